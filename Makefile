@@ -1,0 +1,75 @@
+# Two commands do all the set-up: `make demo` and `make test`. See README.md.
+PYTHON ?= python3
+VENV ?= .venv
+OUT ?= out/demo
+MINUTES ?= 2
+PYTEST_ARGS ?= -n 2
+# PEERS=1 adds the packages that the operator is compared with.
+PEERS ?= 0
+comma := ,
+
+TEST_EXTRAS := test$(if $(filter 1,$(PEERS)),$(comma)peers)
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMPS := $(VENV)/stamps
+NATIVE := $(shell find native -type f)
+CXX_FILES := $(filter %.h %.cc,$(NATIVE))
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format bench docs clean FORCE
+
+help:
+	@echo "make demo   train the pronunciation model for $(MINUTES) minutes, say a word"
+	@echo "make test   run the tests (PEERS=1 adds those that compare with torch)"
+	@echo "make lint   ruff, pyright, clang-format        make format   repair layout"
+	@echo "make bench  measure this machine               make docs     build site/"
+	@echo "make clean  remove everything that these commands made"
+
+demo: $(STAMPS)/demo
+	$(BIN)/python -m ostinato train g2p --minutes $(MINUTES) --out $(OUT)
+	$(BIN)/python -m ostinato pronounce ostinato --model $(OUT)
+
+test: $(STAMPS)/$(TEST_EXTRAS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMPS)/dev,test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(STAMPS)/dev,test
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+bench: $(STAMPS)/test
+	$(BIN)/python -m ostinato bench
+
+docs: $(STAMPS)/docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) build out site
+
+# One stamp per set of extras. An editable install follows edits by itself; what it does not
+# follow is in the prerequisites: metadata, native code, and modules that come and go.
+$(STAMPS)/%: pyproject.toml CMakeLists.txt $(NATIVE) $(STAMPS)/modules
+	$(PIP) install --quiet --editable ".[$*]"
+	@touch $@
+
+$(STAMPS)/modules: $(STAMPS)/venv FORCE
+	@find src -name '*.py' | LC_ALL=C sort > $@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+
+# Debian keeps ensurepip in a package of its own; then pip fills the environment.
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "ostinato needs Python 3.11 or newer; try make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -c 'import ensurepip' 2>/dev/null && $(PYTHON) -m venv $(VENV) || \
+	  { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	    $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+FORCE:

@@ -1,0 +1,112 @@
+#include "cpu/features.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tests/check.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using ostinato::cpu::CgroupCpuLimit;
+using ostinato::cpu::ClassifyIsa;
+using ostinato::cpu::CpuidWords;
+using ostinato::cpu::ParseCpuMax;
+
+int Level(const CpuidWords& words) { return static_cast<int>(ClassifyIsa(words)); }
+
+int Limit(const std::optional<int32_t>& cpus) { return cpus ? *cpus : -1; }
+
+// Registers as a server processor with every level reports them under Linux.
+constexpr CpuidWords kFull{0x7ef8320b, 0xf1bf97a9, 0x00000020, 0x2e7};
+
+void ClassifyTakesTheHighestLevel() {
+  CHECK_EQ(Level(kFull), 3);
+  CpuidWords words = kFull;
+  words.leaf7_1_eax = 0;
+  CHECK_EQ(Level(words), 2);
+  words.leaf7_ebx = 0x219c97a9;  // a desktop part: AVX2, no AVX-512
+  CHECK_EQ(Level(words), 1);
+  CHECK_EQ(Level(CpuidWords{}), 0);
+}
+
+void ClassifyNeedsEveryBit() {
+  for (const int bit : {12, 27, 28}) {  // FMA, OSXSAVE, AVX
+    CpuidWords words = kFull;
+    words.leaf1_ecx &= ~(uint32_t{1} << bit);
+    CHECK_EQ(Level(words), 0);
+  }
+  for (const int bit : {16, 17, 30, 31}) {  // AVX-512 F, DQ, BW, VL
+    CpuidWords words = kFull;
+    words.leaf7_ebx &= ~(uint32_t{1} << bit);
+    CHECK_EQ(Level(words), 1);
+  }
+  CpuidWords words = kFull;
+  words.leaf7_ebx &= ~(uint32_t{1} << 5);  // AVX2
+  CHECK_EQ(Level(words), 0);
+}
+
+// A processor may have instructions whose registers the operating system loses.
+void ClassifyAsksTheOperatingSystem() {
+  CpuidWords words = kFull;
+  words.xcr0 = 0x7;  // x87, XMM, YMM
+  CHECK_EQ(Level(words), 1);
+  words.xcr0 = 0x67;  // half of the ZMM registers missing
+  CHECK_EQ(Level(words), 1);
+  words.xcr0 = 0x3;
+  CHECK_EQ(Level(words), 0);
+}
+
+void CpuMaxIsRoundedDownToWholeCpus() {
+  CHECK_EQ(Limit(ParseCpuMax("200000 100000")), 2);
+  CHECK_EQ(Limit(ParseCpuMax("250000 100000")), 2);
+  CHECK_EQ(Limit(ParseCpuMax("50000 100000")), 1);
+  CHECK_EQ(Limit(ParseCpuMax("max 100000")), -1);
+  CHECK_EQ(Limit(ParseCpuMax("")), -1);
+  CHECK_EQ(Limit(ParseCpuMax("200000")), -1);
+  CHECK_EQ(Limit(ParseCpuMax("200000 0")), -1);
+  CHECK_EQ(Limit(ParseCpuMax("-1 100000")), -1);
+  CHECK_EQ(Limit(ParseCpuMax("9223372036854775807 1")), 1 << 20);
+}
+
+void Write(const fs::path& folder, const std::string& text) {
+  fs::create_directories(folder);
+  std::ofstream(folder / "cpu.max") << text << "\n";
+}
+
+void CgroupLimitIsTheLeastOnTheWayUp(const fs::path& mount) {
+  const std::string root = mount.string();
+  CHECK_EQ(Limit(CgroupCpuLimit("0::/a/b\n", root)), -1);  // no file at all
+  Write(mount / "a" / "b", "800000 100000");
+  CHECK_EQ(Limit(CgroupCpuLimit("0::/a/b\n", root)), 8);
+  Write(mount / "a", "300000 100000");
+  CHECK_EQ(Limit(CgroupCpuLimit("0::/a/b\n", root)), 3);
+  CHECK_EQ(Limit(CgroupCpuLimit("0::/\n", root)), -1);
+  Write(mount, "500000 100000");
+  CHECK_EQ(Limit(CgroupCpuLimit("0::/\n", root)), 5);
+  CHECK_EQ(Limit(CgroupCpuLimit("0::/a/b", root)), 3);
+  CHECK_EQ(Limit(CgroupCpuLimit("0::/a/gone/\n", root)), 3);
+  CHECK_EQ(Limit(CgroupCpuLimit("0::/../x\n", root)), 5);
+  CHECK_EQ(Limit(CgroupCpuLimit("3:cpu:/a/b\n0::/a\n", root)), 3);
+  CHECK_EQ(Limit(CgroupCpuLimit("3:cpu:/a/b\n", root)), 5);
+  CHECK_EQ(Limit(CgroupCpuLimit("", root)), 5);
+}
+
+}  // namespace
+
+int main() {
+  ClassifyTakesTheHighestLevel();
+  ClassifyNeedsEveryBit();
+  ClassifyAsksTheOperatingSystem();
+  CpuMaxIsRoundedDownToWholeCpus();
+  std::string name = (fs::temp_directory_path() / "ostinato-XXXXXX").string();
+  if (mkdtemp(name.data()) == nullptr) return 2;
+  CgroupLimitIsTheLeastOnTheWayUp(name);
+  fs::remove_all(name);
+  const int level = static_cast<int>(ostinato::cpu::DetectIsa());
+  CHECK_EQ(level >= 0 && level <= 3, true);
+  CHECK_EQ(ostinato::cpu::UsableCpus() >= 1, true);
+  return ostinato::testing::Summary();
+}

@@ -1,0 +1,42 @@
+"""Recurrent networks that are first-class on JAX.
+
+Write the model for one sequence; ostinato runs it for a batch of sequences of different
+lengths, differentiable any number of times. Start with `RNNSpec`, `init_weights`, `rnn`.
+"""
+
+from ._rnn.api import RNNOutput as RNNOutput
+from ._rnn.api import rnn as rnn
+from ._rnn.api import rnn_step as rnn_step
+from ._rnn.backends import BackendError as BackendError
+from ._rnn.backends import BackendStatus as BackendStatus
+from ._rnn.backends import Explanation as Explanation
+from ._rnn.backends import backends as backends
+from ._rnn.backends import explain as explain
+from ._rnn.cell_passes import GRUCellGrads as GRUCellGrads
+from ._rnn.cell_passes import GRUReserve as GRUReserve
+from ._rnn.cell_passes import LSTMCellGrads as LSTMCellGrads
+from ._rnn.cell_passes import LSTMReserve as LSTMReserve
+from ._rnn.cell_passes import RNNCellGrads as RNNCellGrads
+from ._rnn.cell_passes import RNNCellReserve as RNNCellReserve
+from ._rnn.cell_passes import gru_cell_backward as gru_cell_backward
+from ._rnn.cell_passes import gru_cell_forward as gru_cell_forward
+from ._rnn.cell_passes import gru_cell_inference as gru_cell_inference
+from ._rnn.cell_passes import lstm_cell_backward as lstm_cell_backward
+from ._rnn.cell_passes import lstm_cell_forward as lstm_cell_forward
+from ._rnn.cell_passes import lstm_cell_inference as lstm_cell_inference
+from ._rnn.cell_passes import rnn_cell_backward as rnn_cell_backward
+from ._rnn.cell_passes import rnn_cell_forward as rnn_cell_forward
+from ._rnn.cell_passes import rnn_cell_inference as rnn_cell_inference
+from ._rnn.init import init_weights as init_weights
+from ._rnn.layout import LayerWeights as LayerWeights
+from ._rnn.layout import num_params as num_params
+from ._rnn.layout import pack_weights as pack_weights
+from ._rnn.layout import param_shapes as param_shapes
+from ._rnn.layout import unpack_weights as unpack_weights
+from ._rnn.passes import RNNGrads as RNNGrads
+from ._rnn.passes import RNNReserve as RNNReserve
+from ._rnn.passes import rnn_backward as rnn_backward
+from ._rnn.passes import rnn_forward as rnn_forward
+from ._rnn.spec import RNNSpec as RNNSpec
+
+__version__ = "0.1.0"

@@ -1,0 +1,5 @@
+"""`python -m ostinato`: the same as the command `ostinato`."""
+
+from .cli import main
+
+main()

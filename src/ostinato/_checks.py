@@ -1,0 +1,147 @@
+"""Argument checks: the only place that words shape and dtype errors."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._typing import Array
+
+FLOATS = (jnp.float32, jnp.bfloat16, jnp.float64, jnp.float16)
+"""The dtypes that the operator runs in."""
+
+
+def is_concrete(x: Any) -> bool:
+    """Whether the value of `x` can be read now, on the host."""
+    return not isinstance(x, jax.core.Tracer)
+
+
+def describe(x: Any) -> str:
+    """Name a value the way error messages do: type, and dtype and shape if any."""
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return f"{x.dtype}{list(x.shape)}"
+    text = repr(x)
+    if len(text) > 60:
+        text = text[:57] + "..."
+    return f"{type(x).__name__} {text}"
+
+
+def check_array(name: str, x: Any) -> Array:
+    """`x` as a JAX array; TypeError where it is none and converts to none."""
+    if isinstance(x, (jax.Array, np.ndarray, np.generic)):
+        return jnp.asarray(x)
+    raise TypeError(f"`{name}` must be an array, got {describe(x)}")
+
+
+def check_floating(name: str, x: Any, allowed: Sequence[Any]) -> None:
+    if x.dtype not in [np.dtype(d) for d in allowed]:
+        names = ", ".join(str(np.dtype(d)) for d in allowed)
+        raise TypeError(f"`{name}` must have one of the dtypes {names}, got {x.dtype}")
+
+
+def check_rank(name: str, x: Any, *axes: str) -> None:
+    if x.ndim != len(axes):
+        raise ValueError(
+            f"`{name}` must have shape [{', '.join(axes)}], got {list(x.shape)}"
+        )
+
+
+def check_same_dtype(**arrays: Any) -> None:
+    """TypeError unless all arrays (None is passed over) have the first one's dtype."""
+    present = [(k, v) for k, v in arrays.items() if v is not None]
+    first_name, first = present[0]
+    for name, x in present[1:]:
+        if x.dtype != first.dtype:
+            raise TypeError(
+                f"`{name}` must have the dtype of `{first_name}`, {first.dtype}, "
+                f"got {x.dtype}; convert one of them with .astype"
+            )
+
+
+def check_shape(name: str, x: Any, **dims: Any) -> None:
+    want = tuple(dims.values())
+    if tuple(x.shape) != want:
+        labels = ", ".join(dims)
+        raise ValueError(
+            f"`{name}` must have shape ({labels}) = {want}, got {tuple(x.shape)}"
+        )
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        names = ", ".join(repr(c) for c in choices)
+        raise ValueError(f"`{name}` must be one of {names}, got {value!r}")
+
+
+def check_size(name: str, value: Any, least: int = 1) -> int:
+    """`value` as an int of at least `least`; bools and floats are no sizes."""
+    try:
+        size = operator.index(value)
+    except TypeError:
+        size = None
+    if size is None or isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"`{name}` must be an integer, got {describe(value)}")
+    if size < least:
+        raise ValueError(f"`{name}` must be at least {least}, got {size}")
+    return size
+
+
+def check_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"`{name}` must be True or False, got {describe(value)}")
+    return bool(value)
+
+
+def check_real(name: str, value: Any) -> float:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(
+        value, (int, float, np.integer, np.floating)
+    ):
+        raise TypeError(f"`{name}` must be a number, got {describe(value)}")
+    return float(value)
+
+
+def check_seq_lengths(seq_lengths: Any, batch: Any, steps: Any, scalar: bool) -> Array:
+    """Lengths as int32 in 0..steps: checked if concrete, clamped if traced.
+
+    Args:
+        seq_lengths: integers, shape `[batch]`, or `[]` for one sequence.
+        batch: number of rows.
+        steps: T, the largest length allowed.
+        scalar: whether one sequence without a batch axis is meant.
+    """
+    name = "seq_lengths"
+    if not hasattr(seq_lengths, "dtype"):
+        seq_lengths = np.asarray(seq_lengths)
+        if seq_lengths.size == 0:  # numpy calls an empty list float64
+            seq_lengths = seq_lengths.astype(np.int32)
+    if not jnp.issubdtype(seq_lengths.dtype, jnp.integer):
+        raise TypeError(f"`{name}` must hold integers, got {describe(seq_lengths)}")
+    check_shape(name, seq_lengths, **({} if scalar else {"B": batch}))
+    if not is_concrete(seq_lengths):
+        # Clamped before the conversion, so that no wide value can wrap around.
+        return jnp.clip(seq_lengths, 0, steps).astype(jnp.int32)
+    values = np.asarray(seq_lengths)
+    wrong = np.flatnonzero((values < 0) | (values > steps))
+    if wrong.size:
+        row, got = int(wrong[0]), int(values.reshape(-1)[wrong[0]])
+        where = "" if scalar else f" in row {row}"
+        raise ValueError(f"`{name}` must lie in 0..T = 0..{steps}, got {got}{where}")
+    return jnp.asarray(values.astype(np.int32))
+
+
+def check_key(key: Any) -> Array:
+    """One PRNG key, of the new typed kind or the old uint32 kind."""
+    if isinstance(key, (jax.Array, np.ndarray)):
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
+            return key
+        # The old kind's size depends on the implementation: 2 or 4 words.
+        if key.dtype == jnp.uint32 and key.shape in ((2,), (4,)):
+            return jnp.asarray(key)
+    raise TypeError(
+        f"`key` must be one PRNG key as jax.random.key(seed) makes, got {describe(key)}"
+    )

@@ -1,0 +1,32 @@
+"""The one place that touches a private JAX name."""
+
+from __future__ import annotations
+
+import warnings
+
+from jax.extend.core import Primitive
+
+try:
+    from jax._src.dispatch import prim_requires_devices_during_lowering as _with_devices
+except ImportError:
+    _with_devices = None
+
+
+def lower_with_devices(primitive: Primitive) -> bool:
+    """Tell JAX that this primitive's lowering needs to know the mesh.
+
+    `custom_partitioning` inside a lowering needs that. JAX 0.10 and 0.11 offer it under
+    a private name only. Returns whether it could be done; where not, sharded calls run
+    replicated, and a warning says so.
+    """
+    if _with_devices is None:
+        warnings.warn(
+            f"this JAX has no way to partition {primitive.name} over devices: sharded "
+            "calls will run replicated; use jax.shard_map, or a JAX that ostinato "
+            "supports",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    _with_devices.add(primitive)
+    return True

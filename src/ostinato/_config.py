@@ -1,0 +1,44 @@
+"""Settings from the environment; no other module reads an ``OSTINATO_*`` variable."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CPU_ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
+"""Levels of the x86 instruction set that kernels are written for, lowest first."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the environment asks for.
+
+    Attributes:
+        disable_native: leave the native library alone (``OSTINATO_DISABLE_NATIVE``).
+        cpu_isa: use no instructions above this level (``OSTINATO_CPU_ISA``).
+    """
+
+    disable_native: bool
+    cpu_isa: str
+
+
+def read(environ: Mapping[str, str] = os.environ) -> Config:
+    """Read the settings as they are now; an empty variable counts as unset.
+
+    Raises:
+        ValueError: a variable holds none of its allowed values.
+    """
+    disable = _choice(environ, "OSTINATO_DISABLE_NATIVE", ("0", "1"), default="0")
+    isa = _choice(environ, "OSTINATO_CPU_ISA", CPU_ISAS, default=CPU_ISAS[-1])
+    return Config(disable_native=disable == "1", cpu_isa=isa)
+
+
+def _choice(
+    environ: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str
+) -> str:
+    value = environ.get(name) or default
+    if value not in allowed:
+        raise ValueError(
+            f"environment variable {name} must be one of {', '.join(allowed)}; "
+            f"got {value!r}"
+        )
+    return value

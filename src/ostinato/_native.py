@@ -1,0 +1,116 @@
+"""Finds the native library and registers its FFI targets with XLA.
+
+A library that cannot be used is an ordinary state, not an error: ``status()`` holds
+either the library or the reason, and the XLA backend runs without it.
+"""
+
+import ctypes
+import functools
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from . import _config
+
+_LIBRARY_NAME = "libostinato_cpu.so"
+_NOTE_NAME = "not_built.txt"  # CMake's reason for leaving the library out
+_ABI_VERSION = 1  # kAbiVersion in native/include/ostinato/abi.h
+_CPU_TARGETS = ("ostinato_cpu_features",)
+
+
+class NativeStatus(NamedTuple):
+    """The native library, or why there is none: one of the two is None."""
+
+    library: ctypes.CDLL | None
+    reason: str | None
+
+
+class CpuFeatures(NamedTuple):
+    """What kernels may use: a level of ``_config.CPU_ISAS`` and a number of CPUs."""
+
+    isa: str
+    cpus: int
+
+
+@functools.cache
+def status() -> NativeStatus:
+    """Load the library on the first call; return the same answer ever after.
+
+    Starts JAX's backends.
+
+    Raises:
+        ValueError: an ``OSTINATO_*`` variable holds none of its allowed values.
+    """
+    if _config.read().disable_native:
+        return _without("disabled by the environment variable OSTINATO_DISABLE_NATIVE")
+    # An editable install spreads the package over two folders.
+    assert __package__ is not None
+    package = sys.modules[__package__].__path__
+    return load(Path(folder) / "_lib" for folder in package)
+
+
+def load(folders: Iterable[Path]) -> NativeStatus:
+    """Open the library in the first folder that has it and register its targets."""
+    folders = tuple(folders)
+    for folder in folders:
+        if (folder / _LIBRARY_NAME).is_file():
+            return _open(folder / _LIBRARY_NAME)
+    for folder in folders:
+        if (folder / _NOTE_NAME).is_file():
+            note = (folder / _NOTE_NAME).read_text(encoding="utf-8").strip()
+            return _without(f"not built when ostinato was installed: {note}")
+    searched = ", ".join(str(folder) for folder in folders)
+    return _without(f"no {_LIBRARY_NAME} in {searched}; `pip install` builds it")
+
+
+@functools.cache
+def cpu_features() -> CpuFeatures:
+    """Ask the native library about this machine, through XLA.
+
+    Safe at any time, also while JAX traces.
+
+    Raises:
+        RuntimeError: there is no native library; the message says why.
+    """
+    library, reason = status()
+    if library is None:
+        raise RuntimeError(f"cpu_features() needs the native library: {reason}")
+    result = jax.ShapeDtypeStruct((3,), "int32")
+    call = jax.jit(jax.ffi.ffi_call("ostinato_cpu_features", result))
+    with jax.ensure_compile_time_eval(), jax.default_device(jax.devices("cpu")[0]):
+        _, level, cpus = call().tolist()
+    cap = _config.CPU_ISAS.index(_config.read().cpu_isa)
+    return CpuFeatures(_config.CPU_ISAS[min(level, cap)], cpus)
+
+
+def _without(reason: str) -> NativeStatus:
+    return NativeStatus(None, reason)
+
+
+def _open(path: Path) -> NativeStatus:
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        return _without(f"cannot be opened: {error}")
+    # Before anything else is touched: another version may have other targets.
+    if not hasattr(library, "ostinato_abi_version"):
+        return _without(f"{path} is not a library of ostinato")
+    version = library.ostinato_abi_version()
+    if version != _ABI_VERSION:
+        return _without(
+            f"{path} has ABI version {version}, want {_ABI_VERSION}; "
+            "reinstall ostinato to rebuild it"
+        )
+    try:
+        # A target that XLA refuses before its CPU backend is up keeps that backend from
+        # starting at all; afterwards, the refusal comes from the registration.
+        jax.devices("cpu")
+        for name in _CPU_TARGETS:
+            handler = jax.ffi.pycapsule(getattr(library, name))
+            jax.ffi.register_ffi_target(name, handler, platform="cpu")
+    except RuntimeError as error:
+        return _without(f"refused by jax {jax.__version__}: {error}")
+    return NativeStatus(library, None)

@@ -1,0 +1,370 @@
+"""`rnn` and `rnn_step`: the front door. Arguments are checked here and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+
+from .. import _checks
+from .._typing import Array, ArrayLike, Backend, Padding, State
+from . import backends, layout, primitive
+from .call import Operands, Outputs, RNNCall
+from .spec import RNNSpec
+
+
+class RNNOutput(NamedTuple):
+    """`y`, the last layer's outputs, and `state`, `h` or for an LSTM `(h, c)`."""
+
+    y: Array
+    state: State
+
+
+def rnn(
+    spec: RNNSpec,
+    weights: Array,
+    x: Array,
+    initial_state: State | None = None,
+    *,
+    seq_lengths: ArrayLike | None = None,
+    resets: Array | None = None,
+    key: Array | None = None,
+    padding: Padding = "zero",
+    time_major: bool = False,
+    recompute: bool = False,
+    backend: Backend | None = None,
+    precision: Any = None,
+) -> RNNOutput:
+    """Run a stacked recurrent network over a batch of sequences.
+
+    Sizes: T steps, B rows, I = input_size, H = hidden_size, L layers, D directions,
+    S = proj_size or H.
+
+    Args:
+        spec: what kind of network; static under `jax.jit`.
+        weights: flat vector `[num_params]`, see `unpack_weights`.
+        x: `[B, T, I]`, `[T, B, I]` if `time_major`, or one sequence `[T, I]`: then no
+            argument and no result has a batch axis.
+        initial_state: `h [L*D, B, S]`, for an LSTM `(h, c [L*D, B, H])`, in the order
+            fwd0, rev0, fwd1, ...; None means zeros.
+        seq_lengths: integers `[B]`, each in 0..T, any order; a scalar for one sequence.
+            Reverse directions start at each row's own end. A row of length 0 returns
+            its initial state. What stands in the padding, NaN included, reaches no
+            output and no gradient. None: every row has T steps.
+        resets: bool `[B, T]` (`[T, B]`, `[T]`): True makes every layer's state 0 before
+            that step, and no gradient crosses. Unidirectional specs only.
+        key: a PRNG key for the dropout between layers; None means evaluation. The mask
+            after layer l is `bernoulli(fold_in(key, l), 1 - p, [B, T, D*S])`, whatever
+            the backend, layout and lengths.
+        padding: what `y` holds past a row's end. `"zero"`: zeros. `"hold"`: the row's
+            last valid output, for a row of length 0 the last layer's h_0. `"drop"`:
+            zeros, and the final state of a row that ended before T is 0 too.
+        time_major: whether time is the first axis of `x`, `resets` and `y`.
+        recompute: do not store gates for the backward pass but compute them there again
+            as time-parallel products. Less memory, the same gradients up to rounding.
+        backend: `"xla"`, `"cpu"` or `"cuda"`; None takes the fastest that can run this.
+        precision: of the matrix products, as `jax.lax.Precision`; None takes
+            `jax_default_matmul_precision`.
+
+    Returns:
+        `RNNOutput(y, state)`: `y` laid out as `x` with D*S features, `state` shaped as
+        `initial_state`, both in the dtype of `x`: float32, float64, bfloat16 or float16
+        (16-bit products are summed, and the cell kept, in float32).
+
+    Raises:
+        TypeError: an argument of the wrong type or dtype, or dtypes that differ.
+        ValueError: a wrong shape, rank, length or choice; `resets` with directions.
+        ostinato.BackendError: `backend` cannot run this; the message says why.
+
+    Holds under `jit`, `vmap` (over data, weights, keys), `grad`, `jvp`, any mix and any
+    order of them, `scan`, `checkpoint`, `shard_map`, and `jit` over sharded batches.
+
+    References:
+        See `ostinato._rnn.pointwise` for equations and papers. Layout of the weights:
+        cuDNN. Padding policies: cuDNN (zero), Keras (hold), Caffe2 (hold and drop).
+    """
+    call, operands, single = prepare(
+        spec,
+        weights,
+        x,
+        initial_state,
+        seq_lengths=seq_lengths,
+        resets=resets,
+        key=key,
+        padding=padding,
+        time_major=time_major,
+        recompute=recompute,
+        backend=backend,
+        precision=precision,
+    )
+    outputs, _ = primitive.run(call, operands)
+    return finish(call, operands, outputs, padding, single)
+
+
+def rnn_step(
+    spec: RNNSpec,
+    weights: Array,
+    x_t: Array,
+    state: State | None = None,
+    *,
+    backend: Backend | None = None,
+    precision: Any = None,
+) -> RNNOutput:
+    """Run one step, for streaming: `rnn` over T steps is T of these.
+
+    Args:
+        spec: what kind of network; unidirectional.
+        weights: flat vector `[num_params]`.
+        x_t: one input step, `[B, I]`, or `[I]` for one sequence.
+        state: `h [L, B, S]`, for an LSTM `(h, c [L, B, H])`; without the batch axis for
+            one sequence; None means zeros.
+        backend: as in `rnn`.
+        precision: as in `rnn`.
+
+    Returns:
+        `RNNOutput(y, state)` with `y` `[B, S]`, or `[S]`.
+
+    Raises:
+        ValueError: the spec is bidirectional, or a shape is wrong.
+        TypeError, ostinato.BackendError: as in `rnn`.
+
+    Holds under the same transformations as `rnn`.
+    """
+    if not isinstance(spec, RNNSpec):
+        raise TypeError(f"`spec` must be an RNNSpec, got {_checks.describe(spec)}")
+    if spec.bidirectional:
+        raise ValueError(
+            "`spec` must be unidirectional for `rnn_step`, got bidirectional=True; a "
+            "reverse direction needs the whole sequence, use `rnn`"
+        )
+    x_t = _checks.check_array("x_t", x_t)
+    if x_t.ndim not in (1, 2):
+        raise ValueError(
+            f"`x_t` must have shape [B, I] or [I], got rank {x_t.ndim}: "
+            f"{_checks.describe(x_t)}"
+        )
+    single = x_t.ndim == 1
+    y, state = rnn(
+        spec,
+        weights,
+        x_t[None],
+        state,
+        time_major=not single,
+        backend=backend,
+        precision=precision,
+    )
+    return RNNOutput(y[0], state)
+
+
+# ------------------------------------------------- the way in, shared with passes.py
+
+
+def prepare(
+    spec: RNNSpec,
+    weights: Array,
+    x: Array,
+    initial_state: State | None = None,
+    *,
+    seq_lengths: ArrayLike | None = None,
+    resets: Array | None = None,
+    key: Array | None = None,
+    padding: Padding = "zero",
+    time_major: bool = False,
+    recompute: bool = False,
+    backend: Backend | None = None,
+    precision: Any = None,
+) -> tuple[RNNCall, Operands, bool]:
+    """Check everything; returns the call, its operands, and whether x had no batch."""
+    if not isinstance(spec, RNNSpec):
+        raise TypeError(f"`spec` must be an RNNSpec, got {_checks.describe(spec)}")
+    _checks.check_choice("padding", padding, get_args(Padding))
+    time_major = _checks.check_bool("time_major", time_major)
+    recompute = _checks.check_bool("recompute", recompute)
+    weights = _checks.check_array("weights", weights)
+    x = _checks.check_array("x", x)
+    _checks.check_floating("x", x, _checks.FLOATS)
+    _checks.check_same_dtype(x=x, weights=weights)
+    layout.check_weights(weights, spec)
+    backends.check(backend, spec, x.dtype)
+
+    single = x.ndim == 2
+    if x.ndim not in (2, 3):
+        order = "[T, B, I]" if time_major else "[B, T, I]"
+        raise ValueError(
+            f"`x` must have shape {order}, or [T, I] for one sequence, got "
+            f"{_checks.describe(x)}"
+        )
+    if single and time_major:
+        # One sequence has but one layout; steps first needs no copy to get a batch.
+        x = x[:, None]
+    elif single:
+        x = x[None]
+    if x.shape[2] != spec.input_size:
+        raise ValueError(
+            f"`x` must have input_size={spec.input_size} features in its last axis, "
+            f"got {x.shape[2]}"
+        )
+    call = RNNCall(
+        spec,
+        time_major,
+        recompute=recompute,
+        precision=_precision(precision),
+    )
+    steps, batch = x.shape[call.time_axis], x.shape[1 - call.time_axis]
+    h_0, c_0 = _initial_state(spec, initial_state, x, batch, single)
+    if seq_lengths is not None:
+        seq_lengths = _checks.check_seq_lengths(seq_lengths, batch, steps, single)
+        seq_lengths = seq_lengths.reshape(1) if single else seq_lengths
+    if resets is not None:
+        resets = _resets(spec, resets, x, single, time_major)
+    keep = ()
+    if key is not None:
+        key = _checks.check_key(key)
+        keep = _dropout_masks(call, key, batch, steps)
+    return call, Operands(weights, x, h_0, c_0, seq_lengths, resets, keep), single
+
+
+def _precision(precision: Any) -> Any:
+    """Resolved here: what is in force at the call also holds for later derivatives."""
+    if precision is None:
+        precision = jax.config.jax_default_matmul_precision
+    if isinstance(precision, str):
+        return precision
+    try:
+        hash(precision)
+        # Any value that a product takes will do; an abstract product asks JAX itself.
+        jax.eval_shape(lambda a: jnp.dot(a, a, precision=precision), jnp.ones((1,)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`precision` must be None or a jax.lax.Precision, got {precision!r}"
+        ) from error
+    return precision
+
+
+def _initial_state(
+    spec: RNNSpec, state: Any, x: Array, batch: Any, single: bool
+) -> tuple[Array, Array | None]:
+    pseudo_layers = spec.num_layers * spec.num_directions
+    lstm = spec.mode == "lstm"
+    if state is None:
+        h = jnp.zeros((pseudo_layers, batch, spec.output_size), x.dtype)
+        c = jnp.zeros((pseudo_layers, batch, spec.hidden_size), x.dtype)
+        return h, c if lstm else None
+    if lstm and not (isinstance(state, (tuple, list)) and len(state) == 2):
+        raise TypeError(
+            f"`initial_state` must be (h, c) for mode 'lstm', got {_kind(state)}"
+        )
+    if not lstm and isinstance(state, (tuple, list)):
+        raise TypeError(
+            f"`initial_state` must be one array h for mode {spec.mode!r}, got "
+            f"{_kind(state)}"
+        )
+    h, c = state if lstm else (state, None)
+    name = "initial_state[0]" if lstm else "initial_state"
+    h = _state(name, h, x, pseudo_layers, batch, spec.output_size, single)
+    if lstm:
+        name = "initial_state[1]"
+        c = _state(name, c, x, pseudo_layers, batch, spec.hidden_size, single)
+    return h, c
+
+
+def _kind(state: Any) -> str:
+    if isinstance(state, (tuple, list)):
+        return f"a {type(state).__name__} of {len(state)}"
+    return _checks.describe(state)
+
+
+def _state(
+    name: str, a: Any, x: Array, layers: int, batch: Any, size: int, single: bool
+) -> Array:
+    a = _checks.check_array(name, a)
+    _checks.check_same_dtype(x=x, **{name: a})
+    if single:
+        _checks.check_shape(name, a, **{"L*D": layers, "H": size})
+        return a[:, None]
+    _checks.check_shape(name, a, **{"L*D": layers, "B": batch, "H": size})
+    return a
+
+
+def _resets(
+    spec: RNNSpec, resets: Any, x: Array, single: bool, time_major: bool
+) -> Array:
+    if spec.bidirectional:
+        raise ValueError(
+            "`resets` needs a unidirectional spec, got bidirectional=True: a reverse "
+            "direction would carry later episodes into earlier ones"
+        )
+    resets = _checks.check_array("resets", resets)
+    if resets.dtype != jnp.bool_:
+        raise TypeError(f"`resets` must be bool, got {_checks.describe(resets)}")
+    if single:
+        _checks.check_shape("resets", resets, T=x.shape[0 if time_major else 1])
+        return resets.reshape(x.shape[:2])
+    names = ("T", "B") if time_major else ("B", "T")
+    _checks.check_shape("resets", resets, **dict(zip(names, x.shape, strict=False)))
+    return resets
+
+
+def _dropout_masks(
+    call: RNNCall, key: Array, batch: Any, steps: Any
+) -> tuple[Array, ...]:
+    """True where an output of layer l is kept, drawn over the logical `[B, T, F]`."""
+    spec = call.spec
+    if spec.dropout == 0 or spec.num_layers == 1:
+        return ()
+    shape = (batch, steps, spec.num_directions * spec.output_size)
+    masks = [
+        jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - spec.dropout, shape)
+        for layer in range(spec.num_layers - 1)
+    ]
+    if call.time_major:
+        masks = [jnp.swapaxes(mask, 0, 1) for mask in masks]
+    return tuple(masks)
+
+
+# ----------------------------------------------------------------------- the way out
+
+
+def finish(
+    call: RNNCall, operands: Operands, outputs: Outputs, padding: Padding, single: bool
+) -> RNNOutput:
+    """Apply the padding policy and take an added batch axis away again."""
+    outputs = _pad(call, operands, outputs, padding)
+    y, h, c = outputs
+    if single:
+        y, h = jnp.squeeze(y, 1 - call.time_axis), h[:, 0]
+        c = None if c is None else c[:, 0]
+    return RNNOutput(y, h if c is None else (h, c))
+
+
+def _pad(
+    call: RNNCall, operands: Operands, outputs: Outputs, padding: Padding
+) -> Outputs:
+    """From the primitive's zeros past the end to the policy asked for; linear."""
+    lengths = operands.seq_lengths
+    if lengths is None or padding == "zero":
+        return outputs
+    steps, batch = call.sizes(operands)
+    if padding == "drop":
+        full = (lengths == steps)[None, :, None]
+        zero = jnp.zeros((), outputs.y.dtype)
+        return outputs._replace(
+            h_n=jnp.where(full, outputs.h_n, zero),
+            c_n=None if outputs.c_n is None else jnp.where(full, outputs.c_n, zero),
+        )
+    time_axis, batch_axis = call.time_axis, 1 - call.time_axis
+    # Row b's last output, and for an empty row the state that the last layer began in.
+    last = jnp.expand_dims(jnp.maximum(lengths - 1, 0), (time_axis, 2))
+    held = jnp.take_along_axis(outputs.y, last, axis=time_axis, mode="clip")
+    directions = call.spec.num_directions
+    initial = jnp.concatenate(list(operands.h_0[-directions:]), axis=-1)
+    empty = jnp.expand_dims(lengths == 0, (time_axis, 2))
+    held = jnp.where(empty, jnp.expand_dims(initial, time_axis), held)
+    shape = tuple(
+        steps if axis == time_axis else batch if axis == batch_axis else 1
+        for axis in range(3)
+    )
+    time = jax.lax.broadcasted_iota(jnp.int32, shape, time_axis)
+    past = time >= jnp.expand_dims(lengths, (time_axis, 2))
+    return outputs._replace(y=jnp.where(past, held, outputs.y))

@@ -1,0 +1,91 @@
+"""Which backends this machine has, and which one a call takes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, get_args
+
+import jax
+import numpy as np
+
+from .. import _checks
+from .._typing import Backend
+from . import cpu, cuda
+from .spec import RNNSpec
+
+
+class BackendError(RuntimeError):
+    """The backend that was asked for cannot run the call; the message says why."""
+
+
+class BackendStatus(NamedTuple):
+    """Whether a backend can be used here, and what it is or why it cannot."""
+
+    available: bool
+    detail: str
+
+    def __bool__(self) -> bool:
+        return self.available
+
+
+class Explanation(NamedTuple):
+    """Which backend a call takes and why; `rejected` says why each faster one cannot."""
+
+    backend: str
+    why: str
+    rejected: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{self.backend}: {self.why}"]
+        lines += [f"not {name}: {reason}" for name, reason in self.rejected.items()]
+        return "\n".join(lines)
+
+
+_NATIVE = {"cuda": cuda, "cpu": cpu}  # fastest first; xla runs everything else
+
+
+def backends() -> dict[str, BackendStatus]:
+    """Every backend with its status on this machine.
+
+    Returns:
+        `{"xla": ..., "cpu": ..., "cuda": ...}`; a status is true where the backend can
+        be used, and its `detail` says what it is, or why it cannot be.
+    """
+    devices = ", ".join(sorted({d.platform for d in jax.devices()}))
+    found = {"xla": BackendStatus(True, f"lax.scan through XLA on {devices}")}
+    for name in ("cpu", "cuda"):
+        found[name] = BackendStatus(*_NATIVE[name].status())
+    return found
+
+
+def explain(spec: RNNSpec, x: Any) -> Explanation:
+    """Say which backend `rnn(spec, weights, x)` would take, and why.
+
+    Args:
+        spec: the network.
+        x: the input, or anything with its `dtype`.
+    """
+    rejected = {}
+    for name in _NATIVE:
+        reason = _why_not(name, spec, np.dtype(x.dtype))
+        if reason is None:
+            return Explanation(name, "the fastest backend that runs this", rejected)
+        rejected[name] = reason
+    return Explanation("xla", "it runs every spec on every platform", rejected)
+
+
+def check(backend: Any, spec: RNNSpec, dtype: Any) -> None:
+    """Raise unless `backend` (None, or a name) can run the spec in this dtype."""
+    if backend is None:
+        return
+    _checks.check_choice("backend", backend, get_args(Backend))
+    reason = _why_not(backend, spec, dtype)
+    if reason is not None:
+        raise BackendError(
+            f"backend {backend!r} cannot run this: {reason}; use backend=None or 'xla'"
+        )
+
+
+def _why_not(name: str, spec: RNNSpec, dtype: Any) -> str | None:
+    if name == "xla":
+        return None
+    return _NATIVE[name].supports(spec, dtype)

@@ -1,0 +1,336 @@
+"""One step of each cell as three functions: inference, forward with saved values, back.
+
+Shapes throughout: `x [B, I]`, states `[B, H]`, `w_ih [G*H, I]`, `w_hh [G*H, H]`, biases
+`[G*H]`, rows by gate: LSTM `i f g o`, GRU `r z n`. All arrays share one dtype. All
+functions are pure and hold under every JAX transformation. Equations and papers:
+`pointwise.py`. For whole sequences use `rnn_forward` and `rnn_backward`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from .. import _checks
+from .._typing import Array
+from . import pointwise
+from .call import accumulation_dtype
+from .spec import RNNSpec
+
+_LSTM = RNNSpec("lstm", 1, 1)  # pointwise.lstm reads the cell clip alone: there is none
+
+
+class GRUReserve(NamedTuple):
+    """Gates `r z n` and `uh = w_hn @ h + b_hn`, each `[B, H]`, and the inputs."""
+
+    r: Array
+    z: Array
+    n: Array
+    uh: Array
+    x: Array
+    h: Array
+
+
+class LSTMReserve(NamedTuple):
+    """Gates `i f g o` and the new cell state, each `[B, H]`, and the inputs."""
+
+    i: Array
+    f: Array
+    g: Array
+    o: Array
+    c_next: Array
+    x: Array
+    h: Array
+    c: Array
+
+
+class RNNCellReserve(NamedTuple):
+    """The new state `[B, H]` and the inputs."""
+
+    h_next: Array
+    x: Array
+    h: Array
+
+
+class GRUCellGrads(NamedTuple):
+    """Gradients, each shaped as what it is the gradient of."""
+
+    x: Array
+    h: Array
+    w_ih: Array
+    w_hh: Array
+    b_ih: Array
+    b_hh: Array
+
+
+class LSTMCellGrads(NamedTuple):
+    """Gradients, each shaped as what it is the gradient of."""
+
+    x: Array
+    h: Array
+    c: Array
+    w_ih: Array
+    w_hh: Array
+    b_ih: Array
+    b_hh: Array
+
+
+class RNNCellGrads(NamedTuple):
+    """Gradients, each shaped as what it is the gradient of."""
+
+    x: Array
+    h: Array
+    w_ih: Array
+    w_hh: Array
+    b_ih: Array
+    b_hh: Array
+
+
+# ------------------------------------------------------------------------------- GRU
+
+
+def gru_cell_inference(
+    x: Array, h: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
+) -> Array:
+    """One GRU step, `r` applied after the recurrent product: `h_next [B, H]`.
+
+    Args:
+        x: input, `[B, I]`.
+        h: state before the step, `[B, H]`.
+        w_ih: `[3H, I]`.
+        w_hh: `[3H, H]`.
+        b_ih: `[3H]`.
+        b_hh: `[3H]`.
+
+    Raises:
+        TypeError: the dtypes differ or are not floating.
+        ValueError: shapes disagree.
+    """
+    return gru_cell_forward(x, h, w_ih, w_hh, b_ih, b_hh)[0]
+
+
+def gru_cell_forward(
+    x: Array, h: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
+) -> tuple[Array, GRUReserve]:
+    """`gru_cell_inference` that also returns what the backward pass needs."""
+    _check(3, x, w_ih, w_hh, b_ih, b_hh, h=h)
+    gx, gh = _affine(x, w_ih, b_ih), _affine(h, w_hh, b_hh)
+    gates, h_next = pointwise.gru_after(gx, gh, _wide(h))
+    r, z, n, uh = _narrow(x, *jnp.split(gates, 4, axis=-1))
+    return h_next.astype(x.dtype), GRUReserve(r, z, n, uh, x, h)
+
+
+def gru_cell_backward(
+    dh_next: Array, reserve: GRUReserve, w_ih: Array, w_hh: Array
+) -> GRUCellGrads:
+    """Pull the cotangent of `h_next`, `[B, H]`, back to all inputs of the step."""
+    x, h = reserve.x, reserve.h
+    _check_cotangents(h, dh_next=dh_next)
+    gates = jnp.concatenate([_wide(a) for a in reserve[:4]], axis=-1)
+    dgx, du, dh = pointwise.gru_after_backward(gates, _wide(h), _wide(dh_next))
+    dgh = jnp.concatenate([dgx[:, : 2 * h.shape[1]], du], axis=-1)
+    return GRUCellGrads(*_gradients(x, h, w_ih, w_hh, dgx, dgh, dh))
+
+
+# ------------------------------------------------------------------------------ LSTM
+
+
+def lstm_cell_inference(
+    x: Array, h: Array, c: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
+) -> tuple[Array, Array]:
+    """One LSTM step: `(h_next, c_next)`, each `[B, H]`.
+
+    Args:
+        x: input, `[B, I]`.
+        h: hidden state before the step, `[B, H]`.
+        c: cell state before the step, `[B, H]`.
+        w_ih: `[4H, I]`.
+        w_hh: `[4H, H]`.
+        b_ih: `[4H]`.
+        b_hh: `[4H]`.
+
+    Raises:
+        TypeError: the dtypes differ or are not floating.
+        ValueError: shapes disagree.
+    """
+    return lstm_cell_forward(x, h, c, w_ih, w_hh, b_ih, b_hh)[0]
+
+
+def lstm_cell_forward(
+    x: Array, h: Array, c: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
+) -> tuple[tuple[Array, Array], LSTMReserve]:
+    """`lstm_cell_inference` that also returns what the backward pass needs."""
+    _check(4, x, w_ih, w_hh, b_ih, b_hh, h=h, c=c)
+    pre = _affine(x, w_ih, b_ih) + _affine(h, w_hh, b_hh)
+    gates, c_next, h_next = pointwise.lstm(pre, _wide(c), _LSTM)
+    c_next, h_next = _narrow(x, c_next, h_next)
+    i, f, g, o = _narrow(x, *jnp.split(gates, 4, axis=-1))
+    return (h_next, c_next), LSTMReserve(i, f, g, o, c_next, x, h, c)
+
+
+def lstm_cell_backward(
+    dh_next: Array, dc_next: Array, reserve: LSTMReserve, w_ih: Array, w_hh: Array
+) -> LSTMCellGrads:
+    """Pull cotangents of `h_next` and `c_next`, `[B, H]`, back to all inputs."""
+    x, h, c = reserve.x, reserve.h, reserve.c
+    _check_cotangents(h, dh_next=dh_next, dc_next=dc_next)
+    gates = jnp.concatenate([_wide(a) for a in reserve[:4]], axis=-1)
+    dpre, dc = pointwise.lstm_backward(
+        gates,
+        _wide(c),
+        _wide(reserve.c_next),
+        _wide(dh_next),
+        _wide(dc_next),
+        _LSTM,
+    )
+    dx, dh, *dweights = _gradients(x, h, w_ih, w_hh, dpre, dpre, None)
+    return LSTMCellGrads(dx, dh, dc.astype(x.dtype), *dweights)
+
+
+# ------------------------------------------------------------------------- plain RNN
+
+
+def rnn_cell_inference(
+    x: Array,
+    h: Array,
+    w_ih: Array,
+    w_hh: Array,
+    b_ih: Array,
+    b_hh: Array,
+    activation: str = "tanh",
+) -> Array:
+    """One plain RNN step: `h_next = act(w_ih x + b_ih + w_hh h + b_hh)`, `[B, H]`.
+
+    Args:
+        x: input, `[B, I]`.
+        h: state before the step, `[B, H]`.
+        w_ih: `[H, I]`.
+        w_hh: `[H, H]`.
+        b_ih: `[H]`.
+        b_hh: `[H]`.
+        activation: `"tanh"` or `"relu"`.
+
+    Raises:
+        TypeError: the dtypes differ or are not floating.
+        ValueError: shapes disagree, or an unknown activation.
+    """
+    return rnn_cell_forward(x, h, w_ih, w_hh, b_ih, b_hh, activation)[0]
+
+
+def rnn_cell_forward(
+    x: Array,
+    h: Array,
+    w_ih: Array,
+    w_hh: Array,
+    b_ih: Array,
+    b_hh: Array,
+    activation: str = "tanh",
+) -> tuple[Array, RNNCellReserve]:
+    """`rnn_cell_inference` that also returns what the backward pass needs."""
+    spec = _plain(activation)
+    _check(1, x, w_ih, w_hh, b_ih, b_hh, h=h)
+    h_next = pointwise.rnn(_affine(x, w_ih, b_ih) + _affine(h, w_hh, b_hh), spec)
+    h_next = h_next.astype(x.dtype)
+    return h_next, RNNCellReserve(h_next, x, h)
+
+
+def rnn_cell_backward(
+    dh_next: Array,
+    reserve: RNNCellReserve,
+    w_ih: Array,
+    w_hh: Array,
+    activation: str = "tanh",
+) -> RNNCellGrads:
+    """Pull the cotangent of `h_next`, `[B, H]`, back to all inputs of the step."""
+    spec = _plain(activation)
+    _check_cotangents(reserve.h, dh_next=dh_next)
+    slope = pointwise.rnn_slope(_wide(reserve.h_next), spec)
+    dpre = _wide(dh_next) * slope
+    return RNNCellGrads(*_gradients(reserve.x, reserve.h, w_ih, w_hh, dpre, dpre, None))
+
+
+# ---------------------------------------------------------------------------- shared
+
+
+def _plain(activation: str) -> RNNSpec:
+    _checks.check_choice("activation", activation, ("tanh", "relu"))
+    return RNNSpec(f"rnn_{activation}", 1, 1)  # type: ignore[arg-type]
+
+
+def _check(
+    gates: int,
+    x: Array,
+    w_ih: Array,
+    w_hh: Array,
+    b_ih: Array,
+    b_hh: Array,
+    **states: Array,
+) -> None:
+    arrays: dict[str, Any] = dict(x=x, w_ih=w_ih, w_hh=w_hh, b_ih=b_ih, b_hh=b_hh)
+    for name, a in {**arrays, **states}.items():
+        _checks.check_array(name, a)
+    _checks.check_floating("x", x, _checks.FLOATS)
+    _checks.check_same_dtype(**arrays, **states)
+    _checks.check_rank("x", x, "B", "I")
+    _checks.check_rank("h", states["h"], "B", "H")
+    (batch, inputs), hidden = x.shape, states["h"].shape[1]
+    rows = gates * hidden
+    for name, a in states.items():
+        _checks.check_shape(name, a, B=batch, H=hidden)
+    _checks.check_shape("w_ih", w_ih, **{f"{gates}H": rows, "I": inputs})
+    _checks.check_shape("w_hh", w_hh, **{f"{gates}H": rows, "H": hidden})
+    _checks.check_shape("b_ih", b_ih, **{f"{gates}H": rows})
+    _checks.check_shape("b_hh", b_hh, **{f"{gates}H": rows})
+
+
+def _check_cotangents(h: Array, **cotangents: Array) -> None:
+    for name, a in cotangents.items():
+        _checks.check_array(name, a)
+        _checks.check_shape(name, a, B=h.shape[0], H=h.shape[1])
+    _checks.check_same_dtype(reserve=h, **cotangents)
+
+
+def _wide(a: Array) -> Array:
+    return a.astype(accumulation_dtype(a.dtype))
+
+
+def _narrow(like: Array, *arrays: Array) -> list[Array]:
+    return [a.astype(like.dtype) for a in arrays]
+
+
+def _product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
+    return lax.dot_general(
+        a,
+        b,
+        (((a_axis,), (b_axis,)), ((), ())),
+        preferred_element_type=accumulation_dtype(b.dtype),
+    )
+
+
+def _affine(a: Array, w: Array, b: Array) -> Array:
+    return _product(a, w, 1, 1) + _wide(b)[None]
+
+
+def _gradients(
+    x: Array,
+    h: Array,
+    w_ih: Array,
+    w_hh: Array,
+    dgx: Array,
+    dgh: Array,
+    dh: Array | None,
+) -> list[Array]:
+    """`dx, dh, dw_ih, dw_hh, db_ih, db_hh` from the products' cotangents."""
+    gx, gh = _narrow(x, dgx, dgh)
+    through = _product(gh, w_hh, 1, 0)
+    return _narrow(
+        x,
+        _product(gx, w_ih, 1, 0),
+        through if dh is None else dh + through,
+        _product(gx, x, 0, 0),
+        _product(gh, h, 0, 0),
+        jnp.sum(dgx, axis=0),
+        jnp.sum(dgh, axis=0),
+    )

@@ -1,0 +1,103 @@
+"""Weight initialisers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from .. import _checks
+from .._typing import Array
+from .call import accumulation_dtype
+from .layout import GATES, LayerWeights, pack_weights, param_shapes
+from .spec import RNNSpec
+
+Scheme = Literal["uniform", "glorot_orthogonal"]
+
+
+def init_weights(
+    key: Array,
+    spec: RNNSpec,
+    dtype: Any = jnp.float32,
+    scheme: Scheme = "uniform",
+    forget_bias: float | None = None,
+) -> Array:
+    """Draw a flat weight vector for `spec`.
+
+    Args:
+        key: a PRNG key.
+        spec: the network.
+        dtype: a floating dtype.
+        scheme: `"uniform"` draws everything from U(-k, k), k = hidden_size ** -0.5
+            (PyTorch, `jax.experimental.rnn`). `"glorot_orthogonal"` draws each gate's
+            block of `w_ih` from Glorot's uniform law, makes each gate's block of
+            `w_hh`, and `w_hr`, orthogonal, and sets biases to 0.
+        forget_bias: LSTM only; the forget gates' bias, `b_ih + b_hh`, becomes this.
+
+    Returns:
+        `[num_params]`, in the order that `unpack_weights` reads.
+
+    Raises:
+        TypeError: `key` is no PRNG key, or `dtype` is not floating.
+        ValueError: an unknown scheme, or `forget_bias` for a spec without one.
+
+    References:
+        Glorot and Bengio (2010); Saxe et al. (2014), arXiv:1312.6120; for the forget
+        bias Jozefowicz et al. (2015).
+    """
+    key = _checks.check_key(key)
+    _checks.check_choice("scheme", scheme, get_args(Scheme))
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"`dtype` must be a floating dtype, got {dtype}")
+    if forget_bias is not None and (spec.mode != "lstm" or spec.bias == "none"):
+        raise ValueError(
+            "`forget_bias` needs mode 'lstm' with a bias, got "
+            f"mode={spec.mode!r}, bias={spec.bias!r}"
+        )
+    shapes = param_shapes(spec)
+    keys = jax.random.split(key, (len(shapes), len(LayerWeights._fields)))
+    layers = []
+    for layer_keys, layer_shapes in zip(keys, shapes, strict=True):
+        drawn = {
+            name: None if shape is None else _draw(scheme, name, k, shape, spec, dtype)
+            for k, name, shape in zip(
+                layer_keys, LayerWeights._fields, layer_shapes, strict=True
+            )
+        }
+        layers.append(LayerWeights(**drawn))
+    if forget_bias is not None:
+        layers = [_set_forget_bias(layer, spec, forget_bias) for layer in layers]
+    return pack_weights(layers, spec)
+
+
+def _draw(
+    scheme: Scheme, name: str, key: Array, shape: tuple, spec: RNNSpec, dtype: Any
+) -> Array:
+    if scheme == "uniform":
+        bound = spec.hidden_size**-0.5
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+    if name in ("b_ih", "b_hh"):
+        return jnp.zeros(shape, dtype)
+    if name == "w_ih":
+        draw = jax.nn.initializers.glorot_uniform(in_axis=-1, out_axis=-2)
+    else:
+        draw = jax.nn.initializers.orthogonal()
+    blocks = 1 if name == "w_hr" else len(GATES[spec.mode])
+    rows = shape[0] // blocks
+    # The QR factorisation behind `orthogonal` knows no 16-bit floats.
+    wide = accumulation_dtype(dtype)
+    block_keys = jax.random.split(key, blocks)
+    parts = [draw(k, (rows, shape[1]), wide) for k in block_keys]
+    return jnp.concatenate(parts).astype(dtype)
+
+
+def _set_forget_bias(layer: LayerWeights, spec: RNNSpec, value: float) -> LayerWeights:
+    start = GATES["lstm"].index("f") * spec.hidden_size
+    rows = slice(start, start + spec.hidden_size)
+    if layer.b_ih is None:
+        return layer._replace(b_hh=layer.b_hh.at[rows].set(value))
+    layer = layer._replace(b_ih=layer.b_ih.at[rows].set(value))
+    if layer.b_hh is not None:
+        layer = layer._replace(b_hh=layer.b_hh.at[rows].set(0.0))
+    return layer

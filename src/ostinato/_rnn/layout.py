@@ -1,0 +1,176 @@
+"""Gate order, weight shapes and the flat vector: written once, here.
+
+The flat vector has cuDNN's order. For every pseudo-layer (fwd0, rev0, fwd1, ...) come
+`w_ih, w_hh (, w_hr)`; then for every pseudo-layer the biases that the spec keeps. Each
+matrix is stored row by row, its rows grouped by gate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from .. import _checks
+from .._typing import Array
+from .spec import RNNSpec
+
+GATES = {
+    "rnn_relu": ("h",),
+    "rnn_tanh": ("h",),
+    "lstm": ("i", "f", "g", "o"),
+    "gru": ("r", "z", "n"),
+}
+"""Row blocks of `w_ih`, `w_hh` and the biases, first to last."""
+
+
+class LayerWeights(NamedTuple):
+    """Weights of one direction of one layer; None for what the spec leaves out.
+
+    Shapes, with G gates, H units, P = proj_size and S = P or H: `w_ih [G*H, I]` in
+    layer 0 and `[G*H, D*S]` above it, `w_hh [G*H, S]`, `b_ih [G*H]`, `b_hh [G*H]`,
+    `w_hr [P, H]`.
+    """
+
+    w_ih: Any
+    w_hh: Any
+    b_ih: Any
+    b_hh: Any
+    w_hr: Any
+
+
+_MATRICES = ("w_ih", "w_hh", "w_hr")
+_BIASES = ("b_ih", "b_hh")
+
+
+def param_shapes(spec: RNNSpec) -> list[LayerWeights]:
+    """Shapes of every pseudo-layer's weights, in the order fwd0, rev0, fwd1, ..."""
+    rows = len(GATES[spec.mode]) * spec.hidden_size
+    out = spec.output_size
+    bias = (rows,)
+    shapes = []
+    for layer in range(spec.num_layers):
+        inputs = spec.input_size if layer == 0 else spec.num_directions * out
+        skip = layer == 0 and spec.input_mode == "skip"
+        weights = LayerWeights(
+            w_ih=None if skip else (rows, inputs),
+            w_hh=(rows, out),
+            b_ih=bias if spec.bias in ("double", "input") else None,
+            b_hh=bias if spec.bias in ("double", "recurrent") else None,
+            w_hr=(spec.proj_size, spec.hidden_size) if spec.proj_size else None,
+        )
+        shapes += [weights] * spec.num_directions
+    return shapes
+
+
+def num_params(spec: RNNSpec) -> int:
+    """Length of the flat weight vector of `spec`."""
+    return sum(math.prod(shape) for _, _, shape in _segments(spec))
+
+
+def _segments(spec: RNNSpec) -> list[tuple[int, str, tuple[int, ...]]]:
+    """`(pseudo-layer, field, shape)` of every tensor, in flat order."""
+    shapes = param_shapes(spec)
+    return [
+        (p, name, getattr(layer, name))
+        for names in (_MATRICES, _BIASES)
+        for p, layer in enumerate(shapes)
+        for name in names
+        if getattr(layer, name) is not None
+    ]
+
+
+def check_weights(weights: Any, spec: RNNSpec, name: str = "weights") -> None:
+    """ValueError unless `weights` is the flat vector of `spec`."""
+    want = num_params(spec)
+    if tuple(weights.shape) != (want,):
+        fields = ", ".join(
+            f"{f}={getattr(spec, f)!r}"
+            for f in (
+                "mode",
+                "input_size",
+                "hidden_size",
+                "num_layers",
+                "bidirectional",
+                "proj_size",
+                "bias",
+                "input_mode",
+            )
+        )
+        raise ValueError(
+            f"`{name}` must have shape [{want}], which follows from {fields}; "
+            f"got {list(weights.shape)}"
+        )
+
+
+def unpack_weights(weights: Array, spec: RNNSpec) -> list[LayerWeights]:
+    """Split the flat vector into one `LayerWeights` per pseudo-layer.
+
+    Args:
+        weights: `[num_params]`, any dtype.
+        spec: the network.
+
+    Returns:
+        `num_layers * num_directions` items in the order fwd0, rev0, fwd1, ...; each
+        field an array shaped as `param_shapes` says, or None.
+
+    Raises:
+        ValueError: the vector has another length; the message says which is wanted.
+
+    Holds under every JAX transformation.
+    """
+    check_weights(weights, spec)
+    fields: list[dict[str, Array]] = [{} for _ in param_shapes(spec)]
+    offset = 0
+    for p, name, shape in _segments(spec):
+        size = math.prod(shape)
+        fields[p][name] = weights[offset : offset + size].reshape(shape)
+        offset += size
+    return [LayerWeights(**{**_NOTHING, **f}) for f in fields]
+
+
+_NOTHING = dict.fromkeys(LayerWeights._fields)
+
+
+def pack_weights(layers: Sequence[LayerWeights], spec: RNNSpec) -> Array:
+    """Join per-layer weights into the flat vector; the inverse of `unpack_weights`.
+
+    Args:
+        layers: one `LayerWeights` per pseudo-layer, shaped as `param_shapes` says.
+        spec: the network.
+
+    Returns:
+        `[num_params]` in the dtype of the tensors.
+
+    Raises:
+        TypeError: the tensors' dtypes differ.
+        ValueError: a tensor is missing, is there against the spec, or is misshaped.
+
+    Holds under every JAX transformation.
+    """
+    shapes = param_shapes(spec)
+    if len(layers) != len(shapes):
+        raise ValueError(
+            f"`layers` must have num_layers * num_directions = {len(shapes)} items, "
+            f"got {len(layers)}"
+        )
+    named = {}
+    for p, (layer, want) in enumerate(zip(layers, shapes, strict=True)):
+        for name in LayerWeights._fields:
+            value, shape = getattr(layer, name), getattr(want, name)
+            label = f"layers[{p}].{name}"
+            if (value is None) != (shape is None):
+                wanted = "None" if shape is None else f"an array of shape {shape}"
+                got = "None" if value is None else _checks.describe(value)
+                raise ValueError(f"`{label}` must be {wanted} for {spec}, got {got}")
+            if value is None:
+                continue
+            if tuple(value.shape) != shape:
+                raise ValueError(
+                    f"`{label}` must have shape {shape}, got {tuple(value.shape)}"
+                )
+            named[p, name] = jnp.asarray(value)
+    _checks.check_same_dtype(**{f"layers[{p}].{n}": v for (p, n), v in named.items()})
+    return jnp.concatenate([named[p, n].reshape(-1) for p, n, _ in _segments(spec)])

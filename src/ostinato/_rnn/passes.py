@@ -1,0 +1,170 @@
+"""Explicit passes, for those who write their own gradients.
+
+`rnn_forward` returns what `rnn_backward` needs; the cell trios do the same for one
+step. Everything is pure, and JAX can differentiate it once more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools as ft
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .. import _checks
+from .._typing import Array, State
+from . import layout, primitive
+from .api import RNNOutput, finish, prepare
+from .call import Operands, Outputs, Residuals, RNNCall
+from .spec import RNNSpec
+
+
+@ft.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["operands", "residuals"],
+    meta_fields=["call", "padding", "single"],
+)
+@dataclasses.dataclass(frozen=True)
+class RNNReserve:
+    """What `rnn_backward` needs of the forward pass; a pytree, opaque to users."""
+
+    operands: Operands
+    residuals: Residuals
+    call: RNNCall
+    padding: str
+    single: bool
+
+
+class RNNGrads(NamedTuple):
+    """Gradients, each shaped as what it is the gradient of."""
+
+    x: Array
+    weights: Array
+    initial_state: State
+
+
+def rnn_forward(
+    spec: RNNSpec,
+    weights: Array,
+    x: Array,
+    initial_state: State | None = None,
+    *,
+    padding: str = "zero",
+    **options: Any,
+) -> tuple[RNNOutput, RNNReserve]:
+    """Run `rnn` and keep what its backward pass needs.
+
+    Args:
+        spec: as in `rnn`.
+        weights: as in `rnn`.
+        x: as in `rnn`.
+        initial_state: as in `rnn`.
+        padding: as in `rnn`.
+        **options: the other keywords of `rnn`. With `recompute=True` the reserve holds
+            no gates.
+
+    Returns:
+        What `rnn` returns, and the reserve for `rnn_backward`.
+
+    Raises:
+        TypeError, ValueError, ostinato.BackendError: as in `rnn`.
+
+    Holds under the same transformations as `rnn`; gradients reach the reserve too.
+    """
+    call, operands, single = prepare(
+        spec, weights, x, initial_state, padding=padding, **options
+    )
+    call = dataclasses.replace(call, save=True)
+    outputs, saved = primitive.run(call, operands)
+    assert saved is not None
+    residuals = Residuals(outputs.y, saved)
+    reserve = RNNReserve(operands, residuals, call, padding, single)
+    return finish(call, operands, outputs, padding, single), reserve
+
+
+def rnn_backward(
+    spec: RNNSpec,
+    weights: Array,
+    reserve: RNNReserve,
+    dy: Array | None,
+    dstate: State | None = None,
+) -> RNNGrads:
+    """Pull cotangents of the outputs back to input, weights and initial state.
+
+    Args:
+        spec: the spec that the forward pass ran.
+        weights: the weights that the forward pass ran, `[num_params]`.
+        reserve: what `rnn_forward` returned.
+        dy: cotangent of `y`, in its shape and dtype; None means zeros.
+        dstate: cotangent of `state`: an array, or `(dh, dc)` for an LSTM; None: zeros.
+
+    Returns:
+        `RNNGrads(x, weights, initial_state)`; the last is given even where the forward
+        pass began from None.
+
+    Raises:
+        TypeError: an argument of the wrong type or dtype.
+        ValueError: a wrong shape, or a spec that is not the reserve's.
+
+    Holds under the same transformations as `rnn`.
+    """
+    if not isinstance(reserve, RNNReserve):
+        raise TypeError(
+            "`reserve` must be what rnn_forward returned, got "
+            f"{_checks.describe(reserve)}"
+        )
+    if spec != reserve.call.spec:
+        raise ValueError(
+            f"`spec` must be the reserve's, {reserve.call.spec}, got {spec}"
+        )
+    weights = _checks.check_array("weights", weights)
+    layout.check_weights(weights, spec)
+    _checks.check_same_dtype(**{"reserve": reserve.operands.x, "weights": weights})
+    call, single = reserve.call, reserve.single
+    operands = reserve.operands._replace(weights=weights)
+
+    # The cotangents go back through the padding policy, then through the operator.
+    def from_outputs(outputs: Outputs, h_0: Array) -> RNNOutput:
+        at = operands._replace(h_0=h_0)
+        return finish(call, at, outputs, reserve.padding, single)
+
+    shapes, _ = call.output_shapes(operands)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    out, pull = jax.vjp(from_outputs, zeros, jnp.zeros_like(operands.h_0))
+    bar, dh_held = pull(_cotangents(out, dy, dstate))
+    grads = primitive.run_backward(call, operands, reserve.residuals, bar)
+
+    dh, dc, dx = grads.h_0 + dh_held, grads.c_0, grads.x
+    if single:
+        dx, dh = jnp.squeeze(dx, 1 - call.time_axis), dh[:, 0]
+        dc = None if dc is None else dc[:, 0]
+    return RNNGrads(dx, grads.weights, dh if dc is None else (dh, dc))
+
+
+def _cotangents(out: RNNOutput, dy: Any, dstate: Any) -> RNNOutput:
+    """`dy` and `dstate`, checked against what they are cotangents of."""
+    dy = _cotangent("dy", dy, out.y)
+    if not isinstance(out.state, tuple):
+        return RNNOutput(dy, _cotangent("dstate", dstate, out.state))
+    if dstate is None:
+        dstate = (None, None)
+    if not (isinstance(dstate, (tuple, list)) and len(dstate) == 2):
+        raise TypeError(
+            f"`dstate` must be (dh, dc) for mode 'lstm', got {_checks.describe(dstate)}"
+        )
+    names = ("dstate[0]", "dstate[1]")
+    pairs = zip(names, dstate, out.state, strict=True)
+    return RNNOutput(dy, tuple(_cotangent(*pair) for pair in pairs))
+
+
+def _cotangent(name: str, value: Any, like: Array) -> Array:
+    if value is None:
+        return jnp.zeros_like(like)
+    value = _checks.check_array(name, value)
+    if value.shape != like.shape:
+        raise ValueError(f"`{name}` must have shape {like.shape}, got {value.shape}")
+    if value.dtype != like.dtype:
+        raise TypeError(f"`{name}` must have dtype {like.dtype}, got {value.dtype}")
+    return value

@@ -1,0 +1,186 @@
+"""The equations between the matrix products: forward, tangent, backward of one step.
+
+Every function works on arrays with the units last, of any leading shape, in one dtype.
+`gx` and `gh` are the input and the recurrent product with their biases added. Backward
+functions return cotangents of pre-activations; a product's cotangent is theirs too.
+
+References:
+    LSTM: Hochreiter and Schmidhuber (1997) with the forget gate of Gers et al. (2000),
+    projection of Sak et al. (2014), arXiv:1402.1128. GRU: Cho et al. (2014),
+    arXiv:1406.1078; `reset_after` as in cuDNN.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from .._typing import Array
+from .spec import RNNSpec
+
+
+def _split(a: Array, blocks: int) -> list[Array]:
+    return jnp.split(a, blocks, axis=-1)
+
+
+def _join(*blocks: Array) -> Array:
+    return jnp.concatenate(blocks, axis=-1)
+
+
+def _d_sigmoid(s: Array) -> Array:
+    return s * (1 - s)
+
+
+def _d_tanh(t: Array) -> Array:
+    return 1 - t * t
+
+
+# ------------------------------------------------------------------------ plain RNN
+
+
+def rnn(pre: Array, spec: RNNSpec) -> Array:
+    """`h = act(pre)`."""
+    return jax.nn.relu(pre) if spec.mode == "rnn_relu" else jnp.tanh(pre)
+
+
+def rnn_slope(h: Array, spec: RNNSpec) -> Array:
+    """`dh / dpre`, which follows from `h`; serves tangent and backward alike."""
+    return (h > 0).astype(h.dtype) if spec.mode == "rnn_relu" else _d_tanh(h)
+
+
+# ----------------------------------------------------------------------------- LSTM
+
+
+def lstm(pre: Array, c_prev: Array, spec: RNNSpec) -> tuple[Array, Array, Array]:
+    """`c = clip(f c_prev + i g)`, `u = o tanh(c)`; returns `(gates, c, u)`."""
+    i, f, g, o = _split(pre, 4)
+    i, f, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jax.nn.sigmoid(o)
+    g = jnp.tanh(g)
+    c = _clip(f * c_prev + i * g, spec)
+    return _join(i, f, g, o), c, o * jnp.tanh(c)
+
+
+def _clip(c: Array, spec: RNNSpec) -> Array:
+    if spec.cell_clip is None:
+        return c
+    clipped = jnp.clip(c, -spec.cell_clip, spec.cell_clip)
+    if spec.clip_nan:
+        return jnp.where(jnp.isnan(c), spec.cell_clip, clipped)
+    return clipped
+
+
+def _unclipped(dc: Array, c: Array, spec: RNNSpec) -> Array:
+    """A (co)tangent of `c` as one of the value before clipping, or back."""
+    if spec.cell_clip is None:
+        return dc
+    return jnp.where(jnp.abs(c) < spec.cell_clip, dc, 0)
+
+
+def lstm_output(gates: Array, c: Array) -> Array:
+    """`u = o tanh(c)` from what the forward pass saved."""
+    return _split(gates, 4)[3] * jnp.tanh(c)
+
+
+def lstm_tangent(
+    gates: Array, c_prev: Array, c: Array, dpre: Array, dc_prev: Array, spec: RNNSpec
+) -> tuple[Array, Array]:
+    """Tangents `(dc, du)`."""
+    i, f, g, o = _split(gates, 4)
+    di, df, dg, do = _split(dpre, 4)
+    dc = f * dc_prev + _d_sigmoid(f) * df * c_prev
+    dc = dc + _d_sigmoid(i) * di * g + i * _d_tanh(g) * dg
+    dc = _unclipped(dc, c, spec)
+    tanh_c = jnp.tanh(c)
+    return dc, _d_sigmoid(o) * do * tanh_c + o * _d_tanh(tanh_c) * dc
+
+
+def lstm_backward(
+    gates: Array, c_prev: Array, c: Array, du: Array, dc: Array, spec: RNNSpec
+) -> tuple[Array, Array]:
+    """Cotangents `(dpre, dc_prev)`."""
+    i, f, g, o = _split(gates, 4)
+    tanh_c = jnp.tanh(c)
+    dc = _unclipped(dc + du * o * _d_tanh(tanh_c), c, spec)
+    dpre = _join(
+        dc * g * _d_sigmoid(i),
+        dc * c_prev * _d_sigmoid(f),
+        dc * i * _d_tanh(g),
+        du * tanh_c * _d_sigmoid(o),
+    )
+    return dpre, dc * f
+
+
+# ------------------------------------------------------------------------------ GRU
+
+
+def gru_after(gx: Array, gh: Array, h_prev: Array) -> tuple[Array, Array]:
+    """Reset after the product: `n = tanh(gx_n + r gh_n)`; returns `(gates, h)`."""
+    (rx, zx, nx), (rh, zh, u) = _split(gx, 3), _split(gh, 3)
+    r, z = jax.nn.sigmoid(rx + rh), jax.nn.sigmoid(zx + zh)
+    n = jnp.tanh(nx + r * u)
+    return _join(r, z, n, u), n + z * (h_prev - n)
+
+
+def gru_after_tangent(
+    gates: Array, h_prev: Array, dgx: Array, dgh: Array, dh_prev: Array
+) -> Array:
+    """Tangent `dh`."""
+    r, z, n, u = _split(gates, 4)
+    (drx, dzx, dnx), (drh, dzh, du) = _split(dgx, 3), _split(dgh, 3)
+    dr, dz = _d_sigmoid(r) * (drx + drh), _d_sigmoid(z) * (dzx + dzh)
+    dn = _d_tanh(n) * (dnx + dr * u + r * du)
+    return (1 - z) * dn + dz * (h_prev - n) + z * dh_prev
+
+
+def gru_after_backward(
+    gates: Array, h_prev: Array, dh: Array
+) -> tuple[Array, Array, Array]:
+    """Cotangents `(dgx, du, dh_prev)`; `dgh` is `dgx` with `du` as its last block.
+
+    `dh_prev` is the direct path alone, without the one through the product.
+    """
+    r, z, n, u = _split(gates, 4)
+    dn = dh * (1 - z) * _d_tanh(n)
+    dz = dh * (h_prev - n) * _d_sigmoid(z)
+    return _join(dn * u * _d_sigmoid(r), dz, dn), dn * r, dh * z
+
+
+def gru_before_gates(gx: Array, gh: Array) -> tuple[Array, Array]:
+    """Reset before the product, first half: `(r, z)` from their two blocks."""
+    r, z = _split(jax.nn.sigmoid(gx + gh), 2)
+    return r, z
+
+
+def gru_before(z: Array, n_pre: Array, h_prev: Array) -> tuple[Array, Array]:
+    """Second half, once `gh_n = w_hn @ (r h_prev)` is known: `(n, h)`."""
+    n = jnp.tanh(n_pre)
+    return n, n + z * (h_prev - n)
+
+
+def gru_before_tangent(
+    gates: Array, h_prev: Array, dz: Array, dn_pre: Array, dh_prev: Array
+) -> Array:
+    """Tangent `dh`; `dz` is of the gate itself, `dn_pre` of its pre-activation."""
+    _, z, n = _split(gates, 3)
+    return (1 - z) * _d_tanh(n) * dn_pre + dz * (h_prev - n) + z * dh_prev
+
+
+def gru_before_rz_tangent(gates: Array, drz_pre: Array) -> tuple[Array, Array]:
+    """Tangents `(dr, dz)` of the gates themselves."""
+    r, z, _ = _split(gates, 3)
+    dr, dz = _split(drz_pre, 2)
+    return _d_sigmoid(r) * dr, _d_sigmoid(z) * dz
+
+
+def gru_before_backward(gates: Array, h_prev: Array, dh: Array) -> tuple[Array, Array]:
+    """Cotangents `(dz_pre, dn_pre)`."""
+    _, z, n = _split(gates, 3)
+    return dh * (h_prev - n) * _d_sigmoid(z), dh * (1 - z) * _d_tanh(n)
+
+
+def gru_before_reset_backward(
+    gates: Array, h_prev: Array, dh: Array, drh: Array
+) -> tuple[Array, Array]:
+    """`(dr_pre, dh_prev)`, given `drh`, the cotangent of `r h_prev`."""
+    r, z, _ = _split(gates, 3)
+    return drh * h_prev * _d_sigmoid(r), dh * z + drh * r

@@ -1,0 +1,377 @@
+"""The three primitives and every rule of theirs: shapes, lowering, vmap, gradients.
+
+`rnn_p` runs the network. Its JVP rule binds `rnn_p` in the form that saves, and
+`rnn_tangent_p`, which is linear in the tangents; transposing that binds `rnn_bwd_p`.
+So `grad` sees two fused operators, and forward mode one fused and one XLA loop. What
+is differentiated once more falls back to JAX's own rules on the XLA form.
+
+Arrays travel as the leaves of the named tuples in `call.py`; the static parameters are
+the `RNNCall`, the tree that puts the leaves together again, and `groups`: None, or for
+every leaf whether it has a leading group axis. Groups are runs with weights of their
+own, which is what vmap over weights makes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools as ft
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from .. import _compat
+from .._typing import Array
+from . import sharding, xla
+from .call import Differentiable, Operands, Outputs, Residuals, RNNCall, Saved
+
+Groups = tuple[bool, ...] | None
+
+
+# ------------------------------------------------------------- binding, named tuples
+
+
+def run(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
+    """Bind `rnn_p`."""
+    leaves, tree = jax.tree.flatten((operands,))
+    out = rnn_p.bind(*leaves, call=call, tree=tree, groups=None)
+    return _unflatten_run(call, operands, out)
+
+
+def run_backward(
+    call: RNNCall, operands: Operands, residuals: Residuals, bar: Outputs
+) -> Differentiable:
+    """Bind `rnn_bwd_p` for the gradients of everything that has one."""
+    wrt = Differentiable(True, True, True, operands.c_0 is not None)
+    leaves, tree = jax.tree.flatten((operands, residuals, bar))
+    out = rnn_bwd_p.bind(*leaves, call=call, tree=tree, groups=None, wrt=wrt)
+    return _place(wrt, out)
+
+
+def _place(wrt: Differentiable, values: Any) -> Differentiable:
+    """The values, one for each True in `wrt`, back under their names."""
+    values = iter(values)
+    return Differentiable(*(next(values) if asked else None for asked in wrt))
+
+
+def _unflatten_run(
+    call: RNNCall, operands: Operands, leaves: Any
+) -> tuple[Outputs, Saved | None]:
+    tree = jax.tree.structure(call.output_shapes(operands))
+    return jax.tree.unflatten(tree, leaves)
+
+
+# ------------------------------------------------------------------------------ shapes
+
+
+def _ungrouped(avals: Any, groups: Groups) -> list[jax.ShapeDtypeStruct]:
+    flags = groups or (False,) * len(avals)
+    return [
+        jax.ShapeDtypeStruct(a.shape[1:] if g else a.shape, a.dtype)
+        for a, g in zip(avals, flags, strict=True)
+    ]
+
+
+def _num_groups(args: Any, groups: tuple[bool, ...]) -> Any:
+    return next(a.shape[0] for a, g in zip(args, groups, strict=True) if g)
+
+
+def _abstract_eval(shapes: Callable, *avals: Any, tree: Any, groups: Groups) -> list:
+    """`shapes(*trees)` without groups, with the group axis put in front again."""
+    trees = jax.tree.unflatten(tree, _ungrouped(avals, groups))
+    lead = () if groups is None else (_num_groups(avals, groups),)
+    vma = sharding.varying_axes(avals)
+    return [
+        sharding.shaped_array((*lead, *out.shape), out.dtype, vma)
+        for out in jax.tree.leaves(shapes(*trees))
+    ]
+
+
+def _rnn_abstract_eval(*avals: Any, call: RNNCall, tree: Any, groups: Groups) -> list:
+    return _abstract_eval(call.output_shapes, *avals, tree=tree, groups=groups)
+
+
+def _rnn_tangent_abstract_eval(
+    *avals: Any, call: RNNCall, tree: Any, groups: Groups
+) -> list:
+    call = dataclasses.replace(call, save=False)
+
+    def shapes(operands: Operands, *_: Any) -> Any:
+        return call.output_shapes(operands)
+
+    return _abstract_eval(shapes, *avals, tree=tree, groups=groups)
+
+
+def _rnn_bwd_abstract_eval(
+    *avals: Any, call: RNNCall, tree: Any, groups: Groups, wrt: Differentiable
+) -> list:
+    def shapes(operands: Operands, *_: Any) -> Any:
+        return call.gradient_shapes(operands, wrt)
+
+    return _abstract_eval(shapes, *avals, tree=tree, groups=groups)
+
+
+# ---------------------------------------------------------------------------- lowering
+
+
+def _flat_form(
+    form: Callable, call: RNNCall, tree: Any, groups: Groups, **params: Any
+) -> Callable:
+    """`form(call, *trees)` as a function from leaves to a list of leaves."""
+
+    def flat(*leaves: Array) -> list[Array]:
+        return jax.tree.leaves(form(call, *jax.tree.unflatten(tree, leaves), **params))
+
+    if groups is None:
+        return flat
+    return jax.vmap(flat, in_axes=tuple(0 if g else None for g in groups))
+
+
+def _lower(
+    form: Callable,
+    *args: Array,
+    call: RNNCall,
+    tree: Any,
+    groups: Groups,
+    **params: Any,
+) -> list[Array]:
+    flat = _flat_form(form, call, tree, groups, **params)
+    layout = sharding.Layout(
+        operands=_axes_of(call, jax.tree.unflatten(tree, args)),
+        results=_result_axes(call, tree, args, groups, **params),
+        groups=groups,
+    )
+    return sharding.partition(flat, layout)(*args)
+
+
+def _axes_of(call: RNNCall, trees: Any) -> list[int]:
+    return jax.tree.leaves(call.batch_axes(trees))
+
+
+def _result_axes(
+    call: RNNCall,
+    tree: Any,
+    args: Any,
+    groups: Groups,
+    wrt: Differentiable | None = None,
+) -> list[int]:
+    """Batch axis of every result, -1 for a weight gradient."""
+    operands, *rest = jax.tree.unflatten(tree, _ungrouped(args, groups))
+    if wrt is not None:
+        return _axes_of(call, (call.gradient_shapes(operands, wrt),))
+    if rest:
+        call = dataclasses.replace(call, save=False)
+    return _axes_of(call, call.output_shapes(operands))
+
+
+# -------------------------------------------------------------------------------- vmap
+
+
+def _batch(
+    primitive: Primitive,
+    args: Any,
+    dims: Any,
+    *,
+    call: RNNCall,
+    tree: Any,
+    groups: Groups,
+    **params: Any,
+) -> tuple[list[Array], list[int]]:
+    """The new axis joins the batch; where weights differ along it, the groups."""
+    bind = ft.partial(primitive.bind, call=call, tree=tree, **params)
+    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
+    args = [
+        a if d is None else jnp.moveaxis(a, d, 0)
+        for a, d in zip(args, dims, strict=True)
+    ]
+    mapped = [d is not None for d in dims]
+    axes = _axes_of(call, jax.tree.unflatten(tree, args))
+    if not _joins_batch(primitive, mapped, axes, params):
+        return _batch_groups(bind, args, mapped, size, groups)
+
+    flags = groups or (False,) * len(args)
+    args = [
+        _join_batch(a, m, size, axis + g) if axis >= 0 else a
+        for a, m, axis, g in zip(args, mapped, axes, flags, strict=True)
+    ]
+    outs = bind(*args, groups=groups)
+    shift = groups is not None
+    out_axes = [
+        axis + shift for axis in _result_axes(call, tree, args, groups, **params)
+    ]
+    outs = [
+        out.reshape(*out.shape[:axis], size, -1, *out.shape[axis + 1 :])
+        if out.shape[axis] != 0
+        else out.reshape(*out.shape[:axis], size, 0, *out.shape[axis + 1 :])
+        for out, axis in zip(outs, out_axes, strict=True)
+    ]
+    return outs, out_axes
+
+
+def _joins_batch(
+    primitive: Primitive, mapped: list[bool], axes: list[int], params: dict
+) -> bool:
+    """Whether weights stay whole, and x comes along so that nothing is repeated."""
+    if any(m and axis < 0 for m, axis in zip(mapped, axes, strict=True)):
+        return False
+    x_mapped = mapped[1]
+    if primitive is rnn_bwd_p:
+        return x_mapped and not params["wrt"].weights
+    return x_mapped and primitive is rnn_p
+
+
+def _join_batch(a: Array, mapped: bool, size: int, axis: int) -> Array:
+    """Merge the mapped axis, in front, into the batch; repeat what is not mapped."""
+    if mapped:
+        a = jnp.moveaxis(a, 0, axis)
+    else:
+        a = jnp.broadcast_to(
+            jnp.expand_dims(a, axis), (*a.shape[:axis], size, *a.shape[axis:])
+        )
+    batch = a.shape[axis + 1]
+    return a.reshape(*a.shape[:axis], size * batch, *a.shape[axis + 2 :])
+
+
+def _batch_groups(
+    bind: Callable, args: list[Array], mapped: list[bool], size: int, groups: Groups
+) -> tuple[list[Array], list[int]]:
+    if groups is None:
+        outs = bind(*args, groups=tuple(mapped))
+        return outs, [0] * len(outs)
+    inner = next(a.shape[m] for a, m, g in zip(args, mapped, groups, strict=True) if g)
+    merged = []
+    for a, m, g in zip(args, mapped, groups, strict=True):
+        if m or g:
+            shape = a.shape[m + g :]
+            if not m:
+                a = a[None]
+            if not g:
+                a = a[:, None]
+            a = jnp.broadcast_to(a, (size, inner, *shape))
+            a = a.reshape(size * inner, *shape)
+        merged.append(a)
+    both = tuple(m or g for m, g in zip(mapped, groups, strict=True))
+    outs = bind(*merged, groups=both)
+    outs = [out.reshape(size, inner, *out.shape[1:]) for out in outs]
+    return outs, [0] * len(outs)
+
+
+# --------------------------------------------------------------------------- gradients
+
+
+def _is_zero(t: Any) -> bool:
+    return type(t) is ad.Zero
+
+
+def _rnn_jvp(
+    primals: Any, tangents: Any, *, call: RNNCall, tree: Any, groups: Groups
+) -> tuple[list[Array], list[Any]]:
+    if call.save:  # what is saved has tangents too
+        return _jvp_of_form(
+            xla.forward, primals, tangents, call=call, tree=tree, groups=groups
+        )
+    saving = dataclasses.replace(call, save=True)
+    out = rnn_p.bind(*primals, call=saving, tree=tree, groups=groups)
+    (operands,) = jax.tree.unflatten(tree, primals)
+    shapes = jax.tree.unflatten(tree, _ungrouped(primals, groups))
+    outputs, saved = _unflatten_run(saving, *shapes, out)
+    residuals = Residuals(outputs.y, saved)
+
+    given = jax.tree.unflatten(tree, tangents)[0][: len(Differentiable._fields)]
+    dot = Differentiable(*(None if t is None or _is_zero(t) else t for t in given))
+    leaves, tangent_tree = jax.tree.flatten((operands, residuals, dot))
+    tangent_groups = None
+    if groups is not None:
+        (flags,) = jax.tree.unflatten(tree, groups)
+        all_of = ft.partial(jax.tree.map, lambda _: True)
+        dot_flags = Differentiable(
+            *(None if t is None else flag for t, flag in zip(dot, flags, strict=False))
+        )
+        tangent_groups = tuple(jax.tree.leaves((flags, all_of(residuals), dot_flags)))
+    dout = rnn_tangent_p.bind(
+        *leaves, call=saving, tree=tangent_tree, groups=tangent_groups
+    )
+    return jax.tree.leaves(outputs), dout
+
+
+def _jvp_of_form(
+    form: Callable, primals: Any, tangents: Any, **params: Any
+) -> tuple[list[Array], list[Array]]:
+    """JAX's own differentiation of the XLA form."""
+    flat = _flat_form(form, **params)
+    moving = [i for i, t in enumerate(tangents) if not _is_zero(t)]
+
+    def of_moving(*values: Array) -> list[Array]:
+        args = list(primals)
+        for i, value in zip(moving, values, strict=True):
+            args[i] = value
+        return flat(*args)
+
+    return jax.jvp(
+        of_moving, [primals[i] for i in moving], [tangents[i] for i in moving]
+    )
+
+
+def _rnn_tangent_transpose(
+    cotangents: Any, *args: Any, call: RNNCall, tree: Any, groups: Groups
+) -> list[Any]:
+    operands, residuals, dot = jax.tree.unflatten(tree, args)
+    wrt = Differentiable(*(t is not None and ad.is_undefined_primal(t) for t in dot))
+    bar = Outputs(*map(ad.instantiate_zeros, cotangents))
+    leaves, bwd_tree = jax.tree.flatten((operands, residuals, bar))
+    bwd_groups = None
+    if groups is not None:
+        flags = jax.tree.unflatten(tree, groups)
+        bar_flags = jax.tree.map(lambda _: True, bar)
+        bwd_groups = tuple(jax.tree.leaves((*flags[:2], bar_flags)))
+    grads = rnn_bwd_p.bind(
+        *leaves, call=call, tree=bwd_tree, groups=bwd_groups, wrt=wrt
+    )
+    if groups is not None:
+        # An operand that all groups share gathers its gradient from all of them.
+        shared = [not f for f, w in zip(flags[0], wrt, strict=False) if w]
+        grads = [
+            jnp.sum(g, axis=0) if s else g for g, s in zip(grads, shared, strict=True)
+        ]
+    placed = _place(wrt, grads)
+    before = len(args) - sum(t is not None for t in dot)
+    return [None] * before + [
+        g for t, g in zip(dot, placed, strict=True) if t is not None
+    ]
+
+
+# ----------------------------------------------------------------------- registration
+
+
+def _primitive(name: str, form: Callable, abstract_eval: Callable) -> Primitive:
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    static = ("call", "tree", "groups", "wrt")
+
+    @ft.partial(jax.jit, static_argnames=static)
+    def apply(*args: Array, **params: Any) -> list[Array]:
+        return primitive.bind(*args, **params)
+
+    primitive.def_impl(apply)
+    primitive.def_abstract_eval(abstract_eval)
+    lowered = ft.partial(_lower, form)
+    mlir.register_lowering(primitive, mlir.lower_fun(lowered, multiple_results=True))
+    _compat.lower_with_devices(primitive)
+    batching.primitive_batchers[primitive] = ft.partial(_batch, primitive)
+    return primitive
+
+
+rnn_p = _primitive("ostinato_rnn", xla.forward, _rnn_abstract_eval)
+ad.primitive_jvps[rnn_p] = _rnn_jvp
+
+rnn_tangent_p = _primitive(
+    "ostinato_rnn_tangent", xla.tangent, _rnn_tangent_abstract_eval
+)
+ad.primitive_jvps[rnn_tangent_p] = ft.partial(_jvp_of_form, xla.tangent)
+ad.primitive_transposes[rnn_tangent_p] = _rnn_tangent_transpose
+
+rnn_bwd_p = _primitive("ostinato_rnn_bwd", xla.backward, _rnn_bwd_abstract_eval)
+ad.primitive_jvps[rnn_bwd_p] = ft.partial(_jvp_of_form, xla.backward)

@@ -1,0 +1,138 @@
+"""Sharding of the primitives: batch and groups are free, the rest is replicated."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.core import ShapedArray
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .._typing import Array
+
+
+class Layout(NamedTuple):
+    """Where arrays hold the batch: axis without groups, -1 for weights.
+
+    `groups` tells which operands have a leading group axis, or None; with groups every
+    result has one.
+    """
+
+    operands: list[int]
+    results: list[int]
+    groups: tuple[bool, ...] | None
+
+
+class _Axes(NamedTuple):
+    group: int | None
+    batch: int | None
+
+
+def _places(axes: Sequence[int], grouped: Sequence[bool]) -> list[_Axes]:
+    return [
+        _Axes(0 if g else None, axis + g if axis >= 0 else None)
+        for axis, g in zip(axes, grouped, strict=True)
+    ]
+
+
+def partition(flat: Callable, layout: Layout) -> Callable:
+    """`flat`, split over devices along batch and groups where its operands are."""
+    has_groups = layout.groups is not None
+    operands = _places(
+        layout.operands, layout.groups or (False,) * len(layout.operands)
+    )
+    results = _places(layout.results, (has_groups,) * len(layout.results))
+
+    def split(mesh: Any, arguments: Any, outputs: Any) -> tuple:
+        batch = _mesh_axes(arguments, [place.batch for place in operands])
+        group = _mesh_axes(arguments, [place.group for place in operands])
+
+        def local(*args: Array) -> list[Array]:
+            outs = flat(*args)
+            if batch is None:
+                return outs
+            # A weight gradient gathers from every device that holds part of the batch.
+            return [
+                jax.lax.psum(out, batch) if place.batch is None else out
+                for out, place in zip(outs, results, strict=True)
+            ]
+
+        def shardings(arrays: Any, places: list[_Axes]) -> list[NamedSharding]:
+            specs = []
+            for array, place in zip(arrays, places, strict=True):
+                spec: list[Any] = [None] * len(array.shape)
+                if place.batch is not None:
+                    spec[place.batch] = batch
+                if place.group is not None:
+                    spec[place.group] = group
+                specs.append(NamedSharding(mesh, PartitionSpec(*spec)))
+            return specs
+
+        return mesh, local, shardings(outputs, results), shardings(arguments, operands)
+
+    def rule(mesh: Any, arguments: Any, outputs: Any) -> str:
+        return _shardy_rule(arguments, outputs, operands, results)
+
+    partitioned = custom_partitioning(flat)
+    partitioned.def_partition(split, sharding_rule=rule)
+    return partitioned
+
+
+def _mesh_axes(arrays: Any, axes: list[int | None]) -> Any:
+    """Mesh axes along which the first array with a split one of `axes` is split."""
+    for array, axis in zip(arrays, axes, strict=True):
+        spec = getattr(array.sharding, "spec", ())
+        if axis is not None and axis < len(spec) and spec[axis] is not None:
+            return spec[axis]
+    return None
+
+
+def _shardy_rule(
+    arguments: Any, outputs: Any, operands: list[_Axes], results: list[_Axes]
+) -> str:
+    """`b` and `g` for batch and groups; every other axis a factor of its own."""
+    fresh = (f"d{n}" for n in itertools.count())
+
+    def side(arrays: Any, places: list[_Axes]) -> str:
+        return ", ".join(
+            " ".join(
+                "b"
+                if axis == place.batch
+                else "g"
+                if axis == place.group
+                else next(fresh)
+                for axis in range(len(array.shape))
+            )
+            for array, place in zip(arrays, places, strict=True)
+        )
+
+    return f"{side(arguments, operands)} -> {side(outputs, results)}"
+
+
+# ------------------------------------------------- shard_map: axes that values vary over
+
+
+def varying_axes(avals: Any) -> frozenset:
+    """Mesh axes of an enclosing `shard_map` over which any of the values differ."""
+    return frozenset().union(*(getattr(a, "vma", ()) for a in avals))
+
+
+def shaped_array(shape: Any, dtype: Any, vma: frozenset) -> ShapedArray:
+    if not vma:
+        return ShapedArray(shape, dtype)
+    return ShapedArray(shape, dtype, vma=vma)
+
+
+def make_varying(leaves: list[Array]) -> list[Array]:
+    """All values varying over the axes that any varies over, as `shard_map` wants."""
+    axes = varying_axes([jax.typeof(a) for a in leaves])
+    if not axes:
+        return leaves
+    missing = [tuple(axes - getattr(jax.typeof(a), "vma", axes)) for a in leaves]
+    return [
+        jax.lax.pcast(a, m, to="varying") if m else a
+        for a, m in zip(leaves, missing, strict=True)
+    ]

@@ -1,0 +1,158 @@
+"""What a run leaves in its folder, written so that a crash loses nothing.
+
+`model.safetensors` is all that `pronounce` needs: the best parameters, the training
+pronunciations (one flat array, for the n-gram model), and in the header's metadata the
+spec, alphabet, phonemes and figures. `resume.safetensors` is the whole state of a run.
+"""
+
+import dataclasses
+import json
+import struct
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from . import files
+from .data import ALPHABET
+from .errors import G2PError
+from .model import Config, Params
+from .training import State, init_state
+
+MODEL_FILE, RESUME_FILE = "model.safetensors", "resume.safetensors"
+FORMAT = "ostinato-g2p-1"
+FIRST = "train one with: ostinato train g2p"
+
+
+class Model(NamedTuple):
+    """A trained model; `pronunciations` are phoneme numbers, for the n-gram model."""
+
+    config: Config
+    params: Params
+    pronunciations: list[list[int]]
+    figures: dict[str, Any]
+
+
+def save_model(folder: Path, model: Model) -> None:
+    """Write `model.safetensors`, or leave the old one untouched."""
+    tensors = {k: np.asarray(v) for k, v in model.params._asdict().items()}
+    tensors["pronunciations"] = _flatten(model.pronunciations)
+    header = {
+        "config": dataclasses.asdict(model.config),
+        "spec": dataclasses.asdict(model.config.spec),
+        "alphabet": ALPHABET,
+        "figures": model.figures,
+    }
+    _save(folder / MODEL_FILE, tensors, header)
+
+
+def load_model(folder: Path) -> Model:
+    """Read `model.safetensors`.
+
+    Raises:
+        G2PError: there is none, or it is damaged, or another program's.
+    """
+    path = folder / MODEL_FILE
+    tensors, header = _load(path)
+    try:
+        config = _config(header["config"])
+        params = Params(**{name: tensors[name] for name in Params._fields})
+        pronunciations = _unflatten(tensors["pronunciations"])
+        figures = dict(header["figures"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, f"its header lacks or garbles {error}") from None
+    if header.get("alphabet") != ALPHABET:
+        raise _damaged(path, "its alphabet is another one")
+    for name, shape in config.shapes.items():
+        got = getattr(params, name)
+        if got.shape != shape or got.dtype != np.float32:
+            detail = f"`{name}` must be float32 {shape}, got {got.dtype} {got.shape}"
+            raise _damaged(path, detail)
+    return Model(config, Params(*map(jnp.asarray, params)), pronunciations, figures)
+
+
+def save_state(folder: Path, state: State, header: dict[str, Any]) -> None:
+    """Write `resume.safetensors`; `header` is kept as JSON."""
+    leaves = jax.tree.leaves(state[1:])
+    tensors = {f"{i:03}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+    _save(folder / RESUME_FILE, tensors, {**header, "step": state.step})
+
+
+def load_header(folder: Path) -> dict[str, Any]:
+    """Read what `save_state` was given as `header`."""
+    return _load(folder / RESUME_FILE)[1]
+
+
+def load_state(folder: Path, config: Config) -> State:
+    """Read the state of a run whose model is `config`.
+
+    Raises:
+        G2PError: there is none, or it is damaged, or another model's.
+    """
+    path = folder / RESUME_FILE
+    tensors, header = _load(path)
+    template = jax.eval_shape(lambda: init_state(0, config)[1:])
+    shapes, tree = jax.tree.flatten(template)
+    leaves = [tensors.get(f"{i:03}") for i in range(len(shapes))]
+    for leaf, want in zip(leaves, shapes):
+        if leaf is None or leaf.shape != want.shape or leaf.dtype != want.dtype:
+            raise _damaged(path, "its arrays are not those of this model")
+    restored = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in leaves])
+    return State(int(header["step"]), *restored)
+
+
+def _config(fields: dict[str, Any]) -> Config:
+    return Config(**{**fields, "phonemes": tuple(fields["phonemes"])})
+
+
+def _flatten(pronunciations: Sequence[Sequence[int]]) -> np.ndarray:
+    """Phoneme numbers with a 0 after every pronunciation."""
+    return np.array([p for q in pronunciations for p in (*q, 0)], np.uint8)
+
+
+def _unflatten(flat: np.ndarray) -> list[list[int]]:
+    ends = np.flatnonzero(flat == 0)
+    return [part[part > 0].tolist() for part in np.split(flat, ends)[:-1]]
+
+
+def _save(path: Path, tensors: dict[str, np.ndarray], header: dict[str, Any]) -> None:
+    metadata = {"format": FORMAT, "header": json.dumps(header)}
+    files.write(path, save(tensors, {**metadata, "checksum": _checksum(tensors)}))
+
+
+def _checksum(tensors: dict[str, np.ndarray]) -> str:
+    digest = blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(np.ascontiguousarray(tensors[name]))
+    return digest.hexdigest()
+
+
+def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise G2PError(f"there is no {path}; {FIRST} --out {path.parent}") from None
+    except OSError as error:
+        raise G2PError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        tensors = load(content)
+        (size,) = struct.unpack("<Q", content[:8])
+        metadata = json.loads(content[8 : 8 + size])["__metadata__"]
+        header = json.loads(metadata["header"])
+    except (SafetensorError, KeyError, ValueError, struct.error) as error:
+        raise _damaged(path, str(error) or "it cannot be read") from None
+    if metadata.get("format") != FORMAT or not isinstance(header, dict):
+        raise _damaged(path, f"its format is not {FORMAT}")
+    if metadata.get("checksum") != _checksum(tensors):
+        raise _damaged(path, "its checksum is wrong")
+    return tensors, header
+
+
+def _damaged(path: Path, detail: str) -> G2PError:
+    return G2PError(f"{path} is damaged or no file of this program: {detail}; {FIRST}")

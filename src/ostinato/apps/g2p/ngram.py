@@ -1,0 +1,86 @@
+"""How likely a phoneme sequence is, whatever the letters: an n-gram model.
+
+CTC scores every frame by itself; this model knows which phonemes follow each other and
+ranks the candidates of the beam search with that.
+
+References:
+    Witten & Bell, The Zero-Frequency Problem (1991), doi:10.1109/18.87000
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+EDGE = 0  # stands before the first phoneme and after the last
+
+
+class _Counts(NamedTuple):
+    """Counts of one order; n-grams and contexts are numbers in base `base`."""
+
+    grams: np.ndarray
+    count: np.ndarray
+    contexts: np.ndarray
+    total: np.ndarray  # n-grams seen after a context
+    kinds: np.ndarray  # different ones among them
+
+
+class NGram:
+    """A back-off model of phoneme sequences, learned by counting.
+
+    Args:
+        sequences: phoneme numbers from 1 below `base`.
+        base: one more than the largest phoneme number.
+        order: phonemes that are looked at together.
+    """
+
+    def __init__(
+        self, sequences: Sequence[Sequence[int]], base: int, order: int = 6
+    ) -> None:
+        self.base, self.order = base, order
+        windows, _ = self._windows(sequences)
+        self._counts = [_count(codes, base) for codes in self._codes(windows)]
+
+    def log_prob(self, sequences: Sequence[Sequence[int]]) -> np.ndarray:
+        """Natural log of the probability of every sequence, ends included."""
+        windows, owner = self._windows(sequences)
+        prob = np.full(len(windows), 1 / self.base)
+        for codes, counts in zip(self._codes(windows), self._counts):
+            seen = _look_up(counts.grams, counts.count, codes)
+            context = codes // self.base
+            total = _look_up(counts.contexts, counts.total, context)
+            kinds = _look_up(counts.contexts, counts.kinds, context)
+            mixed = (seen + kinds * prob) / np.maximum(total + kinds, 1)
+            prob = np.where(total > 0, mixed, prob)
+        return np.bincount(owner, np.log(prob), minlength=len(sequences))
+
+    def _windows(self, sequences: Sequence[Sequence[int]]) -> tuple:
+        """The last `order` phonemes at every place, and whose place it is."""
+        start = [EDGE] * (self.order - 1)
+        flat = [p for s in sequences for p in (*start, *s, EDGE)]
+        width = np.array([len(s) + self.order for s in sequences], np.int64)
+        owner = np.repeat(np.arange(len(sequences)), width)
+        place = np.arange(len(flat)) - np.repeat(np.cumsum(width) - width, width)
+        ends = np.flatnonzero(place >= self.order - 1)
+        steps = np.arange(1 - self.order, 1)
+        return np.array(flat, np.int64)[ends[:, None] + steps], owner[ends]
+
+    def _codes(self, windows: np.ndarray) -> list[np.ndarray]:
+        """One number for the last 1 .. `order` phonemes of every window."""
+        powers = self.base ** np.arange(self.order)
+        digits = windows[:, ::-1] * powers
+        return list(np.cumsum(digits, axis=1).T)
+
+
+def _count(codes: np.ndarray, base: int) -> _Counts:
+    grams, count = np.unique(codes, return_counts=True)
+    contexts, first, kinds = np.unique(
+        grams // base, return_index=True, return_counts=True
+    )
+    return _Counts(grams, count, contexts, np.add.reduceat(count, first), kinds)
+
+
+def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The value of every wanted key, 0 where it is unknown; `keys` rise."""
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[place] == wanted, values[place], 0)

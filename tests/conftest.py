@@ -1,0 +1,30 @@
+"""Strict JAX for every test: 64 bits, no silent promotion, four host devices."""
+
+import os
+
+# Read when the CPU client starts, so before the first use of a device.
+_DEVICES = "--xla_force_host_platform_device_count=4"
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+hypothesis.settings.register_profile(
+    "ostinato",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    print_blob=False,
+    max_examples=25,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("ostinato")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "peers: needs a package of the extra `peers`")

@@ -1,0 +1,182 @@
+"""From a case to a call of the library and to what the oracle says about it."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from cases import Case, Inputs, make_inputs
+from oracles import loop64
+from tolerance import assert_close
+
+import ostinato as ost
+
+COTANGENTS = ("dy", "dh_n", "dc_n")
+
+
+def spec_of(case: Case) -> ost.RNNSpec:
+    return ost.RNNSpec(**dataclasses.asdict(case.spec))
+
+
+def key_of(case: Case):
+    return jax.random.key(case.seed + 3) if case.keyed else None
+
+
+def keep_masks(case: Case, key):
+    """Dropout masks as the contract words them: of the key, the layer and the shape."""
+    shape = (case.batch, case.steps, case.spec.width)
+    p = case.spec.dropout
+    return [
+        np.asarray(jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - p, shape))
+        for layer in range(case.spec.num_layers - 1)
+    ]
+
+
+def rounded(made: Inputs, dtype) -> Inputs:
+    """The arrays as the library gets them: floats in `dtype`, still batch-major."""
+    return Inputs(
+        *(
+            None
+            if a is None
+            else jnp.asarray(a, dtype if a.dtype == np.float64 else None)
+            for a in made
+        )
+    )
+
+
+def lay_out(case: Case, name: str, value):
+    """A batch-major array in the layout of the case; its own inverse for time_major."""
+    if value is None:
+        return None
+    state = name in ("h_0", "c_0", "dh_n", "dc_n")
+    if case.time_major and name in ("x", "dy", "resets"):
+        value = jnp.swapaxes(value, 0, 1)
+    if case.unbatched and state:
+        value = value[:, 0]
+    elif case.unbatched and name != "weights":
+        axis = 1 if case.time_major and value.ndim > 1 else 0
+        value = jnp.squeeze(value, axis)
+    return value
+
+
+def batch_major(case: Case, name: str, value) -> np.ndarray:
+    """Undo `lay_out`, for a result or a gradient."""
+    value = np.asarray(value)
+    state = name in ("h_n", "c_n", "h_0", "c_0")
+    if case.unbatched and name != "weights":
+        value = np.expand_dims(value, 1 if state else 0)
+    if case.time_major and not case.unbatched and not state and name != "weights":
+        value = np.swapaxes(value, 0, 1)
+    return value
+
+
+def join(h, c):
+    return h if c is None else (h, c)
+
+
+def split(state):
+    return state if isinstance(state, tuple) else (state, None)
+
+
+def arguments(case: Case, dtype="float64") -> Inputs:
+    """The library's arguments and cotangents, in the layout of the case."""
+    made = rounded(make_inputs(case), dtype)
+    return Inputs(*(lay_out(case, n, a) for n, a in made._asdict().items()))
+
+
+def options_of(case: Case, made: Inputs, backend: str | None) -> dict:
+    return {
+        "seq_lengths": made.seq_lengths,
+        "resets": made.resets,
+        "key": key_of(case),
+        "padding": case.padding,
+        "time_major": case.time_major,
+        "backend": backend,
+    }
+
+
+def call(case: Case, made: Inputs, backend: str | None, **changes):
+    """``ost.rnn`` on the arrays of `made`."""
+    options = options_of(case, made, backend) | changes
+    state = join(made.h_0, made.c_0)
+    return ost.rnn(spec_of(case), made.weights, made.x, state, **options)
+
+
+def value_and_pullback(case: Case, backend: str | None, **changes):
+    """One compiled function: values and all gradients for the cotangents in `made`."""
+
+    @jax.jit
+    def run(made: Inputs):
+        def operator(weights, x, h_0, c_0):
+            given = made._replace(weights=weights, x=x, h_0=h_0, c_0=c_0)
+            return call(case, given, backend, **changes)
+
+        out, pull = jax.vjp(operator, made.weights, made.x, made.h_0, made.c_0)
+        return out, pull(cotangent_of(made))
+
+    return run
+
+
+def cotangent_of(made: Inputs):
+    return ost.RNNOutput(made.dy, join(made.dh_n, made.dc_n))
+
+
+def named(case: Case, output, grads) -> dict[str, np.ndarray]:
+    """Results and gradients by name, batch-major."""
+    h_n, c_n = split(output.state)
+    arrays = {"y": output.y, "h_n": h_n, "c_n": c_n}
+    arrays |= {
+        f"d{name}": g
+        for name, g in zip(("weights", "x", "h_0", "c_0"), grads, strict=True)
+    }
+    return {
+        name: batch_major(case, name.removeprefix("d"), a)
+        for name, a in arrays.items()
+        if a is not None
+    }
+
+
+def expected(case: Case, dtype="float64", keyed=True, only=None) -> dict:
+    """The same from the oracle, for the inputs rounded to `dtype`.
+
+    `only` names one cotangent; the others are then zero.
+    """
+    result, pullback = _oracle(case, str(jnp.dtype(dtype)), keyed)
+    made = rounded(make_inputs(case), dtype)
+    cts = [getattr(made, n) if only in (None, n) else None for n in COTANGENTS]
+    arrays = {**result._asdict()}
+    arrays |= {f"d{n}": g for n, g in pullback(*cts)._asdict().items()}
+    return {n: a for n, a in arrays.items() if a is not None}
+
+
+@functools.cache
+def _oracle(case: Case, dtype: str, keyed: bool):
+    made = rounded(make_inputs(case), dtype)
+    keep = keep_masks(case, key_of(case)) if case.keyed and keyed else None
+    return loop64.vjp(
+        case.spec,
+        *(made.weights, made.x, made.h_0, made.c_0),
+        seq_lengths=made.seq_lengths,
+        resets=made.resets,
+        keep=keep,
+        padding=case.padding,
+    )
+
+
+def assert_same(case: Case, got: dict, want: dict, *, dtype, what: str = "") -> None:
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        assert got[name].dtype == jnp.dtype(dtype), f"{name}: {got[name].dtype}"
+        assert_close(got[name], value, dtype=dtype, terms=case.terms, what=what + name)
+
+
+def assert_padding_is_exact(case: Case, got: dict) -> None:
+    """Past the end there is no rounding: zeros, or copies of the last output."""
+    for b, n in enumerate(case.lengths or ()):
+        assert not got["dx"][b, n:].any()
+        past = got["y"][b, n:]
+        if case.padding != "hold":
+            assert not past.any()
+        elif n > 0:
+            assert (past == got["y"][b, n - 1]).all()

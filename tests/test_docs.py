@@ -1,0 +1,46 @@
+"""The examples in the pages and in the docstrings run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = [
+    pytest.param(code, id=f"{page.relative_to(ROOT)}-{n}")
+    for page in PAGES
+    for n, code in enumerate(re.findall("```python\n(.*?)```", page.read_text(), re.S))
+]
+WITH_EXAMPLES = [
+    ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+    for path in sorted((ROOT / "src" / "ostinato").rglob("*.py"))
+    if ">>> " in path.read_text()
+]
+
+
+def test_the_readme_has_an_example():
+    assert any("README" in param.id for param in EXAMPLES)
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_example_of_a_page_runs(code):
+    run(code)
+
+
+def test_examples_of_docstrings_hold():
+    run(
+        "import doctest, importlib\n"
+        f"for name in {WITH_EXAMPLES}:\n"
+        "    module = importlib.import_module(name)\n"
+        "    assert doctest.testmod(module).failed == 0, name\n"
+    )
+
+
+def run(code: str) -> None:
+    """In a fresh interpreter: a reader's JAX is not as strict as that of the tests."""
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

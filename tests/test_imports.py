@@ -1,0 +1,148 @@
+"""The tiers of the package, and what importing it costs."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import import_rules
+import pytest
+
+import ostinato
+
+SOURCE = Path(__file__).parents[1] / "src" / "ostinato"
+
+
+def test_every_module_keeps_to_its_tier():
+    assert import_rules.violations(SOURCE) == []
+
+
+TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+UP = "(tier 4) from tier"
+SIDE = "(tier 5) from tier"
+TOP = "the top of the package, which imports it"
+LOGIC = "in an __init__ without logic"
+
+
+def violations(root: Path, module: str, code: str) -> list[str]:
+    """Check a package of two tiers with one more file."""
+    files = {
+        "__init__.py": '"""Top."""\n\nfrom ._rnn.api import rnn as rnn\n',
+        "_config.py": "import os\n\nDEBUG = os.environ.get('OSTINATO_DEBUG')\n",
+        "_checks.py": "from . import _config\n",
+        "_rnn/__init__.py": '"""Nothing here."""\n',
+        "_rnn/api.py": "from .._checks import check\nfrom . import xla\n",
+        "_rnn/xla.py": "import jax.numpy as jnp\nimport numpy as np\n",
+        "cells/__init__.py": "from .basic import LSTM as LSTM\n",
+        "cells/basic.py": "from ostinato._rnn.api import rnn\n",
+        "ragged/__init__.py": "",
+        "apps/__init__.py": "",
+        "apps/g2p.py": "import optax\n\nimport ostinato as ost\n",
+        "cli.py": "from .apps import g2p\n",
+        module: code,
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return import_rules.violations(root)
+
+
+@pytest.mark.parametrize(
+    "module, code",
+    [
+        ("_rnn/api.py", "from .._checks import check\n"),
+        ("_native.py", "from . import _config\n"),
+        ("_rnn/passes.py", "from . import api\n"),
+        ("_compat.py", "from jax._src import custom_partitioning\n"),
+        ("nn/flax.py", "from flax import nnx\nfrom .._rnn import api\n"),
+        ("apps/tools.py", "from . import g2p\nfrom ostinato import cells\n"),
+        ("_checks.py", "'''Mentions OSTINATO_DEBUG in a sentence.'''\n"),
+        (
+            "_typing.py",
+            f"{TYPING}    from jaxtyping import Float\n",
+        ),
+    ],
+)
+def test_what_the_rules_allow_passes(tmp_path, module, code):
+    assert violations(tmp_path, module, code) == []
+
+
+@pytest.mark.parametrize(
+    "module, code, message",
+    [
+        ("_rnn/xla.py", "from . import api", f"imports _rnn.api {UP} 2"),
+        ("_rnn/xla.py", "from .api import rnn", f"imports _rnn.api {UP} 2"),
+        (
+            "_checks.py",
+            "def late():\n    import ostinato._rnn.api",
+            f"imports _rnn.api {UP} 0",
+        ),
+        (
+            "_checks.py",
+            "import importlib\nimportlib.import_module('ostinato._rnn.api')",
+            f"imports _rnn.api {UP} 0",
+        ),
+        ("ragged/vmap.py", "from .. import cells", f"imports cells {SIDE} 5"),
+        ("_rnn/api.py", f"{TYPING}    from .. import cells", f"imports cells {SIDE} 4"),
+        ("cells/basic.py", "from ostinato import rnn", f"imports {TOP}"),
+        ("apps/g2p.py", "from .._rnn import api", "imports _rnn.api, not public"),
+        ("apps/g2p.py", "from .. import cli", "imports cli from a higher tier"),
+        ("cli.py", "from . import _config", "imports _config, not public"),
+        ("_rnn/xla.py", "import optax", "imports optax"),
+        ("_native.py", "import numpy as np", "imports numpy"),
+        ("_checks.py", "import jaxlib", "imports jaxlib"),
+        ("nn/flax.py", "import torch", "imports torch"),
+        (
+            "_rnn/xla.py",
+            "from jax._src import core",
+            "imports jax._src.core; private JAX names belong in _compat",
+        ),
+        (
+            "_rnn/xla.py",
+            "from os import environ\nenviron['OSTINATO_FAST']",
+            "reads OSTINATO_FAST; only _config may",
+        ),
+        ("_rnn/init2.py", "", "has no tier; give it one in tests/import_rules.py"),
+        ("_rnn/__init__.py", "from . import api", f"ImportFrom {LOGIC}"),
+        ("__init__.py", "def f(): pass", f"FunctionDef {LOGIC}"),
+    ],
+)
+def test_what_the_rules_forbid_is_found(tmp_path, module, code, message):
+    found = violations(tmp_path, module, code)
+    assert [line.split(": ", 1)[1] for line in found] == [message]
+    where = module.removesuffix(".py").replace("/__init__", "").replace("/", ".")
+    assert found[0].startswith(f"{where}:")
+
+
+def loaded(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter holds after `code`."""
+    report = "; import sys; print(*{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code + report],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_adds_nothing_to_jax():
+    added = loaded("import jax; import ostinato") - loaded("import jax")
+    assert "ostinato" in added
+    assert added - sys.stdlib_module_names - {"ostinato"} == set()
+
+
+def test_importing_the_package_is_quick():
+    code = (
+        "import time, jax, numpy; start = time.perf_counter(); import ostinato; "
+        "print(time.perf_counter() - start)"
+    )
+    seconds = [
+        float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3)
+    ]
+    assert min(seconds) < 0.2  # the least: the machine may be busy
+
+
+def test_the_version_is_that_of_the_distribution():
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())
+    assert ostinato.__version__ == project["project"]["version"]

@@ -1,0 +1,219 @@
+"""The closure table of the design, cell by cell: values and first derivatives.
+
+Second derivatives, vmap and sharding have files of their own.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closures import (
+    BY_ID,
+    CASES,
+    Primal,
+    direction_of,
+    loss_of,
+    ours,
+    ours_in,
+    plain,
+    primal_of,
+)
+from jax import export, lax
+from tolerance import assert_close
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+some_cases = pytest.mark.parametrize(
+    "case", [BY_ID["lstm"], BY_ID["gru"]], ids=lambda c: c.id
+)
+
+
+def assert_trees_close(got, want, terms=100):
+    got, want = jax.tree.leaves_with_path(got), jax.tree.leaves_with_path(want)
+    assert [k for k, _ in got] == [k for k, _ in want]
+    for (path, a), (_, b) in zip(got, want, strict=True):
+        assert_close(a, b, terms=terms, what=jax.tree_util.keystr(path))
+
+
+# --- jit, scan, remat, export --------------------------------------------------------
+
+
+@every_case
+def test_jit_equals_eager_and_the_plain_scan(case):
+    operator, primal = ours(case), primal_of(case)
+    eager = operator(primal)
+    assert_trees_close(jax.jit(operator)(primal), eager)
+    assert_trees_close(jax.jit(plain(case))(primal), eager)
+
+
+@some_cases
+def test_scan_over_calls_equals_a_loop_over_calls(case):
+    """Chunks of a stream: state goes from call to call, values and gradients."""
+    primal = primal_of(case)
+    chunks = jnp.stack([primal.x, 0.5 * primal.x, -primal.x])
+    operator = ours(case)
+
+    def step(weights, state, x):
+        y, *state = operator(Primal(weights, x, *state))
+        return tuple(state), y
+
+    def scanned(weights, chunks, *state):
+        state, ys = lax.scan(lambda s, x: step(weights, s, x), state, chunks)
+        return jnp.sum(jnp.sin(ys)) + jnp.sum(state[0])
+
+    def looped(weights, chunks, *state):
+        total = 0.0
+        for x in chunks:
+            state, y = step(weights, state, x)
+            total += jnp.sum(jnp.sin(y))
+        return total + jnp.sum(state[0])
+
+    args = primal.weights, chunks, primal.h_0, primal.c_0
+    wrt = (0, 1, 2)
+    got = jax.jit(jax.value_and_grad(scanned, wrt))(*args)
+    assert_trees_close(got, jax.jit(jax.value_and_grad(looped, wrt))(*args))
+
+
+POLICIES = ("nothing_saveable", "everything_saveable", "dots_saveable")
+
+
+@some_cases
+@pytest.mark.parametrize("policy", POLICIES)
+def test_remat_keeps_values_and_gradients(case, policy):
+    loss, primal = loss_of(case, ours(case)), primal_of(case)
+    saved = jax.checkpoint(loss, policy=getattr(jax.checkpoint_policies, policy))
+    names = ours_in(jax.grad(saved), primal)
+    again = policy == "nothing_saveable"  # the forward pass runs once more
+    assert names.count("ostinato_rnn") == 1 + again
+    assert names.count("ostinato_rnn_bwd") == 1
+    got = jax.jit(jax.value_and_grad(saved))(primal)
+    assert_trees_close(got, jax.jit(jax.value_and_grad(loss))(primal))
+
+
+@every_case
+def test_export_round_trip_keeps_values_and_gradients(case):
+    fn = jax.jit(jax.value_and_grad(loss_of(case, ours(case))))
+    primal = primal_of(case)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), primal)
+
+    def of_leaves(*leaves):  # a serialised function knows no NamedTuple of ours
+        return jax.tree.leaves(fn(jax.tree.unflatten(tree, leaves)))
+
+    leaves, tree = jax.tree.flatten(shapes)
+    blob = export.export(jax.jit(of_leaves))(*leaves).serialize()
+    got = export.deserialize(blob).call(*jax.tree.leaves(primal))
+    assert_trees_close(got, jax.tree.leaves(fn(primal)))
+
+
+# --- first derivatives ---------------------------------------------------------------
+
+
+@every_case
+def test_grad_matches_the_plain_scan_through_two_fused_primitives(case):
+    loss, primal = loss_of(case, ours(case)), primal_of(case)
+    assert ours_in(jax.grad(loss), primal) == ["ostinato_rnn", "ostinato_rnn_bwd"]
+    got = jax.jit(jax.grad(loss))(primal)
+    assert_trees_close(got, jax.jit(jax.grad(loss_of(case, plain(case))))(primal))
+    assert np.isfinite(got.x).all()
+
+
+@every_case
+def test_gradient_of_one_argument_equals_its_part_of_all(case):
+    """Only what is asked for is computed; the rest must not shift places."""
+    primal, loss = primal_of(case), loss_of(case, ours(case))
+    every = jax.jit(jax.grad(loss))(primal)
+    for name, value in primal._asdict().items():
+        if value is None:
+            continue
+
+        def of_one(v, name=name):
+            return loss(primal._replace(**{name: v}))
+
+        assert_trees_close(jax.grad(of_one)(value), getattr(every, name))
+
+
+@every_case
+def test_jvp_matches_finite_differences(case):
+    operator, primal, step = ours(case), primal_of(case), direction_of(case)
+    assert ours_in(lambda p, d: jax.jvp(operator, (p,), (d,)), primal, step) == [
+        "ostinato_rnn",
+        "ostinato_rnn_tangent",
+    ]
+    out, tangent = jax.jit(lambda p, d: jax.jvp(operator, (p,), (d,)))(primal, step)
+    run, eps = jax.jit(operator), 1e-5
+    ends = [
+        run(jax.tree.map(lambda a, d, s=s: a + s * d, primal, step))
+        for s in (eps, -eps)
+    ]
+    assert_trees_close(out, run(primal))
+    for got, high, low in zip(*map(jax.tree.leaves, (tangent, *ends)), strict=True):
+        slope = (high - low) / (2 * eps)
+        np.testing.assert_allclose(got, slope, rtol=1e-7, atol=1e-7)
+
+
+@every_case
+def test_tangent_and_cotangent_agree(case):
+    """<jvp(v), w> = <v, vjp(w)>, and linearize gives the same tangent as jvp."""
+    operator, primal, step = ours(case), primal_of(case), direction_of(case)
+
+    @jax.jit
+    def both(primal, step, bar):
+        _, tangent = jax.jvp(operator, (primal,), (step,))
+        _, linear = jax.linearize(operator, primal)
+        _, pull = jax.vjp(operator, primal)
+        (pulled,) = pull(bar)
+        (transposed,) = jax.linear_transpose(linear, primal)(bar)
+        return tangent, linear(step), pulled, transposed
+
+    rng, out = np.random.default_rng(3), operator(primal)
+    bar = jax.tree.map(lambda o: jnp.asarray(rng.standard_normal(o.shape)), out)
+    tangent, linear, pulled, transposed = both(primal, step, bar)
+    assert_trees_close(linear, tangent)
+    assert_trees_close(transposed, pulled)
+    assert_close(dot(tangent, bar), dot(step, pulled), terms=1000)
+
+
+def dot(a, b):
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return sum(jnp.sum(jnp.nan_to_num(u) * v) for u, v in pairs)
+
+
+@pytest.mark.parametrize("case", [BY_ID["lstm"], BY_ID["gru"]], ids=lambda c: c.id)
+def test_jacfwd_equals_jacrev(case):
+    operator, primal = ours(case), primal_of(case)
+
+    def of_state(h_0):
+        return operator(primal._replace(h_0=h_0))
+
+    forward = jax.jit(jax.jacfwd(of_state))(primal.h_0)
+    assert_trees_close(forward, jax.jit(jax.jacrev(of_state))(primal.h_0))
+    assert np.abs(forward[0]).max() > 1e-3
+
+
+@every_case
+def test_tangent_of_a_single_argument_matches_the_plain_scan(case):
+    """Symbolic zeros for all the others."""
+    primal, step = primal_of(case), direction_of(case)
+    for name in ("weights", "x", "h_0"):
+
+        def tangent(operator, name=name):
+            def of_one(v):
+                return operator(primal._replace(**{name: v}))
+
+            at, along = getattr(primal, name), getattr(step, name)
+            return jax.jit(lambda: jax.jvp(of_one, (at,), (along,))[1])()
+
+        assert_trees_close(tangent(ours(case)), tangent(plain(case)))
+
+
+@some_cases
+def test_integer_arguments_have_no_gradient(case):
+    """Lengths may be an argument of what is differentiated."""
+    primal, lengths = primal_of(case), jnp.asarray(case.lengths, jnp.int32)
+
+    def loss(primal, lengths):
+        return loss_of(case, ours(case, seq_lengths=lengths))(primal)
+
+    grads = jax.grad(loss, (0, 1), allow_int=True)(primal, lengths)
+    assert grads[1].dtype == jax.dtypes.float0
+    want = jax.jit(jax.grad(loss_of(case, ours(case))))(primal)
+    assert_trees_close(grads[0], want)

@@ -1,0 +1,34 @@
+"""How far two results may stand apart: computed, never set by hand per test."""
+
+import jax.numpy as jnp
+import numpy as np
+
+C = 4.0
+
+
+def tolerance(dtype, terms: int) -> float:
+    """Relative error of `terms` roundings: they add up like a tree, not a chain."""
+    return C * float(jnp.finfo(dtype).eps) * (1.0 + np.log2(max(1, terms)))
+
+
+def assert_close(got, want, *, dtype=None, terms: int = 1, what: str = "") -> None:
+    """`got` has the shape of `want` and its values up to `tolerance`.
+
+    The absolute part is the tolerance of the largest element, since sums that cancel
+    keep the rounding of their terms.
+    """
+    dtype = got.dtype if dtype is None else dtype
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert got.shape == want.shape, f"{what}: shape {got.shape}, want {want.shape}"
+    tol = tolerance(dtype, terms)
+    largest = max(1.0, np.abs(want).max(initial=0.0, where=np.isfinite(want)))
+    np.testing.assert_allclose(
+        got, want, rtol=tol, atol=tol * largest, err_msg=what, equal_nan=False
+    )
+
+
+def assert_same_bits(got, want, what: str = "") -> None:
+    got, want = np.asarray(got), np.asarray(want)
+    assert got.dtype == want.dtype, f"{what}: {got.dtype}, want {want.dtype}"
+    assert got.shape == want.shape, f"{what}: shape {got.shape}, want {want.shape}"
+    assert got.tobytes() == want.tobytes(), f"{what}: other bits\n{got}\n{want}"
