@@ -16,14 +16,13 @@ NATIVE := $(shell find native -type f)
 CXX_FILES := $(filter %.h %.cc,$(NATIVE))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench docs clean FORCE
+.PHONY: help demo test lint format docs clean FORCE
 
 help:
 	@echo "make demo   train the pronunciation model for $(MINUTES) minutes, say a word"
 	@echo "make test   run the tests (PEERS=1 adds those that compare with torch)"
-	@echo "make lint   ruff, pyright, clang-format        make format   repair layout"
-	@echo "make bench  measure this machine               make docs     build site/"
-	@echo "make clean  remove everything that these commands made"
+	@echo "make lint   ruff, pyright, clang-format    make format  repair layout"
+	@echo "make docs   build site/    make clean  remove what these commands made"
 
 demo: $(STAMPS)/demo
 	$(BIN)/python -m ostinato train g2p --minutes $(MINUTES) --out $(OUT)
@@ -42,9 +41,6 @@ format: $(STAMPS)/dev,test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(CXX_FILES)
-
-bench: $(STAMPS)/test
-	$(BIN)/python -m ostinato bench
 
 docs: $(STAMPS)/docs
 	$(BIN)/mkdocs build --strict

@@ -29,6 +29,7 @@ TIERS = {
     "_rnn.backends": 4,
     "_rnn.api": 4,
     "_rnn.passes": 4,
+    "_rnn.cell_passes": 4,
     "cells": 5,
     "_recurrent": 5,
     "ragged": 5,

@@ -4,7 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from closures import BY_ID, CASES, Primal, direction_of, loss_of, ours, plain, primal_of
+from closures import (
+    BY_ID,
+    CASES,
+    Primal,
+    direction_of,
+    fast_jit,
+    loss_of,
+    ours,
+    plain,
+    primal_of,
+)
 from test_transforms import assert_trees_close
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
@@ -39,8 +49,8 @@ def test_hessian_times_vector_matches_the_plain_scan(case):
     primal, step = primal_of(case), direction_of(case)
     loss, reference = loss_of(case, ours(case)), loss_of(case, plain(case))
     hvp = forward_over_reverse
-    want = jax.jit(lambda p, d: hvp(reference, p, d))(primal, clean(step))
-    got = jax.jit(lambda p, d: [m(loss, p, d) for m in MODES])(primal, step)
+    want = fast_jit(lambda p, d: hvp(reference, p, d))(primal, clean(step))
+    got = fast_jit(lambda p, d: [m(loss, p, d) for m in MODES])(primal, step)
     for result in got:
         assert_trees_close(result, want, terms=1000)
     assert np.isfinite(want.x).all() and np.abs(want.weights).max() > 1e-2
@@ -54,8 +64,8 @@ def test_hessian_matches_the_plain_scan(case):
         loss = loss_of(case, operator)
         return lambda h_0: loss(primal._replace(h_0=h_0))
 
-    got = jax.jit(jax.hessian(of_state(ours(case))))(primal.h_0)
-    want = jax.jit(jax.hessian(of_state(plain(case))))(primal.h_0)
+    got = fast_jit(jax.hessian(of_state(ours(case))))(primal.h_0)
+    want = fast_jit(jax.hessian(of_state(plain(case))))(primal.h_0)
     assert_trees_close(got, want, terms=1000)
     assert np.abs(want).max() > 1e-2
 
@@ -69,7 +79,7 @@ def test_second_tangent_matches_the_plain_scan(case):
         def first(p):
             return jax.jvp(operator, (p,), (step,))[1]
 
-        return jax.jit(lambda p: jax.jvp(first, (p,), (step,))[1])(primal)
+        return fast_jit(lambda p: jax.jvp(first, (p,), (step,))[1])(primal)
 
     got, want = second(ours(case), step), second(plain(case), clean(step))
     assert_trees_close(got, want, terms=1000)
@@ -85,7 +95,7 @@ def test_third_derivative_matches_the_plain_scan():
         def of_scale(a):
             return loss(Primal(a * primal.weights, primal.x, a * primal.h_0, None))
 
-        return jax.jit(jax.grad(jax.grad(jax.grad(of_scale))))(1.0)
+        return fast_jit(jax.grad(jax.grad(jax.grad(of_scale))))(1.0)
 
     got, want = third(ours(case)), third(plain(case))
     np.testing.assert_allclose(got, want, rtol=1e-10)
@@ -112,6 +122,6 @@ def test_second_derivative_with_recompute_and_hold(case):
     loss = loss_of(case, ours(case, recompute=True, padding="hold"))
     reference = loss_of(case, hold(plain(case)))
     hvp = forward_over_reverse
-    got = jax.jit(lambda p, d: hvp(loss, p, d))(primal, step)
-    want = jax.jit(lambda p, d: hvp(reference, p, d))(primal, clean(step))
+    got = fast_jit(lambda p, d: hvp(loss, p, d))(primal, step)
+    want = fast_jit(lambda p, d: hvp(reference, p, d))(primal, clean(step))
     assert_trees_close(got, want, terms=1000)

@@ -28,7 +28,7 @@ class BackendStatus(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """Which backend a call takes and why; `rejected` says why each faster one cannot."""
+    """Which backend a call takes, why, and why each faster one (`rejected`) cannot."""
 
     backend: str
     why: str

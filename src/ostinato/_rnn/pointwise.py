@@ -100,14 +100,18 @@ def lstm_backward(
     """Cotangents `(dpre, dc_prev)`."""
     i, f, g, o = _split(gates, 4)
     tanh_c = jnp.tanh(c)
-    dc = _unclipped(dc + du * o * _d_tanh(tanh_c), c, spec)
+    dc = dc + du * o * _d_tanh(tanh_c)
+
+    def cut(a: Array) -> Array:  # last of all, so that no 0 * NaN survives a clip
+        return _unclipped(a, c, spec)
+
     dpre = _join(
-        dc * g * _d_sigmoid(i),
-        dc * c_prev * _d_sigmoid(f),
-        dc * i * _d_tanh(g),
+        cut(dc * g * _d_sigmoid(i)),
+        cut(dc * c_prev * _d_sigmoid(f)),
+        cut(dc * i * _d_tanh(g)),
         du * tanh_c * _d_sigmoid(o),
     )
-    return dpre, dc * f
+    return dpre, cut(dc * f)
 
 
 # ------------------------------------------------------------------------------ GRU

@@ -34,10 +34,14 @@ Groups = tuple[bool, ...] | None
 # ------------------------------------------------------------- binding, named tuples
 
 
+def _bind(primitive: Primitive, leaves: list[Array], **params: Any) -> list[Array]:
+    return primitive.bind(*sharding.make_varying(leaves), **params)
+
+
 def run(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
     """Bind `rnn_p`."""
     leaves, tree = jax.tree.flatten((operands,))
-    out = rnn_p.bind(*leaves, call=call, tree=tree, groups=None)
+    out = _bind(rnn_p, leaves, call=call, tree=tree, groups=None)
     return _unflatten_run(call, operands, out)
 
 
@@ -47,7 +51,7 @@ def run_backward(
     """Bind `rnn_bwd_p` for the gradients of everything that has one."""
     wrt = Differentiable(True, True, True, operands.c_0 is not None)
     leaves, tree = jax.tree.flatten((operands, residuals, bar))
-    out = rnn_bwd_p.bind(*leaves, call=call, tree=tree, groups=None, wrt=wrt)
+    out = _bind(rnn_bwd_p, leaves, call=call, tree=tree, groups=None, wrt=wrt)
     return _place(wrt, out)
 
 
@@ -83,9 +87,8 @@ def _abstract_eval(shapes: Callable, *avals: Any, tree: Any, groups: Groups) -> 
     """`shapes(*trees)` without groups, with the group axis put in front again."""
     trees = jax.tree.unflatten(tree, _ungrouped(avals, groups))
     lead = () if groups is None else (_num_groups(avals, groups),)
-    vma = sharding.varying_axes(avals)
     return [
-        sharding.shaped_array((*lead, *out.shape), out.dtype, vma)
+        sharding.shaped_array((*lead, *out.shape), out.dtype, like=avals[0])
         for out in jax.tree.leaves(shapes(*trees))
     ]
 
@@ -291,8 +294,8 @@ def _rnn_jvp(
             *(None if t is None else flag for t, flag in zip(dot, flags, strict=False))
         )
         tangent_groups = tuple(jax.tree.leaves((flags, all_of(residuals), dot_flags)))
-    dout = rnn_tangent_p.bind(
-        *leaves, call=saving, tree=tangent_tree, groups=tangent_groups
+    dout = _bind(
+        rnn_tangent_p, leaves, call=saving, tree=tangent_tree, groups=tangent_groups
     )
     return jax.tree.leaves(outputs), dout
 
@@ -327,8 +330,8 @@ def _rnn_tangent_transpose(
         flags = jax.tree.unflatten(tree, groups)
         bar_flags = jax.tree.map(lambda _: True, bar)
         bwd_groups = tuple(jax.tree.leaves((*flags[:2], bar_flags)))
-    grads = rnn_bwd_p.bind(
-        *leaves, call=call, tree=bwd_tree, groups=bwd_groups, wrt=wrt
+    grads = _bind(
+        rnn_bwd_p, leaves, call=call, tree=bwd_tree, groups=bwd_groups, wrt=wrt
     )
     if groups is not None:
         # An operand that all groups share gathers its gradient from all of them.

@@ -71,7 +71,8 @@ def partition(flat: Callable, layout: Layout) -> Callable:
                 specs.append(NamedSharding(mesh, PartitionSpec(*spec)))
             return specs
 
-        return mesh, local, shardings(outputs, results), shardings(arguments, operands)
+        inward = tuple(shardings(arguments, operands))
+        return mesh, local, shardings(outputs, results), inward
 
     def rule(mesh: Any, arguments: Any, outputs: Any) -> str:
         return _shardy_rule(arguments, outputs, operands, results)
@@ -112,27 +113,27 @@ def _shardy_rule(
     return f"{side(arguments, operands)} -> {side(outputs, results)}"
 
 
-# ------------------------------------------------- shard_map: axes that values vary over
+# ------------------------------------- shard_map: axes that values vary over
 
 
-def varying_axes(avals: Any) -> frozenset:
-    """Mesh axes of an enclosing `shard_map` over which any of the values differ."""
-    return frozenset().union(*(getattr(a, "vma", ()) for a in avals))
+def _varying(aval: Any) -> frozenset:
+    """Mesh axes of an enclosing `shard_map` over which the value differs."""
+    return frozenset(getattr(aval.manual_axis_type, "varying", ()))
 
 
-def shaped_array(shape: Any, dtype: Any, vma: frozenset) -> ShapedArray:
-    if not vma:
+def shaped_array(shape: tuple[Any, ...], dtype: Any, like: ShapedArray) -> ShapedArray:
+    """The type of a result that varies over the mesh axes that `like` varies over."""
+    if not _varying(like):
         return ShapedArray(shape, dtype)
-    return ShapedArray(shape, dtype, vma=vma)
+    whole = like.sharding.update(spec=PartitionSpec(*(None for _ in shape)))
+    return like.update(shape=shape, dtype=dtype, sharding=whole)
 
 
 def make_varying(leaves: list[Array]) -> list[Array]:
     """All values varying over the axes that any varies over, as `shard_map` wants."""
-    axes = varying_axes([jax.typeof(a) for a in leaves])
-    if not axes:
-        return leaves
-    missing = [tuple(axes - getattr(jax.typeof(a), "vma", axes)) for a in leaves]
+    varying = [_varying(jax.typeof(a)) for a in leaves]
+    union = frozenset().union(*varying)
     return [
-        jax.lax.pcast(a, m, to="varying") if m else a
-        for a, m in zip(leaves, missing, strict=True)
+        jax.lax.pcast(a, tuple(union - axes), to="varying") if union - axes else a
+        for a, axes in zip(leaves, varying, strict=True)
     ]

@@ -181,7 +181,7 @@ def _steps(call: RNNCall, operands: Operands) -> Steps:
 
 
 def _clean_input(call: RNNCall, operands: Operands, steps: Steps) -> Array:
-    """x time-major, with zeros for whatever stands in the padding."""
+    """The input time-major, with zeros for whatever stands in the padding."""
     return keep_where(steps.valid, _to_time_major(call, operands.x))
 
 

@@ -59,7 +59,7 @@ def load_model(folder: Path) -> Model:
         G2PError: there is none, or it is damaged, or another program's.
     """
     path = folder / MODEL_FILE
-    tensors, header = _load(path)
+    tensors, header = read(path)
     try:
         config = _config(header["config"])
         params = Params(**{name: tensors[name] for name in Params._fields})
@@ -86,7 +86,7 @@ def save_state(folder: Path, state: State, header: dict[str, Any]) -> None:
 
 def load_header(folder: Path) -> dict[str, Any]:
     """Read what `save_state` was given as `header`."""
-    return _load(folder / RESUME_FILE)[1]
+    return read(folder / RESUME_FILE)[1]
 
 
 def load_state(folder: Path, config: Config) -> State:
@@ -96,7 +96,7 @@ def load_state(folder: Path, config: Config) -> State:
         G2PError: there is none, or it is damaged, or another model's.
     """
     path = folder / RESUME_FILE
-    tensors, header = _load(path)
+    tensors, header = read(path)
     template = jax.eval_shape(lambda: init_state(0, config)[1:])
     shapes, tree = jax.tree.flatten(template)
     leaves = [tensors.get(f"{i:03}") for i in range(len(shapes))]
@@ -133,7 +133,7 @@ def _checksum(tensors: dict[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     try:
         content = path.read_bytes()
     except FileNotFoundError:

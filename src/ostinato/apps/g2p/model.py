@@ -6,6 +6,7 @@ letter, since a letter may need more than one phoneme ("x" is K S).
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -133,16 +134,18 @@ def _padding(size: int, lengths: jax.Array) -> jax.Array:
     return (jnp.arange(size) >= lengths[:, None]).astype(jnp.float32)
 
 
+@partial(jax.jit, static_argnums=1)
+def _log_probs(
+    params: Params, config: Config, letters: jax.Array, seq_lengths: jax.Array
+) -> jax.Array:
+    return jax.nn.log_softmax(scores(params, config, letters, seq_lengths))
+
+
 class Scorer:
     """Log probabilities for words of any length, in few compiled shapes."""
 
     def __init__(self, config: Config, bounds: Sequence[int] = ()) -> None:
         self.config, self.bounds = config, tuple(bounds)
-        self._log_probs = jax.jit(
-            lambda params, letters, lengths: jax.nn.log_softmax(
-                scores(params, config, letters, lengths)
-            )
-        )
 
     def __call__(self, params: Params, words: Sequence[str]) -> list[np.ndarray]:
         """Return ``[frames * letters, labels]`` for every word, in their order."""
@@ -156,7 +159,7 @@ class Scorer:
                 ids = letter_ids([words[i] for i in rows])
                 count = ROWS if len(words) > ROWS else len(rows)
                 letters, lengths = pad(ids, length, count)
-                out = np.asarray(self._log_probs(params, letters, lengths))
+                out = np.asarray(_log_probs(params, self.config, letters, lengths))
                 for i, word_out, n in zip(rows, out, lengths * self.config.frames):
                     found[i] = word_out[:n]
         return found

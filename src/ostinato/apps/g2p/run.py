@@ -18,7 +18,7 @@ from .model import Config, Params, Scorer
 from .ngram import NGram
 from .report import Display, Row, clock
 from .settings import Settings
-from .training import init_state, learning_rate, make_update
+from .training import init_state, learning_rate, update
 
 EVALUATIONS = 6  # at least, in a run that is limited by time
 
@@ -56,7 +56,6 @@ class Run:
             frames=self.config.frames,
         )
         self.scorer = Scorer(self.config, self.data.bounds)
-        self.update = make_update(self.config, settings.seed)
         self.state = init_state(settings.seed, self.config)
         self.rows: list[Row] = []
         self.best: Row | None = None
@@ -112,7 +111,9 @@ class Run:
     def _advance(self, batch: Batch) -> None:
         """Make one update and show how far the run is."""
         rate = learning_rate(self.settings.lr, self.state.step, self.progress)
-        state, value = self.update(self.state, batch, rate)
+        state, value = update(
+            self.state, batch, rate, config=self.config, seed=self.settings.seed
+        )
         loss = float(value)
         if not math.isfinite(loss):
             raise G2PError(

@@ -1,7 +1,5 @@
 """One update of the parameters: gradient, clipping, AdamW, averaged parameters."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -43,25 +41,22 @@ def learning_rate(peak: float, step: int, progress: float) -> float:
     return peak * min(1.0, (step + 1) / WARM_UP, max(0.0, 1 - progress))
 
 
-def make_update(
-    config: Config, seed: int
-) -> Callable[[State, Batch, float], tuple[State, jax.Array]]:
-    """Return ``update(state, batch, learning_rate) -> (state, loss)``.
+def update(
+    state: State, batch: Batch, rate: float, *, config: Config, seed: int
+) -> tuple[State, jax.Array]:
+    """Move the parameters once; return the new state and the loss.
 
-    Only the gradient is compiled once a batch shape, the rest once. The dropout key
+    The gradient is compiled once a batch shape, everything else once. The dropout key
     is a function of the seed and the step alone, so that a resumed run repeats it.
     """
-    gradient = jax.jit(jax.value_and_grad(partial(loss, config=config)))
-    base_key = jax.random.key(seed + 1)
+    key = jax.random.fold_in(jax.random.key(seed + 1), state.step)
+    value, grads = _gradient(state.params, batch, key, config=config)
+    keep = min(AVERAGING, (1 + state.step) / (10 + state.step))
+    moved = _apply(state[1:], grads, jnp.float32(rate), jnp.float32(keep))
+    return State(state.step + 1, *moved), value
 
-    def update(state: State, batch: Batch, rate: float) -> tuple[State, jax.Array]:
-        key = jax.random.fold_in(base_key, state.step) if config.dropout else None
-        value, grads = gradient(state.params, batch, key)
-        keep = min(AVERAGING, (1 + state.step) / (10 + state.step))
-        moved = _apply(state[1:], grads, jnp.float32(rate), jnp.float32(keep))
-        return State(state.step + 1, *moved), value
 
-    return update
+_gradient = jax.jit(jax.value_and_grad(loss), static_argnames="config")
 
 
 @jax.jit

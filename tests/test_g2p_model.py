@@ -1,0 +1,92 @@
+import itertools
+import math
+
+import jax
+import numpy as np
+import pytest
+from g2p_words import plain_jax  # noqa: F401
+
+from ostinato.apps.g2p import batches, decode, model
+from ostinato.apps.g2p.batches import Batch, letter_ids, pad
+
+CONFIG = model.Config(hidden_size=3, num_layers=1, phonemes=("S", "T"))
+
+
+def random_params(config=CONFIG):
+    params = model.init_params(jax.random.key(0), config)
+    keys = jax.random.split(jax.random.key(1), len(params))
+    return model.Params(
+        *(jax.random.normal(k, p.shape, p.dtype) for k, p in zip(keys, params))
+    )
+
+
+def batch_of(pairs, letters, rows):
+    words, targets = zip(*pairs)
+    return Batch(*pad(letter_ids(words), letters, rows), *pad(targets, 4, rows))
+
+
+def collapse(path):
+    merged = [symbol for symbol, _ in itertools.groupby(path)]
+    return [symbol for symbol in merged if symbol != decode.BLANK]
+
+
+def loss_by_all_paths(log_probs, target):
+    frames, symbols = log_probs.shape
+    total = 0.0
+    for path in itertools.product(range(symbols), repeat=frames):
+        if collapse(path) == target:
+            total += math.exp(sum(log_probs[t, s] for t, s in enumerate(path)))
+    return -math.log(total)
+
+
+def test_loss_is_the_mean_over_words_of_the_sum_over_paths():
+    params, pairs = random_params(), [("abc", [1, 2, 2]), ("it", [2])]
+    log_probs = model.Scorer(CONFIG)(params, [word for word, _ in pairs])
+    want = np.mean(
+        [loss_by_all_paths(lp, target) for lp, (_, target) in zip(log_probs, pairs)]
+    )
+    got = model.loss(params, batch_of(pairs, letters=5, rows=2), config=CONFIG)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_padding_changes_neither_loss_nor_gradient():
+    params, pairs = random_params(), [("abc", [1, 2]), ("it", [2])]
+    results = [
+        jax.value_and_grad(model.loss)(params, batch_of(pairs, *size), config=CONFIG)
+        for size in [(3, 2), (7, 5)]
+    ]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *results
+    )
+
+
+def test_a_batch_of_empty_rows_has_no_loss_and_no_gradient():
+    empty = Batch(*pad([], 4, 3), *pad([], 4, 3))
+    value, grads = jax.value_and_grad(model.loss)(
+        random_params(), empty, config=CONFIG
+    )
+    assert value == 0
+    assert all(not np.any(grad) for grad in grads)
+
+
+@pytest.mark.parametrize("bounds", [(), (2, 5)], ids=["free", "buckets"])
+def test_scorer_keeps_the_order_of_words_of_any_length(bounds):
+    params = random_params()
+    words = ["abcde", "it", "a", "somewhatlongerword", "be"]
+    together = model.Scorer(CONFIG, bounds)(params, words)
+    for word, log_probs in zip(words, together):
+        (alone,) = model.Scorer(CONFIG)(params, [word])
+        assert log_probs.shape == (2 * len(word), 3)
+        np.testing.assert_allclose(log_probs, alone, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(np.exp(log_probs).sum(-1), 1, rtol=1e-5)
+
+
+def test_scorer_of_more_words_than_fit_one_batch():
+    words = ["it", "a"] * (model.ROWS // 2 + 3)
+    found = model.Scorer(CONFIG)(random_params(), words)
+    assert [len(log_probs) for log_probs in found] == [4, 2] * (len(words) // 2)
+
+
+def test_letter_ids_start_after_the_padding():
+    assert letter_ids(["'-a"]) == [[1, 2, 3]]
+    assert len(batches.LETTER_IDS) == 28

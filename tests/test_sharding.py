@@ -1,0 +1,234 @@
+"""Four host devices: sharded batches give the numbers of one device, without traffic.
+
+Only a weight gradient may be summed over the devices; nothing else may cross.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import Case, make_inputs
+from closures import Primal, fast_jit, loss_of, ours, primal_of
+from harness import rounded
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from oracles.loop64 import Spec, num_params
+from test_transforms import assert_trees_close
+
+CASES = [
+    Case("lstm", Spec("lstm", 2, 3, 2, True, proj_size=2), 4, 8, (2, 0, 4, 1) * 2),
+    Case("gru", Spec("gru", 2, 3, 2), 4, 8, (2, 0, 4, 1) * 2, resets=True),
+    Case("tanh-hold", Spec("rnn_tanh", 2, 3), 4, 8, (2, 0, 4, 1) * 2, padding="hold"),
+    Case("dropout", Spec("lstm", 2, 3, 2, dropout=0.5), 4, 8, time_major=True),
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+COLLECTIVE = re.compile(
+    r"= (.*?) (all-gather|all-reduce|reduce-scatter|collective-permute|all-to-all)"
+    r"(?:-start)?\("
+)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    devices = jax.devices("cpu")
+    assert len(devices) >= 4, "conftest.py asks for four host devices"
+    return Mesh(np.array(devices[:4]), ("rows",))
+
+
+def specs_of(case: Case) -> Primal:
+    x = P(None, "rows") if case.time_major else P("rows")
+    return Primal(P(), x, P(None, "rows"), P(None, "rows") if case.lstm else None)
+
+
+def out_specs(case: Case):
+    state = P(None, "rows")
+    return specs_of(case).x, state, state if case.lstm else None
+
+
+def inputs_of(case: Case, mesh: Mesh | None = None) -> tuple:
+    """Primal, lengths and resets, in the layout of the case, placed on the mesh."""
+    made, primal = rounded(make_inputs(case), "float64"), primal_of(case)
+    if case.time_major:
+        primal = primal._replace(x=jnp.swapaxes(primal.x, 0, 1))
+    args = primal, made.seq_lengths, made.resets
+    return args if mesh is None else place(args, mesh, arg_specs(case))
+
+
+def arg_specs(case: Case) -> tuple:
+    lengths = None if case.lengths is None else P("rows")
+    return specs_of(case), lengths, P("rows") if case.resets else None
+
+
+def place(tree, mesh, specs):
+    return jax.tree.map(
+        lambda a, s: jax.device_put(a, NamedSharding(mesh, s)), tree, specs
+    )
+
+
+def forward(case: Case):
+    def run(primal, seq_lengths, resets):
+        return ours(case, seq_lengths=seq_lengths, resets=resets)(primal)
+
+    return run
+
+
+def gradient(case: Case, **changes):
+    """A loss that is a sum over rows, so that every shard adds its own part."""
+
+    def loss(primal, seq_lengths, resets):
+        options = changes | {"seq_lengths": seq_lengths, "resets": resets}
+        outs = ours(case, **options)(primal)
+        return sum(jnp.sum(jnp.sin(2.0 * o)) for o in outs if o is not None)
+
+    return jax.grad(loss)
+
+
+def collectives(compiled) -> list[tuple[str, str]]:
+    """`(operation, shape)` of everything that crosses devices."""
+    found = COLLECTIVE.findall(compiled.as_text())
+    return [(operation, shape) for shape, operation in found]
+
+
+def elements(shape: str) -> int:
+    """Sum of elements of an HLO shape, a tuple perhaps."""
+    sizes = re.findall(r"\w+\[([\d,]*)\]", shape)
+    return sum(int(np.prod([int(n) for n in s.split(",") if n])) for s in sizes)
+
+
+def test_the_pattern_finds_a_collective(mesh):
+    """Otherwise its silence would prove nothing."""
+    x = jax.device_put(jnp.ones((8, 3)), NamedSharding(mesh, P("rows")))
+    compiled = jax.jit(lambda x: jnp.sum(x, 0)).lower(x).compile()
+    ((operation, shape),) = collectives(compiled)
+    assert operation == "all-reduce" and elements(shape) == 3
+
+
+@every_case
+def test_sharded_forward_needs_no_collective(case, mesh):
+    run = jax.jit(forward(case))
+    args = inputs_of(case, mesh)
+    compiled = run.lower(*args).compile()
+    assert collectives(compiled) == []
+    got = compiled(*args)
+    assert_trees_close(got, run(*inputs_of(case)))
+    for out, spec in zip(got, out_specs(case), strict=True):
+        if out is not None:
+            want = NamedSharding(mesh, spec)
+            assert out.sharding.is_equivalent_to(want, out.ndim), out.sharding
+
+
+@every_case
+def test_sharded_gradient_sums_the_weights_alone(case, mesh):
+    run = jax.jit(gradient(case))
+    args = inputs_of(case, mesh)
+    compiled = run.lower(*args).compile()
+    found = collectives(compiled)
+    assert {operation for operation, _ in found} == {"all-reduce"}
+    assert sum(elements(shape) for _, shape in found) == num_params(case.spec)
+    got = compiled(*args)
+    assert_trees_close(got, run(*inputs_of(case)))
+    for g, spec in zip(got, specs_of(case), strict=True):
+        if g is not None:
+            want = NamedSharding(mesh, spec)
+            assert g.sharding.is_equivalent_to(want, g.ndim), g.sharding
+
+
+@pytest.mark.parametrize("case", CASES[:2], ids=lambda c: c.id)
+def test_sharded_tangent_needs_no_collective(case, mesh):
+    def tangent(*args):
+        primal, *rest = args
+        step = jax.tree.map(jnp.ones_like, primal)
+        return jax.jvp(lambda p: forward(case)(p, *rest), (primal,), (step,))[1]
+
+    args, run = inputs_of(case, mesh), fast_jit(tangent)
+    compiled = run.lower(*args).compile()
+    assert collectives(compiled) == []
+    assert_trees_close(compiled(*args), run(*inputs_of(case)))
+
+
+@pytest.mark.parametrize("axis", ["ensemble", "rows"])
+def test_sharded_ensemble_needs_no_collective(axis, mesh):
+    """vmap over weights, with members or rows spread over the devices."""
+    case = CASES[0]
+    primal, lengths, _ = inputs_of(case)
+    members = jnp.stack([primal.weights * s for s in (1.0, 0.5, -1.0, 2.0)])
+
+    def run(members, x, lengths):
+        def one(weights):
+            return forward(case)(primal._replace(weights=weights, x=x), lengths, None)
+
+        return jax.vmap(one)(members)[0]
+
+    args = members, primal.x, lengths
+    ensemble, rows = P("rows"), P()
+    if axis == "rows":
+        ensemble, rows = P(), P("rows")
+    placed = place(args, mesh, (ensemble, rows, rows))
+    compiled = fast_jit(run).lower(*placed).compile()
+    assert collectives(compiled) == []
+    assert_trees_close(compiled(*placed), fast_jit(run)(*args))
+
+
+@pytest.mark.parametrize("case", CASES[:2], ids=lambda c: c.id)
+def test_shard_map_equals_one_device(case, mesh):
+    run = jax.shard_map(
+        forward(case), mesh=mesh, in_specs=arg_specs(case), out_specs=out_specs(case)
+    )
+    args = inputs_of(case, mesh)
+    compiled = fast_jit(run).lower(*args).compile()
+    assert collectives(compiled) == []
+    assert_trees_close(compiled(*args), fast_jit(forward(case))(*inputs_of(case)))
+
+
+@pytest.mark.parametrize("case", CASES[:2], ids=lambda c: c.id)
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_gradient_inside_shard_map_equals_one_device(case, check_vma, mesh):
+    def local(*args):
+        grads = gradient(case)(*args)
+        if check_vma:  # weights are the same everywhere, so JAX sums their gradient
+            return grads
+        return grads._replace(weights=jax.lax.psum(grads.weights, "rows"))
+
+    run = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=arg_specs(case),
+        out_specs=specs_of(case),
+        check_vma=check_vma,
+    )
+    got = fast_jit(run)(*inputs_of(case, mesh))
+    assert_trees_close(got, fast_jit(gradient(case))(*inputs_of(case)))
+
+
+@pytest.mark.parametrize("case", CASES[:2], ids=lambda c: c.id)
+def test_gradient_outside_shard_map_equals_one_device(case, mesh):
+    run = jax.shard_map(
+        forward(case), mesh=mesh, in_specs=arg_specs(case), out_specs=out_specs(case)
+    )
+
+    def loss(primal, *rest):
+        outs = run(primal, *rest)
+        return sum(jnp.sum(jnp.sin(2.0 * o)) for o in outs if o is not None)
+
+    got = fast_jit(jax.grad(loss))(*inputs_of(case, mesh))
+    assert_trees_close(got, fast_jit(gradient(case))(*inputs_of(case)))
+
+
+def test_second_derivative_under_sharding_equals_one_device(mesh):
+    case = CASES[1]
+
+    def product(primal, *rest):
+        step = jax.tree.map(jnp.ones_like, primal)
+        return jax.jvp(lambda p: gradient(case)(p, *rest), (primal,), (step,))[1]
+
+    got = fast_jit(product)(*inputs_of(case, mesh))
+    assert_trees_close(got, fast_jit(product)(*inputs_of(case)), terms=1000)
+
+
+def test_loss_of_the_closures_is_used_with_lengths():
+    """The cases here have rows of every kind on every device."""
+    for case in CASES[:3]:
+        assert sorted(case.lengths[:2]) == [0, 2] and case.batch % 4 == 0
+        assert np.isfinite(loss_of(case, ours(case))(primal_of(case)))
