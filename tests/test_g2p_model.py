@@ -10,6 +10,7 @@ from ostinato.apps.g2p import batches, decode, model
 from ostinato.apps.g2p.batches import Batch, letter_ids, pad
 
 CONFIG = model.Config(hidden_size=3, num_layers=1, phonemes=("S", "T"))
+GRADIENT = jax.jit(jax.value_and_grad(model.loss), static_argnames="config")
 
 
 def random_params(config=CONFIG):
@@ -45,15 +46,15 @@ def test_loss_is_the_mean_over_words_of_the_sum_over_paths():
     want = np.mean(
         [loss_by_all_paths(lp, target) for lp, (_, target) in zip(log_probs, pairs)]
     )
-    got = model.loss(params, batch_of(pairs, letters=5, rows=2), config=CONFIG)
+    got, _ = GRADIENT(params, batch_of(pairs, letters=5, rows=2), config=CONFIG)
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def test_padding_changes_neither_loss_nor_gradient():
     params, pairs = random_params(), [("abc", [1, 2]), ("it", [2])]
     results = [
-        jax.value_and_grad(model.loss)(params, batch_of(pairs, *size), config=CONFIG)
-        for size in [(3, 2), (7, 5)]
+        GRADIENT(params, batch_of(pairs, *size), config=CONFIG)
+        for size in [(5, 2), (7, 5)]
     ]
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *results
@@ -61,10 +62,8 @@ def test_padding_changes_neither_loss_nor_gradient():
 
 
 def test_a_batch_of_empty_rows_has_no_loss_and_no_gradient():
-    empty = Batch(*pad([], 4, 3), *pad([], 4, 3))
-    value, grads = jax.value_and_grad(model.loss)(
-        random_params(), empty, config=CONFIG
-    )
+    empty = Batch(*pad([], 5, 2), *pad([], 4, 2))
+    value, grads = GRADIENT(random_params(), empty, config=CONFIG)
     assert value == 0
     assert all(not np.any(grad) for grad in grads)
 

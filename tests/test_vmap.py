@@ -49,7 +49,7 @@ def spread(case: Case, axes: Primal, size: int = SIZE, seed: int = 8) -> Primal:
         if axis is None or a is None:
             return a
         noise = 0.3 * rng.standard_normal((size, *a.shape))
-        return jnp.moveaxis(a + noise, 0, axis)
+        return jnp.moveaxis(a[None] + noise, 0, axis)
 
     return Primal(*(stack(a, n) for a, n in zip(primal_of(case), axes, strict=True)))
 
@@ -69,6 +69,10 @@ def loop(fn, axes, *args):
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *outs)
 
 
+def vmap(fn, axes, out_axes=0):
+    return jax.vmap(fn, tuple(axes), out_axes)  # which takes no NamedTuple
+
+
 def flat(fn):
     """A function of the fields of `Primal` instead of one."""
     return lambda *fields: fn(Primal(*fields))
@@ -81,7 +85,7 @@ def test_vmap_of_value_and_gradient_equals_a_loop(case, name):
     primal = spread(case, axes)
     loss = loss_of(case, ours(case))
     one = flat(jax.value_and_grad(loss))
-    many = jax.vmap(one, axes)
+    many = vmap(one, axes)
     assert ours_in(many, *primal) == ["ostinato_rnn", "ostinato_rnn_bwd"]
     got = fast_jit(many)(*primal)
     assert_trees_close(got, loop(fast_jit(one), axes, *primal))
@@ -95,7 +99,7 @@ def test_gradient_of_vmap_equals_gradient_of_a_loop(case, name):
     loss = flat(loss_of(case, ours(case)))
 
     def mapped(primal):
-        return jnp.sum(jnp.tanh(jax.vmap(loss, axes)(*primal)))
+        return jnp.sum(jnp.tanh(vmap(loss, axes)(*primal)))
 
     def looped(primal):
         return jnp.sum(jnp.tanh(loop(loss, axes, *primal)))
@@ -114,7 +118,7 @@ def test_mapped_data_joins_the_batch(time_major):
     primal = spread(case, Primal(None, 0, 0, 0))
     if time_major:
         primal = primal._replace(x=jnp.swapaxes(primal.x, 1, 2))
-    jaxpr = jax.make_jaxpr(jax.vmap(flat(operator), (None, 0, 0, 0)))(*primal)
+    jaxpr = jax.make_jaxpr(vmap(flat(operator), (None, 0, 0, 0)))(*primal)
     (eqn,) = [e for e in jaxpr.eqns if e.primitive.name == "ostinato_rnn"]
     rows = SIZE * case.batch
     wanted = (case.steps, rows, 2) if time_major else (rows, case.steps, 2)
@@ -128,7 +132,7 @@ def test_mapped_data_joins_the_batch(time_major):
             jnp.moveaxis(primal.h_0, 0, h_axis),
             primal.c_0,
         )
-        mapped = jax.vmap(flat(operator), (None, x_axis, h_axis, 0), out_axis)
+        mapped = vmap(flat(operator), (None, x_axis, h_axis, 0), out_axis)
         got = fast_jit(mapped)(*moved)
         got = jax.tree.map(lambda a, n=out_axis: jnp.moveaxis(a, n, 0), got)
         assert_trees_close(got, want)
@@ -154,7 +158,7 @@ def test_mapped_lengths_equal_a_loop(axes):
         return jax.value_and_grad(loss)(Primal(weights, x, primal.h_0, None))
 
     args = primal.weights, primal.x, lengths
-    many = jax.vmap(one, axes)
+    many = vmap(one, axes)
     assert ours_in(many, *args) == ["ostinato_rnn", "ostinato_rnn_bwd"]
     got = fast_jit(many)(*args)
     assert_trees_close(got, loop(fast_jit(one), axes, *args))
@@ -171,7 +175,7 @@ def test_mapped_resets_equal_a_loop(weights):
         return jax.value_and_grad(loss)(primal._replace(weights=weights))
 
     args = primal.weights, resets
-    got = fast_jit(jax.vmap(one, (weights, 0)))(*args)
+    got = fast_jit(vmap(one, (weights, 0)))(*args)
     assert_trees_close(got, loop(fast_jit(one), (weights, 0), *args))
 
 
@@ -187,7 +191,7 @@ def test_mapped_keys_equal_a_loop(weights):
         return jax.value_and_grad(loss)(primal._replace(weights=weights))
 
     args = primal.weights, keys
-    got = fast_jit(jax.vmap(one, (weights, 0)))(*args)
+    got = fast_jit(vmap(one, (weights, 0)))(*args)
     assert_trees_close(got, loop(fast_jit(one), (weights, 0), *args))
     assert np.abs(got[0][0] - got[0][1]) > 1e-3
 
@@ -216,7 +220,7 @@ def test_nested_vmap_equals_nested_loops(name):
         )
     )  # fmt: skip
     one = flat(jax.value_and_grad(loss_of(case, ours(case))))
-    many = jax.vmap(jax.vmap(one, inner), outer)
+    many = vmap(vmap(one, inner), outer)
     assert ours_in(many, *primal) == ["ostinato_rnn", "ostinato_rnn_bwd"]
     got = fast_jit(many)(*primal)
     compiled = fast_jit(one)
@@ -238,7 +242,7 @@ def test_per_example_gradients_equal_a_loop():
         return jnp.sum(jnp.sin(y)) + jnp.sum(h_n * c_n)
 
     one, axes = jax.grad(loss), (None, 0, 0)
-    got = fast_jit(jax.vmap(one, axes))(weights, x, lengths)
+    got = fast_jit(vmap(one, axes))(weights, x, lengths)
     assert got.shape == (3, weights.size) and np.isfinite(got).all()
     assert_trees_close(got, loop(fast_jit(one), axes, weights, x, lengths))
 
@@ -257,7 +261,7 @@ def test_vmap_of_jvp_and_of_hessian_product_equal_a_loop(case, name):
         tangent = jax.jvp(operator, (p,), (step,))[1]
         return tangent, forward_over_reverse(loss, p, step)
 
-    got = fast_jit(jax.vmap(one, axes))(*primal)
+    got = fast_jit(vmap(one, axes))(*primal)
     assert_trees_close(got, loop(fast_jit(one), axes, *primal), terms=1000)
 
 
@@ -270,13 +274,13 @@ def test_jvp_of_vmap_equals_vmap_of_jvp():
         return ours(case)(Primal(weights, x, h_0, None))
 
     def outside(primal, step):
-        return jax.jvp(jax.vmap(operator, axes), primal, step)[1]
+        return jax.jvp(vmap(operator, axes), primal, step)[1]
 
     def inside(primal, step):
         def one(*both):
             return jax.jvp(operator, both[:3], both[3:])[1]
 
-        return jax.vmap(one, axes + axes)(*primal, *step)
+        return vmap(one, axes + axes)(*primal, *step)
 
     assert_trees_close(fast_jit(outside)(primal, step), fast_jit(inside)(primal, step))
 
@@ -285,12 +289,12 @@ def test_vmap_of_size_one_and_of_no_rows():
     case = LSTM
     axes = Primal(0, 0, 0, 0)
     primal = spread(case, axes, 1)
-    got = jax.vmap(flat(ours(case)), axes)(*primal)
+    got = vmap(flat(ours(case)), axes)(*primal)
     want = ours(case)(Primal(*(a[0] for a in primal)))
     assert_trees_close(got, jax.tree.map(lambda a: a[None], want))
     empty = Case("empty", case.spec, 4, 0)
     rows = spread(empty, Primal(None, 0, 0, 0))
-    y, h_n, c_n = jax.vmap(flat(ours(empty)), (None, 0, 0, 0))(*rows)
+    y, h_n, c_n = vmap(flat(ours(empty)), (None, 0, 0, 0))(*rows)
     assert y.shape == (SIZE, 0, 4, 4) and h_n.shape == (SIZE, 4, 0, 2)
     assert c_n.shape == (SIZE, 4, 0, 3)
 

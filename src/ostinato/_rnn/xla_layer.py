@@ -93,13 +93,17 @@ class Layer:
 
     def outer(self, a: Array, b: Array) -> Array:
         """`[T, B, m], [T, B, n] -> [m, n]`: a weight gradient, over all steps."""
-        return lax.dot_general(
-            a.astype(self.dtype),
-            b.astype(self.dtype),
+        # Matrix libraries want one operand transposed, by a copy: let it be the small.
+        swap = a.shape[-1] > b.shape[-1]
+        first, second = (b, a) if swap else (a, b)
+        product = lax.dot_general(
+            first.astype(self.dtype),
+            second.astype(self.dtype),
             (((0, 1), (0, 1)), ((), ())),
             precision=self.call.precision,
             preferred_element_type=self.wide,
         )
+        return product.T if swap else product
 
     def _affine(self, a: Array, w: Array, b: Array | None) -> Array:
         return self._add_bias(self.dot(a, w), b)
@@ -116,12 +120,12 @@ class Layer:
         hidden = self.spec.hidden_size
         return lax.slice_in_dim(a, start * hidden, stop * hidden, axis=axis)
 
-    def input_product(self, x: Array, w: LayerWeights) -> Array:
-        """`gx`: the gates' share of x, over all steps at once."""
-        if w.w_ih is None:  # input_mode "skip": x itself goes to every gate
+    def input_product(self, x: Array) -> Array:
+        """The gates' share of x without a bias, over all steps at once."""
+        if self.weights.w_ih is None:  # input_mode "skip": x itself goes to every gate
             gates = (x.astype(self.wide),) * self.spec.num_gates
-            return self._add_bias(jnp.concatenate(gates, axis=-1), w.b_ih)
-        return self._affine(x, w.w_ih, w.b_ih)
+            return jnp.concatenate(gates, axis=-1)
+        return self.dot(x, self.weights.w_ih)
 
     # ----------------------------------------------------------------- forward
 
@@ -133,6 +137,8 @@ class Layer:
         """
         w, h_wide = self.weights, h.astype(self.wide)
         gates = None
+        # Here, not in the product over all steps: there it would be a pass of its own.
+        gx = self._add_bias(gx, w.b_ih)
         if self.spec.mode == "lstm":
             pre = gx + self._affine(h, w.w_hh, w.b_hh)
             gates, c, h_new = pointwise.lstm(pre, c, self.spec)
@@ -176,7 +182,7 @@ class Layer:
         (h_n, c_n), (h, gates, cells) = lax.scan(
             body,
             (h_0, c_wide),
-            (self.input_product(x, self.weights), steps),
+            (self.input_product(x), steps),
             reverse=self.reverse,
         )
         c_n = None if c_n is None else c_n.astype(self.dtype)
@@ -196,7 +202,7 @@ class Layer:
         return _zero_where(steps.reset, prev)
 
     def _gates(self, x: Array, h_prev: Array, c_prev: Array | None) -> Array | None:
-        return self.step(h_prev, c_prev, self.input_product(x, self.weights))[2]
+        return self.step(h_prev, c_prev, self.input_product(x))[2]
 
     # ----------------------------------------------------------------- tangent
 
@@ -251,8 +257,7 @@ class Layer:
         rows = self.spec.num_gates * self.spec.hidden_size
         dgx = jnp.zeros((*x.shape[:2], rows), self.wide)
         if dx is not None:
-            no_bias = self.weights._replace(b_ih=None)
-            dgx = self.input_product(dx, no_bias)
+            dgx = self.input_product(dx)
         if dweights is not None:
             if dweights.w_ih is not None:
                 dgx = dgx + self.dot(x, dweights.w_ih)
@@ -476,7 +481,7 @@ def _in_segments(
     if not split or not isinstance(length, int) or length <= _SEGMENT:
         return segment(carry, xs)
     # A divisor needs no copy of the inputs; failing that, the odd rest goes first.
-    divisors = [k for k in range(_SEGMENT // 2, 2 * _SEGMENT) if length % k == 0]
+    divisors = [k for k in range(_SEGMENT // 4, 4 * _SEGMENT) if length % k == 0]
     size = min(divisors, key=lambda k: abs(k - _SEGMENT), default=_SEGMENT)
     rest = length % size
     main, odd = jax.tree.map(lambda a: a[rest:], xs), None

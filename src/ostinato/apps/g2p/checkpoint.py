@@ -134,6 +134,11 @@ def _checksum(tensors: dict[str, np.ndarray]) -> str:
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read the arrays and the header of a file of this program.
+
+    Raises:
+        G2PError: there is none, or it is damaged.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
