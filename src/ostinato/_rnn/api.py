@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools as ft
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -228,18 +229,21 @@ def prepare(
 def _precision(precision: Any) -> Any:
     """Resolved here: what is in force at the call also holds for later derivatives."""
     if precision is None:
-        precision = jax.config.jax_default_matmul_precision
-    if isinstance(precision, str):
-        return precision
+        return jax.config.jax_default_matmul_precision
+    _check_precision(precision)
+    return precision
+
+
+@ft.lru_cache
+def _check_precision(precision: Any) -> None:
+    """Any value that a product takes will do; an abstract product asks JAX itself."""
+    one = jax.ShapeDtypeStruct((1,), jnp.float32)
     try:
-        hash(precision)
-        # Any value that a product takes will do; an abstract product asks JAX itself.
-        jax.eval_shape(lambda a: jnp.dot(a, a, precision=precision), jnp.ones((1,)))
+        jax.eval_shape(lambda a: jnp.dot(a, a, precision=precision), one)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"`precision` must be None or a jax.lax.Precision, got {precision!r}"
         ) from error
-    return precision
 
 
 def _initial_state(

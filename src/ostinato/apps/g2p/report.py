@@ -33,8 +33,8 @@ class Row(NamedTuple):
     def line(self, left: str, mark: str) -> str:
         """One line for the user, with the time left and a mark for the best."""
         return (
-            f"epoch {self.epoch:4.1f}  {self.words_per_second:6,.0f} words/s  "
-            f"loss {self.loss:6.3f}  dev PER {self.dev_per:5.2f}  "
+            f"epoch {self.epoch:4.1f} {self.words_per_second:6,.0f} words/s  "
+            f"loss {self.loss:.3f}  dev PER {self.dev_per:5.2f}  "
             f"WER {self.dev_wer:5.2f}  {left} left {mark}"
         ).rstrip()
 

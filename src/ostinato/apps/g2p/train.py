@@ -120,9 +120,10 @@ def _introduce(run: Run, resume: bool) -> None:
     parts = run.split._asdict().items()
     words = ", ".join(f"{len(words):,} {name}" for name, words in parts)
     run.display.say(run.settings.describe())
+    run.display.say(f"words: {words}")
     run.display.say(
-        f"words: {words}; {len(run.data.targets):,} pronunciations to learn, "
-        f"padded to {', '.join(map(str, run.data.bounds))} letters"
+        f"{len(run.data.targets):,} pronunciations to learn, words padded to "
+        f"{', '.join(map(str, run.data.bounds))} letters"
     )
     if resume:
         spent = report.clock(run.elapsed)

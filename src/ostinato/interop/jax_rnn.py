@@ -1,0 +1,195 @@
+"""Drop-in for `jax.experimental.rnn`: the same names and signatures, on every platform.
+
+    - from jax.experimental import rnn
+    + from ostinato.interop import jax_rnn as rnn
+
+Weights are the same flat vector. What changes: it runs on CPU and TPU too, in float32,
+float64, bfloat16 and float16; rows of length 0 return their initial state; it can be
+vmapped, and differentiated in forward mode and any number of times.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from .. import (
+    LayerWeights,
+    RNNSpec,
+    init_weights,
+    num_params,
+    pack_weights,
+    rnn,
+    unpack_weights,
+)
+from .._typing import Array
+
+__all__ = [
+    "get_num_params_in_lstm",
+    "init_lstm_weight",
+    "lstm",
+    "lstm_ref",
+    "swap_lstm_gates",
+    "unpack_lstm_weights",
+]
+
+
+def _spec(
+    input_size: int, hidden_size: int, num_layers: int, bidirectional: bool
+) -> RNNSpec:
+    return RNNSpec("lstm", input_size, hidden_size, num_layers, bool(bidirectional))
+
+
+def get_num_params_in_lstm(
+    input_size: int, hidden_size: int, num_layers: int, bidirectional: bool
+) -> int:
+    """Length of the flat weight vector."""
+    return num_params(_spec(input_size, hidden_size, num_layers, bidirectional))
+
+
+def init_lstm_weight(
+    rng: Array,
+    input_size: int,
+    hidden_size: int,
+    num_layers: int,
+    bidirectional: bool,
+) -> Array:
+    """Flat float32 weights from U(-k, k), k = hidden_size ** -0.5.
+
+    The distribution is that of `jax.experimental.rnn`, the numbers drawn are not.
+    """
+    return init_weights(rng, _spec(input_size, hidden_size, num_layers, bidirectional))
+
+
+def unpack_lstm_weights(
+    weights: Array,
+    input_size: int,
+    hidden_size: int,
+    num_layers: int,
+    bidirectional: bool,
+) -> tuple[dict[int, Array], dict[int, Array], dict[int, Array], dict[int, Array]]:
+    """`(W_ih, W_hh, b_ih, b_hh)`, each a dict from pseudo-layer to array.
+
+    Rows are grouped by gate in the order i, f, g, o; see `ostinato.unpack_weights`.
+    """
+    spec = _spec(input_size, hidden_size, num_layers, bidirectional)
+    layers = list(enumerate(unpack_weights(weights, spec)))
+    return (
+        {p: layer.w_ih for p, layer in layers},
+        {p: layer.w_hh for p, layer in layers},
+        {p: layer.b_ih for p, layer in layers},
+        {p: layer.b_hh for p, layer in layers},
+    )
+
+
+def swap_lstm_gates(
+    weights: Array,
+    input_size: int,
+    hidden_size: int,
+    num_layers: int,
+    bidirectional: bool,
+) -> Array:
+    """Flat weights with rows i, f, g, o brought into the order i, f, o, g, or back."""
+    spec = _spec(input_size, hidden_size, num_layers, bidirectional)
+
+    def swap(a: Array | None) -> Array | None:
+        if a is None:
+            return None
+        i, f, g, o = jnp.split(a, 4, axis=0)
+        return jnp.concatenate([i, f, o, g], axis=0)
+
+    layers = unpack_weights(jnp.asarray(weights), spec)
+    return pack_weights([LayerWeights(*map(swap, layer)) for layer in layers], spec)
+
+
+def lstm(
+    x: Array,
+    h_0: Array,
+    c_0: Array,
+    weights: Array,
+    seq_lengths: Array,
+    input_size: int,
+    hidden_size: int,
+    num_layers: int,
+    dropout: float,
+    bidirectional: bool,
+    precision: Any = None,
+) -> tuple[Array, Array, Array]:
+    """Run a stacked LSTM over padded rows.
+
+    Args:
+        x: `[B, T, I]`.
+        h_0: `[L*D, B, H]`.
+        c_0: `[L*D, B, H]`.
+        weights: flat, `[get_num_params_in_lstm(...)]`.
+        seq_lengths: integers `[B]`, each in 0..T.
+        input_size: I.
+        hidden_size: H.
+        num_layers: L.
+        dropout: 0 or False; there is no key here to draw a mask from.
+        bidirectional: whether D is 2.
+        precision: of the products, as `jax.lax.Precision`.
+
+    Returns:
+        `y [B, T, D*H]`, 0 past each row's end, and `h_n`, `c_n`, `[L*D, B, H]`.
+
+    Raises:
+        NotImplementedError: `dropout` is not 0.
+        TypeError, ValueError: as `ostinato.rnn`.
+
+    Holds under the transformations of `ostinato.rnn`; under `jax.jit` the arguments
+    from `input_size` on are static.
+    """
+    _check_dropout(dropout)
+    spec = _spec(input_size, hidden_size, num_layers, bidirectional)
+    y, (h_n, c_n) = rnn(
+        spec,
+        weights,
+        x,
+        (h_0, c_0),
+        seq_lengths=seq_lengths,
+        precision=precision,
+    )
+    return y, h_n, c_n
+
+
+def lstm_ref(
+    x: Array,
+    h_0: Array,
+    c_0: Array,
+    W_ih: dict[int, Array],
+    W_hh: dict[int, Array],
+    b_ih: dict[int, Array],
+    b_hh: dict[int, Array],
+    seq_lengths: Array,
+    input_size: int,
+    hidden_size: int,
+    num_layers: int,
+    dropout: float,
+    bidirectional: bool,
+) -> tuple[Array, Array, Array]:
+    """`lstm` on unpacked weights and the reference backend, `xla`.
+
+    Args and results as for `lstm`; `W_ih`, `W_hh`, `b_ih`, `b_hh` are dicts from
+    pseudo-layer to array, as `unpack_lstm_weights` returns them.
+    """
+    _check_dropout(dropout)
+    spec = _spec(input_size, hidden_size, num_layers, bidirectional)
+    layers = [
+        LayerWeights(W_ih[p], W_hh[p], b_ih[p], b_hh[p], None)
+        for p in range(spec.num_layers * spec.num_directions)
+    ]
+    weights = pack_weights(layers, spec)
+    y, (h_n, c_n) = rnn(
+        spec, weights, x, (h_0, c_0), seq_lengths=seq_lengths, backend="xla"
+    )
+    return y, h_n, c_n
+
+
+def _check_dropout(dropout: float) -> None:
+    if dropout != 0:
+        raise NotImplementedError(
+            f"`dropout` must be 0 here, got {dropout}: this signature has no key to "
+            "draw a mask from; use ostinato.rnn with RNNSpec(dropout=...) and key="
+        )

@@ -1,0 +1,208 @@
+import csv
+import io
+
+import jax
+import numpy as np
+import pytest
+from g2p_words import TINY, language, plain_jax, spell  # noqa: F401
+from rich.console import Console
+
+from ostinato.apps.g2p import checkpoint, report, run, settings
+from ostinato.apps.g2p.errors import G2PError
+from ostinato.apps.g2p.pronounce import Pronouncer
+from ostinato.apps.g2p.train import train
+
+
+def quiet():
+    return Console(file=io.StringIO(), width=80)
+
+
+def train_tiny(out, **options):
+    options = {**TINY, "console": quiet(), "dictionary": language(), **options}
+    return train(out, **options)
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """A folder in which a tiny run learned the language, with what it printed."""
+    out = tmp_path_factory.mktemp("learned")
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+        with jax.numpy_rank_promotion("allow"):
+            console = quiet()
+            summary = train_tiny(out, epochs=40, console=console)
+    return out, summary, console.file.getvalue()
+
+
+def test_a_tiny_model_learns_a_regular_language(learned):
+    _, summary, _ = learned
+    assert summary.best.dev_per < 5
+    assert summary.figures["test", "greedy"].per < 10
+    assert summary.figures["test", "beam + n-gram"].per < 10
+
+
+def test_the_folder_holds_model_figures_and_picture(learned):
+    out, summary, _ = learned
+    rows = list(csv.DictReader((out / report.CSV_FILE).read_text().splitlines()))
+    assert len(rows) == 40
+    assert float(rows[-1]["epoch"]) == 40
+    assert (out / report.PICTURE_FILE).read_bytes().startswith(b"\x89PNG")
+    figures = checkpoint.load_model(out).figures
+    assert figures["best"]["dev_per"] == summary.best.dev_per
+    assert figures["final"]["test, greedy"]["words"] > 0
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+def test_what_is_printed_fits_80_columns(learned):
+    out, _, text = learned
+    assert "PER %" in text and "test" in text
+    assert max(map(len, text.replace(str(out), "out").splitlines())) <= 80
+
+
+def test_a_trained_model_pronounces(learned):
+    out, _, _ = learned
+    say = Pronouncer(out)
+    assert say(["Bakes", "sex"]) == [spell("bakes"), spell("sex")]
+    assert say([]) == []
+
+
+def test_an_unknown_letter_is_a_clear_line(learned):
+    with pytest.raises(G2PError, match=r"cannot pronounce 'b3t': unknown '3'; use a"):
+        Pronouncer(learned[0])(["b3t"])
+    with pytest.raises(G2PError, match=r"cannot pronounce '-': it has no letter"):
+        Pronouncer(learned[0])(["-"])
+
+
+def interrupt_after(monkeypatch, updates):
+    """Make the display raise what Ctrl-C raises, once, after some updates."""
+    tick, count = report.Display.tick, [0]
+
+    def counting_tick(self, *args):
+        count[0] += 1
+        if count[0] == updates:
+            raise KeyboardInterrupt
+        tick(self, *args)
+
+    monkeypatch.setattr(report.Display, "tick", counting_tick)
+
+
+def arrays(out, name):
+    return checkpoint.read(out / name)[0]
+
+
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch):
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+    options = dict(dropout=0.2, layers=2)
+    train_tiny(whole, epochs=4, **options)
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, updates=13)  # in the middle of epoch 3 of 6 batches
+        summary = train_tiny(halved, epochs=4, **options)
+    assert summary.figures is None and summary.best.epoch == 2
+    assert checkpoint.load_header(halved)["step"] == 13
+    train_tiny(halved, resume=True, **options)
+    for name in (checkpoint.MODEL_FILE, checkpoint.RESUME_FILE):
+        want, got = arrays(whole, name), arrays(halved, name)
+        assert want.keys() == got.keys()
+        for key in want:
+            np.testing.assert_array_equal(got[key], want[key])
+
+
+def test_an_interrupt_keeps_the_best_weights(tmp_path, monkeypatch):
+    interrupt_after(monkeypatch, updates=8)
+    console = quiet()
+    summary = train_tiny(tmp_path, epochs=4, console=console)
+    assert summary.best.epoch == 1
+    assert "go on with --resume" in console.file.getvalue()
+    figures = checkpoint.load_model(tmp_path).figures
+    assert figures["best"]["dev_per"] == summary.best.dev_per
+    assert (tmp_path / report.PICTURE_FILE).exists()
+
+
+def test_an_interrupt_before_any_evaluation_keeps_what_there_is(tmp_path, monkeypatch):
+    interrupt_after(monkeypatch, updates=2)
+    summary = train_tiny(tmp_path, epochs=4)
+    assert summary.best.updates == 2
+    assert checkpoint.load_model(tmp_path).params.weights.size > 0
+
+
+def test_a_run_ends_with_its_time(tmp_path):
+    summary = train_tiny(tmp_path, minutes=0.02)
+    assert summary.best is not None
+    seconds = checkpoint.load_header(tmp_path)["elapsed"]
+    assert seconds >= 1.0
+
+
+def test_a_second_run_moves_the_first_away(tmp_path):
+    train_tiny(tmp_path, epochs=1)
+    first = (tmp_path / checkpoint.MODEL_FILE).read_bytes()
+    console = quiet()
+    train_tiny(tmp_path, epochs=1, seed=1, console=console)
+    assert (tmp_path / "previous" / checkpoint.MODEL_FILE).read_bytes() == first
+    assert "is now in" in console.file.getvalue().replace("\n", " ")
+
+
+def test_listed_test_words_are_the_ones_measured(tmp_path):
+    listed = list(language())[::4]
+    summary = train_tiny(tmp_path, epochs=1, test_words=listed)
+    assert summary.figures["test", "greedy"].words == len(listed)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(hidden=17), "`hidden` must stay 16 when a run is resumed, got 17"),
+        (dict(test_words=["ab", "ba"]), "`--resume` needs the words of the run"),
+    ],
+    ids=["hidden", "words"],
+)
+def test_resuming_another_run_says_so(learned, options, message):
+    with pytest.raises(G2PError, match=message):
+        train_tiny(learned[0], **{"resume": True, **options})
+
+
+def test_resuming_nothing_says_so(tmp_path):
+    with pytest.raises(G2PError, match="there is no .*resume.safetensors"):
+        train_tiny(tmp_path, resume=True)
+
+
+def test_a_loss_that_is_no_number_names_the_learning_rate(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "update", lambda state, *_, **__: (state, float("nan")))
+    with pytest.raises(G2PError, match="loss became nan at update 0.*smaller --lr"):
+        train_tiny(tmp_path, epochs=1)
+
+
+def test_a_dictionary_without_held_out_words_says_so(tmp_path):
+    with pytest.raises(G2PError, match="too small: it leaves no (dev|test) words"):
+        train_tiny(tmp_path, epochs=1, dictionary={"ab": (("AA", "B"),)})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (dict(minutes=0.0), "`minutes` must be a number above 0, got 0.0"),
+        (dict(minutes=float("nan")), "`minutes` must be a number above 0, got nan"),
+        (dict(epochs=0), "`epochs` must be at least 1, got 0"),
+        (dict(hidden=0), "`hidden` must be at least 1, got 0"),
+        (dict(dropout=1.0), "`dropout` must be at least 0 and below 1, got 1.0"),
+        (dict(lr=-1.0), "`lr` must be a number above 0, got -1.0"),
+        (dict(seed=-1), "`seed` must be at least 0, got -1"),
+    ],
+)
+def test_bad_settings_name_the_field(given, message):
+    with pytest.raises(G2PError, match=message):
+        settings.choose(**given)
+
+
+def test_settings_are_chosen_by_the_time():
+    short, long = settings.choose(minutes=2), settings.choose()
+    assert short.hidden < long.hidden
+    assert long.minutes == settings.DEFAULT_MINUTES
+    assert settings.choose(minutes=2, hidden=long.hidden).hidden == long.hidden
+    assert settings.choose(epochs=3).minutes is None
+
+
+@pytest.mark.parametrize(
+    "seconds, text", [(-1, "0:00"), (61.9, "1:01"), (3661, "1:01:01")]
+)
+def test_clock(seconds, text):
+    assert report.clock(seconds) == text
