@@ -3,7 +3,6 @@
 Both are functions of one `Primal`; everything else of the case is closed over.
 """
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -100,8 +99,10 @@ def loss_of(case: Case, operator):
     return loss
 
 
-def small(case: Case, **spec) -> Case:
-    return dataclasses.replace(case, spec=dataclasses.replace(case.spec, **spec))
+@functools.cache
+def gradient_of(case: Case):
+    """Compiled value and gradient of the loss; shared, since compiling takes longest."""
+    return fast_jit(jax.value_and_grad(loss_of(case, ours(case))))
 
 
 def primitives_in(jaxpr) -> list[str]:

@@ -25,6 +25,14 @@ def test_the_readme_has_an_example():
     assert any("README" in param.id for param in EXAMPLES)
 
 
+def test_every_test_that_a_page_names_exists():
+    named = {
+        name for page in PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())
+    }
+    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("*.py"))
+    assert named and named - set(re.findall(r"def (test_\w+)\(", tests)) == set()
+
+
 @pytest.mark.parametrize("code", EXAMPLES)
 def test_example_of_a_page_runs(code):
     run(code)

@@ -135,12 +135,13 @@ def small_set(count=101, batch_size=8):
 
 
 def rows_of(epoch):
-    return [
-        (tuple(batch.letters[i, :n]), tuple(batch.phonemes[i, :m]))
-        for batch in epoch
-        for i, (n, m) in enumerate(zip(batch.seq_lengths, batch.phoneme_lengths))
-        if n > 0
-    ]
+    rows = []
+    for batch in epoch:
+        for i in np.flatnonzero(batch.seq_lengths):
+            letters = batch.letters[i, : batch.seq_lengths[i]]
+            phonemes = batch.phonemes[i, : batch.phoneme_lengths[i]]
+            rows.append((tuple(letters), tuple(phonemes)))
+    return rows
 
 
 def test_an_epoch_holds_every_pair_once_in_few_shapes():

@@ -17,12 +17,12 @@ def random_params(config=CONFIG):
     params = model.init_params(jax.random.key(0), config)
     keys = jax.random.split(jax.random.key(1), len(params))
     return model.Params(
-        *(jax.random.normal(k, p.shape, p.dtype) for k, p in zip(keys, params))
+        *map(lambda k, p: jax.random.normal(k, p.shape, p.dtype), keys, params)
     )
 
 
 def batch_of(pairs, letters, rows):
-    words, targets = zip(*pairs)
+    words, targets = zip(*pairs, strict=True)
     return Batch(*pad(letter_ids(words), letters, rows), *pad(targets, 4, rows))
 
 
@@ -43,9 +43,8 @@ def loss_by_all_paths(log_probs, target):
 def test_loss_is_the_mean_over_words_of_the_sum_over_paths():
     params, pairs = random_params(), [("abc", [1, 2, 2]), ("it", [2])]
     log_probs = model.Scorer(CONFIG)(params, [word for word, _ in pairs])
-    want = np.mean(
-        [loss_by_all_paths(lp, target) for lp, (_, target) in zip(log_probs, pairs)]
-    )
+    targets = [target for _, target in pairs]
+    want = np.mean(list(map(loss_by_all_paths, log_probs, targets)))
     got, _ = GRADIENT(params, batch_of(pairs, letters=5, rows=2), config=CONFIG)
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
@@ -73,7 +72,7 @@ def test_scorer_keeps_the_order_of_words_of_any_length(bounds):
     params = random_params()
     words = ["abcde", "it", "a", "somewhatlongerword", "be"]
     together = model.Scorer(CONFIG, bounds)(params, words)
-    for word, log_probs in zip(words, together):
+    for word, log_probs in zip(words, together, strict=True):
         (alone,) = model.Scorer(CONFIG)(params, [word])
         assert log_probs.shape == (2 * len(word), 3)
         np.testing.assert_allclose(log_probs, alone, rtol=1e-5, atol=1e-5)

@@ -1,5 +1,6 @@
 import csv
 import io
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,10 +15,10 @@ from ostinato.apps.g2p.train import train
 
 
 def quiet():
-    return Console(file=io.StringIO(), width=80)
+    return Console(file=io.StringIO(), width=80, record=True)
 
 
-def train_tiny(out, **options):
+def train_tiny(out, **options) -> Any:
     options = {**TINY, "console": quiet(), "dictionary": language(), **options}
     return train(out, **options)
 
@@ -30,7 +31,7 @@ def learned(tmp_path_factory):
         with jax.numpy_rank_promotion("allow"):
             console = quiet()
             summary = train_tiny(out, epochs=40, console=console)
-    return out, summary, console.file.getvalue()
+    return out, summary, console.export_text()
 
 
 def test_a_tiny_model_learns_a_regular_language(learned):
@@ -111,7 +112,7 @@ def test_an_interrupt_keeps_the_best_weights(tmp_path, monkeypatch):
     console = quiet()
     summary = train_tiny(tmp_path, epochs=4, console=console)
     assert summary.best.epoch == 1
-    assert "go on with --resume" in console.file.getvalue()
+    assert "go on with --resume" in console.export_text()
     figures = checkpoint.load_model(tmp_path).figures
     assert figures["best"]["dev_per"] == summary.best.dev_per
     assert (tmp_path / report.PICTURE_FILE).exists()
@@ -137,7 +138,7 @@ def test_a_second_run_moves_the_first_away(tmp_path):
     console = quiet()
     train_tiny(tmp_path, epochs=1, seed=1, console=console)
     assert (tmp_path / "previous" / checkpoint.MODEL_FILE).read_bytes() == first
-    assert "is now in" in console.file.getvalue().replace("\n", " ")
+    assert "is now in" in console.export_text().replace("\n", " ")
 
 
 def test_listed_test_words_are_the_ones_measured(tmp_path):

@@ -131,7 +131,7 @@ def pronounce(
         except G2PError as error:
             failures.append(error)
     width = max(map(len, clean), default=0)
-    for word, phonemes in zip(clean, say(clean)):
+    for word, phonemes in zip(clean, say(clean), strict=True):
         typer.echo(f"{word:{width}}  {' '.join(phonemes)}")
     for error in failures:
         typer.echo(f"ostinato: {error}", err=True)

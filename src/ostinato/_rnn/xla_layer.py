@@ -105,6 +105,19 @@ class Layer:
         )
         return product.T if swap else product
 
+    def _total(self, a: Array) -> Array:
+        """`[T, B, n] -> [n]`: a bias gradient."""
+        # A product with ones: XLA's own sum on CPU depends on the number of threads.
+        ones = jnp.ones((*a.shape[:2], 1), a.dtype)
+        total = lax.dot_general(
+            ones,
+            a,
+            (((0, 1), (0, 1)), ((), ())),
+            precision=lax.Precision.HIGHEST,
+            preferred_element_type=self.wide,
+        )
+        return total[0]
+
     def _affine(self, a: Array, w: Array, b: Array | None) -> Array:
         return self._add_bias(self.dot(a, w), b)
 
@@ -429,7 +442,6 @@ class Layer:
                 (self._blocks(dgx, 0, 2, 2), at.h_prev),
                 (self._blocks(dgx, 2, 3, 2), rh),
             ]
-        bias = lambda a: jnp.sum(a, axis=(0, 1), dtype=self.wide)  # noqa: E731
         w_hr = None
         if w.w_hr is not None:
             u = pointwise.lstm_output(at.gates.astype(self.wide), at.c)
@@ -437,10 +449,10 @@ class Layer:
         return LayerWeights(
             w_ih=None if w.w_ih is None else self.outer(dgx, x),
             w_hh=jnp.concatenate([self.outer(d, a) for d, a in parts]),
-            b_ih=None if w.b_ih is None else bias(dgx),
+            b_ih=None if w.b_ih is None else self._total(dgx),
             b_hh=None
             if w.b_hh is None
-            else jnp.concatenate([bias(d) for d, _ in parts]),
+            else jnp.concatenate([self._total(d) for d, _ in parts]),
             w_hr=w_hr,
         )
 

@@ -1,6 +1,7 @@
 """Ragged words in batches of a few static shapes, with little padding."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -80,12 +81,13 @@ class TrainingSet:
         ]
         self.batch_size = batch_size
         self.targets = [target for _, target in pairs]
-        lengths = np.array([len(word) for word, _ in pairs])
+        lengths = [len(word) for word, _ in pairs]
         self.bounds = bucket_bounds(lengths, num_buckets)
         bucket_of = np.searchsorted(self.bounds, lengths)
         self._buckets = []
         for b, bound in enumerate(self.bounds):
-            words, targets = zip(*(pairs[i] for i in np.flatnonzero(bucket_of == b)))
+            rows = [pairs[i] for i in np.flatnonzero(bucket_of == b)]
+            words, targets = zip(*rows, strict=True)
             letters = pad(letter_ids(words), bound, len(words))
             longest = max(map(len, targets))
             self._buckets.append(Batch(*letters, *pad(targets, longest, len(words))))
@@ -115,5 +117,5 @@ class TrainingSet:
 
 def fits(word: str, pronunciation: Pronunciation, frames: int) -> bool:
     """Whether CTC can spell the pronunciation in `frames` scores a letter."""
-    repeats = sum(a == b for a, b in zip(pronunciation, pronunciation[1:]))
+    repeats = sum(a == b for a, b in pairwise(pronunciation))
     return len(pronunciation) + repeats <= frames * len(word)

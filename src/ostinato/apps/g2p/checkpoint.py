@@ -62,7 +62,7 @@ def load_model(folder: Path) -> Model:
     tensors, header = read(path)
     try:
         config = _config(header["config"])
-        params = Params(**{name: tensors[name] for name in Params._fields})
+        params = Params(*(jnp.asarray(tensors[name]) for name in Params._fields))
         pronunciations = _unflatten(tensors["pronunciations"])
         figures = dict(header["figures"])
     except (KeyError, TypeError, ValueError) as error:
@@ -74,7 +74,7 @@ def load_model(folder: Path) -> Model:
         if got.shape != shape or got.dtype != np.float32:
             detail = f"`{name}` must be float32 {shape}, got {got.dtype} {got.shape}"
             raise _damaged(path, detail)
-    return Model(config, Params(*map(jnp.asarray, params)), pronunciations, figures)
+    return Model(config, params, pronunciations, figures)
 
 
 def save_state(folder: Path, state: State, header: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def load_state(folder: Path, config: Config) -> State:
     template = jax.eval_shape(lambda: init_state(0, config)[1:])
     shapes, tree = jax.tree.flatten(template)
     leaves = [tensors.get(f"{i:03}") for i in range(len(shapes))]
-    for leaf, want in zip(leaves, shapes):
+    for leaf, want in zip(leaves, shapes, strict=True):
         if leaf is None or leaf.shape != want.shape or leaf.dtype != want.dtype:
             raise _damaged(path, "its arrays are not those of this model")
     restored = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in leaves])
@@ -129,7 +129,7 @@ def _save(path: Path, tensors: dict[str, np.ndarray], header: dict[str, Any]) ->
 def _checksum(tensors: dict[str, np.ndarray]) -> str:
     digest = blake2b(digest_size=16)
     for name in sorted(tensors):
-        digest.update(np.ascontiguousarray(tensors[name]))
+        digest.update(tensors[name].tobytes())
     return digest.hexdigest()
 
 

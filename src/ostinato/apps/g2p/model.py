@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 
 import ostinato as ost
 
@@ -92,8 +93,8 @@ def init_params(key: jax.Array, config: Config) -> Params:
 def scores(
     params: Params,
     config: Config,
-    letters: jax.Array,
-    seq_lengths: jax.Array,
+    letters: ArrayLike,
+    seq_lengths: ArrayLike,
     key: jax.Array | None = None,
 ) -> jax.Array:
     """Score every frame of every word.
@@ -108,10 +109,10 @@ def scores(
     Returns:
         Unnormalised scores ``[B, T * frames, labels]``; label 0 is the blank.
     """
-    x = params.embedding[letters]
+    x = params.embedding[jnp.asarray(letters)]
     y = ost.rnn(config.spec, params.weights, x, seq_lengths=seq_lengths, key=key).y
     out = y @ params.w_out + params.b_out
-    return out.reshape(letters.shape[0], -1, config.num_labels)
+    return out.reshape(len(x), -1, config.num_labels)
 
 
 def loss(
@@ -129,14 +130,14 @@ def loss(
     return jnp.sum(jnp.where(real, losses, 0)) / jnp.maximum(jnp.sum(real), 1)
 
 
-def _padding(size: int, lengths: jax.Array) -> jax.Array:
+def _padding(size: int, lengths: ArrayLike) -> jax.Array:
     """1.0 past each row's end, as optax wants it."""
-    return (jnp.arange(size) >= lengths[:, None]).astype(jnp.float32)
+    return (jnp.arange(size) >= jnp.asarray(lengths)[:, None]).astype(jnp.float32)
 
 
 @partial(jax.jit, static_argnums=1)
 def _log_probs(
-    params: Params, config: Config, letters: jax.Array, seq_lengths: jax.Array
+    params: Params, config: Config, letters: ArrayLike, seq_lengths: ArrayLike
 ) -> jax.Array:
     return jax.nn.log_softmax(scores(params, config, letters, seq_lengths))
 
@@ -160,8 +161,8 @@ class Scorer:
                 count = ROWS if len(words) > ROWS else len(rows)
                 letters, lengths = pad(ids, length, count)
                 out = np.asarray(_log_probs(params, self.config, letters, lengths))
-                for i, word_out, n in zip(rows, out, lengths * self.config.frames):
-                    found[i] = word_out[:n]
+                for row, place in enumerate(rows):
+                    found[place] = out[row, : lengths[row] * self.config.frames]
         return found
 
     def _padded_length(self, word: str) -> int:

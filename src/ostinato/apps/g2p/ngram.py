@@ -19,7 +19,7 @@ class _Counts(NamedTuple):
     """Counts of one order; n-grams and contexts are numbers in base `base`."""
 
     grams: np.ndarray
-    count: np.ndarray
+    counts: np.ndarray
     contexts: np.ndarray
     total: np.ndarray  # n-grams seen after a context
     kinds: np.ndarray  # different ones among them
@@ -45,8 +45,8 @@ class NGram:
         """Natural log of the probability of every sequence, ends included."""
         windows, owner = self._windows(sequences)
         prob = np.full(len(windows), 1 / self.base)
-        for codes, counts in zip(self._codes(windows), self._counts):
-            seen = _look_up(counts.grams, counts.count, codes)
+        for codes, counts in zip(self._codes(windows), self._counts, strict=True):
+            seen = _look_up(counts.grams, counts.counts, codes)
             context = codes // self.base
             total = _look_up(counts.contexts, counts.total, context)
             kinds = _look_up(counts.contexts, counts.kinds, context)
@@ -73,11 +73,11 @@ class NGram:
 
 
 def _count(codes: np.ndarray, base: int) -> _Counts:
-    grams, count = np.unique(codes, return_counts=True)
+    grams, counts = np.unique(codes, return_counts=True)
     contexts, first, kinds = np.unique(
         grams // base, return_index=True, return_counts=True
     )
-    return _Counts(grams, count, contexts, np.add.reduceat(count, first), kinds)
+    return _Counts(grams, counts, contexts, np.add.reduceat(counts, first), kinds)
 
 
 def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -177,7 +177,7 @@ class Run:
             labels = [decode.greedy(word) for word in log_probs]
         else:
             labels = decode.rank(log_probs, ngram)
-        guesses = dict(zip(words, map(self.config.spell, labels)))
+        guesses = dict(zip(words, map(self.config.spell, labels), strict=True))
         return error_rates(guesses, references)
 
     def save_model(self, params: Params, figures: dict[str, Any]) -> None:

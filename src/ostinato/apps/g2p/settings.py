@@ -65,8 +65,12 @@ def choose(
     return Settings(minutes=minutes, epochs=epochs, **chosen)
 
 
-SHORT = dict(seed=0, hidden=128, layers=2, batch=128, lr=3e-3, dropout=0.1, buckets=4)
-LONG = dict(seed=0, hidden=192, layers=3, batch=128, lr=2e-3, dropout=0.2, buckets=6)
+SHORT: dict[str, Any] = dict(
+    seed=0, hidden=128, layers=2, batch=128, lr=3e-3, dropout=0.1, buckets=4
+)
+LONG: dict[str, Any] = dict(
+    seed=0, hidden=192, layers=3, batch=128, lr=2e-3, dropout=0.2, buckets=6
+)
 
 
 def _check(name: str, wanted: str, got: object, good: bool) -> None:

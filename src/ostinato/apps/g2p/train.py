@@ -1,4 +1,4 @@
-"""Train a model: from the dictionary to a folder with weights, figures and a picture."""
+"""Train a model: from the dictionary to a folder with weights and figures."""
 
 import time
 from collections.abc import Sequence

