@@ -65,7 +65,7 @@ def make_inputs(case: Case) -> Inputs:
     resets = None
     if case.resets:
         resets = rng.random((case.batch, case.steps)) < 0.35
-        resets[0, :1] = True  # the first step too, where h_0 is cut off
+        resets[:1, :1] = True  # the first step too, where h_0 is cut off
     made = Inputs(
         weights=normal(num_params(spec)) * scale,
         x=normal((case.batch, case.steps, spec.input_size)),

@@ -36,9 +36,8 @@ CASES = [
 ]
 BY_ID = {case.id: case for case in CASES}
 # These tests compare derivatives, not generated code: compile quickly.
-fast_jit = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)
+COMPILER_OPTIONS = {"xla_backend_optimization_level": 0}
+fast_jit = functools.partial(jax.jit, compiler_options=COMPILER_OPTIONS)
 PRIMITIVES = ("ostinato_rnn", "ostinato_rnn_tangent", "ostinato_rnn_bwd")
 
 
