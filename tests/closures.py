@@ -100,7 +100,7 @@ def loss_of(case: Case, operator):
 
 @functools.cache
 def gradient_of(case: Case):
-    """Compiled value and gradient of the loss; shared, since compiling takes longest."""
+    """Value and gradient of the loss, compiled once: that takes longest."""
     return fast_jit(jax.value_and_grad(loss_of(case, ours(case))))
 
 

@@ -102,6 +102,8 @@ class Conformance:
         "lstm-dropout",
         "gru-L2-bi-ragged",
         "gru_before-everything",
+        "lstm-T128",
+        "gru-T257",
     )
     def test_recompute_changes_nothing(self, case):
         self.check(case, recompute=True)
@@ -155,7 +157,7 @@ class Conformance:
         closed = jax.jit(lambda made: call(case, made, self.backend, seq_lengths=given))
         assert_close(closed(made).y, want["y"], terms=case.terms)
 
-    @cases("lstm-L2-bi-ragged", "gru-unbatched")
+    @cases("lstm-hold", "lstm-drop", "gru-unbatched")
     def test_traced_lengths_out_of_range_are_clamped(self, case):
         wild, tame = (9, -4, 5, -1)[: case.batch], (5, 0, 5, 0)[: case.batch]
         case = dataclasses.replace(case, lengths=tame)
@@ -257,6 +259,35 @@ class Conformance:
         rows = np.array([0, 2, 3])
         a, b = (batch_rows(case, y, rows) for y in (a, b))
         assert_close(a, b, terms=case.terms)
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_sixteen_bit_values_are_summed_in_float32(self, dtype):
+        """Sums that end where adding one more to a 16-bit number changes nothing."""
+        if dtype not in self.dtypes:
+            pytest.skip(f"the backend {self.backend} has no {dtype}")
+        steps = 6000 if dtype == "float16" else 600
+        eps = float(jnp.finfo(dtype).eps)
+        # An open forget gate makes the cell a running sum: 6000 / 4 = 1500 here.
+        spec = ost.RNNSpec("lstm", 1, 1, bias="input")
+        bias = jnp.array([30.0, 30.0, np.arctanh(0.25), 30.0])
+        weights = jnp.concatenate([jnp.zeros(8), bias]).astype(dtype)
+        x = jnp.zeros((1, steps, 1), dtype)
+        _, (_, c_n) = ost.rnn(spec, weights, x, backend=self.backend)
+        np.testing.assert_allclose(float(c_n[0, 0, 0]), steps / 4, rtol=4 * eps)
+
+        # A row of ones through a line: a product, then two gradients, are counts.
+        spec = ost.RNNSpec("rnn_relu", steps, 1, bias="input")
+        weights = jnp.ones(steps + 2, dtype).at[steps:].set(0)
+        y, _ = ost.rnn(spec, weights, jnp.ones((1, steps), dtype), backend=self.backend)
+        np.testing.assert_allclose(float(y[0, 0]), steps, rtol=eps)
+        spec = ost.RNNSpec("rnn_relu", 1, 1, bias="input")
+
+        def total(weights):
+            x = jnp.ones((1, steps, 1), dtype)
+            return jnp.sum(ost.rnn(spec, weights, x, backend=self.backend).y)
+
+        w_ih, _, b_ih = jax.grad(total)(jnp.array([1, 0, 0], dtype))
+        np.testing.assert_allclose([float(w_ih), float(b_ih)], steps, rtol=eps)
 
     def test_clip_nan_stops_a_nan_in_the_cell(self):
         case = BY_ID["lstm-clip-nan"]

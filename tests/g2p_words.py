@@ -22,7 +22,7 @@ def language(count=200):
     return {word: (spell(word),) for word in itertools.islice(words, count)}
 
 
-TINY = dict(hidden=16, layers=1, batch=32, buckets=1, lr=0.03, dropout=0.0)
+TINY = dict(hidden=16, layers=1, batch=16, buckets=1, lr=0.03, dropout=0.0)
 
 
 @pytest.fixture(autouse=True)

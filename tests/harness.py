@@ -180,3 +180,22 @@ def assert_padding_is_exact(case: Case, got: dict) -> None:
             assert not past.any()
         elif n > 0:
             assert (past == got["y"][b, n - 1]).all()
+
+
+def assert_says(info, words: str) -> None:
+    """The message holds every word, in whatever order."""
+    message = str(info.value)
+    for word in split_words(words):
+        assert word in message, f"{word!r} is not in: {message}"
+
+
+def split_words(text: str) -> list[str]:
+    """At spaces outside of brackets."""
+    words, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == " " and depth == 0:
+            words.append("")
+        else:
+            words[-1] += letter
+    return words

@@ -38,7 +38,8 @@ def untrained(tmp_path):
     """A folder with a model that has learned nothing."""
     config = model.Config(hidden_size=4, num_layers=1, phonemes=("K", "S"))
     params = model.init_params(jax.random.key(0), config)
-    checkpoint.save_model(tmp_path, checkpoint.Model(config, params, [[1, 2]], {}))
+    trained = checkpoint.Model(config, params, [[1, 2]], 0.2, {})
+    checkpoint.save_model(tmp_path, trained)
     return tmp_path
 
 

@@ -11,7 +11,8 @@ CONFIG = model.Config(hidden_size=4, num_layers=1, phonemes=("S", "T"), dropout=
 
 def saved_model(folder):
     params = model.init_params(jax.random.key(0), CONFIG)
-    trained = checkpoint.Model(CONFIG, params, [[1, 2], [2]], {"best": {"per": 1.5}})
+    figures = {"best": {"per": 1.5}}
+    trained = checkpoint.Model(CONFIG, params, [[1, 2], [2]], 0.3, figures)
     checkpoint.save_model(folder, trained)
     return trained
 
@@ -20,7 +21,7 @@ def test_model_round_trip(tmp_path):
     want = saved_model(tmp_path)
     got = checkpoint.load_model(tmp_path)
     assert (got.config, got.pronunciations) == (want.config, want.pronunciations)
-    assert got.figures == want.figures
+    assert (got.ngram_weight, got.figures) == (want.ngram_weight, want.figures)
     jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
 
 

@@ -90,7 +90,7 @@ def test_ngram_probabilities_sum_to_one():
 def test_ngram_decides_between_equal_candidates():
     log_probs = np.log([[0.02, 0.49, 0.49], [0.02, 0.01, 0.97]])
     ngram = NGram([[1, 2]] * 9, base=3)
-    assert decode.rank([log_probs], ngram) == [(1, 2)]
+    assert decode.rank([decode.beam(log_probs)], ngram) == [(1, 2)]
     assert decode.rank([], ngram) == []
 
 

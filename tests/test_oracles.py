@@ -190,6 +190,17 @@ def test_comparison_notices_swapped_gates(kind):
         assert a is None or np.abs(a - b).max() > 1e-2
 
 
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.resets and c.batch > 1], ids=lambda c: c.id
+)
+def test_cases_with_resets_cut_one_row_off_and_no_other(case):
+    """A case where every row began with a reset would hide a lost gradient."""
+    made, _, pullback = run_case(case)
+    dh_0 = pullback(made.dy).h_0
+    assert not dh_0[:, 0].any() and dh_0[:, 2].any()
+    assert made.resets[2, 1 : case.lengths[2]].any()
+
+
 def test_case_ids_are_unique_and_inputs_repeat():
     assert len(BY_ID) == len(CASES)
     for case in CASES[:5]:

@@ -1,7 +1,8 @@
 """Recurrent networks that are first-class on JAX.
 
 Write the model for one sequence; ostinato runs it for a batch of sequences of different
-lengths, differentiable any number of times. Start with `RNNSpec`, `init_weights`, `rnn`.
+lengths, differentiable any number of times. Begin with `RNNSpec`, `init_weights` and
+`rnn`.
 """
 
 from ._rnn.api import RNNOutput as RNNOutput

@@ -229,7 +229,7 @@ def prepare(
 def _precision(precision: Any) -> Any:
     """Resolved here: what is in force at the call also holds for later derivatives."""
     if precision is None:
-        return jax.config.jax_default_matmul_precision
+        return jax.config.jax_default_matmul_precision  # pyright: ignore
     _check_precision(precision)
     return precision
 

@@ -149,7 +149,7 @@ class RNNCall:
         return Differentiable(
             *(
                 jax.ShapeDtypeStruct(value.shape, value.dtype) if asked else None
-                for value, asked in zip(operands, wrt, strict=False)
+                for value, asked in zip(operands[:4], wrt, strict=True)
             )
         )
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks
-from .._typing import Array, State
+from .._typing import Array, Padding, State
 from . import layout, primitive
 from .api import RNNOutput, finish, prepare
 from .call import Operands, Outputs, Residuals, RNNCall
@@ -33,7 +33,7 @@ class RNNReserve:
     operands: Operands
     residuals: Residuals
     call: RNNCall
-    padding: str
+    padding: Padding
     single: bool
 
 
@@ -51,7 +51,7 @@ def rnn_forward(
     x: Array,
     initial_state: State | None = None,
     *,
-    padding: str = "zero",
+    padding: Padding = "zero",
     **options: Any,
 ) -> tuple[RNNOutput, RNNReserve]:
     """Run `rnn` and keep what its backward pass needs.
@@ -154,9 +154,10 @@ def _cotangents(out: RNNOutput, dy: Any, dstate: Any) -> RNNOutput:
         raise TypeError(
             f"`dstate` must be (dh, dc) for mode 'lstm', got {_checks.describe(dstate)}"
         )
-    names = ("dstate[0]", "dstate[1]")
-    pairs = zip(names, dstate, out.state, strict=True)
-    return RNNOutput(dy, tuple(_cotangent(*pair) for pair in pairs))
+    (dh, dc), (h, c) = dstate, out.state
+    return RNNOutput(
+        dy, (_cotangent("dstate[0]", dh, h), _cotangent("dstate[1]", dc, c))
+    )
 
 
 def _cotangent(name: str, value: Any, like: Array) -> Array:

@@ -6,9 +6,9 @@ So `grad` sees two fused operators, and forward mode one fused and one XLA loop.
 is differentiated once more falls back to JAX's own rules on the XLA form.
 
 Arrays travel as the leaves of the named tuples in `call.py`; the static parameters are
-the `RNNCall`, the tree that puts the leaves together again, and `groups`: None, or for
-every leaf whether it has a leading group axis. Groups are runs with weights of their
-own, which is what vmap over weights makes.
+the `RNNCall`, the tree that puts the leaves together again, and `groups`: for every
+leaf whether it has a leading group axis. Groups are runs with weights of their own,
+which is what vmap over weights makes; a leaf without the axis is shared by all groups.
 """
 
 from __future__ import annotations
@@ -28,20 +28,31 @@ from .._typing import Array
 from . import sharding, xla
 from .call import Differentiable, Operands, Outputs, Residuals, RNNCall, Saved
 
-Groups = tuple[bool, ...] | None
+Groups = tuple[bool, ...]
+
+_X = Operands._fields.index("x")  # its place among the leaves: what precedes is there
+_NUM_DIFFERENTIABLE = len(Differentiable._fields)  # they come first among the operands
 
 
 # ------------------------------------------------------------- binding, named tuples
 
 
-def _bind(primitive: Primitive, leaves: list[Array], **params: Any) -> list[Array]:
-    return primitive.bind(*sharding.make_varying(leaves), **params)
+def _bind(primitive: Primitive, trees: Any, flags: Any, **params: Any) -> list[Array]:
+    """Bind the leaves of `trees`; `flags`, of the same shape, says which are grouped."""
+    leaves, tree = jax.tree.flatten(trees)
+    groups = tuple(jax.tree.leaves(flags))
+    leaves = sharding.make_varying(leaves)
+    return primitive.bind(*leaves, tree=tree, groups=groups, **params)
+
+
+def _all(flag: bool, trees: Any) -> Any:
+    return jax.tree.map(lambda _: flag, trees)
 
 
 def run(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
     """Bind `rnn_p`."""
-    leaves, tree = jax.tree.flatten((operands,))
-    out = _bind(rnn_p, leaves, call=call, tree=tree, groups=None)
+    trees = (operands,)
+    out = _bind(rnn_p, trees, _all(False, trees), call=call)
     return _unflatten_run(call, operands, out)
 
 
@@ -50,8 +61,8 @@ def run_backward(
 ) -> Differentiable:
     """Bind `rnn_bwd_p` for the gradients of everything that has one."""
     wrt = Differentiable(True, True, True, operands.c_0 is not None)
-    leaves, tree = jax.tree.flatten((operands, residuals, bar))
-    out = _bind(rnn_bwd_p, leaves, call=call, tree=tree, groups=None, wrt=wrt)
+    trees = (operands, residuals, bar)
+    out = _bind(rnn_bwd_p, trees, _all(False, trees), call=call, wrt=wrt)
     return _place(wrt, out)
 
 
@@ -72,21 +83,20 @@ def _unflatten_run(
 
 
 def _ungrouped(avals: Any, groups: Groups) -> list[jax.ShapeDtypeStruct]:
-    flags = groups or (False,) * len(avals)
     return [
         jax.ShapeDtypeStruct(a.shape[1:] if g else a.shape, a.dtype)
-        for a, g in zip(avals, flags, strict=True)
+        for a, g in zip(avals, groups, strict=True)
     ]
 
 
-def _num_groups(args: Any, groups: tuple[bool, ...]) -> Any:
+def _num_groups(args: Any, groups: Groups) -> Any:
     return next(a.shape[0] for a, g in zip(args, groups, strict=True) if g)
 
 
 def _abstract_eval(shapes: Callable, *avals: Any, tree: Any, groups: Groups) -> list:
     """`shapes(*trees)` without groups, with the group axis put in front again."""
     trees = jax.tree.unflatten(tree, _ungrouped(avals, groups))
-    lead = () if groups is None else (_num_groups(avals, groups),)
+    lead = (_num_groups(avals, groups),) if any(groups) else ()
     return [
         sharding.shaped_array((*lead, *out.shape), out.dtype, like=avals[0])
         for out in jax.tree.leaves(shapes(*trees))
@@ -128,7 +138,7 @@ def _flat_form(
     def flat(*leaves: Array) -> list[Array]:
         return jax.tree.leaves(form(call, *jax.tree.unflatten(tree, leaves), **params))
 
-    if groups is None:
+    if not any(groups):
         return flat
     return jax.vmap(flat, in_axes=tuple(0 if g else None for g in groups))
 
@@ -195,20 +205,17 @@ def _batch(
     if not _joins_batch(primitive, mapped, axes, params):
         return _batch_groups(bind, args, mapped, size, groups)
 
-    flags = groups or (False,) * len(args)
+    inner = args[_X].shape[1 + groups[_X] + axes[_X]]  # rows of one element
     args = [
         _join_batch(a, m, size, axis + g) if axis >= 0 else a
-        for a, m, axis, g in zip(args, mapped, axes, flags, strict=True)
+        for a, m, axis, g in zip(args, mapped, axes, groups, strict=True)
     ]
     outs = bind(*args, groups=groups)
-    shift = groups is not None
     out_axes = [
-        axis + shift for axis in _result_axes(call, tree, args, groups, **params)
+        axis + any(groups) for axis in _result_axes(call, tree, args, groups, **params)
     ]
     outs = [
-        out.reshape(*out.shape[:axis], size, -1, *out.shape[axis + 1 :])
-        if out.shape[axis] != 0
-        else out.reshape(*out.shape[:axis], size, 0, *out.shape[axis + 1 :])
+        out.reshape(*out.shape[:axis], size, inner, *out.shape[axis + 1 :])
         for out, axis in zip(outs, out_axes, strict=True)
     ]
     return outs, out_axes
@@ -220,7 +227,7 @@ def _joins_batch(
     """Whether weights stay whole, and x comes along so that nothing is repeated."""
     if any(m and axis < 0 for m, axis in zip(mapped, axes, strict=True)):
         return False
-    x_mapped = mapped[1]
+    x_mapped = mapped[_X]
     if primitive is rnn_bwd_p:
         return x_mapped and not params["wrt"].weights
     return x_mapped and primitive is rnn_p
@@ -241,7 +248,7 @@ def _join_batch(a: Array, mapped: bool, size: int, axis: int) -> Array:
 def _batch_groups(
     bind: Callable, args: list[Array], mapped: list[bool], size: int, groups: Groups
 ) -> tuple[list[Array], list[int]]:
-    if groups is None:
+    if not any(groups):
         outs = bind(*args, groups=tuple(mapped))
         return outs, [0] * len(outs)
     inner = next(a.shape[m] for a, m, g in zip(args, mapped, groups, strict=True) if g)
@@ -279,23 +286,23 @@ def _rnn_jvp(
     saving = dataclasses.replace(call, save=True)
     out = rnn_p.bind(*primals, call=saving, tree=tree, groups=groups)
     (operands,) = jax.tree.unflatten(tree, primals)
-    shapes = jax.tree.unflatten(tree, _ungrouped(primals, groups))
-    outputs, saved = _unflatten_run(saving, *shapes, out)
+    (shapes,) = jax.tree.unflatten(tree, _ungrouped(primals, groups))
+    outputs, saved = _unflatten_run(saving, shapes, out)
+    assert saved is not None
     residuals = Residuals(outputs.y, saved)
 
-    given = jax.tree.unflatten(tree, tangents)[0][: len(Differentiable._fields)]
-    dot = Differentiable(*(None if t is None or _is_zero(t) else t for t in given))
-    leaves, tangent_tree = jax.tree.flatten((operands, residuals, dot))
-    tangent_groups = None
-    if groups is not None:
-        (flags,) = jax.tree.unflatten(tree, groups)
-        all_of = ft.partial(jax.tree.map, lambda _: True)
-        dot_flags = Differentiable(
-            *(None if t is None else flag for t, flag in zip(dot, flags, strict=False))
-        )
-        tangent_groups = tuple(jax.tree.leaves((flags, all_of(residuals), dot_flags)))
+    (given,) = jax.tree.unflatten(tree, tangents)
+    (flags,) = jax.tree.unflatten(tree, groups)
+    moves = [t is not None and not _is_zero(t) for t in given[:_NUM_DIFFERENTIABLE]]
+    dot, dot_flags = (
+        Differentiable(*(a if m else None for a, m in zip(of, moves, strict=False)))
+        for of in (given, flags)
+    )
     dout = _bind(
-        rnn_tangent_p, leaves, call=saving, tree=tangent_tree, groups=tangent_groups
+        rnn_tangent_p,
+        (operands, residuals, dot),
+        (flags, _all(any(groups), residuals), dot_flags),
+        call=saving,
     )
     return jax.tree.leaves(outputs), dout
 
@@ -322,28 +329,25 @@ def _rnn_tangent_transpose(
     cotangents: Any, *args: Any, call: RNNCall, tree: Any, groups: Groups
 ) -> list[Any]:
     operands, residuals, dot = jax.tree.unflatten(tree, args)
+    flags, residual_flags, _ = jax.tree.unflatten(tree, groups)
     wrt = Differentiable(*(t is not None and ad.is_undefined_primal(t) for t in dot))
     bar = Outputs(*map(ad.instantiate_zeros, cotangents))
-    leaves, bwd_tree = jax.tree.flatten((operands, residuals, bar))
-    bwd_groups = None
-    if groups is not None:
-        flags = jax.tree.unflatten(tree, groups)
-        bar_flags = jax.tree.map(lambda _: True, bar)
-        bwd_groups = tuple(jax.tree.leaves((*flags[:2], bar_flags)))
     grads = _bind(
-        rnn_bwd_p, leaves, call=call, tree=bwd_tree, groups=bwd_groups, wrt=wrt
+        rnn_bwd_p,
+        (operands, residuals, bar),
+        (flags, residual_flags, _all(any(groups), bar)),
+        call=call,
+        wrt=wrt,
     )
-    if groups is not None:
+    if any(groups):
         # An operand that all groups share gathers its gradient from all of them.
-        shared = [not f for f, w in zip(flags[0], wrt, strict=False) if w]
+        shared = [not f for f, w in zip(flags, wrt, strict=False) if w]
         grads = [
             jnp.sum(g, axis=0) if s else g for g, s in zip(grads, shared, strict=True)
         ]
     placed = _place(wrt, grads)
-    before = len(args) - sum(t is not None for t in dot)
-    return [None] * before + [
-        g for t, g in zip(dot, placed, strict=True) if t is not None
-    ]
+    tangents = [g for t, g in zip(dot, placed, strict=True) if t is not None]
+    return [None] * (len(args) - len(tangents)) + tangents
 
 
 # ----------------------------------------------------------------------- registration

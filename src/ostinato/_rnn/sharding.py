@@ -17,13 +17,12 @@ from .._typing import Array
 class Layout(NamedTuple):
     """Where arrays hold the batch: axis without groups, -1 for weights.
 
-    `groups` tells which operands have a leading group axis, or None; with groups every
-    result has one.
+    `groups` tells which operands have a leading group axis; if any, every result has.
     """
 
     operands: list[int]
     results: list[int]
-    groups: tuple[bool, ...] | None
+    groups: tuple[bool, ...]
 
 
 class _Axes(NamedTuple):
@@ -40,11 +39,8 @@ def _places(axes: Sequence[int], grouped: Sequence[bool]) -> list[_Axes]:
 
 def partition(flat: Callable, layout: Layout) -> Callable:
     """`flat`, split over devices along batch and groups where its operands are."""
-    has_groups = layout.groups is not None
-    operands = _places(
-        layout.operands, layout.groups or (False,) * len(layout.operands)
-    )
-    results = _places(layout.results, (has_groups,) * len(layout.results))
+    operands = _places(layout.operands, layout.groups)
+    results = _places(layout.results, [any(layout.groups)] * len(layout.results))
 
     def split(mesh: Any, arguments: Any, outputs: Any) -> tuple:
         batch = _mesh_axes(arguments, [place.batch for place in operands])

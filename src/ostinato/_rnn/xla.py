@@ -62,7 +62,7 @@ def tangent(
     dweights = [None] * len(_pseudo_layers(call))
     if dot.weights is not None:
         dweights = unpack_weights(dot.weights, spec)
-    dx = None
+    dx: Any = None
     if dot.x is not None:
         dx = keep_where(steps.valid, _to_time_major(call, dot.x))
     dh_0 = jnp.zeros_like(operands.h_0) if dot.h_0 is None else dot.h_0
@@ -78,7 +78,8 @@ def tangent(
         dstates = _states(call, dh_0, dc_0, index)
         for d, (layer, dstate) in enumerate(zip(layers, dstates, strict=True)):
             p = index * spec.num_directions + d
-            outs.append(layer.tangent(primals[p], dweights[p], dx, *dstate))
+            dh, dc = dstate
+            outs.append(layer.tangent(primals[p], dweights[p], dx, dh, dc))
         dx = _join([dh for dh, _, _ in outs])
         dh_ns += [dh_n for _, dh_n, _ in outs]
         dc_ns += [dc_n for _, _, dc_n in outs]
@@ -111,8 +112,9 @@ def backward(
         dxs = []
         for d, layer in enumerate(layers):
             p = index * spec.num_directions + d
+            dh_n, dc_n = bars[d]
             gradients[p] = layer.backward(
-                primals[p], halves[d], *bars[d], need_x, wrt.weights
+                primals[p], halves[d], dh_n, dc_n, need_x, wrt.weights
             )
             dxs.append(gradients[p].x)
         if need_x:

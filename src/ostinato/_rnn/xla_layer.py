@@ -29,7 +29,31 @@ class Steps(NamedTuple):
     reset: Array | None
 
 
+class LayerPrimal(NamedTuple):
+    """What tangent and backward need to know of the forward pass."""
+
+    x: Array
+    h_0: Array
+    c_0: Any  # of an LSTM
+    h: Array
+    gates: Any  # None for a plain RNN, and with `recompute`
+    cells: Any  # of an LSTM
+    steps: Steps
+
+
+class _StepPrimal(NamedTuple):
+    """The same at one step, or at all."""
+
+    gates: Any
+    h_prev: Array
+    h: Any
+    c_prev: Any
+    c: Any
+
+
 class LayerOutput(NamedTuple):
+    """Results of one direction; None where the mode or the call has none."""
+
     h: Array  # [T, B, S], 0 where not valid
     h_n: Array
     c_n: Array | None
@@ -38,6 +62,8 @@ class LayerOutput(NamedTuple):
 
 
 class LayerGradients(NamedTuple):
+    """Gradients of one direction; None where not asked for."""
+
     x: Array | None
     weights: LayerWeights | None
     h_0: Array
@@ -78,6 +104,14 @@ class Layer:
     @property
     def wide(self) -> Any:
         return accumulation_dtype(self.dtype)
+
+    def _widen(self, a: Any) -> Any:
+        """In the accumulation dtype; None stays None."""
+        return None if a is None else a.astype(self.wide)
+
+    def _narrow(self, a: Any) -> Any:
+        """In the dtype of the weights; None stays None."""
+        return None if a is None else a.astype(self.dtype)
 
     # ---------------------------------------------------------------- products
 
@@ -142,7 +176,7 @@ class Layer:
 
     # ----------------------------------------------------------------- forward
 
-    def step(self, h: Array, c: Array | None, gx: Array) -> tuple:
+    def step(self, h: Array, c: Any, gx: Array) -> tuple[Array, Any, Any]:
         """`(h, c, gates)` after one step, or of all steps at once if all are given.
 
         Given every step's previous state, the same lines recompute the gates of the
@@ -164,9 +198,7 @@ class Layer:
             gates, h_new = pointwise.gru_after(gx, gh, h_wide)
         else:
             gates, h_new = self._step_reset_before(h_wide, gx)
-        if gates is not None:
-            gates = gates.astype(self.dtype)
-        return h_new.astype(self.dtype), c, gates
+        return self._narrow(h_new), c, self._narrow(gates)
 
     def _step_reset_before(self, h: Array, gx: Array) -> tuple[Array, Array]:
         w, last = self.weights, gx.ndim - 1
@@ -191,14 +223,14 @@ class Layer:
             carry = keep_where(valid, h_new, h), c_kept
             return carry, (keep_where(valid, h_new), gates, cells)
 
-        c_wide = None if c_0 is None else c_0.astype(self.wide)
+        c_wide = self._widen(c_0)
         (h_n, c_n), (h, gates, cells) = lax.scan(
             body,
             (h_0, c_wide),
             (self.input_product(x), steps),
             reverse=self.reverse,
         )
-        c_n = None if c_n is None else c_n.astype(self.dtype)
+        c_n = self._narrow(c_n)
         return LayerOutput(h, h_n, c_n, gates, cells)
 
     def previous(self, states: Array, first: Array, steps: Steps) -> Array:
@@ -214,7 +246,7 @@ class Layer:
             prev = jnp.concatenate([first, states])[:-1]
         return _zero_where(steps.reset, prev)
 
-    def _gates(self, x: Array, h_prev: Array, c_prev: Array | None) -> Array | None:
+    def _gates(self, x: Array, h_prev: Array, c_prev: Any) -> Any:
         return self.step(h_prev, c_prev, self.input_product(x))[2]
 
     # ----------------------------------------------------------------- tangent
@@ -232,7 +264,7 @@ class Layer:
         h_prev, c_prev = self._previous_states(primal)
         if gates is None and self.spec.mode in ("lstm", "gru"):
             gates = self._gates(primal.x, h_prev, c_prev)
-        gates = None if gates is None else gates.astype(self.wide)
+        gates = self._widen(gates)
         dgx = self._input_tangent(primal.x, dx, dweights)
         dgh = self._recurrent_tangent(gates, h_prev, dweights)
         dhr = None
@@ -248,17 +280,17 @@ class Layer:
             return (keep_where(valid, dh_new, dh), dc), keep_where(valid, dh_new)
 
         at = _StepPrimal(gates, h_prev, primal.h, c_prev, primal.cells)
-        dc_wide = None if dc_0 is None else dc_0.astype(self.wide)
+        dc_wide = self._widen(dc_0)
         (dh_n, dc_n), dh = lax.scan(
             body,
             (dh_0.astype(self.wide), dc_wide),
             (at, dgx, dgh, dhr, steps),
             reverse=self.reverse,
         )
-        dc_n = None if dc_n is None else dc_n.astype(self.dtype)
+        dc_n = self._narrow(dc_n)
         return dh.astype(self.dtype), dh_n.astype(self.dtype), dc_n
 
-    def _previous_states(self, primal: LayerPrimal) -> tuple[Array, Array | None]:
+    def _previous_states(self, primal: LayerPrimal) -> tuple[Array, Any]:
         h_prev = self.previous(primal.h, primal.h_0, primal.steps)
         if primal.cells is None:
             return h_prev, None
@@ -297,8 +329,8 @@ class Layer:
         dgh: Array | None,
         dhr: Array | None,
         dh: Array,
-        dc: Array | None,
-    ) -> tuple[Array, Array | None]:
+        dc: Any,
+    ) -> tuple[Array, Any]:
         w, spec = self.weights, self.spec
         h_prev = at.h_prev.astype(self.wide)
         dgh = jnp.zeros_like(dgx) if dgh is None else dgh
@@ -364,7 +396,7 @@ class Layer:
             dweights = jax.tree.map(
                 lambda a: jnp.zeros(a.shape, self.wide), self.weights
             )
-        dc_wide = None if dc_n is None else dc_n.astype(self.wide)
+        dc_wide = self._widen(dc_n)
         (dh_0, dc_0, dweights), dx = _in_segments(
             segment,
             (dh_n.astype(self.wide), dc_wide, dweights),
@@ -374,7 +406,7 @@ class Layer:
         )
         if dweights is not None:
             dweights = jax.tree.map(lambda a: a.astype(self.dtype), dweights)
-        dc_0 = None if dc_0 is None else dc_0.astype(self.dtype)
+        dc_0 = self._narrow(dc_0)
         return LayerGradients(dx, dweights, dh_0.astype(self.dtype), dc_0)
 
     def _step_backward(self, carry: tuple, xs: tuple) -> tuple:
@@ -383,7 +415,7 @@ class Layer:
         at, dh_out, (valid, reset) = xs
         w, spec = self.weights, self.spec
         dout = dh + dh_out.astype(self.wide)
-        gates = None if at.gates is None else at.gates.astype(self.wide)
+        gates = self._widen(at.gates)
         h_prev = at.h_prev.astype(self.wide)
         du, dc_prev = None, None
         if spec.mode == "lstm":
@@ -429,7 +461,7 @@ class Layer:
         return sum(gates[1:], gates[0])
 
     def _weight_gradients(
-        self, x: Array, at: _StepPrimal, dgx: Array, du: Array | None, dout: Any
+        self, x: Array, at: _StepPrimal, dgx: Array, du: Any, dout: Any
     ) -> LayerWeights:
         spec, w = self.spec, self.weights
         if spec.mode != "gru":
@@ -457,26 +489,6 @@ class Layer:
         )
 
 
-class LayerPrimal(NamedTuple):
-    """What tangent and backward need to know of the forward pass."""
-
-    x: Array
-    h_0: Array
-    c_0: Array | None
-    h: Array
-    gates: Array | None
-    cells: Array | None
-    steps: Steps
-
-
-class _StepPrimal(NamedTuple):
-    gates: Array | None
-    h_prev: Array
-    h: Array | None
-    c_prev: Array | None
-    c: Array | None
-
-
 _SEGMENT = 64
 
 
@@ -496,16 +508,19 @@ def _in_segments(
     divisors = [k for k in range(_SEGMENT // 4, 4 * _SEGMENT) if length % k == 0]
     size = min(divisors, key=lambda k: abs(k - _SEGMENT), default=_SEGMENT)
     rest = length % size
-    main, odd = jax.tree.map(lambda a: a[rest:], xs), None
-    if rest:
-        odd = jax.tree.map(lambda a: a[:rest], xs)
-    blocks = jax.tree.map(lambda a: a.reshape(-1, size, *a.shape[1:]), main)
-    if rest and not reverse:
+    blocks = jax.tree.map(lambda a: a[rest:].reshape(-1, size, *a.shape[1:]), xs)
+
+    def run_blocks(carry: Any) -> tuple[Any, Any]:
+        carry, ys = lax.scan(segment, carry, blocks, reverse=reverse)
+        return carry, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), ys)
+
+    if not rest:
+        return run_blocks(carry)
+    odd = jax.tree.map(lambda a: a[:rest], xs)
+    if reverse:
+        carry, ys = run_blocks(carry)
         carry, odd_ys = segment(carry, odd)
-    carry, ys = lax.scan(segment, carry, blocks, reverse=reverse)
-    ys = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), ys)
-    if rest and reverse:
+    else:
         carry, odd_ys = segment(carry, odd)
-    if rest:
-        ys = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), odd_ys, ys)
-    return carry, ys
+        carry, ys = run_blocks(carry)
+    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), odd_ys, ys)

@@ -36,6 +36,7 @@ class Model(NamedTuple):
     config: Config
     params: Params
     pronunciations: list[list[int]]
+    ngram_weight: float
     figures: dict[str, Any]
 
 
@@ -47,6 +48,7 @@ def save_model(folder: Path, model: Model) -> None:
         "config": dataclasses.asdict(model.config),
         "spec": dataclasses.asdict(model.config.spec),
         "alphabet": ALPHABET,
+        "ngram_weight": model.ngram_weight,
         "figures": model.figures,
     }
     _save(folder / MODEL_FILE, tensors, header)
@@ -64,7 +66,7 @@ def load_model(folder: Path) -> Model:
         config = _config(header["config"])
         params = Params(*(jnp.asarray(tensors[name]) for name in Params._fields))
         pronunciations = _unflatten(tensors["pronunciations"])
-        figures = dict(header["figures"])
+        weight, figures = float(header["ngram_weight"]), dict(header["figures"])
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path, f"its header lacks or garbles {error}") from None
     if header.get("alphabet") != ALPHABET:
@@ -74,7 +76,7 @@ def load_model(folder: Path) -> Model:
         if got.shape != shape or got.dtype != np.float32:
             detail = f"`{name}` must be float32 {shape}, got {got.dtype} {got.shape}"
             raise _damaged(path, detail)
-    return Model(config, params, pronunciations, figures)
+    return Model(config, params, pronunciations, weight, figures)
 
 
 def save_state(folder: Path, state: State, header: dict[str, Any]) -> None:

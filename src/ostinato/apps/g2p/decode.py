@@ -20,9 +20,10 @@ from .ngram import NGram
 BLANK = 0
 WIDTH = 8
 MIN_PROB = 1e-4  # less likely symbols hardly change what the beam finds
-NGRAM_WEIGHT = 0.2
+NGRAM_WEIGHT = 0.2  # until a run has chosen its own on the dev words
 
 Labels = tuple[int, ...]
+Candidates = list[tuple[Labels, float]]
 
 
 def greedy(log_probs: np.ndarray) -> Labels:
@@ -34,7 +35,7 @@ def greedy(log_probs: np.ndarray) -> Labels:
 
 def beam(
     log_probs: np.ndarray, width: int = WIDTH, min_prob: float = MIN_PROB
-) -> list[tuple[Labels, float]]:
+) -> Candidates:
     """Search the most likely label sequences, summed over their paths.
 
     Args:
@@ -58,21 +59,20 @@ def beam(
 
 
 def rank(
-    words: Sequence[np.ndarray], ngram: NGram, weight: float = NGRAM_WEIGHT
+    found: Sequence[Candidates], ngram: NGram, weight: float = NGRAM_WEIGHT
 ) -> list[Labels]:
-    """Choose one candidate of the beam for every word.
+    """Choose one of the candidates of every word.
 
     Args:
-        words: the log probabilities of each word, as `beam` takes them.
+        found: what `beam` returned for each word.
         ngram: how likely a phoneme sequence is, whatever the letters.
         weight: how much `ngram` counts beside the beam's own score.
     """
-    candidates = [beam(log_probs) for log_probs in words]
-    labels = [labels for found in candidates for labels, _ in found]
+    labels = [labels for candidates in found for labels, _ in candidates]
     prior = iter((weight * ngram.log_prob(labels)).tolist() if labels else ())
     return [
-        max(found, key=lambda candidate: candidate[1] + next(prior))[0]
-        for found in candidates
+        max(candidates, key=lambda candidate: candidate[1] + next(prior))[0]
+        for candidates in found
     ]
 
 

@@ -22,6 +22,7 @@ class Pronouncer:
         self._params, self._config = model.params, model.config
         self._scorer = Scorer(model.config)
         self._ngram = NGram(model.pronunciations, model.config.num_labels)
+        self._weight = model.ngram_weight
 
     def __call__(self, words: Sequence[str]) -> list[tuple[str, ...]]:
         """Return the phonemes of every word.
@@ -30,8 +31,9 @@ class Pronouncer:
             G2PError: a word has letters that the model does not know.
         """
         plain = [check(word) for word in words]
-        log_probs = self._scorer(self._params, plain)
-        return [self._config.spell(q) for q in decode.rank(log_probs, self._ngram)]
+        found = [decode.beam(word) for word in self._scorer(self._params, plain)]
+        best = decode.rank(found, self._ngram, self._weight)
+        return [self._config.spell(labels) for labels in best]
 
 
 def check(word: str) -> str:

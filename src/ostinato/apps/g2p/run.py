@@ -3,19 +3,21 @@
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from . import checkpoint, decode, report
 from .batches import Batch, TrainingSet
 from .data import Split, phoneme_set
+from .decode import Labels
 from .errors import G2PError
 from .metrics import ErrorRates, error_rates
 from .model import Config, Params, Scorer
-from .ngram import NGram
 from .report import Display, Row, clock
 from .settings import Settings
 from .training import init_state, learning_rate, update
@@ -125,12 +127,15 @@ class Run:
         self.display.tick(
             self.progress,
             f"epoch {self.epoch:.1f}  {self.pace.speed:,.0f} words/s  "
-            f"loss {self.pace.loss:.3f}  {clock(self._seconds_left())} left",
+            f"loss {self.pace.loss:.3f}  {self._time_left()} left",
         )
 
-    def _seconds_left(self) -> float:
-        done = max(self.progress, 1e-9)
-        return self.elapsed * (1 - done) / done
+    def _time_left(self) -> str:
+        """An estimate, once compiling is no longer most of what there is to go by."""
+        done = self.progress
+        if done < 0.02:
+            return "?"
+        return clock(self.elapsed * (1 - done) / done)
 
     def _evaluation_due(self) -> bool:
         """At every end of an epoch, and some times in a run limited by time."""
@@ -144,7 +149,8 @@ class Run:
     def _evaluate(self) -> None:
         """Measure on the dev words; keep the weights if they are the best so far."""
         before = self.elapsed
-        rates = self.measure(self.state.averaged, "dev")
+        log_probs = self.log_probs(self.state.averaged, "dev")
+        rates = self.rates("dev", [decode.greedy(word) for word in log_probs])
         row = Row(
             epoch=self.epoch,
             updates=self.state.step,
@@ -162,28 +168,30 @@ class Run:
             self.save_model(self.state.averaged, {"best": row._asdict()})
         self.rows, self.best = [*self.rows, row], row if better else self.best
         self._save()
-        self.display.say(row.line(clock(self._seconds_left()), "*" if better else ""))
+        self.display.say(row.line(self._time_left(), "*" if better else ""))
         self.evaluation_seconds = self.elapsed - before
         self.pace = Pace()
 
-    def measure(
-        self, params: Params, part: str, ngram: NGram | None = None
-    ) -> ErrorRates:
-        """Error rates on a part of the split: greedy, or by beam with `ngram`."""
-        references = getattr(self.split, part)
-        words = list(references)
-        log_probs = self.scorer(params, words)
-        if ngram is None:
-            labels = [decode.greedy(word) for word in log_probs]
-        else:
-            labels = decode.rank(log_probs, ngram)
-        guesses = dict(zip(words, map(self.config.spell, labels), strict=True))
-        return error_rates(guesses, references)
+    def log_probs(self, params: Params, part: str) -> list[np.ndarray]:
+        """What the model says about the words of a part of the split."""
+        return self.scorer(params, list(getattr(self.split, part)))
 
-    def save_model(self, params: Params, figures: dict[str, Any]) -> None:
+    def rates(self, part: str, labels: Sequence[Labels]) -> ErrorRates:
+        """How wrong one guess for every word of a part is."""
+        references = getattr(self.split, part)
+        guesses = map(self.config.spell, labels)
+        return error_rates(dict(zip(references, guesses, strict=True)), references)
+
+    def save_model(
+        self,
+        params: Params,
+        figures: dict[str, Any],
+        ngram_weight: float = decode.NGRAM_WEIGHT,
+    ) -> None:
         """Keep parameters as the folder's model."""
         figures = {"settings": dataclasses.asdict(self.settings), **figures}
-        model = checkpoint.Model(self.config, params, self.data.targets, figures)
+        targets = self.data.targets
+        model = checkpoint.Model(self.config, params, targets, ngram_weight, figures)
         checkpoint.save_model(self.out, model)
 
     def _save(self) -> None:

@@ -7,14 +7,17 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from . import checkpoint, data, files, report
+from . import checkpoint, data, decode, files, report
 from .data import Dictionary
 from .errors import G2PError
 from .metrics import ErrorRates
+from .model import Params
 from .ngram import NGram
 from .report import Display, Row
 from .run import Run
 from .settings import Settings, choose
+
+NGRAM_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4)  # tried on the dev words
 
 Figures = dict[tuple[str, str], ErrorRates]
 
@@ -70,11 +73,13 @@ def train(
         else:
             _make_room(out, display)
         _introduce(run, resume)
+        if missing := set(test_words or ()) - split.test.keys():
+            display.say(f"{len(missing):,} test words are not in the dictionary")
         try:
             run.train()
+            return _finish(run)
         except KeyboardInterrupt:
             return _interrupted(run)
-        return _finish(run)
 
 
 def _settings(
@@ -149,16 +154,30 @@ def _finish(run: Run) -> Summary:
     assert run.best is not None
     run.display.tick(1.0, "measuring the best weights on the held-out words")
     params = checkpoint.load_model(run.out).params
-    ngram = NGram(run.data.targets, run.config.num_labels)
-    figures = {
-        (part, name): run.measure(params, part, model)
-        for part in ("dev", "test")
-        for name, model in (("greedy", None), ("beam + n-gram", ngram))
-    }
+    figures, weight = _measure(run, params)
     by_name = {f"{part}, {name}": v._asdict() for (part, name), v in figures.items()}
-    run.save_model(params, {"best": run.best._asdict(), "final": by_name})
+    run.save_model(params, {"best": run.best._asdict(), "final": by_name}, weight)
     report.draw(run.out, run.rows, run.best)
-    note = f"best weights: epoch {run.best.epoch:.1f}, {run.best.updates:,} updates"
+    note = (
+        f"best weights: epoch {run.best.epoch:.1f}, {run.best.updates:,} updates; "
+        f"n-gram weight {weight:g}"
+    )
     report.print_table(run.display.console, figures, note)
     run.display.say(f"model, figures and learning curve are in {run.out}")
     return Summary(run.best, figures)
+
+
+def _measure(run: Run, params: Params) -> tuple[Figures, float]:
+    """Error rates by words and decoding; the dev words choose the n-gram's weight."""
+    ngram = NGram(run.data.targets, run.config.num_labels)
+    figures, weight = {}, decode.NGRAM_WEIGHT
+    for part in ("dev", "test"):
+        log_probs = run.log_probs(params, part)
+        greedy = [decode.greedy(word) for word in log_probs]
+        figures[part, "greedy"] = run.rates(part, greedy)
+        found = [decode.beam(word) for word in log_probs]
+        tried = NGRAM_WEIGHTS if part == "dev" else (weight,)
+        ranked = {w: run.rates(part, decode.rank(found, ngram, w)) for w in tried}
+        weight = min(ranked, key=lambda w: ranked[w].per)
+        figures[part, "beam + n-gram"] = ranked[weight]
+    return figures, weight
