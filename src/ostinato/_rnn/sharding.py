@@ -37,10 +37,17 @@ def _places(axes: Sequence[int], grouped: Sequence[bool]) -> list[_Axes]:
     ]
 
 
+def _operand_places(layout: Layout) -> list[_Axes]:
+    return _places(layout.operands, layout.groups)
+
+
+def _result_places(layout: Layout) -> list[_Axes]:
+    return _places(layout.results, [any(layout.groups)] * len(layout.results))
+
+
 def partition(flat: Callable, layout: Layout) -> Callable:
     """`flat`, split over devices along batch and groups where its operands are."""
-    operands = _places(layout.operands, layout.groups)
-    results = _places(layout.results, [any(layout.groups)] * len(layout.results))
+    operands, results = _operand_places(layout), _result_places(layout)
 
     def split(mesh: Any, arguments: Any, outputs: Any) -> tuple:
         batch = _mesh_axes(arguments, [place.batch for place in operands])
@@ -109,6 +116,32 @@ def _shardy_rule(
     return f"{side(arguments, operands)} -> {side(outputs, results)}"
 
 
+# --------------------------------- explicit sharding: specs as part of an array's type
+
+
+def automatic(run: Callable, leaves: list[Array], layout: Layout, shapes: Any) -> Any:
+    """`run(*leaves)`, with mesh axes of explicit sharding handed to the partitioner.
+
+    Results, shaped as `shapes`, come back with the batch split as an operand had it.
+    """
+    types = [jax.typeof(a) for a in leaves]
+    meshes = [t.sharding.mesh for t in types]
+    mesh = next((m for m in meshes if m.explicit_axes), None)
+    if mesh is None:
+        return run(*leaves)
+    batch = _mesh_axes(types, [place.batch for place in _operand_places(layout)])
+    specs = [
+        PartitionSpec(
+            *(batch if axis == place.batch else None for axis in range(len(shape)))
+        )
+        for shape, place in zip(shapes, _result_places(layout), strict=True)
+    ]
+    out = [NamedSharding(mesh, spec) for spec in specs]
+    return jax.sharding.auto_axes(run, axes=mesh.explicit_axes, out_sharding=out)(
+        *leaves
+    )
+
+
 # ------------------------------------- shard_map: axes that values vary over
 
 
@@ -117,12 +150,13 @@ def _varying(aval: Any) -> frozenset:
     return frozenset(getattr(aval.manual_axis_type, "varying", ()))
 
 
-def shaped_array(shape: tuple[Any, ...], dtype: Any, like: ShapedArray) -> ShapedArray:
-    """The type of a result that varies over the mesh axes that `like` varies over."""
-    if not _varying(like):
+def shaped_array(shape: tuple[Any, ...], dtype: Any, like: Any) -> ShapedArray:
+    """The type of a result: on the mesh, and varying over the axes, of the operands."""
+    meshed = next((aval for aval in like if not aval.sharding.mesh.empty), None)
+    if meshed is None:
         return ShapedArray(shape, dtype)
-    whole = like.sharding.update(spec=PartitionSpec(*(None for _ in shape)))
-    return like.update(shape=shape, dtype=dtype, sharding=whole)
+    whole = meshed.sharding.update(spec=PartitionSpec(*(None for _ in shape)))
+    return meshed.update(shape=shape, dtype=dtype, sharding=whole)
 
 
 def make_varying(leaves: list[Array]) -> list[Array]:

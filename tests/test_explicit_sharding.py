@@ -1,0 +1,127 @@
+"""Meshes whose axes are part of an array's type, which `jax.make_mesh` makes."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from tolerance import tolerance
+
+import ostinato as ost
+
+SPECS = {
+    "lstm": ost.RNNSpec("lstm", 3, 4, 2, bidirectional=True, dropout=0.3),
+    "gru": ost.RNNSpec("gru", 3, 4, reset_after=False),
+}
+COLLECTIVE = re.compile(
+    r"(all-gather|all-reduce|reduce-scatter|collective-permute|all-to-all)(-start)?\("
+)
+BATCH, STEPS = 8, 5
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    explicit = (jax.sharding.AxisType.Explicit,)
+    return jax.make_mesh((4,), ("rows",), axis_types=explicit)
+
+
+def draw(spec):
+    weights = ost.init_weights(jax.random.key(0), spec, jnp.float64)
+    x = jax.random.normal(jax.random.key(1), (BATCH, STEPS, 3), jnp.float64)
+    return weights, x, jnp.array([5, 0, 3, 1, 2, 5, 4, 0], jnp.int32)
+
+
+def run(spec):
+    return lambda w, x, n: ost.rnn(
+        spec, w, x, seq_lengths=n, key=jax.random.key(2), padding="hold"
+    )
+
+
+def loss(spec):
+    return lambda w, x, n: jnp.sum(jnp.sin(run(spec)(w, x, n).y))
+
+
+def place(mesh, *pairs):
+    return [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in pairs]
+
+
+def assert_same(got, want):
+    tol = tolerance(np.float64, terms=BATCH * STEPS)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(
+            jax.device_get(a), jax.device_get(b), rtol=tol, atol=tol
+        ),
+        got,
+        want,
+    )
+
+
+every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+
+
+@every_spec
+def test_outputs_keep_the_batch_axis_in_their_type(spec, mesh):
+    args = draw(spec)
+    w, x, n = place(mesh, *zip(args, (P(), P("rows"), P("rows")), strict=True))
+    lowered = jax.jit(run(spec)).lower(w, x, n)
+    compiled = lowered.compile()
+    assert not COLLECTIVE.findall(compiled.as_text())
+    out = compiled(w, x, n)
+    assert jax.typeof(out.y).sharding.spec == P("rows", None, None)
+    assert_same(out, run(spec)(*args))
+
+
+@every_spec
+def test_gradient_equals_one_device(spec, mesh):
+    args = draw(spec)
+    w, x, n = place(mesh, *zip(args, (P(), P("rows"), P("rows")), strict=True))
+    got = jax.jit(jax.grad(loss(spec), (0, 1)))(w, x, n)
+    assert jax.typeof(got[1]).sharding.spec == P("rows", None, None)
+    assert_same(got, jax.grad(loss(spec), (0, 1))(*args))
+
+
+def test_second_derivative_equals_one_device(mesh):
+    spec = SPECS["lstm"]
+    args = draw(spec)
+
+    def product(w, x, n):
+        return jax.jvp(lambda w: jax.grad(loss(spec))(w, x, n), (w,), (w,))[1]
+
+    w, x, n = place(mesh, *zip(args, (P(), P("rows"), P("rows")), strict=True))
+    assert_same(jax.jit(product)(w, x, n), jax.jit(product)(*args))
+
+
+def test_explicit_passes_equal_one_device(mesh):
+    spec = SPECS["lstm"]
+    args = draw(spec)
+
+    def both(w, x, n):
+        out, reserve = ost.rnn_forward(spec, w, x, seq_lengths=n)
+        return ost.rnn_backward(spec, w, reserve, jnp.cos(out.y))
+
+    w, x, n = place(mesh, *zip(args, (P(), P("rows"), P("rows")), strict=True))
+    assert_same(jax.jit(both)(w, x, n), jax.jit(both)(*args))
+
+
+@pytest.mark.parametrize("over", ["data", "weights", "gradients"])
+def test_vmap_over_the_sharded_axis_equals_one_device(over, mesh):
+    spec = SPECS["lstm"]
+    weights, x, _ = draw(spec)
+
+    def total(w, x):
+        return jnp.sum(jnp.sin(ost.rnn(spec, w, x).y))
+
+    if over == "data":
+        args, specs = (weights, x), (P(), P("rows"))
+        mapped = jax.vmap(lambda w, x: ost.rnn(spec, w, x).y, (None, 0))
+    elif over == "weights":
+        args = jnp.stack([weights * k for k in range(1, 5)]), x
+        specs, mapped = (P("rows"), P()), jax.vmap(jax.grad(total), (0, None))
+    else:
+        args, specs = (weights, x), (P(), P("rows"))
+        mapped = jax.vmap(jax.grad(total), (None, 0))
+    placed = place(mesh, *zip(args, specs, strict=True))
+    assert_same(jax.jit(mapped)(*placed), jax.jit(mapped)(*args))
