@@ -20,6 +20,7 @@ TIERS = {
     "_rnn.init": 1,
     "_rnn.call": 1,
     "_rnn.pointwise": 2,
+    "_rnn.xla_cell": 2,
     "_rnn.xla_layer": 2,
     "_rnn.xla": 2,
     "_rnn.cpu": 2,

@@ -18,14 +18,11 @@ def both(fields, layers):
     return spec(**options), loop64.Spec(hidden_size=4, **options)
 
 
-@pytest.mark.parametrize("layers", [1, 3])
-def test_unpacked_weights_match_the_oracle_and_pack_again(layers):
+def test_unpacked_weights_match_the_oracle_and_pack_again():
     for fields in GRID:
-        ours, theirs = both(fields, layers)
+        ours, theirs = both(fields, layers=2)
         flat = np.arange(ours.num_params, dtype=np.float32)
-        got, want = ost.unpack_weights(jnp.asarray(flat), ours), loop64.unpack(
-            theirs, flat
-        )  # fmt: skip
+        got, want = ost.unpack_weights(flat, ours), loop64.unpack(theirs, flat)
         shapes = ost.param_shapes(ours)
         for layer, shape, oracle in zip(got, shapes, want, strict=True):
             for name in ost.LayerWeights._fields:

@@ -23,6 +23,8 @@ from closures import (
 from jax import export, lax
 from tolerance import assert_close
 
+import ostinato as ost
+
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 some_cases = pytest.mark.parametrize(
     "case", [BY_ID["lstm"], BY_ID["gru"]], ids=lambda c: c.id
@@ -107,6 +109,33 @@ def test_export_round_trip_keeps_values_and_gradients(case):
     blob = export.export(jax.jit(of_leaves))(*leaves).serialize()
     got = export.deserialize(blob).call(*jax.tree.leaves(primal))
     assert_trees_close(got, jax.tree.leaves(gradient_of(case)(primal)))
+
+
+def test_export_with_symbolic_sizes_serves_every_batch_and_length():
+    """One artefact for all B and T; values and gradients."""
+    spec = ost.RNNSpec("lstm", 2, 3, 2, bidirectional=True)
+    weights = ost.init_weights(jax.random.key(0), spec, jnp.float64)
+
+    def run(weights, x, seq_lengths):
+        def loss(weights):
+            y, _ = ost.rnn(spec, weights, x, seq_lengths=seq_lengths, padding="hold")
+            return jnp.sum(y**2), y
+
+        (_, y), grad = jax.value_and_grad(loss, has_aux=True)(weights)
+        return y, grad
+
+    b, t = export.symbolic_shape("b, t")
+    shapes = (
+        jax.ShapeDtypeStruct(weights.shape, weights.dtype),
+        jax.ShapeDtypeStruct((b, t, 2), weights.dtype),
+        jax.ShapeDtypeStruct((b,), jnp.int32),
+    )
+    blob = export.export(jax.jit(run))(*shapes).serialize()
+    exported = export.deserialize(blob)
+    for lengths, steps in (((2, 0, 5), 5), ((7,), 8)):
+        x = jax.random.normal(jax.random.key(1), (len(lengths), steps, 2))
+        args = weights, x, jnp.array(lengths, jnp.int32)
+        assert_trees_close(exported.call(*args), fast_jit(run)(*args))
 
 
 # --- first derivatives ---------------------------------------------------------------

@@ -15,6 +15,7 @@ from jax import lax
 from .._typing import Array
 from .call import Differentiable, Operands, Outputs, Residuals, RNNCall, Saved
 from .layout import LayerWeights, pack_weights, unpack_weights
+from .xla_cell import make_cell
 from .xla_layer import Layer, LayerPrimal, Steps, keep_where
 
 
@@ -136,7 +137,10 @@ def _layers(call: RNNCall, weights: Array) -> list[list[Layer]]:
     """`[layer][direction]`."""
     flat = unpack_weights(weights, call.spec)
     directions = call.spec.num_directions
-    layers = [Layer(call, w, bool(p % directions)) for p, w in enumerate(flat)]
+    layers = [
+        Layer(make_cell(call, w), reverse=bool(p % directions))
+        for p, w in enumerate(flat)
+    ]
     return [layers[i : i + directions] for i in range(0, len(layers), directions)]
 
 
