@@ -79,8 +79,8 @@ class Conformance:
     def test_forward_and_gradients_match_float64_loop(self, case):
         self.check(case)
 
-    @cases(
-        "relu-L2-bi-ragged",
+    @cases(  # no relu: its slope jumps where 16 bits round a 0 to something above it
+        "tanh-L2-bi-ragged",
         "tanh-skip",
         "lstm-L2-bi-ragged",
         "lstm-clip-proj-bi",
@@ -137,13 +137,18 @@ class Conformance:
 
     @cases("lstm-L2-bi-ragged", "gru-time_major")
     def test_lengths_share_one_compilation(self, case):
-        made, run = arguments(case, self.dtype), value_and_pullback(case, self.backend)
+        traces, inner = [], value_and_pullback(case, self.backend)
+
+        @jax.jit
+        def run(made):
+            traces.append(case.id)
+            return inner(made)
+
         for lengths in (case.lengths, (0, 5, 2, 2), (5, 5, 5, 5)):
             other = dataclasses.replace(case, lengths=lengths)
-            made = arguments(other, self.dtype)
-            got = named(other, *run(made))
+            got = named(other, *run(arguments(other, self.dtype)))
             assert_same(other, got, expected(other, self.dtype), dtype=self.dtype)
-        assert run._cache_size() == 1
+        assert len(traces) == 1
 
     @cases("lstm-L2-bi-ragged", "gru-plain")
     def test_concrete_lengths_equal_traced_ones(self, case):

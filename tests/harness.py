@@ -26,9 +26,9 @@ def key_of(case: Case):
 def keep_masks(case: Case, key):
     """Dropout masks as the contract words them: of the key, the layer and the shape."""
     shape = (case.batch, case.steps, case.spec.width)
-    p = case.spec.dropout
+    keep = np.float32(1 - case.spec.dropout)
     return [
-        np.asarray(jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - p, shape))
+        np.asarray(jax.random.bernoulli(jax.random.fold_in(key, layer), keep, shape))
         for layer in range(case.spec.num_layers - 1)
     ]
 

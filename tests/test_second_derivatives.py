@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import make_inputs
 from closures import (
     BY_ID,
     CASES,
@@ -15,6 +16,7 @@ from closures import (
     plain,
     primal_of,
 )
+from harness import rounded
 from test_transforms import assert_trees_close
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
@@ -54,6 +56,28 @@ def test_hessian_times_vector_matches_the_plain_scan(case):
     for result in got:
         assert_trees_close(result, want, terms=1000)
     assert np.isfinite(want.x).all() and np.abs(want.weights).max() > 1e-2
+
+
+@pytest.mark.parametrize("case", [BY_ID["lstm"], BY_ID["gru"]], ids=lambda c: c.id)
+def test_nan_in_the_padding_of_a_cotangent_reaches_no_second_derivative(case):
+    """Where a zero times that NaN would be a NaN again."""
+    primal, step = primal_of(case), clean(direction_of(case))
+    made = rounded(make_inputs(case), "float64")
+    assert np.isnan(made.dy).any()
+
+    def second(operator, dy):
+        cotangent = dy, made.dh_n, made.dc_n
+
+        def slope(p):
+            (grads,) = jax.vjp(operator, p)[1](cotangent)
+            pairs = zip(grads, step, strict=True)
+            return sum(jnp.sum(g * d) for g, d in pairs if g is not None)
+
+        return fast_jit(jax.grad(slope))(primal)
+
+    got = second(ours(case), made.dy)
+    want = second(plain(case), jnp.nan_to_num(made.dy))
+    assert_trees_close(got, want, terms=1000)
 
 
 @pytest.mark.parametrize("case", [BY_ID["lstm"], BY_ID["gru"]], ids=lambda c: c.id)

@@ -106,7 +106,7 @@ def check_real(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_seq_lengths(seq_lengths: Any, batch: Any, steps: Any, scalar: bool) -> Array:
+def check_seq_lengths(seq_lengths: Any, batch: Any, steps: Any, scalar: bool) -> Any:
     """Lengths as int32 in 0..steps: checked if concrete, clamped if traced.
 
     Args:
@@ -124,7 +124,9 @@ def check_seq_lengths(seq_lengths: Any, batch: Any, steps: Any, scalar: bool) ->
         raise TypeError(f"`{name}` must hold integers, got {describe(seq_lengths)}")
     check_shape(name, seq_lengths, **({} if scalar else {"B": batch}))
     if not is_concrete(seq_lengths):
-        # Clamped before the conversion, so that no wide value can wrap around.
+        # A narrow type cannot hold T, and a wide value must not wrap around.
+        if seq_lengths.dtype.itemsize < 4:
+            seq_lengths = seq_lengths.astype(jnp.int32)
         return jnp.clip(seq_lengths, 0, steps).astype(jnp.int32)
     values = np.asarray(seq_lengths)
     wrong = np.flatnonzero((values < 0) | (values > steps))
@@ -135,7 +137,7 @@ def check_seq_lengths(seq_lengths: Any, batch: Any, steps: Any, scalar: bool) ->
     return jnp.asarray(values.astype(np.int32))
 
 
-def check_key(key: Any) -> Array:
+def check_key(key: Any) -> Any:
     """One PRNG key, of the new typed kind or the old uint32 kind."""
     if isinstance(key, (jax.Array, np.ndarray)):
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():

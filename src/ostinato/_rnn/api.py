@@ -12,7 +12,7 @@ from .. import _checks
 from .._typing import Array, ArrayLike, Backend, Padding, State
 from . import backends, layout, primitive
 from .call import Operands, Outputs, RNNCall
-from .spec import RNNSpec
+from .spec import RNNSpec, check_spec
 
 
 class RNNOutput(NamedTuple):
@@ -56,8 +56,8 @@ def rnn(
         resets: bool `[B, T]` (`[T, B]`, `[T]`): True makes every layer's state 0 before
             that step, and no gradient crosses. Unidirectional specs only.
         key: a PRNG key for the dropout between layers; None means evaluation. The mask
-            after layer l is `bernoulli(fold_in(key, l), 1 - p, [B, T, D*S])`, whatever
-            the backend, layout and lengths.
+            after layer l is `bernoulli(fold_in(key, l), float32(1 - p), [B, T, D*S])`,
+            whatever the backend, dtype, layout and lengths.
         padding: what `y` holds past a row's end. `"zero"`: zeros. `"hold"`: the row's
             last valid output, for a row of length 0 the last layer's h_0. `"drop"`:
             zeros, and the final state of a row that ended before T is 0 too.
@@ -65,8 +65,8 @@ def rnn(
         recompute: do not store gates for the backward pass but compute them there again
             as time-parallel products. Less memory, the same gradients up to rounding.
         backend: `"xla"`, `"cpu"` or `"cuda"`; None takes the fastest that can run this.
-        precision: of the matrix products, as `jax.lax.Precision`; None takes
-            `jax_default_matmul_precision`.
+        precision: of float32 and float64 matrix products, as `jax.lax.Precision`; None
+            takes `jax_default_matmul_precision`. 16-bit factors are multiplied exactly.
 
     Returns:
         `RNNOutput(y, state)`: `y` laid out as `x` with D*S features, `state` shaped as
@@ -132,8 +132,7 @@ def rnn_step(
 
     Holds under the same transformations as `rnn`.
     """
-    if not isinstance(spec, RNNSpec):
-        raise TypeError(f"`spec` must be an RNNSpec, got {_checks.describe(spec)}")
+    check_spec(spec)
     if spec.bidirectional:
         raise ValueError(
             "`spec` must be unidirectional for `rnn_step`, got bidirectional=True; a "
@@ -146,7 +145,7 @@ def rnn_step(
             f"{_checks.describe(x_t)}"
         )
     single = x_t.ndim == 1
-    y, state = rnn(
+    call, operands, _ = prepare(
         spec,
         weights,
         x_t[None],
@@ -154,7 +153,10 @@ def rnn_step(
         time_major=not single,
         backend=backend,
         precision=precision,
+        names=("x_t", "state"),
     )
+    outputs, _ = primitive.run(call, operands)
+    y, state = finish(call, operands, outputs, "zero", single)
     return RNNOutput(y[0], state)
 
 
@@ -175,17 +177,21 @@ def prepare(
     recompute: bool = False,
     backend: Backend | None = None,
     precision: Any = None,
+    names: tuple[str, str] = ("x", "initial_state"),
 ) -> tuple[RNNCall, Operands, bool]:
-    """Check everything; returns the call, its operands, and whether x had no batch."""
-    if not isinstance(spec, RNNSpec):
-        raise TypeError(f"`spec` must be an RNNSpec, got {_checks.describe(spec)}")
+    """Check everything; returns the call, its operands, and whether x had no batch.
+
+    `names` are what the caller calls the input and the state, for messages.
+    """
+    x_name, state_name = names
+    check_spec(spec)
     _checks.check_choice("padding", padding, get_args(Padding))
     time_major = _checks.check_bool("time_major", time_major)
     recompute = _checks.check_bool("recompute", recompute)
     weights = _checks.check_array("weights", weights)
-    x = _checks.check_array("x", x)
-    _checks.check_floating("x", x, _checks.FLOATS)
-    _checks.check_same_dtype(x=x, weights=weights)
+    x = _checks.check_array(x_name, x)
+    _checks.check_floating(x_name, x, _checks.FLOATS)
+    _checks.check_same_dtype(**{x_name: x}, weights=weights)
     layout.check_weights(weights, spec)
     backends.check(backend, spec, x.dtype)
 
@@ -203,8 +209,8 @@ def prepare(
         x = x[None]
     if x.shape[2] != spec.input_size:
         raise ValueError(
-            f"`x` must have input_size={spec.input_size} features in its last axis, "
-            f"got {x.shape[2]}"
+            f"`{x_name}` must have input_size={spec.input_size} features in its last "
+            f"axis, got {x.shape[2]}"
         )
     call = RNNCall(
         spec,
@@ -213,7 +219,7 @@ def prepare(
         precision=_precision(precision),
     )
     steps, batch = x.shape[call.time_axis], x.shape[1 - call.time_axis]
-    h_0, c_0 = _initial_state(spec, initial_state, x, batch, single)
+    h_0, c_0 = _initial_state(spec, initial_state, x, batch, single, state_name)
     if seq_lengths is not None:
         seq_lengths = _checks.check_seq_lengths(seq_lengths, batch, steps, single)
         seq_lengths = seq_lengths.reshape(1) if single else seq_lengths
@@ -230,7 +236,12 @@ def _precision(precision: Any) -> Any:
     """Resolved here: what is in force at the call also holds for later derivatives."""
     if precision is None:
         return jax.config.jax_default_matmul_precision  # pyright: ignore
-    _check_precision(precision)
+    try:
+        _check_precision(precision)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`precision` must be None or a jax.lax.Precision, got {precision!r}"
+        ) from error
     return precision
 
 
@@ -238,16 +249,11 @@ def _precision(precision: Any) -> Any:
 def _check_precision(precision: Any) -> None:
     """Any value that a product takes will do; an abstract product asks JAX itself."""
     one = jax.ShapeDtypeStruct((1,), jnp.float32)
-    try:
-        jax.eval_shape(lambda a: jnp.dot(a, a, precision=precision), one)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"`precision` must be None or a jax.lax.Precision, got {precision!r}"
-        ) from error
+    jax.eval_shape(lambda a: jnp.dot(a, a, precision=precision), one)
 
 
 def _initial_state(
-    spec: RNNSpec, state: Any, x: Array, batch: Any, single: bool
+    spec: RNNSpec, state: Any, x: Array, batch: Any, single: bool, name: str
 ) -> tuple[Array, Array | None]:
     pseudo_layers = spec.num_layers * spec.num_directions
     lstm = spec.mode == "lstm"
@@ -256,20 +262,23 @@ def _initial_state(
         c = jnp.zeros((pseudo_layers, batch, spec.hidden_size), x.dtype)
         return h, c if lstm else None
     if lstm and not (isinstance(state, (tuple, list)) and len(state) == 2):
-        raise TypeError(
-            f"`initial_state` must be (h, c) for mode 'lstm', got {_kind(state)}"
-        )
+        raise TypeError(f"`{name}` must be (h, c) for mode 'lstm', got {_kind(state)}")
     if not lstm and isinstance(state, (tuple, list)):
         raise TypeError(
-            f"`initial_state` must be one array h for mode {spec.mode!r}, got "
-            f"{_kind(state)}"
+            f"`{name}` must be one array h for mode {spec.mode!r}, got {_kind(state)}"
         )
     h, c = state if lstm else (state, None)
-    name = "initial_state[0]" if lstm else "initial_state"
-    h = _state(name, h, x, pseudo_layers, batch, spec.output_size, single)
+    h = _state(
+        f"{name}[0]" if lstm else name,
+        h,
+        x,
+        pseudo_layers,
+        batch,
+        spec.output_size,
+        single,
+    )
     if lstm:
-        name = "initial_state[1]"
-        c = _state(name, c, x, pseudo_layers, batch, spec.hidden_size, single)
+        c = _state(f"{name}[1]", c, x, pseudo_layers, batch, spec.hidden_size, single)
     return h, c
 
 
@@ -318,8 +327,9 @@ def _dropout_masks(
     if spec.dropout == 0 or spec.num_layers == 1:
         return ()
     shape = (batch, steps, spec.num_directions * spec.output_size)
+    keep = jnp.float32(1 - spec.dropout)  # else the mask would depend on the x64 flag
     masks = [
-        jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - spec.dropout, shape)
+        jax.random.bernoulli(jax.random.fold_in(key, layer), keep, shape)
         for layer in range(spec.num_layers - 1)
     ]
     if call.time_major:

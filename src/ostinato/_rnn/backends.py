@@ -10,7 +10,7 @@ import numpy as np
 from .. import _checks
 from .._typing import Backend
 from . import cpu, cuda
-from .spec import RNNSpec
+from .spec import RNNSpec, check_spec
 
 
 class BackendError(RuntimeError):
@@ -64,6 +64,7 @@ def explain(spec: RNNSpec, x: Any) -> Explanation:
         spec: the network.
         x: the input, or anything with its `dtype`.
     """
+    check_spec(spec)
     rejected = {}
     for name in _NATIVE:
         reason = _why_not(name, spec, np.dtype(x.dtype))

@@ -11,7 +11,7 @@ from .. import _checks
 from .._typing import Array
 from .call import accumulation_dtype
 from .layout import GATES, LayerWeights, pack_weights, param_shapes
-from .spec import RNNSpec
+from .spec import RNNSpec, check_spec
 
 Scheme = Literal["uniform", "glorot_orthogonal"]
 
@@ -47,6 +47,7 @@ def init_weights(
         bias Jozefowicz et al. (2015).
     """
     key = _checks.check_key(key)
+    check_spec(spec)
     _checks.check_choice("scheme", scheme, get_args(Scheme))
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"`dtype` must be a floating dtype, got {dtype}")

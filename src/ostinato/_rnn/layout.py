@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from .. import _checks
 from .._typing import Array
-from .spec import RNNSpec
+from .spec import RNNSpec, check_spec
 
 GATES = {
     "rnn_relu": ("h",),
@@ -47,6 +47,7 @@ _BIASES = ("b_ih", "b_hh")
 
 def param_shapes(spec: RNNSpec) -> list[LayerWeights]:
     """Shapes of every pseudo-layer's weights, in the order fwd0, rev0, fwd1, ..."""
+    check_spec(spec)
     rows = len(GATES[spec.mode]) * spec.hidden_size
     out = spec.output_size
     bias = (rows,)

@@ -18,7 +18,7 @@ from .._typing import Array, Padding, State
 from . import layout, primitive
 from .api import RNNOutput, finish, prepare
 from .call import Operands, Outputs, Residuals, RNNCall
-from .spec import RNNSpec
+from .spec import RNNSpec, check_spec
 
 
 @ft.partial(
@@ -110,6 +110,7 @@ def rnn_backward(
 
     Holds under the same transformations as `rnn`.
     """
+    check_spec(spec)
     if not isinstance(reserve, RNNReserve):
         raise TypeError(
             "`reserve` must be what rnn_forward returned, got "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import get_args
+from typing import Any, get_args
 
 from .. import _checks
 from .._typing import BiasMode, InputMode, Mode
@@ -134,6 +134,12 @@ class RNNSpec:
         if self.mode != "lstm":
             return h
         return h, (pseudo_layers, batch, self.hidden_size)
+
+
+def check_spec(spec: Any) -> None:
+    """TypeError unless `spec` is an `RNNSpec`."""
+    if not isinstance(spec, RNNSpec):
+        raise TypeError(f"`spec` must be an RNNSpec, got {_checks.describe(spec)}")
 
 
 _SIZES = {"input_size": 1, "hidden_size": 1, "num_layers": 1, "proj_size": 0}

@@ -61,6 +61,12 @@ class Cell:
     def wide(self) -> Any:
         return accumulation_dtype(self.dtype)
 
+    @property
+    def precision(self) -> Any:
+        # 16-bit factors have exact products in float32: nothing is left to choose, and
+        # XLA on CPU knows no other way to multiply them.
+        return self.call.precision if self.dtype == self.wide else None
+
     def widen(self, a: Any) -> Any:
         """In the accumulation dtype; None stays None."""
         return None if a is None else a.astype(self.wide)
@@ -77,25 +83,27 @@ class Cell:
             self.narrow(a),
             w,
             (((a.ndim - 1,), (w_axis,)), ((), ())),
-            precision=self.call.precision,
+            precision=self.precision,
             preferred_element_type=self.wide,
         )
 
     def outer(self, a: Array, b: Array) -> Array:
         """`[T, B, m], [T, B, n] -> [m, n]`: a weight gradient, over all steps."""
         # Matrix libraries want one operand transposed, by a copy: let it be the small.
-        swap = a.shape[-1] > b.shape[-1]
+        # Not in 16 bits: there XLA on CPU makes of the .T a product that it cannot run.
+        swap = a.shape[-1] > b.shape[-1] and self.dtype == self.wide
         first, second = (b, a) if swap else (a, b)
         product = _sum_over_steps(
-            self.narrow(first), self.narrow(second), self.call.precision, self.wide
+            self.narrow(first), self.narrow(second), self.precision, self.wide
         )
         return product.T if swap else product
 
     def total(self, a: Array) -> Array:
         """`[T, B, n] -> [n]`: a bias gradient."""
         # A product with ones: XLA's own sum on CPU depends on the number of threads.
-        ones = jnp.ones((*a.shape[:2], 1), a.dtype)
-        return _sum_over_steps(ones, a, lax.Precision.HIGHEST, self.wide)[0]
+        ones = jnp.ones((*a.shape[:2], 1), self.wide)
+        highest = lax.Precision.HIGHEST
+        return _sum_over_steps(ones, self.widen(a), highest, self.wide)[0]
 
     def affine(self, a: Array, w: Array, b: Array | None) -> Array:
         return self.add_bias(self.dot(a, w), b)
