@@ -220,16 +220,16 @@ def prepare(
     )
     steps, batch = x.shape[call.time_axis], x.shape[1 - call.time_axis]
     h_0, c_0 = _initial_state(spec, initial_state, x, batch, single, state_name)
+    lengths = None
     if seq_lengths is not None:
-        seq_lengths = _checks.check_seq_lengths(seq_lengths, batch, steps, single)
-        seq_lengths = seq_lengths.reshape(1) if single else seq_lengths
+        lengths = _checks.check_seq_lengths(seq_lengths, batch, steps, single)
+        lengths = lengths.reshape(1) if single else lengths
     if resets is not None:
         resets = _resets(spec, resets, x, single, time_major)
     keep = ()
     if key is not None:
-        key = _checks.check_key(key)
-        keep = _dropout_masks(call, key, batch, steps)
-    return call, Operands(weights, x, h_0, c_0, seq_lengths, resets, keep), single
+        keep = _dropout_masks(call, _checks.check_key(key), batch, steps)
+    return call, Operands(weights, x, h_0, c_0, lengths, resets, keep), single
 
 
 def _precision(precision: Any) -> Any:
