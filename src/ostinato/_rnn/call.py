@@ -93,7 +93,7 @@ class RNNCall:
         time_major: whether `x` and `y` are `[T, B, ...]`.
         save: also return `Saved`.
         recompute: keep no gates in `Saved`.
-        precision: of every matrix product, as `jax.lax.dot_general` takes it.
+        precision: of wider than 16-bit products, as `jax.lax.dot_general` takes it.
     """
 
     spec: RNNSpec
@@ -107,8 +107,13 @@ class RNNCall:
         return 0 if self.time_major else 1
 
     @property
+    def has_gates(self) -> bool:
+        """Whether derivatives read gates; those of a plain RNN follow from h."""
+        return self.spec.mode in ("lstm", "gru")
+
+    @property
     def saves_gates(self) -> bool:
-        return self.spec.mode in ("lstm", "gru") and not self.recompute
+        return self.has_gates and not self.recompute
 
     def sizes(self, operands: Operands) -> tuple[Any, Any]:
         """`(T, B)` of a call; either may be a symbolic dimension."""
@@ -146,10 +151,11 @@ class RNNCall:
 
     def gradient_shapes(self, operands: Operands, wrt: Differentiable) -> Any:
         """Shapes and dtypes of the gradients that `wrt` (bools) asks for."""
+        values = [getattr(operands, name) for name in wrt._fields]
         return Differentiable(
             *(
                 jax.ShapeDtypeStruct(value.shape, value.dtype) if asked else None
-                for value, asked in zip(operands[:4], wrt, strict=True)
+                for value, asked in zip(values, wrt, strict=True)
             )
         )
 

@@ -92,13 +92,6 @@ def _place(wrt: Differentiable, values: Any) -> Differentiable:
     return Differentiable(*(next(values) if asked else None for asked in wrt))
 
 
-def _unflatten_run(
-    call: RNNCall, operands: Operands, leaves: Any
-) -> tuple[Outputs, Saved | None]:
-    tree = jax.tree.structure(call.output_shapes(operands))
-    return jax.tree.unflatten(tree, leaves)
-
-
 # ------------------------------------------------------------------------------ shapes
 
 
@@ -307,7 +300,8 @@ def _rnn_jvp(
     out = rnn_p.bind(*primals, call=saving, tree=tree, groups=groups)
     (operands,) = jax.tree.unflatten(tree, primals)
     (shapes,) = jax.tree.unflatten(tree, _ungrouped(primals, groups))
-    outputs, saved = _unflatten_run(saving, shapes, out)
+    structure = jax.tree.structure(saving.output_shapes(shapes))
+    outputs, saved = jax.tree.unflatten(structure, out)
     assert saved is not None
     residuals = Residuals(outputs.y, saved)
 

@@ -14,7 +14,7 @@ from jax import lax
 
 from .._typing import Array
 from .call import Differentiable, Operands, Outputs, Residuals, RNNCall, Saved
-from .layout import LayerWeights, pack_weights, unpack_weights
+from .layout import pack_weights, unpack_weights
 from .xla_cell import make_cell
 from .xla_layer import Layer, LayerPrimal, Steps, keep_where
 
@@ -122,15 +122,13 @@ def backward(
             dh = sum(dxs[1:], dxs[0]).astype(operands.x.dtype)
             dh = _drop(call, dh, operands.keep, index)
     return Differentiable(
-        weights=_pack(call, [g.weights for g in gradients]) if wrt.weights else None,
+        weights=pack_weights([g.weights for g in gradients], spec)
+        if wrt.weights
+        else None,
         x=_from_time_major(call, dh) if wrt.x else None,
         h_0=jnp.stack([g.h_0 for g in gradients]) if wrt.h_0 else None,
         c_0=jnp.stack([g.c_0 for g in gradients]) if wrt.c_0 else None,
     )
-
-
-def _pack(call: RNNCall, layers: list[LayerWeights]) -> Array:
-    return pack_weights(layers, call.spec)
 
 
 def _layers(call: RNNCall, weights: Array) -> list[list[Layer]]:

@@ -8,7 +8,7 @@ in the first case and `[T, B, ...]` in the second; the same methods often serve 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -46,8 +46,6 @@ class Cell:
 
     call: RNNCall
     weights: LayerWeights
-
-    has_gates: ClassVar[bool] = True
 
     @property
     def spec(self) -> RNNSpec:
@@ -216,8 +214,6 @@ def _sum_over_steps(a: Array, b: Array, precision: Any, dtype: Any) -> Array:
 
 class PlainRNN(Cell):
     """Modes `rnn_relu` and `rnn_tanh`."""
-
-    has_gates = False  # what the derivatives need follows from h
 
     def step(self, h: Array, c: Any, gx: Array) -> tuple[Array, Any, Any]:
         w = self.weights

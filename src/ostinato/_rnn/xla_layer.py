@@ -161,7 +161,7 @@ class Layer:
             (cell.widen(dh_n), cell.widen(dc_n), dweights),
             (primal.x, self._at(primal), dh, primal.steps),
             reverse=not self.reverse,
-            split=cell.has_gates and cell.call.recompute,
+            split=cell.call.has_gates and cell.call.recompute,
         )
         dweights = jax.tree.map(cell.narrow, dweights)
         return LayerGradients(dx, dweights, cell.narrow(dh_0), cell.narrow(dc_0))
@@ -203,7 +203,7 @@ class Layer:
 
     def _with_gates(self, x: Array, at: StepPrimal) -> StepPrimal:
         """`at` with its gates, run again for all steps at once if not stored."""
-        if at.gates is not None or not self.cell.has_gates:
+        if at.gates is not None or not self.cell.call.has_gates:
             return at
         gx = self.cell.input_product(x)
         return at._replace(gates=self.cell.step(at.h_prev, at.c_prev, gx)[2])
