@@ -211,5 +211,6 @@ WORKLOADS = {
     "N1H1024": _workload(1, 1024),
     "N16H128": _workload(16, 128),
     "N32H256": _workload(32, 256),
+    "N32H256T1000": _workload(32, 256, steps=1000),
     "N64H512": _workload(64, 512),
 }

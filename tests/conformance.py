@@ -52,16 +52,22 @@ class Conformance:
     dtypes = ("float64", "float32", "bfloat16", "float16")
     refuses: frozenset[str] = frozenset()
 
+    def refused(self, case: Case, dtype=None) -> bool:
+        """Whether the case must raise; if so, it did."""
+        if case.id not in self.refuses:
+            return False
+        with pytest.raises(ost.BackendError):
+            call(case, arguments(case, dtype or self.dtype), self.backend)
+        return True
+
     def check(self, case: Case, dtype=None, **options) -> None:
         """Values and gradients: each cotangent alone, then all together."""
         dtype = dtype or self.dtype
+        if self.refused(case, dtype):
+            return
         made, run = arguments(case, dtype), value_and_pullback(
             case, self.backend, **options
         )  # fmt: skip
-        if case.id in self.refuses:
-            with pytest.raises(ost.BackendError):
-                run(made)
-            return
         for only in (None, *COTANGENTS):
             if only is not None and getattr(made, only) is None:
                 continue
@@ -130,6 +136,8 @@ class Conformance:
 
     @cases("lstm-everything", "gru_before-everything", "relu-dropout-hold")
     def test_second_call_gives_the_same_bits(self, case):
+        if self.refused(case):
+            return
         made, run = arguments(case, self.dtype), value_and_pullback(case, self.backend)
         first, second = (jax.tree.leaves(run(made)) for _ in range(2))
         for a, b in zip(first, second, strict=True):
@@ -175,6 +183,8 @@ class Conformance:
 
     @cases("lstm-resets", "gru-unbatched", "gru_before-everything", "relu-plain")
     def test_steps_one_by_one_equal_the_sequence(self, case):
+        if self.refused(case):
+            return
         case = dataclasses.replace(
             case, lengths=None, resets=False, padding="zero",
             spec=dataclasses.replace(case.spec, dropout=0.0),
@@ -207,6 +217,8 @@ class Conformance:
     )
     @pytest.mark.parametrize("recompute", [False, True])
     def test_explicit_passes_match_float64_loop(self, case, recompute):
+        if self.refused(case):
+            return
         made, spec = arguments(case, self.dtype), spec_of(case)
         options = options_of(case, made, self.backend)
 

@@ -9,6 +9,9 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
+import pytest  # noqa: E402
+
+from ostinato import _config, _native  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -28,3 +31,17 @@ hypothesis.settings.load_profile("ostinato")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "peers: needs a package of the extra `peers`")
+
+
+@pytest.fixture
+def configure():
+    """Sets instruction set and threads; afterwards those of the environment return."""
+    library = _native.status().library
+    assert library is not None
+
+    def to(isa: str, threads: int) -> None:
+        library.ostinato_configure(_config.CPU_ISAS.index(isa), threads)
+
+    yield to
+    config = _config.read()
+    to(config.cpu_isa, config.num_threads or 0)

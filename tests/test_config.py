@@ -4,15 +4,17 @@ import pytest
 
 from ostinato import _config
 
+VARIABLES = ("OSTINATO_DISABLE_NATIVE", "OSTINATO_CPU_ISA", "OSTINATO_NUM_THREADS")
 
-@pytest.mark.parametrize("empty", [{}, dict.fromkeys(("OSTINATO_CPU_ISA",), "")])
+
+@pytest.mark.parametrize("empty", [{}, dict.fromkeys(VARIABLES, "")])
 def test_nothing_set_means_everything_allowed(empty):
-    assert _config.read(empty) == _config.Config(False, "avx512_bf16")
+    assert _config.read(empty) == _config.Config(False, "avx512_bf16", None)
 
 
 def test_values_are_read():
-    environ = {"OSTINATO_DISABLE_NATIVE": "1", "OSTINATO_CPU_ISA": "avx2"}
-    assert _config.read(environ) == _config.Config(True, "avx2")
+    environ = dict(zip(VARIABLES, ("1", "avx2", "03"), strict=True))
+    assert _config.read(environ) == _config.Config(True, "avx2", 3)
     assert not _config.read({"OSTINATO_DISABLE_NATIVE": "0"}).disable_native
 
 
@@ -35,4 +37,14 @@ def test_other_values_are_refused(name, value, allowed):
         _config.read({name: value})
     assert str(error.value) == (
         f"environment variable {name} must be one of {allowed}; got {value!r}"
+    )
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", " 2", "1_0", "9" * 12])
+def test_a_number_of_threads_is_a_positive_integer(value):
+    with pytest.raises(ValueError) as error:
+        _config.read({"OSTINATO_NUM_THREADS": value})
+    assert str(error.value) == (
+        "environment variable OSTINATO_NUM_THREADS must be a positive integer; "
+        f"got {value!r}"
     )

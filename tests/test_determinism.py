@@ -1,7 +1,8 @@
 """The same bits on every run, and whatever the number of threads.
 
-One exception, documented in docs/faq.md: on the xla backend weight gradients are sums
-over all steps by XLA's own matrix product, which splits long sums by thread count.
+On the cpu backend nothing depends on the threads. One exception on xla, documented in
+docs/faq.md: weight gradients are sums over all steps by XLA's own matrix product, which
+splits long sums by thread count.
 """
 
 import os
@@ -10,9 +11,12 @@ import sys
 
 import pytest
 
+import ostinato as ost
+
 PROGRAM = """
 import hashlib, os, sys
-if sys.argv[1] == "pinned":
+backend, threads = sys.argv[1:]
+if threads == "pinned":
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import jax, jax.numpy as jnp, numpy as np
 import ostinato as ost
@@ -22,7 +26,8 @@ for mode in ("lstm", "gru", "rnn_tanh"):
     spec = ost.RNNSpec(mode, 96, 96, 2, bidirectional=True)
     weights = ost.init_weights(jax.random.key(0), spec)
     x = jax.random.normal(jax.random.key(1), (24, 50, 96))
-    run = lambda w, x: ost.rnn(spec, w, x, seq_lengths=np.arange(24) * 2)[0]
+    run = lambda w, x: ost.rnn(spec, w, x, seq_lengths=np.arange(24) * 2,
+        backend=backend)[0]
     pull = jax.jit(lambda w, x, dy: (jax.vjp(run, w, x)[1](dy), run(w, x)))
     dy = jax.random.normal(jax.random.key(2), (24, 50, 192))
     (dw, dx), y = pull(weights, x, dy)
@@ -33,11 +38,17 @@ print(*(digest.hexdigest() for digest in digests))
 """
 
 
-def digests(threads: str) -> list[str]:
+BACKENDS = ["xla"]
+if ost.backends()["cpu"]:
+    BACKENDS.append("cpu")
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def digests(backend: str, threads: str, **environ: str) -> list[str]:
     """Of the weight gradients, and of outputs and input gradients."""
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | environ
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, threads],
+        [sys.executable, "-c", PROGRAM, backend, threads],
         env=environment,
         capture_output=True,
         text=True,
@@ -46,12 +57,22 @@ def digests(threads: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_another_run_changes_no_bit():
-    assert digests("free") == digests("free")
+@every_backend
+def test_another_run_changes_no_bit(backend):
+    assert digests(backend, "free") == digests(backend, "free")
 
 
+@every_backend
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="this system cannot pin a process"
 )
-def test_number_of_threads_changes_no_bit_of_outputs_and_input_gradients():
-    assert digests("free")[1] == digests("pinned")[1]
+def test_number_of_threads_changes_no_bit_of_outputs_and_input_gradients(backend):
+    assert digests(backend, "free")[1] == digests(backend, "pinned")[1]
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="no cpu backend")
+def test_number_of_threads_changes_no_bit_of_weight_gradients_on_cpu():
+    one, *others = (
+        digests("cpu", "free", OSTINATO_NUM_THREADS=n) for n in ("1", "2", "3")
+    )
+    assert others == [one, one]

@@ -22,6 +22,8 @@ CASES = [
     Case("gru", Spec("gru", 2, 3, 2), 4, 8, (2, 0, 4, 1) * 2, resets=True),
     Case("tanh-hold", Spec("rnn_tanh", 2, 3), 4, 8, (2, 0, 4, 1) * 2, padding="hold"),
     Case("dropout", Spec("lstm", 2, 3, 2, dropout=0.5), 4, 8, time_major=True),
+    # Where the others run on cpu, this one still runs on xla.
+    Case("gru_before", Spec("gru", 2, 3, reset_after=False), 4, 8, (2, 0, 4, 1) * 2),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 COLLECTIVE = re.compile(
@@ -214,6 +216,16 @@ def test_gradient_outside_shard_map_equals_one_device(case, mesh):
 
     got = fast_jit(jax.grad(loss))(*inputs_of(case, mesh))
     assert_trees_close(got, fast_jit(gradient(case))(*inputs_of(case)))
+
+
+def test_every_device_calls_the_fastest_backend(mesh):
+    """The partitioned program holds the calls that one device would make."""
+    for case in CASES:
+        names = re.compile(r"ostinato_rnn_\w+")
+        args = inputs_of(case, mesh)
+        sharded = jax.jit(gradient(case)).lower(*args).compile().as_text()
+        alone = jax.jit(gradient(case)).lower(*inputs_of(case)).compile().as_text()
+        assert set(names.findall(sharded)) == set(names.findall(alone))
 
 
 def test_second_derivative_under_sharding_equals_one_device(mesh):

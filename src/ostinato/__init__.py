@@ -8,7 +8,6 @@ lengths, differentiable any number of times. Begin with `RNNSpec`, `init_weights
 from ._rnn.api import RNNOutput as RNNOutput
 from ._rnn.api import rnn as rnn
 from ._rnn.api import rnn_step as rnn_step
-from ._rnn.backends import BackendError as BackendError
 from ._rnn.backends import BackendStatus as BackendStatus
 from ._rnn.backends import Explanation as Explanation
 from ._rnn.backends import backends as backends
@@ -34,10 +33,13 @@ from ._rnn.layout import num_params as num_params
 from ._rnn.layout import pack_weights as pack_weights
 from ._rnn.layout import param_shapes as param_shapes
 from ._rnn.layout import unpack_weights as unpack_weights
+from ._rnn.lowering import BackendError as BackendError
 from ._rnn.passes import RNNGrads as RNNGrads
 from ._rnn.passes import RNNReserve as RNNReserve
 from ._rnn.passes import rnn_backward as rnn_backward
 from ._rnn.passes import rnn_forward as rnn_forward
+from ._rnn.prepared import PreparedWeights as PreparedWeights
+from ._rnn.prepared import prepare as prepare
 from ._rnn.spec import RNNSpec as RNNSpec
 
 __version__ = "0.1.0"

@@ -15,10 +15,13 @@ class Config:
     Attributes:
         disable_native: leave the native library alone (``OSTINATO_DISABLE_NATIVE``).
         cpu_isa: use no instructions above this level (``OSTINATO_CPU_ISA``).
+        num_threads: most threads of one call (``OSTINATO_NUM_THREADS``); None for as
+            many as the process may use.
     """
 
     disable_native: bool
     cpu_isa: str
+    num_threads: int | None
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Config:
@@ -29,7 +32,8 @@ def read(environ: Mapping[str, str] = os.environ) -> Config:
     """
     disable = _choice(environ, "OSTINATO_DISABLE_NATIVE", ("0", "1"), default="0")
     isa = _choice(environ, "OSTINATO_CPU_ISA", CPU_ISAS, default=CPU_ISAS[-1])
-    return Config(disable_native=disable == "1", cpu_isa=isa)
+    threads = _positive(environ, "OSTINATO_NUM_THREADS")
+    return Config(disable_native=disable == "1", cpu_isa=isa, num_threads=threads)
 
 
 def _choice(
@@ -42,3 +46,15 @@ def _choice(
             f"got {value!r}"
         )
     return value
+
+
+def _positive(environ: Mapping[str, str], name: str) -> int | None:
+    value = environ.get(name)
+    if not value:
+        return None
+    # What int() would take besides digits (signs, spaces, "1_0") is a slip here.
+    if not (value.isascii() and value.isdigit() and 0 < int(value) < 2**31):
+        raise ValueError(
+            f"environment variable {name} must be a positive integer; got {value!r}"
+        )
+    return int(value)

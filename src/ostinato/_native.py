@@ -17,8 +17,13 @@ from . import _config
 
 _LIBRARY_NAME = "libostinato_cpu.so"
 _NOTE_NAME = "not_built.txt"  # CMake's reason for leaving the library out
-_ABI_VERSION = 1  # kAbiVersion in native/include/ostinato/abi.h
-_CPU_TARGETS = ("ostinato_cpu_features",)
+_ABI_VERSION = 2  # kAbiVersion in native/include/ostinato/abi.h
+_CPU_TARGETS = (
+    "ostinato_cpu_features",
+    "ostinato_rnn_fwd",
+    "ostinato_rnn_bwd",
+    "ostinato_rnn_pack",
+)
 
 
 class NativeStatus(NamedTuple):
@@ -113,4 +118,17 @@ def _open(path: Path) -> NativeStatus:
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
     except RuntimeError as error:
         return _without(f"refused by jax {jax.__version__}: {error}")
+    _declare(library)
+    config = _config.read()
+    isa = _config.CPU_ISAS.index(config.cpu_isa)
+    library.ostinato_configure(isa, config.num_threads or 0)
     return NativeStatus(library, None)
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Tell ctypes the types of the functions that are no FFI targets."""
+    int32, int64 = ctypes.c_int32, ctypes.c_int64
+    library.ostinato_configure.argtypes = (int32, int32)
+    library.ostinato_configure.restype = None
+    library.ostinato_packed_bytes.argtypes = (int32, *(int64,) * 8)
+    library.ostinato_packed_bytes.restype = int64

@@ -12,6 +12,7 @@ from .. import _checks
 from .._typing import Array, ArrayLike, Backend, Padding, State
 from . import backends, layout, primitive
 from .call import Operands, Outputs, RNNCall
+from .prepared import PreparedWeights
 from .spec import RNNSpec, check_spec
 
 
@@ -24,7 +25,7 @@ class RNNOutput(NamedTuple):
 
 def rnn(
     spec: RNNSpec,
-    weights: Array,
+    weights: Array | PreparedWeights,
     x: Array,
     initial_state: State | None = None,
     *,
@@ -44,7 +45,8 @@ def rnn(
 
     Args:
         spec: what kind of network; static under `jax.jit`.
-        weights: flat vector `[num_params]`, see `unpack_weights`.
+        weights: flat vector `[num_params]`, see `unpack_weights`; or what `prepare`
+            made of it.
         x: `[B, T, I]`, `[T, B, I]` if `time_major`, or one sequence `[T, I]`: then no
             argument and no result has a batch axis.
         initial_state: `h [L*D, B, S]`, for an LSTM `(h, c [L*D, B, H])`, in the order
@@ -64,7 +66,8 @@ def rnn(
         time_major: whether time is the first axis of `x`, `resets` and `y`.
         recompute: do not store gates for the backward pass but compute them there again
             as time-parallel products. Less memory, the same gradients up to rounding.
-        backend: `"xla"`, `"cpu"` or `"cuda"`; None takes the fastest that can run this.
+        backend: `"xla"`, `"cpu"` or `"cuda"`; None takes the fastest that can run this,
+            which `explain` names.
         precision: of float32 and float64 matrix products, as `jax.lax.Precision`; None
             takes `jax_default_matmul_precision`. 16-bit factors are multiplied exactly.
 
@@ -76,7 +79,8 @@ def rnn(
     Raises:
         TypeError: an argument of the wrong type or dtype, or dtypes that differ.
         ValueError: a wrong shape, rank, length or choice; `resets` with directions.
-        ostinato.BackendError: `backend` cannot run this; the message says why.
+        ostinato.BackendError: `backend` cannot run this; the message says why. Where it
+            depends on the device, the error comes when JAX compiles.
 
     Holds under `jit`, `vmap` (over data, weights, keys), `grad`, `jvp`, any mix and any
     order of them, `scan`, `checkpoint`, `shard_map`, and `jit` over sharded batches.
@@ -85,7 +89,7 @@ def rnn(
         See `ostinato._rnn.pointwise` for equations and papers. Layout of the weights:
         cuDNN. Padding policies: cuDNN (zero), Keras (hold), Caffe2 (hold and drop).
     """
-    call, operands, single = prepare(
+    call, operands, single = begin(
         spec,
         weights,
         x,
@@ -105,7 +109,7 @@ def rnn(
 
 def rnn_step(
     spec: RNNSpec,
-    weights: Array,
+    weights: Array | PreparedWeights,
     x_t: Array,
     state: State | None = None,
     *,
@@ -116,7 +120,7 @@ def rnn_step(
 
     Args:
         spec: what kind of network; unidirectional.
-        weights: flat vector `[num_params]`.
+        weights: flat vector `[num_params]`, or what `prepare` made of it.
         x_t: one input step, `[B, I]`, or `[I]` for one sequence.
         state: `h [L, B, S]`, for an LSTM `(h, c [L, B, H])`; without the batch axis for
             one sequence; None means zeros.
@@ -145,7 +149,7 @@ def rnn_step(
             f"{_checks.describe(x_t)}"
         )
     single = x_t.ndim == 1
-    call, operands, _ = prepare(
+    call, operands, _ = begin(
         spec,
         weights,
         x_t[None],
@@ -163,9 +167,9 @@ def rnn_step(
 # ------------------------------------------------- the way in, shared with passes.py
 
 
-def prepare(
+def begin(
     spec: RNNSpec,
-    weights: Array,
+    weights: Array | PreparedWeights,
     x: Array,
     initial_state: State | None = None,
     *,
@@ -188,6 +192,9 @@ def prepare(
     _checks.check_choice("padding", padding, get_args(Padding))
     time_major = _checks.check_bool("time_major", time_major)
     recompute = _checks.check_bool("recompute", recompute)
+    packed = None
+    if isinstance(weights, PreparedWeights):
+        weights, packed = weights
     weights = _checks.check_array("weights", weights)
     x = _checks.check_array(x_name, x)
     _checks.check_floating(x_name, x, _checks.FLOATS)
@@ -217,6 +224,7 @@ def prepare(
         time_major,
         recompute=recompute,
         precision=_precision(precision),
+        backend=backend,
     )
     steps, batch = x.shape[call.time_axis], x.shape[1 - call.time_axis]
     h_0, c_0 = _initial_state(spec, initial_state, x, batch, single, state_name)
@@ -229,7 +237,8 @@ def prepare(
     keep = ()
     if key is not None:
         keep = _dropout_masks(call, _checks.check_key(key), batch, steps)
-    return call, Operands(weights, x, h_0, c_0, lengths, resets, keep), single
+    operands = Operands(weights, x, h_0, c_0, lengths, resets, keep, packed)
+    return call, operands, single
 
 
 def _precision(precision: Any) -> Any:

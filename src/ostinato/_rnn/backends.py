@@ -10,11 +10,8 @@ import numpy as np
 from .. import _checks
 from .._typing import Backend
 from . import cpu, cuda
+from .lowering import refusal
 from .spec import RNNSpec, check_spec
-
-
-class BackendError(RuntimeError):
-    """The backend that was asked for cannot run the call; the message says why."""
 
 
 class BackendStatus(NamedTuple):
@@ -60,14 +57,20 @@ def backends() -> dict[str, BackendStatus]:
 def explain(spec: RNNSpec, x: Any) -> Explanation:
     """Say which backend `rnn(spec, weights, x)` would take, and why.
 
+    Derivatives take it too, except for tangents (`jvp`) and whatever is differentiated
+    twice: those run on xla. So does what `jax.export` makes, for any machine to run.
+
     Args:
         spec: the network.
-        x: the input, or anything with its `dtype`.
+        x: the input, or anything with its `dtype`: then it counts as being where JAX
+            puts new arrays.
     """
     check_spec(spec)
-    rejected = {}
+    platform, rejected = platform_of(x), {}
     for name in _NATIVE:
         reason = _why_not(name, spec, np.dtype(x.dtype))
+        if reason is None and name == "cpu" != platform:
+            reason = f"it runs on the cpu, and `x` is on the {platform}"
         if reason is None:
             return Explanation(name, "the fastest backend that runs this", rejected)
         rejected[name] = reason
@@ -81,9 +84,14 @@ def check(backend: Any, spec: RNNSpec, dtype: Any) -> None:
     _checks.check_choice("backend", backend, get_args(Backend))
     reason = _why_not(backend, spec, dtype)
     if reason is not None:
-        raise BackendError(
-            f"backend {backend!r} cannot run this: {reason}; use backend=None or 'xla'"
-        )
+        raise refusal(backend, reason)
+
+
+def platform_of(x: Any) -> str:
+    """Where `x` is; if that cannot be told, where JAX puts new arrays."""
+    if isinstance(x, jax.Array) and _checks.is_concrete(x):
+        return next(iter(x.devices())).platform
+    return jax.default_backend()
 
 
 def _why_not(name: str, spec: RNNSpec, dtype: Any) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from .._typing import Backend
 from .spec import RNNSpec
 
 
@@ -27,6 +28,7 @@ class Operands(NamedTuple):
         seq_lengths: int32 `[B]` in 0..T, or None.
         resets: bool, `x`'s shape without features, or None.
         keep: dropout, of every layer but the last: bool, `y`'s shape, True where kept.
+        packed: uint8, `weights` once more as the cpu kernels read them, or None.
     """
 
     weights: Any
@@ -36,6 +38,7 @@ class Operands(NamedTuple):
     seq_lengths: Any = None
     resets: Any = None
     keep: tuple = ()
+    packed: Any = None
 
 
 class Outputs(NamedTuple):
@@ -94,6 +97,7 @@ class RNNCall:
         save: also return `Saved`.
         recompute: keep no gates in `Saved`.
         precision: of wider than 16-bit products, as `jax.lax.dot_general` takes it.
+        backend: the one that was asked for, or None.
     """
 
     spec: RNNSpec
@@ -101,6 +105,7 @@ class RNNCall:
     save: bool = False
     recompute: bool = False
     precision: Any = None
+    backend: Backend | None = None
 
     @property
     def time_axis(self) -> int:
@@ -114,6 +119,12 @@ class RNNCall:
     @property
     def saves_gates(self) -> bool:
         return self.has_gates and not self.recompute
+
+    @property
+    def dropout_scale(self) -> float:
+        """What a kept value is multiplied by; at p = 1 nothing is kept."""
+        p = self.spec.dropout
+        return 1 / (1 - p) if p < 1 else 0.0
 
     def sizes(self, operands: Operands) -> tuple[Any, Any]:
         """`(T, B)` of a call; either may be a symbolic dimension."""
@@ -162,7 +173,7 @@ class RNNCall:
     def batch_axes(self, tree: Any) -> Any:
         """`tree`, of this module's tuples, with each array's batch axis instead.
 
-        Weights have none and get -1: None would read as an absent array.
+        Weights have none and get -1, packed or not: None would read as an absent array.
         """
         if tree is None:
             return None
@@ -171,6 +182,7 @@ class RNNCall:
         batch = 1 - self.time_axis
         special = {
             "weights": -1,
+            "packed": -1,
             "x": batch,
             "y": batch,
             "resets": batch,

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from .. import _checks
 from .._typing import Array, Padding, State
 from . import layout, primitive
-from .api import RNNOutput, finish, prepare
+from .api import RNNOutput, begin, finish
 from .call import Operands, Outputs, Residuals, RNNCall
+from .prepared import PreparedWeights
 from .spec import RNNSpec, check_spec
 
 
@@ -47,7 +48,7 @@ class RNNGrads(NamedTuple):
 
 def rnn_forward(
     spec: RNNSpec,
-    weights: Array,
+    weights: Array | PreparedWeights,
     x: Array,
     initial_state: State | None = None,
     *,
@@ -73,20 +74,21 @@ def rnn_forward(
 
     Holds under the same transformations as `rnn`; gradients reach the reserve too.
     """
-    call, operands, single = prepare(
+    call, operands, single = begin(
         spec, weights, x, initial_state, padding=padding, **options
     )
     call = dataclasses.replace(call, save=True)
     outputs, saved = primitive.run(call, operands)
     assert saved is not None
     residuals = Residuals(outputs.y, saved)
-    reserve = RNNReserve(operands, residuals, call, padding, single)
+    kept = operands._replace(packed=None)
+    reserve = RNNReserve(kept, residuals, call, padding, single)
     return finish(call, operands, outputs, padding, single), reserve
 
 
 def rnn_backward(
     spec: RNNSpec,
-    weights: Array,
+    weights: Array | PreparedWeights,
     reserve: RNNReserve,
     dy: Array | None,
     dstate: State | None = None,
@@ -120,6 +122,8 @@ def rnn_backward(
         raise ValueError(
             f"`spec` must be the reserve's, {reserve.call.spec}, got {spec}"
         )
+    if isinstance(weights, PreparedWeights):
+        weights = weights.weights
     weights = _checks.check_array("weights", weights)
     layout.check_weights(weights, spec)
     _checks.check_same_dtype(**{"reserve": reserve.operands.x, "weights": weights})

@@ -21,14 +21,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
-from .. import _compat
 from .._typing import Array
-from . import sharding, xla
+from . import cpu, sharding, xla
 from .call import Differentiable, Operands, Outputs, Residuals, RNNCall, Saved
-
-Groups = tuple[bool, ...]
+from .lowering import Groups, axes_of, register, result_axes, ungrouped, xla_form
 
 _X = Operands._fields.index("x")  # its place among the leaves: what precedes is there
 _NUM_DIFFERENTIABLE = len(Differentiable._fields)  # they come first among the operands
@@ -73,8 +71,8 @@ def _enter(
     leaves, tree = jax.tree.flatten(trees)
     flags = _all(False, trees)
     layout = sharding.Layout(
-        operands=_axes_of(call, trees),
-        results=_axes_of(call, shapes),
+        operands=axes_of(call, trees),
+        results=axes_of(call, shapes),
         groups=tuple(jax.tree.leaves(flags)),
     )
 
@@ -95,20 +93,13 @@ def _place(wrt: Differentiable, values: Any) -> Differentiable:
 # ------------------------------------------------------------------------------ shapes
 
 
-def _ungrouped(avals: Any, groups: Groups) -> list[jax.ShapeDtypeStruct]:
-    return [
-        jax.ShapeDtypeStruct(a.shape[1:] if g else a.shape, a.dtype)
-        for a, g in zip(avals, groups, strict=True)
-    ]
-
-
 def _num_groups(args: Any, groups: Groups) -> Any:
     return next(a.shape[0] for a, g in zip(args, groups, strict=True) if g)
 
 
 def _abstract_eval(shapes: Callable, *avals: Any, tree: Any, groups: Groups) -> list:
     """`shapes(*trees)` without groups, with the group axis put in front again."""
-    trees = jax.tree.unflatten(tree, _ungrouped(avals, groups))
+    trees = jax.tree.unflatten(tree, ungrouped(avals, groups))
     lead = (_num_groups(avals, groups),) if any(groups) else ()
     return [
         sharding.shaped_array((*lead, *out.shape), out.dtype, like=avals)
@@ -140,59 +131,6 @@ def _rnn_bwd_abstract_eval(
     return _abstract_eval(shapes, *avals, tree=tree, groups=groups)
 
 
-# ---------------------------------------------------------------------------- lowering
-
-
-def _flat_form(
-    form: Callable, call: RNNCall, tree: Any, groups: Groups, **params: Any
-) -> Callable:
-    """`form(call, *trees)` as a function from leaves to a list of leaves."""
-
-    def flat(*leaves: Array) -> list[Array]:
-        return jax.tree.leaves(form(call, *jax.tree.unflatten(tree, leaves), **params))
-
-    if not any(groups):
-        return flat
-    return jax.vmap(flat, in_axes=tuple(0 if g else None for g in groups))
-
-
-def _lower(
-    form: Callable,
-    *args: Array,
-    call: RNNCall,
-    tree: Any,
-    groups: Groups,
-    **params: Any,
-) -> list[Array]:
-    flat = _flat_form(form, call, tree, groups, **params)
-    layout = sharding.Layout(
-        operands=_axes_of(call, jax.tree.unflatten(tree, args)),
-        results=_result_axes(call, tree, args, groups, **params),
-        groups=groups,
-    )
-    return sharding.partition(flat, layout)(*args)
-
-
-def _axes_of(call: RNNCall, trees: Any) -> list[int]:
-    return jax.tree.leaves(call.batch_axes(trees))
-
-
-def _result_axes(
-    call: RNNCall,
-    tree: Any,
-    args: Any,
-    groups: Groups,
-    wrt: Differentiable | None = None,
-) -> list[int]:
-    """Batch axis of every result, -1 for a weight gradient."""
-    operands, *rest = jax.tree.unflatten(tree, _ungrouped(args, groups))
-    if wrt is not None:
-        return _axes_of(call, (call.gradient_shapes(operands, wrt),))
-    if rest:
-        call = dataclasses.replace(call, save=False)
-    return _axes_of(call, call.output_shapes(operands))
-
-
 # -------------------------------------------------------------------------------- vmap
 
 
@@ -214,7 +152,7 @@ def _batch(
         for a, d in zip(args, dims, strict=True)
     ]
     mapped = [d is not None for d in dims]
-    axes = _axes_of(call, jax.tree.unflatten(tree, args))
+    axes = axes_of(call, jax.tree.unflatten(tree, args))
     if not _joins_batch(primitive, mapped, axes, params):
         return _batch_groups(bind, args, mapped, size, groups)
 
@@ -225,7 +163,7 @@ def _batch(
     ]
     outs = bind(*args, groups=groups)
     out_axes = [
-        axis + any(groups) for axis in _result_axes(call, tree, args, groups, **params)
+        axis + any(groups) for axis in result_axes(call, tree, args, groups, **params)
     ]
     outs = [
         out.reshape(*out.shape[:axis], size, inner, *out.shape[axis + 1 :])
@@ -299,7 +237,7 @@ def _rnn_jvp(
     saving = dataclasses.replace(call, save=True)
     out = rnn_p.bind(*primals, call=saving, tree=tree, groups=groups)
     (operands,) = jax.tree.unflatten(tree, primals)
-    (shapes,) = jax.tree.unflatten(tree, _ungrouped(primals, groups))
+    (shapes,) = jax.tree.unflatten(tree, ungrouped(primals, groups))
     structure = jax.tree.structure(saving.output_shapes(shapes))
     outputs, saved = jax.tree.unflatten(structure, out)
     assert saved is not None
@@ -314,8 +252,8 @@ def _rnn_jvp(
     )
     dout = _bind(
         rnn_tangent_p,
-        (operands, residuals, dot),
-        (flags, _all(any(groups), residuals), dot_flags),
+        (operands._replace(packed=None), residuals, dot),
+        (flags._replace(packed=None), _all(any(groups), residuals), dot_flags),
         call=saving,
     )
     return jax.tree.leaves(outputs), dout
@@ -325,7 +263,7 @@ def _jvp_of_form(
     form: Callable, primals: Any, tangents: Any, **params: Any
 ) -> tuple[list[Array], list[Array]]:
     """JAX's own differentiation of the XLA form."""
-    flat = _flat_form(form, **params)
+    flat = xla_form(form, **params)
     moving = [i for i, t in enumerate(tangents) if not _is_zero(t)]
 
     def of_moving(*values: Array) -> list[Array]:
@@ -367,7 +305,7 @@ def _rnn_tangent_transpose(
 # ----------------------------------------------------------------------- registration
 
 
-def _primitive(name: str, form: Callable, abstract_eval: Callable) -> Primitive:
+def _primitive(name: str, abstract_eval: Callable) -> Primitive:
     primitive = Primitive(name)
     primitive.multiple_results = True
     static = ("call", "tree", "groups", "wrt")
@@ -378,21 +316,19 @@ def _primitive(name: str, form: Callable, abstract_eval: Callable) -> Primitive:
 
     primitive.def_impl(apply)
     primitive.def_abstract_eval(abstract_eval)
-    lowered = ft.partial(_lower, form)
-    mlir.register_lowering(primitive, mlir.lower_fun(lowered, multiple_results=True))
-    _compat.lower_with_devices(primitive)
     batching.primitive_batchers[primitive] = ft.partial(_batch, primitive)
     return primitive
 
 
-rnn_p = _primitive("ostinato_rnn", xla.forward, _rnn_abstract_eval)
+rnn_p = _primitive("ostinato_rnn", _rnn_abstract_eval)
+register(rnn_p, xla.forward, _rnn_abstract_eval, native=cpu.forward)
 ad.primitive_jvps[rnn_p] = _rnn_jvp
 
-rnn_tangent_p = _primitive(
-    "ostinato_rnn_tangent", xla.tangent, _rnn_tangent_abstract_eval
-)
+rnn_tangent_p = _primitive("ostinato_rnn_tangent", _rnn_tangent_abstract_eval)
+register(rnn_tangent_p, xla.tangent, _rnn_tangent_abstract_eval)
 ad.primitive_jvps[rnn_tangent_p] = ft.partial(_jvp_of_form, xla.tangent)
 ad.primitive_transposes[rnn_tangent_p] = _rnn_tangent_transpose
 
-rnn_bwd_p = _primitive("ostinato_rnn_bwd", xla.backward, _rnn_bwd_abstract_eval)
+rnn_bwd_p = _primitive("ostinato_rnn_bwd", _rnn_bwd_abstract_eval)
+register(rnn_bwd_p, xla.backward, _rnn_bwd_abstract_eval, native=cpu.backward)
 ad.primitive_jvps[rnn_bwd_p] = ft.partial(_jvp_of_form, xla.backward)

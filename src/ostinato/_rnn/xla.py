@@ -193,9 +193,7 @@ def _drop(call: RNNCall, x: Array, keep: tuple, layer: int) -> Array:
     """Dropout before `layer`; the same lines serve values, tangents and cotangents."""
     if not keep or layer == 0:
         return x
-    p = call.spec.dropout
-    scale = 1 / (1 - p) if p < 1 else 0.0  # at p = 1 nothing is kept, nothing scaled
-    return keep_where(_to_time_major(call, keep[layer - 1]), x * scale)
+    return keep_where(_to_time_major(call, keep[layer - 1]), x * call.dropout_scale)
 
 
 def _join(directions: list[Array]) -> Array:

@@ -1,0 +1,102 @@
+"""The least time that this machine can take: a model, fed with measured peaks.
+
+Every product costs its multiply-adds over the peak of the processor, or reading its
+weights over the bandwidth of the cache level that holds them, whichever is more; on
+top comes the dispatch of a jitted call. Activations, and all else that is
+proportional to N * H, count as free.
+"""
+
+import bisect
+import functools as ft
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ostinato as ost
+
+from . import ROOT
+from .problem import Problem
+
+_FLAGS = ("-O3", "-std=c++17", "-march=native", "-pthread")
+
+
+class Peaks(NamedTuple):
+    """What `threads` threads reach together, and the seconds of an empty jitted call.
+
+    `read` holds pairs of (bytes that each thread reads again and again, bytes a
+    second), sizes growing.
+    """
+
+    threads: int
+    float32: float
+    bfloat16: float
+    read: list[tuple[int, float]]
+    dispatch: float
+
+    def bandwidth(self, size: float) -> float:
+        """Bytes a second of weights of `size` bytes that are split over the threads."""
+        sizes = [measured for measured, _ in self.read]
+        at = bisect.bisect_left(sizes, size / self.threads)
+        return self.read[min(at, len(self.read) - 1)][1]
+
+
+def measure(threads: int) -> Peaks:
+    """Compile `native/bench/peaks.cc` and run it; takes some seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "peaks"
+        source = ROOT / "native" / "bench" / "peaks.cc"
+        compiler = os.environ.get("CXX", "c++")
+        subprocess.run([compiler, *_FLAGS, source, "-o", program], check=True)
+        run = subprocess.run(
+            [program, str(threads)], check=True, capture_output=True, text=True
+        )
+    return Peaks(**json.loads(run.stdout), dispatch=_dispatch())
+
+
+def _dispatch() -> float:
+    """Weights, input and state in, output and state out, and next to nothing done."""
+    call = jax.jit(lambda weights, x, h, c: (x + weights, h + weights, c + weights))
+    args = [jnp.full(4, value) for value in range(4)]
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(call(*args))
+        return time.perf_counter() - start
+
+    return statistics.median(seconds() for _ in range(2000))
+
+
+def floor(problem: Problem, lengths: np.ndarray | None, peaks: Peaks) -> float | None:
+    """Seconds; None for building a training step, which no peak bounds."""
+    if problem.kind == "compile":
+        return None
+    if lengths is None:
+        lengths = np.full(problem.batch, problem.steps)
+    active = [int((lengths > t).sum()) for t in range(problem.steps)]
+    product = ft.partial(_product, problem.dtype, peaks)
+    total = peaks.dispatch
+    for layer in ost.param_shapes(problem.spec):
+        over_time = product(layer.w_ih, sum(active))
+        step_by_step = sum(product(layer.w_hh, rows) for rows in active)
+        total += over_time + step_by_step
+        if problem.kind == "train":
+            # Backward: dh needs w_hh step by step; dx, dw_ih and dw_hh are products
+            # over all steps at once.
+            total += 2 * over_time + step_by_step + product(layer.w_hh, sum(active))
+    return total
+
+
+def _product(dtype: str, peaks: Peaks, shape: tuple[int, int], rows: int) -> float:
+    elements = shape[0] * shape[1]
+    size = elements * (2 if dtype == "bfloat16" else 4)
+    arithmetic = 2 * elements * rows / getattr(peaks, dtype)
+    return max(arithmetic, size / peaks.bandwidth(size)) if rows else 0.0

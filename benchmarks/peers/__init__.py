@@ -1,0 +1,39 @@
+"""Everything that can run a problem, one small adapter each.
+
+An adapter's `build(problem, data, threads)` gives a `Contender`, or raises
+`Unsupported`. What prepares the call (weights, packing of rows) is not timed.
+"""
+
+import dataclasses
+import importlib
+
+from ..problem import Data, Problem, Results
+from .contender import Contender as Contender
+from .contender import Unsupported as Unsupported
+
+OURS = "ostinato"
+PEERS = {
+    OURS: "own",
+    "torch": "torch_nn",
+    "onnxruntime": "onnx_runtime",
+    "flax": "flax_nnx",
+    "scan": "lax_scan",
+}
+
+
+def build(name: str, problem: Problem, data: Data, threads: int) -> Contender:
+    """The contender called `name`; Unsupported if it cannot or is not installed."""
+    try:
+        module = importlib.import_module(f"{__name__}.{PEERS[name]}")
+    except ModuleNotFoundError as error:
+        raise Unsupported(f"needs the package {error.name}") from error
+    return module.build(problem, data, threads)
+
+
+def reference(problem: Problem, data: Data, threads: int) -> Results:
+    """What everybody's results are compared with: `lax.scan` in float32."""
+    kind = "train" if problem.differentiates else problem.kind
+    scan = build(
+        "scan", dataclasses.replace(problem, kind=kind, dtype="float32"), data, threads
+    )
+    return scan.results(scan.call())

@@ -1,0 +1,60 @@
+"""What an adapter gives: a call to time, and its results in everybody's layout."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import ostinato as ost
+
+from ..problem import Data, Problem, Results
+
+
+class Unsupported(Exception):
+    """Why a contender does not take part in a problem."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`call` runs to its end; `results` translates what it returned, and is not timed.
+
+    `detail` says what did the work where a contender has several ways to.
+    """
+
+    call: Callable[[], Any]
+    results: Callable[[Any], Results]
+    detail: str = ""
+
+
+def results(
+    problem: Problem, data: Data, y: Any, state: Any, grads: Any = None
+) -> Results:
+    """Name arrays of the common layout; `grads` is `(layers, x, state)`.
+
+    What stands in the padding of `y` is a matter of convention, so it is left out.
+    """
+
+    def single(array: Any) -> np.ndarray:
+        return np.asarray(array, np.float32)
+
+    named = {"y": single(y).reshape(data.dy.shape).copy(), **_states("n", state)}
+    if data.lengths is not None:
+        named["y"][np.arange(problem.steps)[:, None] >= data.lengths] = 0
+    if grads is not None:
+        layers, dx, dstate = grads
+        layers = [
+            layer._replace(
+                **{k: single(a) for k, a in layer._asdict().items() if a is not None}
+            )
+            for layer in layers
+        ]
+        named["dweights"] = ost.pack_weights(layers, problem.spec)
+        named["dx"] = dx
+        named |= {f"d{name}": a for name, a in _states("0", dstate).items()}
+    return {name: single(array) for name, array in named.items()}
+
+
+def _states(suffix: str, state: Any) -> dict[str, Any]:
+    pair = state if isinstance(state, tuple) else (state,)
+    return {f"{name}_{suffix}": a for name, a in zip("hc", pair, strict=False)}

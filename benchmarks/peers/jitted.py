@@ -1,0 +1,57 @@
+"""What the contenders that are JAX functions have in common."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import ostinato as ost
+
+from ..problem import Data, Problem
+from .contender import Contender, results
+
+
+def contender(
+    problem: Problem,
+    data: Data,
+    forward: Callable[..., tuple[Any, Any]],
+    params: Any,
+    layers: Callable[[Any], list[ost.LayerWeights]],
+    detail: str = "",
+) -> Contender:
+    """Jit `forward(params, x, state, lengths) -> (y, state)`, or its gradient.
+
+    `layers` translates what is shaped like `params` into one item per pseudo-layer.
+    """
+    dtype = jnp.dtype(problem.dtype)
+    params, x, state, dy = jax.tree.map(
+        lambda a: jnp.asarray(a, dtype), (params, data.x, data.state, data.dy)
+    )
+    lengths = None if data.lengths is None else jnp.asarray(data.lengths)
+
+    def train(params, x, state, lengths, dy):
+        (y, last), pullback = jax.vjp(
+            lambda *args: tuple(forward(*args, lengths)), params, x, state
+        )
+        return y, last, pullback((dy, jax.tree.map(jnp.zeros_like, last)))
+
+    def translated(returned):
+        y, last, *grads = returned
+        if grads:
+            dparams, dx, dstate = grads[0]
+            grads = [(layers(dparams), dx, dstate)]
+        return results(problem, data, y, last, *grads)
+
+    args = (params, x, state, lengths)
+    run = train if problem.differentiates else forward
+    args = (*args, dy) if problem.differentiates else args
+    if problem.kind == "compile":
+        return Contender(
+            # A new function each time: JAX remembers those that it has seen.
+            call=lambda: jax.jit(lambda *args: run(*args)).lower(*args).compile(),
+            results=lambda compiled: translated(compiled(*args)),
+            detail=detail,
+        )
+    jitted = jax.jit(run)
+    return Contender(lambda: jax.block_until_ready(jitted(*args)), translated, detail)

@@ -1,0 +1,110 @@
+"""One run in one process: every row gated, timed, printed and written."""
+
+import fnmatch
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from . import floors, peers, results, rows, tables, timing
+from .problem import Problem, make_data
+from .results import Results, Row
+
+WIDTH = 140  # of the table in a log
+
+
+def select(modes: list[str], patterns: list[str], sweeps: list[str]) -> list[Problem]:
+    """The problems that the options ask for.
+
+    Raises:
+        ValueError: one of them names nothing that there is.
+    """
+    for given, known in ((modes, rows.MODES), (sweeps, rows.SWEEPS)):
+        if unknown := set(given) - set(known):
+            raise ValueError(f"{', '.join(unknown)}: not one of {', '.join(known)}")
+    found: list[Problem] = []
+    for mode in modes or rows.MODES:
+        for size in sweeps:
+            found += rows.sweep(mode, size)
+        if not sweeps:
+            found += rows.table(mode)
+    if patterns:
+        found = [
+            problem
+            for problem in found
+            if any(fnmatch.fnmatchcase(problem.name, p) for p in patterns)
+        ]
+    if not found:
+        raise ValueError(f"no row is called {' or '.join(patterns)}")
+    return list(dict.fromkeys(found))
+
+
+def run(
+    problems: list[Problem],
+    names: list[str],
+    rounds: int,
+    threads: int,
+    out: Path,
+    resume: bool,
+) -> None:
+    """Measure, and keep `out` up to date; our own wrong results end the run."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    stored = Results(results.machine(), {})
+    if resume and out.exists():
+        stored = stored._replace(rows=results.load(out).rows)
+    peaks = floors.measure(threads)
+    contenders = [peers.OURS, *(names or [n for n in peers.PEERS if n != peers.OURS])]
+    measured = []
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(problems) * rounds)
+        for problem in problems:
+            progress.update(task, description=f"{problem.mode}/{problem.name}")
+            done = stored.rows.get(Row.key(problem.mode, problem.name, threads))
+            if done is None:
+                done = measure(
+                    problem,
+                    contenders,
+                    rounds,
+                    peaks,
+                    on_round=lambda: progress.advance(task),
+                )
+                stored.rows[done.id] = done
+                results.save(out, stored)
+                console.print(tables.line(done))
+            else:
+                progress.advance(task, rounds)
+            measured.append(done)
+    console.print(tables.rich_table(measured))
+    console.print(f"{out}", style="dim")
+
+
+def measure(problem, names, rounds, peaks, on_round=lambda: None) -> Row:
+    """Gate one problem, then time it."""
+    data = make_data(problem)
+    good, skipped = timing.checked(problem, data, names, peaks.threads)
+    calls = {name: contender.call for name, contender in good.items()}
+    seconds = timing.take_turns(calls, rounds, on_round)
+    return Row(
+        mode=problem.mode,
+        name=problem.name,
+        sizes=dict(T=problem.steps, N=problem.batch, H=problem.hidden_size),
+        threads=peaks.threads,
+        seconds={k: [float(f"{s:.4g}") for s in v] for k, v in seconds.items()},
+        skipped=skipped,
+        detail={name: c.detail for name, c in good.items() if c.detail},
+        floor=floors.floor(problem, data.lengths, peaks),
+    )

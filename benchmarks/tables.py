@@ -1,0 +1,84 @@
+"""Rows as text: for the terminal and for the pages."""
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from . import rows
+from .peers import OURS, PEERS
+from .results import Row, spread
+
+OTHERS = tuple(name for name in PEERS if name not in (OURS, "torch"))
+
+
+HEADS = ("row", "ours", "floor", "ours/floor", "torch", "must", "aim", *OTHERS, "")
+"""Times in milliseconds; under a peer's name stands its time over ours."""
+
+
+def duration(seconds: float | None) -> str:
+    """Milliseconds with three digits."""
+    if seconds is None:
+        return ""
+    ms = seconds * 1e3
+    return f"{ms:.3f}" if ms < 1 else f"{ms:.2f}" if ms < 10 else f"{ms:.1f}"
+
+
+def ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def verdict(row: Row) -> str:
+    """What the row was to reach and did not, or `ok`; empty where nothing was asked."""
+    goal, torch = rows.goal(row.mode, row.name), row.ratio("torch")
+    missed = []
+    asked = goal is not None or row.name.endswith("-compile")
+    if goal is not None and torch is not None and torch < goal.must:
+        missed.append("torch")
+    for name in ("onnxruntime", "scan"):
+        other = row.ratio(name)
+        if asked and other is not None and other <= 1:
+            missed.append(name)
+    large = row.sizes["N"] >= rows.FLOOR_BATCH
+    if asked and large and (row.over_floor or 0) > rows.FLOOR_RATIO:
+        missed.append("floor")
+    if row.name.endswith("-compile") and (row.median() or 0) > rows.COMPILE_SECONDS:
+        missed.append("60 ms")
+    return ("missed: " + ", ".join(missed)) if missed else "ok" if asked else ""
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """One item for each of HEADS."""
+    goal = rows.goal(row.mode, row.name)
+    low, median, high = spread(row.seconds[OURS])
+    return (
+        row.name,
+        f"{duration(median)} ± {50 * (high - low) / median:.0f} %",
+        duration(row.floor),
+        ratio(row.over_floor),
+        ratio(row.ratio("torch")),
+        f"{goal.must:g}" if goal else "",
+        f"{goal.aim:g}" if goal and goal.aim else "",
+        *(ratio(row.ratio(name)) for name in OTHERS),
+        verdict(row),
+    )
+
+
+def line(row: Row) -> str:
+    """A row in one line, as soon as it is measured."""
+    text = f"{row.id} ({row.detail.get(OURS, '')}): {cells(row)[1]} ms"
+    for name in PEERS:
+        if name != OURS and name in row.seconds:
+            text += f", {name} {ratio(row.ratio(name))}x"
+    if row.over_floor is not None:
+        text += f", floor {1 / row.over_floor:.2f}x"
+    return text
+
+
+def rich_table(measured: Iterable[Row]) -> Table:
+    """The rows of a run."""
+    table = Table(title="milliseconds; under a peer's name, its time over ours")
+    for head in HEADS:
+        table.add_column(head, justify="left" if head in ("row", "") else "right")
+    for row in measured:
+        table.add_row(f"{row.mode}/{row.name}", *cells(row)[1:])
+    return table

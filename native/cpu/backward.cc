@@ -1,0 +1,215 @@
+#include "cpu/backward.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "cpu/gradient_pass.h"
+#include "cpu/settings.h"
+#include "cpu/values.h"
+#include "cpu/work.h"
+
+namespace ostinato::cpu {
+namespace {
+
+template <typename S, typename R>
+class Backward {
+ public:
+  using Pass = GradientPass<S, R>;
+
+  Backward(const BackwardCall<S, R>& call, Team& team)
+      : team_(team),
+        call_(call),
+        in_(call.operands),
+        n_(call.operands.network),
+        packing_(WideKernels<S>(), n_),
+        rows_(*MakeSlices(in_.seq_lengths, in_.batch, in_.steps, 1, scratch_)),
+        plan_(PlanOf(WorkOf(n_, in_.steps, in_.batch), team.threads())),
+        context_{call, WideKernels<S>(), packing_, PackAgain(), rows_} {
+    TakeStrides();
+    for (int64_t d = 0; d < n_.num_directions; ++d) {
+      buffers_[d] = Pass::MakeBuffers(context_, scratch_);
+    }
+    bounds_ = scratch_.Take<int64_t>(team_.threads() + 1);
+  }
+
+  void Run() {
+    const int64_t entries = in_.steps * in_.batch;
+    R* lower[2] = {nullptr, nullptr};  // gradients of the outputs of layers
+    for (int64_t layer = n_.num_layers - 1; layer >= 0; --layer) {
+      R*& inputs = lower[layer % 2];
+      context_.d_outputs = layer + 1 < n_.num_layers ? lower[(layer + 1) % 2] : nullptr;
+      if (layer == 0) {
+        context_.d_inputs = InputGradients();
+      } else {
+        if (inputs == nullptr) inputs = scratch_.Take<R>(entries * n_.width());
+        context_.d_inputs = inputs;
+      }
+      // Two directions add to what starts as zero, one writes.
+      if (n_.num_directions == 2 && context_.d_inputs != nullptr) {
+        Zero(context_.d_inputs, entries * n_.inputs(layer));
+      }
+      RunLayer(layer);
+    }
+    FinishInputs();
+  }
+
+ private:
+  // Rows of a chunk: products over that many run at full speed, and what a chunk needs
+  // stays in a cache.
+  static constexpr int64_t kChunkRows = 256;
+
+  void RunLayer(int64_t layer) {
+    const int64_t first = layer * n_.num_directions;
+    Pass passes[2] = {Pass(context_, first, buffers_[0]),
+                      Pass(context_, first + n_.num_directions - 1,
+                           buffers_[n_.num_directions - 1])};
+    ForEachOf(passes, &Pass::begin_tasks, &Pass::Begin);
+    for (int64_t end = rows_.Steps(); end > 0;) {
+      const int64_t begin = ChunkBegin(end);
+      for (int64_t d = 0; d < n_.num_directions; ++d) passes[d].Gather(begin, end);
+      ForEachOf(passes, &Pass::prepare_tasks, &Pass::Prepare);
+      ForEachOf(passes, &Pass::again_tasks, &Pass::ComputeAgain);
+      ForEachOf(passes, &Pass::unproject_tasks, &Pass::Unproject);
+      RunSteps(passes, begin, end);
+      ForEachOf(passes, &Pass::pack_tasks, &Pass::Pack);
+      for (int64_t d = 0; d < n_.num_directions; ++d) {  // both add to one gradient
+        Pass& pass = passes[d];
+        team_.ForEach(pass.product_tasks(), [&](int64_t task) { pass.Product(task); });
+        pass.EndChunk();
+      }
+      end = begin;
+    }
+    ForEachOf(passes, &Pass::finish_tasks, &Pass::Finish);
+  }
+
+  // The tasks of both directions at once.
+  void ForEachOf(Pass (&passes)[2], int64_t (Pass::*count)() const,
+                 void (Pass::*run)(int64_t) const) {
+    const int64_t each = (passes[0].*count)();
+    team_.ForEach(each * n_.num_directions,
+                  [&](int64_t n) { (passes[n / each].*run)(n % each); });
+  }
+
+  int64_t ChunkBegin(int64_t end) const {
+    int64_t begin = end - 1, count = rows_.Active(begin);
+    while (begin > 0 && count + rows_.Active(begin - 1) <= kChunkRows) {
+      --begin;
+      count += rows_.Active(begin);
+    }
+    return begin;
+  }
+
+  void RunSteps(Pass (&passes)[2], int64_t begin, int64_t end) {
+    const int64_t active = rows_.Active(begin);
+    switch (plan_) {
+      case Plan::kRows: {
+        const int64_t pieces = std::min<int64_t>(team_.threads(), active);
+        CutRows(begin, end, active, pieces);
+        team_.ForEach(pieces * n_.num_directions, [&](int64_t n) {
+          const int64_t piece = n % pieces;
+          passes[n / pieces].Steps(bounds_[piece], bounds_[piece + 1], Share{},
+                                   nullptr);
+        });
+        return;
+      }
+      case Plan::kUnits:
+        team_.Run([&](Member& member) {
+          for (const Part part : PartsOf(member, n_.num_directions)) {
+            passes[part.direction].Steps(0, active, part.share, &member);
+          }
+        });
+        return;
+      default:
+        team_.ForEach(n_.num_directions, [&](int64_t d) {
+          passes[d].Steps(0, active, Share{}, nullptr);
+        });
+    }
+  }
+
+  // Pieces of the active rows with about the same number of steps in the chunk.
+  void CutRows(int64_t begin, int64_t end, int64_t active, int64_t pieces) {
+    const auto steps = [&](int64_t i) { return std::min(rows_.length[i], end) - begin; };
+    int64_t all = 0;
+    for (int64_t i = 0; i < active; ++i) all += steps(i);
+    int64_t piece = 0, before = 0;
+    for (int64_t i = 0; i < active; ++i) {
+      while (before * pieces >= all * piece) bounds_[piece++] = i;
+      before += steps(i);
+    }
+    while (piece <= pieces) bounds_[piece++] = active;
+  }
+
+  // Panels of the forward pass, where gates have to be computed again.
+  const void* PackAgain() {
+    if (call_.gates != nullptr || n_.saved_blocks() == 0) return nullptr;
+    auto* memory = scratch_.Take<char>(packing_.bytes());
+    team_.ForEach(packing_.tasks(),
+                  [&](int64_t task) { packing_.Pack(task, in_.weights, memory); });
+    return memory;
+  }
+
+  void TakeStrides() {
+    const int64_t lanes = context_.kernels.lanes;
+    // Never a multiple of 4 KB, where all rows would compete for one set of the cache.
+    const auto stride = [&](int64_t size) { return RoundUp(size, lanes) + lanes; };
+    context_.most_rows = std::max(kChunkRows, in_.batch);
+    context_.h_stride = stride(n_.output_size());
+    context_.c_stride = stride(n_.hidden_size);
+    context_.g_stride = stride(context_.blocks() * n_.hidden_size);
+    context_.r_stride = stride(context_.most_rows);
+    context_.zero_state = scratch_.TakeZeroed<S>(n_.output_size());
+    context_.zeros = scratch_.TakeZeroed<R>(std::max(4 * lanes, n_.hidden_size));
+  }
+
+  // Where the gradient of x gathers: in the result, if it keeps what sums are kept in.
+  R* InputGradients() {
+    if (call_.dx == nullptr) return nullptr;
+    if constexpr (std::is_same_v<S, R>) {
+      return call_.dx;
+    } else {
+      return scratch_.Take<R>(in_.steps * in_.batch * n_.input_size);
+    }
+  }
+
+  void FinishInputs() {
+    if (call_.dx == nullptr) return;
+    const R* from = context_.d_inputs;
+    const int64_t size = n_.input_size;
+    team_.ForEach(in_.batch, [&](int64_t i) {
+      const int64_t row = rows_.row[i], length = rows_.length[i];
+      for (int64_t t = 0; t < in_.steps; ++t) {
+        const int64_t at = in_.io.at(row, t) * size;
+        if (t >= length) {
+          Zero(call_.dx + at, size);
+        } else if constexpr (!std::is_same_v<S, R>) {
+          Convert(from + at, size, call_.dx + at);
+        }
+      }
+    });
+  }
+
+  Team& team_;
+  Scratch scratch_;
+  const BackwardCall<S, R>& call_;
+  const Operands<S>& in_;
+  const Network& n_;
+  const PackedNetwork<S, R, R> packing_;
+  const Slice& rows_;
+  const Plan plan_;
+  BackwardContext<S, R> context_;
+  typename Pass::Buffers buffers_[2];
+  int64_t* bounds_;
+};
+
+}  // namespace
+
+template <typename S, typename R>
+void RunBackward(const BackwardCall<S, R>& call, Team& team) {
+  Backward<S, R>(call, team).Run();
+}
+
+template void RunBackward(const BackwardCall<float, float>&, Team&);
+template void RunBackward(const BackwardCall<double, double>&, Team&);
+template void RunBackward(const BackwardCall<BFloat16, float>&, Team&);
+
+}  // namespace ostinato::cpu

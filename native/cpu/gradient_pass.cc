@@ -1,0 +1,629 @@
+#include "cpu/gradient_pass.h"
+
+#include <type_traits>
+
+#include "cpu/values.h"
+
+namespace ostinato::cpu {
+namespace {
+
+constexpr int64_t kRowsPerTask = 48;      // of a chunk
+constexpr int64_t kWeightsPerTask = 96;   // rows of a weight gradient
+constexpr int64_t kBiasesPerTask = 512;   // elements
+constexpr int64_t kDepth = 512;           // of a piece of a panel that stays in a cache
+constexpr int64_t kMostLanes = 16;
+
+}  // namespace
+
+template <typename S, typename R>
+auto GradientPass<S, R>::MakeBuffers(const Context& c, Scratch& scratch) -> Buffers {
+  const Network& n = c.network();
+  const int64_t batch = c.call.operands.batch, chunk = c.most_rows;
+  const int64_t hidden = n.hidden_size, out = n.output_size(), proj = n.proj_size;
+  const int64_t inputs = n.num_layers > 1 ? std::max(n.input_size, n.width())
+                                          : n.input_size;
+  const int64_t lanes = c.kernels.lanes, gate_rows = n.gates() * hidden;
+  const auto wide = [&](int64_t size) { return RoundUp(size, lanes); };
+  const auto reals = [&](int64_t count) { return scratch.Take<R>(count); };
+  Buffers b{};
+  b.w_hh = reals(gate_rows * wide(out));
+  b.w_ih = reals(gate_rows * wide(inputs));
+  b.w_hr = reals(proj * wide(hidden));
+  b.w_hh_rows = scratch.Take<const S*>(gate_rows);
+  b.w_ih_rows = scratch.Take<const S*>(gate_rows);
+  b.w_hr_rows = scratch.Take<const S*>(proj);
+  b.dh = scratch.TakeZeroed<R>(batch * c.h_stride);
+  b.du = scratch.TakeZeroed<R>(proj > 0 ? batch * c.c_stride : 0);
+  b.dc = scratch.TakeZeroed<R>(batch * c.c_stride);
+  b.c_0 = reals(n.lstm() ? batch * hidden : 0);
+  b.dg = reals(chunk * c.g_stride);
+  b.dg_columns = reals(c.blocks() * hidden * c.r_stride);
+  b.dp = reals(proj > 0 ? chunk * c.h_stride : 0);
+  b.dp_columns = reals(proj * c.r_stride);
+  b.dg_rows = scratch.Take<const R*>(chunk);
+  b.dg_column_rows = scratch.Take<const R*>(c.blocks() * hidden);
+  b.dp_rows = scratch.Take<const R*>(proj > 0 ? chunk : 0);
+  b.dp_column_rows = scratch.Take<const R*>(proj);
+  b.rows = scratch.Take<BackwardRow<S, R>>(chunk);
+  b.place = scratch.Take<int64_t>(chunk);
+  b.first = scratch.Take<int64_t>(chunk);
+  b.dx = scratch.Take<R*>(chunk);
+  b.x = scratch.Take<const S*>(chunk);
+  b.h = scratch.Take<const S*>(chunk);
+  b.u = scratch.Take<const S*>(proj > 0 ? chunk : 0);
+  b.dropped = scratch.Take<S>(c.call.operands.keep != nullptr ? chunk * inputs : 0);
+  b.unprojected = scratch.Take<S>(proj > 0 ? chunk * hidden : 0);
+  b.output = reals(proj > 0 ? chunk * c.c_stride : 0);
+  b.panel_x = reals(chunk * wide(inputs));
+  b.panel_h = reals(chunk * wide(out));
+  b.panel_u = reals(proj > 0 ? chunk * wide(hidden) : 0);
+  if (c.again()) {
+    b.gates = scratch.Take<S>(chunk * n.saved_blocks() * hidden);
+    b.again = scratch.Take<ForwardRow<S, R, R>>(chunk);
+    b.pre = reals(c.packing.blocks().count() * chunk * 4 * lanes);
+    b.c_again = reals(chunk * c.c_stride);
+    b.h_again = reals(chunk * c.c_stride);
+    b.again_x = scratch.Take<const R*>(chunk);
+    b.again_h = scratch.Take<const R*>(chunk);
+    const bool widens = !std::is_same_v<S, R>;
+    b.wide_x = reals(widens ? chunk * inputs : 0);
+    b.wide_h = reals(widens ? chunk * out : 0);
+  }
+  b.dw_ih = reals(gate_rows * wide(inputs));
+  b.dw_hh = reals(gate_rows * wide(out));
+  b.dw_hr = reals(proj * wide(hidden));
+  b.db = reals(c.blocks() * hidden);
+  for (int64_t r = 0; r < chunk; ++r) b.dg_rows[r] = b.dg + r * c.g_stride;
+  for (int64_t m = 0; m < c.blocks() * hidden; ++m) {
+    b.dg_column_rows[m] = b.dg_columns + m * c.r_stride;
+  }
+  if (proj > 0) {
+    for (int64_t r = 0; r < chunk; ++r) {
+      b.dp_rows[r] = b.dp + r * c.h_stride;
+      b.u[r] = b.unprojected + r * hidden;
+    }
+    for (int64_t m = 0; m < proj; ++m) {
+      b.dp_column_rows[m] = b.dp_columns + m * c.r_stride;
+    }
+  }
+  return b;
+}
+
+template <typename S, typename R>
+GradientPass<S, R>::GradientPass(const Context& context, int64_t pseudo_layer,
+                                 const Buffers& buffers)
+    : c_(context),
+      n_(context.network()),
+      pseudo_layer_(pseudo_layer),
+      layer_(pseudo_layer / n_.num_directions),
+      direction_(pseudo_layer % n_.num_directions),
+      reverse_(direction_ == 1),
+      offsets_(OffsetsOf(n_, pseudo_layer)),
+      b_(buffers),
+      inputs_(n_.inputs(layer_)),
+      out_(n_.output_size()),
+      hidden_(n_.hidden_size) {
+  const S* weights = c_.call.operands.weights;
+  for (int64_t m = 0; m < rows_of_weights(); ++m) {
+    b_.w_hh_rows[m] = weights + offsets_.w_hh + m * out_;
+    if (offsets_.w_ih >= 0) b_.w_ih_rows[m] = weights + offsets_.w_ih + m * inputs_;
+  }
+  for (int64_t m = 0; m < n_.proj_size; ++m) {
+    b_.w_hr_rows[m] = weights + offsets_.w_hr + m * hidden_;
+  }
+}
+
+// ------------------------------------------------------------------------- beginning
+
+template <typename S, typename R>
+int64_t GradientPass<S, R>::begin_tasks() const {
+  return 1 + ColumnsOf(out_).count() +
+         (offsets_.w_ih >= 0 && wants_inputs() ? ColumnsOf(inputs_).count() : 0) +
+         (projects() ? ColumnsOf(hidden_).count() : 0);
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::PackPanel(const S* const* rows, int64_t depth, Columns columns,
+                                   int64_t block, R* panels) const {
+  c_.kernels.pack_columns(rows, columns.first(block), depth, columns.width(block),
+                          panels + columns.first(block) * depth);
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::Begin(int64_t task) const {
+  const auto panel = [&](const S* const* rows, int64_t depth, int64_t size, R* panels) {
+    const Columns columns = ColumnsOf(size);
+    if (task >= 0 && task < columns.count()) {
+      PackPanel(rows, depth, columns, task, panels);
+    }
+    task -= columns.count();
+  };
+  if (task == 0) {
+    const BackwardCall<S, R>& call = c_.call;
+    const int64_t batch = call.operands.batch;
+    for (int64_t i = 0; i < batch; ++i) {
+      const int64_t from = pseudo_layer_ * batch + c_.rows.row[i];
+      Convert(call.dh_n + from * out_, out_, b_.dh + i * c_.h_stride);
+      if (!n_.lstm()) continue;
+      Convert(call.dc_n + from * hidden_, hidden_, b_.dc + i * c_.c_stride);
+      Convert(call.operands.c_0 + from * hidden_, hidden_, b_.c_0 + i * hidden_);
+    }
+    Zero(b_.db, c_.blocks() * hidden_);
+    return;
+  }
+  task -= 1;
+  panel(b_.w_hh_rows, rows_of_weights(), out_, b_.w_hh);
+  if (projects()) panel(b_.w_hr_rows, n_.proj_size, hidden_, b_.w_hr);
+  if (offsets_.w_ih >= 0) panel(b_.w_ih_rows, rows_of_weights(), inputs_, b_.w_ih);
+}
+
+// --------------------------------------------------------------------------- a chunk
+
+template <typename S, typename R>
+bool GradientPass<S, R>::ResetAt(int64_t i, int64_t step) const {
+  const Operands<S>& in = c_.call.operands;
+  return in.resets != nullptr &&
+         in.resets[in.io.at(c_.rows.row[i], Time(i, step))] != 0;
+}
+
+template <typename S, typename R>
+const S* GradientPass<S, R>::OutputAt(int64_t i, int64_t step) const {
+  const Operands<S>& in = c_.call.operands;
+  const int64_t row = c_.rows.row[i], time = Time(i, step);
+  const int64_t column = direction_ * out_;
+  if (layer_ + 1 == n_.num_layers) {
+    return c_.call.y + in.io.at(row, time) * n_.width() + column;
+  }
+  return c_.call.hidden[layer_] + in.reserve.at(row, time) * n_.width() + column;
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::Gather(int64_t begin, int64_t end) {
+  begin_ = begin;
+  end_ = end;
+  count_ = 0;
+  for (int64_t step = begin; step < end; ++step) {
+    b_.first[step - begin] = count_;
+    const int64_t active = c_.rows.Active(step);
+    for (int64_t i = 0; i < active; ++i) GatherRow(i, step, count_ + i);
+    count_ += active;
+  }
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::GatherRow(int64_t i, int64_t step, int64_t r) const {
+  const BackwardCall<S, R>& call = c_.call;
+  const Operands<S>& in = call.operands;
+  const int64_t row = c_.rows.row[i], time = Time(i, step);
+  const int64_t place = in.io.at(row, time), saved = in.reserve.at(row, time);
+  const bool reset = ResetAt(i, step);
+  b_.place[r] = place;
+  b_.x[r] = layer_ == 0 ? in.x + place * inputs_
+                        : call.hidden[layer_ - 1] + saved * inputs_;
+  if (wants_inputs()) {
+    b_.dx[r] = c_.d_inputs + (layer_ == 0 ? place : saved) * inputs_;
+  }
+  if (reset) {
+    b_.h[r] = c_.zero_state;
+  } else if (step == 0) {
+    b_.h[r] = in.h_0 + (pseudo_layer_ * in.batch + row) * out_;
+  } else {
+    b_.h[r] = OutputAt(i, step - 1);
+  }
+  BackwardRow<S, R>& to = b_.rows[r];
+  to = {};
+  to.h_prev = b_.h[r];
+  to.dg = b_.dg + r * c_.g_stride;
+  to.dh = projects() ? b_.du + i * c_.c_stride : b_.dh + i * c_.h_stride;
+  if (n_.saved_blocks() == 0) {
+    to.h = OutputAt(i, step);
+  } else {
+    const int64_t size = n_.saved_blocks() * hidden_;
+    to.gates =
+        c_.again() ? b_.gates + r * size : call.gates[pseudo_layer_] + saved * size;
+  }
+  if (n_.lstm()) {
+    const R* cells = call.cells[pseudo_layer_];
+    to.dc = b_.dc + i * c_.c_stride;
+    to.c = cells + saved * hidden_;
+    if (reset) {
+      to.c_prev = c_.zeros;
+    } else if (step == 0) {
+      to.c_prev = b_.c_0 + i * hidden_;
+    } else {
+      to.c_prev = cells + in.reserve.at(row, Time(i, step - 1)) * hidden_;
+    }
+  }
+}
+
+template <typename S, typename R>
+int64_t GradientPass<S, R>::prepare_tasks() const {
+  return drops() || c_.again() ? CeilDiv(count_, kRowsPerTask) : 0;
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::Prepare(int64_t task) const {
+  const auto scale = static_cast<R>(n_.dropout_scale);
+  const int64_t last = std::min(count_, (task + 1) * kRowsPerTask);
+  for (int64_t r = task * kRowsPerTask; r < last; ++r) {
+    if (drops()) {
+      S* to = b_.dropped + r * inputs_;
+      const uint8_t* keep = c_.call.operands.keep[layer_ - 1];
+      Drop(b_.x[r], keep + b_.place[r] * inputs_, scale, inputs_, to);
+      b_.x[r] = to;
+    }
+    if (!c_.again()) continue;
+    if constexpr (std::is_same_v<S, R>) {
+      b_.again_x[r] = b_.x[r];
+      b_.again_h[r] = b_.h[r];
+    } else {
+      Convert(b_.x[r], inputs_, b_.wide_x + r * inputs_);
+      Convert(b_.h[r], out_, b_.wide_h + r * out_);
+      b_.again_x[r] = b_.wide_x + r * inputs_;
+      b_.again_h[r] = b_.wide_h + r * out_;
+    }
+    ForwardRow<S, R, R>& to = b_.again[r];
+    to = {};
+    to.h_prev = b_.again_h[r];
+    to.c = b_.c_again + r * c_.c_stride;
+    to.h = b_.h_again + r * c_.c_stride;
+    to.gates = b_.gates + r * n_.saved_blocks() * hidden_;
+    if (n_.lstm()) Convert(b_.rows[r].c_prev, hidden_, to.c);
+  }
+}
+
+template <typename S, typename R>
+int64_t GradientPass<S, R>::again_tasks() const {
+  return c_.again() ? c_.packing.blocks().count() : 0;
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::ComputeAgain(int64_t block) const {
+  const auto& packing = c_.packing;
+  const Blocks& blocks = packing.blocks();
+  const PackedLayer<R, R> layer = packing.layer(pseudo_layer_, c_.packed);
+  const int64_t stride = 4 * lanes();
+  R* pre = b_.pre + block * c_.most_rows * stride;
+  const R* bias = layer.bias + block * stride;
+  const auto product = [&](Tile tile, const R* const* rows, int64_t depth,
+                           const R* panels, const R* start) {
+    c_.kernels.product[static_cast<int>(tile)](rows, 0, count_, depth,
+                                               panels + block * packing.panel(depth),
+                                               start, pre, stride);
+  };
+  if (layer.w_ih != nullptr) {
+    product(packing.input_tile(block), b_.again_x, inputs_, layer.w_ih, bias);
+  } else {
+    for (int64_t r = 0; r < count_; ++r) {
+      Convert(bias, stride, pre + r * stride);
+      for (int64_t v = 0; v < n_.gates(); ++v) {  // only gated networks come here
+        Add(b_.again_x[r] + blocks.unit(block), nullptr, R{1}, blocks.units(block),
+            pre + r * stride + v * lanes());
+      }
+    }
+  }
+  product(packing.recurrent_tile(block), b_.again_h, out_, layer.w_hh, nullptr);
+  c_.kernels.forward[static_cast<int>(n_.mode)](n_.cell<R>(), pre, stride, b_.again,
+                                                count_, blocks.unit(block),
+                                                blocks.units(block));
+}
+
+template <typename S, typename R>
+int64_t GradientPass<S, R>::unproject_tasks() const {
+  return projects() && wants_weights() ? CeilDiv(count_, kRowsPerTask) : 0;
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::Unproject(int64_t task) const {
+  const int64_t first = task * kRowsPerTask;
+  const int64_t last = std::min(count_, first + kRowsPerTask);
+  c_.kernels.lstm_output(n_.cell<R>(), b_.rows + first, last - first,
+                         b_.output + first * c_.c_stride, c_.c_stride);
+  for (int64_t r = first; r < last; ++r) {
+    Convert(b_.output + r * c_.c_stride, hidden_, b_.unprojected + r * hidden_);
+  }
+}
+
+// ------------------------------------------------------------------------- its steps
+
+template <typename S, typename R>
+void GradientPass<S, R>::AddOutputGradient(int64_t i, int64_t step, int64_t first,
+                                           int64_t count) const {
+  const Operands<S>& in = c_.call.operands;
+  const int64_t row = c_.rows.row[i], time = Time(i, step);
+  const int64_t column = direction_ * out_ + first;
+  const int64_t place = in.io.at(row, time) * n_.width() + column;
+  R* dh = b_.dh + i * c_.h_stride + first;
+  if (c_.d_outputs == nullptr) {
+    Add(c_.call.dy + place, nullptr, R{1}, count, dh);
+    return;
+  }
+  const uint8_t* keep = in.keep != nullptr ? in.keep[layer_] + place : nullptr;
+  Add(c_.d_outputs + in.reserve.at(row, time) * n_.width() + column, keep,
+      static_cast<R>(n_.dropout_scale), count, dh);
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::Multiply(Tile tile, const R* const* a, int64_t offset,
+                                  int64_t rows, int64_t depth, const R* panel,
+                                  const R* start, R* c, int64_t c_stride) const {
+  const auto product = c_.kernels.product[static_cast<int>(tile)];
+  const int64_t step = (static_cast<int64_t>(tile) + 1) * lanes();
+  for (int64_t k = 0; k < depth; k += kDepth) {
+    product(a, offset + k, rows, std::min(kDepth, depth - k), panel + k * step,
+            k == 0 ? start : nullptr, c, c_stride);
+  }
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::Steps(int64_t first_row, int64_t last_row, Share share,
+                               Member* member) const {
+  const Columns outs = ColumnsOf(out_), units = ColumnsOf(hidden_);
+  const auto range = [&](Columns columns) {
+    const int64_t first = columns.first(share.begin(columns.count()));
+    return std::pair{first,
+                     std::min(columns.first(share.end(columns.count())), columns.size)};
+  };
+  const auto [out_first, out_last] = range(outs);
+  const auto [unit_first, unit_last] = range(units);
+  const auto sync = [&] {
+    if (member != nullptr) member->Sync();
+  };
+  const Cell<R> cell = n_.cell<R>();
+  const auto equations = c_.kernels.backward[static_cast<int>(n_.mode)];
+  for (int64_t step = end_ - 1; step >= begin_; --step) {
+    const int64_t n = std::min(c_.rows.Active(step), last_row) - first_row;
+    if (n <= 0) continue;
+    const int64_t row = b_.first[step - begin_] + first_row;  // of the chunk
+    for (int64_t i = first_row; i < first_row + n; ++i) {
+      AddOutputGradient(i, step, out_first, out_last - out_first);
+    }
+    if (projects()) {
+      for (int64_t k = 0; k < n; ++k) {
+        Convert(b_.dh + (first_row + k) * c_.h_stride + out_first,
+                out_last - out_first, b_.dp + (row + k) * c_.h_stride + out_first);
+      }
+      sync();
+      for (int64_t q = share.begin(units.count()); q < share.end(units.count()); ++q) {
+        Multiply(units.tile(q), b_.dp_rows + row, 0, n, n_.proj_size,
+                 b_.w_hr + units.first(q) * n_.proj_size, c_.zeros,
+                 b_.du + first_row * c_.c_stride + units.first(q), c_.c_stride);
+      }
+    }
+    equations(cell, b_.rows + row, n, unit_first, unit_last - unit_first);
+    sync();
+    for (int64_t q = share.begin(outs.count()); q < share.end(outs.count()); ++q) {
+      Multiply(outs.tile(q), b_.dg_rows + row, 0, n, rows_of_weights(),
+               b_.w_hh + outs.first(q) * rows_of_weights(),
+               n_.gru() ? nullptr : c_.zeros,
+               b_.dh + first_row * c_.h_stride + outs.first(q), c_.h_stride);
+    }
+    if (c_.call.operands.resets == nullptr) continue;
+    for (int64_t i = first_row; i < first_row + n; ++i) {
+      if (!ResetAt(i, step)) continue;
+      Zero(b_.dh + i * c_.h_stride + out_first, out_last - out_first);
+      Zero(b_.dc + i * c_.c_stride + unit_first, unit_last - unit_first);
+    }
+  }
+}
+
+// ------------------------------------------------------------ products over the chunk
+
+template <typename S, typename R>
+int64_t GradientPass<S, R>::pack_tasks() const {
+  if (!wants_weights()) return 0;
+  return CeilDiv(count_, kRowsPerTask) + ColumnsOf(out_).count() +
+         (offsets_.w_ih >= 0 ? ColumnsOf(inputs_).count() : 0) +
+         (projects() ? ColumnsOf(hidden_).count() : 0);
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::Pack(int64_t task) const {
+  const int64_t row_tasks = CeilDiv(count_, kRowsPerTask);
+  if (task < row_tasks) {
+    const int64_t first = task * kRowsPerTask;
+    const int64_t rows = std::min(count_ - first, kRowsPerTask);
+    c_.kernels.transpose(b_.dg + first * c_.g_stride, c_.g_stride, rows,
+                         c_.blocks() * hidden_, b_.dg_columns + first, c_.r_stride);
+    if (projects()) {
+      c_.kernels.transpose(b_.dp + first * c_.h_stride, c_.h_stride, rows,
+                           n_.proj_size, b_.dp_columns + first, c_.r_stride);
+    }
+    return;
+  }
+  task -= row_tasks;
+  const auto panel = [&](const S* const* rows, int64_t size, R* panels) {
+    const Columns columns = ColumnsOf(size);
+    if (task >= 0 && task < columns.count()) {
+      PackPanel(rows, count_, columns, task, panels);
+    }
+    task -= columns.count();
+  };
+  panel(b_.h, out_, b_.panel_h);
+  if (projects()) panel(b_.u, hidden_, b_.panel_u);
+  if (offsets_.w_ih >= 0) panel(b_.x, inputs_, b_.panel_x);
+}
+
+template <typename S, typename R>
+auto GradientPass<S, R>::HiddenProduct() const -> WeightProduct {
+  return {b_.dg_column_rows, rows_of_weights(), ColumnsOf(out_),
+          b_.panel_h,        offsets_.w_hh,     b_.dw_hh};
+}
+
+template <typename S, typename R>
+auto GradientPass<S, R>::InputProduct() const -> WeightProduct {
+  const int64_t rows = offsets_.w_ih >= 0 ? rows_of_weights() : 0;
+  return {b_.dg_column_rows, rows,          ColumnsOf(inputs_),
+          b_.panel_x,        offsets_.w_ih, b_.dw_ih};
+}
+
+template <typename S, typename R>
+auto GradientPass<S, R>::ProjectionProduct() const -> WeightProduct {
+  return {b_.dp_column_rows, n_.proj_size,  ColumnsOf(hidden_),
+          b_.panel_u,        offsets_.w_hr, b_.dw_hr};
+}
+
+template <typename S, typename R>
+int64_t GradientPass<S, R>::product_tasks() const {
+  int64_t tasks = 0;
+  if (wants_weights()) {
+    for (const auto& product : {HiddenProduct(), InputProduct(), ProjectionProduct()}) {
+      tasks += CeilDiv(product.rows, kWeightsPerTask);
+    }
+    tasks += CeilDiv(c_.blocks() * hidden_, kBiasesPerTask);
+  }
+  return tasks + (wants_inputs() ? CeilDiv(count_, kRowsPerTask) : 0);
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::Product(int64_t task) const {
+  if (wants_weights()) {
+    for (const auto& product : {HiddenProduct(), InputProduct(), ProjectionProduct()}) {
+      const int64_t tasks = CeilDiv(product.rows, kWeightsPerTask);
+      if (task < tasks) return AddWeightProduct(product, task * kWeightsPerTask);
+      task -= tasks;
+    }
+    const int64_t tasks = CeilDiv(c_.blocks() * hidden_, kBiasesPerTask);
+    if (task < tasks) return AddBiases(task);
+    task -= tasks;
+  }
+  InputGradient(task);
+}
+
+template <typename S, typename R>
+auto GradientPass<S, R>::TargetOf(const WeightProduct& product) const -> Target {
+  const int64_t columns = product.columns.size;
+  if constexpr (std::is_same_v<S, R>) {
+    if (columns % lanes() == 0) return {c_.call.dweights + product.offset, columns};
+  }
+  return {product.buffer, RoundUp(columns, lanes())};
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::AddWeightProduct(const WeightProduct& product,
+                                          int64_t first) const {
+  const Target target = TargetOf(product);
+  const int64_t last = std::min(product.rows, first + kWeightsPerTask);
+  // The candidate of a GRU has two columns of cotangents: u for w_hh, n for w_ih.
+  const bool shifts = n_.gru() && product.buffer == b_.dw_ih;
+  const auto add = [&](int64_t begin, int64_t end, int64_t shift) {
+    if (begin >= end) return;
+    for (int64_t q = 0; q < product.columns.count(); ++q) {
+      const int64_t column = product.columns.first(q);
+      Multiply(product.columns.tile(q), product.a + begin + shift, 0, end - begin,
+               count_, product.panels + column * count_, summed_ ? nullptr : c_.zeros,
+               target.data + begin * target.stride + column, target.stride);
+    }
+  };
+  const int64_t kept = shifts ? std::clamp(2 * hidden_, first, last) : last;
+  add(first, kept, 0);
+  add(kept, last, hidden_);
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::AddBiases(int64_t task) const {
+  const int64_t first = task * kBiasesPerTask;
+  const int64_t size = std::min(c_.blocks() * hidden_ - first, kBiasesPerTask);
+  for (int64_t r = 0; r < count_; ++r) {
+    Add(b_.dg_rows[r] + first, nullptr, R{1}, size, b_.db + first);
+  }
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::InputGradient(int64_t task) const {
+  const int64_t first = task * kRowsPerTask;
+  const int64_t rows = std::min(count_ - first, kRowsPerTask);
+  if (offsets_.w_ih < 0) return SkipGradient(first, first + rows);
+  R products[kRowsPerTask * 4 * kMostLanes];
+  const int64_t stride = 4 * lanes(), depth = rows_of_weights();
+  const Columns columns = ColumnsOf(inputs_);
+  for (int64_t q = 0; q < columns.count(); ++q) {
+    const R* panel = b_.w_ih + columns.first(q) * depth;
+    const R* const* dg = b_.dg_rows + first;
+    const int64_t kept = n_.gru() ? 2 * hidden_ : depth;
+    Multiply(columns.tile(q), dg, 0, rows, kept, panel, c_.zeros, products, stride);
+    if (n_.gru()) {
+      Multiply(columns.tile(q), dg, 3 * hidden_, rows, hidden_,
+               panel + kept * columns.vectors(q) * lanes(), nullptr, products, stride);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      R* to = b_.dx[first + r] + columns.first(q);
+      if (n_.num_directions == 1) {
+        Convert(products + r * stride, columns.width(q), to);
+      } else {
+        Add(products + r * stride, nullptr, R{1}, columns.width(q), to);
+      }
+    }
+  }
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::SkipGradient(int64_t first, int64_t last) const {
+  for (int64_t r = first; r < last; ++r) {
+    if (n_.num_directions == 1) Zero(b_.dx[r], inputs_);
+    for (int64_t block = 0; block < n_.gates(); ++block) {
+      const int64_t from = n_.gru() && block == 2 ? 3 : block;
+      Add(b_.dg_rows[r] + from * hidden_, nullptr, R{1}, hidden_, b_.dx[r]);
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------- the end
+
+template <typename S, typename R>
+int64_t GradientPass<S, R>::finish_tasks() const {
+  return 5;
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::Finish(int64_t task) const {
+  if (task == 0) return FinishStates();
+  if (!wants_weights()) return;
+  if (task == 1) return FinishBiases();
+  if (task == 2) return FinishWeights(HiddenProduct());
+  if (task == 3) return FinishWeights(InputProduct());
+  FinishWeights(ProjectionProduct());
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::FinishStates() const {
+  const int64_t batch = c_.call.operands.batch;
+  for (int64_t i = 0; i < batch; ++i) {
+    const int64_t to = pseudo_layer_ * batch + c_.rows.row[i];
+    if (c_.call.dh_0 != nullptr) {
+      Convert(b_.dh + i * c_.h_stride, out_, c_.call.dh_0 + to * out_);
+    }
+    if (c_.call.dc_0 != nullptr) {
+      Convert(b_.dc + i * c_.c_stride, hidden_, c_.call.dc_0 + to * hidden_);
+    }
+  }
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::FinishBiases() const {
+  S* to = c_.call.dweights;
+  if (offsets_.b_hh >= 0) Convert(b_.db, rows_of_weights(), to + offsets_.b_hh);
+  if (offsets_.b_ih < 0) return;
+  const int64_t kept = n_.gru() ? 2 * hidden_ : rows_of_weights();
+  Convert(b_.db, kept, to + offsets_.b_ih);
+  if (n_.gru()) Convert(b_.db + 3 * hidden_, hidden_, to + offsets_.b_ih + kept);
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::FinishWeights(const WeightProduct& product) const {
+  if (product.rows == 0) return;
+  const int64_t columns = product.columns.size;
+  const Target target = TargetOf(product);
+  if (!summed_) Zero(target.data, product.rows * target.stride);
+  if (target.data != product.buffer) return;
+  for (int64_t m = 0; m < product.rows; ++m) {
+    Convert(target.data + m * target.stride, columns,
+            c_.call.dweights + product.offset + m * columns);
+  }
+}
+
+template class GradientPass<float, float>;
+template class GradientPass<double, double>;
+template class GradientPass<BFloat16, float>;
+
+}  // namespace ostinato::cpu

@@ -1,0 +1,15 @@
+#include "cpu/kernels.h"
+
+#include "cpu/kernels/tables.h"
+
+namespace ostinato::cpu {
+
+const KernelSet& KernelsFor(Isa isa) noexcept {
+  const KernelSet* const sets[] = {&kPortableSet, &kAvx2Set, &kAvx512Set,
+                                   &kAvx512Bf16Set};
+  auto level = static_cast<int32_t>(isa);
+  while (sets[level]->f32 == nullptr) --level;  // kPortableSet is always there
+  return *sets[level];
+}
+
+}  // namespace ostinato::cpu

@@ -1,0 +1,113 @@
+// Panels from matrices, transposes, and products with matrices that are not packed.
+#ifndef OSTINATO_CPU_KERNELS_PACK_INL_H_
+#define OSTINATO_CPU_KERNELS_PACK_INL_H_
+
+#include <cstdint>
+
+#include "cpu/kernels/product-inl.h"
+
+namespace ostinato::cpu {
+namespace {
+
+constexpr int64_t AtMost(int64_t n, int64_t limit) { return n < limit ? n : limit; }
+
+// What pack_rows moves: one lane of a vector holds a step of a row, converted.
+template <typename V, typename S, typename O>
+struct Packer {
+  static constexpr int kPairs = 1;
+  static Reg<V> LoadSteps(const S* p, int64_t elements) { return Load<V>(p, elements); }
+  static void StoreStep(O* p, Reg<V> v) { V::Store(p, v); }
+};
+
+// Kernels::pack_rows: square blocks, transposed in registers.
+template <typename V, typename S, typename O>
+void PackRows(const S* src, int64_t stride, int64_t lanes, int64_t depth, O* panel,
+              int64_t panel_stride) {
+  using P = Packer<V, S, O>;
+  constexpr int64_t kBlock = V::kLanes * P::kPairs;
+  for (int64_t k = 0; k < depth; k += kBlock) {
+    const int64_t elements = AtMost(depth - k, kBlock);
+    Reg<V> block[V::kLanes];
+    for (int n = 0; n < V::kLanes; ++n) {
+      block[n] = n < lanes ? P::LoadSteps(src + n * stride + k, elements) : Reg<V>{};
+    }
+    V::Transpose(block);
+    const int64_t steps = (elements + P::kPairs - 1) / P::kPairs;
+    for (int64_t i = 0; i < steps; ++i) {
+      P::StoreStep(panel, block[i]);
+      panel += panel_stride;
+    }
+  }
+}
+
+// Kernels::pack_columns.
+template <typename V, typename S>
+void PackColumns(const S* const* rows, int64_t offset, int64_t depth, int64_t columns,
+                 typename V::Element* panel) {
+  for (int64_t k = 0; k < depth; ++k) {
+    const S* row = rows[k] + offset;
+    for (int64_t n = 0; n < columns; n += V::kLanes) {
+      V::Store(panel, Load<V>(row + n, columns - n));
+      panel += V::kLanes;
+    }
+  }
+}
+
+// Kernels::transpose.
+template <typename V>
+void TransposeMatrix(const typename V::Element* src, int64_t stride, int64_t rows,
+                     int64_t columns, typename V::Element* dst, int64_t dst_stride) {
+  for (int64_t n = 0; n < rows; n += V::kLanes) {
+    const int64_t height = AtMost(rows - n, V::kLanes);
+    for (int64_t k = 0; k < columns; k += V::kLanes) {
+      const int64_t width = AtMost(columns - k, V::kLanes);
+      Reg<V> block[V::kLanes];
+      for (int i = 0; i < V::kLanes; ++i) {
+        block[i] =
+            i < height ? Load<V>(src + (n + i) * stride + k, width) : Reg<V>{};
+      }
+      V::Transpose(block);
+      for (int64_t i = 0; i < width; ++i) {
+        Store<V>(dst + (k + i) * dst_stride + n, block[i], height);
+      }
+    }
+  }
+}
+
+// How `dot` reads rows of S against a vector of O.
+template <typename V, typename S, typename O>
+struct DotFactor {
+  static constexpr int kElements = V::kLanes;
+  using Type = Reg<V>;
+
+  template <typename T>
+  static Type LoadFirst(const T* p, int64_t n) {
+    return Load<V>(p, n);
+  }
+  static Reg<V> MulAdd(Type a, Type b, Reg<V> c) { return V::MulAdd(a, b, c); }
+};
+
+// Kernels::dot. One vector of sums for every lane of the result, added up at the end.
+template <typename V, typename S, typename O>
+void Dot(const S* w, int64_t stride, int64_t lanes, int64_t depth, const O* a,
+         typename V::Element* out) {
+  using F = DotFactor<V, S, O>;
+  Reg<V> sums[V::kLanes] = {};
+  for (int64_t k = 0; k < depth; k += F::kElements) {
+    const auto factor = F::LoadFirst(a + k, depth - k);
+    for (int n = 0; n < V::kLanes; ++n) {
+      // Lanes past the end repeat the first row: something that may be read.
+      const S* row = w + (n < lanes ? n : 0) * stride;
+      sums[n] = F::MulAdd(F::LoadFirst(row + k, depth - k), factor, sums[n]);
+    }
+  }
+  V::Transpose(sums);
+  Reg<V> total = Load<V>(out, lanes);
+  for (int n = 0; n < V::kLanes; ++n) total += sums[n];
+  Store<V>(out, total, lanes);
+}
+
+}  // namespace
+}  // namespace ostinato::cpu
+
+#endif  // OSTINATO_CPU_KERNELS_PACK_INL_H_

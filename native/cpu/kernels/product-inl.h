@@ -1,0 +1,145 @@
+// Products of rows with a packed panel.
+#ifndef OSTINATO_CPU_KERNELS_PRODUCT_INL_H_
+#define OSTINATO_CPU_KERNELS_PRODUCT_INL_H_
+
+#include <cstdint>
+
+#include "cpu/kernels/memory-inl.h"
+
+namespace ostinato::cpu {
+namespace {
+
+// How a product reads O: kPairs elements of a row at a time against one vector of the
+// panel. Specialised where the processor multiplies pairs.
+template <typename V, typename O>
+struct Factor {
+  static constexpr int kPairs = 1;
+  using Type = Reg<V>;
+
+  static Type Broadcast(const O* p) { return V::Set(*p); }
+  static Type LoadVector(const O* p) { return V::Load(p); }
+  static Reg<V> MulAdd(Type a, Type b, Reg<V> c) { return V::MulAdd(a, b, c); }
+};
+
+// Loads one vector of the panel for all rows of a tile. Left alone, compilers make the
+// load a part of every instruction that uses it, and tiles of 2 and 3 rows then wait
+// for loads.
+template <typename F, typename O>
+typename F::Type LoadOnce(const O* p) {
+  typename F::Type v = F::LoadVector(p);
+#if defined(__x86_64__)
+  asm("" : "+v"(v));
+#endif
+  return v;
+}
+
+constexpr bool IsGru(Tile tile) {
+  return tile == Tile::kGruInput || tile == Tile::kGruRecurrent;
+}
+
+constexpr int PanelVectors(Tile tile) {
+  return IsGru(tile) ? 3 : static_cast<int>(tile) + 1;
+}
+
+// Which vector of the accumulator's row the panel's vector v feeds.
+constexpr int Target(Tile tile, int v) {
+  return tile == Tile::kGruRecurrent && v == 2 ? 3 : v;
+}
+
+// The sums of a tile stay in registers from the first step to the last. A function of
+// its own, as compilers spill them where the loop is inlined next to other code.
+template <typename V, typename O, Tile tile, int kRows>
+[[gnu::noinline]] void ProductTile(const O* const* a, int64_t offset, int64_t depth,
+                                   const O* panel, const typename V::Element* start,
+                                   typename V::Element* c, int64_t c_stride) {
+  using F = Factor<V, O>;
+  constexpr int kVectors = PanelVectors(tile);
+  constexpr int kStep = F::kPairs * V::kLanes;
+
+  const O* rows[kRows];
+  Reg<V> sums[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    rows[r] = a[r] + offset;
+    const bool starts = tile != Tile::kGruRecurrent && start != nullptr;
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t at = Target(tile, v) * V::kLanes;
+      sums[r][v] = V::Load(starts ? start + at : c + r * c_stride + at);
+    }
+  }
+
+  const int64_t whole = depth - depth % F::kPairs;
+  for (int64_t k = 0; k < whole; k += F::kPairs) {
+    typename F::Type factors[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) factors[r] = F::Broadcast(rows[r] + k);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const O* p = panel + v * kStep;
+      const auto vector = kRows > 1 ? LoadOnce<F>(p) : F::LoadVector(p);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        sums[r][v] = F::MulAdd(factors[r], vector, sums[r][v]);
+      }
+    }
+    panel += kVectors * kStep;
+  }
+  if constexpr (F::kPairs == 2) {
+    if (whole < depth) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const auto last = F::BroadcastFirst(rows[r] + whole);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          sums[r][v] = F::MulAdd(last, F::LoadVector(panel + v * kStep), sums[r][v]);
+        }
+      }
+    }
+  }
+
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      V::Store(c + r * c_stride + Target(tile, v) * V::kLanes, sums[r][v]);
+    }
+    if (tile == Tile::kGruInput && start != nullptr) {
+      V::Store(c + r * c_stride + 3 * V::kLanes, V::Load(start + 3 * V::kLanes));
+    }
+  }
+}
+
+// ProductTile with kRows = rows.
+template <typename V, typename O, Tile tile, int kRows = V::kTileRows>
+void ProductRows(const O* const* a, int64_t offset, int64_t rows, int64_t depth,
+                 const O* panel, const typename V::Element* start,
+                 typename V::Element* c, int64_t c_stride) {
+  if (rows == kRows) {
+    ProductTile<V, O, tile, kRows>(a, offset, depth, panel, start, c, c_stride);
+  } else if constexpr (kRows > 1) {
+    ProductRows<V, O, tile, kRows - 1>(a, offset, rows, depth, panel, start, c,
+                                       c_stride);
+  }
+}
+
+// Kernels::product. Rows are dealt out evenly, as a tile of few rows is slow: 4 + 3, not
+// 6 + 1.
+template <typename V, typename O, Tile tile>
+void Product(const O* const* a, int64_t offset, int64_t rows, int64_t depth,
+             const O* panel, const typename V::Element* start, typename V::Element* c,
+             int64_t c_stride) {
+  int64_t tiles = (rows + V::kTileRows - 1) / V::kTileRows;
+  for (; tiles > 0; --tiles) {
+    const int64_t now = (rows + tiles - 1) / tiles;
+    ProductRows<V, O, tile>(a, offset, now, depth, panel, start, c, c_stride);
+    a += now;
+    c += now * c_stride;
+    rows -= now;
+  }
+}
+
+}  // namespace
+}  // namespace ostinato::cpu
+
+#endif  // OSTINATO_CPU_KERNELS_PRODUCT_INL_H_

@@ -1,0 +1,23 @@
+// What the files of one instruction set each define.
+#ifndef OSTINATO_CPU_KERNELS_TABLES_H_
+#define OSTINATO_CPU_KERNELS_TABLES_H_
+
+#include "cpu/kernels.h"
+
+namespace ostinato::cpu {
+
+// All pointers of a set are null where its file was compiled for a processor that
+// cannot have the instructions.
+extern const KernelSet kPortableSet;
+extern const KernelSet kAvx2Set;
+extern const KernelSet kAvx512Set;
+extern const KernelSet kAvx512Bf16Set;
+
+// Apart from the products of bfloat16 pairs, kAvx512Bf16Set is kAvx512Set.
+extern const KernelsF32 kAvx512F32;
+extern const KernelsF64 kAvx512F64;
+extern const KernelsBf16 kAvx512Bf16;
+
+}  // namespace ostinato::cpu
+
+#endif  // OSTINATO_CPU_KERNELS_TABLES_H_

@@ -1,0 +1,80 @@
+// Vectors of 16 bytes in the compilers' own extension: SSE2, NEON or plain code.
+//
+// Like the other vec_*.h, it describes one vector of float (VecF32) and one of double
+// (VecF64); everything in *-inl.h is written on top of them. A `Vec` has no state.
+#ifndef OSTINATO_CPU_KERNELS_VEC_PORTABLE_H_
+#define OSTINATO_CPU_KERNELS_VEC_PORTABLE_H_
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace ostinato::cpu {
+namespace {
+
+template <typename T, typename U>
+struct PortableVec {
+  using Element = T;
+  typedef T Type __attribute__((vector_size(16)));
+  // Unsigned integers of the same width, lane by lane.
+  typedef U Bits __attribute__((vector_size(16)));
+
+  static constexpr int kLanes = 16 / sizeof(T);
+  // Rows of one tile of a product: 3 x 4 sums leave room for 4 operands in 16 registers.
+  static constexpr int kTileRows = 3;
+
+  static Type Set(T x) { return x - Type{}; }
+
+  static Type Load(const T* p) {
+    Type v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+  }
+  static void Store(T* p, Type v) { std::memcpy(p, &v, sizeof v); }
+
+  // The first n < kLanes lanes; the others are 0.
+  static Type LoadPart(const T* p, int64_t n) {
+    Type v{};
+    std::memcpy(&v, p, n * sizeof(T));
+    return v;
+  }
+  static void StorePart(T* p, Type v, int64_t n) { std::memcpy(p, &v, n * sizeof(T)); }
+
+  static Type MulAdd(Type a, Type b, Type c) {
+#if defined(__aarch64__)
+    if constexpr (sizeof(T) == 4) {
+      return vfmaq_f32(c, a, b);
+    } else {
+      return vfmaq_f64(c, a, b);
+    }
+#else
+    return a * b + c;
+#endif
+  }
+
+  // A NaN in the second argument comes out, one in the first does not.
+  static Type Min(Type a, Type b) { return a < b ? a : b; }
+  static Type Max(Type a, Type b) { return a > b ? a : b; }
+
+  // rows[i][j] becomes rows[j][i].
+  static void Transpose(Type (&rows)[kLanes]) {
+    for (int i = 0; i < kLanes; ++i) {
+      for (int j = 0; j < i; ++j) {
+        const T lower = rows[i][j];
+        rows[i][j] = rows[j][i];
+        rows[j][i] = lower;
+      }
+    }
+  }
+};
+
+using VecF32 = PortableVec<float, uint32_t>;
+using VecF64 = PortableVec<double, uint64_t>;
+
+}  // namespace
+}  // namespace ostinato::cpu
+
+#endif  // OSTINATO_CPU_KERNELS_VEC_PORTABLE_H_

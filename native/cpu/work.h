@@ -1,0 +1,57 @@
+// How a call is cut into pieces for threads. It decides who computes what and when,
+// never what is computed: every cut gives the same bits.
+#ifndef OSTINATO_CPU_WORK_H_
+#define OSTINATO_CPU_WORK_H_
+
+#include <cstdint>
+
+#include "cpu/layer_pass.h"
+#include "cpu/network.h"
+#include "cpu/team.h"
+
+namespace ostinato::cpu {
+
+enum class Plan {
+  kRows,        // slices of the batch
+  kDirections,  // one thread for each of two directions
+  kWavefront,   // layers of one direction, each some steps behind the one below
+  kUnits,       // the units of every step
+};
+
+struct Work {
+  int64_t batch, layers, directions;
+  int64_t step;  // multiplications of a recurrent step of one pseudo-layer, all rows
+  int64_t all;   // multiplications in all
+};
+
+Work WorkOf(const Network& network, int64_t steps, int64_t batch);
+
+Plan PlanOf(const Work& work, int32_t threads);
+
+// Slices for Plan::kRows.
+int64_t SlicesFor(const Work& work, int32_t threads);
+
+// How many threads a call is worth waking.
+int32_t ThreadsFor(const Work& work);
+
+// What one member of a team does under Plan::kUnits: shares of one direction, or of
+// all, one after another, if it is alone.
+struct Part {
+  int64_t direction;
+  Share share;
+};
+class Parts {
+ public:
+  const Part* begin() const { return parts_; }
+  const Part* end() const { return parts_ + count_; }
+
+ private:
+  friend Parts PartsOf(const Member& member, int64_t directions);
+  Part parts_[2];
+  int64_t count_ = 0;
+};
+Parts PartsOf(const Member& member, int64_t directions);
+
+}  // namespace ostinato::cpu
+
+#endif  // OSTINATO_CPU_WORK_H_

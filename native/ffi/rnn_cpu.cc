@@ -1,0 +1,263 @@
+#include <vector>
+
+#include "cpu/backward.h"
+#include "cpu/forward.h"
+#include "cpu/fp_state.h"
+#include "cpu/settings.h"
+#include "cpu/team.h"
+#include "cpu/work.h"
+#include "ffi/handler.h"
+#include "ffi/rnn_call.h"
+
+namespace ostinato::ffi {
+namespace {
+
+using cpu::BFloat16;
+using Reader = Pieces::Reader;
+
+// Where rows stand, which every group shares.
+class Places {
+ public:
+  Places(const CallAttributes& call, const CallBuffers& buffers)
+      : origins_(2 * buffers.batch), batch_(buffers.batch) {
+    const int64_t row = call.time_major ? 1 : buffers.steps;
+    for (int64_t b = 0; b < batch_; ++b) {
+      origins_[b] = b * row;
+      origins_[batch_ + b] = b;
+    }
+    stride_ = call.time_major ? batch_ : 1;
+  }
+
+  cpu::Layout io() const { return {origins_.data(), stride_}; }
+  cpu::Layout reserve() const { return {origins_.data() + batch_, batch_}; }
+
+ private:
+  std::vector<int64_t> origins_;
+  int64_t batch_, stride_;
+};
+
+// The arguments of one group that forward and backward have in common. `keep` outlives
+// the result.
+template <typename S>
+cpu::Operands<S> TakeOperands(const CallAttributes& call, const CallBuffers& buffers,
+                              const Places& places, std::vector<const uint8_t*>& keep,
+                              Reader& arguments) {
+  const cpu::Network& n = call.network;
+  const int64_t entries = buffers.batch * buffers.steps;
+  const int64_t states = n.pseudo_layers() * buffers.batch;
+  cpu::Operands<S> in{};
+  in.network = n;
+  in.steps = buffers.steps;
+  in.batch = buffers.batch;
+  in.io = places.io();
+  in.reserve = places.reserve();
+  in.weights = arguments.Take<S>("weights", cpu::NumParams(n));
+  in.x = arguments.Take<S>("x", entries * n.input_size);
+  in.h_0 = arguments.Take<S>("h_0", states * n.output_size());
+  if (n.lstm()) in.c_0 = arguments.Take<S>("c_0", states * n.hidden_size);
+  if (call.has_lengths) {
+    in.seq_lengths = arguments.Take<int32_t>("seq_lengths", buffers.batch);
+  }
+  if (call.has_resets) in.resets = arguments.Take<uint8_t>("resets", entries);
+  if (call.has_keep) {
+    for (int64_t l = 0; l + 1 < n.num_layers; ++l) {
+      keep.push_back(arguments.Take<uint8_t>("keep", entries * n.width()));
+    }
+    in.keep = keep.data();
+  }
+  return in;
+}
+
+// `count` buffers of the same size in a row; null for none.
+template <typename T>
+T* const* TakeEach(Reader& reader, const char* name, int64_t count, int64_t elements,
+                   std::vector<T*>& found) {
+  for (int64_t i = 0; i < count; ++i) found.push_back(reader.Take<T>(name, elements));
+  return count > 0 ? found.data() : nullptr;
+}
+
+struct SavedCounts {
+  int64_t hidden, gates, cells;
+};
+
+SavedCounts CountsOf(const CallAttributes& call) {
+  const cpu::Network& n = call.network;
+  const bool gates = n.saved_blocks() > 0 && !call.recompute;
+  return {n.num_layers - 1, gates ? n.pseudo_layers() : 0,
+          n.lstm() ? n.pseudo_layers() : 0};
+}
+
+// body(group, team) for every group, each on threads of its own where there are enough.
+template <typename Body>
+void ForEachGroup(const CallAttributes& call, const CallBuffers& buffers,
+                  const Body& body) {
+  const cpu::FlushDenormals flush;
+  cpu::Work work = cpu::WorkOf(call.network, buffers.steps, buffers.batch);
+  work.all *= buffers.groups;
+  cpu::Team team(cpu::ThreadsFor(work));
+  if (buffers.groups >= 2 && buffers.groups >= team.threads()) {
+    team.ForEach(buffers.groups, [&](int64_t group) {
+      cpu::Team alone(1);
+      body(group, alone);
+    });
+    return;
+  }
+  for (int64_t group = 0; group < buffers.groups; ++group) body(group, team);
+}
+
+template <typename S, typename R>
+void Forward(const CallAttributes& call, const CallBuffers& buffers) {
+  const cpu::Network& n = call.network;
+  const int64_t entries = buffers.batch * buffers.steps;
+  const int64_t states = n.pseudo_layers() * buffers.batch;
+  const Places places(call, buffers);
+  ForEachGroup(call, buffers, [&](int64_t group, cpu::Team& team) {
+    Reader arguments(buffers.arguments, group, "argument");
+    Reader results(buffers.results, group, "result");
+    std::vector<const uint8_t*> keep;
+    std::vector<S*> hidden, gates;
+    std::vector<R*> cells;
+    cpu::ForwardCall<S, R> to{};
+    to.operands = TakeOperands<S>(call, buffers, places, keep, arguments);
+    if (call.has_packed) {
+      to.packed_bytes = arguments.elements_of_next();
+      to.packed = arguments.Take<uint8_t>("packed", to.packed_bytes);
+    }
+    arguments.End();
+    to.y = results.Take<S>("y", entries * n.width());
+    to.h_n = results.Take<S>("h_n", states * n.output_size());
+    if (n.lstm()) to.c_n = results.Take<S>("c_n", states * n.hidden_size);
+    if (call.save) {
+      const SavedCounts counts = CountsOf(call);
+      const int64_t hidden_size = entries * n.hidden_size;
+      to.hidden =
+          TakeEach(results, "hidden", counts.hidden, entries * n.width(), hidden);
+      to.gates = TakeEach(results, "gates", counts.gates,
+                          n.saved_blocks() * hidden_size, gates);
+      to.cells = TakeEach(results, "cells", counts.cells, hidden_size, cells);
+    }
+    results.End();
+    cpu::RunForward(to, team);
+  });
+}
+
+template <typename S, typename R>
+void Backward(const CallAttributes& call, const CallBuffers& buffers) {
+  const cpu::Network& n = call.network;
+  const int64_t entries = buffers.batch * buffers.steps;
+  const int64_t states = n.pseudo_layers() * buffers.batch;
+  const Places places(call, buffers);
+  ForEachGroup(call, buffers, [&](int64_t group, cpu::Team& team) {
+    Reader arguments(buffers.arguments, group, "argument");
+    Reader results(buffers.results, group, "result");
+    std::vector<const uint8_t*> keep;
+    std::vector<const S*> hidden, gates;
+    std::vector<const R*> cells;
+    const SavedCounts counts = CountsOf(call);
+    const int64_t hidden_size = entries * n.hidden_size;
+    cpu::BackwardCall<S, R> to{};
+    to.operands = TakeOperands<S>(call, buffers, places, keep, arguments);
+    to.y = arguments.Take<S>("y", entries * n.width());
+    to.hidden =
+        TakeEach(arguments, "hidden", counts.hidden, entries * n.width(), hidden);
+    to.gates = TakeEach(arguments, "gates", counts.gates,
+                        n.saved_blocks() * hidden_size, gates);
+    to.cells = TakeEach(arguments, "cells", counts.cells, hidden_size, cells);
+    to.dy = arguments.Take<S>("dy", entries * n.width());
+    to.dh_n = arguments.Take<S>("dh_n", states * n.output_size());
+    if (n.lstm()) to.dc_n = arguments.Take<S>("dc_n", states * n.hidden_size);
+    arguments.End();
+    if (call.wants_weights) {
+      to.dweights = results.Take<S>("dweights", cpu::NumParams(n));
+    }
+    if (call.wants_x) to.dx = results.Take<S>("dx", entries * n.input_size);
+    if (call.wants_h_0) to.dh_0 = results.Take<S>("dh_0", states * n.output_size());
+    if (call.wants_c_0) to.dc_0 = results.Take<S>("dc_0", states * n.hidden_size);
+    results.End();
+    cpu::RunBackward(to, team);
+  });
+}
+
+template <typename S>
+void Pack(const CallAttributes& call, const CallBuffers& buffers) {
+  for (int64_t group = 0; group < buffers.groups; ++group) {
+    Reader arguments(buffers.arguments, group, "argument");
+    Reader results(buffers.results, group, "result");
+    cpu::Team team(cpu::NumThreads());
+    cpu::PackWeights(
+        call.network, arguments.Take<S>("weights", cpu::NumParams(call.network)),
+        results.Take<uint8_t>("packed", cpu::PackedBytes<S>(call.network)), team);
+  }
+}
+
+using Operation = void (*)(const CallAttributes& call, const CallBuffers& buffers);
+
+template <Operation kFloat, Operation kDouble, Operation kBFloat16>
+xffi::Error Dispatch(const xffi::Dictionary& attributes, xffi::RemainingArgs arguments,
+                     xffi::RemainingRets results) {
+  const CallAttributes call = DecodeAttributes(attributes);
+  const CallBuffers buffers = DecodeBuffers(call, arguments, results);
+  switch (buffers.dtype) {
+    case xffi::DataType::F32:
+      kFloat(call, buffers);
+      break;
+    case xffi::DataType::F64:
+      kDouble(call, buffers);
+      break;
+    case xffi::DataType::BF16:
+      kBFloat16(call, buffers);
+      break;
+    default:
+      throw std::invalid_argument("weights must be float32, float64 or bfloat16");
+  }
+  return xffi::Error::Success();
+}
+
+constexpr auto RnnForward =
+    Dispatch<Forward<float, float>, Forward<double, double>, Forward<BFloat16, float>>;
+constexpr auto RnnBackward = Dispatch<Backward<float, float>, Backward<double, double>,
+                                      Backward<BFloat16, float>>;
+constexpr auto RnnPack = Dispatch<Pack<float>, Pack<double>, Pack<BFloat16>>;
+
+auto Binding() { return xffi::Ffi::Bind().Attrs().RemainingArgs().RemainingRets(); }
+
+}  // namespace
+}  // namespace ostinato::ffi
+
+OSTINATO_FFI_HANDLER(ostinato_rnn_fwd, ostinato::ffi::RnnForward,
+                     ostinato::ffi::Binding());
+OSTINATO_FFI_HANDLER(ostinato_rnn_bwd, ostinato::ffi::RnnBackward,
+                     ostinato::ffi::Binding());
+OSTINATO_FFI_HANDLER(ostinato_rnn_pack, ostinato::ffi::RnnPack,
+                     ostinato::ffi::Binding());
+
+// Called through ctypes: settings, and a size that results must be given beforehand.
+
+extern "C" OSTINATO_EXPORT void ostinato_configure(int32_t isa, int32_t threads) {
+  ostinato::cpu::SetIsaCap(static_cast<ostinato::cpu::Isa>(isa));
+  ostinato::cpu::SetNumThreads(threads > 0 ? threads : ostinato::cpu::UsableCpus());
+}
+
+extern "C" OSTINATO_EXPORT int64_t ostinato_packed_bytes(
+    int32_t dtype, int64_t mode, int64_t input_size, int64_t hidden_size,
+    int64_t num_layers, int64_t num_directions, int64_t proj_size, int64_t bias,
+    int64_t skip) {
+  ostinato::cpu::Network n{};
+  n.mode = static_cast<ostinato::cpu::Mode>(mode);
+  n.input_size = input_size;
+  n.hidden_size = hidden_size;
+  n.num_layers = num_layers;
+  n.num_directions = num_directions;
+  n.proj_size = proj_size;
+  n.bias_ih = (bias & 1) != 0;
+  n.bias_hh = (bias & 2) != 0;
+  n.skip = skip != 0;
+  switch (dtype) {
+    case 0:
+      return ostinato::cpu::PackedBytes<float>(n);
+    case 1:
+      return ostinato::cpu::PackedBytes<double>(n);
+    default:
+      return ostinato::cpu::PackedBytes<ostinato::cpu::BFloat16>(n);
+  }
+}

@@ -1,0 +1,364 @@
+#include "cpu/team.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpu/features.h"
+#include "cpu/fp_state.h"
+#include "tests/check.h"
+
+namespace {
+
+using ostinato::cpu::FlushDenormals;
+using ostinato::cpu::Member;
+using ostinato::cpu::NumThreads;
+using ostinato::cpu::SetNumThreads;
+using ostinato::cpu::Team;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+
+constexpr int32_t kThreads = 4;  // more than there may be processors
+
+// Calls attempt(team) with teams that own the pool until it returns true. On a busy
+// machine calls run alone for a while, and helpers may come late; in the end they come.
+template <typename Attempt>
+void Eventually(const Attempt& attempt) {
+  const auto deadline = steady_clock::now() + seconds(60);
+  while (steady_clock::now() < deadline) {
+    {
+      Team team(kThreads);
+      if (team.threads() > 1 && attempt(team)) return;
+    }
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  CHECK_EQ("a minute without helpers", std::string());
+}
+
+// Calls body(member) in a Run that at least one helper has joined.
+template <typename Body>
+void RunWithHelpers(const Body& body) {
+  Eventually([&](Team& team) {
+    int32_t size = 0;
+    team.Run([&](Member& member) {
+      if (member.index() == 0) size = member.size();
+      if (member.size() > 1) body(member);
+    });
+    return size > 1;
+  });
+}
+
+// An item that only a helper can do: the calling thread is kept in the other one.
+template <typename Item>
+void ForEachWithAHelper(const Item& on_helper) {
+  Eventually([&](Team& team) {
+    const auto caller = std::this_thread::get_id();
+    std::atomic<bool> done{false};
+    team.ForEach(2, [&](int64_t) {
+      if (std::this_thread::get_id() == caller) {
+        while (!done.load()) std::this_thread::yield();
+      } else {
+        done.store(true);
+        on_helper();
+      }
+    });
+    return true;
+  });
+}
+
+void NumThreadsStaysInBounds() {
+  CHECK_EQ(NumThreads(), ostinato::cpu::UsableCpus());
+  SetNumThreads(0);
+  CHECK_EQ(NumThreads(), 1);
+  SetNumThreads(1 << 30);
+  CHECK_EQ(NumThreads() >= 64 && NumThreads() < 4096, true);
+  SetNumThreads(kThreads);
+  CHECK_EQ(NumThreads(), kThreads);
+}
+
+void CheckWorksAlone(Team& team) {
+  CHECK_EQ(team.threads(), 1);
+  int runs = 0;
+  team.Run([&](Member& member) {
+    ++runs;
+    CHECK_EQ(member.index(), 0);
+    CHECK_EQ(member.size(), 1);
+    member.Sync();
+  });
+  CHECK_EQ(runs, 1);
+  int64_t next = 0;
+  team.ForEach(5, [&](int64_t i) { CHECK_EQ(i, next++); });
+  CHECK_EQ(next, 5);
+}
+
+void ATeamOfOneWorksAlone() {
+  for (const int32_t most : {1, 0, -1}) {
+    Team team(most);
+    CheckWorksAlone(team);
+  }
+  SetNumThreads(1);
+  {
+    Team team(kThreads);
+    CheckWorksAlone(team);
+  }
+  SetNumThreads(kThreads);
+}
+
+void ForEachDoesEveryItemOnce() {
+  Team team(kThreads);
+  for (const int64_t n : {0, 1, 2, 3, 1000}) {
+    std::vector<std::atomic<int>> times(static_cast<size_t>(n));
+    team.ForEach(n, [&](int64_t i) { ++times[static_cast<size_t>(i)]; });
+    int64_t once = 0;
+    for (const auto& count : times) once += count.load() == 1;
+    CHECK_EQ(once, n);
+  }
+}
+
+void MembersAreNumbered() {
+  std::atomic<int> times[kThreads] = {};
+  std::atomic<int> sizes{0};
+  std::thread::id first;
+  int32_t size = 0;
+  RunWithHelpers([&](Member& member) {
+    ++times[member.index()];
+    sizes += member.size();
+    if (member.index() == 0) {
+      first = std::this_thread::get_id();
+      size = member.size();
+    }
+  });
+  CHECK_EQ(first == std::this_thread::get_id(), true);
+  CHECK_EQ(size <= kThreads, true);
+  CHECK_EQ(sizes.load(), size * size);
+  for (int32_t i = 0; i < kThreads; ++i) CHECK_EQ(times[i].load(), i < size ? 1 : 0);
+}
+
+void TeamsAreNoLargerThanAsked() {
+  for (int call = 0; call < 100; ++call) {
+    Team team(2);
+    CHECK_EQ(team.threads() <= 2, true);
+    std::atomic<int> members{0};
+    team.Run([&](Member&) { ++members; });
+    CHECK_EQ(members.load() <= 2, true);
+  }
+}
+
+// Sums what all members wrote before Sync; plain memory, so that the thread sanitizer
+// sees it too.
+int64_t CountWrongSums(Member& member, int64_t* cells, int rounds) {
+  int64_t wrong = 0;
+  for (int round = 0; round < rounds; ++round) {
+    cells[member.index()] = round;
+    member.Sync();
+    for (int32_t i = 0; i < member.size(); ++i) wrong += cells[i] != round;
+    member.Sync();
+  }
+  return wrong;
+}
+
+void SyncMakesWritesVisible() {
+  for (int call = 0; call < 20; ++call) {
+    int64_t cells[kThreads] = {};
+    std::atomic<int64_t> wrong{0};
+    RunWithHelpers([&](Member& member) { wrong += CountWrongSums(member, cells, 50); });
+    CHECK_EQ(wrong.load(), 0);
+  }
+}
+
+// Also when the members of one Run called it more often than those of the next.
+void SyncForgetsEarlierRuns() {
+  Eventually([](Team& team) {
+    int64_t cells[kThreads] = {};
+    std::atomic<int64_t> wrong{0};
+    int joined = 0;
+    for (int run = 0; run < 200; ++run) {
+      team.Run([&](Member& member) {
+        if (member.index() == 0) joined += member.size() > 1;
+        wrong += CountWrongSums(member, cells, run % 5);
+      });
+    }
+    CHECK_EQ(wrong.load(), 0);
+    return joined > 0;
+  });
+}
+
+void ASecondTeamWorksAlone() {
+  Eventually([](Team& team) {
+    Team same_thread(kThreads);
+    CheckWorksAlone(same_thread);
+    std::thread([] {
+      Team other_thread(kThreads);
+      CheckWorksAlone(other_thread);
+    }).join();
+    std::atomic<int> larger{0};
+    team.ForEach(kThreads, [&](int64_t) {
+      Team nested(kThreads);
+      larger += nested.threads() > 1;
+    });
+    CHECK_EQ(larger.load(), 0);
+    return true;
+  });
+}
+
+template <typename Call>
+std::string MessageOf(const Call& call) {
+  try {
+    call();
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "nothing thrown";
+}
+
+// Whichever member throws, the others are let through their Syncs.
+void RunThrowsWhatAMemberThrew() {
+  for (const int32_t thrower : {0, 1}) {
+    const std::string message = MessageOf([&] {
+      RunWithHelpers([&](Member& member) {
+        member.Sync();
+        if (member.index() == thrower) throw std::runtime_error("member");
+        for (int i = 0; i < 10; ++i) member.Sync();
+      });
+    });
+    CHECK_EQ(message, "member");
+    SyncMakesWritesVisible();
+  }
+}
+
+void ForEachThrowsWhatAnItemThrew() {
+  std::atomic<int> done{0};
+  const std::string message = MessageOf([&] {
+    Team team(kThreads);
+    team.ForEach(100, [&](int64_t i) {
+      ++done;
+      if (i % 2 == 1) throw std::runtime_error("item");
+    });
+  });
+  CHECK_EQ(message, "item");
+  CHECK_EQ(done.load() > 1, true);
+  CHECK_EQ(MessageOf([] {
+             ForEachWithAHelper([] { throw std::runtime_error("helper"); });
+           }),
+           "helper");
+  ForEachDoesEveryItemOnce();
+}
+
+#if defined(__x86_64__) || defined(__aarch64__)
+bool KeepsDenormals() {
+  volatile float smallest = 1.17549435e-38f;  // of the normal numbers
+  volatile float half = 0.5f;
+  return smallest * half != 0;
+}
+
+void DenormalsAreFlushedForAWhile() {
+  CHECK_EQ(KeepsDenormals(), true);
+  {
+    const FlushDenormals flush;
+    CHECK_EQ(KeepsDenormals(), false);
+    {
+      const FlushDenormals nested;
+      CHECK_EQ(KeepsDenormals(), false);
+    }
+    CHECK_EQ(KeepsDenormals(), false);
+  }
+  CHECK_EQ(KeepsDenormals(), true);
+  std::atomic<bool> kept{true};
+  ForEachWithAHelper([&] { kept.store(KeepsDenormals()); });
+  CHECK_EQ(kept.load(), false);
+}
+#else
+void DenormalsAreFlushedForAWhile() {}
+#endif
+
+// As if the system had stopped a helper: the others wait, and that is most of the time.
+void ASlowedTeamGoesOnAlone() {
+  Eventually([](Team& team) {
+    bool joined = false;
+    team.Run([&](Member& member) {
+      if (member.index() == 0) joined = member.size() > 1;
+      if (member.index() == 1) std::this_thread::sleep_for(milliseconds(20));
+      member.Sync();
+    });
+    if (!joined) return false;
+    CheckWorksAlone(team);
+    Team next(kThreads);
+    CheckWorksAlone(next);
+    return true;
+  });
+  SyncMakesWritesVisible();  // and not for ever
+}
+
+// The result of a call that uses all of a team, right or wrong.
+int64_t WrongResults(int runs) {
+  Team team(kThreads);
+  int64_t cells[kThreads] = {};
+  std::atomic<int64_t> wrong{0}, sum{0};
+  for (int run = 0; run < runs; ++run) {
+    team.Run([&](Member& member) { wrong += CountWrongSums(member, cells, 3); });
+    team.ForEach(10, [&](int64_t i) { sum += i; });
+  }
+  return wrong.load() + (sum.load() != 45 * runs);
+}
+
+void ManyThreadsCallAtOnce() {
+  std::vector<std::thread> threads;
+  std::atomic<int64_t> wrong{0};
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      for (int call = 0; call < 200; ++call) wrong += WrongResults(5);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(wrong.load(), 0);
+}
+
+// The child has none of the helpers, and another thread may own the pool at the fork.
+void ChildrenOfABusyProcessHaveTeams() {
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    while (!stop.load()) WrongResults(5);
+  });
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      ForEachWithAHelper([] {});
+      SyncMakesWritesVisible();
+      CHECK_EQ(WrongResults(5), 0);
+      _exit(ostinato::testing::failures == 0 ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    CHECK_EQ(WIFEXITED(status) && WEXITSTATUS(status) == 0, true);
+  }
+  stop.store(true);
+  other.join();
+}
+
+}  // namespace
+
+int main() {
+  NumThreadsStaysInBounds();
+  ATeamOfOneWorksAlone();
+  ForEachDoesEveryItemOnce();
+  MembersAreNumbered();
+  TeamsAreNoLargerThanAsked();
+  SyncMakesWritesVisible();
+  SyncForgetsEarlierRuns();
+  ASecondTeamWorksAlone();
+  RunThrowsWhatAMemberThrew();
+  ForEachThrowsWhatAnItemThrew();
+  DenormalsAreFlushedForAWhile();
+  ASlowedTeamGoesOnAlone();
+  ManyThreadsCallAtOnce();
+  ChildrenOfABusyProcessHaveTeams();
+  return ostinato::testing::Summary();
+}

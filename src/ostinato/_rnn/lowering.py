@@ -1,0 +1,163 @@
+"""From primitives to backends: which form a platform compiles, split over devices.
+
+A form is a function from the primitive's named tuples to its results. The XLA form runs
+everywhere; where a computation is compiled for the cpu and the cpu backend runs the
+call, its native form takes the place of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools as ft
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from .. import _compat
+from .._typing import Array
+from . import cpu, sharding
+from .call import Differentiable, RNNCall
+
+Groups = tuple[bool, ...]
+
+
+class BackendError(RuntimeError):
+    """The backend that was asked for cannot run the call; the message says why."""
+
+
+def refusal(backend: str, reason: str) -> BackendError:
+    """The error to raise where a backend asked for by name cannot run."""
+    return BackendError(
+        f"backend {backend!r} cannot run this: {reason}; use backend=None or 'xla'"
+    )
+
+
+# ----------------------------------------------------- leaves with and without groups
+
+
+def ungrouped(avals: Any, groups: Groups) -> list[jax.ShapeDtypeStruct]:
+    """Shapes and dtypes without the group axis."""
+    return [
+        jax.ShapeDtypeStruct(a.shape[1:] if g else a.shape, a.dtype)
+        for a, g in zip(avals, groups, strict=True)
+    ]
+
+
+def axes_of(call: RNNCall, trees: Any) -> list[int]:
+    """Batch axis of every leaf."""
+    return jax.tree.leaves(call.batch_axes(trees))
+
+
+def result_axes(
+    call: RNNCall,
+    tree: Any,
+    args: Any,
+    groups: Groups,
+    wrt: Differentiable | None = None,
+) -> list[int]:
+    """Batch axis of every result, -1 for a weight gradient."""
+    operands, *rest = jax.tree.unflatten(tree, ungrouped(args, groups))
+    if wrt is not None:
+        return axes_of(call, (call.gradient_shapes(operands, wrt),))
+    if rest:
+        call = dataclasses.replace(call, save=False)
+    return axes_of(call, call.output_shapes(operands))
+
+
+# ------------------------------------------------------------------------------- forms
+
+
+def xla_form(
+    form: Callable, call: RNNCall, tree: Any, groups: Groups, **params: Any
+) -> Callable:
+    """`form(call, *trees)` as a function from leaves to a list of leaves."""
+
+    def flat(*leaves: Array) -> list[Array]:
+        return jax.tree.leaves(form(call, *jax.tree.unflatten(tree, leaves), **params))
+
+    if not any(groups):
+        return flat
+    return jax.vmap(flat, in_axes=tuple(0 if g else None for g in groups))
+
+
+def _native_form(
+    form: Callable,
+    abstract_eval: Callable,
+    call: RNNCall,
+    tree: Any,
+    groups: Groups,
+    **params: Any,
+) -> Callable:
+    """The same for a native form, which is told of the groups and runs them itself."""
+
+    def flat(*leaves: Array) -> list[Array]:
+        avals = map(jax.typeof, leaves)
+        shapes = abstract_eval(*avals, call=call, tree=tree, groups=groups, **params)
+        results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in shapes]
+        trees = jax.tree.unflatten(tree, leaves)
+        return form(call, results, groups, *trees, **params)
+
+    return flat
+
+
+# ---------------------------------------------------------------------------- lowering
+
+
+def register(
+    primitive: Primitive,
+    form: Callable,
+    abstract_eval: Callable,
+    native: Callable | None = None,
+) -> None:
+    """Give `primitive` its lowerings: the XLA form, and on the cpu the native one."""
+    everywhere = _rule(ft.partial(xla_form, form))
+    _compat.lower_with_devices(primitive)
+    if native is None:
+        mlir.register_lowering(primitive, everywhere)
+        return
+    natively = _rule(ft.partial(_native_form, native, abstract_eval))
+
+    def elsewhere(ctx: Any, *args: Any, call: RNNCall, **params: Any) -> Any:
+        if call.backend == "cpu":
+            platforms = ", ".join(ctx.module_context.platforms)
+            raise refusal("cpu", f"the computation is compiled for {platforms}")
+        return everywhere(ctx, *args, call=call, **params)
+
+    def on_cpu(ctx: Any, *args: Any, call: RNNCall, **params: Any) -> Any:
+        reason = _why_not_native(ctx, call)
+        if reason is None:
+            return natively(ctx, *args, call=call, **params)
+        if call.backend == "cpu":
+            raise refusal("cpu", reason)
+        return everywhere(ctx, *args, call=call, **params)
+
+    mlir.register_lowering(primitive, elsewhere)
+    mlir.register_lowering(primitive, on_cpu, platform="cpu")
+
+
+def _why_not_native(ctx: Any, call: RNNCall) -> str | None:
+    if call.backend not in (None, "cpu"):
+        return f"backend {call.backend!r} was asked for"
+    if ctx.module_context.lowering_parameters.for_export:
+        return "what jax.export makes must run without the native library"
+    return cpu.supports(call.spec, ctx.avals_in[0].dtype)
+
+
+def _rule(flat_of: Callable) -> Callable:
+    """The lowering of `flat_of(**params)`, partitioned over devices."""
+
+    def run(
+        *args: Array, call: RNNCall, tree: Any, groups: Groups, **params: Any
+    ) -> list[Array]:
+        flat = flat_of(call=call, tree=tree, groups=groups, **params)
+        layout = sharding.Layout(
+            operands=axes_of(call, jax.tree.unflatten(tree, args)),
+            results=result_axes(call, tree, args, groups, **params),
+            groups=groups,
+        )
+        return sharding.partition(flat, layout)(*args)
+
+    return mlir.lower_fun(run, multiple_results=True)

@@ -1,0 +1,205 @@
+"""The cpu backend: what every backend must pass, then what kernels can get wrong.
+
+Sizes here do not fit vectors, and rows end at different steps, so that threads get
+uneven shares. What threads compute must not depend on how many there are.
+"""
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import BY_ID, CASES, Case
+from conformance import Conformance
+from harness import (
+    arguments,
+    assert_padding_is_exact,
+    assert_same,
+    call,
+    expected,
+    join,
+    named,
+    options_of,
+    spec_of,
+    value_and_pullback,
+)
+from oracles.loop64 import Spec
+from tolerance import assert_close, assert_same_bits
+
+import ostinato as ost
+from ostinato import _config, _native
+
+library, reason = _native.status()
+pytestmark = pytest.mark.skipif(library is None, reason=f"no native library: {reason}")
+DTYPES = ("float64", "float32", "bfloat16")
+
+
+class TestCpu(Conformance):
+    backend = "cpu"
+    dtypes = DTYPES
+    refuses = frozenset(case.id for case in CASES if not case.spec.reset_after)
+
+
+# ----------------------------------------------------- instruction sets and threads
+
+ISAS = _config.CPU_ISAS
+if library is not None:
+    ISAS = ISAS[: ISAS.index(_native.cpu_features().isa) + 1]
+
+
+def wide(id: str, mode: str, hidden: int, batch: int, ragged: bool, **fields) -> Case:
+    own = {k: fields.pop(k) for k in tuple(fields) if k in Case.__dataclass_fields__}
+    steps, lengths = 40, None
+    if ragged:  # in no order, the longest and the empty row among them
+        drawn = np.random.default_rng(batch).integers(1, steps, batch)
+        drawn[batch // 2], drawn[batch // 3] = steps, 0
+        lengths = tuple(map(int, drawn))
+    spec = Spec(mode, fields.pop("input_size", 19), hidden, **fields)
+    return Case(id, spec, steps, batch, lengths, **own)
+
+
+DEEP = dict(num_layers=2, bidirectional=True)
+WIDE = [
+    wide("lstm-H17-B33", "lstm", 17, 33, True, **DEEP),
+    wide("lstm-H33-B13", "lstm", 33, 13, True, resets=True, cell_clip=0.5),
+    wide("lstm-H70-B5", "lstm", 70, 5, True, proj_size=33, bidirectional=True),
+    wide("lstm-H130-B1", "lstm", 130, 1, False, num_layers=2),
+    wide("gru-H33-B33", "gru", 33, 33, True, num_layers=2),
+    wide("gru-H70-B13", "gru", 70, 13, True, dropout=0.3, time_major=True, **DEEP),
+    wide("gru-H130-B2", "gru", 130, 2, False, bidirectional=True),
+    wide("tanh-H33-B1", "rnn_tanh", 33, 1, False, num_layers=3),
+    wide("tanh-H130-B5", "rnn_tanh", 130, 5, True, padding="hold", **DEEP),
+    wide("relu-H17-B13", "rnn_relu", 17, 13, True, input_size=17, input_mode="skip"),
+]
+
+
+@functools.cache
+def compiled(case: Case, **options):
+    return value_and_pullback(case, "cpu", **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", WIDE, ids=lambda c: c.id)
+def test_every_instruction_set_and_any_number_of_threads(case, isa, dtype, configure):
+    if case.spec.mode == "rnn_relu" and dtype == "bfloat16":
+        pytest.skip("the slope jumps where 16 bits round a 0 to something above it")
+    made, run = arguments(case, dtype), compiled(case)
+    configure(isa, 1)
+    alone = named(case, *run(made))
+    assert_same(case, alone, expected(case, dtype), dtype=dtype)
+    assert_padding_is_exact(case, alone)
+    for threads in (2, 3):
+        configure(isa, threads)
+        for name, value in named(case, *run(made)).items():
+            assert_same_bits(value, alone[name], f"{name}, {threads} threads")
+
+
+@pytest.mark.parametrize("case", [WIDE[0], WIDE[5]], ids=lambda c: c.id)
+def test_recomputed_gates_do_not_depend_on_threads(case, configure):
+    made, run = arguments(case, "float32"), compiled(case, recompute=True)
+    configure(ISAS[-1], 1)
+    alone = named(case, *run(made))
+    assert_same(case, alone, expected(case, "float32"), dtype="float32")
+    configure(ISAS[-1], 2)
+    for name, value in named(case, *run(made)).items():
+        assert_same_bits(value, alone[name], name)
+
+
+# ------------------------------------------------------------ what other backends read
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    "id", ["lstm-proj-L2-bi-ragged", "lstm-resets", "gru-L2-bi-ragged", "tanh-resets"]
+)
+def test_what_is_saved_is_what_xla_saves(id, recompute):
+    """Tangents and second derivatives, which run on xla, read it."""
+    case = BY_ID[id]
+    made, spec = arguments(case), spec_of(case)
+
+    def saved(backend):
+        out = ost.rnn_forward(
+            spec,
+            made.weights,
+            made.x,
+            join(made.h_0, made.c_0),
+            recompute=recompute,
+            **options_of(case, made, backend),
+        )
+        return out[1].residuals.saved
+
+    got, want = saved("cpu"), saved("xla")
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    valid = np.arange(case.steps)[:, None] < np.asarray(case.lengths)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        assert np.isfinite(a).all()  # a NaN past the end would survive a product with 0
+        assert_close(np.asarray(a)[valid], np.asarray(b)[valid], terms=case.terms)
+
+
+# -------------------------------------------------------------------------------- vmap
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("id", ["lstm-H33-B13", "gru-H130-B2", "tanh-H33-B1"])
+def test_an_ensemble_has_the_bits_of_its_members(id, dtype):
+    """vmap over weights is one call, with x shared or not."""
+    case = next(case for case in WIDE if case.id == id)
+    made = arguments(case, dtype)
+    scales = jnp.asarray([1.0, 0.5, -1.0], dtype)
+    weights = scales[:, None] * made.weights[None]
+    xs = scales[:, None, None, None] * made.x[None]
+
+    def one(weights, x):
+        def run(weights, x):
+            return call(case, made._replace(weights=weights, x=x), "cpu")
+
+        out, pull = jax.vjp(run, weights, x)
+        return out, pull(ost.RNNOutput(made.dy, join(made.dh_n, made.dc_n)))
+
+    alone = jax.jit(one)
+    for x, axis in ((made.x, None), (xs, 0)):
+        many = jax.jit(jax.vmap(one, in_axes=(0, axis)))
+        text = many.lower(weights, x).as_text()
+        assert text.count("@ostinato_rnn_fwd") == text.count("@ostinato_rnn_bwd") == 1
+        got = many(weights, x)
+        for member in range(3):
+            want = alone(weights[member], x if axis is None else x[member])
+            for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+                assert_same_bits(a[member], b)
+
+
+# ------------------------------------------------------------------------- concurrency
+
+
+def test_calls_from_many_threads_do_not_disturb_each_other():
+    """Eight threads, a network each, 200 calls: the first result, again and again."""
+
+    def repeat(case: Case) -> None:
+        made, run = arguments(case, "float32"), compiled(case)
+        first = jax.tree.leaves(run(made))
+        for _ in range(200):
+            for a, b in zip(jax.tree.leaves(run(made)), first, strict=True):
+                assert_same_bits(a, b, case.id)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(repeat, WIDE[:8]))
+
+
+def test_independent_calls_of_one_program_do_not_wait_for_each_other():
+    """XLA may run them at once, on threads of its own."""
+    spec = ost.RNNSpec("lstm", 19, 70)
+    weights = ost.init_weights(jax.random.key(0), spec)
+    xs = jax.random.normal(jax.random.key(1), (6, 13, 40, 19), jnp.float32)
+
+    def run(xs):
+        return [ost.rnn(spec, weights, x, backend="cpu").y for x in xs]
+
+    together = jax.jit(run)
+    want = [jax.jit(run)(x[None])[0] for x in xs]
+    for _ in range(50):
+        for a, b in zip(together(xs), want, strict=True):
+            assert_same_bits(a, b)
