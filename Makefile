@@ -6,6 +6,8 @@ MINUTES ?= 2
 PYTEST_ARGS ?= -n 2
 # PEERS=1 adds the packages that the operator is compared with.
 PEERS ?= 0
+BENCH ?= out/bench/results.json
+BENCH_ARGS ?=
 comma := ,
 
 TEST_EXTRAS := test$(if $(filter 1,$(PEERS)),$(comma)peers)
@@ -16,11 +18,12 @@ NATIVE := $(shell find native -type f)
 CXX_FILES := $(filter %.h %.cc,$(NATIVE))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format docs clean FORCE
+.PHONY: help demo test bench lint format docs clean FORCE
 
 help:
 	@echo "make demo   train the pronunciation model for $(MINUTES) minutes, say a word"
 	@echo "make test   run the tests (PEERS=1 adds those that compare with torch)"
+	@echo "make bench  time the operator next to torch, ONNX Runtime, flax and lax.scan"
 	@echo "make lint   ruff, pyright, clang-format    make format  repair layout"
 	@echo "make docs   build site/    make clean  remove what these commands made"
 
@@ -30,6 +33,9 @@ demo: $(STAMPS)/demo
 
 test: $(STAMPS)/$(TEST_EXTRAS)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(STAMPS)/bench
+	$(BIN)/python -m benchmarks.run --out $(BENCH) $(BENCH_ARGS)
 
 lint: $(STAMPS)/dev,test
 	$(BIN)/ruff check

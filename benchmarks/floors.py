@@ -8,13 +8,8 @@ proportional to N * H, count as free.
 
 import bisect
 import functools as ft
-import json
-import os
 import statistics
-import subprocess
-import tempfile
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -23,10 +18,8 @@ import numpy as np
 
 import ostinato as ost
 
-from . import ROOT
+from . import native
 from .problem import Problem
-
-_FLAGS = ("-O3", "-std=c++17", "-march=native", "-pthread")
 
 
 class Peaks(NamedTuple):
@@ -50,16 +43,8 @@ class Peaks(NamedTuple):
 
 
 def measure(threads: int) -> Peaks:
-    """Compile `native/bench/peaks.cc` and run it; takes some seconds."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "peaks"
-        source = ROOT / "native" / "bench" / "peaks.cc"
-        compiler = os.environ.get("CXX", "c++")
-        subprocess.run([compiler, *_FLAGS, source, "-o", program], check=True)
-        run = subprocess.run(
-            [program, str(threads)], check=True, capture_output=True, text=True
-        )
-    return Peaks(**json.loads(run.stdout), dispatch=_dispatch())
+    """Takes some seconds."""
+    return Peaks(**native.peaks(threads), dispatch=_dispatch())
 
 
 def _dispatch() -> float:
@@ -69,7 +54,7 @@ def _dispatch() -> float:
 
     def seconds() -> float:
         start = time.perf_counter()
-        jax.block_until_ready(call(*args))
+        call(*args)[0].block_until_ready()
         return time.perf_counter() - start
 
     return statistics.median(seconds() for _ in range(2000))

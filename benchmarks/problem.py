@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 import ostinato as ost
@@ -44,7 +44,7 @@ class Problem:
     @property
     def spec(self) -> ost.RNNSpec:
         return ost.RNNSpec(
-            mode=self.mode,  # pyright: ignore
+            mode=self.mode,
             input_size=self.input_size,
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
@@ -92,7 +92,7 @@ def make_data(problem: Problem, seed: int = 0) -> Data:
     def rounded(array: Any) -> np.ndarray:
         array = np.asarray(array, np.float32)
         if problem.dtype == "bfloat16":
-            array = array.astype(ml_dtypes.bfloat16).astype(np.float32)
+            array = array.astype(jnp.bfloat16).astype(np.float32)
         return array
 
     def uniform(shape: tuple[int, ...] | None) -> np.ndarray | None:

@@ -72,6 +72,11 @@ class Results(NamedTuple):
     machine: dict[str, Any]
     rows: dict[str, Row]
 
+    @property
+    def threads(self) -> int:
+        """Of most rows: a sweep over threads has others."""
+        return statistics.mode(row.threads for row in self.rows.values())
+
 
 def load(path: Path) -> Results:
     stored = json.loads(path.read_text())

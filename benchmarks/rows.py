@@ -65,7 +65,7 @@ def row(mode: str, name: str) -> Problem:
     size, *flags, kind = name.split("-")
     sizes = WORKLOADS[size] | (dict(steps=1) if kind == "step" else {})
     options = {k: v for flag in flags for k, v in _FLAGS[flag].items()}
-    return Problem(mode, kind, **sizes, **options)  # pyright: ignore
+    return Problem(mode, kind, **sizes, **options)
 
 
 _COMPILES = ("N32H256-compile", "N32H256T1000-compile")

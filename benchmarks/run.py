@@ -31,6 +31,9 @@ def main(
         int | None, typer.Option(min=1, help="Of every contender. Default: 2.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the results go.")] = OUT,
+    guard: Annotated[
+        bool, typer.Option(help="First see what share of the peak the kernels reach.")
+    ] = True,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what the file holds, do the rest.")
     ] = False,
@@ -52,13 +55,16 @@ def main(
     # Before any of the contenders is loaded: most look at their CPUs only once.
     os.sched_setaffinity(0, cpus[:threads])
     os.environ["OSTINATO_NUM_THREADS"] = str(threads)
-    from . import session
+    from . import session, tables
 
+    console = tables.console()
     try:
         problems = session.select(mode or [], rows or [], sizes)
+        stored = session.begin(out, resume, guard, console)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    session.run(problems, peer or [], rounds, threads, out, resume)
+        console.print(str(error), style="bold red")
+        raise typer.Exit(1) from None
+    session.run(problems, peer or [], rounds, threads, out, stored, console)
 
 
 def _sweep_threads(
@@ -73,6 +79,7 @@ def _sweep_threads(
     counts = sorted({*(2**k for k in range(cpus.bit_length())), cpus})
     for threads in counts:
         command = [sys.executable, "-m", "benchmarks.run", f"--threads={threads}"]
+        command += ["--no-guard"]
         command += ["--rows=N32H256-infer", "--rows=N32H256-train", f"--out={out}"]
         command += [f"--mode={name}" for name in mode or []]
         command += [f"--peer={name}" for name in peer or []]

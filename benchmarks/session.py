@@ -1,6 +1,7 @@
 """One run in one process: every row gated, timed, printed and written."""
 
 import fnmatch
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -12,11 +13,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from . import floors, peers, results, rows, tables, timing
+from . import floors, native, peers, results, rows, tables, timing
 from .problem import Problem, make_data
 from .results import Results, Row
-
-WIDTH = 140  # of the table in a log
 
 
 def select(modes: list[str], patterns: list[str], sweeps: list[str]) -> list[Problem]:
@@ -45,22 +44,48 @@ def select(modes: list[str], patterns: list[str], sweeps: list[str]) -> list[Pro
     return list(dict.fromkeys(found))
 
 
+def begin(out: Path, resume: bool, guard: bool, console: Console) -> Results:
+    """The results so far, on this machine.
+
+    Raises:
+        ValueError: they are of another machine, or the kernels fail the `guard`.
+    """
+    stored = Results(results.machine(), {})
+    if resume and out.exists():
+        before = results.load(out)
+        for key in ("cpu", "packages"):
+            if before.machine[key] != stored.machine[key]:
+                raise ValueError(f"{out} has results of another {key}; drop --resume")
+        stored = Results(before.machine | stored.machine, before.rows)
+    if guard:
+        shares = native.kernel_shares()
+        text = ", ".join(f"{dtype} {100 * s:.0f} %" for dtype, s in shares.items())
+        console.print(f"kernels reach of the peak: {text}")
+        if any(share < native.LEAST_SHARE for share in shares.values()):
+            raise ValueError(
+                f"that is below {100 * native.LEAST_SHARE:.0f} %: look whether the "
+                "compiler keeps the sums of a tile in memory (--no-guard goes on)"
+            )
+        stored.machine["kernel_shares"] = shares
+    return stored
+
+
 def run(
     problems: list[Problem],
     names: list[str],
     rounds: int,
     threads: int,
     out: Path,
-    resume: bool,
+    stored: Results,
+    console: Console,
 ) -> None:
-    """Measure, and keep `out` up to date; our own wrong results end the run."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    stored = Results(results.machine(), {})
-    if resume and out.exists():
-        stored = stored._replace(rows=results.load(out).rows)
+    """Measure what `stored` lacks, and keep `out` up to date.
+
+    Raises:
+        AssertionError: our own results are wrong.
+    """
     peaks = floors.measure(threads)
+    stored.machine.setdefault("peaks", {})[str(threads)] = peaks._asdict()
     contenders = [peers.OURS, *(names or [n for n in peers.PEERS if n != peers.OURS])]
     measured = []
     columns = (
@@ -92,7 +117,13 @@ def run(
     console.print(f"{out}", style="dim")
 
 
-def measure(problem, names, rounds, peaks, on_round=lambda: None) -> Row:
+def measure(
+    problem: Problem,
+    names: list[str],
+    rounds: int,
+    peaks: floors.Peaks,
+    on_round: Callable[[], None] = lambda: None,
+) -> Row:
     """Gate one problem, then time it."""
     data = make_data(problem)
     good, skipped = timing.checked(problem, data, names, peaks.threads)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from rich.console import Console
 from rich.table import Table
 
 from . import rows
@@ -13,6 +14,16 @@ OTHERS = tuple(name for name in PEERS if name not in (OURS, "torch"))
 
 HEADS = ("row", "ours", "floor", "ours/floor", "torch", "must", "aim", *OTHERS, "")
 """Times in milliseconds; under a peer's name stands its time over ours."""
+
+LOG_WIDTH = 160
+
+
+def console() -> Console:
+    """As wide as the terminal, and in a log as wide as the tables."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = LOG_WIDTH
+    return console
 
 
 def duration(seconds: float | None) -> str:
@@ -50,9 +61,11 @@ def cells(row: Row) -> tuple[str, ...]:
     """One item for each of HEADS."""
     goal = rows.goal(row.mode, row.name)
     low, median, high = spread(row.seconds[OURS])
+    backend = row.detail[OURS]
+    elsewhere = "" if backend == "cpu" else f" ({backend})"
     return (
         row.name,
-        f"{duration(median)} ± {50 * (high - low) / median:.0f} %",
+        f"{duration(median)} ± {50 * (high - low) / median:.0f} %{elsewhere}",
         duration(row.floor),
         ratio(row.over_floor),
         ratio(row.ratio("torch")),
@@ -78,7 +91,8 @@ def rich_table(measured: Iterable[Row]) -> Table:
     """The rows of a run."""
     table = Table(title="milliseconds; under a peer's name, its time over ours")
     for head in HEADS:
-        table.add_column(head, justify="left" if head in ("row", "") else "right")
+        text = head in ("row", "")
+        table.add_column(head, justify="left" if text else "right", no_wrap=text)
     for row in measured:
         table.add_row(f"{row.mode}/{row.name}", *cells(row)[1:])
     return table

@@ -172,6 +172,7 @@ CASES = [
     _case("gru-T0", "gru", **_DEEP, steps=0, lengths=(0, 0), padding="hold"),
     _case("lstm-B0", **_PROJ, **_DEEP, batch=0),
     _case("gru-B0", "gru", **_DEEP, lengths=(), padding="hold"),
+    _case("gru-B0-T130", "gru", batch=0, steps=130),
     _case("tanh-T0-unbatched", "rnn_tanh", steps=0, batch=1, unbatched=True),
     _case(
         "lstm-everything",

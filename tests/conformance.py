@@ -110,6 +110,7 @@ class Conformance:
         "gru_before-everything",
         "lstm-T128",
         "gru-T257",
+        "gru-B0-T130",
     )
     def test_recompute_changes_nothing(self, case):
         self.check(case, recompute=True)

@@ -5,6 +5,7 @@ uneven shares. What threads compute must not depend on how many there are.
 """
 
 import functools
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -26,7 +27,7 @@ from harness import (
     value_and_pullback,
 )
 from oracles.loop64 import Spec
-from tolerance import assert_close, assert_same_bits
+from tolerance import assert_close, assert_same_bits, tolerance
 
 import ostinato as ost
 from ostinato import _config, _native
@@ -108,6 +109,44 @@ def test_recomputed_gates_do_not_depend_on_threads(case, configure):
         assert_same_bits(value, alone[name], name)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_nan_and_clip_on_every_instruction_set(isa, dtype, configure):
+    """Minimum and maximum of vectors treat a NaN each in their own way."""
+    suite = TestCpu()
+    suite.dtype = dtype
+    configure(isa, 2)
+    suite.test_clip_nan_stops_a_nan_in_the_cell()
+    suite.test_without_clip_nan_a_nan_in_the_cell_shows()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
+def test_extreme_inputs_give_what_xla_gives(mode, dtype, configure):
+    """NaN and infinities in some rows, large and tiny values in others."""
+    spec = ost.RNNSpec(mode, 3, 21)
+    weights = ost.init_weights(jax.random.key(0), spec, jnp.float64).astype(dtype)
+    x = np.array(jax.random.normal(jax.random.key(1), (7, 6, 3)))
+    x[0, 2, 1], x[1, 2, 1], x[2, 2, 1] = np.nan, np.inf, -np.inf
+    x[3:7] *= np.array([1e30, 1e4, 1e-40, 1.0])[:, None, None]
+    x, tol = jnp.asarray(x, dtype), tolerance(dtype, terms=1000)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(backend):
+        out, pull = jax.vjp(lambda x: ost.rnn(spec, weights, x, backend=backend), x)
+        return jax.tree.leaves((out, pull(jax.tree.map(jnp.ones_like, out))))
+
+    for isa in ISAS:
+        configure(isa, 2)
+        got = run("cpu")
+        assert np.isnan(got[0][0, 2:]).all() and np.isfinite(got[0][4:]).all()
+        for a, b in zip(got, run("xla"), strict=True):
+            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+            np.testing.assert_array_equal(np.isnan(a), np.isnan(b), err_msg=isa)
+            if mode != "rnn_relu":  # which has no bounds, so neither has the rounding
+                np.testing.assert_allclose(a, b, rtol=tol, atol=tol, err_msg=isa)
+
+
 # ------------------------------------------------------------ what other backends read
 
 
@@ -138,6 +177,29 @@ def test_what_is_saved_is_what_xla_saves(id, recompute):
         assert a.shape == b.shape and a.dtype == b.dtype
         assert np.isfinite(a).all()  # a NaN past the end would survive a product with 0
         assert_close(np.asarray(a)[valid], np.asarray(b)[valid], terms=case.terms)
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_neither_layout_is_copied(time_major):
+    spec = ost.RNNSpec("lstm", 3, 5, 2, bidirectional=True)
+
+    def loss(weights, x, lengths):
+        out = ost.rnn(
+            spec, weights, x, seq_lengths=lengths, time_major=time_major, backend="cpu"
+        )
+        return jnp.sum(out.y)
+
+    args = [
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in (
+            ((spec.num_params,), jnp.float32),
+            ((7, 7, 3), jnp.float32),
+            ((7,), jnp.int32),
+        )
+    ]
+    text = jax.jit(jax.grad(loss, (0, 1))).lower(*args).compile().as_text()
+    operations = set(re.findall(r"= \S+ ([\w-]+)\(", text))
+    assert "custom-call" in text and not operations & {"copy", "transpose"}
 
 
 # -------------------------------------------------------------------------------- vmap

@@ -122,6 +122,13 @@ def test_cpu_isa_caps_what_is_reported():
 
 
 @needs_library
+def test_isa_and_threads_of_the_kernels_are_reported():
+    code = "import ostinato; print(ostinato.backends()['cpu'].detail)"
+    done = run(code, OSTINATO_CPU_ISA="portable", OSTINATO_NUM_THREADS="3")
+    assert done.stdout == "kernels for portable, threads: 3\n"
+
+
+@needs_library
 def test_a_result_of_another_size_is_refused():
     result = jax.ShapeDtypeStruct((4,), "int32")
     call = jax.jit(jax.ffi.ffi_call("ostinato_cpu_features", result))

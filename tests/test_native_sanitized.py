@@ -1,4 +1,4 @@
-"""native/tests under the address and undefined-behaviour sanitizers."""
+"""native/tests under the sanitizers of the compiler."""
 
 import os
 import shutil
@@ -10,20 +10,47 @@ import pytest
 
 NATIVE = Path(__file__).parents[1] / "native"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
-SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", *SANITIZE]
+FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+KERNELS = sorted(f"cpu/kernels/{path.name}" for path in NATIVE.glob("cpu/kernels/*.cc"))
 SOURCES = {
     "features_test.cc": ["cpu/features.cc"],
     "guard_test.cc": [],
+    "kernels_test.cc": ["cpu/features.cc", *KERNELS],
+    "network_test.cc": sorted(f"cpu/{path.name}" for path in NATIVE.glob("cpu/*.cc")),
+    "scratch_test.cc": ["cpu/scratch.cc"],
+    "team_test.cc": ["cpu/team.cc", "cpu/features.cc", "cpu/placement.cc"],
 }
+# Linked in, but compiled without a sanitizer: kernels_test has them under one.
+PLAIN = {"network_test.cc": KERNELS}
 
 
-def sanitizers_work(folder: Path) -> bool:
-    """A compiler may accept the flags without having the run-time libraries."""
+def require_sanitizers(flags: list[str], folder: Path) -> None:
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
     source, program = folder / "probe.cc", folder / "probe"
     source.write_text("int main() { return 0; }")
-    built = subprocess.run([COMPILER, *SANITIZE, source, "-o", program])
-    return built.returncode == 0 and subprocess.run([program]).returncode == 0
+    built = subprocess.run([COMPILER, *flags, source, "-o", program])
+    # A compiler may accept the flags without having the run-time libraries.
+    if built.returncode != 0 or subprocess.run([program]).returncode != 0:
+        pytest.skip(f"{COMPILER} lacks {flags[0]}")
+
+
+def run_checks(name: str, flags: list[str], folder: Path, *arguments: str) -> None:
+    flags = [*flags, "-fno-sanitize-recover=all"]
+    require_sanitizers(flags, folder)
+    includes = [f"-I{NATIVE}", f"-I{NATIVE}/include", "-isystem", jax.ffi.include_dir()]
+    plain = [NATIVE / file for file in PLAIN.get(name, ())]
+    if plain:
+        build = [COMPILER, *FLAGS, "-c", *includes, *plain]
+        subprocess.run(build, check=True, cwd=folder)
+    objects = [folder / f"{file.stem}.o" for file in plain]
+    sources = [NATIVE / "tests" / name, *(NATIVE / file for file in SOURCES[name])]
+    program = folder / "program"
+    build = [COMPILER, *FLAGS, *flags, *includes, *sources, *objects, "-o", program]
+    subprocess.run(build, check=True)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all checks hold" in done.stdout
 
 
 def test_every_native_test_is_run_here():
@@ -32,14 +59,12 @@ def test_every_native_test_is_run_here():
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_native_checks_hold(name, tmp_path):
-    if COMPILER is None:
-        pytest.skip("no C++ compiler")
-    if not sanitizers_work(tmp_path):
-        pytest.skip(f"{COMPILER} lacks the address or the undefined sanitizer")
-    includes = [f"-I{NATIVE}", f"-I{NATIVE}/include", "-isystem", jax.ffi.include_dir()]
-    sources = [NATIVE / "tests" / name, *(NATIVE / file for file in SOURCES[name])]
-    program = tmp_path / "program"
-    subprocess.run([COMPILER, *FLAGS, *includes, *sources, "-o", program], check=True)
-    done = subprocess.run([program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "all checks hold" in done.stdout
+    run_checks(name, ["-fsanitize=address,undefined"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["network_test.cc", "scratch_test.cc", "team_test.cc"]
+)
+def test_native_checks_hold_without_data_races(name, tmp_path):
+    # That sanitizer does not follow a fork of a process with several threads.
+    run_checks(name, ["-fsanitize=thread"], tmp_path, "no-fork")

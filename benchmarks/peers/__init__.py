@@ -14,6 +14,7 @@ from .contender import Unsupported as Unsupported
 OURS = "ostinato"
 PEERS = {
     OURS: "own",
+    "prepared": "own_prepared",
     "torch": "torch_nn",
     "onnxruntime": "onnx_runtime",
     "flax": "flax_nnx",

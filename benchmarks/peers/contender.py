@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-import ostinato as ost
-
 from ..problem import Data, Problem, Results
 
 
@@ -32,27 +30,27 @@ def results(
 ) -> Results:
     """Name arrays of the common layout; `grads` is `(layers, x, state)`.
 
-    What stands in the padding of `y` is a matter of convention, so it is left out.
+    What stands in the padding of `y` is a matter of convention, so it is left out, as
+    are weights that a contender does not have (None).
     """
-
-    def single(array: Any) -> np.ndarray:
-        return np.asarray(array, np.float32)
-
-    named = {"y": single(y).reshape(data.dy.shape).copy(), **_states("n", state)}
+    y = _single(y).reshape(data.dy.shape).copy()
     if data.lengths is not None:
-        named["y"][np.arange(problem.steps)[:, None] >= data.lengths] = 0
+        y[np.arange(problem.steps)[:, None] >= data.lengths] = 0
+    named = {"y": y, **_states("n", state)}
     if grads is not None:
         layers, dx, dstate = grads
-        layers = [
-            layer._replace(
-                **{k: single(a) for k, a in layer._asdict().items() if a is not None}
-            )
-            for layer in layers
-        ]
-        named["dweights"] = ost.pack_weights(layers, problem.spec)
+        for field in ("w_ih", "w_hh", "b_ih", "b_hh"):
+            tensors = [getattr(layer, field) for layer in layers]
+            if tensors[0] is not None:
+                parts = [_single(tensor).ravel() for tensor in tensors]
+                named[f"d{field}"] = np.concatenate(parts)
         named["dx"] = dx
         named |= {f"d{name}": a for name, a in _states("0", dstate).items()}
-    return {name: single(array) for name, array in named.items()}
+    return {name: _single(array) for name, array in named.items()}
+
+
+def _single(array: Any) -> np.ndarray:
+    return np.asarray(array, np.float32)
 
 
 def _states(suffix: str, state: Any) -> dict[str, Any]:

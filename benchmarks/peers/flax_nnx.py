@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 import ostinato as ost
@@ -95,10 +94,10 @@ def _layers(problem: Problem, network: Any) -> list[ost.LayerWeights]:
     ]
     return [
         ost.LayerWeights(
-            w_ih=np.asarray(cell.dense_i.kernel[...], np.float32).T,
-            w_hh=np.asarray(cell.dense_h.kernel[...], np.float32).T,
-            b_ih=np.asarray(_biased(problem, cell).bias[...], np.float32),
-            b_hh=np.asarray(_biased(problem, cell).bias[...], np.float32),
+            w_ih=cell.dense_i.kernel[...].T,
+            w_hh=cell.dense_h.kernel[...].T,
+            b_ih=_biased(problem, cell).bias[...],
+            b_hh=None,
             w_hr=None,
         )
         for cell in cells
@@ -113,6 +112,5 @@ def _states(problem: Problem, state: Any) -> list[Any]:
 
 
 def _stacked(problem: Problem, carries: list[Any]) -> Any:
-    if problem.mode == "lstm":
-        return tuple(jnp.stack(part) for part in reversed(list(zip(*carries, strict=True))))
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *carries)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *carries)
+    return stacked[::-1] if problem.mode == "lstm" else stacked

@@ -22,11 +22,12 @@ def contender(
 ) -> Contender:
     """Jit `forward(params, x, state, lengths) -> (y, state)`, or its gradient.
 
-    `layers` translates what is shaped like `params` into one item per pseudo-layer.
+    `params` has the problem's dtype; `layers` translates what is shaped like it into
+    one item per pseudo-layer.
     """
     dtype = jnp.dtype(problem.dtype)
-    params, x, state, dy = jax.tree.map(
-        lambda a: jnp.asarray(a, dtype), (params, data.x, data.state, data.dy)
+    x, state, dy = jax.tree.map(
+        lambda a: jnp.asarray(a, dtype), (data.x, data.state, data.dy)
     )
     lengths = None if data.lengths is None else jnp.asarray(data.lengths)
 
@@ -54,4 +55,10 @@ def contender(
             detail=detail,
         )
     jitted = jax.jit(run)
-    return Contender(lambda: jax.block_until_ready(jitted(*args)), translated, detail)
+
+    def call():
+        returned = jitted(*args)
+        returned[0].block_until_ready()  # what one call returns is there all at once
+        return returned
+
+    return Contender(call, translated, detail)

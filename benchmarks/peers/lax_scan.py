@@ -16,8 +16,9 @@ from .contender import Contender
 
 def build(problem: Problem, data: Data, threads: int) -> Contender:
     del threads  # XLA takes the CPUs that the process may use
+    layers = jax.tree.map(lambda a: jnp.asarray(a, problem.dtype), data.layers)
     return jitted.contender(
-        problem, data, ft.partial(_run, problem), data.layers, lambda layers: layers
+        problem, data, ft.partial(_run, problem), layers, lambda layers: layers
     )
 
 
@@ -29,7 +30,7 @@ def _run(problem: Problem, layers: list[ost.LayerWeights], x, state, lengths):
     valid = None
     if lengths is not None:
         time = jnp.arange(problem.steps, dtype=lengths.dtype)
-        valid = (time[:, None] < lengths)[..., None]  # [T, N, 1]
+        valid = (time[:, None] < lengths[None])[..., None]  # [T, N, 1]
     last: list[Any] = []
     for first in range(0, len(layers), directions):
         halves = []

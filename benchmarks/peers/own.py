@@ -1,6 +1,6 @@
 """ostinato itself, on the backend that it chooses."""
 
-import jax.numpy as jnp
+from typing import Any
 
 import ostinato as ost
 
@@ -11,6 +11,15 @@ from .contender import Contender
 
 def build(problem: Problem, data: Data, threads: int) -> Contender:
     del threads  # from OSTINATO_NUM_THREADS, read when the library was loaded
+    return contender(problem, data, flat_weights(problem, data))
+
+
+def flat_weights(problem: Problem, data: Data) -> Any:
+    return ost.pack_weights(data.layers, problem.spec).astype(problem.dtype)
+
+
+def contender(problem: Problem, data: Data, weights: Any) -> Contender:
+    """With the flat vector, or with what `ost.prepare` made of it."""
     spec = problem.spec
 
     def sequence(weights, x, state, lengths):
@@ -23,7 +32,7 @@ def build(problem: Problem, data: Data, threads: int) -> Contender:
         problem,
         data,
         step if problem.kind == "step" else sequence,
-        ost.pack_weights(data.layers, spec),
+        weights,
         lambda weights: ost.unpack_weights(weights, spec),
-        ost.explain(spec, jnp.empty(0, problem.dtype)).backend,
+        ost.explain(spec, flat_weights(problem, data)).backend,
     )

@@ -57,18 +57,16 @@ constexpr int kChains = 12;  // enough to hide the latency of any processor's un
 constexpr int64_t kPeakSteps = 1000;
 
 // kChains * kPeakSteps times `instruction`, in chains that do not wait for one another.
-#define OSTINATO_PEAK_LOOP(name, features, vector_bytes, instruction) \
-  __attribute__((target(features))) void name() {                     \
-    typedef float Vector __attribute__((vector_size(vector_bytes)));  \
-    Vector sums[kChains] = {};                                        \
-    const Vector factor = {};                                         \
-    for (int64_t i = 0; i < kPeakSteps; ++i) {                        \
-      _Pragma("GCC unroll 12") for (int j = 0; j < kChains; ++j) {    \
-        asm volatile(instruction " %1, %1, %0"                        \
-                     : "+v"(sums[j])                                  \
-                     : "v"(factor));                                  \
-      }                                                               \
-    }                                                                 \
+#define OSTINATO_PEAK_LOOP(name, features, vector_bytes, instruction)          \
+  __attribute__((target(features))) void name() {                              \
+    typedef float Vector __attribute__((vector_size(vector_bytes)));           \
+    Vector sums[kChains] = {};                                                 \
+    const Vector factor = {};                                                  \
+    for (int64_t i = 0; i < kPeakSteps; ++i) {                                 \
+      _Pragma("GCC unroll 12") for (int j = 0; j < kChains; ++j) {             \
+        asm volatile(instruction " %1, %1, %0" : "+v"(sums[j]) : "v"(factor)); \
+      }                                                                        \
+    }                                                                          \
   }
 
 OSTINATO_PEAK_LOOP(F32Avx2, "avx2,fma", 32, "vfmadd231ps")
@@ -128,7 +126,8 @@ void BenchProducts(const char* isa, const char* dtype, const Kernels<S, O, R>& k
   for (const Cache& cache : kCaches) {
     for (const Shape& shape : kShapes) {
       const int64_t step = shape.vectors * kernels.lanes;  // sums per element of a row
-      const int64_t depth = cache.panel_bytes / (step * static_cast<int64_t>(sizeof(O)));
+      const int64_t depth =
+          cache.panel_bytes / (step * static_cast<int64_t>(sizeof(O)));
       const int64_t panels = cache.all_bytes / cache.panel_bytes;
       const std::vector<O> panel(panels * step * depth);
       const std::vector<O> row(depth);
@@ -147,8 +146,8 @@ void BenchProducts(const char* isa, const char* dtype, const Kernels<S, O, R>& k
             "%s{\"isa\": \"%s\", \"dtype\": \"%s\", \"tile\": \"%s\", "
             "\"cache\": \"%s\", \"rows\": %d, \"depth\": %d, \"gflops\": %s, "
             "\"share\": %s}",
-            separator->c_str(), isa, dtype, shape.name, cache.name,
-            static_cast<int>(n), static_cast<int>(depth), Number(rate).c_str(),
+            separator->c_str(), isa, dtype, shape.name, cache.name, static_cast<int>(n),
+            static_cast<int>(depth), Number(rate).c_str(),
             Number(peak > 0 ? rate / peak : 0).c_str());
         *separator = ",\n";
       }

@@ -23,7 +23,7 @@ class Backward {
         n_(call.operands.network),
         packing_(WideKernels<S>(), n_),
         rows_(*MakeSlices(in_.seq_lengths, in_.batch, in_.steps, 1, scratch_)),
-        plan_(PlanOf(WorkOf(n_, in_.steps, in_.batch), team.threads())),
+        plan_(PlanFor(team.threads())),
         context_{call, WideKernels<S>(), packing_, PackAgain(), rows_} {
     TakeStrides();
     for (int64_t d = 0; d < n_.num_directions; ++d) {
@@ -60,9 +60,9 @@ class Backward {
 
   void RunLayer(int64_t layer) {
     const int64_t first = layer * n_.num_directions;
-    Pass passes[2] = {Pass(context_, first, buffers_[0]),
-                      Pass(context_, first + n_.num_directions - 1,
-                           buffers_[n_.num_directions - 1])};
+    Pass passes[2] = {
+        Pass(context_, first, buffers_[0]),
+        Pass(context_, first + n_.num_directions - 1, buffers_[n_.num_directions - 1])};
     ForEachOf(passes, &Pass::begin_tasks, &Pass::Begin);
     for (int64_t end = rows_.Steps(); end > 0;) {
       const int64_t begin = ChunkBegin(end);
@@ -80,6 +80,13 @@ class Backward {
       end = begin;
     }
     ForEachOf(passes, &Pass::finish_tasks, &Pass::Finish);
+  }
+
+  Plan PlanFor(int32_t threads) const {
+    const Plan plan = PlanOf(WorkOf(n_, in_.steps, in_.batch), threads);
+    // Units are shared in blocks of 4 vectors here; with only one, nobody helps.
+    const bool one = n_.output_size() <= 4 * packing_.lanes();
+    return plan == Plan::kUnits && one ? Plan::kDirections : plan;
   }
 
   // The tasks of both directions at once.
@@ -107,28 +114,38 @@ class Backward {
         CutRows(begin, end, active, pieces);
         team_.ForEach(pieces * n_.num_directions, [&](int64_t n) {
           const int64_t piece = n % pieces;
-          passes[n / pieces].Steps(bounds_[piece], bounds_[piece + 1], Share{},
-                                   nullptr);
+          passes[n / pieces].Steps(begin, end, bounds_[piece], bounds_[piece + 1],
+                                   Share{}, nullptr);
         });
         return;
       }
       case Plan::kUnits:
-        team_.Run([&](Member& member) {
-          for (const Part part : PartsOf(member, n_.num_directions)) {
-            passes[part.direction].Steps(0, active, part.share, &member);
-          }
-        });
+        for (int64_t last = end; last > begin;) {
+          const int64_t first = std::max(begin, last - kStepsPerRun);
+          int64_t next = last;
+          team_.Run([&](Member& member) {
+            int64_t reached = last;
+            for (const Part part : PartsOf(member, n_.num_directions)) {
+              reached = passes[part.direction].Steps(first, last, 0, active, part.share,
+                                                     &member);
+            }
+            if (member.index() == 0) next = reached;
+          });
+          last = next;
+        }
         return;
       default:
         team_.ForEach(n_.num_directions, [&](int64_t d) {
-          passes[d].Steps(0, active, Share{}, nullptr);
+          passes[d].Steps(begin, end, 0, active, Share{}, nullptr);
         });
     }
   }
 
   // Pieces of the active rows with about the same number of steps in the chunk.
   void CutRows(int64_t begin, int64_t end, int64_t active, int64_t pieces) {
-    const auto steps = [&](int64_t i) { return std::min(rows_.length[i], end) - begin; };
+    const auto steps = [&](int64_t i) {
+      return std::min(rows_.length[i], end) - begin;
+    };
     int64_t all = 0;
     for (int64_t i = 0; i < active; ++i) all += steps(i);
     int64_t piece = 0, before = 0;

@@ -1,4 +1,5 @@
-// The backward pass of a network: gradients of one call from what its forward pass saved.
+// The backward pass of a network: gradients of one call from what its forward pass
+// saved.
 #ifndef OSTINATO_CPU_BACKWARD_H_
 #define OSTINATO_CPU_BACKWARD_H_
 

@@ -101,22 +101,21 @@ class Forward {
     const int64_t directions = network_.num_directions;
     auto* work = scratch_.Take<Workspace<S, O, R>>(team_.threads());
     for (int32_t i = 0; i < team_.threads(); ++i) work[i] = WorkspaceFor(*all);
-    const int64_t steps = all->Steps();
-    // A helper that wakes up late can join at the next block.
-    const int64_t per_block = std::max<int64_t>(
-        1, ForwardContext<S, O, R>::kInputRows / std::max<int64_t>(1, all->size));
-    const int64_t blocks = CeilDiv(steps, per_block);
     for (int64_t layer = 0; layer < network_.num_layers; ++layer) {
       const int64_t first = layer * directions;
       for (int64_t d = 0; d < directions; ++d) Pass(context_, first + d, *all).Begin();
-      for (int64_t n = 0; n < blocks; ++n) {
+      for (int64_t step = 0; step < all->Steps();) {
+        int64_t next = step;
         team_.Run([&](Member& member) {
+          int64_t reached = step;
           for (const Part part : PartsOf(member, directions)) {
-            Pass(context_, first + part.direction, *all)
-                .Advance(steps * n / blocks, steps * (n + 1) / blocks, part.share,
-                         &member, work[member.index()]);
+            reached = Pass(context_, first + part.direction, *all)
+                          .Advance(step, step + kStepsPerRun, part.share, &member,
+                                   work[member.index()]);
           }
+          if (member.index() == 0) next = reached;
         });
+        step = next;
       }
       FinishAll(*all, first, first + directions);
     }
@@ -231,16 +230,14 @@ class Forward {
 
 template <typename S, typename R>
 void RunForward(const ForwardCall<S, R>& call, Team& team) {
-  WithForwardKernels<S>([&](const auto& kernels) {
-    Forward(call, kernels, team).Run();
-  });
+  WithForwardKernels<S>(
+      [&](const auto& kernels) { Forward(call, kernels, team).Run(); });
 }
 
 template <typename S>
 int64_t PackedBytes(const Network& network) {
-  return WithForwardKernels<S>([&](const auto& kernels) {
-    return PackedNetwork(kernels, network).bytes();
-  });
+  return WithForwardKernels<S>(
+      [&](const auto& kernels) { return PackedNetwork(kernels, network).bytes(); });
 }
 
 template <typename S>

@@ -7,10 +7,10 @@
 namespace ostinato::cpu {
 namespace {
 
-constexpr int64_t kRowsPerTask = 48;      // of a chunk
-constexpr int64_t kWeightsPerTask = 96;   // rows of a weight gradient
-constexpr int64_t kBiasesPerTask = 512;   // elements
-constexpr int64_t kDepth = 512;           // of a piece of a panel that stays in a cache
+constexpr int64_t kRowsPerTask = 48;     // of a chunk
+constexpr int64_t kWeightsPerTask = 96;  // rows of a weight gradient
+constexpr int64_t kBiasesPerTask = 512;  // elements
+constexpr int64_t kDepth = 512;          // of a piece of a panel that stays in a cache
 constexpr int64_t kMostLanes = 16;
 
 }  // namespace
@@ -20,8 +20,8 @@ auto GradientPass<S, R>::MakeBuffers(const Context& c, Scratch& scratch) -> Buff
   const Network& n = c.network();
   const int64_t batch = c.call.operands.batch, chunk = c.most_rows;
   const int64_t hidden = n.hidden_size, out = n.output_size(), proj = n.proj_size;
-  const int64_t inputs = n.num_layers > 1 ? std::max(n.input_size, n.width())
-                                          : n.input_size;
+  const int64_t inputs =
+      n.num_layers > 1 ? std::max(n.input_size, n.width()) : n.input_size;
   const int64_t lanes = c.kernels.lanes, gate_rows = n.gates() * hidden;
   const auto wide = [&](int64_t size) { return RoundUp(size, lanes); };
   const auto reals = [&](int64_t count) { return scratch.Take<R>(count); };
@@ -180,7 +180,6 @@ const S* GradientPass<S, R>::OutputAt(int64_t i, int64_t step) const {
 template <typename S, typename R>
 void GradientPass<S, R>::Gather(int64_t begin, int64_t end) {
   begin_ = begin;
-  end_ = end;
   count_ = 0;
   for (int64_t step = begin; step < end; ++step) {
     b_.first[step - begin] = count_;
@@ -198,8 +197,8 @@ void GradientPass<S, R>::GatherRow(int64_t i, int64_t step, int64_t r) const {
   const int64_t place = in.io.at(row, time), saved = in.reserve.at(row, time);
   const bool reset = ResetAt(i, step);
   b_.place[r] = place;
-  b_.x[r] = layer_ == 0 ? in.x + place * inputs_
-                        : call.hidden[layer_ - 1] + saved * inputs_;
+  b_.x[r] =
+      layer_ == 0 ? in.x + place * inputs_ : call.hidden[layer_ - 1] + saved * inputs_;
   if (wants_inputs()) {
     b_.dx[r] = c_.d_inputs + (layer_ == 0 ? place : saved) * inputs_;
   }
@@ -356,8 +355,8 @@ void GradientPass<S, R>::Multiply(Tile tile, const R* const* a, int64_t offset,
 }
 
 template <typename S, typename R>
-void GradientPass<S, R>::Steps(int64_t first_row, int64_t last_row, Share share,
-                               Member* member) const {
+int64_t GradientPass<S, R>::Steps(int64_t begin, int64_t end, int64_t first_row,
+                                  int64_t last_row, Share share, Member* member) const {
   const Columns outs = ColumnsOf(out_), units = ColumnsOf(hidden_);
   const auto range = [&](Columns columns) {
     const int64_t first = columns.first(share.begin(columns.count()));
@@ -366,12 +365,9 @@ void GradientPass<S, R>::Steps(int64_t first_row, int64_t last_row, Share share,
   };
   const auto [out_first, out_last] = range(outs);
   const auto [unit_first, unit_last] = range(units);
-  const auto sync = [&] {
-    if (member != nullptr) member->Sync();
-  };
   const Cell<R> cell = n_.cell<R>();
   const auto equations = c_.kernels.backward[static_cast<int>(n_.mode)];
-  for (int64_t step = end_ - 1; step >= begin_; --step) {
+  for (int64_t step = end - 1; step >= begin; --step) {
     const int64_t n = std::min(c_.rows.Active(step), last_row) - first_row;
     if (n <= 0) continue;
     const int64_t row = b_.first[step - begin_] + first_row;  // of the chunk
@@ -380,10 +376,10 @@ void GradientPass<S, R>::Steps(int64_t first_row, int64_t last_row, Share share,
     }
     if (projects()) {
       for (int64_t k = 0; k < n; ++k) {
-        Convert(b_.dh + (first_row + k) * c_.h_stride + out_first,
-                out_last - out_first, b_.dp + (row + k) * c_.h_stride + out_first);
+        Convert(b_.dh + (first_row + k) * c_.h_stride + out_first, out_last - out_first,
+                b_.dp + (row + k) * c_.h_stride + out_first);
       }
-      sync();
+      if (member != nullptr) member->Sync();
       for (int64_t q = share.begin(units.count()); q < share.end(units.count()); ++q) {
         Multiply(units.tile(q), b_.dp_rows + row, 0, n, n_.proj_size,
                  b_.w_hr + units.first(q) * n_.proj_size, c_.zeros,
@@ -391,20 +387,21 @@ void GradientPass<S, R>::Steps(int64_t first_row, int64_t last_row, Share share,
       }
     }
     equations(cell, b_.rows + row, n, unit_first, unit_last - unit_first);
-    sync();
+    const bool parts = member != nullptr && !member->SyncAndGoOn();
     for (int64_t q = share.begin(outs.count()); q < share.end(outs.count()); ++q) {
       Multiply(outs.tile(q), b_.dg_rows + row, 0, n, rows_of_weights(),
                b_.w_hh + outs.first(q) * rows_of_weights(),
                n_.gru() ? nullptr : c_.zeros,
                b_.dh + first_row * c_.h_stride + outs.first(q), c_.h_stride);
     }
-    if (c_.call.operands.resets == nullptr) continue;
     for (int64_t i = first_row; i < first_row + n; ++i) {
       if (!ResetAt(i, step)) continue;
       Zero(b_.dh + i * c_.h_stride + out_first, out_last - out_first);
       Zero(b_.dc + i * c_.c_stride + unit_first, unit_last - unit_first);
     }
+    if (parts) return step;
   }
+  return begin;
 }
 
 // ------------------------------------------------------------ products over the chunk
@@ -426,8 +423,8 @@ void GradientPass<S, R>::Pack(int64_t task) const {
     c_.kernels.transpose(b_.dg + first * c_.g_stride, c_.g_stride, rows,
                          c_.blocks() * hidden_, b_.dg_columns + first, c_.r_stride);
     if (projects()) {
-      c_.kernels.transpose(b_.dp + first * c_.h_stride, c_.h_stride, rows,
-                           n_.proj_size, b_.dp_columns + first, c_.r_stride);
+      c_.kernels.transpose(b_.dp + first * c_.h_stride, c_.h_stride, rows, n_.proj_size,
+                           b_.dp_columns + first, c_.r_stride);
     }
     return;
   }

@@ -28,12 +28,12 @@ struct BackwardContext {
   const PackedNetwork<S, R, R>& packing;  // for gates that are computed again
   const void* packed;                     // its panels, or null
   const Slice& rows;
-  int64_t most_rows = 0;  // of a chunk
+  int64_t most_rows = 0;               // of a chunk
   int64_t h_stride = 0, c_stride = 0;  // of rows of states
-  int64_t g_stride = 0;  // of rows of cotangents of pre-activations
-  int64_t r_stride = 0;  // of the same by columns
-  const S* zero_state = nullptr;         // what a step after a reset starts from
-  const R* zeros = nullptr;              // 4 vectors, and a row of cells
+  int64_t g_stride = 0;                // of rows of cotangents of pre-activations
+  int64_t r_stride = 0;                // of the same by columns
+  const S* zero_state = nullptr;       // what a step after a reset starts from
+  const R* zeros = nullptr;            // 4 vectors, and a row of cells
   // Of the layer at hand: gradients of its outputs, [T, B, D*S], null for the last
   // layer; and of its inputs, laid out as they are.
   const R* d_outputs = nullptr;
@@ -96,9 +96,11 @@ class GradientPass {
   void ComputeAgain(int64_t task) const;
   int64_t unproject_tasks() const;
   void Unproject(int64_t task) const;
-  // The steps, last to first: of batch rows first_row .. last_row - 1, and of those a
-  // member's share of the units.
-  void Steps(int64_t first_row, int64_t last_row, Share share, Member* member) const;
+  // Some steps of the chunk, last to first: of batch rows first_row .. last_row - 1,
+  // and of those a member's share of the units. Returns the step that it came to, which
+  // is begin unless members are to part.
+  int64_t Steps(int64_t begin, int64_t end, int64_t first_row, int64_t last_row,
+                Share share, Member* member) const;
   // Products over the chunk: all pack tasks before the first product task.
   int64_t pack_tasks() const;
   void Pack(int64_t task) const;
@@ -166,8 +168,8 @@ class GradientPass {
   const LayerOffsets offsets_;
   const Buffers& b_;
   const int64_t inputs_, out_, hidden_;
-  int64_t begin_ = 0, end_ = 0, count_ = 0;
-  bool summed_ = false;  // a chunk has gone into the weight gradients
+  int64_t begin_ = 0, count_ = 0;  // first step and number of rows of the chunk
+  bool summed_ = false;            // a chunk has gone into the weight gradients
 };
 
 }  // namespace ostinato::cpu

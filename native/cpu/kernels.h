@@ -11,7 +11,8 @@
 //
 // Contract of every function here: no allocation, no exceptions, no alignment asked
 // for, nothing read or written beyond what is described. A result does not depend on
-// how many rows a call has: every element is summed in the order of k, one chain.
+// how many rows a call has: but for `dot`, every element is summed in the order of k,
+// one chain.
 #ifndef OSTINATO_CPU_KERNELS_H_
 #define OSTINATO_CPU_KERNELS_H_
 
@@ -55,9 +56,9 @@ struct ForwardRow {
   const O* h_prev;  // GRU: h_{t-1}
   R* c;             // LSTM: c_{t-1} before, c_t after; room for whole vectors
   O* h;             // after: h_t, an LSTM's o * tanh(c); room for whole vectors
-  S* y;             // after: the same as an output, exactly the units asked for; or null
-  S* gates;         // after: [i f g o][H] or [r z n u][H]; or null
-  R* cells;         // after: c_t; or null
+  S* y;      // after: the same as an output, exactly the units asked for; or null
+  S* gates;  // after: [i f g o][H] or [r z n u][H]; or null
+  R* cells;  // after: c_t; or null
 };
 
 // One row of one step on the way back.
@@ -109,13 +110,14 @@ struct Kernels {
                     int64_t dst_stride);
 
   // Products with a matrix as it lies in memory, for calls too short to pack it:
-  // out[n] += sum over k < depth of w[n * stride + k] * a[k], n < lanes <= V.
+  // out[n] += sum over k < depth of w[n * stride + k] * a[k], n < lanes <= V. These
+  // sums are in many chains, added up at the end, so that rows stream from memory.
   void (*dot)(const S* w, int64_t stride, int64_t lanes, int64_t depth, const O* a,
               R* out);
 
   // The equations of a mode, by Mode: units unit .. unit + units - 1 of n rows. Row r
-  // of the pre-activations is at pre + r * pre_stride: for LSTM and GRU 4 vectors, gates
-  // of the same units <= V; for a plain RNN vectors of successive units <= 4 V.
+  // of the pre-activations is at pre + r * pre_stride: for LSTM and GRU 4 vectors,
+  // gates of the same units <= V; for a plain RNN vectors of successive units <= 4 V.
   using Forward = void (*)(const Cell<R>& cell, const R* pre, int64_t pre_stride,
                            const Row* rows, int64_t n, int64_t unit, int64_t units);
   Forward forward[kNumModes];

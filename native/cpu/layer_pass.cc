@@ -49,16 +49,13 @@ void LayerPass<S, O, R>::Begin() const {
 }
 
 template <typename S, typename O, typename R>
-void LayerPass<S, O, R>::Advance(int64_t begin, int64_t end, Share share,
-                                 Member* member, const Workspace<S, O, R>& w) const {
+int64_t LayerPass<S, O, R>::Advance(int64_t begin, int64_t end, Share share,
+                                    Member* member, const Workspace<S, O, R>& w) const {
   const Network& network = c_.network();
   const Blocks& blocks = c_.packing.blocks();
   const int64_t first = share.begin(blocks.count()), last = share.end(blocks.count());
   const Cell<R> cell = network.cell<R>();
   const auto equations = c_.kernels.forward[static_cast<int>(network.mode)];
-  const auto sync = [&] {
-    if (member != nullptr) member->Sync();
-  };
   end = std::min(end, slice_.Steps());
   for (int64_t chunk = begin; chunk < end;) {
     const int64_t most = slice_.Active(chunk);
@@ -84,15 +81,16 @@ void LayerPass<S, O, R>::Advance(int64_t begin, int64_t end, Share share,
         RecurrentProduct(j, active, w, pre);
         equations(cell, pre, Stride(), w.rows, active, blocks.unit(j), blocks.units(j));
       }
-      sync();
       if (network.proj_size > 0) {
+        if (member != nullptr) member->Sync();
         Project(step, active, share, w);
-        sync();
       }
+      if (member != nullptr && !member->SyncAndGoOn()) return step + 1;
       done += fused ? 0 : active;
     }
     chunk = chunk_end;
   }
+  return end;
 }
 
 template <typename S, typename O, typename R>
@@ -232,8 +230,8 @@ void LayerPass<S, O, R>::GatherRows(int64_t step, int64_t active, Share share,
                    ? c_.call.cells[pseudo_layer_] + saved * network.hidden_size
                    : nullptr;
     if (reset && network.lstm()) {  // others read h, nobody else these cells
-      const int64_t first = std::min(blocks.unit(share.begin(blocks.count())),
-                                     network.hidden_size);
+      const int64_t first =
+          std::min(blocks.unit(share.begin(blocks.count())), network.hidden_size);
       const int64_t last =
           std::min(blocks.unit(share.end(blocks.count())), network.hidden_size);
       Zero(to.c + first, last - first);

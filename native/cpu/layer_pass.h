@@ -73,10 +73,11 @@ class LayerPass {
 
   // Takes the initial states.
   void Begin() const;
-  // Runs steps begin .. end - 1, this member's share of the units of each. Members
-  // that share a pass call this alike, each with a workspace of its own.
-  void Advance(int64_t begin, int64_t end, Share share, Member* member,
-               const Workspace<S, O, R>& work) const;
+  // Runs steps begin .. end - 1, this member's share of the units of each; returns the
+  // step that comes next, which is end unless members are to part. Members that share
+  // a pass call this alike, each with a workspace of its own.
+  int64_t Advance(int64_t begin, int64_t end, Share share, Member* member,
+                  const Workspace<S, O, R>& work) const;
   // Writes final states, and zeros past the ends of rows begin .. end - 1.
   void Finish(int64_t begin, int64_t end) const;
 

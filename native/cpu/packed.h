@@ -21,9 +21,7 @@ class Blocks {
   int64_t full() const { return gated_ ? lanes_ : 4 * lanes_; }
   int64_t count() const { return CeilDiv(hidden_, full()); }
   int64_t unit(int64_t block) const { return block * full(); }
-  int64_t units(int64_t block) const {
-    return std::min(full(), hidden_ - unit(block));
-  }
+  int64_t units(int64_t block) const { return std::min(full(), hidden_ - unit(block)); }
 
   // Row of w_ih or w_hh in lane 0 of vector `v` of a panel, and how many rows follow.
   int64_t row(int64_t block, int64_t v) const {
@@ -44,7 +42,9 @@ struct Columns {
 
   int64_t count() const { return CeilDiv(size, 4 * lanes); }
   int64_t first(int64_t block) const { return block * 4 * lanes; }
-  int64_t width(int64_t block) const { return std::min(4 * lanes, size - first(block)); }
+  int64_t width(int64_t block) const {
+    return std::min(4 * lanes, size - first(block));
+  }
   int64_t vectors(int64_t block) const { return CeilDiv(width(block), lanes); }
   Tile tile(int64_t block) const { return static_cast<Tile>(vectors(block) - 1); }
 };
@@ -63,6 +63,7 @@ class PackedNetwork {
   PackedNetwork(const Kernels<S, O, R>& kernels, const Network& network);
 
   const Blocks& blocks() const { return blocks_; }
+  int64_t lanes() const { return kernels_.lanes; }
   Columns projection() const { return {network_.proj_size, kernels_.lanes}; }
   Tile input_tile(int64_t block) const;
   Tile recurrent_tile(int64_t block) const;

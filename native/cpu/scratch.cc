@@ -19,6 +19,8 @@ constexpr int64_t kLeastBlock = int64_t{256} << 10;
 constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kHugeFrom = 2 * kHugePage;
 
+// Pieces shorter than this stand side by side; larger ones are kept apart:
+constexpr int64_t kSkewedFrom = 2048;
 // From one start in a page to the next: an odd number of cache lines, so that 64
 // pieces in a row start in 64 different sets of the L1 cache.
 constexpr int64_t kSkew = 5 * 64;
@@ -38,8 +40,7 @@ struct alignas(64) Scratch::Block {
   int64_t bytes;
 
   static Block* New(int64_t bytes) {
-    void* const memory =
-        ::operator new(static_cast<size_t>(bytes), AlignmentOf(bytes));
+    void* const memory = ::operator new(static_cast<size_t>(bytes), AlignmentOf(bytes));
     AdviseHugePages(memory, bytes);
     return new (memory) Block{nullptr, bytes};
   }
@@ -98,7 +99,8 @@ Scratch::~Scratch() {
   if (!PerProcess<Cache>::Get().Keep(block_)) Block::Delete(block_);
 }
 
-int64_t Scratch::NextStart() const {
+int64_t Scratch::NextStart(int64_t bytes) const {
+  if (bytes < kSkewedFrom) return RoundUp(used_, 64);
   const int64_t start = used_ / kPage * kPage + skew_;
   return start < used_ ? start + kPage : start;
 }
@@ -108,7 +110,7 @@ void* Scratch::TakeBytes(int64_t bytes) {
     block_ = PerProcess<Cache>::Get().Take();
     used_ = sizeof(Block);
   }
-  if (block_ == nullptr || NextStart() + bytes > block_->bytes) {
+  if (block_ == nullptr || NextStart(bytes) + bytes > block_->bytes) {
     if (block_ != nullptr) full_ += used_ + kPage;  // and what skewing may add
     const int64_t least = RoundUp(bytes + 2 * kPage, kPage);
     Block* const block = Block::New(std::max({least, full_, kLeastBlock}));
@@ -116,9 +118,9 @@ void* Scratch::TakeBytes(int64_t bytes) {
     block_ = block;
     used_ = sizeof(Block);
   }
-  const int64_t start = NextStart();
+  const int64_t start = NextStart(bytes);
   used_ = start + bytes;
-  skew_ = (skew_ + kSkew) % kPage;
+  if (bytes >= kSkewedFrom) skew_ = (skew_ + kSkew) % kPage;
   return reinterpret_cast<char*>(block_) + start;
 }
 

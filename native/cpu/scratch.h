@@ -43,7 +43,7 @@ class Scratch {
   class Cache;
 
   void* TakeBytes(int64_t bytes);
-  int64_t NextStart() const;
+  int64_t NextStart(int64_t bytes) const;
 
   Block* block_ = nullptr;  // the newest; its `next` are full
   int64_t used_ = 0;        // bytes of it
@@ -51,7 +51,7 @@ class Scratch {
   int64_t skew_ = 0;        // offset in a page where the next piece starts
 };
 
-// Asks for huge pages under a large result, where that pays; does nothing to its values.
+// Asks for huge pages under a large array, where that pays; its values stay.
 void AdviseHugePages(void* data, int64_t bytes) noexcept;
 
 }  // namespace ostinato::cpu

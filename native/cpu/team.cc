@@ -13,6 +13,7 @@
 #include "cpu/features.h"
 #include "cpu/fp_state.h"
 #include "cpu/per_process.h"
+#include "cpu/placement.h"
 
 namespace ostinato::cpu {
 namespace {
@@ -20,13 +21,13 @@ namespace {
 constexpr int32_t kMostThreads = 256;
 
 // In polls of some 20 ns: how long a thread waits before it lets others run on its
-// core, and how long a Run waits for helpers that look awake.
+// core, and how long a Run waits for one more helper if more look awake.
 constexpr int kPatience = 200;
 constexpr int kGrace = 50;
 
 // How long a helper without work stays awake: longer than the time between two calls
 // of a busy program, shorter than what a person would see as load.
-constexpr int64_t kAwakeNs = 50'000;
+constexpr int64_t kAwakeNs = 150'000;
 
 int64_t Now() {
   const auto time = std::chrono::steady_clock::now().time_since_epoch();
@@ -41,7 +42,13 @@ void Pause() {
 #endif
 }
 
-// Returns when ready() holds, with the time that it took if that was long, in ns.
+// Shorter waits than this are uneven work, longer ones are threads that were stopped.
+constexpr int64_t kStoppedNs = 100'000;
+
+// A Run that has lost more than this to stopped threads had better end.
+constexpr int64_t kMostLost = 1'000'000;
+
+// Returns when ready() holds; the time that it took, in ns, if somebody was stopped.
 template <typename Ready>
 int64_t WaitUntil(const Ready& ready) {
   for (int i = 0; i < kPatience; ++i) {
@@ -50,14 +57,16 @@ int64_t WaitUntil(const Ready& ready) {
   }
   const int64_t start = Now();
   while (!ready()) std::this_thread::yield();  // what we wait for may need this core
-  return Now() - start;
+  const int64_t took = Now() - start;
+  return took < kStoppedNs ? 0 : took;
 }
 
 std::atomic<int32_t> num_threads{0};  // 0: not known yet
 
 // Other programs that keep the processors busy stop our threads at times, and one that
-// is stopped stops those that wait for it. Then calls run alone, ever longer while it
-// does not get better, and always much longer than what was lost by trying.
+// is stopped stops those that wait for it. A little of that is the price of working
+// together; where it takes a large part of the time, calls run alone for a while, for
+// longer each time if it was not over after the last.
 class Overload {
  public:
   bool Lasts() const {
@@ -65,23 +74,29 @@ class Overload {
     return until != 0 && Now() < until;
   }
 
-  void Begin(int64_t lost) {
-    const int64_t last = length_.load(std::memory_order_relaxed);
-    const int64_t length = std::clamp(2 * last, kShortest, kLongest);
-    length_.store(length, std::memory_order_relaxed);
-    until_.store(Now() + std::max(length, 5 * lost), std::memory_order_relaxed);
+  // Only the owner of the pool calls these two, with times in ns: how long a team has
+  // been together, and what it has lost; the second returns whether that is too much.
+  void Earn(int64_t together) {
+    credit_ = std::min(credit_ + together / kWorkPerLoss, kMostCredit);
   }
-
-  void CallWentWell() {
-    const int64_t length = length_.load(std::memory_order_relaxed);
-    if (length != 0) length_.store(length / 2, std::memory_order_relaxed);
+  bool Spend(int64_t lost) {
+    credit_ -= lost;
+    if (credit_ >= 0) return false;
+    const int64_t now = Now();
+    const bool again = now - until_.load(std::memory_order_relaxed) < length_;
+    length_ = std::clamp(again ? 2 * length_ : 0, kShortest, kLongest);
+    until_.store(now + length_, std::memory_order_relaxed);
+    credit_ = 0;
+    return true;
   }
 
  private:
-  static constexpr int64_t kShortest = 50'000'000, kLongest = 500'000'000;  // ns
+  static constexpr int64_t kWorkPerLoss = 10;
+  static constexpr int64_t kMostCredit = 5'000'000;                           // ns
+  static constexpr int64_t kShortest = 50'000'000, kLongest = 2'000'000'000;  // ns
 
   std::atomic<int64_t> until_{0};
-  std::atomic<int64_t> length_{0};
+  int64_t length_ = 0, credit_ = kMostCredit;
 };
 
 Overload overload;
@@ -99,9 +114,10 @@ struct alignas(128) Helper {
 // What a member of a Run tells the others. Two cache lines, which some processors
 // fetch together.
 struct alignas(128) Seat {
-  std::atomic<int64_t> round{0};  // the Syncs that it has come to
-  std::atomic<int64_t> left{0};   // base of the last Run whose body it has left
-  int64_t waited = 0;             // ns in that Run; valid once it has left
+  std::atomic<int64_t> round{0};       // the Syncs that it has come to
+  std::atomic<int64_t> last_round{0};  // of the first member: where it ends the Run
+  std::atomic<int64_t> left{0};        // base of the last Run whose body it has left
+  int64_t lost = 0;                    // ns in that Run; valid once it has left
 };
 
 // A job is a number of tickets: seats of a Run, or items of a ForEach. Who takes one
@@ -116,7 +132,7 @@ class Pool {
   // them; returns their number.
   int32_t Open(int32_t wanted);
 
-  // Both return the longest time, in ns, that a member spent in long waits.
+  // Both return the longest time, in ns, for which a member waited for stopped ones.
   int64_t Run(Team::BodyCall call, const void* body);
   int64_t ForEach(int64_t n, Team::ItemCall call, const void* body);
 
@@ -124,6 +140,7 @@ class Pool {
   void Serve(int32_t index);
   void Sleep(int32_t index);
   int32_t Wake(int32_t most);
+  int32_t Close(int32_t absent);
 
   int64_t TakeTicket();
   void TakeSeat(int64_t ticket);
@@ -131,19 +148,18 @@ class Pool {
   void KeepException() noexcept;
   void Rethrow();
 
-  // Polled by helpers that wait for work.
+  // What helpers poll, and what they read next, in one cache line.
   alignas(128) std::atomic<int64_t> tickets_{0};
-  std::atomic<int32_t> helpers_{0};  // the first so many may take tickets
-
-  // The job.
-  alignas(128) Team::BodyCall call_ = nullptr;  // null: a ForEach
-  Team::ItemCall item_call_ = nullptr;
+  std::atomic<int32_t> helpers_{0};     // the first so many may take tickets
+  std::atomic<int> caller_cpu_{-1};     // where the thread runs that woke helpers last
+  Team::BodyCall call_ = nullptr;       // of a Run, else null
+  Team::ItemCall item_call_ = nullptr;  // of a ForEach
   const void* body_ = nullptr;
   int64_t count_ = 0;  // tickets at first
   int64_t base_ = 1;   // of the rounds of a Run, larger than any round before
-  std::atomic<int32_t> size_{0};  // members of a Run; 0: not decided yet
 
-  alignas(128) std::atomic<int64_t> done_{0};  // items
+  alignas(128) std::atomic<int32_t> size_{0};  // members of a Run; 0: not decided yet
+  std::atomic<int64_t> done_{0};               // items
   std::atomic<bool> failed_{false};
   std::exception_ptr exception_;
 
@@ -154,6 +170,7 @@ class Pool {
 };
 
 int32_t Pool::Open(int32_t wanted) {
+  caller_cpu_.store(CurrentCpu(), std::memory_order_relaxed);
   while (started_ < wanted) {
     try {
       std::thread([this, index = started_] { Serve(index); }).detach();
@@ -171,6 +188,7 @@ int32_t Pool::Open(int32_t wanted) {
 void Pool::Serve(int32_t index) {
   const FlushDenormals flush;
   while (true) {
+    LeaveCpu(caller_cpu_.load(std::memory_order_relaxed));
     helper_[index].state.store(HelperState::kAwake, std::memory_order_relaxed);
     int64_t idle_since = Now();
     while (Now() - idle_since < kAwakeNs) {
@@ -216,6 +234,19 @@ int32_t Pool::Wake(int32_t most) {
   return awake;
 }
 
+// Ends the taking of seats once all but `absent` are taken or nobody comes any more;
+// returns how many stay free.
+int32_t Pool::Close(int32_t absent) {
+  int64_t free = tickets_.load(std::memory_order_relaxed);
+  for (int polls = 0; polls < kGrace && free > absent; ++polls) {
+    Pause();
+    const int64_t before =
+        std::exchange(free, tickets_.load(std::memory_order_relaxed));
+    if (free != before) polls = 0;
+  }
+  return static_cast<int32_t>(free > 0 ? tickets_.exchange(0) : 0);
+}
+
 // The number of tickets that there were, or 0. It does not matter of which job they
 // were when we looked: nothing of the job is read before one is ours.
 int64_t Pool::TakeTicket() {
@@ -228,6 +259,7 @@ int64_t Pool::TakeTicket() {
 }
 
 void Pool::TakeSeat(int64_t ticket) {
+  LeaveCpu(caller_cpu_.load(std::memory_order_relaxed));
   const auto index = static_cast<int32_t>(count_ - ticket + 1);
   auto size = static_cast<int32_t>(count_ + 1);
   if (ticket > 1) {  // who takes the last seat need not wait to hear that all are taken
@@ -240,7 +272,7 @@ void Pool::TakeSeat(int64_t ticket) {
     KeepException();
   }
   Seat& mine = seat_[index];
-  mine.waited = member.waited_;
+  mine.lost = member.lost_;
   mine.left.store(member.base_, std::memory_order_release);
 }
 
@@ -264,19 +296,14 @@ void Pool::Rethrow() {
 }
 
 int64_t Pool::Run(Team::BodyCall call, const void* body) {
+  caller_cpu_.store(CurrentCpu(), std::memory_order_relaxed);
   const int32_t helpers = helpers_.load(std::memory_order_relaxed);
   call_ = call;
   body_ = body;
   count_ = helpers;
   size_.store(0, std::memory_order_relaxed);
   tickets_.store(helpers);
-  const int32_t absent = helpers - Wake(helpers);
-  for (int i = 0; i < kGrace && tickets_.load(std::memory_order_relaxed) > absent; ++i) {
-    Pause();
-  }
-  int64_t free_seats = tickets_.load(std::memory_order_relaxed);
-  if (free_seats > 0) free_seats = tickets_.exchange(0);
-  const int32_t size = helpers + 1 - static_cast<int32_t>(free_seats);
+  const int32_t size = helpers + 1 - Close(helpers - Wake(helpers));
   size_.store(size, std::memory_order_release);
 
   Member member(seat_, 0, size, base_);
@@ -286,18 +313,18 @@ int64_t Pool::Run(Team::BodyCall call, const void* body) {
     KeepException();
   }
   seat_[0].left.store(base_, std::memory_order_release);
-  int64_t waited = member.waited_;
+  int64_t lost = member.lost_;
   int64_t last_round = member.round_;
   for (int32_t i = 1; i < size; ++i) {
     const Seat& seat = seat_[i];
-    waited += WaitUntil(
-        [&] { return seat.left.load(std::memory_order_acquire) == base_; });
-    waited = std::max(waited, seat.waited);
+    lost +=
+        WaitUntil([&] { return seat.left.load(std::memory_order_acquire) == base_; });
+    lost = std::max(lost, seat.lost);
     last_round = std::max(last_round, seat.round.load(std::memory_order_relaxed));
   }
   base_ = last_round + 1;
   Rethrow();
-  return waited;
+  return lost;
 }
 
 int64_t Pool::ForEach(int64_t n, Team::ItemCall call, const void* body) {
@@ -310,22 +337,30 @@ int64_t Pool::ForEach(int64_t n, Team::ItemCall call, const void* body) {
   tickets_.store(n);
   Wake(static_cast<int32_t>(std::min<int64_t>(helpers, n - 1)));
   while (const int64_t ticket = TakeTicket()) DoItem(ticket);
-  const int64_t waited =
+  const int64_t lost =
       WaitUntil([&] { return done_.load(std::memory_order_acquire) == n; });
   Rethrow();
-  return waited;
+  return lost;
 }
 
-void Member::Meet() {
-  seats_[index_].round.store(++round_, std::memory_order_release);
+bool Member::Meet(bool may_end) {
+  ++round_;
+  Seat& mine = seats_[index_];
+  // The first member decides. It comes no further before all have come to this round,
+  // so nobody can take its word for that of another.
+  if (may_end && index_ == 0 && lost_ > kMostLost) {
+    mine.last_round.store(round_, std::memory_order_relaxed);
+  }
+  mine.round.store(round_, std::memory_order_release);
   for (int32_t i = 0; i < size_; ++i) {
     if (i == index_) continue;
     const Seat& seat = seats_[i];
-    waited_ += WaitUntil([&] {
+    lost_ += WaitUntil([&] {
       return seat.round.load(std::memory_order_acquire) >= round_ ||
              seat.left.load(std::memory_order_acquire) == base_;
     });
   }
+  return seats_[0].last_round.load(std::memory_order_relaxed) != round_;
 }
 
 void SetNumThreads(int32_t threads) noexcept {
@@ -351,9 +386,7 @@ Team::Team(int32_t most) {
 }
 
 Team::~Team() {
-  if (pool_ == nullptr) return;
-  pool_->Disown();
-  overload.CallWentWell();
+  if (pool_ != nullptr) Leave();
 }
 
 void Team::RunBody(BodyCall call, const void* body) {
@@ -361,7 +394,8 @@ void Team::RunBody(BodyCall call, const void* body) {
     Member alone;
     call(body, alone);
   } else {
-    GiveUpWhenSlowed(pool_->Run(call, body));
+    const int64_t lost = pool_->Run(call, body);
+    if (lost > 0 && overload.Spend(lost)) Leave();
   }
 }
 
@@ -373,12 +407,8 @@ void Team::RunItems(int64_t n, ItemCall call, const void* body) {
   }
 }
 
-void Team::GiveUpWhenSlowed(int64_t waited) {
-  constexpr int64_t kNotWorthIt = 100'000;  // ns
-  waited_ += waited;
-  if (waited == 0 || waited_ < kNotWorthIt) return;
-  if (10 * waited_ < 3 * (Now() - began_)) return;
-  overload.Begin(waited_);
+void Team::Leave() {
+  overload.Earn(Now() - began_);
   pool_->Disown();
   pool_ = nullptr;
   threads_ = 1;

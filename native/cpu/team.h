@@ -27,8 +27,13 @@ class Member {
   // Returns when every member has called it as often as this one, or has left the
   // body; what they wrote before is then visible.
   void Sync() {
-    if (size_ > 1) Meet();
+    if (size_ > 1) Meet(false);
   }
+
+  // Sync, and whether to go on: false, for every member alike, once some of them have
+  // been stopped by the system so long that the others had better not wait again. What
+  // the body then leaves undone is for the next Run.
+  bool SyncAndGoOn() { return size_ == 1 || Meet(true); }
 
  private:
   friend class Pool;
@@ -38,14 +43,14 @@ class Member {
   Member(Seat* seats, int32_t index, int32_t size, int64_t base)
       : seats_(seats), index_(index), size_(size), base_(base), round_(base) {}
 
-  void Meet();
+  bool Meet(bool may_end);
 
   Seat* seats_ = nullptr;
   int32_t index_ = 0;
   int32_t size_ = 1;
-  int64_t base_ = 0;    // where this Run began to count rounds
-  int64_t round_ = 0;   // goes up by one with every Sync
-  int64_t waited_ = 0;  // ns in long waits
+  int64_t base_ = 0;   // where this Run began to count rounds
+  int64_t round_ = 0;  // goes up by one with every Sync
+  int64_t lost_ = 0;   // ns of waiting for stopped threads
 };
 
 class Team {
@@ -92,12 +97,11 @@ class Team {
 
   void RunBody(BodyCall call, const void* body);
   void RunItems(int64_t n, ItemCall call, const void* body);
-  void GiveUpWhenSlowed(int64_t waited);
+  void Leave();
 
   Pool* pool_ = nullptr;  // null: alone
   int32_t threads_ = 1;
-  int64_t began_ = 0;   // ns
-  int64_t waited_ = 0;  // ns in long waits
+  int64_t began_ = 0;  // ns
 };
 
 }  // namespace ostinato::cpu

@@ -31,6 +31,10 @@ Plan PlanOf(const Work& work, int32_t threads);
 // Slices for Plan::kRows.
 int64_t SlicesFor(const Work& work, int32_t threads);
 
+// Steps in one Run under Plan::kUnits, where threads meet after each: few, so that a
+// helper that wakes up late can join soon, and one that is held up can be left out.
+inline constexpr int64_t kStepsPerRun = 32;
+
 // How many threads a call is worth waking.
 int32_t ThreadsFor(const Work& work);
 

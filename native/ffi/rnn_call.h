@@ -33,7 +33,8 @@ class Pieces {
     template <typename T>
     T* Take(const char* name, int64_t elements) {
       if (next_ >= pieces_.items_.size()) {
-        throw std::invalid_argument(std::string("no ") + what_ + " is left for " + name);
+        throw std::invalid_argument(std::string("no ") + what_ + " is left for " +
+                                    name);
       }
       const Item& item = pieces_.items_[next_++];
       if (item.elements != elements) {

@@ -238,10 +238,10 @@ extern "C" OSTINATO_EXPORT void ostinato_configure(int32_t isa, int32_t threads)
   ostinato::cpu::SetNumThreads(threads > 0 ? threads : ostinato::cpu::UsableCpus());
 }
 
-extern "C" OSTINATO_EXPORT int64_t ostinato_packed_bytes(
-    int32_t dtype, int64_t mode, int64_t input_size, int64_t hidden_size,
-    int64_t num_layers, int64_t num_directions, int64_t proj_size, int64_t bias,
-    int64_t skip) {
+extern "C" OSTINATO_EXPORT int64_t
+ostinato_packed_bytes(int32_t dtype, int64_t mode, int64_t input_size,
+                      int64_t hidden_size, int64_t num_layers, int64_t num_directions,
+                      int64_t proj_size, int64_t bias, int64_t skip) {
   ostinato::cpu::Network n{};
   n.mode = static_cast<ostinato::cpu::Mode>(mode);
   n.input_size = input_size;

@@ -26,7 +26,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
 
-constexpr int32_t kThreads = 4;  // more than there may be processors
+constexpr int32_t kThreads = 3;  // more than there may be processors
 
 // Calls attempt(team) with teams that own the pool until it returns true. On a busy
 // machine calls run alone for a while, and helpers may come late; in the end they come.
@@ -56,7 +56,8 @@ void RunWithHelpers(const Body& body) {
   });
 }
 
-// An item that only a helper can do: the calling thread is kept in the other one.
+// Keeps the calling thread in its item until a helper has taken the other one. With two
+// helpers it may have none, and on_helper() runs twice.
 template <typename Item>
 void ForEachWithAHelper(const Item& on_helper) {
   Eventually([&](Team& team) {
@@ -123,6 +124,16 @@ void ForEachDoesEveryItemOnce() {
   }
 }
 
+void ForEachWaitsForItemsInProgress() {
+  std::atomic<int> begun{0}, ended{0};
+  ForEachWithAHelper([&] {
+    ++begun;
+    std::this_thread::sleep_for(milliseconds(20));
+    ++ended;
+  });
+  CHECK_EQ(ended.load(), begun.load());
+}
+
 void MembersAreNumbered() {
   std::atomic<int> times[kThreads] = {};
   std::atomic<int> sizes{0};
@@ -166,12 +177,10 @@ int64_t CountWrongSums(Member& member, int64_t* cells, int rounds) {
 }
 
 void SyncMakesWritesVisible() {
-  for (int call = 0; call < 20; ++call) {
-    int64_t cells[kThreads] = {};
-    std::atomic<int64_t> wrong{0};
-    RunWithHelpers([&](Member& member) { wrong += CountWrongSums(member, cells, 50); });
-    CHECK_EQ(wrong.load(), 0);
-  }
+  int64_t cells[kThreads] = {};
+  std::atomic<int64_t> wrong{0};
+  RunWithHelpers([&](Member& member) { wrong += CountWrongSums(member, cells, 100); });
+  CHECK_EQ(wrong.load(), 0);
 }
 
 // Also when the members of one Run called it more often than those of the next.
@@ -245,10 +254,9 @@ void ForEachThrowsWhatAnItemThrew() {
   });
   CHECK_EQ(message, "item");
   CHECK_EQ(done.load() > 1, true);
-  CHECK_EQ(MessageOf([] {
-             ForEachWithAHelper([] { throw std::runtime_error("helper"); });
-           }),
-           "helper");
+  CHECK_EQ(
+      MessageOf([] { ForEachWithAHelper([] { throw std::runtime_error("helper"); }); }),
+      "helper");
   ForEachDoesEveryItemOnce();
 }
 
@@ -327,11 +335,10 @@ void ChildrenOfABusyProcessHaveTeams() {
   std::thread other([&] {
     while (!stop.load()) WrongResults(5);
   });
-  for (int i = 0; i < 20; ++i) {
+  for (int i = 0; i < 4; ++i) {
     const pid_t child = fork();
     if (child == 0) {
       ForEachWithAHelper([] {});
-      SyncMakesWritesVisible();
       CHECK_EQ(WrongResults(5), 0);
       _exit(ostinato::testing::failures == 0 ? 0 : 1);
     }
@@ -345,10 +352,12 @@ void ChildrenOfABusyProcessHaveTeams() {
 
 }  // namespace
 
-int main() {
+// An argument leaves out what the thread sanitizer cannot follow.
+int main(int argc, char**) {
   NumThreadsStaysInBounds();
   ATeamOfOneWorksAlone();
   ForEachDoesEveryItemOnce();
+  ForEachWaitsForItemsInProgress();
   MembersAreNumbered();
   TeamsAreNoLargerThanAsked();
   SyncMakesWritesVisible();
@@ -359,6 +368,6 @@ int main() {
   DenormalsAreFlushedForAWhile();
   ASlowedTeamGoesOnAlone();
   ManyThreadsCallAtOnce();
-  ChildrenOfABusyProcessHaveTeams();
+  if (argc == 1) ChildrenOfABusyProcessHaveTeams();
   return ostinato::testing::Summary();
 }

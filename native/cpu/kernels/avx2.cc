@@ -8,9 +8,8 @@
 #pragma GCC target("avx2,fma")
 #endif
 
-#include "cpu/kernels/vec_avx2.h"
-
 #include "cpu/kernels/table-inl.h"
+#include "cpu/kernels/vec_avx2.h"
 
 namespace ostinato::cpu {
 namespace {

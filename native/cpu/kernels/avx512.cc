@@ -3,14 +3,15 @@
 #if defined(__x86_64__)
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))), apply_to = function)
+#pragma clang attribute push(                                               \
+    __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))), \
+    apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")
 #endif
 
-#include "cpu/kernels/vec_avx512.h"
-
 #include "cpu/kernels/table-inl.h"
+#include "cpu/kernels/vec_avx512.h"
 
 namespace ostinato::cpu {
 

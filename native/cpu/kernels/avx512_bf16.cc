@@ -3,22 +3,23 @@
 #if defined(__x86_64__)
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512bf16,avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))), apply_to = function)
+#pragma clang attribute push(                                                          \
+    __attribute__((target("avx512bf16,avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))), \
+    apply_to = function)
 #else
 #pragma GCC target("avx512bf16,avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")
 #endif
 
-#include "cpu/kernels/vec_avx512.h"
-
 #include "cpu/kernels/table-inl.h"
+#include "cpu/kernels/vec_avx512.h"
 
 namespace ostinato::cpu {
 namespace {
 
-// Sixteen pairs; what lies past the first n < 32 elements counts as zero.
+// Sixteen pairs; what lies past the first n elements counts as zero.
 __m512i LoadPairs(const BFloat16* p, int64_t n = 32) {
-  const auto first = static_cast<__mmask32>((uint64_t{1} << AtMost(n, 32)) - 1);
-  return _mm512_maskz_loadu_epi16(first, p);
+  if (n >= 32) return _mm512_loadu_si512(p);
+  return _mm512_maskz_loadu_epi16((__mmask32{1} << n) - 1, p);
 }
 
 __m512 MulAddPairs(__m512i a, __m512i b, __m512 c) {
@@ -56,7 +57,9 @@ struct DotFactor<VecF32, BFloat16, BFloat16> {
   static constexpr int kElements = 32;
   using Type = __m512i;
 
-  static Type LoadFirst(const BFloat16* p, int64_t n) { return LoadPairs(p, n); }
+  static Type LoadFirst(const BFloat16* p, int64_t n = kElements) {
+    return LoadPairs(p, n);
+  }
   static __m512 MulAdd(Type a, Type b, __m512 c) { return MulAddPairs(a, b, c); }
 };
 

@@ -13,9 +13,9 @@ namespace {
 template <typename V, typename S, typename O>
 void StoreState(const ForwardRow<S, O, typename V::Element>& row, int64_t unit,
                 int64_t units, Reg<V> h) {
-  if constexpr (sizeof(S) < sizeof(O)) h = Widen<V>(Narrow<V>(h));
-  if (row.h != nullptr) Store<V>(row.h + unit, h);
-  if (row.y != nullptr) Store<V>(row.y + unit, h, units);
+  const auto kept = RoundTo<V, S>(h);
+  if (row.h != nullptr) Store<V>(row.h + unit, kept);
+  if (row.y != nullptr) Store<V>(row.y + unit, kept, units);
 }
 
 template <typename V, typename S>
@@ -167,8 +167,9 @@ void RnnBackward(const Cell<typename V::Element>&,
     for (int64_t j = unit; j < unit + units; j += V::kLanes) {
       const int64_t left = unit + units - j;
       const Reg<V> h = Load<V>(row->h + j, left);
-      const Reg<V> slope = mode == Mode::kRnnRelu ? (h > Reg<V>{} ? V::Set(1) : Reg<V>{})
-                                                  : TanhSlope<V>(h);
+      const Reg<V> slope = mode == Mode::kRnnRelu
+                               ? (h > Reg<V>{} ? V::Set(1) : Reg<V>{})
+                               : TanhSlope<V>(h);
       Store<V>(row->dg + j, Load<V>(row->dh + j, left) * slope, left);
     }
   }

@@ -64,13 +64,19 @@ Reg<V> ExpSeries(Reg<V> r) {
   }
 }
 
+// A NaN stays one.
+template <typename V>
+Reg<V> Clamp(Reg<V> x, typename V::Element low, typename V::Element high) {
+  return V::Min(V::Set(high), V::Max(V::Set(low), x));
+}
+
+// Of x between kLowest and kHighest.
 template <typename V>
 Exponential<V> Exp(Reg<V> x) {
   using T = typename V::Element;
   using C = ExpConstants<T>;
   using Bits = typename V::Bits;
   constexpr T kInverseLn2 = static_cast<T>(1.44269504088896340736);
-  x = V::Min(V::Set(C::kHighest), V::Max(V::Set(C::kLowest), x));
   const Reg<V> shifted = V::MulAdd(x, V::Set(kInverseLn2), V::Set(C::kRound));
   const Reg<V> n = shifted - V::Set(C::kRound);
   Reg<V> r = V::MulAdd(n, V::Set(-C::kLn2High), x);
@@ -82,17 +88,18 @@ Exponential<V> Exp(Reg<V> x) {
 
 template <typename V>
 Reg<V> Sigmoid(Reg<V> x) {
+  using C = ExpConstants<typename V::Element>;
   const Reg<V> one = V::Set(1);
-  const Exponential<V> e = Exp<V>(-x);
+  const Exponential<V> e = Exp<V>(Clamp<V>(-x, C::kLowest, C::kHighest));
   return one / V::MulAdd(e.scale, one + e.minus_one, one);
 }
 
 template <typename V>
 Reg<V> Tanh(Reg<V> x) {
-  const Reg<V> one = V::Set(1);
   // Far past where tanh is 1 in either type, and short of overflow.
-  const Reg<V> limit = V::Set(40);
-  const Exponential<V> e = Exp<V>(V::Min(limit, V::Max(-limit, x + x)));
+  constexpr int kLimit = 40;
+  const Reg<V> one = V::Set(1);
+  const Exponential<V> e = Exp<V>(Clamp<V>(x + x, -kLimit, kLimit));
   const Reg<V> minus_one = V::MulAdd(e.scale, e.minus_one, e.scale - one);
   return minus_one / (minus_one + V::Set(2));
 }

@@ -13,26 +13,29 @@ namespace {
 template <typename V>
 using Reg = typename V::Type;
 
-// Sixteen bits for every lane.
 template <typename V>
-struct Halves {
-  typedef uint16_t Type __attribute__((vector_size(2 * V::kLanes)));
-};
-
-template <typename V>
-Reg<V> Widen(typename Halves<V>::Type halves) {
-  using Bits = typename V::Bits;
-  return reinterpret_cast<Reg<V>>(__builtin_convertvector(halves, Bits) << 16);
+Reg<V> Widen(typename V::Half half) {
+  return reinterpret_cast<Reg<V>>(V::Extend(half) << 16);
 }
 
-// To the nearest, ties to even. A NaN stays one: its quiet bit is among the upper half.
+// To the nearest, ties to even. A NaN stays one: its quiet bit is in the upper half.
 template <typename V>
-typename Halves<V>::Type Narrow(Reg<V> v) {
+typename V::Half Narrow(Reg<V> v) {
   using Bits = typename V::Bits;
   const Bits bits = reinterpret_cast<Bits>(v);
   const Bits rounded = bits + 0x7fff + ((bits >> 16) & 1);
   const Bits kept = v == v ? rounded : bits | 0x400000;
-  return __builtin_convertvector(kept >> 16, typename Halves<V>::Type);
+  return V::Truncate(kept >> 16);
+}
+
+// `v` in the precision of S.
+template <typename V, typename S>
+auto RoundTo(Reg<V> v) {
+  if constexpr (sizeof(S) < sizeof(typename V::Element)) {
+    return Narrow<V>(v);
+  } else {
+    return v;
+  }
 }
 
 // The first n lanes of a vector, all of them where n is larger; the others are 0.
@@ -43,13 +46,13 @@ Reg<V> Load(const typename V::Element* p, int64_t n = V::kLanes) {
 
 template <typename V>
 Reg<V> Load(const BFloat16* p, int64_t n = V::kLanes) {
-  typename Halves<V>::Type halves{};
+  typename V::Half half{};
   if (n < V::kLanes) {
-    std::memcpy(&halves, p, n * sizeof *p);
+    std::memcpy(&half, p, n * sizeof *p);
   } else {
-    std::memcpy(&halves, p, sizeof halves);
+    std::memcpy(&half, p, sizeof half);
   }
-  return Widen<V>(halves);
+  return Widen<V>(half);
 }
 
 template <typename V>
@@ -62,13 +65,22 @@ void Store(typename V::Element* p, Reg<V> v, int64_t n = V::kLanes) {
 }
 
 template <typename V>
-void Store(BFloat16* p, Reg<V> v, int64_t n = V::kLanes) {
-  const typename Halves<V>::Type halves = Narrow<V>(v);
+void Store(typename V::Element* p, typename V::Half half) {
+  V::Store(p, Widen<V>(half));
+}
+
+template <typename V>
+void Store(BFloat16* p, typename V::Half half, int64_t n = V::kLanes) {
   if (n < V::kLanes) {
-    std::memcpy(p, &halves, n * sizeof *p);
+    std::memcpy(p, &half, n * sizeof *p);
   } else {
-    std::memcpy(p, &halves, sizeof halves);
+    std::memcpy(p, &half, sizeof half);
   }
+}
+
+template <typename V>
+void Store(BFloat16* p, Reg<V> v, int64_t n = V::kLanes) {
+  Store<V>(p, Narrow<V>(v), n);
 }
 
 }  // namespace

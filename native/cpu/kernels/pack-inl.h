@@ -63,8 +63,7 @@ void TransposeMatrix(const typename V::Element* src, int64_t stride, int64_t row
       const int64_t width = AtMost(columns - k, V::kLanes);
       Reg<V> block[V::kLanes];
       for (int i = 0; i < V::kLanes; ++i) {
-        block[i] =
-            i < height ? Load<V>(src + (n + i) * stride + k, width) : Reg<V>{};
+        block[i] = i < height ? Load<V>(src + (n + i) * stride + k, width) : Reg<V>{};
       }
       V::Transpose(block);
       for (int64_t i = 0; i < width; ++i) {
@@ -74,14 +73,14 @@ void TransposeMatrix(const typename V::Element* src, int64_t stride, int64_t row
   }
 }
 
-// How `dot` reads rows of S against a vector of O.
+// How `dot` reads kElements of a row of S, or of the vector of O, at once.
 template <typename V, typename S, typename O>
 struct DotFactor {
   static constexpr int kElements = V::kLanes;
   using Type = Reg<V>;
 
   template <typename T>
-  static Type LoadFirst(const T* p, int64_t n) {
+  static Type LoadFirst(const T* p, int64_t n = kElements) {
     return Load<V>(p, n);
   }
   static Reg<V> MulAdd(Type a, Type b, Reg<V> c) { return V::MulAdd(a, b, c); }
@@ -92,18 +91,41 @@ template <typename V, typename S, typename O>
 void Dot(const S* w, int64_t stride, int64_t lanes, int64_t depth, const O* a,
          typename V::Element* out) {
   using F = DotFactor<V, S, O>;
+  // Rows read side by side: enough sums to keep the units busy, and no more streams of
+  // memory than processors follow.
+  constexpr int kRows = V::kLanes < 4 ? V::kLanes : 4;
+  const int64_t whole = depth - depth % F::kElements;
   Reg<V> sums[V::kLanes] = {};
-  for (int64_t k = 0; k < depth; k += F::kElements) {
-    const auto factor = F::LoadFirst(a + k, depth - k);
-    for (int n = 0; n < V::kLanes; ++n) {
-      // Lanes past the end repeat the first row: something that may be read.
-      const S* row = w + (n < lanes ? n : 0) * stride;
-      sums[n] = F::MulAdd(F::LoadFirst(row + k, depth - k), factor, sums[n]);
+  for (int64_t first = 0; first < lanes; first += kRows) {
+    const S* rows[kRows];
+    Reg<V> group[kRows];
+#pragma GCC unroll 4
+    for (int i = 0; i < kRows; ++i) {
+      // Past the last row, that row again: something that may be read.
+      rows[i] = w + AtMost(first + i, lanes - 1) * stride;
+      group[i] = Reg<V>{};
     }
+    for (int64_t k = 0; k < whole; k += F::kElements) {
+      const auto factor = F::LoadFirst(a + k);
+#pragma GCC unroll 4
+      for (int i = 0; i < kRows; ++i) {
+        group[i] = F::MulAdd(F::LoadFirst(rows[i] + k), factor, group[i]);
+      }
+    }
+    if (whole < depth) {
+      const auto factor = F::LoadFirst(a + whole, depth - whole);
+#pragma GCC unroll 4
+      for (int i = 0; i < kRows; ++i) {
+        const auto last = F::LoadFirst(rows[i] + whole, depth - whole);
+        group[i] = F::MulAdd(last, factor, group[i]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kRows; ++i) sums[first + i] = group[i];
   }
   V::Transpose(sums);
   Reg<V> total = Load<V>(out, lanes);
-  for (int n = 0; n < V::kLanes; ++n) total += sums[n];
+  for (const Reg<V>& sum : sums) total += sum;
   Store<V>(out, total, lanes);
 }
 

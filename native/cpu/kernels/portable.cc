@@ -1,6 +1,5 @@
-#include "cpu/kernels/vec_portable.h"
-
 #include "cpu/kernels/table-inl.h"
+#include "cpu/kernels/vec_portable.h"
 
 namespace ostinato::cpu {
 namespace {

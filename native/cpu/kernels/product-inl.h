@@ -56,17 +56,19 @@ template <typename V, typename O, Tile tile, int kRows>
   constexpr int kVectors = PanelVectors(tile);
   constexpr int kStep = F::kPairs * V::kLanes;
 
+  const bool starts = tile != Tile::kGruRecurrent && start != nullptr;
+  const typename V::Element* from = starts ? start : c;
+  const int64_t from_stride = starts ? 0 : c_stride;
   const O* rows[kRows];
   Reg<V> sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     rows[r] = a[r] + offset;
-    const bool starts = tile != Tile::kGruRecurrent && start != nullptr;
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const int64_t at = Target(tile, v) * V::kLanes;
-      sums[r][v] = V::Load(starts ? start + at : c + r * c_stride + at);
+      sums[r][v] = V::Load(from + Target(tile, v) * V::kLanes);
     }
+    from += from_stride;
   }
 
   const int64_t whole = depth - depth % F::kPairs;
@@ -102,11 +104,12 @@ template <typename V, typename O, Tile tile, int kRows>
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      V::Store(c + r * c_stride + Target(tile, v) * V::kLanes, sums[r][v]);
+      V::Store(c + Target(tile, v) * V::kLanes, sums[r][v]);
     }
     if (tile == Tile::kGruInput && start != nullptr) {
-      V::Store(c + r * c_stride + 3 * V::kLanes, V::Load(start + 3 * V::kLanes));
+      V::Store(c + 3 * V::kLanes, V::Load(start + 3 * V::kLanes));
     }
+    c += c_stride;
   }
 }
 
@@ -123,8 +126,8 @@ void ProductRows(const O* const* a, int64_t offset, int64_t rows, int64_t depth,
   }
 }
 
-// Kernels::product. Rows are dealt out evenly, as a tile of few rows is slow: 4 + 3, not
-// 6 + 1.
+// Kernels::product. Rows are dealt out evenly, as a tile of few rows is slow: 4 + 3,
+// not 6 + 1.
 template <typename V, typename O, Tile tile>
 void Product(const O* const* a, int64_t offset, int64_t rows, int64_t depth,
              const O* panel, const typename V::Element* start, typename V::Element* c,

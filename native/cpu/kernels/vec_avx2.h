@@ -13,6 +13,7 @@ struct VecF32 {
   using Element = float;
   using Type = __m256;
   typedef uint32_t Bits __attribute__((vector_size(32)));
+  typedef uint16_t Half __attribute__((vector_size(16)));
 
   static constexpr int kLanes = 8;
   // 3 x 4 sums, 3 factors and one vector of the panel fill 16 registers.
@@ -30,6 +31,17 @@ struct VecF32 {
   static Type MulAdd(Type a, Type b, Type c) { return _mm256_fmadd_ps(a, b, c); }
   static Type Min(Type a, Type b) { return _mm256_min_ps(a, b); }
   static Type Max(Type a, Type b) { return _mm256_max_ps(a, b); }
+  static Bits Extend(Half half) {
+    return reinterpret_cast<Bits>(
+        _mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(half)));
+  }
+  // Of integers below 2^16.
+  static Half Truncate(Bits bits) {
+    const auto wide = reinterpret_cast<__m256i>(bits);
+    const __m256i halves = _mm256_packus_epi32(wide, wide);
+    return reinterpret_cast<Half>(
+        _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08)));
+  }
 
   static void Transpose(Type (&rows)[kLanes]) {
     Type t[kLanes];

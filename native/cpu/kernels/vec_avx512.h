@@ -22,6 +22,7 @@ struct VecF32 {
   using Element = float;
   using Type = __m512;
   typedef uint32_t Bits __attribute__((vector_size(64)));
+  typedef uint16_t Half __attribute__((vector_size(32)));
 
   static constexpr int kLanes = 16;
   // 6 x 4 sums leave room for 8 operands in 32 registers.
@@ -39,6 +40,14 @@ struct VecF32 {
   static Type MulAdd(Type a, Type b, Type c) { return _mm512_fmadd_ps(a, b, c); }
   static Type Min(Type a, Type b) { return _mm512_min_ps(a, b); }
   static Type Max(Type a, Type b) { return _mm512_max_ps(a, b); }
+  static Bits Extend(Half half) {
+    return reinterpret_cast<Bits>(
+        _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(half)));
+  }
+  static Half Truncate(Bits bits) {
+    return reinterpret_cast<Half>(
+        _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(bits)));
+  }
 
   // Exchanges blocks of 1, 2, 4 and 8 lanes, one size after the other.
   static void Transpose(Type (&rows)[kLanes]) {

@@ -21,10 +21,18 @@ struct PortableVec {
   typedef T Type __attribute__((vector_size(16)));
   // Unsigned integers of the same width, lane by lane.
   typedef U Bits __attribute__((vector_size(16)));
+  // Sixteen bits for every lane.
+  typedef uint16_t Half __attribute__((vector_size(2 * 16 / sizeof(T))));
 
   static constexpr int kLanes = 16 / sizeof(T);
-  // Rows of one tile of a product: 3 x 4 sums leave room for 4 operands in 16 registers.
-  static constexpr int kTileRows = 3;
+  // Rows of one tile of a product, 4 vectors wide. Its sums, a factor for each row and
+  // a vector of the panel stay in registers: 32 of them on AArch64, 16 on x86, where a
+  // multiply-add without FMA takes one more.
+#if defined(__aarch64__)
+  static constexpr int kTileRows = 6;
+#else
+  static constexpr int kTileRows = 2;
+#endif
 
   static Type Set(T x) { return x - Type{}; }
 
@@ -58,6 +66,9 @@ struct PortableVec {
   // A NaN in the second argument comes out, one in the first does not.
   static Type Min(Type a, Type b) { return a < b ? a : b; }
   static Type Max(Type a, Type b) { return a > b ? a : b; }
+
+  static Bits Extend(Half half) { return __builtin_convertvector(half, Bits); }
+  static Half Truncate(Bits bits) { return __builtin_convertvector(bits, Half); }
 
   // rows[i][j] becomes rows[j][i].
   static void Transpose(Type (&rows)[kLanes]) {

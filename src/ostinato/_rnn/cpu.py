@@ -32,7 +32,7 @@ def status() -> tuple[bool, str]:
         return False, reason
     features = _native.cpu_features()
     threads = _config.read().num_threads or features.cpus
-    return True, f"kernels for {features.isa}, at most {threads} threads"
+    return True, f"kernels for {features.isa}, threads: {threads}"
 
 
 def supports(spec: RNNSpec, dtype: Any) -> str | None:

@@ -34,7 +34,8 @@ def prepare(spec: RNNSpec, weights: Array) -> PreparedWeights:
 
     The cpu kernels read weights in an order of their own and reorder them in every
     call. That costs as much as several steps of a batch of one; prepared weights save
-    it. The results are the same to the last bit.
+    it. The results have the same bits, but for calls of a few steps and rows (such as
+    `rnn_step`): those read plain weights unpacked and sum in another order.
 
     Args:
         spec: the network that the weights are of.

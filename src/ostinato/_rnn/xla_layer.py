@@ -227,12 +227,13 @@ def _in_segments(
     # A divisor needs no copy of the inputs; failing that, the odd rest goes first.
     divisors = [k for k in range(_SEGMENT // 4, 4 * _SEGMENT) if length % k == 0]
     size = min(divisors, key=lambda k: abs(k - _SEGMENT), default=_SEGMENT)
-    rest = length % size
-    blocks = jax.tree.map(lambda a: a[rest:].reshape(-1, size, *a.shape[1:]), xs)
+    count, rest = divmod(length, size)
+    # Counts are spelled out: a -1 cannot be solved for where the batch is empty.
+    blocks = jax.tree.map(lambda a: a[rest:].reshape(count, size, *a.shape[1:]), xs)
 
     def run_blocks(carry: Any) -> tuple[Any, Any]:
         carry, ys = lax.scan(segment, carry, blocks, reverse=reverse)
-        return carry, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), ys)
+        return carry, jax.tree.map(lambda a: a.reshape(count * size, *a.shape[2:]), ys)
 
     if not rest:
         return run_blocks(carry)

@@ -1,0 +1,61 @@
+"""Compare two results: `python -m benchmarks.compare before.json after.json`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from . import results, tables
+from .peers import OURS
+from .results import Row
+
+NOISE = 0.02  # two processes that run the same code may differ by as much
+
+
+def main(
+    before: Annotated[Path, typer.Argument(help="Written by benchmarks.run.")],
+    after: Annotated[Path, typer.Argument(help="The same rows, measured again.")],
+) -> None:
+    """Say which rows of ours became faster or slower, beyond the spread."""
+    old, new = (results.load(path).rows for path in (before, after))
+    common = [id for id in old if id in new]
+    if not common:
+        raise typer.BadParameter("the two files have no row in common")
+    table = Table(title="milliseconds of ours; torch is its time over ours, each run")
+    heads = ("row", "before", "after", "ratio", "torch before", "torch after", "")
+    for head in heads:
+        text = head in ("row", "")
+        table.add_column(head, justify="left" if text else "right", no_wrap=text)
+    for id in common:
+        a, b = old[id], new[id]
+        table.add_row(
+            id,
+            tables.duration(a.median()),
+            tables.duration(b.median()),
+            f"{change(a, b):.2f}",
+            tables.ratio(a.ratio("torch")),
+            tables.ratio(b.ratio("torch")),
+            verdict(a, b),
+        )
+    tables.console().print(table)
+
+
+def change(before: Row, after: Row) -> float:
+    """Time of ours after over time before."""
+    medians = [results.spread(row.seconds[OURS]).median for row in (before, after)]
+    return medians[1] / medians[0]
+
+
+def verdict(before: Row, after: Row) -> str:
+    """`same` where the middle halves of the rounds overlap, or nearly."""
+    if abs(change(before, after) - 1) < NOISE:
+        return "same"
+    old, new = (results.spread(row.seconds[OURS]) for row in (before, after))
+    if new.high < old.low:
+        return "faster"
+    return "slower" if new.low > old.high else "same"
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,103 @@
+"""How cost grows with one size while the others stay: log-log, one picture each."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import rows
+from .peers import OURS
+from .results import Results, Row
+
+CAPTIONS = {
+    "T": "time over the number of steps",
+    "N": "time over the number of sequences in a batch",
+    "H": "time over the number of units",
+    "threads": "time over the number of threads",
+}
+_AXES = {
+    "T": "steps T",
+    "N": "sequences N",
+    "H": "units H (and inputs)",
+    "threads": "threads",
+}
+_BASE = dict(T=100, N=32, H=256)
+_PANELS = {"infer": "one pass", "train": "one pass with all gradients"}
+_COLORS = {  # not of "prepared", which cannot be told from ours at these sizes
+    OURS: "#c1272d",
+    "torch": "#ee7c0e",
+    "onnxruntime": "#7a4fb5",
+    "flax": "#1b8a5a",
+    "scan": "#0f6fb7",
+}
+
+
+def draw(measured: Results, folder: Path, mode: str = "lstm") -> dict[str, Path]:
+    """Write a picture for every size that the results vary; their paths by size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = {}
+    for size in CAPTIONS:
+        panels = {kind: series(measured, mode, kind, size) for kind in rows.SWEEP_KINDS}
+        if all(len(points) > 1 for points in panels.values()):
+            drawn[size] = folder / f"cost_{size}.png"
+            _figure(panels, mode, size).savefig(drawn[size])
+    return drawn
+
+
+def series(measured: Results, mode: str, kind: str, size: str) -> list[Row]:
+    """The rows in which only `size` differs from the base, in its order."""
+    base = {**_BASE, "threads": measured.threads}
+    del base[size]
+    found = [
+        row
+        for row in measured.rows.values()
+        if (row.mode, row.name.split("-")[1:]) == (mode, [kind])
+        and base.items() <= _sizes(row).items()
+    ]
+    return sorted(found, key=lambda row: _sizes(row)[size])
+
+
+def _sizes(row: Row) -> dict[str, int]:
+    return {**row.sizes, "threads": row.threads}
+
+
+def _figure(panels: dict[str, list[Row]], mode: str, size: str) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
+    figure = Figure(figsize=(10, 5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (kind, points) in zip(
+        figure.subplots(1, 2, sharey=True), panels.items(), strict=True
+    ):
+        values = [_sizes(row)[size] for row in points]
+        for name, color in _COLORS.items():
+            shown = [
+                (value, row.median(name) * 1e3)
+                for value, row in zip(values, points, strict=True)
+                if name in row.seconds
+            ]
+            if shown:
+                width = 2.4 if name == OURS else 1.4
+                axes.plot(*np.transpose(shown), "o-", color=color, lw=width, label=name)
+        floor = [row.floor * 1e3 for row in points]
+        axes.plot(values, floor, "--", color="#555555", lw=1.2, label="floor")
+        axes.set(xscale="log", yscale="log", xlabel=_AXES[size], title=_PANELS[kind])
+        axes.set_xticks(values, labels=[str(value) for value in values], minor=False)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("milliseconds")
+    # Not every contender has gradients, so the first panel knows them all.
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=len(_COLORS) + 1,
+        frameon=False,
+    )
+    held = ", ".join(f"{k} = {v}" for k, v in _BASE.items() if k != size)
+    figure.suptitle(f"{mode.upper()}: {CAPTIONS[size]}, {held}")
+    return figure

@@ -1,0 +1,84 @@
+"""Write docs/results.md: `python -m benchmarks.report out/bench/results.json`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import pictures, results, rows, tables
+from .results import Results, Row
+
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+TITLES = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN, tanh"}
+
+
+def main(
+    file: Annotated[Path, typer.Argument(help="Written by benchmarks.run.")],
+    docs: Annotated[Path, typer.Option(help="Folder of results.md.")] = Path("docs"),
+) -> None:
+    """Put the table between the marks of results.md; draw the pictures next to it."""
+    measured = results.load(file)
+    drawn = pictures.draw(measured, docs / "images")
+    page = docs / "results.md"
+    page.write_text(between_marks(page.read_text(), text(measured, drawn)))
+    for path in (page, *drawn.values()):
+        typer.echo(path)
+
+
+def between_marks(page: str, text: str) -> str:
+    """The page with `text` instead of what stands between the marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"the page lacks the marks {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+
+
+def text(measured: Results, drawn: dict[str, Path]) -> str:
+    """Everything that results.md says about speed."""
+    parts = [conditions(measured)]
+    for mode in rows.MODES:
+        names = [problem.name for problem in rows.table(mode)]
+        ids = [Row.key(mode, name, measured.threads) for name in names]
+        chosen = [measured.rows[id] for id in ids if id in measured.rows]
+        if chosen:
+            parts.append(f"### {TITLES[mode]}\n\n{table(chosen)}")
+    if drawn:
+        shown = [
+            f"![{pictures.CAPTIONS[size]}](images/{path.name})"
+            for size, path in drawn.items()
+        ]
+        parts.append("\n\n".join(["### How cost grows", *shown]))
+    return "\n\n".join(parts)
+
+
+def conditions(measured: Results) -> str:
+    """One paragraph: on what, with what."""
+    machine = measured.machine
+    peaks = machine["peaks"][str(measured.threads)]
+    packages = ", ".join(f"{k} {v}" for k, v in machine["packages"].items() if v)
+    said = (
+        f"Measured {machine['date']} on {machine['cpu']}, {machine['cpus']} CPUs, "
+        f"{measured.threads} threads each, Python {machine['python']}, {packages}. "
+        f"Peaks behind the floor: {peaks['float32'] / 1e9:.0f} GFLOP/s in float32, "
+        f"{peaks['bfloat16'] / 1e9:.0f} in bfloat16, "
+        f"{peaks['dispatch'] * 1e6:.0f} µs for a jitted call that does nothing."
+    )
+    if shares := machine.get("kernel_shares"):
+        said += " The products of the kernels reach of that peak: "
+        said += ", ".join(f"{dtype} {100 * s:.0f} %" for dtype, s in shares.items())
+        said += "."
+    return said
+
+
+def table(measured: list[Row]) -> str:
+    """Markdown, columns that are empty in every row left out."""
+    lines = [tables.HEADS, *(tables.cells(row) for row in measured)]
+    columns = [c for c in zip(*lines, strict=True) if any(c[1:])]
+    lines = [list(line) for line in zip(*columns, strict=True)]
+    rule = ["---", *["---:"] * (len(lines[0]) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
+
+
+if __name__ == "__main__":
+    typer.run(main)

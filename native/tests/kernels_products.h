@@ -1,0 +1,234 @@
+// Products, panels, transposes and dot products against plain loops in double.
+#ifndef OSTINATO_TESTS_KERNELS_PRODUCTS_H_
+#define OSTINATO_TESTS_KERNELS_PRODUCTS_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "tests/kernels_fixture.h"
+
+namespace ostinato::testing {
+
+inline constexpr int64_t kDepths[] = {0, 1, 2, 3, 17, 64, 65};
+
+struct Shape {
+  cpu::Tile tile;
+  int panel_vectors;
+  int row_vectors;
+  int target[4];  // of each vector of the panel, in a row of the accumulator
+};
+
+inline constexpr Shape kShapes[] = {
+    {cpu::Tile::k1, 1, 1, {0}},
+    {cpu::Tile::k2, 2, 2, {0, 1}},
+    {cpu::Tile::k3, 3, 3, {0, 1, 2}},
+    {cpu::Tile::k4, 4, 4, {0, 1, 2, 3}},
+    {cpu::Tile::kGruInput, 3, 4, {0, 1, 2}},
+    {cpu::Tile::kGruRecurrent, 3, 4, {0, 1, 3}},
+};
+
+// One tile and depth: all numbers of rows give the same bits as rows one by one, and
+// those are near the sums in double.
+template <typename Table>
+void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool starts) {
+  using O = typename Table::Operand;
+  using R = typename Table::Real;
+  constexpr int64_t kMaxRows = 13;
+  constexpr int64_t kOffset = 3;
+  const auto product = table.kernels.product[static_cast<int>(shape.tile)];
+  const int64_t lanes = table.lanes;
+  const int64_t width = shape.row_vectors * lanes;
+  const int64_t stride = width + 5;
+  const int64_t steps = (depth + table.pairs - 1) / table.pairs;
+  Random random;
+
+  Rows<O> a(kMaxRows, kOffset + depth);
+  for (auto& row : a.arrays) {
+    for (int64_t k = 0; k < depth; ++k) {
+      (*row)[kOffset + k] = Make<O>(random.Uniform(-1, 1));
+    }
+  }
+  Guarded<O> panel(steps * shape.panel_vectors * lanes * table.pairs);
+  random.Fill(panel, 1);
+  Guarded<R> start(width), before(kMaxRows * stride);
+  random.Fill(start, 1);
+  random.Fill(before, 1);
+  const R* const start_or_null = starts ? start.data() : nullptr;
+  const auto reset = [&](Guarded<R>& c) {
+    std::copy_n(before.data(), c.size(), c.data());
+  };
+
+  Guarded<R> singles(kMaxRows * stride);
+  reset(singles);
+  for (int64_t r = 0; r < kMaxRows; ++r) {
+    product(a.pointers.data() + r, kOffset, 1, depth, panel.data(), start_or_null,
+            singles.data() + r * stride, stride);
+  }
+  for (int64_t rows = 0; rows <= kMaxRows; ++rows) {
+    // The gap after the last row is not there to be written to.
+    Guarded<R> c(std::max<int64_t>(0, (rows - 1) * stride + (rows > 0 ? width : 0)));
+    reset(c);
+    product(a.pointers.data(), kOffset, rows, depth, panel.data(), start_or_null,
+            c.data(), stride);
+    for (int64_t i = 0; i < c.size(); ++i) ExpectExact(c[i], singles[i], "product");
+  }
+
+  Guarded<R> want(kMaxRows * stride), sizes(kMaxRows * stride);
+  reset(want);
+  reset(sizes);
+  const bool from_start = starts && shape.tile != cpu::Tile::kGruRecurrent;
+  for (int64_t r = 0; r < kMaxRows; ++r) {
+    if (from_start) {
+      std::copy_n(start.data(), width, want.data() + r * stride);
+    }
+    for (int64_t v = 0; v < shape.panel_vectors; ++v) {
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        const int64_t at = r * stride + shape.target[v] * lanes + lane;
+        double sum = want[at];
+        double size = std::abs(sum);
+        for (int64_t k = 0; k < depth; ++k) {
+          const int64_t vector = k / table.pairs * shape.panel_vectors + v;
+          const int64_t element =
+              (vector * lanes + lane) * table.pairs + k % table.pairs;
+          const double term = a.At(r, kOffset + k) * Value(panel[element]);
+          sum += term;
+          size += std::abs(term);
+        }
+        want[at] = static_cast<R>(sum);
+        sizes[at] = static_cast<R>(size);
+      }
+    }
+  }
+  const double tolerance = static_cast<double>(depth + 2) * kHalfUlp<R>;
+  for (int64_t i = 0; i < want.size(); ++i) {
+    ExpectNear(singles[i], want[i], tolerance * std::abs(sizes[i]), "product");
+  }
+}
+
+template <typename Table>
+void CheckProducts(const Table& table) {
+  for (const Shape& shape : kShapes) {
+    for (const int64_t depth : kDepths) {
+      CheckProduct(table, shape, depth, true);
+      CheckProduct(table, shape, depth, false);
+    }
+  }
+}
+
+template <typename Table>
+void CheckPackRows(const Table& table, int64_t lanes, int64_t depth) {
+  using S = typename Table::Element;
+  using O = typename Table::Operand;
+  const int64_t vector = table.lanes * table.pairs;
+  const int64_t panel_stride = 2 * vector;
+  const int64_t stride = depth + 3;
+  const int64_t steps = (depth + table.pairs - 1) / table.pairs;
+  Random random;
+  Guarded<S> src((lanes - 1) * stride + depth);
+  random.Fill(src, 1);
+  Guarded<O> panel(std::max<int64_t>(0, (steps - 1) * panel_stride + vector));
+  table.kernels.pack_rows(src.data(), stride, lanes, depth, panel.data(), panel_stride);
+  for (int64_t i = 0; i < panel.size(); ++i) {
+    const int64_t lane = i % panel_stride / table.pairs;
+    const int64_t k = i / panel_stride * table.pairs + i % table.pairs;
+    if (lane >= table.lanes) {
+      CHECK_EQ(panel.Untouched(i), true);
+    } else {
+      const bool exists = lane < lanes && k < depth;
+      ExpectExact(Value(panel[i]), exists ? Value(src[lane * stride + k]) : 0,
+                  "pack_rows");
+    }
+  }
+}
+
+template <typename Table>
+void CheckPackColumns(const Table& table, int64_t columns, int64_t depth) {
+  using S = typename Table::Element;
+  using R = typename Table::Real;
+  constexpr int64_t kOffset = 5;
+  const int64_t width = (columns + table.lanes - 1) / table.lanes * table.lanes;
+  Random random;
+  Rows<S> rows(depth, kOffset + columns);
+  for (auto& row : rows.arrays) random.Fill(*row, 1);
+  Guarded<R> panel(depth * width);
+  table.kernels.pack_columns(rows.pointers.data(), kOffset, depth, columns,
+                             panel.data());
+  for (int64_t k = 0; k < depth; ++k) {
+    for (int64_t n = 0; n < width; ++n) {
+      ExpectExact(panel[k * width + n], n < columns ? rows.At(k, kOffset + n) : 0,
+                  "pack_columns");
+    }
+  }
+}
+
+template <typename Table>
+void CheckTranspose(const Table& table, int64_t rows, int64_t columns) {
+  using R = typename Table::Real;
+  const int64_t stride = columns + 1;
+  const int64_t dst_stride = rows + 2;
+  Random random;
+  Guarded<R> src((rows - 1) * stride + columns);
+  random.Fill(src, 1);
+  Guarded<R> dst((columns - 1) * dst_stride + rows);
+  table.kernels.transpose(src.data(), stride, rows, columns, dst.data(), dst_stride);
+  for (int64_t i = 0; i < dst.size(); ++i) {
+    if (i % dst_stride >= rows) {
+      CHECK_EQ(dst.Untouched(i), true);
+    } else {
+      ExpectExact(dst[i], src[i % dst_stride * stride + i / dst_stride], "transpose");
+    }
+  }
+}
+
+template <typename Table>
+void CheckDot(const Table& table, int64_t lanes, int64_t depth) {
+  using S = typename Table::Element;
+  using O = typename Table::Operand;
+  using R = typename Table::Real;
+  const int64_t stride = depth + 1;
+  Random random;
+  Guarded<S> w((lanes - 1) * stride + depth);
+  Guarded<O> a(depth);
+  Guarded<R> out(lanes), before(lanes);
+  random.Fill(w, 1);
+  random.Fill(a, 1);
+  random.Fill(before, 1);
+  std::copy_n(before.data(), lanes, out.data());
+  table.kernels.dot(w.data(), stride, lanes, depth, a.data(), out.data());
+  for (int64_t n = 0; n < lanes; ++n) {
+    double want = before[n];
+    double size = std::abs(want);
+    for (int64_t k = 0; k < depth; ++k) {
+      const double term = Value(w[n * stride + k]) * Value(a[k]);
+      want += term;
+      size += std::abs(term);
+    }
+    const auto terms = static_cast<double>(depth + 2);
+    ExpectNear(out[n], want, terms * kHalfUlp<R> * size, "dot");
+  }
+}
+
+template <typename Table>
+void CheckMoves(const Table& table) {
+  const int64_t lanes = table.lanes;
+  for (int64_t n = 1; n <= lanes; ++n) {
+    for (const int64_t depth : {int64_t{0}, int64_t{1}, int64_t{2}, lanes - 1, lanes,
+                                lanes + 1, 2 * lanes, int64_t{65}, int64_t{131}}) {
+      CheckPackRows(table, n, depth);
+      CheckDot(table, n, depth);
+    }
+  }
+  for (const int64_t columns :
+       {int64_t{1}, lanes - 1, lanes, lanes + 1, 3 * lanes, 4 * lanes - 3, 4 * lanes}) {
+    for (const int64_t depth : {0, 1, 5}) CheckPackColumns(table, columns, depth);
+  }
+  const int64_t sizes[] = {1, 2, lanes - 1, lanes, lanes + 1, 2 * lanes + 3};
+  for (const int64_t rows : sizes) {
+    for (const int64_t columns : sizes) CheckTranspose(table, rows, columns);
+  }
+}
+
+}  // namespace ostinato::testing
+
+#endif  // OSTINATO_TESTS_KERNELS_PRODUCTS_H_

@@ -1,0 +1,195 @@
+// A network on small arrays that end where memory ends, for network_test.cc.
+#ifndef OSTINATO_TESTS_NETWORK_CASE_H_
+#define OSTINATO_TESTS_NETWORK_CASE_H_
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpu/backward.h"
+#include "cpu/forward.h"
+#include "cpu/values.h"
+#include "tests/guarded.h"
+
+namespace ostinato::testing {
+
+using cpu::Mode;
+using cpu::Network;
+
+struct Case {
+  std::string name;
+  Network network;
+  int64_t steps, batch;
+  std::vector<int32_t> lengths;  // empty: all of T
+  bool resets = false, drops = false, recompute = false, time_major = false;
+
+  int64_t length(int64_t row) const { return lengths.empty() ? steps : lengths[row]; }
+};
+
+// The arrays of one call in the types of one data type; what no caller fills is NaN.
+template <typename S, typename R>
+class Arrays {
+ public:
+  explicit Arrays(const Case& c) : c_(c), n_(c.network) {
+    const int64_t entries = c.steps * c.batch, states = n_.pseudo_layers() * c.batch;
+    const bool gated = n_.saved_blocks() > 0 && !c.recompute;
+    // The order of these is the order in which Fill draws values.
+    weights = New<S>(cpu::NumParams(n_));
+    x = New<S>(entries * n_.input_size);
+    h_0 = New<S>(states * n_.output_size());
+    c_0 = New<S>(n_.lstm() ? states * n_.hidden_size : 0);
+    dy = New<S>(entries * n_.width());
+    dh_n = New<S>(states * n_.output_size());
+    dc_n = New<S>(n_.lstm() ? states * n_.hidden_size : 0);
+    y = New<S>(entries * n_.width());
+    h_n = New<S>(states * n_.output_size());
+    c_n = New<S>(n_.lstm() ? states * n_.hidden_size : 0);
+    for (int64_t l = 0; l + 1 < n_.num_layers; ++l) {
+      hidden.push_back(New<S>(entries * n_.width())->data());
+    }
+    for (int64_t p = 0; p < n_.pseudo_layers(); ++p) {
+      if (gated) {
+        gates.push_back(New<S>(entries * n_.saved_blocks() * n_.hidden_size)->data());
+      }
+      if (n_.lstm()) cells.push_back(New<R>(entries * n_.hidden_size)->data());
+    }
+    dweights = New<S>(cpu::NumParams(n_));
+    dx = New<S>(entries * n_.input_size);
+    dh_0 = New<S>(states * n_.output_size());
+    dc_0 = New<S>(n_.lstm() ? states * n_.hidden_size : 0);
+    resets = New<uint8_t>(c.resets ? entries : 0);
+    for (int64_t l = 0; l + 1 < n_.num_layers && c.drops; ++l) {
+      keep.push_back(New<uint8_t>(entries * n_.width())->data());
+    }
+    lengths = New<int32_t>(c.lengths.size());
+    for (size_t i = 0; i < c.lengths.size(); ++i) (*lengths)[i] = c.lengths[i];
+    for (int64_t b = 0; b < c.batch; ++b) {
+      origins_.push_back(c.time_major ? b : b * c.steps);
+    }
+    for (int64_t b = 0; b < c.batch; ++b) origins_.push_back(b);
+  }
+
+  // The same inputs for every data type, up to rounding. Padding stays NaN.
+  void Fill() {
+    std::mt19937 bits(7);
+    const auto fill = [&](auto* array, double scale, int64_t features) {
+      std::normal_distribution<double> normal(0, scale);
+      for (int64_t i = 0; i < array->size(); ++i) {
+        const double value = normal(bits);
+        if (features == 0 || Valid(i / features))
+          (*array)[i] = cpu::Narrow<S>(R(value));
+      }
+    };
+    fill(weights, 1.2 / std::sqrt(double(n_.hidden_size)), 0);
+    fill(x, 1, n_.input_size);
+    fill(h_0, 0.6, 0);
+    fill(c_0, 0.6, 0);
+    fill(dy, 1, n_.width());
+    fill(dh_n, 1, 0);
+    fill(dc_n, 1, 0);
+    for (int64_t i = 0; i < resets->size(); ++i) (*resets)[i] = bits() % 4 == 0;
+    for (uint8_t* mask : keep) {
+      for (int64_t i = 0; i < c_.steps * c_.batch * n_.width(); ++i) {
+        mask[i] = bits() % 3 != 0;
+      }
+    }
+  }
+
+  cpu::Operands<S> operands() {
+    const cpu::Layout io{origins_.data(), c_.time_major ? c_.batch : 1};
+    const cpu::Layout reserve{origins_.data() + c_.batch, c_.batch};
+    return {n_,
+            c_.steps,
+            c_.batch,
+            io,
+            reserve,
+            weights->data(),
+            x->data(),
+            h_0->data(),
+            n_.lstm() ? c_0->data() : nullptr,
+            c_.lengths.empty() ? nullptr : lengths->data(),
+            c_.resets ? resets->data() : nullptr,
+            keep.empty() ? nullptr : keep.data()};
+  }
+
+  void Forward(cpu::Team& team, bool save) {
+    cpu::RunForward<S, R>({operands(), nullptr, 0, y->data(), h_n->data(), c_n->data(),
+                           save && !hidden.empty() ? hidden.data() : nullptr,
+                           save && !gates.empty() ? gates.data() : nullptr,
+                           save && !cells.empty() ? cells.data() : nullptr},
+                          team);
+  }
+
+  void Backward(cpu::Team& team) {
+    const std::vector<const S*> hidden_in(hidden.begin(), hidden.end());
+    const std::vector<const S*> gates_in(gates.begin(), gates.end());
+    const std::vector<const R*> cells_in(cells.begin(), cells.end());
+    cpu::RunBackward<S, R>(
+        {operands(), y->data(), hidden_in.data(),
+         gates.empty() ? nullptr : gates_in.data(), cells_in.data(), dy->data(),
+         dh_n->data(), dc_n->data(), dweights->data(), dx->data(), dh_0->data(),
+         n_.lstm() ? dc_0->data() : nullptr},
+        team);
+  }
+
+  // The bytes of every result of forward and backward.
+  std::string Results() {
+    std::string all;
+    const auto add = [&](auto* array) {
+      for (int64_t i = 0; i < array->size(); ++i) {
+        CHECK_EQ(array->Untouched(i), false);
+      }
+      all.append(reinterpret_cast<const char*>(array->data()),
+                 array->size() * sizeof(*array->data()));
+    };
+    for (auto* array : {y, h_n, c_n, dweights, dx, dh_0, dc_0}) add(array);
+    return all;
+  }
+
+  // Whether an entry of x or y is a step of its row.
+  bool Valid(int64_t entry) const {
+    const int64_t row = c_.time_major ? entry % c_.batch : entry / c_.steps;
+    const int64_t time = c_.time_major ? entry / c_.batch : entry % c_.steps;
+    return time < c_.length(row);
+  }
+
+  Guarded<S>*weights, *x, *h_0, *c_0, *dy, *dh_n, *dc_n;
+  Guarded<S>*y, *h_n, *c_n, *dweights, *dx, *dh_0, *dc_0;
+  std::vector<S*> hidden, gates;
+  std::vector<R*> cells;
+  Guarded<uint8_t>* resets;
+  Guarded<int32_t>* lengths;
+  std::vector<const uint8_t*> keep_in() const { return {keep.begin(), keep.end()}; }
+  std::vector<uint8_t*> keep;
+
+ private:
+  template <typename T>
+  Guarded<T>* New(int64_t count) {
+    auto& store = Store(static_cast<T*>(nullptr));
+    store.emplace_back(count);
+    return &store.back();
+  }
+  std::deque<Guarded<S>>& Store(S*) { return values_; }
+  std::deque<Guarded<uint8_t>>& Store(uint8_t*) { return flags_; }
+  std::deque<Guarded<int32_t>>& Store(int32_t*) { return numbers_; }
+  template <typename T>
+  std::deque<Guarded<T>>& Store(T*) {
+    return wide_;
+  }
+
+  const Case& c_;
+  const Network& n_;
+  std::deque<Guarded<S>> values_;
+  std::deque<Guarded<R>> wide_;
+  std::deque<Guarded<uint8_t>> flags_;
+  std::deque<Guarded<int32_t>> numbers_;
+  std::vector<int64_t> origins_;
+};
+
+}  // namespace ostinato::testing
+
+#endif  // OSTINATO_TESTS_NETWORK_CASE_H_

@@ -1,0 +1,309 @@
+// Whole calls, forward and backward: values against a plain loop, gradients against
+// differences of that loop, the same bits from any number of threads, and every
+// element of every result written, inside its bounds.
+#include <algorithm>
+#include <functional>
+#include <thread>
+
+#include "cpu/settings.h"
+#include "tests/network_case.h"
+
+namespace {
+
+using namespace ostinato::testing;
+using ostinato::cpu::BFloat16;
+using ostinato::cpu::Isa;
+using ostinato::cpu::LayerOffsets;
+using ostinato::cpu::OffsetsOf;
+using ostinato::cpu::Team;
+using ostinato::cpu::Widen;
+
+double Sigmoid(double a) { return 1 / (1 + std::exp(-a)); }
+
+// What a call's outputs add up to with its cotangents as weights, step by step and in
+// double precision: the gradients of this are what the backward pass returns.
+class Loop {
+ public:
+  explicit Loop(const Case& c, Arrays<double, double>& a)
+      : c_(c), n_(c.network), a_(a) {}
+
+  double Loss() {
+    double loss = 0;
+    std::vector<double> below, above(c_.steps * c_.batch * n_.width());
+    for (int64_t p = 0; p < n_.pseudo_layers(); ++p) {
+      for (int64_t b = 0; b < c_.batch; ++b) loss += Row(p, b, below, above);
+      if (p % n_.num_directions + 1 == n_.num_directions) below = above;
+    }
+    for (int64_t e = 0; e < c_.steps * c_.batch; ++e) {
+      for (int64_t k = 0; k < n_.width() && a_.Valid(e); ++k) {
+        loss += below[e * n_.width() + k] * (*a_.dy)[e * n_.width() + k];
+      }
+    }
+    y = below;
+    return loss;
+  }
+
+  std::vector<double> y;
+
+ private:
+  int64_t Entry(int64_t row, int64_t time) const {
+    return c_.time_major ? time * c_.batch + row : row * c_.steps + time;
+  }
+
+  double Row(int64_t p, int64_t row, const std::vector<double>& below,
+             std::vector<double>& above) {
+    const int64_t layer = p / n_.num_directions, d = p % n_.num_directions;
+    const int64_t H = n_.hidden_size, S = n_.output_size(), I = n_.inputs(layer);
+    const int64_t from = p * c_.batch + row, length = c_.length(row);
+    std::vector<double> h(&(*a_.h_0)[from * S], &(*a_.h_0)[from * S] + S), c(H);
+    if (n_.lstm()) c.assign(&(*a_.c_0)[from * H], &(*a_.c_0)[from * H] + H);
+    for (int64_t s = 0; s < length; ++s) {
+      const int64_t e = Entry(row, d == 1 ? length - 1 - s : s);
+      if (c_.resets && (*a_.resets)[e]) {
+        std::fill(h.begin(), h.end(), 0);
+        std::fill(c.begin(), c.end(), 0);
+      }
+      std::vector<double> x(I);
+      for (int64_t k = 0; k < I; ++k) {
+        x[k] = layer == 0 ? (*a_.x)[e * I + k] : below[e * I + k];
+        if (layer > 0 && c_.drops) {
+          x[k] *= a_.keep[layer - 1][e * I + k] * n_.dropout_scale;
+        }
+      }
+      Step(p, layer, x, h, c);
+      for (int64_t k = 0; k < S; ++k) above[e * n_.width() + d * S + k] = h[k];
+    }
+    double loss = 0;
+    for (int64_t k = 0; k < S; ++k) loss += h[k] * (*a_.dh_n)[from * S + k];
+    for (int64_t k = 0; k < H && n_.lstm(); ++k)
+      loss += c[k] * (*a_.dc_n)[from * H + k];
+    return loss;
+  }
+
+  void Step(int64_t p, int64_t layer, const std::vector<double>& x,
+            std::vector<double>& h, std::vector<double>& c) {
+    const LayerOffsets at = OffsetsOf(n_, p);
+    const int64_t H = n_.hidden_size;
+    const double* w = a_.weights->data();
+    const auto product = [&](int64_t offset, int64_t row,
+                             const std::vector<double>& v) {
+      double sum = 0;
+      const int64_t size = v.size();
+      for (int64_t k = 0; k < size; ++k) sum += w[offset + row * size + k] * v[k];
+      return sum;
+    };
+    const auto input = [&](int64_t row) {
+      const double bias = at.b_ih >= 0 ? w[at.b_ih + row] : 0;
+      return bias + (n_.has_w_ih(layer) ? product(at.w_ih, row, x) : x[row % H]);
+    };
+    const auto recurrent = [&](int64_t row) {
+      return (at.b_hh >= 0 ? w[at.b_hh + row] : 0) + product(at.w_hh, row, h);
+    };
+    const auto gate = [&](int64_t g, int64_t u) {
+      return input(g * H + u) + recurrent(g * H + u);
+    };
+    std::vector<double> next(H);
+    for (int64_t u = 0; u < H; ++u) {
+      if (n_.mode == Mode::kRnnTanh) next[u] = std::tanh(gate(0, u));
+      if (n_.mode == Mode::kRnnRelu) next[u] = std::max(0.0, gate(0, u));
+      if (n_.lstm()) {
+        c[u] = Sigmoid(gate(1, u)) * c[u] + Sigmoid(gate(0, u)) * std::tanh(gate(2, u));
+        if (n_.clips) c[u] = std::clamp(c[u], -n_.cell_clip, n_.cell_clip);
+        next[u] = Sigmoid(gate(3, u)) * std::tanh(c[u]);
+      }
+      if (n_.gru()) {
+        const double r = Sigmoid(gate(0, u)), z = Sigmoid(gate(1, u));
+        const double n = std::tanh(input(2 * H + u) + r * recurrent(2 * H + u));
+        next[u] = (1 - z) * n + z * h[u];
+      }
+    }
+    for (int64_t k = 0; k < n_.output_size(); ++k) {
+      h[k] = n_.proj_size > 0 ? product(at.w_hr, k, next) : next[k];
+    }
+  }
+
+  const Case& c_;
+  const Network& n_;
+  Arrays<double, double>& a_;
+};
+
+void CheckNear(double got, double want, double tolerance, const std::string& what) {
+  if (std::abs(got - want) <= tolerance * (1 + std::abs(want))) return;
+  ++failures;
+  std::cerr << what << " is " << got << ", want " << want << "\n";
+}
+
+// Along a random direction in each input, the gradient is the slope of the loss.
+void CheckGradients(const Case& c, Arrays<double, double>& a) {
+  std::mt19937 bits(11);
+  std::normal_distribution<double> normal(0, 1);
+  Loop loop(c, a);
+  const auto check = [&](Guarded<double>& input, Guarded<double>& gradient,
+                         const char* name) {
+    const std::vector<double> start(input.data(), input.data() + input.size());
+    std::vector<double> direction(input.size());
+    double slope = 0;
+    for (int64_t i = 0; i < input.size(); ++i) {
+      direction[i] = normal(bits);
+      if (!std::isnan(start[i])) slope += direction[i] * gradient[i];
+    }
+    const auto loss_at = [&](double step) {
+      for (int64_t i = 0; i < input.size(); ++i) {
+        input[i] = start[i] + step * direction[i];
+      }
+      return loop.Loss();
+    };
+    const double step = 1e-6;
+    const double want = (loss_at(step) - loss_at(-step)) / (2 * step);
+    loss_at(0);
+    CheckNear(slope, want, 2e-6 * (1 + input.size()), c.name + ": d" + name);
+  };
+  check(*a.weights, *a.dweights, "weights");
+  check(*a.x, *a.dx, "x");
+  check(*a.h_0, *a.dh_0, "h_0");
+  check(*a.c_0, *a.dc_0, "c_0");
+}
+
+template <typename S, typename R>
+std::string ResultsWith(const Case& c, int32_t threads, Arrays<S, R>& a) {
+  ostinato::cpu::SetNumThreads(threads);
+  Team team(threads);
+  a.Fill();
+  a.Forward(team, false);
+  const std::string outputs(reinterpret_cast<const char*>(a.y->data()),
+                            a.y->size() * sizeof(S));
+  a.Forward(team, true);
+  CHECK_EQ(outputs == std::string(reinterpret_cast<const char*>(a.y->data()),
+                                  a.y->size() * sizeof(S)),
+           true);
+  a.Backward(team);
+  for (int64_t e = 0; e < c.steps * c.batch; ++e) {
+    if (a.Valid(e)) continue;
+    for (int64_t k = 0; k < c.network.width(); ++k) {
+      CHECK_EQ(Widen((*a.y)[e * c.network.width() + k]), 0);
+    }
+  }
+  return a.Results();
+}
+
+template <typename S, typename R>
+void CheckBits(const Case& c, double tolerance, const std::vector<double>& y,
+               const std::vector<double>& dweights) {
+  Arrays<S, R> first(c);
+  const std::string want = ResultsWith(c, 1, first);
+  for (const int32_t threads : {2, 3}) {
+    Arrays<S, R> a(c);
+    CHECK_EQ(ResultsWith(c, threads, a) == want, true);
+  }
+  const auto near = [&](Guarded<S>& got, const std::vector<double>& want,
+                        const char* name) {
+    double error = 0, largest = 1;
+    for (int64_t i = 0; i < got.size(); ++i) {
+      error = std::max(error, std::abs(double(Widen(got[i])) - want[i]));
+      largest = std::max(largest, std::abs(want[i]));
+    }
+    CheckNear(error / largest, 0, tolerance, c.name + ": error of " + name);
+  };
+  near(*first.y, y, "y");
+  // 16 bits may round a relu's input to the other side of 0, where its slope jumps.
+  if (c.network.mode != Mode::kRnnRelu) near(*first.dweights, dweights, "dweights");
+}
+
+void Check(const Case& c) {
+  Arrays<double, double> a(c);
+  ResultsWith(c, 2, a);
+  Loop loop(c, a);
+  loop.Loss();
+  for (int64_t i = 0; i < a.y->size(); ++i) {
+    if (a.Valid(i / c.network.width())) {
+      CheckNear((*a.y)[i], loop.y[i], 1e-12, c.name + ": y");
+    }
+  }
+  CheckGradients(c, a);
+  const std::vector<double> y(a.y->data(), a.y->data() + a.y->size());
+  const std::vector<double> dw(a.dweights->data(),
+                               a.dweights->data() + a.dweights->size());
+  CheckBits<double, double>(c, 1e-12, y, dw);
+  CheckBits<float, float>(c, 2e-5, y, dw);
+  CheckBits<BFloat16, float>(c, 0.1, y, dw);
+}
+
+Network Of(Mode mode, int64_t inputs, int64_t hidden, int64_t layers = 1,
+           int64_t directions = 1) {
+  Network n{};
+  n.mode = mode;
+  n.input_size = inputs;
+  n.hidden_size = hidden;
+  n.num_layers = layers;
+  n.num_directions = directions;
+  n.bias_ih = n.bias_hh = true;
+  n.dropout_scale = 1.5;
+  return n;
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  const std::vector<int32_t> mixed{3, 0, 5, 1, 5};
+  for (const Mode mode : {Mode::kRnnRelu, Mode::kRnnTanh, Mode::kLstm, Mode::kGru}) {
+    const std::string name = std::to_string(static_cast<int>(mode));
+    cases.push_back({name + " ones", Of(mode, 1, 1), 1, 1, {}});
+    cases.push_back({name + " no rows", Of(mode, 2, 3, 2, 2), 4, 0, {}});
+    cases.push_back({name + " no steps", Of(mode, 2, 3, 2, 2), 0, 3, {}});
+    cases.push_back({name + " stacked", Of(mode, 3, 17, 3), 5, 1, {}});
+    cases.push_back({name + " wide", Of(mode, 5, 70, 1), 4, 2, {}});
+    Case ragged{name + " ragged", Of(mode, 3, 5, 2, 2), 5, 5, mixed};
+    ragged.drops = true;
+    cases.push_back(ragged);
+    Case resets{name + " resets", Of(mode, 3, 18, 2), 5, 5, mixed};
+    resets.resets = resets.time_major = resets.recompute = true;
+    resets.network.bias_ih = false;
+    cases.push_back(resets);
+    Case skip{name + " skip", Of(mode, 19, 19, 1, 2), 3, 20, {}};
+    skip.network.skip = skip.recompute = true;
+    skip.network.bias_hh = false;
+    cases.push_back(skip);
+  }
+  Case projected{"projected", Of(Mode::kLstm, 3, 21, 2, 2), 5, 5, mixed};
+  projected.network.proj_size = 4;
+  projected.network.clips = true;
+  projected.network.cell_clip = 0.4;
+  cases.push_back(projected);
+  projected.recompute = true;
+  projected.network.num_directions = 1;
+  projected.resets = true;
+  cases.push_back(projected);
+  cases.push_back({"long", Of(Mode::kLstm, 2, 3), 300, 3, {300, 7, 150}});
+  cases.push_back({"long", Of(Mode::kGru, 2, 3, 1, 2), 300, 3, {290, 300, 0}});
+  return cases;
+}
+
+// Several threads of the process call at once; only one of them has the pool.
+void CallsFromManyThreadsAgree() {
+  const Case c{"at once", Of(Mode::kGru, 9, 33, 2), 20, 4, {20, 3, 11, 0}};
+  Arrays<float, float> first(c);
+  const std::string want = ResultsWith(c, 2, first);
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i) {
+    callers.emplace_back([&] {
+      for (int n = 0; n < 20; ++n) {
+        Arrays<float, float> a(c);
+        if (ResultsWith(c, 2, a) != want) ++failures;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+}
+
+}  // namespace
+
+int main() {
+  const int best = static_cast<int>(ostinato::cpu::DetectIsa());
+  for (const Case& c : Cases()) Check(c);
+  const Case small{"every level", Of(Mode::kLstm, 7, 37, 1, 2), 6, 5, {6, 2, 0, 5, 6}};
+  for (int isa = 0; isa <= best; ++isa) {
+    ostinato::cpu::SetIsaCap(static_cast<Isa>(isa));
+    Check(small);
+  }
+  CallsFromManyThreadsAgree();
+  return Summary();
+}

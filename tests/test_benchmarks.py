@@ -1,0 +1,343 @@
+"""The benchmark measures the same thing everywhere, and says what it measured."""
+
+import dataclasses
+import functools as ft
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from rich.console import Console
+
+from benchmarks import (
+    compare,
+    floors,
+    native,
+    peers,
+    report,
+    results,
+    rows,
+    session,
+    timing,
+)
+from benchmarks.peers import OURS, Unsupported
+from benchmarks.problem import Problem, make_data
+from benchmarks.results import Results, Row
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {
+    "torch": ["torch"],
+    "onnxruntime": ["onnxruntime", "onnx"],
+    "flax": ["flax"],
+}
+
+# ------------------------------------------------------------------------- contenders
+
+SMALL = dict(batch=3, steps=5, input_size=6, hidden_size=7)
+RAGGED = SMALL | dict(ragged=True, bidirectional=True)
+STEP = SMALL | dict(batch=1, steps=1)
+BFLOAT16 = SMALL | dict(dtype="bfloat16")
+GRADIENTS = (OURS, "torch", "flax")
+DEEP = RAGGED | dict(num_layers=2)
+TAKE_PART = [
+    *itertools.product(rows.MODES, ["infer"], [RAGGED], ["torch", "onnxruntime"]),
+    *itertools.product(["gru", "rnn_tanh"], ["train"], [RAGGED], GRADIENTS),
+    *itertools.product(["lstm"], ["train"], [DEEP], GRADIENTS),
+    *itertools.product(rows.MODES, ["step"], [STEP], peers.PEERS),
+    *itertools.product(["lstm"], ["infer"], [BFLOAT16], [*GRADIENTS, "scan"]),
+    ("lstm", "compile", SMALL, OURS),
+]
+TAKE_PART = [
+    pytest.param(name, Problem(mode, kind, **sizes), id=f"{name}-{mode}-{kind}")
+    for mode, kind, sizes, name in TAKE_PART
+]
+
+
+@pytest.fixture(autouse=True)
+def _jax_as_it_comes():
+    """The peers are not written for the strictness of these tests."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@ft.cache
+def reference(problem):
+    return peers.reference(problem, make_data(problem), threads=1)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name, problem", TAKE_PART)
+def test_contender_computes_the_same(name, problem):
+    for package in PACKAGES.get(name, []):
+        pytest.importorskip(package, reason=f"needs {package}, from the extra `peers`")
+    contender = peers.build(name, problem, make_data(problem), threads=1)
+    got = contender.results(contender.call())
+    timing.check(problem, got, reference(problem))
+    grads = {"dx", "dw_ih", "dw_hh", "db_ih", "dh_0"} if problem.differentiates else ()
+    assert got.keys() >= {"y", "h_n", *grads}
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    "name, kind, sizes",
+    [
+        ("onnxruntime", "train", {}),
+        ("onnxruntime", "infer", dict(dtype="bfloat16")),
+        ("onnxruntime", "infer", dict(num_layers=2)),
+        ("torch", "compile", {}),
+        ("prepared", "train", {}),
+        ("prepared", "infer", dict(batch=2)),
+    ],
+)
+def test_contender_says_what_it_cannot(name, kind, sizes):
+    for package in PACKAGES.get(name, []):
+        pytest.importorskip(package, reason=f"needs {package}, from the extra `peers`")
+    problem = Problem("lstm", kind, **(SMALL | sizes))
+    with pytest.raises(Unsupported):
+        peers.build(name, problem, make_data(problem), threads=1)
+
+
+def test_wrong_results_are_found():
+    problem = Problem("rnn_tanh", "infer", **SMALL)
+    want = reference(problem)
+    timing.check(problem, want, want)
+    with pytest.raises(AssertionError, match="h_n"):
+        timing.check(problem, want | {"h_n": want["h_n"] + 1e-4}, want)
+
+
+def test_a_contender_with_other_results_is_not_timed(monkeypatch):
+    problem = Problem("rnn_tanh", "infer", **SMALL)
+    wrong = dataclasses.replace(problem, mode="gru")
+    want, build = reference(problem), peers.build
+
+    def build_or_swap(name, problem, data, threads):
+        mine = problem if name == OURS else wrong
+        return build("scan", mine, make_data(mine), threads)
+
+    monkeypatch.setattr(peers, "build", build_or_swap)
+    monkeypatch.setattr(peers, "reference", lambda *_: want)
+    good, skipped = timing.checked(problem, make_data(problem), [OURS, "torch"], 1)
+    assert list(good) == [OURS]
+    assert skipped["torch"].startswith(timing.OTHER_RESULTS)
+
+
+def test_contenders_take_turns(monkeypatch):
+    monkeypatch.setattr(timing, "ROUND_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "REST_SECONDS", 0.0)
+    called = []
+    names = ("a", "b", "c")
+    calls = {name: ft.partial(called.append, name) for name in names}
+    seconds = timing.take_turns(calls, rounds=3)
+    assert {name: len(s) for name, s in seconds.items()} == dict.fromkeys(names, 3)
+    assert "".join(called[6:]) == "abc" + "bca" + "cab"  # after the warm-up
+
+
+# ------------------------------------------------------------------------------- rows
+
+
+@pytest.mark.parametrize("mode", rows.MODES)
+def test_names_lead_to_rows(mode):
+    for problem in rows.table(mode):
+        assert rows.row(mode, problem.name) == problem
+    for size in rows.SWEEPS:
+        values = {getattr(p, rows._FIELDS[size][0]) for p in rows.sweep(mode, size)}
+        assert values == set(rows.SWEEPS[size])
+
+
+def test_goals_are_those_of_torch_over_ours():
+    assert rows.goal("lstm", "N32H256-infer") == (1.04, 1.12)
+    assert rows.goal("gru", "N64H512-ragged-train") == (2.4, None)
+    assert rows.goal("rnn_tanh", "N1H64-step") is None
+
+
+# ----------------------------------------------------------------------------- floors
+
+PEAKS = floors.Peaks(
+    threads=2,
+    float32=2e11,
+    bfloat16=4e11,
+    read=[(2**14, 4e11), (2**20, 2e11), (2**26, 4e10)],
+    dispatch=1e-5,
+)
+
+
+def floor(**sizes):
+    base = dict(batch=32, steps=100, input_size=256, hidden_size=256)
+    problem = Problem(**(dict(mode="lstm", kind="infer") | base | sizes))
+    return floors.floor(problem, make_data(problem).lengths, PEAKS)
+
+
+@pytest.mark.parametrize("kind", ["infer", "train"])
+@pytest.mark.parametrize("size", ["batch", "steps", "hidden_size"])
+def test_floor_grows_with_every_size(kind, size):
+    values = [floor(kind=kind, **{size: n}) for n in (1, 2, 16, 64)]
+    assert all(a < b for a, b in itertools.pairwise([PEAKS.dispatch, *values]))
+
+
+def test_floor_counts_what_must_be_done():
+    # Products with 4 * 256 rows of weights: two on the way forward, four more back.
+    product = 2 * 4 * 256 * 256 * 32 * 100 / 2e11
+    assert floor() == pytest.approx(PEAKS.dispatch + 2 * product)
+    assert floor(kind="train") == pytest.approx(PEAKS.dispatch + 6 * product)
+    assert floor(ragged=True) < floor()
+    # One sequence: each step reads 1 MB, split over two threads.
+    reading = 4 * 4 * 256 * 256 / 2e11
+    one = floor(batch=1)
+    assert one == pytest.approx(PEAKS.dispatch + product / 32 + 100 * reading)
+    assert floor(kind="compile") is None
+
+
+def test_peaks_are_measured():
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    peaks = floors.Peaks(**native.peaks(1), dispatch=1e-5)
+    sizes = [size for size, _ in peaks.read]
+    assert sizes == sorted(sizes)
+    assert 0 < peaks.float32 <= peaks.bfloat16 * 1.1
+    assert all(peaks.bandwidth(size) > 0 for size in (1, 1e6, 1e12))
+
+
+# ------------------------------------------------------------------- files and reports
+
+
+def made_row(name, ours, threads=2, mode="lstm", **sizes):
+    """A row whose rounds are 1 % apart, torch 1.5 and scan 3 times as long."""
+    around = [0.99, 1.0, 1.01]
+    seconds = {OURS: ours, "torch": 1.5 * ours, "scan": 3 * ours}
+    return Row(
+        mode=mode,
+        name=name,
+        sizes=dict(T=100, N=32, H=256) | sizes,
+        threads=threads,
+        seconds={name: [s * a for a in around] for name, s in seconds.items()},
+        skipped={"flax": "needs the package flax"},
+        detail={OURS: "cpu"},
+        floor=0.9 * ours,
+    )
+
+
+@pytest.fixture
+def measured():
+    made = [
+        made_row(f"N{n}H256-{kind}", n * times, N=n)
+        for n in (1, 32, 128)
+        for kind, times in (("infer", 5e-4), ("train", 2e-3))
+    ]
+    made.append(made_row("N32H256-infer", 3e-2, threads=1))
+    made.append(made_row("N1H64-step", 2e-5, mode="gru", N=1, H=64))
+    peaks = {"2": PEAKS._asdict()}
+    machine = results.machine() | {"peaks": peaks, "kernel_shares": {"f32": 0.97}}
+    return Results(machine, {row.id: row for row in made})
+
+
+def test_results_are_stored(tmp_path, measured):
+    path = tmp_path / "new" / "results.json"
+    results.save(path, measured)
+    stored = results.load(path)
+    assert stored.rows == measured.rows and stored.threads == 2
+    assert stored.machine == json.loads(json.dumps(measured.machine))
+
+
+def test_verdict_names_what_was_missed():
+    row = made_row("N32H256-infer", 1e-2)
+    verdict = report.tables.verdict
+    assert verdict(row) == "ok"
+    assert verdict(row._replace(floor=7e-3)) == "missed: floor"
+    slow = row._replace(seconds=row.seconds | {"torch": [1e-2], "scan": [9e-3]})
+    assert verdict(slow) == "missed: torch, scan"
+    assert verdict(row._replace(name="N8H256-infer")) == ""
+    built = row._replace(name="N32H256-compile", floor=None)
+    assert verdict(built) == "ok"
+    slowly = built._replace(seconds={OURS: [0.07]})
+    assert verdict(slowly) == "missed: 60 ms"
+
+
+def test_comparison_needs_more_than_the_spread():
+    before = made_row("N32H256-infer", 1e-2)
+    for change, verdict in ((1.0, "same"), (1.005, "same"), (1.1, "slower")):
+        after = made_row("N32H256-infer", 1e-2 * change)
+        assert compare.verdict(before, after) == verdict
+        assert compare.change(before, after) == pytest.approx(change)
+    assert compare.verdict(before, made_row("N32H256-infer", 8e-3)) == "faster"
+
+
+def test_comparison_is_printed(tmp_path, measured, capsys):
+    paths = tmp_path / "a.json", tmp_path / "b.json"
+    for path in paths:
+        results.save(path, measured)
+    compare.main(*paths)
+    assert "lstm/N32H256-infer/2 threads" in capsys.readouterr().out
+
+
+def test_report_fills_the_page(tmp_path, measured):
+    pytest.importorskip("matplotlib")
+    results.save(tmp_path / "results.json", measured)
+    page = tmp_path / "results.md"
+    page.write_text(f"Top\n\n{report.BEGIN}\nold\n{report.END}\n\nBottom\n")
+    report.main(tmp_path / "results.json", docs=tmp_path)
+    text = page.read_text()
+    assert text.startswith("Top\n") and text.endswith("Bottom\n") and "old" not in text
+    assert "| N32H256-infer | 16.0 ± 1 % | 14.4 | 1.11 | 1.50 | 1.04 | 1.12 |" in text
+    assert "### GRU" in text and "flax |" not in text  # nobody ran it
+    assert "f32 97 %" in text
+    picture = tmp_path / "images" / "cost_N.png"
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.name in text
+    assert [path.name for path in picture.parent.iterdir()] == [picture.name]
+    report.main(tmp_path / "results.json", docs=tmp_path)
+    assert page.read_text() == text
+
+
+def test_report_wants_marks():
+    with pytest.raises(ValueError, match="lacks the marks"):
+        report.between_marks("a page", "text")
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_run_adds_to_what_there_is(tmp_path):
+    out = tmp_path / "results.json"
+    before = made_row("N1H256-step", 1e-5, mode="gru")
+    results.save(out, Results(results.machine(), {before.id: before}))
+    command = [sys.executable, "-m", "benchmarks.run", "--mode=lstm", "--no-guard"]
+    command += ["--rows=N1H64-st*", "--peer=scan", "--rounds=1", "--resume"]
+    done = subprocess.run(
+        [*command, f"--out={out}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    stored = results.load(out)
+    first, second = stored.rows.values()
+    assert first == before
+    assert second.name == "N1H64-step" and second.seconds.keys() == {OURS, "scan"}
+    assert second.floor > 0 and stored.machine["peaks"]
+
+
+def test_results_of_two_machines_are_not_mixed(tmp_path, measured):
+    out = tmp_path / "results.json"
+    measured.machine["cpu"] = "another"
+    results.save(out, measured)
+    with pytest.raises(ValueError, match="another cpu"):
+        session.begin(out, resume=True, guard=False, console=Console())
+
+
+@pytest.mark.parametrize("shares", [{"f32": 0.97}, {"f32": 0.97, "bf16": 0.6}])
+def test_kernels_are_guarded(tmp_path, monkeypatch, shares):
+    monkeypatch.setattr(native, "kernel_shares", lambda: shares)
+    begin = ft.partial(session.begin, tmp_path / "new", False, True, Console())
+    if min(shares.values()) < native.LEAST_SHARE:
+        with pytest.raises(ValueError, match="below 85 %"):
+            begin()
+    else:
+        assert begin().machine["kernel_shares"] == shares
+
+
+def test_rows_are_chosen_by_name():
+    chosen = session.select(["gru"], ["N1H*-step", "*-compile"], [])
+    names = [problem.name for problem in chosen]
+    compiles = ["N32H256-compile", "N32H256T1000-compile"]
+    assert names == ["N1H64-step", "N1H256-step", *compiles]
+    for options in (["elman"], [], []), ([], ["N1H65-*"], []), ([], [], ["B"]):
+        with pytest.raises(ValueError, match="elman|N1H65|B"):
+            session.select(*options)

@@ -1,0 +1,94 @@
+"""What the native library says to a call that does not add up.
+
+`cpu.py` makes no such call: this is about handlers that check before they read.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import ostinato as ost
+from ostinato import _native
+from ostinato._rnn import cpu
+from ostinato._rnn.call import Differentiable, Operands, Outputs, Residuals, RNNCall
+
+pytestmark = pytest.mark.skipif(
+    _native.status().library is None,
+    reason=f"no native library: {_native.status().reason}",
+)
+SPEC = ost.RNNSpec("gru", 2, 3, 2)
+CALL = RNNCall(SPEC)
+OPERANDS = Operands(
+    weights=jnp.zeros(SPEC.num_params, jnp.float32),
+    x=jnp.zeros((2, 4, 2), jnp.float32),
+    h_0=jnp.zeros((2, 2, 3), jnp.float32),
+)
+NO_GROUPS = (False,) * 3
+
+
+def forward(results=None, groups=NO_GROUPS, **changes):
+    if results is None:
+        results = jax.tree.leaves(CALL.output_shapes(OPERANDS))
+    run = jax.jit(lambda operands: cpu.forward(CALL, results, groups, operands))
+    return jax.block_until_ready(run(OPERANDS._replace(**changes)))
+
+
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+def floats(*sizes):
+    return jnp.zeros(sizes, jnp.float32)
+
+
+def backward_without_gates():
+    wrt = Differentiable(True, True, True, False)
+    residuals = Residuals(floats(2, 4, 3), CALL.output_shapes(OPERANDS)[1])
+    bar = Outputs(floats(2, 4, 3), floats(2, 2, 3))
+    results = jax.tree.leaves(CALL.gradient_shapes(OPERANDS, wrt))
+
+    def run(operands, bar):
+        groups = (False,) * 6
+        return cpu.backward(CALL, results, groups, operands, residuals, bar, wrt)
+
+    return jax.jit(run)(OPERANDS, bar)
+
+
+WRONG = {
+    "weights": (
+        lambda: forward(weights=floats(9)),
+        f"weights has 9 elements, want {SPEC.num_params}",
+    ),
+    "state": (lambda: forward(h_0=floats(2, 2, 2)), "h_0 has 8 elements, want 12"),
+    "result": (
+        lambda: forward([shape(2, 4, 4), shape(2, 2, 3)]),
+        "y has 32 elements, want 24",
+    ),
+    "missing-result": (lambda: forward([shape(2, 4, 3)]), "no result is left for h_n"),
+    "another-result": (
+        lambda: forward([shape(2, 4, 3), shape(2, 2, 3), shape(1)]),
+        "too many results",
+    ),
+    "another-argument": (
+        lambda: forward(c_0=floats(2, 2, 3), groups=(False,) * 4),
+        "too many arguments",
+    ),
+    "groups": (lambda: forward(groups=(False,) * 4), "`groups` must have an entry"),
+    "dtype": (
+        lambda: forward(weights=jnp.zeros(SPEC.num_params, jnp.float16)),
+        "weights must be float32, float64 or bfloat16",
+    ),
+    "reserve": (backward_without_gates, "elements, want"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_call_that_does_not_add_up_is_an_error(name):
+    run, message = WRONG[name]
+    with pytest.raises(RuntimeError, match="ostinato_rnn_.*" + message):
+        jax.block_until_ready(run())
+
+
+def test_a_call_that_does_is_none():
+    y, h_n = forward()
+    assert not y.any() and not h_n.any()
