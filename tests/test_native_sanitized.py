@@ -62,9 +62,7 @@ def test_native_checks_hold(name, tmp_path):
     run_checks(name, ["-fsanitize=address,undefined"], tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", ["network_test.cc", "scratch_test.cc", "team_test.cc"]
-)
+@pytest.mark.parametrize("name", ["network_test.cc", "scratch_test.cc", "team_test.cc"])
 def test_native_checks_hold_without_data_races(name, tmp_path):
     # That sanitizer does not follow a fork of a process with several threads.
     run_checks(name, ["-fsanitize=thread"], tmp_path, "no-fork")

@@ -92,8 +92,8 @@ class Overload {
 
  private:
   static constexpr int64_t kWorkPerLoss = 10;
-  static constexpr int64_t kMostCredit = 5'000'000;                           // ns
-  static constexpr int64_t kShortest = 50'000'000, kLongest = 2'000'000'000;  // ns
+  static constexpr int64_t kMostCredit = 5'000'000;                          // ns
+  static constexpr int64_t kShortest = 4'000'000, kLongest = 2'000'000'000;  // ns
 
   std::atomic<int64_t> until_{0};
   int64_t length_ = 0, credit_ = kMostCredit;
@@ -132,7 +132,7 @@ class Pool {
   // them; returns their number.
   int32_t Open(int32_t wanted);
 
-  // Both return the longest time, in ns, for which a member waited for stopped ones.
+  // Both return for how long, in ns, members have waited for stopped ones in all.
   int64_t Run(Team::BodyCall call, const void* body);
   int64_t ForEach(int64_t n, Team::ItemCall call, const void* body);
 
@@ -319,7 +319,7 @@ int64_t Pool::Run(Team::BodyCall call, const void* body) {
     const Seat& seat = seat_[i];
     lost +=
         WaitUntil([&] { return seat.left.load(std::memory_order_acquire) == base_; });
-    lost = std::max(lost, seat.lost);
+    lost += seat.lost;
     last_round = std::max(last_round, seat.round.load(std::memory_order_relaxed));
   }
   base_ = last_round + 1;

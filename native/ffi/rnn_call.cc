@@ -32,8 +32,8 @@ CallAttributes DecodeAttributes(const xffi::Dictionary& attributes) {
   n.bias_hh = HasBit(bias, 1);
   n.skip = integer("skip") != 0;
   n.cell_clip = Get<double>(attributes, "cell_clip");
-  n.clips = n.cell_clip < std::numeric_limits<double>::infinity();
   n.clip_nan = integer("clip_nan") != 0;
+  n.clips = n.clip_nan || n.cell_clip < std::numeric_limits<double>::infinity();
   n.dropout_scale = Get<double>(attributes, "dropout_scale");
   call.time_major = integer("time_major") != 0;
   call.save = integer("save") != 0;

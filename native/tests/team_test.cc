@@ -350,6 +350,23 @@ void ChildrenOfABusyProcessHaveTeams() {
   other.join();
 }
 
+// Where one member is held up long enough, all of them part after the same step.
+void MembersPartTogether() {
+  constexpr int kSteps = 20;
+  std::atomic<int> first{-1}, others{-1};
+  RunWithHelpers([&](Member& member) {
+    int steps = 0;
+    for (bool goes_on = true; goes_on && steps < kSteps; ++steps) {
+      if (member.index() == 1 && steps == 3)
+        std::this_thread::sleep_for(milliseconds(9));
+      goes_on = member.SyncAndGoOn();
+    }
+    (member.index() == 0 ? first : others).store(steps);
+  });
+  CHECK_EQ(first.load(), others.load());
+  CHECK_EQ(first.load() < kSteps, true);
+}
+
 }  // namespace
 
 // An argument leaves out what the thread sanitizer cannot follow.
@@ -362,6 +379,7 @@ int main(int argc, char**) {
   TeamsAreNoLargerThanAsked();
   SyncMakesWritesVisible();
   SyncForgetsEarlierRuns();
+  MembersPartTogether();
   ASecondTeamWorksAlone();
   RunThrowsWhatAMemberThrew();
   ForEachThrowsWhatAnItemThrew();
