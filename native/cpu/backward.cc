@@ -24,7 +24,8 @@ class Backward {
         packing_(WideKernels<S>(), n_),
         rows_(*MakeSlices(in_.seq_lengths, in_.batch, in_.steps, 1, scratch_)),
         plan_(PlanFor(team.threads())),
-        context_{call, WideKernels<S>(), packing_, PackAgain(), rows_} {
+        context_{call,     WideKernels<S>(), RealKernels<R>(),
+                 packing_, PackAgain(),      rows_} {
     TakeStrides();
     for (int64_t d = 0; d < n_.num_directions; ++d) {
       buffers_[d] = Pass::MakeBuffers(context_, scratch_);
@@ -84,9 +85,16 @@ class Backward {
 
   Plan PlanFor(int32_t threads) const {
     const Plan plan = PlanOf(WorkOf(n_, in_.steps, in_.batch), threads);
-    // Units are shared in blocks of 4 vectors here; with only one, nobody helps.
-    const bool one = n_.output_size() <= 4 * packing_.lanes();
-    return plan == Plan::kUnits && one ? Plan::kDirections : plan;
+    const bool one_vector = n_.output_size() <= packing_.lanes();
+    return plan == Plan::kUnits && one_vector ? Plan::kDirections : plan;
+  }
+
+  // Vectors in a block of columns, so that the threads get as many of them each.
+  int64_t StepVectors() const {
+    if (plan_ != Plan::kUnits) return 4;
+    const int64_t vectors = CeilDiv(n_.output_size(), packing_.lanes());
+    const int64_t each = CeilDiv(vectors, team_.threads());
+    return CeilDiv(each, CeilDiv(each, 4));
   }
 
   // The tasks of both directions at once.
@@ -174,7 +182,11 @@ class Backward {
     context_.c_stride = stride(n_.hidden_size);
     context_.g_stride = stride(context_.blocks() * n_.hidden_size);
     context_.r_stride = stride(context_.most_rows);
+    context_.step_vectors = StepVectors();
     context_.zero_state = scratch_.TakeZeroed<S>(n_.output_size());
+    auto* ones = scratch_.Take<R>(context_.most_rows);
+    std::fill(ones, ones + context_.most_rows, R{1});
+    context_.ones = ones;
     context_.zeros = scratch_.TakeZeroed<R>(std::max(4 * lanes, n_.hidden_size));
   }
 

@@ -117,9 +117,9 @@ GradientPass<S, R>::GradientPass(const Context& context, int64_t pseudo_layer,
 
 template <typename S, typename R>
 int64_t GradientPass<S, R>::begin_tasks() const {
-  return 1 + ColumnsOf(out_).count() +
+  return 1 + StepColumnsOf(out_).count() +
          (offsets_.w_ih >= 0 && wants_inputs() ? ColumnsOf(inputs_).count() : 0) +
-         (projects() ? ColumnsOf(hidden_).count() : 0);
+         (projects() ? StepColumnsOf(hidden_).count() : 0);
 }
 
 template <typename S, typename R>
@@ -131,8 +131,8 @@ void GradientPass<S, R>::PackPanel(const S* const* rows, int64_t depth, Columns 
 
 template <typename S, typename R>
 void GradientPass<S, R>::Begin(int64_t task) const {
-  const auto panel = [&](const S* const* rows, int64_t depth, int64_t size, R* panels) {
-    const Columns columns = ColumnsOf(size);
+  const auto panel = [&](const S* const* rows, int64_t depth, Columns columns,
+                         R* panels) {
     if (task >= 0 && task < columns.count()) {
       PackPanel(rows, depth, columns, task, panels);
     }
@@ -152,9 +152,13 @@ void GradientPass<S, R>::Begin(int64_t task) const {
     return;
   }
   task -= 1;
-  panel(b_.w_hh_rows, rows_of_weights(), out_, b_.w_hh);
-  if (projects()) panel(b_.w_hr_rows, n_.proj_size, hidden_, b_.w_hr);
-  if (offsets_.w_ih >= 0) panel(b_.w_ih_rows, rows_of_weights(), inputs_, b_.w_ih);
+  panel(b_.w_hh_rows, rows_of_weights(), StepColumnsOf(out_), b_.w_hh);
+  if (projects()) {
+    panel(b_.w_hr_rows, n_.proj_size, StepColumnsOf(hidden_), b_.w_hr);
+  }
+  if (offsets_.w_ih >= 0) {
+    panel(b_.w_ih_rows, rows_of_weights(), ColumnsOf(inputs_), b_.w_ih);
+  }
 }
 
 // --------------------------------------------------------------------------- a chunk
@@ -357,7 +361,7 @@ void GradientPass<S, R>::Multiply(Tile tile, const R* const* a, int64_t offset,
 template <typename S, typename R>
 int64_t GradientPass<S, R>::Steps(int64_t begin, int64_t end, int64_t first_row,
                                   int64_t last_row, Share share, Member* member) const {
-  const Columns outs = ColumnsOf(out_), units = ColumnsOf(hidden_);
+  const Columns outs = StepColumnsOf(out_), units = StepColumnsOf(hidden_);
   const auto range = [&](Columns columns) {
     const int64_t first = columns.first(share.begin(columns.count()));
     return std::pair{first,
@@ -517,12 +521,14 @@ void GradientPass<S, R>::AddWeightProduct(const WeightProduct& product,
   add(kept, last, hidden_);
 }
 
+// The sum over the rows of a chunk is a product with ones.
 template <typename S, typename R>
 void GradientPass<S, R>::AddBiases(int64_t task) const {
   const int64_t first = task * kBiasesPerTask;
-  const int64_t size = std::min(c_.blocks() * hidden_ - first, kBiasesPerTask);
-  for (int64_t r = 0; r < count_; ++r) {
-    Add(b_.dg_rows[r] + first, nullptr, R{1}, size, b_.db + first);
+  const int64_t last = std::min(c_.blocks() * hidden_, first + kBiasesPerTask);
+  for (int64_t m = first; m < last; m += lanes()) {
+    c_.reals.dot(b_.dg_column_rows[m], c_.r_stride, std::min(lanes(), last - m), count_,
+                 c_.ones, b_.db + m);
   }
 }
 

@@ -25,15 +25,18 @@ template <typename S, typename R>
 struct BackwardContext {
   const BackwardCall<S, R>& call;
   const WideTable<S, R>& kernels;
+  const Kernels<R, R, R>& reals;
   const PackedNetwork<S, R, R>& packing;  // for gates that are computed again
   const void* packed;                     // its panels, or null
   const Slice& rows;
   int64_t most_rows = 0;               // of a chunk
   int64_t h_stride = 0, c_stride = 0;  // of rows of states
   int64_t g_stride = 0;                // of rows of cotangents of pre-activations
-  int64_t r_stride = 0;                // of the same by columns
-  const S* zero_state = nullptr;       // what a step after a reset starts from
-  const R* zeros = nullptr;            // 4 vectors, and a row of cells
+  int64_t step_vectors = 4;       // of a block of columns that members share in a step
+  int64_t r_stride = 0;           // of the same by columns
+  const S* zero_state = nullptr;  // what a step after a reset starts from
+  const R* ones = nullptr;        // for a row of a chunk each
+  const R* zeros = nullptr;       // 4 vectors, and a row of cells
   // Of the layer at hand: gradients of its outputs, [T, B, D*S], null for the last
   // layer; and of its inputs, laid out as they are.
   const R* d_outputs = nullptr;
@@ -155,6 +158,7 @@ class GradientPass {
 
   int64_t lanes() const { return c_.kernels.lanes; }
   Columns ColumnsOf(int64_t size) const { return {size, lanes()}; }
+  Columns StepColumnsOf(int64_t size) const { return {size, lanes(), c_.step_vectors}; }
   int64_t rows_of_weights() const { return n_.gates() * hidden_; }
   bool wants_weights() const { return c_.call.dweights != nullptr; }
   bool wants_inputs() const { return layer_ > 0 || c_.call.dx != nullptr; }

@@ -36,15 +36,16 @@ class Blocks {
   int64_t lanes_, hidden_;
 };
 
-// Columns in blocks of 4 vectors, the last one narrower: of everything but gates.
+// Columns in blocks of `vectors_each` vectors, at most 4, the last one narrower: of
+// everything but gates.
 struct Columns {
   int64_t size, lanes;
+  int64_t vectors_each = 4;
 
-  int64_t count() const { return CeilDiv(size, 4 * lanes); }
-  int64_t first(int64_t block) const { return block * 4 * lanes; }
-  int64_t width(int64_t block) const {
-    return std::min(4 * lanes, size - first(block));
-  }
+  int64_t each() const { return vectors_each * lanes; }
+  int64_t count() const { return CeilDiv(size, each()); }
+  int64_t first(int64_t block) const { return block * each(); }
+  int64_t width(int64_t block) const { return std::min(each(), size - first(block)); }
   int64_t vectors(int64_t block) const { return CeilDiv(width(block), lanes); }
   Tile tile(int64_t block) const { return static_cast<Tile>(vectors(block) - 1); }
 };

@@ -39,6 +39,12 @@ const auto& WideKernels() {
   }
 }
 
+// The table in which everything is what sums are kept in.
+template <typename R>
+const Kernels<R, R, R>& RealKernels() {
+  return WideKernels<R>();
+}
+
 }  // namespace ostinato::cpu
 
 #endif  // OSTINATO_CPU_SETTINGS_H_
