@@ -21,8 +21,8 @@ class Scratch {
   Scratch& operator=(const Scratch&) = delete;
 
   // Room for `count` values, at a multiple of 64 bytes, uninitialised; valid until the
-  // Scratch is destroyed. Successive pieces do not start at the same offset of a 4 KB
-  // page. Throws std::bad_alloc. Never null, not even for 0.
+  // Scratch is destroyed. Successive pieces of 2 KB and more do not start at the same
+  // offset of a 4 KB page. Throws std::bad_alloc. Never null, not even for 0.
   template <typename T>
   T* Take(int64_t count) {
     static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 64);
