@@ -23,7 +23,8 @@ class Backward {
         n_(call.operands.network),
         packing_(WideKernels<S>(), n_),
         rows_(*MakeSlices(in_.seq_lengths, in_.batch, in_.steps, 1, scratch_)),
-        plan_(PlanFor(team.threads())),
+        work_(WorkOf(n_, in_.steps, in_.batch)),
+        plan_(PlanFor(in_.batch, packing_.lanes())),
         context_{call,     WideKernels<S>(), RealKernels<R>(),
                  packing_, PackAgain(),      rows_} {
     TakeStrides();
@@ -83,10 +84,14 @@ class Backward {
     ForEachOf(passes, &Pass::finish_tasks, &Pass::Finish);
   }
 
-  Plan PlanFor(int32_t threads) const {
-    const Plan plan = PlanOf(WorkOf(n_, in_.steps, in_.batch), threads);
-    const bool one_vector = n_.output_size() <= packing_.lanes();
-    return plan == Plan::kUnits && one_vector ? Plan::kDirections : plan;
+  // Of steps with so many active rows, whose units are in blocks of so many columns.
+  Plan PlanFor(int64_t active, int64_t block) const {
+    Work work = work_;
+    work.step = work.step / std::max<int64_t>(1, work.batch) * active;
+    work.batch = active;
+    const Plan plan = PlanOf(work, team_.threads());
+    const bool one_block = n_.output_size() <= block;
+    return plan == Plan::kUnits && one_block ? Plan::kDirections : plan;
   }
 
   // Vectors in a block of columns, so that the threads get as many of them each.
@@ -116,7 +121,8 @@ class Backward {
 
   void RunSteps(Pass (&passes)[2], int64_t begin, int64_t end) {
     const int64_t active = rows_.Active(begin);
-    switch (plan_) {
+    const int64_t block = context_.step_vectors * packing_.lanes();
+    switch (PlanFor(active, block)) {
       case Plan::kRows: {
         const int64_t pieces = std::min<int64_t>(team_.threads(), active);
         CutRows(begin, end, active, pieces);
@@ -224,7 +230,8 @@ class Backward {
   const Network& n_;
   const PackedNetwork<S, R, R> packing_;
   const Slice& rows_;
-  const Plan plan_;
+  const Work work_;
+  const Plan plan_;  // of steps in which every row is active
   BackwardContext<S, R> context_;
   typename Pass::Buffers buffers_[2];
   int64_t* bounds_;

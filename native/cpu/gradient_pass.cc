@@ -117,48 +117,50 @@ GradientPass<S, R>::GradientPass(const Context& context, int64_t pseudo_layer,
 
 template <typename S, typename R>
 int64_t GradientPass<S, R>::begin_tasks() const {
-  return 1 + StepColumnsOf(out_).count() +
-         (offsets_.w_ih >= 0 && wants_inputs() ? ColumnsOf(inputs_).count() : 0) +
-         (projects() ? StepColumnsOf(hidden_).count() : 0);
+  return 1 + CeilDiv(rows_of_weights(), kRowsPerTask) +
+         CeilDiv(n_.proj_size, kRowsPerTask);
 }
 
 template <typename S, typename R>
-void GradientPass<S, R>::PackPanel(const S* const* rows, int64_t depth, Columns columns,
-                                   int64_t block, R* panels) const {
-  c_.kernels.pack_columns(rows, columns.first(block), depth, columns.width(block),
-                          panels + columns.first(block) * depth);
+void GradientPass<S, R>::PackPanels(const S* const* rows, int64_t depth, int64_t first,
+                                    Columns columns, R* panels) const {
+  const int64_t count = std::min(depth - first, kRowsPerTask);
+  for (int64_t q = 0; q < columns.count(); ++q) {
+    R* panel = panels + columns.first(q) * depth;
+    c_.kernels.pack_columns(rows + first, columns.first(q), count, columns.width(q),
+                            panel + first * columns.vectors(q) * lanes());
+  }
 }
 
 template <typename S, typename R>
 void GradientPass<S, R>::Begin(int64_t task) const {
-  const auto panel = [&](const S* const* rows, int64_t depth, Columns columns,
-                         R* panels) {
-    if (task >= 0 && task < columns.count()) {
-      PackPanel(rows, depth, columns, task, panels);
-    }
-    task -= columns.count();
-  };
-  if (task == 0) {
-    const BackwardCall<S, R>& call = c_.call;
-    const int64_t batch = call.operands.batch;
-    for (int64_t i = 0; i < batch; ++i) {
-      const int64_t from = pseudo_layer_ * batch + c_.rows.row[i];
-      Convert(call.dh_n + from * out_, out_, b_.dh + i * c_.h_stride);
-      if (!n_.lstm()) continue;
-      Convert(call.dc_n + from * hidden_, hidden_, b_.dc + i * c_.c_stride);
-      Convert(call.operands.c_0 + from * hidden_, hidden_, b_.c_0 + i * hidden_);
-    }
-    Zero(b_.db, c_.blocks() * hidden_);
+  if (task == 0) return BeginStates();
+  task -= 1;
+  const int64_t row_tasks = CeilDiv(rows_of_weights(), kRowsPerTask);
+  if (task >= row_tasks) {
+    PackPanels(b_.w_hr_rows, n_.proj_size, (task - row_tasks) * kRowsPerTask,
+               StepColumnsOf(hidden_), b_.w_hr);
     return;
   }
-  task -= 1;
-  panel(b_.w_hh_rows, rows_of_weights(), StepColumnsOf(out_), b_.w_hh);
-  if (projects()) {
-    panel(b_.w_hr_rows, n_.proj_size, StepColumnsOf(hidden_), b_.w_hr);
+  const int64_t first = task * kRowsPerTask;
+  PackPanels(b_.w_hh_rows, rows_of_weights(), first, StepColumnsOf(out_), b_.w_hh);
+  if (offsets_.w_ih >= 0 && wants_inputs()) {
+    PackPanels(b_.w_ih_rows, rows_of_weights(), first, ColumnsOf(inputs_), b_.w_ih);
   }
-  if (offsets_.w_ih >= 0) {
-    panel(b_.w_ih_rows, rows_of_weights(), ColumnsOf(inputs_), b_.w_ih);
+}
+
+template <typename S, typename R>
+void GradientPass<S, R>::BeginStates() const {
+  const BackwardCall<S, R>& call = c_.call;
+  const int64_t batch = call.operands.batch;
+  for (int64_t i = 0; i < batch; ++i) {
+    const int64_t from = pseudo_layer_ * batch + c_.rows.row[i];
+    Convert(call.dh_n + from * out_, out_, b_.dh + i * c_.h_stride);
+    if (!n_.lstm()) continue;
+    Convert(call.dc_n + from * hidden_, hidden_, b_.dc + i * c_.c_stride);
+    Convert(call.operands.c_0 + from * hidden_, hidden_, b_.c_0 + i * hidden_);
   }
+  Zero(b_.db, c_.blocks() * hidden_);
 }
 
 // --------------------------------------------------------------------------- a chunk
@@ -412,37 +414,24 @@ int64_t GradientPass<S, R>::Steps(int64_t begin, int64_t end, int64_t first_row,
 
 template <typename S, typename R>
 int64_t GradientPass<S, R>::pack_tasks() const {
-  if (!wants_weights()) return 0;
-  return CeilDiv(count_, kRowsPerTask) + ColumnsOf(out_).count() +
-         (offsets_.w_ih >= 0 ? ColumnsOf(inputs_).count() : 0) +
-         (projects() ? ColumnsOf(hidden_).count() : 0);
+  return wants_weights() ? CeilDiv(count_, kRowsPerTask) : 0;
 }
 
 template <typename S, typename R>
 void GradientPass<S, R>::Pack(int64_t task) const {
-  const int64_t row_tasks = CeilDiv(count_, kRowsPerTask);
-  if (task < row_tasks) {
-    const int64_t first = task * kRowsPerTask;
-    const int64_t rows = std::min(count_ - first, kRowsPerTask);
-    c_.kernels.transpose(b_.dg + first * c_.g_stride, c_.g_stride, rows,
-                         c_.blocks() * hidden_, b_.dg_columns + first, c_.r_stride);
-    if (projects()) {
-      c_.kernels.transpose(b_.dp + first * c_.h_stride, c_.h_stride, rows, n_.proj_size,
-                           b_.dp_columns + first, c_.r_stride);
-    }
-    return;
+  const int64_t first = task * kRowsPerTask;
+  const int64_t rows = std::min(count_ - first, kRowsPerTask);
+  c_.kernels.transpose(b_.dg + first * c_.g_stride, c_.g_stride, rows,
+                       c_.blocks() * hidden_, b_.dg_columns + first, c_.r_stride);
+  PackPanels(b_.h, count_, first, ColumnsOf(out_), b_.panel_h);
+  if (offsets_.w_ih >= 0) {
+    PackPanels(b_.x, count_, first, ColumnsOf(inputs_), b_.panel_x);
   }
-  task -= row_tasks;
-  const auto panel = [&](const S* const* rows, int64_t size, R* panels) {
-    const Columns columns = ColumnsOf(size);
-    if (task >= 0 && task < columns.count()) {
-      PackPanel(rows, count_, columns, task, panels);
-    }
-    task -= columns.count();
-  };
-  panel(b_.h, out_, b_.panel_h);
-  if (projects()) panel(b_.u, hidden_, b_.panel_u);
-  if (offsets_.w_ih >= 0) panel(b_.x, inputs_, b_.panel_x);
+  if (projects()) {
+    c_.kernels.transpose(b_.dp + first * c_.h_stride, c_.h_stride, rows, n_.proj_size,
+                         b_.dp_columns + first, c_.r_stride);
+    PackPanels(b_.u, count_, first, ColumnsOf(hidden_), b_.panel_u);
+  }
 }
 
 template <typename S, typename R>

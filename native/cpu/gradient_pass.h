@@ -140,8 +140,10 @@ class GradientPass {
   void Multiply(Tile tile, const R* const* a, int64_t offset, int64_t rows,
                 int64_t depth, const R* panel, const R* start, R* c,
                 int64_t c_stride) const;
-  void PackPanel(const S* const* rows, int64_t depth, Columns columns, int64_t block,
-                 R* panels) const;
+  void BeginStates() const;
+  // Some of `depth` rows, from `first` on, of the panels of all their columns.
+  void PackPanels(const S* const* rows, int64_t depth, int64_t first, Columns columns,
+                  R* panels) const;
   void AddWeightProduct(const WeightProduct& product, int64_t first) const;
   void AddBiases(int64_t task) const;
   void InputGradient(int64_t task) const;
