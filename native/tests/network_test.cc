@@ -2,7 +2,7 @@
 // differences of that loop, the same bits from any number of threads, and every
 // element of every result written, inside its bounds.
 #include <algorithm>
-#include <functional>
+#include <atomic>
 #include <thread>
 
 #include "cpu/settings.h"
@@ -294,6 +294,28 @@ void CallsFromManyThreadsAgree() {
   for (std::thread& caller : callers) caller.join();
 }
 
+// Where the system stops threads all the time, members of a Run part in its midst and
+// one of them does the rest.
+void ResultsHoldOnABusyMachine() {
+  const Case c{"busy", Of(Mode::kLstm, 9, 70, 1), 300, 2, {300, 211}};
+  Arrays<float, float> first(c);
+  const std::string want = ResultsWith(c, 1, first);
+  std::atomic<bool> busy{true};
+  std::vector<std::thread> others;
+  for (unsigned i = 0; i < 2 * std::thread::hardware_concurrency(); ++i) {
+    others.emplace_back([&] {
+      while (busy.load(std::memory_order_relaxed)) {
+      }
+    });
+  }
+  for (int n = 0; n < 60; ++n) {
+    Arrays<float, float> a(c);
+    CHECK_EQ(ResultsWith(c, 2, a) == want, true);
+  }
+  busy.store(false);
+  for (std::thread& other : others) other.join();
+}
+
 }  // namespace
 
 int main() {
@@ -305,5 +327,6 @@ int main() {
     Check(small);
   }
   CallsFromManyThreadsAgree();
+  ResultsHoldOnABusyMachine();
   return Summary();
 }
