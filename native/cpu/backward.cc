@@ -174,8 +174,7 @@ class Backward {
   const void* PackAgain() {
     if (call_.gates != nullptr || n_.saved_blocks() == 0) return nullptr;
     auto* memory = scratch_.Take<char>(packing_.bytes());
-    team_.ForEach(packing_.tasks(),
-                  [&](int64_t task) { packing_.Pack(task, in_.weights, memory); });
+    PackAll(packing_, in_.weights, memory, team_);
     return memory;
   }
 

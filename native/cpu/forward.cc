@@ -161,8 +161,7 @@ class Forward {
       memory = fresh;
       context_.packed = in.steps * in.batch > kUnpackedRows;
       if (context_.packed) {
-        team_.ForEach(packing_.tasks(),
-                      [&](int64_t task) { packing_.Pack(task, in.weights, fresh); });
+        PackAll(packing_, in.weights, fresh, team_);
       } else {
         for (int64_t p = 0; p < layers; ++p) {
           auto* bias = const_cast<R*>(packing_.layer(p, fresh).bias);
@@ -245,8 +244,7 @@ void PackWeights(const Network& network, const S* weights, void* memory, Team& t
   WithForwardKernels<S>([&](const auto& kernels) {
     const PackedNetwork packing(kernels, network);
     Zero(static_cast<char*>(memory), packing.bytes());  // gaps between tensors
-    team.ForEach(packing.tasks(),
-                 [&](int64_t task) { packing.Pack(task, weights, memory); });
+    PackAll(packing, weights, memory, team);
   });
 }
 

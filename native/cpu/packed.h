@@ -8,6 +8,7 @@
 
 #include "cpu/kernels.h"
 #include "cpu/network.h"
+#include "cpu/team.h"
 
 namespace ostinato::cpu {
 
@@ -97,6 +98,19 @@ class PackedNetwork {
   const Blocks blocks_;
   int64_t bytes_;
 };
+
+// Runs all tasks, on the team where there is enough to do.
+template <typename S, typename O, typename R>
+void PackAll(const PackedNetwork<S, O, R>& packing, const S* weights, void* memory,
+             Team& team) {
+  constexpr int64_t kWorthSharing = int64_t{512} << 10;  // bytes
+  const auto pack = [&](int64_t task) { packing.Pack(task, weights, memory); };
+  if (packing.bytes() >= kWorthSharing) {
+    team.ForEach(packing.tasks(), pack);
+  } else {
+    for (int64_t task = 0; task < packing.tasks(); ++task) pack(task);
+  }
+}
 
 }  // namespace ostinato::cpu
 

@@ -43,7 +43,7 @@ void Pause() {
 }
 
 // Shorter waits than this are uneven work, longer ones are threads that were stopped.
-constexpr int64_t kStoppedNs = 100'000;
+constexpr int64_t kStoppedNs = 20'000;
 
 // A Run that has lost more than this to stopped threads had better end.
 constexpr int64_t kMostLost = 1'000'000;
@@ -91,8 +91,8 @@ class Overload {
   }
 
  private:
-  static constexpr int64_t kWorkPerLoss = 10;
-  static constexpr int64_t kMostCredit = 5'000'000;                          // ns
+  static constexpr int64_t kWorkPerLoss = 20;
+  static constexpr int64_t kMostCredit = 1'000'000;                          // ns
   static constexpr int64_t kShortest = 4'000'000, kLongest = 2'000'000'000;  // ns
 
   std::atomic<int64_t> until_{0};
@@ -329,6 +329,7 @@ int64_t Pool::Run(Team::BodyCall call, const void* body) {
 
 int64_t Pool::ForEach(int64_t n, Team::ItemCall call, const void* body) {
   const int32_t helpers = helpers_.load(std::memory_order_relaxed);
+  caller_cpu_.store(CurrentCpu(), std::memory_order_relaxed);
   call_ = nullptr;
   item_call_ = call;
   body_ = body;
@@ -336,11 +337,15 @@ int64_t Pool::ForEach(int64_t n, Team::ItemCall call, const void* body) {
   done_.store(0, std::memory_order_relaxed);
   tickets_.store(n);
   Wake(static_cast<int32_t>(std::min<int64_t>(helpers, n - 1)));
-  while (const int64_t ticket = TakeTicket()) DoItem(ticket);
-  const int64_t lost =
+  const int64_t start = Now();
+  int64_t items = 1;  // as if it had done one more, which may have been longer
+  for (; const int64_t ticket = TakeTicket(); ++items) DoItem(ticket);
+  const int64_t each = (Now() - start) / items;
+  const int64_t waited =
       WaitUntil([&] { return done_.load(std::memory_order_acquire) == n; });
   Rethrow();
-  return lost;
+  // Whoever is still at an item may have begun it last.
+  return std::max<int64_t>(0, waited - 2 * each);
 }
 
 bool Member::Meet(bool may_end) {
@@ -394,8 +399,7 @@ void Team::RunBody(BodyCall call, const void* body) {
     Member alone;
     call(body, alone);
   } else {
-    const int64_t lost = pool_->Run(call, body);
-    if (lost > 0 && overload.Spend(lost)) Leave();
+    Lose(pool_->Run(call, body));
   }
 }
 
@@ -403,8 +407,12 @@ void Team::RunItems(int64_t n, ItemCall call, const void* body) {
   if (pool_ == nullptr || n <= 1) {
     for (int64_t i = 0; i < n; ++i) call(body, i);
   } else {
-    pool_->ForEach(n, call, body);
+    Lose(pool_->ForEach(n, call, body));
   }
+}
+
+void Team::Lose(int64_t lost) {
+  if (lost > 0 && overload.Spend(lost)) Leave();
 }
 
 void Team::Leave() {

@@ -97,6 +97,7 @@ class Team {
 
   void RunBody(BodyCall call, const void* body);
   void RunItems(int64_t n, ItemCall call, const void* body);
+  void Lose(int64_t lost);
   void Leave();
 
   Pool* pool_ = nullptr;  // null: alone
