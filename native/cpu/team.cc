@@ -83,8 +83,10 @@ class Overload {
     credit_ -= lost;
     if (credit_ >= 0) return false;
     const int64_t now = Now();
-    const bool again = now - until_.load(std::memory_order_relaxed) < length_;
-    length_ = std::clamp(again ? 2 * length_ : 0, kShortest, kLongest);
+    // Much longer than what trying has cost, and longer still if it is soon in vain.
+    const bool again = now - until_.load(std::memory_order_relaxed) < 4 * length_;
+    length_ = std::max(10 * lost, again ? 2 * length_ : 0);
+    length_ = std::clamp(length_, kShortest, kLongest);
     until_.store(now + length_, std::memory_order_relaxed);
     credit_ = 0;
     return true;
