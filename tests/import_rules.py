@@ -34,7 +34,7 @@ TIERS = {
     "_rnn.passes": 4,
     "_rnn.cell_passes": 4,
     "cells": 5,
-    "_recurrent": 5,
+    "_recurrent": 4,
     "ragged": 5,
     "nn": 6,
     "interop": 6,

@@ -5,6 +5,10 @@ lengths, differentiable any number of times. Begin with `RNNSpec`, `init_weights
 `rnn`.
 """
 
+from . import cells as cells
+from ._recurrent.net import recurrent_net as recurrent_net
+from ._recurrent.protocol import RecurrentOutput as RecurrentOutput
+from ._recurrent.remat import tag as tag
 from ._rnn.api import RNNOutput as RNNOutput
 from ._rnn.api import rnn as rnn
 from ._rnn.api import rnn_step as rnn_step

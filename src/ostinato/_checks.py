@@ -55,8 +55,8 @@ def check_rank(name: str, x: Any, *axes: str) -> None:
 def check_same_dtype(**arrays: Any) -> None:
     """TypeError unless all arrays (None is passed over) have the first one's dtype."""
     present = [(k, v) for k, v in arrays.items() if v is not None]
-    first_name, first = present[0]
     for name, x in present[1:]:
+        first_name, first = present[0]
         if x.dtype != first.dtype:
             raise TypeError(
                 f"`{name}` must have the dtype of `{first_name}`, {first.dtype}, "
@@ -106,7 +106,14 @@ def check_real(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_seq_lengths(seq_lengths: Any, batch: Any, steps: Any, scalar: bool) -> Any:
+def check_seq_lengths(
+    seq_lengths: Any,
+    batch: Any,
+    steps: Any,
+    scalar: bool,
+    name: str = "seq_lengths",
+    size: str = "T",
+) -> Any:
     """Lengths as int32 in 0..steps: checked if concrete, clamped if traced.
 
     Args:
@@ -114,8 +121,9 @@ def check_seq_lengths(seq_lengths: Any, batch: Any, steps: Any, scalar: bool) ->
         batch: number of rows.
         steps: T, the largest length allowed.
         scalar: whether one sequence without a batch axis is meant.
+        name: of the argument.
+        size: what the largest length is called.
     """
-    name = "seq_lengths"
     if not hasattr(seq_lengths, "dtype"):
         seq_lengths = np.asarray(seq_lengths)
         if seq_lengths.size == 0:  # numpy calls an empty list float64
@@ -133,8 +141,19 @@ def check_seq_lengths(seq_lengths: Any, batch: Any, steps: Any, scalar: bool) ->
     if wrong.size:
         row, got = int(wrong[0]), int(values.reshape(-1)[wrong[0]])
         where = "" if scalar else f" in row {row}"
-        raise ValueError(f"`{name}` must lie in 0..T = 0..{steps}, got {got}{where}")
+        raise ValueError(
+            f"`{name}` must lie in 0..{size} = 0..{steps}, got {got}{where}"
+        )
     return jnp.asarray(values.astype(np.int32))
+
+
+def check_resets(resets: Any, **dims: Any) -> Array:
+    """`resets` as a bool array of the shape `dims`."""
+    resets = check_array("resets", resets)
+    if resets.dtype != jnp.bool_:
+        raise TypeError(f"`resets` must be bool, got {describe(resets)}")
+    check_shape("resets", resets, **dims)
+    return resets
 
 
 def check_key(key: Any) -> Any:

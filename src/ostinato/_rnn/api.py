@@ -317,15 +317,11 @@ def _resets(
             "`resets` needs a unidirectional spec, got bidirectional=True: a reverse "
             "direction would carry later episodes into earlier ones"
         )
-    resets = _checks.check_array("resets", resets)
-    if resets.dtype != jnp.bool_:
-        raise TypeError(f"`resets` must be bool, got {_checks.describe(resets)}")
     if single:
-        _checks.check_shape("resets", resets, T=x.shape[0 if time_major else 1])
+        resets = _checks.check_resets(resets, T=x.shape[0 if time_major else 1])
         return resets.reshape(x.shape[:2])
     names = ("T", "B") if time_major else ("B", "T")
-    _checks.check_shape("resets", resets, **dict(zip(names, x.shape, strict=False)))
-    return resets
+    return _checks.check_resets(resets, **dict(zip(names, x.shape, strict=False)))
 
 
 def _dropout_masks(

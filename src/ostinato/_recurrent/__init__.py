@@ -1,0 +1,1 @@
+"""The generic recurrent operator: any step function, with chosen memory."""

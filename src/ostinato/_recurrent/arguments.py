@@ -1,0 +1,282 @@
+"""Checks of what `recurrent_net` is given, and of what its step function returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
+
+from .. import _checks
+from .._typing import Array, Padding
+from .loop import near_divisor
+from .protocol import SequenceOptions
+
+
+def check_arguments(
+    step: Any,
+    inputs: Any,
+    initial_states: Any,
+    *,
+    seq_lengths: Any,
+    resets: Any,
+    reverse: Any,
+    time_major: Any,
+    padding: Padding,
+    recompute: Any,
+    segment_length: Any,
+    return_all_states: Any,
+    window: Any,
+    length: Any,
+) -> tuple[Any, Any, SequenceOptions]:
+    """Inputs and states as JAX arrays, and everything else in its checked form."""
+    if not callable(step):
+        raise TypeError(
+            "`step` must be a function or a cell, called as step(params, states, "
+            f"inputs_t, t), got {_checks.describe(step)}"
+        )
+    _checks.check_choice("padding", padding, get_args(Padding))
+    reverse = _checks.check_bool("reverse", reverse)
+    time_major = _checks.check_bool("time_major", time_major)
+    window = _checks.check_size("window", window)
+    inputs = tree_map_with_path(_array("inputs"), inputs)
+    states = tree_map_with_path(_array("initial_states"), initial_states)
+    length, batch = _sizes(inputs, states, length, time_major)
+    _check_states(states, batch, window)
+    if seq_lengths is not None:
+        seq_lengths = _checks.check_seq_lengths(seq_lengths, batch, length, False)
+        seq_lengths = _placed_as_rows(seq_lengths, inputs, states, time_major)
+    if resets is not None:
+        if reverse:
+            raise ValueError(
+                "`resets` needs reverse=False, got reverse=True: a reverse run would "
+                "carry later episodes into earlier ones"
+            )
+        sizes = {"T": length, "B": batch} if time_major else {"B": batch, "T": length}
+        resets = _checks.check_resets(resets, **sizes)
+    options = SequenceOptions(
+        length=length,
+        batch=batch,
+        seq_lengths=seq_lengths,
+        resets=resets,
+        reverse=reverse,
+        time_major=time_major,
+        padding=padding,
+        recompute=_recompute(recompute),
+        segment_length=_segment_length(segment_length, length),
+        return_all_states=_checks.check_bool("return_all_states", return_all_states),
+        window=window,
+    )
+    return inputs, states, options
+
+
+def _array(name: str) -> Callable[[Any, Any], Array]:
+    def check(path: Any, leaf: Any) -> Array:
+        return _checks.check_array(name + keystr(path), leaf)
+
+    return check
+
+
+def _sizes(inputs: Any, states: Any, length: Any, time_major: bool) -> tuple[Any, Any]:
+    """`(T, B)`, which every leaf of `inputs` shares."""
+    if length is not None:
+        length = _checks.check_size("length", length, 0)
+    leaves = tree_flatten_with_path(inputs)[0]
+    order = ("T", "B") if time_major else ("B", "T")
+    for path, leaf in leaves:
+        name = f"inputs{keystr(path)}"
+        if leaf.ndim < 2:
+            raise ValueError(
+                f"`{name}` must have shape [{', '.join(order)}, ...], got "
+                f"{_checks.describe(leaf)}; one sequence needs a batch axis of 1"
+            )
+        want = leaves[0][1].shape[:2]
+        if leaf.shape[:2] != want:
+            raise ValueError(
+                f"`{name}` must begin with [{', '.join(order)}] = {list(want)} as "
+                f"`inputs{keystr(leaves[0][0])}` does, got {list(leaf.shape)}"
+            )
+    if leaves:
+        sizes = dict(zip(order, leaves[0][1].shape, strict=False))
+        if length not in (None, sizes["T"]):
+            raise ValueError(
+                f"`length` must be None or T = {sizes['T']}, that of `inputs`, "
+                f"got {length}"
+            )
+        return sizes["T"], sizes["B"]
+    if length is None:
+        raise ValueError("`length` must be given where `inputs` holds no array")
+    batches = [leaf.shape[0] for leaf in jax.tree.leaves(states) if leaf.ndim]
+    if not batches:
+        raise ValueError(
+            "`initial_states` must hold an array [B, ...] where `inputs` holds none, "
+            f"got {_checks.describe(states)}"
+        )
+    return length, batches[0]
+
+
+def _check_states(states: Any, batch: Any, window: int) -> None:
+    want = {"B": batch} | ({"window": window} if window > 1 else {})
+    for path, leaf in tree_flatten_with_path(states)[0]:
+        name = f"initial_states{keystr(path)}"
+        if leaf.shape[: len(want)] != tuple(want.values()):
+            raise ValueError(
+                f"`{name}` must have shape [{', '.join(want)}, ...] with "
+                f"[{', '.join(want)}] = {list(want.values())}, got {list(leaf.shape)}"
+            )
+        if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == jnp.bool_):
+            raise TypeError(f"`{name}` must hold numbers or bools, got {leaf.dtype}")
+
+
+def _placed_as_rows(lengths: Any, inputs: Any, states: Any, time_major: bool) -> Any:
+    """On a mesh of explicit axes lengths must lie as the rows do, whose masks they are.
+
+    Checking concrete lengths has taken them from wherever they lay.
+    """
+    leaves, axis = jax.tree.leaves(inputs), 1 if time_major else 0
+    leaf, axis = (leaves[0], axis) if leaves else (jax.tree.leaves(states)[0], 0)
+    sharding = jax.typeof(leaf).sharding
+    if AxisType.Explicit not in sharding.mesh.axis_types:
+        return lengths
+    rows = PartitionSpec(sharding.spec[axis])
+    return jax.sharding.reshard(lengths, NamedSharding(sharding.mesh, rows))
+
+
+def _recompute(recompute: Any) -> tuple[str, ...] | Literal[True]:
+    if isinstance(recompute, bool):
+        return recompute or ()
+    return check_names("recompute", recompute, (str,))
+
+
+def check_names(name: str, value: Any, kinds: tuple[type, ...]) -> tuple:
+    """A tuple, list or set of names; one string is no such thing."""
+    if isinstance(value, (tuple, list, set, frozenset)) and all(
+        isinstance(item, kinds) for item in value
+    ):
+        return tuple(value)
+    raise TypeError(
+        f"`{name}` must be a tuple of names, such as ('gates',), or one of the other "
+        f"forms that its documentation lists, got {_checks.describe(value)}"
+    )
+
+
+def _segment_length(segment_length: Any, length: Any) -> int | None:
+    if segment_length is None:
+        return None
+    if segment_length == "auto":
+        return near_divisor(length, max(1, math.isqrt(length)))
+    return _checks.check_size("segment_length", segment_length)
+
+
+# ------------------------------------------------------------ what the step returns
+
+
+def check_result(result: Any, states: Any, batch: Any) -> tuple[Any, Any]:
+    """`(new_states, outputs_t)` as JAX arrays.
+
+    Args:
+        result: what the step returned.
+        states: one slot of the states that it was given; the new ones are alike.
+        batch: B, the leading axis of every output.
+    """
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise TypeError(
+            "`step` must return a tuple (new_states, outputs_t), got "
+            f"{_checks.describe(result)}"
+        )
+    new_states, outputs = result
+    want, got = jax.tree.structure(states), jax.tree.structure(new_states)
+    if want != got:
+        raise TypeError(
+            f"`step` must return states of the structure {want}, that of "
+            f"`initial_states`, got {got}{_first_difference(states, new_states)}"
+        )
+    old_leaves = tree_flatten_with_path(states)[0]
+    for (path, old), new in zip(old_leaves, jax.tree.leaves(new_states), strict=True):
+        shape, dtype = jnp.shape(new), jnp.result_type(new)
+        if shape != old.shape:
+            raise ValueError(
+                f"`step` must return `states{keystr(path)}` with the shape "
+                f"{list(old.shape)}, that of the initial state, got {list(shape)}"
+            )
+        if dtype != old.dtype:
+            raise TypeError(
+                f"`step` must return `states{keystr(path)}` in {old.dtype}, the dtype "
+                f"of the initial state, got {dtype}"
+            )
+    for path, output in tree_flatten_with_path(outputs)[0]:
+        if jnp.shape(output)[:1] != (batch,):
+            raise ValueError(
+                f"`step` must return `outputs{keystr(path)}` with the shape [B, ...], "
+                f"B = {batch}, got {list(jnp.shape(output))}"
+            )
+    return jax.tree.map(jnp.asarray, (new_states, outputs))
+
+
+def _first_difference(states: Any, new_states: Any) -> str:
+    paths = [
+        [keystr(path) for path, _ in tree_flatten_with_path(tree)[0]]
+        for tree in (states, new_states)
+    ]
+    for name, here, there in (
+        ("without", paths[0], paths[1]),
+        ("with", paths[1], paths[0]),
+    ):
+        for path in here:
+            if path not in there:
+                return f", {name} `states{path}`"
+    return ""
+
+
+# ------------------------------------------------------------- outputs without grads
+
+
+def cut_outputs(outputs: Any, with_grads: Any) -> Any:
+    """`outputs`, those that `with_grads` leaves out behind a `lax.stop_gradient`."""
+    if with_grads is None:
+        return outputs
+
+    def cut(keep: bool, part: Any) -> Any:
+        return part if keep else jax.tree.map(lax.stop_gradient, part)
+
+    chosen = jax.tree.leaves(with_grads)
+    if chosen and all(isinstance(item, bool) for item in chosen):
+        try:
+            return jax.tree.map(cut, with_grads, outputs)
+        except ValueError as error:
+            raise ValueError(
+                "`outputs_with_grads` must be bools in the structure of the outputs, "
+                f"{jax.tree.structure(outputs)}, or in its upper part, got {with_grads}"
+            ) from error
+    chosen = check_names("outputs_with_grads", with_grads, (str, int))
+    parts, names = _top_level(outputs)
+    unknown = [item for item in chosen if all(item not in known for known in names)]
+    if unknown:
+        there = ", ".join(" or ".join(map(repr, known)) for known in names) or "none"
+        raise ValueError(
+            f"`outputs_with_grads` must name parts of the outputs, got {unknown[0]!r}; "
+            f"there are: {there}"
+        )
+    keep = [any(item in known for item in chosen) for known in names]
+    children = [cut(*pair) for pair in zip(keep, parts, strict=True)]
+    structure = jax.tree.structure(outputs, is_leaf=lambda node: node is not outputs)
+    return jax.tree.unflatten(structure, children)
+
+
+def _top_level(outputs: Any) -> tuple[list[Any], list[tuple]]:
+    """The children of a pytree and the names of each: its key, its field, its index."""
+    found = tree_flatten_with_path(outputs, is_leaf=lambda node: node is not outputs)[0]
+    names = []
+    for index, (path, _) in enumerate(found):
+        key = path[0] if path else None
+        attributes = (getattr(key, name, None) for name in ("key", "name"))
+        known = [name for name in attributes if isinstance(name, (str, int))]
+        if isinstance(outputs, (tuple, list)):
+            known.append(index)
+        names.append(tuple(known))
+    return [part for _, part in found], names

@@ -1,0 +1,259 @@
+"""The standard cells, which run on the fused operator where that computes the same.
+
+Their parameters are `ostinato.LayerWeights`, so `pack_weights` and `unpack_weights`
+convert between a cell's parameters and the flat vector of `ostinato.rnn`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from .. import _checks
+from .._recurrent.protocol import RecurrentOutput, SequenceOptions
+from .._recurrent.remat import tag
+from .._rnn.layout import LayerWeights, param_shapes
+from .._rnn.spec import RNNSpec
+from .._typing import Array
+from . import fused
+from .base import (
+    GatedCell,
+    LSTMCell,
+    add,
+    check_inputs,
+    lstm_unit,
+    product,
+    set_field,
+    widen,
+)
+
+
+class _Fused(GatedCell):
+    """A cell that `spec` describes to the fused operator."""
+
+    @property
+    def spec(self) -> RNNSpec:
+        """The same network as one layer of `ostinato.rnn`."""
+        raise NotImplementedError
+
+    def param_shapes(self) -> LayerWeights:
+        """Shapes of `w_ih w_hh b_ih b_hh w_hr`."""
+        return param_shapes(self.spec)[0]
+
+    def run_sequence(
+        self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
+    ) -> RecurrentOutput | None:
+        """All steps in one call of `ostinato.rnn`; see `explain`."""
+        if fused.refuses(options):
+            return None
+        self.prepare(params)
+        check_inputs(inputs, self.input_size, params=params.w_ih)
+        self.unpack(initial_states, options.batch, params)
+        return fused.run(self, params, inputs, initial_states, options)
+
+
+@dataclasses.dataclass(frozen=True)
+class RNN(_Fused):
+    """Elman's network: `h_t = act(w_ih x_t + b_ih + w_hh h_{t-1} + b_hh)`.
+
+    Args:
+        input_size: I.
+        hidden_size: H.
+        activation: `"tanh"` or `"relu"`.
+
+    Parameters: `LayerWeights(w_ih [H, I], w_hh [H, H], b_ih [H], b_hh [H], None)`.
+    State and output: `h [B, H]`. Recompute names: `gates` (h before it is stored).
+
+    Raises:
+        TypeError, ValueError: a size, the activation, or in use an argument's dtype or
+            shape is wrong; the message names it.
+
+    Holds under every JAX transformation.
+
+    References:
+        Elman, Finding Structure in Time (1990), doi:10.1207/s15516709cog1402_1
+    """
+
+    activation: Literal["tanh", "relu"] = "tanh"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.check_choice("activation", self.activation, ("tanh", "relu"))
+
+    @property
+    def spec(self) -> RNNSpec:
+        """The same network as one layer of `ostinato.rnn`."""
+        mode = "rnn_tanh" if self.activation == "tanh" else "rnn_relu"
+        return RNNSpec(mode, self.input_size, self.hidden_size)
+
+    def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
+        """One step, on what `precompute` made."""
+        (h,) = self.unpack(states, len(inputs_t), params)
+        pre = tag(inputs_t + add(product(h, params.w_hh), params.b_hh), "gates")
+        out = jnp.tanh(pre) if self.activation == "tanh" else jax.nn.relu(pre)
+        out = out.astype(h.dtype)
+        return out, out
+
+
+@dataclasses.dataclass(frozen=True)
+class LSTM(LSTMCell, _Fused):
+    """Long short-term memory.
+
+        i, f, g, o = split(w_ih x_t + b_ih + w_hh h_{t-1} + b_hh)
+        c_t = sigmoid(f + forget_bias) * c_{t-1} + sigmoid(i) * tanh(g)
+        h_t = sigmoid(o) * tanh(c_t)
+
+    Args:
+        input_size: I.
+        hidden_size: H.
+        forget_bias: added to the forget gate in every step; no parameter.
+
+    Parameters: `LayerWeights(w_ih [4H, I], w_hh [4H, H], b_ih [4H], b_hh [4H], None)`.
+    States: `(h [B, H], c [B, H])`; output: `h`. Recompute names: `gates`.
+
+    Raises:
+        TypeError, ValueError: as for `RNN`.
+
+    Holds under every JAX transformation.
+
+    References:
+        Hochreiter and Schmidhuber (1997), doi:10.1162/neco.1997.9.8.1735; forget gate:
+        Gers et al. (2000), doi:10.1162/089976600300015015; `forget_bias`: Caffe2.
+    """
+
+    @property
+    def spec(self) -> RNNSpec:
+        """The same network as one layer of `ostinato.rnn`."""
+        return RNNSpec("lstm", self.input_size, self.hidden_size)
+
+    def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
+        """One step, on what `precompute` made."""
+        h, c = self.unpack(states, len(inputs_t), params)
+        pre = inputs_t + add(product(h, params.w_hh), params.b_hh)
+        h, c = lstm_unit(pre, c, self.forget_bias)
+        return (h, c), h
+
+
+@dataclasses.dataclass(frozen=True)
+class LSTMP(LSTMCell, _Fused):
+    """An `LSTM` whose hidden state is projected: `h_t = w_hr (o * tanh(c_t))`.
+
+    Args:
+        input_size: I.
+        hidden_size: H.
+        forget_bias: as for `LSTM`.
+        proj_size: P < H.
+
+    Parameters: `LayerWeights(w_ih [4H, I], w_hh [4H, P], b_ih [4H], b_hh [4H],
+    w_hr [P, H])`. States: `(h [B, P], c [B, H])`; output: `h`. Recompute names:
+    `gates`.
+
+    Raises:
+        TypeError, ValueError: as for `RNN`; `proj_size` is not below `hidden_size`.
+
+    Holds under every JAX transformation.
+
+    References:
+        Sak et al. (2014), arXiv:1402.1128
+    """
+
+    proj_size: int = dataclasses.field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        set_field(self, "proj_size", _checks.check_size("proj_size", self.proj_size))
+        self.spec  # noqa: B018  (checks the sizes against each other)
+
+    @property
+    def output_size(self) -> int:
+        """P."""
+        return self.proj_size
+
+    @property
+    def spec(self) -> RNNSpec:
+        """The same network as one layer of `ostinato.rnn`."""
+        return RNNSpec(
+            "lstm", self.input_size, self.hidden_size, proj_size=self.proj_size
+        )
+
+    def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
+        """One step, on what `precompute` made."""
+        h, c = self.unpack(states, len(inputs_t), params)
+        pre = inputs_t + add(product(h, params.w_hh), params.b_hh)
+        u, c = lstm_unit(pre, c, self.forget_bias)
+        h = product(u, params.w_hr).astype(u.dtype)
+        return (h, c), h
+
+
+@dataclasses.dataclass(frozen=True)
+class GRU(_Fused):
+    """Gated recurrent unit, in either of its two forms.
+
+        r = sigmoid(w_ir x_t + b_ir + w_hr h_{t-1} + b_hr)
+        z = sigmoid(w_iz x_t + b_iz + w_hz h_{t-1} + b_hz)
+        n = tanh(w_in x_t + b_in + r * (w_hn h_{t-1} + b_hn))       reset_after
+        n = tanh(w_in x_t + b_in + w_hn (r * h_{t-1}) + b_hn)       else
+        h_t = (1 - z) * n + z * h_{t-1}
+
+    Args:
+        input_size: I.
+        hidden_size: H.
+        reset_after: True applies `r` after the product (cuDNN, PyTorch), False before
+            it (the paper, Caffe2's and ONNX's default).
+
+    Parameters: `LayerWeights(w_ih [3H, I], w_hh [3H, H], b_ih [3H], b_hh [3H], None)`.
+    State and output: `h [B, H]`. Recompute names: `gates`.
+
+    Raises:
+        TypeError, ValueError: as for `RNN`.
+
+    Holds under every JAX transformation.
+
+    References:
+        Cho et al. (2014), arXiv:1406.1078
+    """
+
+    reset_after: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.check_bool("reset_after", self.reset_after)
+
+    @property
+    def spec(self) -> RNNSpec:
+        """The same network as one layer of `ostinato.rnn`."""
+        return RNNSpec(
+            "gru", self.input_size, self.hidden_size, reset_after=self.reset_after
+        )
+
+    def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
+        """One step, on what `precompute` made."""
+        (h,) = self.unpack(states, len(inputs_t), params)
+        out = gru_unit(params, h, inputs_t, self.reset_after).astype(h.dtype)
+        return out, out
+
+
+def gru_unit(
+    params: Any,
+    h: Array,
+    gx: Array,
+    reset_after: bool,
+    norm_rz: Any = lambda a: a,
+    norm_n: Any = lambda a: a,
+) -> Array:
+    """`h_t`, wide; the norms act on what goes into the activations."""
+    split = 2 * h.shape[-1]
+    rows = params.w_hh if reset_after else params.w_hh[:split]
+    gh = add(product(h, rows), params.b_hh[: len(rows)])
+    rz = tag(jax.nn.sigmoid(norm_rz(gx[..., :split] + gh[..., :split])), "gates")
+    r, z = jnp.split(rz, 2, axis=-1)
+    if reset_after:
+        through = r * tag(gh[..., split:], "gates")
+    else:
+        rh = (r * widen(h)).astype(h.dtype)
+        through = add(product(rh, params.w_hh[split:]), params.b_hh[split:])
+    n = tag(jnp.tanh(norm_n(gx[..., split:] + through)), "gates")
+    return n + z * (widen(h) - n)

@@ -1,0 +1,80 @@
+"""How `recurrent_net` would run a cell."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .. import _checks
+from .._recurrent.protocol import Cell
+from .._rnn import backends
+from .._rnn.backends import Explanation
+from . import fused
+from .stack import Bidirectional, Stack
+from .wrappers import Dropout
+
+
+def explain(
+    cell: Cell,
+    inputs: Any,
+    *,
+    seq_lengths: Any = None,
+    reverse: bool = False,
+    recompute: Any = (),
+    segment_length: Any = None,
+    return_all_states: bool = False,
+    window: int = 1,
+) -> Explanation:
+    """Say whether `recurrent_net` runs the cell on the fused operator, and why not.
+
+    Args:
+        cell: one layer; a `Stack` runs layer after layer, so ask for each.
+        inputs: what it would read, or anything with the `dtype` of it.
+        seq_lengths: as for `recurrent_net`, and so are all others. Those that it does
+            not take do not matter.
+        reverse: as for `recurrent_net`.
+        recompute: as for `recurrent_net`.
+        segment_length: as for `recurrent_net`.
+        return_all_states: as for `recurrent_net`.
+        window: as for `recurrent_net`.
+
+    Returns:
+        `Explanation(backend, why, rejected)`: of the fused operator as
+        `ostinato.explain` gives it, or `xla`, with the reason why the cell runs there
+        step by step.
+
+    Raises:
+        TypeError: `cell` is no cell, or a `Stack`.
+    """
+    if not isinstance(cell, Cell) or isinstance(cell, Stack):
+        raise TypeError(
+            "`cell` must be a cell of one layer, got "
+            f"{_checks.describe(cell)}; of a Stack, explain each of its `cells`"
+        )
+    spec = _fused_spec(cell)
+    if spec is None:
+        reason = f"there is no fused operator for {type(cell).__name__}"
+    else:
+        reason = fused.refusal(
+            seq_lengths=seq_lengths,
+            reverse=reverse,
+            recompute=recompute,
+            segment_length=segment_length,
+            return_all_states=return_all_states,
+            window=window,
+        )
+        if reason is None:
+            return backends.explain(spec, inputs)
+    rejected = {"cuda": reason, "cpu": reason}
+    return Explanation("xla", "step by step, in a loop over time", rejected)
+
+
+def _fused_spec(cell: Any) -> Any:
+    """What the cell is to the fused operator, or None."""
+    if isinstance(cell, Dropout) and cell.masks is None:
+        return _fused_spec(cell.cell)
+    if isinstance(cell, Bidirectional):
+        alike = fused.alike(*cell.both)
+        spec = _fused_spec(cell.forward)
+        return dataclasses.replace(spec, bidirectional=True) if alike else None
+    return getattr(cell, "spec", None)

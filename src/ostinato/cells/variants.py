@@ -1,0 +1,139 @@
+"""Cells that change the standard ones in one place: peepholes, independent units."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .. import _checks
+from .._recurrent.remat import tag
+from .._typing import Array
+from .base import GatedCell, LSTMCell, add, draw, over, product, widen
+
+
+class PeepholeLSTMParams(NamedTuple):
+    """`w_ih [4H, I]`, `w_hh [4H, H]`, biases `[4H]`, peepholes `p_i p_f p_o [H]`."""
+
+    w_ih: Any
+    w_hh: Any
+    b_ih: Any
+    b_hh: Any
+    p_i: Any
+    p_f: Any
+    p_o: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class PeepholeLSTM(LSTMCell):
+    """An `LSTM` whose gates see the cell state, each unit its own.
+
+        i, f, g, o = split(w_ih x_t + b_ih + w_hh h_{t-1} + b_hh)
+        i = sigmoid(i + p_i * c_{t-1})
+        f = sigmoid(f + p_f * c_{t-1} + forget_bias)
+        c_t = f * c_{t-1} + i * tanh(g)
+        h_t = sigmoid(o + p_o * c_t) * tanh(c_t)
+
+    Args:
+        input_size: I.
+        hidden_size: H.
+        forget_bias: added to the forget gate in every step; no parameter.
+
+    Parameters: `PeepholeLSTMParams`. States: `(h [B, H], c [B, H])`; output: `h`.
+    Recompute names: `gates`.
+
+    Raises:
+        TypeError, ValueError: a size, or in use an argument's dtype or shape is wrong;
+            the message names it.
+
+    Holds under every JAX transformation.
+
+    References:
+        Gers, Schraudolph and Schmidhuber (2002), JMLR 3, 115-143; the output gate sees
+        the new cell state, as there and in ONNX.
+    """
+
+    def param_shapes(self) -> PeepholeLSTMParams:
+        """Shapes of the parameters."""
+        rows, size = 4 * self.hidden_size, self.hidden_size
+        return PeepholeLSTMParams(
+            w_ih=(rows, self.input_size),
+            w_hh=(rows, size),
+            b_ih=(rows,),
+            b_hh=(rows,),
+            p_i=(size,),
+            p_f=(size,),
+            p_o=(size,),
+        )
+
+    def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
+        """One step, on what `precompute` made."""
+        h, c = self.unpack(states, len(inputs_t), params)
+        c_prev = widen(c)
+        pre = inputs_t + add(product(h, params.w_hh), params.b_hh)
+        i, f, g, o = jnp.split(pre, 4, axis=-1)
+        i = tag(jax.nn.sigmoid(i + over(params.p_i, c) * c_prev), "gates")
+        f = f + over(params.p_f, c) * c_prev
+        f = tag(jax.nn.sigmoid(f + self.forget_bias), "gates")
+        g = tag(jnp.tanh(g), "gates")
+        c_next = f * c_prev + i * g
+        o = tag(jax.nn.sigmoid(o + over(params.p_o, c) * c_next), "gates")
+        out = (o * tag(jnp.tanh(c_next), "gates")).astype(h.dtype)
+        return (out, c_next.astype(c.dtype)), out
+
+
+class IndRNNParams(NamedTuple):
+    """`w_ih [H, I]`, `w_hh [H]`, `b_ih [H]`."""
+
+    w_ih: Any
+    w_hh: Any
+    b_ih: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class IndRNN(GatedCell):
+    """A network of independent units: `h_t = act(w_ih x_t + b_ih + w_hh * h_{t-1})`.
+
+    Args:
+        input_size: I.
+        hidden_size: H.
+        activation: `"relu"` or `"tanh"`.
+
+    Parameters: `IndRNNParams`; `w_hh`, a vector, begins in U(0, 1). State and output:
+    `h [B, H]`. Recompute names: `gates` (what goes into the activation).
+
+    Raises:
+        TypeError, ValueError: as for `PeepholeLSTM`.
+
+    Holds under every JAX transformation.
+
+    References:
+        Li et al. (2018), arXiv:1803.04831
+    """
+
+    activation: Literal["relu", "tanh"] = "relu"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.check_choice("activation", self.activation, ("relu", "tanh"))
+
+    def param_shapes(self) -> IndRNNParams:
+        """Shapes of the parameters."""
+        size = self.hidden_size
+        return IndRNNParams((size, self.input_size), (size,), (size,))
+
+    def init(self, key: Array, dtype: Any = jnp.float32) -> IndRNNParams:
+        """Draw `w_hh` from U(0, 1), the rest from U(-k, k), k = hidden_size ** -0.5."""
+        bound = self.hidden_size**-0.5
+        params = draw(key, self.param_shapes(), dtype, bound, {})
+        return params._replace(w_hh=(params.w_hh / bound + 1) / 2)
+
+    def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
+        """One step, on what `precompute` made."""
+        (h,) = self.unpack(states, len(inputs_t), params)
+        pre = tag(inputs_t + over(params.w_hh, h) * widen(h), "gates")
+        out = jnp.tanh(pre) if self.activation == "tanh" else jax.nn.relu(pre)
+        out = out.astype(h.dtype)
+        return out, out

@@ -1,0 +1,170 @@
+"""Cells, their oracles and awkward inputs for the tests of cells."""
+
+import functools as ft
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from oracles import cells64, net64
+
+import ostinato as ost
+from ostinato import cells
+
+STEPS, LENGTHS = 5, (3, 0, 5)
+BATCH, INPUTS, HIDDEN = len(LENGTHS), 3, 5
+
+
+@dataclass(frozen=True)
+class CellCase:
+    """A cell, and what computes one step of one row in numpy."""
+
+    cell: Any
+    oracle: Any
+    shape: tuple = (INPUTS,)  # of one row's input
+
+
+_C, _O = cells, cells64
+CASES = {
+    "rnn-tanh": CellCase(_C.RNN(INPUTS, HIDDEN), _O.rnn),
+    "rnn-relu": CellCase(
+        _C.RNN(INPUTS, HIDDEN, "relu"), ft.partial(_O.rnn, activation="relu")
+    ),
+    "lstm": CellCase(_C.LSTM(INPUTS, HIDDEN), _O.lstm),
+    "lstm-forget": CellCase(
+        _C.LSTM(INPUTS, HIDDEN, forget_bias=1.5), ft.partial(_O.lstm, forget_bias=1.5)
+    ),
+    "lstmp": CellCase(
+        _C.LSTMP(INPUTS, HIDDEN, forget_bias=-0.5, proj_size=2),
+        ft.partial(_O.lstmp, forget_bias=-0.5),
+    ),
+    "gru-after": CellCase(_C.GRU(INPUTS, HIDDEN), _O.gru),
+    "gru-before": CellCase(
+        _C.GRU(INPUTS, HIDDEN, reset_after=False), ft.partial(_O.gru, reset_after=False)
+    ),
+    "peephole": CellCase(
+        _C.PeepholeLSTM(INPUTS, HIDDEN, 0.5),
+        ft.partial(_O.peephole_lstm, forget_bias=0.5),
+    ),
+    "milstm": CellCase(
+        _C.MILSTM(INPUTS, HIDDEN, 0.5), ft.partial(_O.milstm, forget_bias=0.5)
+    ),
+    "norm-lstm": CellCase(
+        _C.LayerNormLSTM(INPUTS, HIDDEN, 0.5, epsilon=1e-2),
+        ft.partial(_O.layer_norm_lstm, forget_bias=0.5, epsilon=1e-2),
+    ),
+    "norm-milstm": CellCase(
+        _C.LayerNormMILSTM(INPUTS, HIDDEN, 0.5),
+        ft.partial(_O.layer_norm_milstm, forget_bias=0.5),
+    ),
+    "norm-gru": CellCase(_C.LayerNormGRU(INPUTS, HIDDEN), _O.layer_norm_gru),
+    "indrnn-relu": CellCase(_C.IndRNN(INPUTS, HIDDEN), _O.ind_rnn),
+    "indrnn-tanh": CellCase(
+        _C.IndRNN(INPUTS, HIDDEN, "tanh"), ft.partial(_O.ind_rnn, activation="tanh")
+    ),
+    "conv-lstm-1d": CellCase(
+        _C.ConvLSTM(2, 3, (4,), (3,), 0.5),
+        ft.partial(_O.conv_lstm, forget_bias=0.5),
+        (4, 2),
+    ),
+    "conv-lstm-2d": CellCase(
+        _C.ConvLSTM(2, 1, (3, 4), (3, 2)), _O.conv_lstm, (3, 4, 2)
+    ),
+}
+FUSED = [
+    "rnn-tanh",
+    "rnn-relu",
+    "lstm",
+    "lstm-forget",
+    "lstmp",
+    "gru-after",
+    "gru-before",
+]
+
+
+def draw(rng, tree, dtype="float64"):
+    """Normal values in the shapes of `tree`, so that no parameter is 0 or 1."""
+    return jax.tree.map(
+        lambda a: jnp.asarray(rng.standard_normal(a.shape) * 0.6, dtype), tree
+    )
+
+
+def make(case: CellCase, dtype="float64", lengths=None, seed=0):
+    """Parameters, inputs `[B, T, ...]` with NaN in the padding, initial states."""
+    rng = np.random.default_rng(seed)
+    params = draw(rng, case.cell.init(jax.random.key(0), jnp.dtype(dtype)), dtype)
+    x = rng.standard_normal((BATCH, STEPS, *case.shape))
+    for b, n in enumerate(lengths or ()):
+        x[b, n:] = np.nan
+    states = draw(rng, case.cell.initial_state(BATCH, jnp.dtype(dtype)), dtype)
+    return params, jnp.asarray(x, dtype), states
+
+
+def numpy_tree(tree):
+    return jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
+
+
+def oracle(case: CellCase, params, x, states, **options):
+    """`net64.Result` of the numpy step."""
+    step = lambda p, s, x, t: case.oracle(p, s, x)  # noqa: E731
+    args = numpy_tree((x, states))
+    return net64.run(step, *args, params=numpy_tree(params), **options)
+
+
+def net(cell, params, x, states, lengths=None, **options):
+    lengths = None if lengths is None else jnp.asarray(lengths, jnp.int32)
+    return ost.recurrent_net(
+        cell, x, states, params=params, seq_lengths=lengths, **options
+    )
+
+
+def weigh(rng, result):
+    """A loss of outputs and states in numpy or JAX: a random sum of them."""
+    parts = [result.outputs, result.states]
+    factors = jax.tree.map(lambda a: rng.standard_normal(a.shape), parts)
+
+    def loss(result):
+        terms = jax.tree.map(
+            lambda f, a: (f * a).sum(), factors, [result.outputs, result.states]
+        )
+        return sum(jax.tree.leaves(terms))
+
+    return loss
+
+
+def assert_gradients(loss, reference, args, rng, tol=1e-7):
+    """`loss(*args)` has the value of `reference` and the slopes of its differences.
+
+    `reference` is numpy alone. NaN in the arguments stays what it is.
+    """
+    value, grads = jax.jit(jax.value_and_grad(loss, tuple(range(len(args)))))(*args)
+    base = numpy_tree(args)
+    np.testing.assert_allclose(value, reference(*base), rtol=1e-10, atol=1e-10)
+    finite = jax.tree.map(lambda g: bool(jnp.isfinite(g).all()), grads)
+    assert all(jax.tree.leaves(finite)), finite
+    for leaf in range(len(jax.tree.leaves(base))):
+        leaves, tree = jax.tree.flatten(base)
+        direction = rng.standard_normal(leaves[leaf].shape)
+        h = 1e-5
+
+        def moved(by, leaf=leaf, leaves=leaves, tree=tree, direction=direction):
+            new = list(leaves)
+            new[leaf] = leaves[leaf] + by * direction
+            return float(reference(*jax.tree.unflatten(tree, new)))
+
+        want = (moved(h) - moved(-h)) / (2 * h)
+        got = float((np.asarray(jax.tree.leaves(grads)[leaf]) * direction).sum())
+        np.testing.assert_allclose(got, want, rtol=tol, atol=tol, err_msg=f"{leaf}")
+
+
+def count(primitive: str, jaxpr, inside: str | None = None) -> int:
+    """Equations of that name, at any depth, or only inside of equations `inside`."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == primitive and inside is None:
+            total += 1
+        within = None if eqn.primitive.name == inside else inside
+        for inner in jax.extend.core.jaxprs_in_params(eqn.params):
+            total += count(primitive, inner, within)
+    return total

@@ -1,0 +1,241 @@
+"""What `recurrent_net` stores and runs: read in jaxprs and compiled programs."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from tolerance import assert_close, assert_same_bits
+
+import ostinato as ost
+from ostinato._recurrent.protocol import Cell
+
+T, B, I, H = 60, 4, 5, 16  # noqa: E741
+
+
+def arrays(steps=T):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape) * 0.5)  # noqa: E731
+    params = {"w_ih": draw(4 * H, I), "w_hh": draw(4 * H, H)}
+    return params, draw(steps, B, I), (draw(B, H), draw(B, H))
+
+
+def lstm(params, states, x, t):
+    return after_product(params, states, x @ params["w_ih"].T)
+
+
+def after_product(params, states, gx):
+    h, c = states
+    gates = jnp.split(gx + h @ params["w_hh"].T, 4, axis=-1)
+    i, f, o = map(jax.nn.sigmoid, (gates[0], gates[1], gates[3]))
+    i, f, g, o = ost.tag((i, f, jnp.tanh(gates[2]), o), "gates")
+    c = ost.tag(f * c + i * g, "cell")
+    h = o * jnp.tanh(c)
+    return (h, c), h
+
+
+@dataclasses.dataclass(frozen=True)
+class LSTM(Cell):
+    def precompute(self, params, inputs):
+        return inputs @ params["w_ih"].T
+
+    def step(self, params, states, inputs_t, t):
+        return after_product(params, states, inputs_t)
+
+
+STEPS = {"function": lstm, "cell": LSTM()}
+
+
+def loss_of(step, **options):
+    def loss(params, x, states):
+        out = ost.recurrent_net(
+            step, x, states, params=params, time_major=True, **options
+        )
+        return jnp.sum(out.outputs**2) + jnp.sum(jnp.sin(out.states[1]))
+
+    return loss
+
+
+@functools.cache
+def compiled(kind, steps, options):
+    run = jax.jit(jax.value_and_grad(loss_of(STEPS[kind], **dict(options)), (0, 1, 2)))
+    # Where bytes are not the point, compile quickly.
+    level = None if steps >= 60 else {"xla_backend_optimization_level": 0}
+    return run.lower(*arrays(steps)).compile(compiler_options=level)
+
+
+def saving(kind, steps=T, **options):
+    """Value and gradients, and the temporary bytes of the program per step and unit."""
+    program = compiled(kind, steps, tuple(options.items()))
+    units = steps * B * H * 8
+    return program(*arrays(steps)), program.memory_analysis().temp_size_in_bytes / units
+
+
+def assert_trees_close(got, want, terms):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_close(a, b, terms=terms)
+
+
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize(
+    "options, most",
+    [
+        ({"recompute": ("gates",)}, 0.5),
+        ({"recompute": ("gates", "cell")}, 0.5),
+        ({"recompute": True}, 0.4),
+        ({"segment_length": "auto"}, 0.4),
+        ({"segment_length": 7}, 0.4),
+        ({"segment_length": 10, "recompute": ("gates",)}, 0.35),
+    ],
+    ids=str,
+)
+def test_recompute_keeps_gradients_and_saves_bytes(kind, options, most):
+    want, plain = saving(kind, 600)
+    got, less = saving(kind, 600, **options)
+    assert_trees_close(got, want, terms=600 * B)
+    assert less <= most * plain
+
+
+@pytest.mark.parametrize("recompute", [("gates",), ("cell",), True], ids=str)
+def test_recompute_keeps_every_bit_of_a_function(recompute):
+    want, _ = saving("function")
+    got, _ = saving("function", recompute=recompute)
+    jax.tree.map(assert_same_bits, got, want)
+
+
+def saved_shapes(step, **options):
+    """Shapes of what the forward loop hands to the backward loop, one slice a step."""
+    params, x, states = arrays()
+    jaxpr = jax.make_jaxpr(jax.grad(loss_of(step, **options)))(params, x, states)
+    forward = next(e for e in jaxpr.eqns if e.primitive.name == "scan")
+    shapes = [v.aval.shape for v in forward.outvars]
+    return sorted(shape for shape in shapes if shape[:1] == (T,))
+
+
+def test_recompute_stores_neither_the_named_values_nor_what_leads_to_them():
+    """Outputs apart: h and c before each step, and c after it, for tanh(c)."""
+    per_step = (T, B, H)
+    assert len(saved_shapes(lstm)) > 9
+    # The output; of the backward pass h, c, and what tanh(c) is made from.
+    assert saved_shapes(lstm, recompute=("gates",)) == [per_step] * 4
+    # The cells are made from gates: from what these are made of, all in one array.
+    assert saved_shapes(lstm, recompute=("cell",)) == [per_step] * 3 + [(T, B, 4 * H)]
+    assert saved_shapes(lstm, recompute=True) == [per_step] * 3
+
+
+def test_names_inside_jit_are_found():
+    inner = jax.jit(lstm)
+    assert saved_shapes(inner, recompute=("gates",)) == saved_shapes(
+        lstm, recompute=("gates",)
+    )
+
+
+def test_what_is_the_same_at_every_step_is_not_stored():
+    """A matrix made from parameters inside the step must not be stored T times."""
+
+    def step(params, states, x, t):
+        w_hh = jnp.tanh(params["w_hh"]) * 0.5
+        return lstm(params | {"w_hh": w_hh}, states, x, t)
+
+    for options in ({"recompute": ("gates",)}, {"recompute": True}):
+        assert all(shape[1] == B for shape in saved_shapes(step, **options))
+
+
+def test_step_with_custom_derivatives_loops_and_conditions_recomputes():
+    @jax.custom_vjp
+    def scaled(x):
+        return 2 * x
+
+    scaled.defvjp(lambda x: (scaled(x), None), lambda _, ct: (3 * ct,))
+
+    def step(params, h, x, t):
+        x = ost.tag(jax.nn.relu(x), "relu")
+        x = scaled(x) + jax.nn.softmax(x) + jax.nn.logsumexp(x, -1, keepdims=True)
+        x = lax.fori_loop(0, 3, lambda n, x: jnp.sin(x), x)
+        x = lax.cond(t < 9, jnp.cos, jnp.sin, x)
+        key = jax.random.fold_in(jax.random.key(0), t)
+        h = jnp.tanh(h * params + jax.random.normal(key, x.shape, x.dtype))
+        return h, h
+
+    x = arrays()[1]
+
+    def loss(params, x, **options):
+        out = ost.recurrent_net(
+            step, x, jnp.zeros((B, I)), params=params, time_major=True, **options
+        )
+        return jnp.sum(out.outputs**2)
+
+    gradient = lambda **options: jax.jit(  # noqa: E731
+        jax.grad(functools.partial(loss, **options), (0, 1))
+    )(jnp.float64(0.5), x)
+    want = gradient()
+    for options in ({"recompute": ("relu",)}, {"recompute": True}):
+        assert_trees_close(gradient(**options), want, terms=T)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 131])
+@pytest.mark.parametrize("kind", STEPS)
+def test_any_number_of_steps_runs_in_segments(kind, steps):
+    want, _ = saving(kind, steps)
+    for options in ({"segment_length": 3}, {"recompute": ("gates",)}):
+        if kind == "function" and "recompute" in options:
+            continue  # only a cell runs in segments then
+        got, _ = saving(kind, steps, **options)
+        assert_trees_close(got, want, terms=steps * 4 * H)
+
+
+def test_segment_longer_than_the_sequence_is_one_segment():
+    want, _ = saving("function")
+    got, _ = saving("function", segment_length=1000)
+    assert_trees_close(got, want, terms=T * H)
+
+
+# ---------------------------------------------------------------------- what is run
+
+
+def products(jaxpr, inside=0):
+    """`(loops around it, shapes of the factors)` of every matrix product."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            yield inside, tuple(v.aval.shape for v in eqn.invars)
+        for value in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns")
+        ):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from products(inner, inside + (eqn.primitive.name == "scan"))
+
+
+def test_input_products_of_a_cell_are_one_product_over_all_steps():
+    function, cell = (
+        list(products(jax.make_jaxpr(jax.grad(loss_of(s), (0, 1)))(*arrays()).jaxpr))
+        for s in STEPS.values()
+    )
+    assert [loops for loops, _ in function] == [1] * 6
+    outside = [shapes for loops, shapes in cell if loops == 0]
+    # Forward, the gradient of the weights, and that of the inputs.
+    assert len(cell) == 6 and len(outside) == 3
+    assert all(any(shape[:2] == (T, B) for shape in shapes) for shapes in outside)
+
+
+def test_plain_function_runs_as_in_lax_scan():
+    params, x, states = arrays()
+
+    def ours(params, x, states):
+        out = ost.recurrent_net(lstm, x, states, params=params, time_major=True)
+        return out.states, out.outputs
+
+    def plain(params, x, states):
+        body = lambda s, xt: lstm(params, s, *xt)  # noqa: E731
+        return lax.scan(body, states, (x, lax.iota(jnp.int32, T)))
+
+    def programs(function):
+        loss = lambda *a: sum(map(jnp.sum, jax.tree.leaves(function(*a))))  # noqa: E731
+        for f in (function, jax.grad(loss)):
+            text = jax.jit(f).lower(params, x, states).as_text()
+            yield [line.split("=")[-1].split()[0] for line in text.splitlines() if line]
+
+    assert list(programs(ours)) == list(programs(plain))
