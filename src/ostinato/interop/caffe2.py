@@ -1,0 +1,242 @@
+"""LSTM weights of Caffe2, in and out, by gate, by blob and in cuDNN's vector.
+
+Caffe2 orders gates `i f o g`, cells of this package `i f g o`. Its names are those of
+`InitFromLSTMParams`: `{"input": {...}, "recurrent": {...}}` with `input_gate`,
+`forget_gate`, `output_gate` and `cell`, each with `_w` and `_b`. `forget_bias` is no
+parameter there either: it is a field of `ostinato.cells.LSTM`.
+
+    from ostinato import cells
+    from ostinato.interop import caffe2
+
+    params = caffe2.params_from_gates(gates)
+    cell = cells.LSTM(input_size, hidden_size, forget_bias=1.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from .. import LayerWeights, RNNSpec, _checks, pack_weights, unpack_weights
+from .._typing import Array
+
+__all__ = [
+    "blobs_from_params",
+    "gates_from_params",
+    "gates_from_weights",
+    "params_from_blobs",
+    "params_from_gates",
+    "weights_from_gates",
+]
+
+_GATES = ("input_gate", "forget_gate", "cell", "output_gate")  # i f g o
+_GATES_BY_BLOB = ("input_gate", "forget_gate", "output_gate", "cell")  # i f o g
+_FIELDS = {"input": ("w_ih", "b_ih"), "recurrent": ("w_hh", "b_hh")}
+_BLOBS = {"input": "i2h", "recurrent": "gates_t"}
+
+Gates = Mapping[str, Mapping[str, Any]]
+"""`{"input": {"input_gate_w": ..., ...}, "recurrent": {...}}`."""
+
+
+def params_from_gates(gates: Gates) -> LayerWeights:
+    """Parameters of `ostinato.cells.LSTM` from arrays by gate.
+
+    Args:
+        gates: `{"input": ..., "recurrent": ...}`, each with `input_gate_w`,
+            `forget_gate_w`, `output_gate_w` and `cell_w`, `[H, I]` or `[H, H]`, and
+            with `_b` instead of `_w` the biases, `[H]`. One dtype throughout.
+
+    Returns:
+        `LayerWeights(w_ih [4H, I], w_hh [4H, H], b_ih [4H], b_hh [4H], None)`.
+
+    Raises:
+        TypeError: dtypes differ, or a value is no array.
+        ValueError: a name is missing or unknown, or a shape does not fit.
+
+    Holds under every JAX transformation.
+    """
+    _check_names("gates", gates, _FIELDS)
+    fields, found = {}, {}
+    for part, (w, b) in _FIELDS.items():
+        arrays = gates[part]
+        names = [f"{gate}_{kind}" for kind in "wb" for gate in _GATES]
+        _check_names(f"gates[{part!r}]", arrays, names)
+        for name in names:
+            label = f"gates[{part!r}][{name!r}]"
+            found[label] = _checks.check_array(label, arrays[name])
+        for field, kind in ((w, "w"), (b, "b")):
+            fields[field] = [
+                found[f"gates[{part!r}]['{gate}_{kind}']"] for gate in _GATES
+            ]
+    _checks.check_same_dtype(**found)
+    _check_gate_shapes(found)
+    return LayerWeights(**{f: jnp.concatenate(a) for f, a in fields.items()}, w_hr=None)
+
+
+def gates_from_params(params: LayerWeights) -> dict[str, dict[str, Array]]:
+    """Arrays by gate from parameters; the inverse of `params_from_gates`.
+
+    Raises:
+        TypeError: `params` is no `LayerWeights`.
+        ValueError: it is not that of an LSTM with both biases and no projection.
+
+    Holds under every JAX transformation.
+    """
+    _check_params("params", params)
+    return {
+        part: {
+            f"{gate}_{kind}": block
+            for field, kind in ((w, "w"), (b, "b"))
+            for gate, block in zip(
+                _GATES, jnp.split(getattr(params, field), 4), strict=True
+            )
+        }
+        for part, (w, b) in _FIELDS.items()
+    }
+
+
+def params_from_blobs(blobs: Mapping[str, Any], scope: str = "") -> LayerWeights:
+    """Parameters of `ostinato.cells.LSTM` from the blobs of Caffe2's own LSTM.
+
+    Args:
+        blobs: arrays by blob name: `i2h_w [4H, I]`, `i2h_b [4H]`, `gates_t_w [4H, H]`
+            and `gates_t_b [4H]`, rows by gate in Caffe2's order `i f o g`; others are
+            passed over.
+        scope: what stands before the names, `scope + "/i2h_w"`.
+
+    Raises:
+        TypeError: dtypes differ, or a value is no array.
+        ValueError: a blob is missing, or a shape does not fit.
+
+    Holds under every JAX transformation.
+    """
+    gates = {}
+    for part, blob in _BLOBS.items():
+        gates[part] = {}
+        for kind in "wb":
+            name = _scoped(scope, f"{blob}_{kind}")
+            if name not in blobs:
+                there = ", ".join(map(repr, blobs)) or "none"
+                raise ValueError(f"`blobs` must hold {name!r}, got {there}")
+            array = _checks.check_array(f"blobs[{name!r}]", blobs[name])
+            if array.ndim != (2 if kind == "w" else 1) or array.shape[0] % 4:
+                rows = "[4H, ...]" if kind == "w" else "[4H]"
+                raise ValueError(
+                    f"`blobs[{name!r}]` must have shape {rows}, got {list(array.shape)}"
+                )
+            parts = zip(_GATES_BY_BLOB, jnp.split(array, 4), strict=True)
+            gates[part] |= {f"{gate}_{kind}": a for gate, a in parts}
+    return params_from_gates(gates)
+
+
+def blobs_from_params(params: LayerWeights, scope: str = "") -> dict[str, Array]:
+    """The blobs of Caffe2's own LSTM; the inverse of `params_from_blobs`.
+
+    Raises:
+        TypeError: `params` is no `LayerWeights`.
+        ValueError: it is not that of an LSTM with both biases and no projection.
+
+    Holds under every JAX transformation.
+    """
+    gates = gates_from_params(params)
+    return {
+        _scoped(scope, f"{blob}_{kind}"): jnp.concatenate(
+            [gates[part][f"{gate}_{kind}"] for gate in _GATES_BY_BLOB]
+        )
+        for part, blob in _BLOBS.items()
+        for kind in "wb"
+    }
+
+
+def weights_from_gates(layers: Sequence[Gates], spec: RNNSpec) -> Array:
+    """The flat vector that Caffe2's `cuDNN_LSTM` and `ostinato.rnn` share.
+
+    Args:
+        layers: one mapping, as `params_from_gates` takes it, for every layer and
+            direction: fwd0, rev0, fwd1, ...
+        spec: an LSTM with both biases and no projection.
+
+    Returns:
+        `[num_params]`: all matrices, then all biases.
+
+    Raises:
+        TypeError, ValueError: as `params_from_gates` and `ostinato.pack_weights`.
+
+    Holds under every JAX transformation.
+    """
+    _check_spec(spec)
+    return pack_weights([params_from_gates(gates) for gates in layers], spec)
+
+
+def gates_from_weights(
+    weights: Array, spec: RNNSpec
+) -> list[dict[str, dict[str, Array]]]:
+    """Arrays by gate from the flat vector; the inverse of `weights_from_gates`.
+
+    Raises:
+        ValueError: the vector is not that of `spec`, or `spec` is no such LSTM.
+
+    Holds under every JAX transformation.
+    """
+    _check_spec(spec)
+    return [gates_from_params(layer) for layer in unpack_weights(weights, spec)]
+
+
+def _scoped(scope: str, name: str) -> str:
+    return f"{scope}/{name}" if scope else name
+
+
+def _check_names(name: str, value: Any, wanted: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"`{name}` must be a mapping, got {_checks.describe(value)}")
+    for missing in [key for key in wanted if key not in value]:
+        there = ", ".join(map(repr, value)) or "none"
+        raise ValueError(f"`{name}` must hold {missing!r}, got {there}")
+    for unknown in [key for key in value if key not in wanted]:
+        names = ", ".join(map(repr, wanted))
+        raise ValueError(f"`{name}` must hold {names} alone, got {unknown!r} too")
+
+
+def _check_gate_shapes(arrays: dict[str, Array]) -> None:
+    hidden = arrays["gates['recurrent']['input_gate_b']"].shape
+    inputs = arrays["gates['input']['input_gate_w']"].shape[1:]
+    for label, a in arrays.items():
+        want = hidden
+        if label.endswith("_w']"):
+            want = (
+                *hidden,
+                *(inputs if label.startswith("gates['input']") else hidden),
+            )
+        if a.shape != want:
+            raise ValueError(f"`{label}` must have shape {want}, got {a.shape}")
+
+
+def _check_params(name: str, params: Any) -> None:
+    if not isinstance(params, LayerWeights):
+        raise TypeError(
+            f"`{name}` must be LayerWeights, got {_checks.describe(params)}"
+        )
+    present = [field for field in params._fields if getattr(params, field) is not None]
+    rows = () if params.w_hh is None else tuple(params.w_hh.shape)
+    square = len(rows) == 2 and rows[0] == 4 * rows[1]
+    if present != ["w_ih", "w_hh", "b_ih", "b_hh"] or not square:
+        raise ValueError(
+            f"`{name}` must be those of an LSTM with both biases and no projection, "
+            f"got {', '.join(present)} with w_hh of shape {rows}"
+        )
+
+
+def _check_spec(spec: Any) -> None:
+    plain = isinstance(spec, RNNSpec) and (
+        spec.mode == "lstm"
+        and spec.bias == "double"
+        and not spec.proj_size
+        and spec.input_mode == "linear"
+    )
+    if not plain:
+        raise ValueError(
+            "`spec` must be an RNNSpec of mode 'lstm' with bias='double', without "
+            f"proj_size and input_mode='skip', got {spec}"
+        )
