@@ -36,6 +36,8 @@ class Backward {
 
   void Run() {
     const int64_t entries = in_.steps * in_.batch;
+    AdviseHugePages(call_.dx, entries * n_.input_size * sizeof *call_.dx);
+    AdviseHugePages(call_.dweights, NumParams(n_) * sizeof *call_.dweights);
     R* lower[2] = {nullptr, nullptr};  // gradients of the outputs of layers
     for (int64_t layer = n_.num_layers - 1; layer >= 0; --layer) {
       R*& inputs = lower[layer % 2];
@@ -45,10 +47,6 @@ class Backward {
       } else {
         if (inputs == nullptr) inputs = scratch_.Take<R>(entries * n_.width());
         context_.d_inputs = inputs;
-      }
-      // Two directions add to what starts as zero, one writes.
-      if (n_.num_directions == 2 && context_.d_inputs != nullptr) {
-        Zero(context_.d_inputs, entries * n_.inputs(layer));
       }
       RunLayer(layer);
     }
@@ -68,7 +66,7 @@ class Backward {
     ForEachOf(passes, &Pass::begin_tasks, &Pass::Begin);
     for (int64_t end = rows_.Steps(); end > 0;) {
       const int64_t begin = ChunkBegin(end);
-      for (int64_t d = 0; d < n_.num_directions; ++d) passes[d].Gather(begin, end);
+      for (int64_t d = 0; d < n_.num_directions; ++d) passes[d].BeginChunk(begin, end);
       ForEachOf(passes, &Pass::prepare_tasks, &Pass::Prepare);
       ForEachOf(passes, &Pass::again_tasks, &Pass::ComputeAgain);
       ForEachOf(passes, &Pass::unproject_tasks, &Pass::Unproject);

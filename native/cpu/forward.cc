@@ -141,6 +141,9 @@ class Forward {
       cpu::AdviseHugePages(data, entries * features * sizeof(*data));
     };
     advise(call.y, n.width());
+    for (int64_t l = 0; call.hidden != nullptr && l + 1 < n.num_layers; ++l) {
+      advise(call.hidden[l], n.width());
+    }
     for (int64_t p = 0; p < n.pseudo_layers(); ++p) {
       if (call.gates != nullptr) {
         advise(call.gates[p], n.saved_blocks() * n.hidden_size);

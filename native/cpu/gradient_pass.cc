@@ -48,6 +48,7 @@ auto GradientPass<S, R>::MakeBuffers(const Context& c, Scratch& scratch) -> Buff
   b.place = scratch.Take<int64_t>(chunk);
   b.first = scratch.Take<int64_t>(chunk);
   b.dx = scratch.Take<R*>(chunk);
+  b.adds = scratch.Take<bool>(chunk);
   b.x = scratch.Take<const S*>(chunk);
   b.h = scratch.Take<const S*>(chunk);
   b.u = scratch.Take<const S*>(proj > 0 ? chunk : 0);
@@ -184,14 +185,13 @@ const S* GradientPass<S, R>::OutputAt(int64_t i, int64_t step) const {
 }
 
 template <typename S, typename R>
-void GradientPass<S, R>::Gather(int64_t begin, int64_t end) {
+void GradientPass<S, R>::BeginChunk(int64_t begin, int64_t end) {
   begin_ = begin;
   count_ = 0;
+  end_ = end;
   for (int64_t step = begin; step < end; ++step) {
     b_.first[step - begin] = count_;
-    const int64_t active = c_.rows.Active(step);
-    for (int64_t i = 0; i < active; ++i) GatherRow(i, step, count_ + i);
-    count_ += active;
+    count_ += c_.rows.Active(step);
   }
 }
 
@@ -207,6 +207,10 @@ void GradientPass<S, R>::GatherRow(int64_t i, int64_t step, int64_t r) const {
       layer_ == 0 ? in.x + place * inputs_ : call.hidden[layer_ - 1] + saved * inputs_;
   if (wants_inputs()) {
     b_.dx[r] = c_.d_inputs + (layer_ == 0 ? place : saved) * inputs_;
+    // The other direction's step at the same time: it has been there before in a later
+    // chunk, or in this one if it is the first of the two.
+    const int64_t other = c_.rows.length[i] - 1 - step;
+    b_.adds[r] = n_.num_directions == 2 && other >= (reverse_ ? begin_ : end_);
   }
   if (reset) {
     b_.h[r] = c_.zero_state;
@@ -243,14 +247,19 @@ void GradientPass<S, R>::GatherRow(int64_t i, int64_t step, int64_t r) const {
 
 template <typename S, typename R>
 int64_t GradientPass<S, R>::prepare_tasks() const {
-  return drops() || c_.again() ? CeilDiv(count_, kRowsPerTask) : 0;
+  return CeilDiv(count_, kRowsPerTask);
 }
 
 template <typename S, typename R>
 void GradientPass<S, R>::Prepare(int64_t task) const {
   const auto scale = static_cast<R>(n_.dropout_scale);
-  const int64_t last = std::min(count_, (task + 1) * kRowsPerTask);
-  for (int64_t r = task * kRowsPerTask; r < last; ++r) {
+  const int64_t first = task * kRowsPerTask;
+  const int64_t last = std::min(count_, first + kRowsPerTask);
+  const int64_t *begin = b_.first, *end = begin + (end_ - begin_);
+  const int64_t* of_step = std::upper_bound(begin, end, first) - 1;
+  for (int64_t r = first; r < last; ++r) {
+    if (of_step + 1 < end && r == of_step[1]) ++of_step;
+    GatherRow(r - *of_step, begin_ + (of_step - begin), r);
     if (drops()) {
       S* to = b_.dropped + r * inputs_;
       const uint8_t* keep = c_.call.operands.keep[layer_ - 1];
@@ -454,30 +463,33 @@ auto GradientPass<S, R>::ProjectionProduct() const -> WeightProduct {
 }
 
 template <typename S, typename R>
+int64_t GradientPass<S, R>::input_tasks() const {
+  return wants_inputs() ? CeilDiv(count_, kRowsPerTask) : 0;
+}
+
+template <typename S, typename R>
 int64_t GradientPass<S, R>::product_tasks() const {
-  int64_t tasks = 0;
+  int64_t tasks = input_tasks();
   if (wants_weights()) {
     for (const auto& product : {HiddenProduct(), InputProduct(), ProjectionProduct()}) {
       tasks += CeilDiv(product.rows, kWeightsPerTask);
     }
     tasks += CeilDiv(c_.blocks() * hidden_, kBiasesPerTask);
   }
-  return tasks + (wants_inputs() ? CeilDiv(count_, kRowsPerTask) : 0);
+  return tasks;
 }
 
 template <typename S, typename R>
 void GradientPass<S, R>::Product(int64_t task) const {
-  if (wants_weights()) {
-    for (const auto& product : {HiddenProduct(), InputProduct(), ProjectionProduct()}) {
-      const int64_t tasks = CeilDiv(product.rows, kWeightsPerTask);
-      if (task < tasks) return AddWeightProduct(product, task * kWeightsPerTask);
-      task -= tasks;
-    }
-    const int64_t tasks = CeilDiv(c_.blocks() * hidden_, kBiasesPerTask);
-    if (task < tasks) return AddBiases(task);
+  // The largest first, so that the threads end at about the same time.
+  if (task < input_tasks()) return InputGradient(task);
+  task -= input_tasks();
+  for (const auto& product : {HiddenProduct(), InputProduct(), ProjectionProduct()}) {
+    const int64_t tasks = CeilDiv(product.rows, kWeightsPerTask);
+    if (task < tasks) return AddWeightProduct(product, task * kWeightsPerTask);
     task -= tasks;
   }
-  InputGradient(task);
+  AddBiases(task);
 }
 
 template <typename S, typename R>
@@ -540,10 +552,10 @@ void GradientPass<S, R>::InputGradient(int64_t task) const {
     }
     for (int64_t r = 0; r < rows; ++r) {
       R* to = b_.dx[first + r] + columns.first(q);
-      if (n_.num_directions == 1) {
-        Convert(products + r * stride, columns.width(q), to);
-      } else {
+      if (b_.adds[first + r]) {
         Add(products + r * stride, nullptr, R{1}, columns.width(q), to);
+      } else {
+        Convert(products + r * stride, columns.width(q), to);
       }
     }
   }
@@ -552,7 +564,7 @@ void GradientPass<S, R>::InputGradient(int64_t task) const {
 template <typename S, typename R>
 void GradientPass<S, R>::SkipGradient(int64_t first, int64_t last) const {
   for (int64_t r = first; r < last; ++r) {
-    if (n_.num_directions == 1) Zero(b_.dx[r], inputs_);
+    if (!b_.adds[r]) Zero(b_.dx[r], inputs_);
     for (int64_t block = 0; block < n_.gates(); ++block) {
       const int64_t from = n_.gru() && block == 2 ? 3 : block;
       Add(b_.dg_rows[r] + from * hidden_, nullptr, R{1}, hidden_, b_.dx[r]);

@@ -67,7 +67,9 @@ class GradientPass {
     // what stands at each of its rows, and where each of its steps begins,
     BackwardRow<S, R>* rows;
     int64_t *place, *first;
+    // where gradients of inputs go, and whether something stands there already,
     R** dx;
+    bool* adds;
     // the factors of weight gradients, and their panels,
     const S **x, **h, **u;
     S *dropped, *unprojected;
@@ -88,11 +90,10 @@ class GradientPass {
   int64_t begin_tasks() const;
   void Begin(int64_t task) const;
 
-  // The chunk of steps begin .. end - 1: who its rows are.
-  void Gather(int64_t begin, int64_t end);
-  int64_t chunk_rows() const { return count_; }
-  // Inputs after dropout; then gates, where they were not saved; then o * tanh(c),
-  // where a projection has a gradient.
+  // The chunk of steps begin .. end - 1.
+  void BeginChunk(int64_t begin, int64_t end);
+  // What its rows are, inputs after dropout; then gates, where they were not saved;
+  // then o * tanh(c), where a projection has a gradient.
   int64_t prepare_tasks() const;
   void Prepare(int64_t task) const;
   int64_t again_tasks() const;
@@ -136,6 +137,7 @@ class GradientPass {
   bool ResetAt(int64_t i, int64_t step) const;
   const S* OutputAt(int64_t i, int64_t step) const;
   void GatherRow(int64_t i, int64_t step, int64_t r) const;
+  int64_t input_tasks() const;
   void AddOutputGradient(int64_t i, int64_t step, int64_t first, int64_t count) const;
   void Multiply(Tile tile, const R* const* a, int64_t offset, int64_t rows,
                 int64_t depth, const R* panel, const R* start, R* c,
@@ -174,8 +176,8 @@ class GradientPass {
   const LayerOffsets offsets_;
   const Buffers& b_;
   const int64_t inputs_, out_, hidden_;
-  int64_t begin_ = 0, count_ = 0;  // first step and number of rows of the chunk
-  bool summed_ = false;            // a chunk has gone into the weight gradients
+  int64_t begin_ = 0, end_ = 0, count_ = 0;  // steps and number of rows of the chunk
+  bool summed_ = false;  // a chunk has gone into the weight gradients
 };
 
 }  // namespace ostinato::cpu

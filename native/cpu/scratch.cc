@@ -126,14 +126,14 @@ void* Scratch::TakeBytes(int64_t bytes) {
 
 void AdviseHugePages(void* data, int64_t bytes) noexcept {
 #if defined(__linux__)
-  if (bytes < kHugeFrom) return;
+  if (bytes < kHugePage) return;
   const auto address = reinterpret_cast<int64_t>(data);
-  const int64_t begin = RoundUp(address, kHugePage);
-  const int64_t end = (address + bytes) / kHugePage * kHugePage;
-  if (begin < end) {
-    madvise(reinterpret_cast<void*>(begin), static_cast<size_t>(end - begin),
-            MADV_HUGEPAGE);
-  }
+  // With the pages at its ends, so that arrays which follow one another can share a
+  // huge page.
+  const int64_t begin = address / kPage * kPage;
+  const int64_t end = RoundUp(address + bytes, kPage);
+  madvise(reinterpret_cast<void*>(begin), static_cast<size_t>(end - begin),
+          MADV_HUGEPAGE);
 #else
   static_cast<void>(data);
   static_cast<void>(bytes);
