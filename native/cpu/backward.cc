@@ -84,10 +84,7 @@ class Backward {
 
   // Of steps with so many active rows, whose units are in blocks of so many columns.
   Plan PlanFor(int64_t active, int64_t block) const {
-    Work work = work_;
-    work.step = work.step / std::max<int64_t>(1, work.batch) * active;
-    work.batch = active;
-    const Plan plan = PlanOf(work, team_.threads());
+    const Plan plan = PlanOf(work_.OfLayer(active), team_.threads());
     const bool one_block = n_.output_size() <= block;
     return plan == Plan::kUnits && one_block ? Plan::kDirections : plan;
   }

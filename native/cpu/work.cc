@@ -32,6 +32,14 @@ int32_t ThreadsFor(const Work& work) {
   return static_cast<int32_t>(std::min<int64_t>(1 + work.all / kWorthJoining, 1 << 16));
 }
 
+Work Work::OfLayer(int64_t rows) const {
+  Work work = *this;
+  work.layers = 1;
+  work.step = step / std::max<int64_t>(1, batch) * rows;
+  work.batch = rows;
+  return work;
+}
+
 Plan PlanOf(const Work& work, int32_t threads) {
   if (threads == 1 || work.batch >= kRowsPerThread * threads) return Plan::kRows;
   if (work.directions == 2 && threads == 2) return Plan::kDirections;

@@ -22,6 +22,9 @@ struct Work {
   int64_t batch, layers, directions;
   int64_t step;  // multiplications of a recurrent step of one pseudo-layer, all rows
   int64_t all;   // multiplications in all
+
+  // The same of one layer by itself, in steps that have `rows` rows.
+  Work OfLayer(int64_t rows) const;
 };
 
 Work WorkOf(const Network& network, int64_t steps, int64_t batch);
