@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import ostinato as ost
 from ostinato import cli
-from ostinato.apps.g2p import checkpoint, data, model, report
+from ostinato.apps.g2p import attention, checkpoint, ctc, data, report
 
 RUNNER = CliRunner()
 TINY = "--hidden 16 --layers 1 --batch 32 --lr 0.03 --dropout 0"
@@ -33,13 +33,19 @@ def small_dictionary(monkeypatch):
     monkeypatch.setattr(data, "read_cmudict", lambda: words)  # of one batch shape
 
 
+def save_untrained(folder, kind):
+    config = kind(hidden_size=4, num_layers=1, phonemes=("K", "S"))
+    params = jax.jit(config.init)(jax.random.key(0))
+    opinions = config.reader().opinions
+    weights = (0.2,) * len(opinions)
+    trained = checkpoint.Model(config, params, [[1, 2]], weights, {})
+    checkpoint.save_model(folder, trained)
+
+
 @pytest.fixture
 def untrained(tmp_path):
     """A folder with a model that has learned nothing."""
-    config = model.Config(hidden_size=4, num_layers=1, phonemes=("K", "S"))
-    params = model.init_params(jax.random.key(0), config)
-    trained = checkpoint.Model(config, params, [[1, 2]], 0.2, {})
-    checkpoint.save_model(tmp_path, trained)
+    save_untrained(tmp_path, ctc.Config)
     return tmp_path
 
 
@@ -67,6 +73,8 @@ def test_bad_options_are_one_line(small_dictionary, tmp_path):
     out = tmp_path / "out"
     result = ostinato("train", "g2p", "--hidden", 0, "--out", out)
     assert "`hidden` must be at least 1, got 0" in one_line(result)
+    result = ostinato("train", "g2p", "--model", "gru", "--out", out)
+    assert "`model` must be ctc or attention, got gru" in one_line(result)
     missing = tmp_path / "none.txt"
     result = ostinato("train", "g2p", "--test-words", missing, "--out", out)
     assert "cannot read the word list" in one_line(result)
@@ -92,6 +100,22 @@ def test_pronounce_says_what_it_can(untrained):
     result = ostinato("pronounce", "ab", "n3t", "abc", "--model", untrained)
     assert "cannot pronounce 'n3t': unknown '3'" in one_line(result)
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["ab", "abc"]
+
+
+def test_pronounce_draws_what_the_model_attends_to(tmp_path, monkeypatch):
+    save_untrained(tmp_path, attention.Config)
+    monkeypatch.chdir(tmp_path)
+    result = ostinato("pronounce", "--plot", "ab", "--model", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "drawn in alignment_ab.png" in result.stderr
+    assert (tmp_path / "alignment_ab.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pronounce_without_attention_draws_nothing(untrained, monkeypatch):
+    monkeypatch.chdir(untrained)
+    result = ostinato("pronounce", "--plot", "ab", "--model", untrained)
+    assert "has no attention to draw" in one_line(result)
+    assert not list(untrained.glob("*.png"))
 
 
 @pytest.mark.parametrize(

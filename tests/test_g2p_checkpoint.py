@@ -1,33 +1,42 @@
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 from g2p_words import plain_jax  # noqa: F401
 
-from ostinato.apps.g2p import checkpoint, files, model, training
+from ostinato.apps.g2p import attention, checkpoint, ctc, files, training
 from ostinato.apps.g2p.errors import G2PError
 
-CONFIG = model.Config(hidden_size=4, num_layers=1, phonemes=("S", "T"), dropout=0.1)
+SIZES = dict(hidden_size=4, num_layers=1, phonemes=("S", "T"), dropout=0.1)
+CONFIG = ctc.Config(**SIZES)
 
 
-def saved_model(folder):
-    params = model.init_params(jax.random.key(0), CONFIG)
+def saved_model(folder, config=CONFIG):
+    params = jax.jit(config.init)(jax.random.key(0))
     figures = {"best": {"per": 1.5}}
-    trained = checkpoint.Model(CONFIG, params, [[1, 2], [2]], 0.3, figures)
+    trained = checkpoint.Model(config, params, [[1, 2], [2]], (0.3, 0.1), figures)
     checkpoint.save_model(folder, trained)
     return trained
 
 
-def test_model_round_trip(tmp_path):
-    want = saved_model(tmp_path)
+@pytest.mark.parametrize(
+    "config", [CONFIG, attention.Config(**SIZES)], ids=["ctc", "attention"]
+)
+def test_model_round_trip(tmp_path, config):
+    want = saved_model(tmp_path, config)
     got = checkpoint.load_model(tmp_path)
     assert (got.config, got.pronunciations) == (want.config, want.pronunciations)
-    assert (got.ngram_weight, got.figures) == (want.ngram_weight, want.figures)
+    assert type(got.config) is type(config)
+    assert (got.rank_weights, got.figures) == (want.rank_weights, want.figures)
+    assert jax.tree.structure(got.params) == jax.tree.structure(want.params)
     jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
 
 
 def test_the_header_tells_the_spec(tmp_path):
     saved_model(tmp_path)
     _, header = checkpoint.read(tmp_path / checkpoint.MODEL_FILE)
+    assert header["model"] == "ctc"
     assert header["spec"]["mode"] == "lstm"
     assert header["spec"]["hidden_size"] == 4
     assert header["alphabet"].endswith("xyz")
@@ -44,7 +53,7 @@ def test_state_round_trip(tmp_path):
 
 def test_state_of_another_model_says_so(tmp_path):
     checkpoint.save_state(tmp_path, training.init_state(0, CONFIG), {})
-    other = model.Config(hidden_size=5, num_layers=1, phonemes=("S", "T"))
+    other = dataclasses.replace(CONFIG, hidden_size=5)
     with pytest.raises(G2PError, match="arrays are not those of this model"):
         checkpoint.load_state(tmp_path, other)
 
@@ -65,12 +74,13 @@ def damage_tail(content):
         lambda content: content[:5],
         lambda content: content[: len(content) // 2],
         lambda content: b"\xff" * 64,
-        lambda content: content.replace(b"ostinato-g2p-1", b"ostinato-g2p-9"),
+        lambda content: content.replace(b"ostinato-g2p-2", b"ostinato-g2p-9"),
         lambda content: content.replace(b"hidden_size", b"hodden_size"),
         lambda content: content.replace(b'phonemes\\":', b'phonemas\\":'),
+        lambda content: content.replace(b'\\"ctc\\"', b'\\"cta\\"'),
         damage_tail,
     ],
-    ids=["empty", "stub", "half", "noise", "format", "field", "names", "tail"],
+    ids=["empty", "stub", "half", "noise", "format", "field", "names", "model", "tail"],
 )
 def test_damaged_model_is_one_clear_line(tmp_path, damage):
     saved_model(tmp_path)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ostinato.apps.g2p import checkpoint, report, run, settings
 from ostinato.apps.g2p.errors import G2PError
+from ostinato.apps.g2p.models import MODELS
 from ostinato.apps.g2p.pronounce import Pronouncer
 from ostinato.apps.g2p.train import train
 
@@ -23,22 +24,46 @@ def train_tiny(out, **options) -> Any:
     return train(out, **options)
 
 
-@pytest.fixture(scope="module")
-def learned(tmp_path_factory):
-    """A folder in which a tiny run learned the language, with what it printed."""
-    out = tmp_path_factory.mktemp("learned")
+OPTIONS = {
+    "ctc": dict(model="ctc", layers=2, dropout=0.2),
+    "attention": dict(
+        model="attention",
+        hidden=24,
+        lr=0.02,
+        dropout=0.1,
+        dictionary={w: p for w, p in language(260).items() if len(w) == 3},
+    ),
+}
+
+
+def learn(out, **options):
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         with jax.numpy_rank_promotion("allow"):
             console = quiet()
-            summary = train_tiny(out, epochs=20, console=console)
+            summary = train_tiny(out, epochs=20, console=console, **options)
     return out, summary, console.export_text()
 
 
-def test_a_tiny_model_learns_a_regular_language(learned):
-    _, summary, _ = learned
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """A folder in which a tiny run learned the language, with what it printed."""
+    return learn(tmp_path_factory.mktemp("learned"), model="ctc")
+
+
+@pytest.fixture(scope="module")
+def attentive(tmp_path_factory):
+    """The same with attention."""
+    return learn(tmp_path_factory.mktemp("attentive"), **OPTIONS["attention"])
+
+
+@pytest.mark.parametrize(
+    "run, beam", [("learned", "beam + n-gram"), ("attentive", "beam + CTC + n-gram")]
+)
+def test_a_tiny_model_learns_a_regular_language(run, beam, request):
+    _, summary, _ = request.getfixturevalue(run)
     assert summary.best.dev_per < 5
     assert summary.figures["test", "greedy"].per < 10
-    assert summary.figures["test", "beam + n-gram"].per < 10
+    assert summary.figures["test", beam].per < 10
 
 
 def test_the_folder_holds_model_figures_and_picture(learned):
@@ -59,10 +84,13 @@ def test_what_is_printed_fits_80_columns(learned):
     assert max(map(len, text.replace(str(out), "out").splitlines())) <= 80
 
 
-def test_a_trained_model_pronounces(learned):
-    out, _, _ = learned
+@pytest.mark.parametrize(
+    "run, words", [("learned", ("Bakes", "sex")), ("attentive", ("Bak", "sex"))]
+)
+def test_a_trained_model_pronounces(run, words, request):
+    out, _, _ = request.getfixturevalue(run)
     say = Pronouncer(out)
-    assert say(["Bakes", "sex"]) == [spell("bakes"), spell("sex")]
+    assert say(words) == [spell(word.lower()) for word in words]
     assert say([]) == []
 
 
@@ -73,14 +101,33 @@ def test_an_unknown_letter_is_a_clear_line(learned):
         Pronouncer(learned[0])(["-"])
 
 
-def interrupt_after(monkeypatch, updates):
+def test_attention_looks_at_the_letters_of_the_word(attentive):
+    (alignment,) = Pronouncer(attentive[0]).align(["Sex"])
+    assert alignment.word == "sex" and alignment.phonemes == ("S", "EH", "K", "S")
+    assert alignment.weights.shape == (5, 3)
+    np.testing.assert_allclose(alignment.weights.sum(-1), 1, rtol=1e-5)
+    assert np.ptp(alignment.weights, axis=0).max() > 0.2  # it moves
+
+
+def test_a_model_without_attention_has_no_alignment(learned):
+    with pytest.raises(G2PError, match="no attention to draw.*--model attention"):
+        Pronouncer(learned[0]).align(["sex"])
+
+
+def test_the_alignment_is_drawn(tmp_path):
+    path = tmp_path / "alignment.png"
+    report.draw_alignment(path, "ab", ("AA", "B"), np.eye(3, 2))
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def interrupt_after(monkeypatch, updates, error=KeyboardInterrupt):
     """Make the display raise what Ctrl-C raises, once, after some updates."""
     tick, count = report.Display.tick, [0]
 
     def counting_tick(self, *args):
         count[0] += 1
         if count[0] == updates:
-            raise KeyboardInterrupt
+            raise error
         tick(self, *args)
 
     monkeypatch.setattr(report.Display, "tick", counting_tick)
@@ -90,9 +137,9 @@ def arrays(out, name):
     return checkpoint.read(out / name)[0]
 
 
-def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, options):
     whole, halved = tmp_path / "whole", tmp_path / "halved"
-    options = dict(dropout=0.2, layers=2)
     train_tiny(whole, epochs=4, **options)
     with monkeypatch.context() as patch:
         interrupt_after(patch, updates=30)  # in the middle of epoch 3
@@ -125,6 +172,15 @@ def test_an_interrupt_before_any_evaluation_keeps_what_there_is(tmp_path, monkey
     assert checkpoint.load_model(tmp_path).params.weights.size > 0
 
 
+def test_a_crash_loses_only_what_came_after_the_last_save(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "SAVE_SECONDS", 0.0)
+    interrupt_after(monkeypatch, updates=5, error=MemoryError)
+    with pytest.raises(MemoryError):
+        train_tiny(tmp_path, epochs=1)
+    assert checkpoint.load_header(tmp_path)["step"] == 4
+    assert train_tiny(tmp_path, resume=True).best.epoch == 1
+
+
 def test_a_run_ends_with_its_time(tmp_path):
     summary = train_tiny(tmp_path, minutes=0.02)
     assert summary.best is not None
@@ -154,9 +210,10 @@ def test_listed_test_words_are_the_ones_measured(tmp_path):
     "options, message",
     [
         (dict(hidden=17), "`hidden` must stay 16 when a run is resumed, got 17"),
+        (dict(model="attention"), "`model` must stay ctc when a run is resumed, got a"),
         (dict(test_words=["ab", "ba"]), "`--resume` needs the words of the run"),
     ],
-    ids=["hidden", "words"],
+    ids=["hidden", "model", "words"],
 )
 def test_resuming_another_run_says_so(learned, options, message):
     with pytest.raises(G2PError, match=message):
@@ -190,6 +247,7 @@ def test_a_dictionary_without_held_out_words_says_so(tmp_path):
         (dict(dropout=1.0), "`dropout` must be at least 0 and below 1, got 1.0"),
         (dict(lr=-1.0), "`lr` must be a number above 0, got -1.0"),
         (dict(seed=-1), "`seed` must be at least 0, got -1"),
+        (dict(model="gru"), "`model` must be ctc or attention, got gru"),
     ],
 )
 def test_bad_settings_name_the_field(given, message):
@@ -197,12 +255,14 @@ def test_bad_settings_name_the_field(given, message):
         settings.choose(**given)
 
 
-def test_settings_are_chosen_by_the_time():
-    short, long = settings.choose(minutes=2), settings.choose()
+@pytest.mark.parametrize("name", MODELS)
+def test_settings_are_chosen_by_the_time(name):
+    short, long = settings.choose(name, minutes=2), settings.choose(name)
+    assert short.model == long.model == name
     assert short.hidden < long.hidden
     assert long.minutes == settings.DEFAULT_MINUTES
-    assert settings.choose(minutes=2, hidden=long.hidden).hidden == long.hidden
-    assert settings.choose(epochs=3).minutes is None
+    assert settings.choose(name, minutes=2, hidden=long.hidden).hidden == long.hidden
+    assert settings.choose(name, epochs=3).minutes is None
 
 
 @pytest.mark.parametrize(

@@ -148,13 +148,13 @@ def test_importing_the_package_adds_nothing_to_jax():
 
 def test_importing_the_package_is_quick():
     code = (
-        "import time, jax, numpy; start = time.perf_counter(); import ostinato; "
-        "print(time.perf_counter() - start)"
+        "import time, jax, numpy; start = time.process_time(); import ostinato; "
+        "print(time.process_time() - start)"
     )
     seconds = [
         float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3)
     ]
-    assert min(seconds) < 0.2  # the least: the machine may be busy
+    assert min(seconds) < 0.2
 
 
 def test_the_version_is_that_of_the_distribution():

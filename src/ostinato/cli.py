@@ -72,11 +72,17 @@ def g2p(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the folder.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(help="ctc or attention. Default ctc."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of all random numbers.")] = None,
     hidden: Annotated[
         int | None, typer.Option(help="LSTM units per direction.")
     ] = None,
-    layers: Annotated[int | None, typer.Option(help="LSTM layers.")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="LSTM layers that read the letters.")
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Words in a batch.")] = None,
     lr: Annotated[
         float | None, typer.Option(help="Highest learning rate of AdamW.")
@@ -103,6 +109,7 @@ def g2p(
             epochs=epochs,
             test_words=read_words(test_words) if test_words else None,
             resume=resume,
+            model=model,
             seed=seed,
             hidden=hidden,
             layers=layers,
@@ -118,10 +125,18 @@ def g2p(
 def pronounce(
     words: Annotated[list[str], typer.Argument(help="Words to say.")],
     model: Annotated[Path, typer.Option(help="Folder of a training run.")] = MODEL,
+    plot: Annotated[
+        bool,
+        typer.Option(
+            "--plot",
+            help="Draw which letters the model attends to for each phoneme, in "
+            "alignment_WORD.png in this folder. Needs a model with attention.",
+        ),
+    ] = False,
 ) -> None:
     """Print the phonemes of words, in the alphabet of the CMU dictionary (ARPAbet)."""
     with _one_line_errors():
-        for package in ("optax", "safetensors"):
+        for package in ("optax", "safetensors", *(["matplotlib", "rich"] * plot)):
             require(package)
         from .apps.g2p.pronounce import Pronouncer, check
 
@@ -132,6 +147,14 @@ def pronounce(
             clean.append(check(word))
         except G2PError as error:
             failures.append(error)
+    if plot:
+        with _one_line_errors():
+            from .apps.g2p.report import draw_alignment
+
+            for alignment in say.align(clean):
+                path = Path(f"alignment_{alignment.word}.png")
+                draw_alignment(path, *alignment)
+                typer.echo(f"drawn in {path}", err=True)
     width = max(map(len, clean), default=0)
     for word, phonemes in zip(clean, say(clean), strict=True):
         typer.echo(f"{word:{width}}  {' '.join(phonemes)}")

@@ -1,13 +1,14 @@
 """Ragged words in batches of a few static shapes, with little padding."""
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from .data import ALPHABET, Dictionary, Pronunciation
+from .data import ALPHABET, Dictionary
 
+LENGTH_STEP = 8  # words that no bound holds are padded to a multiple of this
+ROWS = 256  # words that are read together
 LETTER_IDS = {letter: i for i, letter in enumerate(ALPHABET, 1)}  # 0 is padding
 
 
@@ -60,37 +61,79 @@ def bucket_bounds(lengths: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(int(sizes[j - 1]) for j in best[-1][1])
 
 
+def word_batches(
+    words: Sequence[str], bounds: Sequence[int] = ()
+) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
+    """Put words of any length into batches of few shapes, to read them.
+
+    Args:
+        words: clean words.
+        bounds: lengths to pad to; longer words are padded to a multiple of
+            `LENGTH_STEP`.
+
+    Yields:
+        Places in `words`, letters ``[B, T]`` and lengths ``[B]``; rows beyond the
+        places have length 0.
+    """
+    buckets: dict[int, list[int]] = {}
+    for i, word in enumerate(words):
+        multiple = -(-len(word) // LENGTH_STEP) * LENGTH_STEP
+        fitting = [bound for bound in bounds if len(word) <= bound]
+        buckets.setdefault(min(fitting, default=multiple), []).append(i)
+    count = min(len(words), ROWS)
+    for length, places in sorted(buckets.items()):
+        for start in range(0, len(places), ROWS):
+            rows = places[start : start + ROWS]
+            yield rows, *pad(letter_ids([words[i] for i in rows]), length, count)
+
+
 class TrainingSet:
-    """Pairs of a word and one of its pronunciations, in buckets by word length."""
+    """Pairs of a word and one of its pronunciations, in buckets of similar size.
+
+    Args:
+        dictionary: the words.
+        phonemes: those that stand for the labels from 1.
+        size: of a pair of a word and labels; None leaves it out.
+        batch_size: pairs in a batch.
+        num_buckets: different shapes of batches.
+    """
 
     def __init__(
         self,
         dictionary: Dictionary,
         phonemes: Sequence[str],
         *,
+        size: Callable[[str, Sequence[int]], int | None],
         batch_size: int,
         num_buckets: int,
-        frames: int,
     ) -> None:
-        ids = {phoneme: i for i, phoneme in enumerate(phonemes, 1)}  # 0 is the blank
-        pairs = [
-            (word, [ids[p] for p in pronunciation])
-            for word, pronunciations in dictionary.items()
-            for pronunciation in pronunciations
-            if fits(word, pronunciation, frames)
-        ]
+        ids = {phoneme: i for i, phoneme in enumerate(phonemes, 1)}
+        pairs, sizes = [], []
+        for word, pronunciations in dictionary.items():
+            for pronunciation in pronunciations:
+                target = [ids[p] for p in pronunciation]
+                if (pair_size := size(word, target)) is not None:
+                    pairs.append((word, target))
+                    sizes.append(pair_size)
         self.batch_size = batch_size
         self.targets = [target for _, target in pairs]
-        lengths = [len(word) for word, _ in pairs]
-        self.bounds = bucket_bounds(lengths, num_buckets)
-        bucket_of = np.searchsorted(self.bounds, lengths)
+        bucket_of = np.searchsorted(bucket_bounds(sizes, num_buckets), sizes)
         self._buckets = []
-        for b, bound in enumerate(self.bounds):
-            rows = [pairs[i] for i in np.flatnonzero(bucket_of == b)]
-            words, targets = zip(*rows, strict=True)
-            letters = pad(letter_ids(words), bound, len(words))
-            longest = max(map(len, targets))
-            self._buckets.append(Batch(*letters, *pad(targets, longest, len(words))))
+        for b in range(bucket_of.max(initial=-1) + 1):
+            words, targets = zip(
+                *(pairs[i] for i in np.flatnonzero(bucket_of == b)), strict=True
+            )
+            self._buckets.append(
+                Batch(
+                    *pad(letter_ids(words), max(map(len, words)), len(words)),
+                    *pad(targets, max(map(len, targets)), len(words)),
+                )
+            )
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Letters and phonemes that the pairs of every bucket are padded to."""
+        return [(b.letters.shape[1], b.phonemes.shape[1]) for b in self._buckets]
 
     @property
     def num_batches(self) -> int:
@@ -113,9 +156,3 @@ class TrainingSet:
         taken = array[rows]
         missing = self.batch_size - len(rows)
         return np.pad(taken, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
-
-
-def fits(word: str, pronunciation: Pronunciation, frames: int) -> bool:
-    """Whether CTC can spell the pronunciation in `frames` scores a letter."""
-    repeats = sum(a == b for a, b in pairwise(pronunciation))
-    return len(pronunciation) + repeats <= frames * len(word)

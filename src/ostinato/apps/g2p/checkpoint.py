@@ -9,6 +9,7 @@ import dataclasses
 import json
 import struct
 from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +24,11 @@ from . import files
 from .data import ALPHABET
 from .errors import G2PError
 from .model import Config, Params
+from .models import MODELS
 from .training import State, init_state
 
 MODEL_FILE, RESUME_FILE = "model.safetensors", "resume.safetensors"
-FORMAT = "ostinato-g2p-1"
+FORMAT = "ostinato-g2p-2"
 FIRST = "train one with: ostinato train g2p"
 
 
@@ -35,20 +37,21 @@ class Model(NamedTuple):
 
     config: Config
     params: Params
-    pronunciations: list[list[int]]
-    ngram_weight: float
+    pronunciations: Sequence[Sequence[int]]
+    rank_weights: tuple[float, ...]
     figures: dict[str, Any]
 
 
 def save_model(folder: Path, model: Model) -> None:
     """Write `model.safetensors`, or leave the old one untouched."""
-    tensors = {k: np.asarray(v) for k, v in model.params._asdict().items()}
+    tensors = {name: np.asarray(leaf) for name, leaf in _named(model.params)}
     tensors["pronunciations"] = _flatten(model.pronunciations)
     header = {
+        "model": model.config.name,
         "config": dataclasses.asdict(model.config),
         "spec": dataclasses.asdict(model.config.spec),
         "alphabet": ALPHABET,
-        "ngram_weight": model.ngram_weight,
+        "rank_weights": model.rank_weights,
         "figures": model.figures,
     }
     _save(folder / MODEL_FILE, tensors, header)
@@ -63,20 +66,25 @@ def load_model(folder: Path) -> Model:
     path = folder / MODEL_FILE
     tensors, header = read(path)
     try:
-        config = _config(header["config"])
-        params = Params(*(jnp.asarray(tensors[name]) for name in Params._fields))
+        config = _config(header["model"], header["config"])
+        template = jax.eval_shape(config.init, jax.random.key(0))
+        leaves = [(tensors[name], name, want) for name, want in _named(template)]
         pronunciations = _unflatten(tensors["pronunciations"])
-        weight, figures = float(header["ngram_weight"]), dict(header["figures"])
+        weights, figures = tuple(header["rank_weights"]), dict(header["figures"])
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path, f"its header lacks or garbles {error}") from None
     if header.get("alphabet") != ALPHABET:
         raise _damaged(path, "its alphabet is another one")
-    for name, shape in config.shapes.items():
-        got = getattr(params, name)
-        if got.shape != shape or got.dtype != np.float32:
-            detail = f"`{name}` must be float32 {shape}, got {got.dtype} {got.shape}"
-            raise _damaged(path, detail)
-    return Model(config, params, pronunciations, weight, figures)
+    for got, name, want in leaves:
+        if got.shape != want.shape or got.dtype != want.dtype:
+            raise _damaged(
+                path,
+                f"`{name}` must be {want.dtype} {want.shape}, got {got.dtype} "
+                f"{got.shape}",
+            )
+    arrays = [jnp.asarray(got) for got, _, _ in leaves]
+    params = jax.tree.unflatten(jax.tree.structure(template), arrays)
+    return Model(config, params, pronunciations, weights, figures)
 
 
 def save_state(folder: Path, state: State, header: dict[str, Any]) -> None:
@@ -109,8 +117,15 @@ def load_state(folder: Path, config: Config) -> State:
     return State(int(header["step"]), *restored)
 
 
-def _config(fields: dict[str, Any]) -> Config:
-    return Config(**{**fields, "phonemes": tuple(fields["phonemes"])})
+def _config(name: str, fields: dict[str, Any]) -> Config:
+    return MODELS[name](**{**fields, "phonemes": tuple(fields["phonemes"])})
+
+
+def _named(params: Params) -> list[tuple[str, Any]]:
+    """The arrays with their places in the parameters, such as `decoder.0.v`."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    name = partial(jax.tree_util.keystr, simple=True, separator=".")
+    return [(name(path), leaf) for path, leaf in leaves]
 
 
 def _flatten(pronunciations: Sequence[Sequence[int]]) -> np.ndarray:

@@ -1,43 +1,49 @@
-"""Letters in, phoneme scores out: a bidirectional LSTM under a CTC loss.
+"""What the two models have in common, and what the rest asks of either.
 
-The recurrent part runs once a letter; its last layer then gives `frames` scores a
-letter, since a letter may need more than one phoneme ("x" is K S).
+A `Config` is a frozen dataclass that makes parameters, a loss and a `Reader`; `ctc.py`
+and `attention.py` hold one each, `models.py` names them.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
-from jax.typing import ArrayLike
 
 import ostinato as ost
 
-from .batches import Batch, letter_ids, pad
-from .data import ALPHABET
+from .batches import Batch
+from .ngram import NGram
 
-LENGTH_STEP = 8  # words that no bucket holds are padded to a multiple of this
-ROWS = 256  # words that are scored together
+Params = Any  # a NamedTuple of arrays, perhaps of further NamedTuples
+Labels = tuple[int, ...]
+
+
+class Candidate(NamedTuple):
+    """Labels that a search found, and log probabilities of them."""
+
+    labels: Labels
+    score: float  # the search's
+    opinions: tuple[float, ...]  # of others, as many as `Reader.opinions`
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The model's shape; hashable, so it is a static argument of jax.jit."""
+    """A model's shape; hashable, so it is a static argument of jax.jit."""
 
     hidden_size: int
     num_layers: int
     phonemes: tuple[str, ...]
     dropout: float = 0.0
     embedding_size: int = 64
-    frames: int = 2
+
+    name: ClassVar[str]
 
     @property
     def spec(self) -> ost.RNNSpec:
-        """The recurrent part."""
+        """The network that reads the letters."""
         return ost.RNNSpec(
             mode="lstm",
             input_size=self.embedding_size,
@@ -49,122 +55,97 @@ class Config:
 
     @property
     def num_labels(self) -> int:
-        """Phonemes and the blank."""
+        """Phonemes, from 1, and label 0: CTC's blank, or the edge of the word."""
         return len(self.phonemes) + 1
 
     def spell(self, labels: Sequence[int]) -> tuple[str, ...]:
         """Name the phonemes of labels from 1."""
         return tuple(self.phonemes[label - 1] for label in labels)
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every field of `Params`."""
-        features, scores = 2 * self.hidden_size, self.frames * self.num_labels
-        return {
-            "embedding": (len(ALPHABET) + 1, self.embedding_size),
-            "weights": (self.spec.num_params,),
-            "w_out": (features, scores),
-            "b_out": (scores,),
-        }
+    def size(self, word: str, target: Sequence[int]) -> int | None:
+        """By what a pair shares batches with others; None if it cannot be learned."""
+        raise NotImplementedError
+
+    def init(self, key: jax.Array) -> Params:
+        """Draw the parameters before training, float32."""
+        raise NotImplementedError
+
+    def loss(
+        self, params: Params, batch: Batch, key: jax.Array | None = None
+    ) -> jax.Array:
+        """Mean over the words of a batch, rows of length 0 left out.
+
+        Args:
+            params: from `init`.
+            batch: padded words and pronunciations.
+            key: for dropout; None evaluates.
+        """
+        raise NotImplementedError
+
+    def reader(
+        self, pronunciations: Sequence[Sequence[int]] = (), bounds: Sequence[int] = ()
+    ) -> "Reader":
+        """What reads words with this model.
+
+        Args:
+            pronunciations: labels of the training words.
+            bounds: word lengths to pad to, each of them compiled once.
+        """
+        raise NotImplementedError
 
 
-class Params(NamedTuple):
-    """What is learned."""
-
-    embedding: jax.Array  # [letters + 1, E]
-    weights: jax.Array  # the LSTM's flat vector
-    w_out: jax.Array  # [2 H, frames * labels]
-    b_out: jax.Array  # [frames * labels]
-
-
-def init_params(key: jax.Array, config: Config) -> Params:
-    """Draw the parameters before training, float32."""
-    k_embedding, k_weights, k_out = jax.random.split(key, 3)
-    shapes = config.shapes
-    scale = shapes["w_out"][0] ** -0.5
-    return Params(
-        jax.random.normal(k_embedding, shapes["embedding"], jnp.float32) * 0.3,
-        ost.init_weights(k_weights, config.spec),
-        jax.random.normal(k_out, shapes["w_out"], jnp.float32) * scale,
-        jnp.zeros(shapes["b_out"], jnp.float32),
-    )
-
-
-def scores(
-    params: Params,
-    config: Config,
-    letters: ArrayLike,
-    seq_lengths: ArrayLike,
-    key: jax.Array | None = None,
-) -> jax.Array:
-    """Score every frame of every word.
+class Reader:
+    """Turns words into labels, with a model's parameters.
 
     Args:
-        params: from `init_params`.
-        config: static under jax.jit.
-        letters: ``[B, T]`` letter numbers, 0 past a word's end.
-        seq_lengths: ``[B]`` letters of each word; 0 is allowed.
-        key: for dropout; None evaluates.
-
-    Returns:
-        Unnormalised scores ``[B, T * frames, labels]``; label 0 is the blank.
+        config: the model's.
+        pronunciations: labels of the training words; an n-gram model of them is one of
+            the opinions.
+        bounds: word lengths to pad to, each of them compiled once.
     """
-    x = params.embedding[jnp.asarray(letters)]
-    y = ost.rnn(config.spec, params.weights, x, seq_lengths=seq_lengths, key=key).y
-    out = y @ params.w_out + params.b_out
-    return out.reshape(len(x), -1, config.num_labels)
+
+    opinions: ClassVar[tuple[str, ...]]  # whose they are
+
+    def __init__(
+        self,
+        config: Any,
+        pronunciations: Sequence[Sequence[int]] = (),
+        bounds: Sequence[int] = (),
+    ) -> None:
+        self.config, self.pronunciations = config, pronunciations
+        self.bounds = tuple(bounds)
+
+    @cached_property
+    def ngram(self) -> NGram:
+        """How likely phoneme sequences are, whatever the letters."""
+        return NGram(self.pronunciations, self.config.num_labels)
+
+    def greedy(self, params: Params, words: Sequence[str]) -> list[Labels]:
+        """Take what is most likely step by step."""
+        raise NotImplementedError
+
+    def beam(self, params: Params, words: Sequence[str]) -> list[list[Candidate]]:
+        """Search for the most likely labels of every word."""
+        raise NotImplementedError
 
 
-def loss(
-    params: Params, batch: Batch, key: jax.Array | None = None, *, config: Config
-) -> jax.Array:
-    """Mean CTC loss over the words of a batch, rows of length 0 left out."""
-    out = scores(params, config, batch.letters, batch.seq_lengths, key)
-    losses = optax.ctc_loss(
-        out,
-        _padding(out.shape[1], batch.seq_lengths * config.frames),
-        batch.phonemes,
-        _padding(batch.phonemes.shape[1], batch.phoneme_lengths),
-    )
-    real = batch.seq_lengths > 0
-    return jnp.sum(jnp.where(real, losses, 0)) / jnp.maximum(jnp.sum(real), 1)
+def rank(
+    found: Sequence[Sequence[Candidate]], weights: Sequence[float]
+) -> list[Labels]:
+    """Choose one of the candidates of every word.
+
+    Args:
+        found: what `Reader.beam` returned for each word.
+        weights: how much each of the opinions counts beside the score.
+    """
+
+    def total(candidate: Candidate) -> float:
+        opinions = zip(weights, candidate.opinions, strict=True)
+        return candidate.score + sum(w * opinion for w, opinion in opinions)
+
+    return [max(candidates, key=total).labels for candidates in found]
 
 
-def _padding(size: int, lengths: ArrayLike) -> jax.Array:
-    """1.0 past each row's end, as optax wants it."""
-    return (jnp.arange(size) >= jnp.asarray(lengths)[:, None]).astype(jnp.float32)
-
-
-@partial(jax.jit, static_argnums=1)
-def _log_probs(
-    params: Params, config: Config, letters: ArrayLike, seq_lengths: ArrayLike
-) -> jax.Array:
-    return jax.nn.log_softmax(scores(params, config, letters, seq_lengths))
-
-
-class Scorer:
-    """Log probabilities for words of any length, in few compiled shapes."""
-
-    def __init__(self, config: Config, bounds: Sequence[int] = ()) -> None:
-        self.config, self.bounds = config, tuple(bounds)
-
-    def __call__(self, params: Params, words: Sequence[str]) -> list[np.ndarray]:
-        """Return ``[frames * letters, labels]`` for every word, in their order."""
-        found: list[np.ndarray] = [np.empty(0)] * len(words)
-        buckets: dict[int, list[int]] = {}
-        for i, word in enumerate(words):
-            buckets.setdefault(self._padded_length(word), []).append(i)
-        for length, places in sorted(buckets.items()):
-            for start in range(0, len(places), ROWS):
-                rows = places[start : start + ROWS]
-                ids = letter_ids([words[i] for i in rows])
-                count = ROWS if len(words) > ROWS else len(rows)
-                letters, lengths = pad(ids, length, count)
-                out = np.asarray(_log_probs(params, self.config, letters, lengths))
-                for row, place in enumerate(rows):
-                    found[place] = out[row, : lengths[row] * self.config.frames]
-        return found
-
-    def _padded_length(self, word: str) -> int:
-        fitting = [bound for bound in self.bounds if len(word) <= bound]
-        return min(fitting, default=-(-len(word) // LENGTH_STEP) * LENGTH_STEP)
+def normal(key: jax.Array, *shape: int, scale: float = 0.0) -> jax.Array:
+    """Draw float32 weights; `scale` is the first size ** -0.5 unless given."""
+    return jax.random.normal(key, shape, jnp.float32) * (scale or shape[0] ** -0.5)

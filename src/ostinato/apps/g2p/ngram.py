@@ -43,6 +43,8 @@ class NGram:
 
     def log_prob(self, sequences: Sequence[Sequence[int]]) -> np.ndarray:
         """Natural log of the probability of every sequence, ends included."""
+        if not sequences:
+            return np.empty(0)
         windows, owner = self._windows(sequences)
         prob = np.full(len(windows), 1 / self.base)
         for codes, counts in zip(self._codes(windows), self._counts, strict=True):

@@ -2,12 +2,27 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from . import data, decode
+import numpy as np
+
+from . import attention, data
+from .batches import letter_ids
 from .checkpoint import load_model
 from .errors import G2PError
-from .model import Scorer
-from .ngram import NGram
+from .model import Labels, rank
+
+
+class Alignment(NamedTuple):
+    """Where the model looks in a word while it says it.
+
+    `weights` are ``[phonemes + 1, letters]``, the last row for the end; each row sums
+    to 1.
+    """
+
+    word: str
+    phonemes: tuple[str, ...]
+    weights: np.ndarray
 
 
 class Pronouncer:
@@ -18,11 +33,8 @@ class Pronouncer:
     """
 
     def __init__(self, folder: Path) -> None:
-        model = load_model(folder)
-        self._params, self._config = model.params, model.config
-        self._scorer = Scorer(model.config)
-        self._ngram = NGram(model.pronunciations, model.config.num_labels)
-        self._weight = model.ngram_weight
+        self._folder, self._model = folder, load_model(folder)
+        self._reader = self._model.config.reader(self._model.pronunciations)
 
     def __call__(self, words: Sequence[str]) -> list[tuple[str, ...]]:
         """Return the phonemes of every word.
@@ -30,10 +42,36 @@ class Pronouncer:
         Raises:
             G2PError: a word has letters that the model does not know.
         """
+        return [self._model.config.spell(labels) for labels in self._labels(words)]
+
+    def align(self, words: Sequence[str]) -> list[Alignment]:
+        """Return where the model looks for every phoneme of every word.
+
+        Raises:
+            G2PError: the model has no attention, or a word has letters that it does
+                not know.
+        """
+        config, params = self._model.config, self._model.params
+        if not isinstance(config, attention.Config):
+            raise G2PError(
+                f"the model in {self._folder} has no attention to draw, it is of kind "
+                f"{config.name}; train one with: ostinato train g2p --model attention"
+            )
         plain = [check(word) for word in words]
-        found = [decode.beam(word) for word in self._scorer(self._params, plain)]
-        best = decode.rank(found, self._ngram, self._weight)
-        return [self._config.spell(labels) for labels in best]
+        return [
+            Alignment(
+                word,
+                config.spell(labels),
+                attention.alignment(params, config, letters, labels),
+            )
+            for word, letters, labels in zip(
+                plain, letter_ids(plain), self._labels(plain), strict=True
+            )
+        ]
+
+    def _labels(self, words: Sequence[str]) -> list[Labels]:
+        found = self._reader.beam(self._model.params, [check(word) for word in words])
+        return rank(found, self._model.rank_weights)
 
 
 def check(word: str) -> str:

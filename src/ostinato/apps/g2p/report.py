@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
@@ -15,6 +16,7 @@ from . import files
 from .metrics import ErrorRates
 
 CSV_FILE, PICTURE_FILE = "metrics.csv", "learning_curve.png"
+LEAST_SHOWN = 0.05  # share of attention that is written as a number
 PLAIN_SECONDS = 15.0  # between two lines where no live display can be shown
 
 
@@ -133,10 +135,47 @@ def draw(folder: Path, rows: Sequence[Row], best: Row) -> None:
         axes.legend(frameon=False)
     rates.axvline(best.seconds / 60, color="#999999", lw=1, ls="--", zorder=0)
     rates.set(ylabel="dev words, %", ylim=(0, None), title=_title(best))
-    losses.set(ylabel="CTC loss", xlabel="minutes", ylim=(0, None), xlim=(0, None))
+    losses.set(ylabel="a word", xlabel="minutes", ylim=(0, None), xlim=(0, None))
     picture = io.BytesIO()
     FigureCanvasAgg(figure).print_png(picture)
     files.write(folder / PICTURE_FILE, picture.getvalue())
+
+
+def draw_alignment(
+    path: Path, word: str, phonemes: Sequence[str], weights: np.ndarray
+) -> None:
+    """Draw where the model looks: a row for every phoneme, a column for every letter.
+
+    Args:
+        path: of the PNG.
+        word: its letters.
+        phonemes: what was said.
+        weights: ``[phonemes + 1, letters]``, the last row for the end.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows, columns = weights.shape
+    size = 1.6 + 0.45 * columns, 1.2 + 0.4 * rows
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(columns), word, fontsize=13)
+    axes.set_yticks(range(rows), [*phonemes, "end"], fontsize=11)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    for (row, column), weight in np.ndenumerate(weights):
+        if weight >= LEAST_SHOWN:
+            color = "white" if weight > 0.5 else "#1a3c6e"
+            text = f"{100 * weight:.0f}"
+            axes.text(
+                column, row, text, ha="center", va="center", color=color, fontsize=8
+            )
+    axes.set_xlabel("share of attention, %", fontsize=9, color="#555555")
+    picture = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(picture)
+    files.write(path, picture.getvalue())
 
 
 def _title(best: Row) -> str:

@@ -9,20 +9,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from . import checkpoint, decode, report
-from .batches import Batch, TrainingSet
+from . import checkpoint, report
+from .batches import Batch, TrainingSet, bucket_bounds
 from .data import Split, phoneme_set
-from .decode import Labels
 from .errors import G2PError
 from .metrics import ErrorRates, error_rates
-from .model import Config, Params, Scorer
+from .model import Labels, Params
+from .models import config_class
 from .report import Display, Row, clock
 from .settings import Settings
 from .training import init_state, learning_rate, update
 
 EVALUATIONS = 6  # at least, in a run that is limited by time
+SAVE_SECONDS = 60.0  # that a crash may lose
+RANK_WEIGHT = 0.2  # of every opinion, until the run is over and has chosen
+READ_SHAPES = 4  # lengths that words to read are padded to
 
 
 class Run:
@@ -47,21 +48,23 @@ class Run:
         phonemes = phoneme_set({**split.train, **split.dev, **split.test})
         self.settings, self.out, self.split = settings, out, split
         self.display, self.started = display, started
-        self.config = Config(
+        self.config = config_class(settings.model)(
             settings.hidden, settings.layers, phonemes, settings.dropout
         )
         self.data = TrainingSet(
             split.train,
             phonemes,
+            size=self.config.size,
             batch_size=settings.batch,
             num_buckets=settings.buckets,
-            frames=self.config.frames,
         )
-        self.scorer = Scorer(self.config, self.data.bounds)
+        held_out = [len(word) for word in (*split.dev, *split.test)]
+        bounds = bucket_bounds(held_out, READ_SHAPES)
+        self.reader = self.config.reader(self.data.targets, bounds)
         self.state = init_state(settings.seed, self.config)
         self.rows: list[Row] = []
         self.best: Row | None = None
-        self.evaluation_seconds = 0.0
+        self.evaluation_seconds = self._saved = 0.0
         self.pace = Pace()
 
     @property
@@ -92,6 +95,8 @@ class Run:
                 self._advance(batch)
                 if self._evaluation_due():
                     self._evaluate()
+                elif self.elapsed - self._saved > SAVE_SECONDS:
+                    self._save()
             if not self.rows or self.rows[-1].updates < self.state.step:
                 self._evaluate()
         except KeyboardInterrupt:
@@ -149,8 +154,8 @@ class Run:
     def _evaluate(self) -> None:
         """Measure on the dev words; keep the weights if they are the best so far."""
         before = self.elapsed
-        log_probs = self.log_probs(self.state.averaged, "dev")
-        rates = self.rates("dev", [decode.greedy(word) for word in log_probs])
+        labels = self.reader.greedy(self.state.averaged, list(self.split.dev))
+        rates = self.rates("dev", labels)
         row = Row(
             epoch=self.epoch,
             updates=self.state.step,
@@ -172,10 +177,6 @@ class Run:
         self.evaluation_seconds = self.elapsed - before
         self.pace = Pace()
 
-    def log_probs(self, params: Params, part: str) -> list[np.ndarray]:
-        """What the model says about the words of a part of the split."""
-        return self.scorer(params, list(getattr(self.split, part)))
-
     def rates(self, part: str, labels: Sequence[Labels]) -> ErrorRates:
         """How wrong one guess for every word of a part is."""
         references = getattr(self.split, part)
@@ -186,12 +187,16 @@ class Run:
         self,
         params: Params,
         figures: dict[str, Any],
-        ngram_weight: float = decode.NGRAM_WEIGHT,
+        rank_weights: tuple[float, ...] = (),
     ) -> None:
         """Keep parameters as the folder's model."""
-        figures = {"settings": dataclasses.asdict(self.settings), **figures}
-        targets = self.data.targets
-        model = checkpoint.Model(self.config, params, targets, ngram_weight, figures)
+        model = checkpoint.Model(
+            self.config,
+            params,
+            self.reader.pronunciations,
+            rank_weights or (RANK_WEIGHT,) * len(self.reader.opinions),
+            {"settings": dataclasses.asdict(self.settings), **figures},
+        )
         checkpoint.save_model(self.out, model)
 
     def _save(self) -> None:
@@ -204,6 +209,7 @@ class Run:
             "rows": self.rows,
             "best": self.best,
         }
+        self._saved = header["elapsed"]
         checkpoint.save_state(self.out, self.state, header)
         report.write_csv(self.out, self.rows)
 
@@ -225,6 +231,7 @@ class Run:
         self.state = checkpoint.load_state(self.out, self.config)
         self.rows = [Row(*row) for row in header["rows"]]
         self.evaluation_seconds = header["evaluation_seconds"]
+        self._saved = header["elapsed"]
         self.started -= header["elapsed"]
 
     def fingerprint(self) -> str:

@@ -5,15 +5,18 @@ import math
 from typing import Any
 
 from .errors import G2PError
+from .models import config_class
 
 SHORT_MINUTES = 6.0  # up to here a small model learns more than a large one
 DEFAULT_MINUTES = 30.0
+DEFAULT_MODEL = "ctc"
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """A run's settings; `minutes` and `epochs` may change when it is resumed."""
 
+    model: str
     minutes: float | None
     epochs: int | None
     seed: int
@@ -25,6 +28,7 @@ class Settings:
     buckets: int
 
     def __post_init__(self) -> None:
+        config_class(self.model)
         for name in ("hidden", "layers", "batch", "buckets"):
             _check(name, "at least 1", getattr(self, name), getattr(self, name) >= 1)
         _check("seed", "at least 0", self.seed, self.seed >= 0)
@@ -44,13 +48,17 @@ class Settings:
         if self.epochs is not None:
             limits.append(f"{self.epochs} epochs")
         return (
-            f"{' or '.join(limits)}: {self.layers} layers x {self.hidden} each way, "
-            f"batch {self.batch}, lr {self.lr:g}, dropout {self.dropout:g}"
+            f"{' or '.join(limits)}: model {self.model}, {self.layers} layers x "
+            f"{self.hidden} each way, batch {self.batch}, lr {self.lr:g}, dropout "
+            f"{self.dropout:g}"
         )
 
 
 def choose(
-    minutes: float | None = None, epochs: int | None = None, **given: Any
+    model: str | None = None,
+    minutes: float | None = None,
+    epochs: int | None = None,
+    **given: Any,
 ) -> Settings:
     """Fill in what was not given, or was None, by the time that the run has.
 
@@ -60,17 +68,29 @@ def choose(
     if minutes is None and epochs is None:
         minutes = DEFAULT_MINUTES
     short = minutes is not None and minutes <= SHORT_MINUTES
-    chosen = SHORT if short else LONG
+    model = model or DEFAULT_MODEL
+    config_class(model)
+    chosen = (SHORT if short else LONG)[model]
     chosen = chosen | {k: v for k, v in given.items() if v is not None}
-    return Settings(minutes=minutes, epochs=epochs, **chosen)
+    return Settings(model=model, minutes=minutes, epochs=epochs, **chosen)
 
 
-SHORT: dict[str, Any] = dict(
-    seed=0, hidden=128, layers=2, batch=128, lr=3e-3, dropout=0.1, buckets=4
-)
-LONG: dict[str, Any] = dict(
-    seed=0, hidden=192, layers=3, batch=128, lr=2e-3, dropout=0.2, buckets=6
-)
+SHORT: dict[str, dict[str, Any]] = {
+    "ctc": dict(
+        seed=0, hidden=128, layers=2, batch=128, lr=3e-3, dropout=0.1, buckets=4
+    ),
+    "attention": dict(
+        seed=0, hidden=128, layers=2, batch=128, lr=4e-3, dropout=0.05, buckets=4
+    ),
+}
+LONG: dict[str, dict[str, Any]] = {
+    "ctc": dict(
+        seed=0, hidden=192, layers=3, batch=128, lr=2e-3, dropout=0.2, buckets=6
+    ),
+    "attention": dict(
+        seed=0, hidden=192, layers=3, batch=128, lr=3e-3, dropout=0.15, buckets=8
+    ),
+}
 
 
 def _check(name: str, wanted: str, got: object, good: bool) -> None:

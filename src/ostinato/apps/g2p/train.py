@@ -1,5 +1,6 @@
 """Train a model: from the dictionary to a folder with weights and figures."""
 
+import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,17 +8,16 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from . import checkpoint, data, decode, files, report
+from . import checkpoint, data, files, report
 from .data import Dictionary
 from .errors import G2PError
 from .metrics import ErrorRates
-from .model import Params
-from .ngram import NGram
+from .model import Params, rank
 from .report import Display, Row
 from .run import Run
 from .settings import Settings, choose
 
-NGRAM_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4)  # tried on the dev words
+RANK_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.8)  # tried for every opinion
 
 Figures = dict[tuple[str, str], ErrorRates]
 
@@ -91,7 +91,7 @@ def _settings(
 ) -> Settings:
     """The settings of a new run, or those of the run that is resumed."""
     if not resume:
-        return choose(minutes, epochs, **given)
+        return choose(minutes=minutes, epochs=epochs, **given)
     old = checkpoint.load_header(out)["settings"]
     for name, value in given.items():
         if value is not None and value != old[name]:
@@ -127,8 +127,8 @@ def _introduce(run: Run, resume: bool) -> None:
     run.display.say(run.settings.describe())
     run.display.say(f"words: {words}")
     run.display.say(
-        f"{len(run.data.targets):,} pronunciations to learn, words padded to "
-        f"{', '.join(map(str, run.data.bounds))} letters"
+        f"{len(run.data.targets):,} pronunciations to learn, padded to "
+        f"{', '.join(f'{t} x {u}' for t, u in run.data.shapes)} letters x phonemes"
     )
     if resume:
         spent = report.clock(run.elapsed)
@@ -154,30 +154,30 @@ def _finish(run: Run) -> Summary:
     assert run.best is not None
     run.display.tick(1.0, "measuring the best weights on the held-out words")
     params = checkpoint.load_model(run.out).params
-    figures, weight = _measure(run, params)
+    figures, weights = _measure(run, params)
     by_name = {f"{part}, {name}": v._asdict() for (part, name), v in figures.items()}
-    run.save_model(params, {"best": run.best._asdict(), "final": by_name}, weight)
+    run.save_model(params, {"best": run.best._asdict(), "final": by_name}, weights)
     report.draw(run.out, run.rows, run.best)
+    chosen = zip(run.reader.opinions, weights, strict=True)
     note = (
         f"best weights: epoch {run.best.epoch:.1f}, {run.best.updates:,} updates; "
-        f"n-gram weight {weight:g}"
+        + ", ".join(f"{name} counts {weight:g}" for name, weight in chosen)
     )
     report.print_table(run.display.console, figures, note)
     run.display.say(f"model, figures and learning curve are in {run.out}")
     return Summary(run.best, figures)
 
 
-def _measure(run: Run, params: Params) -> tuple[Figures, float]:
-    """Error rates by words and decoding; the dev words choose the n-gram's weight."""
-    ngram = NGram(run.data.targets, run.config.num_labels)
-    figures, weight = {}, decode.NGRAM_WEIGHT
+def _measure(run: Run, params: Params) -> tuple[Figures, tuple[float, ...]]:
+    """Error rates by words and decoding; the dev words choose the weights of `rank`."""
+    reader, figures, weights = run.reader, {}, ()
+    every = list(itertools.product(RANK_WEIGHTS, repeat=len(reader.opinions)))
     for part in ("dev", "test"):
-        log_probs = run.log_probs(params, part)
-        greedy = [decode.greedy(word) for word in log_probs]
-        figures[part, "greedy"] = run.rates(part, greedy)
-        found = [decode.beam(word) for word in log_probs]
-        tried = NGRAM_WEIGHTS if part == "dev" else (weight,)
-        ranked = {w: run.rates(part, decode.rank(found, ngram, w)) for w in tried}
-        weight = min(ranked, key=lambda w: ranked[w].per)
-        figures[part, "beam + n-gram"] = ranked[weight]
-    return figures, weight
+        words = list(getattr(run.split, part))
+        figures[part, "greedy"] = run.rates(part, reader.greedy(params, words))
+        found = reader.beam(params, words)
+        tried = every if part == "dev" else [weights]
+        ranked = {w: run.rates(part, rank(found, w)) for w in tried}
+        weights = min(ranked, key=lambda w: ranked[w].per)
+        figures[part, " + ".join(["beam", *reader.opinions])] = ranked[weights]
+    return figures, weights

@@ -1,5 +1,6 @@
 """One update of the parameters: gradient, clipping, AdamW, averaged parameters."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from .batches import Batch
-from .model import Config, Params, init_params, loss
+from .model import Config, Params
 
 WARM_UP = 200  # updates until the learning rate is full
 CLIP = 1.0  # norm of the gradient
@@ -32,7 +33,7 @@ class State(NamedTuple):
 
 def init_state(seed: int, config: Config) -> State:
     """The state before the first update."""
-    params = init_params(jax.random.key(seed), config)
+    params = jax.jit(config.init)(jax.random.key(seed))
     return State(0, params, params, _OPTIMIZER.init(params))
 
 
@@ -56,7 +57,9 @@ def update(
     return State(state.step + 1, *moved), value
 
 
-_gradient = jax.jit(jax.value_and_grad(loss), static_argnames="config")
+@partial(jax.jit, static_argnames="config")
+def _gradient(params: Params, batch: Batch, key: jax.Array, *, config: Config) -> tuple:
+    return jax.value_and_grad(config.loss)(params, batch, key)
 
 
 @jax.jit

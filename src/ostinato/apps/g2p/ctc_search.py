@@ -2,8 +2,7 @@
 
 CTC gives every frame a distribution over phonemes and a blank (number 0); a path
 spells a pronunciation once repeats are merged and blanks dropped. Many paths spell the
-same one: `greedy` reads the best path, `beam` sums over paths, `rank` lets an n-gram
-model choose among what the beam found.
+same one: `greedy` reads the best path, `beam` sums over paths.
 
 References:
     Graves et al., Connectionist Temporal Classification (2006),
@@ -11,19 +10,14 @@ References:
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
-from .ngram import NGram
+from .model import Labels
 
 BLANK = 0
 WIDTH = 8
 MIN_PROB = 1e-4  # less likely symbols hardly change what the beam finds
-NGRAM_WEIGHT = 0.2  # until a run has chosen its own on the dev words
-
-Labels = tuple[int, ...]
-Candidates = list[tuple[Labels, float]]
 
 
 def greedy(log_probs: np.ndarray) -> Labels:
@@ -35,7 +29,7 @@ def greedy(log_probs: np.ndarray) -> Labels:
 
 def beam(
     log_probs: np.ndarray, width: int = WIDTH, min_prob: float = MIN_PROB
-) -> Candidates:
+) -> list[tuple[Labels, float]]:
     """Search the most likely label sequences, summed over their paths.
 
     Args:
@@ -56,24 +50,6 @@ def beam(
         kept = [(prefix, blank / top, label / top) for prefix, blank, label in kept]
         log_scale += math.log(top)
     return [(prefix, math.log(b + n) + log_scale) for prefix, b, n in kept]
-
-
-def rank(
-    found: Sequence[Candidates], ngram: NGram, weight: float = NGRAM_WEIGHT
-) -> list[Labels]:
-    """Choose one of the candidates of every word.
-
-    Args:
-        found: what `beam` returned for each word.
-        ngram: how likely a phoneme sequence is, whatever the letters.
-        weight: how much `ngram` counts beside the beam's own score.
-    """
-    labels = [labels for candidates in found for labels, _ in candidates]
-    prior = iter((weight * ngram.log_prob(labels)).tolist() if labels else ())
-    return [
-        max(candidates, key=lambda candidate: candidate[1] + next(prior))[0]
-        for candidates in found
-    ]
 
 
 def _grow(kept: list, p_blank: float, symbols: list[tuple[int, float]]) -> list:

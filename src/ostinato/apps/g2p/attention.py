@@ -1,0 +1,308 @@
+"""Letters in, phonemes out one by one: an encoder, and a decoder that attends to it.
+
+A bidirectional LSTM reads the word; its outputs, projected, are the memory. The decoder
+has two layers. The lower one reads the phoneme before and what it attended to before,
+and attends anew: it runs step by step. The upper one reads both, and runs fused. They
+start from the encoder's final states. Label 0 is the edge: it stands before the first
+phoneme and after the last.
+
+The encoder also learns to spell by itself, under a CTC loss: so it learns faster, and
+what CTC says of the candidates of a beam search is a second opinion. A third is that of
+an n-gram model of phonemes.
+
+References:
+    Attention: Bahdanau et al. (2014), arXiv:1409.0473. Order of the steps: Luong et al.
+    (2015), arXiv:1508.04025. For pronunciations: Toshniwal & Livescu (2016),
+    arXiv:1610.06540. Smoothed labels: Szegedy et al. (2015), arXiv:1512.00567. With
+    CTC: Watanabe et al. (2017), doi:10.1109/JSTSP.2017.2763455.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+import ostinato as ost
+from ostinato import cells
+
+from . import ctc, model
+from .batches import Batch, word_batches
+from .beam import EDGE, beam_search
+from .data import ALPHABET
+from .model import Candidate, Labels, normal
+
+WIDTH = 6
+CTC_SHARE = 0.5  # of the loss
+UNSPELLABLE = 1e4  # losses of CTC above this are of what it cannot spell
+SMOOTHING = 0.1  # share of the target that all labels have together
+LETTERS_PER_PHONEME = 0.8  # of a word that is padded as little as its pronunciation
+
+
+class Params(NamedTuple):
+    """What is learned."""
+
+    letters: jax.Array  # [letters + 1, E]
+    encoder: jax.Array  # the LSTM's flat vector
+    w_memory: jax.Array  # [2 H, H]
+    phonemes: jax.Array  # [labels, E]
+    decoder: tuple[cells.AttentionParams, ost.LayerWeights]
+    w_out: jax.Array  # [H, labels]
+    b_out: jax.Array  # [labels]
+    w_ctc: jax.Array  # [2 H, frames * labels]
+    b_ctc: jax.Array  # [frames * labels]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(model.Config):
+    """Two LSTMs with attention between them; label 0 is the edge."""
+
+    frames: int = 2  # that CTC has for a letter
+
+    name = "attention"
+
+    @property
+    def attention(self) -> cells.Attention:
+        """The decoder's lower layer."""
+        size = self.hidden_size
+        cell = cells.LSTM(self.embedding_size + size, size)
+        return cells.Attention(cell, "regular", memory_size=size)
+
+    @property
+    def writer(self) -> cells.LSTM:
+        """The decoder's upper layer."""
+        return cells.LSTM(2 * self.hidden_size, self.hidden_size)
+
+    def size(self, word: str, target: Sequence[int]) -> int:
+        """Steps of the decoder, or what the letters make of them if they are many."""
+        return max(len(target) + 1, math.ceil(LETTERS_PER_PHONEME * len(word)))
+
+    def init(self, key: jax.Array) -> Params:
+        """Draw the parameters before training, float32."""
+        keys = iter(jax.random.split(key, 8))
+        size, embedding = self.hidden_size, self.embedding_size
+        frames = self.frames * self.num_labels
+        return Params(
+            letters=normal(next(keys), len(ALPHABET) + 1, embedding, scale=0.3),
+            encoder=ost.init_weights(next(keys), self.spec),
+            w_memory=normal(next(keys), 2 * size, size),
+            phonemes=normal(next(keys), self.num_labels, embedding, scale=0.3),
+            decoder=(self.attention.init(next(keys)), self.writer.init(next(keys))),
+            w_out=normal(next(keys), size, self.num_labels),
+            b_out=jnp.zeros(self.num_labels, jnp.float32),
+            w_ctc=normal(next(keys), 2 * size, frames),
+            b_ctc=jnp.zeros(frames, jnp.float32),
+        )
+
+    def loss(
+        self, params: Params, batch: Batch, key: jax.Array | None = None
+    ) -> jax.Array:
+        """Mean over words of the cross entropy with smoothed labels, and of CTC's loss.
+
+        Where CTC cannot spell a pronunciation, its share is 0.
+        """
+        k_encoder, k_decoder = _split(key, 2)
+        encoded = encode(params, self, batch.letters, batch.seq_lengths, k_encoder)
+        log_probs = decode(params, self, encoded, batch.phonemes, k_decoder)
+        targets = jnp.pad(batch.phonemes, ((0, 0), (0, 1)))
+        picked = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+        wanted = (1 - SMOOTHING) * picked + SMOOTHING * jnp.mean(log_probs, axis=-1)
+        real = jnp.asarray(batch.seq_lengths) > 0
+        steps = jnp.where(real, jnp.asarray(batch.phoneme_lengths) + 1, 0)
+        counts = jnp.arange(targets.shape[1]) < steps[:, None]
+        written = -jnp.sum(jnp.where(counts, wanted, 0), axis=-1)
+        spelled = ctc.label_losses(
+            encoded.frames,
+            encoded.lengths * self.frames,
+            batch.phonemes,
+            batch.phoneme_lengths,
+        )
+        spelled = jnp.where(real & (spelled < UNSPELLABLE), spelled, 0)
+        losses = (1 - CTC_SHARE) * written + CTC_SHARE * spelled
+        return jnp.sum(losses) / jnp.maximum(jnp.sum(real), 1)
+
+    def reader(
+        self, pronunciations: Sequence[Sequence[int]] = (), bounds: Sequence[int] = ()
+    ) -> "Reader":
+        """What reads words with this model."""
+        return Reader(self, pronunciations, bounds)
+
+
+class Encoded(NamedTuple):
+    """What is made of words."""
+
+    memory: jax.Array  # [B, T, H]
+    lengths: jax.Array  # [B]
+    states: tuple  # (h, c) of the decoder's layers before the first step
+    frames: jax.Array  # [B, T * frames, labels], CTC's scores
+
+
+def encode(
+    params: Params,
+    config: Config,
+    letters: ArrayLike,
+    seq_lengths: ArrayLike,
+    key: jax.Array | None = None,
+) -> Encoded:
+    """Read words.
+
+    Args:
+        params: from `Config.init`.
+        config: static under jax.jit.
+        letters: ``[B, T]`` letter numbers, 0 past a word's end.
+        seq_lengths: ``[B]`` letters of each word; 0 is allowed.
+        key: for dropout; None evaluates.
+    """
+    k_between, k_outputs = _split(key, 2)
+    x = params.letters[jnp.asarray(letters)]
+    y, (h, c) = ost.rnn(
+        config.spec, params.encoder, x, seq_lengths=seq_lengths, key=k_between
+    )
+    y = _dropout(k_outputs, y, config.dropout)
+    frames = y @ params.w_ctc + params.b_ctc
+    return Encoded(
+        memory=y @ params.w_memory,
+        lengths=jnp.asarray(seq_lengths),
+        states=((h[-1], c[-1]), (h[-2], c[-2])),  # of the last layer's directions
+        frames=frames.reshape(len(x), -1, config.num_labels),
+    )
+
+
+def decode(
+    params: Params,
+    config: Config,
+    encoded: Encoded,
+    phonemes: ArrayLike,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """Log probability of every label after the right ones, ``[B, U + 1, labels]``.
+
+    Args:
+        params: from `Config.init`.
+        config: static under jax.jit.
+        encoded: from `encode`.
+        phonemes: ``[B, U]``, the right ones.
+        key: for dropout; None evaluates.
+    """
+    y = params.phonemes[jnp.pad(jnp.asarray(phonemes), ((0, 0), (1, 0)))]
+    decoder, states = _decoder(config, encoded)
+    layers = zip(_split(key, 2), decoder.cells, params.decoder, states, strict=True)
+    for layer_key, cell, weights, state in layers:
+        y = ost.recurrent_net(cell, y, state, params=weights).outputs
+        y = _dropout(layer_key, y, config.dropout)
+    return jax.nn.log_softmax(y @ params.w_out + params.b_out)
+
+
+def _decoder(config: Config, encoded: Encoded) -> tuple[cells.Stack, tuple]:
+    """The decoder's cell for some words, and its states before the first step."""
+    lower = config.attention.attend(encoded.memory, encoded.lengths)
+    first, upper = encoded.states
+    attending = lower.initial_state(len(encoded.memory))._replace(cell=first)
+    return cells.Stack((lower, config.writer)), (attending, upper)
+
+
+def _split(key: jax.Array | None, count: int) -> list:
+    return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+def _dropout(key: jax.Array | None, x: jax.Array, rate: float) -> jax.Array:
+    if key is None or rate == 0:
+        return x
+    kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+    return jnp.where(kept, x / (1 - rate), 0)
+
+
+@partial(jax.jit, static_argnames=("config", "width"))
+def _search(
+    params: Params,
+    config: Config,
+    letters: ArrayLike,
+    seq_lengths: ArrayLike,
+    width: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What `beam_search` finds, and CTC's log probabilities ``[B, width]`` of it."""
+    encoded = encode(params, config, letters, seq_lengths)
+    active, longest = encoded.lengths > 0, 2 * encoded.memory.shape[1] + 8
+    encoded = jax.tree.map(lambda a: jnp.repeat(a, width, axis=0), encoded)
+    decoder, states = _decoder(config, encoded)
+    ready = decoder.prepare(params.decoder)
+
+    def step(states: tuple, labels: jax.Array, t: jax.Array) -> tuple:
+        x = decoder.precompute(ready, params.phonemes[labels])
+        states, y = decoder.step(ready, states, x, t)
+        return states, jax.nn.log_softmax(y @ params.w_out + params.b_out)
+
+    labels, scores = beam_search(
+        step, states, active=active, width=width, longest=longest
+    )
+    losses = ctc.label_losses(
+        encoded.frames,
+        encoded.lengths * config.frames,
+        labels.reshape(-1, longest),
+        jnp.sum(labels != EDGE, axis=-1).reshape(-1),
+    )
+    return labels, scores, -losses.reshape(scores.shape)
+
+
+def alignment(
+    params: Params, config: Config, letters: Sequence[int], labels: Sequence[int]
+) -> np.ndarray:
+    """Where the decoder looks while it writes one word.
+
+    Args:
+        params: from `Config.init`.
+        config: the model's.
+        letters: T letter numbers.
+        labels: U phonemes.
+
+    Returns:
+        ``[U + 1, T]``, a row for every phoneme and one for the end; each sums to 1.
+    """
+    encoded = encode(params, config, np.array([letters]), np.array([len(letters)]))
+    cell = config.attention.attend(encoded.memory, return_weights=True)
+    state = cell.initial_state(1)._replace(cell=encoded.states[0])
+    x = params.phonemes[np.array([[EDGE, *labels]])]
+    out = ost.recurrent_net(cell, x, state, params=params.decoder[0])
+    return np.asarray(out.outputs.weights[0])
+
+
+class Reader(model.Reader):
+    """Writes what is most likely next, or keeps several in a beam and asks others."""
+
+    opinions = ("CTC", "n-gram")
+
+    def greedy(self, params: Params, words: Sequence[str]) -> list[Labels]:
+        """Take the most likely label in every step."""
+        return [best[0][0] for best in self._read(params, words, width=1)]
+
+    def beam(self, params: Params, words: Sequence[str]) -> list[list[Candidate]]:
+        """Keep the `WIDTH` most likely beginnings in every step."""
+        found = self._read(params, words, width=WIDTH)
+        labels = [labels for of_word in found for labels, *_ in of_word]
+        ngram = iter(self.ngram.log_prob(labels).tolist())
+        return [
+            [Candidate(labels, score, (ctc, next(ngram))) for labels, score, ctc in one]
+            for one in found
+        ]
+
+    def _read(
+        self, params: Params, words: Sequence[str], width: int
+    ) -> list[list[tuple[Labels, float, float]]]:
+        """Labels, their score, and CTC's, of what is found for every word."""
+        found: list[list] = [[] for _ in words]
+        for places, letters, lengths in word_batches(words, self.bounds):
+            out = _search(params, self.config, letters, lengths, width)
+            out = jax.device_get(out)
+            for row, place in enumerate(places):
+                of_word = zip(*(a[row].tolist() for a in out), strict=True)
+                found[place] = [
+                    (tuple(filter(None, labels)), score, ctc)
+                    for labels, score, ctc in of_word
+                    if score > -math.inf
+                ]
+        return found

@@ -1,0 +1,18 @@
+"""The models by name."""
+
+from . import attention, ctc
+from .errors import G2PError
+from .model import Config
+
+MODELS: dict[str, type[Config]] = {c.name: c for c in (ctc.Config, attention.Config)}
+
+
+def config_class(name: str) -> type[Config]:
+    """The class of a model's `Config`.
+
+    Raises:
+        G2PError: there is no such model.
+    """
+    if name not in MODELS:
+        raise G2PError(f"`model` must be {' or '.join(MODELS)}, got {name}")
+    return MODELS[name]
