@@ -30,7 +30,9 @@ def main(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Of every contender. Default: 2.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the results go.")] = OUT,
+    out: Annotated[
+        Path, typer.Option(dir_okay=False, help="Where the results go: a file.")
+    ] = OUT,
     guard: Annotated[
         bool, typer.Option(help="First see what share of the peak the kernels reach.")
     ] = True,
