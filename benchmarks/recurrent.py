@@ -41,7 +41,9 @@ SCAN = "lax.scan"
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 7,
     only: Annotated[str, typer.Option(help="speed, memory or both.")] = "both",
-    out: Annotated[Path, typer.Option(help="Where the results go.")] = OUT,
+    out: Annotated[
+        Path, typer.Option(dir_okay=False, help="Where the results go: a file.")
+    ] = OUT,
     page: Annotated[
         Path | None, typer.Option(help="Write the tables there, between the marks.")
     ] = None,

@@ -26,6 +26,7 @@ from harness import assert_says
 from oracles import cells64, net64
 from tolerance import assert_close
 
+import ostinato as ost
 from ostinato import cells
 
 KINDS = ("regular", "recurrent", "dot", "soft_coverage")
@@ -266,24 +267,37 @@ def test_recomputation_keeps_the_gradients(kind):
         close(gradient(recompute), want)
 
 
-def test_recomputed_energies_need_less_memory():
-    batch, steps, entries, size = 4, 30, 40, 16
+def test_energies_are_not_stored():
+    """Without `recompute` the cell keeps weights, with it not even these."""
+    batch, steps, entries, size = 4, 30, 200, 16
     attention = cells.Attention(cells.LSTM(size + size, size), memory_size=size)
     params = attention.init(jax.random.key(0))
-    x = jnp.ones((batch, steps, size), jnp.float32)
+    x = jnp.ones((steps, batch, size), jnp.float32)
     memory = jnp.ones((batch, entries, size), jnp.float32)
 
-    def bytes_of(recompute):
+    def bytes_of(outputs):
         def loss(params, x, memory):
             cell = attention.attend(memory)
-            states = cell.initial_state(batch)
-            out = net(cell, params, x, states, recompute=recompute)
-            return jnp.sum(out.outputs)
+            return jnp.sum(outputs(cell, params, x, cell.initial_state(batch)))
 
-        compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(params, x, memory).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        run = jax.jit(jax.grad(loss, (0, 1, 2)))
+        analysis = run.lower(params, x, memory).compile().memory_analysis()
+        return analysis.temp_size_in_bytes
 
-    assert bytes_of(("energies",)) < 0.4 * bytes_of(())
+    def ours(cell, params, x, states, recompute=()):
+        options = {"time_major": True, "recompute": recompute}
+        return ost.recurrent_net(cell, x, states, params=params, **options).outputs
+
+    def scan(cell, params, x, states):
+        step = lambda s, xt: cell(params, s, xt, 0)  # noqa: E731
+        return jax.lax.scan(step, states, x)[1]
+
+    energies = steps * batch * entries * size * 4  # bytes: tanh of each, one step each
+    assert bytes_of(scan) > energies
+    assert bytes_of(ours) < 0.4 * energies
+    named = ft.partial(ours, recompute=("energies",))
+    weights = steps * batch * entries * 4
+    assert bytes_of(named) < bytes_of(ours) - 0.8 * weights
 
 
 def test_any_cell_may_be_inside_and_around():

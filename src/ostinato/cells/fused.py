@@ -86,9 +86,14 @@ def run(
             segment, initial_states, steps, size, options.reverse, None
         )
         return finish(states, y, None, options)
-    rows = {"seq_lengths": options.seq_lengths, "resets": options.resets}
-    rows["padding"] = options.padding
-    states, y = layer(inputs, initial_states, 0 if options.time_major else 1, **rows)
+    states, y = layer(
+        inputs,
+        initial_states,
+        0 if options.time_major else 1,
+        seq_lengths=options.seq_lengths,
+        resets=options.resets,
+        padding=options.padding,
+    )
     return RecurrentOutput(_without_empty_rows(y, options), states)
 
 
