@@ -8,7 +8,7 @@ import typer
 from . import pictures, results, rows, tables
 from .results import Results, Row
 
-BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+MARK = "benchmarks"
 TITLES = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN, tanh"}
 
 
@@ -20,18 +20,19 @@ def main(
     measured = results.load(file)
     drawn = pictures.draw(measured, docs / "images")
     page = docs / "results.md"
-    page.write_text(between_marks(page.read_text(), text(measured, drawn)))
+    page.write_text(between_marks(page.read_text(), text(measured, drawn), MARK))
     for path in (page, *drawn.values()):
         typer.echo(path)
 
 
-def between_marks(page: str, text: str) -> str:
-    """The page with `text` instead of what stands between the marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"the page lacks the marks {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+def between_marks(page: str, text: str, mark: str) -> str:
+    """The page with `text` instead of what stands between the marks of that name."""
+    begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
+    before, _, rest = page.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"the page lacks the marks {begin} and {end}")
+    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def text(measured: Results, drawn: dict[str, Path]) -> str:

@@ -13,15 +13,18 @@ import jax
 import pytest
 from rich.console import Console
 
+import ostinato as ost
 from benchmarks import (
     compare,
     floors,
     native,
     peers,
+    recurrent,
     report,
     results,
     rows,
     session,
+    steps,
     timing,
 )
 from benchmarks.peers import OURS, Unsupported
@@ -277,7 +280,8 @@ def test_report_fills_the_page(tmp_path, measured):
     pytest.importorskip("matplotlib")
     results.save(tmp_path / "results.json", measured)
     page = tmp_path / "results.md"
-    page.write_text(f"Top\n\n{report.BEGIN}\nold\n{report.END}\n\nBottom\n")
+    begin, end = (f"<!-- {report.MARK}: {edge} -->" for edge in ("begin", "end"))
+    page.write_text(f"Top\n\n{begin}\nold\n{end}\n\nBottom\n")
     report.main(tmp_path / "results.json", docs=tmp_path)
     text = page.read_text()
     assert text.startswith("Top\n") and text.endswith("Bottom\n") and "old" not in text
@@ -293,7 +297,7 @@ def test_report_fills_the_page(tmp_path, measured):
 
 def test_report_wants_marks():
     with pytest.raises(ValueError, match="lacks the marks"):
-        report.between_marks("a page", "text")
+        report.between_marks("a page", "text", report.MARK)
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -341,3 +345,43 @@ def test_rows_are_chosen_by_name():
     for options in (["elman"], [], []), ([], ["N1H65-*"], []), ([], [], ["B"]):
         with pytest.raises(ValueError, match="elman|N1H65|B"):
             session.select(*options)
+
+
+# -------------------------------------------------------------------- recurrent_net
+
+
+@pytest.mark.parametrize("name", list(steps.networks(4)))
+def test_steps_written_out_equal_their_cells(name):
+    network = steps.networks(4)[name]
+    runs = recurrent.contenders(network, 3)
+    assert ("function" in runs) == (network.step is not None)
+    assert ("cell" in runs) != network.hand_made
+    recurrent.compiled(runs, recurrent.make(network, 5, 3, 4), train=False)
+
+
+def test_bytes_of_every_way_to_store_are_counted():
+    counted = recurrent.stored_by(ost.cells.LSTM(8, 8), 1, (60, 2, 8, 1))
+    assert counted["bytes"].keys() == counted["seconds"].keys()
+    ways = [recurrent.SCAN, *(w for w in recurrent.WAYS if "energies" not in w)]
+    assert [*counted["bytes"]] == ways
+    needed = counted["bytes"]
+    assert needed["states"] < needed["all"] < needed[recurrent.SCAN]
+
+
+def test_tables_tell_times_and_shares():
+    stored = {
+        "machine": results.machine(),
+        "speed": [
+            {"name": "a", "seconds": {"lax.scan": [0.002], "cell": [0.001]}},
+        ],
+        "memory": [
+            {
+                "name": "b",
+                "bytes": {"all": 2**21, "states": 2**20},
+                "seconds": {"all": [0.01], "states": [0.011]},
+            }
+        ],
+    }
+    text = recurrent.text(stored)
+    assert "| a | 2.00 |  | 2.00 |" in text
+    assert "| b | states | 1.0 | 50 % | 11.0 | 1.10 |" in text

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closures import COMPILER_OPTIONS, fast_jit
 from jax import lax
 from tolerance import assert_close, assert_same_bits
 
@@ -63,7 +64,7 @@ def loss_of(step, **options):
 def compiled(kind, steps, options):
     run = jax.jit(jax.value_and_grad(loss_of(STEPS[kind], **dict(options)), (0, 1, 2)))
     # Where bytes are not the point, compile quickly.
-    level = None if steps >= 60 else {"xla_backend_optimization_level": 0}
+    level = None if steps >= 60 else COMPILER_OPTIONS
     return run.lower(*arrays(steps)).compile(compiler_options=level)
 
 
@@ -168,7 +169,7 @@ def test_step_with_custom_derivatives_loops_and_conditions_recomputes():
         )
         return jnp.sum(out.outputs**2)
 
-    gradient = lambda **options: jax.jit(  # noqa: E731
+    gradient = lambda **options: fast_jit(  # noqa: E731
         jax.grad(functools.partial(loss, **options), (0, 1))
     )(jnp.float64(0.5), x)
     want = gradient()
@@ -180,11 +181,9 @@ def test_step_with_custom_derivatives_loops_and_conditions_recomputes():
 @pytest.mark.parametrize("kind", STEPS)
 def test_any_number_of_steps_runs_in_segments(kind, steps):
     want, _ = saving(kind, steps)
-    for options in ({"segment_length": 3}, {"recompute": ("gates",)}):
-        if kind == "function" and "recompute" in options:
-            continue  # only a cell runs in segments then
-        got, _ = saving(kind, steps, **options)
-        assert_trees_close(got, want, terms=steps * 4 * H)
+    option = {"function": {"segment_length": 3}, "cell": {"recompute": ("gates",)}}
+    got, _ = saving(kind, steps, **option[kind])
+    assert_trees_close(got, want, terms=steps * 4 * H)
 
 
 def test_segment_longer_than_the_sequence_is_one_segment():

@@ -13,7 +13,7 @@ from .._typing import Array, ArrayLike, Padding
 from .arguments import check_arguments, check_result, cut_outputs
 from .loop import Steps, in_segments, near_divisor, where_rows
 from .protocol import Cell, RecurrentOutput, SequenceOptions
-from .remat import Recompute
+from .remat import ARITHMETIC, MOVES, Recompute, all_but_arithmetic
 
 _BLOCK = 64
 """Steps whose input products a cell makes again at a time, with `recompute`."""
@@ -133,14 +133,14 @@ def recurrent_net(
             return whole._replace(
                 outputs=cut_outputs(whole.outputs, outputs_with_grads)
             )
-    steps = _steps(inputs, options)
+    steps = time_first(inputs, options)
     states, (outputs, all_states) = _run(
         step, params, states, steps, options, outputs_with_grads
     )
-    return _finish(states, outputs, all_states, options)
+    return finish(states, outputs, all_states, options)
 
 
-def _steps(inputs: Any, options: SequenceOptions) -> Steps:
+def time_first(inputs: Any, options: SequenceOptions) -> Steps:
     """Inputs and masks, time first; valid inputs stand in the padding too."""
     inputs, resets = _swap((inputs, options.resets), options)
     t = lax.iota(jnp.int32, options.length)
@@ -187,10 +187,15 @@ def _run(
     cell = step if isinstance(step, Cell) else None
     if cell is not None:
         params, step = cell.prepare(params), cell.step
-    recompute = Recompute(options.recompute) if options.recompute else None
-    if recompute is not None:
+    recompute = None
+    if options.recompute:
+        cheap = MOVES if cell is None else ARITHMETIC
+        recompute = Recompute(options.recompute, cheap)
         marked = recompute.mark(step)
         step = jax.checkpoint(marked, policy=recompute.policy, prevent_cse=False)
+    elif cell is not None:
+        # A function of the user's own stores what it would in `lax.scan`.
+        step = jax.checkpoint(step, policy=all_but_arithmetic, prevent_cse=False)
 
     def body(old: Any, at: Steps) -> tuple[Any, tuple[Any, Any]]:
         given = old if at.reset is None else where_rows(~at.reset, old)
@@ -231,10 +236,10 @@ def _push(window: Any, new: Any, options: SequenceOptions) -> Any:
     return jax.tree.map(join, window, new)
 
 
-def _finish(
+def finish(
     states: Any, outputs: Any, all_states: Any, options: SequenceOptions
 ) -> RecurrentOutput:
-    """Apply the padding policy and go back to the caller's layout."""
+    """Apply the padding policy to what is time first; in the caller's layout."""
     lengths = options.seq_lengths
     if lengths is not None:
         valid = lax.iota(jnp.int32, options.length)[:, None] < lengths[None]

@@ -29,7 +29,19 @@ _MOVES = (
 )
 # and the derivatives of these, which are made of their results, run them again anyway.
 _REUSED = "cbrt exp exp2 expm1 logistic rsqrt sqrt tan tanh"
-_MADE_AGAIN = frozenset(f"{_MOVES} {_REUSED}".split())
+MOVES = frozenset(f"{_MOVES} {_REUSED}".split())
+# With the rest of what works number by number: in the steps of cells, whose products
+# are few, that is quicker to run again than to store and to load.
+_OTHERS = (
+    "abs add add_any and clamp cos div eq erf ge gt integer_pow le log log1p lt max "
+    "min mul ne neg not or pow sign sin square sub xor"
+)
+ARITHMETIC = MOVES | frozenset(_OTHERS.split())
+
+
+def all_but_arithmetic(primitive: Any, *_: Any, **__: Any) -> bool:
+    """A policy for `jax.checkpoint`: save products, sums and random numbers alone."""
+    return primitive.name not in ARITHMETIC
 
 
 def tag(value: Any, name: str) -> Any:
@@ -67,11 +79,13 @@ class Recompute:
 
     Attributes:
         names: of the values not to save, or True for all but the states.
+        made_again: primitives whose results are not saved either.
         saved: the name that the others get, of this call alone: a network inside the
             step of another one must not decide what that one saves.
     """
 
     names: tuple[str, ...] | Literal[True]
+    made_again: frozenset[str]
     saved: str = dataclasses.field(default_factory=lambda: f"{_SAVED} {next(_count)}")
 
     @property
@@ -94,7 +108,7 @@ class Recompute:
             traced, results = _trace(_inlined(step), arguments)
             _check_names(traced.jaxpr, self.names)
             num_params = len(jax.tree.leaves(params))
-            saved = _saved_variables(traced.jaxpr, num_params, frozenset(self.names))
+            saved = self._saved_variables(traced.jaxpr, num_params)
 
             def mark(variable: Any, value: Any) -> Any:
                 return (
@@ -106,6 +120,24 @@ class Recompute:
             return jax.tree.unflatten(results, values)
 
         return marked
+
+    def _saved_variables(self, jaxpr: Jaxpr, num_params: int) -> set:
+        """All that changes from step to step, but for what the names leave out.
+
+        Left out are the named values and whatever leads to them alone.
+        """
+        assert self.names is not True
+        left_out = _recomputed(jaxpr, frozenset(self.names))
+        changing = set(jaxpr.invars[num_params:])
+        saved = set()
+        for eqn in jaxpr.eqns:
+            if changing.isdisjoint(a for a in eqn.invars if not _is_literal(a)):
+                continue  # the same at every step: storing it T times would cost most
+            changing.update(eqn.outvars)
+            made_again = eqn.primitive.name in self.made_again
+            if not made_again and left_out.isdisjoint(eqn.outvars):
+                saved.update(v for v in eqn.outvars if _is_plain(v.aval))
+        return saved
 
 
 # ------------------------------------------------------------------------- on jaxprs
@@ -178,24 +210,6 @@ def _check_names(jaxpr: Jaxpr, wanted: tuple[str, ...]) -> None:
                 f"`recompute` must hold names that `step` gives with ostinato.tag, "
                 f"got {name!r}; the step has: {names}"
             )
-
-
-def _saved_variables(jaxpr: Jaxpr, num_params: int, names: frozenset[str]) -> set:
-    """What to save: all that changes from step to step, but for what `names` leave out.
-
-    Left out are the named values and whatever leads to them alone.
-    """
-    recomputed = _recomputed(jaxpr, names)
-    changing = set(jaxpr.invars[num_params:])
-    saved = set()
-    for eqn in jaxpr.eqns:
-        if changing.isdisjoint(a for a in eqn.invars if not _is_literal(a)):
-            continue  # the same at every step: storing it T times would cost most
-        changing.update(eqn.outvars)
-        if eqn.primitive.name in _MADE_AGAIN or not recomputed.isdisjoint(eqn.outvars):
-            continue
-        saved.update(v for v in eqn.outvars if _is_plain(v.aval))
-    return saved
 
 
 def _recomputed(jaxpr: Jaxpr, names: frozenset[str]) -> set:

@@ -298,7 +298,7 @@ class AttendingCell(SizedCell):
     def _project(self, w: Array, b: Array) -> Array:
         return add(product(self.memory, w), b).astype(self.memory.dtype)
 
-    def precompute(self, params: _Ready, inputs: Array) -> Array:
+    def precompute(self, params: _Ready, inputs: Array) -> Any:
         """The inner cell's product with the inputs, where it can be told apart."""
         check_inputs(inputs, self.input_size, memory=self.memory)
         cell = self.attention.cell
@@ -313,7 +313,7 @@ class AttendingCell(SizedCell):
         cell = self.attention.cell
         if isinstance(cell, GatedCell):
             part = cell.input_product(inner, states.context, first=self.input_size)
-            inputs_t = inputs_t + part
+            inputs_t = jax.tree.map(jnp.add, inputs_t, part)
         else:
             inputs_t = jnp.concatenate([inputs_t, states.context], axis=-1)
             inputs_t = cell.precompute(inner, inputs_t)

@@ -8,6 +8,7 @@ products are summed, and everything between them is computed, in float32.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -99,12 +100,12 @@ class GatedCell(SizedCell):
         check_params(self, params, self.param_shapes())
         return params
 
-    def precompute(self, params: Any, inputs: Array) -> Array:
+    def precompute(self, params: Any, inputs: Array) -> Any:
         """`w_ih @ x + b_ih` for all steps: `[..., I]` to `[..., G*H]`."""
         check_inputs(inputs, self.input_size, params=params.w_ih)
         return self.input_product(params, inputs)
 
-    def input_product(self, params: Any, inputs: Array, first: int = 0) -> Array:
+    def input_product(self, params: Any, inputs: Array, first: int = 0) -> Any:
         """The part of `precompute` that the features from `first` on contribute.
 
         The bias comes with feature 0. So inputs that arrive in two parts, some of them
@@ -137,10 +138,31 @@ class LSTMCell(GatedCell):
         """Features of each state, by name."""
         return {"h": self.output_size, "c": self.hidden_size}
 
+    def input_product(self, params: Any, inputs: Array, first: int = 0) -> Any:
+        """As for every cell, but gates apart: four `[..., H]`.
 
-def lstm_unit(pre: Array, c_prev: Array, forget_bias: float) -> tuple[Array, Array]:
-    """`(o tanh(c), c)` from the gates' pre-activations, in the dtype of `c_prev`."""
-    i, f, g, o = jnp.split(pre, 4, axis=-1)
+        Gates that a loop on a CPU cut out of one step of `[T, B, 4H]` would be computed
+        number by number: XLA makes no vectors of a slice inside a slice.
+        """
+        return split_gates(super().input_product(params, inputs, first))
+
+
+def lstm_gates(params: Any, gx: Sequence[Array], h: Array) -> list[Array]:
+    """What goes into `i f g o`: the inputs' part `gx` and the state's."""
+    gh = split_gates(add(product(h, params.w_hh), params.b_hh))
+    return [a + b for a, b in zip(gx, gh, strict=True)]
+
+
+def split_gates(pre: Array) -> list[Array]:
+    """`i f g o`, each `[..., H]`, of `[..., 4H]`."""
+    return jnp.split(pre, 4, axis=-1)
+
+
+def lstm_unit(
+    gates: Sequence[Array], c_prev: Array, forget_bias: float
+) -> tuple[Array, Array]:
+    """`(o tanh(c), c)` from what goes into `i f g o`, in the dtype of `c_prev`."""
+    i, f, g, o = gates
     i = tag(jax.nn.sigmoid(i), "gates")
     f = tag(jax.nn.sigmoid(f + forget_bias), "gates")
     g = tag(jnp.tanh(g), "gates")

@@ -24,6 +24,7 @@ from .base import (
     LSTMCell,
     add,
     check_inputs,
+    lstm_gates,
     lstm_unit,
     product,
     set_field,
@@ -129,11 +130,10 @@ class LSTM(LSTMCell, _Fused):
         """The same network as one layer of `ostinato.rnn`."""
         return RNNSpec("lstm", self.input_size, self.hidden_size)
 
-    def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
+    def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """One step, on what `precompute` made."""
-        h, c = self.unpack(states, len(inputs_t), params)
-        pre = inputs_t + add(product(h, params.w_hh), params.b_hh)
-        h, c = lstm_unit(pre, c, self.forget_bias)
+        h, c = self.unpack(states, len(inputs_t[0]), params)
+        h, c = lstm_unit(lstm_gates(params, inputs_t, h), c, self.forget_bias)
         return (h, c), h
 
 
@@ -179,11 +179,10 @@ class LSTMP(LSTMCell, _Fused):
             "lstm", self.input_size, self.hidden_size, proj_size=self.proj_size
         )
 
-    def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
+    def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """One step, on what `precompute` made."""
-        h, c = self.unpack(states, len(inputs_t), params)
-        pre = inputs_t + add(product(h, params.w_hh), params.b_hh)
-        u, c = lstm_unit(pre, c, self.forget_bias)
+        h, c = self.unpack(states, len(inputs_t[0]), params)
+        u, c = lstm_unit(lstm_gates(params, inputs_t, h), c, self.forget_bias)
         h = product(u, params.w_hr).astype(u.dtype)
         return (h, c), h
 

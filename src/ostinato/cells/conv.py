@@ -20,6 +20,7 @@ from .base import (
     draw,
     lstm_unit,
     set_field,
+    split_gates,
     widen,
 )
 
@@ -152,7 +153,7 @@ class ConvLSTM(SizedCell):
                 )
         h, c = states
         pre = inputs_t + self._convolve(h, params.w_hh, params.b_hh)
-        h, c = lstm_unit(pre, c, self.forget_bias)
+        h, c = lstm_unit(split_gates(pre), c, self.forget_bias)
         return (h, c), h
 
     def _convolve(self, a: Array, w: Array, b: Array) -> Array:

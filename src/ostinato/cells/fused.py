@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks
+from .._recurrent.loop import Steps, in_segments
+from .._recurrent.net import finish, time_first
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions
 from .._rnn.api import rnn
 from .._rnn.layout import LayerWeights, pack_weights
@@ -20,7 +22,6 @@ def refusal(
     seq_lengths: Any,
     reverse: bool,
     recompute: Any,
-    segment_length: Any,
     return_all_states: bool,
     window: int,
     **others: Any,
@@ -29,8 +30,8 @@ def refusal(
 
     Takes the fields of `SequenceOptions`; `others` do not matter.
     """
-    if recompute or segment_length is not None:
-        return "`recompute` and `segment_length` choose what each step stores"
+    if recompute is not True and not {*recompute} <= {"gates"}:
+        return "the fused operator can run nothing again but `gates`"
     if window != 1:
         return "the fused operator sees one past state, not a `window` of them"
     if return_all_states:
@@ -53,24 +54,47 @@ def run(
     options: SequenceOptions,
 ) -> RecurrentOutput:
     """`rnn` over one layer, with the options' meaning; `refusal` was asked before."""
-    x = _checks.check_array("inputs", inputs)
-    time_axis = 0 if options.time_major else 1
-    if options.reverse:
-        x = jnp.flip(x, time_axis)
-    y, states = rnn(
-        cell.spec,
-        pack_weights([_with_forget_bias(cell, params)], cell.spec),
-        x,
-        jax.tree.map(lambda a: a[None], initial_states),
+    weights = pack_weights([_with_forget_bias(cell, params)], cell.spec)
+
+    def layer(x: Array, states: Any, time_axis: int, **rows: Any) -> tuple[Any, Array]:
+        if options.reverse:
+            x = jnp.flip(x, time_axis)
+        y, states = rnn(
+            cell.spec,
+            weights,
+            x,
+            jax.tree.map(lambda a: a[None], states),
+            time_major=time_axis == 0,
+            recompute=bool(options.recompute),
+            **rows,
+        )
+        if options.reverse:
+            y = jnp.flip(y, time_axis)
+        return jax.tree.map(lambda a: a[0], states), y
+
+    if options.segment_length is not None and options.length:
+
+        def segment(states: Any, steps: Steps) -> tuple[Any, Array]:
+            lengths = None
+            if steps.valid is not None:
+                lengths = jnp.sum(steps.valid, axis=0, dtype=jnp.int32)
+            rows = {"seq_lengths": lengths, "resets": steps.reset}
+            return layer(steps.inputs, states, 0, **rows)
+
+        steps, size = time_first(inputs, options), options.segment_length
+        states, y = in_segments(
+            segment, initial_states, steps, size, options.reverse, None
+        )
+        return finish(states, y, None, options)
+    states, y = layer(
+        inputs,
+        initial_states,
+        0 if options.time_major else 1,
         seq_lengths=options.seq_lengths,
         resets=options.resets,
         padding=options.padding,
-        time_major=options.time_major,
     )
-    if options.reverse:
-        y = jnp.flip(y, time_axis)
-    y = _without_empty_rows(y, options)
-    return RecurrentOutput(y, jax.tree.map(lambda a: a[0], states))
+    return RecurrentOutput(_without_empty_rows(y, options), states)
 
 
 def alike(*cells: Any) -> bool:
@@ -96,6 +120,7 @@ def run_both(
         seq_lengths=options.seq_lengths,
         padding=options.padding,
         time_major=options.time_major,
+        recompute=bool(options.recompute),
     )
     states = type(initial_states)(
         *(jax.tree.map(lambda a, n=n: a[n], states) for n in range(2))

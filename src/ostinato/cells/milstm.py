@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from .._typing import Array
-from .base import LSTMCell, add, lstm_unit, over, product
+from .base import LSTMCell, add, lstm_unit, over, product, split_gates
 
 
 class MILSTMParams(NamedTuple):
@@ -56,10 +56,13 @@ class MILSTM(LSTMCell):
         """Shapes of the parameters."""
         return mi_shapes(self)
 
-    def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
+    def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """One step, on what `precompute` made."""
-        h, c = self.unpack(states, len(inputs_t), params)
-        h, c = lstm_unit(integrate(params, inputs_t, h), c, self.forget_bias)
+        h, c = self.unpack(states, len(inputs_t[0]), params)
+        p = split_gates(add(product(h, params.w_hh), params.b_hh))
+        own = (split_gates(v) for v in mi_vectors(params))
+        gates = [integrate(*one) for one in zip(*own, p, inputs_t, strict=True)]
+        h, c = lstm_unit(gates, c, self.forget_bias)
         return (h, c), h
 
 
@@ -71,8 +74,14 @@ def mi_shapes(cell: LSTMCell) -> MILSTMParams:
     )
 
 
-def integrate(params: Any, x: Array, h: Array) -> Array:
-    """`alpha * p * x + beta1 * p + beta2 * x + b`, p the recurrent product."""
-    p = add(product(h, params.w_hh), params.b_hh)
-    both = over(params.alpha, x) * p * x
-    return add(both + over(params.beta1, x) * p + over(params.beta2, x) * x, params.b)
+def mi_vectors(params: Any) -> tuple[Array, Array, Array, Array]:
+    """What `integrate` takes before the products."""
+    return params.alpha, params.beta1, params.beta2, params.b
+
+
+def integrate(
+    alpha: Array, beta1: Array, beta2: Array, b: Array, p: Array, x: Array
+) -> Array:
+    """`alpha * p * x + beta1 * p + beta2 * x + b`."""
+    both = over(alpha, x) * p * x
+    return add(both + over(beta1, x) * p + over(beta2, x) * x, b)

@@ -18,9 +18,10 @@ from .base import (
     over,
     product,
     set_field,
+    split_gates,
 )
 from .basic import gru_unit
-from .milstm import integrate, mi_shapes
+from .milstm import integrate, mi_shapes, mi_vectors
 
 
 class LayerNormParams(NamedTuple):
@@ -64,9 +65,13 @@ class _NormLSTM(LSTMCell):
         super().__post_init__()
         _check_epsilon(self)
 
+    def input_product(self, params: Any, inputs: Array, first: int = 0) -> Any:
+        """All gates in one: their norm is one."""
+        return GatedCell.input_product(self, params, inputs, first)
+
     def _normed(self, params: Any, states: Any, pre: Array) -> Any:
         pre = layer_norm(pre, params.scale, params.offset, self.epsilon)
-        h, c = lstm_unit(pre, states[1], self.forget_bias)
+        h, c = lstm_unit(split_gates(pre), states[1], self.forget_bias)
         return (h, c), h
 
 
@@ -156,7 +161,9 @@ class LayerNormMILSTM(_NormLSTM):
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
         """One step, on what `precompute` made."""
         states = self.unpack(states, len(inputs_t), params)
-        return self._normed(params, states, integrate(params, inputs_t, states[0]))
+        p = add(product(states[0], params.w_hh), params.b_hh)
+        pre = integrate(*mi_vectors(params), p, inputs_t)
+        return self._normed(params, states, pre)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from .. import _checks
 from .._recurrent.remat import tag
 from .._typing import Array
-from .base import GatedCell, LSTMCell, add, draw, over, product, widen
+from .base import GatedCell, LSTMCell, draw, lstm_gates, over, widen
 
 
 class PeepholeLSTMParams(NamedTuple):
@@ -68,12 +68,11 @@ class PeepholeLSTM(LSTMCell):
             p_o=(size,),
         )
 
-    def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
+    def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """One step, on what `precompute` made."""
-        h, c = self.unpack(states, len(inputs_t), params)
+        h, c = self.unpack(states, len(inputs_t[0]), params)
         c_prev = widen(c)
-        pre = inputs_t + add(product(h, params.w_hh), params.b_hh)
-        i, f, g, o = jnp.split(pre, 4, axis=-1)
+        i, f, g, o = lstm_gates(params, inputs_t, h)
         i = tag(jax.nn.sigmoid(i + over(params.p_i, c) * c_prev), "gates")
         f = f + over(params.p_f, c) * c_prev
         f = tag(jax.nn.sigmoid(f + self.forget_bias), "gates")

@@ -1,0 +1,253 @@
+"""`recurrent_net` next to `lax.scan`: `python -m benchmarks.recurrent`.
+
+Speed of steps written by hand and of cells, then memory and time of every way to store
+less. Results are checked before anything is timed; the tables go to docs/results.md.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import typer
+from jax import lax
+from tolerance import assert_close
+
+import ostinato as ost
+from ostinato import cells
+
+from . import report, results, tables, timing
+from .steps import Network, networks
+
+OUT = Path("out/bench/recurrent.json")
+PAGE = Path("docs/results.md")
+SIZES = {"N8H64": (8, 64), "N32H256": (32, 256)}
+STEPS = 100
+# What is stored: T, N, H, entries of the memory that attention reads.
+MEMORY_SIZES = (500, 32, 256, 20)
+WAYS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "not `gates`": {"recompute": ("gates",)},
+    "not `gates`, `energies`": {"recompute": ("gates", "energies")},
+    "states": {"recompute": True},
+    "some states": {"segment_length": "auto"},
+}
+SCAN = "lax.scan"
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 7,
+    only: Annotated[str, typer.Option(help="speed, memory or both.")] = "both",
+    out: Annotated[
+        Path, typer.Option(dir_okay=False, help="Where the results go: a file.")
+    ] = OUT,
+    page: Annotated[
+        Path | None, typer.Option(help="Write the tables there, between the marks.")
+    ] = None,
+    measure: Annotated[bool, typer.Option(help="Or use what `out` holds.")] = True,
+) -> None:
+    """Time `recurrent_net`, and count the bytes that it stores."""
+    stored = json.loads(out.read_text()) if out.exists() else {}
+    if measure:
+        stored["machine"] = results.machine()
+        if only in ("speed", "both"):
+            stored["speed"] = speed(rounds)
+        if only in ("memory", "both"):
+            stored["memory"] = memory(rounds)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(stored, indent=1) + "\n")
+    tables.console().print(text(stored))
+    if page is not None:
+        page.write_text(report.between_marks(page.read_text(), text(stored), MARK))
+
+
+MARK = "recurrent"
+
+
+# ------------------------------------------------------------------------------ speed
+
+
+def speed(rounds: int, sizes: dict[str, tuple[int, int]] = SIZES) -> list[dict]:
+    """Seconds of every network, forward and training, by contender."""
+    rows = []
+    for size, (batch, hidden) in sizes.items():
+        for name, network in networks(hidden).items():
+            arguments = make(network, STEPS, batch, hidden)
+            for kind in ("infer", "train"):
+                runs = contenders(network, batch)
+                calls, _ = compiled(runs, arguments, kind == "train")
+                seconds = timing.take_turns(calls, rounds)
+                rows.append({"name": f"{name}, {size}-{kind}", "seconds": seconds})
+                print(*speed_row(rows[-1]), flush=True)
+    return rows
+
+
+def contenders(network: Network, batch: int) -> dict[str, Callable]:
+    """`run(params, x, memory) -> outputs`, time first, states beginning at 0."""
+    states = network.cell.initial_state(batch)
+    step = network.step or network.cell
+    runs: dict[str, Callable] = {SCAN: scanned(lambda memory: step, states)}
+    if network.step is not None:
+        runs["function"] = ours(lambda memory: step, states)
+    if not network.hand_made:
+        runs["cell"] = ours(lambda memory: network.cell, states)
+    return runs
+
+
+def scanned(step_of: Callable, states: Any) -> Callable:
+    """`lax.scan` over the step."""
+
+    def run(params: Any, x: Any, memory: Any) -> Any:
+        step = step_of(memory)
+        times = lax.iota(jnp.int32, len(x))
+        return lax.scan(lambda s, xs: step(params, s, *xs), states, (x, times))[1]
+
+    return run
+
+
+def ours(step_of: Callable, states: Any, **options: Any) -> Callable:
+    """`recurrent_net` over the step."""
+
+    def run(params: Any, x: Any, memory: Any) -> Any:
+        return ost.recurrent_net(
+            step_of(memory), x, states, params=params, time_major=True, **options
+        ).outputs
+
+    return run
+
+
+def training(run: Callable) -> Callable:
+    """The same and all gradients, given the outputs' cotangent."""
+
+    def train(params: Any, x: Any, memory: Any, dy: Any) -> Any:
+        y, pullback = jax.vjp(run, params, x, memory)
+        return y, pullback(dy)
+
+    return train
+
+
+# ----------------------------------------------------------------------------- memory
+
+
+def memory(rounds: int) -> list[dict]:
+    """Temporary bytes and seconds of a training step, by what is stored."""
+    size, rows = MEMORY_SIZES[2], []
+    attention = cells.Attention(cells.LSTM(2 * size, size), memory_size=size)
+    for name, cell in {
+        "LSTM": cells.LSTM(size, size),
+        "MI-LSTM": cells.MILSTM(size, size),
+        "attention LSTM": attention,
+    }.items():
+        rows.append({"name": name} | stored_by(cell, rounds, MEMORY_SIZES))
+        for line in memory_rows(rows[-1]):
+            print(*line, flush=True)
+    return rows
+
+
+def stored_by(cell: Any, rounds: int, sizes: tuple[int, int, int, int]) -> dict:
+    """`bytes` and `seconds` of one cell, for all the `WAYS` that it knows."""
+    steps, batch, hidden, entries = sizes
+    attends = isinstance(cell, cells.Attention)
+    step_of = cell.attend if attends else lambda _: cell
+    network = Network(None, cell, cell.init)
+    arguments = make(network, steps, batch, hidden, entries)
+    states = step_of(arguments[2]).initial_state(batch)
+    runs = {SCAN: scanned(step_of, states)}
+    runs |= {
+        way: ours(step_of, states, **options)
+        for way, options in WAYS.items()
+        if attends or "energies" not in way
+    }
+    calls, needed = compiled(runs, arguments, train=True)
+    return {"bytes": needed, "seconds": timing.take_turns(calls, rounds)}
+
+
+# ---------------------------------------------------------------------------- common
+
+
+def make(
+    network: Network, steps: int, batch: int, hidden: int, entries: int = 1
+) -> Any:
+    """Parameters, inputs, a memory for attention."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32))  # noqa: E731
+    params = network.init(jax.random.key(0))
+    return params, draw(steps, batch, hidden), draw(batch, entries, hidden)
+
+
+def compiled(runs: dict[str, Callable], arguments: Any, train: bool) -> Any:
+    """Calls that wait for their result, and temporary bytes; the results agree."""
+    _, x, _ = arguments
+    if train:
+        y = jax.eval_shape(next(iter(runs.values())), *arguments)
+        dy = np.random.default_rng(1).standard_normal(y.shape, np.float32)
+        runs = {name: training(run) for name, run in runs.items()}
+        arguments = (*arguments, jnp.asarray(dy))
+    calls, needed, want = {}, {}, None
+    for name, run in runs.items():
+        program = jax.jit(run).lower(*arguments).compile()
+        analysis = program.memory_analysis()
+        assert analysis is not None  # a CPU's programs have one
+        needed[name] = analysis.temp_size_in_bytes
+        got = jax.tree.leaves(program(*arguments))
+        want = got if want is None else want
+        for a, b in zip(got, want, strict=True):
+            assert_close(a, b, terms=x.size, what=name)
+        calls[name] = lambda p=program: jax.block_until_ready(p(*arguments))
+    return calls, needed
+
+
+def text(stored: dict) -> str:
+    """What results.md says, from what `main` stored."""
+    machine = stored["machine"]
+    parts = [
+        f"Measured {machine['date']} on {machine['cpu']}, {machine['cpus']} CPUs, "
+        f"jax {machine['packages']['jax']}."
+    ]
+    if "speed" in stored:
+        heads = ("network", SCAN, "function", "cell")
+        parts.append(_table(heads, [speed_row(row) for row in stored["speed"]]))
+    if "memory" in stored:
+        heads = ("network", "stored", "MiB", "share", "ms", "time")
+        lines = [line for row in stored["memory"] for line in memory_rows(row)]
+        parts.append(_table(heads, lines))
+    return "\n\n".join(parts)
+
+
+def speed_row(row: dict) -> tuple[str, ...]:
+    """Milliseconds of `lax.scan`, and its time over that of each of ours."""
+    medians = {who: results.spread(s).median for who, s in row["seconds"].items()}
+    scan = medians[SCAN]
+    ratios = (
+        tables.ratio(scan / medians[who] if who in medians else None)
+        for who in ("function", "cell")
+    )
+    return (row["name"], tables.duration(scan), *ratios)
+
+
+def memory_rows(row: dict) -> list[tuple[str, ...]]:
+    """One line for every way to store, compared with storing all."""
+    medians = {way: results.spread(s).median for way, s in row["seconds"].items()}
+    return [
+        (
+            row["name"],
+            way,
+            f"{size / 2**20:.1f}",
+            f"{100 * size / row['bytes']['all']:.0f} %",
+            tables.duration(medians[way]),
+            tables.ratio(medians[way] / medians["all"]),
+        )
+        for way, size in row["bytes"].items()
+    ]
+
+
+def _table(heads: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
+    rule = ["---"] + ["---:"] * (len(heads) - 1)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *lines))
+
+
+if __name__ == "__main__":
+    typer.run(main)
