@@ -33,8 +33,8 @@ MOVES = frozenset(f"{_MOVES} {_REUSED}".split())
 # With the rest of what works number by number: in the steps of cells, whose products
 # are few, that is quicker to run again than to store and to load.
 _OTHERS = (
-    "abs add add_any and clamp cos div eq erf ge gt integer_pow le log log1p lt max "
-    "min mul ne neg not or pow sign sin square sub xor"
+    "abs add add_any and clamp cos div eq erf ge gt integer_pow le log log1p log2 lt "
+    "max min mul ne neg not one_minus_square or pow sign sin square sub xor"
 )
 ARITHMETIC = MOVES | frozenset(_OTHERS.split())
 
