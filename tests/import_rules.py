@@ -23,6 +23,7 @@ TIERS = {
     "_rnn.xla_cell": 2,
     "_rnn.xla_layer": 2,
     "_rnn.xla": 2,
+    "_rnn.xla_rows": 2,
     "_rnn.cpu": 2,
     "_rnn.cuda": 2,
     "_rnn.sharding": 3,

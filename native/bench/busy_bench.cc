@@ -17,6 +17,7 @@
 
 #include "cpu/forward.h"
 #include "cpu/fp_state.h"
+#include "cpu/places.h"
 
 namespace ostinato::cpu {
 namespace {
@@ -40,16 +41,16 @@ class Lstm {
     y_.resize(x_.size());
     h_n_.resize(state_.size());
     c_n_.resize(state_.size());
-    for (int64_t b = 0; b < batch; ++b) origins_.push_back(b);
+    places_ = Places::Padded(kSteps, batch, true);
   }
 
   void Run(int32_t threads) {
-    const Layout layout{origins_.data(), batch_};
     ForwardCall<float, float> call{};
     call.operands.network = network_;
     call.operands.steps = kSteps;
     call.operands.batch = batch_;
-    call.operands.io = call.operands.reserve = layout;
+    call.operands.entries = kSteps * batch_;
+    places_.PutInto(call.operands);
     call.operands.weights = weights_.data();
     call.operands.x = x_.data();
     call.operands.h_0 = call.operands.c_0 = state_.data();
@@ -66,7 +67,7 @@ class Lstm {
   Network network_{};
   const int64_t batch_;
   std::vector<float> weights_, x_, state_, y_, h_n_, c_n_;
-  std::vector<int64_t> origins_;
+  Places places_;
 };
 
 void Measure(int64_t batch, int64_t units, double seconds) {

@@ -23,7 +23,7 @@ class Backward {
         n_(call.operands.network),
         packing_(WideKernels<S>(), n_),
         rows_(*MakeSlices(in_.seq_lengths, in_.batch, in_.steps, 1, scratch_)),
-        work_(WorkOf(n_, in_.steps, in_.batch)),
+        work_(WorkOf(n_, in_.entries, in_.batch)),
         plan_(PlanFor(in_.batch, packing_.lanes())),
         context_{call,     WideKernels<S>(), RealKernels<R>(),
                  packing_, PackAgain(),      rows_} {
@@ -35,7 +35,7 @@ class Backward {
   }
 
   void Run() {
-    const int64_t entries = in_.steps * in_.batch;
+    const int64_t entries = in_.entries;
     AdviseHugePages(call_.dx, entries * n_.input_size * sizeof *call_.dx);
     AdviseHugePages(call_.dweights, NumParams(n_) * sizeof *call_.dweights);
     R* lower[2] = {nullptr, nullptr};  // gradients of the outputs of layers
@@ -196,7 +196,7 @@ class Backward {
     if constexpr (std::is_same_v<S, R>) {
       return call_.dx;
     } else {
-      return scratch_.Take<R>(in_.steps * in_.batch * n_.input_size);
+      return scratch_.Take<R>(in_.entries * n_.input_size);
     }
   }
 
@@ -206,7 +206,7 @@ class Backward {
     const int64_t size = n_.input_size;
     team_.ForEach(in_.batch, [&](int64_t i) {
       const int64_t row = rows_.row[i], length = rows_.length[i];
-      for (int64_t t = 0; t < in_.steps; ++t) {
+      for (int64_t t = 0; t < in_.room[row]; ++t) {
         const int64_t at = in_.io.at(row, t) * size;
         if (t >= length) {
           Zero(call_.dx + at, size);

@@ -18,7 +18,7 @@ class Forward {
   Forward(const ForwardCall<S, R>& call, const Kernels<S, O, R>& kernels, Team& team)
       : team_(team),
         network_(call.operands.network),
-        work_(WorkOf(network_, call.operands.steps, call.operands.batch)),
+        work_(WorkOf(network_, call.operands.entries, call.operands.batch)),
         plan_(PlanOf(work_, team.threads())),
         packing_(kernels, network_),
         context_{call, kernels, packing_} {
@@ -136,7 +136,7 @@ class Forward {
 
   static void AdviseHugePages(const ForwardCall<S, R>& call) {
     const Network& n = call.operands.network;
-    const int64_t entries = call.operands.steps * call.operands.batch;
+    const int64_t entries = call.operands.entries;
     const auto advise = [&](auto* data, int64_t features) {
       cpu::AdviseHugePages(data, entries * features * sizeof(*data));
     };
@@ -162,7 +162,7 @@ class Forward {
     if (!packing_.Fits(memory, call.packed_bytes)) {
       auto* fresh = scratch_.Take<char>(packing_.bytes());
       memory = fresh;
-      context_.packed = in.steps * in.batch > kUnpackedRows;
+      context_.packed = in.entries > kUnpackedRows;
       if (context_.packed) {
         PackAll(packing_, in.weights, fresh, team_);
       } else {
@@ -188,7 +188,7 @@ class Forward {
     const bool alternate = plan_ != Plan::kWavefront;
     for (int64_t l = 0; l + 1 < network_.num_layers; ++l) {
       if (l < 2 || !alternate) {
-        two[l % 2] = scratch_.Take<S>(in.steps * in.batch * network_.width());
+        two[l % 2] = scratch_.Take<S>(in.entries * network_.width());
       }
       hidden[l] = two[l % 2];
     }

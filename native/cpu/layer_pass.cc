@@ -288,7 +288,7 @@ void LayerPass<S, O, R>::Finish(int64_t begin, int64_t end) const {
     if (network.lstm()) {
       Convert(state_.c + place * c_.c_stride, hidden, c_.call.c_n + to * hidden);
     }
-    for (int64_t time = length; time < in.steps; ++time) {
+    for (int64_t time = length; time < in.room[row]; ++time) {
       const int64_t saved = in.reserve.at(row, time);
       const int64_t column = direction_ * out;
       if (layer_ + 1 == network.num_layers) {

@@ -62,8 +62,12 @@ template <typename S>
 struct Operands {
   Network network;
   int64_t steps, batch;  // T, B
+  int64_t entries;       // of x, y and what is saved: T * B, or of rows their number
   Layout io;             // of x, y, resets, keep and their cotangents
   Layout reserve;        // of hidden, gates, cells
+  // Per row, how many entries are its own: T, or of rows one after another those up to
+  // the next. Past its length they are written as zeros.
+  const int64_t* room;
   const S* weights;
   const S* x;
   const S* h_0;                // [L*D, B, S]

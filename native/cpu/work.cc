@@ -15,7 +15,7 @@ constexpr int64_t kWorthJoining = 200'000, kWorthSharingAStep = 6'000;
 
 }  // namespace
 
-Work WorkOf(const Network& network, int64_t steps, int64_t batch) {
+Work WorkOf(const Network& network, int64_t entries, int64_t batch) {
   const int64_t rows = network.gates() * network.hidden_size;
   const int64_t out = network.output_size();
   const int64_t recurrent = rows * out + network.proj_size * network.hidden_size;
@@ -25,7 +25,7 @@ Work WorkOf(const Network& network, int64_t steps, int64_t batch) {
     all += network.num_directions * (recurrent + rows * inputs);
   }
   return {batch, network.num_layers, network.num_directions, batch * recurrent,
-          all * batch * steps};
+          all * entries};
 }
 
 int32_t ThreadsFor(const Work& work) {

@@ -27,7 +27,8 @@ struct Work {
   Work OfLayer(int64_t rows) const;
 };
 
-Work WorkOf(const Network& network, int64_t steps, int64_t batch);
+// `entries` steps in all, of `batch` rows.
+Work WorkOf(const Network& network, int64_t entries, int64_t batch);
 
 Plan PlanOf(const Work& work, int32_t threads);
 

@@ -36,6 +36,8 @@ CallAttributes DecodeAttributes(const xffi::Dictionary& attributes) {
   n.clips = n.clip_nan || n.cell_clip < std::numeric_limits<double>::infinity();
   n.dropout_scale = Get<double>(attributes, "dropout_scale");
   call.time_major = integer("time_major") != 0;
+  call.piles = integer("piles");
+  call.max_length = integer("max_length");
   call.save = integer("save") != 0;
   call.recompute = integer("recompute") != 0;
   const int64_t operands = integer("operands");
@@ -70,10 +72,16 @@ CallBuffers DecodeBuffers(const CallAttributes& call, xffi::RemainingArgs argume
       any = true;
     }
     if (i == 0) found.dtype = buffer.element_type();
-    if (i == 1) {  // x
+    if (i == 1 && call.piles == 0) {  // x
       found.steps = dimensions[grouped + (call.time_major ? 0 : 1)];
       found.batch = dimensions[grouped + (call.time_major ? 1 : 0)];
+      found.entries = found.steps * found.batch;
     }
+    if (i == 1 && call.piles > 0) {
+      found.steps = call.max_length;
+      found.entries = dimensions[grouped];
+    }
+    if (i == 2 && call.piles > 0) found.batch = dimensions[grouped + 1];  // h_0
     found.arguments.Add(buffer.untyped_data(), buffer.element_count(),
                         buffer.size_bytes(),
                         grouped ? std::max<int64_t>(1, dimensions[0]) : 1);
@@ -83,6 +91,10 @@ CallBuffers DecodeBuffers(const CallAttributes& call, xffi::RemainingArgs argume
     found.results.Add(buffer->untyped_data(), buffer->element_count(),
                       buffer->size_bytes(),
                       any ? std::max<int64_t>(1, found.groups) : 1);
+  }
+  if (call.piles > 0 && (found.batch % call.piles != 0 ||
+                         found.entries % call.piles != 0 || found.steps < 0)) {
+    throw std::invalid_argument("`piles` must divide the rows and the entries of x");
   }
   return found;
 }

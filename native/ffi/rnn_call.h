@@ -3,6 +3,7 @@
 #define OSTINATO_FFI_RNN_CALL_H_
 
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -20,7 +21,14 @@ class Pieces {
  public:
   void Add(const void* data, int64_t elements, int64_t bytes, int64_t groups) {
     items_.push_back({static_cast<const char*>(data), elements / groups,
-                      groups > 1 ? bytes / groups : 0});
+                      groups > 1 ? bytes / groups : 0, bytes});
+  }
+
+  // Every byte of results.
+  void Zero() const {
+    for (const Item& item : items_) {
+      if (item.bytes > 0) std::memset(const_cast<char*>(item.data), 0, item.bytes);
+    }
   }
 
   // Reads the pieces of one group, first to last.
@@ -66,6 +74,7 @@ class Pieces {
     const char* data;
     int64_t elements;     // of one group
     int64_t group_bytes;  // from one group to the next
+    int64_t bytes;        // of all groups
   };
   std::vector<Item> items_;
 };
@@ -74,6 +83,8 @@ class Pieces {
 struct CallAttributes {
   cpu::Network network;
   bool time_major, save, recompute;
+  int64_t piles;       // of rows one after another; 0: [B, T, ...] or [T, B, ...]
+  int64_t max_length;  // of such rows
   bool has_lengths, has_resets, has_keep, has_packed;
   bool wants_weights, wants_x, wants_h_0, wants_c_0;
   std::vector<int64_t> grouped;  // per argument
@@ -84,6 +95,7 @@ CallAttributes DecodeAttributes(const xffi::Dictionary& attributes);
 struct CallBuffers {
   int64_t groups;  // at least 1, if there are any groups, else 1
   int64_t batch, steps;
+  int64_t entries;  // of x: steps in all
   xffi::DataType dtype;
   Pieces arguments, results;
 };

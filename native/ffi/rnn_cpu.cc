@@ -3,6 +3,7 @@
 #include "cpu/backward.h"
 #include "cpu/forward.h"
 #include "cpu/fp_state.h"
+#include "cpu/places.h"
 #include "cpu/settings.h"
 #include "cpu/team.h"
 #include "cpu/work.h"
@@ -15,42 +16,25 @@ namespace {
 using cpu::BFloat16;
 using Reader = Pieces::Reader;
 
-// Where rows stand, which every group shares.
-class Places {
- public:
-  Places(const CallAttributes& call, const CallBuffers& buffers)
-      : origins_(2 * buffers.batch), batch_(buffers.batch) {
-    const int64_t row = call.time_major ? 1 : buffers.steps;
-    for (int64_t b = 0; b < batch_; ++b) {
-      origins_[b] = b * row;
-      origins_[batch_ + b] = b;
-    }
-    stride_ = call.time_major ? batch_ : 1;
-  }
-
-  cpu::Layout io() const { return {origins_.data(), stride_}; }
-  cpu::Layout reserve() const { return {origins_.data() + batch_, batch_}; }
-
- private:
-  std::vector<int64_t> origins_;
-  int64_t batch_, stride_;
+// What the operands of one group point to.
+struct Kept {
+  cpu::Places places;
+  std::vector<const uint8_t*> keep;
 };
 
-// The arguments of one group that forward and backward have in common. `keep` outlives
-// the result.
+// The arguments of one group that forward and backward have in common. `kept`
+// outlives the result.
 template <typename S>
 cpu::Operands<S> TakeOperands(const CallAttributes& call, const CallBuffers& buffers,
-                              const Places& places, std::vector<const uint8_t*>& keep,
-                              Reader& arguments) {
+                              Kept& kept, Reader& arguments) {
   const cpu::Network& n = call.network;
-  const int64_t entries = buffers.batch * buffers.steps;
+  const int64_t entries = buffers.entries;
   const int64_t states = n.pseudo_layers() * buffers.batch;
   cpu::Operands<S> in{};
   in.network = n;
   in.steps = buffers.steps;
   in.batch = buffers.batch;
-  in.io = places.io();
-  in.reserve = places.reserve();
+  in.entries = entries;
   in.weights = arguments.Take<S>("weights", cpu::NumParams(n));
   in.x = arguments.Take<S>("x", entries * n.input_size);
   in.h_0 = arguments.Take<S>("h_0", states * n.output_size());
@@ -58,12 +42,20 @@ cpu::Operands<S> TakeOperands(const CallAttributes& call, const CallBuffers& buf
   if (call.has_lengths) {
     in.seq_lengths = arguments.Take<int32_t>("seq_lengths", buffers.batch);
   }
+  if (call.piles > 0) {
+    const auto* row_lengths = arguments.Take<int32_t>("row_lengths", buffers.batch);
+    kept.places = cpu::Places::OneAfterAnother(entries, call.piles, in.steps, in.batch,
+                                               row_lengths, in.seq_lengths);
+  } else {
+    kept.places = cpu::Places::Padded(in.steps, in.batch, call.time_major);
+  }
+  kept.places.PutInto(in);
   if (call.has_resets) in.resets = arguments.Take<uint8_t>("resets", entries);
   if (call.has_keep) {
     for (int64_t l = 0; l + 1 < n.num_layers; ++l) {
-      keep.push_back(arguments.Take<uint8_t>("keep", entries * n.width()));
+      kept.keep.push_back(arguments.Take<uint8_t>("keep", entries * n.width()));
     }
-    in.keep = keep.data();
+    in.keep = kept.keep.data();
   }
   return in;
 }
@@ -92,7 +84,7 @@ template <typename Body>
 void ForEachGroup(const CallAttributes& call, const CallBuffers& buffers,
                   const Body& body) {
   const cpu::FlushDenormals flush;
-  cpu::Work work = cpu::WorkOf(call.network, buffers.steps, buffers.batch);
+  cpu::Work work = cpu::WorkOf(call.network, buffers.entries, buffers.batch);
   work.all *= buffers.groups;
   cpu::Team team(cpu::ThreadsFor(work));
   if (buffers.groups >= 2 && buffers.groups >= team.threads()) {
@@ -107,18 +99,18 @@ void ForEachGroup(const CallAttributes& call, const CallBuffers& buffers,
 
 template <typename S, typename R>
 void Forward(const CallAttributes& call, const CallBuffers& buffers) {
+  if (buffers.batch == 0) return buffers.results.Zero();
   const cpu::Network& n = call.network;
-  const int64_t entries = buffers.batch * buffers.steps;
+  const int64_t entries = buffers.entries;
   const int64_t states = n.pseudo_layers() * buffers.batch;
-  const Places places(call, buffers);
   ForEachGroup(call, buffers, [&](int64_t group, cpu::Team& team) {
     Reader arguments(buffers.arguments, group, "argument");
     Reader results(buffers.results, group, "result");
-    std::vector<const uint8_t*> keep;
+    Kept kept;
     std::vector<S*> hidden, gates;
     std::vector<R*> cells;
     cpu::ForwardCall<S, R> to{};
-    to.operands = TakeOperands<S>(call, buffers, places, keep, arguments);
+    to.operands = TakeOperands<S>(call, buffers, kept, arguments);
     if (call.has_packed) {
       to.packed_bytes = arguments.elements_of_next();
       to.packed = arguments.Take<uint8_t>("packed", to.packed_bytes);
@@ -143,20 +135,20 @@ void Forward(const CallAttributes& call, const CallBuffers& buffers) {
 
 template <typename S, typename R>
 void Backward(const CallAttributes& call, const CallBuffers& buffers) {
+  if (buffers.batch == 0) return buffers.results.Zero();
   const cpu::Network& n = call.network;
-  const int64_t entries = buffers.batch * buffers.steps;
+  const int64_t entries = buffers.entries;
   const int64_t states = n.pseudo_layers() * buffers.batch;
-  const Places places(call, buffers);
   ForEachGroup(call, buffers, [&](int64_t group, cpu::Team& team) {
     Reader arguments(buffers.arguments, group, "argument");
     Reader results(buffers.results, group, "result");
-    std::vector<const uint8_t*> keep;
+    Kept kept;
     std::vector<const S*> hidden, gates;
     std::vector<const R*> cells;
     const SavedCounts counts = CountsOf(call);
     const int64_t hidden_size = entries * n.hidden_size;
     cpu::BackwardCall<S, R> to{};
-    to.operands = TakeOperands<S>(call, buffers, places, keep, arguments);
+    to.operands = TakeOperands<S>(call, buffers, kept, arguments);
     to.y = arguments.Take<S>("y", entries * n.width());
     to.hidden =
         TakeEach(arguments, "hidden", counts.hidden, entries * n.width(), hidden);

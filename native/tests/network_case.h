@@ -12,6 +12,7 @@
 
 #include "cpu/backward.h"
 #include "cpu/forward.h"
+#include "cpu/places.h"
 #include "cpu/values.h"
 #include "tests/guarded.h"
 
@@ -26,8 +27,35 @@ struct Case {
   int64_t steps, batch;
   std::vector<int32_t> lengths;  // empty: all of T
   bool resets = false, drops = false, recompute = false, time_major = false;
+  // Of rows one after another, in so many piles: the entries of each row, and how many
+  // each pile has besides.
+  int64_t piles = 0;
+  std::vector<int32_t> rooms = {};
+  int64_t rest = 0;
 
   int64_t length(int64_t row) const { return lengths.empty() ? steps : lengths[row]; }
+  // Entries before those of a row.
+  int64_t origin(int64_t row) const {
+    if (piles == 0) return time_major ? row : row * steps;
+    int64_t before = rest * (row / (batch / piles));
+    for (int64_t b = 0; b < row; ++b) before += rooms[b];
+    return before;
+  }
+  int64_t entry(int64_t row, int64_t time) const {
+    return origin(row) + time * (piles == 0 && time_major ? batch : 1);
+  }
+  int64_t entries() const {
+    return piles == 0 ? steps * batch : origin(batch - 1) + rooms[batch - 1] + rest;
+  }
+  // Whether an entry of x or y is a step of its row.
+  bool Valid(int64_t entry_of_x) const {
+    for (int64_t b = 0; b < batch; ++b) {
+      for (int64_t t = 0; t < length(b); ++t) {
+        if (entry(b, t) == entry_of_x) return true;
+      }
+    }
+    return false;
+  }
 };
 
 // The arrays of one call in the types of one data type; what no caller fills is NaN.
@@ -35,7 +63,7 @@ template <typename S, typename R>
 class Arrays {
  public:
   explicit Arrays(const Case& c) : c_(c), n_(c.network) {
-    const int64_t entries = c.steps * c.batch, states = n_.pseudo_layers() * c.batch;
+    const int64_t entries = c.entries(), states = n_.pseudo_layers() * c.batch;
     const bool gated = n_.saved_blocks() > 0 && !c.recompute;
     // The order of these is the order in which Fill draws values.
     weights = New<S>(cpu::NumParams(n_));
@@ -67,10 +95,12 @@ class Arrays {
     }
     lengths = New<int32_t>(c.lengths.size());
     for (size_t i = 0; i < c.lengths.size(); ++i) (*lengths)[i] = c.lengths[i];
-    for (int64_t b = 0; b < c.batch; ++b) {
-      origins_.push_back(c.time_major ? b : b * c.steps);
-    }
-    for (int64_t b = 0; b < c.batch; ++b) origins_.push_back(b);
+    const int32_t* seq_lengths = c.lengths.empty() ? nullptr : lengths->data();
+    places_ = c.piles > 0
+                  ? cpu::Places::OneAfterAnother(entries, c.piles, c.steps, c.batch,
+                                                 c.rooms.data(), seq_lengths)
+                  : cpu::Places::Padded(c.steps, c.batch, c.time_major);
+    for (int64_t e = 0; e < entries; ++e) valid_.push_back(c.Valid(e));
   }
 
   // The same inputs for every data type, up to rounding. Padding stays NaN.
@@ -93,27 +123,27 @@ class Arrays {
     fill(dc_n, 1, 0);
     for (int64_t i = 0; i < resets->size(); ++i) (*resets)[i] = bits() % 4 == 0;
     for (uint8_t* mask : keep) {
-      for (int64_t i = 0; i < c_.steps * c_.batch * n_.width(); ++i) {
+      for (int64_t i = 0; i < c_.entries() * n_.width(); ++i) {
         mask[i] = bits() % 3 != 0;
       }
     }
   }
 
   cpu::Operands<S> operands() {
-    const cpu::Layout io{origins_.data(), c_.time_major ? c_.batch : 1};
-    const cpu::Layout reserve{origins_.data() + c_.batch, c_.batch};
-    return {n_,
-            c_.steps,
-            c_.batch,
-            io,
-            reserve,
-            weights->data(),
-            x->data(),
-            h_0->data(),
-            n_.lstm() ? c_0->data() : nullptr,
-            c_.lengths.empty() ? nullptr : lengths->data(),
-            c_.resets ? resets->data() : nullptr,
-            keep.empty() ? nullptr : keep.data()};
+    cpu::Operands<S> in{};
+    in.network = n_;
+    in.steps = c_.steps;
+    in.batch = c_.batch;
+    in.entries = c_.entries();
+    in.weights = weights->data();
+    in.x = x->data();
+    in.h_0 = h_0->data();
+    in.c_0 = n_.lstm() ? c_0->data() : nullptr;
+    in.seq_lengths = c_.lengths.empty() ? nullptr : lengths->data();
+    in.resets = c_.resets ? resets->data() : nullptr;
+    in.keep = keep.empty() ? nullptr : keep.data();
+    places_.PutInto(in);
+    return in;
   }
 
   void Forward(cpu::Team& team, bool save) {
@@ -150,12 +180,7 @@ class Arrays {
     return all;
   }
 
-  // Whether an entry of x or y is a step of its row.
-  bool Valid(int64_t entry) const {
-    const int64_t row = c_.time_major ? entry % c_.batch : entry / c_.steps;
-    const int64_t time = c_.time_major ? entry / c_.batch : entry % c_.steps;
-    return time < c_.length(row);
-  }
+  bool Valid(int64_t entry) const { return valid_[entry]; }
 
   Guarded<S>*weights, *x, *h_0, *c_0, *dy, *dh_n, *dc_n;
   Guarded<S>*y, *h_n, *c_n, *dweights, *dx, *dh_0, *dc_0;
@@ -187,7 +212,8 @@ class Arrays {
   std::deque<Guarded<R>> wide_;
   std::deque<Guarded<uint8_t>> flags_;
   std::deque<Guarded<int32_t>> numbers_;
-  std::vector<int64_t> origins_;
+  cpu::Places places_;
+  std::vector<bool> valid_;
 };
 
 }  // namespace ostinato::testing

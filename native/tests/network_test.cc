@@ -29,12 +29,12 @@ class Loop {
 
   double Loss() {
     double loss = 0;
-    std::vector<double> below, above(c_.steps * c_.batch * n_.width());
+    std::vector<double> below, above(c_.entries() * n_.width());
     for (int64_t p = 0; p < n_.pseudo_layers(); ++p) {
       for (int64_t b = 0; b < c_.batch; ++b) loss += Row(p, b, below, above);
       if (p % n_.num_directions + 1 == n_.num_directions) below = above;
     }
-    for (int64_t e = 0; e < c_.steps * c_.batch; ++e) {
+    for (int64_t e = 0; e < c_.entries(); ++e) {
       for (int64_t k = 0; k < n_.width() && a_.Valid(e); ++k) {
         loss += below[e * n_.width() + k] * (*a_.dy)[e * n_.width() + k];
       }
@@ -46,10 +46,6 @@ class Loop {
   std::vector<double> y;
 
  private:
-  int64_t Entry(int64_t row, int64_t time) const {
-    return c_.time_major ? time * c_.batch + row : row * c_.steps + time;
-  }
-
   double Row(int64_t p, int64_t row, const std::vector<double>& below,
              std::vector<double>& above) {
     const int64_t layer = p / n_.num_directions, d = p % n_.num_directions;
@@ -58,7 +54,7 @@ class Loop {
     std::vector<double> h(&(*a_.h_0)[from * S], &(*a_.h_0)[from * S] + S), c(H);
     if (n_.lstm()) c.assign(&(*a_.c_0)[from * H], &(*a_.c_0)[from * H] + H);
     for (int64_t s = 0; s < length; ++s) {
-      const int64_t e = Entry(row, d == 1 ? length - 1 - s : s);
+      const int64_t e = c_.entry(row, d == 1 ? length - 1 - s : s);
       if (c_.resets && (*a_.resets)[e]) {
         std::fill(h.begin(), h.end(), 0);
         std::fill(c.begin(), c.end(), 0);
@@ -177,7 +173,7 @@ std::string ResultsWith(const Case& c, int32_t threads, Arrays<S, R>& a) {
                                   a.y->size() * sizeof(S)),
            true);
   a.Backward(team);
-  for (int64_t e = 0; e < c.steps * c.batch; ++e) {
+  for (int64_t e = 0; e < c.entries(); ++e) {
     if (a.Valid(e)) continue;
     for (int64_t k = 0; k < c.network.width(); ++k) {
       CHECK_EQ(Widen((*a.y)[e * c.network.width() + k]), 0);
@@ -254,6 +250,19 @@ std::vector<Case> Cases() {
     Case ragged{name + " ragged", Of(mode, 3, 5, 2, 2), 5, 5, mixed};
     ragged.drops = true;
     cases.push_back(ragged);
+    Case rows = ragged;
+    rows.name = name + " one after another";
+    rows.piles = 1;
+    rows.rooms = {3, 2, 5, 4, 5};
+    rows.rest = 3;
+    cases.push_back(rows);
+    rows.name = name + " in piles";
+    rows.network.num_directions = 1;
+    rows.resets = rows.recompute = true;
+    rows.batch = rows.piles = 6;
+    rows.lengths.clear();
+    rows.rooms.assign(6, 5);
+    cases.push_back(rows);
     Case resets{name + " resets", Of(mode, 3, 18, 2), 5, 5, mixed};
     resets.resets = resets.time_major = resets.recompute = true;
     resets.network.bias_ih = false;

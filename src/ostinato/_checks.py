@@ -10,6 +10,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.export import is_symbolic_dim
 
 from ._typing import Array
 
@@ -119,11 +120,13 @@ def check_seq_lengths(
     Args:
         seq_lengths: integers, shape `[batch]`, or `[]` for one sequence.
         batch: number of rows.
-        steps: T, the largest length allowed.
+        steps: T, the largest length allowed; if symbolic, lengths are clamped to it.
         scalar: whether one sequence without a batch axis is meant.
         name: of the argument.
         size: what the largest length is called.
     """
+    if is_symbolic_dim(seq_lengths):
+        seq_lengths = jnp.asarray(seq_lengths)
     if not hasattr(seq_lengths, "dtype"):
         seq_lengths = np.asarray(seq_lengths)
         if seq_lengths.size == 0:  # numpy calls an empty list float64
@@ -131,7 +134,8 @@ def check_seq_lengths(
     if not jnp.issubdtype(seq_lengths.dtype, jnp.integer):
         raise TypeError(f"`{name}` must hold integers, got {describe(seq_lengths)}")
     check_shape(name, seq_lengths, **({} if scalar else {"B": batch}))
-    if not is_concrete(seq_lengths):
+    symbolic = bool(is_symbolic_dim(steps))
+    if symbolic or not is_concrete(seq_lengths):
         # A narrow type cannot hold T, and a wide value must not wrap around.
         if seq_lengths.dtype.itemsize < 4:
             seq_lengths = seq_lengths.astype(jnp.int32)

@@ -237,7 +237,9 @@ def begin(
     keep = ()
     if key is not None:
         keep = _dropout_masks(call, _checks.check_key(key), batch, steps)
-    operands = Operands(weights, x, h_0, c_0, lengths, resets, keep, packed)
+    operands = Operands(
+        weights, x, h_0, c_0, lengths, resets=resets, keep=keep, packed=packed
+    )
     return call, operands, single
 
 

@@ -118,6 +118,8 @@ def _attributes(
     integers = _network(spec) | {
         "clip_nan": spec.clip_nan,
         "time_major": call.time_major,
+        "piles": 0 if call.rows is None else call.rows.piles,
+        "max_length": 0 if call.rows is None else call.rows.max_length,
         "save": call.save,
         "recompute": call.recompute,
         "operands": _bits(

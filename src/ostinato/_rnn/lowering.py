@@ -18,8 +18,9 @@ from jax.interpreters import mlir
 
 from .. import _compat
 from .._typing import Array
-from . import cpu, sharding
+from . import cpu
 from .call import Differentiable, RNNCall
+from .sharding import Layout, partition
 
 Groups = tuple[bool, ...]
 
@@ -51,20 +52,28 @@ def axes_of(call: RNNCall, trees: Any) -> list[int]:
     return jax.tree.leaves(call.batch_axes(trees))
 
 
-def result_axes(
+def results_of(
     call: RNNCall,
     tree: Any,
     args: Any,
     groups: Groups,
     wrt: Differentiable | None = None,
-) -> list[int]:
-    """Batch axis of every result, -1 for a weight gradient."""
+) -> Any:
+    """Shapes and dtypes of the results without groups, under their names."""
     operands, *rest = jax.tree.unflatten(tree, ungrouped(args, groups))
     if wrt is not None:
-        return axes_of(call, (call.gradient_shapes(operands, wrt),))
+        return (call.gradient_shapes(operands, wrt),)
     if rest:
         call = dataclasses.replace(call, save=False)
-    return axes_of(call, call.output_shapes(operands))
+    return call.output_shapes(operands)
+
+
+def sharded(call: RNNCall, operands: Any, results: Any, groups: Groups) -> Layout:
+    """How arrays may be split over devices; both trees with their named tuples."""
+    inward, outward = axes_of(call, operands), axes_of(call, results)
+    if call.rows is not None:  # no device could tell where its rows begin
+        inward, outward = [-1] * len(inward), [-1] * len(outward)
+    return Layout(inward, outward, groups)
 
 
 # ------------------------------------------------------------------------------- forms
@@ -153,11 +162,8 @@ def _rule(flat_of: Callable) -> Callable:
         *args: Array, call: RNNCall, tree: Any, groups: Groups, **params: Any
     ) -> list[Array]:
         flat = flat_of(call=call, tree=tree, groups=groups, **params)
-        layout = sharding.Layout(
-            operands=axes_of(call, jax.tree.unflatten(tree, args)),
-            results=result_axes(call, tree, args, groups, **params),
-            groups=groups,
-        )
-        return sharding.partition(flat, layout)(*args)
+        results = results_of(call, tree, args, groups, **params)
+        layout = sharded(call, jax.tree.unflatten(tree, args), results, groups)
+        return partition(flat, layout)(*args)
 
     return mlir.lower_fun(run, multiple_results=True)

@@ -24,9 +24,17 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from .._typing import Array
-from . import cpu, sharding, xla
+from . import cpu, sharding, xla_rows
 from .call import Differentiable, Operands, Outputs, Residuals, RNNCall, Saved
-from .lowering import Groups, axes_of, register, result_axes, ungrouped, xla_form
+from .lowering import (
+    Groups,
+    axes_of,
+    register,
+    results_of,
+    sharded,
+    ungrouped,
+    xla_form,
+)
 
 _X = Operands._fields.index("x")  # its place among the leaves: what precedes is there
 _NUM_DIFFERENTIABLE = len(Differentiable._fields)  # they come first among the operands
@@ -35,7 +43,9 @@ _NUM_DIFFERENTIABLE = len(Differentiable._fields)  # they come first among the o
 # ------------------------------------------------------------- binding, named tuples
 
 
-def _bind(primitive: Primitive, trees: Any, flags: Any, **params: Any) -> list[Array]:
+def bind_trees(
+    primitive: Primitive, trees: Any, flags: Any, **params: Any
+) -> list[Array]:
     """Bind the leaves of `trees`; `flags`, alike in shape, says which are grouped."""
     leaves, tree = jax.tree.flatten(trees)
     groups = tuple(jax.tree.leaves(flags))
@@ -70,15 +80,11 @@ def _enter(
     """Bind from outside, where arrays may be of explicit sharding."""
     leaves, tree = jax.tree.flatten(trees)
     flags = _all(False, trees)
-    layout = sharding.Layout(
-        operands=axes_of(call, trees),
-        results=axes_of(call, shapes),
-        groups=tuple(jax.tree.leaves(flags)),
-    )
+    layout = sharded(call, trees, shapes, tuple(jax.tree.leaves(flags)))
 
     def bind(*leaves: Array) -> list[Array]:
         trees = jax.tree.unflatten(tree, leaves)
-        return _bind(primitive, trees, flags, call=call, **params)
+        return bind_trees(primitive, trees, flags, call=call, **params)
 
     results = [out.shape for out in jax.tree.leaves(shapes)]
     return sharding.automatic(bind, leaves, layout, results)
@@ -145,7 +151,7 @@ def _batch(
     **params: Any,
 ) -> tuple[list[Array], list[int]]:
     """The new axis joins the batch; where weights differ along it, the groups."""
-    bind = ft.partial(primitive.bind, call=call, tree=tree, **params)
+    bind = ft.partial(primitive.bind, tree=tree, **params)
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     args = [
         a if d is None else jnp.moveaxis(a, d, 0)
@@ -154,22 +160,35 @@ def _batch(
     mapped = [d is not None for d in dims]
     axes = axes_of(call, jax.tree.unflatten(tree, args))
     if not _joins_batch(primitive, mapped, axes, params):
+        bind = ft.partial(bind, call=call)
         return _batch_groups(bind, args, mapped, size, groups)
 
-    inner = args[_X].shape[1 + groups[_X] + axes[_X]]  # rows of one element
+    one = [
+        jax.ShapeDtypeStruct(a.shape[m:], a.dtype)
+        for a, m in zip(args, mapped, strict=True)
+    ]
+    results = results_of(call, tree, one, groups, **params)
     args = [
         _join_batch(a, m, size, axis + g) if axis >= 0 else a
         for a, m, axis, g in zip(args, mapped, axes, groups, strict=True)
     ]
-    outs = bind(*args, groups=groups)
-    out_axes = [
-        axis + any(groups) for axis in result_axes(call, tree, args, groups, **params)
-    ]
+    outs = bind(*args, call=_joined(call, size), groups=groups)
+    out_axes = axes_of(call, results)
     outs = [
-        out.reshape(*out.shape[:axis], size, inner, *out.shape[axis + 1 :])
-        for out, axis in zip(outs, out_axes, strict=True)
+        out.reshape(*out.shape[: any(groups)], *shape[:axis], size, *shape[axis:])
+        for out, shape, axis in zip(
+            outs, [r.shape for r in jax.tree.leaves(results)], out_axes, strict=True
+        )
     ]
-    return outs, out_axes
+    return outs, [axis + any(groups) for axis in out_axes]
+
+
+def _joined(call: RNNCall, size: Any) -> RNNCall:
+    """The call over all of `size` elements: of rows, each brings its own piles."""
+    if call.rows is None:
+        return call
+    rows = dataclasses.replace(call.rows, piles=size * call.rows.piles)
+    return dataclasses.replace(call, rows=rows)
 
 
 def _joins_batch(
@@ -232,7 +251,7 @@ def _rnn_jvp(
 ) -> tuple[list[Array], list[Any]]:
     if call.save:  # what is saved has tangents too
         return _jvp_of_form(
-            xla.forward, primals, tangents, call=call, tree=tree, groups=groups
+            xla_rows.forward, primals, tangents, call=call, tree=tree, groups=groups
         )
     saving = dataclasses.replace(call, save=True)
     out = rnn_p.bind(*primals, call=saving, tree=tree, groups=groups)
@@ -250,7 +269,7 @@ def _rnn_jvp(
         Differentiable(*(a if m else None for a, m in zip(of, moves, strict=False)))
         for of in (given, flags)
     )
-    dout = _bind(
+    dout = bind_trees(
         rnn_tangent_p,
         (operands._replace(packed=None), residuals, dot),
         (flags._replace(packed=None), _all(any(groups), residuals), dot_flags),
@@ -284,7 +303,7 @@ def _rnn_tangent_transpose(
     flags, residual_flags, _ = jax.tree.unflatten(tree, groups)
     wrt = Differentiable(*(t is not None and ad.is_undefined_primal(t) for t in dot))
     bar = Outputs(*map(ad.instantiate_zeros, cotangents))
-    grads = _bind(
+    grads = bind_trees(
         rnn_bwd_p,
         (operands, residuals, bar),
         (flags, residual_flags, _all(any(groups), bar)),
@@ -321,14 +340,14 @@ def _primitive(name: str, abstract_eval: Callable) -> Primitive:
 
 
 rnn_p = _primitive("ostinato_rnn", _rnn_abstract_eval)
-register(rnn_p, xla.forward, _rnn_abstract_eval, native=cpu.forward)
+register(rnn_p, xla_rows.forward, _rnn_abstract_eval, native=cpu.forward)
 ad.primitive_jvps[rnn_p] = _rnn_jvp
 
 rnn_tangent_p = _primitive("ostinato_rnn_tangent", _rnn_tangent_abstract_eval)
-register(rnn_tangent_p, xla.tangent, _rnn_tangent_abstract_eval)
-ad.primitive_jvps[rnn_tangent_p] = ft.partial(_jvp_of_form, xla.tangent)
+register(rnn_tangent_p, xla_rows.tangent, _rnn_tangent_abstract_eval)
+ad.primitive_jvps[rnn_tangent_p] = ft.partial(_jvp_of_form, xla_rows.tangent)
 ad.primitive_transposes[rnn_tangent_p] = _rnn_tangent_transpose
 
 rnn_bwd_p = _primitive("ostinato_rnn_bwd", _rnn_bwd_abstract_eval)
-register(rnn_bwd_p, xla.backward, _rnn_bwd_abstract_eval, native=cpu.backward)
-ad.primitive_jvps[rnn_bwd_p] = ft.partial(_jvp_of_form, xla.backward)
+register(rnn_bwd_p, xla_rows.backward, _rnn_bwd_abstract_eval, native=cpu.backward)
+ad.primitive_jvps[rnn_bwd_p] = ft.partial(_jvp_of_form, xla_rows.backward)
