@@ -6,6 +6,7 @@ lengths, differentiable any number of times. Begin with `RNNSpec`, `init_weights
 """
 
 from . import cells as cells
+from . import ragged as ragged
 from ._recurrent.net import recurrent_net as recurrent_net
 from ._recurrent.protocol import RecurrentOutput as RecurrentOutput
 from ._recurrent.remat import tag as tag

@@ -1,8 +1,9 @@
-"""The one place that touches a private JAX name."""
+"""What depends on the version of JAX; the one place that touches a private name."""
 
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 from jax.extend.core import Primitive
 
@@ -30,3 +31,11 @@ def lower_with_devices(primitive: Primitive) -> bool:
         return False
     _with_devices.add(primitive)
     return True
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many operands of a `lax.scan` are constants, and how many are carried."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()  # JAX 0.11: a tree of three parts
+    return len(consts), len(carry)

@@ -168,6 +168,11 @@ def check_names(name: str, value: Any, kinds: tuple[type, ...]) -> tuple:
 def _segment_length(segment_length: Any, length: Any) -> int | None:
     if segment_length is None:
         return None
+    if not isinstance(length, int):
+        raise NotImplementedError(
+            f"`segment_length` needs a fixed number of steps, got {length} of them; "
+            "use `recompute=True` inside of ragged.vmap"
+        )
     if segment_length == "auto":
         return near_divisor(length, max(1, math.isqrt(length)))
     return _checks.check_size("segment_length", segment_length)

@@ -90,6 +90,7 @@ def recurrent_net(
         ValueError: a wrong shape, length or choice; fewer initial slots than `window`;
             an unknown name in `recompute` or `outputs_with_grads`; states that change
             their shape; `resets` with `reverse`.
+        NotImplementedError: `segment_length` inside of `ragged.vmap`.
 
     Holds under `jit`, `vmap`, `grad`, `jvp`, any mix and any order of them,
     `checkpoint`, inside `scan` and inside its own step, as far as `step` does.
@@ -213,7 +214,8 @@ def _run(
         return lax.scan(body, states, steps, reverse=options.reverse)
 
     size, policy = options.segment_length, None
-    if size is None and cell is not None and recompute is not None:
+    fixed = isinstance(options.length, int)  # and no symbol, as inside ragged.vmap
+    if size is None and cell is not None and recompute is not None and fixed:
         # What precedes the loop would be the largest thing saved: some steps at a time.
         size, policy = near_divisor(options.length, _BLOCK), recompute.policy
     if size is None or options.length == 0:

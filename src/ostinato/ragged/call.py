@@ -1,0 +1,40 @@
+"""One call of `ragged.vmap`: its options, and what the symbols of its trace mean."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .._typing import Array
+from .sizes import Range
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of `ragged.vmap` that rules look at; its docstring explains them.
+
+    `prefers_rows` is none: inside of loops and tiers, where all is padded, it is False.
+    """
+
+    min_length: int = 1
+    scan: str = "auto"
+    lanes: int | None = None
+    tiers: Any = None
+    prefers_rows: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Symbols:
+    """What the symbols of a trace stand for.
+
+    Attributes:
+        values: for each symbol int32 `[batch]`, its value in each example.
+        ranges: for each symbol the least and largest value.
+        totals: for each symbol a static bound of its sum over the batch.
+        capacities: the rows of the inputs' flat arrays, by the text of their size.
+    """
+
+    values: dict[str, Array]
+    ranges: dict[str, Range]
+    totals: dict[str, int]
+    capacities: dict[str, int]

@@ -1,0 +1,134 @@
+"""Checks of lengths: at once where they are concrete, under checkify where not."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import checkify
+
+from .. import _checks
+from .._typing import Array
+from .sizes import holds
+
+if TYPE_CHECKING:
+    from .array import RaggedArray
+
+
+def check_axis(axis: Any, ndim: int) -> int:
+    """`axis` of an array of `ndim` axes, not negative."""
+    if isinstance(axis, (bool, np.bool_)) or not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"`axis` must be an integer, got {_checks.describe(axis)}")
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"`axis` must be one of {ndim} axes, got {axis}")
+    return int(axis) % ndim
+
+
+def check_lengths(lengths: Any, name: str = "lengths") -> Array:
+    """Lengths as int32 `[batch]`."""
+    if not hasattr(lengths, "dtype"):
+        lengths = np.asarray(lengths)
+        if lengths.size == 0:  # numpy calls an empty list float64
+            lengths = lengths.astype(np.int32)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise TypeError(f"`{name}` must hold integers, got {_checks.describe(lengths)}")
+    _checks.check_rank(name, lengths, "batch")
+    if _checks.is_concrete(lengths):
+        return jnp.asarray(np.asarray(lengths).astype(np.int32))
+    return lengths.astype(jnp.int32)
+
+
+def check_fit(lengths: Any, capacity: int, max_length: int) -> None:
+    """ValueError where concrete lengths do not fit; nothing for traced ones."""
+    if not _checks.is_concrete(lengths):
+        return
+    values = np.asarray(lengths)
+    wrong = np.flatnonzero((values < 0) | (values > max_length))
+    if wrong.size:
+        raise ValueError(
+            f"`lengths` must lie in 0..max_length = 0..{max_length}, got "
+            f"{values[wrong[0]]} in example {wrong[0]}"
+        )
+    total = int(values.sum(dtype=np.int64))
+    if total > capacity:
+        raise ValueError(
+            f"`lengths` must sum to at most the {capacity} rows of the capacity, "
+            f"got {total}"
+        )
+
+
+def check_known(kind: str, lengths: Any) -> np.ndarray:
+    """Concrete lengths; TypeError for traced ones."""
+    if not _checks.is_concrete(lengths):
+        raise TypeError(
+            f"the examples of a {kind} of traced lengths have no sizes yet; under jit "
+            "use ragged.vmap, or padded arrays and a mask"
+        )
+    return np.asarray(lengths)
+
+
+def check_place(index: Any, batch: int) -> int:
+    """`index` of one of `batch` examples, not negative."""
+    try:
+        place = operator.index(index)
+    except TypeError:
+        raise TypeError(
+            f"the index of an example must be an integer, got {_checks.describe(index)}"
+        ) from None
+    if not -batch <= place < batch:
+        raise IndexError(f"no example {place} in a batch of {batch}")
+    return place % batch
+
+
+def check_dim(
+    arrays: list[RaggedArray], max_length: int, capacity: int, min_length: int
+) -> None:
+    """The lengths of all arrays of one dim name: in range, alike, and with room."""
+    first = arrays[0]
+    name, lengths = first.dim, _host(first.lengths)
+    for other in arrays[1:]:
+        if other.lengths is not first.lengths:
+            _require(
+                lengths == _host(other.lengths),
+                f"arrays of the ragged dim {name!r} must have equal lengths; give one "
+                "of them another `dim`",
+            )
+    _require(
+        (lengths >= 0) & (lengths <= max_length),
+        f"the lengths of {name!r} must lie in 0..max_length = 0..{max_length}",
+    )
+    _require(
+        lengths >= min_length,
+        f"the lengths of {name!r} must be at least `min_length` = {min_length}; for "
+        "shorter examples give ragged.vmap a smaller `min_length`",
+    )
+    _require(
+        lengths.sum() <= capacity,
+        f"the lengths of {name!r} must sum to at most the capacity, {capacity} rows",
+    )
+
+
+def check_constraint(constraint: str, lengths: Mapping[str, Any]) -> None:
+    """That every example satisfies one of the `constraints` of `ragged.vmap`."""
+    _require(
+        holds(constraint, {name: _host(value) for name, value in lengths.items()}),
+        f"the constraint {constraint!r} must hold for every example",
+    )
+
+
+def _host(lengths: Any) -> Any:
+    return np.asarray(lengths) if _checks.is_concrete(lengths) else lengths
+
+
+def _require(condition: Any, message: str) -> None:
+    if not _checks.is_concrete(condition):
+        checkify.debug_check(jnp.all(condition), message)
+    elif not np.all(condition):
+        where = np.flatnonzero(~np.asarray(condition))
+        raise ValueError(
+            f"{message}"
+            + (f"; not so in example {where[0]}" if np.ndim(condition) else "")
+        )

@@ -1,0 +1,219 @@
+"""The arguments of a mapped function: what is mapped, and the sizes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import keyword
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.export import SymbolicScope, symbolic_shape
+
+from .._typing import Array
+from . import checks
+from .array import RaggedArray
+from .call import Options, Symbols
+from .context import Context
+from .layouts import Flat, Padded, Shared, Value
+from .padded import PaddedRagged
+from .sizes import Range, rename
+
+_RESERVED = {"max", "min", "mod", "floordiv"}
+
+
+def is_ragged(x: Any) -> bool:
+    """Whether `x` is a leaf that `ragged.vmap` maps by its rows."""
+    if isinstance(x, PaddedRagged):
+        raise NotImplementedError(
+            f"ragged.vmap cannot map a PaddedRagged, got {x}; compute it inside of the "
+            "mapped function, or map its `data` with a mask"
+        )
+    return isinstance(x, RaggedArray)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dim:
+    """One named size of the call.
+
+    Attributes:
+        name: as the caller gave it.
+        symbol: what stands for it in a trace, or for one more than it if it may be 0:
+            JAX takes every symbol for 1 or more.
+        offset: 1 if `symbol` stands for one more, else 0.
+        lengths: int32 `[batch]`.
+        max_length: the smallest of all arrays of that name.
+        capacity: the same, at least 1.
+    """
+
+    name: str
+    symbol: str
+    offset: int
+    lengths: Array
+    max_length: int
+    capacity: int
+
+    @property
+    def size(self) -> str:
+        """The expression for the size in a trace."""
+        return f"{self.symbol} - 1" if self.offset else self.symbol
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The leaves of all arguments.
+
+    Attributes:
+        leaves: arrays, or RaggedArrays.
+        axes: for each leaf the mapped axis, None where it is shared by all examples.
+        dims: the sizes that differ, by name.
+        batch: the number of examples.
+    """
+
+    leaves: list[Any]
+    axes: list[int | None]
+    dims: dict[str, Dim]
+    batch: int
+
+    @classmethod
+    def of(cls, leaves: list[Any], axes: list[Any], options: Options) -> Inputs:
+        """Check the leaves against each other."""
+        leaves = [x if is_ragged(x) else jnp.asarray(x) for x in leaves]
+        axes = [_check_axis(x, a) for x, a in zip(leaves, axes, strict=True)]
+        batch = _batch(leaves, axes)
+        dims: dict[str, Dim] = {}
+        for name in dict.fromkeys(x.dim for x in leaves if is_ragged(x)):
+            arrays = [x for x in leaves if is_ragged(x) and x.dim == name]
+            dims[name] = _dim(name, arrays, options, {d.symbol for d in dims.values()})
+        return cls(leaves, axes, dims, batch)
+
+    def or_one_empty_example(self) -> Inputs:
+        """Without examples: with one, empty, so that there is something to run."""
+        if self.batch:
+            return self
+        leaves = [
+            x if a is None or is_ragged(x) else _zeros(x, a)
+            for x, a in zip(self.leaves, self.axes, strict=True)
+        ]
+        none = jnp.zeros(1, jnp.int32)
+        dims = {k: dataclasses.replace(d, lengths=none) for k, d in self.dims.items()}
+        return Inputs(leaves, self.axes, dims, 1)
+
+    def scope(self, constraints: Sequence[str], min_length: int) -> SymbolicScope:
+        """What the trace may take for granted of the sizes."""
+        names = {d.name: d.symbol for d in self.dims.values()}
+        least = [f"{s} >= {min_length}" for s in names.values() if min_length > 1]
+        return SymbolicScope([rename(c, names) for c in constraints] + least)
+
+    def context(self, options: Options) -> Context:
+        """The context of these sizes."""
+        dims = self.dims.values()
+        symbols = Symbols(
+            values={
+                d.symbol: d.lengths + d.offset if d.offset else d.lengths for d in dims
+            },
+            ranges={d.symbol: Range(d.offset, d.max_length + d.offset) for d in dims},
+            totals={d.symbol: d.capacity + d.offset * self.batch for d in dims},
+            capacities={d.size: d.capacity for d in dims},
+        )
+        return Context(self.batch, symbols, options)
+
+    def values(self, ctx: Context, scope: SymbolicScope) -> list[Value]:
+        """The leaves as values of one example, in the layout that they come in."""
+        sizes = {
+            name: symbolic_shape(d.size, scope=scope)[0]
+            for name, d in self.dims.items()
+        }
+        return [
+            _value(ctx, x, axis, sizes)
+            for x, axis in zip(self.leaves, self.axes, strict=True)
+        ]
+
+
+def _value(ctx: Context, x: Any, axis: int | None, sizes: dict[str, Any]) -> Value:
+    if is_ragged(x):
+        dim = sizes[x.dim]
+        shape = (*x.data.shape[: x.axis], dim, *x.data.shape[x.axis + 1 :])
+        rows = _cut(x.data, x.axis, ctx.capacity(dim))
+        return Flat(ctx.fill_tail(rows, dim, x.axis), shape, x.axis)
+    if axis is None:
+        return Shared(x, x.shape)
+    x = jnp.moveaxis(x, axis, 0)
+    return Padded(x, x.shape[1:])
+
+
+def _cut(data: Array, axis: int, capacity: int) -> Array:
+    if data.shape[axis] == 0:
+        shape = (*data.shape[:axis], capacity, *data.shape[axis + 1 :])
+        return jnp.zeros(shape, data.dtype)
+    return lax.slice_in_dim(data, 0, capacity, axis=axis)
+
+
+def _check_axis(x: Any, axis: Any) -> int | None:
+    if is_ragged(x):
+        if axis != 0 or isinstance(axis, bool):
+            raise ValueError(
+                "`in_axes` must be 0 for a RaggedArray, which is mapped by its rows, "
+                f"got {axis!r}; hand shared rows over as a plain array"
+            )
+        return 0
+    if axis is None:
+        return None
+    if isinstance(axis, bool) or not isinstance(axis, int):
+        raise TypeError(f"`in_axes` must hold integers and None, got {axis!r}")
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(
+            f"`in_axes` has {axis} for an array {x.dtype}{list(x.shape)}, which has "
+            f"{x.ndim} axes; None shares it"
+        )
+    return axis % x.ndim
+
+
+def _batch(leaves: list[Any], axes: list[int | None]) -> int:
+    sizes = {
+        len(x) if is_ragged(x) else x.shape[a]
+        for x, a in zip(leaves, axes, strict=True)
+        if a is not None
+    }
+    if len(sizes) > 1:
+        raise ValueError(
+            "mapped arguments must have equally many examples, got "
+            + " and ".join(map(str, sorted(sizes)))
+        )
+    return sizes.pop()
+
+
+def _dim(
+    name: str, arrays: list[RaggedArray], options: Options, taken: set[str]
+) -> Dim:
+    max_length = min(a.max_length for a in arrays)
+    capacity = min(a.capacity for a in arrays)
+    checks.check_dim(arrays, max_length, capacity, options.min_length)
+    symbol = name
+    if not name.isidentifier() or keyword.iskeyword(name) or name in _RESERVED:
+        symbol = "size"
+    offset = 1 if options.min_length == 0 else 0
+    if offset:
+        symbol = f"{symbol}_plus_1"
+    while symbol in taken:
+        symbol += "_"
+    lengths = arrays[0].lengths
+    return Dim(
+        name,
+        symbol,
+        offset,
+        lengths,
+        max(max_length, options.min_length),
+        max(capacity, 1),
+    )
+
+
+def _zeros(x: Array, axis: int) -> Array:
+    shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jnp.zeros(shape, x.dtype)
+    like = jax.eval_shape(jax.random.key_data, x)
+    words = jnp.zeros((*shape, *like.shape[x.ndim :]), like.dtype)
+    return jax.random.wrap_key_data(words, impl=str(jax.random.key_impl(x)))

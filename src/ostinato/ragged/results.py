@@ -1,0 +1,93 @@
+"""Results of all examples as the caller gets them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._typing import Array
+from .array import RaggedArray
+from .context import Context
+from .fill import fill_value
+from .inputs import Inputs
+from .layouts import Shared, Value, ragged_axes
+from .padded import PaddedRagged
+from .segments import along
+from .sizes import rename
+
+
+def wrap(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Any:
+    """A dense array, a RaggedArray or a PaddedRagged, by the number of ragged axes.
+
+    Args:
+        ctx: of the call.
+        inputs: of the call.
+        value: one result.
+        axis: of `out_axes`, for this result.
+    """
+    ragged = ragged_axes(value)
+    if not ragged:
+        return _dense(ctx, inputs, value, axis)
+    if axis != 0 or isinstance(axis, bool):
+        raise ValueError(
+            "`out_axes` must be 0 for a result of different sizes, which comes as "
+            f"concatenated rows, got {axis!r}"
+        )
+    complete = ctx.complete()
+    lengths = tuple(ctx.lengths(value.shape[a])[: inputs.batch] for a in ragged)
+    names = [_name(inputs, value.shape[a]) for a in ragged]
+    if len(ragged) > 1:
+        data = ctx.to_padded(value).x
+        if complete is not None:
+            data = _keep(data, along(complete, 0, data.ndim), fill_value(data.dtype))
+        for a in ragged:
+            data = _keep(data, ctx.mask(data, a, value.shape[a]), 0)
+        dims = tuple(zip(ragged, names, strict=True))
+        return PaddedRagged(data[: inputs.batch], lengths, dims)
+    flat = ctx.to_flat(value)
+    data, dim = flat.x, flat.dim
+    if complete is not None and names[0] not in inputs.dims:
+        rows = jnp.take(complete, ctx.segments(dim).ids)
+        data = _keep(data, along(rows, flat.axis, data.ndim), fill_value(data.dtype))
+    data = _keep(data, along(ctx.tail(dim).valid, flat.axis, data.ndim), 0)
+    return RaggedArray.tree_unflatten(
+        (flat.axis, names[0], max(ctx.max(dim), 1)), (data, lengths[0])
+    )
+
+
+def _dense(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Array:
+    if axis is None:
+        if not isinstance(value, Shared):
+            raise ValueError(
+                "`out_axes` is None for a result that differs from example to example"
+            )
+        return value.x
+    if isinstance(axis, bool) or not isinstance(axis, int):
+        raise TypeError(f"`out_axes` must hold integers and None, got {axis!r}")
+    x = ctx.to_padded(value).x
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"`out_axes` has {axis} for a result of {x.ndim} axes")
+    complete = ctx.complete()
+    if complete is not None and not isinstance(value, Shared):
+        x = _keep(x, along(complete, 0, x.ndim), fill_value(x.dtype))
+    return jnp.moveaxis(x[: inputs.batch], 0, axis)
+
+
+def _keep(x: Array, condition: Array, other: Any) -> Array:
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        return x
+    return jnp.where(condition, x, jnp.asarray(other, x.dtype))
+
+
+def _name(inputs: Inputs, dim: Any) -> str:
+    """A size in the names of the caller."""
+    names = {}
+    for d in inputs.dims.values():
+        if d.size == str(dim):
+            return d.name
+        plain = d.name.isidentifier()
+        name = f"({d.name} + 1)" if d.offset else d.name if plain else f"({d.name})"
+        names[d.symbol] = name
+    return rename(str(dim), names)

@@ -1,0 +1,109 @@
+"""Matrices of different sizes: bordered with the identity, which changes nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import JaxprEqn
+
+from ..._typing import Array
+from ..context import Context, Sizes
+from ..layouts import Padded, Value, ragged_axes
+from ..registry import Refuse, register
+from ..sizes import is_symbolic
+
+
+def _bordered(own: Sizes, a: Array, dim: Any) -> Array:
+    """`a`, `[..., n, n]`, with ones on the diagonal past its size, zeros elsewhere."""
+    if not is_symbolic(dim):
+        return a
+    row, column = own.mask(a, a.ndim - 2, dim), own.mask(a, a.ndim - 1, dim)
+    return jnp.where(row & column, a, jnp.eye(a.shape[-1], dtype=a.dtype))
+
+
+@register("cholesky", "lu")
+def _factor(ctx: Context, eqn: JaxprEqn, a: Value, **params: Any) -> list[Value]:
+    """The factors of a bordered matrix are those of the matrix, bordered."""
+    *_, rows, dim = a.shape
+    ragged = is_symbolic(rows) or is_symbolic(dim)
+    if ragged and rows != dim:
+        raise Refuse("a matrix whose size depends on the example must be square")
+
+    def factor(own: Sizes, a: Array) -> list[Array]:
+        results = eqn.primitive.bind(_bordered(own, a, dim), **params)
+        return results if eqn.primitive.multiple_results else [results]
+
+    return ctx.batched(factor, [a], ctx.out_shapes(eqn), sized=ragged)
+
+
+@register("triangular_solve")
+def _triangular_solve(
+    ctx: Context, eqn: JaxprEqn, a: Value, b: Value, **params: Any
+) -> list[Value]:
+    dim = a.shape[-1]
+
+    def solve(own: Sizes, a: Array, b: Array) -> list[Array]:
+        return [eqn.primitive.bind(_bordered(own, a, dim), b, **params)]
+
+    shapes = ctx.out_shapes(eqn)
+    return ctx.batched(solve, [a, b], shapes, sized=is_symbolic(dim))
+
+
+@register("custom_linear_solve")
+def _linear_solve(
+    ctx: Context, eqn: JaxprEqn, *values: Value, const_lengths: Any, jaxprs: Any
+) -> list[Value]:
+    """The same solver of the whole batch, so that its gradient stays its own."""
+    ends = itertools.accumulate(const_lengths, initial=0)
+    consts = [values[start:stop] for start, stop in itertools.pairwise([*ends])]
+    b = [ctx.to_padded(v) for v in values[sum(const_lengths) :]]
+
+    def zeroed(inner: Context, arrays: Sequence[Array]) -> list[Array]:
+        """Without padding: solver and transposed solver then fit each other."""
+
+        def zero(own: Sizes, *arrays: Array) -> list[Array]:
+            kept = []
+            for x, v in zip(arrays, b, strict=True):
+                for axis in ragged_axes(v):
+                    inside = own.mask(x, axis, v.shape[axis])
+                    x = jnp.where(inside, x, jnp.zeros((), x.dtype))
+                kept.append(x)
+            return kept
+
+        values = [Padded(x, v.shape) for x, v in zip(arrays, b, strict=True)]
+        return [v.x for v in inner.batched(zero, values, [v.shape for v in b])]
+
+    def run(which: int) -> Callable[[Sequence[Array]], list[Array]]:
+        def call(arrays: Sequence[Array]) -> list[Array]:
+            inner = ctx.nested()
+            given = [Padded(x, v.shape) for x, v in zip(arrays, b, strict=True)]
+            results = inner.evaluate(jaxprs[which], [*consts[which], *given])
+            return zeroed(inner, [inner.to_padded(v).x for v in results])
+
+        return call
+
+    matvec, _, solve, transpose_solve = map(run, range(4))
+    arrays = lax.custom_linear_solve(
+        matvec,
+        zeroed(ctx, [v.x for v in b]),
+        lambda _, b: solve(b),
+        None if jaxprs.transpose_solve is None else lambda _, b: transpose_solve(b),
+    )
+    results = [Padded(x, v.shape) for x, v in zip(arrays, b, strict=True)]
+    return [_repeated(ctx, v) for v in results]
+
+
+def _repeated(ctx: Context, value: Padded) -> Value:
+    """`value` with its last valid elements repeated in the padding."""
+
+    def repeat(own: Sizes, x: Array) -> list[Array]:
+        for axis in ragged_axes(value):
+            x = own.repeat_last(x, axis, value.shape[axis])
+        return [x]
+
+    (result,) = ctx.batched(repeat, [value], [value.shape])
+    return result

@@ -1,0 +1,175 @@
+"""The fused recurrent operator: straight on the concatenated rows of all examples.
+
+One call runs the sequences of all examples where they lie: the operator's rows form
+(`_rnn.call.Rows`) needs no padded copy, neither of the input nor of what it saves. An
+example with weights of its own, or with a gradient of weights of its own, cannot share
+a call with others: then examples are padded, and lengths keep the padding out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import JaxprEqn
+
+from ..._rnn import primitive
+from ..._rnn.call import RNNCall, Rows, holds_steps
+from ..._rnn.lowering import Groups, axes_of, results_of
+from ..._typing import Array
+from ..context import Context, Sizes
+from ..layouts import Flat, Padded, Shared, Value
+from ..registry import register
+from ..sizes import is_symbolic
+
+
+@register(primitive.rnn_p, primitive.rnn_tangent_p, primitive.rnn_bwd_p)
+def _rnn(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[Value]:
+    one = _OneExample(ctx, eqn)
+    if one.shares_weights(values):
+        if is_symbolic(one.length) and not is_symbolic(one.batch):
+            return one.on_rows(values)
+        if is_symbolic(one.batch) and not is_symbolic(one.length):
+            return one.on_flat_batch(values)
+    return one.padded(values)
+
+
+class _Axes(NamedTuple):
+    """Where an array has the batch and the steps; None where it has none."""
+
+    batch: Any
+    steps: Any
+
+
+class _OneExample:
+    """The operator's call on one example: `length` steps of `batch` sequences.
+
+    Which is not the batch of examples: `x` may be `[batch, length, I]` for each.
+    """
+
+    def __init__(self, ctx: Context, eqn: JaxprEqn):
+        self.ctx, self.primitive = ctx, eqn.primitive
+        self.params = dict(eqn.params)
+        self.call: RNNCall = self.params.pop("call")
+        self.tree: Any = self.params.pop("tree")
+        self.groups: Groups = self.params.pop("groups")
+        self.shapes = ctx.out_shapes(eqn)
+
+        avals: list[Any] = [atom.aval for atom in eqn.invars]
+        operands = jax.tree.unflatten(self.tree, avals)
+        results = results_of(self.call, self.tree, avals, self.groups, **self.params)
+        self.axes = self._axes(operands, self.groups)
+        self.result_axes = self._axes(results, [any(self.groups)] * len(self.shapes))
+        x = next(i for i, axes in enumerate(self.axes) if axes.steps is not None)
+        self.batch = avals[x].shape[self.axes[x].batch]
+        self.length = avals[x].shape[self.axes[x].steps]
+        # Of the results that hold steps the first is y, or the gradient of x; others
+        # are seen by the operator alone.
+        self.shown = next(
+            (i for i, axes in enumerate(self.result_axes) if axes.steps is not None),
+            None,
+        )
+
+    def _axes(self, trees: Any, groups: Sequence[bool]) -> list[_Axes]:
+        steps = jax.tree.leaves(holds_steps(trees))
+        return [
+            _Axes(b + g if b >= 0 else None, 1 - b + g if s else None)
+            for b, s, g in zip(axes_of(self.call, trees), steps, groups, strict=True)
+        ]
+
+    def shares_weights(self, values: Sequence[Value]) -> bool:
+        """Whether no example has weights, or results in the form of weights, alone."""
+        return all(
+            isinstance(v, Shared) or axes.batch is not None
+            for v, axes in zip(values, self.axes, strict=True)
+        ) and all(axes.batch is not None for axes in self.result_axes)
+
+    def _bind(
+        self, leaves: Sequence[Array], call: RNNCall | None = None, **lengths: Array
+    ) -> list[Array]:
+        """Run the primitive, with some lengths among the operands replaced."""
+        operands, *rest = jax.tree.unflatten(self.tree, leaves)
+        flags, *rest_flags = jax.tree.unflatten(self.tree, self.groups)
+        grouped = {name: bool(getattr(flags, name)) for name in lengths}
+        return primitive.bind_trees(
+            self.primitive,
+            (operands._replace(**lengths), *rest),
+            (flags._replace(**grouped), *rest_flags),
+            call=self.call if call is None else call,
+            **self.params,
+        )
+
+    # ------------------------------------------------------- one call for all examples
+
+    def on_rows(self, values: Sequence[Value]) -> list[Value]:
+        """Lengths differ: the sequences of an example go to piles of rows, one each."""
+        rows = Rows(self.ctx.max(self.length), piles=self.batch)
+        call = dataclasses.replace(self.call, time_major=False, rows=rows)
+        leaves = map(self._to_rows, values, self.axes)
+        lengths = jnp.tile(self.ctx.lengths(self.length), self.batch)
+        outs = self._bind(list(leaves), call, row_lengths=lengths)
+        results = list(map(self._from_rows, outs, self.shapes, self.result_axes))
+        if self.shown is not None:  # zero in the tail, where it should be any valid row
+            y = results[self.shown]
+            assert isinstance(y, Flat)
+            tail = self.ctx.fill_tail(y.x, y.dim, y.axis)
+            results[self.shown] = dataclasses.replace(y, x=tail)
+        return results
+
+    def _to_rows(self, value: Value, axes: _Axes) -> Array:
+        """`[..., batch, capacity, ...]`, or with examples after the batch, merged."""
+        if axes.batch is None:
+            return value.x
+        if axes.steps is not None:
+            first = min(axes)
+            x = jnp.moveaxis(self.ctx.to_flat(value).x, axes.batch, first)
+        else:
+            first = axes.batch
+            x = jnp.moveaxis(self.ctx.to_padded(value).x, 0, first + 1)
+        merged = x.shape[first] * x.shape[first + 1]
+        return x.reshape(*x.shape[:first], merged, *x.shape[first + 2 :])
+
+    def _from_rows(self, x: Array, shape: tuple[Any, ...], axes: _Axes) -> Value:
+        """What `_to_rows` undoes."""
+        first = axes.batch if axes.steps is None else min(axes)
+        each = x.shape[first] // self.batch
+        x = x.reshape(*x.shape[:first], self.batch, each, *x.shape[first + 1 :])
+        if axes.steps is None:
+            return Padded(jnp.moveaxis(x, first + 1, 0), shape)
+        return Flat(jnp.moveaxis(x, first, axes.batch), shape, axes.steps)
+
+    def on_flat_batch(self, values: Sequence[Value]) -> list[Value]:
+        """Numbers of sequences differ: those of all examples are one batch."""
+        leaves = [
+            v.x if axes.batch is None else self.ctx.to_flat(v).x
+            for v, axes in zip(values, self.axes, strict=True)
+        ]
+        outs, batches = self._bind(leaves), [axes.batch for axes in self.result_axes]
+        return list(map(Flat, outs, self.shapes, batches))
+
+    # ------------------------------------------------------------ example for example
+
+    def padded(self, values: Sequence[Value]) -> list[Value]:
+        """In `jax.vmap`, which knows what to do with weights."""
+        sized = is_symbolic(self.length) or is_symbolic(self.batch)
+        run = self._run_padded if sized else lambda _, *leaves: self._bind(leaves)
+        return self.ctx.batched(run, values, self.shapes, sized=sized)
+
+    def _run_padded(self, sizes: Sizes, *leaves: Array) -> list[Array]:
+        given = jax.tree.unflatten(self.tree, leaves)[0].seq_lengths
+        if given is None:
+            most = self.ctx.max(self.length)
+            given = jnp.full(self.ctx.max(self.batch), most, jnp.int32)
+        lengths = jnp.minimum(given, sizes(self.length))
+        lengths = jnp.where(
+            sizes.mask(lengths, lengths.ndim - 1, self.batch), lengths, 0
+        )
+        outs = self._bind(leaves, seq_lengths=lengths)
+        if self.shown is not None:
+            axes = self.result_axes[self.shown]
+            for axis, dim in zip(axes, (self.batch, self.length), strict=True):
+                outs[self.shown] = sizes.repeat_last(outs[self.shown], axis, dim)
+        return outs

@@ -1,0 +1,186 @@
+"""Reductions and running reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import JaxprEqn
+
+from ..._typing import Array
+from ..context import Context, Sizes
+from ..fill import highest, lowest
+from ..layouts import Flat, Padded, Value
+from ..registry import register
+from ..segments import along, positions
+from ..sizes import is_symbolic, symbolic_axes
+
+
+def _all_bits(dtype: Any) -> Any:
+    return True if dtype == jnp.bool_ else np.invert(np.zeros((), dtype))
+
+
+class _Reduction(NamedTuple):
+    """What padding is replaced by, and the sum over rows that does the same if any."""
+
+    identity: Callable[[Any], Any]
+    over_rows: Callable[..., Array] | None = None
+
+
+def _any_row(x: Array, ids: Array, batch: int, **options: Any) -> Array:
+    return jax.ops.segment_max(x.astype(jnp.int8), ids, batch, **options) > 0
+
+
+def _all_rows(x: Array, ids: Array, batch: int, **options: Any) -> Array:
+    return jax.ops.segment_min(x.astype(jnp.int8), ids, batch, **options) > 0
+
+
+_REDUCTIONS = {
+    "reduce_sum": _Reduction(lambda _: 0, jax.ops.segment_sum),
+    "reduce_max": _Reduction(lowest, jax.ops.segment_max),
+    "reduce_min": _Reduction(highest, jax.ops.segment_min),
+    "reduce_or": _Reduction(lambda _: 0, _any_row),
+    "reduce_and": _Reduction(_all_bits, _all_rows),
+    "reduce_prod": _Reduction(lambda _: 1),  # rows have no product with a derivative
+    "reduce_xor": _Reduction(lambda _: 0),
+}
+
+
+@register(*_REDUCTIONS)
+def _reduce(
+    ctx: Context, eqn: JaxprEqn, x: Value, *, axes: tuple[int, ...], **params: Any
+) -> Value:
+    (shape,) = ctx.out_shapes(eqn)
+    reduction = _REDUCTIONS[eqn.primitive.name]
+
+    def bind(x: Array, axes: tuple[int, ...]) -> Array:
+        return eqn.primitive.bind(x, axes=axes, **params) if axes else x
+
+    if isinstance(x, Flat):
+        axis = x.axis - sum(a < x.axis for a in axes)
+        if x.axis not in axes:
+            return Flat(bind(x.x, axes), shape, axis)
+        bitwise = eqn.primitive.name in ("reduce_or", "reduce_and")
+        if reduction.over_rows and not (bitwise and x.x.dtype != jnp.bool_):
+            rows = bind(x.x, tuple(a for a in axes if a != x.axis))
+            rows = jnp.moveaxis(rows, axis, 0)
+            ids = ctx.segments(x.dim).drop_ids
+            sums = reduction.over_rows(rows, ids, ctx.batch, indices_are_sorted=True)
+            return Padded(sums, shape)
+    return masked(ctx, bind, x, axes, shape, reduction.identity)
+
+
+def masked(
+    ctx: Context,
+    bind: Callable[[Array, tuple[int, ...]], Array],
+    x: Value,
+    axes: tuple[int, ...],
+    shape: tuple[Any, ...],
+    identity: Callable[[Any], Any],
+) -> Value:
+    """`bind(x, axes)` of each padded example, its padding replaced by the identity."""
+    ragged = [a for a in axes if is_symbolic(x.shape[a])]
+
+    def reduce(sizes: Sizes, a: Array) -> list[Array]:
+        for axis in ragged:
+            inside = positions(a.shape[axis]) < _reduced_size(
+                sizes, x.shape[axis], shape
+            )
+            fill = jnp.asarray(identity(a.dtype), a.dtype)
+            a = jnp.where(along(inside, axis, a.ndim), a, fill)
+        result = bind(a, axes)
+        if ragged:
+            for axis in symbolic_axes(shape):
+                # Where values depend on positions, a mask may leave nothing in padding.
+                result = sizes.repeat_last(result, axis, shape[axis])
+        return [result]
+
+    (result,) = ctx.batched(reduce, [x], [shape], sized=bool(ragged))
+    return result
+
+
+def _reduced_size(sizes: Sizes, dim: Any, shape: tuple[Any, ...]) -> Array:
+    """The size of an axis that is reduced, but 1 or more where nothing is left of it.
+
+    An example whose result has no elements is all padding there; reducing nothing would
+    put what comes of it, 0 / 0 say, into that padding.
+    """
+    size = sizes(dim)
+    for axis in symbolic_axes(shape):
+        size = jnp.where(sizes(shape[axis]) <= 0, jnp.maximum(size, 1), size)
+    return size
+
+
+@register("argmax", "argmin")
+def _arg(
+    ctx: Context, eqn: JaxprEqn, x: Value, *, axes: tuple[int, ...], index_dtype: Any
+) -> Value:
+    (shape,) = ctx.out_shapes(eqn)
+
+    def bind(x: Array, axes: tuple[int, ...]) -> Array:
+        return eqn.primitive.bind(x, axes=axes, index_dtype=index_dtype)
+
+    if isinstance(x, Flat) and x.axis not in axes:
+        axis = x.axis - sum(a < x.axis for a in axes)
+        return Flat(bind(x.x, axes), shape, axis)
+    identity = lowest if eqn.primitive.name == "argmax" else highest
+    return masked(ctx, bind, x, axes, shape, identity)
+
+
+# ------------------------------------------------------------------ running reductions
+
+_RUNNING = {
+    "cumsum": (jnp.add, lambda _: 0),
+    "cumprod": (jnp.multiply, lambda _: 1),
+    "cummax": (jnp.maximum, lowest),
+    "cummin": (jnp.minimum, highest),
+    "cumlogsumexp": (jnp.logaddexp, lowest),
+}
+
+
+@register(*_RUNNING)
+def _cumulative(
+    ctx: Context, eqn: JaxprEqn, x: Value, *, axis: int, reverse: bool
+) -> Value:
+    (shape,) = ctx.out_shapes(eqn)
+    combine, identity = _RUNNING[eqn.primitive.name]
+
+    def bind(x: Array, axes: tuple[int, ...]) -> Array:
+        return eqn.primitive.bind(x, axis=axes[0], reverse=reverse)
+
+    if isinstance(x, Flat) and axis == x.axis:
+        return _running(ctx, x, combine, identity(x.x.dtype), reverse)
+    if isinstance(x, Flat):
+        return Flat(bind(x.x, (axis,)), shape, x.axis)
+    if not reverse:  # padding comes last, so it changes nothing before it
+        return ctx.unsized(lambda a: bind(a, (axis,)), [x], shape)
+    return masked(ctx, bind, x, (axis,), shape, identity)
+
+
+def _running(
+    ctx: Context,
+    x: Flat,
+    combine: Callable[[Array, Array], Array],
+    identity: Any,
+    reverse: bool,
+) -> Flat:
+    """Over all rows at once, starting again at the first row of each example."""
+    segments = ctx.segments(x.dim)
+    lengths = ctx.lengths(x.dim)[segments.ids]
+    first = segments.position == (lengths - 1 if reverse else 0)
+    rows = jnp.moveaxis(x.x, x.axis, 0)
+    starts = along(first | ~segments.valid, 0, rows.ndim)
+    none = jnp.asarray(identity, rows.dtype)
+
+    def join(a: tuple, b: tuple) -> tuple:
+        (starts_a, rows_a), (starts_b, rows_b) = a, b
+        # Replaced before it is combined: nothing of another example gets a gradient.
+        before = jnp.where(starts_b, none, rows_a)
+        return starts_a | starts_b, combine(before, rows_b)
+
+    _, rows = lax.associative_scan(join, (starts, rows), reverse=reverse)
+    return Flat(jnp.moveaxis(rows, 0, x.axis), x.shape, x.axis)

@@ -1,0 +1,198 @@
+"""Operations that move elements: rows stay rows where the ragged axis stays whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import JaxprEqn
+
+from ..._typing import Array
+from ..context import Context
+from ..layouts import Flat, Padded, Shared, Value, ragged_axes, shape_text
+from ..registry import Refuse, register
+from ..sizes import symbolic_axes
+
+
+def _only(ctx: Context, eqn: JaxprEqn) -> tuple[Any, ...]:
+    (shape,) = ctx.out_shapes(eqn)
+    return shape
+
+
+# ---------------------------------------------------------- the ragged axis stays whole
+
+
+@register("iota")
+def _iota(ctx: Context, eqn: JaxprEqn, *_: Value, shape: Any, **params: Any) -> Value:
+    x = eqn.primitive.bind(shape=ctx.at_max(shape), **params)
+    return Shared(x, _only(ctx, eqn))
+
+
+@register("broadcast_in_dim")
+def _broadcast_in_dim(
+    ctx: Context,
+    eqn: JaxprEqn,
+    x: Value,
+    *_: Value,
+    broadcast_dimensions: tuple[int, ...],
+    **params: Any,
+) -> Value:
+    shape = _only(ctx, eqn)
+    to = broadcast_dimensions
+    axes = symbolic_axes(shape)
+    if len(axes) == 1 and isinstance(x, Flat):
+        (axis,) = axes
+        full = ctx.flat_shape(shape, axis)
+        return Flat(lax.broadcast_in_dim(x.x, full, to), shape, axis)
+    own = isinstance(x, Padded) and not ragged_axes(x)
+    if len(axes) == 1 and own and ctx.options.prefers_rows:
+        (axis,) = axes
+        rows = ctx.to_rows(x, shape[axis])
+        rest = [b for b in to if b != axis]
+        if axis in to:  # it had size 1 there
+            rows = jnp.squeeze(rows, 1 + to.index(axis))
+        full = ctx.flat_shape(shape, axis)
+        return Flat(lax.broadcast_in_dim(rows, full, [axis, *rest]), shape, axis)
+    full = ctx.at_max(shape)
+    return ctx.unsized(lambda x: lax.broadcast_in_dim(x, full, to), [x], shape)
+
+
+@register("transpose")
+def _transpose(
+    ctx: Context, eqn: JaxprEqn, x: Value, *, permutation: tuple[int, ...]
+) -> Value:
+    shape = _only(ctx, eqn)
+    if isinstance(x, Flat):
+        axis = permutation.index(x.axis)
+        return Flat(lax.transpose(x.x, permutation), shape, axis)
+    return ctx.unsized(lambda x: lax.transpose(x, permutation), [x], shape)
+
+
+@register("squeeze")
+def _squeeze(
+    ctx: Context, eqn: JaxprEqn, x: Value, *, dimensions: tuple[int, ...]
+) -> Value:
+    shape = _only(ctx, eqn)
+    if isinstance(x, Flat):
+        axis = x.axis - sum(d < x.axis for d in dimensions)
+        return Flat(lax.squeeze(x.x, dimensions), shape, axis)
+    return ctx.unsized(lambda x: lax.squeeze(x, dimensions), [x], shape)
+
+
+@register("expand_dims")
+def _expand_dims(
+    ctx: Context, eqn: JaxprEqn, x: Value, *, dimensions: tuple[int, ...]
+) -> Value:
+    shape = _only(ctx, eqn)
+    if isinstance(x, Flat):
+        (axis,) = symbolic_axes(shape)
+        return Flat(lax.expand_dims(x.x, dimensions), shape, axis)
+    return ctx.unsized(lambda x: lax.expand_dims(x, dimensions), [x], shape)
+
+
+@register("stack")
+def _stack(ctx: Context, eqn: JaxprEqn, *values: Value, axis: int) -> Value:
+    shape = _only(ctx, eqn)
+    if any(isinstance(v, Flat) for v in values):
+        (rows,) = symbolic_axes(shape)
+        return Flat(jnp.stack([ctx.to_flat(v).x for v in values], axis), shape, rows)
+    return ctx.unsized(lambda *xs: jnp.stack(xs, axis), values, shape)
+
+
+@register("unstack")
+def _unstack(ctx: Context, eqn: JaxprEqn, x: Value, *, axis: int) -> list[Value]:
+    shapes = ctx.out_shapes(eqn)
+    if isinstance(x, Flat):
+        rows = x.axis - (axis < x.axis)
+        parts = eqn.primitive.bind(x.x, axis=axis)
+        return [Flat(part, s, rows) for part, s in zip(parts, shapes, strict=True)]
+    return ctx.batched(
+        lambda _, x: eqn.primitive.bind(x, axis=axis), [x], shapes, sized=False
+    )
+
+
+# ----------------------------------------------------------------------------- reshape
+
+
+@register("reshape")
+def _reshape(ctx: Context, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
+    shape = _only(ctx, eqn)
+    groups = _groups(x.shape, shape)
+    if not all(_stay_in_order(*group) for group in groups):
+        raise Refuse(
+            f"a reshape from {shape_text(x.shape)} to {shape_text(shape)} must leave "
+            "each axis of different sizes whole, or merge it with what follows it, or "
+            "split it into sizes that divide it for every example"
+        )
+    if isinstance(x, Flat):
+        return _reshape_rows(ctx, x, shape, groups)
+    return ctx.unsized(lambda a: a.reshape(ctx.at_max(shape)), [x], shape)
+
+
+Group = tuple[tuple[Any, ...], tuple[Any, ...]]
+
+
+def _groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> list[Group]:
+    """The shortest parts of both shapes that have equally many elements."""
+    before = [math.prod(old[:i]) for i in range(len(old) + 1)]
+    after = [math.prod(new[:j]) for j in range(len(new) + 1)]
+    ends = [(0, 0)]
+    for i in range(1, len(old) + 1):
+        j = next(
+            (j for j in range(ends[-1][1], len(after)) if after[j] == before[i]), None
+        )
+        if j is not None:
+            ends.append((i, j))
+    ends[-1:] = [(len(old), len(new))]  # sizes of 1 at the end
+    if ends[0] != (0, 0):
+        ends.insert(0, (0, 0))
+    pairs = zip(ends, ends[1:], strict=False)
+    return [(old[i:k], new[j:m]) for (i, j), (k, m) in pairs]
+
+
+def _stay_in_order(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
+    """Whether an example's elements come first in the padded array before and after."""
+    before, after = symbolic_axes(old), symbolic_axes(new)
+    if not before and not after:
+        return True
+    return (
+        len(before) == len(after) == 1
+        and math.prod(old) == math.prod(new)
+        and math.prod(old[: before[0]]) == math.prod(new[: after[0]]) == 1
+    )
+
+
+def _reshape_rows(
+    ctx: Context, x: Flat, shape: tuple[Any, ...], groups: list[Group]
+) -> Flat:
+    (axis,) = symbolic_axes(shape)
+    dim = shape[axis]
+    if dim == x.dim:
+        return Flat(x.x.reshape(ctx.flat_shape(shape, axis)), shape, axis)
+    # Rows of another width: they come to the front, then what merges with them.
+    place = next(i for i, (old, _) in enumerate(groups) if symbolic_axes(old))
+    old_rest = len(groups[place][0]) - 1 - symbolic_axes(groups[place][0])[0]
+    new_rest = len(groups[place][1]) - 1 - symbolic_axes(groups[place][1])[0]
+    merged = list(range(x.axis, x.axis + old_rest + 1))
+    rows = jnp.moveaxis(x.x, merged, list(range(old_rest + 1)))
+    others = (*shape[:axis], *shape[axis + new_rest + 1 :])
+    width = math.prod(shape[axis + 1 : axis + new_rest + 1])
+    rows = rows.reshape(-1, *others)
+    rows = _first(rows, ctx.capacity(dim) * width)
+    rows = rows.reshape(ctx.capacity(dim), width, *others)
+    rows = ctx.fill_tail(rows, dim, 0)
+    rows = rows.reshape(
+        ctx.capacity(dim), *shape[axis + 1 : axis + new_rest + 1], *others
+    )
+    split = list(range(axis, axis + new_rest + 1))
+    return Flat(jnp.moveaxis(rows, list(range(new_rest + 1)), split), shape, axis)
+
+
+def _first(x: Array, count: int) -> Array:
+    """The first `count` rows, with zeros where `x` has fewer."""
+    missing = count - x.shape[0]
+    if missing > 0:
+        x = jnp.pad(x, [(0, missing), *[(0, 0)] * (x.ndim - 1)])
+    return x[:count]

@@ -1,0 +1,244 @@
+"""`ragged.vmap`: trace a function of one example, run it on all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.errors
+
+from .. import _checks
+from . import checks
+from .call import Options
+from .inputs import Inputs, is_ragged
+from .results import wrap
+from .tiers import check_tiers, resolve
+
+
+def vmap(
+    function: Callable,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    *,
+    min_length: int = 1,
+    scan: Literal["auto", "lockstep", "lanes"] = "auto",
+    lanes: int | None = None,
+    tiers: Any = None,
+    constraints: Sequence[str] = (),
+) -> Callable:
+    """Map a function of one example over a batch of examples of different sizes.
+
+    `function` is traced once, with a symbol for every size, and its operations run on
+    the rows of all examples at once. Where an operation needs each example by itself,
+    as a sort does, it runs on padded examples under a mask. Nothing that stands in the
+    padding or in the tail of a RaggedArray, NaN included, reaches a result or a
+    gradient.
+
+    Args:
+        function: of the arrays of one example. Any pytrees as arguments and results.
+        in_axes: as in `jax.vmap`: an int, None, or a tuple with an entry, maybe a
+            pytree, for each argument. The int is the mapped axis of dense arrays, None
+            shares one among all examples. For a RaggedArray it must be 0: `function`
+            sees one example of it. Keyword arguments are mapped over axis 0.
+        out_axes: where the mapped axis of dense results is, or None for results that
+            are the same for all examples. Must be 0 for ragged results.
+        min_length: no example is shorter. It decides what `function` may do: sizes are
+            known to be at least that. 0 asks for a function that can do with an empty
+            array, as `x.max(0)` cannot.
+        scan: how `lax.scan` runs over an axis of different sizes: `"lockstep"`, all
+            examples side by side for `max_length` steps; `"lanes"`, examples one after
+            another in a number of lanes; `"auto"`, lanes where that takes less.
+        lanes: how many of them. None: chosen from the capacity and `max_length`.
+        tiers: how examples are grouped by length where values have two ragged axes: how
+            many groups, `"auto"` for a few, or `((count, max), ...)` for the longest
+            `count` examples, padded to `max`, and so on, as `length_tiers` gives them.
+            A dict with an entry per `dim` where there are several. Lengths that do not
+            fit run padded as a whole. None: one group.
+        constraints: what else the sizes satisfy, in the form that
+            `jax.export.symbolic_shape` takes, such as `("mod(n, 2) == 0",)`. Only with
+            a `min_length` of 1 or more.
+
+    Returns:
+        A function of the mapped arguments. A result without axes of different sizes is
+        a dense array `[batch, ...]`; one with one such axis a RaggedArray with zeros in
+        the tail; one with several a PaddedRagged. Their names are those of the sizes:
+        `x[1:]` has the name `n - 1`. Without a RaggedArray among the arguments it is
+        `jax.vmap`.
+
+    Raises:
+        TypeError: an option or axis of the wrong type.
+        ValueError: different numbers of examples; different lengths under one name;
+            lengths that do not fit, are below `min_length` or break a constraint; axes
+            that are none.
+        NotImplementedError: an operation without a rule, or in a form that has none.
+            The message names it, its operands and the line of the program.
+        jax.errors.InconclusiveDimensionOperation: Python code asks for something of a
+            size that is not the same for all of them.
+
+    Lengths may be traced. They are then checked where the caller is under
+    `jax.experimental.checkify`; elsewhere an example below `min_length` gets NaN, or
+    what `jax.numpy.take` fills with in other dtypes. One compilation serves all lengths
+    of one capacity and `max_length`.
+
+    Holds under `jit`, `vmap`, `checkpoint`, `grad`, `jvp` and their mixes as far as
+    `function` does; derivatives that it defines itself are kept.
+
+    References:
+        The idea is that of JAX's piles (2022), later jumbles, which are gone.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from ostinato import ragged
+    >>> batch = ragged.RaggedArray.from_list([jnp.arange(3.0), jnp.arange(2.0)])
+    >>> ragged.vmap(lambda x: jnp.sum(x**2))(batch).tolist()
+    [5.0, 1.0]
+    >>> ragged.vmap(jax.nn.softmax)(batch)
+    RaggedArray(float32[5], n=[3, 2], axis=0, max_length=3)
+    """
+    options = Options(
+        min_length=_checks.check_size("min_length", min_length, 0),
+        scan=scan,
+        lanes=None if lanes is None else _checks.check_size("lanes", lanes),
+    )
+    check_tiers(tiers)
+    _checks.check_choice("scan", scan, ("auto", "lockstep", "lanes"))
+    if isinstance(constraints, str):
+        raise TypeError(
+            f"`constraints` must be a sequence of strings, got {constraints!r}"
+        )
+    if constraints and min_length == 0:
+        raise ValueError(
+            "`constraints` must be empty with `min_length` 0; give a `min_length` of 1 "
+            f"or more, got {tuple(constraints)}"
+        )
+
+    @ft.wraps(function)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_ragged)
+        if not any(map(is_ragged, leaves)):
+            return _dense(jax.vmap(function, in_axes, out_axes), args, kwargs)
+        axes = _broadcast((_per_argument(in_axes, args), 0), tree)
+        inputs = Inputs.of(leaves, axes, options)
+        for constraint in constraints:
+            lengths = {d.name: d.lengths for d in inputs.dims.values()}
+            checks.check_constraint(constraint, lengths)
+
+        present = inputs.or_one_empty_example()
+        in_tiers = resolve(tiers, present.dims, present.batch)
+        ctx = present.context(dataclasses.replace(options, tiers=in_tiers))
+        scope = present.scope(constraints, options.min_length)
+        values = present.values(ctx, scope)
+
+        @ft.wraps(function)  # JAX names it in messages
+        def one(*leaves: Any) -> Any:
+            args, kwargs = jax.tree.unflatten(tree, leaves)
+            return function(*args, **kwargs)
+
+        avals = [_aval(v) for v in values]
+        jaxpr, shapes = _trace(one, avals)
+        results = ctx.evaluate(jaxpr, values)
+        out_tree = jax.tree.structure(shapes)
+        result_axes = _broadcast(out_axes, out_tree)
+        wrapped = [
+            wrap(ctx, inputs, value, axis)
+            for value, axis in zip(results, result_axes, strict=True)
+        ]
+        return jax.tree.unflatten(out_tree, wrapped)
+
+    return mapped
+
+
+_FROM_SIZES = (
+    jax.errors.InconclusiveDimensionOperation,
+    IndexError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+)
+"""What JAX and numpy raise when they meet a symbolic size."""
+_NAMES_OF_SIZES = (
+    "_DimExpr",
+    "floordiv(",
+    "non-constant",
+    "shape polymorphism",
+    "ymbolic dimension",
+)
+"""By which such a message is known."""
+_ADVICE = (
+    "ragged.vmap traces the function once, with symbols for sizes: n, or n_plus_1 - 1 "
+    "if `min_length` is 0. Compute with jax.numpy on jnp.array(size), say what holds "
+    "for all examples by `min_length` or `constraints`, and take "
+    "ragged.associative_scan for that of jax.lax. The page on ragged.vmap has a table "
+    "of what to write instead."
+)
+
+
+def _dense(mapped: Callable, args: tuple, kwargs: dict) -> Any:
+    """`jax.vmap`, where no argument is a RaggedArray."""
+    try:
+        return mapped(*args, **kwargs)
+    except ValueError as error:
+        error.add_note(
+            "None of the arguments is a RaggedArray, so this was jax.vmap; "
+            "ragged.RaggedArray.from_list makes one of a list."
+        )
+        raise
+
+
+def _trace(function: Callable, avals: Sequence[Any]) -> tuple[Any, Any]:
+    """The jaxpr of one example, and the tree of its results."""
+    try:
+        return jax.make_jaxpr(function, return_shape=True)(*avals)
+    except _FROM_SIZES as error:
+        if any(words in str(error) for words in _NAMES_OF_SIZES):
+            error.add_note(_ADVICE)
+        raise
+    except NameError as error:
+        if "axis name" not in str(error):
+            raise
+        raise NotImplementedError(
+            "ragged.vmap binds no axis name, so that no collective can run over the "
+            f"examples ({error}); combine the mapped results outside"
+        ) from error
+
+
+def _aval(value: Any) -> jax.ShapeDtypeStruct:
+    weak = getattr(jax.typeof(value.x), "weak_type", False)
+    return jax.ShapeDtypeStruct(value.shape, value.x.dtype, weak_type=weak)
+
+
+def _per_argument(in_axes: Any, args: tuple) -> Any:
+    """`in_axes` as a tuple of one entry per argument."""
+    if in_axes is None or isinstance(in_axes, int):
+        return (in_axes,) * len(args)
+    if not isinstance(in_axes, (tuple, list)):
+        raise TypeError(
+            "`in_axes` must be an int, None or a tuple with one entry for each "
+            f"argument, got {_checks.describe(in_axes)}"
+        )
+    if len(in_axes) != len(args):
+        raise ValueError(
+            f"`in_axes` must have one entry for each of {len(args)} arguments, "
+            f"got {len(in_axes)}"
+        )
+    return tuple(in_axes)
+
+
+def _broadcast(prefix: Any, tree: Any) -> list[Any]:
+    """One axis for each leaf of a tree of the structure `tree`."""
+    full = jax.tree.unflatten(tree, [0] * tree.num_leaves)
+    # A None in `prefix` is an axis, one in the tree is no leaf.
+    marked = jax.tree.map(
+        lambda axis: _SHARED if axis is None else axis, prefix, is_leaf=_is_none
+    )
+    axes = jax.tree.leaves(jax.tree.broadcast(marked, full))
+    return [None if axis is _SHARED else axis for axis in axes]
+
+
+_SHARED = object()
+
+
+def _is_none(x: Any) -> bool:
+    return x is None

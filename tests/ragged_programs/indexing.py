@@ -1,0 +1,113 @@
+"""Gathers, scatters, dynamic slices."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .program import WORDS, D, programs
+
+
+def bag_of_words(i, table):
+    return jnp.tanh(table[i]).sum(0)
+
+
+def scattered(x, i):
+    return jnp.zeros((WORDS, D)).at[i].add(x)
+
+
+def scatter_kinds(s, i):
+    base = jnp.full(WORDS, 0.25)
+    return (
+        base.at[i].max(s),
+        base.at[i].min(s),
+        base.at[i].multiply(1 + 0.1 * s),
+        jnp.zeros(WORDS, jnp.int32).at[i].add(1),
+    )
+
+
+def scatter_to_rows(x, at_n):
+    return jnp.zeros_like(x).at[at_n].add(2 * x)
+
+
+def dynamic_rows(x, one_of_n):
+    return (
+        lax.dynamic_slice_in_dim(x, one_of_n, 1)[0],
+        lax.dynamic_index_in_dim(x, one_of_n, keepdims=False),
+        lax.dynamic_update_index_in_dim(x, jnp.ones(D), one_of_n, 0),
+    )
+
+
+def dynamic_slice_end(x):
+    """Starts past the end are moved back to it."""
+    return lax.dynamic_slice_in_dim(x, 99, 2)
+
+
+def grown_table(x, table):
+    return lax.dynamic_slice_in_dim(table, x.shape[0] // 3, 2) * x.sum()
+
+
+def pointers(x, y, to_n):
+    return x[to_n] * y
+
+
+def best_row(x, w):
+    return x[jnp.argmax((x @ w).sum(-1))]
+
+
+def out_of_range(x, at_n):
+    far = at_n + 2
+    clipped = x.at[far].get(mode="clip")
+    filled = x.at[far].get(mode="fill", fill_value=7.0)
+    return clipped, filled, x.at[far].add(1.0, mode="drop")
+
+
+def negative_indices(x, at_n):
+    return x[-1 - at_n]
+
+
+def unmasked(s):
+    """Places of the positive elements, then zeros."""
+    return jnp.nonzero(s > 0, size=s.shape[0])
+
+
+EMPTY = programs(
+    {
+        "embed": lambda i, table: table[i],
+        "embed_own": lambda i, own_table: own_table[i],
+        "take": lambda i, table: jnp.take(table, i, axis=0, mode="clip"),
+        "bag_of_words": bag_of_words,
+        "scattered": scattered,
+        "segment_sum": lambda x, i: jax.ops.segment_sum(x, i, WORDS),
+        "segment_max": lambda x, i: jax.ops.segment_max(x, i, WORDS),
+        "histogram": lambda i: jnp.bincount(i, length=WORDS),
+        "buckets": lambda s, b: jnp.searchsorted(jnp.sort(b), s),
+        "shared_columns": lambda x, ids, to_words: (x @ to_words)[:, ids],
+    },
+    at_least=0,
+)
+NO_GRADIENT = programs({"scatter_kinds": scatter_kinds}, gradients=False)
+FILLED = programs(
+    {
+        "take_features": lambda x, pick: jnp.take_along_axis(x, pick[:, None], axis=1),
+        "gather_rows": lambda x, at_n: x[at_n],
+        "gather_twice": lambda x, at_n: x[at_n][at_n],
+        "gather_pairs": lambda x, at_n: (x @ x.T)[at_n],
+        "gather_columns": lambda x, at_n: (x @ x.T)[:, at_n],
+        "gather_elements": lambda x, at_n, pick: x[at_n, pick],
+        "own_row": lambda x, one_of_n: x[one_of_n],
+        "negative_indices": negative_indices,
+        "out_of_range": out_of_range,
+        "scatter_to_rows": scatter_to_rows,
+        "segment_sum_rows": lambda x, at_n: jax.ops.segment_sum(x, at_n, x.shape[0]),
+        "set_own_row": lambda x, d, one_of_n: x.at[one_of_n].set(d),
+        "dynamic_rows": dynamic_rows,
+        "grown_table": grown_table,
+        "pointers": pointers,
+        "best_row": best_row,
+        "unmasked": unmasked,
+        "diagonal": lambda x: jnp.diagonal(x @ x.T),
+        "order_of_time": lambda x, s: x[jnp.argsort(s)],
+    }
+)
+LONG = programs({"dynamic_slice_end": dynamic_slice_end}, at_least=2)
+PROGRAMS = EMPTY + NO_GRADIENT + FILLED + LONG

@@ -1,0 +1,124 @@
+"""Slices, joins, pads, reshapes, transposes, broadcasts."""
+
+import jax.numpy as jnp
+from jax import lax
+
+from .program import STATES, D, programs
+
+
+def heads(x, w_in):
+    """`[n, 8]` to two heads, `[2, n, 4]`."""
+    return jnp.swapaxes((x @ w_in).reshape(x.shape[0], 2, STATES), 0, 1)
+
+
+def round_trip(x):
+    return jnp.sin(x.ravel()).reshape(x.shape)
+
+
+def interleaved(x, x2):
+    return jnp.stack([x, x2], axis=1).reshape(2 * x.shape[0], D)
+
+
+def neighbours(x, w):
+    """Each row with the one before it and the one behind it."""
+    wider = jnp.pad(x, ((1, 1), (0, 0)))
+    return jnp.concatenate([wider[:-2], x @ w, wider[2:]], axis=1)
+
+
+def shifted(x):
+    return jnp.concatenate([jnp.zeros((1, D)), x[:-1]])
+
+
+def with_marks(x, b, d):
+    return jnp.concatenate([b[None], x, d[None], x])
+
+
+def ends(x):
+    return x[0], x[-1]
+
+
+def set_rows(x, d):
+    return x.at[0].set(d), x.at[-1].add(2 * d), x.at[:, 1].set(0)
+
+
+def trigrams(x):
+    return x[:-2] + 2 * x[1:-1] + 3 * x[2:]
+
+
+EMPTY = programs(
+    {
+        "transpose": lambda x: x.T,
+        "new_axis": lambda x: x[:, None],
+        "squeeze": lambda x: x[:, :1].squeeze(1),
+        "heads": heads,
+        "ravel": lambda x: x.ravel(),
+        "round_trip": round_trip,
+        "split_features": lambda x: x.reshape(x.shape[0], 1, D),
+        "interleaved": interleaved,
+        "stack": lambda x, x2: jnp.stack([x, x2]),
+        "stack_last": lambda x, x2: jnp.stack([x, x2], axis=-1),
+        "move_axis": lambda square: jnp.moveaxis(square, 0, 2),
+        "concatenate_two": lambda x, y: jnp.concatenate([x, y]),
+        "concatenate_self": lambda x: jnp.concatenate([x, 2 * x]),
+        "concatenate_features": lambda x, x2: jnp.concatenate([x, x2], axis=1),
+        "token_first": lambda x, b: jnp.concatenate([b[None], x]),
+        "token_last": lambda x, d: jnp.concatenate([x, d[None]]),
+        "with_marks": with_marks,
+        "pad": lambda x: jnp.pad(x, ((2, 1), (0, 0)), constant_values=0.5),
+        "pad_features": lambda x: jnp.pad(x, ((0, 0), (1, 2))),
+        "neighbours": neighbours,
+        "tile": lambda x: jnp.tile(x, (2, 1)),
+        "tile_to_size": lambda x, d: (
+            jnp.tile(d[None], (x.shape[0], 2)),
+            jnp.tile(x[:, :1], (1, x.shape[0])),
+        ),
+        "repeat": lambda x: jnp.repeat(x, 2, axis=0),
+        "repeat_features": lambda x: jnp.repeat(x, 2, axis=1),
+        "broadcast_first": lambda s: jnp.broadcast_to(s[None], (4, s.shape[0])),
+        "broadcast_last": lambda s: jnp.broadcast_to(s[:, None], (s.shape[0], 4)),
+        "broadcast_example": lambda d, x: jnp.broadcast_to(d[None], x.shape),
+        "doubly_ragged": lambda s, y: jnp.broadcast_to(
+            s[:, None], (s.shape[0], y.shape[0])
+        ),
+        "flip_both": lambda x: jnp.flip(x, (0, 1)),
+        "column_slice": lambda x: x[:, 1:],
+        "column": lambda x: x[:, 1],
+        "reversed_columns": lambda x: x[:, ::-1],
+        "unstack": lambda x: tuple(jnp.split(x, 3, axis=1)),
+        "identity_matrix": lambda s: jnp.eye(s.shape[0]) * s[None],
+        "triangle": lambda s: jnp.tril(jnp.ones((s.shape[0], s.shape[0]))) @ s,
+    },
+    at_least=0,
+)
+FILLED = programs(
+    {
+        "first_and_last": ends,
+        "reverse": lambda x: x[::-1],
+        "rest": lambda x: x[1:],
+        "all_but_last": lambda x: x[:-1],
+        "rest_and_sum": lambda x: (x[1:].sum(0), jnp.tanh(x[1:])),
+        "every_second": lambda x: x[::2],
+        "every_second_back": lambda x: x[::-2],
+        "first_half": lambda x: x[: x.shape[0] // 2],
+        "middle_row": lambda x: x[jnp.asarray(x.shape[0]) // 2],
+        "difference": lambda x: jnp.diff(x, axis=0),
+        "shifted": shifted,
+        "products_of_neighbours": lambda x: x[1:] * x[:-1],
+        "roll": lambda x: jnp.roll(x, 1, 0),
+        "roll_back": lambda x: jnp.roll(x, -2, 0),
+        "roll_features": lambda x: jnp.roll(x, 1, 1),
+        "pad_between": lambda x: lax.pad(x, 0.5, ((1, 0, 2), (0, 0, 0))),
+        "pad_negative": lambda x: lax.pad(x, 0.0, ((-1, 2, 0), (0, 0, 0))),
+        "set_rows": set_rows,
+        "set_rest": lambda x: x.at[1:].multiply(3.0),
+    }
+)
+LONG = programs(
+    {
+        "last_two": lambda x: x[-2:],
+        "second_and_last_but_one": lambda x: (x[1], x[-2]),
+        "trigrams": trigrams,
+    },
+    at_least=2,
+) + programs({"middle_rows": lambda x: x[2:5]}, at_least=5)
+PROGRAMS = EMPTY + FILLED + LONG

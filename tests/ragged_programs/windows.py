@@ -1,0 +1,108 @@
+"""Convolutions and pooling along the ragged axis."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .program import D, programs
+
+NTC = ("NTC", "TIO", "NTC")  # batch, time, channels
+conv = functools.partial(lax.conv_general_dilated, dimension_numbers=NTC)
+
+
+def convolve(x, kernel, stride=1, padding="SAME", **options):
+    return conv(x[None], kernel, (stride,), padding, **options)[0]
+
+
+def positioned(x):
+    return x + 0.2 * jnp.arange(x.shape[0], dtype=x.dtype)[:, None]
+
+
+def pool(x, initial, combine, size=2, stride=1, padding="SAME"):
+    return lax.reduce_window(x, initial, combine, (size, 1), (stride, 1), padding)
+
+
+def max_pool(x, **options):
+    return pool(x, -np.inf, lax.max, **options)
+
+
+def mean_pool(x):
+    counts = pool(jnp.ones_like(x), 0.0, lax.add, size=3)
+    return pool(positioned(x), 0.0, lax.add, size=3) / counts
+
+
+def channels_first(x, kernel):
+    return lax.conv_general_dilated(
+        x.T[None], kernel.transpose(2, 1, 0), (1,), [(1, 1)]
+    )[0]
+
+
+def text_classifier(i, table, kernel, w_out):
+    """Embedding, convolution, greatest value over time, logits."""
+    hidden = jax.nn.relu(convolve(table[i], kernel)).max(0)
+    return hidden @ w_out[:2]
+
+
+def temporal_network(x, taps):
+    """Causal convolutions with growing dilation, each with a skip."""
+    for dilation in (1, 2):
+        causal = [(2 * dilation, 0)]
+        x = x + jnp.tanh(
+            convolve(
+                x, taps, padding=causal, rhs_dilation=(dilation,),
+                feature_group_count=D,
+            )
+        )  # fmt: skip
+    return x
+
+
+def down_and_up(x, kernel):
+    """Every second row, then as many rows again by a transposed convolution."""
+    small = convolve(x, kernel, stride=2, padding=[(1, 1)])
+    back = kernel.transpose(0, 2, 1)
+    return convolve(small, back, padding=[(1, 1)], lhs_dilation=(2,))
+
+
+PROGRAMS = programs(
+    {
+        "conv_same": lambda x, kernel: convolve(positioned(x), kernel),
+        "conv_padded": lambda x, kernel: convolve(x, kernel, padding=[(1, 1)]),
+        "conv_causal": lambda x, kernel: convolve(x, kernel, padding=[(2, 0)]),
+        "conv_stride": lambda x, kernel: convolve(
+            positioned(x), kernel, stride=2, padding=[(1, 1)]
+        ),
+        "conv_dilated": lambda x, kernel: convolve(
+            positioned(x), kernel, padding=[(2, 2)], rhs_dilation=(2,)
+        ),
+        "conv_depthwise": lambda x, taps: convolve(x, taps, feature_group_count=D),
+        "conv_wide": lambda x, wide: convolve(x, wide),
+        "conv_own_kernel": lambda x, own_w: convolve(
+            x, own_w[:, None, :], padding=[(1, 1)], feature_group_count=D
+        ),
+        "conv_twice": lambda x, kernel: convolve(
+            jax.nn.relu(convolve(x, kernel)), kernel[:, :2]
+        ),
+        "channels_first": channels_first,
+        "max_pool": lambda x: max_pool(positioned(x), size=3),
+        "max_pool_stride": lambda x: max_pool(
+            x, size=2, stride=2, padding=((0, 1), (0, 0))
+        ),
+        "min_pool": lambda x: pool(positioned(x), np.inf, lax.min, size=3),
+        "mean_pool": mean_pool,
+        "text_classifier": text_classifier,
+        "temporal_network": temporal_network,
+        "down_and_up": down_and_up,
+    }
+) + programs(
+    {
+        "conv_valid": lambda x, kernel: convolve(
+            positioned(x), kernel, padding="VALID"
+        ),
+        "max_pool_valid": lambda x: max_pool(positioned(x), size=3, padding="VALID"),
+        "sum_pool_valid": lambda x: pool(x, 0.0, lax.add, padding="VALID"),
+    },
+    at_least=3,
+)

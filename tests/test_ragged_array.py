@@ -1,0 +1,334 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ostinato import ragged
+from ostinato.ragged import RaggedArray
+
+LENGTHS = (3, 0, 5, 1)
+WIDTH = 2
+
+
+def examples(lengths=LENGTHS, axis=0, make=np.asarray):
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal((n, WIDTH)) for n in lengths]
+    return [make(np.moveaxis(a, 0, axis)) for a in arrays]
+
+
+def assert_examples(batch, want):
+    assert len(batch) == len(want)
+    for got, expected in zip(batch.to_list(), want, strict=True):
+        np.testing.assert_array_equal(got, expected, strict=True)
+
+
+def with_tail(lengths=LENGTHS, extra=4):
+    """Rows as numpy holds them, with NaN behind the last."""
+    rows = np.concatenate(examples(lengths))
+    return np.concatenate([rows, np.full((extra, WIDTH), np.nan)])
+
+
+# ---------------------------------------------------------------------------------- in
+
+
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_list_there_and_back(axis, make):
+    want = examples(axis=axis, make=make)
+    batch = RaggedArray.from_list(want, axis=axis)
+    assert_examples(batch, want)
+    assert batch.axis == axis % 2
+    assert batch.capacity == sum(LENGTHS)
+    assert batch.max_length == max(LENGTHS)
+    assert batch.lengths.dtype == jnp.int32
+    assert batch.dim == "n"
+
+
+def test_list_of_other_dtypes_and_ranks():
+    assert_examples(
+        RaggedArray.from_list([np.arange(n) for n in LENGTHS]),
+        [np.arange(n) for n in LENGTHS],
+    )
+    keys = [jax.random.split(jax.random.key(n), n) for n in (2, 1)]
+    got = RaggedArray.from_list(keys).to_list()
+    for one, want in zip(got, keys, strict=True):
+        assert (one == want).all()
+
+
+def test_sizes_may_be_numbers_or_functions():
+    arrays = examples()
+    batch = RaggedArray.from_list(arrays, capacity=20, max_length=7, dim="steps")
+    assert (batch.capacity, batch.max_length, batch.dim) == (20, 7, "steps")
+    assert_examples(batch, arrays)
+    rounded = functools.partial(ragged.round_capacity, per_octave=2)
+    batch = RaggedArray.from_list(arrays, capacity=rounded, max_length=rounded)
+    assert (batch.capacity, batch.max_length) == (12, 6)
+    assert_examples(batch, arrays)
+
+
+def test_batches_without_rows_and_without_examples():
+    empty = RaggedArray.from_list(examples((0, 0)))
+    assert (empty.capacity, empty.max_length) == (1, 1)
+    assert_examples(empty, examples((0, 0)))
+    assert empty.to_padded().shape == (2, 1, WIDTH)
+    none = RaggedArray.from_list([])
+    assert (len(none), none.to_list()) == (0, [])
+    assert none.to_padded().shape == (0, 1)
+    bare = RaggedArray(jnp.zeros((0, WIDTH)), [])
+    assert (len(bare), bare.capacity) == (0, 0)
+    assert bare.to_padded().shape == (0, 1, WIDTH)
+    padded = RaggedArray.from_padded(jnp.zeros((2, 0, WIDTH)), [0, 0])
+    assert_examples(padded, [np.zeros((0, WIDTH))] * 2)
+
+
+def test_row_splits_and_segment_ids():
+    data, want = with_tail(), examples()
+    splits = RaggedArray.from_row_splits(data, [0, 3, 3, 8, 9], max_length=6)
+    assert_examples(splits, want)
+    assert (splits.capacity, splits.max_length) == (13, 6)
+    ids = np.repeat(np.arange(5), (*LENGTHS, 4))  # the last id is the tail's
+    assert_examples(RaggedArray.from_segment_ids(data, ids, num_segments=4), want)
+    rows = np.concatenate(want)
+    assert_examples(RaggedArray.from_segment_ids(rows, ids[:9], dim="m"), want)
+    assert len(RaggedArray.from_segment_ids(rows[:0], ids[:0])) == 0
+
+
+# ------------------------------------------------------------------ padded, transformed
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_padding_there_and_back(axis):
+    want = examples(axis=axis)
+    batch = RaggedArray.from_list(want, axis=axis, capacity=13, max_length=6)
+    padded = np.array(batch.to_padded(fill=-7))
+    assert padded.shape == ((4, 6, WIDTH) if axis == 0 else (4, WIDTH, 6))
+    rows = np.moveaxis(padded, axis + 1, 1)
+    for b, n in enumerate(LENGTHS):
+        np.testing.assert_array_equal(rows[b, :n], np.moveaxis(want[b], axis, 0))
+        assert (rows[b, n:] == -7).all()
+        rows[b, n:] = np.nan
+    back = RaggedArray.from_padded(padded, LENGTHS, axis=axis)
+    assert_examples(back, want)
+    assert (back.capacity, back.max_length) == (9, 6)
+
+
+def test_padding_under_jit_and_grad():
+    batch = RaggedArray(with_tail(), LENGTHS, max_length=6)
+    weights = np.random.default_rng(1).standard_normal((4, 6, WIDTH))
+
+    @jax.jit
+    def both(data, lengths):
+        """There, back, and there again, with the gradient."""
+
+        def loss(data):
+            batch = RaggedArray(data, lengths, max_length=6)
+            again = RaggedArray.from_padded(batch.to_padded(), lengths)
+            return jnp.sum(again.to_padded() * weights), again
+
+        return jax.value_and_grad(loss, has_aux=True)(data)
+
+    (value, again), gradient = both(batch.data, batch.lengths)
+    assert_examples(again, examples())
+    assert (again.capacity, again.max_length) == (24, 6)
+    assert (np.asarray(again.data)[9:] == 0).all()
+    rows = np.concatenate([weights[b, :n] for b, n in enumerate(LENGTHS)])
+    np.testing.assert_array_equal(gradient, np.pad(rows, [(0, 4), (0, 0)]))
+    assert np.isclose(value, np.sum(rows * np.concatenate(examples())))
+
+
+def test_it_is_a_pytree():
+    batch = RaggedArray.from_list(examples(), dim="t", max_length=7)
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, batch)
+    assert (doubled.axis, doubled.dim, doubled.max_length) == (0, "t", 7)
+    np.testing.assert_array_equal(doubled.data, 2 * batch.data)
+    names = [jax.tree_util.keystr(k) for k, _ in jax.tree.leaves_with_path(batch)]
+    assert names == [".data", ".lengths"]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), batch, doubled)
+    padded = jax.vmap(lambda b: b.to_padded())(stacked)
+    np.testing.assert_array_equal(padded[1, :, :5], doubled.to_padded()[:, :5] * 1)
+
+
+def test_with_data_keeps_the_rest():
+    batch = RaggedArray(with_tail(), LENGTHS, dim="t", max_length=6)
+    other = batch.with_data(jnp.arange(13))
+    assert (other.dim, other.max_length, other.dtype) == ("t", 6, jnp.arange(1).dtype)
+    assert other[2].tolist() == [3, 4, 5, 6, 7]
+
+
+# ----------------------------------------------------------------------------- the rest
+
+
+def test_indexing_and_iteration():
+    batch, want = RaggedArray(with_tail(), LENGTHS), examples()
+    for index in (0, 1, 3, -1, -4, np.int64(2), np.uint8(2), jnp.asarray(0)):
+        np.testing.assert_array_equal(batch[index], want[int(index)], strict=True)
+    for got, expected in zip(batch, want, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    for index in (4, -5):
+        with pytest.raises(IndexError, match=f"no example {index} in a batch of 4"):
+            batch[index]
+    with pytest.raises(TypeError, match="must be an integer, got slice"):
+        batch[1:2]
+
+
+def test_repr_shows_lengths():
+    batch = RaggedArray(with_tail(), LENGTHS, max_length=6)
+    text = "RaggedArray(float64[13, 2], n=[3, 0, 5, 1], axis=0, max_length=6)"
+    assert repr(batch) == text
+    long = RaggedArray(np.zeros(20), np.ones(20, int), dim="n - 1")
+    assert "'n - 1'=[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, ... 20 in all]" in repr(long)
+    seen = []
+    jax.jit(lambda b: seen.append(repr(b)))(batch)
+    assert "n=traced int32[4]" in seen[0]
+    assert "data" not in repr(jax.tree.map(lambda _: None, batch))
+
+
+def test_traced_lengths_have_no_examples_yet():
+    batch = RaggedArray(with_tail(), LENGTHS)
+    for use in (list, lambda b: b[0], lambda b: b.to_list()):
+        with pytest.raises(TypeError, match="traced lengths"):
+            jax.jit(use)(batch)
+    without = jax.jit(lambda d, n: RaggedArray(d, n))(batch.data, batch.lengths)
+    assert without.max_length == without.capacity == 13
+    ids = np.repeat(np.arange(4), LENGTHS)
+    with pytest.raises(TypeError, match="`num_segments` must be given"):
+        jax.jit(lambda ids: RaggedArray.from_segment_ids(batch.data[:9], ids))(ids)
+
+
+def test_padded_ragged():
+    data = np.arange(2 * 3 * 2 * 4).reshape(2, 3, 2, 4)
+    lengths = jnp.asarray([3, 1]), jnp.asarray([0, 4])
+    batch = ragged.PaddedRagged(jnp.asarray(data), lengths, ((0, "n"), (2, "m")))
+    assert [e.shape for e in batch.to_list()] == [(3, 2, 0), (1, 2, 4)]
+    np.testing.assert_array_equal(batch[1], data[1, :1])
+    np.testing.assert_array_equal(batch[np.int64(-1)], data[1, :1])
+    assert [e.shape for e in batch] == [(3, 2, 0), (1, 2, 4)]
+    with pytest.raises(IndexError, match="no example 2 in a batch of 2"):
+        batch[2]
+    with pytest.raises(TypeError, match="must be an integer, got str"):
+        batch["n"]
+    with pytest.raises(TypeError, match="PaddedRagged of traced lengths"):
+        jax.jit(lambda b: b.to_list())(batch)
+    assert len(batch) == 2
+    assert batch.dtype == jnp.int64
+    assert repr(batch) == "PaddedRagged(int64[2, 3, 2, 4], n@0=[3, 1], m@2=[0, 4])"
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, batch)
+    assert doubled.dims == batch.dims
+
+
+def test_rounded_capacities():
+    sizes = np.array([ragged.round_capacity(n) for n in range(5000)])
+    wanted = np.maximum(np.arange(5000), 1)
+    assert (sizes >= wanted).all()
+    assert (sizes - wanted <= wanted / 16).all()
+    assert (np.diff(sizes) >= 0).all()
+    assert len(np.unique(sizes)) <= 16 * 13
+    powers = [ragged.round_capacity(n, per_octave=1) for n in (1, 2, 3, 5, 17)]
+    assert powers == [1, 2, 4, 8, 32]
+
+
+ROWS = np.zeros((9, WIDTH))
+ERRORS = {
+    "too many rows": (
+        lambda: RaggedArray(ROWS, [4, 6]),
+        ValueError,
+        "`lengths` must sum to at most the 9 rows of the capacity, got 10",
+    ),
+    "too long": (
+        lambda: RaggedArray(ROWS, [1, 5], max_length=4),
+        ValueError,
+        r"0\.\.max_length = 0\.\.4, got 5 in example 1",
+    ),
+    "negative": (lambda: RaggedArray(ROWS, [1, -2]), ValueError, "got -2 in example 1"),
+    "lengths of floats": (
+        lambda: RaggedArray(ROWS, [1.0]),
+        TypeError,
+        "`lengths` must hold integers",
+    ),
+    "rank of lengths": (
+        lambda: RaggedArray(ROWS, [[1]]),
+        ValueError,
+        r"`lengths` must have shape \[batch\]",
+    ),
+    "no array": (lambda: RaggedArray("abc", [1]), TypeError, "`data` must be an array"),
+    "no axis": (
+        lambda: RaggedArray(ROWS, [1], axis=2),
+        ValueError,
+        "`axis` must be one of 2 axes, got 2",
+    ),
+    "axis of another type": (
+        lambda: RaggedArray(ROWS, [1], axis=True),
+        TypeError,
+        "`axis` must be an integer",
+    ),
+    "no name": (lambda: RaggedArray(ROWS, [1], dim=""), TypeError, "`dim` must be"),
+    "max_length 0": (
+        lambda: RaggedArray(ROWS, [0], max_length=0),
+        ValueError,
+        "`max_length` must be at least 1",
+    ),
+    "other widths": (
+        lambda: RaggedArray.from_list([ROWS, ROWS[:, :1]]),
+        ValueError,
+        r"`arrays\[1\]` must have the shape of `arrays\[0\]`",
+    ),
+    "other dtypes": (
+        lambda: RaggedArray.from_list([ROWS, ROWS.astype(int)]),
+        TypeError,
+        r"`arrays\[1\]` must have the dtype",
+    ),
+    "capacity below the rows": (
+        lambda: RaggedArray.from_list([ROWS], capacity=8),
+        ValueError,
+        "`capacity` must hold all 9 rows, got 8",
+    ),
+    "longer than the padding": (
+        lambda: RaggedArray.from_padded(ROWS[None], [10]),
+        ValueError,
+        "got 10 in example 0",
+    ),
+    "lengths of another batch": (
+        lambda: RaggedArray.from_padded(ROWS[None], [1, 2]),
+        ValueError,
+        r"`lengths` must have shape \(batch\) = \(1,\)",
+    ),
+    "splits that begin later": (
+        lambda: RaggedArray.from_row_splits(ROWS, [1, 2]),
+        ValueError,
+        "`row_splits` must begin with 0, got 1",
+    ),
+    "no splits": (
+        lambda: RaggedArray.from_row_splits(ROWS, []),
+        ValueError,
+        "`row_splits` must have",
+    ),
+    "splits that descend": (
+        lambda: RaggedArray.from_row_splits(ROWS, [0, 3, 2]),
+        ValueError,
+        "got -1 in example 1",
+    ),
+    "ids that descend": (
+        lambda: RaggedArray.from_segment_ids(ROWS[:3], [0, 2, 1]),
+        ValueError,
+        "`segment_ids` must be 0 or more and ascend",
+    ),
+    "rows of another number": (
+        lambda: RaggedArray(ROWS, [1]).with_data(ROWS[:8]),
+        ValueError,
+        r"`data` must have 9 rows on axis 0, got shape \[8, 2\]",
+    ),
+    "octave": (
+        lambda: ragged.round_capacity(3, per_octave=3),
+        ValueError,
+        "`per_octave` must be a power of two",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_name_the_argument(name):
+    call, kind, message = ERRORS[name]
+    with pytest.raises(kind, match=message):
+        call()

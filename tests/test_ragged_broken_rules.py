@@ -1,0 +1,300 @@
+"""Tests of a test: rules that are wrong on purpose are caught by the programs."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from ragged_loop import check, other_rows_in_padding
+from ragged_programs import BY_NAME
+
+from ostinato.ragged import Context, Flat, Padded, Sizes, registry
+from ostinato.ragged.rules import control, elementwise, lanes, linalg, lockstep
+from ostinato.ragged.rules.tiers import _Tiered
+
+LANES = {"scan": "lanes", "lanes": 2}
+LOCKSTEP = {"scan": "lockstep"}
+
+# ---------------------------------------------------------------- what is put in place
+
+
+def rule(name, make):
+    """The rule of a primitive becomes `make(rule)`."""
+
+    def apply(monkeypatch):
+        rules = dict(registry._rules)
+        (key,) = [k for k in rules if getattr(k, "name", k) == name]
+        rules[key] = make(rules[key])
+        monkeypatch.setattr(registry, "_rules", rules)
+
+    return apply
+
+
+def attribute(owner, name, make):
+    """The same for a function or a method."""
+    return lambda monkeypatch: monkeypatch.setattr(
+        owner, name, make(getattr(owner, name))
+    )
+
+
+def changed(**changes):
+    """A NamedTuple comes with other fields, each made from itself as it was."""
+
+    def make(function):
+        def call(*args):
+            made = function(*args)
+            return made._replace(**{k: f(made) for k, f in changes.items()})
+
+        return call
+
+    return make
+
+
+def bind(eqn, *arrays, **params):
+    result = eqn.primitive.bind(*arrays, **params)
+    return result if eqn.primitive.multiple_results else [result]
+
+
+def without_masks(_):
+    """Each padded example as if all of it were valid."""
+
+    def broken(ctx, eqn, *values, **params):
+        run = lambda _, *arrays: bind(eqn, *arrays, **params)  # noqa: E731
+        return ctx.batched(run, values, ctx.out_shapes(eqn))
+
+    return broken
+
+
+def over_all_rows(_):
+    """The rows of all examples as if they were one."""
+
+    def broken(ctx, eqn, *values, **params):
+        flat = [ctx.to_flat(v) for v in values]
+        results = bind(eqn, *(v.x for v in flat), **params)
+        return [Flat(x, flat[0].shape, flat[0].axis) for x in results]
+
+    return broken
+
+
+def next_row(original):
+    """Results that begin one row too early."""
+
+    def broken(ctx, eqn, *values, **params):
+        result = original(ctx, eqn, *values, **params)
+        (shape,) = ctx.out_shapes(eqn)
+        flat = ctx.to_flat(result)
+        return Flat(jnp.roll(flat.x, 1, flat.axis), shape, flat.axis)
+
+    return broken
+
+
+def next_example(original):
+    """Each example gets what belongs to the one before it."""
+
+    def broken(ctx, eqn, *values, **params):
+        result = original(ctx, eqn, *values, **params)
+        return Padded(jnp.roll(ctx.to_padded(result).x, 1, 0), result.shape)
+
+    return broken
+
+
+def without_gradient(original):
+    def broken(ctx, eqn, *values, **params):
+        value = original(ctx, eqn, *values, **params)
+        return dataclasses.replace(value, x=lax.stop_gradient(value.x))
+
+    return broken
+
+
+def inlined(name):
+    """A function with derivatives of its own, without them."""
+
+    def make(_):
+        return lambda ctx, eqn, *values, **params: ctx.evaluate(params[name], values)
+
+    return make
+
+
+def last_branch(_):
+    def broken(ctx, eqn, index, *values, branches, **params):
+        return ctx.evaluate(branches[-1], values)
+
+    return broken
+
+
+def bits_of_all_rows(_):
+    def broken(ctx, eqn, keys, *, shape, **params):
+        rows = (ctx.capacity(shape[0]), *shape[1:])
+        bits = eqn.primitive.bind(keys.x, shape=rows, **params)
+        return Flat(bits, ctx.out_shapes(eqn)[0], 0)
+
+    return broken
+
+
+def associative_over_all_rows(_):
+    def broken(ctx, eqn, x, **params):
+        return [Flat(jnp.cumsum(ctx.to_flat(x).x, 0), x.shape, 0)]
+
+    return broken
+
+
+def first_of_two(function):
+    return lambda *args: args[-2]
+
+
+def unchanged(position):
+    return lambda function: lambda *args: args[position]
+
+
+# ------------------------------------------------------- broken, and who is to see it
+
+REDUCTIONS = {
+    "reduce_sum": "pair_sums",
+    "reduce_max": "pair_extremes",
+    "reduce_min": "pair_extremes",
+    "reduce_prod": "pair_products",
+    "reduce_or": "pair_logic",
+    "argmax": "pair_choices",
+    "argmin": "pair_choices",
+    "dot_general": "gram_features",
+    "sort": "sort",
+}
+BROKEN = {
+    **{
+        f"{name}_without_mask": (rule(name, without_masks), seen, {})
+        for name, seen in REDUCTIONS.items()
+    },
+    "cumsum_over_all_rows": (rule("cumsum", over_all_rows), "cumsum", {}),
+    "cummax_over_all_rows": (rule("cummax", over_all_rows), "cummax", {}),
+    "rev_of_all_rows": (rule("rev", over_all_rows), "flip_both", {}),
+    "gather_a_row_off": (rule("gather", next_row), "gather_rows", {}),
+    "concatenate_a_row_off": (rule("concatenate", next_row), "token_first", {}),
+    "pad_a_row_off": (rule("pad", next_row), "pad", {}),
+    "sum_of_the_neighbour": (rule("reduce_sum", next_example), "sum", {}),
+    "max_without_gradient": (rule("reduce_max", without_gradient), "max", {}),
+    "dot_without_gradient": (rule("dot_general", without_gradient), "mlp", {}),
+    "bits_of_all_rows": (rule("random_bits", bits_of_all_rows), "fresh_noise", {}),
+    "derivative_of_custom_jvp": (
+        rule("custom_jvp_call", inlined("call_jaxpr")),
+        "custom_jvp",
+        {},
+    ),
+    "derivative_of_custom_vjp": (
+        rule("custom_vjp_call", inlined("call_jaxpr")),
+        "custom_vjp",
+        {},
+    ),
+    "one_branch_for_all": (rule("cond", last_branch), "by_sign", {}),
+    "nothing_masked": (
+        attribute(Sizes, "mask", lambda _: lambda *args: jnp.asarray(True)),
+        "conv_same",
+        {},
+    ),
+    "no_border": (attribute(linalg, "_bordered", unchanged(1)), "solve", {}),
+    "rows_of_the_neighbour": (
+        attribute(Context, "segments", changed(ids=lambda s: s.ids[::-1])),
+        "add_per_example",
+        {},
+    ),
+    "positions_from_one": (
+        attribute(Context, "segments", changed(position=lambda s: s.position + 1)),
+        "position_codes",
+        {},
+    ),
+    "tail_counted": (
+        attribute(Context, "segments", changed(drop_ids=lambda s: s.ids)),
+        "sum",
+        {},
+    ),
+    "offsets_a_row_off": (
+        attribute(Context, "segments", changed(offsets=lambda s: s.offsets + 1)),
+        "rest",
+        {},
+    ),
+    "tail_as_it_comes": (
+        attribute(Context, "fill_tail", unchanged(1)),
+        "mean_of_mlp",
+        {},
+    ),
+    "lengths_one_less": (
+        attribute(
+            Context,
+            "lengths",
+            lambda f: lambda ctx, dim: jnp.maximum(f(ctx, dim) - 1, 0),
+        ),
+        "cross",
+        {},
+    ),
+    "top_k_without_mask": (rule("top_k", without_masks), "top_k", {}),
+    "pool_without_mask": (rule("reduce_window_max", without_masks), "max_pool", {}),
+    "scatter_a_row_off": (rule("scatter-add", next_row), "scatter_to_rows", {}),
+    "associative_over_all_rows": (
+        rule("ragged_associative_scan", associative_over_all_rows),
+        "associative_sum",
+        {},
+    ),
+    "operator_without_lengths": (
+        attribute(Context, "lengths", lambda f: lambda ctx, dim: f(ctx, dim) // 2 + 1),
+        "rnn_lstm",
+        {},
+    ),
+    "gradient_of_padding": (
+        attribute(Context, "_without_gradient_of_padding", lambda _: lambda _, v: v.x),
+        "singular_past_the_end",
+        {},
+    ),
+    "factor_added_up_over_padding": (
+        attribute(elementwise, "_whole", unchanged(1)),
+        "singular_past_the_end",
+        {},
+    ),
+    "tiers_out_of_order": (
+        attribute(
+            _Tiered,
+            "_join",
+            lambda f: lambda self, parts, place: f(self, parts, place[::-1]),
+        ),
+        "attention",
+        {"tiers": 2},
+    ),
+    "tiers_a_row_off": (
+        attribute(_Tiered, "_rows_of", lambda f: lambda *args: f(*args) + 1),
+        "attention",
+        {"tiers": 2},
+    ),
+    "lanes_never_begin": (
+        attribute(lanes, "_plan", changed(begins=lambda p: p.begins & False)),
+        "rnn",
+        LANES,
+    ),
+    "lanes_begin_a_step_late": (
+        attribute(lanes, "_plan", changed(begins=lambda p: jnp.roll(p.begins, 1, 0))),
+        "rnn",
+        LANES,
+    ),
+    "lanes_read_a_step_late": (
+        attribute(lanes, "_plan", changed(slot=lambda p: p.slot + 1)),
+        "rnn",
+        LANES,
+    ),
+    "lockstep_goes_on": (
+        attribute(lockstep, "_select", first_of_two),
+        "rnn",
+        LOCKSTEP,
+    ),
+    "loops_go_on": (
+        attribute(control, "select", first_of_two),
+        "until_small",
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_rule_is_caught(name, monkeypatch):
+    break_it, program, options = BROKEN[name]
+    other_rows_in_padding(monkeypatch)
+    break_it(monkeypatch)
+    # What the comparison says, not some assertion on the way.
+    with pytest.raises(AssertionError, match="lengths {|gradient of the tail"):
+        check(BY_NAME[program], options)

@@ -1,0 +1,309 @@
+"""What `ragged.vmap` does not take, and what it says."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closures import fast_jit
+from jax import lax
+from jax.experimental import checkify
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from ostinato import ragged
+from ostinato.ragged import registry, rules
+
+LENGTHS = (3, 1, 4)
+ROWS = np.random.default_rng(2).standard_normal((10, 4))
+
+
+def batch(lengths=LENGTHS, dim="n", max_length=6):
+    lengths = jnp.asarray(lengths, jnp.int32)
+    return ragged.RaggedArray(
+        jnp.asarray(ROWS), lengths, dim=dim, max_length=max_length
+    )
+
+
+def unchecked(lengths, dim="n", max_length=6):
+    """What a jitted function may be handed: nobody has looked at the lengths."""
+    x = batch((1,) * len(lengths), dim, max_length)
+    leaves, tree = jax.tree.flatten(x)
+    return jax.tree.unflatten(tree, [leaves[0], jnp.asarray(lengths, jnp.int32)])
+
+
+# ---------------------------------------------------------------- what has no rule
+
+
+def spectrum(x):
+    return jnp.fft.fft(x, axis=0)
+
+
+def wrapped(x):
+    scaled = jax.jit(lambda a: 2 * a)(x)
+    return jax.jit(spectrum)(scaled)
+
+
+@pytest.mark.parametrize("function", [spectrum, wrapped])
+def test_unknown_primitive_names_itself_its_operands_and_the_line(function):
+    line = inspect.getsourcelines(spectrum)[1] + 1
+    with pytest.raises(NotImplementedError) as caught:
+        ragged.vmap(function)(batch())
+    message = str(caught.value)
+    assert "'fft'" in message
+    assert "operands: complex128[4,n]" in message
+    assert f"test_ragged_errors.py:{line} (spectrum)" in message
+
+
+REFUSED = {
+    "singular_values": ("svd", lambda x: jnp.linalg.svd(x, full_matrices=False)[1]),
+    "orthogonal": ("qr", lambda x: jnp.linalg.qr(x.T)[0]),
+    "eigenvalues": ("eigh", lambda x: jnp.linalg.eigh(x @ x.T)[0]),
+    "halves": ("reshape", lambda x: x.reshape(x.shape[0] // 2, 8)),
+    "callback": ("callback", lambda x: jax.pure_callback(np.sin, x, x)),
+    "print": ("debug", lambda x: (jax.debug.print("{}", x), x)[1]),
+    "ragged_behind": (
+        "random_bits",
+        lambda x: jax.random.bits(jax.random.key(0), (2, x.shape[0])),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    primitive, function = REFUSED[name]
+    with pytest.raises(NotImplementedError, match=primitive):
+        ragged.vmap(function)(batch())
+
+
+def test_collectives_are_refused():
+    with pytest.raises(NotImplementedError, match="axis name"):
+        ragged.vmap(lambda x: lax.psum(x.sum(0), "batch"))(batch())
+    with pytest.raises(NotImplementedError, match="axis name"):
+        ragged.vmap(lambda x: lax.axis_index("batch"))(batch())
+
+
+def test_random_bits_that_depend_on_the_padding_are_refused():
+    def noise(x):
+        return x + jax.random.normal(jax.random.key(0), x.shape)
+
+    def same_for_all(x):
+        return x.sum(0) + jax.random.normal(jax.random.key(0), (4,))
+
+    with jax.threefry_partitionable(False):
+        with pytest.raises(NotImplementedError, match="partitionable"):
+            ragged.vmap(noise)(batch())
+        assert ragged.vmap(same_for_all)(batch()).shape == (3, 4)
+
+
+Inconclusive = jax.errors.InconclusiveDimensionOperation
+SIZES_IN_PYTHON = {
+    "branch": (Inconclusive, lambda x: x if x.shape[0] > 2 else 2 * x),
+    "steps": (Inconclusive, lambda x: jnp.linspace(0, 1, x.shape[0])),
+    "halves": (Inconclusive, lambda x: x.reshape(x.shape[0] // 2, -1)),
+    "len": (TypeError, len),
+    "float": (TypeError, lambda x: x * float(x.shape[0])),
+    "numpy": (TypeError, lambda x: np.zeros(x.shape)),
+    "power": (ValueError, lambda x: x * x.shape[0] ** -0.5),
+    "index": (IndexError, lambda x: x[x.shape[0] // 2]),
+    "scan": (NotImplementedError, lambda x: lax.associative_scan(jnp.add, x)),
+}
+
+
+@pytest.mark.parametrize("name", SIZES_IN_PYTHON)
+def test_python_that_asks_for_a_size_is_told_what_to_do(name):
+    kind, function = SIZES_IN_PYTHON[name]
+    with pytest.raises(kind) as caught:
+        ragged.vmap(function)(batch())
+    assert any("`min_length`" in note for note in caught.value.__notes__)
+
+
+def test_errors_of_the_function_itself_are_left_alone():
+    def function(x):
+        raise ValueError("too many words")
+
+    with pytest.raises(ValueError, match="too many words") as caught:
+        ragged.vmap(function)(batch())
+    assert not any("`min_length`" in n for n in getattr(caught.value, "__notes__", []))
+
+
+def test_arguments_without_a_ragged_array_say_so():
+    with pytest.raises(ValueError, match="inconsistent sizes") as caught:
+        ragged.vmap(lambda xs: xs[0])([jnp.ones(2), jnp.ones(3)])
+    assert any("from_list" in note for note in caught.value.__notes__)
+
+
+# --------------------------------------------------------------------------- lengths
+
+
+def test_unequal_lengths_of_one_dim():
+    with pytest.raises(ValueError, match=r"'n' must have equal lengths.*example 1"):
+        ragged.vmap(jnp.add)(batch(), batch((3, 2, 4)))
+    out = ragged.vmap(lambda x, y: x.sum() + y.sum())(batch(), batch((3, 2, 4), "m"))
+    assert out.shape == (3,)
+
+
+WRONG_LENGTHS = {
+    "beyond_the_capacity": ((6, 5, 1), r"10 rows"),
+    "beyond_the_longest": ((7, 1, 1), r"0\.\.6"),
+    "negative": ((3, -1, 2), r"0\.\.6"),
+    "empty": ((3, 0, 2), "min_length"),
+}
+
+
+def sums(x):
+    return ragged.vmap(lambda x: x.sum(0))(x)
+
+
+@pytest.mark.parametrize("name", WRONG_LENGTHS)
+def test_wrong_lengths_raise_when_concrete(name):
+    lengths, message = WRONG_LENGTHS[name]
+    with pytest.raises(ValueError, match=message):
+        sums(unchecked(lengths))
+
+
+@pytest.mark.parametrize("name", WRONG_LENGTHS)
+def test_wrong_lengths_are_caught_by_checkify_when_traced(name):
+    lengths, message = WRONG_LENGTHS[name]
+    checked = fast_jit(checkify.checkify(sums))
+    error, _ = checked(unchecked(lengths))
+    with pytest.raises(checkify.JaxRuntimeError, match=message):
+        error.throw()
+    error, out = checked(batch())
+    assert error.get() is None
+    np.testing.assert_allclose(out[0], ROWS[:3].sum(0))
+
+
+def test_unequal_lengths_are_caught_by_checkify_when_traced():
+    both = fast_jit(checkify.checkify(ragged.vmap(jnp.add)))
+    error, _ = both(batch(), unchecked((3, 2, 4)))
+    with pytest.raises(checkify.JaxRuntimeError, match="equal lengths"):
+        error.throw()
+
+
+def test_traced_lengths_run_without_checkify():
+    assert fast_jit(sums)(unchecked((6, 5, 1))).shape == (3, 4)
+
+
+def test_constraints_are_checked():
+    run = ragged.vmap(lambda x: x * 2, constraints=("n >= 2",))
+    with pytest.raises(ValueError, match=r"n >= 2.*example 1"):
+        run(batch())
+
+
+# ------------------------------------------------------------------------- arguments
+
+
+def test_padded_ragged_is_no_argument():
+    pairs = ragged.vmap(lambda x: x @ x.T)(batch())
+    with pytest.raises(NotImplementedError, match="cannot map a PaddedRagged.*n@0"):
+        ragged.vmap(lambda p: p)(pairs)
+
+
+def test_wrong_arguments():
+    x, identity = batch(), lambda *args: args
+    with pytest.raises(ValueError, match="one entry for each of 1 arguments"):
+        ragged.vmap(identity, in_axes=(0, 0))(x)
+    with pytest.raises(TypeError, match="in_axes"):
+        ragged.vmap(identity, in_axes="n")(x)
+    with pytest.raises(ValueError, match="in_axes.*mapped by its rows"):
+        ragged.vmap(identity, in_axes=(None,))(x)
+    with pytest.raises(ValueError, match="in_axes.*has 2 for an array"):
+        ragged.vmap(identity, in_axes=(0, 2))(x, jnp.ones((3, 3)))
+    with pytest.raises(ValueError, match="equally many examples, got 2 and 3"):
+        ragged.vmap(identity)(x, jnp.ones((2, 3)))
+    with pytest.raises(ValueError, match="`out_axes` is None for a result"):
+        ragged.vmap(lambda x: x.sum(0), out_axes=None)(x)
+    with pytest.raises(ValueError, match="`out_axes` has 3"):
+        ragged.vmap(lambda x: x.sum(0), out_axes=3)(x)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"min_length": -1}, {"scan": "fast"}, {"lanes": 0}, {"tiers": 0}],
+    ids=str,
+)
+def test_wrong_options(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        ragged.vmap(lambda x: x, **options)
+
+
+# -------------------------------------------------------------------------- register
+
+
+@pytest.fixture
+def scratch_rules(monkeypatch):
+    """A registry that forgets what a test adds."""
+    assert rules.__name__  # those of JAX's primitives are there already
+    monkeypatch.setattr(registry, "_rules", dict(registry._rules))
+
+
+def make_primitive(name):
+    """The running total of the rows, as a primitive of a user."""
+    primitive = Primitive(name)
+    primitive.def_impl(lambda x: jnp.cumsum(x, 0))
+    primitive.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(
+        primitive, mlir.lower_fun(lambda x: jnp.cumsum(x, 0), multiple_results=False)
+    )
+    batching.primitive_batchers[primitive] = lambda args, dims: (
+        jnp.cumsum(jnp.moveaxis(args[0], dims[0], 0), 1),
+        0,
+    )
+    return primitive
+
+
+def test_own_primitive_with_and_without_a_rule(scratch_rules):
+    running_p = make_primitive("running_total")
+    mapped = ragged.vmap(lambda x: 1 + running_p.bind(2 * x))
+    with pytest.raises(NotImplementedError, match="'running_total'.*ragged.register"):
+        mapped(batch())
+
+    @ragged.register(running_p)
+    def rule(ctx, eqn, x):
+        flat = ctx.to_flat(x)
+        segments = ctx.segments(flat.dim)
+        totals = jnp.cumsum(flat.x, 0)
+        before = jnp.concatenate([jnp.zeros_like(totals[:1]), totals])
+        starts = segments.offsets[segments.ids]
+        return ragged.Flat(totals - before[starts], flat.shape, flat.axis)
+
+    ends = np.cumsum(LENGTHS)
+    for got, rows in zip(mapped(batch()), np.split(ROWS, ends), strict=False):
+        np.testing.assert_allclose(got, 1 + np.cumsum(2 * rows, 0), rtol=1e-12)
+    with pytest.raises(ValueError, match="running_total has a ragged rule already"):
+        ragged.register(running_p)(rule)
+
+
+def test_own_primitive_without_ragged_axes_needs_no_rule():
+    running_p = make_primitive("running_of_dense")
+    out = ragged.vmap(lambda x: running_p.bind(x.sum(0)))(batch())
+    parts = np.split(ROWS, np.cumsum(LENGTHS))[:3]
+    np.testing.assert_allclose(out, [np.cumsum(p.sum(0)) for p in parts], rtol=1e-12)
+
+
+def test_rule_that_refuses_or_gives_another_shape(scratch_rules):
+    running_p = make_primitive("running_refused")
+
+    @ragged.register(running_p)
+    def rule(ctx, eqn, x):
+        if x.x.dtype == jnp.float32:
+            raise ragged.Refuse("float32 is beneath it")
+        return ragged.Shared(jnp.zeros(2), (2,))
+
+    mapped = ragged.vmap(running_p.bind)
+    with pytest.raises(NotImplementedError, match="running_refused.*beneath it"):
+        mapped(batch().with_data(jnp.asarray(ROWS, jnp.float32)))
+    with pytest.raises(TypeError, match="rule of 'running_refused' must give"):
+        mapped(batch())
+
+
+def test_wrong_registrations():
+    with pytest.raises(TypeError, match="primitives"):
+        ragged.register(jnp.sin)
+    with pytest.raises(ValueError, match="at least one"):
+        ragged.register()
+    with pytest.raises(ValueError, match="sin has a ragged rule already"):
+        ragged.register(lax.sin_p)(lambda ctx, eqn, x: x)

@@ -1,0 +1,99 @@
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from jax.export import symbolic_shape
+
+from ostinato.ragged import sizes
+
+MOST, TOTAL, BATCH = {"n": 7, "m": 5}, {"n": 11, "m": 9}, 3
+
+
+def expressions():
+    n, m = symbolic_shape("n, m")
+    largest, smallest = jax.core.max_dim, jax.core.min_dim
+    return {
+        n: lambda n, m: n,
+        n + 3: lambda n, m: n + 3,
+        n - 1: lambda n, m: n - 1,
+        2 * n - 3: lambda n, m: 2 * n - 3,
+        n * n: lambda n, m: n * n,
+        n**3 - 2: lambda n, m: n**3 - 2,
+        (n + 1) // 2: lambda n, m: (n + 1) // 2,
+        n % 3: lambda n, m: n % 3,
+        n - (-2 % n): lambda n, m: n - (-2 % max(n, 1)),
+        largest(n - 3, 0): lambda n, m: max(n - 3, 0),
+        smallest(n, 4): lambda n, m: min(n, 4),
+        smallest(n, 5) - smallest(n, 2): lambda n, m: min(n, 5) - min(n, 2),
+        n + m: lambda n, m: n + m,
+        n // 2 + 2 * m - 1: lambda n, m: n // 2 + 2 * m - 1,
+        n * m: lambda n, m: n * m,
+        2 * n * m - m // 2: lambda n, m: 2 * n * m - m // 2,
+        largest(n, m): lambda n, m: max(n, m),
+        (n * m) // (n + m): lambda n, m: (n * m) // max(n + m, 1),
+    }
+
+
+EXPRESSIONS = expressions()
+
+
+def pairs():
+    return itertools.product(range(MOST["n"] + 1), range(MOST["m"] + 1))
+
+
+@pytest.mark.parametrize("dim", EXPRESSIONS, ids=str)
+def test_sizes_equal_python(dim):
+    function = EXPRESSIONS[dim]
+    n, m = (np.array(values) for values in zip(*pairs(), strict=True))
+    want = [function(int(a), int(b)) for a, b in zip(n, m, strict=True)]
+    for make in (np.asarray, jax.numpy.asarray):
+        got = sizes.evaluate(dim, {"n": make(n), "m": make(m)})
+        np.testing.assert_array_equal(got, want)
+    assert sizes.evaluate(dim, {"n": 6, "m": 4}) == function(6, 4)
+
+
+@pytest.mark.parametrize("dim", EXPRESSIONS, ids=str)
+def test_bounds_hold_and_are_close(dim):
+    function = EXPRESSIONS[dim]
+    values = np.zeros((MOST["n"] + 1, MOST["m"] + 1), int)
+    for n, m in pairs():
+        values[n, m] = max(function(n, m), 0)
+    ranges = {name: sizes.Range(0, most) for name, most in MOST.items()}
+    largest = sizes.largest(dim, ranges)
+    names = sizes.symbols(dim)
+    assert largest >= values.max()
+    if len(names) == 1:
+        assert largest == values.max()
+
+    # The most rows that three examples can have, by trying them all.
+    most = 0
+    counts = [range(MOST[k] + 1) if k in names else range(1) for k in ("n", "m")]
+    every = list(itertools.product(*counts))
+    for batch in itertools.combinations_with_replacement(every, BATCH):
+        if all(sum(e[i] for e in batch) <= TOTAL[k] for i, k in enumerate("nm")):
+            most = max(most, sum(values[e] for e in batch))
+    bound = sizes.most_rows(dim, ranges, TOTAL, BATCH)
+    assert most <= bound <= largest * BATCH
+    if str(dim) in ("n", "n + 3", "n + m"):
+        assert bound == min(most, largest * BATCH)
+
+
+def test_constraints():
+    n = np.array([1, 4, 6])
+    assert sizes.holds("n >= 4", {"n": n}).tolist() == [False, True, True]
+    assert sizes.holds("mod(n, 2) == 0", {"n": n}).tolist() == [False, True, True]
+    assert sizes.holds("n <= 2*m", {"n": n, "m": n // 2}).tolist() == [
+        False,
+        True,
+        True,
+    ]
+    with pytest.raises(ValueError, match="must hold comparisons"):
+        sizes.holds("n", {"n": n})
+
+
+def test_names():
+    assert (
+        sizes.rename("max(n, nn) - n", {"n": "(k + 1)"}) == "max((k + 1), nn) - (k + 1)"
+    )
+    assert sizes.symbols("- mod(- 1, n) + m") == ["m", "n"]
