@@ -1,9 +1,15 @@
 """A small language that a tiny model learns, for the tests of the main job."""
 
+import io
 import itertools
+from typing import Any
 
 import jax
 import pytest
+from rich.console import Console
+
+from ostinato.apps.g2p import checkpoint, report
+from ostinato.apps.g2p.train import train
 
 SOUNDS = {"a": "AA", "b": "B", "e": "EH", "k": "K", "s": "S", "x": "K S"}
 
@@ -23,6 +29,42 @@ def language(count=200):
 
 
 TINY = dict(hidden=16, layers=1, batch=16, buckets=1, lr=0.03, dropout=0.0)
+
+
+def quiet():
+    return Console(file=io.StringIO(), width=80, record=True)
+
+
+def train_tiny(out, **options) -> Any:
+    options = {**TINY, "console": quiet(), "dictionary": language(), **options}
+    return train(out, **options)
+
+
+def learn(out, **options):
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+        with jax.numpy_rank_promotion("allow"):
+            console = quiet()
+            summary = train_tiny(out, epochs=20, console=console, **options)
+    return out, summary, console.export_text()
+
+
+def interrupt_after(
+    monkeypatch, updates, error: type[BaseException] = KeyboardInterrupt
+):
+    """Make the display raise what Ctrl-C raises, once, after some updates."""
+    tick, count = report.Display.tick, [0]
+
+    def counting_tick(self, *args):
+        count[0] += 1
+        if count[0] == updates:
+            raise error
+        tick(self, *args)
+
+    monkeypatch.setattr(report.Display, "tick", counting_tick)
+
+
+def arrays(out, name):
+    return checkpoint.read(out / name)[0]
 
 
 @pytest.fixture(autouse=True)

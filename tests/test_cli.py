@@ -59,6 +59,14 @@ def test_train_then_pronounce(small_dictionary, tmp_path):
     assert result.stdout.splitlines() == want
 
 
+def test_train_ragged_says_so(small_dictionary, tmp_path):
+    options = ("--epochs", 1, "--ragged", *TINY.split())
+    result = ostinato("train", "g2p", "--out", tmp_path, *options)
+    assert result.exit_code == 0, result.output
+    assert "model ctc by ragged.vmap" in result.stdout
+    assert checkpoint.load_model(tmp_path).figures["settings"]["ragged"] is True
+
+
 def test_an_interrupted_training_ends_with_130(small_dictionary, tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt

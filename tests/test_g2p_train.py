@@ -1,28 +1,22 @@
 import csv
-import io
-from typing import Any
 
-import jax
 import numpy as np
 import pytest
-from g2p_words import TINY, language, plain_jax, spell  # noqa: F401
-from rich.console import Console
+from g2p_words import (
+    arrays,
+    interrupt_after,
+    language,
+    learn,
+    plain_jax,  # noqa: F401
+    quiet,
+    spell,
+    train_tiny,
+)
 
 from ostinato.apps.g2p import checkpoint, report, run, settings
 from ostinato.apps.g2p.errors import G2PError
 from ostinato.apps.g2p.models import MODELS
 from ostinato.apps.g2p.pronounce import Pronouncer
-from ostinato.apps.g2p.train import train
-
-
-def quiet():
-    return Console(file=io.StringIO(), width=80, record=True)
-
-
-def train_tiny(out, **options) -> Any:
-    options = {**TINY, "console": quiet(), "dictionary": language(), **options}
-    return train(out, **options)
-
 
 OPTIONS = {
     "ctc": dict(model="ctc", layers=2, dropout=0.2),
@@ -34,14 +28,6 @@ OPTIONS = {
         dictionary={w: p for w, p in language(260).items() if len(w) == 3},
     ),
 }
-
-
-def learn(out, **options):
-    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        with jax.numpy_rank_promotion("allow"):
-            console = quiet()
-            summary = train_tiny(out, epochs=20, console=console, **options)
-    return out, summary, console.export_text()
 
 
 @pytest.fixture(scope="module")
@@ -120,23 +106,6 @@ def test_the_alignment_is_drawn(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def interrupt_after(monkeypatch, updates, error=KeyboardInterrupt):
-    """Make the display raise what Ctrl-C raises, once, after some updates."""
-    tick, count = report.Display.tick, [0]
-
-    def counting_tick(self, *args):
-        count[0] += 1
-        if count[0] == updates:
-            raise error
-        tick(self, *args)
-
-    monkeypatch.setattr(report.Display, "tick", counting_tick)
-
-
-def arrays(out, name):
-    return checkpoint.read(out / name)[0]
-
-
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, options):
     whole, halved = tmp_path / "whole", tmp_path / "halved"
@@ -211,9 +180,10 @@ def test_listed_test_words_are_the_ones_measured(tmp_path):
     [
         (dict(hidden=17), "`hidden` must stay 16 when a run is resumed, got 17"),
         (dict(model="attention"), "`model` must stay ctc when a run is resumed, got a"),
+        (dict(ragged=True), "`ragged` must stay False when a run is resumed, got True"),
         (dict(test_words=["ab", "ba"]), "`--resume` needs the words of the run"),
     ],
-    ids=["hidden", "model", "words"],
+    ids=["hidden", "model", "ragged", "words"],
 )
 def test_resuming_another_run_says_so(learned, options, message):
     with pytest.raises(G2PError, match=message):

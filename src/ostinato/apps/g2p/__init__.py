@@ -1,11 +1,11 @@
 """Learn to pronounce English words: letters in, phonemes out.
 
 The program is an example of `ostinato.rnn` and `ostinato.recurrent_net` at work on
-ragged data:
+ragged data, padded, or with `ostinato.ragged.vmap` one word after another:
 
     data.py        the dictionary, clean words, held-out words
-    batches.py     words of similar length together, few shapes
-    model.py       what every model has: parameters, a loss, a reader
+    batches.py     words of similar length together, few shapes; or without padding
+    model.py       what every model has: parameters, a loss, that of one word, a reader
     ctc.py         letters -> bidirectional LSTM -> phoneme scores, CTC loss
     ctc_search.py  CTC's scores -> phonemes, greedy or by beam search
     ngram.py       how likely phoneme sequences are

@@ -106,25 +106,48 @@ class Config(model.Config):
 
         Where CTC cannot spell a pronunciation, its share is 0.
         """
+        losses = self._losses(params, *batch, key)
+        return jnp.sum(losses) / jnp.maximum(jnp.sum(batch.seq_lengths > 0), 1)
+
+    def word_loss(
+        self,
+        params: Params,
+        letters: jax.Array,
+        phonemes: jax.Array,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """`loss` of one word."""
+        n, m = jnp.array([letters.shape[0]]), jnp.array([phonemes.shape[0]])
+        return self._losses(params, letters[None], n, phonemes[None], m, key)[0]
+
+    def _losses(
+        self,
+        params: Params,
+        letters: ArrayLike,
+        seq_lengths: ArrayLike,
+        phonemes: ArrayLike,
+        phoneme_lengths: ArrayLike,
+        key: jax.Array | None,
+    ) -> jax.Array:
+        """Of each word of a batch, ``[B]``; 0 for rows of length 0."""
         k_encoder, k_decoder = _split(key, 2)
-        encoded = encode(params, self, batch.letters, batch.seq_lengths, k_encoder)
-        log_probs = decode(params, self, encoded, batch.phonemes, k_decoder)
-        targets = jnp.pad(batch.phonemes, ((0, 0), (0, 1)))
+        encoded = encode(params, self, letters, seq_lengths, k_encoder)
+        log_probs = decode(params, self, encoded, phonemes, k_decoder)
+        targets = jnp.pad(jnp.asarray(phonemes), ((0, 0), (0, 1)))
         picked = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
         wanted = (1 - SMOOTHING) * picked + SMOOTHING * jnp.mean(log_probs, axis=-1)
-        real = jnp.asarray(batch.seq_lengths) > 0
-        steps = jnp.where(real, jnp.asarray(batch.phoneme_lengths) + 1, 0)
+        real = encoded.lengths > 0
+        steps = jnp.where(real, jnp.asarray(phoneme_lengths) + 1, 0)
         counts = jnp.arange(targets.shape[1]) < steps[:, None]
         written = -jnp.sum(jnp.where(counts, wanted, 0), axis=-1)
         spelled = ctc.label_losses(
             encoded.frames,
             encoded.lengths * self.frames,
-            batch.phonemes,
-            batch.phoneme_lengths,
+            phonemes,
+            phoneme_lengths,
         )
         spelled = jnp.where(real & (spelled < UNSPELLABLE), spelled, 0)
-        losses = (1 - CTC_SHARE) * written + CTC_SHARE * spelled
-        return jnp.sum(losses) / jnp.maximum(jnp.sum(real), 1)
+        return (1 - CTC_SHARE) * written + CTC_SHARE * spelled
 
     def reader(
         self, pronunciations: Sequence[Sequence[int]] = (), bounds: Sequence[int] = ()

@@ -1,9 +1,12 @@
-"""Ragged words in batches of a few static shapes, with little padding."""
+"""Words of different lengths in batches of a few static shapes."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from ostinato.ragged import RaggedArray, round_capacity
 
 from .data import ALPHABET, Dictionary
 
@@ -19,6 +22,34 @@ class Batch(NamedTuple):
     seq_lengths: np.ndarray  # [B]
     phonemes: np.ndarray  # [B, U]
     phoneme_lengths: np.ndarray  # [B]
+
+
+class RaggedBatch(NamedTuple):
+    """The words of a `Batch` one after another, without padding."""
+
+    letters: RaggedArray
+    phonemes: RaggedArray
+
+    @classmethod
+    def of(cls, batch: Batch) -> "RaggedBatch":
+        """The same words in the same order, those of length 0 among them."""
+        return cls(
+            _concatenate("letters", batch.letters, batch.seq_lengths),
+            _concatenate("phonemes", batch.phonemes, batch.phoneme_lengths),
+        )
+
+
+def _concatenate(dim: str, padded: np.ndarray, lengths: np.ndarray) -> RaggedArray:
+    """Drop the padding; round the capacity up, since each is compiled for.
+
+    It counts empty rows as average ones: an epoch's last batch, which has some, then
+    needs no capacity of its own.
+    """
+    rows = padded[np.arange(padded.shape[1]) < lengths[:, None]]
+    share = np.count_nonzero(lengths) / len(lengths)
+    capacity = round_capacity(math.ceil(len(rows) / max(share, 1e-9)), per_octave=2)
+    rows = np.pad(rows, (0, capacity - len(rows)))
+    return RaggedArray(rows, lengths, dim=dim, max_length=padded.shape[1])
 
 
 def pad(rows: Sequence[Sequence[int]], length: int, count: int) -> tuple:

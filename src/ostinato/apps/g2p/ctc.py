@@ -69,6 +69,21 @@ class Config(model.Config):
         real = batch.seq_lengths > 0
         return jnp.sum(jnp.where(real, losses, 0)) / jnp.maximum(jnp.sum(real), 1)
 
+    def word_loss(
+        self,
+        params: Params,
+        letters: jax.Array,
+        phonemes: jax.Array,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """CTC loss of one word."""
+        x = params.embedding[letters]
+        y = ost.rnn(self.spec, params.weights, x, key=key).y
+        out = (y @ params.w_out + params.b_out).reshape(-1, self.num_labels)
+        frames, labels = out[None], phonemes[None]  # optax wants a batch
+        padding = jnp.zeros(frames.shape[:2]), jnp.zeros(labels.shape)
+        return optax.ctc_loss(frames, padding[0], labels, padding[1])[0]
+
     def reader(
         self, pronunciations: Sequence[Sequence[int]] = (), bounds: Sequence[int] = ()
     ) -> "Reader":

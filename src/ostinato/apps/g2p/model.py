@@ -6,15 +6,16 @@ and `attention.py` hold one each, `models.py` names them.
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 import ostinato as ost
+from ostinato import ragged
 
-from .batches import Batch
+from .batches import Batch, RaggedBatch
 from .ngram import NGram
 
 Params = Any  # a NamedTuple of arrays, perhaps of further NamedTuples
@@ -81,6 +82,36 @@ class Config:
             key: for dropout; None evaluates.
         """
         raise NotImplementedError
+
+    def word_loss(
+        self,
+        params: Params,
+        letters: jax.Array,
+        phonemes: jax.Array,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """The loss of one word, which knows of no others and of no padding.
+
+        Args:
+            params: from `init`.
+            letters: letter numbers ``[n]``, n >= 1.
+            phonemes: labels ``[m]``, m >= 1.
+            key: for dropout; None evaluates.
+        """
+        raise NotImplementedError
+
+    def ragged_loss(
+        self, params: Params, batch: RaggedBatch, key: jax.Array | None = None
+    ) -> jax.Array:
+        """What `loss` returns, by `word_loss`; for jax.jit.
+
+        Every word draws its own dropout masks. A row of length 0 is no word: under
+        jax.jit its loss is NaN, which is left out.
+        """
+        keys = None if key is None else jax.random.split(key, len(batch.letters))
+        losses = ragged.vmap(partial(self.word_loss, params))(*batch, keys)
+        real = batch.letters.lengths > 0
+        return jnp.sum(jnp.where(real, losses, 0)) / jnp.maximum(jnp.sum(real), 1)
 
     def reader(
         self, pronunciations: Sequence[Sequence[int]] = (), bounds: Sequence[int] = ()

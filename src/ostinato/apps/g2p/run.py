@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import checkpoint, report
-from .batches import Batch, TrainingSet, bucket_bounds
+from .batches import Batch, RaggedBatch, TrainingSet, bucket_bounds
 from .data import Split, phoneme_set
 from .errors import G2PError
 from .metrics import ErrorRates, error_rates
@@ -119,7 +119,11 @@ class Run:
         """Make one update and show how far the run is."""
         rate = learning_rate(self.settings.lr, self.state.step, self.progress)
         state, value = update(
-            self.state, batch, rate, config=self.config, seed=self.settings.seed
+            self.state,
+            RaggedBatch.of(batch) if self.settings.ragged else batch,
+            rate,
+            config=self.config,
+            seed=self.settings.seed,
         )
         loss = float(value)
         if not math.isfinite(loss):

@@ -26,6 +26,7 @@ class Settings:
     lr: float
     dropout: float
     buckets: int
+    ragged: bool = False
 
     def __post_init__(self) -> None:
         config_class(self.model)
@@ -47,8 +48,9 @@ class Settings:
             limits.append(f"{self.minutes:g} minutes")
         if self.epochs is not None:
             limits.append(f"{self.epochs} epochs")
+        by = " by ragged.vmap" if self.ragged else ""
         return (
-            f"{' or '.join(limits)}: model {self.model}, {self.layers} layers x "
+            f"{' or '.join(limits)}: model {self.model}{by}, {self.layers} layers x "
             f"{self.hidden} each way, batch {self.batch}, lr {self.lr:g}, dropout "
             f"{self.dropout:g}"
         )
@@ -70,7 +72,9 @@ def choose(
     short = minutes is not None and minutes <= SHORT_MINUTES
     model = model or DEFAULT_MODEL
     config_class(model)
-    chosen = (SHORT if short else LONG)[model]
+    chosen: dict[str, Any] = (SHORT if short else LONG)[model]
+    if given.get("ragged"):  # short words cost no more beside long ones
+        chosen = chosen | {"buckets": 1}
     chosen = chosen | {k: v for k, v in given.items() if v is not None}
     return Settings(model=model, minutes=minutes, epochs=epochs, **chosen)
 

@@ -1,5 +1,6 @@
 """Train a model: from the dictionary to a folder with weights and figures."""
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Sequence
@@ -92,15 +93,16 @@ def _settings(
     """The settings of a new run, or those of the run that is resumed."""
     if not resume:
         return choose(minutes=minutes, epochs=epochs, **given)
-    old = checkpoint.load_header(out)["settings"]
+    old = Settings(**checkpoint.load_header(out)["settings"])
     for name, value in given.items():
-        if value is not None and value != old[name]:
+        if value not in (None, getattr(old, name)):
             raise G2PError(
-                f"`{name}` must stay {old[name]} when a run is resumed, got {value}"
+                f"`{name}` must stay {getattr(old, name)} when a run is resumed, got "
+                f"{value}"
             )
     if minutes is None and epochs is None:
-        return choose(**old)
-    return choose(**{**old, "minutes": minutes, "epochs": epochs})
+        return old
+    return dataclasses.replace(old, minutes=minutes, epochs=epochs)
 
 
 def _make_room(out: Path, display: Display) -> None:
@@ -126,8 +128,9 @@ def _introduce(run: Run, resume: bool) -> None:
     words = ", ".join(f"{len(words):,} {name}" for name, words in parts)
     run.display.say(run.settings.describe())
     run.display.say(f"words: {words}")
+    how = "of at most" if run.settings.ragged else "padded to"
     run.display.say(
-        f"{len(run.data.targets):,} pronunciations to learn, padded to "
+        f"{len(run.data.targets):,} pronunciations to learn, {how} "
         f"{', '.join(f'{t} x {u}' for t, u in run.data.shapes)} letters x phonemes"
     )
     if resume:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .batches import Batch
+from .batches import Batch, RaggedBatch
 from .model import Config, Params
 
 WARM_UP = 200  # updates until the learning rate is full
@@ -43,7 +43,12 @@ def learning_rate(peak: float, step: int, progress: float) -> float:
 
 
 def update(
-    state: State, batch: Batch, rate: float, *, config: Config, seed: int
+    state: State,
+    batch: Batch | RaggedBatch,
+    rate: float,
+    *,
+    config: Config,
+    seed: int,
 ) -> tuple[State, jax.Array]:
     """Move the parameters once; return the new state and the loss.
 
@@ -58,8 +63,11 @@ def update(
 
 
 @partial(jax.jit, static_argnames="config")
-def _gradient(params: Params, batch: Batch, key: jax.Array, *, config: Config) -> tuple:
-    return jax.value_and_grad(config.loss)(params, batch, key)
+def _gradient(
+    params: Params, batch: Batch | RaggedBatch, key: jax.Array, *, config: Config
+) -> tuple:
+    loss = config.ragged_loss if isinstance(batch, RaggedBatch) else config.loss
+    return jax.value_and_grad(loss)(params, batch, key)
 
 
 @jax.jit

@@ -1,0 +1,147 @@
+"""The main job by `ragged.vmap`: the same losses, gradients, weights and files."""
+
+import jax
+import numpy as np
+import pytest
+from g2p_words import (
+    arrays,
+    interrupt_after,
+    language,
+    learn,
+    plain_jax,  # noqa: F401
+    spell,
+    train_tiny,
+)
+
+from ostinato.apps.g2p import attention, checkpoint, ctc, settings
+from ostinato.apps.g2p.batches import Batch, RaggedBatch, TrainingSet, letter_ids, pad
+from ostinato.apps.g2p.models import MODELS
+from ostinato.apps.g2p.pronounce import Pronouncer
+from ostinato.ragged import vmap
+
+PHONEMES = ("AA", "B", "EH", "K", "S")
+CONFIGS = [
+    ctc.Config(3, 2, PHONEMES, dropout=0.4),
+    attention.Config(3, 1, PHONEMES),
+]
+WORDS = ["a", "antidisestablishment", "ox", "be", "thorough", "of", "a"]
+TARGETS = [[1], [1, 2, 2, 3, 5, 5, 1, 4, 3, 2, 1], [4, 5], [2], [3, 3, 1], [1, 2], [5]]
+
+
+def batch(order, letters=21, phonemes=12, rows=8):
+    """Words of very different lengths, and rows without a word."""
+    words, targets = [WORDS[i] for i in order], [TARGETS[i] for i in order]
+    return Batch(*pad(letter_ids(words), letters, rows), *pad(targets, phonemes, rows))
+
+
+@pytest.fixture(scope="module", params=CONFIGS, ids=lambda config: config.name)
+def model(request):
+    """A model, large parameters, and its two losses with gradients, compiled."""
+    config = request.param
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+        rng = np.random.default_rng(0)
+        shapes = jax.eval_shape(config.init, jax.random.key(0))
+        params = jax.tree.map(
+            lambda a: jax.numpy.array(rng.normal(size=a.shape), np.float32), shapes
+        )
+        losses = (config.loss, config.ragged_loss)
+        return config, params, *(jax.jit(jax.value_and_grad(f)) for f in losses)
+
+
+@pytest.mark.parametrize("order", [range(7), (4, 2, 4, 3)], ids=["seven", "four"])
+def test_loss_and_gradient_equal_those_of_padded_words(model, order):
+    _, params, padded, ragged = model
+    want = padded(params, batch(order))
+    got = ragged(params, RaggedBatch.of(batch(order)))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), got, want
+    )
+
+
+def test_every_word_draws_its_own_dropout():
+    """A mask depends on the key and the word's place, not on the other words."""
+    config = CONFIGS[0]
+    params = config.init(jax.random.key(0))
+    key, order = jax.random.key(5), (5, 1, 5)
+    got = jax.jit(config.ragged_loss)(params, RaggedBatch.of(batch(order)), key)
+    one = jax.jit(config.word_loss)
+    want = [
+        one(params, np.array(letter_ids([WORDS[i]])[0]), np.array(TARGETS[i]), k)
+        for i, k in zip(order, jax.random.split(key, 8), strict=False)
+    ]
+    np.testing.assert_allclose(got, np.mean(want), rtol=1e-4)
+    assert want[0] != want[2]
+
+
+def test_a_batch_keeps_its_words_and_drops_the_padding():
+    padded = batch((4, 2), rows=3)
+    letters, phonemes = RaggedBatch.of(padded)
+    assert [a.tolist() for a in letters] == [*letter_ids([WORDS[4], WORDS[2]]), []]
+    assert [a.tolist() for a in phonemes] == [TARGETS[4], TARGETS[2], []]
+    assert (letters.dim, phonemes.dim) == ("letters", "phonemes")
+    assert (letters.max_length, phonemes.max_length) == (21, 12)
+
+
+def test_an_epoch_compiles_for_few_sizes():
+    size = CONFIGS[0].size
+    data = TrainingSet(
+        language(1500), PHONEMES, size=size, batch_size=16, num_buckets=1
+    )
+    traced = []
+
+    @jax.jit
+    def letters(batch):
+        traced.append(batch)
+        return vmap(lambda word, _: word.shape[0], min_length=0)(*batch)
+
+    for batch in data.epoch(0, 0):
+        np.testing.assert_array_equal(letters(RaggedBatch.of(batch)), batch.seq_lengths)
+    assert data.num_batches > 80
+    assert len(traced) <= 4
+
+
+# ------------------------------------------------------------------------------- a run
+
+
+BATCH = 28  # all batches of 28 words have the same capacities: one compilation
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    return learn(tmp_path_factory.mktemp("ragged"), ragged=True, batch=BATCH)
+
+
+def test_a_run_learns_and_pronounces(learned):
+    out, summary, text = learned
+    assert summary.best.dev_per < 5
+    assert "model ctc by ragged.vmap" in text
+    assert "to learn, of at most" in text
+    assert Pronouncer(out)(["bakes", "sex"]) == [spell("bakes"), spell("sex")]
+
+
+def test_a_run_makes_the_updates_of_a_padded_one(tmp_path):
+    """Without dropout; on the same batches, since one bucket holds all words."""
+    padded, by_rows = (
+        train_tiny(tmp_path / str(ragged), epochs=2, batch=BATCH, ragged=ragged)
+        for ragged in (False, True)
+    )
+    assert padded.best.updates == by_rows.best.updates > 9
+    np.testing.assert_allclose(by_rows.best.loss, padded.best.loss, rtol=1e-4)
+
+
+def test_an_interrupted_run_goes_on_as_it_began(tmp_path, monkeypatch):
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+    train_tiny(whole, epochs=2, batch=BATCH, ragged=True)
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, updates=10)
+        train_tiny(halved, epochs=2, batch=BATCH, ragged=True)
+    train_tiny(halved, resume=True, batch=BATCH)  # it knows that it is ragged
+    want, got = (arrays(out, checkpoint.RESUME_FILE) for out in (whole, halved))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_words_of_all_lengths_share_batches(name):
+    assert settings.choose(name, ragged=True).buckets == 1
+    assert settings.choose(name, ragged=True, buckets=3).buckets == 3
+    assert settings.choose(name, ragged=False).buckets > 1
