@@ -1,0 +1,238 @@
+"""What `ragged.vmap` is compared with: the same models on padded data with masks."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import ostinato as ost
+from ostinato import ragged
+
+BATCH = 256
+SHORTEST, LONGEST = 5, 200
+D = 64
+SPEC = ost.RNNSpec("lstm", D, D)
+Params = dict[str, jax.Array]
+
+
+def make_params(seed: int = 0) -> Params:
+    """Weights of all models; each uses its own."""
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape: int) -> jax.Array:
+        scale = D**-0.5
+        return jnp.asarray(scale * rng.standard_normal(shape), jnp.float32)
+
+    names = ("query", "key", "value", "up", "down")
+    return {name: draw(D, D) for name in names} | {
+        "gates": draw(2 * D, 4 * D),
+        "lstm": ost.init_weights(jax.random.key(seed), SPEC),
+    }
+
+
+# ------------------------------------------------------------------ for one sequence
+
+
+def mlp(p: Params, x: jax.Array) -> jax.Array:
+    return jax.nn.relu(x @ p["up"]) @ p["down"]
+
+
+def mean_pooling(p: Params, x: jax.Array) -> jax.Array:
+    return mlp(p, x).mean(0)
+
+
+def lstm_operator(p: Params, x: jax.Array) -> jax.Array:
+    return ost.rnn(SPEC, p["lstm"], x).y
+
+
+def lstm_scan(p: Params, x: jax.Array) -> jax.Array:
+    def step(state: Any, x_t: jax.Array) -> Any:
+        h, c = state
+        i, f, g, o = jnp.split(jnp.concatenate([x_t, h]) @ p["gates"], 4)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    zeros = jnp.zeros(D, x.dtype)
+    return lax.scan(step, (zeros, zeros), x)[1]
+
+
+def _attend(p: Params, x: jax.Array, scores: Callable) -> jax.Array:
+    energies = (x @ p["query"]) @ (x @ p["key"]).T * D**-0.5
+    return jax.nn.softmax(scores(energies), axis=-1) @ (x @ p["value"])
+
+
+def attention(p: Params, x: jax.Array) -> jax.Array:
+    return _attend(p, x, lambda energies: energies)
+
+
+def all_three(p: Params, x: jax.Array) -> jax.Array:
+    x = x + attention(p, x)
+    x = x + mlp(p, x)
+    return lstm_scan(p, x)
+
+
+# --------------------------------------------------------- padded, with masks, for one
+
+
+def _rows(y: jax.Array, length: jax.Array) -> jax.Array:
+    valid = jnp.arange(y.shape[0], dtype=length.dtype) < length
+    return jnp.where(valid[:, None], y, 0)
+
+
+def masked_mean_pooling(p: Params, x: jax.Array, length: jax.Array) -> jax.Array:
+    return _rows(mlp(p, x), length).sum(0) / length.astype(x.dtype)
+
+
+def lstm_with_lengths(p: Params, x: jax.Array, length: jax.Array) -> jax.Array:
+    return ost.rnn(SPEC, p["lstm"], x, seq_lengths=length).y
+
+
+def masked_attention(p: Params, x: jax.Array, length: jax.Array) -> jax.Array:
+    valid = jnp.arange(x.shape[0], dtype=length.dtype) < length
+    seen = lambda e: jnp.where(valid[None], e, -jnp.inf)  # noqa: E731
+    return _rows(_attend(p, x, seen), length)
+
+
+def masked_all_three(p: Params, x: jax.Array, length: jax.Array) -> jax.Array:
+    x = x + masked_attention(p, x, length)
+    x = x + mlp(p, x)
+    return _rows(lstm_scan(p, x), length)
+
+
+def _masked(function: Callable) -> Callable:
+    """For functions in which no row sees a later one: masks at the end are enough."""
+    return lambda p, x, length: _rows(function(p, x), length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """One row of the table.
+
+    Attributes:
+        title: in the table and the picture.
+        one: of one sequence.
+        padded: of one padded sequence and its length.
+        options: of `ragged.vmap`; tiers, as many as named, are those of the lengths.
+        goals: padded time over ragged time, of a pass and of one with gradients.
+    """
+
+    title: str
+    one: Callable
+    padded: Callable
+    options: Mapping[str, Any]
+    goals: tuple[float, float] | None
+
+
+TIERS = {"tiers": 3}
+LANES = {"scan": "lanes"}
+MODELS = {
+    "mlp": Model("MLP", mlp, _masked(mlp), {}, (5, 4.5)),
+    "pool": Model("MLP, mean pooling", mean_pooling, masked_mean_pooling, {}, (5, 4.5)),
+    "lstm": Model("LSTM, `ost.rnn`", lstm_operator, _masked(lstm_operator), {}, (5, 4)),
+    "lengths": Model(
+        "the same, padding with `seq_lengths`",
+        lstm_operator,
+        lstm_with_lengths,
+        {},
+        None,
+    ),
+    "scan": Model("LSTM, `lax.scan`", lstm_scan, _masked(lstm_scan), LANES, (4.5, 3)),
+    "attention": Model("self-attention", attention, masked_attention, TIERS, (3, 3)),
+    "all": Model(
+        "attention, MLP, LSTM", all_three, masked_all_three, TIERS | LANES, (2.5, 2.5)
+    ),
+}
+
+
+# --------------------------------------------------------------------------- the data
+
+
+class Data(NamedTuple):
+    """The same sequences in both forms."""
+
+    rows: ragged.RaggedArray
+    padded: jax.Array
+    lengths: jax.Array
+
+    @property
+    def padding_ratio(self) -> float:
+        """Padded rows over rows."""
+        batch, longest, _ = self.padded.shape
+        return batch * longest / int(self.lengths.sum())
+
+
+def draw_lengths(mean: float, batch: int, longest: int, seed: int = 1) -> np.ndarray:
+    """Lognormal between the shortest and the longest, which occurs, of that mean."""
+    rng = np.random.default_rng(seed)
+    shape = np.exp(0.75 * rng.standard_normal(batch))
+    shape[0] = np.inf
+    low, high = 1e-3, 1e4  # factors; the mean grows with the factor
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        lengths = np.clip(middle * shape, SHORTEST, longest).round().astype(np.int32)
+        low, high = (middle, high) if lengths.mean() < mean else (low, middle)
+    return lengths
+
+
+def make_data(padding_ratio: float, batch: int = BATCH, longest: int = LONGEST) -> Data:
+    """Sequences that padding makes so many times as long in the mean."""
+    rng = np.random.default_rng(2)
+    lengths = draw_lengths(longest / padding_ratio, batch, longest)
+    x = [rng.standard_normal((n, D)).astype(np.float32) for n in lengths]
+    rows = ragged.RaggedArray.from_list(
+        x, capacity=ragged.round_capacity, max_length=longest
+    )
+    return Data(rows, rows.to_padded(), rows.lengths)
+
+
+# ------------------------------------------------------------------- what is measured
+
+
+def build(model: Model, kind: str, data: Data) -> dict[str, tuple[Callable, tuple]]:
+    """Function and arguments of both contenders, `infer` or `train`.
+
+    `train` gives the gradients of the mean square of all results.
+    """
+    options = dict(model.options)
+    if "tiers" in options:
+        options["tiers"] = ragged.length_tiers(data.lengths, options["tiers"])
+    run = ragged.vmap(model.one, in_axes=(None, 0), **options)
+    padded = jax.vmap(model.padded, in_axes=(None, 0, 0))
+    total = int(data.lengths.sum())
+
+    def ragged_loss(p: Params, x: ragged.RaggedArray) -> jax.Array:
+        y = run(p, x)
+        squares = (_valid(y) if is_ragged(y) else y) ** 2
+        return squares.sum() / total
+
+    def padded_loss(p: Params, x: jax.Array, lengths: jax.Array) -> jax.Array:
+        return (padded(p, x, lengths) ** 2).sum() / total
+
+    functions = (run, padded)
+    if kind == "train":
+        functions = (jax.grad(ragged_loss), jax.grad(padded_loss))
+    p = make_params()
+    return {
+        "ragged": (functions[0], (p, data.rows)),
+        "padded": (functions[1], (p, data.padded, data.lengths)),
+    }
+
+
+def _valid(y: ragged.RaggedArray) -> jax.Array:
+    there = jnp.arange(y.capacity, dtype=jnp.int32) < y.lengths.sum()
+    return jnp.where(there[:, None], y.data, 0)
+
+
+def is_ragged(y: Any) -> bool:
+    return isinstance(y, ragged.RaggedArray)
+
+
+def comparable(result: Any) -> list[jax.Array]:
+    """The arrays of a result, those of ragged ones padded with zeros."""
+    leaves = jax.tree.leaves(result, is_leaf=is_ragged)
+    return [y.to_padded() if is_ragged(y) else y for y in leaves]

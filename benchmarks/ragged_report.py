@@ -1,0 +1,131 @@
+"""The table and the picture of `ragged.vmap` next to padding."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from .ragged_models import BATCH, LONGEST, MODELS, SHORTEST, D
+from .report import between_marks
+from .tables import duration, ratio
+
+MARK = "ragged"
+KINDS = {"infer": "one pass", "train": "with gradients"}
+DRAWN = [name for name in MODELS if name != "lengths"]
+_COLORS = {"ragged": "#c1272d", "padded": "#555555"}
+_STYLES = {"infer": "-", "train": "--"}
+
+Row = dict[str, Any]
+
+
+def median(row: Row, contender: str, what: str = "seconds") -> float:
+    return statistics.median(row[what][contender])
+
+
+def over(row: Row, what: str = "seconds") -> float:
+    """Time of the padded contender over that of the ragged one."""
+    return median(row, "padded", what) / median(row, "ragged", what)
+
+
+def line(row: Row) -> str:
+    """A row as soon as it is measured."""
+    times = ", ".join(
+        f"{name} {duration(median(row, name))} ms" for name in row["seconds"]
+    )
+    where = f"{row['model']}/{row['kind']} at {row['padding_ratio']:.2f}"
+    text = f"{where}: {times}, {over(row):.2f}x"
+    if row["compile_seconds"]["ragged"]:
+        text += f", compiles in {1 / over(row, 'compile_seconds'):.2f}x the time"
+    return text
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown: a line for each model, its times, and what was to be reached."""
+    heads = ["model"]
+    for title in KINDS.values():
+        heads += [f"{title}: ragged", "padded", "padded / ragged", "goal"]
+    heads += ["compile, ragged / padded"]
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
+    for name, model in MODELS.items():
+        found = {row["kind"]: row for row in rows if row["model"] == name}
+        if not found:
+            continue
+        cells, compiles = [model.title], []
+        for place, kind in enumerate(KINDS):
+            row = found[kind]
+            goal = model.goals[place] if model.goals else None
+            cells += [duration(median(row, c)) for c in ("ragged", "padded")]
+            cells += [ratio(over(row)), "" if goal is None else f"{goal:g}"]
+            compiles.append(f"{1 / over(row, 'compile_seconds'):.1f}")
+        lines.append([*cells, " / ".join(compiles)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write(measured: dict[str, Any], docs: Path, table_ratio: float) -> None:
+    """Replace the table of results.md and draw the picture next to it."""
+    rows, machine = measured["rows"], measured["machine"]
+    chosen = [row for row in rows if row["ratio"] == table_ratio]
+    bound = chosen[0]["padding_ratio"]
+    said = (
+        f"Measured {machine['date']} on {machine['cpu']}, {machine['cpus']} CPUs, jax "
+        f"{machine['packages']['jax']}, float32. {BATCH} sequences of {SHORTEST} to "
+        f"{LONGEST} rows of {D} features, lognormal; padding makes {bound:.1f} times "
+        "as many rows of them. Times in milliseconds, medians of rounds in turns; "
+        "compile is one pass / with gradients."
+    )
+    parts = [said, table(chosen)]
+    if len({row["ratio"] for row in rows}) > 1:
+        picture = docs / "images" / "ragged.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        draw(rows).savefig(picture)
+        parts.append(f"![time over the padding ratio](images/{picture.name})")
+    page = docs / "results.md"
+    text = "\n\n".join(parts)
+    page.write_text(between_marks(page.read_text(), text, MARK))
+
+
+def draw(rows: list[Row]) -> Any:
+    """A panel for each model: time over the padding ratio."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
+    names = [n for n in DRAWN if any(row["model"] == n for row in rows)]
+    columns = min(len(names), 3)
+    lines = -(-len(names) // columns)
+    size = (3.6 * columns, 2.9 * lines + 0.6)
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(lines, columns, squeeze=False).ravel()
+    for axes in panels[len(names) :]:
+        axes.set_visible(False)
+    for axes, name in zip(panels, names, strict=False):
+        for kind, style in _STYLES.items():
+            found = [r for r in rows if (r["model"], r["kind"]) == (name, kind)]
+            found.sort(key=lambda row: row["padding_ratio"])
+            ratios = [row["padding_ratio"] for row in found]
+            for contender, color in _COLORS.items():
+                times = [1e3 * median(row, contender) for row in found]
+                label = f"{contender}, {KINDS[kind]}"
+                axes.plot(
+                    ratios, times, style, marker="o", ms=3, color=color, label=label
+                )
+        axes.set(xscale="log", yscale="log", title=MODELS[name].title.replace("`", ""))
+        axes.set_xticks([1, 2, 3, 5, 10], labels=["1", "2", "3", "5", "10"])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.title.set_size(10)
+    for axes in panels[::columns]:
+        axes.set_ylabel("milliseconds")
+    for axes in panels[max(0, len(names) - columns) : len(names)]:
+        axes.set_xlabel("padded rows / rows")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+    )
+    figure.suptitle(f"{BATCH} sequences of up to {LONGEST} rows of {D} features")
+    return figure
