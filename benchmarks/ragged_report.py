@@ -6,7 +6,7 @@ from typing import Any
 
 from .ragged_models import BATCH, LONGEST, MODELS, SHORTEST, D
 from .report import between_marks
-from .tables import duration, ratio
+from .tables import duration, markdown, ratio
 
 MARK = "ragged"
 KINDS = {"infer": "one pass", "train": "with gradients"}
@@ -44,7 +44,7 @@ def table(rows: list[Row]) -> str:
     for title in KINDS.values():
         heads += [f"{title}: ragged", "padded", "padded / ragged", "goal"]
     heads += ["compile, ragged / padded"]
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
+    lines = []
     for name, model in MODELS.items():
         found = {row["kind"]: row for row in rows if row["model"] == name}
         if not found:
@@ -57,7 +57,7 @@ def table(rows: list[Row]) -> str:
             cells += [ratio(over(row)), "" if goal is None else f"{goal:g}"]
             compiles.append(f"{1 / over(row, 'compile_seconds'):.1f}")
         lines.append([*cells, " / ".join(compiles)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown(heads, lines)
 
 
 def write(measured: dict[str, Any], docs: Path, table_ratio: float) -> None:

@@ -23,6 +23,7 @@ from . import report, results, tables, timing
 from .steps import Network, networks
 
 OUT = Path("out/bench/recurrent.json")
+MARK = "recurrent"
 PAGE = Path("docs/results.md")
 SIZES = {"N8H64": (8, 64), "N32H256": (32, 256)}
 STEPS = 100
@@ -62,9 +63,6 @@ def main(
     tables.console().print(text(stored))
     if page is not None:
         page.write_text(report.between_marks(page.read_text(), text(stored), MARK))
-
-
-MARK = "recurrent"
 
 
 # ------------------------------------------------------------------------------ speed
@@ -209,11 +207,13 @@ def text(stored: dict) -> str:
     ]
     if "speed" in stored:
         heads = ("network", SCAN, "function", "cell")
-        parts.append(_table(heads, [speed_row(row) for row in stored["speed"]]))
+        parts.append(
+            tables.markdown(heads, [speed_row(row) for row in stored["speed"]])
+        )
     if "memory" in stored:
         heads = ("network", "stored", "MiB", "share", "ms", "time")
         lines = [line for row in stored["memory"] for line in memory_rows(row)]
-        parts.append(_table(heads, lines))
+        parts.append(tables.markdown(heads, lines))
     return "\n\n".join(parts)
 
 
@@ -242,11 +242,6 @@ def memory_rows(row: dict) -> list[tuple[str, ...]]:
         )
         for way, size in row["bytes"].items()
     ]
-
-
-def _table(heads: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
-    rule = ["---"] + ["---:"] * (len(heads) - 1)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *lines))
 
 
 if __name__ == "__main__":

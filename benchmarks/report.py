@@ -76,9 +76,8 @@ def table(measured: list[Row]) -> str:
     """Markdown, columns that are empty in every row left out."""
     lines = [tables.HEADS, *(tables.cells(row) for row in measured)]
     columns = [c for c in zip(*lines, strict=True) if any(c[1:])]
-    lines = [list(line) for line in zip(*columns, strict=True)]
-    rule = ["---", *["---:"] * (len(lines[0]) - 1)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
+    heads, *shown = zip(*columns, strict=True)
+    return tables.markdown(heads, shown)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Rows as text: for the terminal and for the pages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -36,6 +36,12 @@ def duration(seconds: float | None) -> str:
 
 def ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
+
+
+def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table for a page, the first column on the left and the others on the right."""
+    rule = ["---", *["---:"] * (len(heads) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *lines))
 
 
 def verdict(row: Row) -> str:

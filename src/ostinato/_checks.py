@@ -107,6 +107,17 @@ def check_real(name: str, value: Any) -> float:
     return float(value)
 
 
+def check_integers(name: str, value: Any) -> Any:
+    """An array of integers, JAX's or numpy's."""
+    if not hasattr(value, "dtype"):
+        value = np.asarray(value)
+        if value.size == 0:  # numpy calls an empty list float64
+            value = value.astype(np.int32)
+    if not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TypeError(f"`{name}` must hold integers, got {describe(value)}")
+    return value
+
+
 def check_seq_lengths(
     seq_lengths: Any,
     batch: Any,
@@ -127,12 +138,7 @@ def check_seq_lengths(
     """
     if is_symbolic_dim(seq_lengths):
         seq_lengths = jnp.asarray(seq_lengths)
-    if not hasattr(seq_lengths, "dtype"):
-        seq_lengths = np.asarray(seq_lengths)
-        if seq_lengths.size == 0:  # numpy calls an empty list float64
-            seq_lengths = seq_lengths.astype(np.int32)
-    if not jnp.issubdtype(seq_lengths.dtype, jnp.integer):
-        raise TypeError(f"`{name}` must hold integers, got {describe(seq_lengths)}")
+    seq_lengths = check_integers(name, seq_lengths)
     check_shape(name, seq_lengths, **({} if scalar else {"B": batch}))
     symbolic = bool(is_symbolic_dim(steps))
     if symbolic or not is_concrete(seq_lengths):

@@ -29,12 +29,7 @@ def check_axis(axis: Any, ndim: int) -> int:
 
 def check_lengths(lengths: Any, name: str = "lengths") -> Array:
     """Lengths as int32 `[batch]`."""
-    if not hasattr(lengths, "dtype"):
-        lengths = np.asarray(lengths)
-        if lengths.size == 0:  # numpy calls an empty list float64
-            lengths = lengths.astype(np.int32)
-    if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise TypeError(f"`{name}` must hold integers, got {_checks.describe(lengths)}")
+    lengths = _checks.check_integers(name, lengths)
     _checks.check_rank(name, lengths, "batch")
     if _checks.is_concrete(lengths):
         return jnp.asarray(np.asarray(lengths).astype(np.int32))

@@ -38,6 +38,13 @@ class Sizes:
         """Where `x` is no padding along `axis`, in a shape that broadcasts to `x`."""
         return along(positions(x.shape[axis]) < self(dim), axis, x.ndim)
 
+    def cleared(self, x: Array, shape: tuple[Any, ...], fill: Any = 0) -> Array:
+        """`x`, in the shape `shape` of one example, with `fill` for all its padding."""
+        inside: Any = True
+        for axis in sizes.symbolic_axes(shape):
+            inside &= self.mask(x, axis, shape[axis])
+        return x if inside is True else jnp.where(inside, x, jnp.asarray(fill, x.dtype))
+
     def repeat_last(self, x: Array, axis: int, dim: Any) -> Array:
         """`x` with its last valid slice along `axis`, a constant, for the padding."""
         if not sizes.is_symbolic(dim) or x.shape[axis] == 0:

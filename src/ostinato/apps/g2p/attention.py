@@ -107,7 +107,7 @@ class Config(model.Config):
         Where CTC cannot spell a pronunciation, its share is 0.
         """
         losses = self._losses(params, *batch, key)
-        return jnp.sum(losses) / jnp.maximum(jnp.sum(batch.seq_lengths > 0), 1)
+        return model.mean_of_words(losses, batch.seq_lengths)
 
     def word_loss(
         self,

@@ -66,8 +66,7 @@ class Config(model.Config):
         losses = label_losses(
             out, batch.seq_lengths * self.frames, batch.phonemes, batch.phoneme_lengths
         )
-        real = batch.seq_lengths > 0
-        return jnp.sum(jnp.where(real, losses, 0)) / jnp.maximum(jnp.sum(real), 1)
+        return model.mean_of_words(losses, batch.seq_lengths)
 
     def word_loss(
         self,

@@ -110,8 +110,7 @@ class Config:
         """
         keys = None if key is None else jax.random.split(key, len(batch.letters))
         losses = ragged.vmap(partial(self.word_loss, params))(*batch, keys)
-        real = batch.letters.lengths > 0
-        return jnp.sum(jnp.where(real, losses, 0)) / jnp.maximum(jnp.sum(real), 1)
+        return mean_of_words(losses, batch.letters.lengths)
 
     def reader(
         self, pronunciations: Sequence[Sequence[int]] = (), bounds: Sequence[int] = ()
@@ -180,3 +179,9 @@ def rank(
 def normal(key: jax.Array, *shape: int, scale: float = 0.0) -> jax.Array:
     """Draw float32 weights; `scale` is the first size ** -0.5 unless given."""
     return jax.random.normal(key, shape, jnp.float32) * (scale or shape[0] ** -0.5)
+
+
+def mean_of_words(losses: jax.Array, seq_lengths: Any) -> jax.Array:
+    """The mean of ``[B]`` losses over the rows that are words: not of length 0."""
+    real = jnp.asarray(seq_lengths) > 0
+    return jnp.sum(jnp.where(real, losses, 0)) / jnp.maximum(jnp.sum(real), 1)

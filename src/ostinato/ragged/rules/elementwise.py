@@ -10,7 +10,7 @@ from jax.extend.core import JaxprEqn, Literal
 
 from ..._typing import Array
 from ..context import Context
-from ..layouts import Flat, Padded, Shared, Value, ragged_axes
+from ..layouts import Flat, Packing, Padded, Shared, Value, ragged_axes
 from ..registry import register
 from ..segments import along
 from ..sizes import evaluate, is_symbolic, symbolic_axes
@@ -115,10 +115,4 @@ def _dim_as_value(ctx: Context, eqn: JaxprEqn, *, dim: Any) -> Value:
 def _unchanged(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[Value]:
     params = eqn.primitive.get_bind_params(eqn.params)
     arrays = eqn.primitive.bind(*(v.x for v in values), **params)
-    return [_with_array(v, x) for v, x in zip(values, arrays, strict=True)]
-
-
-def _with_array(value: Value, x: Array) -> Value:
-    if isinstance(value, Flat):
-        return Flat(x, value.shape, value.axis)
-    return type(value)(x, value.shape)
+    return Packing.of(values).unpack(arrays)

@@ -66,13 +66,7 @@ def _linear_solve(
         """Without padding: solver and transposed solver then fit each other."""
 
         def zero(own: Sizes, *arrays: Array) -> list[Array]:
-            kept = []
-            for x, v in zip(arrays, b, strict=True):
-                for axis in ragged_axes(v):
-                    inside = own.mask(x, axis, v.shape[axis])
-                    x = jnp.where(inside, x, jnp.zeros((), x.dtype))
-                kept.append(x)
-            return kept
+            return [own.cleared(x, v.shape) for x, v in zip(arrays, b, strict=True)]
 
         values = [Padded(x, v.shape) for x, v in zip(arrays, b, strict=True)]
         return [v.x for v in inner.batched(zero, values, [v.shape for v in b])]

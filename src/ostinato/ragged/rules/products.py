@@ -63,21 +63,14 @@ def _dot_general(
         if not sized:
             return [bind(*operands)]
         # Also on axes that stay: its derivative adds up over those.
-        return [bind(*map(_cleared, (sizes, sizes), operands, (a, b)))]
+        values = zip(operands, (a, b), strict=True)
+        return [bind(*(sizes.cleared(x, v.shape) for x, v in values))]
 
     (result,) = ctx.batched(product, [a, b], [shape], sized=sized)
     one = isinstance(result, Padded) and len(ragged_axes(result)) == 1
     if one and ctx.options.prefers_rows:
         return ctx.to_flat(result)  # what follows need not run on padding
     return result
-
-
-def _cleared(sizes: Sizes, x: Array, value: Value) -> Array:
-    """`x`, one example's part of `value`, with zeros in its padding."""
-    inside: Any = True
-    for axis in ragged_axes(value):
-        inside &= sizes.mask(x, axis, value.shape[axis])
-    return x if inside is True else jnp.where(inside, x, 0)
 
 
 def _is_dense(x: Value) -> bool:

@@ -63,8 +63,7 @@ def _conv(
     dilation = params["lhs_dilation"]
 
     def convolve(own: Sizes, a: Array, k: Array) -> list[Array]:
-        for axis in ragged:
-            a = jnp.where(own.mask(a, axis, x.shape[axis]), a, jnp.zeros((), a.dtype))
+        a = own.cleared(a, x.shape)
         pads = []
         for i, (axis, pair) in enumerate(zip(spatial, padding, strict=True)):
             a, pair = _fixed_padding(ctx, own, a, axis, pair, dilation[i], 0)
@@ -174,8 +173,7 @@ def _pooled(
     def pool(own: Sizes, a: Array, *start: Array) -> list[Array]:
         value = start[0] if start else fill
         value = jnp.asarray(value, a.dtype)
-        for axis in ragged:
-            a = jnp.where(own.mask(a, axis, x.shape[axis]), a, value)
+        a = own.cleared(a, x.shape, value)
         pads = []
         for axis, pair in enumerate(padding):
             a, pair = _fixed_padding(ctx, own, a, axis, pair, dilation[axis], value)
@@ -210,12 +208,8 @@ def _gradient_of_max_pool(
     fill = extreme(x.x.dtype)
 
     def scatter(own: Sizes, source_x: Array, a: Array) -> list[Array]:
-        for axis in ragged_axes(source):
-            inside = own.mask(source_x, axis, source.shape[axis])
-            source_x = jnp.where(inside, source_x, jnp.zeros((), source_x.dtype))
-        for axis in ragged_axes(x):
-            inside = own.mask(a, axis, x.shape[axis])
-            a = jnp.where(inside, a, jnp.asarray(fill, a.dtype))
+        source_x = own.cleared(source_x, source.shape)
+        a = own.cleared(a, x.shape, fill)
         return [eqn.primitive.bind(source_x, a, padding=padding, **params)]
 
     (y,) = ctx.batched(scatter, [source, x], [shape])
