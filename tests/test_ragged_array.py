@@ -279,6 +279,11 @@ ERRORS = {
         TypeError,
         r"`arrays\[1\]` must have the dtype",
     ),
+    "lists": (
+        lambda: RaggedArray.from_list([[1, 2], [3]]),
+        TypeError,
+        r"`arrays\[0\]` must be an array, got list \[1, 2\]; jnp.array makes one",
+    ),
     "capacity below the rows": (
         lambda: RaggedArray.from_list([ROWS], capacity=8),
         ValueError,

@@ -9,8 +9,16 @@ from ragged_loop import check, other_rows_in_padding
 from ragged_programs import BY_NAME
 
 from ostinato.ragged import Context, Flat, Padded, Sizes, registry
-from ostinato.ragged.rules import control, elementwise, lanes, linalg, lockstep
-from ostinato.ragged.rules.tiers import _Tiered
+from ostinato.ragged.moves import Places
+from ostinato.ragged.rules import (
+    control,
+    elementwise,
+    lanes,
+    linalg,
+    lockstep,
+    products,
+    tiers,
+)
 
 LANES = {"scan": "lanes", "lanes": 2}
 LOCKSTEP = {"scan": "lockstep"}
@@ -146,6 +154,10 @@ def unchanged(position):
     return lambda function: lambda *args: args[position]
 
 
+def _rolled(x):
+    return jnp.roll(x, 1)
+
+
 # ------------------------------------------------------- broken, and who is to see it
 
 REDUCTIONS = {
@@ -249,18 +261,28 @@ BROKEN = {
         {},
     ),
     "tiers_out_of_order": (
-        attribute(
-            _Tiered,
-            "_join",
-            lambda f: lambda self, parts, place: f(self, parts, place[::-1]),
-        ),
+        attribute(tiers, "descending", lambda f: lambda x: (f(x)[0], f(x)[1][::-1])),
         "attention",
         {"tiers": 2},
     ),
     "tiers_a_row_off": (
-        attribute(_Tiered, "_rows_of", lambda f: lambda *args: f(*args) + 1),
+        attribute(tiers._Tiered, "_in_tiers", changed(row=lambda p: p.row + 1)),
         "attention",
         {"tiers": 2},
+    ),
+    "rows_back_from_elsewhere": (
+        attribute(
+            Context,
+            "_places",
+            lambda f: lambda *args: (f(*args)[0], Places(*map(_rolled, f(*args)[1]))),
+        ),
+        "conv_same",
+        {},
+    ),
+    "padding_taken_for_rows": (
+        attribute(products, "is_filled", lambda _: lambda _: True),
+        "singular_pairs",
+        {},
     ),
     "lanes_never_begin": (
         attribute(lanes, "_plan", changed(begins=lambda p: p.begins & False)),
@@ -273,7 +295,11 @@ BROKEN = {
         LANES,
     ),
     "lanes_read_a_step_late": (
-        attribute(lanes, "_plan", changed(slot=lambda p: p.slot + 1)),
+        attribute(
+            lanes,
+            "_plan",
+            changed(in_rows=lambda p: p.in_rows._replace(row=p.in_rows.row + 1)),
+        ),
         "rnn",
         LANES,
     ),

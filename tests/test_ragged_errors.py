@@ -103,6 +103,7 @@ SIZES_IN_PYTHON = {
     "steps": (Inconclusive, lambda x: jnp.linspace(0, 1, x.shape[0])),
     "halves": (Inconclusive, lambda x: x.reshape(x.shape[0] // 2, -1)),
     "len": (TypeError, len),
+    "rows": ((Inconclusive, AttributeError), lambda x: sum(row for row in x)),
     "float": (TypeError, lambda x: x * float(x.shape[0])),
     "numpy": (TypeError, lambda x: np.zeros(x.shape)),
     "power": (ValueError, lambda x: x * x.shape[0] ** -0.5),
@@ -275,6 +276,11 @@ def test_own_primitive_with_and_without_a_rule(scratch_rules):
         np.testing.assert_allclose(got, 1 + np.cumsum(2 * rows, 0), rtol=1e-12)
     with pytest.raises(ValueError, match="running_total has a ragged rule already"):
         ragged.register(running_p)(rule)
+
+
+def test_own_primitive_of_a_name_that_jax_has_gets_no_rule_of_jax():
+    with pytest.raises(NotImplementedError, match="'sort': it has no rule"):
+        ragged.vmap(make_primitive("sort").bind)(batch())
 
 
 def test_own_primitive_without_ragged_axes_needs_no_rule():

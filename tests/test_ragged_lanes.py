@@ -123,7 +123,7 @@ def test_long_examples_are_dealt_out_first(monkeypatch):
     @fast_jit
     def steps(lengths):
         mapped(ragged.RaggedArray(np.zeros((24, 1)), lengths, max_length=9))
-        assert plans[-1].row.shape == (21, 2)
+        assert plans[-1].position.shape == (21, 2)
         return plans[-1].steps
 
     for lengths, want in {

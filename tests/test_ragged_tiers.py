@@ -213,3 +213,15 @@ def test_length_tiers_want_concrete_lengths():
         jax.jit(ragged.length_tiers)(np.ones(3, np.int32))
     with pytest.raises(ValueError, match="at least one length"):
         ragged.length_tiers([])
+
+
+@pytest.mark.parametrize("lengths", [(2, 7, 3, 4), (4, 4, 4, 4)])
+def test_lengths_that_are_known_need_no_other_program(lengths):
+    """Those that fit run in tiers alone, others as a whole."""
+    x = batch(examples(lengths))
+    mapped = ragged.vmap(attention, (0, None), tiers=GIVEN)
+    jaxpr = jax.make_jaxpr(lambda data: mapped(x.with_data(data), W).data)(x.data)
+    assert "cond[" not in str(jaxpr)
+    assert ("4,7,7]" in str(jaxpr)) != (lengths == (2, 7, 3, 4))
+    for y, a in zip(mapped(x, W).to_list(), examples(lengths), strict=True):
+        assert_close(y, alone(True)(a, W)[1], terms=100)

@@ -257,6 +257,23 @@ def test_gradient_of_a_gradient():
     assert_close(got, slope(alone)(WEIGHTS, XS), terms=1000)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_sums_over_many_rows_of_few_digits(dtype):
+    """One by one they would stay at 256 in bfloat16 and at 2048 in float16."""
+    lengths = (2500, 3)
+    x = ragged.RaggedArray(np.ones((2503, 2), dtype), lengths)
+    scaled = ragged.vmap(
+        lambda x, own, b: (x * own[None] * b[None]).sum(0, dtype=dtype), (0, 0, None)
+    )
+    own, shared = jnp.ones((2, 2), dtype), jnp.ones(2, dtype)
+    expected = np.repeat(np.asarray(lengths, dtype)[:, None], 2, 1)
+    np.testing.assert_array_equal(scaled(x, own, shared), expected)
+    total = lambda own, b: scaled(x, own, b).astype(jnp.float32).sum()  # noqa: E731
+    got, of_shared = jax.grad(total, (0, 1))(own, shared)
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_allclose(of_shared.astype(jnp.float32), 2503.0, rtol=0.01)
+
+
 def test_remat_around():
     run = jax.checkpoint(functools.partial(ragged_total, data=X.data))
     got = fast_jit(jax.grad(run))(WEIGHTS)

@@ -37,7 +37,8 @@ def check_array(name: str, x: Any) -> Array:
     """`x` as a JAX array; TypeError where it is none and converts to none."""
     if isinstance(x, (jax.Array, np.ndarray, np.generic)):
         return jnp.asarray(x)
-    raise TypeError(f"`{name}` must be an array, got {describe(x)}")
+    hint = "; jnp.array makes one of it" if isinstance(x, (list, tuple)) else ""
+    raise TypeError(f"`{name}` must be an array, got {describe(x)}{hint}")
 
 
 def check_floating(name: str, x: Any, allowed: Sequence[Any]) -> None:

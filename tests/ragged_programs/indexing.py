@@ -61,6 +61,13 @@ def out_of_range(x, at_n):
     return clipped, filled, x.at[far].add(1.0, mode="drop")
 
 
+def only_column(s):
+    """Out of range along an axis of size 1 that is written as a whole."""
+    x = s[:, None]
+    dropped = x.at[0, 3].set(9.0, mode="drop"), x.at[0, 1].add(s[0], mode="drop")
+    return dropped, x.at[0, 0].set(9.0, mode="drop"), x.at[0, 3].set(9.0, mode="clip")
+
+
 def negative_indices(x, at_n):
     return x[-1 - at_n]
 
@@ -99,6 +106,7 @@ FILLED = programs(
         "out_of_range": out_of_range,
         "scatter_to_rows": scatter_to_rows,
         "segment_sum_rows": lambda x, at_n: jax.ops.segment_sum(x, at_n, x.shape[0]),
+        "only_column": only_column,
         "set_own_row": lambda x, d, one_of_n: x.at[one_of_n].set(d),
         "dynamic_rows": dynamic_rows,
         "grown_table": grown_table,

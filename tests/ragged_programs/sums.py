@@ -84,6 +84,18 @@ def gram(x, scale):
     return jnp.exp(-0.5 * distance * (1 + scale**2)) + 0.5 * jnp.eye(x.shape[0])
 
 
+def singular_pairs(x, u):
+    """A product with weights; what stands past the end is infinite."""
+    n = x.shape[0]
+    place = jnp.arange(n, dtype=x.dtype)
+    left = jnp.asarray(2 * n, x.dtype) - place[:, None] - place[None]
+    return (x[:, None] * x[None] / left[..., None]) @ u
+
+
+def identity(x):
+    return jnp.eye(x.shape[0])
+
+
 def cholesky(x, scale):
     return jnp.linalg.cholesky(gram(x, scale))
 
@@ -171,6 +183,11 @@ FILLED = programs(
         "max": lambda x: x.max(0),
         "min_all": lambda x: x.min(),
         "max_of_ties": lambda x: jnp.maximum(x, 0.3).max(0),
+        "extremes_of_ties": lambda x: (
+            jnp.maximum(x, 0).max(),
+            jnp.minimum(x, 0).min(),
+        ),
+        "max_of_nothing_finite": lambda s: jnp.where(s > 9, s, -jnp.inf).max(),
         "ptp": lambda x: jnp.ptp(x, axis=0),
         "logsumexp": lambda x: jax.nn.logsumexp(x, 0),
         "softmax": lambda x: jax.nn.softmax(x, 0),
@@ -188,6 +205,7 @@ FILLED = programs(
         "pair_softmax_down": lambda x: jax.nn.log_softmax(pairs(x), 0),
         "pairs_squared": lambda x: (0.1 * pairs(x)) @ pairs(x) @ x,
         "singular_past_the_end": singular_past_the_end,
+        "singular_pairs": lambda x, u: singular_pairs(x, u).sum((0, 1)),
         "cross_sums": cross_sums,
         "cholesky": cholesky,
         "gaussian_process": gaussian_process,
@@ -196,6 +214,7 @@ FILLED = programs(
         "solve": lambda x, scale: jnp.linalg.solve(gram(x, scale), x),
         "log_determinant": lambda x, scale: jnp.linalg.slogdet(gram(x, scale))[1],
         "determinant": lambda x, scale: jnp.linalg.det(gram(x, scale)),
+        "determinant_of_products": lambda x: jnp.linalg.det(x @ x.T + identity(x)),
         "sort": lambda x: jnp.sort(x, 0),
         "sort_descending": lambda x: jnp.sort(x, 0, descending=True),
         "sort_features": lambda x: jnp.sort(x, 1),

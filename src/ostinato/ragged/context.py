@@ -17,8 +17,9 @@ from . import interpreter, sizes
 from .call import Options, Symbols
 from .constant import constant
 from .layouts import Flat, Padded, Shared, Value, ragged_axes, shape_text
+from .moves import Places, move
 from .registry import Refuse
-from .segments import Segments, Tail, along, positions
+from .segments import Segments, Tail, along, positions, repeated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,6 +203,29 @@ class Context:
 
         return self._once(("padded rows", str(dim)), rows)
 
+    def _places(self, dim: Any) -> tuple[Places, Places]:
+        """What flat rows come to each padded one, and the other way round."""
+
+        def places() -> tuple[Places, Places]:
+            longest, segments = self.max(dim), self.segments(dim)
+            slots = segments.ids * longest + jnp.minimum(segments.position, longest - 1)
+            return (
+                Places(
+                    self.padded_rows(dim).reshape(-1), self._inside(dim).reshape(-1)
+                ),
+                Places(slots, segments.valid),
+            )
+
+        return self._once(("places", str(dim)), places)
+
+    def _inside(self, dim: Any) -> Array:
+        """Where padded examples are no padding, bool `[batch, max]`."""
+
+        def inside() -> Array:
+            return positions(self.max(dim))[None] < self.lengths(dim)[:, None]
+
+        return self._once(("inside", str(dim)), inside)
+
     def _once(self, key: tuple, make: Callable[[], Any]) -> Any:
         if key not in self._known:
             self._known[key] = make()
@@ -225,14 +249,12 @@ class Context:
             )
         (axis,) = axes
         dim = value.shape[axis]
-        segments = self.segments(dim)
         if isinstance(value, Shared):
-            x = jnp.take(value.x, segments.position, axis, mode="clip")
+            x = repeated(value.x, self.segments(dim).position, axis)
             return Flat(x, value.shape, axis)
+        padded, flat = self._places(dim)
         x = jnp.moveaxis(value.x, axis + 1, 1)
-        longest = x.shape[1]
-        rows = segments.ids * longest + jnp.minimum(segments.position, longest - 1)
-        x = jnp.take(x.reshape(-1, *x.shape[2:]), rows, 0, mode="clip")
+        x = move(x.reshape(-1, *x.shape[2:]), flat, padded)
         return Flat(jnp.moveaxis(x, 0, axis), value.shape, axis)
 
     def to_padded(self, value: Value) -> Padded:
@@ -241,11 +263,13 @@ class Context:
             return value
         if isinstance(value, Shared):
             x = jnp.broadcast_to(value.x, (self.batch, *value.x.shape))
-            return Padded(x, value.shape)
-        rows = self.padded_rows(value.dim)
-        x = jnp.take(value.x, rows.reshape(-1), value.axis, mode="clip")
-        split = (*x.shape[: value.axis], *rows.shape, *x.shape[value.axis + 1 :])
-        return Padded(jnp.moveaxis(x.reshape(split), value.axis, 0), value.shape)
+            return Padded(x, value.shape, filled=not ragged_axes(value))
+        padded, flat = self._places(value.dim)
+        x = move(value.x, padded, flat, value.axis)
+        each = (self.batch, self.max(value.dim))
+        split = (*x.shape[: value.axis], *each, *x.shape[value.axis + 1 :])
+        x = jnp.moveaxis(x.reshape(split), value.axis, 0)
+        return Padded(x, value.shape, filled=True)
 
     def canonical(self, value: Value) -> Padded | Flat:
         """`Flat` for one symbolic axis, `Padded` for none or several.
@@ -263,7 +287,7 @@ class Context:
             return jnp.broadcast_to(value.x, (self.capacity(dim), *value.x.shape))
         x = self._or_harmless(self.tail(dim), self.to_padded(value).x)
         ids = self.segments(dim).ids
-        return jnp.take(x, ids, 0, mode="clip", indices_are_sorted=True)
+        return repeated(x, ids, indices_are_sorted=True)
 
     def per_row(self, dim: Any, rows_of: Any) -> Any:
         """The value of the size `dim`, maybe negative, for each row of `rows_of`."""
@@ -316,11 +340,7 @@ class Context:
         Returns:
             bool, in a shape that broadcasts to `x`.
         """
-
-        def make() -> Array:
-            return positions(self.max(dim))[None] < self.lengths(dim)[:, None]
-
-        inside = self._once(("mask", str(dim)), make)
+        inside = self._inside(dim)
         shape = [1] * x.ndim
         shape[0], shape[axis + 1] = inside.shape
         return inside.reshape(shape)

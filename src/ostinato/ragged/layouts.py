@@ -39,10 +39,13 @@ class Padded:
     Attributes:
         x: the array, `[batch, *shape]` with every symbol at its maximum.
         shape: of one example's value.
+        filled: whether the padding is known to be copies of valid rows, or what comes
+            of them alone, and so finite where the data are.
     """
 
     x: Array
     shape: tuple[Any, ...]
+    filled: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +76,26 @@ def ragged_axes(value: Value) -> list[int]:
     return symbolic_axes(value.shape)
 
 
+def is_filled(value: Value) -> bool:
+    """Whether what lies outside of the examples is known to come of valid rows."""
+    known = isinstance(value, Flat) or isinstance(value, Padded) and value.filled
+    return known or not ragged_axes(value)
+
+
+def filled_as(value: Value, *sources: Value) -> Value:
+    """`value`, which comes of `sources` element by element, as filled as they are."""
+    if isinstance(value, Padded) and all(map(is_filled, sources)):
+        return dataclasses.replace(value, filled=True)
+    return value
+
+
+def with_array(value: Value, x: Any) -> Value:
+    """`value` with another array, of whose padding nothing is known."""
+    if isinstance(value, Padded):
+        return Padded(x, value.shape)
+    return dataclasses.replace(value, x=x)
+
+
 def shape_text(shape: Iterable[Any]) -> str:
     """A shape as messages show it: sizes without quotes."""
     return f"({', '.join(map(str, shape))})"
@@ -91,9 +114,9 @@ class Packing:
     @classmethod
     def of(cls, values: Iterable[Value]) -> Packing:
         """The layouts and shapes of `values`."""
-        return cls(tuple(dataclasses.replace(v, x=None) for v in values))
+        return cls(tuple(with_array(v, None) for v in values))
 
     def unpack(self, arrays: Iterable[Array]) -> list[Value]:
         """Values of these layouts and shapes with `arrays`."""
         pairs = zip(self.values, arrays, strict=True)
-        return [dataclasses.replace(v, x=x) for v, x in pairs]
+        return [with_array(v, x) for v, x in pairs]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools as ft
 import importlib
 from collections.abc import Callable
 from typing import Any
 
+from jax import lax
 from jax.extend.core import Primitive
+from jax.extend.core import primitives as jax_primitives
 
 Rule = Callable[..., Any]
 
@@ -25,7 +28,8 @@ def register(*primitives: Primitive | str) -> Callable[[Rule], Rule]:
     """Decorate the rule of one or several primitives for `ragged.vmap`.
 
     Args:
-        primitives: primitives, or the names of primitives that JAX does not export.
+        primitives: primitives, or names of JAX's: only what JAX does not export is
+            found by its name, so that another one of that name is not meant.
 
     Returns:
         A decorator of `rule(ctx, eqn, *values, **params)`. `ctx` is the
@@ -49,10 +53,11 @@ def register(*primitives: Primitive | str) -> Callable[[Rule], Rule]:
 
     def decorate(rule: Rule) -> Rule:
         _import_rules()
-        for primitive in primitives:
-            if primitive in _rules or getattr(primitive, "name", None) in _rules:
-                raise ValueError(f"primitive {primitive} has a ragged rule already")
-        _rules.update(dict.fromkeys(primitives, rule))
+        keys = [_exported().get(p, p) for p in primitives]
+        for key in keys:
+            if key in _rules or getattr(key, "name", None) in _rules:
+                raise ValueError(f"primitive {key} has a ragged rule already")
+        _rules.update(dict.fromkeys(keys, rule))
         return rule
 
     return decorate
@@ -62,6 +67,18 @@ def rule_of(primitive: Primitive) -> Rule | None:
     """The rule of `primitive`, None where there is none."""
     _import_rules()
     return _rules.get(primitive, _rules.get(primitive.name))
+
+
+@ft.cache
+def _exported() -> dict[Any, Primitive]:
+    """JAX's primitives by their names."""
+    found = [
+        getattr(m, n, None)
+        for m in (jax_primitives, lax)
+        for n in dir(m)
+        if n.endswith("_p")
+    ]
+    return {p.name: p for p in found if isinstance(p, Primitive)}
 
 
 def _import_rules() -> None:

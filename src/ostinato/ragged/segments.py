@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from .._typing import Array
@@ -54,7 +55,7 @@ class Segments(NamedTuple):
     @classmethod
     def of(cls, lengths: Array, capacity: int, tail: Tail) -> Segments:
         """From the lengths, int32 `[batch]`."""
-        ends = jnp.cumsum(lengths, dtype=jnp.int32)
+        ends = _running_sum(lengths)
         offsets = ends - lengths
         row = positions(capacity)
         drop_ids = _count_up_to(ends, row)
@@ -64,16 +65,65 @@ class Segments(NamedTuple):
         return cls(ids, drop_ids, position, offsets, tail.valid, tail.last)
 
 
+def sum_of_rows(x: Array, ids: Array, batch: int) -> Array:
+    """The sum of the rows of each example, from `Segments.drop_ids`."""
+    sums = jax.ops.segment_sum(
+        x.astype(exact(x.dtype)), ids, batch, indices_are_sorted=True
+    )
+    return sums.astype(x.dtype)
+
+
+def repeated(x: Array, index: Array, axis: int = 0, **options: Any) -> Array:
+    """`jnp.take` of what is taken many times: its derivative is a sum of as many."""
+    if exact(x.dtype) == x.dtype:
+        return jnp.take(x, index, axis, mode="clip", **options)
+    return repeated(x.astype(exact(x.dtype)), index, axis, **options).astype(x.dtype)
+
+
+def exact(dtype: Any) -> Any:
+    """What to add up numbers of `dtype` in: they are added one by one."""
+    half = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return jnp.float32 if half else dtype
+
+
+def _running_sum(x: Array) -> Array:
+    """`jnp.cumsum` of int32 `[batch]`, in blocks of about the square root of its size.
+
+    Two sums under a mask: they compile to less than a cumsum does.
+    """
+    blocks = _blocks(x, 0)
+    step = positions(blocks.shape[1])
+    inside = step[:, None] >= step[None]
+    sums = jnp.sum(jnp.where(inside[None], blocks[:, None], 0), 2, dtype=jnp.int32)
+    block = positions(blocks.shape[0])
+    before = block[:, None] > block[None]
+    sums += jnp.sum(jnp.where(before, sums[None, :, -1], 0), 1, dtype=jnp.int32)[
+        :, None
+    ]
+    return sums.reshape(-1)[: x.shape[0]]
+
+
+def descending(lengths: Array) -> tuple[Array, Array]:
+    """The examples, the longest first, and the place of each in that order."""
+    order = jnp.argsort(-lengths).astype(jnp.int32)
+    place = jnp.zeros_like(order).at[order].set(positions(order.size))
+    return order, place
+
+
+def _blocks(x: Array, fill: int) -> Array:
+    """`[batch]` as `[blocks, step]`, step about its square root, filled at the end."""
+    step = math.isqrt(max(x.shape[0] - 1, 0)) + 1
+    return jnp.pad(x, (0, -x.shape[0] % step), constant_values=fill).reshape(-1, step)
+
+
 def _count_up_to(ascending: Array, values: Array) -> Array:
     """How many elements of `ascending`, int32, are at most each of `values`.
 
     First among every k-th element, k about the square root of how many there are, then
     among the k - 1 before the first larger one: two comparisons that compile to little.
     """
-    step = math.isqrt(ascending.shape[0] - 1) + 1
-    missing = -ascending.shape[0] % step
-    blocks = jnp.pad(ascending, (0, missing), constant_values=2**31 - 1)
-    blocks = blocks.reshape(-1, step)
+    blocks = _blocks(ascending, 2**31 - 1)
+    step = blocks.shape[1]
     whole = jnp.sum(blocks[None, :, -1] <= values[:, None], 1, dtype=jnp.int32)
     block = blocks[jnp.minimum(whole, blocks.shape[0] - 1)]
     rest = jnp.sum(block <= values[:, None], 1, dtype=jnp.int32)

@@ -65,6 +65,12 @@ def fitting_tiers(batch: int, capacity: int, longest: int, number: int) -> Tiers
     return _best(np.clip(capacity // place, 1, max(longest, 1)), number)
 
 
+def fit(tiers: Tiers, lengths: Any) -> bool:
+    """Whether lengths, concrete, fit."""
+    most = np.concatenate([np.full(count, most) for count, most in tiers])
+    return bool(np.all(np.sort(np.asarray(lengths))[::-1] <= most))
+
+
 def always_fit(tiers: Tiers, capacity: int, longest: int) -> bool:
     """Whether all lengths of so many rows, each at most `longest`, fit."""
     first = 0

@@ -76,7 +76,8 @@ def vmap(
         NotImplementedError: an operation without a rule, or in a form that has none.
             The message names it, its operands and the line of the program.
         jax.errors.InconclusiveDimensionOperation: Python code asks for something of a
-            size that is not the same for all of them.
+            size that is not the same for all of them. `==` does not raise: to JAX a
+            size equals no number that it is not known to be.
 
     Lengths may be traced. They are then checked where the caller is under
     `jax.experimental.checkify`; elsewhere an example below `min_length` gets NaN, or
@@ -151,6 +152,7 @@ def vmap(
 
 
 _FROM_SIZES = (
+    AttributeError,
     jax.errors.InconclusiveDimensionOperation,
     IndexError,
     NotImplementedError,
@@ -162,6 +164,7 @@ _NAMES_OF_SIZES = (
     "_DimExpr",
     "floordiv(",
     "non-constant",
+    "process_primitive",  # of `for row in x`, in JAX 0.11
     "shape polymorphism",
     "ymbolic dimension",
 )

@@ -6,7 +6,6 @@ shared as long as the loop leaves it so; everything else takes its canonical lay
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from jax.extend.core import JaxprEqn
 from ..._compat import scan_counts
 from ..._typing import Array
 from ..context import Context
-from ..layouts import Flat, Packing, Padded, Shared, Value
+from ..layouts import Flat, Packing, Padded, Shared, Value, with_array
 from ..registry import register
 from ..segments import along
 from ..sizes import is_symbolic
@@ -192,7 +191,7 @@ def _choose(ctx: Context, index: Value, cases: _Values) -> Value:
     first = cases[0]
     which = _per_element(ctx, ctx.to_padded(index).x, first)
     which = jnp.broadcast_to(which, first.x.shape)
-    return dataclasses.replace(first, x=lax.select_n(which, *(v.x for v in cases)))
+    return with_array(first, lax.select_n(which, *(v.x for v in cases)))
 
 
 def select(ctx: Context, condition: Array, a: Value, b: Value) -> Value:
@@ -200,9 +199,7 @@ def select(ctx: Context, condition: Array, a: Value, b: Value) -> Value:
 
     Both have the same layout, `Flat` or `Padded`.
     """
-    return dataclasses.replace(
-        a, x=jnp.where(_per_element(ctx, condition, a), a.x, b.x)
-    )
+    return with_array(a, jnp.where(_per_element(ctx, condition, a), a.x, b.x))
 
 
 def _per_element(ctx: Context, x: Array, value: Value) -> Array:

@@ -20,6 +20,7 @@ from ..context import Context
 from ..layouts import Flat, Packing, Padded, Shared, Value, ragged_axes
 from ..registry import Refuse, register
 from ..segments import along
+from .linalg import determinant, is_determinant
 
 
 class _Call:
@@ -91,6 +92,8 @@ def as_layout(ctx: Context, value: Value, like: Value) -> Value:
 
 @register("custom_jvp_call")
 def _custom_jvp(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[Value]:
+    if is_determinant(eqn):
+        return determinant(ctx, eqn, *values)
     call = _Call(ctx, eqn, values)
     run = jax.custom_jvp(call.run)
 

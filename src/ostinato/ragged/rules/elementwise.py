@@ -10,7 +10,7 @@ from jax.extend.core import JaxprEqn, Literal
 
 from ..._typing import Array
 from ..context import Context
-from ..layouts import Flat, Packing, Padded, Shared, Value, ragged_axes
+from ..layouts import Flat, Packing, Padded, Shared, Value, filled_as, ragged_axes
 from ..registry import register
 from ..segments import along
 from ..sizes import evaluate, is_symbolic, symbolic_axes
@@ -38,6 +38,7 @@ def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value
         arrays = tuple(a if a.ndim == 0 else jnp.broadcast_to(a, full) for a in arrays)
         return eqn.primitive.bind(*arrays, **params)
 
+    given = values
     axes = symbolic_axes(shape)
     if len(axes) == 1 and _lies_flat(ctx, values):
         (axis,) = axes
@@ -47,7 +48,7 @@ def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value
             v if isinstance(atom, Literal) else _whole(ctx, v, shape, values)
             for v, atom in zip(values, eqn.invars, strict=True)
         )
-    return ctx.unsized(bind, values, shape)
+    return filled_as(ctx.unsized(bind, values, shape), *given)
 
 
 def _whole(

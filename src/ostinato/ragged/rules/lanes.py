@@ -22,7 +22,8 @@ from jax import lax
 from ..._typing import Array
 from ..context import Context
 from ..layouts import Flat, Padded, Shared, Value, ragged_axes
-from ..segments import along, positions
+from ..moves import Places, move
+from ..segments import along, descending, positions, repeated
 from ..sizes import symbolic_axes
 from ..subset import of_sizes
 
@@ -59,21 +60,21 @@ class _Plan(NamedTuple):
     """Which row stands at which step of which lane; S steps, K lanes.
 
     Attributes:
-        row: int32 `[S, K]`, a flat row. Where a lane has none left it is one that an
-            example begins with: what the scan makes of it there is thrown away, and is
-            something that it computes anyway, so never a new NaN.
+        in_slots: for each of the `S * K` slots a flat row. Where a lane has none left
+            it is one that an example begins with: what the scan makes of it there is
+            thrown away, and is something that it computes anyway, so never a new NaN.
+        in_rows: for each flat row its slot.
         example: int32 `[S, K]`, whose row it is.
         position: int32 `[S, K]`, which of that example's rows.
         begins: bool `[S, K]`, whether the scan of an example begins there.
-        slot: int32 `[capacity]`, for each flat row its place in the flattened `[S, K]`.
         steps: int32 scalar, how many of the S steps there is anything to do in.
     """
 
-    row: Array
+    in_slots: Places
+    in_rows: Places
     example: Array
     position: Array
     begins: Array
-    slot: Array
     steps: Array
 
 
@@ -109,9 +110,8 @@ def _plan(ctx: Context, scan: Scan, lanes: int) -> _Plan:
     steps = min(rows // lanes + longest, rows)
     steps = CHUNK * -(-steps // CHUNK)
 
-    order = jnp.argsort(lengths, descending=True).astype(jnp.int32)
+    order, place = descending(lengths)
     loads, lane, first = _deal(lengths[order], lanes)
-    place = jnp.argsort(order)
     slots = first[place] * lanes + lane[place]  # of the first row of each example
 
     slot = slots[segments.ids] + segments.position * lanes
@@ -120,13 +120,15 @@ def _plan(ctx: Context, scan: Scan, lanes: int) -> _Plan:
     tail = ctx.tail(dim)
     target = jnp.where(tail.valid, slot, steps * lanes)
     row = jnp.full(steps * lanes, -1, jnp.int32).at[target].set(row, mode="drop")
-    row = row.reshape(steps, lanes)
-    idle = row < 0
-    row = jnp.where(idle, tail.last if scan.reverse else 0, row)
+    in_slots = Places(
+        jnp.where(row < 0, tail.last if scan.reverse else 0, row), row >= 0
+    )
+    row = in_slots.row.reshape(steps, lanes)
     position, example = segments.position[row], segments.ids[row]
     start = lengths[example] - 1 if scan.reverse else 0
-    begins = idle | (position == start)
-    return _Plan(row, example, position, begins, slot, jnp.max(loads))
+    begins = ~in_slots.valid.reshape(steps, lanes) | (position == start)
+    in_rows = Places(slot, tail.valid)
+    return _Plan(in_slots, in_rows, example, position, begins, jnp.max(loads))
 
 
 def _deal(lengths: Array, lanes: int) -> tuple[Array, Array, Array]:
@@ -173,7 +175,7 @@ def run(
         """What each slot has of a value without the scanned axis, if it is its own."""
         if isinstance(value, Shared):
             return None
-        return jnp.take(value.x, plan.example, 0)
+        return repeated(value.x, plan.example)
 
     given = {
         "symbols": {k: v[plan.example] for k, v in ctx.symbols.values.items()},
@@ -248,9 +250,10 @@ def _run_needed(
 def _rows(plan: _Plan, value: Value) -> Array:
     """What each slot has of a value whose first axis is scanned."""
     if isinstance(value, Flat):
-        return jnp.take(value.x, plan.row, 0)
+        x = move(value.x, plan.in_slots, plan.in_rows)
+        return x.reshape(*plan.position.shape, *x.shape[1:])
     if isinstance(value, Shared):
-        return jnp.take(value.x, plan.position, 0)
+        return repeated(value.x, plan.position)
     return value.x[plan.example, plan.position]
 
 
@@ -273,8 +276,9 @@ def _final(ctx: Context, scan: Scan, plan: _Plan, init: Value, states: Array) ->
     row = ctx.segments(scan.length).offsets
     if not scan.reverse:
         row = row + lengths - 1
-    row = jnp.clip(row, 0, plan.slot.shape[0] - 1)
-    final = jnp.take(states, plan.slot[row], 0)
+    slots = plan.in_rows.row
+    row = jnp.clip(row, 0, slots.shape[0] - 1)
+    final = jnp.take(states, slots[row], 0, mode="clip")
     some = along(lengths > 0, 0, final.ndim)
     start = init.x if isinstance(init, Padded) else init.x[None]
     return Padded(jnp.where(some, final, start), init.shape)
@@ -282,6 +286,6 @@ def _final(ctx: Context, scan: Scan, plan: _Plan, init: Value, states: Array) ->
 
 def _output(ctx: Context, plan: _Plan, y: Array, shape: tuple[Any, ...]) -> Value:
     if len(symbolic_axes(shape)) == 1:
-        return Flat(jnp.take(y, plan.slot, 0), shape, 0)
+        return Flat(move(y, plan.in_rows, plan.in_slots), shape, 0)
     rows = ctx.padded_rows(shape[0])
-    return Padded(jnp.take(y, plan.slot[rows], 0), shape)
+    return Padded(jnp.take(y, plan.in_rows.row[rows], 0, mode="clip"), shape)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
 from ..context import Context, Sizes
-from ..layouts import Flat, Padded, Shared, Value, ragged_axes
+from ..layouts import Flat, Padded, Shared, Value, filled_as, is_filled, ragged_axes
 from ..registry import register
+from ..segments import exact, sum_of_rows
 from ..sizes import is_symbolic
 
 
@@ -56,17 +56,21 @@ def _dot_general(
                 )
                 return Padded(x, shape)
 
-    sized = any(is_symbolic(a.shape[i]) for i in contract_a)
-    sized |= any(not isinstance(v, Shared) for v in (a, b))
+    adds_up = any(is_symbolic(a.shape[i]) for i in contract_a)
+    sized = adds_up or any(not isinstance(v, Shared) for v in (a, b))
+
+    def cleared(sizes: Sizes, x: Array, value: Value) -> Array:
+        # Also for axes that stay: the derivative adds up over those, times zero there.
+        if not sized or is_filled(value) and not adds_up:
+            return x
+        return sizes.cleared(x, value.shape)
 
     def product(sizes: Sizes, *operands: Array) -> list[Array]:
-        if not sized:
-            return [bind(*operands)]
-        # Also on axes that stay: its derivative adds up over those.
         values = zip(operands, (a, b), strict=True)
-        return [bind(*(sizes.cleared(x, v.shape) for x, v in values))]
+        return [bind(*(cleared(sizes, x, v) for x, v in values))]
 
     (result,) = ctx.batched(product, [a, b], [shape], sized=sized)
+    result = filled_as(result, a, b)
     one = isinstance(result, Padded) and len(ragged_axes(result)) == 1
     if one and ctx.options.prefers_rows:
         return ctx.to_flat(result)  # what follows need not run on padding
@@ -97,19 +101,13 @@ def _weighted_sum(
     )
     x, y = ctx.to_flat(x), ctx.to_flat(y)
     place = axes_x.index(x.axis)
-    exact = jnp.promote_types(dtype, jnp.float32) if _is_half(dtype) else dtype
-    weights = jnp.transpose(x.x, axes_x).astype(exact)
+    weights = jnp.transpose(x.x, axes_x).astype(exact(dtype))
     rest = _free(y, axes_y, ())
-    terms = jnp.transpose(y.x, (*axes_y, *rest)).astype(exact)
+    terms = jnp.transpose(y.x, (*axes_y, *rest)).astype(exact(dtype))
     weights = weights.reshape(*weights.shape, *[1] * len(rest))
     others = tuple(i for i in range(len(axes_x)) if i != place)
     rows = jnp.sum(
         jnp.moveaxis(weights * terms, place, 0), [1 + i for i in range(len(others))]
     )
     ids = ctx.segments(x.dim).drop_ids
-    sums = jax.ops.segment_sum(rows, ids, ctx.batch, indices_are_sorted=True)
-    return sums.astype(dtype)
-
-
-def _is_half(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return sum_of_rows(rows, ids, ctx.batch).astype(dtype)

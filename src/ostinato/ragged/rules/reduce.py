@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,9 +15,9 @@ from jax.extend.core import JaxprEqn
 from ..._typing import Array
 from ..context import Context, Sizes
 from ..fill import highest, lowest
-from ..layouts import Flat, Padded, Value
+from ..layouts import Flat, Padded, Value, filled_as, is_filled
 from ..registry import register
-from ..segments import along, positions
+from ..segments import along, exact, positions, sum_of_rows
 from ..sizes import is_symbolic, symbolic_axes
 
 
@@ -25,24 +26,58 @@ def _all_bits(dtype: Any) -> Any:
 
 
 class _Reduction(NamedTuple):
-    """What padding is replaced by, and the sum over rows that does the same if any."""
+    """What padding is replaced by, and the sum over rows that does the same if any.
+
+    The latter is a function `(x, ids, batch)` of `x`, `[rows, other, ...]`, that also
+    reduces the other axis.
+    """
 
     identity: Callable[[Any], Any]
-    over_rows: Callable[..., Array] | None = None
+    over_rows: Callable[[Array, Array, int], Array] | None = None
 
 
-def _any_row(x: Array, ids: Array, batch: int, **options: Any) -> Array:
-    return jax.ops.segment_max(x.astype(jnp.int8), ids, batch, **options) > 0
+def _sum_rows(x: Array, ids: Array, batch: int) -> Array:
+    sums = jnp.sum(x, 1, dtype=exact(x.dtype))
+    return sum_of_rows(sums, ids, batch).astype(x.dtype)
 
 
-def _all_rows(x: Array, ids: Array, batch: int, **options: Any) -> Array:
-    return jax.ops.segment_min(x.astype(jnp.int8), ids, batch, **options) > 0
+def _any_row(x: Array, ids: Array, batch: int) -> Array:
+    return _largest(jnp.any(x, 1).astype(jnp.int8), ids, batch) > 0
+
+
+def _all_rows(x: Array, ids: Array, batch: int) -> Array:
+    return ~_any_row(~x, ids, batch)
+
+
+def _min_rows(x: Array, ids: Array, batch: int) -> Array:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return -_max_rows(-x, ids, batch)
+    return jax.ops.segment_min(jnp.min(x, 1), ids, batch, indices_are_sorted=True)
+
+
+@ft.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _max_rows(x: Array, ids: Array, batch: int) -> Array:
+    return _largest(jnp.max(x, 1), ids, batch)
+
+
+@_max_rows.defjvp
+def _max_rows_jvp(batch: int, primals: Any, tangents: Any) -> Any:
+    """All elements that are the largest have the same share, as in JAX."""
+    x, ids = primals
+    y = _max_rows(x, ids, batch)
+    largest = x == jnp.take(y, ids, 0, mode="clip")[:, None]
+    count = _sum_rows(largest.astype(x.dtype), ids, batch)
+    return y, _sum_rows(jnp.where(largest, tangents[0], 0), ids, batch) / count
+
+
+def _largest(x: Array, ids: Array, batch: int) -> Array:
+    return jax.ops.segment_max(x, ids, batch, indices_are_sorted=True)
 
 
 _REDUCTIONS = {
-    "reduce_sum": _Reduction(lambda _: 0, jax.ops.segment_sum),
-    "reduce_max": _Reduction(lowest, jax.ops.segment_max),
-    "reduce_min": _Reduction(highest, jax.ops.segment_min),
+    "reduce_sum": _Reduction(lambda _: 0, _sum_rows),
+    "reduce_max": _Reduction(lowest, _max_rows),
+    "reduce_min": _Reduction(highest, _min_rows),
     "reduce_or": _Reduction(lambda _: 0, _any_row),
     "reduce_and": _Reduction(_all_bits, _all_rows),
     "reduce_prod": _Reduction(lambda _: 1),  # rows have no product with a derivative
@@ -66,11 +101,11 @@ def _reduce(
             return Flat(bind(x.x, axes), shape, axis)
         bitwise = eqn.primitive.name in ("reduce_or", "reduce_and")
         if reduction.over_rows and not (bitwise and x.x.dtype != jnp.bool_):
-            rows = bind(x.x, tuple(a for a in axes if a != x.axis))
-            rows = jnp.moveaxis(rows, axis, 0)
+            others = [a for a in axes if a != x.axis]
+            rows = jnp.moveaxis(x.x, (x.axis, *others), range(len(axes)))
+            rows = rows.reshape(rows.shape[0], -1, *rows.shape[len(axes) :])
             ids = ctx.segments(x.dim).drop_ids
-            sums = reduction.over_rows(rows, ids, ctx.batch, indices_are_sorted=True)
-            return Padded(sums, shape)
+            return Padded(reduction.over_rows(rows, ids, ctx.batch), shape)
     return masked(ctx, bind, x, axes, shape, reduction.identity)
 
 
@@ -93,14 +128,15 @@ def masked(
             fill = jnp.asarray(identity(a.dtype), a.dtype)
             a = jnp.where(along(inside, axis, a.ndim), a, fill)
         result = bind(a, axes)
-        if ragged:
+        if ragged and not is_filled(x):
             for axis in symbolic_axes(shape):
-                # Where values depend on positions, a mask may leave nothing in padding.
+                # Where values depend on positions, a mask may leave nothing in padding:
+                # -inf - -inf after it would alarm those who look for NaN.
                 result = sizes.repeat_last(result, axis, shape[axis])
         return [result]
 
     (result,) = ctx.batched(reduce, [x], [shape], sized=bool(ragged))
-    return result
+    return filled_as(result, x)
 
 
 def _reduced_size(sizes: Sizes, dim: Any, shape: tuple[Any, ...]) -> Array:
@@ -153,7 +189,7 @@ def _cumulative(
         return eqn.primitive.bind(x, axis=axes[0], reverse=reverse)
 
     if isinstance(x, Flat) and axis == x.axis:
-        return _running(ctx, x, combine, identity(x.x.dtype), reverse)
+        return _running(ctx, x, combine, reverse)
     if isinstance(x, Flat):
         return Flat(bind(x.x, (axis,)), shape, x.axis)
     if not reverse:  # padding comes last, so it changes nothing before it
@@ -165,7 +201,6 @@ def _running(
     ctx: Context,
     x: Flat,
     combine: Callable[[Array, Array], Array],
-    identity: Any,
     reverse: bool,
 ) -> Flat:
     """Over all rows at once, starting again at the first row of each example."""
@@ -174,13 +209,13 @@ def _running(
     first = segments.position == (lengths - 1 if reverse else 0)
     rows = jnp.moveaxis(x.x, x.axis, 0)
     starts = along(first | ~segments.valid, 0, rows.ndim)
-    none = jnp.asarray(identity, rows.dtype)
+    one = jnp.ones((), rows.dtype)
 
     def join(a: tuple, b: tuple) -> tuple:
         (starts_a, rows_a), (starts_b, rows_b) = a, b
         # Replaced before it is combined: nothing of another example gets a gradient.
-        before = jnp.where(starts_b, none, rows_a)
-        return starts_a | starts_b, combine(before, rows_b)
+        both = (jnp.where(starts_b, one, rows) for rows in (rows_a, rows_b))
+        return starts_a | starts_b, jnp.where(starts_b, rows_b, combine(*both))
 
     _, rows = lax.associative_scan(join, (starts, rows), reverse=reverse)
     return Flat(jnp.moveaxis(rows, 0, x.axis), x.shape, x.axis)

@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
 from ..context import Context
-from ..layouts import Flat, Padded, Shared, Value, ragged_axes, shape_text
+from ..layouts import Flat, Padded, Shared, Value, filled_as, ragged_axes, shape_text
 from ..registry import Refuse, register
 from ..sizes import symbolic_axes
 
@@ -56,7 +56,8 @@ def _broadcast_in_dim(
         full = ctx.flat_shape(shape, axis)
         return Flat(lax.broadcast_in_dim(rows, full, [axis, *rest]), shape, axis)
     full = ctx.at_max(shape)
-    return ctx.unsized(lambda x: lax.broadcast_in_dim(x, full, to), [x], shape)
+    broadcast = ctx.unsized(lambda x: lax.broadcast_in_dim(x, full, to), [x], shape)
+    return filled_as(broadcast, x)
 
 
 @register("transpose")
@@ -67,7 +68,8 @@ def _transpose(
     if isinstance(x, Flat):
         axis = permutation.index(x.axis)
         return Flat(lax.transpose(x.x, permutation), shape, axis)
-    return ctx.unsized(lambda x: lax.transpose(x, permutation), [x], shape)
+    result = ctx.unsized(lambda x: lax.transpose(x, permutation), [x], shape)
+    return filled_as(result, x)
 
 
 @register("squeeze")
@@ -78,7 +80,8 @@ def _squeeze(
     if isinstance(x, Flat):
         axis = x.axis - sum(d < x.axis for d in dimensions)
         return Flat(lax.squeeze(x.x, dimensions), shape, axis)
-    return ctx.unsized(lambda x: lax.squeeze(x, dimensions), [x], shape)
+    result = ctx.unsized(lambda x: lax.squeeze(x, dimensions), [x], shape)
+    return filled_as(result, x)
 
 
 @register("expand_dims")
@@ -89,7 +92,8 @@ def _expand_dims(
     if isinstance(x, Flat):
         (axis,) = symbolic_axes(shape)
         return Flat(lax.expand_dims(x.x, dimensions), shape, axis)
-    return ctx.unsized(lambda x: lax.expand_dims(x, dimensions), [x], shape)
+    result = ctx.unsized(lambda x: lax.expand_dims(x, dimensions), [x], shape)
+    return filled_as(result, x)
 
 
 @register("stack")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools as ft
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,15 +13,18 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
 
+from ... import _checks
 from ..._typing import Array
+from ..constant import constant
 from ..context import Context
 from ..layouts import Flat, Packing, Padded, Shared, Value, ragged_axes
+from ..moves import Places, move
 from ..regions import Region, region_p
 from ..registry import register
-from ..segments import positions
+from ..segments import descending, positions
 from ..sizes import symbolic_axes, symbols
 from ..subset import nested, of_sizes
-from ..tiers import Tiers, always_fit
+from ..tiers import Tiers, always_fit, fit
 
 
 @register(region_p)
@@ -28,27 +34,40 @@ def _region(ctx: Context, eqn: JaxprEqn, *values: Value, region: Region) -> list
         return _as_one(ctx, region, values)
     tiers: Tiers = ctx.options.tiers[name]
     known = ctx.symbols
+    sizes = known.values[name]
+    if _checks.is_concrete(sizes) and not fit(tiers, sizes):
+        return _as_one(ctx, region, values)
     batch = _Tiered(ctx, name, tiers)
-    if always_fit(tiers, known.totals[name], known.ranges[name].high):
+    always = always_fit(tiers, known.totals[name], known.ranges[name].high)
+    if always or _checks.is_concrete(sizes):
         return batch.run(region, values)
-    packing, found = Packing.of(values), []
+    packing, fits = Packing.of(values), batch.fits()
 
-    def in_tiers(arrays: list[Array]) -> list[Array]:
-        inner = _Tiered(ctx.nested(), name, tiers)
-        results = inner.run(region, packing.unpack(arrays))
-        found.append(Packing.of(results))
-        return [v.x for v in results]
+    # Where the lengths do not fit, examples in tiers are cut: nothing comes of them.
+    results = batch.run(region, [_differentiable_if(fits, v) for v in values])
 
+    # What it would save for its gradient would be zeros wherever the lengths fit.
+    @jax.checkpoint
     def padded(arrays: list[Array]) -> list[Array]:
         inner = ctx.nested()
         results = _as_one(inner, region, packing.unpack(arrays))
         return [inner.canonical(v).x for v in results]
 
-    # What the padded run would save for its gradient would be zeros of its full size
-    # wherever the tiers run: it saves nothing but its arguments.
-    padded = jax.checkpoint(padded)
-    arrays = lax.cond(batch.fits(), in_tiers, padded, [v.x for v in values])
-    return found[-1].unpack(arrays)
+    arrays = lax.cond(
+        fits,
+        lambda in_tiers, _: in_tiers,
+        lambda _, given: padded(given),
+        [v.x for v in results],
+        [v.x for v in values],
+    )
+    return Packing.of(results).unpack(arrays)
+
+
+def _differentiable_if(condition: Array, value: Value) -> Value:
+    if not jnp.issubdtype(value.x.dtype, jnp.inexact):
+        return value
+    x = jnp.where(condition, value.x, constant(value.x))
+    return dataclasses.replace(value, x=x)
 
 
 def _tiered_symbol(ctx: Context, region: Region) -> str | None:
@@ -78,14 +97,17 @@ class _Tiered:
     def __init__(self, ctx: Context, name: str, tiers: Tiers):
         self.ctx, self.tiers = ctx, tiers
         sizes = ctx.symbols.values[name]
-        self.order = jnp.argsort(sizes, descending=True).astype(jnp.int32)
-        self.sizes = jnp.take(sizes, self.order)
-        values = {k: jnp.take(v, self.order) for k, v in ctx.symbols.values.items()}
+        self.order, self.place = descending(sizes)
+        self.sizes = self._sort(sizes)
+        values = {k: self._sort(v) for k, v in ctx.symbols.values.items()}
         self.contexts = [
             of_sizes(ctx, count, {k: v[part] for k, v in values.items()}, {name: high})
             for part, (count, high) in zip(self._parts(), tiers, strict=True)
         ]
-        self._rows: dict[str, Array] = {}
+        everywhere = jnp.ones(ctx.batch, bool)
+        self.sorted = Places(self.order, everywhere)
+        self.unsorted = Places(self.place, everywhere)
+        self._known: dict[str, tuple[Places, Places]] = {}
 
     def _parts(self, *widths: int) -> list[slice]:
         """Where each tier is, if each of its examples is so wide."""
@@ -98,9 +120,13 @@ class _Tiered:
 
     def fits(self) -> Array:
         """Whether no example is longer than its tier."""
-        first = jnp.array([part.start for part in self._parts()])
-        highs = jnp.array([high for _, high in self.tiers], jnp.int32)
-        return jnp.all(jnp.take(self.sizes, first) <= highs)
+        return ft.reduce(
+            operator.and_,
+            [
+                self.sizes[part.start] <= high
+                for part, (_, high) in zip(self._parts(), self.tiers, strict=True)
+            ],
+        )
 
     def run(self, region: Region, values: Sequence[Value]) -> list[Value]:
         """The results of all tiers, in canonical layouts."""
@@ -109,8 +135,7 @@ class _Tiered:
             inner.evaluate(region, [parts[i] for parts in given])
             for i, inner in enumerate(self.contexts)
         ]
-        place = jnp.argsort(self.order).astype(jnp.int32)
-        return [self._join(parts, place) for parts in zip(*results, strict=True)]
+        return [self._join(parts) for parts in zip(*results, strict=True)]
 
     # ------------------------------------------------------------------ into the tiers
 
@@ -123,9 +148,9 @@ class _Tiered:
                 Shared(self._cut(inner, value.x, value.shape, 0), value.shape)
                 for inner in self.contexts
             ]
-        x = jnp.take(value.x, self.order, 0)
+        x = move(value.x, self.sorted, self.unsorted)
         return [
-            Padded(self._cut(inner, x[part], value.shape, 1), value.shape)
+            Padded(self._cut(inner, x[part], value.shape, 1), value.shape, value.filled)
             for inner, part in zip(self.contexts, self._parts(), strict=True)
         ]
 
@@ -136,67 +161,84 @@ class _Tiered:
 
     def _split_rows(self, value: Flat) -> list[Value]:
         dim, axis = value.dim, value.axis
-        rows = jnp.moveaxis(value.x, axis, 0)
-        rows = jnp.take(rows, self._rows_of(dim), 0, mode="clip")
         most = [inner.max(dim) for inner in self.contexts]
+        rows = jnp.moveaxis(value.x, axis, 0)
+        (row, inside), (slot, valid) = self._places(dim)
         parts = []
         for inner, part in zip(self.contexts, self._parts(*most), strict=True):
-            shape = (inner.batch, inner.max(dim), *rows.shape[1:])
-            x = rows[part].reshape(shape)
-            parts.append(Padded(jnp.moveaxis(x, 1, axis + 1), value.shape))
+            here = valid & (slot >= part.start) & (slot < part.stop)
+            to, back = Places(row[part], inside[part]), Places(slot - part.start, here)
+            x = move(rows, to, back)
+            x = x.reshape(inner.batch, inner.max(dim), *x.shape[1:])
+            x = jnp.moveaxis(x, 1, axis + 1)
+            parts.append(Padded(x, value.shape, filled=True))
         return parts
 
-    def _rows_of(self, dim: Any) -> Array:
-        """For all elements of all tiers the flat row, the last one in the padding."""
-        if str(dim) not in self._rows:
-            first = jnp.take(self.ctx.segments(dim).offsets, self.order)
-            last = jnp.maximum(jnp.take(self.ctx.lengths(dim), self.order) - 1, 0)
-            rows = []
-            for inner, part in zip(self.contexts, self._parts(), strict=True):
-                position = positions(inner.max(dim))
-                position = jnp.minimum(position[None], last[part][:, None])
-                rows.append((first[part][:, None] + position).reshape(-1))
-            known = self.ctx.tail(dim).last
-            self._rows[str(dim)] = jnp.minimum(jnp.concatenate(rows), known)
-        return self._rows[str(dim)]
+    def _places(self, dim: Any) -> tuple[Places, Places]:
+        """What flat rows come to the elements of all tiers, and the other way round."""
+        if str(dim) not in self._known:
+            self._known[str(dim)] = self._in_tiers(dim), self._in_rows(dim)
+        return self._known[str(dim)]
+
+    def _in_tiers(self, dim: Any) -> Places:
+        """The flat row of each element, the last one of the example in the padding."""
+        segments = self.ctx.segments(dim)
+        first = self._sort(segments.offsets)
+        size = self._sort(self.ctx.lengths(dim))
+        rows, inside = [], []
+        for inner, part in zip(self.contexts, self._parts(), strict=True):
+            position, sizes = positions(inner.max(dim))[None], size[part][:, None]
+            last = jnp.maximum(sizes - 1, 0)
+            row = first[part][:, None] + jnp.minimum(position, last)
+            rows.append(row.reshape(-1))
+            inside.append((position < sizes).reshape(-1))
+        row = jnp.minimum(jnp.concatenate(rows), segments.last)
+        return Places(row, jnp.concatenate(inside))
+
+    def _in_rows(self, dim: Any) -> Places:
+        """For each flat row the element that it is."""
+        most = [inner.max(dim) for inner in self.contexts]
+        firsts = [
+            part.start + each * positions(count)
+            for part, each, (count, _) in zip(
+                self._parts(*most), most, self.tiers, strict=True
+            )
+        ]
+        segments = self.ctx.segments(dim)
+        first = jnp.take(jnp.concatenate(firsts), self.place, mode="clip")
+        row = jnp.take(first, segments.ids, mode="clip") + segments.position
+        return Places(row, segments.valid)
+
+    def _sort(self, x: Array) -> Array:
+        return jnp.take(x, self.order, mode="clip")
 
     # ----------------------------------------------------------------- and out of them
 
-    def _join(self, parts: Sequence[Value], place: Array) -> Value:
-        """One value of the whole batch; `place` is where each example stands."""
+    def _join(self, parts: Sequence[Value]) -> Value:
+        """One value of the whole batch."""
         shape = parts[0].shape
         arrays = [
             inner.to_padded(v).x for inner, v in zip(self.contexts, parts, strict=True)
         ]
         if len(ragged_axes(parts[0])) == 1:
-            return self._join_rows(arrays, shape, place)
+            return self._join_rows(arrays, shape)
         if ragged_axes(parts[0]):
             arrays = [
                 self._lengthen(inner, x, shape)
                 for inner, x in zip(self.contexts, arrays, strict=True)
             ]
-        return Padded(jnp.take(jnp.concatenate(arrays), place, 0), shape)
+        x = move(jnp.concatenate(arrays), self.unsorted, self.sorted)
+        return Padded(x, shape)
 
     def _lengthen(self, inner: Context, x: Array, shape: tuple[Any, ...]) -> Array:
         missing = [self.ctx.max(d) - inner.max(d) for d in shape]
         return jnp.pad(x, [(0, 0), *((0, rows) for rows in missing)], mode="edge")
 
-    def _join_rows(
-        self, arrays: list[Array], shape: tuple[Any, ...], place: Array
-    ) -> Flat:
+    def _join_rows(self, arrays: list[Array], shape: tuple[Any, ...]) -> Flat:
         (axis,) = symbolic_axes(shape)
         dim = shape[axis]
         arrays = [jnp.moveaxis(x, axis + 1, 1) for x in arrays]
-        most = [x.shape[1] for x in arrays]
-        firsts = [
-            part.start + inner_most * positions(count)
-            for part, inner_most, (count, _) in zip(
-                self._parts(*most), most, self.tiers, strict=True
-            )
-        ]
-        first = jnp.take(jnp.concatenate(firsts), place)
-        segments = self.ctx.segments(dim)
         rows = jnp.concatenate([x.reshape(-1, *x.shape[2:]) for x in arrays])
-        index = jnp.take(first, segments.ids) + segments.position
-        x = jnp.take(rows, index, 0, mode="clip")
+        in_tiers, in_rows = self._places(dim)
+        x = move(rows, in_rows, in_tiers)
         return Flat(jnp.moveaxis(x, 0, axis), shape, axis)

@@ -288,6 +288,10 @@ def _write(
         others = [a for a in range(len(x.shape)) if a not in ragged]
         if all(updates.shape[a] == x.shape[a] for a in others):
             start = ctx.to_padded(starts[ragged[0]]).x
+            if not clips:  # what covers an axis fits at the beginning of it only
+                for axis in others:
+                    fits = ctx.to_padded(starts[axis]).x == 0
+                    start = jnp.where(fits, start, -1)
             return _write_rows(ctx, x, updates, start, combine, clips)
 
     def write(own: Sizes, old: Array, new: Array, *starts: Array) -> list[Array]:
