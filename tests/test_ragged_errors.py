@@ -64,8 +64,8 @@ REFUSED = {
     "callback": ("callback", lambda x: jax.pure_callback(np.sin, x, x)),
     "print": ("debug", lambda x: (jax.debug.print("{}", x), x)[1]),
     "ragged_behind": (
-        "random_bits",
-        lambda x: jax.random.bits(jax.random.key(0), (2, x.shape[0])),
+        "random_split",
+        lambda x: jax.random.split(jax.random.key(0), (2, x.shape[0])),
     ),
 }
 
@@ -117,6 +117,12 @@ def test_python_that_asks_for_a_size_is_told_what_to_do(name):
     kind, function = SIZES_IN_PYTHON[name]
     with pytest.raises(kind) as caught:
         ragged.vmap(function)(batch())
+    assert any("`min_length`" in note for note in caught.value.__notes__)
+
+
+def test_sizes_that_may_be_0_get_the_same_advice():
+    with pytest.raises(TypeError, match="n_plus_1") as caught:
+        ragged.vmap(lambda x: x[1:] - x[:-1], min_length=0)(batch())
     assert any("`min_length`" in note for note in caught.value.__notes__)
 
 
@@ -181,6 +187,39 @@ def test_unequal_lengths_are_caught_by_checkify_when_traced():
     error, _ = both(batch(), unchecked((3, 2, 4)))
     with pytest.raises(checkify.JaxRuntimeError, match="equal lengths"):
         error.throw()
+
+
+MADE_OF_TRACED = {
+    "too_long": (
+        lambda x: ragged.RaggedArray(ROWS, x, max_length=3),
+        ((3, 4, 1), r"0\.\.max_length = 0\.\.3"),
+        (3, 2, 1),
+    ),
+    "too_many": (
+        lambda x: ragged.RaggedArray(ROWS, x, max_length=9),
+        ((8, 4, 1), "10 rows"),
+        (8, 1, 1),
+    ),
+    "splits": (
+        lambda x: ragged.RaggedArray.from_row_splits(ROWS, x),
+        ((1, 4, 5), "begin with 0"),
+        (0, 4, 5),
+    ),
+    "ids": (
+        lambda x: ragged.RaggedArray.from_segment_ids(ROWS[:3], x, num_segments=3),
+        ((0, 2, 1), "ascend"),
+        (0, 0, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MADE_OF_TRACED)
+def test_arrays_made_of_traced_lengths_are_checked_by_checkify(name):
+    make, (wrong, message), right = MADE_OF_TRACED[name]
+    checked = fast_jit(checkify.checkify(make))
+    with pytest.raises(checkify.JaxRuntimeError, match=message):
+        checked(np.asarray(wrong))[0].throw()
+    assert checked(np.asarray(right))[0].get() is None
 
 
 def test_traced_lengths_run_without_checkify():

@@ -26,6 +26,12 @@ def causal_by_triangle(x):
     return jax.nn.softmax(jnp.where(seen, x @ x.T, -1e30), -1) @ x
 
 
+def with_dropout(x, key):
+    """Some of the weights are dropped, in each example by its own key."""
+    weights = jax.nn.softmax(x @ x.T, -1)
+    return jnp.where(jax.random.bernoulli(key, 0.7, weights.shape), weights, 0) @ x
+
+
 def distance_biased(x, scale):
     """Scores that fall with the distance: they depend on both positions."""
     position = jnp.arange(x.shape[0], dtype=x.dtype)
@@ -110,6 +116,7 @@ PROGRAMS = (
             "causal": causal,
             "distance_biased": distance_biased,
             "many_heads": many_heads,
+            "attention_dropout": with_dropout,
             "stacked": stacked,
             "encoder_layer": encoder_layer,
         },

@@ -52,6 +52,32 @@ clipped.defvjp(
 
 
 @jax.custom_vjp
+def scaled_back(w):
+    """Of weights alone: the same for all examples."""
+    return w**3
+
+
+scaled_back.defvjp(lambda w: (w**3, w), lambda w, dw: (7 * w * dw,))
+
+
+@jax.custom_vjp
+def with_weights(x, w):
+    """One result of the example, one of the weights alone."""
+    return x @ w, 2 * w
+
+
+with_weights.defvjp(
+    lambda x, w: (with_weights(x, w), (x, w)),
+    lambda kept, d: (3 * d[0] @ kept[1].T, 5 * kept[0].T @ d[0] + 4 * d[1]),
+)
+
+
+def both_of_weights(x, w):
+    y, doubled = with_weights(x, w)
+    return y @ doubled, doubled * x[0][:, None]
+
+
+@jax.custom_vjp
 def mean_pool(x):
     return x.mean(0)
 
@@ -132,6 +158,11 @@ PROGRAMS = programs(
         "custom_jvp_of_pairs": lambda x: square(x @ x.T).sum(1),
         "custom_vjp": product,
         "custom_vjp_own_weights": lambda x, own_w: product(x, own_w),
+        "custom_vjp_of_weights": lambda x, w: jnp.tanh(x @ scaled_back(w)),
+        "custom_vjp_of_positions": lambda x, scale: (
+            scaled_back(scale * jnp.arange(x.shape[0], dtype=x.dtype))[:, None] * x
+        ),
+        "custom_vjp_with_weights": both_of_weights,
         "custom_vjp_static": lambda x: (clipped(0.3, x) ** 3).sum(),
         "custom_vjp_to_dense": lambda x, w: mean_pool(jnp.tanh(x @ w)),
         "jitted": jitted,

@@ -92,8 +92,24 @@ def gumbel_sample(x, key):
     return jax.nn.softmax(x + noise, -1), jnp.argmax(x + noise, -1)
 
 
+def noise_across(x, key):
+    """Not the leading axis alone has different sizes: numbers count by its own ones."""
+    n = x.shape[0]
+    drawn = jax.random.normal(key, (2, n), x.dtype) @ x
+    bits = [jax.random.bits(key, (n, 2, n), dtype) for dtype in ("uint8", "uint32")]
+    return drawn, jax.random.uniform(key, (1, n, n)), bits
+
+
 def dense_noise(x, key):
     return x + jax.random.normal(key, x.shape[1:], x.dtype)[None]
+
+
+def numbered_keys(x, key):
+    """For each row keys of all rows."""
+    n = x.shape[0]
+    fold = jax.vmap(jax.random.fold_in, (None, 0))
+    keys = jax.vmap(fold, (0, None))(jax.random.split(key, n), jnp.arange(n))
+    return jax.random.key_data(keys).astype(x.dtype)[..., 0].max(1)
 
 
 def noise_of_rows(x, key):
@@ -154,8 +170,10 @@ RANDOM = programs(
         "fresh_noise": fresh_noise,
         "random_rows": random_rows,
         "gumbel_sample": gumbel_sample,
+        "noise_across": noise_across,
         "dense_noise": dense_noise,
         "noise_of_rows": noise_of_rows,
+        "numbered_keys": numbered_keys,
         "categorical": lambda x, key: jax.random.categorical(key, x),
     }
 )

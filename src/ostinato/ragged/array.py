@@ -9,11 +9,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .. import _checks
 from .._typing import Array, ArrayLike
 from .capacity import Size, chosen_size
-from .checks import check_axis, check_fit, check_known, check_lengths, check_place
+from .checks import (
+    check_axis,
+    check_fit,
+    check_known,
+    check_lengths,
+    check_place,
+    check_traced,
+)
 from .padded import kind, numbers
 from .segments import Segments, Tail, along, positions
 
@@ -167,7 +175,7 @@ class RaggedArray:
         capacity = chosen_size("capacity", capacity, rows)
         check_fit(lengths, capacity, longest)
         x = jnp.moveaxis(x, axis + 1, 1)
-        merged = x.reshape(-1, *x.shape[2:])
+        merged = lax.collapse(x, 0, 2)
         if merged.shape[0] == 0:
             data = jnp.zeros((capacity, *merged.shape[1:]), x.dtype)
         else:
@@ -198,7 +206,9 @@ class RaggedArray:
         splits = check_lengths(row_splits, "row_splits")
         if splits.shape[0] == 0:
             raise ValueError("`row_splits` must have batch + 1 elements, got none")
-        if _checks.is_concrete(splits) and int(np.asarray(splits)[0]) != 0:
+        if not _checks.is_concrete(splits):
+            check_traced(splits[0] == 0, "`row_splits` must begin with 0")
+        elif int(np.asarray(splits)[0]) != 0:
             raise ValueError(f"`row_splits` must begin with 0, got {splits[0]}")
         return cls(data, splits[1:] - splits[:-1], **options)
 
@@ -237,6 +247,11 @@ class RaggedArray:
         elif num_segments is None:
             raise TypeError(
                 "`num_segments` must be given where `segment_ids` is traced"
+            )
+        else:
+            check_traced(
+                (ids[1:] >= ids[:-1]).all() & (ids >= 0).all(),
+                "`segment_ids` must be 0 or more and ascend; sort the rows first",
             )
         num_segments = _checks.check_size("num_segments", num_segments, 0)
         counts = jnp.zeros(num_segments, jnp.int32).at[ids].add(1, mode="drop")

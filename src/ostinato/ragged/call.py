@@ -32,9 +32,20 @@ class Symbols:
         ranges: for each symbol the least and largest value.
         totals: for each symbol a static bound of its sum over the batch.
         capacities: the rows of the inputs' flat arrays, by the text of their size.
+        room: for each symbol a value that its largest one is not below, so that padded
+            arrays have an element along each axis: from none, none could be taken.
     """
 
     values: dict[str, Array]
     ranges: dict[str, Range]
     totals: dict[str, int]
     capacities: dict[str, int]
+    room: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def with_room(self, room: dict[str, int]) -> Symbols:
+        """With ranges that reach that far."""
+        ranges = {
+            name: r._replace(high=max(r.high, room.get(name, 1)))
+            for name, r in self.ranges.items()
+        }
+        return dataclasses.replace(self, ranges=ranges, room=room)

@@ -37,8 +37,16 @@ def check_lengths(lengths: Any, name: str = "lengths") -> Array:
 
 
 def check_fit(lengths: Any, capacity: int, max_length: int) -> None:
-    """ValueError where concrete lengths do not fit; nothing for traced ones."""
+    """ValueError where concrete lengths do not fit; a check for traced ones."""
     if not _checks.is_concrete(lengths):
+        check_traced(
+            (lengths >= 0) & (lengths <= max_length),
+            f"`lengths` must lie in 0..max_length = 0..{max_length}",
+        )
+        check_traced(
+            lengths.sum() <= capacity,
+            f"`lengths` must sum to at most the {capacity} rows of the capacity",
+        )
         return
     values = np.asarray(lengths)
     wrong = np.flatnonzero((values < 0) | (values > max_length))
@@ -53,6 +61,11 @@ def check_fit(lengths: Any, capacity: int, max_length: int) -> None:
             f"`lengths` must sum to at most the {capacity} rows of the capacity, "
             f"got {total}"
         )
+
+
+def check_traced(condition: Array, message: str) -> None:
+    """That something traced holds, where the caller is under checkify."""
+    checkify.debug_check(jnp.all(condition), message)
 
 
 def check_known(kind: str, lengths: Any) -> np.ndarray:
@@ -120,7 +133,7 @@ def _host(lengths: Any) -> Any:
 
 def _require(condition: Any, message: str) -> None:
     if not _checks.is_concrete(condition):
-        checkify.debug_check(jnp.all(condition), message)
+        check_traced(condition, message)
     elif not np.all(condition):
         where = np.flatnonzero(~np.asarray(condition))
         raise ValueError(

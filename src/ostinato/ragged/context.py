@@ -171,6 +171,7 @@ class Context:
         if complete is None or jnp.issubdtype(x.dtype, jax.dtypes.extended):
             return x
         other = lax.dynamic_index_in_dim(x, jnp.argmax(complete), 0)
+        other = self._or_harmless(jnp.any(complete), other)
         return jnp.where(along(complete, 0, x.ndim), x, constant(other))
 
     # ---------------------------------------------------------------------- segments
@@ -254,7 +255,7 @@ class Context:
             return Flat(x, value.shape, axis)
         padded, flat = self._places(dim)
         x = jnp.moveaxis(value.x, axis + 1, 1)
-        x = move(x.reshape(-1, *x.shape[2:]), flat, padded)
+        x = move(lax.collapse(x, 0, 2), flat, padded)
         return Flat(jnp.moveaxis(x, 0, axis), value.shape, axis)
 
     def to_padded(self, value: Value) -> Padded:
@@ -285,7 +286,7 @@ class Context:
         """A value without symbolic axes, once for each flat row: `[capacity, ...]`."""
         if isinstance(value, Shared):
             return jnp.broadcast_to(value.x, (self.capacity(dim), *value.x.shape))
-        x = self._or_harmless(self.tail(dim), self.to_padded(value).x)
+        x = self._or_harmless(self.tail(dim).any_row, self.to_padded(value).x)
         ids = self.segments(dim).ids
         return repeated(x, ids, indices_are_sorted=True)
 
@@ -318,16 +319,16 @@ class Context:
         """
         tail = self.tail(dim)
         row = lax.dynamic_slice_in_dim(x, tail.last, 1, axis)
-        row = constant(self._or_harmless(tail, row))
+        row = constant(self._or_harmless(tail.any_row, row))
         return jnp.where(along(tail.valid, axis, x.ndim), x, row)
 
     @staticmethod
-    def _or_harmless(tail: Tail, x: Array) -> Array:
-        """`x`, or what most functions are finite of where there is no valid row."""
+    def _or_harmless(any_valid: Array, x: Array) -> Array:
+        """`x`, or what most functions are finite of where there is nothing valid."""
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             return x
         other = 0.5 if jnp.issubdtype(x.dtype, jnp.inexact) else 0
-        return jnp.where(tail.any_row, x, jnp.asarray(other, x.dtype))
+        return jnp.where(any_valid, x, jnp.asarray(other, x.dtype))
 
     def mask(self, x: Array, axis: int, dim: Any) -> Array:
         """Where padded examples are no padding along `axis` of one example.

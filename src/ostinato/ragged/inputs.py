@@ -107,6 +107,12 @@ class Inputs:
         least = [f"{s} >= {min_length}" for s in names.values() if min_length > 1]
         return SymbolicScope([rename(c, names) for c in constraints] + least)
 
+    @property
+    def ranges(self) -> dict[str, Range]:
+        """For each symbol the least and largest value."""
+        dims = self.dims.values()
+        return {d.symbol: Range(d.offset, d.max_length + d.offset) for d in dims}
+
     def context(self, options: Options) -> Context:
         """The context of these sizes."""
         dims = self.dims.values()
@@ -114,7 +120,7 @@ class Inputs:
             values={
                 d.symbol: d.lengths + d.offset if d.offset else d.lengths for d in dims
             },
-            ranges={d.symbol: Range(d.offset, d.max_length + d.offset) for d in dims},
+            ranges=self.ranges,
             totals={d.symbol: d.capacity + d.offset * self.batch for d in dims},
             capacities={d.size: d.capacity for d in dims},
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -80,7 +81,7 @@ def _batch(arrays: Any, axes: Any, *, axis: int) -> tuple[Array, int]:
     to, back = Places(*places[:2]), Places(*places[2:])
     rows, count = x.shape[1], to.row.shape[1]
     merged = *_merged(to, rows), *_merged(back, count)
-    y = move_p.bind(x.reshape(-1, *x.shape[2:]), *merged, axis=0)
+    y = move_p.bind(lax.collapse(x, 0, 2), *merged, axis=0)
     return jnp.moveaxis(y.reshape(size, count, *x.shape[2:]), 1, axis + 1), 0
 
 

@@ -15,7 +15,7 @@ from .inputs import Inputs
 from .layouts import Shared, Value, ragged_axes
 from .padded import PaddedRagged
 from .segments import along
-from .sizes import rename
+from .sizes import largest, rename
 
 
 def wrap(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Any:
@@ -44,16 +44,20 @@ def wrap(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Any:
             data = _keep(data, along(complete, 0, data.ndim), fill_value(data.dtype))
         for a in ragged:
             data = _keep(data, ctx.mask(data, a, value.shape[a]), 0)
+            most = largest(value.shape[a], inputs.ranges)
+            data = jax.lax.slice_in_dim(data, 0, most, axis=a + 1)
         dims = tuple(zip(ragged, names, strict=True))
         return PaddedRagged(data[: inputs.batch], lengths, dims)
     flat = ctx.to_flat(value)
     data, dim = flat.x, flat.dim
-    if complete is not None and names[0] not in inputs.dims:
+    # Of one with no rows at all there is nothing in a result with the same rows.
+    nothing = ctx.options.min_length == 1 and list(inputs.dims) == names
+    if complete is not None and not nothing:
         rows = jnp.take(complete, ctx.segments(dim).ids)
         data = _keep(data, along(rows, flat.axis, data.ndim), fill_value(data.dtype))
     data = _keep(data, along(ctx.tail(dim).valid, flat.axis, data.ndim), 0)
     return RaggedArray.tree_unflatten(
-        (flat.axis, names[0], max(ctx.max(dim), 1)), (data, lengths[0])
+        (flat.axis, names[0], max(largest(dim, inputs.ranges), 1)), (data, lengths[0])
     )
 
 

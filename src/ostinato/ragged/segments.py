@@ -67,10 +67,11 @@ class Segments(NamedTuple):
 
 def sum_of_rows(x: Array, ids: Array, batch: int) -> Array:
     """The sum of the rows of each example, from `Segments.drop_ids`."""
+    # With one more for the tail: checkify would find fault with ids out of range.
     sums = jax.ops.segment_sum(
-        x.astype(exact(x.dtype)), ids, batch, indices_are_sorted=True
+        x.astype(exact(x.dtype)), ids, batch + 1, indices_are_sorted=True
     )
-    return sums.astype(x.dtype)
+    return sums[:batch].astype(x.dtype)
 
 
 def repeated(x: Array, index: Array, axis: int = 0, **options: Any) -> Array:

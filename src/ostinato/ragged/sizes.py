@@ -11,13 +11,14 @@ import ast
 import functools as ft
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
+from jax.extend.core import jaxprs_in_params
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq}
 
@@ -166,6 +167,30 @@ def rename(text: str, names: Mapping[str, str]) -> str:
 def largest(dim: Any, ranges: Mapping[str, Range]) -> int:
     """An upper bound of `dim`, at least 0; the exact maximum if one symbol occurs."""
     return max(sum(_bound(term, ranges) for term in _terms(dim)), 0)
+
+
+def in_program(jaxpr: Any) -> Iterator[Any]:
+    """The symbolic sizes in the shapes of all values of `jaxpr`, closed or not."""
+    for eqn in jaxpr.eqns:
+        for variable in eqn.outvars:
+            yield from filter(is_symbolic, getattr(variable.aval, "shape", ()))
+        for inner in jaxprs_in_params(eqn.params):
+            yield from in_program(inner)
+
+
+def room(dims: Iterable[Any]) -> dict[str, int]:
+    """For each symbol the least value at which none of `dims` is 0.
+
+    Those that are 0 up to 64, as that of `x[100:]`, are left out.
+    """
+    found: dict[str, int] = {}
+    for dim in {str(dim): dim for dim in dims}.values():
+        names = symbols(dim)
+        for high in range(1, 65):
+            if largest(dim, dict.fromkeys(names, Range(0, high))):
+                found |= {name: max(found.get(name, 1), high) for name in names}
+                break
+    return found
 
 
 def most_rows(

@@ -35,10 +35,13 @@ def of_sizes(
     highs = highs or {}
     ranges = {}
     for name, known in ctx.symbols.ranges.items():
-        high = min(known.high, highs.get(name, known.high))
+        high = max(highs.get(name, known.high), ctx.symbols.room.get(name, 1))
+        high = min(known.high, high)
         ranges[name] = known._replace(low=min(known.low, high), high=high)
     totals = {name: batch * r.high for name, r in ranges.items()}
     options = dataclasses.replace(ctx.options, tiers=None, prefers_rows=False)
-    inner = Context(batch, Symbols(values, ranges, totals, {}), options)
+    inner = Context(
+        batch, Symbols(values, ranges, totals, {}, ctx.symbols.room), options
+    )
     inner.equations = ctx.equations
     return inner

@@ -15,6 +15,7 @@ from . import checks
 from .call import Options
 from .inputs import Inputs, is_ragged
 from .results import wrap
+from .sizes import in_program, room
 from .tiers import check_tiers, resolve
 
 
@@ -139,6 +140,7 @@ def vmap(
 
         avals = [_aval(v) for v in values]
         jaxpr, shapes = _trace(one, avals)
+        ctx.symbols = ctx.symbols.with_room(room(in_program(jaxpr.jaxpr)))
         results = ctx.evaluate(jaxpr, values)
         out_tree = jax.tree.structure(shapes)
         result_axes = _broadcast(out_axes, out_tree)
@@ -162,6 +164,7 @@ _FROM_SIZES = (
 """What JAX and numpy raise when they meet a symbolic size."""
 _NAMES_OF_SIZES = (
     "_DimExpr",
+    "_plus_1",
     "floordiv(",
     "non-constant",
     "process_primitive",  # of `for row in x`, in JAX 0.11

@@ -20,14 +20,22 @@ from ..context import Context
 from ..layouts import Flat, Packing, Padded, Shared, Value, ragged_axes
 from ..registry import Refuse, register
 from ..segments import along
+from ..sizes import symbolic_axes
 from .linalg import determinant, is_determinant
 
 
 class _Call:
     """One call of such a function, for one example and for the batch."""
 
-    def __init__(self, ctx: Context, eqn: JaxprEqn, values: Sequence[Value]):
+    def __init__(
+        self,
+        ctx: Context,
+        eqn: JaxprEqn,
+        values: Sequence[Value],
+        own_results: bool = False,
+    ):
         self.ctx = ctx
+        self.own_results = own_results
         self.eqn = eqn
         self.inputs = Packing.of(values)
         self.avals = [_like(atom.aval) for atom in eqn.invars]
@@ -62,8 +70,22 @@ class _Call:
         results = ctx.evaluate(body, self.inputs.unpack(arrays))
         return self.conform(ctx, results)
 
+    def of_no_example(self) -> bool:
+        """Whether nothing in it depends on the example."""
+        shapes = [
+            *(v.shape for v in self.inputs.values),
+            *self.ctx.out_shapes(self.eqn),
+        ]
+        shared = all(isinstance(v, Shared) for v in self.inputs.values)
+        return shared and not any(map(symbolic_axes, shapes))
+
     def conform(self, ctx: Context, results: Sequence[Value]) -> list[Array]:
-        """The arrays of results, in the layouts of the first time."""
+        """The arrays of results, in the layouts of the first time.
+
+        With `own_results` each example has its own, even if all are the same.
+        """
+        if self.own_results:
+            results = [ctx.canonical(v) for v in results]
         if self.outputs is None:
             self.outputs = Packing.of(results)
         return [
@@ -125,7 +147,10 @@ def _or_float0(tangent: Array, primal: Array) -> Any:
 
 @register("custom_vjp_call")
 def _custom_vjp(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[Value]:
-    call = _Call(ctx, eqn, values)
+    # A shared result would come with the cotangents of all examples in one.
+    call = _Call(ctx, eqn, values, own_results=True)
+    if call.of_no_example():
+        return [Shared(x, x.shape) for x in call.one(*(v.x for v in values))]
     run = jax.custom_vjp(call.run)
     saved: list[tuple[Any, Packing]] = []  # the last pull-back, and its residuals
 
@@ -175,12 +200,20 @@ def _like(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def _gather(ctx: Context, cotangent: Value, like: Value) -> Array:
-    """The cotangent of an argument: zero in the padding, a sum for a shared one."""
+    """The cotangent of an argument: a sum for a shared one.
+
+    It is zero in the padding, and for an example that is too short.
+    """
+    complete = ctx.complete()
     if isinstance(like, Flat):
         flat = ctx.to_flat(cotangent)
-        valid = along(ctx.tail(flat.dim).valid, flat.axis, flat.x.ndim)
-        return jnp.where(valid, flat.x, 0)
+        valid = ctx.tail(flat.dim).valid
+        if complete is not None:
+            valid &= jnp.take(complete, ctx.segments(flat.dim).ids, mode="clip")
+        return jnp.where(along(valid, flat.axis, flat.x.ndim), flat.x, 0)
     x = ctx.to_padded(cotangent).x
+    if complete is not None:
+        x = jnp.where(along(complete, 0, x.ndim), x, 0)
     for axis in ragged_axes(cotangent):
         x = jnp.where(ctx.mask(x, axis, cotangent.shape[axis]), x, 0)
     return x if isinstance(like, Padded) else jnp.sum(x, 0)

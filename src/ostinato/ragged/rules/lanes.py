@@ -119,7 +119,7 @@ def _plan(ctx: Context, scan: Scan, lanes: int) -> _Plan:
     row = positions(rows)
     tail = ctx.tail(dim)
     target = jnp.where(tail.valid, slot, steps * lanes)
-    row = jnp.full(steps * lanes, -1, jnp.int32).at[target].set(row, mode="drop")
+    row = jnp.full(steps * lanes + 1, -1, jnp.int32).at[target].set(row)[:-1]
     in_slots = Places(
         jnp.where(row < 0, tail.last if scan.reverse else 0, row), row >= 0
     )
@@ -200,7 +200,7 @@ def run(
 
     before = [_batch(v, lanes) for v in init]
     results = _run_needed(step, before, given, plan.steps, scan)
-    results = [y.reshape(-1, *y.shape[2:]) for y in results]
+    results = [lax.collapse(y, 0, 2) for y in results]
     states = [
         _final(ctx, scan, plan, v, y)
         for v, y in zip(init, results[: scan.num_carry], strict=True)
@@ -229,7 +229,9 @@ def _run_needed(
 
     steps = jax.tree.leaves(given)[0].shape[0]
     first = jnp.arange(0, steps, CHUNK, dtype=jnp.int32)
-    given = jax.tree.map(lambda a: a.reshape(-1, CHUNK, *a.shape[1:]), given)
+    given = jax.tree.map(
+        lambda a: a.reshape(steps // CHUNK, CHUNK, *a.shape[1:]), given
+    )
     shapes = jax.eval_shape(chunk, carry, jax.tree.map(lambda a: a[0], given))[1]
     if any(jnp.issubdtype(s.dtype, jax.dtypes.extended) for s in shapes):
         needed = None  # there are no zeros of that dtype, such as that of keys
@@ -244,7 +246,7 @@ def _run_needed(
         return lax.cond(at[0] < needed, run, skip, carry, at[1])
 
     _, results = lax.scan(run_if_needed, carry, (first, given), reverse=scan.reverse)
-    return [y.reshape(-1, *y.shape[2:]) for y in results]
+    return [lax.collapse(y, 0, 2) for y in results]
 
 
 def _rows(plan: _Plan, value: Value) -> Array:

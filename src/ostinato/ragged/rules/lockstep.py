@@ -90,4 +90,4 @@ def _output(ctx: Context, y: Array, shape: tuple[Any, ...]) -> Value:
     segments = ctx.segments(shape[0])
     rows = segments.position * ctx.batch + segments.ids
     rows = jnp.clip(rows, 0, y.shape[0] * ctx.batch - 1)
-    return Flat(jnp.take(y.reshape(-1, *y.shape[2:]), rows, 0), shape, 0)
+    return Flat(jnp.take(lax.collapse(y, 0, 2), rows, 0), shape, 0)

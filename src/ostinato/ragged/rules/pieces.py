@@ -177,7 +177,7 @@ def _concatenate_rows(
         else:
             starts.append(ids * size)
             each = jnp.moveaxis(ctx.to_padded(value).x, axis + 1, 1)
-            rows.append(each.reshape(-1, *each.shape[2:]))
+            rows.append(lax.collapse(each, 0, 2))
         pieces.append((ctx.lengths(size)[ids], rows[-1].shape[0]))
     index = _place_in_pieces(segments.position, pieces, starts)
     x = jnp.take(lax.concatenate(rows, 0), index, 0, mode="clip")

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
-from ..context import Context
+from ..context import Context, Sizes
 from ..layouts import Flat, Shared, Value, ragged_axes, shape_text
 from ..registry import Refuse, register
-from ..sizes import is_symbolic
+from ..segments import along, positions
+from ..sizes import is_symbolic, symbolic_axes
 
 
 def _check_prefix_stable(keys: Value, shape: tuple[Any, ...], split: bool) -> None:
     """Refuse where the first numbers would depend on how many are drawn."""
     if not any(map(is_symbolic, shape)):
         return
-    first = next((i for i, dim in enumerate(shape) if dim != 1), 0)
-    if any(map(is_symbolic, shape[first + 1 :])):
+    if split and not _is_prefix(shape):
         raise Refuse(
-            f"random numbers of shape {shape_text(shape)} would depend on "
-            "the padding: only the leading axis may have different sizes; draw them "
-            "transposed"
+            f"keys of shape {shape_text(shape)} would depend on the padding: only the "
+            "leading axis may have different sizes; make them transposed"
         )
     kind = str(jax.random.key_impl(keys.x))
     if (split or "threefry" in kind) and not _is_partitionable():
@@ -51,11 +52,29 @@ def _bits(
         bits = eqn.primitive.bind(keys.x, shape=shape, **params)
         return Flat(bits, full, keys.axis)
     _check_prefix_stable(keys, shape, split=False)
+    if _is_prefix(shape):
+        most = ctx.at_max(shape)
+        return ctx.unsized(
+            lambda keys: eqn.primitive.bind(keys, shape=most, **params), [keys], full
+        )
 
-    def draw(keys: Array) -> Array:
-        return eqn.primitive.bind(keys, shape=ctx.at_max(shape), **params)
+    def draw(own: Sizes, keys: Array) -> list[Array]:
+        """A row of them, which each example cuts into rows of its own size."""
+        most = ctx.at_max(shape)
+        bits = eqn.primitive.bind(keys, shape=(math.prod(most),), **params)
+        place = jnp.zeros((), jnp.int32)
+        for axis, dim in enumerate(shape):
+            place = place * own(dim) + along(positions(most[axis]), axis, len(shape))
+        return [jnp.take(bits, place, mode="clip")]
 
-    return ctx.unsized(draw, [keys], full)
+    (result,) = ctx.batched(draw, [keys], [full])
+    return result
+
+
+def _is_prefix(shape: tuple[Any, ...]) -> bool:
+    """Whether the elements of an example are the first ones of the padded array."""
+    first = next((i for i, dim in enumerate(shape) if dim != 1), 0)
+    return not any(map(is_symbolic, shape[first + 1 :]))
 
 
 @register("random_split")
@@ -91,7 +110,12 @@ def _wrap(ctx: Context, eqn: JaxprEqn, x: Value, **params: Any) -> Value:
 @register("random_fold_in")
 def _fold_in(ctx: Context, eqn: JaxprEqn, keys: Value, data: Value) -> Value:
     (full,) = ctx.out_shapes(eqn)
-    if len(ragged_axes(keys)) == len(ragged_axes(data)) == 1:
+    if (
+        len(ragged_axes(keys))
+        == len(ragged_axes(data))
+        == len(symbolic_axes(full))
+        == 1
+    ):
         keys, data = ctx.to_flat(keys), ctx.to_flat(data)
         return Flat(eqn.primitive.bind(keys.x, data.x), full, keys.axis)
     return ctx.unsized(eqn.primitive.bind, [keys, data], full)

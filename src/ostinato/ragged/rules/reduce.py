@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools as ft
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ def _all_rows(x: Array, ids: Array, batch: int) -> Array:
 def _min_rows(x: Array, ids: Array, batch: int) -> Array:
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return -_max_rows(-x, ids, batch)
-    return jax.ops.segment_min(jnp.min(x, 1), ids, batch, indices_are_sorted=True)
+    return _over(jax.ops.segment_min, jnp.min(x, 1), ids, batch)
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -65,13 +66,18 @@ def _max_rows_jvp(batch: int, primals: Any, tangents: Any) -> Any:
     """All elements that are the largest have the same share, as in JAX."""
     x, ids = primals
     y = _max_rows(x, ids, batch)
-    largest = x == jnp.take(y, ids, 0, mode="clip")[:, None]
+    largest = x == y[jnp.minimum(ids, batch - 1)][:, None]
     count = _sum_rows(largest.astype(x.dtype), ids, batch)
-    return y, _sum_rows(jnp.where(largest, tangents[0], 0), ids, batch) / count
+    count = jnp.where((count == 0) & ~jnp.isnan(y), 1, count)  # there is no row
+    return y, _sum_rows(largest.astype(x.dtype) * tangents[0], ids, batch) / count
 
 
 def _largest(x: Array, ids: Array, batch: int) -> Array:
-    return jax.ops.segment_max(x, ids, batch, indices_are_sorted=True)
+    return _over(jax.ops.segment_max, x, ids, batch)
+
+
+def _over(segments: Callable, x: Array, ids: Array, batch: int) -> Array:
+    return segments(x, ids, batch + 1, indices_are_sorted=True)[:batch]
 
 
 _REDUCTIONS = {
@@ -103,7 +109,8 @@ def _reduce(
         if reduction.over_rows and not (bitwise and x.x.dtype != jnp.bool_):
             others = [a for a in axes if a != x.axis]
             rows = jnp.moveaxis(x.x, (x.axis, *others), range(len(axes)))
-            rows = rows.reshape(rows.shape[0], -1, *rows.shape[len(axes) :])
+            width = math.prod(rows.shape[1 : len(axes)])
+            rows = rows.reshape(rows.shape[0], width, *rows.shape[len(axes) :])
             ids = ctx.segments(x.dim).drop_ids
             return Padded(reduction.over_rows(rows, ids, ctx.batch), shape)
     return masked(ctx, bind, x, axes, shape, reduction.identity)

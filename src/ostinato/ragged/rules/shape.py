@@ -183,7 +183,7 @@ def _reshape_rows(
     rows = jnp.moveaxis(x.x, merged, list(range(old_rest + 1)))
     others = (*shape[:axis], *shape[axis + new_rest + 1 :])
     width = math.prod(shape[axis + 1 : axis + new_rest + 1])
-    rows = rows.reshape(-1, *others)
+    rows = lax.collapse(rows, 0, old_rest + 1)
     rows = _first(rows, ctx.capacity(dim) * width)
     rows = rows.reshape(ctx.capacity(dim), width, *others)
     rows = ctx.fill_tail(rows, dim, 0)

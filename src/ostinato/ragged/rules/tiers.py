@@ -238,7 +238,7 @@ class _Tiered:
         (axis,) = symbolic_axes(shape)
         dim = shape[axis]
         arrays = [jnp.moveaxis(x, axis + 1, 1) for x in arrays]
-        rows = jnp.concatenate([x.reshape(-1, *x.shape[2:]) for x in arrays])
+        rows = jnp.concatenate([lax.collapse(x, 0, 2) for x in arrays])
         in_tiers, in_rows = self._places(dim)
         x = move(rows, in_rows, in_tiers)
         return Flat(jnp.moveaxis(x, 0, axis), shape, axis)

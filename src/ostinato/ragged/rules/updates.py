@@ -343,7 +343,7 @@ def _write_rows(
     else:
         source = jnp.moveaxis(ctx.to_padded(updates).x, axis + 1, 1)
         row = segments.ids * dim + relative
-        new = jnp.take(source.reshape(-1, *source.shape[2:]), row, 0, mode="clip")
+        new = jnp.take(lax.collapse(source, 0, 2), row, 0, mode="clip")
         new = jnp.moveaxis(new, 0, axis)
     inside = along(inside, axis, new.ndim)
     return Flat(jnp.where(inside, combine(rows.x, new), rows.x), x.shape, axis)

@@ -50,6 +50,8 @@ def _conv(
     if any(is_symbolic(x.shape[a]) for a in dimension_numbers.lhs_spec[1:2]):
         raise Refuse("the features must not be an axis of different sizes")
     if isinstance(x, Flat) and x.axis == dimension_numbers.lhs_spec[0]:
+        if params["batch_group_count"] != 1:
+            raise Refuse("groups of rows must not depend on the example")
         if not isinstance(kernel, Padded):
             y = eqn.primitive.bind(
                 x.x,
