@@ -171,7 +171,7 @@ class Context:
         if complete is None or jnp.issubdtype(x.dtype, jax.dtypes.extended):
             return x
         other = lax.dynamic_index_in_dim(x, jnp.argmax(complete), 0)
-        other = self._or_harmless(jnp.any(complete), other)
+        other = self._or_harmless(jnp.any(complete), other, integer=1)  # a size, say
         return jnp.where(along(complete, 0, x.ndim), x, constant(other))
 
     # ---------------------------------------------------------------------- segments
@@ -323,11 +323,11 @@ class Context:
         return jnp.where(along(tail.valid, axis, x.ndim), x, row)
 
     @staticmethod
-    def _or_harmless(any_valid: Array, x: Array) -> Array:
+    def _or_harmless(any_valid: Array, x: Array, integer: int = 0) -> Array:
         """`x`, or what most functions are finite of where there is nothing valid."""
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             return x
-        other = 0.5 if jnp.issubdtype(x.dtype, jnp.inexact) else 0
+        other = 0.5 if jnp.issubdtype(x.dtype, jnp.inexact) else integer
         return jnp.where(any_valid, x, jnp.asarray(other, x.dtype))
 
     def mask(self, x: Array, axis: int, dim: Any) -> Array:
