@@ -37,6 +37,7 @@ TIERS = {
     "cells": 5,
     "_recurrent": 4,
     "ragged": 5,
+    "_serialization": 5,
     "nn": 6,
     "interop": 6,
     "apps": 7,

@@ -294,6 +294,77 @@ def test_dropout_keeps_one_mask_for_the_sequence():
         close(jax.tree.map(lambda a, b=b: a[b], got.states), state)
 
 
+KEEPING = {  # cells whose h is also kept, not only read in products
+    "gru": lambda inner: inner,
+    "zoneout": lambda inner: cells.Zoneout(inner, 0.25),
+    "residual": lambda inner: cells.Residual(inner),
+}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("reset_after", [True, False])
+def test_dropout_of_states_leaves_what_a_gru_keeps(name, reset_after):
+    """Divided by 1 - rate in every step, it would grow without an end."""
+    inner = cells.GRU(HIDDEN, HIDDEN, reset_after=reset_after)
+    cell = cells.Dropout(KEEPING[name](inner), states=0.5)
+    params, x, h = make(CellCase(cell, None, (HIDDEN,)))
+    drawn = cell.sample(jax.random.key(5), BATCH)
+    got = net(drawn, params, x, h)
+    mask = np.asarray(drawn.masks.states, np.float64) / 0.5
+    p, x, h = numpy_tree((params, x, h))
+    w_i, w_h, b_i, b_h, _ = p
+    sigmoid = lambda a: 1 / (1 + np.exp(-a))  # noqa: E731
+    for t in range(STEPS):
+        seen = h * mask
+        r_x, z_x, n_x = np.split(x[:, t] @ w_i.T + b_i, 3, -1)
+        r_h, z_h, n_h = np.split(seen @ w_h.T + b_h, 3, -1)
+        r, z = sigmoid(r_x + r_h), sigmoid(z_x + z_h)
+        if reset_after:
+            n = np.tanh(n_x + r * n_h)
+        else:
+            last = slice(2 * HIDDEN, None)
+            n = np.tanh(n_x + (r * seen) @ w_h[last].T + b_h[last])
+        new = (1 - z) * n + z * h
+        h = 0.25 * h + 0.75 * new if name == "zoneout" else new
+        close(got.outputs[:, t], h + x[:, t] if name == "residual" else h)
+
+
+def test_dropout_of_images_drops_channels():
+    inner = cells.ConvLSTM(3, 2, (5, 4), (3, 3))
+    cell = cells.Dropout(inner, inputs=0.5, states=0.5, outputs=0.5)
+    drawn = cell.sample(jax.random.key(1), 4)  # as many rows as columns
+    x = jax.random.normal(jax.random.key(2), (4, 6, 5, 4, 3))
+    params = cell.init(jax.random.key(0), x.dtype)
+    states = inner.initial_state(4, x.dtype)
+    got = ost.recurrent_net(drawn, x, states, params=params).outputs
+    m_x, m_h, m_y = (2.0 * np.asarray(m)[:, None, None] for m in drawn.masks)
+    for t in range(6):
+        seen = (states[0] * m_h, states[1])
+        states, y = inner(params, seen, x[:, t] * m_x, 0)
+        assert_close(got[:, t], y * m_y, terms=500)
+
+
+def test_dropout_around_what_has_no_single_step():
+    inner = cells.Bidirectional(cells.LSTM(INPUTS, HIDDEN))
+    cell = cells.Dropout(inner, inputs=0.5, outputs=0.5)
+    params, x, states = make(CellCase(cell, None))
+    drawn = cell.sample(jax.random.key(1), BATCH)
+    masks = drawn.masks.inputs, drawn.masks.outputs
+    m_x, m_y = (2.0 * np.asarray(m)[:, None] for m in masks)
+    for time_major in (False, True):
+        order = (lambda a: jnp.swapaxes(a, 0, 1)) if time_major else (lambda a: a)
+        got = net(drawn, params, order(x), states, time_major=time_major)
+        want = net(inner, params, x * m_x, states)
+        close(order(got.outputs), want.outputs * m_y)
+    assert not cell.has_step
+    stacked = cells.Stack((cell, cells.LSTM(2 * HIDDEN, HIDDEN)))
+    params, x, states = make(CellCase(stacked, None))
+    close(
+        net(stacked, params, x, states, recompute=True),
+        net(stacked, params, x, states),
+    )
+
+
 def test_dropout_draws_anew_and_repeats():
     cell = cells.Dropout(cells.GRU(INPUTS, 200), outputs=0.25)
     one, same, other = (
@@ -400,6 +471,16 @@ KEY = jax.random.key(0)
             "`c_rate` GRU 0.1",
         ),
         (lambda: cells.Zoneout(cells.Stack((LSTM,)), 0.1), TypeError, "`cell` Stack"),
+        (
+            lambda: cells.Zoneout(cells.Residual(cells.GRU(3, 3)), 0.1),
+            ValueError,
+            "`cell` Residual around Zoneout",
+        ),
+        (
+            lambda: cells.Zoneout(cells.Dropout(LSTM, outputs=0.5), 0.1),
+            ValueError,
+            "`cell` Dropout",
+        ),
         (lambda: cells.Zoneout(LSTM, 0.1).sample(3), TypeError, "`key`"),
         (lambda: cells.Stack(LSTM), TypeError, "`cells` tuple"),
         (lambda: cells.Stack(()), ValueError, "`cells` at least one"),

@@ -94,12 +94,13 @@ def test_second_derivative_equals_one_device(mesh):
     assert_same(jax.jit(product)(w, x, n), jax.jit(product)(*args))
 
 
-def test_explicit_passes_equal_one_device(mesh):
+@pytest.mark.parametrize("padding", ["zero", "hold"])
+def test_explicit_passes_equal_one_device(padding, mesh):
     spec = SPECS["lstm"]
     args = draw(spec)
 
     def both(w, x, n):
-        out, reserve = ost.rnn_forward(spec, w, x, seq_lengths=n)
+        out, reserve = ost.rnn_forward(spec, w, x, seq_lengths=n, padding=padding)
         return ost.rnn_backward(spec, w, reserve, jnp.cos(out.y))
 
     w, x, n = place(mesh, *zip(args, (P(), P("rows"), P("rows")), strict=True))

@@ -153,6 +153,75 @@ def test_step_with_a_pole_at_zero_has_no_nan_in_its_gradient():
     assert_close(jax.grad(loss)(x), np.array(want))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_step_with_a_pole_at_the_final_states_has_no_nan_in_its_gradient(reverse):
+    """Nor where a row has no steps, whose inputs and states may be the poles."""
+
+    def step(w, left, x, t):
+        return left - 1, w * jnp.log(x) / left
+
+    def loss(w, x, left, lengths):
+        out = ost.recurrent_net(
+            step,
+            x,
+            left,
+            params=w,
+            seq_lengths=lengths,
+            reverse=reverse,
+            padding="zero",
+        )
+        return jnp.sum(out.outputs)
+
+    x = jnp.array([[1.0, 4.0, jnp.nan], [0.25, 0.0, -1.0], [0.0, 0.0, 0.0]])
+    left = jnp.array([2.0, 1.0, 0.0])
+    got = jax.grad(loss)(3.0, x, left, jnp.array([2, 1, 0]))
+    order = (np.log(4) / 2, 0) if reverse else (0, np.log(4))
+    assert_close(got, np.array(sum(order) + np.log(0.25)))
+    empty = jnp.zeros(3, jnp.int32)
+    assert_close(jax.grad(loss)(3.0, x[:, :0], left, empty), np.array(0.0))
+
+
+@pytest.mark.parametrize("options", [{}, {"segment_length": 64}, {"recompute": True}])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_gradients_of_16_bit_weights_add_up_in_float32(dtype, options):
+    """One by one they would stay at 256 in bfloat16, at 2048 in float16."""
+    step = lambda w, s, x, t: (s, (w + x).astype(jnp.float32))  # noqa: E731
+    x = jnp.zeros((1, 4096), dtype)
+
+    def loss(w):
+        return ost.recurrent_net(step, x, None, params=w, **options).outputs.sum()
+
+    got = jax.grad(loss)(jnp.zeros((), dtype))
+    assert got.dtype == dtype and got == 4096
+
+
+@pytest.mark.parametrize("options", [{}, {"recompute": True}, {"segment_length": 2}])
+def test_params_may_hold_what_is_no_array(options):
+    params = {"power": 2, "name": "tanh", "w": jnp.array([2.0, 3.0])}
+
+    def step(params, s, x, t):
+        weights = params["w"][None] ** params["power"]
+        y = getattr(jnp, params["name"])(s * weights + x)
+        return y, y
+
+    def loss(w, x):
+        out = ost.recurrent_net(
+            step, x, jnp.zeros((1, 2)), params=params | {"w": w}, **options
+        )
+        return jnp.sum(out.outputs)
+
+    def loop(w, x):
+        s, total = jnp.zeros((1, 2)), 0.0
+        for t in range(5):
+            s = jnp.tanh(s * w[None] ** 2 + x[:, t])
+            total += jnp.sum(s)
+        return total
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 5, 2)))
+    got, want = (jax.grad(f)(params["w"], x) for f in (loss, loop))
+    assert_close(got, want, terms=50)
+
+
 def test_scan_equals_unrolled():
     arguments = arrays()
 

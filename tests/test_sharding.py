@@ -233,6 +233,37 @@ def test_second_derivative_under_sharding_equals_one_device(mesh):
     assert_trees_close(got, fast_jit(product)(*inputs_of(case)), terms=1000)
 
 
+@pytest.mark.parametrize("batch", [6, 3, 8])
+def test_batch_that_devices_do_not_divide_equals_one_device(batch, mesh):
+    """What XLA pads the parts with must not count in the gradient of the weights."""
+    spec = ost.RNNSpec("gru", 3, 4)
+    w = ost.init_weights(jax.random.key(0), spec, dtype="float64")
+    rng = np.random.default_rng(0)
+    x, lengths = (
+        jnp.asarray(rng.standard_normal((batch, 5, 3))),
+        rng.integers(0, 6, batch),
+    )
+    split = NamedSharding(mesh, P("rows"))
+
+    def loss(w, x, split=None):
+        if split is not None:
+            x = jax.lax.with_sharding_constraint(x, split)
+        y = ost.rnn(spec, w, x, seq_lengths=jnp.asarray(lengths)).y
+        return jnp.sum(jnp.sin(y))
+
+    got = jax.jit(jax.grad(lambda w, x: loss(w, x, split), (0, 1)))(w, x)
+    assert_trees_close(got, jax.jit(jax.grad(loss, (0, 1)))(w, x))
+
+
+def test_groups_and_batch_split_along_one_axis_of_the_mesh(mesh):
+    spec = ost.RNNSpec("gru", 3, 4)
+    w = jnp.stack([ost.init_weights(jax.random.key(k), spec) for k in range(4)])
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((8, 5, 3)), jnp.float32)
+    run = jax.vmap(lambda w, x: ost.rnn(spec, w, x).y, in_axes=(0, None))
+    placed = jax.device_put((w, x), NamedSharding(mesh, P("rows")))
+    np.testing.assert_allclose(jax.jit(run)(*placed), jax.jit(run)(w, x), atol=1e-6)
+
+
 def test_loss_of_the_closures_is_used_with_lengths():
     """The cases here have rows of every kind on every device."""
     for case in CASES[:3]:

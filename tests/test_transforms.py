@@ -255,3 +255,51 @@ def test_integer_arguments_have_no_gradient():
     grads = fast_jit(jax.grad(loss, (0, 1), allow_int=True))(primal, lengths)
     assert grads[1].dtype == jax.dtypes.float0
     assert_trees_close(grads[0], gradient_of(case)(primal)[1])
+
+
+# --- what odd programs found ----------------------------------------------------------
+
+
+def test_without_jit_it_still_runs():
+    spec = ost.RNNSpec("gru", 2, 3)
+    w, x = (
+        ost.init_weights(jax.random.key(0), spec, dtype="float64"),
+        jnp.ones((2, 4, 2)),
+    )
+    total = lambda w: ost.rnn(spec, w, x).y.sum()  # noqa: E731
+    want = jax.value_and_grad(total)(w)
+    with jax.disable_jit():
+        assert_trees_close(jax.value_and_grad(total)(w), want, terms=100)
+        assert_trees_close(ost.rnn(spec, ost.prepare(spec, w), x).y.sum(), want[0])
+
+
+def test_mapped_tangents_can_be_transposed():
+    spec = ost.RNNSpec("lstm", 2, 3)
+    w, x = (
+        ost.init_weights(jax.random.key(0), spec, dtype="float64"),
+        jnp.ones((2, 4, 2)),
+    )
+    run = lambda w: ost.rnn(spec, w, x).y  # noqa: E731
+    _, tangent = jax.linearize(run, w)
+    several = jnp.stack([w, 2 * w, w[::-1]])
+    bars = jnp.cos(jax.vmap(tangent)(several))
+    (got,) = jax.linear_transpose(jax.vmap(tangent), several)(bars)
+    _, pull_back = jax.vjp(run, w)
+    assert_trees_close(got, jnp.stack([pull_back(bar)[0] for bar in bars]))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh"])
+def test_state_of_a_row_without_steps_may_be_nan(mode, reverse):
+    spec = ost.RNNSpec(mode, 2, 3, bidirectional=reverse)
+    w = ost.init_weights(jax.random.key(0), spec, dtype="float64")
+    x = jnp.ones((2, 4, 2))
+    state = jnp.zeros((1 + reverse, 2, 3)).at[:, 0].set(jnp.nan)
+    state = (state, state) if mode == "lstm" else state
+
+    def total(w, backend):
+        y = ost.rnn(spec, w, x, state, seq_lengths=[0, 4], backend=backend).y
+        return y.sum()
+
+    for backend in ("xla", None):
+        assert np.isfinite(jax.grad(total)(w, backend)).all()

@@ -5,6 +5,7 @@ lengths, differentiable any number of times. Begin with `RNNSpec`, `init_weights
 `rnn`.
 """
 
+from . import _serialization as _serialization
 from . import cells as cells
 from . import ragged as ragged
 from ._recurrent.net import recurrent_net as recurrent_net

@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from .._rnn.call import accumulation_dtype
 from .._typing import Array, ArrayLike, Padding
 from .arguments import check_arguments, check_result, cut_outputs
 from .loop import Steps, in_segments, near_divisor, where_rows
@@ -54,8 +56,8 @@ def recurrent_net(
         seq_lengths: integers `[B]`, each in 0..T, any order. A row's final states are
             those at its length, its initial ones if that is 0; `reverse` starts at its
             own end. What stands in the padding, NaN included, reaches no output and no
-            gradient: past its end a row runs on its last valid inputs, and what comes
-            of it is dropped. None: every row has T steps.
+            gradient: past its end a row runs its first step again, with a `t` that goes
+            on, and what comes of it is dropped. None: every row has T steps.
         resets: bool `[B, T]`, or `[T, B]`: True makes every state of the row 0 before
             that step, all slots of a window too, and no gradient crosses. Not with
             `reverse`.
@@ -142,21 +144,36 @@ def recurrent_net(
 
 
 def time_first(inputs: Any, options: SequenceOptions) -> Steps:
-    """Inputs and masks, time first; valid inputs stand in the padding too."""
+    """Inputs and masks, time first; in the padding stand a row's first inputs."""
     inputs, resets = _swap((inputs, options.resets), options)
     t = lax.iota(jnp.int32, options.length)
     lengths = options.seq_lengths
     if lengths is None:
         return Steps(inputs, t, None, resets)
     valid = t[:, None] < lengths[None]
+    begins = jnp.maximum(lengths - 1, 0) if options.reverse else jnp.zeros_like(lengths)
 
     def fill(a: Array) -> Array:
         if jnp.issubdtype(a.dtype, jax.dtypes.extended):  # keys; they are never NaN
             return a
-        last = _at_the_end(a, lengths)
-        return where_rows(valid, a, lax.stop_gradient(last))
+        first = of_rows_with_steps(_at(a, begins), lengths)
+        return where_rows(valid, a, first[None])
 
+    if resets is not None:
+        resets = resets & valid
     return Steps(jax.tree.map(fill, inputs), t, valid, resets)
+
+
+def of_rows_with_steps(a: Array, lengths: Array) -> Array:
+    """`a`, `[B, ...]`, a constant; of a row without steps what another one has."""
+    if a.shape[0] == 0 or jnp.issubdtype(a.dtype, jax.dtypes.extended):
+        return a
+    # The longest row's, as a sum: one row of a sharded axis could not be taken out.
+    row = jnp.arange(a.shape[0], dtype=jnp.int32)
+    last = jnp.max(jnp.where(lengths == jnp.max(lengths), row, 0))
+    longest = (row == last) & (lengths > 0)
+    other = jnp.sum(where_rows(longest, a), axis=0, keepdims=True, dtype=a.dtype)
+    return lax.stop_gradient(where_rows(lengths > 0, a, other))
 
 
 def _swap(tree: Any, options: SequenceOptions) -> Any:
@@ -166,14 +183,17 @@ def _swap(tree: Any, options: SequenceOptions) -> Any:
     return jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), tree)
 
 
+def _at(a: Array, t: Array) -> Array:
+    """`[B, ...]` of `[T, B, ...]` at a step of each row; 0 where there are no steps."""
+    if a.shape[0] == 0:
+        return jnp.zeros(a.shape[1:], a.dtype)
+    t = jnp.expand_dims(t, (0, *range(2, a.ndim)))
+    return jnp.take_along_axis(a, t, axis=0, mode="clip")[0]
+
+
 def _at_the_end(a: Array, lengths: Array) -> Array:
     """`[1, B, ...]` of `[T, B, ...]` at each row's last valid step; 0 without one."""
-    if a.shape[0] == 0:
-        return jnp.zeros((1, *a.shape[1:]), a.dtype)
-    lengths = jnp.expand_dims(lengths, (0, *range(2, a.ndim)))
-    index = jnp.maximum(lengths - 1, 0)
-    last = jnp.take_along_axis(a, index, axis=0, mode="clip")
-    return jnp.where(lengths > 0, last, jnp.zeros((), a.dtype))
+    return where_rows(lengths > 0, _at(a, jnp.maximum(lengths - 1, 0)))[None]
 
 
 def _run(
@@ -188,6 +208,8 @@ def _run(
     cell = step if isinstance(step, Cell) else None
     if cell is not None:
         params, step = cell.prepare(params), cell.step
+    arrays, as_given = in_loop(params)
+    step = _of_arrays(step, as_given)
     recompute = None
     if options.recompute:
         cheap = MOVES if cell is None else ARITHMETIC
@@ -198,9 +220,17 @@ def _run(
         # A function of the user's own stores what it would in `lax.scan`.
         step = jax.checkpoint(step, policy=all_but_arithmetic, prevent_cse=False)
 
+    lengths, initial = options.seq_lengths, states
+    if lengths is not None:
+        initial = jax.tree.map(lambda a: of_rows_with_steps(a, lengths), states)
+
     def body(old: Any, at: Steps) -> tuple[Any, tuple[Any, Any]]:
         given = old if at.reset is None else where_rows(~at.reset, old)
-        result = step(params, given, at.inputs, at.t)
+        if at.valid is not None:
+            # A row that has ended runs its first step again: what comes of that is
+            # finite, where the step may have a pole at the final states.
+            given = where_rows(at.valid, given, initial)
+        result = step(arrays, given, at.inputs, at.t)
         new, outputs = check_result(result, _newest(old, options), options.batch)
         new = _push(given, new, options)
         if at.valid is not None:
@@ -221,6 +251,46 @@ def _run(
     if size is None or options.length == 0:
         return run(states, steps)
     return in_segments(run, states, steps, size, options.reverse, policy)
+
+
+def in_loop(params: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
+    """What of `params` a loop is handed, and a function that makes `params` of it.
+
+    16-bit floats are handed over in float32: their gradient is added up over the steps,
+    and would stop growing. What is no array, such as a number of steps, stays outside.
+    """
+    leaves, tree = jax.tree.flatten(params)
+    is_array = [isinstance(a, (jax.Array, np.ndarray, np.generic)) for a in leaves]
+    arrays = [
+        jnp.asarray(a) for a, is_one in zip(leaves, is_array, strict=True) if is_one
+    ]
+    dtypes = [a.dtype for a in arrays]
+
+    def wide(a: Array) -> Array:
+        if not jnp.issubdtype(a.dtype, jnp.floating):
+            return a
+        return a.astype(accumulation_dtype(a.dtype))
+
+    def as_given(arrays: list[Array]) -> Any:
+        narrow = iter(
+            [
+                a.astype(d) if a.dtype != d else a
+                for a, d in zip(arrays, dtypes, strict=True)
+            ]
+        )
+        return jax.tree.unflatten(
+            tree,
+            [
+                next(narrow) if is_one else a
+                for a, is_one in zip(leaves, is_array, strict=True)
+            ],
+        )
+
+    return [wide(a) for a in arrays], as_given
+
+
+def _of_arrays(step: Callable, as_given: Callable) -> Callable:
+    return lambda arrays, *rest: step(as_given(arrays), *rest)
 
 
 def _newest(states: Any, options: SequenceOptions) -> Any:

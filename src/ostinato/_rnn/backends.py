@@ -66,6 +66,8 @@ def explain(spec: RNNSpec, x: Any) -> Explanation:
             puts new arrays.
     """
     check_spec(spec)
+    if not hasattr(x, "dtype"):
+        raise TypeError(f"`x` must be an array, got {_checks.describe(x)}")
     platform, rejected = platform_of(x), {}
     for name in _NATIVE:
         reason = _why_not(name, spec, np.dtype(x.dtype))

@@ -122,6 +122,7 @@ def unpack_weights(weights: Array, spec: RNNSpec) -> list[LayerWeights]:
 
     Holds under every JAX transformation.
     """
+    weights = _checks.check_array("weights", weights)
     check_weights(weights, spec)
     fields: list[dict[str, Array]] = [{} for _ in param_shapes(spec)]
     offset = 0
@@ -168,10 +169,11 @@ def pack_weights(layers: Sequence[LayerWeights], spec: RNNSpec) -> Array:
                 raise ValueError(f"`{label}` must be {wanted} for {spec}, got {got}")
             if value is None:
                 continue
-            if tuple(value.shape) != shape:
+            value = _checks.check_array(label, value)
+            if value.shape != shape:
                 raise ValueError(
-                    f"`{label}` must have shape {shape}, got {tuple(value.shape)}"
+                    f"`{label}` must have shape {shape}, got {value.shape}"
                 )
-            named[p, name] = jnp.asarray(value)
+            named[p, name] = value
     _checks.check_same_dtype(**{f"layers[{p}].{n}": v for (p, n), v in named.items()})
     return jnp.concatenate([named[p, n].reshape(-1) for p, n, _ in _segments(spec)])

@@ -167,3 +167,13 @@ def _rule(flat_of: Callable) -> Callable:
         return partition(flat, layout)(*args)
 
     return mlir.lower_fun(run, multiple_results=True)
+
+
+def always_jitted(function: Callable) -> Callable:
+    """`function`, jitted, also under `jax.disable_jit`, as JAX's own primitives are."""
+
+    def run(*args: Array, **params: Any) -> Any:
+        with jax.disable_jit(False):
+            return function(*args, **params)
+
+    return run

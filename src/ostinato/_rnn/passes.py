@@ -135,8 +135,8 @@ def rnn_backward(
         at = operands._replace(h_0=h_0)
         return finish(call, at, outputs, reserve.padding, single)
 
-    shapes, _ = call.output_shapes(operands)
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    given = Outputs(reserve.residuals.y, operands.h_0, operands.c_0)
+    zeros = jax.tree.map(jnp.zeros_like, given)  # on the devices where those are
     out, pull = jax.vjp(from_outputs, zeros, jnp.zeros_like(operands.h_0))
     bar, dh_held = pull(_cotangents(out, dy, dstate))
     grads = primitive.run_backward(call, operands, reserve.residuals, bar)

@@ -13,6 +13,7 @@ from jax.interpreters import batching, mlir
 from .. import _checks
 from .._typing import Array
 from . import backends, cpu, layout, sharding
+from .lowering import always_jitted
 from .spec import RNNSpec, check_spec
 
 
@@ -96,11 +97,12 @@ def _pack_on_cpu(ctx: Any, *args: Any, **params: Any) -> Any:
     return (_lower_nothing if exports else _lower_pack)(ctx, *args, **params)
 
 
-pack_p.def_impl(
-    ft.partial(jax.jit, static_argnames="spec")(
-        lambda weights, spec: pack_p.bind(weights, spec=spec)
-    )
-)
+@ft.partial(jax.jit, static_argnames="spec")
+def _pack_alone(weights: Array, spec: RNNSpec) -> Array:
+    return pack_p.bind(weights, spec=spec)
+
+
+pack_p.def_impl(always_jitted(_pack_alone))
 pack_p.def_abstract_eval(_pack_abstract_eval)
 batching.primitive_batchers[pack_p] = _pack_batch
 _lower_pack = mlir.lower_fun(_pack, multiple_results=False)

@@ -28,6 +28,7 @@ from . import cpu, sharding, xla_rows
 from .call import Differentiable, Operands, Outputs, Residuals, RNNCall, Saved
 from .lowering import (
     Groups,
+    always_jitted,
     axes_of,
     register,
     results_of,
@@ -300,7 +301,7 @@ def _rnn_tangent_transpose(
     cotangents: Any, *args: Any, call: RNNCall, tree: Any, groups: Groups
 ) -> list[Any]:
     operands, residuals, dot = jax.tree.unflatten(tree, args)
-    flags, residual_flags, _ = jax.tree.unflatten(tree, groups)
+    flags, residual_flags, dot_flags = jax.tree.unflatten(tree, groups)
     wrt = Differentiable(*(t is not None and ad.is_undefined_primal(t) for t in dot))
     bar = Outputs(*map(ad.instantiate_zeros, cotangents))
     grads = bind_trees(
@@ -311,8 +312,8 @@ def _rnn_tangent_transpose(
         wrt=wrt,
     )
     if any(groups):
-        # An operand that all groups share gathers its gradient from all of them.
-        shared = [not f for f, w in zip(flags, wrt, strict=False) if w]
+        # A tangent that all groups share gathers its cotangent from all of them.
+        shared = [not f for f, w in zip(dot_flags, wrt, strict=True) if w]
         grads = [
             jnp.sum(g, axis=0) if s else g for g, s in zip(grads, shared, strict=True)
         ]
@@ -333,7 +334,7 @@ def _primitive(name: str, abstract_eval: Callable) -> Primitive:
     def apply(*args: Array, **params: Any) -> list[Array]:
         return primitive.bind(*args, **params)
 
-    primitive.def_impl(apply)
+    primitive.def_impl(always_jitted(apply))
     primitive.def_abstract_eval(abstract_eval)
     batching.primitive_batchers[primitive] = ft.partial(_batch, primitive)
     return primitive

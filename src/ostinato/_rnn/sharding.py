@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -50,8 +51,10 @@ def partition(flat: Callable, layout: Layout) -> Callable:
     operands, results = _operand_places(layout), _result_places(layout)
 
     def split(mesh: Any, arguments: Any, outputs: Any) -> tuple:
-        batch = _mesh_axes(arguments, [place.batch for place in operands])
-        group = _mesh_axes(arguments, [place.group for place in operands])
+        batch = _mesh_axes(mesh, arguments, [place.batch for place in operands])
+        group = _mesh_axes(mesh, arguments, [place.group for place in operands])
+        if set(_names(batch)) & set(_names(group)):
+            group = None  # an axis of the mesh splits one of them
 
         def local(*args: Array) -> list[Array]:
             outs = flat(*args)
@@ -85,13 +88,25 @@ def partition(flat: Callable, layout: Layout) -> Callable:
     return partitioned
 
 
-def _mesh_axes(arrays: Any, axes: list[int | None]) -> Any:
-    """Mesh axes along which the first array with a split one of `axes` is split."""
+def _mesh_axes(mesh: Any, arrays: Any, axes: list[int | None]) -> Any:
+    """Mesh axes along which the first array with a split one of `axes` is split.
+
+    None where their devices do not divide its size: XLA would pad the parts, and what
+    stands there would count in the gradients of weights.
+    """
     for array, axis in zip(arrays, axes, strict=True):
         spec = getattr(array.sharding, "spec", ())
         if axis is not None and axis < len(spec) and spec[axis] is not None:
-            return spec[axis]
+            devices = math.prod(mesh.shape[name] for name in _names(spec[axis]))
+            return spec[axis] if array.shape[axis] % devices == 0 else None
     return None
+
+
+def _names(axes: Any) -> tuple[str, ...]:
+    """The names of mesh axes, of which there are none, one or several."""
+    if axes is None:
+        return ()
+    return (axes,) if isinstance(axes, str) else tuple(axes)
 
 
 def _shardy_rule(
@@ -129,7 +144,7 @@ def automatic(run: Callable, leaves: list[Array], layout: Layout, shapes: Any) -
     mesh = next((m for m in meshes if m.explicit_axes), None)
     if mesh is None:
         return run(*leaves)
-    batch = _mesh_axes(types, [place.batch for place in _operand_places(layout)])
+    batch = _mesh_axes(mesh, types, [place.batch for place in _operand_places(layout)])
     specs = [
         PartitionSpec(
             *(batch if axis == place.batch else None for axis in range(len(shape)))

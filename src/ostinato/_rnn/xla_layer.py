@@ -199,7 +199,8 @@ class Layer:
                 prev = jnp.where(next_valid, prev, first)
         else:
             prev = jnp.concatenate([first, states])[:-1]
-        return _zero_where(steps.reset, prev)
+        # The state of a row without steps counts for nothing, NaN neither.
+        return _zero_where(steps.reset, keep_where(steps.valid, prev))
 
     def _with_gates(self, x: Array, at: StepPrimal) -> StepPrimal:
         """`at` with its gates, run again for all steps at once if not stored."""

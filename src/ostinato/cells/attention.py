@@ -356,7 +356,7 @@ class AttendingCell(SizedCell):
             query.astype(h.dtype)[:, None], ready.keys.shape
         )
         if ready.coverage is not None:
-            covered = states.coverage[..., None]
+            covered = states.coverage[..., None].astype(hidden.dtype)
             hidden = hidden + jnp.broadcast_to(covered, hidden.shape) * ready.coverage
         return product(tag(jnp.tanh(hidden), "energies"), params.v[None])[..., 0]
 
@@ -367,7 +367,10 @@ def _initial_state(
     return AttentionState(
         attention.cell.initial_state(batch, dtype),
         jnp.zeros((batch, attention.memory_size), dtype),
-        None if coverage is None else jnp.zeros((batch, coverage), dtype),
+        # A sum over all steps: 16 bits would soon add nothing to it.
+        None
+        if coverage is None
+        else jnp.zeros((batch, coverage), accumulation_dtype(dtype)),
     )
 
 

@@ -44,6 +44,20 @@ class SizedCell(Cell):
         """Whether it can run one step at a time."""
         return True
 
+    def step_seeing(
+        self, params: Any, states: Any, seen: Array, inputs_t: Any, t: Array
+    ) -> Any:
+        """`step`, but the products of states see `seen` in place of `h`.
+
+        As it stands for cells that read `h` in products alone.
+        """
+        return self.step(params, with_h(states, seen), inputs_t, t)
+
+
+def with_h(states: Any, h: Array) -> Any:
+    """States `h` or `(h, c)` with another `h`."""
+    return (h, *states[1:]) if isinstance(states, tuple) else h
+
 
 @dataclasses.dataclass(frozen=True)
 class GatedCell(SizedCell):

@@ -230,29 +230,39 @@ class GRU(_Fused):
 
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
         """One step, on what `precompute` made."""
+        return self.step_seeing(params, states, states, inputs_t, t)
+
+    def step_seeing(
+        self, params: Any, states: Any, seen: Array, inputs_t: Array, t: Array
+    ) -> Any:
+        """`step`, but products see `seen`; what `z` keeps is `h` itself."""
         (h,) = self.unpack(states, len(inputs_t), params)
-        out = gru_unit(params, h, inputs_t, self.reset_after).astype(h.dtype)
+        out = gru_unit(params, h, seen, inputs_t, self.reset_after).astype(h.dtype)
         return out, out
 
 
 def gru_unit(
     params: Any,
     h: Array,
+    seen: Array,
     gx: Array,
     reset_after: bool,
     norm_rz: Any = lambda a: a,
     norm_n: Any = lambda a: a,
 ) -> Array:
-    """`h_t`, wide; the norms act on what goes into the activations."""
+    """`h_t`, wide; the norms act on what goes into the activations.
+
+    `seen` is what products have in place of `h`.
+    """
     split = 2 * h.shape[-1]
     rows = params.w_hh if reset_after else params.w_hh[:split]
-    gh = add(product(h, rows), params.b_hh[: len(rows)])
+    gh = add(product(seen, rows), params.b_hh[: len(rows)])
     rz = tag(jax.nn.sigmoid(norm_rz(gx[..., :split] + gh[..., :split])), "gates")
     r, z = jnp.split(rz, 2, axis=-1)
     if reset_after:
         through = r * tag(gh[..., split:], "gates")
     else:
-        rh = (r * widen(h)).astype(h.dtype)
+        rh = (r * widen(seen)).astype(h.dtype)
         through = add(product(rh, params.w_hh[split:]), params.b_hh[split:])
     n = tag(jnp.tanh(norm_n(gx[..., split:] + through)), "gates")
     return n + z * (widen(h) - n)

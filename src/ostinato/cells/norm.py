@@ -209,6 +209,12 @@ class LayerNormGRU(GatedCell):
 
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
         """One step, on what `precompute` made."""
+        return self.step_seeing(params, states, states, inputs_t, t)
+
+    def step_seeing(
+        self, params: Any, states: Any, seen: Array, inputs_t: Array, t: Array
+    ) -> Any:
+        """`step`, but products see `seen`; what `z` keeps is `h` itself."""
         (h,) = self.unpack(states, len(inputs_t), params)
 
         def norm(rows: slice) -> Any:
@@ -217,7 +223,13 @@ class LayerNormGRU(GatedCell):
 
         split = 2 * self.hidden_size
         out = gru_unit(
-            params, h, inputs_t, True, norm(slice(split)), norm(slice(split, None))
+            params,
+            h,
+            seen,
+            inputs_t,
+            True,
+            norm(slice(split)),
+            norm(slice(split, None)),
         ).astype(h.dtype)
         return out, out
 

@@ -54,6 +54,11 @@ class _Wrapper(SizedCell):
         """As the inner cell."""
         return self.cell.precompute(params, inputs)
 
+    @property
+    def has_step(self) -> bool:
+        """As the inner cell."""
+        return self.cell.has_step
+
 
 @dataclasses.dataclass(frozen=True)
 class Residual(_Wrapper):
@@ -93,6 +98,14 @@ class Residual(_Wrapper):
         states, output = self.cell.step(params, states, inner, t)
         return states, output + x
 
+    def step_seeing(
+        self, params: Any, states: Any, seen: Array, inputs_t: Any, t: Array
+    ) -> Any:
+        """`step`, where products of the inner cell see `seen`."""
+        x, inner = inputs_t
+        states, output = self.cell.step_seeing(params, states, seen, inner, t)
+        return states, output + x
+
 
 class DropoutMasks(NamedTuple):
     """True where a value is kept, bool `[B, F]`; None where nothing is dropped."""
@@ -114,7 +127,7 @@ class Dropout(_Wrapper):
         cell: the inner cell.
         inputs: rate of the inputs, in [0, 1).
         states: rate of `h`, where the state is `h` or `(h, c)`; it is dropped on its
-            way into every step.
+            way into the products of every step. What a GRU keeps of `h` stays whole.
         outputs: rate of the outputs.
         masks: `DropoutMasks`, or None; `sample` fills them in.
 
@@ -161,26 +174,71 @@ class Dropout(_Wrapper):
     def precompute(self, params: Any, inputs: Any) -> Any:
         """As the inner cell, of the inputs that are kept."""
         if self.masks is not None:
-            inputs = _keep(self.masks.inputs, inputs, self.inputs)
+            inputs = self._keep("inputs", inputs)
         return self.cell.precompute(params, inputs)
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """One step, on what `precompute` made."""
         if self.masks is None:
             return self.cell.step(params, states, inputs_t, t)
-        if self.masks.states is not None:
-            h, rest = _split_h(states)
-            states = _join_h(_keep(self.masks.states, h, self.states), rest)
-        states, output = self.cell.step(params, states, inputs_t, t)
-        return states, _keep(self.masks.outputs, output, self.outputs)
+        if self.masks.states is None:
+            states, output = self.cell.step(params, states, inputs_t, t)
+        else:
+            seen = self._keep("states", _split_h(states)[0])
+            states, output = self.cell.step_seeing(params, states, seen, inputs_t, t)
+        return states, self._keep("outputs", output)
+
+    def step_seeing(
+        self, params: Any, states: Any, seen: Array, inputs_t: Any, t: Array
+    ) -> Any:
+        """`step`, where products see what is kept of `seen`."""
+        if self.masks is not None:
+            seen = self._keep("states", seen)
+        states, output = self.cell.step_seeing(params, states, seen, inputs_t, t)
+        return states, self._keep("outputs", output) if self.masks else output
+
+    def _keep(self, name: str, a: Array, batch_axis: int | None = None) -> Array:
+        """What the mask `[B, F]` of that name keeps of `[..., B, F]`, scaled.
+
+        Args:
+            name: of the mask and of its rate.
+            a: with axes between B and F where the cell's states have them.
+            batch_axis: where B is, if not there.
+        """
+        mask = getattr(self.masks, name)
+        if mask is None:
+            return a
+        if batch_axis is None:
+            batch_axis = a.ndim - _rank(self.cell)
+        sizes = (a.shape[batch_axis], a.shape[-1])
+        if mask.shape != sizes:
+            raise ValueError(
+                f"`masks` must be of the call's [B, F] = {list(sizes)}, got "
+                f"{list(mask.shape)}; `sample` them for as many rows"
+            )
+        between = range(batch_axis + 1, a.ndim - 1)
+        kept = jnp.expand_dims(mask, (*range(batch_axis), *between))
+        kept = jnp.broadcast_to(kept, a.shape)
+        rate = getattr(self, name)
+        return jnp.where(kept, a / (1 - rate), jnp.zeros((), a.dtype))
 
     def run_sequence(
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
-        """Without masks, as the inner cell."""
-        if self.masks is not None:
+        """As the inner cell, with what is kept; step by step if states are dropped."""
+        run = self.cell.run_sequence
+        if self.masks is None:
+            return run(params, inputs, initial_states, options)
+        if self.masks.states is not None or _rank(self.cell) != 2:
             return None
-        return self.cell.run_sequence(params, inputs, initial_states, options)
+        batch_axis = 1 if options.time_major else 0
+        inputs = _checks.check_array("inputs", inputs)
+        kept = self._keep("inputs", inputs, batch_axis)
+        whole = run(params, kept, initial_states, options)
+        if whole is None:
+            return None
+        outputs = self._keep("outputs", whole.outputs, batch_axis)
+        return whole._replace(outputs=outputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +255,8 @@ class Zoneout(_Wrapper):
     follows from `fold_in(key, t)`.
 
     Args:
-        cell: the inner cell; its state is `h` or `(h, c)`, its output `h`.
+        cell: the inner cell; its state is `h` or `(h, c)`, its output `h`. What adds to
+            the output goes around: `Residual(Zoneout(cell))`.
         h_rate: rate of `h`, in [0, 1).
         c_rate: rate of `c`, in [0, 1); 0 where there is none.
         key: a PRNG key, or None; `sample` fills it in.
@@ -206,7 +265,8 @@ class Zoneout(_Wrapper):
 
     Raises:
         TypeError: an argument of the wrong type, or a cell with other states.
-        ValueError: a rate outside of [0, 1), or `c_rate` for a cell without `c`.
+        ValueError: a rate outside of [0, 1), `c_rate` for a cell without `c`, or a cell
+            whose output is not its `h`.
 
     Holds under every JAX transformation.
 
@@ -223,6 +283,7 @@ class Zoneout(_Wrapper):
         for name in ("h_rate", "c_rate"):
             set_field(self, name, check_rate(name, getattr(self, name)))
         has_c = _check_has_h(self.cell, "cell")
+        _check_gives_h(self.cell)
         if self.c_rate and not has_c:
             raise ValueError(
                 f"`c_rate` must be 0 for {type(self.cell).__name__}, which has no c, "
@@ -236,6 +297,17 @@ class Zoneout(_Wrapper):
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """One step, on what `precompute` made."""
         new, _ = self.cell.step(params, states, inputs_t, t)
+        return self._choose(states, new, t)
+
+    def step_seeing(
+        self, params: Any, states: Any, seen: Array, inputs_t: Any, t: Array
+    ) -> Any:
+        """`step`, where products see `seen`; what a unit keeps is `h` itself."""
+        new, _ = self.cell.step_seeing(params, states, seen, inputs_t, t)
+        return self._choose(states, new, t)
+
+    def _choose(self, states: Any, new: Any, t: Array) -> Any:
+        """Of each unit the old state or the new one."""
         h_prev, c_prev = _split_h(states)
         h, c = _split_h(new)
         keys = (None, None)
@@ -256,17 +328,21 @@ def _zoneout(key: Any, rate: float, old: Array, new: Array) -> Array:
     return jnp.where(kept, old, new)
 
 
-def _keep(mask: Any, a: Array, rate: float) -> Array:
-    """What the mask `[B, F]` keeps of `[..., B, F]`, scaled."""
-    if mask is None:
-        return a
-    if mask.shape != a.shape[-2:]:
-        raise ValueError(
-            f"`masks` must be of the call's [B, F] = {list(a.shape[-2:])}, got "
-            f"{list(mask.shape)}; `sample` them for as many rows"
-        )
-    kept = jnp.broadcast_to(mask, a.shape)
-    return jnp.where(kept, a / (1 - rate), jnp.zeros((), a.dtype))
+def _rank(cell: SizedCell) -> int:
+    """The axes of one step's inputs and outputs: 2, or more if they are images."""
+    states = jax.eval_shape(lambda: cell.initial_state(1, jnp.float32))
+    return max((a.ndim for a in jax.tree.leaves(states)), default=2)
+
+
+def _check_gives_h(cell: SizedCell) -> None:
+    """ValueError where a wrapper adds to the output, which Zoneout does not hand on."""
+    while isinstance(cell, _Wrapper):
+        if isinstance(cell, Residual) or isinstance(cell, Dropout) and cell.outputs:
+            raise ValueError(
+                f"`cell` must give its h as it is, got {type(cell).__name__}, which "
+                f"changes it; wrap {type(cell).__name__} around Zoneout instead"
+            )
+        cell = cell.cell
 
 
 def _check_has_h(cell: SizedCell, name: str) -> bool:

@@ -55,7 +55,7 @@ class Segments(NamedTuple):
     @classmethod
     def of(cls, lengths: Array, capacity: int, tail: Tail) -> Segments:
         """From the lengths, int32 `[batch]`."""
-        ends = _running_sum(lengths)
+        ends = jnp.cumsum(lengths, dtype=jnp.int32)
         offsets = ends - lengths
         row = positions(capacity)
         drop_ids = _count_up_to(ends, row)
@@ -67,11 +67,9 @@ class Segments(NamedTuple):
 
 def sum_of_rows(x: Array, ids: Array, batch: int) -> Array:
     """The sum of the rows of each example, from `Segments.drop_ids`."""
-    # With one more for the tail: checkify would find fault with ids out of range.
-    sums = jax.ops.segment_sum(
-        x.astype(exact(x.dtype)), ids, batch + 1, indices_are_sorted=True
-    )
-    return sums[:batch].astype(x.dtype)
+    wide = x.astype(exact(x.dtype))
+    sums = jax.ops.segment_sum(wide, ids, batch, indices_are_sorted=True)
+    return sums.astype(x.dtype)
 
 
 def repeated(x: Array, index: Array, axis: int = 0, **options: Any) -> Array:
@@ -87,34 +85,11 @@ def exact(dtype: Any) -> Any:
     return jnp.float32 if half else dtype
 
 
-def _running_sum(x: Array) -> Array:
-    """`jnp.cumsum` of int32 `[batch]`, in blocks of about the square root of its size.
-
-    Two sums under a mask: they compile to less than a cumsum does.
-    """
-    blocks = _blocks(x, 0)
-    step = positions(blocks.shape[1])
-    inside = step[:, None] >= step[None]
-    sums = jnp.sum(jnp.where(inside[None], blocks[:, None], 0), 2, dtype=jnp.int32)
-    block = positions(blocks.shape[0])
-    before = block[:, None] > block[None]
-    sums += jnp.sum(jnp.where(before, sums[None, :, -1], 0), 1, dtype=jnp.int32)[
-        :, None
-    ]
-    return sums.reshape(-1)[: x.shape[0]]
-
-
 def descending(lengths: Array) -> tuple[Array, Array]:
     """The examples, the longest first, and the place of each in that order."""
     order = jnp.argsort(-lengths).astype(jnp.int32)
     place = jnp.zeros_like(order).at[order].set(positions(order.size))
     return order, place
-
-
-def _blocks(x: Array, fill: int) -> Array:
-    """`[batch]` as `[blocks, step]`, step about its square root, filled at the end."""
-    step = math.isqrt(max(x.shape[0] - 1, 0)) + 1
-    return jnp.pad(x, (0, -x.shape[0] % step), constant_values=fill).reshape(-1, step)
 
 
 def _count_up_to(ascending: Array, values: Array) -> Array:
@@ -123,8 +98,10 @@ def _count_up_to(ascending: Array, values: Array) -> Array:
     First among every k-th element, k about the square root of how many there are, then
     among the k - 1 before the first larger one: two comparisons that compile to little.
     """
-    blocks = _blocks(ascending, 2**31 - 1)
-    step = blocks.shape[1]
+    step = math.isqrt(ascending.shape[0] - 1) + 1
+    missing = -ascending.shape[0] % step
+    blocks = jnp.pad(ascending, (0, missing), constant_values=2**31 - 1)
+    blocks = blocks.reshape(-1, step)
     whole = jnp.sum(blocks[None, :, -1] <= values[:, None], 1, dtype=jnp.int32)
     block = blocks[jnp.minimum(whole, blocks.shape[0] - 1)]
     rest = jnp.sum(block <= values[:, None], 1, dtype=jnp.int32)

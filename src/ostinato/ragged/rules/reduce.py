@@ -53,7 +53,7 @@ def _all_rows(x: Array, ids: Array, batch: int) -> Array:
 def _min_rows(x: Array, ids: Array, batch: int) -> Array:
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return -_max_rows(-x, ids, batch)
-    return _over(jax.ops.segment_min, jnp.min(x, 1), ids, batch)
+    return jax.ops.segment_min(jnp.min(x, 1), ids, batch, indices_are_sorted=True)
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -73,11 +73,7 @@ def _max_rows_jvp(batch: int, primals: Any, tangents: Any) -> Any:
 
 
 def _largest(x: Array, ids: Array, batch: int) -> Array:
-    return _over(jax.ops.segment_max, x, ids, batch)
-
-
-def _over(segments: Callable, x: Array, ids: Array, batch: int) -> Array:
-    return segments(x, ids, batch + 1, indices_are_sorted=True)[:batch]
+    return jax.ops.segment_max(x, ids, batch, indices_are_sorted=True)
 
 
 _REDUCTIONS = {

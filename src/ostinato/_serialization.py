@@ -1,0 +1,16 @@
+"""Tuples that `jax.export` may find among arguments and results of what it writes."""
+
+from __future__ import annotations
+
+from jax import export
+
+from ._recurrent.protocol import RecurrentOutput
+from ._rnn.api import RNNOutput
+from ._rnn.layout import LayerWeights
+from ._rnn.passes import RNNGrads
+from ._rnn.prepared import PreparedWeights
+
+for kind in (RNNOutput, RNNGrads, LayerWeights, PreparedWeights, RecurrentOutput):
+    export.register_namedtuple_serialization(
+        kind, serialized_name=f"ostinato.{kind.__name__}"
+    )
