@@ -359,6 +359,31 @@ def test_dtype_is_kept(kind, dtype):
         )
 
 
+def test_16_bit_sums_over_many_steps_are_right():
+    """Of coverage, and of the gradients of memory and parameters."""
+    attention = cells.Attention(cells.GRU(3, 2), "soft_coverage", memory_size=2)
+    params = attention.init(jax.random.key(0))
+    memory = jax.random.normal(jax.random.key(1), (1, 2, 2), jnp.float32)
+
+    def run_in(dtype, params, memory):
+        params, memory = jax.tree.map(lambda a: a.astype(dtype), (params, memory))
+        cell = attention.attend(memory)
+        x = jnp.full((1, 2048, 1), 0.1, dtype)
+        return ost.recurrent_net(cell, x, cell.initial_state(1, dtype), params=params)
+
+    def loss(dtype, params, memory):
+        outputs = run_in(dtype, params, memory).outputs
+        return outputs.astype(jnp.float32).sum()
+
+    coverage = run_in("bfloat16", params, memory).states.coverage
+    np.testing.assert_allclose(coverage.sum(), 2048, rtol=0.01)
+    gradient = jax.jit(jax.grad(loss, (1, 2)), static_argnums=0)
+    got, want = (gradient(dtype, params, memory) for dtype in ("bfloat16", "float32"))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        error = np.abs(np.asarray(a - b, np.float64)).max()
+        assert error < 0.1 * max(np.abs(np.asarray(b)).max(), 20)
+
+
 # --------------------------------------------------------------------------- bad input
 
 

@@ -260,33 +260,23 @@ def in_loop(params: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
     and would stop growing. What is no array, such as a number of steps, stays outside.
     """
     leaves, tree = jax.tree.flatten(params)
-    is_array = [isinstance(a, (jax.Array, np.ndarray, np.generic)) for a in leaves]
-    arrays = [
-        jnp.asarray(a) for a, is_one in zip(leaves, is_array, strict=True) if is_one
-    ]
-    dtypes = [a.dtype for a in arrays]
+    kinds = jax.Array, np.ndarray, np.generic
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
+    arrays = [jnp.asarray(leaves[i]) for i in places]
 
-    def wide(a: Array) -> Array:
-        if not jnp.issubdtype(a.dtype, jnp.floating):
-            return a
-        return a.astype(accumulation_dtype(a.dtype))
+    def as_given(wide: list[Array]) -> Any:
+        full = list(leaves)
+        for i, a, given in zip(places, wide, arrays, strict=True):
+            full[i] = a if a.dtype == given.dtype else a.astype(given.dtype)
+        return jax.tree.unflatten(tree, full)
 
-    def as_given(arrays: list[Array]) -> Any:
-        narrow = iter(
-            [
-                a.astype(d) if a.dtype != d else a
-                for a, d in zip(arrays, dtypes, strict=True)
-            ]
-        )
-        return jax.tree.unflatten(
-            tree,
-            [
-                next(narrow) if is_one else a
-                for a, is_one in zip(leaves, is_array, strict=True)
-            ],
-        )
+    return list(map(_widened, arrays)), as_given
 
-    return [wide(a) for a in arrays], as_given
+
+def _widened(a: Array) -> Array:
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+        return a
+    return a.astype(accumulation_dtype(a.dtype))
 
 
 def _of_arrays(step: Callable, as_given: Callable) -> Callable:

@@ -230,9 +230,10 @@ _NO_MEMORY = (
 
 
 class _Ready(NamedTuple):
-    """Parameters, and what they make of the memory, `[B, M, E]`, before the loop."""
+    """Parameters, the memory `[B, M, E]`, and what is made of both before the loop."""
 
     params: AttentionParams
+    memory: Array
     keys: Any  # s'
     coverage: Any  # u
 
@@ -293,7 +294,7 @@ class AttendingCell(SizedCell):
         if params.w_coverage is not None:
             coverage = self._project(params.w_coverage, params.b_coverage)
         inner = self.attention.cell.prepare(params.cell)
-        return _Ready(params._replace(cell=inner), keys, coverage)
+        return _Ready(params._replace(cell=inner), self.memory, keys, coverage)
 
     def _project(self, w: Array, b: Array) -> Array:
         return add(product(self.memory, w), b).astype(self.memory.dtype)
@@ -320,7 +321,7 @@ class AttendingCell(SizedCell):
         cell_states, h = cell.step(inner, states.cell, inputs_t, t)
         energies = tag(self._energies(params, states, h), "energies")
         weights = masked_softmax(energies, self.mask)
-        context = _mix(weights.astype(h.dtype), self.memory)
+        context = _mix(weights.astype(h.dtype), params.memory)
         coverage = states.coverage
         if coverage is not None:
             coverage = (widen(coverage) + weights).astype(coverage.dtype)
@@ -348,7 +349,7 @@ class AttendingCell(SizedCell):
         if params.w_query is not None:
             query = add(product(h, params.w_query), params.b_query)
         if ready.keys is None:
-            return _score(self.memory, query.astype(h.dtype))
+            return _score(ready.memory, query.astype(h.dtype))
         if params.w_context is not None:
             part = product(states.context, params.w_context)
             query = query + add(part, params.b_context)

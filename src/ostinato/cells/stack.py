@@ -153,7 +153,8 @@ class Bidirectional(SizedCell):
     Args:
         forward: the cell that runs from the start.
         backward: the cell that runs from the end; None takes one like `forward`, with
-            parameters of its own.
+            parameters of its own. Random choices, of a sampled `Dropout` or `Zoneout`,
+            are then the same in both: for others hand over two samples.
 
     Parameters and states: `BothDirections`. Output: `[forward's, backward's]` in the
     order of the inputs. Recompute names: those of both.
