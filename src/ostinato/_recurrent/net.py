@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._rnn.call import accumulation_dtype
 from .._typing import Array, ArrayLike, Padding
 from .arguments import check_arguments, check_result, cut_outputs
 from .loop import Steps, in_segments, near_divisor, where_rows
@@ -274,9 +273,8 @@ def in_loop(params: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
 
 
 def _widened(a: Array) -> Array:
-    if not jnp.issubdtype(a.dtype, jnp.floating):
-        return a
-    return a.astype(accumulation_dtype(a.dtype))
+    half = jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize < 4
+    return a.astype(jnp.float32) if half else a  # which may be of a weak type
 
 
 def _of_arrays(step: Callable, as_given: Callable) -> Callable:
