@@ -233,26 +233,34 @@ def test_second_derivative_under_sharding_equals_one_device(mesh):
     assert_trees_close(got, fast_jit(product)(*inputs_of(case)), terms=1000)
 
 
+@pytest.mark.parametrize("with_lengths", [False, True])
 @pytest.mark.parametrize("batch", [6, 3, 8])
-def test_batch_that_devices_do_not_divide_equals_one_device(batch, mesh):
+def test_batch_that_devices_do_not_divide_equals_one_device(batch, with_lengths, mesh):
     """What XLA pads the parts with must not count in the gradient of the weights."""
     spec = ost.RNNSpec("gru", 3, 4)
     w = ost.init_weights(jax.random.key(0), spec, dtype="float64")
     rng = np.random.default_rng(0)
-    x, lengths = (
-        jnp.asarray(rng.standard_normal((batch, 5, 3))),
-        rng.integers(0, 6, batch),
-    )
+    x = jnp.asarray(rng.standard_normal((batch, 5, 3)))
+    lengths = jnp.asarray(rng.integers(0, 6, batch)) if with_lengths else None
     split = NamedSharding(mesh, P("rows"))
 
     def loss(w, x, split=None):
         if split is not None:
             x = jax.lax.with_sharding_constraint(x, split)
-        y = ost.rnn(spec, w, x, seq_lengths=jnp.asarray(lengths)).y
-        return jnp.sum(jnp.sin(y))
+        return jnp.sum(jnp.sin(ost.rnn(spec, w, x, seq_lengths=lengths).y))
 
     got = jax.jit(jax.grad(lambda w, x: loss(w, x, split), (0, 1)))(w, x)
     assert_trees_close(got, jax.jit(jax.grad(loss, (0, 1)))(w, x))
+
+
+def test_part_of_a_sharded_batch_equals_one_device(mesh):
+    spec = ost.RNNSpec("lstm", 3, 4)
+    w = ost.init_weights(jax.random.key(0), spec, dtype="float64")
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((8, 5, 3)))
+    loss = lambda w, x: jnp.sum(ost.rnn(spec, w, x[1:]).y ** 2)  # noqa: E731
+    split = jax.device_put(x, NamedSharding(mesh, P("rows")))
+    gradient = jax.jit(jax.grad(loss))
+    assert_trees_close(gradient(w, split), gradient(w, x))
 
 
 def test_groups_and_batch_split_along_one_axis_of_the_mesh(mesh):
