@@ -1,5 +1,6 @@
 """Derivatives of `recurrent_net`, and JAX's transformations around and inside it."""
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from jax import lax
 from tolerance import assert_close, assert_same_bits
 
 import ostinato as ost
+from ostinato.cells.base import SizedCell
 
 T, B, I, H = 5, 3, 2, 3  # noqa: E741
 LENGTHS = (3, 0, 5)
@@ -468,3 +470,64 @@ def test_net_over_a_sharded_batch_equals_one_device(name, kind):
         )
         got = fast_jit(jax.value_and_grad(loss_of(placed)))(split)
     assert_trees_close(jax.device_get(got), want)
+
+
+# ---------------------------------------------------------------------------- complex
+
+
+@dataclasses.dataclass(frozen=True)
+class ComplexCell(SizedCell):
+    """A cell whose products, states and parameters are complex."""
+
+    input_size: int = 3
+    output_size: int = 3
+
+    def initial_state(self, batch, dtype=jnp.complex128):
+        return jnp.zeros((batch, 3), dtype)
+
+    def step(self, params, states, inputs_t, t):
+        total = ost.tag(states @ params + inputs_t, "total")
+        turned = total * lax.complex(jnp.cos(total.real), jnp.sin(total.real))
+        states = turned + jnp.fft.fft(inputs_t)
+        return states, jnp.abs(states) ** 2
+
+
+def of_complex_states(step, **options):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(  # noqa: E731
+        rng.standard_normal((*shape, 2)).view(np.complex128)[..., 0] * 0.4
+    )
+    arguments = draw(3, 3), draw(2, 5, 3), draw(2, 3)
+
+    def loss(params, x, states):
+        out = ost.recurrent_net(step, x, states, params=params, **options)
+        return jnp.sum(jnp.sin(out.outputs)) + jnp.sum(out.states).imag
+
+    return jax.jit(jax.grad(loss, (0, 1, 2)))(*arguments)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"recompute": True},
+        {"recompute": ("total",)},
+        {"segment_length": 2},
+        {"segment_length": 2, "recompute": True, "reverse": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["function", "cell"])
+def test_complex_states_may_be_computed_again(kind, options):
+    cell = ComplexCell()
+    step = cell if kind == "cell" else lambda *a: cell.step(*a)
+    want = of_complex_states(
+        lambda *a: cell.step(*a), reverse=options.get("reverse", False)
+    )
+    got = of_complex_states(step, **options)
+    jax.tree.map(lambda g, w: assert_close(g, w, terms=100), got, want)
+
+
+def test_a_complex_cell_stores_no_complex_results():
+    want = of_complex_states(lambda *a: ComplexCell().step(*a))
+    got = of_complex_states(ComplexCell())
+    jax.tree.map(lambda g, w: assert_close(g, w, terms=100), got, want)

@@ -20,7 +20,8 @@ def assert_close(got, want, *, dtype=None, terms: int = 1, what: str = "") -> No
     keep the rounding of their terms.
     """
     dtype = got.dtype if dtype is None else dtype
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    wide = np.complex128 if np.issubdtype(dtype, np.complexfloating) else np.float64
+    got, want = np.asarray(got, wide), np.asarray(want, wide)
     assert got.shape == want.shape, f"{what}: shape {got.shape}, want {want.shape}"
     tol = tolerance(dtype, terms)
     largest = max(1.0, np.abs(want).max(initial=0.0, where=np.isfinite(want)))

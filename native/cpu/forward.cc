@@ -162,7 +162,7 @@ class Forward {
     if (!packing_.Fits(memory, call.packed_bytes)) {
       auto* fresh = scratch_.Take<char>(packing_.bytes());
       memory = fresh;
-      context_.packed = in.entries > kUnpackedRows;
+      context_.packed = network_.batch_invariant || in.entries > kUnpackedRows;
       if (context_.packed) {
         PackAll(packing_, in.weights, fresh, team_);
       } else {
@@ -216,7 +216,8 @@ class Forward {
     context_.zero_start = scratch_.TakeZeroed<R>(4 * lanes);
   }
 
-  // With so few rows in all, packing would take longer than the products.
+  // With so few rows in all, packing would take longer than the products. What is not
+  // packed is summed in another order.
   static constexpr int64_t kUnpackedRows = 4;
 
   Team& team_;

@@ -22,6 +22,7 @@ struct Network {
   bool clips, clip_nan;
   double cell_clip;
   double dropout_scale;
+  bool batch_invariant;  // a sequence has the same bits in every batch
 
   int64_t gates() const;         // G, row blocks of w_ih and w_hh
   int64_t saved_blocks() const;  // of [T, B, blocks * H]: 4, or 0 for a plain RNN

@@ -33,6 +33,7 @@ CallAttributes DecodeAttributes(const xffi::Dictionary& attributes) {
   n.skip = integer("skip") != 0;
   n.cell_clip = Get<double>(attributes, "cell_clip");
   n.clip_nan = integer("clip_nan") != 0;
+  n.batch_invariant = integer("batch_invariant") != 0;
   n.clips = n.clip_nan || n.cell_clip < std::numeric_limits<double>::infinity();
   n.dropout_scale = Get<double>(attributes, "dropout_scale");
   call.time_major = integer("time_major") != 0;

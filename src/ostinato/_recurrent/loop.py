@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._typing import Array
+from .remat import checkpoint
 
 
 class Steps(NamedTuple):
@@ -62,9 +63,9 @@ def in_segments(
     what `policy` lets through. A number of steps that `size` does not divide has one
     shorter segment, first in time.
     """
-    once = jax.checkpoint(segment, policy=policy)
+    once = checkpoint(segment, policy)
     # Inside a scan there is nothing that XLA could merge the second run with.
-    inner = jax.checkpoint(segment, policy=policy, prevent_cse=False)
+    inner = checkpoint(segment, policy, prevent_cse=False)
     count, rest = divmod(steps.t.shape[0], size)
     if count + (rest > 0) == 1:
         return once(states, steps)

@@ -14,7 +14,7 @@ from .._typing import Array, ArrayLike, Padding
 from .arguments import check_arguments, check_result, cut_outputs
 from .loop import Steps, in_segments, near_divisor, where_rows
 from .protocol import Cell, RecurrentOutput, SequenceOptions
-from .remat import ARITHMETIC, MOVES, Recompute, all_but_arithmetic
+from .remat import ARITHMETIC, MOVES, Recompute, all_but_arithmetic, checkpoint
 
 _BLOCK = 64
 """Steps whose input products a cell makes again at a time, with `recompute`."""
@@ -214,10 +214,10 @@ def _run(
         cheap = MOVES if cell is None else ARITHMETIC
         recompute = Recompute(options.recompute, cheap)
         marked = recompute.mark(step)
-        step = jax.checkpoint(marked, policy=recompute.policy, prevent_cse=False)
+        step = checkpoint(marked, recompute.policy, prevent_cse=False)
     elif cell is not None:
         # A function of the user's own stores what it would in `lax.scan`.
-        step = jax.checkpoint(step, policy=all_but_arithmetic, prevent_cse=False)
+        step = checkpoint(step, all_but_arithmetic, prevent_cse=False)
 
     lengths, initial = options.seq_lengths, states
     if lengths is not None:

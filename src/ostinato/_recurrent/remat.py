@@ -15,17 +15,21 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.extend.core import Literal as JaxprLiteral
 from jax.extend.core.primitives import name_p
 
+from .._typing import Array
+
 _SAVED = "ostinato saved"
 _count = itertools.count()
 # Never saved themselves but made again. These only move numbers,
 _MOVES = (
-    "broadcast_in_dim concatenate convert_element_type copy dynamic_slice expand_dims "
-    "iota name pad reshape rev select_n slice split squeeze stop_gradient transpose"
+    "broadcast_in_dim complex concatenate convert_element_type copy dynamic_slice "
+    "expand_dims imag iota name pad real reshape rev select_n slice split "
+    "squeeze stop_gradient transpose"
 )
 # and the derivatives of these, which are made of their results, run them again anyway.
 _REUSED = "cbrt exp exp2 expm1 logistic rsqrt sqrt tan tanh"
@@ -39,9 +43,55 @@ _OTHERS = (
 ARITHMETIC = MOVES | frozenset(_OTHERS.split())
 
 
-def all_but_arithmetic(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy for `jax.checkpoint`: save products, sums and random numbers alone."""
-    return primitive.name not in ARITHMETIC
+def all_but_arithmetic(primitive: Any, *avals: Any, **_: Any) -> bool:
+    """Return whether `checkpoint` saves a result: of products, sums, random numbers.
+
+    Complex results are run again, see `checkpoint`.
+    """
+    makes_complex = primitive.name in ("complex", "fft") or any(map(_is_complex, avals))
+    return primitive.name not in ARITHMETIC and not makes_complex
+
+
+def checkpoint(
+    function: Callable, policy: Callable[..., bool] | None, prevent_cse: bool = True
+) -> Callable:
+    """Return `function` under `jax.checkpoint`, with complex arguments stored in parts.
+
+    JAX rounds what it stores with an operation that does not take complex numbers
+    (`reduce_precision`, JAX 0.10 and 0.11), so real and imaginary parts go in apart. A
+    `policy` must not save complex results either.
+    """
+
+    def run(*arguments: Any) -> Any:
+        leaves, tree = jax.tree.flatten(arguments)
+
+        def of_parts(parts: list[tuple[Array, ...]]) -> Any:
+            joined = [lax.complex(*p) if len(p) == 2 else p[0] for p in parts]
+            return function(*jax.tree.unflatten(tree, joined))
+
+        inner = jax.checkpoint(of_parts, policy=policy, prevent_cse=prevent_cse)
+        return inner(list(map(_parts, leaves)))
+
+    return run
+
+
+def _is_complex(a: Any) -> bool:
+    return jnp.issubdtype(a.dtype, jnp.complexfloating)
+
+
+def _parts(a: Any) -> tuple[Any, ...]:
+    """Return real and imaginary part of a complex array, or the array alone."""
+    return (lax.real(a), lax.imag(a)) if _is_complex(jax.typeof(a)) else (a,)
+
+
+def _save_as(value: Any, name: str) -> Any:
+    """Name every array of `value` for a policy, the parts of complex ones apart."""
+
+    def named(a: Any) -> Any:
+        parts = [checkpoint_name(part, name) for part in _parts(a)]
+        return lax.complex(*parts) if len(parts) == 2 else parts[0]
+
+    return jax.tree.map(named, value)
 
 
 def tag(value: Any, name: str) -> Any:
@@ -101,7 +151,7 @@ class Recompute:
         """
 
         def marked(params: Any, states: Any, inputs_t: Any, t: Any) -> Any:
-            states = checkpoint_name(states, self.saved)
+            states = _save_as(states, self.saved)
             if self.names is True:
                 return step(params, states, inputs_t, t)
             arguments = (params, states, inputs_t, t)
@@ -111,9 +161,7 @@ class Recompute:
             saved = self._saved_variables(traced.jaxpr, num_params)
 
             def mark(variable: Any, value: Any) -> Any:
-                return (
-                    checkpoint_name(value, self.saved) if variable in saved else value
-                )
+                return _save_as(value, self.saved) if variable in saved else value
 
             leaves = jax.tree.leaves(arguments)
             values = _evaluate(traced.jaxpr, traced.consts, leaves, mark)

@@ -10,7 +10,7 @@ import numpy as np
 from .. import _checks
 from .._typing import Backend
 from . import cpu, cuda
-from .lowering import refusal
+from .lowering import refusal, refusal_of_all, xla_refusal
 from .spec import RNNSpec, check_spec
 
 
@@ -64,6 +64,10 @@ def explain(spec: RNNSpec, x: Any) -> Explanation:
         spec: the network.
         x: the input, or anything with its `dtype`: then it counts as being where JAX
             puts new arrays.
+
+    Raises:
+        TypeError: `spec` is no `RNNSpec`, or `x` has no dtype.
+        ostinato.BackendError: no backend can run the spec here.
     """
     check_spec(spec)
     if not hasattr(x, "dtype"):
@@ -76,17 +80,23 @@ def explain(spec: RNNSpec, x: Any) -> Explanation:
         if reason is None:
             return Explanation(name, "the fastest backend that runs this", rejected)
         rejected[name] = reason
+    reason = xla_refusal(spec)
+    if reason is not None:
+        raise refusal_of_all(spec, rejected | {"xla": reason})
     return Explanation("xla", "it runs every spec on every platform", rejected)
 
 
 def check(backend: Any, spec: RNNSpec, dtype: Any) -> None:
     """Raise unless `backend` (None, or a name) can run the spec in this dtype."""
-    if backend is None:
-        return
-    _checks.check_choice("backend", backend, get_args(Backend))
-    reason = _why_not(backend, spec, dtype)
-    if reason is not None:
-        raise refusal(backend, reason)
+    if backend is not None:
+        _checks.check_choice("backend", backend, get_args(Backend))
+        reason = _why_not(backend, spec, dtype)
+        if reason is not None:
+            raise refusal(backend, reason)
+    elif xla_refusal(spec) is not None:
+        reasons = {name: _why_not(name, spec, dtype) for name in (*_NATIVE, "xla")}
+        if None not in reasons.values():
+            raise refusal_of_all(spec, reasons)
 
 
 def platform_of(x: Any) -> str:
@@ -98,5 +108,5 @@ def platform_of(x: Any) -> str:
 
 def _why_not(name: str, spec: RNNSpec, dtype: Any) -> str | None:
     if name == "xla":
-        return None
+        return xla_refusal(spec)
     return _NATIVE[name].supports(spec, dtype)

@@ -117,6 +117,7 @@ def _attributes(
     spec = call.spec
     integers = _network(spec) | {
         "clip_nan": spec.clip_nan,
+        "batch_invariant": spec.batch_invariant,
         "time_major": call.time_major,
         "piles": 0 if call.rows is None else call.rows.piles,
         "max_length": 0 if call.rows is None else call.rows.max_length,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools as ft
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from .._typing import Array
 from . import cpu
 from .call import Differentiable, RNNCall
 from .sharding import Layout, partition
+from .spec import RNNSpec
 
 Groups = tuple[bool, ...]
 
@@ -34,6 +35,19 @@ def refusal(backend: str, reason: str) -> BackendError:
     return BackendError(
         f"backend {backend!r} cannot run this: {reason}; use backend=None or 'xla'"
     )
+
+
+def xla_refusal(spec: RNNSpec) -> str | None:
+    """Return why the XLA form cannot keep what `spec` promises; None if it can."""
+    if spec.batch_invariant:
+        return "XLA sums products in an order that depends on the size of the batch"
+    return None
+
+
+def refusal_of_all(spec: RNNSpec, reasons: Mapping[str, str | None]) -> BackendError:
+    """Return the error to raise where no backend can run `spec`."""
+    listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    return BackendError(f"no backend can run {spec}: {listed}")
 
 
 # ----------------------------------------------------- leaves with and without groups
@@ -129,19 +143,25 @@ def register(
         return
     natively = _rule(ft.partial(_native_form, native, abstract_eval))
 
-    def elsewhere(ctx: Any, *args: Any, call: RNNCall, **params: Any) -> Any:
+    def instead(ctx: Any, reason: str, *args: Any, call: RNNCall, **params: Any) -> Any:
+        """Lower to the XLA form, which takes the place of the native one."""
         if call.backend == "cpu":
-            platforms = ", ".join(ctx.module_context.platforms)
-            raise refusal("cpu", f"the computation is compiled for {platforms}")
+            raise refusal("cpu", reason)
+        xla_reason = xla_refusal(call.spec)
+        if xla_reason is not None:
+            raise refusal_of_all(call.spec, {"cpu": reason, "xla": xla_reason})
         return everywhere(ctx, *args, call=call, **params)
+
+    def elsewhere(ctx: Any, *args: Any, **params: Any) -> Any:
+        platforms = ", ".join(ctx.module_context.platforms)
+        reason = f"the computation is compiled for {platforms}"
+        return instead(ctx, reason, *args, **params)
 
     def on_cpu(ctx: Any, *args: Any, call: RNNCall, **params: Any) -> Any:
         reason = _why_not_native(ctx, call)
         if reason is None:
             return natively(ctx, *args, call=call, **params)
-        if call.backend == "cpu":
-            raise refusal("cpu", reason)
-        return everywhere(ctx, *args, call=call, **params)
+        return instead(ctx, reason, *args, call=call, **params)
 
     mlir.register_lowering(primitive, elsewhere)
     mlir.register_lowering(primitive, on_cpu, platform="cpu")

@@ -36,6 +36,10 @@ class RNNSpec:
             PyTorch), False to the state before the product (haiku, ONNX).
         input_mode: `"linear"`, or `"skip"` to add x itself to every gate of the
             first layer, which then has no `w_ih` (needs input_size == hidden_size).
+        batch_invariant: True promises that a sequence has the same bits alone and in
+            any batch, in values and in gradients of inputs and initial states. Only
+            the cpu backend can keep that promise; elsewhere a call raises
+            `BackendError`. It costs time in calls of at most 4 sequences times steps.
 
     Raises:
         TypeError: a field has the wrong type.
@@ -54,6 +58,7 @@ class RNNSpec:
     clip_nan: bool = False
     reset_after: bool = True
     input_mode: InputMode = "linear"
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         _checks.check_choice("mode", self.mode, get_args(Mode))
@@ -61,7 +66,7 @@ class RNNSpec:
         _checks.check_choice("input_mode", self.input_mode, get_args(InputMode))
         for name, least in _SIZES.items():
             self._set(name, _checks.check_size(name, getattr(self, name), least))
-        for name in ("bidirectional", "clip_nan", "reset_after"):
+        for name in ("bidirectional", "clip_nan", "reset_after", "batch_invariant"):
             self._set(name, _checks.check_bool(name, getattr(self, name)))
         self._set("dropout", _checks.check_real("dropout", self.dropout))
         if self.cell_clip is not None:
