@@ -21,15 +21,15 @@ CALL = RNNCall(SPEC)
 OPERANDS = Operands(
     weights=jnp.zeros(SPEC.num_params, jnp.float32),
     x=jnp.zeros((2, 4, 2), jnp.float32),
-    h_0=jnp.zeros((2, 2, 3), jnp.float32),
+    states=(jnp.zeros((2, 2, 3), jnp.float32),),
 )
-NO_GROUPS = (False,) * 3
+NO_ENSEMBLE = (False,) * 3
 
 
-def forward(results=None, groups=NO_GROUPS, **changes):
+def forward(results=None, ensemble=NO_ENSEMBLE, **changes):
     if results is None:
         results = jax.tree.leaves(CALL.output_shapes(OPERANDS))
-    run = jax.jit(lambda operands: cpu.forward(CALL, results, groups, operands))
+    run = jax.jit(lambda operands: cpu.forward(CALL, results, ensemble, operands))
     return jax.block_until_ready(run(OPERANDS._replace(**changes)))
 
 
@@ -42,14 +42,14 @@ def floats(*sizes):
 
 
 def backward_without_gates():
-    wrt = Differentiable(True, True, True, False)
+    wrt = Differentiable(True, True, (True,))
     residuals = Residuals(floats(2, 4, 3), CALL.output_shapes(OPERANDS)[1])
-    bar = Outputs(floats(2, 4, 3), floats(2, 2, 3))
+    bar = Outputs(floats(2, 4, 3), (floats(2, 2, 3),))
     results = jax.tree.leaves(CALL.gradient_shapes(OPERANDS, wrt))
 
     def run(operands, bar):
-        groups = (False,) * 6
-        return cpu.backward(CALL, results, groups, operands, residuals, bar, wrt)
+        ensemble = (False,) * 6
+        return cpu.backward(CALL, results, ensemble, operands, residuals, bar, wrt)
 
     return jax.jit(run)(OPERANDS, bar)
 
@@ -59,7 +59,10 @@ WRONG = {
         lambda: forward(weights=floats(9)),
         f"weights has 9 elements, want {SPEC.num_params}",
     ),
-    "state": (lambda: forward(h_0=floats(2, 2, 2)), "h_0 has 8 elements, want 12"),
+    "state": (
+        lambda: forward(states=(floats(2, 2, 2),)),
+        "h_0 has 8 elements, want 12",
+    ),
     "result": (
         lambda: forward([shape(2, 4, 4), shape(2, 2, 3)]),
         "y has 32 elements, want 24",
@@ -70,10 +73,13 @@ WRONG = {
         "too many results",
     ),
     "another-argument": (
-        lambda: forward(c_0=floats(2, 2, 3), groups=(False,) * 4),
+        lambda: forward(states=(floats(2, 2, 3),) * 2, ensemble=(False,) * 4),
         "too many arguments",
     ),
-    "groups": (lambda: forward(groups=(False,) * 4), "`groups` must have an entry"),
+    "ensemble": (
+        lambda: forward(ensemble=(False,) * 4),
+        "`ensemble` must have an entry",
+    ),
     "dtype": (
         lambda: forward(weights=jnp.zeros(SPEC.num_params, jnp.float16)),
         "weights must be float32, float64 or bfloat16",

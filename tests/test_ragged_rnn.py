@@ -15,7 +15,7 @@ from test_transforms import assert_trees_close
 
 import ostinato as ost
 from ostinato import ragged
-from ostinato._rnn.call import Rows
+from ostinato._rnn.call import Packed
 
 LSTM = ost.RNNSpec("lstm", D, 2, num_layers=2, bidirectional=True, proj_size=1)
 SMALL = ost.RNNSpec("lstm", D, 2)
@@ -126,7 +126,7 @@ def forms_of(name):
     )
     axes = tuple(None if a.shared else 0 for a in program.inputs.values())
     jaxpr = jax.make_jaxpr(ragged.vmap(program.fn, axes))(*inputs.values())
-    return [e.params["call"].rows for e in calls_in(jaxpr.jaxpr)]
+    return [e.params["call"].packed for e in calls_in(jaxpr.jaxpr)]
 
 
 def calls_in(jaxpr):
@@ -148,12 +148,12 @@ def equations_in(jaxpr):
 def test_operator_runs_on_rows(name):
     forms = forms_of(name)
     assert forms
-    assert all(isinstance(form, Rows) for form in forms)
+    assert all(isinstance(form, Packed) for form in forms)
 
 
 @pytest.mark.parametrize("name", [*PADDED, *DENSE])
 def test_operator_runs_padded_only_where_it_must(name):
-    forward = {"gradient": {Rows(7, 1)}, "passes": {Rows(7, 2)}}.get(name, set())
+    forward = {"gradient": {Packed(7, 1)}, "passes": {Packed(7, 2)}}.get(name, set())
     assert set(forms_of(name)) == {None} | forward
 
 

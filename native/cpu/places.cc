@@ -18,16 +18,16 @@ Places Places::Padded(int64_t steps, int64_t batch, bool time_major) {
   return made;
 }
 
-Places Places::OneAfterAnother(int64_t entries, int64_t piles, int64_t steps,
-                               int64_t batch, const int32_t* row_lengths,
+Places Places::OneAfterAnother(int64_t entries, int64_t buffers, int64_t steps,
+                               int64_t batch, const int32_t* segment_lengths,
                                const int32_t* seq_lengths) {
   Places made;
-  const int64_t each = batch / piles, size = entries / piles;
-  for (int64_t pile = 0; pile < piles; ++pile) {
-    int64_t next = pile * size;
+  const int64_t each = batch / buffers, size = entries / buffers;
+  for (int64_t buffer = 0; buffer < buffers; ++buffer) {
+    int64_t next = buffer * size;
     const int64_t end = next + size;
-    for (int64_t b = pile * each; b < (pile + 1) * each; ++b) {
-      const int64_t room = std::clamp<int64_t>(row_lengths[b], 0, end - next);
+    for (int64_t b = buffer * each; b < (buffer + 1) * each; ++b) {
+      const int64_t room = std::clamp<int64_t>(segment_lengths[b], 0, end - next);
       int64_t length = std::min(room, steps);
       if (seq_lengths != nullptr) {
         length = std::clamp<int64_t>(seq_lengths[b], 0, length);

@@ -16,11 +16,12 @@ class Places {
   // Arrays [B, T, ...], or [T, B, ...] if `time_major`; what is saved is the latter.
   static Places Padded(int64_t steps, int64_t batch, bool time_major);
 
-  // Rows one after another, in `piles` of equal size, each with entries at its end that
-  // no row has. A row's entries are as many as `row_lengths` says, its steps as many as
-  // `seq_lengths` (null: all), but at most `steps`. What does not fit is cut off.
-  static Places OneAfterAnother(int64_t entries, int64_t piles, int64_t steps,
-                                int64_t batch, const int32_t* row_lengths,
+  // Rows one after another, in `buffers` of equal size, each with entries at its end
+  // that no row has. A row's entries are as many as `segment_lengths` says, its steps
+  // as many as `seq_lengths` (null: all), but at most `steps`. What does not fit is cut
+  // off.
+  static Places OneAfterAnother(int64_t entries, int64_t buffers, int64_t steps,
+                                int64_t batch, const int32_t* segment_lengths,
                                 const int32_t* seq_lengths);
 
   // Puts them into `in`, which they must outlive.

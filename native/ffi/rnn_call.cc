@@ -37,7 +37,7 @@ CallAttributes DecodeAttributes(const xffi::Dictionary& attributes) {
   n.clips = n.clip_nan || n.cell_clip < std::numeric_limits<double>::infinity();
   n.dropout_scale = Get<double>(attributes, "dropout_scale");
   call.time_major = integer("time_major") != 0;
-  call.piles = integer("piles");
+  call.packed_buffers = integer("packed_buffers");
   call.max_length = integer("max_length");
   call.save = integer("save") != 0;
   call.recompute = integer("recompute") != 0;
@@ -51,51 +51,54 @@ CallAttributes DecodeAttributes(const xffi::Dictionary& attributes) {
   call.wants_x = HasBit(wrt, 1);
   call.wants_h_0 = HasBit(wrt, 2);
   call.wants_c_0 = HasBit(wrt, 3);
-  const auto grouped = Get<xffi::Span<const int64_t>>(attributes, "groups");
-  call.grouped.assign(grouped.begin(), grouped.end());
+  const auto in_ensemble = Get<xffi::Span<const int64_t>>(attributes, "ensemble");
+  call.in_ensemble.assign(in_ensemble.begin(), in_ensemble.end());
   return call;
 }
 
 CallBuffers DecodeBuffers(const CallAttributes& call, xffi::RemainingArgs arguments,
                           xffi::RemainingRets results) {
-  if (arguments.size() != call.grouped.size()) {
-    throw std::invalid_argument("`groups` must have an entry per argument");
+  if (arguments.size() != call.in_ensemble.size()) {
+    throw std::invalid_argument("`ensemble` must have an entry per argument");
   }
   CallBuffers found{};
-  found.groups = 1;
+  found.members = 1;
   bool any = false;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const xffi::AnyBuffer buffer = arguments.get<xffi::AnyBuffer>(i).value();
     const auto dimensions = buffer.dimensions();
-    const bool grouped = call.grouped[i] != 0;
-    if (grouped) {
-      found.groups = dimensions[0];
+    const bool in_ensemble = call.in_ensemble[i] != 0;
+    if (in_ensemble) {
+      found.members = dimensions[0];
       any = true;
     }
     if (i == 0) found.dtype = buffer.element_type();
-    if (i == 1 && call.piles == 0) {  // x
-      found.steps = dimensions[grouped + (call.time_major ? 0 : 1)];
-      found.batch = dimensions[grouped + (call.time_major ? 1 : 0)];
+    if (i == 1 && call.packed_buffers == 0) {  // x
+      found.steps = dimensions[in_ensemble + (call.time_major ? 0 : 1)];
+      found.batch = dimensions[in_ensemble + (call.time_major ? 1 : 0)];
       found.entries = found.steps * found.batch;
     }
-    if (i == 1 && call.piles > 0) {
+    if (i == 1 && call.packed_buffers > 0) {
       found.steps = call.max_length;
-      found.entries = dimensions[grouped];
+      found.entries = dimensions[in_ensemble];
     }
-    if (i == 2 && call.piles > 0) found.batch = dimensions[grouped + 1];  // h_0
+    if (i == 2 && call.packed_buffers > 0)
+      found.batch = dimensions[in_ensemble + 1];  // h_0
     found.arguments.Add(buffer.untyped_data(), buffer.element_count(),
                         buffer.size_bytes(),
-                        grouped ? std::max<int64_t>(1, dimensions[0]) : 1);
+                        in_ensemble ? std::max<int64_t>(1, dimensions[0]) : 1);
   }
   for (size_t i = 0; i < results.size(); ++i) {
     auto buffer = results.get<xffi::AnyBuffer>(i).value();
     found.results.Add(buffer->untyped_data(), buffer->element_count(),
                       buffer->size_bytes(),
-                      any ? std::max<int64_t>(1, found.groups) : 1);
+                      any ? std::max<int64_t>(1, found.members) : 1);
   }
-  if (call.piles > 0 && (found.batch % call.piles != 0 ||
-                         found.entries % call.piles != 0 || found.steps < 0)) {
-    throw std::invalid_argument("`piles` must divide the rows and the entries of x");
+  if (call.packed_buffers > 0 &&
+      (found.batch % call.packed_buffers != 0 ||
+       found.entries % call.packed_buffers != 0 || found.steps < 0)) {
+    throw std::invalid_argument(
+        "`packed_buffers` must divide the rows and the entries of x");
   }
   return found;
 }

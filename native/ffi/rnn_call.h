@@ -15,13 +15,13 @@ namespace ostinato::ffi {
 
 namespace xffi = ::xla::ffi;
 
-// Every buffer of a call in the order of cpu.py. Where the call has groups, a buffer
-// with a group axis is one piece per group and any other is the same for all.
+// Every buffer of a call in the order of cpu.py. Where the call is an ensemble, a buffer
+// with an ensemble axis is one piece per member, and any other is the same for all.
 class Pieces {
  public:
-  void Add(const void* data, int64_t elements, int64_t bytes, int64_t groups) {
-    items_.push_back({static_cast<const char*>(data), elements / groups,
-                      groups > 1 ? bytes / groups : 0, bytes});
+  void Add(const void* data, int64_t elements, int64_t bytes, int64_t members) {
+    items_.push_back({static_cast<const char*>(data), elements / members,
+                      members > 1 ? bytes / members : 0, bytes});
   }
 
   // Every byte of results.
@@ -31,11 +31,11 @@ class Pieces {
     }
   }
 
-  // Reads the pieces of one group, first to last.
+  // Reads the pieces of one member, first to last.
   class Reader {
    public:
-    Reader(const Pieces& pieces, int64_t group, const char* what)
-        : pieces_(pieces), group_(group), what_(what) {}
+    Reader(const Pieces& pieces, int64_t member, const char* what)
+        : pieces_(pieces), member_(member), what_(what) {}
 
     // The next buffer; throws unless it has so many elements.
     template <typename T>
@@ -51,7 +51,7 @@ class Pieces {
                                     std::to_string(elements));
       }
       return reinterpret_cast<T*>(
-          const_cast<char*>(item.data + group_ * item.group_bytes));
+          const_cast<char*>(item.data + member_ * item.member_bytes));
     }
     int64_t elements_of_next() const {
       return next_ < pieces_.items_.size() ? pieces_.items_[next_].elements : 0;
@@ -64,7 +64,7 @@ class Pieces {
 
    private:
     const Pieces& pieces_;
-    const int64_t group_;
+    const int64_t member_;
     const char* what_;
     size_t next_ = 0;
   };
@@ -72,9 +72,9 @@ class Pieces {
  private:
   struct Item {
     const char* data;
-    int64_t elements;     // of one group
-    int64_t group_bytes;  // from one group to the next
-    int64_t bytes;        // of all groups
+    int64_t elements;      // of one member
+    int64_t member_bytes;  // from one member to the next
+    int64_t bytes;         // of all members
   };
   std::vector<Item> items_;
 };
@@ -83,17 +83,17 @@ class Pieces {
 struct CallAttributes {
   cpu::Network network;
   bool time_major, save, recompute;
-  int64_t piles;       // of rows one after another; 0: [B, T, ...] or [T, B, ...]
-  int64_t max_length;  // of such rows
+  int64_t packed_buffers;  // of packed sequences; 0: [B, T, ...] or [T, B, ...]
+  int64_t max_length;      // of packed sequences
   bool has_lengths, has_resets, has_keep, has_packed;
   bool wants_weights, wants_x, wants_h_0, wants_c_0;
-  std::vector<int64_t> grouped;  // per argument
+  std::vector<int64_t> in_ensemble;  // per argument
 };
 
 CallAttributes DecodeAttributes(const xffi::Dictionary& attributes);
 
 struct CallBuffers {
-  int64_t groups;  // at least 1, if there are any groups, else 1
+  int64_t members;  // of the ensemble; 1 where there is none
   int64_t batch, steps;
   int64_t entries;  // of x: steps in all
   xffi::DataType dtype;

@@ -16,13 +16,13 @@ namespace {
 using cpu::BFloat16;
 using Reader = Pieces::Reader;
 
-// What the operands of one group point to.
+// What the operands of one member point to.
 struct Kept {
   cpu::Places places;
   std::vector<const uint8_t*> keep;
 };
 
-// The arguments of one group that forward and backward have in common. `kept`
+// The arguments of one member that forward and backward have in common. `kept`
 // outlives the result.
 template <typename S>
 cpu::Operands<S> TakeOperands(const CallAttributes& call, const CallBuffers& buffers,
@@ -42,10 +42,12 @@ cpu::Operands<S> TakeOperands(const CallAttributes& call, const CallBuffers& buf
   if (call.has_lengths) {
     in.seq_lengths = arguments.Take<int32_t>("seq_lengths", buffers.batch);
   }
-  if (call.piles > 0) {
-    const auto* row_lengths = arguments.Take<int32_t>("row_lengths", buffers.batch);
-    kept.places = cpu::Places::OneAfterAnother(entries, call.piles, in.steps, in.batch,
-                                               row_lengths, in.seq_lengths);
+  if (call.packed_buffers > 0) {
+    const auto* segment_lengths =
+        arguments.Take<int32_t>("segment_lengths", buffers.batch);
+    kept.places =
+        cpu::Places::OneAfterAnother(entries, call.packed_buffers, in.steps, in.batch,
+                                     segment_lengths, in.seq_lengths);
   } else {
     kept.places = cpu::Places::Padded(in.steps, in.batch, call.time_major);
   }
@@ -79,22 +81,23 @@ SavedCounts CountsOf(const CallAttributes& call) {
           n.lstm() ? n.pseudo_layers() : 0};
 }
 
-// body(group, team) for every group, each on threads of its own where there are enough.
+// body(member, team) for every member, each on threads of its own where there are
+// enough.
 template <typename Body>
-void ForEachGroup(const CallAttributes& call, const CallBuffers& buffers,
-                  const Body& body) {
+void ForEachMember(const CallAttributes& call, const CallBuffers& buffers,
+                   const Body& body) {
   const cpu::FlushDenormals flush;
   cpu::Work work = cpu::WorkOf(call.network, buffers.entries, buffers.batch);
-  work.all *= buffers.groups;
+  work.all *= buffers.members;
   cpu::Team team(cpu::ThreadsFor(work));
-  if (buffers.groups >= 2 && buffers.groups >= team.threads()) {
-    team.ForEach(buffers.groups, [&](int64_t group) {
+  if (buffers.members >= 2 && buffers.members >= team.threads()) {
+    team.ForEach(buffers.members, [&](int64_t member) {
       cpu::Team alone(1);
-      body(group, alone);
+      body(member, alone);
     });
     return;
   }
-  for (int64_t group = 0; group < buffers.groups; ++group) body(group, team);
+  for (int64_t member = 0; member < buffers.members; ++member) body(member, team);
 }
 
 template <typename S, typename R>
@@ -103,9 +106,9 @@ void Forward(const CallAttributes& call, const CallBuffers& buffers) {
   const cpu::Network& n = call.network;
   const int64_t entries = buffers.entries;
   const int64_t states = n.pseudo_layers() * buffers.batch;
-  ForEachGroup(call, buffers, [&](int64_t group, cpu::Team& team) {
-    Reader arguments(buffers.arguments, group, "argument");
-    Reader results(buffers.results, group, "result");
+  ForEachMember(call, buffers, [&](int64_t member, cpu::Team& team) {
+    Reader arguments(buffers.arguments, member, "argument");
+    Reader results(buffers.results, member, "result");
     Kept kept;
     std::vector<S*> hidden, gates;
     std::vector<R*> cells;
@@ -139,9 +142,9 @@ void Backward(const CallAttributes& call, const CallBuffers& buffers) {
   const cpu::Network& n = call.network;
   const int64_t entries = buffers.entries;
   const int64_t states = n.pseudo_layers() * buffers.batch;
-  ForEachGroup(call, buffers, [&](int64_t group, cpu::Team& team) {
-    Reader arguments(buffers.arguments, group, "argument");
-    Reader results(buffers.results, group, "result");
+  ForEachMember(call, buffers, [&](int64_t member, cpu::Team& team) {
+    Reader arguments(buffers.arguments, member, "argument");
+    Reader results(buffers.results, member, "result");
     Kept kept;
     std::vector<const S*> hidden, gates;
     std::vector<const R*> cells;
@@ -172,9 +175,9 @@ void Backward(const CallAttributes& call, const CallBuffers& buffers) {
 
 template <typename S>
 void Pack(const CallAttributes& call, const CallBuffers& buffers) {
-  for (int64_t group = 0; group < buffers.groups; ++group) {
-    Reader arguments(buffers.arguments, group, "argument");
-    Reader results(buffers.results, group, "result");
+  for (int64_t member = 0; member < buffers.members; ++member) {
+    Reader arguments(buffers.arguments, member, "argument");
+    Reader results(buffers.results, member, "result");
     cpu::Team team(cpu::NumThreads());
     cpu::PackWeights(
         call.network, arguments.Take<S>("weights", cpu::NumParams(call.network)),

@@ -14,10 +14,12 @@ from ._recurrent.remat import tag as tag
 from ._rnn.api import RNNOutput as RNNOutput
 from ._rnn.api import rnn as rnn
 from ._rnn.api import rnn_step as rnn_step
-from ._rnn.backends import BackendStatus as BackendStatus
+from ._rnn.backend import BackendStatus as BackendStatus
+from ._rnn.backends import BackendError as BackendError
 from ._rnn.backends import Explanation as Explanation
 from ._rnn.backends import backends as backends
 from ._rnn.backends import explain as explain
+from ._rnn.cell import LayerWeights as LayerWeights
 from ._rnn.cell_passes import GRUCellGrads as GRUCellGrads
 from ._rnn.cell_passes import GRUReserve as GRUReserve
 from ._rnn.cell_passes import LSTMCellGrads as LSTMCellGrads
@@ -34,12 +36,10 @@ from ._rnn.cell_passes import rnn_cell_backward as rnn_cell_backward
 from ._rnn.cell_passes import rnn_cell_forward as rnn_cell_forward
 from ._rnn.cell_passes import rnn_cell_inference as rnn_cell_inference
 from ._rnn.init import init_weights as init_weights
-from ._rnn.layout import LayerWeights as LayerWeights
 from ._rnn.layout import num_params as num_params
 from ._rnn.layout import pack_weights as pack_weights
 from ._rnn.layout import param_shapes as param_shapes
 from ._rnn.layout import unpack_weights as unpack_weights
-from ._rnn.lowering import BackendError as BackendError
 from ._rnn.passes import RNNGrads as RNNGrads
 from ._rnn.passes import RNNReserve as RNNReserve
 from ._rnn.passes import rnn_backward as rnn_backward

@@ -6,7 +6,7 @@ from jax import export
 
 from ._recurrent.protocol import RecurrentOutput
 from ._rnn.api import RNNOutput
-from ._rnn.layout import LayerWeights
+from ._rnn.cell import LayerWeights
 from ._rnn.passes import RNNGrads
 from ._rnn.prepared import PreparedWeights
 

@@ -15,5 +15,5 @@ BiasMode = Literal["double", "input", "recurrent", "none"]
 InputMode = Literal["linear", "skip"]
 Padding = Literal["zero", "hold", "drop"]
 Backend = Literal["xla", "cpu", "cuda"]
-State = Array | tuple[Array, Array]
-"""`h`, or `(h, c)` for an LSTM."""
+State = Array | tuple[Array, ...]
+"""`h`, or `(h, c)` for an LSTM: all states of the mode."""

@@ -13,8 +13,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
 
 from .. import _checks
+from .._segments import near_divisor
 from .._typing import Array, Padding
-from .loop import near_divisor
 from .protocol import SequenceOptions
 
 

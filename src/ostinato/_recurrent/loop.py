@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from .._segments import scan_segments
 from .._typing import Array
 from .remat import checkpoint
 
@@ -39,16 +39,6 @@ def where_rows(condition: Array, tree: Any, other: Any = None) -> Any:
     return jax.tree.map(pick, tree, *([] if other is None else [other]))
 
 
-def near_divisor(length: int, target: int) -> int:
-    """A divisor of `length` near `target`, at least half and at most twice as large.
-
-    `target` itself where there is none.
-    """
-    near = range(max(1, target // 2), 2 * target + 1)
-    divisors = [k for k in near if length % k == 0]
-    return min(divisors, key=lambda k: abs(k - target), default=target)
-
-
 def in_segments(
     segment: Callable,
     states: Any,
@@ -63,28 +53,12 @@ def in_segments(
     what `policy` lets through. A number of steps that `size` does not divide has one
     shorter segment, first in time.
     """
-    once = checkpoint(segment, policy)
-    # Inside a scan there is nothing that XLA could merge the second run with.
-    inner = checkpoint(segment, policy, prevent_cse=False)
-    count, rest = divmod(steps.t.shape[0], size)
-    if count + (rest > 0) == 1:
-        return once(states, steps)
-    odd = jax.tree.map(lambda a: a[:rest], steps)
-    # Counts are spelled out: a -1 cannot be solved for where the batch is empty.
-    blocks = jax.tree.map(lambda a: a[rest:].reshape(count, size, *a.shape[1:]), steps)
-
-    def run_blocks(states: Any) -> tuple[Any, Any]:
-        states, results = lax.scan(inner, states, blocks, reverse=reverse)
-        join = lambda a: a.reshape(count * size, *a.shape[2:])  # noqa: E731
-        return states, jax.tree.map(join, results)
-
-    if not rest:
-        return run_blocks(states)
-    if reverse:
-        states, results = run_blocks(states)
-        states, odd_results = once(states, odd)
-    else:
-        states, odd_results = once(states, odd)
-        states, results = run_blocks(states)
-    join = lambda a, b: jnp.concatenate([a, b])  # noqa: E731
-    return states, jax.tree.map(join, odd_results, results)
+    return scan_segments(
+        # Inside a scan there is nothing that XLA could merge the second run with.
+        checkpoint(segment, policy, prevent_cse=False),
+        states,
+        steps,
+        size,
+        reverse,
+        odd_segment=checkpoint(segment, policy),
+    )

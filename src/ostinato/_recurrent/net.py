@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._segments import near_divisor
 from .._typing import Array, ArrayLike, Padding
 from .arguments import check_arguments, check_result, cut_outputs
-from .loop import Steps, in_segments, near_divisor, where_rows
+from .loop import Steps, in_segments, where_rows
 from .protocol import Cell, RecurrentOutput, SequenceOptions
 from .remat import ARITHMETIC, MOVES, Recompute, all_but_arithmetic, checkpoint
 
@@ -246,7 +247,8 @@ def _run(
     fixed = isinstance(options.length, int)  # and no symbol, as inside ragged.vmap
     if size is None and cell is not None and recompute is not None and fixed:
         # What precedes the loop would be the largest thing saved: some steps at a time.
-        size, policy = near_divisor(options.length, _BLOCK), recompute.policy
+        size = near_divisor(options.length, _BLOCK)
+        policy = recompute.policy
     if size is None or options.length == 0:
         return run(states, steps)
     return in_segments(run, states, steps, size, options.reverse, policy)

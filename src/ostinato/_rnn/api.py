@@ -1,8 +1,9 @@
-"""`rnn` and `rnn_step`: the front door. Arguments are checked here and nowhere else."""
+"""`rnn` and `rnn_step`: the public entry, where arguments are checked."""
 
 from __future__ import annotations
 
 import functools as ft
+from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -13,7 +14,7 @@ from .._typing import Array, ArrayLike, Backend, Padding, State
 from . import backends, layout, primitive
 from .call import Operands, Outputs, RNNCall
 from .prepared import PreparedWeights
-from .spec import RNNSpec, check_spec
+from .spec import RNNSpec, check_spec, state_names, state_shapes
 
 
 class RNNOutput(NamedTuple):
@@ -89,7 +90,7 @@ def rnn(
         See `ostinato._rnn.pointwise` for equations and papers. Layout of the weights:
         cuDNN. Padding policies: cuDNN (zero), Keras (hold), Caffe2 (hold and drop).
     """
-    call, operands, single = begin(
+    call, operands, single = make_call(
         spec,
         weights,
         x,
@@ -104,7 +105,7 @@ def rnn(
         precision=precision,
     )
     outputs, _ = primitive.run(call, operands)
-    return finish(call, operands, outputs, padding, single)
+    return make_output(call, operands, outputs, padding, single)
 
 
 def rnn_step(
@@ -149,7 +150,7 @@ def rnn_step(
             f"{_checks.describe(x_t)}"
         )
     single = x_t.ndim == 1
-    call, operands, _ = begin(
+    call, operands, _ = make_call(
         spec,
         weights,
         x_t[None],
@@ -160,14 +161,14 @@ def rnn_step(
         names=("x_t", "state"),
     )
     outputs, _ = primitive.run(call, operands)
-    y, state = finish(call, operands, outputs, "zero", single)
+    y, state = make_output(call, operands, outputs, "zero", single)
     return RNNOutput(y[0], state)
 
 
-# ------------------------------------------------- the way in, shared with passes.py
+# -------------------------------------- from arguments to a call, as passes.py does
 
 
-def begin(
+def make_call(
     spec: RNNSpec,
     weights: Array | PreparedWeights,
     x: Array,
@@ -183,7 +184,7 @@ def begin(
     precision: Any = None,
     names: tuple[str, str] = ("x", "initial_state"),
 ) -> tuple[RNNCall, Operands, bool]:
-    """Check everything; returns the call, its operands, and whether x had no batch.
+    """Check everything; return the call, its operands, and whether x had no batch.
 
     `names` are what the caller calls the input and the state, for messages.
     """
@@ -192,9 +193,9 @@ def begin(
     _checks.check_choice("padding", padding, get_args(Padding))
     time_major = _checks.check_bool("time_major", time_major)
     recompute = _checks.check_bool("recompute", recompute)
-    packed = None
+    prepared = None
     if isinstance(weights, PreparedWeights):
-        weights, packed = weights
+        weights, prepared = weights
     weights = _checks.check_array("weights", weights)
     x = _checks.check_array(x_name, x)
     _checks.check_floating(x_name, x, _checks.FLOATS)
@@ -227,24 +228,30 @@ def begin(
         backend=backend,
     )
     steps, batch = x.shape[call.time_axis], x.shape[1 - call.time_axis]
-    h_0, c_0 = _initial_state(spec, initial_state, x, batch, single, state_name)
+    states = _initial_states(spec, initial_state, x, batch, single, state_name)
     lengths = None
     if seq_lengths is not None:
         lengths = _checks.check_seq_lengths(seq_lengths, batch, steps, single)
         lengths = lengths.reshape(1) if single else lengths
     if resets is not None:
         resets = _resets(spec, resets, x, single, time_major)
-    keep = ()
+    dropout_masks = ()
     if key is not None:
-        keep = _dropout_masks(call, _checks.check_key(key), batch, steps)
+        dropout_masks = _dropout_masks(call, _checks.check_key(key), batch, steps)
     operands = Operands(
-        weights, x, h_0, c_0, lengths, resets=resets, keep=keep, packed=packed
+        weights,
+        x,
+        states,
+        lengths,
+        resets=resets,
+        dropout_masks=dropout_masks,
+        prepared=prepared,
     )
     return call, operands, single
 
 
 def _precision(precision: Any) -> Any:
-    """Resolved here: what is in force at the call also holds for later derivatives."""
+    """Resolve it now: what is in force at the call also holds for later derivatives."""
     if precision is None:
         return jax.config.jax_default_matmul_precision  # pyright: ignore
     try:
@@ -258,39 +265,47 @@ def _precision(precision: Any) -> Any:
 
 @ft.lru_cache
 def _check_precision(precision: Any) -> None:
-    """Any value that a product takes will do; an abstract product asks JAX itself."""
+    """Ask JAX itself, in an abstract product: any value that one takes will do."""
     one = jax.ShapeDtypeStruct((1,), jnp.float32)
     jax.eval_shape(lambda a: jnp.dot(a, a, precision=precision), one)
 
 
-def _initial_state(
+def _initial_states(
     spec: RNNSpec, state: Any, x: Array, batch: Any, single: bool, name: str
-) -> tuple[Array, Array | None]:
-    pseudo_layers = spec.num_layers * spec.num_directions
-    lstm = spec.mode == "lstm"
+) -> tuple[Array, ...]:
+    names, shapes = state_names(spec), state_shapes(spec, batch)
     if state is None:
-        h = jnp.zeros((pseudo_layers, batch, spec.output_size), x.dtype)
-        c = jnp.zeros((pseudo_layers, batch, spec.hidden_size), x.dtype)
-        return h, c if lstm else None
-    if lstm and not (isinstance(state, (tuple, list)) and len(state) == 2):
-        raise TypeError(f"`{name}` must be (h, c) for mode 'lstm', got {_kind(state)}")
-    if not lstm and isinstance(state, (tuple, list)):
-        raise TypeError(
-            f"`{name}` must be one array h for mode {spec.mode!r}, got {_kind(state)}"
-        )
-    h, c = state if lstm else (state, None)
-    h = _state(
-        f"{name}[0]" if lstm else name,
-        h,
-        x,
-        pseudo_layers,
-        batch,
-        spec.output_size,
-        single,
+        return tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
+    given = check_state(spec, state, name)
+    if len(names) > 1:
+        labels = [f"{name}[{i}]" for i in range(len(names))]
+    else:
+        labels = [name]
+    return tuple(
+        _state(label, a, x, shape, single)
+        for label, a, shape in zip(labels, given, shapes, strict=True)
     )
-    if lstm:
-        c = _state(f"{name}[1]", c, x, pseudo_layers, batch, spec.hidden_size, single)
-    return h, c
+
+
+def check_state(spec: RNNSpec, state: Any, name: str) -> tuple[Any, ...]:
+    """Return what users call the state as a tuple of as many as the mode has.
+
+    Raises:
+        TypeError: it is a tuple where the mode has one state, or no tuple of that size.
+    """
+    names = state_names(spec)
+    is_tuple = isinstance(state, (tuple, list))
+    if len(names) == 1 and is_tuple:
+        raise TypeError(
+            f"`{name}` must be one array {names[0]} for mode {spec.mode!r}, got "
+            f"{_kind(state)}"
+        )
+    if len(names) > 1 and not (is_tuple and len(state) == len(names)):
+        raise TypeError(
+            f"`{name}` must be ({', '.join(names)}) for mode {spec.mode!r}, got "
+            f"{_kind(state)}"
+        )
+    return tuple(state) if is_tuple else (state,)
 
 
 def _kind(state: Any) -> str:
@@ -299,11 +314,10 @@ def _kind(state: Any) -> str:
     return _checks.describe(state)
 
 
-def _state(
-    name: str, a: Any, x: Array, layers: int, batch: Any, size: int, single: bool
-) -> Array:
+def _state(name: str, a: Any, x: Array, shape: tuple[Any, ...], single: bool) -> Array:
     a = _checks.check_array(name, a)
     _checks.check_same_dtype(x=x, **{name: a})
+    layers, batch, size = shape
     if single:
         _checks.check_shape(name, a, **{"L*D": layers, "H": size})
         return a[:, None]
@@ -329,14 +343,14 @@ def _resets(
 def _dropout_masks(
     call: RNNCall, key: Array, batch: Any, steps: Any
 ) -> tuple[Array, ...]:
-    """True where an output of layer l is kept, drawn over the logical `[B, T, F]`."""
+    """Draw True where an output of layer l is kept, over the logical `[B, T, F]`."""
     spec = call.spec
     if spec.dropout == 0 or spec.num_layers == 1:
         return ()
     shape = (batch, steps, spec.num_directions * spec.output_size)
-    keep = jnp.float32(1 - spec.dropout)  # else the mask would depend on the x64 flag
+    kept = jnp.float32(1 - spec.dropout)  # else the mask would depend on the x64 flag
     masks = [
-        jax.random.bernoulli(jax.random.fold_in(key, layer), keep, shape)
+        jax.random.bernoulli(jax.random.fold_in(key, layer), kept, shape)
         for layer in range(spec.num_layers - 1)
     ]
     if call.time_major:
@@ -344,25 +358,28 @@ def _dropout_masks(
     return tuple(masks)
 
 
-# ----------------------------------------------------------------------- the way out
+# ------------------------------------------------------- from results to the output
 
 
-def finish(
+def make_output(
     call: RNNCall, operands: Operands, outputs: Outputs, padding: Padding, single: bool
 ) -> RNNOutput:
     """Apply the padding policy and take an added batch axis away again."""
-    outputs = _pad(call, operands, outputs, padding)
-    y, h, c = outputs
+    y, states = _pad(call, operands, outputs, padding)
     if single:
-        y, h = jnp.squeeze(y, 1 - call.time_axis), h[:, 0]
-        c = None if c is None else c[:, 0]
-    return RNNOutput(y, h if c is None else (h, c))
+        y, states = jnp.squeeze(y, 1 - call.time_axis), [s[:, 0] for s in states]
+    return RNNOutput(y, as_state(states))
+
+
+def as_state(states: Sequence[Any]) -> Any:
+    """Return what users call the state: the one array, or a tuple of all."""
+    return states[0] if len(states) == 1 else tuple(states)
 
 
 def _pad(
     call: RNNCall, operands: Operands, outputs: Outputs, padding: Padding
 ) -> Outputs:
-    """From the primitive's zeros past the end to the policy asked for; linear."""
+    """Turn the primitive's zeros past the end into the policy asked for; linear."""
     lengths = operands.seq_lengths
     if lengths is None or padding == "zero":
         return outputs
@@ -370,16 +387,14 @@ def _pad(
     if padding == "drop":
         full = (lengths == steps)[None, :, None]
         zero = jnp.zeros((), outputs.y.dtype)
-        return outputs._replace(
-            h_n=jnp.where(full, outputs.h_n, zero),
-            c_n=None if outputs.c_n is None else jnp.where(full, outputs.c_n, zero),
-        )
+        dropped = (jnp.where(full, state, zero) for state in outputs.states)
+        return outputs._replace(states=tuple(dropped))
     time_axis, batch_axis = call.time_axis, 1 - call.time_axis
-    # Row b's last output, and for an empty row the state that the last layer began in.
+    # The last output of each sequence; of an empty one the last layer's initial h.
     last = jnp.expand_dims(jnp.maximum(lengths - 1, 0), (time_axis, 2))
     held = jnp.take_along_axis(outputs.y, last, axis=time_axis, mode="clip")
     directions = call.spec.num_directions
-    initial = jnp.concatenate(list(operands.h_0[-directions:]), axis=-1)
+    initial = jnp.concatenate(list(operands.states[0][-directions:]), axis=-1)
     empty = jnp.expand_dims(lengths == 0, (time_axis, 2))
     held = jnp.where(empty, jnp.expand_dims(initial, time_axis), held)
     shape = tuple(

@@ -1,27 +1,24 @@
-"""Which backends this machine has, and which one a call takes."""
+"""Which backends there are, and which one a call takes: decided here alone."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, get_args
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from .. import _checks
-from .._typing import Backend
-from . import cpu, cuda
-from .lowering import refusal, refusal_of_all, xla_refusal
+from . import cpu, cuda, xla
+from .backend import Backend, BackendStatus
 from .spec import RNNSpec, check_spec
 
+BACKENDS = (cuda.BACKEND, cpu.BACKEND, xla.BACKEND)
+"""Fastest first: a call takes the first one that runs it."""
 
-class BackendStatus(NamedTuple):
-    """Whether a backend can be used here, and what it is or why it cannot."""
 
-    available: bool
-    detail: str
-
-    def __bool__(self) -> bool:
-        return self.available
+class BackendError(RuntimeError):
+    """The backend that was asked for cannot run the call; the message says why."""
 
 
 class Explanation(NamedTuple):
@@ -37,21 +34,28 @@ class Explanation(NamedTuple):
         return "\n".join(lines)
 
 
-_NATIVE = {"cuda": cuda, "cpu": cpu}  # fastest first; xla runs everything else
+class Place(NamedTuple):
+    """Where a call is to run.
+
+    Attributes:
+        platform: as JAX names it.
+        reason: a clause that says how this is known, for messages.
+        exports: whether `jax.export` writes it, to run anywhere.
+    """
+
+    platform: str
+    reason: str
+    exports: bool = False
 
 
 def backends() -> dict[str, BackendStatus]:
-    """Every backend with its status on this machine.
+    """Return every backend with its status on this machine.
 
     Returns:
         `{"xla": ..., "cpu": ..., "cuda": ...}`; a status is true where the backend can
         be used, and its `detail` says what it is, or why it cannot be.
     """
-    devices = ", ".join(sorted({d.platform for d in jax.devices()}))
-    found = {"xla": BackendStatus(True, f"lax.scan through XLA on {devices}")}
-    for name in ("cpu", "cuda"):
-        found[name] = BackendStatus(*_NATIVE[name].status())
-    return found
+    return {backend.name: backend.status() for backend in reversed(BACKENDS)}
 
 
 def explain(spec: RNNSpec, x: Any) -> Explanation:
@@ -72,41 +76,70 @@ def explain(spec: RNNSpec, x: Any) -> Explanation:
     check_spec(spec)
     if not hasattr(x, "dtype"):
         raise TypeError(f"`x` must be an array, got {_checks.describe(x)}")
-    platform, rejected = platform_of(x), {}
-    for name in _NATIVE:
-        reason = _why_not(name, spec, np.dtype(x.dtype))
-        if reason is None and name == "cpu" != platform:
-            reason = f"it runs on the cpu, and `x` is on the {platform}"
+    backend, rejected = choose(spec, np.dtype(x.dtype), place_of(x))
+    why = "the fastest backend that runs this"
+    if backend.platform is None:
+        why = "it runs every spec on every platform"
+    return Explanation(backend.name, why, rejected)
+
+
+def choose(
+    spec: RNNSpec, dtype: Any, place: Place | None, name: str | None = None
+) -> tuple[Backend, dict[str, str]]:
+    """Return the first backend that runs a call, and why those before it do not.
+
+    Args:
+        spec: the network.
+        dtype: of all arrays.
+        place: where the call runs; None: not known yet, and no reason against any.
+        name: of the backend that was asked for, or None.
+
+    Raises:
+        BackendError: the one that was asked for does not run the call, or none does.
+    """
+    rejected: dict[str, str] = {}
+    for backend in BACKENDS:
+        if name not in (None, backend.name):
+            continue
+        reason = _unsupported_reason(backend, spec, dtype, place)
         if reason is None:
-            return Explanation(name, "the fastest backend that runs this", rejected)
-        rejected[name] = reason
-    reason = xla_refusal(spec)
-    if reason is not None:
-        raise refusal_of_all(spec, rejected | {"xla": reason})
-    return Explanation("xla", "it runs every spec on every platform", rejected)
+            return backend, rejected
+        rejected[backend.name] = reason
+    if name is not None:
+        raise BackendError(
+            f"backend {name!r} cannot run this: {rejected[name]}; use backend=None or "
+            "'xla'"
+        )
+    raise BackendError(f"no backend can run {spec}: {_listed(rejected)}")
 
 
-def check(backend: Any, spec: RNNSpec, dtype: Any) -> None:
-    """Raise unless `backend` (None, or a name) can run the spec in this dtype."""
-    if backend is not None:
-        _checks.check_choice("backend", backend, get_args(Backend))
-        reason = _why_not(backend, spec, dtype)
-        if reason is not None:
-            raise refusal(backend, reason)
-    elif xla_refusal(spec) is not None:
-        reasons = {name: _why_not(name, spec, dtype) for name in (*_NATIVE, "xla")}
-        if None not in reasons.values():
-            raise refusal_of_all(spec, reasons)
+def check(name: Any, spec: RNNSpec, dtype: Any) -> None:
+    """Raise unless the backend of that name, or for None any one, can run the spec."""
+    if name is not None:
+        _checks.check_choice("backend", name, [b.name for b in reversed(BACKENDS)])
+    choose(spec, dtype, None, name)
 
 
-def platform_of(x: Any) -> str:
-    """Where `x` is; if that cannot be told, where JAX puts new arrays."""
+def place_of(x: Any) -> Place:
+    """Return where `x` is; if that cannot be told, where JAX puts new arrays."""
+    platform = jax.default_backend()
     if isinstance(x, jax.Array) and _checks.is_concrete(x):
-        return next(iter(x.devices())).platform
-    return jax.default_backend()
+        platform = next(iter(x.devices())).platform
+    return Place(platform, f"`x` is on the {platform}")
 
 
-def _why_not(name: str, spec: RNNSpec, dtype: Any) -> str | None:
-    if name == "xla":
-        return xla_refusal(spec)
-    return _NATIVE[name].supports(spec, dtype)
+def _unsupported_reason(
+    backend: Backend, spec: RNNSpec, dtype: Any, place: Place | None
+) -> str | None:
+    reason = backend.unsupported_reason(spec, dtype)
+    if reason is not None or place is None:
+        return reason
+    if backend.platform not in (None, place.platform):
+        return f"it runs on the {backend.platform}, and {place.reason}"
+    if place.exports and not backend.exports:
+        return "what jax.export makes must run without the native library"
+    return None
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())

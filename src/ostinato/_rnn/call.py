@@ -8,13 +8,14 @@ need to know nothing else.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from .._typing import Backend
-from .spec import RNNSpec
+from .dtypes import accumulation_dtype
+from .spec import RNNSpec, cell_class, state_shapes
 
 
 class Operands(NamedTuple):
@@ -22,52 +23,52 @@ class Operands(NamedTuple):
 
     Attributes:
         weights: `[num_params]`.
-        x: `[B, T, I]`, or `[T, B, I]` if time-major, or `[R, I]`, see `Rows`.
-        h_0: `[L*D, B, S]`, S = proj_size or hidden_size.
-        c_0: `[L*D, B, H]` for an LSTM, else None.
+        x: `[B, T, I]`, or `[T, B, I]` if time-major, or `[tokens, I]`, see `Packed`.
+        states: the initial ones, in the order of the table of modes: `[L*D, B, S]`,
+            S = proj_size or hidden_size, then `[L*D, B, H]`.
         seq_lengths: int32 `[B]` in 0..T, or None.
-        row_lengths: of rows, how many each sequence has in `x`: int32 `[B]`, else None.
+        segment_lengths: of packed sequences, how many tokens each has in `x`, int32
+            `[B]`; else None.
         resets: bool, `x`'s shape without features, or None.
-        keep: dropout, of every layer but the last: bool, `y`'s shape, True where kept.
-        packed: uint8, `weights` once more as the cpu kernels read them, or None.
+        dropout_masks: of every layer but the last: bool, `y`'s shape, True where an
+            output is kept.
+        prepared: uint8, `weights` once more as a backend reads them, or None.
     """
 
     weights: Any
     x: Any
-    h_0: Any
-    c_0: Any = None
+    states: tuple
     seq_lengths: Any = None
-    row_lengths: Any = None
+    segment_lengths: Any = None
     resets: Any = None
-    keep: tuple = ()
-    packed: Any = None
+    dropout_masks: tuple = ()
+    prepared: Any = None
 
 
 class Outputs(NamedTuple):
-    """`y` in the layout of `x`, 0 past a row's end; `h_n`, `c_n` as `h_0`, `c_0`."""
+    """`y` in the layout of `x`, 0 past a sequence's end; final states as `states`."""
 
     y: Any
-    h_n: Any
-    c_n: Any = None
+    states: tuple
 
 
 class Saved(NamedTuple):
-    """What the training form stores beside its outputs, time-major whatever `x` is.
+    """What the training implementation stores beside its outputs.
 
-    Of rows, it is stored as rows: `[R, ...]` for `[T, B, ...]`.
+    It is time-major whatever `x` is. Of packed sequences it is packed, `[tokens, ...]`
+    for `[T, B, ...]`.
 
     Attributes:
         hidden: of every layer but the last, its output before dropout, `[T, B, D*S]`.
-        gates: of every pseudo-layer, `[T, B, 4*H]`: LSTM `i f g o` and GRU
-            `r z n u`, u the candidate's recurrent product (`reset_after=False`: only
-            `r z n`, 3*H). Nothing for a plain RNN or with `recompute`.
-        cells: of every pseudo-layer of an LSTM, `c_t`, `[T, B, H]`, in the
-            accumulation dtype.
+        gates: of every pseudo-layer, the blocks that its cell saves of a step,
+            `[T, B, blocks*H]`. Nothing with `recompute`, or where that is no block.
+        states: of every pseudo-layer, all states but the output, `[T, B, H]` each, in
+            the accumulation dtype.
     """
 
     hidden: tuple = ()
     gates: tuple = ()
-    cells: tuple = ()
+    states: tuple = ()
 
 
 class Residuals(NamedTuple):
@@ -82,46 +83,53 @@ class Differentiable(NamedTuple):
 
     weights: Any = None
     x: Any = None
-    h_0: Any = None
-    c_0: Any = None
+    states: tuple = ()
+
+    def map(self, function: Callable, *others: Differentiable) -> Differentiable:
+        """Apply `function` to every item, whatever it is, and to those of `others`."""
+        trees = [(*item[:2], *item.states) for item in (self, *others)]
+        weights, x, *states = (function(*items) for items in zip(*trees, strict=True))
+        return Differentiable(weights, x, tuple(states))
+
+    def items(self) -> tuple:
+        """Return all items in a row."""
+        return (self.weights, self.x, *self.states)
+
+
+_HOLD_STEPS = {"x", "y", "resets", "dropout_masks"}
 
 
 def holds_steps(tree: Any) -> Any:
-    """`tree`, of this module's tuples: for each array whether it holds every step."""
-    if tree is None:
-        return None
+    """Return, for each array of this module's tuples, whether it holds every step."""
+    if isinstance(tree, Saved):
+        return jax.tree.map(lambda _: True, tree)
     if not hasattr(tree, "_fields"):
-        return tuple(map(holds_steps, tree))
-    names = {"x", "y", "resets", "keep", *Saved._fields}
+        return None if tree is None else tuple(map(holds_steps, tree))
 
     def flags(name: str, value: Any) -> Any:
         if isinstance(value, Saved):
             return holds_steps(value)
-        return jax.tree.map(lambda _: name in names, value)
+        return jax.tree.map(lambda _: name in _HOLD_STEPS, value)
 
     return type(tree)(*map(flags, tree._fields, tree))
 
 
-def accumulation_dtype(dtype: Any) -> np.dtype:
-    """float32 for 16-bit floats, else the dtype itself."""
-    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
-
-
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """A layout of `x`: one sequence after another, `[R, I]`, instead of padded ones.
+class Packed:
+    """A layout of `x`: sequences one after another, `[tokens, I]`, without padding.
 
-    Rows are in piles of `R / piles` each. A pile holds `B / piles` sequences, as many
-    rows of each as its `row_lengths` says; what stands after the last is ignored, and 0
-    in results. Rows that do not fit are cut off, and so are steps past `max_length`.
+    The tokens are split into buffers of equal capacity. A buffer holds `B / buffers`
+    sequences, as many tokens of each as its `segment_lengths` says; what stands after
+    the last one is ignored, and 0 in results. Tokens that do not fit are cut off, and
+    so are steps past `max_length`.
 
     Attributes:
         max_length: T, the most steps of a sequence.
-        piles: how many; more than one is what vmap over the data makes.
+        buffers: how many; more than one is what vmap over the data makes.
     """
 
     max_length: int
-    piles: int = 1
+    buffers: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +143,7 @@ class RNNCall:
         recompute: keep no gates in `Saved`.
         precision: of wider than 16-bit products, as `jax.lax.dot_general` takes it.
         backend: the one that was asked for, or None.
-        rows: the layout, if `x` is `[R, I]`; then `time_major` means nothing.
+        packed: the layout, if `x` is `[tokens, I]`; then `time_major` means nothing.
     """
 
     spec: RNNSpec
@@ -144,20 +152,16 @@ class RNNCall:
     recompute: bool = False
     precision: Any = None
     backend: Backend | None = None
-    rows: Rows | None = None
+    packed: Packed | None = None
 
     @property
     def time_axis(self) -> int:
         return 0 if self.time_major else 1
 
     @property
-    def has_gates(self) -> bool:
-        """Whether derivatives read gates; those of a plain RNN follow from h."""
-        return self.spec.mode in ("lstm", "gru")
-
-    @property
     def saves_gates(self) -> bool:
-        return self.has_gates and not self.recompute
+        """Whether `Saved` holds gates."""
+        return bool(cell_class(self.spec).saved) and not self.recompute
 
     @property
     def dropout_scale(self) -> float:
@@ -166,76 +170,68 @@ class RNNCall:
         return 1 / (1 - p) if p < 1 else 0.0
 
     def sizes(self, operands: Operands) -> tuple[Any, Any]:
-        """`(T, B)` of a call; either may be a symbolic dimension."""
-        if self.rows is not None:
-            return self.rows.max_length, operands.h_0.shape[1]
+        """Return `(T, B)` of a call; either may be a symbolic dimension."""
+        if self.packed is not None:
+            return self.packed.max_length, operands.states[0].shape[1]
         shape = operands.x.shape
         return shape[self.time_axis], shape[1 - self.time_axis]
 
     def output_shapes(self, operands: Operands) -> tuple[Outputs, Saved | None]:
-        """Shapes and dtypes of the results, `Saved` only if the call saves."""
+        """Return shapes and dtypes of the results, `Saved` only if the call saves."""
         spec, dtype = self.spec, operands.x.dtype
         steps, batch = self.sizes(operands)
         entries = operands.x.shape[:-1]
-        saved_entries = (steps, batch) if self.rows is None else entries
+        saved_entries = (steps, batch) if self.packed is None else entries
         width = spec.num_directions * spec.output_size
         pseudo_layers = spec.num_layers * spec.num_directions
-        wide = accumulation_dtype(dtype)
 
         def struct(*shape: Any, dtype: Any = dtype) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, dtype)
 
-        lstm = spec.mode == "lstm"
+        first, *others = state_shapes(spec, batch)
         outputs = Outputs(
             y=struct(*entries, width),
-            h_n=struct(pseudo_layers, batch, spec.output_size),
-            c_n=struct(pseudo_layers, batch, spec.hidden_size) if lstm else None,
+            states=tuple(struct(*shape) for shape in (first, *others)),
         )
         if not self.save:
             return outputs, None
-        blocks = 3 if spec.mode == "gru" and not spec.reset_after else 4
+        blocks = len(cell_class(spec).saved)
         gates = struct(*saved_entries, blocks * spec.hidden_size)
-        cells = struct(*saved_entries, spec.hidden_size, dtype=wide)
+        wide = accumulation_dtype(dtype)
+        states = tuple(struct(*saved_entries, s[-1], dtype=wide) for s in others)
         saved = Saved(
             hidden=(struct(*saved_entries, width),) * (spec.num_layers - 1),
             gates=(gates,) * (pseudo_layers if self.saves_gates else 0),
-            cells=(cells,) * (pseudo_layers if lstm else 0),
+            states=(states,) * pseudo_layers,
         )
         return outputs, saved
 
-    def gradient_shapes(self, operands: Operands, wrt: Differentiable) -> Any:
-        """Shapes and dtypes of the gradients that `wrt` (bools) asks for."""
-        values = [getattr(operands, name) for name in wrt._fields]
-        return Differentiable(
-            *(
-                jax.ShapeDtypeStruct(value.shape, value.dtype) if asked else None
-                for value, asked in zip(values, wrt, strict=True)
-            )
+    def gradient_shapes(
+        self, operands: Operands, wrt: Differentiable
+    ) -> Differentiable:
+        """Return shapes and dtypes of the gradients that `wrt` (bools) asks for."""
+        values = Differentiable(*operands[: len(wrt)])
+        return values.map(
+            lambda a, asked: jax.ShapeDtypeStruct(a.shape, a.dtype) if asked else None,
+            wrt,
         )
 
     def batch_axes(self, tree: Any) -> Any:
-        """`tree`, of this module's tuples, with each array's batch axis instead.
+        """Return `tree`, of this module's tuples, with each array's batch axis instead.
 
-        Weights have none and get -1, packed or not: None would read as an absent array.
-        Rows themselves take its place in arrays that hold rows.
+        Weights have none and get -1, prepared or not: None would read as an absent
+        array. Tokens take its place in arrays that hold packed sequences.
         """
         if tree is None:
             return None
+        packed = self.packed is not None
+        if isinstance(tree, Saved):
+            return jax.tree.map(lambda _: 0 if packed else 1, tree)
         if not hasattr(tree, "_fields"):
             return tuple(self.batch_axes(item) for item in tree)
-        batch = 1 - self.time_axis if self.rows is None else 0
-        special = {
-            "weights": -1,
-            "packed": -1,
-            "x": batch,
-            "y": batch,
-            "resets": batch,
-            "keep": batch,
-            "seq_lengths": 0,
-            "row_lengths": 0,
-        }
-        if self.rows is not None:
-            special |= dict.fromkeys(Saved._fields, 0)
+        special = dict.fromkeys(_HOLD_STEPS, 0 if packed else 1 - self.time_axis)
+        special |= dict.fromkeys(("weights", "prepared"), -1)
+        special |= dict.fromkeys(("seq_lengths", "segment_lengths"), 0)
 
         def axes(name: str, value: Any) -> Any:
             if isinstance(value, Saved):

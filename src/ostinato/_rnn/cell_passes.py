@@ -16,7 +16,7 @@ from jax import lax
 from .. import _checks
 from .._typing import Array
 from . import pointwise
-from .call import accumulation_dtype
+from .dtypes import accumulation_dtype
 from .spec import RNNSpec
 
 _LSTM = RNNSpec("lstm", 1, 1)  # pointwise.lstm reads the cell clip alone: there is none

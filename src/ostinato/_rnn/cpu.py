@@ -17,6 +17,7 @@ import numpy as np
 
 from .. import _config, _native
 from .._typing import Array
+from .backend import Backend, BackendStatus
 from .call import Differentiable, Operands, Outputs, Residuals, RNNCall
 from .spec import RNNSpec
 
@@ -25,21 +26,23 @@ _BIASES = ("none", "input", "recurrent", "double")  # bit 0: b_ih, bit 1: b_hh
 _DTYPES = tuple(map(np.dtype, (jnp.float32, jnp.float64, jnp.bfloat16)))
 
 
-def status() -> tuple[bool, str]:
-    """`(available, detail)` on this machine."""
+def status() -> BackendStatus:
+    """Tell whether this machine has it, and for which instructions."""
     reason = _native.status().reason
     if reason is not None:
-        return False, reason
+        return BackendStatus(False, reason)
     features = _native.cpu_features()
     threads = _config.read().num_threads or features.cpus
-    return True, f"kernels for {features.isa}, threads: {threads}"
+    return BackendStatus(True, f"kernels for {features.isa}, threads: {threads}")
 
 
-def supports(spec: RNNSpec, dtype: Any) -> str | None:
-    """None if the backend runs this, else the reason why it does not."""
+def unsupported_reason(spec: RNNSpec, dtype: Any) -> str | None:
+    """Return why the backend does not run this; None if it does."""
     reason = _native.status().reason
     if reason is not None:
         return reason
+    if spec.mode not in _MODES:
+        return f"it has no kernels for mode {spec.mode!r}"
     if np.dtype(dtype) not in _DTYPES:
         return f"it has no kernels for {np.dtype(dtype)}"
     if not spec.reset_after:
@@ -50,11 +53,11 @@ def supports(spec: RNNSpec, dtype: Any) -> str | None:
 def forward(
     call: RNNCall,
     results: list[jax.ShapeDtypeStruct],
-    groups: Sequence[bool],
+    ensemble: Sequence[bool],
     operands: Operands,
 ) -> Sequence[Array]:
-    """The leaves of `RNNCall.output_shapes`."""
-    attributes = _attributes(call, groups, operands)
+    """Return the leaves of `RNNCall.output_shapes`."""
+    attributes = _attributes(call, ensemble, operands)
     return jax.ffi.ffi_call("ostinato_rnn_fwd", results)(
         *jax.tree.leaves(operands), **attributes
     )
@@ -63,21 +66,21 @@ def forward(
 def backward(
     call: RNNCall,
     results: list[jax.ShapeDtypeStruct],
-    groups: Sequence[bool],
+    ensemble: Sequence[bool],
     operands: Operands,
     residuals: Residuals,
     bar: Outputs,
     wrt: Differentiable,
 ) -> Sequence[Array]:
-    """The leaves of `RNNCall.gradient_shapes`."""
-    attributes = _attributes(call, groups, operands, wrt)
+    """Return the leaves of `RNNCall.gradient_shapes`."""
+    attributes = _attributes(call, ensemble, operands, wrt.items())
     return jax.ffi.ffi_call("ostinato_rnn_bwd", results)(
         *jax.tree.leaves((operands, residuals, bar)), **attributes
     )
 
 
 def packed_size(spec: RNNSpec, dtype: Any) -> int:
-    """Bytes of what `pack` makes of one weight vector."""
+    """Return the bytes of what `pack` makes of one weight vector."""
     library = _native.status().library
     assert library is not None
     number = _DTYPES.index(np.dtype(dtype))
@@ -85,16 +88,16 @@ def packed_size(spec: RNNSpec, dtype: Any) -> int:
 
 
 def pack(spec: RNNSpec, weights: Array) -> Array:
-    """Weights `[G, num_params]` as the kernels read them, uint8 `[G, packed_size]`."""
+    """Return weights `[E, num_params]` as the kernels read them: uint8 `[E, bytes]`."""
     size = packed_size(spec, weights.dtype)
     result = jax.ShapeDtypeStruct((weights.shape[0], size), jnp.uint8)
-    operands = Operands(weights, x=None, h_0=None)
+    operands = Operands(weights, x=None, states=())
     attributes = _attributes(RNNCall(spec), (True,), operands)
     return jax.ffi.ffi_call("ostinato_rnn_pack", result)(weights, **attributes)
 
 
 def _network(spec: RNNSpec) -> dict[str, int]:
-    """What decides how weights are packed, in the order of ostinato_packed_bytes."""
+    """Return what decides how weights are packed, as ostinato_packed_bytes takes it."""
     return {
         "mode": _MODES.index(spec.mode),
         "input_size": spec.input_size,
@@ -109,35 +112,48 @@ def _network(spec: RNNSpec) -> dict[str, int]:
 
 def _attributes(
     call: RNNCall,
-    groups: Sequence[bool],
+    ensemble: Sequence[bool],
     operands: Operands,
     wrt: Sequence[bool] = (),
 ) -> dict[str, Any]:
-    """All of them for every target, so that one decoder serves all."""
+    """Return all of them for every target, so that one decoder serves all."""
     spec = call.spec
     integers = _network(spec) | {
         "clip_nan": spec.clip_nan,
         "batch_invariant": spec.batch_invariant,
         "time_major": call.time_major,
-        "piles": 0 if call.rows is None else call.rows.piles,
-        "max_length": 0 if call.rows is None else call.rows.max_length,
+        "packed_buffers": 0 if call.packed is None else call.packed.buffers,
+        "max_length": 0 if call.packed is None else call.packed.max_length,
         "save": call.save,
         "recompute": call.recompute,
         "operands": _bits(
             operands.seq_lengths is not None,
             operands.resets is not None,
-            bool(operands.keep),
-            operands.packed is not None,
+            bool(operands.dropout_masks),
+            operands.prepared is not None,
         ),
         "wrt": _bits(*wrt),
     }
     return {name: np.int64(value) for name, value in integers.items()} | {
         "cell_clip": np.float64(math.inf if spec.cell_clip is None else spec.cell_clip),
         "dropout_scale": np.float64(call.dropout_scale),
-        "groups": np.array(groups, np.int64),
+        "ensemble": np.array(ensemble, np.int64),
     }
 
 
 def _bits(*flags: bool) -> int:
-    """The first flag as bit 0."""
+    """Return a number with the first flag as bit 0."""
     return sum(flag << place for place, flag in enumerate(flags))
+
+
+BACKEND = Backend(
+    name="cpu",
+    platform="cpu",
+    status=status,
+    unsupported_reason=unsupported_reason,
+    implementations={"forward": forward, "backward": backward},
+    runs_ensembles=True,
+    exports=False,
+    packed_size=packed_size,
+    pack=pack,
+)

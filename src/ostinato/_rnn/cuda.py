@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from .backend import Backend, BackendStatus
 from .spec import RNNSpec
 
 _NO_KERNELS = "this version of ostinato has no CUDA kernels; on a GPU, xla runs"
 
 
-def status() -> tuple[bool, str]:
-    """`(available, detail)` on this machine."""
-    return False, _NO_KERNELS
+def status() -> BackendStatus:
+    """Tell whether this machine has it."""
+    return BackendStatus(False, _NO_KERNELS)
 
 
-def supports(spec: RNNSpec, dtype: Any) -> str | None:
-    """None if the backend runs this, else the reason why it does not."""
+def unsupported_reason(spec: RNNSpec, dtype: Any) -> str | None:
+    """Return why the backend does not run this; None if it does."""
     return _NO_KERNELS
+
+
+BACKEND = Backend(
+    name="cuda",
+    platform="cuda",
+    status=status,
+    unsupported_reason=unsupported_reason,
+    implementations={},
+)

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from .. import _checks
 from .._typing import Array
 from .call import accumulation_dtype
-from .layout import GATES, LayerWeights, pack_weights, param_shapes
+from .cell import LayerWeights
+from .layout import pack_weights, param_shapes
+from .modes import MODES
 from .spec import RNNSpec, check_spec
 
 Scheme = Literal["uniform", "glorot_orthogonal"]
@@ -84,7 +86,7 @@ def _draw(
         draw = jax.nn.initializers.glorot_uniform(in_axis=-1, out_axis=-2)
     else:
         draw = jax.nn.initializers.orthogonal()
-    blocks = 1 if name == "w_hr" else len(GATES[spec.mode])
+    blocks = 1 if name == "w_hr" else spec.num_gates
     rows = shape[0] // blocks
     # The QR factorisation behind `orthogonal` knows no 16-bit floats.
     wide = accumulation_dtype(dtype)
@@ -94,7 +96,7 @@ def _draw(
 
 
 def _set_forget_bias(layer: LayerWeights, spec: RNNSpec, value: float) -> LayerWeights:
-    start = GATES["lstm"].index("f") * spec.hidden_size
+    start = MODES["lstm"].gates.index("f") * spec.hidden_size
     rows = slice(start, start + spec.hidden_size)
     if layer.b_ih is None:
         return layer._replace(b_hh=layer.b_hh.at[rows].set(value))

@@ -1,4 +1,4 @@
-"""Gate order, weight shapes and the flat vector: written once, here.
+"""Weight shapes and the flat vector: written once, here. modes.py has the gates.
 
 The flat vector has cuDNN's order. For every pseudo-layer (fwd0, rev0, fwd1, ...) come
 `w_ih, w_hh (, w_hr)`; then for every pseudo-layer the biases that the spec keeps. Each
@@ -9,37 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 
 from .. import _checks
 from .._typing import Array
+from .cell import LayerWeights
 from .spec import RNNSpec, check_spec
-
-GATES = {
-    "rnn_relu": ("h",),
-    "rnn_tanh": ("h",),
-    "lstm": ("i", "f", "g", "o"),
-    "gru": ("r", "z", "n"),
-}
-"""Row blocks of `w_ih`, `w_hh` and the biases, first to last."""
-
-
-class LayerWeights(NamedTuple):
-    """Weights of one direction of one layer; None for what the spec leaves out.
-
-    Shapes, with G gates, H units, P = proj_size and S = P or H: `w_ih [G*H, I]` in
-    layer 0 and `[G*H, D*S]` above it, `w_hh [G*H, S]`, `b_ih [G*H]`, `b_hh [G*H]`,
-    `w_hr [P, H]`.
-    """
-
-    w_ih: Any
-    w_hh: Any
-    b_ih: Any
-    b_hh: Any
-    w_hr: Any
-
 
 _MATRICES = ("w_ih", "w_hh", "w_hr")
 _BIASES = ("b_ih", "b_hh")
@@ -48,7 +25,7 @@ _BIASES = ("b_ih", "b_hh")
 def param_shapes(spec: RNNSpec) -> list[LayerWeights]:
     """Shapes of every pseudo-layer's weights, in the order fwd0, rev0, fwd1, ..."""
     check_spec(spec)
-    rows = len(GATES[spec.mode]) * spec.hidden_size
+    rows = spec.num_gates * spec.hidden_size
     out = spec.output_size
     bias = (rows,)
     shapes = []
@@ -68,10 +45,10 @@ def param_shapes(spec: RNNSpec) -> list[LayerWeights]:
 
 def num_params(spec: RNNSpec) -> int:
     """Length of the flat weight vector of `spec`."""
-    return sum(math.prod(shape) for _, _, shape in _segments(spec))
+    return sum(math.prod(shape) for _, _, shape in _tensors(spec))
 
 
-def _segments(spec: RNNSpec) -> list[tuple[int, str, tuple[int, ...]]]:
+def _tensors(spec: RNNSpec) -> list[tuple[int, str, tuple[int, ...]]]:
     """`(pseudo-layer, field, shape)` of every tensor, in flat order."""
     shapes = param_shapes(spec)
     return [
@@ -126,7 +103,7 @@ def unpack_weights(weights: Array, spec: RNNSpec) -> list[LayerWeights]:
     check_weights(weights, spec)
     fields: list[dict[str, Array]] = [{} for _ in param_shapes(spec)]
     offset = 0
-    for p, name, shape in _segments(spec):
+    for p, name, shape in _tensors(spec):
         size = math.prod(shape)
         fields[p][name] = weights[offset : offset + size].reshape(shape)
         offset += size
@@ -176,4 +153,4 @@ def pack_weights(layers: Sequence[LayerWeights], spec: RNNSpec) -> Array:
                 )
             named[p, name] = value
     _checks.check_same_dtype(**{f"layers[{p}].{n}": v for (p, n), v in named.items()})
-    return jnp.concatenate([named[p, n].reshape(-1) for p, n, _ in _segments(spec)])
+    return jnp.concatenate([named[p, n].reshape(-1) for p, n, _ in _tensors(spec)])

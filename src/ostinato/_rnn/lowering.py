@@ -1,15 +1,15 @@
-"""From primitives to backends: which form a platform compiles, split over devices.
+"""From primitives to backends: which implementation a platform compiles, and sharding.
 
-A form is a function from the primitive's named tuples to its results. The XLA form runs
-everywhere; where a computation is compiled for the cpu and the cpu backend runs the
-call, its native form takes the place of it.
+`backends.choose` names the backend. Its implementation is a function from the
+primitive's named tuples to its results; what is lowered is that function of all leaves,
+split over devices.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools as ft
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,51 +18,28 @@ from jax.interpreters import mlir
 
 from .. import _compat
 from .._typing import Array
-from . import cpu
+from . import xla
+from .backends import BACKENDS, Place, choose
 from .call import Differentiable, RNNCall
-from .sharding import Layout, partition
-from .spec import RNNSpec
+from .sharding import FreeAxes, partition
 
-Groups = tuple[bool, ...]
-
-
-class BackendError(RuntimeError):
-    """The backend that was asked for cannot run the call; the message says why."""
+Ensemble = tuple[bool, ...]
+"""For every leaf of a primitive, whether the ensemble axis stands in front of it."""
 
 
-def refusal(backend: str, reason: str) -> BackendError:
-    """The error to raise where a backend asked for by name cannot run."""
-    return BackendError(
-        f"backend {backend!r} cannot run this: {reason}; use backend=None or 'xla'"
-    )
+# -------------------------------------------- leaves with and without the ensemble axis
 
 
-def xla_refusal(spec: RNNSpec) -> str | None:
-    """Return why the XLA form cannot keep what `spec` promises; None if it can."""
-    if spec.batch_invariant:
-        return "XLA sums products in an order that depends on the size of the batch"
-    return None
-
-
-def refusal_of_all(spec: RNNSpec, reasons: Mapping[str, str | None]) -> BackendError:
-    """Return the error to raise where no backend can run `spec`."""
-    listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    return BackendError(f"no backend can run {spec}: {listed}")
-
-
-# ----------------------------------------------------- leaves with and without groups
-
-
-def ungrouped(avals: Any, groups: Groups) -> list[jax.ShapeDtypeStruct]:
-    """Shapes and dtypes without the group axis."""
+def one_member(avals: Any, ensemble: Ensemble) -> list[jax.ShapeDtypeStruct]:
+    """Return shapes and dtypes without the ensemble axis."""
     return [
-        jax.ShapeDtypeStruct(a.shape[1:] if g else a.shape, a.dtype)
-        for a, g in zip(avals, groups, strict=True)
+        jax.ShapeDtypeStruct(a.shape[1:] if e else a.shape, a.dtype)
+        for a, e in zip(avals, ensemble, strict=True)
     ]
 
 
 def axes_of(call: RNNCall, trees: Any) -> list[int]:
-    """Batch axis of every leaf."""
+    """Return the batch axis of every leaf."""
     return jax.tree.leaves(call.batch_axes(trees))
 
 
@@ -70,11 +47,11 @@ def results_of(
     call: RNNCall,
     tree: Any,
     args: Any,
-    groups: Groups,
+    ensemble: Ensemble,
     wrt: Differentiable | None = None,
 ) -> Any:
-    """Shapes and dtypes of the results without groups, under their names."""
-    operands, *rest = jax.tree.unflatten(tree, ungrouped(args, groups))
+    """Return shapes and dtypes of one member's results, under their names."""
+    operands, *rest = jax.tree.unflatten(tree, one_member(args, ensemble))
     if wrt is not None:
         return (call.gradient_shapes(operands, wrt),)
     if rest:
@@ -82,46 +59,58 @@ def results_of(
     return call.output_shapes(operands)
 
 
-def sharded(call: RNNCall, operands: Any, results: Any, groups: Groups) -> Layout:
-    """How arrays may be split over devices; both trees with their named tuples."""
+def free_axes(
+    call: RNNCall, operands: Any, results: Any, ensemble: Ensemble
+) -> FreeAxes:
+    """Return how arrays may be split over devices; both trees with their names."""
     inward, outward = axes_of(call, operands), axes_of(call, results)
-    if call.rows is not None:  # no device could tell where its rows begin
+    if call.packed is not None:  # no device could tell where its sequences begin
         inward, outward = [-1] * len(inward), [-1] * len(outward)
-    return Layout(inward, outward, groups)
+    return FreeAxes(inward, outward, ensemble)
 
 
-# ------------------------------------------------------------------------------- forms
+# --------------------------------------------------------------------- implementations
 
 
-def xla_form(
-    form: Callable, call: RNNCall, tree: Any, groups: Groups, **params: Any
+def by_vmap(
+    implementation: Callable,
+    call: RNNCall,
+    tree: Any,
+    ensemble: Ensemble,
+    **params: Any,
 ) -> Callable:
-    """`form(call, *trees)` as a function from leaves to a list of leaves."""
+    """Return `implementation(call, *trees)` as a function from leaves to leaves.
+
+    The members of the ensemble run under `jax.vmap`.
+    """
 
     def flat(*leaves: Array) -> list[Array]:
-        return jax.tree.leaves(form(call, *jax.tree.unflatten(tree, leaves), **params))
+        trees = jax.tree.unflatten(tree, leaves)
+        return jax.tree.leaves(implementation(call, *trees, **params))
 
-    if not any(groups):
+    if not any(ensemble):
         return flat
-    return jax.vmap(flat, in_axes=tuple(0 if g else None for g in groups))
+    return jax.vmap(flat, in_axes=tuple(0 if e else None for e in ensemble))
 
 
-def _native_form(
-    form: Callable,
+def _natively(
+    implementation: Callable,
     abstract_eval: Callable,
     call: RNNCall,
     tree: Any,
-    groups: Groups,
+    ensemble: Ensemble,
     **params: Any,
 ) -> Callable:
-    """The same for a native form, which is told of the groups and runs them itself."""
+    """Return the same for an implementation that runs ensembles itself."""
 
     def flat(*leaves: Array) -> list[Array]:
         avals = map(jax.typeof, leaves)
-        shapes = abstract_eval(*avals, call=call, tree=tree, groups=groups, **params)
+        shapes = abstract_eval(
+            *avals, call=call, tree=tree, ensemble=ensemble, **params
+        )
         results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in shapes]
         trees = jax.tree.unflatten(tree, leaves)
-        return form(call, results, groups, *trees, **params)
+        return implementation(call, results, ensemble, *trees, **params)
 
     return flat
 
@@ -129,68 +118,56 @@ def _native_form(
 # ---------------------------------------------------------------------------- lowering
 
 
-def register(
-    primitive: Primitive,
-    form: Callable,
-    abstract_eval: Callable,
-    native: Callable | None = None,
-) -> None:
-    """Give `primitive` its lowerings: the XLA form, and on the cpu the native one."""
-    everywhere = _rule(ft.partial(xla_form, form))
+def register(primitive: Primitive, name: str, abstract_eval: Callable) -> None:
+    """Give `primitive` its lowerings: what the backends have under `name`."""
+    rules = {}
+    for backend in BACKENDS:
+        implementation = backend.implementations.get(name)
+        if implementation is not None:
+            flat_of = ft.partial(by_vmap, implementation)
+            if backend.runs_ensembles:
+                flat_of = ft.partial(_natively, implementation, abstract_eval)
+            rules[backend.name] = _rule(flat_of)
     _compat.lower_with_devices(primitive)
-    if native is None:
-        mlir.register_lowering(primitive, everywhere)
+    if rules.keys() == {xla.BACKEND.name}:  # whatever the call asks for
+        mlir.register_lowering(primitive, rules[xla.BACKEND.name])
         return
-    natively = _rule(ft.partial(_native_form, native, abstract_eval))
 
-    def instead(ctx: Any, reason: str, *args: Any, call: RNNCall, **params: Any) -> Any:
-        """Lower to the XLA form, which takes the place of the native one."""
-        if call.backend == "cpu":
-            raise refusal("cpu", reason)
-        xla_reason = xla_refusal(call.spec)
-        if xla_reason is not None:
-            raise refusal_of_all(call.spec, {"cpu": reason, "xla": xla_reason})
-        return everywhere(ctx, *args, call=call, **params)
+    def lower(
+        platform: str | None, ctx: Any, *args: Any, call: RNNCall, **params: Any
+    ) -> Any:
+        context = ctx.module_context
+        platforms = ", ".join(context.platforms) if platform is None else platform
+        place = Place(
+            platforms,
+            f"the computation is compiled for {platforms}",
+            context.lowering_parameters.for_export,
+        )
+        dtype = ctx.avals_in[0].dtype
+        backend, _ = choose(call.spec, dtype, place, call.backend)
+        return rules[backend.name](ctx, *args, call=call, **params)
 
-    def elsewhere(ctx: Any, *args: Any, **params: Any) -> Any:
-        platforms = ", ".join(ctx.module_context.platforms)
-        reason = f"the computation is compiled for {platforms}"
-        return instead(ctx, reason, *args, **params)
-
-    def on_cpu(ctx: Any, *args: Any, call: RNNCall, **params: Any) -> Any:
-        reason = _why_not_native(ctx, call)
-        if reason is None:
-            return natively(ctx, *args, call=call, **params)
-        return instead(ctx, reason, *args, call=call, **params)
-
-    mlir.register_lowering(primitive, elsewhere)
-    mlir.register_lowering(primitive, on_cpu, platform="cpu")
-
-
-def _why_not_native(ctx: Any, call: RNNCall) -> str | None:
-    if call.backend not in (None, "cpu"):
-        return f"backend {call.backend!r} was asked for"
-    if ctx.module_context.lowering_parameters.for_export:
-        return "what jax.export makes must run without the native library"
-    return cpu.supports(call.spec, ctx.avals_in[0].dtype)
+    mlir.register_lowering(primitive, ft.partial(lower, None))
+    for platform in {b.platform for b in BACKENDS if b.name in rules} - {None}:
+        mlir.register_lowering(primitive, ft.partial(lower, platform), platform)
 
 
 def _rule(flat_of: Callable) -> Callable:
-    """The lowering of `flat_of(**params)`, partitioned over devices."""
+    """Return the lowering of `flat_of(**params)`, partitioned over devices."""
 
     def run(
-        *args: Array, call: RNNCall, tree: Any, groups: Groups, **params: Any
+        *args: Array, call: RNNCall, tree: Any, ensemble: Ensemble, **params: Any
     ) -> list[Array]:
-        flat = flat_of(call=call, tree=tree, groups=groups, **params)
-        results = results_of(call, tree, args, groups, **params)
-        layout = sharded(call, jax.tree.unflatten(tree, args), results, groups)
-        return partition(flat, layout)(*args)
+        flat = flat_of(call=call, tree=tree, ensemble=ensemble, **params)
+        results = results_of(call, tree, args, ensemble, **params)
+        axes = free_axes(call, jax.tree.unflatten(tree, args), results, ensemble)
+        return partition(flat, axes)(*args)
 
     return mlir.lower_fun(run, multiple_results=True)
 
 
 def always_jitted(function: Callable) -> Callable:
-    """`function`, jitted, also under `jax.disable_jit`, as JAX's own primitives are."""
+    """Return `function`, jitted even under `jax.disable_jit`, as JAX's own are."""
 
     def run(*args: Array, **params: Any) -> Any:
         with jax.disable_jit(False):

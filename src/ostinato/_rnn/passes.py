@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from .. import _checks
 from .._typing import Array, Padding, State
 from . import layout, primitive
-from .api import RNNOutput, begin, finish
+from .api import RNNOutput, as_state, make_call, make_output
 from .call import Operands, Outputs, Residuals, RNNCall
 from .prepared import PreparedWeights
-from .spec import RNNSpec, check_spec
+from .spec import RNNSpec, check_spec, state_names
 
 
 @ft.partial(
@@ -74,16 +74,16 @@ def rnn_forward(
 
     Holds under the same transformations as `rnn`; gradients reach the reserve too.
     """
-    call, operands, single = begin(
+    call, operands, single = make_call(
         spec, weights, x, initial_state, padding=padding, **options
     )
     call = dataclasses.replace(call, save=True)
     outputs, saved = primitive.run(call, operands)
     assert saved is not None
     residuals = Residuals(outputs.y, saved)
-    kept = operands._replace(packed=None)
+    kept = operands._replace(prepared=None)
     reserve = RNNReserve(kept, residuals, call, padding, single)
-    return finish(call, operands, outputs, padding, single), reserve
+    return make_output(call, operands, outputs, padding, single), reserve
 
 
 def rnn_backward(
@@ -132,36 +132,40 @@ def rnn_backward(
 
     # The cotangents go back through the padding policy, then through the operator.
     def from_outputs(outputs: Outputs, h_0: Array) -> RNNOutput:
-        at = operands._replace(h_0=h_0)
-        return finish(call, at, outputs, reserve.padding, single)
+        at = operands._replace(states=(h_0, *operands.states[1:]))
+        return make_output(call, at, outputs, reserve.padding, single)
 
-    given = Outputs(reserve.residuals.y, operands.h_0, operands.c_0)
+    given = Outputs(reserve.residuals.y, operands.states)
     zeros = jax.tree.map(jnp.zeros_like, given)  # on the devices where those are
-    out, pull = jax.vjp(from_outputs, zeros, jnp.zeros_like(operands.h_0))
-    bar, dh_held = pull(_cotangents(out, dy, dstate))
+    out, pull = jax.vjp(from_outputs, zeros, jnp.zeros_like(operands.states[0]))
+    bar, dh_held = pull(_cotangents(spec, out, dy, dstate))
     grads = primitive.run_backward(call, operands, reserve.residuals, bar)
 
-    dh, dc, dx = grads.h_0 + dh_held, grads.c_0, grads.x
+    dh, *others = grads.states
+    dx, dstates = grads.x, [dh + dh_held, *others]
     if single:
-        dx, dh = jnp.squeeze(dx, 1 - call.time_axis), dh[:, 0]
-        dc = None if dc is None else dc[:, 0]
-    return RNNGrads(dx, grads.weights, dh if dc is None else (dh, dc))
+        dx = jnp.squeeze(dx, 1 - call.time_axis)
+        dstates = [d[:, 0] for d in dstates]
+    return RNNGrads(dx, grads.weights, as_state(dstates))
 
 
-def _cotangents(out: RNNOutput, dy: Any, dstate: Any) -> RNNOutput:
-    """`dy` and `dstate`, checked against what they are cotangents of."""
+def _cotangents(spec: RNNSpec, out: RNNOutput, dy: Any, dstate: Any) -> RNNOutput:
+    """Return `dy` and `dstate`, checked against what they are cotangents of."""
     dy = _cotangent("dy", dy, out.y)
+    names = state_names(spec)
     if not isinstance(out.state, tuple):
         return RNNOutput(dy, _cotangent("dstate", dstate, out.state))
     if dstate is None:
-        dstate = (None, None)
-    if not (isinstance(dstate, (tuple, list)) and len(dstate) == 2):
+        dstate = (None,) * len(names)
+    if not (isinstance(dstate, (tuple, list)) and len(dstate) == len(names)):
+        wanted = ", ".join(f"d{name}" for name in names)
         raise TypeError(
-            f"`dstate` must be (dh, dc) for mode 'lstm', got {_checks.describe(dstate)}"
+            f"`dstate` must be ({wanted}) for mode {spec.mode!r}, got "
+            f"{_checks.describe(dstate)}"
         )
-    (dh, dc), (h, c) = dstate, out.state
+    parts = zip(dstate, out.state, strict=True)
     return RNNOutput(
-        dy, (_cotangent("dstate[0]", dh, h), _cotangent("dstate[1]", dc, c))
+        dy, tuple(_cotangent(f"dstate[{i}]", d, s) for i, (d, s) in enumerate(parts))
     )
 
 

@@ -12,11 +12,15 @@ References:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 
 from .._typing import Array
-from .spec import RNNSpec
+
+if TYPE_CHECKING:  # a spec is checked against the table of modes, built on this file
+    from .spec import RNNSpec
 
 
 def _split(a: Array, blocks: int) -> list[Array]:
@@ -39,12 +43,12 @@ def _d_tanh(t: Array) -> Array:
 
 
 def rnn(pre: Array, spec: RNNSpec) -> Array:
-    """`h = act(pre)`."""
+    """Return `h = act(pre)`."""
     return jax.nn.relu(pre) if spec.mode == "rnn_relu" else jnp.tanh(pre)
 
 
 def rnn_slope(h: Array, spec: RNNSpec) -> Array:
-    """`dh / dpre`, which follows from `h`; serves tangent and backward alike."""
+    """Return `dh / dpre`, which follows from `h`; serves tangent and backward alike."""
     return (h > 0).astype(h.dtype) if spec.mode == "rnn_relu" else _d_tanh(h)
 
 
@@ -52,7 +56,7 @@ def rnn_slope(h: Array, spec: RNNSpec) -> Array:
 
 
 def lstm(pre: Array, c_prev: Array, spec: RNNSpec) -> tuple[Array, Array, Array]:
-    """`c = clip(f c_prev + i g)`, `u = o tanh(c)`; returns `(gates, c, u)`."""
+    """Return `(gates, c, u)`: `c = clip(f c_prev + i g)`, `u = o tanh(c)`."""
     i, f, g, o = _split(pre, 4)
     i, f, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jax.nn.sigmoid(o)
     g = jnp.tanh(g)
@@ -70,21 +74,21 @@ def _clip(c: Array, spec: RNNSpec) -> Array:
 
 
 def _unclipped(dc: Array, c: Array, spec: RNNSpec) -> Array:
-    """A (co)tangent of `c` as one of the value before clipping, or back."""
+    """Turn a (co)tangent of `c` into one of the value before clipping, or back."""
     if spec.cell_clip is None:
         return dc
     return jnp.where(jnp.abs(c) < spec.cell_clip, dc, 0)
 
 
 def lstm_output(gates: Array, c: Array) -> Array:
-    """`u = o tanh(c)` from what the forward pass saved."""
+    """Return `u = o tanh(c)` from what the forward pass saved."""
     return _split(gates, 4)[3] * jnp.tanh(c)
 
 
 def lstm_tangent(
     gates: Array, c_prev: Array, c: Array, dpre: Array, dc_prev: Array, spec: RNNSpec
 ) -> tuple[Array, Array]:
-    """Tangents `(dc, du)`."""
+    """Return tangents `(dc, du)`."""
     i, f, g, o = _split(gates, 4)
     di, df, dg, do = _split(dpre, 4)
     dc = f * dc_prev + _d_sigmoid(f) * df * c_prev
@@ -97,7 +101,7 @@ def lstm_tangent(
 def lstm_backward(
     gates: Array, c_prev: Array, c: Array, du: Array, dc: Array, spec: RNNSpec
 ) -> tuple[Array, Array]:
-    """Cotangents `(dpre, dc_prev)`."""
+    """Return cotangents `(dpre, dc_prev)`."""
     i, f, g, o = _split(gates, 4)
     tanh_c = jnp.tanh(c)
     dc = dc + du * o * _d_tanh(tanh_c)
@@ -118,45 +122,45 @@ def lstm_backward(
 
 
 def gru_after(gx: Array, gh: Array, h_prev: Array) -> tuple[Array, Array]:
-    """Reset after the product: `n = tanh(gx_n + r gh_n)`; returns `(gates, h)`."""
-    (rx, zx, nx), (rh, zh, u) = _split(gx, 3), _split(gh, 3)
+    """Return `(gates, h)`, reset after the product: `n = tanh(gx_n + r gh_n)`."""
+    (rx, zx, nx), (rh, zh, gh_n) = _split(gx, 3), _split(gh, 3)
     r, z = jax.nn.sigmoid(rx + rh), jax.nn.sigmoid(zx + zh)
-    n = jnp.tanh(nx + r * u)
-    return _join(r, z, n, u), n + z * (h_prev - n)
+    n = jnp.tanh(nx + r * gh_n)
+    return _join(r, z, n, gh_n), n + z * (h_prev - n)
 
 
 def gru_after_tangent(
     gates: Array, h_prev: Array, dgx: Array, dgh: Array, dh_prev: Array
 ) -> Array:
-    """Tangent `dh`."""
-    r, z, n, u = _split(gates, 4)
-    (drx, dzx, dnx), (drh, dzh, du) = _split(dgx, 3), _split(dgh, 3)
+    """Return the tangent `dh`."""
+    r, z, n, gh_n = _split(gates, 4)
+    (drx, dzx, dnx), (drh, dzh, dgh_n) = _split(dgx, 3), _split(dgh, 3)
     dr, dz = _d_sigmoid(r) * (drx + drh), _d_sigmoid(z) * (dzx + dzh)
-    dn = _d_tanh(n) * (dnx + dr * u + r * du)
+    dn = _d_tanh(n) * (dnx + dr * gh_n + r * dgh_n)
     return (1 - z) * dn + dz * (h_prev - n) + z * dh_prev
 
 
 def gru_after_backward(
     gates: Array, h_prev: Array, dh: Array
 ) -> tuple[Array, Array, Array]:
-    """Cotangents `(dgx, du, dh_prev)`; `dgh` is `dgx` with `du` as its last block.
+    """Return cotangents `(dgx, dgh_n, dh_prev)`; `dgh` is `dgx` but for its last block.
 
     `dh_prev` is the direct path alone, without the one through the product.
     """
-    r, z, n, u = _split(gates, 4)
+    r, z, n, gh_n = _split(gates, 4)
     dn = dh * (1 - z) * _d_tanh(n)
     dz = dh * (h_prev - n) * _d_sigmoid(z)
-    return _join(dn * u * _d_sigmoid(r), dz, dn), dn * r, dh * z
+    return _join(dn * gh_n * _d_sigmoid(r), dz, dn), dn * r, dh * z
 
 
 def gru_before_gates(gx: Array, gh: Array) -> tuple[Array, Array]:
-    """Reset before the product, first half: `(r, z)` from their two blocks."""
+    """Return `(r, z)` from their two blocks; reset before the product, first half."""
     r, z = _split(jax.nn.sigmoid(gx + gh), 2)
     return r, z
 
 
 def gru_before(z: Array, n_pre: Array, h_prev: Array) -> tuple[Array, Array]:
-    """Second half, once `gh_n = w_hn @ (r h_prev)` is known: `(n, h)`."""
+    """Return `(n, h)`, the second half, once `gh_n = w_hn @ (r h_prev)` is known."""
     n = jnp.tanh(n_pre)
     return n, n + z * (h_prev - n)
 
@@ -164,20 +168,23 @@ def gru_before(z: Array, n_pre: Array, h_prev: Array) -> tuple[Array, Array]:
 def gru_before_tangent(
     gates: Array, h_prev: Array, dz: Array, dn_pre: Array, dh_prev: Array
 ) -> Array:
-    """Tangent `dh`; `dz` is of the gate itself, `dn_pre` of its pre-activation."""
+    """Return the tangent `dh`.
+
+    `dz` is of the gate itself, `dn_pre` of the pre-activation.
+    """
     _, z, n = _split(gates, 3)
     return (1 - z) * _d_tanh(n) * dn_pre + dz * (h_prev - n) + z * dh_prev
 
 
 def gru_before_rz_tangent(gates: Array, drz_pre: Array) -> tuple[Array, Array]:
-    """Tangents `(dr, dz)` of the gates themselves."""
+    """Return tangents `(dr, dz)` of the gates themselves."""
     r, z, _ = _split(gates, 3)
     dr, dz = _split(drz_pre, 2)
     return _d_sigmoid(r) * dr, _d_sigmoid(z) * dz
 
 
 def gru_before_backward(gates: Array, h_prev: Array, dh: Array) -> tuple[Array, Array]:
-    """Cotangents `(dz_pre, dn_pre)`."""
+    """Return cotangents `(dz_pre, dn_pre)`."""
     _, z, n = _split(gates, 3)
     return dh * (h_prev - n) * _d_sigmoid(z), dh * (1 - z) * _d_tanh(n)
 
@@ -185,6 +192,6 @@ def gru_before_backward(gates: Array, h_prev: Array, dh: Array) -> tuple[Array, 
 def gru_before_reset_backward(
     gates: Array, h_prev: Array, dh: Array, drh: Array
 ) -> tuple[Array, Array]:
-    """`(dr_pre, dh_prev)`, given `drh`, the cotangent of `r h_prev`."""
+    """Return `(dr_pre, dh_prev)`, given `drh`, the cotangent of `r h_prev`."""
     r, z, _ = _split(gates, 3)
     return drh * h_prev * _d_sigmoid(r), dh * z + drh * r

@@ -12,7 +12,8 @@ from jax.interpreters import batching, mlir
 
 from .. import _checks
 from .._typing import Array
-from . import backends, cpu, layout, sharding
+from . import backends, layout, sharding
+from .backend import Backend
 from .lowering import always_jitted
 from .spec import RNNSpec, check_spec
 
@@ -59,47 +60,57 @@ def prepare(spec: RNNSpec, weights: Array) -> PreparedWeights:
     weights = _checks.check_array("weights", weights)
     _checks.check_floating("weights", weights, _checks.FLOATS)
     layout.check_weights(weights, spec)
-    reason = cpu.supports(spec, weights.dtype)
-    if reason is not None or backends.platform_of(weights) != "cpu":
+    place = backends.place_of(weights)
+    backend, _ = backends.choose(spec, weights.dtype, place)
+    if backend.pack is None:
         return PreparedWeights(weights, None)
-    return PreparedWeights(
-        weights, pack_p.bind(jax.lax.stop_gradient(weights), spec=spec)
-    )
+    weights_alone = jax.lax.stop_gradient(weights)
+    packed = pack_p.bind(weights_alone, spec=spec, backend=backend)
+    return PreparedWeights(weights, packed)
 
 
 # Packs `[..., num_params]` into `[..., packed_size]`.
 pack_p = Primitive("ostinato_pack")
 
 
-def _pack_abstract_eval(weights: Any, *, spec: RNNSpec) -> Any:
-    shape = (*weights.shape[:-1], cpu.packed_size(spec, weights.dtype))
+def _packed_shape(weights: Any, spec: RNNSpec, backend: Backend) -> tuple[Any, ...]:
+    assert backend.packed_size is not None
+    return (*weights.shape[:-1], backend.packed_size(spec, weights.dtype))
+
+
+def _pack_abstract_eval(weights: Any, *, spec: RNNSpec, backend: Backend) -> Any:
+    shape = _packed_shape(weights, spec, backend)
     return sharding.shaped_array(shape, jnp.uint8, like=[weights])
 
 
-def _pack(weights: Array, *, spec: RNNSpec) -> Array:
-    packed = cpu.pack(spec, weights.reshape(-1, weights.shape[-1]))
+def _pack(weights: Array, *, spec: RNNSpec, backend: Backend) -> Array:
+    assert backend.pack is not None
+    packed = backend.pack(spec, weights.reshape(-1, weights.shape[-1]))
     return packed.reshape(*weights.shape[:-1], -1)
 
 
-def _pack_nothing(weights: Array, *, spec: RNNSpec) -> Array:
-    """Where the kernels do not run; should they ever see this, they pack again."""
-    shape = (*weights.shape[:-1], cpu.packed_size(spec, weights.dtype))
-    return jnp.zeros(shape, jnp.uint8)
+def _pack_nothing(weights: Array, *, spec: RNNSpec, backend: Backend) -> Array:
+    """Return zeros, where the backend does not run; it would notice, and pack again."""
+    return jnp.zeros(_packed_shape(weights, spec, backend), jnp.uint8)
 
 
-def _pack_batch(args: Any, dims: Any, *, spec: RNNSpec) -> tuple[Array, int]:
+def _pack_batch(args: Any, dims: Any, **params: Any) -> tuple[Array, int]:
     (weights,), (axis,) = args, dims
-    return pack_p.bind(jnp.moveaxis(weights, axis, 0), spec=spec), 0
+    return pack_p.bind(jnp.moveaxis(weights, axis, 0), **params), 0
 
 
-def _pack_on_cpu(ctx: Any, *args: Any, **params: Any) -> Any:
-    exports = ctx.module_context.lowering_parameters.for_export
-    return (_lower_nothing if exports else _lower_pack)(ctx, *args, **params)
+def _lower(
+    platform: str | None, ctx: Any, *args: Any, backend: Backend, **params: Any
+) -> Any:
+    exported = ctx.module_context.lowering_parameters.for_export
+    runs = backend.platform == platform and (backend.exports or not exported)
+    lower = _lower_pack if runs else _lower_nothing
+    return lower(ctx, *args, backend=backend, **params)
 
 
-@ft.partial(jax.jit, static_argnames="spec")
-def _pack_alone(weights: Array, spec: RNNSpec) -> Array:
-    return pack_p.bind(weights, spec=spec)
+@ft.partial(jax.jit, static_argnames=("spec", "backend"))
+def _pack_alone(weights: Array, spec: RNNSpec, backend: Backend) -> Array:
+    return pack_p.bind(weights, spec=spec, backend=backend)
 
 
 pack_p.def_impl(always_jitted(_pack_alone))
@@ -108,4 +119,8 @@ batching.primitive_batchers[pack_p] = _pack_batch
 _lower_pack = mlir.lower_fun(_pack, multiple_results=False)
 _lower_nothing = mlir.lower_fun(_pack_nothing, multiple_results=False)
 mlir.register_lowering(pack_p, _lower_nothing)
-mlir.register_lowering(pack_p, _pack_on_cpu, platform="cpu")
+for _backend in backends.BACKENDS:
+    if _backend.pack is not None:
+        mlir.register_lowering(
+            pack_p, ft.partial(_lower, _backend.platform), _backend.platform
+        )

@@ -3,12 +3,13 @@
 `rnn_p` runs the network. Its JVP rule binds `rnn_p` in the form that saves, and
 `rnn_tangent_p`, which is linear in the tangents; transposing that binds `rnn_bwd_p`.
 So `grad` sees two fused operators, and forward mode one fused and one XLA loop. What
-is differentiated once more falls back to JAX's own rules on the XLA form.
+is differentiated once more falls back to JAX's own rules on the XLA implementation.
 
 Arrays travel as the leaves of the named tuples in `call.py`; the static parameters are
-the `RNNCall`, the tree that puts the leaves together again, and `groups`: for every
-leaf whether it has a leading group axis. Groups are runs with weights of their own,
-which is what vmap over weights makes; a leaf without the axis is shared by all groups.
+the `RNNCall`, the tree that puts the leaves together again, and `ensemble`: for every
+leaf whether it has a leading ensemble axis. The members of an ensemble are runs with
+weights of their own, which is what vmap over weights makes; a leaf without the axis is
+shared by all members.
 """
 
 from __future__ import annotations
@@ -24,21 +25,20 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from .._typing import Array
-from . import cpu, sharding, xla_rows
+from . import sharding, xla_packed
 from .call import Differentiable, Operands, Outputs, Residuals, RNNCall, Saved
 from .lowering import (
-    Groups,
+    Ensemble,
     always_jitted,
     axes_of,
+    by_vmap,
+    free_axes,
+    one_member,
     register,
     results_of,
-    sharded,
-    ungrouped,
-    xla_form,
 )
 
 _X = Operands._fields.index("x")  # its place among the leaves: what precedes is there
-_NUM_DIFFERENTIABLE = len(Differentiable._fields)  # they come first among the operands
 
 
 # ------------------------------------------------------------- binding, named tuples
@@ -47,11 +47,11 @@ _NUM_DIFFERENTIABLE = len(Differentiable._fields)  # they come first among the o
 def bind_trees(
     primitive: Primitive, trees: Any, flags: Any, **params: Any
 ) -> list[Array]:
-    """Bind the leaves of `trees`; `flags`, alike in shape, says which are grouped."""
+    """Bind the leaves of `trees`; `flags` says which have the ensemble axis."""
     leaves, tree = jax.tree.flatten(trees)
-    groups = tuple(jax.tree.leaves(flags))
+    ensemble = tuple(jax.tree.leaves(flags))
     leaves = sharding.make_varying(leaves)
-    return primitive.bind(*leaves, tree=tree, groups=groups, **params)
+    return primitive.bind(*leaves, tree=tree, ensemble=ensemble, **params)
 
 
 def _all(flag: bool, trees: Any) -> Any:
@@ -69,7 +69,7 @@ def run_backward(
     call: RNNCall, operands: Operands, residuals: Residuals, bar: Outputs
 ) -> Differentiable:
     """Bind `rnn_bwd_p` for the gradients of everything that has one."""
-    wrt = Differentiable(True, True, True, operands.c_0 is not None)
+    wrt = Differentiable(True, True, (True,) * len(operands.states))
     shapes = call.gradient_shapes(operands, wrt)
     trees = (operands, residuals, bar)
     return _place(wrt, _enter(rnn_bwd_p, call, trees, (shapes,), wrt=wrt))
@@ -81,61 +81,65 @@ def _enter(
     """Bind from outside, where arrays may be of explicit sharding."""
     leaves, tree = jax.tree.flatten(trees)
     flags = _all(False, trees)
-    layout = sharded(call, trees, shapes, tuple(jax.tree.leaves(flags)))
+    free = free_axes(call, trees, shapes, tuple(jax.tree.leaves(flags)))
 
     def bind(*leaves: Array) -> list[Array]:
         trees = jax.tree.unflatten(tree, leaves)
         return bind_trees(primitive, trees, flags, call=call, **params)
 
     results = [out.shape for out in jax.tree.leaves(shapes)]
-    return sharding.automatic(bind, leaves, layout, results)
+    return sharding.automatic(bind, leaves, free, results)
 
 
 def _place(wrt: Differentiable, values: Any) -> Differentiable:
-    """The values, one for each True in `wrt`, back under their names."""
+    """Put the values, one for each True in `wrt`, back under their names."""
     values = iter(values)
-    return Differentiable(*(next(values) if asked else None for asked in wrt))
+    return wrt.map(lambda asked: next(values) if asked else None)
 
 
 # ------------------------------------------------------------------------------ shapes
 
 
-def _num_groups(args: Any, groups: Groups) -> Any:
-    return next(a.shape[0] for a, g in zip(args, groups, strict=True) if g)
+def _num_members(args: Any, ensemble: Ensemble) -> Any:
+    return next(a.shape[0] for a, e in zip(args, ensemble, strict=True) if e)
 
 
-def _abstract_eval(shapes: Callable, *avals: Any, tree: Any, groups: Groups) -> list:
-    """`shapes(*trees)` without groups, with the group axis put in front again."""
-    trees = jax.tree.unflatten(tree, ungrouped(avals, groups))
-    lead = (_num_groups(avals, groups),) if any(groups) else ()
+def _abstract_eval(
+    shapes: Callable, *avals: Any, tree: Any, ensemble: Ensemble
+) -> list:
+    """Return `shapes(*trees)` of one member, with the ensemble axis in front again."""
+    trees = jax.tree.unflatten(tree, one_member(avals, ensemble))
+    lead = (_num_members(avals, ensemble),) if any(ensemble) else ()
     return [
         sharding.shaped_array((*lead, *out.shape), out.dtype, like=avals)
         for out in jax.tree.leaves(shapes(*trees))
     ]
 
 
-def _rnn_abstract_eval(*avals: Any, call: RNNCall, tree: Any, groups: Groups) -> list:
-    return _abstract_eval(call.output_shapes, *avals, tree=tree, groups=groups)
+def _rnn_abstract_eval(
+    *avals: Any, call: RNNCall, tree: Any, ensemble: Ensemble
+) -> list:
+    return _abstract_eval(call.output_shapes, *avals, tree=tree, ensemble=ensemble)
 
 
 def _rnn_tangent_abstract_eval(
-    *avals: Any, call: RNNCall, tree: Any, groups: Groups
+    *avals: Any, call: RNNCall, tree: Any, ensemble: Ensemble
 ) -> list:
     call = dataclasses.replace(call, save=False)
 
     def shapes(operands: Operands, *_: Any) -> Any:
         return call.output_shapes(operands)
 
-    return _abstract_eval(shapes, *avals, tree=tree, groups=groups)
+    return _abstract_eval(shapes, *avals, tree=tree, ensemble=ensemble)
 
 
 def _rnn_bwd_abstract_eval(
-    *avals: Any, call: RNNCall, tree: Any, groups: Groups, wrt: Differentiable
+    *avals: Any, call: RNNCall, tree: Any, ensemble: Ensemble, wrt: Differentiable
 ) -> list:
     def shapes(operands: Operands, *_: Any) -> Any:
         return call.gradient_shapes(operands, wrt)
 
-    return _abstract_eval(shapes, *avals, tree=tree, groups=groups)
+    return _abstract_eval(shapes, *avals, tree=tree, ensemble=ensemble)
 
 
 # -------------------------------------------------------------------------------- vmap
@@ -148,10 +152,10 @@ def _batch(
     *,
     call: RNNCall,
     tree: Any,
-    groups: Groups,
+    ensemble: Ensemble,
     **params: Any,
 ) -> tuple[list[Array], list[int]]:
-    """The new axis joins the batch; where weights differ along it, the groups."""
+    """Join the new axis to the batch, or to the ensemble where weights differ."""
     bind = ft.partial(primitive.bind, tree=tree, **params)
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     args = [
@@ -162,40 +166,40 @@ def _batch(
     axes = axes_of(call, jax.tree.unflatten(tree, args))
     if not _joins_batch(primitive, mapped, axes, params):
         bind = ft.partial(bind, call=call)
-        return _batch_groups(bind, args, mapped, size, groups)
+        return _batch_ensemble(bind, args, mapped, size, ensemble)
 
     one = [
         jax.ShapeDtypeStruct(a.shape[m:], a.dtype)
         for a, m in zip(args, mapped, strict=True)
     ]
-    results = results_of(call, tree, one, groups, **params)
+    results = results_of(call, tree, one, ensemble, **params)
     args = [
-        _join_batch(a, m, size, axis + g) if axis >= 0 else a
-        for a, m, axis, g in zip(args, mapped, axes, groups, strict=True)
+        _join_batch(a, m, size, axis + e) if axis >= 0 else a
+        for a, m, axis, e in zip(args, mapped, axes, ensemble, strict=True)
     ]
-    outs = bind(*args, call=_joined(call, size), groups=groups)
+    outs = bind(*args, call=_joined(call, size), ensemble=ensemble)
     out_axes = axes_of(call, results)
     outs = [
-        out.reshape(*out.shape[: any(groups)], *shape[:axis], size, *shape[axis:])
+        out.reshape(*out.shape[: any(ensemble)], *shape[:axis], size, *shape[axis:])
         for out, shape, axis in zip(
             outs, [r.shape for r in jax.tree.leaves(results)], out_axes, strict=True
         )
     ]
-    return outs, [axis + any(groups) for axis in out_axes]
+    return outs, [axis + any(ensemble) for axis in out_axes]
 
 
 def _joined(call: RNNCall, size: Any) -> RNNCall:
-    """The call over all of `size` elements: of rows, each brings its own piles."""
-    if call.rows is None:
+    """Return the call over all of `size` elements; each brings its own buffers."""
+    if call.packed is None:
         return call
-    rows = dataclasses.replace(call.rows, piles=size * call.rows.piles)
-    return dataclasses.replace(call, rows=rows)
+    packed = dataclasses.replace(call.packed, buffers=size * call.packed.buffers)
+    return dataclasses.replace(call, packed=packed)
 
 
 def _joins_batch(
     primitive: Primitive, mapped: list[bool], axes: list[int], params: dict
 ) -> bool:
-    """Whether weights stay whole, and x comes along so that nothing is repeated."""
+    """Return whether weights stay whole, and x is mapped: then nothing is repeated."""
     if any(m and axis < 0 for m, axis in zip(mapped, axes, strict=True)):
         return False
     x_mapped = mapped[_X]
@@ -216,26 +220,27 @@ def _join_batch(a: Array, mapped: bool, size: int, axis: int) -> Array:
     return a.reshape(*a.shape[:axis], size * batch, *a.shape[axis + 2 :])
 
 
-def _batch_groups(
-    bind: Callable, args: list[Array], mapped: list[bool], size: int, groups: Groups
+def _batch_ensemble(
+    bind: Callable, args: list[Array], mapped: list[bool], size: int, ensemble: Ensemble
 ) -> tuple[list[Array], list[int]]:
-    if not any(groups):
-        outs = bind(*args, groups=tuple(mapped))
+    if not any(ensemble):
+        outs = bind(*args, ensemble=tuple(mapped))
         return outs, [0] * len(outs)
-    inner = next(a.shape[m] for a, m, g in zip(args, mapped, groups, strict=True) if g)
+    flags = list(zip(args, mapped, ensemble, strict=True))
+    inner = next(a.shape[m] for a, m, e in flags if e)
     merged = []
-    for a, m, g in zip(args, mapped, groups, strict=True):
-        if m or g:
-            shape = a.shape[m + g :]
+    for a, m, e in flags:
+        if m or e:
+            shape = a.shape[m + e :]
             if not m:
                 a = a[None]
-            if not g:
+            if not e:
                 a = a[:, None]
             a = jnp.broadcast_to(a, (size, inner, *shape))
             a = a.reshape(size * inner, *shape)
         merged.append(a)
-    both = tuple(m or g for m, g in zip(mapped, groups, strict=True))
-    outs = bind(*merged, groups=both)
+    both = tuple(m or e for m, e in zip(mapped, ensemble, strict=True))
+    outs = bind(*merged, ensemble=both)
     outs = [out.reshape(size, inner, *out.shape[1:]) for out in outs]
     return outs, [0] * len(outs)
 
@@ -248,77 +253,89 @@ def _is_zero(t: Any) -> bool:
 
 
 def _rnn_jvp(
-    primals: Any, tangents: Any, *, call: RNNCall, tree: Any, groups: Groups
+    primals: Any, tangents: Any, *, call: RNNCall, tree: Any, ensemble: Ensemble
 ) -> tuple[list[Array], list[Any]]:
     if call.save:  # what is saved has tangents too
-        return _jvp_of_form(
-            xla_rows.forward, primals, tangents, call=call, tree=tree, groups=groups
+        return _jvp_of_xla(
+            xla_packed.forward,
+            primals,
+            tangents,
+            call=call,
+            tree=tree,
+            ensemble=ensemble,
         )
     saving = dataclasses.replace(call, save=True)
-    out = rnn_p.bind(*primals, call=saving, tree=tree, groups=groups)
+    out = rnn_p.bind(*primals, call=saving, tree=tree, ensemble=ensemble)
     (operands,) = jax.tree.unflatten(tree, primals)
-    (shapes,) = jax.tree.unflatten(tree, ungrouped(primals, groups))
+    (shapes,) = jax.tree.unflatten(tree, one_member(primals, ensemble))
     structure = jax.tree.structure(saving.output_shapes(shapes))
     outputs, saved = jax.tree.unflatten(structure, out)
     assert saved is not None
     residuals = Residuals(outputs.y, saved)
 
     (given,) = jax.tree.unflatten(tree, tangents)
-    (flags,) = jax.tree.unflatten(tree, groups)
-    moves = [t is not None and not _is_zero(t) for t in given[:_NUM_DIFFERENTIABLE]]
+    (flags,) = jax.tree.unflatten(tree, ensemble)
+    nonzero = _differentiable(given).map(lambda t: not _is_zero(t))
     dot, dot_flags = (
-        Differentiable(*(a if m else None for a, m in zip(of, moves, strict=False)))
+        _differentiable(of).map(lambda a, moves: a if moves else None, nonzero)
         for of in (given, flags)
     )
     dout = bind_trees(
         rnn_tangent_p,
-        (operands._replace(packed=None), residuals, dot),
-        (flags._replace(packed=None), _all(any(groups), residuals), dot_flags),
+        (operands._replace(prepared=None), residuals, dot),
+        (flags._replace(prepared=None), _all(any(ensemble), residuals), dot_flags),
         call=saving,
     )
     return jax.tree.leaves(outputs), dout
 
 
-def _jvp_of_form(
-    form: Callable, primals: Any, tangents: Any, **params: Any
-) -> tuple[list[Array], list[Array]]:
-    """JAX's own differentiation of the XLA form."""
-    flat = xla_form(form, **params)
-    moving = [i for i, t in enumerate(tangents) if not _is_zero(t)]
+def _differentiable(operands: Operands) -> Differentiable:
+    return Differentiable(operands.weights, operands.x, operands.states)
 
-    def of_moving(*values: Array) -> list[Array]:
+
+def _jvp_of_xla(
+    implementation: Callable, primals: Any, tangents: Any, **params: Any
+) -> tuple[list[Array], list[Array]]:
+    """Differentiate the XLA implementation by JAX's own rules."""
+    flat = by_vmap(implementation, **params)
+    nonzero = [i for i, t in enumerate(tangents) if not _is_zero(t)]
+
+    def of_nonzero(*values: Array) -> list[Array]:
         args = list(primals)
-        for i, value in zip(moving, values, strict=True):
+        for i, value in zip(nonzero, values, strict=True):
             args[i] = value
         return flat(*args)
 
     return jax.jvp(
-        of_moving, [primals[i] for i in moving], [tangents[i] for i in moving]
+        of_nonzero, [primals[i] for i in nonzero], [tangents[i] for i in nonzero]
     )
 
 
 def _rnn_tangent_transpose(
-    cotangents: Any, *args: Any, call: RNNCall, tree: Any, groups: Groups
+    cotangents: Any, *args: Any, call: RNNCall, tree: Any, ensemble: Ensemble
 ) -> list[Any]:
     operands, residuals, dot = jax.tree.unflatten(tree, args)
-    flags, residual_flags, dot_flags = jax.tree.unflatten(tree, groups)
-    wrt = Differentiable(*(t is not None and ad.is_undefined_primal(t) for t in dot))
-    bar = Outputs(*map(ad.instantiate_zeros, cotangents))
+    flags, residual_flags, dot_flags = jax.tree.unflatten(tree, ensemble)
+    wrt = dot.map(lambda t: t is not None and ad.is_undefined_primal(t))
+    dy, *dstates = map(ad.instantiate_zeros, cotangents)
+    bar = Outputs(dy, tuple(dstates))
     grads = bind_trees(
         rnn_bwd_p,
         (operands, residuals, bar),
-        (flags, residual_flags, _all(any(groups), bar)),
+        (flags, residual_flags, _all(any(ensemble), bar)),
         call=call,
         wrt=wrt,
     )
-    if any(groups):
-        # A tangent that all groups share gathers its cotangent from all of them.
-        shared = [not f for f, w in zip(dot_flags, wrt, strict=True) if w]
+    if any(ensemble):
+        # A tangent that all members share gathers its cotangent from all of them.
+        asked = zip(dot_flags.items(), wrt.items(), strict=True)
+        shared = [not flag for flag, w in asked if w]
         grads = [
             jnp.sum(g, axis=0) if s else g for g, s in zip(grads, shared, strict=True)
         ]
     placed = _place(wrt, grads)
-    tangents = [g for t, g in zip(dot, placed, strict=True) if t is not None]
+    given = zip(dot.items(), placed.items(), strict=True)
+    tangents = [g for t, g in given if t is not None]
     return [None] * (len(args) - len(tangents)) + tangents
 
 
@@ -328,7 +345,7 @@ def _rnn_tangent_transpose(
 def _primitive(name: str, abstract_eval: Callable) -> Primitive:
     primitive = Primitive(name)
     primitive.multiple_results = True
-    static = ("call", "tree", "groups", "wrt")
+    static = ("call", "tree", "ensemble", "wrt")
 
     @ft.partial(jax.jit, static_argnames=static)
     def apply(*args: Array, **params: Any) -> list[Array]:
@@ -341,14 +358,14 @@ def _primitive(name: str, abstract_eval: Callable) -> Primitive:
 
 
 rnn_p = _primitive("ostinato_rnn", _rnn_abstract_eval)
-register(rnn_p, xla_rows.forward, _rnn_abstract_eval, native=cpu.forward)
+register(rnn_p, "forward", _rnn_abstract_eval)
 ad.primitive_jvps[rnn_p] = _rnn_jvp
 
 rnn_tangent_p = _primitive("ostinato_rnn_tangent", _rnn_tangent_abstract_eval)
-register(rnn_tangent_p, xla_rows.tangent, _rnn_tangent_abstract_eval)
-ad.primitive_jvps[rnn_tangent_p] = ft.partial(_jvp_of_form, xla_rows.tangent)
+register(rnn_tangent_p, "tangent", _rnn_tangent_abstract_eval)
+ad.primitive_jvps[rnn_tangent_p] = ft.partial(_jvp_of_xla, xla_packed.tangent)
 ad.primitive_transposes[rnn_tangent_p] = _rnn_tangent_transpose
 
 rnn_bwd_p = _primitive("ostinato_rnn_bwd", _rnn_bwd_abstract_eval)
-register(rnn_bwd_p, xla_rows.backward, _rnn_bwd_abstract_eval, native=cpu.backward)
-ad.primitive_jvps[rnn_bwd_p] = ft.partial(_jvp_of_form, xla_rows.backward)
+register(rnn_bwd_p, "backward", _rnn_bwd_abstract_eval)
+ad.primitive_jvps[rnn_bwd_p] = ft.partial(_jvp_of_xla, xla_packed.backward)

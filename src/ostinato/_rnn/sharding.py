@@ -1,4 +1,4 @@
-"""Sharding of the primitives: batch and groups are free, the rest is replicated."""
+"""Sharding of the primitives: batch and ensemble are free, the rest is replicated."""
 
 from __future__ import annotations
 
@@ -15,46 +15,47 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .._typing import Array
 
 
-class Layout(NamedTuple):
-    """Where arrays hold the batch: axis without groups, -1 for weights.
+class FreeAxes(NamedTuple):
+    """Where arrays hold the batch: the axis of one member's array, -1 for weights.
 
-    `groups` tells which operands have a leading group axis; if any, every result has.
+    `ensemble` tells which operands have a leading ensemble axis; if any has, every
+    result has.
     """
 
     operands: list[int]
     results: list[int]
-    groups: tuple[bool, ...]
+    ensemble: tuple[bool, ...]
 
 
 class _Axes(NamedTuple):
-    group: int | None
+    ensemble: int | None
     batch: int | None
 
 
-def _places(axes: Sequence[int], grouped: Sequence[bool]) -> list[_Axes]:
+def _axes(batch: Sequence[int], ensemble: Sequence[bool]) -> list[_Axes]:
     return [
-        _Axes(0 if g else None, axis + g if axis >= 0 else None)
-        for axis, g in zip(axes, grouped, strict=True)
+        _Axes(0 if e else None, axis + e if axis >= 0 else None)
+        for axis, e in zip(batch, ensemble, strict=True)
     ]
 
 
-def _operand_places(layout: Layout) -> list[_Axes]:
-    return _places(layout.operands, layout.groups)
+def _operand_axes(free: FreeAxes) -> list[_Axes]:
+    return _axes(free.operands, free.ensemble)
 
 
-def _result_places(layout: Layout) -> list[_Axes]:
-    return _places(layout.results, [any(layout.groups)] * len(layout.results))
+def _result_axes(free: FreeAxes) -> list[_Axes]:
+    return _axes(free.results, [any(free.ensemble)] * len(free.results))
 
 
-def partition(flat: Callable, layout: Layout) -> Callable:
-    """`flat`, split over devices along batch and groups where its operands are."""
-    operands, results = _operand_places(layout), _result_places(layout)
+def partition(flat: Callable, free: FreeAxes) -> Callable:
+    """Split `flat` over devices along batch and ensemble where its operands are."""
+    operands, results = _operand_axes(free), _result_axes(free)
 
     def split(mesh: Any, arguments: Any, outputs: Any) -> tuple:
-        batch = _mesh_axes(mesh, arguments, [place.batch for place in operands])
-        group = _mesh_axes(mesh, arguments, [place.group for place in operands])
-        if set(_names(batch)) & set(_names(group)):
-            group = None  # an axis of the mesh splits one of them
+        batch = _mesh_axes(mesh, arguments, [axes.batch for axes in operands])
+        ensemble = _mesh_axes(mesh, arguments, [axes.ensemble for axes in operands])
+        if set(_names(batch)) & set(_names(ensemble)):
+            ensemble = None  # an axis of the mesh splits one of them
 
         def local(*args: Array) -> list[Array]:
             outs = flat(*args)
@@ -62,18 +63,18 @@ def partition(flat: Callable, layout: Layout) -> Callable:
                 return outs
             # A weight gradient gathers from every device that holds part of the batch.
             return [
-                jax.lax.psum(out, batch) if place.batch is None else out
-                for out, place in zip(outs, results, strict=True)
+                jax.lax.psum(out, batch) if axes.batch is None else out
+                for out, axes in zip(outs, results, strict=True)
             ]
 
-        def shardings(arrays: Any, places: list[_Axes]) -> list[NamedSharding]:
+        def shardings(arrays: Any, all_axes: list[_Axes]) -> list[NamedSharding]:
             specs = []
-            for array, place in zip(arrays, places, strict=True):
+            for array, axes in zip(arrays, all_axes, strict=True):
                 spec: list[Any] = [None] * len(array.shape)
-                if place.batch is not None:
-                    spec[place.batch] = batch
-                if place.group is not None:
-                    spec[place.group] = group
+                if axes.batch is not None:
+                    spec[axes.batch] = batch
+                if axes.ensemble is not None:
+                    spec[axes.ensemble] = ensemble
                 specs.append(NamedSharding(mesh, PartitionSpec(*spec)))
             return specs
 
@@ -89,7 +90,7 @@ def partition(flat: Callable, layout: Layout) -> Callable:
 
 
 def _mesh_axes(mesh: Any, arrays: Any, axes: list[int | None]) -> Any:
-    """Mesh axes along which the first array with a split one of `axes` is split.
+    """Return mesh axes along which the first array with a split one of `axes` is split.
 
     None where their devices do not divide its size: XLA would pad the parts, and what
     stands there would count in the gradients of weights.
@@ -103,7 +104,7 @@ def _mesh_axes(mesh: Any, arrays: Any, axes: list[int | None]) -> Any:
 
 
 def _names(axes: Any) -> tuple[str, ...]:
-    """The names of mesh axes, of which there are none, one or several."""
+    """Return the names of mesh axes, of which there are none, one or several."""
     if axes is None:
         return ()
     return (axes,) if isinstance(axes, str) else tuple(axes)
@@ -112,20 +113,20 @@ def _names(axes: Any) -> tuple[str, ...]:
 def _shardy_rule(
     arguments: Any, outputs: Any, operands: list[_Axes], results: list[_Axes]
 ) -> str:
-    """`b` and `g` for batch and groups; every other axis a factor of its own."""
+    """Write `b` and `e` for batch and ensemble; other axes are factors of their own."""
     fresh = (f"d{n}" for n in itertools.count())
 
-    def side(arrays: Any, places: list[_Axes]) -> str:
+    def side(arrays: Any, all_axes: list[_Axes]) -> str:
         return ", ".join(
             " ".join(
                 "b"
-                if axis == place.batch
-                else "g"
-                if axis == place.group
+                if axis == axes.batch
+                else "e"
+                if axis == axes.ensemble
                 else next(fresh)
                 for axis in range(len(array.shape))
             )
-            for array, place in zip(arrays, places, strict=True)
+            for array, axes in zip(arrays, all_axes, strict=True)
         )
 
     return f"{side(arguments, operands)} -> {side(outputs, results)}"
@@ -134,8 +135,8 @@ def _shardy_rule(
 # --------------------------------- explicit sharding: specs as part of an array's type
 
 
-def automatic(run: Callable, leaves: list[Array], layout: Layout, shapes: Any) -> Any:
-    """`run(*leaves)`, with mesh axes of explicit sharding handed to the partitioner.
+def automatic(run: Callable, leaves: list[Array], free: FreeAxes, shapes: Any) -> Any:
+    """Run `run(*leaves)` with mesh axes of explicit sharding handed to the partitioner.
 
     Results, shaped as `shapes`, come back with the batch split as an operand had it.
     """
@@ -144,12 +145,12 @@ def automatic(run: Callable, leaves: list[Array], layout: Layout, shapes: Any) -
     mesh = next((m for m in meshes if m.explicit_axes), None)
     if mesh is None:
         return run(*leaves)
-    batch = _mesh_axes(mesh, types, [place.batch for place in _operand_places(layout)])
+    batch = _mesh_axes(mesh, types, [axes.batch for axes in _operand_axes(free)])
     specs = [
         PartitionSpec(
-            *(batch if axis == place.batch else None for axis in range(len(shape)))
+            *(batch if axis == axes.batch else None for axis in range(len(shape)))
         )
-        for shape, place in zip(shapes, _result_places(layout), strict=True)
+        for shape, axes in zip(shapes, _result_axes(free), strict=True)
     ]
     out = [NamedSharding(mesh, spec) for spec in specs]
     return jax.sharding.auto_axes(run, axes=mesh.explicit_axes, out_sharding=out)(
@@ -161,12 +162,12 @@ def automatic(run: Callable, leaves: list[Array], layout: Layout, shapes: Any) -
 
 
 def _varying(aval: Any) -> frozenset:
-    """Mesh axes of an enclosing `shard_map` over which the value differs."""
+    """Return the mesh axes of an enclosing `shard_map` over which the value differs."""
     return frozenset(getattr(aval.manual_axis_type, "varying", ()))
 
 
 def shaped_array(shape: tuple[Any, ...], dtype: Any, like: Any) -> ShapedArray:
-    """The type of a result: on the mesh, and varying over the axes, of the operands."""
+    """Return a result's type: on the operands' mesh, and varying over their axes."""
     meshed = next((aval for aval in like if not aval.sharding.mesh.empty), None)
     if meshed is None:
         return ShapedArray(shape, dtype)
@@ -175,7 +176,7 @@ def shaped_array(shape: tuple[Any, ...], dtype: Any, like: Any) -> ShapedArray:
 
 
 def make_varying(leaves: list[Array]) -> list[Array]:
-    """All values varying over the axes that any varies over, as `shard_map` wants."""
+    """Make all values vary over the axes that any varies over, for `shard_map`."""
     varying = [_varying(jax.typeof(a)) for a in leaves]
     union = frozenset().union(*varying)
     return [

@@ -7,6 +7,8 @@ from typing import Any, get_args
 
 from .. import _checks
 from .._typing import BiasMode, InputMode, Mode
+from .cell import Cell
+from .modes import MODES, modes_with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,7 @@ class RNNSpec:
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:
-        _checks.check_choice("mode", self.mode, get_args(Mode))
+        _checks.check_choice("mode", self.mode, tuple(MODES))
         _checks.check_choice("bias", self.bias, get_args(BiasMode))
         _checks.check_choice("input_mode", self.input_mode, get_args(InputMode))
         for name, least in _SIZES.items():
@@ -79,33 +81,31 @@ class RNNSpec:
     def _check_combination(self) -> None:
         if not 0.0 <= self.dropout <= 1.0:
             raise ValueError(f"`dropout` must lie in [0, 1], got {self.dropout}")
-        if self.proj_size and self.mode != "lstm":
-            raise ValueError(
-                f"`proj_size` needs mode 'lstm', got proj_size={self.proj_size} "
-                f"with mode {self.mode!r}"
-            )
+        self._check_option("proj_size", 0)
         if self.proj_size >= self.hidden_size:
             raise ValueError(
                 f"`proj_size` must be less than hidden_size={self.hidden_size}, "
                 f"got {self.proj_size}; 0 means no projection"
             )
-        if self.cell_clip is not None and self.mode != "lstm":
-            raise ValueError(
-                f"`cell_clip` needs mode 'lstm', got cell_clip={self.cell_clip} "
-                f"with mode {self.mode!r}"
-            )
+        self._check_option("cell_clip", None)
         if self.cell_clip is not None and not self.cell_clip > 0:
             raise ValueError(f"`cell_clip` must be above 0, got {self.cell_clip}")
         if self.clip_nan and self.cell_clip is None:
             raise ValueError("`clip_nan=True` needs `cell_clip`, got cell_clip=None")
-        if not self.reset_after and self.mode != "gru":
-            raise ValueError(
-                f"`reset_after=False` needs mode 'gru', got mode {self.mode!r}"
-            )
+        self._check_option("reset_after", True)
         if self.input_mode == "skip" and self.input_size != self.hidden_size:
             raise ValueError(
                 "`input_mode='skip'` needs input_size == hidden_size, got "
                 f"input_size={self.input_size}, hidden_size={self.hidden_size}"
+            )
+
+    def _check_option(self, name: str, default: object) -> None:
+        """Raise unless the mode honours the field `name`, or it has its default."""
+        value, modes = getattr(self, name), modes_with(name)
+        if value != default and self.mode not in modes:
+            raise ValueError(
+                f"`{name}` needs mode {' or '.join(map(repr, modes))}, got "
+                f"{name}={value} with mode {self.mode!r}"
             )
 
     @property
@@ -116,9 +116,7 @@ class RNNSpec:
     @property
     def num_gates(self) -> int:
         """G: row blocks of `w_ih` and `w_hh`: LSTM 4, GRU 3, plain RNN 1."""
-        from . import layout
-
-        return len(layout.GATES[self.mode])
+        return len(MODES[self.mode].gates)
 
     @property
     def output_size(self) -> int:
@@ -133,12 +131,29 @@ class RNNSpec:
         return layout.num_params(self)
 
     def state_shape(self, batch: int) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
-        """Shape of the state for `batch` rows: of `h`, or of `(h, c)` for an LSTM."""
-        pseudo_layers = self.num_layers * self.num_directions
-        h = (pseudo_layers, batch, self.output_size)
-        if self.mode != "lstm":
-            return h
-        return h, (pseudo_layers, batch, self.hidden_size)
+        """Return the state's shape for a batch: of `h`, or of `(h, c)` for an LSTM."""
+        shapes = state_shapes(self, batch)
+        return shapes[0] if len(shapes) == 1 else shapes
+
+
+def state_names(spec: RNNSpec) -> tuple[str, ...]:
+    """Return what the mode's states are called, the output's first."""
+    return MODES[spec.mode].states
+
+
+def state_shapes(spec: RNNSpec, batch: Any) -> tuple[tuple[Any, ...], ...]:
+    """Return the shapes of all states: `[L*D, B, S]`, then `[L*D, B, H]`."""
+    sizes = (spec.output_size, *[spec.hidden_size] * (len(state_names(spec)) - 1))
+    pseudo_layers = spec.num_layers * spec.num_directions
+    return tuple((pseudo_layers, batch, size) for size in sizes)
+
+
+def cell_class(spec: RNNSpec) -> type[Cell]:
+    """Return the equations of the spec's mode, with its variant."""
+    mode = MODES[spec.mode]
+    if spec.reset_after or mode.cell_reset_before is None:
+        return mode.cell
+    return mode.cell_reset_before
 
 
 def check_spec(spec: Any) -> None:

@@ -8,45 +8,61 @@ must wait for the step before. Lengths and resets are dealt with here, for all m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._segments import near_divisor, scan_segments
 from .._typing import Array
-from .layout import LayerWeights
-from .xla_cell import Cell, StepPrimal
+from .cell import Cell, LayerWeights, States, StepPrimal
 
 
-class Steps(NamedTuple):
-    """Which steps count: bool `[T, B, 1]`, or None for all and for none."""
+class StepMasks(NamedTuple):
+    """Which steps count: bool `[T, B, 1]`.
+
+    Attributes:
+        valid: False past a sequence's end; None: every step counts.
+        reset: True where states become 0 before the step; None: nowhere.
+    """
 
     valid: Array | None
     reset: Array | None
 
 
 class LayerPrimal(NamedTuple):
-    """What tangent and backward need to know of the forward pass."""
+    """What tangent and backward need to know of the forward pass.
+
+    Attributes:
+        x: the layer's input, `[T, B, I]`.
+        initial: the states before the first step.
+        states: the states after every step, `[T, B, ...]`, the output first.
+        gates: what every step saved; None with `recompute`, or where that is nothing.
+        masks: which steps count.
+    """
 
     x: Array
-    h_0: Array
-    c_0: Any  # of an LSTM
-    h: Array
-    gates: Any  # None for a plain RNN, and with `recompute`
-    cells: Any  # of an LSTM
-    steps: Steps
+    initial: States
+    states: States
+    gates: Any
+    masks: StepMasks
 
 
 class LayerOutput(NamedTuple):
-    """Results of one direction; None where the mode or the call has none."""
+    """Results of one direction.
 
-    h: Array  # [T, B, S], 0 where not valid
-    h_n: Array
-    c_n: Array | None
+    Attributes:
+        h: its output at every step, `[T, B, S]`, 0 past a sequence's end.
+        final: the states after the last step.
+        gates: what every step saved, or None where nothing of it is stored.
+        states: the states but for the output after every step; () where not stored.
+    """
+
+    h: Array
+    final: States
     gates: Array | None
-    cells: Array | None
+    states: States
 
 
 class LayerGradients(NamedTuple):
@@ -54,12 +70,19 @@ class LayerGradients(NamedTuple):
 
     x: Array | None
     weights: LayerWeights | None
-    h_0: Array
-    c_0: Array | None
+    initial: States
 
 
 def keep_where(condition: Array | None, value: Any, other: Any = 0) -> Any:
-    """`value` where `condition`, else `other`; untouched without a condition."""
+    """Return `value` where `condition`, else `other`; `value` without a condition.
+
+    `value` is an array or None, or a tuple of these, and `other` then a tuple or 0.
+    """
+    if isinstance(value, tuple):
+        others = other if isinstance(other, tuple) else (other,) * len(value)
+        return tuple(
+            keep_where(condition, v, o) for v, o in zip(value, others, strict=True)
+        )
     if condition is None or value is None:
         return value
     return jnp.where(condition, value, other)
@@ -76,173 +99,147 @@ class Layer:
     cell: Cell
     reverse: bool
 
-    def forward(self, x: Array, h_0: Array, c_0: Any, steps: Steps) -> LayerOutput:
-        """Run every step; gates and cells come back only if the call saves them."""
+    def forward(self, x: Array, initial: States, masks: StepMasks) -> LayerOutput:
+        """Run every step; what derivatives read comes back only if the call saves."""
         cell, call = self.cell, self.cell.call
 
-        def body(carry: tuple, xs: tuple) -> tuple:
+        def body(states: States, xs: tuple) -> tuple:
             gx, (valid, reset) = xs
-            h, c = (_zero_where(reset, a) for a in carry)
-            h_new, c_new, gates = cell.step(h, c, gx)
-            c = keep_where(valid, c_new, c)
-            saved = gates if call.save and call.saves_gates else None
-            carry = keep_where(valid, h_new, h), c
-            return carry, (keep_where(valid, h_new), saved, c if call.save else None)
+            states = _zero_where(reset, states)
+            new, gates = cell.step(states, gx)
+            states = keep_where(valid, new, states)
+            gates = gates if call.save and call.saves_gates else None
+            others = states[1:] if call.save else ()
+            return states, (keep_where(valid, new[0]), gates, others)
 
-        (h_n, c_n), (h, gates, cells) = lax.scan(
+        final, (h, gates, others) = lax.scan(
             body,
-            (h_0, cell.widen(c_0)),
-            (cell.input_product(x), steps),
+            (initial[0], *cell.widen(initial[1:])),
+            (cell.input_product(x), masks),
             reverse=self.reverse,
         )
-        return LayerOutput(h, h_n, cell.narrow(c_n), gates, cells)
+        return LayerOutput(h, cell.narrow(final), gates, others)
 
     def tangent(
         self,
         primal: LayerPrimal,
         dweights: LayerWeights | None,
         dx: Array | None,
-        dh_0: Array,
-        dc_0: Any,
-    ) -> tuple[Array, Array, Any]:
-        """`(dh, dh_n, dc_n)`: linear in `dweights, dx, dh_0, dc_0`."""
+        dinitial: States,
+    ) -> tuple[Array, States]:
+        """Return tangents of all outputs and of the final states.
+
+        They are linear in `dweights`, `dx` and `dinitial`.
+        """
         cell = self.cell
         at = self._with_gates(primal.x, self._at(primal))
 
-        def body(carry: tuple, xs: tuple) -> tuple:
+        def body(dstates: States, xs: tuple) -> tuple:
             at, terms, (valid, reset) = xs
-            dh, dc = (_zero_where(reset, a) for a in carry)
-            dh_new, dc_new = cell.step_tangent(at, terms, dh, dc)
-            carry = keep_where(valid, dh_new, dh), keep_where(valid, dc_new, dc)
-            return carry, keep_where(valid, dh_new)
+            dstates = _zero_where(reset, dstates)
+            new = cell.step_tangent(at, terms, dstates)
+            return keep_where(valid, new, dstates), keep_where(valid, new[0])
 
-        (dh_n, dc_n), dh = lax.scan(
+        dfinal, dh = lax.scan(
             body,
-            (cell.widen(dh_0), cell.widen(dc_0)),
-            (at, cell.tangent_terms(primal.x, dx, at, dweights), primal.steps),
+            cell.widen(dinitial),
+            (at, cell.tangent_terms(primal.x, dx, at, dweights), primal.masks),
             reverse=self.reverse,
         )
-        return cell.narrow(dh), cell.narrow(dh_n), cell.narrow(dc_n)
+        return cell.narrow(dh), cell.narrow(dfinal)
 
     def backward(
         self,
         primal: LayerPrimal,
         dh: Array,
-        dh_n: Array,
-        dc_n: Any,
+        dfinal: States,
         need_x: bool,
         need_weights: bool,
     ) -> LayerGradients:
-        """Gradients, given cotangents of every output `dh` and of the final state."""
+        """Return gradients, from cotangents of every output and the final states."""
         cell = self.cell
 
         def segment(carry: tuple, xs: tuple) -> tuple:
-            dh, dc, dweights = carry
-            x, at, dh_out, steps = xs
+            dstates, dweights = carry
+            x, at, dh_out, masks = xs
             at = self._with_gates(x, at)
-            (dh, dc), cotangents = lax.scan(
+            dstates, cotangents = lax.scan(
                 self._step_backward,
-                (dh, dc),
-                (at, dh_out, steps),
+                dstates,
+                (at, dh_out, masks),
                 reverse=not self.reverse,
             )
             if need_weights:
                 new = cell.weight_gradients(x, at, cotangents)
                 dweights = jax.tree.map(jnp.add, dweights, new)
             dx = cell.input_gradient(cotangents[0]) if need_x else None
-            return (dh, dc, dweights), dx
+            return (dstates, dweights), dx
 
         dweights = None
         if need_weights:
             zeros_like = lambda a: jnp.zeros_like(a, cell.wide)  # noqa: E731
             dweights = jax.tree.map(zeros_like, cell.weights)
-        (dh_0, dc_0, dweights), dx = _in_segments(
-            segment,
-            (cell.widen(dh_n), cell.widen(dc_n), dweights),
-            (primal.x, self._at(primal), dh, primal.steps),
-            reverse=not self.reverse,
-            split=cell.call.has_gates and cell.call.recompute,
-        )
+        carry = cell.widen(dfinal), dweights
+        xs = primal.x, self._at(primal), dh, primal.masks
+        size = self._segment_length(dh.shape[0])
+        if size is None:
+            (dinitial, dweights), dx = segment(carry, xs)
+        else:
+            (dinitial, dweights), dx = scan_segments(
+                segment, carry, xs, size, reverse=not self.reverse
+            )
         dweights = jax.tree.map(cell.narrow, dweights)
-        return LayerGradients(dx, dweights, cell.narrow(dh_0), cell.narrow(dc_0))
+        return LayerGradients(dx, dweights, cell.narrow(dinitial))
 
-    def _step_backward(self, carry: tuple, xs: tuple) -> tuple:
-        """One step back: the carry, and cotangents for the products over all steps."""
-        dh, dc = carry
+    def _segment_length(self, length: Any) -> int | None:
+        """Return how many steps the backward pass runs at a time; None: all of them.
+
+        With `recompute` a segment recomputes its gates, and neither these nor their
+        cotangents ever exist for the whole sequence.
+        """
+        recomputes = self.cell.call.recompute and self.cell.saved
+        # A symbolic length cannot be divided; it runs as one segment.
+        if not recomputes or not isinstance(length, int) or length <= _SEGMENT:
+            return None
+        return near_divisor(length, _SEGMENT, factor=4)
+
+    def _step_backward(self, dstates: States, xs: tuple) -> tuple:
+        """Run one step back; also return cotangents for the products of all steps."""
         at, dh_out, (valid, reset) = xs
         cell = self.cell
-        cotangents, dh_prev, dc_prev = cell.step_backward(
-            at, dh + cell.widen(dh_out), dc
-        )
-        carry = (
-            keep_where(valid, _zero_where(reset, dh_prev), dh),
-            keep_where(valid, _zero_where(reset, dc_prev), dc),
-        )
-        return carry, tuple(cell.narrow(keep_where(valid, a)) for a in cotangents)
+        whole = dstates[0] + cell.widen(dh_out), *dstates[1:]
+        cotangents, before = cell.step_backward(at, whole)
+        dstates = keep_where(valid, _zero_where(reset, before), dstates)
+        return dstates, cell.narrow(keep_where(valid, cotangents))
 
     def _at(self, primal: LayerPrimal) -> StepPrimal:
-        """What each step of the forward pass started from and came to."""
-        c_prev = None
-        if primal.cells is not None:
-            c_prev = self._previous(primal.cells, primal.c_0, primal.steps)
-        h_prev = self._previous(primal.h, primal.h_0, primal.steps)
-        return StepPrimal(primal.gates, h_prev, primal.h, c_prev, primal.cells)
+        """Return what each step of the forward pass started from and came to."""
+        before = tuple(
+            self._previous(states, first, primal.masks)
+            for states, first in zip(primal.states, primal.initial, strict=True)
+        )
+        return StepPrimal(primal.gates, before, primal.states)
 
-    def _previous(self, states: Array, first: Array, steps: Steps) -> Array:
-        """The state that each step started from, from the states after each step."""
+    def _previous(self, states: Array, first: Array, masks: StepMasks) -> Array:
+        """Return the state that each step started from, given those after each step."""
         first = first.astype(states.dtype)[None]
         if self.reverse:
             prev = jnp.concatenate([states, first])[1:]
-            if steps.valid is not None:  # each row starts at its own end
-                beyond = jnp.zeros_like(steps.valid[:1])
-                next_valid = jnp.concatenate([steps.valid, beyond])[1:]
+            if masks.valid is not None:  # each sequence starts at its own end
+                beyond = jnp.zeros_like(masks.valid[:1])
+                next_valid = jnp.concatenate([masks.valid, beyond])[1:]
                 prev = jnp.where(next_valid, prev, first)
         else:
             prev = jnp.concatenate([first, states])[:-1]
-        # The state of a row without steps counts for nothing, NaN neither.
-        return _zero_where(steps.reset, keep_where(steps.valid, prev))
+        # The state of a sequence without steps counts for nothing, NaN neither.
+        return _zero_where(masks.reset, keep_where(masks.valid, prev))
 
     def _with_gates(self, x: Array, at: StepPrimal) -> StepPrimal:
-        """`at` with its gates, run again for all steps at once if not stored."""
-        if at.gates is not None or not self.cell.call.has_gates:
+        """Return `at` with its gates, recomputed for all steps if not stored."""
+        if at.gates is not None or not self.cell.saved:
             return at
         gx = self.cell.input_product(x)
-        return at._replace(gates=self.cell.step(at.h_prev, at.c_prev, gx)[2])
+        return at._replace(gates=self.cell.step(at.before, gx)[1])
 
 
 _SEGMENT = 64
-
-
-def _in_segments(
-    segment: Callable, carry: Any, xs: Any, reverse: bool, split: bool
-) -> tuple[Any, Any]:
-    """Run `segment` over all steps at once, or over about 64 at a time if `split`.
-
-    Split, what a segment makes for itself (recomputed gates, their cotangents) never
-    exists for the whole sequence.
-    """
-    length = jax.tree.leaves(xs)[0].shape[0]
-    # A symbolic length cannot be divided; it runs as one segment.
-    if not split or not isinstance(length, int) or length <= _SEGMENT:
-        return segment(carry, xs)
-    # A divisor needs no copy of the inputs; failing that, the odd rest goes first.
-    divisors = [k for k in range(_SEGMENT // 4, 4 * _SEGMENT) if length % k == 0]
-    size = min(divisors, key=lambda k: abs(k - _SEGMENT), default=_SEGMENT)
-    count, rest = divmod(length, size)
-    # Counts are spelled out: a -1 cannot be solved for where the batch is empty.
-    blocks = jax.tree.map(lambda a: a[rest:].reshape(count, size, *a.shape[1:]), xs)
-
-    def run_blocks(carry: Any) -> tuple[Any, Any]:
-        carry, ys = lax.scan(segment, carry, blocks, reverse=reverse)
-        return carry, jax.tree.map(lambda a: a.reshape(count * size, *a.shape[2:]), ys)
-
-    if not rest:
-        return run_blocks(carry)
-    odd = jax.tree.map(lambda a: a[:rest], xs)
-    if reverse:
-        carry, ys = run_blocks(carry)
-        carry, odd_ys = segment(carry, odd)
-    else:
-        carry, odd_ys = segment(carry, odd)
-        carry, ys = run_blocks(carry)
-    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), odd_ys, ys)

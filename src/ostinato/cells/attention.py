@@ -11,7 +11,7 @@ from jax import lax
 
 from .. import _checks
 from .._recurrent.remat import tag
-from .._rnn.call import accumulation_dtype
+from .._rnn.dtypes import accumulation_dtype
 from .._typing import Array, ArrayLike
 from .base import (
     GatedCell,

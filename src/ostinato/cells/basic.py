@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from .. import _checks
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions
 from .._recurrent.remat import tag
-from .._rnn.layout import LayerWeights, param_shapes
+from .._rnn.cell import LayerWeights
+from .._rnn.layout import param_shapes
 from .._rnn.spec import RNNSpec
 from .._typing import Array
 from . import fused

@@ -13,7 +13,8 @@ from .._recurrent.loop import Steps, in_segments
 from .._recurrent.net import finish, time_first
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions
 from .._rnn.api import rnn
-from .._rnn.layout import LayerWeights, pack_weights
+from .._rnn.cell import LayerWeights
+from .._rnn.layout import pack_weights
 from .._typing import Array
 
 

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from ..._rnn import primitive
-from ..._rnn.call import RNNCall, Rows, holds_steps
-from ..._rnn.lowering import Groups, axes_of, results_of
+from ..._rnn.call import Packed, RNNCall, holds_steps
+from ..._rnn.lowering import Ensemble, axes_of, results_of
 from ..._typing import Array
 from ..context import Context, Sizes
 from ..layouts import Flat, Padded, Shared, Value
@@ -55,14 +55,15 @@ class _OneExample:
         self.params = dict(eqn.params)
         self.call: RNNCall = self.params.pop("call")
         self.tree: Any = self.params.pop("tree")
-        self.groups: Groups = self.params.pop("groups")
+        self.ensemble: Ensemble = self.params.pop("ensemble")
         self.shapes = ctx.out_shapes(eqn)
 
         avals: list[Any] = [atom.aval for atom in eqn.invars]
         operands = jax.tree.unflatten(self.tree, avals)
-        results = results_of(self.call, self.tree, avals, self.groups, **self.params)
-        self.axes = self._axes(operands, self.groups)
-        self.result_axes = self._axes(results, [any(self.groups)] * len(self.shapes))
+        results = results_of(self.call, self.tree, avals, self.ensemble, **self.params)
+        self.axes = self._axes(operands, self.ensemble)
+        members = [any(self.ensemble)] * len(self.shapes)
+        self.result_axes = self._axes(results, members)
         x = next(i for i, axes in enumerate(self.axes) if axes.steps is not None)
         self.batch = avals[x].shape[self.axes[x].batch]
         self.length = avals[x].shape[self.axes[x].steps]
@@ -73,11 +74,12 @@ class _OneExample:
             None,
         )
 
-    def _axes(self, trees: Any, groups: Sequence[bool]) -> list[_Axes]:
+    def _axes(self, trees: Any, ensemble: Sequence[bool]) -> list[_Axes]:
         steps = jax.tree.leaves(holds_steps(trees))
+        batches = axes_of(self.call, trees)
         return [
-            _Axes(b + g if b >= 0 else None, 1 - b + g if s else None)
-            for b, s, g in zip(axes_of(self.call, trees), steps, groups, strict=True)
+            _Axes(b + e if b >= 0 else None, 1 - b + e if s else None)
+            for b, s, e in zip(batches, steps, ensemble, strict=True)
         ]
 
     def shares_weights(self, values: Sequence[Value]) -> bool:
@@ -92,12 +94,12 @@ class _OneExample:
     ) -> list[Array]:
         """Run the primitive, with some lengths among the operands replaced."""
         operands, *rest = jax.tree.unflatten(self.tree, leaves)
-        flags, *rest_flags = jax.tree.unflatten(self.tree, self.groups)
-        grouped = {name: bool(getattr(flags, name)) for name in lengths}
+        flags, *rest_flags = jax.tree.unflatten(self.tree, self.ensemble)
+        per_member = {name: bool(getattr(flags, name)) for name in lengths}
         return primitive.bind_trees(
             self.primitive,
             (operands._replace(**lengths), *rest),
-            (flags._replace(**grouped), *rest_flags),
+            (flags._replace(**per_member), *rest_flags),
             call=self.call if call is None else call,
             **self.params,
         )
@@ -106,11 +108,11 @@ class _OneExample:
 
     def on_rows(self, values: Sequence[Value]) -> list[Value]:
         """Lengths differ: the sequences of an example go to piles of rows, one each."""
-        rows = Rows(self.ctx.max(self.length), piles=self.batch)
-        call = dataclasses.replace(self.call, time_major=False, rows=rows)
+        packed = Packed(self.ctx.max(self.length), buffers=self.batch)
+        call = dataclasses.replace(self.call, time_major=False, packed=packed)
         leaves = map(self._to_rows, values, self.axes)
         lengths = jnp.tile(self.ctx.lengths(self.length), self.batch)
-        outs = self._bind(list(leaves), call, row_lengths=lengths)
+        outs = self._bind(list(leaves), call, segment_lengths=lengths)
         results = list(map(self._from_rows, outs, self.shapes, self.result_axes))
         if self.shown is not None:  # zero in the tail, where it should be any valid row
             y = results[self.shown]

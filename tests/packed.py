@@ -9,7 +9,6 @@ import numpy as np
 from cases import Case, Inputs, make_inputs
 from harness import (
     cotangent_of,
-    join,
     keep_masks,
     key_of,
     named,
@@ -20,7 +19,8 @@ from harness import (
 
 import ostinato as ost
 from ostinato._rnn import primitive
-from ostinato._rnn.call import Operands, RNNCall, Rows
+from ostinato._rnn.api import as_state
+from ostinato._rnn.call import Operands, Packed, RNNCall
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ def own_lengths(case: Case) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class RowsRun:
+class PackedRun:
     """What `case` is on rows: its own lengths, each with so many rows."""
 
     case: Case
@@ -104,30 +104,34 @@ class RowsRun:
 
 
 def call_of(case: Case, backend: Any, **changes: Any) -> RNNCall:
-    rows = Rows(case.steps)
-    return RNNCall(spec_of(case), backend=backend, rows=rows, **changes)
+    packed = Packed(case.steps)
+    return RNNCall(spec_of(case), backend=backend, packed=packed, **changes)
 
 
-def operator(call: RNNCall, made: Inputs, row_lengths: Any, keep: tuple):
+def operator(call: RNNCall, made: Inputs, segment_lengths: Any, masks: tuple):
     operands = Operands(
-        *(made.weights, made.x, made.h_0, made.c_0),
+        *(made.weights, made.x, states_of(made)),
         seq_lengths=made.seq_lengths,
-        row_lengths=row_lengths,
+        segment_lengths=segment_lengths,
         resets=made.resets,
-        keep=keep,
+        dropout_masks=masks,
     )
-    (y, h_n, c_n), _ = primitive.run(call, operands)
-    return ost.RNNOutput(y, join(h_n, c_n))
+    (y, states), _ = primitive.run(call, operands)
+    return ost.RNNOutput(y, as_state(states))
+
+
+def states_of(made: Any) -> tuple:
+    return tuple(a for a in (made.h_0, made.c_0) if a is not None)
 
 
 def value_and_pullback(call: RNNCall):
     """One compiled function: values and all gradients for the cotangents in `made`."""
 
     @jax.jit
-    def run(made: Inputs, row_lengths: Any, keep: tuple):
+    def run(made: Inputs, segment_lengths: Any, masks: tuple):
         def at(weights, x, h_0, c_0):
             given = made._replace(weights=weights, x=x, h_0=h_0, c_0=c_0)
-            return operator(call, given, row_lengths, keep)
+            return operator(call, given, segment_lengths, masks)
 
         out, pull = jax.vjp(at, made.weights, made.x, made.h_0, made.c_0)
         return out, pull(cotangent_of(made))
@@ -135,15 +139,15 @@ def value_and_pullback(call: RNNCall):
     return run
 
 
-def on_rows(case: Case, backend: str | None, **changes: Any):
+def on_packed(case: Case, backend: str | None, **changes: Any):
     """As `closures.ours`: from `Primal` to `(y, h_n, c_n or None)`, batch-major."""
     place = Placement.of(own_lengths(case), case.steps * case.batch)
-    made, row_lengths, keep = RowsRun(case, place).arguments()
+    made, segment_lengths, masks = PackedRun(case, place).arguments()
     call = call_of(case, backend, **changes)
 
     def run(p: Any):
         given = made._replace(**p._asdict())._replace(x=place.pack(p.x))
-        out = operator(call, given, row_lengths, keep)
+        out = operator(call, given, segment_lengths, masks)
         return place.unpack(out.y, case.steps), *split(out.state)
 
     return run

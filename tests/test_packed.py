@@ -14,11 +14,11 @@ from cases import BY_ID, CASES, Case, Inputs
 from closures import BY_ID as CLOSURES
 from closures import direction_of, fast_jit, loss_of, ours_in, plain, primal_of
 from harness import assert_same, expected
-from rows import (
+from packed import (
+    PackedRun,
     Placement,
-    RowsRun,
     call_of,
-    on_rows,
+    on_packed,
     operator,
     own_lengths,
     value_and_pullback,
@@ -29,7 +29,7 @@ from tolerance import assert_close, assert_same_bits
 
 from ostinato import _native
 from ostinato._rnn import cpu
-from ostinato._rnn.call import Operands, RNNCall, Rows
+from ostinato._rnn.call import Operands, Packed, RNNCall
 
 PLAIN = [
     case.id
@@ -60,7 +60,7 @@ both = pytest.mark.parametrize(
 )
 
 
-def row_lengths_of(case: Case) -> list:
+def segment_lengths_of(case: Case) -> list:
     """As many rows as steps; more of some; all that there may be."""
     own = np.array(own_lengths(case), int)
     more = np.minimum(own + np.arange(case.batch) % 3, case.steps)
@@ -70,8 +70,8 @@ def row_lengths_of(case: Case) -> list:
 def check(case: Case, backend: str, dtype="float64", **changes) -> None:
     run = value_and_pullback(call_of(case, backend, **changes))
     capacity = case.steps * case.batch + 2
-    for lengths in row_lengths_of(case):
-        rows = RowsRun(case, Placement.of(lengths, capacity), dtype)
+    for lengths in segment_lengths_of(case):
+        rows = PackedRun(case, Placement.of(lengths, capacity), dtype)
         got = rows.named(*run(*rows.arguments()))
         assert_same(case, got, expected(case, dtype), dtype=dtype, what=f"{lengths} ")
         for b, n in enumerate(own_lengths(case)):
@@ -107,7 +107,7 @@ def test_lengths_share_one_compilation_and_may_fill_all_rows(backend):
 
     for lengths in ((5, 5, 2, 0), (0, 5, 2, 2), (0, 0, 0, 0), (3, 4, 0, 5)):
         other = dataclasses.replace(case, lengths=lengths)
-        rows = RowsRun(other, Placement.of(lengths, 12))
+        rows = PackedRun(other, Placement.of(lengths, 12))
         got = rows.named(*run(*rows.arguments()))
         assert_same(other, got, expected(other), dtype="float64", what=f"{lengths} ")
     assert len(traces) == 1
@@ -117,16 +117,16 @@ def test_lengths_share_one_compilation_and_may_fill_all_rows(backend):
 def test_what_does_not_fit_is_cut_off(backend):
     """Too many rows, too many steps, less than none: never a neighbour's rows."""
     case = BY_ID["gru-L2-bi-ragged"]
-    rows = RowsRun(case, Placement.of((4, 4, 4, 0), 13))
-    made, _, keep = rows.arguments()
+    rows = PackedRun(case, Placement.of((4, 4, 4, 0), 13))
+    made, _, masks = rows.arguments()
     run = value_and_pullback(call_of(case, backend))
     wild = jnp.array([4, -3, 9, 20], jnp.int32)
     steps = jnp.array([4, 2, 20, -1], jnp.int32)
     tame = jnp.array([4, 0, 9, 0], jnp.int32)
     made = made._replace(x=jnp.nan_to_num(made.x), dy=jnp.nan_to_num(made.dy))
     cut = jnp.array([4, 0, 5, 0], jnp.int32)
-    got = run(made._replace(seq_lengths=steps), wild, keep)
-    want = run(made._replace(seq_lengths=cut), tame, keep)
+    got = run(made._replace(seq_lengths=steps), wild, masks)
+    want = run(made._replace(seq_lengths=cut), tame, masks)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert_same_bits(a, b)
     assert not got[0].y[9:].any()
@@ -143,7 +143,7 @@ def test_nothing_to_run_gives_zeros_and_the_initial_state(
     case = dataclasses.replace(
         BY_ID["lstm-L2-bi-ragged"], batch=batch, steps=steps, lengths=(0,) * batch
     )
-    rows = RowsRun(case, Placement.of((0,) * batch, capacity))
+    rows = PackedRun(case, Placement.of((0,) * batch, capacity))
     got = rows.named(*value_and_pullback(call_of(case, backend))(*rows.arguments()))
     assert_same(case, got, expected(case), dtype="float64")
 
@@ -158,7 +158,10 @@ def test_every_derivative_matches_the_plain_scan(backend, id):
     """Forward mode, and second derivatives in every mix of modes."""
     case = CLOSURES[id]
     primal, step = primal_of(case), direction_of(case)
-    loss, reference = loss_of(case, on_rows(case, backend)), loss_of(case, plain(case))
+    loss, reference = (
+        loss_of(case, on_packed(case, backend)),
+        loss_of(case, plain(case)),
+    )
 
     @fast_jit
     def derivatives(p, d):
@@ -180,8 +183,12 @@ def two_runs() -> tuple[Case, dict]:
     base, spread = BY_ID["lstm-dropout"], []
     for seed, lengths in ((1, (3, 0, 5, 1)), (2, (0, 4, 2, 5))):
         case = dataclasses.replace(base, seed=seed, lengths=lengths)
-        made, row_lengths, keep = RowsRun(case, Placement.of(lengths, 13)).arguments()
-        spread.append(made._asdict() | {"row_lengths": row_lengths, "keep": keep})
+        made, segment_lengths, masks = PackedRun(
+            case, Placement.of(lengths, 13)
+        ).arguments()
+        spread.append(
+            made._asdict() | {"segment_lengths": segment_lengths, "masks": masks}
+        )
     return base, jax.tree.map(lambda *a: jnp.stack(a), *spread)
 
 
@@ -189,8 +196,8 @@ def with_gradients(call: RNNCall):
     inner = value_and_pullback(call)
     return lambda made: inner(
         Inputs(**{n: made[n] for n in Inputs._fields}),
-        made["row_lengths"],
-        made["keep"],
+        made["segment_lengths"],
+        made["masks"],
     )
 
 
@@ -199,7 +206,7 @@ def with_gradients(call: RNNCall):
     [
         pytest.param("cpu", (), marks=native),
         pytest.param("cpu", ("x",), marks=native),
-        pytest.param("cpu", ("seq_lengths", "row_lengths"), marks=native),
+        pytest.param("cpu", ("seq_lengths", "segment_lengths"), marks=native),
         pytest.param("cpu", ("weights",), marks=native),
         ("xla", ("weights",)),
     ],
@@ -219,19 +226,21 @@ def test_vmap_equals_a_loop(backend, shared):
 
 
 @native
-def test_vmap_over_data_is_one_call_of_piles():
+def test_vmap_over_data_is_one_call_of_buffers():
     case, args = two_runs()
     weights = args["weights"][0]
 
     def run(made):
         given = Inputs(**{n: made[n] for n in Inputs._fields})._replace(weights=weights)
-        return operator(call_of(case, "cpu"), given, made["row_lengths"], made["keep"])
+        return operator(
+            call_of(case, "cpu"), given, made["segment_lengths"], made["masks"]
+        )
 
     twice = jax.tree.map(lambda a: jnp.stack([a, a[::-1]]), args)
     jaxpr = jax.make_jaxpr(jax.vmap(jax.vmap(run)))(twice)
     (eqn,) = [e for e in jaxpr.eqns if e.primitive.name == "ostinato_rnn"]
-    assert eqn.params["call"].rows == Rows(5, piles=4)
-    assert not any(eqn.params["groups"])
+    assert eqn.params["call"].packed == Packed(5, buffers=4)
+    assert not any(eqn.params["ensemble"])
     got, want = jax.jit(jax.vmap(jax.vmap(run)))(twice), jax.jit(jax.vmap(run))(args)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert_same_bits(a[0], b)
@@ -241,7 +250,7 @@ def test_vmap_over_data_is_one_call_of_piles():
 @native
 def test_gradient_is_two_fused_calls():
     case = CLOSURES["lstm"]
-    loss = loss_of(case, on_rows(case, "cpu"))
+    loss = loss_of(case, on_packed(case, "cpu"))
     names = ours_in(jax.grad(loss), primal_of(case))
     assert [n for n in names if n != "ostinato_rnn_tangent"] == [
         "ostinato_rnn",
@@ -254,16 +263,16 @@ def test_gradient_is_two_fused_calls():
 def test_shards_are_gathered(backend, kind):
     """A device cannot tell where its rows begin: every one runs them all."""
     case = BY_ID["gru-L2-bi-ragged"]
-    rows = RowsRun(case, Placement.of((3, 0, 5, 1), 12))
+    rows = PackedRun(case, Placement.of((3, 0, 5, 1), 12))
     kinds = (getattr(jax.sharding.AxisType, kind),)
     mesh = jax.make_mesh((4,), ("rows",), kinds, devices=jax.devices("cpu")[:4])
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
-    made, row_lengths, keep = rows.arguments()
-    x, steps, row_lengths = jax.device_put(
-        (made.x, made.seq_lengths, row_lengths), split
+    made, segment_lengths, masks = rows.arguments()
+    x, steps, segment_lengths = jax.device_put(
+        (made.x, made.seq_lengths, segment_lengths), split
     )
     made = made._replace(x=x, seq_lengths=steps)
-    got = value_and_pullback(call_of(case, backend))(made, row_lengths, keep)
+    got = value_and_pullback(call_of(case, backend))(made, segment_lengths, masks)
     got = rows.named(*jax.tree.map(np.asarray, got))
     assert_same(case, got, expected(case), dtype="float64")
 
@@ -275,22 +284,22 @@ def test_shards_are_gathered(backend, kind):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(rows=Rows(5, piles=3)), "`piles` must divide"),
-        (dict(lengths=3), "row_lengths has 3 elements, want 4"),
+        (dict(packed=Packed(5, buffers=3)), "`packed_buffers` must divide"),
+        (dict(lengths=3), "segment_lengths has 3 elements, want 4"),
         (dict(seq_lengths=5), "seq_lengths has 5 elements, want 4"),
         (dict(resets=11), "resets has 11 elements, want 12"),
     ],
-    ids=["piles", "row_lengths", "seq_lengths", "resets"],
+    ids=["buffers", "segment_lengths", "seq_lengths", "resets"],
 )
 def test_a_call_that_does_not_add_up_is_an_error(change, message):
     case = BY_ID["gru-resets"]
-    rows = RowsRun(case, Placement.of(own_lengths(case), 12))
+    rows = PackedRun(case, Placement.of(own_lengths(case), 12))
     made, *_ = rows.arguments()
-    call = RNNCall(call_of(case, "cpu").spec, rows=change.get("rows", Rows(5)))
+    call = RNNCall(call_of(case, "cpu").spec, packed=change.get("packed", Packed(5)))
     operands = Operands(
-        *(made.weights, made.x, made.h_0, None),
+        *(made.weights, made.x, (made.h_0,)),
         seq_lengths=jnp.zeros(change.get("seq_lengths", 4), jnp.int32),
-        row_lengths=jnp.zeros(change.get("lengths", 4), jnp.int32),
+        segment_lengths=jnp.zeros(change.get("lengths", 4), jnp.int32),
         resets=jnp.zeros(change.get("resets", 12), bool),
     )
     results = jax.tree.leaves(call.output_shapes(operands))

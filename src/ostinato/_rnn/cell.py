@@ -1,0 +1,245 @@
+"""What the cells of all modes share: their weights and the products with them.
+
+A cell runs one step at a time inside a loop over time; what all steps share (products
+with the input, weight gradients) it runs for all steps at once. Arrays are `[B, ...]`
+in the first case and `[T, B, ...]` in the second; the same methods often serve both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from .._typing import Array
+from .dtypes import accumulation_dtype
+
+if TYPE_CHECKING:  # both are built on the table of modes, and so on this file
+    from .call import RNNCall
+    from .spec import RNNSpec
+
+
+class LayerWeights(NamedTuple):
+    """Weights of one direction of one layer; None for what the spec leaves out.
+
+    Shapes, with G gates, H units, P = proj_size and S = P or H: `w_ih [G*H, I]` in
+    layer 0 and `[G*H, D*S]` above it, `w_hh [G*H, S]`, `b_ih [G*H]`, `b_hh [G*H]`,
+    `w_hr [P, H]`.
+    """
+
+    w_ih: Any
+    w_hh: Any
+    b_ih: Any
+    b_hh: Any
+    w_hr: Any
+
+
+States = tuple[Any, ...]
+"""The states of one direction of one layer, in the order of the table of modes."""
+
+
+class StepPrimal(NamedTuple):
+    """What the derivatives of a step read: of one step, or of all.
+
+    Attributes:
+        gates: what the step saved, its blocks joined; None where it saves nothing.
+        before: the states that it started from.
+        after: the states that it came to.
+    """
+
+    gates: Any
+    before: States
+    after: States
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """Weights of one direction of one layer, and the products with them.
+
+    The first state is the output `h`, in the dtype of the weights; all others are in
+    the accumulation dtype. A mode names the blocks of H that a step saves (`saved`),
+    and adds `step`, and for its derivatives
+
+    - `tangent_terms`: what is known for all steps before the loop, a tuple;
+    - `step_tangent`: tangents of the states after the step, from one step's terms;
+    - `step_backward`: `(cotangents, cotangents of the states before)`; the first of
+      the cotangents is that of the input product;
+    - `recurrent_parts`: pairs whose outer products, stacked, are the gradient of
+      `w_hh`: a cotangent and what the weights multiplied.
+    """
+
+    call: RNNCall
+    weights: LayerWeights
+
+    saved: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def spec(self) -> RNNSpec:
+        return self.call.spec
+
+    @property
+    def dtype(self) -> Any:
+        return self.weights.w_hh.dtype
+
+    @property
+    def wide(self) -> Any:
+        return accumulation_dtype(self.dtype)
+
+    @property
+    def precision(self) -> Any:
+        # 16-bit factors have exact products in float32: nothing is left to choose, and
+        # XLA on CPU knows no other way to multiply them.
+        return self.call.precision if self.dtype == self.wide else None
+
+    def widen(self, tree: Any) -> Any:
+        """Convert to the accumulation dtype; None stays None."""
+        return _as_type(tree, self.wide)
+
+    def narrow(self, tree: Any) -> Any:
+        """Convert to the dtype of the weights; None stays None."""
+        return _as_type(tree, self.dtype)
+
+    # ---------------------------------------------------------------- products
+
+    def dot(self, a: Array, w: Array, w_axis: int = 1) -> Array:
+        """Contract the last axis of `a` with one of `w`, summed in the wide dtype."""
+        return lax.dot_general(
+            self.narrow(a),
+            w,
+            (((a.ndim - 1,), (w_axis,)), ((), ())),
+            precision=self.precision,
+            preferred_element_type=self.wide,
+        )
+
+    def outer(self, a: Array, b: Array) -> Array:
+        """`[T, B, m], [T, B, n] -> [m, n]`: a weight gradient, over all steps."""
+        # Matrix libraries want one operand transposed, by a copy: let it be the small.
+        # Not in 16 bits: there XLA on CPU makes of the .T a product that it cannot run.
+        swap = a.shape[-1] > b.shape[-1] and self.dtype == self.wide
+        first, second = (b, a) if swap else (a, b)
+        product = _sum_over_steps(
+            self.narrow(first), self.narrow(second), self.precision, self.wide
+        )
+        return product.T if swap else product
+
+    def total(self, a: Array) -> Array:
+        """`[T, B, n] -> [n]`: a bias gradient."""
+        # A product with ones: XLA's own sum on CPU depends on the number of threads.
+        ones = jnp.ones((*a.shape[:2], 1), self.wide)
+        highest = lax.Precision.HIGHEST
+        return _sum_over_steps(ones, self.widen(a), highest, self.wide)[0]
+
+    def affine(self, a: Array, w: Array, b: Array | None) -> Array:
+        return self.add_bias(self.dot(a, w), b)
+
+    def add_bias(self, a: Array, b: Array | None) -> Array:
+        if b is None:
+            return a
+        return a + self.widen(b).reshape((1,) * (a.ndim - 1) + (-1,))
+
+    def blocks(self, a: Array | None, start: int, stop: int, axis: int = -1) -> Any:
+        """Return gate blocks `start .. stop - 1` along `axis`; None stays None."""
+        if a is None:
+            return None
+        hidden = self.spec.hidden_size
+        return lax.slice_in_dim(a, start * hidden, stop * hidden, axis=axis)
+
+    # ------------------------------------------------- what all modes have in common
+
+    def input_product(self, x: Array) -> Array:
+        """Return `gx`, the gates' share of x without a bias, over all steps at once."""
+        if self.weights.w_ih is None:  # input_mode "skip": x itself goes to every gate
+            return jnp.concatenate((self.widen(x),) * self.spec.num_gates, axis=-1)
+        return self.dot(x, self.weights.w_ih)
+
+    def input_gradient(self, dgx: Array) -> Array:
+        if self.weights.w_ih is not None:
+            return self.dot(dgx, self.weights.w_ih, 0)
+        first, *rest = jnp.split(self.widen(dgx), self.spec.num_gates, axis=-1)
+        return sum(rest, first)
+
+    def input_tangent(
+        self, x: Array, dx: Array | None, dweights: LayerWeights | None
+    ) -> Array:
+        """Return the tangent of the input product with its bias."""
+        rows = self.spec.num_gates * self.spec.hidden_size
+        dgx = jnp.zeros((*x.shape[:2], rows), self.wide)
+        if dx is not None:
+            dgx = self.input_product(dx)
+        if dweights is not None:
+            if dweights.w_ih is not None:
+                dgx = dgx + self.dot(x, dweights.w_ih)
+            dgx = self.add_bias(dgx, dweights.b_ih)
+        return dgx
+
+    def recurrent_tangent(
+        self, at: StepPrimal, dweights: LayerWeights | None, like: Array
+    ) -> Array:
+        """Return what changed recurrent weights add to the product, for all steps."""
+        if dweights is None:
+            return jnp.zeros_like(like)
+        return self.affine(at.before[0], dweights.w_hh, dweights.b_hh)
+
+    def weight_gradients(
+        self, x: Array, at: StepPrimal, cotangents: tuple
+    ) -> LayerWeights:
+        """Return those of every weight, over all steps at once, in the wide dtype."""
+        w, dgx = self.weights, cotangents[0]
+        parts = self.recurrent_parts(at, cotangents)
+        has_b_hh = w.b_hh is not None
+        return LayerWeights(
+            w_ih=None if w.w_ih is None else self.outer(dgx, x),
+            w_hh=jnp.concatenate([self.outer(d, a) for d, a in parts]),
+            b_ih=None if w.b_ih is None else self.total(dgx),
+            b_hh=jnp.concatenate([self.total(d) for d, _ in parts])
+            if has_b_hh
+            else None,
+            w_hr=None,
+        )
+
+    # ----------------------------------------------------------------- of each mode
+
+    def step(self, states: States, gx: Array) -> tuple[States, Any]:
+        """Return the states after one step, and the joined blocks that it saves.
+
+        Given the states before every step, the same lines recompute what is saved of
+        the whole sequence in one product. The input's bias is added here: in the
+        product over all steps it would be a pass of its own.
+        """
+        raise NotImplementedError
+
+    def tangent_terms(
+        self, x: Array, dx: Array | None, at: StepPrimal, dweights: LayerWeights | None
+    ) -> tuple:
+        dgx = self.input_tangent(x, dx, dweights)
+        return (dgx + self.recurrent_tangent(at, dweights, dgx),)
+
+    def step_tangent(self, at: StepPrimal, terms: tuple, dstates: States) -> States:
+        raise NotImplementedError
+
+    def step_backward(self, at: StepPrimal, dstates: States) -> tuple[tuple, States]:
+        raise NotImplementedError
+
+    def recurrent_parts(self, at: StepPrimal, cotangents: tuple) -> list[tuple]:
+        return [(cotangents[0], at.before[0])]
+
+
+def _as_type(tree: Any, dtype: Any) -> Any:
+    """Convert an array, a tuple of arrays, or None."""
+    if tree is None:
+        return None
+    if isinstance(tree, tuple):
+        return tuple(_as_type(a, dtype) for a in tree)
+    return tree.astype(dtype)
+
+
+def _sum_over_steps(a: Array, b: Array, precision: Any, dtype: Any) -> Array:
+    return lax.dot_general(
+        a,
+        b,
+        (((0, 1), (0, 1)), ((), ())),
+        precision=precision,
+        preferred_element_type=dtype,
+    )

@@ -1,0 +1,177 @@
+"""One step of each mode on XLA: its products around the equations of `pointwise`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from .._typing import Array
+from . import pointwise
+from .cell import Cell, LayerWeights, States, StepPrimal
+
+
+class PlainRNN(Cell):
+    """Modes `rnn_relu` and `rnn_tanh`, whose slope follows from `h`."""
+
+    def step(self, states: States, gx: Array) -> tuple[States, Any]:
+        w, (h,) = self.weights, states
+        pre = self.add_bias(gx, w.b_ih) + self.affine(h, w.w_hh, w.b_hh)
+        return (self.narrow(pointwise.rnn(pre, self.spec)),), None
+
+    def _slope(self, at: StepPrimal) -> Array:
+        return pointwise.rnn_slope(self.widen(at.after[0]), self.spec)
+
+    def step_tangent(self, at: StepPrimal, terms: tuple, dstates: States) -> States:
+        (dg,), (dh,) = terms, dstates
+        return (self._slope(at) * (dg + self.dot(dh, self.weights.w_hh)),)
+
+    def step_backward(self, at: StepPrimal, dstates: States) -> tuple[tuple, States]:
+        dg = dstates[0] * self._slope(at)
+        return (dg,), (self.dot(dg, self.weights.w_hh, 0),)
+
+
+class LSTM(Cell):
+    """Mode `lstm`, with or without a projection."""
+
+    saved = ("i", "f", "g", "o")
+
+    def step(self, states: States, gx: Array) -> tuple[States, Any]:
+        w, (h, c) = self.weights, states
+        pre = self.add_bias(gx, w.b_ih) + self.affine(h, w.w_hh, w.b_hh)
+        gates, c, u = pointwise.lstm(pre, c, self.spec)
+        h = u if w.w_hr is None else self.dot(u, w.w_hr)
+        return (self.narrow(h), c), self.narrow(gates)
+
+    def _unprojected(self, at: StepPrimal) -> Array:
+        return pointwise.lstm_output(self.widen(at.gates), at.after[1])
+
+    def tangent_terms(
+        self, x: Array, dx: Array | None, at: StepPrimal, dweights: LayerWeights | None
+    ) -> tuple:
+        terms = super().tangent_terms(x, dx, at, dweights)
+        if dweights is None or dweights.w_hr is None:
+            return (*terms, None)
+        return (*terms, self.dot(self._unprojected(at), dweights.w_hr))
+
+    def step_tangent(self, at: StepPrimal, terms: tuple, dstates: States) -> States:
+        w, (dg, dr), (dh, dc) = self.weights, terms, dstates
+        (_, c_prev), (_, c) = at.before, at.after
+        dg = dg + self.dot(dh, w.w_hh)
+        gates = self.widen(at.gates)
+        dc, du = pointwise.lstm_tangent(gates, c_prev, c, dg, dc, self.spec)
+        if w.w_hr is None:
+            return du, dc
+        dh = self.dot(du, w.w_hr)
+        return (dh if dr is None else dh + dr), dc
+
+    def step_backward(self, at: StepPrimal, dstates: States) -> tuple[tuple, States]:
+        w, gates, (dh, dc) = self.weights, self.widen(at.gates), dstates
+        (_, c_prev), (_, c) = at.before, at.after
+        du = dh if w.w_hr is None else self.dot(dh, w.w_hr, 0)
+        dg, dc = pointwise.lstm_backward(gates, c_prev, c, du, dc, self.spec)
+        cotangents = (dg, None if w.w_hr is None else dh)
+        return cotangents, (self.dot(dg, w.w_hh, 0), dc)
+
+    def weight_gradients(
+        self, x: Array, at: StepPrimal, cotangents: tuple
+    ) -> LayerWeights:
+        gradients = super().weight_gradients(x, at, cotangents)
+        if self.weights.w_hr is None:
+            return gradients
+        return gradients._replace(w_hr=self.outer(cotangents[1], self._unprojected(at)))
+
+
+class GRUResetAfter(Cell):
+    """Mode `gru` as cuDNN has it: `r` scales the recurrent product `gh_n`."""
+
+    saved = ("r", "z", "n", "gh_n")
+
+    def step(self, states: States, gx: Array) -> tuple[States, Any]:
+        w, (h,) = self.weights, states
+        gx, gh = self.add_bias(gx, w.b_ih), self.affine(h, w.w_hh, w.b_hh)
+        gates, h = pointwise.gru_after(gx, gh, self.widen(h))
+        return (self.narrow(h),), self.narrow(gates)
+
+    def tangent_terms(
+        self, x: Array, dx: Array | None, at: StepPrimal, dweights: LayerWeights | None
+    ) -> tuple:
+        dgx = self.input_tangent(x, dx, dweights)
+        return dgx, self.recurrent_tangent(at, dweights, dgx)
+
+    def step_tangent(self, at: StepPrimal, terms: tuple, dstates: States) -> States:
+        (dgx, dgh), (dh,) = terms, dstates
+        dgh = dgh + self.dot(dh, self.weights.w_hh)
+        gates, h_prev = self.widen(at.gates), self.widen(at.before[0])
+        return (pointwise.gru_after_tangent(gates, h_prev, dgx, dgh, dh),)
+
+    def step_backward(self, at: StepPrimal, dstates: States) -> tuple[tuple, States]:
+        gates, h_prev = self.widen(at.gates), self.widen(at.before[0])
+        dgx, dgh_n, direct = pointwise.gru_after_backward(gates, h_prev, dstates[0])
+        dgh = jnp.concatenate([self.blocks(dgx, 0, 2), dgh_n], axis=-1)
+        return (dgx, dgh_n), (direct + self.dot(dgh, self.weights.w_hh, 0),)
+
+    def recurrent_parts(self, at: StepPrimal, cotangents: tuple) -> list[tuple]:
+        (dgx, dgh_n), (h_prev,) = cotangents, at.before
+        return [(self.blocks(dgx, 0, 2), h_prev), (dgh_n, h_prev)]
+
+
+class GRUResetBefore(Cell):
+    """Mode `gru` with `reset_after=False`: `r` scales the state before the product."""
+
+    saved = ("r", "z", "n")
+
+    def _rows(self, a: Array | None) -> tuple[Any, Any]:
+        """Return rows `r z`, and rows `n`, of a recurrent weight or bias."""
+        return self.blocks(a, 0, 2, axis=0), self.blocks(a, 2, 3, axis=0)
+
+    def _reset(self, at: StepPrimal) -> Array:
+        """Return what the candidate's weights multiply: `r h_prev`."""
+        return self.widen(self.blocks(at.gates, 0, 1)) * self.widen(at.before[0])
+
+    def step(self, states: States, gx: Array) -> tuple[States, Any]:
+        w, h = self.weights, self.widen(states[0])
+        (w_rz, w_n), (b_rz, b_n) = self._rows(w.w_hh), self._rows(w.b_hh)
+        gx = self.add_bias(gx, w.b_ih)
+        gh_rz = self.affine(h, w_rz, b_rz)
+        r, z = pointwise.gru_before_gates(self.blocks(gx, 0, 2), gh_rz)
+        n_pre = self.blocks(gx, 2, 3) + self.affine(r * h, w_n, b_n)
+        n, h = pointwise.gru_before(z, n_pre, h)
+        return (self.narrow(h),), self.narrow(jnp.concatenate([r, z, n], axis=-1))
+
+    def recurrent_tangent(
+        self, at: StepPrimal, dweights: LayerWeights | None, like: Array
+    ) -> Array:
+        if dweights is None:
+            return jnp.zeros_like(like)
+        dw_rz, dw_n = self._rows(dweights.w_hh)
+        parts = [self.dot(at.before[0], dw_rz), self.dot(self._reset(at), dw_n)]
+        return self.add_bias(jnp.concatenate(parts, axis=-1), dweights.b_hh)
+
+    def step_tangent(self, at: StepPrimal, terms: tuple, dstates: States) -> States:
+        (dg,), (dh,) = terms, dstates
+        gates, h_prev = self.widen(at.gates), self.widen(at.before[0])
+        w_rz, w_n = self._rows(self.weights.w_hh)
+        drz = self.blocks(dg, 0, 2) + self.dot(dh, w_rz)
+        dr, dz = pointwise.gru_before_rz_tangent(gates, drz)
+        drh = dr * h_prev + self.blocks(gates, 0, 1) * dh
+        dn_pre = self.blocks(dg, 2, 3) + self.dot(drh, w_n)
+        return (pointwise.gru_before_tangent(gates, h_prev, dz, dn_pre, dh),)
+
+    def step_backward(self, at: StepPrimal, dstates: States) -> tuple[tuple, States]:
+        (dh,), gates = dstates, self.widen(at.gates)
+        h_prev = self.widen(at.before[0])
+        w_rz, w_n = self._rows(self.weights.w_hh)
+        dz, dn = pointwise.gru_before_backward(gates, h_prev, dh)
+        drh = self.dot(dn, w_n, 0)
+        dr, direct = pointwise.gru_before_reset_backward(gates, h_prev, dh, drh)
+        drz = jnp.concatenate([dr, dz], axis=-1)
+        dg = jnp.concatenate([drz, dn], axis=-1)
+        return (dg,), (direct + self.dot(drz, w_rz, 0),)
+
+    def recurrent_parts(self, at: StepPrimal, cotangents: tuple) -> list[tuple]:
+        (dg,) = cotangents
+        return [
+            (self.blocks(dg, 0, 2), at.before[0]),
+            (self.blocks(dg, 2, 3), self._reset(at)),
+        ]

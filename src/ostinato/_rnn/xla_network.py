@@ -1,0 +1,194 @@
+"""Every mode on every platform, through `lax.scan`: the reference implementation.
+
+Three functions, one for each primitive: `forward`, `tangent` (linear in the tangents)
+and `backward`. All are plain JAX, so that what fused implementations do not cover
+(second derivatives) is JAX's own differentiation of these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from .._typing import Array
+from .call import Differentiable, Operands, Outputs, Residuals, RNNCall, Saved
+from .cell import States
+from .layout import pack_weights, unpack_weights
+from .spec import cell_class
+from .xla_layer import Layer, LayerPrimal, StepMasks, keep_where
+
+
+def forward(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
+    """Run the network; see `Outputs` and `Saved` for what comes back."""
+    masks = _step_masks(call, operands)
+    x = _clean_input(call, operands, masks)
+    hidden, outs = [], []
+    for index, layers in enumerate(_layers(call, operands.weights)):
+        x = _drop(call, x, operands.dropout_masks, index)
+        states = _states(call, operands.states, index)
+        new = [
+            layer.forward(x, initial, masks)
+            for layer, initial in zip(layers, states, strict=True)
+        ]
+        x = _join([out.h for out in new])
+        hidden.append(x)
+        outs += new
+    outputs = Outputs(_from_time_major(call, x), _stack([out.final for out in outs]))
+    if not call.save:
+        return outputs, None
+    saved = Saved(
+        hidden=tuple(hidden[:-1]),
+        gates=tuple(out.gates for out in outs) if call.saves_gates else (),
+        states=tuple(out.states for out in outs),
+    )
+    return outputs, saved
+
+
+def tangent(
+    call: RNNCall, operands: Operands, residuals: Residuals, dot: Differentiable
+) -> Outputs:
+    """Return tangents of the outputs, linear in `dot`, the tangents of the operands."""
+    masks = _step_masks(call, operands)
+    dweights = [None] * (call.spec.num_layers * call.spec.num_directions)
+    if dot.weights is not None:
+        dweights = unpack_weights(dot.weights, call.spec)
+    dx: Any = None
+    if dot.x is not None:
+        dx = keep_where(masks.valid, _to_time_major(call, dot.x))
+    dstates = tuple(
+        jnp.zeros_like(state) if tangent is None else tangent
+        for state, tangent in zip(operands.states, dot.states, strict=True)
+    )
+    dfinal = []
+    primals = iter(_primals(call, operands, residuals, masks))
+    changes = iter(dweights)
+    for index, layers in enumerate(_layers(call, operands.weights)):
+        if dx is not None:
+            dx = _drop(call, dx, operands.dropout_masks, index)
+        outs = [
+            layer.tangent(next(primals), next(changes), dx, dinitial)
+            for layer, dinitial in zip(
+                layers, _states(call, dstates, index), strict=True
+            )
+        ]
+        dx = _join([dh for dh, _ in outs])
+        dfinal += [final for _, final in outs]
+    return Outputs(_from_time_major(call, dx), _stack(dfinal))
+
+
+def backward(
+    call: RNNCall,
+    operands: Operands,
+    residuals: Residuals,
+    bar: Outputs,
+    wrt: Differentiable,
+) -> Differentiable:
+    """Return the gradients that `wrt` (bools) asks for, from the cotangents `bar`."""
+    masks = _step_masks(call, operands)
+    spec = call.spec
+    dh = keep_where(masks.valid, _to_time_major(call, bar.y))
+    primals = _primals(call, operands, residuals, masks)
+    gradients: list[Any] = [None] * len(primals)
+    all_layers = _layers(call, operands.weights)
+    for index in reversed(range(spec.num_layers)):
+        need_x = wrt.x or index > 0
+        layers = all_layers[index]
+        halves = jnp.split(dh, len(layers), axis=-1)
+        dfinal = _states(call, bar.states, index)
+        dxs = []
+        for d, layer in enumerate(layers):
+            p = index * spec.num_directions + d
+            gradients[p] = layer.backward(
+                primals[p], halves[d], dfinal[d], need_x, wrt.weights
+            )
+            dxs.append(gradients[p].x)
+        if need_x:
+            dh = sum(dxs[1:], dxs[0]).astype(operands.x.dtype)
+            dh = _drop(call, dh, operands.dropout_masks, index)
+    dstates = zip(_stack([g.initial for g in gradients]), wrt.states, strict=True)
+    dweights = None
+    if wrt.weights:
+        dweights = pack_weights([g.weights for g in gradients], spec)
+    return Differentiable(
+        weights=dweights,
+        x=_from_time_major(call, dh) if wrt.x else None,
+        states=tuple(d if asked else None for d, asked in dstates),
+    )
+
+
+def _layers(call: RNNCall, weights: Array) -> list[list[Layer]]:
+    """Return `[layer][direction]`."""
+    flat, cell = unpack_weights(weights, call.spec), cell_class(call.spec)
+    directions = call.spec.num_directions
+    layers = [
+        Layer(cell(call, w), reverse=bool(p % directions)) for p, w in enumerate(flat)
+    ]
+    return [layers[i : i + directions] for i in range(0, len(layers), directions)]
+
+
+def _states(call: RNNCall, states: States, layer: int) -> list[States]:
+    """Return those of every direction of `layer`, from arrays `[L*D, B, ...]`."""
+    directions = call.spec.num_directions
+    pseudo_layers = range(layer * directions, (layer + 1) * directions)
+    return [tuple(state[p] for state in states) for p in pseudo_layers]
+
+
+def _stack(states: list[States]) -> States:
+    """Join the states of all pseudo-layers: `[L*D, B, ...]` each."""
+    return tuple(map(jnp.stack, zip(*states, strict=True)))
+
+
+def _primals(
+    call: RNNCall, operands: Operands, residuals: Residuals, masks: StepMasks
+) -> list[LayerPrimal]:
+    """Return one `LayerPrimal` per pseudo-layer, from what the forward pass saved."""
+    directions, saved = call.spec.num_directions, residuals.saved
+    hidden = [*saved.hidden, _to_time_major(call, residuals.y)]
+    x, primals = _clean_input(call, operands, masks), []
+    for index in range(call.spec.num_layers):
+        x = _drop(call, x, operands.dropout_masks, index)
+        hs = jnp.split(hidden[index], directions, axis=-1)
+        initials = _states(call, operands.states, index)
+        for d, (h, initial) in enumerate(zip(hs, initials, strict=True)):
+            p = index * directions + d
+            gates = saved.gates[p] if saved.gates else None
+            states = (h, *saved.states[p])
+            primals.append(LayerPrimal(x, initial, states, gates, masks))
+        x = hidden[index]
+    return primals
+
+
+def _step_masks(call: RNNCall, operands: Operands) -> StepMasks:
+    valid = reset = None
+    if operands.seq_lengths is not None:
+        time = lax.broadcasted_iota(jnp.int32, call.sizes(operands), 0)
+        valid = (time < operands.seq_lengths[None, :])[..., None]
+    if operands.resets is not None:
+        reset = _to_time_major(call, operands.resets)[..., None]
+        reset = reset if valid is None else reset & valid
+    return StepMasks(valid, reset)
+
+
+def _clean_input(call: RNNCall, operands: Operands, masks: StepMasks) -> Array:
+    """Return the input time-major, with zeros for whatever stands in the padding."""
+    return keep_where(masks.valid, _to_time_major(call, operands.x))
+
+
+def _drop(call: RNNCall, x: Array, masks: tuple, layer: int) -> Array:
+    """Drop inputs of `layer`; the same lines serve values, tangents and cotangents."""
+    if not masks or layer == 0:
+        return x
+    return keep_where(_to_time_major(call, masks[layer - 1]), x * call.dropout_scale)
+
+
+def _join(directions: list[Array]) -> Array:
+    return directions[0] if len(directions) == 1 else jnp.concatenate(directions, -1)
+
+
+def _to_time_major(call: RNNCall, a: Array) -> Array:
+    return a if call.time_major else jnp.swapaxes(a, 0, 1)
+
+
+_from_time_major = _to_time_major  # a swap undoes itself
