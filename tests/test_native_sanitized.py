@@ -17,8 +17,10 @@ SOURCES = {
     "guard_test.cc": [],
     "kernels_test.cc": ["cpu/features.cc", *KERNELS],
     "network_test.cc": sorted(f"cpu/{path.name}" for path in NATIVE.glob("cpu/*.cc")),
+    "row_queue_test.cc": ["cpu/row_queue.cc", "cpu/rows.cc", "cpu/scratch.cc"],
     "scratch_test.cc": ["cpu/scratch.cc"],
     "team_test.cc": ["cpu/team.cc", "cpu/features.cc", "cpu/placement.cc"],
+    "work_test.cc": ["cpu/work.cc", "cpu/network.cc"],
 }
 # Linked in, but compiled without a sanitizer: kernels_test has them under one.
 PLAIN = {"network_test.cc": KERNELS}
@@ -62,7 +64,10 @@ def test_native_checks_hold(name, tmp_path):
     run_checks(name, ["-fsanitize=address,undefined"], tmp_path)
 
 
-@pytest.mark.parametrize("name", ["network_test.cc", "scratch_test.cc", "team_test.cc"])
+THREADED = ["network_test.cc", "row_queue_test.cc", "scratch_test.cc", "team_test.cc"]
+
+
+@pytest.mark.parametrize("name", THREADED)
 def test_native_checks_hold_without_data_races(name, tmp_path):
     # That sanitizer does not follow a fork of a process with several threads.
     run_checks(name, ["-fsanitize=thread"], tmp_path, "no-fork")

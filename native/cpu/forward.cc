@@ -43,8 +43,6 @@ class Forward {
   }
 
  private:
-  static constexpr int64_t kWaveSteps = 16;
-
   // Rows go through all layers by themselves, a chunk of steps in a turn: a thread that
   // comes late or is stopped for a while holds up nobody.
   void RunRows(int64_t count) {
@@ -97,14 +95,14 @@ class Forward {
       work[l] = WorkspaceFor(*all);
       Pass(context_, l, *all).Begin();
     }
-    const int64_t blocks = CeilDiv(all->Steps(), kWaveSteps);
+    const int64_t blocks = CeilDiv(all->Steps(), kStepsPerWave);
     for (int64_t wave = 0; wave < blocks + layers - 1; ++wave) {
       const int64_t first = std::max<int64_t>(0, wave - blocks + 1);
       const int64_t last = std::min(layers - 1, wave);
       team_.ForEach(last - first + 1, [&](int64_t n) {
-        const int64_t l = first + n, step = (wave - l) * kWaveSteps;
+        const int64_t l = first + n, step = (wave - l) * kStepsPerWave;
         Pass(context_, l, *all)
-            .Advance(step, step + kWaveSteps, Share{}, nullptr, work[l]);
+            .Advance(step, step + kStepsPerWave, Share{}, nullptr, work[l]);
       });
     }
     FinishAll(*all, 0, layers);

@@ -64,8 +64,8 @@ int64_t WaitUntil(const Ready& ready) {
 std::atomic<int32_t> num_threads{0};  // 0: not known yet
 
 // Other programs that keep the processors busy stop our threads at times, and one that
-// is stopped stops those that meet it after every step. A little of that is the price of
-// working together; where it takes a large part of the time, threads that would meet
+// is stopped stops those that meet it after every step. A little of that is the price
+// of working together; where it takes a large part of the time, threads that would meet
 // work alone for a while, for longer each time if it was not over after the last.
 class Overload {
  public:
@@ -74,8 +74,8 @@ class Overload {
     return until != 0 && Now() < until;
   }
 
-  // Only the owner of the pool calls this: for how long, in ns, a Run took, and how much
-  // of that its members have lost.
+  // Only the owner of the pool calls this: for how long, in ns, a Run took, and how
+  // much of that its members have lost.
   void Count(int64_t took, int64_t lost) {
     credit_ = std::min(credit_ + took / kWorkPerLoss - lost, kMostCredit);
     if (credit_ >= 0) return;

@@ -24,7 +24,11 @@ Work WorkOf(const Network& network, int64_t entries, int64_t batch) {
     const int64_t inputs = network.has_w_ih(layer) ? network.inputs(layer) : 0;
     all += network.num_directions * (recurrent + rows * inputs);
   }
-  return {batch, network.num_layers, network.num_directions, batch * recurrent,
+  return {batch,
+          network.num_layers,
+          network.num_directions,
+          CeilDiv(entries, std::max<int64_t>(1, batch)),
+          batch * recurrent,
           all * entries};
 }
 
@@ -43,10 +47,13 @@ Work Work::OfLayer(int64_t rows) const {
 Plan PlanOf(const Work& work, int32_t threads) {
   if (threads == 1 || work.batch >= kRowsPerThread * threads) return Plan::kRows;
   if (work.directions == 2 && threads == 2) return Plan::kDirections;
-  if (work.directions == 1 && work.layers >= threads) return Plan::kWavefront;
+  // Layers are at work at once only between the first wave and the last.
+  const bool waves = work.directions == 1 && work.layers > 1 &&
+                     work.steps > work.layers * kStepsPerWave;
+  if (waves && work.layers >= threads) return Plan::kWavefront;
   if (work.step >= 2 * kWorthSharingAStep) return Plan::kUnits;
   if (work.directions == 2) return Plan::kDirections;
-  return work.layers > 1 ? Plan::kWavefront : Plan::kRows;
+  return waves ? Plan::kWavefront : Plan::kRows;
 }
 
 int64_t SlicesFor(const Work& work, int32_t threads) {

@@ -304,11 +304,15 @@ void CallsFromManyThreadsAgree() {
 }
 
 // Where the system stops threads all the time, members of a Run part in its midst and
-// one of them does the rest.
+// one of them does the rest; rows go from one thread to another between any two turns.
 void ResultsHoldOnABusyMachine() {
-  const Case c{"busy", Of(Mode::kLstm, 9, 70, 1), 300, 2, {300, 211}};
-  Arrays<float, float> first(c);
-  const std::string want = ResultsWith(c, 1, first);
+  std::vector<int32_t> lengths(29);
+  for (int32_t b = 0; b < 29; ++b) lengths[b] = b * 37 % 40;
+  const Case few{"busy", Of(Mode::kLstm, 9, 70, 1), 300, 2, {300, 211}};
+  const Case many{"busy rows", Of(Mode::kGru, 9, 40, 2, 2), 40, 29, lengths};
+  Arrays<float, float> first(few), first_many(many);
+  const std::string want = ResultsWith(few, 1, first);
+  const std::string want_many = ResultsWith(many, 1, first_many);
   std::atomic<bool> busy{true};
   std::vector<std::thread> others;
   for (unsigned i = 0; i < 2 * std::thread::hardware_concurrency(); ++i) {
@@ -318,8 +322,12 @@ void ResultsHoldOnABusyMachine() {
     });
   }
   for (int n = 0; n < 60; ++n) {
-    Arrays<float, float> a(c);
-    CHECK_EQ(ResultsWith(c, 2, a) == want, true);
+    Arrays<float, float> a(few);
+    CHECK_EQ(ResultsWith(few, 2, a) == want, true);
+  }
+  for (int n = 0; n < 6; ++n) {
+    Arrays<float, float> a(many);
+    CHECK_EQ(ResultsWith(many, 2 + n % 3, a) == want_many, true);
   }
   busy.store(false);
   for (std::thread& other : others) other.join();
