@@ -37,6 +37,10 @@ def main(
     threads: Annotated[int, typer.Option(min=1, help="Of both contenders.")] = 2,
 ) -> None:
     """Print mean times of ours and torch's, and torch's over ours."""
+    kinds = [known for known in KINDS if known in (kind or KINDS)]
+    if unknown := set(kind or ()) - set(kinds):
+        text = f"{', '.join(unknown)}: not one of {', '.join(KINDS)}"
+        raise typer.BadParameter(text)
     cpus = sorted(os.sched_getaffinity(0))[:threads]
     # Before any of the contenders is loaded: most look at their CPUs only once.
     os.sched_setaffinity(0, cpus)
@@ -45,10 +49,7 @@ def main(
     from . import rows as names
     from .problem import make_data
 
-    for name in kind or KINDS:
-        if name not in KINDS:
-            raise typer.BadParameter(f"{name}: not one of {', '.join(KINDS)}")
-    heads = ("row", "neighbours", "ours", "over alone", "torch", "over alone", "ratio")
+    heads = ("row", "neighbours", "ours", "over none", "torch", "over none", "ratio")
     lines = []
     for row in rows or ROWS:
         problem = names.row(*row.split("/"))
@@ -56,17 +57,18 @@ def main(
         good, _ = timing.checked(problem, make_data(problem), contenders, len(cpus))
         calls = {name: good[name].call for name in contenders}
         alone: dict[str, float] = {}
-        for name in kind or KINDS:
+        for name in kinds:
             with neighbours.running("none" if name == TURNS else name, cpus):
                 block = 0 if name == TURNS else BLOCK_SECONDS
                 means = mean_seconds(calls, seconds, block)
-            alone = alone or means
-            ours, torch = (means[name] for name in contenders)
+            if name == "none":
+                alone = means
             cells = [row, name]
             for contender in contenders:
-                slowed = means[contender] / alone[contender]
-                cells += [tables.duration(means[contender]), tables.ratio(slowed)]
-            lines.append([*cells, tables.ratio(torch / ours)])
+                mean, first = means[contender], alone.get(contender)
+                cells += [tables.duration(mean), tables.ratio(first and mean / first)]
+            torch_over_ours = means["torch"] / means[peers.OURS]
+            lines.append([*cells, tables.ratio(torch_over_ours)])
             print(" ".join(lines[-1]), flush=True)
     print(f"\n{results.machine()['cpu']}, {len(cpus)} threads; milliseconds\n")
     print(tables.markdown(heads, lines))

@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
+from . import ROOT
+
 STOLEN_SHARE = 0.25  # of the time of each processor
 BURST_SECONDS = (0.001, 0.008)
 
@@ -30,10 +32,12 @@ def running(kind: str, cpus: Sequence[int]) -> Iterator[None]:
         arguments = [["steal", str(cpu)] for cpu in cpus]
     else:
         arguments = [["spin"]] * (0 if kind == "none" else int(kind.split()[1]))
-    command = [sys.executable, "-m", __spec__.name]
+    command = [sys.executable, "-m", "benchmarks.neighbours"]
     with contextlib.ExitStack() as stack:
         for given in arguments:
-            child = subprocess.Popen([*command, *given], stdout=subprocess.PIPE)
+            child = subprocess.Popen(
+                [*command, *given], stdout=subprocess.PIPE, cwd=ROOT
+            )
             stack.enter_context(child)
             stack.callback(child.kill)
             assert child.stdout is not None

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -16,8 +17,10 @@ from rich.console import Console
 import ostinato as ost
 from benchmarks import (
     compare,
+    disturbed,
     floors,
     native,
+    neighbours,
     peers,
     recurrent,
     report,
@@ -298,6 +301,41 @@ def test_report_fills_the_page(tmp_path, measured):
 def test_report_wants_marks():
     with pytest.raises(ValueError, match="lacks the marks"):
         report.between_marks("a page", "text", report.MARK)
+
+
+@pytest.mark.parametrize("block", [0, 0.02])
+def test_mean_times_are_per_call(block):
+    called = []
+    calls = {
+        name: lambda name=name, s=s: (called.append(name), time.sleep(s))
+        for name, s in {"quick": 0.001, "slow": 0.008}.items()
+    }
+    means = disturbed.mean_seconds(calls, 0.15, block)
+    assert 0.001 < means["quick"] < 0.006 < means["slow"] < 0.1
+    if block == 0:  # call by call
+        assert called == ["quick", "slow"] * (len(called) // 2)
+
+
+def test_neighbours_work_as_long_as_they_are_wanted(monkeypatch):
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess,
+        "Popen",
+        lambda *a, **k: started.append(popen(*a, **k)) or started[-1],
+    )
+    with neighbours.running("busy 2", [0, 1]):
+        assert [process.poll() for process in started] == [None, None]
+    assert None not in [process.poll() for process in started]
+    with neighbours.running("none", [0, 1]):
+        assert len(started) == 2
+
+
+def test_stealing_wants_privileges(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(PermissionError, match="CAP_SYS_NICE"):
+        with neighbours.running("stolen", [0]):
+            pass
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
