@@ -12,16 +12,17 @@ NATIVE = Path(__file__).parents[1] / "native"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
 KERNELS = sorted(f"cpu/kernels/{path.name}" for path in NATIVE.glob("cpu/kernels/*.cc"))
+EMULATION = "tests/tiles_emulated.cc"
 SOURCES = {
     "features_test.cc": ["cpu/features.cc"],
     "guard_test.cc": [],
-    "kernels_test.cc": ["cpu/features.cc", *KERNELS],
+    "kernels_test.cc": ["cpu/features.cc", *KERNELS, EMULATION],
     "network_test.cc": sorted(f"cpu/{path.name}" for path in NATIVE.glob("cpu/*.cc")),
     "scratch_test.cc": ["cpu/scratch.cc"],
     "team_test.cc": ["cpu/team.cc", "cpu/features.cc", "cpu/placement.cc"],
 }
 # Linked in, but compiled without a sanitizer: kernels_test has them under one.
-PLAIN = {"network_test.cc": KERNELS}
+PLAIN = {"network_test.cc": [*KERNELS, EMULATION]}
 
 
 def require_sanitizers(flags: list[str], folder: Path) -> None:
@@ -54,7 +55,7 @@ def run_checks(name: str, flags: list[str], folder: Path, *arguments: str) -> No
 
 
 def test_every_native_test_is_run_here():
-    assert {path.name for path in (NATIVE / "tests").glob("*.cc")} == set(SOURCES)
+    assert {path.name for path in (NATIVE / "tests").glob("*_test.cc")} == set(SOURCES)
 
 
 @pytest.mark.parametrize("name", SOURCES)
