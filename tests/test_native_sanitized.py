@@ -14,6 +14,7 @@ FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
 KERNELS = sorted(f"cpu/kernels/{path.name}" for path in NATIVE.glob("cpu/kernels/*.cc"))
 EMULATION = "tests/tiles_emulated.cc"
 SOURCES = {
+    "caches_test.cc": ["cpu/caches.cc"],
     "features_test.cc": ["cpu/features.cc"],
     "guard_test.cc": [],
     "kernels_test.cc": ["cpu/features.cc", *KERNELS, EMULATION],

@@ -54,7 +54,7 @@ class Backward {
 
  private:
   // Rows of a chunk: products over that many run at full speed, and what a chunk needs
-  // stays in a cache.
+  // stays in a cache. Not a matter of the machine: it decides in which order is summed.
   static constexpr int64_t kChunkRows = 256;
 
   void RunLayer(int64_t layer) {

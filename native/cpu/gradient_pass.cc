@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "cpu/caches.h"
 #include "cpu/values.h"
 
 namespace ostinato::cpu {
@@ -9,7 +10,6 @@ namespace {
 
 constexpr int64_t kWeightsPerTask = 96;  // rows of a weight gradient
 constexpr int64_t kBiasesPerTask = 512;  // elements
-constexpr int64_t kDepth = 512;          // of a piece of a panel that stays in a cache
 constexpr int64_t kMostLanes = 16;
 
 }  // namespace
@@ -131,7 +131,7 @@ void GradientPass<S, O, R>::PackPanels(const S* const* rows, int64_t depth,
                                        O* panels) const {
   const int64_t count = std::min(depth - first, rows_per_task());
   for (int64_t q = 0; q < columns.count(); ++q) {
-    O* panel = panels + columns.first(q) * PanelDepth(depth);
+    O* panel = panels + columns.first(q) * PaddedDepth(depth);
     c_.kernels.pack_columns(rows + first, columns.first(q), count, columns.width(q),
                             panel + first * columns.vectors(q) * lanes());
   }
@@ -368,8 +368,9 @@ void GradientPass<S, O, R>::Multiply(Tile tile, const O* const* a, int64_t offse
                                      const R* start, R* c, int64_t c_stride) const {
   const auto product = c_.kernels.product[static_cast<int>(tile)];
   const int64_t step = (static_cast<int64_t>(tile) + 1) * lanes();
-  for (int64_t k = 0; k < depth; k += kDepth) {
-    product(a, offset + k, rows, std::min(kDepth, depth - k), panel + k * step,
+  const int64_t piece = PanelDepth(Caches());
+  for (int64_t k = 0; k < depth; k += piece) {
+    product(a, offset + k, rows, std::min(piece, depth - k), panel + k * step,
             k == 0 ? start : nullptr, c, c_stride);
   }
 }
@@ -404,7 +405,7 @@ int64_t GradientPass<S, O, R>::Steps(int64_t begin, int64_t end, int64_t first_r
       if (member != nullptr) member->Sync();
       for (int64_t q = share.begin(units.count()); q < share.end(units.count()); ++q) {
         Multiply(units.tile(q), b_.dp_rows + row, 0, n, n_.proj_size,
-                 b_.w_hr + units.first(q) * PanelDepth(n_.proj_size), c_.zeros,
+                 b_.w_hr + units.first(q) * PaddedDepth(n_.proj_size), c_.zeros,
                  b_.du + first_row * c_.c_stride + units.first(q), c_.c_stride);
       }
     }
@@ -412,7 +413,7 @@ int64_t GradientPass<S, O, R>::Steps(int64_t begin, int64_t end, int64_t first_r
     const bool parts = member != nullptr && !member->SyncAndGoOn();
     for (int64_t q = share.begin(outs.count()); q < share.end(outs.count()); ++q) {
       Multiply(outs.tile(q), b_.dg_rows + row, 0, n, rows_of_weights(),
-               b_.w_hh + outs.first(q) * PanelDepth(rows_of_weights()),
+               b_.w_hh + outs.first(q) * PaddedDepth(rows_of_weights()),
                n_.gru() ? nullptr : c_.zeros,
                b_.dh + first_row * c_.h_stride + outs.first(q), c_.h_stride);
     }
@@ -521,7 +522,7 @@ void GradientPass<S, O, R>::AddWeightProduct(const WeightProduct& product,
     for (int64_t q = 0; q < product.columns.count(); ++q) {
       const int64_t column = product.columns.first(q);
       Multiply(product.columns.tile(q), product.a + begin + shift, 0, end - begin,
-               count_, product.panels + column * PanelDepth(count_),
+               count_, product.panels + column * PaddedDepth(count_),
                summed_ ? nullptr : c_.zeros,
                target.data + begin * target.stride + column, target.stride);
     }
@@ -551,7 +552,7 @@ void GradientPass<S, O, R>::InputGradient(int64_t task) const {
   const int64_t stride = 4 * lanes(), depth = rows_of_weights();
   const Columns columns = ColumnsOf(inputs_);
   for (int64_t q = 0; q < columns.count(); ++q) {
-    const O* panel = b_.w_ih + columns.first(q) * PanelDepth(depth);
+    const O* panel = b_.w_ih + columns.first(q) * PaddedDepth(depth);
     const O* const* dg = b_.dg_rows + first;
     const int64_t kept = n_.gru() ? 2 * hidden_ : depth;
     Multiply(columns.tile(q), dg, 0, rows, kept, panel, c_.zeros, products, stride);

@@ -170,7 +170,7 @@ class GradientPass {
   Columns ColumnsOf(int64_t size) const { return {size, lanes()}; }
   Columns StepColumnsOf(int64_t size) const { return {size, lanes(), c_.step_vectors}; }
   // Elements for each column of a panel with so many rows.
-  int64_t PanelDepth(int64_t rows) const { return RoundUp(rows, c_.kernels.pairs); }
+  int64_t PaddedDepth(int64_t rows) const { return RoundUp(rows, c_.kernels.pairs); }
   // Rows of a chunk in one task.
   int64_t rows_per_task() const { return RowsPerTask(c_.kernels.rows_at_once); }
   int64_t rows_of_weights() const { return n_.gates() * hidden_; }

@@ -90,6 +90,20 @@ void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool st
     for (int64_t i = 0; i < c.size(); ++i) ExpectExact(c[i], singles[i], "product");
   }
 
+  // Pieces of a panel, in multiples of 32, add up to the same bits.
+  for (const int64_t piece : {32, 96}) {
+    Guarded<R> c(kMaxRows * stride);
+    reset(c);
+    for (int64_t k = 0; k < depth; k += piece) {
+      product(a.pointers.data(), kOffset + k, kMaxRows, std::min(piece, depth - k),
+              panel.data() + k * shape.panel_vectors * lanes,
+              k == 0 ? start_or_null : nullptr, c.data(), stride);
+    }
+    for (int64_t i = 0; i < c.size() && depth > 0; ++i) {
+      ExpectExact(c[i], singles[i], "product in pieces");
+    }
+  }
+
   Guarded<R> want(kMaxRows * stride), sizes(kMaxRows * stride);
   reset(want);
   reset(sizes);

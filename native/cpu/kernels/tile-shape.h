@@ -21,6 +21,17 @@ struct alignas(64) TileShape {
 };
 static_assert(sizeof(TileShape) == 64);
 
+// All registers at their largest, as benchmarks want them.
+[[maybe_unused]] TileShape FullTileShape() {
+  TileShape shape = {};
+  shape.palette = 1;
+  for (int t = 0; t < kTileRegisters; ++t) {
+    shape.rows[t] = kTileRows;
+    shape.row_bytes[t] = kTileRowBytes;
+  }
+  return shape;
+}
+
 }  // namespace
 }  // namespace ostinato::cpu
 
