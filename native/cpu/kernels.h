@@ -12,8 +12,8 @@
 // Contract of every function here: no allocation, no exceptions, no alignment asked
 // for, nothing read or written beyond what is described. A result does not depend on
 // how many rows a call has: but for `dot`, every element is summed in the order of k,
-// in one chain; with tiles, in chains of 32 k, which begin where a product begins, the
-// same for every number of rows.
+// in one chain; with tiles, in groups of 32 k, which begin where a product begins and
+// are added in order: the same groups for every number of rows.
 #ifndef OSTINATO_CPU_KERNELS_H_
 #define OSTINATO_CPU_KERNELS_H_
 
@@ -89,7 +89,7 @@ struct Kernels {
   // Products may read rows that stand at even distances faster than others.
   bool wants_even_rows;
   // A thread that has called a product calls this before it leaves our code; null where
-  // there is nothing to do. See tiles-inl.h.
+  // there is nothing to do. See tile-product-inl.h.
   void (*leave)();
 
   // c[r][v] = start[v] + sum over k < depth of a[r][offset + k] * panel[k][v]

@@ -45,8 +45,8 @@ struct Workspace {
 template <typename S, typename O, typename R>
 struct ForwardContext {
   // Steps whose input products run together have about this many rows; where one step
-  // has enough for the kernels, they run as part of the step. More would not be read
-  // any faster, whatever the caches.
+  // has enough for the kernels, they run as part of the step. A larger number would
+  // gain nothing, whatever the caches: so many rows wait for no panel.
   static constexpr int64_t kInputRows = 96;
 
   const ForwardCall<S, R>& call;
