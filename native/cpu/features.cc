@@ -107,7 +107,7 @@ Isa ClassifyIsa(const CpuidWords& words) noexcept {
 namespace {
 
 // Null, or why Linux does not let this process use the registers of tiles.
-const char* AskForTiles() noexcept {
+[[maybe_unused]] const char* AskForTiles() noexcept {
 #if defined(__linux__) && defined(__x86_64__)
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM, since Linux 5.16
   constexpr int kTileData = 18;               // the component of XCR0
