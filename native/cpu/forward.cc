@@ -214,7 +214,12 @@ class Forward {
     // Whole vectors, and never a multiple of 4 KB, where all rows would compete for
     // one set of the cache.
     const auto stride = [&](int64_t size) { return RoundUp(size, lanes) + lanes; };
-    context_.h_stride = stride(network_.output_size());
+    const int64_t pairs = context_.kernels.pairs;  // of factors as many fill a vector
+    const auto factors = [&](int64_t size) {
+      return pairs * stride(CeilDiv(size, pairs));
+    };
+    context_.h_stride = factors(network_.output_size());
+    context_.x_stride = factors(std::max(network_.input_size, network_.width()));
     context_.c_stride = stride(network_.hidden_size);
     auto* states = scratch_.Take<LayerState<O, R>>(network_.pseudo_layers());
     for (int64_t p = 0; p < network_.pseudo_layers(); ++p) {

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
+#include "cpu/caches.h"
+
 namespace ostinato::cpu {
 namespace {
 
 // A thread with fewer rows than this multiplies slower than one that has the units
 // of all rows to share.
 constexpr int64_t kRowsPerThread = 6;
-// Rows of one slice whose accumulators stay in the first-level cache.
-constexpr int64_t kMostRows = 48;
 // Multiplications that take about as long as waking or awaiting another thread.
 constexpr int64_t kWorthJoining = 200'000, kWorthSharingAStep = 6'000;
 
@@ -58,7 +58,7 @@ Plan PlanOf(const Work& work, int32_t threads) {
 
 int64_t SlicesFor(const Work& work, int32_t threads) {
   const int64_t most = std::max<int64_t>(1, work.batch);
-  const int64_t each = CeilDiv(most, kMostRows * threads);
+  const int64_t each = CeilDiv(most, RowsPerSlice(Caches()) * threads);
   return std::min(most, each * threads);
 }
 

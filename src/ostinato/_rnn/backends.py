@@ -78,7 +78,9 @@ def explain(spec: RNNSpec, x: Any) -> Explanation:
         if reason is None and name == "cpu" != platform:
             reason = f"it runs on the cpu, and `x` is on the {platform}"
         if reason is None:
-            return Explanation(name, "the fastest backend that runs this", rejected)
+            detail = _NATIVE[name].status()[1]
+            why = f"the fastest backend that runs this, {detail}"
+            return Explanation(name, why, rejected)
         rejected[name] = reason
     reason = xla_refusal(spec)
     if reason is not None:
