@@ -2,11 +2,11 @@
 
     python tests/interrupt_tries.py --tries 200 --load 2
 
-A run takes some seconds; signals come at moments of equal chance from its start to a
-little after its end, every fourth while `--load` other processes keep the cores busy.
-A try is good if the process ends in time with the signal's code, or has ended by itself
-before, prints no traceback, leaves no half-written file, and can be resumed where its
-folder holds a state.
+Signals come a random time after a random event: the start, a compilation, an epoch, or
+the last of them; every fourth while `--load` other processes keep the cores busy. So
+the moments do not depend on how fast the machine is. A try is good if the process ends
+in time with the signal's code, or has ended by itself before, prints no traceback,
+leaves no half-written file, and can be resumed where its folder holds a state.
 """
 
 import argparse
@@ -23,6 +23,16 @@ import g2p_command
 from ostinato.apps.g2p import checkpoint, files
 from ostinato.apps.g2p.errors import G2PError
 
+EPOCHS = 40
+# Where to wait for which event, and for how many seconds after it at most.
+EVENTS = {
+    "start": ("", 2.5),
+    "compilation": ("Compiling jit(", 0.7),
+    "epoch": ("epoch ", 0.1),
+    "last epoch": (f"epoch {EPOCHS}.0", 2.5),
+}
+COUNTS = {"compilation": 45, "epoch": EPOCHS}  # of events in a run, or fewer
+
 LAST_WORDS = {
     "anything was learned": "nothing learned yet",
     "anything new was learned": "nothing new learned yet",
@@ -35,7 +45,6 @@ LAST_WORDS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tries", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=7.0, help="of a whole run")
     parser.add_argument("--load", type=int, default=0, help="busy processes")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -44,17 +53,25 @@ def main() -> None:
         packages = g2p_command.make_packages(Path(folder) / "packages")
         ends, times, bad = collections.Counter(), [], 0
         for number in range(options.tries):
-            moment = rng.uniform(0.0, options.seconds)
+            event = list(EVENTS)[number % len(EVENTS)]
+            count = rng.randint(1, COUNTS.get(event, 1))
+            delay = rng.uniform(0, EVENTS[event][1])
             which = rng.choice((signal.SIGINT, signal.SIGTERM))
-            load = options.load if number % 4 == 3 else 0
-            moment *= 1 + load
+            load = options.load if number // len(EVENTS) % 4 == 3 else 0
             busy = [
                 subprocess.Popen([sys.executable, "-c", "while True: pass"])
                 for _ in range(load)
             ]
             try:
+                process = g2p_command.start(
+                    packages,
+                    Path(folder) / f"{number}",
+                    *("--epochs", str(EPOCHS)),
+                    JAX_LOG_COMPILES="1",
+                )
+                await_event(process, EVENTS[event][0], count)
                 end, took, wrong = one_try(
-                    packages, Path(folder) / f"{number}", which, moment
+                    process, Path(folder) / f"{number}", which, delay
                 )
             finally:
                 for process in busy:
@@ -64,7 +81,9 @@ def main() -> None:
             bad += bool(wrong)
             if took is not None:
                 times.append(took)
-            when = f"{number:3} {which.name:7} load {load} after {moment:5.2f} s"
+            when = (
+                f"{number:3} {which.name:7} load {load} {event} {count} + {delay:.2f} s"
+            )
             mark = f" BAD: {wrong}" if wrong else ""
             print(f"{when}: {end}, took {took} s{mark}", flush=True)
     times.sort()
@@ -74,13 +93,21 @@ def main() -> None:
         print(f"{count:4} {end}")
 
 
+def await_event(process: subprocess.Popen[str], marker: str, count: int) -> None:
+    """Read output until so many lines had the marker, or there is no more."""
+    assert process.stdout is not None
+    while marker and count and (line := process.stdout.readline()):
+        count -= marker in line
+
+
 def one_try(
-    packages: Path, out: Path, which: signal.Signals, moment: float
+    process: subprocess.Popen[str], out: Path, which: signal.Signals, delay: float
 ) -> tuple[str, float | None, str]:
     """How a run ended, how long that took, and what was wrong, or nothing."""
-    process = g2p_command.start(packages, out, "--epochs", "150")
-    if g2p_command.wait(process, moment, kill=False) is not None:
-        return f"code {process.returncode}, before the signal", None, ""
+    if g2p_command.wait(process, delay, kill=False) is not None:
+        good = process.returncode == 0
+        what = "" if good else f"its code was {process.returncode}"
+        return "ended by itself before the signal", None, what
     process.send_signal(which)
     took = g2p_command.wait(process, g2p_command.ENDS)
     text, code = process.communicate()[0], process.returncode

