@@ -31,7 +31,7 @@ EVENTS = {
     "epoch": ("epoch ", 0.1),
     "last epoch": (f"epoch {EPOCHS}.0", 2.5),
 }
-COUNTS = {"compilation": 45, "epoch": EPOCHS}  # of events in a run, or fewer
+COUNTS = {"compilation": 20, "epoch": EPOCHS}  # of events in a run, or fewer
 
 LAST_WORDS = {
     "anything was learned": "nothing learned yet",
