@@ -32,6 +32,7 @@ class Symbols:
         ranges: for each symbol the least and largest value.
         totals: for each symbol a static bound of its sum over the batch.
         capacities: the rows of the inputs' flat arrays, by the text of their size.
+        least: for each symbol what no value is below, except maybe a traced one.
         room: for each symbol a value that its largest one is not below, so that padded
             arrays have an element along each axis: from none, none could be taken.
     """
@@ -40,6 +41,7 @@ class Symbols:
     ranges: dict[str, Range]
     totals: dict[str, int]
     capacities: dict[str, int]
+    least: dict[str, int]
     room: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def with_room(self, room: dict[str, int]) -> Symbols:

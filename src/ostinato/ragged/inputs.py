@@ -46,6 +46,7 @@ class Dim:
         lengths: int32 `[batch]`.
         max_length: the smallest of all arrays of that name.
         capacity: the same, at least 1.
+        min_length: no example is shorter, except maybe a traced one.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Dim:
     lengths: Array
     max_length: int
     capacity: int
+    min_length: int
 
     @property
     def size(self) -> str:
@@ -101,10 +103,11 @@ class Inputs:
         dims = {k: dataclasses.replace(d, lengths=none) for k, d in self.dims.items()}
         return Inputs(leaves, self.axes, dims, 1)
 
-    def scope(self, constraints: Sequence[str], min_length: int) -> SymbolicScope:
+    def scope(self, constraints: Sequence[str]) -> SymbolicScope:
         """What the trace may take for granted of the sizes."""
-        names = {d.name: d.symbol for d in self.dims.values()}
-        least = [f"{s} >= {min_length}" for s in names.values() if min_length > 1]
+        dims = self.dims.values()
+        names = {d.name: d.symbol for d in dims}
+        least = [f"{d.symbol} >= {d.min_length}" for d in dims if d.min_length > 1]
         return SymbolicScope([rename(c, names) for c in constraints] + least)
 
     @property
@@ -123,6 +126,7 @@ class Inputs:
             ranges=self.ranges,
             totals={d.symbol: d.capacity + d.offset * self.batch for d in dims},
             capacities={d.size: d.capacity for d in dims},
+            least={d.symbol: d.min_length + d.offset for d in dims},
         )
         return Context(self.batch, symbols, options)
 
@@ -213,6 +217,7 @@ def _dim(
         lengths,
         max(max_length, options.min_length),
         max(capacity, 1),
+        options.min_length,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,7 +35,9 @@ def evaluate(ctx: Context, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
     def read(atom: Any) -> Value:
         if isinstance(atom, Literal):
             aval: Any = atom.aval
-            return Shared(jnp.asarray(np.asarray(atom.val), aval.dtype), ())
+            number = int(atom.val) if isinstance(atom.val, (int, np.integer)) else None
+            x = jnp.asarray(np.asarray(atom.val), aval.dtype)
+            return Shared(x, (), number=number)
         return known[atom]
 
     outer = ctx.equations
@@ -70,7 +73,7 @@ def _apply(ctx: Context, eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 def _of_complete(ctx: Context, value: Value) -> Value:
     """What has lost its ragged axes, harmless where an example has too few rows."""
     if isinstance(value, Padded) and not ragged_axes(value):
-        return Padded(ctx.of_complete(value.x), value.shape)
+        return dataclasses.replace(value, x=ctx.of_complete(value.x))
     return value
 
 

@@ -51,7 +51,7 @@ def wrap(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Any:
     flat = ctx.to_flat(value)
     data, dim = flat.x, flat.dim
     # Of one with no rows at all there is nothing in a result with the same rows.
-    nothing = ctx.options.min_length == 1 and list(inputs.dims) == names
+    nothing = list(inputs.dims) == names and inputs.dims[names[0]].min_length == 1
     if complete is not None and not nothing:
         rows = jnp.take(complete, ctx.segments(dim).ids)
         data = _keep(data, along(rows, flat.axis, data.ndim), fill_value(data.dtype))

@@ -166,7 +166,12 @@ def rename(text: str, names: Mapping[str, str]) -> str:
 
 def largest(dim: Any, ranges: Mapping[str, Range]) -> int:
     """An upper bound of `dim`, at least 0; the exact maximum if one symbol occurs."""
-    return max(sum(_bound(term, ranges) for term in _terms(dim)), 0)
+    return max(sum(_bound(term, ranges).high for term in _terms(dim)), 0)
+
+
+def smallest(dim: Any, ranges: Mapping[str, Range]) -> int:
+    """A lower bound of `dim`, maybe negative; exact if one symbol occurs."""
+    return sum(_bound(term, ranges).low for term in _terms(dim))
 
 
 def in_program(jaxpr: Any) -> Iterator[Any]:
@@ -211,7 +216,7 @@ def most_rows(
     for term in _terms(dim):
         names = symbols(term)
         if len(names) != 1:
-            rows += max(_bound(term, ranges), 0) * batch
+            rows += max(_bound(term, ranges).high, 0) * batch
             continue
         # d(n) <= slope * n + rest for all n, so the sum is at most slope * total +
         # rest * batch, whatever the slope: the best of those that an affine, a
@@ -233,14 +238,15 @@ def _floor(value: Any) -> int:
     return int(np.floor(value + 1e-6))
 
 
-def _bound(term: str, ranges: Mapping[str, Range]) -> int:
+def _bound(term: str, ranges: Mapping[str, Range]) -> Range:
     names = symbols(term)
     if len(names) == 1:
         (name,) = names
         low, high = ranges[name]
-        return int(np.max(evaluate(term, {name: np.arange(low, high + 1)})))
+        values = evaluate(term, {name: np.arange(low, high + 1)})
+        return Range(int(np.min(values)), int(np.max(values)))
     bound = _evaluate(_parse(term), ranges)
-    return bound.high if isinstance(bound, Range) else int(bound)
+    return bound if isinstance(bound, Range) else Range(int(bound), int(bound))
 
 
 def _terms(dim: Any) -> list[str]:

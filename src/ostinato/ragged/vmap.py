@@ -130,7 +130,7 @@ def vmap(
         present = inputs.or_one_empty_example()
         in_tiers = resolve(tiers, present.dims, present.batch)
         ctx = present.context(dataclasses.replace(options, tiers=in_tiers))
-        scope = present.scope(constraints, options.min_length)
+        scope = present.scope(constraints)
         values = present.values(ctx, scope)
 
         @ft.wraps(function)  # JAX names it in messages
