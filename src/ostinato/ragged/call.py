@@ -16,7 +16,6 @@ class Options:
     `prefers_rows` is none: inside of loops and tiers, where all is padded, it is False.
     """
 
-    min_length: int = 1
     scan: str = "auto"
     lanes: int | None = None
     tiers: Any = None

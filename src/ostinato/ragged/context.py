@@ -13,6 +13,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from .. import _checks
+from .._rnn.sharding import make_varying
 from .._typing import Array
 from . import interpreter, sizes
 from .call import Options, Symbols
@@ -66,6 +67,14 @@ class Context:
     def evaluate(self, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
         """Run an inner jaxpr on values of this context."""
         return interpreter.evaluate(self, jaxpr, values)
+
+    def varying(self, arrays: list[Array]) -> list[Array]:
+        """`arrays`, varying over the axes of a `shard_map` that lengths vary over.
+
+        Primitives there want all operands alike, and so do states of loops.
+        """
+        one = next(iter(self.symbols.values.values()))
+        return make_varying([*arrays, one])[:-1]
 
     # ------------------------------------------------------------------------- sizes
 

@@ -64,12 +64,16 @@ def _array_module(*values: Any) -> Any:
 def _larger(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)  # stays an int, of no dtype
+    if is_symbolic_dim(a) or is_symbolic_dim(b):
+        return jax.core.max_dim(a, b)
     return _array_module(a, b).maximum(a, b)
 
 
 def _smaller(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
+    if is_symbolic_dim(a) or is_symbolic_dim(b):
+        return jax.core.min_dim(a, b)
     return _array_module(a, b).minimum(a, b)
 
 
@@ -95,7 +99,7 @@ _OPERATORS = {ast.Add: _add, ast.Sub: _subtract, ast.Mult: _multiply}
 
 @ft.lru_cache(maxsize=4096)
 def _parse(text: str) -> ast.expr:
-    return ast.parse(text.replace("^", "**"), mode="eval").body
+    return ast.parse(text.strip().replace("^", "**"), mode="eval").body
 
 
 def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:
@@ -147,6 +151,28 @@ def holds(constraint: str, values: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: `constraint` has none of the forms `a >= b`, `a <= b`, `a == b`.
     """
+    left, compare, right = _sides(constraint, values)
+    return _COMPARE[compare](left, right)
+
+
+def constraint_for_jax(constraint: str, values: Mapping[str, Any]) -> str:
+    """A constraint as JAX takes it, of symbolic sizes for the names in it.
+
+    JAX's grammar has no parentheses, and wants no constant left of `==`.
+    """
+    left, compare, right = _sides(constraint, values)
+    if compare == "==" and is_symbolic_dim(left):
+        signs = {"+": 1, "-": -1}
+        constant = sum(
+            signs[sign] * node.value
+            for sign, node in _summands(_parse(str(left)), "+")
+            if isinstance(node, ast.Constant)
+        )
+        left, right = left - constant, right - constant
+    return f"{left} {compare} {right}"
+
+
+def _sides(constraint: str, values: Mapping[str, Any]) -> tuple[Any, str, Any]:
     parts = re.split(r"(>=|<=|==)", constraint)
     if len(parts) != 3:
         raise ValueError(
@@ -154,9 +180,23 @@ def holds(constraint: str, values: Mapping[str, Any]) -> Any:
             f"'n >= 4', got {constraint!r}"
         )
     left, compare, right = parts
-    return _COMPARE[compare](
-        evaluate(left.strip(), values), evaluate(right.strip(), values)
-    )
+    unknown = [n for side in (left, right) for n in symbols(side) if n not in values]
+    if unknown:
+        raise ValueError(
+            f"`constraints` names {unknown[0]!r}, which is no dim of the arguments; "
+            f"they have {', '.join(map(repr, values))}"
+        )
+    return evaluate(left, values), compare, evaluate(right, values)
+
+
+def is_derived(name: str) -> bool:
+    """Whether a dim's name is an expression of others, as that of a result may be."""
+    try:
+        names = symbols(name)
+        evaluate(name, dict.fromkeys(names, 1))
+    except (SyntaxError, NotImplementedError):
+        return False
+    return bool(names) and names != [name]
 
 
 def rename(text: str, names: Mapping[str, str]) -> str:
