@@ -42,7 +42,7 @@ class Dim:
     Attributes:
         name: as the caller gave it.
         symbol: what stands for it in a trace, or for one more than it if it may be 0:
-            JAX takes every symbol for 1 or more. None for one that is made of others.
+            JAX takes every symbol for 1 or more. Empty for a size made of others.
         offset: 1 if `symbol` stands for one more, else 0.
         lengths: int32 `[batch]`.
         max_length: the smallest of all arrays of that name.
@@ -51,7 +51,7 @@ class Dim:
     """
 
     name: str
-    symbol: str | None
+    symbol: str
     offset: int
     lengths: Array
     max_length: int
@@ -85,7 +85,9 @@ class Inputs:
     batch: int
 
     @classmethod
-    def of(cls, leaves: list[Any], axes: list[Any], min_length: Any) -> Inputs:
+    def of(
+        cls, leaves: list[Any], axes: list[Any], min_length: int | Mapping[str, int]
+    ) -> Inputs:
         """Check the leaves against each other.
 
         Args:
@@ -115,7 +117,7 @@ class Inputs:
     @property
     def symbols(self) -> list[Dim]:
         """The sizes that have a symbol of their own."""
-        return [d for d in self.dims.values() if d.symbol is not None]
+        return [d for d in self.dims.values() if d.symbol]
 
     def or_one_empty_example(self) -> Inputs:
         """Without examples: with one, empty, so that there is something to run."""
@@ -184,17 +186,17 @@ class Inputs:
         ]
 
 
-def _least(given: Any, names: Mapping[str, Any]) -> dict[str, int]:
+def _least(given: int | Mapping[str, int], names: Mapping[str, Any]) -> dict[str, int]:
     """`min_length` of every dim."""
     if not isinstance(given, Mapping):
-        return dict.fromkeys(names, given)
+        return {name: given for name in names}
     unknown = [name for name in given if name not in names]
     if unknown:
         raise ValueError(
             f"`min_length` names {unknown[0]!r}, which is no dim of the arguments; "
             f"they have {', '.join(map(repr, names))}"
         )
-    return {name: given.get(name, 1) for name in names}
+    return {name: int(given.get(name, 1)) for name in names}
 
 
 def _array(x: Any, axis: Any) -> Array:
@@ -284,7 +286,7 @@ def _dim(
         checks.check_derived(name, lengths, {n: d.lengths for n, d in base.items()})
         scope = SymbolicScope()
         sizes = {n: symbolic_shape(d.size, scope=scope)[0] for n, d in base.items()}
-        return Dim(symbol=None, offset=0, size=str(evaluate(name, sizes)), **common)
+        return Dim(symbol="", offset=0, size=str(evaluate(name, sizes)), **common)
     symbol = name
     if not name.isidentifier() or keyword.iskeyword(name) or name in _RESERVED:
         symbol = "size"

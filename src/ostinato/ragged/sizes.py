@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
@@ -162,12 +163,11 @@ def constraint_for_jax(constraint: str, values: Mapping[str, Any]) -> str:
     """
     left, compare, right = _sides(constraint, values)
     if compare == "==" and is_symbolic_dim(left):
-        signs = {"+": 1, "-": -1}
-        constant = sum(
-            signs[sign] * node.value
-            for sign, node in _summands(_parse(str(left)), "+")
-            if isinstance(node, ast.Constant)
-        )
+        constant = 0
+        for sign, node in _summands(_parse(str(left)), "+"):
+            match node:
+                case ast.Constant(value=int(value)):
+                    constant += value if sign == "+" else -value
         left, right = left - constant, right - constant
     return f"{left} {compare} {right}"
 

@@ -186,6 +186,7 @@ _OF_TRACERS = (
 _NAMES_OF_SIZES = (
     "Tracer'",  # numpy's, of an operation that it does not have
     "_DimExpr",
+    "__index__",
     "_plus_1",
     "floordiv(",
     "non-constant",

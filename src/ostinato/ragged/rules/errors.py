@@ -16,7 +16,7 @@ from jax.extend.core import JaxprEqn
 from ..._typing import Array
 from ..context import Context
 from ..fill import lowest
-from ..layouts import Flat, Padded, Shared, Value, ragged_axes, with_array
+from ..layouts import Flat, Padded, Shared, Value, ragged_axes
 from ..registry import Refuse, register
 from ..segments import along
 from ..sizes import symbolic_axes
@@ -80,20 +80,20 @@ def _callback(
     if not raises:
         raise Refuse("a callback cannot take or give axes of different sizes")
     # It gives nothing, or NaN in whatever shape is asked for.
-    like = [_result(ctx, s) for s in shapes]
+    axes = [symbolic_axes(shape) for shape in shapes]
     structs = [
-        jax.ShapeDtypeStruct(v.x, aval.dtype)
-        for v, aval in zip(like, result_avals, strict=True)
+        jax.ShapeDtypeStruct(
+            ctx.flat_shape(shape, a[0])
+            if len(a) == 1
+            else (ctx.batch, *ctx.at_max(shape)),
+            aval.dtype,
+        )
+        for shape, a, aval in zip(shapes, axes, result_avals, strict=True)
     ]
     arrays = jax.pure_callback(
         lambda *arrays: list(callback(*arrays)), structs, *(v.x for v in values)
     )
-    return [with_array(v, a) for v, a in zip(like, arrays, strict=True)]
-
-
-def _result(ctx: Context, shape: tuple[Any, ...]) -> Value:
-    """A value of that shape with the shape of its array in place of the array."""
-    axes = symbolic_axes(shape)
-    if len(axes) == 1:
-        return Flat(ctx.flat_shape(shape, axes[0]), shape, axes[0])
-    return Padded((ctx.batch, *ctx.at_max(shape)), shape)
+    return [
+        Flat(x, shape, a[0]) if len(a) == 1 else Padded(x, shape)
+        for x, shape, a in zip(arrays, shapes, axes, strict=True)
+    ]

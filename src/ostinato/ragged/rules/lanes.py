@@ -155,8 +155,9 @@ def _deal(lengths: Array, lanes: int) -> tuple[Array, Array, Array]:
         more = jnp.concatenate([loads[:each] + given, loads[each:]])
         return (more, lane), (lane[:each], loads[:each])
 
-    none = tuple(make_varying([jnp.zeros(lanes, jnp.int32), positions(lanes), lengths]))
-    (loads, _), (lane, first) = lax.scan(turn, none[:2], turns)
+    none = [jnp.zeros(lanes, jnp.int32), positions(lanes)]
+    loads, lane, _ = make_varying([*none, lengths])
+    (loads, _), (lane, first) = lax.scan(turn, (loads, lane), turns)
     return loads, lane.reshape(-1)[: len(lengths)], first.reshape(-1)[: len(lengths)]
 
 
