@@ -4,7 +4,7 @@ from .array import RaggedArray as RaggedArray
 from .associative import associative_scan as associative_scan
 from .capacity import round_capacity as round_capacity
 from .context import Context as Context
-from .context import Sizes as Sizes
+from .example import Sizes as Sizes
 from .layouts import Flat as Flat
 from .layouts import Padded as Padded
 from .layouts import Shared as Shared

@@ -5,6 +5,7 @@ from . import calls as calls
 from . import control as control
 from . import custom as custom
 from . import elementwise as elementwise
+from . import errors as errors
 from . import indexing as indexing
 from . import linalg as linalg
 from . import pieces as pieces

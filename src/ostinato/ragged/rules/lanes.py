@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._rnn.sharding import make_varying
 from ..._typing import Array
 from ..context import Context
 from ..layouts import Flat, Padded, Shared, Value, ragged_axes
@@ -154,8 +155,9 @@ def _deal(lengths: Array, lanes: int) -> tuple[Array, Array, Array]:
         more = jnp.concatenate([loads[:each] + given, loads[each:]])
         return (more, lane), (lane[:each], loads[:each])
 
-    none = jnp.zeros(lanes, jnp.int32), positions(lanes)
-    (loads, _), (lane, first) = lax.scan(turn, none, turns)
+    none = [jnp.zeros(lanes, jnp.int32), positions(lanes)]
+    loads, lane, _ = make_varying([*none, lengths])
+    (loads, _), (lane, first) = lax.scan(turn, (loads, lane), turns)
     return loads, lane.reshape(-1)[: len(lengths)], first.reshape(-1)[: len(lengths)]
 
 
@@ -238,7 +240,8 @@ def _run_needed(
     run = jax.checkpoint(chunk, prevent_cse=False)
 
     def skip(carry: list[Array], at: Any) -> tuple[list[Array], list[Array]]:
-        return carry, [jnp.zeros(s.shape, s.dtype) for s in shapes]
+        zeros = [jnp.zeros(s.shape, s.dtype) for s in shapes]
+        return carry, make_varying([*zeros, *carry])[: len(zeros)]
 
     def run_if_needed(carry: list[Array], at: Any) -> tuple[list[Array], list[Array]]:
         if needed is None:
