@@ -6,6 +6,7 @@ from . import control as control
 from . import custom as custom
 from . import elementwise as elementwise
 from . import indexing as indexing
+from . import leading as leading
 from . import linalg as linalg
 from . import pieces as pieces
 from . import products as products
