@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import keyword
 from collections.abc import Sequence
 from typing import Any
@@ -105,7 +106,8 @@ class Inputs:
         """What the trace may take for granted of the sizes."""
         names = {d.name: d.symbol for d in self.dims.values()}
         least = [f"{s} >= {min_length}" for s in names.values() if min_length > 1]
-        return SymbolicScope([rename(c, names) for c in constraints] + least)
+        known = [rename(c, names) for c in constraints] + least
+        return SymbolicScope(known + _products(list(self.dims.values())))
 
     @property
     def ranges(self) -> dict[str, Range]:
@@ -136,6 +138,13 @@ class Inputs:
             _value(ctx, x, axis, sizes)
             for x, axis in zip(self.leaves, self.axes, strict=True)
         ]
+
+
+def _products(dims: Sequence[Dim]) -> list[str]:
+    """That `n * m` is not negative where both may be 0: JAX does not see it."""
+    maybe_0 = [d.symbol for d in dims if d.offset]
+    pairs = itertools.combinations_with_replacement(maybe_0, 2)
+    return [f"{a} * {b} - {a} - {b} + 1 >= 0" for a, b in pairs]
 
 
 def _value(ctx: Context, x: Any, axis: int | None, sizes: dict[str, Any]) -> Value:

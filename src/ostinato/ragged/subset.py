@@ -18,6 +18,13 @@ def nested(ctx: Context, **options: Any) -> Context:
     return inner
 
 
+def among(ctx: Context, going: Array) -> Context:
+    """`ctx.nested()` where only the examples of `going`, bool `[batch]`, are used."""
+    inner = ctx.nested()
+    inner.going = going if ctx.going is None else ctx.going & going
+    return inner
+
+
 def of_sizes(
     ctx: Context,
     batch: int,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import jax
 import jax.errors
+import jax.numpy as jnp
 
 from .. import _checks
 from . import checks
@@ -130,6 +131,7 @@ def vmap(
         present = inputs.or_one_empty_example()
         in_tiers = resolve(tiers, present.dims, present.batch)
         ctx = present.context(dataclasses.replace(options, tiers=in_tiers))
+        ctx.going = None if inputs.batch else jnp.zeros(1, bool)
         scope = present.scope(constraints, options.min_length)
         values = present.values(ctx, scope)
 

@@ -4,6 +4,7 @@ from . import associative as associative
 from . import calls as calls
 from . import control as control
 from . import custom as custom
+from . import debug as debug
 from . import elementwise as elementwise
 from . import indexing as indexing
 from . import leading as leading

@@ -18,7 +18,7 @@ from ..context import Context
 from ..layouts import Flat, Padded, Shared, Value
 from ..segments import along, positions
 from ..sizes import symbolic_axes
-from ..subset import nested
+from ..subset import among, nested
 from .lanes import Scan
 
 
@@ -43,7 +43,7 @@ def run(
         carry: list[Array], at: tuple[Array, list[Array]]
     ) -> tuple[list[Array], list[Array]]:
         going, x = at
-        inner = nested(ctx, tiers=None, prefers_rows=False)
+        inner = nested(among(ctx, going), tiers=None, prefers_rows=False)
         states = [
             Padded(_select(going, c, s.x), s.shape)
             for c, s in zip(carry, starts, strict=True)
