@@ -3,6 +3,7 @@
 from .array import RaggedArray as RaggedArray
 from .associative import associative_scan as associative_scan
 from .capacity import round_capacity as round_capacity
+from .capacity import round_length as round_length
 from .context import Context as Context
 from .context import Sizes as Sizes
 from .layouts import Flat as Flat
