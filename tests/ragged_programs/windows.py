@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .program import D, programs
+from ostinato import ragged
+
+from .program import D, Program, programs
 
 NTC = ("NTC", "TIO", "NTC")  # batch, time, channels
 conv = functools.partial(lax.conv_general_dilated, dimension_numbers=NTC)
@@ -66,6 +68,25 @@ def down_and_up(x, kernel):
     return convolve(small, back, padding=[(1, 1)], lhs_dilation=(2,))
 
 
+def convolved(of, **named):
+    """Programs of a vector and the rows of a shared kernel, by `of(a, v)`."""
+    return {
+        "kernel": lambda s, b: of(s, b, **named),
+        "as_kernel": lambda s, b: of(b[:2], s, **named),
+        "both": lambda s, t: of(s, t, **named),
+    }
+
+
+def convolutions():
+    ours = {"convolve": ragged.convolve, "correlate": ragged.correlate}
+    for name, of in ours.items():
+        for mode in ("full", "same", "valid"):
+            mapped = convolved(of, mode=mode)
+            plain = convolved(getattr(jnp, name), mode=mode)
+            for kind, fn in mapped.items():
+                yield Program(f"{name}_{mode}_{kind}", fn, reference=plain[kind])
+
+
 PROGRAMS = programs(
     {
         "conv_same": lambda x, kernel: convolve(positioned(x), kernel),
@@ -106,3 +127,4 @@ PROGRAMS = programs(
     },
     at_least=3,
 )
+PROGRAMS += convolutions()

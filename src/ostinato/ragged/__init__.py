@@ -6,6 +6,8 @@ from .capacity import round_capacity as round_capacity
 from .capacity import round_length as round_length
 from .context import Context as Context
 from .context import Sizes as Sizes
+from .convolve import convolve as convolve
+from .convolve import correlate as correlate
 from .layouts import Flat as Flat
 from .layouts import Padded as Padded
 from .layouts import Shared as Shared

@@ -67,8 +67,8 @@ class Context:
         options: see `ragged.vmap`.
         symbols: what the symbols stand for.
         equations: the one at hand, after those that it stands in.
-        going: bool `[batch]`, the examples whose results are used, in a loop that others
-            have left; None where all are.
+        going: bool `[batch]`, whose results are used, in a loop that others have left;
+            None where all are.
     """
 
     def __init__(self, batch: int, symbols: Symbols, options: Options):

@@ -1,4 +1,4 @@
-"""`jax.debug.print` and `jax.debug.callback`: once for each example, at its own size."""
+"""`jax.debug.print` and `jax.debug.callback`, once for each example."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from ..._typing import Array
 from ..context import Context, Sizes
 from ..layouts import Shared, Value, ragged_axes
 from ..registry import Refuse, register
@@ -48,6 +47,6 @@ def _debug(ctx: Context, eqn: JaxprEqn, *values: Value, **params: Any) -> list[V
     return []
 
 
-def _cut(own: Sizes, x: Array, shape: tuple[Any, ...]) -> Array:
+def _cut(own: Sizes, x: np.ndarray, shape: tuple[Any, ...]) -> np.ndarray:
     """One example without its padding."""
     return x[tuple(slice(max(own(dim), 0)) for dim in shape)]

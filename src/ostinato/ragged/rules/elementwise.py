@@ -114,7 +114,7 @@ def _dim_as_value(ctx: Context, eqn: JaxprEqn, *, dim: Any) -> Value:
 
 @register("sharding_constraint")
 def _constrain(ctx: Context, eqn: JaxprEqn, x: Value, **params: Any) -> Value:
-    """Rows are laid out as the ragged axis is asked to be, padded examples one by one."""
+    """Rows are laid out as the ragged axis is asked to be."""
     (shape,) = ctx.out_shapes(eqn)
     if isinstance(x, Flat):
         return Flat(eqn.primitive.bind(x.x, **params), shape, x.axis)
