@@ -9,7 +9,8 @@ from .program import D, Program, programs
 
 def positive(x):
     """Symmetric matrices with eigenvalues well above 0, and apart."""
-    return x @ jnp.swapaxes(x, -1, -2) + jnp.diag(jnp.arange(1.0, D + 1))
+    diagonal = jnp.diag(jnp.arange(1.0, D + 1))
+    return x @ jnp.swapaxes(x, -1, -2) + jnp.broadcast_to(diagonal, x.shape)
 
 
 def fourier(square, w):
@@ -63,7 +64,7 @@ def discrete_fourier(x):
     """The matrix of the transform, whose size is the example's."""
     n = x.shape[0]
     k = jnp.arange(n, dtype=jnp.int32)
-    turns = (k[:, None] * k % jnp.asarray(n, jnp.int32)).astype(x.dtype) / n
+    turns = (k[:, None] * k[None] % jnp.asarray(n, jnp.int32)).astype(x.dtype) / n
     y = jnp.exp(-2j * jnp.pi * turns) @ x
     return y.real, y.imag
 
@@ -83,7 +84,7 @@ def rectangular(x):
 def rectangular_of_jax(x):
     q, r = jnp.linalg.qr(x)
     sign = jnp.sign(jnp.diagonal(r))
-    return q * sign, r * sign[:, None], jnp.linalg.svd(x)[1][::-1] ** 2
+    return q * sign[None], r * sign[:, None], jnp.linalg.svd(x)[1][::-1] ** 2
 
 
 PROGRAMS = (

@@ -114,7 +114,6 @@ EMPTY = programs(
         "identity_matrix": lambda s: jnp.eye(s.shape[0]) * s[None],
         "flattened": lambda x, y, w: jnp.tanh(x @ w @ y.T).reshape(-1),
         "flattened_sum": lambda x, y, w: ((x @ w @ y.T).ravel() ** 2).sum(),
-        "flattened_square": lambda x, w: jnp.cumsum(x @ w @ x.T),
         "flattened_pairs": lambda x, y: (x[:, None] * y[None]).reshape(-1, D),
         "flattened_identity": lambda s: jnp.eye(s.shape[0]).ravel() * s.sum(),
         "flattened_columns": lambda x, w: (x @ w).T.reshape(-1),
@@ -154,7 +153,6 @@ FILLED = programs(
 )
 LONG = programs(
     {
-        "best_of_other_rows": best_of_other_rows,
         "best_pairs": lambda x, w: lax.top_k((x @ w @ x.T).reshape(-1), 3),
         "last_two": lambda x: x[-2:],
         "second_and_last_but_one": lambda x: (x[1], x[-2]),
@@ -162,4 +160,12 @@ LONG = programs(
     },
     at_least=2,
 ) + programs({"middle_rows": lambda x: x[2:5]}, at_least=5)
-PROGRAMS = EMPTY + FILLED + LONG
+TIERED = programs(
+    {
+        "best_of_other_rows": best_of_other_rows,
+        "flattened_pairs_of_rows": lambda x, w: jnp.sin(x @ w @ x.T).ravel(),
+    },
+    at_least=2,
+    options=({}, {"tiers": 2}),
+)
+PROGRAMS = EMPTY + FILLED + LONG + TIERED

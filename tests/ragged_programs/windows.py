@@ -68,23 +68,18 @@ def down_and_up(x, kernel):
     return convolve(small, back, padding=[(1, 1)], lhs_dilation=(2,))
 
 
-def convolved(of, **named):
-    """Programs of a vector and the rows of a shared kernel, by `of(a, v)`."""
-    return {
-        "kernel": lambda s, b: of(s, b, **named),
-        "as_kernel": lambda s, b: of(b[:2], s, **named),
-        "both": lambda s, t: of(s, t, **named),
-    }
+CONVOLVED = {
+    "kernel": lambda of, mode: lambda s, b: of(s, b, mode),
+    "as_kernel": lambda of, mode: lambda s, b: of(b[:2], s, mode),
+    "both": lambda of, mode: lambda s, t: of(s, t, mode),
+}
 
 
-def convolutions():
-    ours = {"convolve": ragged.convolve, "correlate": ragged.correlate}
-    for name, of in ours.items():
-        for mode in ("full", "same", "valid"):
-            mapped = convolved(of, mode=mode)
-            plain = convolved(getattr(jnp, name), mode=mode)
-            for kind, fn in mapped.items():
-                yield Program(f"{name}_{mode}_{kind}", fn, reference=plain[kind])
+def convolution(name, mode, kind):
+    """One of the vectors that it convolves is ragged, or both."""
+    make = CONVOLVED[kind]
+    fn, plain = (make(getattr(of, name), mode) for of in (ragged, jnp))
+    return Program(f"{name}_{mode}_{kind}", fn, reference=plain)
 
 
 PROGRAMS = programs(
@@ -127,4 +122,13 @@ PROGRAMS = programs(
     },
     at_least=3,
 )
-PROGRAMS += convolutions()
+PROGRAMS += [
+    convolution("convolve", "full", "kernel"),
+    convolution("convolve", "full", "both"),
+    convolution("convolve", "same", "as_kernel"),
+    convolution("convolve", "valid", "both"),
+    convolution("correlate", "full", "as_kernel"),
+    convolution("correlate", "same", "kernel"),
+    convolution("correlate", "same", "both"),
+    convolution("correlate", "valid", "as_kernel"),
+]
