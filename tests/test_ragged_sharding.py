@@ -1,5 +1,7 @@
 """`with_sharding_constraint` within `ragged.vmap`, on the four devices of the tests."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,17 +21,19 @@ def constrain(x, *spec):
 
 
 FUNCTIONS = {
-    "rows": (lambda x, w: constrain(x @ w, "d"), None),
-    "features": (lambda x, w: constrain(x @ w, None, "d"), P(None, "d")),
-    "pairs": (lambda x, w: constrain(x @ w @ x.T, None, "d"), P(None, None, "d")),
-    "of_one_example": (lambda x, w: constrain((x @ w).sum(0), "d"), P(None, "d")),
-    "weights": (lambda x, w: x @ constrain(w, "d"), None),
+    "rows": (lambda x, w, at: at(x @ w, "d"), None),
+    "features": (lambda x, w, at: at(x @ w, None, "d"), P(None, "d")),
+    "pairs": (lambda x, w, at: at(x @ w @ x.T, None, "d"), P(None, None, "d")),
+    "of_one_example": (lambda x, w, at: at((x @ w).sum(0), "d"), P(None, "d")),
+    "weights": (lambda x, w, at: x @ at(w, "d"), None),
 }
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_constraint_changes_where_values_lie_and_no_value(name):
-    function, spec = FUNCTIONS[name]
+    general, spec = FUNCTIONS[name]
+    function = functools.partial(general, at=constrain)
+    plain = functools.partial(general, at=lambda x, *_: x)
     rng = np.random.default_rng(0)
     examples = [rng.standard_normal((n, 4)) for n in LENGTHS]
     batch = ragged.RaggedArray.from_list(examples, capacity=8, max_length=4)
@@ -48,11 +52,11 @@ def test_a_constraint_changes_where_values_lie_and_no_value(name):
         assert values.sharding.spec == spec
 
     def each(examples, w):
-        return sum(jnp.sum(jnp.sin(function(x, w))) for x in examples)
+        return sum(jnp.sum(jnp.sin(plain(x, w))) for x in examples)
 
     want_rows, want_w = jax.grad(each, argnums=(0, 1))(examples, w)
     np.testing.assert_allclose(of_w, want_w, rtol=1e-10)
     np.testing.assert_allclose(of_rows[:6], np.concatenate(want_rows), rtol=1e-10)
     results = out if isinstance(out, jax.Array) else out.to_list()
     for got, x in zip(results, examples, strict=True):
-        np.testing.assert_allclose(got, function(x, w), rtol=1e-10)
+        np.testing.assert_allclose(got, plain(x, w), rtol=1e-10)

@@ -68,6 +68,17 @@ def down_and_up(x, kernel):
     return convolve(small, back, padding=[(1, 1)], lhs_dilation=(2,))
 
 
+def weighted(convolve):
+    """Sums of the result: where it is as long as the kernel, no length differs."""
+
+    def sums(a, v, mode):
+        y = convolve(a, v, mode)
+        place = jnp.arange(y.shape[0], dtype=y.dtype)
+        return jnp.sum(y * jnp.cos(1.7 * place + 0.3)), jnp.ones_like(y).sum()
+
+    return sums
+
+
 CONVOLVED = {
     "kernel": lambda of, mode: lambda s, b: of(s, b, mode),
     "as_kernel": lambda of, mode: lambda s, b: of(b[:2], s, mode),
@@ -78,7 +89,7 @@ CONVOLVED = {
 def convolution(name, mode, kind):
     """One of the vectors that it convolves is ragged, or both."""
     make = CONVOLVED[kind]
-    fn, plain = (make(getattr(of, name), mode) for of in (ragged, jnp))
+    fn, plain = (make(weighted(getattr(of, name)), mode) for of in (ragged, jnp))
     return Program(f"{name}_{mode}_{kind}", fn, reference=plain)
 
 

@@ -108,7 +108,7 @@ def _convolve(a: Array, v: Array, mode: str, later: Any, precision: Any) -> Arra
     }[mode]
     first = jnp.arange(size, dtype=jnp.int32) + jnp.array(start, jnp.int32)
     if is_symbolic(n) and is_symbolic(m):
-        place = first[:, None] - jnp.arange(m, dtype=jnp.int32)
+        place = first[:, None] - jnp.arange(m, dtype=jnp.int32)[None]
         inside = (place >= 0) & (place < jnp.array(n, jnp.int32))
         rows = jnp.where(inside, _at(a, place), jnp.zeros((), a.dtype))
         return jnp.dot(rows, v, precision=precision)
