@@ -48,6 +48,11 @@ def back_again(x, y, w):
     return pairs.reshape(x.shape[0], y.shape[0]) @ y
 
 
+def gradient_of_best(x):
+    """Through a vector of all pairs and back, inside of the mapped function."""
+    return jax.grad(lambda x: jnp.max(jnp.sin(x @ x.T).reshape(-1)))(x)
+
+
 def by_head(x, w):
     """`[2, n, D]` to `[2 n, D]`, and back."""
     rows = jnp.tanh(jnp.stack([x @ w, x]).reshape(-1, D))
@@ -146,6 +151,7 @@ FILLED = programs(
         "pad_negative": lambda x: lax.pad(x, 0.0, ((-1, 2, 0), (0, 0, 0))),
         "set_rows": set_rows,
         "best_pair": best_pair,
+        "gradient_of_best": gradient_of_best,
         "median_pair": lambda x, y: jnp.median(x @ y.T),
         "best_of_one": lambda x, y: lax.top_k((x @ y.T).reshape(-1), 1),
         "set_rest": lambda x: x.at[1:].multiply(3.0),

@@ -124,6 +124,9 @@ def _unstack(ctx: Context, eqn: JaxprEqn, x: Value, *, axis: int) -> list[Value]
 @register("reshape")
 def _reshape(ctx: Context, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     shape = _only(ctx, eqn)
+    full = ctx.at_max(shape)
+    if 0 in full:
+        return ctx.unsized(lambda a: a.reshape(full), [x], shape)
     groups = _groups(x.shape, shape)
     if not all(_same_size(*group) for group in groups):
         raise Refuse(
@@ -131,12 +134,16 @@ def _reshape(ctx: Context, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
             "many elements before as after for every example; say what divides a size "
             "by `constraints`"
         )
-    if not all(_stay_in_order(*group) for group in groups):
-        result = _reordered(ctx, x, shape, groups)
-        return ctx.to_flat(result) if isinstance(x, Flat) else result
-    if isinstance(x, Flat):
+    in_order = all(_stay_in_order(*group) for group in groups)
+    if in_order and isinstance(x, Flat):
         return _reshape_rows(ctx, x, shape, groups)
-    return ctx.unsized(lambda a: a.reshape(ctx.at_max(shape)), [x], shape)
+    # Where a size is halved, that of the padding may be odd.
+    if in_order and math.prod(ctx.at_max(x.shape)) == math.prod(full):
+        return ctx.unsized(lambda a: a.reshape(full), [x], shape)
+    result = _reordered(ctx, x, shape, groups)
+    if isinstance(x, Flat) and len(symbolic_axes(shape)) == 1:
+        return ctx.to_flat(result)
+    return result
 
 
 Group = tuple[tuple[Any, ...], tuple[Any, ...]]
