@@ -38,6 +38,8 @@ class Context:
         options: see `ragged.vmap`.
         symbols: what the symbols stand for.
         equations: the one at hand, after those that it stands in.
+        going: bool `[batch]`, whose results are used, in a loop that others have left;
+            None where all are.
     """
 
     def __init__(self, batch: int, symbols: Symbols, options: Options):
@@ -45,6 +47,7 @@ class Context:
         self.symbols = symbols
         self.options = options
         self.equations: tuple[JaxprEqn, ...] = ()
+        self.going: Array | None = None
         self._known: dict[tuple, Any] = {}
 
     def nested(self, values: dict[str, Array] | None = None) -> Context:
@@ -59,7 +62,7 @@ class Context:
         if values is not None:
             symbols = dataclasses.replace(symbols, values=values)
         inner = Context(self.batch, symbols, self.options)
-        inner.equations = self.equations
+        inner.equations, inner.going = self.equations, self.going
         if values is None:
             inner._known = dict(self._known)
         return inner

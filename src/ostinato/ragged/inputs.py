@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import keyword
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -146,7 +147,9 @@ class Inputs:
             given += [f"{d.symbol} <= {d.high}" for d in self.symbols]
         sizes = self._in_trace(SymbolicScope())
         return SymbolicScope(
-            [constraint_for_jax(c, sizes) for c in constraints] + given
+            [constraint_for_jax(c, sizes) for c in constraints]
+            + given
+            + _products(self.symbols)
         )
 
     @property
@@ -208,6 +211,13 @@ def _array(x: Any, axis: Any) -> Array:
             "examples."
         )
         raise
+
+
+def _products(dims: Sequence[Dim]) -> list[str]:
+    """That `n * m` is not negative where both may be 0: JAX does not see it."""
+    maybe_0 = [d.symbol for d in dims if d.offset]
+    pairs = itertools.combinations_with_replacement(maybe_0, 2)
+    return [f"{a} * {b} - {a} - {b} + 1 >= 0" for a, b in pairs]
 
 
 def _value(ctx: Context, x: Any, axis: int | None, sizes: dict[str, Any]) -> Value:

@@ -24,6 +24,13 @@ def nested(ctx: Context, **options: Any) -> Context:
     return inner
 
 
+def among(ctx: Context, going: Array) -> Context:
+    """`ctx.nested()` where only the examples of `going`, bool `[batch]`, are used."""
+    inner = ctx.nested()
+    inner.going = going if ctx.going is None else ctx.going & going
+    return inner
+
+
 def of_sizes(
     ctx: Context,
     batch: int,
@@ -81,7 +88,9 @@ class StandIns:
         first = jnp.argmax(busy).astype(jnp.int32)
         example = jnp.where(busy, positions(ctx.batch), first)
         values = {k: v[example] for k, v in ctx.symbols.values.items()}
-        return cls(ctx, busy, example, of_sizes(ctx, ctx.batch, values))
+        context = of_sizes(ctx, ctx.batch, values)
+        context.going = ctx.going
+        return cls(ctx, busy, example, context)
 
     def __call__(self, value: Value) -> Padded | Shared:
         """`value` in that batch; without gradient where no example is busy."""

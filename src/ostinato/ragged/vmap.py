@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jax
 import jax.errors
+import jax.numpy as jnp
 import numpy as np
 
 from .. import _checks
@@ -134,6 +135,7 @@ def vmap(
         own = {d.name: d for d in present.symbols}
         in_tiers = resolve(tiers, own, present.batch)
         ctx = present.context(dataclasses.replace(options, tiers=in_tiers))
+        ctx.going = None if inputs.batch else jnp.zeros(1, bool)
 
         @ft.wraps(function)  # JAX names it in messages
         def one(*arrays: Any) -> Any:
@@ -198,9 +200,10 @@ _NAMES_OF_SIZES = (
 _ADVICE = (
     "ragged.vmap traces the function once, with symbols for sizes: n, or n_plus_1 - 1 "
     "if `min_length` is 0. Compute with jax.numpy on jnp.array(size), say what holds "
-    "for all examples by `min_length` or `constraints`, and take "
-    "ragged.associative_scan for that of jax.lax. The page on ragged.vmap has a table "
-    "of what to write instead."
+    "for all examples by `min_length` or `constraints`, take "
+    "ragged.associative_scan, ragged.convolve and ragged.correlate for those of JAX, "
+    "and scan jnp.arange(size) where there is a length alone to scan. The page on "
+    "ragged.vmap has a table of what to write instead."
 )
 
 

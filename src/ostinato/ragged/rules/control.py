@@ -21,6 +21,7 @@ from ..layouts import Flat, Packing, Padded, Shared, Value, with_array
 from ..registry import register
 from ..segments import along
 from ..sizes import is_symbolic
+from ..subset import among
 from . import lanes, lockstep
 from .lanes import Scan
 
@@ -136,8 +137,9 @@ def _while(
     def goes_on(carry: _Values) -> list[Value]:
         return ctx.nested().evaluate(cond_jaxpr, [*of_condition, *carry])
 
-    def body(carry: _Values) -> list[Value]:
-        return ctx.nested().evaluate(body_jaxpr, [*of_body, *carry])
+    def body(carry: _Values, going: Array | None = None) -> list[Value]:
+        inner = ctx.nested() if going is None else among(ctx, going)
+        return inner.evaluate(body_jaxpr, [*of_body, *carry])
 
     init = _settle(ctx, init, lambda carry: _kinds(body, carry))
     together = isinstance(_kinds(goes_on, init).values[0], Shared)
@@ -157,7 +159,7 @@ def _while(
         going, arrays = state
         old = packing.unpack(arrays)
         inner = ctx.nested()
-        new = _like(inner, packing, body(old))
+        new = _like(inner, packing, body(old, None if together else going))
         if not together:
             new = [select(inner, going, a, b) for a, b in zip(new, old, strict=True)]
         arrays = [v.x for v in new]
@@ -203,7 +205,11 @@ def _cond(
 ) -> list[Value]:
     """One branch if all examples take the same; else all, and each example its own."""
     if not isinstance(index, Shared):
-        results = [ctx.evaluate(branch, values) for branch in branches]
+        takes = ctx.to_padded(index).x.astype(jnp.int32)  # of two, it is a bool
+        results = [
+            among(ctx, takes == i).evaluate(branch, values)
+            for i, branch in enumerate(branches)
+        ]
         return [_choose(ctx, index, cases) for cases in zip(*results, strict=True)]
     packing, found = Packing.of(values), []
 

@@ -117,6 +117,16 @@ def _dim_as_value(ctx: Context, eqn: JaxprEqn, *, dim: Any) -> Value:
     return Padded(size, (), number=dim)
 
 
+@register("sharding_constraint")
+def _constrain(ctx: Context, eqn: JaxprEqn, x: Value, **params: Any) -> Value:
+    """Rows are laid out as the ragged axis is asked to be."""
+    (shape,) = ctx.out_shapes(eqn)
+    if isinstance(x, Flat):
+        return Flat(eqn.primitive.bind(x.x, **params), shape, x.axis)
+    constrained = ctx.unsized(lambda a: eqn.primitive.bind(a, **params), [x], shape)
+    return filled_as(constrained, x)
+
+
 @register("device_put", "optimization_barrier")
 def _unchanged(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[Value]:
     params = eqn.primitive.get_bind_params(eqn.params)

@@ -78,6 +78,11 @@ class _Plan(NamedTuple):
     begins: Array
     steps: Array
 
+    def going(self, ctx: Context) -> Array:
+        """Where there is a row of an example that is going, bool `[S, K]`."""
+        there = self.in_slots.valid.reshape(self.example.shape)
+        return there if ctx.going is None else there & ctx.going[self.example]
+
 
 def choose(ctx: Context, scan: Scan, consts: Sequence[Value]) -> int | None:
     """How many lanes to run `scan` in; None where they cost more, or cannot be."""
@@ -182,6 +187,7 @@ def run(
     given = {
         "symbols": {k: v[plan.example] for k, v in ctx.symbols.values.items()},
         "begins": plan.begins,
+        "going": plan.going(ctx),
         "consts": list(map(of_slots, consts)),
         "init": list(map(of_slots, init)),
         "x": [_rows(plan, v) for v in xs],
@@ -189,6 +195,7 @@ def run(
 
     def step(carry: list[Array], at: dict[str, Any]) -> tuple[list[Array], Any]:
         inner = of_sizes(ctx, lanes, at["symbols"])
+        inner.going = at["going"]
         starts = map(_at_slot, init, at["init"])
         carried = []
         for s, c in zip(starts, carry, strict=True):

@@ -19,7 +19,7 @@ from ..context import Context
 from ..layouts import Flat, Padded, Shared, Value
 from ..segments import along, positions
 from ..sizes import symbolic_axes
-from ..subset import StandIns
+from ..subset import StandIns, among
 from .lanes import Scan
 
 
@@ -47,7 +47,7 @@ def run(
         carry: list[Array], at: tuple[Array, list[Array]]
     ) -> tuple[list[Array], list[Array]]:
         going, x = at
-        inner = batch.context.nested()
+        inner = among(batch.context, going)
         states = [
             Padded(_select(going, c, s.x), s.shape)
             for c, s in zip(carry, starts, strict=True)

@@ -97,6 +97,9 @@ class _Tiered:
             of_sizes(ctx, count, {k: v[part] for k, v in values.items()}, {name: high})
             for part, (count, high) in zip(self._parts(), tiers, strict=True)
         ]
+        if ctx.going is not None:
+            for inner, part in zip(self.contexts, self._parts(), strict=True):
+                inner.going = self._sort(ctx.going)[part]
         everywhere = jnp.ones(ctx.batch, bool)
         self.sorted = Places(self.order, everywhere)
         self.unsorted = Places(self.place, everywhere)
