@@ -18,11 +18,15 @@ def main(
     after: Annotated[Path, typer.Argument(help="The same rows, measured again.")],
 ) -> None:
     """Say which rows of ours became faster or slower, beyond the spread."""
-    old, new = (results.load(path).rows for path in (before, after))
+    loaded = [results.load(path) for path in (before, after)]
+    old, new = (result.rows for result in loaded)
     common = [id for id in old if id in new]
     if not common:
         raise typer.BadParameter("the two files have no row in common")
-    table = Table(title="milliseconds of ours; torch is its time over ours, each run")
+    cpus = [results.cpu_of(result.machine) for result in loaded]
+    on = " and ".join(dict.fromkeys(cpus))
+    what = "milliseconds of ours; torch is its time over ours, each run"
+    table = Table(title=f"{on}\n{what}")
     heads = ("row", "before", "after", "ratio", "torch before", "torch after", "")
     for head in heads:
         text = head in ("row", "")

@@ -32,14 +32,16 @@ _COLORS = {  # not of "prepared", which cannot be told from ours at these sizes
 }
 
 
-def draw(measured: Results, folder: Path, mode: str = "lstm") -> dict[str, Path]:
+def draw(
+    measured: Results, folder: Path, vendor: str, mode: str = "lstm"
+) -> dict[str, Path]:
     """Write a picture for every size that the results vary; their paths by size."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {}
     for size in CAPTIONS:
         panels = {kind: series(measured, mode, kind, size) for kind in rows.SWEEP_KINDS}
         if all(len(points) > 1 for points in panels.values()):
-            drawn[size] = folder / f"cost_{size}.png"
+            drawn[size] = folder / f"cost_{size}_{vendor.lower()}.png"
             _figure(panels, mode, size).savefig(drawn[size])
     return drawn
 

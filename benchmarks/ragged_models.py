@@ -1,6 +1,7 @@
 """What `ragged.vmap` is compared with: the same models on padded data with masks."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -179,14 +180,15 @@ def draw_lengths(mean: float, batch: int, longest: int, seed: int = 1) -> np.nda
     return lengths
 
 
+_capacity = functools.partial(ragged.round_capacity, per_octave=16)
+
+
 def make_data(padding_ratio: float, batch: int = BATCH, longest: int = LONGEST) -> Data:
     """Sequences that padding makes so many times as long in the mean."""
     rng = np.random.default_rng(2)
     lengths = draw_lengths(longest / padding_ratio, batch, longest)
     x = [rng.standard_normal((n, D)).astype(np.float32) for n in lengths]
-    rows = ragged.RaggedArray.from_list(
-        x, capacity=ragged.round_capacity, max_length=longest
-    )
+    rows = ragged.RaggedArray.from_list(x, capacity=_capacity, max_length=longest)
     return Data(rows, rows.to_padded(), rows.lengths)
 
 

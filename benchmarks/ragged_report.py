@@ -4,6 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from . import results
 from .ragged_models import BATCH, LONGEST, MODELS, SHORTEST, D
 from .report import between_marks
 from .tables import duration, markdown, ratio
@@ -63,24 +64,26 @@ def table(rows: list[Row]) -> str:
 def write(measured: dict[str, Any], docs: Path, table_ratio: float) -> None:
     """Replace the table of results.md and draw the picture next to it."""
     rows, machine = measured["rows"], measured["machine"]
+    vendor = results.vendor_of(machine)
     chosen = [row for row in rows if row["ratio"] == table_ratio]
     bound = chosen[0]["padding_ratio"]
     said = (
-        f"Measured {machine['date']} on {machine['cpu']}, {machine['cpus']} CPUs, jax "
-        f"{machine['packages']['jax']}, float32. {BATCH} sequences of {SHORTEST} to "
-        f"{LONGEST} rows of {D} features, lognormal; padding makes {bound:.1f} times "
-        "as many rows of them. Times in milliseconds, medians of rounds in turns; "
-        "compile is one pass / with gradients."
+        f"Measured {machine['date']} on {results.cpu_of(machine)}, "
+        f"{machine['cpus']} CPUs, jax {machine['packages']['jax']}, float32. "
+        f"{BATCH} sequences of {SHORTEST} to {LONGEST} rows of {D} features, "
+        f"lognormal; padding makes {bound:.1f} times as many rows of them. Times in "
+        "milliseconds, medians of rounds in turns; compile is one pass / with "
+        "gradients."
     )
     parts = [said, table(chosen)]
     if len({row["ratio"] for row in rows}) > 1:
-        picture = docs / "images" / "ragged.png"
+        picture = docs / "images" / f"ragged_{vendor.lower()}.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
         draw(rows).savefig(picture)
         parts.append(f"![time over the padding ratio](images/{picture.name})")
     page = docs / "results.md"
     text = "\n\n".join(parts)
-    page.write_text(between_marks(page.read_text(), text, MARK))
+    page.write_text(between_marks(page.read_text(), text, f"{MARK} {vendor}"))
 
 
 def draw(rows: list[Row]) -> Any:

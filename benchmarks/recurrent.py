@@ -62,7 +62,8 @@ def main(
         out.write_text(json.dumps(stored, indent=1) + "\n")
     tables.console().print(text(stored))
     if page is not None:
-        page.write_text(report.between_marks(page.read_text(), text(stored), MARK))
+        mark = f"{MARK} {results.vendor_of(stored['machine'])}"
+        page.write_text(report.between_marks(page.read_text(), text(stored), mark))
 
 
 # ------------------------------------------------------------------------------ speed
@@ -202,7 +203,8 @@ def text(stored: dict) -> str:
     """What results.md says, from what `main` stored."""
     machine = stored["machine"]
     parts = [
-        f"Measured {machine['date']} on {machine['cpu']}, {machine['cpus']} CPUs, "
+        f"Measured {machine['date']} on {results.cpu_of(machine)}, "
+        f"{machine['cpus']} CPUs, "
         f"jax {machine['packages']['jax']}."
     ]
     if "speed" in stored:

@@ -16,11 +16,16 @@ def main(
     file: Annotated[Path, typer.Argument(help="Written by benchmarks.run.")],
     docs: Annotated[Path, typer.Option(help="Folder of results.md.")] = Path("docs"),
 ) -> None:
-    """Put the table between the marks of results.md; draw the pictures next to it."""
+    """Put the table between the marks of results.md; draw the pictures next to it.
+
+    Each vendor of processors has marks of its own, so that the others' tables stay.
+    """
     measured = results.load(file)
-    drawn = pictures.draw(measured, docs / "images")
+    vendor = results.vendor_of(measured.machine)
+    drawn = pictures.draw(measured, docs / "images", vendor)
     page = docs / "results.md"
-    page.write_text(between_marks(page.read_text(), text(measured, drawn), MARK))
+    mark = f"{MARK} {vendor}"
+    page.write_text(between_marks(page.read_text(), text(measured, drawn), mark))
     for path in (page, *drawn.values()):
         typer.echo(path)
 
@@ -43,13 +48,13 @@ def text(measured: Results, drawn: dict[str, Path]) -> str:
         ids = [Row.key(mode, name, measured.threads) for name in names]
         chosen = [measured.rows[id] for id in ids if id in measured.rows]
         if chosen:
-            parts.append(f"### {TITLES[mode]}\n\n{table(chosen)}")
+            parts.append(f"#### {TITLES[mode]}\n\n{table(chosen)}")
     if drawn:
         shown = [
             f"![{pictures.CAPTIONS[size]}](images/{path.name})"
             for size, path in drawn.items()
         ]
-        parts.append("\n\n".join(["### How cost grows", *shown]))
+        parts.append("\n\n".join(["#### How cost grows", *shown]))
     return "\n\n".join(parts)
 
 
@@ -59,7 +64,8 @@ def conditions(measured: Results) -> str:
     peaks = machine["peaks"][str(measured.threads)]
     packages = ", ".join(f"{k} {v}" for k, v in machine["packages"].items() if v)
     said = (
-        f"Measured {machine['date']} on {machine['cpu']}, {machine['cpus']} CPUs, "
+        f"Measured {machine['date']} on {results.cpu_of(machine)}, "
+        f"{machine['cpus']} CPUs, "
         f"{measured.threads} threads each, Python {machine['python']}, {packages}. "
         f"Peaks behind the floor: {peaks['float32'] / 1e9:.0f} GFLOP/s in float32, "
         f"{peaks['bfloat16'] / 1e9:.0f} in bfloat16, "

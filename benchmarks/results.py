@@ -9,8 +9,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ostinato import _native
+
 from .peers import OURS
 
+VENDORS = ("AMD", "Intel")
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "onnxruntime", "flax")
 
 
@@ -96,8 +99,13 @@ def save(path: Path, results: Results) -> None:
 
 def machine() -> dict[str, Any]:
     """What the figures depend on, besides the code."""
+    library, _ = _native.status()
+    cpu = _cpuinfo()
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu.get("model name", platform.machine()),
+        "family": cpu.get("cpu family"),
+        "model": cpu.get("model"),
+        "isa": None if library is None else _native.cpu_features().isa,
         "cpus": len(os.sched_getaffinity(0)),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
@@ -106,11 +114,28 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
+def cpu_of(machine: dict[str, Any]) -> str:
+    """The processor and what our kernels use of it, for the head of a table.
+
+    Cloud machines often hide the name of a model, hence its number.
+    """
+    said = machine["cpu"]
+    if machine.get("family"):
+        said += f" (family {machine['family']}, model {machine['model']})"
+    return f"{said}, {machine['isa']}" if machine.get("isa") else said
+
+
+def vendor_of(machine: dict[str, Any]) -> str:
+    """Whose tables of results.md these are: AMD's, Intel's, or of another name."""
+    known = (name for name in VENDORS if name in machine["cpu"])
+    return next(known, machine["cpu"].split()[0])
+
+
+def _cpuinfo() -> dict[str, str]:
+    """What Linux says of the first processor."""
+    first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    lines = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in lines}
 
 
 def _version(package: str) -> str | None:

@@ -53,8 +53,8 @@ def begin(out: Path, resume: bool, guard: bool, console: Console) -> Results:
     stored = Results(results.machine(), {})
     if resume and out.exists():
         before = results.load(out)
-        for key in ("cpu", "packages"):
-            if before.machine[key] != stored.machine[key]:
+        for key in ("cpu", "family", "model", "isa", "packages"):
+            if before.machine.get(key, stored.machine[key]) != stored.machine[key]:
                 raise ValueError(f"{out} has results of another {key}; drop --resume")
         stored = Results(before.machine | stored.machine, before.rows)
     if guard:
@@ -113,7 +113,7 @@ def run(
             else:
                 progress.advance(task, rounds)
             measured.append(done)
-    console.print(tables.rich_table(measured))
+    console.print(tables.rich_table(measured, stored.machine))
     console.print(f"{out}", style="dim")
 
 

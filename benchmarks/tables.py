@@ -1,13 +1,14 @@
 """Rows as text: for the terminal and for the pages."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from . import rows
 from .peers import OURS, PEERS
-from .results import Row, spread
+from .results import Row, cpu_of, spread
 
 OTHERS = tuple(name for name in PEERS if name not in (OURS, "torch"))
 
@@ -93,9 +94,10 @@ def line(row: Row) -> str:
     return text
 
 
-def rich_table(measured: Iterable[Row]) -> Table:
-    """The rows of a run."""
-    table = Table(title="milliseconds; under a peer's name, its time over ours")
+def rich_table(measured: Iterable[Row], machine: dict[str, Any]) -> Table:
+    """The rows of a run on a machine."""
+    what = "milliseconds; under a peer's name, its time over ours"
+    table = Table(title=f"{cpu_of(machine)}\n{what}")
     for head in HEADS:
         text = head in ("row", "")
         table.add_column(head, justify="left" if text else "right", no_wrap=text)

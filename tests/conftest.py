@@ -7,6 +7,7 @@ _DEVICES = "--xla_force_host_platform_device_count=4"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
 
+import emulation  # noqa: E402
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -35,12 +36,16 @@ def pytest_configure(config):
 
 @pytest.fixture
 def configure():
-    """Sets instruction set and threads; afterwards those of the environment return."""
+    """Sets instruction set, or emulated tiles, and threads.
+
+    Afterwards those of the environment return.
+    """
     library = _native.status().library
     assert library is not None
 
     def to(isa: str, threads: int) -> None:
-        library.ostinato_configure(_config.CPU_ISAS.index(isa), threads)
+        level = _config.CPU_ISAS.index(emulation.use(isa))
+        library.ostinato_configure(level, threads)
 
     yield to
     config = _config.read()

@@ -50,6 +50,8 @@ def length_sets(program: Program) -> list[Lengths]:
     rng = np.random.default_rng(zlib.crc32(program.name.encode()))
     allowed = [k for k in LENGTHS["n"] if k >= program.at_least]
     of_n = sorted(rng.choice(allowed, DISTINCT, replace=False))
+    if program.shortest:
+        of_n[0] = program.at_least
     of_m = sorted(rng.choice(LENGTHS["m"], DISTINCT, replace=False))
     # Pairs, so that two dims come in as few combinations as one.
     pairs = [(int(n), int(m)) for n, m in zip(of_n, rng.permutation(of_m), strict=True)]

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -16,9 +17,12 @@ from rich.console import Console
 import ostinato as ost
 from benchmarks import (
     compare,
+    disturbed,
     floors,
     native,
+    neighbours,
     peers,
+    ragged_report,
     recurrent,
     report,
     results,
@@ -30,6 +34,7 @@ from benchmarks import (
 from benchmarks.peers import OURS, Unsupported
 from benchmarks.problem import Problem, make_data
 from benchmarks.results import Results, Row
+from ostinato import _config
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
@@ -278,26 +283,110 @@ def test_comparison_is_printed(tmp_path, measured, capsys):
 
 def test_report_fills_the_page(tmp_path, measured):
     pytest.importorskip("matplotlib")
-    results.save(tmp_path / "results.json", measured)
     page = tmp_path / "results.md"
-    begin, end = (f"<!-- {report.MARK}: {edge} -->" for edge in ("begin", "end"))
-    page.write_text(f"Top\n\n{begin}\nold\n{end}\n\nBottom\n")
+    measured.machine["cpu"] = "AMD EPYC"
+    results.save(tmp_path / "results.json", measured)
+    page.write_text(empty_page())
     report.main(tmp_path / "results.json", docs=tmp_path)
     text = page.read_text()
-    assert text.startswith("Top\n") and text.endswith("Bottom\n") and "old" not in text
+    assert text.startswith("Top\n") and text.endswith("Bottom\n")
+    assert "old AMD" not in text and "old Intel" in text
     assert "| N32H256-infer | 16.0 ± 1 % | 14.4 | 1.11 | 1.50 | 1.04 | 1.12 |" in text
-    assert "### GRU" in text and "flax |" not in text  # nobody ran it
+    assert "#### GRU" in text and "flax |" not in text  # nobody ran it
     assert "f32 97 %" in text
-    picture = tmp_path / "images" / "cost_N.png"
+    picture = tmp_path / "images" / "cost_N_amd.png"
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.name in text
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]
     report.main(tmp_path / "results.json", docs=tmp_path)
     assert page.read_text() == text
 
 
+def empty_page() -> str:
+    """Marks of every vendor, with something old between them."""
+    parts = ["Top"]
+    for vendor in results.VENDORS:
+        begin, end = (f"<!-- {report.MARK} {vendor}: {e} -->" for e in ("begin", "end"))
+        parts += [begin, f"old {vendor}", end]
+    return "\n".join([*parts, "Bottom", ""])
+
+
+def test_every_vendor_has_a_table_of_its_own(tmp_path, measured):
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "results.md"
+    page.write_text(empty_page())
+    for vendor, cpu in zip(
+        results.VENDORS, ("AMD EPYC", "Intel(R) Xeon(R)"), strict=True
+    ):
+        measured.machine.update(cpu=cpu, family="6", model="143", isa="avx512_amx")
+        results.save(tmp_path / "results.json", measured)
+        report.main(tmp_path / "results.json", docs=tmp_path)
+        assert f"on {cpu} (family 6, model 143), avx512_amx, " in page.read_text()
+        assert f"old {vendor}" not in page.read_text()
+        assert (tmp_path / "images" / f"cost_N_{vendor.lower()}.png").exists()
+        if vendor == results.VENDORS[0]:
+            assert f"old {results.VENDORS[1]}" in page.read_text()
+    assert "on AMD EPYC (family 6" in page.read_text()  # the first one has stayed
+
+
+def test_tables_name_the_processor(tmp_path, measured, capsys):
+    assert measured.machine["isa"] in (*_config.CPU_ISAS, None)
+    measured.machine["cpu"] = "Some Xeon"
+    named = results.cpu_of(measured.machine)
+    assert named.startswith("Some Xeon")
+    console = report.tables.console()
+    console.print(report.tables.rich_table(measured.rows.values(), measured.machine))
+    results.save(tmp_path / "a.json", measured)
+    compare.main(tmp_path / "a.json", tmp_path / "a.json")
+    assert capsys.readouterr().out.count("Some Xeon") == 2
+    before = {"cpu": "Some Xeon"}  # of a file without the other keys
+    assert results.cpu_of(before) == "Some Xeon"
+
+
+def test_page_of_results_has_marks_of_every_vendor():
+    page = (ROOT / "docs" / "results.md").read_text()
+    for mark in (report.MARK, recurrent.MARK, ragged_report.MARK):
+        for vendor in results.VENDORS:
+            assert report.between_marks(page, "new", f"{mark} {vendor}") != page
+
+
 def test_report_wants_marks():
     with pytest.raises(ValueError, match="lacks the marks"):
         report.between_marks("a page", "text", report.MARK)
+
+
+@pytest.mark.parametrize("block", [0, 0.02])
+def test_mean_times_are_per_call(block):
+    called = []
+    calls = {
+        name: lambda name=name, s=s: (called.append(name), time.sleep(s))
+        for name, s in {"quick": 0.001, "slow": 0.008}.items()
+    }
+    means = disturbed.mean_seconds(calls, 0.15, block)
+    assert 0.001 < means["quick"] < 0.006 < means["slow"] < 0.1
+    if block == 0:  # call by call
+        assert called == ["quick", "slow"] * (len(called) // 2)
+
+
+def test_neighbours_work_as_long_as_they_are_wanted(monkeypatch):
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess,
+        "Popen",
+        lambda *a, **k: started.append(popen(*a, **k)) or started[-1],
+    )
+    with neighbours.running("busy 2", [0, 1]):
+        assert [process.poll() for process in started] == [None, None]
+    assert None not in [process.poll() for process in started]
+    with neighbours.running("none", [0, 1]):
+        assert len(started) == 2
+
+
+def test_stealing_wants_privileges(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(PermissionError, match="CAP_SYS_NICE"):
+        with neighbours.running("stolen", [0]):
+            pass
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import ragged, ragged_models, ragged_report
 from benchmarks.ragged_models import MODELS
 
-MARKED = "before\n<!-- ragged: begin -->\nold\n<!-- ragged: end -->\nafter\n"
+MARKED = "before\n<!-- ragged AMD: begin -->\nold\n<!-- ragged AMD: end -->\nafter\n"
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def make_rows():
 
 
 def test_report_replaces_the_table_and_draws_the_picture(tmp_path):
-    machine = {"date": "today", "cpu": "a CPU", "cpus": 2, "packages": {"jax": "1"}}
+    machine = {"date": "today", "cpu": "AMD EPYC", "cpus": 2, "packages": {"jax": "1"}}
     measured = {"machine": machine, "rows": list(make_rows())}
     page = tmp_path / "results.md"
     page.write_text(MARKED)
@@ -61,4 +61,4 @@ def test_report_replaces_the_table_and_draws_the_picture(tmp_path):
     assert len([line for line in text.split("\n") if line.startswith("| ")]) == (
         len(MODELS) + 2
     )
-    assert (tmp_path / "images" / "ragged.png").stat().st_size > 10_000
+    assert (tmp_path / "images" / "ragged_amd.png").stat().st_size > 10_000

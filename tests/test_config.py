@@ -9,7 +9,7 @@ VARIABLES = ("OSTINATO_DISABLE_NATIVE", "OSTINATO_CPU_ISA", "OSTINATO_NUM_THREAD
 
 @pytest.mark.parametrize("empty", [{}, dict.fromkeys(VARIABLES, "")])
 def test_nothing_set_means_everything_allowed(empty):
-    assert _config.read(empty) == _config.Config(False, "avx512_bf16", None)
+    assert _config.read(empty) == _config.Config(False, "avx512_amx", None)
 
 
 def test_values_are_read():
@@ -29,7 +29,7 @@ def test_environment_is_read_at_each_call(monkeypatch):
     "name, value, allowed",
     [
         ("OSTINATO_DISABLE_NATIVE", "yes", "0, 1"),
-        ("OSTINATO_CPU_ISA", "AVX2", "portable, avx2, avx512, avx512_bf16"),
+        ("OSTINATO_CPU_ISA", "AVX2", "portable, avx2, avx512, avx512_bf16, avx512_amx"),
     ],
 )
 def test_other_values_are_refused(name, value, allowed):

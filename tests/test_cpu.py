@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cases import BY_ID, CASES, Case
 from conformance import Conformance
+from emulation import EMULATED, level, why_not
 from harness import (
     arguments,
     assert_padding_is_exact,
@@ -45,9 +46,11 @@ class TestCpu(Conformance):
 
 # ----------------------------------------------------- instruction sets and threads
 
-ISAS = _config.CPU_ISAS
-if library is not None:
-    ISAS = ISAS[: ISAS.index(_native.cpu_features().isa) + 1]
+ISAS = [isa for isa in _config.CPU_ISAS if why_not(isa) is None]
+LEVELS = [
+    *(level(isa, dtype) for isa in _config.CPU_ISAS for dtype in DTYPES),
+    level(EMULATED, "bfloat16"),
+]
 
 
 def wide(id: str, mode: str, hidden: int, batch: int, ragged: bool, **fields) -> Case:
@@ -81,8 +84,7 @@ def compiled(case: Case, **options):
     return value_and_pullback(case, "cpu", **options)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa, dtype", LEVELS)
 @pytest.mark.parametrize("case", WIDE, ids=lambda c: c.id)
 def test_every_instruction_set_and_any_number_of_threads(case, isa, dtype, configure):
     if case.spec.mode == "rnn_relu" and dtype == "bfloat16":

@@ -137,8 +137,11 @@ def test_an_interrupt_keeps_the_best_weights(tmp_path, monkeypatch):
 def test_an_interrupt_before_any_evaluation_keeps_what_there_is(tmp_path, monkeypatch):
     interrupt_after(monkeypatch, updates=2)
     summary = train_tiny(tmp_path, epochs=4)
-    assert summary.best.updates == 2
-    assert checkpoint.load_model(tmp_path).params.weights.size > 0
+    assert summary.best is None and summary.figures is None
+    model = checkpoint.load_model(tmp_path)
+    assert model.params.weights.size > 0 and model.figures["best"] is None
+    monkeypatch.undo()
+    assert train_tiny(tmp_path, resume=True).best.epoch > 1
 
 
 def test_a_crash_loses_only_what_came_after_the_last_save(tmp_path, monkeypatch):
@@ -211,12 +214,18 @@ def test_a_dictionary_without_held_out_words_says_so(tmp_path):
     "given, message",
     [
         (dict(minutes=0.0), "`minutes` must be a number above 0, got 0.0"),
-        (dict(minutes=float("nan")), "`minutes` must be a number above 0, got nan"),
+        (
+            dict(minutes=float("nan")),
+            "`minutes` must be a finite number or none, got nan",
+        ),
         (dict(epochs=0), "`epochs` must be at least 1, got 0"),
         (dict(hidden=0), "`hidden` must be at least 1, got 0"),
         (dict(dropout=1.0), "`dropout` must be at least 0 and below 1, got 1.0"),
         (dict(lr=-1.0), "`lr` must be a number above 0, got -1.0"),
         (dict(seed=-1), "`seed` must be at least 0, got -1"),
+        (dict(seed=2**31), "`seed` must be at most 2147483646, got 2147483648"),
+        (dict(hidden=10**6), "`hidden` must be at most 8192, got 1000000"),
+        (dict(batch=2.5), "`batch` must be an integer, got 2.5"),
         (dict(model="gru"), "`model` must be ctc or attention, got gru"),
     ],
 )

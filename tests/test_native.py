@@ -76,11 +76,12 @@ def test_cpu_features_agree_with_the_kernel_of_the_system(monkeypatch):
     lines = CPUINFO.read_text().splitlines()
     flags = set(next(line for line in lines if line.startswith("flags")).split())
     avx512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl"}
-    needs = [{"avx2", "fma"}, avx512, {"avx512_bf16"}]
+    needs = [{"avx2", "fma"}, avx512, {"avx512_bf16"}, {"amx_tile", "amx_bf16"}]
     level = 0
     while level < len(needs) and needs[level] <= flags:
         level += 1
-    assert _native.cpu_features().isa == _config.CPU_ISAS[level]
+    refused = level == len(needs) and _native.why_no_tiles() is not None
+    assert _native.cpu_features().isa == _config.CPU_ISAS[level - refused]
 
 
 @needs_library
@@ -126,6 +127,21 @@ def test_isa_and_threads_of_the_kernels_are_reported():
     code = "import ostinato; print(ostinato.backends()['cpu'].detail)"
     done = run(code, OSTINATO_CPU_ISA="portable", OSTINATO_NUM_THREADS="3")
     assert done.stdout == "kernels for portable, threads: 3\n"
+
+
+@needs_library
+def test_a_level_above_the_machine_says_why():
+    highest = _config.CPU_ISAS[-1]
+    code = "import ostinato; print(ostinato.backends()['cpu'].detail)"
+    for asked in (highest, ""):
+        detail = run(code, OSTINATO_CPU_ISA=asked).stdout
+        reason = _native.why_no_tiles()
+        if reason is None:
+            assert detail.startswith(f"kernels for {highest}, threads: ")
+        else:
+            assert f" (not {highest}: {reason}), threads: " in detail
+    below = run(code, OSTINATO_CPU_ISA="portable").stdout
+    assert "not" not in below
 
 
 @needs_library

@@ -12,16 +12,22 @@ NATIVE = Path(__file__).parents[1] / "native"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
 KERNELS = sorted(f"cpu/kernels/{path.name}" for path in NATIVE.glob("cpu/kernels/*.cc"))
+EMULATION = "tests/tiles_emulated.cc"
 SOURCES = {
+    "caches_test.cc": ["cpu/caches.cc"],
     "features_test.cc": ["cpu/features.cc"],
     "guard_test.cc": [],
-    "kernels_test.cc": ["cpu/features.cc", *KERNELS],
+    "kernels_test.cc": ["cpu/features.cc", *KERNELS, EMULATION],
     "network_test.cc": sorted(f"cpu/{path.name}" for path in NATIVE.glob("cpu/*.cc")),
+    "row_queue_test.cc": ["cpu/row_queue.cc", "cpu/rows.cc", "cpu/scratch.cc"],
     "scratch_test.cc": ["cpu/scratch.cc"],
     "team_test.cc": ["cpu/team.cc", "cpu/features.cc", "cpu/placement.cc"],
+    "tiles_test.cc": ["cpu/features.cc"],
+    "work_test.cc": ["cpu/caches.cc", "cpu/network.cc", "cpu/work.cc"],
 }
-# Linked in, but compiled without a sanitizer: kernels_test has them under one.
-PLAIN = {"network_test.cc": KERNELS}
+# These have the kernels without a sanitizer: kernels_test has them under one.
+PLAIN = {"network_test.cc", "tiles_test.cc"}
+INCLUDES = [f"-I{NATIVE}", f"-I{NATIVE}/include", "-isystem", jax.ffi.include_dir()]
 
 
 def require_sanitizers(flags: list[str], folder: Path) -> None:
@@ -35,18 +41,26 @@ def require_sanitizers(flags: list[str], folder: Path) -> None:
         pytest.skip(f"{COMPILER} lacks {flags[0]}")
 
 
-def run_checks(name: str, flags: list[str], folder: Path, *arguments: str) -> None:
+@pytest.fixture(scope="session")
+def plain_kernels(tmp_path_factory) -> list[Path]:
+    """Objects of the kernels, compiled once."""
+    if COMPILER is None:
+        return []
+    folder = tmp_path_factory.mktemp("kernels")
+    sources = [NATIVE / file for file in (*KERNELS, EMULATION)]
+    build = [COMPILER, *FLAGS, "-c", *INCLUDES, *sources]
+    subprocess.run(build, check=True, cwd=folder)
+    return [folder / f"{source.stem}.o" for source in sources]
+
+
+def run_checks(
+    name: str, flags: list[str], folder: Path, objects: list[Path], *arguments: str
+) -> None:
     flags = [*flags, "-fno-sanitize-recover=all"]
     require_sanitizers(flags, folder)
-    includes = [f"-I{NATIVE}", f"-I{NATIVE}/include", "-isystem", jax.ffi.include_dir()]
-    plain = [NATIVE / file for file in PLAIN.get(name, ())]
-    if plain:
-        build = [COMPILER, *FLAGS, "-c", *includes, *plain]
-        subprocess.run(build, check=True, cwd=folder)
-    objects = [folder / f"{file.stem}.o" for file in plain]
     sources = [NATIVE / "tests" / name, *(NATIVE / file for file in SOURCES[name])]
     program = folder / "program"
-    build = [COMPILER, *FLAGS, *flags, *includes, *sources, *objects, "-o", program]
+    build = [COMPILER, *FLAGS, *flags, *INCLUDES, *sources, *objects, "-o", program]
     subprocess.run(build, check=True)
     done = subprocess.run([program, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -54,15 +68,20 @@ def run_checks(name: str, flags: list[str], folder: Path, *arguments: str) -> No
 
 
 def test_every_native_test_is_run_here():
-    assert {path.name for path in (NATIVE / "tests").glob("*.cc")} == set(SOURCES)
+    assert {path.name for path in (NATIVE / "tests").glob("*_test.cc")} == set(SOURCES)
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_native_checks_hold(name, tmp_path):
-    run_checks(name, ["-fsanitize=address,undefined"], tmp_path)
+def test_native_checks_hold(name, tmp_path, request):
+    objects = request.getfixturevalue("plain_kernels") if name in PLAIN else []
+    run_checks(name, ["-fsanitize=address,undefined"], tmp_path, objects)
 
 
-@pytest.mark.parametrize("name", ["network_test.cc", "scratch_test.cc", "team_test.cc"])
-def test_native_checks_hold_without_data_races(name, tmp_path):
+THREADED = ["network_test.cc", "row_queue_test.cc", "scratch_test.cc", "team_test.cc"]
+
+
+@pytest.mark.parametrize("name", THREADED)
+def test_native_checks_hold_without_data_races(name, tmp_path, request):
+    objects = request.getfixturevalue("plain_kernels") if name in PLAIN else []
     # That sanitizer does not follow a fork of a process with several threads.
-    run_checks(name, ["-fsanitize=thread"], tmp_path, "no-fork")
+    run_checks(name, ["-fsanitize=thread"], tmp_path, objects, "no-fork")

@@ -12,7 +12,9 @@ COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 NM = shutil.which("nm")
 
 
-@pytest.mark.parametrize("name", ["portable", "avx2", "avx512", "avx512_bf16"])
+@pytest.mark.parametrize(
+    "name", ["portable", "avx2", "avx512", "avx512_bf16", "avx512_amx"]
+)
 def test_kernels_share_no_function_with_other_objects(name, tmp_path):
     # Of an inline function that two objects bring along, the linker keeps either copy:
     # one that was compiled for AVX-512 must never serve a processor without it. Without

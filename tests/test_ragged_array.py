@@ -40,8 +40,8 @@ def test_list_there_and_back(axis, make):
     batch = RaggedArray.from_list(want, axis=axis)
     assert_examples(batch, want)
     assert batch.axis == axis % 2
-    assert batch.capacity == sum(LENGTHS)
-    assert batch.max_length == max(LENGTHS)
+    assert batch.capacity == ragged.round_capacity(sum(LENGTHS)) == 10
+    assert batch.max_length == ragged.round_length(max(LENGTHS)) == 8
     assert batch.lengths.dtype == jnp.int32
     assert batch.dim == "n"
 
@@ -59,6 +59,9 @@ def test_list_of_other_dtypes_and_ranks():
 
 def test_sizes_may_be_numbers_or_functions():
     arrays = examples()
+    batch = RaggedArray.from_list(arrays, capacity=None, max_length=None)
+    assert (batch.capacity, batch.max_length) == (sum(LENGTHS), max(LENGTHS))
+    assert_examples(batch, arrays)
     batch = RaggedArray.from_list(arrays, capacity=20, max_length=7, dim="steps")
     assert (batch.capacity, batch.max_length, batch.dim) == (20, 7, "steps")
     assert_examples(batch, arrays)
@@ -111,7 +114,7 @@ def test_padding_there_and_back(axis):
         rows[b, n:] = np.nan
     back = RaggedArray.from_padded(padded, LENGTHS, axis=axis)
     assert_examples(back, want)
-    assert (back.capacity, back.max_length) == (9, 6)
+    assert (back.capacity, back.max_length) == (10, 6)
 
 
 def test_padding_under_jit_and_grad():
@@ -219,7 +222,8 @@ def test_padded_ragged():
 
 
 def test_rounded_capacities():
-    sizes = np.array([ragged.round_capacity(n) for n in range(5000)])
+    rounded = functools.partial(ragged.round_capacity, per_octave=16)
+    sizes = np.array([rounded(n) for n in range(5000)])
     wanted = np.maximum(np.arange(5000), 1)
     assert (sizes >= wanted).all()
     assert (sizes - wanted <= wanted / 16).all()
@@ -227,6 +231,66 @@ def test_rounded_capacities():
     assert len(np.unique(sizes)) <= 16 * 13
     powers = [ragged.round_capacity(n, per_octave=1) for n in (1, 2, 3, 5, 17)]
     assert powers == [1, 2, 4, 8, 32]
+    assert [ragged.round_length(n) for n in (0, 1, 2, 3, 5, 17)] == [1, *powers]
+
+
+def random_batches(size=16, count=256, epochs=2):
+    """Examples of lognormal length, 5 to 200, in another order every epoch."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(3.3, 0.7, size * count), 5, 200).astype(int)
+    for _ in range(epochs):
+        for drawn in rng.permutation(lengths).reshape(count, size):
+            yield [np.zeros((n, 1), np.float32) for n in drawn]
+
+
+SHAPES_OF_512_BATCHES = {
+    "the plain call": (RaggedArray.from_list, 20),
+    "the longest is known": (
+        lambda arrays: RaggedArray.from_list(arrays, max_length=200),
+        10,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES_OF_512_BATCHES)
+def test_random_batches_have_few_shapes(name):
+    """Of 512, nearly all would be compiled for without rounding."""
+    make, most = SHAPES_OF_512_BATCHES[name]
+    exact, shapes = set(), set()
+    for arrays in random_batches():
+        batch = make(arrays)
+        rows, longest = sum(map(len, arrays)), max(map(len, arrays))
+        exact.add((rows, longest))
+        shapes.add((batch.capacity, batch.max_length))
+        assert rows <= batch.capacity <= 1.25 * rows
+        assert longest <= batch.max_length
+    assert len(exact) > 400
+    assert 1 < len(shapes) <= most
+
+
+def test_joining_and_splitting_arrays_of_numpy_compiles_little():
+    """Nothing for another list of the same lengths."""
+    compiled = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(duration)
+
+    def there_and_back(*lengths):
+        arrays = [np.zeros((n, 97)) for n in lengths]
+        batch = RaggedArray.from_list(arrays, capacity=16, max_length=8)
+        assert_examples(batch, arrays)
+
+    there_and_back(3, 4)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for lengths in ((4, 3), (3, 3), (4, 4)):
+            there_and_back(*lengths)
+        assert not compiled
+        there_and_back(4, 5)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled
 
 
 ROWS = np.zeros((9, WIDTH))

@@ -16,7 +16,9 @@ OTHERS = (2, 5, 1)  # of a second dim, bound 6
 
 def batch(arrays, dim="n", bound=BOUND, axis=0):
     """With a NaN tail."""
-    made = ragged.RaggedArray.from_list(arrays, axis=axis, dim=dim, max_length=bound)
+    made = ragged.RaggedArray.from_list(
+        arrays, axis=axis, dim=dim, capacity=None, max_length=bound
+    )
     shape = list(made.data.shape)
     shape[axis] = 3
     data = jnp.concatenate([made.data, jnp.full(shape, jnp.nan)], axis)

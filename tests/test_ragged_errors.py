@@ -56,13 +56,24 @@ def test_unknown_primitive_names_itself_its_operands_and_the_line(function):
     assert f"test_ragged_errors.py:{line} (spectrum)" in message
 
 
+def convolved_with_itself(x):
+    return lax.conv_general_dilated(x[None, None], x[None, None], (1,), "VALID")[0, 0]
+
+
 REFUSED = {
     "singular_values": ("svd", lambda x: jnp.linalg.svd(x, full_matrices=False)[1]),
     "orthogonal": ("qr", lambda x: jnp.linalg.qr(x.T)[0]),
     "eigenvalues": ("eigh", lambda x: jnp.linalg.eigh(x @ x.T)[0]),
     "halves": ("reshape", lambda x: x.reshape(x.shape[0] // 2, 8)),
     "callback": ("callback", lambda x: jax.pure_callback(np.sin, x, x)),
-    "print": ("debug", lambda x: (jax.debug.print("{}", x), x)[1]),
+    "kernel": ("conv", lambda x: jnp.stack([convolved_with_itself(c) for c in x.T])),
+    "print_keys": (
+        "debug_print",
+        lambda x: (
+            jax.debug.print("{}", jax.random.split(jax.random.key(0), x.shape[0])),
+            x,
+        )[1],
+    ),
     "ragged_behind": (
         "random_split",
         lambda x: jax.random.split(jax.random.key(0), (2, x.shape[0])),
@@ -109,6 +120,12 @@ SIZES_IN_PYTHON = {
     "power": (ValueError, lambda x: x * x.shape[0] ** -0.5),
     "index": (IndexError, lambda x: x[x.shape[0] // 2]),
     "scan": (NotImplementedError, lambda x: lax.associative_scan(jnp.add, x)),
+    "scan_length": (
+        Inconclusive,
+        lambda x: lax.scan(lambda c, _: (c, c), 0.0, None, length=x.shape[0]),
+    ),
+    "convolve": (TypeError, lambda x: jnp.convolve(x[:, 0], jnp.ones(3))),
+    "least_squares": (Inconclusive, lambda x: jnp.linalg.lstsq(x, x[:, 0])[0]),
 }
 
 

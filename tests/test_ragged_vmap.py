@@ -388,3 +388,22 @@ def test_every_way_to_scan_gives_the_same(options, reverse):
 def test_every_number_of_tiers_gives_the_same(tiers):
     run = ragged.vmap(attention, in_axes=(0, None), tiers=tiers)
     each(fast_jit(run)(X, WEIGHTS).to_list(), [attention_alone(x, WEIGHTS) for x in XS])
+
+
+def test_halves_of_an_odd_largest_size():
+    """Padded to 7 rows, of which the halves take 6."""
+    arrays = [np.arange(2.0 * n).reshape(n, 2) for n in (2, 4)]
+    even = ragged.RaggedArray.from_list(arrays, max_length=7)
+
+    def halves(x):
+        return (x @ x.T).reshape(x.shape[0] // 2, 2, x.shape[0]).sum(1)
+
+    out = ragged.vmap(halves, constraints=("mod(n, 2) == 0",))(even)
+    for got, x in zip(out.to_list(), arrays, strict=True):
+        np.testing.assert_allclose(got, halves(x))
+
+
+def test_a_reshape_of_nothing():
+    none = ragged.RaggedArray.from_list([np.zeros((n, 0, 2)) for n in (2, 1)])
+    out = ragged.vmap(lambda x: jnp.swapaxes(x, 0, 1).reshape(-1))(none)
+    assert out.shape == (2, 0)

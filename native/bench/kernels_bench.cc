@@ -16,6 +16,9 @@
 
 #include "cpu/features.h"
 #include "cpu/kernels.h"
+#if defined(__x86_64__) && !defined(OSTINATO_NO_AMX)
+#include "cpu/kernels/tiles_amx.h"
+#endif
 
 namespace ostinato::cpu {
 namespace {
@@ -49,6 +52,7 @@ struct Peak {
   double f32 = 0;
   double f64 = 0;
   double bf16 = 0;
+  double tiles = 0;
 };
 
 #if defined(__x86_64__)
@@ -75,6 +79,27 @@ OSTINATO_PEAK_LOOP(F32Avx512, "avx512f", 64, "vfmadd231ps")
 OSTINATO_PEAK_LOOP(F64Avx512, "avx512f", 64, "vfmadd231pd")
 OSTINATO_PEAK_LOOP(Bf16Avx512, "avx512f", 64, "vdpbf16ps")
 
+#if !defined(OSTINATO_NO_AMX)
+// As above, in the four chains that the other registers leave room for.
+void Bf16Tiles() {
+  AmxTiles::Configure(FullTileShape());
+  for (int64_t i = 0; i < kPeakSteps; ++i) {
+    AmxTiles::MulAdd<0, 4, 6>();
+    AmxTiles::MulAdd<1, 4, 7>();
+    AmxTiles::MulAdd<2, 5, 6>();
+    AmxTiles::MulAdd<3, 5, 7>();
+  }
+  AmxTiles::Release();
+}
+
+double PeakOfTiles() {
+  return GigaflopsOf(2.0 * 4 * kPeakSteps * kTileRows * kTileRows * kTileDepth,
+                     Bf16Tiles);
+}
+#else
+double PeakOfTiles() { return 0; }
+#endif
+
 Peak MeasurePeak(Isa isa) {
   // Two operations for every element multiplied.
   const auto rate = [](void (*loop)(), int elements) {
@@ -90,6 +115,7 @@ Peak MeasurePeak(Isa isa) {
     peak.f64 = std::max(peak.f64, rate(F64Avx512, 8));
   }
   if (isa >= Isa::kAvx512Bf16) peak.bf16 = rate(Bf16Avx512, 32);
+  if (isa >= Isa::kAvx512Amx) peak.tiles = PeakOfTiles();
   return peak;
 }
 
@@ -109,7 +135,7 @@ std::string Number(double value) {
 template <typename S, typename O, typename R>
 void BenchProducts(const char* isa, const char* dtype, const Kernels<S, O, R>& kernels,
                    double peak, std::string* separator) {
-  constexpr int kMaxRows = 6;
+  const int64_t most_rows = std::max<int64_t>(6, kernels.rows_at_once);
   struct Cache {
     const char* name;
     int64_t panel_bytes;
@@ -131,9 +157,9 @@ void BenchProducts(const char* isa, const char* dtype, const Kernels<S, O, R>& k
       const int64_t panels = cache.all_bytes / cache.panel_bytes;
       const std::vector<O> panel(panels * step * depth);
       const std::vector<O> row(depth);
-      std::vector<R> sums(kMaxRows * 4 * kernels.lanes);
-      const std::vector<const O*> rows(kMaxRows, row.data());
-      for (int64_t n = 1; n <= kMaxRows; ++n) {
+      std::vector<R> sums(most_rows * 4 * kernels.lanes);
+      const std::vector<const O*> rows(most_rows, row.data());
+      for (int64_t n = 1; n <= most_rows; n += most_rows > 6 && n > 1 ? n : 1) {
         int64_t turn = 0;
         const double flops = 2.0 * static_cast<double>(n * step * depth);
         const double rate = GigaflopsOf(flops, [&] {
@@ -158,14 +184,20 @@ void BenchProducts(const char* isa, const char* dtype, const Kernels<S, O, R>& k
 void BenchAll() {
   const Isa best = DetectIsa();
   const Peak peak = MeasurePeak(best);
-  std::printf("{\"peak\": {\"f32\": %s, \"f64\": %s, \"bf16\": %s},\n\"products\": [\n",
-              Number(peak.f32).c_str(), Number(peak.f64).c_str(),
-              Number(peak.bf16).c_str());
-  const char* const names[] = {"portable", "avx2", "avx512", "avx512_bf16"};
+  std::printf(
+      "{\"peak\": {\"f32\": %s, \"f64\": %s, \"bf16\": %s, \"tiles\": %s},\n"
+      "\"products\": [\n",
+      Number(peak.f32).c_str(), Number(peak.f64).c_str(), Number(peak.bf16).c_str(),
+      Number(peak.tiles).c_str());
+  const char* const names[] = {"portable", "avx2", "avx512", "avx512_bf16",
+                               "avx512_amx"};
   std::string separator;
   for (int level = 0; level <= static_cast<int>(best); ++level) {
     const KernelSet& set = KernelsFor(static_cast<Isa>(level));
-    if (set.bf16_pairs != nullptr) {
+    if (set.bf16_tiles != nullptr) {
+      BenchProducts(names[level], "bf16", *set.bf16_tiles, peak.tiles, &separator);
+      set.bf16_tiles->leave();
+    } else if (set.bf16_pairs != nullptr) {
       BenchProducts(names[level], "bf16", *set.bf16_pairs, peak.bf16, &separator);
     } else {  // the other tables of kAvx512Bf16 are those of kAvx512
       BenchProducts(names[level], "f32", *set.f32, peak.f32, &separator);

@@ -1,7 +1,8 @@
 // Prints what this machine can do at most, as JSON: multiply-adds of float and of
 // bfloat16 pairs, and reading from each level of the caches.
 //
-//   c++ -O3 -std=c++17 -march=native -pthread native/bench/peaks.cc -o peaks
+//   c++ -O3 -std=c++17 -march=native -pthread -I native native/bench/peaks.cc
+//       native/cpu/features.cc -o peaks
 //   ./peaks [threads]
 #include <time.h>
 
@@ -15,6 +16,11 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/features.h"
+#if defined(__x86_64__) && !defined(OSTINATO_NO_AMX)
+#include "cpu/kernels/tiles_amx.h"
+#define OSTINATO_HAS_AMX 1
+#endif
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
@@ -104,14 +110,41 @@ void MultiplyPairs(int64_t steps) {
   Touch(sums);
 }
 
-double Bfloat16Peak(int threads) {
+double PairsPeak(int threads) {
   constexpr int64_t kSteps = 2'000'000;
   const double rate = Rate(threads, [](int) { MultiplyPairs(kSteps); });
   return 4.0 * kSums * kLanes * kSteps * rate;
 }
 #else
-double Bfloat16Peak(int threads) { return FloatPeak(threads); }
+double PairsPeak(int threads) { return FloatPeak(threads); }
 #endif
+
+#if defined(OSTINATO_HAS_AMX)
+void MultiplyTiles(int64_t steps) {
+  using ostinato::cpu::AmxTiles;
+  AmxTiles::Configure(ostinato::cpu::FullTileShape());
+  for (int64_t i = 0; i < steps; ++i) {
+    AmxTiles::MulAdd<0, 4, 6>();
+    AmxTiles::MulAdd<1, 4, 7>();
+    AmxTiles::MulAdd<2, 5, 6>();
+    AmxTiles::MulAdd<3, 5, 7>();
+  }
+  AmxTiles::Release();
+}
+
+double TilesPeak(int threads) {
+  constexpr int64_t kSteps = 1'000'000;
+  constexpr double kProducts = 4.0 * 16 * 16 * ostinato::cpu::kTileDepth;
+  return 2 * kProducts * kSteps * Rate(threads, [](int) { MultiplyTiles(kSteps); });
+}
+#else
+double TilesPeak(int) { return 0; }
+#endif
+
+double Bfloat16Peak(int threads) {
+  const bool tiles = ostinato::cpu::DetectIsa() == ostinato::cpu::Isa::kAvx512Amx;
+  return tiles ? TilesPeak(threads) : PairsPeak(threads);
+}
 
 void Read(const Vector* data, int64_t vectors) {
   Vector sums[8] = {};

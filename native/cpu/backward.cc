@@ -11,22 +11,21 @@
 namespace ostinato::cpu {
 namespace {
 
-template <typename S, typename R>
+template <typename S, typename O, typename R>
 class Backward {
  public:
-  using Pass = GradientPass<S, R>;
+  using Pass = GradientPass<S, O, R>;
 
-  Backward(const BackwardCall<S, R>& call, Team& team)
+  Backward(const BackwardCall<S, R>& call, const Kernels<S, O, R>& kernels, Team& team)
       : team_(team),
         call_(call),
         in_(call.operands),
         n_(call.operands.network),
-        packing_(WideKernels<S>(), n_),
+        packing_(kernels, n_),
         rows_(*MakeSlices(in_.seq_lengths, in_.batch, in_.steps, 1, scratch_)),
         work_(WorkOf(n_, in_.entries, in_.batch)),
         plan_(PlanFor(in_.batch, packing_.lanes())),
-        context_{call,     WideKernels<S>(), RealKernels<R>(),
-                 packing_, PackAgain(),      rows_} {
+        context_{call, kernels, SumKernels(kernels), packing_, PackAgain(), rows_} {
     TakeStrides();
     for (int64_t d = 0; d < n_.num_directions; ++d) {
       buffers_[d] = Pass::MakeBuffers(context_, scratch_);
@@ -55,7 +54,7 @@ class Backward {
 
  private:
   // Rows of a chunk: products over that many run at full speed, and what a chunk needs
-  // stays in a cache.
+  // stays in a cache. Not a matter of the machine: it decides in which order is summed.
   static constexpr int64_t kChunkRows = 256;
 
   void RunLayer(int64_t layer) {
@@ -177,15 +176,19 @@ class Backward {
     const int64_t lanes = context_.kernels.lanes;
     // Never a multiple of 4 KB, where all rows would compete for one set of the cache.
     const auto stride = [&](int64_t size) { return RoundUp(size, lanes) + lanes; };
+    const int64_t pairs = context_.kernels.pairs;  // of factors as many fill a vector
+    const auto factors = [&](int64_t size) {
+      return pairs * stride(CeilDiv(size, pairs));
+    };
     context_.most_rows = std::max(kChunkRows, in_.batch);
     context_.h_stride = stride(n_.output_size());
     context_.c_stride = stride(n_.hidden_size);
-    context_.g_stride = stride(context_.blocks() * n_.hidden_size);
-    context_.r_stride = stride(context_.most_rows);
+    context_.g_stride = factors(context_.blocks() * n_.hidden_size);
+    context_.r_stride = factors(context_.most_rows);
     context_.step_vectors = StepVectors();
     context_.zero_state = scratch_.TakeZeroed<S>(n_.output_size());
-    auto* ones = scratch_.Take<R>(context_.most_rows);
-    std::fill(ones, ones + context_.most_rows, R{1});
+    auto* ones = scratch_.Take<O>(context_.most_rows);
+    std::fill(ones, ones + context_.most_rows, Narrow<O>(R{1}));
     context_.ones = ones;
     context_.zeros = scratch_.TakeZeroed<R>(std::max(4 * lanes, n_.hidden_size));
   }
@@ -222,11 +225,11 @@ class Backward {
   const BackwardCall<S, R>& call_;
   const Operands<S>& in_;
   const Network& n_;
-  const PackedNetwork<S, R, R> packing_;
+  const PackedNetwork<S, O, R> packing_;
   const Slice& rows_;
   const Work work_;
   const Plan plan_;  // of steps in which every row is active
-  BackwardContext<S, R> context_;
+  BackwardContext<S, O, R> context_;
   typename Pass::Buffers buffers_[2];
   int64_t* bounds_;
 };
@@ -235,7 +238,8 @@ class Backward {
 
 template <typename S, typename R>
 void RunBackward(const BackwardCall<S, R>& call, Team& team) {
-  Backward<S, R>(call, team).Run();
+  WithBackwardKernels<S>(
+      [&](const auto& kernels) { Backward(call, kernels, team).Run(); });
 }
 
 template void RunBackward(const BackwardCall<float, float>&, Team&);

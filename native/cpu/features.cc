@@ -12,6 +12,8 @@
 #endif
 #if defined(__linux__)
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #endif
@@ -31,10 +33,14 @@ constexpr uint32_t kBitFma = Bit(12), kBitOsxsave = Bit(27), kBitAvx = Bit(28);
 // Leaf 7, EBX.
 constexpr uint32_t kBitAvx2 = Bit(5), kBitAvx512f = Bit(16), kBitAvx512dq = Bit(17),
                    kBitAvx512bw = Bit(30), kBitAvx512vl = Bit(31);
+// Leaf 7, EDX.
+constexpr uint32_t kBitAmxBf16 = Bit(22), kBitAmxTile = Bit(24);
 // Leaf 7, subleaf 1, EAX.
 constexpr uint32_t kBitAvx512Bf16 = Bit(5);
-// XCR0: XMM and YMM; then the mask registers and both halves of ZMM.
-constexpr uint64_t kSavesYmm = 0x06, kSavesZmm = kSavesYmm | 0xe0;
+// XCR0: XMM and YMM; then the mask registers and both halves of ZMM; then the shape and
+// the data of tiles.
+constexpr uint64_t kSavesYmm = 0x06, kSavesZmm = kSavesYmm | 0xe0,
+                   kSavesTiles = 0x60000;
 
 #if defined(__x86_64__)
 CpuidWords ReadCpuid() noexcept {
@@ -49,6 +55,7 @@ CpuidWords ReadCpuid() noexcept {
   }
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return words;
   words.leaf7_ebx = ebx;
+  words.leaf7_edx = edx;
   const uint32_t last_subleaf = eax;
   if (last_subleaf >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) {
     words.leaf7_1_eax = eax;
@@ -91,16 +98,67 @@ Isa ClassifyIsa(const CpuidWords& words) noexcept {
       !HasAll(words.xcr0, kSavesZmm)) {
     return Isa::kAvx2;
   }
-  return HasAll(words.leaf7_1_eax, kBitAvx512Bf16) ? Isa::kAvx512Bf16 : Isa::kAvx512;
+  if (!HasAll(words.leaf7_1_eax, kBitAvx512Bf16)) return Isa::kAvx512;
+  const bool tiles = HasAll(words.leaf7_edx, kBitAmxTile | kBitAmxBf16) &&
+                     HasAll(words.xcr0, kSavesTiles);
+  return tiles ? Isa::kAvx512Amx : Isa::kAvx512Bf16;
 }
 
-Isa DetectIsa() noexcept {
-#if defined(__x86_64__)
-  return ClassifyIsa(ReadCpuid());
+namespace {
+
+// Null, or why Linux does not let this process use the registers of tiles.
+[[maybe_unused]] const char* AskForTiles() noexcept {
+#if defined(__linux__) && defined(__x86_64__)
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM, since Linux 5.16
+  constexpr int kTileData = 18;               // the component of XCR0
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return nullptr;
+  if (errno == ENOSPC) {
+    return "Linux refuses AMX tiles: the signal stack of a thread is too small for "
+           "them";
+  }
+  return "Linux refuses AMX tiles; it has had them since version 5.16";
 #else
-  return Isa::kPortable;
+  return "this system has no way to ask for AMX tiles";
 #endif
 }
+
+struct Detected {
+  Isa isa = Isa::kPortable;
+  const char* why_no_tiles = "the processor is not x86";
+};
+
+Detected Detect() noexcept {
+  Detected found;
+#if defined(__x86_64__)
+  const CpuidWords words = ReadCpuid();
+  found.isa = ClassifyIsa(words);
+  if (found.isa == Isa::kAvx512Amx) {
+#if defined(OSTINATO_NO_AMX)
+    found.why_no_tiles = "the compiler that built this library does not know AMX";
+#else
+    found.why_no_tiles = AskForTiles();
+#endif
+    if (found.why_no_tiles != nullptr) found.isa = Isa::kAvx512Bf16;
+  } else if (HasAll(words.leaf7_edx, kBitAmxTile | kBitAmxBf16)) {
+    found.why_no_tiles = "the system does not save AMX tiles, or hides AVX512_BF16";
+  } else {
+    found.why_no_tiles = "the processor has no AMX-BF16";
+  }
+#endif
+  return found;
+}
+
+// Asked once: a process that has the permission keeps it, and so do its children.
+const Detected& DetectOnce() noexcept {
+  static const Detected detected = Detect();
+  return detected;
+}
+
+}  // namespace
+
+Isa DetectIsa() noexcept { return DetectOnce().isa; }
+
+const char* WhyNoTiles() noexcept { return DetectOnce().why_no_tiles; }
 
 std::optional<int32_t> ParseCpuMax(const std::string& line) noexcept {
   const char* text = line.c_str();

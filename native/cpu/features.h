@@ -15,12 +15,14 @@ enum class Isa : int32_t {
   kAvx2 = 1,        // AVX2 and FMA
   kAvx512 = 2,      // AVX-512 F, DQ, BW and VL
   kAvx512Bf16 = 3,  // and AVX512_BF16
+  kAvx512Amx = 4,   // and AMX: TILE and BF16
 };
 
 // The registers that decide the level; what a processor lacks stays 0.
 struct CpuidWords {
   uint32_t leaf1_ecx = 0;
   uint32_t leaf7_ebx = 0;
+  uint32_t leaf7_edx = 0;
   uint32_t leaf7_1_eax = 0;
   // Which registers the operating system saves when it switches threads.
   uint64_t xcr0 = 0;
@@ -30,8 +32,13 @@ struct CpuidWords {
 // also saves the registers that it uses.
 Isa ClassifyIsa(const CpuidWords& words) noexcept;
 
-// The level of this machine; kPortable where there is no cpuid instruction.
+// The level of this machine; kPortable where there is no cpuid instruction. The
+// registers of kAvx512Amx are large, and a process must ask Linux for them: this does,
+// at the first call.
 Isa DetectIsa() noexcept;
+
+// Why DetectIsa is below kAvx512Amx, in words that stay; null if it is not.
+const char* WhyNoTiles() noexcept;
 
 // CPUs that a cgroup v2 `cpu.max` line ("200000 100000", "max 100000") grants: whole
 // ones, at least 1; nothing where it sets no limit or makes no sense.

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "cpu/layer_pass.h"
+#include "cpu/row_queue.h"
 #include "cpu/settings.h"
 #include "cpu/work.h"
 
@@ -42,21 +43,33 @@ class Forward {
   }
 
  private:
-  static constexpr int64_t kWaveSteps = 16;
-
-  // Each thread takes some rows through all layers: nobody waits for anybody.
+  // Rows go through all layers by themselves, a chunk of steps in a turn: a thread that
+  // comes late or is stopped for a while holds up nobody.
   void RunRows(int64_t count) {
     const Slice* slices = AllSlices(count);
-    auto* work = scratch_.Take<Workspace<S, O, R>>(count);
-    for (int64_t q = 0; q < count; ++q) work[q] = WorkspaceFor(slices[q]);
-    team_.ForEach(count, [&](int64_t q) {
-      for (int64_t p = 0; p < network_.pseudo_layers(); ++p) {
-        const Pass pass(context_, p, slices[q]);
-        pass.Begin();
-        pass.Advance(0, slices[q].Steps(), Share{}, nullptr, work[q]);
-        pass.Finish(0, slices[q].size);
-      }
+    const int64_t threads = team_.threads(), passes = network_.pseudo_layers();
+    auto* work = scratch_.Take<Workspace<S, O, R>>(threads);
+    for (int64_t i = 0; i < threads; ++i) work[i] = WorkspaceFor(slices[0]);
+    RowQueue queue(slices, count, context_.call.operands.batch, passes, scratch_);
+    team_.ForEach(threads, [&](int64_t i) {
+      Portion* portion = nullptr;
+      while ((portion = queue.Next(portion)) != nullptr) MoveOn(*portion, work[i]);
     });
+  }
+
+  void MoveOn(Portion& portion, const Workspace<S, O, R>& work) {
+    const Slice& rows = portion.rows;
+    const Pass pass(context_, portion.pass, rows);
+    if (portion.step == 0) pass.Begin();
+    const int64_t active = std::max<int64_t>(1, rows.Active(portion.step));
+    const int64_t steps =
+        std::max<int64_t>(1, ForwardContext<S, O, R>::kInputRows / active);
+    portion.step =
+        pass.Advance(portion.step, portion.step + steps, Share{}, nullptr, work);
+    if (portion.step < rows.Steps()) return;
+    pass.Finish(0, rows.size);
+    ++portion.pass;
+    portion.step = 0;
   }
 
   // One thread for each direction of a layer.
@@ -82,14 +95,14 @@ class Forward {
       work[l] = WorkspaceFor(*all);
       Pass(context_, l, *all).Begin();
     }
-    const int64_t blocks = CeilDiv(all->Steps(), kWaveSteps);
+    const int64_t blocks = CeilDiv(all->Steps(), kStepsPerWave);
     for (int64_t wave = 0; wave < blocks + layers - 1; ++wave) {
       const int64_t first = std::max<int64_t>(0, wave - blocks + 1);
       const int64_t last = std::min(layers - 1, wave);
       team_.ForEach(last - first + 1, [&](int64_t n) {
-        const int64_t l = first + n, step = (wave - l) * kWaveSteps;
+        const int64_t l = first + n, step = (wave - l) * kStepsPerWave;
         Pass(context_, l, *all)
-            .Advance(step, step + kWaveSteps, Share{}, nullptr, work[l]);
+            .Advance(step, step + kStepsPerWave, Share{}, nullptr, work[l]);
       });
     }
     FinishAll(*all, 0, layers);
@@ -201,7 +214,12 @@ class Forward {
     // Whole vectors, and never a multiple of 4 KB, where all rows would compete for
     // one set of the cache.
     const auto stride = [&](int64_t size) { return RoundUp(size, lanes) + lanes; };
-    context_.h_stride = stride(network_.output_size());
+    const int64_t pairs = context_.kernels.pairs;  // of factors as many fill a vector
+    const auto factors = [&](int64_t size) {
+      return pairs * stride(CeilDiv(size, pairs));
+    };
+    context_.h_stride = factors(network_.output_size());
+    context_.x_stride = factors(std::max(network_.input_size, network_.width()));
     context_.c_stride = stride(network_.hidden_size);
     auto* states = scratch_.Take<LayerState<O, R>>(network_.pseudo_layers());
     for (int64_t p = 0; p < network_.pseudo_layers(); ++p) {

@@ -2,21 +2,20 @@
 
 #include <type_traits>
 
+#include "cpu/caches.h"
 #include "cpu/values.h"
 
 namespace ostinato::cpu {
 namespace {
 
-constexpr int64_t kRowsPerTask = 48;     // of a chunk
 constexpr int64_t kWeightsPerTask = 96;  // rows of a weight gradient
 constexpr int64_t kBiasesPerTask = 512;  // elements
-constexpr int64_t kDepth = 512;          // of a piece of a panel that stays in a cache
 constexpr int64_t kMostLanes = 16;
 
 }  // namespace
 
-template <typename S, typename R>
-auto GradientPass<S, R>::MakeBuffers(const Context& c, Scratch& scratch) -> Buffers {
+template <typename S, typename O, typename R>
+auto GradientPass<S, O, R>::MakeBuffers(const Context& c, Scratch& scratch) -> Buffers {
   const Network& n = c.network();
   const int64_t batch = c.call.operands.batch, chunk = c.most_rows;
   const int64_t hidden = n.hidden_size, out = n.output_size(), proj = n.proj_size;
@@ -25,10 +24,14 @@ auto GradientPass<S, R>::MakeBuffers(const Context& c, Scratch& scratch) -> Buff
   const int64_t lanes = c.kernels.lanes, gate_rows = n.gates() * hidden;
   const auto wide = [&](int64_t size) { return RoundUp(size, lanes); };
   const auto reals = [&](int64_t count) { return scratch.Take<R>(count); };
+  const auto factors = [&](int64_t count) { return scratch.Take<O>(count); };
+  const auto panels = [&](int64_t depth, int64_t columns) {
+    return factors(RoundUp(depth, c.kernels.pairs) * wide(columns));
+  };
   Buffers b{};
-  b.w_hh = reals(gate_rows * wide(out));
-  b.w_ih = reals(gate_rows * wide(inputs));
-  b.w_hr = reals(proj * wide(hidden));
+  b.w_hh = panels(gate_rows, out);
+  b.w_ih = panels(gate_rows, inputs);
+  b.w_hr = panels(proj, hidden);
   b.w_hh_rows = scratch.Take<const S*>(gate_rows);
   b.w_ih_rows = scratch.Take<const S*>(gate_rows);
   b.w_hr_rows = scratch.Take<const S*>(proj);
@@ -36,15 +39,15 @@ auto GradientPass<S, R>::MakeBuffers(const Context& c, Scratch& scratch) -> Buff
   b.du = scratch.TakeZeroed<R>(proj > 0 ? batch * c.c_stride : 0);
   b.dc = scratch.TakeZeroed<R>(batch * c.c_stride);
   b.c_0 = reals(n.lstm() ? batch * hidden : 0);
-  b.dg = reals(chunk * c.g_stride);
-  b.dg_columns = reals(c.blocks() * hidden * c.r_stride);
-  b.dp = reals(proj > 0 ? chunk * c.h_stride : 0);
-  b.dp_columns = reals(proj * c.r_stride);
-  b.dg_rows = scratch.Take<const R*>(chunk);
-  b.dg_column_rows = scratch.Take<const R*>(c.blocks() * hidden);
-  b.dp_rows = scratch.Take<const R*>(proj > 0 ? chunk : 0);
-  b.dp_column_rows = scratch.Take<const R*>(proj);
-  b.rows = scratch.Take<BackwardRow<S, R>>(chunk);
+  b.dg = factors(chunk * c.g_stride);
+  b.dg_columns = factors(c.blocks() * hidden * c.r_stride);
+  b.dp = factors(proj > 0 ? chunk * c.h_stride : 0);
+  b.dp_columns = factors(proj * c.r_stride);
+  b.dg_rows = scratch.Take<const O*>(chunk);
+  b.dg_column_rows = scratch.Take<const O*>(c.blocks() * hidden);
+  b.dp_rows = scratch.Take<const O*>(proj > 0 ? chunk : 0);
+  b.dp_column_rows = scratch.Take<const O*>(proj);
+  b.rows = scratch.Take<BackwardRow<S, O, R>>(chunk);
   b.place = scratch.Take<int64_t>(chunk);
   b.first = scratch.Take<int64_t>(chunk);
   b.dx = scratch.Take<R*>(chunk);
@@ -55,20 +58,20 @@ auto GradientPass<S, R>::MakeBuffers(const Context& c, Scratch& scratch) -> Buff
   b.dropped = scratch.Take<S>(c.call.operands.keep != nullptr ? chunk * inputs : 0);
   b.unprojected = scratch.Take<S>(proj > 0 ? chunk * hidden : 0);
   b.output = reals(proj > 0 ? chunk * c.c_stride : 0);
-  b.panel_x = reals(chunk * wide(inputs));
-  b.panel_h = reals(chunk * wide(out));
-  b.panel_u = reals(proj > 0 ? chunk * wide(hidden) : 0);
+  b.panel_x = panels(chunk, inputs);
+  b.panel_h = panels(chunk, out);
+  b.panel_u = panels(proj > 0 ? chunk : 0, hidden);
   if (c.again()) {
     b.gates = scratch.Take<S>(chunk * n.saved_blocks() * hidden);
-    b.again = scratch.Take<ForwardRow<S, R, R>>(chunk);
+    b.again = scratch.Take<ForwardRow<S, O, R>>(chunk);
     b.pre = reals(c.packing.blocks().count() * chunk * 4 * lanes);
     b.c_again = reals(chunk * c.c_stride);
-    b.h_again = reals(chunk * c.c_stride);
-    b.again_x = scratch.Take<const R*>(chunk);
-    b.again_h = scratch.Take<const R*>(chunk);
-    const bool widens = !std::is_same_v<S, R>;
-    b.wide_x = reals(widens ? chunk * inputs : 0);
-    b.wide_h = reals(widens ? chunk * out : 0);
+    b.h_again = factors(chunk * c.c_stride);
+    b.again_x = scratch.Take<const O*>(chunk);
+    b.again_h = scratch.Take<const O*>(chunk);
+    const bool widens = !std::is_same_v<S, O>;
+    b.wide_x = factors(widens ? chunk * inputs : 0);
+    b.wide_h = factors(widens ? chunk * out : 0);
   }
   b.dw_ih = reals(gate_rows * wide(inputs));
   b.dw_hh = reals(gate_rows * wide(out));
@@ -90,9 +93,9 @@ auto GradientPass<S, R>::MakeBuffers(const Context& c, Scratch& scratch) -> Buff
   return b;
 }
 
-template <typename S, typename R>
-GradientPass<S, R>::GradientPass(const Context& context, int64_t pseudo_layer,
-                                 const Buffers& buffers)
+template <typename S, typename O, typename R>
+GradientPass<S, O, R>::GradientPass(const Context& context, int64_t pseudo_layer,
+                                    const Buffers& buffers)
     : c_(context),
       n_(context.network()),
       pseudo_layer_(pseudo_layer),
@@ -116,42 +119,43 @@ GradientPass<S, R>::GradientPass(const Context& context, int64_t pseudo_layer,
 
 // ------------------------------------------------------------------------- beginning
 
-template <typename S, typename R>
-int64_t GradientPass<S, R>::begin_tasks() const {
-  return 1 + CeilDiv(rows_of_weights(), kRowsPerTask) +
-         CeilDiv(n_.proj_size, kRowsPerTask);
+template <typename S, typename O, typename R>
+int64_t GradientPass<S, O, R>::begin_tasks() const {
+  return 1 + CeilDiv(rows_of_weights(), rows_per_task()) +
+         CeilDiv(n_.proj_size, rows_per_task());
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::PackPanels(const S* const* rows, int64_t depth, int64_t first,
-                                    Columns columns, R* panels) const {
-  const int64_t count = std::min(depth - first, kRowsPerTask);
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::PackPanels(const S* const* rows, int64_t depth,
+                                       int64_t first, Columns columns,
+                                       O* panels) const {
+  const int64_t count = std::min(depth - first, rows_per_task());
   for (int64_t q = 0; q < columns.count(); ++q) {
-    R* panel = panels + columns.first(q) * depth;
+    O* panel = panels + columns.first(q) * PaddedDepth(depth);
     c_.kernels.pack_columns(rows + first, columns.first(q), count, columns.width(q),
                             panel + first * columns.vectors(q) * lanes());
   }
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::Begin(int64_t task) const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::Begin(int64_t task) const {
   if (task == 0) return BeginStates();
   task -= 1;
-  const int64_t row_tasks = CeilDiv(rows_of_weights(), kRowsPerTask);
+  const int64_t row_tasks = CeilDiv(rows_of_weights(), rows_per_task());
   if (task >= row_tasks) {
-    PackPanels(b_.w_hr_rows, n_.proj_size, (task - row_tasks) * kRowsPerTask,
+    PackPanels(b_.w_hr_rows, n_.proj_size, (task - row_tasks) * rows_per_task(),
                StepColumnsOf(hidden_), b_.w_hr);
     return;
   }
-  const int64_t first = task * kRowsPerTask;
+  const int64_t first = task * rows_per_task();
   PackPanels(b_.w_hh_rows, rows_of_weights(), first, StepColumnsOf(out_), b_.w_hh);
   if (offsets_.w_ih >= 0 && wants_inputs()) {
     PackPanels(b_.w_ih_rows, rows_of_weights(), first, ColumnsOf(inputs_), b_.w_ih);
   }
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::BeginStates() const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::BeginStates() const {
   const BackwardCall<S, R>& call = c_.call;
   const int64_t batch = call.operands.batch;
   for (int64_t i = 0; i < batch; ++i) {
@@ -166,15 +170,15 @@ void GradientPass<S, R>::BeginStates() const {
 
 // --------------------------------------------------------------------------- a chunk
 
-template <typename S, typename R>
-bool GradientPass<S, R>::ResetAt(int64_t i, int64_t step) const {
+template <typename S, typename O, typename R>
+bool GradientPass<S, O, R>::ResetAt(int64_t i, int64_t step) const {
   const Operands<S>& in = c_.call.operands;
   return in.resets != nullptr &&
          in.resets[in.io.at(c_.rows.row[i], Time(i, step))] != 0;
 }
 
-template <typename S, typename R>
-const S* GradientPass<S, R>::OutputAt(int64_t i, int64_t step) const {
+template <typename S, typename O, typename R>
+const S* GradientPass<S, O, R>::OutputAt(int64_t i, int64_t step) const {
   const Operands<S>& in = c_.call.operands;
   const int64_t row = c_.rows.row[i], time = Time(i, step);
   const int64_t column = direction_ * out_;
@@ -184,8 +188,8 @@ const S* GradientPass<S, R>::OutputAt(int64_t i, int64_t step) const {
   return c_.call.hidden[layer_] + in.reserve.at(row, time) * n_.width() + column;
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::BeginChunk(int64_t begin, int64_t end) {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::BeginChunk(int64_t begin, int64_t end) {
   begin_ = begin;
   count_ = 0;
   end_ = end;
@@ -195,8 +199,8 @@ void GradientPass<S, R>::BeginChunk(int64_t begin, int64_t end) {
   }
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::GatherRow(int64_t i, int64_t step, int64_t r) const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::GatherRow(int64_t i, int64_t step, int64_t r) const {
   const BackwardCall<S, R>& call = c_.call;
   const Operands<S>& in = call.operands;
   const int64_t row = c_.rows.row[i], time = Time(i, step);
@@ -219,7 +223,7 @@ void GradientPass<S, R>::GatherRow(int64_t i, int64_t step, int64_t r) const {
   } else {
     b_.h[r] = OutputAt(i, step - 1);
   }
-  BackwardRow<S, R>& to = b_.rows[r];
+  BackwardRow<S, O, R>& to = b_.rows[r];
   to = {};
   to.h_prev = b_.h[r];
   to.dg = b_.dg + r * c_.g_stride;
@@ -245,16 +249,16 @@ void GradientPass<S, R>::GatherRow(int64_t i, int64_t step, int64_t r) const {
   }
 }
 
-template <typename S, typename R>
-int64_t GradientPass<S, R>::prepare_tasks() const {
-  return CeilDiv(count_, kRowsPerTask);
+template <typename S, typename O, typename R>
+int64_t GradientPass<S, O, R>::prepare_tasks() const {
+  return CeilDiv(count_, rows_per_task());
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::Prepare(int64_t task) const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::Prepare(int64_t task) const {
   const auto scale = static_cast<R>(n_.dropout_scale);
-  const int64_t first = task * kRowsPerTask;
-  const int64_t last = std::min(count_, first + kRowsPerTask);
+  const int64_t first = task * rows_per_task();
+  const int64_t last = std::min(count_, first + rows_per_task());
   const int64_t *begin = b_.first, *end = begin + (end_ - begin_);
   const int64_t* of_step = std::upper_bound(begin, end, first) - 1;
   for (int64_t r = first; r < last; ++r) {
@@ -267,7 +271,7 @@ void GradientPass<S, R>::Prepare(int64_t task) const {
       b_.x[r] = to;
     }
     if (!c_.again()) continue;
-    if constexpr (std::is_same_v<S, R>) {
+    if constexpr (std::is_same_v<S, O>) {
       b_.again_x[r] = b_.x[r];
       b_.again_h[r] = b_.h[r];
     } else {
@@ -276,7 +280,7 @@ void GradientPass<S, R>::Prepare(int64_t task) const {
       b_.again_x[r] = b_.wide_x + r * inputs_;
       b_.again_h[r] = b_.wide_h + r * out_;
     }
-    ForwardRow<S, R, R>& to = b_.again[r];
+    ForwardRow<S, O, R>& to = b_.again[r];
     to = {};
     to.h_prev = b_.again_h[r];
     to.c = b_.c_again + r * c_.c_stride;
@@ -286,21 +290,22 @@ void GradientPass<S, R>::Prepare(int64_t task) const {
   }
 }
 
-template <typename S, typename R>
-int64_t GradientPass<S, R>::again_tasks() const {
+template <typename S, typename O, typename R>
+int64_t GradientPass<S, O, R>::again_tasks() const {
   return c_.again() ? c_.packing.blocks().count() : 0;
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::ComputeAgain(int64_t block) const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::ComputeAgain(int64_t block) const {
+  const LeavesProducts leaves(c_.kernels);
   const auto& packing = c_.packing;
   const Blocks& blocks = packing.blocks();
-  const PackedLayer<R, R> layer = packing.layer(pseudo_layer_, c_.packed);
+  const PackedLayer<O, R> layer = packing.layer(pseudo_layer_, c_.packed);
   const int64_t stride = 4 * lanes();
   R* pre = b_.pre + block * c_.most_rows * stride;
   const R* bias = layer.bias + block * stride;
-  const auto product = [&](Tile tile, const R* const* rows, int64_t depth,
-                           const R* panels, const R* start) {
+  const auto product = [&](Tile tile, const O* const* rows, int64_t depth,
+                           const O* panels, const R* start) {
     c_.kernels.product[static_cast<int>(tile)](rows, 0, count_, depth,
                                                panels + block * packing.panel(depth),
                                                start, pre, stride);
@@ -322,15 +327,15 @@ void GradientPass<S, R>::ComputeAgain(int64_t block) const {
                                                 blocks.units(block));
 }
 
-template <typename S, typename R>
-int64_t GradientPass<S, R>::unproject_tasks() const {
-  return projects() && wants_weights() ? CeilDiv(count_, kRowsPerTask) : 0;
+template <typename S, typename O, typename R>
+int64_t GradientPass<S, O, R>::unproject_tasks() const {
+  return projects() && wants_weights() ? CeilDiv(count_, rows_per_task()) : 0;
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::Unproject(int64_t task) const {
-  const int64_t first = task * kRowsPerTask;
-  const int64_t last = std::min(count_, first + kRowsPerTask);
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::Unproject(int64_t task) const {
+  const int64_t first = task * rows_per_task();
+  const int64_t last = std::min(count_, first + rows_per_task());
   c_.kernels.lstm_output(n_.cell<R>(), b_.rows + first, last - first,
                          b_.output + first * c_.c_stride, c_.c_stride);
   for (int64_t r = first; r < last; ++r) {
@@ -340,9 +345,9 @@ void GradientPass<S, R>::Unproject(int64_t task) const {
 
 // ------------------------------------------------------------------------- its steps
 
-template <typename S, typename R>
-void GradientPass<S, R>::AddOutputGradient(int64_t i, int64_t step, int64_t first,
-                                           int64_t count) const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::AddOutputGradient(int64_t i, int64_t step, int64_t first,
+                                              int64_t count) const {
   const Operands<S>& in = c_.call.operands;
   const int64_t row = c_.rows.row[i], time = Time(i, step);
   const int64_t column = direction_ * out_ + first;
@@ -357,21 +362,24 @@ void GradientPass<S, R>::AddOutputGradient(int64_t i, int64_t step, int64_t firs
       static_cast<R>(n_.dropout_scale), count, dh);
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::Multiply(Tile tile, const R* const* a, int64_t offset,
-                                  int64_t rows, int64_t depth, const R* panel,
-                                  const R* start, R* c, int64_t c_stride) const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::Multiply(Tile tile, const O* const* a, int64_t offset,
+                                     int64_t rows, int64_t depth, const O* panel,
+                                     const R* start, R* c, int64_t c_stride) const {
   const auto product = c_.kernels.product[static_cast<int>(tile)];
   const int64_t step = (static_cast<int64_t>(tile) + 1) * lanes();
-  for (int64_t k = 0; k < depth; k += kDepth) {
-    product(a, offset + k, rows, std::min(kDepth, depth - k), panel + k * step,
+  const int64_t piece = PanelDepth(Caches());
+  for (int64_t k = 0; k < depth; k += piece) {
+    product(a, offset + k, rows, std::min(piece, depth - k), panel + k * step,
             k == 0 ? start : nullptr, c, c_stride);
   }
 }
 
-template <typename S, typename R>
-int64_t GradientPass<S, R>::Steps(int64_t begin, int64_t end, int64_t first_row,
-                                  int64_t last_row, Share share, Member* member) const {
+template <typename S, typename O, typename R>
+int64_t GradientPass<S, O, R>::Steps(int64_t begin, int64_t end, int64_t first_row,
+                                     int64_t last_row, Share share,
+                                     Member* member) const {
+  const LeavesProducts leaves(c_.kernels);
   const Columns outs = StepColumnsOf(out_), units = StepColumnsOf(hidden_);
   const auto range = [&](Columns columns) {
     const int64_t first = columns.first(share.begin(columns.count()));
@@ -397,7 +405,7 @@ int64_t GradientPass<S, R>::Steps(int64_t begin, int64_t end, int64_t first_row,
       if (member != nullptr) member->Sync();
       for (int64_t q = share.begin(units.count()); q < share.end(units.count()); ++q) {
         Multiply(units.tile(q), b_.dp_rows + row, 0, n, n_.proj_size,
-                 b_.w_hr + units.first(q) * n_.proj_size, c_.zeros,
+                 b_.w_hr + units.first(q) * PaddedDepth(n_.proj_size), c_.zeros,
                  b_.du + first_row * c_.c_stride + units.first(q), c_.c_stride);
       }
     }
@@ -405,7 +413,7 @@ int64_t GradientPass<S, R>::Steps(int64_t begin, int64_t end, int64_t first_row,
     const bool parts = member != nullptr && !member->SyncAndGoOn();
     for (int64_t q = share.begin(outs.count()); q < share.end(outs.count()); ++q) {
       Multiply(outs.tile(q), b_.dg_rows + row, 0, n, rows_of_weights(),
-               b_.w_hh + outs.first(q) * rows_of_weights(),
+               b_.w_hh + outs.first(q) * PaddedDepth(rows_of_weights()),
                n_.gru() ? nullptr : c_.zeros,
                b_.dh + first_row * c_.h_stride + outs.first(q), c_.h_stride);
     }
@@ -421,15 +429,15 @@ int64_t GradientPass<S, R>::Steps(int64_t begin, int64_t end, int64_t first_row,
 
 // ------------------------------------------------------------ products over the chunk
 
-template <typename S, typename R>
-int64_t GradientPass<S, R>::pack_tasks() const {
-  return wants_weights() ? CeilDiv(count_, kRowsPerTask) : 0;
+template <typename S, typename O, typename R>
+int64_t GradientPass<S, O, R>::pack_tasks() const {
+  return wants_weights() ? CeilDiv(count_, rows_per_task()) : 0;
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::Pack(int64_t task) const {
-  const int64_t first = task * kRowsPerTask;
-  const int64_t rows = std::min(count_ - first, kRowsPerTask);
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::Pack(int64_t task) const {
+  const int64_t first = task * rows_per_task();
+  const int64_t rows = std::min(count_ - first, rows_per_task());
   c_.kernels.transpose(b_.dg + first * c_.g_stride, c_.g_stride, rows,
                        c_.blocks() * hidden_, b_.dg_columns + first, c_.r_stride);
   PackPanels(b_.h, count_, first, ColumnsOf(out_), b_.panel_h);
@@ -443,32 +451,32 @@ void GradientPass<S, R>::Pack(int64_t task) const {
   }
 }
 
-template <typename S, typename R>
-auto GradientPass<S, R>::HiddenProduct() const -> WeightProduct {
+template <typename S, typename O, typename R>
+auto GradientPass<S, O, R>::HiddenProduct() const -> WeightProduct {
   return {b_.dg_column_rows, rows_of_weights(), ColumnsOf(out_),
           b_.panel_h,        offsets_.w_hh,     b_.dw_hh};
 }
 
-template <typename S, typename R>
-auto GradientPass<S, R>::InputProduct() const -> WeightProduct {
+template <typename S, typename O, typename R>
+auto GradientPass<S, O, R>::InputProduct() const -> WeightProduct {
   const int64_t rows = offsets_.w_ih >= 0 ? rows_of_weights() : 0;
   return {b_.dg_column_rows, rows,          ColumnsOf(inputs_),
           b_.panel_x,        offsets_.w_ih, b_.dw_ih};
 }
 
-template <typename S, typename R>
-auto GradientPass<S, R>::ProjectionProduct() const -> WeightProduct {
+template <typename S, typename O, typename R>
+auto GradientPass<S, O, R>::ProjectionProduct() const -> WeightProduct {
   return {b_.dp_column_rows, n_.proj_size,  ColumnsOf(hidden_),
           b_.panel_u,        offsets_.w_hr, b_.dw_hr};
 }
 
-template <typename S, typename R>
-int64_t GradientPass<S, R>::input_tasks() const {
-  return wants_inputs() ? CeilDiv(count_, kRowsPerTask) : 0;
+template <typename S, typename O, typename R>
+int64_t GradientPass<S, O, R>::input_tasks() const {
+  return wants_inputs() ? CeilDiv(count_, rows_per_task()) : 0;
 }
 
-template <typename S, typename R>
-int64_t GradientPass<S, R>::product_tasks() const {
+template <typename S, typename O, typename R>
+int64_t GradientPass<S, O, R>::product_tasks() const {
   int64_t tasks = input_tasks();
   if (wants_weights()) {
     for (const auto& product : {HiddenProduct(), InputProduct(), ProjectionProduct()}) {
@@ -479,8 +487,9 @@ int64_t GradientPass<S, R>::product_tasks() const {
   return tasks;
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::Product(int64_t task) const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::Product(int64_t task) const {
+  const LeavesProducts leaves(c_.kernels);
   // The largest first, so that the threads end at about the same time.
   if (task < input_tasks()) return InputGradient(task);
   task -= input_tasks();
@@ -492,8 +501,8 @@ void GradientPass<S, R>::Product(int64_t task) const {
   AddBiases(task);
 }
 
-template <typename S, typename R>
-auto GradientPass<S, R>::TargetOf(const WeightProduct& product) const -> Target {
+template <typename S, typename O, typename R>
+auto GradientPass<S, O, R>::TargetOf(const WeightProduct& product) const -> Target {
   const int64_t columns = product.columns.size;
   if constexpr (std::is_same_v<S, R>) {
     if (columns % lanes() == 0) return {c_.call.dweights + product.offset, columns};
@@ -501,9 +510,9 @@ auto GradientPass<S, R>::TargetOf(const WeightProduct& product) const -> Target 
   return {product.buffer, RoundUp(columns, lanes())};
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::AddWeightProduct(const WeightProduct& product,
-                                          int64_t first) const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::AddWeightProduct(const WeightProduct& product,
+                                             int64_t first) const {
   const Target target = TargetOf(product);
   const int64_t last = std::min(product.rows, first + kWeightsPerTask);
   // The candidate of a GRU has two columns of cotangents: u for w_hh, n for w_ih.
@@ -513,7 +522,8 @@ void GradientPass<S, R>::AddWeightProduct(const WeightProduct& product,
     for (int64_t q = 0; q < product.columns.count(); ++q) {
       const int64_t column = product.columns.first(q);
       Multiply(product.columns.tile(q), product.a + begin + shift, 0, end - begin,
-               count_, product.panels + column * count_, summed_ ? nullptr : c_.zeros,
+               count_, product.panels + column * PaddedDepth(count_),
+               summed_ ? nullptr : c_.zeros,
                target.data + begin * target.stride + column, target.stride);
     }
   };
@@ -523,27 +533,27 @@ void GradientPass<S, R>::AddWeightProduct(const WeightProduct& product,
 }
 
 // The sum over the rows of a chunk is a product with ones.
-template <typename S, typename R>
-void GradientPass<S, R>::AddBiases(int64_t task) const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::AddBiases(int64_t task) const {
   const int64_t first = task * kBiasesPerTask;
   const int64_t last = std::min(c_.blocks() * hidden_, first + kBiasesPerTask);
   for (int64_t m = first; m < last; m += lanes()) {
-    c_.reals.dot(b_.dg_column_rows[m], c_.r_stride, std::min(lanes(), last - m), count_,
-                 c_.ones, b_.db + m);
+    c_.sums.dot(b_.dg_column_rows[m], c_.r_stride, std::min(lanes(), last - m), count_,
+                c_.ones, b_.db + m);
   }
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::InputGradient(int64_t task) const {
-  const int64_t first = task * kRowsPerTask;
-  const int64_t rows = std::min(count_ - first, kRowsPerTask);
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::InputGradient(int64_t task) const {
+  const int64_t first = task * rows_per_task();
+  const int64_t rows = std::min(count_ - first, rows_per_task());
   if (offsets_.w_ih < 0) return SkipGradient(first, first + rows);
-  R products[kRowsPerTask * 4 * kMostLanes];
+  R products[kMostRowsPerTask * 4 * kMostLanes];
   const int64_t stride = 4 * lanes(), depth = rows_of_weights();
   const Columns columns = ColumnsOf(inputs_);
   for (int64_t q = 0; q < columns.count(); ++q) {
-    const R* panel = b_.w_ih + columns.first(q) * depth;
-    const R* const* dg = b_.dg_rows + first;
+    const O* panel = b_.w_ih + columns.first(q) * PaddedDepth(depth);
+    const O* const* dg = b_.dg_rows + first;
     const int64_t kept = n_.gru() ? 2 * hidden_ : depth;
     Multiply(columns.tile(q), dg, 0, rows, kept, panel, c_.zeros, products, stride);
     if (n_.gru()) {
@@ -561,8 +571,8 @@ void GradientPass<S, R>::InputGradient(int64_t task) const {
   }
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::SkipGradient(int64_t first, int64_t last) const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::SkipGradient(int64_t first, int64_t last) const {
   for (int64_t r = first; r < last; ++r) {
     if (!b_.adds[r]) Zero(b_.dx[r], inputs_);
     for (int64_t block = 0; block < n_.gates(); ++block) {
@@ -574,13 +584,13 @@ void GradientPass<S, R>::SkipGradient(int64_t first, int64_t last) const {
 
 // ---------------------------------------------------------------------------- the end
 
-template <typename S, typename R>
-int64_t GradientPass<S, R>::finish_tasks() const {
+template <typename S, typename O, typename R>
+int64_t GradientPass<S, O, R>::finish_tasks() const {
   return 5;
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::Finish(int64_t task) const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::Finish(int64_t task) const {
   if (task == 0) return FinishStates();
   if (!wants_weights()) return;
   if (task == 1) return FinishBiases();
@@ -589,8 +599,8 @@ void GradientPass<S, R>::Finish(int64_t task) const {
   FinishWeights(ProjectionProduct());
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::FinishStates() const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::FinishStates() const {
   const int64_t batch = c_.call.operands.batch;
   for (int64_t i = 0; i < batch; ++i) {
     const int64_t to = pseudo_layer_ * batch + c_.rows.row[i];
@@ -603,8 +613,8 @@ void GradientPass<S, R>::FinishStates() const {
   }
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::FinishBiases() const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::FinishBiases() const {
   S* to = c_.call.dweights;
   if (offsets_.b_hh >= 0) Convert(b_.db, rows_of_weights(), to + offsets_.b_hh);
   if (offsets_.b_ih < 0) return;
@@ -613,8 +623,8 @@ void GradientPass<S, R>::FinishBiases() const {
   if (n_.gru()) Convert(b_.db + 3 * hidden_, hidden_, to + offsets_.b_ih + kept);
 }
 
-template <typename S, typename R>
-void GradientPass<S, R>::FinishWeights(const WeightProduct& product) const {
+template <typename S, typename O, typename R>
+void GradientPass<S, O, R>::FinishWeights(const WeightProduct& product) const {
   if (product.rows == 0) return;
   const int64_t columns = product.columns.size;
   const Target target = TargetOf(product);
@@ -626,8 +636,9 @@ void GradientPass<S, R>::FinishWeights(const WeightProduct& product) const {
   }
 }
 
-template class GradientPass<float, float>;
-template class GradientPass<double, double>;
-template class GradientPass<BFloat16, float>;
+template class GradientPass<float, float, float>;
+template class GradientPass<double, double, double>;
+template class GradientPass<BFloat16, float, float>;
+template class GradientPass<BFloat16, BFloat16, float>;
 
 }  // namespace ostinato::cpu

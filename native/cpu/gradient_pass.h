@@ -17,16 +17,14 @@
 
 namespace ostinato::cpu {
 
-template <typename S, typename R>
-using WideTable = Kernels<S, R, R>;
-
-// What all passes of a call share.
-template <typename S, typename R>
+// What all passes of a call share. O is what products multiply, and so what cotangents
+// of pre-activations are rounded to.
+template <typename S, typename O, typename R>
 struct BackwardContext {
   const BackwardCall<S, R>& call;
-  const WideTable<S, R>& kernels;
-  const Kernels<R, R, R>& reals;
-  const PackedNetwork<S, R, R>& packing;  // for gates that are computed again
+  const Kernels<S, O, R>& kernels;
+  const Kernels<O, O, R>& sums;           // of rows of cotangents
+  const PackedNetwork<S, O, R>& packing;  // for gates that are computed again
   const void* packed;                     // its panels, or null
   const Slice& rows;
   int64_t most_rows = 0;               // of a chunk
@@ -35,7 +33,7 @@ struct BackwardContext {
   int64_t step_vectors = 4;       // of a block of columns that members share in a step
   int64_t r_stride = 0;           // of the same by columns
   const S* zero_state = nullptr;  // what a step after a reset starts from
-  const R* ones = nullptr;        // for a row of a chunk each
+  const O* ones = nullptr;        // for a row of a chunk each
   const R* zeros = nullptr;       // 4 vectors, and a row of cells
   // Of the layer at hand: gradients of its outputs, [T, B, D*S], null for the last
   // layer; and of its inputs, laid out as they are.
@@ -48,24 +46,30 @@ struct BackwardContext {
   bool again() const { return packed != nullptr; }
 };
 
-template <typename S, typename R>
+// Rows of a chunk in one task: about 48, and a multiple of what products take at once.
+inline constexpr int64_t kMostRowsPerTask = 64;
+inline int64_t RowsPerTask(int64_t rows_at_once) {
+  return std::min(kMostRowsPerTask, RoundUp(48, rows_at_once));
+}
+
+template <typename S, typename O, typename R>
 class GradientPass {
  public:
-  using Context = BackwardContext<S, R>;
+  using Context = BackwardContext<S, O, R>;
 
   // Buffers of one direction, which serve it in every layer.
   struct Buffers {
     // Panels that multiply cotangents, and the rows of the weights that they hold.
-    R *w_hh, *w_ih, *w_hr;
+    O *w_hh, *w_ih, *w_hr;
     const S **w_hh_rows, **w_ih_rows, **w_hr_rows;
     // Of states, [B] rows. With a projection dh is the cotangent of what it yields and
     // du that of o * tanh(c).
     R *dh, *du, *dc, *c_0;
     // Of a chunk. Cotangents by rows and by columns, of gates and projected outputs:
-    R *dg, *dg_columns, *dp, *dp_columns;
-    const R **dg_rows, **dg_column_rows, **dp_rows, **dp_column_rows;
+    O *dg, *dg_columns, *dp, *dp_columns;
+    const O **dg_rows, **dg_column_rows, **dp_rows, **dp_column_rows;
     // what stands at each of its rows, and where each of its steps begins,
-    BackwardRow<S, R>* rows;
+    BackwardRow<S, O, R>* rows;
     int64_t *place, *first;
     // where gradients of inputs go, and whether something stands there already,
     R** dx;
@@ -73,12 +77,14 @@ class GradientPass {
     // the factors of weight gradients, and their panels,
     const S **x, **h, **u;
     S *dropped, *unprojected;
-    R *output, *panel_x, *panel_h, *panel_u;
+    R* output;
+    O *panel_x, *panel_h, *panel_u;
     // and gates that are computed again.
     S* gates;
-    ForwardRow<S, R, R>* again;
-    R *pre, *c_again, *h_again, *wide_x, *wide_h;
-    const R **again_x, **again_h;
+    ForwardRow<S, O, R>* again;
+    R *pre, *c_again;
+    O *h_again, *wide_x, *wide_h;
+    const O **again_x, **again_h;
     // Sums over chunks.
     R *dw_ih, *dw_hh, *dw_hr, *db;
   };
@@ -119,10 +125,10 @@ class GradientPass {
  private:
   // A product for a weight gradient: rows of `a` (columns of cotangents) times panels.
   struct WeightProduct {
-    const R* const* a;
+    const O* const* a;
     int64_t rows;
     Columns columns;
-    const R* panels;
+    const O* panels;
     int64_t offset;  // of the gradient in the flat vector
     R* buffer;
   };
@@ -139,13 +145,13 @@ class GradientPass {
   void GatherRow(int64_t i, int64_t step, int64_t r) const;
   int64_t input_tasks() const;
   void AddOutputGradient(int64_t i, int64_t step, int64_t first, int64_t count) const;
-  void Multiply(Tile tile, const R* const* a, int64_t offset, int64_t rows,
-                int64_t depth, const R* panel, const R* start, R* c,
+  void Multiply(Tile tile, const O* const* a, int64_t offset, int64_t rows,
+                int64_t depth, const O* panel, const R* start, R* c,
                 int64_t c_stride) const;
   void BeginStates() const;
   // Some of `depth` rows, from `first` on, of the panels of all their columns.
   void PackPanels(const S* const* rows, int64_t depth, int64_t first, Columns columns,
-                  R* panels) const;
+                  O* panels) const;
   void AddWeightProduct(const WeightProduct& product, int64_t first) const;
   void AddBiases(int64_t task) const;
   void InputGradient(int64_t task) const;
@@ -163,6 +169,10 @@ class GradientPass {
   int64_t lanes() const { return c_.kernels.lanes; }
   Columns ColumnsOf(int64_t size) const { return {size, lanes()}; }
   Columns StepColumnsOf(int64_t size) const { return {size, lanes(), c_.step_vectors}; }
+  // Elements for each column of a panel with so many rows.
+  int64_t PaddedDepth(int64_t rows) const { return RoundUp(rows, c_.kernels.pairs); }
+  // Rows of a chunk in one task.
+  int64_t rows_per_task() const { return RowsPerTask(c_.kernels.rows_at_once); }
   int64_t rows_of_weights() const { return n_.gates() * hidden_; }
   bool wants_weights() const { return c_.call.dweights != nullptr; }
   bool wants_inputs() const { return layer_ > 0 || c_.call.dx != nullptr; }

@@ -12,7 +12,8 @@
 // Contract of every function here: no allocation, no exceptions, no alignment asked
 // for, nothing read or written beyond what is described. A result does not depend on
 // how many rows a call has: but for `dot`, every element is summed in the order of k,
-// one chain.
+// in one chain; with tiles, in groups of 32 k, which begin where a product begins and
+// are added in order: the same groups for every number of rows.
 #ifndef OSTINATO_CPU_KERNELS_H_
 #define OSTINATO_CPU_KERNELS_H_
 
@@ -62,7 +63,7 @@ struct ForwardRow {
 };
 
 // One row of one step on the way back.
-template <typename S, typename R>
+template <typename S, typename O, typename R>
 struct BackwardRow {
   const S* gates;   // LSTM [i f g o][H], GRU [r z n u][H]
   const S* h_prev;  // GRU
@@ -71,7 +72,7 @@ struct BackwardRow {
   const R* c;       // LSTM: c_t, clipped as it was on the way forward
   R* dh;            // in: cotangent of h_t (LSTM: of o * tanh(c)). GRU, after: dh * z
   R* dc;            // LSTM, in: cotangent of c_t; after: of c_{t-1}
-  R* dg;            // after: of pre-activations: [i f g o][H], [r z u n][H], [h][H]
+  O* dg;            // after: of pre-activations: [i f g o][H], [r z u n][H], [h][H]
 };
 
 template <typename S, typename O, typename R>
@@ -80,6 +81,16 @@ struct Kernels {
 
   int64_t lanes;  // V, elements of R in one vector
   int64_t pairs;  // elements of a row that a product multiplies at once: 2 or 1
+
+  // A product is fastest with a multiple of so many rows, and from `enough_rows` on it
+  // takes longer to multiply than to read a panel that is not in the first-level cache.
+  int64_t rows_at_once;
+  int64_t enough_rows;
+  // Products may read rows that stand at even distances faster than others.
+  bool wants_even_rows;
+  // A thread that has called a product calls this before it leaves our code; null where
+  // there is nothing to do. See tile-product-inl.h.
+  void (*leave)();
 
   // c[r][v] = start[v] + sum over k < depth of a[r][offset + k] * panel[k][v]
   //
@@ -99,14 +110,14 @@ struct Kernels {
   void (*pack_rows)(const S* src, int64_t stride, int64_t lanes, int64_t depth,
                     O* panel, int64_t panel_stride);
 
-  // A whole panel [depth][vectors][V] of R from columns of rows: lane n of step k is
-  // rows[k][offset + n] for n < columns, 0 up to vectors * V, vectors =
-  // ceil(columns / V) <= 4.
+  // A whole panel from columns of rows: lane n of step k is rows[k][offset + n] for
+  // n < columns, 0 up to vectors * V, vectors = ceil(columns / V) <= 4. Where pairs is
+  // 2 and depth odd, the second of the last pair becomes 0.
   void (*pack_columns)(const S* const* rows, int64_t offset, int64_t depth,
-                       int64_t columns, R* panel);
+                       int64_t columns, O* panel);
 
   // dst[k * dst_stride + n] = src[n * stride + k] for n < rows, k < columns.
-  void (*transpose)(const R* src, int64_t stride, int64_t rows, int64_t columns, R* dst,
+  void (*transpose)(const O* src, int64_t stride, int64_t rows, int64_t columns, O* dst,
                     int64_t dst_stride);
 
   // Products with a matrix as it lies in memory, for calls too short to pack it:
@@ -123,12 +134,12 @@ struct Kernels {
   Forward forward[kNumModes];
 
   // Cotangents of the pre-activations, for any number of units.
-  using Backward = void (*)(const Cell<R>& cell, const BackwardRow<S, R>* rows,
+  using Backward = void (*)(const Cell<R>& cell, const BackwardRow<S, O, R>* rows,
                             int64_t n, int64_t unit, int64_t units);
   Backward backward[kNumModes];
 
   // u[r * stride + j] = o * tanh(c) of units j < H, from what the forward pass saved.
-  void (*lstm_output)(const Cell<R>& cell, const BackwardRow<S, R>* rows, int64_t n,
+  void (*lstm_output)(const Cell<R>& cell, const BackwardRow<S, O, R>* rows, int64_t n,
                       R* u, int64_t stride);
 };
 
@@ -137,12 +148,30 @@ using KernelsF64 = Kernels<double, double, double>;
 using KernelsBf16 = Kernels<BFloat16, float, float>;
 using KernelsBf16Pairs = Kernels<BFloat16, BFloat16, float>;
 
-// The tables of one instruction set; `bf16_pairs` is null where it multiplies none.
+// The tables of one instruction set; `bf16_pairs` is null where it multiplies no pairs,
+// `bf16_tiles` where it does so in vectors alone. With tiles, gradients too multiply
+// bfloat16.
 struct KernelSet {
   const KernelsF32* f32;
   const KernelsF64* f64;
   const KernelsBf16* bf16;
   const KernelsBf16Pairs* bf16_pairs;
+  const KernelsBf16Pairs* bf16_tiles;
+};
+
+// Leaves when it goes: one for as long as a thread works with the products of a table.
+class LeavesProducts {
+ public:
+  template <typename S, typename O, typename R>
+  explicit LeavesProducts(const Kernels<S, O, R>& kernels) : leave_(kernels.leave) {}
+  ~LeavesProducts() {
+    if (leave_ != nullptr) leave_();
+  }
+  LeavesProducts(const LeavesProducts&) = delete;
+  LeavesProducts& operator=(const LeavesProducts&) = delete;
+
+ private:
+  void (*leave_)();
 };
 
 // The tables written for `isa`, or for the highest level below it that was compiled

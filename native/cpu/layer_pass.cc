@@ -20,14 +20,13 @@ LayerPass<S, O, R>::LayerPass(const Context& context, int64_t pseudo_layer,
 template <typename S, typename O, typename R>
 Workspace<S, O, R> LayerPass<S, O, R>::MakeWorkspace(const Context& context,
                                                      int64_t rows, Scratch& scratch) {
-  const Network& network = context.network();
   const int64_t chunk = std::max(rows, Context::kInputRows);
-  const int64_t inputs = std::max(network.input_size, network.width());
-  const bool converts = !std::is_same_v<S, O> || context.call.operands.keep != nullptr;
+  const bool moves = !std::is_same_v<S, O> || context.call.operands.keep != nullptr ||
+                     context.kernels.wants_even_rows;
   Workspace<S, O, R> made;
   made.pre = scratch.Take<R>(context.packing.blocks().count() * chunk * 4 *
                              context.kernels.lanes);
-  made.input = scratch.Take<O>(converts ? chunk * inputs : 0);
+  made.input = scratch.Take<O>(moves ? chunk * context.x_stride : 0);
   made.x = scratch.Take<const O*>(chunk);
   made.h = scratch.Take<const O*>(rows);
   made.rows = scratch.Take<ForwardRow<S, O, R>>(rows);
@@ -56,10 +55,11 @@ int64_t LayerPass<S, O, R>::Advance(int64_t begin, int64_t end, Share share,
   const int64_t first = share.begin(blocks.count()), last = share.end(blocks.count());
   const Cell<R> cell = network.cell<R>();
   const auto equations = c_.kernels.forward[static_cast<int>(network.mode)];
+  const LeavesProducts leaves(c_.kernels);
   end = std::min(end, slice_.Steps());
   for (int64_t chunk = begin; chunk < end;) {
     const int64_t most = slice_.Active(chunk);
-    const bool fused = most >= Context::kFuse;
+    const bool fused = most >= c_.kernels.enough_rows;
     const int64_t steps = fused ? 1 : std::max<int64_t>(1, Context::kInputRows / most);
     const int64_t chunk_end = std::min(end, chunk + steps);
     const int64_t rows = GatherInputs(chunk, chunk_end, w);
@@ -111,12 +111,12 @@ int64_t LayerPass<S, O, R>::GatherInputs(int64_t begin, int64_t end,
                           ? in.x + place * size
                           : c_.hidden[layer_ - 1] + in.reserve.at(row, time) * size;
       if constexpr (std::is_same_v<S, O>) {
-        if (keep == nullptr) {
+        if (keep == nullptr && !c_.kernels.wants_even_rows) {
           w.x[count] = from;
           continue;
         }
       }
-      O* to = w.input + count * size;
+      O* to = w.input + count * c_.x_stride;
       if (keep == nullptr) {
         Convert(from, size, to);
       } else {

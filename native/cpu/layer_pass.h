@@ -35,7 +35,7 @@ struct LayerState {
 template <typename S, typename O, typename R>
 struct Workspace {
   R* pre;                     // pre-activations
-  O* input;                   // inputs that had to be converted, row by row
+  O* input;                   // inputs that had to be converted or moved, by rows
   const O** x;                // input rows of a chunk
   const O** h;                // state rows of a step
   ForwardRow<S, O, R>* rows;  // of a step
@@ -44,9 +44,10 @@ struct Workspace {
 // What all passes of a call share.
 template <typename S, typename O, typename R>
 struct ForwardContext {
-  // Steps whose input products run together have about this many rows; with as many
-  // rows in one step as kFuse, they run as part of the step.
-  static constexpr int64_t kInputRows = 96, kFuse = 12;
+  // Steps whose input products run together have about this many rows; where one step
+  // has enough for the kernels, they run as part of the step. A larger number would
+  // gain nothing, whatever the caches: so many rows wait for no panel.
+  static constexpr int64_t kInputRows = 96;
 
   const ForwardCall<S, R>& call;
   const Kernels<S, O, R>& kernels;
@@ -57,7 +58,7 @@ struct ForwardContext {
   bool packed = true;  // else w_ih, w_hh, w_hr are read as they lie
   // Outputs of every layer but the last, [T, B, D*S].
   S* const* hidden = nullptr;
-  int64_t h_stride = 0, c_stride = 0;
+  int64_t h_stride = 0, c_stride = 0, x_stride = 0;
   const O* zeros = nullptr;       // a state row after a reset
   const R* zero_start = nullptr;  // 4 vectors
 

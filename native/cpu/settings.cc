@@ -6,7 +6,8 @@
 namespace ostinato::cpu {
 namespace {
 
-std::atomic<Isa> cap{Isa::kAvx512Bf16};
+std::atomic<Isa> cap{Isa::kAvx512Amx};
+std::atomic<const KernelsBf16Pairs*> tiles_for_tests{nullptr};
 
 }  // namespace
 
@@ -15,6 +16,15 @@ void SetIsaCap(Isa isa) noexcept { cap.store(isa, std::memory_order_relaxed); }
 const KernelSet& CurrentKernels() noexcept {
   static const Isa machine = DetectIsa();
   return KernelsFor(std::min(machine, cap.load(std::memory_order_relaxed)));
+}
+
+const KernelsBf16Pairs* CurrentTiles() noexcept {
+  const auto* const tiles = tiles_for_tests.load(std::memory_order_acquire);
+  return tiles != nullptr ? tiles : CurrentKernels().bf16_tiles;
+}
+
+void UseTiles(const KernelsBf16Pairs* tiles) noexcept {
+  tiles_for_tests.store(tiles, std::memory_order_release);
 }
 
 }  // namespace ostinato::cpu

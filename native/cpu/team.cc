@@ -64,9 +64,9 @@ int64_t WaitUntil(const Ready& ready) {
 std::atomic<int32_t> num_threads{0};  // 0: not known yet
 
 // Other programs that keep the processors busy stop our threads at times, and one that
-// is stopped stops those that wait for it. A little of that is the price of working
-// together; where it takes a large part of the time, calls run alone for a while, for
-// longer each time if it was not over after the last.
+// is stopped stops those that meet it after every step. A little of that is the price
+// of working together; where it takes a large part of the time, threads that would meet
+// work alone for a while, for longer each time if it was not over after the last.
 class Overload {
  public:
   bool Lasts() const {
@@ -74,14 +74,11 @@ class Overload {
     return until != 0 && Now() < until;
   }
 
-  // Only the owner of the pool calls these two, with times in ns: how long a team has
-  // been together, and what it has lost; the second returns whether that is too much.
-  void Earn(int64_t together) {
-    credit_ = std::min(credit_ + together / kWorkPerLoss, kMostCredit);
-  }
-  bool Spend(int64_t lost) {
-    credit_ -= lost;
-    if (credit_ >= 0) return false;
+  // Only the owner of the pool calls this: for how long, in ns, a Run took, and how
+  // much of that its members have lost.
+  void Count(int64_t took, int64_t lost) {
+    credit_ = std::min(credit_ + took / kWorkPerLoss - lost, kMostCredit);
+    if (credit_ >= 0) return;
     const int64_t now = Now();
     // Much longer than what trying has cost, and longer still if it is soon in vain.
     const bool again = now - until_.load(std::memory_order_relaxed) < 4 * length_;
@@ -89,7 +86,6 @@ class Overload {
     length_ = std::clamp(length_, kShortest, kLongest);
     until_.store(now + length_, std::memory_order_relaxed);
     credit_ = 0;
-    return true;
   }
 
  private:
@@ -134,9 +130,9 @@ class Pool {
   // them; returns their number.
   int32_t Open(int32_t wanted);
 
-  // Both return for how long, in ns, members have waited for stopped ones in all.
+  // For how long, in ns, members have waited for stopped ones in all.
   int64_t Run(Team::BodyCall call, const void* body);
-  int64_t ForEach(int64_t n, Team::ItemCall call, const void* body);
+  void ForEach(int64_t n, Team::ItemCall call, const void* body);
 
  private:
   void Serve(int32_t index);
@@ -329,7 +325,7 @@ int64_t Pool::Run(Team::BodyCall call, const void* body) {
   return lost;
 }
 
-int64_t Pool::ForEach(int64_t n, Team::ItemCall call, const void* body) {
+void Pool::ForEach(int64_t n, Team::ItemCall call, const void* body) {
   const int32_t helpers = helpers_.load(std::memory_order_relaxed);
   caller_cpu_.store(CurrentCpu(), std::memory_order_relaxed);
   call_ = nullptr;
@@ -339,15 +335,9 @@ int64_t Pool::ForEach(int64_t n, Team::ItemCall call, const void* body) {
   done_.store(0, std::memory_order_relaxed);
   tickets_.store(n);
   Wake(static_cast<int32_t>(std::min<int64_t>(helpers, n - 1)));
-  const int64_t start = Now();
-  int64_t items = 1;  // as if it had done one more, which may have been longer
-  for (; const int64_t ticket = TakeTicket(); ++items) DoItem(ticket);
-  const int64_t each = (Now() - start) / items;
-  const int64_t waited =
-      WaitUntil([&] { return done_.load(std::memory_order_acquire) == n; });
+  while (const int64_t ticket = TakeTicket()) DoItem(ticket);
+  WaitUntil([&] { return done_.load(std::memory_order_acquire) == n; });
   Rethrow();
-  // Whoever is still at an item may have begun it last.
-  return std::max<int64_t>(0, waited - 2 * each);
 }
 
 bool Member::Meet(bool may_end) {
@@ -384,24 +374,25 @@ int32_t NumThreads() {
 
 Team::Team(int32_t most) {
   const int32_t threads = most > 1 ? std::min(most, NumThreads()) : 1;
-  if (threads == 1 || overload.Lasts()) return;
+  if (threads == 1) return;
   Pool& pool = PerProcess<Pool>::Get();
   if (!pool.TryOwn()) return;
   pool_ = &pool;
   threads_ = 1 + pool.Open(threads - 1);
-  began_ = Now();
 }
 
 Team::~Team() {
-  if (pool_ != nullptr) Leave();
+  if (pool_ != nullptr) pool_->Disown();
 }
 
 void Team::RunBody(BodyCall call, const void* body) {
-  if (pool_ == nullptr) {
+  if (pool_ == nullptr || overload.Lasts()) {
     Member alone;
     call(body, alone);
   } else {
-    Lose(pool_->Run(call, body));
+    const int64_t start = Now();
+    const int64_t lost = pool_->Run(call, body);
+    overload.Count(Now() - start, lost);
   }
 }
 
@@ -409,19 +400,8 @@ void Team::RunItems(int64_t n, ItemCall call, const void* body) {
   if (pool_ == nullptr || n <= 1) {
     for (int64_t i = 0; i < n; ++i) call(body, i);
   } else {
-    Lose(pool_->ForEach(n, call, body));
+    pool_->ForEach(n, call, body);
   }
-}
-
-void Team::Lose(int64_t lost) {
-  if (lost > 0 && overload.Spend(lost)) Leave();
-}
-
-void Team::Leave() {
-  overload.Earn(Now() - began_);
-  pool_->Disown();
-  pool_ = nullptr;
-  threads_ = 1;
 }
 
 }  // namespace ostinato::cpu

@@ -62,14 +62,14 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  // Threads that Run may use at most: for choosing how to cut the work, never what
-  // is computed. Falls to 1 when this call goes on alone.
+  // Threads there may be at most: for choosing how to cut the work, never what is
+  // computed.
   int32_t threads() const { return threads_; }
 
   // body(Member&) on every thread that is here now; returns when all have returned.
   // Members may use Sync, so nobody joins later: a Run should not be the whole of a
-  // long call. If waiting for one another took too much of the time, the rest of this
-  // call, and calls for a while, run alone.
+  // long call. If waiting for one another took too much of the time, Runs have one
+  // member for a while.
   //
   // If bodies throw, the first exception is thrown again here when all have ended. A
   // member that has thrown holds up no Sync: the others go on, on whatever it left.
@@ -97,12 +97,9 @@ class Team {
 
   void RunBody(BodyCall call, const void* body);
   void RunItems(int64_t n, ItemCall call, const void* body);
-  void Lose(int64_t lost);
-  void Leave();
 
   Pool* pool_ = nullptr;  // null: alone
   int32_t threads_ = 1;
-  int64_t began_ = 0;  // ns
 };
 
 }  // namespace ostinato::cpu

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
+#include "cpu/caches.h"
+
 namespace ostinato::cpu {
 namespace {
 
 // A thread with fewer rows than this multiplies slower than one that has the units
 // of all rows to share.
 constexpr int64_t kRowsPerThread = 6;
-// Rows of one slice whose accumulators stay in the first-level cache.
-constexpr int64_t kMostRows = 48;
 // Multiplications that take about as long as waking or awaiting another thread.
 constexpr int64_t kWorthJoining = 200'000, kWorthSharingAStep = 6'000;
 
@@ -24,7 +24,11 @@ Work WorkOf(const Network& network, int64_t entries, int64_t batch) {
     const int64_t inputs = network.has_w_ih(layer) ? network.inputs(layer) : 0;
     all += network.num_directions * (recurrent + rows * inputs);
   }
-  return {batch, network.num_layers, network.num_directions, batch * recurrent,
+  return {batch,
+          network.num_layers,
+          network.num_directions,
+          CeilDiv(entries, std::max<int64_t>(1, batch)),
+          batch * recurrent,
           all * entries};
 }
 
@@ -43,15 +47,18 @@ Work Work::OfLayer(int64_t rows) const {
 Plan PlanOf(const Work& work, int32_t threads) {
   if (threads == 1 || work.batch >= kRowsPerThread * threads) return Plan::kRows;
   if (work.directions == 2 && threads == 2) return Plan::kDirections;
-  if (work.directions == 1 && work.layers >= threads) return Plan::kWavefront;
+  // Layers are at work at once only between the first wave and the last.
+  const bool waves = work.directions == 1 && work.layers > 1 &&
+                     work.steps > work.layers * kStepsPerWave;
+  if (waves && work.layers >= threads) return Plan::kWavefront;
   if (work.step >= 2 * kWorthSharingAStep) return Plan::kUnits;
   if (work.directions == 2) return Plan::kDirections;
-  return work.layers > 1 ? Plan::kWavefront : Plan::kRows;
+  return waves ? Plan::kWavefront : Plan::kRows;
 }
 
 int64_t SlicesFor(const Work& work, int32_t threads) {
   const int64_t most = std::max<int64_t>(1, work.batch);
-  const int64_t each = CeilDiv(most, kMostRows * threads);
+  const int64_t each = CeilDiv(most, RowsPerSlice(Caches()) * threads);
   return std::min(most, each * threads);
 }
 

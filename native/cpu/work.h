@@ -20,8 +20,9 @@ enum class Plan {
 
 struct Work {
   int64_t batch, layers, directions;
-  int64_t step;  // multiplications of a recurrent step of one pseudo-layer, all rows
-  int64_t all;   // multiplications in all
+  int64_t steps;  // of a row, on average
+  int64_t step;   // multiplications of a recurrent step of one pseudo-layer, all rows
+  int64_t all;    // multiplications in all
 
   // The same of one layer by itself, in steps that have `rows` rows.
   Work OfLayer(int64_t rows) const;
@@ -34,6 +35,9 @@ Plan PlanOf(const Work& work, int32_t threads);
 
 // Slices for Plan::kRows.
 int64_t SlicesFor(const Work& work, int32_t threads);
+
+// Steps that a layer is behind the one below it under Plan::kWavefront.
+inline constexpr int64_t kStepsPerWave = 16;
 
 // Steps in one Run under Plan::kUnits, where threads meet after each: few, so that a
 // helper that wakes up late can join soon, and one that is held up can be left out.

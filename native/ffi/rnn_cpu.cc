@@ -226,11 +226,21 @@ OSTINATO_FFI_HANDLER(ostinato_rnn_bwd, ostinato::ffi::RnnBackward,
 OSTINATO_FFI_HANDLER(ostinato_rnn_pack, ostinato::ffi::RnnPack,
                      ostinato::ffi::Binding());
 
-// Called through ctypes: settings, and a size that results must be given beforehand.
+// Called through ctypes: settings, and what has to be known before a call.
 
 extern "C" OSTINATO_EXPORT void ostinato_configure(int32_t isa, int32_t threads) {
   ostinato::cpu::SetIsaCap(static_cast<ostinato::cpu::Isa>(isa));
   ostinato::cpu::SetNumThreads(threads > 0 ? threads : ostinato::cpu::UsableCpus());
+}
+
+// Why kernels for avx512_amx cannot run here; null if they can.
+extern "C" OSTINATO_EXPORT const char* ostinato_why_no_tiles() {
+  return ostinato::cpu::WhyNoTiles();
+}
+
+// For our tests: see settings.h.
+extern "C" OSTINATO_EXPORT void ostinato_use_tiles(const void* kernels) {
+  ostinato::cpu::UseTiles(static_cast<const ostinato::cpu::KernelsBf16Pairs*>(kernels));
 }
 
 extern "C" OSTINATO_EXPORT int64_t

@@ -20,11 +20,13 @@ int Level(const CpuidWords& words) { return static_cast<int>(ClassifyIsa(words))
 int Limit(const std::optional<int32_t>& cpus) { return cpus ? *cpus : -1; }
 
 // Registers as a server processor with every level reports them under Linux.
-constexpr CpuidWords kFull{0x7ef8320b, 0xf1bf97a9, 0x00000020, 0x2e7};
+constexpr CpuidWords kFull{0x7ef8320b, 0xf1bf97a9, 0xffd94432, 0x00000020, 0x602e7};
 
 void ClassifyTakesTheHighestLevel() {
-  CHECK_EQ(Level(kFull), 3);
+  CHECK_EQ(Level(kFull), 4);
   CpuidWords words = kFull;
+  words.leaf7_edx = 0x10000000;  // AVX512_BF16 and no AMX
+  CHECK_EQ(Level(words), 3);
   words.leaf7_1_eax = 0;
   CHECK_EQ(Level(words), 2);
   words.leaf7_ebx = 0x219c97a9;  // a desktop part: AVX2, no AVX-512
@@ -43,6 +45,11 @@ void ClassifyNeedsEveryBit() {
     words.leaf7_ebx &= ~(uint32_t{1} << bit);
     CHECK_EQ(Level(words), 1);
   }
+  for (const int bit : {22, 24}) {  // AMX-BF16, AMX-TILE
+    CpuidWords words = kFull;
+    words.leaf7_edx &= ~(uint32_t{1} << bit);
+    CHECK_EQ(Level(words), 3);
+  }
   CpuidWords words = kFull;
   words.leaf7_ebx &= ~(uint32_t{1} << 5);  // AVX2
   CHECK_EQ(Level(words), 0);
@@ -51,6 +58,10 @@ void ClassifyNeedsEveryBit() {
 // A processor may have instructions whose registers the operating system loses.
 void ClassifyAsksTheOperatingSystem() {
   CpuidWords words = kFull;
+  for (const uint64_t xcr0 : {0x2e7, 0x202e7, 0x402e7}) {  // not all of the tiles
+    words.xcr0 = xcr0;
+    CHECK_EQ(Level(words), 3);
+  }
   words.xcr0 = 0x7;  // x87, XMM, YMM
   CHECK_EQ(Level(words), 1);
   words.xcr0 = 0x67;  // half of the ZMM registers missing
@@ -106,7 +117,10 @@ int main() {
   CgroupLimitIsTheLeastOnTheWayUp(name);
   fs::remove_all(name);
   const int level = static_cast<int>(ostinato::cpu::DetectIsa());
-  CHECK_EQ(level >= 0 && level <= 3, true);
+  CHECK_EQ(level >= 0 && level <= 4, true);
+  const char* const reason = ostinato::cpu::WhyNoTiles();
+  CHECK_EQ(reason == nullptr, level == 4);
+  if (reason != nullptr) std::cout << "no tiles: " << reason << "\n";
   CHECK_EQ(ostinato::cpu::UsableCpus() >= 1, true);
   return ostinato::testing::Summary();
 }

@@ -158,9 +158,11 @@ void CheckForward(const Table& table, Mode mode, int64_t n, int64_t unit, int64_
 template <typename Table>
 struct BackwardArrays {
   using S = typename Table::Element;
+  using O = typename Table::Operand;
   using R = typename Table::Real;
   Guarded<S> gates, h_prev, h;
-  Guarded<R> c_prev, c, dh, dc, dg;
+  Guarded<R> c_prev, c, dh, dc;
+  Guarded<O> dg;
   Guarded<R> dh_before, dc_before;
 
   BackwardArrays(int64_t hidden, int64_t end, Random& random)
@@ -193,12 +195,13 @@ template <typename Table>
 void CheckBackward(const Table& table, Mode mode, int64_t n, int64_t unit,
                    int64_t units, bool clips) {
   using S = typename Table::Element;
+  using O = typename Table::Operand;
   using R = typename Table::Real;
   const int64_t end = unit + units;
   const int64_t hidden = end + 2;
   Random random;
   std::vector<std::unique_ptr<BackwardArrays<Table>>> arrays;
-  std::vector<cpu::BackwardRow<S, R>> rows;
+  std::vector<cpu::BackwardRow<S, O, R>> rows;
   for (int64_t r = 0; r < n; ++r) {
     arrays.push_back(std::make_unique<BackwardArrays<Table>>(hidden, end, random));
     auto& a = *arrays.back();
@@ -241,7 +244,10 @@ void CheckBackward(const Table& table, Mode mode, int64_t n, int64_t unit,
       } else {
         want[0] = dh * (mode == Mode::kRnnTanh ? 1 - h * h : h > 0 ? 1 : 0);
       }
-      for (int g = 0; g < blocks; ++g) near(a.dg[g * hidden + j], want[g], "dg");
+      for (int g = 0; g < blocks; ++g) {
+        ExpectNear(Value(a.dg[g * hidden + j]), want[g], Tolerance<O, R>(want[g]),
+                   "dg");
+      }
     }
     for (int64_t j = 0; j < a.dg.size(); ++j) {
       const bool inside = j % hidden >= unit && j % hidden < end;
@@ -257,11 +263,12 @@ void CheckBackward(const Table& table, Mode mode, int64_t n, int64_t unit,
 template <typename Table>
 void CheckLstmOutput(const Table& table, int64_t n, int64_t hidden) {
   using S = typename Table::Element;
+  using O = typename Table::Operand;
   using R = typename Table::Real;
   const int64_t stride = hidden + 1;
   Random random;
   std::vector<std::unique_ptr<BackwardArrays<Table>>> arrays;
-  std::vector<cpu::BackwardRow<S, R>> rows;
+  std::vector<cpu::BackwardRow<S, O, R>> rows;
   for (int64_t r = 0; r < n; ++r) {
     arrays.push_back(std::make_unique<BackwardArrays<Table>>(hidden, hidden, random));
     rows.push_back({});

@@ -13,6 +13,7 @@
 #include "cpu/kernels.h"
 #include "tests/check.h"
 #include "tests/guarded.h"
+#include "tests/tiles_emulated.h"
 
 namespace ostinato::testing {
 
@@ -91,17 +92,30 @@ class Random {
   uint64_t state_ = 1;
 };
 
-// Rows in arrays of their own.
+// Rows in arrays of their own, or in one at `even` distances.
 template <typename T>
 struct Rows {
   std::vector<std::unique_ptr<Guarded<T>>> arrays;
+  std::vector<T*> rows;
   std::vector<const T*> pointers;
 
-  Rows(int64_t rows, int64_t length) {
-    for (int64_t r = 0; r < rows; ++r) {
-      arrays.push_back(std::make_unique<Guarded<T>>(length));
-      pointers.push_back(arrays.back()->data());
+  Rows(int64_t count, int64_t length, bool even = false) {
+    const int64_t distance = length + 3;
+    if (even && count > 0) {
+      arrays.push_back(std::make_unique<Guarded<T>>((count - 1) * distance + length));
     }
+    for (int64_t r = 0; r < count; ++r) {
+      if (even) {
+        rows.push_back(arrays[0]->data() + r * distance);
+      } else {
+        arrays.push_back(std::make_unique<Guarded<T>>(length));
+        rows.push_back(arrays.back()->data());
+      }
+    }
+    if (!even) {  // arrays may happen to lie side by side
+      for (int64_t r = 0; r + 2 < count; r += 3) std::swap(rows[r], rows[r + 2]);
+    }
+    pointers.assign(rows.begin(), rows.end());
   }
   double At(int64_t row, int64_t i) const { return Value(pointers[row][i]); }
 };
@@ -138,9 +152,27 @@ struct Table {
 // check(Table) for every table that this machine can run, once each.
 template <typename Check>
 void ForEachTable(const Check& check) {
-  const char* const levels[] = {"portable", "avx2", "avx512", "avx512_bf16"};
+  const char* const levels[] = {"portable", "avx2", "avx512", "avx512_bf16",
+                                "avx512_amx"};
+  const auto check_tiles = [&](const cpu::KernelsBf16Pairs& tiles, const char* name) {
+    table_name = name;
+    check(Table(tiles));
+    tiles.leave();
+  };
+  if (const char* reason = cpu::WhyNoTiles()) {
+    std::cout << "skipped avx512_amx: " << reason << "\n";
+  }
+  if (cpu::DetectIsa() >= cpu::Isa::kAvx512Bf16) {
+    check_tiles(*ostinato_emulated_tiles(), "emulated tiles");
+  } else {
+    std::cout << "skipped emulated tiles: the rest of them needs AVX512_BF16\n";
+  }
   for (int level = 0; level <= static_cast<int>(cpu::DetectIsa()); ++level) {
     const cpu::KernelSet& set = cpu::KernelsFor(static_cast<cpu::Isa>(level));
+    if (set.bf16_tiles != nullptr) {
+      check_tiles(*set.bf16_tiles, levels[level]);
+      continue;
+    }
     if (set.bf16_pairs != nullptr) {  // the other tables are those of the level below
       table_name = std::string(levels[level]) + " bf16 pairs";
       check(Table(*set.bf16_pairs));

@@ -5,12 +5,26 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
+#include <vector>
 
 #include "tests/kernels_fixture.h"
 
 namespace ostinato::testing {
 
-inline constexpr int64_t kDepths[] = {0, 1, 2, 3, 17, 64, 65};
+// Numbers of rows and depths on both sides of what a table takes at once.
+template <typename Table>
+std::vector<int64_t> RowCounts(const Table& table) {
+  if (table.kernels.leave != nullptr) return {0, 1, 2, 15, 16, 17, 31, 32, 33, 47, 65};
+  std::vector<int64_t> counts(14);
+  std::iota(counts.begin(), counts.end(), 0);
+  return counts;
+}
+template <typename Table>
+std::vector<int64_t> Depths(const Table& table) {
+  if (table.kernels.leave != nullptr) return {0, 1, 31, 32, 33, 65, 96, 545};
+  return {0, 1, 2, 3, 17, 64, 65};
+}
 
 struct Shape {
   cpu::Tile tile;
@@ -29,12 +43,14 @@ inline constexpr Shape kShapes[] = {
 };
 
 // One tile and depth: all numbers of rows give the same bits as rows one by one, and
-// those are near the sums in double.
+// those are near the sums in double. Rows are at `even` distances, or anywhere.
 template <typename Table>
-void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool starts) {
+void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool starts,
+                  bool even) {
   using O = typename Table::Operand;
   using R = typename Table::Real;
-  constexpr int64_t kMaxRows = 13;
+  const std::vector<int64_t> counts = RowCounts(table);
+  const int64_t kMaxRows = counts.back();
   constexpr int64_t kOffset = 3;
   const auto product = table.kernels.product[static_cast<int>(shape.tile)];
   const int64_t lanes = table.lanes;
@@ -43,10 +59,10 @@ void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool st
   const int64_t steps = (depth + table.pairs - 1) / table.pairs;
   Random random;
 
-  Rows<O> a(kMaxRows, kOffset + depth);
-  for (auto& row : a.arrays) {
+  Rows<O> a(kMaxRows, kOffset + depth, even);
+  for (O* row : a.rows) {
     for (int64_t k = 0; k < depth; ++k) {
-      (*row)[kOffset + k] = Make<O>(random.Uniform(-1, 1));
+      row[kOffset + k] = Make<O>(random.Uniform(-1, 1));
     }
   }
   Guarded<O> panel(steps * shape.panel_vectors * lanes * table.pairs);
@@ -65,13 +81,27 @@ void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool st
     product(a.pointers.data() + r, kOffset, 1, depth, panel.data(), start_or_null,
             singles.data() + r * stride, stride);
   }
-  for (int64_t rows = 0; rows <= kMaxRows; ++rows) {
+  for (const int64_t rows : counts) {
     // The gap after the last row is not there to be written to.
     Guarded<R> c(std::max<int64_t>(0, (rows - 1) * stride + (rows > 0 ? width : 0)));
     reset(c);
     product(a.pointers.data(), kOffset, rows, depth, panel.data(), start_or_null,
             c.data(), stride);
     for (int64_t i = 0; i < c.size(); ++i) ExpectExact(c[i], singles[i], "product");
+  }
+
+  // Pieces of a panel, in multiples of 32, add up to the same bits.
+  for (const int64_t piece : {32, 96}) {
+    Guarded<R> c(kMaxRows * stride);
+    reset(c);
+    for (int64_t k = 0; k < depth; k += piece) {
+      product(a.pointers.data(), kOffset + k, kMaxRows, std::min(piece, depth - k),
+              panel.data() + k * shape.panel_vectors * lanes,
+              k == 0 ? start_or_null : nullptr, c.data(), stride);
+    }
+    for (int64_t i = 0; i < c.size() && depth > 0; ++i) {
+      ExpectExact(c[i], singles[i], "product in pieces");
+    }
   }
 
   Guarded<R> want(kMaxRows * stride), sizes(kMaxRows * stride);
@@ -109,9 +139,11 @@ void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool st
 template <typename Table>
 void CheckProducts(const Table& table) {
   for (const Shape& shape : kShapes) {
-    for (const int64_t depth : kDepths) {
-      CheckProduct(table, shape, depth, true);
-      CheckProduct(table, shape, depth, false);
+    for (const int64_t depth : Depths(table)) {
+      for (const bool even : {false, true}) {
+        CheckProduct(table, shape, depth, true, even);
+        CheckProduct(table, shape, depth, false, even);
+      }
     }
   }
 }
@@ -145,38 +177,40 @@ void CheckPackRows(const Table& table, int64_t lanes, int64_t depth) {
 template <typename Table>
 void CheckPackColumns(const Table& table, int64_t columns, int64_t depth) {
   using S = typename Table::Element;
-  using R = typename Table::Real;
+  using O = typename Table::Operand;
   constexpr int64_t kOffset = 5;
   const int64_t width = (columns + table.lanes - 1) / table.lanes * table.lanes;
+  const int64_t pairs = table.pairs;
   Random random;
   Rows<S> rows(depth, kOffset + columns);
   for (auto& row : rows.arrays) random.Fill(*row, 1);
-  Guarded<R> panel(depth * width);
+  Guarded<O> panel((depth + pairs - 1) / pairs * pairs * width);
   table.kernels.pack_columns(rows.pointers.data(), kOffset, depth, columns,
                              panel.data());
-  for (int64_t k = 0; k < depth; ++k) {
-    for (int64_t n = 0; n < width; ++n) {
-      ExpectExact(panel[k * width + n], n < columns ? rows.At(k, kOffset + n) : 0,
-                  "pack_columns");
-    }
+  for (int64_t i = 0; i < panel.size(); ++i) {
+    const int64_t k = i / (width * pairs) * pairs + i % pairs;
+    const int64_t n = i / pairs % width;
+    const bool exists = n < columns && k < depth;
+    ExpectExact(Value(panel[i]), exists ? rows.At(k, kOffset + n) : 0, "pack_columns");
   }
 }
 
 template <typename Table>
 void CheckTranspose(const Table& table, int64_t rows, int64_t columns) {
-  using R = typename Table::Real;
+  using O = typename Table::Operand;
   const int64_t stride = columns + 1;
   const int64_t dst_stride = rows + 2;
   Random random;
-  Guarded<R> src((rows - 1) * stride + columns);
+  Guarded<O> src((rows - 1) * stride + columns);
   random.Fill(src, 1);
-  Guarded<R> dst((columns - 1) * dst_stride + rows);
+  Guarded<O> dst((columns - 1) * dst_stride + rows);
   table.kernels.transpose(src.data(), stride, rows, columns, dst.data(), dst_stride);
   for (int64_t i = 0; i < dst.size(); ++i) {
     if (i % dst_stride >= rows) {
       CHECK_EQ(dst.Untouched(i), true);
     } else {
-      ExpectExact(dst[i], src[i % dst_stride * stride + i / dst_stride], "transpose");
+      ExpectExact(Value(dst[i]), Value(src[i % dst_stride * stride + i / dst_stride]),
+                  "transpose");
     }
   }
 }

@@ -7,10 +7,11 @@
 namespace {
 
 void EveryLevelHasTables() {
-  for (int level = 0; level <= 3; ++level) {
+  for (int level = 0; level <= 4; ++level) {
     const auto& set = ostinato::cpu::KernelsFor(static_cast<ostinato::cpu::Isa>(level));
     CHECK_EQ(set.f32 != nullptr && set.f64 != nullptr && set.bf16 != nullptr, true);
     CHECK_EQ(set.bf16_pairs != nullptr && level < 3, false);
+    CHECK_EQ(set.bf16_tiles != nullptr && level < 4, false);
   }
 }
 

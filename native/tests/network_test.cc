@@ -7,6 +7,7 @@
 
 #include "cpu/settings.h"
 #include "tests/network_case.h"
+#include "tests/tiles_emulated.h"
 
 namespace {
 
@@ -205,6 +206,16 @@ void CheckBits(const Case& c, double tolerance, const std::vector<double>& y,
   if (c.network.mode != Mode::kRnnRelu) near(*first.dweights, dweights, "dweights");
 }
 
+// bfloat16 in emulated tiles, whatever the processor has.
+void CheckTiles(const Case& c, const std::vector<double>& y,
+                const std::vector<double>& dweights) {
+  if (ostinato::cpu::DetectIsa() < Isa::kAvx512Bf16) return;
+  ostinato::cpu::UseTiles(ostinato_emulated_tiles());
+  CheckBits<BFloat16, float>(c, 0.1, y, dweights);
+  ostinato::cpu::UseTiles(nullptr);
+  CHECK_EQ(ostinato_threads_with_tiles(), 0);
+}
+
 void Check(const Case& c) {
   Arrays<double, double> a(c);
   ResultsWith(c, 2, a);
@@ -222,6 +233,7 @@ void Check(const Case& c) {
   CheckBits<double, double>(c, 1e-12, y, dw);
   CheckBits<float, float>(c, 2e-5, y, dw);
   CheckBits<BFloat16, float>(c, 0.1, y, dw);
+  CheckTiles(c, y, dw);
 }
 
 Network Of(Mode mode, int64_t inputs, int64_t hidden, int64_t layers = 1,
@@ -286,6 +298,43 @@ std::vector<Case> Cases() {
   return cases;
 }
 
+// Large enough for tiles: rows for one and for two of them, and some left over.
+std::vector<Case> TileCases() {
+  std::vector<Case> cases;
+  std::vector<int32_t> lengths(45);
+  for (int i = 0; i < 45; ++i) lengths[i] = i * 7 % 5;
+  for (const Mode mode : {Mode::kRnnTanh, Mode::kLstm, Mode::kGru}) {
+    const std::string name = "tiles " + std::to_string(static_cast<int>(mode));
+    cases.push_back({name + " even", Of(mode, 64, 32, 1), 3, 21, {}});
+    cases.push_back({name + " ragged", Of(mode, 33, 35, 2, 2), 4, 45, lengths});
+    cases.push_back({name + " one row", Of(mode, 40, 67, 2), 4, 1, {}});
+    Case resets{name + " resets", Of(mode, 32, 64, 1, 2), 3, 9, {}};
+    resets.resets = resets.recompute = resets.time_major = true;
+    cases.push_back(resets);
+  }
+  Case projected{"tiles projected", Of(Mode::kLstm, 35, 70, 2, 2), 3, 19, {}};
+  projected.network.proj_size = 33;
+  projected.drops = true;
+  cases.push_back(projected);
+  return cases;
+}
+
+// Tiles are used, and what another library left in their registers does no harm.
+void TilesAreSetUpByWhoeverUsesThem() {
+  if (ostinato::cpu::DetectIsa() < Isa::kAvx512Bf16) return;
+  const Case c{"disturbed", Of(Mode::kGru, 40, 64), 3, 20, {}};
+  ostinato::cpu::UseTiles(ostinato_emulated_tiles());
+  Arrays<BFloat16, float> first(c), second(c);
+  const long before = ostinato_tile_products();
+  const std::string want = ResultsWith(c, 1, first);
+  CHECK_EQ(ostinato_tile_products() > before, true);
+  ostinato_disturb_tiles();
+  CHECK_EQ(ostinato_threads_with_tiles(), 1);
+  CHECK_EQ(ResultsWith(c, 1, second) == want, true);
+  CHECK_EQ(ostinato_threads_with_tiles(), 0);
+  ostinato::cpu::UseTiles(nullptr);
+}
+
 // Several threads of the process call at once; only one of them has the pool.
 void CallsFromManyThreadsAgree() {
   const Case c{"at once", Of(Mode::kGru, 9, 33, 2), 20, 4, {20, 3, 11, 0}};
@@ -304,11 +353,15 @@ void CallsFromManyThreadsAgree() {
 }
 
 // Where the system stops threads all the time, members of a Run part in its midst and
-// one of them does the rest.
+// one of them does the rest; rows go from one thread to another between any two turns.
 void ResultsHoldOnABusyMachine() {
-  const Case c{"busy", Of(Mode::kLstm, 9, 70, 1), 300, 2, {300, 211}};
-  Arrays<float, float> first(c);
-  const std::string want = ResultsWith(c, 1, first);
+  std::vector<int32_t> lengths(29);
+  for (int32_t b = 0; b < 29; ++b) lengths[b] = b * 37 % 40;
+  const Case few{"busy", Of(Mode::kLstm, 9, 70, 1), 300, 2, {300, 211}};
+  const Case many{"busy rows", Of(Mode::kGru, 9, 40, 2, 2), 40, 29, lengths};
+  Arrays<float, float> first(few), first_many(many);
+  const std::string want = ResultsWith(few, 1, first);
+  const std::string want_many = ResultsWith(many, 1, first_many);
   std::atomic<bool> busy{true};
   std::vector<std::thread> others;
   for (unsigned i = 0; i < 2 * std::thread::hardware_concurrency(); ++i) {
@@ -318,8 +371,12 @@ void ResultsHoldOnABusyMachine() {
     });
   }
   for (int n = 0; n < 60; ++n) {
-    Arrays<float, float> a(c);
-    CHECK_EQ(ResultsWith(c, 2, a) == want, true);
+    Arrays<float, float> a(few);
+    CHECK_EQ(ResultsWith(few, 2, a) == want, true);
+  }
+  for (int n = 0; n < 6; ++n) {
+    Arrays<float, float> a(many);
+    CHECK_EQ(ResultsWith(many, 2 + n % 3, a) == want_many, true);
   }
   busy.store(false);
   for (std::thread& other : others) other.join();
@@ -329,7 +386,15 @@ void ResultsHoldOnABusyMachine() {
 
 int main() {
   const int best = static_cast<int>(ostinato::cpu::DetectIsa());
+  if (best < static_cast<int>(Isa::kAvx512Bf16)) {
+    std::cout << "skipped emulated tiles: the rest of them needs AVX512_BF16\n";
+  }
+  if (const char* reason = ostinato::cpu::WhyNoTiles()) {
+    std::cout << "skipped avx512_amx: " << reason << "\n";
+  }
   for (const Case& c : Cases()) Check(c);
+  for (const Case& c : TileCases()) Check(c);
+  TilesAreSetUpByWhoeverUsesThem();
   const Case small{"every level", Of(Mode::kLstm, 7, 37, 1, 2), 6, 5, {6, 2, 0, 5, 6}};
   for (int isa = 0; isa <= best; ++isa) {
     ostinato::cpu::SetIsaCap(static_cast<Isa>(isa));

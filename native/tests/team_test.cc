@@ -29,7 +29,8 @@ using std::chrono::steady_clock;
 constexpr int32_t kThreads = 3;  // more than there may be processors
 
 // Calls attempt(team) with teams that own the pool until it returns true. On a busy
-// machine calls run alone for a while, and helpers may come late; in the end they come.
+// machine Runs have one member for a while, and helpers may come late; in the end they
+// come.
 template <typename Attempt>
 void Eventually(const Attempt& attempt) {
   const auto deadline = steady_clock::now() + seconds(60);
@@ -56,23 +57,30 @@ void RunWithHelpers(const Body& body) {
   });
 }
 
-// Keeps the calling thread in its item until a helper has taken the other one. With two
-// helpers it may have none, and on_helper() runs twice.
+// Keeps the calling thread in its item until a helper has taken the other one, for ten
+// seconds at most; returns whether one has. With two helpers the calling thread may
+// have no item, and on_helper() runs twice.
+template <typename Item>
+bool SharesItems(Team& team, const Item& on_helper) {
+  const auto caller = std::this_thread::get_id();
+  const auto deadline = steady_clock::now() + seconds(10);
+  std::atomic<bool> shared{false};
+  team.ForEach(2, [&](int64_t) {
+    if (std::this_thread::get_id() == caller) {
+      while (!shared.load() && steady_clock::now() < deadline) {
+        std::this_thread::yield();
+      }
+    } else {
+      shared.store(true);
+      on_helper();
+    }
+  });
+  return shared.load();
+}
+
 template <typename Item>
 void ForEachWithAHelper(const Item& on_helper) {
-  Eventually([&](Team& team) {
-    const auto caller = std::this_thread::get_id();
-    std::atomic<bool> done{false};
-    team.ForEach(2, [&](int64_t) {
-      if (std::this_thread::get_id() == caller) {
-        while (!done.load()) std::this_thread::yield();
-      } else {
-        done.store(true);
-        on_helper();
-      }
-    });
-    return true;
-  });
+  Eventually([&](Team& team) { return SharesItems(team, on_helper); });
 }
 
 void NumThreadsStaysInBounds() {
@@ -287,8 +295,16 @@ void DenormalsAreFlushedForAWhile() {
 void DenormalsAreFlushedForAWhile() {}
 #endif
 
+int32_t SizeOfARun(Team& team) {
+  int32_t size = 0;
+  team.Run([&](Member& member) {
+    if (member.index() == 0) size = member.size();
+  });
+  return size;
+}
+
 // As if the system had stopped a helper: the others wait, and that is most of the time.
-void ASlowedTeamGoesOnAlone() {
+void SlowedRunsHaveOneMember() {
   Eventually([](Team& team) {
     bool joined = false;
     team.Run([&](Member& member) {
@@ -297,12 +313,25 @@ void ASlowedTeamGoesOnAlone() {
       member.Sync();
     });
     if (!joined) return false;
-    CheckWorksAlone(team);
-    Team next(kThreads);
-    CheckWorksAlone(next);
+    CHECK_EQ(SizeOfARun(team), 1);
     return true;
   });
+  {
+    Team next(kThreads);
+    CHECK_EQ(SizeOfARun(next), 1);
+  }
   SyncMakesWritesVisible();  // and not for ever
+}
+
+// Nobody meets there, so a helper that is held up costs only the item that it has.
+void SlowedItemsAreSharedNonetheless() {
+  Eventually([](Team& team) {
+    for (int i = 0; i < 4; ++i) {
+      CHECK_EQ(SharesItems(team, [] { std::this_thread::sleep_for(milliseconds(20)); }),
+               true);
+    }
+    return true;
+  });
 }
 
 // The result of a call that uses all of a team, right or wrong.
@@ -384,7 +413,8 @@ int main(int argc, char**) {
   RunThrowsWhatAMemberThrew();
   ForEachThrowsWhatAnItemThrew();
   DenormalsAreFlushedForAWhile();
-  ASlowedTeamGoesOnAlone();
+  SlowedRunsHaveOneMember();
+  SlowedItemsAreSharedNonetheless();
   ManyThreadsCallAtOnce();
   if (argc == 1) ChildrenOfABusyProcessHaveTeams();
   return ostinato::testing::Summary();

@@ -5,6 +5,7 @@ lengths, differentiable any number of times. Begin with `RNNSpec`, `init_weights
 `rnn`.
 """
 
+from . import interrupts as interrupts  # isort: skip, before what takes long
 from . import _serialization as _serialization
 from . import cells as cells
 from . import ragged as ragged

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-CPU_ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
+CPU_ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 """Levels of the x86 instruction set that kernels are written for, lowest first."""
 
 

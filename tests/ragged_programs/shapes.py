@@ -1,5 +1,6 @@
 """Slices, joins, pads, reshapes, transposes, broadcasts."""
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -39,6 +40,36 @@ def ends(x):
 
 def set_rows(x, d):
     return x.at[0].set(d), x.at[-1].add(2 * d), x.at[:, 1].set(0)
+
+
+def back_again(x, y, w):
+    """As a vector, and as a matrix again."""
+    pairs = jnp.sin((x @ w @ y.T).reshape(-1))
+    return pairs.reshape(x.shape[0], y.shape[0]) @ y
+
+
+def gradient_of_best(x):
+    """Through a vector of all pairs and back, inside of the mapped function."""
+    return jax.grad(lambda x: jnp.max(jnp.sin(x @ x.T).reshape(-1)))(x)
+
+
+def by_head(x, w):
+    """`[2, n, D]` to `[2 n, D]`, and back."""
+    rows = jnp.tanh(jnp.stack([x @ w, x]).reshape(-1, D))
+    return rows, rows.reshape(2, x.shape[0], D).sum(0)
+
+
+def best_pair(x, y, w):
+    """The place of the largest of all scores, and that score."""
+    scores = x @ w @ y.T
+    i, j = jnp.unravel_index(jnp.argmax(scores), scores.shape)
+    return i, j, scores.max(), jax.nn.softmax(scores, axis=None)
+
+
+def best_of_other_rows(x, w):
+    scores = x @ w @ x.T
+    other = ~jnp.eye(x.shape[0], dtype=bool)
+    return jnp.where(other, scores, -jnp.inf).reshape(-1).max()
 
 
 def trigrams(x):
@@ -86,6 +117,15 @@ EMPTY = programs(
         "reversed_columns": lambda x: x[:, ::-1],
         "unstack": lambda x: tuple(jnp.split(x, 3, axis=1)),
         "identity_matrix": lambda s: jnp.eye(s.shape[0]) * s[None],
+        "flattened": lambda x, y, w: jnp.tanh(x @ w @ y.T).reshape(-1),
+        "flattened_sum": lambda x, y, w: ((x @ w @ y.T).ravel() ** 2).sum(),
+        "flattened_pairs": lambda x, y: (x[:, None] * y[None]).reshape(-1, D),
+        "flattened_identity": lambda s: jnp.eye(s.shape[0]).ravel() * s.sum(),
+        "flattened_columns": lambda x, w: (x @ w).T.reshape(-1),
+        "other_way": lambda x, y: (x @ y.T).reshape(y.shape[0], x.shape[0]).sum(0),
+        "back_again": back_again,
+        "by_head": by_head,
+        "sorted_pairs": lambda x, y: jnp.sort(x @ y.T, axis=None),
         "triangle": lambda s: jnp.tril(jnp.ones((s.shape[0], s.shape[0]))) @ s,
     },
     at_least=0,
@@ -110,15 +150,28 @@ FILLED = programs(
         "pad_between": lambda x: lax.pad(x, 0.5, ((1, 0, 2), (0, 0, 0))),
         "pad_negative": lambda x: lax.pad(x, 0.0, ((-1, 2, 0), (0, 0, 0))),
         "set_rows": set_rows,
+        "best_pair": best_pair,
+        "gradient_of_best": gradient_of_best,
+        "median_pair": lambda x, y: jnp.median(x @ y.T),
+        "best_of_one": lambda x, y: lax.top_k((x @ y.T).reshape(-1), 1),
         "set_rest": lambda x: x.at[1:].multiply(3.0),
     }
 )
 LONG = programs(
     {
+        "best_pairs": lambda x, w: lax.top_k((x @ w @ x.T).reshape(-1), 3),
         "last_two": lambda x: x[-2:],
         "second_and_last_but_one": lambda x: (x[1], x[-2]),
         "trigrams": trigrams,
     },
     at_least=2,
 ) + programs({"middle_rows": lambda x: x[2:5]}, at_least=5)
-PROGRAMS = EMPTY + FILLED + LONG
+TIERED = programs(
+    {
+        "best_of_other_rows": best_of_other_rows,
+        "flattened_pairs_of_rows": lambda x, w: jnp.sin(x @ w @ x.T).ravel(),
+    },
+    at_least=2,
+    options=({}, {"tiers": 2}),
+)
+PROGRAMS = EMPTY + FILLED + LONG + TIERED

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .program import D, programs
+from ostinato import ragged
+
+from .program import D, Program, programs
 
 NTC = ("NTC", "TIO", "NTC")  # batch, time, channels
 conv = functools.partial(lax.conv_general_dilated, dimension_numbers=NTC)
@@ -66,6 +68,31 @@ def down_and_up(x, kernel):
     return convolve(small, back, padding=[(1, 1)], lhs_dilation=(2,))
 
 
+def weighted(convolve):
+    """Sums of the result: where it is as long as the kernel, no length differs."""
+
+    def sums(a, v, mode):
+        y = convolve(a, v, mode)
+        place = jnp.arange(y.shape[0], dtype=y.dtype)
+        return jnp.sum(y * jnp.cos(1.7 * place + 0.3)), jnp.ones_like(y).sum()
+
+    return sums
+
+
+CONVOLVED = {
+    "kernel": lambda of, mode: lambda s, b: of(s, b, mode),
+    "as_kernel": lambda of, mode: lambda s, b: of(b[:2], s, mode),
+    "both": lambda of, mode: lambda s, t: of(s, t, mode),
+}
+
+
+def convolution(name, mode, kind):
+    """One of the vectors that it convolves is ragged, or both."""
+    make = CONVOLVED[kind]
+    fn, plain = (make(weighted(getattr(of, name)), mode) for of in (ragged, jnp))
+    return Program(f"{name}_{mode}_{kind}", fn, reference=plain)
+
+
 PROGRAMS = programs(
     {
         "conv_same": lambda x, kernel: convolve(positioned(x), kernel),
@@ -106,3 +133,13 @@ PROGRAMS = programs(
     },
     at_least=3,
 )
+PROGRAMS += [
+    convolution("convolve", "full", "kernel"),
+    convolution("convolve", "full", "both"),
+    convolution("convolve", "same", "as_kernel"),
+    convolution("convolve", "valid", "both"),
+    convolution("correlate", "full", "as_kernel"),
+    convolution("correlate", "same", "kernel"),
+    convolution("correlate", "same", "both"),
+    convolution("correlate", "valid", "as_kernel"),
+]

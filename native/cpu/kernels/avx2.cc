@@ -20,7 +20,7 @@ constexpr KernelsBf16 kBf16 = MakeKernels<VecF32, BFloat16, float>();
 
 }  // namespace
 
-const KernelSet kAvx2Set = {&kF32, &kF64, &kBf16, nullptr};
+const KernelSet kAvx2Set = {&kF32, &kF64, &kBf16, nullptr, nullptr};
 
 }  // namespace ostinato::cpu
 

@@ -19,7 +19,7 @@ constexpr KernelsF32 kAvx512F32 = MakeKernels<VecF32, float, float>();
 constexpr KernelsF64 kAvx512F64 = MakeKernels<VecF64, double, double>();
 constexpr KernelsBf16 kAvx512Bf16 = MakeKernels<VecF32, BFloat16, float>();
 
-const KernelSet kAvx512Set = {&kAvx512F32, &kAvx512F64, &kAvx512Bf16, nullptr};
+const KernelSet kAvx512Set = {&kAvx512F32, &kAvx512F64, &kAvx512Bf16, nullptr, nullptr};
 
 }  // namespace ostinato::cpu
 

@@ -97,9 +97,9 @@ Reg<V> TanhSlope(Reg<V> t) {
   return V::Set(1) - t * t;
 }
 
-template <typename V, typename S>
+template <typename V, typename S, typename O>
 void LstmBackward(const Cell<typename V::Element>& cell,
-                  const BackwardRow<S, typename V::Element>* rows, int64_t n,
+                  const BackwardRow<S, O, typename V::Element>* rows, int64_t n,
                   int64_t unit, int64_t units) {
   const int64_t hidden = cell.hidden;
   const Reg<V> clip = V::Set(cell.clip);
@@ -122,7 +122,7 @@ void LstmBackward(const Cell<typename V::Element>& cell,
         const auto inside = (c < clip) & (c > -clip);
         return cell.clips ? (inside ? d : Reg<V>{}) : d;
       };
-      typename V::Element* dg = row->dg + j;
+      O* dg = row->dg + j;
       Store<V>(dg, cut(dc * g * SigmoidSlope<V>(i)), left);
       Store<V>(dg + hidden, cut(dc * c_prev * SigmoidSlope<V>(f)), left);
       Store<V>(dg + 2 * hidden, cut(dc * i * TanhSlope<V>(g)), left);
@@ -132,9 +132,9 @@ void LstmBackward(const Cell<typename V::Element>& cell,
   }
 }
 
-template <typename V, typename S>
+template <typename V, typename S, typename O>
 void GruBackward(const Cell<typename V::Element>& cell,
-                 const BackwardRow<S, typename V::Element>* rows, int64_t n,
+                 const BackwardRow<S, O, typename V::Element>* rows, int64_t n,
                  int64_t unit, int64_t units) {
   const int64_t hidden = cell.hidden;
   const Reg<V> one = V::Set(1);
@@ -149,7 +149,7 @@ void GruBackward(const Cell<typename V::Element>& cell,
       const Reg<V> h_prev = Load<V>(row->h_prev + j, left);
       const Reg<V> dh = Load<V>(row->dh + j, left);
       const Reg<V> dn = dh * (one - z) * TanhSlope<V>(new_h);
-      typename V::Element* dg = row->dg + j;
+      O* dg = row->dg + j;
       Store<V>(dg, dn * u * SigmoidSlope<V>(r), left);
       Store<V>(dg + hidden, dh * (h_prev - new_h) * SigmoidSlope<V>(z), left);
       Store<V>(dg + 2 * hidden, dn * r, left);
@@ -159,9 +159,9 @@ void GruBackward(const Cell<typename V::Element>& cell,
   }
 }
 
-template <typename V, typename S, Mode mode>
+template <typename V, typename S, typename O, Mode mode>
 void RnnBackward(const Cell<typename V::Element>&,
-                 const BackwardRow<S, typename V::Element>* rows, int64_t n,
+                 const BackwardRow<S, O, typename V::Element>* rows, int64_t n,
                  int64_t unit, int64_t units) {
   for (const auto* row = rows; row != rows + n; ++row) {
     for (int64_t j = unit; j < unit + units; j += V::kLanes) {
@@ -175,9 +175,9 @@ void RnnBackward(const Cell<typename V::Element>&,
   }
 }
 
-template <typename V, typename S>
+template <typename V, typename S, typename O>
 void LstmOutput(const Cell<typename V::Element>& cell,
-                const BackwardRow<S, typename V::Element>* rows, int64_t n,
+                const BackwardRow<S, O, typename V::Element>* rows, int64_t n,
                 typename V::Element* u, int64_t stride) {
   const int64_t hidden = cell.hidden;
   for (const auto* row = rows; row != rows + n; ++row, u += stride) {

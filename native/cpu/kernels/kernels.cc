@@ -6,7 +6,7 @@ namespace ostinato::cpu {
 
 const KernelSet& KernelsFor(Isa isa) noexcept {
   const KernelSet* const sets[] = {&kPortableSet, &kAvx2Set, &kAvx512Set,
-                                   &kAvx512Bf16Set};
+                                   &kAvx512Bf16Set, &kAvx512AmxSet};
   auto level = static_cast<int32_t>(isa);
   while (sets[level]->f32 == nullptr) --level;  // kPortableSet is always there
   return *sets[level];

@@ -11,12 +11,17 @@ namespace {
 
 constexpr int64_t AtMost(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 
-// What pack_rows moves: one lane of a vector holds a step of a row, converted.
+// What pack_rows and pack_columns move: one lane of a vector holds a step of a row,
+// converted.
 template <typename V, typename S, typename O>
 struct Packer {
   static constexpr int kPairs = 1;
   static Reg<V> LoadSteps(const S* p, int64_t elements) { return Load<V>(p, elements); }
   static void StoreStep(O* p, Reg<V> v) { V::Store(p, v); }
+  // Of up to n lanes: one step of every lane.
+  static Reg<V> LoadLanes(const S* const* rows, int64_t, int64_t at, int64_t n) {
+    return Load<V>(rows[0] + at, n);
+  }
 };
 
 // Kernels::pack_rows: square blocks, transposed in registers.
@@ -41,22 +46,22 @@ void PackRows(const S* src, int64_t stride, int64_t lanes, int64_t depth, O* pan
 }
 
 // Kernels::pack_columns.
-template <typename V, typename S>
+template <typename V, typename S, typename O>
 void PackColumns(const S* const* rows, int64_t offset, int64_t depth, int64_t columns,
-                 typename V::Element* panel) {
-  for (int64_t k = 0; k < depth; ++k) {
-    const S* row = rows[k] + offset;
+                 O* panel) {
+  using P = Packer<V, S, O>;
+  for (int64_t k = 0; k < depth; k += P::kPairs) {
     for (int64_t n = 0; n < columns; n += V::kLanes) {
-      V::Store(panel, Load<V>(row + n, columns - n));
-      panel += V::kLanes;
+      P::StoreStep(panel, P::LoadLanes(rows + k, depth - k, offset + n, columns - n));
+      panel += V::kLanes * P::kPairs;
     }
   }
 }
 
 // Kernels::transpose.
-template <typename V>
-void TransposeMatrix(const typename V::Element* src, int64_t stride, int64_t rows,
-                     int64_t columns, typename V::Element* dst, int64_t dst_stride) {
+template <typename V, typename O>
+void TransposeMatrix(const O* src, int64_t stride, int64_t rows, int64_t columns,
+                     O* dst, int64_t dst_stride) {
   for (int64_t n = 0; n < rows; n += V::kLanes) {
     const int64_t height = AtMost(rows - n, V::kLanes);
     for (int64_t k = 0; k < columns; k += V::kLanes) {

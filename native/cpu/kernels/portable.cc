@@ -10,6 +10,6 @@ constexpr KernelsBf16 kBf16 = MakeKernels<VecF32, BFloat16, float>();
 
 }  // namespace
 
-const KernelSet kPortableSet = {&kF32, &kF64, &kBf16, nullptr};
+const KernelSet kPortableSet = {&kF32, &kF64, &kBf16, nullptr, nullptr};
 
 }  // namespace ostinato::cpu

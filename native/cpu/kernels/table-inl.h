@@ -15,23 +15,30 @@
 namespace ostinato::cpu {
 namespace {
 
+// With fewer, a step leaves its inputs to a product over several steps.
+constexpr int64_t kEnoughRows = 12;
+
 template <typename V, typename S, typename O>
 constexpr Kernels<S, O, typename V::Element> MakeKernels() {
   return {
       V::kLanes,
       Factor<V, O>::kPairs,
+      V::kTileRows,
+      kEnoughRows,
+      false,
+      nullptr,
       {Product<V, O, Tile::k1>, Product<V, O, Tile::k2>, Product<V, O, Tile::k3>,
        Product<V, O, Tile::k4>, Product<V, O, Tile::kGruInput>,
        Product<V, O, Tile::kGruRecurrent>},
       PackRows<V, S, O>,
-      PackColumns<V, S>,
-      TransposeMatrix<V>,
+      PackColumns<V, S, O>,
+      TransposeMatrix<V, O>,
       Dot<V, S, O>,
       {RnnForward<V, S, O, Mode::kRnnRelu>, RnnForward<V, S, O, Mode::kRnnTanh>,
        LstmForward<V, S, O>, GruForward<V, S, O>},
-      {RnnBackward<V, S, Mode::kRnnRelu>, RnnBackward<V, S, Mode::kRnnTanh>,
-       LstmBackward<V, S>, GruBackward<V, S>},
-      LstmOutput<V, S>,
+      {RnnBackward<V, S, O, Mode::kRnnRelu>, RnnBackward<V, S, O, Mode::kRnnTanh>,
+       LstmBackward<V, S, O>, GruBackward<V, S, O>},
+      LstmOutput<V, S, O>,
   };
 }
 

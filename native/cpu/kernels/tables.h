@@ -7,16 +7,18 @@
 namespace ostinato::cpu {
 
 // All pointers of a set are null where its file was compiled for a processor that
-// cannot have the instructions.
+// cannot have the instructions, or by a compiler that does not know them.
 extern const KernelSet kPortableSet;
 extern const KernelSet kAvx2Set;
 extern const KernelSet kAvx512Set;
 extern const KernelSet kAvx512Bf16Set;
+extern const KernelSet kAvx512AmxSet;
 
-// Apart from the products of bfloat16 pairs, kAvx512Bf16Set is kAvx512Set.
+// Sets hold the tables of the level below, and what multiplies bfloat16 otherwise.
 extern const KernelsF32 kAvx512F32;
 extern const KernelsF64 kAvx512F64;
 extern const KernelsBf16 kAvx512Bf16;
+extern const KernelsBf16Pairs kAvx512Pairs;
 
 }  // namespace ostinato::cpu
 

@@ -9,7 +9,7 @@ namespace ostinato {
 // Grows whenever a target appears, disappears or changes its operands, results or
 // attributes. _native.py holds the number that it was written for and leaves a library
 // with any other number alone.
-inline constexpr int32_t kAbiVersion = 5;
+inline constexpr int32_t kAbiVersion = 6;
 
 }  // namespace ostinato
 

@@ -77,7 +77,7 @@ def explain(spec: RNNSpec, x: Any) -> Explanation:
     if not hasattr(x, "dtype"):
         raise TypeError(f"`x` must be an array, got {_checks.describe(x)}")
     backend, rejected = choose(spec, np.dtype(x.dtype), place_of(x))
-    why = "the fastest backend that runs this"
+    why = f"the fastest backend that runs this, {backend.status().detail}"
     if backend.platform is None:
         why = "it runs every spec on every platform"
     return Explanation(backend.name, why, rejected)

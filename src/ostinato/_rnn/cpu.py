@@ -31,9 +31,12 @@ def status() -> BackendStatus:
     reason = _native.status().reason
     if reason is not None:
         return BackendStatus(False, reason)
-    features = _native.cpu_features()
-    threads = _config.read().num_threads or features.cpus
-    return BackendStatus(True, f"kernels for {features.isa}, threads: {threads}")
+    features, config = _native.cpu_features(), _config.read()
+    kernels = f"kernels for {features.isa}"
+    if features.isa != config.cpu_isa == _config.CPU_ISAS[-1]:
+        kernels += f" (not {config.cpu_isa}: {_native.why_no_tiles()})"
+    threads = config.num_threads or features.cpus
+    return BackendStatus(True, f"{kernels}, threads: {threads}")
 
 
 def unsupported_reason(spec: RNNSpec, dtype: Any) -> str | None:

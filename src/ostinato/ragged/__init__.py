@@ -3,8 +3,11 @@
 from .array import RaggedArray as RaggedArray
 from .associative import associative_scan as associative_scan
 from .capacity import round_capacity as round_capacity
+from .capacity import round_length as round_length
 from .context import Context as Context
-from .context import Sizes as Sizes
+from .convolve import convolve as convolve
+from .convolve import correlate as correlate
+from .example import Sizes as Sizes
 from .layouts import Flat as Flat
 from .layouts import Padded as Padded
 from .layouts import Shared as Shared

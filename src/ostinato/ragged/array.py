@@ -13,7 +13,7 @@ from jax import lax
 
 from .. import _checks
 from .._typing import Array, ArrayLike
-from .capacity import Size, chosen_size
+from .capacity import Size, chosen_size, round_capacity, round_length
 from .checks import (
     check_axis,
     check_fit,
@@ -103,25 +103,29 @@ class RaggedArray:
         *,
         axis: int = 0,
         dim: str = "n",
-        capacity: Size = None,
-        max_length: Size = None,
+        capacity: Size = round_capacity,
+        max_length: Size = round_length,
     ) -> RaggedArray:
         """A batch from its examples; an empty batch needs no example to show shapes.
+
+        Both sizes are rounded, so that batches drawn at random have few different ones:
+        what is jitted is compiled for each. Arrays of numpy are joined by numpy, which
+        compiles nothing.
 
         Args:
             arrays: arrays, alike but for the size of `axis`. None: rows `float32[0]`.
             axis: the axis of different sizes.
             dim: see `RaggedArray`.
-            capacity: rows of `data`: a number, or a function of the rows there are,
-                such as `round_capacity`. None: as many as there are.
-            max_length: a number, or a function of the longest length. None: that.
+            capacity: rows of `data`: a number, or a function of the rows there are.
+                None: as many as there are.
+            max_length: a number, best the longest length of all data, or a function of
+                the longest length of these. None: that.
 
         Raises:
             TypeError: not arrays, or of different dtypes.
             ValueError: shapes that do not go together, or do not fit.
         """
-        given = [_checks.check_array(f"arrays[{i}]", a) for i, a in enumerate(arrays)]
-        given = given or [jnp.zeros(0, jnp.float32)]
+        given = _examples(arrays) or [np.zeros(0, np.float32)]
         axis = check_axis(axis, given[0].ndim)
         _checks.check_same_dtype(**{f"arrays[{i}]": a for i, a in enumerate(given)})
         want = _without(given[0].shape, axis)
@@ -132,10 +136,9 @@ class RaggedArray:
                     f"{list(given[0].shape)}, but for axis {axis}, got {list(a.shape)}"
                 )
         lengths = np.array([a.shape[axis] for a in given][: len(arrays)], np.int32)
-        data = jnp.concatenate(given, axis)
-        rows = data.shape[axis]
+        rows = sum(a.shape[axis] for a in given)
         return cls(
-            _resize(data, axis, chosen_size("capacity", capacity, rows)),
+            _joined(given, axis, chosen_size("capacity", capacity, rows)),
             lengths,
             axis=axis,
             dim=dim,
@@ -150,7 +153,7 @@ class RaggedArray:
         *,
         axis: int = 0,
         dim: str = "n",
-        capacity: Size = None,
+        capacity: Size = round_capacity,
     ) -> RaggedArray:
         """A batch from padded examples. Holds under `jit` and `grad`.
 
@@ -160,8 +163,8 @@ class RaggedArray:
             lengths: integers `[batch]` in 0..T.
             axis: of one example, so it is axis `axis + 1` of `x`.
             dim: see `RaggedArray`.
-            capacity: rows of `data`: a number, or a function of the rows there are.
-                None: as many as there are, or `batch * T` if `lengths` are traced.
+            capacity: rows of `data`: a number, or a function of the rows there are,
+                `batch * T` if `lengths` are traced. None: as many as that.
 
         Returns:
             A RaggedArray with `max_length` T and zeros in the tail.
@@ -313,9 +316,9 @@ class RaggedArray:
         place = check_place(index, len(self))
         ends = np.cumsum(check_known("RaggedArray", self.lengths))
         begin = ends[place - 1] if place else 0
-        return jax.lax.slice_in_dim(
-            self.data, int(begin), int(ends[place]), axis=self.axis
-        )
+        size = int(ends[place] - begin)
+        # Compiled for each size, not for each place.
+        return lax.dynamic_slice_in_dim(self.data, int(begin), size, self.axis)
 
     def __iter__(self) -> Iterator[Array]:
         """The examples. `lengths` must not be traced."""
@@ -368,16 +371,26 @@ def _longest(lengths: Any) -> int:
     return int(np.asarray(lengths).max(initial=0))
 
 
-def _resize(data: Array, axis: int, capacity: int) -> Array:
-    missing = capacity - data.shape[axis]
-    if missing < 0:
-        raise ValueError(
-            f"`capacity` must hold all {data.shape[axis]} rows, got {capacity}"
-        )
-    if missing == 0:
-        return data
-    shape = (*data.shape[:axis], missing, *data.shape[axis + 1 :])
-    return jnp.concatenate([data, jnp.zeros(shape, data.dtype)], axis)
+def _examples(arrays: Sequence[Any]) -> list[Any]:
+    """Checked, as arrays of numpy if all are, else of JAX, in dtypes that JAX has."""
+    if all(isinstance(a, np.ndarray) for a in arrays):
+        dtypes = [jax.dtypes.canonicalize_dtype(a.dtype) for a in arrays]
+        return [a.astype(t, copy=False) for a, t in zip(arrays, dtypes, strict=True)]
+    return [_checks.check_array(f"arrays[{i}]", a) for i, a in enumerate(arrays)]
+
+
+def _joined(arrays: Sequence[Any], axis: int, capacity: int) -> Any:
+    """The rows of `arrays` and zeros up to the capacity."""
+    rows = sum(a.shape[axis] for a in arrays)
+    if capacity < rows:
+        raise ValueError(f"`capacity` must hold all {rows} rows, got {capacity}")
+    parts, first = list(arrays), arrays[0]
+    # JAX would compile it for each list of lengths.
+    module: Any = np if isinstance(first, np.ndarray) else jnp
+    if capacity > rows:
+        shape = (*first.shape[:axis], capacity - rows, *first.shape[axis + 1 :])
+        parts.append(module.zeros(shape, first.dtype))
+    return module.concatenate(parts, axis)
 
 
 def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:

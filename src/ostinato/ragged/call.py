@@ -16,7 +16,6 @@ class Options:
     `prefers_rows` is none: inside of loops and tiers, where all is padded, it is False.
     """
 
-    min_length: int = 1
     scan: str = "auto"
     lanes: int | None = None
     tiers: Any = None
@@ -32,6 +31,7 @@ class Symbols:
         ranges: for each symbol the least and largest value.
         totals: for each symbol a static bound of its sum over the batch.
         capacities: the rows of the inputs' flat arrays, by the text of their size.
+        least: for each symbol what no value is below, except maybe a traced one.
         room: for each symbol a value that its largest one is not below, so that padded
             arrays have an element along each axis: from none, none could be taken.
     """
@@ -40,6 +40,7 @@ class Symbols:
     ranges: dict[str, Range]
     totals: dict[str, int]
     capacities: dict[str, int]
+    least: dict[str, int]
     room: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def with_room(self, room: dict[str, int]) -> Symbols:

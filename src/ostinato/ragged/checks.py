@@ -12,7 +12,7 @@ from jax.experimental import checkify
 
 from .. import _checks
 from .._typing import Array
-from .sizes import holds
+from .sizes import evaluate, holds
 
 if TYPE_CHECKING:
     from .array import RaggedArray
@@ -116,6 +116,16 @@ def check_dim(
     _require(
         lengths.sum() <= capacity,
         f"the lengths of {name!r} must sum to at most the capacity, {capacity} rows",
+    )
+
+
+def check_derived(name: str, lengths: Any, base: Mapping[str, Any]) -> None:
+    """That sizes named after others, such as `n + 1`, are what the name says."""
+    want = evaluate(name, {n: _host(value) for n, value in base.items()})
+    _require(
+        _host(lengths) == want,
+        f"the lengths of {name!r} must be what its name says of those of "
+        f"{', '.join(map(repr, base))}; give one of the arrays another `dim`",
     )
 
 

@@ -3,56 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 
 from .. import _checks
+from .._rnn.sharding import make_varying
 from .._typing import Array
 from . import interpreter, sizes
 from .call import Options, Symbols
 from .constant import constant
+from .example import Sizes
+from .fill import of_present, or_harmless
 from .layouts import Flat, Padded, Shared, Value, ragged_axes, shape_text
 from .moves import Places, move
 from .registry import Refuse
 from .segments import Segments, Tail, along, positions, repeated
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """The sizes of one example, as `Context.batched` hands them to its function."""
-
-    values: Mapping[str, Any]
-
-    def __call__(self, dim: Any) -> Any:
-        """The size `dim` of this example: an int32 scalar, or an int if it is one.
-
-        It is negative only where the example is shorter than `min_length`.
-        """
-        return sizes.evaluate(dim, self.values) if sizes.is_symbolic(dim) else int(dim)
-
-    def mask(self, x: Array, axis: int, dim: Any) -> Array:
-        """Where `x` is no padding along `axis`, in a shape that broadcasts to `x`."""
-        return along(positions(x.shape[axis]) < self(dim), axis, x.ndim)
-
-    def cleared(self, x: Array, shape: tuple[Any, ...], fill: Any = 0) -> Array:
-        """`x`, in the shape `shape` of one example, with `fill` for all its padding."""
-        inside: Any = True
-        for axis in sizes.symbolic_axes(shape):
-            inside &= self.mask(x, axis, shape[axis])
-        return x if inside is True else jnp.where(inside, x, jnp.asarray(fill, x.dtype))
-
-    def repeat_last(self, x: Array, axis: int, dim: Any) -> Array:
-        """`x` with its last valid slice along `axis`, a constant, for the padding."""
-        if not sizes.is_symbolic(dim) or x.shape[axis] == 0:
-            return x
-        last = jnp.maximum(self(dim) - 1, 0)
-        last = constant(lax.dynamic_index_in_dim(x, last, axis))
-        return jnp.where(self.mask(x, axis, dim), x, last)
 
 
 class Context:
@@ -67,6 +38,8 @@ class Context:
         options: see `ragged.vmap`.
         symbols: what the symbols stand for.
         equations: the one at hand, after those that it stands in.
+        going: bool `[batch]`, whose results are used, in a loop that others have left;
+            None where all are.
     """
 
     def __init__(self, batch: int, symbols: Symbols, options: Options):
@@ -74,6 +47,7 @@ class Context:
         self.symbols = symbols
         self.options = options
         self.equations: tuple[JaxprEqn, ...] = ()
+        self.going: Array | None = None
         self._known: dict[tuple, Any] = {}
 
     def nested(self, values: dict[str, Array] | None = None) -> Context:
@@ -88,7 +62,7 @@ class Context:
         if values is not None:
             symbols = dataclasses.replace(symbols, values=values)
         inner = Context(self.batch, symbols, self.options)
-        inner.equations = self.equations
+        inner.equations, inner.going = self.equations, self.going
         if values is None:
             inner._known = dict(self._known)
         return inner
@@ -96,6 +70,14 @@ class Context:
     def evaluate(self, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
         """Run an inner jaxpr on values of this context."""
         return interpreter.evaluate(self, jaxpr, values)
+
+    def varying(self, arrays: list[Array]) -> list[Array]:
+        """`arrays`, varying over the axes of a `shard_map` that lengths vary over.
+
+        Primitives there want all operands alike, and so do states of loops.
+        """
+        one = next(iter(self.symbols.values.values()))
+        return make_varying([*arrays, one])[:-1]
 
     # ------------------------------------------------------------------------- sizes
 
@@ -152,12 +134,16 @@ class Context:
 
     def complete(self) -> Array | None:
         """Which examples have `min_length`; None where that is known of all of them."""
-        values = self.symbols.values.values()
-        if self.options.min_length == 0 or all(map(_checks.is_concrete, values)):
+        known = self.symbols
+        if all(map(_checks.is_concrete, known.values.values())):
+            return None
+        promised = {k: n for k, n in known.least.items() if n > known.ranges[k].low}
+        if not promised:
             return None
 
         def complete() -> Array:
-            return jnp.all(jnp.stack(list(values)) >= self.options.min_length, axis=0)
+            enough = [known.values[name] >= least for name, least in promised.items()]
+            return jnp.all(jnp.stack(enough), axis=0)
 
         return self._once(("complete",), complete)
 
@@ -168,11 +154,46 @@ class Context:
         the end; before, its derivative times 0 would be NaN for what all share.
         """
         complete = self.complete()
-        if complete is None or jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            return x
-        other = lax.dynamic_index_in_dim(x, jnp.argmax(complete), 0)
-        other = self._or_harmless(jnp.any(complete), other, integer=1)  # a size, say
-        return jnp.where(along(complete, 0, x.ndim), x, constant(other))
+        return x if complete is None else of_present(complete, x)
+
+    def of_seen(self, value: Value, shapes: Sequence[tuple[Any, ...]]) -> Value:
+        """`value`, on its way into results of `shapes`; see `fill.of_present`.
+
+        What an example has of its own is not seen where all of them are empty.
+        """
+        if not isinstance(value, Padded) or ragged_axes(value):
+            return value
+        seen = self._seen(shapes)
+        x = value.x if seen is None else of_present(seen, value.x)
+        return dataclasses.replace(value, x=x)
+
+    def _seen(self, shapes: Sequence[tuple[Any, ...]]) -> Array | None:
+        """Which examples have an element in one of `shapes`; None where all have."""
+        seen: Any = False
+        for shape in shapes:
+            there: Any = True
+            for axis in sizes.symbolic_axes(shape):
+                there &= self._once(
+                    ("seen", str(shape[axis])), lambda d=shape[axis]: self._has_any(d)
+                )
+            seen |= there
+            if seen is True:
+                return None
+        return seen if shapes else None
+
+    def _has_any(self, dim: Any) -> Array | bool:
+        """Which examples have a size `dim` of at least 1, True where all have."""
+        known = self.symbols
+        least = {
+            name: r._replace(low=min(max(r.low, known.least[name]), r.high))
+            for name, r in known.ranges.items()
+        }
+        if sizes.smallest(dim, least) > 0:
+            return True
+        there = self.lengths(dim) > 0
+        if _checks.is_concrete(there) and bool(np.all(there)):
+            return True
+        return there
 
     # ---------------------------------------------------------------------- segments
 
@@ -286,7 +307,7 @@ class Context:
         """A value without symbolic axes, once for each flat row: `[capacity, ...]`."""
         if isinstance(value, Shared):
             return jnp.broadcast_to(value.x, (self.capacity(dim), *value.x.shape))
-        x = self._or_harmless(self.tail(dim).any_row, self.to_padded(value).x)
+        x = or_harmless(self.tail(dim).any_row, self.to_padded(value).x)
         ids = self.segments(dim).ids
         return repeated(x, ids, indices_are_sorted=True)
 
@@ -319,16 +340,8 @@ class Context:
         """
         tail = self.tail(dim)
         row = lax.dynamic_slice_in_dim(x, tail.last, 1, axis)
-        row = constant(self._or_harmless(tail.any_row, row))
+        row = constant(or_harmless(tail.any_row, row))
         return jnp.where(along(tail.valid, axis, x.ndim), x, row)
-
-    @staticmethod
-    def _or_harmless(any_valid: Array, x: Array, integer: int = 0) -> Array:
-        """`x`, or what most functions are finite of where there is nothing valid."""
-        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            return x
-        other = 0.5 if jnp.issubdtype(x.dtype, jnp.inexact) else integer
-        return jnp.where(any_valid, x, jnp.asarray(other, x.dtype))
 
     def mask(self, x: Array, axis: int, dim: Any) -> Array:
         """Where padded examples are no padding along `axis` of one example.
@@ -371,6 +384,7 @@ class Context:
             One `Padded` value per shape, or `Shared`.
         """
         values = [self.to_padded(v) if isinstance(v, Flat) else v for v in values]
+        values = [self.of_seen(v, shapes) for v in values]
         arrays = [self._without_gradient_of_padding(v) for v in values]
         if not sized and all(isinstance(v, Shared) for v in values):
             results = function(Sizes({}), *arrays)

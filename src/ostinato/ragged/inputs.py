@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import keyword
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.export import SymbolicScope, symbolic_shape
 
+from .._rnn.sharding import make_varying
 from .._typing import Array
 from . import checks
 from .array import RaggedArray
@@ -19,7 +21,7 @@ from .call import Options, Symbols
 from .context import Context
 from .layouts import Flat, Padded, Shared, Value
 from .padded import PaddedRagged
-from .sizes import Range, rename
+from .sizes import Range, constraint_for_jax, evaluate, is_derived, symbols
 
 _RESERVED = {"max", "min", "mod", "floordiv"}
 
@@ -41,11 +43,12 @@ class Dim:
     Attributes:
         name: as the caller gave it.
         symbol: what stands for it in a trace, or for one more than it if it may be 0:
-            JAX takes every symbol for 1 or more.
+            JAX takes every symbol for 1 or more. Empty for a size made of others.
         offset: 1 if `symbol` stands for one more, else 0.
         lengths: int32 `[batch]`.
         max_length: the smallest of all arrays of that name.
         capacity: the same, at least 1.
+        min_length: no example is shorter, except maybe a traced one.
     """
 
     name: str
@@ -54,11 +57,16 @@ class Dim:
     lengths: Array
     max_length: int
     capacity: int
+    min_length: int
+    size: str
 
     @property
-    def size(self) -> str:
-        """The expression for the size in a trace."""
-        return f"{self.symbol} - 1" if self.offset else self.symbol
+    def high(self) -> int:
+        """What the trace may take for the largest value of the symbol.
+
+        More than the least one, so that the size is not known to be that number.
+        """
+        return max(self.max_length, self.min_length + 1) + self.offset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,16 +86,39 @@ class Inputs:
     batch: int
 
     @classmethod
-    def of(cls, leaves: list[Any], axes: list[Any], options: Options) -> Inputs:
-        """Check the leaves against each other."""
-        leaves = [x if is_ragged(x) else jnp.asarray(x) for x in leaves]
+    def of(
+        cls, leaves: list[Any], axes: list[Any], min_length: int | Mapping[str, int]
+    ) -> Inputs:
+        """Check the leaves against each other.
+
+        Args:
+            leaves: what is mapped by its rows, by an axis, or shared.
+            axes: of `in_axes`.
+            min_length: an int, or one for each dim.
+        """
+        pairs = list(zip(leaves, axes, strict=True))
+        leaves = [x if is_ragged(x) else _array(x, a) for x, a in pairs]
+        leaves, tree = jax.tree.flatten(leaves)  # all differ in shard_map if one does
+        leaves = jax.tree.unflatten(tree, make_varying(leaves))
         axes = [_check_axis(x, a) for x, a in zip(leaves, axes, strict=True)]
         batch = _batch(leaves, axes)
+        names = dict.fromkeys(x.dim for x in leaves if is_ragged(x))
+        least = _least(min_length, names)
         dims: dict[str, Dim] = {}
-        for name in dict.fromkeys(x.dim for x in leaves if is_ragged(x)):
+        # Those that are made of others come last.
+        made = {n for n in names if is_derived(n) and names.keys() >= set(symbols(n))}
+        for name in sorted(names, key=made.__contains__):
             arrays = [x for x in leaves if is_ragged(x) and x.dim == name]
-            dims[name] = _dim(name, arrays, options, {d.symbol for d in dims.values()})
+            base = None
+            if name in made:
+                base = {n: dims[n] for n in symbols(name)}
+            dims[name] = _dim(name, arrays, least[name], dims, base)
         return cls(leaves, axes, dims, batch)
+
+    @property
+    def symbols(self) -> list[Dim]:
+        """The sizes that have a symbol of their own."""
+        return [d for d in self.dims.values() if d.symbol]
 
     def or_one_empty_example(self) -> Inputs:
         """Without examples: with one, empty, so that there is something to run."""
@@ -101,41 +132,92 @@ class Inputs:
         dims = {k: dataclasses.replace(d, lengths=none) for k, d in self.dims.items()}
         return Inputs(leaves, self.axes, dims, 1)
 
-    def scope(self, constraints: Sequence[str], min_length: int) -> SymbolicScope:
-        """What the trace may take for granted of the sizes."""
-        names = {d.name: d.symbol for d in self.dims.values()}
-        least = [f"{s} >= {min_length}" for s in names.values() if min_length > 1]
-        return SymbolicScope([rename(c, names) for c in constraints] + least)
+    def scope(self, constraints: Sequence[str], bounded: bool) -> SymbolicScope:
+        """What the trace may take for granted of the sizes.
+
+        Args:
+            constraints: of the caller.
+            bounded: whether `max_length` counts, too.
+        """
+        given = [f"{d.symbol} >= {d.min_length}" for d in self.symbols]
+        given = [
+            c for c, d in zip(given, self.symbols, strict=True) if d.min_length > 1
+        ]
+        if bounded:
+            given += [f"{d.symbol} <= {d.high}" for d in self.symbols]
+        sizes = self._in_trace(SymbolicScope())
+        return SymbolicScope(
+            [constraint_for_jax(c, sizes) for c in constraints]
+            + given
+            + _products(self.symbols)
+        )
 
     @property
     def ranges(self) -> dict[str, Range]:
         """For each symbol the least and largest value."""
-        dims = self.dims.values()
-        return {d.symbol: Range(d.offset, d.max_length + d.offset) for d in dims}
+        return {
+            d.symbol: Range(d.offset, d.max_length + d.offset) for d in self.symbols
+        }
 
     def context(self, options: Options) -> Context:
         """The context of these sizes."""
-        dims = self.dims.values()
+        dims = self.symbols
         symbols = Symbols(
             values={
                 d.symbol: d.lengths + d.offset if d.offset else d.lengths for d in dims
             },
             ranges=self.ranges,
             totals={d.symbol: d.capacity + d.offset * self.batch for d in dims},
-            capacities={d.size: d.capacity for d in dims},
+            capacities={d.size: d.capacity for d in self.dims.values()},
+            least={d.symbol: d.min_length + d.offset for d in dims},
         )
         return Context(self.batch, symbols, options)
 
-    def values(self, ctx: Context, scope: SymbolicScope) -> list[Value]:
-        """The leaves as values of one example, in the layout that they come in."""
-        sizes = {
+    def _in_trace(self, scope: SymbolicScope) -> dict[str, Any]:
+        """By name the size as it stands in the shapes of a trace."""
+        return {
             name: symbolic_shape(d.size, scope=scope)[0]
             for name, d in self.dims.items()
         }
+
+    def values(self, ctx: Context, scope: SymbolicScope) -> list[Value]:
+        """The leaves as values of one example, in the layout that they come in."""
+        sizes = self._in_trace(scope)
         return [
             _value(ctx, x, axis, sizes)
             for x, axis in zip(self.leaves, self.axes, strict=True)
         ]
+
+
+def _least(given: int | Mapping[str, int], names: Mapping[str, Any]) -> dict[str, int]:
+    """`min_length` of every dim."""
+    if not isinstance(given, Mapping):
+        return {name: given for name in names}
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise ValueError(
+            f"`min_length` names {unknown[0]!r}, which is no dim of the arguments; "
+            f"they have {', '.join(map(repr, names))}"
+        )
+    return {name: int(given.get(name, 1)) for name in names}
+
+
+def _array(x: Any, axis: Any) -> Array:
+    try:
+        return jnp.asarray(x)
+    except TypeError as error:
+        error.add_note(
+            f"`in_axes` has {axis} for it; None shares what is no array among all "
+            "examples."
+        )
+        raise
+
+
+def _products(dims: Sequence[Dim]) -> list[str]:
+    """That `n * m` is not negative where both may be 0: JAX does not see it."""
+    maybe_0 = [d.symbol for d in dims if d.offset]
+    pairs = itertools.combinations_with_replacement(maybe_0, 2)
+    return [f"{a} * {b} - {a} - {b} + 1 >= 0" for a, b in pairs]
 
 
 def _value(ctx: Context, x: Any, axis: int | None, sizes: dict[str, Any]) -> Value:
@@ -192,28 +274,39 @@ def _batch(leaves: list[Any], axes: list[int | None]) -> int:
 
 
 def _dim(
-    name: str, arrays: list[RaggedArray], options: Options, taken: set[str]
+    name: str,
+    arrays: list[RaggedArray],
+    min_length: int,
+    others: Mapping[str, Dim],
+    base: Mapping[str, Dim] | None,
 ) -> Dim:
+    """The size of `arrays`; made of those in `base`, if given."""
     max_length = min(a.max_length for a in arrays)
     capacity = min(a.capacity for a in arrays)
-    checks.check_dim(arrays, max_length, capacity, options.min_length)
+    checks.check_dim(arrays, max_length, capacity, min_length)
+    lengths = arrays[0].lengths
+    common = {
+        "name": name,
+        "lengths": lengths,
+        "max_length": max(max_length, min_length),
+        "capacity": max(capacity, 1),
+        "min_length": min_length,
+    }
+    if base is not None:
+        checks.check_derived(name, lengths, {n: d.lengths for n, d in base.items()})
+        scope = SymbolicScope()
+        sizes = {n: symbolic_shape(d.size, scope=scope)[0] for n, d in base.items()}
+        return Dim(symbol="", offset=0, size=str(evaluate(name, sizes)), **common)
     symbol = name
     if not name.isidentifier() or keyword.iskeyword(name) or name in _RESERVED:
         symbol = "size"
-    offset = 1 if options.min_length == 0 else 0
+    offset = 1 if min_length == 0 else 0
     if offset:
         symbol = f"{symbol}_plus_1"
-    while symbol in taken:
+    while symbol in {d.symbol for d in others.values()}:
         symbol += "_"
-    lengths = arrays[0].lengths
-    return Dim(
-        name,
-        symbol,
-        offset,
-        lengths,
-        max(max_length, options.min_length),
-        max(capacity, 1),
-    )
+    size = f"{symbol} - 1" if offset else symbol
+    return Dim(symbol=symbol, offset=offset, size=size, **common)
 
 
 def _zeros(x: Array, axis: int) -> Array:

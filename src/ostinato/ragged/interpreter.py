@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,14 +28,18 @@ _INSTALLED = {Path(sysconfig.get_paths()[k]) for k in ("stdlib", "purelib", "pla
 def evaluate(ctx: Context, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
     """The results of `jaxpr`, closed or without constants, on `values`."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
-    consts = [Shared(c, jnp.shape(c)) for c in getattr(jaxpr, "consts", ())]
+    closed = ctx.varying(list(getattr(jaxpr, "consts", ())))
+    consts = [Shared(c, jnp.shape(c)) for c in closed]
     known: dict[Any, Value] = dict(zip(inner.constvars, consts, strict=True))
     known |= dict(zip(inner.invars, values, strict=True))
 
     def read(atom: Any) -> Value:
         if isinstance(atom, Literal):
             aval: Any = atom.aval
-            return Shared(jnp.asarray(np.asarray(atom.val), aval.dtype), ())
+            number = int(atom.val) if isinstance(atom.val, (int, np.integer)) else None
+            x = jnp.asarray(np.asarray(atom.val), aval.dtype)
+            (x,) = ctx.varying([x])
+            return Shared(x, (), number=number)
         return known[atom]
 
     outer = ctx.equations
@@ -60,6 +65,11 @@ def _apply(ctx: Context, eqn: JaxprEqn, values: list[Value]) -> list[Value]:
             f"  at {_user_line(ctx.equations)}"
         ) from None
     results = list(results) if isinstance(results, (list, tuple)) else [results]
+    arrays = ctx.varying([v.x for v in results])
+    results = [
+        v if v.x is x else dataclasses.replace(v, x=x)
+        for v, x in zip(results, arrays, strict=True)
+    ]
     for variable, value in zip(eqn.outvars, results, strict=True):
         _check(ctx, eqn, variable.aval, value)
     if any(map(ragged_axes, values)) or not values:
@@ -70,7 +80,7 @@ def _apply(ctx: Context, eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 def _of_complete(ctx: Context, value: Value) -> Value:
     """What has lost its ragged axes, harmless where an example has too few rows."""
     if isinstance(value, Padded) and not ragged_axes(value):
-        return Padded(ctx.of_complete(value.x), value.shape)
+        return dataclasses.replace(value, x=ctx.of_complete(value.x))
     return value
 
 

@@ -26,10 +26,12 @@ class Shared:
     Attributes:
         x: the array, in the shape `shape` with every symbol at its maximum.
         shape: of one example's value.
+        number: of a scalar from the text of the program, as an int.
     """
 
     x: Array
     shape: tuple[Any, ...]
+    number: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +43,13 @@ class Padded:
         shape: of one example's value.
         filled: whether the padding is known to be copies of valid rows, or what comes
             of them alone, and so finite where the data are.
+        number: of a scalar that is known to hold a symbolic size, that size.
     """
 
     x: Array
     shape: tuple[Any, ...]
     filled: bool = False
+    number: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +95,9 @@ def filled_as(value: Value, *sources: Value) -> Value:
 
 def with_array(value: Value, x: Any) -> Value:
     """`value` with another array, of whose padding nothing is known."""
-    if isinstance(value, Padded):
-        return Padded(x, value.shape)
-    return dataclasses.replace(value, x=x)
+    if isinstance(value, Flat):
+        return dataclasses.replace(value, x=x)
+    return type(value)(x, value.shape)
 
 
 def shape_text(shape: Iterable[Any]) -> str:

@@ -86,16 +86,17 @@ def _variables(atoms: Iterable[Any]) -> Iterable[Any]:
 
 
 def _inside(eqns: Sequence[JaxprEqn]) -> list[bool]:
-    """Which equations belong to a region."""
+    """Which equations belong to a region: none with effects, it may be run twice."""
     common = _common(eqns)
     several = [
         not shared
+        and not eqn.effects
         and any(_ragged_axes(atom) > 1 for atom in (*eqn.invars, *eqn.outvars))
         for eqn, shared in zip(eqns, common, strict=True)
     ]
     if not any(several):
         return several
-    light = [_is_light(eqn) for eqn in eqns]
+    light = [_is_light(eqn) and not eqn.effects for eqn in eqns]
     after: set[Any] = set()
     from_region = []
     for eqn, core, passes in zip(eqns, several, light, strict=True):

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.export import SymbolicScope, symbolic_shape
 
 from .._typing import Array
 from .array import RaggedArray
@@ -15,7 +16,7 @@ from .inputs import Inputs
 from .layouts import Shared, Value, ragged_axes
 from .padded import PaddedRagged
 from .segments import along
-from .sizes import largest, rename
+from .sizes import evaluate, is_derived, largest, rename, symbols
 
 
 def wrap(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Any:
@@ -51,7 +52,7 @@ def wrap(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Any:
     flat = ctx.to_flat(value)
     data, dim = flat.x, flat.dim
     # Of one with no rows at all there is nothing in a result with the same rows.
-    nothing = ctx.options.min_length == 1 and list(inputs.dims) == names
+    nothing = list(inputs.dims) == names and inputs.dims[names[0]].min_length == 1
     if complete is not None and not nothing:
         rows = jnp.take(complete, ctx.segments(dim).ids)
         data = _keep(data, along(rows, flat.axis, data.ndim), fill_value(data.dtype))
@@ -87,11 +88,17 @@ def _keep(x: Array, condition: Array, other: Any) -> Array:
 
 def _name(inputs: Inputs, dim: Any) -> str:
     """A size in the names of the caller."""
-    names = {}
     for d in inputs.dims.values():
         if d.size == str(dim):
             return d.name
-        plain = d.name.isidentifier()
-        name = f"({d.name} + 1)" if d.offset else d.name if plain else f"({d.name})"
-        names[d.symbol] = name
-    return rename(str(dim), names)
+    # As JAX writes it, so that the name of a result leads to one of its own results.
+    scope, known, written = SymbolicScope(), {}, {}
+    for d in inputs.symbols:
+        name = d.name
+        if not (name.isidentifier() or is_derived(name)):
+            written[f"dim{len(written)}"] = f"({name})"
+            name = f"dim{len(written) - 1}"
+        parts = symbolic_shape(", ".join(symbols(name)), scope=scope)
+        size = evaluate(name, dict(zip(symbols(name), parts, strict=True)))
+        known[d.symbol] = size + d.offset
+    return rename(str(evaluate(dim, known)), written)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
@@ -64,12 +65,16 @@ def _array_module(*values: Any) -> Any:
 def _larger(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)  # stays an int, of no dtype
+    if is_symbolic_dim(a) or is_symbolic_dim(b):
+        return jax.core.max_dim(a, b)
     return _array_module(a, b).maximum(a, b)
 
 
 def _smaller(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
+    if is_symbolic_dim(a) or is_symbolic_dim(b):
+        return jax.core.min_dim(a, b)
     return _array_module(a, b).minimum(a, b)
 
 
@@ -95,7 +100,7 @@ _OPERATORS = {ast.Add: _add, ast.Sub: _subtract, ast.Mult: _multiply}
 
 @ft.lru_cache(maxsize=4096)
 def _parse(text: str) -> ast.expr:
-    return ast.parse(text.replace("^", "**"), mode="eval").body
+    return ast.parse(text.strip().replace("^", "**"), mode="eval").body
 
 
 def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:
@@ -147,6 +152,27 @@ def holds(constraint: str, values: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: `constraint` has none of the forms `a >= b`, `a <= b`, `a == b`.
     """
+    left, compare, right = _sides(constraint, values)
+    return _COMPARE[compare](left, right)
+
+
+def constraint_for_jax(constraint: str, values: Mapping[str, Any]) -> str:
+    """A constraint as JAX takes it, of symbolic sizes for the names in it.
+
+    JAX's grammar has no parentheses, and wants no constant left of `==`.
+    """
+    left, compare, right = _sides(constraint, values)
+    if compare == "==" and is_symbolic_dim(left):
+        constant = 0
+        for sign, node in _summands(_parse(str(left)), "+"):
+            match node:
+                case ast.Constant(value=int(value)):
+                    constant += value if sign == "+" else -value
+        left, right = left - constant, right - constant
+    return f"{left} {compare} {right}"
+
+
+def _sides(constraint: str, values: Mapping[str, Any]) -> tuple[Any, str, Any]:
     parts = re.split(r"(>=|<=|==)", constraint)
     if len(parts) != 3:
         raise ValueError(
@@ -154,9 +180,23 @@ def holds(constraint: str, values: Mapping[str, Any]) -> Any:
             f"'n >= 4', got {constraint!r}"
         )
     left, compare, right = parts
-    return _COMPARE[compare](
-        evaluate(left.strip(), values), evaluate(right.strip(), values)
-    )
+    unknown = [n for side in (left, right) for n in symbols(side) if n not in values]
+    if unknown:
+        raise ValueError(
+            f"`constraints` names {unknown[0]!r}, which is no dim of the arguments; "
+            f"they have {', '.join(map(repr, values))}"
+        )
+    return evaluate(left, values), compare, evaluate(right, values)
+
+
+def is_derived(name: str) -> bool:
+    """Whether a dim's name is an expression of others, as that of a result may be."""
+    try:
+        names = symbols(name)
+        evaluate(name, dict.fromkeys(names, 1))
+    except (SyntaxError, NotImplementedError):
+        return False
+    return bool(names) and names != [name]
 
 
 def rename(text: str, names: Mapping[str, str]) -> str:
@@ -166,7 +206,12 @@ def rename(text: str, names: Mapping[str, str]) -> str:
 
 def largest(dim: Any, ranges: Mapping[str, Range]) -> int:
     """An upper bound of `dim`, at least 0; the exact maximum if one symbol occurs."""
-    return max(sum(_bound(term, ranges) for term in _terms(dim)), 0)
+    return max(sum(_bound(term, ranges).high for term in _terms(dim)), 0)
+
+
+def smallest(dim: Any, ranges: Mapping[str, Range]) -> int:
+    """A lower bound of `dim`, maybe negative; exact if one symbol occurs."""
+    return sum(_bound(term, ranges).low for term in _terms(dim))
 
 
 def in_program(jaxpr: Any) -> Iterator[Any]:
@@ -211,7 +256,7 @@ def most_rows(
     for term in _terms(dim):
         names = symbols(term)
         if len(names) != 1:
-            rows += max(_bound(term, ranges), 0) * batch
+            rows += max(_bound(term, ranges).high, 0) * batch
             continue
         # d(n) <= slope * n + rest for all n, so the sum is at most slope * total +
         # rest * batch, whatever the slope: the best of those that an affine, a
@@ -233,14 +278,15 @@ def _floor(value: Any) -> int:
     return int(np.floor(value + 1e-6))
 
 
-def _bound(term: str, ranges: Mapping[str, Range]) -> int:
+def _bound(term: str, ranges: Mapping[str, Range]) -> Range:
     names = symbols(term)
     if len(names) == 1:
         (name,) = names
         low, high = ranges[name]
-        return int(np.max(evaluate(term, {name: np.arange(low, high + 1)})))
+        values = evaluate(term, {name: np.arange(low, high + 1)})
+        return Range(int(np.min(values)), int(np.max(values)))
     bound = _evaluate(_parse(term), ranges)
-    return bound.high if isinstance(bound, Range) else int(bound)
+    return bound if isinstance(bound, Range) else Range(int(bound), int(bound))
 
 
 def _terms(dim: Any) -> list[str]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools as ft
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.errors
+import jax.numpy as jnp
+import numpy as np
 
 from .. import _checks
 from . import checks
 from .call import Options
 from .inputs import Inputs, is_ragged
+from .layouts import Value
 from .results import wrap
 from .sizes import in_program, room
 from .tiers import check_tiers, resolve
@@ -24,7 +28,7 @@ def vmap(
     in_axes: Any = 0,
     out_axes: Any = 0,
     *,
-    min_length: int = 1,
+    min_length: int | Mapping[str, int] = 1,
     scan: Literal["auto", "lockstep", "lanes"] = "auto",
     lanes: int | None = None,
     tiers: Any = None,
@@ -42,13 +46,14 @@ def vmap(
         function: of the arrays of one example. Any pytrees as arguments and results.
         in_axes: as in `jax.vmap`: an int, None, or a tuple with an entry, maybe a
             pytree, for each argument. The int is the mapped axis of dense arrays, None
-            shares one among all examples. For a RaggedArray it must be 0: `function`
-            sees one example of it. Keyword arguments are mapped over axis 0.
+            shares one, also what is no array, among all examples. For a RaggedArray it
+            must be 0: `function` sees one example of it. Keyword arguments are mapped
+            over axis 0.
         out_axes: where the mapped axis of dense results is, or None for results that
             are the same for all examples. Must be 0 for ragged results.
         min_length: no example is shorter. It decides what `function` may do: sizes are
             known to be at least that. 0 asks for a function that can do with an empty
-            array, as `x.max(0)` cannot.
+            array, as `x.max(0)` cannot. A dict has one for each `dim`, 1 for others.
         scan: how `lax.scan` runs over an axis of different sizes: `"lockstep"`, all
             examples side by side for `max_length` steps; `"lanes"`, examples one after
             another in a number of lanes; `"auto"`, lanes where that takes less.
@@ -59,8 +64,7 @@ def vmap(
             A dict with an entry per `dim` where there are several. Lengths that do not
             fit run padded as a whole. None: one group.
         constraints: what else the sizes satisfy, in the form that
-            `jax.export.symbolic_shape` takes, such as `("mod(n, 2) == 0",)`. Only with
-            a `min_length` of 1 or more.
+            `jax.export.symbolic_shape` takes, such as `("mod(n, 2) == 0",)`.
 
     Returns:
         A function of the mapped arguments. A result without axes of different sizes is
@@ -100,7 +104,6 @@ def vmap(
     RaggedArray(float32[5], n=[3, 2], axis=0, max_length=3)
     """
     options = Options(
-        min_length=_checks.check_size("min_length", min_length, 0),
         scan=scan,
         lanes=None if lanes is None else _checks.check_size("lanes", lanes),
     )
@@ -110,11 +113,8 @@ def vmap(
         raise TypeError(
             f"`constraints` must be a sequence of strings, got {constraints!r}"
         )
-    if constraints and min_length == 0:
-        raise ValueError(
-            "`constraints` must be empty with `min_length` 0; give a `min_length` of 1 "
-            f"or more, got {tuple(constraints)}"
-        )
+    for least in _values(min_length):
+        _checks.check_size("min_length", least, 0)
 
     @ft.wraps(function)
     def mapped(*args: Any, **kwargs: Any) -> Any:
@@ -122,24 +122,40 @@ def vmap(
         if not any(map(is_ragged, leaves)):
             return _dense(jax.vmap(function, in_axes, out_axes), args, kwargs)
         axes = _broadcast((_per_argument(in_axes, args), 0), tree)
-        inputs = Inputs.of(leaves, axes, options)
+        # As in jax.vmap, what is shared and no array reaches the function as it is.
+        plain = [_is_plain(x, a) for x, a in zip(leaves, axes, strict=True)]
+        arrays = [x for x, p in zip(leaves, plain, strict=True) if not p]
+        axes = [a for a, p in zip(axes, plain, strict=True) if not p]
+        inputs = Inputs.of(arrays, axes, min_length)
         for constraint in constraints:
             lengths = {d.name: d.lengths for d in inputs.dims.values()}
             checks.check_constraint(constraint, lengths)
 
         present = inputs.or_one_empty_example()
-        in_tiers = resolve(tiers, present.dims, present.batch)
+        own = {d.name: d for d in present.symbols}
+        in_tiers = resolve(tiers, own, present.batch)
         ctx = present.context(dataclasses.replace(options, tiers=in_tiers))
-        scope = present.scope(constraints, options.min_length)
-        values = present.values(ctx, scope)
+        ctx.going = None if inputs.batch else jnp.zeros(1, bool)
 
         @ft.wraps(function)  # JAX names it in messages
-        def one(*leaves: Any) -> Any:
-            args, kwargs = jax.tree.unflatten(tree, leaves)
+        def one(*arrays: Any) -> Any:
+            given = iter(arrays)
+            full = [x if p else next(given) for x, p in zip(leaves, plain, strict=True)]
+            args, kwargs = jax.tree.unflatten(tree, full)
             return function(*args, **kwargs)
 
-        avals = [_aval(v) for v in values]
-        jaxpr, shapes = _trace(one, avals)
+        def trace(bounded: bool) -> tuple[Any, Any, list[Value]]:
+            values = present.values(ctx, present.scope(constraints, bounded))
+            return *_trace(one, [_aval(v) for v in values], present), values
+
+        try:
+            jaxpr, shapes, values = trace(bounded=False)
+        except _FROM_SIZES as error:
+            if not _is_from_sizes(error, present):
+                raise
+            # Once more with what `max_length` says, as `table[:n]` asks. Not at first:
+            # what a program traces to should not change from batch to batch.
+            jaxpr, shapes, values = trace(bounded=True)
         ctx.symbols = ctx.symbols.with_room(room(in_program(jaxpr.jaxpr)))
         results = ctx.evaluate(jaxpr, values)
         out_tree = jax.tree.structure(shapes)
@@ -162,8 +178,17 @@ _FROM_SIZES = (
     ValueError,
 )
 """What JAX and numpy raise when they meet a symbolic size."""
+_OF_TRACERS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+"""What they raise where a number, such as one made of a size, is not known."""
 _NAMES_OF_SIZES = (
+    "Tracer'",  # numpy's, of an operation that it does not have
     "_DimExpr",
+    "__index__",
     "_plus_1",
     "floordiv(",
     "non-constant",
@@ -175,9 +200,10 @@ _NAMES_OF_SIZES = (
 _ADVICE = (
     "ragged.vmap traces the function once, with symbols for sizes: n, or n_plus_1 - 1 "
     "if `min_length` is 0. Compute with jax.numpy on jnp.array(size), say what holds "
-    "for all examples by `min_length` or `constraints`, and take "
-    "ragged.associative_scan for that of jax.lax. The page on ragged.vmap has a table "
-    "of what to write instead."
+    "for all examples by `min_length` or `constraints`, take "
+    "ragged.associative_scan, ragged.convolve and ragged.correlate for those of JAX, "
+    "and scan jnp.arange(size) where there is a length alone to scan. The page on "
+    "ragged.vmap has a table of what to write instead."
 )
 
 
@@ -193,12 +219,12 @@ def _dense(mapped: Callable, args: tuple, kwargs: dict) -> Any:
         raise
 
 
-def _trace(function: Callable, avals: Sequence[Any]) -> tuple[Any, Any]:
+def _trace(function: Callable, avals: Sequence[Any], inputs: Inputs) -> tuple[Any, Any]:
     """The jaxpr of one example, and the tree of its results."""
     try:
         return jax.make_jaxpr(function, return_shape=True)(*avals)
     except _FROM_SIZES as error:
-        if any(words in str(error) for words in _NAMES_OF_SIZES):
+        if _is_from_sizes(error, inputs):
             error.add_note(_ADVICE)
         raise
     except NameError as error:
@@ -208,6 +234,28 @@ def _trace(function: Callable, avals: Sequence[Any]) -> tuple[Any, Any]:
             "ragged.vmap binds no axis name, so that no collective can run over the "
             f"examples ({error}); combine the mapped results outside"
         ) from error
+
+
+def _is_from_sizes(error: Exception, inputs: Inputs) -> bool:
+    """Whether what JAX or numpy says may come of a size that is a symbol."""
+    if isinstance(error, _OF_TRACERS):
+        return True
+    message = str(error)
+    names = "|".join(re.escape(str(d.symbol)) for d in inputs.symbols)
+    return any(words in message for words in _NAMES_OF_SIZES) or bool(
+        re.search(rf"\b({names})\b", message)
+    )
+
+
+def _is_plain(x: Any, axis: Any) -> bool:
+    """Whether `x` is shared and no array."""
+    if axis is not None or is_ragged(x) or isinstance(x, (jax.Array, np.generic)):
+        return False
+    return not (isinstance(x, np.ndarray) and x.dtype.kind not in "OSU")
+
+
+def _values(given: Any) -> list[Any]:
+    return list(given.values()) if isinstance(given, Mapping) else [given]
 
 
 def _aval(value: Any) -> jax.ShapeDtypeStruct:

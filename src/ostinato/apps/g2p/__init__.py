@@ -18,6 +18,8 @@ ragged data, padded, or with `ostinato.ragged.vmap` one word after another:
     run.py         the loop: clock, evaluations, best weights, resuming
     train.py       a run from the dictionary to the figures
     checkpoint.py  what a run leaves in its folder
+    header.py      what it says there of itself, to be resumed
+    fields.py      whether what a file says is of the declared types
     report.py      progress lines, figures, learning curve, alignments
     pronounce.py   a trained model at work
 """

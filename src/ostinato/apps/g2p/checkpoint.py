@@ -7,8 +7,11 @@ spec, alphabet, phonemes and figures. `resume.safetensors` is the whole state of
 
 import dataclasses
 import json
+import stat
 import struct
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -20,16 +23,30 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+import ostinato as ost
+
 from . import files
 from .data import ALPHABET
 from .errors import G2PError
-from .model import Config, Params
-from .models import MODELS
+from .fields import check, check_range, make
+from .model import MOST_PARAMS, Config, Params
+from .models import config_class
 from .training import State, init_state
 
 MODEL_FILE, RESUME_FILE = "model.safetensors", "resume.safetensors"
 FORMAT = "ostinato-g2p-2"
 FIRST = "train one with: ostinato train g2p"
+# Of the files: one float32 for each parameter, or four, and room for the rest.
+MOST_BYTES = {MODEL_FILE: 5 * MOST_PARAMS, RESUME_FILE: 20 * MOST_PARAMS}
+MALFORMED = (
+    G2PError,
+    AttributeError,
+    RecursionError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
 
 
 class Model(NamedTuple):
@@ -65,25 +82,21 @@ def load_model(folder: Path) -> Model:
     """
     path = folder / MODEL_FILE
     tensors, header = read(path)
-    try:
-        config = _config(header["model"], header["config"])
+    with damage(path):
+        config = _config(header)
         template = jax.eval_shape(config.init, jax.random.key(0))
-        leaves = [(tensors[name], name, want) for name, want in _named(template)]
-        pronunciations = _unflatten(tensors["pronunciations"])
-        weights, figures = tuple(header["rank_weights"]), dict(header["figures"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, f"its header lacks or garbles {error}") from None
-    if header.get("alphabet") != ALPHABET:
-        raise _damaged(path, "its alphabet is another one")
-    for got, name, want in leaves:
-        if got.shape != want.shape or got.dtype != want.dtype:
-            raise _damaged(
-                path,
-                f"`{name}` must be {want.dtype} {want.shape}, got {got.dtype} "
-                f"{got.shape}",
-            )
-    arrays = [jnp.asarray(got) for got, _, _ in leaves]
-    params = jax.tree.unflatten(jax.tree.structure(template), arrays)
+        wanted = dict(_named(template))
+        flat = tensors.pop("pronunciations")
+        pronunciations = _unflatten(flat, len(config.phonemes))
+        leaves = _fitting(tensors, wanted)
+        weights = tuple(header["rank_weights"])
+        count = len(config.reader().opinions)
+        for weight in weights:
+            check("rank_weights", float, weight)
+        check_range("rank_weights", f"{count} numbers", weights, len(weights) == count)
+        figures = header["figures"]
+        check("figures", dict, figures)
+    params = jax.tree.unflatten(jax.tree.structure(template), leaves)
     return Model(config, params, pronunciations, weights, figures)
 
 
@@ -109,16 +122,43 @@ def load_state(folder: Path, config: Config) -> State:
     tensors, header = read(path)
     template = jax.eval_shape(lambda: init_state(0, config)[1:])
     shapes, tree = jax.tree.flatten(template)
-    leaves = [tensors.get(f"{i:03}") for i in range(len(shapes))]
-    for leaf, want in zip(leaves, shapes, strict=True):
-        if leaf is None or leaf.shape != want.shape or leaf.dtype != want.dtype:
-            raise _damaged(path, "its arrays are not those of this model")
-    restored = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in leaves])
-    return State(int(header["step"]), *restored)
+    with damage(path):
+        leaves = _fitting(tensors, {f"{i:03}": want for i, want in enumerate(shapes)})
+        step = header["step"]
+        check("step", int, step)
+        check_range("step", "at least 0", step, step >= 0)
+    return State(step, *jax.tree.unflatten(tree, leaves))
 
 
-def _config(name: str, fields: dict[str, Any]) -> Config:
-    return MODELS[name](**{**fields, "phonemes": tuple(fields["phonemes"])})
+def _config(header: dict[str, Any]) -> Config:
+    """The model's configuration, with which the rest of the header must agree."""
+    name, fields = header["model"], header["config"]
+    check("model", str, name)
+    check("config", dict, fields)
+    check("phonemes", list, fields["phonemes"])
+    config = make(config_class(name), {**fields, "phonemes": tuple(fields["phonemes"])})
+    same = header["alphabet"] == ALPHABET
+    check_range("alphabet", repr(ALPHABET), header["alphabet"], same)
+    check("spec", dict, header["spec"])
+    spec = ost.RNNSpec(**header["spec"])
+    check_range(
+        "spec", f"that of its weights, {config.spec}", spec, spec == config.spec
+    )
+    return config
+
+
+def _fitting(tensors: dict[str, np.ndarray], wanted: dict[str, Any]) -> list[jax.Array]:
+    """The arrays in the order of `wanted`; they must have its names and shapes."""
+    check_range(
+        "arrays", ", ".join(wanted), [*tensors], tensors.keys() == wanted.keys()
+    )
+    for name, want in wanted.items():
+        got = tensors[name]
+        fits = got.shape == want.shape and got.dtype == want.dtype
+        kind = f"{want.dtype} {want.shape}"
+        check_range(name, kind, f"{got.dtype} {got.shape}", fits)
+        check_range(name, "finite", "NaN or infinity", bool(np.isfinite(got).all()))
+    return [jnp.asarray(tensors[name]) for name in wanted]
 
 
 def _named(params: Params) -> list[tuple[str, Any]]:
@@ -133,7 +173,13 @@ def _flatten(pronunciations: Sequence[Sequence[int]]) -> np.ndarray:
     return np.array([p for q in pronunciations for p in (*q, 0)], np.uint8)
 
 
-def _unflatten(flat: np.ndarray) -> list[list[int]]:
+def _unflatten(flat: np.ndarray, most: int) -> list[list[int]]:
+    fits = flat.dtype == np.uint8 and flat.ndim == 1 and flat.size > 0
+    kind = f"{flat.dtype} {flat.shape}"
+    check_range("pronunciations", "uint8 in one row", kind, fits)
+    fits = flat[-1] == 0 and flat.max() <= most
+    wanted = f"numbers up to {most}, the last one 0"
+    check_range("pronunciations", wanted, flat.tolist(), bool(fits))
     ends = np.flatnonzero(flat == 0)
     return [part[part > 0].tolist() for part in np.split(flat, ends)[:-1]]
 
@@ -157,24 +203,44 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         G2PError: there is none, or it is damaged.
     """
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise G2PError(f"cannot read {path}: it is no file")
+        if status.st_size > (most := MOST_BYTES[path.name]):
+            size = f"{status.st_size:,} bytes, and at most {most:,} can be right"
+            raise G2PError(f"cannot read {path}: it is too large, of {size}")
         content = path.read_bytes()
     except FileNotFoundError:
         raise G2PError(f"there is no {path}; {FIRST} --out {path.parent}") from None
     except OSError as error:
         raise G2PError(f"cannot read {path}: {error.strerror}") from None
-    try:
+    with damage(path):
         tensors = load(content)
         (size,) = struct.unpack("<Q", content[:8])
         metadata = json.loads(content[8 : 8 + size])["__metadata__"]
+        got = metadata.get("format")
+        check_range("format", FORMAT, got, got == FORMAT)
+        same = metadata.get("checksum") == _checksum(tensors)
+        check_range("checksum", "that of its arrays", metadata.get("checksum"), same)
         header = json.loads(metadata["header"])
-    except (SafetensorError, KeyError, ValueError, struct.error) as error:
-        raise _damaged(path, str(error) or "it cannot be read") from None
-    if metadata.get("format") != FORMAT or not isinstance(header, dict):
-        raise _damaged(path, f"its format is not {FORMAT}")
-    if metadata.get("checksum") != _checksum(tensors):
-        raise _damaged(path, "its checksum is wrong")
+        check("header", dict, header)
     return tensors, header
 
 
-def _damaged(path: Path, detail: str) -> G2PError:
-    return G2PError(f"{path} is damaged or no file of this program: {detail}; {FIRST}")
+@contextmanager
+def damage(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with the content of a file into one line about the file.
+
+    Raises:
+        G2PError: instead of the errors that malformed content brings about.
+    """
+    try:
+        yield
+    except KeyError as error:
+        detail = f"it lacks {error}"
+    except MALFORMED as error:
+        detail = str(error)
+    else:
+        return
+    detail = textwrap.shorten(detail, 400) or "it cannot be read"
+    raise G2PError(f"{path} is damaged or no file of this program: {detail}; {FIRST}")

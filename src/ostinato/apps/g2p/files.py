@@ -6,6 +6,8 @@ from pathlib import Path
 
 from .errors import G2PError
 
+PART = ".part"  # what a file is called that is not whole yet ends so
+
 
 def write(path: Path, content: bytes) -> None:
     """Write a file beside its place, then put it there in one step.
@@ -14,7 +16,8 @@ def write(path: Path, content: bytes) -> None:
         G2PError: the file cannot be written.
     """
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        prefix = f".{path.name}."
+        handle, name = tempfile.mkstemp(PART, prefix, path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
@@ -30,13 +33,15 @@ def write(path: Path, content: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents.
+    """Create a folder and its parents, or remove what a crash left in it of a `write`.
 
     Raises:
         G2PError: it cannot be made, or a file is in its place.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for part in folder.glob(f".*{PART}"):
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise G2PError(f"cannot make the folder {folder}: {error.strerror}") from None
 

@@ -16,10 +16,15 @@ import ostinato as ost
 from ostinato import ragged
 
 from .batches import Batch, RaggedBatch
+from .fields import check_range, check_types
 from .ngram import NGram
 
 Params = Any  # a NamedTuple of arrays, perhaps of further NamedTuples
 Labels = tuple[int, ...]
+
+MOST_HIDDEN, MOST_LAYERS, MOST_FRAMES = 2**13, 64, 16
+MOST_PHONEMES = 255  # their numbers are stored as bytes
+MOST_PARAMS = 2**28  # a gibibyte of float32; training needs some eight
 
 
 class Candidate(NamedTuple):
@@ -32,7 +37,11 @@ class Candidate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A model's shape; hashable, so it is a static argument of jax.jit."""
+    """A model's shape; hashable, so it is a static argument of jax.jit.
+
+    Raises:
+        G2PError: a field is of another type or out of range.
+    """
 
     hidden_size: int
     num_layers: int
@@ -41,6 +50,32 @@ class Config:
     embedding_size: int = 64
 
     name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        most = dict(
+            hidden_size=MOST_HIDDEN,
+            num_layers=MOST_LAYERS,
+            embedding_size=MOST_HIDDEN,
+            frames=MOST_FRAMES,
+        )
+        for name in (field.name for field in dataclasses.fields(self)):
+            if name in most:
+                got, wanted = getattr(self, name), f"from 1 to {most[name]}"
+                check_range(name, wanted, got, 1 <= got <= most[name])
+        good = 0 <= self.dropout < 1
+        check_range("dropout", "at least 0 and below 1", self.dropout, good)
+        names = self.phonemes
+        good = 1 <= len(names) == len(set(names)) <= MOST_PHONEMES
+        good = good and all(
+            name.isprintable() and [name] == name.split() for name in names
+        )
+        wanted = f"from 1 to {MOST_PHONEMES} different names without spaces"
+        check_range("phonemes", wanted, names, good)
+        params = ost.num_params(self.spec)
+        check_range(
+            "parameters", f"at most {MOST_PARAMS}", params, params <= MOST_PARAMS
+        )
 
     @property
     def spec(self) -> ost.RNNSpec:

@@ -62,7 +62,12 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self.close()
+
+    def close(self) -> None:
+        """Remove the bar and show the cursor again."""
+        if self._live:
+            self._progress.stop()
 
     def say(self, text: str) -> None:
         """Print a line that stays."""

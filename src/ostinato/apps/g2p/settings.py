@@ -1,15 +1,17 @@
 """What a run is told, and what it chooses by itself from the time it has."""
 
 import dataclasses
-import math
 from typing import Any
 
-from .errors import G2PError
+from .fields import check_range, check_types
+from .model import MOST_HIDDEN, MOST_LAYERS
 from .models import config_class
 
 SHORT_MINUTES = 6.0  # up to here a small model learns more than a large one
 DEFAULT_MINUTES = 30.0
 DEFAULT_MODEL = "ctc"
+MOST_WORDS, MOST_BUCKETS = 2**16, 64  # in a batch, and of its sizes
+MOST_SEED = 2**31 - 2  # one more is used, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,17 +31,26 @@ class Settings:
     ragged: bool = False
 
     def __post_init__(self) -> None:
+        check_types(self)
         config_class(self.model)
-        for name in ("hidden", "layers", "batch", "buckets"):
-            _check(name, "at least 1", getattr(self, name), getattr(self, name) >= 1)
-        _check("seed", "at least 0", self.seed, self.seed >= 0)
-        _check("lr", "a number above 0", self.lr, 0 < self.lr < math.inf)
-        _check("dropout", "at least 0 and below 1", self.dropout, 0 <= self.dropout < 1)
+        for name, most in (
+            ("hidden", MOST_HIDDEN),
+            ("layers", MOST_LAYERS),
+            ("batch", MOST_WORDS),
+            ("buckets", MOST_BUCKETS),
+        ):
+            got = getattr(self, name)
+            check_range(name, "at least 1", got, got >= 1)
+            check_range(name, f"at most {most}", got, got <= most)
+        check_range("seed", "at least 0", self.seed, self.seed >= 0)
+        check_range("seed", f"at most {MOST_SEED}", self.seed, self.seed <= MOST_SEED)
+        check_range("lr", "a number above 0", self.lr, self.lr > 0)
+        good = 0 <= self.dropout < 1
+        check_range("dropout", "at least 0 and below 1", self.dropout, good)
         if self.minutes is not None:
-            good = 0 < self.minutes < math.inf
-            _check("minutes", "a number above 0", self.minutes, good)
+            check_range("minutes", "a number above 0", self.minutes, self.minutes > 0)
         if self.epochs is not None:
-            _check("epochs", "at least 1", self.epochs, self.epochs >= 1)
+            check_range("epochs", "at least 1", self.epochs, self.epochs >= 1)
 
     def describe(self) -> str:
         """One line for the user."""
@@ -95,8 +106,3 @@ LONG: dict[str, dict[str, Any]] = {
         seed=0, hidden=192, layers=3, batch=128, lr=3e-3, dropout=0.15, buckets=8
     ),
 }
-
-
-def _check(name: str, wanted: str, got: object, good: bool) -> None:
-    if not good:
-        raise G2PError(f"`{name}` must be {wanted}, got {got}")

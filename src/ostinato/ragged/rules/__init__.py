@@ -4,8 +4,11 @@ from . import associative as associative
 from . import calls as calls
 from . import control as control
 from . import custom as custom
+from . import debug as debug
 from . import elementwise as elementwise
+from . import errors as errors
 from . import indexing as indexing
+from . import leading as leading
 from . import linalg as linalg
 from . import pieces as pieces
 from . import products as products

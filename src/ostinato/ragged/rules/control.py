@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Literal
 
 from ..._compat import scan_counts
 from ..._typing import Array
@@ -21,6 +21,7 @@ from ..layouts import Flat, Packing, Padded, Shared, Value, with_array
 from ..registry import register
 from ..segments import along
 from ..sizes import is_symbolic
+from ..subset import among
 from . import lanes, lockstep
 from .lanes import Scan
 
@@ -46,7 +47,13 @@ def _scan(
     consts = values[:num_consts]
     init = values[num_consts : num_consts + num_carry]
     xs = values[num_consts + num_carry :]
-    if not is_symbolic(length):
+    return _run_scan(ctx, scan, consts, init, xs)
+
+
+def _run_scan(
+    ctx: Context, scan: Scan, consts: _Values, init: _Values, xs: _Values
+) -> list[Value]:
+    if not is_symbolic(scan.length):
         return _over_fixed_axis(ctx, scan, consts, init, xs)
     number = lanes.choose(ctx, scan, consts)
     if number is None:
@@ -122,12 +129,17 @@ def _while(
     of_condition = values[:cond_nconsts]
     of_body = values[cond_nconsts : cond_nconsts + body_nconsts]
     init = values[cond_nconsts + body_nconsts :]
+    turns = _turns(cond_jaxpr.jaxpr, body_jaxpr.jaxpr, body_nconsts, init)
+    if turns is not None:  # as a scan it has a gradient
+        scan = Scan(body_jaxpr, len(init), turns, False, 1, ctx.out_shapes(eqn))
+        return _run_scan(ctx, scan, of_body, init, [])
 
     def goes_on(carry: _Values) -> list[Value]:
         return ctx.nested().evaluate(cond_jaxpr, [*of_condition, *carry])
 
-    def body(carry: _Values) -> list[Value]:
-        return ctx.nested().evaluate(body_jaxpr, [*of_body, *carry])
+    def body(carry: _Values, going: Array | None = None) -> list[Value]:
+        inner = ctx.nested() if going is None else among(ctx, going)
+        return inner.evaluate(body_jaxpr, [*of_body, *carry])
 
     init = _settle(ctx, init, lambda carry: _kinds(body, carry))
     together = isinstance(_kinds(goes_on, init).values[0], Shared)
@@ -147,7 +159,7 @@ def _while(
         going, arrays = state
         old = packing.unpack(arrays)
         inner = ctx.nested()
-        new = _like(inner, packing, body(old))
+        new = _like(inner, packing, body(old, None if together else going))
         if not together:
             new = [select(inner, going, a, b) for a, b in zip(new, old, strict=True)]
         arrays = [v.x for v in new]
@@ -159,6 +171,31 @@ def _while(
     return packing.unpack(arrays)
 
 
+def _turns(condition: Any, body: Any, num_consts: int, init: _Values) -> Any:
+    """How many turns a loop has that counts to a size, as `fori_loop(0, n, ..)` does.
+
+    Its state begins with the count and the number to stop at. None for other loops.
+    """
+    if len(init) < 2 or len(condition.eqns) != 1:
+        return None
+    (test,), (count, stop) = condition.eqns, body.invars[num_consts:][:2]
+    if test.primitive.name != "lt" or condition.outvars != test.outvars:
+        return None
+    if list(test.invars) != condition.invars[:2] or body.outvars[1] is not stop:
+        return None
+    steps = [eqn for eqn in body.eqns if eqn.outvars[0] is body.outvars[0]]
+    if not steps or steps[0].primitive.name != "add":
+        return None
+    other = [a for a in steps[0].invars if a is not count]
+    if len(other) != 1 or not isinstance(other[0], Literal) or other[0].val != 1:
+        return None
+    first, last = (None if isinstance(v, Flat) else v.number for v in init[:2])
+    if first is None or last is None:
+        return None
+    turns = last - first
+    return turns if is_symbolic(turns) else max(int(turns), 0)
+
+
 # -------------------------------------------------------------------------------- cond
 
 
@@ -168,7 +205,11 @@ def _cond(
 ) -> list[Value]:
     """One branch if all examples take the same; else all, and each example its own."""
     if not isinstance(index, Shared):
-        results = [ctx.evaluate(branch, values) for branch in branches]
+        takes = ctx.to_padded(index).x.astype(jnp.int32)  # of two, it is a bool
+        results = [
+            among(ctx, takes == i).evaluate(branch, values)
+            for i, branch in enumerate(branches)
+        ]
         return [_choose(ctx, index, cases) for cases in zip(*results, strict=True)]
     packing, found = Packing.of(values), []
 

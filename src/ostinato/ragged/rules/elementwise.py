@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rs
 select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
 stop_gradient sub tan tanh xor zeta
 """.split()
+_SAME_NUMBER = {"convert_element_type", "copy", "copy_p", "stop_gradient"}
 
 
 @register(*_NAMES)
@@ -48,7 +50,10 @@ def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value
             v if isinstance(atom, Literal) else _whole(ctx, v, shape, values)
             for v, atom in zip(values, eqn.invars, strict=True)
         )
-    return filled_as(ctx.unsized(bind, values, shape), *given)
+    result = filled_as(ctx.unsized(bind, values, shape), *given)
+    if eqn.primitive.name in _SAME_NUMBER and not isinstance(given[0], Flat):
+        return dataclasses.replace(result, number=given[0].number)
+    return result
 
 
 def _whole(
@@ -63,7 +68,7 @@ def _whole(
     full = ctx.at_max(shape)
     if all(isinstance(v, Shared) for v in values):
         return Shared(jnp.broadcast_to(value.x, full), shape)
-    x = ctx.to_padded(value).x
+    x = ctx.to_padded(ctx.of_seen(value, [shape])).x
     x = x.reshape(ctx.batch, *[1] * (len(full) - x.ndim + 1), *x.shape[1:])
     return Padded(jnp.broadcast_to(x, (ctx.batch, *full)), shape)
 
@@ -109,7 +114,17 @@ def _dim_as_value(ctx: Context, eqn: JaxprEqn, *, dim: Any) -> Value:
     aval: Any = eqn.outvars[0].aval
     size = evaluate(dim, ctx.symbols.values)
     size = jnp.broadcast_to(jnp.asarray(size, aval.dtype), (ctx.batch,))
-    return Padded(size, ())
+    return Padded(size, (), number=dim)
+
+
+@register("sharding_constraint")
+def _constrain(ctx: Context, eqn: JaxprEqn, x: Value, **params: Any) -> Value:
+    """Rows are laid out as the ragged axis is asked to be."""
+    (shape,) = ctx.out_shapes(eqn)
+    if isinstance(x, Flat):
+        return Flat(eqn.primitive.bind(x.x, **params), shape, x.axis)
+    constrained = ctx.unsized(lambda a: eqn.primitive.bind(a, **params), [x], shape)
+    return filled_as(constrained, x)
 
 
 @register("device_put", "optimization_barrier")

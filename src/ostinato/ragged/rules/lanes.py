@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._rnn.sharding import make_varying
 from ..._typing import Array
 from ..context import Context
 from ..layouts import Flat, Padded, Shared, Value, ragged_axes
@@ -76,6 +77,11 @@ class _Plan(NamedTuple):
     position: Array
     begins: Array
     steps: Array
+
+    def going(self, ctx: Context) -> Array:
+        """Where there is a row of an example that is going, bool `[S, K]`."""
+        there = self.in_slots.valid.reshape(self.example.shape)
+        return there if ctx.going is None else there & ctx.going[self.example]
 
 
 def choose(ctx: Context, scan: Scan, consts: Sequence[Value]) -> int | None:
@@ -154,8 +160,9 @@ def _deal(lengths: Array, lanes: int) -> tuple[Array, Array, Array]:
         more = jnp.concatenate([loads[:each] + given, loads[each:]])
         return (more, lane), (lane[:each], loads[:each])
 
-    none = jnp.zeros(lanes, jnp.int32), positions(lanes)
-    (loads, _), (lane, first) = lax.scan(turn, none, turns)
+    none = [jnp.zeros(lanes, jnp.int32), positions(lanes)]
+    loads, lane, _ = make_varying([*none, lengths])
+    (loads, _), (lane, first) = lax.scan(turn, (loads, lane), turns)
     return loads, lane.reshape(-1)[: len(lengths)], first.reshape(-1)[: len(lengths)]
 
 
@@ -180,6 +187,7 @@ def run(
     given = {
         "symbols": {k: v[plan.example] for k, v in ctx.symbols.values.items()},
         "begins": plan.begins,
+        "going": plan.going(ctx),
         "consts": list(map(of_slots, consts)),
         "init": list(map(of_slots, init)),
         "x": [_rows(plan, v) for v in xs],
@@ -187,6 +195,7 @@ def run(
 
     def step(carry: list[Array], at: dict[str, Any]) -> tuple[list[Array], Any]:
         inner = of_sizes(ctx, lanes, at["symbols"])
+        inner.going = at["going"]
         starts = map(_at_slot, init, at["init"])
         carried = []
         for s, c in zip(starts, carry, strict=True):
@@ -238,7 +247,8 @@ def _run_needed(
     run = jax.checkpoint(chunk, prevent_cse=False)
 
     def skip(carry: list[Array], at: Any) -> tuple[list[Array], list[Array]]:
-        return carry, [jnp.zeros(s.shape, s.dtype) for s in shapes]
+        zeros = [jnp.zeros(s.shape, s.dtype) for s in shapes]
+        return carry, make_varying([*zeros, *carry])[: len(zeros)]
 
     def run_if_needed(carry: list[Array], at: Any) -> tuple[list[Array], list[Array]]:
         if needed is None:

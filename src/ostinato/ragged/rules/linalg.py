@@ -14,7 +14,8 @@ from ..._typing import Array
 from ..context import Context, Sizes
 from ..layouts import Padded, Value, ragged_axes
 from ..registry import Refuse, register
-from ..sizes import is_symbolic
+from ..sizes import is_symbolic, symbolic_axes
+from .leading import over_leading
 
 
 def _bordered(own: Sizes, a: Array, dim: Any) -> Array:
@@ -26,18 +27,19 @@ def _bordered(own: Sizes, a: Array, dim: Any) -> Array:
 
 
 @register("cholesky", "lu")
-def _factor(ctx: Context, eqn: JaxprEqn, a: Value, **params: Any) -> list[Value]:
+def _factor(ctx: Context, eqn: JaxprEqn, a: Value, **params: Any) -> Sequence[Value]:
     """The factors of a bordered matrix are those of the matrix, bordered."""
     *_, rows, dim = a.shape
-    ragged = is_symbolic(rows) or is_symbolic(dim)
-    if ragged and rows != dim:
+    if not symbolic_axes((rows, dim)):
+        return over_leading(ctx, eqn, [a], [2], params)
+    if rows != dim:
         raise Refuse("a matrix whose size depends on the example must be square")
 
     def factor(own: Sizes, a: Array) -> list[Array]:
         results = eqn.primitive.bind(_bordered(own, a, dim), **params)
         return results if eqn.primitive.multiple_results else [results]
 
-    return ctx.batched(factor, [a], ctx.out_shapes(eqn), sized=ragged)
+    return ctx.batched(factor, [a], ctx.out_shapes(eqn))
 
 
 def is_determinant(eqn: JaxprEqn) -> bool:
@@ -59,8 +61,10 @@ def determinant(ctx: Context, eqn: JaxprEqn, a: Value) -> list[Value]:
 @register("triangular_solve")
 def _triangular_solve(
     ctx: Context, eqn: JaxprEqn, a: Value, b: Value, **params: Any
-) -> list[Value]:
+) -> Sequence[Value]:
     dim = a.shape[-1]
+    if not symbolic_axes((*a.shape[-2:], *b.shape[-2:])):
+        return over_leading(ctx, eqn, [a, b], [2, 2], params)
 
     def solve(own: Sizes, a: Array, b: Array) -> list[Array]:
         return [eqn.primitive.bind(_bordered(own, a, dim), b, **params)]

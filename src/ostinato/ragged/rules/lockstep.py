@@ -2,7 +2,8 @@
 
 As many steps as the longest example has. One that is done starts over at its first step
 and keeps its state: what the body computes there is something it has computed before,
-so no NaN comes from it, neither forward nor backward.
+so no NaN comes from it, neither forward nor backward. One that has no step at all runs
+on the values of another example.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..context import Context
 from ..layouts import Flat, Padded, Shared, Value
 from ..segments import along, positions
 from ..sizes import symbolic_axes
-from ..subset import nested
+from ..subset import StandIns, among
 from .lanes import Scan
 
 
@@ -31,19 +32,22 @@ def run(
 ) -> list[Value]:
     """All results of `scan`, of all examples."""
     lengths = ctx.lengths(scan.length)
+    batch = StandIns.of(ctx, lengths > 0)
+    lengths = lengths[batch.example]
     t = positions(ctx.max(scan.length))[:, None]
-    valid = t < lengths[None]
+    valid = (t < lengths[None]) & batch.busy[None]
     first = jnp.maximum(lengths - 1, 0)[None] if scan.reverse else 0
     position = jnp.where(valid, t, first)
     # Rows that every step needs whole are padded once, before the loop.
-    consts = [ctx.to_padded(v) if isinstance(v, Flat) else v for v in consts]
-    starts = [ctx.to_padded(v) for v in init]
+    consts = list(map(batch, consts))
+    before = [ctx.to_padded(v) for v in init]
+    starts = list(map(batch, before))
 
     def step(
         carry: list[Array], at: tuple[Array, list[Array]]
     ) -> tuple[list[Array], list[Array]]:
         going, x = at
-        inner = nested(ctx, tiers=None, prefers_rows=False)
+        inner = among(batch.context, going)
         states = [
             Padded(_select(going, c, s.x), s.shape)
             for c, s in zip(carry, starts, strict=True)
@@ -59,25 +63,27 @@ def run(
 
     carry, ys = lax.scan(
         step,
-        [v.x for v in starts],
-        (valid, [_time_first(ctx, v, position) for v in xs]),
+        [v.x for v in before],
+        (valid, [_time_first(batch, v, position) for v in xs]),
         reverse=scan.reverse,
         unroll=scan.unroll,
     )
-    states = [Padded(c, v.shape) for c, v in zip(carry, starts, strict=True)]
+    states = [Padded(c, v.shape) for c, v in zip(carry, before, strict=True)]
     shapes = scan.shapes[scan.num_carry :]
     return states + [_output(ctx, *pair) for pair in zip(ys, shapes, strict=True)]
 
 
-def _time_first(ctx: Context, value: Value, position: Array) -> Array:
+def _time_first(batch: StandIns, value: Value, position: Array) -> Array:
     """`[T, batch, ...]`, at each step the row `position`, `[T, batch]`."""
+    ctx = batch.around
     if isinstance(value, Shared):
-        return jnp.take(value.x, position, 0)
+        return batch.own(jnp.take(value.x, position, 0), 1)
     if isinstance(value, Padded):
-        return value.x[jnp.arange(ctx.batch)[None], position]
+        return batch.own(value.x[batch.example[None], position], 1)
     segments = ctx.segments(value.dim)
-    rows = jnp.minimum(segments.offsets[None] + position, segments.last)
-    return jnp.take(value.x, rows, 0)
+    first = segments.offsets[batch.example][None]
+    rows = jnp.minimum(first + position, segments.last)
+    return batch.own(jnp.take(value.x, rows, 0), 1)
 
 
 def _select(condition: Array, a: Array, b: Array) -> Array:

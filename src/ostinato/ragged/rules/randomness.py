@@ -65,7 +65,7 @@ def _bits(
         place = jnp.zeros((), jnp.int32)
         for axis, dim in enumerate(shape):
             place = place * own(dim) + along(positions(most[axis]), axis, len(shape))
-        return [jnp.take(bits, place, mode="clip")]
+        return [jnp.take(bits, place, axis=-1, mode="clip")]
 
     (result,) = ctx.batched(draw, [keys], [full])
     return result

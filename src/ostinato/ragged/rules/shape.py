@@ -10,9 +10,10 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
-from ..context import Context
+from ..context import Context, Sizes
 from ..layouts import Flat, Padded, Shared, Value, filled_as, ragged_axes, shape_text
 from ..registry import Refuse, register
+from ..segments import along, positions
 from ..sizes import symbolic_axes
 
 
@@ -123,16 +124,26 @@ def _unstack(ctx: Context, eqn: JaxprEqn, x: Value, *, axis: int) -> list[Value]
 @register("reshape")
 def _reshape(ctx: Context, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     shape = _only(ctx, eqn)
+    full = ctx.at_max(shape)
+    if 0 in full:
+        return ctx.unsized(lambda a: a.reshape(full), [x], shape)
     groups = _groups(x.shape, shape)
-    if not all(_stay_in_order(*group) for group in groups):
+    if not all(_same_size(*group) for group in groups):
         raise Refuse(
-            f"a reshape from {shape_text(x.shape)} to {shape_text(shape)} must leave "
-            "each axis of different sizes whole, or merge it with what follows it, or "
-            "split it into sizes that divide it for every example"
+            f"a reshape from {shape_text(x.shape)} to {shape_text(shape)} must have as "
+            "many elements before as after for every example; say what divides a size "
+            "by `constraints`"
         )
-    if isinstance(x, Flat):
+    in_order = all(_stay_in_order(*group) for group in groups)
+    if in_order and isinstance(x, Flat):
         return _reshape_rows(ctx, x, shape, groups)
-    return ctx.unsized(lambda a: a.reshape(ctx.at_max(shape)), [x], shape)
+    # Where a size is halved, that of the padding may be odd.
+    if in_order and math.prod(ctx.at_max(x.shape)) == math.prod(full):
+        return ctx.unsized(lambda a: a.reshape(full), [x], shape)
+    result = _reordered(ctx, x, shape, groups)
+    if isinstance(x, Flat) and len(symbolic_axes(shape)) == 1:
+        return ctx.to_flat(result)
+    return result
 
 
 Group = tuple[tuple[Any, ...], tuple[Any, ...]]
@@ -156,6 +167,10 @@ def _groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> list[Group]:
     return [(old[i:k], new[j:m]) for (i, j), (k, m) in pairs]
 
 
+def _same_size(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
+    return math.prod(old) == math.prod(new)
+
+
 def _stay_in_order(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
     """Whether an example's elements come first in the padded array before and after."""
     before, after = symbolic_axes(old), symbolic_axes(new)
@@ -163,9 +178,56 @@ def _stay_in_order(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
         return True
     return (
         len(before) == len(after) == 1
-        and math.prod(old) == math.prod(new)
         and math.prod(old[: before[0]]) == math.prod(new[: after[0]]) == 1
     )
+
+
+def _reordered(
+    ctx: Context, x: Value, shape: tuple[Any, ...], groups: list[Group]
+) -> Value:
+    """Each element from its place in the padded array before to that after."""
+
+    def take(own: Sizes, a: Array) -> list[Array]:
+        done = 0
+        for old, new in groups:
+            before, after = ctx.at_max(old), ctx.at_max(new)
+            ahead, rest = a.shape[:done], a.shape[done + len(old) :]
+            a = a.reshape(*ahead, math.prod(before), *rest)
+            if symbolic_axes(old) or symbolic_axes(new):
+                place = _places(own, before, old, after, new)
+                a = jnp.take(a, place, done, mode="clip")
+            a = a.reshape(*ahead, *after, *rest)
+            done += len(new)
+        return [a]
+
+    (result,) = ctx.batched(take, [x], [shape])
+    return filled_as(result, x)
+
+
+def _places(
+    own: Sizes,
+    before: tuple[int, ...],
+    old: tuple[Any, ...],
+    after: tuple[int, ...],
+    new: tuple[Any, ...],
+) -> Array:
+    """For each element of a group of axes after a reshape where it was before.
+
+    Past the end of the example, on any axis, stands a copy of its last element there.
+    """
+    number = jnp.zeros((1,) * len(after), jnp.int32)  # in the example, row by row
+    for axis, (most, dim) in enumerate(zip(after, new, strict=True)):
+        size = jnp.maximum(own(dim), 1)
+        position = jnp.minimum(positions(most), size - 1)
+        number = number * size + along(position, axis, len(after))
+    number = number.reshape(-1)
+    place, stride = jnp.zeros_like(number), 1
+    for most, dim in zip(reversed(before), reversed(old), strict=True):
+        size = jnp.maximum(own(dim), 1)
+        place += number % size * stride
+        number //= size
+        stride *= most
+    return place
 
 
 def _reshape_rows(

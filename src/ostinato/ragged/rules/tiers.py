@@ -15,7 +15,6 @@ from jax.extend.core import JaxprEqn
 
 from ... import _checks
 from ..._typing import Array
-from ..constant import constant
 from ..context import Context
 from ..layouts import Flat, Packing, Padded, Shared, Value, ragged_axes
 from ..moves import Places, move
@@ -23,7 +22,7 @@ from ..regions import Region, region_p
 from ..registry import register
 from ..segments import descending, positions
 from ..sizes import symbolic_axes, symbols
-from ..subset import nested, of_sizes
+from ..subset import differentiable_if, nested, of_sizes
 from ..tiers import Tiers, always_fit, fit
 
 
@@ -44,7 +43,8 @@ def _region(ctx: Context, eqn: JaxprEqn, *values: Value, region: Region) -> list
     packing, fits = Packing.of(values), batch.fits()
 
     # Where the lengths do not fit, examples in tiers are cut: nothing comes of them.
-    results = batch.run(region, [_differentiable_if(fits, v) for v in values])
+    constants = [dataclasses.replace(v, x=differentiable_if(fits, v.x)) for v in values]
+    results = batch.run(region, constants)
 
     # What it would save for its gradient would be zeros wherever the lengths fit.
     @jax.checkpoint
@@ -61,13 +61,6 @@ def _region(ctx: Context, eqn: JaxprEqn, *values: Value, region: Region) -> list
         [v.x for v in values],
     )
     return Packing.of(results).unpack(arrays)
-
-
-def _differentiable_if(condition: Array, value: Value) -> Value:
-    if not jnp.issubdtype(value.x.dtype, jnp.inexact):
-        return value
-    x = jnp.where(condition, value.x, constant(value.x))
-    return dataclasses.replace(value, x=x)
 
 
 def _tiered_symbol(ctx: Context, region: Region) -> str | None:
@@ -104,6 +97,9 @@ class _Tiered:
             of_sizes(ctx, count, {k: v[part] for k, v in values.items()}, {name: high})
             for part, (count, high) in zip(self._parts(), tiers, strict=True)
         ]
+        if ctx.going is not None:
+            for inner, part in zip(self.contexts, self._parts(), strict=True):
+                inner.going = self._sort(ctx.going)[part]
         everywhere = jnp.ones(ctx.batch, bool)
         self.sorted = Places(self.order, everywhere)
         self.unsorted = Places(self.place, everywhere)

@@ -1,0 +1,90 @@
+"""Values that come from outside, such as a file, held against declared types."""
+
+import dataclasses
+import math
+from reprlib import repr as short
+from types import GenericAlias, NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from .errors import G2PError
+
+
+def check_types(record: Any) -> None:
+    """Hold the fields of a dataclass or NamedTuple against their declared types.
+
+    An integer counts as a float, a float must be finite, and a bool is no number.
+
+    Raises:
+        G2PError: a field has another type; names it.
+    """
+    for name, kind in get_type_hints(type(record)).items():
+        if name in _names(record):
+            check(name, kind, getattr(record, name))
+
+
+def check(name: str, kind: Any, value: object) -> None:
+    """Hold one value against a type: a class, a union of them, or ``tuple[str, ...]``.
+
+    Raises:
+        G2PError: it is of another type.
+    """
+    single = isinstance(kind, type | GenericAlias)
+    kinds = (kind,) if single else get_args(kind)
+    if not any(_is(value, one) for one in kinds):
+        wanted = " or ".join(_WORDS.get(one, str(one)) for one in kinds)
+        raise G2PError(f"`{name}` must be {wanted}, got {short(value)}")
+
+
+def check_range(name: str, wanted: str, got: object, good: bool) -> None:
+    """Raise G2PError that says what was wanted, unless `good`."""
+    if not good:
+        raise G2PError(f"`{name}` must be {wanted}, got {short(got)}")
+
+
+def make(kind: Any, values: Any) -> Any:
+    """Make a dataclass or NamedTuple of a mapping or a sequence, and check its types.
+
+    Raises:
+        G2PError: there are other fields, or of other types.
+    """
+    try:
+        made = kind(**values) if isinstance(values, dict) else kind(*values)
+    except TypeError:
+        wanted = ", ".join(_names(kind))
+        got = short(values)
+        raise G2PError(f"`{kind.__name__}` must have {wanted}, got {got}") from None
+    check_types(made)
+    return made
+
+
+_WORDS = {
+    NoneType: "none",
+    bool: "true or false",
+    dict: "a mapping",
+    float: "a finite number",
+    int: "an integer",
+    list: "a list",
+    str: "a text",
+    tuple[str, ...]: "texts",
+}
+
+
+def _names(record: Any) -> list[str]:
+    if dataclasses.is_dataclass(record):
+        return [field.name for field in dataclasses.fields(record)]
+    return list(record._fields)
+
+
+def _is(value: object, kind: Any) -> bool:
+    if kind == tuple[str, ...]:
+        return type(value) is tuple and all(type(one) is str for one in value)
+    if kind is float:
+        return type(value) in (int, float) and _finite(value)
+    return type(value) is (get_origin(kind) or kind)
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False

@@ -1,0 +1,99 @@
+"""Checks at run time, as `equinox.error_if` makes them.
+
+It asks whether anything is wrong in any example, past all `vmap`s, by primitives of its
+own, and raises from a callback under that condition. What is no row of an example must
+not be asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import JaxprEqn
+
+from ..._typing import Array
+from ..context import Context
+from ..fill import lowest
+from ..layouts import Flat, Padded, Shared, Value, ragged_axes
+from ..registry import Refuse, register
+from ..segments import along
+from ..sizes import symbolic_axes
+
+_IDENTITY = {
+    "unvmap_any": lambda _: False,
+    "unvmap_all": lambda _: True,
+    "unvmap_max": lowest,
+}
+
+
+@register(*_IDENTITY)
+def _of_all_examples(ctx: Context, eqn: JaxprEqn, x: Value) -> Value:
+    """Of all elements of all examples one answer, which all share."""
+    if isinstance(x, Shared) and not ragged_axes(x):
+        return Shared(eqn.primitive.bind(x.x), ())
+    other = jnp.asarray(_IDENTITY[eqn.primitive.name](x.x.dtype), x.x.dtype)
+    return Shared(eqn.primitive.bind(jnp.where(_there(ctx, x), x.x, other)), ())
+
+
+def _there(ctx: Context, x: Value) -> Array:
+    """Where an array has elements of complete examples, in a shape that broadcasts."""
+    complete, ndim = ctx.complete(), x.x.ndim
+    if isinstance(x, Flat):
+        there = ctx.tail(x.dim).valid
+        if complete is not None:
+            there &= jnp.take(complete, ctx.segments(x.dim).ids)
+        return along(there, x.axis, ndim)
+    there = jnp.ones((1,) * ndim, bool)
+    if isinstance(x, Shared):  # the beginning of it is the longest example's
+        for axis in ragged_axes(x):
+            size = jnp.max(ctx.lengths(x.shape[axis]))
+            place = jnp.arange(x.x.shape[axis], dtype=jnp.int32)
+            there &= along(place < size, axis, ndim)
+        return there
+    if complete is not None:
+        there &= along(complete, 0, ndim)
+    for axis in ragged_axes(x):
+        there &= ctx.mask(x.x, axis, x.shape[axis])
+    return there
+
+
+@register("pure_callback")
+def _callback(
+    ctx: Context,
+    eqn: JaxprEqn,
+    *values: Value,
+    callback: Any,
+    result_avals: Any,
+    **params: Any,
+) -> list[Value]:
+    shapes = ctx.out_shapes(eqn)
+    function = getattr(callback, "callback_func", None)
+    raises = getattr(function, "__module__", None) == "equinox._errors"
+    if not any(symbolic_axes(s) for s in (*shapes, *(v.shape for v in values))):
+        bind = eqn.primitive.bind
+        params |= {"callback": callback, "result_avals": result_avals}
+        return ctx.batched(
+            lambda _, *arrays: bind(*arrays, **params), values, shapes, sized=False
+        )
+    if not raises:
+        raise Refuse("a callback cannot take or give axes of different sizes")
+    # It gives nothing, or NaN in whatever shape is asked for.
+    axes = [symbolic_axes(shape) for shape in shapes]
+    structs = [
+        jax.ShapeDtypeStruct(
+            ctx.flat_shape(shape, a[0])
+            if len(a) == 1
+            else (ctx.batch, *ctx.at_max(shape)),
+            aval.dtype,
+        )
+        for shape, a, aval in zip(shapes, axes, result_avals, strict=True)
+    ]
+    arrays = jax.pure_callback(
+        lambda *arrays: list(callback(*arrays)), structs, *(v.x for v in values)
+    )
+    return [
+        Flat(x, shape, a[0]) if len(a) == 1 else Padded(x, shape)
+        for x, shape, a in zip(arrays, shapes, axes, strict=True)
+    ]

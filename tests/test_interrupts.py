@@ -1,0 +1,103 @@
+"""SIGINT and SIGTERM at chosen moments; `interrupt_tries.py` does it at random ones."""
+
+import signal
+import subprocess
+import sys
+
+import g2p_command
+import pytest
+from g2p_words import plain_jax  # noqa: F401
+
+from ostinato.apps.g2p import checkpoint, files
+from ostinato.apps.g2p.errors import G2PError
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    return g2p_command.make_packages(tmp_path_factory.mktemp("packages"))
+
+
+def interrupt(process, marker, number):
+    """Send a signal when a line has the marker; return the code and the output."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if marker in line:
+            break
+    else:
+        pytest.fail(f"no {marker!r} in {lines}")
+    process.send_signal(number)
+    assert g2p_command.wait(process, g2p_command.ENDS) is not None
+    text = "".join(lines) + process.communicate()[0]
+    assert not [word for word in g2p_command.BAD if word in text], text
+    return process.returncode, text
+
+
+def whole_files(folder):
+    """Names in the folder of a run, none of them of a half-written file."""
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    assert not [name for name in names if name.endswith(files.PART)]
+    return names
+
+
+def test_while_modules_are_imported(packages, tmp_path):
+    run = g2p_command.start(packages, tmp_path / "out", python=("-X", "importtime"))
+    code, _ = interrupt(run, " jax.nn", signal.SIGINT)
+    assert code == 130 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["init", "_gradient"])
+def test_while_the_first_functions_are_compiled(packages, tmp_path, name):
+    run = g2p_command.start(packages, tmp_path, JAX_LOG_COMPILES="1")
+    code, text = interrupt(run, f"Compiling jit({name})", signal.SIGTERM)
+    assert code == 143 and "interrupted before anything was learned" in text
+    assert whole_files(tmp_path) == set()
+
+
+def test_before_the_first_evaluation(packages, tmp_path):
+    run = g2p_command.start(packages, tmp_path, JAX_LOG_COMPILES="1")
+    code, text = interrupt(run, "Compiling jit(_log_probs)", signal.SIGINT)
+    assert code == 130 and "go on with --resume" in text
+    assert checkpoint.load_header(tmp_path)["step"] == 15
+    assert checkpoint.load_model(tmp_path).figures["best"] is None
+
+
+def test_between_updates(packages, tmp_path):
+    run = g2p_command.start(packages, tmp_path, "--epochs", "1000")
+    code, text = interrupt(run, "epoch  2.0", signal.SIGTERM)
+    assert code == 143 and "go on with --resume" in text
+    step = checkpoint.load_header(tmp_path)["step"]
+    assert step >= 30
+    assert checkpoint.load_model(tmp_path).figures["best"]["updates"] <= step
+    assert "learning_curve.png" in whole_files(tmp_path)
+
+
+def test_while_files_are_written(tmp_path):
+    packages = g2p_command.make_packages(tmp_path / "packages", fsync_seconds=0.2)
+    run = g2p_command.start(packages, tmp_path / "out")
+    code, text = interrupt(run, "writing", signal.SIGTERM)
+    assert code == 143 and "go on with --resume" in text
+    assert checkpoint.load_header(tmp_path / "out")["step"] == 15
+    whole_files(tmp_path / "out")
+
+
+def test_while_a_disk_does_not_answer(tmp_path):
+    packages = g2p_command.make_packages(tmp_path / "packages", fsync_seconds=60)
+    out = tmp_path / "out"
+    code, _ = interrupt(g2p_command.start(packages, out), "writing", signal.SIGINT)
+    assert code == 130
+    with pytest.raises(G2PError, match="there is no"):
+        checkpoint.load_model(out)
+    assert len(list(out.iterdir())) == 1  # what was not whole yet
+    files.make_folder(out)
+    assert not list(out.iterdir())
+
+
+def test_other_programs_keep_their_signals():
+    code = (
+        "import signal; before = [signal.getsignal(n) for n in (2, 15)]; "
+        "import ostinato, threading; "
+        "assert before == [signal.getsignal(n) for n in (2, 15)]; "
+        "assert signal.set_wakeup_fd(-1) == -1 and threading.active_count() == 1"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
