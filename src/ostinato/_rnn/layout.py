@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from .. import _checks
 from .._typing import Array
 from .cell import LayerWeights
+from .modes import MODES
 from .spec import RNNSpec, check_spec
 
 _MATRICES = ("w_ih", "w_hh", "w_hr")
@@ -41,6 +42,12 @@ def param_shapes(spec: RNNSpec) -> list[LayerWeights]:
         )
         shapes += [weights] * spec.num_directions
     return shapes
+
+
+def gate_rows(spec: RNNSpec, gate: str) -> slice:
+    """Return where the rows of a gate are in `w_ih`, `w_hh` and the biases."""
+    start = MODES[spec.mode].gates.index(gate) * spec.hidden_size
+    return slice(start, start + spec.hidden_size)
 
 
 def num_params(spec: RNNSpec) -> int:
