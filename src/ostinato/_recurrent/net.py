@@ -13,7 +13,7 @@ from jax import lax
 from .. import _padding
 from .._padding import select
 from .._segments import near_divisor
-from .._typing import Array, ArrayLike, Padding
+from .._typing import Array, ArrayLike, Bool, Int, Padding
 from .arguments import check_arguments, check_result, cut_outputs
 from .loop import LoopInputs, in_segments
 from .protocol import Cell, RecurrentOutput, SequenceOptions
@@ -29,8 +29,8 @@ def recurrent_net(
     initial_states: Any,
     *,
     params: Any = None,
-    seq_lengths: ArrayLike | None = None,
-    resets: Array | None = None,
+    seq_lengths: Int[ArrayLike, " B"] | None = None,
+    resets: Bool[Array, "B T"] | None = None,
     reverse: bool = False,
     time_major: bool = False,
     padding: Padding = "hold",

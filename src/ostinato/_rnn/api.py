@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks, _padding
-from .._typing import Array, ArrayLike, Backend, Padding, State
+from .._typing import Array, ArrayLike, Backend, Bool, Float, Int, Padding, State
 from . import backends, layout, primitive
 from .call import Operands, Outputs, RNNCall
 from .prepared import PreparedWeights
@@ -20,18 +20,18 @@ from .spec import RNNSpec, check_spec, state_names, state_shapes
 class RNNOutput(NamedTuple):
     """`y`, the last layer's outputs, and `state`, `h` or for an LSTM `(h, c)`."""
 
-    y: Array
+    y: Float[Array, "*B T D*S"]
     state: State
 
 
 def rnn(
     spec: RNNSpec,
-    weights: Array | PreparedWeights,
-    x: Array,
+    weights: Float[Array, " num_params"] | PreparedWeights,
+    x: Float[Array, "*B T I"],
     initial_state: State | None = None,
     *,
-    seq_lengths: ArrayLike | None = None,
-    resets: Array | None = None,
+    seq_lengths: Int[ArrayLike, "*B"] | None = None,
+    resets: Bool[Array, "*B T"] | None = None,
     key: Array | None = None,
     padding: Padding = "zero",
     time_major: bool = False,
@@ -110,8 +110,8 @@ def rnn(
 
 def rnn_step(
     spec: RNNSpec,
-    weights: Array | PreparedWeights,
-    x_t: Array,
+    weights: Float[Array, " num_params"] | PreparedWeights,
+    x_t: Float[Array, "*B I"],
     state: State | None = None,
     *,
     backend: Backend | None = None,

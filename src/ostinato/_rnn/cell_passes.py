@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from .. import _checks
-from .._typing import Array
+from .._typing import Array, Float
 from . import pointwise
 from .accumulation import wide_product, widen
 from .spec import RNNSpec
@@ -24,66 +24,66 @@ _LSTM = RNNSpec("lstm", 1, 1)  # pointwise.lstm reads the cell clip alone: there
 class GRUReserve(NamedTuple):
     """Gates `r z n` and `uh = w_hn @ h + b_hn`, each `[B, H]`, and the inputs."""
 
-    r: Array
-    z: Array
-    n: Array
-    uh: Array
-    x: Array
+    r: Float[Array, "B H"]
+    z: Float[Array, "B H"]
+    n: Float[Array, "B H"]
+    uh: Float[Array, "B H"]
+    x: Float[Array, "B I"]
     h: Array
 
 
 class LSTMReserve(NamedTuple):
     """Gates `i f g o` and the new cell state, each `[B, H]`, and the inputs."""
 
-    i: Array
-    f: Array
-    g: Array
-    o: Array
-    c_next: Array
-    x: Array
-    h: Array
+    i: Float[Array, "B H"]
+    f: Float[Array, "B H"]
+    g: Float[Array, "B H"]
+    o: Float[Array, "B H"]
+    c_next: Float[Array, "B H"]
+    x: Float[Array, "B I"]
+    h: Float[Array, "B H"]
     c: Array
 
 
 class RNNCellReserve(NamedTuple):
     """The new state `[B, H]` and the inputs."""
 
-    h_next: Array
-    x: Array
+    h_next: Float[Array, "B H"]
+    x: Float[Array, "B I"]
     h: Array
 
 
 class GRUCellGrads(NamedTuple):
     """Gradients, each shaped as what it is the gradient of."""
 
-    x: Array
-    h: Array
-    w_ih: Array
-    w_hh: Array
-    b_ih: Array
+    x: Float[Array, "B I"]
+    h: Float[Array, "B H"]
+    w_ih: Float[Array, "3H I"]
+    w_hh: Float[Array, "3H H"]
+    b_ih: Float[Array, " 3H"]
     b_hh: Array
 
 
 class LSTMCellGrads(NamedTuple):
     """Gradients, each shaped as what it is the gradient of."""
 
-    x: Array
-    h: Array
-    c: Array
-    w_ih: Array
-    w_hh: Array
-    b_ih: Array
+    x: Float[Array, "B I"]
+    h: Float[Array, "B H"]
+    c: Float[Array, "B H"]
+    w_ih: Float[Array, "4H I"]
+    w_hh: Float[Array, "4H H"]
+    b_ih: Float[Array, " 4H"]
     b_hh: Array
 
 
 class RNNCellGrads(NamedTuple):
     """Gradients, each shaped as what it is the gradient of."""
 
-    x: Array
-    h: Array
-    w_ih: Array
-    w_hh: Array
-    b_ih: Array
+    x: Float[Array, "B I"]
+    h: Float[Array, "B H"]
+    w_ih: Float[Array, "H I"]
+    w_hh: Float[Array, "H H"]
+    b_ih: Float[Array, " H"]
     b_hh: Array
 
 
@@ -91,8 +91,13 @@ class RNNCellGrads(NamedTuple):
 
 
 def gru_cell_inference(
-    x: Array, h: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
-) -> Array:
+    x: Float[Array, "B I"],
+    h: Float[Array, "B H"],
+    w_ih: Float[Array, "3H I"],
+    w_hh: Float[Array, "3H H"],
+    b_ih: Float[Array, " 3H"],
+    b_hh: Float[Array, " 3H"],
+) -> Float[Array, "B H"]:
     """One GRU step, `r` applied after the recurrent product: `h_next [B, H]`.
 
     Args:
@@ -111,8 +116,13 @@ def gru_cell_inference(
 
 
 def gru_cell_forward(
-    x: Array, h: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
-) -> tuple[Array, GRUReserve]:
+    x: Float[Array, "B I"],
+    h: Float[Array, "B H"],
+    w_ih: Float[Array, "3H I"],
+    w_hh: Float[Array, "3H H"],
+    b_ih: Float[Array, " 3H"],
+    b_hh: Float[Array, " 3H"],
+) -> tuple[Float[Array, "B H"], GRUReserve]:
     """`gru_cell_inference` that also returns what the backward pass needs."""
     _check(3, x, w_ih, w_hh, b_ih, b_hh, h=h)
     gx, gh = _affine(x, w_ih, b_ih), _affine(h, w_hh, b_hh)
@@ -122,7 +132,10 @@ def gru_cell_forward(
 
 
 def gru_cell_backward(
-    dh_next: Array, reserve: GRUReserve, w_ih: Array, w_hh: Array
+    dh_next: Float[Array, "B H"],
+    reserve: GRUReserve,
+    w_ih: Float[Array, "3H I"],
+    w_hh: Float[Array, "3H H"],
 ) -> GRUCellGrads:
     """Pull the cotangent of `h_next`, `[B, H]`, back to all inputs of the step."""
     x, h = reserve.x, reserve.h
@@ -137,8 +150,14 @@ def gru_cell_backward(
 
 
 def lstm_cell_inference(
-    x: Array, h: Array, c: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
-) -> tuple[Array, Array]:
+    x: Float[Array, "B I"],
+    h: Float[Array, "B H"],
+    c: Float[Array, "B H"],
+    w_ih: Float[Array, "4H I"],
+    w_hh: Float[Array, "4H H"],
+    b_ih: Float[Array, " 4H"],
+    b_hh: Float[Array, " 4H"],
+) -> tuple[Float[Array, "B H"], Float[Array, "B H"]]:
     """One LSTM step: `(h_next, c_next)`, each `[B, H]`.
 
     Args:
@@ -158,8 +177,14 @@ def lstm_cell_inference(
 
 
 def lstm_cell_forward(
-    x: Array, h: Array, c: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
-) -> tuple[tuple[Array, Array], LSTMReserve]:
+    x: Float[Array, "B I"],
+    h: Float[Array, "B H"],
+    c: Float[Array, "B H"],
+    w_ih: Float[Array, "4H I"],
+    w_hh: Float[Array, "4H H"],
+    b_ih: Float[Array, " 4H"],
+    b_hh: Float[Array, " 4H"],
+) -> tuple[tuple[Float[Array, "B H"], Float[Array, "B H"]], LSTMReserve]:
     """`lstm_cell_inference` that also returns what the backward pass needs."""
     _check(4, x, w_ih, w_hh, b_ih, b_hh, h=h, c=c)
     pre = _affine(x, w_ih, b_ih) + _affine(h, w_hh, b_hh)
@@ -170,7 +195,11 @@ def lstm_cell_forward(
 
 
 def lstm_cell_backward(
-    dh_next: Array, dc_next: Array, reserve: LSTMReserve, w_ih: Array, w_hh: Array
+    dh_next: Float[Array, "B H"],
+    dc_next: Float[Array, "B H"],
+    reserve: LSTMReserve,
+    w_ih: Float[Array, "4H I"],
+    w_hh: Float[Array, "4H H"],
 ) -> LSTMCellGrads:
     """Pull cotangents of `h_next` and `c_next`, `[B, H]`, back to all inputs."""
     x, h, c = reserve.x, reserve.h, reserve.c
@@ -192,14 +221,14 @@ def lstm_cell_backward(
 
 
 def rnn_cell_inference(
-    x: Array,
-    h: Array,
-    w_ih: Array,
-    w_hh: Array,
-    b_ih: Array,
-    b_hh: Array,
+    x: Float[Array, "B I"],
+    h: Float[Array, "B H"],
+    w_ih: Float[Array, "H I"],
+    w_hh: Float[Array, "H H"],
+    b_ih: Float[Array, " H"],
+    b_hh: Float[Array, " H"],
     activation: str = "tanh",
-) -> Array:
+) -> Float[Array, "B H"]:
     """One plain RNN step: `h_next = act(w_ih x + b_ih + w_hh h + b_hh)`, `[B, H]`.
 
     Args:
@@ -219,14 +248,14 @@ def rnn_cell_inference(
 
 
 def rnn_cell_forward(
-    x: Array,
-    h: Array,
-    w_ih: Array,
-    w_hh: Array,
-    b_ih: Array,
-    b_hh: Array,
+    x: Float[Array, "B I"],
+    h: Float[Array, "B H"],
+    w_ih: Float[Array, "H I"],
+    w_hh: Float[Array, "H H"],
+    b_ih: Float[Array, " H"],
+    b_hh: Float[Array, " H"],
     activation: str = "tanh",
-) -> tuple[Array, RNNCellReserve]:
+) -> tuple[Float[Array, "B H"], RNNCellReserve]:
     """`rnn_cell_inference` that also returns what the backward pass needs."""
     spec = _plain(activation)
     _check(1, x, w_ih, w_hh, b_ih, b_hh, h=h)
@@ -236,10 +265,10 @@ def rnn_cell_forward(
 
 
 def rnn_cell_backward(
-    dh_next: Array,
+    dh_next: Float[Array, "B H"],
     reserve: RNNCellReserve,
-    w_ih: Array,
-    w_hh: Array,
+    w_ih: Float[Array, "H I"],
+    w_hh: Float[Array, "H H"],
     activation: str = "tanh",
 ) -> RNNCellGrads:
     """Pull the cotangent of `h_next`, `[B, H]`, back to all inputs of the step."""

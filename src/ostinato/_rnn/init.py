@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks
-from .._typing import Array
+from .._typing import Array, Float
 from .accumulation import accumulation_dtype
 from .cell import LayerWeights
 from .layout import gate_rows, pack_weights, param_shapes
@@ -23,7 +23,7 @@ def init_weights(
     dtype: Any = jnp.float32,
     scheme: Scheme = "uniform",
     forget_bias: float | None = None,
-) -> Array:
+) -> Float[Array, " num_params"]:
     """Draw a flat weight vector for `spec`.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .. import _checks
-from .._typing import Array
+from .._typing import Array, Float
 from .cell import LayerWeights
 from .modes import MODES
 from .spec import RNNSpec, check_spec
@@ -90,7 +90,9 @@ def check_weights(weights: Any, spec: RNNSpec, name: str = "weights") -> None:
         )
 
 
-def unpack_weights(weights: Array, spec: RNNSpec) -> list[LayerWeights]:
+def unpack_weights(
+    weights: Float[Array, " num_params"], spec: RNNSpec
+) -> list[LayerWeights]:
     """Split the flat vector into one `LayerWeights` per pseudo-layer.
 
     Args:
@@ -120,7 +122,9 @@ def unpack_weights(weights: Array, spec: RNNSpec) -> list[LayerWeights]:
 _NOTHING = dict.fromkeys(LayerWeights._fields)
 
 
-def pack_weights(layers: Sequence[LayerWeights], spec: RNNSpec) -> Array:
+def pack_weights(
+    layers: Sequence[LayerWeights], spec: RNNSpec
+) -> Float[Array, " num_params"]:
     """Join per-layer weights into the flat vector; the inverse of `unpack_weights`.
 
     Args:
