@@ -39,6 +39,7 @@ TIERS = {
     "_rnn.lowering": 3,
     "_rnn.primitive": 3,
     "_rnn.prepared": 4,
+    "_rnn.masking": 4,
     "_rnn.api": 4,
     "_rnn.passes": 4,
     "_rnn.cell_passes": 4,

@@ -33,8 +33,16 @@ def describe(x: Any) -> str:
     return f"{type(x).__name__} {text}"
 
 
+def unwrap(x: Any) -> Any:
+    """Return the array of a variable, such as `nnx.Param`; anything else as it is."""
+    if hasattr(x, "__jax_array__") and not isinstance(x, jax.Array):
+        return x.__jax_array__()
+    return x
+
+
 def check_array(name: str, x: Any) -> Array:
     """`x` as a JAX array; TypeError where it is none and converts to none."""
+    x = unwrap(x)
     if isinstance(x, (jax.Array, np.ndarray, np.generic)):
         return jnp.asarray(x)
     hint = "; jnp.array makes one of it" if isinstance(x, (list, tuple)) else ""
@@ -110,6 +118,7 @@ def check_real(name: str, value: Any) -> float:
 
 def check_integers(name: str, value: Any) -> Any:
     """An array of integers, JAX's or numpy's."""
+    value = unwrap(value)
     if not hasattr(value, "dtype"):
         value = np.asarray(value)
         if value.size == 0:  # numpy calls an empty list float64
@@ -159,16 +168,24 @@ def check_seq_lengths(
 
 
 def check_resets(resets: Any, **dims: Any) -> Array:
-    """`resets` as a bool array of the shape `dims`."""
-    resets = check_array("resets", resets)
-    if resets.dtype != jnp.bool_:
-        raise TypeError(f"`resets` must be bool, got {describe(resets)}")
-    check_shape("resets", resets, **dims)
-    return resets
+    """Return `resets` as a bool array of the shape `dims`."""
+    return check_mask("resets", check_array("resets", resets), **dims)
+
+
+def check_mask(name: str, value: Any, **dims: Any) -> Array:
+    """Return a bool array of the shape `dims`; also takes what numpy makes one of."""
+    value = unwrap(value)
+    if not hasattr(value, "dtype"):
+        value = np.asarray(value)
+    if value.dtype != jnp.bool_:
+        raise TypeError(f"`{name}` must be bool, got {describe(value)}")
+    check_shape(name, value, **dims)
+    return jnp.asarray(value)
 
 
 def check_key(key: Any) -> Any:
     """One PRNG key, of the new typed kind or the old uint32 kind."""
+    key = unwrap(key)
     if isinstance(key, (jax.Array, np.ndarray)):
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
             return key

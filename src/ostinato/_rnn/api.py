@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks, _padding
+from .._padding import select
 from .._typing import Array, ArrayLike, Backend, Bool, Float, Int, Padding, State
 from . import backends, layout, primitive
 from .call import Operands, Outputs, RNNCall
+from .masking import ValidSteps
 from .prepared import PreparedWeights
 from .spec import RNNSpec, check_spec, state_names, state_shapes
 
@@ -21,7 +23,7 @@ class RNNOutput(NamedTuple):
     """`y`, the last layer's outputs, and `state`, `h` or for an LSTM `(h, c)`."""
 
     y: Float[Array, "*B T D*S"]
-    state: State
+    state: Any
 
 
 def rnn(
@@ -31,6 +33,7 @@ def rnn(
     initial_state: State | None = None,
     *,
     seq_lengths: Int[ArrayLike, "*B"] | None = None,
+    mask: Bool[ArrayLike, "*B T"] | None = None,
     resets: Bool[Array, "*B T"] | None = None,
     key: Array | None = None,
     padding: Padding = "zero",
@@ -56,8 +59,14 @@ def rnn(
             Reverse directions start at each row's own end. A row of length 0 returns
             its initial state. What stands in the padding, NaN included, reaches no
             output and no gradient. None: every row has T steps.
+        mask: bool `[B, T]` (`[T, B]`, `[T]`), True at valid steps, with gaps anywhere;
+            instead of `seq_lengths`. Masked steps leave the state as it is, and what
+            stands there reaches no output and no gradient. `y` holds there what
+            `padding` says: zeros, or the last valid output before, or with none before
+            the last layer's h_0. Not with `padding="drop"`.
         resets: bool `[B, T]` (`[T, B]`, `[T]`): True makes every layer's state 0 before
-            that step, and no gradient crosses. Unidirectional specs only.
+            that step, masked or not, and no gradient crosses. Unidirectional specs
+            only.
         key: a PRNG key for the dropout between layers; None means evaluation. The mask
             after layer l is `bernoulli(fold_in(key, l), float32(1 - p), [B, T, D*S])`,
             whatever the backend, dtype, layout and lengths.
@@ -79,7 +88,8 @@ def rnn(
 
     Raises:
         TypeError: an argument of the wrong type or dtype, or dtypes that differ.
-        ValueError: a wrong shape, rank, length or choice; `resets` with directions.
+        ValueError: a wrong shape, rank, length or choice; `resets` with directions;
+            `mask` with `seq_lengths` or with `padding="drop"`.
         ostinato.BackendError: `backend` cannot run this; the message says why. Where it
             depends on the device, the error comes when JAX compiles.
 
@@ -90,12 +100,13 @@ def rnn(
         See `ostinato._rnn.pointwise` for equations and papers. Layout of the weights:
         cuDNN. Padding policies: cuDNN (zero), Keras (hold), Caffe2 (hold and drop).
     """
-    call, operands, single = make_call(
+    arguments = make_call(
         spec,
         weights,
         x,
         initial_state,
         seq_lengths=seq_lengths,
+        mask=mask,
         resets=resets,
         key=key,
         padding=padding,
@@ -104,8 +115,8 @@ def rnn(
         backend=backend,
         precision=precision,
     )
-    outputs, _ = primitive.run(call, operands)
-    return make_output(call, operands, outputs, padding, single)
+    outputs, _ = primitive.run(arguments.call, arguments.operands)
+    return make_output(arguments, outputs, padding)
 
 
 def rnn_step(
@@ -114,6 +125,8 @@ def rnn_step(
     x_t: Float[Array, "*B I"],
     state: State | None = None,
     *,
+    resets: Bool[ArrayLike, "*B"] | None = None,
+    active: Bool[ArrayLike, "*B"] | None = None,
     backend: Backend | None = None,
     precision: Any = None,
 ) -> RNNOutput:
@@ -125,6 +138,11 @@ def rnn_step(
         x_t: one input step, `[B, I]`, or `[I]` for one sequence.
         state: `h [L, B, S]`, for an LSTM `(h, c [L, B, H])`; without the batch axis for
             one sequence; None means zeros.
+        resets: bool `[B]`, or `[]` for one sequence: True makes the state 0 before the
+            step, and no gradient crosses.
+        active: bool `[B]`, or `[]`: False leaves the state of that stream alone (a
+            reset takes effect all the same), and its `y` is 0; its input, NaN included,
+            reaches nothing. None: all streams are active.
         backend: as in `rnn`.
         precision: as in `rnn`.
 
@@ -150,22 +168,57 @@ def rnn_step(
             f"{_checks.describe(x_t)}"
         )
     single = x_t.ndim == 1
-    call, operands, _ = make_call(
+    sizes = {} if single else {"B": x_t.shape[0]}
+    lengths = None
+    if active is not None:
+        active = _checks.check_mask("active", active, **sizes)
+        lengths = active.astype(jnp.int32)
+    arguments = make_call(
         spec,
         weights,
         x_t[None],
         state,
+        seq_lengths=lengths,
         time_major=not single,
         backend=backend,
         precision=precision,
         names=("x_t", "state"),
     )
-    outputs, _ = primitive.run(call, operands)
-    y, state = make_output(call, operands, outputs, "zero", single)
+    if resets is not None:
+        resets = _checks.check_mask("resets", resets, **sizes)
+        arguments = _reset(arguments, resets.reshape(-1))
+    outputs, _ = primitive.run(arguments.call, arguments.operands)
+    y, state = make_output(arguments, outputs, "zero")
     return RNNOutput(y[0], state)
 
 
+def _reset(arguments: Arguments, resets: Array) -> Arguments:
+    """Return the arguments with initial states that are 0 where `resets` is True."""
+    operands = arguments.operands
+    states = select(~resets[None], operands.states)
+    return arguments._replace(operands=operands._replace(states=states))
+
+
 # -------------------------------------- from arguments to a call, as passes.py does
+
+
+class Arguments(NamedTuple):
+    """The checked arguments of a call.
+
+    Attributes:
+        call: what is static.
+        operands: the arrays, with a batch axis.
+        single: whether the arguments are of one sequence, without a batch axis.
+        valid: the positions of the valid steps, which come first in `operands`; None
+            without a mask.
+        reset_at_end: where a mask is given, bool `[B]`: which final states become 0.
+    """
+
+    call: RNNCall
+    operands: Operands
+    single: bool
+    valid: ValidSteps | None = None
+    reset_at_end: Array | None = None
 
 
 def make_call(
@@ -175,6 +228,7 @@ def make_call(
     initial_state: State | None = None,
     *,
     seq_lengths: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     resets: Array | None = None,
     key: Array | None = None,
     padding: Padding = "zero",
@@ -183,8 +237,8 @@ def make_call(
     backend: Backend | None = None,
     precision: Any = None,
     names: tuple[str, str] = ("x", "initial_state"),
-) -> tuple[RNNCall, Operands, bool]:
-    """Check everything; return the call, its operands, and whether x had no batch.
+) -> Arguments:
+    """Check all arguments and return them as a call and its operands.
 
     `names` are what the caller calls the input and the state, for messages.
     """
@@ -247,7 +301,42 @@ def make_call(
         dropout_masks=dropout_masks,
         prepared=prepared,
     )
-    return call, operands, single
+    arguments = Arguments(call, operands, single)
+    if mask is None:
+        return arguments
+    if seq_lengths is not None:
+        raise ValueError(
+            "`mask` must be None where `seq_lengths` is given; the mask of lengths is "
+            "arange(T) < seq_lengths[:, None]"
+        )
+    if padding == "drop":
+        raise ValueError(
+            "`padding` must be 'zero' or 'hold' with a `mask`, got 'drop', which is "
+            "about sequences that end before T"
+        )
+    return _masked(arguments, mask)
+
+
+def _masked(arguments: Arguments, mask: Any) -> Arguments:
+    """Return the arguments with the valid steps of each sequence first."""
+    call, operands, single = arguments[:3]
+    steps, batch = call.sizes(operands)
+    axis = call.time_axis
+    sizes = {"T": steps, "B": batch} if axis == 0 else {"B": batch, "T": steps}
+    mask = _checks.check_mask("mask", mask, **({"T": steps} if single else sizes))
+    mask = mask.reshape(tuple(sizes.values()))
+    valid = ValidSteps.of(mask.T if axis == 0 else mask)
+    resets, at_end = operands.resets, None
+    if resets is not None:
+        resets, at_end = valid.gather_resets(resets.T if axis == 0 else resets)
+        resets = resets.T if axis == 0 else resets
+    operands = operands._replace(
+        x=valid.gather(operands.x, axis),
+        seq_lengths=valid.lengths,
+        resets=resets,
+        dropout_masks=tuple(valid.gather(m, axis) for m in operands.dropout_masks),
+    )
+    return Arguments(call, operands, single, valid, at_end)
 
 
 def _precision(precision: Any) -> Any:
@@ -361,11 +450,13 @@ def _dropout_masks(
 # ------------------------------------------------------- from results to the output
 
 
-def make_output(
-    call: RNNCall, operands: Operands, outputs: Outputs, padding: Padding, single: bool
-) -> RNNOutput:
+def make_output(arguments: Arguments, outputs: Outputs, padding: Padding) -> RNNOutput:
     """Apply the padding policy and take an added batch axis away again."""
-    y, states = _pad(call, operands, outputs, padding)
+    call, operands, single = arguments[:3]
+    if arguments.valid is None:
+        y, states = _pad(call, operands, outputs, padding)
+    else:
+        y, states = _spread(arguments, outputs, padding)
     if single:
         y, states = jnp.squeeze(y, 1 - call.time_axis), [s[:, 0] for s in states]
     return RNNOutput(y, as_state(states))
@@ -388,7 +479,24 @@ def _pad(
         return outputs._replace(
             states=_padding.drop(outputs.states, lengths, steps, batch_axis=1)
         )
-    directions = call.spec.num_directions
-    initial = jnp.concatenate(list(operands.states[0][-directions:]), axis=-1)
-    held = _padding.hold(outputs.y, lengths, call.time_axis, initial)
+    held = _padding.hold(
+        outputs.y, lengths, call.time_axis, _initial_output(call, operands)
+    )
     return outputs._replace(y=held)
+
+
+def _spread(arguments: Arguments, outputs: Outputs, padding: Padding) -> Outputs:
+    """Return the results of valid steps at their places, and the final states."""
+    call, operands, _, valid, reset_at_end = arguments
+    assert valid is not None
+    held = _initial_output(call, operands) if padding == "hold" else None
+    y, states = valid.spread(outputs.y, call.time_axis, held), outputs.states
+    if reset_at_end is not None:
+        states = select(~reset_at_end[None], states)
+    return Outputs(y, states)
+
+
+def _initial_output(call: RNNCall, operands: Operands) -> Array:
+    """Return what the last layer holds before any step, `[B, D*S]`."""
+    directions = call.spec.num_directions
+    return jnp.concatenate(list(operands.states[0][-directions:]), axis=-1)

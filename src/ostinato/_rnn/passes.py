@@ -16,15 +16,16 @@ import jax.numpy as jnp
 from .. import _checks
 from .._typing import Array, Float, Padding, State
 from . import layout, primitive
-from .api import RNNOutput, as_state, make_call, make_output
+from .api import Arguments, RNNOutput, as_state, make_call, make_output
 from .call import Operands, Outputs, Residuals, RNNCall
+from .masking import ValidSteps
 from .prepared import PreparedWeights
 from .spec import RNNSpec, check_spec, state_names
 
 
 @ft.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["operands", "residuals"],
+    data_fields=["operands", "residuals", "valid", "reset_at_end"],
     meta_fields=["call", "padding", "single"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,8 @@ class RNNReserve:
 
     operands: Operands
     residuals: Residuals
+    valid: ValidSteps | None
+    reset_at_end: Array | None
     call: RNNCall
     padding: Padding
     single: bool
@@ -74,16 +77,20 @@ def rnn_forward(
 
     Holds under the same transformations as `rnn`; gradients reach the reserve too.
     """
-    call, operands, single = make_call(
-        spec, weights, x, initial_state, padding=padding, **options
-    )
-    call = dataclasses.replace(call, save=True)
+    arguments = make_call(spec, weights, x, initial_state, padding=padding, **options)
+    call, operands = dataclasses.replace(arguments.call, save=True), arguments.operands
     outputs, saved = primitive.run(call, operands)
     assert saved is not None
-    residuals = Residuals(outputs.y, saved)
-    kept = operands._replace(prepared=None)
-    reserve = RNNReserve(kept, residuals, call, padding, single)
-    return make_output(call, operands, outputs, padding, single), reserve
+    reserve = RNNReserve(
+        operands._replace(prepared=None),
+        Residuals(outputs.y, saved),
+        arguments.valid,
+        arguments.reset_at_end,
+        call,
+        padding,
+        arguments.single,
+    )
+    return make_output(arguments, outputs, padding), reserve
 
 
 def rnn_backward(
@@ -133,7 +140,8 @@ def rnn_backward(
     # The cotangents go back through the padding policy, then through the operator.
     def from_outputs(outputs: Outputs, h_0: Array) -> RNNOutput:
         at = operands._replace(states=(h_0, *operands.states[1:]))
-        return make_output(call, at, outputs, reserve.padding, single)
+        arguments = Arguments(call, at, single, reserve.valid, reserve.reset_at_end)
+        return make_output(arguments, outputs, reserve.padding)
 
     given = Outputs(reserve.residuals.y, operands.states)
     zeros = jax.tree.map(jnp.zeros_like, given)  # on the devices where those are
@@ -143,6 +151,10 @@ def rnn_backward(
 
     dh, *others = grads.states
     dx, dstates = grads.x, [dh + dh_held, *others]
+    valid = reserve.valid
+    if valid is not None:  # the steps were gathered by a linear function of x
+        _, scatter = jax.vjp(lambda x: valid.gather(x, call.time_axis), operands.x)
+        (dx,) = scatter(dx)
     if single:
         dx = jnp.squeeze(dx, 1 - call.time_axis)
         dstates = [d[:, 0] for d in dstates]
