@@ -29,18 +29,26 @@ class Imported(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class Contents(NamedTuple):
+    """The contents of a file of another library.
+
+    Attributes:
+        found: networks by name.
+        others: for everything else in the file its name, and why it was not converted.
+    """
+
+    found: dict[str, Imported]
+    others: dict[str, str]
+
+
 def as_array(name: str, value: Any) -> Array:
     """Return a tensor of any library as a JAX array of floats.
 
     Raises:
         TypeError: `value` is no array, or holds no floats.
     """
-    if hasattr(value, "detach"):  # a tensor of torch, whose memory may change
-        value = value.detach().cpu()
-        half = str(value.dtype) == "torch.bfloat16"  # which numpy does not know
-        value = (
-            np.array(value.float()).astype(jnp.bfloat16) if half else np.array(value)
-        )
+    if hasattr(value, "detach"):
+        value = _from_torch(name, value)
     elif hasattr(value, "__jax_array__"):
         value = value.__jax_array__()
     elif hasattr(value, "__array__") and not isinstance(value, jax.Array):
@@ -48,6 +56,16 @@ def as_array(name: str, value: Any) -> Array:
     value = _checks.check_array(name, value)
     _checks.check_floating(name, value, _checks.FLOATS)
     return value
+
+
+def _from_torch(name: str, tensor: Any) -> np.ndarray:
+    try:
+        tensor = tensor.detach().cpu()
+        if str(tensor.dtype) == "torch.bfloat16":  # which numpy does not know
+            return tensor.float().numpy().astype(jnp.bfloat16)
+        return tensor.numpy().copy()  # since the memory of a tensor may change
+    except (RuntimeError, TypeError) as error:  # sparse, quantised, without values
+        raise TypeError(f"`{name}` must be a dense tensor, got {error}") from error
 
 
 def gate_order(mode: str) -> str:
@@ -77,6 +95,7 @@ def build(
     layers: Sequence[LayerWeights],
     label: Callable[[int, str], str],
     *,
+    order: str | None = None,
     bidirectional: bool = False,
     notes: Sequence[str] = (),
     **options: Any,
@@ -85,9 +104,11 @@ def build(
 
     Args:
         mode: of `RNNSpec`.
-        layers: for each pseudo-layer its weights with gates in our order; biases that
+        layers: for each pseudo-layer its weights, of this package's shapes; biases that
             only some pseudo-layers have become zeros in the others.
         label: what the source calls a field of a pseudo-layer, for messages.
+        order: the gates as the source orders their rows, such as `"i o f g"`; None: as
+            this package does.
         bidirectional: whether pseudo-layers come in pairs.
         notes: see `Imported`.
         options: more fields of `RNNSpec`.
@@ -123,6 +144,8 @@ def build(
                     f"`{label(p, name)}` must have shape {list(shape)}, which follows "
                     f"from the other tensors, got {got}"
                 )
+            if order is not None and name != "w_hr":
+                value = reorder_gates(value, order, gate_order(mode))
             fields[name] = value
         whole.append(want._replace(**fields))
     _checks.check_same_dtype(

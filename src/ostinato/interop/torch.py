@@ -6,13 +6,16 @@
     y, state = ostinato.rnn(spec, weights, x)
 
 PyTorch orders gates as this package does. A state dict may hold tensors, or arrays of
-numpy as `safetensors.numpy.load_file` reads them: only `to_state_dict` needs torch.
+numpy: only `from_file` and `to_state_dict` need torch.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -20,9 +23,10 @@ import numpy as np
 
 from .. import LayerWeights, RNNSpec, _checks, unpack_weights
 from .._typing import Array, Float
-from .imported import Imported, as_array, build
+from .exported import require
+from .imported import Contents, Imported, as_array, build, gate_order, reorder_gates
 
-__all__ = ["find", "from_module", "from_state_dict", "to_state_dict"]
+__all__ = ["find", "from_file", "from_module", "from_state_dict", "to_state_dict"]
 
 _FIELDS = {
     "weight_ih": "w_ih",
@@ -31,9 +35,13 @@ _FIELDS = {
     "bias_hh": "b_hh",
     "weight_hr": "w_hr",
 }
+GATES = {"lstm": "i f g o", "gru": "r z n", "rnn_tanh": "h", "rnn_relu": "h"}
+"""How PyTorch orders the gates, under this package's names."""
+
 _NAME = re.compile(rf"({'|'.join(_FIELDS)})(?:_l(\d+)(_reverse)?)?")
 _MODES = {4: "lstm", 3: "gru"}
 _MAX_LAYERS = 10_000
+_MAX_MAPPINGS = 500  # in a checkpoint, and so how deep they can be nested
 
 
 def from_module(module: Any) -> Imported:
@@ -102,6 +110,86 @@ def from_state_dict(
     return _from_named(sd, prefix, nonlinearity, [], {})
 
 
+def from_file(
+    path: str | os.PathLike[str], *, nonlinearity: Literal["tanh", "relu"] = "tanh"
+) -> dict[str, Imported]:
+    """Convert the recurrent layers of a file that `torch.save` wrote.
+
+    The file is read with `weights_only=True`, so no code in it runs.
+
+    Args:
+        path: a state dict, or mappings that hold some, as checkpoints do.
+        nonlinearity: of plain RNNs, which their weights do not tell.
+
+    Returns:
+        The networks by prefix; names of nested mappings are joined by dots.
+
+    Raises:
+        ValueError: the file is damaged, or holds more than tensors and mappings.
+        ImportError: torch is not installed.
+    """
+    _checks.check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
+    return contents(_tensors_of(path), nonlinearity).found
+
+
+def read_file(path: str | os.PathLike[str]) -> Contents:
+    """Return the networks in a file of torch, and the names of other tensors."""
+    return contents(_tensors_of(path))
+
+
+def contents(sd: Mapping[str, Any], nonlinearity: str = "tanh") -> Contents:
+    """Return the networks in a state dict, and the names of other tensors."""
+    found, others = {}, {name: "not of a recurrent layer" for name in sd}
+    for prefix, spec in find(sd).items():
+        notes = []
+        if spec.mode == "rnn_tanh" and nonlinearity == "tanh":
+            notes.append("weights do not tell tanh from relu: taken as tanh")
+        found[prefix] = _from_named(sd, prefix, nonlinearity, notes, {})
+        for name in [n for n in others if n.startswith(prefix)]:
+            if _NAME.fullmatch(name[len(prefix) :]):
+                del others[name]
+    return Contents(found, others)
+
+
+def _tensors_of(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the tensors in a file by name; ValueError where it is damaged."""
+    import torch
+
+    size = Path(path).stat().st_size
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                inflated = sum(info.file_size for info in archive.infolist())
+            if inflated > size:
+                raise ValueError("its parts are compressed, as torch writes none")
+        tree = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever the reader meets in damaged bytes
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"`path` must be a file of tensors that torch.save wrote, such as a "
+            f"state_dict; {os.fspath(path)!r} cannot be read as one: {reason}"
+        ) from error
+    tensors = {}
+    for name, tensor in _flat(tree, "", set()):
+        if tensor.numel() * tensor.element_size() > size:  # strides of 0
+            raise ValueError(f"`{name}` must fit in its file of {size} bytes")
+        tensors[name] = tensor
+    return tensors
+
+
+def _flat(tree: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors in nested mappings, each of which is visited once."""
+    if not isinstance(tree, Mapping) or id(tree) in seen or len(seen) > _MAX_MAPPINGS:
+        return
+    seen.add(id(tree))
+    for name, value in tree.items():
+        name = f"{prefix}{name}"
+        if hasattr(value, "detach"):
+            yield name, value
+        else:
+            yield from _flat(value, f"{name}.", seen)
+
+
 def find(sd: Mapping[str, Any]) -> dict[str, RNNSpec]:
     """Find the recurrent layers of a state dict.
 
@@ -112,7 +200,11 @@ def find(sd: Mapping[str, Any]) -> dict[str, RNNSpec]:
         For each layer its prefix, which `from_state_dict` takes, and its spec. Those of
         plain RNNs have mode `"rnn_tanh"`: weights do not tell it from `"rnn_relu"`.
     """
-    names = (re.fullmatch(rf"(.*?){_NAME.pattern}", name) for name in sd)
+    names = (
+        re.fullmatch(rf"(.*?){_NAME.pattern}", name)
+        for name in sd
+        if isinstance(name, str)
+    )
     prefixes = dict.fromkeys(
         name[1] for name in names if name and name[2] == "weight_hh"
     )
@@ -145,26 +237,23 @@ def to_state_dict(
     """
     import torch
 
-    for name, plain in (
-        ("reset_after", True),
-        ("cell_clip", None),
-        ("input_mode", "linear"),
-    ):
-        if getattr(spec, name) != plain:
-            raise ValueError(
-                f"`spec` must have {name}={plain!r} for a layer of torch, got "
-                f"{getattr(spec, name)!r}"
-            )
+    require(
+        spec, "a layer of torch", reset_after=True, cell_clip=None, input_mode="linear"
+    )
     sd = {}
+    order = gate_order(spec.mode), GATES[spec.mode]
     for p, layer in enumerate(unpack_weights(weights, spec)):
         number, reverse = divmod(p, spec.num_directions)
         for theirs, ours in _FIELDS.items():
             value = getattr(layer, ours)
             if value is None and ours in ("b_ih", "b_hh") and spec.bias != "none":
                 value = jnp.zeros(layer.w_hh.shape[0], layer.w_hh.dtype)
-            if value is not None:
-                name = f"{prefix}{theirs}_l{number}{'_reverse' if reverse else ''}"
-                sd[name] = _tensor(torch, value)
+            if value is None:
+                continue
+            if ours != "w_hr":
+                value = reorder_gates(value, *order)
+            name = f"{prefix}{theirs}_l{number}{'_reverse' if reverse else ''}"
+            sd[name] = _tensor(torch, value)
     return sd
 
 
@@ -214,10 +303,12 @@ def _from_named(
             if field not in fields:
                 raise ValueError(f"`{label(p, field)}` must be given, and is missing")
         layers.append(LayerWeights(**{**dict.fromkeys(LayerWeights._fields), **fields}))
+    mode = _mode(layers[0], label(0, "w_hh"), nonlinearity)
     return build(
-        _mode(layers[0], label(0, "w_hh"), nonlinearity),
+        mode,
         layers,
         label,
+        order=GATES[mode],
         bidirectional=bidirectional,
         notes=notes,
         **options,
