@@ -153,6 +153,7 @@ def build(
             label(p, name): value
             for p, layer in enumerate(whole)
             for name, value in layer._asdict().items()
+            if value is not None
         }
     )
     return Imported(spec, pack_weights(whole, spec), tuple(notes))
