@@ -35,6 +35,8 @@ def test_every_test_that_a_page_names_exists():
 
 @pytest.mark.parametrize("code", EXAMPLES)
 def test_example_of_a_page_runs(code):
+    for package in re.findall(r"^(?:from|import) (\w+)", code, re.M):
+        pytest.importorskip(package, reason=f"needs {package}, from the extra `peers`")
     run(code)
 
 

@@ -1,0 +1,185 @@
+"""The result of every importer, and the steps that all converters share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import LayerWeights, RNNSpec, _checks, pack_weights, param_shapes
+from .._rnn.modes import MODES
+from .._typing import Array, Float
+
+
+class Imported(NamedTuple):
+    """A network from another library.
+
+    Attributes:
+        spec: the network.
+        weights: its flat vector, `[spec.num_params]`, as `ostinato.rnn` takes it.
+        notes: sentences on what the weights alone do not say, such as a dropout rate
+            or a layout of time that the caller has to ask for.
+    """
+
+    spec: RNNSpec
+    weights: Float[Array, " num_params"]
+    notes: tuple[str, ...] = ()
+
+
+class Contents(NamedTuple):
+    """The contents of a file of another library.
+
+    Attributes:
+        found: networks by name.
+        others: for everything else in the file its name, and why it was not converted.
+    """
+
+    found: dict[str, Imported]
+    others: dict[str, str]
+
+
+def as_array(name: str, value: Any) -> Array:
+    """Return a tensor of any library as a JAX array of floats.
+
+    Raises:
+        TypeError: `value` is no array, or holds no floats.
+    """
+    if hasattr(value, "detach"):
+        value = _from_torch(name, value)
+    elif hasattr(value, "__jax_array__"):
+        value = value.__jax_array__()
+    elif hasattr(value, "__array__") and not isinstance(value, jax.Array):
+        value = np.asarray(value)
+    value = _checks.check_array(name, value)
+    _checks.check_floating(name, value, _checks.FLOATS)
+    return value
+
+
+def _from_torch(name: str, tensor: Any) -> np.ndarray:
+    try:
+        tensor = tensor.detach().cpu()
+        if str(tensor.dtype) == "torch.bfloat16":  # which numpy does not know
+            return tensor.float().numpy().astype(jnp.bfloat16)
+        return tensor.numpy().copy()  # since the memory of a tensor may change
+    except (RuntimeError, TypeError) as error:  # sparse, quantised, without values
+        raise TypeError(f"`{name}` must be a dense tensor, got {error}") from error
+
+
+def gate_order(mode: str) -> str:
+    """Return the gates of a mode in the order of this package, such as `"i f g o"`."""
+    return " ".join(MODES[mode].gates)
+
+
+def reorder_gates(a: Array, given: str, wanted: str, axis: int = 0) -> Array:
+    """Return the gate blocks of `a` along `axis` in another order.
+
+    Args:
+        a: blocks of equal size, one for each gate.
+        given: the gates as they are, such as `"i o f g"`.
+        wanted: the same gates as they are to be.
+        axis: along which the blocks follow each other.
+    """
+    if given == wanted:
+        return a
+    blocks = dict(
+        zip(given.split(), jnp.split(a, len(given.split()), axis), strict=True)
+    )
+    return jnp.concatenate([blocks[gate] for gate in wanted.split()], axis)
+
+
+def build(
+    mode: str,
+    layers: Sequence[LayerWeights],
+    label: Callable[[int, str], str],
+    *,
+    order: str | None = None,
+    bidirectional: bool = False,
+    notes: Sequence[str] = (),
+    **options: Any,
+) -> Imported:
+    """Return the network that weights of all pseudo-layers describe.
+
+    Args:
+        mode: of `RNNSpec`.
+        layers: for each pseudo-layer its weights, of this package's shapes; biases that
+            only some pseudo-layers have become zeros in the others.
+        label: what the source calls a field of a pseudo-layer, for messages.
+        order: the gates as the source orders their rows, such as `"i o f g"`; None: as
+            this package does.
+        bidirectional: whether pseudo-layers come in pairs.
+        notes: see `Imported`.
+        options: more fields of `RNNSpec`.
+
+    Raises:
+        ValueError: shapes that do not fit each other; the message names the tensor.
+        TypeError: dtypes differ.
+    """
+    first, gates = layers[0], len(MODES[mode].gates)
+    check_matrices(first, label, gates)
+    spec = RNNSpec(
+        mode,  # pyright: ignore[reportArgumentType]
+        input_size=first.w_ih.shape[1],
+        hidden_size=first.w_hh.shape[0] // gates,
+        num_layers=len(layers) // (2 if bidirectional else 1),
+        bidirectional=bidirectional,
+        proj_size=0 if first.w_hr is None else first.w_hr.shape[0],
+        bias=_bias_mode(layers),
+        **options,
+    )
+    whole = []
+    for p, (layer, want) in enumerate(zip(layers, param_shapes(spec), strict=True)):
+        fields = {}
+        for name, shape in want._asdict().items():
+            value = getattr(layer, name)
+            if shape is None:
+                continue
+            if value is None and name in ("b_ih", "b_hh"):
+                value = jnp.zeros(shape, layer.w_hh.dtype)
+            if value is None or tuple(value.shape) != tuple(shape):
+                got = "none" if value is None else list(value.shape)
+                raise ValueError(
+                    f"`{label(p, name)}` must have shape {list(shape)}, which follows "
+                    f"from the other tensors, got {got}"
+                )
+            if order is not None and name != "w_hr":
+                value = reorder_gates(value, order, gate_order(mode))
+            fields[name] = value
+        whole.append(want._replace(**fields))
+    _checks.check_same_dtype(
+        **{
+            label(p, name): value
+            for p, layer in enumerate(whole)
+            for name, value in layer._asdict().items()
+            if value is not None
+        }
+    )
+    return Imported(spec, pack_weights(whole, spec), tuple(notes))
+
+
+def check_matrices(
+    layer: LayerWeights, label: Callable[[int, str], str], gates: int
+) -> None:
+    """Raise ValueError unless the matrices of the first layer give its sizes."""
+    for name in ("w_ih", "w_hh", "w_hr"):
+        value = getattr(layer, name)
+        if value is not None and (value.ndim != 2 or 0 in value.shape):
+            raise ValueError(
+                f"`{label(0, name)}` must be a matrix, got {_checks.describe(value)}"
+            )
+    rows = layer.w_hh.shape[0]
+    if rows % gates:
+        raise ValueError(
+            f"`{label(0, 'w_hh')}` must have rows for {gates} gates, got "
+            f"{list(layer.w_hh.shape)}"
+        )
+
+
+def _bias_mode(layers: Sequence[LayerWeights]) -> Any:
+    has_input = any(layer.b_ih is not None for layer in layers)
+    has_recurrent = any(layer.b_hh is not None for layer in layers)
+    if has_input and has_recurrent:
+        return "double"
+    return "input" if has_input else "recurrent" if has_recurrent else "none"

@@ -1,0 +1,329 @@
+"""Weights of PyTorch's `LSTM`, `GRU`, `RNN` and their cells, in and out.
+
+    from ostinato.interop import torch as from_torch
+
+    spec, weights, notes = from_torch.from_module(module)
+    y, state = ostinato.rnn(spec, weights, x)
+
+PyTorch orders gates as this package does. A state dict may hold tensors, or arrays of
+numpy: only `from_file` and `to_state_dict` need torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from .. import LayerWeights, RNNSpec, _checks, unpack_weights
+from .._typing import Array, Float
+from .exported import require
+from .imported import Contents, Imported, as_array, build, gate_order, reorder_gates
+
+__all__ = ["find", "from_file", "from_module", "from_state_dict", "to_state_dict"]
+
+_FIELDS = {
+    "weight_ih": "w_ih",
+    "weight_hh": "w_hh",
+    "bias_ih": "b_ih",
+    "bias_hh": "b_hh",
+    "weight_hr": "w_hr",
+}
+GATES = {"lstm": "i f g o", "gru": "r z n", "rnn_tanh": "h", "rnn_relu": "h"}
+"""How PyTorch orders the gates, under this package's names."""
+
+_NAME = re.compile(rf"({'|'.join(_FIELDS)})(?:_l(\d+)(_reverse)?)?")
+_MODES = {4: "lstm", 3: "gru"}
+_MAX_LAYERS = 10_000
+_MAX_MAPPINGS = 500  # in a checkpoint, and so how deep they can be nested
+
+
+def from_module(module: Any) -> Imported:
+    """Convert a module of PyTorch.
+
+    Args:
+        module: a `torch.nn.LSTM`, `GRU`, `RNN`, `LSTMCell`, `GRUCell` or `RNNCell`.
+
+    Returns:
+        `Imported(spec, weights, notes)`. The notes say what the caller has to ask for:
+        `batch_first=False`, and the dropout between layers, which needs a `key`.
+
+    Raises:
+        TypeError: `module` is none of these.
+    """
+    kind = getattr(module, "mode", type(module).__name__)
+    modes = {
+        "LSTM": "lstm",
+        "GRU": "gru",
+        "RNN_TANH": "rnn_tanh",
+        "RNN_RELU": "rnn_relu",
+        "LSTMCell": "lstm",
+        "GRUCell": "gru",
+        "RNNCell": f"rnn_{getattr(module, 'nonlinearity', 'tanh')}",
+    }
+    if kind not in modes or not hasattr(module, "state_dict"):
+        raise TypeError(
+            "`module` must be a torch.nn.LSTM, GRU, RNN, LSTMCell, GRUCell or RNNCell, "
+            f"got {type(module).__name__}; `find` and `from_state_dict` convert parts "
+            "of larger modules"
+        )
+    nonlinearity = "relu" if modes[kind] == "rnn_relu" else "tanh"
+    notes, options = [], {}
+    if getattr(module, "batch_first", True) is False:
+        notes.append("batch_first=False: call with time_major=True")
+    dropout = float(getattr(module, "dropout", 0.0))
+    if dropout:
+        options["dropout"] = dropout
+        notes.append(f"dropout={dropout} between layers needs a `key` to take place")
+    return _from_named(module.state_dict(), "", nonlinearity, notes, options)
+
+
+def from_state_dict(
+    sd: Mapping[str, Any],
+    prefix: str = "",
+    *,
+    nonlinearity: Literal["tanh", "relu"] = "tanh",
+) -> Imported:
+    """Convert the recurrent layer whose tensors begin with `prefix`.
+
+    Args:
+        sd: a state dict; tensors of torch or arrays.
+        prefix: what stands before `weight_ih_l0` in the names, such as `"encoder."`;
+            `find` lists them.
+        nonlinearity: of a plain RNN, which its weights do not tell.
+
+    Returns:
+        `Imported(spec, weights, notes)`, in the dtype of the tensors.
+
+    Raises:
+        TypeError: a tensor holds no floats, or dtypes differ.
+        ValueError: there is no recurrent layer under `prefix`, a tensor is missing, or
+            shapes do not fit each other; the message names the tensor.
+    """
+    _checks.check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
+    return _from_named(sd, prefix, nonlinearity, [], {})
+
+
+def from_file(
+    path: str | os.PathLike[str], *, nonlinearity: Literal["tanh", "relu"] = "tanh"
+) -> dict[str, Imported]:
+    """Convert the recurrent layers of a file that `torch.save` wrote.
+
+    The file is read with `weights_only=True`, so no code in it runs.
+
+    Args:
+        path: a state dict, or mappings that hold some, as checkpoints do.
+        nonlinearity: of plain RNNs, which their weights do not tell.
+
+    Returns:
+        The networks by prefix; names of nested mappings are joined by dots.
+
+    Raises:
+        ValueError: the file is damaged, or holds more than tensors and mappings.
+        ImportError: torch is not installed.
+    """
+    _checks.check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
+    return contents(_tensors_of(path), nonlinearity).found
+
+
+def read_file(path: str | os.PathLike[str]) -> Contents:
+    """Return the networks in a file of torch, and the names of other tensors."""
+    return contents(_tensors_of(path))
+
+
+def contents(sd: Mapping[str, Any], nonlinearity: str = "tanh") -> Contents:
+    """Return the networks in a state dict, and the names of other tensors."""
+    found, others = {}, {name: "not of a recurrent layer" for name in sd}
+    for prefix, spec in find(sd).items():
+        notes = []
+        if spec.mode == "rnn_tanh" and nonlinearity == "tanh":
+            notes.append("weights do not tell tanh from relu: taken as tanh")
+        found[prefix] = _from_named(sd, prefix, nonlinearity, notes, {})
+        for name in [n for n in others if n.startswith(prefix)]:
+            if _NAME.fullmatch(name[len(prefix) :]):
+                del others[name]
+    return Contents(found, others)
+
+
+def _tensors_of(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the tensors in a file by name; ValueError where it is damaged."""
+    import torch
+
+    size = Path(path).stat().st_size
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                inflated = sum(info.file_size for info in archive.infolist())
+            if inflated > size:
+                raise ValueError("its parts are compressed, as torch writes none")
+        tree = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever the reader meets in damaged bytes
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"`path` must be a file of tensors that torch.save wrote, such as a "
+            f"state_dict; {os.fspath(path)!r} cannot be read as one: {reason}"
+        ) from error
+    tensors = {}
+    for name, tensor in _flat(tree, "", set()):
+        if tensor.numel() * tensor.element_size() > size:  # strides of 0
+            raise ValueError(f"`{name}` must fit in its file of {size} bytes")
+        tensors[name] = tensor
+    return tensors
+
+
+def _flat(tree: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors in nested mappings, each of which is visited once."""
+    if not isinstance(tree, Mapping) or id(tree) in seen or len(seen) > _MAX_MAPPINGS:
+        return
+    seen.add(id(tree))
+    for name, value in tree.items():
+        name = f"{prefix}{name}"
+        if hasattr(value, "detach"):
+            yield name, value
+        else:
+            yield from _flat(value, f"{name}.", seen)
+
+
+def find(sd: Mapping[str, Any]) -> dict[str, RNNSpec]:
+    """Find the recurrent layers of a state dict.
+
+    Args:
+        sd: a state dict; tensors of torch or arrays.
+
+    Returns:
+        For each layer its prefix, which `from_state_dict` takes, and its spec. Those of
+        plain RNNs have mode `"rnn_tanh"`: weights do not tell it from `"rnn_relu"`.
+    """
+    names = (
+        re.fullmatch(rf"(.*?){_NAME.pattern}", name)
+        for name in sd
+        if isinstance(name, str)
+    )
+    prefixes = dict.fromkeys(
+        name[1] for name in names if name and name[2] == "weight_hh"
+    )
+    found = {}
+    for prefix in prefixes:
+        try:
+            found[prefix] = from_state_dict(sd, prefix).spec
+        except (TypeError, ValueError):
+            continue  # a name of the same kind on something else
+    return found
+
+
+def to_state_dict(
+    spec: RNNSpec, weights: Float[Array, " num_params"], prefix: str = ""
+) -> dict[str, Any]:
+    """Convert weights to a state dict that a `torch.nn` layer loads.
+
+    Args:
+        spec: the network; what torch cannot express raises ValueError.
+        weights: its flat vector.
+        prefix: put before every name.
+
+    Returns:
+        Tensors by name, copies. A spec with one bias has zeros for the other, and one
+        without biases has none: `bias=False` in torch.
+
+    Raises:
+        ValueError: `reset_after=False`, `cell_clip` or `input_mode="skip"`.
+        ImportError: torch is not installed.
+    """
+    import torch
+
+    require(
+        spec, "a layer of torch", reset_after=True, cell_clip=None, input_mode="linear"
+    )
+    sd = {}
+    order = gate_order(spec.mode), GATES[spec.mode]
+    for p, layer in enumerate(unpack_weights(weights, spec)):
+        number, reverse = divmod(p, spec.num_directions)
+        for theirs, ours in _FIELDS.items():
+            value = getattr(layer, ours)
+            if value is None and ours in ("b_ih", "b_hh") and spec.bias != "none":
+                value = jnp.zeros(layer.w_hh.shape[0], layer.w_hh.dtype)
+            if value is None:
+                continue
+            if ours != "w_hr":
+                value = reorder_gates(value, *order)
+            name = f"{prefix}{theirs}_l{number}{'_reverse' if reverse else ''}"
+            sd[name] = _tensor(torch, value)
+    return sd
+
+
+def _tensor(torch: Any, a: Array) -> Any:
+    if a.dtype == jnp.bfloat16:  # which numpy hands to torch as raw bytes
+        return torch.tensor(np.asarray(a, np.float32)).to(torch.bfloat16)
+    return torch.tensor(np.asarray(a))
+
+
+def _from_named(
+    sd: Mapping[str, Any], prefix: str, nonlinearity: str, notes: list, options: dict
+) -> Imported:
+    if not isinstance(sd, Mapping):
+        raise TypeError(f"`sd` must be a mapping, got {_checks.describe(sd)}")
+    found: dict[tuple[int, bool], dict[str, Any]] = {}
+    names: dict[tuple[int, bool, str], str] = {}
+    for name in sd:
+        match = isinstance(name, str) and name.startswith(prefix)
+        match = match and _NAME.fullmatch(name[len(prefix) :])
+        if match:
+            field, place = _FIELDS[match[1]], (int(match[2] or 0), bool(match[3]))
+            found.setdefault(place, {})[field] = as_array(name, sd[name])
+            names[(*place, field)] = name
+    if not found:
+        raise ValueError(
+            f"`sd` must hold a recurrent layer under the prefix {prefix!r}, with names "
+            f"such as {prefix + 'weight_ih_l0'!r}; `find` lists those that there are"
+        )
+    bidirectional = any(reverse for _, reverse in found)
+    directions = 2 if bidirectional else 1
+    places = [
+        (layer, bool(direction))
+        for layer in range(min(max(found)[0] + 1, _MAX_LAYERS))
+        for direction in range(directions)
+    ]
+
+    def label(p: int, field: str) -> str:
+        layer, reverse = places[p]
+        theirs = next(k for k, v in _FIELDS.items() if v == field)
+        usual = f"{prefix}{theirs}_l{layer}{'_reverse' if reverse else ''}"
+        return f"sd[{names.get((layer, reverse, field), usual)!r}]"
+
+    layers = []
+    for p, place in enumerate(places):
+        fields = found.get(place, {})
+        for field in ("w_ih", "w_hh"):
+            if field not in fields:
+                raise ValueError(f"`{label(p, field)}` must be given, and is missing")
+        layers.append(LayerWeights(**{**dict.fromkeys(LayerWeights._fields), **fields}))
+    mode = _mode(layers[0], label(0, "w_hh"), nonlinearity)
+    return build(
+        mode,
+        layers,
+        label,
+        order=GATES[mode],
+        bidirectional=bidirectional,
+        notes=notes,
+        **options,
+    )
+
+
+def _mode(layer: LayerWeights, name: str, nonlinearity: str) -> str:
+    """Tell the mode from the shapes of the recurrent weights."""
+    shape = layer.w_hh.shape
+    if layer.w_hr is not None:
+        return "lstm"  # alone in having a projection
+    gates = shape[0] // shape[1] if len(shape) == 2 and shape[1] else 0
+    if gates not in (1, 3, 4) or shape[0] != gates * shape[1]:
+        raise ValueError(
+            f"`{name}` must have shape [G*H, H] with G = 1, 3 or 4 gates, got "
+            f"{list(shape)}"
+        )
+    return _MODES.get(gates, f"rnn_{nonlinearity}")

@@ -1,0 +1,224 @@
+"""interop.torch: the numbers of torch's own layers, state dicts in and out, files."""
+
+import io
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from interop_cases import (
+    LIMIT,
+    assert_damage_is_one_error,
+    assert_swaps_show,
+    distance,
+    draw,
+    weights_of,
+)
+
+import ostinato as ost
+from ostinato.interop import torch as ours
+
+pytestmark = [
+    pytest.mark.peers,
+    pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning"),
+]
+torch = pytest.importorskip("torch", reason="needs the extra `peers`")
+nn = torch.nn
+
+X = draw(2, 5, 3)
+LAYERS = {
+    "lstm": nn.LSTM(3, 4, batch_first=True),
+    "lstm-stack": nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True),
+    "lstm-proj": nn.LSTM(3, 4, 2, proj_size=2, bidirectional=True, batch_first=True),
+    "lstm-no-bias": nn.LSTM(3, 4, bias=False, batch_first=True),
+    "gru": nn.GRU(3, 4, bidirectional=True, batch_first=True),
+    "tanh": nn.RNN(3, 4, 2, batch_first=True),
+    "relu": nn.RNN(3, 4, nonlinearity="relu", batch_first=True),
+}
+CELLS = {
+    "lstm": nn.LSTMCell(3, 4),
+    "gru": nn.GRUCell(3, 4),
+    "rnn_tanh": nn.RNNCell(3, 4),
+    "rnn_relu": nn.RNNCell(3, 4, nonlinearity="relu"),
+}
+
+
+def redrawn(module, seed=0):
+    with torch.no_grad():
+        for n, p in enumerate(module.parameters()):
+            p.copy_(torch.tensor(draw(*p.shape, seed=seed + n)))
+    return module
+
+
+def theirs(layer):
+    with torch.no_grad():
+        return redrawn(layer)(torch.tensor(X))[0].numpy()
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer_gives_the_same_numbers_and_goes_back(name):
+    layer = LAYERS[name]
+    want = theirs(layer)
+    imported = ours.from_module(layer)
+    assert distance(imported, X, want) <= LIMIT
+    assert imported.notes == ()
+    sd = ours.to_state_dict(imported.spec, imported.weights)
+    assert_same(sd, dict(layer.state_dict()))
+
+
+@pytest.mark.parametrize("mode", CELLS)
+def test_cell_is_its_layer(mode):
+    spec, weights, _ = ours.from_module(redrawn(CELLS[mode]))
+    assert spec == ost.RNNSpec(mode, 3, 4)
+    want = {name + "_l0": p for name, p in CELLS[mode].state_dict().items()}
+    assert_same(ours.to_state_dict(spec, weights), want)
+
+
+@pytest.mark.parametrize("mode", ["lstm", "gru"])
+def test_any_two_gates_swapped_show(mode, monkeypatch):
+    layer = LAYERS[mode]
+    want = theirs(layer)
+    convert = lambda: ours.from_module(layer)  # noqa: E731
+    assert_swaps_show(monkeypatch, ours.GATES, mode, convert, X, want)
+
+
+def test_notes_say_what_the_weights_do_not():
+    layer = nn.LSTM(3, 4, 2, dropout=0.25)
+    spec, _, notes = ours.from_module(layer)
+    assert spec.dropout == 0.25
+    assert "time_major=True" in notes[0] and "`key`" in notes[1]
+
+
+def test_part_of_a_model_is_found_by_its_prefix():
+    model = nn.ModuleDict({"encoder": nn.GRU(3, 4), "head": nn.Linear(4, 2)})
+    sd = redrawn(model).state_dict()
+    assert ours.find(sd) == {"encoder.": ost.RNNSpec("gru", 3, 4)}
+    arrays = {name: tensor.numpy() for name, tensor in sd.items()} | {7: X}
+    assert ours.find(arrays).keys() == {"encoder."}
+    spec, weights, _ = ours.from_state_dict(arrays, "encoder.")
+    _, want, _ = ours.from_module(model["encoder"])
+    np.testing.assert_array_equal(weights, want)
+    again = ours.to_state_dict(spec, weights, "encoder.")
+    model.load_state_dict(again, strict=False)
+    with pytest.raises(ValueError, match=r"prefix 'decoder\.'"):
+        ours.from_state_dict(sd, "decoder.")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_dtype_stays(dtype):
+    layer = redrawn(nn.GRU(3, 4)).to(dtype)
+    spec, weights, _ = ours.from_module(layer)
+    assert str(weights.dtype) == str(dtype).removeprefix("torch.")
+    assert_same(ours.to_state_dict(spec, weights), dict(layer.state_dict()))
+
+
+@pytest.mark.parametrize("bias", ["input", "recurrent"])
+def test_one_bias_leaves_zeros_for_the_other(bias):
+    spec = ost.RNNSpec("gru", 3, 4, bias=bias)
+    weights = weights_of(spec)
+    sd = ours.to_state_dict(spec, weights)
+    layer = nn.GRU(3, 4, batch_first=True)
+    layer.load_state_dict(sd)
+    with torch.no_grad():
+        want = layer(torch.tensor(X))[0].numpy()
+    assert distance(ours.Imported(spec, weights), X, want) <= LIMIT
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ost.RNNSpec("gru", 3, 4, reset_after=False),
+        ost.RNNSpec("lstm", 3, 4, cell_clip=1.0),
+        ost.RNNSpec("lstm", 4, 4, input_mode="skip"),
+    ],
+)
+def test_no_layer_of_torch_is_an_error(spec):
+    with pytest.raises(ValueError, match="`spec` must have .* for a layer of torch"):
+        ours.to_state_dict(spec, weights_of(spec))
+
+
+def test_wrong_tensors_are_named():
+    sd = dict(nn.LSTM(3, 4, 2).state_dict())
+    missing = {k: v for k, v in sd.items() if k != "weight_hh_l1"}
+    with pytest.raises(ValueError, match=r"`sd\['weight_hh_l1'\]`.* missing"):
+        ours.from_state_dict(missing)
+    with pytest.raises(ValueError, match=r"`sd\['bias_hh_l0'\]` must have shape"):
+        ours.from_state_dict(sd | {"bias_hh_l0": torch.zeros(3)})
+    with pytest.raises(ValueError, match="G = 1, 3 or 4 gates"):
+        ours.from_state_dict(sd | {"weight_hh_l0": torch.zeros(8, 4)})
+    with pytest.raises(TypeError, match="dtype"):
+        ours.from_state_dict(sd | {"bias_hh_l0": torch.zeros(16).double()})
+    with pytest.raises(TypeError, match="must be a dense tensor"):
+        ours.from_state_dict(sd | {"bias_hh_l0": torch.zeros(16, device="meta")})
+    with pytest.raises(TypeError, match="must be an array"):
+        ours.from_state_dict(sd | {"bias_hh_l0": [0.0]})
+    with pytest.raises(TypeError, match="`module` must be a torch.nn.LSTM"):
+        ours.from_module(nn.Linear(3, 4))
+    huge = sd | {f"weight_ih_l{'9' * 30}": torch.zeros(4, 3)}
+    with pytest.raises(ValueError, match="missing"):
+        ours.from_state_dict(huge)
+
+
+def test_file_with_nested_mappings(tmp_path):
+    model = redrawn(nn.ModuleDict({"rnn": nn.RNN(3, 4), "head": nn.Linear(4, 2)}))
+    tree = {"epoch": 3, "state": model.state_dict()}
+    tree["again"] = tree  # mappings may hold themselves
+    torch.save(tree, tmp_path / "model.pt")
+    found = ours.from_file(tmp_path / "model.pt")
+    assert found.keys() == {"state.rnn."}
+    assert "tanh from relu" in found["state.rnn."].notes[0]
+    relu = ours.from_file(tmp_path / "model.pt", nonlinearity="relu")
+    assert relu["state.rnn."].spec.mode == "rnn_relu"
+    others = ours.read_file(tmp_path / "model.pt").others
+    assert others.keys() == {"state.head.weight", "state.head.bias"}
+
+
+class Bad:
+    """Code that a careless reader of pickles runs."""
+
+    def __reduce__(self):
+        return pytest.fail, ("code of the file was run",)
+
+
+def test_hostile_files_are_one_error(tmp_path):
+    path = tmp_path / "bad.pt"
+    wanted = "`path` must be a file of tensors"
+    torch.save({"weight_ih_l0": Bad()}, path)
+    with pytest.raises(ValueError, match=wanted):
+        ours.from_file(path)
+    torch.save(nn.LSTM(3, 4), path)
+    with pytest.raises(ValueError, match=wanted):
+        ours.from_file(path)
+    vast = torch.zeros(1).expand(1 << 40, 1 << 20)
+    torch.save({"weight_hh_l0": vast}, path)
+    with pytest.raises(ValueError, match="must fit in its file"):
+        ours.from_file(path)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=wanted):
+        ours.from_file(path)
+
+
+@pytest.mark.parametrize("new_format", [True, False])
+def test_damaged_files_are_one_error(tmp_path, new_format):
+    buffer = io.BytesIO()
+    sd = nn.GRU(3, 4).state_dict()
+    torch.save(sd, buffer, _use_new_zipfile_serialization=new_format)
+    path = tmp_path / "damaged.pt"
+    assert_damage_is_one_error(ours.from_file, path, buffer.getvalue())
+
+
+def test_tensors_are_copies():
+    layer = nn.GRU(3, 4)
+    _, weights, _ = ours.from_module(layer)
+    before = np.asarray(weights)
+    with torch.no_grad():
+        layer.weight_ih_l0.zero_()
+    np.testing.assert_array_equal(weights, before)
+    sd = ours.to_state_dict(ost.RNNSpec("gru", 3, 4), weights)
+    sd["weight_ih_l0"].zero_()
+    assert jnp.any(weights[:12] != 0)
