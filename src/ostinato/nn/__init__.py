@@ -1,0 +1,1 @@
+"""Layers for other libraries: one module each, which imports that library."""

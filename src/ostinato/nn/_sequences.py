@@ -1,0 +1,95 @@
+"""The steps that all layers share: batch axes, reversal, resets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from .. import RNNSpec, rnn
+from .._typing import Array
+
+
+def run_fused(
+    spec: RNNSpec,
+    weights: Array,
+    inputs: Array,
+    states: Sequence[Array],
+    *,
+    seq_lengths: Array | None = None,
+    resets: Array | None = None,
+    time_major: bool = False,
+    reverse: bool = False,
+    keep_order: bool = False,
+) -> tuple[tuple[Array, ...], Array]:
+    """Run one layer over sequences with any number of batch axes.
+
+    Args:
+        spec: the layer.
+        weights: its flat vector.
+        inputs: `[*batch, T, I]`, or `[T, *batch, I]` if `time_major`.
+        states: the initial states `[*batch, H]`, the output's first; with two
+            directions `[2, *batch, H]`.
+        seq_lengths: integers `[*batch]`, or None.
+        resets: bool, the shape of `inputs` without features, or None.
+        time_major: whether time is the first axis.
+        reverse: run the steps of each sequence from its end.
+        keep_order: return the outputs of a reversed run in the order of the inputs.
+
+    Returns:
+        Final states, shaped as `states`, and outputs laid out as `inputs`.
+    """
+    time_axis = 0 if time_major else inputs.ndim - 2
+    batch = inputs.shape[:time_axis] + inputs.shape[time_axis + 1 : -1]
+    flat, steps = math.prod(batch), inputs.shape[time_axis]
+    axis = 0 if time_major else 1
+    entries = (steps, flat) if time_major else (flat, steps)
+    x = inputs.reshape(*entries, inputs.shape[-1])
+    lengths = None if seq_lengths is None else jnp.reshape(seq_lengths, flat)
+    if reverse:
+        x = flip(x, lengths, axis)
+    directions = spec.num_directions
+    first = tuple(a.reshape(directions, flat, a.shape[-1]) for a in states)
+    y, final = rnn(
+        spec,
+        weights,
+        x,
+        first if len(first) > 1 else first[0],
+        seq_lengths=lengths,
+        resets=None if resets is None else jnp.reshape(resets, entries),
+        time_major=time_major,
+    )
+    if reverse and keep_order:
+        y = flip(y, lengths, axis)
+    final = final if isinstance(final, tuple) else (final,)
+    final = tuple(a.reshape(b.shape) for a, b in zip(final, states, strict=True))
+    return final, y.reshape(*inputs.shape[:-1], y.shape[-1])
+
+
+def flip(a: Array, seq_lengths: Array | None, time_axis: int) -> Array:
+    """Reverse the steps of each sequence and leave its padding behind them.
+
+    Args:
+        a: `[B, T, ...]` or `[T, B, ...]`.
+        seq_lengths: integers `[B]`, or None.
+        time_axis: 1 or 0.
+    """
+    if seq_lengths is None:
+        return jnp.flip(a, time_axis)
+    t = jnp.arange(a.shape[time_axis], dtype=jnp.int32)
+    t = jnp.expand_dims(t, tuple(i for i in range(a.ndim) if i != time_axis))
+    lengths = jnp.expand_dims(
+        seq_lengths.astype(jnp.int32), (time_axis, *range(2, a.ndim))
+    )
+    source = jnp.where(t < lengths, lengths - 1 - t, t)
+    return jnp.take_along_axis(a, source, axis=time_axis)
+
+
+def same_dtype_reason(wanted: Any, **arrays: Any) -> str | None:
+    """Return which array has another dtype than the parameters; None if none has."""
+    for name, array in arrays.items():
+        if array.dtype != wanted:
+            return f"`{name}` is {array.dtype} and the parameters are {wanted}"
+    return None

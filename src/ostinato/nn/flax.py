@@ -1,0 +1,269 @@
+"""Recurrent layers of `flax.nnx` over the user's own cells, on the fused operator.
+
+    from ostinato.nn.flax import RNN, Bidirectional
+
+`RNN` and `Bidirectional` take the place of `nnx.RNN` and `nnx.Bidirectional`: the same
+arguments, the same tree of parameters, the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn import dtypes
+
+from .. import LayerWeights, pack_weights, unpack_weights
+from .._padding import select
+from .._rnn import backends
+from .._rnn.backends import Explanation
+from .._typing import Array, Bool, Float, Int
+from ..interop.flax import from_cell
+from ._sequences import run_fused, same_dtype_reason
+
+__all__ = ["RNN", "Bidirectional"]
+
+
+class RNN(nnx.RNN):
+    """`nnx.RNN` that runs standard cells on the fused operator.
+
+    Takes the arguments of `nnx.RNN`. The fused operator runs `LSTMCell`,
+    `OptimizedLSTMCell`, `GRUCell` and `SimpleCell` with their default activations and
+    without a residual connection, on inputs, parameters and carry of one dtype; every
+    other cell runs as in `nnx.RNN`. `explain(x)` tells which.
+
+    Past the end of a sequence outputs are 0, where `nnx.RNN` goes on with the padding;
+    a sequence of length 0 returns its initial carry. `unroll` means nothing to the
+    fused operator.
+
+    Holds under every JAX and nnx transformation.
+    """
+
+    def __call__(
+        self,
+        inputs: Float[Array, "*B T I"],
+        *,
+        initial_carry: Any = None,
+        seq_lengths: Int[Array, "*B"] | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+        rngs: Any = None,
+        resets: Bool[Array, "*B T"] | None = None,
+    ) -> Any:
+        """Run the cell over the sequences.
+
+        Args:
+            inputs: `[*batch, T, I]`, or `[T, *batch, I]` if `time_major`.
+            initial_carry: as the cell's `initialize_carry` returns it; None: that.
+            seq_lengths: integers `[*batch]`, each in 0..T.
+            return_carry: whether to return `(carry, outputs)`; None: as constructed.
+            time_major: None: as constructed.
+            reverse: None: as constructed.
+            keep_order: None: as constructed.
+            rngs: for the cell's `initialize_carry`.
+            resets: bool `[*batch, T]`, or `[T, *batch]`: True makes the carry 0 before
+                that step. Not with `reverse`.
+
+        Returns:
+            The outputs, laid out as `inputs`, or `(carry, outputs)`.
+
+        Raises:
+            ValueError: `resets` with `reverse`, or a wrong shape.
+        """
+        return_carry = self.return_carry if return_carry is None else return_carry
+        time_major = self.time_major if time_major is None else time_major
+        reverse = self.reverse if reverse is None else reverse
+        keep_order = self.keep_order if keep_order is None else keep_order
+        if resets is not None and reverse:
+            raise ValueError("`resets` must be None with reverse=True")
+        reason = _unfused_reason(self.cell, inputs, initial_carry)
+        if reason is not None and resets is None:
+            return super().__call__(
+                inputs,
+                initial_carry=initial_carry,
+                seq_lengths=seq_lengths,
+                return_carry=return_carry,
+                time_major=time_major,
+                reverse=reverse,
+                keep_order=keep_order,
+                rngs=rngs,
+            )
+        if initial_carry is None:
+            initial_carry = self._initial_carry(inputs, time_major, rngs)
+        if reason is not None:
+            carry, outputs = _scan_with_resets(
+                self.cell, initial_carry, inputs, seq_lengths, resets, time_major
+            )
+            return (carry, outputs) if return_carry else outputs
+        spec, weights, _ = from_cell(self.cell)
+        states, outputs = run_fused(
+            spec,
+            weights,
+            inputs,
+            _swap(initial_carry),
+            seq_lengths=seq_lengths,
+            resets=resets,
+            time_major=time_major,
+            reverse=reverse,
+            keep_order=keep_order,
+        )
+        return (_swap(states), outputs) if return_carry else outputs
+
+    def explain(self, inputs: Any) -> Explanation:
+        """Say whether the fused operator runs the cell on `inputs`, and why not.
+
+        Returns:
+            `ostinato.Explanation`: that of `ostinato.explain`, or the backend
+            `"flax"` with the reason why the cell runs as in `nnx.RNN`.
+        """
+        reason = _unfused_reason(self.cell, inputs, None)
+        if reason is None:
+            return backends.explain(from_cell(self.cell).spec, inputs)
+        rejected = {name: reason for name in ("cuda", "cpu", "xla")}
+        return Explanation("flax", "step by step, as nnx.RNN runs it", rejected)
+
+    def _initial_carry(self, inputs: Array, time_major: bool, rngs: Any) -> Any:
+        axis = 0 if time_major else inputs.ndim - 2
+        rngs = self.rngs if rngs is None else rngs
+        if isinstance(rngs, nnx.Rngs):
+            rngs = rngs.carry.fork()
+        shape = inputs.shape[:axis] + inputs.shape[axis + 1 :]
+        return self.cell.initialize_carry(shape, rngs)
+
+
+def _unfused_reason(cell: Any, inputs: Any, carry: Any) -> str | None:
+    """Return why the fused operator does not run a cell; None if it does."""
+    try:
+        network = from_cell(cell)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    if cell.promote_dtype is not dtypes.promote_dtype:
+        return "the cell has a `promote_dtype` of its own"
+    dtype = network.weights.dtype
+    if cell.dtype is not None and jnp.dtype(cell.dtype) != dtype:
+        return (
+            f"the cell computes in {jnp.dtype(cell.dtype)}, its parameters are {dtype}"
+        )
+    carries = {f"carry[{i}]": a for i, a in enumerate(jax.tree.leaves(carry))}
+    return same_dtype_reason(dtype, inputs=inputs, **carries)
+
+
+def _swap(states: Any) -> Any:
+    """Turn the carry of a cell into states, the output's first, or back.
+
+    An LSTM's carry in flax is `(c, h)`.
+    """
+    if isinstance(states, tuple):
+        return states[::-1] if len(states) > 1 else states[0]
+    return (states,)
+
+
+def _scan_with_resets(
+    cell: Any,
+    carry: Any,
+    inputs: Array,
+    seq_lengths: Array | None,
+    resets: Array | None,
+    time_major: bool,
+) -> tuple[Any, Array]:
+    """Run any cell step by step, with a carry that becomes 0 at resets."""
+    time_axis = 0 if time_major else inputs.ndim - (cell.num_feature_axes + 1)
+    xs = jnp.moveaxis(inputs, time_axis, 0)
+    valid = None
+    if seq_lengths is not None:
+        t = jnp.arange(len(xs), dtype=jnp.int32)
+        valid = jnp.expand_dims(t, tuple(range(1, 1 + seq_lengths.ndim))) < seq_lengths
+    resets = jnp.moveaxis(jnp.asarray(resets), time_axis, 0)
+
+    @nnx.scan(
+        in_axes=(nnx.StateAxes({...: nnx.Carry}), nnx.Carry, 0),
+        out_axes=(nnx.Carry, 0),
+    )
+    def step(cell: Any, old: Any, at: tuple) -> tuple[Any, Array]:
+        x, reset, valid = at
+        new, y = cell(select(~reset, old), x)
+        return (
+            (new, y) if valid is None else (select(valid, new, old), select(valid, y))
+        )
+
+    carry, outputs = step(cell, carry, (xs, resets, valid))
+    return carry, jnp.moveaxis(outputs, 0, time_axis)
+
+
+class Bidirectional(nnx.Bidirectional):
+    """`nnx.Bidirectional` that runs two standard cells in one fused call.
+
+    Takes the arguments of `nnx.Bidirectional`. Two `RNN` of this module over cells of
+    one kind and size, neither constructed with `reverse=True`, run as one call of
+    `ostinato.rnn`; everything else runs as in `nnx.Bidirectional`, each direction
+    fused where it can be.
+    """
+
+    def __call__(
+        self,
+        inputs: Float[Array, "*B T I"],
+        *,
+        initial_carry: tuple[Any, Any] | None = None,
+        rngs: Any = None,
+        seq_lengths: Int[Array, "*B"] | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+    ) -> Any:
+        """Run both directions; arguments and results as for `nnx.Bidirectional`."""
+        options = {"reverse": reverse, "keep_order": keep_order}  # unused there, too
+        both = (self.forward_rnn, self.backward_rnn)
+        if not _run_as_one(both, inputs, initial_carry):
+            return super().__call__(
+                inputs,
+                initial_carry=initial_carry,
+                rngs=rngs,
+                seq_lengths=seq_lengths,
+                return_carry=return_carry,
+                time_major=time_major,
+                **options,
+            )
+        return_carry = self.return_carry if return_carry is None else return_carry
+        time_major = self.time_major if time_major is None else time_major
+        rngs = self.rngs if rngs is None else rngs
+        if initial_carry is None:
+            initial_carry = tuple(
+                layer._initial_carry(inputs, time_major, rngs) for layer in both
+            )
+        networks = [from_cell(layer.cell) for layer in both]
+        spec = dataclasses.replace(networks[0].spec, bidirectional=True)
+        layers: list[LayerWeights] = []
+        for network in networks:
+            layers += unpack_weights(network.weights, network.spec)
+        states = zip(*map(_swap, initial_carry), strict=True)
+        final, outputs = run_fused(
+            spec,
+            pack_weights(layers, spec),
+            inputs,
+            [jnp.stack(pair) for pair in states],
+            seq_lengths=seq_lengths,
+            time_major=time_major,
+        )
+        merged = self.merge_fn(*jnp.split(outputs, 2, axis=-1))
+        if not return_carry:
+            return merged
+        carries = tuple(_swap(tuple(a[n] for a in final)) for n in range(2))
+        return carries, merged
+
+
+def _run_as_one(layers: Any, inputs: Array, carries: Any) -> bool:
+    """Return whether two layers are the directions of one fused network."""
+    carries = (None, None) if carries is None else carries
+    for layer, carry in zip(layers, carries, strict=True):
+        if type(layer) is not RNN or layer.reverse:
+            return False
+        if _unfused_reason(layer.cell, inputs, carry) is not None:
+            return False
+    first, second = (from_cell(layer.cell) for layer in layers)
+    return first.spec == second.spec and first.weights.dtype == second.weights.dtype
