@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .. import RNNSpec, rnn
+from .._padding import select
 from .._typing import Array
 
 
@@ -93,3 +94,18 @@ def same_dtype_reason(wanted: Any, **arrays: Any) -> str | None:
         if array.dtype != wanted:
             return f"`{name}` is {array.dtype} and the parameters are {wanted}"
     return None
+
+
+def from_carry(carry: Any) -> tuple[Array, ...]:
+    """Return the carry of a cell of flax, `h` or `(c, h)`, as states `(h, c)`."""
+    return carry[::-1] if isinstance(carry, tuple) else (carry,)
+
+
+def to_carry(states: tuple[Array, ...]) -> Any:
+    """Return states `(h, c)` as the carry of a cell of flax, `(c, h)`, or `h`."""
+    return states[::-1] if len(states) > 1 else states[0]
+
+
+def select_carry(reset: Array, carry: Any) -> Any:
+    """Return `carry`, with zeros where `reset`, of its leading axes, is True."""
+    return select(~reset, carry)

@@ -22,7 +22,7 @@ from .._rnn import backends
 from .._rnn.backends import Explanation
 from .._typing import Array, Bool, Float, Int
 from ..interop.flax import from_cell
-from ._sequences import run_fused, same_dtype_reason
+from ._sequences import from_carry, run_fused, same_dtype_reason, to_carry
 
 __all__ = ["RNN", "Bidirectional"]
 
@@ -105,14 +105,14 @@ class RNN(nnx.RNN):
             spec,
             weights,
             inputs,
-            _swap(initial_carry),
+            from_carry(initial_carry),
             seq_lengths=seq_lengths,
             resets=resets,
             time_major=time_major,
             reverse=reverse,
             keep_order=keep_order,
         )
-        return (_swap(states), outputs) if return_carry else outputs
+        return (to_carry(states), outputs) if return_carry else outputs
 
     def explain(self, inputs: Any) -> Explanation:
         """Say whether the fused operator runs the cell on `inputs`, and why not.
@@ -151,16 +151,6 @@ def _unfused_reason(cell: Any, inputs: Any, carry: Any) -> str | None:
         )
     carries = {f"carry[{i}]": a for i, a in enumerate(jax.tree.leaves(carry))}
     return same_dtype_reason(dtype, inputs=inputs, **carries)
-
-
-def _swap(states: Any) -> Any:
-    """Turn the carry of a cell into states, the output's first, or back.
-
-    An LSTM's carry in flax is `(c, h)`.
-    """
-    if isinstance(states, tuple):
-        return states[::-1] if len(states) > 1 else states[0]
-    return (states,)
 
 
 def _scan_with_resets(
@@ -241,7 +231,7 @@ class Bidirectional(nnx.Bidirectional):
         layers: list[LayerWeights] = []
         for network in networks:
             layers += unpack_weights(network.weights, network.spec)
-        states = zip(*map(_swap, initial_carry), strict=True)
+        states = zip(*map(from_carry, initial_carry), strict=True)
         final, outputs = run_fused(
             spec,
             pack_weights(layers, spec),
@@ -253,7 +243,7 @@ class Bidirectional(nnx.Bidirectional):
         merged = self.merge_fn(*jnp.split(outputs, 2, axis=-1))
         if not return_carry:
             return merged
-        carries = tuple(_swap(tuple(a[n] for a in final)) for n in range(2))
+        carries = tuple(to_carry(tuple(a[n] for a in final)) for n in range(2))
         return carries, merged
 
 

@@ -1,0 +1,102 @@
+"""Recurrent layers of Equinox: its own cells on the fused operator.
+
+from ostinato.nn.equinox import scan
+
+state, ys = scan(cell, xs)                    # one sequence; jax.vmap for a batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .. import _checks
+from .._typing import Array, Bool, Float
+from ..interop.equinox import from_cell
+from ._sequences import run_fused, same_dtype_reason, select_carry
+
+__all__ = ["scan"]
+
+_CELLS = (eqx.nn.LSTMCell, eqx.nn.GRUCell)
+
+
+def scan(
+    cell: Callable[[Array, Any], Any],
+    xs: Float[Array, "T I"],
+    state: Any = None,
+    *,
+    resets: Bool[Array, " T"] | None = None,
+    reverse: bool = False,
+) -> tuple[Any, Array]:
+    """Run a cell over one sequence.
+
+    An `eqx.nn.LSTMCell` or `eqx.nn.GRUCell` whose parameters, inputs and state have one
+    dtype runs on the fused operator; every other cell runs in a `lax.scan`.
+
+    Args:
+        cell: called as `cell(x, state) -> state`.
+        xs: the inputs, `[T, I]`; any pytree of `[T, ...]` for a cell of your own.
+        state: the initial state, `h` or `(h, c)`; None: zeros, for the cells of
+            Equinox.
+        resets: True makes the state 0 before that step, and no gradient crosses. Not
+            with `reverse`.
+        reverse: run from the last step to the first; `ys` stay in the order of `xs`.
+
+    Returns:
+        `(state, ys)`: the final state, and `h` after every step, `[T, H]`: the first
+        item of a state that is a tuple.
+
+    Raises:
+        TypeError: `state` is None for a cell of your own.
+        ValueError: `resets` with `reverse`, or a wrong shape.
+
+    Holds under every JAX and Equinox transformation: `jax.vmap` over sequences runs one
+    fused call of the whole batch.
+    """
+    reverse = _checks.check_bool("reverse", reverse)
+    if resets is not None and reverse:
+        raise ValueError("`resets` must be None with reverse=True")
+    known = type(cell) in _CELLS
+    if state is None:
+        if not known:
+            raise TypeError(
+                f"`state` must be given for a {type(cell).__name__}, which is no cell "
+                "of Equinox"
+            )
+        zeros = jnp.zeros(cell.hidden_size, cell.weight_hh.dtype)  # pyright: ignore
+        state = (zeros, zeros) if isinstance(cell, eqx.nn.LSTMCell) else zeros
+    if (
+        known
+        and same_dtype_reason(
+            cell.weight_hh.dtype,  # pyright: ignore
+            xs=xs,
+            **{f"state[{i}]": a for i, a in enumerate(jax.tree.leaves(state))},
+        )
+        is None
+    ):
+        spec, weights, _ = from_cell(cell)
+        states = state if isinstance(state, tuple) else (state,)
+        final, ys = run_fused(
+            spec,
+            weights,
+            xs,
+            states,
+            resets=resets,
+            reverse=reverse,
+            keep_order=True,
+        )
+        return (final if isinstance(state, tuple) else final[0]), ys
+
+    def step(state: Any, at: tuple[Any, Any]) -> tuple[Any, Any]:
+        x, reset = at
+        if reset is not None:
+            state = select_carry(reset, state)
+        state = cell(x, state)
+        return state, state[0] if isinstance(state, tuple) else state
+
+    return lax.scan(step, state, (xs, resets), reverse=reverse)

@@ -1,0 +1,193 @@
+"""Recurrent layers of `flax.linen` over the user's own cells, on the fused operator.
+
+    from ostinato.nn.linen import RNN, ScannedRNN
+
+`RNN` takes the place of `flax.linen.RNN`, `ScannedRNN` that of the layer that many
+reinforcement learning programs define on `linen.scan`: the same variables, the same
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen
+
+from .._rnn import backends
+from .._rnn.backends import Explanation
+from .._typing import Array, Bool, Float, Int
+from ..interop.flax import from_cell
+from ..interop.imported import Imported
+from ._sequences import (
+    from_carry,
+    run_fused,
+    same_dtype_reason,
+    select_carry,
+    to_carry,
+)
+
+__all__ = ["RNN", "ScannedRNN"]
+
+_KINDS = {
+    linen.LSTMCell: "lstm",
+    linen.OptimizedLSTMCell: "lstm",
+    linen.GRUCell: "gru",
+    linen.SimpleCell: "rnn_tanh",
+}
+_SIGMOIDS = (linen.sigmoid, jax.nn.sigmoid, jax.lax.logistic)
+_TANHS = (linen.tanh, jnp.tanh, jax.lax.tanh)
+
+
+class RNN(linen.RNN):
+    """`linen.RNN` that runs standard cells on the fused operator.
+
+    Takes the fields of `linen.RNN`. The fused operator runs `LSTMCell`,
+    `OptimizedLSTMCell`, `GRUCell` and `SimpleCell` with their default activations and
+    without a residual connection, on inputs, parameters and carry of one dtype; every
+    other cell, and every initialisation, runs as in `linen.RNN`.
+
+    Past the end of a sequence outputs are 0, where `linen.RNN` goes on with the
+    padding; a sequence of length 0 returns its initial carry.
+
+    Holds under every JAX and linen transformation.
+    """
+
+    def __call__(
+        self,
+        inputs: Float[Array, "*B T I"],
+        *,
+        initial_carry: Any = None,
+        init_key: Any = None,
+        seq_lengths: Int[Array, "*B"] | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+    ) -> Any:
+        """Run the cell over the sequences; arguments and results as for `linen.RNN`."""
+        return_carry = self.return_carry if return_carry is None else return_carry
+        time_major = self.time_major if time_major is None else time_major
+        reverse = self.reverse if reverse is None else reverse
+        keep_order = self.keep_order if keep_order is None else keep_order
+        network = _network(self, self.cell, inputs, initial_carry)
+        if isinstance(network, str):
+            return super().__call__(
+                inputs,
+                initial_carry=initial_carry,
+                init_key=init_key,
+                seq_lengths=seq_lengths,
+                return_carry=return_carry,
+                time_major=time_major,
+                reverse=reverse,
+                keep_order=keep_order,
+            )
+        if initial_carry is None:
+            key = jax.random.key(0) if init_key is None else init_key
+            axis = 0 if time_major else inputs.ndim - 2
+            shape = inputs.shape[:axis] + inputs.shape[axis + 1 :]
+            initial_carry = self.cell.initialize_carry(key, shape)
+        states, outputs = run_fused(
+            network.spec,
+            network.weights,
+            inputs,
+            from_carry(initial_carry),
+            seq_lengths=seq_lengths,
+            time_major=time_major,
+            reverse=reverse,
+            keep_order=keep_order,
+        )
+        return (to_carry(states), outputs) if return_carry else outputs
+
+    def explain(self, inputs: Any) -> Explanation:
+        """Say whether the fused operator runs the cell on `inputs`, and why not.
+
+        Call it on a bound module, or through `apply(variables, x, method="explain")`.
+        """
+        network = _network(self, self.cell, inputs, None)
+        if not isinstance(network, str):
+            return backends.explain(network.spec, inputs)
+        rejected = {name: network for name in ("cuda", "cpu", "xla")}
+        return Explanation("flax", "step by step, as linen.RNN runs it", rejected)
+
+
+class ScannedRNN(linen.Module):
+    """A recurrent layer whose carry begins anew at resets, time first.
+
+    Attributes:
+        cell: the cell; None: a `linen.GRUCell` of as many features as the inputs have.
+
+    Called as `(carry, (inputs, resets)) -> (carry, outputs)`, with `inputs [T, B, I]`,
+    `resets [T, B]`, True where a sequence begins, and outputs `[T, B, H]`. Its
+    variables are those of the usual module of reinforcement learning, which calls
+    `linen.GRUCell` inside of `linen.scan`: `{"GRUCell_0": ...}`.
+
+    References:
+        Lu et al., Discovered Policy Optimisation (2022), whose program PureJaxRL is.
+    """
+
+    cell: linen.RNNCellBase | None = None
+
+    @linen.compact
+    def __call__(
+        self,
+        carry: Any,
+        inputs_and_resets: tuple[Float[Array, "T B I"], Bool[Array, "T B"]],
+    ) -> tuple[Any, Float[Array, "T B H"]]:
+        """Run the cell over all steps."""
+        inputs, resets = inputs_and_resets
+        cell = self.cell or linen.GRUCell(features=inputs.shape[-1], parent=None)
+        cell = cell.clone(parent=self, name=f"{type(cell).__name__}_0")
+        network = _network(self, cell, inputs, carry)
+        if isinstance(network, str):
+            return _scan(cell, carry, inputs, resets)
+        states, outputs = run_fused(
+            network.spec,
+            network.weights,
+            inputs,
+            from_carry(carry),
+            resets=resets.astype(bool),
+            time_major=True,
+        )
+        return to_carry(states), outputs
+
+    @staticmethod
+    def initialize_carry(batch_size: int, hidden_size: int) -> Array:
+        """Return the zeros `[B, H]` that a GRU begins with."""
+        return jnp.zeros((batch_size, hidden_size))
+
+
+def _scan(cell: Any, carry: Any, inputs: Array, resets: Array) -> tuple[Any, Array]:
+    """Run any cell step by step, with a carry that becomes 0 at resets."""
+
+    def step(cell: Any, carry: Any, at: tuple[Array, Array]) -> tuple[Any, Array]:
+        x, reset = at
+        return cell(select_carry(reset, carry), x)
+
+    scan: Callable = linen.scan(
+        step, variable_broadcast="params", split_rngs={"params": False}
+    )
+    return scan(cell, carry, (inputs, resets.astype(bool)))
+
+
+def _network(module: Any, cell: Any, inputs: Any, carry: Any) -> Imported | str:
+    """Return the cell as the fused operator runs it, or why it does not."""
+    if type(cell) not in _KINDS:
+        return f"there is no fused operator for {type(cell).__name__}"
+    kind = _KINDS[type(cell)]
+    for name, usual in (("gate_fn", _SIGMOIDS), ("activation_fn", _TANHS)):
+        if getattr(cell, name, usual[0]) not in usual:
+            return f"`{name}` of the {type(cell).__name__} is not the usual one"
+    if getattr(cell, "residual", False):
+        return "`residual` is True"
+    if module.is_initializing():
+        return "the variables are being initialised"
+    network = from_cell(cell.variables["params"], kind=kind)
+    dtype = network.weights.dtype
+    if cell.dtype is not None and jnp.dtype(cell.dtype) != dtype:
+        return f"the cell computes in {cell.dtype}, its parameters are {dtype}"
+    carries = {f"carry[{i}]": a for i, a in enumerate(jax.tree.leaves(carry))}
+    reason = same_dtype_reason(dtype, inputs=inputs, **carries)
+    return network if reason is None else reason
