@@ -1,0 +1,59 @@
+"""`nn.equinox.scan` against the cells of Equinox in a loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+eqx = pytest.importorskip("equinox")
+from ostinato.nn.equinox import scan  # noqa: E402
+
+X = np.random.default_rng(0).standard_normal((3, 7, 4)).astype("f4")
+RESETS = jnp.asarray(np.random.default_rng(1).random(7) < 0.4)
+
+
+class Plain(eqx.Module):
+    """A cell of the user's own, which has no fused operator."""
+
+    cell: eqx.Module
+
+    def __call__(self, x, state):
+        return self.cell(x, state)
+
+
+def close(a, b, tolerance=2e-6):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("kind", [eqx.nn.LSTMCell, eqx.nn.GRUCell])
+@pytest.mark.parametrize(
+    "options", [{}, {"resets": RESETS}, {"reverse": True}], ids=str
+)
+def test_scan(kind, use_bias, options):
+    cell = kind(4, 5, use_bias=use_bias, dtype=jnp.float32, key=jax.random.key(0))
+    start = jnp.full(5, 0.5, jnp.float32)
+    state = (start, -start) if kind is eqx.nn.LSTMCell else start
+
+    def run(cell, x):
+        return jax.vmap(lambda x: scan(cell, x, state, **options))(x)
+
+    close(run(cell, X), run(Plain(cell), X))
+
+    def loss(cell):
+        return sum(jnp.sum(jnp.sin(a)) for a in jax.tree.leaves(run(cell, X)))
+
+    close(eqx.filter_grad(loss)(cell), eqx.filter_grad(loss)(Plain(cell)), 5e-6)
+    fused = str(jax.make_jaxpr(lambda x: run(cell, x))(X))
+    assert "ostinato_rnn" in fused and "scan" not in fused
+
+
+def test_arguments():
+    cell = eqx.nn.GRUCell(4, 5, dtype=jnp.float32, key=jax.random.key(0))
+    zeros = jnp.zeros(5, jnp.float32)
+    close(scan(cell, X[0]), scan(cell, X[0], zeros), 0)
+    with pytest.raises(TypeError, match="`state` must be given"):
+        scan(Plain(cell), X[0])
+    with pytest.raises(ValueError, match="`resets`"):
+        scan(cell, X[0], resets=RESETS, reverse=True)

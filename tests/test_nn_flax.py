@@ -1,0 +1,131 @@
+"""`nn.flax` against `flax.nnx`: the same trees, outputs and gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+nnx = pytest.importorskip("flax.nnx")
+from ostinato.nn.flax import RNN, Bidirectional  # noqa: E402
+
+CELLS = [nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell, nnx.SimpleCell]
+cells = pytest.mark.parametrize("cell_class", CELLS, ids=lambda c: c.__name__)
+X = np.random.default_rng(0).standard_normal((2, 3, 7, 4)).astype("f4")
+
+
+def drawn(cell_class, seed=0):
+    """Return a cell with weights that differ from gate to gate."""
+    cell = cell_class(4, 5, rngs=nnx.Rngs(seed))
+    rng = np.random.default_rng(seed)
+    state = jax.tree.map(
+        lambda a: jnp.asarray(0.4 * rng.standard_normal(a.shape), "f4"),
+        nnx.state(cell, nnx.Param),
+    )
+    nnx.update(cell, state)
+    return cell
+
+
+def close(a, b, tolerance=2e-6):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.shape == y.shape
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance)
+
+
+@cells
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"return_carry": True, "reverse": True},
+        {"reverse": True, "keep_order": True},
+        {"time_major": True, "return_carry": True},
+    ],
+    ids=str,
+)
+def test_outputs_carry_and_gradients(cell_class, options):
+    cell = drawn(cell_class)
+    theirs, ours = nnx.RNN(cell, **options), RNN(cell, **options)
+    assert ours.explain(X).backend != "flax"
+    close(ours(X), theirs(X))
+
+    def gradient(layer):
+        loss = lambda m: sum(jnp.sum(jnp.sin(a)) for a in jax.tree.leaves(m(X)))  # noqa: E731
+        return nnx.grad(loss)(layer)
+
+    close(gradient(ours), gradient(theirs), 5e-6)
+
+
+@cells
+@pytest.mark.parametrize("reverse", [False, True])
+def test_lengths(cell_class, reverse):
+    cell, lengths = drawn(cell_class), jnp.array([1, 7, 4])
+    options = {"return_carry": True, "reverse": reverse, "keep_order": True}
+    carry, y = RNN(cell, **options)(X[0], seq_lengths=lengths)
+    wanted, y_wanted = nnx.RNN(cell, **options)(X[0], seq_lengths=lengths)
+    valid = np.arange(7) < np.asarray(lengths)[:, None]
+    close(carry, wanted)
+    close(y[valid], y_wanted[valid])
+    assert not np.asarray(y)[~valid].any()
+    start = jax.tree.map(jnp.ones_like, carry)
+    none = RNN(cell, **options)(X[0], initial_carry=start, seq_lengths=0 * lengths)
+    close(none[0], start, 0)
+
+
+@cells
+def test_both_directions_are_one_call(cell_class):
+    layers = drawn(cell_class), drawn(cell_class, 1)
+    for options in ({"return_carry": True}, {"time_major": True}):
+        ours = Bidirectional(*map(RNN, layers), **options)
+        theirs = nnx.Bidirectional(*map(nnx.RNN, layers), **options)
+        close(ours(X), theirs(X))
+    jaxpr = jax.make_jaxpr(lambda x: Bidirectional(*map(RNN, layers))(x))(X)
+    assert str(jaxpr).count("ostinato_rnn") == 1
+
+
+@cells
+def test_resets_in_fused_and_in_other_cells(cell_class):
+    class Other(cell_class):
+        def __call__(self, carry, inputs):
+            return super().__call__(carry, inputs)
+
+    cell = drawn(cell_class)
+    other = Other(4, 5, rngs=nnx.Rngs(0))
+    nnx.update(other, nnx.state(cell, nnx.Param))
+    assert RNN(other).explain(X).backend == "flax"
+    resets = jnp.asarray(np.random.default_rng(1).random((3, 7)) < 0.3)
+    y = RNN(cell)(X[0], resets=resets)
+    close(RNN(other)(X[0], resets=resets), y)
+    lengths = jnp.array([2, 7, 0])
+    close(
+        RNN(other, return_carry=True)(X[0], resets=resets, seq_lengths=lengths),
+        RNN(cell, return_carry=True)(X[0], resets=resets, seq_lengths=lengths),
+    )
+    for b in range(3):  # what a reset leaves is what a new sequence gives
+        start = int(np.flatnonzero(np.asarray(resets[b]))[-1])
+        close(RNN(cell)(X[0, b, start:]), y[b, start:])
+    with pytest.raises(ValueError, match="`resets`"):
+        RNN(cell, reverse=True)(X[0], resets=resets)
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        (lambda r: nnx.LSTMCell(4, 5, gate_fn=nnx.relu, rngs=r), "gate_fn"),
+        (lambda r: nnx.GRUCell(4, 5, activation_fn=nnx.relu, rngs=r), "activation_fn"),
+        (lambda r: nnx.SimpleCell(4, 5, residual=True, rngs=r), "residual"),
+        (lambda r: nnx.GRUCell(4, 5, dtype=jnp.bfloat16, rngs=r), "bfloat16"),
+    ],
+)
+def test_other_cells_run_as_in_nnx(cell, words):
+    cell = cell(nnx.Rngs(0))
+    said = RNN(cell).explain(X)
+    assert said.backend == "flax" and words in said.rejected["cpu"]
+    close(RNN(cell)(X), nnx.RNN(cell)(X), 0)
+
+
+def test_transformations_and_jit():
+    cell = drawn(nnx.GRUCell)
+    layer = RNN(cell)
+    close(nnx.jit(lambda m, x: m(x))(layer, X), layer(X))
+    close(nnx.vmap(lambda m, x: m(x), in_axes=(None, 0))(layer, X), layer(X))

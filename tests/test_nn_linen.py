@@ -1,0 +1,102 @@
+"""`nn.linen` against `flax.linen`: the same variables, outputs and gradients."""
+
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+linen = pytest.importorskip("flax.linen")
+from ostinato.nn.linen import RNN, ScannedRNN  # noqa: E402
+
+X = np.random.default_rng(0).standard_normal((3, 7, 4)).astype("f4")
+RESETS = np.random.default_rng(1).random((7, 3)) < 0.3
+CELLS = [linen.LSTMCell, linen.OptimizedLSTMCell, linen.GRUCell, linen.SimpleCell]
+
+
+def drawn(variables):
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda a: jnp.asarray(0.4 * rng.standard_normal(a.shape), "f4"), variables
+    )
+
+
+def close(a, b, tolerance=2e-6):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance)
+
+
+def values_and_gradients(module, variables, *args):
+    def loss(variables):
+        out = module.apply(variables, *args)
+        return sum(jnp.sum(jnp.sin(a)) for a in jax.tree.leaves(out)), out
+
+    return jax.grad(loss, has_aux=True)(variables)
+
+
+@pytest.mark.parametrize("cell_class", CELLS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("options", [{}, {"reverse": True, "keep_order": True}])
+def test_rnn(cell_class, options):
+    ours = RNN(cell_class(5), return_carry=True, **options)
+    theirs = linen.RNN(cell_class(5), return_carry=True, **options)
+    key = jax.random.key(0)
+    close(ours.init(key, X), theirs.init(key, X), 0)
+    variables = drawn(theirs.init(key, X))
+    assert ours.apply(variables, X, method="explain").backend != "flax"
+    close(
+        values_and_gradients(ours, variables, X),
+        values_and_gradients(theirs, variables, X),
+        5e-6,
+    )
+    lengths = jnp.array([1, 7, 4])
+    carry, y = ours.apply(variables, X, seq_lengths=lengths)
+    wanted, y_wanted = theirs.apply(variables, X, seq_lengths=lengths)
+    valid = np.arange(7) < np.asarray(lengths)[:, None]
+    close(carry, wanted)
+    close(y[valid], y_wanted[valid])
+
+
+def test_other_cells_run_as_in_linen():
+    cell = linen.GRUCell(5, activation_fn=linen.relu)
+    variables = linen.RNN(cell).init(jax.random.key(0), X)
+    said = RNN(cell).apply(variables, X, method="explain")
+    assert said.backend == "flax" and "activation_fn" in said.rejected["cpu"]
+    close(RNN(cell).apply(variables, X), linen.RNN(cell).apply(variables, X), 0)
+
+
+class Reference(linen.Module):
+    """The layer of reinforcement learning programs: a cell inside of `linen.scan`."""
+
+    @ft.partial(
+        linen.scan,
+        variable_broadcast="params",
+        in_axes=0,
+        out_axes=0,
+        split_rngs={"params": False},
+    )
+    @linen.compact
+    def __call__(self, carry, at):
+        x, resets = at
+        carry = jnp.where(resets[:, None], jnp.zeros_like(carry), carry)
+        return linen.GRUCell(features=x.shape[1])(carry, x)
+
+
+def test_scanned_rnn():
+    x, carry, key = np.swapaxes(X, 0, 1), jnp.ones((3, 4)), jax.random.key(0)
+    args = carry, (x, jnp.asarray(RESETS))
+    close(ScannedRNN().init(key, *args), Reference().init(key, *args), 0)
+    variables = drawn(Reference().init(key, *args))
+    close(
+        values_and_gradients(ScannedRNN(), variables, *args),
+        values_and_gradients(Reference(), variables, *args),
+        5e-6,
+    )
+    assert ScannedRNN.initialize_carry(3, 4).shape == (3, 4)
+
+    class Own(linen.GRUCell):
+        pass
+
+    own = {"params": {"Own_0": variables["params"]["GRUCell_0"]}}
+    close(ScannedRNN(Own(4)).apply(own, *args), Reference().apply(variables, *args))
