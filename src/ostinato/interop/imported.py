@@ -49,9 +49,8 @@ def as_array(name: str, value: Any) -> Array:
     """
     if hasattr(value, "detach"):
         value = _from_torch(name, value)
-    elif hasattr(value, "__jax_array__"):
-        value = value.__jax_array__()
-    elif hasattr(value, "__array__") and not isinstance(value, jax.Array):
+    value = _checks.unwrap(value)
+    if hasattr(value, "__array__") and not isinstance(value, jax.Array):
         value = np.asarray(value)
     value = _checks.check_array(name, value)
     _checks.check_floating(name, value, _checks.FLOATS)
