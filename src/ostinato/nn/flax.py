@@ -167,7 +167,8 @@ def _scan_with_resets(
     valid = None
     if seq_lengths is not None:
         t = jnp.arange(len(xs), dtype=jnp.int32)
-        valid = jnp.expand_dims(t, tuple(range(1, 1 + seq_lengths.ndim))) < seq_lengths
+        t = jnp.expand_dims(t, tuple(range(1, 1 + jnp.ndim(seq_lengths))))
+        valid = t < jnp.asarray(seq_lengths).astype(jnp.int32)
     resets = jnp.moveaxis(jnp.asarray(resets), time_axis, 0)
 
     @nnx.scan(
