@@ -168,7 +168,7 @@ def _scan_with_resets(
     if seq_lengths is not None:
         t = jnp.arange(len(xs), dtype=jnp.int32)
         t = jnp.expand_dims(t, tuple(range(1, 1 + jnp.ndim(seq_lengths))))
-        valid = t < jnp.asarray(seq_lengths).astype(jnp.int32)
+        valid = t < jnp.asarray(seq_lengths).astype(jnp.int32)[None]
     resets = jnp.moveaxis(jnp.asarray(resets), time_axis, 0)
 
     @nnx.scan(
