@@ -1,4 +1,4 @@
-"""What depends on the version of JAX; the one place that touches a private name."""
+"""Code that depends on the version of JAX; only this module uses private names."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ except ImportError:
 def lower_with_devices(primitive: Primitive) -> bool:
     """Tell JAX that this primitive's lowering needs to know the mesh.
 
-    `custom_partitioning` inside a lowering needs that. JAX 0.10 and 0.11 offer it under
-    a private name only. Returns whether it could be done; where not, sharded calls run
-    replicated, and a warning says so.
+    `custom_partitioning` inside a lowering needs this. JAX 0.10 and 0.11 offer it under
+    a private name only. Where a JAX lacks it, warn that sharded calls will run
+    replicated, and return False.
     """
     if _with_devices is None:
         warnings.warn(
@@ -34,7 +34,7 @@ def lower_with_devices(primitive: Primitive) -> bool:
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many operands of a `lax.scan` are constants, and how many are carried."""
+    """Return how many operands of a `lax.scan` are constants, and how many carries."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()  # JAX 0.11: a tree of three parts

@@ -1,4 +1,4 @@
-"""Tuples that `jax.export` may find among arguments and results of what it writes."""
+"""Registration of the named tuples that `jax.export` must be able to serialize."""
 
 from __future__ import annotations
 
