@@ -1,4 +1,4 @@
-"""Small awkward cases for the tests and named workloads for the benchmarks."""
+"""Small, awkward cases for the tests, and named workloads for the benchmarks."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from oracles.loop64 import Spec, num_params
 
 @dataclass(frozen=True)
 class Case:
-    """One call of the operator: what is static about it, and its lengths."""
+    """The static part of one call of the operator, and its lengths."""
 
     id: str
     spec: Spec
@@ -32,15 +32,17 @@ class Case:
 
     @property
     def terms(self) -> int:
-        """Length of the longest accumulation: a weight gradient, or one step's gates
-        over all steps."""
+        """The length of the longest accumulation.
+
+        That is a weight gradient, or the gates of one step over all steps.
+        """
         spec = self.spec
         width = spec.input_size + spec.width + spec.hidden_size
         return max(1, self.steps * spec.num_layers * (width + self.batch))
 
 
 class Inputs(NamedTuple):
-    """Arguments and cotangents in numpy, always ``[B, T, ...]``; None where absent."""
+    """Arguments and cotangents in numpy, always ``[B, T, ...]``; None if absent."""
 
     weights: np.ndarray
     x: np.ndarray
@@ -54,18 +56,18 @@ class Inputs(NamedTuple):
 
 
 def make_inputs(case: Case) -> Inputs:
-    """The same arrays on every call; NaN wherever nothing may be read."""
+    """Make the same arrays on every call, with NaN wherever nothing may be read."""
     spec, rng = case.spec, np.random.default_rng([case.seed, case.steps, case.batch])
     pseudo = spec.num_layers * spec.num_directions
     h_shape = (pseudo, case.batch, spec.output_size)
     c_shape = (pseudo, case.batch, spec.hidden_size)
     normal = rng.standard_normal
-    scale = 1.5 / np.sqrt(spec.hidden_size)  # strong enough to bend, not to saturate
+    scale = 1.5 / np.sqrt(spec.hidden_size)  # gates are nonlinear but do not saturate
     lengths = None if case.lengths is None else np.array(case.lengths, np.int32)
     resets = None
     if case.resets:
         resets = rng.random((case.batch, case.steps)) < 0.35
-        # One row begins with a reset, which cuts h_0 off; in the others it counts.
+        # One sequence begins with a reset, which cuts off its h_0; the others use it.
         resets[:, :1] = False
         resets[: case.batch > 1, :1] = True
     made = Inputs(
@@ -82,7 +84,7 @@ def make_inputs(case: Case) -> Inputs:
     if lengths is not None:
         past = np.arange(case.steps) >= lengths[:, None]
         made.x[past] = np.nan
-        if case.padding != "hold":  # held outputs do pass gradients on
+        if case.padding != "hold":  # held outputs pass gradients on
             made.dy[past] = np.nan
     return made
 
@@ -95,7 +97,7 @@ def _case(id, mode, input_size=2, hidden_size=3, **fields) -> Case:
 
 
 MIXED = (3, 0, 5, 1)  # unsorted, with 0, 1 and T = 5
-KINDS = {  # the five recurrences; two of them are GRUs
+KINDS = {  # the five recurrences, with two GRUs
     "relu": dict(mode="rnn_relu"),
     "tanh": dict(mode="rnn_tanh"),
     "lstm": dict(mode="lstm"),
@@ -165,7 +167,7 @@ CASES = [
     _case("tanh-all-empty", "rnn_tanh", **_DEEP, lengths=(0, 0)),
     _case("lstm-one-row", "lstm", **_DEEP, lengths=(2,)),
     _case("gru-L4", "gru", num_layers=4, steps=3),
-    # Longer than any block of steps that a backend may cut the time axis into.
+    # Longer than any block of steps into which a backend may split the time axis.
     _case("lstm-T128", "lstm", num_layers=2, steps=128, resets=True, lengths=_LONG),
     _case("gru-T257", "gru", bidirectional=True, steps=257, lengths=(257, 3, 130)),
     _case("lstm-T0", **_PROJ, **_DEEP, steps=0),

@@ -1,7 +1,8 @@
-"""What every backend must pass. A subclass names the backend.
+"""Tests that every backend must pass; a subclass names the backend.
 
-Forward and every gradient of every case against the float64 loop; then what a case
-cannot show. Each case is compiled once and called with several cotangents.
+They compare values and every gradient of every case with the float64 loop, and then
+check properties that a case cannot show. Each case is compiled once and called with
+several cotangents.
 """
 
 import dataclasses
@@ -38,12 +39,12 @@ def cases(*ids: str):
 
 
 class Conformance:
-    """Subclass as ``Test<Backend>`` and set `backend`.
+    """The tests of one backend: make a subclass ``Test<Backend>`` that sets `backend`.
 
     Attributes:
         backend: the name given to every call.
         dtype: the dtype of the main tests, the widest that the backend has.
-        dtypes: all that it has.
+        dtypes: all dtypes of the backend.
         refuses: ids of cases that must end in a ``BackendError`` instead.
     """
 
@@ -53,7 +54,7 @@ class Conformance:
     refuses: frozenset[str] = frozenset()
 
     def refused(self, case: Case, dtype=None) -> bool:
-        """Whether the case must raise; if so, it did."""
+        """Check that the case raises if it must; return True if it must."""
         if case.id not in self.refuses:
             return False
         with pytest.raises(ost.BackendError):
@@ -61,7 +62,7 @@ class Conformance:
         return True
 
     def check(self, case: Case, dtype=None, **options) -> None:
-        """Values and gradients: each cotangent alone, then all together."""
+        """Check values and gradients: each cotangent alone, then all together."""
         dtype = dtype or self.dtype
         if self.refused(case, dtype):
             return
@@ -85,7 +86,7 @@ class Conformance:
     def test_forward_and_gradients_match_float64_loop(self, case):
         self.check(case)
 
-    @cases(  # no relu: its slope jumps where 16 bits round a 0 to something above it
+    @cases(  # no relu: its slope jumps where rounding to 16 bits moves a 0
         "tanh-L2-bi-ragged",
         "tanh-skip",
         "lstm-L2-bi-ragged",
@@ -266,7 +267,7 @@ class Conformance:
 
     @cases("lstm-dropout", "gru-dropout-time_major")
     def test_mask_does_not_depend_on_the_lengths(self, case):
-        """What a row yields must not change when another row gets longer."""
+        """Check that the length of a sequence does not change the masks of others."""
         run = jax.jit(lambda made: call(case, made, self.backend).y)
         made = arguments(case, self.dtype)
         full = dataclasses.replace(case, lengths=(5, 5, 5, 5))
@@ -280,12 +281,12 @@ class Conformance:
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_sixteen_bit_values_are_summed_in_float32(self, dtype):
-        """Sums that end where adding one more to a 16-bit number changes nothing."""
+        """Check sums so large that adding 1 to a 16-bit number would not change it."""
         if dtype not in self.dtypes:
             pytest.skip(f"the backend {self.backend} has no {dtype}")
         steps = 6000 if dtype == "float16" else 600
         eps = float(jnp.finfo(dtype).eps)
-        # An open forget gate makes the cell a running sum: 6000 / 4 = 1500 here.
+        # An open forget gate makes the cell state a running sum: 6000 / 4 = 1500.
         spec = ost.RNNSpec("lstm", 1, 1, bias="input")
         bias = jnp.array([30.0, 30.0, np.arctanh(0.25), 30.0])
         weights = jnp.concatenate([jnp.zeros(8), bias]).astype(dtype)
@@ -293,7 +294,7 @@ class Conformance:
         _, (_, c_n) = ost.rnn(spec, weights, x, backend=self.backend)
         np.testing.assert_allclose(float(c_n[0, 0, 0]), steps / 4, rtol=4 * eps)
 
-        # A row of ones through a line: a product, then two gradients, are counts.
+        # With inputs of 1 and a linear cell, a product and two gradients are counts.
         spec = ost.RNNSpec("rnn_relu", steps, 1, bias="input")
         weights = jnp.ones(steps + 2, dtype).at[steps:].set(0)
         y, _ = ost.rnn(spec, weights, jnp.ones((1, steps), dtype), backend=self.backend)
@@ -326,7 +327,7 @@ class Conformance:
         assert np.isnan(np.asarray(out.state[1][0, 0, 1]))
 
     def test_tolerance_notices_swapped_gates(self):
-        """The comparison above would see gates in another order."""
+        """Check that the comparison of cases notices gates in another order."""
         case = BY_ID["lstm-plain"]
         spec, made = spec_of(case), arguments(case, self.dtype)
         layers = ost.unpack_weights(made.weights, spec)

@@ -1,4 +1,4 @@
-"""From a case to a call of the library and to what the oracle says about it."""
+"""Calls of the library for a case, and the results of the oracle for it."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ def key_of(case: Case):
 
 
 def keep_masks(case: Case, key):
-    """Dropout masks as the contract words them: of the key, the layer and the shape."""
+    """Draw the documented dropout masks, from the key, the layer and the shape."""
     shape = (case.batch, case.steps, case.spec.width)
     keep = np.float32(1 - case.spec.dropout)
     return [
@@ -34,7 +34,7 @@ def keep_masks(case: Case, key):
 
 
 def rounded(made: Inputs, dtype) -> Inputs:
-    """The arrays as the library gets them: floats in `dtype`, still batch-major."""
+    """Return the arrays as the library gets them: floats in `dtype`, batch-major."""
     return Inputs(
         *(
             None
@@ -46,7 +46,7 @@ def rounded(made: Inputs, dtype) -> Inputs:
 
 
 def lay_out(case: Case, name: str, value):
-    """A batch-major array in the layout of the case; its own inverse for time_major."""
+    """Return a batch-major array in the layout of the case."""
     if value is None:
         return None
     state = name in ("h_0", "c_0", "dh_n", "dc_n")
@@ -61,7 +61,7 @@ def lay_out(case: Case, name: str, value):
 
 
 def batch_major(case: Case, name: str, value) -> np.ndarray:
-    """Undo `lay_out`, for a result or a gradient."""
+    """Undo `lay_out` for a result or a gradient."""
     value = np.asarray(value)
     state = name in ("h_n", "c_n", "h_0", "c_0")
     if case.unbatched and name != "weights":
@@ -80,7 +80,7 @@ def split(state):
 
 
 def arguments(case: Case, dtype="float64") -> Inputs:
-    """The library's arguments and cotangents, in the layout of the case."""
+    """Return the library's arguments and cotangents, in the layout of the case."""
     made = rounded(make_inputs(case), dtype)
     return Inputs(*(lay_out(case, n, a) for n, a in made._asdict().items()))
 
@@ -97,14 +97,14 @@ def options_of(case: Case, made: Inputs, backend: str | None) -> dict:
 
 
 def call(case: Case, made: Inputs, backend: str | None, **changes):
-    """``ost.rnn`` on the arrays of `made`."""
+    """Call ``ost.rnn`` with the arrays of `made`."""
     options = options_of(case, made, backend) | changes
     state = join(made.h_0, made.c_0)
     return ost.rnn(spec_of(case), made.weights, made.x, state, **options)
 
 
 def value_and_pullback(case: Case, backend: str | None, **changes):
-    """One compiled function: values and all gradients for the cotangents in `made`."""
+    """Compile a function that returns values, and gradients for those in `made`."""
 
     @jax.jit
     def run(made: Inputs):
@@ -123,7 +123,7 @@ def cotangent_of(made: Inputs):
 
 
 def named(case: Case, output, grads) -> dict[str, np.ndarray]:
-    """Results and gradients by name, batch-major."""
+    """Return results and gradients by name, batch-major."""
     h_n, c_n = split(output.state)
     arrays = {"y": output.y, "h_n": h_n, "c_n": c_n}
     arrays |= {
@@ -138,9 +138,9 @@ def named(case: Case, output, grads) -> dict[str, np.ndarray]:
 
 
 def expected(case: Case, dtype="float64", keyed=True, only=None) -> dict:
-    """The same from the oracle, for the inputs rounded to `dtype`.
+    """Return the oracle's results and gradients, for inputs rounded to `dtype`.
 
-    `only` names one cotangent; the others are then zero.
+    If `only` names one cotangent, the others are zero.
     """
     result, pullback = _oracle(case, str(jnp.dtype(dtype)), keyed)
     made = rounded(make_inputs(case), dtype)
@@ -172,7 +172,7 @@ def assert_same(case: Case, got: dict, want: dict, *, dtype, what: str = "") -> 
 
 
 def assert_padding_is_exact(case: Case, got: dict) -> None:
-    """Past the end there is no rounding: zeros, or copies of the last output."""
+    """Check that the padding of y is exactly 0, or exactly the last output."""
     for b, n in enumerate(case.lengths or ()):
         assert not got["dx"][b, n:].any()
         past = got["y"][b, n:]
@@ -183,14 +183,14 @@ def assert_padding_is_exact(case: Case, got: dict) -> None:
 
 
 def assert_says(info, words: str) -> None:
-    """The message holds every word, in whatever order."""
+    """Check that the message contains every word, in any order."""
     message = str(info.value)
     for word in split_words(words):
         assert word in message, f"{word!r} is not in: {message}"
 
 
 def split_words(text: str) -> list[str]:
-    """At spaces outside of brackets."""
+    """Split a text at spaces outside brackets."""
     words, depth = [""], 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")

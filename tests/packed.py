@@ -1,4 +1,4 @@
-"""A case of the operator with its sequences one after another: in, run, out again."""
+"""A case of the operator in packed storage: packing, running, unpacking."""
 
 import dataclasses
 from typing import Any
@@ -25,11 +25,11 @@ from ostinato._rnn.call import Operands, Packed, RNNCall
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where `[B, T]` stands in rows: entry `[batch[r], time[r]]` in row `r`.
+    """The positions of `[B, T]` in packed storage: token `r` is `[batch[r], time[r]]`.
 
     Attributes:
-        lengths: int32 `[B]`, the rows of each sequence.
-        capacity: of all rows; what is no sequence's comes last.
+        lengths: int32 `[B]`, the tokens of each sequence's segment.
+        capacity: tokens of the storage; the unused capacity is at its end.
         batch: `[sum(lengths)]`.
         time: `[sum(lengths)]`.
     """
@@ -47,18 +47,18 @@ class Placement:
         return cls(np.array(lengths, np.int32), capacity, batch, time)
 
     def pack(self, a: Any) -> Any:
-        """`[B, T, ...]` as rows; what is no sequence's is NaN, or True."""
+        """Pack `[B, T, ...]`, with NaN, or True, in the unused capacity."""
         rest = (self.capacity - len(self.batch), *a.shape[2:])
         fill = jnp.full(rest, True if a.dtype == bool else jnp.nan, a.dtype)
         return jnp.concatenate([jnp.asarray(a)[self.batch, self.time], fill])
 
-    def unpack(self, rows: Any, steps: int) -> Any:
-        """Rows as `[B, T, ...]`, zeros where they have nothing."""
-        made = jnp.zeros((len(self.lengths), steps, *rows.shape[1:]), rows.dtype)
-        return made.at[self.batch, self.time].set(rows[: len(self.batch)])
+    def unpack(self, tokens: Any, steps: int) -> Any:
+        """Unpack tokens as `[B, T, ...]`, with zeros in the padding."""
+        made = jnp.zeros((len(self.lengths), steps, *tokens.shape[1:]), tokens.dtype)
+        return made.at[self.batch, self.time].set(tokens[: len(self.batch)])
 
-    def assert_rest_is_zero(self, rows: Any) -> None:
-        rest = np.asarray(rows[len(self.batch) :], np.float64)
+    def assert_rest_is_zero(self, tokens: Any) -> None:
+        rest = np.asarray(tokens[len(self.batch) :], np.float64)
         np.testing.assert_array_equal(rest, np.zeros_like(rest))
 
 
@@ -68,14 +68,14 @@ def own_lengths(case: Case) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class PackedRun:
-    """What `case` is on rows: its own lengths, each with so many rows."""
+    """The packed form of `case`: its lengths, and the segment of each sequence."""
 
     case: Case
     place: Placement
     dtype: Any = "float64"
 
     def inputs(self) -> Inputs:
-        """Arrays of rows, and the steps of each sequence."""
+        """Return the packed arrays, and the steps of each sequence."""
         made = rounded(make_inputs(self.case), self.dtype)
         pack = self.place.pack
         return made._replace(
@@ -94,10 +94,10 @@ class PackedRun:
         return self.inputs(), jnp.asarray(self.place.lengths), self.masks()
 
     def named(self, output: Any, grads: Any) -> dict[str, np.ndarray]:
-        """Results and gradients by name, batch-major; the rest of the rows is zero."""
+        """Return results and gradients by name, batch-major; check unused capacity."""
         steps, (weights, x, h_0, c_0) = self.case.steps, grads
-        for rows in (output.y, x):
-            self.place.assert_rest_is_zero(rows)
+        for tokens in (output.y, x):
+            self.place.assert_rest_is_zero(tokens)
         output = output._replace(y=self.place.unpack(output.y, steps))
         grads = weights, self.place.unpack(x, steps), h_0, c_0
         return named(self.case, output, grads)
@@ -125,7 +125,7 @@ def states_of(made: Any) -> tuple:
 
 
 def value_and_pullback(call: RNNCall):
-    """One compiled function: values and all gradients for the cotangents in `made`."""
+    """Compile a function that returns values, and gradients for those in `made`."""
 
     @jax.jit
     def run(made: Inputs, segment_lengths: Any, masks: tuple):
@@ -140,7 +140,7 @@ def value_and_pullback(call: RNNCall):
 
 
 def on_packed(case: Case, backend: str | None, **changes: Any):
-    """As `closures.ours`: from `Primal` to `(y, h_n, c_n or None)`, batch-major."""
+    """Return the same function as `closures.ours`, run in packed storage."""
     place = Placement.of(own_lengths(case), case.steps * case.batch)
     made, segment_lengths, masks = PackedRun(case, place).arguments()
     call = call_of(case, backend, **changes)

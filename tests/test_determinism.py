@@ -1,8 +1,8 @@
-"""The same bits on every run, and whatever the number of threads.
+"""Tests that results have the same bits on every run, for any number of threads.
 
-On the cpu backend nothing depends on the threads. One exception on xla, documented in
-docs/faq.md: weight gradients are sums over all steps by XLA's own matrix product, which
-splits long sums by thread count.
+On the cpu backend no result depends on the number of threads. On xla there is one
+exception, documented in docs/faq.md: weight gradients are sums over all steps by XLA's
+matrix product, which splits long sums by the number of threads.
 """
 
 import os
@@ -45,7 +45,7 @@ every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def digests(backend: str, threads: str, **environ: str) -> list[str]:
-    """Of the weight gradients, and of outputs and input gradients."""
+    """Hash the weight gradients, and the outputs with the input gradients."""
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | environ
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, backend, threads],

@@ -1,4 +1,4 @@
-"""Random specs and shapes against the float64 loop: values and every gradient."""
+"""Tests of random specs and shapes against the float64 loop, with every gradient."""
 
 from cases import Case
 from closures import COMPILER_OPTIONS
@@ -18,7 +18,7 @@ from oracles.loop64 import Spec
 @st.composite
 def specs(draw) -> Spec:
     mode = draw(st.sampled_from(["rnn_relu", "rnn_tanh", "lstm", "gru"]))
-    hidden = draw(st.integers(1, 4) | st.sampled_from([16, 19, 33]))  # of all vectors
+    hidden = draw(st.integers(1, 4) | st.sampled_from([16, 19, 33]))  # vector widths
     skip = draw(st.booleans())
     fields = {
         "input_size": hidden if skip else draw(st.integers(1, 4)),

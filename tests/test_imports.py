@@ -1,4 +1,4 @@
-"""The tiers of the package, and what importing it costs."""
+"""Tests of the tiers of the package, and of what an import loads."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ LOGIC = "in an __init__ without logic"
 
 
 def violations(root: Path, module: str, code: str) -> list[str]:
-    """Check a package of two tiers with one more file."""
+    """Return the violations of a package of two tiers with one more file."""
     files = {
         "__init__.py": '"""Top."""\n\nfrom ._rnn.api import rnn as rnn\n',
         "_config.py": "import os\n\nDEBUG = os.environ.get('OSTINATO_DEBUG')\n",
@@ -129,7 +129,7 @@ def test_what_the_rules_forbid_is_found(tmp_path, module, code, message):
 
 
 def loaded(code: str) -> set[str]:
-    """The top-level modules that a fresh interpreter holds after `code`."""
+    """Return the top-level modules that a fresh interpreter has loaded after `code`."""
     report = "; import sys; print(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", code + report],
