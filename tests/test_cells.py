@@ -29,6 +29,7 @@ from tolerance import assert_close, assert_same_bits
 
 import ostinato as ost
 from ostinato import cells
+from ostinato.cells import fused
 
 POLICIES = ("zero", "drop")  # "hold" is run for every cell
 every_cell = pytest.mark.parametrize("name", CASES)
@@ -399,12 +400,16 @@ def test_explain_says_what_runs():
         (dict(recompute=("energies",)), "`gates`"),
         (dict(return_all_states=True), "states"),
         (dict(window=2), "`window`"),
-        (dict(reverse=True, seq_lengths=[1, 2]), "reversed"),
+        (dict(reverse=True, seq_lengths=[1, 2]), "reverse"),
     ):
         said = cells.explain(cell, x, **options)
         assert said.backend == "xla" and words in said.rejected["cpu"]
     for options in (dict(recompute=("gates",)), dict(segment_length=3)):
         assert cells.explain(cell, x, **options) == cells.explain(cell, x)
+    usual = dict(seq_lengths=None, reverse=False, recompute=(), window=1)
+    usual["return_all_states"] = False
+    assert fused.unsupported_reason(**usual) is None
+    assert "`stride`" in fused.unsupported_reason(**usual, stride=2)
     said = cells.explain(cells.MILSTM(4, 5), x)
     assert "MILSTM" in said.rejected["cpu"]
     with pytest.raises(TypeError, match="one layer"):

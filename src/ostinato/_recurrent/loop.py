@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-
 from .._segments import scan_segments
 from .._typing import Array
 from .remat import checkpoint
 
 
-class Steps(NamedTuple):
-    """What the loop reads, one slice a step.
+class LoopInputs(NamedTuple):
+    """The arrays that the loop reads, one slice a step.
 
     Attributes:
         inputs: leaves `[T, B, ...]`.
         t: int32 `[T]`.
-        valid: bool `[T, B]`, True before a row's end; None for all.
-        reset: bool `[T, B]`, True where the row's states become 0; None for none.
+        valid: bool `[T, B]`, True before the end of a sequence; None: always.
+        reset: bool `[T, B]`, True where the sequence's states become 0; None: never.
     """
 
     inputs: Any
@@ -29,20 +26,10 @@ class Steps(NamedTuple):
     reset: Array | None
 
 
-def where_rows(condition: Array, tree: Any, other: Any = None) -> Any:
-    """`tree` where `condition` holds, over its leading axes, else `other` or 0."""
-
-    def pick(a: Array, b: Array | None = None) -> Array:
-        mask = jnp.expand_dims(condition, tuple(range(condition.ndim, a.ndim)))
-        return jnp.where(mask, a, jnp.zeros((), a.dtype) if b is None else b)
-
-    return jax.tree.map(pick, tree, *([] if other is None else [other]))
-
-
 def in_segments(
     segment: Callable,
     states: Any,
-    steps: Steps,
+    steps: LoopInputs,
     size: int,
     reverse: bool,
     policy: Callable[..., bool] | None,

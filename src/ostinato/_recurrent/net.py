@@ -10,15 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .. import _padding
+from .._padding import select
 from .._segments import near_divisor
-from .._typing import Array, ArrayLike, Padding
+from .._typing import Array, ArrayLike, Bool, Int, Padding
 from .arguments import check_arguments, check_result, cut_outputs
-from .loop import Steps, in_segments, where_rows
+from .loop import LoopInputs, in_segments
 from .protocol import Cell, RecurrentOutput, SequenceOptions
 from .remat import ARITHMETIC, MOVES, Recompute, all_but_arithmetic, checkpoint
 
 _BLOCK = 64
-"""Steps whose input products a cell makes again at a time, with `recompute`."""
+"""LoopInputs whose input products a cell makes again at a time, with `recompute`."""
 
 
 def recurrent_net(
@@ -27,8 +29,8 @@ def recurrent_net(
     initial_states: Any,
     *,
     params: Any = None,
-    seq_lengths: ArrayLike | None = None,
-    resets: Array | None = None,
+    seq_lengths: Int[ArrayLike, " B"] | None = None,
+    resets: Bool[Array, "B T"] | None = None,
     reverse: bool = False,
     time_major: bool = False,
     padding: Padding = "hold",
@@ -143,28 +145,28 @@ def recurrent_net(
     return finish(states, outputs, all_states, options)
 
 
-def time_first(inputs: Any, options: SequenceOptions) -> Steps:
+def time_first(inputs: Any, options: SequenceOptions) -> LoopInputs:
     """Inputs and masks, time first; in the padding stand a row's first inputs."""
     inputs, resets = _swap((inputs, options.resets), options)
     t = lax.iota(jnp.int32, options.length)
     lengths = options.seq_lengths
     if lengths is None:
-        return Steps(inputs, t, None, resets)
+        return LoopInputs(inputs, t, None, resets)
     valid = t[:, None] < lengths[None]
     begins = jnp.maximum(lengths - 1, 0) if options.reverse else jnp.zeros_like(lengths)
 
     def fill(a: Array) -> Array:
         if jnp.issubdtype(a.dtype, jax.dtypes.extended):  # keys; they are never NaN
             return a
-        first = of_rows_with_steps(_at(a, begins), lengths)
-        return where_rows(valid, a, first[None])
+        first = from_nonempty(_padding.at_step(a, begins, 0), lengths)
+        return select(valid, a, first[None])
 
     if resets is not None:
         resets = resets & valid
-    return Steps(jax.tree.map(fill, inputs), t, valid, resets)
+    return LoopInputs(jax.tree.map(fill, inputs), t, valid, resets)
 
 
-def of_rows_with_steps(a: Array, lengths: Array) -> Array:
+def from_nonempty(a: Array, lengths: Array) -> Array:
     """`a`, `[B, ...]`, a constant; of a row without steps what another one has."""
     if a.shape[0] == 0 or jnp.issubdtype(a.dtype, jax.dtypes.extended):
         return a
@@ -172,8 +174,8 @@ def of_rows_with_steps(a: Array, lengths: Array) -> Array:
     row = jnp.arange(a.shape[0], dtype=jnp.int32)
     last = jnp.max(jnp.where(lengths == jnp.max(lengths), row, 0))
     longest = (row == last) & (lengths > 0)
-    other = jnp.sum(where_rows(longest, a), axis=0, keepdims=True, dtype=a.dtype)
-    return lax.stop_gradient(where_rows(lengths > 0, a, other))
+    other = jnp.sum(select(longest, a), axis=0, keepdims=True, dtype=a.dtype)
+    return lax.stop_gradient(select(lengths > 0, a, other))
 
 
 def _swap(tree: Any, options: SequenceOptions) -> Any:
@@ -183,24 +185,11 @@ def _swap(tree: Any, options: SequenceOptions) -> Any:
     return jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), tree)
 
 
-def _at(a: Array, t: Array) -> Array:
-    """`[B, ...]` of `[T, B, ...]` at a step of each row; 0 where there are no steps."""
-    if a.shape[0] == 0:
-        return jnp.zeros(a.shape[1:], a.dtype)
-    t = jnp.expand_dims(t, (0, *range(2, a.ndim)))
-    return jnp.take_along_axis(a, t, axis=0, mode="clip")[0]
-
-
-def _at_the_end(a: Array, lengths: Array) -> Array:
-    """`[1, B, ...]` of `[T, B, ...]` at each row's last valid step; 0 without one."""
-    return where_rows(lengths > 0, _at(a, jnp.maximum(lengths - 1, 0)))[None]
-
-
 def _run(
     step: Callable,
     params: Any,
     states: Any,
-    steps: Steps,
+    steps: LoopInputs,
     options: SequenceOptions,
     outputs_with_grads: Any,
 ) -> tuple[Any, tuple[Any, Any]]:
@@ -222,23 +211,23 @@ def _run(
 
     lengths, initial = options.seq_lengths, states
     if lengths is not None:
-        initial = jax.tree.map(lambda a: of_rows_with_steps(a, lengths), states)
+        initial = jax.tree.map(lambda a: from_nonempty(a, lengths), states)
 
-    def body(old: Any, at: Steps) -> tuple[Any, tuple[Any, Any]]:
-        given = old if at.reset is None else where_rows(~at.reset, old)
+    def body(old: Any, at: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
+        given = old if at.reset is None else select(~at.reset, old)
         if at.valid is not None:
             # A row that has ended runs its first step again: what comes of that is
             # finite, where the step may have a pole at the final states.
-            given = where_rows(at.valid, given, initial)
+            given = select(at.valid, given, initial)
         result = step(arrays, given, at.inputs, at.t)
         new, outputs = check_result(result, _newest(old, options), options.batch)
         new = _push(given, new, options)
         if at.valid is not None:
-            new = where_rows(at.valid, new, old)
+            new = select(at.valid, new, old)
         kept = _newest(new, options) if options.return_all_states else None
         return new, (cut_outputs(outputs, outputs_with_grads), kept)
 
-    def run(states: Any, steps: Steps) -> tuple[Any, tuple[Any, Any]]:
+    def run(states: Any, steps: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
         if cell is not None:
             steps = steps._replace(inputs=cell.precompute(params, steps.inputs))
         return lax.scan(body, states, steps, reverse=options.reverse)
@@ -304,12 +293,12 @@ def finish(
     """Apply the padding policy to what is time first; in the caller's layout."""
     lengths = options.seq_lengths
     if lengths is not None:
-        valid = lax.iota(jnp.int32, options.length)[:, None] < lengths[None]
         if options.padding == "hold":
-            held = jax.tree.map(lambda a: _at_the_end(a, lengths), outputs)
-            outputs = where_rows(valid, outputs, held)
+            outputs = jax.tree.map(lambda a: _padding.hold(a, lengths, 0), outputs)
         else:
-            outputs, all_states = where_rows(valid, (outputs, all_states))
+            outputs, all_states = jax.tree.map(
+                lambda a: _padding.zero(a, lengths, 0), (outputs, all_states)
+            )
         if options.padding == "drop":
-            states = where_rows(lengths == options.length, states)
+            states = _padding.drop(states, lengths, options.length)
     return RecurrentOutput(_swap(outputs, options), states, _swap(all_states, options))

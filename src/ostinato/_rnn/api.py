@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
-from .. import _checks
-from .._typing import Array, ArrayLike, Backend, Padding, State
+from .. import _checks, _padding
+from .._typing import Array, ArrayLike, Backend, Bool, Float, Int, Padding, State
 from . import backends, layout, primitive
 from .call import Operands, Outputs, RNNCall
 from .prepared import PreparedWeights
@@ -20,18 +20,18 @@ from .spec import RNNSpec, check_spec, state_names, state_shapes
 class RNNOutput(NamedTuple):
     """`y`, the last layer's outputs, and `state`, `h` or for an LSTM `(h, c)`."""
 
-    y: Array
+    y: Float[Array, "*B T D*S"]
     state: State
 
 
 def rnn(
     spec: RNNSpec,
-    weights: Array | PreparedWeights,
-    x: Array,
+    weights: Float[Array, " num_params"] | PreparedWeights,
+    x: Float[Array, "*B T I"],
     initial_state: State | None = None,
     *,
-    seq_lengths: ArrayLike | None = None,
-    resets: Array | None = None,
+    seq_lengths: Int[ArrayLike, "*B"] | None = None,
+    resets: Bool[Array, "*B T"] | None = None,
     key: Array | None = None,
     padding: Padding = "zero",
     time_major: bool = False,
@@ -110,8 +110,8 @@ def rnn(
 
 def rnn_step(
     spec: RNNSpec,
-    weights: Array | PreparedWeights,
-    x_t: Array,
+    weights: Float[Array, " num_params"] | PreparedWeights,
+    x_t: Float[Array, "*B I"],
     state: State | None = None,
     *,
     backend: Backend | None = None,
@@ -379,28 +379,16 @@ def as_state(states: Sequence[Any]) -> Any:
 def _pad(
     call: RNNCall, operands: Operands, outputs: Outputs, padding: Padding
 ) -> Outputs:
-    """Turn the primitive's zeros past the end into the policy asked for; linear."""
+    """Apply the padding policy to results with zeros past the end; linear."""
     lengths = operands.seq_lengths
     if lengths is None or padding == "zero":
         return outputs
-    steps, batch = call.sizes(operands)
     if padding == "drop":
-        full = (lengths == steps)[None, :, None]
-        zero = jnp.zeros((), outputs.y.dtype)
-        dropped = (jnp.where(full, state, zero) for state in outputs.states)
-        return outputs._replace(states=tuple(dropped))
-    time_axis, batch_axis = call.time_axis, 1 - call.time_axis
-    # The last output of each sequence; of an empty one the last layer's initial h.
-    last = jnp.expand_dims(jnp.maximum(lengths - 1, 0), (time_axis, 2))
-    held = jnp.take_along_axis(outputs.y, last, axis=time_axis, mode="clip")
+        steps, _ = call.sizes(operands)
+        return outputs._replace(
+            states=_padding.drop(outputs.states, lengths, steps, batch_axis=1)
+        )
     directions = call.spec.num_directions
     initial = jnp.concatenate(list(operands.states[0][-directions:]), axis=-1)
-    empty = jnp.expand_dims(lengths == 0, (time_axis, 2))
-    held = jnp.where(empty, jnp.expand_dims(initial, time_axis), held)
-    shape = tuple(
-        steps if axis == time_axis else batch if axis == batch_axis else 1
-        for axis in range(3)
-    )
-    time = jax.lax.broadcasted_iota(jnp.int32, shape, time_axis)
-    past = time >= jnp.expand_dims(lengths, (time_axis, 2))
-    return outputs._replace(y=jnp.where(past, held, outputs.y))
+    held = _padding.hold(outputs.y, lengths, call.time_axis, initial)
+    return outputs._replace(y=held)

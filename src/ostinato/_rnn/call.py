@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from .._typing import Backend
-from .dtypes import accumulation_dtype
+from .accumulation import accumulation_dtype
 from .spec import RNNSpec, cell_class, state_shapes
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._typing import Array
-from .dtypes import accumulation_dtype
+from .accumulation import accumulation_dtype, wide_product
 
 if TYPE_CHECKING:  # both are built on the table of modes, and so on this file
     from .call import RNNCall
@@ -55,7 +55,7 @@ class StepPrimal(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class ModeCell:
     """Weights of one direction of one layer, and the products with them.
 
     The first state is the output `h`, in the dtype of the weights; all others are in
@@ -105,13 +105,8 @@ class Cell:
 
     def dot(self, a: Array, w: Array, w_axis: int = 1) -> Array:
         """Contract the last axis of `a` with one of `w`, summed in the wide dtype."""
-        return lax.dot_general(
-            self.narrow(a),
-            w,
-            (((a.ndim - 1,), (w_axis,)), ((), ())),
-            precision=self.precision,
-            preferred_element_type=self.wide,
-        )
+        contract = (a.ndim - 1, w_axis)
+        return wide_product(self.narrow(a), w, contract, precision=self.precision)
 
     def outer(self, a: Array, b: Array) -> Array:
         """`[T, B, m], [T, B, n] -> [m, n]`: a weight gradient, over all steps."""
@@ -119,8 +114,11 @@ class Cell:
         # Not in 16 bits: there XLA on CPU makes of the .T a product that it cannot run.
         swap = a.shape[-1] > b.shape[-1] and self.dtype == self.wide
         first, second = (b, a) if swap else (a, b)
-        product = _sum_over_steps(
-            self.narrow(first), self.narrow(second), self.precision, self.wide
+        product = wide_product(
+            self.narrow(first),
+            self.narrow(second),
+            _STEPS_AND_SEQUENCES,
+            precision=self.precision,
         )
         return product.T if swap else product
 
@@ -129,7 +127,10 @@ class Cell:
         # A product with ones: XLA's own sum on CPU depends on the number of threads.
         ones = jnp.ones((*a.shape[:2], 1), self.wide)
         highest = lax.Precision.HIGHEST
-        return _sum_over_steps(ones, self.widen(a), highest, self.wide)[0]
+        total = wide_product(
+            ones, self.widen(a), _STEPS_AND_SEQUENCES, precision=highest
+        )
+        return total[0]
 
     def affine(self, a: Array, w: Array, b: Array | None) -> Array:
         return self.add_bias(self.dot(a, w), b)
@@ -235,11 +236,4 @@ def _as_type(tree: Any, dtype: Any) -> Any:
     return tree.astype(dtype)
 
 
-def _sum_over_steps(a: Array, b: Array, precision: Any, dtype: Any) -> Array:
-    return lax.dot_general(
-        a,
-        b,
-        (((0, 1), (0, 1)), ((), ())),
-        precision=precision,
-        preferred_element_type=dtype,
-    )
+_STEPS_AND_SEQUENCES = ((0, 1), (0, 1))

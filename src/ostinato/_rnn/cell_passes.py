@@ -11,12 +11,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
 
 from .. import _checks
-from .._typing import Array
+from .._typing import Array, Float
 from . import pointwise
-from .dtypes import accumulation_dtype
+from .accumulation import wide_product, widen
 from .spec import RNNSpec
 
 _LSTM = RNNSpec("lstm", 1, 1)  # pointwise.lstm reads the cell clip alone: there is none
@@ -25,66 +24,66 @@ _LSTM = RNNSpec("lstm", 1, 1)  # pointwise.lstm reads the cell clip alone: there
 class GRUReserve(NamedTuple):
     """Gates `r z n` and `uh = w_hn @ h + b_hn`, each `[B, H]`, and the inputs."""
 
-    r: Array
-    z: Array
-    n: Array
-    uh: Array
-    x: Array
+    r: Float[Array, "B H"]
+    z: Float[Array, "B H"]
+    n: Float[Array, "B H"]
+    uh: Float[Array, "B H"]
+    x: Float[Array, "B I"]
     h: Array
 
 
 class LSTMReserve(NamedTuple):
     """Gates `i f g o` and the new cell state, each `[B, H]`, and the inputs."""
 
-    i: Array
-    f: Array
-    g: Array
-    o: Array
-    c_next: Array
-    x: Array
-    h: Array
+    i: Float[Array, "B H"]
+    f: Float[Array, "B H"]
+    g: Float[Array, "B H"]
+    o: Float[Array, "B H"]
+    c_next: Float[Array, "B H"]
+    x: Float[Array, "B I"]
+    h: Float[Array, "B H"]
     c: Array
 
 
 class RNNCellReserve(NamedTuple):
     """The new state `[B, H]` and the inputs."""
 
-    h_next: Array
-    x: Array
+    h_next: Float[Array, "B H"]
+    x: Float[Array, "B I"]
     h: Array
 
 
 class GRUCellGrads(NamedTuple):
     """Gradients, each shaped as what it is the gradient of."""
 
-    x: Array
-    h: Array
-    w_ih: Array
-    w_hh: Array
-    b_ih: Array
+    x: Float[Array, "B I"]
+    h: Float[Array, "B H"]
+    w_ih: Float[Array, "3H I"]
+    w_hh: Float[Array, "3H H"]
+    b_ih: Float[Array, " 3H"]
     b_hh: Array
 
 
 class LSTMCellGrads(NamedTuple):
     """Gradients, each shaped as what it is the gradient of."""
 
-    x: Array
-    h: Array
-    c: Array
-    w_ih: Array
-    w_hh: Array
-    b_ih: Array
+    x: Float[Array, "B I"]
+    h: Float[Array, "B H"]
+    c: Float[Array, "B H"]
+    w_ih: Float[Array, "4H I"]
+    w_hh: Float[Array, "4H H"]
+    b_ih: Float[Array, " 4H"]
     b_hh: Array
 
 
 class RNNCellGrads(NamedTuple):
     """Gradients, each shaped as what it is the gradient of."""
 
-    x: Array
-    h: Array
-    w_ih: Array
-    w_hh: Array
-    b_ih: Array
+    x: Float[Array, "B I"]
+    h: Float[Array, "B H"]
+    w_ih: Float[Array, "H I"]
+    w_hh: Float[Array, "H H"]
+    b_ih: Float[Array, " H"]
     b_hh: Array
 
 
@@ -92,8 +91,13 @@ class RNNCellGrads(NamedTuple):
 
 
 def gru_cell_inference(
-    x: Array, h: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
-) -> Array:
+    x: Float[Array, "B I"],
+    h: Float[Array, "B H"],
+    w_ih: Float[Array, "3H I"],
+    w_hh: Float[Array, "3H H"],
+    b_ih: Float[Array, " 3H"],
+    b_hh: Float[Array, " 3H"],
+) -> Float[Array, "B H"]:
     """One GRU step, `r` applied after the recurrent product: `h_next [B, H]`.
 
     Args:
@@ -112,24 +116,32 @@ def gru_cell_inference(
 
 
 def gru_cell_forward(
-    x: Array, h: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
-) -> tuple[Array, GRUReserve]:
+    x: Float[Array, "B I"],
+    h: Float[Array, "B H"],
+    w_ih: Float[Array, "3H I"],
+    w_hh: Float[Array, "3H H"],
+    b_ih: Float[Array, " 3H"],
+    b_hh: Float[Array, " 3H"],
+) -> tuple[Float[Array, "B H"], GRUReserve]:
     """`gru_cell_inference` that also returns what the backward pass needs."""
     _check(3, x, w_ih, w_hh, b_ih, b_hh, h=h)
     gx, gh = _affine(x, w_ih, b_ih), _affine(h, w_hh, b_hh)
-    gates, h_next = pointwise.gru_after(gx, gh, _wide(h))
+    gates, h_next = pointwise.gru_after(gx, gh, widen(h))
     r, z, n, uh = _narrow(x, *jnp.split(gates, 4, axis=-1))
     return h_next.astype(x.dtype), GRUReserve(r, z, n, uh, x, h)
 
 
 def gru_cell_backward(
-    dh_next: Array, reserve: GRUReserve, w_ih: Array, w_hh: Array
+    dh_next: Float[Array, "B H"],
+    reserve: GRUReserve,
+    w_ih: Float[Array, "3H I"],
+    w_hh: Float[Array, "3H H"],
 ) -> GRUCellGrads:
     """Pull the cotangent of `h_next`, `[B, H]`, back to all inputs of the step."""
     x, h = reserve.x, reserve.h
     _check_cotangents(h, dh_next=dh_next)
-    gates = jnp.concatenate([_wide(a) for a in reserve[:4]], axis=-1)
-    dgx, du, dh = pointwise.gru_after_backward(gates, _wide(h), _wide(dh_next))
+    gates = jnp.concatenate([widen(a) for a in reserve[:4]], axis=-1)
+    dgx, du, dh = pointwise.gru_after_backward(gates, widen(h), widen(dh_next))
     dgh = jnp.concatenate([dgx[:, : 2 * h.shape[1]], du], axis=-1)
     return GRUCellGrads(*_gradients(x, h, w_ih, w_hh, dgx, dgh, dh))
 
@@ -138,8 +150,14 @@ def gru_cell_backward(
 
 
 def lstm_cell_inference(
-    x: Array, h: Array, c: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
-) -> tuple[Array, Array]:
+    x: Float[Array, "B I"],
+    h: Float[Array, "B H"],
+    c: Float[Array, "B H"],
+    w_ih: Float[Array, "4H I"],
+    w_hh: Float[Array, "4H H"],
+    b_ih: Float[Array, " 4H"],
+    b_hh: Float[Array, " 4H"],
+) -> tuple[Float[Array, "B H"], Float[Array, "B H"]]:
     """One LSTM step: `(h_next, c_next)`, each `[B, H]`.
 
     Args:
@@ -159,30 +177,40 @@ def lstm_cell_inference(
 
 
 def lstm_cell_forward(
-    x: Array, h: Array, c: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
-) -> tuple[tuple[Array, Array], LSTMReserve]:
+    x: Float[Array, "B I"],
+    h: Float[Array, "B H"],
+    c: Float[Array, "B H"],
+    w_ih: Float[Array, "4H I"],
+    w_hh: Float[Array, "4H H"],
+    b_ih: Float[Array, " 4H"],
+    b_hh: Float[Array, " 4H"],
+) -> tuple[tuple[Float[Array, "B H"], Float[Array, "B H"]], LSTMReserve]:
     """`lstm_cell_inference` that also returns what the backward pass needs."""
     _check(4, x, w_ih, w_hh, b_ih, b_hh, h=h, c=c)
     pre = _affine(x, w_ih, b_ih) + _affine(h, w_hh, b_hh)
-    gates, c_next, h_next = pointwise.lstm(pre, _wide(c), _LSTM)
+    gates, c_next, h_next = pointwise.lstm(pre, widen(c), _LSTM)
     c_next, h_next = _narrow(x, c_next, h_next)
     i, f, g, o = _narrow(x, *jnp.split(gates, 4, axis=-1))
     return (h_next, c_next), LSTMReserve(i, f, g, o, c_next, x, h, c)
 
 
 def lstm_cell_backward(
-    dh_next: Array, dc_next: Array, reserve: LSTMReserve, w_ih: Array, w_hh: Array
+    dh_next: Float[Array, "B H"],
+    dc_next: Float[Array, "B H"],
+    reserve: LSTMReserve,
+    w_ih: Float[Array, "4H I"],
+    w_hh: Float[Array, "4H H"],
 ) -> LSTMCellGrads:
     """Pull cotangents of `h_next` and `c_next`, `[B, H]`, back to all inputs."""
     x, h, c = reserve.x, reserve.h, reserve.c
     _check_cotangents(h, dh_next=dh_next, dc_next=dc_next)
-    gates = jnp.concatenate([_wide(a) for a in reserve[:4]], axis=-1)
+    gates = jnp.concatenate([widen(a) for a in reserve[:4]], axis=-1)
     dpre, dc = pointwise.lstm_backward(
         gates,
-        _wide(c),
-        _wide(reserve.c_next),
-        _wide(dh_next),
-        _wide(dc_next),
+        widen(c),
+        widen(reserve.c_next),
+        widen(dh_next),
+        widen(dc_next),
         _LSTM,
     )
     dx, dh, *dweights = _gradients(x, h, w_ih, w_hh, dpre, dpre, None)
@@ -193,14 +221,14 @@ def lstm_cell_backward(
 
 
 def rnn_cell_inference(
-    x: Array,
-    h: Array,
-    w_ih: Array,
-    w_hh: Array,
-    b_ih: Array,
-    b_hh: Array,
+    x: Float[Array, "B I"],
+    h: Float[Array, "B H"],
+    w_ih: Float[Array, "H I"],
+    w_hh: Float[Array, "H H"],
+    b_ih: Float[Array, " H"],
+    b_hh: Float[Array, " H"],
     activation: str = "tanh",
-) -> Array:
+) -> Float[Array, "B H"]:
     """One plain RNN step: `h_next = act(w_ih x + b_ih + w_hh h + b_hh)`, `[B, H]`.
 
     Args:
@@ -220,14 +248,14 @@ def rnn_cell_inference(
 
 
 def rnn_cell_forward(
-    x: Array,
-    h: Array,
-    w_ih: Array,
-    w_hh: Array,
-    b_ih: Array,
-    b_hh: Array,
+    x: Float[Array, "B I"],
+    h: Float[Array, "B H"],
+    w_ih: Float[Array, "H I"],
+    w_hh: Float[Array, "H H"],
+    b_ih: Float[Array, " H"],
+    b_hh: Float[Array, " H"],
     activation: str = "tanh",
-) -> tuple[Array, RNNCellReserve]:
+) -> tuple[Float[Array, "B H"], RNNCellReserve]:
     """`rnn_cell_inference` that also returns what the backward pass needs."""
     spec = _plain(activation)
     _check(1, x, w_ih, w_hh, b_ih, b_hh, h=h)
@@ -237,17 +265,17 @@ def rnn_cell_forward(
 
 
 def rnn_cell_backward(
-    dh_next: Array,
+    dh_next: Float[Array, "B H"],
     reserve: RNNCellReserve,
-    w_ih: Array,
-    w_hh: Array,
+    w_ih: Float[Array, "H I"],
+    w_hh: Float[Array, "H H"],
     activation: str = "tanh",
 ) -> RNNCellGrads:
     """Pull the cotangent of `h_next`, `[B, H]`, back to all inputs of the step."""
     spec = _plain(activation)
     _check_cotangents(reserve.h, dh_next=dh_next)
-    slope = pointwise.rnn_slope(_wide(reserve.h_next), spec)
-    dpre = _wide(dh_next) * slope
+    slope = pointwise.rnn_slope(widen(reserve.h_next), spec)
+    dpre = widen(dh_next) * slope
     return RNNCellGrads(*_gradients(reserve.x, reserve.h, w_ih, w_hh, dpre, dpre, None))
 
 
@@ -292,25 +320,12 @@ def _check_cotangents(h: Array, **cotangents: Array) -> None:
     _checks.check_same_dtype(reserve=h, **cotangents)
 
 
-def _wide(a: Array) -> Array:
-    return a.astype(accumulation_dtype(a.dtype))
-
-
 def _narrow(like: Array, *arrays: Array) -> list[Array]:
     return [a.astype(like.dtype) for a in arrays]
 
 
-def _product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
-    return lax.dot_general(
-        a,
-        b,
-        (((a_axis,), (b_axis,)), ((), ())),
-        preferred_element_type=accumulation_dtype(b.dtype),
-    )
-
-
 def _affine(a: Array, w: Array, b: Array) -> Array:
-    return _product(a, w, 1, 1) + _wide(b)[None]
+    return wide_product(a, w, (1, 1)) + widen(b)[None]
 
 
 def _gradients(
@@ -324,13 +339,13 @@ def _gradients(
 ) -> list[Array]:
     """`dx, dh, dw_ih, dw_hh, db_ih, db_hh` from the products' cotangents."""
     gx, gh = _narrow(x, dgx, dgh)
-    through = _product(gh, w_hh, 1, 0)
+    through = wide_product(gh, w_hh, (1, 0))
     return _narrow(
         x,
-        _product(gx, w_ih, 1, 0),
+        wide_product(gx, w_ih, (1, 0)),
         through if dh is None else dh + through,
-        _product(gx, x, 0, 0),
-        _product(gh, h, 0, 0),
+        wide_product(gx, x, (0, 0)),
+        wide_product(gh, h, (0, 0)),
         jnp.sum(dgx, axis=0),
         jnp.sum(dgh, axis=0),
     )

@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks
-from .._typing import Array
-from .call import accumulation_dtype
+from .._typing import Array, Float
+from .accumulation import accumulation_dtype
 from .cell import LayerWeights
-from .layout import pack_weights, param_shapes
-from .modes import MODES
+from .layout import gate_rows, pack_weights, param_shapes
 from .spec import RNNSpec, check_spec
 
 Scheme = Literal["uniform", "glorot_orthogonal"]
@@ -24,7 +23,7 @@ def init_weights(
     dtype: Any = jnp.float32,
     scheme: Scheme = "uniform",
     forget_bias: float | None = None,
-) -> Array:
+) -> Float[Array, " num_params"]:
     """Draw a flat weight vector for `spec`.
 
     Args:
@@ -96,8 +95,7 @@ def _draw(
 
 
 def _set_forget_bias(layer: LayerWeights, spec: RNNSpec, value: float) -> LayerWeights:
-    start = MODES["lstm"].gates.index("f") * spec.hidden_size
-    rows = slice(start, start + spec.hidden_size)
+    rows = gate_rows(spec, "f")
     if layer.b_ih is None:
         return layer._replace(b_hh=layer.b_hh.at[rows].set(value))
     layer = layer._replace(b_ih=layer.b_ih.at[rows].set(value))

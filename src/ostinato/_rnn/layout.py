@@ -14,8 +14,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from .. import _checks
-from .._typing import Array
+from .._typing import Array, Float
 from .cell import LayerWeights
+from .modes import MODES
 from .spec import RNNSpec, check_spec
 
 _MATRICES = ("w_ih", "w_hh", "w_hr")
@@ -41,6 +42,12 @@ def param_shapes(spec: RNNSpec) -> list[LayerWeights]:
         )
         shapes += [weights] * spec.num_directions
     return shapes
+
+
+def gate_rows(spec: RNNSpec, gate: str) -> slice:
+    """Return where the rows of a gate are in `w_ih`, `w_hh` and the biases."""
+    start = MODES[spec.mode].gates.index(gate) * spec.hidden_size
+    return slice(start, start + spec.hidden_size)
 
 
 def num_params(spec: RNNSpec) -> int:
@@ -83,7 +90,9 @@ def check_weights(weights: Any, spec: RNNSpec, name: str = "weights") -> None:
         )
 
 
-def unpack_weights(weights: Array, spec: RNNSpec) -> list[LayerWeights]:
+def unpack_weights(
+    weights: Float[Array, " num_params"], spec: RNNSpec
+) -> list[LayerWeights]:
     """Split the flat vector into one `LayerWeights` per pseudo-layer.
 
     Args:
@@ -113,7 +122,9 @@ def unpack_weights(weights: Array, spec: RNNSpec) -> list[LayerWeights]:
 _NOTHING = dict.fromkeys(LayerWeights._fields)
 
 
-def pack_weights(layers: Sequence[LayerWeights], spec: RNNSpec) -> Array:
+def pack_weights(
+    layers: Sequence[LayerWeights], spec: RNNSpec
+) -> Float[Array, " num_params"]:
     """Join per-layer weights into the flat vector; the inverse of `unpack_weights`.
 
     Args:

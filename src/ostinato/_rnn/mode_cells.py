@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from .._typing import Array
 from . import pointwise
-from .cell import Cell, LayerWeights, States, StepPrimal
+from .cell import LayerWeights, ModeCell, States, StepPrimal
 
 
-class PlainRNN(Cell):
+class PlainRNN(ModeCell):
     """Modes `rnn_relu` and `rnn_tanh`, whose slope follows from `h`."""
 
     def step(self, states: States, gx: Array) -> tuple[States, Any]:
@@ -31,7 +31,7 @@ class PlainRNN(Cell):
         return (dg,), (self.dot(dg, self.weights.w_hh, 0),)
 
 
-class LSTM(Cell):
+class LSTM(ModeCell):
     """Mode `lstm`, with or without a projection."""
 
     saved = ("i", "f", "g", "o")
@@ -82,7 +82,7 @@ class LSTM(Cell):
         return gradients._replace(w_hr=self.outer(cotangents[1], self._unprojected(at)))
 
 
-class GRUResetAfter(Cell):
+class GRUResetAfter(ModeCell):
     """Mode `gru` as cuDNN has it: `r` scales the recurrent product `gh_n`."""
 
     saved = ("r", "z", "n", "gh_n")
@@ -116,7 +116,7 @@ class GRUResetAfter(Cell):
         return [(self.blocks(dgx, 0, 2), h_prev), (dgh_n, h_prev)]
 
 
-class GRUResetBefore(Cell):
+class GRUResetBefore(ModeCell):
     """Mode `gru` with `reset_after=False`: `r` scales the state before the product."""
 
     saved = ("r", "z", "n")

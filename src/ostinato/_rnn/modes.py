@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .cell import Cell
+from .cell import ModeCell
 from .mode_cells import LSTM, GRUResetAfter, GRUResetBefore, PlainRNN
 
 
@@ -23,8 +23,8 @@ class Mode(NamedTuple):
 
     gates: tuple[str, ...]
     states: tuple[str, ...]
-    cell: type[Cell]
-    cell_reset_before: type[Cell] | None = None
+    cell: type[ModeCell]
+    cell_reset_before: type[ModeCell] | None = None
     options: tuple[str, ...] = ()
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks
-from .._typing import Array, Padding, State
+from .._typing import Array, Float, Padding, State
 from . import layout, primitive
 from .api import RNNOutput, as_state, make_call, make_output
 from .call import Operands, Outputs, Residuals, RNNCall
@@ -41,15 +41,15 @@ class RNNReserve:
 class RNNGrads(NamedTuple):
     """Gradients, each shaped as what it is the gradient of."""
 
-    x: Array
-    weights: Array
+    x: Float[Array, "*B T I"]
+    weights: Float[Array, " num_params"]
     initial_state: State
 
 
 def rnn_forward(
     spec: RNNSpec,
-    weights: Array | PreparedWeights,
-    x: Array,
+    weights: Float[Array, " num_params"] | PreparedWeights,
+    x: Float[Array, "*B T I"],
     initial_state: State | None = None,
     *,
     padding: Padding = "zero",
@@ -88,9 +88,9 @@ def rnn_forward(
 
 def rnn_backward(
     spec: RNNSpec,
-    weights: Array | PreparedWeights,
+    weights: Float[Array, " num_params"] | PreparedWeights,
     reserve: RNNReserve,
-    dy: Array | None,
+    dy: Float[Array, "*B T D*S"] | None,
     dstate: State | None = None,
 ) -> RNNGrads:
     """Pull cotangents of the outputs back to input, weights and initial state.

@@ -12,6 +12,7 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -25,6 +26,10 @@ if TYPE_CHECKING:  # a spec is checked against the table of modes, built on this
 
 def _split(a: Array, blocks: int) -> list[Array]:
     return jnp.split(a, blocks, axis=-1)
+
+
+def _same(a: Array) -> Array:
+    return a
 
 
 def _join(*blocks: Array) -> Array:
@@ -57,11 +62,22 @@ def rnn_slope(h: Array, spec: RNNSpec) -> Array:
 
 def lstm(pre: Array, c_prev: Array, spec: RNNSpec) -> tuple[Array, Array, Array]:
     """Return `(gates, c, u)`: `c = clip(f c_prev + i g)`, `u = o tanh(c)`."""
-    i, f, g, o = _split(pre, 4)
-    i, f, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jax.nn.sigmoid(o)
-    g = jnp.tanh(g)
-    c = _clip(f * c_prev + i * g, spec)
-    return _join(i, f, g, o), c, o * jnp.tanh(c)
+    *ifg, o = _split(pre, 4)
+    gates, c = lstm_cell_state(ifg, c_prev)
+    c, o = _clip(c, spec), jax.nn.sigmoid(o)
+    return _join(*gates, o), c, o * jnp.tanh(c)
+
+
+def lstm_cell_state(
+    pre: Sequence[Array], c_prev: Array, mark: Callable[[Array], Array] = _same
+) -> tuple[list[Array], Array]:
+    """Return the gates `i f g`, and `c = f c_prev + i g` before it is clipped.
+
+    `pre` holds the pre-activations of these gates; `mark` is applied to each gate.
+    """
+    i, f, g = pre
+    i, f, g = mark(jax.nn.sigmoid(i)), mark(jax.nn.sigmoid(f)), mark(jnp.tanh(g))
+    return [i, f, g], f * c_prev + i * g
 
 
 def _clip(c: Array, spec: RNNSpec) -> Array:
@@ -126,7 +142,12 @@ def gru_after(gx: Array, gh: Array, h_prev: Array) -> tuple[Array, Array]:
     (rx, zx, nx), (rh, zh, gh_n) = _split(gx, 3), _split(gh, 3)
     r, z = jax.nn.sigmoid(rx + rh), jax.nn.sigmoid(zx + zh)
     n = jnp.tanh(nx + r * gh_n)
-    return _join(r, z, n, gh_n), n + z * (h_prev - n)
+    return _join(r, z, n, gh_n), gru_output(z, n, h_prev)
+
+
+def gru_output(z: Array, n: Array, h_prev: Array) -> Array:
+    """Return `h = (1 - z) n + z h_prev`."""
+    return n + z * (h_prev - n)
 
 
 def gru_after_tangent(
@@ -162,7 +183,7 @@ def gru_before_gates(gx: Array, gh: Array) -> tuple[Array, Array]:
 def gru_before(z: Array, n_pre: Array, h_prev: Array) -> tuple[Array, Array]:
     """Return `(n, h)`, the second half, once `gh_n = w_hn @ (r h_prev)` is known."""
     n = jnp.tanh(n_pre)
-    return n, n + z * (h_prev - n)
+    return n, gru_output(z, n, h_prev)
 
 
 def gru_before_tangent(

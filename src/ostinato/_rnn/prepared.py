@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from .. import _checks
-from .._typing import Array
+from .._typing import Array, Float, Shaped
 from . import backends, layout, sharding
 from .backend import Backend
 from .lowering import always_jitted
@@ -27,11 +27,11 @@ class PreparedWeights(NamedTuple):
             those would not run.
     """
 
-    weights: Array
-    packed: Array | None
+    weights: Float[Array, " num_params"]
+    packed: Shaped[Array, " packed_size"] | None
 
 
-def prepare(spec: RNNSpec, weights: Array) -> PreparedWeights:
+def prepare(spec: RNNSpec, weights: Float[Array, " num_params"]) -> PreparedWeights:
     """Pack weights once, for many calls with the same weights.
 
     The cpu kernels read weights in an order of their own and reorder them in every

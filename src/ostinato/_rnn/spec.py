@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from .. import _checks
 from .._typing import BiasMode, InputMode, Mode
-from .cell import Cell
+from .cell import ModeCell
 from .modes import MODES, modes_with
 
 
@@ -148,7 +148,7 @@ def state_shapes(spec: RNNSpec, batch: Any) -> tuple[tuple[Any, ...], ...]:
     return tuple((pseudo_layers, batch, size) for size in sizes)
 
 
-def cell_class(spec: RNNSpec) -> type[Cell]:
+def cell_class(spec: RNNSpec) -> type[ModeCell]:
     """Return the equations of the spec's mode, with its variant."""
     mode = MODES[spec.mode]
     if spec.reset_after or mode.cell_reset_before is None:

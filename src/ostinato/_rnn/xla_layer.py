@@ -16,7 +16,7 @@ from jax import lax
 
 from .._segments import near_divisor, scan_segments
 from .._typing import Array
-from .cell import Cell, LayerWeights, States, StepPrimal
+from .cell import LayerWeights, ModeCell, States, StepPrimal
 
 
 class StepMasks(NamedTuple):
@@ -96,7 +96,7 @@ def _zero_where(condition: Array | None, value: Any) -> Any:
 class Layer:
     """A cell and the direction in which it runs over the steps."""
 
-    cell: Cell
+    cell: ModeCell
     reverse: bool
 
     def forward(self, x: Array, initial: States, masks: StepMasks) -> LayerOutput:

@@ -11,7 +11,7 @@ from jax import lax
 
 from .. import _checks
 from .._recurrent.remat import tag
-from .._rnn.dtypes import accumulation_dtype
+from .._rnn.accumulation import accumulation_dtype, wide_product, widen
 from .._typing import Array, ArrayLike
 from .base import (
     GatedCell,
@@ -24,7 +24,6 @@ from .base import (
     draw,
     product,
     set_field,
-    widen,
 )
 
 Kind = Literal["regular", "recurrent", "dot", "soft_coverage"]
@@ -392,20 +391,10 @@ def masked_softmax(energies: Array, mask: Array | None) -> Array:
 
 def _score(memory: Array, query: Array) -> Array:
     """`[B, M, E]` and `[B, E]` to `[B, M]`, wide."""
-    return lax.dot_general(
-        memory,
-        query,
-        (((2,), (1,)), ((0,), (0,))),
-        preferred_element_type=accumulation_dtype(memory.dtype),
-    )
+    return wide_product(memory, query, (2, 1), batch=((0,), (0,)))
 
 
 def _mix(weights: Array, memory: Array) -> Array:
     """`[B, M]` and `[B, M, E]` to `[B, E]`, in the memory's dtype."""
-    out = lax.dot_general(
-        weights,
-        memory,
-        (((1,), (1,)), ((0,), (0,))),
-        preferred_element_type=accumulation_dtype(memory.dtype),
-    )
+    out = wide_product(weights, memory, (1, 1), batch=((0,), (0,)))
     return out.astype(memory.dtype)

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from .. import _checks
 from .._recurrent.protocol import Cell
 from .._recurrent.remat import tag
-from .._rnn.dtypes import accumulation_dtype
+from .._rnn import pointwise
+from .._rnn.accumulation import wide_product, widen
 from .._typing import Array
 
 
@@ -177,31 +177,23 @@ def lstm_unit(
 ) -> tuple[Array, Array]:
     """`(o tanh(c), c)` from what goes into `i f g o`, in the dtype of `c_prev`."""
     i, f, g, o = gates
-    i = tag(jax.nn.sigmoid(i), "gates")
-    f = tag(jax.nn.sigmoid(f + forget_bias), "gates")
-    g = tag(jnp.tanh(g), "gates")
-    o = tag(jax.nn.sigmoid(o), "gates")
-    c = f * widen(c_prev) + i * g
-    u = o * tag(jnp.tanh(c), "gates")
+    pre = i, f + forget_bias, g
+    _, c = pointwise.lstm_cell_state(pre, widen(c_prev), tag_gate)
+    u = tag_gate(jax.nn.sigmoid(o)) * tag_gate(jnp.tanh(c))
     return u.astype(c_prev.dtype), c.astype(c_prev.dtype)
+
+
+def tag_gate(a: Array) -> Array:
+    """Return `a` under the name that the cells use for `recompute`."""
+    return tag(a, "gates")
 
 
 # -------------------------------------------------------------------------- products
 
 
-def widen(a: Array) -> Array:
-    """In the accumulation dtype."""
-    return a.astype(accumulation_dtype(a.dtype))
-
-
 def product(a: Array, w: Array) -> Array:
-    """`w @ a` on the last axis: `[..., F]` and `[R, F]` to `[..., R]`, wide."""
-    return lax.dot_general(
-        a,
-        w,
-        (((a.ndim - 1,), (1,)), ((), ())),
-        preferred_element_type=accumulation_dtype(a.dtype),
-    )
+    """Return `w @ a` on the last axis: `[..., F]` and `[R, F]` to `[..., R]`, wide."""
+    return wide_product(a, w, (a.ndim - 1, 1))
 
 
 def add(a: Array, b: Array) -> Array:

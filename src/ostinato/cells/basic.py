@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from .. import _checks
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions
-from .._recurrent.remat import tag
+from .._rnn import pointwise
+from .._rnn.accumulation import widen
 from .._rnn.cell import LayerWeights
 from .._rnn.layout import param_shapes
 from .._rnn.spec import RNNSpec
@@ -29,7 +30,7 @@ from .base import (
     lstm_unit,
     product,
     set_field,
-    widen,
+    tag_gate,
 )
 
 
@@ -49,7 +50,7 @@ class _Fused(GatedCell):
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
         """All steps in one call of `ostinato.rnn`; see `explain`."""
-        if fused.refuses(options):
+        if not fused.supports(options):
             return None
         self.prepare(params)
         check_inputs(inputs, self.input_size, params=params.w_ih)
@@ -94,7 +95,7 @@ class RNN(_Fused):
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
         """One step, on what `precompute` made."""
         (h,) = self.unpack(states, len(inputs_t), params)
-        pre = tag(inputs_t + add(product(h, params.w_hh), params.b_hh), "gates")
+        pre = tag_gate(inputs_t + add(product(h, params.w_hh), params.b_hh))
         out = jnp.tanh(pre) if self.activation == "tanh" else jax.nn.relu(pre)
         out = out.astype(h.dtype)
         return out, out
@@ -258,12 +259,12 @@ def gru_unit(
     split = 2 * h.shape[-1]
     rows = params.w_hh if reset_after else params.w_hh[:split]
     gh = add(product(seen, rows), params.b_hh[: len(rows)])
-    rz = tag(jax.nn.sigmoid(norm_rz(gx[..., :split] + gh[..., :split])), "gates")
+    rz = tag_gate(jax.nn.sigmoid(norm_rz(gx[..., :split] + gh[..., :split])))
     r, z = jnp.split(rz, 2, axis=-1)
     if reset_after:
-        through = r * tag(gh[..., split:], "gates")
+        through = r * tag_gate(gh[..., split:])
     else:
         rh = (r * widen(seen)).astype(h.dtype)
         through = add(product(rh, params.w_hh[split:]), params.b_hh[split:])
-    n = tag(jnp.tanh(norm_n(gx[..., split:] + through)), "gates")
-    return n + z * (widen(h) - n)
+    n = tag_gate(jnp.tanh(norm_n(gx[..., split:] + through)))
+    return pointwise.gru_output(z, n, widen(h))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import _checks
+from .._rnn.accumulation import widen
 from .._typing import Array
 from .base import (
     SizedCell,
@@ -21,7 +22,6 @@ from .base import (
     lstm_unit,
     set_field,
     split_gates,
-    widen,
 )
 
 

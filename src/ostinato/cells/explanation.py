@@ -55,7 +55,7 @@ def explain(
     if spec is None:
         reason = f"there is no fused operator for {type(cell).__name__}"
     else:
-        reason = fused.refusal(
+        reason = fused.unsupported_reason(
             seq_lengths=seq_lengths,
             reverse=reverse,
             recompute=recompute,

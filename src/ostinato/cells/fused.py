@@ -8,43 +8,52 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import _checks
-from .._recurrent.loop import Steps, in_segments
+from .. import _checks, _padding
+from .._recurrent.loop import LoopInputs, in_segments
 from .._recurrent.net import finish, time_first
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions
 from .._rnn.api import rnn
 from .._rnn.cell import LayerWeights
-from .._rnn.layout import pack_weights
-from .._typing import Array
+from .._rnn.layout import gate_rows, pack_weights
+from .._typing import Array, Padding
 
 
-def refusal(
+def unsupported_reason(
     *,
     seq_lengths: Any,
     reverse: bool,
     recompute: Any,
     return_all_states: bool,
     window: int,
-    **others: Any,
+    resets: Any = None,
+    time_major: bool = False,
+    padding: str = "hold",
+    segment_length: Any = None,
+    length: Any = None,
+    batch: Any = None,
+    **unknown: Any,
 ) -> str | None:
-    """Why the fused operator would not compute what was asked for; None if it would.
+    """Return why the fused operator does not compute what is asked; None if it does.
 
-    Takes the fields of `SequenceOptions`; `others` do not matter.
+    Takes the fields of `SequenceOptions`. Those with a default here are supported
+    whatever their value.
     """
     if recompute is not True and not {*recompute} <= {"gates"}:
-        return "the fused operator can run nothing again but `gates`"
+        return "the fused operator recomputes nothing but `gates`"
     if window != 1:
         return "the fused operator sees one past state, not a `window` of them"
     if return_all_states:
         return "the fused operator does not return the states of every step"
     if reverse and seq_lengths is not None:
-        return "the fused operator runs no reversed rows of different lengths"
+        return "the fused operator does not reverse sequences of different lengths"
+    if unknown:
+        return f"the fused operator does not know the option `{next(iter(unknown))}`"
     return None
 
 
-def refuses(options: SequenceOptions) -> bool:
-    """Whether `refusal` has a reason."""
-    return refusal(**options._asdict()) is not None
+def supports(options: SequenceOptions) -> bool:
+    """Return whether the fused operator computes what the options ask for."""
+    return unsupported_reason(**options._asdict()) is None
 
 
 def run(
@@ -54,10 +63,12 @@ def run(
     initial_states: Any,
     options: SequenceOptions,
 ) -> RecurrentOutput:
-    """`rnn` over one layer, with the options' meaning; `refusal` was asked before."""
+    """Run `rnn` over one layer, with the options' meaning; see `supports`."""
     weights = pack_weights([_with_forget_bias(cell, params)], cell.spec)
 
-    def layer(x: Array, states: Any, time_axis: int, **rows: Any) -> tuple[Any, Array]:
+    def layer(
+        x: Array, states: Any, time_axis: int, **others: Any
+    ) -> tuple[Any, Array]:
         if options.reverse:
             x = jnp.flip(x, time_axis)
         y, states = rnn(
@@ -67,7 +78,7 @@ def run(
             jax.tree.map(lambda a: a[None], states),
             time_major=time_axis == 0,
             recompute=bool(options.recompute),
-            **rows,
+            **others,
         )
         if options.reverse:
             y = jnp.flip(y, time_axis)
@@ -75,12 +86,13 @@ def run(
 
     if options.segment_length is not None and options.length:
 
-        def segment(states: Any, steps: Steps) -> tuple[Any, Array]:
+        def segment(states: Any, steps: LoopInputs) -> tuple[Any, Array]:
             lengths = None
             if steps.valid is not None:
                 lengths = jnp.sum(steps.valid, axis=0, dtype=jnp.int32)
-            rows = {"seq_lengths": lengths, "resets": steps.reset}
-            return layer(steps.inputs, states, 0, **rows)
+            return layer(
+                steps.inputs, states, 0, seq_lengths=lengths, resets=steps.reset
+            )
 
         steps, size = time_first(inputs, options), options.segment_length
         states, y = in_segments(
@@ -93,9 +105,9 @@ def run(
         0 if options.time_major else 1,
         seq_lengths=options.seq_lengths,
         resets=options.resets,
-        padding=options.padding,
+        padding=_padding_of_rnn(options),
     )
-    return RecurrentOutput(_without_empty_rows(y, options), states)
+    return RecurrentOutput(_hold(y, options), states)
 
 
 def alike(*cells: Any) -> bool:
@@ -107,7 +119,7 @@ def alike(*cells: Any) -> bool:
 def run_both(
     cells: Any, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
 ) -> RecurrentOutput:
-    """`rnn` over one bidirectional layer; `alike` and `refusal` were asked before."""
+    """Run `rnn` over one bidirectional layer; see `alike` and `supports`."""
     layers = [
         _with_forget_bias(cell, cell.prepare(p))
         for cell, p in zip(cells, params, strict=True)
@@ -119,28 +131,30 @@ def run_both(
         _checks.check_array("inputs", inputs),
         jax.tree.map(lambda *parts: jnp.stack(parts), *initial_states),
         seq_lengths=options.seq_lengths,
-        padding=options.padding,
+        padding=_padding_of_rnn(options),
         time_major=options.time_major,
         recompute=bool(options.recompute),
     )
     states = type(initial_states)(
         *(jax.tree.map(lambda a, n=n: a[n], states) for n in range(2))
     )
-    return RecurrentOutput(_without_empty_rows(y, options), states)
+    return RecurrentOutput(_hold(y, options), states)
 
 
-def _without_empty_rows(y: Array, options: SequenceOptions) -> Array:
-    """Zeros for rows of length 0, which have no output to hold; `rnn` holds `h_0`."""
+def _padding_of_rnn(options: SequenceOptions) -> Padding:
+    """Return the padding policy for `rnn`, whose "hold" starts with the initial h."""
+    return "zero" if options.padding == "hold" else options.padding
+
+
+def _hold(y: Array, options: SequenceOptions) -> Array:
     if options.seq_lengths is None or options.padding != "hold":
         return y
-    time_axis = 0 if options.time_major else 1
-    empty = jnp.expand_dims(options.seq_lengths == 0, (time_axis, 2))
-    return jnp.where(empty, jnp.zeros((), y.dtype), y)
+    return _padding.hold(y, options.seq_lengths, 0 if options.time_major else 1)
 
 
 def _with_forget_bias(cell: Any, params: LayerWeights) -> LayerWeights:
     bias = getattr(cell, "forget_bias", 0.0)
     if not bias:
         return params
-    forget = slice(cell.hidden_size, 2 * cell.hidden_size)
-    return params._replace(b_ih=params.b_ih.at[forget].add(bias))
+    rows = gate_rows(cell.spec, "f")
+    return params._replace(b_ih=params.b_ih.at[rows].add(bias))

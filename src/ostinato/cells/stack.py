@@ -246,7 +246,7 @@ class Bidirectional(SizedCell):
         _check_names(self, options.recompute)
         cells = self.both
         whole = options.segment_length is None and fused.alike(*cells)
-        if whole and not fused.refuses(options):
+        if whole and fused.supports(options):
             return fused.run_both(cells, params, inputs, initial_states, options)
         forward, backward = (
             _run_cell(cell, p, inputs, s, options._replace(reverse=reverse))

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks
-from .._recurrent.remat import tag
+from .._rnn import pointwise
+from .._rnn.accumulation import widen
 from .._typing import Array
-from .base import GatedCell, LSTMCell, draw, lstm_gates, over, widen
+from .base import GatedCell, LSTMCell, draw, lstm_gates, over, tag_gate
 
 
 class PeepholeLSTMParams(NamedTuple):
@@ -73,13 +74,11 @@ class PeepholeLSTM(LSTMCell):
         h, c = self.unpack(states, len(inputs_t[0]), params)
         c_prev = widen(c)
         i, f, g, o = lstm_gates(params, inputs_t, h)
-        i = tag(jax.nn.sigmoid(i + over(params.p_i, c) * c_prev), "gates")
-        f = f + over(params.p_f, c) * c_prev
-        f = tag(jax.nn.sigmoid(f + self.forget_bias), "gates")
-        g = tag(jnp.tanh(g), "gates")
-        c_next = f * c_prev + i * g
-        o = tag(jax.nn.sigmoid(o + over(params.p_o, c) * c_next), "gates")
-        out = (o * tag(jnp.tanh(c_next), "gates")).astype(h.dtype)
+        i = i + over(params.p_i, c) * c_prev
+        f = f + over(params.p_f, c) * c_prev + self.forget_bias
+        _, c_next = pointwise.lstm_cell_state((i, f, g), c_prev, tag_gate)
+        o = tag_gate(jax.nn.sigmoid(o + over(params.p_o, c) * c_next))
+        out = (o * tag_gate(jnp.tanh(c_next))).astype(h.dtype)
         return (out, c_next.astype(c.dtype)), out
 
 
@@ -132,7 +131,7 @@ class IndRNN(GatedCell):
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
         """One step, on what `precompute` made."""
         (h,) = self.unpack(states, len(inputs_t), params)
-        pre = tag(inputs_t + over(params.w_hh, h) * widen(h), "gates")
+        pre = tag_gate(inputs_t + over(params.w_hh, h) * widen(h))
         out = jnp.tanh(pre) if self.activation == "tanh" else jax.nn.relu(pre)
         out = out.astype(h.dtype)
         return out, out

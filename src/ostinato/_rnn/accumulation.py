@@ -1,0 +1,47 @@
+"""Products and sums of 16-bit floats in float32: the accumulation dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from .._typing import Array
+
+
+def accumulation_dtype(dtype: Any) -> np.dtype:
+    """Return float32 for 16-bit floats, else the dtype itself."""
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+def widen(a: Array) -> Array:
+    """Convert `a` to its accumulation dtype."""
+    return a.astype(accumulation_dtype(a.dtype))
+
+
+def wide_product(
+    a: Array,
+    b: Array,
+    contract: tuple[Any, Any],
+    *,
+    batch: tuple[Any, Any] = ((), ()),
+    precision: Any = None,
+) -> Array:
+    """Contract axes of `a` with axes of `b` and sum in the accumulation dtype of `b`.
+
+    Args:
+        a: the first factor, in the dtype of `b` or in its accumulation dtype.
+        b: the second factor.
+        contract: the contracted axes of each factor: an int, or a tuple of ints.
+        batch: tuples of the batch axes of each factor.
+        precision: of products of wider than 16-bit floats, as for `lax.dot_general`.
+    """
+    a_axes, b_axes = ((i,) if isinstance(i, int) else i for i in contract)
+    return lax.dot_general(
+        a,
+        b,
+        ((a_axes, b_axes), batch),
+        precision=precision,
+        preferred_element_type=accumulation_dtype(b.dtype),
+    )
