@@ -1,4 +1,4 @@
-"""Interrupts `train g2p` at random moments, many times, and reports how it ends.
+"""A program that interrupts `train g2p` at random moments and reports how it ends.
 
     python tests/interrupt_tries.py --tries 200 --load 2
 

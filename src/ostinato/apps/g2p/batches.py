@@ -53,13 +53,13 @@ def _concatenate(dim: str, padded: np.ndarray, lengths: np.ndarray) -> RaggedArr
     return RaggedArray(rows, lengths, dim=dim, max_length=padded.shape[1])
 
 
-def pad(rows: Sequence[Sequence[int]], length: int, count: int) -> tuple:
+def pad(sequences: Sequence[Sequence[int]], length: int, count: int) -> tuple:
     """Pad lists of ids to ``[count, length]`` and return their lengths ``[count]``."""
     padded = np.zeros((count, length), np.int32)
     lengths = np.zeros(count, np.int32)
-    for i, row in enumerate(rows):
-        padded[i, : len(row)] = row
-        lengths[i] = len(row)
+    for i, ids in enumerate(sequences):
+        padded[i, : len(ids)] = ids
+        lengths[i] = len(ids)
     return padded, lengths
 
 

@@ -14,11 +14,11 @@ class _Beams(NamedTuple):
     """The hypotheses kept for every word: W of each, best first."""
 
     t: jax.Array  # labels written so far
-    states: Any  # of the decoder, leaves [rows * W, ...]
-    labels: jax.Array  # [rows, W, longest], EDGE where nothing is written yet
-    last: jax.Array  # [rows, W]
-    scores: jax.Array  # [rows, W], log probabilities; -inf marks an unused entry
-    done: jax.Array  # [rows, W], True once the edge has been written
+    states: Any  # of the decoder, leaves [words * W, ...]
+    labels: jax.Array  # [words, W, longest], EDGE where nothing is written yet
+    last: jax.Array  # [words, W]
+    scores: jax.Array  # [words, W], log probabilities; -inf marks an unused entry
+    done: jax.Array  # [words, W], True once the edge has been written
 
 
 def beam_search(
@@ -38,25 +38,25 @@ def beam_search(
 
     Args:
         step: ``step(states, labels, t) -> (states, log_probs)`` continues
-            ``N = rows * width`` hypotheses: it turns their last labels ``[N]`` into
+            ``N = words * width`` hypotheses: it turns their last labels ``[N]`` into
             the log probabilities of the next ones ``[N, L]``. Label 0 is the edge.
-        states: the initial states, leaves ``[rows * width, ...]``.
-        active: bool ``[rows]``, False for entries without a word; they get no results.
+        states: the initial states, leaves ``[words * width, ...]``.
+        active: bool ``[words]``, False for entries without a word; they get no results.
         width: hypotheses kept for each word.
         longest: most labels of a sequence, the edge not counted; then it must end.
 
     Returns:
-        Labels ``[rows, width, longest]``, 0 past the end, and log probabilities
-        ``[rows, width]``, including that of the edge, best first; -inf where there are
+        Labels ``[words, width, longest]``, 0 past the end, and log probabilities
+        ``[words, width]``, including that of the edge, best first; -inf where there are
         fewer sequences than `width`.
     """
-    rows = len(active)
+    words = len(active)
 
     def shaped(a: jax.Array) -> jax.Array:
-        return a.reshape(rows, width, *a.shape[1:])
+        return a.reshape(words, width, *a.shape[1:])
 
     def keep(a: jax.Array, parents: jax.Array) -> jax.Array:
-        return jax.vmap(lambda of_row, places: of_row[places])(a, parents)
+        return jax.vmap(lambda of_word, places: of_word[places])(a, parents)
 
     def going_on(beams: _Beams) -> jax.Array:
         open_ = ~beams.done & (beams.scores > -jnp.inf)
@@ -70,7 +70,7 @@ def beam_search(
         ended = jnp.where(is_edge, 0.0, -jnp.inf)
         must_end = jnp.where(is_edge | (beams.t < longest), log_probs, -jnp.inf)
         more = jnp.where(beams.done[..., None], ended, must_end)
-        every = (beams.scores[..., None] + more).reshape(rows, width * count)
+        every = (beams.scores[..., None] + more).reshape(words, width * count)
         scores, places = lax.top_k(every, width)
         parents, last = places // count, places % count
         states = jax.tree.map(
@@ -84,10 +84,10 @@ def beam_search(
     start = _Beams(
         t=jnp.int32(0),
         states=states,
-        labels=jnp.zeros((rows, width, longest), jnp.int32),
-        last=jnp.full((rows, width), EDGE, jnp.int32),
+        labels=jnp.zeros((words, width, longest), jnp.int32),
+        last=jnp.full((words, width), EDGE, jnp.int32),
         scores=jnp.where(one, 0.0, -jnp.inf).astype(jnp.float32),
-        done=jnp.zeros((rows, width), bool),
+        done=jnp.zeros((words, width), bool),
     )
     beams = lax.while_loop(going_on, advance, start)
     return beams.labels, beams.scores
