@@ -16,10 +16,10 @@ from tolerance import assert_close, assert_same_bits
 import ostinato as ost
 from ostinato import ragged
 from ostinato._rnn import modes
-from ostinato._rnn.cell import Cell
+from ostinato._rnn.cell import ModeCell
 
 
-class Leaky(Cell):
+class Leaky(ModeCell):
     saved = ("a", "b")
 
     def _pre(self, states, gx):
