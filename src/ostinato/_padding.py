@@ -1,0 +1,80 @@
+"""What results hold past a sequence's end: each policy is written once, here.
+
+Every function takes `lengths`, int32 `[B]`, of the sequences, and arrays that hold time
+on the axis `time_axis`, 0 or 1, and the batch on the other of these two.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ._typing import Array
+
+
+def select(condition: Array, tree: Any, other: Any = None) -> Any:
+    """Return `tree` where `condition` holds, and `other` elsewhere.
+
+    Args:
+        condition: bool, with the leading axes of every array in `tree`.
+        tree: a pytree of arrays.
+        other: the same tree of arrays in shapes that broadcast; None: zeros.
+    """
+
+    def pick(a: Array, b: Array | None = None) -> Array:
+        mask = jnp.expand_dims(condition, tuple(range(condition.ndim, a.ndim)))
+        return jnp.where(mask, a, jnp.zeros((), a.dtype) if b is None else b)
+
+    return jax.tree.map(pick, tree, *([] if other is None else [other]))
+
+
+def is_step(lengths: Array, num_steps: Any, time_axis: int) -> Array:
+    """Return where the steps of sequences are, bool `[T, B]` or `[B, T]`."""
+    lengths = jnp.expand_dims(lengths, time_axis)
+    shape = (num_steps, 1) if time_axis == 0 else (1, num_steps)
+    return lax.broadcasted_iota(jnp.int32, shape, time_axis) < lengths
+
+
+def zero(a: Array, lengths: Array, time_axis: int) -> Array:
+    """Return `a` with zeros past the end of each sequence."""
+    return select(is_step(lengths, a.shape[time_axis], time_axis), a)
+
+
+def hold(
+    a: Array, lengths: Array, time_axis: int, initial: Array | None = None
+) -> Array:
+    """Return `a` with the last step of each sequence repeated past its end.
+
+    Args:
+        a: `[T, B, ...]` or `[B, T, ...]`.
+        lengths: see above.
+        time_axis: see above.
+        initial: `[B, ...]`, held by sequences without steps; None: zeros.
+    """
+    last = at_step(a, jnp.maximum(lengths - 1, 0), time_axis)
+    held = jnp.expand_dims(select(lengths > 0, last, initial), time_axis)
+    return select(is_step(lengths, a.shape[time_axis], time_axis), a, held)
+
+
+def drop(states: Any, lengths: Array, num_steps: Any, batch_axis: int = 0) -> Any:
+    """Return final states, with zeros for sequences shorter than T."""
+    whole = jnp.expand_dims(lengths == num_steps, tuple(range(batch_axis)))
+    return select(whole, states)
+
+
+def at_step(a: Array, t: Array, time_axis: int) -> Array:
+    """Return `a` at one step of each sequence, `[B, ...]`; zeros if there is no step.
+
+    Args:
+        a: `[T, B, ...]` or `[B, T, ...]`.
+        t: int32 `[B]`, the step.
+        time_axis: see above.
+    """
+    if a.shape[time_axis] == 0:
+        return jnp.zeros((*a.shape[:time_axis], *a.shape[time_axis + 1 :]), a.dtype)
+    t = jnp.expand_dims(t, (time_axis, *range(2, a.ndim)))
+    taken = jnp.take_along_axis(a, t, axis=time_axis, mode="clip")
+    return jnp.squeeze(taken, time_axis)
