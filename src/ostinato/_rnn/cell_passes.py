@@ -1,9 +1,9 @@
-"""One step of each cell as three functions: inference, forward with saved values, back.
+"""One step of each cell as three functions: inference, forward and backward.
 
 Shapes throughout: `x [B, I]`, states `[B, H]`, `w_ih [G*H, I]`, `w_hh [G*H, H]`, biases
 `[G*H]`, rows by gate: LSTM `i f g o`, GRU `r z n`. All arrays share one dtype. All
 functions are pure and hold under every JAX transformation. Equations and papers:
-`pointwise.py`. For whole sequences use `rnn_forward` and `rnn_backward`.
+`ostinato.cells`. For whole sequences use `rnn_forward` and `rnn_backward`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from . import pointwise
 from .accumulation import wide_product, widen
 from .spec import RNNSpec
 
-_LSTM = RNNSpec("lstm", 1, 1)  # pointwise.lstm reads the cell clip alone: there is none
+_LSTM = RNNSpec("lstm", 1, 1)  # pointwise.lstm reads only `cell_clip` of it: None
 
 
 class GRUReserve(NamedTuple):
-    """Gates `r z n` and `uh = w_hn @ h + b_hn`, each `[B, H]`, and the inputs."""
+    """The gates `r z n` and `uh = w_hn @ h + b_hn`, each `[B, H]`, and the inputs.
+
+    The code elsewhere calls `uh` `h_candidate`.
+    """
 
     r: Array
     z: Array
@@ -33,7 +36,7 @@ class GRUReserve(NamedTuple):
 
 
 class LSTMReserve(NamedTuple):
-    """Gates `i f g o` and the new cell state, each `[B, H]`, and the inputs."""
+    """The gates `i f g o` and the new cell state, each `[B, H]`, and the inputs."""
 
     i: Array
     f: Array
@@ -54,7 +57,7 @@ class RNNCellReserve(NamedTuple):
 
 
 class GRUCellGrads(NamedTuple):
-    """Gradients, each shaped as what it is the gradient of."""
+    """Gradients, each in the shape of the argument of the same name."""
 
     x: Array
     h: Array
@@ -65,7 +68,7 @@ class GRUCellGrads(NamedTuple):
 
 
 class LSTMCellGrads(NamedTuple):
-    """Gradients, each shaped as what it is the gradient of."""
+    """Gradients, each in the shape of the argument of the same name."""
 
     x: Array
     h: Array
@@ -77,7 +80,7 @@ class LSTMCellGrads(NamedTuple):
 
 
 class RNNCellGrads(NamedTuple):
-    """Gradients, each shaped as what it is the gradient of."""
+    """Gradients, each in the shape of the argument of the same name."""
 
     x: Array
     h: Array
@@ -93,7 +96,7 @@ class RNNCellGrads(NamedTuple):
 def gru_cell_inference(
     x: Array, h: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
 ) -> Array:
-    """One GRU step, `r` applied after the recurrent product: `h_next [B, H]`.
+    """Run one GRU step that applies `r` after the recurrent product.
 
     Args:
         x: input, `[B, I]`.
@@ -103,9 +106,14 @@ def gru_cell_inference(
         b_ih: `[3H]`.
         b_hh: `[3H]`.
 
+    Returns:
+        `h_next [B, H]`.
+
     Raises:
         TypeError: the dtypes differ or are not floating.
         ValueError: shapes disagree.
+
+    Equations: `ostinato.cells.GRU`.
     """
     return gru_cell_forward(x, h, w_ih, w_hh, b_ih, b_hh)[0]
 
@@ -113,23 +121,25 @@ def gru_cell_inference(
 def gru_cell_forward(
     x: Array, h: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
 ) -> tuple[Array, GRUReserve]:
-    """`gru_cell_inference` that also returns what the backward pass needs."""
+    """Run `gru_cell_inference`; also return the reserve for `gru_cell_backward`."""
     _check(3, x, w_ih, w_hh, b_ih, b_hh, h=h)
     gx, gh = _affine(x, w_ih, b_ih), _affine(h, w_hh, b_hh)
     gates, h_next = pointwise.gru_after(gx, gh, widen(h))
-    r, z, n, uh = _narrow(x, *jnp.split(gates, 4, axis=-1))
-    return h_next.astype(x.dtype), GRUReserve(r, z, n, uh, x, h)
+    r, z, n, h_candidate = _narrow(x, *jnp.split(gates, 4, axis=-1))
+    return h_next.astype(x.dtype), GRUReserve(r, z, n, h_candidate, x, h)
 
 
 def gru_cell_backward(
     dh_next: Array, reserve: GRUReserve, w_ih: Array, w_hh: Array
 ) -> GRUCellGrads:
-    """Pull the cotangent of `h_next`, `[B, H]`, back to all inputs of the step."""
+    """Pull the cotangent of `h_next`, `[B, H]`, back to all arguments of the step."""
     x, h = reserve.x, reserve.h
     _check_cotangents(h, dh_next=dh_next)
     gates = jnp.concatenate([widen(a) for a in reserve[:4]], axis=-1)
-    dgx, du, dh = pointwise.gru_after_backward(gates, widen(h), widen(dh_next))
-    dgh = jnp.concatenate([dgx[:, : 2 * h.shape[1]], du], axis=-1)
+    dgx, dh_candidate, dh = pointwise.gru_after_backward(
+        gates, widen(h), widen(dh_next)
+    )
+    dgh = jnp.concatenate([dgx[:, : 2 * h.shape[1]], dh_candidate], axis=-1)
     return GRUCellGrads(*_gradients(x, h, w_ih, w_hh, dgx, dgh, dh))
 
 
@@ -139,7 +149,7 @@ def gru_cell_backward(
 def lstm_cell_inference(
     x: Array, h: Array, c: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
 ) -> tuple[Array, Array]:
-    """One LSTM step: `(h_next, c_next)`, each `[B, H]`.
+    """Run one LSTM step.
 
     Args:
         x: input, `[B, I]`.
@@ -150,9 +160,14 @@ def lstm_cell_inference(
         b_ih: `[4H]`.
         b_hh: `[4H]`.
 
+    Returns:
+        `(h_next, c_next)`, each `[B, H]`.
+
     Raises:
         TypeError: the dtypes differ or are not floating.
         ValueError: shapes disagree.
+
+    Equations: `ostinato.cells.LSTM`.
     """
     return lstm_cell_forward(x, h, c, w_ih, w_hh, b_ih, b_hh)[0]
 
@@ -160,7 +175,7 @@ def lstm_cell_inference(
 def lstm_cell_forward(
     x: Array, h: Array, c: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
 ) -> tuple[tuple[Array, Array], LSTMReserve]:
-    """`lstm_cell_inference` that also returns what the backward pass needs."""
+    """Run `lstm_cell_inference`; also return the reserve for `lstm_cell_backward`."""
     _check(4, x, w_ih, w_hh, b_ih, b_hh, h=h, c=c)
     pre = _affine(x, w_ih, b_ih) + _affine(h, w_hh, b_hh)
     gates, c_next, h_next = pointwise.lstm(pre, widen(c), _LSTM)
@@ -172,7 +187,7 @@ def lstm_cell_forward(
 def lstm_cell_backward(
     dh_next: Array, dc_next: Array, reserve: LSTMReserve, w_ih: Array, w_hh: Array
 ) -> LSTMCellGrads:
-    """Pull cotangents of `h_next` and `c_next`, `[B, H]`, back to all inputs."""
+    """Pull cotangents of `h_next` and `c_next`, `[B, H]`, back to all arguments."""
     x, h, c = reserve.x, reserve.h, reserve.c
     _check_cotangents(h, dh_next=dh_next, dc_next=dc_next)
     gates = jnp.concatenate([widen(a) for a in reserve[:4]], axis=-1)
@@ -200,7 +215,7 @@ def rnn_cell_inference(
     b_hh: Array,
     activation: str = "tanh",
 ) -> Array:
-    """One plain RNN step: `h_next = act(w_ih x + b_ih + w_hh h + b_hh)`, `[B, H]`.
+    """Run one plain RNN step: `h_next = act(w_ih x + b_ih + w_hh h + b_hh)`.
 
     Args:
         x: input, `[B, I]`.
@@ -211,9 +226,12 @@ def rnn_cell_inference(
         b_hh: `[H]`.
         activation: `"tanh"` or `"relu"`.
 
+    Returns:
+        `h_next [B, H]`.
+
     Raises:
         TypeError: the dtypes differ or are not floating.
-        ValueError: shapes disagree, or an unknown activation.
+        ValueError: shapes disagree, or the activation is unknown.
     """
     return rnn_cell_forward(x, h, w_ih, w_hh, b_ih, b_hh, activation)[0]
 
@@ -227,8 +245,8 @@ def rnn_cell_forward(
     b_hh: Array,
     activation: str = "tanh",
 ) -> tuple[Array, RNNCellReserve]:
-    """`rnn_cell_inference` that also returns what the backward pass needs."""
-    spec = _plain(activation)
+    """Run `rnn_cell_inference`; also return the reserve for `rnn_cell_backward`."""
+    spec = _spec_of(activation)
     _check(1, x, w_ih, w_hh, b_ih, b_hh, h=h)
     h_next = pointwise.rnn(_affine(x, w_ih, b_ih) + _affine(h, w_hh, b_hh), spec)
     h_next = h_next.astype(x.dtype)
@@ -242,8 +260,8 @@ def rnn_cell_backward(
     w_hh: Array,
     activation: str = "tanh",
 ) -> RNNCellGrads:
-    """Pull the cotangent of `h_next`, `[B, H]`, back to all inputs of the step."""
-    spec = _plain(activation)
+    """Pull the cotangent of `h_next`, `[B, H]`, back to all arguments of the step."""
+    spec = _spec_of(activation)
     _check_cotangents(reserve.h, dh_next=dh_next)
     slope = pointwise.rnn_slope(widen(reserve.h_next), spec)
     dpre = widen(dh_next) * slope
@@ -253,7 +271,7 @@ def rnn_cell_backward(
 # ---------------------------------------------------------------------------- shared
 
 
-def _plain(activation: str) -> RNNSpec:
+def _spec_of(activation: str) -> RNNSpec:
     _checks.check_choice("activation", activation, ("tanh", "relu"))
     return RNNSpec(f"rnn_{activation}", 1, 1)  # type: ignore[arg-type]
 
@@ -308,7 +326,11 @@ def _gradients(
     dgh: Array,
     dh: Array | None,
 ) -> list[Array]:
-    """`dx, dh, dw_ih, dw_hh, db_ih, db_hh` from the products' cotangents."""
+    """Return `dx, dh, dw_ih, dw_hh, db_ih, db_hh`.
+
+    `dgx` and `dgh` are the cotangents of the two products; `dh` is the part of that of
+    `h` that does not pass through a product, or None.
+    """
     gx, gh = _narrow(x, dgx, dgh)
     through = wide_product(gh, w_hh, (1, 0))
     return _narrow(
