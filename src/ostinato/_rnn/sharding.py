@@ -118,7 +118,7 @@ def _names(axes: Any) -> tuple[str, ...]:
 def _shardy_rule(
     arguments: Any, outputs: Any, operands: list[_Axes], results: list[_Axes]
 ) -> str:
-    """Return the Shardy rule: `b` is the batch, `e` the ensemble, others are `d0 d1 ...`."""
+    """Return the Shardy rule: `b` is the batch, `e` the ensemble, `d0 ...` the rest."""
     fresh = (f"d{n}" for n in itertools.count())
 
     def side(arrays: Any, all_axes: list[_Axes]) -> str:

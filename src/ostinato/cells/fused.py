@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks, _padding
-from .._recurrent.loop import LoopInputs, in_segments
-from .._recurrent.net import finish, time_first
+from .._recurrent.loop import LoopInputs, run_in_segments
+from .._recurrent.net import make_loop_inputs, make_output
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions
 from .._rnn.api import rnn
 from .._rnn.cell import LayerWeights
@@ -94,11 +94,11 @@ def run(
                 steps.inputs, states, 0, seq_lengths=lengths, resets=steps.reset
             )
 
-        steps, size = time_first(inputs, options), options.segment_length
-        states, y = in_segments(
+        steps, size = make_loop_inputs(inputs, options), options.segment_length
+        states, y = run_in_segments(
             segment, initial_states, steps, size, options.reverse, None
         )
-        return finish(states, y, None, options)
+        return make_output(states, y, None, options)
     states, y = layer(
         inputs,
         initial_states,
