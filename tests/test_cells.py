@@ -29,6 +29,7 @@ from tolerance import assert_close, assert_same_bits
 
 import ostinato as ost
 from ostinato import cells
+from ostinato.cells import fused
 
 POLICIES = ("zero", "drop")  # hold, for every cell; the operator has tests of its own
 every_cell = pytest.mark.parametrize("name", CASES)
