@@ -46,8 +46,7 @@ def rnn(
 
     Args:
         spec: the kind of network; static under `jax.jit`.
-        weights: flat vector `[num_params]`, see `unpack_weights`; or the result of
-            `prepare`.
+        weights: flat vector `[num_params]` (see `unpack_weights`), or from `prepare`.
         x: `[B, T, I]`, `[T, B, I]` if `time_major`, or one sequence `[T, I]`; then no
             argument and no result has a batch axis.
         initial_state: `h [L*D, B, S]`, for an LSTM `(h, c [L*D, B, H])`, in the order
@@ -67,9 +66,8 @@ def rnn(
             layer's h_0. `"drop"`: zeros, and the final state of a sequence shorter than
             T is 0 too.
         time_major: whether time is the first axis of `x`, `resets` and `y`.
-        recompute: do not store the gates for the backward pass; recompute them there,
-            as products over all steps. This takes less memory and gives the same
-            gradients up to rounding.
+        recompute: recompute the gates in the backward pass, as products over all steps,
+            and do not store them. The gradients are the same up to rounding.
         backend: `"xla"`, `"cpu"` or `"cuda"`; None takes the fastest one that can run
             the call, which `explain` names.
         precision: of float32 and float64 matrix products, as `jax.lax.Precision`; None
@@ -78,19 +76,16 @@ def rnn(
     Returns:
         `RNNOutput(y, state)`: `y` in the layout of `x` with D*S features, `state` in
         the shape of `initial_state`, both in the dtype of `x`: float32, float64,
-        bfloat16 or float16. In 16 bits, products are summed in float32, and the cell
-        state is kept in float32.
+        bfloat16 or float16 (16-bit products are summed, and the cell kept, in float32).
 
     Raises:
         TypeError: an argument has the wrong type or dtype, or dtypes differ.
-        ValueError: a wrong shape, rank, length or choice; `resets` with a bidirectional
-            spec.
+        ValueError: a wrong shape, rank, length or choice; `resets` with two directions.
         ostinato.BackendError: `backend` cannot run the call; the message says why.
             Where that depends on the device, the error comes when JAX compiles.
 
-    Holds under `jit`, `vmap` (over data, weights, keys), `grad`, `jvp`, in any
-    combination and to any order, under `scan`, `checkpoint`, `shard_map`, and under
-    `jit` with sharded batches.
+    Holds under `jit` (also of sharded batches), `vmap` (over data, weights, keys),
+    `grad`, `jvp`, `scan`, `checkpoint` and `shard_map`, in any combination and order.
 
     References:
         Equations and papers: `ostinato.cells.LSTM`, `LSTMP`, `GRU` and `RNN`. Layout of
@@ -353,10 +348,7 @@ def _checked_resets(
 def _dropout_masks(
     call: RNNCall, key: Array, batch: Any, steps: Any
 ) -> tuple[Array, ...]:
-    """Draw a mask for each layer, True where its output is kept.
-
-    The masks have the layout of `x`, but are drawn in the logical shape `[B, T, F]`.
-    """
+    """Draw a mask for each layer, in logical shape `[B, T, F]`, True where it keeps."""
     spec = call.spec
     if spec.dropout == 0 or spec.num_layers == 1:
         return ()
