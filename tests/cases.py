@@ -1,4 +1,4 @@
-"""Small, awkward cases for the tests, and named workloads for the benchmarks."""
+"""Small awkward cases for the tests and named workloads for the benchmarks."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from oracles.loop64 import Spec, num_params
 
 @dataclass(frozen=True)
 class Case:
-    """The static part of one call of the operator, and its lengths."""
+    """One call of the operator: its static arguments and its lengths."""
 
     id: str
     spec: Spec
@@ -32,10 +32,7 @@ class Case:
 
     @property
     def terms(self) -> int:
-        """The length of the longest accumulation.
-
-        That is a weight gradient, or the gates of one step over all steps.
-        """
+        """Number of terms of the longest sum: a weight gradient, or gates over time."""
         spec = self.spec
         width = spec.input_size + spec.width + spec.hidden_size
         return max(1, self.steps * spec.num_layers * (width + self.batch))
@@ -56,18 +53,18 @@ class Inputs(NamedTuple):
 
 
 def make_inputs(case: Case) -> Inputs:
-    """Make the same arrays on every call, with NaN wherever nothing may be read."""
+    """Return the same arrays on every call, with NaN where no value may be read."""
     spec, rng = case.spec, np.random.default_rng([case.seed, case.steps, case.batch])
     pseudo = spec.num_layers * spec.num_directions
     h_shape = (pseudo, case.batch, spec.output_size)
     c_shape = (pseudo, case.batch, spec.hidden_size)
     normal = rng.standard_normal
-    scale = 1.5 / np.sqrt(spec.hidden_size)  # gates are nonlinear but do not saturate
+    scale = 1.5 / np.sqrt(spec.hidden_size)  # activations bend, but do not saturate
     lengths = None if case.lengths is None else np.array(case.lengths, np.int32)
     resets = None
     if case.resets:
         resets = rng.random((case.batch, case.steps)) < 0.35
-        # One sequence begins with a reset, which cuts off its h_0; the others use it.
+        # One sequence begins with a reset, which discards h_0; the others use h_0.
         resets[:, :1] = False
         resets[: case.batch > 1, :1] = True
     made = Inputs(
@@ -84,7 +81,7 @@ def make_inputs(case: Case) -> Inputs:
     if lengths is not None:
         past = np.arange(case.steps) >= lengths[:, None]
         made.x[past] = np.nan
-        if case.padding != "hold":  # held outputs pass gradients on
+        if case.padding != "hold":  # held outputs have gradients
             made.dy[past] = np.nan
     return made
 
@@ -97,7 +94,7 @@ def _case(id, mode, input_size=2, hidden_size=3, **fields) -> Case:
 
 
 MIXED = (3, 0, 5, 1)  # unsorted, with 0, 1 and T = 5
-KINDS = {  # the five recurrences, with two GRUs
+KINDS = {  # the five recurrences; two of them are GRUs
     "relu": dict(mode="rnn_relu"),
     "tanh": dict(mode="rnn_tanh"),
     "lstm": dict(mode="lstm"),
@@ -165,7 +162,7 @@ CASES = [
     _case("lstm-odd", "lstm", 13, 17, steps=9, lengths=(9, 4, 0, 7, 1)),
     _case("gru-odd", "gru", 7, 9, steps=9, lengths=(9, 4, 0, 7, 1), **_DEEP),
     _case("tanh-all-empty", "rnn_tanh", **_DEEP, lengths=(0, 0)),
-    _case("lstm-one-row", "lstm", **_DEEP, lengths=(2,)),
+    _case("lstm-one-sequence", "lstm", **_DEEP, lengths=(2,)),
     _case("gru-L4", "gru", num_layers=4, steps=3),
     # Longer than any block of steps into which a backend may split the time axis.
     _case("lstm-T128", "lstm", num_layers=2, steps=128, resets=True, lengths=_LONG),

@@ -1,4 +1,4 @@
-"""Cells, their oracles, and awkward inputs for the tests of cells."""
+"""Cells, their oracles and awkward inputs for the tests of cells."""
 
 import functools as ft
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ BATCH, INPUTS, HIDDEN = len(LENGTHS), 3, 5
 
 @dataclass(frozen=True)
 class CellCase:
-    """A cell, and its oracle: one step of one sequence in numpy."""
+    """A cell, and an oracle that computes one step of one sequence in numpy."""
 
     cell: Any
     oracle: Any
-    shape: tuple = (INPUTS,)  # of the input of one sequence and step
+    shape: tuple = (INPUTS,)  # of the input of one sequence at one step
 
 
 _C, _O = cells, cells64
@@ -99,7 +99,7 @@ def shapes_of(cell, dtype="float64"):
 
 
 def make(case: CellCase, dtype="float64", lengths=None, seed=0):
-    """Draw parameters, inputs `[B, T, ...]` with NaN in the padding, initial states."""
+    """Return parameters, inputs `[B, T, ...]` with NaN in the padding, and states."""
     rng = np.random.default_rng(seed)
     params, states = shapes_of(case.cell, dtype)
     params = draw(rng, params, dtype)
@@ -115,7 +115,7 @@ def numpy_tree(tree):
 
 
 def oracle(case: CellCase, params, x, states, **options):
-    """Return the `net64.Result` of the numpy step."""
+    """Run the numpy step and return its `net64.Result`."""
     step = lambda p, s, x, t: case.oracle(p, s, x)  # noqa: E731
     args = numpy_tree((x, states))
     return net64.run(step, *args, params=numpy_tree(params), **options)
@@ -129,7 +129,7 @@ def net(cell, params, x, states, lengths=None, **options):
 
 
 def compiled_net(cell, params, x, states, lengths=None, **options):
-    """Run the net, compiled as a whole: faster than one operation after another."""
+    """Run `net`, compiled as a whole, which is faster than operation by operation."""
     run = fast_jit(lambda *args: net(cell, *args, lengths, **options))
     return run(params, x, states)
 
@@ -149,9 +149,9 @@ def weigh(rng, result):
 
 
 def assert_gradients(loss, reference, args, rng, tol=1e-7):
-    """Check the value of `loss(*args)`, and its gradients by finite differences.
+    """Compare value and gradients of `loss(*args)` with differences of `reference`.
 
-    `reference` is the same loss in numpy. NaN in the arguments is left as it is.
+    `reference` uses only numpy. NaN in the arguments stays NaN.
     """
     value, grads = fast_jit(jax.value_and_grad(loss, tuple(range(len(args)))))(*args)
     base, grads = numpy_tree((args, grads))
@@ -163,18 +163,18 @@ def assert_gradients(loss, reference, args, rng, tol=1e-7):
         direction = rng.standard_normal(leaves[leaf].shape)
         h = 1e-5
 
-        def moved(by, leaf=leaf, leaves=leaves, tree=tree, direction=direction):
+        def shifted(by, leaf=leaf, leaves=leaves, tree=tree, direction=direction):
             new = list(leaves)
             new[leaf] = leaves[leaf] + by * direction
             return float(reference(*jax.tree.unflatten(tree, new)))
 
-        want = (moved(h) - moved(-h)) / (2 * h)
+        want = (shifted(h) - shifted(-h)) / (2 * h)
         got = float((jax.tree.leaves(grads)[leaf] * direction).sum())
         np.testing.assert_allclose(got, want, rtol=tol, atol=tol, err_msg=f"{leaf}")
 
 
 def count(primitive: str, jaxpr, inside: str | None = None) -> int:
-    """Count equations of a name, at any depth, or only within equations `inside`."""
+    """Count equations of that name at any depth, or only inside equations `inside`."""
     total = 0
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == primitive and inside is None:

@@ -1,7 +1,7 @@
-"""Tests that every backend must pass; a subclass names the backend.
+"""The tests that every backend must pass. A subclass names the backend.
 
-They compare values and every gradient of every case with the float64 loop, and then
-check properties that a case cannot show. Each case is compiled once and called with
+They compare forward and every gradient of every case with the float64 loop, and then
+test properties that a case cannot show. Each case is compiled once and called with
 several cotangents.
 """
 
@@ -39,13 +39,13 @@ def cases(*ids: str):
 
 
 class Conformance:
-    """The tests of one backend: make a subclass ``Test<Backend>`` that sets `backend`.
+    """Tests of one backend, whose subclass ``Test<Backend>`` sets `backend`.
 
     Attributes:
-        backend: the name given to every call.
+        backend: the name that every call gets.
         dtype: the dtype of the main tests, the widest that the backend has.
-        dtypes: all dtypes of the backend.
-        refuses: ids of cases that must end in a ``BackendError`` instead.
+        dtypes: all dtypes that the backend has.
+        refuses: ids of cases that must raise a ``BackendError`` instead.
     """
 
     backend: str
@@ -54,7 +54,7 @@ class Conformance:
     refuses: frozenset[str] = frozenset()
 
     def refused(self, case: Case, dtype=None) -> bool:
-        """Check that the case raises if it must; return True if it must."""
+        """Return whether the case must raise an error, and check that it does."""
         if case.id not in self.refuses:
             return False
         with pytest.raises(ost.BackendError):
@@ -62,7 +62,7 @@ class Conformance:
         return True
 
     def check(self, case: Case, dtype=None, **options) -> None:
-        """Check values and gradients: each cotangent alone, then all together."""
+        """Check values and gradients: all cotangents together, then each alone."""
         dtype = dtype or self.dtype
         if self.refused(case, dtype):
             return
@@ -86,7 +86,7 @@ class Conformance:
     def test_forward_and_gradients_match_float64_loop(self, case):
         self.check(case)
 
-    @cases(  # no relu: its slope jumps where rounding to 16 bits moves a 0
+    @cases(  # without relu, whose slope jumps where 16 bits round a 0 to above 0
         "tanh-L2-bi-ragged",
         "tanh-skip",
         "lstm-L2-bi-ragged",
@@ -267,7 +267,7 @@ class Conformance:
 
     @cases("lstm-dropout", "gru-dropout-time_major")
     def test_mask_does_not_depend_on_the_lengths(self, case):
-        """Check that the length of a sequence does not change the masks of others."""
+        """Check that a result does not change when another sequence gets longer."""
         run = jax.jit(lambda made: call(case, made, self.backend).y)
         made = arguments(case, self.dtype)
         full = dataclasses.replace(case, lengths=(5, 5, 5, 5))
@@ -275,18 +275,18 @@ class Conformance:
         first = jnp.where(jnp.isnan(made.x), longer.x, made.x)
         lengths = made.seq_lengths.at[1].set(5)
         a, b = run(made), run(made._replace(x=first, seq_lengths=lengths))
-        rows = np.array([0, 2, 3])
-        a, b = (batch_rows(case, y, rows) for y in (a, b))
+        others = np.array([0, 2, 3])
+        a, b = (sequences(case, y, others) for y in (a, b))
         assert_close(a, b, terms=case.terms)
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_sixteen_bit_values_are_summed_in_float32(self, dtype):
-        """Check sums so large that adding 1 to a 16-bit number would not change it."""
+        """Check sums so long that a 16-bit number would not grow any more."""
         if dtype not in self.dtypes:
             pytest.skip(f"the backend {self.backend} has no {dtype}")
         steps = 6000 if dtype == "float16" else 600
         eps = float(jnp.finfo(dtype).eps)
-        # An open forget gate makes the cell state a running sum: 6000 / 4 = 1500.
+        # An open forget gate makes the cell a running sum: 6000 / 4 = 1500 here.
         spec = ost.RNNSpec("lstm", 1, 1, bias="input")
         bias = jnp.array([30.0, 30.0, np.arctanh(0.25), 30.0])
         weights = jnp.concatenate([jnp.zeros(8), bias]).astype(dtype)
@@ -294,7 +294,7 @@ class Conformance:
         _, (_, c_n) = ost.rnn(spec, weights, x, backend=self.backend)
         np.testing.assert_allclose(float(c_n[0, 0, 0]), steps / 4, rtol=4 * eps)
 
-        # With inputs of 1 and a linear cell, a product and two gradients are counts.
+        # A linear unit over ones: a product, and then two gradients, count the ones.
         spec = ost.RNNSpec("rnn_relu", steps, 1, bias="input")
         weights = jnp.ones(steps + 2, dtype).at[steps:].set(0)
         y, _ = ost.rnn(spec, weights, jnp.ones((1, steps), dtype), backend=self.backend)
@@ -327,7 +327,7 @@ class Conformance:
         assert np.isnan(np.asarray(out.state[1][0, 0, 1]))
 
     def test_tolerance_notices_swapped_gates(self):
-        """Check that the comparison of cases notices gates in another order."""
+        """Check that the comparison above would notice gates in another order."""
         case = BY_ID["lstm-plain"]
         spec, made = spec_of(case), arguments(case, self.dtype)
         layers = ost.unpack_weights(made.weights, spec)
@@ -343,5 +343,5 @@ class Conformance:
             assert error > 100 * tolerance(self.dtype, case.terms), name
 
 
-def batch_rows(case: Case, y, rows):
-    return y[:, rows] if case.time_major else y[rows]
+def sequences(case: Case, y, indices):
+    return y[:, indices] if case.time_major else y[indices]

@@ -1,4 +1,4 @@
-"""A case of the operator in packed storage: packing, running, unpacking."""
+"""Runs of a case of the operator with packed sequences."""
 
 import dataclasses
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 from cases import Case, Inputs, make_inputs
 from harness import (
     cotangent_of,
-    keep_masks,
+    dropout_masks,
     key_of,
     named,
     rounded,
@@ -25,11 +25,11 @@ from ostinato._rnn.call import Operands, Packed, RNNCall
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The positions of `[B, T]` in packed storage: token `r` is `[batch[r], time[r]]`.
+    """The indices of tokens: token `n` holds step `time[n]` of sequence `batch[n]`.
 
     Attributes:
-        lengths: int32 `[B]`, the tokens of each sequence's segment.
-        capacity: tokens of the storage; the unused capacity is at its end.
+        lengths: int32 `[B]`, the number of tokens of each sequence.
+        capacity: the number of all tokens; those of no sequence come last.
         batch: `[sum(lengths)]`.
         time: `[sum(lengths)]`.
     """
@@ -47,13 +47,13 @@ class Placement:
         return cls(np.array(lengths, np.int32), capacity, batch, time)
 
     def pack(self, a: Any) -> Any:
-        """Pack `[B, T, ...]`, with NaN, or True, in the unused capacity."""
+        """Convert `[B, T, ...]` to tokens; those of no sequence become NaN, or True."""
         rest = (self.capacity - len(self.batch), *a.shape[2:])
         fill = jnp.full(rest, True if a.dtype == bool else jnp.nan, a.dtype)
         return jnp.concatenate([jnp.asarray(a)[self.batch, self.time], fill])
 
     def unpack(self, tokens: Any, steps: int) -> Any:
-        """Unpack tokens as `[B, T, ...]`, with zeros in the padding."""
+        """Convert tokens to `[B, T, ...]` with zeros in the padding."""
         made = jnp.zeros((len(self.lengths), steps, *tokens.shape[1:]), tokens.dtype)
         return made.at[self.batch, self.time].set(tokens[: len(self.batch)])
 
@@ -68,14 +68,14 @@ def own_lengths(case: Case) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class PackedRun:
-    """The packed form of `case`: its lengths, and the segment of each sequence."""
+    """A run of `case`, with its own lengths, on packed sequences."""
 
     case: Case
     place: Placement
     dtype: Any = "float64"
 
     def inputs(self) -> Inputs:
-        """Return the packed arrays, and the steps of each sequence."""
+        """Return the inputs with arrays of tokens, and the steps of each sequence."""
         made = rounded(make_inputs(self.case), self.dtype)
         pack = self.place.pack
         return made._replace(
@@ -88,7 +88,8 @@ class PackedRun:
     def masks(self) -> tuple:
         if not self.case.keyed:
             return ()
-        return tuple(map(self.place.pack, keep_masks(self.case, key_of(self.case))))
+        masks = dropout_masks(self.case, key_of(self.case))
+        return tuple(map(self.place.pack, masks))
 
     def arguments(self) -> tuple:
         return self.inputs(), jnp.asarray(self.place.lengths), self.masks()
@@ -125,7 +126,7 @@ def states_of(made: Any) -> tuple:
 
 
 def value_and_pullback(call: RNNCall):
-    """Compile a function that returns values, and gradients for those in `made`."""
+    """Return a compiled function from `made` to values and all gradients."""
 
     @jax.jit
     def run(made: Inputs, segment_lengths: Any, masks: tuple):
@@ -140,7 +141,7 @@ def value_and_pullback(call: RNNCall):
 
 
 def on_packed(case: Case, backend: str | None, **changes: Any):
-    """Return the same function as `closures.ours`, run in packed storage."""
+    """Return the function of `closures.ours`, computed on packed sequences."""
     place = Placement.of(own_lengths(case), case.steps * case.batch)
     made, segment_lengths, masks = PackedRun(case, place).arguments()
     call = call_of(case, backend, **changes)

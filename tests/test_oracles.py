@@ -26,7 +26,7 @@ def run_case(case: Case, **changes):
     made = make_inputs(case)._replace(**changes)
     args = [getattr(made, name) for name in NAMES]
     keep = make_keep(case) if case.keyed else None
-    options = dict(seq_lengths=made.seq_lengths, resets=made.resets, keep=keep)
+    options = dict(seq_lengths=made.seq_lengths, resets=made.resets, dropout_masks=keep)
     result, pullback = loop64.vjp(case.spec, *args, padding=case.padding, **options)
     return made, result, pullback
 
@@ -80,7 +80,7 @@ def test_plain_scan_matches_the_loop(id):
             *args,
             seq_lengths=None if case.lengths is None else jnp.array(case.lengths),
             resets=None if made.resets is None else jnp.array(made.resets),
-            keep=keep,
+            dropout_masks=keep,
         )
 
     @jax.jit

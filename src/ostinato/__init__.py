@@ -1,11 +1,11 @@
 """Recurrent networks that are first-class on JAX.
 
 Write the model for one sequence; ostinato runs it for a batch of sequences of different
-lengths, differentiable any number of times. Begin with `RNNSpec`, `init_weights` and
-`rnn`.
+lengths, and differentiates it any number of times. Begin with `RNNSpec`, `init_weights`
+and `rnn`.
 """
 
-from . import interrupts as interrupts  # isort: skip, before what takes long
+from . import interrupts as interrupts  # isort: skip, before imports that take long
 from . import _serialization as _serialization
 from . import cells as cells
 from . import ragged as ragged

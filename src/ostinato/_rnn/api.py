@@ -1,4 +1,4 @@
-"""`rnn` and `rnn_step`: the public entry, where arguments are checked."""
+"""The public entry, `rnn` and `rnn_step`, where arguments are checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .spec import RNNSpec, check_spec, state_names, state_shapes
 
 
 class RNNOutput(NamedTuple):
-    """`y`, the last layer's outputs, and `state`, `h` or for an LSTM `(h, c)`."""
+    """The last layer's outputs `y`, and `state`: `h`, or `(h, c)` for an LSTM."""
 
     y: Float[Array, "*B T D*S"]
     state: State
@@ -41,54 +41,56 @@ def rnn(
 ) -> RNNOutput:
     """Run a stacked recurrent network over a batch of sequences.
 
-    Sizes: T steps, B rows, I = input_size, H = hidden_size, L layers, D directions,
-    S = proj_size or H.
+    Sizes: T steps, B sequences, I = input_size, H = hidden_size, L layers,
+    D directions, S = proj_size or H.
 
     Args:
-        spec: what kind of network; static under `jax.jit`.
-        weights: flat vector `[num_params]`, see `unpack_weights`; or what `prepare`
-            made of it.
-        x: `[B, T, I]`, `[T, B, I]` if `time_major`, or one sequence `[T, I]`: then no
+        spec: the kind of network; static under `jax.jit`.
+        weights: flat vector `[num_params]` (see `unpack_weights`), or from `prepare`.
+        x: `[B, T, I]`, `[T, B, I]` if `time_major`, or one sequence `[T, I]`; then no
             argument and no result has a batch axis.
         initial_state: `h [L*D, B, S]`, for an LSTM `(h, c [L*D, B, H])`, in the order
             fwd0, rev0, fwd1, ...; None means zeros.
-        seq_lengths: integers `[B]`, each in 0..T, any order; a scalar for one sequence.
-            Reverse directions start at each row's own end. A row of length 0 returns
-            its initial state. What stands in the padding, NaN included, reaches no
-            output and no gradient. None: every row has T steps.
-        resets: bool `[B, T]` (`[T, B]`, `[T]`): True makes every layer's state 0 before
-            that step, and no gradient crosses. Unidirectional specs only.
+        seq_lengths: integers `[B]`, each in 0..T, in any order; a scalar for one
+            sequence. A reverse direction starts at the end of each sequence. A sequence
+            of length 0 returns its initial state. Values in the padding, NaN included,
+            reach no output and no gradient. None means that every sequence has T steps.
+        resets: bool `[B, T]` (`[T, B]`, `[T]`): where True, the state of every layer
+            becomes 0 before that step, and no gradient passes through the reset.
+            Unidirectional specs only.
         key: a PRNG key for the dropout between layers; None means evaluation. The mask
-            after layer l is `bernoulli(fold_in(key, l), float32(1 - p), [B, T, D*S])`,
-            whatever the backend, dtype, layout and lengths.
-        padding: what `y` holds past a row's end. `"zero"`: zeros. `"hold"`: the row's
-            last valid output, for a row of length 0 the last layer's h_0. `"drop"`:
-            zeros, and the final state of a row that ended before T is 0 too.
+            after layer l is `bernoulli(fold_in(key, l), float32(1 - p), [B, T, D*S])`
+            for every backend, dtype, layout and choice of lengths.
+        padding: what `y` holds past the end of a sequence. `"zero"`: zeros. `"hold"`:
+            the last valid output of the sequence; for a sequence of length 0, the last
+            layer's h_0. `"drop"`: zeros, and the final state of a sequence shorter than
+            T is 0 too.
         time_major: whether time is the first axis of `x`, `resets` and `y`.
-        recompute: do not store gates for the backward pass but compute them there again
-            as time-parallel products. Less memory, the same gradients up to rounding.
-        backend: `"xla"`, `"cpu"` or `"cuda"`; None takes the fastest that can run this,
-            which `explain` names.
+        recompute: recompute the gates in the backward pass, as products over all steps,
+            and do not store them. The gradients are the same up to rounding.
+        backend: `"xla"`, `"cpu"` or `"cuda"`; None takes the fastest one that can run
+            the call, which `explain` names.
         precision: of float32 and float64 matrix products, as `jax.lax.Precision`; None
             takes `jax_default_matmul_precision`. 16-bit factors are multiplied exactly.
 
     Returns:
-        `RNNOutput(y, state)`: `y` laid out as `x` with D*S features, `state` shaped as
-        `initial_state`, both in the dtype of `x`: float32, float64, bfloat16 or float16
-        (16-bit products are summed, and the cell kept, in float32).
+        `RNNOutput(y, state)`: `y` in the layout of `x` with D*S features, `state` in
+        the shape of `initial_state`, both in the dtype of `x`: float32, float64,
+        bfloat16 or float16 (16-bit products are summed, and the cell kept, in float32).
 
     Raises:
-        TypeError: an argument of the wrong type or dtype, or dtypes that differ.
-        ValueError: a wrong shape, rank, length or choice; `resets` with directions.
-        ostinato.BackendError: `backend` cannot run this; the message says why. Where it
-            depends on the device, the error comes when JAX compiles.
+        TypeError: an argument has the wrong type or dtype, or dtypes differ.
+        ValueError: a wrong shape, rank, length or choice; `resets` with two directions.
+        ostinato.BackendError: `backend` cannot run the call; the message says why.
+            Where that depends on the device, the error comes when JAX compiles.
 
-    Holds under `jit`, `vmap` (over data, weights, keys), `grad`, `jvp`, any mix and any
-    order of them, `scan`, `checkpoint`, `shard_map`, and `jit` over sharded batches.
+    Holds under `jit` (also of sharded batches), `vmap` (over data, weights, keys),
+    `grad`, `jvp`, `scan`, `checkpoint` and `shard_map`, in any combination and order.
 
     References:
-        See `ostinato._rnn.pointwise` for equations and papers. Layout of the weights:
-        cuDNN. Padding policies: cuDNN (zero), Keras (hold), Caffe2 (hold and drop).
+        Equations and papers: `ostinato.cells.LSTM`, `LSTMP`, `GRU` and `RNN`. Layout of
+        the weights: cuDNN. Padding policies: cuDNN (zero), Keras (hold), Caffe2 (hold
+        and drop).
     """
     call, operands, single = make_call(
         spec,
@@ -117,14 +119,14 @@ def rnn_step(
     backend: Backend | None = None,
     precision: Any = None,
 ) -> RNNOutput:
-    """Run one step, for streaming: `rnn` over T steps is T of these.
+    """Run one step, for streaming; T of these steps equal `rnn` over T steps.
 
     Args:
-        spec: what kind of network; unidirectional.
-        weights: flat vector `[num_params]`, or what `prepare` made of it.
+        spec: the kind of network; unidirectional.
+        weights: flat vector `[num_params]`, or the result of `prepare`.
         x_t: one input step, `[B, I]`, or `[I]` for one sequence.
         state: `h [L, B, S]`, for an LSTM `(h, c [L, B, H])`; without the batch axis for
-            one sequence; None means zeros.
+            one sequence. None means zeros.
         backend: as in `rnn`.
         precision: as in `rnn`.
 
@@ -165,7 +167,7 @@ def rnn_step(
     return RNNOutput(y[0], state)
 
 
-# -------------------------------------- from arguments to a call, as passes.py does
+# --------------------------------- from arguments to a call; passes.py uses it too
 
 
 def make_call(
@@ -184,9 +186,9 @@ def make_call(
     precision: Any = None,
     names: tuple[str, str] = ("x", "initial_state"),
 ) -> tuple[RNNCall, Operands, bool]:
-    """Check everything; return the call, its operands, and whether x had no batch.
+    """Check all arguments; return the call, its operands, and whether x had no batch.
 
-    `names` are what the caller calls the input and the state, for messages.
+    `names` are the caller's names for the input and the state, for error messages.
     """
     x_name, state_name = names
     check_spec(spec)
@@ -211,7 +213,7 @@ def make_call(
             f"{_checks.describe(x)}"
         )
     if single and time_major:
-        # One sequence has but one layout; steps first needs no copy to get a batch.
+        # One sequence has a single layout; time-major needs no copy to add a batch.
         x = x[:, None]
     elif single:
         x = x[None]
@@ -224,7 +226,7 @@ def make_call(
         spec,
         time_major,
         recompute=recompute,
-        precision=_precision(precision),
+        precision=_resolve_precision(precision),
         backend=backend,
     )
     steps, batch = x.shape[call.time_axis], x.shape[1 - call.time_axis]
@@ -234,7 +236,7 @@ def make_call(
         lengths = _checks.check_seq_lengths(seq_lengths, batch, steps, single)
         lengths = lengths.reshape(1) if single else lengths
     if resets is not None:
-        resets = _resets(spec, resets, x, single, time_major)
+        resets = _checked_resets(spec, resets, x, single, time_major)
     dropout_masks = ()
     if key is not None:
         dropout_masks = _dropout_masks(call, _checks.check_key(key), batch, steps)
@@ -250,8 +252,8 @@ def make_call(
     return call, operands, single
 
 
-def _precision(precision: Any) -> Any:
-    """Resolve it now: what is in force at the call also holds for later derivatives."""
+def _resolve_precision(precision: Any) -> Any:
+    """Return the precision that is in force at this call, also for its derivatives."""
     if precision is None:
         return jax.config.jax_default_matmul_precision  # pyright: ignore
     try:
@@ -265,7 +267,7 @@ def _precision(precision: Any) -> Any:
 
 @ft.lru_cache
 def _check_precision(precision: Any) -> None:
-    """Ask JAX itself, in an abstract product: any value that one takes will do."""
+    """Raise unless JAX accepts the value in an abstract product."""
     one = jax.ShapeDtypeStruct((1,), jnp.float32)
     jax.eval_shape(lambda a: jnp.dot(a, a, precision=precision), one)
 
@@ -282,39 +284,42 @@ def _initial_states(
     else:
         labels = [name]
     return tuple(
-        _state(label, a, x, shape, single)
+        _checked_state(label, a, x, shape, single)
         for label, a, shape in zip(labels, given, shapes, strict=True)
     )
 
 
 def check_state(spec: RNNSpec, state: Any, name: str) -> tuple[Any, ...]:
-    """Return what users call the state as a tuple of as many as the mode has.
+    """Return the user's `state` as a tuple with one item for each state of the mode.
 
     Raises:
-        TypeError: it is a tuple where the mode has one state, or no tuple of that size.
+        TypeError: `state` is a tuple although the mode has one state, or is not a tuple
+            with as many items as the mode has states.
     """
     names = state_names(spec)
     is_tuple = isinstance(state, (tuple, list))
     if len(names) == 1 and is_tuple:
         raise TypeError(
             f"`{name}` must be one array {names[0]} for mode {spec.mode!r}, got "
-            f"{_kind(state)}"
+            f"{_describe_state(state)}"
         )
     if len(names) > 1 and not (is_tuple and len(state) == len(names)):
         raise TypeError(
             f"`{name}` must be ({', '.join(names)}) for mode {spec.mode!r}, got "
-            f"{_kind(state)}"
+            f"{_describe_state(state)}"
         )
     return tuple(state) if is_tuple else (state,)
 
 
-def _kind(state: Any) -> str:
+def _describe_state(state: Any) -> str:
     if isinstance(state, (tuple, list)):
         return f"a {type(state).__name__} of {len(state)}"
     return _checks.describe(state)
 
 
-def _state(name: str, a: Any, x: Array, shape: tuple[Any, ...], single: bool) -> Array:
+def _checked_state(
+    name: str, a: Any, x: Array, shape: tuple[Any, ...], single: bool
+) -> Array:
     a = _checks.check_array(name, a)
     _checks.check_same_dtype(x=x, **{name: a})
     layers, batch, size = shape
@@ -325,7 +330,7 @@ def _state(name: str, a: Any, x: Array, shape: tuple[Any, ...], single: bool) ->
     return a
 
 
-def _resets(
+def _checked_resets(
     spec: RNNSpec, resets: Any, x: Array, single: bool, time_major: bool
 ) -> Array:
     if spec.bidirectional:
@@ -343,7 +348,7 @@ def _resets(
 def _dropout_masks(
     call: RNNCall, key: Array, batch: Any, steps: Any
 ) -> tuple[Array, ...]:
-    """Draw True where an output of layer l is kept, over the logical `[B, T, F]`."""
+    """Draw a mask for each layer, in logical shape `[B, T, F]`, True where it keeps."""
     spec = call.spec
     if spec.dropout == 0 or spec.num_layers == 1:
         return ()
@@ -364,7 +369,7 @@ def _dropout_masks(
 def make_output(
     call: RNNCall, operands: Operands, outputs: Outputs, padding: Padding, single: bool
 ) -> RNNOutput:
-    """Apply the padding policy and take an added batch axis away again."""
+    """Apply the padding policy, and remove the batch axis if `make_call` added it."""
     y, states = _pad(call, operands, outputs, padding)
     if single:
         y, states = jnp.squeeze(y, 1 - call.time_axis), [s[:, 0] for s in states]
@@ -372,14 +377,14 @@ def make_output(
 
 
 def as_state(states: Sequence[Any]) -> Any:
-    """Return what users call the state: the one array, or a tuple of all."""
+    """Return the state as users see it: one array, or a tuple of several."""
     return states[0] if len(states) == 1 else tuple(states)
 
 
 def _pad(
     call: RNNCall, operands: Operands, outputs: Outputs, padding: Padding
 ) -> Outputs:
-    """Apply the padding policy to results with zeros past the end; linear."""
+    """Apply the padding policy to results that are 0 past the end; linear in them."""
     lengths = operands.seq_lengths
     if lengths is None or padding == "zero":
         return outputs
