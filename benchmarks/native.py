@@ -16,7 +16,7 @@ LEAST_SHARE = 0.85  # of the peak; below it a compiler keeps sums in memory
 
 def peaks(threads: int) -> dict[str, Any]:
     """What `threads` threads reach together; see native/bench/peaks.cc."""
-    sources = ["bench/peaks.cc", "cpu/features.cc"]
+    sources = ["bench/peaks.cc", "cpu/runtime/features.cc"]
     return _run(sources, "-march=native", arguments=[str(threads)])
 
 
@@ -27,7 +27,7 @@ def kernel_shares() -> dict[str, float]:
     in the second-level cache. Those of AMX are left out: no compiler moves their
     registers, and what they reach is up to the caches.
     """
-    sources = ["bench/kernels_bench.cc", "cpu/features.cc"]
+    sources = ["bench/kernels_bench.cc", "cpu/runtime/features.cc"]
     sources += sorted(
         str(path.relative_to(_NATIVE)) for path in _NATIVE.glob("cpu/kernels/*.cc")
     )

@@ -1,7 +1,7 @@
 // What sharing a call among threads costs while other programs want the processors:
 //
-//   c++ -O3 -std=c++17 -pthread -I native native/bench/busy_bench.cc native/cpu/*.cc
-//       native/cpu/kernels/*.cc -o busy_bench
+//   c++ -O3 -std=c++17 -pthread -I native native/bench/busy_bench.cc
+//       native/cpu/*/*.cc -o busy_bench
 //   ./busy_bench [busy threads, default 2] [seconds a row, default 6]
 //
 // An LSTM of 100 steps runs on one thread and on two, in turns of a twentieth of a
@@ -15,9 +15,9 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/forward.h"
-#include "cpu/fp_state.h"
-#include "cpu/places.h"
+#include "cpu/network/placement.h"
+#include "cpu/pass/forward.h"
+#include "cpu/runtime/fp_state.h"
 
 namespace ostinato::cpu {
 namespace {

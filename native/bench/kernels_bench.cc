@@ -1,6 +1,7 @@
 // How close the products come to what one core can do, as JSON on stdout:
 //
-//   c++ -O3 -std=c++17 -I native native/bench/kernels_bench.cc native/cpu/features.cc
+//   c++ -O3 -std=c++17 -I native native/bench/kernels_bench.cc
+//   native/cpu/runtime/features.cc
 //       native/cpu/kernels/*.cc -o kernels_bench
 //
 // "peak" is the rate of independent multiply-adds in registers, the best of any
@@ -14,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "cpu/features.h"
-#include "cpu/kernels.h"
+#include "cpu/kernels/kernels.h"
+#include "cpu/runtime/features.h"
 #if defined(__x86_64__) && !defined(OSTINATO_NO_AMX)
 #include "cpu/kernels/tiles_amx.h"
 #endif

@@ -8,15 +8,16 @@
 #include <string>
 #include <vector>
 
-#include "cpu/network.h"
+#include "cpu/network/network.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ostinato::ffi {
 
 namespace xffi = ::xla::ffi;
 
-// Every buffer of a call in the order of cpu.py. Where the call is an ensemble, a buffer
-// with an ensemble axis is one piece per member, and any other is the same for all.
+// Every buffer of a call in the order of cpu.py. Where the call is an ensemble, a
+// buffer with an ensemble axis is one piece per member, and any other is the same for
+// all.
 class Pieces {
  public:
   void Add(const void* data, int64_t elements, int64_t bytes, int64_t members) {

@@ -1,12 +1,12 @@
 #include <vector>
 
-#include "cpu/backward.h"
-#include "cpu/forward.h"
-#include "cpu/fp_state.h"
-#include "cpu/places.h"
-#include "cpu/settings.h"
-#include "cpu/team.h"
-#include "cpu/work.h"
+#include "cpu/kernels/dispatch.h"
+#include "cpu/network/placement.h"
+#include "cpu/pass/backward.h"
+#include "cpu/pass/forward.h"
+#include "cpu/pass/schedule.h"
+#include "cpu/runtime/fp_state.h"
+#include "cpu/runtime/team.h"
 #include "ffi/handler.h"
 #include "ffi/rnn_call.h"
 

@@ -1,4 +1,4 @@
-#include "cpu/caches.h"
+#include "cpu/runtime/caches.h"
 
 #include "tests/check.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/kernels.h"
+#include "cpu/kernels/kernels.h"
 #include "tests/check.h"
 #include "tests/guarded.h"
 #include "tests/tiles_emulated.h"

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "cpu/backward.h"
-#include "cpu/forward.h"
-#include "cpu/places.h"
-#include "cpu/values.h"
+#include "cpu/network/placement.h"
+#include "cpu/network/values.h"
+#include "cpu/pass/backward.h"
+#include "cpu/pass/forward.h"
 #include "tests/guarded.h"
 
 namespace ostinato::testing {

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <thread>
 
-#include "cpu/settings.h"
+#include "cpu/kernels/dispatch.h"
 #include "tests/network_case.h"
 #include "tests/tiles_emulated.h"
 

@@ -1,4 +1,4 @@
-#include "cpu/team.h"
+#include "cpu/runtime/team.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/features.h"
-#include "cpu/fp_state.h"
+#include "cpu/runtime/features.h"
+#include "cpu/runtime/fp_state.h"
 #include "tests/check.h"
 
 namespace {

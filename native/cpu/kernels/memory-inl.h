@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cpu/kernels.h"
+#include "cpu/kernels/kernels.h"
 
 namespace ostinato::cpu {
 namespace {

@@ -2,7 +2,7 @@
 #ifndef OSTINATO_CPU_KERNELS_TABLES_H_
 #define OSTINATO_CPU_KERNELS_TABLES_H_
 
-#include "cpu/kernels.h"
+#include "cpu/kernels/kernels.h"
 
 namespace ostinato::cpu {
 
