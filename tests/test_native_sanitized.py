@@ -15,9 +15,11 @@ KERNELS = sorted(f"cpu/kernels/{path.name}" for path in NATIVE.glob("cpu/kernels
 EMULATION = "tests/tiles_emulated.cc"
 RUNTIME = {
     name: f"cpu/runtime/{name}.cc"
-    for name in ("affinity", "caches", "features", "scratch", "team")
+    for name in ("affinity", "barrier", "caches", "features", "pool", "scratch", "team")
 }
+TEAM = [RUNTIME[name] for name in ("affinity", "barrier", "features", "pool", "team")]
 SOURCES = {
+    "barrier_test.cc": TEAM,
     "caches_test.cc": [RUNTIME["caches"]],
     "features_test.cc": [RUNTIME["features"]],
     "guard_test.cc": [],
@@ -38,7 +40,7 @@ SOURCES = {
         RUNTIME["caches"],
     ],
     "scratch_test.cc": [RUNTIME["scratch"]],
-    "team_test.cc": [RUNTIME["team"], RUNTIME["features"], RUNTIME["affinity"]],
+    "team_test.cc": TEAM,
     "tiles_test.cc": [RUNTIME["features"]],
 }
 # These have the kernels without a sanitizer: kernels_test has them under one.
@@ -94,6 +96,7 @@ def test_native_checks_hold(name, tmp_path, request):
 
 
 THREADED = [
+    "barrier_test.cc",
     "network_test.cc",
     "portion_queue_test.cc",
     "scratch_test.cc",

@@ -76,11 +76,11 @@ CallBuffers DecodeBuffers(const CallAttributes& call, xffi::RemainingArgs argume
     if (i == 1 && call.packed_buffers == 0) {  // x
       found.steps = dimensions[in_ensemble + (call.time_major ? 0 : 1)];
       found.batch = dimensions[in_ensemble + (call.time_major ? 1 : 0)];
-      found.entries = found.steps * found.batch;
+      found.tokens = found.steps * found.batch;
     }
     if (i == 1 && call.packed_buffers > 0) {
       found.steps = call.max_length;
-      found.entries = dimensions[in_ensemble];
+      found.tokens = dimensions[in_ensemble];
     }
     if (i == 2 && call.packed_buffers > 0)
       found.batch = dimensions[in_ensemble + 1];  // h_0
@@ -96,9 +96,9 @@ CallBuffers DecodeBuffers(const CallAttributes& call, xffi::RemainingArgs argume
   }
   if (call.packed_buffers > 0 &&
       (found.batch % call.packed_buffers != 0 ||
-       found.entries % call.packed_buffers != 0 || found.steps < 0)) {
+       found.tokens % call.packed_buffers != 0 || found.steps < 0)) {
     throw std::invalid_argument(
-        "`packed_buffers` must divide the rows and the entries of x");
+        "`packed_buffers` must divide the rows and the tokens of x");
   }
   return found;
 }

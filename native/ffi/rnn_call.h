@@ -96,7 +96,7 @@ CallAttributes DecodeAttributes(const xffi::Dictionary& attributes);
 struct CallBuffers {
   int64_t members;  // of the ensemble; 1 where there is none
   int64_t batch, steps;
-  int64_t entries;  // of x: steps in all
+  int64_t tokens;  // of x: steps in all
   xffi::DataType dtype;
   Pieces arguments, results;
 };

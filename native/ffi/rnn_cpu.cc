@@ -18,46 +18,47 @@ using Reader = Pieces::Reader;
 
 // What the operands of one member point to.
 struct Kept {
-  cpu::Places places;
-  std::vector<const uint8_t*> keep;
+  cpu::Placement placement;
+  std::vector<const uint8_t*> dropout_masks;
 };
 
 // The arguments of one member that forward and backward have in common. `kept`
 // outlives the result.
-template <typename S>
-cpu::Operands<S> TakeOperands(const CallAttributes& call, const CallBuffers& buffers,
-                              Kept& kept, Reader& arguments) {
+template <typename Storage>
+cpu::Operands<Storage> TakeOperands(const CallAttributes& call,
+                                    const CallBuffers& buffers, Kept& kept,
+                                    Reader& arguments) {
   const cpu::Network& n = call.network;
-  const int64_t entries = buffers.entries;
+  const int64_t tokens = buffers.tokens;
   const int64_t states = n.pseudo_layers() * buffers.batch;
-  cpu::Operands<S> in{};
+  cpu::Operands<Storage> in{};
   in.network = n;
   in.steps = buffers.steps;
   in.batch = buffers.batch;
-  in.entries = entries;
-  in.weights = arguments.Take<S>("weights", cpu::NumParams(n));
-  in.x = arguments.Take<S>("x", entries * n.input_size);
-  in.h_0 = arguments.Take<S>("h_0", states * n.output_size());
-  if (n.lstm()) in.c_0 = arguments.Take<S>("c_0", states * n.hidden_size);
+  in.tokens = tokens;
+  in.weights = arguments.Take<Storage>("weights", cpu::NumParams(n));
+  in.x = arguments.Take<Storage>("x", tokens * n.input_size);
+  in.h_0 = arguments.Take<Storage>("h_0", states * n.output_size());
+  if (n.lstm()) in.c_0 = arguments.Take<Storage>("c_0", states * n.hidden_size);
   if (call.has_lengths) {
     in.seq_lengths = arguments.Take<int32_t>("seq_lengths", buffers.batch);
   }
   if (call.packed_buffers > 0) {
     const auto* segment_lengths =
         arguments.Take<int32_t>("segment_lengths", buffers.batch);
-    kept.places =
-        cpu::Places::OneAfterAnother(entries, call.packed_buffers, in.steps, in.batch,
-                                     segment_lengths, in.seq_lengths);
+    kept.placement = cpu::Placement::Packed(tokens, call.packed_buffers, in.steps,
+                                         in.batch, segment_lengths, in.seq_lengths);
   } else {
-    kept.places = cpu::Places::Padded(in.steps, in.batch, call.time_major);
+    kept.placement = cpu::Placement::Padded(in.steps, in.batch, call.time_major);
   }
-  kept.places.PutInto(in);
-  if (call.has_resets) in.resets = arguments.Take<uint8_t>("resets", entries);
+  kept.placement.PutInto(in);
+  if (call.has_resets) in.resets = arguments.Take<uint8_t>("resets", tokens);
   if (call.has_keep) {
     for (int64_t l = 0; l + 1 < n.num_layers; ++l) {
-      kept.keep.push_back(arguments.Take<uint8_t>("keep", entries * n.width()));
+      kept.dropout_masks.push_back(
+          arguments.Take<uint8_t>("dropout_masks", tokens * n.width()));
     }
-    in.keep = kept.keep.data();
+    in.dropout_masks = kept.dropout_masks.data();
   }
   return in;
 }
@@ -87,9 +88,9 @@ template <typename Body>
 void ForEachMember(const CallAttributes& call, const CallBuffers& buffers,
                    const Body& body) {
   const cpu::FlushDenormals flush;
-  cpu::Work work = cpu::WorkOf(call.network, buffers.entries, buffers.batch);
-  work.all *= buffers.members;
-  cpu::Team team(cpu::ThreadsFor(work));
+  cpu::CostModel cost = cpu::CostModelOf(call.network, buffers.tokens, buffers.batch);
+  cost.all *= buffers.members;
+  cpu::Team team(cpu::ThreadsFor(cost));
   if (buffers.members >= 2 && buffers.members >= team.threads()) {
     team.ForEach(buffers.members, [&](int64_t member) {
       cpu::Team alone(1);
@@ -100,33 +101,33 @@ void ForEachMember(const CallAttributes& call, const CallBuffers& buffers,
   for (int64_t member = 0; member < buffers.members; ++member) body(member, team);
 }
 
-template <typename S, typename R>
+template <typename Storage, typename Accum>
 void Forward(const CallAttributes& call, const CallBuffers& buffers) {
   if (buffers.batch == 0) return buffers.results.Zero();
   const cpu::Network& n = call.network;
-  const int64_t entries = buffers.entries;
+  const int64_t tokens = buffers.tokens;
   const int64_t states = n.pseudo_layers() * buffers.batch;
   ForEachMember(call, buffers, [&](int64_t member, cpu::Team& team) {
     Reader arguments(buffers.arguments, member, "argument");
     Reader results(buffers.results, member, "result");
     Kept kept;
-    std::vector<S*> hidden, gates;
-    std::vector<R*> cells;
-    cpu::ForwardCall<S, R> to{};
-    to.operands = TakeOperands<S>(call, buffers, kept, arguments);
+    std::vector<Storage*> hidden, gates;
+    std::vector<Accum*> cells;
+    cpu::ForwardCall<Storage, Accum> to{};
+    to.operands = TakeOperands<Storage>(call, buffers, kept, arguments);
     if (call.has_packed) {
-      to.packed_bytes = arguments.elements_of_next();
-      to.packed = arguments.Take<uint8_t>("packed", to.packed_bytes);
+      to.prepared_bytes = arguments.elements_of_next();
+      to.prepared = arguments.Take<uint8_t>("packed", to.prepared_bytes);
     }
     arguments.End();
-    to.y = results.Take<S>("y", entries * n.width());
-    to.h_n = results.Take<S>("h_n", states * n.output_size());
-    if (n.lstm()) to.c_n = results.Take<S>("c_n", states * n.hidden_size);
+    to.y = results.Take<Storage>("y", tokens * n.width());
+    to.h_n = results.Take<Storage>("h_n", states * n.output_size());
+    if (n.lstm()) to.c_n = results.Take<Storage>("c_n", states * n.hidden_size);
     if (call.save) {
       const SavedCounts counts = CountsOf(call);
-      const int64_t hidden_size = entries * n.hidden_size;
+      const int64_t hidden_size = tokens * n.hidden_size;
       to.hidden =
-          TakeEach(results, "hidden", counts.hidden, entries * n.width(), hidden);
+          TakeEach(results, "hidden", counts.hidden, tokens * n.width(), hidden);
       to.gates = TakeEach(results, "gates", counts.gates,
                           n.saved_blocks() * hidden_size, gates);
       to.cells = TakeEach(results, "cells", counts.cells, hidden_size, cells);
@@ -136,52 +137,54 @@ void Forward(const CallAttributes& call, const CallBuffers& buffers) {
   });
 }
 
-template <typename S, typename R>
+template <typename Storage, typename Accum>
 void Backward(const CallAttributes& call, const CallBuffers& buffers) {
   if (buffers.batch == 0) return buffers.results.Zero();
   const cpu::Network& n = call.network;
-  const int64_t entries = buffers.entries;
+  const int64_t tokens = buffers.tokens;
   const int64_t states = n.pseudo_layers() * buffers.batch;
   ForEachMember(call, buffers, [&](int64_t member, cpu::Team& team) {
     Reader arguments(buffers.arguments, member, "argument");
     Reader results(buffers.results, member, "result");
     Kept kept;
-    std::vector<const S*> hidden, gates;
-    std::vector<const R*> cells;
+    std::vector<const Storage*> hidden, gates;
+    std::vector<const Accum*> cells;
     const SavedCounts counts = CountsOf(call);
-    const int64_t hidden_size = entries * n.hidden_size;
-    cpu::BackwardCall<S, R> to{};
-    to.operands = TakeOperands<S>(call, buffers, kept, arguments);
-    to.y = arguments.Take<S>("y", entries * n.width());
+    const int64_t hidden_size = tokens * n.hidden_size;
+    cpu::BackwardCall<Storage, Accum> to{};
+    to.operands = TakeOperands<Storage>(call, buffers, kept, arguments);
+    to.y = arguments.Take<Storage>("y", tokens * n.width());
     to.hidden =
-        TakeEach(arguments, "hidden", counts.hidden, entries * n.width(), hidden);
+        TakeEach(arguments, "hidden", counts.hidden, tokens * n.width(), hidden);
     to.gates = TakeEach(arguments, "gates", counts.gates,
                         n.saved_blocks() * hidden_size, gates);
     to.cells = TakeEach(arguments, "cells", counts.cells, hidden_size, cells);
-    to.dy = arguments.Take<S>("dy", entries * n.width());
-    to.dh_n = arguments.Take<S>("dh_n", states * n.output_size());
-    if (n.lstm()) to.dc_n = arguments.Take<S>("dc_n", states * n.hidden_size);
+    to.dy = arguments.Take<Storage>("dy", tokens * n.width());
+    to.dh_n = arguments.Take<Storage>("dh_n", states * n.output_size());
+    if (n.lstm()) to.dc_n = arguments.Take<Storage>("dc_n", states * n.hidden_size);
     arguments.End();
     if (call.wants_weights) {
-      to.dweights = results.Take<S>("dweights", cpu::NumParams(n));
+      to.dweights = results.Take<Storage>("dweights", cpu::NumParams(n));
     }
-    if (call.wants_x) to.dx = results.Take<S>("dx", entries * n.input_size);
-    if (call.wants_h_0) to.dh_0 = results.Take<S>("dh_0", states * n.output_size());
-    if (call.wants_c_0) to.dc_0 = results.Take<S>("dc_0", states * n.hidden_size);
+    if (call.wants_x) to.dx = results.Take<Storage>("dx", tokens * n.input_size);
+    if (call.wants_h_0)
+      to.dh_0 = results.Take<Storage>("dh_0", states * n.output_size());
+    if (call.wants_c_0) to.dc_0 = results.Take<Storage>("dc_0", states * n.hidden_size);
     results.End();
     cpu::RunBackward(to, team);
   });
 }
 
-template <typename S>
+template <typename Storage>
 void Pack(const CallAttributes& call, const CallBuffers& buffers) {
   for (int64_t member = 0; member < buffers.members; ++member) {
     Reader arguments(buffers.arguments, member, "argument");
     Reader results(buffers.results, member, "result");
     cpu::Team team(cpu::NumThreads());
     cpu::PackWeights(
-        call.network, arguments.Take<S>("weights", cpu::NumParams(call.network)),
-        results.Take<uint8_t>("packed", cpu::PackedBytes<S>(call.network)), team);
+        call.network, arguments.Take<Storage>("weights", cpu::NumParams(call.network)),
+        results.Take<uint8_t>("packed", cpu::PreparedBytes<Storage>(call.network)),
+        team);
   }
 }
 
@@ -259,10 +262,10 @@ ostinato_packed_bytes(int32_t dtype, int64_t mode, int64_t input_size,
   n.skip = skip != 0;
   switch (dtype) {
     case 0:
-      return ostinato::cpu::PackedBytes<float>(n);
+      return ostinato::cpu::PreparedBytes<float>(n);
     case 1:
-      return ostinato::cpu::PackedBytes<double>(n);
+      return ostinato::cpu::PreparedBytes<double>(n);
     default:
-      return ostinato::cpu::PackedBytes<ostinato::cpu::BFloat16>(n);
+      return ostinato::cpu::PreparedBytes<ostinato::cpu::BFloat16>(n);
   }
 }

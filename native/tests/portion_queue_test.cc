@@ -10,35 +10,37 @@
 
 namespace {
 
-using ostinato::cpu::MakeSlices;
 using ostinato::cpu::Portion;
-using ostinato::cpu::RowQueue;
+using ostinato::cpu::PortionQueue;
 using ostinato::cpu::Scratch;
+using ostinato::cpu::SplitBatch;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
 
-constexpr int64_t kPasses = 2;
+constexpr int64_t kPseudoLayers = 2;
 
-// Lets a portion make `steps` more steps; counts those of each row, in plain memory, so
-// that the thread sanitizer sees whether two threads ever have the same row.
+// Lets a portion make `steps` more steps; counts those of each sequence, in plain
+// memory, so that the thread sanitizer sees whether two threads ever have the same one.
 void MoveOn(Portion& portion, int64_t steps, std::vector<int64_t>& made) {
-  const auto& rows = portion.rows;
-  for (int64_t n = 0; n < steps && portion.step < rows.Steps(); ++n, ++portion.step) {
-    for (int64_t i = 0; i < rows.Active(portion.step); ++i) ++made[rows.row[i]];
+  const auto& sequences = portion.sequences;
+  for (int64_t n = 0; n < steps && portion.step < sequences.steps();
+       ++n, ++portion.step) {
+    for (int64_t i = 0; i < sequences.Active(portion.step); ++i)
+      ++made[sequences.index[i]];
   }
-  if (portion.step < rows.Steps()) return;
-  ++portion.pass;
+  if (portion.step < sequences.steps()) return;
+  ++portion.pseudo_layer;
   portion.step = 0;
 }
 
-void EveryRowMakesEveryStepOnce(int64_t slices, int threads) {
+void EverySequenceMakesEveryStepOnce(int64_t portions, int threads) {
   const std::vector<int32_t> lengths{9,  0, 3, 30, 7,  1,  12, 30,
                                      30, 2, 5, 8,  30, 17, 30};
   const auto batch = static_cast<int64_t>(lengths.size());
   Scratch scratch;
-  RowQueue queue(MakeSlices(lengths.data(), batch, 30, slices, scratch), slices, batch,
-                 kPasses, scratch);
+  PortionQueue queue(SplitBatch(lengths.data(), batch, 30, portions, scratch), portions,
+                     batch, kPseudoLayers, scratch);
   std::vector<int64_t> made(lengths.size());
   std::vector<std::thread> others;
   for (int thread = 0; thread < threads; ++thread) {
@@ -52,17 +54,18 @@ void EveryRowMakesEveryStepOnce(int64_t slices, int threads) {
     });
   }
   for (std::thread& other : others) other.join();
-  for (int64_t b = 0; b < batch; ++b) CHECK_EQ(made[b], kPasses * lengths[b]);
+  for (int64_t b = 0; b < batch; ++b) CHECK_EQ(made[b], kPseudoLayers * lengths[b]);
 }
 
 void TheFurthestBehindComeFirst() {
   Scratch scratch;
-  RowQueue queue(MakeSlices(nullptr, 12, 10, 3, scratch), 3, 12, kPasses, scratch);
+  PortionQueue queue(SplitBatch(nullptr, 12, 10, 3, scratch), 3, 12, kPseudoLayers,
+                     scratch);
   std::vector<int64_t> made(12);
   Portion* const stopped = queue.Next(nullptr);
   Portion* portion = queue.Next(nullptr);
   for (int64_t turn = 1; turn <= 3; ++turn) {
-    for (int slice = 0; slice < 2; ++slice) {
+    for (int sequences = 0; sequences < 2; ++sequences) {
       CHECK_EQ(portion == stopped, false);
       MoveOn(*portion, 1, made);
       CHECK_EQ(portion->step, turn);
@@ -77,7 +80,8 @@ void TheFurthestBehindComeFirst() {
 
 void AThreadWithoutWorkGetsHalf() {
   Scratch scratch;
-  RowQueue queue(MakeSlices(nullptr, 16, 10, 2, scratch), 2, 16, kPasses, scratch);
+  PortionQueue queue(SplitBatch(nullptr, 16, 10, 2, scratch), 2, 16, kPseudoLayers,
+                     scratch);
   std::vector<int64_t> made(16);
   Portion* mine = queue.Next(nullptr);
   std::thread other([&] {
@@ -86,26 +90,26 @@ void AThreadWithoutWorkGetsHalf() {
   });
   // As if this thread had been stopped, until the other one has done all it could.
   const auto deadline = steady_clock::now() + seconds(10);
-  while (mine->rows.size == 8 && steady_clock::now() < deadline) {
+  while (mine->sequences.size == 8 && steady_clock::now() < deadline) {
     std::this_thread::sleep_for(milliseconds(1));
     mine = queue.Next(mine);
   }
-  const int64_t size = mine->rows.size;
+  const int64_t size = mine->sequences.size;
   while (mine != nullptr) {
     MoveOn(*mine, 1, made);
     mine = queue.Next(mine);
   }
   other.join();
   CHECK_EQ(size, 4);
-  for (const int64_t steps : made) CHECK_EQ(steps, kPasses * 10);
+  for (const int64_t steps : made) CHECK_EQ(steps, kPseudoLayers * 10);
 }
 
 }  // namespace
 
 int main() {
-  EveryRowMakesEveryStepOnce(1, 1);
-  EveryRowMakesEveryStepOnce(2, 3);
-  EveryRowMakesEveryStepOnce(5, 3);
+  EverySequenceMakesEveryStepOnce(1, 1);
+  EverySequenceMakesEveryStepOnce(2, 3);
+  EverySequenceMakesEveryStepOnce(5, 3);
   TheFurthestBehindComeFirst();
   AThreadWithoutWorkGetsHalf();
   return ostinato::testing::Summary();

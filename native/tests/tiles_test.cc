@@ -131,7 +131,7 @@ void CheckSameBits(const KernelsBf16Pairs& tiles, const Shape& shape, int64_t ro
     table.product[static_cast<int>(shape.tile)](
         a.pointers.data(), 0, rows, depth, panel.data(),
         starts ? start.data() : nullptr, (real ? got : want).data(), stride);
-    table.leave();
+    table.release_tiles();
   }
   for (int64_t i = 0; i < got.size(); ++i) ExpectExact(got[i], want[i], "sum");
 }

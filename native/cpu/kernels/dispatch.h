@@ -1,4 +1,5 @@
-// What the process asks for; see _config.py. Set once, before the first call.
+// Which tables of kernels calls use: those of the machine's instruction set, or below
+// it where the process asks for that (_config.py; set once, before the first call).
 #ifndef OSTINATO_CPU_KERNELS_DISPATCH_H_
 #define OSTINATO_CPU_KERNELS_DISPATCH_H_
 
@@ -12,21 +13,21 @@ namespace ostinato::cpu {
 // Caps the instruction set of later calls; the machine's own level caps it too.
 void SetIsaCap(Isa cap) noexcept;
 
-// The tables that calls use.
 const KernelSet& CurrentKernels() noexcept;
-// Of these, bfloat16 in tiles; null without.
+// The table of bfloat16 in tiles; null where there is none.
 const KernelsBf16Pairs* CurrentTiles() noexcept;
-// For tests: from now on calls use this table as that, whatever the level; null: none.
+// For tests: from now on calls use this table for tiles, whatever the level; null ends
+// that.
 void UseTiles(const KernelsBf16Pairs* tiles) noexcept;
 
-// Calls body(kernels) with the forward table of S: tiles or pairs where the processor
-// has them.
-template <typename S, typename Body>
+// Calls body(kernels) with the forward table of Storage: tiles or pairs where the
+// processor has them.
+template <typename Storage, typename Body>
 auto WithForwardKernels(const Body& body) {
   const KernelSet& set = CurrentKernels();
-  if constexpr (sizeof(S) == 8) {
+  if constexpr (sizeof(Storage) == 8) {
     return body(*set.f64);
-  } else if constexpr (sizeof(S) == 4) {
+  } else if constexpr (sizeof(Storage) == 4) {
     return body(*set.f32);
   } else {
     if (const KernelsBf16Pairs* tiles = CurrentTiles()) return body(*tiles);
@@ -34,14 +35,14 @@ auto WithForwardKernels(const Body& body) {
   }
 }
 
-// Calls body(kernels) with the table of S for gradients: one whose products multiply
-// what sums are kept in, as cotangents need it, but for tiles.
-template <typename S, typename Body>
+// Calls body(kernels) with the table of Storage for gradients: one whose products
+// multiply what sums are kept in, as cotangents need it, or one of tiles.
+template <typename Storage, typename Body>
 auto WithBackwardKernels(const Body& body) {
   const KernelSet& set = CurrentKernels();
-  if constexpr (sizeof(S) == 8) {
+  if constexpr (sizeof(Storage) == 8) {
     return body(*set.f64);
-  } else if constexpr (sizeof(S) == 4) {
+  } else if constexpr (sizeof(Storage) == 4) {
     return body(*set.f32);
   } else {
     const KernelsBf16Pairs* tiles = CurrentTiles();
@@ -49,10 +50,11 @@ auto WithBackwardKernels(const Body& body) {
   }
 }
 
-// The table that sums rows of what the products of `kernels` multiply.
-template <typename S, typename O, typename R>
-const Kernels<O, O, R>& SumKernels(const Kernels<S, O, R>& kernels) {
-  if constexpr (std::is_same_v<S, O>) {
+// The table that adds up rows of what the products of `kernels` multiply.
+template <typename Storage, typename Operand, typename Accum>
+const Kernels<Operand, Operand, Accum>& SumKernels(
+    const Kernels<Storage, Operand, Accum>& kernels) {
+  if constexpr (std::is_same_v<Storage, Operand>) {
     return kernels;
   } else {
     return *CurrentKernels().f32;

@@ -31,8 +31,8 @@ LayerSizes SizesOf(const Network& network, int64_t pseudo_layer) {
 
 }  // namespace
 
-LayerOffsets OffsetsOf(const Network& network, int64_t pseudo_layer) {
-  LayerOffsets found{-1, -1, -1, -1, -1};
+WeightOffsets WeightOffsetsOf(const Network& network, int64_t pseudo_layer) {
+  WeightOffsets found{-1, -1, -1, -1, -1};
   int64_t offset = 0;
   const auto take = [&](int64_t size, bool ours, int64_t& place) {
     if (ours && size > 0) place = offset;

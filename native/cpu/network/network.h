@@ -1,4 +1,5 @@
-// The network that a call runs: RNNSpec in C++, and where its arrays hold what.
+// The network that a call runs (RNNSpec in C++), its operands, and where its arrays
+// hold what.
 #ifndef OSTINATO_CPU_NETWORK_NETWORK_H_
 #define OSTINATO_CPU_NETWORK_NETWORK_H_
 
@@ -34,48 +35,51 @@ struct Network {
   bool lstm() const { return mode == Mode::kLstm; }
   bool gru() const { return mode == Mode::kGru; }
 
-  template <typename R>
-  Cell<R> cell() const {
-    return {hidden_size, clips, clip_nan, static_cast<R>(cell_clip)};
+  template <typename Accum>
+  CellOptions<Accum> cell_options() const {
+    return {hidden_size, clips, clip_nan, static_cast<Accum>(cell_clip)};
   }
 };
 
-// Where the flat weight vector holds a pseudo-layer's tensors; -1 for what it lacks.
+// Where the flat weight vector holds a pseudo-layer's tensors; -1 for those it lacks.
 // layout.py says the order.
-struct LayerOffsets {
+struct WeightOffsets {
   int64_t w_ih, w_hh, w_hr, b_ih, b_hh;
 };
 
-LayerOffsets OffsetsOf(const Network& network, int64_t pseudo_layer);
+WeightOffsets WeightOffsetsOf(const Network& network, int64_t pseudo_layer);
 int64_t NumParams(const Network& network);
 
-// Step t of row b is entry `origin[b] + t * stride` of an array [entries, features]:
-// time first, batch first and rows one after another are all of this form.
-struct Layout {
+// Step t of sequence b is token `origin[b] + t * stride` of an array [tokens,
+// features]: so are arrays stored whose time comes first, whose batch comes first, and
+// packed ones.
+struct TokenMap {
   const int64_t* origin;
   int64_t stride;
 
-  int64_t at(int64_t row, int64_t step) const { return origin[row] + step * stride; }
+  int64_t at(int64_t sequence, int64_t step) const {
+    return origin[sequence] + step * stride;
+  }
 };
 
-// What forward and backward read alike.
-template <typename S>
+// What forward and backward both read.
+template <typename Storage>
 struct Operands {
   Network network;
   int64_t steps, batch;  // T, B
-  int64_t entries;       // of x, y and what is saved: T * B, or of rows their number
-  Layout io;             // of x, y, resets, keep and their cotangents
-  Layout reserve;        // of hidden, gates, cells
-  // Per row, how many entries are its own: T, or of rows one after another those up to
-  // the next. Past its length they are written as zeros.
-  const int64_t* room;
-  const S* weights;
-  const S* x;
-  const S* h_0;                // [L*D, B, S]
-  const S* c_0;                // [L*D, B, H]; LSTM
-  const int32_t* seq_lengths;  // [B], clamped to 0..T here; null: all T
-  const uint8_t* resets;       // null: none
-  const uint8_t* const* keep;  // of L - 1 layers; null: no dropout
+  int64_t tokens;        // of x, y and what is saved: T * B, or as many as are packed
+  TokenMap io;           // of x, y, resets, dropout masks and cotangents
+  TokenMap reserve;      // of hidden, gates, cells
+  // How many tokens each sequence has for itself: T, or if packed those up to the next
+  // sequence. Past its length they are written as zeros.
+  const int64_t* capacity;
+  const Storage* weights;
+  const Storage* x;
+  const Storage* h_0;                   // [L*D, B, S]
+  const Storage* c_0;                   // [L*D, B, H]; LSTM
+  const int32_t* seq_lengths;           // [B], clamped to 0..T here; null: all T
+  const uint8_t* resets;                // null: no resets
+  const uint8_t* const* dropout_masks;  // of L - 1 layers; null: no dropout
 };
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }

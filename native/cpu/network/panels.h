@@ -37,8 +37,8 @@ class Blocks {
   int64_t lanes_, hidden_;
 };
 
-// Columns in blocks of `vectors_each` vectors, at most 4, the last one narrower: of
-// everything but gates.
+// The columns of everything but gates, in blocks of `vectors_each` vectors, at most 4;
+// the last block may be narrower.
 struct Columns {
   int64_t size, lanes;
   int64_t vectors_each = 4;
@@ -48,67 +48,72 @@ struct Columns {
   int64_t first(int64_t block) const { return block * each(); }
   int64_t width(int64_t block) const { return std::min(each(), size - first(block)); }
   int64_t vectors(int64_t block) const { return CeilDiv(width(block), lanes); }
-  Tile tile(int64_t block) const { return static_cast<Tile>(vectors(block) - 1); }
+  PanelShape shape(int64_t block) const {
+    return static_cast<PanelShape>(vectors(block) - 1);
+  }
 };
 
-template <typename O, typename R>
-struct PackedLayer {
-  const O* w_ih;  // [block][I][vectors][V]; null without a product
-  const O* w_hh;  // [block][S][vectors][V]
-  const O* w_hr;  // [column block of P][H][vectors][V]; null without a projection
-  const R* bias;  // [block][4][V]: what pre-activations start from
+template <typename Operand, typename Accum>
+struct LayerPanels {
+  const Operand* w_ih;  // [block][I][vectors][V]; null without a product
+  const Operand* w_hh;  // [block][S][vectors][V]
+  const Operand* w_hr;  // [column block of P][H][vectors][V]; null without a projection
+  const Accum* bias;    // [block][4][V]: what pre-activations start from
 };
 
-template <typename S, typename O, typename R>
-class PackedNetwork {
+template <typename Storage, typename Operand, typename Accum>
+class NetworkPanels {
  public:
-  PackedNetwork(const Kernels<S, O, R>& kernels, const Network& network);
+  NetworkPanels(const Kernels<Storage, Operand, Accum>& kernels,
+                const Network& network);
 
   const Blocks& blocks() const { return blocks_; }
   int64_t lanes() const { return kernels_.lanes; }
   Columns projection() const { return {network_.proj_size, kernels_.lanes}; }
-  Tile input_tile(int64_t block) const;
-  Tile recurrent_tile(int64_t block) const;
+  PanelShape input_shape(int64_t block) const;
+  PanelShape recurrent_shape(int64_t block) const;
   // Elements of the panels of one block for `depth` inputs.
   int64_t panel(int64_t depth) const;
 
-  // Memory that holds all panels, with a header that names what they are.
+  // Size of the memory that holds all panels, with a header that names what they are.
   int64_t bytes() const { return bytes_; }
-  // Whether `memory` was filled by a PackedNetwork like this one.
+  // Whether `memory` was filled by a NetworkPanels like this one.
   bool Fits(const void* memory, int64_t bytes) const;
   // Fills `memory` in independent tasks, all of which must run.
   int64_t tasks() const;
-  void Pack(int64_t task, const S* weights, void* memory) const;
+  void Pack(int64_t task, const Storage* weights, void* memory) const;
 
-  PackedLayer<O, R> layer(int64_t pseudo_layer, const void* memory) const;
-  // Biases alone, for calls that read weights as they lie.
-  void PackBias(int64_t pseudo_layer, int64_t block, const S* weights, R* bias) const;
+  LayerPanels<Operand, Accum> layer(int64_t pseudo_layer, const void* memory) const;
+  // Packs biases alone, for calls that read weights as they lie.
+  void PackBias(int64_t pseudo_layer, int64_t block, const Storage* weights,
+                Accum* bias) const;
 
  private:
-  struct Places {  // bytes from the start
+  struct Offsets {  // bytes from the start
     int64_t w_ih, w_hh, w_hr, bias, end;
   };
-  Places PlacesOf(int64_t pseudo_layer) const;
+  Offsets OffsetsOf(int64_t pseudo_layer) const;
   int64_t tasks_per_layer() const { return blocks_.count() + projection().count(); }
   int64_t vectors(int64_t block) const;
-  void PackRows(const S* matrix, int64_t depth, int64_t block, O* panel) const;
+  void PackRows(const Storage* matrix, int64_t depth, int64_t block,
+                Operand* panel) const;
 
-  const Kernels<S, O, R>& kernels_;
+  const Kernels<Storage, Operand, Accum>& kernels_;
   const Network network_;
   const Blocks blocks_;
   int64_t bytes_;
 };
 
 // Runs all tasks, on the team where there is enough to do.
-template <typename S, typename O, typename R>
-void PackAll(const PackedNetwork<S, O, R>& packing, const S* weights, void* memory,
-             Team& team) {
+template <typename Storage, typename Operand, typename Accum>
+void PackAll(const NetworkPanels<Storage, Operand, Accum>& panels,
+             const Storage* weights, void* memory, Team& team) {
   constexpr int64_t kWorthSharing = int64_t{512} << 10;  // bytes
-  const auto pack = [&](int64_t task) { packing.Pack(task, weights, memory); };
-  if (packing.bytes() >= kWorthSharing) {
-    team.ForEach(packing.tasks(), pack);
+  const auto pack = [&](int64_t task) { panels.Pack(task, weights, memory); };
+  if (panels.bytes() >= kWorthSharing) {
+    team.ForEach(panels.tasks(), pack);
   } else {
-    for (int64_t task = 0; task < packing.tasks(); ++task) pack(task);
+    for (int64_t task = 0; task < panels.tasks(); ++task) pack(task);
   }
 }
 

@@ -5,17 +5,18 @@
 
 namespace ostinato::cpu {
 
-int64_t Slice::Active(int64_t step) const {
+int64_t Sequences::Active(int64_t step) const {
   if (size == 0 || length[size - 1] > step) return size;  // the usual case
   return std::lower_bound(length, length + size, step,
                           [](int64_t a, int64_t step) { return a > step; }) -
          length;
 }
 
-const Slice* MakeSlices(const int32_t* lengths, int64_t batch, int64_t steps,
-                        int64_t count, Scratch& scratch) {
-  const auto length_of = [&](int32_t row) {
-    return lengths == nullptr ? steps : std::clamp<int64_t>(lengths[row], 0, steps);
+const Sequences* SplitBatch(const int32_t* lengths, int64_t batch, int64_t steps,
+                            int64_t count, Scratch& scratch) {
+  const auto length_of = [&](int32_t sequence) {
+    return lengths == nullptr ? steps
+                              : std::clamp<int64_t>(lengths[sequence], 0, steps);
   };
   auto* order = scratch.Take<int32_t>(batch);
   std::iota(order, order + batch, 0);
@@ -25,19 +26,19 @@ const Slice* MakeSlices(const int32_t* lengths, int64_t batch, int64_t steps,
       return la != lb ? la > lb : a < b;
     });
   }
-  auto* slices = scratch.Take<Slice>(count);
-  auto* row = scratch.Take<int32_t>(batch);
+  auto* portions = scratch.Take<Sequences>(count);
+  auto* index = scratch.Take<int32_t>(batch);
   auto* length = scratch.Take<int64_t>(batch);
-  int64_t place = 0;
+  int64_t next = 0;
   for (int64_t q = 0; q < count; ++q) {
-    const int64_t first = place;
-    for (int64_t i = q; i < batch; i += count, ++place) {
-      row[place] = order[i];
-      length[place] = length_of(order[i]);
+    const int64_t first = next;
+    for (int64_t i = q; i < batch; i += count, ++next) {
+      index[next] = order[i];
+      length[next] = length_of(order[i]);
     }
-    slices[q] = {row + first, length + first, place - first, first};
+    portions[q] = {index + first, length + first, next - first, first};
   }
-  return slices;
+  return portions;
 }
 
 }  // namespace ostinato::cpu

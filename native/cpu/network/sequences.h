@@ -1,4 +1,4 @@
-// The rows of a batch, longest first: what is active at a step is a prefix.
+// The sequences of a batch, longest first: those active at a step are a prefix.
 #ifndef OSTINATO_CPU_NETWORK_SEQUENCES_H_
 #define OSTINATO_CPU_NETWORK_SEQUENCES_H_
 
@@ -8,24 +8,24 @@
 
 namespace ostinato::cpu {
 
-// Some rows of a batch, in an order of falling lengths. `first` is the place of row 0
-// among the rows of all slices, where its state stands.
-struct Slice {
-  const int32_t* row;     // index in the batch
+// Some sequences of a batch, in an order of falling lengths. Their states stand in
+// consecutive rows of arrays [B, ...], from row `first` on.
+struct Sequences {
+  const int32_t* index;   // in the batch
   const int64_t* length;  // 0..T
   int64_t size;
   int64_t first;
 
-  // Rows that have a step `step`.
+  // How many of them have a step `step`.
   int64_t Active(int64_t step) const;
-  // Steps of the longest row.
-  int64_t Steps() const { return size > 0 ? length[0] : 0; }
+  // Steps of the longest.
+  int64_t steps() const { return size > 0 ? length[0] : 0; }
 };
 
-// Deals the rows of a batch to `count` slices in turn, so that each gets its share of
-// the long ones. `lengths` null: all of `steps`.
-const Slice* MakeSlices(const int32_t* lengths, int64_t batch, int64_t steps,
-                        int64_t count, Scratch& scratch);
+// Deals the sequences of a batch to `count` portions in turn, so that each portion gets
+// as many of the long ones. Where `lengths` is null, all have `steps` steps.
+const Sequences* SplitBatch(const int32_t* lengths, int64_t batch, int64_t steps,
+                            int64_t count, Scratch& scratch);
 
 }  // namespace ostinato::cpu
 

@@ -1,4 +1,4 @@
-// Plain loops over the values of one row, where types differ or a mask applies.
+// Plain loops over the values of one token, where types differ or a mask applies.
 #ifndef OSTINATO_CPU_NETWORK_VALUES_H_
 #define OSTINATO_CPU_NETWORK_VALUES_H_
 
@@ -19,20 +19,20 @@ inline float Widen(float a) { return a; }
 inline double Widen(double a) { return a; }
 
 // Rounds to nearest even; a NaN stays one.
-template <typename S>
-S Narrow(float a) {
-  if constexpr (sizeof(S) == sizeof(float)) {
+template <typename Storage>
+Storage Narrow(float a) {
+  if constexpr (sizeof(Storage) == sizeof(float)) {
     return a;
   } else {
     uint32_t bits;
     std::memcpy(&bits, &a, sizeof bits);
     const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
     const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-    return S{static_cast<uint16_t>((nan ? bits | 0x400000 : rounded) >> 16)};
+    return Storage{static_cast<uint16_t>((nan ? bits | 0x400000 : rounded) >> 16)};
   }
 }
-template <typename S>
-S Narrow(double a) {
+template <typename Storage>
+Storage Narrow(double a) {
   return a;
 }
 
@@ -46,22 +46,23 @@ void Convert(const T* src, int64_t n, T* dst) {
   if (n > 0) std::memcpy(dst, src, n * sizeof(T));
 }
 
-// dst = src * scale where kept, else 0.
-template <typename From, typename To, typename R>
-void Drop(const From* src, const uint8_t* keep, R scale, int64_t n, To* dst) {
+// dst = src * scale where the mask is set, else 0.
+template <typename From, typename To, typename Accum>
+void Drop(const From* src, const uint8_t* mask, Accum scale, int64_t n, To* dst) {
   for (int64_t i = 0; i < n; ++i) {
-    dst[i] = Narrow<To>(keep[i] != 0 ? static_cast<R>(Widen(src[i]) * scale) : R{0});
+    dst[i] =
+        Narrow<To>(mask[i] != 0 ? static_cast<Accum>(Widen(src[i]) * scale) : Accum{0});
   }
 }
 
-// dst += src, or where `keep` is given src * scale where kept.
-template <typename From, typename R>
-void Add(const From* src, const uint8_t* keep, R scale, int64_t n, R* dst) {
-  if (keep == nullptr) {
+// dst += src. With a mask: src * scale where it is set, and nothing elsewhere.
+template <typename From, typename Accum>
+void Add(const From* src, const uint8_t* mask, Accum scale, int64_t n, Accum* dst) {
+  if (mask == nullptr) {
     for (int64_t i = 0; i < n; ++i) dst[i] += Widen(src[i]);
   } else {
     for (int64_t i = 0; i < n; ++i) {
-      dst[i] += keep[i] != 0 ? static_cast<R>(Widen(src[i]) * scale) : R{0};
+      dst[i] += mask[i] != 0 ? static_cast<Accum>(Widen(src[i]) * scale) : Accum{0};
     }
   }
 }

@@ -10,26 +10,27 @@
 
 namespace ostinato::cpu {
 
-template <typename S, typename R>
+template <typename Storage, typename Accum>
 struct BackwardCall {
-  Operands<S> operands;
-  const S* y;
-  const S* const* hidden;  // as ForwardCall
-  const S* const* gates;   // null for a plain RNN, and to compute them again
-  const R* const* cells;   // LSTM
-  const S* dy;             // cotangents
-  const S* dh_n;
-  const S* dc_n;  // LSTM
-  // Results, every element of which is written; null where not asked for.
-  S* dweights;
-  S* dx;
-  S* dh_0;
-  S* dc_0;
+  Operands<Storage> operands;
+  const Storage* y;
+  const Storage* const* hidden;  // as ForwardCall
+  const Storage* const* gates;   // null for a plain RNN, and to recompute them
+  const Accum* const* cells;     // LSTM
+  // Cotangents of results.
+  const Storage* dy;
+  const Storage* dh_n;
+  const Storage* dc_n;  // LSTM
+  // Gradients, every element of which is written; null where not asked for.
+  Storage* dweights;
+  Storage* dx;
+  Storage* dh_0;
+  Storage* dc_0;
 };
 
 // Throws std::bad_alloc.
-template <typename S, typename R>
-void RunBackward(const BackwardCall<S, R>& call, Team& team);
+template <typename Storage, typename Accum>
+void RunBackward(const BackwardCall<Storage, Accum>& call, Team& team);
 
 }  // namespace ostinato::cpu
 

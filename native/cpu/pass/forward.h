@@ -9,30 +9,31 @@
 
 namespace ostinato::cpu {
 
-template <typename S, typename R>
+template <typename Storage, typename Accum>
 struct ForwardCall {
-  Operands<S> operands;
-  const void* packed;  // weights packed earlier, or null
-  int64_t packed_bytes;
-  // Every element of the results is written: 0 past a row's end.
-  S* y;    // as x, D*S features
-  S* h_n;  // as h_0
-  S* c_n;  // as c_0; LSTM
-  // Of call.py: Saved. Null arrays where the call does not save.
-  S* const* hidden;  // L - 1 arrays [T, B, D*S]
-  S* const* gates;   // L*D arrays [T, B, 4*H]
-  R* const* cells;   // L*D arrays [T, B, H]; LSTM
+  Operands<Storage> operands;
+  const void* prepared;  // memory that PackWeights filled, or null
+  int64_t prepared_bytes;
+  // Every element of the results is written: 0 past a sequence's end.
+  Storage* y;    // as x, D*S features
+  Storage* h_n;  // as h_0
+  Storage* c_n;  // as c_0; LSTM
+  // The fields of Saved in call.py; null where the call does not save.
+  Storage* const* hidden;  // L - 1 arrays [T, B, D*S]
+  Storage* const* gates;   // L*D arrays [T, B, 4*H]
+  Accum* const* cells;     // L*D arrays [T, B, H]; LSTM
 };
 
 // Throws std::bad_alloc.
-template <typename S, typename R>
-void RunForward(const ForwardCall<S, R>& call, Team& team);
+template <typename Storage, typename Accum>
+void RunForward(const ForwardCall<Storage, Accum>& call, Team& team);
 
-// Packing ahead of time; `memory` has PackedBytes.
-template <typename S>
-int64_t PackedBytes(const Network& network);
-template <typename S>
-void PackWeights(const Network& network, const S* weights, void* memory, Team& team);
+// Packs weights ahead of time, into `memory` of PreparedBytes.
+template <typename Storage>
+int64_t PreparedBytes(const Network& network);
+template <typename Storage>
+void PackWeights(const Network& network, const Storage* weights, void* memory,
+                 Team& team);
 
 }  // namespace ostinato::cpu
 

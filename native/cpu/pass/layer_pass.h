@@ -1,4 +1,4 @@
-// One direction of one layer on its way forward over the rows of a slice.
+// One direction of one layer on its way forward, over some sequences of the batch.
 #ifndef OSTINATO_CPU_PASS_LAYER_PASS_H_
 #define OSTINATO_CPU_PASS_LAYER_PASS_H_
 
@@ -9,107 +9,103 @@
 #include "cpu/network/sequences.h"
 #include "cpu/network/values.h"
 #include "cpu/pass/forward.h"
+#include "cpu/pass/schedule.h"
 #include "cpu/runtime/scratch.h"
 #include "cpu/runtime/team.h"
 
 namespace ostinato::cpu {
 
-// A part of `size` like parts of something.
-struct Share {
-  int64_t index = 0, size = 1;
-
-  int64_t begin(int64_t count) const { return count * index / size; }
-  int64_t end(int64_t count) const { return count * (index + 1) / size; }
-};
-
 // State of a pseudo-layer: two copies of h, for a step reads one and writes the other.
-// A row whose length is n has its final h in copy n % 2.
-template <typename O, typename R>
+// A sequence whose length is n has its final h in copy n % 2.
+template <typename Operand, typename Accum>
 struct LayerState {
-  O* h[2];  // [B] rows of h_stride
-  O* u;     // [B] rows of c_stride: o * tanh(c), of which h is a projection
-  R* c;     // [B] rows of c_stride
+  Operand* h[2];  // [B] rows of h_stride
+  Operand*
+      unprojected;  // [B] rows of c_stride: o * tanh(c), of which h is a projection
+  Accum* c;         // [B] rows of c_stride
 };
 
-// What one thread works with; nothing in it outlives a step or a chunk of steps.
-template <typename S, typename O, typename R>
+// The buffers of one thread; nothing in them outlives a chunk of steps.
+template <typename Storage, typename Operand, typename Accum>
 struct Workspace {
-  R* pre;                     // pre-activations
-  O* input;                   // inputs that had to be converted or moved, by rows
-  const O** x;                // input rows of a chunk
-  const O** h;                // state rows of a step
-  ForwardRow<S, O, R>* rows;  // of a step
+  Accum* pre;         // pre-activations
+  Operand* input;     // inputs that had to be converted or moved, a row for each token
+  const Operand** x;  // inputs of the tokens of a chunk
+  const Operand** h;  // states before a step
+  ForwardToken<Storage, Operand, Accum>* tokens;  // of a step
 };
 
 // What all passes of a call share.
-template <typename S, typename O, typename R>
+template <typename Storage, typename Operand, typename Accum>
 struct ForwardContext {
-  // Steps whose input products run together have about this many rows; where one step
+  // Steps whose input products run together have about this many tokens; where one step
   // has enough for the kernels, they run as part of the step. A larger number would
-  // gain nothing, whatever the caches: so many rows wait for no panel.
-  static constexpr int64_t kInputRows = 96;
+  // gain nothing, whatever the caches: so many rows do not wait for a panel.
+  static constexpr int64_t kInputTokens = 96;
 
-  const ForwardCall<S, R>& call;
-  const Kernels<S, O, R>& kernels;
-  const PackedNetwork<S, O, R>& packing;
+  const ForwardCall<Storage, Accum>& call;
+  const Kernels<Storage, Operand, Accum>& kernels;
+  const NetworkPanels<Storage, Operand, Accum>& panels;
   // Per pseudo-layer.
-  const PackedLayer<O, R>* layers = nullptr;
-  LayerState<O, R>* states = nullptr;
-  bool packed = true;  // else w_ih, w_hh, w_hr are read as they lie
+  const LayerPanels<Operand, Accum>* layers = nullptr;
+  LayerState<Operand, Accum>* states = nullptr;
+  bool uses_panels = true;  // else w_ih, w_hh, w_hr are read as they lie
   // Outputs of every layer but the last, [T, B, D*S].
-  S* const* hidden = nullptr;
+  Storage* const* hidden = nullptr;
   int64_t h_stride = 0, c_stride = 0, x_stride = 0;
-  const O* zeros = nullptr;       // a state row after a reset
-  const R* zero_start = nullptr;  // 4 vectors
+  const Operand* zeros = nullptr;     // the state before a step with a reset
+  const Accum* zero_start = nullptr;  // 4 vectors
 
   const Network& network() const { return call.operands.network; }
 };
 
-template <typename S, typename O, typename R>
+template <typename Storage, typename Operand, typename Accum>
 class LayerPass {
  public:
-  using Context = ForwardContext<S, O, R>;
+  using Context = ForwardContext<Storage, Operand, Accum>;
 
-  LayerPass(const Context& context, int64_t pseudo_layer, const Slice& slice);
+  LayerPass(const Context& context, int64_t pseudo_layer, const Sequences& sequences);
 
   // Takes the initial states.
   void Begin() const;
-  // Runs steps begin .. end - 1, this member's share of the units of each; returns the
-  // step that comes next, which is end unless members are to part. Members that share
-  // a pass call this alike, each with a workspace of its own.
-  int64_t Advance(int64_t begin, int64_t end, Share share, Member* member,
-                  const Workspace<S, O, R>& work) const;
-  // Writes final states, and zeros past the ends of rows begin .. end - 1.
-  void Finish(int64_t begin, int64_t end) const;
+  // Runs steps begin .. end - 1, a worker's slice of the units of each; returns the
+  // step that comes next, which is end unless the workers are to stop. All workers of a
+  // pass call this with the same steps, each with a workspace of its own.
+  int64_t Advance(int64_t begin, int64_t end, Slice slice, Worker* worker,
+                  const Workspace<Storage, Operand, Accum>& work) const;
+  // Writes final states, and zeros past the ends of the sequences.
+  void Finish() const;
 
-  static Workspace<S, O, R> MakeWorkspace(const Context& context, int64_t rows,
-                                          Scratch& scratch);
+  static Workspace<Storage, Operand, Accum> MakeWorkspace(const Context& context,
+                                                          int64_t rows,
+                                                          Scratch& scratch);
 
  private:
   int64_t Time(int64_t i, int64_t step) const {
-    return reverse_ ? slice_.length[i] - 1 - step : step;
+    return reverse_ ? sequences_.length[i] - 1 - step : step;
   }
-  S* Output(int64_t i, int64_t step) const;
-  int64_t GatherInputs(int64_t begin, int64_t end, const Workspace<S, O, R>& w) const;
-  void InputProduct(int64_t block, int64_t rows, const Workspace<S, O, R>& w,
-                    R* pre) const;
-  void RecurrentProduct(int64_t block, int64_t rows, const Workspace<S, O, R>& w,
-                        R* pre) const;
-  void Unpacked(int64_t block, const S* matrix, int64_t depth, bool recurrent,
-                const O* const* a, int64_t rows, R* pre) const;
-  void GatherRows(int64_t step, int64_t active, Share share,
-                  const Workspace<S, O, R>& w) const;
-  void Project(int64_t step, int64_t active, Share share,
-               const Workspace<S, O, R>& w) const;
+  Storage* Output(int64_t i, int64_t step) const;
+  int64_t GatherInputs(int64_t begin, int64_t end,
+                       const Workspace<Storage, Operand, Accum>& w) const;
+  void InputProduct(int64_t block, int64_t rows,
+                    const Workspace<Storage, Operand, Accum>& w, Accum* pre) const;
+  void RecurrentProduct(int64_t block, int64_t rows,
+                        const Workspace<Storage, Operand, Accum>& w, Accum* pre) const;
+  void Unpacked(int64_t block, const Storage* matrix, int64_t depth, bool recurrent,
+                const Operand* const* a, int64_t rows, Accum* pre) const;
+  void GatherTokens(int64_t step, int64_t active, Slice slice,
+                    const Workspace<Storage, Operand, Accum>& w) const;
+  void Project(int64_t step, int64_t active, Slice slice,
+               const Workspace<Storage, Operand, Accum>& w) const;
   int64_t Stride() const { return 4 * c_.kernels.lanes; }
 
   const Context& c_;
   const int64_t pseudo_layer_, layer_, direction_;
   const bool reverse_;
-  const Slice& slice_;
-  const PackedLayer<O, R>& weights_;
-  const LayerState<O, R>& state_;
-  const LayerOffsets offsets_;
+  const Sequences& sequences_;
+  const LayerPanels<Operand, Accum>& weights_;
+  const LayerState<Operand, Accum>& state_;
+  const WeightOffsets offsets_;
 };
 
 }  // namespace ostinato::cpu

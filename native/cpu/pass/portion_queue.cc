@@ -7,33 +7,34 @@
 namespace ostinato::cpu {
 namespace {
 
-// Fewer rows than this are not worth a walk through the weights.
-constexpr int64_t kLeastRows = 4;
+// Fewer sequences than this are not worth reading the weights for.
+constexpr int64_t kLeastSequences = 4;
 
 bool Behind(const Portion* a, const Portion* b) {
-  return a->pass != b->pass ? a->pass < b->pass : a->step < b->step;
+  return a->pseudo_layer != b->pseudo_layer ? a->pseudo_layer < b->pseudo_layer
+                                            : a->step < b->step;
 }
 
 }  // namespace
 
-RowQueue::RowQueue(const Slice* slices, int64_t count, int64_t batch, int64_t passes,
-                   Scratch& scratch)
-    : passes_(passes),
+PortionQueue::PortionQueue(const Sequences* portions, int64_t count, int64_t batch,
+                           int64_t pseudo_layers, Scratch& scratch)
+    : pseudo_layers_(pseudo_layers),
       portions_(scratch.Take<Portion>(std::max(count, batch))),
       free_(scratch.Take<Portion*>(std::max(count, batch))),
       count_(count),
       free_count_(count),
       unfinished_(count) {
   for (int64_t i = 0; i < count; ++i) {
-    portions_[i] = {slices[i]};
+    portions_[i] = {portions[i]};
     free_[i] = &portions_[i];
   }
 }
 
-Portion* RowQueue::Next(Portion* moved) {
+Portion* PortionQueue::Next(Portion* moved) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (moved != nullptr) {
-    if (moved->pass == passes_) {
+    if (moved->pseudo_layer == pseudo_layers_) {
       --unfinished_;
     } else {
       free_[free_count_++] = moved;
@@ -51,19 +52,19 @@ Portion* RowQueue::Next(Portion* moved) {
   return unfinished_ > 0 ? TakeFurthestBehind() : nullptr;
 }
 
-Portion* RowQueue::TakeFurthestBehind() {
-  Portion** const place = std::min_element(free_, free_ + free_count_, Behind);
-  Portion* const taken = *place;
-  *place = free_[--free_count_];
-  if (free_count_ < waiting_ && taken->rows.size >= 2 * kLeastRows) {
-    const int64_t kept = taken->rows.size / 2;
+Portion* PortionQueue::TakeFurthestBehind() {
+  Portion** const furthest = std::min_element(free_, free_ + free_count_, Behind);
+  Portion* const taken = *furthest;
+  *furthest = free_[--free_count_];
+  if (free_count_ < waiting_ && taken->sequences.size >= 2 * kLeastSequences) {
+    const int64_t kept = taken->sequences.size / 2;
     Portion* const rest = &portions_[count_++];
     *rest = *taken;
-    rest->rows.row += kept;
-    rest->rows.length += kept;
-    rest->rows.first += kept;
-    rest->rows.size -= kept;
-    taken->rows.size = kept;
+    rest->sequences.index += kept;
+    rest->sequences.length += kept;
+    rest->sequences.first += kept;
+    rest->sequences.size -= kept;
+    taken->sequences.size = kept;
     free_[free_count_++] = rest;
     ++unfinished_;
   }

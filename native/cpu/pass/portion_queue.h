@@ -1,6 +1,6 @@
-// Rows of a batch on their way through layers and steps, for threads that may be late
-// or stopped at any moment: nobody has rows of his own, everybody takes what is
-// furthest behind.
+// Sequences of a batch on their way through layers and steps, for threads that may be
+// late or stopped at any moment: no thread has sequences of its own, each takes those
+// that are furthest behind.
 #ifndef OSTINATO_CPU_PASS_PORTION_QUEUE_H_
 #define OSTINATO_CPU_PASS_PORTION_QUEUE_H_
 
@@ -12,28 +12,28 @@
 
 namespace ostinato::cpu {
 
-// Rows that have come equally far.
+// Sequences that have come equally far.
 struct Portion {
-  Slice rows;
-  int64_t pass = 0;  // through a pseudo-layer
-  int64_t step = 0;  // of it
+  Sequences sequences;
+  int64_t pseudo_layer = 0;
+  int64_t step = 0;  // of the pseudo-layer
 };
 
-class RowQueue {
+class PortionQueue {
  public:
-  // `slices` of a batch of `batch` rows are to make `passes` passes.
-  RowQueue(const Slice* slices, int64_t count, int64_t batch, int64_t passes,
-           Scratch& scratch);
+  // `portions` of a batch of `batch` sequences are to pass all pseudo-layers.
+  PortionQueue(const Sequences* portions, int64_t count, int64_t batch,
+               int64_t pseudo_layers, Scratch& scratch);
 
   // Takes back the portion that the calling thread has moved on, null at first, and
-  // gives it the one that is furthest behind, half of it if another thread is without
+  // returns the one that is furthest behind, or half of it if another thread has no
   // work. Waits while others have all that is left; null once everything is done.
   Portion* Next(Portion* moved);
 
  private:
   Portion* TakeFurthestBehind();
 
-  const int64_t passes_;
+  const int64_t pseudo_layers_;
   std::mutex mutex_;  // guards all of these
   Portion* portions_;
   Portion** free_;  // those that no thread has

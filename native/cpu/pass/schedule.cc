@@ -7,15 +7,15 @@
 namespace ostinato::cpu {
 namespace {
 
-// A thread with fewer rows than this multiplies slower than one that has the units
-// of all rows to share.
-constexpr int64_t kRowsPerThread = 6;
+// A thread with fewer sequences than this multiplies slower than one that takes some of
+// the units of all sequences.
+constexpr int64_t kSequencesPerThread = 6;
 // Multiplications that take about as long as waking or awaiting another thread.
-constexpr int64_t kWorthJoining = 200'000, kWorthSharingAStep = 6'000;
+constexpr int64_t kWorthWaking = 200'000, kWorthDividingAStep = 6'000;
 
 }  // namespace
 
-Work WorkOf(const Network& network, int64_t entries, int64_t batch) {
+CostModel CostModelOf(const Network& network, int64_t tokens, int64_t batch) {
   const int64_t rows = network.gates() * network.hidden_size;
   const int64_t out = network.output_size();
   const int64_t recurrent = rows * out + network.proj_size * network.hidden_size;
@@ -27,52 +27,54 @@ Work WorkOf(const Network& network, int64_t entries, int64_t batch) {
   return {batch,
           network.num_layers,
           network.num_directions,
-          CeilDiv(entries, std::max<int64_t>(1, batch)),
+          CeilDiv(tokens, std::max<int64_t>(1, batch)),
           batch * recurrent,
-          all * entries};
+          all * tokens};
 }
 
-int32_t ThreadsFor(const Work& work) {
-  return static_cast<int32_t>(std::min<int64_t>(1 + work.all / kWorthJoining, 1 << 16));
+int32_t ThreadsFor(const CostModel& cost) {
+  return static_cast<int32_t>(std::min<int64_t>(1 + cost.all / kWorthWaking, 1 << 16));
 }
 
-Work Work::OfLayer(int64_t rows) const {
-  Work work = *this;
-  work.layers = 1;
-  work.step = step / std::max<int64_t>(1, batch) * rows;
-  work.batch = rows;
-  return work;
+CostModel CostModel::OfLayer(int64_t active) const {
+  CostModel cost = *this;
+  cost.layers = 1;
+  cost.step = step / std::max<int64_t>(1, batch) * active;
+  cost.batch = active;
+  return cost;
 }
 
-Plan PlanOf(const Work& work, int32_t threads) {
-  if (threads == 1 || work.batch >= kRowsPerThread * threads) return Plan::kRows;
-  if (work.directions == 2 && threads == 2) return Plan::kDirections;
-  // Layers are at work at once only between the first wave and the last.
-  const bool waves = work.directions == 1 && work.layers > 1 &&
-                     work.steps > work.layers * kStepsPerWave;
-  if (waves && work.layers >= threads) return Plan::kWavefront;
-  if (work.step >= 2 * kWorthSharingAStep) return Plan::kUnits;
-  if (work.directions == 2) return Plan::kDirections;
-  return waves ? Plan::kWavefront : Plan::kRows;
+Schedule ScheduleOf(const CostModel& cost, int32_t threads) {
+  if (threads == 1 || cost.batch >= kSequencesPerThread * threads)
+    return Schedule::kSequences;
+  if (cost.directions == 2 && threads == 2) return Schedule::kDirections;
+  // All layers are at work at once only between the first wave and the last.
+  const bool waves = cost.directions == 1 && cost.layers > 1 &&
+                     cost.steps > cost.layers * kStepsPerWave;
+  if (waves && cost.layers >= threads) return Schedule::kWavefront;
+  if (cost.step >= 2 * kWorthDividingAStep) return Schedule::kUnits;
+  if (cost.directions == 2) return Schedule::kDirections;
+  return waves ? Schedule::kWavefront : Schedule::kSequences;
 }
 
-int64_t SlicesFor(const Work& work, int32_t threads) {
-  const int64_t most = std::max<int64_t>(1, work.batch);
-  const int64_t each = CeilDiv(most, RowsPerSlice(Caches()) * threads);
+int64_t PortionsFor(const CostModel& cost, int32_t threads) {
+  const int64_t most = std::max<int64_t>(1, cost.batch);
+  const int64_t each = CeilDiv(most, SequencesPerPortion(Caches()) * threads);
   return std::min(most, each * threads);
 }
 
-Parts PartsOf(const Member& member, int64_t directions) {
-  Parts parts;
-  const int64_t index = member.index(), size = member.size();
+Assignments AssignmentsOf(const Worker& worker, int64_t directions) {
+  Assignments assignments;
+  const int64_t index = worker.index(), size = worker.size();
   if (size >= directions) {
     const int64_t direction = index % directions;
-    parts.parts_[parts.count_++] = {
+    assignments.assignments_[assignments.count_++] = {
         direction, {index / directions, CeilDiv(size - direction, directions)}};
   } else {
-    for (int64_t d = 0; d < directions; ++d) parts.parts_[parts.count_++] = {d, {}};
+    for (int64_t d = 0; d < directions; ++d)
+      assignments.assignments_[assignments.count_++] = {d, {}};
   }
-  return parts;
+  return assignments;
 }
 
 }  // namespace ostinato::cpu

@@ -1,68 +1,75 @@
-// How a call is cut into pieces for threads. It decides who computes what and when,
-// never what is computed: every cut gives the same bits.
+// How a call is divided among threads. The schedule decides who computes what and when,
+// never what is computed: every schedule gives the same bits.
 #ifndef OSTINATO_CPU_PASS_SCHEDULE_H_
 #define OSTINATO_CPU_PASS_SCHEDULE_H_
 
 #include <cstdint>
 
 #include "cpu/network/network.h"
-#include "cpu/pass/layer_pass.h"
 #include "cpu/runtime/team.h"
 
 namespace ostinato::cpu {
 
-enum class Plan {
-  kRows,        // slices of the batch
+enum class Schedule {
+  kSequences,   // portions of the batch
   kDirections,  // one thread for each of two directions
   kWavefront,   // layers of one direction, each some steps behind the one below
   kUnits,       // the units of every step
 };
 
-struct Work {
+// What a call costs, in multiplications.
+struct CostModel {
   int64_t batch, layers, directions;
-  int64_t steps;  // of a row, on average
-  int64_t step;   // multiplications of a recurrent step of one pseudo-layer, all rows
-  int64_t all;    // multiplications in all
+  int64_t steps;  // of a sequence, on average
+  int64_t step;   // one recurrent step of one pseudo-layer, for all sequences
+  int64_t all;    // the whole call
 
-  // The same of one layer by itself, in steps that have `rows` rows.
-  Work OfLayer(int64_t rows) const;
+  // The same of one layer by itself, in steps in which `active` sequences are active.
+  CostModel OfLayer(int64_t active) const;
 };
 
-// `entries` steps in all, of `batch` rows.
-Work WorkOf(const Network& network, int64_t entries, int64_t batch);
+CostModel CostModelOf(const Network& network, int64_t tokens, int64_t batch);
 
-Plan PlanOf(const Work& work, int32_t threads);
+Schedule ScheduleOf(const CostModel& cost, int32_t threads);
 
-// Slices for Plan::kRows.
-int64_t SlicesFor(const Work& work, int32_t threads);
+// Portions for Schedule::kSequences.
+int64_t PortionsFor(const CostModel& cost, int32_t threads);
 
-// Steps that a layer is behind the one below it under Plan::kWavefront.
+// Steps that a layer is behind the one below it under Schedule::kWavefront.
 inline constexpr int64_t kStepsPerWave = 16;
 
-// Steps in one Run under Plan::kUnits, where threads meet after each: few, so that a
+// Steps in one Run under Schedule::kUnits, with a barrier after each: few, so that a
 // helper that wakes up late can join soon, and one that is held up can be left out.
 inline constexpr int64_t kStepsPerRun = 32;
 
 // How many threads a call is worth waking.
-int32_t ThreadsFor(const Work& work);
+int32_t ThreadsFor(const CostModel& cost);
 
-// What one member of a team does under Plan::kUnits: shares of one direction, or of
-// all, one after another, if it is alone.
-struct Part {
-  int64_t direction;
-  Share share;
+// One of `size` equal slices of the units or columns of a step.
+struct Slice {
+  int64_t index = 0, size = 1;
+
+  int64_t begin(int64_t count) const { return count * index / size; }
+  int64_t end(int64_t count) const { return count * (index + 1) / size; }
 };
-class Parts {
+
+// What one worker does under Schedule::kUnits: a slice of one direction, or if it is
+// alone all of every direction, one after another.
+struct Assignment {
+  int64_t direction;
+  Slice slice;
+};
+class Assignments {
  public:
-  const Part* begin() const { return parts_; }
-  const Part* end() const { return parts_ + count_; }
+  const Assignment* begin() const { return assignments_; }
+  const Assignment* end() const { return assignments_ + count_; }
 
  private:
-  friend Parts PartsOf(const Member& member, int64_t directions);
-  Part parts_[2];
+  friend Assignments AssignmentsOf(const Worker& worker, int64_t directions);
+  Assignment assignments_[2];
   int64_t count_ = 0;
 };
-Parts PartsOf(const Member& member, int64_t directions);
+Assignments AssignmentsOf(const Worker& worker, int64_t directions);
 
 }  // namespace ostinato::cpu
 

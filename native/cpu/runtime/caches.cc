@@ -30,7 +30,7 @@ const CacheSizes& Caches() noexcept {
   return sizes;
 }
 
-int64_t RowsPerSlice(const CacheSizes& caches) noexcept {
+int64_t SequencesPerPortion(const CacheSizes& caches) noexcept {
   return std::clamp<int64_t>(caches.first * 3 / 8 / kRowBytes, 24, 96);
 }
 

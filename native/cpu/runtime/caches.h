@@ -2,7 +2,7 @@
 //
 // Blocks of these sizes decide how often something is read again, never the order in
 // which anything is summed: results have the same bits on machines with other caches.
-// What decides an order (kChunkRows of backward.cc) is the same everywhere.
+// What decides an order (kChunkTokens of backward.cc) is the same everywhere.
 #ifndef OSTINATO_CPU_RUNTIME_CACHES_H_
 #define OSTINATO_CPU_RUNTIME_CACHES_H_
 
@@ -15,12 +15,12 @@ struct CacheSizes {
   int64_t first, second;
 };
 
-// Of this machine, read once; those of a common one where the system does not tell.
+// Those of this machine, read once; of a common one where the system does not tell.
 const CacheSizes& Caches() noexcept;
 
-// Rows of one slice whose accumulators, 4 vectors each, stay in the first level next to
-// what they are multiplied from: 48 for 32 KB.
-int64_t RowsPerSlice(const CacheSizes& caches) noexcept;
+// Sequences of one portion, whose accumulators, 4 vectors each, stay in the first level
+// next to what they are multiplied from: 48 for 32 KB.
+int64_t SequencesPerPortion(const CacheSizes& caches) noexcept;
 
 // How deep a piece of a panel of 4 vectors is that stays in the second level while many
 // rows pass by: 512 for 1 MB. A multiple of 32, as tiles need it to keep their order.
