@@ -1,4 +1,4 @@
-"""Finds the native library and registers its FFI targets with XLA.
+"""The native library: loading it, and registering its FFI targets with XLA.
 
 A library that cannot be used is an ordinary state, not an error: ``status()`` holds
 either the library or the reason, and the XLA backend runs without it.
@@ -17,7 +17,7 @@ from . import _config
 
 _LIBRARY_NAME = "libostinato_cpu.so"
 _NOTE_NAME = "not_built.txt"  # CMake's reason for leaving the library out
-_ABI_VERSION = 6  # kAbiVersion in native/include/ostinato/abi.h
+_ABI_VERSION = 7  # kAbiVersion in native/include/ostinato/abi.h
 _CPU_TARGETS = (
     "ostinato_cpu_features",
     "ostinato_rnn_fwd",
@@ -27,14 +27,14 @@ _CPU_TARGETS = (
 
 
 class NativeStatus(NamedTuple):
-    """The native library, or why there is none: one of the two is None."""
+    """The native library, or the reason why there is none; the other one is None."""
 
     library: ctypes.CDLL | None
     reason: str | None
 
 
 class CpuFeatures(NamedTuple):
-    """What kernels may use: a level of ``_config.CPU_ISAS`` and a number of CPUs."""
+    """A level of ``_config.CPU_ISAS`` and a number of CPUs that kernels may use."""
 
     isa: str
     cpus: int
@@ -145,5 +145,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ostinato_configure.restype = None
     library.ostinato_why_no_tiles.argtypes = ()
     library.ostinato_why_no_tiles.restype = ctypes.c_char_p
-    library.ostinato_packed_bytes.argtypes = (int32, *(int64,) * 8)
-    library.ostinato_packed_bytes.restype = int64
+    library.ostinato_contract.argtypes = ()
+    library.ostinato_contract.restype = ctypes.c_char_p
+    library.ostinato_prepared_bytes.argtypes = (int32, ctypes.POINTER(int64))
+    library.ostinato_prepared_bytes.restype = int64

@@ -1,19 +1,28 @@
 #include "cpu/network/network.h"
 
+#include <stdexcept>
+#include <string>
+
 namespace ostinato::cpu {
 
-int64_t Network::gates() const {
-  switch (mode) {
-    case Mode::kLstm:
-      return 4;
-    case Mode::kGru:
-      return 3;
-    default:
-      return 1;
-  }
-}
+namespace {
 
-int64_t Network::saved_blocks() const { return lstm() || gru() ? 4 : 0; }
+constexpr bool InOrder() {
+  for (int i = 0; i < kNumModes; ++i) {
+    if (static_cast<int>(kModes[i].mode) != i) return false;
+  }
+  return true;
+}
+static_assert(InOrder(), "kModes is indexed by Mode");
+
+}  // namespace
+
+Mode ModeOf(int64_t number) {
+  if (number < 0 || number >= kNumModes) {
+    throw std::invalid_argument("there is no mode " + std::to_string(number));
+  }
+  return static_cast<Mode>(number);
+}
 
 namespace {
 

@@ -9,6 +9,26 @@
 
 namespace ostinato::cpu {
 
+// One mode, in the words of modes.py.
+struct ModeTraits {
+  Mode mode;
+  const char* name;
+  const char* gates;   // row blocks of w_ih and w_hh, first to last
+  const char* states;  // what a step hands to the next one, its output first
+  int64_t num_gates;
+  int64_t saved_blocks;  // blocks of H that are saved of a step
+};
+
+inline constexpr ModeTraits kModes[kNumModes] = {
+    {Mode::kRnnRelu, "rnn_relu", "h", "h", 1, 0},
+    {Mode::kRnnTanh, "rnn_tanh", "h", "h", 1, 0},
+    {Mode::kLstm, "lstm", "i f g o", "h c", 4, 4},
+    {Mode::kGru, "gru", "r z n", "h", 3, 4},
+};
+
+// The mode with a number that came from outside. Throws std::invalid_argument.
+Mode ModeOf(int64_t number);
+
 // Sizes: L layers, D directions, H units, S = proj_size or H, G gates. A pseudo-layer
 // is one direction of one layer: fwd0, rev0, fwd1, ...
 struct Network {
@@ -25,8 +45,9 @@ struct Network {
   double dropout_scale;
   bool batch_invariant;  // a sequence has the same bits in every batch
 
-  int64_t gates() const;         // G, row blocks of w_ih and w_hh
-  int64_t saved_blocks() const;  // of [T, B, blocks * H]: 4, or 0 for a plain RNN
+  const ModeTraits& traits() const { return kModes[static_cast<int>(mode)]; }
+  int64_t gates() const { return traits().num_gates; }            // G
+  int64_t saved_blocks() const { return traits().saved_blocks; }  // [T, B, blocks * H]
   int64_t output_size() const { return proj_size > 0 ? proj_size : hidden_size; }
   int64_t width() const { return num_directions * output_size(); }
   int64_t pseudo_layers() const { return num_layers * num_directions; }

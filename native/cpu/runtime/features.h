@@ -8,8 +8,7 @@
 
 namespace ostinato::cpu {
 
-// Every level includes the ones before it. The order and the numbers are those of
-// CPU_ISAS in _config.py.
+// Every level includes the ones before it.
 enum class Isa : int32_t {
   kPortable = 0,
   kAvx2 = 1,        // AVX2 and FMA
@@ -17,6 +16,9 @@ enum class Isa : int32_t {
   kAvx512Bf16 = 3,  // and AVX512_BF16
   kAvx512Amx = 4,   // and AMX: TILE and BF16
 };
+// Their names, by number: CPU_ISAS of _config.py.
+inline constexpr const char* kIsaNames[] = {"portable", "avx2", "avx512", "avx512_bf16",
+                                            "avx512_amx"};
 
 // The registers that decide the level; what a processor lacks stays 0.
 struct CpuidWords {
