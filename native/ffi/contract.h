@@ -38,7 +38,7 @@ inline constexpr Tuple kResiduals{"residuals",
                                   {"y", "saved.hidden", "saved.gates", "saved.states"}};
 inline constexpr Tuple kGradients{"gradients", {"weights", "x", "states"}};
 
-// What is static about a call.
+// The static side of a call.
 struct CallAttributes {
   cpu::Network network;
   bool time_major, save, recompute;

@@ -35,13 +35,13 @@ inline double Clip(Clipping clipping, double c) {
 }
 
 template <typename Accum>
-cpu::CellOptions<Accum> MakeCell(int64_t hidden, Clipping clipping) {
+cpu::CellOptions<Accum> MakeOptions(int64_t hidden, Clipping clipping) {
   return {hidden, clipping.clips, clipping.clip_nan, static_cast<Accum>(kClip)};
 }
 
 // ---------------------------------------------------------------------- forward
 
-// The arrays of one row, with the state before the step in them.
+// The arrays of one token, with the state before the step in them.
 template <typename Table>
 struct ForwardArrays {
   using Storage = typename Table::Storage;
@@ -86,18 +86,18 @@ void CheckForward(const Table& table, Mode mode, int64_t n, int64_t unit, int64_
   Guarded<Accum> pre(std::max<int64_t>(0, n * (width + 1) - 1));
   random.FillWithSpecials(pre, 6);
   std::vector<std::unique_ptr<ForwardArrays<Table>>> arrays;
-  std::vector<cpu::ForwardToken<Storage, Operand, Accum>> rows;
+  std::vector<cpu::ForwardToken<Storage, Operand, Accum>> tokens;
   for (int64_t r = 0; r < n; ++r) {
     arrays.push_back(
         std::make_unique<ForwardArrays<Table>>(hidden, end, whole, random));
     auto& a = *arrays.back();
-    rows.push_back({gru ? a.h_prev.data() : nullptr, lstm ? a.c.data() : nullptr,
-                    a.h.data(), saves ? a.y.data() : nullptr,
-                    saves && (lstm || gru) ? a.gates.data() : nullptr,
-                    saves && lstm ? a.cells.data() : nullptr});
+    tokens.push_back({gru ? a.h_prev.data() : nullptr, lstm ? a.c.data() : nullptr,
+                      a.h.data(), saves ? a.y.data() : nullptr,
+                      saves && (lstm || gru) ? a.gates.data() : nullptr,
+                      saves && lstm ? a.cells.data() : nullptr});
   }
-  table.kernels.forward[static_cast<int>(mode)](MakeCell<Accum>(hidden, clipping),
-                                                pre.data(), width + 1, rows.data(), n,
+  table.kernels.forward[static_cast<int>(mode)](MakeOptions<Accum>(hidden, clipping),
+                                                pre.data(), width + 1, tokens.data(), n,
                                                 unit, units);
 
   for (int64_t r = 0; r < n; ++r) {
@@ -201,15 +201,15 @@ void CheckBackward(const Table& table, Mode mode, int64_t n, int64_t unit,
   const int64_t hidden = end + 2;
   Random random;
   std::vector<std::unique_ptr<BackwardArrays<Table>>> arrays;
-  std::vector<cpu::BackwardToken<Storage, Operand, Accum>> rows;
+  std::vector<cpu::BackwardToken<Storage, Operand, Accum>> tokens;
   for (int64_t r = 0; r < n; ++r) {
     arrays.push_back(std::make_unique<BackwardArrays<Table>>(hidden, end, random));
     auto& a = *arrays.back();
-    rows.push_back({a.gates.data(), a.h_prev.data(), a.h.data(), a.c_prev.data(),
-                    a.c.data(), a.dh.data(), a.dc.data(), a.dg.data()});
+    tokens.push_back({a.gates.data(), a.h_prev.data(), a.h.data(), a.c_prev.data(),
+                      a.c.data(), a.dh.data(), a.dc.data(), a.dg.data()});
   }
   table.kernels.backward[static_cast<int>(mode)](
-      MakeCell<Accum>(hidden, {clips, false}), rows.data(), n, unit, units);
+      MakeOptions<Accum>(hidden, {clips, false}), tokens.data(), n, unit, units);
 
   const auto near = [](double got, double want, const char* what) {
     ExpectNear(got, want, Tolerance<Accum, Accum>(want), what);
@@ -268,15 +268,15 @@ void CheckLstmOutput(const Table& table, int64_t n, int64_t hidden) {
   const int64_t stride = hidden + 1;
   Random random;
   std::vector<std::unique_ptr<BackwardArrays<Table>>> arrays;
-  std::vector<cpu::BackwardToken<Storage, Operand, Accum>> rows;
+  std::vector<cpu::BackwardToken<Storage, Operand, Accum>> tokens;
   for (int64_t r = 0; r < n; ++r) {
     arrays.push_back(std::make_unique<BackwardArrays<Table>>(hidden, hidden, random));
-    rows.push_back({});
-    rows.back().gates = arrays.back()->gates.data();
-    rows.back().c = arrays.back()->c.data();
+    tokens.push_back({});
+    tokens.back().gates = arrays.back()->gates.data();
+    tokens.back().c = arrays.back()->c.data();
   }
   Guarded<Accum> u(std::max<int64_t>(0, n * stride - 1));
-  table.kernels.lstm_output(MakeCell<Accum>(hidden, {}), rows.data(), n, u.data(),
+  table.kernels.lstm_output(MakeOptions<Accum>(hidden, {}), tokens.data(), n, u.data(),
                             stride);
   for (int64_t i = 0; i < u.size(); ++i) {
     const int64_t j = i % stride;
@@ -313,9 +313,10 @@ void CheckAccuracy(const Table& table) {
         const double magnitude = std::exp2(random.Uniform(-30, 8));
         pre[i] = static_cast<Accum>(random.Uniform(-1, 1) < 0 ? -magnitude : magnitude);
       }
-      const cpu::ForwardToken<Storage, Operand, Accum> row = {
+      const cpu::ForwardToken<Storage, Operand, Accum> token = {
           nullptr, c.data(), h.data(), nullptr, gates.data(), nullptr};
-      forward(MakeCell<Accum>(lanes, {}), pre.data(), 4 * lanes, &row, 1, 0, lanes);
+      forward(MakeOptions<Accum>(lanes, {}), pre.data(), 4 * lanes, &token, 1, 0,
+              lanes);
       for (int64_t j = 0; j < lanes; ++j) {
         const long double x = pre[j], t = pre[2 * lanes + j];
         ExpectNear(gates[j], static_cast<double>(1 / (1 + std::exp(-x))),

@@ -28,7 +28,7 @@ std::vector<int64_t> Depths(const Table& table) {
 }
 
 struct Shape {
-  cpu::PanelShape tile;
+  cpu::PanelShape panel_shape;
   int panel_vectors;
   int row_vectors;
   int target[4];  // of each vector of the panel, in a row of the accumulator
@@ -43,7 +43,7 @@ inline constexpr Shape kShapes[] = {
     {cpu::PanelShape::kGruRecurrent, 3, 4, {0, 1, 3}},
 };
 
-// One tile and depth: all numbers of rows give the same bits as rows one by one, and
+// One shape and depth: all numbers of rows give the same bits as rows one by one, and
 // those are near the sums in double. Rows are at `even` distances, or anywhere.
 template <typename Table>
 void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool starts,
@@ -53,7 +53,7 @@ void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool st
   const std::vector<int64_t> counts = RowCounts(table);
   const int64_t kMaxRows = counts.back();
   constexpr int64_t kOffset = 3;
-  const auto product = table.kernels.product[static_cast<int>(shape.tile)];
+  const auto product = table.kernels.product[static_cast<int>(shape.panel_shape)];
   const int64_t lanes = table.lanes;
   const int64_t width = shape.row_vectors * lanes;
   const int64_t stride = width + 5;
@@ -109,7 +109,7 @@ void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool st
   Guarded<Accum> want(kMaxRows * stride), sizes(kMaxRows * stride);
   reset(want);
   reset(sizes);
-  const bool from_start = starts && shape.tile != cpu::PanelShape::kGruRecurrent;
+  const bool from_start = starts && shape.panel_shape != cpu::PanelShape::kGruRecurrent;
   for (int64_t r = 0; r < kMaxRows; ++r) {
     if (from_start) {
       std::copy_n(start.data(), width, want.data() + r * stride);

@@ -38,7 +38,7 @@ void Eventually(const Attempt& attempt) {
   CHECK_EQ("a minute without helpers", std::string());
 }
 
-// Calls body(member) in a Run that at least one helper has joined.
+// Calls body(worker) in a Run that at least one helper has joined.
 template <typename Body>
 void RunWithHelpers(const Body& body) {
   Eventually([&](Team& team) {

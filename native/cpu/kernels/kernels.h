@@ -46,7 +46,7 @@ inline constexpr int kNumPanelShapes = 6;
 // A GRU's row of 4 vectors is r z n h_candidate, where h_candidate is what the
 // recurrent product and bias add to the candidate n: n = tanh(n + r * h_candidate).
 
-// What the equations between the products have to know of the network.
+// The options of a network that the equations between the products depend on.
 template <typename Accum>
 struct CellOptions {
   int64_t hidden;  // H

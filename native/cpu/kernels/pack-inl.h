@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t AtMost(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 
-// What pack_rows and pack_columns move: one lane of a vector holds one k of a row,
+// The moves of pack_rows and pack_columns: one lane of a vector holds one k of a row,
 // converted.
 template <typename V, typename Storage, typename Operand>
 struct Packer {
@@ -20,7 +20,7 @@ struct Packer {
     return Load<V>(p, elements);
   }
   static void StoreStep(Operand* p, Reg<V> v) { V::Store(p, v); }
-  // Of up to n lanes: one step of every lane.
+  // Loads one k of up to n lanes.
   static Reg<V> LoadLanes(const Storage* const* rows, int64_t, int64_t at, int64_t n) {
     return Load<V>(rows[0] + at, n);
   }

@@ -35,7 +35,7 @@ struct VecF32 {
     return reinterpret_cast<Bits>(
         _mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(half)));
   }
-  // Of integers below 2^16.
+  // Takes integers below 2^16.
   static Half Truncate(Bits bits) {
     const auto wide = reinterpret_cast<__m256i>(bits);
     const __m256i halves = _mm256_packus_epi32(wide, wide);

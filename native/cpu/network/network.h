@@ -17,13 +17,17 @@ struct ModeTraits {
   const char* states;  // what a step hands to the next one, its output first
   int64_t num_gates;
   int64_t saved_blocks;  // blocks of H that are saved of a step
+  // Blocks of H in the cotangents of a token's pre-activations. Those for the gates of
+  // w_hh come first; x_blocks says which are those for the gates of w_ih.
+  int64_t cotangent_blocks;
+  int64_t x_blocks[4];
 };
 
 inline constexpr ModeTraits kModes[kNumModes] = {
-    {Mode::kRnnRelu, "rnn_relu", "h", "h", 1, 0},
-    {Mode::kRnnTanh, "rnn_tanh", "h", "h", 1, 0},
-    {Mode::kLstm, "lstm", "i f g o", "h c", 4, 4},
-    {Mode::kGru, "gru", "r z n", "h", 3, 4},
+    {Mode::kRnnRelu, "rnn_relu", "h", "h", 1, 0, 1, {0}},
+    {Mode::kRnnTanh, "rnn_tanh", "h", "h", 1, 0, 1, {0}},
+    {Mode::kLstm, "lstm", "i f g o", "h c", 4, 4, 4, {0, 1, 2, 3}},
+    {Mode::kGru, "gru", "r z n", "h", 3, 4, 4, {0, 1, 3}},
 };
 
 // The mode with a number that came from outside. Throws std::invalid_argument.
@@ -83,7 +87,7 @@ struct TokenMap {
   }
 };
 
-// What forward and backward both read.
+// The operands of a call, which forward and backward both read.
 template <typename Storage>
 struct Operands {
   Network network;

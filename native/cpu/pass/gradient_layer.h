@@ -1,5 +1,5 @@
-// What the parts of a backward pass share: the facts of a call, those of one direction
-// of one layer, and the tokens of a chunk of steps.
+// Facts that the parts of a backward pass share: those of a call, those of one
+// direction of one layer, and the tokens of a chunk of steps.
 #ifndef OSTINATO_CPU_PASS_GRADIENT_LAYER_H_
 #define OSTINATO_CPU_PASS_GRADIENT_LAYER_H_
 
@@ -16,7 +16,7 @@
 
 namespace ostinato::cpu {
 
-// What all passes of a call share. Products multiply values of type Operand, and
+// Facts that all passes of a call share. Products multiply values of type Operand, and
 // cotangents of pre-activations are rounded to it.
 template <typename Storage, typename Operand, typename Accum>
 struct GradientContext {
@@ -34,14 +34,13 @@ struct GradientContext {
   const Storage* zero_state = nullptr;  // the state before a step with a reset
   const Operand* ones = nullptr;        // one for each token of a chunk
   const Accum* zeros = nullptr;         // 4 vectors, and a row of cells
-  // Of the layer at hand: gradients of its outputs, [T, B, D*S], null for the last
-  // layer; and gradients of its inputs, in the layout of the inputs.
+  // Gradients of the outputs of the layer at hand, [T, B, D*S], null for the last
+  // layer; and of its inputs, in the layout of the inputs.
   const Accum* d_outputs = nullptr;
   Accum* d_inputs = nullptr;
 
   const Network& network() const { return call.operands.network; }
-  // A row of cotangents holds this many blocks of H: one more than weights for a GRU.
-  int64_t blocks() const { return network().gru() ? 4 : network().gates(); }
+  int64_t blocks() const { return network().traits().cotangent_blocks; }
   bool recomputes() const { return recompute_panels != nullptr; }
 };
 
@@ -121,13 +120,13 @@ struct Chunk {
   static Chunk Make(const Context& context, Scratch& scratch);
 };
 
-// Inputs of the widest layer.
+// The most inputs that a layer has.
 inline int64_t MostInputs(const Network& network) {
   return network.num_layers > 1 ? std::max(network.input_size, network.width())
                                 : network.input_size;
 }
 
-// Room for panels of `columns` columns and `depth` rows.
+// Takes memory for panels of `columns` columns and `depth` rows.
 template <typename Storage, typename Operand, typename Accum>
 Operand* TakePanels(const GradientContext<Storage, Operand, Accum>& context,
                     int64_t depth, int64_t columns, Scratch& scratch) {

@@ -15,7 +15,7 @@
 
 namespace ostinato::cpu {
 
-// Of one direction; they serve every layer.
+// The buffers of one direction; they serve every layer.
 template <typename Storage, typename Operand, typename Accum>
 struct GradientBuffers {
   Chunk<Storage, Operand, Accum> chunk;
@@ -44,8 +44,8 @@ class GradientPass {
 
   // The chunk of steps begin .. end - 1.
   void BeginChunk(int64_t begin, int64_t end);
-  // What its tokens are; then gates, where they were not saved; then o * tanh(c),
-  // where a projection has a gradient.
+  // First its tokens are gathered; then gates are recomputed, where they were not
+  // saved; then o * tanh(c), where a projection has a gradient.
   int64_t gather_tasks() const;
   void Gather(int64_t task) const;
   int64_t recompute_tasks() const { return recompute_.tasks(); }

@@ -28,6 +28,7 @@ auto ProductBuffers<Storage, Operand, Accum>::Make(const Context& context,
   made.dg_columns = scratch.Take<Operand>(columns * context.column_stride);
   made.dp_columns = scratch.Take<Operand>(n.proj_size * context.column_stride);
   made.dg_column_rows = scratch.Take<const Operand*>(columns);
+  made.x_column_rows = scratch.Take<const Operand*>(gate_rows);
   made.dp_column_rows = scratch.Take<const Operand*>(n.proj_size);
   made.x_panels = TakePanels(context, most, inputs, scratch);
   made.h_panels = TakePanels(context, most, n.output_size(), scratch);
@@ -41,6 +42,10 @@ auto ProductBuffers<Storage, Operand, Accum>::Make(const Context& context,
   made.db = scratch.Take<Accum>(columns);
   for (int64_t m = 0; m < columns; ++m) {
     made.dg_column_rows[m] = made.dg_columns + m * context.column_stride;
+  }
+  for (int64_t m = 0; m < gate_rows; ++m) {
+    const int64_t block = n.traits().x_blocks[m / hidden];
+    made.x_column_rows[m] = made.dg_column_rows[block * hidden + m % hidden];
   }
   for (int64_t m = 0; m < n.proj_size; ++m) {
     made.dp_column_rows[m] = made.dp_columns + m * context.column_stride;
@@ -145,8 +150,8 @@ auto GradientProducts<Storage, Operand, Accum>::HiddenProduct() const -> WeightP
 template <typename Storage, typename Operand, typename Accum>
 auto GradientProducts<Storage, Operand, Accum>::InputProduct() const -> WeightProduct {
   const int64_t rows = l_.offsets.w_ih >= 0 ? l_.gate_rows() : 0;
-  return {b_.dg_column_rows, rows,    l_.ColumnsOf(l_.inputs), b_.x_panels,
-          l_.offsets.w_ih,   b_.dw_ih};
+  return {b_.x_column_rows, rows,    l_.ColumnsOf(l_.inputs), b_.x_panels,
+          l_.offsets.w_ih,  b_.dw_ih};
 }
 
 template <typename Storage, typename Operand, typename Accum>
@@ -203,23 +208,14 @@ template <typename Storage, typename Operand, typename Accum>
 void GradientProducts<Storage, Operand, Accum>::AddWeightProduct(
     const WeightProduct& product, int64_t first) const {
   const Sum sum = SumOf(product);
-  const int64_t last = std::min(product.rows, first + kWeightsPerTask);
-  // The candidate of a GRU has two columns of cotangents: h_candidate for w_hh, n for
-  // w_ih.
-  const bool shifts = l_.network.gru() && product.buffer == b_.dw_ih;
-  const auto add = [&](int64_t begin, int64_t end, int64_t shift) {
-    if (begin >= end) return;
-    for (int64_t q = 0; q < product.columns.count(); ++q) {
-      const int64_t column = product.columns.first(q);
-      l_.Multiply(product.columns.shape(q), product.a + begin + shift, 0, end - begin,
-                  chunk_.count, product.panels + column * l_.PaddedDepth(chunk_.count),
-                  summed_ ? nullptr : l_.context.zeros,
-                  sum.data + begin * sum.stride + column, sum.stride);
-    }
-  };
-  const int64_t kept = shifts ? std::clamp(2 * l_.hidden, first, last) : last;
-  add(first, kept, 0);
-  add(kept, last, l_.hidden);
+  const int64_t rows = std::min(product.rows - first, kWeightsPerTask);
+  for (int64_t q = 0; q < product.columns.count(); ++q) {
+    const int64_t column = product.columns.first(q);
+    l_.Multiply(product.columns.shape(q), product.a + first, 0, rows, chunk_.count,
+                product.panels + column * l_.PaddedDepth(chunk_.count),
+                summed_ ? nullptr : l_.context.zeros,
+                sum.data + first * sum.stride + column, sum.stride);
+  }
 }
 
 // The sum over the tokens of a chunk is a product with ones.
@@ -241,18 +237,18 @@ void GradientProducts<Storage, Operand, Accum>::InputGradient(int64_t task) cons
   if (l_.offsets.w_ih < 0) return SkipGradient(first, first + rows);
   Accum products[kMostRowsPerTask * 4 * kMostLanes];
   const int64_t stride = 4 * l_.lanes(), depth = l_.gate_rows();
-  const bool gru = l_.network.gru();
+  const int64_t gates = l_.network.gates(), *blocks = l_.network.traits().x_blocks;
   const Columns columns = l_.ColumnsOf(l_.inputs);
   for (int64_t q = 0; q < columns.count(); ++q) {
     const Operand* panel = b_.w_ih + columns.first(q) * l_.PaddedDepth(depth);
-    const Operand* const* dg = chunk_.dg_rows + first;
-    const int64_t kept = gru ? 2 * l_.hidden : depth;
-    l_.Multiply(columns.shape(q), dg, 0, rows, kept, panel, l_.context.zeros, products,
-                stride);
-    if (gru) {
-      l_.Multiply(columns.shape(q), dg, 3 * l_.hidden, rows, l_.hidden,
-                  panel + kept * columns.vectors(q) * l_.lanes(), nullptr, products,
-                  stride);
+    for (int64_t gate = 0; gate < gates;) {  // as many gates at once as stand in a row
+      int64_t end = gate + 1;
+      while (end < gates && blocks[end] == blocks[end - 1] + 1) ++end;
+      l_.Multiply(columns.shape(q), chunk_.dg_rows + first, blocks[gate] * l_.hidden,
+                  rows, (end - gate) * l_.hidden,
+                  panel + gate * l_.hidden * columns.vectors(q) * l_.lanes(),
+                  gate == 0 ? l_.context.zeros : nullptr, products, stride);
+      gate = end;
     }
     for (int64_t r = 0; r < rows; ++r) {
       Accum* to = b_.dx[first + r] + columns.first(q);
@@ -270,9 +266,9 @@ void GradientProducts<Storage, Operand, Accum>::SkipGradient(int64_t first,
                                                              int64_t last) const {
   for (int64_t r = first; r < last; ++r) {
     if (!b_.adds[r]) Zero(b_.dx[r], l_.inputs);
-    for (int64_t block = 0; block < l_.network.gates(); ++block) {
-      const int64_t from = l_.network.gru() && block == 2 ? 3 : block;
-      Add(chunk_.dg_rows[r] + from * l_.hidden, nullptr, Accum{1}, l_.hidden, b_.dx[r]);
+    for (int64_t gate = 0; gate < l_.network.gates(); ++gate) {
+      const int64_t from = l_.network.traits().x_blocks[gate] * l_.hidden;
+      Add(chunk_.dg_rows[r] + from, nullptr, Accum{1}, l_.hidden, b_.dx[r]);
     }
   }
 }
@@ -294,10 +290,10 @@ void GradientProducts<Storage, Operand, Accum>::FinishBiases() const {
   const WeightOffsets& at = l_.offsets;
   if (at.b_hh >= 0) Convert(b_.db, l_.gate_rows(), to + at.b_hh);
   if (at.b_ih < 0) return;
-  const bool gru = l_.network.gru();
-  const int64_t kept = gru ? 2 * l_.hidden : l_.gate_rows();
-  Convert(b_.db, kept, to + at.b_ih);
-  if (gru) Convert(b_.db + 3 * l_.hidden, l_.hidden, to + at.b_ih + kept);
+  for (int64_t gate = 0; gate < l_.network.gates(); ++gate) {
+    const int64_t from = l_.network.traits().x_blocks[gate] * l_.hidden;
+    Convert(b_.db + from, l_.hidden, to + at.b_ih + gate * l_.hidden);
+  }
 }
 
 template <typename Storage, typename Operand, typename Accum>

@@ -9,21 +9,22 @@
 
 namespace ostinato::cpu {
 
-// Of one direction; it serves every layer.
+// The buffers of one direction; they serve every layer.
 template <typename Storage, typename Operand, typename Accum>
 struct ProductBuffers {
   // Panels that multiply cotangents, and the rows of the weights that they hold.
   Operand* w_ih;
   const Storage** w_ih_rows;
-  // Of each token, where the gradient of its input goes, and whether something stands
-  // there already.
+  // Where the gradient of each token's input goes, and whether something stands there
+  // already.
   Accum** dx;
   bool* adds;
-  // Cotangents of the chunk, transposed, with a pointer to each row.
+  // Cotangents of the chunk, transposed, with a pointer to each row; x_column_rows has
+  // those for the gates of w_ih, in the order of its rows.
   Operand *dg_columns, *dp_columns;
-  const Operand **dg_column_rows, **dp_column_rows;
-  // What they are multiplied by for gradients of weights: inputs, states before, and
-  // of a projection o * tanh(c), which is computed here.
+  const Operand **dg_column_rows, **x_column_rows, **dp_column_rows;
+  // The other operand of weight gradients: inputs, states before, and for a projection
+  // o * tanh(c), which is computed here.
   Operand *x_panels, *h_panels, *unprojected_panels;
   Accum* wide_unprojected;
   Storage* unprojected;

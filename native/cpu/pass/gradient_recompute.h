@@ -9,7 +9,8 @@
 
 namespace ostinato::cpu {
 
-// Of one direction; it serves every layer. All null where gates were saved.
+// The buffers of one direction; they serve every layer. All null where gates were
+// saved.
 template <typename Storage, typename Operand, typename Accum>
 struct RecomputeBuffers {
   Storage* gates;  // a row for each token

@@ -11,14 +11,14 @@
 
 namespace ostinato::cpu {
 
-// Of one direction; it serves every layer.
+// The buffers of one direction; they serve every layer.
 template <typename Storage, typename Operand, typename Accum>
 struct StepBuffers {
   // Panels that multiply cotangents, and the rows of the weights that they hold.
   Operand *w_hh, *w_hr;
   const Storage **w_hh_rows, **w_hr_rows;
   // Cotangents of states, a row for each of B sequences. With a projection, dh is that
-  // of what it yields and d_unprojected that of o * tanh(c).
+  // of the projected output and d_unprojected that of o * tanh(c).
   Accum *dh, *d_unprojected, *dc;
   Accum* c_0;  // initial cells, [B, H]
 

@@ -35,7 +35,7 @@ struct Workspace {
   ForwardToken<Storage, Operand, Accum>* tokens;  // of a step
 };
 
-// What all passes of a call share.
+// Facts that all passes of a call share.
 template <typename Storage, typename Operand, typename Accum>
 struct ForwardContext {
   // Steps whose input products run together have about this many tokens; where one step

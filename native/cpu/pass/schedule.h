@@ -17,7 +17,7 @@ enum class Schedule {
   kUnits,       // the units of every step
 };
 
-// What a call costs, in multiplications.
+// The cost of a call, in multiplications.
 struct CostModel {
   int64_t batch, layers, directions;
   int64_t steps;  // of a sequence, on average
@@ -53,7 +53,7 @@ struct Slice {
   int64_t end(int64_t count) const { return count * (index + 1) / size; }
 };
 
-// What one worker does under Schedule::kUnits: a slice of one direction, or if it is
+// The work of one worker under Schedule::kUnits: a slice of one direction, or if it is
 // alone all of every direction, one after another.
 struct Assignment {
   int64_t direction;

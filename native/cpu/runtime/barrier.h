@@ -7,8 +7,8 @@
 
 namespace ostinato::cpu {
 
-// What a worker tells the others. Two cache lines, which some processors fetch
-// together.
+// The state of a worker that the others read. Two cache lines, which some processors
+// fetch together.
 struct alignas(128) Slot {
   std::atomic<int64_t> round{0};       // the barriers that it has come to
   std::atomic<int64_t> last_round{0};  // of worker 0: where it ends the Run
@@ -29,7 +29,7 @@ class Worker {
 
   // Sync, and whether to continue: false, for every worker alike, once some of them
   // have been stopped by the system so long that the others had better not wait again.
-  // What the body then leaves undone is for the next Run.
+  // The next Run does what the body then leaves undone.
   bool SyncAndContinue() { return size_ == 1 || Barrier(true); }
 
  private:

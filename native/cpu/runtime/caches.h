@@ -2,7 +2,7 @@
 //
 // Blocks of these sizes decide how often something is read again, never the order in
 // which anything is summed: results have the same bits on machines with other caches.
-// What decides an order (kChunkTokens of backward.cc) is the same everywhere.
+// kChunkTokens of backward.cc does decide an order, and is the same everywhere.
 #ifndef OSTINATO_CPU_RUNTIME_CACHES_H_
 #define OSTINATO_CPU_RUNTIME_CACHES_H_
 

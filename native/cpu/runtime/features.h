@@ -1,4 +1,4 @@
-// What the machine offers to the kernels: instruction set and number of CPUs.
+// Features of the machine that kernels depend on: instruction set and number of CPUs.
 #ifndef OSTINATO_CPU_RUNTIME_FEATURES_H_
 #define OSTINATO_CPU_RUNTIME_FEATURES_H_
 
@@ -20,7 +20,7 @@ enum class Isa : int32_t {
 inline constexpr const char* kIsaNames[] = {"portable", "avx2", "avx512", "avx512_bf16",
                                             "avx512_amx"};
 
-// The registers that decide the level; what a processor lacks stays 0.
+// The registers that decide the level; those that a processor lacks stay 0.
 struct CpuidWords {
   uint32_t leaf1_ecx = 0;
   uint32_t leaf7_ebx = 0;

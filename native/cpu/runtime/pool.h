@@ -52,7 +52,7 @@ class Pool {
   void KeepException() noexcept;
   void Rethrow();
 
-  // What helpers poll, and what they read next, in one cache line.
+  // The fields that helpers poll, and those that they read next, in one cache line.
   alignas(128) std::atomic<int64_t> tickets_{0};
   std::atomic<int32_t> helpers_{0};  // the first so many may take tickets
   std::atomic<int> caller_cpu_{-1};  // where the thread runs that woke helpers last

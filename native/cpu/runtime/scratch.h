@@ -20,9 +20,9 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  // Room for `count` values, at a multiple of 64 bytes, uninitialised; valid until the
-  // Scratch is destroyed. Successive pieces of 2 KB and more do not start at the same
-  // offset of a 4 KB page. Throws std::bad_alloc. Never null, not even for 0.
+  // Returns memory for `count` values, at a multiple of 64 bytes, uninitialised; valid
+  // until the Scratch is destroyed. Successive pieces of 2 KB and more do not start at
+  // the same offset of a 4 KB page. Throws std::bad_alloc. Never null, not even for 0.
   template <typename T>
   T* Take(int64_t count) {
     static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 64);
@@ -51,7 +51,7 @@ class Scratch {
   int64_t skew_ = 0;        // offset in a page where the next piece starts
 };
 
-// Asks for huge pages under a large array, where that pays; its values stay.
+// Asks for huge pages under a large array, where that pays; leaves its values alone.
 void AdviseHugePages(void* data, int64_t bytes) noexcept;
 
 }  // namespace ostinato::cpu
