@@ -16,7 +16,7 @@ LEAST_SHARE = 0.85  # of the peak; with less, a compiler keeps the sums in memor
 
 def peaks(threads: int) -> dict[str, Any]:
     """Measure what `threads` threads reach together; see native/bench/peaks.cc."""
-    sources = ["bench/peaks.cc", "cpu/features.cc"]
+    sources = ["bench/peaks.cc", "cpu/runtime/features.cc"]
     return _run(sources, "-march=native", arguments=[str(threads)])
 
 
@@ -27,7 +27,7 @@ def kernel_shares() -> dict[str, float]:
     in the second-level cache. AMX is left out: a compiler cannot spill its registers,
     and its speed depends on the caches.
     """
-    sources = ["bench/kernels_bench.cc", "cpu/features.cc"]
+    sources = ["bench/kernels_bench.cc", "cpu/runtime/features.cc"]
     sources += sorted(
         str(path.relative_to(_NATIVE)) for path in _NATIVE.glob("cpu/kernels/*.cc")
     )

@@ -17,7 +17,7 @@ from . import _config
 
 _LIBRARY_NAME = "libostinato_cpu.so"
 _NOTE_NAME = "not_built.txt"  # holds CMake's reason for not building the library
-_ABI_VERSION = 6  # kAbiVersion in native/include/ostinato/abi.h
+_ABI_VERSION = 7  # kAbiVersion in native/include/ostinato/abi.h
 _CPU_TARGETS = (
     "ostinato_cpu_features",
     "ostinato_rnn_fwd",
@@ -145,5 +145,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ostinato_configure.restype = None
     library.ostinato_why_no_tiles.argtypes = ()
     library.ostinato_why_no_tiles.restype = ctypes.c_char_p
-    library.ostinato_packed_bytes.argtypes = (int32, *(int64,) * 8)
-    library.ostinato_packed_bytes.restype = int64
+    library.ostinato_contract.argtypes = ()
+    library.ostinato_contract.restype = ctypes.c_char_p
+    library.ostinato_prepared_bytes.argtypes = (int32, ctypes.POINTER(int64))
+    library.ostinato_prepared_bytes.restype = int64
