@@ -8,17 +8,11 @@ from jax import lax
 from ragged_loop import check, other_rows_in_padding
 from ragged_programs import BY_NAME
 
-from ostinato.ragged import Context, Flat, Padded, Sizes, registry
-from ostinato.ragged.moves import Places
-from ostinato.ragged.rules import (
-    control,
-    elementwise,
-    lanes,
-    linalg,
-    lockstep,
-    products,
-    tiers,
-)
+from ostinato.ragged import Context, Flat, Padded, Sizes
+from ostinato.ragged.core import registry
+from ostinato.ragged.primitives.relocate import Places
+from ostinato.ragged.rules import control, dot, elementwise, linalg
+from ostinato.ragged.schedule import packed_scan, padded_scan, tiered
 
 LANES = {"scan": "lanes", "lanes": 2}
 LOCKSTEP = {"scan": "lockstep"}
@@ -261,12 +255,12 @@ BROKEN = {
         {},
     ),
     "tiers_out_of_order": (
-        attribute(tiers, "descending", lambda f: lambda x: (f(x)[0], f(x)[1][::-1])),
+        attribute(tiered, "descending", lambda f: lambda x: (f(x)[0], f(x)[1][::-1])),
         "attention",
         {"tiers": 2},
     ),
     "tiers_a_row_off": (
-        attribute(tiers._Tiered, "_in_tiers", changed(row=lambda p: p.row + 1)),
+        attribute(tiered.TieredBatch, "_in_tiers", changed(row=lambda p: p.row + 1)),
         "attention",
         {"tiers": 2},
     ),
@@ -280,23 +274,25 @@ BROKEN = {
         {},
     ),
     "padding_taken_for_rows": (
-        attribute(products, "is_filled", lambda _: lambda _: True),
+        attribute(dot, "is_filled", lambda _: lambda _: True),
         "singular_pairs",
         {},
     ),
     "lanes_never_begin": (
-        attribute(lanes, "_plan", changed(begins=lambda p: p.begins & False)),
+        attribute(packed_scan, "_plan", changed(begins=lambda p: p.begins & False)),
         "rnn",
         LANES,
     ),
     "lanes_begin_a_step_late": (
-        attribute(lanes, "_plan", changed(begins=lambda p: jnp.roll(p.begins, 1, 0))),
+        attribute(
+            packed_scan, "_plan", changed(begins=lambda p: jnp.roll(p.begins, 1, 0))
+        ),
         "rnn",
         LANES,
     ),
     "lanes_read_a_step_late": (
         attribute(
-            lanes,
+            packed_scan,
             "_plan",
             changed(in_rows=lambda p: p.in_rows._replace(row=p.in_rows.row + 1)),
         ),
@@ -304,7 +300,7 @@ BROKEN = {
         LANES,
     ),
     "lockstep_goes_on": (
-        attribute(lockstep, "_select", first_of_two),
+        attribute(padded_scan, "_select", first_of_two),
         "rnn",
         LOCKSTEP,
     ),

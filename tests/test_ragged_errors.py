@@ -13,7 +13,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from ostinato import ragged
-from ostinato.ragged import registry, rules
+from ostinato.ragged import rules
+from ostinato.ragged.core import registry
 
 LENGTHS = (3, 1, 4)
 ROWS = np.random.default_rng(2).standard_normal((10, 4))

@@ -11,7 +11,7 @@ from jax import lax
 from tolerance import assert_close
 
 from ostinato import ragged
-from ostinato.ragged.rules import lanes
+from ostinato.ragged.schedule import packed_scan
 
 D, BATCH, LONGEST, CAPACITY = 2, 5, 9, 21
 LENGTHS = {
@@ -31,7 +31,7 @@ SCALE = 1 + rng.random(BATCH)
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
     """So that batches of this size have chunks that are run and some that are not."""
-    monkeypatch.setattr(lanes, "CHUNK", 3)
+    monkeypatch.setattr(packed_scan, "CHUNK", 3)
 
 
 def rnn(x, h, scale, w, *, reverse):
@@ -113,9 +113,9 @@ def test_batch_without_examples():
 
 def test_long_examples_are_dealt_out_first(monkeypatch):
     """Each to the emptier of two lanes: so many steps have anything to do."""
-    plans, original = [], lanes._plan
+    plans, original = [], packed_scan._plan
     monkeypatch.setattr(
-        lanes, "_plan", lambda *args: plans.append(original(*args)) or plans[-1]
+        packed_scan, "_plan", lambda *args: plans.append(original(*args)) or plans[-1]
     )
     scan = functools.partial(lax.scan, lambda c, a: (c + a, c), jnp.zeros(1))
     mapped = ragged.vmap(scan, scan="lanes", lanes=2, min_length=0)

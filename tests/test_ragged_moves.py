@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from ostinato.ragged.moves import Places, move
+from ostinato.ragged.primitives.relocate import Places, move
 
 ROWS, PLACES = 5, 8
 

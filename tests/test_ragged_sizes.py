@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.export import symbolic_shape
 
-from ostinato.ragged import sizes
+from ostinato.ragged.core import sizes
 
 MOST, TOTAL, BATCH = {"n": 7, "m": 5}, {"n": 11, "m": 9}, 3
 

@@ -11,7 +11,7 @@ from closures import fast_jit
 from tolerance import assert_close
 
 from ostinato import ragged
-from ostinato.ragged import tiers
+from ostinato.ragged.schedule import tiers
 
 D, LONGEST, CAPACITY = 3, 7, 16
 rng = np.random.default_rng(11)

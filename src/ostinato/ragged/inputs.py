@@ -15,13 +15,13 @@ from jax.export import SymbolicScope, symbolic_shape
 
 from .._rnn.sharding import make_varying
 from .._typing import Array
-from . import checks
-from .array import RaggedArray
-from .call import Options, Symbols
-from .context import Context
-from .layouts import Flat, Padded, Shared, Value
-from .padded import PaddedRagged
-from .sizes import Range, constraint_for_jax, evaluate, is_derived, symbols
+from .core import checks
+from .core.context import Context
+from .core.sizes import Range, constraint_for_jax, evaluate, is_derived, symbols
+from .core.symbols import Options, Symbols
+from .core.values import Flat, Padded, Shared, Value
+from .types.array import RaggedArray
+from .types.padded import PaddedRagged
 
 _RESERVED = {"max", "min", "mod", "floordiv"}
 

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from jax.export import SymbolicScope, symbolic_shape
 
 from .._typing import Array
-from .array import RaggedArray
-from .context import Context
-from .fill import fill_value
+from .core.context import Context
+from .core.fill import fill_value
+from .core.sizes import evaluate, is_derived, largest, rename, symbols
+from .core.values import Shared, Value, ragged_axes
 from .inputs import Inputs
-from .layouts import Shared, Value, ragged_axes
-from .padded import PaddedRagged
-from .segments import along
-from .sizes import evaluate, is_derived, largest, rename, symbols
+from .types.array import RaggedArray
+from .types.padded import PaddedRagged
+from .types.segments import along
 
 
 def wrap(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Any:

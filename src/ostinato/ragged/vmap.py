@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _checks
-from . import checks
-from .call import Options
+from .core import checks
+from .core.sizes import in_program, room
+from .core.symbols import Options
+from .core.values import Value
 from .inputs import Inputs, is_ragged
-from .layouts import Value
+from .registration import load_rules
 from .results import wrap
-from .sizes import in_program, room
-from .tiers import check_tiers, resolve
+from .schedule.tiers import check_tiers, resolve
 
 
 def vmap(
@@ -126,6 +127,7 @@ def vmap(
         plain = [_is_plain(x, a) for x, a in zip(leaves, axes, strict=True)]
         arrays = [x for x, p in zip(leaves, plain, strict=True) if not p]
         axes = [a for a, p in zip(axes, plain, strict=True) if not p]
+        load_rules()
         inputs = Inputs.of(arrays, axes, min_length)
         for constraint in constraints:
             lengths = {d.name: d.lengths for d in inputs.dims.values()}

@@ -8,9 +8,9 @@ import jax
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
-from ..context import Context
-from ..layouts import Packing, Value
-from ..registry import register
+from ..core.context import Context
+from ..core.registry import register
+from ..core.values import Packing, Value
 
 
 @register("jit", "closed_call", "core_call", "composite")

@@ -16,14 +16,14 @@ from jax.extend.core import JaxprEqn, Literal
 
 from ..._compat import scan_counts
 from ..._typing import Array
-from ..context import Context
-from ..layouts import Flat, Packing, Padded, Shared, Value, with_array
-from ..registry import register
-from ..segments import along
-from ..sizes import is_symbolic
-from ..subset import among
-from . import lanes, lockstep
-from .lanes import Scan
+from ..core.context import Context
+from ..core.registry import register
+from ..core.sizes import is_symbolic
+from ..core.subset import among
+from ..core.values import Flat, Packing, Padded, Shared, Value, with_array
+from ..schedule import packed_scan, padded_scan
+from ..schedule.scan import Scan
+from ..types.segments import along
 
 _Values = Sequence[Value]
 
@@ -55,10 +55,10 @@ def _run_scan(
 ) -> list[Value]:
     if not is_symbolic(scan.length):
         return _over_fixed_axis(ctx, scan, consts, init, xs)
-    number = lanes.choose(ctx, scan, consts)
+    number = packed_scan.choose(ctx, scan, consts)
     if number is None:
-        return lockstep.run(ctx, scan, consts, init, xs)
-    return lanes.run(ctx, scan, number, consts, init, xs)
+        return padded_scan.run(ctx, scan, consts, init, xs)
+    return packed_scan.run(ctx, scan, number, consts, init, xs)
 
 
 def _over_fixed_axis(

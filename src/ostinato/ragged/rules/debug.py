@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from ..context import Context
-from ..example import Sizes
-from ..layouts import Shared, Value, ragged_axes
-from ..registry import Refuse, register
+from ..core.context import Context
+from ..core.example_sizes import Sizes
+from ..core.registry import Refuse, register
+from ..core.values import Shared, Value, ragged_axes
 
 
 @register("debug_callback", "debug_print")

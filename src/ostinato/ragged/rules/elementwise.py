@@ -10,11 +10,11 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Literal
 
 from ..._typing import Array
-from ..context import Context
-from ..layouts import Flat, Packing, Padded, Shared, Value, filled_as, ragged_axes
-from ..registry import register
-from ..segments import along
-from ..sizes import evaluate, is_symbolic, symbolic_axes
+from ..core.context import Context
+from ..core.registry import register
+from ..core.sizes import evaluate, is_symbolic, symbolic_axes
+from ..core.values import Flat, Packing, Padded, Shared, Value, filled_as, ragged_axes
+from ..types.segments import along
 
 _NAMES = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt

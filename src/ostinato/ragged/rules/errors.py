@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
-from ..context import Context
-from ..fill import lowest
-from ..layouts import Flat, Padded, Shared, Value, ragged_axes
-from ..registry import Refuse, register
-from ..segments import along
-from ..sizes import symbolic_axes
+from ..core.context import Context
+from ..core.fill import lowest
+from ..core.registry import Refuse, register
+from ..core.sizes import symbolic_axes
+from ..core.values import Flat, Padded, Shared, Value, ragged_axes
+from ..types.segments import along
 
 _IDENTITY = {
     "unvmap_any": lambda _: False,

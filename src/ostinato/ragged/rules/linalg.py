@@ -11,11 +11,11 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
-from ..context import Context, Sizes
-from ..layouts import Padded, Value, ragged_axes
-from ..registry import Refuse, register
-from ..sizes import is_symbolic, symbolic_axes
-from .leading import over_leading
+from ..core.context import Context, Sizes
+from ..core.registry import Refuse, register
+from ..core.sizes import is_symbolic, symbolic_axes
+from ..core.values import Padded, Value, ragged_axes
+from .fixed_axes import over_leading
 
 
 def _bordered(own: Sizes, a: Array, dim: Any) -> Array:

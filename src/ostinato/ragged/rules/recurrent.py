@@ -20,10 +20,10 @@ from ..._rnn import primitive
 from ..._rnn.call import Packed, RNNCall, holds_steps
 from ..._rnn.lowering import Ensemble, axes_of, results_of
 from ..._typing import Array
-from ..context import Context, Sizes
-from ..layouts import Flat, Padded, Shared, Value
-from ..registry import register
-from ..sizes import is_symbolic
+from ..core.context import Context, Sizes
+from ..core.registry import register
+from ..core.sizes import is_symbolic
+from ..core.values import Flat, Padded, Shared, Value
 
 
 @register(primitive.rnn_p, primitive.rnn_tangent_p, primitive.rnn_bwd_p)

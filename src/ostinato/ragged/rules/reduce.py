@@ -14,12 +14,12 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
-from ..context import Context, Sizes
-from ..fill import highest, lowest
-from ..layouts import Flat, Padded, Value, filled_as, is_filled
-from ..registry import register
-from ..segments import along, exact, positions, sum_of_rows
-from ..sizes import is_symbolic, symbolic_axes
+from ..core.context import Context, Sizes
+from ..core.fill import highest, lowest
+from ..core.registry import register
+from ..core.sizes import is_symbolic, symbolic_axes
+from ..core.values import Flat, Padded, Value, filled_as, is_filled
+from ..types.segments import along, exact, positions, sum_of_rows
 
 
 def _all_bits(dtype: Any) -> Any:

@@ -10,11 +10,19 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
-from ..context import Context, Sizes
-from ..layouts import Flat, Padded, Shared, Value, filled_as, ragged_axes, shape_text
-from ..registry import Refuse, register
-from ..segments import along, positions
-from ..sizes import symbolic_axes
+from ..core.context import Context, Sizes
+from ..core.registry import Refuse, register
+from ..core.sizes import symbolic_axes
+from ..core.values import (
+    Flat,
+    Padded,
+    Shared,
+    Value,
+    filled_as,
+    ragged_axes,
+    shape_text,
+)
+from ..types.segments import along, positions
 
 
 def _only(ctx: Context, eqn: JaxprEqn) -> tuple[Any, ...]:

@@ -9,12 +9,12 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
-from ..context import Context, Sizes
-from ..fill import lowest
-from ..layouts import Flat, Value
-from ..registry import Refuse, register
-from ..segments import along
-from ..sizes import is_symbolic
+from ..core.context import Context, Sizes
+from ..core.fill import lowest
+from ..core.registry import Refuse, register
+from ..core.sizes import is_symbolic
+from ..core.values import Flat, Value
+from ..types.segments import along
 
 
 @register("sort")

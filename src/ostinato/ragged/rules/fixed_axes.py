@@ -1,0 +1,106 @@
+"""Transforms and factors over axes that no size of an example is in: row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+
+from ..._typing import Array
+from ..core.context import Context
+from ..core.registry import Refuse, register
+from ..core.sizes import symbolic_axes
+from ..core.values import Flat, Value, ragged_axes
+
+_TRAILING = {
+    "cholesky_update": (2, 1),
+    "eig": (2,),
+    "eigh": (2,),
+    "hessenberg": (2,),
+    "householder_product": (2, 1),
+    "lu_pivots_to_permutation": (1,),
+    "qr": (2,),
+    "schur": (2,),
+    "svd": (2,),
+    "symmetric_product": (2, 2),
+    "tridiagonal": (2,),
+    "tridiagonal_solve": (1, 1, 1, 2),
+}
+"""How many of the last axes of each operand a primitive works on."""
+
+
+@register(*_TRAILING)
+def _factor(
+    ctx: Context, eqn: JaxprEqn, *values: Value, **params: Any
+) -> Sequence[Value]:
+    return over_leading(ctx, eqn, values, _TRAILING[eqn.primitive.name], params)
+
+
+@register("fft")
+def _fft(
+    ctx: Context, eqn: JaxprEqn, x: Value, *, fft_lengths: Any, **params: Any
+) -> Sequence[Value]:
+    params = {**params, "fft_lengths": fft_lengths}
+    return over_leading(ctx, eqn, [x], [len(fft_lengths)], params)
+
+
+def over_leading(
+    ctx: Context,
+    eqn: JaxprEqn,
+    values: Sequence[Value],
+    trailing: Sequence[int],
+    params: dict[str, Any],
+) -> Sequence[Value]:
+    """The results of a primitive that is mapped over all but the last axes.
+
+    Args:
+        ctx: of the equation.
+        eqn: whose primitive it is.
+        values: its operands.
+        trailing: for each of them how many axes, the last ones, it works on.
+        params: of the primitive.
+
+    Raises:
+        Refuse: it works on an axis of different sizes.
+    """
+    own = [v.shape[len(v.shape) - k :] for v, k in zip(values, trailing, strict=True)]
+    if any(map(symbolic_axes, own)):
+        raise Refuse(
+            f"the {max(trailing)} last axes of its operands must not depend on the "
+            "example; the page on ragged.vmap has a table of what to write instead"
+        )
+
+    def bind(*arrays: Array) -> Sequence[Array]:
+        results = eqn.primitive.bind(*arrays, **params)
+        return results if eqn.primitive.multiple_results else [results]
+
+    shapes = ctx.out_shapes(eqn)
+    rows = on_rows(ctx, values, bind, shapes)
+    if rows is not None:
+        return rows
+    return ctx.batched(lambda _, *xs: list(bind(*xs)), values, shapes, sized=False)
+
+
+def on_rows(
+    ctx: Context,
+    values: Sequence[Value],
+    bind: Any,
+    shapes: Sequence[tuple[Any, ...]],
+) -> list[Value] | None:
+    """The results on concatenated rows, None where `values` do not lie so.
+
+    The ragged axis must be one that `bind` maps over. Tail rows get a gradient neither
+    from the results nor from what made them: that of a factor may be NaN, even times 0.
+    """
+    axes = {tuple(ragged_axes(v)) for v in values}
+    if not any(isinstance(v, Flat) for v in values) or len(axes) != 1:
+        return None
+    ((axis,),) = axes
+    rows = [ctx.to_flat(v) for v in values]
+    dim = rows[0].dim
+    results = bind(*(ctx.fill_tail(v.x, dim, axis) for v in rows))
+    return [
+        Flat(ctx.fill_tail(y, dim, axis), shape, axis)
+        for y, shape in zip(results, shapes, strict=True)
+    ]

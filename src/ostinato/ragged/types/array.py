@@ -1,0 +1,397 @@
+"""Batches of arrays that differ in the size of one axis."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ... import _checks
+from ..._typing import Array, ArrayLike
+from .capacity import Size, chosen_size, round_capacity, round_length
+from .checks import (
+    check_axis,
+    check_fit,
+    check_known,
+    check_lengths,
+    check_place,
+    check_traced,
+)
+from .padded import kind, numbers
+from .segments import Segments, Tail, along, positions
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
+class RaggedArray:
+    """Arrays of one dtype and rank that differ in the size of one axis.
+
+    Their rows lie one after another, as JAX's piles did. A pytree: `data` and
+    `lengths` are its leaves, the rest is static.
+
+    Args:
+        data: `[capacity, ...]`, with the rows on `axis`. Rows past the sum of
+            `lengths` are a tail that reaches no result and no gradient, NaN included.
+        lengths: integers `[batch]`, the rows of each example. Kept as int32.
+        axis: where the rows lie, in `data` and in each example.
+        dim: name of the size. Arrays of one name have the same lengths.
+        max_length: no example is longer; padded intermediate values have this size.
+            None: the longest length, or the capacity if `lengths` are traced.
+
+    Attributes:
+        data: the rows.
+        lengths: int32 `[batch]`.
+        axis: as given, not negative.
+        dim: as given.
+        max_length: as given, at least 1.
+
+    Raises:
+        TypeError: `data` is no array, `lengths` hold no integers, `dim` is no string.
+        ValueError: a wrong shape or axis; concrete lengths that are negative, longer
+            than `max_length`, or more than `data` has rows for.
+
+    Traced lengths are checked where the caller is under `jax.experimental.checkify`.
+
+    >>> import jax.numpy as jnp
+    >>> from ostinato import ragged
+    >>> batch = ragged.RaggedArray(jnp.arange(6.0), [2, 0, 3])
+    >>> batch
+    RaggedArray(float32[6], n=[2, 0, 3], axis=0, max_length=3)
+    >>> batch[-1].tolist()
+    [2.0, 3.0, 4.0]
+    """
+
+    data: Array
+    lengths: Array
+    axis: int
+    dim: str
+    max_length: int
+
+    def __init__(
+        self,
+        data: ArrayLike,
+        lengths: ArrayLike,
+        *,
+        axis: int = 0,
+        dim: str = "n",
+        max_length: int | None = None,
+    ):
+        data = _checks.check_array("data", data)
+        axis = check_axis(axis, data.ndim)
+        if not isinstance(dim, str) or not dim:
+            raise TypeError(f"`dim` must be a name, got {_checks.describe(dim)}")
+        lengths = check_lengths(lengths)
+        capacity = data.shape[axis]
+        if max_length is None:
+            concrete = _checks.is_concrete(lengths)
+            max_length = max(_longest(lengths) if concrete else capacity, 1)
+        max_length = _checks.check_size("max_length", max_length)
+        check_fit(lengths, capacity, max_length)
+        _set(self, data, lengths, axis, dim, max_length)
+
+    # ------------------------------------------------------------------------ in
+
+    @classmethod
+    def from_list(
+        cls,
+        arrays: Sequence[ArrayLike],
+        *,
+        axis: int = 0,
+        dim: str = "n",
+        capacity: Size = round_capacity,
+        max_length: Size = round_length,
+    ) -> RaggedArray:
+        """A batch from its examples; an empty batch needs no example to show shapes.
+
+        Both sizes are rounded, so that batches drawn at random have few different ones:
+        what is jitted is compiled for each. Arrays of numpy are joined by numpy, which
+        compiles nothing.
+
+        Args:
+            arrays: arrays, alike but for the size of `axis`. None: rows `float32[0]`.
+            axis: the axis of different sizes.
+            dim: see `RaggedArray`.
+            capacity: rows of `data`: a number, or a function of the rows there are.
+                None: as many as there are.
+            max_length: a number, best the longest length of all data, or a function of
+                the longest length of these. None: that.
+
+        Raises:
+            TypeError: not arrays, or of different dtypes.
+            ValueError: shapes that do not go together, or do not fit.
+        """
+        given = _examples(arrays) or [np.zeros(0, np.float32)]
+        axis = check_axis(axis, given[0].ndim)
+        _checks.check_same_dtype(**{f"arrays[{i}]": a for i, a in enumerate(given)})
+        want = _without(given[0].shape, axis)
+        for i, a in enumerate(given):
+            if a.ndim != given[0].ndim or _without(a.shape, axis) != want:
+                raise ValueError(
+                    f"`arrays[{i}]` must have the shape of `arrays[0]`, "
+                    f"{list(given[0].shape)}, but for axis {axis}, got {list(a.shape)}"
+                )
+        lengths = np.array([a.shape[axis] for a in given][: len(arrays)], np.int32)
+        rows = sum(a.shape[axis] for a in given)
+        return cls(
+            _joined(given, axis, chosen_size("capacity", capacity, rows)),
+            lengths,
+            axis=axis,
+            dim=dim,
+            max_length=chosen_size("max_length", max_length, _longest(lengths)),
+        )
+
+    @classmethod
+    def from_padded(
+        cls,
+        x: ArrayLike,
+        lengths: ArrayLike,
+        *,
+        axis: int = 0,
+        dim: str = "n",
+        capacity: Size = round_capacity,
+    ) -> RaggedArray:
+        """A batch from padded examples. Holds under `jit` and `grad`.
+
+        Args:
+            x: `[batch, ...]`, padded to the size T on `axis` of each example. What
+                stands in the padding is dropped.
+            lengths: integers `[batch]` in 0..T.
+            axis: of one example, so it is axis `axis + 1` of `x`.
+            dim: see `RaggedArray`.
+            capacity: rows of `data`: a number, or a function of the rows there are,
+                `batch * T` if `lengths` are traced. None: as many as that.
+
+        Returns:
+            A RaggedArray with `max_length` T and zeros in the tail.
+        """
+        x = _checks.check_array("x", x)
+        axis = check_axis(axis, x.ndim - 1)
+        lengths = check_lengths(lengths)
+        _checks.check_shape("lengths", lengths, batch=x.shape[0])
+        longest, concrete = x.shape[axis + 1], _checks.is_concrete(lengths)
+        rows = int(np.sum(lengths)) if concrete else x.shape[0] * longest
+        capacity = chosen_size("capacity", capacity, rows)
+        check_fit(lengths, capacity, longest)
+        x = jnp.moveaxis(x, axis + 1, 1)
+        merged = lax.collapse(x, 0, 2)
+        if merged.shape[0] == 0:
+            data = jnp.zeros((capacity, *merged.shape[1:]), x.dtype)
+        else:
+            tail = Tail.of(lengths, capacity)
+            segments = Segments.of(lengths, capacity, tail)
+            rows = segments.ids * longest + segments.position
+            data = jnp.take(merged, rows, 0, mode="clip")
+            valid = along(tail.valid, 0, data.ndim)
+            data = jnp.where(valid, data, jnp.zeros((), data.dtype))
+        data = jnp.moveaxis(data, 0, axis)
+        return cls(data, lengths, axis=axis, dim=dim, max_length=max(longest, 1))
+
+    @classmethod
+    def from_row_splits(
+        cls, data: ArrayLike, row_splits: ArrayLike, **options: Any
+    ) -> RaggedArray:
+        """A batch from its rows and the places between examples, as TensorFlow has it.
+
+        Args:
+            data: see `RaggedArray`.
+            row_splits: integers `[batch + 1]`, ascending from 0; example b has the rows
+                `row_splits[b]` to `row_splits[b + 1] - 1`.
+            **options: `axis`, `dim`, `max_length` of `RaggedArray`.
+
+        Raises:
+            ValueError: `row_splits` that do not begin with 0 or that descend.
+        """
+        splits = check_lengths(row_splits, "row_splits")
+        if splits.shape[0] == 0:
+            raise ValueError("`row_splits` must have batch + 1 elements, got none")
+        if not _checks.is_concrete(splits):
+            check_traced(splits[0] == 0, "`row_splits` must begin with 0")
+        elif int(np.asarray(splits)[0]) != 0:
+            raise ValueError(f"`row_splits` must begin with 0, got {splits[0]}")
+        return cls(data, splits[1:] - splits[:-1], **options)
+
+    @classmethod
+    def from_segment_ids(
+        cls,
+        data: ArrayLike,
+        segment_ids: ArrayLike,
+        *,
+        num_segments: int | None = None,
+        **options: Any,
+    ) -> RaggedArray:
+        """A batch from its rows and the example of each row.
+
+        Args:
+            data: see `RaggedArray`.
+            segment_ids: integers `[capacity]`, ascending. Rows of an id that is
+                `num_segments` or more are the tail.
+            num_segments: the number of examples. None: the largest id and 1.
+            **options: `axis`, `dim`, `max_length` of `RaggedArray`.
+
+        Raises:
+            TypeError: traced `segment_ids` without `num_segments`.
+            ValueError: ids that descend or are negative.
+        """
+        ids = check_lengths(segment_ids, "segment_ids")
+        if _checks.is_concrete(ids):
+            values = np.asarray(ids)
+            if np.any(np.diff(values) < 0) or np.any(values < 0):
+                raise ValueError(
+                    "`segment_ids` must be 0 or more and ascend, got "
+                    f"{numbers(values)}; sort the rows first"
+                )
+            if num_segments is None:
+                num_segments = int(values.max(initial=-1)) + 1
+        elif num_segments is None:
+            raise TypeError(
+                "`num_segments` must be given where `segment_ids` is traced"
+            )
+        else:
+            check_traced(
+                (ids[1:] >= ids[:-1]).all() & (ids >= 0).all(),
+                "`segment_ids` must be 0 or more and ascend; sort the rows first",
+            )
+        num_segments = _checks.check_size("num_segments", num_segments, 0)
+        counts = jnp.zeros(num_segments, jnp.int32).at[ids].add(1, mode="drop")
+        return cls(data, counts, **options)
+
+    # ----------------------------------------------------------------------- out
+
+    @property
+    def capacity(self) -> int:
+        """The rows that `data` has, those of the tail included."""
+        return self.data.shape[self.axis]
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of `data`."""
+        return self.data.dtype
+
+    def with_data(self, data: ArrayLike) -> RaggedArray:
+        """The same batch with other rows, as many of them.
+
+        Raises:
+            ValueError: `data` has not `capacity` rows on `axis`.
+        """
+        data = _checks.check_array("data", data)
+        if data.ndim <= self.axis or data.shape[self.axis] != self.capacity:
+            raise ValueError(
+                f"`data` must have {self.capacity} rows on axis {self.axis}, "
+                f"got shape {list(data.shape)}"
+            )
+        return _new(data, self.lengths, self.axis, self.dim, self.max_length)
+
+    def to_list(self) -> list[Array]:
+        """The examples. Not under `jit`, where their sizes are not known."""
+        return list(self)
+
+    def to_padded(self, fill: ArrayLike = 0) -> Array:
+        """`[batch, ...]` with `max_length` at the ragged axis and `fill` past the end.
+
+        Holds under `jit`, `grad` and `vmap`.
+        """
+        rows = jnp.moveaxis(self.data, self.axis, 0)
+        if self.capacity == 0:
+            rows = jnp.zeros((1, *rows.shape[1:]), rows.dtype)
+        position = positions(self.max_length)[None]
+        index = (jnp.cumsum(self.lengths) - self.lengths)[:, None] + position
+        x = jnp.take(rows, index.reshape(-1), 0, mode="clip")
+        x = x.reshape(*index.shape, *rows.shape[1:])
+        inside = position < self.lengths[:, None]
+        inside = inside.reshape(*inside.shape, *[1] * (rows.ndim - 1))
+        x = jnp.where(inside, x, jnp.asarray(fill, x.dtype))
+        return jnp.moveaxis(x, 1, self.axis + 1)
+
+    def __len__(self) -> int:
+        """The number of examples."""
+        return self.lengths.shape[0]
+
+    def __getitem__(self, index: Any) -> Array:
+        """One example. `lengths` must not be traced."""
+        place = check_place(index, len(self))
+        ends = np.cumsum(check_known("RaggedArray", self.lengths))
+        begin = ends[place - 1] if place else 0
+        size = int(ends[place] - begin)
+        # Compiled for each size, not for each place.
+        return lax.dynamic_slice_in_dim(self.data, int(begin), size, self.axis)
+
+    def __iter__(self) -> Iterator[Array]:
+        """The examples. `lengths` must not be traced."""
+        check_known("RaggedArray", self.lengths)
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        axis, dim, most = self.axis, self.dim, self.max_length
+        name = dim if dim.isidentifier() else repr(dim)
+        return (
+            f"RaggedArray({kind(self.data)}, {name}={numbers(self.lengths)}, "
+            f"axis={axis}, max_length={most})"
+        )
+
+    # -------------------------------------------------------------------- pytree
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        """For JAX: leaves `data` and `lengths`, the rest static."""
+        key = jax.tree_util.GetAttrKey
+        leaves = (key("data"), self.data), (key("lengths"), self.lengths)
+        return leaves, (self.axis, self.dim, self.max_length)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, leaves: Any) -> RaggedArray:
+        """For JAX: no checks, the leaves may be anything."""
+        return _new(*leaves, *static)
+
+
+# ---------------------------------------------------------------------------- helpers
+
+
+def _set(
+    array: RaggedArray, data: Any, lengths: Any, axis: int, dim: str, most: int
+) -> None:
+    for name, value in zip(
+        ("data", "lengths", "axis", "dim", "max_length"),
+        (data, lengths, axis, dim, most),
+        strict=True,
+    ):
+        object.__setattr__(array, name, value)
+
+
+def _new(*fields: Any) -> RaggedArray:
+    array = object.__new__(RaggedArray)
+    _set(array, *fields)
+    return array
+
+
+def _longest(lengths: Any) -> int:
+    return int(np.asarray(lengths).max(initial=0))
+
+
+def _examples(arrays: Sequence[Any]) -> list[Any]:
+    """Checked, as arrays of numpy if all are, else of JAX, in dtypes that JAX has."""
+    if all(isinstance(a, np.ndarray) for a in arrays):
+        dtypes = [jax.dtypes.canonicalize_dtype(a.dtype) for a in arrays]
+        return [a.astype(t, copy=False) for a, t in zip(arrays, dtypes, strict=True)]
+    return [_checks.check_array(f"arrays[{i}]", a) for i, a in enumerate(arrays)]
+
+
+def _joined(arrays: Sequence[Any], axis: int, capacity: int) -> Any:
+    """The rows of `arrays` and zeros up to the capacity."""
+    rows = sum(a.shape[axis] for a in arrays)
+    if capacity < rows:
+        raise ValueError(f"`capacity` must hold all {rows} rows, got {capacity}")
+    parts, first = list(arrays), arrays[0]
+    # JAX would compile it for each list of lengths.
+    module: Any = np if isinstance(first, np.ndarray) else jnp
+    if capacity > rows:
+        shape = (*first.shape[:axis], capacity - rows, *first.shape[axis + 1 :])
+        parts.append(module.zeros(shape, first.dtype))
+    return module.concatenate(parts, axis)
+
+
+def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    return (*shape[:axis], *shape[axis + 1 :])
