@@ -289,25 +289,25 @@ def other_rows_in_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     They are finite where the data are, as rules may expect, and give away a rule that
     reads them: the greatest of some rows, say, is also that of the rows and a copy.
     """
-    rows, tail = ragged.Context.padded_rows, ragged.Context.fill_tail
+    rows, unused = ragged.Context.padded_tokens, ragged.Context.fill_unused
 
-    def padded_rows(ctx, dim):
+    def padded_tokens(ctx, dim):
         kept = rows(ctx, dim)
         position = jnp.arange(kept.shape[1], dtype=jnp.int32)[None]
         inside = position < ctx.lengths(dim)[:, None]
         rows_there_are = ctx.segments(dim).last + 1
         return jnp.where(inside, kept, (kept + 2 * position + 1) % rows_there_are)
 
-    def fill_tail(ctx, x, dim, axis):
-        filled, segments = tail(ctx, x, dim, axis), ctx.segments(dim)
+    def fill_unused(ctx, x, dim, axis):
+        filled, segments = unused(ctx, x, dim, axis), ctx.segments(dim)
         row = jnp.arange(filled.shape[axis], dtype=jnp.int32)
         other = jnp.where(segments.valid, row, (3 * row + 1) % (segments.last + 1))
         others = lax.stop_gradient(jnp.take(filled, other, axis))
         valid = segments.valid.reshape([-1 if a == axis else 1 for a in range(x.ndim)])
         return jnp.where(valid | ~segments.valid[0], filled, others)
 
-    monkeypatch.setattr(ragged.Context, "padded_rows", padded_rows)
-    monkeypatch.setattr(ragged.Context, "fill_tail", fill_tail)
+    monkeypatch.setattr(ragged.Context, "padded_tokens", padded_tokens)
+    monkeypatch.setattr(ragged.Context, "fill_unused", fill_unused)
 
 
 # ------------------------------------------------------------------------- comparison

@@ -10,7 +10,7 @@ from ragged_programs import BY_NAME
 
 from ostinato.ragged import Context, Flat, Padded, Sizes
 from ostinato.ragged.core import registry
-from ostinato.ragged.primitives.relocate import Places
+from ostinato.ragged.primitives.relocate import Sources
 from ostinato.ragged.rules import control, dot, elementwise, linalg
 from ostinato.ragged.schedule import packed_scan, padded_scan, tiered
 
@@ -24,10 +24,10 @@ def rule(name, make):
     """The rule of a primitive becomes `make(rule)`."""
 
     def apply(monkeypatch):
-        rules = dict(registry._rules)
-        (key,) = [k for k in rules if getattr(k, "name", k) == name]
-        rules[key] = make(rules[key])
-        monkeypatch.setattr(registry, "_rules", rules)
+        entries = dict(registry._entries)
+        (key,) = [k for k in entries if getattr(k, "name", k) == name]
+        entries[key] = entries[key]._replace(rule=make(entries[key].rule))
+        monkeypatch.setattr(registry, "_entries", entries)
 
     return apply
 
@@ -218,7 +218,7 @@ BROKEN = {
         {},
     ),
     "tail_as_it_comes": (
-        attribute(Context, "fill_tail", unchanged(1)),
+        attribute(Context, "fill_unused", unchanged(1)),
         "mean_of_mlp",
         {},
     ),
@@ -260,15 +260,17 @@ BROKEN = {
         {"tiers": 2},
     ),
     "tiers_a_row_off": (
-        attribute(tiered.TieredBatch, "_in_tiers", changed(row=lambda p: p.row + 1)),
+        attribute(
+            tiered.TieredBatch, "_in_tiers", changed(element=lambda p: p.element + 1)
+        ),
         "attention",
         {"tiers": 2},
     ),
     "rows_back_from_elsewhere": (
         attribute(
             Context,
-            "_places",
-            lambda f: lambda *args: (f(*args)[0], Places(*map(_rolled, f(*args)[1]))),
+            "_sources",
+            lambda f: lambda *args: (f(*args)[0], Sources(*map(_rolled, f(*args)[1]))),
         ),
         "conv_same",
         {},
@@ -294,7 +296,9 @@ BROKEN = {
         attribute(
             packed_scan,
             "_plan",
-            changed(in_rows=lambda p: p.in_rows._replace(row=p.in_rows.row + 1)),
+            changed(
+                in_rows=lambda p: p.in_rows._replace(element=p.in_rows.element + 1)
+            ),
         ),
         "rnn",
         LANES,

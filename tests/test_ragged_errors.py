@@ -295,7 +295,7 @@ def test_wrong_options(options):
 def scratch_rules(monkeypatch):
     """A registry that forgets what a test adds."""
     assert rules.__name__  # those of JAX's primitives are there already
-    monkeypatch.setattr(registry, "_rules", dict(registry._rules))
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 
 def make_primitive(name):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from ostinato.ragged.primitives.relocate import Places, move
+from ostinato.ragged.primitives.relocate import Sources, relocate
 
 ROWS, PLACES = 5, 8
 
@@ -20,14 +20,14 @@ def places(seed):
     shown = np.zeros(ROWS, bool)
     for r, p in zip(rng.permutation(ROWS)[:4], rng.permutation(PLACES), strict=False):
         row[p], valid[p], place[r], shown[r] = r, True, p, True
-    as_places = lambda i, v: Places(jnp.asarray(i, jnp.int32), jnp.asarray(v))  # noqa: E731
+    as_places = lambda i, v: Sources(jnp.asarray(i, jnp.int32), jnp.asarray(v))  # noqa: E731
     return as_places(row, valid), as_places(place, shown)
 
 
 def matrix(to):
-    """What `move` multiplies the rows by, as far as there is a derivative."""
+    """What `relocate` multiplies the rows by, as far as there is a derivative."""
     full = np.zeros((PLACES, ROWS))
-    full[np.arange(PLACES), np.asarray(to.row)] = to.valid
+    full[np.arange(PLACES), np.asarray(to.element)] = to.valid
     return full
 
 
@@ -36,9 +36,9 @@ def test_values_are_rows_and_derivatives_those_of_valid_places(axis):
     to, back = places(0)
     x = np.random.default_rng(1).standard_normal((ROWS, 3))
     turned = (lambda a: a) if axis == 0 else np.transpose
-    function = lambda x: move(x, to, back, axis)  # noqa: E731
+    function = lambda x: relocate(x, to, back, axis)  # noqa: E731
     y, pull_back = jax.vjp(function, jnp.asarray(turned(x)))
-    np.testing.assert_array_equal(turned(np.asarray(y)), x[np.asarray(to.row)])
+    np.testing.assert_array_equal(turned(np.asarray(y)), x[np.asarray(to.element)])
     cotangent = np.random.default_rng(2).standard_normal((PLACES, 3))
     expected = matrix(to).T @ np.where(to.valid[:, None], cotangent, 0)
     cotangent[~np.asarray(to.valid)] = np.nan
@@ -52,7 +52,7 @@ def test_it_can_be_differentiated_twice():
     to, back = places(3)
     x = jnp.asarray(np.random.default_rng(4).standard_normal((ROWS, 2)))
     # What fills a place is a constant, which no finite difference would take it for.
-    only = lambda x: jnp.where(to.valid[:, None], move(x, to, back), 1.0)  # noqa: E731
+    only = lambda x: jnp.where(to.valid[:, None], relocate(x, to, back), 1.0)  # noqa: E731
     check_grads(lambda x: jnp.sin(only(x)) ** 2, (x,), 2)
 
 
@@ -66,7 +66,7 @@ def test_under_vmap_it_is_a_loop(own_places, axis):
     x = jnp.asarray(np.random.default_rng(5).standard_normal(shape))
 
     def loss(x, pair):
-        return jnp.sum(jnp.sin(move(x, *pair, axis)))
+        return jnp.sum(jnp.sin(relocate(x, *pair, axis)))
 
     run = jax.value_and_grad(loss)
     got = jax.vmap(run, in_axes=(0, mapped))(x, given)
@@ -78,4 +78,4 @@ def test_under_vmap_it_is_a_loop(own_places, axis):
 def test_types_without_derivatives():
     to, back = places(6)
     x = jnp.arange(ROWS)
-    np.testing.assert_array_equal(move(x, to, back), to.row)
+    np.testing.assert_array_equal(relocate(x, to, back), to.element)

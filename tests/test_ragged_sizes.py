@@ -73,7 +73,7 @@ def test_bounds_hold_and_are_close(dim):
     for batch in itertools.combinations_with_replacement(every, BATCH):
         if all(sum(e[i] for e in batch) <= TOTAL[k] for i, k in enumerate("nm")):
             most = max(most, sum(values[e] for e in batch))
-    bound = sizes.most_rows(dim, ranges, TOTAL, BATCH)
+    bound = sizes.most_tokens(dim, ranges, TOTAL, BATCH)
     assert most <= bound <= largest * BATCH
     if str(dim) in ("n", "n + 3", "n + m"):
         assert bound == min(most, largest * BATCH)

@@ -3,6 +3,7 @@
 from .core.context import Context as Context
 from .core.example_sizes import Sizes as Sizes
 from .core.registry import Refuse as Refuse
+from .core.registry import Unsupported as Unsupported
 from .core.values import Flat as Flat
 from .core.values import Padded as Padded
 from .core.values import Shared as Shared
@@ -17,4 +18,5 @@ from .types.capacity import round_length as round_length
 from .types.padded import PaddedRagged as PaddedRagged
 from .types.segments import Segments as Segments
 from .types.segments import Tail as Tail
+from .types.segments import UsedCapacity as UsedCapacity
 from .vmap import vmap as vmap

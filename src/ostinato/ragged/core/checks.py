@@ -13,7 +13,10 @@ from .sizes import evaluate, holds
 def check_dim(
     arrays: list[RaggedArray], max_length: int, capacity: int, min_length: int
 ) -> None:
-    """The lengths of all arrays of one dim name: in range, alike, and with room."""
+    """Check the lengths of all arrays of one dim name.
+
+    They must be in range, equal, and fit the capacity.
+    """
     first = arrays[0]
     name, lengths = first.dim, host(first.lengths)
     for other in arrays[1:]:
@@ -39,7 +42,7 @@ def check_dim(
 
 
 def check_derived(name: str, lengths: Any, base: Mapping[str, Any]) -> None:
-    """That sizes named after others, such as `n + 1`, are what the name says."""
+    """Check that sizes named after others, such as `n + 1`, are what the name says."""
     want = evaluate(name, {n: host(value) for n, value in base.items()})
     require(
         host(lengths) == want,
@@ -49,7 +52,7 @@ def check_derived(name: str, lengths: Any, base: Mapping[str, Any]) -> None:
 
 
 def check_constraint(constraint: str, lengths: Mapping[str, Any]) -> None:
-    """That every example satisfies one of the `constraints` of `ragged.vmap`."""
+    """Check that all examples satisfy one of the `constraints` of `ragged.vmap`."""
     require(
         holds(constraint, {name: host(value) for name, value in lengths.items()}),
         f"the constraint {constraint!r} must hold for every example",

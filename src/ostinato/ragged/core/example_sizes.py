@@ -1,4 +1,4 @@
-"""The sizes of one example, for functions of a padded one."""
+"""`Sizes`: the sizes of one example, for functions of a padded example."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class Sizes:
     values: Mapping[str, Any]
 
     def __call__(self, dim: Any) -> Any:
-        """The size `dim` of this example: an int32 scalar, or an int if it is one.
+        """Return the size `dim` of this example: an int32 scalar, or an int.
 
         It is negative only where the example is shorter than `min_length`.
         """
         return sizes.evaluate(dim, self.values) if sizes.is_symbolic(dim) else int(dim)
 
     def mask(self, x: Array, axis: int, dim: Any) -> Array:
-        """Where `x` is no padding along `axis`, in a shape that broadcasts to `x`."""
+        """Return where `x` is not padding along `axis`, in a shape that broadcasts."""
         return along(positions(x.shape[axis]) < self(dim), axis, x.ndim)
 
     def cleared(self, x: Array, shape: tuple[Any, ...], fill: Any = 0) -> Array:
-        """`x`, in the shape `shape` of one example, with `fill` for all its padding."""
+        """Return `x`, of one example's shape `shape`, with `fill` in its padding."""
         inside: Any = True
         for axis in sizes.symbolic_axes(shape):
             inside &= self.mask(x, axis, shape[axis])
         return x if inside is True else jnp.where(inside, x, jnp.asarray(fill, x.dtype))
 
     def repeat_last(self, x: Array, axis: int, dim: Any) -> Array:
-        """`x` with its last valid slice along `axis`, a constant, for the padding."""
+        """Return `x` with its last valid slice along `axis`, a constant, as padding."""
         if not sizes.is_symbolic(dim) or x.shape[axis] == 0:
             return x
         last = jnp.maximum(self(dim) - 1, 0)

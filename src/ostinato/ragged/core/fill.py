@@ -1,4 +1,4 @@
-"""What stands where there is no value, and what changes no result."""
+"""Elements for places that have no value, chosen so that they change no result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..types.segments import along
 
 
 def fill_value(dtype: Any) -> Any:
-    """NaN, or what `jax.numpy.take` gives for an index out of range in that type."""
+    """Return NaN, or the fill value of `jax.numpy.take` for dtypes without NaN."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.nan
     if jnp.issubdtype(dtype, jnp.signedinteger):
@@ -26,38 +26,42 @@ def fill_value(dtype: Any) -> Any:
 
 
 def lowest(dtype: Any) -> Any:
-    """What no value of `dtype` is below: the identity of `max`."""
+    """Return the least value of `dtype`: the identity of `max`."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return -np.inf
     return False if dtype == jnp.bool_ else jnp.iinfo(dtype).min
 
 
 def highest(dtype: Any) -> Any:
-    """What no value of `dtype` is above: the identity of `min`."""
+    """Return the largest value of `dtype`: the identity of `min`."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.inf
     return True if dtype == jnp.bool_ else jnp.iinfo(dtype).max
 
 
 def of_present(present: Array, x: Array) -> Array:
-    """`x`, `[batch, ...]`, with that of a present example for those that are not.
+    """Return `x`, `[batch, ...]`, with a present example's values for absent examples.
 
-    For what is not seen of an example and may be NaN, as a mean of no rows is: times
-    the 0 that comes back for it NaN would be a gradient. There is none for the others'.
+    The value of an absent example is not looked at, but may be NaN, as the mean of no
+    tokens is. The cotangent of it is 0, and 0 times NaN would be a NaN gradient. The
+    values that stand in for it are constants.
 
     Args:
         present: bool `[batch]`.
-        x: of every example.
+        x: the values of all examples.
     """
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x
     other = lax.dynamic_index_in_dim(x, jnp.argmax(present), 0)
-    other = or_harmless(jnp.any(present), other, integer=1)  # a size, say
+    other = safe_fill(jnp.any(present), other, integer=1)  # it may be a size
     return jnp.where(along(present, 0, x.ndim), x, constant(other))
 
 
-def or_harmless(any_valid: Array, x: Array, integer: int = 0) -> Array:
-    """`x`, or what most functions are finite of where there is nothing valid."""
+def safe_fill(any_valid: Array, x: Array, integer: int = 0) -> Array:
+    """Return `x`, or where nothing is valid a number that most functions accept.
+
+    That number is 0.5 for floats, since most functions are finite there.
+    """
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x
     other = 0.5 if jnp.issubdtype(x.dtype, jnp.inexact) else integer

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import sysconfig
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
 from .regions import Region, with_regions
-from .registry import Refuse, rule_of
+from .registry import Unsupported, entry_of
 from .sizes import symbolic_axes
+from .source_lines import user_line
 from .values import Flat, Padded, Shared, Value, ragged_axes
 
 if TYPE_CHECKING:
     from .context import Context
 
-_LIBRARIES = (Path(jax.__file__).parent, Path(__file__).parents[1])
-_INSTALLED = {Path(sysconfig.get_paths()[k]) for k in ("stdlib", "purelib", "platlib")}
-
 
 def evaluate(ctx: Context, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
-    """The results of `jaxpr`, closed or without constants, on `values`."""
+    """Return the results of `jaxpr`, closed or without constants, on `values`."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     closed = ctx.varying(list(getattr(jaxpr, "consts", ())))
     consts = [Shared(c, jnp.shape(c)) for c in closed]
@@ -42,27 +37,25 @@ def evaluate(ctx: Context, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
             return Shared(x, (), number=number)
         return known[atom]
 
-    outer = ctx.equations
     tiered = ctx.options.tiers and not isinstance(inner, Region)
     for eqn in with_regions(inner) if tiered else inner.eqns:
-        ctx.equations = (*outer, eqn)
         with eqn.ctx.manager:
-            results = _apply(ctx, eqn, [read(atom) for atom in eqn.invars])
+            results = _apply(ctx.at(eqn), eqn, [read(atom) for atom in eqn.invars])
         known.update(zip(eqn.outvars, results, strict=True))
-    ctx.equations = outer
     return [read(atom) for atom in inner.outvars]
 
 
 def _apply(ctx: Context, eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    rule: Callable = rule_of(eqn.primitive) or _without_rule
+    entry = entry_of(eqn.primitive)
+    rule = entry.rule if entry else _without_rule
     try:
         results = rule(ctx, eqn, *values, **eqn.params)
-    except Refuse as refusal:
+    except Unsupported as reason:
         operands = ", ".join(str(atom.aval) for atom in eqn.invars)
         raise NotImplementedError(
-            f"ragged.vmap cannot map the primitive '{eqn.primitive.name}': {refusal}\n"
+            f"ragged.vmap cannot map the primitive '{eqn.primitive.name}': {reason}\n"
             f"  operands: {operands}\n"
-            f"  at {_user_line(ctx.equations)}"
+            f"  at {user_line(ctx.equations)}"
         ) from None
     results = list(results) if isinstance(results, (list, tuple)) else [results]
     arrays = ctx.varying([v.x for v in results])
@@ -78,14 +71,14 @@ def _apply(ctx: Context, eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 
 
 def _of_complete(ctx: Context, value: Value) -> Value:
-    """What has lost its ragged axes, harmless where an example has too few rows."""
+    """Return a value that has lost its ragged axes, safe for incomplete examples."""
     if isinstance(value, Padded) and not ragged_axes(value):
         return dataclasses.replace(value, x=ctx.of_complete(value.x))
     return value
 
 
 def _check(ctx: Context, eqn: JaxprEqn, aval: Any, value: Value) -> None:
-    """TypeError where a rule gives something else than the primitive does."""
+    """Raise TypeError where a rule returns another type than the primitive does."""
     shape = ctx.at_max(value.shape)
     if isinstance(value, Padded):
         shape = (ctx.batch, *shape)
@@ -101,10 +94,14 @@ def _check(ctx: Context, eqn: JaxprEqn, aval: Any, value: Value) -> None:
 
 
 def _without_rule(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[Value]:
-    """Exact where no size depends on the example; refused everywhere else."""
+    """Map a primitive without a rule: exact where no size depends on the example.
+
+    Raises:
+        Unsupported: a size depends on the example.
+    """
     atoms = [*eqn.invars, *eqn.outvars]
     if any(symbolic_axes(getattr(atom.aval, "shape", ())) for atom in atoms):
-        raise Refuse(
+        raise Unsupported(
             "it has no rule for an axis of different sizes; write one with "
             "ragged.register, or use other operations"
         )
@@ -115,30 +112,3 @@ def _without_rule(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list
         return results if eqn.primitive.multiple_results else [results]
 
     return ctx.batched(bind, values, ctx.out_shapes(eqn), sized=False)
-
-
-# ------------------------------------------------------------------ where the user is
-
-
-def _user_line(equations: Sequence[JaxprEqn]) -> str:
-    """The line that made the last equation, as ``file:line (function)``.
-
-    The equations before are those that it stands in: inside a jitted function JAX knows
-    the lines of that function alone, so for one of a library the next one tells.
-    """
-    installed = None
-    for eqn in reversed(equations):
-        traceback = eqn.source_info.traceback
-        for frame in traceback.frames if traceback else ():  # the innermost first
-            path = Path(frame.file_name)
-            if frame.file_name.startswith("<frozen") or _within(path, _LIBRARIES):
-                continue
-            line = f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
-            if not _within(path, _INSTALLED):
-                return line
-            installed = installed or line
-    return installed or "an unknown line"
-
-
-def _within(path: Path, folders: Any) -> bool:
-    return any(folder in path.parents for folder in folders)

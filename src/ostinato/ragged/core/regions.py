@@ -1,8 +1,8 @@
-"""The parts of a program that take more than one ragged axis.
+"""Regions: the parts of a program that have values with more than one ragged axis.
 
-They are what tiers are for. A region is a set of equations that can run as one: those
-that have a value with two ragged axes, and the light ones in between, such as a sum
-over one of the axes that goes back into the other.
+Tiers are for regions. A region is a set of equations that can run as one: those that
+have a value with two ragged axes, and the cheap ones in between, such as a sum over one
+of the axes that goes back into the other.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn, Literal, Primitive, jaxprs_in_params
 
-from .registry import rule_of
+from .registry import entry_of
 from .sizes import symbolic_axes
 
 region_p = Primitive("ragged_region")
-"""Stands for a region where the interpreter runs; never bound."""
-
-_LIGHT = {"elementwise", "pieces", "reduce", "shape"}
-_CALLS = {"calls", "custom"}
+"""The primitive of an equation that stands for a region; it is never bound."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +31,14 @@ class Region:
 
 
 def with_regions(jaxpr: Any) -> list[JaxprEqn]:
-    """The equations of `jaxpr`, each region of them as one."""
+    """Return the equations of `jaxpr`, those of each region as one equation."""
     inside = _inside(jaxpr.eqns)
     if not any(inside):
         return jaxpr.eqns
     pending = list(range(len(jaxpr.eqns)))
     ordered: list[list[int]] = []
     wants_region = False
-    while pending:  # turn by turn as many as can run of each kind
+    while pending:  # in turns, as many of one kind as can run
         missing = {v for i in pending for v in jaxpr.eqns[i].outvars}
         batch = []
         for i in pending:
@@ -54,7 +51,7 @@ def with_regions(jaxpr: Any) -> list[JaxprEqn]:
         wants_region = not wants_region
     parts = [[jaxpr.eqns[i] for i in batch] for batch in ordered if batch]
     kinds = [inside[batch[0]] for batch in ordered if batch]
-    needed: list[set[Any]] = [set()]  # by what comes later
+    needed: list[set[Any]] = [set()]  # by later parts
     for part in reversed(parts[1:]):
         needed.append({*needed[-1], *(v for e in part for v in _variables(e.invars))})
     needed.reverse()
@@ -86,7 +83,10 @@ def _variables(atoms: Iterable[Any]) -> Iterable[Any]:
 
 
 def _inside(eqns: Sequence[JaxprEqn]) -> list[bool]:
-    """Which equations belong to a region: none with effects, it may be run twice."""
+    """Return which equations belong to a region.
+
+    An equation with effects does not, since a region may run twice.
+    """
     common = _common(eqns)
     several = [
         not shared
@@ -96,10 +96,10 @@ def _inside(eqns: Sequence[JaxprEqn]) -> list[bool]:
     ]
     if not any(several):
         return several
-    light = [_is_light(eqn) and not eqn.effects for eqn in eqns]
+    cheap = [_is_cheap(eqn) and not eqn.effects for eqn in eqns]
     after: set[Any] = set()
     from_region = []
-    for eqn, core, passes in zip(eqns, several, light, strict=True):
+    for eqn, core, passes in zip(eqns, several, cheap, strict=True):
         comes = not after.isdisjoint(_variables(eqn.invars))
         from_region.append(comes)
         if core or comes and passes:
@@ -108,15 +108,15 @@ def _inside(eqns: Sequence[JaxprEqn]) -> list[bool]:
     inside = list(several)
     for i in reversed(range(len(eqns))):
         goes = not before.isdisjoint(eqns[i].outvars)
-        between = from_region[i] and goes and light[i]
+        between = from_region[i] and goes and cheap[i]
         inside[i] = several[i] or between
-        if several[i] or goes and light[i]:
+        if several[i] or goes and cheap[i]:
             before.update(_variables(eqns[i].invars))
     return inside
 
 
 def _common(eqns: Sequence[JaxprEqn]) -> list[bool]:
-    """Which equations have the same result for all examples, such as an iota."""
+    """Return which equations have the same result for all examples, such as an iota."""
     own: set[Any] = set()
     made: set[Any] = set()
     common = []
@@ -134,11 +134,9 @@ def _ragged_axes(atom: Any) -> int:
     return len(symbolic_axes(getattr(atom.aval, "shape", ())))
 
 
-def _is_light(eqn: JaxprEqn) -> bool:
-    """Whether it is cheap per element, so that padding it costs little."""
-    rule = rule_of(eqn.primitive)
-    family = rule.__module__.rsplit(".", 1)[-1] if rule else ""
-    if family in _CALLS:
-        bodies = jaxprs_in_params(eqn.params)
-        return all(_is_light(inner) for body in bodies for inner in body.eqns)
-    return family in _LIGHT
+def _is_cheap(eqn: JaxprEqn) -> bool:
+    """Return whether an equation costs so little per element that padding is cheap."""
+    entry = entry_of(eqn.primitive)
+    bodies = jaxprs_in_params(eqn.params)
+    inner = [inner for body in bodies for inner in body.eqns]
+    return entry is not None and entry.cheap and all(map(_is_cheap, inner))

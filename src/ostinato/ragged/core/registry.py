@@ -1,10 +1,10 @@
-"""One rule for each primitive."""
+"""The registry of rules: one rule for each primitive."""
 
 from __future__ import annotations
 
 import functools as ft
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import lax
 from jax.extend.core import Primitive
@@ -12,18 +12,31 @@ from jax.extend.core import primitives as jax_primitives
 
 Rule = Callable[..., Any]
 
-_rules: dict[Primitive | str, Rule] = {}
+
+class Entry(NamedTuple):
+    """A rule, and whether its primitive costs little per element."""
+
+    rule: Rule
+    cheap: bool
 
 
-class Refuse(Exception):
-    """Raised by a rule: this case cannot be mapped, for the reason given.
+_entries: dict[Primitive | str, Entry] = {}
+
+
+class Unsupported(Exception):
+    """An exception that a rule raises for a case that it cannot map, with the reason.
 
     The caller of `ragged.vmap` sees a NotImplementedError that adds the primitive, the
     types of its operands and the line of the program.
     """
 
 
-def register(*primitives: Primitive | str) -> Callable[[Rule], Rule]:
+Refuse = Unsupported  # its former name
+
+
+def register(
+    *primitives: Primitive | str, cheap: bool = False
+) -> Callable[[Rule], Rule]:
     """Decorate the rule of one or several primitives; see `ragged.register`."""
     if not primitives:
         raise ValueError("`primitives` must name at least one primitive, got none")
@@ -37,17 +50,17 @@ def register(*primitives: Primitive | str) -> Callable[[Rule], Rule]:
     def decorate(rule: Rule) -> Rule:
         keys = [_exported().get(p, p) for p in primitives]
         for key in keys:
-            if key in _rules or getattr(key, "name", None) in _rules:
+            if key in _entries or getattr(key, "name", None) in _entries:
                 raise ValueError(f"primitive {key} has a ragged rule already")
-        _rules.update(dict.fromkeys(keys, rule))
+        _entries.update(dict.fromkeys(keys, Entry(rule, cheap)))
         return rule
 
     return decorate
 
 
-def rule_of(primitive: Primitive) -> Rule | None:
-    """Return the rule of `primitive`, or None where it has no rule."""
-    return _rules.get(primitive, _rules.get(primitive.name))
+def entry_of(primitive: Primitive) -> Entry | None:
+    """Return the entry of `primitive`, or None where it has no rule."""
+    return _entries.get(primitive, _entries.get(primitive.name))
 
 
 @ft.cache

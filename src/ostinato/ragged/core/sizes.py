@@ -25,18 +25,18 @@ _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq}
 
 
 class Range(NamedTuple):
-    """All values from `low` to `high`; arithmetic gives what may come of it."""
+    """The values from `low` to `high`; arithmetic gives the range of the result."""
 
     low: int
     high: int
 
     @classmethod
     def of(cls, *values: int) -> Range:
-        """The smallest range that holds `values`."""
+        """Return the smallest range that holds `values`."""
         return cls(min(values), max(values))
 
     def combine(self, other: Range, function: Callable[[int, int], int]) -> Range:
-        """The range of a function that is monotone in each argument."""
+        """Return the range of a function that is monotone in each argument."""
         return Range.of(*(function(a, b) for a in self for b in other))
 
 
@@ -121,33 +121,38 @@ def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:
     raise NotImplementedError(f"ragged: cannot evaluate the size {ast.unparse(node)!r}")
 
 
-# ---------------------------------------------------------------------- for the others
+# ----------------------------------------------------------------------- public names
 
 
 def is_symbolic(dim: Any) -> bool:
-    """Whether `dim` is a size that depends on the example."""
+    """Return whether `dim` is a size that depends on the example."""
     return is_symbolic_dim(dim)
 
 
 def symbolic_axes(shape: Any) -> list[int]:
-    """The axes of `shape` whose size depends on the example."""
+    """Return the axes of `shape` whose size depends on the example."""
     return [axis for axis, dim in enumerate(shape) if is_symbolic_dim(dim)]
 
 
 def symbols(dim: Any) -> list[str]:
-    """The names that `dim` is made from, in alphabetic order."""
+    """Return the names that `dim` is made from, in alphabetic order."""
     nodes = ast.walk(_parse(str(dim)))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     return sorted(names - set(_FUNCTIONS))
 
 
 def evaluate(dim: Any, values: Mapping[str, Any]) -> Any:
-    """`dim` where each symbol is an integer, or an array of one integer per example."""
+    """Return the value of `dim`.
+
+    Args:
+        dim: the size.
+        values: for each symbol an integer, or an array of one integer per example.
+    """
     return _evaluate(_parse(str(dim)), values)
 
 
 def holds(constraint: str, values: Mapping[str, Any]) -> Any:
-    """Whether a constraint such as ``"n >= 4"`` holds, one bool per example.
+    """Return whether a constraint such as ``"n >= 4"`` holds, one bool per example.
 
     Raises:
         ValueError: `constraint` has none of the forms `a >= b`, `a <= b`, `a == b`.
@@ -157,7 +162,7 @@ def holds(constraint: str, values: Mapping[str, Any]) -> Any:
 
 
 def constraint_for_jax(constraint: str, values: Mapping[str, Any]) -> str:
-    """A constraint as JAX takes it, of symbolic sizes for the names in it.
+    """Return a constraint as JAX takes it, with symbolic sizes for the names in it.
 
     JAX's grammar has no parentheses, and wants no constant left of `==`.
     """
@@ -190,7 +195,7 @@ def _sides(constraint: str, values: Mapping[str, Any]) -> tuple[Any, str, Any]:
 
 
 def is_derived(name: str) -> bool:
-    """Whether a dim's name is an expression of others, as that of a result may be."""
+    """Return whether a dim's name is made of others, as the name of a result may be."""
     try:
         names = symbols(name)
         evaluate(name, dict.fromkeys(names, 1))
@@ -200,22 +205,22 @@ def is_derived(name: str) -> bool:
 
 
 def rename(text: str, names: Mapping[str, str]) -> str:
-    """`text` with every whole word that is a key of `names` replaced."""
+    """Return `text` with every whole word that is a key of `names` replaced."""
     return re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), text)
 
 
 def largest(dim: Any, ranges: Mapping[str, Range]) -> int:
-    """An upper bound of `dim`, at least 0; the exact maximum if one symbol occurs."""
+    """Return an upper bound of `dim`, at least 0; exact if one symbol occurs."""
     return max(sum(_bound(term, ranges).high for term in _terms(dim)), 0)
 
 
 def smallest(dim: Any, ranges: Mapping[str, Range]) -> int:
-    """A lower bound of `dim`, maybe negative; exact if one symbol occurs."""
+    """Return a lower bound of `dim`, maybe negative; exact if one symbol occurs."""
     return sum(_bound(term, ranges).low for term in _terms(dim))
 
 
 def in_program(jaxpr: Any) -> Iterator[Any]:
-    """The symbolic sizes in the shapes of all values of `jaxpr`, closed or not."""
+    """Yield the symbolic sizes in the shapes of all values of `jaxpr`."""
     for eqn in jaxpr.eqns:
         for variable in eqn.outvars:
             yield from filter(is_symbolic, getattr(variable.aval, "shape", ()))
@@ -223,10 +228,10 @@ def in_program(jaxpr: Any) -> Iterator[Any]:
             yield from in_program(inner)
 
 
-def room(dims: Iterable[Any]) -> dict[str, int]:
-    """For each symbol the least value at which none of `dims` is 0.
+def least_nonempty(dims: Iterable[Any]) -> dict[str, int]:
+    """Return for each symbol the least value at which none of `dims` is 0.
 
-    Those that are 0 up to 64, as that of `x[100:]`, are left out.
+    Dims that are 0 for all values up to 64, such as that of `x[100:]`, are left out.
     """
     found: dict[str, int] = {}
     for dim in {str(dim): dim for dim in dims}.values():
@@ -238,13 +243,13 @@ def room(dims: Iterable[Any]) -> dict[str, int]:
     return found
 
 
-def most_rows(
+def most_tokens(
     dim: Any,
     ranges: Mapping[str, Range],
     totals: Mapping[str, int],
     batch: int,
 ) -> int:
-    """An upper bound of the sum of `dim` over the examples of a batch.
+    """Return an upper bound of the sum of `dim` over the examples of a batch.
 
     Args:
         dim: the size.
@@ -252,26 +257,26 @@ def most_rows(
         totals: for each symbol an upper bound of its sum over the batch.
         batch: the number of examples.
     """
-    rows = 0
+    tokens = 0
     for term in _terms(dim):
         names = symbols(term)
         if len(names) != 1:
-            rows += max(_bound(term, ranges).high, 0) * batch
+            tokens += max(_bound(term, ranges).high, 0) * batch
             continue
         # d(n) <= slope * n + rest for all n, so the sum is at most slope * total +
-        # rest * batch, whatever the slope: the best of those that an affine, a
-        # capped or a growing d asks for is taken.
+        # rest * batch, for each slope: the best slope is taken of those that an affine,
+        # a capped and a growing d ask for.
         (name,) = names
         low, high = ranges[name]
         n = np.arange(low, high + 1)
         d = np.maximum(np.broadcast_to(evaluate(term, {name: n}), n.shape), 0)
         slopes = (0.0, d[-1] / max(high, 1), d[-1] - d[-2:][0], d[:2][-1] - d[0])
-        rows += min(
+        tokens += min(
             _floor(s * totals[name] + np.max(d - s * n) * batch)
             for s in slopes
             if s >= 0
         )
-    return max(min(rows, largest(dim, ranges) * batch), 0)
+    return max(min(tokens, largest(dim, ranges) * batch), 0)
 
 
 def _floor(value: Any) -> int:
@@ -290,7 +295,7 @@ def _bound(term: str, ranges: Mapping[str, Range]) -> Range:
 
 
 def _terms(dim: Any) -> list[str]:
-    """The parts of the sum `dim`, those that share their symbols in one piece."""
+    """Return the terms of the sum `dim`, those that share their symbols as one."""
     groups: dict[tuple[str, ...], str] = {}
     for sign, node in _summands(_parse(str(dim)), "+"):
         text = f"{sign} ({ast.unparse(node)})"

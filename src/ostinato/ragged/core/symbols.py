@@ -1,4 +1,4 @@
-"""One call of `ragged.vmap`: its options, and what the symbols of its trace mean."""
+"""The options of one call of `ragged.vmap`, and the values of its symbols."""
 
 from __future__ import annotations
 
@@ -11,29 +11,35 @@ from .sizes import Range
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of `ragged.vmap` that rules look at; its docstring explains them.
+    """The options that rules look at; the docstring of `ragged.vmap` explains them.
 
-    `prefers_rows` is none: inside of loops and tiers, where all is padded, it is False.
+    Attributes:
+        scan: `"auto"`, `"padded"` or `"packed"`.
+        lanes: the lanes of a packed scan, None to choose.
+        tiers: for each symbol its tiers; None for one group.
+        prefers_flat: whether flat values are the better choice. Inside of loops and
+            tiers, where all values are padded, it is False. No option of the caller.
     """
 
     scan: str = "auto"
     lanes: int | None = None
     tiers: Any = None
-    prefers_rows: bool = True
+    prefers_flat: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Symbols:
-    """What the symbols of a trace stand for.
+    """The values that the symbols of a trace stand for.
 
     Attributes:
         values: for each symbol int32 `[batch]`, its value in each example.
-        ranges: for each symbol the least and largest value.
+        ranges: for each symbol the least and the largest value.
         totals: for each symbol a static bound of its sum over the batch.
-        capacities: the rows of the inputs' flat arrays, by the text of their size.
-        least: for each symbol what no value is below, except maybe a traced one.
-        room: for each symbol a value that its largest one is not below, so that padded
-            arrays have an element along each axis: from none, none could be taken.
+        capacities: the capacity of the inputs' flat arrays, by the text of their size.
+        least: for each symbol the least value that was promised; a traced value may
+            break the promise.
+        min_padded: for each symbol the least size that it has in padded arrays, so that
+            these have an element along each axis: none can be taken from an empty axis.
     """
 
     values: dict[str, Array]
@@ -41,12 +47,4 @@ class Symbols:
     totals: dict[str, int]
     capacities: dict[str, int]
     least: dict[str, int]
-    room: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    def with_room(self, room: dict[str, int]) -> Symbols:
-        """With ranges that reach that far."""
-        ranges = {
-            name: r._replace(high=max(r.high, room.get(name, 1)))
-            for name, r in self.ranges.items()
-        }
-        return dataclasses.replace(self, ranges=ranges, room=room)
+    min_padded: dict[str, int] = dataclasses.field(default_factory=dict)

@@ -1,10 +1,18 @@
-"""How the values of all examples lie in memory: three layouts.
+"""The values of all examples: how they lie in memory, in three layouts.
 
 `shape` is the shape of one example's value. Sizes that depend on the example stand in
-it as symbols; `Context` knows the largest one, and how many rows all examples have.
-Rows are padded, and tails filled, with copies of valid rows: what is computed of them
-alone is finite where it is on the data. What depends on positions may be anything past
-the end of an example. None of it has a meaning, and no gradient of it is let through.
+it as symbols; `Context` knows the largest value of a symbol, and how many tokens all
+examples have together.
+
+Padding and unused capacity hold copies of valid tokens: what is computed of them alone
+is finite where it is finite on the data. What depends on positions may be anything past
+the end of an example. Nothing there has a meaning, and no gradient of it is let
+through.
+
+A value is a pytree. Its array is the only leaf; its shape and layout are static, so
+that values pass through `scan`, `cond`, `checkpoint` and custom derivatives. What is
+known about its elements, `filled` and `number`, is not carried across: it need not hold
+in every turn of a loop.
 """
 
 from __future__ import annotations
@@ -13,10 +21,13 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+import jax
+
 from ..._typing import Array
 from .sizes import symbolic_axes
 
 
+@jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Shared:
     """One value for all examples.
@@ -25,25 +36,35 @@ class Shared:
 
     Attributes:
         x: the array, in the shape `shape` with every symbol at its maximum.
-        shape: of one example's value.
-        number: of a scalar from the text of the program, as an int.
+        shape: the shape of one example's value.
+        number: the int that a scalar from the text of the program holds, else None.
     """
 
     x: Array
     shape: tuple[Any, ...]
     number: int | None = None
 
+    def tree_flatten(self) -> tuple[tuple[Array], Any]:
+        """Return the leaf and the static part, for JAX."""
+        return (self.x,), (self.shape,)
 
+    @classmethod
+    def tree_unflatten(cls, static: Any, leaves: Any) -> Shared:
+        """Return a value of any leaf, for JAX."""
+        return cls(*leaves, *static)
+
+
+@jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Padded:
     """One value per example, the batch axis in front, symbolic axes padded.
 
     Attributes:
         x: the array, `[batch, *shape]` with every symbol at its maximum.
-        shape: of one example's value.
-        filled: whether the padding is known to be copies of valid rows, or what comes
-            of them alone, and so finite where the data are.
-        number: of a scalar that is known to hold a symbolic size, that size.
+        shape: the shape of one example's value.
+        filled: whether the padding is known to be copies of valid tokens, or to be
+            computed of them alone, and so finite where the data are.
+        number: the symbolic size that a scalar is known to hold, else None.
     """
 
     x: Array
@@ -51,15 +72,25 @@ class Padded:
     filled: bool = False
     number: Any = None
 
+    def tree_flatten(self) -> tuple[tuple[Array], Any]:
+        """Return the leaf and the static part, for JAX."""
+        return (self.x,), (self.shape,)
 
+    @classmethod
+    def tree_unflatten(cls, static: Any, leaves: Any) -> Padded:
+        """Return a value of any leaf, for JAX."""
+        return cls(*leaves, *static)
+
+
+@jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """The rows of all examples one after another on `axis`; no batch axis.
+    """The tokens of all examples one after another on `axis`; no batch axis.
 
     Attributes:
         x: the array, in the shape `shape` with the capacity at `axis`.
-        shape: of one example's value; `axis` is its one symbolic axis.
-        axis: where the rows are.
+        shape: the shape of one example's value; `axis` is its one symbolic axis.
+        axis: the axis of the tokens.
     """
 
     x: Array
@@ -71,56 +102,47 @@ class Flat:
         """The symbolic size of an example's part."""
         return self.shape[self.axis]
 
+    def tree_flatten(self) -> tuple[tuple[Array], Any]:
+        """Return the leaf and the static part, for JAX."""
+        return (self.x,), (self.shape, self.axis)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, leaves: Any) -> Flat:
+        """Return a value of any leaf, for JAX."""
+        return cls(*leaves, *static)
+
 
 Value = Shared | Padded | Flat
 
 
+def is_value(x: Any) -> bool:
+    """Return whether `x` is a value, for `is_leaf` of `jax.tree`."""
+    return isinstance(x, Value)
+
+
 def ragged_axes(value: Value) -> list[int]:
-    """The symbolic axes of one example's value."""
+    """Return the symbolic axes of one example's value."""
     return symbolic_axes(value.shape)
 
 
 def is_filled(value: Value) -> bool:
-    """Whether what lies outside of the examples is known to come of valid rows."""
+    """Return whether everything outside of the examples is computed of valid tokens."""
     known = isinstance(value, Flat) or isinstance(value, Padded) and value.filled
     return known or not ragged_axes(value)
 
 
 def filled_as(value: Value, *sources: Value) -> Value:
-    """`value`, which comes of `sources` element by element, as filled as they are."""
+    """Return `value`, made of `sources` element by element, as filled as they are."""
     if isinstance(value, Padded) and all(map(is_filled, sources)):
         return dataclasses.replace(value, filled=True)
     return value
 
 
 def with_array(value: Value, x: Any) -> Value:
-    """`value` with another array, of whose padding nothing is known."""
-    if isinstance(value, Flat):
-        return dataclasses.replace(value, x=x)
-    return type(value)(x, value.shape)
+    """Return `value` with another array, about whose elements nothing is known."""
+    return jax.tree.map(lambda _: x, value)
 
 
 def shape_text(shape: Iterable[Any]) -> str:
-    """A shape as messages show it: sizes without quotes."""
+    """Return a shape as messages show it: sizes without quotes."""
     return f"({', '.join(map(str, shape))})"
-
-
-@dataclasses.dataclass(frozen=True)
-class Packing:
-    """Values without their arrays: what a traced function need not be given.
-
-    Attributes:
-        values: in place of each array, None.
-    """
-
-    values: tuple[Value, ...]
-
-    @classmethod
-    def of(cls, values: Iterable[Value]) -> Packing:
-        """The layouts and shapes of `values`."""
-        return cls(tuple(with_array(v, None) for v in values))
-
-    def unpack(self, arrays: Iterable[Array]) -> list[Value]:
-        """Values of these layouts and shapes with `arrays`."""
-        pairs = zip(self.values, arrays, strict=True)
-        return [with_array(v, x) for v, x in pairs]

@@ -1,4 +1,4 @@
-"""`stop_gradient` for values that may be tangents."""
+"""`constant`: `stop_gradient` for values that may be tangents."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ batching.defvectorized(constant_p)
 
 
 def constant(x: Array) -> Array:
-    """`x` as a constant: nothing is differentiated, or transposed, through it.
+    """Return `x` as a constant that is neither differentiated nor transposed.
 
-    `jax.lax.stop_gradient` has no transpose, which a tangent needs that runs through
-    the rules in the derivative of a `jax.custom_jvp`.
+    `jax.lax.stop_gradient` has no transpose. A tangent that runs through the rules in
+    the derivative of a `jax.custom_jvp` needs one.
     """
     return constant_p.bind(x)

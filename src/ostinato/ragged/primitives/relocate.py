@@ -1,7 +1,8 @@
-"""Rows that go to other places, each to one, and whose derivative comes straight back.
+"""`relocate`: elements go to other places, each valid element to one place.
 
-The derivative of a gather adds up what comes back, in a scatter, as a row may have gone
-to several places. Here it is a gather again, which is quicker to run and to compile.
+The derivative of a gather is a scatter that adds up, since an element may have gone to
+several places. Here each valid element goes to one place, so that the derivative is a
+gather again, which is quicker to run and to compile.
 """
 
 from __future__ import annotations
@@ -18,84 +19,90 @@ from ..types.segments import along, positions
 from .constant import constant
 
 
-class Places(NamedTuple):
-    """What comes to each of a number of places.
+class Sources(NamedTuple):
+    """The element that comes to each place of a result.
 
     Attributes:
-        row: int32 `[places]`, a row.
-        valid: bool `[places]`, False where that row is only there to fill the place.
+        element: int32 `[places]`, an element of the operand.
+        valid: bool `[places]`, False where the element only fills the place.
     """
 
-    row: Array
+    element: Array
     valid: Array
 
 
-def move(x: Array, to: Places, back: Places, axis: int = 0) -> Array:
-    """The rows `to.row` of `x`; those that only fill a place are constants.
+def relocate(x: Array, sources: Sources, inverse: Sources, axis: int = 0) -> Array:
+    """Return the elements `sources.element` of `x` along `axis`.
+
+    Elements that only fill a place are constants.
 
     Args:
-        x: rows on `axis`.
-        to: what comes to each place; each row is valid in one place at most.
-        back: for each row of `x` the place where it is valid, if there is one.
+        x: the operand.
+        sources: the element for each place; each is valid in one place at most.
+        inverse: for each element of `x` the place where it is valid, if there is one.
         axis: of `x` and of the result.
     """
-    rows = jnp.take(x, to.row, axis, mode="clip")
+    taken = jnp.take(x, sources.element, axis, mode="clip")
     if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return rows
-    moved = move_p.bind(x, *to, *back, axis=axis)
-    return jnp.where(along(to.valid, axis, x.ndim), moved, constant(rows))
+        return taken
+    moved = relocate_p.bind(x, *sources, *inverse, axis=axis)
+    return jnp.where(along(sources.valid, axis, x.ndim), moved, constant(taken))
 
 
-def _zero_elsewhere(x: Array, row: Array, valid: Array, *_: Array, axis: int) -> Array:
-    rows = jnp.take(x, row, axis, mode="clip")
-    return jnp.where(along(valid, axis, x.ndim), rows, jnp.zeros((), x.dtype))
+def _zero_elsewhere(
+    x: Array, index: Array, valid: Array, *_: Array, axis: int
+) -> Array:
+    taken = jnp.take(x, index, axis, mode="clip")
+    return jnp.where(along(valid, axis, x.ndim), taken, jnp.zeros((), x.dtype))
 
 
-def _abstract(x: Any, row: Any, *_: Any, axis: int) -> Any:
-    return x.update(shape=(*x.shape[:axis], *row.shape, *x.shape[axis + 1 :]))
+def _abstract_eval(x: Any, element: Any, *_: Any, axis: int) -> Any:
+    return x.update(shape=(*x.shape[:axis], *element.shape, *x.shape[axis + 1 :]))
 
 
-def _jvp(tangent: Array, _: Array, *places: Array, axis: int) -> Array:
-    return move_p.bind(tangent, *places, axis=axis)
+def _jvp(tangent: Array, _: Array, *maps: Array, axis: int) -> Array:
+    return relocate_p.bind(tangent, *maps, axis=axis)
 
 
-def _transpose(cotangent: Any, x: Any, *places: Array, axis: int) -> list[Any]:
+def _transpose(cotangent: Any, x: Any, *maps: Array, axis: int) -> list[Any]:
     if type(cotangent) is ad.Zero:
         return [ad.Zero(x.aval), *[None] * 4]
-    to, back = places[:2], places[2:]
-    return [move_p.bind(cotangent, *back, *to, axis=axis), *[None] * 4]
+    sources, inverse = maps[:2], maps[2:]
+    return [relocate_p.bind(cotangent, *inverse, *sources, axis=axis), *[None] * 4]
 
 
 def _batch(arrays: Any, axes: Any, *, axis: int) -> tuple[Array, int]:
     if all(at is None for at in axes[1:]):
         x = jnp.moveaxis(arrays[0], axes[0], 0)
-        return move_p.bind(x, *arrays[1:], axis=axis + 1), 0
-    # Places differ: the rows of all lie one after another.
+        return relocate_p.bind(x, *arrays[1:], axis=axis + 1), 0
+    # The maps differ: the elements of all operands are put one after another.
     mapped = zip(arrays, axes, strict=True)
     size = next(a.shape[at] for a, at in mapped if at is not None)
-    x, *places = (
+    x, *maps = (
         jnp.broadcast_to(a, (size, *a.shape)) if at is None else jnp.moveaxis(a, at, 0)
         for a, at in zip(arrays, axes, strict=True)
     )
     x = jnp.moveaxis(x, axis + 1, 1)
-    to, back = Places(*places[:2]), Places(*places[2:])
-    rows, count = x.shape[1], to.row.shape[1]
-    merged = *_merged(to, rows), *_merged(back, count)
-    y = move_p.bind(lax.collapse(x, 0, 2), *merged, axis=0)
-    return jnp.moveaxis(y.reshape(size, count, *x.shape[2:]), 1, axis + 1), 0
+    sources, inverse = Sources(*maps[:2]), Sources(*maps[2:])
+    elements, places = x.shape[1], sources.element.shape[1]
+    merged = *_merged(sources, elements), *_merged(inverse, places)
+    y = relocate_p.bind(lax.collapse(x, 0, 2), *merged, axis=0)
+    return jnp.moveaxis(y.reshape(size, places, *x.shape[2:]), 1, axis + 1), 0
 
 
-def _merged(places: Places, rows: int) -> Places:
-    """`[batch, places]` as one, of rows that lie one after another."""
-    first = rows * positions(places.row.shape[0])[:, None]
-    row = jnp.clip(places.row, 0, max(rows - 1, 0)) + first
-    return Places(row.reshape(-1), places.valid.reshape(-1))
+def _merged(sources: Sources, elements: int) -> Sources:
+    """Merge `[batch, places]` into one map, for operands put one after another."""
+    first = elements * positions(sources.element.shape[0])[:, None]
+    element = jnp.clip(sources.element, 0, max(elements - 1, 0)) + first
+    return Sources(element.reshape(-1), sources.valid.reshape(-1))
 
 
-move_p = Primitive("ragged_move")
-move_p.def_impl(_zero_elsewhere)
-move_p.def_abstract_eval(_abstract)
-mlir.register_lowering(move_p, mlir.lower_fun(_zero_elsewhere, multiple_results=False))
-ad.defjvp(move_p, _jvp, None, None, None, None)
-ad.primitive_transposes[move_p] = _transpose
-batching.primitive_batchers[move_p] = _batch
+relocate_p = Primitive("ragged_relocate")
+relocate_p.def_impl(_zero_elsewhere)
+relocate_p.def_abstract_eval(_abstract_eval)
+mlir.register_lowering(
+    relocate_p, mlir.lower_fun(_zero_elsewhere, multiple_results=False)
+)
+ad.defjvp(relocate_p, _jvp, None, None, None, None)
+ad.primitive_transposes[relocate_p] = _transpose
+batching.primitive_batchers[relocate_p] = _batch

@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn, jaxpr_as_fun
 
 from ..._typing import Array
 from ..core.context import Context
-from ..core.registry import Refuse, register
+from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic
 from ..core.values import Flat, Shared, Value, ragged_axes
 from ..primitives.associative_scan import associative_scan_p
@@ -29,13 +29,13 @@ def _associative_scan(
 ) -> list[Value]:
     consts, elems = values[:num_consts], values[num_consts:]
     if any(is_symbolic(d) for v in elems for d in v.shape[1:]):
-        raise Refuse("its elements must have no other axis of different sizes")
+        raise Unsupported("its elements must have no other axis of different sizes")
     if any(ragged_axes(v) for v in consts):
-        raise Refuse("its function must not close over values of different sizes")
+        raise Unsupported("its function must not close over values of different sizes")
     dim = elems[0].shape[0]
     shared = [v.x if isinstance(v, Shared) else None for v in consts]
     # Of its own constants an example has one per row, which goes along unchanged.
-    own = [ctx.to_rows(v, dim) for v in consts if not isinstance(v, Shared)]
+    own = [ctx.per_token(v, dim) for v in consts if not isinstance(v, Shared)]
     rows = [ctx.to_flat(v).x for v in elems]
     function = jaxpr_as_fun(jaxpr)
 
@@ -47,7 +47,7 @@ def _associative_scan(
     segments = ctx.segments(dim)
     lengths = ctx.lengths(dim)[segments.ids]
     start = segments.position == (lengths - 1 if reverse else 0)
-    start |= ~ctx.tail(dim).valid
+    start |= ~ctx.used(dim).valid
 
     def combine(a: Any, b: Any) -> Any:
         (start_a, _, rows_a), (start_b, own_b, rows_b) = a, b

@@ -16,7 +16,7 @@ from jax.extend.core import JaxprEqn
 from ..._typing import Array
 from ..core.context import Context, Sizes
 from ..core.fill import highest, lowest
-from ..core.registry import Refuse, register
+from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic, symbolic_axes
 from ..core.values import Flat, Padded, Value, ragged_axes
 from ..types.segments import along, positions
@@ -46,12 +46,12 @@ def _conv(
     (shape,) = ctx.out_shapes(eqn)
     spatial = dimension_numbers.lhs_spec[2:]
     if ragged_axes(kernel):
-        raise Refuse("the kernel must not have an axis of different sizes")
+        raise Unsupported("the kernel must not have an axis of different sizes")
     if any(is_symbolic(x.shape[a]) for a in dimension_numbers.lhs_spec[1:2]):
-        raise Refuse("the features must not be an axis of different sizes")
+        raise Unsupported("the features must not be an axis of different sizes")
     if isinstance(x, Flat) and x.axis == dimension_numbers.lhs_spec[0]:
         if params["batch_group_count"] != 1:
-            raise Refuse("groups of rows must not depend on the example")
+            raise Unsupported("groups of rows must not depend on the example")
         if not isinstance(kernel, Padded):
             y = eqn.primitive.bind(
                 x.x,
@@ -101,7 +101,7 @@ def _fixed_padding(
     if not (is_symbolic(low) or is_symbolic(high)):
         return x, (low, high)
     if dilation != 1:
-        raise Refuse(
+        raise Unsupported(
             "padding that depends on the example's size cannot go with a dilation of "
             "the input; pad the input yourself"
         )
@@ -202,7 +202,7 @@ def _gradient_of_max_pool(
     """To the winner of each window; windows past the example's end give nothing."""
     (shape,) = ctx.out_shapes(eqn)
     if any(is_symbolic(amount) for pair in padding for amount in pair):
-        raise Refuse(
+        raise Unsupported(
             "its padding depends on the example's size; pad the input yourself, or "
             "take the gradient outside of ragged.vmap"
         )

@@ -1,12 +1,13 @@
 """Functions with derivatives of their own: the derivatives are kept.
 
 The function is mapped under a custom derivative that maps the derivative given for one
-example: `jax.jvp` and `jax.vjp` of the primitive, traced with symbolic sizes. Nothing
-is known here of how JAX stores such rules.
+example: `jax.jvp` and `jax.vjp` of the primitive, traced with symbolic sizes. This
+module does not know how JAX stores such derivatives.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,41 +16,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
+from ..._compat import is_determinant
 from ..._typing import Array
 from ..core.context import Context
-from ..core.registry import Refuse, register
+from ..core.registry import Unsupported, register
 from ..core.sizes import symbolic_axes
-from ..core.values import Flat, Packing, Padded, Shared, Value, ragged_axes
+from ..core.values import Flat, Padded, Shared, Value, is_value, ragged_axes, with_array
 from ..types.segments import along
-from .linalg import determinant, is_determinant
+from .linalg import determinant
 
 
 class _Call:
-    """One call of such a function, for one example and for the batch."""
+    """A call of such a function, for one example and for the batch."""
 
-    def __init__(
-        self,
-        ctx: Context,
-        eqn: JaxprEqn,
-        values: Sequence[Value],
-        own_results: bool = False,
-    ):
-        self.ctx = ctx
-        self.own_results = own_results
-        self.eqn = eqn
-        self.inputs = Packing.of(values)
-        self.avals = [_like(atom.aval) for atom in eqn.invars]
+    def __init__(self, ctx: Context, eqn: JaxprEqn):
+        self.ctx, self.eqn = ctx, eqn
+        self.avals = [_aval(atom.aval) for atom in eqn.invars]
         floats = [jnp.issubdtype(a.dtype, jnp.inexact) for a in self.avals]
         self.differentiable = [i for i, f in enumerate(floats) if f]
-        self.outputs: Packing | None = None
 
     def one(self, *arrays: Array) -> list[Array]:
-        """The function, of one example."""
+        """Call the function on one example."""
         params = self.eqn.primitive.get_bind_params(self.eqn.params)
         return self.eqn.primitive.bind(*arrays, **params)
 
     def one_of(self, arrays: Sequence[Array]) -> Callable[..., list[Array]]:
-        """The function of its differentiable arguments, the others from `arrays`."""
+        """Return the function of its differentiable arguments, others from `arrays`."""
 
         def function(*chosen: Array) -> list[Array]:
             full = list(arrays)
@@ -60,154 +52,146 @@ class _Call:
         return function
 
     def chosen(self, items: Sequence[Any]) -> list[Any]:
-        """Those of `items` that belong to differentiable arguments."""
+        """Return the items that belong to differentiable arguments."""
         return [items[i] for i in self.differentiable]
 
-    def run(self, symbols: dict[str, Array], *arrays: Array) -> list[Array]:
-        """The function of the batch."""
-        ctx = self.ctx.nested(symbols)
-        body = self.eqn.params["call_jaxpr"]
-        results = ctx.evaluate(body, self.inputs.unpack(arrays))
-        return self.conform(ctx, results)
+    def inside(self, symbols: dict[str, Array]) -> Context:
+        """Return a context for a function that gets the values of symbols, too.
 
-    def of_no_example(self) -> bool:
-        """Whether nothing in it depends on the example."""
-        shapes = [
-            *(v.shape for v in self.inputs.values),
-            *self.ctx.out_shapes(self.eqn),
-        ]
-        shared = all(isinstance(v, Shared) for v in self.inputs.values)
-        return shared and not any(map(symbolic_axes, shapes))
-
-    def conform(self, ctx: Context, results: Sequence[Value]) -> list[Array]:
-        """The arrays of results, in the layouts of the first time.
-
-        With `own_results` each example has its own, even if all are the same.
+        Functions with custom derivatives must not close over arrays.
         """
-        if self.own_results:
-            results = [ctx.canonical(v) for v in results]
-        if self.outputs is None:
-            self.outputs = Packing.of(results)
-        return [
-            as_layout(ctx, v, like).x
-            for v, like in zip(results, self.outputs.values, strict=True)
-        ]
+        known = dataclasses.replace(self.ctx.symbols, values=symbols)
+        return self.ctx.nested(symbols=known)
 
-    def wrap(self, arrays: Sequence[Array]) -> list[Value]:
-        """The results as values."""
-        assert self.outputs is not None  # one of the functions has run
-        return self.outputs.unpack(arrays)
+    def run(self, symbols: dict[str, Array], *values: Value) -> list[Value]:
+        """Call the function on the batch."""
+        return self.inside(symbols).evaluate(self.eqn.params["call_jaxpr"], values)
 
 
-def as_layout(ctx: Context, value: Value, like: Value) -> Value:
-    """`value` in the layout of `like`."""
-    if isinstance(like, Flat):
-        return ctx.to_flat(value)
-    if isinstance(like, Padded):
-        return ctx.to_padded(value)
-    if not isinstance(value, Shared):
-        raise Refuse(
-            "its derivative differs from example to example where the function does not"
-        )
-    return value
-
-
-@register("custom_jvp_call")
+@register("custom_jvp_call", cheap=True)
 def _custom_jvp(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[Value]:
     if is_determinant(eqn):
         return determinant(ctx, eqn, *values)
-    call = _Call(ctx, eqn, values)
+    call = _Call(ctx, eqn)
     run = jax.custom_jvp(call.run)
 
     @run.defjvp
     def _jvp(primals: Any, tangents: Any) -> Any:
-        symbols, *arrays = primals
-        inner = ctx.nested(symbols)
+        symbols, *values = primals
+        inner = call.inside(symbols)
 
         def one(arrays: Any, tangents: Any) -> Any:
             return jax.jvp(call.one_of(arrays), call.chosen(arrays), tangents)
 
         jaxpr = jax.make_jaxpr(one)(call.avals, call.chosen(call.avals))
-        packed = Packing(tuple(call.chosen(call.inputs.values)))
-        tangents = packed.unpack(call.chosen(tangents[1:]))
-        results = inner.evaluate(jaxpr, [*call.inputs.unpack(arrays), *tangents])
+        results = inner.evaluate(jaxpr, [*values, *call.chosen(tangents[1:])])
         half = len(results) // 2
-        primals = call.conform(inner, results[:half])
-        moves = call.conform(inner, results[half:])
-        return primals, [_or_float0(m, p) for m, p in zip(moves, primals, strict=True)]
+        likes = jax.eval_shape(call.run, symbols, *values)
+        results = [
+            _in_layout(inner, value, like)
+            for value, like in zip(results, [*likes, *likes], strict=True)
+        ]
+        return results[:half], list(map(_tangent, results[half:], results[:half]))
 
-    return call.wrap(run(ctx.symbols.values, *(v.x for v in values)))
+    return run(ctx.symbols.values, *values)
 
 
-def _or_float0(tangent: Array, primal: Array) -> Any:
-    if jnp.issubdtype(primal.dtype, jnp.inexact):
+def _in_layout(ctx: Context, value: Value, like: Value) -> Value:
+    """Return `value` in the layout of `like`."""
+    if isinstance(like, Flat):
+        return ctx.to_flat(value)
+    if isinstance(like, Padded):
+        return ctx.to_padded(value)
+    if not isinstance(value, Shared):
+        raise Unsupported(
+            "its derivative differs from example to example where the function does not"
+        )
+    return value
+
+
+def _tangent(tangent: Value, primal: Value) -> Value:
+    """Return a tangent of the dtype that JAX wants beside the primal value."""
+    if jnp.issubdtype(primal.x.dtype, jnp.inexact):
         return tangent
-    return np.zeros(primal.shape, jax.dtypes.float0)
+    return with_array(primal, np.zeros(primal.x.shape, jax.dtypes.float0))
 
 
-@register("custom_vjp_call")
+@register("custom_vjp_call", cheap=True)
 def _custom_vjp(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[Value]:
-    # A shared result would come with the cotangents of all examples in one.
-    call = _Call(ctx, eqn, values, own_results=True)
-    if call.of_no_example():
+    call = _Call(ctx, eqn)
+    layouts = [with_array(v, None) for v in values]
+    if _depends_on_no_example(ctx, eqn, values):
         return [Shared(x, x.shape) for x in call.one(*(v.x for v in values))]
-    run = jax.custom_vjp(call.run)
-    saved: list[tuple[Any, Packing]] = []  # the last pull-back, and its residuals
 
-    def forward(symbols: dict[str, Array], *arrays: Array) -> Any:
-        inner = ctx.nested(symbols)
+    # Results are canonical: a shared one would get the cotangents of all examples.
+    @jax.custom_vjp
+    def run(symbols: dict[str, Array], *values: Value) -> list[Value]:
+        return list(map(call.inside(symbols).canonical, call.run(symbols, *values)))
+
+    def forward(symbols: dict[str, Array], *values: Value) -> Any:
+        inner = call.inside(symbols)
 
         def one(*arrays: Any) -> Any:
             return jax.vjp(call.one_of(arrays), *call.chosen(arrays))
 
         jaxpr, shapes = jax.make_jaxpr(one, return_shape=True)(*call.avals)
-        results = inner.evaluate(jaxpr, call.inputs.unpack(arrays))
-        count = len(eqn.outvars)
-        residuals = results[count:]
-        saved.append((shapes[1], Packing.of(residuals)))
-        outputs = call.conform(inner, results[:count])
-        return outputs, (symbols, [v.x for v in residuals])
+        results = inner.evaluate(jaxpr, values)
+        outputs = list(map(inner.canonical, results[: len(eqn.outvars)]))
+        residuals = results[len(eqn.outvars) :]
+        pull_back = jax.tree.unflatten(jax.tree.structure(shapes[1]), residuals)
+        return outputs, (symbols, pull_back)
 
-    def backward(residuals: Any, cotangents: Any) -> Any:
-        symbols, arrays = residuals
-        inner = ctx.nested(symbols)
-        pull_back, packing = saved[-1]
-        avals, tree = jax.tree.flatten(pull_back)
+    def backward(saved: Any, cotangents: Any) -> Any:
+        symbols, pull_back = saved
+        inner = call.inside(symbols)
+        residuals, tree = jax.tree.flatten(pull_back, is_leaf=is_value)
 
         def one(residuals: Any, cotangents: Any) -> Any:
             return jax.tree.unflatten(tree, residuals)(cotangents)
 
-        outs = [_like(v.aval) for v in eqn.outvars]
+        avals = [jax.ShapeDtypeStruct(v.shape, v.x.dtype) for v in residuals]
+        outs = [_aval(v.aval) for v in eqn.outvars]
         jaxpr = jax.make_jaxpr(one)(avals, outs)
-        results = inner.evaluate(
-            jaxpr, [*packing.unpack(arrays), *call.wrap(cotangents)]
-        )
-        given = iter(results)
+        results = inner.evaluate(jaxpr, [*residuals, *cotangents])
+        given = dict(zip(call.differentiable, results, strict=True))
         return (
             {k: np.zeros(v.shape, jax.dtypes.float0) for k, v in symbols.items()},
             *(
-                _gather(inner, next(given), like) if i in call.differentiable else None
-                for i, like in enumerate(call.inputs.values)
+                _cotangent(inner, given[i], layout) if i in given else None
+                for i, layout in enumerate(layouts)
             ),
         )
 
     run.defvjp(forward, backward)
-    return call.wrap(run(ctx.symbols.values, *(v.x for v in values)))
+    return run(ctx.symbols.values, *values)
 
 
-def _like(aval: Any) -> jax.ShapeDtypeStruct:
+def _depends_on_no_example(
+    ctx: Context, eqn: JaxprEqn, values: Sequence[Value]
+) -> bool:
+    """Return whether nothing in a call depends on the example."""
+    shapes = [*(v.shape for v in values), *ctx.out_shapes(eqn)]
+    shared = all(isinstance(v, Shared) for v in values)
+    return shared and not any(map(symbolic_axes, shapes))
+
+
+def _aval(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
-def _gather(ctx: Context, cotangent: Value, like: Value) -> Array:
-    """The cotangent of an argument: a sum for a shared one.
+def _cotangent(ctx: Context, cotangent: Value, like: Value) -> Value:
+    """Return the cotangent of an argument in its layout: a sum for a shared argument.
 
-    It is zero in the padding, and for an example that is too short.
+    It is zero in the padding, and for an incomplete example.
     """
+    return with_array(like, _masked(ctx, cotangent, like))
+
+
+def _masked(ctx: Context, cotangent: Value, like: Value) -> Array:
     complete = ctx.complete()
     if isinstance(like, Flat):
         flat = ctx.to_flat(cotangent)
-        valid = ctx.tail(flat.dim).valid
+        valid = ctx.used(flat.dim).valid
         if complete is not None:
             valid &= jnp.take(complete, ctx.segments(flat.dim).ids, mode="clip")
         return jnp.where(along(valid, flat.axis, flat.x.ndim), flat.x, 0)

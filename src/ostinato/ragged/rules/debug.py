@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
+from ..._compat import is_ordered
 from ..core.context import Context
 from ..core.example_sizes import Sizes
-from ..core.registry import Refuse, register
+from ..core.registry import Unsupported, register
 from ..core.values import Shared, Value, ragged_axes
 
 
@@ -21,7 +22,9 @@ def _debug(ctx: Context, eqn: JaxprEqn, *values: Value, **params: Any) -> list[V
     ragged = [bool(ragged_axes(v)) for v in values]
     keys = any(jnp.issubdtype(v.x.dtype, jax.dtypes.extended) for v in values)
     if keys and any(ragged):
-        raise Refuse("keys cannot be handed over; give their `jax.random.key_data`")
+        raise Unsupported(
+            "keys cannot be handed over; give their `jax.random.key_data`"
+        )
     shared = [isinstance(v, Shared) for v in values]
     if keys or all(shared) and not any(ragged):
         bind = eqn.primitive.bind
@@ -39,11 +42,10 @@ def _debug(ctx: Context, eqn: JaxprEqn, *values: Value, **params: Any) -> list[V
             ]
             eqn.primitive.bind(*own, **params)
 
-    ordered = params.get("ordered", str(params.get("effect")) == "OrderedDebug")
     going = jnp.ones(ctx.batch, bool)
     for some in (ctx.going, ctx.complete()):  # what is too short was not promised
         going = going if some is None else going & some
-    options = {"ordered": ordered, "partitioned": params["partitioned"]}
+    options = {"ordered": is_ordered(params), "partitioned": params["partitioned"]}
     jax.debug.callback(call, ctx.symbols.values, going, *arrays, **options)
     return []
 

@@ -12,7 +12,7 @@ from ..core.context import Context, Sizes
 from ..core.registry import register
 from ..core.sizes import is_symbolic
 from ..core.values import Flat, Padded, Shared, Value, filled_as, is_filled, ragged_axes
-from ..types.segments import exact, sum_of_rows
+from ..types.segments import accumulation_dtype, sum_per_example
 
 
 @register("dot_general")
@@ -72,7 +72,7 @@ def _dot_general(
     (result,) = ctx.batched(product, [a, b], [shape], sized=sized)
     result = filled_as(result, a, b)
     one = isinstance(result, Padded) and len(ragged_axes(result)) == 1
-    if one and ctx.options.prefers_rows:
+    if one and ctx.options.prefers_flat:
         return ctx.to_flat(result)  # what follows need not run on padding
     return result
 
@@ -101,13 +101,13 @@ def _weighted_sum(
     )
     x, y = ctx.to_flat(x), ctx.to_flat(y)
     place = axes_x.index(x.axis)
-    weights = jnp.transpose(x.x, axes_x).astype(exact(dtype))
+    weights = jnp.transpose(x.x, axes_x).astype(accumulation_dtype(dtype))
     rest = _free(y, axes_y, ())
-    terms = jnp.transpose(y.x, (*axes_y, *rest)).astype(exact(dtype))
+    terms = jnp.transpose(y.x, (*axes_y, *rest)).astype(accumulation_dtype(dtype))
     weights = weights.reshape(*weights.shape, *[1] * len(rest))
     others = tuple(i for i in range(len(axes_x)) if i != place)
     rows = jnp.sum(
         jnp.moveaxis(weights * terms, place, 0), [1 + i for i in range(len(others))]
     )
     ids = ctx.segments(x.dim).drop_ids
-    return sum_of_rows(rows, ids, ctx.batch).astype(dtype)
+    return sum_per_example(rows, ids, ctx.batch).astype(dtype)

@@ -9,27 +9,26 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal
 
+from ..._compat import ELEMENTWISE
 from ..._typing import Array
 from ..core.context import Context
 from ..core.registry import register
 from ..core.sizes import evaluate, is_symbolic, symbolic_axes
-from ..core.values import Flat, Packing, Padded, Shared, Value, filled_as, ragged_axes
+from ..core.values import (
+    Flat,
+    Padded,
+    Shared,
+    Value,
+    filled_as,
+    ragged_axes,
+    with_array,
+)
 from ..types.segments import along
 
-_NAMES = """
-abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt
-ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq
-eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag
-integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi
-name ne neg nextafter not one_minus_square or polygamma population_count pow
-random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt
-select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
-stop_gradient sub tan tanh xor zeta
-""".split()
 _SAME_NUMBER = {"convert_element_type", "copy", "copy_p", "stop_gradient"}
 
 
-@register(*_NAMES)
+@register(*ELEMENTWISE, cheap=True)
 def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value:
     (shape,) = ctx.out_shapes(eqn)
     params = eqn.primitive.get_bind_params(eqn.params)
@@ -68,7 +67,7 @@ def _whole(
     full = ctx.at_max(shape)
     if all(isinstance(v, Shared) for v in values):
         return Shared(jnp.broadcast_to(value.x, full), shape)
-    x = ctx.to_padded(ctx.of_seen(value, [shape])).x
+    x = ctx.to_padded(ctx.of_nonempty(value, [shape])).x
     x = x.reshape(ctx.batch, *[1] * (len(full) - x.ndim + 1), *x.shape[1:])
     return Padded(jnp.broadcast_to(x, (ctx.batch, *full)), shape)
 
@@ -79,7 +78,7 @@ def _lies_flat(ctx: Context, values: tuple[Value, ...]) -> bool:
         return True
     padded = [v for v in values if isinstance(v, Padded)]
     own = bool(padded) and not any(ragged_axes(v) for v in padded)
-    return own and ctx.options.prefers_rows
+    return own and ctx.options.prefers_flat
 
 
 def _row_operands(
@@ -93,15 +92,15 @@ def _row_operands(
         elif isinstance(value, Shared):
             x = value.x
         elif value.shape == ():
-            x = along(ctx.to_rows(value, shape[axis]), axis, len(shape))
+            x = along(ctx.per_token(value, shape[axis]), axis, len(shape))
         else:
-            rows = ctx.to_rows(value, shape[axis])
+            rows = ctx.per_token(value, shape[axis])
             x = jnp.moveaxis(jnp.squeeze(rows, axis + 1), 0, axis)
         arrays.append(x)
     return arrays
 
 
-@register("bitcast_convert_type")
+@register("bitcast_convert_type", cheap=True)
 def _bitcast(ctx: Context, eqn: JaxprEqn, x: Value, *, new_dtype: Any) -> Value:
     (shape,) = ctx.out_shapes(eqn)
     if isinstance(x, Flat):
@@ -109,7 +108,7 @@ def _bitcast(ctx: Context, eqn: JaxprEqn, x: Value, *, new_dtype: Any) -> Value:
     return ctx.unsized(lambda x: lax.bitcast_convert_type(x, new_dtype), [x], shape)
 
 
-@register("dim_as_value")
+@register("dim_as_value", cheap=True)
 def _dim_as_value(ctx: Context, eqn: JaxprEqn, *, dim: Any) -> Value:
     aval: Any = eqn.outvars[0].aval
     size = evaluate(dim, ctx.symbols.values)
@@ -117,7 +116,7 @@ def _dim_as_value(ctx: Context, eqn: JaxprEqn, *, dim: Any) -> Value:
     return Padded(size, (), number=dim)
 
 
-@register("sharding_constraint")
+@register("sharding_constraint", cheap=True)
 def _constrain(ctx: Context, eqn: JaxprEqn, x: Value, **params: Any) -> Value:
     """Rows are laid out as the ragged axis is asked to be."""
     (shape,) = ctx.out_shapes(eqn)
@@ -127,8 +126,8 @@ def _constrain(ctx: Context, eqn: JaxprEqn, x: Value, **params: Any) -> Value:
     return filled_as(constrained, x)
 
 
-@register("device_put", "optimization_barrier")
+@register("device_put", "optimization_barrier", cheap=True)
 def _unchanged(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[Value]:
     params = eqn.primitive.get_bind_params(eqn.params)
     arrays = eqn.primitive.bind(*(v.x for v in values), **params)
-    return Packing.of(values).unpack(arrays)
+    return list(map(with_array, values, arrays))

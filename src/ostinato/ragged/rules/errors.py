@@ -16,7 +16,7 @@ from jax.extend.core import JaxprEqn
 from ..._typing import Array
 from ..core.context import Context
 from ..core.fill import lowest
-from ..core.registry import Refuse, register
+from ..core.registry import Unsupported, register
 from ..core.sizes import symbolic_axes
 from ..core.values import Flat, Padded, Shared, Value, ragged_axes
 from ..types.segments import along
@@ -41,7 +41,7 @@ def _there(ctx: Context, x: Value) -> Array:
     """Where an array has elements of complete examples, in a shape that broadcasts."""
     complete, ndim = ctx.complete(), x.x.ndim
     if isinstance(x, Flat):
-        there = ctx.tail(x.dim).valid
+        there = ctx.used(x.dim).valid
         if complete is not None:
             there &= jnp.take(complete, ctx.segments(x.dim).ids)
         return along(there, x.axis, ndim)
@@ -78,7 +78,7 @@ def _callback(
             lambda _, *arrays: bind(*arrays, **params), values, shapes, sized=False
         )
     if not raises:
-        raise Refuse("a callback cannot take or give axes of different sizes")
+        raise Unsupported("a callback cannot take or give axes of different sizes")
     # It gives nothing, or NaN in whatever shape is asked for.
     axes = [symbolic_axes(shape) for shape in shapes]
     structs = [

@@ -9,7 +9,7 @@ from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
 from ..core.context import Context
-from ..core.registry import Refuse, register
+from ..core.registry import Unsupported, register
 from ..core.sizes import symbolic_axes
 from ..core.values import Flat, Value, ragged_axes
 
@@ -62,11 +62,11 @@ def over_leading(
         params: of the primitive.
 
     Raises:
-        Refuse: it works on an axis of different sizes.
+        Unsupported: it works on an axis of different sizes.
     """
     own = [v.shape[len(v.shape) - k :] for v, k in zip(values, trailing, strict=True)]
     if any(map(symbolic_axes, own)):
-        raise Refuse(
+        raise Unsupported(
             f"the {max(trailing)} last axes of its operands must not depend on the "
             "example; the page on ragged.vmap has a table of what to write instead"
         )
@@ -76,13 +76,13 @@ def over_leading(
         return results if eqn.primitive.multiple_results else [results]
 
     shapes = ctx.out_shapes(eqn)
-    rows = on_rows(ctx, values, bind, shapes)
+    rows = on_tokens(ctx, values, bind, shapes)
     if rows is not None:
         return rows
     return ctx.batched(lambda _, *xs: list(bind(*xs)), values, shapes, sized=False)
 
 
-def on_rows(
+def on_tokens(
     ctx: Context,
     values: Sequence[Value],
     bind: Any,
@@ -90,8 +90,9 @@ def on_rows(
 ) -> list[Value] | None:
     """The results on concatenated rows, None where `values` do not lie so.
 
-    The ragged axis must be one that `bind` maps over. Tail rows get a gradient neither
-    from the results nor from what made them: that of a factor may be NaN, even times 0.
+    The ragged axis must be one that `bind` maps over. Unused capacity gets a gradient
+    neither from the results nor from the operands: that of a factor may be NaN, even
+    times 0.
     """
     axes = {tuple(ragged_axes(v)) for v in values}
     if not any(isinstance(v, Flat) for v in values) or len(axes) != 1:
@@ -99,8 +100,8 @@ def on_rows(
     ((axis,),) = axes
     rows = [ctx.to_flat(v) for v in values]
     dim = rows[0].dim
-    results = bind(*(ctx.fill_tail(v.x, dim, axis) for v in rows))
+    results = bind(*(ctx.fill_unused(v.x, dim, axis) for v in rows))
     return [
-        Flat(ctx.fill_tail(y, dim, axis), shape, axis)
+        Flat(ctx.fill_unused(y, dim, axis), shape, axis)
         for y, shape in zip(results, shapes, strict=True)
     ]

@@ -12,7 +12,7 @@ from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
 from ..core.context import Context, Sizes
-from ..core.registry import Refuse, register
+from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic, symbolic_axes
 from ..core.values import Padded, Value, ragged_axes
 from .fixed_axes import over_leading
@@ -33,19 +33,13 @@ def _factor(ctx: Context, eqn: JaxprEqn, a: Value, **params: Any) -> Sequence[Va
     if not symbolic_axes((rows, dim)):
         return over_leading(ctx, eqn, [a], [2], params)
     if rows != dim:
-        raise Refuse("a matrix whose size depends on the example must be square")
+        raise Unsupported("a matrix whose size depends on the example must be square")
 
     def factor(own: Sizes, a: Array) -> list[Array]:
         results = eqn.primitive.bind(_bordered(own, a, dim), **params)
         return results if eqn.primitive.multiple_results else [results]
 
     return ctx.batched(factor, [a], ctx.out_shapes(eqn))
-
-
-def is_determinant(eqn: JaxprEqn) -> bool:
-    """Whether a function with its own derivative is that of `jnp.linalg.det`."""
-    source = eqn.params["call_jaxpr"].jaxpr.debug_info.func_src_info
-    return source.startswith("_det at ") and "/jax/_src/numpy/linalg.py" in source
 
 
 def determinant(ctx: Context, eqn: JaxprEqn, a: Value) -> list[Value]:

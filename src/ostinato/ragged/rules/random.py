@@ -11,29 +11,29 @@ from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
 from ..core.context import Context, Sizes
-from ..core.registry import Refuse, register
+from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic, symbolic_axes
 from ..core.values import Flat, Shared, Value, ragged_axes, shape_text
 from ..types.segments import along, positions
 
 
 def _check_prefix_stable(keys: Value, shape: tuple[Any, ...], split: bool) -> None:
-    """Refuse where the first numbers would depend on how many are drawn."""
+    """Unsupported where the first numbers would depend on how many are drawn."""
     if not any(map(is_symbolic, shape)):
         return
     if split and not _is_prefix(shape):
-        raise Refuse(
+        raise Unsupported(
             f"keys of shape {shape_text(shape)} would depend on the padding: only the "
             "leading axis may have different sizes; make them transposed"
         )
     kind = str(jax.random.key_impl(keys.x))
     if (split or "threefry" in kind) and not _is_partitionable():
-        raise Refuse(
+        raise Unsupported(
             "with jax_threefry_partitionable off, random numbers depend on how many "
             "are drawn; turn it on"
         )
     if not split and "rbg" in kind and not isinstance(keys, Shared):
-        raise Refuse(
+        raise Unsupported(
             f"keys of the kind {kind!r} draw for all examples from the first one's "
             "key; use threefry keys, or one key that all examples share"
         )

@@ -31,7 +31,7 @@ def _rnn(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[Value]:
     one = _OneExample(ctx, eqn)
     if one.shares_weights(values):
         if is_symbolic(one.length) and not is_symbolic(one.batch):
-            return one.on_rows(values)
+            return one.on_tokens(values)
         if is_symbolic(one.batch) and not is_symbolic(one.length):
             return one.on_flat_batch(values)
     return one.padded(values)
@@ -106,7 +106,7 @@ class _OneExample:
 
     # ------------------------------------------------------- one call for all examples
 
-    def on_rows(self, values: Sequence[Value]) -> list[Value]:
+    def on_tokens(self, values: Sequence[Value]) -> list[Value]:
         """Lengths differ: the sequences of an example go to piles of rows, one each."""
         packed = Packed(self.ctx.max(self.length), buffers=self.batch)
         call = dataclasses.replace(self.call, time_major=False, packed=packed)
@@ -117,7 +117,7 @@ class _OneExample:
         if self.shown is not None:  # zero in the tail, where it should be any valid row
             y = results[self.shown]
             assert isinstance(y, Flat)
-            tail = self.ctx.fill_tail(y.x, y.dim, y.axis)
+            tail = self.ctx.fill_unused(y.x, y.dim, y.axis)
             results[self.shown] = dataclasses.replace(y, x=tail)
         return results
 

@@ -19,7 +19,7 @@ from ..core.fill import highest, lowest
 from ..core.registry import register
 from ..core.sizes import is_symbolic, symbolic_axes
 from ..core.values import Flat, Padded, Value, filled_as, is_filled
-from ..types.segments import along, exact, positions, sum_of_rows
+from ..types.segments import accumulation_dtype, along, positions, sum_per_example
 
 
 def _all_bits(dtype: Any) -> Any:
@@ -38,8 +38,8 @@ class _Reduction(NamedTuple):
 
 
 def _sum_rows(x: Array, ids: Array, batch: int) -> Array:
-    sums = jnp.sum(x, 1, dtype=exact(x.dtype))
-    return sum_of_rows(sums, ids, batch).astype(x.dtype)
+    sums = jnp.sum(x, 1, dtype=accumulation_dtype(x.dtype))
+    return sum_per_example(sums, ids, batch).astype(x.dtype)
 
 
 def _any_row(x: Array, ids: Array, batch: int) -> Array:
@@ -87,7 +87,7 @@ _REDUCTIONS = {
 }
 
 
-@register(*_REDUCTIONS)
+@register(*_REDUCTIONS, cheap=True)
 def _reduce(
     ctx: Context, eqn: JaxprEqn, x: Value, *, axes: tuple[int, ...], **params: Any
 ) -> Value:
@@ -154,7 +154,7 @@ def _reduced_size(sizes: Sizes, dim: Any, shape: tuple[Any, ...]) -> Array:
     return size
 
 
-@register("argmax", "argmin")
+@register("argmax", "argmin", cheap=True)
 def _arg(
     ctx: Context, eqn: JaxprEqn, x: Value, *, axes: tuple[int, ...], index_dtype: Any
 ) -> Value:
@@ -181,7 +181,7 @@ _RUNNING = {
 }
 
 
-@register(*_RUNNING)
+@register(*_RUNNING, cheap=True)
 def _cumulative(
     ctx: Context, eqn: JaxprEqn, x: Value, *, axis: int, reverse: bool
 ) -> Value:

@@ -1,4 +1,4 @@
-"""Regions with several ragged axes, tier by tier."""
+"""The rule of regions, parts of a program with several ragged axes: tier by tier."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from ... import _checks
-from ..._typing import Array
 from ..core.context import Context
 from ..core.regions import Region, region_p
 from ..core.registry import register
 from ..core.sizes import symbols
-from ..core.subset import differentiable_if, nested
-from ..core.values import Packing, Shared, Value
+from ..core.stand_ins import differentiable_if
+from ..core.values import Shared, Value
 from ..schedule.tiered import TieredBatch
 from ..schedule.tiers import Tiers, always_fit, fit
 
@@ -36,31 +35,29 @@ def _region(ctx: Context, eqn: JaxprEqn, *values: Value, region: Region) -> list
     always = always_fit(tiers, known.totals[name], known.ranges[name].high)
     if always or _checks.is_concrete(sizes):
         return batch.run(region, values)
-    packing, fits = Packing.of(values), batch.fits()
+    fits = batch.fits()
 
-    # Where the lengths do not fit, examples in tiers are cut: nothing comes of them.
+    # If the lengths do not fit, examples in tiers are cut: their results are not used.
     constants = [dataclasses.replace(v, x=differentiable_if(fits, v.x)) for v in values]
     results = batch.run(region, constants)
 
-    # What it would save for its gradient would be zeros wherever the lengths fit.
+    # The values that it would save for its gradient would be zeros if the lengths fit.
     @jax.checkpoint
-    def padded(arrays: list[Array]) -> list[Array]:
+    def padded(values: list[Value]) -> list[Value]:
         inner = ctx.nested()
-        results = _as_one(inner, region, packing.unpack(arrays))
-        return [inner.canonical(v).x for v in results]
+        return [inner.canonical(v) for v in _as_one(inner, region, values)]
 
-    arrays = lax.cond(
+    return lax.cond(
         fits,
         lambda in_tiers, _: in_tiers,
         lambda _, given: padded(given),
-        [v.x for v in results],
-        [v.x for v in values],
+        results,
+        list(values),
     )
-    return Packing.of(results).unpack(arrays)
 
 
 def _tiered_symbol(ctx: Context, region: Region) -> str | None:
-    """The symbol with tiers that most axes of the region's values depend on."""
+    """Return the symbol with tiers that most axes of the region's values depend on."""
     names = [
         name
         for eqn in region.eqns
@@ -77,4 +74,5 @@ def _shape(variable: Any) -> tuple[Any, ...]:
 
 
 def _as_one(ctx: Context, region: Region, values: Sequence[Value]) -> list[Value]:
-    return nested(ctx, tiers=None).evaluate(region, values)
+    options = dataclasses.replace(ctx.options, tiers=None)
+    return ctx.nested(options=options).evaluate(region, values)

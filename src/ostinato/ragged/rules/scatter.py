@@ -16,7 +16,7 @@ from jax.extend.core import JaxprEqn, Primitive
 
 from ..._typing import Array
 from ..core.context import Context, Sizes
-from ..core.registry import Refuse, register
+from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic
 from ..core.values import Flat, Padded, Shared, Value, ragged_axes
 from ..types.segments import along, positions
@@ -227,7 +227,7 @@ def _into_each(
             continue
         size = scatter.window_size(axis, updates)
         if is_symbolic(size) and size != dim:
-            raise Refuse(
+            raise Unsupported(
                 f"it writes windows of {size} into an axis of {dim} at several places; "
                 "the size of such windows must not depend on the example"
             )

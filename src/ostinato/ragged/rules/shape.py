@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
 from ..core.context import Context, Sizes
-from ..core.registry import Refuse, register
+from ..core.registry import Unsupported, register
 from ..core.sizes import symbolic_axes
 from ..core.values import (
     Flat,
@@ -33,13 +33,13 @@ def _only(ctx: Context, eqn: JaxprEqn) -> tuple[Any, ...]:
 # ---------------------------------------------------------- the ragged axis stays whole
 
 
-@register("iota")
+@register("iota", cheap=True)
 def _iota(ctx: Context, eqn: JaxprEqn, *_: Value, shape: Any, **params: Any) -> Value:
     x = eqn.primitive.bind(shape=ctx.at_max(shape), **params)
     return Shared(x, _only(ctx, eqn))
 
 
-@register("broadcast_in_dim")
+@register("broadcast_in_dim", cheap=True)
 def _broadcast_in_dim(
     ctx: Context,
     eqn: JaxprEqn,
@@ -56,9 +56,9 @@ def _broadcast_in_dim(
         full = ctx.flat_shape(shape, axis)
         return Flat(lax.broadcast_in_dim(x.x, full, to), shape, axis)
     own = isinstance(x, Padded) and not ragged_axes(x)
-    if len(axes) == 1 and own and ctx.options.prefers_rows:
+    if len(axes) == 1 and own and ctx.options.prefers_flat:
         (axis,) = axes
-        rows = ctx.to_rows(x, shape[axis])
+        rows = ctx.per_token(x, shape[axis])
         rest = [b for b in to if b != axis]
         if axis in to:  # it had size 1 there
             rows = jnp.squeeze(rows, 1 + to.index(axis))
@@ -69,7 +69,7 @@ def _broadcast_in_dim(
     return filled_as(broadcast, x)
 
 
-@register("transpose")
+@register("transpose", cheap=True)
 def _transpose(
     ctx: Context, eqn: JaxprEqn, x: Value, *, permutation: tuple[int, ...]
 ) -> Value:
@@ -81,7 +81,7 @@ def _transpose(
     return filled_as(result, x)
 
 
-@register("squeeze")
+@register("squeeze", cheap=True)
 def _squeeze(
     ctx: Context, eqn: JaxprEqn, x: Value, *, dimensions: tuple[int, ...]
 ) -> Value:
@@ -93,7 +93,7 @@ def _squeeze(
     return filled_as(result, x)
 
 
-@register("expand_dims")
+@register("expand_dims", cheap=True)
 def _expand_dims(
     ctx: Context, eqn: JaxprEqn, x: Value, *, dimensions: tuple[int, ...]
 ) -> Value:
@@ -105,7 +105,7 @@ def _expand_dims(
     return filled_as(result, x)
 
 
-@register("stack")
+@register("stack", cheap=True)
 def _stack(ctx: Context, eqn: JaxprEqn, *values: Value, axis: int) -> Value:
     shape = _only(ctx, eqn)
     if any(isinstance(v, Flat) for v in values):
@@ -114,7 +114,7 @@ def _stack(ctx: Context, eqn: JaxprEqn, *values: Value, axis: int) -> Value:
     return ctx.unsized(lambda *xs: jnp.stack(xs, axis), values, shape)
 
 
-@register("unstack")
+@register("unstack", cheap=True)
 def _unstack(ctx: Context, eqn: JaxprEqn, x: Value, *, axis: int) -> list[Value]:
     shapes = ctx.out_shapes(eqn)
     if isinstance(x, Flat):
@@ -129,7 +129,7 @@ def _unstack(ctx: Context, eqn: JaxprEqn, x: Value, *, axis: int) -> list[Value]
 # ----------------------------------------------------------------------------- reshape
 
 
-@register("reshape")
+@register("reshape", cheap=True)
 def _reshape(ctx: Context, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     shape = _only(ctx, eqn)
     full = ctx.at_max(shape)
@@ -137,7 +137,7 @@ def _reshape(ctx: Context, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
         return ctx.unsized(lambda a: a.reshape(full), [x], shape)
     groups = _groups(x.shape, shape)
     if not all(_same_size(*group) for group in groups):
-        raise Refuse(
+        raise Unsupported(
             f"a reshape from {shape_text(x.shape)} to {shape_text(shape)} must have as "
             "many elements before as after for every example; say what divides a size "
             "by `constraints`"
@@ -256,7 +256,7 @@ def _reshape_rows(
     rows = lax.collapse(rows, 0, old_rest + 1)
     rows = _first(rows, ctx.capacity(dim) * width)
     rows = rows.reshape(ctx.capacity(dim), width, *others)
-    rows = ctx.fill_tail(rows, dim, 0)
+    rows = ctx.fill_unused(rows, dim, 0)
     rows = rows.reshape(
         ctx.capacity(dim), *shape[axis + 1 : axis + new_rest + 1], *others
     )

@@ -17,7 +17,7 @@ from ..core.values import Flat, Padded, Shared, Value, ragged_axes
 from ..types.segments import Segments, along, positions
 
 
-@register("slice")
+@register("slice", cheap=True)
 def _slice(
     ctx: Context,
     eqn: JaxprEqn,
@@ -35,7 +35,7 @@ def _slice(
     return x
 
 
-@register("split")
+@register("split", cheap=True)
 def _split(
     ctx: Context, eqn: JaxprEqn, x: Value, *, sizes: tuple[Any, ...], axis: int
 ) -> list[Value]:
@@ -53,8 +53,8 @@ def slice_axis(
     shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
     if isinstance(x, Flat) and axis == x.axis:
         if is_symbolic(size):
-            return ctx.take_rows(
-                x, size, lambda s: ctx.per_row(start, size) + stride * s.position
+            return ctx.take_tokens(
+                x, size, lambda s: ctx.size_per_token(start, size) + stride * s.position
             )
         first = ctx.segments(x.dim).offsets
         if is_symbolic(start):
@@ -82,7 +82,7 @@ def slice_axis(
     return result
 
 
-@register("rev")
+@register("rev", cheap=True)
 def _rev(
     ctx: Context, eqn: JaxprEqn, x: Value, *, dimensions: tuple[int, ...]
 ) -> Value:
@@ -92,7 +92,9 @@ def _rev(
     if isinstance(x, Flat):
         if ragged:
             dim = x.dim
-            x = ctx.take_rows(x, dim, lambda s: ctx.per_row(dim, dim) - 1 - s.position)
+            x = ctx.take_tokens(
+                x, dim, lambda s: ctx.size_per_token(dim, dim) - 1 - s.position
+            )
         return Flat(lax.rev(x.x, fixed), shape, x.axis)
 
     def reverse(sizes: Sizes, a: Array) -> list[Array]:
@@ -105,7 +107,7 @@ def _rev(
     return result
 
 
-@register("tile")
+@register("tile", cheap=True)
 def _tile(ctx: Context, eqn: JaxprEqn, x: Value, *, reps: tuple[Any, ...]) -> Value:
     (shape,) = ctx.out_shapes(eqn)
     repeated = [a for a in ragged_axes(x) if reps[a] != 1]
@@ -115,9 +117,9 @@ def _tile(ctx: Context, eqn: JaxprEqn, x: Value, *, reps: tuple[Any, ...]) -> Va
             old, dim = x.dim, shape[x.axis]
 
             def source(segments: Segments) -> Array:
-                return segments.position % jnp.maximum(ctx.per_row(old, dim), 1)
+                return segments.position % jnp.maximum(ctx.size_per_token(old, dim), 1)
 
-            x = ctx.take_rows(x, dim, source)
+            x = ctx.take_tokens(x, dim, source)
         return Flat(jnp.tile(x.x, fixed), shape, x.axis)
 
     def tile(sizes: Sizes, a: Array) -> list[Array]:
@@ -132,7 +134,7 @@ def _tile(ctx: Context, eqn: JaxprEqn, x: Value, *, reps: tuple[Any, ...]) -> Va
     return result
 
 
-@register("concatenate")
+@register("concatenate", cheap=True)
 def _concatenate(ctx: Context, eqn: JaxprEqn, *values: Value, dimension: int) -> Value:
     (shape,) = ctx.out_shapes(eqn)
     axes = symbolic_axes(shape)
@@ -202,7 +204,7 @@ def _place_in_pieces(
     return index
 
 
-@register("pad")
+@register("pad", cheap=True)
 def _pad(
     ctx: Context,
     eqn: JaxprEqn,
@@ -244,9 +246,9 @@ def _pad_rows(
 ) -> Flat:
     old, dim = x.dim, shape[x.axis]
     low, _, inner = config
-    position = ctx.segments(dim).position - ctx.per_row(low, dim)
-    index, there = _spread(position, inner, ctx.per_row(old, dim))
-    y = ctx.take_rows(x, dim, lambda _: index)
+    position = ctx.segments(dim).position - ctx.size_per_token(low, dim)
+    index, there = _spread(position, inner, ctx.size_per_token(old, dim))
+    y = ctx.take_tokens(x, dim, lambda _: index)
     return Flat(jnp.where(along(there, x.axis, y.x.ndim), y.x, fill), shape, x.axis)
 
 

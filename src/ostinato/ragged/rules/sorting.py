@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn
 from ..._typing import Array
 from ..core.context import Context, Sizes
 from ..core.fill import lowest
-from ..core.registry import Refuse, register
+from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic
 from ..core.values import Flat, Value
 from ..types.segments import along
@@ -63,7 +63,7 @@ def _top_k(
     shapes = ctx.out_shapes(eqn)
     dim = x.shape[axis]
     if is_symbolic(params["k"]):
-        raise Refuse("k must not depend on the example; sort instead")
+        raise Unsupported("k must not depend on the example; sort instead")
 
     def top(a: Array) -> list[Array]:
         return eqn.primitive.bind(a, axis=axis, **params)

@@ -22,10 +22,10 @@ from ..._rnn.sharding import make_varying
 from ..._typing import Array
 from ..core.context import Context
 from ..core.sizes import symbolic_axes
-from ..core.subset import of_sizes
+from ..core.stand_ins import with_sizes
 from ..core.values import Flat, Padded, Shared, Value, ragged_axes
-from ..primitives.relocate import Places, move
-from ..types.segments import along, descending, positions, repeated
+from ..primitives.relocate import Sources, relocate
+from ..types.segments import along, descending, positions, take_repeated
 from .scan import Scan
 
 STEP_COST = 16
@@ -50,8 +50,8 @@ class _Plan(NamedTuple):
         steps: int32 scalar, how many of the S steps there is anything to do in.
     """
 
-    in_slots: Places
-    in_rows: Places
+    in_slots: Sources
+    in_rows: Sources
     example: Array
     position: Array
     begins: Array
@@ -63,9 +63,9 @@ class _Plan(NamedTuple):
         return there if ctx.going is None else there & ctx.going[self.example]
 
 
-def choose(ctx: Context, scan: Scan, consts: Sequence[Value]) -> int | None:
+def choose_lanes(ctx: Context, scan: Scan, consts: Sequence[Value]) -> int | None:
     """How many lanes to run `scan` in; None where they cost more, or cannot be."""
-    if ctx.options.scan == "lockstep" or not _can_run(ctx, scan, consts):
+    if ctx.options.scan == "padded" or not _can_run(ctx, scan, consts):
         return None
     rows, longest = ctx.capacity(scan.length), max(ctx.max(scan.length), 1)
     lanes = ctx.options.lanes
@@ -73,7 +73,7 @@ def choose(ctx: Context, scan: Scan, consts: Sequence[Value]) -> int | None:
         lanes = max(1, round(0.75 * rows / longest))
         lanes = 8 * max(1, round(lanes / 8))
     lanes = min(lanes, ctx.batch)
-    if ctx.options.scan == "lanes":
+    if ctx.options.scan == "packed":
         return lanes
     steps = max(rows / lanes, longest) + CHUNK
     padded = longest * (ctx.batch + STEP_COST)
@@ -102,17 +102,17 @@ def _plan(ctx: Context, scan: Scan, lanes: int) -> _Plan:
     slot = slots[segments.ids] + segments.position * lanes
     slot = jnp.minimum(slot, steps * lanes - 1)
     row = positions(rows)
-    tail = ctx.tail(dim)
+    tail = ctx.used(dim)
     target = jnp.where(tail.valid, slot, steps * lanes)
     row = jnp.full(steps * lanes + 1, -1, jnp.int32).at[target].set(row)[:-1]
-    in_slots = Places(
+    in_slots = Sources(
         jnp.where(row < 0, tail.last if scan.reverse else 0, row), row >= 0
     )
-    row = in_slots.row.reshape(steps, lanes)
+    row = in_slots.element.reshape(steps, lanes)
     position, example = segments.position[row], segments.ids[row]
     start = lengths[example] - 1 if scan.reverse else 0
     begins = ~in_slots.valid.reshape(steps, lanes) | (position == start)
-    in_rows = Places(slot, tail.valid)
+    in_rows = Sources(slot, tail.valid)
     return _Plan(in_slots, in_rows, example, position, begins, jnp.max(loads))
 
 
@@ -161,7 +161,7 @@ def run(
         """What each slot has of a value without the scanned axis, if it is its own."""
         if isinstance(value, Shared):
             return None
-        return repeated(value.x, plan.example)
+        return take_repeated(value.x, plan.example)
 
     given = {
         "symbols": {k: v[plan.example] for k, v in ctx.symbols.values.items()},
@@ -173,8 +173,7 @@ def run(
     }
 
     def step(carry: list[Array], at: dict[str, Any]) -> tuple[list[Array], Any]:
-        inner = of_sizes(ctx, lanes, at["symbols"])
-        inner.going = at["going"]
+        inner = with_sizes(ctx, lanes, at["symbols"]).nested(going=at["going"])
         starts = map(_at_slot, init, at["init"])
         carried = []
         for s, c in zip(starts, carry, strict=True):
@@ -241,10 +240,10 @@ def _run_needed(
 def _rows(plan: _Plan, value: Value) -> Array:
     """What each slot has of a value whose first axis is scanned."""
     if isinstance(value, Flat):
-        x = move(value.x, plan.in_slots, plan.in_rows)
+        x = relocate(value.x, plan.in_slots, plan.in_rows)
         return x.reshape(*plan.position.shape, *x.shape[1:])
     if isinstance(value, Shared):
-        return repeated(value.x, plan.position)
+        return take_repeated(value.x, plan.position)
     return value.x[plan.example, plan.position]
 
 
@@ -267,7 +266,7 @@ def _final(ctx: Context, scan: Scan, plan: _Plan, init: Value, states: Array) ->
     row = ctx.segments(scan.length).offsets
     if not scan.reverse:
         row = row + lengths - 1
-    slots = plan.in_rows.row
+    slots = plan.in_rows.element
     row = jnp.clip(row, 0, slots.shape[0] - 1)
     final = jnp.take(states, slots[row], 0, mode="clip")
     some = along(lengths > 0, 0, final.ndim)
@@ -277,6 +276,6 @@ def _final(ctx: Context, scan: Scan, plan: _Plan, init: Value, states: Array) ->
 
 def _output(ctx: Context, plan: _Plan, y: Array, shape: tuple[Any, ...]) -> Value:
     if len(symbolic_axes(shape)) == 1:
-        return Flat(move(y, plan.in_rows, plan.in_slots), shape, 0)
-    rows = ctx.padded_rows(shape[0])
-    return Padded(jnp.take(y, plan.in_rows.row[rows], 0, mode="clip"), shape)
+        return Flat(relocate(y, plan.in_rows, plan.in_slots), shape, 0)
+    rows = ctx.padded_tokens(shape[0])
+    return Padded(jnp.take(y, plan.in_rows.element[rows], 0, mode="clip"), shape)

@@ -17,7 +17,7 @@ from jax import lax
 from ..._typing import Array
 from ..core.context import Context
 from ..core.sizes import symbolic_axes
-from ..core.subset import StandIns, among
+from ..core.stand_ins import StandIns
 from ..core.values import Flat, Padded, Shared, Value
 from ..types.segments import along, positions
 from .scan import Scan
@@ -47,7 +47,7 @@ def run(
         carry: list[Array], at: tuple[Array, list[Array]]
     ) -> tuple[list[Array], list[Array]]:
         going, x = at
-        inner = among(batch.context, going)
+        inner = batch.context.among(going)
         states = [
             Padded(_select(going, c, s.x), s.shape)
             for c, s in zip(carry, starts, strict=True)

@@ -14,9 +14,9 @@ from ..._typing import Array
 from ..core.context import Context
 from ..core.regions import Region
 from ..core.sizes import symbolic_axes
-from ..core.subset import of_sizes
+from ..core.stand_ins import with_sizes
 from ..core.values import Flat, Padded, Shared, Value, ragged_axes
-from ..primitives.relocate import Places, move
+from ..primitives.relocate import Sources, relocate
 from ..schedule.tiers import Tiers
 from ..types.segments import descending, positions
 
@@ -31,16 +31,21 @@ class TieredBatch:
         self.sizes = self._sort(sizes)
         values = {k: self._sort(v) for k, v in ctx.symbols.values.items()}
         self.contexts = [
-            of_sizes(ctx, count, {k: v[part] for k, v in values.items()}, {name: high})
+            with_sizes(
+                ctx, count, {k: v[part] for k, v in values.items()}, {name: high}
+            )
             for part, (count, high) in zip(self._parts(), tiers, strict=True)
         ]
         if ctx.going is not None:
-            for inner, part in zip(self.contexts, self._parts(), strict=True):
-                inner.going = self._sort(ctx.going)[part]
+            going = self._sort(ctx.going)
+            self.contexts = [
+                inner.nested(going=going[part])
+                for inner, part in zip(self.contexts, self._parts(), strict=True)
+            ]
         everywhere = jnp.ones(ctx.batch, bool)
-        self.sorted = Places(self.order, everywhere)
-        self.unsorted = Places(self.place, everywhere)
-        self._known: dict[str, tuple[Places, Places]] = {}
+        self.sorted = Sources(self.order, everywhere)
+        self.unsorted = Sources(self.place, everywhere)
+        self._known: dict[str, tuple[Sources, Sources]] = {}
 
     def _parts(self, *widths: int) -> list[slice]:
         """Where each tier is, if each of its examples is so wide."""
@@ -81,7 +86,7 @@ class TieredBatch:
                 Shared(self._cut(inner, value.x, value.shape, 0), value.shape)
                 for inner in self.contexts
             ]
-        x = move(value.x, self.sorted, self.unsorted)
+        x = relocate(value.x, self.sorted, self.unsorted)
         return [
             Padded(self._cut(inner, x[part], value.shape, 1), value.shape, value.filled)
             for inner, part in zip(self.contexts, self._parts(), strict=True)
@@ -100,20 +105,23 @@ class TieredBatch:
         parts = []
         for inner, part in zip(self.contexts, self._parts(*most), strict=True):
             here = valid & (slot >= part.start) & (slot < part.stop)
-            to, back = Places(row[part], inside[part]), Places(slot - part.start, here)
-            x = move(rows, to, back)
+            to, back = (
+                Sources(row[part], inside[part]),
+                Sources(slot - part.start, here),
+            )
+            x = relocate(rows, to, back)
             x = x.reshape(inner.batch, inner.max(dim), *x.shape[1:])
             x = jnp.moveaxis(x, 1, axis + 1)
             parts.append(Padded(x, value.shape, filled=True))
         return parts
 
-    def _places(self, dim: Any) -> tuple[Places, Places]:
+    def _places(self, dim: Any) -> tuple[Sources, Sources]:
         """What flat rows come to the elements of all tiers, and the other way round."""
         if str(dim) not in self._known:
             self._known[str(dim)] = self._in_tiers(dim), self._in_rows(dim)
         return self._known[str(dim)]
 
-    def _in_tiers(self, dim: Any) -> Places:
+    def _in_tiers(self, dim: Any) -> Sources:
         """The flat row of each element, the last one of the example in the padding."""
         segments = self.ctx.segments(dim)
         first = self._sort(segments.offsets)
@@ -126,9 +134,9 @@ class TieredBatch:
             rows.append(row.reshape(-1))
             inside.append((position < sizes).reshape(-1))
         row = jnp.minimum(jnp.concatenate(rows), segments.last)
-        return Places(row, jnp.concatenate(inside))
+        return Sources(row, jnp.concatenate(inside))
 
-    def _in_rows(self, dim: Any) -> Places:
+    def _in_rows(self, dim: Any) -> Sources:
         """For each flat row the element that it is."""
         most = [inner.max(dim) for inner in self.contexts]
         firsts = [
@@ -140,7 +148,7 @@ class TieredBatch:
         segments = self.ctx.segments(dim)
         first = jnp.take(jnp.concatenate(firsts), self.place, mode="clip")
         row = jnp.take(first, segments.ids, mode="clip") + segments.position
-        return Places(row, segments.valid)
+        return Sources(row, segments.valid)
 
     def _sort(self, x: Array) -> Array:
         return jnp.take(x, self.order, mode="clip")
@@ -160,7 +168,7 @@ class TieredBatch:
                 self._lengthen(inner, x, shape)
                 for inner, x in zip(self.contexts, arrays, strict=True)
             ]
-        x = move(jnp.concatenate(arrays), self.unsorted, self.sorted)
+        x = relocate(jnp.concatenate(arrays), self.unsorted, self.sorted)
         return Padded(x, shape)
 
     def _lengthen(self, inner: Context, x: Array, shape: tuple[Any, ...]) -> Array:
@@ -173,5 +181,5 @@ class TieredBatch:
         arrays = [jnp.moveaxis(x, axis + 1, 1) for x in arrays]
         rows = jnp.concatenate([lax.collapse(x, 0, 2) for x in arrays])
         in_tiers, in_rows = self._places(dim)
-        x = move(rows, in_rows, in_tiers)
+        x = relocate(rows, in_rows, in_tiers)
         return Flat(jnp.moveaxis(x, 0, axis), shape, axis)

@@ -22,7 +22,7 @@ Tiers = tuple[tuple[int, int], ...]
 _AUTO = 4
 """Tiers that "auto" means: more gain little and take time to compile."""
 _PLACES = 48
-"""Places that are tried for the boundary of a tier."""
+"""Sources that are tried for the boundary of a tier."""
 
 
 def length_tiers(lengths: Any, number: int = _AUTO, *, multiple: int = 8) -> Tiers:

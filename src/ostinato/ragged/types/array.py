@@ -17,34 +17,36 @@ from .capacity import Size, chosen_size, round_capacity, round_length
 from .checks import (
     check_axis,
     check_fit,
+    check_index,
     check_known,
     check_lengths,
-    check_place,
     check_traced,
 )
-from .padded import kind, numbers
-from .segments import Segments, Tail, along, positions
+from .padded import numbers_text, type_text
+from .segments import Segments, UsedCapacity, along, positions
 
 
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
 class RaggedArray:
-    """Arrays of one dtype and rank that differ in the size of one axis.
+    """A batch of arrays of one dtype and rank that differ in the size of one axis.
 
-    Their rows lie one after another, as JAX's piles did. A pytree: `data` and
-    `lengths` are its leaves, the rest is static.
+    Their tokens, the slices along that axis, lie one after another; JAX called such a
+    batch a pile. A RaggedArray is a pytree: `data` and `lengths` are its leaves, the
+    rest is static.
 
     Args:
-        data: `[capacity, ...]`, with the rows on `axis`. Rows past the sum of
-            `lengths` are a tail that reaches no result and no gradient, NaN included.
-        lengths: integers `[batch]`, the rows of each example. Kept as int32.
-        axis: where the rows lie, in `data` and in each example.
-        dim: name of the size. Arrays of one name have the same lengths.
-        max_length: no example is longer; padded intermediate values have this size.
-            None: the longest length, or the capacity if `lengths` are traced.
+        data: `[capacity, ...]`, with the tokens on `axis`. Tokens past the sum of
+            `lengths` are unused capacity: they reach no result and no gradient, even
+            if they are NaN.
+        lengths: integers `[batch]`, the tokens of each example. They are kept as int32.
+        axis: the axis of the tokens, in `data` and in each example.
+        dim: the name of the size. Arrays of one name have the same lengths.
+        max_length: the largest length; padded intermediate values have this size. None
+            stands for the longest length, or for the capacity if `lengths` are traced.
 
     Attributes:
-        data: the rows.
+        data: the tokens.
         lengths: int32 `[batch]`.
         axis: as given, not negative.
         dim: as given.
@@ -53,7 +55,7 @@ class RaggedArray:
     Raises:
         TypeError: `data` is no array, `lengths` hold no integers, `dim` is no string.
         ValueError: a wrong shape or axis; concrete lengths that are negative, longer
-            than `max_length`, or more than `data` has rows for.
+            than `max_length`, or larger in sum than the capacity.
 
     Traced lengths are checked where the caller is under `jax.experimental.checkify`.
 
@@ -106,24 +108,25 @@ class RaggedArray:
         capacity: Size = round_capacity,
         max_length: Size = round_length,
     ) -> RaggedArray:
-        """A batch from its examples; an empty batch needs no example to show shapes.
+        """Make a batch of its examples.
 
-        Both sizes are rounded, so that batches drawn at random have few different ones:
-        what is jitted is compiled for each. Arrays of numpy are joined by numpy, which
-        compiles nothing.
+        Capacity and `max_length` are rounded, so that batches drawn at random have few
+        different ones: a jitted function is compiled for each pair. Arrays of numpy are
+        joined by numpy, which compiles nothing.
 
         Args:
-            arrays: arrays, alike but for the size of `axis`. None: rows `float32[0]`.
+            arrays: arrays that differ in the size of `axis` alone. An empty sequence
+                makes an empty batch of float32 scalars as tokens.
             axis: the axis of different sizes.
             dim: see `RaggedArray`.
-            capacity: rows of `data`: a number, or a function of the rows there are.
-                None: as many as there are.
+            capacity: the capacity of `data`: a number, or a function of the number of
+                tokens. None stands for that number.
             max_length: a number, best the longest length of all data, or a function of
-                the longest length of these. None: that.
+                the longest length of these arrays. None stands for that length.
 
         Raises:
-            TypeError: not arrays, or of different dtypes.
-            ValueError: shapes that do not go together, or do not fit.
+            TypeError: `arrays` are no arrays, or have different dtypes.
+            ValueError: shapes differ in another axis, or a size is too small.
         """
         given = _examples(arrays) or [np.zeros(0, np.float32)]
         axis = check_axis(axis, given[0].ndim)
@@ -136,9 +139,9 @@ class RaggedArray:
                     f"{list(given[0].shape)}, but for axis {axis}, got {list(a.shape)}"
                 )
         lengths = np.array([a.shape[axis] for a in given][: len(arrays)], np.int32)
-        rows = sum(a.shape[axis] for a in given)
+        tokens = sum(a.shape[axis] for a in given)
         return cls(
-            _joined(given, axis, chosen_size("capacity", capacity, rows)),
+            _joined(given, axis, chosen_size("capacity", capacity, tokens)),
             lengths,
             axis=axis,
             dim=dim,
@@ -155,37 +158,38 @@ class RaggedArray:
         dim: str = "n",
         capacity: Size = round_capacity,
     ) -> RaggedArray:
-        """A batch from padded examples. Holds under `jit` and `grad`.
+        """Make a batch of padded examples. Holds under `jit` and `grad`.
 
         Args:
-            x: `[batch, ...]`, padded to the size T on `axis` of each example. What
-                stands in the padding is dropped.
+            x: `[batch, ...]`, padded to the size T on `axis` of each example. The
+                padding is dropped.
             lengths: integers `[batch]` in 0..T.
-            axis: of one example, so it is axis `axis + 1` of `x`.
+            axis: the ragged axis of one example, so it is axis `axis + 1` of `x`.
             dim: see `RaggedArray`.
-            capacity: rows of `data`: a number, or a function of the rows there are,
-                `batch * T` if `lengths` are traced. None: as many as that.
+            capacity: the capacity of `data`: a number, or a function of the number of
+                tokens, which is taken for `batch * T` if `lengths` are traced. None
+                stands for that number.
 
         Returns:
-            A RaggedArray with `max_length` T and zeros in the tail.
+            A RaggedArray with `max_length` T and zeros in the unused capacity.
         """
         x = _checks.check_array("x", x)
         axis = check_axis(axis, x.ndim - 1)
         lengths = check_lengths(lengths)
         _checks.check_shape("lengths", lengths, batch=x.shape[0])
         longest, concrete = x.shape[axis + 1], _checks.is_concrete(lengths)
-        rows = int(np.sum(lengths)) if concrete else x.shape[0] * longest
-        capacity = chosen_size("capacity", capacity, rows)
+        tokens = int(np.sum(lengths)) if concrete else x.shape[0] * longest
+        capacity = chosen_size("capacity", capacity, tokens)
         check_fit(lengths, capacity, longest)
         x = jnp.moveaxis(x, axis + 1, 1)
         merged = lax.collapse(x, 0, 2)
         if merged.shape[0] == 0:
             data = jnp.zeros((capacity, *merged.shape[1:]), x.dtype)
         else:
-            tail = Tail.of(lengths, capacity)
+            tail = UsedCapacity.of(lengths, capacity)
             segments = Segments.of(lengths, capacity, tail)
-            rows = segments.ids * longest + segments.position
-            data = jnp.take(merged, rows, 0, mode="clip")
+            tokens = segments.ids * longest + segments.position
+            data = jnp.take(merged, tokens, 0, mode="clip")
             valid = along(tail.valid, 0, data.ndim)
             data = jnp.where(valid, data, jnp.zeros((), data.dtype))
         data = jnp.moveaxis(data, 0, axis)
@@ -195,16 +199,16 @@ class RaggedArray:
     def from_row_splits(
         cls, data: ArrayLike, row_splits: ArrayLike, **options: Any
     ) -> RaggedArray:
-        """A batch from its rows and the places between examples, as TensorFlow has it.
+        """Make a batch of its tokens and the offsets of examples, as TensorFlow does.
 
         Args:
             data: see `RaggedArray`.
-            row_splits: integers `[batch + 1]`, ascending from 0; example b has the rows
-                `row_splits[b]` to `row_splits[b + 1] - 1`.
+            row_splits: integers `[batch + 1]`, ascending from 0; example b has the
+                tokens `row_splits[b]` to `row_splits[b + 1] - 1`.
             **options: `axis`, `dim`, `max_length` of `RaggedArray`.
 
         Raises:
-            ValueError: `row_splits` that do not begin with 0 or that descend.
+            ValueError: `row_splits` do not begin with 0, or descend.
         """
         splits = check_lengths(row_splits, "row_splits")
         if splits.shape[0] == 0:
@@ -224,18 +228,18 @@ class RaggedArray:
         num_segments: int | None = None,
         **options: Any,
     ) -> RaggedArray:
-        """A batch from its rows and the example of each row.
+        """Make a batch of its tokens and the example of each token.
 
         Args:
             data: see `RaggedArray`.
-            segment_ids: integers `[capacity]`, ascending. Rows of an id that is
-                `num_segments` or more are the tail.
-            num_segments: the number of examples. None: the largest id and 1.
+            segment_ids: integers `[capacity]`, ascending. Tokens whose id is
+                `num_segments` or more are unused capacity.
+            num_segments: the number of examples. None stands for the largest id and 1.
             **options: `axis`, `dim`, `max_length` of `RaggedArray`.
 
         Raises:
-            TypeError: traced `segment_ids` without `num_segments`.
-            ValueError: ids that descend or are negative.
+            TypeError: `segment_ids` are traced, and `num_segments` is None.
+            ValueError: ids descend, or are negative.
         """
         ids = check_lengths(segment_ids, "segment_ids")
         if _checks.is_concrete(ids):
@@ -243,7 +247,7 @@ class RaggedArray:
             if np.any(np.diff(values) < 0) or np.any(values < 0):
                 raise ValueError(
                     "`segment_ids` must be 0 or more and ascend, got "
-                    f"{numbers(values)}; sort the rows first"
+                    f"{numbers_text(values)}; sort the rows first"
                 )
             if num_segments is None:
                 num_segments = int(values.max(initial=-1)) + 1
@@ -264,7 +268,7 @@ class RaggedArray:
 
     @property
     def capacity(self) -> int:
-        """The rows that `data` has, those of the tail included."""
+        """The number of tokens that `data` can hold, used or not."""
         return self.data.shape[self.axis]
 
     @property
@@ -273,10 +277,10 @@ class RaggedArray:
         return self.data.dtype
 
     def with_data(self, data: ArrayLike) -> RaggedArray:
-        """The same batch with other rows, as many of them.
+        """Return the same batch with other tokens.
 
         Raises:
-            ValueError: `data` has not `capacity` rows on `axis`.
+            ValueError: the size of `data` on `axis` is not `capacity`.
         """
         data = _checks.check_array("data", data)
         if data.ndim <= self.axis or data.shape[self.axis] != self.capacity:
@@ -287,41 +291,41 @@ class RaggedArray:
         return _new(data, self.lengths, self.axis, self.dim, self.max_length)
 
     def to_list(self) -> list[Array]:
-        """The examples. Not under `jit`, where their sizes are not known."""
+        """Return the examples. Not under `jit`, where their sizes are not known."""
         return list(self)
 
     def to_padded(self, fill: ArrayLike = 0) -> Array:
-        """`[batch, ...]` with `max_length` at the ragged axis and `fill` past the end.
+        """Return `[batch, ...]`, padded with `fill` to `max_length` on the ragged axis.
 
         Holds under `jit`, `grad` and `vmap`.
         """
-        rows = jnp.moveaxis(self.data, self.axis, 0)
+        tokens = jnp.moveaxis(self.data, self.axis, 0)
         if self.capacity == 0:
-            rows = jnp.zeros((1, *rows.shape[1:]), rows.dtype)
+            tokens = jnp.zeros((1, *tokens.shape[1:]), tokens.dtype)
         position = positions(self.max_length)[None]
         index = (jnp.cumsum(self.lengths) - self.lengths)[:, None] + position
-        x = jnp.take(rows, index.reshape(-1), 0, mode="clip")
-        x = x.reshape(*index.shape, *rows.shape[1:])
+        x = jnp.take(tokens, index.reshape(-1), 0, mode="clip")
+        x = x.reshape(*index.shape, *tokens.shape[1:])
         inside = position < self.lengths[:, None]
-        inside = inside.reshape(*inside.shape, *[1] * (rows.ndim - 1))
+        inside = inside.reshape(*inside.shape, *[1] * (tokens.ndim - 1))
         x = jnp.where(inside, x, jnp.asarray(fill, x.dtype))
         return jnp.moveaxis(x, 1, self.axis + 1)
 
     def __len__(self) -> int:
-        """The number of examples."""
+        """Return the number of examples."""
         return self.lengths.shape[0]
 
     def __getitem__(self, index: Any) -> Array:
-        """One example. `lengths` must not be traced."""
-        place = check_place(index, len(self))
+        """Return one example. `lengths` must not be traced."""
+        number = check_index(index, len(self))
         ends = np.cumsum(check_known("RaggedArray", self.lengths))
-        begin = ends[place - 1] if place else 0
-        size = int(ends[place] - begin)
-        # Compiled for each size, not for each place.
+        begin = ends[number - 1] if number else 0
+        size = int(ends[number] - begin)
+        # Compiled for each size, not for each offset.
         return lax.dynamic_slice_in_dim(self.data, int(begin), size, self.axis)
 
     def __iter__(self) -> Iterator[Array]:
-        """The examples. `lengths` must not be traced."""
+        """Iterate over the examples. `lengths` must not be traced."""
         check_known("RaggedArray", self.lengths)
         return (self[i] for i in range(len(self)))
 
@@ -329,21 +333,21 @@ class RaggedArray:
         axis, dim, most = self.axis, self.dim, self.max_length
         name = dim if dim.isidentifier() else repr(dim)
         return (
-            f"RaggedArray({kind(self.data)}, {name}={numbers(self.lengths)}, "
+            f"RaggedArray({type_text(self.data)}, {name}={numbers_text(self.lengths)}, "
             f"axis={axis}, max_length={most})"
         )
 
     # -------------------------------------------------------------------- pytree
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
-        """For JAX: leaves `data` and `lengths`, the rest static."""
+        """Return the leaves `data` and `lengths` and the static part, for JAX."""
         key = jax.tree_util.GetAttrKey
         leaves = (key("data"), self.data), (key("lengths"), self.lengths)
         return leaves, (self.axis, self.dim, self.max_length)
 
     @classmethod
     def tree_unflatten(cls, static: Any, leaves: Any) -> RaggedArray:
-        """For JAX: no checks, the leaves may be anything."""
+        """Return a batch of any leaves, without checks, for JAX."""
         return _new(*leaves, *static)
 
 
@@ -372,7 +376,7 @@ def _longest(lengths: Any) -> int:
 
 
 def _examples(arrays: Sequence[Any]) -> list[Any]:
-    """Checked, as arrays of numpy if all are, else of JAX, in dtypes that JAX has."""
+    """Return arrays of numpy if all are, else of JAX, in dtypes that JAX has."""
     if all(isinstance(a, np.ndarray) for a in arrays):
         dtypes = [jax.dtypes.canonicalize_dtype(a.dtype) for a in arrays]
         return [a.astype(t, copy=False) for a, t in zip(arrays, dtypes, strict=True)]
@@ -380,15 +384,15 @@ def _examples(arrays: Sequence[Any]) -> list[Any]:
 
 
 def _joined(arrays: Sequence[Any], axis: int, capacity: int) -> Any:
-    """The rows of `arrays` and zeros up to the capacity."""
-    rows = sum(a.shape[axis] for a in arrays)
-    if capacity < rows:
-        raise ValueError(f"`capacity` must hold all {rows} rows, got {capacity}")
+    """Return the tokens of `arrays`, then zeros up to the capacity."""
+    tokens = sum(a.shape[axis] for a in arrays)
+    if capacity < tokens:
+        raise ValueError(f"`capacity` must hold all {tokens} rows, got {capacity}")
     parts, first = list(arrays), arrays[0]
     # JAX would compile it for each list of lengths.
     module: Any = np if isinstance(first, np.ndarray) else jnp
-    if capacity > rows:
-        shape = (*first.shape[:axis], capacity - rows, *first.shape[axis + 1 :])
+    if capacity > tokens:
+        shape = (*first.shape[:axis], capacity - tokens, *first.shape[axis + 1 :])
         parts.append(module.zeros(shape, first.dtype))
     return module.concatenate(parts, axis)
 

@@ -1,4 +1,4 @@
-"""Sizes of arrays, few of them, since each is compiled for."""
+"""Rounded sizes of arrays: few of them, since programs are compiled for each."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections.abc import Callable
 from ... import _checks
 
 Size = int | Callable[[int], int] | None
-"""A size, or a function of the least one that will do, such as `round_capacity`."""
+"""A size, or a function of the least size that will do, such as `round_capacity`."""
 
 
 def round_capacity(rows: int, *, per_octave: int = 4) -> int:
-    """Round a number of rows up to one of a few sizes.
+    """Round a number of tokens up to one of a few capacities.
 
-    Every pair of a capacity and a `max_length` is compiled for once. Batches of all
-    sizes from 1 to N, rounded, come in about `per_octave * log2(N)` sizes and are
-    larger by at most one part in `per_octave`.
+    A program is compiled once for every pair of a capacity and a `max_length`. Batches
+    of 1 to N tokens, rounded, have about `per_octave * log2(N)` capacities, and these
+    are larger than needed by at most one part in `per_octave`.
 
     Args:
-        rows: the size needed, 0 or more.
-        per_octave: sizes between one power of two and the next, itself a power of two.
+        rows: the number of tokens needed, 0 or more.
+        per_octave: the number of capacities between one power of two and the next,
+            itself a power of two.
 
     Raises:
         TypeError: an argument is no integer.
-        ValueError: one is out of range.
+        ValueError: an argument is out of range.
 
     >>> from ostinato import ragged
     >>> list(map(ragged.round_capacity, (0, 7, 16, 17, 1000, 1025)))
@@ -41,16 +42,16 @@ def round_capacity(rows: int, *, per_octave: int = 4) -> int:
 def round_length(longest: int) -> int:
     """Round the longest length of a batch up to a power of two.
 
-    It varies more from batch to batch than the rows do, and each of its values is
-    compiled for with each capacity. A fixed `max_length`, that of all data, is better
-    where it is known.
+    The longest length varies more from batch to batch than the number of tokens does,
+    and a program is compiled for each of its values with each capacity. Where the
+    longest length of all data is known, it is the better `max_length`.
 
     Args:
-        longest: the size needed, 0 or more.
+        longest: the length needed, 0 or more.
 
     Raises:
-        TypeError: it is no integer.
-        ValueError: it is negative.
+        TypeError: `longest` is no integer.
+        ValueError: `longest` is negative.
 
     >>> from ostinato import ragged
     >>> list(map(ragged.round_length, (0, 3, 4, 100)))
@@ -60,7 +61,7 @@ def round_length(longest: int) -> int:
 
 
 def chosen_size(name: str, given: Size, least: int) -> int:
-    """What the caller wants where at least `least`, and 1, is needed."""
+    """Return the size that the caller chose; it must be at least `least`, and 1."""
     least = max(least, 1)
     if given is None:
         return least

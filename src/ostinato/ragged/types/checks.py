@@ -14,7 +14,7 @@ from ..._typing import Array
 
 
 def check_axis(axis: Any, ndim: int) -> int:
-    """`axis` of an array of `ndim` axes, not negative."""
+    """Return `axis` of an array of `ndim` axes, not negative."""
     if isinstance(axis, (bool, np.bool_)) or not isinstance(axis, (int, np.integer)):
         raise TypeError(f"`axis` must be an integer, got {_checks.describe(axis)}")
     if not -ndim <= axis < ndim:
@@ -23,7 +23,7 @@ def check_axis(axis: Any, ndim: int) -> int:
 
 
 def check_lengths(lengths: Any, name: str = "lengths") -> Array:
-    """Lengths as int32 `[batch]`."""
+    """Return lengths as int32 `[batch]`."""
     lengths = _checks.check_integers(name, lengths)
     _checks.check_rank(name, lengths, "batch")
     if _checks.is_concrete(lengths):
@@ -32,7 +32,7 @@ def check_lengths(lengths: Any, name: str = "lengths") -> Array:
 
 
 def check_fit(lengths: Any, capacity: int, max_length: int) -> None:
-    """ValueError where concrete lengths do not fit; a check for traced ones."""
+    """Raise ValueError where lengths do not fit; check traced ones at run time."""
     if not _checks.is_concrete(lengths):
         check_traced(
             (lengths >= 0) & (lengths <= max_length),
@@ -59,12 +59,12 @@ def check_fit(lengths: Any, capacity: int, max_length: int) -> None:
 
 
 def check_traced(condition: Array, message: str) -> None:
-    """That something traced holds, where the caller is under checkify."""
+    """Check a traced condition at run time, where the caller is under checkify."""
     checkify.debug_check(jnp.all(condition), message)
 
 
 def check_known(kind: str, lengths: Any) -> np.ndarray:
-    """Concrete lengths; TypeError for traced ones."""
+    """Return concrete lengths as an array of numpy; raise TypeError for traced ones."""
     if not _checks.is_concrete(lengths):
         raise TypeError(
             f"the examples of a {kind} of traced lengths have no sizes yet; under jit "
@@ -73,17 +73,17 @@ def check_known(kind: str, lengths: Any) -> np.ndarray:
     return np.asarray(lengths)
 
 
-def check_place(index: Any, batch: int) -> int:
-    """`index` of one of `batch` examples, not negative."""
+def check_index(index: Any, batch: int) -> int:
+    """Return the index of one of `batch` examples, not negative."""
     try:
-        place = operator.index(index)
+        example = operator.index(index)
     except TypeError:
         raise TypeError(
             f"the index of an example must be an integer, got {_checks.describe(index)}"
         ) from None
-    if not -batch <= place < batch:
-        raise IndexError(f"no example {place} in a batch of {batch}")
-    return place % batch
+    if not -batch <= example < batch:
+        raise IndexError(f"no example {example} in a batch of {batch}")
+    return example % batch
 
 
 def host(lengths: Any) -> Any:

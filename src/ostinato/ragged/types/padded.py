@@ -11,13 +11,15 @@ import numpy as np
 
 from ... import _checks
 from ..._typing import Array
-from .checks import check_known, check_place
+from .checks import check_index, check_known
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PaddedRagged:
-    """Arrays that differ in the sizes of two axes or more, such as attention scores.
+    """A batch of arrays that differ in the sizes of two axes or more.
+
+    Attention scores are an example.
 
     Attributes:
         data: `[batch, ...]`, padded with zeros.
@@ -35,45 +37,45 @@ class PaddedRagged:
         return self.data.dtype
 
     def to_list(self) -> list[Array]:
-        """The examples without padding. Not under `jit`."""
+        """Return the examples without padding. Not under `jit`."""
         return list(self)
 
     def __len__(self) -> int:
-        """The number of examples."""
+        """Return the number of examples."""
         return self.lengths[0].shape[0]
 
     def __getitem__(self, index: Any) -> Array:
-        """One example without padding. `lengths` must not be traced."""
-        place = check_place(index, len(self))
-        example = self.data[place]
+        """Return one example without padding. `lengths` must not be traced."""
+        number = check_index(index, len(self))
+        example = self.data[number]
         for (axis, _), lengths in zip(self.dims, self.lengths, strict=True):
-            size = int(check_known("PaddedRagged", lengths)[place])
+            size = int(check_known("PaddedRagged", lengths)[number])
             example = jax.lax.slice_in_dim(example, 0, size, axis=axis)
         return example
 
     def __iter__(self) -> Iterator[Array]:
-        """The examples without padding. `lengths` must not be traced."""
+        """Iterate over the examples without padding. `lengths` must not be traced."""
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
         sizes = ", ".join(
-            f"{name}@{axis}={numbers(lengths)}"
+            f"{name}@{axis}={numbers_text(lengths)}"
             for (axis, name), lengths in zip(self.dims, self.lengths, strict=True)
         )
-        return f"PaddedRagged({kind(self.data)}, {sizes})"
+        return f"PaddedRagged({type_text(self.data)}, {sizes})"
 
 
-def kind(x: Any) -> str:
-    """Dtype and shape of an array, as a repr shows them."""
+def type_text(x: Any) -> str:
+    """Return dtype and shape of an array, as a repr shows them."""
     if not hasattr(x, "shape"):
         return type(x).__name__
     return f"{x.dtype}[{', '.join(map(str, x.shape))}]"
 
 
-def numbers(x: Any) -> str:
-    """The numbers in an array of integers, as a repr shows them."""
+def numbers_text(x: Any) -> str:
+    """Return the numbers in an array of integers, as a repr shows them."""
     if not isinstance(x, (jax.Array, np.ndarray)) or not _checks.is_concrete(x):
-        return f"traced {kind(x)}" if hasattr(x, "shape") else kind(x)
+        return f"traced {type_text(x)}" if hasattr(x, "shape") else type_text(x)
     values = np.asarray(x).tolist()
     if len(values) > 16:
         return f"[{', '.join(map(str, values[:12]))}, ... {len(values)} in all]"
