@@ -281,13 +281,13 @@ BROKEN = {
         {},
     ),
     "lanes_never_begin": (
-        attribute(packed_scan, "_plan", changed(begins=lambda p: p.begins & False)),
+        attribute(packed_scan, "_schedule", changed(begins=lambda p: p.begins & False)),
         "rnn",
         LANES,
     ),
     "lanes_begin_a_step_late": (
         attribute(
-            packed_scan, "_plan", changed(begins=lambda p: jnp.roll(p.begins, 1, 0))
+            packed_scan, "_schedule", changed(begins=lambda p: jnp.roll(p.begins, 1, 0))
         ),
         "rnn",
         LANES,
@@ -295,9 +295,9 @@ BROKEN = {
     "lanes_read_a_step_late": (
         attribute(
             packed_scan,
-            "_plan",
+            "_schedule",
             changed(
-                in_rows=lambda p: p.in_rows._replace(element=p.in_rows.element + 1)
+                tokens=lambda p: p.tokens._replace(element=p.tokens.element + 1)
             ),
         ),
         "rnn",

@@ -140,7 +140,8 @@ def filled_as(value: Value, *sources: Value) -> Value:
 
 def with_array(value: Value, x: Any) -> Value:
     """Return `value` with another array, about whose elements nothing is known."""
-    return jax.tree.map(lambda _: x, value)
+    _, static = value.tree_flatten()
+    return type(value).tree_unflatten(static, (x,))
 
 
 def shape_text(shape: Iterable[Any]) -> str:

@@ -1,4 +1,4 @@
-"""`associative_scan` for axes of different sizes, which JAX's own cannot trace."""
+"""`associative_scan` for ragged axes, which JAX's own cannot trace."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ def associative_scan(
     reverse: bool = False,
     axis: int = 0,
 ) -> Any:
-    """`jax.lax.associative_scan`, also over the ragged axis inside `ragged.vmap`.
+    """Scan as `jax.lax.associative_scan`, also over a ragged axis in `ragged.vmap`.
 
     Args:
-        function: associative, `function(a, b)` on slices of `elems` along `axis`. A row
-            of the result must follow from that row of `a` and of `b` alone.
+        function: an associative function `function(a, b)` of slices of `elems` along
+            `axis`. A slice of the result must follow from that slice of `a` and of `b`
+            alone.
         elems: an array, or a pytree of arrays that have `axis` in common.
-        reverse: start at the end.
-        axis: which to scan over.
+        reverse: whether the scan starts at the end.
+        axis: the axis to scan over.
 
     Returns:
-        As `elems`: at each place what `function` makes of all elements up to there.
+        A pytree as `elems`: each slice combines all slices up to it.
 
     Raises:
         TypeError: `function` is not callable, or changes structure or dtypes.
@@ -76,10 +77,10 @@ def associative_scan(
     if not is_symbolic_dim(leaves[0].shape[axis]):
         return lax.associative_scan(function, elems, reverse=reverse, axis=axis)
 
-    def join(*rows: Array) -> list[Array]:
-        """One row of each operand to one of the result."""
-        places = [axis % leaf.ndim for leaf in leaves]
-        slices = map(jnp.expand_dims, rows, places * 2)
+    def join(*tokens: Array) -> list[Array]:
+        """Return one token of the result from one token of each operand."""
+        axes = [axis % leaf.ndim for leaf in leaves]
+        slices = map(jnp.expand_dims, tokens, axes * 2)
         a, b = (tree.unflatten(half) for half in _halves(list(slices)))
         result, got = jax.tree.flatten(function(a, b))
         if got != tree:
@@ -91,11 +92,11 @@ def associative_scan(
                 raise TypeError(
                     f"`function` must keep the dtype {leaf.dtype}, got {x.dtype}"
                 )
-        return list(map(jnp.squeeze, result, places))
+        return list(map(jnp.squeeze, result, axes))
 
     first = [jnp.moveaxis(leaf, axis, 0) for leaf in leaves]
-    rows = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in first]
-    jaxpr, consts = _without_consts(jax.make_jaxpr(join)(*rows, *rows))
+    tokens = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in first]
+    jaxpr, consts = _without_consts(jax.make_jaxpr(join)(*tokens, *tokens))
     results = associative_scan_p.bind(
         *consts, *first, jaxpr=jaxpr, num_consts=len(consts), reverse=reverse
     )
@@ -108,7 +109,7 @@ def _halves(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
 
 
 def _without_consts(closed: Any) -> tuple[Any, list[Any]]:
-    """A closed jaxpr that gets its constants as first arguments, and these."""
+    """Return a closed jaxpr that takes its constants as first arguments, and these."""
     consts = list(closed.consts)
 
     def run(*given: Any) -> list[Any]:
@@ -129,16 +130,16 @@ def _abstract_eval(*avals: Any, num_consts: int, **_: Any) -> Any:
 def _step_by_step(
     *operands: Array, jaxpr: Any, num_consts: int, reverse: bool
 ) -> list[Array]:
-    """The same as a scan, which knows its derivatives."""
+    """Return the same by `lax.scan`, which has derivatives."""
     consts, elems = operands[:num_consts], list(operands[num_consts:])
 
-    def step(carry: Any, rows: list[Array]) -> Any:
+    def step(carry: Any, tokens: list[Array]) -> Any:
         begun, before = carry
-        # Before the first row the function sees that row twice, and is not listened to.
-        a = [jnp.where(begun, c, x) for c, x in zip(before, rows, strict=True)]
-        joined = jaxpr_as_fun(jaxpr)(*consts, *a, *rows)
-        rows = [jnp.where(begun, y, x) for y, x in zip(joined, rows, strict=True)]
-        return (jnp.array(True), rows), rows
+        # At the first token the function gets it twice; the result is thrown away.
+        a = [jnp.where(begun, c, x) for c, x in zip(before, tokens, strict=True)]
+        joined = jaxpr_as_fun(jaxpr)(*consts, *a, *tokens)
+        tokens = [jnp.where(begun, y, x) for y, x in zip(joined, tokens, strict=True)]
+        return (jnp.array(True), tokens), tokens
 
     start = [jnp.zeros(x.shape[1:], x.dtype) for x in elems]
     begin = (jnp.array(False), start)
@@ -163,9 +164,10 @@ def _batch(
         for x, d in zip(operands[num_consts:], dims[num_consts:], strict=True)
     ]
     axes = (*dims[:num_consts], *[0] * (2 * len(elems)))
-    rows = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in elems]
+    tokens = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in elems]
     consts = operands[:num_consts]
-    joined = jax.make_jaxpr(jax.vmap(jaxpr_as_fun(jaxpr), axes))(*consts, *rows, *rows)
+    mapped = jax.vmap(jaxpr_as_fun(jaxpr), axes)
+    joined = jax.make_jaxpr(mapped)(*consts, *tokens, *tokens)
     results = associative_scan_p.bind(
         *consts, *elems, jaxpr=joined, num_consts=num_consts, reverse=reverse
     )

@@ -1,4 +1,4 @@
-"""`jnp.convolve` and `jnp.correlate`, which cannot be traced with symbolic sizes."""
+"""`convolve` and `correlate` for ragged vectors, which JAX's own cannot trace."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ def convolve(
 ) -> Array:
     """Convolve two vectors, as `jnp.convolve`, also where they are ragged.
 
-    Within `ragged.vmap` one of them, or both, may be of different sizes. Where both
-    are, it takes memory for the product of their sizes.
+    In `ragged.vmap` one of them, or both, may be ragged. If both are, it takes memory
+    for the product of their sizes.
 
     Args:
         a: `[n]`, with an element.
         v: `[m]`, with an element.
-        mode: `"full"`, `n + m - 1` elements; `"same"`, the `max(n, m)` in the middle;
-            `"valid"`, the `max(n, m) - min(n, m) + 1` where both overlap wholly.
-        precision: of the products, as in `jax.lax.dot`.
+        mode: `"full"` returns `n + m - 1` elements; `"same"` the `max(n, m)` in the
+            middle; `"valid"` the `max(n, m) - min(n, m) + 1` where both overlap wholly.
+        precision: the precision of the products, as in `jax.lax.dot`.
+
+    Returns:
+        A vector in the dtype that `jnp.convolve` returns.
 
     Raises:
-        TypeError: not arrays.
-        ValueError: not vectors, one without elements, or no such mode.
+        TypeError: `a` or `v` is no array.
+        ValueError: `a` or `v` is no vector, or has no elements; there is no such mode.
 
     Holds under all transformations.
 
@@ -55,7 +58,7 @@ def correlate(
 ) -> Array:
     """Correlate two vectors, as `jnp.correlate`, also where they are ragged.
 
-    It is `convolve` of `a` and the conjugate of `v` in reverse.
+    The result is `convolve` of `a` and the reversed conjugate of `v`.
 
     Args:
         a: `[n]`, with an element.
@@ -63,9 +66,12 @@ def correlate(
         mode: see `convolve`.
         precision: see `convolve`.
 
+    Returns:
+        A vector in the dtype that `jnp.correlate` returns.
+
     Raises:
-        TypeError: not arrays.
-        ValueError: not vectors, one without elements, or no such mode.
+        TypeError: `a` or `v` is no array.
+        ValueError: `a` or `v` is no vector, or has no elements; there is no such mode.
 
     Holds under all transformations.
 
@@ -80,7 +86,7 @@ def correlate(
     n, m = a.shape[0], v.shape[0]
     if not (is_symbolic_dim(n) or is_symbolic_dim(m)):
         return jnp.correlate(a, v, mode, precision=precision)
-    # Of two middles it takes the other one where the second vector is longer.
+    # If there are two middles, and the second vector is longer, it takes the other one.
     later = min_dim(max_dim(m - n, 0), 1)
     return _convolve(a, jnp.flip(jnp.conj(v)), mode, later, precision)
 
@@ -108,9 +114,9 @@ def _convolve(a: Array, v: Array, mode: str, later: Any, precision: Any) -> Arra
     }[mode]
     first = jnp.arange(size, dtype=jnp.int32) + jnp.array(start, jnp.int32)
     if is_symbolic_dim(n) and is_symbolic_dim(m):
-        place = first[:, None] - jnp.arange(m, dtype=jnp.int32)[None]
-        inside = (place >= 0) & (place < jnp.array(n, jnp.int32))
-        rows = jnp.where(inside, _at(a, place), jnp.zeros((), a.dtype))
+        index = first[:, None] - jnp.arange(m, dtype=jnp.int32)[None]
+        inside = (index >= 0) & (index < jnp.array(n, jnp.int32))
+        rows = jnp.where(inside, _at(a, index), jnp.zeros((), a.dtype))
         return jnp.dot(rows, v, precision=precision)
     x, kernel = (a, v) if is_symbolic_dim(n) else (v, a)
     width = kernel.shape[0] - 1
@@ -125,5 +131,5 @@ def _convolve(a: Array, v: Array, mode: str, later: Any, precision: Any) -> Arra
     return full if mode == "full" else _at(full, first)
 
 
-def _at(x: Array, place: Array) -> Array:
-    return jnp.take(x, place, axis=0, mode="clip")
+def _at(x: Array, index: Array) -> Array:
+    return jnp.take(x, index, axis=0, mode="clip")

@@ -1,4 +1,4 @@
-"""The associative scan: one over all rows, which starts again at each example."""
+"""The associative scan: one over all tokens, which starts again at each example."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def _associative_scan(
         raise Unsupported("its function must not close over values of different sizes")
     dim = elems[0].shape[0]
     shared = [v.x if isinstance(v, Shared) else None for v in consts]
-    # Of its own constants an example has one per row, which goes along unchanged.
+    # Of its own constants an example has one per token, which goes along unchanged.
     own = [ctx.per_token(v, dim) for v in consts if not isinstance(v, Shared)]
-    rows = [ctx.to_flat(v).x for v in elems]
+    tokens = [ctx.to_flat(v).x for v in elems]
     function = jaxpr_as_fun(jaxpr)
 
     def join(own: list[Array], a: list[Array], b: list[Array]) -> list[Array]:
@@ -50,14 +50,14 @@ def _associative_scan(
     start |= ~ctx.used(dim).valid
 
     def combine(a: Any, b: Any) -> Any:
-        (start_a, _, rows_a), (start_b, own_b, rows_b) = a, b
+        (start_a, _, tokens_a), (start_b, own_b, tokens_b) = a, b
         # At a start the function sees nothing of another example.
-        before = [_pick(start_b, y, x) for x, y in zip(rows_a, rows_b, strict=True)]
-        joined = jax.vmap(join)(own_b, before, rows_b)
-        after = [_pick(start_b, y, x) for x, y in zip(joined, rows_b, strict=True)]
+        before = [_pick(start_b, y, x) for x, y in zip(tokens_a, tokens_b, strict=True)]
+        joined = jax.vmap(join)(own_b, before, tokens_b)
+        after = [_pick(start_b, y, x) for x, y in zip(joined, tokens_b, strict=True)]
         return start_a | start_b, own_b, after
 
-    _, _, results = lax.associative_scan(combine, (start, own, rows), reverse=reverse)
+    _, _, results = lax.associative_scan(combine, (start, own, tokens), reverse=reverse)
     return [Flat(y, v.shape, 0) for y, v in zip(results, elems, strict=True)]
 
 

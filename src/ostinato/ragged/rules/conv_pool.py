@@ -23,7 +23,7 @@ from ..types.segments import along, positions
 
 
 def _flat_if_possible(ctx: Context, value: Value) -> Value:
-    """As rows, if there is one ragged axis: what stands in the padding is no window."""
+    """As tokens, if there is one ragged axis: what stands in the padding is no window."""
     if isinstance(value, Padded) and len(ragged_axes(value)) == 1:
         return ctx.to_flat(value)
     return value
@@ -95,7 +95,7 @@ def _fixed_padding(
     """`x` and the padding of one axis, free of symbols.
 
     Padding that depends on the example, as `SAME` with a stride does, is put into the
-    array: behind the largest amount of it before the rows, which then move.
+    array: behind the largest amount of it before the tokens, which then move.
     """
     low, high = pair
     if not (is_symbolic(low) or is_symbolic(high)):
@@ -106,10 +106,10 @@ def _fixed_padding(
             "the input; pad the input yourself"
         )
     before, after = _most(ctx, low), _most(ctx, high)
-    rows = before + x.shape[axis] + after
-    row = positions(rows) - own(low)
-    inside = (row >= 0) & (row < x.shape[axis])
-    moved = jnp.take(x, row, axis, mode="clip")
+    tokens = before + x.shape[axis] + after
+    token = positions(tokens) - own(low)
+    inside = (token >= 0) & (token < x.shape[axis])
+    moved = jnp.take(x, token, axis, mode="clip")
     inside = along(inside, axis, x.ndim)
     return jnp.where(inside, moved, jnp.asarray(fill, x.dtype)), (0, 0)
 
@@ -189,7 +189,7 @@ def _pooled(
 
 
 def _untouched(axis: int, padding: Any, params: dict[str, Any]) -> bool:
-    """Whether every window covers one row of that axis."""
+    """Whether every window covers one token of that axis."""
     names = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
     ones = all(params[name][axis] == 1 for name in names if name in params)
     return ones and tuple(padding[axis]) == (0, 0)

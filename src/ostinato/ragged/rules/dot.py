@@ -45,8 +45,8 @@ def _dot_general(
     ):
         (axis_a,), (axis_b,) = axes
         if (axis_a, axis_b) in zip(batch_a, batch_b, strict=True):
-            rows = bind(ctx.to_flat(a).x, ctx.to_flat(b).x)
-            return Flat(rows, shape, batch_a.index(axis_a))
+            tokens = bind(ctx.to_flat(a).x, ctx.to_flat(b).x)
+            return Flat(tokens, shape, batch_a.index(axis_a))
         if (axis_a, axis_b) in zip(contract_a, contract_b, strict=True) and not batch_a:
             vectors = len(a.shape) == len(contract_a), len(b.shape) == len(contract_b)
             if any(vectors):
@@ -94,7 +94,7 @@ def _weighted_sum(
     vectors: tuple[bool, bool],
     dtype: Any,
 ) -> Array:
-    """A product that contracts all axes of one operand: a sum over flat rows."""
+    """A product that contracts all axes of one operand: a sum over flat tokens."""
     x, y = (a, b) if vectors[0] else (b, a)
     axes_x, axes_y = (
         (contract_a, contract_b) if vectors[0] else (contract_b, contract_a)
@@ -106,8 +106,8 @@ def _weighted_sum(
     terms = jnp.transpose(y.x, (*axes_y, *rest)).astype(accumulation_dtype(dtype))
     weights = weights.reshape(*weights.shape, *[1] * len(rest))
     others = tuple(i for i in range(len(axes_x)) if i != place)
-    rows = jnp.sum(
+    tokens = jnp.sum(
         jnp.moveaxis(weights * terms, place, 0), [1 + i for i in range(len(others))]
     )
     ids = ctx.segments(x.dim).drop_ids
-    return sum_per_example(rows, ids, ctx.batch).astype(dtype)
+    return sum_per_example(tokens, ids, ctx.batch).astype(dtype)

@@ -1,4 +1,4 @@
-"""Functions of single elements: straight on the rows."""
+"""Functions of single elements: straight on the tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value
     axes = symbolic_axes(shape)
     if len(axes) == 1 and _lies_flat(ctx, values):
         (axis,) = axes
-        return Flat(bind(*_row_operands(ctx, values, shape, axis)), shape, axis)
+        return Flat(bind(*_token_operands(ctx, values, shape, axis)), shape, axis)
     if axes:
         values = tuple(
             v if isinstance(atom, Literal) else _whole(ctx, v, shape, values)
@@ -73,7 +73,7 @@ def _whole(
 
 
 def _lies_flat(ctx: Context, values: tuple[Value, ...]) -> bool:
-    """Whether rows are the better layout: not if it is all padded, or all shared."""
+    """Whether tokens are the better layout: not if it is all padded, or all shared."""
     if any(isinstance(v, Flat) for v in values):
         return True
     padded = [v for v in values if isinstance(v, Padded)]
@@ -81,7 +81,7 @@ def _lies_flat(ctx: Context, values: tuple[Value, ...]) -> bool:
     return own and ctx.options.prefers_flat
 
 
-def _row_operands(
+def _token_operands(
     ctx: Context, values: tuple[Value, ...], shape: tuple[Any, ...], axis: int
 ) -> list[Array]:
     """Arrays that broadcast to the flat result; sizes of 1 and scalars stay so."""
@@ -94,8 +94,8 @@ def _row_operands(
         elif value.shape == ():
             x = along(ctx.per_token(value, shape[axis]), axis, len(shape))
         else:
-            rows = ctx.per_token(value, shape[axis])
-            x = jnp.moveaxis(jnp.squeeze(rows, axis + 1), 0, axis)
+            tokens = ctx.per_token(value, shape[axis])
+            x = jnp.moveaxis(jnp.squeeze(tokens, axis + 1), 0, axis)
         arrays.append(x)
     return arrays
 

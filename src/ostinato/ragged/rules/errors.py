@@ -1,7 +1,7 @@
 """Checks at run time, as `equinox.error_if` makes them.
 
 It asks whether anything is wrong in any example, past all `vmap`s, by primitives of its
-own, and raises from a callback under that condition. What is no row of an example must
+own, and raises from a callback under that condition. What is no token of an example must
 not be asked.
 """
 

@@ -1,4 +1,4 @@
-"""Transforms and factors over axes that no size of an example is in: row by row."""
+"""Transforms and factors over axes that no size of an example is in: token by token."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def over_leading(
         return results if eqn.primitive.multiple_results else [results]
 
     shapes = ctx.out_shapes(eqn)
-    rows = on_tokens(ctx, values, bind, shapes)
-    if rows is not None:
-        return rows
+    tokens = on_tokens(ctx, values, bind, shapes)
+    if tokens is not None:
+        return tokens
     return ctx.batched(lambda _, *xs: list(bind(*xs)), values, shapes, sized=False)
 
 
@@ -88,7 +88,7 @@ def on_tokens(
     bind: Any,
     shapes: Sequence[tuple[Any, ...]],
 ) -> list[Value] | None:
-    """The results on concatenated rows, None where `values` do not lie so.
+    """The results on concatenated tokens, None where `values` do not lie so.
 
     The ragged axis must be one that `bind` maps over. Unused capacity gets a gradient
     neither from the results nor from the operands: that of a factor may be NaN, even
@@ -98,9 +98,9 @@ def on_tokens(
     if not any(isinstance(v, Flat) for v in values) or len(axes) != 1:
         return None
     ((axis,),) = axes
-    rows = [ctx.to_flat(v) for v in values]
-    dim = rows[0].dim
-    results = bind(*(ctx.fill_unused(v.x, dim, axis) for v in rows))
+    tokens = [ctx.to_flat(v) for v in values]
+    dim = tokens[0].dim
+    results = bind(*(ctx.fill_unused(v.x, dim, axis) for v in tokens))
     return [
         Flat(ctx.fill_unused(y, dim, axis), shape, axis)
         for y, shape in zip(results, shapes, strict=True)

@@ -1,7 +1,7 @@
 """Reading by index: gather and dynamic_slice.
 
-An index counts from an example's own first row, and is out of range past its own last
-one: what the mode says then holds for each example. One that is empty has no row to
+An index counts from an example's own first token, and is out of range past its own last
+one: what the mode says then holds for each example. One that is empty has no token to
 read; it gets some finite number, and as it is shorter than `min_length`, `ragged.vmap`
 fills its results.
 """
@@ -53,14 +53,14 @@ class _Gather:
 
     @property
     def fills(self) -> bool:
-        """Whether an index out of range gives a fill value; else the nearest row."""
+        """Whether an index out of range gives a fill value; else the nearest token."""
         return self.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
 
     def out_of_range(self, y: Array, inside: Array) -> Array:
         """`y`, but what the mode says where the index is not `inside`.
 
         Args:
-            y: a result, of the nearest row where there is none.
+            y: a result, of the nearest token where there is none.
             inside: bool, in the shape of the indices without their last axis.
         """
         if self.params["mode"] == lax.GatherScatterMode.CLIP:
@@ -99,7 +99,7 @@ def _gather(
     (shape,) = ctx.out_shapes(eqn)
     gather = _Gather(eqn.primitive, dimension_numbers, slice_sizes, shape, params)
     if len(symbolic_axes(shape)) <= 1 and len(ragged_axes(x)) <= 1:
-        for way in (_from_table, _within_rows, _own_row, _window_at, _by_row):
+        for way in (_from_table, _within_tokens, _own_token, _window_at, _by_token):
             result = way(ctx, gather, x, indices)
             if result is not None:
                 return result
@@ -116,10 +116,10 @@ def _from_table(
     return Flat(gather(x.x, indices.x, gather.sizes), gather.shape, axis)
 
 
-def _within_rows(
+def _within_tokens(
     ctx: Context, gather: _Gather, x: Value, indices: Value
 ) -> Value | None:
-    """The same part of every row, as in `x[:, 0]`."""
+    """The same part of every token, as in `x[:, 0]`."""
     if not isinstance(x, Flat) or not gather.is_whole(x.axis, x.dim):
         return None
     if not isinstance(indices, Shared) or ragged_axes(indices):
@@ -129,19 +129,19 @@ def _within_rows(
     return Flat(gather(x.x, indices.x, sizes), gather.shape, axis)
 
 
-def _own_row(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value | None:
-    """Of each row what its own index says, as in `take_along_axis(x, i, 1)`."""
+def _own_token(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value | None:
+    """Of each token what its own index says, as in `take_along_axis(x, i, 1)`."""
     if not isinstance(x, Flat) or x.axis not in gather.dims.operand_batching_dims:
         return None
     if len(ragged_axes(indices)) != 1:
         return None
     (axis,) = symbolic_axes(gather.shape)
-    rows = ctx.to_flat(indices)
-    return Flat(gather(x.x, rows.x, gather.sizes), gather.shape, axis)
+    tokens = ctx.to_flat(indices)
+    return Flat(gather(x.x, tokens.x, gather.sizes), gather.shape, axis)
 
 
 def _window_at(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value | None:
-    """One run of rows, as in `x[1:]`."""
+    """One run of tokens, as in `x[1:]`."""
     dims = gather.dims
     if not isinstance(x, Flat) or dims.start_index_map != (x.axis,):
         return None
@@ -155,8 +155,8 @@ def _window_at(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value
     return read_window(ctx, x, start, gather.shape)
 
 
-def _by_row(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value | None:
-    """Single rows, as in `x[i]` and `x[i, j]`: straight from the flat array."""
+def _by_token(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value | None:
+    """Single tokens, as in `x[i]` and `x[i, j]`: straight from the flat array."""
     dims = gather.dims
     if not isinstance(x, Flat) or x.axis not in dims.start_index_map:
         return None
@@ -173,11 +173,11 @@ def _by_row(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value | 
     lengths = jnp.take(ctx.lengths(x.dim), example)
     first = jnp.take(ctx.segments(x.dim).offsets, example)
     index = indices.x.astype(jnp.int32)
-    row = index[..., which]
-    inside = (row >= 0) & (row < lengths)
-    row = first + jnp.clip(row, 0, jnp.maximum(lengths - 1, 0))
-    row = jnp.minimum(row, x.x.shape[x.axis] - 1)
-    index = with_column(index, which, row)
+    token = index[..., which]
+    inside = (token >= 0) & (token < lengths)
+    token = first + jnp.clip(token, 0, jnp.maximum(lengths - 1, 0))
+    token = jnp.minimum(token, x.x.shape[x.axis] - 1)
+    index = with_column(index, which, token)
 
     def read(index: Array, inside: Array) -> Array:
         return gather.out_of_range(gather(x.x, index, gather.sizes), inside)
@@ -223,9 +223,9 @@ def _from_each(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value
     return y
 
 
-def _longer(x: Array, axis: int, rows: int) -> Array:
-    """`x` with its last row repeated, so that no slice in range is moved."""
-    widths = [(0, rows if a == axis else 0) for a in range(x.ndim)]
+def _longer(x: Array, axis: int, tokens: int) -> Array:
+    """`x` with its last token repeated, so that no slice in range is moved."""
+    widths = [(0, tokens if a == axis else 0) for a in range(x.ndim)]
     return jnp.pad(x, widths, mode="edge") if x.shape[axis] else x
 
 
@@ -270,21 +270,21 @@ def _all_shared(values: Sequence[Value]) -> bool:
 
 
 def read_window(ctx: Context, x: Flat, start: Array, shape: tuple[Any, ...]) -> Value:
-    """One run of rows of each example, moved into its range.
+    """One run of tokens of each example, moved into its range.
 
     Args:
         ctx: of the batch.
         x: read along its ragged axis.
         start: int `[batch]`, the first position.
-        shape: of the result; how many rows stands at `x.axis`.
+        shape: of the result; how many tokens stands at `x.axis`.
     """
     dim = shape[x.axis]
     last = jnp.maximum(ctx.lengths(x.dim) - ctx.lengths(dim), 0)
     first = ctx.segments(x.dim).offsets + jnp.clip(start.astype(jnp.int32), 0, last)
     if is_symbolic(dim):
         segments = ctx.segments(dim)
-        rows = first[segments.ids] + segments.position
-        return Flat(jnp.take(x.x, rows, x.axis, mode="clip"), shape, x.axis)
-    rows = first[:, None] + positions(dim)[None]
-    y = jnp.take(x.x, rows, x.axis, mode="clip")
+        tokens = first[segments.ids] + segments.position
+        return Flat(jnp.take(x.x, tokens, x.axis, mode="clip"), shape, x.axis)
+    tokens = first[:, None] + positions(dim)[None]
+    y = jnp.take(x.x, tokens, x.axis, mode="clip")
     return Padded(jnp.moveaxis(y, x.axis, 0), shape)

@@ -59,7 +59,7 @@ def _bits(
         )
 
     def draw(own: Sizes, keys: Array) -> list[Array]:
-        """A row of them, which each example cuts into rows of its own size."""
+        """A token of them, which each example cuts into tokens of its own size."""
         most = ctx.at_max(shape)
         bits = eqn.primitive.bind(keys, shape=(math.prod(most),), **params)
         place = jnp.zeros((), jnp.int32)

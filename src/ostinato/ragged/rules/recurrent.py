@@ -1,6 +1,6 @@
-"""The fused recurrent operator: straight on the concatenated rows of all examples.
+"""The fused recurrent operator: straight on the concatenated tokens of all examples.
 
-One call runs the sequences of all examples where they lie: the operator's rows form
+One call runs the sequences of all examples where they lie: the operator's tokens form
 (`_rnn.call.Rows`) needs no padded copy, neither of the input nor of what it saves. An
 example with weights of its own, or with a gradient of weights of its own, cannot share
 a call with others: then examples are padded, and lengths keep the padding out.
@@ -107,21 +107,23 @@ class _OneExample:
     # ------------------------------------------------------- one call for all examples
 
     def on_tokens(self, values: Sequence[Value]) -> list[Value]:
-        """Lengths differ: the sequences of an example go to piles of rows, one each."""
+        """Lengths differ: the sequences of an example go to piles of tokens, one each."""
         packed = Packed(self.ctx.max(self.length), buffers=self.batch)
         call = dataclasses.replace(self.call, time_major=False, packed=packed)
-        leaves = map(self._to_rows, values, self.axes)
+        leaves = map(self._to_tokens, values, self.axes)
         lengths = jnp.tile(self.ctx.lengths(self.length), self.batch)
         outs = self._bind(list(leaves), call, segment_lengths=lengths)
-        results = list(map(self._from_rows, outs, self.shapes, self.result_axes))
-        if self.shown is not None:  # zero in the tail, where it should be any valid row
+        results = list(map(self._from_tokens, outs, self.shapes, self.result_axes))
+        if (
+            self.shown is not None
+        ):  # zero in the tail, where it should be any valid token
             y = results[self.shown]
             assert isinstance(y, Flat)
             tail = self.ctx.fill_unused(y.x, y.dim, y.axis)
             results[self.shown] = dataclasses.replace(y, x=tail)
         return results
 
-    def _to_rows(self, value: Value, axes: _Axes) -> Array:
+    def _to_tokens(self, value: Value, axes: _Axes) -> Array:
         """`[..., batch, capacity, ...]`, or with examples after the batch, merged."""
         if axes.batch is None:
             return value.x
@@ -134,8 +136,8 @@ class _OneExample:
         merged = x.shape[first] * x.shape[first + 1]
         return x.reshape(*x.shape[:first], merged, *x.shape[first + 2 :])
 
-    def _from_rows(self, x: Array, shape: tuple[Any, ...], axes: _Axes) -> Value:
-        """What `_to_rows` undoes."""
+    def _from_tokens(self, x: Array, shape: tuple[Any, ...], axes: _Axes) -> Value:
+        """What `_to_tokens` undoes."""
         first = axes.batch if axes.steps is None else min(axes)
         each = x.shape[first] // self.batch
         x = x.reshape(*x.shape[:first], self.batch, each, *x.shape[first + 1 :])

@@ -27,49 +27,49 @@ def _all_bits(dtype: Any) -> Any:
 
 
 class _Reduction(NamedTuple):
-    """What padding is replaced by, and the sum over rows that does the same if any.
+    """What padding is replaced by, and the sum over tokens that does the same if any.
 
-    The latter is a function `(x, ids, batch)` of `x`, `[rows, other, ...]`, that also
+    The latter is a function `(x, ids, batch)` of `x`, `[tokens, other, ...]`, that also
     reduces the other axis.
     """
 
     identity: Callable[[Any], Any]
-    over_rows: Callable[[Array, Array, int], Array] | None = None
+    over_tokens: Callable[[Array, Array, int], Array] | None = None
 
 
-def _sum_rows(x: Array, ids: Array, batch: int) -> Array:
+def _sum_tokens(x: Array, ids: Array, batch: int) -> Array:
     sums = jnp.sum(x, 1, dtype=accumulation_dtype(x.dtype))
     return sum_per_example(sums, ids, batch).astype(x.dtype)
 
 
-def _any_row(x: Array, ids: Array, batch: int) -> Array:
+def _any_token(x: Array, ids: Array, batch: int) -> Array:
     return _largest(jnp.any(x, 1).astype(jnp.int8), ids, batch) > 0
 
 
-def _all_rows(x: Array, ids: Array, batch: int) -> Array:
-    return ~_any_row(~x, ids, batch)
+def _all_tokens(x: Array, ids: Array, batch: int) -> Array:
+    return ~_any_token(~x, ids, batch)
 
 
-def _min_rows(x: Array, ids: Array, batch: int) -> Array:
+def _min_tokens(x: Array, ids: Array, batch: int) -> Array:
     if jnp.issubdtype(x.dtype, jnp.inexact):
-        return -_max_rows(-x, ids, batch)
+        return -_max_tokens(-x, ids, batch)
     return jax.ops.segment_min(jnp.min(x, 1), ids, batch, indices_are_sorted=True)
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _max_rows(x: Array, ids: Array, batch: int) -> Array:
+def _max_tokens(x: Array, ids: Array, batch: int) -> Array:
     return _largest(jnp.max(x, 1), ids, batch)
 
 
-@_max_rows.defjvp
-def _max_rows_jvp(batch: int, primals: Any, tangents: Any) -> Any:
+@_max_tokens.defjvp
+def _max_tokens_jvp(batch: int, primals: Any, tangents: Any) -> Any:
     """All elements that are the largest have the same share, as in JAX."""
     x, ids = primals
-    y = _max_rows(x, ids, batch)
+    y = _max_tokens(x, ids, batch)
     largest = x == y[jnp.minimum(ids, batch - 1)][:, None]
-    count = _sum_rows(largest.astype(x.dtype), ids, batch)
-    count = jnp.where((count == 0) & ~jnp.isnan(y), 1, count)  # there is no row
-    return y, _sum_rows(largest.astype(x.dtype) * tangents[0], ids, batch) / count
+    count = _sum_tokens(largest.astype(x.dtype), ids, batch)
+    count = jnp.where((count == 0) & ~jnp.isnan(y), 1, count)  # there is no token
+    return y, _sum_tokens(largest.astype(x.dtype) * tangents[0], ids, batch) / count
 
 
 def _largest(x: Array, ids: Array, batch: int) -> Array:
@@ -77,12 +77,12 @@ def _largest(x: Array, ids: Array, batch: int) -> Array:
 
 
 _REDUCTIONS = {
-    "reduce_sum": _Reduction(lambda _: 0, _sum_rows),
-    "reduce_max": _Reduction(lowest, _max_rows),
-    "reduce_min": _Reduction(highest, _min_rows),
-    "reduce_or": _Reduction(lambda _: 0, _any_row),
-    "reduce_and": _Reduction(_all_bits, _all_rows),
-    "reduce_prod": _Reduction(lambda _: 1),  # rows have no product with a derivative
+    "reduce_sum": _Reduction(lambda _: 0, _sum_tokens),
+    "reduce_max": _Reduction(lowest, _max_tokens),
+    "reduce_min": _Reduction(highest, _min_tokens),
+    "reduce_or": _Reduction(lambda _: 0, _any_token),
+    "reduce_and": _Reduction(_all_bits, _all_tokens),
+    "reduce_prod": _Reduction(lambda _: 1),  # tokens have no product with a derivative
     "reduce_xor": _Reduction(lambda _: 0),
 }
 
@@ -102,13 +102,13 @@ def _reduce(
         if x.axis not in axes:
             return Flat(bind(x.x, axes), shape, axis)
         bitwise = eqn.primitive.name in ("reduce_or", "reduce_and")
-        if reduction.over_rows and not (bitwise and x.x.dtype != jnp.bool_):
+        if reduction.over_tokens and not (bitwise and x.x.dtype != jnp.bool_):
             others = [a for a in axes if a != x.axis]
-            rows = jnp.moveaxis(x.x, (x.axis, *others), range(len(axes)))
-            width = math.prod(rows.shape[1 : len(axes)])
-            rows = rows.reshape(rows.shape[0], width, *rows.shape[len(axes) :])
+            tokens = jnp.moveaxis(x.x, (x.axis, *others), range(len(axes)))
+            width = math.prod(tokens.shape[1 : len(axes)])
+            tokens = tokens.reshape(tokens.shape[0], width, *tokens.shape[len(axes) :])
             ids = ctx.segments(x.dim).drop_ids
-            return Padded(reduction.over_rows(rows, ids, ctx.batch), shape)
+            return Padded(reduction.over_tokens(tokens, ids, ctx.batch), shape)
     return masked(ctx, bind, x, axes, shape, reduction.identity)
 
 
@@ -206,19 +206,19 @@ def _running(
     combine: Callable[[Array, Array], Array],
     reverse: bool,
 ) -> Flat:
-    """Over all rows at once, starting again at the first row of each example."""
+    """Over all tokens at once, starting again at the first token of each example."""
     segments = ctx.segments(x.dim)
     lengths = ctx.lengths(x.dim)[segments.ids]
     first = segments.position == (lengths - 1 if reverse else 0)
-    rows = jnp.moveaxis(x.x, x.axis, 0)
-    starts = along(first | ~segments.valid, 0, rows.ndim)
-    one = jnp.ones((), rows.dtype)
+    tokens = jnp.moveaxis(x.x, x.axis, 0)
+    starts = along(first | ~segments.valid, 0, tokens.ndim)
+    one = jnp.ones((), tokens.dtype)
 
     def join(a: tuple, b: tuple) -> tuple:
-        (starts_a, rows_a), (starts_b, rows_b) = a, b
+        (starts_a, tokens_a), (starts_b, tokens_b) = a, b
         # Replaced before it is combined: nothing of another example gets a gradient.
-        both = (jnp.where(starts_b, one, rows) for rows in (rows_a, rows_b))
-        return starts_a | starts_b, jnp.where(starts_b, rows_b, combine(*both))
+        both = (jnp.where(starts_b, one, tokens) for tokens in (tokens_a, tokens_b))
+        return starts_a | starts_b, jnp.where(starts_b, tokens_b, combine(*both))
 
-    _, rows = lax.associative_scan(join, (starts, rows), reverse=reverse)
-    return Flat(jnp.moveaxis(rows, 0, x.axis), x.shape, x.axis)
+    _, tokens = lax.associative_scan(join, (starts, tokens), reverse=reverse)
+    return Flat(jnp.moveaxis(tokens, 0, x.axis), x.shape, x.axis)

@@ -1,6 +1,6 @@
 """Writing by index: the scatter family and dynamic_update_slice.
 
-As for reading, an index counts from an example's own first row. What is out of the
+As for reading, an index counts from an example's own first token. What is out of the
 example's range is dropped, or moved into it where the mode says so.
 """
 
@@ -95,7 +95,7 @@ def _scatter(
     ragged = len(ragged_axes(x)), len(ragged_axes(indices)), len(ragged_axes(updates))
     batched = dimension_numbers.operand_batching_dims
     if not batched:
-        flat = (_within_rows, _at_one_place, _at_rows, _into_dense)
+        flat = (_within_tokens, _at_one_place, _at_tokens, _into_dense)
         for way in flat if max(ragged) == 1 else (_at_one_place,):
             result = way(ctx, scatter, x, indices, updates)
             if result is not None:
@@ -103,19 +103,19 @@ def _scatter(
     return _into_each(ctx, scatter, x, indices, updates)
 
 
-def _within_rows(
+def _within_tokens(
     ctx: Context, scatter: _Scatter, x: Value, indices: Value, updates: Value
 ) -> Value | None:
-    """The same part of every row, as in `x.at[:, 0].set`."""
+    """The same part of every token, as in `x.at[:, 0].set`."""
     if not ragged_axes(x) or not isinstance(indices, Shared) or ragged_axes(indices):
         return None
     (axis,) = ragged_axes(x)
     touched = scatter.dims.scatter_dims_to_operand_dims
     if axis in touched or axis in scatter.dims.inserted_window_dims:
         return None
-    rows = ctx.to_flat(x)
+    tokens = ctx.to_flat(x)
     y = scatter.primitive.bind(
-        rows.x,
+        tokens.x,
         indices.x,
         ctx.to_flat(updates).x,
         dimension_numbers=scatter.dims,
@@ -127,7 +127,7 @@ def _within_rows(
 def _at_one_place(
     ctx: Context, scatter: _Scatter, x: Value, indices: Value, updates: Value
 ) -> Value | None:
-    """One run of rows of each example, as in `x.at[0].set` and `x.at[1:].add`."""
+    """One run of tokens of each example, as in `x.at[0].set` and `x.at[1:].add`."""
     touched = scatter.dims.scatter_dims_to_operand_dims
     if len(indices.shape) != 1 or not any(is_symbolic(x.shape[a]) for a in touched):
         return None
@@ -153,10 +153,10 @@ def _with_axis(ctx: Context, value: Value, axis: int) -> Value:
     return type(value)(jnp.expand_dims(value.x, axis + first), shape)
 
 
-def _at_rows(
+def _at_tokens(
     ctx: Context, scatter: _Scatter, x: Value, indices: Value, updates: Value
 ) -> Value | None:
-    """Single rows, as in `x.at[i].add` and `x.at[i, j].max`."""
+    """Single tokens, as in `x.at[i].add` and `x.at[i, j].max`."""
     touched = scatter.dims.scatter_dims_to_operand_dims
     if not ragged_axes(x) or scatter.clips:
         return None
@@ -164,7 +164,7 @@ def _at_rows(
     if axis not in touched or axis not in scatter.dims.inserted_window_dims:
         return None
     which = touched.index(axis)
-    rows = ctx.to_flat(x)
+    tokens = ctx.to_flat(x)
     dims = {}
     if ragged_axes(indices):
         indices, updates = ctx.to_flat(indices), ctx.to_flat(updates)
@@ -179,12 +179,12 @@ def _at_rows(
         windows = scatter.dims.update_window_dims
         dims = {"update_window_dims": tuple(a + 1 for a in windows)}
     index = indices.x.astype(jnp.int32)
-    row = index[..., which]
-    inside = real & (row >= 0) & (row < jnp.take(ctx.lengths(rows.dim), example))
-    first = jnp.take(ctx.segments(rows.dim).offsets, example)
-    row = jnp.where(inside, first + row, rows.x.shape[axis])
-    index = with_column(index, which, row)
-    return Flat(scatter(rows.x, index, updates.x, **dims), x.shape, axis)
+    token = index[..., which]
+    inside = real & (token >= 0) & (token < jnp.take(ctx.lengths(tokens.dim), example))
+    first = jnp.take(ctx.segments(tokens.dim).offsets, example)
+    token = jnp.where(inside, first + token, tokens.x.shape[axis])
+    index = with_column(index, which, token)
+    return Flat(scatter(tokens.x, index, updates.x, **dims), x.shape, axis)
 
 
 def _into_dense(
@@ -292,7 +292,7 @@ def _write(
                 for axis in others:
                     fits = ctx.to_padded(starts[axis]).x == 0
                     start = jnp.where(fits, start, -1)
-            return _write_rows(ctx, x, updates, start, combine, clips)
+            return _write_tokens(ctx, x, updates, start, combine, clips)
 
     def write(own: Sizes, old: Array, new: Array, *starts: Array) -> list[Array]:
         inside: Any = True
@@ -313,7 +313,7 @@ def _write(
     return y
 
 
-def _write_rows(
+def _write_tokens(
     ctx: Context,
     x: Value,
     updates: Value,
@@ -322,11 +322,11 @@ def _write_rows(
     clips: bool,
 ) -> Flat:
     """`_write` where the window has all but the ragged axis whole."""
-    rows = ctx.to_flat(x)
-    axis = rows.axis
-    segments, dim = ctx.segments(rows.dim), updates.shape[axis]
+    tokens = ctx.to_flat(x)
+    axis = tokens.axis
+    segments, dim = ctx.segments(tokens.dim), updates.shape[axis]
     sizes = ctx.lengths(dim)
-    last = ctx.lengths(rows.dim) - sizes
+    last = ctx.lengths(tokens.dim) - sizes
     start = start.astype(jnp.int32)
     if clips:
         start = jnp.clip(start, 0, jnp.maximum(last, 0))
@@ -338,12 +338,12 @@ def _write_rows(
     relative = jnp.clip(relative, 0, jnp.maximum(size - 1, 0))
     if is_symbolic(dim):
         source = ctx.to_flat(updates)
-        row = ctx.segments(dim).offsets[segments.ids] + relative
-        new = jnp.take(source.x, row, axis, mode="clip")
+        token = ctx.segments(dim).offsets[segments.ids] + relative
+        new = jnp.take(source.x, token, axis, mode="clip")
     else:
         source = jnp.moveaxis(ctx.to_padded(updates).x, axis + 1, 1)
-        row = segments.ids * dim + relative
-        new = jnp.take(lax.collapse(source, 0, 2), row, 0, mode="clip")
+        token = segments.ids * dim + relative
+        new = jnp.take(lax.collapse(source, 0, 2), token, 0, mode="clip")
         new = jnp.moveaxis(new, 0, axis)
     inside = along(inside, axis, new.ndim)
-    return Flat(jnp.where(inside, combine(rows.x, new), rows.x), x.shape, axis)
+    return Flat(jnp.where(inside, combine(tokens.x, new), tokens.x), x.shape, axis)

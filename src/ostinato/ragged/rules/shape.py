@@ -1,4 +1,4 @@
-"""Operations that move elements: rows stay rows where the ragged axis stays whole."""
+"""Operations that move elements: tokens stay tokens where the ragged axis stays whole."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def _broadcast_in_dim(
     own = isinstance(x, Padded) and not ragged_axes(x)
     if len(axes) == 1 and own and ctx.options.prefers_flat:
         (axis,) = axes
-        rows = ctx.per_token(x, shape[axis])
+        tokens = ctx.per_token(x, shape[axis])
         rest = [b for b in to if b != axis]
         if axis in to:  # it had size 1 there
-            rows = jnp.squeeze(rows, 1 + to.index(axis))
+            tokens = jnp.squeeze(tokens, 1 + to.index(axis))
         full = ctx.flat_shape(shape, axis)
-        return Flat(lax.broadcast_in_dim(rows, full, [axis, *rest]), shape, axis)
+        return Flat(lax.broadcast_in_dim(tokens, full, [axis, *rest]), shape, axis)
     full = ctx.at_max(shape)
     broadcast = ctx.unsized(lambda x: lax.broadcast_in_dim(x, full, to), [x], shape)
     return filled_as(broadcast, x)
@@ -109,8 +109,8 @@ def _expand_dims(
 def _stack(ctx: Context, eqn: JaxprEqn, *values: Value, axis: int) -> Value:
     shape = _only(ctx, eqn)
     if any(isinstance(v, Flat) for v in values):
-        (rows,) = symbolic_axes(shape)
-        return Flat(jnp.stack([ctx.to_flat(v).x for v in values], axis), shape, rows)
+        (tokens,) = symbolic_axes(shape)
+        return Flat(jnp.stack([ctx.to_flat(v).x for v in values], axis), shape, tokens)
     return ctx.unsized(lambda *xs: jnp.stack(xs, axis), values, shape)
 
 
@@ -118,9 +118,9 @@ def _stack(ctx: Context, eqn: JaxprEqn, *values: Value, axis: int) -> Value:
 def _unstack(ctx: Context, eqn: JaxprEqn, x: Value, *, axis: int) -> list[Value]:
     shapes = ctx.out_shapes(eqn)
     if isinstance(x, Flat):
-        rows = x.axis - (axis < x.axis)
+        tokens = x.axis - (axis < x.axis)
         parts = eqn.primitive.bind(x.x, axis=axis)
-        return [Flat(part, s, rows) for part, s in zip(parts, shapes, strict=True)]
+        return [Flat(part, s, tokens) for part, s in zip(parts, shapes, strict=True)]
     return ctx.batched(
         lambda _, x: eqn.primitive.bind(x, axis=axis), [x], shapes, sized=False
     )
@@ -144,7 +144,7 @@ def _reshape(ctx: Context, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
         )
     in_order = all(_stay_in_order(*group) for group in groups)
     if in_order and isinstance(x, Flat):
-        return _reshape_rows(ctx, x, shape, groups)
+        return _reshape_tokens(ctx, x, shape, groups)
     # Where a size is halved, that of the padding may be odd.
     if in_order and math.prod(ctx.at_max(x.shape)) == math.prod(full):
         return ctx.unsized(lambda a: a.reshape(full), [x], shape)
@@ -223,7 +223,7 @@ def _places(
 
     Past the end of the example, on any axis, stands a copy of its last element there.
     """
-    number = jnp.zeros((1,) * len(after), jnp.int32)  # in the example, row by row
+    number = jnp.zeros((1,) * len(after), jnp.int32)  # in the example, token by token
     for axis, (most, dim) in enumerate(zip(after, new, strict=True)):
         size = jnp.maximum(own(dim), 1)
         position = jnp.minimum(positions(most), size - 1)
@@ -238,7 +238,7 @@ def _places(
     return place
 
 
-def _reshape_rows(
+def _reshape_tokens(
     ctx: Context, x: Flat, shape: tuple[Any, ...], groups: list[Group]
 ) -> Flat:
     (axis,) = symbolic_axes(shape)
@@ -250,22 +250,22 @@ def _reshape_rows(
     old_rest = len(groups[place][0]) - 1 - symbolic_axes(groups[place][0])[0]
     new_rest = len(groups[place][1]) - 1 - symbolic_axes(groups[place][1])[0]
     merged = list(range(x.axis, x.axis + old_rest + 1))
-    rows = jnp.moveaxis(x.x, merged, list(range(old_rest + 1)))
+    tokens = jnp.moveaxis(x.x, merged, list(range(old_rest + 1)))
     others = (*shape[:axis], *shape[axis + new_rest + 1 :])
     width = math.prod(shape[axis + 1 : axis + new_rest + 1])
-    rows = lax.collapse(rows, 0, old_rest + 1)
-    rows = _first(rows, ctx.capacity(dim) * width)
-    rows = rows.reshape(ctx.capacity(dim), width, *others)
-    rows = ctx.fill_unused(rows, dim, 0)
-    rows = rows.reshape(
+    tokens = lax.collapse(tokens, 0, old_rest + 1)
+    tokens = _first(tokens, ctx.capacity(dim) * width)
+    tokens = tokens.reshape(ctx.capacity(dim), width, *others)
+    tokens = ctx.fill_unused(tokens, dim, 0)
+    tokens = tokens.reshape(
         ctx.capacity(dim), *shape[axis + 1 : axis + new_rest + 1], *others
     )
     split = list(range(axis, axis + new_rest + 1))
-    return Flat(jnp.moveaxis(rows, list(range(new_rest + 1)), split), shape, axis)
+    return Flat(jnp.moveaxis(tokens, list(range(new_rest + 1)), split), shape, axis)
 
 
 def _first(x: Array, count: int) -> Array:
-    """The first `count` rows, with zeros where `x` has fewer."""
+    """The first `count` tokens, with zeros where `x` has fewer."""
     missing = count - x.shape[0]
     if missing > 0:
         x = jnp.pad(x, [(0, missing), *[(0, 0)] * (x.ndim - 1)])

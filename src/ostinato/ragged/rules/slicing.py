@@ -61,9 +61,9 @@ def slice_axis(
             first = first + evaluate(start, ctx.symbols.values)
         else:
             first = first + start
-        rows = first[:, None] + stride * positions(size)[None]
-        taken = jnp.take(x.x, rows.reshape(-1), axis, mode="clip")
-        taken = taken.reshape(*x.x.shape[:axis], *rows.shape, *x.x.shape[axis + 1 :])
+        tokens = first[:, None] + stride * positions(size)[None]
+        taken = jnp.take(x.x, tokens.reshape(-1), axis, mode="clip")
+        taken = taken.reshape(*x.x.shape[:axis], *tokens.shape, *x.x.shape[axis + 1 :])
         return Padded(jnp.moveaxis(taken, axis, 0), shape)
     if not any(map(is_symbolic, (x.shape[axis], size, start))):
         limit = start + (size - 1) * stride + 1 if size else start
@@ -141,11 +141,11 @@ def _concatenate(ctx: Context, eqn: JaxprEqn, *values: Value, dimension: int) ->
     if dimension not in axes:
         if any(isinstance(v, Flat) for v in values):
             (axis,) = axes
-            rows = [ctx.to_flat(v).x for v in values]
-            return Flat(lax.concatenate(rows, dimension), shape, axis)
+            tokens = [ctx.to_flat(v).x for v in values]
+            return Flat(lax.concatenate(tokens, dimension), shape, axis)
         return ctx.unsized(lambda *xs: lax.concatenate(xs, dimension), values, shape)
     if len(axes) == 1:
-        return _concatenate_rows(ctx, values, shape, dimension)
+        return _concatenate_tokens(ctx, values, shape, dimension)
     longest = ctx.max(shape[dimension])
 
     def join(sizes: Sizes, *parts: Array) -> list[Array]:
@@ -159,30 +159,30 @@ def _concatenate(ctx: Context, eqn: JaxprEqn, *values: Value, dimension: int) ->
     return result
 
 
-def _concatenate_rows(
+def _concatenate_tokens(
     ctx: Context, values: Sequence[Value], shape: tuple[Any, ...], axis: int
 ) -> Flat:
-    """One gather from the rows of all pieces, put behind one another."""
+    """One gather from the tokens of all pieces, put behind one another."""
     dim = shape[axis]
     segments = ctx.segments(dim)
     ids = segments.ids
-    pieces, starts, rows = [], [], []
+    pieces, starts, tokens = [], [], []
     for value in values:
         size = value.shape[axis]
         if is_symbolic(size):
             flat = ctx.to_flat(value)
             starts.append(ctx.segments(size).offsets[ids])
-            rows.append(jnp.moveaxis(flat.x, axis, 0))
+            tokens.append(jnp.moveaxis(flat.x, axis, 0))
         elif isinstance(value, Shared):
             starts.append(jnp.zeros_like(ids))
-            rows.append(jnp.moveaxis(value.x, axis, 0))
+            tokens.append(jnp.moveaxis(value.x, axis, 0))
         else:
             starts.append(ids * size)
             each = jnp.moveaxis(ctx.to_padded(value).x, axis + 1, 1)
-            rows.append(lax.collapse(each, 0, 2))
-        pieces.append((ctx.lengths(size)[ids], rows[-1].shape[0]))
+            tokens.append(lax.collapse(each, 0, 2))
+        pieces.append((ctx.lengths(size)[ids], tokens[-1].shape[0]))
     index = _place_in_pieces(segments.position, pieces, starts)
-    x = jnp.take(lax.concatenate(rows, 0), index, 0, mode="clip")
+    x = jnp.take(lax.concatenate(tokens, 0), index, 0, mode="clip")
     return Flat(jnp.moveaxis(x, 0, axis), shape, axis)
 
 
@@ -225,7 +225,7 @@ def _pad(
             x = Flat(lax.pad(x.x, fill.x, fixed), padded, axis)
             if not ragged:
                 return x
-            return _pad_rows(ctx, x, fill.x, shape, padding_config[axis])
+            return _pad_tokens(ctx, x, fill.x, shape, padding_config[axis])
 
     def pad(sizes: Sizes, a: Array, fill: Array) -> list[Array]:
         a = lax.pad(a, fill, fixed)
@@ -241,7 +241,7 @@ def _pad(
     return result
 
 
-def _pad_rows(
+def _pad_tokens(
     ctx: Context, x: Flat, fill: Array, shape: tuple[Any, ...], config: tuple
 ) -> Flat:
     old, dim = x.dim, shape[x.axis]

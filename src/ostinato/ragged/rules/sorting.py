@@ -36,14 +36,16 @@ def _sort(
         return list(lax.sort(arrays, num_keys=keys, **options))
 
     if flat and not ragged:
-        rows = [ctx.to_flat(v) for v in values]
-        results = sort(*(v.x for v in rows))
-        return [Flat(y, s, rows[0].axis) for y, s in zip(results, shapes, strict=True)]
+        tokens = [ctx.to_flat(v) for v in values]
+        results = sort(*(v.x for v in tokens))
+        return [
+            Flat(y, s, tokens[0].axis) for y, s in zip(results, shapes, strict=True)
+        ]
     if flat:
-        rows = [ctx.to_flat(v).x for v in values]
-        example = along(ctx.segments(dim).drop_ids, dimension, rows[0].ndim)
-        example = jnp.broadcast_to(example, rows[0].shape)
-        _, *results = sort(example, *rows, keys=num_keys + 1)
+        tokens = [ctx.to_flat(v).x for v in values]
+        example = along(ctx.segments(dim).drop_ids, dimension, tokens[0].ndim)
+        example = jnp.broadcast_to(example, tokens[0].shape)
+        _, *results = sort(example, *tokens, keys=num_keys + 1)
         return [Flat(y, s, dimension) for y, s in zip(results, shapes, strict=True)]
     if not ragged:
         return ctx.batched(lambda _, *xs: sort(*xs), values, shapes, sized=False)

@@ -1,11 +1,11 @@
-"""Scans over the ragged axis in lanes.
+"""The packed scan: examples one after another in a few lanes, without padding.
 
-The examples are dealt out to a few lanes, the longest first, to those that have the
-least so far. One scan runs all lanes side by side and starts again from the initial
-state where an example begins. With K lanes, R rows and examples of at most M steps that
-takes little more steps than the larger of R / K and M, and never more than R / K + M,
-where padding takes M steps of the whole batch. The bound is static and what lies past
-the last step that a lane needs is skipped at run time, so lengths may be traced.
+The examples are assigned to lanes, the longest first, each to a lane that has the least
+steps so far. One scan runs all lanes side by side and starts again from the initial
+state where an example begins. With K lanes, R tokens and examples of at most M steps it
+takes few more steps than the larger of R / K and M, and never more than R / K + M; a
+padded scan takes M steps of the whole batch. The bound is static, and steps past the
+last one that a lane needs are skipped at run time, so lengths may be traced.
 """
 
 from __future__ import annotations
@@ -29,53 +29,53 @@ from ..types.segments import along, descending, positions, take_repeated
 from .scan import Scan
 
 STEP_COST = 16
-"""What a step costs apart from its rows, in rows; measured with an LSTM of 64 units."""
+"""The fixed cost of a step, in tokens; measured with an LSTM of 64 units."""
 MOST_COPIED = 4096
-"""Elements of one example's constants that each of its steps may have a copy of."""
+"""The most elements of an example's constants that are copied for each step."""
 CHUNK = 16
-"""Steps that are run or skipped together."""
+"""The number of steps that are run or skipped together."""
 
 
-class _Plan(NamedTuple):
-    """Which row stands at which step of which lane; S steps, K lanes.
+class _Schedule(NamedTuple):
+    """The token at each step of each lane; S steps, K lanes, so `S * K` slots.
 
     Attributes:
-        in_slots: for each of the `S * K` slots a flat row. Where a lane has none left
-            it is one that an example begins with: what the scan makes of it there is
-            thrown away, and is something that it computes anyway, so never a new NaN.
-        in_rows: for each flat row its slot.
-        example: int32 `[S, K]`, whose row it is.
-        position: int32 `[S, K]`, which of that example's rows.
+        slots: for each slot its token. Where a lane has no token left it is the first
+            token of an example: the results there are thrown away, and are computed
+            anyway for that example, so that no other NaN comes up.
+        tokens: for each token its slot.
+        example: int32 `[S, K]`, the example of the token.
+        position: int32 `[S, K]`, the position of the token in its example.
         begins: bool `[S, K]`, whether the scan of an example begins there.
-        steps: int32 scalar, how many of the S steps there is anything to do in.
+        steps: int32 scalar, the number of steps in which a lane has a token.
     """
 
-    in_slots: Sources
-    in_rows: Sources
+    slots: Sources
+    tokens: Sources
     example: Array
     position: Array
     begins: Array
     steps: Array
 
     def going(self, ctx: Context) -> Array:
-        """Where there is a row of an example that is going, bool `[S, K]`."""
-        there = self.in_slots.valid.reshape(self.example.shape)
+        """Return where there is a token of an example that is going, bool `[S, K]`."""
+        there = self.slots.valid.reshape(self.example.shape)
         return there if ctx.going is None else there & ctx.going[self.example]
 
 
 def choose_lanes(ctx: Context, scan: Scan, consts: Sequence[Value]) -> int | None:
-    """How many lanes to run `scan` in; None where they cost more, or cannot be."""
+    """Return the lanes to run `scan` in, None where a padded scan is the better one."""
     if ctx.options.scan == "padded" or not _can_run(ctx, scan, consts):
         return None
-    rows, longest = ctx.capacity(scan.length), max(ctx.max(scan.length), 1)
+    tokens, longest = ctx.capacity(scan.length), max(ctx.max(scan.length), 1)
     lanes = ctx.options.lanes
-    if lanes is None:  # as many as one long example leaves work for
-        lanes = max(1, round(0.75 * rows / longest))
+    if lanes is None:  # as many as have work while a long example runs
+        lanes = max(1, round(0.75 * tokens / longest))
         lanes = 8 * max(1, round(lanes / 8))
     lanes = min(lanes, ctx.batch)
     if ctx.options.scan == "packed":
         return lanes
-    steps = max(rows / lanes, longest) + CHUNK
+    steps = max(tokens / lanes, longest) + CHUNK
     padded = longest * (ctx.batch + STEP_COST)
     return lanes if steps * (lanes + STEP_COST) < padded else None
 
@@ -87,49 +87,49 @@ def _can_run(ctx: Context, scan: Scan, consts: Sequence[Value]) -> bool:
     return sum(math.prod(v.shape) for v in own) <= MOST_COPIED
 
 
-def _plan(ctx: Context, scan: Scan, lanes: int) -> _Plan:
+def _schedule(ctx: Context, scan: Scan, lanes: int) -> _Schedule:
     dim = scan.length
     segments, lengths = ctx.segments(dim), ctx.lengths(dim)
-    rows, longest = ctx.capacity(dim), ctx.max(dim)
-    # The lane that an example goes to has no more than a fair share of the others.
-    steps = min(rows // lanes + longest, rows)
+    tokens, longest = ctx.capacity(dim), ctx.max(dim)
+    # The lane of an example has at most an equal share of the examples before it.
+    steps = min(tokens // lanes + longest, tokens)
     steps = CHUNK * -(-steps // CHUNK)
 
-    order, place = descending(lengths)
-    loads, lane, first = _deal(lengths[order], lanes)
-    slots = first[place] * lanes + lane[place]  # of the first row of each example
+    order, rank = descending(lengths)
+    loads, lane, first = _assign(lengths[order], lanes)
+    firsts = first[rank] * lanes + lane[rank]  # the slot of each example's first token
 
-    slot = slots[segments.ids] + segments.position * lanes
+    slot = firsts[segments.ids] + segments.position * lanes
     slot = jnp.minimum(slot, steps * lanes - 1)
-    row = positions(rows)
-    tail = ctx.used(dim)
-    target = jnp.where(tail.valid, slot, steps * lanes)
-    row = jnp.full(steps * lanes + 1, -1, jnp.int32).at[target].set(row)[:-1]
-    in_slots = Sources(
-        jnp.where(row < 0, tail.last if scan.reverse else 0, row), row >= 0
+    token = positions(tokens)
+    used = ctx.used(dim)
+    target = jnp.where(used.valid, slot, steps * lanes)
+    token = jnp.full(steps * lanes + 1, -1, jnp.int32).at[target].set(token)[:-1]
+    slots = Sources(
+        jnp.where(token < 0, used.last if scan.reverse else 0, token), token >= 0
     )
-    row = in_slots.element.reshape(steps, lanes)
-    position, example = segments.position[row], segments.ids[row]
+    token = slots.element.reshape(steps, lanes)
+    position, example = segments.position[token], segments.ids[token]
     start = lengths[example] - 1 if scan.reverse else 0
-    begins = ~in_slots.valid.reshape(steps, lanes) | (position == start)
-    in_rows = Sources(slot, tail.valid)
-    return _Plan(in_slots, in_rows, example, position, begins, jnp.max(loads))
+    begins = ~slots.valid.reshape(steps, lanes) | (position == start)
+    in_tokens = Sources(slot, used.valid)
+    return _Schedule(slots, in_tokens, example, position, begins, jnp.max(loads))
 
 
-def _deal(lengths: Array, lanes: int) -> tuple[Array, Array, Array]:
-    """Deal out examples, the longest first, to the lanes that have the least so far.
+def _assign(lengths: Array, lanes: int) -> tuple[Array, Array, Array]:
+    """Assign examples, the longest first, to the lanes with the least steps so far.
 
-    Half as many at a time as there are lanes: that takes few steps, and loads still
-    differ by one example at most. (Where that holds before a turn it does after it, as
-    the longer ones go where there is less.)
+    Half as many examples as there are lanes are assigned in one turn: that takes few
+    turns, and the loads of lanes still differ by one example at most. (If this holds
+    before a turn it holds after it, since longer examples go where the load is less.)
 
     Args:
         lengths: int32 `[batch]`, descending.
-        lanes: how many.
+        lanes: the number of lanes.
 
     Returns:
-        The steps that each lane has in the end, and for each example its lane and the
-        steps that this one had before.
+        The steps of each lane in the end, and for each example its lane and the steps
+        that the lane had before.
     """
     each = max(lanes // 2, 1)
     turns = jnp.pad(lengths, (0, -len(lengths) % each)).reshape(-1, each)
@@ -139,8 +139,8 @@ def _deal(lengths: Array, lanes: int) -> tuple[Array, Array, Array]:
         more = jnp.concatenate([loads[:each] + given, loads[each:]])
         return (more, lane), (lane[:each], loads[:each])
 
-    none = [jnp.zeros(lanes, jnp.int32), positions(lanes)]
-    loads, lane, _ = make_varying([*none, lengths])
+    empty = [jnp.zeros(lanes, jnp.int32), positions(lanes)]
+    loads, lane, _ = make_varying([*empty, lengths])
     (loads, _), (lane, first) = lax.scan(turn, (loads, lane), turns)
     return loads, lane.reshape(-1)[: len(lengths)], first.reshape(-1)[: len(lengths)]
 
@@ -153,23 +153,23 @@ def run(
     init: Sequence[Value],
     xs: Sequence[Value],
 ) -> list[Value]:
-    """All results of `scan`, of all examples."""
-    plan = _plan(ctx, scan, lanes)
+    """Return all results of `scan`, of all examples."""
+    schedule = _schedule(ctx, scan, lanes)
     init = [ctx.to_padded(v) if isinstance(v, Flat) else v for v in init]
 
     def of_slots(value: Value) -> Array | None:
-        """What each slot has of a value without the scanned axis, if it is its own."""
+        """Return a value without the scanned axis for each slot, None if shared."""
         if isinstance(value, Shared):
             return None
-        return take_repeated(value.x, plan.example)
+        return take_repeated(value.x, schedule.example)
 
     given = {
-        "symbols": {k: v[plan.example] for k, v in ctx.symbols.values.items()},
-        "begins": plan.begins,
-        "going": plan.going(ctx),
+        "symbols": {k: v[schedule.example] for k, v in ctx.symbols.values.items()},
+        "begins": schedule.begins,
+        "going": schedule.going(ctx),
         "consts": list(map(of_slots, consts)),
         "init": list(map(of_slots, init)),
-        "x": [_rows(plan, v) for v in xs],
+        "x": [_scanned(schedule, v) for v in xs],
     }
 
     def step(carry: list[Array], at: dict[str, Any]) -> tuple[list[Array], Any]:
@@ -186,14 +186,14 @@ def run(
         return arrays[: scan.num_carry], arrays
 
     before = [_batch(v, lanes) for v in init]
-    results = _run_needed(step, before, given, plan.steps, scan)
+    results = _run_needed(step, before, given, schedule.steps, scan)
     results = [lax.collapse(y, 0, 2) for y in results]
     states = [
-        _final(ctx, scan, plan, v, y)
+        _final(ctx, scan, schedule, v, y)
         for v, y in zip(init, results[: scan.num_carry], strict=True)
     ]
     outputs = [
-        _output(ctx, plan, y, shape)
+        _output(ctx, schedule, y, shape)
         for y, shape in zip(
             results[scan.num_carry :], scan.shapes[scan.num_carry :], strict=True
         )
@@ -204,11 +204,11 @@ def run(
 def _run_needed(
     step: Callable, carry: list[Array], given: Any, needed: Array | None, scan: Scan
 ) -> list[Array]:
-    """A scan whose steps from `needed` on are skipped, in chunks; its results, stacked.
+    """Run a scan in chunks, without the steps from `needed` on; return stacked results.
 
     The results of skipped steps are zeros. For the backward pass only the carry before
-    each chunk is saved: a chunk is run again there, and then fits into the cache, which
-    takes less time than to store and load everything.
+    each chunk is saved: a chunk is recomputed there, and then fits into the cache. That
+    takes less time than storing and loading everything.
     """
 
     def chunk(carry: list[Array], at: Any) -> tuple[list[Array], list[Array]]:
@@ -221,7 +221,7 @@ def _run_needed(
     )
     shapes = jax.eval_shape(chunk, carry, jax.tree.map(lambda a: a[0], given))[1]
     if any(jnp.issubdtype(s.dtype, jax.dtypes.extended) for s in shapes):
-        needed = None  # there are no zeros of that dtype, such as that of keys
+        needed = None  # such a dtype, as that of keys, has no zeros
     run = jax.checkpoint(chunk, prevent_cse=False)
 
     def skip(carry: list[Array], at: Any) -> tuple[list[Array], list[Array]]:
@@ -237,14 +237,14 @@ def _run_needed(
     return [lax.collapse(y, 0, 2) for y in results]
 
 
-def _rows(plan: _Plan, value: Value) -> Array:
-    """What each slot has of a value whose first axis is scanned."""
+def _scanned(schedule: _Schedule, value: Value) -> Array:
+    """Return for each slot its part of a value whose first axis is scanned."""
     if isinstance(value, Flat):
-        x = relocate(value.x, plan.in_slots, plan.in_rows)
-        return x.reshape(*plan.position.shape, *x.shape[1:])
+        x = relocate(value.x, schedule.slots, schedule.tokens)
+        return x.reshape(*schedule.position.shape, *x.shape[1:])
     if isinstance(value, Shared):
-        return take_repeated(value.x, plan.position)
-    return value.x[plan.example, plan.position]
+        return take_repeated(value.x, schedule.position)
+    return value.x[schedule.example, schedule.position]
 
 
 def _at_slot(value: Value, own: Array | None) -> Value:
@@ -252,7 +252,7 @@ def _at_slot(value: Value, own: Array | None) -> Value:
 
 
 def _batch(value: Value, lanes: int) -> Array:
-    """One per lane; of a value of the whole batch any will do."""
+    """Return a value for each lane, of whichever example."""
     if isinstance(value, Shared):
         return jnp.broadcast_to(value.x, (lanes, *value.x.shape))
     if value.x.shape[0] == lanes:
@@ -260,22 +260,26 @@ def _batch(value: Value, lanes: int) -> Array:
     return jnp.broadcast_to(value.x[:1], (lanes, *value.x.shape[1:]))
 
 
-def _final(ctx: Context, scan: Scan, plan: _Plan, init: Value, states: Array) -> Value:
-    """The state after each example's last step; the initial one where there is none."""
+def _final(
+    ctx: Context, scan: Scan, schedule: _Schedule, init: Value, states: Array
+) -> Value:
+    """Return the state after each example's last step, or the initial state."""
     lengths = ctx.lengths(scan.length)
-    row = ctx.segments(scan.length).offsets
+    token = ctx.segments(scan.length).offsets
     if not scan.reverse:
-        row = row + lengths - 1
-    slots = plan.in_rows.element
-    row = jnp.clip(row, 0, slots.shape[0] - 1)
-    final = jnp.take(states, slots[row], 0, mode="clip")
+        token = token + lengths - 1
+    slots = schedule.tokens.element
+    token = jnp.clip(token, 0, slots.shape[0] - 1)
+    final = jnp.take(states, slots[token], 0, mode="clip")
     some = along(lengths > 0, 0, final.ndim)
     start = init.x if isinstance(init, Padded) else init.x[None]
     return Padded(jnp.where(some, final, start), init.shape)
 
 
-def _output(ctx: Context, plan: _Plan, y: Array, shape: tuple[Any, ...]) -> Value:
+def _output(
+    ctx: Context, schedule: _Schedule, y: Array, shape: tuple[Any, ...]
+) -> Value:
     if len(symbolic_axes(shape)) == 1:
-        return Flat(relocate(y, plan.in_rows, plan.in_slots), shape, 0)
-    rows = ctx.padded_tokens(shape[0])
-    return Padded(jnp.take(y, plan.in_rows.element[rows], 0, mode="clip"), shape)
+        return Flat(relocate(y, schedule.tokens, schedule.slots), shape, 0)
+    tokens = ctx.padded_tokens(shape[0])
+    return Padded(jnp.take(y, schedule.tokens.element[tokens], 0, mode="clip"), shape)

@@ -1,9 +1,8 @@
-"""Scans over the ragged axis with all examples side by side.
+"""The padded scan: all examples side by side, for the steps of the longest example.
 
-As many steps as the longest example has. One that is done starts over at its first step
-and keeps its state: what the body computes there is something it has computed before,
-so no NaN comes from it, neither forward nor backward. One that has no step at all runs
-on the values of another example.
+An example that is done starts over at its first step and keeps its state: the body
+computes there only what it has computed before, so that no other NaN comes up, neither
+forward nor backward. An example without steps runs on the values of another example.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def run(
     init: Sequence[Value],
     xs: Sequence[Value],
 ) -> list[Value]:
-    """All results of `scan`, of all examples."""
+    """Return all results of `scan`, of all examples."""
     lengths = ctx.lengths(scan.length)
     batch = StandIns.of(ctx, lengths > 0)
     lengths = lengths[batch.example]
@@ -38,7 +37,7 @@ def run(
     valid = (t < lengths[None]) & batch.busy[None]
     first = jnp.maximum(lengths - 1, 0)[None] if scan.reverse else 0
     position = jnp.where(valid, t, first)
-    # Rows that every step needs whole are padded once, before the loop.
+    # Values that every step needs as a whole are padded once, before the loop.
     consts = list(map(batch, consts))
     before = [ctx.to_padded(v) for v in init]
     starts = list(map(batch, before))
@@ -74,7 +73,7 @@ def run(
 
 
 def _time_first(batch: StandIns, value: Value, position: Array) -> Array:
-    """`[T, batch, ...]`, at each step the row `position`, `[T, batch]`."""
+    """Return `[T, batch, ...]`, at each step the token `position`, `[T, batch]`."""
     ctx = batch.around
     if isinstance(value, Shared):
         return batch.own(jnp.take(value.x, position, 0), 1)
@@ -82,8 +81,8 @@ def _time_first(batch: StandIns, value: Value, position: Array) -> Array:
         return batch.own(value.x[batch.example[None], position], 1)
     segments = ctx.segments(value.dim)
     first = segments.offsets[batch.example][None]
-    rows = jnp.minimum(first + position, segments.last)
-    return batch.own(jnp.take(value.x, rows, 0), 1)
+    tokens = jnp.minimum(first + position, segments.last)
+    return batch.own(jnp.take(value.x, tokens, 0), 1)
 
 
 def _select(condition: Array, a: Array, b: Array) -> Array:
@@ -94,6 +93,6 @@ def _output(ctx: Context, y: Array, shape: tuple[Any, ...]) -> Value:
     if len(symbolic_axes(shape)) > 1:
         return Padded(jnp.moveaxis(y, 0, 1), shape)
     segments = ctx.segments(shape[0])
-    rows = segments.position * ctx.batch + segments.ids
-    rows = jnp.clip(rows, 0, y.shape[0] * ctx.batch - 1)
-    return Flat(jnp.take(lax.collapse(y, 0, 2), rows, 0), shape, 0)
+    tokens = segments.position * ctx.batch + segments.ids
+    tokens = jnp.clip(tokens, 0, y.shape[0] * ctx.batch - 1)
+    return Flat(jnp.take(lax.collapse(y, 0, 2), tokens, 0), shape, 0)

@@ -11,12 +11,12 @@ class Scan:
     """A scan over one example.
 
     Attributes:
-        jaxpr: of the body, `(consts, carry, x) -> (carry, y)`.
-        num_carry: how many of its results are carried on.
+        jaxpr: the jaxpr of the body, `(consts, carry, x) -> (carry, y)`.
+        num_carry: the number of its results that are carried on.
         length: the number of steps, maybe symbolic.
         reverse: as in `jax.lax.scan`.
         unroll: as in `jax.lax.scan`.
-        shapes: of all results of one example.
+        shapes: the shapes of all results of one example.
     """
 
     jaxpr: Any

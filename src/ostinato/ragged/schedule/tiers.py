@@ -1,11 +1,11 @@
-"""Tiers: examples sorted by length, in a few groups that are padded each by itself.
+"""The choice of tiers: groups of examples of similar length, padded each by itself.
 
-What takes two ragged axes, as attention within a sequence does, costs the square of the
-padded size. In tiers `(count, max)` that is the sum of `count * max**2`: the `count`
-longest examples are padded to the first `max`, the next ones to the second, and so on.
-Counts and sizes are static, lengths need not be. Tiers that an integer asks for are
-placed so that all lengths of the batch's capacity fit. Where given ones do not fit, one
-padded run of the whole batch takes their place.
+A value with two ragged axes, such as the scores of attention within a sequence, costs
+the square of the padded size. In tiers `(count, max)` the cost is the sum of
+`count * max**2`: the `count` longest examples are padded to the first `max`, the next
+ones to the second, and so on. Counts and sizes are static, lengths need not be. Tiers
+that an integer asks for fit all lengths of the batch's capacity. If given tiers do not
+fit, the whole batch is padded as one group.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from ... import _checks
 Tiers = tuple[tuple[int, int], ...]
 
 _AUTO = 4
-"""Tiers that "auto" means: more gain little and take time to compile."""
-_PLACES = 48
+"""The number of tiers for `"auto"`: more gain little and take time to compile."""
+_BOUNDARIES = 48
 """Sources that are tried for the boundary of a tier."""
 
 
 def length_tiers(lengths: Any, number: int = _AUTO, *, multiple: int = 8) -> Tiers:
-    """Tiers for batches of lengths like these, to give to `ragged.vmap`.
+    """Return tiers for batches of similar lengths, for `ragged.vmap`.
 
     Args:
-        lengths: integers `[batch]`, of a typical batch. A batch whose lengths do not
-            fit runs padded as a whole, so give some that are rather too long.
-        number: how many tiers, at most.
-        multiple: of what the sizes are, except that of the longest example.
+        lengths: integers `[batch]`, the lengths of a typical batch. A batch whose
+            lengths do not fit is padded as a whole, so give lengths that are rather too
+            long.
+        number: the largest number of tiers.
+        multiple: a number that the sizes are multiples of, except the size of the
+            longest example.
 
     Returns:
         `((count, max), ...)`, the longest examples first.
 
     Raises:
         TypeError: `lengths` is traced, or `number` or `multiple` is no integer.
-        ValueError: `number` or `multiple` is below 1, or there are no lengths.
+        ValueError: `number` or `multiple` is below 1, or `lengths` are empty.
 
     >>> from ostinato import ragged
     >>> ragged.length_tiers([3, 40, 5, 9, 12, 100, 7], 3)
@@ -60,19 +62,22 @@ def length_tiers(lengths: Any, number: int = _AUTO, *, multiple: int = 8) -> Tie
 
 
 def fitting_tiers(batch: int, capacity: int, longest: int, number: int) -> Tiers:
-    """Tiers that all lengths fit: of so many rows, the i-th example has 1/i at most."""
-    place = np.arange(1, batch + 1)
-    return _best(np.clip(capacity // place, 1, max(longest, 1)), number)
+    """Return tiers that fit all lengths of a capacity.
+
+    The i-th longest example has at most 1/i of the tokens.
+    """
+    rank = np.arange(1, batch + 1)
+    return _best(np.clip(capacity // rank, 1, max(longest, 1)), number)
 
 
 def fit(tiers: Tiers, lengths: Any) -> bool:
-    """Whether lengths, concrete, fit."""
+    """Return whether concrete lengths fit."""
     most = np.concatenate([np.full(count, most) for count, most in tiers])
     return bool(np.all(np.sort(np.asarray(lengths))[::-1] <= most))
 
 
 def always_fit(tiers: Tiers, capacity: int, longest: int) -> bool:
-    """Whether all lengths of so many rows, each at most `longest`, fit."""
+    """Return whether all lengths fit that a capacity and `longest` allow."""
     first = 0
     for count, most in tiers:
         if most < min(longest, capacity // (first + 1)):
@@ -82,17 +87,18 @@ def always_fit(tiers: Tiers, capacity: int, longest: int) -> bool:
 
 
 def _best(most: np.ndarray, number: int) -> Tiers:
-    """The cheapest tiers where the i-th longest example has at most `most[i]` steps."""
-    # A tier begins best where the size falls; of many such places some will do.
+    """Return the cheapest tiers if the i-th longest example has at most `most[i]`."""
+    # It is best that a tier begins where the size falls; if there are many such
+    # examples, some of them are tried.
     falls = np.flatnonzero(np.diff(most, prepend=most[0] + 1))
-    if len(falls) > _PLACES:
-        falls = falls[np.linspace(0, len(falls) - 1, _PLACES).round().astype(int)]
-    places = np.append(falls, len(most))
-    # cost[i, j] is that of one tier from place i to place j, least[j] that of the best
-    # tiers for all before place j.
-    cost = most[falls, None].astype(float) ** 2 * (places[None] - falls[:, None])
+    if len(falls) > _BOUNDARIES:
+        falls = falls[np.linspace(0, len(falls) - 1, _BOUNDARIES).round().astype(int)]
+    ends = np.append(falls, len(most))
+    # cost[i, j] is the cost of one tier from example falls[i] to example ends[j],
+    # least[j] the cost of the best tiers for all examples before ends[j].
+    cost = most[falls, None].astype(float) ** 2 * (ends[None] - falls[:, None])
     cost[cost <= 0] = np.inf
-    least = np.where(places == 0, 0.0, np.inf)
+    least = np.where(ends == 0, 0.0, np.inf)
     begins = []
     for _ in range(min(number, len(falls))):
         through = least[:-1, None] + cost
@@ -101,16 +107,17 @@ def _best(most: np.ndarray, number: int) -> Tiers:
     end, tiers = len(falls), []
     for begin in reversed(begins):
         start = int(begin[end])
-        tiers.append((int(places[end] - places[start]), int(most[falls[start]])))
+        tiers.append((int(ends[end] - ends[start]), int(most[falls[start]])))
         end = start
     return tuple(reversed(tiers))
 
 
 def resolve(given: Any, dims: Mapping[str, Any], batch: int) -> dict[str, Tiers] | None:
-    """The argument `tiers` of `ragged.vmap`: for symbols of the trace their tiers.
+    """Return for symbols of the trace their tiers, None for no tiers.
 
     Args:
-        given: None, "auto", an integer, tiers, or a dict of such by dim name.
+        given: the argument `tiers` of `ragged.vmap`: None, "auto", an integer, tiers,
+            or a dict of these by dim name.
         dims: the `Dim` of each name.
         batch: the number of examples.
     """
@@ -150,7 +157,7 @@ def _of_dim(given: Any, dim: Any, batch: int) -> Tiers:
 
 
 def check_tiers(tiers: Any) -> None:
-    """What can be checked before the arguments are there."""
+    """Check the argument `tiers` as far as it does not depend on the batch."""
     if isinstance(tiers, Mapping):
         for value in tiers.values():
             check_tiers(value)
