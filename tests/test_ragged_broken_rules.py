@@ -196,7 +196,7 @@ BROKEN = {
         "conv_same",
         {},
     ),
-    "no_border": (attribute(linalg, "_bordered", unchanged(1)), "solve", {}),
+    "no_border": (attribute(linalg, "_extended", unchanged(1)), "solve", {}),
     "rows_of_the_neighbour": (
         attribute(Context, "segments", changed(ids=lambda s: s.ids[::-1])),
         "add_per_example",
@@ -296,9 +296,7 @@ BROKEN = {
         attribute(
             packed_scan,
             "_schedule",
-            changed(
-                tokens=lambda p: p.tokens._replace(element=p.tokens.element + 1)
-            ),
+            changed(tokens=lambda p: p.tokens._replace(element=p.tokens.element + 1)),
         ),
         "rnn",
         LANES,

@@ -115,7 +115,9 @@ def test_long_examples_are_dealt_out_first(monkeypatch):
     """Each to the emptier of two lanes: so many steps have anything to do."""
     plans, original = [], packed_scan._schedule
     monkeypatch.setattr(
-        packed_scan, "_schedule", lambda *args: plans.append(original(*args)) or plans[-1]
+        packed_scan,
+        "_schedule",
+        lambda *args: plans.append(original(*args)) or plans[-1],
     )
     scan = functools.partial(lax.scan, lambda c, a: (c + a, c), jnp.zeros(1))
     mapped = ragged.vmap(scan, scan="lanes", lanes=2, min_length=0)

@@ -1,4 +1,4 @@
-"""The rules of JAX's primitives, one file for each family."""
+"""The rules of JAX's primitives, and of ostinato's, one file for each family."""
 
 from . import associative_scan as associative_scan
 from . import calls as calls

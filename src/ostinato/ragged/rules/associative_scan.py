@@ -1,4 +1,7 @@
-"""The associative scan: one over all tokens, which starts again at each example."""
+"""The rule of the associative scan: one scan over all tokens of all examples.
+
+It starts again at the first token of each example.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def _associative_scan(
         raise Unsupported("its function must not close over values of different sizes")
     dim = elems[0].shape[0]
     shared = [v.x if isinstance(v, Shared) else None for v in consts]
-    # Of its own constants an example has one per token, which goes along unchanged.
+    # The constants of an example are repeated per token, and pass through unchanged.
     own = [ctx.per_token(v, dim) for v in consts if not isinstance(v, Shared)]
     tokens = [ctx.to_flat(v).x for v in elems]
     function = jaxpr_as_fun(jaxpr)
@@ -51,7 +54,7 @@ def _associative_scan(
 
     def combine(a: Any, b: Any) -> Any:
         (start_a, _, tokens_a), (start_b, own_b, tokens_b) = a, b
-        # At a start the function sees nothing of another example.
+        # Where an example starts, the function gets no token of another one.
         before = [_pick(start_b, y, x) for x, y in zip(tokens_a, tokens_b, strict=True)]
         joined = jax.vmap(join)(own_b, before, tokens_b)
         after = [_pick(start_b, y, x) for x, y in zip(joined, tokens_b, strict=True)]

@@ -1,4 +1,4 @@
-"""Loops and conditions.
+"""The rules of loops and conditions.
 
 Inside a loop a value keeps its layout from step to step. A shared value stays shared if
 the loop keeps it so; every other value takes its canonical layout.
@@ -123,7 +123,7 @@ def _while(
     of_body = values[cond_nconsts : cond_nconsts + body_nconsts]
     init = values[cond_nconsts + body_nconsts :]
     turns = _turns(cond_jaxpr.jaxpr, body_jaxpr.jaxpr, body_nconsts, init)
-    if turns is not None:  # as a scan it has a gradient
+    if turns is not None:  # a scan has a gradient
         scan = Scan(body_jaxpr, len(init), turns, False, 1, ctx.out_shapes(eqn))
         return _run_scan(ctx, scan, of_body, init, [])
 
@@ -195,7 +195,9 @@ def _cond(
 ) -> list[Value]:
     """Run one branch if all examples take the same, else all, and select."""
     if not isinstance(index, Shared):
-        takes = ctx.to_padded(index).x.astype(jnp.int32)  # of two, it is a bool
+        takes = ctx.to_padded(index).x.astype(
+            jnp.int32
+        )  # a bool if there are two branches
         results = [
             ctx.among(takes == i).evaluate(branch, values)
             for i, branch in enumerate(branches)

@@ -1,7 +1,7 @@
-"""Convolutions and pooling along the ragged axis.
+"""The rules of convolutions and pooling.
 
-Past its own end an example has the padding that the operation itself uses, zeros or the
-identity, so every window sees what it would see in that example alone.
+Past its end an example is padded as the operation itself pads, with zeros or with the
+identity, so that every window sees what it would see in that example alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..types.segments import along, positions
 
 
 def _flat_if_possible(ctx: Context, value: Value) -> Value:
-    """As tokens, if there is one ragged axis: what stands in the padding is no window."""
+    """Return a value with one ragged axis as tokens, without windows in the padding."""
     if isinstance(value, Padded) and len(ragged_axes(value)) == 1:
         return ctx.to_flat(value)
     return value
@@ -92,10 +92,11 @@ def _fixed_padding(
     dilation: int,
     fill: Any,
 ) -> tuple[Array, tuple[int, int]]:
-    """`x` and the padding of one axis, free of symbols.
+    """Return `x` and the padding of one axis, without symbols.
 
-    Padding that depends on the example, as `SAME` with a stride does, is put into the
-    array: behind the largest amount of it before the tokens, which then move.
+    Padding that depends on the example, as `SAME` with a stride does, becomes part of
+    the array: the array is padded by the largest amount that any example needs, and the
+    elements of each example are shifted to where its own padding ends.
     """
     low, high = pair
     if not (is_symbolic(low) or is_symbolic(high)):
@@ -106,12 +107,11 @@ def _fixed_padding(
             "the input; pad the input yourself"
         )
     before, after = _most(ctx, low), _most(ctx, high)
-    tokens = before + x.shape[axis] + after
-    token = positions(tokens) - own(low)
-    inside = (token >= 0) & (token < x.shape[axis])
-    moved = jnp.take(x, token, axis, mode="clip")
+    index = positions(before + x.shape[axis] + after) - own(low)
+    inside = (index >= 0) & (index < x.shape[axis])
+    shifted = jnp.take(x, index, axis, mode="clip")
     inside = along(inside, axis, x.ndim)
-    return jnp.where(inside, moved, jnp.asarray(fill, x.dtype)), (0, 0)
+    return jnp.where(inside, shifted, jnp.asarray(fill, x.dtype)), (0, 0)
 
 
 def _most(ctx: Context, amount: Any) -> int:
@@ -119,7 +119,7 @@ def _most(ctx: Context, amount: Any) -> int:
 
 
 def _cut(ctx: Context, y: Array, shape: tuple[Any, ...]) -> Array:
-    """`y` with its ragged axes at their largest size: windows past it see padding."""
+    """Return `y` with its ragged axes at their largest size."""
     for axis in symbolic_axes(shape):
         size = ctx.max(shape[axis])
         missing = size - y.shape[axis]
@@ -163,7 +163,7 @@ def _pooled(
     padding: Sequence[tuple[Any, Any]],
     params: dict[str, Any],
 ) -> Value:
-    """Over windows; past an example's end stands `fill`, or else `start` itself."""
+    """Pool over windows; past its end an example has `fill`, or `start` if given."""
     (shape,) = ctx.out_shapes(eqn)
     if isinstance(x, Flat) and not start and _untouched(x.axis, padding, params):
         y = eqn.primitive.bind(x.x, padding=padding, **params)
@@ -189,7 +189,7 @@ def _pooled(
 
 
 def _untouched(axis: int, padding: Any, params: dict[str, Any]) -> bool:
-    """Whether every window covers one token of that axis."""
+    """Return whether every window covers one element of that axis."""
     names = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
     ones = all(params[name][axis] == 1 for name in names if name in params)
     return ones and tuple(padding[axis]) == (0, 0)
@@ -199,7 +199,7 @@ def _untouched(axis: int, padding: Any, params: dict[str, Any]) -> bool:
 def _gradient_of_max_pool(
     ctx: Context, eqn: JaxprEqn, source: Value, x: Value, *, padding: Any, **params: Any
 ) -> Value:
-    """To the winner of each window; windows past the example's end give nothing."""
+    """Add to the winner of each window; windows past an example's end add zero."""
     (shape,) = ctx.out_shapes(eqn)
     if any(is_symbolic(amount) for pair in padding for amount in pair):
         raise Unsupported(

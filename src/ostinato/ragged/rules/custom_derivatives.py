@@ -1,4 +1,4 @@
-"""Functions with derivatives of their own: the derivatives are kept.
+"""The rules of functions with derivatives of their own, which are kept.
 
 The function is mapped under a custom derivative that maps the derivative given for one
 example: `jax.jvp` and `jax.vjp` of the primitive, traced with symbolic sizes. This

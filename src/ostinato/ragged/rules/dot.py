@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""The rule of matrix products."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def _dot_general(
     sized = adds_up or any(not isinstance(v, Shared) for v in (a, b))
 
     def cleared(sizes: Sizes, x: Array, value: Value) -> Array:
-        # Also for axes that stay: the derivative adds up over those, times zero there.
+        # Axes that stay are cleared, too: the derivative adds up over them, and a
+        # cotangent of zero times NaN is NaN.
         if not sized or is_filled(value) and not adds_up:
             return x
         return sizes.cleared(x, value.shape)
@@ -73,7 +74,7 @@ def _dot_general(
     result = filled_as(result, a, b)
     one = isinstance(result, Padded) and len(ragged_axes(result)) == 1
     if one and ctx.options.prefers_flat:
-        return ctx.to_flat(result)  # what follows need not run on padding
+        return ctx.to_flat(result)  # operations after it then need not run on padding
     return result
 
 
@@ -94,7 +95,7 @@ def _weighted_sum(
     vectors: tuple[bool, bool],
     dtype: Any,
 ) -> Array:
-    """A product that contracts all axes of one operand: a sum over flat tokens."""
+    """Return a product that contracts all axes of one operand: a sum over tokens."""
     x, y = (a, b) if vectors[0] else (b, a)
     axes_x, axes_y = (
         (contract_a, contract_b) if vectors[0] else (contract_b, contract_a)

@@ -1,4 +1,4 @@
-"""Functions of single elements: straight on the tokens."""
+"""The rules of functions of single elements, which run on the tokens as they lie."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value
     params = eqn.primitive.get_bind_params(eqn.params)
 
     def bind(*arrays: Array) -> Array:
-        # Under symbolic sizes JAX leaves it to the primitive to repeat axes of size 1.
+        # With symbolic sizes JAX leaves it to the primitive to repeat axes of size 1.
         full = jnp.broadcast_shapes(*(a.shape for a in arrays))
         arrays = tuple(a if a.ndim == 0 else jnp.broadcast_to(a, full) for a in arrays)
         return eqn.primitive.bind(*arrays, **params)
@@ -58,9 +58,9 @@ def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value
 def _whole(
     ctx: Context, value: Value, shape: tuple[Any, ...], values: tuple[Value, ...]
 ) -> Value:
-    """`value` with an element for each of the result, and as many examples.
+    """Return `value` broadcast to the shape of the result, of all examples.
 
-    What comes back for padding, maybe NaN, is then dropped before it is added up.
+    The cotangent of padding, maybe NaN, is then dropped before it is added up.
     """
     if not jnp.issubdtype(value.x.dtype, jnp.inexact):
         return value
@@ -73,7 +73,7 @@ def _whole(
 
 
 def _lies_flat(ctx: Context, values: tuple[Value, ...]) -> bool:
-    """Whether tokens are the better layout: not if it is all padded, or all shared."""
+    """Return whether flat is the better layout: not if all are padded, or shared."""
     if any(isinstance(v, Flat) for v in values):
         return True
     padded = [v for v in values if isinstance(v, Padded)]
@@ -84,7 +84,7 @@ def _lies_flat(ctx: Context, values: tuple[Value, ...]) -> bool:
 def _token_operands(
     ctx: Context, values: tuple[Value, ...], shape: tuple[Any, ...], axis: int
 ) -> list[Array]:
-    """Arrays that broadcast to the flat result; sizes of 1 and scalars stay so."""
+    """Return arrays that broadcast to the flat result; sizes of 1 and scalars stay."""
     arrays = []
     for value in values:
         if len(value.shape) == len(shape) and is_symbolic(value.shape[axis]):
@@ -118,7 +118,7 @@ def _dim_as_value(ctx: Context, eqn: JaxprEqn, *, dim: Any) -> Value:
 
 @register("sharding_constraint", cheap=True)
 def _constrain(ctx: Context, eqn: JaxprEqn, x: Value, **params: Any) -> Value:
-    """Rows are laid out as the ragged axis is asked to be."""
+    """Constrain the tokens as the ragged axis is to be."""
     (shape,) = ctx.out_shapes(eqn)
     if isinstance(x, Flat):
         return Flat(eqn.primitive.bind(x.x, **params), shape, x.axis)

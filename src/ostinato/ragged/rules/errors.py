@@ -1,8 +1,7 @@
-"""Checks at run time, as `equinox.error_if` makes them.
+"""The rules of checks at run time, such as `equinox.error_if`.
 
-It asks whether anything is wrong in any example, past all `vmap`s, by primitives of its
-own, and raises from a callback under that condition. What is no token of an example must
-not be asked.
+Primitives of equinox reduce a condition over all examples, across all `vmap`s, and a
+callback under the result raises. Padding and unused capacity must not count.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ _IDENTITY = {
 
 @register(*_IDENTITY)
 def _of_all_examples(ctx: Context, eqn: JaxprEqn, x: Value) -> Value:
-    """Of all elements of all examples one answer, which all share."""
+    """Reduce over all elements of all examples to one result that all share."""
     if isinstance(x, Shared) and not ragged_axes(x):
         return Shared(eqn.primitive.bind(x.x), ())
     other = jnp.asarray(_IDENTITY[eqn.primitive.name](x.x.dtype), x.x.dtype)
-    return Shared(eqn.primitive.bind(jnp.where(_there(ctx, x), x.x, other)), ())
+    return Shared(eqn.primitive.bind(jnp.where(_counted(ctx, x), x.x, other)), ())
 
 
-def _there(ctx: Context, x: Value) -> Array:
-    """Where an array has elements of complete examples, in a shape that broadcasts."""
+def _counted(ctx: Context, x: Value) -> Array:
+    """Return where elements of complete examples are, in a shape that broadcasts."""
     complete, ndim = ctx.complete(), x.x.ndim
     if isinstance(x, Flat):
         there = ctx.used(x.dim).valid
@@ -46,11 +45,11 @@ def _there(ctx: Context, x: Value) -> Array:
             there &= jnp.take(complete, ctx.segments(x.dim).ids)
         return along(there, x.axis, ndim)
     there = jnp.ones((1,) * ndim, bool)
-    if isinstance(x, Shared):  # the beginning of it is the longest example's
+    if isinstance(x, Shared):  # up to the longest example
         for axis in ragged_axes(x):
             size = jnp.max(ctx.lengths(x.shape[axis]))
-            place = jnp.arange(x.x.shape[axis], dtype=jnp.int32)
-            there &= along(place < size, axis, ndim)
+            position = jnp.arange(x.x.shape[axis], dtype=jnp.int32)
+            there &= along(position < size, axis, ndim)
         return there
     if complete is not None:
         there &= along(complete, 0, ndim)
@@ -79,7 +78,7 @@ def _callback(
         )
     if not raises:
         raise Unsupported("a callback cannot take or give axes of different sizes")
-    # It gives nothing, or NaN in whatever shape is asked for.
+    # It returns nothing, or NaN in the shape that is asked for.
     axes = [symbolic_axes(shape) for shape in shapes]
     structs = [
         jax.ShapeDtypeStruct(

@@ -1,4 +1,8 @@
-"""Transforms and factors over axes that no size of an example is in: token by token."""
+"""The rules of transforms and factorizations over axes of fixed size.
+
+They work on the last axes of their operands, which must not be ragged, and are mapped
+over the others.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ _TRAILING = {
     "tridiagonal": (2,),
     "tridiagonal_solve": (1, 1, 1, 2),
 }
-"""How many of the last axes of each operand a primitive works on."""
+"""The number of last axes of each operand that a primitive works on."""
 
 
 @register(*_TRAILING)
@@ -52,17 +56,17 @@ def over_leading(
     trailing: Sequence[int],
     params: dict[str, Any],
 ) -> Sequence[Value]:
-    """The results of a primitive that is mapped over all but the last axes.
+    """Return the results of a primitive that is mapped over all but the last axes.
 
     Args:
-        ctx: of the equation.
-        eqn: whose primitive it is.
+        ctx: the context of the equation.
+        eqn: an equation of the primitive.
         values: its operands.
-        trailing: for each of them how many axes, the last ones, it works on.
-        params: of the primitive.
+        trailing: for each operand the number of last axes that the primitive works on.
+        params: the parameters of the primitive.
 
     Raises:
-        Unsupported: it works on an axis of different sizes.
+        Unsupported: one of these axes is ragged.
     """
     own = [v.shape[len(v.shape) - k :] for v, k in zip(values, trailing, strict=True)]
     if any(map(symbolic_axes, own)):
@@ -88,11 +92,11 @@ def on_tokens(
     bind: Any,
     shapes: Sequence[tuple[Any, ...]],
 ) -> list[Value] | None:
-    """The results on concatenated tokens, None where `values` do not lie so.
+    """Return the results on concatenated tokens, None where no value is flat.
 
-    The ragged axis must be one that `bind` maps over. Unused capacity gets a gradient
-    neither from the results nor from the operands: that of a factor may be NaN, even
-    times 0.
+    The ragged axis must be one that `bind` maps over. No gradient is let through for
+    the unused capacity, of the results or of the operands: the gradient of a
+    factorization may be NaN even for a cotangent of 0.
     """
     axes = {tuple(ragged_axes(v)) for v in values}
     if not any(isinstance(v, Flat) for v in values) or len(axes) != 1:

@@ -1,9 +1,9 @@
-"""Reading by index: gather and dynamic_slice.
+"""The rules of reading by index: gather and dynamic_slice.
 
-An index counts from an example's own first token, and is out of range past its own last
-one: what the mode says then holds for each example. One that is empty has no token to
-read; it gets some finite number, and as it is shorter than `min_length`, `ragged.vmap`
-fills its results.
+An index counts from the first token of an example, and is out of range past its last
+one; the mode of the gather holds for each example by itself. An empty example has no
+token to read; it reads some finite number, and since it is shorter than `min_length`,
+`ragged.vmap` fills its results.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class _Gather:
     """A gather from one example.
 
     Attributes:
-        primitive: to bind.
+        primitive: the primitive to bind.
         dims: its dimension numbers.
         sizes: its slice sizes, maybe symbolic.
-        shape: of its result.
-        params: all others.
+        shape: the shape of its result.
+        params: its other parameters.
     """
 
     primitive: Primitive
@@ -53,14 +53,14 @@ class _Gather:
 
     @property
     def fills(self) -> bool:
-        """Whether an index out of range gives a fill value; else the nearest token."""
+        """Whether an index out of range reads a fill value, not the nearest element."""
         return self.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
 
     def out_of_range(self, y: Array, inside: Array) -> Array:
-        """`y`, but what the mode says where the index is not `inside`.
+        """Return `y`, changed as the mode says where the index is out of range.
 
         Args:
-            y: a result, of the nearest token where there is none.
+            y: a result; where the index is out of range it is that of the nearest one.
             inside: bool, in the shape of the indices without their last axis.
         """
         if self.params["mode"] == lax.GatherScatterMode.CLIP:
@@ -69,14 +69,14 @@ class _Gather:
         for axis, size in zip(self.batch_axes, inside.shape, strict=True):
             shape[axis] = size
         inside = inside.reshape(shape)
-        if not self.fills:  # as in JAX no gradient arrives there
+        if not self.fills:  # as in JAX, without gradient
             return jnp.where(inside, y, constant(y))
         given = self.params.get("fill_value")
         fill = fill_value(y.dtype) if given is None else given
         return jnp.where(inside, y, jnp.asarray(fill, y.dtype))
 
     def is_whole(self, axis: int, dim: Any) -> bool:
-        """Whether each slice has all of the operand's axis."""
+        """Return whether each slice has all of the operand's axis."""
         return self.sizes[axis] == dim and axis not in self.dims.start_index_map
 
     @property
@@ -109,7 +109,7 @@ def _gather(
 def _from_table(
     ctx: Context, gather: _Gather, x: Value, indices: Value
 ) -> Value | None:
-    """Rows of indices into what has no ragged axis and all share: an embedding."""
+    """Read tokens of indices from a dense array that all share: an embedding."""
     if ragged_axes(x) or not isinstance(x, Shared) or not isinstance(indices, Flat):
         return None
     (axis,) = symbolic_axes(gather.shape)
@@ -119,7 +119,7 @@ def _from_table(
 def _within_tokens(
     ctx: Context, gather: _Gather, x: Value, indices: Value
 ) -> Value | None:
-    """The same part of every token, as in `x[:, 0]`."""
+    """Read the same part of every token, as `x[:, 0]` does."""
     if not isinstance(x, Flat) or not gather.is_whole(x.axis, x.dim):
         return None
     if not isinstance(indices, Shared) or ragged_axes(indices):
@@ -130,7 +130,7 @@ def _within_tokens(
 
 
 def _own_token(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value | None:
-    """Of each token what its own index says, as in `take_along_axis(x, i, 1)`."""
+    """Read from each token by its own index, as `take_along_axis(x, i, 1)` does."""
     if not isinstance(x, Flat) or x.axis not in gather.dims.operand_batching_dims:
         return None
     if len(ragged_axes(indices)) != 1:
@@ -141,7 +141,7 @@ def _own_token(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value
 
 
 def _window_at(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value | None:
-    """One run of tokens, as in `x[1:]`."""
+    """Read consecutive tokens, as `x[1:]` does."""
     dims = gather.dims
     if not isinstance(x, Flat) or dims.start_index_map != (x.axis,):
         return None
@@ -156,7 +156,7 @@ def _window_at(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value
 
 
 def _by_token(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value | None:
-    """Single tokens, as in `x[i]` and `x[i, j]`: straight from the flat array."""
+    """Read single tokens from the flat array, as `x[i]` and `x[i, j]` do."""
     dims = gather.dims
     if not isinstance(x, Flat) or x.axis not in dims.start_index_map:
         return None
@@ -189,13 +189,13 @@ def _by_token(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value 
 
 
 def with_column(indices: Array, which: int, column: Array) -> Array:
-    """`indices`, `[..., k]`, with another component `which`."""
+    """Return `indices`, `[..., k]`, with another component `which`."""
     parts = [indices[..., :which], column[..., None], indices[..., which + 1 :]]
     return jnp.concatenate(parts, axis=-1)
 
 
 def _from_each(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value:
-    """From each padded example by itself."""
+    """Read from each padded example by itself."""
     sizes = ctx.at_max(gather.sizes)
     touched = [
         (which, axis)
@@ -224,7 +224,7 @@ def _from_each(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value
 
 
 def _longer(x: Array, axis: int, tokens: int) -> Array:
-    """`x` with its last token repeated, so that no slice in range is moved."""
+    """Return `x` with its last element repeated, so that no slice in range is moved."""
     widths = [(0, tokens if a == axis else 0) for a in range(x.ndim)]
     return jnp.pad(x, widths, mode="edge") if x.shape[axis] else x
 
@@ -270,13 +270,13 @@ def _all_shared(values: Sequence[Value]) -> bool:
 
 
 def read_window(ctx: Context, x: Flat, start: Array, shape: tuple[Any, ...]) -> Value:
-    """One run of tokens of each example, moved into its range.
+    """Return consecutive tokens of each example, moved into its range.
 
     Args:
-        ctx: of the batch.
-        x: read along its ragged axis.
+        ctx: the context of the batch.
+        x: the value to read along its ragged axis.
         start: int `[batch]`, the first position.
-        shape: of the result; how many tokens stands at `x.axis`.
+        shape: the shape of the result, with the number of tokens at `x.axis`.
     """
     dim = shape[x.axis]
     last = jnp.maximum(ctx.lengths(x.dim) - ctx.lengths(dim), 0)

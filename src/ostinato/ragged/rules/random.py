@@ -1,4 +1,4 @@
-"""Random numbers: those of one example, however many the others need."""
+"""The rules of random numbers: those that an example draws by itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..types.segments import along, positions
 
 
 def _check_prefix_stable(keys: Value, shape: tuple[Any, ...], split: bool) -> None:
-    """Unsupported where the first numbers would depend on how many are drawn."""
+    """Raise Unsupported where the first numbers depend on how many are drawn."""
     if not any(map(is_symbolic, shape)):
         return
     if split and not _is_prefix(shape):
@@ -59,20 +59,20 @@ def _bits(
         )
 
     def draw(own: Sizes, keys: Array) -> list[Array]:
-        """A token of them, which each example cuts into tokens of its own size."""
+        """Draw a vector, and put its elements in the order of the example's shape."""
         most = ctx.at_max(shape)
         bits = eqn.primitive.bind(keys, shape=(math.prod(most),), **params)
-        place = jnp.zeros((), jnp.int32)
+        index = jnp.zeros((), jnp.int32)
         for axis, dim in enumerate(shape):
-            place = place * own(dim) + along(positions(most[axis]), axis, len(shape))
-        return [jnp.take(bits, place, axis=-1, mode="clip")]
+            index = index * own(dim) + along(positions(most[axis]), axis, len(shape))
+        return [jnp.take(bits, index, axis=-1, mode="clip")]
 
     (result,) = ctx.batched(draw, [keys], [full])
     return result
 
 
 def _is_prefix(shape: tuple[Any, ...]) -> bool:
-    """Whether the elements of an example are the first ones of the padded array."""
+    """Return whether an example's elements come first in the padded array."""
     first = next((i for i, dim in enumerate(shape) if dim != 1), 0)
     return not any(map(is_symbolic, shape[first + 1 :]))
 

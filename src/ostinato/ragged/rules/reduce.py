@@ -1,4 +1,4 @@
-"""Reductions and running reductions."""
+"""The rules of reductions and running reductions."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _all_bits(dtype: Any) -> Any:
 
 
 class _Reduction(NamedTuple):
-    """What padding is replaced by, and the sum over tokens that does the same if any.
+    """The identity of a reduction, and a function that reduces flat tokens.
 
-    The latter is a function `(x, ids, batch)` of `x`, `[tokens, other, ...]`, that also
-    reduces the other axis.
+    The function is `(x, drop_ids, batch)` of `x`, `[tokens, other, ...]`, and reduces
+    the other axis, too. None if there is no function that has a derivative.
     """
 
     identity: Callable[[Any], Any]
@@ -63,12 +63,12 @@ def _max_tokens(x: Array, ids: Array, batch: int) -> Array:
 
 @_max_tokens.defjvp
 def _max_tokens_jvp(batch: int, primals: Any, tangents: Any) -> Any:
-    """All elements that are the largest have the same share, as in JAX."""
+    """Return the derivative: all largest elements have an equal share, as in JAX."""
     x, ids = primals
     y = _max_tokens(x, ids, batch)
     largest = x == y[jnp.minimum(ids, batch - 1)][:, None]
     count = _sum_tokens(largest.astype(x.dtype), ids, batch)
-    count = jnp.where((count == 0) & ~jnp.isnan(y), 1, count)  # there is no token
+    count = jnp.where((count == 0) & ~jnp.isnan(y), 1, count)  # no token
     return y, _sum_tokens(largest.astype(x.dtype) * tangents[0], ids, batch) / count
 
 
@@ -82,7 +82,7 @@ _REDUCTIONS = {
     "reduce_min": _Reduction(highest, _min_tokens),
     "reduce_or": _Reduction(lambda _: 0, _any_token),
     "reduce_and": _Reduction(_all_bits, _all_tokens),
-    "reduce_prod": _Reduction(lambda _: 1),  # tokens have no product with a derivative
+    "reduce_prod": _Reduction(lambda _: 1),  # a segmented product has no derivative
     "reduce_xor": _Reduction(lambda _: 0),
 }
 
@@ -120,7 +120,7 @@ def masked(
     shape: tuple[Any, ...],
     identity: Callable[[Any], Any],
 ) -> Value:
-    """`bind(x, axes)` of each padded example, its padding replaced by the identity."""
+    """Return `bind(x, axes)` of each padded example, with the identity as padding."""
     ragged = [a for a in axes if is_symbolic(x.shape[a])]
 
     def reduce(sizes: Sizes, a: Array) -> list[Array]:
@@ -133,8 +133,8 @@ def masked(
         result = bind(a, axes)
         if ragged and not is_filled(x):
             for axis in symbolic_axes(shape):
-                # Where values depend on positions, a mask may leave nothing in padding:
-                # -inf - -inf after it would alarm those who look for NaN.
+                # If values depend on positions, a mask may leave the identity in the
+                # padding: -inf - -inf after it would be NaN.
                 result = sizes.repeat_last(result, axis, shape[axis])
         return [result]
 
@@ -143,10 +143,10 @@ def masked(
 
 
 def _reduced_size(sizes: Sizes, dim: Any, shape: tuple[Any, ...]) -> Array:
-    """The size of an axis that is reduced, but 1 or more where nothing is left of it.
+    """Return the size of a reduced axis, at least 1 where the result is empty.
 
-    An example whose result has no elements is all padding there; reducing nothing would
-    put what comes of it, 0 / 0 say, into that padding.
+    An empty result is all padding; a reduction of no elements would put its value,
+    which may be 0 / 0, into that padding.
     """
     size = sizes(dim)
     for axis in symbolic_axes(shape):
@@ -195,7 +195,7 @@ def _cumulative(
         return _running(ctx, x, combine, reverse)
     if isinstance(x, Flat):
         return Flat(bind(x.x, (axis,)), shape, x.axis)
-    if not reverse:  # padding comes last, so it changes nothing before it
+    if not reverse:  # padding comes last
         return ctx.unsized(lambda a: bind(a, (axis,)), [x], shape)
     return masked(ctx, bind, x, (axis,), shape, identity)
 
@@ -206,7 +206,7 @@ def _running(
     combine: Callable[[Array, Array], Array],
     reverse: bool,
 ) -> Flat:
-    """Over all tokens at once, starting again at the first token of each example."""
+    """Scan over all tokens at once, starting again at the first one of each example."""
     segments = ctx.segments(x.dim)
     lengths = ctx.lengths(x.dim)[segments.ids]
     first = segments.position == (lengths - 1 if reverse else 0)
@@ -216,7 +216,7 @@ def _running(
 
     def join(a: tuple, b: tuple) -> tuple:
         (starts_a, tokens_a), (starts_b, tokens_b) = a, b
-        # Replaced before it is combined: nothing of another example gets a gradient.
+        # Replaced before they are combined: other examples get no gradient.
         both = (jnp.where(starts_b, one, tokens) for tokens in (tokens_a, tokens_b))
         return starts_a | starts_b, jnp.where(starts_b, tokens_b, combine(*both))
 

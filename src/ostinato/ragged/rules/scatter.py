@@ -1,7 +1,7 @@
-"""Writing by index: the scatter family and dynamic_update_slice.
+"""The rules of writing by index: the scatter family and dynamic_update_slice.
 
-As for reading, an index counts from an example's own first token. What is out of the
-example's range is dropped, or moved into it where the mode says so.
+As for reading, an index counts from the first token of an example. An update out of the
+example's range is dropped, or moved into the range if the mode says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..types.segments import along, positions
 from .gather import with_column
 
 _MODE = lax.GatherScatterMode
-# What each primitive makes of an element and its update.
+# How each primitive combines an element and its update.
 _COMBINE: dict[str, Callable[[Array, Array], Array]] = {
     "scatter": lambda old, new: new,
     "scatter-add": lax.add,
@@ -39,10 +39,10 @@ class _Scatter:
     """A scatter into one example.
 
     Attributes:
-        primitive: to bind.
+        primitive: the primitive to bind.
         dims: its dimension numbers.
-        shape: of its operand and its result.
-        params: all others.
+        shape: the shape of its operand and its result.
+        params: its other parameters.
     """
 
     primitive: Primitive
@@ -51,7 +51,7 @@ class _Scatter:
     params: dict[str, Any]
 
     def __call__(self, x: Array, indices: Array, updates: Array, **dims: Any) -> Array:
-        """Bind with other dimension numbers; what is out of range is dropped."""
+        """Bind with other dimension numbers; updates out of range are dropped."""
         params = self.params | {
             "indices_are_sorted": False,
             "mode": _MODE.FILL_OR_DROP,
@@ -65,13 +65,13 @@ class _Scatter:
         return self.params["mode"] == _MODE.CLIP
 
     def window_size(self, axis: int, updates: Value) -> Any:
-        """How much of the operand's axis one update covers."""
+        """Return the size of one update along an axis of the operand."""
         if axis in self.dims.inserted_window_dims:
             return 1
         return updates.shape[self.update_axis(axis)]
 
     def update_axis(self, axis: int) -> int:
-        """The axis of the updates for an axis of the operand."""
+        """Return the axis of the updates for an axis of the operand."""
         skipped = (
             *self.dims.inserted_window_dims,
             *self.dims.operand_batching_dims,
@@ -95,8 +95,8 @@ def _scatter(
     ragged = len(ragged_axes(x)), len(ragged_axes(indices)), len(ragged_axes(updates))
     batched = dimension_numbers.operand_batching_dims
     if not batched:
-        flat = (_within_tokens, _at_one_place, _at_tokens, _into_dense)
-        for way in flat if max(ragged) == 1 else (_at_one_place,):
+        flat = (_within_tokens, _window_at, _at_tokens, _into_dense)
+        for way in flat if max(ragged) == 1 else (_window_at,):
             result = way(ctx, scatter, x, indices, updates)
             if result is not None:
                 return result
@@ -106,7 +106,7 @@ def _scatter(
 def _within_tokens(
     ctx: Context, scatter: _Scatter, x: Value, indices: Value, updates: Value
 ) -> Value | None:
-    """The same part of every token, as in `x.at[:, 0].set`."""
+    """Write the same part of every token, as `x.at[:, 0].set` does."""
     if not ragged_axes(x) or not isinstance(indices, Shared) or ragged_axes(indices):
         return None
     (axis,) = ragged_axes(x)
@@ -124,10 +124,10 @@ def _within_tokens(
     return Flat(y, x.shape, axis)
 
 
-def _at_one_place(
+def _window_at(
     ctx: Context, scatter: _Scatter, x: Value, indices: Value, updates: Value
 ) -> Value | None:
-    """One run of tokens of each example, as in `x.at[0].set` and `x.at[1:].add`."""
+    """Write consecutive tokens, as `x.at[0].set` and `x.at[1:].add` do."""
     touched = scatter.dims.scatter_dims_to_operand_dims
     if len(indices.shape) != 1 or not any(is_symbolic(x.shape[a]) for a in touched):
         return None
@@ -143,7 +143,7 @@ def _at_one_place(
 
 
 def _with_axis(ctx: Context, value: Value, axis: int) -> Value:
-    """`value` with an axis of size 1."""
+    """Return `value` with an axis of size 1."""
     shape = (*value.shape[:axis], 1, *value.shape[axis:])
     if isinstance(value, Flat):
         return Flat(
@@ -156,7 +156,7 @@ def _with_axis(ctx: Context, value: Value, axis: int) -> Value:
 def _at_tokens(
     ctx: Context, scatter: _Scatter, x: Value, indices: Value, updates: Value
 ) -> Value | None:
-    """Single tokens, as in `x.at[i].add` and `x.at[i, j].max`."""
+    """Write single tokens, as `x.at[i].add` and `x.at[i, j].max` do."""
     touched = scatter.dims.scatter_dims_to_operand_dims
     if not ragged_axes(x) or scatter.clips:
         return None
@@ -190,13 +190,14 @@ def _at_tokens(
 def _into_dense(
     ctx: Context, scatter: _Scatter, x: Value, indices: Value, updates: Value
 ) -> Value | None:
-    """Rows into what has no ragged axis, as in `jax.ops.segment_sum`."""
+    """Write tokens into a dense array, as `jax.ops.segment_sum` does."""
     if ragged_axes(x) or not ragged_axes(indices) or scatter.clips:
         return None
     if not ragged_axes(updates):
         return None
     indices, updates = ctx.to_flat(indices), ctx.to_flat(updates)
-    # The example becomes one more component of the index; that of the tail is dropped.
+    # The example becomes one more component of the index, out of range for the unused
+    # capacity, which is dropped.
     ids = ctx.segments(indices.dim).drop_ids
     ids = along(ids, indices.axis, indices.x.ndim)
     ids = jnp.broadcast_to(ids, (*indices.x.shape[:-1], 1))
@@ -220,7 +221,7 @@ def _after_first(axes: Sequence[int]) -> tuple[int, ...]:
 def _into_each(
     ctx: Context, scatter: _Scatter, x: Value, indices: Value, updates: Value
 ) -> Value:
-    """Into each padded example by itself."""
+    """Write into each padded example by itself."""
     touched = scatter.dims.scatter_dims_to_operand_dims
     for axis, dim in enumerate(x.shape):
         if axis in scatter.dims.operand_batching_dims:
@@ -273,14 +274,14 @@ def _write(
     combine: Callable[[Array, Array], Array],
     clips: bool,
 ) -> Value:
-    """`updates` in one window of each example.
+    """Write `updates` into one window of each example.
 
     Args:
-        ctx: of the batch.
-        x: what to write into.
-        updates: of the same rank.
-        starts: the window's first place along each axis.
-        combine: from old and new elements to the result.
+        ctx: the context of the batch.
+        x: the value to write into.
+        updates: the updates, of the same rank.
+        starts: the first position of the window along each axis.
+        combine: returns the result of old and new elements.
         clips: whether a window out of range is moved into it; else it is dropped.
     """
     ragged = ragged_axes(x)
@@ -288,7 +289,7 @@ def _write(
         others = [a for a in range(len(x.shape)) if a not in ragged]
         if all(updates.shape[a] == x.shape[a] for a in others):
             start = ctx.to_padded(starts[ragged[0]]).x
-            if not clips:  # what covers an axis fits at the beginning of it only
+            if not clips:  # a window as large as its axis must begin at 0
                 for axis in others:
                     fits = ctx.to_padded(starts[axis]).x == 0
                     start = jnp.where(fits, start, -1)
@@ -321,7 +322,7 @@ def _write_tokens(
     combine: Callable[[Array, Array], Array],
     clips: bool,
 ) -> Flat:
-    """`_write` where the window has all but the ragged axis whole."""
+    """Write into a window that covers every axis but the ragged one."""
     tokens = ctx.to_flat(x)
     axis = tokens.axis
     segments, dim = ctx.segments(tokens.dim), updates.shape[axis]

@@ -1,4 +1,7 @@
-"""Operations that move elements: tokens stay tokens where the ragged axis stays whole."""
+"""The rules of operations that only move elements.
+
+A flat value stays flat as long as its ragged axis stays whole.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def _broadcast_in_dim(
         (axis,) = axes
         tokens = ctx.per_token(x, shape[axis])
         rest = [b for b in to if b != axis]
-        if axis in to:  # it had size 1 there
+        if axis in to:  # of size 1
             tokens = jnp.squeeze(tokens, 1 + to.index(axis))
         full = ctx.flat_shape(shape, axis)
         return Flat(lax.broadcast_in_dim(tokens, full, [axis, *rest]), shape, axis)
@@ -145,7 +148,7 @@ def _reshape(ctx: Context, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     in_order = all(_stay_in_order(*group) for group in groups)
     if in_order and isinstance(x, Flat):
         return _reshape_tokens(ctx, x, shape, groups)
-    # Where a size is halved, that of the padding may be odd.
+    # If a size is halved, the padded size may be odd.
     if in_order and math.prod(ctx.at_max(x.shape)) == math.prod(full):
         return ctx.unsized(lambda a: a.reshape(full), [x], shape)
     result = _reordered(ctx, x, shape, groups)
@@ -158,7 +161,7 @@ Group = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 
 def _groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> list[Group]:
-    """The shortest parts of both shapes that have equally many elements."""
+    """Return the shortest parts of both shapes that have equally many elements."""
     before = [math.prod(old[:i]) for i in range(len(old) + 1)]
     after = [math.prod(new[:j]) for j in range(len(new) + 1)]
     ends = [(0, 0)]
@@ -180,7 +183,7 @@ def _same_size(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
 
 
 def _stay_in_order(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
-    """Whether an example's elements come first in the padded array before and after."""
+    """Return whether an example's elements come first before and after a reshape."""
     before, after = symbolic_axes(old), symbolic_axes(new)
     if not before and not after:
         return True
@@ -193,7 +196,7 @@ def _stay_in_order(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
 def _reordered(
     ctx: Context, x: Value, shape: tuple[Any, ...], groups: list[Group]
 ) -> Value:
-    """Each element from its place in the padded array before to that after."""
+    """Return a reshaped value, each element moved within the padded array."""
 
     def take(own: Sizes, a: Array) -> list[Array]:
         done = 0
@@ -202,8 +205,8 @@ def _reordered(
             ahead, rest = a.shape[:done], a.shape[done + len(old) :]
             a = a.reshape(*ahead, math.prod(before), *rest)
             if symbolic_axes(old) or symbolic_axes(new):
-                place = _places(own, before, old, after, new)
-                a = jnp.take(a, place, done, mode="clip")
+                index = _sources(own, before, old, after, new)
+                a = jnp.take(a, index, done, mode="clip")
             a = a.reshape(*ahead, *after, *rest)
             done += len(new)
         return [a]
@@ -212,30 +215,32 @@ def _reordered(
     return filled_as(result, x)
 
 
-def _places(
+def _sources(
     own: Sizes,
     before: tuple[int, ...],
     old: tuple[Any, ...],
     after: tuple[int, ...],
     new: tuple[Any, ...],
 ) -> Array:
-    """For each element of a group of axes after a reshape where it was before.
+    """Return for each element of a group of axes its index before the reshape.
 
-    Past the end of the example, on any axis, stands a copy of its last element there.
+    Past the end of the example, along any axis, it is that of the last element.
     """
-    number = jnp.zeros((1,) * len(after), jnp.int32)  # in the example, token by token
+    number = jnp.zeros(
+        (1,) * len(after), jnp.int32
+    )  # in the example, in row-major order
     for axis, (most, dim) in enumerate(zip(after, new, strict=True)):
         size = jnp.maximum(own(dim), 1)
         position = jnp.minimum(positions(most), size - 1)
         number = number * size + along(position, axis, len(after))
     number = number.reshape(-1)
-    place, stride = jnp.zeros_like(number), 1
+    index, stride = jnp.zeros_like(number), 1
     for most, dim in zip(reversed(before), reversed(old), strict=True):
         size = jnp.maximum(own(dim), 1)
-        place += number % size * stride
+        index += number % size * stride
         number //= size
         stride *= most
-    return place
+    return index
 
 
 def _reshape_tokens(
@@ -245,10 +250,10 @@ def _reshape_tokens(
     dim = shape[axis]
     if dim == x.dim:
         return Flat(x.x.reshape(ctx.flat_shape(shape, axis)), shape, axis)
-    # Rows of another width: they come to the front, then what merges with them.
-    place = next(i for i, (old, _) in enumerate(groups) if symbolic_axes(old))
-    old_rest = len(groups[place][0]) - 1 - symbolic_axes(groups[place][0])[0]
-    new_rest = len(groups[place][1]) - 1 - symbolic_axes(groups[place][1])[0]
+    # Tokens of another width: they come to the front, with the axes they merge with.
+    which = next(i for i, (old, _) in enumerate(groups) if symbolic_axes(old))
+    old_rest = len(groups[which][0]) - 1 - symbolic_axes(groups[which][0])[0]
+    new_rest = len(groups[which][1]) - 1 - symbolic_axes(groups[which][1])[0]
     merged = list(range(x.axis, x.axis + old_rest + 1))
     tokens = jnp.moveaxis(x.x, merged, list(range(old_rest + 1)))
     others = (*shape[:axis], *shape[axis + new_rest + 1 :])
@@ -265,7 +270,7 @@ def _reshape_tokens(
 
 
 def _first(x: Array, count: int) -> Array:
-    """The first `count` tokens, with zeros where `x` has fewer."""
+    """Return the first `count` tokens, with zeros if `x` has fewer."""
     missing = count - x.shape[0]
     if missing > 0:
         x = jnp.pad(x, [(0, missing), *[(0, 0)] * (x.ndim - 1)])

@@ -1,4 +1,4 @@
-"""Operations along the ragged axis itself: parts, joins, padding, order."""
+"""The rules of slicing, reversing, tiling, concatenating and padding."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _split(
 def slice_axis(
     ctx: Context, x: Value, axis: int, size: Any, start: Any, stride: int
 ) -> Value:
-    """`size` elements of `x` along `axis`, from `start` in steps of `stride`."""
+    """Return `size` elements of `x` along `axis`, from `start` in steps of `stride`."""
     shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
     if isinstance(x, Flat) and axis == x.axis:
         if is_symbolic(size):
@@ -148,11 +148,11 @@ def _concatenate(ctx: Context, eqn: JaxprEqn, *values: Value, dimension: int) ->
         return _concatenate_tokens(ctx, values, shape, dimension)
     longest = ctx.max(shape[dimension])
 
-    def join(sizes: Sizes, *parts: Array) -> list[Array]:
+    def join(sizes: Sizes, *arrays: Array) -> list[Array]:
         held = [sizes(v.shape[dimension]) for v in values]
-        pieces = list(zip(held, [a.shape[dimension] for a in parts], strict=True))
-        index = _place_in_pieces(positions(longest), pieces)
-        whole = lax.concatenate(parts, dimension)
+        parts = list(zip(held, [a.shape[dimension] for a in arrays], strict=True))
+        index = _index_in_parts(positions(longest), parts)
+        whole = lax.concatenate(arrays, dimension)
         return [jnp.take(whole, index, dimension, mode="clip")]
 
     (result,) = ctx.batched(join, values, [shape])
@@ -162,11 +162,11 @@ def _concatenate(ctx: Context, eqn: JaxprEqn, *values: Value, dimension: int) ->
 def _concatenate_tokens(
     ctx: Context, values: Sequence[Value], shape: tuple[Any, ...], axis: int
 ) -> Flat:
-    """One gather from the tokens of all pieces, put behind one another."""
+    """Return one gather from the tokens of all parts, put one after another."""
     dim = shape[axis]
     segments = ctx.segments(dim)
     ids = segments.ids
-    pieces, starts, tokens = [], [], []
+    parts, starts, tokens = [], [], []
     for value in values:
         size = value.shape[axis]
         if is_symbolic(size):
@@ -180,24 +180,24 @@ def _concatenate_tokens(
             starts.append(ids * size)
             each = jnp.moveaxis(ctx.to_padded(value).x, axis + 1, 1)
             tokens.append(lax.collapse(each, 0, 2))
-        pieces.append((ctx.lengths(size)[ids], tokens[-1].shape[0]))
-    index = _place_in_pieces(segments.position, pieces, starts)
+        parts.append((ctx.lengths(size)[ids], tokens[-1].shape[0]))
+    index = _index_in_parts(segments.position, parts, starts)
     x = jnp.take(lax.concatenate(tokens, 0), index, 0, mode="clip")
     return Flat(jnp.moveaxis(x, 0, axis), shape, axis)
 
 
-def _place_in_pieces(
-    position: Array, pieces: Sequence[tuple[Any, int]], starts: Any = None
+def _index_in_parts(
+    position: Array, parts: Sequence[tuple[Any, int]], starts: Any = None
 ) -> Array:
-    """Where each position of the whole is in the pieces' arrays, end to end.
+    """Return for positions of the whole the index in the parts' arrays, end to end.
 
     Args:
-        position: in the concatenation of what the pieces hold.
-        pieces: of each, how much it holds and how long its array is.
-        starts: where in its array a piece begins; None: at 0.
+        position: positions in the concatenation of the parts.
+        parts: for each part its size, and the size of its array.
+        starts: for each part its first index in its array; None for 0.
     """
     index, end, base = jnp.zeros_like(position), 0, 0
-    for i, (length, size) in enumerate(pieces):
+    for i, (length, size) in enumerate(parts):
         start = starts[i] if starts else 0
         index = jnp.where(position >= end, base + start + position - end, index)
         end, base = end + length, base + size
@@ -253,7 +253,7 @@ def _pad_tokens(
 
 
 def _spread(position: Array, inner: int, size: Any) -> tuple[Array, Array]:
-    """Which element stands at `position` if `inner` fills stand between two, if any."""
+    """Return the element at `position`, if `inner` fills are between two, if any."""
     step = int(inner) + 1
     index = position // step
     there = (position % step == 0) & (index >= 0) & (index < size)

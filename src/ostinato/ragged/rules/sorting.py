@@ -1,4 +1,4 @@
-"""Sorting: within each example, by its number first and what is asked for second."""
+"""The rules of sorting: by the number of the example first, then by the keys."""
 
 from __future__ import annotations
 

@@ -186,11 +186,11 @@ class RaggedArray:
         if merged.shape[0] == 0:
             data = jnp.zeros((capacity, *merged.shape[1:]), x.dtype)
         else:
-            tail = UsedCapacity.of(lengths, capacity)
-            segments = Segments.of(lengths, capacity, tail)
+            used = UsedCapacity.of(lengths, capacity)
+            segments = Segments.of(lengths, capacity, used)
             tokens = segments.ids * longest + segments.position
             data = jnp.take(merged, tokens, 0, mode="clip")
-            valid = along(tail.valid, 0, data.ndim)
+            valid = along(used.valid, 0, data.ndim)
             data = jnp.where(valid, data, jnp.zeros((), data.dtype))
         data = jnp.moveaxis(data, 0, axis)
         return cls(data, lengths, axis=axis, dim=dim, max_length=max(longest, 1))
