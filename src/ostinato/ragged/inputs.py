@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import keyword
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,15 +13,13 @@ from jax.export import SymbolicScope, symbolic_shape
 
 from .._rnn.sharding import make_varying
 from .._typing import Array
-from .core import checks
 from .core.context import Context
-from .core.sizes import Range, constraint_for_jax, evaluate, is_derived, symbols
+from .core.sizes import Range, constraint_for_jax, is_derived, symbols
 from .core.symbols import Options, Symbols
 from .core.values import Flat, Padded, Shared, Value
+from .dims import Dim, dim_of, least_lengths, nonnegative_products
 from .types.array import RaggedArray
 from .types.padded import PaddedRagged
-
-_RESERVED = {"max", "min", "mod", "floordiv"}
 
 
 def is_ragged(x: Any) -> bool:
@@ -34,41 +30,6 @@ def is_ragged(x: Any) -> bool:
             "mapped function, or map its `data` with a mask"
         )
     return isinstance(x, RaggedArray)
-
-
-@dataclasses.dataclass(frozen=True)
-class Dim:
-    """One named size of a call.
-
-    Attributes:
-        name: the name that the caller gave it.
-        symbol: the symbol that stands in a trace for the size, or for the size plus 1
-            if it may be 0: JAX takes every symbol for 1 or more. It is empty for a size
-            that is made of others.
-        offset: 1 if `symbol` stands for the size plus 1, else 0.
-        lengths: int32 `[batch]`.
-        max_length: the smallest `max_length` of all arrays of that name.
-        capacity: the smallest capacity of them, at least 1.
-        min_length: the least length; traced lengths may be below it.
-        size: the size as an expression of symbols.
-    """
-
-    name: str
-    symbol: str
-    offset: int
-    lengths: Array
-    max_length: int
-    capacity: int
-    min_length: int
-    size: str
-
-    @property
-    def high(self) -> int:
-        """The largest value of the symbol, as the trace may assume.
-
-        It is larger than the least value, so that the size is not known to be a number.
-        """
-        return max(self.max_length, self.min_length + 1) + self.offset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +66,7 @@ class Inputs:
         axes = [_check_axis(x, a) for x, a in zip(leaves, axes, strict=True)]
         batch = _batch(leaves, axes)
         names = dict.fromkeys(x.dim for x in leaves if is_ragged(x))
-        least = _least(min_length, names)
+        least = least_lengths(min_length, names)
         dims: dict[str, Dim] = {}
         # Dims that are made of others come last.
         made = {n for n in names if is_derived(n) and names.keys() >= set(symbols(n))}
@@ -114,7 +75,7 @@ class Inputs:
             base = None
             if name in made:
                 base = {n: dims[n] for n in symbols(name)}
-            dims[name] = _dim(name, arrays, least[name], dims, base)
+            dims[name] = dim_of(name, arrays, least[name], dims, base)
         return cls(leaves, axes, dims, batch)
 
     @property
@@ -151,7 +112,7 @@ class Inputs:
         return SymbolicScope(
             [constraint_for_jax(c, sizes) for c in constraints]
             + given
-            + _products(self.symbols)
+            + nonnegative_products(self.symbols)
         )
 
     @property
@@ -216,19 +177,6 @@ class Inputs:
         ]
 
 
-def _least(given: int | Mapping[str, int], names: Mapping[str, Any]) -> dict[str, int]:
-    """Return the `min_length` of every dim."""
-    if not isinstance(given, Mapping):
-        return {name: given for name in names}
-    unknown = [name for name in given if name not in names]
-    if unknown:
-        raise ValueError(
-            f"`min_length` names {unknown[0]!r}, which is no dim of the arguments; "
-            f"they have {', '.join(map(repr, names))}"
-        )
-    return {name: int(given.get(name, 1)) for name in names}
-
-
 def _array(x: Any, axis: Any) -> Array:
     try:
         return jnp.asarray(x)
@@ -238,16 +186,6 @@ def _array(x: Any, axis: Any) -> Array:
             "examples."
         )
         raise
-
-
-def _products(dims: Sequence[Dim]) -> list[str]:
-    """Return constraints that say that products of sizes are not negative.
-
-    JAX does not see it where both factors may be 0.
-    """
-    maybe_0 = [d.symbol for d in dims if d.offset]
-    pairs = itertools.combinations_with_replacement(maybe_0, 2)
-    return [f"{a} * {b} - {a} - {b} + 1 >= 0" for a, b in pairs]
 
 
 def _aval(x: Any, axis: int | None, sizes: dict[str, Any]) -> jax.ShapeDtypeStruct:
@@ -311,42 +249,6 @@ def _batch(leaves: list[Any], axes: list[int | None]) -> int:
             + " and ".join(map(str, sorted(sizes)))
         )
     return sizes.pop()
-
-
-def _dim(
-    name: str,
-    arrays: list[RaggedArray],
-    min_length: int,
-    others: Mapping[str, Dim],
-    base: Mapping[str, Dim] | None,
-) -> Dim:
-    """Return the size of `arrays`, made of the sizes in `base` if there are any."""
-    max_length = min(a.max_length for a in arrays)
-    capacity = min(a.capacity for a in arrays)
-    checks.check_dim(arrays, max_length, capacity, min_length)
-    lengths = arrays[0].lengths
-    common = {
-        "name": name,
-        "lengths": lengths,
-        "max_length": max(max_length, min_length),
-        "capacity": max(capacity, 1),
-        "min_length": min_length,
-    }
-    if base is not None:
-        checks.check_derived(name, lengths, {n: d.lengths for n, d in base.items()})
-        scope = SymbolicScope()
-        sizes = {n: symbolic_shape(d.size, scope=scope)[0] for n, d in base.items()}
-        return Dim(symbol="", offset=0, size=str(evaluate(name, sizes)), **common)
-    symbol = name
-    if not name.isidentifier() or keyword.iskeyword(name) or name in _RESERVED:
-        symbol = "size"
-    offset = 1 if min_length == 0 else 0
-    if offset:
-        symbol = f"{symbol}_plus_1"
-    while symbol in {d.symbol for d in others.values()}:
-        symbol += "_"
-    size = f"{symbol} - 1" if offset else symbol
-    return Dim(symbol=symbol, offset=offset, size=size, **common)
 
 
 def _zeros(x: Array, axis: int) -> Array:

@@ -103,7 +103,7 @@ def vmap(
     >>> ragged.vmap(lambda x: jnp.sum(x**2))(batch).tolist()
     [5.0, 1.0]
     >>> ragged.vmap(jax.nn.softmax)(batch)
-    RaggedArray(float32[5], n=[3, 2], axis=0, max_length=3)
+    RaggedArray(float32[5], n=[3, 2], axis=0, max_length=4)
     """
     options = Options(
         scan=_SCANS.get(scan, scan),

@@ -84,7 +84,7 @@ class _OneExample:
         ]
 
     def shares_weights(self, values: Sequence[Value]) -> bool:
-        """Return whether no example has weights, or gradients of weights, of its own."""
+        """Return whether no example has weights, or their gradients, of its own."""
         return all(
             isinstance(v, Shared) or axes.batch is not None
             for v, axes in zip(values, self.axes, strict=True)

@@ -13,6 +13,14 @@ from jax import lax
 
 from ... import _checks
 from ..._typing import Array, ArrayLike
+from .building import (
+    checked_examples,
+    joined,
+    lengths_of_ids,
+    longest_of,
+    pack_padded,
+    without_axis,
+)
 from .capacity import Size, chosen_size, round_capacity, round_length
 from .checks import (
     check_axis,
@@ -23,7 +31,7 @@ from .checks import (
     check_traced,
 )
 from .padded import numbers_text, type_text
-from .segments import Segments, UsedCapacity, along, positions
+from .segments import positions
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -91,7 +99,7 @@ class RaggedArray:
         capacity = data.shape[axis]
         if max_length is None:
             concrete = _checks.is_concrete(lengths)
-            max_length = max(_longest(lengths) if concrete else capacity, 1)
+            max_length = max(longest_of(lengths) if concrete else capacity, 1)
         max_length = _checks.check_size("max_length", max_length)
         check_fit(lengths, capacity, max_length)
         _set(self, data, lengths, axis, dim, max_length)
@@ -128,12 +136,12 @@ class RaggedArray:
             TypeError: `arrays` are no arrays, or have different dtypes.
             ValueError: shapes differ in another axis, or a size is too small.
         """
-        given = _examples(arrays) or [np.zeros(0, np.float32)]
+        given = checked_examples(arrays) or [np.zeros(0, np.float32)]
         axis = check_axis(axis, given[0].ndim)
         _checks.check_same_dtype(**{f"arrays[{i}]": a for i, a in enumerate(given)})
-        want = _without(given[0].shape, axis)
+        want = without_axis(given[0].shape, axis)
         for i, a in enumerate(given):
-            if a.ndim != given[0].ndim or _without(a.shape, axis) != want:
+            if a.ndim != given[0].ndim or without_axis(a.shape, axis) != want:
                 raise ValueError(
                     f"`arrays[{i}]` must have the shape of `arrays[0]`, "
                     f"{list(given[0].shape)}, but for axis {axis}, got {list(a.shape)}"
@@ -141,11 +149,11 @@ class RaggedArray:
         lengths = np.array([a.shape[axis] for a in given][: len(arrays)], np.int32)
         tokens = sum(a.shape[axis] for a in given)
         return cls(
-            _joined(given, axis, chosen_size("capacity", capacity, tokens)),
+            joined(given, axis, chosen_size("capacity", capacity, tokens)),
             lengths,
             axis=axis,
             dim=dim,
-            max_length=chosen_size("max_length", max_length, _longest(lengths)),
+            max_length=chosen_size("max_length", max_length, longest_of(lengths)),
         )
 
     @classmethod
@@ -181,17 +189,7 @@ class RaggedArray:
         tokens = int(np.sum(lengths)) if concrete else x.shape[0] * longest
         capacity = chosen_size("capacity", capacity, tokens)
         check_fit(lengths, capacity, longest)
-        x = jnp.moveaxis(x, axis + 1, 1)
-        merged = lax.collapse(x, 0, 2)
-        if merged.shape[0] == 0:
-            data = jnp.zeros((capacity, *merged.shape[1:]), x.dtype)
-        else:
-            used = UsedCapacity.of(lengths, capacity)
-            segments = Segments.of(lengths, capacity, used)
-            tokens = segments.ids * longest + segments.position
-            data = jnp.take(merged, tokens, 0, mode="clip")
-            valid = along(used.valid, 0, data.ndim)
-            data = jnp.where(valid, data, jnp.zeros((), data.dtype))
+        data = pack_padded(jnp.moveaxis(x, axis + 1, 1), lengths, capacity)
         data = jnp.moveaxis(data, 0, axis)
         return cls(data, lengths, axis=axis, dim=dim, max_length=max(longest, 1))
 
@@ -241,27 +239,7 @@ class RaggedArray:
             TypeError: `segment_ids` are traced, and `num_segments` is None.
             ValueError: ids descend, or are negative.
         """
-        ids = check_lengths(segment_ids, "segment_ids")
-        if _checks.is_concrete(ids):
-            values = np.asarray(ids)
-            if np.any(np.diff(values) < 0) or np.any(values < 0):
-                raise ValueError(
-                    "`segment_ids` must be 0 or more and ascend, got "
-                    f"{numbers_text(values)}; sort the rows first"
-                )
-            if num_segments is None:
-                num_segments = int(values.max(initial=-1)) + 1
-        elif num_segments is None:
-            raise TypeError(
-                "`num_segments` must be given where `segment_ids` is traced"
-            )
-        else:
-            check_traced(
-                (ids[1:] >= ids[:-1]).all() & (ids >= 0).all(),
-                "`segment_ids` must be 0 or more and ascend; sort the rows first",
-            )
-        num_segments = _checks.check_size("num_segments", num_segments, 0)
-        counts = jnp.zeros(num_segments, jnp.int32).at[ids].add(1, mode="drop")
+        counts = lengths_of_ids(segment_ids, num_segments)
         return cls(data, counts, **options)
 
     # ----------------------------------------------------------------------- out
@@ -369,33 +347,3 @@ def _new(*fields: Any) -> RaggedArray:
     array = object.__new__(RaggedArray)
     _set(array, *fields)
     return array
-
-
-def _longest(lengths: Any) -> int:
-    return int(np.asarray(lengths).max(initial=0))
-
-
-def _examples(arrays: Sequence[Any]) -> list[Any]:
-    """Return arrays of numpy if all are, else of JAX, in dtypes that JAX has."""
-    if all(isinstance(a, np.ndarray) for a in arrays):
-        dtypes = [jax.dtypes.canonicalize_dtype(a.dtype) for a in arrays]
-        return [a.astype(t, copy=False) for a, t in zip(arrays, dtypes, strict=True)]
-    return [_checks.check_array(f"arrays[{i}]", a) for i, a in enumerate(arrays)]
-
-
-def _joined(arrays: Sequence[Any], axis: int, capacity: int) -> Any:
-    """Return the tokens of `arrays`, then zeros up to the capacity."""
-    tokens = sum(a.shape[axis] for a in arrays)
-    if capacity < tokens:
-        raise ValueError(f"`capacity` must hold all {tokens} rows, got {capacity}")
-    parts, first = list(arrays), arrays[0]
-    # JAX would compile it for each list of lengths.
-    module: Any = np if isinstance(first, np.ndarray) else jnp
-    if capacity > tokens:
-        shape = (*first.shape[:axis], capacity - tokens, *first.shape[axis + 1 :])
-        parts.append(module.zeros(shape, first.dtype))
-    return module.concatenate(parts, axis)
-
-
-def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
-    return (*shape[:axis], *shape[axis + 1 :])
