@@ -14,7 +14,7 @@ from jax.export import SymbolicScope, symbolic_shape
 from .._rnn.sharding import make_varying
 from .._typing import Array
 from .core.context import Context
-from .core.sizes import Range, constraint_for_jax, is_derived, symbols
+from .core.sizes import Range, constraint_for_jax, is_derived, symbol_names
 from .core.symbols import Options, Symbols
 from .core.values import Flat, Padded, Shared, Value
 from .dims import Dim, dim_of, least_lengths, nonnegative_products
@@ -69,30 +69,32 @@ class Inputs:
         least = least_lengths(min_length, names)
         dims: dict[str, Dim] = {}
         # Dims that are made of others come last.
-        made = {n for n in names if is_derived(n) and names.keys() >= set(symbols(n))}
+        made = {
+            n for n in names if is_derived(n) and names.keys() >= set(symbol_names(n))
+        }
         for name in sorted(names, key=made.__contains__):
             arrays = [x for x in leaves if is_ragged(x) and x.dim == name]
             base = None
             if name in made:
-                base = {n: dims[n] for n in symbols(name)}
+                base = {n: dims[n] for n in symbol_names(name)}
             dims[name] = dim_of(name, arrays, least[name], dims, base)
         return cls(leaves, axes, dims, batch)
 
     @property
-    def symbols(self) -> list[Dim]:
+    def own_dims(self) -> list[Dim]:
         """The sizes that have a symbol of their own."""
         return [d for d in self.dims.values() if d.symbol]
 
     def or_one_empty_example(self) -> Inputs:
-        """Return these inputs, or with one empty example if the batch has none."""
+        """Return these inputs; a batch without examples gets an empty one."""
         if self.batch:
             return self
         leaves = [
             x if a is None or is_ragged(x) else _zeros(x, a)
             for x, a in zip(self.leaves, self.axes, strict=True)
         ]
-        none = jnp.zeros(1, jnp.int32)
-        dims = {k: dataclasses.replace(d, lengths=none) for k, d in self.dims.items()}
+        empty = jnp.zeros(1, jnp.int32)
+        dims = {k: dataclasses.replace(d, lengths=empty) for k, d in self.dims.items()}
         return Inputs(leaves, self.axes, dims, 1)
 
     def scope(self, constraints: Sequence[str], bounded: bool) -> SymbolicScope:
@@ -102,24 +104,24 @@ class Inputs:
             constraints: the constraints of the caller.
             bounded: whether sizes are known to be at most `max_length`.
         """
-        given = [f"{d.symbol} >= {d.min_length}" for d in self.symbols]
+        given = [f"{d.symbol} >= {d.min_length}" for d in self.own_dims]
         given = [
-            c for c, d in zip(given, self.symbols, strict=True) if d.min_length > 1
+            c for c, d in zip(given, self.own_dims, strict=True) if d.min_length > 1
         ]
         if bounded:
-            given += [f"{d.symbol} <= {d.high}" for d in self.symbols]
+            given += [f"{d.symbol} <= {d.high}" for d in self.own_dims]
         sizes = self._in_trace(SymbolicScope())
         return SymbolicScope(
             [constraint_for_jax(c, sizes) for c in constraints]
             + given
-            + nonnegative_products(self.symbols)
+            + nonnegative_products(self.own_dims)
         )
 
     @property
     def ranges(self) -> dict[str, Range]:
         """For each symbol the least and the largest value."""
         return {
-            d.symbol: Range(d.offset, d.max_length + d.offset) for d in self.symbols
+            d.symbol: Range(d.offset, d.max_length + d.offset) for d in self.own_dims
         }
 
     def context(
@@ -132,7 +134,7 @@ class Inputs:
             min_padded: see `Symbols`.
             going: see `Context`.
         """
-        dims = self.symbols
+        dims = self.own_dims
         ranges = {
             name: r._replace(high=max(r.high, min_padded.get(name, 1)))
             for name, r in self.ranges.items()

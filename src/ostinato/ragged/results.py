@@ -11,7 +11,7 @@ from jax.export import SymbolicScope, symbolic_shape
 from .._typing import Array
 from .core.context import Context
 from .core.fill import fill_value
-from .core.sizes import evaluate, is_derived, largest, rename, symbols
+from .core.sizes import evaluate, is_derived, largest, rename, symbol_names
 from .core.values import Shared, Value, ragged_axes
 from .inputs import Inputs
 from .types.array import RaggedArray
@@ -93,12 +93,12 @@ def _name(inputs: Inputs, dim: Any) -> str:
             return d.name
     # As JAX writes it, so that results of a mapped result have names of the same form.
     scope, known, written = SymbolicScope(), {}, {}
-    for d in inputs.symbols:
+    for d in inputs.own_dims:
         name = d.name
         if not (name.isidentifier() or is_derived(name)):
             written[f"dim{len(written)}"] = f"({name})"
             name = f"dim{len(written) - 1}"
-        parts = symbolic_shape(", ".join(symbols(name)), scope=scope)
-        size = evaluate(name, dict(zip(symbols(name), parts, strict=True)))
+        parts = symbolic_shape(", ".join(symbol_names(name)), scope=scope)
+        size = evaluate(name, dict(zip(symbol_names(name), parts, strict=True)))
         known[d.symbol] = size + d.offset
     return rename(str(evaluate(dim, known)), written)

@@ -83,8 +83,8 @@ def vmap(
         NotImplementedError: an operation has no rule, or its rule does not support this
             case. The message names it, its operands and the line of the program.
         jax.errors.InconclusiveDimensionOperation: Python code asks something of a size
-            that is not the same for all its values. `==` does not raise: to JAX a size
-            equals no number that it is not known to be.
+            that is not the same for all its values. `==` does not raise: to JAX an
+            unknown size equals no number.
 
     Lengths may be traced. They are then checked if the caller is under
     `jax.experimental.checkify`; otherwise the results of an example below `min_length`
@@ -135,7 +135,7 @@ def vmap(
             checks.check_constraint(constraint, lengths)
 
         present = inputs.or_one_empty_example()
-        own = {d.name: d for d in present.symbols}
+        own = {d.name: d for d in present.own_dims}
         in_tiers = resolve(tiers, own, present.batch)
 
         @ft.wraps(function)  # JAX names it in messages
@@ -225,7 +225,7 @@ def _trace(function: Callable, avals: Sequence[Any], inputs: Inputs) -> tuple[An
 
 
 def _is_from_sizes(error: Exception, inputs: Inputs) -> bool:
-    return is_about_sizes(error, [d.symbol for d in inputs.symbols])
+    return is_about_sizes(error, [d.symbol for d in inputs.own_dims])
 
 
 def _is_plain(x: Any, axis: Any) -> bool:

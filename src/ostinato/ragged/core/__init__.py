@@ -1,1 +1,1 @@
-"""What every rule builds on: sizes, values, the context of a batch, the interpreter."""
+"""The parts that rules build on: sizes, values, contexts, registry, interpreter."""

@@ -22,8 +22,8 @@ from .symbols import Symbols
 class BatchSizes:
     """The sizes of a batch: lengths, capacities, segments and masks.
 
-    A `dim` is a size as it stands in the shapes of a jaxpr, an int or symbolic. What is
-    computed from lengths is cached, so that a trace holds it once.
+    A `dim` is a size as it stands in the shapes of a jaxpr, an int or symbolic. Arrays
+    that are computed from lengths are cached, so that a trace holds each of them once.
 
     Attributes:
         batch: the number of examples, at least 1.

@@ -21,9 +21,9 @@ from .values import Flat, Padded, Shared, Value
 class Context(Conversions):
     """One batch under `ragged.vmap`: sizes, conversions, and functions mapped over it.
 
-    A context does not change; `nested` derives another one. What is computed from
-    lengths is cached for one trace: a rule that hands JAX a function to trace, such as
-    the body of a loop, uses `nested()` inside of that function.
+    A context does not change; `nested` derives another one. Arrays that are computed
+    from lengths are cached for one trace: a rule that hands JAX a function to trace,
+    such as the body of a loop, uses `nested()` inside of that function.
 
     Attributes:
         batch: the number of examples, at least 1.

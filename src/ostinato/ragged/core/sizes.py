@@ -134,7 +134,7 @@ def symbolic_axes(shape: Any) -> list[int]:
     return [axis for axis, dim in enumerate(shape) if is_symbolic_dim(dim)]
 
 
-def symbols(dim: Any) -> list[str]:
+def symbol_names(dim: Any) -> list[str]:
     """Return the names that `dim` is made from, in alphabetic order."""
     nodes = ast.walk(_parse(str(dim)))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -185,7 +185,9 @@ def _sides(constraint: str, values: Mapping[str, Any]) -> tuple[Any, str, Any]:
             f"'n >= 4', got {constraint!r}"
         )
     left, compare, right = parts
-    unknown = [n for side in (left, right) for n in symbols(side) if n not in values]
+    unknown = [
+        n for side in (left, right) for n in symbol_names(side) if n not in values
+    ]
     if unknown:
         raise ValueError(
             f"`constraints` names {unknown[0]!r}, which is no dim of the arguments; "
@@ -197,7 +199,7 @@ def _sides(constraint: str, values: Mapping[str, Any]) -> tuple[Any, str, Any]:
 def is_derived(name: str) -> bool:
     """Return whether a dim's name is made of others, as the name of a result may be."""
     try:
-        names = symbols(name)
+        names = symbol_names(name)
         evaluate(name, dict.fromkeys(names, 1))
     except (SyntaxError, NotImplementedError):
         return False
@@ -229,13 +231,13 @@ def in_program(jaxpr: Any) -> Iterator[Any]:
 
 
 def least_nonempty(dims: Iterable[Any]) -> dict[str, int]:
-    """Return for each symbol the least value at which none of `dims` is 0.
+    """Return for each symbol the least value at which all `dims` are at least 1.
 
     Dims that are 0 for all values up to 64, such as that of `x[100:]`, are left out.
     """
     found: dict[str, int] = {}
     for dim in {str(dim): dim for dim in dims}.values():
-        names = symbols(dim)
+        names = symbol_names(dim)
         for high in range(1, 65):
             if largest(dim, dict.fromkeys(names, Range(0, high))):
                 found |= {name: max(found.get(name, 1), high) for name in names}
@@ -259,7 +261,7 @@ def most_tokens(
     """
     tokens = 0
     for term in _terms(dim):
-        names = symbols(term)
+        names = symbol_names(term)
         if len(names) != 1:
             tokens += max(_bound(term, ranges).high, 0) * batch
             continue
@@ -284,7 +286,7 @@ def _floor(value: Any) -> int:
 
 
 def _bound(term: str, ranges: Mapping[str, Range]) -> Range:
-    names = symbols(term)
+    names = symbol_names(term)
     if len(names) == 1:
         (name,) = names
         low, high = ranges[name]
@@ -299,7 +301,7 @@ def _terms(dim: Any) -> list[str]:
     groups: dict[tuple[str, ...], str] = {}
     for sign, node in _summands(_parse(str(dim)), "+"):
         text = f"{sign} ({ast.unparse(node)})"
-        names = tuple(symbols(ast.unparse(node)))
+        names = tuple(symbol_names(ast.unparse(node)))
         groups[names] = f"{groups.get(names, '0')} {text}"
     return list(groups.values())
 

@@ -38,8 +38,8 @@ class Symbols:
         capacities: the capacity of the inputs' flat arrays, by the text of their size.
         least: for each symbol the least value that was promised; a traced value may
             break the promise.
-        min_padded: for each symbol the least size that it has in padded arrays, so that
-            these have an element along each axis: none can be taken from an empty axis.
+        min_padded: for each symbol the least value that padded arrays are made for, so
+            that each of their axes has an element to take.
     """
 
     values: dict[str, Array]

@@ -4,15 +4,15 @@
 it as symbols; `Context` knows the largest value of a symbol, and how many tokens all
 examples have together.
 
-Padding and unused capacity hold copies of valid tokens: what is computed of them alone
-is finite where it is finite on the data. What depends on positions may be anything past
-the end of an example. Nothing there has a meaning, and no gradient of it is let
-through.
+Padding and unused capacity hold copies of valid tokens: values that are computed from
+them alone are finite where they are finite on the data. Values that depend on positions
+may be anything past the end of an example. Nothing there has a meaning, and its
+gradient is dropped.
 
 A value is a pytree. Its array is the only leaf; its shape and layout are static, so
-that values pass through `scan`, `cond`, `checkpoint` and custom derivatives. What is
-known about its elements, `filled` and `number`, is not carried across: it need not hold
-in every turn of a loop.
+that values pass through `scan`, `cond`, `checkpoint` and custom derivatives. Knowledge
+about its elements, `filled` and `number`, is not carried across: it may not hold in
+every turn of a loop.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from .linalg import determinant
 
 
 class _Call:
-    """A call of such a function, for one example and for the batch."""
+    """A call of a function with its own derivatives, on an example or on the batch."""
 
     def __init__(self, ctx: Context, eqn: JaxprEqn):
         self.ctx, self.eqn = ctx, eqn

@@ -14,7 +14,7 @@ from ... import _checks
 from ..core.context import Context
 from ..core.regions import Region, region_p
 from ..core.registry import register
-from ..core.sizes import symbols
+from ..core.sizes import symbol_names
 from ..core.stand_ins import differentiable_if
 from ..core.values import Shared, Value
 from ..schedule.tiered import TieredBatch
@@ -63,7 +63,7 @@ def _tiered_symbol(ctx: Context, region: Region) -> str | None:
         for eqn in region.eqns
         for variable in eqn.outvars
         for dim in _shape(variable)
-        for name in symbols(dim)
+        for name in symbol_names(dim)
         if name in ctx.options.tiers
     ]
     return max(dict.fromkeys(names), key=names.count, default=None)

@@ -205,7 +205,7 @@ def _reordered(
             ahead, rest = a.shape[:done], a.shape[done + len(old) :]
             a = a.reshape(*ahead, math.prod(before), *rest)
             if symbolic_axes(old) or symbolic_axes(new):
-                index = _sources(own, before, old, after, new)
+                index = _index_before(own, before, old, after, new)
                 a = jnp.take(a, index, done, mode="clip")
             a = a.reshape(*ahead, *after, *rest)
             done += len(new)
@@ -215,7 +215,7 @@ def _reordered(
     return filled_as(result, x)
 
 
-def _sources(
+def _index_before(
     own: Sizes,
     before: tuple[int, ...],
     old: tuple[Any, ...],

@@ -1,4 +1,4 @@
-"""Rows that move to other places, next to matrices that do the same."""
+"""Relocation of elements, next to matrices that do the same."""
 
 import jax
 import jax.numpy as jnp
@@ -8,33 +8,38 @@ from jax.test_util import check_grads
 
 from ostinato.ragged.primitives.relocate import Sources, relocate
 
-ROWS, PLACES = 5, 8
+ELEMENTS, PLACES = 5, 8
 
 
 def places(seed):
-    """Rows to places, some filled by any row, some rows in none; and back."""
+    """Return maps from elements to places and back.
+
+    Some places are filled by any element, some elements come to no place.
+    """
     rng = np.random.default_rng(seed)
-    row = rng.integers(0, ROWS, PLACES)
+    element = rng.integers(0, ELEMENTS, PLACES)
     valid = np.zeros(PLACES, bool)
-    place = np.zeros(ROWS, int)
-    shown = np.zeros(ROWS, bool)
-    for r, p in zip(rng.permutation(ROWS)[:4], rng.permutation(PLACES), strict=False):
-        row[p], valid[p], place[r], shown[r] = r, True, p, True
+    place = np.zeros(ELEMENTS, int)
+    shown = np.zeros(ELEMENTS, bool)
+    for r, p in zip(
+        rng.permutation(ELEMENTS)[:4], rng.permutation(PLACES), strict=False
+    ):
+        element[p], valid[p], place[r], shown[r] = r, True, p, True
     as_places = lambda i, v: Sources(jnp.asarray(i, jnp.int32), jnp.asarray(v))  # noqa: E731
-    return as_places(row, valid), as_places(place, shown)
+    return as_places(element, valid), as_places(place, shown)
 
 
 def matrix(to):
-    """What `relocate` multiplies the rows by, as far as there is a derivative."""
-    full = np.zeros((PLACES, ROWS))
+    """Return the matrix that `relocate` multiplies by, without constants."""
+    full = np.zeros((PLACES, ELEMENTS))
     full[np.arange(PLACES), np.asarray(to.element)] = to.valid
     return full
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_values_are_rows_and_derivatives_those_of_valid_places(axis):
+def test_values_are_tokens_and_derivatives_those_of_valid_places(axis):
     to, back = places(0)
-    x = np.random.default_rng(1).standard_normal((ROWS, 3))
+    x = np.random.default_rng(1).standard_normal((ELEMENTS, 3))
     turned = (lambda a: a) if axis == 0 else np.transpose
     function = lambda x: relocate(x, to, back, axis)  # noqa: E731
     y, pull_back = jax.vjp(function, jnp.asarray(turned(x)))
@@ -50,7 +55,7 @@ def test_values_are_rows_and_derivatives_those_of_valid_places(axis):
 
 def test_it_can_be_differentiated_twice():
     to, back = places(3)
-    x = jnp.asarray(np.random.default_rng(4).standard_normal((ROWS, 2)))
+    x = jnp.asarray(np.random.default_rng(4).standard_normal((ELEMENTS, 2)))
     # What fills a place is a constant, which no finite difference would take it for.
     only = lambda x: jnp.where(to.valid[:, None], relocate(x, to, back), 1.0)  # noqa: E731
     check_grads(lambda x: jnp.sin(only(x)) ** 2, (x,), 2)
@@ -62,7 +67,7 @@ def test_under_vmap_it_is_a_loop(own_places, axis):
     pairs = [places(seed if own_places else 7) for seed in range(3)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pairs)
     given, mapped = (stacked, 0) if own_places else (pairs[0], None)
-    shape = (3, ROWS, 2) if axis == 0 else (3, 2, ROWS)
+    shape = (3, ELEMENTS, 2) if axis == 0 else (3, 2, ELEMENTS)
     x = jnp.asarray(np.random.default_rng(5).standard_normal(shape))
 
     def loss(x, pair):
@@ -77,5 +82,5 @@ def test_under_vmap_it_is_a_loop(own_places, axis):
 
 def test_types_without_derivatives():
     to, back = places(6)
-    x = jnp.arange(ROWS)
+    x = jnp.arange(ELEMENTS)
     np.testing.assert_array_equal(relocate(x, to, back), to.element)

@@ -1,4 +1,4 @@
-"""Scans in lanes: how examples are dealt out, and that no one can tell from results."""
+"""Packed scans: how examples are assigned to lanes, and that results do not show it."""
 
 import functools
 
@@ -15,7 +15,7 @@ from ostinato.ragged.schedule import packed_scan
 
 D, BATCH, LONGEST, CAPACITY = 2, 5, 9, 21
 LENGTHS = {
-    "mixed": (3, 0, 9, 1, 6),  # one is longer than its share of the rows
+    "mixed": (3, 0, 9, 1, 6),  # one is longer than its share of the tokens
     "full": (1, 9, 9, 1, 1),
     "one": (0, 0, 9, 0, 0),
     "short": (1, 1, 0, 1, 1),
@@ -30,12 +30,12 @@ SCALE = 1 + rng.random(BATCH)
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    """So that batches of this size have chunks that are run and some that are not."""
+    """Make chunks so small that some are run and some are not."""
     monkeypatch.setattr(packed_scan, "CHUNK", 3)
 
 
 def rnn(x, h, scale, w, *, reverse):
-    """The initial state and a factor are the example's own."""
+    """Run a recurrence with an initial state and a factor of the example's own."""
 
     def step(h, a):
         h = jnp.tanh(scale * (h @ w) + a)
@@ -45,14 +45,14 @@ def rnn(x, h, scale, w, *, reverse):
 
 
 def loss(h, y):
-    """Of one example."""
+    """Return the loss of one example."""
     position = jnp.arange(y.shape[0], dtype=y.dtype)
     return jnp.sum(h**2) + jnp.sum(jnp.cos(position)[:, None] * y)
 
 
 @functools.cache
 def alone(reverse):
-    """Results of one example and their gradients."""
+    """Return the results of one example and their gradients."""
 
     def total(*args):
         h, y = rnn(*args, reverse=reverse)
@@ -64,7 +64,7 @@ def alone(reverse):
 @functools.cache
 def together(number, reverse):
     run = functools.partial(rnn, reverse=reverse)
-    options = {"scan": "lanes", "lanes": number, "min_length": 0}
+    options = {"scan": "packed", "lanes": number, "min_length": 0}
     mapped = ragged.vmap(run, (0, 0, 0, None), **options)
     losses = ragged.vmap(loss, min_length=0)
 
@@ -78,7 +78,7 @@ def together(number, reverse):
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("number", [1, 2, 3, BATCH, 4 * BATCH])
-def test_lanes_equal_each_example_alone(number, reverse):
+def test_packed_scans_equal_each_example_alone(number, reverse):
     """Values and gradients, of all lengths by one compiled function."""
     run = together(number, reverse)
     for lengths in LENGTHS.values():
@@ -93,9 +93,9 @@ def test_lanes_equal_each_example_alone(number, reverse):
         assert_close(h, [out[1][0] for out in each])
         for a, out in zip(y.to_list(), each, strict=True):
             assert_close(a, out[1][1])
-        tail = np.zeros((CAPACITY - ends[-1], D))
-        rows = np.concatenate([out[0][0] for out in each] + [tail])
-        assert_close(got[0], rows, terms=100)
+        unused = np.zeros((CAPACITY - ends[-1], D))
+        tokens = np.concatenate([out[0][0] for out in each] + [unused])
+        assert_close(got[0], tokens, terms=100)
         for k in (1, 2):
             assert_close(got[k], [out[0][k] for out in each], terms=100)
         assert_close(got[3], sum(out[0][3] for out in each), terms=100)
@@ -105,28 +105,28 @@ def test_lanes_equal_each_example_alone(number, reverse):
 def test_batch_without_examples():
     none = ragged.RaggedArray(ROWS[:4], np.zeros(0, np.int32), max_length=3)
     run = functools.partial(rnn, reverse=False)
-    mapped = ragged.vmap(run, (0, 0, 0, None), scan="lanes", lanes=2)
+    mapped = ragged.vmap(run, (0, 0, 0, None), scan="packed", lanes=2)
     h, y = fast_jit(mapped)(none, START[:0], SCALE[:0], W)
     assert h.shape == (0, D)
     assert y.to_list() == []
 
 
-def test_long_examples_are_dealt_out_first(monkeypatch):
-    """Each to the emptier of two lanes: so many steps have anything to do."""
-    plans, original = [], packed_scan._schedule
+def test_long_examples_are_assigned_first(monkeypatch):
+    """Each goes to the lane with fewer steps; the longer lane has all the steps."""
+    schedules, original = [], packed_scan._schedule
     monkeypatch.setattr(
         packed_scan,
         "_schedule",
-        lambda *args: plans.append(original(*args)) or plans[-1],
+        lambda *args: schedules.append(original(*args)) or schedules[-1],
     )
     scan = functools.partial(lax.scan, lambda c, a: (c + a, c), jnp.zeros(1))
-    mapped = ragged.vmap(scan, scan="lanes", lanes=2, min_length=0)
+    mapped = ragged.vmap(scan, scan="packed", lanes=2, min_length=0)
 
     @fast_jit
     def steps(lengths):
         mapped(ragged.RaggedArray(np.zeros((24, 1)), lengths, max_length=9))
-        assert plans[-1].position.shape == (21, 2)
-        return plans[-1].steps
+        assert schedules[-1].position.shape == (21, 2)
+        return schedules[-1].steps
 
     for lengths, want in {
         (9, 3, 3, 3, 0): 9,
