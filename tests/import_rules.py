@@ -52,6 +52,15 @@ TIERS = {
     "cli": 8,
     "__main__": 9,  # starts cli
 }
+# Tiers inside of `ragged`; the longest prefix wins here, too.
+RAGGED = {
+    "ragged.types": 0,
+    "ragged.primitives": 1,
+    "ragged.core": 2,
+    "ragged.schedule": 3,
+    "ragged.rules": 4,
+    "ragged": 5,
+}
 # These contain only a docstring, so importing one reaches no other tier.
 EMPTY = {"_rnn"}
 # The top of the package imports tiers 0-5; higher tiers import it.
@@ -209,6 +218,9 @@ def _breaks_tier(module: str, target: str) -> str | None:
     if own >= APPS and not same_package:
         if any(re.match("_(?!_)", part) for part in target.split(".")):
             return f"imports {target}, not public"
+    inner, other_inner = _longest(RAGGED, module), _longest(RAGGED, target)
+    if inner is not None and other_inner is not None and other_inner > inner:
+        return f"imports {target} (tier {other_inner} of ragged) from tier {inner}"
     beside = same_package or module == "" or own == 0 and "." not in target
     if other < own or other == own and beside:
         return None

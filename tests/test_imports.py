@@ -37,6 +37,8 @@ def violations(root: Path, module: str, code: str) -> list[str]:
         "cells/__init__.py": "from .basic import LSTM as LSTM\n",
         "cells/basic.py": "from ostinato._rnn.api import rnn\n",
         "ragged/__init__.py": "",
+        "ragged/core/registry.py": "",
+        "ragged/rules/dot.py": "from ..core import registry\n",
         "nn/flax.py": "from ..cells import LSTM\n",
         "interop/torch.py": "import torch\n",
         "apps/__init__.py": "",
@@ -87,6 +89,11 @@ def test_what_the_rules_allow_passes(tmp_path, module, code):
             f"imports _rnn.api {TIER4} 0",
         ),
         ("ragged/vmap.py", "from .. import cells", f"imports cells {TIER5} 5"),
+        (
+            "ragged/core/interpreter.py",
+            "from ..rules import dot",
+            "imports ragged.rules.dot (tier 4 of ragged) from tier 2",
+        ),
         (
             "_rnn/api.py",
             f"{TYPING}    from .. import cells",

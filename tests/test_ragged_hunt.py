@@ -1,4 +1,4 @@
-"""Programs as strangers write them: what `ragged.vmap` once refused or got wrong."""
+"""Programs as strangers write them: what `ragged.vmap` once rejected or got wrong."""
 
 import equinox as eqx
 import jax
@@ -18,7 +18,7 @@ W = jnp.asarray(np.random.default_rng(5).standard_normal((4, 4)))
 
 
 def batch(lengths=LENGTHS, dim="n"):
-    """Two rows of the ten are a tail."""
+    """Return a batch of eight tokens and a capacity of ten."""
     return ragged.RaggedArray(ROWS, lengths, dim=dim, max_length=6)
 
 
@@ -135,7 +135,9 @@ LIMITED = {  # with the largest number that each compares
 @pytest.mark.parametrize("name", LIMITED)
 def test_error_if_raises_where_an_example_is_wrong_and_nowhere_else(name):
     function, most = LIMITED[name]
-    far = batch().with_data(jnp.asarray(ROWS).at[8:].set(99.0))  # in the tail
+    far = batch().with_data(
+        jnp.asarray(ROWS).at[8:].set(99.0)
+    )  # in the unused capacity
     run = eqx.filter_jit(ragged.vmap(function, in_axes=(0, None)))
     right = run(far, most + 1e-6)
     want = [jnp.asarray(p) for p in PARTS]
@@ -165,8 +167,8 @@ def recur(x, w):
 IN_SHARDS = {
     "elements": (lambda x, w: jnp.tanh(x @ w + 1) * jnp.arange(4.0)[None], {}),
     "attention": (lambda x, w: jax.nn.softmax(x @ w @ x.T) @ x, {"tiers": 2}),
-    "lockstep": (recur, {"scan": "lockstep"}),
-    "lanes": (recur, {"scan": "lanes", "lanes": 2}),
+    "lockstep": (recur, {"scan": "padded"}),
+    "lanes": (recur, {"scan": "packed", "lanes": 2}),
     "branch": (lambda x, w: lax.cond(x.sum() > 0, jnp.sin, lambda a: a @ w, x), {}),
     "own_derivative": (lambda x, w: doubled_back(x, w).max(0), {}),
     "table": (lambda x, w: w[jnp.argsort(x[:, 0]) % 4] + x[-1][None], {}),
