@@ -54,10 +54,12 @@ def start(
     )
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # or they ignore it
+    environment = dict(os.environ)  # without the cache of the tests:
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)  # what is killed leaves halves
     command = [sys.executable, "-u", *python, "-m", "ostinato", "train", "g2p"]
     return subprocess.Popen(
         [*command, "--out", str(out), *TINY, *options],
-        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **env},
+        env={**environment, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
