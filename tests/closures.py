@@ -6,6 +6,7 @@ Both are functions of one `Primal`, and close over the other arrays of the case.
 import functools
 from typing import Any, NamedTuple
 
+import compile_options
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,10 +37,7 @@ CASES = [
 ]
 BY_ID = {case.id: case for case in CASES}
 # These tests compare derivatives, not generated code: compile quickly.
-COMPILER_OPTIONS: dict[str, Any] = {"xla_backend_optimization_level": 0}
-if jax.__version_info__ < (0, 11):  # later ones have this emitter alone
-    COMPILER_OPTIONS["xla_cpu_use_fusion_emitters"] = False
-fast_jit = functools.partial(jax.jit, compiler_options=COMPILER_OPTIONS)
+fast_jit = functools.partial(jax.jit, compiler_options=compile_options.QUICK)
 PRIMITIVES = ("ostinato_rnn", "ostinato_rnn_tangent", "ostinato_rnn_bwd")
 
 

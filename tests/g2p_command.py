@@ -54,10 +54,13 @@ def start(
     )
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job
         signal.signal(signal.SIGINT, signal.default_int_handler)  # not inherited
+    # A process that is killed must not leave half a program in the tests' cache.
+    environment = dict(os.environ)
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     command = [sys.executable, "-u", *python, "-m", "ostinato", "train", "g2p"]
     return subprocess.Popen(
         [*command, "--out", str(out), *TINY, *options],
-        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **env},
+        env={**environment, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -103,10 +103,10 @@ def call(case: Case, made: Inputs, backend: str | None, **changes):
     return ost.rnn(spec_of(case), made.weights, made.x, state, **options)
 
 
-def value_and_pullback(case: Case, backend: str | None, **changes):
+def value_and_pullback(case: Case, backend: str | None, jit=jax.jit, **changes):
     """Return a compiled function from `made` to values and all gradients."""
 
-    @jax.jit
+    @jit
     def run(made: Inputs):
         def operator(weights, x, h_0, c_0):
             given = made._replace(weights=weights, x=x, h_0=h_0, c_0=c_0)

@@ -22,6 +22,7 @@ from cell_cases import (
     weigh,
 )
 from closures import fast_jit
+from compile_options import usual_jit
 from harness import assert_says
 from oracles import cells64, net64
 from tolerance import assert_close
@@ -280,7 +281,7 @@ def test_energies_are_not_stored():
             cell = attention.attend(memory)
             return jnp.sum(outputs(cell, params, x, cell.initial_state(batch)))
 
-        run = jax.jit(jax.grad(loss, (0, 1, 2)))
+        run = usual_jit(jax.grad(loss, (0, 1, 2)))
         analysis = run.lower(params, x, memory).compile().memory_analysis()
         return analysis.temp_size_in_bytes
 

@@ -10,7 +10,7 @@ import pytest
 
 NATIVE = Path(__file__).parents[1] / "native"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
-FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+FLAGS = ["-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread"]
 KERNELS = sorted(f"cpu/kernels/{path.name}" for path in NATIVE.glob("cpu/kernels/*.cc"))
 EMULATION = "tests/tiles_emulated.cc"
 RUNTIME = {

@@ -1,6 +1,5 @@
 """Programs as strangers write them: what `ragged.vmap` once rejected or got wrong."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,13 @@ from jax.sharding import PartitionSpec as P
 
 from ostinato import ragged
 
+try:
+    import equinox as eqx
+except ImportError:
+    eqx = None
+needs_equinox = pytest.mark.skipif(
+    eqx is None, reason="needs equinox, of the extra `peers`"
+)
 LENGTHS = (3, 1, 4)
 ROWS = np.random.default_rng(4).standard_normal((10, 4))
 PARTS = np.split(ROWS, np.cumsum(LENGTHS))[:3]
@@ -132,6 +138,7 @@ LIMITED = {  # with the largest number that each compares
 }
 
 
+@needs_equinox
 @pytest.mark.parametrize("name", LIMITED)
 def test_error_if_raises_where_an_example_is_wrong_and_nowhere_else(name):
     function, most = LIMITED[name]
@@ -224,6 +231,7 @@ def test_loops_that_a_size_counts_have_a_gradient(name):
 # -------------------------------------------------------- shared without being arrays
 
 
+@needs_equinox
 def test_shared_arguments_that_are_no_arrays():
     mlp = eqx.nn.MLP(4, 2, 3, 1, key=jax.random.key(0), dtype=jnp.float64)
     mapped = ragged.vmap(lambda m, x: jax.vmap(m)(x), in_axes=(None, 0))

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from closures import COMPILER_OPTIONS, fast_jit
+from closures import fast_jit
+from compile_options import QUICK, USUAL
 from jax import lax
 from tolerance import assert_close, assert_same_bits
 
@@ -64,7 +65,7 @@ def loss_of(step, **options):
 def compiled(kind, steps, options):
     run = jax.jit(jax.value_and_grad(loss_of(STEPS[kind], **dict(options)), (0, 1, 2)))
     # Tests that do not measure bytes compile quickly.
-    level = None if steps >= 60 else COMPILER_OPTIONS
+    level = USUAL if steps >= 60 else QUICK
     return run.lower(*arrays(steps)).compile(compiler_options=level)
 
 

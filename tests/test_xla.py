@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from compile_options import usual_jit
 from conformance import Conformance
 
 import ostinato as ost
@@ -110,7 +111,7 @@ def test_recompute_brings_temporary_bytes_under_60_percent():
             out = ost.rnn(spec, weights, x, backend="xla", recompute=recompute)
             return jnp.sum(out.y**2)
 
-        compiled = jax.jit(jax.value_and_grad(loss)).lower(weights, x).compile()
+        compiled = usual_jit(jax.value_and_grad(loss)).lower(weights, x).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary(True) < 0.6 * temporary(False)
