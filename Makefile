@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 OUT ?= out/demo
 MINUTES ?= 2
-PYTEST_ARGS ?= -n 2
+# Neighbours share fixtures and compiled programs: they stay on one worker, and the last
+# tests of the slower one move.
+PYTEST_ARGS ?= -n 2 --dist worksteal
 # PEERS=1 adds the packages that the operator is compared with.
 PEERS ?= 0
 BENCH ?= out/bench/results.json
@@ -18,11 +20,12 @@ NATIVE := $(shell find native -type f)
 CXX_FILES := $(filter %.h %.cc,$(NATIVE))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint format docs clean FORCE
+.PHONY: help demo test check bench lint format docs clean FORCE
 
 help:
 	@echo "make demo   train the pronunciation model for $(MINUTES) minutes, say a word"
 	@echo "make test   run the tests (PEERS=1 adds those that compare with torch)"
+	@echo "make check  lint, and the quick tests: a tenth that covers every module"
 	@echo "make bench  time the operator next to torch, ONNX Runtime, flax and lax.scan"
 	@echo "make lint   ruff, pyright, clang-format    make format  repair layout"
 	@echo "make docs   build site/    make clean  remove what these commands made"
@@ -33,6 +36,9 @@ demo: $(STAMPS)/demo
 
 test: $(STAMPS)/$(TEST_EXTRAS)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS) @tests/quick.txt
 
 bench: $(STAMPS)/bench
 	$(BIN)/python -m benchmarks.run --out $(BENCH) $(BENCH_ARGS)

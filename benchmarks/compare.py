@@ -1,4 +1,4 @@
-"""Compare two results: `python -m benchmarks.compare before.json after.json`."""
+"""Comparison of two results: `python -m benchmarks.compare before.json after.json`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,14 +10,14 @@ from . import results, tables
 from .peers import OURS
 from .results import Row
 
-NOISE = 0.02  # two processes that run the same code may differ by as much
+NOISE = 0.02  # two processes that run the same code may differ by this much
 
 
 def main(
     before: Annotated[Path, typer.Argument(help="Written by benchmarks.run.")],
     after: Annotated[Path, typer.Argument(help="The same rows, measured again.")],
 ) -> None:
-    """Say which rows of ours became faster or slower, beyond the spread."""
+    """Print which of our rows became faster or slower by more than the spread."""
     loaded = [results.load(path) for path in (before, after)]
     old, new = (result.rows for result in loaded)
     common = [id for id in old if id in new]
@@ -46,13 +46,13 @@ def main(
 
 
 def change(before: Row, after: Row) -> float:
-    """Time of ours after over time before."""
+    """Return our time after over our time before."""
     medians = [results.spread(row.seconds[OURS]).median for row in (before, after)]
     return medians[1] / medians[0]
 
 
 def verdict(before: Row, after: Row) -> str:
-    """`same` where the middle halves of the rounds overlap, or nearly."""
+    """Return `faster`, `slower`, or `same` if the quartile ranges overlap."""
     if abs(change(before, after) - 1) < NOISE:
         return "same"
     old, new = (results.spread(row.seconds[OURS]) for row in (before, after))

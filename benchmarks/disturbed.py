@@ -1,8 +1,9 @@
-"""Ours next to torch where they do not have the machine to themselves.
+"""Benchmark of ostinato next to torch while other programs use the machine.
 
 `python -m benchmarks.disturbed` times rows in blocks, as `benchmarks.run` does, while
-other programs take processor time (see `neighbours`), and then call by call: torch's
-threads spin on for some milliseconds after a call, on a core that ours would use.
+other programs take processor time (see `neighbours`), and then in turns of one call
+each, where torch's threads keep spinning for some milliseconds after torch's call, on a
+core that ostinato would use.
 """
 
 import os
@@ -28,21 +29,25 @@ BLOCK_SECONDS = 0.3
 
 def main(
     rows: Annotated[
-        list[str] | None, typer.Option(help=f"Such as {ROWS[0]}. Default: a few.")
+        list[str] | None, typer.Option(help=f"Rows such as {ROWS[0]}. Default: a few.")
     ] = None,
     kind: Annotated[
-        list[str] | None, typer.Option(help=f"Of {', '.join(KINDS)}. Default: all.")
+        list[str] | None, typer.Option(help=f"{', '.join(KINDS)}. Default: all.")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Of each kind of each row.")] = 6,
-    threads: Annotated[int, typer.Option(min=1, help="Of both contenders.")] = 2,
+    seconds: Annotated[
+        float, typer.Option(help="Duration of each kind of each row.")
+    ] = 6,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Threads of both contenders.")
+    ] = 2,
 ) -> None:
-    """Print mean times of ours and torch's, and torch's over ours."""
+    """Print the mean times of ostinato and torch, and the ratio of torch's to ours."""
     kinds = [known for known in KINDS if known in (kind or KINDS)]
     if unknown := set(kind or ()) - set(kinds):
         text = f"{', '.join(unknown)}: not one of {', '.join(KINDS)}"
         raise typer.BadParameter(text)
     cpus = sorted(os.sched_getaffinity(0))[:threads]
-    # Before any of the contenders is loaded: most look at their CPUs only once.
+    # Set before any contender is loaded: most read their CPUs only once.
     os.sched_setaffinity(0, cpus)
     os.environ["OSTINATO_NUM_THREADS"] = str(len(cpus))
     from . import peers, results, tables, timing
@@ -77,13 +82,13 @@ def main(
 def mean_seconds(
     calls: Mapping[str, Callable[[], Any]], seconds: float, block: float
 ) -> dict[str, float]:
-    """Mean time of a call of each, which take turns after `block` seconds of calls."""
+    """Return the mean time of a call of each; they take turns every `block` seconds."""
     spent, count = dict.fromkeys(calls, 0.0), dict.fromkeys(calls, 0)
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
         for name, call in calls.items():
             if block > 0:
-                time.sleep(0.03)  # for the other's idle threads to stop spinning
+                time.sleep(0.03)  # until the other's idle threads stop spinning
                 call()
             begin = time.perf_counter()
             while True:

@@ -1,9 +1,9 @@
-"""The least time that this machine can take: a model, fed with measured peaks.
+"""The floor: a model, from measured peaks, of the least time that this machine needs.
 
-Every product costs its multiply-adds over the peak of the processor, or reading its
-weights over the bandwidth of the cache level that holds them, whichever is more; on
-top comes the dispatch of a jitted call. Activations, and all else that is
-proportional to N * H, count as free.
+A product costs the larger of two times: its multiply-adds at the peak of the processor,
+and reading its weights at the bandwidth of the cache level that holds them. The
+dispatch of a jitted call is added. Activations, and everything else proportional to
+N * H, count as free.
 """
 
 import bisect
@@ -23,10 +23,10 @@ from .problem import Problem
 
 
 class Peaks(NamedTuple):
-    """What `threads` threads reach together, and the seconds of an empty jitted call.
+    """The peaks of `threads` threads together, and the seconds of an empty jitted call.
 
-    `read` holds pairs of (bytes that each thread reads again and again, bytes a
-    second), sizes growing.
+    `float32` and `bfloat16` are FLOP per second. `read` holds pairs of the bytes that
+    each thread reads repeatedly and the bytes per second that it reaches, by size.
     """
 
     threads: int
@@ -36,19 +36,19 @@ class Peaks(NamedTuple):
     dispatch: float
 
     def bandwidth(self, size: float) -> float:
-        """Bytes a second of weights of `size` bytes that are split over the threads."""
+        """Return the bytes per second for weights of `size` bytes, split by thread."""
         sizes = [measured for measured, _ in self.read]
         at = bisect.bisect_left(sizes, size / self.threads)
         return self.read[min(at, len(self.read) - 1)][1]
 
 
 def measure(threads: int) -> Peaks:
-    """Takes some seconds."""
+    """Measure the peaks of this machine, which takes some seconds."""
     return Peaks(**native.peaks(threads), dispatch=_dispatch())
 
 
 def _dispatch() -> float:
-    """Weights, input and state in, output and state out, and next to nothing done."""
+    """Return the seconds of a jitted call with an operator's arguments and no work."""
     call = jax.jit(lambda weights, x, h, c: (x + weights, h + weights, c + weights))
     args = [jnp.full(4, value) for value in range(4)]
 
@@ -61,7 +61,7 @@ def _dispatch() -> float:
 
 
 def floor(problem: Problem, lengths: np.ndarray | None, peaks: Peaks) -> float | None:
-    """Seconds; None for building a training step, which no peak bounds."""
+    """Return the least seconds for a problem, or None for a compilation."""
     if problem.kind == "compile":
         return None
     if lengths is None:
@@ -74,8 +74,8 @@ def floor(problem: Problem, lengths: np.ndarray | None, peaks: Peaks) -> float |
         step_by_step = sum(product(layer.w_hh, rows) for rows in active)
         total += over_time + step_by_step
         if problem.kind == "train":
-            # Backward: dh needs w_hh step by step; dx, dw_ih and dw_hh are products
-            # over all steps at once.
+            # The backward pass computes dh with w_hh step by step, and dx, dw_ih and
+            # dw_hh as products over all steps at once.
             total += 2 * over_time + step_by_step + product(layer.w_hh, sum(active))
     return total
 

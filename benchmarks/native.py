@@ -1,4 +1,4 @@
-"""The C++ programs of native/bench: compiled when needed, JSON on their output."""
+"""The C++ programs of native/bench, compiled when needed; they print JSON."""
 
 import json
 import os
@@ -11,23 +11,23 @@ from . import ROOT
 
 _NATIVE = ROOT / "native"
 _FLAGS = ("-O3", "-std=c++17", "-pthread", f"-I{_NATIVE}")
-LEAST_SHARE = 0.85  # of the peak; below it a compiler keeps sums in memory
+LEAST_SHARE = 0.85  # of the peak; with less, a compiler keeps the sums in memory
 
 
 def peaks(threads: int) -> dict[str, Any]:
-    """What `threads` threads reach together; see native/bench/peaks.cc."""
-    sources = ["bench/peaks.cc", "cpu/features.cc"]
+    """Measure what `threads` threads reach together; see native/bench/peaks.cc."""
+    sources = ["bench/peaks.cc", "cpu/runtime/features.cc"]
     return _run(sources, "-march=native", arguments=[str(threads)])
 
 
 def kernel_shares() -> dict[str, float]:
-    """The least share of the peak that products reach, by data type.
+    """Measure the smallest share of the peak that products reach, by data type.
 
-    Of the best instruction set of this machine, with full tiles of weights that stand
-    in the second-level cache. Those of AMX are left out: no compiler moves their
-    registers, and what they reach is up to the caches.
+    They use the best instruction set of this machine, on full tiles of weights that are
+    in the second-level cache. AMX is left out: a compiler cannot spill its registers,
+    and its speed depends on the caches.
     """
-    sources = ["bench/kernels_bench.cc", "cpu/features.cc"]
+    sources = ["bench/kernels_bench.cc", "cpu/runtime/features.cc"]
     sources += sorted(
         str(path.relative_to(_NATIVE)) for path in _NATIVE.glob("cpu/kernels/*.cc")
     )

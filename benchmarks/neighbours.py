@@ -1,8 +1,8 @@
-"""Programs that take processor time from the one that is measured.
+"""Programs that take processor time from the program that is measured.
 
-`python -m benchmarks.neighbours steal 0` is such a program: it stops whatever runs on
-processor 0 at random moments, as a hypervisor does that lends the core to somebody
-else. `python -m benchmarks.neighbours spin` wants a whole processor, with no priority.
+`python -m benchmarks.neighbours steal 0` interrupts whatever runs on processor 0 at
+random moments, as a hypervisor does that lends the core to another machine.
+`python -m benchmarks.neighbours spin` keeps a processor busy at normal priority.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ KINDS = ("none", "stolen", "busy 1", "busy 2")
 
 @contextlib.contextmanager
 def running(kind: str, cpus: Sequence[int]) -> Iterator[None]:
-    """Have the neighbours of one of `KINDS` at work on `cpus`.
+    """Run the neighbours of one of `KINDS` on `cpus`.
 
     Raises:
-        PermissionError: time cannot be stolen from a program without privileges.
+        PermissionError: stealing processor time needs privileges.
     """
     if kind == "stolen":
         arguments = [["steal", str(cpu)] for cpu in cpus]
@@ -49,7 +49,7 @@ def running(kind: str, cpus: Sequence[int]) -> Iterator[None]:
 
 
 def steal(cpu: int) -> None:
-    """Keep `cpu` from everybody else for a random STOLEN_SHARE of the time."""
+    """Occupy `cpu` in random bursts, for STOLEN_SHARE of the time on average."""
     os.sched_setaffinity(0, {cpu})
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

@@ -1,4 +1,4 @@
-"""How cost grows with one size while the others stay: log-log, one picture each."""
+"""Pictures of how cost grows with one size while the others are fixed, log-log."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ _AXES = {
 }
 _BASE = dict(T=100, N=32, H=256)
 _PANELS = {"infer": "one pass", "train": "one pass with all gradients"}
-_COLORS = {  # not of "prepared", which cannot be told from ours at these sizes
+_COLORS = {  # "prepared" is not drawn: at these sizes it coincides with ours
     OURS: "#c1272d",
     "torch": "#ee7c0e",
     "onnxruntime": "#7a4fb5",
@@ -35,7 +35,7 @@ _COLORS = {  # not of "prepared", which cannot be told from ours at these sizes
 def draw(
     measured: Results, folder: Path, vendor: str, mode: str = "lstm"
 ) -> dict[str, Path]:
-    """Write a picture for every size that the results vary; their paths by size."""
+    """Draw a picture for every size that the results vary; return paths by size."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {}
     for size in CAPTIONS:
@@ -47,7 +47,7 @@ def draw(
 
 
 def series(measured: Results, mode: str, kind: str, size: str) -> list[Row]:
-    """The rows in which only `size` differs from the base, in its order."""
+    """Return the rows in which only `size` differs from the base, by that size."""
     base = {**_BASE, "threads": measured.threads}
     del base[size]
     found = [
@@ -93,7 +93,7 @@ def _figure(panels: dict[str, list[Row]], mode: str, size: str) -> Any:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("milliseconds")
-    # Not every contender has gradients, so the first panel knows them all.
+    # Not every contender has gradients, but all are in the first panel.
     figure.legend(
         *figure.axes[0].get_legend_handles_labels(),
         loc="outside lower center",

@@ -1,4 +1,4 @@
-"""One thing to measure: the network, the shapes, and the numbers that all share."""
+"""A problem to measure: the network, the shapes, and the data for all contenders."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -14,10 +14,11 @@ STEPS = 100  # unless a row's name says otherwise
 
 @dataclass(frozen=True)
 class Problem:
-    """What is run; the field names are those of the operator.
+    """A network with its sizes; the field names are those of the operator.
 
-    `kind` is one pass over a sequence (`infer`), the same with all gradients (`train`),
-    one step of a stream (`step`), or building a training step (`compile`).
+    `kind` is a forward pass over the sequences (`infer`), the same with all gradients
+    (`train`), one step of streams (`step`), or the compilation of a training step
+    (`compile`).
     """
 
     mode: str
@@ -57,16 +58,16 @@ class Problem:
 
     @property
     def terms(self) -> int:
-        """Length of the longest accumulation, for the tolerance."""
+        """The length of the longest accumulation, for the tolerance."""
         spec = self.spec
         width = self.input_size + (1 + spec.num_directions) * self.hidden_size
         return self.steps * self.num_layers * (width + self.batch)
 
 
 class Data(NamedTuple):
-    """The numbers of a problem, float32 and time first: each peer's favourite layout.
+    """The data of a problem, float32 and time first, the layout that peers prefer.
 
-    What has dtype bfloat16 in the problem holds values that bfloat16 can hold.
+    If the problem's dtype is bfloat16, the values are representable in it.
     """
 
     layers: list[ost.LayerWeights]
@@ -86,7 +87,7 @@ Results = dict[str, np.ndarray]
 
 
 def make_data(problem: Problem, seed: int = 0) -> Data:
-    """The same numbers on every call."""
+    """Draw the data of a problem, the same for the same seed."""
     rng, spec = np.random.default_rng(seed), problem.spec
 
     def rounded(array: Any) -> np.ndarray:
@@ -103,13 +104,13 @@ def make_data(problem: Problem, seed: int = 0) -> Data:
         ost.LayerWeights(*map(uniform, shapes)) for shapes in ost.param_shapes(spec)
     ]
     if problem.mode == "gru":
-        for layer in layers:  # flax's cell has no recurrent bias
+        for layer in layers:  # flax's cell lacks this bias
             layer.b_hh[2 * spec.hidden_size :] = 0
     lengths = None
     steps, batch, hidden = problem.steps, problem.batch, problem.hidden_size
     if problem.ragged:
         lengths = rng.integers(max(1, steps // 10), steps + 1, batch)
-        lengths = np.sort(lengths)[::-1].astype(np.int32)  # torch's favourite order
+        lengths = np.sort(lengths)[::-1].astype(np.int32)  # the order torch prefers
         lengths[0] = steps
     dy = rng.standard_normal((steps, batch, spec.num_directions * hidden))
     if lengths is not None:

@@ -1,4 +1,4 @@
-"""Time `ragged.vmap` next to padding: `python -m benchmarks.ragged --docs docs`."""
+"""Benchmark of `ragged.vmap` and padding: `python -m benchmarks.ragged --docs docs`."""
 
 import json
 import time
@@ -16,8 +16,8 @@ from .ragged_models import MODELS, Data, build, comparable, make_data
 
 OUT = Path("out/bench/ragged.json")
 KINDS = ("infer", "train")
-RATIO = 5.3  # of the table
-RATIOS = (1.0, 1.5, 2.0, 3.0, 5.3, 7.0, 10.0)  # of the picture
+RATIO = 5.3  # padding ratio of the table
+RATIOS = (1.0, 1.5, 2.0, 3.0, 5.3, 7.0, 10.0)  # padding ratios of the picture
 COMPILATIONS = 3
 
 
@@ -29,12 +29,12 @@ def main(
     sweep: Annotated[
         bool, typer.Option(help="Also vary the padding ratio, for the picture.")
     ] = True,
-    out: Annotated[Path, typer.Option(help="Where the results go.")] = OUT,
+    out: Annotated[Path, typer.Option(help="File for the results.")] = OUT,
     docs: Annotated[
-        Path | None, typer.Option(help="Write the table and the picture there.")
+        Path | None, typer.Option(help="Folder for the table and the picture.")
     ] = None,
 ) -> None:
-    """Check that both give the same, then time them in turns, in one process."""
+    """Check that both give the same results, then time them in turns."""
     if unknown := set(model or ()) - set(MODELS):
         raise typer.BadParameter(
             f"{', '.join(unknown)}: not one of {', '.join(MODELS)}"
@@ -57,7 +57,11 @@ def main(
 def measure(
     name: str, kind: str, data: Data, rounds: int, compile_too: bool
 ) -> dict[str, Any]:
-    """One model, one kind; AssertionError where the two contenders differ."""
+    """Measure one kind of one model.
+
+    Raises:
+        AssertionError: the results of the two contenders differ.
+    """
     built = build(MODELS[name], kind, data)
     seconds, calls = {}, {}
     for contender, (function, arguments) in built.items():
@@ -79,10 +83,10 @@ def measure(
 
 
 def compile_seconds(function: Callable, arguments: tuple, times: int) -> list[float]:
-    """Seconds from Python to a program, each time anew."""
+    """Return the seconds from the Python function to a program, `times` times."""
     seconds = []
     for _ in range(times):
-        fresh = lambda *args: function(*args)  # noqa: E731, JAX keeps what it traced
+        fresh = lambda *args: function(*args)  # noqa: E731, not yet in JAX's cache
         start = time.perf_counter()
         jax.jit(fresh).lower(*arguments).compile()
         seconds.append(time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""What `ragged.vmap` is compared with: the same models on padded data with masks."""
+"""Models for one sequence, and the same models for padded data with masks."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ Params = dict[str, jax.Array]
 
 
 def make_params(seed: int = 0) -> Params:
-    """Weights of all models; each uses its own."""
+    """Draw the weights of all models; each uses its own."""
     rng = np.random.default_rng(seed)
 
     def draw(*shape: int) -> jax.Array:
@@ -77,16 +77,17 @@ def all_three(p: Params, x: jax.Array) -> jax.Array:
     return lstm_scan(p, x)
 
 
-# --------------------------------------------------------- padded, with masks, for one
+# ------------------------------------------------ for one padded sequence, with masks
 
 
-def _rows(y: jax.Array, length: jax.Array) -> jax.Array:
+def _cut(y: jax.Array, length: jax.Array) -> jax.Array:
+    """Set the steps of `y` past `length` to 0."""
     valid = jnp.arange(y.shape[0], dtype=length.dtype) < length
     return jnp.where(valid[:, None], y, 0)
 
 
 def masked_mean_pooling(p: Params, x: jax.Array, length: jax.Array) -> jax.Array:
-    return _rows(mlp(p, x), length).sum(0) / length.astype(x.dtype)
+    return _cut(mlp(p, x), length).sum(0) / length.astype(x.dtype)
 
 
 def lstm_with_lengths(p: Params, x: jax.Array, length: jax.Array) -> jax.Array:
@@ -96,30 +97,30 @@ def lstm_with_lengths(p: Params, x: jax.Array, length: jax.Array) -> jax.Array:
 def masked_attention(p: Params, x: jax.Array, length: jax.Array) -> jax.Array:
     valid = jnp.arange(x.shape[0], dtype=length.dtype) < length
     seen = lambda e: jnp.where(valid[None], e, -jnp.inf)  # noqa: E731
-    return _rows(_attend(p, x, seen), length)
+    return _cut(_attend(p, x, seen), length)
 
 
 def masked_all_three(p: Params, x: jax.Array, length: jax.Array) -> jax.Array:
     x = x + masked_attention(p, x, length)
     x = x + mlp(p, x)
-    return _rows(lstm_scan(p, x), length)
+    return _cut(lstm_scan(p, x), length)
 
 
 def _masked(function: Callable) -> Callable:
-    """For functions in which no row sees a later one: masks at the end are enough."""
-    return lambda p, x, length: _rows(function(p, x), length)
+    """Mask the results of a function in which no step depends on a later one."""
+    return lambda p, x, length: _cut(function(p, x), length)
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """One row of the table.
+    """A model of one sequence: one row of the table.
 
     Attributes:
         title: in the table and the picture.
-        one: of one sequence.
-        padded: of one padded sequence and its length.
-        options: of `ragged.vmap`; tiers, as many as named, are those of the lengths.
-        goals: padded time over ragged time, of a pass and of one with gradients.
+        one: the function of one sequence.
+        padded: the same function of one padded sequence and its length.
+        options: of `ragged.vmap`; `tiers` is a number of tiers, computed from the data.
+        goals: padded time over ragged time, for a forward pass and with gradients.
     """
 
     title: str
@@ -130,7 +131,7 @@ class Model:
 
 
 TIERS = {"tiers": 3}
-LANES = {"scan": "lanes"}
+PACKED_SCAN = {"scan": "lanes"}
 MODELS = {
     "mlp": Model("MLP", mlp, _masked(mlp), {}, (5, 4.5)),
     "pool": Model("MLP, mean pooling", mean_pooling, masked_mean_pooling, {}, (5, 4.5)),
@@ -142,10 +143,16 @@ MODELS = {
         {},
         None,
     ),
-    "scan": Model("LSTM, `lax.scan`", lstm_scan, _masked(lstm_scan), LANES, (4.5, 3)),
+    "scan": Model(
+        "LSTM, `lax.scan`", lstm_scan, _masked(lstm_scan), PACKED_SCAN, (4.5, 3)
+    ),
     "attention": Model("self-attention", attention, masked_attention, TIERS, (3, 3)),
     "all": Model(
-        "attention, MLP, LSTM", all_three, masked_all_three, TIERS | LANES, (2.5, 2.5)
+        "attention, MLP, LSTM",
+        all_three,
+        masked_all_three,
+        TIERS | PACKED_SCAN,
+        (2.5, 2.5),
     ),
 }
 
@@ -154,21 +161,21 @@ MODELS = {
 
 
 class Data(NamedTuple):
-    """The same sequences in both forms."""
+    """The same sequences without and with padding."""
 
-    rows: ragged.RaggedArray
+    flat: ragged.RaggedArray
     padded: jax.Array
     lengths: jax.Array
 
     @property
     def padding_ratio(self) -> float:
-        """Padded rows over rows."""
+        """The ratio of padded steps to tokens."""
         batch, longest, _ = self.padded.shape
         return batch * longest / int(self.lengths.sum())
 
 
 def draw_lengths(mean: float, batch: int, longest: int, seed: int = 1) -> np.ndarray:
-    """Lognormal between the shortest and the longest, which occurs, of that mean."""
+    """Draw lognormal lengths of a given mean, the longest length among them."""
     rng = np.random.default_rng(seed)
     shape = np.exp(0.75 * rng.standard_normal(batch))
     shape[0] = np.inf
@@ -184,21 +191,22 @@ _capacity = functools.partial(ragged.round_capacity, per_octave=16)
 
 
 def make_data(padding_ratio: float, batch: int = BATCH, longest: int = LONGEST) -> Data:
-    """Sequences that padding makes so many times as long in the mean."""
+    """Draw sequences that padding makes `padding_ratio` times as long on average."""
     rng = np.random.default_rng(2)
     lengths = draw_lengths(longest / padding_ratio, batch, longest)
     x = [rng.standard_normal((n, D)).astype(np.float32) for n in lengths]
-    rows = ragged.RaggedArray.from_list(x, capacity=_capacity, max_length=longest)
-    return Data(rows, rows.to_padded(), rows.lengths)
+    flat = ragged.RaggedArray.from_list(x, capacity=_capacity, max_length=longest)
+    return Data(flat, flat.to_padded(), flat.lengths)
 
 
 # ------------------------------------------------------------------- what is measured
 
 
 def build(model: Model, kind: str, data: Data) -> dict[str, tuple[Callable, tuple]]:
-    """Function and arguments of both contenders, `infer` or `train`.
+    """Return the function and the arguments of both contenders, by name.
 
-    `train` gives the gradients of the mean square of all results.
+    The functions of the kind `train` return the gradients of the mean square of all
+    results.
     """
     options = dict(model.options)
     if "tiers" in options:
@@ -220,7 +228,7 @@ def build(model: Model, kind: str, data: Data) -> dict[str, tuple[Callable, tupl
         functions = (jax.grad(ragged_loss), jax.grad(padded_loss))
     p = make_params()
     return {
-        "ragged": (functions[0], (p, data.rows)),
+        "ragged": (functions[0], (p, data.flat)),
         "padded": (functions[1], (p, data.padded, data.lengths)),
     }
 
@@ -235,6 +243,6 @@ def is_ragged(y: Any) -> bool:
 
 
 def comparable(result: Any) -> list[jax.Array]:
-    """The arrays of a result, those of ragged ones padded with zeros."""
+    """Return the arrays of a result, ragged ones padded with zeros."""
     leaves = jax.tree.leaves(result, is_leaf=is_ragged)
     return [y.to_padded() if is_ragged(y) else y for y in leaves]

@@ -1,4 +1,4 @@
-"""The table and the picture of `ragged.vmap` next to padding."""
+"""The table and the picture that compare `ragged.vmap` with padding."""
 
 import statistics
 from pathlib import Path
@@ -23,12 +23,12 @@ def median(row: Row, contender: str, what: str = "seconds") -> float:
 
 
 def over(row: Row, what: str = "seconds") -> float:
-    """Time of the padded contender over that of the ragged one."""
+    """Return the time of the padded contender over that of the ragged one."""
     return median(row, "padded", what) / median(row, "ragged", what)
 
 
 def line(row: Row) -> str:
-    """A row as soon as it is measured."""
+    """Format a row in one line, to print as soon as it is measured."""
     times = ", ".join(
         f"{name} {duration(median(row, name))} ms" for name in row["seconds"]
     )
@@ -40,7 +40,7 @@ def line(row: Row) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown: a line for each model, its times, and what was to be reached."""
+    """Format the rows as a Markdown table: times and goals, a line for each model."""
     heads = ["model"]
     for title in KINDS.values():
         heads += [f"{title}: ragged", "padded", "padded / ragged", "goal"]
@@ -62,7 +62,7 @@ def table(rows: list[Row]) -> str:
 
 
 def write(measured: dict[str, Any], docs: Path, table_ratio: float) -> None:
-    """Replace the table of results.md and draw the picture next to it."""
+    """Replace the table of results.md, and draw the picture."""
     rows, machine = measured["rows"], measured["machine"]
     vendor = results.vendor_of(machine)
     chosen = [row for row in rows if row["ratio"] == table_ratio]
@@ -70,10 +70,10 @@ def write(measured: dict[str, Any], docs: Path, table_ratio: float) -> None:
     said = (
         f"Measured {machine['date']} on {results.cpu_of(machine)}, "
         f"{machine['cpus']} CPUs, jax {machine['packages']['jax']}, float32. "
-        f"{BATCH} sequences of {SHORTEST} to {LONGEST} rows of {D} features, "
-        f"lognormal; padding makes {bound:.1f} times as many rows of them. Times in "
-        "milliseconds, medians of rounds in turns; compile is one pass / with "
-        "gradients."
+        f"{BATCH} sequences of {SHORTEST} to {LONGEST} steps of {D} features, "
+        f"lognormal lengths; padding multiplies the steps by {bound:.1f}. Times in "
+        "milliseconds, medians of rounds in turns; the last column is the ratio of "
+        "compilation times, one pass / with gradients."
     )
     parts = [said, table(chosen)]
     if len({row["ratio"] for row in rows}) > 1:
@@ -87,7 +87,7 @@ def write(measured: dict[str, Any], docs: Path, table_ratio: float) -> None:
 
 
 def draw(rows: list[Row]) -> Any:
-    """A panel for each model: time over the padding ratio."""
+    """Draw time over the padding ratio, a panel for each model."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
@@ -123,12 +123,12 @@ def draw(rows: list[Row]) -> Any:
     for axes in panels[::columns]:
         axes.set_ylabel("milliseconds")
     for axes in panels[max(0, len(names) - columns) : len(names)]:
-        axes.set_xlabel("padded rows / rows")
+        axes.set_xlabel("padded steps / tokens")
     figure.legend(
         *panels[0].get_legend_handles_labels(),
         loc="outside lower center",
         ncols=4,
         frameon=False,
     )
-    figure.suptitle(f"{BATCH} sequences of up to {LONGEST} rows of {D} features")
+    figure.suptitle(f"{BATCH} sequences of up to {LONGEST} steps of {D} features")
     return figure

@@ -1,7 +1,8 @@
-"""`recurrent_net` next to `lax.scan`: `python -m benchmarks.recurrent`.
+"""Benchmark of `recurrent_net` and `lax.scan`: `python -m benchmarks.recurrent`.
 
-Speed of steps written by hand and of cells, then memory and time of every way to store
-less. Results are checked before anything is timed; the tables go to docs/results.md.
+It measures the speed of step functions and of cells, then the memory and the time of
+every way to store less. Results are checked before anything is timed; the tables go to
+docs/results.md.
 """
 
 import json
@@ -27,7 +28,7 @@ MARK = "recurrent"
 PAGE = Path("docs/results.md")
 SIZES = {"N8H64": (8, 64), "N32H256": (32, 256)}
 STEPS = 100
-# What is stored: T, N, H, entries of the memory that attention reads.
+# T, N, H, and the entries of the memory that attention reads.
 MEMORY_SIZES = (500, 32, 256, 20)
 WAYS: dict[str, dict[str, Any]] = {
     "all": {},
@@ -43,12 +44,14 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 7,
     only: Annotated[str, typer.Option(help="speed, memory or both.")] = "both",
     out: Annotated[
-        Path, typer.Option(dir_okay=False, help="Where the results go: a file.")
+        Path, typer.Option(dir_okay=False, help="File for the results.")
     ] = OUT,
     page: Annotated[
-        Path | None, typer.Option(help="Write the tables there, between the marks.")
+        Path | None, typer.Option(help="Page for the tables, between its marks.")
     ] = None,
-    measure: Annotated[bool, typer.Option(help="Or use what `out` holds.")] = True,
+    measure: Annotated[
+        bool, typer.Option(help="Measure, or only report the results in `out`.")
+    ] = True,
 ) -> None:
     """Time `recurrent_net`, and count the bytes that it stores."""
     stored = json.loads(out.read_text()) if out.exists() else {}
@@ -70,7 +73,7 @@ def main(
 
 
 def speed(rounds: int, sizes: dict[str, tuple[int, int]] = SIZES) -> list[dict]:
-    """Seconds of every network, forward and training, by contender."""
+    """Measure the seconds of every network, forward and training, by contender."""
     rows = []
     for size, (batch, hidden) in sizes.items():
         for name, network in networks(hidden).items():
@@ -85,7 +88,7 @@ def speed(rounds: int, sizes: dict[str, tuple[int, int]] = SIZES) -> list[dict]:
 
 
 def contenders(network: Network, batch: int) -> dict[str, Callable]:
-    """`run(params, x, memory) -> outputs`, time first, states beginning at 0."""
+    """Return functions `run(params, x, memory) -> outputs`, time first, by name."""
     states = network.cell.initial_state(batch)
     step = network.step or network.cell
     runs: dict[str, Callable] = {SCAN: scanned(lambda memory: step, states)}
@@ -97,7 +100,7 @@ def contenders(network: Network, batch: int) -> dict[str, Callable]:
 
 
 def scanned(step_of: Callable, states: Any) -> Callable:
-    """`lax.scan` over the step."""
+    """Return a function that runs the step by `lax.scan`."""
 
     def run(params: Any, x: Any, memory: Any) -> Any:
         step = step_of(memory)
@@ -108,7 +111,7 @@ def scanned(step_of: Callable, states: Any) -> Callable:
 
 
 def ours(step_of: Callable, states: Any, **options: Any) -> Callable:
-    """`recurrent_net` over the step."""
+    """Return a function that runs the step by `recurrent_net`."""
 
     def run(params: Any, x: Any, memory: Any) -> Any:
         return ost.recurrent_net(
@@ -119,7 +122,7 @@ def ours(step_of: Callable, states: Any, **options: Any) -> Callable:
 
 
 def training(run: Callable) -> Callable:
-    """The same and all gradients, given the outputs' cotangent."""
+    """Return a function that runs `run` and all gradients for a cotangent `dy`."""
 
     def train(params: Any, x: Any, memory: Any, dy: Any) -> Any:
         y, pullback = jax.vjp(run, params, x, memory)
@@ -132,7 +135,7 @@ def training(run: Callable) -> Callable:
 
 
 def memory(rounds: int) -> list[dict]:
-    """Temporary bytes and seconds of a training step, by what is stored."""
+    """Measure temporary bytes and seconds of a training step, by what is stored."""
     size, rows = MEMORY_SIZES[2], []
     attention = cells.Attention(cells.LSTM(2 * size, size), memory_size=size)
     for name, cell in {
@@ -147,7 +150,7 @@ def memory(rounds: int) -> list[dict]:
 
 
 def stored_by(cell: Any, rounds: int, sizes: tuple[int, int, int, int]) -> dict:
-    """`bytes` and `seconds` of one cell, for all the `WAYS` that it knows."""
+    """Measure `bytes` and `seconds` of one cell, for all `WAYS` that apply to it."""
     steps, batch, hidden, entries = sizes
     attends = isinstance(cell, cells.Attention)
     step_of = cell.attend if attends else lambda _: cell
@@ -170,7 +173,7 @@ def stored_by(cell: Any, rounds: int, sizes: tuple[int, int, int, int]) -> dict:
 def make(
     network: Network, steps: int, batch: int, hidden: int, entries: int = 1
 ) -> Any:
-    """Parameters, inputs, a memory for attention."""
+    """Draw parameters, inputs, and a memory for attention."""
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32))  # noqa: E731
     params = network.init(jax.random.key(0))
@@ -178,7 +181,11 @@ def make(
 
 
 def compiled(runs: dict[str, Callable], arguments: Any, train: bool) -> Any:
-    """Calls that wait for their result, and temporary bytes; the results agree."""
+    """Compile `runs` and check that their results agree.
+
+    Returns:
+        Calls that wait for their results, and the temporary bytes, both by name.
+    """
     _, x, _ = arguments
     if train:
         y = jax.eval_shape(next(iter(runs.values())), *arguments)
@@ -189,7 +196,7 @@ def compiled(runs: dict[str, Callable], arguments: Any, train: bool) -> Any:
     for name, run in runs.items():
         program = jax.jit(run).lower(*arguments).compile()
         analysis = program.memory_analysis()
-        assert analysis is not None  # a CPU's programs have one
+        assert analysis is not None  # it exists on a CPU
         needed[name] = analysis.temp_size_in_bytes
         got = jax.tree.leaves(program(*arguments))
         want = got if want is None else want
@@ -200,7 +207,7 @@ def compiled(runs: dict[str, Callable], arguments: Any, train: bool) -> Any:
 
 
 def text(stored: dict) -> str:
-    """What results.md says, from what `main` stored."""
+    """Format the results as the text for results.md."""
     machine = stored["machine"]
     parts = [
         f"Measured {machine['date']} on {results.cpu_of(machine)}, "
@@ -220,7 +227,7 @@ def text(stored: dict) -> str:
 
 
 def speed_row(row: dict) -> tuple[str, ...]:
-    """Milliseconds of `lax.scan`, and its time over that of each of ours."""
+    """Format the milliseconds of `lax.scan`, and its time over each of ours."""
     medians = {who: results.spread(s).median for who, s in row["seconds"].items()}
     scan = medians[SCAN]
     ratios = (
@@ -231,7 +238,7 @@ def speed_row(row: dict) -> tuple[str, ...]:
 
 
 def memory_rows(row: dict) -> list[tuple[str, ...]]:
-    """One line for every way to store, compared with storing all."""
+    """Format a line for every way to store less, compared with storing all."""
     medians = {way: results.spread(s).median for way, s in row["seconds"].items()}
     return [
         (

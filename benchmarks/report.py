@@ -1,4 +1,4 @@
-"""Write docs/results.md: `python -m benchmarks.report out/bench/results.json`."""
+"""Writing of docs/results.md: `python -m benchmarks.report out/bench/results.json`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,9 +16,9 @@ def main(
     file: Annotated[Path, typer.Argument(help="Written by benchmarks.run.")],
     docs: Annotated[Path, typer.Option(help="Folder of results.md.")] = Path("docs"),
 ) -> None:
-    """Put the table between the marks of results.md; draw the pictures next to it.
+    """Write the tables between the marks in results.md, and draw the pictures.
 
-    Each vendor of processors has marks of its own, so that the others' tables stay.
+    Each vendor of processors has its own marks, so that the tables of others stay.
     """
     measured = results.load(file)
     vendor = results.vendor_of(measured.machine)
@@ -31,7 +31,7 @@ def main(
 
 
 def between_marks(page: str, text: str, mark: str) -> str:
-    """The page with `text` instead of what stands between the marks of that name."""
+    """Return the page with `text` between the marks of that name."""
     begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
     before, _, rest = page.partition(begin)
     _, found, after = rest.partition(end)
@@ -41,7 +41,7 @@ def between_marks(page: str, text: str, mark: str) -> str:
 
 
 def text(measured: Results, drawn: dict[str, Path]) -> str:
-    """Everything that results.md says about speed."""
+    """Format the section of results.md for one vendor."""
     parts = [conditions(measured)]
     for mode in rows.MODES:
         names = [problem.name for problem in rows.table(mode)]
@@ -59,7 +59,7 @@ def text(measured: Results, drawn: dict[str, Path]) -> str:
 
 
 def conditions(measured: Results) -> str:
-    """One paragraph: on what, with what."""
+    """Describe the machine and the versions in one paragraph."""
     machine = measured.machine
     peaks = machine["peaks"][str(measured.threads)]
     packages = ", ".join(f"{k} {v}" for k, v in machine["packages"].items() if v)
@@ -72,14 +72,14 @@ def conditions(measured: Results) -> str:
         f"{peaks['dispatch'] * 1e6:.0f} µs for a jitted call that does nothing."
     )
     if shares := machine.get("kernel_shares"):
-        said += " The products of the kernels reach of that peak: "
+        said += " Shares of that peak that the products of the kernels reach: "
         said += ", ".join(f"{dtype} {100 * s:.0f} %" for dtype, s in shares.items())
         said += "."
     return said
 
 
 def table(measured: list[Row]) -> str:
-    """Markdown, columns that are empty in every row left out."""
+    """Format rows as a Markdown table, without columns that are empty in all rows."""
     lines = [tables.HEADS, *(tables.cells(row) for row in measured)]
     columns = [c for c in zip(*lines, strict=True) if any(c[1:])]
     heads, *shown = zip(*columns, strict=True)

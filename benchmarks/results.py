@@ -1,4 +1,4 @@
-"""The file that `run` writes and the others read: one JSON object."""
+"""The results file, one JSON object: `run` writes it, the other modules read it."""
 
 import json
 import os
@@ -18,7 +18,7 @@ PACKAGES = ("jax", "jaxlib", "numpy", "torch", "onnxruntime", "flax")
 
 
 class Spread(NamedTuple):
-    """Median and quartiles of a contender's rounds, in seconds."""
+    """The median and the quartiles of a contender's rounds, in seconds."""
 
     low: float
     median: float
@@ -32,10 +32,10 @@ def spread(rounds: list[float]) -> Spread:
 
 
 class Row(NamedTuple):
-    """One measured problem.
+    """A row of the table: one measured problem.
 
-    `seconds` holds every contender's rounds, `skipped` why one has none; `detail` says
-    which backend did the work, `floor` is None where there is no model.
+    `seconds` holds every contender's rounds, `skipped` the reason why a contender has
+    none. `detail` names the backend that ran; `floor` is None for compilations.
     """
 
     mode: str
@@ -59,7 +59,7 @@ class Row(NamedTuple):
         return spread(self.seconds[name]).median if name in self.seconds else None
 
     def ratio(self, name: str) -> float | None:
-        """Time of `name` over ours."""
+        """Return the time of `name` over ours."""
         ours, other = self.median(), self.median(name)
         return None if ours is None or other is None else other / ours
 
@@ -70,14 +70,14 @@ class Row(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Rows by id, and the machine that they were measured on."""
+    """The rows by id, and the machine that they were measured on."""
 
     machine: dict[str, Any]
     rows: dict[str, Row]
 
     @property
     def threads(self) -> int:
-        """Of most rows: a sweep over threads has others."""
+        """The number of threads of most rows; a sweep over threads has others."""
         return statistics.mode(row.threads for row in self.rows.values())
 
 
@@ -88,7 +88,7 @@ def load(path: Path) -> Results:
 
 
 def save(path: Path, results: Results) -> None:
-    """Whole or not at all, so that an interrupted run leaves a readable file."""
+    """Write results in one step, so that an interrupted run leaves a readable file."""
     rows = [row._asdict() for row in results.rows.values()]
     text = json.dumps({"machine": results.machine, "rows": rows}, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def save(path: Path, results: Results) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on, besides the code."""
+    """Describe the machine and the versions that the results depend on."""
     library, _ = _native.status()
     cpu = _cpuinfo()
     return {
@@ -115,9 +115,9 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_of(machine: dict[str, Any]) -> str:
-    """The processor and what our kernels use of it, for the head of a table.
+    """Return the processor and the instruction set that our kernels use.
 
-    Cloud machines often hide the name of a model, hence its number.
+    The model's number is included, since cloud machines often hide its name.
     """
     said = machine["cpu"]
     if machine.get("family"):
@@ -126,13 +126,13 @@ def cpu_of(machine: dict[str, Any]) -> str:
 
 
 def vendor_of(machine: dict[str, Any]) -> str:
-    """Whose tables of results.md these are: AMD's, Intel's, or of another name."""
+    """Return the vendor of the processor: AMD, Intel, or the first word of its name."""
     known = (name for name in VENDORS if name in machine["cpu"])
     return next(known, machine["cpu"].split()[0])
 
 
 def _cpuinfo() -> dict[str, str]:
-    """What Linux says of the first processor."""
+    """Read the properties of the first processor from Linux."""
     first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     lines = (line.split(":", 1) for line in first.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in lines}

@@ -1,4 +1,4 @@
-"""What is measured, and what it is to reach."""
+"""The rows of the tables: the problems that are measured, and their goals."""
 
 import dataclasses
 from typing import NamedTuple
@@ -11,7 +11,7 @@ MODES = ("lstm", "gru", "rnn_tanh")
 
 
 class Goal(NamedTuple):
-    """Time of torch over ours: what it must be, and what is aimed at."""
+    """The goals for torch's time over ours: a minimum, and a higher aim."""
 
     must: float
     aim: float | None = None
@@ -46,9 +46,9 @@ _ROWS: dict[str, tuple[tuple[float, ...], ...]] = {  # (must, aim) of each of MO
 }
 FLOOR_RATIO = 1.25  # ours over the floor, for batches of FLOOR_BATCH and more
 FLOOR_BATCH = 16
-COMPILE_SECONDS = 0.06  # of a training step, whatever T
+COMPILE_SECONDS = 0.06  # most for a training step, for every T
 
-SWEEPS = {  # of N32H256, one size at a time
+SWEEPS = {  # variations of N32H256, one size at a time
     "T": (10, 30, 100, 300, 1000),
     "N": (1, 2, 4, 8, 16, 32, 64, 128),
     "H": (32, 64, 128, 256, 512, 1024),
@@ -64,7 +64,7 @@ _FLAGS = {
 
 
 def row(mode: str, name: str) -> Problem:
-    """The problem of a name such as `N32H256-ragged-train`."""
+    """Return the problem of a name such as `N32H256-ragged-train`."""
     size, *flags, kind = name.split("-")
     sizes = WORKLOADS[size] | (dict(steps=1) if kind == "step" else {})
     options = {k: v for flag in flags for k, v in _FLAGS[flag].items()}
@@ -75,19 +75,19 @@ _COMPILES = ("N32H256-compile", "N32H256T1000-compile")
 
 
 def table(mode: str) -> list[Problem]:
-    """The rows of docs/results.md for one mode."""
+    """Return the problems of docs/results.md for one mode."""
     names = [name for name in _ROWS if goal(mode, name)]
     return [row(mode, name) for name in (*names, *_COMPILES)]
 
 
 def goal(mode: str, name: str) -> Goal | None:
-    """What the issue asks of a row; None where it asks nothing."""
+    """Return the goal of a row, or None if it has no goal."""
     goals = _ROWS.get(name, ((),) * len(MODES))[MODES.index(mode)]
     return Goal(*goals) if goals else None
 
 
 def sweep(mode: str, size: str) -> list[Problem]:
-    """Rows that differ in one size, `T`, `N` or `H`."""
+    """Return problems that differ in one size, `T`, `N` or `H`."""
     return [
         dataclasses.replace(
             row(mode, f"N32H256-{kind}"), **dict.fromkeys(_FIELDS[size], value)

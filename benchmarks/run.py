@@ -1,4 +1,4 @@
-"""Measure: `python -m benchmarks.run --mode lstm --rows 'N32H256-*'`."""
+"""The main benchmark: `python -m benchmarks.run --mode lstm --rows 'N32H256-*'`."""
 
 import os
 import signal
@@ -21,28 +21,28 @@ def main(
     ] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(help="Instead of the table, vary T, N, H or threads."),
+        typer.Option(help="Vary T, N, H or threads, in place of the table."),
     ] = None,
     peer: Annotated[
-        list[str] | None, typer.Option(help="Compare with these. Default: all.")
+        list[str] | None, typer.Option(help="Peers to compare with. Default: all.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 7,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of every contender. Default: 2.")
+        int | None, typer.Option(min=1, help="Threads of each contender. Default: 2.")
     ] = None,
     out: Annotated[
-        Path, typer.Option(dir_okay=False, help="Where the results go: a file.")
+        Path, typer.Option(dir_okay=False, help="File for the results.")
     ] = OUT,
     guard: Annotated[
-        bool, typer.Option(help="First see what share of the peak the kernels reach.")
+        bool, typer.Option(help="First check that the kernels come near the peak.")
     ] = True,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Keep what the file holds, do the rest.")
+        bool, typer.Option("--resume", help="Keep the rows in the file, do the rest.")
     ] = False,
 ) -> None:
     """Time the operator next to its peers, after a check that their results agree.
 
-    Every row is written when it is done; after Ctrl-C, --resume goes on.
+    Every row is saved when it is done; after Ctrl-C, --resume continues.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sizes = list(sweep or [])
@@ -54,7 +54,7 @@ def main(
             return
         resume = True
     threads = min(threads or 2, len(cpus))
-    # Before any of the contenders is loaded: most look at their CPUs only once.
+    # Set before any contender is loaded: most read their CPUs only once.
     os.sched_setaffinity(0, cpus[:threads])
     os.environ["OSTINATO_NUM_THREADS"] = str(threads)
     from . import session, tables
@@ -77,7 +77,7 @@ def _sweep_threads(
     out: Path,
     resume: bool,
 ) -> None:
-    """One process per number of threads, which most libraries read but once."""
+    """Run one process per number of threads, which most libraries read only once."""
     counts = sorted({*(2**k for k in range(cpus.bit_length())), cpus})
     for threads in counts:
         command = [sys.executable, "-m", "benchmarks.run", f"--threads={threads}"]

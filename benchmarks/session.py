@@ -1,4 +1,4 @@
-"""One run in one process: every row gated, timed, printed and written."""
+"""A run in one process: every row is checked, timed, printed and saved."""
 
 import fnmatch
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from .results import Results, Row
 
 
 def select(modes: list[str], patterns: list[str], sweeps: list[str]) -> list[Problem]:
-    """The problems that the options ask for.
+    """Return the problems that the options select.
 
     Raises:
-        ValueError: one of them names nothing that there is.
+        ValueError: a name is unknown, or no problem matches.
     """
     for given, known in ((modes, rows.MODES), (sweeps, rows.SWEEPS)):
         if unknown := set(given) - set(known):
@@ -45,10 +45,11 @@ def select(modes: list[str], patterns: list[str], sweeps: list[str]) -> list[Pro
 
 
 def begin(out: Path, resume: bool, guard: bool, console: Console) -> Results:
-    """The results so far, on this machine.
+    """Load the results so far, or begin new ones.
 
     Raises:
-        ValueError: they are of another machine, or the kernels fail the `guard`.
+        ValueError: the file has results of another machine, or the kernels reach too
+            little of the peak (`guard`).
     """
     stored = Results(results.machine(), {})
     if resume and out.exists():
@@ -79,7 +80,7 @@ def run(
     stored: Results,
     console: Console,
 ) -> None:
-    """Measure what `stored` lacks, and keep `out` up to date.
+    """Measure the problems that `stored` lacks, and save each result in `out`.
 
     Raises:
         AssertionError: our own results are wrong.
@@ -124,7 +125,7 @@ def measure(
     peaks: floors.Peaks,
     on_round: Callable[[], None] = lambda: None,
 ) -> Row:
-    """Gate one problem, then time it."""
+    """Check the results of all contenders for one problem, then time them."""
     data = make_data(problem)
     good, skipped = timing.checked(problem, data, names, peaks.threads)
     calls = {name: contender.call for name, contender in good.items()}

@@ -1,4 +1,4 @@
-"""Recurrent networks as one would write them for `lax.scan`, and the cells like them.
+"""Networks as step functions, written for `lax.scan`, and as the corresponding cells.
 
 Every function is `step(params, states, x_t, t) -> (states, output_t)`.
 """
@@ -13,9 +13,10 @@ from ostinato import cells
 
 
 class Network(NamedTuple):
-    """A cell that has the parameters, and the same step written out, if there is one.
+    """A cell, and the same network as a step function, or None to call the cell.
 
-    `step` None is that cell, called once a step. `hand_made` has no cell: `init` alone.
+    `hand_made` marks a network without a corresponding cell: `cell` then gives the
+    initial states only.
     """
 
     step: Callable | None
@@ -63,7 +64,7 @@ def _gru(params: Any, h: Any, x: Any, t: Any) -> Any:
 
 
 def networks(size: int) -> dict[str, Network]:
-    """With as many inputs as units."""
+    """Return all networks by name, with `size` inputs and units."""
     of_cells = {
         "LSTM": (_lstm, cells.LSTM(size, size)),
         "GRU": (_gru, cells.GRU(size, size)),

@@ -1,4 +1,4 @@
-"""Rows as text: for the terminal and for the pages."""
+"""Formatting of rows, for the terminal and for the pages."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,13 +14,13 @@ OTHERS = tuple(name for name in PEERS if name not in (OURS, "torch"))
 
 
 HEADS = ("row", "ours", "floor", "ours/floor", "torch", "must", "aim", *OTHERS, "")
-"""Times in milliseconds; under a peer's name stands its time over ours."""
+"""The columns: times in milliseconds; for each peer, its time over ours."""
 
 LOG_WIDTH = 160
 
 
 def console() -> Console:
-    """As wide as the terminal, and in a log as wide as the tables."""
+    """Make a console as wide as the terminal, or as the tables if there is none."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = LOG_WIDTH
@@ -28,7 +28,7 @@ def console() -> Console:
 
 
 def duration(seconds: float | None) -> str:
-    """Milliseconds with three digits."""
+    """Format a duration as milliseconds with three digits."""
     if seconds is None:
         return ""
     ms = seconds * 1e3
@@ -40,13 +40,13 @@ def ratio(value: float | None) -> str:
 
 
 def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table for a page, the first column on the left and the others on the right."""
+    """Format a table, the first column aligned to the left, the others to the right."""
     rule = ["---", *["---:"] * (len(heads) - 1)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *lines))
 
 
 def verdict(row: Row) -> str:
-    """What the row was to reach and did not, or `ok`; empty where nothing was asked."""
+    """Return the goals that a row missed, or `ok`, or nothing if it has no goals."""
     goal, torch = rows.goal(row.mode, row.name), row.ratio("torch")
     missed = []
     asked = goal is not None or row.name.endswith("-compile")
@@ -65,7 +65,7 @@ def verdict(row: Row) -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """One item for each of HEADS."""
+    """Format a row as one cell for each of HEADS."""
     goal = rows.goal(row.mode, row.name)
     low, median, high = spread(row.seconds[OURS])
     backend = row.detail[OURS]
@@ -84,7 +84,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def line(row: Row) -> str:
-    """A row in one line, as soon as it is measured."""
+    """Format a row in one line, to print as soon as it is measured."""
     text = f"{row.id} ({row.detail.get(OURS, '')}): {cells(row)[1]} ms"
     for name in PEERS:
         if name != OURS and name in row.seconds:
@@ -95,7 +95,7 @@ def line(row: Row) -> str:
 
 
 def rich_table(measured: Iterable[Row], machine: dict[str, Any]) -> Table:
-    """The rows of a run on a machine."""
+    """Make a table of the rows of a run on a machine."""
     what = "milliseconds; under a peer's name, its time over ours"
     table = Table(title=f"{cpu_of(machine)}\n{what}")
     for head in HEADS:

@@ -1,4 +1,4 @@
-"""Gate, then time: contenders take turns, so that a busy minute hits them all."""
+"""Checks and timing: contenders take turns, so that a busy minute slows them all."""
 
 import statistics
 import time
@@ -14,13 +14,17 @@ from .problem import Data, Problem, Results
 ROUND_SECONDS = 0.06  # calls are repeated to fill this
 MOST_REPEATS = 200
 OTHER_RESULTS = "other results"
-REST_SECONDS = 0.03  # for the other contenders' idle threads to stop spinning
+REST_SECONDS = 0.03  # until the other contenders' idle threads stop spinning
 
 
 def checked(
     problem: Problem, data: Data, names: list[str], threads: int
 ) -> tuple[dict[str, Contender], dict[str, str]]:
-    """The contenders whose results are right, and why each other one is left out.
+    """Check the results of all contenders.
+
+    Returns:
+        The contenders whose results are right, and for each of the others the reason
+        why it is left out.
 
     Raises:
         AssertionError: our own results are wrong.
@@ -44,7 +48,7 @@ def checked(
 
 
 def check(problem: Problem, got: Results, want: Results) -> None:
-    """AssertionError unless all results agree up to rounding."""
+    """Check that all results agree up to rounding."""
     assert got.keys() <= want.keys(), f"{sorted(got)}, want {sorted(want)}"
     for name in got:
         assert_close(
@@ -57,7 +61,7 @@ def take_turns(
     rounds: int,
     on_round: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Median seconds of one call, for every round of every contender."""
+    """Return the median seconds of a call, for every round of every contender."""
     repeats = {}
     for name, call in calls.items():
         call()
@@ -73,7 +77,7 @@ def take_turns(
             medians[name].append(
                 statistics.median(_seconds(call) for _ in range(repeats[name]))
             )
-        order.append(order.pop(0))  # so that nobody always follows the same one
+        order.append(order.pop(0))  # start the next round with another contender
         on_round()
     return medians
 

@@ -9,7 +9,7 @@ from oracles.loop64 import Spec, num_params
 
 @dataclass(frozen=True)
 class Case:
-    """One call of the operator: what is static about it, and its lengths."""
+    """One call of the operator: its static arguments and its lengths."""
 
     id: str
     spec: Spec
@@ -32,15 +32,14 @@ class Case:
 
     @property
     def terms(self) -> int:
-        """Length of the longest accumulation: a weight gradient, or one step's gates
-        over all steps."""
+        """Number of terms of the longest sum: a weight gradient, or gates over time."""
         spec = self.spec
         width = spec.input_size + spec.width + spec.hidden_size
         return max(1, self.steps * spec.num_layers * (width + self.batch))
 
 
 class Inputs(NamedTuple):
-    """Arguments and cotangents in numpy, always ``[B, T, ...]``; None where absent."""
+    """Arguments and cotangents in numpy, always ``[B, T, ...]``; None if absent."""
 
     weights: np.ndarray
     x: np.ndarray
@@ -54,18 +53,18 @@ class Inputs(NamedTuple):
 
 
 def make_inputs(case: Case) -> Inputs:
-    """The same arrays on every call; NaN wherever nothing may be read."""
+    """Return the same arrays on every call, with NaN where no value may be read."""
     spec, rng = case.spec, np.random.default_rng([case.seed, case.steps, case.batch])
     pseudo = spec.num_layers * spec.num_directions
     h_shape = (pseudo, case.batch, spec.output_size)
     c_shape = (pseudo, case.batch, spec.hidden_size)
     normal = rng.standard_normal
-    scale = 1.5 / np.sqrt(spec.hidden_size)  # strong enough to bend, not to saturate
+    scale = 1.5 / np.sqrt(spec.hidden_size)  # activations bend, but do not saturate
     lengths = None if case.lengths is None else np.array(case.lengths, np.int32)
     resets = None
     if case.resets:
         resets = rng.random((case.batch, case.steps)) < 0.35
-        # One row begins with a reset, which cuts h_0 off; in the others it counts.
+        # One sequence begins with a reset, which discards h_0; the others use h_0.
         resets[:, :1] = False
         resets[: case.batch > 1, :1] = True
     made = Inputs(
@@ -82,7 +81,7 @@ def make_inputs(case: Case) -> Inputs:
     if lengths is not None:
         past = np.arange(case.steps) >= lengths[:, None]
         made.x[past] = np.nan
-        if case.padding != "hold":  # held outputs do pass gradients on
+        if case.padding != "hold":  # held outputs have gradients
             made.dy[past] = np.nan
     return made
 
@@ -163,9 +162,9 @@ CASES = [
     _case("lstm-odd", "lstm", 13, 17, steps=9, lengths=(9, 4, 0, 7, 1)),
     _case("gru-odd", "gru", 7, 9, steps=9, lengths=(9, 4, 0, 7, 1), **_DEEP),
     _case("tanh-all-empty", "rnn_tanh", **_DEEP, lengths=(0, 0)),
-    _case("lstm-one-row", "lstm", **_DEEP, lengths=(2,)),
+    _case("lstm-one-sequence", "lstm", **_DEEP, lengths=(2,)),
     _case("gru-L4", "gru", num_layers=4, steps=3),
-    # Longer than any block of steps that a backend may cut the time axis into.
+    # Longer than any block of steps into which a backend may split the time axis.
     _case("lstm-T128", "lstm", num_layers=2, steps=128, resets=True, lengths=_LONG),
     _case("gru-T257", "gru", bidirectional=True, steps=257, lengths=(257, 3, 130)),
     _case("lstm-T0", **_PROJ, **_DEEP, steps=0),

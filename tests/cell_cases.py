@@ -19,11 +19,11 @@ BATCH, INPUTS, HIDDEN = len(LENGTHS), 3, 5
 
 @dataclass(frozen=True)
 class CellCase:
-    """A cell, and what computes one step of one row in numpy."""
+    """A cell, and an oracle that computes one step of one sequence in numpy."""
 
     cell: Any
     oracle: Any
-    shape: tuple = (INPUTS,)  # of one row's input
+    shape: tuple = (INPUTS,)  # of the input of one sequence at one step
 
 
 _C, _O = cells, cells64
@@ -85,21 +85,21 @@ FUSED = [
 
 
 def draw(rng, tree, dtype="float64"):
-    """Normal values in the shapes of `tree`, so that no parameter is 0 or 1."""
+    """Draw normal values in the shapes of `tree`, so that no parameter is 0 or 1."""
     return jax.tree.map(
         lambda a: jnp.asarray(rng.standard_normal(a.shape) * 0.6, dtype), tree
     )
 
 
 def shapes_of(cell, dtype="float64"):
-    """Of parameters and initial states, without making them."""
+    """Return the shapes of parameters and initial states, without making them."""
     key, dtype = jax.eval_shape(lambda: jax.random.key(0)), jnp.dtype(dtype)
     params = jax.eval_shape(lambda key: cell.init(key, dtype), key)
     return params, jax.eval_shape(lambda: cell.initial_state(BATCH, dtype))
 
 
 def make(case: CellCase, dtype="float64", lengths=None, seed=0):
-    """Parameters, inputs `[B, T, ...]` with NaN in the padding, initial states."""
+    """Return parameters, inputs `[B, T, ...]` with NaN in the padding, and states."""
     rng = np.random.default_rng(seed)
     params, states = shapes_of(case.cell, dtype)
     params = draw(rng, params, dtype)
@@ -115,7 +115,7 @@ def numpy_tree(tree):
 
 
 def oracle(case: CellCase, params, x, states, **options):
-    """`net64.Result` of the numpy step."""
+    """Run the numpy step and return its `net64.Result`."""
     step = lambda p, s, x, t: case.oracle(p, s, x)  # noqa: E731
     args = numpy_tree((x, states))
     return net64.run(step, *args, params=numpy_tree(params), **options)
@@ -129,13 +129,13 @@ def net(cell, params, x, states, lengths=None, **options):
 
 
 def compiled_net(cell, params, x, states, lengths=None, **options):
-    """The same, compiled as a whole: that takes less time than op after op."""
+    """Run `net`, compiled as a whole, which is faster than operation by operation."""
     run = fast_jit(lambda *args: net(cell, *args, lengths, **options))
     return run(params, x, states)
 
 
 def weigh(rng, result):
-    """A loss of outputs and states in numpy or JAX: a random sum of them."""
+    """Return a loss, in numpy or JAX: a random weighted sum of outputs and states."""
     parts = [result.outputs, result.states]
     factors = jax.tree.map(lambda a: rng.standard_normal(a.shape), parts)
 
@@ -149,9 +149,9 @@ def weigh(rng, result):
 
 
 def assert_gradients(loss, reference, args, rng, tol=1e-7):
-    """`loss(*args)` has the value of `reference` and the slopes of its differences.
+    """Compare value and gradients of `loss(*args)` with differences of `reference`.
 
-    `reference` is numpy alone. NaN in the arguments stays what it is.
+    `reference` uses only numpy. NaN in the arguments stays NaN.
     """
     value, grads = fast_jit(jax.value_and_grad(loss, tuple(range(len(args)))))(*args)
     base, grads = numpy_tree((args, grads))
@@ -163,18 +163,18 @@ def assert_gradients(loss, reference, args, rng, tol=1e-7):
         direction = rng.standard_normal(leaves[leaf].shape)
         h = 1e-5
 
-        def moved(by, leaf=leaf, leaves=leaves, tree=tree, direction=direction):
+        def shifted(by, leaf=leaf, leaves=leaves, tree=tree, direction=direction):
             new = list(leaves)
             new[leaf] = leaves[leaf] + by * direction
             return float(reference(*jax.tree.unflatten(tree, new)))
 
-        want = (moved(h) - moved(-h)) / (2 * h)
+        want = (shifted(h) - shifted(-h)) / (2 * h)
         got = float((jax.tree.leaves(grads)[leaf] * direction).sum())
         np.testing.assert_allclose(got, want, rtol=tol, atol=tol, err_msg=f"{leaf}")
 
 
 def count(primitive: str, jaxpr, inside: str | None = None) -> int:
-    """Equations of that name, at any depth, or only inside of equations `inside`."""
+    """Count equations of that name at any depth, or only inside equations `inside`."""
     total = 0
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == primitive and inside is None:

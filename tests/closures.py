@@ -1,16 +1,17 @@
-"""Functions of arrays alone, ours and a plain scan, for the tests of transformations.
+"""Pure functions, the library's and a plain scan, for the tests of transformations.
 
-Both are functions of one `Primal`; everything else of the case is closed over.
+Both are functions of one `Primal`, and close over the other arrays of the case.
 """
 
 import functools
 from typing import Any, NamedTuple
 
+import compile_options
 import jax
 import jax.numpy as jnp
 import numpy as np
 from cases import Case, make_inputs
-from harness import join, keep_masks, key_of, options_of, rounded, spec_of, split
+from harness import dropout_masks, join, key_of, options_of, rounded, spec_of, split
 from oracles import scan_jax
 from oracles.loop64 import Spec
 
@@ -18,7 +19,7 @@ import ostinato as ost
 
 
 class Primal(NamedTuple):
-    """What is differentiated; c_0 is None where the mode has no cells."""
+    """The differentiable arguments; c_0 is None if the mode has no cell state."""
 
     weights: Any
     x: Any
@@ -26,7 +27,7 @@ class Primal(NamedTuple):
     c_0: Any
 
 
-RAGGED = (2, 0, 4)  # unsorted; no x is read past the end, where NaN stands
+RAGGED = (2, 0, 4)  # unsorted; past the end, x is NaN and must not be read
 CASES = [
     Case("lstm", Spec("lstm", 2, 3, 2, True, proj_size=2), 4, 3, RAGGED),
     Case("gru", Spec("gru", 2, 3, 2), 4, 3, RAGGED, resets=True, seed=6),
@@ -36,10 +37,7 @@ CASES = [
 ]
 BY_ID = {case.id: case for case in CASES}
 # These tests compare derivatives, not generated code: compile quickly.
-COMPILER_OPTIONS: dict[str, Any] = {"xla_backend_optimization_level": 0}
-if jax.__version_info__ < (0, 11):  # later ones have this emitter alone
-    COMPILER_OPTIONS["xla_cpu_use_fusion_emitters"] = False
-fast_jit = functools.partial(jax.jit, compiler_options=COMPILER_OPTIONS)
+fast_jit = functools.partial(jax.jit, compiler_options=compile_options.QUICK)
 PRIMITIVES = ("ostinato_rnn", "ostinato_rnn_tangent", "ostinato_rnn_bwd")
 
 
@@ -49,14 +47,14 @@ def primal_of(case: Case) -> Primal:
 
 
 def direction_of(case: Case, seed: int = 5) -> Primal:
-    """A random tangent; NaN in the padding of x, where it may not be read either."""
+    """Draw a tangent, with NaN in the padding of x, which must not be read either."""
     rng, primal = np.random.default_rng(seed), primal_of(case)
     drawn = jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(a.shape)), primal)
     return drawn._replace(x=jnp.where(jnp.isnan(primal.x), jnp.nan, drawn.x))
 
 
 def ours(case: Case, backend: str | None = None, **changes):
-    """Primal -> (y, h_n, c_n or None)."""
+    """Return the library's function: Primal -> (y, h_n, c_n or None)."""
     made = rounded(make_inputs(case), "float64")
     options = options_of(case, made, backend) | changes
     spec = spec_of(case)
@@ -69,15 +67,15 @@ def ours(case: Case, backend: str | None = None, **changes):
 
 
 def plain(case: Case):
-    """The same from one ``lax.scan`` per layer and direction."""
+    """Return the same function from one ``lax.scan`` per layer and direction."""
     made = rounded(make_inputs(case), "float64")
-    keep = jnp.asarray(keep_masks(case, key_of(case))) if case.keyed else None
+    masks = jnp.asarray(dropout_masks(case, key_of(case))) if case.keyed else None
 
     def operator(p: Primal):
         return tuple(
             scan_jax.run(
                 case.spec, *p, seq_lengths=made.seq_lengths, resets=made.resets,
-                keep=keep,
+                dropout_masks=masks,
             )
         )  # fmt: skip
 
@@ -85,7 +83,7 @@ def plain(case: Case):
 
 
 def loss_of(case: Case, operator):
-    """A scalar that bends in every output, so that second derivatives see it."""
+    """Return a scalar loss that has second derivatives in every output."""
     made = rounded(make_inputs(case), "float64")
     dy = jnp.nan_to_num(made.dy)
     weights = [dy, made.dh_n] + ([made.dc_n] if case.lstm else [])
@@ -102,12 +100,12 @@ def loss_of(case: Case, operator):
 
 @functools.cache
 def gradient_of(case: Case):
-    """Value and gradient of the loss, compiled once: that takes longest."""
+    """Return a function to value and gradient of the loss, compiled only once."""
     return fast_jit(jax.value_and_grad(loss_of(case, ours(case))))
 
 
 def primitives_in(jaxpr) -> list[str]:
-    """Names of all primitives, those of inner jaxprs included."""
+    """Return the names of all primitives, including those of inner jaxprs."""
     names = []
     for eqn in jaxpr.eqns:
         names.append(eqn.primitive.name)
@@ -121,6 +119,6 @@ def primitives_in(jaxpr) -> list[str]:
 
 
 def ours_in(fn, *args) -> list[str]:
-    """Our primitives in the jaxpr of ``fn(*args)``, in order, and any loop."""
+    """Return our primitives and all loops in the jaxpr of ``fn(*args)``, in order."""
     names = primitives_in(jax.make_jaxpr(fn)(*args).jaxpr)
     return [n for n in names if n in (*PRIMITIVES, "scan", "while")]

@@ -1,7 +1,8 @@
-"""What every backend must pass. A subclass names the backend.
+"""The tests that every backend must pass. A subclass names the backend.
 
-Forward and every gradient of every case against the float64 loop; then what a case
-cannot show. Each case is compiled once and called with several cotangents.
+They compare forward and every gradient of every case with the float64 loop, and then
+test properties that a case cannot show. Each case is compiled once and called with
+several cotangents.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import BY_ID, CASES, Case
+from compile_options import usual_jit
 from harness import (
     COTANGENTS,
     arguments,
@@ -38,13 +40,13 @@ def cases(*ids: str):
 
 
 class Conformance:
-    """Subclass as ``Test<Backend>`` and set `backend`.
+    """Tests of one backend, whose subclass ``Test<Backend>`` sets `backend`.
 
     Attributes:
-        backend: the name given to every call.
+        backend: the name that every call gets.
         dtype: the dtype of the main tests, the widest that the backend has.
-        dtypes: all that it has.
-        refuses: ids of cases that must end in a ``BackendError`` instead.
+        dtypes: all dtypes that the backend has.
+        refuses: ids of cases that must raise a ``BackendError`` instead.
     """
 
     backend: str
@@ -53,7 +55,7 @@ class Conformance:
     refuses: frozenset[str] = frozenset()
 
     def refused(self, case: Case, dtype=None) -> bool:
-        """Whether the case must raise; if so, it did."""
+        """Return whether the case must raise an error, and check that it does."""
         if case.id not in self.refuses:
             return False
         with pytest.raises(ost.BackendError):
@@ -61,7 +63,7 @@ class Conformance:
         return True
 
     def check(self, case: Case, dtype=None, **options) -> None:
-        """Values and gradients: each cotangent alone, then all together."""
+        """Check values and gradients: all cotangents together, then each alone."""
         dtype = dtype or self.dtype
         if self.refused(case, dtype):
             return
@@ -85,7 +87,7 @@ class Conformance:
     def test_forward_and_gradients_match_float64_loop(self, case):
         self.check(case)
 
-    @cases(  # no relu: its slope jumps where 16 bits round a 0 to something above it
+    @cases(  # without relu, whose slope jumps where 16 bits round a 0 to above 0
         "tanh-L2-bi-ragged",
         "tanh-skip",
         "lstm-L2-bi-ragged",
@@ -99,7 +101,7 @@ class Conformance:
             with pytest.raises(ost.BackendError, match=dtype):
                 call(case, arguments(case, dtype), self.backend)
             return
-        self.check(case, dtype)
+        self.check(case, dtype, jit=usual_jit)  # the code that users get
 
     @cases(
         "relu-L2-bi-ragged",
@@ -139,7 +141,8 @@ class Conformance:
     def test_second_call_gives_the_same_bits(self, case):
         if self.refused(case):
             return
-        made, run = arguments(case, self.dtype), value_and_pullback(case, self.backend)
+        made = arguments(case, self.dtype)
+        run = value_and_pullback(case, self.backend, jit=usual_jit)
         first, second = (jax.tree.leaves(run(made)) for _ in range(2))
         for a, b in zip(first, second, strict=True):
             assert_same_bits(a, b)
@@ -266,7 +269,7 @@ class Conformance:
 
     @cases("lstm-dropout", "gru-dropout-time_major")
     def test_mask_does_not_depend_on_the_lengths(self, case):
-        """What a row yields must not change when another row gets longer."""
+        """Check that a result does not change when another sequence gets longer."""
         run = jax.jit(lambda made: call(case, made, self.backend).y)
         made = arguments(case, self.dtype)
         full = dataclasses.replace(case, lengths=(5, 5, 5, 5))
@@ -274,13 +277,13 @@ class Conformance:
         first = jnp.where(jnp.isnan(made.x), longer.x, made.x)
         lengths = made.seq_lengths.at[1].set(5)
         a, b = run(made), run(made._replace(x=first, seq_lengths=lengths))
-        rows = np.array([0, 2, 3])
-        a, b = (batch_rows(case, y, rows) for y in (a, b))
+        others = np.array([0, 2, 3])
+        a, b = (sequences(case, y, others) for y in (a, b))
         assert_close(a, b, terms=case.terms)
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_sixteen_bit_values_are_summed_in_float32(self, dtype):
-        """Sums that end where adding one more to a 16-bit number changes nothing."""
+        """Check sums so long that a 16-bit number would not grow any more."""
         if dtype not in self.dtypes:
             pytest.skip(f"the backend {self.backend} has no {dtype}")
         steps = 6000 if dtype == "float16" else 600
@@ -293,7 +296,7 @@ class Conformance:
         _, (_, c_n) = ost.rnn(spec, weights, x, backend=self.backend)
         np.testing.assert_allclose(float(c_n[0, 0, 0]), steps / 4, rtol=4 * eps)
 
-        # A row of ones through a line: a product, then two gradients, are counts.
+        # A linear unit over ones: a product, and then two gradients, count the ones.
         spec = ost.RNNSpec("rnn_relu", steps, 1, bias="input")
         weights = jnp.ones(steps + 2, dtype).at[steps:].set(0)
         y, _ = ost.rnn(spec, weights, jnp.ones((1, steps), dtype), backend=self.backend)
@@ -326,7 +329,7 @@ class Conformance:
         assert np.isnan(np.asarray(out.state[1][0, 0, 1]))
 
     def test_tolerance_notices_swapped_gates(self):
-        """The comparison above would see gates in another order."""
+        """Check that the comparison above would notice gates in another order."""
         case = BY_ID["lstm-plain"]
         spec, made = spec_of(case), arguments(case, self.dtype)
         layers = ost.unpack_weights(made.weights, spec)
@@ -342,5 +345,5 @@ class Conformance:
             assert error > 100 * tolerance(self.dtype, case.terms), name
 
 
-def batch_rows(case: Case, y, rows):
-    return y[:, rows] if case.time_major else y[rows]
+def sequences(case: Case, y, indices):
+    return y[:, indices] if case.time_major else y[indices]

@@ -1,16 +1,35 @@
-"""Strict JAX for every test: 64 bits, no silent promotion, four host devices."""
+"""Strict JAX for every test: 64 bits, no silent promotion, four host devices.
+
+Programs are compiled quickly, see `compile_options.py`, and none of them twice: every
+process of pytest has a compilation cache, new in every run, which the programs that it
+starts share.
+"""
 
 import os
+import shutil
+import tempfile
+
+import compile_options
+import jax
+import pytest
 
 # Read when the CPU client starts, so before the first use of a device.
-_DEVICES = "--xla_force_host_platform_device_count=4"
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+_FLAGS = {"xla_force_host_platform_device_count": 4, **compile_options.QUICK}
+os.environ["XLA_FLAGS"] = " ".join(
+    [compile_options.flags(_FLAGS), os.environ.get("XLA_FLAGS", "")]  # the last wins
+).strip()
+# Not one for all workers: JAX writes its files in place, so others can see half of one.
+_CACHE = tempfile.mkdtemp(prefix="ostinato-compiled-")
+_CACHE_OPTIONS = {
+    "jax_compilation_cache_dir": _CACHE,
+    "jax_persistent_cache_min_compile_time_secs": 0,
+}
+for _name, _value in _CACHE_OPTIONS.items():
+    os.environ[_name.upper()] = str(_value)
+    jax.config.update(_name, _value)
 
 import emulation  # noqa: E402
 import hypothesis  # noqa: E402
-import jax  # noqa: E402
-import pytest  # noqa: E402
 
 from ostinato import _config, _native  # noqa: E402
 
@@ -32,6 +51,10 @@ hypothesis.settings.load_profile("ostinato")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "peers: needs a package of the extra `peers`")
+
+
+def pytest_unconfigure():
+    shutil.rmtree(_CACHE, ignore_errors=True)
 
 
 @pytest.fixture

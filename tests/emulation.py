@@ -1,6 +1,6 @@
-"""The tile products of avx512_amx on processors without: registers in plain C++.
+"""An emulation of the tile products of avx512_amx, in C++, for other processors.
 
-The library has a hook for another table of kernels, and no switch that users could set.
+The library has a hook for another table of kernels, but no setting for users.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from ostinato import _config, _native
 NATIVE = Path(__file__).parents[1] / "native"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 EMULATED = "emulated"
-_NEEDS = "avx512_bf16"  # of all that is no tile
+_NEEDS = "avx512_bf16"  # the level of all code except the tiles
 
 
 def level_of_machine() -> str:
@@ -27,7 +27,7 @@ def level_of_machine() -> str:
 
 
 def why_not(isa: str) -> str | None:
-    """Why tests for this level, or the emulation, cannot run here."""
+    """Return why tests of this level cannot run here; None if they can."""
     levels, machine = _config.CPU_ISAS, level_of_machine()
     if isa != EMULATED:
         if levels.index(isa) <= levels.index(machine):
@@ -41,7 +41,7 @@ def why_not(isa: str) -> str | None:
 
 
 def level(isa: str, *others):
-    """A parameter of a test, skipped where the machine lacks the level."""
+    """Return a parameter of a test, which is skipped if the machine lacks the level."""
     reason = why_not(isa)
     marks = [] if reason is None else [pytest.mark.skip(reason=reason)]
     return pytest.param(isa, *others, marks=marks)
@@ -49,7 +49,7 @@ def level(isa: str, *others):
 
 @functools.cache
 def tiles() -> ctypes.CDLL:
-    """The emulation, compiled once for the process."""
+    """Return the emulation, compiled once for the process."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "tiles.so"
         assert COMPILER is not None
@@ -63,7 +63,7 @@ def tiles() -> ctypes.CDLL:
 
 
 def use(isa: str) -> str:
-    """Emulate tiles from now on, or no longer; the level that the kernels then need."""
+    """Switch the emulation on or off; return the level that kernels then need."""
     library, _ = _native.status()
     assert library is not None
     library.ostinato_use_tiles.argtypes = (ctypes.c_void_p,)

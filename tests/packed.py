@@ -1,4 +1,4 @@
-"""A case of the operator with its sequences one after another: in, run, out again."""
+"""Runs of a case of the operator with packed sequences."""
 
 import dataclasses
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 from cases import Case, Inputs, make_inputs
 from harness import (
     cotangent_of,
-    keep_masks,
+    dropout_masks,
     key_of,
     named,
     rounded,
@@ -19,17 +19,17 @@ from harness import (
 
 import ostinato as ost
 from ostinato._rnn import primitive
-from ostinato._rnn.api import as_state
 from ostinato._rnn.call import Operands, Packed, RNNCall
+from ostinato._rnn.output import as_state
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where `[B, T]` stands in rows: entry `[batch[r], time[r]]` in row `r`.
+    """The indices of tokens: token `n` holds step `time[n]` of sequence `batch[n]`.
 
     Attributes:
-        lengths: int32 `[B]`, the rows of each sequence.
-        capacity: of all rows; what is no sequence's comes last.
+        lengths: int32 `[B]`, the number of tokens of each sequence.
+        capacity: the number of all tokens; those of no sequence come last.
         batch: `[sum(lengths)]`.
         time: `[sum(lengths)]`.
     """
@@ -47,18 +47,18 @@ class Placement:
         return cls(np.array(lengths, np.int32), capacity, batch, time)
 
     def pack(self, a: Any) -> Any:
-        """`[B, T, ...]` as rows; what is no sequence's is NaN, or True."""
+        """Convert `[B, T, ...]` to tokens; those of no sequence become NaN, or True."""
         rest = (self.capacity - len(self.batch), *a.shape[2:])
         fill = jnp.full(rest, True if a.dtype == bool else jnp.nan, a.dtype)
         return jnp.concatenate([jnp.asarray(a)[self.batch, self.time], fill])
 
-    def unpack(self, rows: Any, steps: int) -> Any:
-        """Rows as `[B, T, ...]`, zeros where they have nothing."""
-        made = jnp.zeros((len(self.lengths), steps, *rows.shape[1:]), rows.dtype)
-        return made.at[self.batch, self.time].set(rows[: len(self.batch)])
+    def unpack(self, tokens: Any, steps: int) -> Any:
+        """Convert tokens to `[B, T, ...]` with zeros in the padding."""
+        made = jnp.zeros((len(self.lengths), steps, *tokens.shape[1:]), tokens.dtype)
+        return made.at[self.batch, self.time].set(tokens[: len(self.batch)])
 
-    def assert_rest_is_zero(self, rows: Any) -> None:
-        rest = np.asarray(rows[len(self.batch) :], np.float64)
+    def assert_rest_is_zero(self, tokens: Any) -> None:
+        rest = np.asarray(tokens[len(self.batch) :], np.float64)
         np.testing.assert_array_equal(rest, np.zeros_like(rest))
 
 
@@ -68,14 +68,14 @@ def own_lengths(case: Case) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class PackedRun:
-    """What `case` is on rows: its own lengths, each with so many rows."""
+    """A run of `case`, with its own lengths, on packed sequences."""
 
     case: Case
     place: Placement
     dtype: Any = "float64"
 
     def inputs(self) -> Inputs:
-        """Arrays of rows, and the steps of each sequence."""
+        """Return the inputs with arrays of tokens, and the steps of each sequence."""
         made = rounded(make_inputs(self.case), self.dtype)
         pack = self.place.pack
         return made._replace(
@@ -88,16 +88,17 @@ class PackedRun:
     def masks(self) -> tuple:
         if not self.case.keyed:
             return ()
-        return tuple(map(self.place.pack, keep_masks(self.case, key_of(self.case))))
+        masks = dropout_masks(self.case, key_of(self.case))
+        return tuple(map(self.place.pack, masks))
 
     def arguments(self) -> tuple:
         return self.inputs(), jnp.asarray(self.place.lengths), self.masks()
 
     def named(self, output: Any, grads: Any) -> dict[str, np.ndarray]:
-        """Results and gradients by name, batch-major; the rest of the rows is zero."""
+        """Return results and gradients by name, batch-major; check unused capacity."""
         steps, (weights, x, h_0, c_0) = self.case.steps, grads
-        for rows in (output.y, x):
-            self.place.assert_rest_is_zero(rows)
+        for tokens in (output.y, x):
+            self.place.assert_rest_is_zero(tokens)
         output = output._replace(y=self.place.unpack(output.y, steps))
         grads = weights, self.place.unpack(x, steps), h_0, c_0
         return named(self.case, output, grads)
@@ -125,7 +126,7 @@ def states_of(made: Any) -> tuple:
 
 
 def value_and_pullback(call: RNNCall):
-    """One compiled function: values and all gradients for the cotangents in `made`."""
+    """Return a compiled function from `made` to values and all gradients."""
 
     @jax.jit
     def run(made: Inputs, segment_lengths: Any, masks: tuple):
@@ -140,7 +141,7 @@ def value_and_pullback(call: RNNCall):
 
 
 def on_packed(case: Case, backend: str | None, **changes: Any):
-    """As `closures.ours`: from `Primal` to `(y, h_n, c_n or None)`, batch-major."""
+    """Return the function of `closures.ours`, computed on packed sequences."""
     place = Placement.of(own_lengths(case), case.steps * case.batch)
     made, segment_lengths, masks = PackedRun(case, place).arguments()
     call = call_of(case, backend, **changes)

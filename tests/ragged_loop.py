@@ -43,9 +43,9 @@ class Run(NamedTuple):
 
 
 def length_sets(program: Program) -> list[Lengths]:
-    """Random lengths; where examples may be empty, some are, and once all are.
+    """Return random lengths; if examples may be empty, some are, and once all are.
 
-    No two sets have the same sum, so that rows are left over in some.
+    No two sets have the same sum, so that tokens are left over in some.
     """
     rng = np.random.default_rng(zlib.crc32(program.name.encode()))
     allowed = [k for k in LENGTHS["n"] if k >= program.at_least]
@@ -65,12 +65,12 @@ def length_sets(program: Program) -> list[Lengths]:
 
 
 def draw_inputs(program: Program, lengths: Lengths, seed: int) -> dict[str, Any]:
-    """By name: an array for a shared input, else one for each example."""
+    """Return by name an array for a shared input, else one for each example."""
     rng = np.random.default_rng(seed)
 
     def one(wanted: Input, example: int) -> Any:
-        rows = () if wanted.dim is None else (lengths[wanted.dim][example],)
-        shape = rows + wanted.shape
+        tokens = () if wanted.dim is None else (lengths[wanted.dim][example],)
+        shape = tokens + wanted.shape
         if wanted.key:
             return jax.random.key(seed + 17 * example)
         if wanted.below is None:
@@ -89,7 +89,7 @@ def draw_inputs(program: Program, lengths: Lengths, seed: int) -> dict[str, Any]
 
 
 def split_inputs(program: Program, inputs: dict[str, Any]) -> tuple[dict, dict]:
-    """What is differentiated, and the rest."""
+    """Return the inputs that are differentiated, and the others."""
     varied = {n: a for n, a in inputs.items() if program.inputs[n].differentiable}
     return varied, {n: a for n, a in inputs.items() if n not in varied}
 
@@ -102,12 +102,12 @@ def differentiable(leaf: Any) -> bool:
 
 
 def loss_weights(example: Any, shape: tuple[int, ...]) -> Any:
-    """Of one example's result: others in every example and at every place."""
+    """Return weights of one example's result, all different, in all examples."""
     return _cos(shape, jnp.asarray(2.3 * example))
 
 
 def _cos(shape: Any, angle: Any) -> Any:
-    """Of the angles at all places of `shape`, on top of `angle`."""
+    """Return the cosine of angles that grow along the axes of `shape` from `angle`."""
     here = np.full(shape, 0.4)
     for frequency, place in zip(FREQUENCIES, np.indices(shape, float), strict=False):
         here = here + frequency * place
@@ -118,7 +118,7 @@ def _cos(shape: Any, angle: Any) -> Any:
 
 @functools.cache
 def one_example(program: Program):
-    """`(varied, fixed, example) -> gradients, leaves` of a call of the program."""
+    """Return `(varied, fixed, example) -> gradients, leaves` of the program."""
     fn = program.reference or program.fn
 
     def loss(varied, fixed, example):
@@ -136,7 +136,7 @@ def one_example(program: Program):
 
 
 def loop(program: Program, inputs: dict[str, Any]) -> Run:
-    """Call the program for one example after the other."""
+    """Run the program for one example after the other."""
     shared = {n for n, a in program.inputs.items() if a.shared}
     results, gradients = [], []
     for example in range(BATCH):
@@ -154,7 +154,7 @@ def loop(program: Program, inputs: dict[str, Any]) -> Run:
 
 @functools.cache
 def expected(program: Program, number: int) -> tuple[dict[str, Any], Lengths, Run]:
-    """Inputs, lengths and what the loop gives for one of the program's length sets."""
+    """Return inputs, lengths and the loop's results for one of the length sets."""
     lengths = length_sets(program)[number]
     inputs = draw_inputs(program, lengths, seed=number)
     return inputs, lengths, loop(program, inputs)
@@ -164,9 +164,9 @@ def expected(program: Program, number: int) -> tuple[dict[str, Any], Lengths, Ru
 
 
 def ragged_inputs(program: Program, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The same inputs as `ragged.vmap` takes them; NaN or nonsense in the tails.
+    """Return the inputs of `ragged.vmap`, with NaN or nonsense in unused capacity.
 
-    The capacity is that of the fullest batch, which has no tail.
+    The capacity is that of the fullest batch, which has no unused capacity.
     """
 
     def one(wanted: Input, value: Any) -> Any:
@@ -175,10 +175,10 @@ def ragged_inputs(program: Program, inputs: dict[str, Any]) -> dict[str, Any]:
         if wanted.dim is None:
             return jnp.stack(value)
         capacity = max(sum(sizes[wanted.dim]) for sizes in length_sets(program))
-        rows = np.concatenate(value)
-        tail = 10**6 if wanted.below is not None else np.nan
-        filled = np.full((capacity, *rows.shape[1:]), tail, rows.dtype)
-        filled[: len(rows)] = rows
+        tokens = np.concatenate(value)
+        unused = 10**6 if wanted.below is not None else np.nan
+        filled = np.full((capacity, *tokens.shape[1:]), unused, tokens.dtype)
+        filled[: len(tokens)] = tokens
         lengths = jnp.asarray([len(v) for v in value], jnp.int32)
         return ragged.RaggedArray(
             jnp.asarray(filled),
@@ -195,18 +195,18 @@ def is_ragged(leaf: Any) -> bool:
 
 
 def batch_weights(leaf: Any) -> Any:
-    """`loss_weights` for all examples of a result, 0 where there is none."""
+    """Return `loss_weights` for all examples of a result, 0 outside of them."""
     if isinstance(leaf, ragged.RaggedArray):
         ends = jnp.cumsum(leaf.lengths)
-        row = jnp.arange(leaf.capacity, dtype=jnp.int32)
-        example = jnp.searchsorted(ends, row, side="right")
-        place = (row - (ends - leaf.lengths)[example]).astype(float)
+        token = jnp.arange(leaf.capacity, dtype=jnp.int32)
+        example = jnp.searchsorted(ends, token, side="right")
+        place = (token - (ends - leaf.lengths)[example]).astype(float)
         shape = list(leaf.data.shape)
         size, shape[leaf.axis] = shape[leaf.axis], 1
         own = [1] * len(shape)
         own[leaf.axis] = size
         angle = FREQUENCIES[leaf.axis] * place + 2.3 * example.astype(float)
-        angle, there = angle.reshape(own), (row < ends[-1]).reshape(own)
+        angle, there = angle.reshape(own), (token < ends[-1]).reshape(own)
         return jnp.where(there, _cos(shape, angle), 0)
     dense = not isinstance(leaf, ragged.PaddedRagged)
     data = leaf if dense else leaf.data
@@ -223,7 +223,7 @@ def batch_weights(leaf: Any) -> Any:
 
 
 def mapped(program: Program, options: Any):
-    """`(varied, fixed) -> gradients, leaves` of `ragged.vmap` of the program."""
+    """Return `(varied, fixed) -> gradients, leaves` of `ragged.vmap` of the program."""
     names = list(program.inputs)
     axes = tuple(None if a.shared else 0 for a in program.inputs.values())
     run = ragged.vmap(
@@ -261,7 +261,7 @@ def mapped(program: Program, options: Any):
 def to_run(
     program: Program, inputs: dict[str, Any], gradients: Any, leaves: Any
 ) -> Run:
-    """Results and gradients as the loop gives them; the tails' gradients must be 0."""
+    """Return results and gradients as the loop does; check those of unused capacity."""
     results = []
     for leaf in leaves:
         examples = leaf.to_list() if is_ragged(leaf) else leaf
@@ -271,8 +271,10 @@ def to_run(
         gradient, value = np.asarray(gradient), inputs[name]
         if is_ragged(value):
             ends = np.cumsum(value.lengths)
-            *parts, tail = np.split(gradient, ends)
-            np.testing.assert_array_equal(tail, 0, f"{name}: gradient of the tail")
+            *parts, unused = np.split(gradient, ends)
+            np.testing.assert_array_equal(
+                unused, 0, f"{name}: gradient of the unused capacity"
+            )
             gradient = parts
         elif not program.inputs[name].shared:
             gradient = list(gradient)
@@ -283,38 +285,38 @@ def to_run(
 # ---------------------------------------------------------------------------- padding
 
 
-def other_rows_in_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Padding and tails hold rows of all examples in turn, not copies of one row.
+def other_tokens_in_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill padding and unused capacity with tokens of all examples, not copies of one.
 
     They are finite where the data are, as rules may expect, and give away a rule that
-    reads them: the greatest of some rows, say, is also that of the rows and a copy.
+    reads them: the greatest of some tokens, say, is also that of the tokens and a copy.
     """
-    rows, tail = ragged.Context.padded_rows, ragged.Context.fill_tail
+    tokens, unused = ragged.Context.padded_tokens, ragged.Context.fill_unused
 
-    def padded_rows(ctx, dim):
-        kept = rows(ctx, dim)
+    def padded_tokens(ctx, dim):
+        kept = tokens(ctx, dim)
         position = jnp.arange(kept.shape[1], dtype=jnp.int32)[None]
         inside = position < ctx.lengths(dim)[:, None]
-        rows_there_are = ctx.segments(dim).last + 1
-        return jnp.where(inside, kept, (kept + 2 * position + 1) % rows_there_are)
+        tokens_there_are = ctx.segments(dim).last + 1
+        return jnp.where(inside, kept, (kept + 2 * position + 1) % tokens_there_are)
 
-    def fill_tail(ctx, x, dim, axis):
-        filled, segments = tail(ctx, x, dim, axis), ctx.segments(dim)
-        row = jnp.arange(filled.shape[axis], dtype=jnp.int32)
-        other = jnp.where(segments.valid, row, (3 * row + 1) % (segments.last + 1))
+    def fill_unused(ctx, x, dim, axis):
+        filled, segments = unused(ctx, x, dim, axis), ctx.segments(dim)
+        token = jnp.arange(filled.shape[axis], dtype=jnp.int32)
+        other = jnp.where(segments.valid, token, (3 * token + 1) % (segments.last + 1))
         others = lax.stop_gradient(jnp.take(filled, other, axis))
         valid = segments.valid.reshape([-1 if a == axis else 1 for a in range(x.ndim)])
         return jnp.where(valid | ~segments.valid[0], filled, others)
 
-    monkeypatch.setattr(ragged.Context, "padded_rows", padded_rows)
-    monkeypatch.setattr(ragged.Context, "fill_tail", fill_tail)
+    monkeypatch.setattr(ragged.Context, "padded_tokens", padded_tokens)
+    monkeypatch.setattr(ragged.Context, "fill_unused", fill_unused)
 
 
 # ------------------------------------------------------------------------- comparison
 
 
 def check(program: Program, options: Any, numbers: Any = None) -> None:
-    """AssertionError unless `ragged.vmap` gives what the loop gives."""
+    """Raise AssertionError unless `ragged.vmap` returns what the loop returns."""
     run = fast_jit(mapped(program, options))
     sets = length_sets(program)
     kinds = kinds_of_results(program)
@@ -347,7 +349,7 @@ def compare(program: Program, got: Run, want: Run, what: str) -> None:
 
 
 def close(program: Program, got: np.ndarray, want: np.ndarray, what: str) -> None:
-    """Close where `want` is a number, NaN where it is none."""
+    """Check that `got` is close where `want` is finite, and the same elsewhere."""
     if not np.issubdtype(want.dtype, np.inexact):
         np.testing.assert_array_equal(got, want, what)
         return
@@ -359,7 +361,7 @@ def close(program: Program, got: np.ndarray, want: np.ndarray, what: str) -> Non
 
 
 def kinds_of_results(program: Program) -> list[type]:
-    """By the number of axes that differ in size between examples of other lengths."""
+    """Return the kinds of results, by the axes that differ between examples."""
     results = expected(program, 0)[2].results
     kinds = (jax.Array, ragged.RaggedArray, ragged.PaddedRagged)
     shapes = [np.array([x.shape for x in leaf]) for leaf in results]

@@ -1,4 +1,4 @@
-"""Attention of every kind against numpy, over memories of every length."""
+"""Tests of every kind of attention against numpy, over memories of every length."""
 
 import functools as ft
 
@@ -22,6 +22,7 @@ from cell_cases import (
     weigh,
 )
 from closures import fast_jit
+from compile_options import usual_jit
 from harness import assert_says
 from oracles import cells64, net64
 from tolerance import assert_close
@@ -42,7 +43,7 @@ every_inner = pytest.mark.parametrize("inner", INNER)
 
 
 def make(kind, inner="lstm", memory_lengths=MEMORY_LENGTHS, dtype="float64"):
-    """Cell, and params, inputs, memory, cell states; NaN in all padding."""
+    """Make a cell, parameters, inputs, memory and states, with NaN in all padding."""
     rng = np.random.default_rng(5)
     attention = cells.Attention(INNER[inner].cell, kind, memory_size=SIZE)
     memory = rng.standard_normal((BATCH, ENTRIES, SIZE))
@@ -66,7 +67,7 @@ def attend(attention, memory, memory_lengths=MEMORY_LENGTHS, **options):
 
 
 def run(attention, params, x, memory, states, memory_lengths=MEMORY_LENGTHS, **options):
-    """`recurrent_net` over ragged inputs and memories."""
+    """Run `recurrent_net` over inputs and memories of different lengths."""
     cell = attend(attention, memory, memory_lengths)
     return net(cell, params, x, states, LENGTHS, **options)
 
@@ -74,7 +75,7 @@ def run(attention, params, x, memory, states, memory_lengths=MEMORY_LENGTHS, **o
 def reference(
     kind, inner, params, x, memory, states, memory_lengths=MEMORY_LENGTHS, index=0
 ):
-    """The same in numpy, row by row; `index` 1 gives weights instead of outputs."""
+    """Compute the same in numpy, by sequence; `index` 1 selects the weights."""
     rows = []
     for b in range(BATCH):
         entries = np.asarray(memory[b][: memory_lengths[b]], np.float64)
@@ -85,7 +86,7 @@ def reference(
             )
             return state, output[index]
 
-        def short(state, entries=entries):  # coverage of what is there alone
+        def short(state, entries=entries):  # without the coverage of padding
             if state[2] is None:
                 return tuple(state)
             return (*state[:2], state[2][:, : len(entries)])
@@ -107,7 +108,7 @@ def reference(
 
 
 def joined(rows, width):
-    """Rows of `reference` as one `net64.Result` without coverage."""
+    """Join the results of `reference` into one `net64.Result` without coverage."""
     outputs, states = [], []
     for row, initial in rows:
         if row is None:
@@ -140,7 +141,7 @@ def test_attention_equals_numpy(kind, inner):
         before = np.asarray(initial.coverage[0])
         there = before[: MEMORY_LENGTHS[b]] if row is None else row.states[2][0]
         close(got.states.coverage[b, : MEMORY_LENGTHS[b]], there)
-        # Masked entries gather nothing.
+        # Masked entries have no coverage.
         close(got.states.coverage[b, MEMORY_LENGTHS[b] :], before[MEMORY_LENGTHS[b] :])
 
 
@@ -240,7 +241,7 @@ def test_memory_products_leave_the_loop(kind):
 
     jaxpr = jax.make_jaxpr(loss)(params, memory).jaxpr
     outside = count("dot_general", jaxpr) - count("dot_general", jaxpr, inside="scan")
-    # Inputs, and what the kind makes of its memory.
+    # Inputs, and the products that the kind computes from its memory.
     assert outside == {"dot": 1, "soft_coverage": 3}.get(kind, 2)
     grads = jax.make_jaxpr(jax.grad(loss))(params, memory).jaxpr
     weights = [
@@ -268,7 +269,7 @@ def test_recomputation_keeps_the_gradients(kind):
 
 
 def test_energies_are_not_stored():
-    """Without `recompute` the cell keeps weights, with it not even these."""
+    """Check that the cell stores weights, and with `recompute` not even these."""
     batch, steps, entries, size = 4, 30, 200, 16
     attention = cells.Attention(cells.LSTM(size + size, size), memory_size=size)
     params = attention.init(jax.random.key(0))
@@ -280,7 +281,7 @@ def test_energies_are_not_stored():
             cell = attention.attend(memory)
             return jnp.sum(outputs(cell, params, x, cell.initial_state(batch)))
 
-        run = jax.jit(jax.grad(loss, (0, 1, 2)))
+        run = usual_jit(jax.grad(loss, (0, 1, 2)))
         analysis = run.lower(params, x, memory).compile().memory_analysis()
         return analysis.temp_size_in_bytes
 
@@ -292,7 +293,7 @@ def test_energies_are_not_stored():
         step = lambda s, xt: cell(params, s, xt, 0)  # noqa: E731
         return jax.lax.scan(step, states, x)[1]
 
-    energies = steps * batch * entries * size * 4  # bytes: tanh of each, one step each
+    energies = steps * batch * entries * size * 4  # bytes of a tanh per entry
     assert bytes_of(scan) > energies
     assert bytes_of(ours) < 0.4 * energies
     named = ft.partial(ours, recompute=("energies",))
@@ -313,7 +314,7 @@ def test_any_cell_may_be_inside_and_around():
 
     @fast_jit
     def by_hand(states, context, x):
-        """One step of the stack, fed with what the attention hands back."""
+        """Run one step of the stack, given the states and context of the attention."""
         fed = jnp.concatenate([x, context], axis=-1)
         states, h = inner(params.cell, states, fed, 0)
         weights = jax.nn.softmax(jnp.einsum("bme,be->bm", memory, h))
@@ -353,14 +354,14 @@ def test_dtype_is_kept(kind, dtype):
     want = joined(reference(kind, "lstm", *numpy_tree(args)), attention.output_size)
     if dtype == "float32":
         close(got.outputs, want.outputs, dtype=dtype)
-    else:  # states are rounded in every step
+    else:  # states are rounded at every step
         np.testing.assert_allclose(
             np.asarray(got.outputs, np.float64), want.outputs, atol=0.05
         )
 
 
 def test_16_bit_sums_over_many_steps_are_right():
-    """Of coverage, and of the gradients of memory and parameters."""
+    """Check sums of coverage, and of the gradients of memory and parameters."""
     attention = cells.Attention(cells.GRU(3, 2), "soft_coverage", memory_size=2)
     params = attention.init(jax.random.key(0))
     memory = jax.random.normal(jax.random.key(1), (1, 2, 2), jnp.float32)

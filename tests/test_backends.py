@@ -1,4 +1,4 @@
-"""Which backends there are, and that the explanation is what happens."""
+"""Tests of the list of backends, and that `explain` tells which one runs."""
 
 import re
 
@@ -17,7 +17,7 @@ needs_cpu = pytest.mark.skipif(
 
 
 def traced(spec=SPEC, dtype="float32", **options):
-    """Values and gradients of one call, ready to be lowered."""
+    """Trace values and gradients of one call, ready to be lowered."""
 
     def loss(weights, x):
         return jnp.sum(ost.rnn(spec, weights, x, **options).y)
@@ -93,7 +93,7 @@ def test_cpu_asked_for_on_another_platform_raises_when_compiling():
 
 @needs_cpu
 def test_export_holds_no_call_of_the_native_library():
-    """What is exported runs where there is none."""
+    """Check that exported programs run where the native library is missing."""
 
     def run(weights, x):
         return ost.rnn(SPEC, ost.prepare(SPEC, weights), x).y
@@ -109,7 +109,7 @@ def test_export_holds_no_call_of_the_native_library():
 
 @needs_cpu
 def test_tangents_run_on_xla():
-    """Whatever backend was asked for: their operator has one form alone."""
+    """Check that tangents ignore `backend`: their operator exists in XLA only."""
 
     def tangent(weights):
         x = jnp.ones((1, 2, 2))

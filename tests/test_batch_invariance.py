@@ -1,4 +1,4 @@
-"""`RNNSpec(batch_invariant=True)`: a sequence has the same bits in every batch."""
+"""Tests that `RNNSpec(batch_invariant=True)` gives the same bits in every batch."""
 
 import jax
 import jax.numpy as jnp

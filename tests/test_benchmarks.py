@@ -1,4 +1,4 @@
-"""The benchmark measures the same thing everywhere, and says what it measured."""
+"""Tests of the benchmarks: equal problems for all contenders, and correct reports."""
 
 import dataclasses
 import functools as ft
@@ -67,7 +67,7 @@ TAKE_PART = [
 
 @pytest.fixture(autouse=True)
 def _jax_as_it_comes():
-    """The peers are not written for the strictness of these tests."""
+    """Restore JAX's defaults, since the peers are not written for strict promotion."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -187,12 +187,12 @@ def test_floor_grows_with_every_size(kind, size):
 
 
 def test_floor_counts_what_must_be_done():
-    # Products with 4 * 256 rows of weights: two on the way forward, four more back.
+    # Products with 4 * 256 rows of weights: two forward, four more backward.
     product = 2 * 4 * 256 * 256 * 32 * 100 / 2e11
     assert floor() == pytest.approx(PEAKS.dispatch + 2 * product)
     assert floor(kind="train") == pytest.approx(PEAKS.dispatch + 6 * product)
     assert floor(ragged=True) < floor()
-    # One sequence: each step reads 1 MB, split over two threads.
+    # One sequence: each step reads 1 MB, split between two threads.
     reading = 4 * 4 * 256 * 256 / 2e11
     one = floor(batch=1)
     assert one == pytest.approx(PEAKS.dispatch + product / 32 + 100 * reading)
@@ -213,7 +213,7 @@ def test_peaks_are_measured():
 
 
 def made_row(name, ours, threads=2, mode="lstm", **sizes):
-    """A row whose rounds are 1 % apart, torch 1.5 and scan 3 times as long."""
+    """Make a row with rounds 1 % apart, torch 1.5 and scan 3 times as long."""
     around = [0.99, 1.0, 1.01]
     seconds = {OURS: ours, "torch": 1.5 * ours, "scan": 3 * ours}
     return Row(
@@ -292,7 +292,7 @@ def test_report_fills_the_page(tmp_path, measured):
     assert text.startswith("Top\n") and text.endswith("Bottom\n")
     assert "old AMD" not in text and "old Intel" in text
     assert "| N32H256-infer | 16.0 ± 1 % | 14.4 | 1.11 | 1.50 | 1.04 | 1.12 |" in text
-    assert "#### GRU" in text and "flax |" not in text  # nobody ran it
+    assert "#### GRU" in text and "flax |" not in text  # it was not run
     assert "f32 97 %" in text
     picture = tmp_path / "images" / "cost_N_amd.png"
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.name in text
@@ -302,7 +302,7 @@ def test_report_fills_the_page(tmp_path, measured):
 
 
 def empty_page() -> str:
-    """Marks of every vendor, with something old between them."""
+    """Make a page with marks of every vendor, and old text between them."""
     parts = ["Top"]
     for vendor in results.VENDORS:
         begin, end = (f"<!-- {report.MARK} {vendor}: {e} -->" for e in ("begin", "end"))
@@ -325,7 +325,7 @@ def test_every_vendor_has_a_table_of_its_own(tmp_path, measured):
         assert (tmp_path / "images" / f"cost_N_{vendor.lower()}.png").exists()
         if vendor == results.VENDORS[0]:
             assert f"old {results.VENDORS[1]}" in page.read_text()
-    assert "on AMD EPYC (family 6" in page.read_text()  # the first one has stayed
+    assert "on AMD EPYC (family 6" in page.read_text()  # the first one is kept
 
 
 def test_tables_name_the_processor(tmp_path, measured, capsys):
@@ -338,7 +338,7 @@ def test_tables_name_the_processor(tmp_path, measured, capsys):
     results.save(tmp_path / "a.json", measured)
     compare.main(tmp_path / "a.json", tmp_path / "a.json")
     assert capsys.readouterr().out.count("Some Xeon") == 2
-    before = {"cpu": "Some Xeon"}  # of a file without the other keys
+    before = {"cpu": "Some Xeon"}  # as in a file without the other keys
     assert results.cpu_of(before) == "Some Xeon"
 
 
@@ -363,7 +363,7 @@ def test_mean_times_are_per_call(block):
     }
     means = disturbed.mean_seconds(calls, 0.15, block)
     assert 0.001 < means["quick"] < 0.006 < means["slow"] < 0.1
-    if block == 0:  # call by call
+    if block == 0:  # turns of one call
         assert called == ["quick", "slow"] * (len(called) // 2)
 
 

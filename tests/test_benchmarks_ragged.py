@@ -1,4 +1,4 @@
-"""The benchmark of `ragged.vmap`: its contenders agree, its report says what it has."""
+"""Tests of the benchmark of `ragged.vmap`: contenders agree, reports are correct."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ def test_lengths_have_the_mean_and_the_longest():
 
 
 def make_rows():
-    """As if padding cost in proportion to the padded rows."""
+    """Make rows as if cost were proportional to the padded steps."""
     for ratio, name, kind in itertools.product((1.0, 5.3), MODELS, ragged.KINDS):
         yield {
             "ratio": ratio,

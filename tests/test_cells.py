@@ -1,4 +1,4 @@
-"""Every cell against numpy, step by step and fused."""
+"""Tests of every cell against numpy, step by step and fused."""
 
 import functools as ft
 
@@ -31,7 +31,7 @@ import ostinato as ost
 from ostinato import cells
 from ostinato.cells import fused
 
-POLICIES = ("zero", "drop")  # hold, for every cell; the operator has tests of its own
+POLICIES = ("zero", "drop")  # "hold" is run for every cell
 every_cell = pytest.mark.parametrize("name", CASES)
 fused_cells = pytest.mark.parametrize("name", FUSED)
 other_cells = pytest.mark.parametrize("name", [n for n in CASES if n not in FUSED])
@@ -213,7 +213,7 @@ def test_weights_are_those_of_the_operator(name):
     cell = CASES[name].cell
     params, x, states = make(CASES[name])
     if getattr(cell, "forget_bias", 0.0):
-        return  # not a parameter: the operator has none
+        return  # not a parameter of the operator
     weights = ost.pack_weights([params], cell.spec)
     y, _ = ost.rnn(cell.spec, weights, x, jax.tree.map(lambda a: a[None], states))
     assert_trees_close(net(cell, params, x, states).outputs, y)

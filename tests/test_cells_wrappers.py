@@ -1,4 +1,4 @@
-"""Wrappers, stacks and both directions against numpy and against their parts."""
+"""Tests of wrappers, stacks and both directions against numpy and their parts."""
 
 import dataclasses
 import functools as ft
@@ -45,7 +45,7 @@ def residual(p, state, x):
 
 
 def stack(p, state, x):
-    """An LSTM, a projected one and a GRU, of different widths."""
+    """Run one step of an LSTM, a projected LSTM and a GRU, of different widths."""
     first, x = cells64.lstm(p[0], state[0], x)
     second, x = cells64.lstmp(p[1], state[1], x)
     third, x = cells64.gru(p[2], state[2], x)
@@ -159,7 +159,7 @@ def test_names_of_one_layer_do_for_a_stack():
 
 @dataclasses.dataclass(frozen=True)
 class Halver(cells.SizedCell):
-    """A cell as a user might write it."""
+    """A cell as users might write it."""
 
     input_size: int
     output_size: int
@@ -198,7 +198,7 @@ PAIRS = {
 
 
 def directions(name):
-    """The cell and the oracles of its two directions."""
+    """Return a cell and the oracles of its two directions."""
     forward, backward, second = PAIRS[name]
     if name == "mixed":
         return cells.Bidirectional(forward, backward), (cells64.lstm, second)
@@ -235,7 +235,7 @@ def test_both_directions_equal_numpy(name, padding, lengths):
         "ostinato_rnn",
         jax.make_jaxpr(lambda p: net(cell, p, x, states, lengths))(params).jaxpr,
     )
-    mixed = 1 if lengths else 2  # a reversed ragged row runs in steps
+    mixed = 1 if lengths else 2  # reversed sequences of different lengths run in steps
     assert calls == {"fused": 1, "mixed": mixed, "steps": 0}[name]
 
 
@@ -294,7 +294,7 @@ def test_dropout_keeps_one_mask_for_the_sequence():
         close(jax.tree.map(lambda a, b=b: a[b], got.states), state)
 
 
-KEEPING = {  # cells whose h is also kept, not only read in products
+KEEPING = {  # cells whose new h reads the old one directly, not only in products
     "gru": lambda inner: inner,
     "zoneout": lambda inner: cells.Zoneout(inner, 0.25),
     "residual": lambda inner: cells.Residual(inner),
@@ -304,7 +304,7 @@ KEEPING = {  # cells whose h is also kept, not only read in products
 @pytest.mark.parametrize("name", KEEPING)
 @pytest.mark.parametrize("reset_after", [True, False])
 def test_dropout_of_states_leaves_what_a_gru_keeps(name, reset_after):
-    """Divided by 1 - rate in every step, it would grow without an end."""
+    """Check that the part of h that a GRU keeps is not divided by 1 - rate."""
     inner = cells.GRU(HIDDEN, HIDDEN, reset_after=reset_after)
     cell = cells.Dropout(KEEPING[name](inner), states=0.5)
     params, x, h = make(CellCase(cell, None, (HIDDEN,)))
@@ -332,7 +332,7 @@ def test_dropout_of_states_leaves_what_a_gru_keeps(name, reset_after):
 def test_dropout_of_images_drops_channels():
     inner = cells.ConvLSTM(3, 2, (5, 4), (3, 3))
     cell = cells.Dropout(inner, inputs=0.5, states=0.5, outputs=0.5)
-    drawn = cell.sample(jax.random.key(1), 4)  # as many rows as columns
+    drawn = cell.sample(jax.random.key(1), 4)  # as many sequences as columns
     x = jax.random.normal(jax.random.key(2), (4, 6, 5, 4, 3))
     params = cell.init(jax.random.key(0), x.dtype)
     states = inner.initial_state(4, x.dtype)
@@ -414,7 +414,7 @@ def test_zoneout_keeps_some_units_of_the_old_state(inner):
     assert 0.2 < np.mean(kept_shares[:: 1 + has_c]) < 0.4
     if has_c:
         assert 0.4 < np.mean(kept_shares[1::2]) < 0.6
-    assert not np.allclose(kept_shares, kept_shares[0])  # another choice each step
+    assert not np.allclose(kept_shares, kept_shares[0])  # drawn anew at each step
 
 
 @pytest.mark.parametrize("cell", ["dropout", "zoneout"])

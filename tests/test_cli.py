@@ -20,7 +20,7 @@ def ostinato(*arguments):
 
 
 def one_line(result):
-    """The message of a command that failed as it should."""
+    """Return the message of a command; check that it failed with one line."""
     assert result.exit_code == 2
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert result.stderr.startswith("ostinato: ") and result.stderr.count("\n") == 1
@@ -30,7 +30,7 @@ def one_line(result):
 @pytest.fixture
 def small_dictionary(monkeypatch):
     words = {word: prons for word, prons in language(260).items() if len(word) == 3}
-    monkeypatch.setattr(data, "read_cmudict", lambda: words)  # of one batch shape
+    monkeypatch.setattr(data, "read_cmudict", lambda: words)  # one batch shape
 
 
 def save_untrained(folder, kind):
@@ -44,7 +44,7 @@ def save_untrained(folder, kind):
 
 @pytest.fixture
 def untrained(tmp_path):
-    """A folder with a model that has learned nothing."""
+    """Make a folder with an untrained model."""
     save_untrained(tmp_path, ctc.Config)
     return tmp_path
 

@@ -1,7 +1,7 @@
 """The cpu backend: what every backend must pass, then what kernels can get wrong.
 
 Sizes here do not fit vectors, and rows end at different steps, so that threads get
-uneven shares. What threads compute must not depend on how many there are.
+uneven work. What threads compute must not depend on how many there are.
 """
 
 import functools

@@ -1,6 +1,6 @@
-"""What the native library says to a call that does not add up.
+"""The native library's errors for calls whose arrays do not fit the network.
 
-`cpu.py` makes no such call: this is about handlers that check before they read.
+`cpu.py` makes none of these calls; handlers check before they read all the same.
 """
 
 import jax
@@ -61,30 +61,33 @@ WRONG = {
     ),
     "state": (
         lambda: forward(states=(floats(2, 2, 2),)),
-        "h_0 has 8 elements, want 12",
+        r"operands\.states has 8 elements, want 12",
     ),
     "result": (
         lambda: forward([shape(2, 4, 4), shape(2, 2, 3)]),
         "y has 32 elements, want 24",
     ),
-    "missing-result": (lambda: forward([shape(2, 4, 3)]), "no result is left for h_n"),
+    "missing-result": (
+        lambda: forward([shape(2, 4, 3)]),
+        "the call has 1 results, want 2",
+    ),
     "another-result": (
         lambda: forward([shape(2, 4, 3), shape(2, 2, 3), shape(1)]),
-        "too many results",
+        "the call has 3 results, want 2",
     ),
     "another-argument": (
         lambda: forward(states=(floats(2, 2, 3),) * 2, ensemble=(False,) * 4),
-        "too many arguments",
+        r"operands\.states has too many arrays",
     ),
     "ensemble": (
         lambda: forward(ensemble=(False,) * 4),
-        "`ensemble` must have an entry",
+        "ensemble has 4 entries, want 3",
     ),
     "dtype": (
         lambda: forward(weights=jnp.zeros(SPEC.num_params, jnp.float16)),
         "weights must be float32, float64 or bfloat16",
     ),
-    "reserve": (backward_without_gates, "elements, want"),
+    "reserve": (backward_without_gates, "no counts are left for outputs"),
 }
 
 

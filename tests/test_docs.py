@@ -1,4 +1,4 @@
-"""The examples in the pages and in the docstrings run."""
+"""Tests that the examples in pages and docstrings run, and that named tests exist."""
 
 import re
 import subprocess
@@ -50,7 +50,7 @@ def test_examples_of_docstrings_hold():
 
 
 def run(code: str) -> None:
-    """In a fresh interpreter: a reader's JAX is not as strict as that of the tests."""
+    """Run code in a fresh interpreter, with JAX's default settings as readers have."""
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Bad input: every error names the argument, what was wanted and what came."""
+"""Tests of bad input: errors name the argument, what was wanted and what came."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def call(spec=LSTM, weights=None, x=None, *args, **options):
 
 
 STATE = zeros(2, B, H)
-# What is called, the exception, and what the message must hold.
+# The call, the exception, and words that the message must contain.
 CALLS = {
     # x
     "x-rank-1": (lambda: call(x=zeros(I)), ValueError, "`x` [B, T, I] [T, I] [5]"),
@@ -278,7 +278,7 @@ def test_bad_argument_raises_under_jit_too(name):
 
 
 def test_good_arguments_raise_nothing():
-    """The arguments that the cases above spoil one by one are good."""
+    """Check that the arguments are valid before the cases above change one of them."""
     y, (h_n, c_n) = call(
         LSTM,
         None,
@@ -303,7 +303,7 @@ def test_concrete_lengths_are_checked_under_jit():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint32", "int64"])
 def test_traced_lengths_of_every_width_are_clamped(dtype):
-    """T need not fit into their dtype."""
+    """Check lengths of every dtype, including those that cannot hold T."""
     spec, steps = ost.RNNSpec("rnn_tanh", 1, 1), 300
     run = jax.jit(
         lambda lengths: ost.rnn(

@@ -1,4 +1,4 @@
-"""Meshes whose axes are part of an array's type, which `jax.make_mesh` makes."""
+"""Tests of meshes with explicit axes, which are part of an array's type."""
 
 import re
 
@@ -25,7 +25,7 @@ BATCH, STEPS = 8, 5
 @pytest.fixture(scope="module")
 def mesh():
     explicit = (jax.sharding.AxisType.Explicit,)
-    return jax.make_mesh((4,), ("rows",), axis_types=explicit)
+    return jax.make_mesh((4,), ("batch",), axis_types=explicit)
 
 
 def draw(spec):
@@ -65,21 +65,21 @@ every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @every_spec
 def test_outputs_keep_the_batch_axis_in_their_type(spec, mesh):
     args = draw(spec)
-    w, x, n = place(mesh, *zip(args, (P(), P("rows"), P("rows")), strict=True))
+    w, x, n = place(mesh, *zip(args, (P(), P("batch"), P("batch")), strict=True))
     lowered = jax.jit(run(spec)).lower(w, x, n)
     compiled = lowered.compile()
     assert not COLLECTIVE.findall(compiled.as_text())
     out = compiled(w, x, n)
-    assert jax.typeof(out.y).sharding.spec == P("rows", None, None)
+    assert jax.typeof(out.y).sharding.spec == P("batch", None, None)
     assert_same(out, run(spec)(*args))
 
 
 @every_spec
 def test_gradient_equals_one_device(spec, mesh):
     args = draw(spec)
-    w, x, n = place(mesh, *zip(args, (P(), P("rows"), P("rows")), strict=True))
+    w, x, n = place(mesh, *zip(args, (P(), P("batch"), P("batch")), strict=True))
     got = jax.jit(jax.grad(loss(spec), (0, 1)))(w, x, n)
-    assert jax.typeof(got[1]).sharding.spec == P("rows", None, None)
+    assert jax.typeof(got[1]).sharding.spec == P("batch", None, None)
     assert_same(got, jax.grad(loss(spec), (0, 1))(*args))
 
 
@@ -90,7 +90,7 @@ def test_second_derivative_equals_one_device(mesh):
     def product(w, x, n):
         return jax.jvp(lambda w: jax.grad(loss(spec))(w, x, n), (w,), (w,))[1]
 
-    w, x, n = place(mesh, *zip(args, (P(), P("rows"), P("rows")), strict=True))
+    w, x, n = place(mesh, *zip(args, (P(), P("batch"), P("batch")), strict=True))
     assert_same(jax.jit(product)(w, x, n), jax.jit(product)(*args))
 
 
@@ -103,7 +103,7 @@ def test_explicit_passes_equal_one_device(padding, mesh):
         out, reserve = ost.rnn_forward(spec, w, x, seq_lengths=n, padding=padding)
         return ost.rnn_backward(spec, w, reserve, jnp.cos(out.y))
 
-    w, x, n = place(mesh, *zip(args, (P(), P("rows"), P("rows")), strict=True))
+    w, x, n = place(mesh, *zip(args, (P(), P("batch"), P("batch")), strict=True))
     assert_same(jax.jit(both)(w, x, n), jax.jit(both)(*args))
 
 
@@ -116,13 +116,13 @@ def test_vmap_over_the_sharded_axis_equals_one_device(over, mesh):
         return jnp.sum(jnp.sin(ost.rnn(spec, w, x).y))
 
     if over == "data":
-        args, specs = (weights, x), (P(), P("rows"))
+        args, specs = (weights, x), (P(), P("batch"))
         mapped = jax.vmap(lambda w, x: ost.rnn(spec, w, x).y, (None, 0))
     elif over == "weights":
         args = jnp.stack([weights * k for k in range(1, 5)]), x
-        specs, mapped = (P("rows"), P()), jax.vmap(jax.grad(total), (0, None))
+        specs, mapped = (P("batch"), P()), jax.vmap(jax.grad(total), (0, None))
     else:
-        args, specs = (weights, x), (P(), P("rows"))
+        args, specs = (weights, x), (P(), P("batch"))
         mapped = jax.vmap(jax.grad(total), (None, 0))
     placed = place(mesh, *zip(args, specs, strict=True))
     assert_same(jax.jit(mapped)(*placed), jax.jit(mapped)(*args))

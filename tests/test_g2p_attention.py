@@ -18,7 +18,7 @@ PAIRS = [("abc", [1, 2, 2]), ("it", [3]), ("a", []), ("b", [1, 2, 3])]
 
 @pytest.fixture(scope="module")
 def params():
-    """Large enough that words and phonemes matter."""
+    """Make parameters large enough that words and phonemes affect the results."""
     with jax.enable_x64(False):
         rng = np.random.default_rng(0)
         shapes = jax.eval_shape(CONFIG.init, jax.random.key(0))
@@ -47,7 +47,7 @@ def lstm_step(w, x, h, c):
 
 
 def lstm_layers(flat, inputs):
-    """Outputs ``[T, 2 H]`` and the last layer's final states by direction."""
+    """Compute outputs ``[T, 2 H]`` and the last layer's final states by direction."""
     weights = iter(attention.ost.unpack_weights(flat, CONFIG.spec))
     for _ in range(CONFIG.num_layers):
         sides, finals = [], []
@@ -64,7 +64,7 @@ def lstm_layers(flat, inputs):
 
 
 def by_hand(params, word, target):
-    """Log probabilities ``[U + 1, labels]``, alignment, and CTC's log probability."""
+    """Compute log probabilities ``[U + 1, labels]``, alignment, and CTC score."""
     flat = params.encoder
     p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
     outputs, (forward, backward) = lstm_layers(flat, p.letters[letter_ids([word])[0]])
@@ -92,7 +92,7 @@ def by_hand(params, word, target):
 
 
 def sum_over_paths(log_probs, target):
-    """Probability that CTC spells the target: the textbook's recursion."""
+    """Compute the probability of a target under CTC by the textbook's recursion."""
     states = [0, *itertools.chain.from_iterable((label, 0) for label in target)]
     alpha = np.zeros(len(states))
     alpha[0] = 1.0

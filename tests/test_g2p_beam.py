@@ -16,7 +16,7 @@ def log_softmax(scores):
 
 
 def tables(rows, seed=0):
-    """Log probability of a label after another one, by row and step."""
+    """Draw log probabilities of a label after another one, by word and step."""
     shape = (rows, LONGEST + 1, LABELS, LABELS)
     return log_softmax(np.random.default_rng(seed).normal(0, 2, shape))
 
@@ -26,7 +26,7 @@ def search(table, width, active=None):
     active = jnp.ones(rows, bool) if active is None else jnp.array(active)
 
     def step(states, labels, t):
-        # The state is the row, and a count of steps that has to follow its beginning.
+        # The state is the word, and a count of steps that must follow its hypothesis.
         row, count = states
         return (row, count + 1), jnp.asarray(table, jnp.float32)[row, count, labels]
 
@@ -40,7 +40,7 @@ def search(table, width, active=None):
 
 
 def probability(table, labels):
-    """Of labels and the end; what is as long as can be ends by itself."""
+    """Compute the log probability of labels and the end."""
     pairs = itertools.pairwise((EDGE, *labels, EDGE))
     return sum(table[t, a, b] for t, (a, b) in enumerate(pairs))
 

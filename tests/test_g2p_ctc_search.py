@@ -20,7 +20,7 @@ def collapse(path):
 
 
 def sum_over_all_paths(log_probs):
-    """Probability of every label sequence, path by path."""
+    """Compute the probability of every label sequence, path by path."""
     frames, symbols = log_probs.shape
     total = defaultdict(float)
     for path in itertools.product(range(symbols), repeat=frames):

@@ -1,4 +1,4 @@
-"""The main job by `ragged.vmap`: the same losses, gradients, weights and files."""
+"""Tests of g2p by `ragged.vmap`: the same losses, gradients, weights and files."""
 
 import jax
 import numpy as np
@@ -29,14 +29,14 @@ TARGETS = [[1], [1, 2, 2, 3, 5, 5, 1, 4, 3, 2, 1], [4, 5], [2], [3, 3, 1], [1, 2
 
 
 def batch(order, letters=21, phonemes=12, rows=8):
-    """Words of very different lengths, and rows without a word."""
+    """Make a batch of words of very different lengths, some of length 0."""
     words, targets = [WORDS[i] for i in order], [TARGETS[i] for i in order]
     return Batch(*pad(letter_ids(words), letters, rows), *pad(targets, phonemes, rows))
 
 
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda config: config.name)
 def model(request):
-    """A model, large parameters, and its two losses with gradients, compiled."""
+    """Return a model, large parameters, and its two losses with gradients, compiled."""
     config = request.param
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         rng = np.random.default_rng(0)
@@ -59,7 +59,7 @@ def test_loss_and_gradient_equal_those_of_padded_words(model, order):
 
 
 def test_every_word_draws_its_own_dropout():
-    """A mask depends on the key and the word's place, not on the other words."""
+    """Check that a mask depends on the key and the word's index, not on other words."""
     config = CONFIGS[0]
     params = config.init(jax.random.key(0))
     key, order = jax.random.key(5), (5, 1, 5)
@@ -120,7 +120,7 @@ def test_a_run_learns_and_pronounces(learned):
 
 
 def test_a_run_makes_the_updates_of_a_padded_one(tmp_path):
-    """Without dropout; on the same batches, since one bucket holds all words."""
+    """Check a run without dropout, on equal batches, since one bucket holds all."""
     padded, by_rows = (
         train_tiny(tmp_path / str(ragged), epochs=2, batch=BATCH, ragged=ragged)
         for ragged in (False, True)
@@ -135,7 +135,7 @@ def test_an_interrupted_run_goes_on_as_it_began(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         interrupt_after(patch, updates=10)
         train_tiny(halved, epochs=2, batch=BATCH, ragged=True)
-    train_tiny(halved, resume=True, batch=BATCH)  # it knows that it is ragged
+    train_tiny(halved, resume=True, batch=BATCH)  # the run stays ragged
     want, got = (arrays(out, checkpoint.RESUME_FILE) for out in (whole, halved))
     jax.tree.map(np.testing.assert_array_equal, got, want)
 

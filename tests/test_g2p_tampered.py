@@ -1,4 +1,4 @@
-"""Folders that somebody has changed: they load, or one line says why not."""
+"""Tests of changed model folders: they load, or fail with a message of one line."""
 
 import contextlib
 import copy
@@ -23,7 +23,7 @@ MODEL, RESUME = checkpoint.MODEL_FILE, checkpoint.RESUME_FILE
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def contents(request, tmp_path_factory):
-    """Arrays and headers of a run's two files, by name."""
+    """Return arrays and headers of a run's two files, by name."""
     folder = tmp_path_factory.mktemp("run")
     config = CONFIGS[request.param]
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
@@ -62,7 +62,7 @@ def test_what_is_not_tampered_with_loads(contents, tmp_path):
 
 
 def put(path, value):
-    """A change of a header: what stands at a path."""
+    """Return a change of a header that sets the value at a path."""
 
     def change(tensors, fields):
         *parents, last = path.split(".")
@@ -77,7 +77,7 @@ def put(path, value):
 
 
 def replace(name, value):
-    """A change of an array; None removes it."""
+    """Return a change that replaces an array, or removes it for None."""
 
     def change(tensors, fields):
         if value is None:
@@ -206,12 +206,12 @@ def test_what_is_no_file_is_one_clear_line(tmp_path):
     with pytest.raises(G2PError, match="it is no file"):
         checkpoint.load_model(tmp_path)
     path.rmdir()
-    os.mkfifo(path)  # which would wait for a writer for ever
+    os.mkfifo(path)  # reading it would wait forever
     with pytest.raises(G2PError, match="it is no file"):
         checkpoint.load_model(tmp_path)
     path.unlink()
     with path.open("wb") as file:
-        file.truncate(1 << 40)  # a hole: no bytes on the disk
+        file.truncate(1 << 40)  # a sparse file
     with pytest.raises(G2PError, match="it is too large, of 1,099,511,627,776 bytes"):
         checkpoint.load_model(tmp_path)
 
@@ -271,7 +271,7 @@ def test_any_change_of_bytes_loads_or_is_one_clear_line(contents, tmp_path):
     save(tmp_path, MODEL, *files[MODEL])
     path = tmp_path / MODEL
     content, rng = path.read_bytes(), random.Random(1)
-    end = content.index(b"}") + 2000  # of the header, roughly
+    end = content.index(b"}") + 2000  # of the header, approximately
     for _ in range(200):
         changed = bytearray(content)
         for _ in range(rng.randint(1, 3)):

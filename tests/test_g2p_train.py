@@ -32,13 +32,13 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
-    """A folder in which a tiny run learned the language, with what it printed."""
+    """Train a tiny model of the language; return its folder and its output."""
     return learn(tmp_path_factory.mktemp("learned"), model="ctc")
 
 
 @pytest.fixture(scope="module")
 def attentive(tmp_path_factory):
-    """The same with attention."""
+    """Train a tiny model with attention; return its folder and its output."""
     return learn(tmp_path_factory.mktemp("attentive"), **OPTIONS["attention"])
 
 
@@ -92,7 +92,7 @@ def test_attention_looks_at_the_letters_of_the_word(attentive):
     assert alignment.word == "sex" and alignment.phonemes == ("S", "EH", "K", "S")
     assert alignment.weights.shape == (5, 3)
     np.testing.assert_allclose(alignment.weights.sum(-1), 1, rtol=1e-5)
-    assert np.ptp(alignment.weights, axis=0).max() > 0.2  # it moves
+    assert np.ptp(alignment.weights, axis=0).max() > 0.2  # the attention moves
 
 
 def test_a_model_without_attention_has_no_alignment(learned):

@@ -1,7 +1,6 @@
-"""Random specs and shapes against the float64 loop: values and every gradient."""
+"""Tests of random specs and shapes against the float64 loop, with every gradient."""
 
 from cases import Case
-from closures import COMPILER_OPTIONS
 from harness import (
     arguments,
     assert_padding_is_exact,
@@ -18,7 +17,7 @@ from oracles.loop64 import Spec
 @st.composite
 def specs(draw) -> Spec:
     mode = draw(st.sampled_from(["rnn_relu", "rnn_tanh", "lstm", "gru"]))
-    hidden = draw(st.integers(1, 4) | st.sampled_from([16, 19, 33]))  # of all vectors
+    hidden = draw(st.integers(1, 4) | st.sampled_from([16, 19, 33]))  # vector widths
     skip = draw(st.booleans())
     fields = {
         "input_size": hidden if skip else draw(st.integers(1, 4)),
@@ -64,7 +63,6 @@ def calls(draw) -> Case:
 @given(case=calls(), recompute=st.booleans())
 def test_random_calls_match_float64_loop(case, recompute):
     made, run = arguments(case), value_and_pullback(case, None, recompute=recompute)
-    run = run.lower(made).compile(compiler_options=COMPILER_OPTIONS)
     got = named(case, *run(made))
     assert_same(case, got, expected(case), dtype="float64")
     assert_padding_is_exact(case, got)

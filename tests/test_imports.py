@@ -1,4 +1,4 @@
-"""The tiers of the package, and what importing it costs."""
+"""Tests of the tiers of the package, and of what an import loads."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ LOGIC = "in an __init__ without logic"
 
 
 def violations(root: Path, module: str, code: str) -> list[str]:
-    """Check a package of two tiers with one more file."""
+    """Return the violations of a package of two tiers with one more file."""
     files = {
         "__init__.py": '"""Top."""\n\nfrom ._rnn.api import rnn as rnn\n',
         "_config.py": "import os\n\nDEBUG = os.environ.get('OSTINATO_DEBUG')\n",
@@ -37,6 +37,8 @@ def violations(root: Path, module: str, code: str) -> list[str]:
         "cells/__init__.py": "from .basic import LSTM as LSTM\n",
         "cells/basic.py": "from ostinato._rnn.api import rnn\n",
         "ragged/__init__.py": "",
+        "ragged/core/registry.py": "",
+        "ragged/rules/dot.py": "from ..core import registry\n",
         "nn/flax.py": "from ..cells import LSTM\n",
         "interop/torch.py": "import torch\n",
         "apps/__init__.py": "",
@@ -88,6 +90,11 @@ def test_what_the_rules_allow_passes(tmp_path, module, code):
         ),
         ("ragged/vmap.py", "from .. import cells", f"imports cells {TIER5} 5"),
         (
+            "ragged/core/interpreter.py",
+            "from ..rules import dot",
+            "imports ragged.rules.dot (tier 4 of ragged) from tier 2",
+        ),
+        (
             "_rnn/api.py",
             f"{TYPING}    from .. import cells",
             f"imports cells {TIER5} 4",
@@ -129,7 +136,7 @@ def test_what_the_rules_forbid_is_found(tmp_path, module, code, message):
 
 
 def loaded(code: str) -> set[str]:
-    """The top-level modules that a fresh interpreter holds after `code`."""
+    """Return the top-level modules that a fresh interpreter has loaded after `code`."""
     report = "; import sys; print(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", code + report],

@@ -1,4 +1,4 @@
-"""Initial weights: their law, their place, their errors."""
+"""Tests of initial weights: distributions, positions, errors."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def test_uniform_fills_the_interval_and_no_more(dtype):
     values, k = np.asarray(weights, np.float64), 30**-0.5
     assert np.abs(values).max() <= k * (1 + 2 * float(jnp.finfo(dtype).eps))
     assert values.max() > 0.98 * k and values.min() < -0.98 * k
-    assert abs(values.mean()) < 0.02 * k  # 12 standard errors of about 20k draws
+    assert abs(values.mean()) < 0.02 * k  # 12 standard errors for about 20k draws
     assert abs(values.var() / (k * k / 3) - 1) < 0.05
 
 
@@ -48,7 +48,7 @@ def test_glorot_orthogonal_has_orthogonal_gates_and_no_bias(mode):
     blocks = np.asarray(layer.w_hh).reshape(-1, 8, 8)
     for block in blocks:
         np.testing.assert_allclose(block @ block.T, np.eye(8), atol=1e-12)
-    bound = np.sqrt(6 / (6 + 8))  # of one gate's block, not of all of them
+    bound = np.sqrt(6 / (6 + 8))  # by one gate's block, not by all gates
     assert 0.8 * bound < np.abs(layer.w_ih).max() <= bound
     assert not layer.b_ih.any() and not layer.b_hh.any()
 

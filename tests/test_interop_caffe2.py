@@ -1,4 +1,4 @@
-"""interop.caffe2: names and orders against Caffe2's equations written out in numpy."""
+"""Tests of interop.caffe2 against Caffe2's equations, written out in numpy."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def sigmoid(a):
 
 
 def caffe2_lstm(i2h_w, i2h_b, gates_t_w, gates_t_b, x, h, c, forget_bias):
-    """Caffe2's LSTM on its blobs; gates in X are i, f, o, g."""
+    """Run a step of Caffe2's LSTM on its blobs, whose gates are in order i, f, o, g."""
     outputs = []
     for t in range(x.shape[1]):
         gates = x[:, t] @ i2h_w.T + i2h_b + h @ gates_t_w.T + gates_t_b
@@ -47,7 +47,7 @@ def caffe2_lstm(i2h_w, i2h_b, gates_t_w, gates_t_b, x, h, c, forget_bias):
 
 
 def blobs_of(gates):
-    """As `InitFromLSTMParams` joins them: i, f, o, g on axis 0."""
+    """Join gates as `InitFromLSTMParams` does: i, f, o, g on axis 0."""
     return [
         np.concatenate([gates[part][f"{name}_{kind}"] for name in NAMES])
         for part in ("input", "recurrent")

@@ -1,4 +1,4 @@
-"""interop.jax_rnn against jax.experimental.rnn, whose reference runs anywhere."""
+"""Tests of interop.jax_rnn against the reference of jax.experimental.rnn."""
 
 import functools as ft
 import inspect

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM at chosen moments; `interrupt_tries.py` does it at random ones."""
+"""Tests of SIGINT and SIGTERM at chosen moments; see also `interrupt_tries.py`."""
 
 import signal
 import subprocess
@@ -18,7 +18,7 @@ def packages(tmp_path_factory):
 
 
 def interrupt(process, marker, number):
-    """Send a signal when a line has the marker; return the code and the output."""
+    """Send a signal when a line contains the marker; return the code and the output."""
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -34,7 +34,7 @@ def interrupt(process, marker, number):
 
 
 def whole_files(folder):
-    """Names in the folder of a run, none of them of a half-written file."""
+    """Return the files in the folder of a run; check that each is written in full."""
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
     assert not [name for name in names if name.endswith(files.PART)]
     return names
@@ -88,7 +88,7 @@ def test_while_a_disk_does_not_answer(tmp_path):
     assert code == 130
     with pytest.raises(G2PError, match="there is no"):
         checkpoint.load_model(out)
-    assert len(list(out.iterdir())) == 1  # what was not whole yet
+    assert len(list(out.iterdir())) == 1  # the unfinished file
     files.make_folder(out)
     assert not list(out.iterdir())
 

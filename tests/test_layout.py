@@ -1,4 +1,4 @@
-"""The flat vector: cuDNN's order, both ways, for every combination of fields."""
+"""Tests of the flat vector: cuDNN's order, both ways, for all fields of the spec."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def test_unpacked_weights_match_the_oracle_and_pack_again():
 
 
 def test_matrices_come_first_and_biases_last():
-    """cuDNN's order, spelled out once for one small network."""
+    """Check cuDNN's order, written out for one small network."""
     two = spec("gru", 2, 1, bidirectional=True)
     flat = jnp.arange(two.num_params)
     forward, reverse = ost.unpack_weights(flat, two)

@@ -1,6 +1,6 @@
-"""A mode is a row of the table, a cell and its equations: proved with one of tests.
+"""Tests with a mode that exists here only: a row of the table, a cell, its equations.
 
-The mode `leaky` has three states, of which the operator's code knows nothing:
+The mode `leaky` has three states, a number that no other mode has:
 `n' = n / 2 + tanh(pre_a)`, `c' = sigmoid(pre_b) c + n'`, `h' = tanh(c')`.
 """
 
@@ -16,10 +16,10 @@ from tolerance import assert_close, assert_same_bits
 import ostinato as ost
 from ostinato import ragged
 from ostinato._rnn import modes
-from ostinato._rnn.cell import Cell
+from ostinato._rnn.cell import ModeCell
 
 
-class Leaky(Cell):
+class Leaky(ModeCell):
     saved = ("a", "b")
 
     def _pre(self, states, gx):
@@ -82,7 +82,7 @@ def arguments(spec, seed=0):
 
 
 def oracle(spec, weights, x, state):
-    """One sequence at a time, one step at a time."""
+    """Run one sequence after another, one step after another."""
     h_0, c_0, n_0 = state
     ys, finals = [], []
     for b, length in enumerate(LENGTHS):

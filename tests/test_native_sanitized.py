@@ -10,20 +10,38 @@ import pytest
 
 NATIVE = Path(__file__).parents[1] / "native"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
-FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+FLAGS = ["-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread"]
 KERNELS = sorted(f"cpu/kernels/{path.name}" for path in NATIVE.glob("cpu/kernels/*.cc"))
 EMULATION = "tests/tiles_emulated.cc"
+RUNTIME = {
+    name: f"cpu/runtime/{name}.cc"
+    for name in ("affinity", "barrier", "caches", "features", "pool", "scratch", "team")
+}
+TEAM = [RUNTIME[name] for name in ("affinity", "barrier", "features", "pool", "team")]
 SOURCES = {
-    "caches_test.cc": ["cpu/caches.cc"],
-    "features_test.cc": ["cpu/features.cc"],
+    "barrier_test.cc": TEAM,
+    "caches_test.cc": [RUNTIME["caches"]],
+    "features_test.cc": [RUNTIME["features"]],
     "guard_test.cc": [],
-    "kernels_test.cc": ["cpu/features.cc", *KERNELS, EMULATION],
-    "network_test.cc": sorted(f"cpu/{path.name}" for path in NATIVE.glob("cpu/*.cc")),
-    "row_queue_test.cc": ["cpu/row_queue.cc", "cpu/rows.cc", "cpu/scratch.cc"],
-    "scratch_test.cc": ["cpu/scratch.cc"],
-    "team_test.cc": ["cpu/team.cc", "cpu/features.cc", "cpu/placement.cc"],
-    "tiles_test.cc": ["cpu/features.cc"],
-    "work_test.cc": ["cpu/caches.cc", "cpu/network.cc", "cpu/work.cc"],
+    "kernels_test.cc": [RUNTIME["features"], *KERNELS, EMULATION],
+    "network_test.cc": sorted(
+        str(path.relative_to(NATIVE))
+        for folder in ("runtime", "network", "pass")
+        for path in NATIVE.glob(f"cpu/{folder}/*.cc")
+    ),
+    "portion_queue_test.cc": [
+        "cpu/pass/portion_queue.cc",
+        "cpu/network/sequences.cc",
+        RUNTIME["scratch"],
+    ],
+    "schedule_test.cc": [
+        "cpu/pass/schedule.cc",
+        "cpu/network/network.cc",
+        RUNTIME["caches"],
+    ],
+    "scratch_test.cc": [RUNTIME["scratch"]],
+    "team_test.cc": TEAM,
+    "tiles_test.cc": [RUNTIME["features"]],
 }
 # These have the kernels without a sanitizer: kernels_test has them under one.
 PLAIN = {"network_test.cc", "tiles_test.cc"}
@@ -77,7 +95,13 @@ def test_native_checks_hold(name, tmp_path, request):
     run_checks(name, ["-fsanitize=address,undefined"], tmp_path, objects)
 
 
-THREADED = ["network_test.cc", "row_queue_test.cc", "scratch_test.cc", "team_test.cc"]
+THREADED = [
+    "barrier_test.cc",
+    "network_test.cc",
+    "portion_queue_test.cc",
+    "scratch_test.cc",
+    "team_test.cc",
+]
 
 
 @pytest.mark.parametrize("name", THREADED)

@@ -1,4 +1,4 @@
-"""The oracle itself: its gradient, closed forms, and that it notices what is wrong."""
+"""Tests of the oracle: its gradient, closed forms, and that it notices errors."""
 
 import dataclasses
 
@@ -15,24 +15,24 @@ NAMES = ("weights", "x", "h_0", "c_0")
 
 
 def make_keep(case: Case):
-    """Any masks will do here; half of the elements stay."""
+    """Draw dropout masks that keep about half of the elements."""
     rng = np.random.default_rng(7)
     shape = (case.spec.num_layers - 1, case.batch, case.steps, case.spec.width)
     return rng.random(shape) < 0.5
 
 
 def run_case(case: Case, **changes):
-    """``loop64.vjp`` on the inputs of `case`, some of them changed."""
+    """Run ``loop64.vjp`` on the inputs of `case`, with some of them changed."""
     made = make_inputs(case)._replace(**changes)
     args = [getattr(made, name) for name in NAMES]
     keep = make_keep(case) if case.keyed else None
-    options = dict(seq_lengths=made.seq_lengths, resets=made.resets, keep=keep)
+    options = dict(seq_lengths=made.seq_lengths, resets=made.resets, dropout_masks=keep)
     result, pullback = loop64.vjp(case.spec, *args, padding=case.padding, **options)
     return made, result, pullback
 
 
 def loss(made, result):
-    """<cotangents, result>; what stands in the padding does not count."""
+    """Return the inner product of cotangents and result, without the padding."""
     total = np.sum(np.nan_to_num(made.dy) * result.y) + np.sum(made.dh_n * result.h_n)
     return total if result.c_n is None else total + np.sum(made.dc_n * result.c_n)
 
@@ -47,7 +47,7 @@ def test_gradient_matches_finite_differences(case):
         value = getattr(made, name)
         if value is None:
             continue
-        # One random direction sees every element; a wrong one cannot hide.
+        # A random direction depends on every element, so no wrong one is missed.
         step = rng.standard_normal(value.shape)
         ends = [run_case(case, **{name: value + s * step}) for s in (eps, -eps)]
         slope = (loss(*ends[0][:2]) - loss(*ends[1][:2])) / (2 * eps)
@@ -80,7 +80,7 @@ def test_plain_scan_matches_the_loop(id):
             *args,
             seq_lengths=None if case.lengths is None else jnp.array(case.lengths),
             resets=None if made.resets is None else jnp.array(made.resets),
-            keep=keep,
+            dropout_masks=keep,
         )
 
     @jax.jit
@@ -168,7 +168,7 @@ def test_reverse_direction_of_a_short_row_starts_at_its_own_end():
 
 @pytest.mark.parametrize("kind", ["lstm", "gru", "gru_before"])
 def test_comparison_notices_swapped_gates(kind):
-    """Two gates in the wrong order must show in every result and every gradient."""
+    """Check that two swapped gates change every result and every gradient."""
     case = BY_ID[f"{kind}-plain"]
     made, result, pullback = run_case(case)
     size = case.spec.hidden_size
@@ -194,7 +194,7 @@ def test_comparison_notices_swapped_gates(kind):
     "case", [c for c in CASES if c.resets and c.batch > 1], ids=lambda c: c.id
 )
 def test_cases_with_resets_cut_one_row_off_and_no_other(case):
-    """A case where every row began with a reset would hide a lost gradient."""
+    """Check that not all sequences begin with a reset, which would hide errors."""
     made, _, pullback = run_case(case)
     dh_0 = pullback(made.dy).h_0
     assert not dh_0[:, 0].any() and dh_0[:, 2].any()

@@ -1,7 +1,7 @@
-"""Sequences one after another in place of a padded batch: the same numbers, no padding.
+"""Tests of packed storage: the same results as for a padded batch, without padding.
 
-Both backends against the float64 loop; what stands outside of a sequence's steps is
-NaN on the way in (True in masks) and must be zero on the way out.
+Both backends are compared with the float64 loop. Tokens outside the steps of sequences
+are NaN in inputs (True in masks), and must be zero in results.
 """
 
 import dataclasses
@@ -46,8 +46,10 @@ native = pytest.mark.skipif(
 
 
 def on_both(cpu, xla):
-    """Cases for each backend; those of xla are few, as it pads and runs what is
-    tested elsewhere."""
+    """Parametrize a test by backend and case.
+
+    The xla backend needs few cases, since it pads and runs code tested elsewhere.
+    """
     return pytest.mark.parametrize(
         ("backend", "case"),
         [pytest.param("cpu", BY_ID[i], id=f"cpu-{i}", marks=native) for i in cpu]
@@ -61,7 +63,7 @@ both = pytest.mark.parametrize(
 
 
 def segment_lengths_of(case: Case) -> list:
-    """As many rows as steps; more of some; all that there may be."""
+    """Return segments as long as the steps, longer ones, and the longest possible."""
     own = np.array(own_lengths(case), int)
     more = np.minimum(own + np.arange(case.batch) % 3, case.steps)
     return [own, more, np.full(case.batch, case.steps)]
@@ -71,8 +73,8 @@ def check(case: Case, backend: str, dtype="float64", **changes) -> None:
     run = value_and_pullback(call_of(case, backend, **changes))
     capacity = case.steps * case.batch + 2
     for lengths in segment_lengths_of(case):
-        rows = PackedRun(case, Placement.of(lengths, capacity), dtype)
-        got = rows.named(*run(*rows.arguments()))
+        packed = PackedRun(case, Placement.of(lengths, capacity), dtype)
+        got = packed.named(*run(*packed.arguments()))
         assert_same(case, got, expected(case, dtype), dtype=dtype, what=f"{lengths} ")
         for b, n in enumerate(own_lengths(case)):
             assert not got["y"][b, n:].any()
@@ -107,18 +109,18 @@ def test_lengths_share_one_compilation_and_may_fill_all_rows(backend):
 
     for lengths in ((5, 5, 2, 0), (0, 5, 2, 2), (0, 0, 0, 0), (3, 4, 0, 5)):
         other = dataclasses.replace(case, lengths=lengths)
-        rows = PackedRun(other, Placement.of(lengths, 12))
-        got = rows.named(*run(*rows.arguments()))
+        packed = PackedRun(other, Placement.of(lengths, 12))
+        got = packed.named(*run(*packed.arguments()))
         assert_same(other, got, expected(other), dtype="float64", what=f"{lengths} ")
     assert len(traces) == 1
 
 
 @both
 def test_what_does_not_fit_is_cut_off(backend):
-    """Too many rows, too many steps, less than none: never a neighbour's rows."""
+    """Check lengths that are too large or negative: no token of others is read."""
     case = BY_ID["gru-L2-bi-ragged"]
-    rows = PackedRun(case, Placement.of((4, 4, 4, 0), 13))
-    made, _, masks = rows.arguments()
+    packed = PackedRun(case, Placement.of((4, 4, 4, 0), 13))
+    made, _, masks = packed.arguments()
     run = value_and_pullback(call_of(case, backend))
     wild = jnp.array([4, -3, 9, 20], jnp.int32)
     steps = jnp.array([4, 2, 20, -1], jnp.int32)
@@ -143,8 +145,8 @@ def test_nothing_to_run_gives_zeros_and_the_initial_state(
     case = dataclasses.replace(
         BY_ID["lstm-L2-bi-ragged"], batch=batch, steps=steps, lengths=(0,) * batch
     )
-    rows = PackedRun(case, Placement.of((0,) * batch, capacity))
-    got = rows.named(*value_and_pullback(call_of(case, backend))(*rows.arguments()))
+    packed = PackedRun(case, Placement.of((0,) * batch, capacity))
+    got = packed.named(*value_and_pullback(call_of(case, backend))(*packed.arguments()))
     assert_same(case, got, expected(case), dtype="float64")
 
 
@@ -155,7 +157,7 @@ def test_nothing_to_run_gives_zeros_and_the_initial_state(
     ("backend", "id"), [pytest.param("cpu", "lstm", marks=native), ("xla", "gru")]
 )
 def test_every_derivative_matches_the_plain_scan(backend, id):
-    """Forward mode, and second derivatives in every mix of modes."""
+    """Check forward mode, and second derivatives in every mix of modes."""
     case = CLOSURES[id]
     primal, step = primal_of(case), direction_of(case)
     loss, reference = (
@@ -179,7 +181,7 @@ def test_every_derivative_matches_the_plain_scan(backend, id):
 
 
 def two_runs() -> tuple[Case, dict]:
-    """Arguments of runs that differ in values and lengths, one below the other."""
+    """Stack the arguments of two runs that differ in values and lengths."""
     base, spread = BY_ID["lstm-dropout"], []
     for seed, lengths in ((1, (3, 0, 5, 1)), (2, (0, 4, 2, 5))):
         case = dataclasses.replace(base, seed=seed, lengths=lengths)
@@ -213,7 +215,7 @@ def with_gradients(call: RNNCall):
 )
 def test_vmap_equals_a_loop(backend, shared):
     case, args = two_runs()
-    for name in shared:  # which may make NaN of the first run steps of the second
+    for name in shared:  # so a NaN of the first run is a step of the second
         args[name] = jnp.nan_to_num(jnp.stack([args[name][0]] * 2))
     given = {n: args[n][0] if n in shared else args[n] for n in args}
     axes = {n: None if n in shared else 0 for n in args}
@@ -261,19 +263,19 @@ def test_gradient_is_two_fused_calls():
 @both
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_shards_are_gathered(backend, kind):
-    """A device cannot tell where its rows begin: every one runs them all."""
+    """Check that every device runs all tokens, since it cannot find its own share."""
     case = BY_ID["gru-L2-bi-ragged"]
-    rows = PackedRun(case, Placement.of((3, 0, 5, 1), 12))
+    packed = PackedRun(case, Placement.of((3, 0, 5, 1), 12))
     kinds = (getattr(jax.sharding.AxisType, kind),)
-    mesh = jax.make_mesh((4,), ("rows",), kinds, devices=jax.devices("cpu")[:4])
-    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
-    made, segment_lengths, masks = rows.arguments()
+    mesh = jax.make_mesh((4,), ("batch",), kinds, devices=jax.devices("cpu")[:4])
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
+    made, segment_lengths, masks = packed.arguments()
     x, steps, segment_lengths = jax.device_put(
         (made.x, made.seq_lengths, segment_lengths), split
     )
     made = made._replace(x=x, seq_lengths=steps)
     got = value_and_pullback(call_of(case, backend))(made, segment_lengths, masks)
-    got = rows.named(*jax.tree.map(np.asarray, got))
+    got = packed.named(*jax.tree.map(np.asarray, got))
     assert_same(case, got, expected(case), dtype="float64")
 
 
@@ -293,8 +295,8 @@ def test_shards_are_gathered(backend, kind):
 )
 def test_a_call_that_does_not_add_up_is_an_error(change, message):
     case = BY_ID["gru-resets"]
-    rows = PackedRun(case, Placement.of(own_lengths(case), 12))
-    made, *_ = rows.arguments()
+    packed = PackedRun(case, Placement.of(own_lengths(case), 12))
+    made, *_ = packed.arguments()
     call = RNNCall(call_of(case, "cpu").spec, packed=change.get("packed", Packed(5)))
     operands = Operands(
         *(made.weights, made.x, (made.h_0,)),

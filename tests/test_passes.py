@@ -1,4 +1,4 @@
-"""Explicit passes: the cell trios, and what the conformance class does not show."""
+"""Tests of explicit passes: functions of one cell, and what conformance leaves out."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def make(kind: str, dtype="float64"):
-    """Arguments, cotangents, and the oracle's states and gradients."""
+    """Make arguments, cotangents, and the oracle's states and gradients."""
     name, spec, _ = KINDS[kind]
     rng = np.random.default_rng(0)
 
@@ -94,7 +94,7 @@ def test_gru_reserve_holds_gates_and_recurrent_product():
 
 @every_kind
 def test_cell_backward_is_differentiable_too(kind):
-    """JAX's derivative of our gradient is that of JAX's gradient of our values."""
+    """Compare JAX's derivative of our gradient with that of JAX's own gradient."""
     (inference, forward, backward), extra = functions(kind)
     args, cotangents, *_ = make(kind)
     rng = np.random.default_rng(4)
@@ -117,7 +117,7 @@ def test_cell_backward_is_differentiable_too(kind):
 
 @pytest.mark.parametrize("id", ["lstm", "gru"])
 def test_passes_are_differentiable_too(id):
-    """Our gradient's tangent is that of JAX's gradient of `rnn`."""
+    """Compare the tangent of our gradient with that of JAX's gradient of `rnn`."""
     case = BY_ID[id]
     made, spec, step = arguments(case), spec_of(case), direction_of(case)
     options = options_of(case, made, None)
@@ -143,7 +143,7 @@ def test_passes_are_differentiable_too(id):
 
 
 def test_reserve_crosses_the_edge_of_jit():
-    """Forward and backward as two compiled functions."""
+    """Check forward and backward passes in two compiled functions."""
     case = BY_ID["lstm"]
     made, spec = arguments(case), spec_of(case)
     options, state = options_of(case, made, None), join(made.h_0, made.c_0)

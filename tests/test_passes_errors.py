@@ -1,4 +1,4 @@
-"""Bad input of the explicit passes: the error names argument, want and got."""
+"""Tests of bad input of the explicit passes: errors name argument, want and got."""
 
 import functools
 

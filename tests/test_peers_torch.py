@@ -1,4 +1,4 @@
-"""The float64 loop against torch, where torch has the operator."""
+"""Tests of the float64 loop against torch, where torch has the operator."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def torch_has(case: Case) -> bool:
 
 
 def for_torch(case: Case) -> Case:
-    """Packed sequences have no rows of length 0; one step stands in for them."""
+    """Replace lengths of 0, which torch's packed sequences do not allow, by 1."""
     lengths = case.lengths and tuple(max(1, n) for n in case.lengths)
     return dataclasses.replace(case, lengths=lengths)
 

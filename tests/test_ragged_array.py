@@ -24,10 +24,10 @@ def assert_examples(batch, want):
         np.testing.assert_array_equal(got, expected, strict=True)
 
 
-def with_tail(lengths=LENGTHS, extra=4):
-    """Rows as numpy holds them, with NaN behind the last."""
-    rows = np.concatenate(examples(lengths))
-    return np.concatenate([rows, np.full((extra, WIDTH), np.nan)])
+def with_unused(lengths=LENGTHS, extra=4):
+    """Return the tokens as an array of numpy, with NaN in the unused capacity."""
+    tokens = np.concatenate(examples(lengths))
+    return np.concatenate([tokens, np.full((extra, WIDTH), np.nan)])
 
 
 # ---------------------------------------------------------------------------------- in
@@ -71,7 +71,7 @@ def test_sizes_may_be_numbers_or_functions():
     assert_examples(batch, arrays)
 
 
-def test_batches_without_rows_and_without_examples():
+def test_batches_without_tokens_and_without_examples():
     empty = RaggedArray.from_list(examples((0, 0)))
     assert (empty.capacity, empty.max_length) == (1, 1)
     assert_examples(empty, examples((0, 0)))
@@ -87,15 +87,15 @@ def test_batches_without_rows_and_without_examples():
 
 
 def test_row_splits_and_segment_ids():
-    data, want = with_tail(), examples()
+    data, want = with_unused(), examples()
     splits = RaggedArray.from_row_splits(data, [0, 3, 3, 8, 9], max_length=6)
     assert_examples(splits, want)
     assert (splits.capacity, splits.max_length) == (13, 6)
-    ids = np.repeat(np.arange(5), (*LENGTHS, 4))  # the last id is the tail's
+    ids = np.repeat(np.arange(5), (*LENGTHS, 4))  # the last id is the unused capacity's
     assert_examples(RaggedArray.from_segment_ids(data, ids, num_segments=4), want)
-    rows = np.concatenate(want)
-    assert_examples(RaggedArray.from_segment_ids(rows, ids[:9], dim="m"), want)
-    assert len(RaggedArray.from_segment_ids(rows[:0], ids[:0])) == 0
+    tokens = np.concatenate(want)
+    assert_examples(RaggedArray.from_segment_ids(tokens, ids[:9], dim="m"), want)
+    assert len(RaggedArray.from_segment_ids(tokens[:0], ids[:0])) == 0
 
 
 # ------------------------------------------------------------------ padded, transformed
@@ -107,23 +107,23 @@ def test_padding_there_and_back(axis):
     batch = RaggedArray.from_list(want, axis=axis, capacity=13, max_length=6)
     padded = np.array(batch.to_padded(fill=-7))
     assert padded.shape == ((4, 6, WIDTH) if axis == 0 else (4, WIDTH, 6))
-    rows = np.moveaxis(padded, axis + 1, 1)
+    tokens = np.moveaxis(padded, axis + 1, 1)
     for b, n in enumerate(LENGTHS):
-        np.testing.assert_array_equal(rows[b, :n], np.moveaxis(want[b], axis, 0))
-        assert (rows[b, n:] == -7).all()
-        rows[b, n:] = np.nan
+        np.testing.assert_array_equal(tokens[b, :n], np.moveaxis(want[b], axis, 0))
+        assert (tokens[b, n:] == -7).all()
+        tokens[b, n:] = np.nan
     back = RaggedArray.from_padded(padded, LENGTHS, axis=axis)
     assert_examples(back, want)
     assert (back.capacity, back.max_length) == (10, 6)
 
 
 def test_padding_under_jit_and_grad():
-    batch = RaggedArray(with_tail(), LENGTHS, max_length=6)
+    batch = RaggedArray(with_unused(), LENGTHS, max_length=6)
     weights = np.random.default_rng(1).standard_normal((4, 6, WIDTH))
 
     @jax.jit
     def both(data, lengths):
-        """There, back, and there again, with the gradient."""
+        """Convert there, back, and there again; return the gradient, too."""
 
         def loss(data):
             batch = RaggedArray(data, lengths, max_length=6)
@@ -136,9 +136,9 @@ def test_padding_under_jit_and_grad():
     assert_examples(again, examples())
     assert (again.capacity, again.max_length) == (24, 6)
     assert (np.asarray(again.data)[9:] == 0).all()
-    rows = np.concatenate([weights[b, :n] for b, n in enumerate(LENGTHS)])
-    np.testing.assert_array_equal(gradient, np.pad(rows, [(0, 4), (0, 0)]))
-    assert np.isclose(value, np.sum(rows * np.concatenate(examples())))
+    tokens = np.concatenate([weights[b, :n] for b, n in enumerate(LENGTHS)])
+    np.testing.assert_array_equal(gradient, np.pad(tokens, [(0, 4), (0, 0)]))
+    assert np.isclose(value, np.sum(tokens * np.concatenate(examples())))
 
 
 def test_it_is_a_pytree():
@@ -154,7 +154,7 @@ def test_it_is_a_pytree():
 
 
 def test_with_data_keeps_the_rest():
-    batch = RaggedArray(with_tail(), LENGTHS, dim="t", max_length=6)
+    batch = RaggedArray(with_unused(), LENGTHS, dim="t", max_length=6)
     other = batch.with_data(jnp.arange(13))
     assert (other.dim, other.max_length, other.dtype) == ("t", 6, jnp.arange(1).dtype)
     assert other[2].tolist() == [3, 4, 5, 6, 7]
@@ -164,7 +164,7 @@ def test_with_data_keeps_the_rest():
 
 
 def test_indexing_and_iteration():
-    batch, want = RaggedArray(with_tail(), LENGTHS), examples()
+    batch, want = RaggedArray(with_unused(), LENGTHS), examples()
     for index in (0, 1, 3, -1, -4, np.int64(2), np.uint8(2), jnp.asarray(0)):
         np.testing.assert_array_equal(batch[index], want[int(index)], strict=True)
     for got, expected in zip(batch, want, strict=True):
@@ -177,7 +177,7 @@ def test_indexing_and_iteration():
 
 
 def test_repr_shows_lengths():
-    batch = RaggedArray(with_tail(), LENGTHS, max_length=6)
+    batch = RaggedArray(with_unused(), LENGTHS, max_length=6)
     text = "RaggedArray(float64[13, 2], n=[3, 0, 5, 1], axis=0, max_length=6)"
     assert repr(batch) == text
     long = RaggedArray(np.zeros(20), np.ones(20, int), dim="n - 1")
@@ -189,7 +189,7 @@ def test_repr_shows_lengths():
 
 
 def test_traced_lengths_have_no_examples_yet():
-    batch = RaggedArray(with_tail(), LENGTHS)
+    batch = RaggedArray(with_unused(), LENGTHS)
     for use in (list, lambda b: b[0], lambda b: b.to_list()):
         with pytest.raises(TypeError, match="traced lengths"):
             jax.jit(use)(batch)
@@ -235,7 +235,7 @@ def test_rounded_capacities():
 
 
 def random_batches(size=16, count=256, epochs=2):
-    """Examples of lognormal length, 5 to 200, in another order every epoch."""
+    """Yield examples of lognormal length, 5 to 200, in another order every epoch."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(3.3, 0.7, size * count), 5, 200).astype(int)
     for _ in range(epochs):
@@ -259,10 +259,10 @@ def test_random_batches_have_few_shapes(name):
     exact, shapes = set(), set()
     for arrays in random_batches():
         batch = make(arrays)
-        rows, longest = sum(map(len, arrays)), max(map(len, arrays))
-        exact.add((rows, longest))
+        tokens, longest = sum(map(len, arrays)), max(map(len, arrays))
+        exact.add((tokens, longest))
         shapes.add((batch.capacity, batch.max_length))
-        assert rows <= batch.capacity <= 1.25 * rows
+        assert tokens <= batch.capacity <= 1.25 * tokens
         assert longest <= batch.max_length
     assert len(exact) > 400
     assert 1 < len(shapes) <= most
@@ -295,7 +295,7 @@ def test_joining_and_splitting_arrays_of_numpy_compiles_little():
 
 ROWS = np.zeros((9, WIDTH))
 ERRORS = {
-    "too many rows": (
+    "too many tokens": (
         lambda: RaggedArray(ROWS, [4, 6]),
         ValueError,
         "`lengths` must sum to at most the 9 rows of the capacity, got 10",
@@ -348,7 +348,7 @@ ERRORS = {
         TypeError,
         r"`arrays\[0\]` must be an array, got list \[1, 2\]; jnp.array makes one",
     ),
-    "capacity below the rows": (
+    "capacity below the tokens": (
         lambda: RaggedArray.from_list([ROWS], capacity=8),
         ValueError,
         "`capacity` must hold all 9 rows, got 8",

@@ -15,7 +15,7 @@ OTHERS = (2, 5, 1)  # of a second dim, bound 6
 
 
 def batch(arrays, dim="n", bound=BOUND, axis=0):
-    """With a NaN tail."""
+    """Return a batch with NaN in the unused capacity."""
     made = ragged.RaggedArray.from_list(
         arrays, axis=axis, dim=dim, capacity=None, max_length=bound
     )
@@ -26,17 +26,17 @@ def batch(arrays, dim="n", bound=BOUND, axis=0):
 
 
 def counts(n, columns=None):
-    """0, 1, .. down the rows."""
-    rows = np.arange(n, dtype=float)
-    return rows if columns is None else np.tile(rows[:, None], columns)
+    """Return 0, 1, .. along the tokens."""
+    tokens = np.arange(n, dtype=float)
+    return tokens if columns is None else np.tile(tokens[:, None], columns)
 
 
-def of_rows(columns=None):
+def of_tokens(columns=None):
     return batch([counts(n, columns) for n in LENGTHS])
 
 
-def at_row(n, *shape):
-    """`[n, ...]` with the row's number everywhere."""
+def at_token(n, *shape):
+    """Return `[n, ...]` with the number of the token everywhere."""
     return np.broadcast_to(counts(n).reshape(-1, *[1] * len(shape)), (n, *shape))
 
 
@@ -44,7 +44,7 @@ def positions(x):
     return jnp.arange(x.shape[0], dtype=float)
 
 
-# name: (function, inputs, what comes for an example of n rows)
+# name: (function, inputs, what comes for an example of n tokens)
 ONE_DIM = {
     "sum_of_positions": (lambda x: positions(x).sum(), None, lambda n: n * (n - 1) / 2),
     "positions": (positions, None, counts),
@@ -62,12 +62,12 @@ ONE_DIM = {
             @ (lax.broadcasted_iota(float, (2, 4), 0) + 1)
         ),
         None,
-        lambda n: 3 * (at_row(n, 4) + 1),
+        lambda n: 3 * (at_token(n, 4) + 1),
     ),
     "broadcast_behind": (
         lambda x: lax.broadcast_in_dim(x, (x.shape[0], 7), (0,)),
         None,
-        lambda n: at_row(n, 7),
+        lambda n: at_token(n, 7),
     ),
     "dense_to_ragged": (
         lambda x: lax.broadcast_in_dim(jnp.arange(12.0), (x.shape[0], 12), (1,)),
@@ -92,7 +92,7 @@ ONE_DIM = {
     "transpose": (
         lambda x: jnp.broadcast_to(x[None], (7, x.shape[0])).T,
         None,
-        lambda n: at_row(n, 7),
+        lambda n: at_token(n, 7),
     ),
     "tensor_dimension": (
         lambda x: jnp.einsum(
@@ -125,22 +125,22 @@ ONE_DIM = {
 def test_one_dim(name, jitted):
     function, columns, want = ONE_DIM[name]
     mapped = ragged.vmap(function)
-    out = (jax.jit(mapped) if jitted else mapped)(of_rows(columns))
+    out = (jax.jit(mapped) if jitted else mapped)(of_tokens(columns))
     examples = out if isinstance(out, jax.Array) else out.to_list()
     for n, got in zip(LENGTHS, examples, strict=True):
         np.testing.assert_array_equal(got, want(n), strict=False)
         assert got.shape == np.shape(want(n))
 
 
-def test_rows_lie_one_after_another():
-    out = ragged.vmap(positions)(of_rows())
+def test_tokens_lie_one_after_another():
+    out = ragged.vmap(positions)(of_tokens())
     np.testing.assert_array_equal(out.data[:8], [0, 1, 2, 0, 0, 1, 2, 3])
     np.testing.assert_array_equal(out.lengths, LENGTHS)
     assert (out.dim, out.axis, out.max_length) == ("n", 0, BOUND)
 
 
 def test_two_dims_come_padded():
-    first = of_rows()
+    first = of_tokens()
     second = batch([counts(m) for m in OTHERS], dim="m", bound=6)
     out = ragged.vmap(lambda a, b: jnp.broadcast_to(a[:, None], (a.size, b.size)))(
         first, second
@@ -150,7 +150,7 @@ def test_two_dims_come_padded():
     assert out.dims == ((0, "n"), (1, "m"))
     np.testing.assert_array_equal(out.lengths, [LENGTHS, OTHERS])
     for n, m, got in zip(LENGTHS, OTHERS, out.to_list(), strict=True):
-        np.testing.assert_array_equal(got, at_row(n, m))
+        np.testing.assert_array_equal(got, at_token(n, m))
 
 
 def test_ragged_to_dense_is_an_error():
@@ -160,34 +160,34 @@ def test_ragged_to_dense_is_an_error():
             lax.broadcast_in_dim, shape=shape, broadcast_dimensions=(0,)
         )
         with pytest.raises(TypeError, match="broadcast"):
-            ragged.vmap(function)(of_rows())
+            ragged.vmap(function)(of_tokens())
 
 
 def test_contracted_sizes_must_match():
     other = batch([counts(n) for n in OTHERS], dim="m", bound=6)
     with pytest.raises(TypeError, match=r"\(n,\).*\(m,\)"):
-        ragged.vmap(jnp.dot)(of_rows(), other)
+        ragged.vmap(jnp.dot)(of_tokens(), other)
 
 
 def test_adding_different_dims_is_an_error():
     other = batch([counts(n) for n in LENGTHS], dim="m")
     with pytest.raises((TypeError, ValueError), match="n"):
-        ragged.vmap(jnp.add)(of_rows(), other)
+        ragged.vmap(jnp.add)(of_tokens(), other)
 
 
 def test_ragged_batch_is_not_mapped_by_another_axis():
     with pytest.raises(ValueError, match="in_axes"):
-        ragged.vmap(positions, in_axes=1)(of_rows())
+        ragged.vmap(positions, in_axes=1)(of_tokens())
 
 
 def test_ragged_result_needs_out_axes_zero():
     with pytest.raises(ValueError, match="out_axes"):
-        ragged.vmap(positions, out_axes=1)(of_rows())
+        ragged.vmap(positions, out_axes=1)(of_tokens())
 
 
 def test_addition_again_and_again():
     """The same kernel twice on one buffer once corrupted data."""
-    x = of_rows()
+    x = of_tokens()
     double = jax.jit(ragged.vmap(lambda a: a + a))
     for _ in range(4):
         for n, got in zip(LENGTHS, double(x).to_list(), strict=True):
@@ -195,7 +195,7 @@ def test_addition_again_and_again():
 
 
 def transformer_layer(x, qkv, out, up, down):
-    """Layer norm, 4 heads, softmax over the keys, gelu."""
+    """Return layer norm, 4 heads, softmax over the keys, and gelu of a sequence."""
     mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
     normed = (x - mean) * lax.rsqrt(var + 1e-5)
     q, k, v = jnp.einsum("te,iehq->ithq", normed, qkv)

@@ -5,48 +5,42 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from ragged_loop import check, other_rows_in_padding
+from ragged_loop import check, other_tokens_in_padding
 from ragged_programs import BY_NAME
 
-from ostinato.ragged import Context, Flat, Padded, Sizes, registry
-from ostinato.ragged.moves import Places
-from ostinato.ragged.rules import (
-    control,
-    elementwise,
-    lanes,
-    linalg,
-    lockstep,
-    products,
-    tiers,
-)
+from ostinato.ragged import Context, Flat, Padded, Sizes
+from ostinato.ragged.core import registry
+from ostinato.ragged.primitives.relocate import Sources
+from ostinato.ragged.rules import control, dot, elementwise, linalg
+from ostinato.ragged.schedule import packed_scan, padded_scan, tiered
 
-LANES = {"scan": "lanes", "lanes": 2}
-LOCKSTEP = {"scan": "lockstep"}
+PACKED = {"scan": "packed", "lanes": 2}
+PADDED = {"scan": "padded"}
 
 # ---------------------------------------------------------------- what is put in place
 
 
 def rule(name, make):
-    """The rule of a primitive becomes `make(rule)`."""
+    """Replace the rule of a primitive by `make(rule)`."""
 
     def apply(monkeypatch):
-        rules = dict(registry._rules)
-        (key,) = [k for k in rules if getattr(k, "name", k) == name]
-        rules[key] = make(rules[key])
-        monkeypatch.setattr(registry, "_rules", rules)
+        entries = dict(registry._entries)
+        (key,) = [k for k in entries if getattr(k, "name", k) == name]
+        entries[key] = entries[key]._replace(rule=make(entries[key].rule))
+        monkeypatch.setattr(registry, "_entries", entries)
 
     return apply
 
 
 def attribute(owner, name, make):
-    """The same for a function or a method."""
+    """Replace a function or a method by `make` of it."""
     return lambda monkeypatch: monkeypatch.setattr(
         owner, name, make(getattr(owner, name))
     )
 
 
 def changed(**changes):
-    """A NamedTuple comes with other fields, each made from itself as it was."""
+    """Change fields of a returned NamedTuple, each by a function of the tuple."""
 
     def make(function):
         def call(*args):
@@ -64,7 +58,7 @@ def bind(eqn, *arrays, **params):
 
 
 def without_masks(_):
-    """Each padded example as if all of it were valid."""
+    """Run on padded examples as if all of them were valid."""
 
     def broken(ctx, eqn, *values, **params):
         run = lambda _, *arrays: bind(eqn, *arrays, **params)  # noqa: E731
@@ -73,8 +67,8 @@ def without_masks(_):
     return broken
 
 
-def over_all_rows(_):
-    """The rows of all examples as if they were one."""
+def over_all_tokens(_):
+    """Run on the tokens of all examples as if they were one."""
 
     def broken(ctx, eqn, *values, **params):
         flat = [ctx.to_flat(v) for v in values]
@@ -84,8 +78,8 @@ def over_all_rows(_):
     return broken
 
 
-def next_row(original):
-    """Results that begin one row too early."""
+def next_token(original):
+    """Return results that begin one token too late."""
 
     def broken(ctx, eqn, *values, **params):
         result = original(ctx, eqn, *values, **params)
@@ -97,7 +91,7 @@ def next_row(original):
 
 
 def next_example(original):
-    """Each example gets what belongs to the one before it."""
+    """Return to each example the result of the one before it."""
 
     def broken(ctx, eqn, *values, **params):
         result = original(ctx, eqn, *values, **params)
@@ -115,7 +109,7 @@ def without_gradient(original):
 
 
 def inlined(name):
-    """A function with derivatives of its own, without them."""
+    """Inline a function with derivatives of its own, without them."""
 
     def make(_):
         return lambda ctx, eqn, *values, **params: ctx.evaluate(params[name], values)
@@ -130,16 +124,16 @@ def last_branch(_):
     return broken
 
 
-def bits_of_all_rows(_):
+def bits_of_all_tokens(_):
     def broken(ctx, eqn, keys, *, shape, **params):
-        rows = (ctx.capacity(shape[0]), *shape[1:])
-        bits = eqn.primitive.bind(keys.x, shape=rows, **params)
+        tokens = (ctx.capacity(shape[0]), *shape[1:])
+        bits = eqn.primitive.bind(keys.x, shape=tokens, **params)
         return Flat(bits, ctx.out_shapes(eqn)[0], 0)
 
     return broken
 
 
-def associative_over_all_rows(_):
+def associative_over_all_tokens(_):
     def broken(ctx, eqn, x, **params):
         return [Flat(jnp.cumsum(ctx.to_flat(x).x, 0), x.shape, 0)]
 
@@ -176,16 +170,16 @@ BROKEN = {
         f"{name}_without_mask": (rule(name, without_masks), seen, {})
         for name, seen in REDUCTIONS.items()
     },
-    "cumsum_over_all_rows": (rule("cumsum", over_all_rows), "cumsum", {}),
-    "cummax_over_all_rows": (rule("cummax", over_all_rows), "cummax", {}),
-    "rev_of_all_rows": (rule("rev", over_all_rows), "flip_both", {}),
-    "gather_a_row_off": (rule("gather", next_row), "gather_rows", {}),
-    "concatenate_a_row_off": (rule("concatenate", next_row), "token_first", {}),
-    "pad_a_row_off": (rule("pad", next_row), "pad", {}),
+    "cumsum_over_all_tokens": (rule("cumsum", over_all_tokens), "cumsum", {}),
+    "cummax_over_all_tokens": (rule("cummax", over_all_tokens), "cummax", {}),
+    "rev_of_all_tokens": (rule("rev", over_all_tokens), "flip_both", {}),
+    "gather_a_token_off": (rule("gather", next_token), "gather_tokens", {}),
+    "concatenate_a_token_off": (rule("concatenate", next_token), "token_first", {}),
+    "pad_a_token_off": (rule("pad", next_token), "pad", {}),
     "sum_of_the_neighbour": (rule("reduce_sum", next_example), "sum", {}),
     "max_without_gradient": (rule("reduce_max", without_gradient), "max", {}),
     "dot_without_gradient": (rule("dot_general", without_gradient), "mlp", {}),
-    "bits_of_all_rows": (rule("random_bits", bits_of_all_rows), "fresh_noise", {}),
+    "bits_of_all_tokens": (rule("random_bits", bits_of_all_tokens), "fresh_noise", {}),
     "derivative_of_custom_jvp": (
         rule("custom_jvp_call", inlined("call_jaxpr")),
         "custom_jvp",
@@ -202,7 +196,7 @@ BROKEN = {
         "conv_same",
         {},
     ),
-    "no_border": (attribute(linalg, "_bordered", unchanged(1)), "solve", {}),
+    "no_border": (attribute(linalg, "_extended", unchanged(1)), "solve", {}),
     "rows_of_the_neighbour": (
         attribute(Context, "segments", changed(ids=lambda s: s.ids[::-1])),
         "add_per_example",
@@ -213,18 +207,18 @@ BROKEN = {
         "position_codes",
         {},
     ),
-    "tail_counted": (
+    "unused_counted": (
         attribute(Context, "segments", changed(drop_ids=lambda s: s.ids)),
         "sum",
         {},
     ),
-    "offsets_a_row_off": (
+    "offsets_a_token_off": (
         attribute(Context, "segments", changed(offsets=lambda s: s.offsets + 1)),
         "rest",
         {},
     ),
-    "tail_as_it_comes": (
-        attribute(Context, "fill_tail", unchanged(1)),
+    "unused_as_it_comes": (
+        attribute(Context, "fill_unused", unchanged(1)),
         "mean_of_mlp",
         {},
     ),
@@ -239,9 +233,9 @@ BROKEN = {
     ),
     "top_k_without_mask": (rule("top_k", without_masks), "top_k", {}),
     "pool_without_mask": (rule("reduce_window_max", without_masks), "max_pool", {}),
-    "scatter_a_row_off": (rule("scatter-add", next_row), "scatter_to_rows", {}),
-    "associative_over_all_rows": (
-        rule("ragged_associative_scan", associative_over_all_rows),
+    "scatter_a_token_off": (rule("scatter-add", next_token), "scatter_to_tokens", {}),
+    "associative_over_all_tokens": (
+        rule("ragged_associative_scan", associative_over_all_tokens),
         "associative_sum",
         {},
     ),
@@ -261,52 +255,56 @@ BROKEN = {
         {},
     ),
     "tiers_out_of_order": (
-        attribute(tiers, "descending", lambda f: lambda x: (f(x)[0], f(x)[1][::-1])),
+        attribute(tiered, "descending", lambda f: lambda x: (f(x)[0], f(x)[1][::-1])),
         "attention",
         {"tiers": 2},
     ),
-    "tiers_a_row_off": (
-        attribute(tiers._Tiered, "_in_tiers", changed(row=lambda p: p.row + 1)),
+    "tiers_a_token_off": (
+        attribute(
+            tiered.TieredBatch, "_in_tiers", changed(element=lambda p: p.element + 1)
+        ),
         "attention",
         {"tiers": 2},
     ),
     "rows_back_from_elsewhere": (
         attribute(
             Context,
-            "_places",
-            lambda f: lambda *args: (f(*args)[0], Places(*map(_rolled, f(*args)[1]))),
+            "_sources",
+            lambda f: lambda *args: (f(*args)[0], Sources(*map(_rolled, f(*args)[1]))),
         ),
         "conv_same",
         {},
     ),
-    "padding_taken_for_rows": (
-        attribute(products, "is_filled", lambda _: lambda _: True),
+    "padding_taken_for_tokens": (
+        attribute(dot, "is_filled", lambda _: lambda _: True),
         "singular_pairs",
         {},
     ),
-    "lanes_never_begin": (
-        attribute(lanes, "_plan", changed(begins=lambda p: p.begins & False)),
+    "packed_scan_never_begin": (
+        attribute(packed_scan, "_schedule", changed(begins=lambda p: p.begins & False)),
         "rnn",
-        LANES,
+        PACKED,
     ),
-    "lanes_begin_a_step_late": (
-        attribute(lanes, "_plan", changed(begins=lambda p: jnp.roll(p.begins, 1, 0))),
-        "rnn",
-        LANES,
-    ),
-    "lanes_read_a_step_late": (
+    "packed_scan_begin_a_step_late": (
         attribute(
-            lanes,
-            "_plan",
-            changed(in_rows=lambda p: p.in_rows._replace(row=p.in_rows.row + 1)),
+            packed_scan, "_schedule", changed(begins=lambda p: jnp.roll(p.begins, 1, 0))
         ),
         "rnn",
-        LANES,
+        PACKED,
     ),
-    "lockstep_goes_on": (
-        attribute(lockstep, "_select", first_of_two),
+    "packed_scan_read_a_step_late": (
+        attribute(
+            packed_scan,
+            "_schedule",
+            changed(tokens=lambda p: p.tokens._replace(element=p.tokens.element + 1)),
+        ),
         "rnn",
-        LOCKSTEP,
+        PACKED,
+    ),
+    "padded_scan_goes_on": (
+        attribute(padded_scan, "_select", first_of_two),
+        "rnn",
+        PADDED,
     ),
     "loops_go_on": (
         attribute(control, "select", first_of_two),
@@ -319,8 +317,10 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_rule_is_caught(name, monkeypatch):
     break_it, program, options = BROKEN[name]
-    other_rows_in_padding(monkeypatch)
+    other_tokens_in_padding(monkeypatch)
     break_it(monkeypatch)
     # What the comparison says, not some assertion on the way.
-    with pytest.raises(AssertionError, match="lengths {|gradient of the tail"):
+    with pytest.raises(
+        AssertionError, match="lengths {|gradient of the unused capacity"
+    ):
         check(BY_NAME[program], options)

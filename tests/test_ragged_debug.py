@@ -14,8 +14,8 @@ ROWS = [np.arange(n) + 10.0 * n for n in LENGTHS]
 
 def batch(arrays=ROWS):
     made = ragged.RaggedArray.from_list(arrays, capacity=9, max_length=4)
-    rows = jnp.arange(9, dtype=jnp.int32)
-    return made.with_data(jnp.where(rows < sum(map(len, arrays)), made.data, jnp.nan))
+    tokens = jnp.arange(9, dtype=jnp.int32)
+    return made.with_data(jnp.where(tokens < sum(map(len, arrays)), made.data, jnp.nan))
 
 
 class Seen(list):
@@ -27,7 +27,7 @@ class Seen(list):
 
 
 def seen_by(make, wrap=jax.jit, **options):
-    """What the callback sees that `make(callback)` calls for an example of a batch."""
+    """Return the calls of a callback when `make(callback)` runs on a batch."""
     seen = Seen()
     wrap(ragged.vmap(make(seen), **options))(batch())
     jax.effects_barrier()
@@ -39,7 +39,7 @@ def call(callback, *args, **kwargs):
 
 
 def returning(effect):
-    """A function of one example that has an effect and a result."""
+    """Return a function of one example that has an effect and a result."""
     return lambda seen: lambda x: (effect(seen, x), x.sum())[1]
 
 
@@ -110,7 +110,7 @@ STEPS = [(0, 30), (0, 10), (0, 20), (30, 31), (20, 21), (61, 32)]
 
 
 @pytest.mark.parametrize(
-    "options", [{"scan": "lockstep"}, {"scan": "lanes", "lanes": 2}]
+    "options", [{"scan": "padded"}, {"scan": "packed", "lanes": 2}]
 )
 def test_a_loop_shows_the_steps_that_an_example_has(options):
     assert sorted(seen_by(running, **options)) == sorted(STEPS)
@@ -145,8 +145,8 @@ def test_effects_under_transformations():
 
     mapped = ragged.vmap(square)
 
-    def total(rows):
-        return mapped(batch().with_data(rows)).sum()
+    def total(tokens):
+        return mapped(batch().with_data(tokens)).sum()
 
     gradient = jax.jit(jax.grad(total))(batch().data)
     jax.effects_barrier()

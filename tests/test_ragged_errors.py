@@ -13,7 +13,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from ostinato import ragged
-from ostinato.ragged import registry, rules
+from ostinato.ragged import rules
+from ostinato.ragged.core import registry
 
 LENGTHS = (3, 1, 4)
 ROWS = np.random.default_rng(2).standard_normal((10, 4))
@@ -27,7 +28,7 @@ def batch(lengths=LENGTHS, dim="n", max_length=6):
 
 
 def unchecked(lengths, dim="n", max_length=6):
-    """What a jitted function may be handed: nobody has looked at the lengths."""
+    """Return a batch with unchecked lengths, as a jitted function may get it."""
     x = batch((1,) * len(lengths), dim, max_length)
     leaves, tree = jax.tree.flatten(x)
     return jax.tree.unflatten(tree, [leaves[0], jnp.asarray(lengths, jnp.int32)])
@@ -60,7 +61,7 @@ def convolved_with_itself(x):
     return lax.conv_general_dilated(x[None, None], x[None, None], (1,), "VALID")[0, 0]
 
 
-REFUSED = {
+UNSUPPORTED = {
     "singular_values": ("svd", lambda x: jnp.linalg.svd(x, full_matrices=False)[1]),
     "orthogonal": ("qr", lambda x: jnp.linalg.qr(x.T)[0]),
     "eigenvalues": ("eigh", lambda x: jnp.linalg.eigh(x @ x.T)[0]),
@@ -81,21 +82,21 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
-    primitive, function = REFUSED[name]
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported(name):
+    primitive, function = UNSUPPORTED[name]
     with pytest.raises(NotImplementedError, match=primitive):
         ragged.vmap(function)(batch())
 
 
-def test_collectives_are_refused():
+def test_collectives_are_unsupported():
     with pytest.raises(NotImplementedError, match="axis name"):
         ragged.vmap(lambda x: lax.psum(x.sum(0), "batch"))(batch())
     with pytest.raises(NotImplementedError, match="axis name"):
         ragged.vmap(lambda x: lax.axis_index("batch"))(batch())
 
 
-def test_random_bits_that_depend_on_the_padding_are_refused():
+def test_random_bits_that_depend_on_the_padding_are_unsupported():
     def noise(x):
         return x + jax.random.normal(jax.random.key(0), x.shape)
 
@@ -292,13 +293,13 @@ def test_wrong_options(options):
 
 @pytest.fixture
 def scratch_rules(monkeypatch):
-    """A registry that forgets what a test adds."""
+    """Restore the registry after a test."""
     assert rules.__name__  # those of JAX's primitives are there already
-    monkeypatch.setattr(registry, "_rules", dict(registry._rules))
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 
 def make_primitive(name):
-    """The running total of the rows, as a primitive of a user."""
+    """Return the running total of the tokens as a primitive of a user."""
     primitive = Primitive(name)
     primitive.def_impl(lambda x: jnp.cumsum(x, 0))
     primitive.def_abstract_eval(lambda x: x)
@@ -328,8 +329,8 @@ def test_own_primitive_with_and_without_a_rule(scratch_rules):
         return ragged.Flat(totals - before[starts], flat.shape, flat.axis)
 
     ends = np.cumsum(LENGTHS)
-    for got, rows in zip(mapped(batch()), np.split(ROWS, ends), strict=False):
-        np.testing.assert_allclose(got, 1 + np.cumsum(2 * rows, 0), rtol=1e-12)
+    for got, tokens in zip(mapped(batch()), np.split(ROWS, ends), strict=False):
+        np.testing.assert_allclose(got, 1 + np.cumsum(2 * tokens, 0), rtol=1e-12)
     with pytest.raises(ValueError, match="running_total has a ragged rule already"):
         ragged.register(running_p)(rule)
 
@@ -346,19 +347,19 @@ def test_own_primitive_without_ragged_axes_needs_no_rule():
     np.testing.assert_allclose(out, [np.cumsum(p.sum(0)) for p in parts], rtol=1e-12)
 
 
-def test_rule_that_refuses_or_gives_another_shape(scratch_rules):
-    running_p = make_primitive("running_refused")
+def test_rule_that_is_unsupported_or_gives_another_shape(scratch_rules):
+    running_p = make_primitive("running_unsupported")
 
     @ragged.register(running_p)
     def rule(ctx, eqn, x):
         if x.x.dtype == jnp.float32:
-            raise ragged.Refuse("float32 is beneath it")
+            raise ragged.Unsupported("float32 is beneath it")
         return ragged.Shared(jnp.zeros(2), (2,))
 
     mapped = ragged.vmap(running_p.bind)
-    with pytest.raises(NotImplementedError, match="running_refused.*beneath it"):
+    with pytest.raises(NotImplementedError, match="running_unsupported.*beneath it"):
         mapped(batch().with_data(jnp.asarray(ROWS, jnp.float32)))
-    with pytest.raises(TypeError, match="rule of 'running_refused' must give"):
+    with pytest.raises(TypeError, match="rule of 'running_unsupported' must give"):
         mapped(batch())
 
 

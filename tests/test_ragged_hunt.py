@@ -1,6 +1,5 @@
-"""Programs as strangers write them: what `ragged.vmap` once refused or got wrong."""
+"""Programs as strangers write them: what `ragged.vmap` once rejected or got wrong."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,13 @@ from jax.sharding import PartitionSpec as P
 
 from ostinato import ragged
 
+try:
+    import equinox as eqx
+except ImportError:
+    eqx = None
+needs_equinox = pytest.mark.skipif(
+    eqx is None, reason="needs equinox, of the extra `peers`"
+)
 LENGTHS = (3, 1, 4)
 ROWS = np.random.default_rng(4).standard_normal((10, 4))
 PARTS = np.split(ROWS, np.cumsum(LENGTHS))[:3]
@@ -18,7 +24,7 @@ W = jnp.asarray(np.random.default_rng(5).standard_normal((4, 4)))
 
 
 def batch(lengths=LENGTHS, dim="n"):
-    """Two rows of the ten are a tail."""
+    """Return a batch of eight tokens and a capacity of ten."""
     return ragged.RaggedArray(ROWS, lengths, dim=dim, max_length=6)
 
 
@@ -132,10 +138,13 @@ LIMITED = {  # with the largest number that each compares
 }
 
 
+@needs_equinox
 @pytest.mark.parametrize("name", LIMITED)
 def test_error_if_raises_where_an_example_is_wrong_and_nowhere_else(name):
     function, most = LIMITED[name]
-    far = batch().with_data(jnp.asarray(ROWS).at[8:].set(99.0))  # in the tail
+    far = batch().with_data(
+        jnp.asarray(ROWS).at[8:].set(99.0)
+    )  # in the unused capacity
     run = eqx.filter_jit(ragged.vmap(function, in_axes=(0, None)))
     right = run(far, most + 1e-6)
     want = [jnp.asarray(p) for p in PARTS]
@@ -165,8 +174,8 @@ def recur(x, w):
 IN_SHARDS = {
     "elements": (lambda x, w: jnp.tanh(x @ w + 1) * jnp.arange(4.0)[None], {}),
     "attention": (lambda x, w: jax.nn.softmax(x @ w @ x.T) @ x, {"tiers": 2}),
-    "lockstep": (recur, {"scan": "lockstep"}),
-    "lanes": (recur, {"scan": "lanes", "lanes": 2}),
+    "lockstep": (recur, {"scan": "padded"}),
+    "lanes": (recur, {"scan": "packed", "lanes": 2}),
     "branch": (lambda x, w: lax.cond(x.sum() > 0, jnp.sin, lambda a: a @ w, x), {}),
     "own_derivative": (lambda x, w: doubled_back(x, w).max(0), {}),
     "table": (lambda x, w: w[jnp.argsort(x[:, 0]) % 4] + x[-1][None], {}),
@@ -222,6 +231,7 @@ def test_loops_that_a_size_counts_have_a_gradient(name):
 # -------------------------------------------------------- shared without being arrays
 
 
+@needs_equinox
 def test_shared_arguments_that_are_no_arrays():
     mlp = eqx.nn.MLP(4, 2, 3, 1, key=jax.random.key(0), dtype=jnp.float64)
     mapped = ragged.vmap(lambda m, x: jax.vmap(m)(x), in_axes=(None, 0))

@@ -1,7 +1,7 @@
 """`ragged.vmap` of every program against a loop over the examples."""
 
 import pytest
-from ragged_loop import check, length_sets, other_rows_in_padding
+from ragged_loop import check, length_sets, other_tokens_in_padding
 from ragged_programs import BY_NAME, PROGRAMS
 
 CASES = [
@@ -16,7 +16,7 @@ CASES = [
 
 
 def test_length_sets_cover_what_may_go_wrong():
-    """With and without a tail; where they may be, empty examples and batches."""
+    """With and without unused capacity, empty examples and batches where allowed."""
     assert len(PROGRAMS) >= 150
     assert len(BY_NAME) == len(PROGRAMS)
     for program in PROGRAMS:
@@ -31,7 +31,7 @@ def test_length_sets_cover_what_may_go_wrong():
 
 @pytest.fixture(autouse=True)
 def _padding(monkeypatch):
-    other_rows_in_padding(monkeypatch)
+    other_tokens_in_padding(monkeypatch)
 
 
 @pytest.mark.parametrize("program, options", CASES)

@@ -1,4 +1,4 @@
-"""`ost.rnn` of one sequence under `ragged.vmap`: one fused call on concatenated rows.
+"""`ost.rnn` of one sequence under `ragged.vmap`: one fused call on concatenated tokens.
 
 Against the loop over examples, in every form in which the operator can stand in a
 function; then that no padded copy is made where none is needed.
@@ -31,12 +31,12 @@ def run(spec, x, scale, *args, **options):
 
 
 def two(x):
-    """A batch within an example."""
+    """Run a batch within an example."""
     return jnp.stack([x, jnp.sin(x)])
 
 
 def gradient(x, scale):
-    """Of weights that all share, but for each example its own."""
+    """Return for each example the gradient of weights that all share."""
 
     def loss(w, x):
         y, (h, c) = ost.rnn(SMALL, w, x, recompute=True)
@@ -50,7 +50,7 @@ def tangent(x, scale):
 
 
 def curvature(x, scale):
-    """Forward mode over reverse mode."""
+    """Return forward mode over reverse mode."""
 
     def slope(x):
         return jax.grad(lambda x: jnp.sum(run(GRU, x, 0.3 * scale).y ** 2))(x)
@@ -82,7 +82,7 @@ ON_ROWS = {
     "fixed_length": lambda x, scale: run(GRU, x, scale, seq_lengths=2, padding="drop"),
     "size_as_length": lambda x, scale: run(GRU, x, scale, seq_lengths=x.shape[0]),
     "resets": lambda x, scale: run(GRU, x, scale, resets=x[:, 0] > 0),
-    "more_rows": lambda x, scale: run(LSTM, jnp.concatenate([x[:1], x]), scale),
+    "more_tokens": lambda x, scale: run(LSTM, jnp.concatenate([x[:1], x]), scale),
     "ensemble": ensemble,
 }
 PADDED = {
@@ -103,7 +103,7 @@ DENSE = {
         scale,
         seq_lengths=(x[:, 0] > 0).astype(jnp.int32),
     ),
-    "no_rows": lambda d, x, scale: run(GRU, jnp.stack([d, d**2]), scale).y + x.sum(),
+    "no_tokens": lambda d, x, scale: run(GRU, jnp.stack([d, d**2]), scale).y + x.sum(),
 }
 PROGRAMS = [
     *programs({n: f for n, f in ON_ROWS.items() if n != "plain"}),
@@ -118,8 +118,8 @@ def test_program_equals_the_loop(program):
     check(program, {})
 
 
-def forms_of(name):
-    """The layouts in which the operator runs in a program: rows, or None."""
+def layouts_of(name):
+    """Return the layouts in which the operator runs in a program: packed, or None."""
     program = BY_NAME[name]
     inputs = ragged_inputs(
         program, draw_inputs(program, length_sets(program)[0], seed=0)
@@ -145,8 +145,8 @@ def equations_in(jaxpr):
 
 
 @pytest.mark.parametrize("name", [*ON_ROWS, "tangent"])
-def test_operator_runs_on_rows(name):
-    forms = forms_of(name)
+def test_operator_runs_on_tokens(name):
+    forms = layouts_of(name)
     assert forms
     assert all(isinstance(form, Packed) for form in forms)
 
@@ -154,11 +154,11 @@ def test_operator_runs_on_rows(name):
 @pytest.mark.parametrize("name", [*PADDED, *DENSE])
 def test_operator_runs_padded_only_where_it_must(name):
     forward = {"gradient": {Packed(7, 1)}, "passes": {Packed(7, 2)}}.get(name, set())
-    assert set(forms_of(name)) == {None} | forward
+    assert set(layouts_of(name)) == {None} | forward
 
 
 def test_nothing_as_large_as_a_padded_batch_is_made():
-    """32 sequences of up to 64 steps in 128 rows, with the gradient."""
+    """32 sequences of up to 64 steps in 128 tokens, with the gradient."""
     spec = ost.RNNSpec("lstm", 3, 4)
     lengths = np.r_[64, np.full(31, 2)]
     batch = ragged.RaggedArray(
@@ -179,7 +179,7 @@ def test_nothing_as_large_as_a_padded_batch_is_made():
     assert largest == 128 * 4 * spec.hidden_size < 32 * 64 * 3
 
 
-def test_rows_of_the_tail_are_as_harmless_as_others():
+def test_unused_capacity_changes_no_gradient():
     """Zeros there would have no direction, and a NaN as gradient."""
     data = jax.random.normal(jax.random.key(0), (6, D))
     table = jnp.eye(GRU.hidden_size)
@@ -189,9 +189,9 @@ def test_rows_of_the_tail_are_as_harmless_as_others():
         return y / jnp.sqrt(jnp.sum(y**2, axis=-1, keepdims=True)) @ table
 
     @jax.grad
-    def gradient(both, tail):
-        rows = jnp.concatenate([data, jnp.full((tail, D), jnp.nan)])
-        batch = ragged.RaggedArray(rows, jnp.array([3, 1, 2]), max_length=4)
+    def gradient(both, unused):
+        tokens = jnp.concatenate([data, jnp.full((unused, D), jnp.nan)])
+        batch = ragged.RaggedArray(tokens, jnp.array([3, 1, 2]), max_length=4)
         out = ragged.vmap(directions, (None, None, 0))(*both, batch)
         return jnp.sum(jnp.sin(out.data[:6]))
 
@@ -200,7 +200,7 @@ def test_rows_of_the_tail_are_as_harmless_as_others():
 
 
 def outer(weights, data, lengths):
-    """A loss, and the outputs on the way."""
+    """Return a loss, and the outputs on the way."""
     batch = ragged.RaggedArray(data, lengths, max_length=5)
     out = ragged.vmap(lambda w, x: ost.rnn(GRU, w, x), (None, 0))(weights, batch)
     there = jnp.arange(data.shape[0]) < jnp.sum(lengths)

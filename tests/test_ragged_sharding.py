@@ -45,7 +45,7 @@ def test_a_constraint_changes_where_values_lie_and_no_value(name):
         return jnp.sum(jnp.sin(values)), out
 
     run = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))
-    (of_rows, of_w), out = run(batch.data, w)
+    (of_tokens, of_w), out = run(batch.data, w)
     assert run.lower(batch.data, w).as_text().count("sharding") >= 1
     if spec is not None:
         values = out if isinstance(out, jax.Array) else out.data
@@ -54,9 +54,9 @@ def test_a_constraint_changes_where_values_lie_and_no_value(name):
     def each(examples, w):
         return sum(jnp.sum(jnp.sin(plain(x, w))) for x in examples)
 
-    want_rows, want_w = jax.grad(each, argnums=(0, 1))(examples, w)
+    want_tokens, want_w = jax.grad(each, argnums=(0, 1))(examples, w)
     np.testing.assert_allclose(of_w, want_w, rtol=1e-10)
-    np.testing.assert_allclose(of_rows[:6], np.concatenate(want_rows), rtol=1e-10)
+    np.testing.assert_allclose(of_tokens[:6], np.concatenate(want_tokens), rtol=1e-10)
     results = out if isinstance(out, jax.Array) else out.to_list()
     for got, x in zip(results, examples, strict=True):
         np.testing.assert_allclose(got, plain(x, w), rtol=1e-10)

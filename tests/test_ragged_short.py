@@ -25,9 +25,9 @@ from ostinato import ragged
 
 def test_empty_examples_with_min_length_zero():
     xs = examples((0, 3, 0))
-    sums, rows = ragged.vmap(lambda x: (x.sum(0), x + 1), min_length=0)(batch(xs))
+    sums, tokens = ragged.vmap(lambda x: (x.sum(0), x + 1), min_length=0)(batch(xs))
     each(sums, [x.sum(0) for x in xs])
-    each(rows.to_list(), [x + 1 for x in xs])
+    each(tokens.to_list(), [x + 1 for x in xs])
 
 
 def test_tangents_of_empty_examples_are_zero():
@@ -68,7 +68,7 @@ def test_traced_empty_examples_give_nothing_of_their_neighbours(name):
 
 @jax.custom_vjp
 def cubed(x, w):
-    """With another derivative than its own."""
+    """Return the cube of `x`; its derivative is another one on purpose."""
     return x @ w**3
 
 
@@ -135,8 +135,8 @@ def test_batches_of_nothing_but_empty_examples_have_zero_gradients():
 
 
 @pytest.mark.parametrize("name", ["rows", "pairs", "other_dim"])
-def test_traced_short_examples_get_no_row_of_a_neighbour(name):
-    """NaN in results of their own rows, too."""
+def test_traced_short_examples_get_no_token_of_a_neighbour(name):
+    """NaN in results of their own tokens, too."""
     xs, ys = examples((1, 3)), examples((0, 2), seed=1)
     x, y = batch(xs), batch(ys, dim="m")
     if name == "other_dim":
@@ -170,11 +170,11 @@ OF_FEWER_ROWS = {
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"scan": "lanes"}, {"tiers": ((1, 2), (1, 1))}]
+    "options", [{}, {"scan": "packed"}, {"tiers": ((1, 2), (1, 1))}]
 )
 @pytest.mark.parametrize("name", OF_FEWER_ROWS)
-def test_parts_that_no_example_has_any_row_of(name, options):
-    """What is left of one or two rows behind the first two."""
+def test_parts_that_no_example_has_any_token_of(name, options):
+    """What is left of one or two tokens behind the first two."""
     function = lambda x: (OF_FEWER_ROWS[name](x[2:]), 2 * x)  # noqa: E731
     xs = examples((1, 2))
     x = batch(xs, max_length=2)
@@ -200,7 +200,7 @@ OF_NO_FEATURES = {
 
 
 @pytest.mark.parametrize("name", OF_NO_FEATURES)
-def test_rows_without_features(name):
+def test_tokens_without_features(name):
     function = OF_NO_FEATURES[name]
     lengths = (3, 1)
     x = ragged.RaggedArray(np.zeros((5, 0)), lengths)

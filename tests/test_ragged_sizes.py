@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.export import symbolic_shape
 
-from ostinato.ragged import sizes
+from ostinato.ragged.core import sizes
 
 MOST, TOTAL, BATCH = {"n": 7, "m": 5}, {"n": 11, "m": 9}, 3
 
@@ -61,19 +61,19 @@ def test_bounds_hold_and_are_close(dim):
         values[n, m] = max(function(n, m), 0)
     ranges = {name: sizes.Range(0, most) for name, most in MOST.items()}
     largest = sizes.largest(dim, ranges)
-    names = sizes.symbols(dim)
+    names = sizes.symbol_names(dim)
     assert largest >= values.max()
     if len(names) == 1:
         assert largest == values.max()
 
-    # The most rows that three examples can have, by trying them all.
+    # The most tokens that three examples can have, by trying them all.
     most = 0
     counts = [range(MOST[k] + 1) if k in names else range(1) for k in ("n", "m")]
     every = list(itertools.product(*counts))
     for batch in itertools.combinations_with_replacement(every, BATCH):
         if all(sum(e[i] for e in batch) <= TOTAL[k] for i, k in enumerate("nm")):
             most = max(most, sum(values[e] for e in batch))
-    bound = sizes.most_rows(dim, ranges, TOTAL, BATCH)
+    bound = sizes.most_tokens(dim, ranges, TOTAL, BATCH)
     assert most <= bound <= largest * BATCH
     if str(dim) in ("n", "n + 3", "n + m"):
         assert bound == min(most, largest * BATCH)
@@ -96,4 +96,4 @@ def test_names():
     assert (
         sizes.rename("max(n, nn) - n", {"n": "(k + 1)"}) == "max((k + 1), nn) - (k + 1)"
     )
-    assert sizes.symbols("- mod(- 1, n) + m") == ["m", "n"]
+    assert sizes.symbol_names("- mod(- 1, n) + m") == ["m", "n"]

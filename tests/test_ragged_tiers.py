@@ -11,7 +11,7 @@ from closures import fast_jit
 from tolerance import assert_close
 
 from ostinato import ragged
-from ostinato.ragged import tiers
+from ostinato.ragged.schedule import tiers
 
 D, LONGEST, CAPACITY = 3, 7, 16
 rng = np.random.default_rng(11)
@@ -28,21 +28,21 @@ def examples(lengths, seed=0):
 
 
 def batch(arrays, dim="n", capacity=CAPACITY):
-    """With NaN in the tail."""
-    rows = np.concatenate([*arrays, np.full((capacity, D), np.nan)])[:capacity]
+    """Return a batch with NaN in the unused capacity."""
+    tokens = np.concatenate([*arrays, np.full((capacity, D), np.nan)])[:capacity]
     lengths = np.array([len(a) for a in arrays], np.int32)
-    return ragged.RaggedArray(rows, lengths, dim=dim, max_length=LONGEST)
+    return ragged.RaggedArray(tokens, lengths, dim=dim, max_length=LONGEST)
 
 
 @functools.cache
-def alone(wrt_rows):
-    """Result and gradient of one example."""
+def alone(wrt_tokens):
+    """Return result and gradient of one example."""
 
     def total(x, w):
         y = attention(x, w)
         return (y**2).sum(), y
 
-    return fast_jit(jax.grad(total, 0 if wrt_rows else 1, has_aux=True))
+    return fast_jit(jax.grad(total, 0 if wrt_tokens else 1, has_aux=True))
 
 
 @functools.cache
@@ -70,9 +70,9 @@ def test_results_and_gradients_do_not_depend_on_tiers(given):
         each = [alone(True)(x, W) for x in xs]
         for a, out in zip(y.to_list(), each, strict=True):
             assert_close(a, out[1], terms=100)
-        tail = np.zeros((CAPACITY - sum(lengths), D))
-        rows = np.concatenate([*(out[0] for out in each), tail])
-        assert_close(gradients[0], rows, terms=100)
+        unused = np.zeros((CAPACITY - sum(lengths), D))
+        tokens = np.concatenate([*(out[0] for out in each), unused])
+        assert_close(gradients[0], tokens, terms=100)
         want = sum(alone(False)(x, W)[0] for x in xs)
         assert_close(gradients[1], want, terms=100)
     assert compiled._cache_size() == 1
@@ -110,7 +110,7 @@ def test_several_dims_have_tiers_by_name():
 
 
 def sizes_in(jaxpr):
-    """How large the results of all equations are, those of inner jaxprs included."""
+    """Return the sizes of the results of all equations, with those of inner jaxprs."""
     for eqn in jaxpr.eqns:
         yield from (v.aval.size for v in eqn.outvars)
         for value in jax.tree.leaves(
@@ -134,7 +134,7 @@ def test_nothing_as_large_as_all_pairs_of_a_padded_batch_is_made():
         return max(sizes_in(jax.make_jaxpr(jax.grad(total))(x.data).jaxpr))
 
     assert largest(None) == 32 * 64**2
-    # All lengths of 400 rows fit: the i-th longest has no more than 400 / i of them.
+    # All lengths of 400 tokens fit: the i-th longest has no more than 400 / i of them.
     assert largest(8) < 32 * 64**2 / 4
 
 

@@ -26,13 +26,13 @@ def examples(lengths=LENGTHS, shape=(D,), seed=0):
 
 
 def batch(arrays, dim="n", capacity=CAPACITY, max_length=MAX_LENGTH):
-    """With NaN in the tail."""
+    """Return a batch with NaN in the unused capacity."""
     x = ragged.RaggedArray.from_list(
         arrays, dim=dim, capacity=capacity, max_length=max_length
     )
-    rows = np.arange(capacity) < int(x.lengths.sum())
-    rows = rows.reshape(-1, *[1] * (x.data.ndim - 1))
-    return x.with_data(jnp.where(rows, x.data, jnp.nan))
+    tokens = np.arange(capacity) < int(x.lengths.sum())
+    tokens = tokens.reshape(-1, *[1] * (x.data.ndim - 1))
+    return x.with_data(jnp.where(tokens, x.data, jnp.nan))
 
 
 def attention(x, w):
@@ -164,9 +164,9 @@ def test_dtypes_are_those_of_the_function():
 def test_batch_without_examples():
     none = ragged.RaggedArray(jnp.zeros((4, D)), np.zeros(0, np.int32), max_length=3)
     run = fast_jit(ragged.vmap(lambda x, d: (x.sum(0) * d, x + 1, x @ x.T)))
-    dense, rows, pairs = run(none, jnp.zeros((0, D)))
+    dense, tokens, pairs = run(none, jnp.zeros((0, D)))
     assert dense.shape == (0, D)
-    assert rows.to_list() == [] == pairs.to_list()
+    assert tokens.to_list() == [] == pairs.to_list()
 
 
 # -------------------------------------------------------------------- transformations
@@ -192,8 +192,8 @@ def test_one_compilation_serves_all_lengths_of_a_capacity():
     mapped = fast_jit(ragged.vmap(function, in_axes=(0, None)))
     for lengths in ([3, 1, 4], [5, 5, 2], [1, 1, 1], [4, 3, 5]):
         xs = examples(lengths)
-        rows, means = mapped(batch(xs), WEIGHTS)
-        each(rows.to_list(), [attention_alone(x, WEIGHTS) for x in xs])
+        tokens, means = mapped(batch(xs), WEIGHTS)
+        each(tokens.to_list(), [attention_alone(x, WEIGHTS) for x in xs])
         each(means, [x.mean(0) for x in xs])
     assert mapped._cache_size() == 1
     assert len(traced) == 1
@@ -201,12 +201,12 @@ def test_one_compilation_serves_all_lengths_of_a_capacity():
     assert mapped._cache_size() == 2
 
 
-def test_gradients_of_rows_and_weights():
+def test_gradients_of_tokens_and_weights():
     grads = fast_jit(jax.grad(ragged_total, (0, 1)))(WEIGHTS, X.data)
     assert_close(grads[0], loop_gradient(score)(WEIGHTS, XS), terms=100)
-    rows = jnp.concatenate(loop_gradient(score, False)(WEIGHTS, XS))
-    assert_close(grads[1][: len(rows)], rows, terms=100)
-    np.testing.assert_array_equal(grads[1][len(rows) :], 0)
+    tokens = jnp.concatenate(loop_gradient(score, False)(WEIGHTS, XS))
+    assert_close(grads[1][: len(tokens)], tokens, terms=100)
+    np.testing.assert_array_equal(grads[1][len(tokens) :], 0)
 
 
 def test_gradient_of_a_ragged_array_is_one():
@@ -214,8 +214,8 @@ def test_gradient_of_a_ragged_array_is_one():
     total = lambda x: ragged.vmap(lambda s: (s**2).sum())(x).sum()  # noqa: E731
     gradient = jax.grad(total, allow_int=True)(X)
     assert isinstance(gradient, ragged.RaggedArray)
-    rows = jnp.concatenate(XS)
-    assert_close(gradient.data[: len(rows)], 2 * rows)
+    tokens = jnp.concatenate(XS)
+    assert_close(gradient.data[: len(tokens)], 2 * tokens)
 
 
 def test_jvp_and_linearize():
@@ -240,7 +240,7 @@ def test_hessian():
 
 
 def test_gradient_of_a_gradient():
-    """Reverse mode over reverse mode, through rows and weights."""
+    """Reverse mode over reverse mode, through tokens and weights."""
 
     def slope(total):
         def squared(w, x):
@@ -258,7 +258,7 @@ def test_gradient_of_a_gradient():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_sums_over_many_rows_of_few_digits(dtype):
+def test_sums_over_many_tokens_of_few_digits(dtype):
     """One by one they would stay at 256 in bfloat16 and at 2048 in float16."""
     lengths = (2500, 3)
     x = ragged.RaggedArray(np.ones((2503, 2), dtype), lengths)
@@ -281,7 +281,7 @@ def test_remat_around():
 
 
 def test_jax_vmap_around():
-    """Over weights, and over batches of other rows and other lengths."""
+    """Over weights, and over batches of other tokens and other lengths."""
     several = jnp.stack([WEIGHTS, WEIGHTS.T])
     run = ragged.vmap(score, in_axes=(0, None))
     out = fast_jit(jax.vmap(run, in_axes=(None, 0)))(X, several)
@@ -317,7 +317,7 @@ def test_closed_over_values():
     assert_close(fast_jit(jax.grad(total))(WEIGHTS), want, terms=100)
 
 
-def test_lengths_and_rows_may_be_traced_apart():
+def test_lengths_and_tokens_may_be_traced_apart():
     """Batches made inside the jitted function."""
 
     @fast_jit
@@ -335,7 +335,7 @@ def test_inner_vmap_over_a_ragged_axis_is_dense():
 
 
 def windowed(x):
-    """Attention to the rows nearby: none is near to what stands past the end."""
+    """Return attention to tokens nearby; no token is near the padding."""
     place = jnp.arange(x.shape[0])
     near = jnp.abs(place[:, None] - place[None]) <= 1
     return jax.nn.softmax(jnp.where(near, x @ x.T, -jnp.inf), -1) @ x
@@ -364,9 +364,9 @@ def test_constraints_settle_comparisons():
 
 RNN_OPTIONS = [
     {},
-    {"scan": "lockstep"},
-    {"scan": "lanes"},
-    *({"scan": "lanes", "lanes": k} for k in (1, 2, 3, 12)),
+    {"scan": "padded"},
+    {"scan": "packed"},
+    *({"scan": "packed", "lanes": k} for k in (1, 2, 3, 12)),
 ]
 
 
@@ -391,7 +391,7 @@ def test_every_number_of_tiers_gives_the_same(tiers):
 
 
 def test_halves_of_an_odd_largest_size():
-    """Padded to 7 rows, of which the halves take 6."""
+    """Padded to 7 tokens, of which the halves take 6."""
     arrays = [np.arange(2.0 * n).reshape(n, 2) for n in (2, 4)]
     even = ragged.RaggedArray.from_list(arrays, max_length=7)
 

@@ -1,4 +1,4 @@
-"""Values of `recurrent_net` against a loop in numpy, and against closed forms."""
+"""Tests of values of `recurrent_net` against a loop in numpy and closed forms."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ def rng_array(seed, *shape):
 
 
 def mixed(xp):
-    """A step with several inputs, states and outputs, of rows in numpy or in JAX."""
+    """Return a step with several inputs, states and outputs, in numpy or in JAX."""
 
     def step(params, states, inputs, t):
         x, code = inputs["x"], inputs["code"]
@@ -61,7 +61,7 @@ def mixed_arguments(seed=0, batch=B, steps=T):
 
 
 def poison(inputs, lengths):
-    """NaN past the ends, and codes that no table has."""
+    """Set inputs past the ends to NaN, and codes to indices out of range."""
     past = np.arange(T) >= np.asarray(lengths)[:, None]
     x = np.where(past[..., None], np.nan, inputs["x"])
     return {"x": x, "code": np.where(past, -(10**9), inputs["code"])}
@@ -77,7 +77,7 @@ def assert_trees_close(got, want, terms=100):
 
 @functools.partial(fast_jit, static_argnames=("reverse", "padding"))
 def both_layouts(inputs, states, params, lengths, resets, **options):
-    """`recurrent_net` over batch-first and over time-first arrays."""
+    """Run `recurrent_net` over batch-first and over time-first arrays."""
     first = lambda tree: jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), tree)  # noqa: E731
 
     def run(inputs, resets, **layout):
@@ -98,7 +98,7 @@ def both_layouts(inputs, states, params, lengths, resets, **options):
 @pytest.mark.parametrize("resets", [False, True])
 def test_pytrees_match_a_numpy_loop(padding, reverse, lengths, resets):
     if reverse and resets:
-        return  # refused: see test_recurrent_net_errors
+        return  # an error: see test_recurrent_net_errors
     params, inputs, states = mixed_arguments()
     resets = np.random.default_rng(3).random((B, T)) < 0.4 if resets else None
     want = net64.run(
@@ -118,7 +118,7 @@ def test_pytrees_match_a_numpy_loop(padding, reverse, lengths, resets):
 @pytest.mark.parametrize("padding", ["hold", "drop"])
 @pytest.mark.parametrize("kind", ["sum_mul", "mul"])
 def test_sums_and_products_as_in_caffe2(kind, padding, steps, batch):
-    """Caffe2's test nets: h' = x (x + h) and h' = x h, the output being the state."""
+    """Check Caffe2's test nets, h' = x (x + h) and h' = x h, whose output is h'."""
 
     def step(params, h, x, t):
         h = x * (x + h) if kind == "sum_mul" else x * h
@@ -143,7 +143,7 @@ def test_sums_and_products_as_in_caffe2(kind, padding, steps, batch):
             assert_close(got.all_states[b], every)
             last = rest if length < steps else h
             assert_close(got.states[b], last)
-            # The same, but there is no output where there was no step.
+            # The same, without outputs where no step ran.
             assert_close(got.outputs[b], every * (length > 0))
 
 
@@ -310,7 +310,7 @@ def test_states_without_arrays_and_outputs_without_arrays():
 
 @dataclasses.dataclass(frozen=True)
 class Elman(Cell):
-    """A cell whose hooks all do something."""
+    """A cell that uses every hook."""
 
     hoist: bool = True
 
@@ -383,7 +383,7 @@ def test_cell_may_run_the_whole_sequence_itself():
     loss = lambda x: sum(  # noqa: E731
         jnp.sum(a) for a in run(x, outputs_with_grads=("y",)).outputs.values()
     )
-    assert (jax.grad(loss)(x) == 2).all()  # the hook knows nothing of cut outputs
+    assert (jax.grad(loss)(x) == 2).all()  # the hook ignores cut outputs
     assert run(x, reverse=True).outputs.shape == (B, T, 3)
 
 

@@ -1,4 +1,4 @@
-"""Bad input to `recurrent_net`: errors name the argument, what it must be and is."""
+"""Tests of bad input to `recurrent_net`: errors name argument, want and got."""
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,11 @@ def call(step=keep, inputs=X, states=STATES, **options):
 
 
 def returning(change):
-    """A call of a step whose new states are changed."""
+    """Return a call with a step whose new states are changed."""
     return lambda: call(lambda p, s, x, t: (change(s), x))
 
 
-# What is called, the exception, and what the message must hold.
+# The call, the exception, and words that the message must contain.
 CALLS = {
     "step": (lambda: call(3), TypeError, "`step` function cell int 3"),
     "padding": (lambda: call(padding="none"), ValueError, "`padding` 'hold' 'none'"),
@@ -199,7 +199,7 @@ CALLS = {
         ValueError,
         "`outputs_with_grads` bools structure {'y': True}",
     ),
-    # what the step returns
+    # results of the step
     "result": (
         lambda: call(lambda p, s, x, t: s),
         TypeError,

@@ -1,4 +1,4 @@
-"""What `recurrent_net` stores and runs: read in jaxprs and compiled programs."""
+"""Tests of what `recurrent_net` stores and runs, in jaxprs and compiled programs."""
 
 import dataclasses
 import functools
@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from closures import COMPILER_OPTIONS, fast_jit
+from closures import fast_jit
+from compile_options import QUICK, USUAL
 from jax import lax
 from tolerance import assert_close, assert_same_bits
 
@@ -63,13 +64,13 @@ def loss_of(step, **options):
 @functools.cache
 def compiled(kind, steps, options):
     run = jax.jit(jax.value_and_grad(loss_of(STEPS[kind], **dict(options)), (0, 1, 2)))
-    # Where bytes are not the point, compile quickly.
-    level = None if steps >= 60 else COMPILER_OPTIONS
+    # Tests that do not measure bytes compile quickly.
+    level = USUAL if steps >= 60 else QUICK
     return run.lower(*arrays(steps)).compile(compiler_options=level)
 
 
 def saving(kind, steps=T, **options):
-    """Value and gradients, and the temporary bytes of the program per step and unit."""
+    """Return value, gradients, and the program's temporary bytes per step and unit."""
     program = compiled(kind, steps, tuple(options.items()))
     units = steps * B * H * 8
     return program(*arrays(steps)), program.memory_analysis().temp_size_in_bytes / units
@@ -108,7 +109,7 @@ def test_recompute_keeps_every_bit_of_a_function(recompute):
 
 
 def saved_shapes(step, **options):
-    """Shapes of what the forward loop hands to the backward loop, one slice a step."""
+    """Return the shapes of values stored for the backward loop, one slice per step."""
     params, x, states = arrays()
     jaxpr = jax.make_jaxpr(jax.grad(loss_of(step, **options)))(params, x, states)
     forward = next(e for e in jaxpr.eqns if e.primitive.name == "scan")
@@ -117,12 +118,12 @@ def saved_shapes(step, **options):
 
 
 def test_recompute_stores_neither_the_named_values_nor_what_leads_to_them():
-    """Outputs apart: h and c before each step, and c after it, for tanh(c)."""
+    """Check that besides outputs only h and c before each step and c after it stay."""
     per_step = (T, B, H)
     assert len(saved_shapes(lstm)) > 9
-    # The output; of the backward pass h, c, and what tanh(c) is made from.
+    # The output, and for the backward pass h, c, and the argument of tanh(c).
     assert saved_shapes(lstm, recompute=("gates",)) == [per_step] * 4
-    # The cells are made from gates: from what these are made of, all in one array.
+    # c is made from gates, and these from the preactivations, which are one array.
     assert saved_shapes(lstm, recompute=("cell",)) == [per_step] * 3 + [(T, B, 4 * H)]
     assert saved_shapes(lstm, recompute=True) == [per_step] * 3
 
@@ -135,7 +136,7 @@ def test_names_inside_jit_are_found():
 
 
 def test_what_is_the_same_at_every_step_is_not_stored():
-    """A matrix made from parameters inside the step must not be stored T times."""
+    """Check that a matrix made from parameters in the step is not stored T times."""
 
     def step(params, states, x, t):
         w_hh = jnp.tanh(params["w_hh"]) * 0.5
@@ -196,7 +197,7 @@ def test_segment_longer_than_the_sequence_is_one_segment():
 
 
 def products(jaxpr, inside=0):
-    """`(loops around it, shapes of the factors)` of every matrix product."""
+    """Return `(loops around it, shapes of the factors)` of every matrix product."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
             yield inside, tuple(v.aval.shape for v in eqn.invars)
@@ -215,7 +216,7 @@ def test_input_products_of_a_cell_are_one_product_over_all_steps():
     )
     assert [loops for loops, _ in function] == [1] * 6
     outside = [shapes for loops, shapes in cell if loops == 0]
-    # Forward, the gradient of the weights, and that of the inputs.
+    # Forward, then the gradients of the weights and of the inputs.
     assert len(cell) == 6 and len(outside) == 3
     assert all(any(shape[:2] == (T, B) for shape in shapes) for shapes in outside)
 

@@ -1,4 +1,4 @@
-"""Derivatives of `recurrent_net`, and JAX's transformations around and inside it."""
+"""Tests of derivatives of `recurrent_net`, and of transformations around and inside."""
 
 import dataclasses
 import functools
@@ -50,7 +50,7 @@ def arrays(seed=0):
 
 
 def run(arguments, **options):
-    """A net with parameters, closed-over arrays, two states and two outputs."""
+    """Run a net with parameters, closed-over arrays, two states and two outputs."""
     params, closed, x, states = arguments
 
     def step(params, states, x, t):
@@ -67,7 +67,7 @@ def run(arguments, **options):
 
 
 def poisoned(arguments, options):
-    """NaN past the ends of the inputs."""
+    """Set the inputs past the ends to NaN."""
     if "seq_lengths" not in options:
         return arguments
     past = np.arange(T) >= np.array(options["seq_lengths"])[:, None]
@@ -75,7 +75,7 @@ def poisoned(arguments, options):
 
 
 def loss_of(options):
-    """A scalar that bends in every result."""
+    """Return a scalar loss that is nonlinear in every result."""
 
     def loss(arguments):
         leaves = jax.tree.leaves(run(arguments, **options))
@@ -86,7 +86,7 @@ def loss_of(options):
 
 @functools.cache
 def gradient_of(name):
-    """Value and gradient of the loss, compiled once for several tests."""
+    """Return value and gradient of the loss, compiled once for several tests."""
     return fast_jit(jax.value_and_grad(loss_of(OPTIONS[name])))
 
 
@@ -96,7 +96,7 @@ def assert_trees_close(got, want, terms=300):
 
 
 def assert_derivatives_match_finite_differences(function):
-    """Forward and reverse mode of `function(arguments)`, along one random direction."""
+    """Check both modes of `function(arguments)` along one random direction."""
     primal, along = (jax.tree.map(np.asarray, arrays(seed)) for seed in range(2))
 
     @fast_jit
@@ -142,7 +142,7 @@ def test_nan_in_the_padding_changes_no_bit(name):
 
 
 def test_step_with_a_pole_at_zero_has_no_nan_in_its_gradient():
-    """Rows past their end run on valid inputs: zeros would make 0 * inf here."""
+    """Check that ended sequences run on valid inputs: zeros would give 0 * inf here."""
     step = lambda p, s, x, t: (s + jnp.log(x), jnp.sqrt(x))  # noqa: E731
 
     def loss(x):
@@ -150,14 +150,14 @@ def test_step_with_a_pole_at_zero_has_no_nan_in_its_gradient():
         return jnp.sum(out.states) + jnp.sum(out.outputs)
 
     x = jnp.array([[1.0, 4.0, 0.0], [0.25, 0.0, -1.0]])
-    # Held outputs repeat the last one, so the last step counts for those after it.
+    # Held outputs repeat the last one, so their cotangents belong to the last step.
     want = [[1 + 0.5, 1 / 4 + 2 * 0.25, 0], [4 + 3 * 1.0, 0, 0]]
     assert_close(jax.grad(loss)(x), np.array(want))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_step_with_a_pole_at_the_final_states_has_no_nan_in_its_gradient(reverse):
-    """Nor where a row has no steps, whose inputs and states may be the poles."""
+    """Check sequences without steps too, whose inputs and states may be poles."""
 
     def step(w, left, x, t):
         return left - 1, w * jnp.log(x) / left
@@ -186,7 +186,7 @@ def test_step_with_a_pole_at_the_final_states_has_no_nan_in_its_gradient(reverse
 @pytest.mark.parametrize("options", [{}, {"segment_length": 64}, {"recompute": True}])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_gradients_of_16_bit_weights_add_up_in_float32(dtype, options):
-    """One by one they would stay at 256 in bfloat16, at 2048 in float16."""
+    """Check sums that 16-bit additions would stop at 256 (bfloat16) or 2048."""
     step = lambda w, s, x, t: (s, (w + x).astype(jnp.float32))  # noqa: E731
     x = jnp.zeros((1, 4096), dtype)
 
@@ -415,7 +415,7 @@ def test_scan_over_nets_equals_a_loop(name):
 @pytest.mark.parametrize("inner", [{}, {"recompute": ("gate",)}, {"segment_length": 2}])
 @pytest.mark.parametrize("outer", [{}, {"recompute": ("gate",)}, {"recompute": True}])
 def test_network_inside_the_step_of_another(inner, outer):
-    """The step of the outer net runs an inner net over the features of its input."""
+    """Check an outer net whose step runs an inner net over its input's features."""
 
     def step(within):
         def one(w, h, x, t):
@@ -460,7 +460,7 @@ def test_net_over_a_sharded_batch_equals_one_device(name, kind):
     options = OPTIONS[name]
     want = gradient_of(name)(arguments)
     with jax.set_mesh(mesh):
-        # On explicit axes resets lie as the rows do.
+        # On explicit axes resets are sharded as the batch.
         placed = {
             key: jax.device_put(jnp.asarray(value), rows) if key == "resets" else value
             for key, value in options.items()
@@ -477,7 +477,7 @@ def test_net_over_a_sharded_batch_equals_one_device(name, kind):
 
 @dataclasses.dataclass(frozen=True)
 class ComplexCell(SizedCell):
-    """A cell whose products, states and parameters are complex."""
+    """A cell with complex products, states and parameters."""
 
     input_size: int = 3
     output_size: int = 3

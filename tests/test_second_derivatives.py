@@ -1,4 +1,4 @@
-"""grad(grad), hessian and every mix of modes, against JAX's derivatives of a scan."""
+"""Tests of second derivatives in every mix of modes, against those of a scan."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ MODES = [forward_over_reverse, reverse_over_forward, reverse_over_reverse]
 
 @every_case
 def test_hessian_times_vector_matches_the_plain_scan(case):
-    """Ragged, with NaN in the padding, with resets: see the cases."""
+    """Check cases with different lengths, NaN in the padding, and resets."""
     primal, step = primal_of(case), direction_of(case)
     loss, reference = loss_of(case, ours(case)), loss_of(case, plain(case))
     hvp = forward_over_reverse
@@ -60,7 +60,7 @@ def test_hessian_times_vector_matches_the_plain_scan(case):
 
 @pytest.mark.parametrize("case", [BY_ID["lstm"], BY_ID["gru"]], ids=lambda c: c.id)
 def test_nan_in_the_padding_of_a_cotangent_reaches_no_second_derivative(case):
-    """Where a zero times that NaN would be a NaN again."""
+    """Check that no zero is multiplied by that NaN, which would be NaN again."""
     primal, step = primal_of(case), clean(direction_of(case))
     made = rounded(make_inputs(case), "float64")
     assert np.isnan(made.dy).any()
@@ -96,7 +96,7 @@ def test_hessian_matches_the_plain_scan(case):
 
 @pytest.mark.parametrize("case", [BY_ID["dropout"]], ids=lambda c: c.id)
 def test_second_tangent_matches_the_plain_scan(case):
-    """Forward over forward."""
+    """Check forward mode over forward mode."""
     primal, step = primal_of(case), direction_of(case)
 
     def second(operator, step):
@@ -127,7 +127,7 @@ def test_third_derivative_matches_the_plain_scan():
 
 @pytest.mark.parametrize("case", [BY_ID["lstm"], BY_ID["gru"]], ids=lambda c: c.id)
 def test_second_derivative_with_recompute_and_hold(case):
-    """Gates that were not saved are differentiated too; held outputs add up."""
+    """Check that recomputed gates are differentiated too, and held outputs summed."""
     primal, step = primal_of(case), direction_of(case)
 
     def hold(operator):  # the plain scan has padding "zero" only

@@ -1,4 +1,4 @@
-"""Functions of ostinato's tuples, written out by `jax.export` and read again."""
+"""Tests of functions of ostinato's tuples, serialized by `jax.export`."""
 
 import jax
 import jax.numpy as jnp

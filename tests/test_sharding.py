@@ -1,6 +1,6 @@
-"""Four host devices: sharded batches give the numbers of one device, without traffic.
+"""Tests of batches sharded over four host devices: the same results as on one device.
 
-Only a weight gradient may be summed over the devices; nothing else may cross.
+The only communication between the devices is the sum of weight gradients.
 """
 
 import re
@@ -24,7 +24,7 @@ CASES = [
     Case("gru", Spec("gru", 2, 3, 2), 4, 8, (2, 0, 4, 1) * 2, resets=True),
     Case("tanh-hold", Spec("rnn_tanh", 2, 3), 4, 8, (2, 0, 4, 1) * 2, padding="hold"),
     Case("dropout", Spec("lstm", 2, 3, 2, dropout=0.5), 4, 8, time_major=True),
-    # Where the others run on cpu, this one still runs on xla.
+    # This operator runs on xla, even where the others run on cpu.
     Case("gru_before", Spec("gru", 2, 3, reset_after=False), 4, 8, (2, 0, 4, 1) * 2),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
@@ -38,21 +38,21 @@ COLLECTIVE = re.compile(
 def mesh():
     devices = jax.devices("cpu")
     assert len(devices) >= 4, "conftest.py asks for four host devices"
-    return Mesh(np.array(devices[:4]), ("rows",))
+    return Mesh(np.array(devices[:4]), ("batch",))
 
 
 def specs_of(case: Case) -> Primal:
-    x = P(None, "rows") if case.time_major else P("rows")
-    return Primal(P(), x, P(None, "rows"), P(None, "rows") if case.lstm else None)
+    x = P(None, "batch") if case.time_major else P("batch")
+    return Primal(P(), x, P(None, "batch"), P(None, "batch") if case.lstm else None)
 
 
 def out_specs(case: Case):
-    state = P(None, "rows")
+    state = P(None, "batch")
     return specs_of(case).x, state, state if case.lstm else None
 
 
 def inputs_of(case: Case, mesh: Mesh | None = None) -> tuple:
-    """Primal, lengths and resets, in the layout of the case, placed on the mesh."""
+    """Make primal, lengths and resets, in the layout of the case, on the mesh."""
     made, primal = rounded(make_inputs(case), "float64"), primal_of(case)
     if case.time_major:
         primal = primal._replace(x=jnp.swapaxes(primal.x, 0, 1))
@@ -61,8 +61,8 @@ def inputs_of(case: Case, mesh: Mesh | None = None) -> tuple:
 
 
 def arg_specs(case: Case) -> tuple:
-    lengths = None if case.lengths is None else P("rows")
-    return specs_of(case), lengths, P("rows") if case.resets else None
+    lengths = None if case.lengths is None else P("batch")
+    return specs_of(case), lengths, P("batch") if case.resets else None
 
 
 def place(tree, mesh, specs):
@@ -79,7 +79,7 @@ def forward(case: Case):
 
 
 def gradient(case: Case, **changes):
-    """A loss that is a sum over rows, so that every shard adds its own part."""
+    """Return the gradient of a loss that is a sum over sequences and shards."""
 
     def loss(primal, seq_lengths, resets):
         options = changes | {"seq_lengths": seq_lengths, "resets": resets}
@@ -90,20 +90,20 @@ def gradient(case: Case, **changes):
 
 
 def collectives(compiled) -> list[tuple[str, str]]:
-    """`(operation, shape)` of everything that crosses devices."""
+    """Return `(operation, shape)` of every collective of a program."""
     found = COLLECTIVE.findall(compiled.as_text())
     return [(operation, shape) for shape, operation in found]
 
 
 def elements(shape: str) -> int:
-    """Sum of elements of an HLO shape, a tuple perhaps."""
+    """Count the elements of an HLO shape, which may be a tuple."""
     sizes = re.findall(r"\w+\[([\d,]*)\]", shape)
     return sum(int(np.prod([int(n) for n in s.split(",") if n])) for s in sizes)
 
 
 def test_the_pattern_finds_a_collective(mesh):
-    """Otherwise its silence would prove nothing."""
-    x = jax.device_put(jnp.ones((8, 3)), NamedSharding(mesh, P("rows")))
+    """Check that the pattern finds a collective, or the other tests would be empty."""
+    x = jax.device_put(jnp.ones((8, 3)), NamedSharding(mesh, P("batch")))
     compiled = jax.jit(lambda x: jnp.sum(x, 0)).lower(x).compile()
     ((operation, shape),) = collectives(compiled)
     assert operation == "all-reduce" and elements(shape) == 3
@@ -154,9 +154,9 @@ def test_sharded_tangent_needs_no_collective(case, mesh):
     assert_trees_close(compiled(*args), run(*inputs_of(case)))
 
 
-@pytest.mark.parametrize("axis", ["ensemble", "rows"])
+@pytest.mark.parametrize("axis", ["ensemble", "batch"])
 def test_sharded_ensemble_needs_no_collective(axis, mesh):
-    """vmap over weights, with members or rows spread over the devices."""
+    """Check vmap over weights, with the ensemble or the batch axis sharded."""
     case = CASES[0]
     primal, lengths, _ = inputs_of(case)
     members = jnp.stack([primal.weights * s for s in (1.0, 0.5, -1.0, 2.0)])
@@ -168,10 +168,10 @@ def test_sharded_ensemble_needs_no_collective(axis, mesh):
         return jax.vmap(one)(members)[0]
 
     args = members, primal.x, lengths
-    ensemble, rows = P("rows"), P()
-    if axis == "rows":
-        ensemble, rows = P(), P("rows")
-    placed = place(args, mesh, (ensemble, rows, rows))
+    ensemble, batch = P("batch"), P()
+    if axis == "batch":
+        ensemble, batch = P(), P("batch")
+    placed = place(args, mesh, (ensemble, batch, batch))
     compiled = fast_jit(run).lower(*placed).compile()
     assert collectives(compiled) == []
     assert_trees_close(compiled(*placed), fast_jit(run)(*args))
@@ -193,9 +193,9 @@ def test_shard_map_equals_one_device(case, mesh):
 def test_gradient_inside_shard_map_equals_one_device(case, check_vma, mesh):
     def local(*args):
         grads = gradient(case)(*args)
-        if check_vma:  # weights are the same everywhere, so JAX sums their gradient
+        if check_vma:  # weights are replicated, so JAX sums their gradient
             return grads
-        return grads._replace(weights=jax.lax.psum(grads.weights, "rows"))
+        return grads._replace(weights=jax.lax.psum(grads.weights, "batch"))
 
     run = jax.shard_map(
         local,
@@ -236,13 +236,13 @@ def test_second_derivative_under_sharding_equals_one_device(mesh):
 @pytest.mark.parametrize("with_lengths", [False, True])
 @pytest.mark.parametrize("batch", [6, 3, 8])
 def test_batch_that_devices_do_not_divide_equals_one_device(batch, with_lengths, mesh):
-    """What XLA pads the parts with must not count in the gradient of the weights."""
+    """Check that XLA's padding of shards does not change the gradient of weights."""
     spec = ost.RNNSpec("gru", 3, 4)
     w = ost.init_weights(jax.random.key(0), spec, dtype="float64")
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((batch, 5, 3)))
     lengths = jnp.asarray(rng.integers(0, 6, batch)) if with_lengths else None
-    split = NamedSharding(mesh, P("rows"))
+    split = NamedSharding(mesh, P("batch"))
 
     def loss(w, x, split=None):
         if split is not None:
@@ -258,7 +258,7 @@ def test_part_of_a_sharded_batch_equals_one_device(mesh):
     w = ost.init_weights(jax.random.key(0), spec, dtype="float64")
     x = jnp.asarray(np.random.default_rng(0).standard_normal((8, 5, 3)))
     loss = lambda w, x: jnp.sum(ost.rnn(spec, w, x[1:]).y ** 2)  # noqa: E731
-    split = jax.device_put(x, NamedSharding(mesh, P("rows")))
+    split = jax.device_put(x, NamedSharding(mesh, P("batch")))
     gradient = jax.jit(jax.grad(loss))
     assert_trees_close(gradient(w, split), gradient(w, x))
 
@@ -268,12 +268,12 @@ def test_groups_and_batch_split_along_one_axis_of_the_mesh(mesh):
     w = jnp.stack([ost.init_weights(jax.random.key(k), spec) for k in range(4)])
     x = jnp.asarray(np.random.default_rng(0).standard_normal((8, 5, 3)), jnp.float32)
     run = jax.vmap(lambda w, x: ost.rnn(spec, w, x).y, in_axes=(0, None))
-    placed = jax.device_put((w, x), NamedSharding(mesh, P("rows")))
+    placed = jax.device_put((w, x), NamedSharding(mesh, P("batch")))
     np.testing.assert_allclose(jax.jit(run)(*placed), jax.jit(run)(w, x), atol=1e-6)
 
 
 def test_loss_of_the_closures_is_used_with_lengths():
-    """The cases here have rows of every kind on every device."""
+    """Check that the cases here have different lengths on every device."""
     for case in CASES[:3]:
         assert sorted(case.lengths[:2]) == [0, 2] and case.batch % 4 == 0
         assert np.isfinite(loss_of(case, ours(case))(primal_of(case)))

@@ -1,4 +1,4 @@
-"""RNNSpec: what it holds, what it derives, and which specs cannot be."""
+"""Tests of RNNSpec: its fields, its properties, and which specs are errors."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ def spec(mode="lstm", input_size=3, hidden_size=4, **fields):
     return ost.RNNSpec(mode, input_size, hidden_size, **fields)
 
 
-BAD = {  # fields, exception, what the message must hold
+BAD = {  # fields, exception, words of the message
     "mode": ({"mode": "lstmp"}, ValueError, "`mode` 'rnn_relu' 'lstm' 'gru' 'lstmp'"),
     "mode-type": ({"mode": 4}, ValueError, "`mode` 4"),
     "bias": ({"bias": "single"}, ValueError, "`bias` 'double' 'none' 'single'"),
@@ -101,5 +101,5 @@ def test_derived_sizes_match_the_oracle(layers):
 
 
 def test_number_of_parameters_matches_a_published_figure():
-    """MXNet's test: an LSTM with 10 units and 7 inputs has 760."""
+    """Check MXNet's test: an LSTM with 10 units and 7 inputs has 760 parameters."""
     assert ost.RNNSpec("lstm", 7, 10).num_params == 760

@@ -1,6 +1,6 @@
-"""The closure table of the design, cell by cell: values and first derivatives.
+"""Tests of JAX's transformations of the operator: values and first derivatives.
 
-Second derivatives, vmap and sharding have files of their own.
+Second derivatives, vmap and sharding have test files of their own.
 """
 
 import jax
@@ -54,7 +54,7 @@ def test_jit_equals_eager_and_the_plain_scan(case):
 
 @some_cases
 def test_scan_over_calls_equals_a_loop_over_calls(case):
-    """Chunks of a stream: state goes from call to call, values and gradients."""
+    """Check chunks of a stream, with the state passed on, values and gradients."""
     primal = primal_of(case)
     chunks = jnp.stack([primal.x, 0.5 * primal.x, -primal.x])
     operator = ours(case)
@@ -89,7 +89,7 @@ def test_remat_keeps_values_and_gradients(case, policy):
     loss, primal = loss_of(case, ours(case)), primal_of(case)
     saved = jax.checkpoint(loss, policy=getattr(jax.checkpoint_policies, policy))
     names = ours_in(jax.grad(saved), primal)
-    again = policy != "everything_saveable"  # the forward pass runs once more
+    again = policy != "everything_saveable"  # the forward pass runs again
     assert names.count("ostinato_rnn") == 1 + again
     assert names.count("ostinato_rnn_bwd") == 1
     got = fast_jit(jax.value_and_grad(saved))(primal)
@@ -102,7 +102,7 @@ def test_export_round_trip_keeps_values_and_gradients(case):
     primal = primal_of(case)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), primal)
 
-    def of_leaves(*leaves):  # a serialised function knows no NamedTuple of ours
+    def of_leaves(*leaves):  # unregistered named tuples cannot be serialized
         return jax.tree.leaves(fn(jax.tree.unflatten(tree, leaves)))
 
     leaves, tree = jax.tree.flatten(shapes)
@@ -112,7 +112,7 @@ def test_export_round_trip_keeps_values_and_gradients(case):
 
 
 def test_export_with_symbolic_sizes_serves_every_batch_and_length():
-    """One artefact for all B and T; values and gradients."""
+    """Check one exported program for all B and T, values and gradients."""
     spec = ost.RNNSpec("lstm", 2, 3, 2, bidirectional=True)
     weights = ost.init_weights(jax.random.key(0), spec, jnp.float64)
 
@@ -152,7 +152,7 @@ def test_grad_matches_the_plain_scan_through_two_fused_primitives(case):
 
 @small_cases
 def test_gradient_of_one_argument_equals_its_part_of_all(case):
-    """Only what is asked for is computed; the rest must not shift places."""
+    """Check gradients of one argument, which are computed without the others."""
     primal, loss = primal_of(case), loss_of(case, ours(case))
     names = [n for n, value in primal._asdict().items() if value is not None]
 
@@ -190,7 +190,7 @@ def test_jvp_matches_finite_differences(case):
 
 @every_case
 def test_tangent_and_cotangent_agree(case):
-    """<jvp(v), w> = <v, vjp(w)>, and linearize gives the same tangent as jvp."""
+    """Check <jvp(v), w> = <v, vjp(w)>, and that linearize equals jvp."""
     operator, primal, step = ours(case), primal_of(case), direction_of(case)
 
     @fast_jit
@@ -229,7 +229,7 @@ def test_jacfwd_equals_jacrev(case):
 
 @small_cases
 def test_tangent_of_a_single_argument_matches_the_plain_scan(case):
-    """Symbolic zeros for all the others."""
+    """Check tangents of one argument, with symbolic zeros for the others."""
     primal, step = primal_of(case), direction_of(case)
 
     def one_by_one(operator):
@@ -245,7 +245,7 @@ def test_tangent_of_a_single_argument_matches_the_plain_scan(case):
 
 
 def test_integer_arguments_have_no_gradient():
-    """Lengths may be an argument of what is differentiated."""
+    """Check that a differentiated function may have lengths as an argument."""
     case = BY_ID["gru"]
     primal, lengths = primal_of(case), jnp.asarray(case.lengths, jnp.int32)
 
@@ -257,7 +257,7 @@ def test_integer_arguments_have_no_gradient():
     assert_trees_close(grads[0], gradient_of(case)(primal)[1])
 
 
-# --- what odd programs found ----------------------------------------------------------
+# --- unusual programs ---------------------------------------------------------------
 
 
 def test_without_jit_it_still_runs():

@@ -1,6 +1,6 @@
-"""vmap over data, weights, both, lengths, resets and keys equals a loop.
+"""Tests that vmap over data, weights, both, lengths, resets and keys equals a loop.
 
-And it stays one call of each primitive: no Python loop hides in a rule.
+They also check that vmap keeps one call of each primitive, without a Python loop.
 """
 
 import jax
@@ -43,7 +43,7 @@ def without_cells(case: Case, axes: Primal) -> Primal:
 
 
 def spread(case: Case, axes: Primal, size: int = SIZE, seed: int = 8) -> Primal:
-    """The primal, with `size` different arrays stacked where `axes` has a number."""
+    """Return the primal, with `size` arrays stacked where `axes` has a number."""
     rng = np.random.default_rng(seed)
 
     def stack(a, axis):
@@ -56,7 +56,7 @@ def spread(case: Case, axes: Primal, size: int = SIZE, seed: int = 8) -> Primal:
 
 
 def loop(fn, axes, *args):
-    """What vmap should give, with one Python iteration per element."""
+    """Return the reference for vmap, with one Python iteration per element."""
     size = next(
         a.shape[n] for a, n in zip(args, axes, strict=True) if n is not None
     )  # fmt: skip
@@ -71,11 +71,11 @@ def loop(fn, axes, *args):
 
 
 def vmap(fn, axes, out_axes=0):
-    return jax.vmap(fn, tuple(axes), out_axes)  # which takes no NamedTuple
+    return jax.vmap(fn, tuple(axes), out_axes)  # axes must be a plain tuple
 
 
 def flat(fn):
-    """A function of the fields of `Primal` instead of one."""
+    """Turn a function of a `Primal` into a function of its fields."""
     return lambda *fields: fn(Primal(*fields))
 
 
@@ -117,7 +117,7 @@ def test_gradient_of_vmap_equals_gradient_of_a_loop(case, name):
 
 @pytest.mark.parametrize("time_major", [False, True])
 def test_mapped_data_joins_the_batch(time_major):
-    """Values too, for every place of the mapped axis and of the result."""
+    """Check values, for every position of the mapped axis and of the result's."""
     case = LSTM
     operator = ours(case, time_major=time_major)
     primal = spread(case, Primal(None, 0, 0, 0))
@@ -152,7 +152,7 @@ LENGTHS = np.array([[2, 0, 4], [4, 1, 0]], np.int32)
     ids=str,
 )
 def test_mapped_lengths_equal_a_loop(axes):
-    """Lengths alone, with data, with weights, with both; and shared lengths."""
+    """Check mapped lengths, with mapped data or weights or both, and shared lengths."""
     case, (w, x, _) = GRU, axes
     primal = spread(case, Primal(w, x, None, None))
     primal = primal._replace(x=jnp.nan_to_num(primal.x))
@@ -186,7 +186,7 @@ def test_mapped_resets_equal_a_loop(weights):
 
 @pytest.mark.parametrize("weights", [None, 0])
 def test_mapped_keys_equal_a_loop(weights):
-    """Each element draws the mask of its own key, whatever it is mapped with."""
+    """Check that each element draws the mask of its own key."""
     case = BY_ID["dropout"]
     primal = spread(case, Primal(weights, None, None, None))
     keys = jax.random.split(jax.random.key(4), SIZE)
@@ -214,7 +214,7 @@ NESTED = {
 def test_nested_vmap_equals_nested_loops(name):
     outer, inner = NESTED[name]
     case = BEFORE
-    # The inner axis first, then the outer one in front of it.
+    # The inner axis is added first, then the outer one in front of it.
     rng = np.random.default_rng(6)
     primal = spread(case, inner, 3)
     primal = Primal(
@@ -234,7 +234,7 @@ def test_nested_vmap_equals_nested_loops(name):
 
 
 def test_per_example_gradients_equal_a_loop():
-    """Gradients of shared weights, one for each unbatched sequence."""
+    """Check gradients of shared weights, one for each unbatched sequence."""
     case = Case("one", Spec("lstm", 2, 3, 1, True), 4, 1, (3,), unbatched=True)
     batch = make_inputs(Case("rows", case.spec, 4, 3, (2, 0, 4)))
     x, lengths = jnp.asarray(batch.x), jnp.asarray(batch.seq_lengths)
@@ -254,7 +254,7 @@ def test_per_example_gradients_equal_a_loop():
 
 @pytest.mark.parametrize("name", ["data", "weights", "everything"])
 def test_vmap_of_jvp_and_of_hessian_product_equal_a_loop(name):
-    """Mapped primals, one tangent for all."""
+    """Check mapped primals with a shared tangent."""
     case = GRU
     axes = without_cells(case, AXES[name])
     primal, step = spread(case, axes), direction_of(case)
@@ -271,7 +271,7 @@ def test_vmap_of_jvp_and_of_hessian_product_equal_a_loop(name):
 
 
 def test_jvp_of_vmap_equals_vmap_of_jvp():
-    """Mapped tangents, and a tangent where the primal is not mapped."""
+    """Check mapped tangents, also of primals that are not mapped."""
     case, axes = BEFORE, (None, 0, 0)
     primal, step = (spread(case, (*axes, None), seed=n)[:3] for n in (8, 9))
 
@@ -305,7 +305,7 @@ def test_vmap_of_size_one_and_of_no_rows():
 
 
 def test_inputs_of_the_vmap_tests_differ():
-    """Otherwise a rule that ignored the mapped axis would pass."""
+    """Check that mapped inputs differ; else a rule could ignore the mapped axis."""
     primal = spread(LSTM, Primal(0, 0, 0, 0))
     made = rounded(make_inputs(LSTM), "float64")
     for a in primal:

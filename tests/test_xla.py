@@ -1,10 +1,11 @@
-"""The reference backend: every case, on every platform; and what it compiles to."""
+"""Tests of the reference backend on every platform, and of what it compiles to."""
 
 import re
 
 import jax
 import jax.numpy as jnp
 import pytest
+from compile_options import usual_jit
 from conformance import Conformance
 
 import ostinato as ost
@@ -14,7 +15,7 @@ class TestXla(Conformance):
     backend = "xla"
 
 
-# Sizes that differ, so that a shape in the text tells what it is.
+# All sizes differ, so that shapes in the text identify their arrays.
 T, B, I, H = 7, 3, 11, 5  # noqa: E741
 DOT = re.compile(
     r"dot_general .*?precision = \[(\w+), (\w+)\] : "
@@ -36,7 +37,7 @@ def lowered(spec, loss=False, **options) -> str:
 
 
 def dots(text: str) -> list[tuple]:
-    """Precision and the three shapes of every matrix product in the text.
+    """Return precision and the three shapes of every matrix product in the text.
 
     Products with a column of ones are sums, so they are left out.
     """
@@ -52,7 +53,7 @@ def dots(text: str) -> list[tuple]:
 @pytest.mark.parametrize("mode, gates", [("rnn_tanh", 1), ("lstm", 4), ("gru", 3)])
 @pytest.mark.parametrize("time_major", [False, True])
 def test_input_product_of_a_layer_is_one_over_all_steps(mode, gates, time_major):
-    """And the recurrent one, in the loop, has one row per batch row."""
+    """Check also that the product in the loop has one row per sequence."""
     spec = ost.RNNSpec(mode, I, H)
     found = dots(lowered(spec, time_major=time_major))
     inputs = [d for d in found if (gates * H, I) in d[1:3]]
@@ -62,13 +63,13 @@ def test_input_product_of_a_layer_is_one_over_all_steps(mode, gates, time_major)
 
 
 def test_weight_gradients_are_one_product_over_all_steps():
-    """Nothing of a weight's size is added up inside of the loop."""
+    """Check that the loop adds up nothing of the size of a weight matrix."""
     found = dots(lowered(ost.RNNSpec("lstm", I, H), loss=True, time_major=True))
     results = sorted(d[3] for d in found)
     for columns in (I, H):
         assert results.count((4 * H, columns)) + results.count((columns, 4 * H)) == 1
     in_loop = [r for r in results if r in ((B, H), (B, 4 * H))]
-    assert len(in_loop) == 2  # one product a step forward, one back
+    assert len(in_loop) == 2  # one product per step forward, one backward
 
 
 def test_time_major_makes_no_transposed_copy():
@@ -89,7 +90,7 @@ def test_precision_reaches_every_product_and_its_gradient():
 
 
 def test_recompute_runs_the_gates_again_as_products_over_all_steps():
-    """Two products more, input and recurrent, each over all steps at once."""
+    """Check for two more products, input and recurrent, each over all steps."""
     spec = ost.RNNSpec("lstm", I, H)
     stored = dots(lowered(spec, loss=True, time_major=True))
     again = dots(lowered(spec, loss=True, time_major=True, recompute=True))
@@ -110,7 +111,7 @@ def test_recompute_brings_temporary_bytes_under_60_percent():
             out = ost.rnn(spec, weights, x, backend="xla", recompute=recompute)
             return jnp.sum(out.y**2)
 
-        compiled = jax.jit(jax.value_and_grad(loss)).lower(weights, x).compile()
+        compiled = usual_jit(jax.value_and_grad(loss)).lower(weights, x).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary(True) < 0.6 * temporary(False)

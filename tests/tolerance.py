@@ -1,23 +1,23 @@
-"""How far two results may stand apart: computed, never set by hand per test."""
+"""Tolerances for comparing results, computed from dtype and accumulation length."""
 
 import jax.numpy as jnp
 import numpy as np
 
 
 def tolerance(dtype, terms: int) -> float:
-    """Relative error of `terms` roundings: they add up like a tree, not a chain."""
+    """Return the relative error of `terms` roundings, summed as a tree."""
     eps = float(jnp.finfo(dtype).eps)
     c = 4.0
-    if eps > 1e-4:  # 16-bit values are summed in float32: only storing them rounds
+    if eps > 1e-4:  # 16-bit values are summed in float32, so only storing them rounds
         c = 1.0
     return c * eps * (1.0 + np.log2(max(1, terms)))
 
 
 def assert_close(got, want, *, dtype=None, terms: int = 1, what: str = "") -> None:
-    """`got` has the shape of `want` and its values up to `tolerance`.
+    """Check that `got` has the shape of `want`, and its values up to `tolerance`.
 
-    The absolute part is the tolerance of the largest element, since sums that cancel
-    keep the rounding of their terms.
+    The absolute tolerance is that of the largest element, since sums that cancel keep
+    the rounding errors of their terms.
     """
     dtype = got.dtype if dtype is None else dtype
     wide = np.complex128 if np.issubdtype(dtype, np.complexfloating) else np.float64

@@ -1,7 +1,8 @@
-"""Everything that can run a problem, one small adapter each.
+"""The contenders, one adapter each: ostinato itself and its peers.
 
-An adapter's `build(problem, data, threads)` gives a `Contender`, or raises
-`Unsupported`. What prepares the call (weights, packing of rows) is not timed.
+An adapter's `build(problem, data, threads)` returns a `Contender`, or raises
+`Unsupported`. The preparation of a call (conversion of weights, packing of sequences)
+is not timed.
 """
 
 import dataclasses
@@ -23,7 +24,11 @@ PEERS = {
 
 
 def build(name: str, problem: Problem, data: Data, threads: int) -> Contender:
-    """The contender called `name`; Unsupported if it cannot or is not installed."""
+    """Build the contender called `name`.
+
+    Raises:
+        Unsupported: it cannot run the problem, or is not installed.
+    """
     try:
         module = importlib.import_module(f"{__name__}.{PEERS[name]}")
     except ModuleNotFoundError as error:
@@ -32,7 +37,7 @@ def build(name: str, problem: Problem, data: Data, threads: int) -> Contender:
 
 
 def reference(problem: Problem, data: Data, threads: int) -> Results:
-    """What everybody's results are compared with: `lax.scan` in float32."""
+    """Compute the reference results, by `lax.scan` in float32."""
     kind = "train" if problem.differentiates else problem.kind
     scan = build(
         "scan", dataclasses.replace(problem, kind=kind, dtype="float32"), data, threads

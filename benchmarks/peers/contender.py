@@ -1,4 +1,4 @@
-"""What an adapter gives: a call to time, and its results in everybody's layout."""
+"""A contender: a call to time, and its results in a common layout."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +10,15 @@ from ..problem import Data, Problem, Results
 
 
 class Unsupported(Exception):
-    """Why a contender does not take part in a problem."""
+    """The reason why a contender cannot run a problem."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """`call` runs to its end; `results` translates what it returned, and is not timed.
+    """A call to time, and a translation of its results.
 
-    `detail` says what did the work where a contender has several ways to.
+    `call` returns when its results are ready; `results` translates them and is not
+    timed. `detail` names the backend, for a contender that has several.
     """
 
     call: Callable[[], Any]
@@ -28,10 +29,10 @@ class Contender:
 def results(
     problem: Problem, data: Data, y: Any, state: Any, grads: Any = None
 ) -> Results:
-    """Name arrays of the common layout; `grads` is `(layers, x, state)`.
+    """Return results by name in the common layout; `grads` is `(layers, x, state)`.
 
-    What stands in the padding of `y` is a matter of convention, so it is left out, as
-    are weights that a contender does not have (None).
+    The padding of `y`, which libraries fill differently, is set to 0, and weights that
+    a contender does not have (None) are left out.
     """
     y = _single(y).reshape(data.dy.shape).copy()
     if data.lengths is not None:

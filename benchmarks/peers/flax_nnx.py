@@ -1,4 +1,4 @@
-"""flax: `nnx.RNN` over its cells, `nnx.Bidirectional` for both directions."""
+"""flax: `nnx.RNN` of its cells, `nnx.Bidirectional` for both directions."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ _CELLS = {
 
 
 def build(problem: Problem, data: Data, threads: int) -> Contender:
-    del threads  # XLA takes the CPUs that the process may use
+    del threads  # XLA uses the CPUs of the process
     network, params = nnx.split(_network(problem, data))
 
     def sequence(params, x, state, lengths):
@@ -105,7 +105,7 @@ def _layers(problem: Problem, network: Any) -> list[ost.LayerWeights]:
 
 
 def _states(problem: Problem, state: Any) -> list[Any]:
-    """flax's carries, one per pseudo-layer; an LSTM's is (c, h)."""
+    """Return flax's carries, one per pseudo-layer; an LSTM's is (c, h)."""
     if problem.mode == "lstm":
         return [(c, h) for h, c in zip(*state, strict=True)]
     return list(state)

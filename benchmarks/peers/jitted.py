@@ -1,4 +1,4 @@
-"""What the contenders that are JAX functions have in common."""
+"""The code that contenders that are JAX functions share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +20,10 @@ def contender(
     layers: Callable[[Any], list[ost.LayerWeights]],
     detail: str = "",
 ) -> Contender:
-    """Jit `forward(params, x, state, lengths) -> (y, state)`, or its gradient.
+    """Make a contender of `forward(params, x, state, lengths) -> (y, state)`.
 
-    `params` has the problem's dtype; `layers` translates what is shaped like it into
-    one item per pseudo-layer.
+    It is jitted, with its gradient if the problem asks for one. `params` has the
+    problem's dtype; `layers` splits parameters, or their gradients, by pseudo-layer.
     """
     dtype = jnp.dtype(problem.dtype)
     x, state, dy = jax.tree.map(
@@ -49,7 +49,7 @@ def contender(
     args = (*args, dy) if problem.differentiates else args
     if problem.kind == "compile":
         return Contender(
-            # A new function each time: JAX remembers those that it has seen.
+            # A new function each time, since JAX caches compiled functions.
             call=lambda: jax.jit(lambda *args: run(*args)).lower(*args).compile(),
             results=lambda compiled: translated(compiled(*args)),
             detail=detail,
@@ -58,7 +58,7 @@ def contender(
 
     def call():
         returned = jitted(*args)
-        returned[0].block_until_ready()  # what one call returns is there all at once
+        returned[0].block_until_ready()  # all results of a call are ready together
         return returned
 
     return Contender(call, translated, detail)

@@ -1,4 +1,4 @@
-"""What one writes by hand in JAX: the input product first, then `lax.scan`."""
+"""A network as one writes it by hand in JAX: the input product, then `lax.scan`."""
 
 import functools as ft
 from typing import Any
@@ -15,7 +15,7 @@ from .contender import Contender
 
 
 def build(problem: Problem, data: Data, threads: int) -> Contender:
-    del threads  # XLA takes the CPUs that the process may use
+    del threads  # XLA uses the CPUs of the process
     layers = jax.tree.map(lambda a: jnp.asarray(a, problem.dtype), data.layers)
     return jitted.contender(
         problem, data, ft.partial(_run, problem), layers, lambda layers: layers
@@ -46,7 +46,7 @@ def _direction(mode: str, weights: ost.LayerWeights, x, state, valid, reverse: i
     cell = _CELLS[mode]
     gx = x @ weights.w_ih.T
     gx = gx + jnp.broadcast_to(weights.b_ih, gx.shape)
-    w_hh = weights.w_hh.T  # in the loop XLA would do it again every step
+    w_hh = weights.w_hh.T  # XLA would repeat it at every step of the loop
 
     def step(state, inputs):
         gx, valid = inputs

@@ -1,4 +1,4 @@
-"""ONNX Runtime: a model of one LSTM, GRU or RNN node. It has no gradients."""
+"""ONNX Runtime: a model with one LSTM, GRU or RNN node, without gradients."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from .contender import Contender, Unsupported, results
 
 _NODES = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN"}
 _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn_tanh": (0,)}  # i o f c, z r h
-_OPSET, _IR_VERSION = 17, 8  # old enough for every runtime of the last years
+_OPSET, _IR_VERSION = 17, 8  # old versions, which every recent runtime reads
 
 
 def build(problem: Problem, data: Data, threads: int) -> Contender:

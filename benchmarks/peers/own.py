@@ -1,4 +1,4 @@
-"""ostinato itself, on the backend that it chooses."""
+"""The operator of ostinato, on the backend that it chooses."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from .contender import Contender
 
 
 def build(problem: Problem, data: Data, threads: int) -> Contender:
-    del threads  # from OSTINATO_NUM_THREADS, read when the library was loaded
+    del threads  # set by OSTINATO_NUM_THREADS when the library was loaded
     return contender(problem, data, flat_weights(problem, data))
 
 
@@ -19,7 +19,7 @@ def flat_weights(problem: Problem, data: Data) -> Any:
 
 
 def contender(problem: Problem, data: Data, weights: Any) -> Contender:
-    """With the flat vector, or with what `ost.prepare` made of it."""
+    """Make a contender with the flat vector, or with prepared weights."""
     spec = problem.spec
 
     def sequence(weights, x, state, lengths):

@@ -1,4 +1,4 @@
-"""ostinato once more, with weights that were packed beforehand."""
+"""The operator of ostinato with prepared weights."""
 
 import ostinato as ost
 

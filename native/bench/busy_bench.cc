@@ -1,7 +1,7 @@
 // What sharing a call among threads costs while other programs want the processors:
 //
-//   c++ -O3 -std=c++17 -pthread -I native native/bench/busy_bench.cc native/cpu/*.cc
-//       native/cpu/kernels/*.cc -o busy_bench
+//   c++ -O3 -std=c++17 -pthread -I native native/bench/busy_bench.cc
+//       native/cpu/*/*.cc -o busy_bench
 //   ./busy_bench [busy threads, default 2] [seconds a row, default 6]
 //
 // An LSTM of 100 steps runs on one thread and on two, in turns of a twentieth of a
@@ -15,9 +15,9 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/forward.h"
-#include "cpu/fp_state.h"
-#include "cpu/places.h"
+#include "cpu/network/placement.h"
+#include "cpu/pass/forward.h"
+#include "cpu/runtime/fp_state.h"
 
 namespace ostinato::cpu {
 namespace {
@@ -41,7 +41,7 @@ class Lstm {
     y_.resize(x_.size());
     h_n_.resize(state_.size());
     c_n_.resize(state_.size());
-    places_ = Places::Padded(kSteps, batch, true);
+    places_ = Placement::Padded(kSteps, batch, true);
   }
 
   void Run(int32_t threads) {
@@ -49,7 +49,7 @@ class Lstm {
     call.operands.network = network_;
     call.operands.steps = kSteps;
     call.operands.batch = batch_;
-    call.operands.entries = kSteps * batch_;
+    call.operands.tokens = kSteps * batch_;
     places_.PutInto(call.operands);
     call.operands.weights = weights_.data();
     call.operands.x = x_.data();
@@ -67,7 +67,7 @@ class Lstm {
   Network network_{};
   const int64_t batch_;
   std::vector<float> weights_, x_, state_, y_, h_n_, c_n_;
-  Places places_;
+  Placement places_;
 };
 
 void Measure(int64_t batch, int64_t units, double seconds) {

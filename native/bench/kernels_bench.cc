@@ -1,6 +1,7 @@
 // How close the products come to what one core can do, as JSON on stdout:
 //
-//   c++ -O3 -std=c++17 -I native native/bench/kernels_bench.cc native/cpu/features.cc
+//   c++ -O3 -std=c++17 -I native native/bench/kernels_bench.cc
+//   native/cpu/runtime/features.cc
 //       native/cpu/kernels/*.cc -o kernels_bench
 //
 // "peak" is the rate of independent multiply-adds in registers, the best of any
@@ -14,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "cpu/features.h"
-#include "cpu/kernels.h"
+#include "cpu/kernels/kernels.h"
+#include "cpu/runtime/features.h"
 #if defined(__x86_64__) && !defined(OSTINATO_NO_AMX)
 #include "cpu/kernels/tiles_amx.h"
 #endif
@@ -30,8 +31,8 @@ double ThreadSeconds() {
 }
 
 // The best of several repetitions, each long enough for the clock.
-template <typename Work>
-double GigaflopsOf(double flops, const Work& work) {
+template <typename CostModel>
+double GigaflopsOf(double flops, const CostModel& work) {
   double best = 0;
   int64_t times = 1;
   for (int repeat = 0; repeat < 25;) {
@@ -132,9 +133,10 @@ std::string Number(double value) {
 }
 
 // Prints the rates of one table; `separator` goes before every row but the first.
-template <typename S, typename O, typename R>
-void BenchProducts(const char* isa, const char* dtype, const Kernels<S, O, R>& kernels,
-                   double peak, std::string* separator) {
+template <typename Storage, typename Operand, typename Accum>
+void BenchProducts(const char* isa, const char* dtype,
+                   const Kernels<Storage, Operand, Accum>& kernels, double peak,
+                   std::string* separator) {
   const int64_t most_rows = std::max<int64_t>(6, kernels.rows_at_once);
   struct Cache {
     const char* name;
@@ -144,21 +146,21 @@ void BenchProducts(const char* isa, const char* dtype, const Kernels<S, O, R>& k
   constexpr Cache kCaches[] = {{"L1", 16 << 10, 16 << 10}, {"L2", 64 << 10, 512 << 10}};
   struct Shape {
     const char* name;
-    Tile tile;
+    PanelShape tile;
     int vectors;
   };
-  constexpr Shape kShapes[] = {{"k4", Tile::k4, 4},
-                               {"gru_recurrent", Tile::kGruRecurrent, 3}};
+  constexpr Shape kShapes[] = {{"k4", PanelShape::k4, 4},
+                               {"gru_recurrent", PanelShape::kGruRecurrent, 3}};
   for (const Cache& cache : kCaches) {
     for (const Shape& shape : kShapes) {
       const int64_t step = shape.vectors * kernels.lanes;  // sums per element of a row
       const int64_t depth =
-          cache.panel_bytes / (step * static_cast<int64_t>(sizeof(O)));
+          cache.panel_bytes / (step * static_cast<int64_t>(sizeof(Operand)));
       const int64_t panels = cache.all_bytes / cache.panel_bytes;
-      const std::vector<O> panel(panels * step * depth);
-      const std::vector<O> row(depth);
-      std::vector<R> sums(most_rows * 4 * kernels.lanes);
-      const std::vector<const O*> rows(most_rows, row.data());
+      const std::vector<Operand> panel(panels * step * depth);
+      const std::vector<Operand> row(depth);
+      std::vector<Accum> sums(most_rows * 4 * kernels.lanes);
+      const std::vector<const Operand*> rows(most_rows, row.data());
       for (int64_t n = 1; n <= most_rows; n += most_rows > 6 && n > 1 ? n : 1) {
         int64_t turn = 0;
         const double flops = 2.0 * static_cast<double>(n * step * depth);
@@ -171,7 +173,7 @@ void BenchProducts(const char* isa, const char* dtype, const Kernels<S, O, R>& k
         std::printf(
             "%s{\"isa\": \"%s\", \"dtype\": \"%s\", \"tile\": \"%s\", "
             "\"cache\": \"%s\", \"rows\": %d, \"depth\": %d, \"gflops\": %s, "
-            "\"share\": %s}",
+            "\"slice\": %s}",
             separator->c_str(), isa, dtype, shape.name, cache.name, static_cast<int>(n),
             static_cast<int>(depth), Number(rate).c_str(),
             Number(peak > 0 ? rate / peak : 0).c_str());
@@ -196,7 +198,7 @@ void BenchAll() {
     const KernelSet& set = KernelsFor(static_cast<Isa>(level));
     if (set.bf16_tiles != nullptr) {
       BenchProducts(names[level], "bf16", *set.bf16_tiles, peak.tiles, &separator);
-      set.bf16_tiles->leave();
+      set.bf16_tiles->release_tiles();
     } else if (set.bf16_pairs != nullptr) {
       BenchProducts(names[level], "bf16", *set.bf16_pairs, peak.bf16, &separator);
     } else {  // the other tables of kAvx512Bf16 are those of kAvx512

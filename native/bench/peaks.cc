@@ -2,7 +2,7 @@
 // bfloat16 pairs, and reading from each level of the caches.
 //
 //   c++ -O3 -std=c++17 -march=native -pthread -I native native/bench/peaks.cc
-//       native/cpu/features.cc -o peaks
+//       native/cpu/runtime/features.cc -o peaks
 //   ./peaks [threads]
 #include <time.h>
 
@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/features.h"
+#include "cpu/runtime/features.h"
 #if defined(__x86_64__) && !defined(OSTINATO_NO_AMX)
 #include "cpu/kernels/tiles_amx.h"
 #define OSTINATO_HAS_AMX 1

@@ -1,4 +1,4 @@
-#include "cpu/features.h"
+#include "cpu/runtime/features.h"
 #include "ffi/handler.h"
 #include "ostinato/abi.h"
 

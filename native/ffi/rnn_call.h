@@ -1,107 +1,116 @@
-// From XLA's call frame to the calls of forward.h and backward.h: what cpu.py sends.
+// From XLA's call frame to what forward.h and backward.h take.
 #ifndef OSTINATO_FFI_RNN_CALL_H_
 #define OSTINATO_FFI_RNN_CALL_H_
 
+#include <array>
 #include <cstdint>
-#include <cstring>
-#include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
-#include "cpu/network.h"
+#include "ffi/contract.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ostinato::ffi {
 
 namespace xffi = ::xla::ffi;
 
-// Every buffer of a call in the order of cpu.py. Where the call is an ensemble, a buffer
-// with an ensemble axis is one piece per member, and any other is the same for all.
-class Pieces {
+// The arguments or the results of a call, in its order. Where the call is an ensemble,
+// an array with an ensemble axis has a part for each member, and any other is the same
+// for all.
+class Arrays {
  public:
-  void Add(const void* data, int64_t elements, int64_t bytes, int64_t members) {
-    items_.push_back({static_cast<const char*>(data), elements / members,
-                      members > 1 ? bytes / members : 0, bytes});
-  }
-
-  // Every byte of results.
-  void Zero() const {
-    for (const Item& item : items_) {
-      if (item.bytes > 0) std::memset(const_cast<char*>(item.data), 0, item.bytes);
-    }
-  }
-
-  // Reads the pieces of one member, first to last.
-  class Reader {
-   public:
-    Reader(const Pieces& pieces, int64_t member, const char* what)
-        : pieces_(pieces), member_(member), what_(what) {}
-
-    // The next buffer; throws unless it has so many elements.
-    template <typename T>
-    T* Take(const char* name, int64_t elements) {
-      if (next_ >= pieces_.items_.size()) {
-        throw std::invalid_argument(std::string("no ") + what_ + " is left for " +
-                                    name);
-      }
-      const Item& item = pieces_.items_[next_++];
-      if (item.elements != elements) {
-        throw std::invalid_argument(std::string(name) + " has " +
-                                    std::to_string(item.elements) + " elements, want " +
-                                    std::to_string(elements));
-      }
-      return reinterpret_cast<T*>(
-          const_cast<char*>(item.data + member_ * item.member_bytes));
-    }
-    int64_t elements_of_next() const {
-      return next_ < pieces_.items_.size() ? pieces_.items_[next_].elements : 0;
-    }
-    void End() const {
-      if (next_ != pieces_.items_.size()) {
-        throw std::invalid_argument(std::string("too many ") + what_ + "s");
-      }
-    }
-
-   private:
-    const Pieces& pieces_;
-    const int64_t member_;
-    const char* what_;
-    size_t next_ = 0;
+  struct Array {
+    char* data;
+    int64_t elements;           // of one member
+    int64_t member_bytes;       // from one member to the next
+    int64_t bytes;              // of all members
+    const int64_t* dimensions;  // of one member
+    xffi::DataType dtype;
   };
+
+  void Add(const xffi::AnyBuffer& buffer, int64_t members, bool member_axis);
+  int64_t size() const { return static_cast<int64_t>(arrays_.size()); }
+  const Array& operator[](int64_t i) const { return arrays_[i]; }
+  // Every byte of all of them.
+  void Zero() const;
 
  private:
-  struct Item {
-    const char* data;
-    int64_t elements;      // of one member
-    int64_t member_bytes;  // from one member to the next
-    int64_t bytes;         // of all members
-  };
-  std::vector<Item> items_;
+  std::vector<Array> arrays_;
 };
 
-// What the attributes of a call say.
-struct CallAttributes {
-  cpu::Network network;
-  bool time_major, save, recompute;
-  int64_t packed_buffers;  // of packed sequences; 0: [B, T, ...] or [T, B, ...]
-  int64_t max_length;      // of packed sequences
-  bool has_lengths, has_resets, has_keep, has_packed;
-  bool wants_weights, wants_x, wants_h_0, wants_c_0;
-  std::vector<int64_t> in_ensemble;  // per argument
+struct CallBuffers {
+  int64_t members;  // of the ensemble; 1 where there is none
+  xffi::DataType dtype;
+  int64_t batch, steps;  // 0 where the call has weights alone
+  int64_t tokens;        // of x
+  Arrays arguments, results;
+  // How many arrays each field of each tuple stands for, in the order of the call.
+  xffi::Span<const int64_t> argument_counts, result_counts;
+  // Which gradients the call asks for: weights, x, then each state.
+  xffi::Span<const int64_t> wrt;
+
+  bool WantsState(size_t state) const {
+    return 2 + state < wrt.size() && wrt[2 + state] != 0;
+  }
 };
 
 CallAttributes DecodeAttributes(const xffi::Dictionary& attributes);
 
-struct CallBuffers {
-  int64_t members;  // of the ensemble; 1 where there is none
-  int64_t batch, steps;
-  int64_t entries;  // of x: steps in all
-  xffi::DataType dtype;
-  Pieces arguments, results;
+CallBuffers DecodeBuffers(const CallAttributes& call,
+                          const xffi::Dictionary& attributes,
+                          xffi::RemainingArgs arguments, xffi::RemainingRets results);
+
+// The arguments or the results of one member, one tuple after another.
+struct Cursor {
+  const Arrays& arrays;
+  xffi::Span<const int64_t> counts;
+  int64_t member;
+  int64_t next_array = 0, next_count = 0;
 };
 
-CallBuffers DecodeBuffers(const CallAttributes& call, xffi::RemainingArgs arguments,
-                          xffi::RemainingRets results);
+// One tuple of a call: its arrays, by the names of their fields. Throws
+// std::invalid_argument where the call has something else.
+class TupleReader {
+ public:
+  // Takes the next tuple of the cursor.
+  TupleReader(const Tuple& tuple, Cursor& cursor);
+
+  bool Has(const char* field) const { return fields_[Find(field)].left > 0; }
+
+  // The next array of a field, which has so many elements.
+  template <typename T>
+  T* Take(const char* field, int64_t elements) {
+    return reinterpret_cast<T*>(TakeBytes(field, elements));
+  }
+  // The next array of a field, which is not taken.
+  const Arrays::Array& Next(const char* field) const;
+
+  // `count` arrays of the same size; null for none. `found` holds them.
+  template <typename T>
+  T* const* TakeEach(const char* field, int64_t count, int64_t elements,
+                     std::vector<T*>& found) {
+    for (int64_t i = 0; i < count; ++i) found.push_back(Take<T>(field, elements));
+    return count > 0 ? found.data() : nullptr;
+  }
+
+  // Throws if there are arrays that have not been taken.
+  void End() const;
+
+ private:
+  struct Field {
+    int64_t next, left;  // arrays of the call
+  };
+
+  int64_t Find(const char* field) const;
+  char* TakeBytes(const char* field, int64_t elements);
+  std::string NameOf(const char* field) const;
+
+  const Tuple& tuple_;
+  const Arrays& arrays_;
+  const int64_t member_;
+  std::array<Field, std::tuple_size_v<decltype(Tuple::fields)>> fields_;
+};
 
 }  // namespace ostinato::ffi
 

@@ -1,12 +1,12 @@
 #include <vector>
 
-#include "cpu/backward.h"
-#include "cpu/forward.h"
-#include "cpu/fp_state.h"
-#include "cpu/places.h"
-#include "cpu/settings.h"
-#include "cpu/team.h"
-#include "cpu/work.h"
+#include "cpu/kernels/dispatch.h"
+#include "cpu/network/placement.h"
+#include "cpu/pass/backward.h"
+#include "cpu/pass/forward.h"
+#include "cpu/pass/schedule.h"
+#include "cpu/runtime/fp_state.h"
+#include "cpu/runtime/team.h"
 #include "ffi/handler.h"
 #include "ffi/rnn_call.h"
 
@@ -14,60 +14,52 @@ namespace ostinato::ffi {
 namespace {
 
 using cpu::BFloat16;
-using Reader = Pieces::Reader;
 
 // What the operands of one member point to.
-struct Kept {
-  cpu::Places places;
-  std::vector<const uint8_t*> keep;
+struct OperandStorage {
+  cpu::Placement placement;
+  std::vector<const uint8_t*> dropout_masks;
 };
 
-// The arguments of one member that forward and backward have in common. `kept`
-// outlives the result.
-template <typename S>
-cpu::Operands<S> TakeOperands(const CallAttributes& call, const CallBuffers& buffers,
-                              Kept& kept, Reader& arguments) {
+// The operands of one member. `storage` outlives the result.
+template <typename Storage>
+cpu::Operands<Storage> TakeOperands(const CallAttributes& call,
+                                    const CallBuffers& buffers, OperandStorage& storage,
+                                    TupleReader& operands) {
   const cpu::Network& n = call.network;
-  const int64_t entries = buffers.entries;
+  const int64_t tokens = buffers.tokens;
   const int64_t states = n.pseudo_layers() * buffers.batch;
-  cpu::Operands<S> in{};
+  cpu::Operands<Storage> in{};
   in.network = n;
   in.steps = buffers.steps;
   in.batch = buffers.batch;
-  in.entries = entries;
-  in.weights = arguments.Take<S>("weights", cpu::NumParams(n));
-  in.x = arguments.Take<S>("x", entries * n.input_size);
-  in.h_0 = arguments.Take<S>("h_0", states * n.output_size());
-  if (n.lstm()) in.c_0 = arguments.Take<S>("c_0", states * n.hidden_size);
-  if (call.has_lengths) {
-    in.seq_lengths = arguments.Take<int32_t>("seq_lengths", buffers.batch);
+  in.tokens = tokens;
+  in.weights = operands.Take<Storage>("weights", cpu::NumParams(n));
+  in.x = operands.Take<Storage>("x", tokens * n.input_size);
+  in.h_0 = operands.Take<Storage>("states", states * n.output_size());
+  if (n.lstm()) in.c_0 = operands.Take<Storage>("states", states * n.hidden_size);
+  if (operands.Has("seq_lengths")) {
+    in.seq_lengths = operands.Take<int32_t>("seq_lengths", buffers.batch);
   }
   if (call.packed_buffers > 0) {
     const auto* segment_lengths =
-        arguments.Take<int32_t>("segment_lengths", buffers.batch);
-    kept.places =
-        cpu::Places::OneAfterAnother(entries, call.packed_buffers, in.steps, in.batch,
-                                     segment_lengths, in.seq_lengths);
+        operands.Take<int32_t>("segment_lengths", buffers.batch);
+    storage.placement =
+        cpu::Placement::Packed(tokens, call.packed_buffers, in.steps, in.batch,
+                               segment_lengths, in.seq_lengths);
   } else {
-    kept.places = cpu::Places::Padded(in.steps, in.batch, call.time_major);
+    storage.placement = cpu::Placement::Padded(in.steps, in.batch, call.time_major);
   }
-  kept.places.PutInto(in);
-  if (call.has_resets) in.resets = arguments.Take<uint8_t>("resets", entries);
-  if (call.has_keep) {
+  storage.placement.PutInto(in);
+  if (operands.Has("resets")) in.resets = operands.Take<uint8_t>("resets", tokens);
+  if (operands.Has("dropout_masks")) {
     for (int64_t l = 0; l + 1 < n.num_layers; ++l) {
-      kept.keep.push_back(arguments.Take<uint8_t>("keep", entries * n.width()));
+      storage.dropout_masks.push_back(
+          operands.Take<uint8_t>("dropout_masks", tokens * n.width()));
     }
-    in.keep = kept.keep.data();
+    in.dropout_masks = storage.dropout_masks.data();
   }
   return in;
-}
-
-// `count` buffers of the same size in a row; null for none.
-template <typename T>
-T* const* TakeEach(Reader& reader, const char* name, int64_t count, int64_t elements,
-                   std::vector<T*>& found) {
-  for (int64_t i = 0; i < count; ++i) found.push_back(reader.Take<T>(name, elements));
-  return count > 0 ? found.data() : nullptr;
 }
 
 struct SavedCounts {
@@ -87,9 +79,9 @@ template <typename Body>
 void ForEachMember(const CallAttributes& call, const CallBuffers& buffers,
                    const Body& body) {
   const cpu::FlushDenormals flush;
-  cpu::Work work = cpu::WorkOf(call.network, buffers.entries, buffers.batch);
-  work.all *= buffers.members;
-  cpu::Team team(cpu::ThreadsFor(work));
+  cpu::CostModel cost = cpu::CostModelOf(call.network, buffers.tokens, buffers.batch);
+  cost.all *= buffers.members;
+  cpu::Team team(cpu::ThreadsFor(cost));
   if (buffers.members >= 2 && buffers.members >= team.threads()) {
     team.ForEach(buffers.members, [&](int64_t member) {
       cpu::Team alone(1);
@@ -100,88 +92,104 @@ void ForEachMember(const CallAttributes& call, const CallBuffers& buffers,
   for (int64_t member = 0; member < buffers.members; ++member) body(member, team);
 }
 
-template <typename S, typename R>
+template <typename Storage, typename Accum>
 void Forward(const CallAttributes& call, const CallBuffers& buffers) {
   if (buffers.batch == 0) return buffers.results.Zero();
   const cpu::Network& n = call.network;
-  const int64_t entries = buffers.entries;
+  const int64_t tokens = buffers.tokens;
   const int64_t states = n.pseudo_layers() * buffers.batch;
   ForEachMember(call, buffers, [&](int64_t member, cpu::Team& team) {
-    Reader arguments(buffers.arguments, member, "argument");
-    Reader results(buffers.results, member, "result");
-    Kept kept;
-    std::vector<S*> hidden, gates;
-    std::vector<R*> cells;
-    cpu::ForwardCall<S, R> to{};
-    to.operands = TakeOperands<S>(call, buffers, kept, arguments);
-    if (call.has_packed) {
-      to.packed_bytes = arguments.elements_of_next();
-      to.packed = arguments.Take<uint8_t>("packed", to.packed_bytes);
+    Cursor arguments{buffers.arguments, buffers.argument_counts, member};
+    Cursor results{buffers.results, buffers.result_counts, member};
+    TupleReader operands(kOperands, arguments);
+    TupleReader outputs(kOutputs, results);
+    OperandStorage storage;
+    std::vector<Storage*> hidden, gates;
+    std::vector<Accum*> cells;
+    cpu::ForwardCall<Storage, Accum> to{};
+    to.operands = TakeOperands<Storage>(call, buffers, storage, operands);
+    if (operands.Has("prepared")) {
+      to.prepared_bytes = operands.Next("prepared").elements;
+      to.prepared = operands.Take<uint8_t>("prepared", to.prepared_bytes);
     }
-    arguments.End();
-    to.y = results.Take<S>("y", entries * n.width());
-    to.h_n = results.Take<S>("h_n", states * n.output_size());
-    if (n.lstm()) to.c_n = results.Take<S>("c_n", states * n.hidden_size);
+    operands.End();
+    to.y = outputs.Take<Storage>("y", tokens * n.width());
+    to.h_n = outputs.Take<Storage>("states", states * n.output_size());
+    if (n.lstm()) to.c_n = outputs.Take<Storage>("states", states * n.hidden_size);
+    outputs.End();
     if (call.save) {
+      TupleReader saved(kSaved, results);
       const SavedCounts counts = CountsOf(call);
-      const int64_t hidden_size = entries * n.hidden_size;
-      to.hidden =
-          TakeEach(results, "hidden", counts.hidden, entries * n.width(), hidden);
-      to.gates = TakeEach(results, "gates", counts.gates,
-                          n.saved_blocks() * hidden_size, gates);
-      to.cells = TakeEach(results, "cells", counts.cells, hidden_size, cells);
+      const int64_t units = tokens * n.hidden_size;
+      to.hidden = saved.TakeEach("hidden", counts.hidden, tokens * n.width(), hidden);
+      to.gates = saved.TakeEach("gates", counts.gates, n.saved_blocks() * units, gates);
+      to.cells = saved.TakeEach("states", counts.cells, units, cells);
+      saved.End();
     }
-    results.End();
     cpu::RunForward(to, team);
   });
 }
 
-template <typename S, typename R>
+template <typename Storage, typename Accum>
 void Backward(const CallAttributes& call, const CallBuffers& buffers) {
   if (buffers.batch == 0) return buffers.results.Zero();
   const cpu::Network& n = call.network;
-  const int64_t entries = buffers.entries;
+  const int64_t tokens = buffers.tokens;
   const int64_t states = n.pseudo_layers() * buffers.batch;
   ForEachMember(call, buffers, [&](int64_t member, cpu::Team& team) {
-    Reader arguments(buffers.arguments, member, "argument");
-    Reader results(buffers.results, member, "result");
-    Kept kept;
-    std::vector<const S*> hidden, gates;
-    std::vector<const R*> cells;
+    Cursor arguments{buffers.arguments, buffers.argument_counts, member};
+    Cursor results{buffers.results, buffers.result_counts, member};
+    TupleReader operands(kOperands, arguments);
+    TupleReader residuals(kResiduals, arguments);
+    TupleReader cotangents(kOutputs, arguments);
+    TupleReader gradients(kGradients, results);
+    OperandStorage storage;
+    std::vector<const Storage*> hidden, gates;
+    std::vector<const Accum*> cells;
     const SavedCounts counts = CountsOf(call);
-    const int64_t hidden_size = entries * n.hidden_size;
-    cpu::BackwardCall<S, R> to{};
-    to.operands = TakeOperands<S>(call, buffers, kept, arguments);
-    to.y = arguments.Take<S>("y", entries * n.width());
+    const int64_t units = tokens * n.hidden_size;
+    cpu::BackwardCall<Storage, Accum> to{};
+    to.operands = TakeOperands<Storage>(call, buffers, storage, operands);
+    operands.End();
+    to.y = residuals.Take<Storage>("y", tokens * n.width());
     to.hidden =
-        TakeEach(arguments, "hidden", counts.hidden, entries * n.width(), hidden);
-    to.gates = TakeEach(arguments, "gates", counts.gates,
-                        n.saved_blocks() * hidden_size, gates);
-    to.cells = TakeEach(arguments, "cells", counts.cells, hidden_size, cells);
-    to.dy = arguments.Take<S>("dy", entries * n.width());
-    to.dh_n = arguments.Take<S>("dh_n", states * n.output_size());
-    if (n.lstm()) to.dc_n = arguments.Take<S>("dc_n", states * n.hidden_size);
-    arguments.End();
-    if (call.wants_weights) {
-      to.dweights = results.Take<S>("dweights", cpu::NumParams(n));
+        residuals.TakeEach("saved.hidden", counts.hidden, tokens * n.width(), hidden);
+    to.gates = residuals.TakeEach("saved.gates", counts.gates, n.saved_blocks() * units,
+                                  gates);
+    to.cells = residuals.TakeEach("saved.states", counts.cells, units, cells);
+    residuals.End();
+    to.dy = cotangents.Take<Storage>("y", tokens * n.width());
+    to.dh_n = cotangents.Take<Storage>("states", states * n.output_size());
+    if (n.lstm()) to.dc_n = cotangents.Take<Storage>("states", states * n.hidden_size);
+    cotangents.End();
+    if (gradients.Has("weights")) {
+      to.dweights = gradients.Take<Storage>("weights", cpu::NumParams(n));
     }
-    if (call.wants_x) to.dx = results.Take<S>("dx", entries * n.input_size);
-    if (call.wants_h_0) to.dh_0 = results.Take<S>("dh_0", states * n.output_size());
-    if (call.wants_c_0) to.dc_0 = results.Take<S>("dc_0", states * n.hidden_size);
-    results.End();
+    if (gradients.Has("x")) to.dx = gradients.Take<Storage>("x", tokens * n.input_size);
+    if (buffers.WantsState(0)) {
+      to.dh_0 = gradients.Take<Storage>("states", states * n.output_size());
+    }
+    if (buffers.WantsState(1)) {
+      to.dc_0 = gradients.Take<Storage>("states", states * n.hidden_size);
+    }
+    gradients.End();
     cpu::RunBackward(to, team);
   });
 }
 
-template <typename S>
-void Pack(const CallAttributes& call, const CallBuffers& buffers) {
+template <typename Storage>
+void Prepare(const CallAttributes& call, const CallBuffers& buffers) {
+  const cpu::Network& n = call.network;
   for (int64_t member = 0; member < buffers.members; ++member) {
-    Reader arguments(buffers.arguments, member, "argument");
-    Reader results(buffers.results, member, "result");
+    Cursor arguments{buffers.arguments, buffers.argument_counts, member};
+    TupleReader operands(kOperands, arguments);
+    const Arrays::Array& result = buffers.results[0];
+    if (result.elements != cpu::PreparedBytes<Storage>(n)) {
+      throw std::invalid_argument("the result has another size than prepared weights");
+    }
     cpu::Team team(cpu::NumThreads());
-    cpu::PackWeights(
-        call.network, arguments.Take<S>("weights", cpu::NumParams(call.network)),
-        results.Take<uint8_t>("packed", cpu::PackedBytes<S>(call.network)), team);
+    cpu::PackWeights(n, operands.Take<Storage>("weights", cpu::NumParams(n)),
+                     result.data + member * result.member_bytes, team);
   }
 }
 
@@ -191,7 +199,7 @@ template <Operation kFloat, Operation kDouble, Operation kBFloat16>
 xffi::Error Dispatch(const xffi::Dictionary& attributes, xffi::RemainingArgs arguments,
                      xffi::RemainingRets results) {
   const CallAttributes call = DecodeAttributes(attributes);
-  const CallBuffers buffers = DecodeBuffers(call, arguments, results);
+  const CallBuffers buffers = DecodeBuffers(call, attributes, arguments, results);
   switch (buffers.dtype) {
     case xffi::DataType::F32:
       kFloat(call, buffers);
@@ -212,7 +220,7 @@ constexpr auto RnnForward =
     Dispatch<Forward<float, float>, Forward<double, double>, Forward<BFloat16, float>>;
 constexpr auto RnnBackward = Dispatch<Backward<float, float>, Backward<double, double>,
                                       Backward<BFloat16, float>>;
-constexpr auto RnnPack = Dispatch<Pack<float>, Pack<double>, Pack<BFloat16>>;
+constexpr auto RnnPack = Dispatch<Prepare<float>, Prepare<double>, Prepare<BFloat16>>;
 
 auto Binding() { return xffi::Ffi::Bind().Attrs().RemainingArgs().RemainingRets(); }
 
@@ -243,26 +251,22 @@ extern "C" OSTINATO_EXPORT void ostinato_use_tiles(const void* kernels) {
   ostinato::cpu::UseTiles(static_cast<const ostinato::cpu::KernelsBf16Pairs*>(kernels));
 }
 
+// Bytes of prepared weights; `integers` are those of a call, `dtype` is an index of
+// kDtypes. -1 where the integers make no sense.
 extern "C" OSTINATO_EXPORT int64_t
-ostinato_packed_bytes(int32_t dtype, int64_t mode, int64_t input_size,
-                      int64_t hidden_size, int64_t num_layers, int64_t num_directions,
-                      int64_t proj_size, int64_t bias, int64_t skip) {
-  ostinato::cpu::Network n{};
-  n.mode = static_cast<ostinato::cpu::Mode>(mode);
-  n.input_size = input_size;
-  n.hidden_size = hidden_size;
-  n.num_layers = num_layers;
-  n.num_directions = num_directions;
-  n.proj_size = proj_size;
-  n.bias_ih = (bias & 1) != 0;
-  n.bias_hh = (bias & 2) != 0;
-  n.skip = skip != 0;
+ostinato_prepared_bytes(int32_t dtype, const int64_t* integers) noexcept try {
+  ostinato::ffi::CallAttributes call{};
+  for (const auto& attribute : ostinato::ffi::kIntegers) {
+    attribute.set(call, *integers++);
+  }
   switch (dtype) {
     case 0:
-      return ostinato::cpu::PackedBytes<float>(n);
+      return ostinato::cpu::PreparedBytes<float>(call.network);
     case 1:
-      return ostinato::cpu::PackedBytes<double>(n);
+      return ostinato::cpu::PreparedBytes<double>(call.network);
     default:
-      return ostinato::cpu::PackedBytes<ostinato::cpu::BFloat16>(n);
+      return ostinato::cpu::PreparedBytes<ostinato::cpu::BFloat16>(call.network);
   }
+} catch (...) {
+  return -1;
 }

@@ -1,4 +1,4 @@
-#include "cpu/caches.h"
+#include "cpu/runtime/caches.h"
 
 #include "tests/check.h"
 
@@ -7,23 +7,24 @@ namespace {
 using ostinato::cpu::Caches;
 using ostinato::cpu::CacheSizes;
 using ostinato::cpu::PanelDepth;
-using ostinato::cpu::RowsPerSlice;
+using ostinato::cpu::SequencesPerPortion;
 
 constexpr int64_t kKilo = 1 << 10;
 
 void BlocksFollowTheCaches() {
   const CacheSizes zen{32 * kKilo, kKilo * kKilo};
-  CHECK_EQ(RowsPerSlice(zen), 48);
+  CHECK_EQ(SequencesPerPortion(zen), 48);
   CHECK_EQ(PanelDepth(zen), 512);
   const CacheSizes xeon{48 * kKilo, 2 * kKilo * kKilo};
-  CHECK_EQ(RowsPerSlice(xeon), 72);
+  CHECK_EQ(SequencesPerPortion(xeon), 72);
   CHECK_EQ(PanelDepth(xeon), 1024);
 }
 
 void BlocksHaveBounds() {
   for (const int64_t bytes : {int64_t{1}, 48 * kKilo, int64_t{1} << 40}) {
     const CacheSizes sizes{bytes, bytes};
-    CHECK_EQ(RowsPerSlice(sizes) >= 24 && RowsPerSlice(sizes) <= 96, true);
+    CHECK_EQ(SequencesPerPortion(sizes) >= 24 && SequencesPerPortion(sizes) <= 96,
+             true);
     CHECK_EQ(PanelDepth(sizes) >= 128 && PanelDepth(sizes) <= 2048, true);
     CHECK_EQ(PanelDepth(sizes) % 32, 0);
   }

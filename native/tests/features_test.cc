@@ -1,4 +1,4 @@
-#include "cpu/features.h"
+#include "cpu/runtime/features.h"
 
 #include <cstdlib>
 #include <filesystem>

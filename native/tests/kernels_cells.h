@@ -14,11 +14,11 @@ using cpu::Mode;
 
 inline double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-// Of a value of about `want` that was kept as T after a few operations in R.
-template <typename T, typename R>
+// Of a value of about `want` that was kept as T after a few operations in Accum.
+template <typename T, typename Accum>
 double Tolerance(double want) {
-  const double rounded = std::is_same_v<T, R> ? 0 : kHalfUlp<T> * std::abs(want);
-  return rounded + 16 * kHalfUlp<R> * std::max(1.0, std::abs(want));
+  const double rounded = std::is_same_v<T, Accum> ? 0 : kHalfUlp<T> * std::abs(want);
+  return rounded + 16 * kHalfUlp<Accum> * std::max(1.0, std::abs(want));
 }
 
 struct Clipping {
@@ -34,22 +34,22 @@ inline double Clip(Clipping clipping, double c) {
   return std::min(kClip, std::max(-kClip, c));
 }
 
-template <typename R>
-cpu::Cell<R> MakeCell(int64_t hidden, Clipping clipping) {
-  return {hidden, clipping.clips, clipping.clip_nan, static_cast<R>(kClip)};
+template <typename Accum>
+cpu::CellOptions<Accum> MakeOptions(int64_t hidden, Clipping clipping) {
+  return {hidden, clipping.clips, clipping.clip_nan, static_cast<Accum>(kClip)};
 }
 
 // ---------------------------------------------------------------------- forward
 
-// The arrays of one row, with the state before the step in them.
+// The arrays of one token, with the state before the step in them.
 template <typename Table>
 struct ForwardArrays {
-  using S = typename Table::Element;
-  using O = typename Table::Operand;
-  using R = typename Table::Real;
-  Guarded<O> h_prev, h;
-  Guarded<R> c_prev, c, cells;
-  Guarded<S> y, gates;
+  using Storage = typename Table::Storage;
+  using Operand = typename Table::Operand;
+  using Accum = typename Table::Accum;
+  Guarded<Operand> h_prev, h;
+  Guarded<Accum> c_prev, c, cells;
+  Guarded<Storage> y, gates;
 
   // `whole` counts units up to the end of the last vector.
   ForwardArrays(int64_t hidden, int64_t end, int64_t whole, Random& random)
@@ -62,7 +62,7 @@ struct ForwardArrays {
         gates(4 * hidden) {
     random.FillWithSpecials(h_prev, 1);
     for (int64_t i = 0; i < whole; ++i) {
-      c_prev[i] = static_cast<R>(random.Uniform(-2, 2));
+      c_prev[i] = static_cast<Accum>(random.Uniform(-2, 2));
       c[i] = c_prev[i];
     }
   }
@@ -72,9 +72,9 @@ struct ForwardArrays {
 template <typename Table>
 void CheckForward(const Table& table, Mode mode, int64_t n, int64_t unit, int64_t units,
                   Clipping clipping, bool saves) {
-  using S = typename Table::Element;
-  using O = typename Table::Operand;
-  using R = typename Table::Real;
+  using Storage = typename Table::Storage;
+  using Operand = typename Table::Operand;
+  using Accum = typename Table::Accum;
   const bool lstm = mode == Mode::kLstm;
   const bool gru = mode == Mode::kGru;
   const int64_t lanes = table.lanes;
@@ -83,21 +83,21 @@ void CheckForward(const Table& table, Mode mode, int64_t n, int64_t unit, int64_
   const int64_t whole = unit + (units + lanes - 1) / lanes * lanes;
   const int64_t width = lstm || gru ? 4 * lanes : whole - unit;
   Random random;
-  Guarded<R> pre(std::max<int64_t>(0, n * (width + 1) - 1));
+  Guarded<Accum> pre(std::max<int64_t>(0, n * (width + 1) - 1));
   random.FillWithSpecials(pre, 6);
   std::vector<std::unique_ptr<ForwardArrays<Table>>> arrays;
-  std::vector<cpu::ForwardRow<S, O, R>> rows;
+  std::vector<cpu::ForwardToken<Storage, Operand, Accum>> tokens;
   for (int64_t r = 0; r < n; ++r) {
     arrays.push_back(
         std::make_unique<ForwardArrays<Table>>(hidden, end, whole, random));
     auto& a = *arrays.back();
-    rows.push_back({gru ? a.h_prev.data() : nullptr, lstm ? a.c.data() : nullptr,
-                    a.h.data(), saves ? a.y.data() : nullptr,
-                    saves && (lstm || gru) ? a.gates.data() : nullptr,
-                    saves && lstm ? a.cells.data() : nullptr});
+    tokens.push_back({gru ? a.h_prev.data() : nullptr, lstm ? a.c.data() : nullptr,
+                      a.h.data(), saves ? a.y.data() : nullptr,
+                      saves && (lstm || gru) ? a.gates.data() : nullptr,
+                      saves && lstm ? a.cells.data() : nullptr});
   }
-  table.kernels.forward[static_cast<int>(mode)](MakeCell<R>(hidden, clipping),
-                                                pre.data(), width + 1, rows.data(), n,
+  table.kernels.forward[static_cast<int>(mode)](MakeOptions<Accum>(hidden, clipping),
+                                                pre.data(), width + 1, tokens.data(), n,
                                                 unit, units);
 
   for (int64_t r = 0; r < n; ++r) {
@@ -114,7 +114,7 @@ void CheckForward(const Table& table, Mode mode, int64_t n, int64_t unit, int64_
         std::copy_n(want, 4, gates);
         const double c =
             Clip(clipping, gates[1] * a.c_prev[unit + j] + gates[0] * gates[2]);
-        ExpectNear(a.c[unit + j], c, Tolerance<R, R>(c), "c");
+        ExpectNear(a.c[unit + j], c, Tolerance<Accum, Accum>(c), "c");
         if (saves) ExpectExact(a.cells[unit + j], a.c[unit + j], "saved c");
         want_h = gates[3] * std::tanh(c);
       } else if (gru) {
@@ -125,21 +125,21 @@ void CheckForward(const Table& table, Mode mode, int64_t n, int64_t unit, int64_
         want_h = gates[2] + gates[1] * (Value(a.h_prev[unit + j]) - gates[2]);
       } else if (mode == Mode::kRnnRelu) {
         want_h = at(0) < 0 ? 0 : at(0);
-        if (!std::is_same_v<S, R>) want_h = RoundToBFloat16(want_h);
+        if (!std::is_same_v<Storage, Accum>) want_h = RoundToBFloat16(want_h);
       } else {
         want_h = std::tanh(at(0));
       }
       const bool exact = mode == Mode::kRnnRelu;
-      ExpectNear(Value(a.h[unit + j]), want_h, exact ? 0 : Tolerance<S, R>(want_h),
-                 "h");
+      ExpectNear(Value(a.h[unit + j]), want_h,
+                 exact ? 0 : Tolerance<Storage, Accum>(want_h), "h");
       if (saves) {
         ExpectExact(Value(a.y[unit + j]), Value(a.h[unit + j]), "y");
-      } else if (!std::is_same_v<S, R>) {
+      } else if (!std::is_same_v<Storage, Accum>) {
         ExpectExact(RoundToBFloat16(Value(a.h[unit + j])), Value(a.h[unit + j]), "h");
       }
       for (int64_t g = 0; saves && (lstm || gru) && g < 4; ++g) {
         ExpectNear(Value(a.gates[g * hidden + unit + j]), gates[g],
-                   Tolerance<S, R>(gates[g]), "gate");
+                   Tolerance<Storage, Accum>(gates[g]), "gate");
       }
     }
     for (int64_t j = 0; j < 4 * hidden; ++j) {
@@ -157,13 +157,13 @@ void CheckForward(const Table& table, Mode mode, int64_t n, int64_t unit, int64_
 
 template <typename Table>
 struct BackwardArrays {
-  using S = typename Table::Element;
-  using O = typename Table::Operand;
-  using R = typename Table::Real;
-  Guarded<S> gates, h_prev, h;
-  Guarded<R> c_prev, c, dh, dc;
-  Guarded<O> dg;
-  Guarded<R> dh_before, dc_before;
+  using Storage = typename Table::Storage;
+  using Operand = typename Table::Operand;
+  using Accum = typename Table::Accum;
+  Guarded<Storage> gates, h_prev, h;
+  Guarded<Accum> c_prev, c, dh, dc;
+  Guarded<Operand> dg;
+  Guarded<Accum> dh_before, dc_before;
 
   BackwardArrays(int64_t hidden, int64_t end, Random& random)
       : gates(4 * hidden),
@@ -184,7 +184,7 @@ struct BackwardArrays {
     random.Fill(dh, 1);
     random.Fill(dc, 1);
     for (int64_t i = 0; i < end; ++i) {
-      if (i % 5 == 0) c[i] = static_cast<R>(i % 2 == 0 ? kClip : -kClip);
+      if (i % 5 == 0) c[i] = static_cast<Accum>(i % 2 == 0 ? kClip : -kClip);
       dh_before[i] = dh[i];
       dc_before[i] = dc[i];
     }
@@ -194,25 +194,25 @@ struct BackwardArrays {
 template <typename Table>
 void CheckBackward(const Table& table, Mode mode, int64_t n, int64_t unit,
                    int64_t units, bool clips) {
-  using S = typename Table::Element;
-  using O = typename Table::Operand;
-  using R = typename Table::Real;
+  using Storage = typename Table::Storage;
+  using Operand = typename Table::Operand;
+  using Accum = typename Table::Accum;
   const int64_t end = unit + units;
   const int64_t hidden = end + 2;
   Random random;
   std::vector<std::unique_ptr<BackwardArrays<Table>>> arrays;
-  std::vector<cpu::BackwardRow<S, O, R>> rows;
+  std::vector<cpu::BackwardToken<Storage, Operand, Accum>> tokens;
   for (int64_t r = 0; r < n; ++r) {
     arrays.push_back(std::make_unique<BackwardArrays<Table>>(hidden, end, random));
     auto& a = *arrays.back();
-    rows.push_back({a.gates.data(), a.h_prev.data(), a.h.data(), a.c_prev.data(),
-                    a.c.data(), a.dh.data(), a.dc.data(), a.dg.data()});
+    tokens.push_back({a.gates.data(), a.h_prev.data(), a.h.data(), a.c_prev.data(),
+                      a.c.data(), a.dh.data(), a.dc.data(), a.dg.data()});
   }
-  table.kernels.backward[static_cast<int>(mode)](MakeCell<R>(hidden, {clips, false}),
-                                                 rows.data(), n, unit, units);
+  table.kernels.backward[static_cast<int>(mode)](
+      MakeOptions<Accum>(hidden, {clips, false}), tokens.data(), n, unit, units);
 
   const auto near = [](double got, double want, const char* what) {
-    ExpectNear(got, want, Tolerance<R, R>(want), what);
+    ExpectNear(got, want, Tolerance<Accum, Accum>(want), what);
   };
   const int blocks = mode == Mode::kLstm || mode == Mode::kGru ? 4 : 1;
   for (int64_t r = 0; r < n; ++r) {
@@ -245,8 +245,8 @@ void CheckBackward(const Table& table, Mode mode, int64_t n, int64_t unit,
         want[0] = dh * (mode == Mode::kRnnTanh ? 1 - h * h : h > 0 ? 1 : 0);
       }
       for (int g = 0; g < blocks; ++g) {
-        ExpectNear(Value(a.dg[g * hidden + j]), want[g], Tolerance<O, R>(want[g]),
-                   "dg");
+        ExpectNear(Value(a.dg[g * hidden + j]), want[g],
+                   Tolerance<Operand, Accum>(want[g]), "dg");
       }
     }
     for (int64_t j = 0; j < a.dg.size(); ++j) {
@@ -262,21 +262,22 @@ void CheckBackward(const Table& table, Mode mode, int64_t n, int64_t unit,
 
 template <typename Table>
 void CheckLstmOutput(const Table& table, int64_t n, int64_t hidden) {
-  using S = typename Table::Element;
-  using O = typename Table::Operand;
-  using R = typename Table::Real;
+  using Storage = typename Table::Storage;
+  using Operand = typename Table::Operand;
+  using Accum = typename Table::Accum;
   const int64_t stride = hidden + 1;
   Random random;
   std::vector<std::unique_ptr<BackwardArrays<Table>>> arrays;
-  std::vector<cpu::BackwardRow<S, O, R>> rows;
+  std::vector<cpu::BackwardToken<Storage, Operand, Accum>> tokens;
   for (int64_t r = 0; r < n; ++r) {
     arrays.push_back(std::make_unique<BackwardArrays<Table>>(hidden, hidden, random));
-    rows.push_back({});
-    rows.back().gates = arrays.back()->gates.data();
-    rows.back().c = arrays.back()->c.data();
+    tokens.push_back({});
+    tokens.back().gates = arrays.back()->gates.data();
+    tokens.back().c = arrays.back()->c.data();
   }
-  Guarded<R> u(std::max<int64_t>(0, n * stride - 1));
-  table.kernels.lstm_output(MakeCell<R>(hidden, {}), rows.data(), n, u.data(), stride);
+  Guarded<Accum> u(std::max<int64_t>(0, n * stride - 1));
+  table.kernels.lstm_output(MakeOptions<Accum>(hidden, {}), tokens.data(), n, u.data(),
+                            stride);
   for (int64_t i = 0; i < u.size(); ++i) {
     const int64_t j = i % stride;
     if (j == hidden) {
@@ -285,7 +286,7 @@ void CheckLstmOutput(const Table& table, int64_t n, int64_t hidden) {
     }
     auto& a = *arrays[i / stride];
     const double want = Value(a.gates[3 * hidden + j]) * std::tanh(Value(a.c[j]));
-    ExpectNear(u[i], want, Tolerance<R, R>(want), "lstm_output");
+    ExpectNear(u[i], want, Tolerance<Accum, Accum>(want), "lstm_output");
   }
 }
 
@@ -295,26 +296,27 @@ void CheckLstmOutput(const Table& table, int64_t n, int64_t hidden) {
 // are saved, in types that save them unrounded.
 template <typename Table>
 void CheckAccuracy(const Table& table) {
-  using S = typename Table::Element;
-  using O = typename Table::Operand;
-  using R = typename Table::Real;
-  if constexpr (std::is_same_v<S, R>) {
+  using Storage = typename Table::Storage;
+  using Operand = typename Table::Operand;
+  using Accum = typename Table::Accum;
+  if constexpr (std::is_same_v<Storage, Accum>) {
     const int64_t lanes = table.lanes;
     const auto forward = table.kernels.forward[static_cast<int>(Mode::kLstm)];
-    const double unit_in_last_place = 2 * kHalfUlp<R>;
+    const double unit_in_last_place = 2 * kHalfUlp<Accum>;
     Random random;
-    Guarded<R> pre(4 * lanes), c(lanes);
-    Guarded<O> h(lanes);
-    Guarded<S> gates(4 * lanes);
+    Guarded<Accum> pre(4 * lanes), c(lanes);
+    Guarded<Operand> h(lanes);
+    Guarded<Storage> gates(4 * lanes);
     for (int round = 0; round < 8000; ++round) {
       random.Fill(c, 1);
       for (int64_t i = 0; i < 4 * lanes; ++i) {
         const double magnitude = std::exp2(random.Uniform(-30, 8));
-        pre[i] = static_cast<R>(random.Uniform(-1, 1) < 0 ? -magnitude : magnitude);
+        pre[i] = static_cast<Accum>(random.Uniform(-1, 1) < 0 ? -magnitude : magnitude);
       }
-      const cpu::ForwardRow<S, O, R> row = {nullptr, c.data(),     h.data(),
-                                            nullptr, gates.data(), nullptr};
-      forward(MakeCell<R>(lanes, {}), pre.data(), 4 * lanes, &row, 1, 0, lanes);
+      const cpu::ForwardToken<Storage, Operand, Accum> token = {
+          nullptr, c.data(), h.data(), nullptr, gates.data(), nullptr};
+      forward(MakeOptions<Accum>(lanes, {}), pre.data(), 4 * lanes, &token, 1, 0,
+              lanes);
       for (int64_t j = 0; j < lanes; ++j) {
         const long double x = pre[j], t = pre[2 * lanes + j];
         ExpectNear(gates[j], static_cast<double>(1 / (1 + std::exp(-x))),

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/kernels.h"
+#include "cpu/kernels/kernels.h"
 #include "tests/check.h"
 #include "tests/guarded.h"
 #include "tests/tiles_emulated.h"
@@ -135,16 +135,16 @@ inline void ExpectExact(double got, double want, const char* what) {
   ExpectNear(got, want, 0, what);
 }
 
-template <typename S, typename O, typename R>
+template <typename StorageT, typename OperandT, typename AccumT>
 struct Table {
-  using Element = S;
-  using Operand = O;
-  using Real = R;
+  using Storage = StorageT;
+  using Operand = OperandT;
+  using Accum = AccumT;
 
-  explicit Table(const cpu::Kernels<S, O, R>& k)
+  explicit Table(const cpu::Kernels<Storage, Operand, Accum>& k)
       : kernels(k), lanes(k.lanes), pairs(k.pairs) {}
 
-  const cpu::Kernels<S, O, R>& kernels;
+  const cpu::Kernels<Storage, Operand, Accum>& kernels;
   const int64_t lanes;
   const int64_t pairs;
 };
@@ -157,7 +157,7 @@ void ForEachTable(const Check& check) {
   const auto check_tiles = [&](const cpu::KernelsBf16Pairs& tiles, const char* name) {
     table_name = name;
     check(Table(tiles));
-    tiles.leave();
+    tiles.release_tiles();
   };
   if (const char* reason = cpu::WhyNoTiles()) {
     std::cout << "skipped avx512_amx: " << reason << "\n";

@@ -15,67 +15,68 @@ namespace ostinato::testing {
 // Numbers of rows and depths on both sides of what a table takes at once.
 template <typename Table>
 std::vector<int64_t> RowCounts(const Table& table) {
-  if (table.kernels.leave != nullptr) return {0, 1, 2, 15, 16, 17, 31, 32, 33, 47, 65};
+  if (table.kernels.release_tiles != nullptr)
+    return {0, 1, 2, 15, 16, 17, 31, 32, 33, 47, 65};
   std::vector<int64_t> counts(14);
   std::iota(counts.begin(), counts.end(), 0);
   return counts;
 }
 template <typename Table>
 std::vector<int64_t> Depths(const Table& table) {
-  if (table.kernels.leave != nullptr) return {0, 1, 31, 32, 33, 65, 96, 545};
+  if (table.kernels.release_tiles != nullptr) return {0, 1, 31, 32, 33, 65, 96, 545};
   return {0, 1, 2, 3, 17, 64, 65};
 }
 
 struct Shape {
-  cpu::Tile tile;
+  cpu::PanelShape panel_shape;
   int panel_vectors;
   int row_vectors;
   int target[4];  // of each vector of the panel, in a row of the accumulator
 };
 
 inline constexpr Shape kShapes[] = {
-    {cpu::Tile::k1, 1, 1, {0}},
-    {cpu::Tile::k2, 2, 2, {0, 1}},
-    {cpu::Tile::k3, 3, 3, {0, 1, 2}},
-    {cpu::Tile::k4, 4, 4, {0, 1, 2, 3}},
-    {cpu::Tile::kGruInput, 3, 4, {0, 1, 2}},
-    {cpu::Tile::kGruRecurrent, 3, 4, {0, 1, 3}},
+    {cpu::PanelShape::k1, 1, 1, {0}},
+    {cpu::PanelShape::k2, 2, 2, {0, 1}},
+    {cpu::PanelShape::k3, 3, 3, {0, 1, 2}},
+    {cpu::PanelShape::k4, 4, 4, {0, 1, 2, 3}},
+    {cpu::PanelShape::kGruInput, 3, 4, {0, 1, 2}},
+    {cpu::PanelShape::kGruRecurrent, 3, 4, {0, 1, 3}},
 };
 
-// One tile and depth: all numbers of rows give the same bits as rows one by one, and
+// One shape and depth: all numbers of rows give the same bits as rows one by one, and
 // those are near the sums in double. Rows are at `even` distances, or anywhere.
 template <typename Table>
 void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool starts,
                   bool even) {
-  using O = typename Table::Operand;
-  using R = typename Table::Real;
+  using Operand = typename Table::Operand;
+  using Accum = typename Table::Accum;
   const std::vector<int64_t> counts = RowCounts(table);
   const int64_t kMaxRows = counts.back();
   constexpr int64_t kOffset = 3;
-  const auto product = table.kernels.product[static_cast<int>(shape.tile)];
+  const auto product = table.kernels.product[static_cast<int>(shape.panel_shape)];
   const int64_t lanes = table.lanes;
   const int64_t width = shape.row_vectors * lanes;
   const int64_t stride = width + 5;
   const int64_t steps = (depth + table.pairs - 1) / table.pairs;
   Random random;
 
-  Rows<O> a(kMaxRows, kOffset + depth, even);
-  for (O* row : a.rows) {
+  Rows<Operand> a(kMaxRows, kOffset + depth, even);
+  for (Operand* row : a.rows) {
     for (int64_t k = 0; k < depth; ++k) {
-      row[kOffset + k] = Make<O>(random.Uniform(-1, 1));
+      row[kOffset + k] = Make<Operand>(random.Uniform(-1, 1));
     }
   }
-  Guarded<O> panel(steps * shape.panel_vectors * lanes * table.pairs);
+  Guarded<Operand> panel(steps * shape.panel_vectors * lanes * table.pairs);
   random.Fill(panel, 1);
-  Guarded<R> start(width), before(kMaxRows * stride);
+  Guarded<Accum> start(width), before(kMaxRows * stride);
   random.Fill(start, 1);
   random.Fill(before, 1);
-  const R* const start_or_null = starts ? start.data() : nullptr;
-  const auto reset = [&](Guarded<R>& c) {
+  const Accum* const start_or_null = starts ? start.data() : nullptr;
+  const auto reset = [&](Guarded<Accum>& c) {
     std::copy_n(before.data(), c.size(), c.data());
   };
 
-  Guarded<R> singles(kMaxRows * stride);
+  Guarded<Accum> singles(kMaxRows * stride);
   reset(singles);
   for (int64_t r = 0; r < kMaxRows; ++r) {
     product(a.pointers.data() + r, kOffset, 1, depth, panel.data(), start_or_null,
@@ -83,7 +84,8 @@ void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool st
   }
   for (const int64_t rows : counts) {
     // The gap after the last row is not there to be written to.
-    Guarded<R> c(std::max<int64_t>(0, (rows - 1) * stride + (rows > 0 ? width : 0)));
+    Guarded<Accum> c(
+        std::max<int64_t>(0, (rows - 1) * stride + (rows > 0 ? width : 0)));
     reset(c);
     product(a.pointers.data(), kOffset, rows, depth, panel.data(), start_or_null,
             c.data(), stride);
@@ -92,7 +94,7 @@ void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool st
 
   // Pieces of a panel, in multiples of 32, add up to the same bits.
   for (const int64_t piece : {32, 96}) {
-    Guarded<R> c(kMaxRows * stride);
+    Guarded<Accum> c(kMaxRows * stride);
     reset(c);
     for (int64_t k = 0; k < depth; k += piece) {
       product(a.pointers.data(), kOffset + k, kMaxRows, std::min(piece, depth - k),
@@ -104,10 +106,10 @@ void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool st
     }
   }
 
-  Guarded<R> want(kMaxRows * stride), sizes(kMaxRows * stride);
+  Guarded<Accum> want(kMaxRows * stride), sizes(kMaxRows * stride);
   reset(want);
   reset(sizes);
-  const bool from_start = starts && shape.tile != cpu::Tile::kGruRecurrent;
+  const bool from_start = starts && shape.panel_shape != cpu::PanelShape::kGruRecurrent;
   for (int64_t r = 0; r < kMaxRows; ++r) {
     if (from_start) {
       std::copy_n(start.data(), width, want.data() + r * stride);
@@ -125,12 +127,12 @@ void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool st
           sum += term;
           size += std::abs(term);
         }
-        want[at] = static_cast<R>(sum);
-        sizes[at] = static_cast<R>(size);
+        want[at] = static_cast<Accum>(sum);
+        sizes[at] = static_cast<Accum>(size);
       }
     }
   }
-  const double tolerance = static_cast<double>(depth + 2) * kHalfUlp<R>;
+  const double tolerance = static_cast<double>(depth + 2) * kHalfUlp<Accum>;
   for (int64_t i = 0; i < want.size(); ++i) {
     ExpectNear(singles[i], want[i], tolerance * std::abs(sizes[i]), "product");
   }
@@ -150,16 +152,16 @@ void CheckProducts(const Table& table) {
 
 template <typename Table>
 void CheckPackRows(const Table& table, int64_t lanes, int64_t depth) {
-  using S = typename Table::Element;
-  using O = typename Table::Operand;
+  using Storage = typename Table::Storage;
+  using Operand = typename Table::Operand;
   const int64_t vector = table.lanes * table.pairs;
   const int64_t panel_stride = 2 * vector;
   const int64_t stride = depth + 3;
   const int64_t steps = (depth + table.pairs - 1) / table.pairs;
   Random random;
-  Guarded<S> src((lanes - 1) * stride + depth);
+  Guarded<Storage> src((lanes - 1) * stride + depth);
   random.Fill(src, 1);
-  Guarded<O> panel(std::max<int64_t>(0, (steps - 1) * panel_stride + vector));
+  Guarded<Operand> panel(std::max<int64_t>(0, (steps - 1) * panel_stride + vector));
   table.kernels.pack_rows(src.data(), stride, lanes, depth, panel.data(), panel_stride);
   for (int64_t i = 0; i < panel.size(); ++i) {
     const int64_t lane = i % panel_stride / table.pairs;
@@ -176,15 +178,15 @@ void CheckPackRows(const Table& table, int64_t lanes, int64_t depth) {
 
 template <typename Table>
 void CheckPackColumns(const Table& table, int64_t columns, int64_t depth) {
-  using S = typename Table::Element;
-  using O = typename Table::Operand;
+  using Storage = typename Table::Storage;
+  using Operand = typename Table::Operand;
   constexpr int64_t kOffset = 5;
   const int64_t width = (columns + table.lanes - 1) / table.lanes * table.lanes;
   const int64_t pairs = table.pairs;
   Random random;
-  Rows<S> rows(depth, kOffset + columns);
+  Rows<Storage> rows(depth, kOffset + columns);
   for (auto& row : rows.arrays) random.Fill(*row, 1);
-  Guarded<O> panel((depth + pairs - 1) / pairs * pairs * width);
+  Guarded<Operand> panel((depth + pairs - 1) / pairs * pairs * width);
   table.kernels.pack_columns(rows.pointers.data(), kOffset, depth, columns,
                              panel.data());
   for (int64_t i = 0; i < panel.size(); ++i) {
@@ -197,13 +199,13 @@ void CheckPackColumns(const Table& table, int64_t columns, int64_t depth) {
 
 template <typename Table>
 void CheckTranspose(const Table& table, int64_t rows, int64_t columns) {
-  using O = typename Table::Operand;
+  using Operand = typename Table::Operand;
   const int64_t stride = columns + 1;
   const int64_t dst_stride = rows + 2;
   Random random;
-  Guarded<O> src((rows - 1) * stride + columns);
+  Guarded<Operand> src((rows - 1) * stride + columns);
   random.Fill(src, 1);
-  Guarded<O> dst((columns - 1) * dst_stride + rows);
+  Guarded<Operand> dst((columns - 1) * dst_stride + rows);
   table.kernels.transpose(src.data(), stride, rows, columns, dst.data(), dst_stride);
   for (int64_t i = 0; i < dst.size(); ++i) {
     if (i % dst_stride >= rows) {
@@ -217,14 +219,14 @@ void CheckTranspose(const Table& table, int64_t rows, int64_t columns) {
 
 template <typename Table>
 void CheckDot(const Table& table, int64_t lanes, int64_t depth) {
-  using S = typename Table::Element;
-  using O = typename Table::Operand;
-  using R = typename Table::Real;
+  using Storage = typename Table::Storage;
+  using Operand = typename Table::Operand;
+  using Accum = typename Table::Accum;
   const int64_t stride = depth + 1;
   Random random;
-  Guarded<S> w((lanes - 1) * stride + depth);
-  Guarded<O> a(depth);
-  Guarded<R> out(lanes), before(lanes);
+  Guarded<Storage> w((lanes - 1) * stride + depth);
+  Guarded<Operand> a(depth);
+  Guarded<Accum> out(lanes), before(lanes);
   random.Fill(w, 1);
   random.Fill(a, 1);
   random.Fill(before, 1);
@@ -239,7 +241,7 @@ void CheckDot(const Table& table, int64_t lanes, int64_t depth) {
       size += std::abs(term);
     }
     const auto terms = static_cast<double>(depth + 2);
-    ExpectNear(out[n], want, terms * kHalfUlp<R> * size, "dot");
+    ExpectNear(out[n], want, terms * kHalfUlp<Accum> * size, "dot");
   }
 }
 

@@ -1,5 +1,5 @@
 // Every function of every table that this machine can run.
-#include "cpu/kernels.h"
+#include "cpu/kernels/kernels.h"
 
 #include "tests/kernels_cells.h"
 #include "tests/kernels_products.h"

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "cpu/backward.h"
-#include "cpu/forward.h"
-#include "cpu/places.h"
-#include "cpu/values.h"
+#include "cpu/network/placement.h"
+#include "cpu/network/values.h"
+#include "cpu/pass/backward.h"
+#include "cpu/pass/forward.h"
 #include "tests/guarded.h"
 
 namespace ostinato::testing {
@@ -27,31 +27,34 @@ struct Case {
   int64_t steps, batch;
   std::vector<int32_t> lengths;  // empty: all of T
   bool resets = false, drops = false, recompute = false, time_major = false;
-  // Of rows one after another, in so many piles: the entries of each row, and how many
-  // each pile has besides.
-  int64_t piles = 0;
-  std::vector<int32_t> rooms = {};
-  int64_t rest = 0;
+  // If packed: how many buffers, the tokens of each sequence, and the unused capacity
+  // of each buffer.
+  int64_t buffers = 0;
+  std::vector<int32_t> capacities = {};
+  int64_t unused = 0;
 
-  int64_t length(int64_t row) const { return lengths.empty() ? steps : lengths[row]; }
-  // Entries before those of a row.
-  int64_t origin(int64_t row) const {
-    if (piles == 0) return time_major ? row : row * steps;
-    int64_t before = rest * (row / (batch / piles));
-    for (int64_t b = 0; b < row; ++b) before += rooms[b];
+  int64_t length(int64_t sequence) const {
+    return lengths.empty() ? steps : lengths[sequence];
+  }
+  // Tokens before those of a sequence.
+  int64_t origin(int64_t sequence) const {
+    if (buffers == 0) return time_major ? sequence : sequence * steps;
+    int64_t before = unused * (sequence / (batch / buffers));
+    for (int64_t b = 0; b < sequence; ++b) before += capacities[b];
     return before;
   }
-  int64_t entry(int64_t row, int64_t time) const {
-    return origin(row) + time * (piles == 0 && time_major ? batch : 1);
+  int64_t token(int64_t sequence, int64_t time) const {
+    return origin(sequence) + time * (buffers == 0 && time_major ? batch : 1);
   }
-  int64_t entries() const {
-    return piles == 0 ? steps * batch : origin(batch - 1) + rooms[batch - 1] + rest;
+  int64_t tokens() const {
+    return buffers == 0 ? steps * batch
+                        : origin(batch - 1) + capacities[batch - 1] + unused;
   }
-  // Whether an entry of x or y is a step of its row.
-  bool Valid(int64_t entry_of_x) const {
+  // Whether a token of x or y is a step of its sequence.
+  bool Valid(int64_t token_of_x) const {
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t t = 0; t < length(b); ++t) {
-        if (entry(b, t) == entry_of_x) return true;
+        if (token(b, t) == token_of_x) return true;
       }
     }
     return false;
@@ -59,48 +62,49 @@ struct Case {
 };
 
 // The arrays of one call in the types of one data type; what no caller fills is NaN.
-template <typename S, typename R>
+template <typename Storage, typename Accum>
 class Arrays {
  public:
   explicit Arrays(const Case& c) : c_(c), n_(c.network) {
-    const int64_t entries = c.entries(), states = n_.pseudo_layers() * c.batch;
+    const int64_t tokens = c.tokens(), states = n_.pseudo_layers() * c.batch;
     const bool gated = n_.saved_blocks() > 0 && !c.recompute;
     // The order of these is the order in which Fill draws values.
-    weights = New<S>(cpu::NumParams(n_));
-    x = New<S>(entries * n_.input_size);
-    h_0 = New<S>(states * n_.output_size());
-    c_0 = New<S>(n_.lstm() ? states * n_.hidden_size : 0);
-    dy = New<S>(entries * n_.width());
-    dh_n = New<S>(states * n_.output_size());
-    dc_n = New<S>(n_.lstm() ? states * n_.hidden_size : 0);
-    y = New<S>(entries * n_.width());
-    h_n = New<S>(states * n_.output_size());
-    c_n = New<S>(n_.lstm() ? states * n_.hidden_size : 0);
+    weights = New<Storage>(cpu::NumParams(n_));
+    x = New<Storage>(tokens * n_.input_size);
+    h_0 = New<Storage>(states * n_.output_size());
+    c_0 = New<Storage>(n_.lstm() ? states * n_.hidden_size : 0);
+    dy = New<Storage>(tokens * n_.width());
+    dh_n = New<Storage>(states * n_.output_size());
+    dc_n = New<Storage>(n_.lstm() ? states * n_.hidden_size : 0);
+    y = New<Storage>(tokens * n_.width());
+    h_n = New<Storage>(states * n_.output_size());
+    c_n = New<Storage>(n_.lstm() ? states * n_.hidden_size : 0);
     for (int64_t l = 0; l + 1 < n_.num_layers; ++l) {
-      hidden.push_back(New<S>(entries * n_.width())->data());
+      hidden.push_back(New<Storage>(tokens * n_.width())->data());
     }
     for (int64_t p = 0; p < n_.pseudo_layers(); ++p) {
       if (gated) {
-        gates.push_back(New<S>(entries * n_.saved_blocks() * n_.hidden_size)->data());
+        gates.push_back(
+            New<Storage>(tokens * n_.saved_blocks() * n_.hidden_size)->data());
       }
-      if (n_.lstm()) cells.push_back(New<R>(entries * n_.hidden_size)->data());
+      if (n_.lstm()) cells.push_back(New<Accum>(tokens * n_.hidden_size)->data());
     }
-    dweights = New<S>(cpu::NumParams(n_));
-    dx = New<S>(entries * n_.input_size);
-    dh_0 = New<S>(states * n_.output_size());
-    dc_0 = New<S>(n_.lstm() ? states * n_.hidden_size : 0);
-    resets = New<uint8_t>(c.resets ? entries : 0);
+    dweights = New<Storage>(cpu::NumParams(n_));
+    dx = New<Storage>(tokens * n_.input_size);
+    dh_0 = New<Storage>(states * n_.output_size());
+    dc_0 = New<Storage>(n_.lstm() ? states * n_.hidden_size : 0);
+    resets = New<uint8_t>(c.resets ? tokens : 0);
     for (int64_t l = 0; l + 1 < n_.num_layers && c.drops; ++l) {
-      keep.push_back(New<uint8_t>(entries * n_.width())->data());
+      dropout_masks.push_back(New<uint8_t>(tokens * n_.width())->data());
     }
     lengths = New<int32_t>(c.lengths.size());
     for (size_t i = 0; i < c.lengths.size(); ++i) (*lengths)[i] = c.lengths[i];
     const int32_t* seq_lengths = c.lengths.empty() ? nullptr : lengths->data();
-    places_ = c.piles > 0
-                  ? cpu::Places::OneAfterAnother(entries, c.piles, c.steps, c.batch,
-                                                 c.rooms.data(), seq_lengths)
-                  : cpu::Places::Padded(c.steps, c.batch, c.time_major);
-    for (int64_t e = 0; e < entries; ++e) valid_.push_back(c.Valid(e));
+    placement_ = c.buffers > 0
+                     ? cpu::Placement::Packed(tokens, c.buffers, c.steps, c.batch,
+                                              c.capacities.data(), seq_lengths)
+                     : cpu::Placement::Padded(c.steps, c.batch, c.time_major);
+    for (int64_t e = 0; e < tokens; ++e) valid_.push_back(c.Valid(e));
   }
 
   // The same inputs for every data type, up to rounding. Padding stays NaN.
@@ -111,7 +115,7 @@ class Arrays {
       for (int64_t i = 0; i < array->size(); ++i) {
         const double value = normal(bits);
         if (features == 0 || Valid(i / features))
-          (*array)[i] = cpu::Narrow<S>(R(value));
+          (*array)[i] = cpu::Narrow<Storage>(Accum(value));
       }
     };
     fill(weights, 1.2 / std::sqrt(double(n_.hidden_size)), 0);
@@ -122,43 +126,44 @@ class Arrays {
     fill(dh_n, 1, 0);
     fill(dc_n, 1, 0);
     for (int64_t i = 0; i < resets->size(); ++i) (*resets)[i] = bits() % 4 == 0;
-    for (uint8_t* mask : keep) {
-      for (int64_t i = 0; i < c_.entries() * n_.width(); ++i) {
+    for (uint8_t* mask : dropout_masks) {
+      for (int64_t i = 0; i < c_.tokens() * n_.width(); ++i) {
         mask[i] = bits() % 3 != 0;
       }
     }
   }
 
-  cpu::Operands<S> operands() {
-    cpu::Operands<S> in{};
+  cpu::Operands<Storage> operands() {
+    cpu::Operands<Storage> in{};
     in.network = n_;
     in.steps = c_.steps;
     in.batch = c_.batch;
-    in.entries = c_.entries();
+    in.tokens = c_.tokens();
     in.weights = weights->data();
     in.x = x->data();
     in.h_0 = h_0->data();
     in.c_0 = n_.lstm() ? c_0->data() : nullptr;
     in.seq_lengths = c_.lengths.empty() ? nullptr : lengths->data();
     in.resets = c_.resets ? resets->data() : nullptr;
-    in.keep = keep.empty() ? nullptr : keep.data();
-    places_.PutInto(in);
+    in.dropout_masks = dropout_masks.empty() ? nullptr : dropout_masks.data();
+    placement_.PutInto(in);
     return in;
   }
 
   void Forward(cpu::Team& team, bool save) {
-    cpu::RunForward<S, R>({operands(), nullptr, 0, y->data(), h_n->data(), c_n->data(),
-                           save && !hidden.empty() ? hidden.data() : nullptr,
-                           save && !gates.empty() ? gates.data() : nullptr,
-                           save && !cells.empty() ? cells.data() : nullptr},
-                          team);
+    cpu::RunForward<Storage, Accum>(
+        {operands(), nullptr, 0, y->data(), h_n->data(), c_n->data(),
+         save && !hidden.empty() ? hidden.data() : nullptr,
+         save && !gates.empty() ? gates.data() : nullptr,
+         save && !cells.empty() ? cells.data() : nullptr},
+        team);
   }
 
   void Backward(cpu::Team& team) {
-    const std::vector<const S*> hidden_in(hidden.begin(), hidden.end());
-    const std::vector<const S*> gates_in(gates.begin(), gates.end());
-    const std::vector<const R*> cells_in(cells.begin(), cells.end());
-    cpu::RunBackward<S, R>(
+    const std::vector<const Storage*> hidden_in(hidden.begin(), hidden.end());
+    const std::vector<const Storage*> gates_in(gates.begin(), gates.end());
+    const std::vector<const Accum*> cells_in(cells.begin(), cells.end());
+    cpu::RunBackward<Storage, Accum>(
         {operands(), y->data(), hidden_in.data(),
          gates.empty() ? nullptr : gates_in.data(), cells_in.data(), dy->data(),
          dh_n->data(), dc_n->data(), dweights->data(), dx->data(), dh_0->data(),
@@ -180,16 +185,18 @@ class Arrays {
     return all;
   }
 
-  bool Valid(int64_t entry) const { return valid_[entry]; }
+  bool Valid(int64_t token) const { return valid_[token]; }
 
-  Guarded<S>*weights, *x, *h_0, *c_0, *dy, *dh_n, *dc_n;
-  Guarded<S>*y, *h_n, *c_n, *dweights, *dx, *dh_0, *dc_0;
-  std::vector<S*> hidden, gates;
-  std::vector<R*> cells;
+  Guarded<Storage>*weights, *x, *h_0, *c_0, *dy, *dh_n, *dc_n;
+  Guarded<Storage>*y, *h_n, *c_n, *dweights, *dx, *dh_0, *dc_0;
+  std::vector<Storage*> hidden, gates;
+  std::vector<Accum*> cells;
   Guarded<uint8_t>* resets;
   Guarded<int32_t>* lengths;
-  std::vector<const uint8_t*> keep_in() const { return {keep.begin(), keep.end()}; }
-  std::vector<uint8_t*> keep;
+  std::vector<const uint8_t*> masks_in() const {
+    return {dropout_masks.begin(), dropout_masks.end()};
+  }
+  std::vector<uint8_t*> dropout_masks;
 
  private:
   template <typename T>
@@ -198,7 +205,7 @@ class Arrays {
     store.emplace_back(count);
     return &store.back();
   }
-  std::deque<Guarded<S>>& Store(S*) { return values_; }
+  std::deque<Guarded<Storage>>& Store(Storage*) { return values_; }
   std::deque<Guarded<uint8_t>>& Store(uint8_t*) { return flags_; }
   std::deque<Guarded<int32_t>>& Store(int32_t*) { return numbers_; }
   template <typename T>
@@ -208,11 +215,11 @@ class Arrays {
 
   const Case& c_;
   const Network& n_;
-  std::deque<Guarded<S>> values_;
-  std::deque<Guarded<R>> wide_;
+  std::deque<Guarded<Storage>> values_;
+  std::deque<Guarded<Accum>> wide_;
   std::deque<Guarded<uint8_t>> flags_;
   std::deque<Guarded<int32_t>> numbers_;
-  cpu::Places places_;
+  cpu::Placement placement_;
   std::vector<bool> valid_;
 };
 

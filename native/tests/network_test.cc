@@ -5,8 +5,9 @@
 #include <atomic>
 #include <thread>
 
-#include "cpu/settings.h"
+#include "cpu/kernels/dispatch.h"
 #include "tests/network_case.h"
+#include "tests/network_loop.h"
 #include "tests/tiles_emulated.h"
 
 namespace {
@@ -14,115 +15,8 @@ namespace {
 using namespace ostinato::testing;
 using ostinato::cpu::BFloat16;
 using ostinato::cpu::Isa;
-using ostinato::cpu::LayerOffsets;
-using ostinato::cpu::OffsetsOf;
 using ostinato::cpu::Team;
 using ostinato::cpu::Widen;
-
-double Sigmoid(double a) { return 1 / (1 + std::exp(-a)); }
-
-// What a call's outputs add up to with its cotangents as weights, step by step and in
-// double precision: the gradients of this are what the backward pass returns.
-class Loop {
- public:
-  explicit Loop(const Case& c, Arrays<double, double>& a)
-      : c_(c), n_(c.network), a_(a) {}
-
-  double Loss() {
-    double loss = 0;
-    std::vector<double> below, above(c_.entries() * n_.width());
-    for (int64_t p = 0; p < n_.pseudo_layers(); ++p) {
-      for (int64_t b = 0; b < c_.batch; ++b) loss += Row(p, b, below, above);
-      if (p % n_.num_directions + 1 == n_.num_directions) below = above;
-    }
-    for (int64_t e = 0; e < c_.entries(); ++e) {
-      for (int64_t k = 0; k < n_.width() && a_.Valid(e); ++k) {
-        loss += below[e * n_.width() + k] * (*a_.dy)[e * n_.width() + k];
-      }
-    }
-    y = below;
-    return loss;
-  }
-
-  std::vector<double> y;
-
- private:
-  double Row(int64_t p, int64_t row, const std::vector<double>& below,
-             std::vector<double>& above) {
-    const int64_t layer = p / n_.num_directions, d = p % n_.num_directions;
-    const int64_t H = n_.hidden_size, S = n_.output_size(), I = n_.inputs(layer);
-    const int64_t from = p * c_.batch + row, length = c_.length(row);
-    std::vector<double> h(&(*a_.h_0)[from * S], &(*a_.h_0)[from * S] + S), c(H);
-    if (n_.lstm()) c.assign(&(*a_.c_0)[from * H], &(*a_.c_0)[from * H] + H);
-    for (int64_t s = 0; s < length; ++s) {
-      const int64_t e = c_.entry(row, d == 1 ? length - 1 - s : s);
-      if (c_.resets && (*a_.resets)[e]) {
-        std::fill(h.begin(), h.end(), 0);
-        std::fill(c.begin(), c.end(), 0);
-      }
-      std::vector<double> x(I);
-      for (int64_t k = 0; k < I; ++k) {
-        x[k] = layer == 0 ? (*a_.x)[e * I + k] : below[e * I + k];
-        if (layer > 0 && c_.drops) {
-          x[k] *= a_.keep[layer - 1][e * I + k] * n_.dropout_scale;
-        }
-      }
-      Step(p, layer, x, h, c);
-      for (int64_t k = 0; k < S; ++k) above[e * n_.width() + d * S + k] = h[k];
-    }
-    double loss = 0;
-    for (int64_t k = 0; k < S; ++k) loss += h[k] * (*a_.dh_n)[from * S + k];
-    for (int64_t k = 0; k < H && n_.lstm(); ++k)
-      loss += c[k] * (*a_.dc_n)[from * H + k];
-    return loss;
-  }
-
-  void Step(int64_t p, int64_t layer, const std::vector<double>& x,
-            std::vector<double>& h, std::vector<double>& c) {
-    const LayerOffsets at = OffsetsOf(n_, p);
-    const int64_t H = n_.hidden_size;
-    const double* w = a_.weights->data();
-    const auto product = [&](int64_t offset, int64_t row,
-                             const std::vector<double>& v) {
-      double sum = 0;
-      const int64_t size = v.size();
-      for (int64_t k = 0; k < size; ++k) sum += w[offset + row * size + k] * v[k];
-      return sum;
-    };
-    const auto input = [&](int64_t row) {
-      const double bias = at.b_ih >= 0 ? w[at.b_ih + row] : 0;
-      return bias + (n_.has_w_ih(layer) ? product(at.w_ih, row, x) : x[row % H]);
-    };
-    const auto recurrent = [&](int64_t row) {
-      return (at.b_hh >= 0 ? w[at.b_hh + row] : 0) + product(at.w_hh, row, h);
-    };
-    const auto gate = [&](int64_t g, int64_t u) {
-      return input(g * H + u) + recurrent(g * H + u);
-    };
-    std::vector<double> next(H);
-    for (int64_t u = 0; u < H; ++u) {
-      if (n_.mode == Mode::kRnnTanh) next[u] = std::tanh(gate(0, u));
-      if (n_.mode == Mode::kRnnRelu) next[u] = std::max(0.0, gate(0, u));
-      if (n_.lstm()) {
-        c[u] = Sigmoid(gate(1, u)) * c[u] + Sigmoid(gate(0, u)) * std::tanh(gate(2, u));
-        if (n_.clips) c[u] = std::clamp(c[u], -n_.cell_clip, n_.cell_clip);
-        next[u] = Sigmoid(gate(3, u)) * std::tanh(c[u]);
-      }
-      if (n_.gru()) {
-        const double r = Sigmoid(gate(0, u)), z = Sigmoid(gate(1, u));
-        const double n = std::tanh(input(2 * H + u) + r * recurrent(2 * H + u));
-        next[u] = (1 - z) * n + z * h[u];
-      }
-    }
-    for (int64_t k = 0; k < n_.output_size(); ++k) {
-      h[k] = n_.proj_size > 0 ? product(at.w_hr, k, next) : next[k];
-    }
-  }
-
-  const Case& c_;
-  const Network& n_;
-  Arrays<double, double>& a_;
-};
 
 void CheckNear(double got, double want, double tolerance, const std::string& what) {
   if (std::abs(got - want) <= tolerance * (1 + std::abs(want))) return;
@@ -161,20 +55,20 @@ void CheckGradients(const Case& c, Arrays<double, double>& a) {
   check(*a.c_0, *a.dc_0, "c_0");
 }
 
-template <typename S, typename R>
-std::string ResultsWith(const Case& c, int32_t threads, Arrays<S, R>& a) {
+template <typename Storage, typename Accum>
+std::string ResultsWith(const Case& c, int32_t threads, Arrays<Storage, Accum>& a) {
   ostinato::cpu::SetNumThreads(threads);
   Team team(threads);
   a.Fill();
   a.Forward(team, false);
   const std::string outputs(reinterpret_cast<const char*>(a.y->data()),
-                            a.y->size() * sizeof(S));
+                            a.y->size() * sizeof(Storage));
   a.Forward(team, true);
   CHECK_EQ(outputs == std::string(reinterpret_cast<const char*>(a.y->data()),
-                                  a.y->size() * sizeof(S)),
+                                  a.y->size() * sizeof(Storage)),
            true);
   a.Backward(team);
-  for (int64_t e = 0; e < c.entries(); ++e) {
+  for (int64_t e = 0; e < c.tokens(); ++e) {
     if (a.Valid(e)) continue;
     for (int64_t k = 0; k < c.network.width(); ++k) {
       CHECK_EQ(Widen((*a.y)[e * c.network.width() + k]), 0);
@@ -183,16 +77,16 @@ std::string ResultsWith(const Case& c, int32_t threads, Arrays<S, R>& a) {
   return a.Results();
 }
 
-template <typename S, typename R>
+template <typename Storage, typename Accum>
 void CheckBits(const Case& c, double tolerance, const std::vector<double>& y,
                const std::vector<double>& dweights) {
-  Arrays<S, R> first(c);
+  Arrays<Storage, Accum> first(c);
   const std::string want = ResultsWith(c, 1, first);
   for (const int32_t threads : {2, 3}) {
-    Arrays<S, R> a(c);
+    Arrays<Storage, Accum> a(c);
     CHECK_EQ(ResultsWith(c, threads, a) == want, true);
   }
-  const auto near = [&](Guarded<S>& got, const std::vector<double>& want,
+  const auto near = [&](Guarded<Storage>& got, const std::vector<double>& want,
                         const char* name) {
     double error = 0, largest = 1;
     for (int64_t i = 0; i < got.size(); ++i) {
@@ -255,26 +149,26 @@ std::vector<Case> Cases() {
   for (const Mode mode : {Mode::kRnnRelu, Mode::kRnnTanh, Mode::kLstm, Mode::kGru}) {
     const std::string name = std::to_string(static_cast<int>(mode));
     cases.push_back({name + " ones", Of(mode, 1, 1), 1, 1, {}});
-    cases.push_back({name + " no rows", Of(mode, 2, 3, 2, 2), 4, 0, {}});
+    cases.push_back({name + " no sequences", Of(mode, 2, 3, 2, 2), 4, 0, {}});
     cases.push_back({name + " no steps", Of(mode, 2, 3, 2, 2), 0, 3, {}});
     cases.push_back({name + " stacked", Of(mode, 3, 17, 3), 5, 1, {}});
     cases.push_back({name + " wide", Of(mode, 5, 70, 1), 4, 2, {}});
     Case ragged{name + " ragged", Of(mode, 3, 5, 2, 2), 5, 5, mixed};
     ragged.drops = true;
     cases.push_back(ragged);
-    Case rows = ragged;
-    rows.name = name + " one after another";
-    rows.piles = 1;
-    rows.rooms = {3, 2, 5, 4, 5};
-    rows.rest = 3;
-    cases.push_back(rows);
-    rows.name = name + " in piles";
-    rows.network.num_directions = 1;
-    rows.resets = rows.recompute = true;
-    rows.batch = rows.piles = 6;
-    rows.lengths.clear();
-    rows.rooms.assign(6, 5);
-    cases.push_back(rows);
+    Case packed = ragged;
+    packed.name = name + " packed";
+    packed.buffers = 1;
+    packed.capacities = {3, 2, 5, 4, 5};
+    packed.unused = 3;
+    cases.push_back(packed);
+    packed.name = name + " in buffers";
+    packed.network.num_directions = 1;
+    packed.resets = packed.recompute = true;
+    packed.batch = packed.buffers = 6;
+    packed.lengths.clear();
+    packed.capacities.assign(6, 5);
+    cases.push_back(packed);
     Case resets{name + " resets", Of(mode, 3, 18, 2), 5, 5, mixed};
     resets.resets = resets.time_major = resets.recompute = true;
     resets.network.bias_ih = false;
@@ -298,7 +192,7 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-// Large enough for tiles: rows for one and for two of them, and some left over.
+// Large enough for tiles: sequences for one and for two of them, and some left over.
 std::vector<Case> TileCases() {
   std::vector<Case> cases;
   std::vector<int32_t> lengths(45);
@@ -307,7 +201,7 @@ std::vector<Case> TileCases() {
     const std::string name = "tiles " + std::to_string(static_cast<int>(mode));
     cases.push_back({name + " even", Of(mode, 64, 32, 1), 3, 21, {}});
     cases.push_back({name + " ragged", Of(mode, 33, 35, 2, 2), 4, 45, lengths});
-    cases.push_back({name + " one row", Of(mode, 40, 67, 2), 4, 1, {}});
+    cases.push_back({name + " one sequence", Of(mode, 40, 67, 2), 4, 1, {}});
     Case resets{name + " resets", Of(mode, 32, 64, 1, 2), 3, 9, {}};
     resets.resets = resets.recompute = resets.time_major = true;
     cases.push_back(resets);
@@ -352,13 +246,14 @@ void CallsFromManyThreadsAgree() {
   for (std::thread& caller : callers) caller.join();
 }
 
-// Where the system stops threads all the time, members of a Run part in its midst and
-// one of them does the rest; rows go from one thread to another between any two turns.
+// Where the system stops threads all the time, workers of a Run stop in its midst and
+// one of them does the rest; portions go from one thread to another between any two
+// turns.
 void ResultsHoldOnABusyMachine() {
   std::vector<int32_t> lengths(29);
   for (int32_t b = 0; b < 29; ++b) lengths[b] = b * 37 % 40;
   const Case few{"busy", Of(Mode::kLstm, 9, 70, 1), 300, 2, {300, 211}};
-  const Case many{"busy rows", Of(Mode::kGru, 9, 40, 2, 2), 40, 29, lengths};
+  const Case many{"busy portions", Of(Mode::kGru, 9, 40, 2, 2), 40, 29, lengths};
   Arrays<float, float> first(few), first_many(many);
   const std::string want = ResultsWith(few, 1, first);
   const std::string want_many = ResultsWith(many, 1, first_many);

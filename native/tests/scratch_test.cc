@@ -1,4 +1,4 @@
-#include "cpu/scratch.h"
+#include "cpu/runtime/scratch.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

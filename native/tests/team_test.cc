@@ -1,87 +1,26 @@
-#include "cpu/team.h"
+#include "cpu/runtime/team.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "cpu/features.h"
-#include "cpu/fp_state.h"
+#include "cpu/runtime/features.h"
+#include "cpu/runtime/fp_state.h"
 #include "tests/check.h"
+#include "tests/team_helpers.h"
 
 namespace {
 
+using namespace ostinato::testing;
 using ostinato::cpu::FlushDenormals;
-using ostinato::cpu::Member;
 using ostinato::cpu::NumThreads;
 using ostinato::cpu::SetNumThreads;
-using ostinato::cpu::Team;
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-using std::chrono::steady_clock;
-
-constexpr int32_t kThreads = 3;  // more than there may be processors
-
-// Calls attempt(team) with teams that own the pool until it returns true. On a busy
-// machine Runs have one member for a while, and helpers may come late; in the end they
-// come.
-template <typename Attempt>
-void Eventually(const Attempt& attempt) {
-  const auto deadline = steady_clock::now() + seconds(60);
-  while (steady_clock::now() < deadline) {
-    {
-      Team team(kThreads);
-      if (team.threads() > 1 && attempt(team)) return;
-    }
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  CHECK_EQ("a minute without helpers", std::string());
-}
-
-// Calls body(member) in a Run that at least one helper has joined.
-template <typename Body>
-void RunWithHelpers(const Body& body) {
-  Eventually([&](Team& team) {
-    int32_t size = 0;
-    team.Run([&](Member& member) {
-      if (member.index() == 0) size = member.size();
-      if (member.size() > 1) body(member);
-    });
-    return size > 1;
-  });
-}
-
-// Keeps the calling thread in its item until a helper has taken the other one, for ten
-// seconds at most; returns whether one has. With two helpers the calling thread may
-// have no item, and on_helper() runs twice.
-template <typename Item>
-bool SharesItems(Team& team, const Item& on_helper) {
-  const auto caller = std::this_thread::get_id();
-  const auto deadline = steady_clock::now() + seconds(10);
-  std::atomic<bool> shared{false};
-  team.ForEach(2, [&](int64_t) {
-    if (std::this_thread::get_id() == caller) {
-      while (!shared.load() && steady_clock::now() < deadline) {
-        std::this_thread::yield();
-      }
-    } else {
-      shared.store(true);
-      on_helper();
-    }
-  });
-  return shared.load();
-}
-
-template <typename Item>
-void ForEachWithAHelper(const Item& on_helper) {
-  Eventually([&](Team& team) { return SharesItems(team, on_helper); });
-}
 
 void NumThreadsStaysInBounds() {
   CHECK_EQ(NumThreads(), ostinato::cpu::UsableCpus());
@@ -96,11 +35,11 @@ void NumThreadsStaysInBounds() {
 void CheckWorksAlone(Team& team) {
   CHECK_EQ(team.threads(), 1);
   int runs = 0;
-  team.Run([&](Member& member) {
+  team.Run([&](Worker& worker) {
     ++runs;
-    CHECK_EQ(member.index(), 0);
-    CHECK_EQ(member.size(), 1);
-    member.Sync();
+    CHECK_EQ(worker.index(), 0);
+    CHECK_EQ(worker.size(), 1);
+    worker.Sync();
   });
   CHECK_EQ(runs, 1);
   int64_t next = 0;
@@ -142,70 +81,14 @@ void ForEachWaitsForItemsInProgress() {
   CHECK_EQ(ended.load(), begun.load());
 }
 
-void MembersAreNumbered() {
-  std::atomic<int> times[kThreads] = {};
-  std::atomic<int> sizes{0};
-  std::thread::id first;
-  int32_t size = 0;
-  RunWithHelpers([&](Member& member) {
-    ++times[member.index()];
-    sizes += member.size();
-    if (member.index() == 0) {
-      first = std::this_thread::get_id();
-      size = member.size();
-    }
-  });
-  CHECK_EQ(first == std::this_thread::get_id(), true);
-  CHECK_EQ(size <= kThreads, true);
-  CHECK_EQ(sizes.load(), size * size);
-  for (int32_t i = 0; i < kThreads; ++i) CHECK_EQ(times[i].load(), i < size ? 1 : 0);
-}
-
 void TeamsAreNoLargerThanAsked() {
   for (int call = 0; call < 100; ++call) {
     Team team(2);
     CHECK_EQ(team.threads() <= 2, true);
-    std::atomic<int> members{0};
-    team.Run([&](Member&) { ++members; });
-    CHECK_EQ(members.load() <= 2, true);
+    std::atomic<int> workers{0};
+    team.Run([&](Worker&) { ++workers; });
+    CHECK_EQ(workers.load() <= 2, true);
   }
-}
-
-// Sums what all members wrote before Sync; plain memory, so that the thread sanitizer
-// sees it too.
-int64_t CountWrongSums(Member& member, int64_t* cells, int rounds) {
-  int64_t wrong = 0;
-  for (int round = 0; round < rounds; ++round) {
-    cells[member.index()] = round;
-    member.Sync();
-    for (int32_t i = 0; i < member.size(); ++i) wrong += cells[i] != round;
-    member.Sync();
-  }
-  return wrong;
-}
-
-void SyncMakesWritesVisible() {
-  int64_t cells[kThreads] = {};
-  std::atomic<int64_t> wrong{0};
-  RunWithHelpers([&](Member& member) { wrong += CountWrongSums(member, cells, 100); });
-  CHECK_EQ(wrong.load(), 0);
-}
-
-// Also when the members of one Run called it more often than those of the next.
-void SyncForgetsEarlierRuns() {
-  Eventually([](Team& team) {
-    int64_t cells[kThreads] = {};
-    std::atomic<int64_t> wrong{0};
-    int joined = 0;
-    for (int run = 0; run < 200; ++run) {
-      team.Run([&](Member& member) {
-        if (member.index() == 0) joined += member.size() > 1;
-        wrong += CountWrongSums(member, cells, run % 5);
-      });
-    }
-    CHECK_EQ(wrong.load(), 0);
-    return joined > 0;
-  });
 }
 
 void ASecondTeamWorksAlone() {
@@ -224,31 +107,6 @@ void ASecondTeamWorksAlone() {
     CHECK_EQ(larger.load(), 0);
     return true;
   });
-}
-
-template <typename Call>
-std::string MessageOf(const Call& call) {
-  try {
-    call();
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "nothing thrown";
-}
-
-// Whichever member throws, the others are let through their Syncs.
-void RunThrowsWhatAMemberThrew() {
-  for (const int32_t thrower : {0, 1}) {
-    const std::string message = MessageOf([&] {
-      RunWithHelpers([&](Member& member) {
-        member.Sync();
-        if (member.index() == thrower) throw std::runtime_error("member");
-        for (int i = 0; i < 10; ++i) member.Sync();
-      });
-    });
-    CHECK_EQ(message, "member");
-    SyncMakesWritesVisible();
-  }
 }
 
 void ForEachThrowsWhatAnItemThrew() {
@@ -295,35 +153,7 @@ void DenormalsAreFlushedForAWhile() {
 void DenormalsAreFlushedForAWhile() {}
 #endif
 
-int32_t SizeOfARun(Team& team) {
-  int32_t size = 0;
-  team.Run([&](Member& member) {
-    if (member.index() == 0) size = member.size();
-  });
-  return size;
-}
-
-// As if the system had stopped a helper: the others wait, and that is most of the time.
-void SlowedRunsHaveOneMember() {
-  Eventually([](Team& team) {
-    bool joined = false;
-    team.Run([&](Member& member) {
-      if (member.index() == 0) joined = member.size() > 1;
-      if (member.index() == 1) std::this_thread::sleep_for(milliseconds(20));
-      member.Sync();
-    });
-    if (!joined) return false;
-    CHECK_EQ(SizeOfARun(team), 1);
-    return true;
-  });
-  {
-    Team next(kThreads);
-    CHECK_EQ(SizeOfARun(next), 1);
-  }
-  SyncMakesWritesVisible();  // and not for ever
-}
-
-// Nobody meets there, so a helper that is held up costs only the item that it has.
+// There is no barrier, so a helper that is held up costs only the item that it has.
 void SlowedItemsAreSharedNonetheless() {
   Eventually([](Team& team) {
     for (int i = 0; i < 4; ++i) {
@@ -340,7 +170,7 @@ int64_t WrongResults(int runs) {
   int64_t cells[kThreads] = {};
   std::atomic<int64_t> wrong{0}, sum{0};
   for (int run = 0; run < runs; ++run) {
-    team.Run([&](Member& member) { wrong += CountWrongSums(member, cells, 3); });
+    team.Run([&](Worker& worker) { wrong += CountWrongSums(worker, cells, 3); });
     team.ForEach(10, [&](int64_t i) { sum += i; });
   }
   return wrong.load() + (sum.load() != 45 * runs);
@@ -379,23 +209,6 @@ void ChildrenOfABusyProcessHaveTeams() {
   other.join();
 }
 
-// Where one member is held up long enough, all of them part after the same step.
-void MembersPartTogether() {
-  constexpr int kSteps = 20;
-  std::atomic<int> first{-1}, others{-1};
-  RunWithHelpers([&](Member& member) {
-    int steps = 0;
-    for (bool goes_on = true; goes_on && steps < kSteps; ++steps) {
-      if (member.index() == 1 && steps == 3)
-        std::this_thread::sleep_for(milliseconds(9));
-      goes_on = member.SyncAndGoOn();
-    }
-    (member.index() == 0 ? first : others).store(steps);
-  });
-  CHECK_EQ(first.load(), others.load());
-  CHECK_EQ(first.load() < kSteps, true);
-}
-
 }  // namespace
 
 // An argument leaves out what the thread sanitizer cannot follow.
@@ -404,18 +217,12 @@ int main(int argc, char**) {
   ATeamOfOneWorksAlone();
   ForEachDoesEveryItemOnce();
   ForEachWaitsForItemsInProgress();
-  MembersAreNumbered();
   TeamsAreNoLargerThanAsked();
-  SyncMakesWritesVisible();
-  SyncForgetsEarlierRuns();
-  MembersPartTogether();
   ASecondTeamWorksAlone();
-  RunThrowsWhatAMemberThrew();
   ForEachThrowsWhatAnItemThrew();
   DenormalsAreFlushedForAWhile();
-  SlowedRunsHaveOneMember();
   SlowedItemsAreSharedNonetheless();
   ManyThreadsCallAtOnce();
   if (argc == 1) ChildrenOfABusyProcessHaveTeams();
-  return ostinato::testing::Summary();
+  return Summary();
 }

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cpu/kernels.h"
+#include "cpu/kernels/kernels.h"
 
 #define OSTINATO_TESTS_EXPORT __attribute__((visibility("default")))
 

@@ -128,10 +128,10 @@ void CheckSameBits(const KernelsBf16Pairs& tiles, const Shape& shape, int64_t ro
   std::memcpy(want.data(), got.data(), got.size() * sizeof(float));
   for (const bool real : {true, false}) {
     const KernelsBf16Pairs& table = real ? tiles : *ostinato_emulated_tiles();
-    table.product[static_cast<int>(shape.tile)](
+    table.product[static_cast<int>(shape.panel_shape)](
         a.pointers.data(), 0, rows, depth, panel.data(),
         starts ? start.data() : nullptr, (real ? got : want).data(), stride);
-    table.leave();
+    table.release_tiles();
   }
   for (int64_t i = 0; i < got.size(); ++i) ExpectExact(got[i], want[i], "sum");
 }

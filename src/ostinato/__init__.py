@@ -1,18 +1,17 @@
 """Recurrent networks that are first-class on JAX.
 
 Write the model for one sequence; ostinato runs it for a batch of sequences of different
-lengths, differentiable any number of times. Begin with `RNNSpec`, `init_weights` and
-`rnn`.
+lengths, and differentiates it any number of times. Begin with `RNNSpec`, `init_weights`
+and `rnn`.
 """
 
-from . import interrupts as interrupts  # isort: skip, before what takes long
+from . import interrupts as interrupts  # isort: skip, before imports that take long
 from . import _serialization as _serialization
 from . import cells as cells
 from . import ragged as ragged
 from ._recurrent.net import recurrent_net as recurrent_net
 from ._recurrent.protocol import RecurrentOutput as RecurrentOutput
 from ._recurrent.remat import tag as tag
-from ._rnn.api import RNNOutput as RNNOutput
 from ._rnn.api import rnn as rnn
 from ._rnn.api import rnn_step as rnn_step
 from ._rnn.backend import BackendStatus as BackendStatus
@@ -41,6 +40,7 @@ from ._rnn.layout import num_params as num_params
 from ._rnn.layout import pack_weights as pack_weights
 from ._rnn.layout import param_shapes as param_shapes
 from ._rnn.layout import unpack_weights as unpack_weights
+from ._rnn.output import RNNOutput as RNNOutput
 from ._rnn.passes import RNNGrads as RNNGrads
 from ._rnn.passes import RNNReserve as RNNReserve
 from ._rnn.passes import rnn_backward as rnn_backward

@@ -1,4 +1,4 @@
-"""Argument checks: the only place that words shape and dtype errors."""
+"""Argument checks, with the wording of all shape and dtype errors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FLOATS = (jnp.float32, jnp.bfloat16, jnp.float64, jnp.float16)
 
 
 def is_concrete(x: Any) -> bool:
-    """Whether the value of `x` can be read now, on the host."""
+    """Return True if the value of `x` can be read now, on the host."""
     return not isinstance(x, jax.core.Tracer)
 
 
 def describe(x: Any) -> str:
-    """Name a value the way error messages do: type, and dtype and shape if any."""
+    """Describe a value for an error message: dtype and shape, or type and value."""
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         return f"{x.dtype}{list(x.shape)}"
     text = repr(x)
@@ -41,7 +41,7 @@ def unwrap(x: Any) -> Any:
 
 
 def check_array(name: str, x: Any) -> Array:
-    """`x` as a JAX array; TypeError where it is none and converts to none."""
+    """Return `x` as a JAX array; raise a TypeError unless it is an array."""
     x = unwrap(x)
     if isinstance(x, (jax.Array, np.ndarray, np.generic)):
         return jnp.asarray(x)
@@ -50,12 +50,14 @@ def check_array(name: str, x: Any) -> Array:
 
 
 def check_floating(name: str, x: Any, allowed: Sequence[Any]) -> None:
+    """Check that the dtype of `x` is one of `allowed`."""
     if x.dtype not in [np.dtype(d) for d in allowed]:
         names = ", ".join(str(np.dtype(d)) for d in allowed)
         raise TypeError(f"`{name}` must have one of the dtypes {names}, got {x.dtype}")
 
 
 def check_rank(name: str, x: Any, *axes: str) -> None:
+    """Check that `x` has as many axes as are named."""
     if x.ndim != len(axes):
         raise ValueError(
             f"`{name}` must have shape [{', '.join(axes)}], got {list(x.shape)}"
@@ -63,7 +65,7 @@ def check_rank(name: str, x: Any, *axes: str) -> None:
 
 
 def check_same_dtype(**arrays: Any) -> None:
-    """TypeError unless all arrays (None is passed over) have the first one's dtype."""
+    """Check that all arrays have the dtype of the first one; None is ignored."""
     present = [(k, v) for k, v in arrays.items() if v is not None]
     for name, x in present[1:]:
         first_name, first = present[0]
@@ -75,6 +77,7 @@ def check_same_dtype(**arrays: Any) -> None:
 
 
 def check_shape(name: str, x: Any, **dims: Any) -> None:
+    """Check that `x` has the shape `dims`, which is given by axis name."""
     want = tuple(dims.values())
     if tuple(x.shape) != want:
         labels = ", ".join(dims)
@@ -84,13 +87,14 @@ def check_shape(name: str, x: Any, **dims: Any) -> None:
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Check that `value` is one of `choices`."""
     if value not in choices:
         names = ", ".join(repr(c) for c in choices)
         raise ValueError(f"`{name}` must be one of {names}, got {value!r}")
 
 
 def check_size(name: str, value: Any, least: int = 1) -> int:
-    """`value` as an int of at least `least`; bools and floats are no sizes."""
+    """Return `value` as an int; check that it is one, and at least `least`."""
     try:
         size = operator.index(value)
     except TypeError:
@@ -103,12 +107,14 @@ def check_size(name: str, value: Any, least: int = 1) -> int:
 
 
 def check_bool(name: str, value: Any) -> bool:
+    """Return `value` as a bool; check that it is one."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"`{name}` must be True or False, got {describe(value)}")
     return bool(value)
 
 
 def check_real(name: str, value: Any) -> float:
+    """Return `value` as a float; check that it is a number and not a bool."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(
         value, (int, float, np.integer, np.floating)
     ):
@@ -117,7 +123,7 @@ def check_real(name: str, value: Any) -> float:
 
 
 def check_integers(name: str, value: Any) -> Any:
-    """An array of integers, JAX's or numpy's."""
+    """Return `value` as an array of integers, JAX's or numpy's."""
     value = unwrap(value)
     if not hasattr(value, "dtype"):
         value = np.asarray(value)
@@ -136,15 +142,15 @@ def check_seq_lengths(
     name: str = "seq_lengths",
     size: str = "T",
 ) -> Any:
-    """Lengths as int32 in 0..steps: checked if concrete, clamped if traced.
+    """Return lengths as int32 in 0..steps: checked if concrete, clamped if traced.
 
     Args:
         seq_lengths: integers, shape `[batch]`, or `[]` for one sequence.
-        batch: number of rows.
+        batch: number of sequences.
         steps: T, the largest length allowed; if symbolic, lengths are clamped to it.
-        scalar: whether one sequence without a batch axis is meant.
-        name: of the argument.
-        size: what the largest length is called.
+        scalar: True for one sequence without a batch axis.
+        name: name of the argument in errors.
+        size: name of the largest length in errors.
     """
     if is_symbolic_dim(seq_lengths):
         seq_lengths = jnp.asarray(seq_lengths)
@@ -152,7 +158,8 @@ def check_seq_lengths(
     check_shape(name, seq_lengths, **({} if scalar else {"B": batch}))
     symbolic = bool(is_symbolic_dim(steps))
     if symbolic or not is_concrete(seq_lengths):
-        # A narrow type cannot hold T, and a wide value must not wrap around.
+        # Narrow types are widened first, since they may not hold T; wide types are
+        # clamped first, since their values may not fit into int32.
         if seq_lengths.dtype.itemsize < 4:
             seq_lengths = seq_lengths.astype(jnp.int32)
         return jnp.clip(seq_lengths, 0, steps).astype(jnp.int32)
@@ -168,12 +175,12 @@ def check_seq_lengths(
 
 
 def check_resets(resets: Any, **dims: Any) -> Array:
-    """Return `resets` as a bool array of the shape `dims`."""
+    """Return `resets` as a JAX array; check that it is bool, of the shape `dims`."""
     return check_mask("resets", check_array("resets", resets), **dims)
 
 
 def check_mask(name: str, value: Any, **dims: Any) -> Array:
-    """Return a bool array of the shape `dims`; also takes what numpy makes one of."""
+    """Return `value`, an array or a list, as a bool array of the shape `dims`."""
     value = unwrap(value)
     if not hasattr(value, "dtype"):
         value = np.asarray(value)
@@ -184,12 +191,12 @@ def check_mask(name: str, value: Any, **dims: Any) -> Array:
 
 
 def check_key(key: Any) -> Any:
-    """One PRNG key, of the new typed kind or the old uint32 kind."""
+    """Return `key`; check that it is one PRNG key, typed or as uint32 words."""
     key = unwrap(key)
     if isinstance(key, (jax.Array, np.ndarray)):
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
             return key
-        # The old kind's size depends on the implementation: 2 or 4 words.
+        # The number of words depends on the generator: 2 or 4.
         if key.dtype == jnp.uint32 and key.shape in ((2,), (4,)):
             return jnp.asarray(key)
     raise TypeError(

@@ -1,11 +1,17 @@
-"""What depends on the version of JAX; the one place that touches a private name."""
+"""Code that depends on the version of JAX.
+
+Only this module uses private names of JAX, or recognises parts of JAX by their text.
+"""
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
-from jax.extend.core import Primitive
+import jax.errors
+from jax.extend.core import JaxprEqn, Primitive
 
 try:
     from jax._src.dispatch import prim_requires_devices_during_lowering as _with_devices
@@ -16,9 +22,9 @@ except ImportError:
 def lower_with_devices(primitive: Primitive) -> bool:
     """Tell JAX that this primitive's lowering needs to know the mesh.
 
-    `custom_partitioning` inside a lowering needs that. JAX 0.10 and 0.11 offer it under
-    a private name only. Returns whether it could be done; where not, sharded calls run
-    replicated, and a warning says so.
+    `custom_partitioning` inside a lowering needs this. JAX 0.10 and 0.11 offer it under
+    a private name only. Where a JAX lacks it, warn that sharded calls will run
+    replicated, and return False.
     """
     if _with_devices is None:
         warnings.warn(
@@ -34,8 +40,81 @@ def lower_with_devices(primitive: Primitive) -> bool:
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many operands of a `lax.scan` are constants, and how many are carried."""
+    """Return how many operands of a `lax.scan` are constants, and how many carries."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()  # JAX 0.11: a tree of three parts
     return len(consts), len(carry)
+
+
+ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
+    cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma
+    div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
+    igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to
+    max min mul mulhi name ne neg nextafter not one_minus_square or polygamma
+    population_count pow random_gamma_grad real reduce_precision
+    regularized_incomplete_beta rem round rsqrt select_n shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
+    sub tan tanh xor zeta
+    """.split()
+)
+"""The names of JAX's primitives that compute each element of the result by itself.
+
+Their operands have the shape of the result, or are scalars, or have axes of size 1.
+"""
+
+
+def is_determinant(eqn: JaxprEqn) -> bool:
+    """Return whether a function with a derivative of its own is `jnp.linalg.det`'s."""
+    source = eqn.params["call_jaxpr"].jaxpr.debug_info.func_src_info
+    return source.startswith("_det at ") and "/jax/_src/numpy/linalg.py" in source
+
+
+def is_ordered(callback: dict[str, Any]) -> bool:
+    """Return whether a debug callback with these parameters runs in program order."""
+    effect = str(callback.get("effect"))
+    return callback.get("ordered", effect == "OrderedDebug")
+
+
+_NEEDS_A_NUMBER = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+"""The errors that JAX raises where a number, maybe made of a size, is not known."""
+_WORDS_OF_SIZES = (
+    "Tracer'",  # numpy's, of an operation that it does not have
+    "_DimExpr",
+    "__index__",
+    "_plus_1",
+    "floordiv(",
+    "non-constant",
+    "process_primitive",  # of `for row in x`, in JAX 0.11
+    "shape polymorphism",
+    "ymbolic dimension",
+)
+"""The words by which the message of JAX or numpy about a symbolic size is known."""
+
+
+def is_about_sizes(error: Exception, symbols: Iterable[str]) -> bool:
+    """Return whether an error of JAX or numpy may come of a size that is a symbol.
+
+    Args:
+        error: raised while a function is traced with symbolic sizes.
+        symbols: the symbols.
+    """
+    if isinstance(error, _NEEDS_A_NUMBER):
+        return True
+    message = str(error)
+    names = "|".join(map(re.escape, symbols))
+    return any(words in message for words in _WORDS_OF_SIZES) or bool(
+        re.search(rf"\b({names})\b", message)
+    )
+
+
+def is_unbound_axis_name(error: NameError) -> bool:
+    """Return whether a NameError says that no axis of that name is bound."""
+    return "axis name" in str(error)

@@ -10,11 +10,11 @@ CPU_ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 
 @dataclass(frozen=True)
 class Config:
-    """What the environment asks for.
+    """The settings in the environment.
 
     Attributes:
-        disable_native: leave the native library alone (``OSTINATO_DISABLE_NATIVE``).
-        cpu_isa: use no instructions above this level (``OSTINATO_CPU_ISA``).
+        disable_native: do not load the native library (``OSTINATO_DISABLE_NATIVE``).
+        cpu_isa: the highest level of instructions to use (``OSTINATO_CPU_ISA``).
         num_threads: most threads of one call (``OSTINATO_NUM_THREADS``); None for as
             many as the process may use.
     """
@@ -25,10 +25,10 @@ class Config:
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Config:
-    """Read the settings as they are now; an empty variable counts as unset.
+    """Read the current settings; an empty variable counts as unset.
 
     Raises:
-        ValueError: a variable holds none of its allowed values.
+        ValueError: the value of a variable is not allowed.
     """
     disable = _choice(environ, "OSTINATO_DISABLE_NATIVE", ("0", "1"), default="0")
     isa = _choice(environ, "OSTINATO_CPU_ISA", CPU_ISAS, default=CPU_ISAS[-1])
@@ -52,7 +52,7 @@ def _positive(environ: Mapping[str, str], name: str) -> int | None:
     value = environ.get(name)
     if not value:
         return None
-    # What int() would take besides digits (signs, spaces, "1_0") is a slip here.
+    # int() would also accept signs, spaces and "1_0", which are mistakes here.
     if not (value.isascii() and value.isdigit() and 0 < int(value) < 2**31):
         raise ValueError(
             f"environment variable {name} must be a positive integer; got {value!r}"

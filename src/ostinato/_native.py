@@ -1,7 +1,7 @@
-"""Finds the native library and registers its FFI targets with XLA.
+"""The native library: its loader and the registration of its FFI targets with XLA.
 
-A library that cannot be used is an ordinary state, not an error: ``status()`` holds
-either the library or the reason, and the XLA backend runs without it.
+A library that cannot be used is no error: ``status()`` returns either the library or
+the reason, and the XLA backend runs without it.
 """
 
 import ctypes
@@ -16,8 +16,8 @@ import jax
 from . import _config
 
 _LIBRARY_NAME = "libostinato_cpu.so"
-_NOTE_NAME = "not_built.txt"  # CMake's reason for leaving the library out
-_ABI_VERSION = 6  # kAbiVersion in native/include/ostinato/abi.h
+_NOTE_NAME = "not_built.txt"  # holds CMake's reason for not building the library
+_ABI_VERSION = 7  # kAbiVersion in native/include/ostinato/abi.h
 _CPU_TARGETS = (
     "ostinato_cpu_features",
     "ostinato_rnn_fwd",
@@ -27,14 +27,14 @@ _CPU_TARGETS = (
 
 
 class NativeStatus(NamedTuple):
-    """The native library, or why there is none: one of the two is None."""
+    """The native library, or the reason why it is missing; the other one is None."""
 
     library: ctypes.CDLL | None
     reason: str | None
 
 
 class CpuFeatures(NamedTuple):
-    """What kernels may use: a level of ``_config.CPU_ISAS`` and a number of CPUs."""
+    """The CPU: a level of ``_config.CPU_ISAS``, and the number of CPUs."""
 
     isa: str
     cpus: int
@@ -42,16 +42,16 @@ class CpuFeatures(NamedTuple):
 
 @functools.cache
 def status() -> NativeStatus:
-    """Load the library on the first call; return the same answer ever after.
+    """Load the library on the first call, and return the same status on every call.
 
-    Starts JAX's backends.
+    The first call starts JAX's backends.
 
     Raises:
         ValueError: an ``OSTINATO_*`` variable holds none of its allowed values.
     """
     if _config.read().disable_native:
         return _without("disabled by the environment variable OSTINATO_DISABLE_NATIVE")
-    # An editable install spreads the package over two folders.
+    # An editable install splits the package into two folders.
     assert __package__ is not None
     package = sys.modules[__package__].__path__
     return load(Path(folder) / "_lib" for folder in package)
@@ -73,9 +73,9 @@ def load(folders: Iterable[Path]) -> NativeStatus:
 
 @functools.cache
 def cpu_features() -> CpuFeatures:
-    """Ask the native library about this machine, through XLA.
+    """Ask the native library, through XLA, for the features of this machine.
 
-    Safe at any time, also while JAX traces.
+    It can be called at any time, even while JAX traces.
 
     Raises:
         RuntimeError: there is no native library; the message says why.
@@ -92,7 +92,7 @@ def cpu_features() -> CpuFeatures:
 
 
 def why_no_tiles() -> str | None:
-    """Say why kernels for avx512_amx cannot run on this machine; None if they can.
+    """Return why kernels for avx512_amx cannot run on this machine; None if they can.
 
     Raises:
         RuntimeError: there is no native library; the message says why.
@@ -100,8 +100,8 @@ def why_no_tiles() -> str | None:
     library, reason = status()
     if library is None:
         raise RuntimeError(f"why_no_tiles() needs the native library: {reason}")
-    told = library.ostinato_why_no_tiles()
-    return None if told is None else told.decode()
+    reason = library.ostinato_why_no_tiles()
+    return None if reason is None else reason.decode()
 
 
 def _without(reason: str) -> NativeStatus:
@@ -113,7 +113,7 @@ def _open(path: Path) -> NativeStatus:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         return _without(f"cannot be opened: {error}")
-    # Before anything else is touched: another version may have other targets.
+    # Check the version first, because another one may have other targets.
     if not hasattr(library, "ostinato_abi_version"):
         return _without(f"{path} is not a library of ostinato")
     version = library.ostinato_abi_version()
@@ -123,8 +123,8 @@ def _open(path: Path) -> NativeStatus:
             "reinstall ostinato to rebuild it"
         )
     try:
-        # A target that XLA refuses before its CPU backend is up keeps that backend from
-        # starting at all; afterwards, the refusal comes from the registration.
+        # If XLA refuses a target before its CPU backend is up, that backend never
+        # starts; if it refuses one afterwards, the registration raises.
         jax.devices("cpu")
         for name in _CPU_TARGETS:
             handler = jax.ffi.pycapsule(getattr(library, name))
@@ -139,11 +139,13 @@ def _open(path: Path) -> NativeStatus:
 
 
 def _declare(library: ctypes.CDLL) -> None:
-    """Tell ctypes the types of the functions that are no FFI targets."""
+    """Declare to ctypes the types of the functions that are not FFI targets."""
     int32, int64 = ctypes.c_int32, ctypes.c_int64
     library.ostinato_configure.argtypes = (int32, int32)
     library.ostinato_configure.restype = None
     library.ostinato_why_no_tiles.argtypes = ()
     library.ostinato_why_no_tiles.restype = ctypes.c_char_p
-    library.ostinato_packed_bytes.argtypes = (int32, *(int64,) * 8)
-    library.ostinato_packed_bytes.restype = int64
+    library.ostinato_contract.argtypes = ()
+    library.ostinato_contract.restype = ctypes.c_char_p
+    library.ostinato_prepared_bytes.argtypes = (int32, ctypes.POINTER(int64))
+    library.ostinato_prepared_bytes.restype = int64

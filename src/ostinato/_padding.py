@@ -1,7 +1,7 @@
-"""What results hold past a sequence's end: each policy is written once, here.
+"""The padding policies: the values of results past the end of a sequence.
 
-Every function takes `lengths`, int32 `[B]`, of the sequences, and arrays that hold time
-on the axis `time_axis`, 0 or 1, and the batch on the other of these two.
+Every function takes the `lengths` of the sequences, int32 `[B]`, and arrays whose first
+two axes are time and batch; `time_axis`, 0 or 1, says which one is time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def select(condition: Array, tree: Any, other: Any = None) -> Any:
     """Return `tree` where `condition` holds, and `other` elsewhere.
 
     Args:
-        condition: bool, with the leading axes of every array in `tree`.
+        condition: bool, in the shape of the leading axes of every array in `tree`.
         tree: a pytree of arrays.
-        other: the same tree of arrays in shapes that broadcast; None: zeros.
+        other: the same tree of arrays in shapes that broadcast; None means zeros.
     """
 
     def pick(a: Array, b: Array | None = None) -> Array:
@@ -32,7 +32,7 @@ def select(condition: Array, tree: Any, other: Any = None) -> Any:
 
 
 def is_step(lengths: Array, num_steps: Any, time_axis: int) -> Array:
-    """Return where the steps of sequences are, bool `[T, B]` or `[B, T]`."""
+    """Return a mask of the steps before the end, bool `[T, B]` or `[B, T]`."""
     lengths = jnp.expand_dims(lengths, time_axis)
     shape = (num_steps, 1) if time_axis == 0 else (1, num_steps)
     return lax.broadcasted_iota(jnp.int32, shape, time_axis) < lengths
@@ -50,9 +50,9 @@ def hold(
 
     Args:
         a: `[T, B, ...]` or `[B, T, ...]`.
-        lengths: see above.
-        time_axis: see above.
-        initial: `[B, ...]`, held by sequences without steps; None: zeros.
+        lengths: int32 `[B]`.
+        time_axis: 0 or 1.
+        initial: `[B, ...]`, the values for sequences of length 0; None means zeros.
     """
     last = at_step(a, jnp.maximum(lengths - 1, 0), time_axis)
     held = jnp.expand_dims(select(lengths > 0, last, initial), time_axis)
@@ -60,18 +60,18 @@ def hold(
 
 
 def drop(states: Any, lengths: Array, num_steps: Any, batch_axis: int = 0) -> Any:
-    """Return final states, with zeros for sequences shorter than T."""
+    """Return the final states with zeros for sequences shorter than `num_steps`."""
     whole = jnp.expand_dims(lengths == num_steps, tuple(range(batch_axis)))
     return select(whole, states)
 
 
 def at_step(a: Array, t: Array, time_axis: int) -> Array:
-    """Return `a` at one step of each sequence, `[B, ...]`; zeros if there is no step.
+    """Return `a` at one step of each sequence, `[B, ...]`; zeros if T = 0.
 
     Args:
         a: `[T, B, ...]` or `[B, T, ...]`.
-        t: int32 `[B]`, the step.
-        time_axis: see above.
+        t: int32 `[B]`, the step of each sequence.
+        time_axis: 0 or 1.
     """
     if a.shape[time_axis] == 0:
         return jnp.zeros((*a.shape[:time_axis], *a.shape[time_axis + 1 :]), a.dtype)

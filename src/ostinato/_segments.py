@@ -1,4 +1,4 @@
-"""A scan over segments of steps: what a segment makes never exists for all steps."""
+"""A scan over segments of steps, whose intermediate values exist one at a time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from jax import lax
 def near_divisor(length: int, target: int, factor: int = 2) -> int:
     """Return the divisor of `length` that is nearest to `target`.
 
-    It is at most `factor` times as large or as small. Where there is none, return
-    `target` itself.
+    If no divisor lies between `target / factor` and `target * factor`, return `target`.
     """
     near = range(max(1, target // factor), factor * target + 1)
     divisors = [k for k in near if length % k == 0]
@@ -32,24 +31,24 @@ def scan_segments(
     """Run `segment(carry, xs) -> (carry, ys)` on `size` steps at a time.
 
     Args:
-        segment: what runs inside of a scan.
-        carry: what the first segment gets.
+        segment: the function that runs inside a scan.
+        carry: the carry of the first segment.
         xs: a pytree of arrays with the steps as their first axis.
-        size: steps of a segment. Where it does not divide them, one shorter segment
-            comes first in time.
+        size: steps of a segment. If it does not divide the number of steps, one shorter
+            segment comes first in time.
         reverse: run the last segment first; results stay in the order of `xs`.
-        odd_segment: what runs outside of a scan, on that shorter segment or on one that
-            is everything; None: `segment`.
+        odd_segment: the function that runs outside a scan, on that shorter segment or
+            on a single segment of all steps; None means `segment`.
 
     Returns:
-        The last carry, and the results of all segments joined.
+        The last carry, and the results of all segments, concatenated.
     """
     odd_segment = segment if odd_segment is None else odd_segment
     count, rest = divmod(jax.tree.leaves(xs)[0].shape[0], size)
     if count + (rest > 0) <= 1:
         return odd_segment(carry, xs)
     odd = jax.tree.map(lambda a: a[:rest], xs)
-    # Counts are spelled out: a -1 cannot be solved for where the batch is empty.
+    # Without -1 in the shape, which cannot be solved for if the batch is empty.
     blocks = jax.tree.map(lambda a: a[rest:].reshape(count, size, *a.shape[1:]), xs)
 
     def run_blocks(carry: Any) -> tuple[Any, Any]:

@@ -1,12 +1,12 @@
-"""Tuples that `jax.export` may find among arguments and results of what it writes."""
+"""Registration of the named tuples that `jax.export` must be able to serialize."""
 
 from __future__ import annotations
 
 from jax import export
 
 from ._recurrent.protocol import RecurrentOutput
-from ._rnn.api import RNNOutput
 from ._rnn.cell import LayerWeights
+from ._rnn.output import RNNOutput
 from ._rnn.passes import RNNGrads
 from ._rnn.prepared import PreparedWeights
 

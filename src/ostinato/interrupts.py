@@ -1,14 +1,14 @@
-"""Ends the command line on SIGINT and SIGTERM, whatever it is doing.
+"""Handling of SIGINT and SIGTERM that ends the command line, whatever it is doing.
 
-The exception that Python raises for Ctrl-C cannot do that. It is lost where it strikes
-a callback, such as the one that JAX gives to the garbage collector, and where it gets
-through while XLA compiles, the process waits for that or crashes: XLA frees its devices
+Python's KeyboardInterrupt cannot do that. It is lost when it is raised in a callback,
+such as the one that JAX gives to the garbage collector. When it is raised while XLA
+compiles, the process waits for the compilation or crashes, since XLA frees its devices
 before it joins the thread that compiles for them. So a signal wakes a thread that does
-nothing else: it lets the command keep what is worth keeping, for at most `GRACE`
-seconds, and ends the process there and then, without anybody's clean-up.
+nothing else: it lets the command save its work, for at most `GRACE` seconds, and then
+ends the process at once, without running any clean-up.
 
-`ostinato` imports this module before all others, so that an interrupt while the command
-is still importing ends it in the same way. In any other program it does nothing.
+`ostinato` imports this module before all others, so that an interrupt during the
+command's imports ends it in the same way. In other programs this module does nothing.
 """
 
 import os
@@ -18,18 +18,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-GRACE = 3.0  # seconds from a signal to the end, at most
+GRACE = 3.0  # most seconds from a signal to the end
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _armed = False
 _keep: Callable[[], object] | None = None
-_ending = threading.Lock()  # whoever takes it for good ends the process
+_ending = threading.Lock()  # the thread that ends the process takes it for good
 
 
 def arm() -> None:
-    """Let SIGINT and SIGTERM end this process with code 128 + their number.
+    """Make SIGINT and SIGTERM end this process with code 128 + their number.
 
-    A signal that the parent process has told us to ignore stays ignored.
+    A signal that the parent process set to be ignored stays ignored.
     """
     global _armed
     if _armed:
@@ -37,7 +37,7 @@ def arm() -> None:
     _armed = True
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer)  # is written to even while the main thread is in C++
+    signal.set_wakeup_fd(writer)  # written even while the main thread is in C++
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
@@ -48,19 +48,19 @@ def arm() -> None:
 def keeping(keep: Callable[[], object]) -> Iterator[None]:
     """Call `keep`, from another thread, before a signal ends the process.
 
-    It should stop what the main thread does from changing what it keeps.
+    `keep` must prevent the main thread from changing what it saves.
     """
     global _keep
     _keep = keep
     try:
         yield
     finally:
-        with _ending:  # once a signal has come, the main thread gets no further
+        with _ending:  # after a signal, the main thread stops here
             _keep = None
 
 
 def finish() -> None:
-    """Let the process end by itself: later signals come too late."""
+    """Let the process end by itself: signals have no effect from now on."""
     _ending.acquire()
 
 
@@ -76,7 +76,7 @@ def _watch(reader: int) -> None:
     try:
         if _keep is not None:
             _keep()
-    except Exception as error:  # there is nobody else to report it
+    except Exception as error:  # nothing else would report it
         print(f"ostinato: {error}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
@@ -85,8 +85,8 @@ def _watch(reader: int) -> None:
 
 
 def _is_command() -> bool:
-    """Whether this process runs `ostinato` or `python -m ostinato`."""
-    if sys.argv[:1] == ["-m"]:  # so it is until Python has found the module
+    """Return True if this process runs `ostinato` or `python -m ostinato`."""
+    if sys.argv[:1] == ["-m"]:  # the value until Python has found the module
         return sys.orig_argv[-len(sys.argv)].removeprefix("-m") == "ostinato"
     name, _ = os.path.splitext(os.path.basename("".join(sys.argv[:1])))
     return name == "ostinato"

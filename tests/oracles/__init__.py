@@ -1,1 +1,1 @@
-"""What the library is compared with. Nothing here imports ostinato."""
+"""The oracles with which tests compare the library. None of them imports ostinato."""

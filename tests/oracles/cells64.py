@@ -1,8 +1,8 @@
-"""Cells in numpy float64: one row, one step, one gate at a time.
+"""Cells in numpy float64: one sequence, one step, one gate at a time.
 
-Every function takes parameters by name, a state and an input, of one row, and returns
-the new state and the output. `net64.run` takes them over sequences. It shares no code
-with the library.
+Every function takes the parameters by name, and a state and an input of one sequence;
+it returns the new state and the output. `net64.run` runs them over sequences. It shares
+no code with the library.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ def rnn(p, h, x, activation="tanh"):
     return h, h
 
 
-def _finish_lstm(i, f, g, o, c, forget_bias):
+def _lstm_states(i, f, g, o, c, forget_bias):
     c = sigmoid(f + forget_bias) * c + sigmoid(i) * np.tanh(g)
     return sigmoid(o) * np.tanh(c), c
 
@@ -37,7 +37,7 @@ def lstm(p, state, x, forget_bias=0.0):
         + blocks(p.b_hh, 4)[k]
         for k in range(4)
     ]
-    h, c = _finish_lstm(*parts, c, forget_bias)
+    h, c = _lstm_states(*parts, c, forget_bias)
     return (h, c), h
 
 
@@ -52,10 +52,8 @@ def gru(p, h, x, reset_after=True):
     wr, wz, wn = blocks(p.w_hh, 3)
     br, bz, bn = blocks(p.b_hh, 3)
     r, z = sigmoid(xr + wr @ h + br), sigmoid(xz + wz @ h + bz)
-    if reset_after:
-        n = np.tanh(xn + r * (wn @ h + bn))
-    else:
-        n = np.tanh(xn + wn @ (r * h) + bn)
+    h_candidate = wn @ (h if reset_after else r * h) + bn
+    n = np.tanh(xn + (r * h_candidate if reset_after else h_candidate))
     h = (1 - z) * n + z * h
     return h, h
 
@@ -71,13 +69,13 @@ def peephole_lstm(p, state, x, forget_bias=0.0):
 
 
 def _integrated(p, h, x):
-    x, q = p.w_ih @ x + p.b_ih, p.w_hh @ h + p.b_hh
-    return p.alpha * q * x + p.beta1 * q + p.beta2 * x + p.b
+    gx, gh = p.w_ih @ x + p.b_ih, p.w_hh @ h + p.b_hh
+    return p.alpha * gh * gx + p.beta1 * gh + p.beta2 * gx + p.b
 
 
 def milstm(p, state, x, forget_bias=0.0):
     h, c = state
-    h, c = _finish_lstm(*blocks(_integrated(p, h, x), 4), c, forget_bias)
+    h, c = _lstm_states(*blocks(_integrated(p, h, x), 4), c, forget_bias)
     return (h, c), h
 
 
@@ -89,14 +87,14 @@ def layer_norm_lstm(p, state, x, forget_bias=0.0, epsilon=1e-4):
     h, c = state
     pre = p.w_ih @ x + p.b_ih + p.w_hh @ h + p.b_hh
     pre = _norm(pre, p.scale, p.offset, epsilon)
-    h, c = _finish_lstm(*blocks(pre, 4), c, forget_bias)
+    h, c = _lstm_states(*blocks(pre, 4), c, forget_bias)
     return (h, c), h
 
 
 def layer_norm_milstm(p, state, x, forget_bias=0.0, epsilon=1e-4):
     h, c = state
     pre = _norm(_integrated(p, h, x), p.scale, p.offset, epsilon)
-    h, c = _finish_lstm(*blocks(pre, 4), c, forget_bias)
+    h, c = _lstm_states(*blocks(pre, 4), c, forget_bias)
     return (h, c), h
 
 
@@ -119,7 +117,7 @@ def ind_rnn(p, h, x, activation="relu"):
 
 
 def conv(w, a):
-    """Cross-correlate `[R, F, *kernel]` with `[*grid, F]`; outside of it is 0."""
+    """Cross-correlate `[R, F, *kernel]` with `[*grid, F]`, which is 0 outside."""
     kernel, grid = w.shape[2:], a.shape[:-1]
     out = np.zeros((*grid, w.shape[0]))
     for place in np.ndindex(*grid):
@@ -136,7 +134,7 @@ def conv_lstm(p, state, x, forget_bias=0.0):
     h, c = state
     pre = conv(p.w_ih, x) + p.b_ih + conv(p.w_hh, h) + p.b_hh
     parts = [pre[..., rows] for rows in blocks(np.arange(pre.shape[-1]), 4)]
-    h, c = _finish_lstm(*parts, c, forget_bias)
+    h, c = _lstm_states(*parts, c, forget_bias)
     return (h, c), h
 
 
@@ -144,9 +142,9 @@ def conv_lstm(p, state, x, forget_bias=0.0):
 
 
 def attention(inner, kind, p, state, x, memory):
-    """One step over `memory [M, E]`, as long as this row's is.
+    """Run one step over `memory [M, E]`, which has no padding.
 
-    The state is `(cell, ctx, cov)`. Returns it and `(output, weights)`.
+    Return the state `(cell, ctx, cov)` and `(output, weights)`.
     """
     cell, context, coverage = state
     cell, h = inner(p.cell, cell, np.concatenate([x, context]))

@@ -1,8 +1,8 @@
-"""The whole operator in numpy float64: one row, one step, one gate at a time.
+"""The whole operator in numpy float64: one sequence, one step, one gate at a time.
 
-Forward and a backward written by hand. Every row is run alone at its true length, so
-there is no mask that could be wrong in the same way as the library's. It shares no code
-with the library; slow is fine, simple is the point.
+The backward pass is written by hand. Every sequence runs alone at its true length, so
+that no mask can be wrong in the same way as in the library. It shares no code with the
+library, and is meant to be simple, not fast.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ GATES = {"rnn_relu": 1, "rnn_tanh": 1, "gru": 3, "lstm": 4}
 
 @dataclass(frozen=True)
 class Spec:
-    """The fields of the operator's specification, under the operator's names."""
+    """The specification of the operator, with the field names of `RNNSpec`."""
 
     mode: str
     input_size: int
@@ -57,7 +57,7 @@ class Grads(NamedTuple):
 
 
 class Params(NamedTuple):
-    """One direction of one layer; None where the spec has no such array."""
+    """Parameters of one direction of one layer; None for those that the spec lacks."""
 
     w_ih: Any
     w_hh: Any
@@ -70,7 +70,7 @@ class Params(NamedTuple):
 
 
 def shapes(spec: Spec) -> list[Params]:
-    """Shapes per pseudo-layer: forward 0, reverse 0, forward 1, ..."""
+    """Return the shapes of every pseudo-layer: forward 0, reverse 0, forward 1, ..."""
     rows, out = GATES[spec.mode] * spec.hidden_size, []
     for p in range(spec.num_layers * spec.num_directions):
         first = p < spec.num_directions
@@ -93,7 +93,7 @@ def num_params(spec: Spec) -> int:
 
 
 def unpack(spec: Spec, flat) -> list[Params]:
-    """All matrices of all pseudo-layers, then all biases."""
+    """Split the flat vector: all matrices of all pseudo-layers, then all biases."""
     flat = np.asarray(flat, np.float64)
     wanted = shapes(spec)
     found: list[dict] = [{} for _ in wanted]
@@ -131,7 +131,7 @@ def _plus(v, b):
 
 
 def _input_gates(spec, p, x):
-    """[gates * H] from the input; without `w_ih` every gate reads x itself."""
+    """Return [gates * H] from the input; without `w_ih`, every gate reads x itself."""
     gx = np.tile(x, GATES[spec.mode]) if p.w_ih is None else p.w_ih @ x
     return _plus(gx, p.b_ih)
 
@@ -144,7 +144,7 @@ def _lstm(spec, p, x, h, c):
     new, is_open = raw, np.full(raw.shape, True)
     if spec.cell_clip is not None:
         new = np.clip(raw, -spec.cell_clip, spec.cell_clip)
-        is_open = np.abs(raw) < spec.cell_clip  # a NaN is cut off like a large value
+        is_open = np.abs(raw) < spec.cell_clip  # False for NaN, as for large values
         if spec.clip_nan:
             new = np.where(np.isnan(raw), spec.cell_clip, new)
     m = o * np.tanh(new)
@@ -174,11 +174,12 @@ def _gru(spec, p, x, h, c):
     r = _sigmoid(gx[:size] + gh[:size])
     z = _sigmoid(gx[size : 2 * size] + gh[size : 2 * size])
     if spec.reset_after:
-        n = np.tanh(gx[2 * size :] + r * gh[2 * size :])
+        h_candidate = gh[2 * size :]
+        n = np.tanh(gx[2 * size :] + r * h_candidate)
     else:
-        u = _plus(p.w_hh[2 * size :] @ (r * h), _last(p.b_hh, size))
-        n = np.tanh(gx[2 * size :] + u)
-    return (1 - z) * n + z * h, c, (x, h, r, z, n, gh[2 * size :])
+        h_candidate = _plus(p.w_hh[2 * size :] @ (r * h), _last(p.b_hh, size))
+        n = np.tanh(gx[2 * size :] + h_candidate)
+    return (1 - z) * n + z * h, c, (x, h, r, z, n, h_candidate)
 
 
 def _last(b, size):
@@ -186,25 +187,25 @@ def _last(b, size):
 
 
 def _gru_back(spec, p, tape, dh, dc, dp):
-    x, h, r, z, n, uh = tape
+    x, h, r, z, n, h_candidate = tape
     size = spec.hidden_size
     da_n = dh * (1 - z) * (1 - n * n)
     da_z = dh * (h - n) * z * (1 - z)
     if spec.reset_after:
-        da_r = da_n * uh * r * (1 - r)
+        da_r = da_n * h_candidate * r * (1 - r)
         dgx = np.concatenate([da_r, da_z, da_n])
         dgh = np.concatenate([da_r, da_z, da_n * r])
         dx, dh_prev = _gates_back(spec, p, x, h, dgx, dgh, dp)
         return dx, dh_prev + dh * z, dc
-    dq = p.w_hh[2 * size :].T @ da_n  # q = r * h
-    da_r = dq * h * r * (1 - r)
+    drh = p.w_hh[2 * size :].T @ da_n  # the cotangent of r * h
+    da_r = drh * h * r * (1 - r)
     dgx = np.concatenate([da_r, da_z, da_n])
     dgh = np.concatenate([da_r, da_z, np.zeros(size)])
     dx, dh_prev = _gates_back(spec, p, x, h, dgx, dgh, dp)
     dp.w_hh[2 * size :] += np.outer(da_n, r * h)
     if p.b_hh is not None:
         dp.b_hh[2 * size :] += da_n
-    return dx, dh_prev + dh * z + dq * r, dc
+    return dx, dh_prev + dh * z + drh * r, dc
 
 
 def _elman(spec, p, x, h, c):
@@ -220,7 +221,7 @@ def _elman_back(spec, p, tape, dh, dc, dp):
 
 
 def _gates_back(spec, p, x, h, dgx, dgh, dp):
-    """Through ``w_ih x + b_ih`` and ``w_hh h + b_hh``; returns dx, dh."""
+    """Differentiate ``w_ih x + b_ih`` and ``w_hh h + b_hh``; return dx, dh."""
     if p.w_ih is None:
         dx = dgx.reshape(GATES[spec.mode], -1).sum(0)
     else:
@@ -237,11 +238,11 @@ def _gates_back(spec, p, x, h, dgx, dgh, dp):
 STEP = {"lstm": (_lstm, _lstm_back), "gru": (_gru, _gru_back)}
 
 
-# --- one row -------------------------------------------------------------------------
+# --- one sequence --------------------------------------------------------------------
 
 
 def _run(spec, p, xs, h, c, resets, reverse):
-    """One direction over one row at its true length; also what backward needs."""
+    """Run one direction over one sequence; also return tapes for `_run_back`."""
     step = STEP.get(spec.mode, (_elman, _elman_back))[0]
     ys, tapes = np.zeros((len(xs), spec.output_size)), {}
     order = range(len(xs))
@@ -276,14 +277,14 @@ def vjp(
     *,
     seq_lengths=None,
     resets=None,
-    keep=None,
+    dropout_masks=None,
     padding="zero",
 ):
     """Run the operator; return its result and a function from cotangents to gradients.
 
-    ``x [B, T, I]``; ``keep``: one bool array ``[B, T, F]`` for every layer but the
-    last, True where dropout keeps the element. ``pullback(dy, dh_n, dc_n)``; a
-    cotangent may be None.
+    ``x [B, T, I]``; ``dropout_masks``: one bool array ``[B, T, F]`` for every layer
+    except the last, True where dropout keeps the element. The function is
+    ``pullback(dy, dh_n, dc_n)``; each cotangent may be None.
     """
     x = np.asarray(x, np.float64)
     batch, steps = x.shape[:2]
@@ -297,13 +298,13 @@ def vjp(
 
     y = np.zeros((batch, steps, spec.width))
     h_n, c_n = np.zeros_like(h_0), np.zeros_like(c_0)
-    rows = []
+    all_tapes = []
     for b, n in enumerate(lengths):
         out, tapes = x[b, :n], []
         for layer in range(spec.num_layers):
             layer_in, halves = out, []
             if layer > 0:
-                layer_in = out * _scale(spec, keep, layer - 1, b, n)
+                layer_in = out * _scale(spec, dropout_masks, layer - 1, b, n)
             for rev in range(dirs):
                 p = layer * dirs + rev
                 ys, h_n[p, b], c_n[p, b], tape = _run(
@@ -320,7 +321,7 @@ def vjp(
         elif padding == "drop" and n < steps:
             h_n[:, b] = 0.0
             c_n[:, b] = 0.0
-        rows.append(tapes)
+        all_tapes.append(tapes)
 
     def pullback(dy=None, dh_n=None, dc_n=None) -> Grads:
         dy = _state(dy, y.shape)
@@ -345,7 +346,7 @@ def vjp(
                     dxs, dh_0[p, b], dc_0[p, b] = _run_back(
                         spec,
                         params[p],
-                        rows[b][p],
+                        all_tapes[b][p],
                         dlayer[:, part],
                         dh[p],
                         dc[p],
@@ -357,7 +358,7 @@ def vjp(
                     dbelow = dbelow + np.reshape(dxs, (n, width)).astype(np.float64)
                 dlayer = dbelow
                 if layer > 0:
-                    dlayer = dlayer * _scale(spec, keep, layer - 1, b, n)
+                    dlayer = dlayer * _scale(spec, dropout_masks, layer - 1, b, n)
             dx[b, :n] = dlayer
         return Grads(dx, pack(dparams), dh_0, dc_0 if spec.mode == "lstm" else None)
 
@@ -369,7 +370,7 @@ def forward(*args, **kwargs) -> Result:
 
 
 def _state(value, shape):
-    """A float64 copy of exactly this shape; zeros for None."""
+    """Return a float64 copy, which must have this shape; zeros for None."""
     if value is None:
         return np.zeros(shape)
     value = np.array(value, np.float64)
@@ -377,10 +378,10 @@ def _state(value, shape):
     return value
 
 
-def _scale(spec, keep, layer, row, length):
-    """What dropout multiplies the output of `layer` with; 1 without masks."""
-    if keep is None or spec.dropout == 0.0:
+def _scale(spec, dropout_masks, layer, b, length):
+    """Return the factors of dropout after `layer` for sequence `b`; 1 without masks."""
+    if dropout_masks is None or spec.dropout == 0.0:
         return 1.0
     if spec.dropout == 1.0:
         return 0.0
-    return np.asarray(keep[layer])[row, :length] / (1.0 - spec.dropout)
+    return np.asarray(dropout_masks[layer])[b, :length] / (1.0 - spec.dropout)

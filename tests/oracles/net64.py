@@ -1,7 +1,7 @@
-"""A network of any step function in numpy: each row alone, at its true length.
+"""A network of any step function in numpy: each sequence alone, at its true length.
 
-There is no mask that could be wrong in the same way as the library's. Steps here take
-and return single rows. It shares no code with the library.
+So no mask can be wrong in the same way as in the library. Steps take and return arrays
+of one sequence, without a batch axis. It shares no code with the library.
 """
 
 from typing import Any, NamedTuple
@@ -28,36 +28,37 @@ def run(
     padding="hold",
     window=1,
 ) -> Result:
-    """`inputs` and `states` lead with the batch axis; so do all results."""
+    """Run `step` over every sequence; `inputs`, `states` and results lead with B."""
     tree = jax.tree.map
     batch = jax.tree.leaves(states)[0].shape[0]
     steps = jax.tree.leaves(inputs)[0].shape[1]
-    rows = []
+    sequences = []
     for b in range(batch):
         length = steps if lengths is None else int(lengths[b])
-        row = tree(lambda a, b=b: np.asarray(a[b]), inputs)
+        sequence = tree(lambda a, b=b: np.asarray(a[b]), inputs)
         state = tree(lambda a, b=b: np.asarray(a[b]), states)
         first, outputs, after = state, [None] * steps, [None] * steps
         for t in range(length)[:: -1 if reverse else 1]:
             if resets is not None and resets[b, t]:
                 state = tree(np.zeros_like, state)
-            new, outputs[t] = step(params, state, tree(lambda a, t=t: a[t], row), t)
+            x_t = tree(lambda a, t=t: a[t], sequence)
+            new, outputs[t] = step(params, state, x_t, t)
             if window > 1:
                 state = tree(lambda a, n: np.concatenate([a[1:], n[None]]), state, new)
             else:
                 state = new
             after[t] = new
         newest = tree(lambda a: a[-1], first) if window > 1 else first
-        rows.append((length, outputs, after, newest, state))
-    return _pad(rows, steps, reverse, padding)
+        sequences.append((length, outputs, after, newest, state))
+    return _pad(sequences, steps, reverse, padding)
 
 
-def _pad(rows, steps, reverse, padding) -> Result:
+def _pad(sequences, steps, reverse, padding) -> Result:
     tree = jax.tree.map
-    some = next(r for r in rows if r[0] > 0)
-    zero = tree(np.zeros_like, some[1][0])
+    nonempty = next(s for s in sequences if s[0] > 0)
+    zero = tree(np.zeros_like, nonempty[1][0])
     outputs, all_states, states = [], [], []
-    for length, out, after, first, last in rows:
+    for length, out, after, first, last in sequences:
         hold = padding == "hold"
         fill = out[length - 1] if hold and length else zero
         outputs.append([*out[:length], *[fill] * (steps - length)])
@@ -67,8 +68,8 @@ def _pad(rows, steps, reverse, padding) -> Result:
         dropped = padding == "drop" and length < steps
         states.append(tree(np.zeros_like, last) if dropped else last)
     stack = lambda *leaves: np.stack(leaves)  # noqa: E731
-    over_time = [tree(stack, *row) for row in outputs]
-    states_over_time = [tree(stack, *row) for row in all_states]
+    over_time = [tree(stack, *steps) for steps in outputs]
+    states_over_time = [tree(stack, *steps) for steps in all_states]
     return Result(
         tree(stack, *over_time), tree(stack, *states), tree(stack, *states_over_time)
     )

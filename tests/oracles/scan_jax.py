@@ -1,9 +1,8 @@
-"""The operator as one plain ``lax.scan`` per layer and direction, cell by cell.
+"""The operator as one plain ``lax.scan`` per layer and direction, step by step.
 
-It exists to be differentiated by JAX itself, any number of times, in any mode: what
-the library's own rules give is compared with what JAX makes of this. Batch-major,
-padding "zero". It shares no code with the library, and test_oracles.py holds it
-against loop64.
+JAX itself can differentiate it any number of times and in any mode; tests compare the
+library's own rules with these derivatives. It is batch-major, with padding "zero". It
+shares no code with the library, and test_oracles.py compares it with loop64.
 """
 
 import jax
@@ -14,8 +13,17 @@ from .loop64 import GATES, Params, Result, Spec, shapes
 
 
 def run(
-    spec: Spec, weights, x, h_0, c_0=None, *, seq_lengths=None, resets=None, keep=None
+    spec: Spec,
+    weights,
+    x,
+    h_0,
+    c_0=None,
+    *,
+    seq_lengths=None,
+    resets=None,
+    dropout_masks=None,
 ) -> Result:
+    """Run the operator; the arguments are those of `loop64.vjp`."""
     batch, steps = x.shape[:2]
     dirs = spec.num_directions
     if seq_lengths is None:
@@ -26,12 +34,12 @@ def run(
     if resets is not None:
         cut = jnp.swapaxes(resets, 0, 1)[..., None]
     out = jnp.where(valid, jnp.swapaxes(x, 0, 1), 0.0)
-    c_0 = h_0 if c_0 is None else c_0  # carried along unused without cells
+    c_0 = h_0 if c_0 is None else c_0  # carried along unused if there is no cell state
     last = []
     for layer in range(spec.num_layers):
-        if layer > 0 and keep is not None:
-            kept = jnp.swapaxes(keep[layer - 1], 0, 1)
-            out = jnp.where(kept, out / (1.0 - spec.dropout), 0.0)
+        if layer > 0 and dropout_masks is not None:
+            mask = jnp.swapaxes(dropout_masks[layer - 1], 0, 1)
+            out = jnp.where(mask, out / (1.0 - spec.dropout), 0.0)
         halves = []
         for d in range(dirs):
             p = layer * dirs + d
@@ -46,7 +54,7 @@ def run(
                 )
                 return state, jnp.where(valid_t, new[0], 0.0)
 
-            # Backwards through the padding first: it leaves the state alone.
+            # The reverse direction runs through the padding first, without effect.
             state, ys = lax.scan(
                 step, (h_0[p], c_0[p]), (out, valid, cut), reverse=d == 1
             )
@@ -84,14 +92,15 @@ def _cell(spec: Spec, p: Params, x, h, c):
         return jax.nn.relu(gx + gh), c
     if spec.mode == "gru":
         x_r, x_z, x_n = jnp.split(gx, 3, -1)
-        h_r, h_z, h_n = jnp.split(gh, 3, -1)
+        h_r, h_z, h_candidate = jnp.split(gh, 3, -1)
         r, z = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
         if spec.reset_after:
-            n = jnp.tanh(x_n + r * h_n)
+            n = jnp.tanh(x_n + r * h_candidate)
         else:
             rows = slice(2 * spec.hidden_size, None)
             b_n = None if p.b_hh is None else p.b_hh[rows]
-            n = jnp.tanh(x_n + _affine(r * h, p.w_hh[rows], b_n, 1))
+            h_candidate = _affine(r * h, p.w_hh[rows], b_n, 1)
+            n = jnp.tanh(x_n + h_candidate)
         return n + z * (h - n), c
     i, f, g, o = jnp.split(gx + gh, 4, -1)
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)

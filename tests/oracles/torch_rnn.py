@@ -1,7 +1,7 @@
-"""The part of the operator that torch has, through torch in float64.
+"""The part of the operator that torch has, computed by torch in float64.
 
-Same interface as loop64: four modes, layers, both directions, projection, two biases or
-none, rows of length 1 or more as packed sequences. Import it after
+It has the interface of loop64, with four modes, layers, both directions, projection,
+two biases or no bias, and packed sequences of length 1 or more. Import it after
 ``pytest.importorskip("torch")``.
 """
 
@@ -12,7 +12,7 @@ from .loop64 import Grads, Result, Spec, shapes
 
 
 def vjp(spec: Spec, weights, x, h_0, c_0=None, *, seq_lengths=None):
-    """Run torch's module; return its result and a function to gradients."""
+    """Run torch's module; return its result and a pullback to gradients."""
     lstm = spec.mode == "lstm"
     module = _module(spec)
     _fill(spec, module, np.asarray(weights, np.float64))
@@ -75,7 +75,7 @@ def _module(spec: Spec):
 
 
 def _order(spec: Spec) -> list[str]:
-    """torch's parameter names in the order of the flat vector."""
+    """Return torch's parameter names in the order of the flat vector."""
     suffixes = [
         f"l{layer}{reverse}"
         for layer in range(spec.num_layers)

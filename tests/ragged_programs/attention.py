@@ -40,7 +40,7 @@ def distance_biased(x, scale):
 
 
 def local(x):
-    """Each row sees those next to it."""
+    """Each token sees those next to it."""
     position = jnp.arange(x.shape[0])
     near = jnp.abs(position[:, None] - position[None]) <= 1
     return jax.nn.softmax(jnp.where(near, x @ x.T, -jnp.inf), -1) @ x

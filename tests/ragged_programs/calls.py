@@ -53,7 +53,7 @@ clipped.defvjp(
 
 @jax.custom_vjp
 def scaled_back(w):
-    """Of weights alone: the same for all examples."""
+    """Return a result of weights alone, the same for all examples."""
     return w**3
 
 
@@ -134,7 +134,7 @@ def gradient_step(x, w, b):
     return x @ fitted
 
 
-def row_gradients(x, w):
+def token_gradients(x, w):
     return jax.vmap(jax.grad(lambda row: jnp.sin(row @ w).sum()))(x)
 
 
@@ -173,7 +173,7 @@ PROGRAMS = programs(
         "inner_gradient": inner_gradient,
         "inner_gradient_of_loop": inner_gradient_of_loop,
         "gradient_step": gradient_step,
-        "row_gradients": row_gradients,
+        "token_gradients": token_gradients,
         "hessian_product": hessian_product,
         "tangent": lambda x, x2: jax.jvp(jnp.sin, (x,), (x2,)),
         "small_jacobian": small_jacobian,

@@ -9,7 +9,7 @@ from ostinato import ragged
 
 from .program import STATES, D, Program, programs
 
-SCANS = ({"scan": "lockstep"}, {"scan": "lanes", "lanes": 2})
+SCANS = ({"scan": "padded"}, {"scan": "packed", "lanes": 2})
 
 
 def rnn(x, w, u, *, reverse=False):
@@ -72,7 +72,7 @@ def counted(x):
 
 
 def over_the_rest(x, w):
-    """From the second row on, starting with the first."""
+    """From the second token on, starting with the first."""
     return lax.scan(lambda h, a: (jnp.tanh(h @ w + a),) * 2, x[0], x[1:])
 
 
@@ -107,7 +107,7 @@ def loop_in_loop(x, y):
 
 
 def grid(x, y):
-    """Soft alignment cost: the carry is a row as long as the other sequence."""
+    """Soft alignment cost: the carry is a token as long as the other sequence."""
     cost = ((x[:, None] - y[None]) ** 2).sum(-1)
 
     def step(above, cost_t):
@@ -118,10 +118,10 @@ def grid(x, y):
 
 
 def shared_steps(x, w):
-    """As many steps as the weights say, each over all rows."""
+    """As many steps as the weights say, each over all tokens."""
 
-    def step(h, row):
-        return jnp.tanh(h @ w + row[None]), h.sum()
+    def step(h, token):
+        return jnp.tanh(h @ w + token[None]), h.sum()
 
     return lax.scan(step, x, w)
 

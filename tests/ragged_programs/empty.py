@@ -1,8 +1,8 @@
 """Values that are NaN or infinite where an example is empty, and never used there.
 
-An example without rows takes no step of a loop over them and has no element in a result
-of their size, so that what it would compute there, with such values of its own, reaches
-no gradient: neither that of a neighbour's row nor that of shared weights.
+An example without tokens takes no step of a loop over them, and has no element in a
+result of their size. The values that it would compute there reach no gradient: neither
+that of another example's token nor that of shared weights.
 """
 
 import itertools
@@ -17,10 +17,11 @@ from ostinato import ragged
 from .program import D, Program
 from .recurrent import GRU, LSTM, parameters, run
 
-LOOPS = ({"scan": "lockstep"}, {"scan": "lanes", "lanes": 2})
+LOOPS = ({"scan": "padded"}, {"scan": "packed", "lanes": 2})
 TIERS = ({}, {"tiers": 2})
 
-# Of the rows of one example a vector [D]: NaN, -inf, and 0 with an infinite derivative.
+# Functions of an example's tokens that return a vector [D], without tokens NaN, -inf,
+# or 0 with an infinite derivative.
 SOURCES = {
     "mean": lambda x: x.mean(0),
     "log": lambda x: jnp.log((x**2).sum(0)),
@@ -61,7 +62,7 @@ def in_turns(x, v, w):
     return lax.fori_loop(0, x.shape[0], body, v)[None] + x
 
 
-def in_rows(x, v, w):
+def in_tokens(x, v, w):
     return jnp.tanh((x * v[None]) @ w)
 
 
@@ -80,7 +81,7 @@ def in_pairs_with_weights(x, v, w):
 
 
 def in_fixed_scan(x, v, w):
-    step = lambda h, row: (jnp.tanh(h @ w + row[None]), None)  # noqa: E731
+    step = lambda h, token: (jnp.tanh(h @ w + token[None]), None)  # noqa: E731
     return lax.scan(step, x * v[None], w)[0]
 
 
@@ -91,9 +92,9 @@ def in_associative_scan(x, v, w):
 
 def in_window(x, v, w):
     kernel = jnp.stack([w, 2 * w, w])
-    rows = (x * v[None])[None]
+    tokens = (x * v[None])[None]
     return lax.conv_general_dilated(
-        rows, kernel, (1,), "SAME", dimension_numbers=("NTC", "TIO", "NTC")
+        tokens, kernel, (1,), "SAME", dimension_numbers=("NTC", "TIO", "NTC")
     )[0]
 
 
@@ -150,10 +151,10 @@ def in_branch(x, v, w):
 
 
 def in_vmap(x, v, w):
-    def of_row(a):
+    def of_token(a):
         return lax.scan(lambda h, b: (jnp.sin(0.3 * h @ w + a * b), None), v, x)[0]
 
-    return jax.vmap(of_row)(x)
+    return jax.vmap(of_token)(x)
 
 
 CONSUMERS = {
@@ -162,7 +163,7 @@ CONSUMERS = {
     as_both_in_loops: LOOPS,
     as_size_in_loop: LOOPS,
     in_turns: LOOPS,
-    in_rows: ({},),
+    in_tokens: ({},),
     in_pairs: TIERS,
     in_pairs_of_vectors: TIERS,
     in_pairs_with_weights: TIERS,
@@ -185,12 +186,12 @@ def _made(consumer, source):
 
 
 def _of_rest(consumer, source):
-    """The same of the rows behind the first, of which there may be none."""
+    """The same of the tokens behind the first, of which there may be none."""
     return lambda x, w: consumer(x[1:], SOURCES[source](x[1:]), w)
 
 
 def _programs():
-    """Each consumer with one source; a third of them also of the rest of the rows."""
+    """Each consumer with one source; a third of them also of the rest of the tokens."""
     sources = itertools.cycle(SOURCES)
     for number, (consumer, options) in enumerate(CONSUMERS.items()):
         for name, make, least in (("empty", _made, 0), ("rest", _of_rest, 1)):

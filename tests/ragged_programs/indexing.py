@@ -25,11 +25,11 @@ def scatter_kinds(s, i):
     )
 
 
-def scatter_to_rows(x, at_n):
+def scatter_to_tokens(x, at_n):
     return jnp.zeros_like(x).at[at_n].add(2 * x)
 
 
-def dynamic_rows(x, one_of_n):
+def dynamic_tokens(x, one_of_n):
     return (
         lax.dynamic_slice_in_dim(x, one_of_n, 1)[0],
         lax.dynamic_index_in_dim(x, one_of_n, keepdims=False),
@@ -50,7 +50,7 @@ def pointers(x, y, to_n):
     return x[to_n] * y
 
 
-def best_row(x, w):
+def best_token(x, w):
     return x[jnp.argmax((x @ w).sum(-1))]
 
 
@@ -96,22 +96,22 @@ NO_GRADIENT = programs({"scatter_kinds": scatter_kinds}, gradients=False)
 FILLED = programs(
     {
         "take_features": lambda x, pick: jnp.take_along_axis(x, pick[:, None], axis=1),
-        "gather_rows": lambda x, at_n: x[at_n],
+        "gather_tokens": lambda x, at_n: x[at_n],
         "gather_twice": lambda x, at_n: x[at_n][at_n],
         "gather_pairs": lambda x, at_n: (x @ x.T)[at_n],
         "gather_columns": lambda x, at_n: (x @ x.T)[:, at_n],
         "gather_elements": lambda x, at_n, pick: x[at_n, pick],
-        "own_row": lambda x, one_of_n: x[one_of_n],
+        "own_token": lambda x, one_of_n: x[one_of_n],
         "negative_indices": negative_indices,
         "out_of_range": out_of_range,
-        "scatter_to_rows": scatter_to_rows,
-        "segment_sum_rows": lambda x, at_n: jax.ops.segment_sum(x, at_n, x.shape[0]),
+        "scatter_to_tokens": scatter_to_tokens,
+        "segment_sum_tokens": lambda x, at_n: jax.ops.segment_sum(x, at_n, x.shape[0]),
         "only_column": only_column,
-        "set_own_row": lambda x, d, one_of_n: x.at[one_of_n].set(d),
-        "dynamic_rows": dynamic_rows,
+        "set_own_token": lambda x, d, one_of_n: x.at[one_of_n].set(d),
+        "dynamic_tokens": dynamic_tokens,
         "grown_table": grown_table,
         "pointers": pointers,
-        "best_row": best_row,
+        "best_token": best_token,
         "unmasked": unmasked,
         "diagonal": lambda x: jnp.diagonal(x @ x.T),
         "order_of_time": lambda x, s: x[jnp.argsort(s)],

@@ -54,7 +54,7 @@ def factored(square, w):
 
 
 def pair_factors(square, w):
-    """`[n, n, D, D]`, with another matrix for each pair of rows."""
+    """`[n, n, D, D]`, with another matrix for each pair of tokens."""
     place = jnp.arange(square.shape[0], dtype=square.dtype)[:, None, None, None]
     pairs = jnp.tanh(square[:, None] * square[None] + place) @ w
     return jnp.linalg.cholesky(positive(pairs)).sum(1) @ w

@@ -79,7 +79,7 @@ def fresh_noise(x, shared_key):
     return x * jax.random.normal(shared_key, x.shape, x.dtype)
 
 
-def random_rows(x, key):
+def random_tokens(x, key):
     return {
         "uniform": jax.random.uniform(key, (x.shape[0],)),
         "coin": jax.random.bernoulli(key, 0.5, (x.shape[0],)),
@@ -105,15 +105,15 @@ def dense_noise(x, key):
 
 
 def numbered_keys(x, key):
-    """For each row keys of all rows."""
+    """For each token keys of all tokens."""
     n = x.shape[0]
     fold = jax.vmap(jax.random.fold_in, (None, 0))
     keys = jax.vmap(fold, (0, None))(jax.random.split(key, n), jnp.arange(n))
     return jax.random.key_data(keys).astype(x.dtype)[..., 0].max(1)
 
 
-def noise_of_rows(x, key):
-    """A key for every row."""
+def noise_of_tokens(x, key):
+    """A key for every token."""
     keys = jax.random.split(key, x.shape[0])
     return x * jax.vmap(lambda k: jax.random.normal(k, (x.shape[1],)))(keys)
 
@@ -168,11 +168,11 @@ RANDOM = programs(
         "dropout": dropout,
         "dropout_twice": dropout_twice,
         "fresh_noise": fresh_noise,
-        "random_rows": random_rows,
+        "random_tokens": random_tokens,
         "gumbel_sample": gumbel_sample,
         "noise_across": noise_across,
         "dense_noise": dense_noise,
-        "noise_of_rows": noise_of_rows,
+        "noise_of_tokens": noise_of_tokens,
         "numbered_keys": numbered_keys,
         "categorical": lambda x, key: jax.random.categorical(key, x),
     }

@@ -30,7 +30,7 @@ class Input:
 
 
 INPUTS: dict[str, Input] = {
-    # rows of a ragged axis
+    # tokens of a ragged axis
     "x": Input("n", (D,)),
     "x2": Input("n", (D,)),
     "s": Input("n"),

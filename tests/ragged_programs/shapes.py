@@ -21,7 +21,7 @@ def interleaved(x, x2):
 
 
 def neighbours(x, w):
-    """Each row with the one before it and the one behind it."""
+    """Each token with the one before it and the one behind it."""
     wider = jnp.pad(x, ((1, 1), (0, 0)))
     return jnp.concatenate([wider[:-2], x @ w, wider[2:]], axis=1)
 
@@ -38,7 +38,7 @@ def ends(x):
     return x[0], x[-1]
 
 
-def set_rows(x, d):
+def set_tokens(x, d):
     return x.at[0].set(d), x.at[-1].add(2 * d), x.at[:, 1].set(0)
 
 
@@ -55,8 +55,8 @@ def gradient_of_best(x):
 
 def by_head(x, w):
     """`[2, n, D]` to `[2 n, D]`, and back."""
-    rows = jnp.tanh(jnp.stack([x @ w, x]).reshape(-1, D))
-    return rows, rows.reshape(2, x.shape[0], D).sum(0)
+    tokens = jnp.tanh(jnp.stack([x @ w, x]).reshape(-1, D))
+    return tokens, tokens.reshape(2, x.shape[0], D).sum(0)
 
 
 def best_pair(x, y, w):
@@ -66,7 +66,7 @@ def best_pair(x, y, w):
     return i, j, scores.max(), jax.nn.softmax(scores, axis=None)
 
 
-def best_of_other_rows(x, w):
+def best_of_other_tokens(x, w):
     scores = x @ w @ x.T
     other = ~jnp.eye(x.shape[0], dtype=bool)
     return jnp.where(other, scores, -jnp.inf).reshape(-1).max()
@@ -140,7 +140,7 @@ FILLED = programs(
         "every_second": lambda x: x[::2],
         "every_second_back": lambda x: x[::-2],
         "first_half": lambda x: x[: x.shape[0] // 2],
-        "middle_row": lambda x: x[jnp.asarray(x.shape[0]) // 2],
+        "middle_token": lambda x: x[jnp.asarray(x.shape[0]) // 2],
         "difference": lambda x: jnp.diff(x, axis=0),
         "shifted": shifted,
         "products_of_neighbours": lambda x: x[1:] * x[:-1],
@@ -149,7 +149,7 @@ FILLED = programs(
         "roll_features": lambda x: jnp.roll(x, 1, 1),
         "pad_between": lambda x: lax.pad(x, 0.5, ((1, 0, 2), (0, 0, 0))),
         "pad_negative": lambda x: lax.pad(x, 0.0, ((-1, 2, 0), (0, 0, 0))),
-        "set_rows": set_rows,
+        "set_tokens": set_tokens,
         "best_pair": best_pair,
         "gradient_of_best": gradient_of_best,
         "median_pair": lambda x, y: jnp.median(x @ y.T),
@@ -165,11 +165,11 @@ LONG = programs(
         "trigrams": trigrams,
     },
     at_least=2,
-) + programs({"middle_rows": lambda x: x[2:5]}, at_least=5)
+) + programs({"middle_tokens": lambda x: x[2:5]}, at_least=5)
 TIERED = programs(
     {
-        "best_of_other_rows": best_of_other_rows,
-        "flattened_pairs_of_rows": lambda x, w: jnp.sin(x @ w @ x.T).ravel(),
+        "best_of_other_tokens": best_of_other_tokens,
+        "flattened_pairs_of_tokens": lambda x, w: jnp.sin(x @ w @ x.T).ravel(),
     },
     at_least=2,
     options=({}, {"tiers": 2}),

@@ -9,7 +9,7 @@ from .program import programs
 
 
 def pairs(x):
-    """Scores of all pairs that grow with both positions: unlike any cloned row."""
+    """Scores of all pairs that grow with both positions: unlike any cloned token."""
     position = jnp.arange(x.shape[0], dtype=x.dtype)
     return x @ x.T + 0.3 * position[:, None] + position[None]
 
@@ -79,7 +79,7 @@ def covariance(x):
 
 
 def gram(x, scale):
-    """A positive matrix, one row for each element."""
+    """A positive matrix, one token for each element."""
     distance = ((x[:, None] - x[None]) ** 2).sum(-1)
     return jnp.exp(-0.5 * distance * (1 + scale**2)) + 0.5 * jnp.eye(x.shape[0])
 
@@ -158,7 +158,7 @@ EMPTY = programs(
         "cumlogsumexp": lambda x: lax.cumlogsumexp(x, 0),
         "gram_features": lambda x: x.T @ x,
         "rows_times_weights": lambda x, w: jnp.einsum("nd,de->ne", x, w),
-        "row_dots": lambda x, x2: jnp.einsum("nd,nd->n", x, x2),
+        "token_dots": lambda x, x2: jnp.einsum("nd,nd->n", x, x2),
         "outer_sum": lambda x, x2: jnp.einsum("nd,ne->de", x, x2),
         "dot": lambda s, x: s @ x,
         "vdot": lambda s: jnp.vdot(s, s),

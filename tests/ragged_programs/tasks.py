@@ -31,7 +31,7 @@ def robust_loss(x, x2):
 
 
 def ctc(x, j, to_words):
-    """`optax.ctc_loss` takes a batch: one row of it."""
+    """`optax.ctc_loss` takes a batch: one token of it."""
     logits = (x @ to_words)[None]
     labels = jnp.maximum(j, 1)[None]
     paddings = jnp.zeros(logits.shape[:2]), jnp.zeros(labels.shape)
@@ -105,18 +105,18 @@ def sentence_classifier(i, table, w, u, b, heads, w_in, w_out, to_words):
 
 
 def retrieval(x, y, w):
-    """Late interaction: the best match of every row."""
+    """Late interaction: the best match of every token."""
     return ((x @ w) @ y.T).max(1).sum()
 
 
 def contrastive(x, x2):
-    """Each row should be closest to its own other view."""
+    """Each token should be closest to its own other view."""
     scores = x @ x2.T
     return -jnp.diagonal(jax.nn.log_softmax(scores, -1)).mean()
 
 
 def knn(x):
-    """The distance to the nearest other row, and which it is."""
+    """The distance to the nearest other token, and which it is."""
     n = x.shape[0]
     distance = ((x[:, None] - x[None]) ** 2).sum(-1)
     distance = jnp.where(jnp.eye(n, dtype=bool), 1e3, distance)
@@ -129,7 +129,7 @@ def kernel_regression(x, s, y):
 
 
 def pagerank(x):
-    """Power iteration on a graph with as many nodes as rows."""
+    """Power iteration on a graph with as many nodes as tokens."""
     links = jax.nn.softmax(pairs(x), axis=0)
     start = jnp.ones(x.shape[0]) / x.shape[0]
     step = lambda _, p: 0.85 * links @ p + 0.15 / x.shape[0]  # noqa: E731
@@ -151,7 +151,7 @@ def advantages(s, x):
 
 
 def ordinary_differential_equation(x, w):
-    """Euler steps over a shared grid, driven by the mean of the rows."""
+    """Euler steps over a shared grid, driven by the mean of the tokens."""
 
     def step(state, _):
         return state + 0.1 * jnp.tanh(state @ w + x.mean(0)), state
@@ -160,7 +160,7 @@ def ordinary_differential_equation(x, w):
 
 
 def power_spectrum(s):
-    """Of two frequencies, by definition: sums over products with waves."""
+    """Return the power of two frequencies: sums over products with waves."""
     n = s.shape[0]
     angle = 2 * jnp.pi * jnp.arange(n, dtype=s.dtype) / n
     parts = [(s * wave(k * angle)).sum() for k in (1, 2) for wave in (jnp.cos, jnp.sin)]

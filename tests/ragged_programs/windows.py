@@ -62,7 +62,7 @@ def temporal_network(x, taps):
 
 
 def down_and_up(x, kernel):
-    """Every second row, then as many rows again by a transposed convolution."""
+    """Every second token, then as many tokens again by a transposed convolution."""
     small = convolve(x, kernel, stride=2, padding=[(1, 1)])
     back = kernel.transpose(0, 2, 1)
     return convolve(small, back, padding=[(1, 1)], lhs_dilation=(2,))

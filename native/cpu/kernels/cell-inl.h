@@ -9,17 +9,19 @@
 namespace ostinato::cpu {
 namespace {
 
-// Writes h_t as state and as output. Both hold the same value: what S can represent.
-template <typename V, typename S, typename O>
-void StoreState(const ForwardRow<S, O, typename V::Element>& row, int64_t unit,
-                int64_t units, Reg<V> h) {
-  const auto kept = RoundTo<V, S>(h);
-  if (row.h != nullptr) Store<V>(row.h + unit, kept);
-  if (row.y != nullptr) Store<V>(row.y + unit, kept, units);
+// Writes h_t as state and as output. Both hold the same value: what Storage can
+// represent.
+template <typename V, typename Storage, typename Operand>
+void StoreState(const ForwardToken<Storage, Operand, typename V::Element>& token,
+                int64_t unit, int64_t units, Reg<V> h) {
+  const auto kept = RoundTo<V, Storage>(h);
+  if (token.h != nullptr) Store<V>(token.h + unit, kept);
+  if (token.y != nullptr) Store<V>(token.y + unit, kept, units);
 }
 
-template <typename V, typename S>
-void StoreGates(S* gates, int64_t hidden, int64_t units, const Reg<V> (&values)[4]) {
+template <typename V, typename Storage>
+void StoreGates(Storage* gates, int64_t hidden, int64_t units,
+                const Reg<V> (&values)[4]) {
   for (const Reg<V>& value : values) {
     Store<V>(gates, value, units);
     gates += hidden;
@@ -27,60 +29,65 @@ void StoreGates(S* gates, int64_t hidden, int64_t units, const Reg<V> (&values)[
 }
 
 template <typename V>
-Reg<V> Clip(const Cell<typename V::Element>& cell, Reg<V> c) {
-  const Reg<V> high = V::Set(cell.clip);
+Reg<V> Clip(const CellOptions<typename V::Element>& options, Reg<V> c) {
+  const Reg<V> high = V::Set(options.clip);
   const Reg<V> above = V::Max(-high, c);  // still NaN where c is
-  return cell.clip_nan ? V::Min(above, high) : V::Min(high, above);
+  return options.clip_nan ? V::Min(above, high) : V::Min(high, above);
 }
 
 // ---------------------------------------------------------------------- forward
 
-template <typename V, typename S, typename O>
-void LstmForward(const Cell<typename V::Element>& cell, const typename V::Element* pre,
-                 int64_t pre_stride, const ForwardRow<S, O, typename V::Element>* rows,
+template <typename V, typename Storage, typename Operand>
+void LstmForward(const CellOptions<typename V::Element>& options,
+                 const typename V::Element* pre, int64_t pre_stride,
+                 const ForwardToken<Storage, Operand, typename V::Element>* tokens,
                  int64_t n, int64_t unit, int64_t units) {
-  for (const auto* row = rows; row != rows + n; ++row, pre += pre_stride) {
+  for (const auto* token = tokens; token != tokens + n; ++token, pre += pre_stride) {
     const Reg<V> i = Sigmoid<V>(V::Load(pre));
     const Reg<V> f = Sigmoid<V>(V::Load(pre + V::kLanes));
     const Reg<V> g = Tanh<V>(V::Load(pre + 2 * V::kLanes));
     const Reg<V> o = Sigmoid<V>(V::Load(pre + 3 * V::kLanes));
-    Reg<V> c = V::MulAdd(f, V::Load(row->c + unit), i * g);
-    if (cell.clips) c = Clip<V>(cell, c);
-    V::Store(row->c + unit, c);
-    if (row->cells != nullptr) Store<V>(row->cells + unit, c, units);
-    if (row->gates != nullptr) {
-      StoreGates<V>(row->gates + unit, cell.hidden, units, {i, f, g, o});
+    Reg<V> c = V::MulAdd(f, V::Load(token->c + unit), i * g);
+    if (options.clips) c = Clip<V>(options, c);
+    V::Store(token->c + unit, c);
+    if (token->cells != nullptr) Store<V>(token->cells + unit, c, units);
+    if (token->gates != nullptr) {
+      StoreGates<V>(token->gates + unit, options.hidden, units, {i, f, g, o});
     }
-    StoreState<V>(*row, unit, units, o * Tanh<V>(c));
+    StoreState<V>(*token, unit, units, o * Tanh<V>(c));
   }
 }
 
-template <typename V, typename S, typename O>
-void GruForward(const Cell<typename V::Element>& cell, const typename V::Element* pre,
-                int64_t pre_stride, const ForwardRow<S, O, typename V::Element>* rows,
+template <typename V, typename Storage, typename Operand>
+void GruForward(const CellOptions<typename V::Element>& options,
+                const typename V::Element* pre, int64_t pre_stride,
+                const ForwardToken<Storage, Operand, typename V::Element>* tokens,
                 int64_t n, int64_t unit, int64_t units) {
-  for (const auto* row = rows; row != rows + n; ++row, pre += pre_stride) {
+  for (const auto* token = tokens; token != tokens + n; ++token, pre += pre_stride) {
     const Reg<V> r = Sigmoid<V>(V::Load(pre));
     const Reg<V> z = Sigmoid<V>(V::Load(pre + V::kLanes));
-    const Reg<V> u = V::Load(pre + 3 * V::kLanes);
-    const Reg<V> new_h = Tanh<V>(V::MulAdd(r, u, V::Load(pre + 2 * V::kLanes)));
-    const Reg<V> h_prev = Load<V>(row->h_prev + unit, units);
-    if (row->gates != nullptr) {
-      StoreGates<V>(row->gates + unit, cell.hidden, units, {r, z, new_h, u});
+    const Reg<V> h_candidate = V::Load(pre + 3 * V::kLanes);
+    const Reg<V> new_h =
+        Tanh<V>(V::MulAdd(r, h_candidate, V::Load(pre + 2 * V::kLanes)));
+    const Reg<V> h_prev = Load<V>(token->h_prev + unit, units);
+    if (token->gates != nullptr) {
+      StoreGates<V>(token->gates + unit, options.hidden, units,
+                    {r, z, new_h, h_candidate});
     }
-    StoreState<V>(*row, unit, units, V::MulAdd(z, h_prev - new_h, new_h));
+    StoreState<V>(*token, unit, units, V::MulAdd(z, h_prev - new_h, new_h));
   }
 }
 
-template <typename V, typename S, typename O, Mode mode>
-void RnnForward(const Cell<typename V::Element>&, const typename V::Element* pre,
-                int64_t pre_stride, const ForwardRow<S, O, typename V::Element>* rows,
+template <typename V, typename Storage, typename Operand, Mode mode>
+void RnnForward(const CellOptions<typename V::Element>&, const typename V::Element* pre,
+                int64_t pre_stride,
+                const ForwardToken<Storage, Operand, typename V::Element>* tokens,
                 int64_t n, int64_t unit, int64_t units) {
-  for (const auto* row = rows; row != rows + n; ++row, pre += pre_stride) {
+  for (const auto* token = tokens; token != tokens + n; ++token, pre += pre_stride) {
     for (int64_t j = 0; j < units; j += V::kLanes) {
       const Reg<V> x = V::Load(pre + j);
       const Reg<V> h = mode == Mode::kRnnRelu ? V::Max(Reg<V>{}, x) : Tanh<V>(x);
-      StoreState<V>(*row, unit + j, units - j, h);
+      StoreState<V>(*token, unit + j, units - j, h);
     }
   }
 }
@@ -97,93 +104,95 @@ Reg<V> TanhSlope(Reg<V> t) {
   return V::Set(1) - t * t;
 }
 
-template <typename V, typename S, typename O>
-void LstmBackward(const Cell<typename V::Element>& cell,
-                  const BackwardRow<S, O, typename V::Element>* rows, int64_t n,
-                  int64_t unit, int64_t units) {
-  const int64_t hidden = cell.hidden;
-  const Reg<V> clip = V::Set(cell.clip);
-  for (const auto* row = rows; row != rows + n; ++row) {
+template <typename V, typename Storage, typename Operand>
+void LstmBackward(const CellOptions<typename V::Element>& options,
+                  const BackwardToken<Storage, Operand, typename V::Element>* tokens,
+                  int64_t n, int64_t unit, int64_t units) {
+  const int64_t hidden = options.hidden;
+  const Reg<V> clip = V::Set(options.clip);
+  for (const auto* token = tokens; token != tokens + n; ++token) {
     for (int64_t j = unit; j < unit + units; j += V::kLanes) {
       const int64_t left = unit + units - j;
-      const S* gates = row->gates + j;
+      const Storage* gates = token->gates + j;
       const Reg<V> i = Load<V>(gates, left);
       const Reg<V> f = Load<V>(gates + hidden, left);
       const Reg<V> g = Load<V>(gates + 2 * hidden, left);
       const Reg<V> o = Load<V>(gates + 3 * hidden, left);
-      const Reg<V> c = Load<V>(row->c + j, left);
-      const Reg<V> c_prev = Load<V>(row->c_prev + j, left);
-      const Reg<V> dh = Load<V>(row->dh + j, left);
+      const Reg<V> c = Load<V>(token->c + j, left);
+      const Reg<V> c_prev = Load<V>(token->c_prev + j, left);
+      const Reg<V> dh = Load<V>(token->dh + j, left);
       const Reg<V> tanh_c = Tanh<V>(c);
       const Reg<V> dc =
-          V::MulAdd(dh * o, TanhSlope<V>(tanh_c), Load<V>(row->dc + j, left));
+          V::MulAdd(dh * o, TanhSlope<V>(tanh_c), Load<V>(token->dc + j, left));
       // Last of all, so that no 0 * NaN survives a clip.
       const auto cut = [&](Reg<V> d) {
         const auto inside = (c < clip) & (c > -clip);
-        return cell.clips ? (inside ? d : Reg<V>{}) : d;
+        return options.clips ? (inside ? d : Reg<V>{}) : d;
       };
-      O* dg = row->dg + j;
+      Operand* dg = token->dg + j;
       Store<V>(dg, cut(dc * g * SigmoidSlope<V>(i)), left);
       Store<V>(dg + hidden, cut(dc * c_prev * SigmoidSlope<V>(f)), left);
       Store<V>(dg + 2 * hidden, cut(dc * i * TanhSlope<V>(g)), left);
       Store<V>(dg + 3 * hidden, dh * tanh_c * SigmoidSlope<V>(o), left);
-      Store<V>(row->dc + j, cut(dc * f), left);
+      Store<V>(token->dc + j, cut(dc * f), left);
     }
   }
 }
 
-template <typename V, typename S, typename O>
-void GruBackward(const Cell<typename V::Element>& cell,
-                 const BackwardRow<S, O, typename V::Element>* rows, int64_t n,
-                 int64_t unit, int64_t units) {
-  const int64_t hidden = cell.hidden;
+template <typename V, typename Storage, typename Operand>
+void GruBackward(const CellOptions<typename V::Element>& options,
+                 const BackwardToken<Storage, Operand, typename V::Element>* tokens,
+                 int64_t n, int64_t unit, int64_t units) {
+  const int64_t hidden = options.hidden;
   const Reg<V> one = V::Set(1);
-  for (const auto* row = rows; row != rows + n; ++row) {
+  for (const auto* token = tokens; token != tokens + n; ++token) {
     for (int64_t j = unit; j < unit + units; j += V::kLanes) {
       const int64_t left = unit + units - j;
-      const S* gates = row->gates + j;
+      const Storage* gates = token->gates + j;
       const Reg<V> r = Load<V>(gates, left);
       const Reg<V> z = Load<V>(gates + hidden, left);
       const Reg<V> new_h = Load<V>(gates + 2 * hidden, left);
-      const Reg<V> u = Load<V>(gates + 3 * hidden, left);
-      const Reg<V> h_prev = Load<V>(row->h_prev + j, left);
-      const Reg<V> dh = Load<V>(row->dh + j, left);
+      const Reg<V> h_candidate = Load<V>(gates + 3 * hidden, left);
+      const Reg<V> h_prev = Load<V>(token->h_prev + j, left);
+      const Reg<V> dh = Load<V>(token->dh + j, left);
       const Reg<V> dn = dh * (one - z) * TanhSlope<V>(new_h);
-      O* dg = row->dg + j;
-      Store<V>(dg, dn * u * SigmoidSlope<V>(r), left);
+      Operand* dg = token->dg + j;
+      Store<V>(dg, dn * h_candidate * SigmoidSlope<V>(r), left);
       Store<V>(dg + hidden, dh * (h_prev - new_h) * SigmoidSlope<V>(z), left);
       Store<V>(dg + 2 * hidden, dn * r, left);
       Store<V>(dg + 3 * hidden, dn, left);
-      Store<V>(row->dh + j, dh * z, left);
+      Store<V>(token->dh + j, dh * z, left);
     }
   }
 }
 
-template <typename V, typename S, typename O, Mode mode>
-void RnnBackward(const Cell<typename V::Element>&,
-                 const BackwardRow<S, O, typename V::Element>* rows, int64_t n,
-                 int64_t unit, int64_t units) {
-  for (const auto* row = rows; row != rows + n; ++row) {
+template <typename V, typename Storage, typename Operand, Mode mode>
+void RnnBackward(const CellOptions<typename V::Element>&,
+                 const BackwardToken<Storage, Operand, typename V::Element>* tokens,
+                 int64_t n, int64_t unit, int64_t units) {
+  for (const auto* token = tokens; token != tokens + n; ++token) {
     for (int64_t j = unit; j < unit + units; j += V::kLanes) {
       const int64_t left = unit + units - j;
-      const Reg<V> h = Load<V>(row->h + j, left);
+      const Reg<V> h = Load<V>(token->h + j, left);
       const Reg<V> slope = mode == Mode::kRnnRelu
                                ? (h > Reg<V>{} ? V::Set(1) : Reg<V>{})
                                : TanhSlope<V>(h);
-      Store<V>(row->dg + j, Load<V>(row->dh + j, left) * slope, left);
+      Store<V>(token->dg + j, Load<V>(token->dh + j, left) * slope, left);
     }
   }
 }
 
-template <typename V, typename S, typename O>
-void LstmOutput(const Cell<typename V::Element>& cell,
-                const BackwardRow<S, O, typename V::Element>* rows, int64_t n,
-                typename V::Element* u, int64_t stride) {
-  const int64_t hidden = cell.hidden;
-  for (const auto* row = rows; row != rows + n; ++row, u += stride) {
+template <typename V, typename Storage, typename Operand>
+void LstmOutput(const CellOptions<typename V::Element>& options,
+                const BackwardToken<Storage, Operand, typename V::Element>* tokens,
+                int64_t n, typename V::Element* unprojected, int64_t stride) {
+  const int64_t hidden = options.hidden;
+  for (const auto* token = tokens; token != tokens + n;
+       ++token, unprojected += stride) {
     for (int64_t j = 0; j < hidden; j += V::kLanes) {
-      const Reg<V> o = Load<V>(row->gates + 3 * hidden + j, hidden - j);
-      Store<V>(u + j, o * Tanh<V>(Load<V>(row->c + j, hidden - j)), hidden - j);
+      const Reg<V> o = Load<V>(token->gates + 3 * hidden + j, hidden - j);
+      Store<V>(unprojected + j, o * Tanh<V>(Load<V>(token->c + j, hidden - j)),
+               hidden - j);
     }
   }
 }

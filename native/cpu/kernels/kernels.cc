@@ -1,4 +1,4 @@
-#include "cpu/kernels.h"
+#include "cpu/kernels/kernels.h"
 
 #include "cpu/kernels/tables.h"
 

@@ -70,7 +70,7 @@ Reg<V> Clamp(Reg<V> x, typename V::Element low, typename V::Element high) {
   return V::Min(V::Set(high), V::Max(V::Set(low), x));
 }
 
-// Of x between kLowest and kHighest.
+// Returns e^x for x between kLowest and kHighest.
 template <typename V>
 Exponential<V> Exp(Reg<V> x) {
   using T = typename V::Element;

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cpu/kernels.h"
+#include "cpu/kernels/kernels.h"
 
 namespace ostinato::cpu {
 namespace {
@@ -28,10 +28,10 @@ typename V::Half Narrow(Reg<V> v) {
   return V::Truncate(kept >> 16);
 }
 
-// `v` in the precision of S.
-template <typename V, typename S>
+// `v` in the precision of Storage.
+template <typename V, typename Storage>
 auto RoundTo(Reg<V> v) {
-  if constexpr (sizeof(S) < sizeof(typename V::Element)) {
+  if constexpr (sizeof(Storage) < sizeof(typename V::Element)) {
     return Narrow<V>(v);
   } else {
     return v;

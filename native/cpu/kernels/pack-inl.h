@@ -11,24 +11,26 @@ namespace {
 
 constexpr int64_t AtMost(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 
-// What pack_rows and pack_columns move: one lane of a vector holds a step of a row,
+// The moves of pack_rows and pack_columns: one lane of a vector holds one k of a row,
 // converted.
-template <typename V, typename S, typename O>
+template <typename V, typename Storage, typename Operand>
 struct Packer {
   static constexpr int kPairs = 1;
-  static Reg<V> LoadSteps(const S* p, int64_t elements) { return Load<V>(p, elements); }
-  static void StoreStep(O* p, Reg<V> v) { V::Store(p, v); }
-  // Of up to n lanes: one step of every lane.
-  static Reg<V> LoadLanes(const S* const* rows, int64_t, int64_t at, int64_t n) {
+  static Reg<V> LoadSteps(const Storage* p, int64_t elements) {
+    return Load<V>(p, elements);
+  }
+  static void StoreStep(Operand* p, Reg<V> v) { V::Store(p, v); }
+  // Loads one k of up to n lanes.
+  static Reg<V> LoadLanes(const Storage* const* rows, int64_t, int64_t at, int64_t n) {
     return Load<V>(rows[0] + at, n);
   }
 };
 
 // Kernels::pack_rows: square blocks, transposed in registers.
-template <typename V, typename S, typename O>
-void PackRows(const S* src, int64_t stride, int64_t lanes, int64_t depth, O* panel,
-              int64_t panel_stride) {
-  using P = Packer<V, S, O>;
+template <typename V, typename Storage, typename Operand>
+void PackRows(const Storage* src, int64_t stride, int64_t lanes, int64_t depth,
+              Operand* panel, int64_t panel_stride) {
+  using P = Packer<V, Storage, Operand>;
   constexpr int64_t kBlock = V::kLanes * P::kPairs;
   for (int64_t k = 0; k < depth; k += kBlock) {
     const int64_t elements = AtMost(depth - k, kBlock);
@@ -46,10 +48,10 @@ void PackRows(const S* src, int64_t stride, int64_t lanes, int64_t depth, O* pan
 }
 
 // Kernels::pack_columns.
-template <typename V, typename S, typename O>
-void PackColumns(const S* const* rows, int64_t offset, int64_t depth, int64_t columns,
-                 O* panel) {
-  using P = Packer<V, S, O>;
+template <typename V, typename Storage, typename Operand>
+void PackColumns(const Storage* const* rows, int64_t offset, int64_t depth,
+                 int64_t columns, Operand* panel) {
+  using P = Packer<V, Storage, Operand>;
   for (int64_t k = 0; k < depth; k += P::kPairs) {
     for (int64_t n = 0; n < columns; n += V::kLanes) {
       P::StoreStep(panel, P::LoadLanes(rows + k, depth - k, offset + n, columns - n));
@@ -59,9 +61,9 @@ void PackColumns(const S* const* rows, int64_t offset, int64_t depth, int64_t co
 }
 
 // Kernels::transpose.
-template <typename V, typename O>
-void TransposeMatrix(const O* src, int64_t stride, int64_t rows, int64_t columns,
-                     O* dst, int64_t dst_stride) {
+template <typename V, typename Operand>
+void TransposeMatrix(const Operand* src, int64_t stride, int64_t rows, int64_t columns,
+                     Operand* dst, int64_t dst_stride) {
   for (int64_t n = 0; n < rows; n += V::kLanes) {
     const int64_t height = AtMost(rows - n, V::kLanes);
     for (int64_t k = 0; k < columns; k += V::kLanes) {
@@ -78,8 +80,8 @@ void TransposeMatrix(const O* src, int64_t stride, int64_t rows, int64_t columns
   }
 }
 
-// How `dot` reads kElements of a row of S, or of the vector of O, at once.
-template <typename V, typename S, typename O>
+// How `dot` reads kElements of a row of Storage, or of the vector of Operand, at once.
+template <typename V, typename Storage, typename Operand>
 struct DotFactor {
   static constexpr int kElements = V::kLanes;
   using Type = Reg<V>;
@@ -92,17 +94,17 @@ struct DotFactor {
 };
 
 // Kernels::dot. One vector of sums for every lane of the result, added up at the end.
-template <typename V, typename S, typename O>
-void Dot(const S* w, int64_t stride, int64_t lanes, int64_t depth, const O* a,
-         typename V::Element* out) {
-  using F = DotFactor<V, S, O>;
+template <typename V, typename Storage, typename Operand>
+void Dot(const Storage* w, int64_t stride, int64_t lanes, int64_t depth,
+         const Operand* a, typename V::Element* out) {
+  using F = DotFactor<V, Storage, Operand>;
   // Rows read side by side: enough sums to keep the units busy, and no more streams of
   // memory than processors follow.
   constexpr int kRows = V::kLanes < 4 ? V::kLanes : 4;
   const int64_t whole = depth - depth % F::kElements;
   Reg<V> sums[V::kLanes] = {};
   for (int64_t first = 0; first < lanes; first += kRows) {
-    const S* rows[kRows];
+    const Storage* rows[kRows];
     Reg<V> group[kRows];
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {

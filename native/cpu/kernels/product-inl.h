@@ -9,23 +9,23 @@
 namespace ostinato::cpu {
 namespace {
 
-// How a product reads O: kPairs elements of a row at a time against one vector of the
-// panel. Specialised where the processor multiplies pairs.
-template <typename V, typename O>
+// How a product reads operands: kPairs elements of a row at a time against one vector
+// of the panel. Specialised where the processor multiplies pairs.
+template <typename V, typename Operand>
 struct Factor {
   static constexpr int kPairs = 1;
   using Type = Reg<V>;
 
-  static Type Broadcast(const O* p) { return V::Set(*p); }
-  static Type LoadVector(const O* p) { return V::Load(p); }
+  static Type Broadcast(const Operand* p) { return V::Set(*p); }
+  static Type LoadVector(const Operand* p) { return V::Load(p); }
   static Reg<V> MulAdd(Type a, Type b, Reg<V> c) { return V::MulAdd(a, b, c); }
 };
 
 // Loads one vector of the panel for all rows of a tile. Left alone, compilers make the
 // load a part of every instruction that uses it, and tiles of 2 and 3 rows then wait
 // for loads.
-template <typename F, typename O>
-typename F::Type LoadOnce(const O* p) {
+template <typename F, typename Operand>
+typename F::Type LoadOnce(const Operand* p) {
   typename F::Type v = F::LoadVector(p);
 #if defined(__x86_64__)
   asm("" : "+v"(v));
@@ -33,40 +33,41 @@ typename F::Type LoadOnce(const O* p) {
   return v;
 }
 
-constexpr bool IsGru(Tile tile) {
-  return tile == Tile::kGruInput || tile == Tile::kGruRecurrent;
+constexpr bool IsGru(PanelShape shape) {
+  return shape == PanelShape::kGruInput || shape == PanelShape::kGruRecurrent;
 }
 
-constexpr int PanelVectors(Tile tile) {
-  return IsGru(tile) ? 3 : static_cast<int>(tile) + 1;
+constexpr int PanelVectors(PanelShape shape) {
+  return IsGru(shape) ? 3 : static_cast<int>(shape) + 1;
 }
 
 // Which vector of the accumulator's row the panel's vector v feeds.
-constexpr int Target(Tile tile, int v) {
-  return tile == Tile::kGruRecurrent && v == 2 ? 3 : v;
+constexpr int AccumVector(PanelShape shape, int v) {
+  return shape == PanelShape::kGruRecurrent && v == 2 ? 3 : v;
 }
 
 // The sums of a tile stay in registers from the first step to the last. A function of
 // its own, as compilers spill them where the loop is inlined next to other code.
-template <typename V, typename O, Tile tile, int kRows>
-[[gnu::noinline]] void ProductTile(const O* const* a, int64_t offset, int64_t depth,
-                                   const O* panel, const typename V::Element* start,
+template <typename V, typename Operand, PanelShape shape, int kRows>
+[[gnu::noinline]] void ProductTile(const Operand* const* a, int64_t offset,
+                                   int64_t depth, const Operand* panel,
+                                   const typename V::Element* start,
                                    typename V::Element* c, int64_t c_stride) {
-  using F = Factor<V, O>;
-  constexpr int kVectors = PanelVectors(tile);
+  using F = Factor<V, Operand>;
+  constexpr int kVectors = PanelVectors(shape);
   constexpr int kStep = F::kPairs * V::kLanes;
 
-  const bool starts = tile != Tile::kGruRecurrent && start != nullptr;
+  const bool starts = shape != PanelShape::kGruRecurrent && start != nullptr;
   const typename V::Element* from = starts ? start : c;
   const int64_t from_stride = starts ? 0 : c_stride;
-  const O* rows[kRows];
+  const Operand* rows[kRows];
   Reg<V> sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     rows[r] = a[r] + offset;
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      sums[r][v] = V::Load(from + Target(tile, v) * V::kLanes);
+      sums[r][v] = V::Load(from + AccumVector(shape, v) * V::kLanes);
     }
     from += from_stride;
   }
@@ -78,7 +79,7 @@ template <typename V, typename O, Tile tile, int kRows>
     for (int r = 0; r < kRows; ++r) factors[r] = F::Broadcast(rows[r] + k);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const O* p = panel + v * kStep;
+      const Operand* p = panel + v * kStep;
       const auto vector = kRows > 1 ? LoadOnce<F>(p) : F::LoadVector(p);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
@@ -104,9 +105,9 @@ template <typename V, typename O, Tile tile, int kRows>
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      V::Store(c + Target(tile, v) * V::kLanes, sums[r][v]);
+      V::Store(c + AccumVector(shape, v) * V::kLanes, sums[r][v]);
     }
-    if (tile == Tile::kGruInput && start != nullptr) {
+    if (shape == PanelShape::kGruInput && start != nullptr) {
       V::Store(c + 3 * V::kLanes, V::Load(start + 3 * V::kLanes));
     }
     c += c_stride;
@@ -114,28 +115,28 @@ template <typename V, typename O, Tile tile, int kRows>
 }
 
 // ProductTile with kRows = rows.
-template <typename V, typename O, Tile tile, int kRows = V::kTileRows>
-void ProductRows(const O* const* a, int64_t offset, int64_t rows, int64_t depth,
-                 const O* panel, const typename V::Element* start,
+template <typename V, typename Operand, PanelShape shape, int kRows = V::kRegisterRows>
+void ProductRows(const Operand* const* a, int64_t offset, int64_t rows, int64_t depth,
+                 const Operand* panel, const typename V::Element* start,
                  typename V::Element* c, int64_t c_stride) {
   if (rows == kRows) {
-    ProductTile<V, O, tile, kRows>(a, offset, depth, panel, start, c, c_stride);
+    ProductTile<V, Operand, shape, kRows>(a, offset, depth, panel, start, c, c_stride);
   } else if constexpr (kRows > 1) {
-    ProductRows<V, O, tile, kRows - 1>(a, offset, rows, depth, panel, start, c,
-                                       c_stride);
+    ProductRows<V, Operand, shape, kRows - 1>(a, offset, rows, depth, panel, start, c,
+                                              c_stride);
   }
 }
 
 // Kernels::product. Rows are dealt out evenly, as a tile of few rows is slow: 4 + 3,
 // not 6 + 1.
-template <typename V, typename O, Tile tile>
-void Product(const O* const* a, int64_t offset, int64_t rows, int64_t depth,
-             const O* panel, const typename V::Element* start, typename V::Element* c,
-             int64_t c_stride) {
-  int64_t tiles = (rows + V::kTileRows - 1) / V::kTileRows;
+template <typename V, typename Operand, PanelShape shape>
+void Product(const Operand* const* a, int64_t offset, int64_t rows, int64_t depth,
+             const Operand* panel, const typename V::Element* start,
+             typename V::Element* c, int64_t c_stride) {
+  int64_t tiles = (rows + V::kRegisterRows - 1) / V::kRegisterRows;
   for (; tiles > 0; --tiles) {
     const int64_t now = (rows + tiles - 1) / tiles;
-    ProductRows<V, O, tile>(a, offset, now, depth, panel, start, c, c_stride);
+    ProductRows<V, Operand, shape>(a, offset, now, depth, panel, start, c, c_stride);
     a += now;
     c += now * c_stride;
     rows -= now;

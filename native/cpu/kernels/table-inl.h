@@ -18,27 +18,30 @@ namespace {
 // With fewer, a step leaves its inputs to a product over several steps.
 constexpr int64_t kEnoughRows = 12;
 
-template <typename V, typename S, typename O>
-constexpr Kernels<S, O, typename V::Element> MakeKernels() {
+template <typename V, typename Storage, typename Operand>
+constexpr Kernels<Storage, Operand, typename V::Element> MakeKernels() {
   return {
       V::kLanes,
-      Factor<V, O>::kPairs,
-      V::kTileRows,
+      Factor<V, Operand>::kPairs,
+      V::kRegisterRows,
       kEnoughRows,
       false,
       nullptr,
-      {Product<V, O, Tile::k1>, Product<V, O, Tile::k2>, Product<V, O, Tile::k3>,
-       Product<V, O, Tile::k4>, Product<V, O, Tile::kGruInput>,
-       Product<V, O, Tile::kGruRecurrent>},
-      PackRows<V, S, O>,
-      PackColumns<V, S, O>,
-      TransposeMatrix<V, O>,
-      Dot<V, S, O>,
-      {RnnForward<V, S, O, Mode::kRnnRelu>, RnnForward<V, S, O, Mode::kRnnTanh>,
-       LstmForward<V, S, O>, GruForward<V, S, O>},
-      {RnnBackward<V, S, O, Mode::kRnnRelu>, RnnBackward<V, S, O, Mode::kRnnTanh>,
-       LstmBackward<V, S, O>, GruBackward<V, S, O>},
-      LstmOutput<V, S, O>,
+      {Product<V, Operand, PanelShape::k1>, Product<V, Operand, PanelShape::k2>,
+       Product<V, Operand, PanelShape::k3>, Product<V, Operand, PanelShape::k4>,
+       Product<V, Operand, PanelShape::kGruInput>,
+       Product<V, Operand, PanelShape::kGruRecurrent>},
+      PackRows<V, Storage, Operand>,
+      PackColumns<V, Storage, Operand>,
+      TransposeMatrix<V, Operand>,
+      Dot<V, Storage, Operand>,
+      {RnnForward<V, Storage, Operand, Mode::kRnnRelu>,
+       RnnForward<V, Storage, Operand, Mode::kRnnTanh>,
+       LstmForward<V, Storage, Operand>, GruForward<V, Storage, Operand>},
+      {RnnBackward<V, Storage, Operand, Mode::kRnnRelu>,
+       RnnBackward<V, Storage, Operand, Mode::kRnnTanh>,
+       LstmBackward<V, Storage, Operand>, GruBackward<V, Storage, Operand>},
+      LstmOutput<V, Storage, Operand>,
   };
 }
 

@@ -1,8 +1,8 @@
-// What the files of one instruction set each define.
+// The tables that the files of the instruction sets define, one file each.
 #ifndef OSTINATO_CPU_KERNELS_TABLES_H_
 #define OSTINATO_CPU_KERNELS_TABLES_H_
 
-#include "cpu/kernels.h"
+#include "cpu/kernels/kernels.h"
 
 namespace ostinato::cpu {
 

@@ -47,10 +47,10 @@ void SetUpTiles(int64_t rows) {
   tile_rows = rows;
 }
 
-// Kernels::leave. Others in this process have tiles of their own, and the system has
-// less to save of a thread without any.
+// Kernels::release_tiles. Others in this process have tiles of their own, and the
+// system has less to save of a thread without any.
 template <typename T>
-void LeaveTiles() {
+void ReleaseTiles() {
   if (tile_rows == 0) return;
   T::Release();
   tile_rows = 0;
@@ -93,15 +93,15 @@ void MulAddVector(const BFloat16* panel, int64_t panel_stride) {
 }
 
 // Up to 16 rows times all vectors of a panel.
-template <typename T, Tile tile>
+template <typename T, PanelShape shape>
 [[gnu::noinline]] void OneRowOfTiles(EvenRows a, int64_t depth, const BFloat16* panel,
                                      const Sums& sums) {
-  constexpr int kVectors = PanelVectors(tile);
+  constexpr int kVectors = PanelVectors(shape);
   constexpr int64_t kStride = kVectors * kTileRowBytes;
-  LoadSums<T, 0>(sums.At(Target(tile, 0)));
-  if constexpr (kVectors > 1) LoadSums<T, 1>(sums.At(Target(tile, 1)));
-  if constexpr (kVectors > 2) LoadSums<T, 2>(sums.At(Target(tile, 2)));
-  if constexpr (kVectors > 3) LoadSums<T, 3>(sums.At(Target(tile, 3)));
+  LoadSums<T, 0>(sums.At(AccumVector(shape, 0)));
+  if constexpr (kVectors > 1) LoadSums<T, 1>(sums.At(AccumVector(shape, 1)));
+  if constexpr (kVectors > 2) LoadSums<T, 2>(sums.At(AccumVector(shape, 2)));
+  if constexpr (kVectors > 3) LoadSums<T, 3>(sums.At(AccumVector(shape, 3)));
   for (int64_t k = 0; k < depth; k += kTileDepth) {
     T::template Load<4>(a.first + k, a.stride);
     MulAddVector<T, 0>(panel, kStride);
@@ -110,21 +110,22 @@ template <typename T, Tile tile>
     if constexpr (kVectors > 3) MulAddVector<T, 3>(panel, kStride);
     panel += kVectors * kTileRows * kTileDepth;
   }
-  StoreSums<T, 0>(sums.At(Target(tile, 0)));
-  if constexpr (kVectors > 1) StoreSums<T, 1>(sums.At(Target(tile, 1)));
-  if constexpr (kVectors > 2) StoreSums<T, 2>(sums.At(Target(tile, 2)));
-  if constexpr (kVectors > 3) StoreSums<T, 3>(sums.At(Target(tile, 3)));
+  StoreSums<T, 0>(sums.At(AccumVector(shape, 0)));
+  if constexpr (kVectors > 1) StoreSums<T, 1>(sums.At(AccumVector(shape, 1)));
+  if constexpr (kVectors > 2) StoreSums<T, 2>(sums.At(AccumVector(shape, 2)));
+  if constexpr (kVectors > 3) StoreSums<T, 3>(sums.At(AccumVector(shape, 3)));
 }
 
 // 17 to 32 rows times vector v of a panel, and the next one if there are two.
-template <typename T, Tile tile, int v>
+template <typename T, PanelShape shape, int v>
 [[gnu::noinline]] void TwoRowsOfTiles(EvenRows a, int64_t depth, const BFloat16* panel,
                                       const Sums& sums) {
-  constexpr int kVectors = PanelVectors(tile);
+  constexpr int kVectors = PanelVectors(shape);
   constexpr int64_t kStride = kVectors * kTileRowBytes;
   constexpr bool kTwo = v + 1 < kVectors;
   constexpr int kNext = kTwo ? v + 1 : v;
-  const Sums left = sums.At(Target(tile, v)), right = sums.At(Target(tile, kNext));
+  const Sums left = sums.At(AccumVector(shape, v)),
+             right = sums.At(AccumVector(shape, kNext));
   const BFloat16* below = a.first + kTileRows * a.stride / 2;
   panel += v * kTileDepth;
   LoadSums<T, 0>(left);
@@ -155,21 +156,21 @@ template <typename T, Tile tile, int v>
 }
 
 // Up to 32 rows, a whole number of tiles deep.
-template <typename T, Tile tile>
+template <typename T, PanelShape shape>
 void EvenProduct(EvenRows a, int64_t rows, int64_t depth, const BFloat16* panel,
                  const float* start, float* c, int64_t c_stride) {
   const int64_t stride = c_stride * int64_t{sizeof(float)};
   const bool starts = start != nullptr;
   const Sums sums = {starts ? start : c, starts ? 0 : stride, c, stride};
-  if (rows <= kTileRows) return OneRowOfTiles<T, tile>(a, depth, panel, sums);
-  TwoRowsOfTiles<T, tile, 0>(a, depth, panel, sums);
-  if constexpr (PanelVectors(tile) > 2) {
-    TwoRowsOfTiles<T, tile, 2>(a, depth, panel, sums);
+  if (rows <= kTileRows) return OneRowOfTiles<T, shape>(a, depth, panel, sums);
+  TwoRowsOfTiles<T, shape, 0>(a, depth, panel, sums);
+  if constexpr (PanelVectors(shape) > 2) {
+    TwoRowsOfTiles<T, shape, 2>(a, depth, panel, sums);
   }
 }
 
 // The same for rows that stand anywhere.
-template <typename T, Tile tile>
+template <typename T, PanelShape shape>
 [[gnu::noinline]] void GatheredProduct(const BFloat16* const* a, int64_t offset,
                                        int64_t rows, int64_t depth,
                                        const BFloat16* panel, const float* start,
@@ -181,13 +182,13 @@ template <typename T, Tile tile>
     for (int64_t r = 0; r < rows; ++r) {
       std::memcpy(gathered + r * kStride, a[r] + offset + k, now * sizeof(BFloat16));
     }
-    EvenProduct<T, tile>({gathered, kStride * int64_t{sizeof(BFloat16)}}, rows, now,
-                         panel + k * PanelVectors(tile) * kTileRows,
-                         k == 0 ? start : nullptr, c, c_stride);
+    EvenProduct<T, shape>({gathered, kStride * int64_t{sizeof(BFloat16)}}, rows, now,
+                          panel + k * PanelVectors(shape) * kTileRows,
+                          k == 0 ? start : nullptr, c, c_stride);
   }
 }
 
-// Whether rows are at even distances, and `stride` then.
+// Whether rows are at even distances; if so, sets `stride`.
 bool AreEven(const BFloat16* const* a, int64_t rows, int64_t* stride) {
   const auto at = [&](int64_t r) { return reinterpret_cast<intptr_t>(a[r]); };
   *stride = rows > 1 ? at(1) - at(0) : kTileRowBytes;
@@ -197,16 +198,16 @@ bool AreEven(const BFloat16* const* a, int64_t rows, int64_t* stride) {
 }
 
 // Kernels::product.
-template <typename T, Tile tile>
+template <typename T, PanelShape shape>
 void TileProduct(const BFloat16* const* a, int64_t offset, int64_t rows, int64_t depth,
                  const BFloat16* panel, const float* start, float* c,
                  int64_t c_stride) {
   const int64_t whole = depth - depth % kTileDepth;
   if (whole == 0) {
-    return Product<VecF32, BFloat16, tile>(a, offset, rows, depth, panel, start, c,
-                                           c_stride);
+    return Product<VecF32, BFloat16, shape>(a, offset, rows, depth, panel, start, c,
+                                            c_stride);
   }
-  if constexpr (tile == Tile::kGruRecurrent) start = nullptr;
+  if constexpr (shape == PanelShape::kGruRecurrent) start = nullptr;
   const BFloat16* const* group = a;
   float* to = c;
   int64_t left = rows;
@@ -215,25 +216,25 @@ void TileProduct(const BFloat16* const* a, int64_t offset, int64_t rows, int64_t
     SetUpTiles<T>(now);
     int64_t stride;
     if (AreEven(group, now, &stride)) {
-      EvenProduct<T, tile>({group[0] + offset, stride}, now, whole, panel, start, to,
-                           c_stride);
+      EvenProduct<T, shape>({group[0] + offset, stride}, now, whole, panel, start, to,
+                            c_stride);
     } else {
-      GatheredProduct<T, tile>(group, offset, now, whole, panel, start, to, c_stride);
+      GatheredProduct<T, shape>(group, offset, now, whole, panel, start, to, c_stride);
     }
     group += now;
     to += now * c_stride;
     left -= now;
   }
-  if (tile == Tile::kGruInput && start != nullptr) {
-    const auto u = VecF32::Load(start + 3 * VecF32::kLanes);
+  if (shape == PanelShape::kGruInput && start != nullptr) {
+    const auto h_candidate = VecF32::Load(start + 3 * VecF32::kLanes);
     for (int64_t r = 0; r < rows; ++r) {
-      VecF32::Store(c + r * c_stride + 3 * VecF32::kLanes, u);
+      VecF32::Store(c + r * c_stride + 3 * VecF32::kLanes, h_candidate);
     }
   }
   if (whole < depth) {
-    Product<VecF32, BFloat16, tile>(a, offset + whole, rows, depth - whole,
-                                    panel + whole * PanelVectors(tile) * kTileRows,
-                                    nullptr, c, c_stride);
+    Product<VecF32, BFloat16, shape>(a, offset + whole, rows, depth - whole,
+                                     panel + whole * PanelVectors(shape) * kTileRows,
+                                     nullptr, c, c_stride);
   }
 }
 
@@ -245,13 +246,13 @@ constexpr KernelsBf16Pairs MakeTileKernels() {
   // to be multiplied by it, and from the third three to six times as long.
   kernels.enough_rows = 96;
   kernels.wants_even_rows = true;
-  kernels.leave = LeaveTiles<T>;
-  kernels.product[0] = TileProduct<T, Tile::k1>;
-  kernels.product[1] = TileProduct<T, Tile::k2>;
-  kernels.product[2] = TileProduct<T, Tile::k3>;
-  kernels.product[3] = TileProduct<T, Tile::k4>;
-  kernels.product[4] = TileProduct<T, Tile::kGruInput>;
-  kernels.product[5] = TileProduct<T, Tile::kGruRecurrent>;
+  kernels.release_tiles = ReleaseTiles<T>;
+  kernels.product[0] = TileProduct<T, PanelShape::k1>;
+  kernels.product[1] = TileProduct<T, PanelShape::k2>;
+  kernels.product[2] = TileProduct<T, PanelShape::k3>;
+  kernels.product[3] = TileProduct<T, PanelShape::k4>;
+  kernels.product[4] = TileProduct<T, PanelShape::kGruInput>;
+  kernels.product[5] = TileProduct<T, PanelShape::kGruRecurrent>;
   return kernels;
 }
 

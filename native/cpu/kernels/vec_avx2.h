@@ -17,7 +17,7 @@ struct VecF32 {
 
   static constexpr int kLanes = 8;
   // 3 x 4 sums, 3 factors and one vector of the panel fill 16 registers.
-  static constexpr int kTileRows = 3;
+  static constexpr int kRegisterRows = 3;
 
   static Type Set(float x) { return _mm256_set1_ps(x); }
   static Type Load(const float* p) { return _mm256_loadu_ps(p); }
@@ -35,7 +35,7 @@ struct VecF32 {
     return reinterpret_cast<Bits>(
         _mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(half)));
   }
-  // Of integers below 2^16.
+  // Takes integers below 2^16.
   static Half Truncate(Bits bits) {
     const auto wide = reinterpret_cast<__m256i>(bits);
     const __m256i halves = _mm256_packus_epi32(wide, wide);
@@ -80,7 +80,7 @@ struct VecF64 {
   typedef uint64_t Bits __attribute__((vector_size(32)));
 
   static constexpr int kLanes = 4;
-  static constexpr int kTileRows = VecF32::kTileRows;
+  static constexpr int kRegisterRows = VecF32::kRegisterRows;
 
   static Type Set(double x) { return _mm256_set1_pd(x); }
   static Type Load(const double* p) { return _mm256_loadu_pd(p); }

@@ -26,7 +26,7 @@ struct VecF32 {
 
   static constexpr int kLanes = 16;
   // 6 x 4 sums leave room for 8 operands in 32 registers.
-  static constexpr int kTileRows = 6;
+  static constexpr int kRegisterRows = 6;
 
   static Type Set(float x) { return _mm512_set1_ps(x); }
   static Type Load(const float* p) { return _mm512_loadu_ps(p); }
@@ -100,7 +100,7 @@ struct VecF64 {
   typedef uint64_t Bits __attribute__((vector_size(64)));
 
   static constexpr int kLanes = 8;
-  static constexpr int kTileRows = VecF32::kTileRows;
+  static constexpr int kRegisterRows = VecF32::kRegisterRows;
 
   static Type Set(double x) { return _mm512_set1_pd(x); }
   static Type Load(const double* p) { return _mm512_loadu_pd(p); }

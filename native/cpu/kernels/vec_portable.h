@@ -29,9 +29,9 @@ struct PortableVec {
   // a vector of the panel stay in registers: 32 of them on AArch64, 16 on x86, where a
   // multiply-add without FMA takes one more.
 #if defined(__aarch64__)
-  static constexpr int kTileRows = 6;
+  static constexpr int kRegisterRows = 6;
 #else
-  static constexpr int kTileRows = 2;
+  static constexpr int kRegisterRows = 2;
 #endif
 
   static Type Set(T x) { return x - Type{}; }

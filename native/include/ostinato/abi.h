@@ -6,10 +6,11 @@
 
 namespace ostinato {
 
-// Grows whenever a target appears, disappears or changes its operands, results or
-// attributes. _native.py holds the number that it was written for and leaves a library
-// with any other number alone.
-inline constexpr int32_t kAbiVersion = 6;
+// Grows whenever a target or an exported function appears, disappears or changes its
+// meaning. _native.py holds the number that it was written for and does not use a
+// library with any other number. Operands, results, attributes and numbers of a call
+// need no new version: ostinato_contract() tells them.
+inline constexpr int32_t kAbiVersion = 7;
 
 }  // namespace ostinato
 

@@ -1,1 +1,1 @@
-"""The generic recurrent operator: any step function, with chosen memory."""
+"""The generic recurrent operator, which runs any step function."""

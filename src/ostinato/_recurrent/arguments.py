@@ -1,4 +1,4 @@
-"""Checks of what `recurrent_net` is given, and of what its step function returns."""
+"""The checks of `recurrent_net`: its arguments and the results of its step function."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_arguments(
     window: Any,
     length: Any,
 ) -> tuple[Any, Any, SequenceOptions]:
-    """Inputs and states as JAX arrays, and everything else in its checked form."""
+    """Check all arguments; return inputs and states as JAX arrays, and the options."""
     if not callable(step):
         raise TypeError(
             "`step` must be a function or a cell, called as step(params, states, "
@@ -44,13 +44,13 @@ def check_arguments(
     reverse = _checks.check_bool("reverse", reverse)
     time_major = _checks.check_bool("time_major", time_major)
     window = _checks.check_size("window", window)
-    inputs = tree_map_with_path(_array("inputs"), inputs)
-    states = tree_map_with_path(_array("initial_states"), initial_states)
-    length, batch = _sizes(inputs, states, length, time_major)
+    inputs = tree_map_with_path(_array_checker("inputs"), inputs)
+    states = tree_map_with_path(_array_checker("initial_states"), initial_states)
+    length, batch = _steps_and_batch(inputs, states, length, time_major)
     _check_states(states, batch, window)
     if seq_lengths is not None:
         seq_lengths = _checks.check_seq_lengths(seq_lengths, batch, length, False)
-        seq_lengths = _placed_as_rows(seq_lengths, inputs, states, time_major)
+        seq_lengths = _sharded_as_batch(seq_lengths, inputs, states, time_major)
     if resets is not None:
         if reverse:
             raise ValueError(
@@ -67,23 +67,25 @@ def check_arguments(
         reverse=reverse,
         time_major=time_major,
         padding=padding,
-        recompute=_recompute(recompute),
-        segment_length=_segment_length(segment_length, length),
+        recompute=_checked_recompute(recompute),
+        segment_length=_resolve_segment_length(segment_length, length),
         return_all_states=_checks.check_bool("return_all_states", return_all_states),
         window=window,
     )
     return inputs, states, options
 
 
-def _array(name: str) -> Callable[[Any, Any], Array]:
+def _array_checker(name: str) -> Callable[[Any, Any], Array]:
     def check(path: Any, leaf: Any) -> Array:
         return _checks.check_array(name + keystr(path), leaf)
 
     return check
 
 
-def _sizes(inputs: Any, states: Any, length: Any, time_major: bool) -> tuple[Any, Any]:
-    """`(T, B)`, which every leaf of `inputs` shares."""
+def _steps_and_batch(
+    inputs: Any, states: Any, length: Any, time_major: bool
+) -> tuple[Any, Any]:
+    """Return `(T, B)`, the axes that all leaves of `inputs` share."""
     if length is not None:
         length = _checks.check_size("length", length, 0)
     leaves = tree_flatten_with_path(inputs)[0]
@@ -133,28 +135,28 @@ def _check_states(states: Any, batch: Any, window: int) -> None:
             raise TypeError(f"`{name}` must hold numbers or bools, got {leaf.dtype}")
 
 
-def _placed_as_rows(lengths: Any, inputs: Any, states: Any, time_major: bool) -> Any:
-    """On a mesh of explicit axes lengths must lie as the rows do, whose masks they are.
+def _sharded_as_batch(lengths: Any, inputs: Any, states: Any, time_major: bool) -> Any:
+    """Reshard `lengths` like the batch axis, if the mesh has explicit axes.
 
-    Checking concrete lengths has taken them from wherever they lay.
+    Masks made of them need that sharding, and the check of concrete lengths loses it.
     """
     leaves, axis = jax.tree.leaves(inputs), 1 if time_major else 0
     leaf, axis = (leaves[0], axis) if leaves else (jax.tree.leaves(states)[0], 0)
     sharding = jax.typeof(leaf).sharding
     if AxisType.Explicit not in sharding.mesh.axis_types:
         return lengths
-    rows = PartitionSpec(sharding.spec[axis])
-    return jax.sharding.reshard(lengths, NamedSharding(sharding.mesh, rows))
+    spec = PartitionSpec(sharding.spec[axis])
+    return jax.sharding.reshard(lengths, NamedSharding(sharding.mesh, spec))
 
 
-def _recompute(recompute: Any) -> tuple[str, ...] | Literal[True]:
+def _checked_recompute(recompute: Any) -> tuple[str, ...] | Literal[True]:
     if isinstance(recompute, bool):
         return recompute or ()
     return check_names("recompute", recompute, (str,))
 
 
 def check_names(name: str, value: Any, kinds: tuple[type, ...]) -> tuple:
-    """A tuple, list or set of names; one string is no such thing."""
+    """Return a tuple, list or set of names as a tuple; raise TypeError for a string."""
     if isinstance(value, (tuple, list, set, frozenset)) and all(
         isinstance(item, kinds) for item in value
     ):
@@ -165,7 +167,7 @@ def check_names(name: str, value: Any, kinds: tuple[type, ...]) -> tuple:
     )
 
 
-def _segment_length(segment_length: Any, length: Any) -> int | None:
+def _resolve_segment_length(segment_length: Any, length: Any) -> int | None:
     if segment_length is None:
         return None
     if not isinstance(length, int):
@@ -182,11 +184,12 @@ def _segment_length(segment_length: Any, length: Any) -> int | None:
 
 
 def check_result(result: Any, states: Any, batch: Any) -> tuple[Any, Any]:
-    """`(new_states, outputs_t)` as JAX arrays.
+    """Check the result of the step; return `(new_states, outputs_t)` as JAX arrays.
 
     Args:
-        result: what the step returned.
-        states: one slot of the states that it was given; the new ones are alike.
+        result: the result of the step.
+        states: one slot of the states before the step; the new states must have the
+            same structure, shapes and dtypes.
         batch: B, the leading axis of every output.
     """
     if not (isinstance(result, tuple) and len(result) == 2):
@@ -242,7 +245,7 @@ def _first_difference(states: Any, new_states: Any) -> str:
 
 
 def cut_outputs(outputs: Any, with_grads: Any) -> Any:
-    """`outputs`, those that `with_grads` leaves out behind a `lax.stop_gradient`."""
+    """Return `outputs`; stop the gradient of those that `with_grads` leaves out."""
     if with_grads is None:
         return outputs
 
@@ -259,7 +262,7 @@ def cut_outputs(outputs: Any, with_grads: Any) -> Any:
                 f"{jax.tree.structure(outputs)}, or in its upper part, got {with_grads}"
             ) from error
     chosen = check_names("outputs_with_grads", with_grads, (str, int))
-    parts, names = _top_level(outputs)
+    parts, names = _named_children(outputs)
     unknown = [item for item in chosen if all(item not in known for known in names)]
     if unknown:
         there = ", ".join(" or ".join(map(repr, known)) for known in names) or "none"
@@ -273,8 +276,8 @@ def cut_outputs(outputs: Any, with_grads: Any) -> Any:
     return jax.tree.unflatten(structure, children)
 
 
-def _top_level(outputs: Any) -> tuple[list[Any], list[tuple]]:
-    """The children of a pytree and the names of each: its key, its field, its index."""
+def _named_children(outputs: Any) -> tuple[list[Any], list[tuple]]:
+    """Return the children of a pytree, and for each its names: key, field or index."""
     found = tree_flatten_with_path(outputs, is_leaf=lambda node: node is not outputs)[0]
     names = []
     for index, (path, _) in enumerate(found):

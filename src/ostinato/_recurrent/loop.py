@@ -1,4 +1,4 @@
-"""The loop over the steps: one scan, or a scan over segments. Time comes first here."""
+"""The loop over the steps, as a scan over segments; arrays are time-major here."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from .remat import checkpoint
 
 
 class LoopInputs(NamedTuple):
-    """The arrays that the loop reads, one slice a step.
+    """The arrays of which the loop reads one slice at each step.
 
     Attributes:
         inputs: leaves `[T, B, ...]`.
         t: int32 `[T]`.
-        valid: bool `[T, B]`, True before the end of a sequence; None: always.
-        reset: bool `[T, B]`, True where the sequence's states become 0; None: never.
+        valid: bool `[T, B]`, True before the end of a sequence; None if always True.
+        reset: bool `[T, B]`, True where the states of a sequence become 0 before the
+            step; None if always False.
     """
 
     inputs: Any
@@ -26,7 +27,7 @@ class LoopInputs(NamedTuple):
     reset: Array | None
 
 
-def in_segments(
+def run_in_segments(
     segment: Callable,
     states: Any,
     steps: LoopInputs,
@@ -36,12 +37,12 @@ def in_segments(
 ) -> tuple[Any, Any]:
     """Run `segment(states, steps)` on `size` steps at a time and join its results.
 
-    Of a segment nothing is saved for the backward pass but the states before it and
-    what `policy` lets through. A number of steps that `size` does not divide has one
-    shorter segment, first in time.
+    Each segment saves for the backward pass only the states before it, and the values
+    that `policy` lets it save. If `size` does not divide the number of steps, one
+    shorter segment comes first in time.
     """
     return scan_segments(
-        # Inside a scan there is nothing that XLA could merge the second run with.
+        # Inside a scan, XLA cannot merge the recomputation with the first run.
         checkpoint(segment, policy, prevent_cse=False),
         states,
         steps,

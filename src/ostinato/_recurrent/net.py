@@ -1,4 +1,4 @@
-"""`recurrent_net`: the front door, and what surrounds the loop."""
+"""The public entry `recurrent_net`, and the code before and after the loop."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .._padding import select
 from .._segments import near_divisor
 from .._typing import Array, ArrayLike, Bool, Int, Padding
 from .arguments import check_arguments, check_result, cut_outputs
-from .loop import LoopInputs, in_segments
+from .loop import LoopInputs, run_in_segments
 from .protocol import Cell, RecurrentOutput, SequenceOptions
-from .remat import ARITHMETIC, MOVES, Recompute, all_but_arithmetic, checkpoint
+from .remat import ARITHMETIC, CHEAP, Recompute, all_but_arithmetic, checkpoint
 
 _BLOCK = 64
-"""LoopInputs whose input products a cell makes again at a time, with `recompute`."""
+"""Steps whose input products a cell recomputes at a time, with `recompute`."""
 
 
 def recurrent_net(
@@ -43,64 +43,67 @@ def recurrent_net(
 ) -> RecurrentOutput:
     """Run a step function over a batch of sequences.
 
-    Sizes: T steps, B rows. Inputs, states, outputs and parameters are any pytrees.
+    Sizes: T steps, B sequences. Inputs, states, outputs and parameters are any pytrees.
 
     Args:
         step: `step(params, states, inputs_t, t) -> (new_states, outputs_t)` for one
-            step of all rows, or a cell of `ostinato.cells`. Leaves of `states`,
+            step of all sequences, or a cell of `ostinato.cells`. Leaves of `states`,
             `inputs_t` and `outputs_t` are `[B, ...]`; `t`, int32, is the position in
-            the sequence, T - 1 first if `reverse`. Rows should not mix.
+            the sequence, which begins at T - 1 if `reverse`. The step must not mix
+            sequences.
         inputs: leaves `[B, T, ...]`, `[T, B, ...]` if `time_major`, of any dtypes. One
             sequence has B = 1. None, with `length`, for a step without inputs.
         initial_states: leaves `[B, ...]`, or `[B, window, ...]` for a window.
-        params: handed to `step`. Arrays that `step` closes over are differentiated
-            just the same.
-        seq_lengths: integers `[B]`, each in 0..T, any order. A row's final states are
-            those at its length, its initial ones if that is 0; `reverse` starts at its
-            own end. What stands in the padding, NaN included, reaches no output and no
-            gradient: past its end a row runs its first step again, with a `t` that goes
-            on, and what comes of it is dropped. None: every row has T steps.
-        resets: bool `[B, T]`, or `[T, B]`: True makes every state of the row 0 before
-            that step, all slots of a window too, and no gradient crosses. Not with
-            `reverse`.
+        params: any pytree, passed to `step`. Arrays that `step` closes over are
+            differentiated in the same way.
+        seq_lengths: integers `[B]`, each in 0..T, in any order. The final states of a
+            sequence are those at its length, or its initial states if that is 0;
+            `reverse` starts at its end. Values in the padding, NaN included, reach no
+            output and no gradient: past its end, a sequence runs its first step again,
+            with a `t` that counts on, and the results are dropped. None means that
+            every sequence has T steps.
+        resets: bool `[B, T]`, or `[T, B]`: where True, every state of the sequence, in
+            all slots of a window, becomes 0 before that step, and no gradient passes
+            through the reset. Not with `reverse`.
         reverse: run from the last step to the first; results stay in input order.
         time_major: whether time is the first axis of inputs, resets and results.
-        padding: what the outputs hold past a row's end. `"hold"`: what they are at the
-            row's last valid position, 0 where there is none; all states stay as they
-            are. `"zero"`: zeros. `"drop"`: zeros, and the final states of a row that
-            ended before T are 0 too.
-        recompute: names that `step` gives with `ostinato.tag`: neither these values nor
-            what only leads to them is stored for the backward pass; both are computed
-            there again. True: only the states are stored.
-        segment_length: store the states every so many steps only, and run the steps
-            between again on the backward pass; `"auto"` takes about sqrt(T). Any
-            number will do; one that divides T saves a copy.
-        outputs_with_grads: what of the outputs receives gradients: top-level keys,
-            fields or indices, or a pytree of bools. A gradient that arrives at
-            another output counts as 0, and its tangent is 0. None: all.
+        padding: what the outputs hold past the end of a sequence. `"hold"`: the outputs
+            at its last valid step, or 0 if it has no step; all states stay as they are.
+            `"zero"`: zeros. `"drop"`: zeros, and the final states of a sequence shorter
+            than T are 0 too.
+        recompute: names that `step` gives to values with `ostinato.tag`. Neither these
+            values nor those that lead only to them are stored for the backward pass,
+            which recomputes both. True: only the states are stored.
+        segment_length: store the states only after every so many steps, and recompute
+            the steps between in the backward pass; `"auto"` takes about sqrt(T). Any
+            number is allowed; one that divides T saves a copy.
+        outputs_with_grads: the outputs that receive gradients: top-level keys, fields
+            or indices, or a pytree of bools. For every other output, gradients count
+            as 0, and its tangent is 0. None means all outputs.
         return_all_states: also return the states after every step.
         window: k > 1: `step` sees the last k states, leaves `[B, k, ...]`, newest last,
-            and returns one new one, `[B, ...]`.
-        length: T, where there are no inputs.
+            and returns one new state, `[B, ...]`.
+        length: T, for a step without inputs.
 
     Returns:
         `RecurrentOutput(outputs, states, all_states)`: outputs `[B, T, ...]` or
-        `[T, B, ...]`; final states as `initial_states`; `all_states` as the outputs, or
-        None. Each array has the dtype that `step` or `initial_states` gives it.
+        `[T, B, ...]`; final states like `initial_states`; `all_states` in the layout of
+        the outputs, or None. Each array has the dtype that `step` or `initial_states`
+        gives it.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype; states that change their
+        TypeError: an argument has the wrong type or dtype; states change their
             structure or dtype from step to step.
         ValueError: a wrong shape, length or choice; fewer initial slots than `window`;
             an unknown name in `recompute` or `outputs_with_grads`; states that change
             their shape; `resets` with `reverse`.
-        NotImplementedError: `segment_length` inside of `ragged.vmap`.
+        NotImplementedError: `segment_length` inside `ragged.vmap`.
 
-    Holds under `jit`, `vmap`, `grad`, `jvp`, any mix and any order of them,
+    Holds under `jit`, `vmap`, `grad`, `jvp`, in any combination and to any order, under
     `checkpoint`, inside `scan` and inside its own step, as far as `step` does.
 
-    A cell computes the products of its inputs for all steps at once, before the loop;
-    one that `ostinato.rnn` can run as a whole runs there.
+    A cell computes the products of its inputs for all steps at once, before the loop.
+    If `ostinato.rnn` can compute a cell, it runs the whole sequence.
 
     References:
         Caffe2's `recurrent_net` (recompute, windows, outputs with gradients, hold and
@@ -138,16 +141,16 @@ def recurrent_net(
             return whole._replace(
                 outputs=cut_outputs(whole.outputs, outputs_with_grads)
             )
-    steps = time_first(inputs, options)
-    states, (outputs, all_states) = _run(
+    steps = make_loop_inputs(inputs, options)
+    states, (outputs, all_states) = _run_loop(
         step, params, states, steps, options, outputs_with_grads
     )
-    return finish(states, outputs, all_states, options)
+    return make_output(states, outputs, all_states, options)
 
 
-def time_first(inputs: Any, options: SequenceOptions) -> LoopInputs:
-    """Inputs and masks, time first; in the padding stand a row's first inputs."""
-    inputs, resets = _swap((inputs, options.resets), options)
+def make_loop_inputs(inputs: Any, options: SequenceOptions) -> LoopInputs:
+    """Return inputs and masks, time-major; pad each sequence with its first input."""
+    inputs, resets = _swap_layout((inputs, options.resets), options)
     t = lax.iota(jnp.int32, options.length)
     lengths = options.seq_lengths
     if lengths is None:
@@ -156,9 +159,11 @@ def time_first(inputs: Any, options: SequenceOptions) -> LoopInputs:
     begins = jnp.maximum(lengths - 1, 0) if options.reverse else jnp.zeros_like(lengths)
 
     def fill(a: Array) -> Array:
-        if jnp.issubdtype(a.dtype, jax.dtypes.extended):  # keys; they are never NaN
+        if jnp.issubdtype(
+            a.dtype, jax.dtypes.extended
+        ):  # PRNG keys, which are never NaN
             return a
-        first = from_nonempty(_padding.at_step(a, begins, 0), lengths)
+        first = fill_empty_sequences(_padding.at_step(a, begins, 0), lengths)
         return select(valid, a, first[None])
 
     if resets is not None:
@@ -166,26 +171,29 @@ def time_first(inputs: Any, options: SequenceOptions) -> LoopInputs:
     return LoopInputs(jax.tree.map(fill, inputs), t, valid, resets)
 
 
-def from_nonempty(a: Array, lengths: Array) -> Array:
-    """`a`, `[B, ...]`, a constant; of a row without steps what another one has."""
+def fill_empty_sequences(a: Array, lengths: Array) -> Array:
+    """Return `a [B, ...]` with the values of another sequence for those without steps.
+
+    The result is a constant to derivatives.
+    """
     if a.shape[0] == 0 or jnp.issubdtype(a.dtype, jax.dtypes.extended):
         return a
-    # The longest row's, as a sum: one row of a sharded axis could not be taken out.
-    row = jnp.arange(a.shape[0], dtype=jnp.int32)
-    last = jnp.max(jnp.where(lengths == jnp.max(lengths), row, 0))
-    longest = (row == last) & (lengths > 0)
+    # A masked sum picks those of the longest one, since a sharded axis has no indexing.
+    index = jnp.arange(a.shape[0], dtype=jnp.int32)
+    last = jnp.max(jnp.where(lengths == jnp.max(lengths), index, 0))
+    longest = (index == last) & (lengths > 0)
     other = jnp.sum(select(longest, a), axis=0, keepdims=True, dtype=a.dtype)
     return lax.stop_gradient(select(lengths > 0, a, other))
 
 
-def _swap(tree: Any, options: SequenceOptions) -> Any:
-    """From the caller's layout to time first, or back."""
+def _swap_layout(tree: Any, options: SequenceOptions) -> Any:
+    """Convert from the caller's layout to time-major, or back."""
     if options.time_major:
         return tree
     return jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), tree)
 
 
-def _run(
+def _run_loop(
     step: Callable,
     params: Any,
     states: Any,
@@ -193,31 +201,31 @@ def _run(
     options: SequenceOptions,
     outputs_with_grads: Any,
 ) -> tuple[Any, tuple[Any, Any]]:
-    """Final states; of every step its outputs and, if asked for, its states."""
+    """Return the final states, and `(outputs, all_states)` of every step."""
     cell = step if isinstance(step, Cell) else None
     if cell is not None:
         params, step = cell.prepare(params), cell.step
-    arrays, as_given = in_loop(params)
-    step = _of_arrays(step, as_given)
+    arrays, rebuild = split_arrays(params)
+    step = _step_of_arrays(step, rebuild)
     recompute = None
     if options.recompute:
-        cheap = MOVES if cell is None else ARITHMETIC
+        cheap = CHEAP if cell is None else ARITHMETIC
         recompute = Recompute(options.recompute, cheap)
         marked = recompute.mark(step)
         step = checkpoint(marked, recompute.policy, prevent_cse=False)
     elif cell is not None:
-        # A function of the user's own stores what it would in `lax.scan`.
+        # A function of the user stores the same values as in `lax.scan`.
         step = checkpoint(step, all_but_arithmetic, prevent_cse=False)
 
     lengths, initial = options.seq_lengths, states
     if lengths is not None:
-        initial = jax.tree.map(lambda a: from_nonempty(a, lengths), states)
+        initial = jax.tree.map(lambda a: fill_empty_sequences(a, lengths), states)
 
     def body(old: Any, at: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
         given = old if at.reset is None else select(~at.reset, old)
         if at.valid is not None:
-            # A row that has ended runs its first step again: what comes of that is
-            # finite, where the step may have a pole at the final states.
+            # A sequence that has ended runs its first step again. Its results are
+            # finite, whereas the step may have a pole at the final states.
             given = select(at.valid, given, initial)
         result = step(arrays, given, at.inputs, at.t)
         new, outputs = check_result(result, _newest(old, options), options.batch)
@@ -233,64 +241,65 @@ def _run(
         return lax.scan(body, states, steps, reverse=options.reverse)
 
     size, policy = options.segment_length, None
-    fixed = isinstance(options.length, int)  # and no symbol, as inside ragged.vmap
+    fixed = isinstance(options.length, int)  # not a symbol, as inside ragged.vmap
     if size is None and cell is not None and recompute is not None and fixed:
-        # What precedes the loop would be the largest thing saved: some steps at a time.
+        # Saved for all steps, the input products would take most memory: run in blocks.
         size = near_divisor(options.length, _BLOCK)
         policy = recompute.policy
     if size is None or options.length == 0:
         return run(states, steps)
-    return in_segments(run, states, steps, size, options.reverse, policy)
+    return run_in_segments(run, states, steps, size, options.reverse, policy)
 
 
-def in_loop(params: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
-    """What of `params` a loop is handed, and a function that makes `params` of it.
+def split_arrays(params: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
+    """Return the arrays of `params` for the loop, and a function back to `params`.
 
-    16-bit floats are handed over in float32: their gradient is added up over the steps,
-    and would stop growing. What is no array, such as a number of steps, stays outside.
+    The arrays hold 16-bit floats in float32, because their gradient is a sum over all
+    steps, which would stop growing in 16 bits. Leaves that are not arrays, such as a
+    number of steps, stay outside the loop.
     """
     leaves, tree = jax.tree.flatten(params)
-    kinds = jax.Array, np.ndarray, np.generic
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
-    arrays = [jnp.asarray(leaves[i]) for i in places]
+    types = jax.Array, np.ndarray, np.generic
+    indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, types)]
+    arrays = [jnp.asarray(leaves[i]) for i in indices]
 
-    def as_given(wide: list[Array]) -> Any:
+    def rebuild(wide: list[Array]) -> Any:
         full = list(leaves)
-        for i, a, given in zip(places, wide, arrays, strict=True):
+        for i, a, given in zip(indices, wide, arrays, strict=True):
             full[i] = a if a.dtype == given.dtype else a.astype(given.dtype)
         return jax.tree.unflatten(tree, full)
 
-    return list(map(_widened, arrays)), as_given
+    return list(map(_widen, arrays)), rebuild
 
 
-def _widened(a: Array) -> Array:
+def _widen(a: Array) -> Array:
     half = jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize < 4
-    return a.astype(jnp.float32) if half else a  # which may be of a weak type
+    return a.astype(jnp.float32) if half else a  # `a` may have a weak type
 
 
-def _of_arrays(step: Callable, as_given: Callable) -> Callable:
-    return lambda arrays, *rest: step(as_given(arrays), *rest)
+def _step_of_arrays(step: Callable, rebuild: Callable) -> Callable:
+    return lambda arrays, *rest: step(rebuild(arrays), *rest)
 
 
 def _newest(states: Any, options: SequenceOptions) -> Any:
-    """The last slot of a window."""
+    """Return the last slot of a window, or the states if there is no window."""
     if options.window == 1:
         return states
     return jax.tree.map(lambda a: a[:, -1], states)
 
 
 def _push(window: Any, new: Any, options: SequenceOptions) -> Any:
-    """A window one step on: without its oldest slot, `new` behind the others."""
+    """Return the window without its oldest slot, and with `new` as its last one."""
     if options.window == 1:
         return new
     join = lambda a, b: jnp.concatenate([a[:, 1:], b[:, None]], axis=1)  # noqa: E731
     return jax.tree.map(join, window, new)
 
 
-def finish(
+def make_output(
     states: Any, outputs: Any, all_states: Any, options: SequenceOptions
 ) -> RecurrentOutput:
-    """Apply the padding policy to what is time first; in the caller's layout."""
+    """Apply the padding policy to time-major results; return the caller's layout."""
     lengths = options.seq_lengths
     if lengths is not None:
         if options.padding == "hold":
@@ -301,4 +310,6 @@ def finish(
             )
         if options.padding == "drop":
             states = _padding.drop(states, lengths, options.length)
-    return RecurrentOutput(_swap(outputs, options), states, _swap(all_states, options))
+    return RecurrentOutput(
+        _swap_layout(outputs, options), states, _swap_layout(all_states, options)
+    )

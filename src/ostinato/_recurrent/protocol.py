@@ -1,4 +1,4 @@
-"""What `recurrent_net` gives and takes: its result, and the hooks of a cell."""
+"""The result of `recurrent_net`, its checked options, and the base class of cells."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from .._typing import Array, Padding
 
 
 class RecurrentOutput(NamedTuple):
-    """What `recurrent_net` returns.
+    """The result of `recurrent_net`.
 
     Attributes:
-        outputs: of every step, leaves `[B, T, ...]`, `[T, B, ...]` if `time_major`.
-        states: final, shaped as `initial_states`.
-        all_states: after every step, laid out as `outputs`; None unless asked for.
+        outputs: the outputs of all steps, leaves `[B, T, ...]`, or `[T, B, ...]` if
+            `time_major`.
+        states: the final states, in the shapes of `initial_states`.
+        all_states: the states after every step, in the layout of `outputs`; None
+            without `return_all_states`.
     """
 
     outputs: Any
@@ -22,7 +24,7 @@ class RecurrentOutput(NamedTuple):
 
 
 class SequenceOptions(NamedTuple):
-    """How `recurrent_net` was called, checked; what `Cell.run_sequence` must honour.
+    """The checked options of a call of `recurrent_net`, for `Cell.run_sequence`.
 
     Attributes:
         length: T.
@@ -32,8 +34,8 @@ class SequenceOptions(NamedTuple):
         reverse: as given.
         time_major: as given.
         padding: as given.
-        recompute: True, or the names asked for, perhaps none.
-        segment_length: k, or None; `"auto"` is resolved.
+        recompute: True, or a tuple of names, which may be empty.
+        segment_length: k, or None; `"auto"` has been resolved to a number.
         return_all_states: as given.
         window: as given.
     """
@@ -55,22 +57,22 @@ class Cell:
     """A step function for `recurrent_net` that knows its parameters and states.
 
     Subclasses are frozen dataclasses. They define `init`, `initial_state` and `step`;
-    the other methods are hooks with a default. What a cell is called with by itself is
-    one step: `cell(params, states, inputs_t, t) -> (states, output)`.
+    the other methods are hooks with a default. Calling a cell runs one step:
+    `cell(params, states, inputs_t, t) -> (states, output)`.
     """
 
     def init(self, key: Array, dtype: Any) -> Any:
-        """Draw fresh parameters, a pytree."""
+        """Draw new parameters, a pytree."""
         raise NotImplementedError(f"{type(self).__name__} does not define `init`")
 
     def initial_state(self, batch: int, dtype: Any) -> Any:
-        """The states before the first step, zeros: a pytree of `[batch, ...]`."""
+        """Return the states before the first step: a pytree of zeros `[batch, ...]`."""
         raise NotImplementedError(
             f"{type(self).__name__} does not define `initial_state`"
         )
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
-        """One step in the loop, on what `prepare` and `precompute` made.
+        """Run one step in the loop, on results of `prepare` and `precompute`.
 
         Returns:
             `(new_states, output_t)`.
@@ -78,38 +80,38 @@ class Cell:
         raise NotImplementedError(f"{type(self).__name__} does not define `step`")
 
     def prepare(self, params: Any) -> Any:
-        """What of `params` is worth computing once, before all steps.
+        """Return `params` with everything computed that is the same at every step.
 
-        `precompute` and `step` then get the result in place of `params`.
+        `precompute` and `step` get the result in place of `params`.
         """
         return params
 
     def precompute(self, params: Any, inputs: Any) -> Any:
-        """What of the inputs is worth computing for all steps at once.
+        """Compute for all steps at once everything that depends only on the inputs.
 
-        The products of inputs with weights, above all. `step` gets one step of the
-        result as its `inputs_t`.
+        Above all, these are the products of inputs with weights. `step` gets one step
+        of the result as its `inputs_t`.
 
         Args:
-            params: from `prepare`.
-            inputs: leaves `[T, B, ...]`, or `[B, ...]` for a single step; so write it
-                for any number of leading axes.
+            params: the result of `prepare`.
+            inputs: leaves `[T, B, ...]`, or `[B, ...]` for a single step; the method
+                must take any number of leading axes.
         """
         return inputs
 
     def run_sequence(
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
-        """Run all steps in another way than step by step, or None where it cannot.
+        """Run all steps in another way than step by step; return None if it cannot.
 
-        `params` are those of `init` and `inputs` laid out as the caller gave them. The
-        result must be what stepping gives, but for rounding.
+        `params` are the result of `init`, and `inputs` have the caller's layout. The
+        result must equal that of stepping, except for rounding.
         """
         return None
 
     def __call__(
         self, params: Any, states: Any, inputs_t: Any, t: Array
     ) -> tuple[Any, Any]:
-        """One step: `(new_states, output_t)`."""
+        """Run one step and return `(new_states, output_t)`."""
         params = self.prepare(params)
         return self.step(params, states, self.precompute(params, inputs_t), t)

@@ -1,9 +1,9 @@
-"""What is saved for the backward pass, and what is computed there again.
+"""Rematerialisation: the choice of values that are saved or recomputed.
 
-`jax.checkpoint` decides by policies that see one operation at a time. That a value is
-not to be saved does not help while the value before it is, so `recompute` first finds
-everything that leads to the named values alone, then names all the rest and lets a
-policy save that.
+`jax.checkpoint` decides by policies that see one operation at a time. Not saving a
+value does not help while the value before it is saved, so `recompute` first finds all
+values that lead only to the named values, then names all other values and lets a policy
+save those.
 """
 
 from __future__ import annotations
@@ -25,28 +25,30 @@ from .._typing import Array
 
 _SAVED = "ostinato saved"
 _count = itertools.count()
-# Never saved themselves but made again. These only move numbers,
-_MOVES = (
+# Results of these are never saved, since recomputing them is cheap. The first ones only
+# move data.
+_DATA_MOVEMENT = (
     "broadcast_in_dim complex concatenate convert_element_type copy dynamic_slice "
     "expand_dims imag iota name pad real reshape rev select_n slice split "
     "squeeze stop_gradient transpose"
 )
-# and the derivatives of these, which are made of their results, run them again anyway.
-_REUSED = "cbrt exp exp2 expm1 logistic rsqrt sqrt tan tanh"
-MOVES = frozenset(f"{_MOVES} {_REUSED}".split())
-# With the rest of what works number by number: in the steps of cells, whose products
-# are few, that is quicker to run again than to store and to load.
-_OTHERS = (
+# The derivatives of these are functions of their results, and recompute them anyway.
+_IN_OWN_DERIVATIVE = "cbrt exp exp2 expm1 logistic rsqrt sqrt tan tanh"
+CHEAP = frozenset(f"{_DATA_MOVEMENT} {_IN_OWN_DERIVATIVE}".split())
+# All elementwise operations. In the steps of cells, which have few products, it is
+# quicker to recompute them than to store and to load their results.
+_ELEMENTWISE = (
     "abs add add_any and clamp cos div eq erf ge gt integer_pow le log log1p log2 lt "
     "max min mul ne neg not one_minus_square or pow sign sin square sub xor"
 )
-ARITHMETIC = MOVES | frozenset(_OTHERS.split())
+ARITHMETIC = CHEAP | frozenset(_ELEMENTWISE.split())
 
 
 def all_but_arithmetic(primitive: Any, *avals: Any, **_: Any) -> bool:
-    """Return whether `checkpoint` saves a result: of products, sums, random numbers.
+    """Return whether `checkpoint` saves the result of an operation.
 
-    Complex results are run again, see `checkpoint`.
+    It saves those of products, sums and random draws, except complex results, see
+    `checkpoint`.
     """
     makes_complex = primitive.name in ("complex", "fft") or any(map(_is_complex, avals))
     return primitive.name not in ARITHMETIC and not makes_complex
@@ -57,9 +59,9 @@ def checkpoint(
 ) -> Callable:
     """Return `function` under `jax.checkpoint`, with complex arguments stored in parts.
 
-    JAX rounds what it stores with an operation that does not take complex numbers
-    (`reduce_precision`, JAX 0.10 and 0.11), so real and imaginary parts go in apart. A
-    `policy` must not save complex results either.
+    JAX rounds stored values with an operation that does not take complex numbers
+    (`reduce_precision`, JAX 0.10 and 0.11), so real and imaginary parts are stored
+    separately. For the same reason, a `policy` must not save complex results.
     """
 
     def run(*arguments: Any) -> Any:
@@ -80,12 +82,12 @@ def _is_complex(a: Any) -> bool:
 
 
 def _parts(a: Any) -> tuple[Any, ...]:
-    """Return real and imaginary part of a complex array, or the array alone."""
+    """Return the real and imaginary part of a complex array; else the array alone."""
     return (lax.real(a), lax.imag(a)) if _is_complex(jax.typeof(a)) else (a,)
 
 
 def _save_as(value: Any, name: str) -> Any:
-    """Name every array of `value` for a policy, the parts of complex ones apart."""
+    """Name every array of `value` for a policy; complex arrays by their two parts."""
 
     def named(a: Any) -> Any:
         parts = [checkpoint_name(part, name) for part in _parts(a)]
@@ -95,14 +97,14 @@ def _save_as(value: Any, name: str) -> Any:
 
 
 def tag(value: Any, name: str) -> Any:
-    """Name `value` inside a step, so that `recurrent_net(..., recompute=(name,))` may.
+    """Name `value` in a step, for `recurrent_net(..., recompute=(name,))`.
 
-    Without that it does nothing. The name is one of `jax.checkpoint` too: policies such
-    as `jax.checkpoint_policies.save_only_these_names` know it.
+    Without `recompute`, the name has no effect. `jax.checkpoint` sees it too: policies
+    like `jax.checkpoint_policies.save_only_these_names` take it.
 
     Args:
         value: an array, or a pytree of arrays.
-        name: what to call it; several values may share a name.
+        name: the name; several values may share it.
 
     Returns:
         `value`.
@@ -125,29 +127,29 @@ def tag(value: Any, name: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Recompute:
-    """How one call of `recurrent_net` saves less.
+    """The choice of values that one call of `recurrent_net` recomputes.
 
     Attributes:
-        names: of the values not to save, or True for all but the states.
-        made_again: primitives whose results are not saved either.
-        saved: the name that the others get, of this call alone: a network inside the
-            step of another one must not decide what that one saves.
+        names: the names of the values not to save, or True for all except the states.
+        cheap: primitives whose results are not saved either.
+        saved: the name given to all other values, unique to this call: a network inside
+            the step of another one must not decide what the outer one saves.
     """
 
     names: tuple[str, ...] | Literal[True]
-    made_again: frozenset[str]
+    cheap: frozenset[str]
     saved: str = dataclasses.field(default_factory=lambda: f"{_SAVED} {next(_count)}")
 
     @property
     def policy(self) -> Callable[..., bool]:
-        """For `jax.checkpoint`: save what `mark` chose and nothing else."""
+        """A policy of `jax.checkpoint` that saves only the values that `mark` named."""
         return jax.checkpoint_policies.save_only_these_names(self.saved)
 
     def mark(self, step: Callable) -> Callable:
-        """`step(params, states, inputs_t, t)` that names what to save.
+        """Return `step(params, states, inputs_t, t)`, changed to name values to save.
 
-        Raises, when it is traced:
-            ValueError: `step` has no value with one of the names.
+        The result raises ValueError when it is traced, if `step` does not give one of
+        `names` to a value.
         """
 
         def marked(params: Any, states: Any, inputs_t: Any, t: Any) -> Any:
@@ -170,20 +172,21 @@ class Recompute:
         return marked
 
     def _saved_variables(self, jaxpr: Jaxpr, num_params: int) -> set:
-        """All that changes from step to step, but for what the names leave out.
+        """Return all variables that change from step to step, except recomputed ones.
 
-        Left out are the named values and whatever leads to them alone.
+        Recomputed are the named variables, those that lead only to them, and the
+        results of cheap primitives.
         """
         assert self.names is not True
-        left_out = _recomputed(jaxpr, frozenset(self.names))
+        recomputed = _named_or_leading(jaxpr, frozenset(self.names))
         changing = set(jaxpr.invars[num_params:])
         saved = set()
         for eqn in jaxpr.eqns:
             if changing.isdisjoint(a for a in eqn.invars if not _is_literal(a)):
-                continue  # the same at every step: storing it T times would cost most
+                continue  # equal at every step: to store it T times would cost most
             changing.update(eqn.outvars)
-            made_again = eqn.primitive.name in self.made_again
-            if not made_again and left_out.isdisjoint(eqn.outvars):
+            cheap = eqn.primitive.name in self.cheap
+            if not cheap and recomputed.isdisjoint(eqn.outvars):
                 saved.update(v for v in eqn.outvars if _is_plain(v.aval))
         return saved
 
@@ -197,7 +200,7 @@ def _evaluate(
     arguments: Sequence[Any],
     mark: Callable[[Any, Any], Any] = lambda _, value: value,
 ) -> list[Any]:
-    """Run `jaxpr`, functions under `jit` inlined, results through `mark`."""
+    """Run `jaxpr`, inline functions under `jit`, pass each result through `mark`."""
     values = dict(zip(jaxpr.constvars, consts, strict=True))
     values |= dict(zip(jaxpr.invars, arguments, strict=True))
 
@@ -220,13 +223,13 @@ def _evaluate(
 
 
 def _trace(function: Callable, arguments: Any) -> tuple[ClosedJaxpr, Any]:
-    """The jaxpr of ``function(*arguments)`` and the tree of its results."""
+    """Return the jaxpr of ``function(*arguments)`` and the tree of its results."""
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     return traced, jax.tree.structure(shapes)
 
 
 def _inlined(function: Callable) -> Callable:
-    """`function` without inner `jit`, so that one jaxpr shows all its values."""
+    """Return `function` without inner `jit`, so that one jaxpr shows all its values."""
 
     def run(*arguments: Any) -> Any:
         traced, results = _trace(function, arguments)
@@ -237,7 +240,7 @@ def _inlined(function: Callable) -> Callable:
 
 
 def _names(jaxpr: Jaxpr) -> Iterator[str]:
-    """Every name in `jaxpr` and in the jaxprs inside."""
+    """Yield every name in `jaxpr` and in its inner jaxprs."""
     for eqn in jaxpr.eqns:
         yield from _names_of(eqn)
 
@@ -250,18 +253,18 @@ def _names_of(eqn: JaxprEqn) -> Iterator[str]:
 
 
 def _check_names(jaxpr: Jaxpr, wanted: tuple[str, ...]) -> None:
-    there = sorted(n for n in {*_names(jaxpr)} if not n.startswith(_SAVED))
+    known = sorted(n for n in {*_names(jaxpr)} if not n.startswith(_SAVED))
     for name in wanted:
-        if name not in there:
-            names = ", ".join(map(repr, there)) or "none"
+        if name not in known:
+            names = ", ".join(map(repr, known)) or "none"
             raise ValueError(
                 f"`recompute` must hold names that `step` gives with ostinato.tag, "
                 f"got {name!r}; the step has: {names}"
             )
 
 
-def _recomputed(jaxpr: Jaxpr, names: frozenset[str]) -> set:
-    """Variables that carry one of `names`, or lead to such variables alone."""
+def _named_or_leading(jaxpr: Jaxpr, names: frozenset[str]) -> set:
+    """Return the variables that carry one of `names`, or lead only to those that do."""
     needed = {atom for atom in jaxpr.outvars if not _is_literal(atom)}
     recomputed = set()
     for eqn in reversed(jaxpr.eqns):
@@ -278,4 +281,4 @@ def _is_literal(atom: Any) -> bool:
 
 
 def _is_plain(aval: Any) -> bool:
-    return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)  # such as PRNG keys
+    return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)  # PRNG keys are extended

@@ -1,4 +1,4 @@
-"""Products and sums of 16-bit floats in float32: the accumulation dtype."""
+"""The accumulation dtype: 16-bit floats are multiplied and summed in float32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .._typing import Array
 
 
 def accumulation_dtype(dtype: Any) -> np.dtype:
-    """Return float32 for 16-bit floats, else the dtype itself."""
+    """Return float32 for a 16-bit float, and any other dtype unchanged."""
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
@@ -35,7 +35,7 @@ def wide_product(
         b: the second factor.
         contract: the contracted axes of each factor: an int, or a tuple of ints.
         batch: tuples of the batch axes of each factor.
-        precision: of products of wider than 16-bit floats, as for `lax.dot_general`.
+        precision: of products of float32 and float64, as in `lax.dot_general`.
     """
     a_axes, b_axes = ((i,) if isinstance(i, int) else i for i in contract)
     return lax.dot_general(

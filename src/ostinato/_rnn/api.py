@@ -1,29 +1,19 @@
-"""`rnn` and `rnn_step`: the public entry, where arguments are checked."""
+"""`rnn` and `rnn_step`: the public entry."""
 
 from __future__ import annotations
 
-import functools as ft
-from collections.abc import Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from .. import _checks, _padding
+from .. import _checks
 from .._padding import select
 from .._typing import Array, ArrayLike, Backend, Bool, Float, Int, Padding, State
-from . import backends, layout, primitive
-from .call import Operands, Outputs, RNNCall
-from .masking import ValidSteps
+from . import primitive
+from .arguments import Arguments, make_call
+from .output import RNNOutput, make_output
 from .prepared import PreparedWeights
-from .spec import RNNSpec, check_spec, state_names, state_shapes
-
-
-class RNNOutput(NamedTuple):
-    """`y`, the last layer's outputs, and `state`, `h` or for an LSTM `(h, c)`."""
-
-    y: Float[Array, "*B T D*S"]
-    state: Any
+from .spec import RNNSpec, check_spec
 
 
 def rnn(
@@ -44,61 +34,62 @@ def rnn(
 ) -> RNNOutput:
     """Run a stacked recurrent network over a batch of sequences.
 
-    Sizes: T steps, B rows, I = input_size, H = hidden_size, L layers, D directions,
-    S = proj_size or H.
+    Sizes: T steps, B sequences, I = input_size, H = hidden_size, L layers,
+    D directions, S = proj_size or H.
 
     Args:
-        spec: what kind of network; static under `jax.jit`.
-        weights: flat vector `[num_params]`, see `unpack_weights`; or what `prepare`
-            made of it.
-        x: `[B, T, I]`, `[T, B, I]` if `time_major`, or one sequence `[T, I]`: then no
+        spec: the kind of network; static under `jax.jit`.
+        weights: flat vector `[num_params]` (see `unpack_weights`), or from `prepare`.
+        x: `[B, T, I]`, `[T, B, I]` if `time_major`, or one sequence `[T, I]`; then no
             argument and no result has a batch axis.
         initial_state: `h [L*D, B, S]`, for an LSTM `(h, c [L*D, B, H])`, in the order
             fwd0, rev0, fwd1, ...; None means zeros.
-        seq_lengths: integers `[B]`, each in 0..T, any order; a scalar for one sequence.
-            Reverse directions start at each row's own end. A row of length 0 returns
-            its initial state. What stands in the padding, NaN included, reaches no
-            output and no gradient. None: every row has T steps.
+        seq_lengths: integers `[B]`, each in 0..T, in any order; a scalar for one
+            sequence. A reverse direction starts at the end of each sequence. A sequence
+            of length 0 returns its initial state. Values in the padding, NaN included,
+            reach no output and no gradient. None means that every sequence has T steps.
         mask: bool `[B, T]` (`[T, B]`, `[T]`), True at valid steps, with gaps anywhere;
-            instead of `seq_lengths`. Masked steps leave the state as it is, and what
-            stands there reaches no output and no gradient. `y` holds there what
-            `padding` says: zeros, or the last valid output before, or with none before
-            the last layer's h_0. Not with `padding="drop"`.
-        resets: bool `[B, T]` (`[T, B]`, `[T]`): True makes every layer's state 0 before
-            that step, masked or not, and no gradient crosses. Unidirectional specs
-            only.
+            instead of `seq_lengths`. A masked step leaves the state as it is, and its
+            values, NaN included, reach no output and no gradient. `y` holds there what
+            `padding` says: zeros, or the last valid output before it, or the last
+            layer's h_0 if there is no valid step before. Not with `padding="drop"`.
+        resets: bool `[B, T]` (`[T, B]`, `[T]`): where True, the state of every layer
+            becomes 0 before that step, masked or not, and no gradient passes through
+            the reset. Unidirectional specs only.
         key: a PRNG key for the dropout between layers; None means evaluation. The mask
-            after layer l is `bernoulli(fold_in(key, l), float32(1 - p), [B, T, D*S])`,
-            whatever the backend, dtype, layout and lengths.
-        padding: what `y` holds past a row's end. `"zero"`: zeros. `"hold"`: the row's
-            last valid output, for a row of length 0 the last layer's h_0. `"drop"`:
-            zeros, and the final state of a row that ended before T is 0 too.
+            after layer l is `bernoulli(fold_in(key, l), float32(1 - p), [B, T, D*S])`
+            for every backend, dtype, layout and choice of lengths.
+        padding: what `y` holds past the end of a sequence. `"zero"`: zeros. `"hold"`:
+            the last valid output of the sequence; for a sequence of length 0, the last
+            layer's h_0. `"drop"`: zeros, and the final state of a sequence shorter than
+            T is 0 too.
         time_major: whether time is the first axis of `x`, `resets` and `y`.
-        recompute: do not store gates for the backward pass but compute them there again
-            as time-parallel products. Less memory, the same gradients up to rounding.
-        backend: `"xla"`, `"cpu"` or `"cuda"`; None takes the fastest that can run this,
-            which `explain` names.
+        recompute: recompute the gates in the backward pass, as products over all steps,
+            and do not store them. The gradients are the same up to rounding.
+        backend: `"xla"`, `"cpu"` or `"cuda"`; None takes the fastest one that can run
+            the call, which `explain` names.
         precision: of float32 and float64 matrix products, as `jax.lax.Precision`; None
             takes `jax_default_matmul_precision`. 16-bit factors are multiplied exactly.
 
     Returns:
-        `RNNOutput(y, state)`: `y` laid out as `x` with D*S features, `state` shaped as
-        `initial_state`, both in the dtype of `x`: float32, float64, bfloat16 or float16
-        (16-bit products are summed, and the cell kept, in float32).
+        `RNNOutput(y, state)`: `y` in the layout of `x` with D*S features, `state` in
+        the shape of `initial_state`, both in the dtype of `x`: float32, float64,
+        bfloat16 or float16 (16-bit products are summed, and the cell kept, in float32).
 
     Raises:
-        TypeError: an argument of the wrong type or dtype, or dtypes that differ.
-        ValueError: a wrong shape, rank, length or choice; `resets` with directions;
+        TypeError: an argument has the wrong type or dtype, or dtypes differ.
+        ValueError: a wrong shape, rank, length or choice; `resets` with two directions;
             `mask` with `seq_lengths` or with `padding="drop"`.
-        ostinato.BackendError: `backend` cannot run this; the message says why. Where it
-            depends on the device, the error comes when JAX compiles.
+        ostinato.BackendError: `backend` cannot run the call; the message says why.
+            Where that depends on the device, the error comes when JAX compiles.
 
-    Holds under `jit`, `vmap` (over data, weights, keys), `grad`, `jvp`, any mix and any
-    order of them, `scan`, `checkpoint`, `shard_map`, and `jit` over sharded batches.
+    Holds under `jit` (also of sharded batches), `vmap` (over data, weights, keys),
+    `grad`, `jvp`, `scan`, `checkpoint` and `shard_map`, in any combination and order.
 
     References:
-        See `ostinato._rnn.pointwise` for equations and papers. Layout of the weights:
-        cuDNN. Padding policies: cuDNN (zero), Keras (hold), Caffe2 (hold and drop).
+        Equations and papers: `ostinato.cells.LSTM`, `LSTMP`, `GRU` and `RNN`. Layout of
+        the weights: cuDNN. Padding policies: cuDNN (zero), Keras (hold), Caffe2 (hold
+        and drop).
     """
     arguments = make_call(
         spec,
@@ -130,19 +121,19 @@ def rnn_step(
     backend: Backend | None = None,
     precision: Any = None,
 ) -> RNNOutput:
-    """Run one step, for streaming: `rnn` over T steps is T of these.
+    """Run one step, for streaming; T of these steps equal `rnn` over T steps.
 
     Args:
-        spec: what kind of network; unidirectional.
-        weights: flat vector `[num_params]`, or what `prepare` made of it.
+        spec: the kind of network; unidirectional.
+        weights: flat vector `[num_params]`, or the result of `prepare`.
         x_t: one input step, `[B, I]`, or `[I]` for one sequence.
         state: `h [L, B, S]`, for an LSTM `(h, c [L, B, H])`; without the batch axis for
-            one sequence; None means zeros.
-        resets: bool `[B]`, or `[]` for one sequence: True makes the state 0 before the
-            step, and no gradient crosses.
-        active: bool `[B]`, or `[]`: False leaves the state of that stream alone (a
-            reset takes effect all the same), and its `y` is 0; its input, NaN included,
-            reaches nothing. None: all streams are active.
+            one sequence. None means zeros.
+        resets: bool `[B]`, or `[]` for one sequence: where True, the state becomes 0
+            before the step, and no gradient passes through the reset.
+        active: bool `[B]`, or `[]`: where False, the stream keeps its state (after a
+            reset, if there is one), its `y` is 0, and its input, NaN included, reaches
+            nothing. None means that all streams are active.
         backend: as in `rnn`.
         precision: as in `rnn`.
 
@@ -197,306 +188,3 @@ def _reset(arguments: Arguments, resets: Array) -> Arguments:
     operands = arguments.operands
     states = select(~resets[None], operands.states)
     return arguments._replace(operands=operands._replace(states=states))
-
-
-# -------------------------------------- from arguments to a call, as passes.py does
-
-
-class Arguments(NamedTuple):
-    """The checked arguments of a call.
-
-    Attributes:
-        call: what is static.
-        operands: the arrays, with a batch axis.
-        single: whether the arguments are of one sequence, without a batch axis.
-        valid: the positions of the valid steps, which come first in `operands`; None
-            without a mask.
-        reset_at_end: where a mask is given, bool `[B]`: which final states become 0.
-    """
-
-    call: RNNCall
-    operands: Operands
-    single: bool
-    valid: ValidSteps | None = None
-    reset_at_end: Array | None = None
-
-
-def make_call(
-    spec: RNNSpec,
-    weights: Array | PreparedWeights,
-    x: Array,
-    initial_state: State | None = None,
-    *,
-    seq_lengths: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
-    resets: Array | None = None,
-    key: Array | None = None,
-    padding: Padding = "zero",
-    time_major: bool = False,
-    recompute: bool = False,
-    backend: Backend | None = None,
-    precision: Any = None,
-    names: tuple[str, str] = ("x", "initial_state"),
-) -> Arguments:
-    """Check all arguments and return them as a call and its operands.
-
-    `names` are what the caller calls the input and the state, for messages.
-    """
-    x_name, state_name = names
-    check_spec(spec)
-    _checks.check_choice("padding", padding, get_args(Padding))
-    time_major = _checks.check_bool("time_major", time_major)
-    recompute = _checks.check_bool("recompute", recompute)
-    prepared = None
-    if isinstance(weights, PreparedWeights):
-        weights, prepared = weights
-    weights = _checks.check_array("weights", weights)
-    x = _checks.check_array(x_name, x)
-    _checks.check_floating(x_name, x, _checks.FLOATS)
-    _checks.check_same_dtype(**{x_name: x}, weights=weights)
-    layout.check_weights(weights, spec)
-    backends.check(backend, spec, x.dtype)
-
-    single = x.ndim == 2
-    if x.ndim not in (2, 3):
-        order = "[T, B, I]" if time_major else "[B, T, I]"
-        raise ValueError(
-            f"`x` must have shape {order}, or [T, I] for one sequence, got "
-            f"{_checks.describe(x)}"
-        )
-    if single and time_major:
-        # One sequence has but one layout; steps first needs no copy to get a batch.
-        x = x[:, None]
-    elif single:
-        x = x[None]
-    if x.shape[2] != spec.input_size:
-        raise ValueError(
-            f"`{x_name}` must have input_size={spec.input_size} features in its last "
-            f"axis, got {x.shape[2]}"
-        )
-    call = RNNCall(
-        spec,
-        time_major,
-        recompute=recompute,
-        precision=_precision(precision),
-        backend=backend,
-    )
-    steps, batch = x.shape[call.time_axis], x.shape[1 - call.time_axis]
-    states = _initial_states(spec, initial_state, x, batch, single, state_name)
-    lengths = None
-    if seq_lengths is not None:
-        lengths = _checks.check_seq_lengths(seq_lengths, batch, steps, single)
-        lengths = lengths.reshape(1) if single else lengths
-    if resets is not None:
-        resets = _resets(spec, resets, x, single, time_major)
-    dropout_masks = ()
-    if key is not None:
-        dropout_masks = _dropout_masks(call, _checks.check_key(key), batch, steps)
-    operands = Operands(
-        weights,
-        x,
-        states,
-        lengths,
-        resets=resets,
-        dropout_masks=dropout_masks,
-        prepared=prepared,
-    )
-    arguments = Arguments(call, operands, single)
-    if mask is None:
-        return arguments
-    if seq_lengths is not None:
-        raise ValueError(
-            "`mask` must be None where `seq_lengths` is given; the mask of lengths is "
-            "arange(T) < seq_lengths[:, None]"
-        )
-    if padding == "drop":
-        raise ValueError(
-            "`padding` must be 'zero' or 'hold' with a `mask`, got 'drop', which is "
-            "about sequences that end before T"
-        )
-    return _masked(arguments, mask)
-
-
-def _masked(arguments: Arguments, mask: Any) -> Arguments:
-    """Return the arguments with the valid steps of each sequence first."""
-    call, operands, single = arguments[:3]
-    steps, batch = call.sizes(operands)
-    axis = call.time_axis
-    sizes = {"T": steps, "B": batch} if axis == 0 else {"B": batch, "T": steps}
-    mask = _checks.check_mask("mask", mask, **({"T": steps} if single else sizes))
-    mask = mask.reshape(tuple(sizes.values()))
-    valid = ValidSteps.of(mask.T if axis == 0 else mask)
-    resets, at_end = operands.resets, None
-    if resets is not None:
-        resets, at_end = valid.gather_resets(resets.T if axis == 0 else resets)
-        resets = resets.T if axis == 0 else resets
-    operands = operands._replace(
-        x=valid.gather(operands.x, axis),
-        seq_lengths=valid.lengths,
-        resets=resets,
-        dropout_masks=tuple(valid.gather(m, axis) for m in operands.dropout_masks),
-    )
-    return Arguments(call, operands, single, valid, at_end)
-
-
-def _precision(precision: Any) -> Any:
-    """Resolve it now: what is in force at the call also holds for later derivatives."""
-    if precision is None:
-        return jax.config.jax_default_matmul_precision  # pyright: ignore
-    try:
-        _check_precision(precision)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"`precision` must be None or a jax.lax.Precision, got {precision!r}"
-        ) from error
-    return precision
-
-
-@ft.lru_cache
-def _check_precision(precision: Any) -> None:
-    """Ask JAX itself, in an abstract product: any value that one takes will do."""
-    one = jax.ShapeDtypeStruct((1,), jnp.float32)
-    jax.eval_shape(lambda a: jnp.dot(a, a, precision=precision), one)
-
-
-def _initial_states(
-    spec: RNNSpec, state: Any, x: Array, batch: Any, single: bool, name: str
-) -> tuple[Array, ...]:
-    names, shapes = state_names(spec), state_shapes(spec, batch)
-    if state is None:
-        return tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
-    given = check_state(spec, state, name)
-    if len(names) > 1:
-        labels = [f"{name}[{i}]" for i in range(len(names))]
-    else:
-        labels = [name]
-    return tuple(
-        _state(label, a, x, shape, single)
-        for label, a, shape in zip(labels, given, shapes, strict=True)
-    )
-
-
-def check_state(spec: RNNSpec, state: Any, name: str) -> tuple[Any, ...]:
-    """Return what users call the state as a tuple of as many as the mode has.
-
-    Raises:
-        TypeError: it is a tuple where the mode has one state, or no tuple of that size.
-    """
-    names = state_names(spec)
-    is_tuple = isinstance(state, (tuple, list))
-    if len(names) == 1 and is_tuple:
-        raise TypeError(
-            f"`{name}` must be one array {names[0]} for mode {spec.mode!r}, got "
-            f"{_kind(state)}"
-        )
-    if len(names) > 1 and not (is_tuple and len(state) == len(names)):
-        raise TypeError(
-            f"`{name}` must be ({', '.join(names)}) for mode {spec.mode!r}, got "
-            f"{_kind(state)}"
-        )
-    return tuple(state) if is_tuple else (state,)
-
-
-def _kind(state: Any) -> str:
-    if isinstance(state, (tuple, list)):
-        return f"a {type(state).__name__} of {len(state)}"
-    return _checks.describe(state)
-
-
-def _state(name: str, a: Any, x: Array, shape: tuple[Any, ...], single: bool) -> Array:
-    a = _checks.check_array(name, a)
-    _checks.check_same_dtype(x=x, **{name: a})
-    layers, batch, size = shape
-    if single:
-        _checks.check_shape(name, a, **{"L*D": layers, "H": size})
-        return a[:, None]
-    _checks.check_shape(name, a, **{"L*D": layers, "B": batch, "H": size})
-    return a
-
-
-def _resets(
-    spec: RNNSpec, resets: Any, x: Array, single: bool, time_major: bool
-) -> Array:
-    if spec.bidirectional:
-        raise ValueError(
-            "`resets` needs a unidirectional spec, got bidirectional=True: a reverse "
-            "direction would carry later episodes into earlier ones"
-        )
-    if single:
-        resets = _checks.check_resets(resets, T=x.shape[0 if time_major else 1])
-        return resets.reshape(x.shape[:2])
-    names = ("T", "B") if time_major else ("B", "T")
-    return _checks.check_resets(resets, **dict(zip(names, x.shape, strict=False)))
-
-
-def _dropout_masks(
-    call: RNNCall, key: Array, batch: Any, steps: Any
-) -> tuple[Array, ...]:
-    """Draw True where an output of layer l is kept, over the logical `[B, T, F]`."""
-    spec = call.spec
-    if spec.dropout == 0 or spec.num_layers == 1:
-        return ()
-    shape = (batch, steps, spec.num_directions * spec.output_size)
-    kept = jnp.float32(1 - spec.dropout)  # else the mask would depend on the x64 flag
-    masks = [
-        jax.random.bernoulli(jax.random.fold_in(key, layer), kept, shape)
-        for layer in range(spec.num_layers - 1)
-    ]
-    if call.time_major:
-        masks = [jnp.swapaxes(mask, 0, 1) for mask in masks]
-    return tuple(masks)
-
-
-# ------------------------------------------------------- from results to the output
-
-
-def make_output(arguments: Arguments, outputs: Outputs, padding: Padding) -> RNNOutput:
-    """Apply the padding policy and take an added batch axis away again."""
-    call, operands, single = arguments[:3]
-    if arguments.valid is None:
-        y, states = _pad(call, operands, outputs, padding)
-    else:
-        y, states = _spread(arguments, outputs, padding)
-    if single:
-        y, states = jnp.squeeze(y, 1 - call.time_axis), [s[:, 0] for s in states]
-    return RNNOutput(y, as_state(states))
-
-
-def as_state(states: Sequence[Any]) -> Any:
-    """Return what users call the state: the one array, or a tuple of all."""
-    return states[0] if len(states) == 1 else tuple(states)
-
-
-def _pad(
-    call: RNNCall, operands: Operands, outputs: Outputs, padding: Padding
-) -> Outputs:
-    """Apply the padding policy to results with zeros past the end; linear."""
-    lengths = operands.seq_lengths
-    if lengths is None or padding == "zero":
-        return outputs
-    if padding == "drop":
-        steps, _ = call.sizes(operands)
-        return outputs._replace(
-            states=_padding.drop(outputs.states, lengths, steps, batch_axis=1)
-        )
-    held = _padding.hold(
-        outputs.y, lengths, call.time_axis, _initial_output(call, operands)
-    )
-    return outputs._replace(y=held)
-
-
-def _spread(arguments: Arguments, outputs: Outputs, padding: Padding) -> Outputs:
-    """Return the results of valid steps at their places, and the final states."""
-    call, operands, _, valid, reset_at_end = arguments
-    assert valid is not None
-    held = _initial_output(call, operands) if padding == "hold" else None
-    y, states = valid.spread(outputs.y, call.time_axis, held), outputs.states
-    if reset_at_end is not None:
-        states = select(~reset_at_end[None], states)
-    return Outputs(y, states)
-
-
-def _initial_output(call: RNNCall, operands: Operands) -> Array:
-    """Return what the last layer holds before any step, `[B, D*S]`."""
-    directions = call.spec.num_directions
-    return jnp.concatenate(list(operands.states[0][-directions:]), axis=-1)

@@ -1,4 +1,4 @@
-"""The record that describes a backend; `backends.py` lists those that there are."""
+"""The record that describes a backend; `backends.py` lists all backends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from .spec import RNNSpec
 
 
 class BackendStatus(NamedTuple):
-    """Whether a backend can be used here, and what it is or why it cannot."""
+    """The status of a backend on this machine; true if the backend can be used.
+
+    `detail` says what the backend is, or why it cannot be used.
+    """
 
     available: bool
     detail: str
@@ -21,24 +24,26 @@ class BackendStatus(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Backend:
-    """One way to run the operator.
+    """A way to run the operator.
 
     Attributes:
-        name: what `rnn(backend=...)` calls it.
-        platform: the platform of JAX that it compiles for; None: every one.
-        status: tells whether this machine has it.
-        unsupported_reason: `(spec, dtype)` to why it does not run them, None if it
-            does.
-        implementations: by the name of a pass, "forward" or "backward", and for the
-            backend that runs everything "tangent": a function of a call and the named
-            tuples that the primitive of that pass takes.
-        runs_ensembles: whether the implementations take the ensemble axis themselves,
-            as `implementation(call, results, ensemble, *trees)`; else they are under
-            `jax.vmap`.
-        exports: whether what `jax.export` writes may contain it.
-        packed_size: `(spec, dtype)` to the bytes of one packed weight vector.
-        pack: `(spec, weights [E, num_params])` to weights as the implementations read
-            them, uint8 `[E, packed_size]`; None: they read plain weights alone.
+        name: its name in `rnn(backend=...)`.
+        platform: the JAX platform that it compiles for; None means every platform.
+        status: returns its status on this machine.
+        unsupported_reason: returns, for `(spec, dtype)`, why it cannot run them; None
+            if it can.
+        implementations: for each pass, "forward" and "backward", and "tangent" for the
+            backend that runs everything: a function of a call and of the named tuples
+            that the primitive of that pass takes.
+        runs_ensembles: whether the implementations handle the ensemble axis themselves,
+            as `implementation(call, results, ensemble, *trees)`; otherwise they run
+            under `jax.vmap`.
+        exports: whether files that `jax.export` writes may contain it.
+        packed_size: returns, for `(spec, dtype)`, the bytes of one packed weight
+            vector.
+        pack: returns, for `(spec, weights [E, num_params])`, the weights in the order
+            that the implementations read, uint8 `[E, packed_size]`; None if they read
+            plain weights only.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Which backends there are, and which one a call takes: decided here alone."""
+"""The list of backends and the choice among them, which is made only here."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ BACKENDS = (cuda.BACKEND, cpu.BACKEND, xla.BACKEND)
 
 
 class BackendError(RuntimeError):
-    """The backend that was asked for cannot run the call; the message says why."""
+    """The error for a call that the requested backend cannot run; it says why."""
 
 
 class Explanation(NamedTuple):
-    """Which backend a call takes, why, and why each faster one (`rejected`) cannot."""
+    """The backend that a call takes, why, and why each faster one is `rejected`."""
 
     backend: str
     why: str
@@ -35,12 +35,12 @@ class Explanation(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a call is to run.
+    """The place where a call is to run.
 
     Attributes:
-        platform: as JAX names it.
-        reason: a clause that says how this is known, for messages.
-        exports: whether `jax.export` writes it, to run anywhere.
+        platform: JAX's name of the platform.
+        reason: a clause that says how the platform is known, for messages.
+        exports: whether `jax.export` writes the call, to run on any machine.
     """
 
     platform: str
@@ -52,8 +52,8 @@ def backends() -> dict[str, BackendStatus]:
     """Return every backend with its status on this machine.
 
     Returns:
-        `{"xla": ..., "cpu": ..., "cuda": ...}`; a status is true where the backend can
-        be used, and its `detail` says what it is, or why it cannot be.
+        `{"xla": ..., "cpu": ..., "cuda": ...}`; a status is true if the backend can be
+        used, and its `detail` says what the backend is, or why it cannot be used.
     """
     return {backend.name: backend.status() for backend in reversed(BACKENDS)}
 
@@ -61,16 +61,17 @@ def backends() -> dict[str, BackendStatus]:
 def explain(spec: RNNSpec, x: Any) -> Explanation:
     """Say which backend `rnn(spec, weights, x)` would take, and why.
 
-    Derivatives take it too, except for tangents (`jvp`) and whatever is differentiated
-    twice: those run on xla. So does what `jax.export` makes, for any machine to run.
+    Derivatives take the same backend, with two exceptions that run on xla: tangents
+    (`jvp`), and anything that is differentiated twice. Exported functions
+    (`jax.export`) run on xla too, so that any machine can run them.
 
     Args:
         spec: the network.
-        x: the input, or anything with its `dtype`: then it counts as being where JAX
+        x: the input, or any object with its `dtype`, which is taken to be where JAX
             puts new arrays.
 
     Raises:
-        TypeError: `spec` is no `RNNSpec`, or `x` has no dtype.
+        TypeError: `spec` is not an `RNNSpec`, or `x` has no dtype.
         ostinato.BackendError: no backend can run the spec here.
     """
     check_spec(spec)
@@ -91,11 +92,12 @@ def choose(
     Args:
         spec: the network.
         dtype: of all arrays.
-        place: where the call runs; None: not known yet, and no reason against any.
-        name: of the backend that was asked for, or None.
+        place: where the call runs; None while that is not known, so that no backend
+            is ruled out for its platform.
+        name: of the requested backend, or None.
 
     Raises:
-        BackendError: the one that was asked for does not run the call, or none does.
+        BackendError: the requested backend, or every backend, cannot run the call.
     """
     rejected: dict[str, str] = {}
     for backend in BACKENDS:
@@ -114,14 +116,14 @@ def choose(
 
 
 def check(name: Any, spec: RNNSpec, dtype: Any) -> None:
-    """Raise unless the backend of that name, or for None any one, can run the spec."""
+    """Raise unless the named backend, or any backend for None, can run the spec."""
     if name is not None:
         _checks.check_choice("backend", name, [b.name for b in reversed(BACKENDS)])
     choose(spec, dtype, None, name)
 
 
 def place_of(x: Any) -> Place:
-    """Return where `x` is; if that cannot be told, where JAX puts new arrays."""
+    """Return where `x` is; while tracing, return where JAX puts new arrays."""
     platform = jax.default_backend()
     if isinstance(x, jax.Array) and _checks.is_concrete(x):
         platform = next(iter(x.devices())).platform

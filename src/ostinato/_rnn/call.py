@@ -1,8 +1,8 @@
-"""What travels into the primitives: one static value and a few named tuples.
+"""The arguments and results of the primitives: one static value, some named tuples.
 
 Arrays keep the order of their names here; None stands for an array that the call does
-not have. `batch_axes` says where each one holds the batch, so that vmap and sharding
-need to know nothing else.
+not have. `batch_axes` says which axis of each array is the batch, so that vmap and
+sharding need to know nothing else.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .spec import RNNSpec, cell_class, state_shapes
 
 
 class Operands(NamedTuple):
-    """What the operator reads.
+    """The arguments of the operator.
 
     Attributes:
         weights: `[num_params]`.
         x: `[B, T, I]`, or `[T, B, I]` if time-major, or `[tokens, I]`, see `Packed`.
-        states: the initial ones, in the order of the table of modes: `[L*D, B, S]`,
+        states: the initial states, in the order of the table of modes: `[L*D, B, S]`,
             S = proj_size or hidden_size, then `[L*D, B, H]`.
         seq_lengths: int32 `[B]` in 0..T, or None.
-        segment_lengths: of packed sequences, how many tokens each has in `x`, int32
-            `[B]`; else None.
-        resets: bool, `x`'s shape without features, or None.
-        dropout_masks: of every layer but the last: bool, `y`'s shape, True where an
-            output is kept.
-        prepared: uint8, `weights` once more as a backend reads them, or None.
+        segment_lengths: for packed sequences, the number of tokens of each sequence in
+            `x`, int32 `[B]`; otherwise None.
+        resets: bool, in the shape of `x` without features, or None.
+        dropout_masks: one for every layer except the last: bool, in the shape of `y`,
+            True where an output is kept.
+        prepared: uint8, a copy of `weights` in the order that a backend reads, or None.
     """
 
     weights: Any
@@ -46,24 +46,30 @@ class Operands(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """`y` in the layout of `x`, 0 past a sequence's end; final states as `states`."""
+    """The results of the operator.
+
+    Attributes:
+        y: in the layout of `x`, 0 past the end of a sequence.
+        states: the final states, in the shapes of `Operands.states`.
+    """
 
     y: Any
     states: tuple
 
 
 class Saved(NamedTuple):
-    """What the training implementation stores beside its outputs.
+    """The arrays that the training implementation stores beside its outputs.
 
-    It is time-major whatever `x` is. Of packed sequences it is packed, `[tokens, ...]`
-    for `[T, B, ...]`.
+    They are time-major whatever the layout of `x`. For packed sequences they are
+    packed: `[tokens, ...]` takes the place of `[T, B, ...]`.
 
     Attributes:
-        hidden: of every layer but the last, its output before dropout, `[T, B, D*S]`.
-        gates: of every pseudo-layer, the blocks that its cell saves of a step,
-            `[T, B, blocks*H]`. Nothing with `recompute`, or where that is no block.
-        states: of every pseudo-layer, all states but the output, `[T, B, H]` each, in
-            the accumulation dtype.
+        hidden: the output before dropout of every layer except the last,
+            `[T, B, D*S]`.
+        gates: for every pseudo-layer, the blocks that its cell saves in a step,
+            `[T, B, blocks*H]`. Empty with `recompute`, or if the cell saves no block.
+        states: for every pseudo-layer, all states except the output, `[T, B, H]` each,
+            in the accumulation dtype.
     """
 
     hidden: tuple = ()
@@ -72,27 +78,27 @@ class Saved(NamedTuple):
 
 
 class Residuals(NamedTuple):
-    """What tangent and backward read beside the operands."""
+    """The arrays that tangent and backward read beside the operands."""
 
     y: Any
     saved: Saved
 
 
 class Differentiable(NamedTuple):
-    """Tangents or gradients of the operands that have any; None = zero, or unasked."""
+    """Tangents or gradients of the operands; None if zero, or if not asked for."""
 
     weights: Any = None
     x: Any = None
     states: tuple = ()
 
     def map(self, function: Callable, *others: Differentiable) -> Differentiable:
-        """Apply `function` to every item, whatever it is, and to those of `others`."""
+        """Apply `function` to each item together with the same item of all `others`."""
         trees = [(*item[:2], *item.states) for item in (self, *others)]
         weights, x, *states = (function(*items) for items in zip(*trees, strict=True))
         return Differentiable(weights, x, tuple(states))
 
     def items(self) -> tuple:
-        """Return all items in a row."""
+        """Return all items in one flat tuple."""
         return (self.weights, self.x, *self.states)
 
 
@@ -100,7 +106,10 @@ _HOLD_STEPS = {"x", "y", "resets", "dropout_masks"}
 
 
 def holds_steps(tree: Any) -> Any:
-    """Return, for each array of this module's tuples, whether it holds every step."""
+    """Return `tree`, of this module's tuples, with a bool for each array.
+
+    The bool is True if the array holds every step.
+    """
     if isinstance(tree, Saved):
         return jax.tree.map(lambda _: True, tree)
     if not hasattr(tree, "_fields"):
@@ -116,16 +125,16 @@ def holds_steps(tree: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A layout of `x`: sequences one after another, `[tokens, I]`, without padding.
+    """A layout of `x`: sequences concatenated without padding, `[tokens, I]`.
 
     The tokens are split into buffers of equal capacity. A buffer holds `B / buffers`
-    sequences, as many tokens of each as its `segment_lengths` says; what stands after
-    the last one is ignored, and 0 in results. Tokens that do not fit are cut off, and
-    so are steps past `max_length`.
+    sequences, and `segment_lengths` says how many tokens each of them has. The unused
+    capacity after the last sequence is ignored in arguments and 0 in results. Tokens
+    that do not fit are cut off, and so are steps past `max_length`.
 
     Attributes:
-        max_length: T, the most steps of a sequence.
-        buffers: how many; more than one is what vmap over the data makes.
+        max_length: T, the largest number of steps of a sequence.
+        buffers: the number of buffers; vmap over the data makes more than one.
     """
 
     max_length: int
@@ -134,16 +143,16 @@ class Packed:
 
 @dataclasses.dataclass(frozen=True)
 class RNNCall:
-    """The static side of one call.
+    """The static part of one call.
 
     Attributes:
         spec: the network.
         time_major: whether `x` and `y` are `[T, B, ...]`.
         save: also return `Saved`.
         recompute: keep no gates in `Saved`.
-        precision: of wider than 16-bit products, as `jax.lax.dot_general` takes it.
-        backend: the one that was asked for, or None.
-        packed: the layout, if `x` is `[tokens, I]`; then `time_major` means nothing.
+        precision: of float32 and float64 products, as in `jax.lax.dot_general`.
+        backend: the requested backend, or None.
+        packed: the layout, if `x` is `[tokens, I]`; then `time_major` has no effect.
     """
 
     spec: RNNSpec
@@ -160,24 +169,24 @@ class RNNCall:
 
     @property
     def saves_gates(self) -> bool:
-        """Whether `Saved` holds gates."""
+        """True if `Saved` holds gates."""
         return bool(cell_class(self.spec).saved) and not self.recompute
 
     @property
     def dropout_scale(self) -> float:
-        """What a kept value is multiplied by; at p = 1 nothing is kept."""
+        """The factor of a value that dropout keeps; at p = 1 it keeps nothing."""
         p = self.spec.dropout
         return 1 / (1 - p) if p < 1 else 0.0
 
     def sizes(self, operands: Operands) -> tuple[Any, Any]:
-        """Return `(T, B)` of a call; either may be a symbolic dimension."""
+        """Return `(T, B)`; each may be a symbolic dimension."""
         if self.packed is not None:
             return self.packed.max_length, operands.states[0].shape[1]
         shape = operands.x.shape
         return shape[self.time_axis], shape[1 - self.time_axis]
 
     def output_shapes(self, operands: Operands) -> tuple[Outputs, Saved | None]:
-        """Return shapes and dtypes of the results, `Saved` only if the call saves."""
+        """Return shapes and dtypes of the results; `Saved` only if the call saves."""
         spec, dtype = self.spec, operands.x.dtype
         steps, batch = self.sizes(operands)
         entries = operands.x.shape[:-1]
@@ -209,7 +218,7 @@ class RNNCall:
     def gradient_shapes(
         self, operands: Operands, wrt: Differentiable
     ) -> Differentiable:
-        """Return shapes and dtypes of the gradients that `wrt` (bools) asks for."""
+        """Return shapes and dtypes of the gradients for which `wrt` holds True."""
         values = Differentiable(*operands[: len(wrt)])
         return values.map(
             lambda a, asked: jax.ShapeDtypeStruct(a.shape, a.dtype) if asked else None,
@@ -217,10 +226,10 @@ class RNNCall:
         )
 
     def batch_axes(self, tree: Any) -> Any:
-        """Return `tree`, of this module's tuples, with each array's batch axis instead.
+        """Return `tree`, of this module's tuples, with batch axes in place of arrays.
 
-        Weights have none and get -1, prepared or not: None would read as an absent
-        array. Tokens take its place in arrays that hold packed sequences.
+        Weights, prepared or not, have no batch axis and get -1, because None would mean
+        an absent array. In packed arrays the axis of the tokens counts as batch axis.
         """
         if tree is None:
             return None

@@ -1,8 +1,8 @@
-"""What the cells of all modes share: their weights and the products with them.
+"""The base class of the cells of all modes: their weights and the products with them.
 
-A cell runs one step at a time inside a loop over time; what all steps share (products
-with the input, weight gradients) it runs for all steps at once. Arrays are `[B, ...]`
-in the first case and `[T, B, ...]` in the second; the same methods often serve both.
+A cell runs one step at a time inside a loop over time. Products with the input and
+weight gradients do not wait for the loop, and run for all steps at once. Arrays are
+`[B, ...]` in the first case and `[T, B, ...]` in the second; many methods serve both.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from jax import lax
 from .._typing import Array
 from .accumulation import accumulation_dtype, wide_product
 
-if TYPE_CHECKING:  # both are built on the table of modes, and so on this file
+if TYPE_CHECKING:  # both import the table of modes, which imports this file
     from .call import RNNCall
     from .spec import RNNSpec
 
 
 class LayerWeights(NamedTuple):
-    """Weights of one direction of one layer; None for what the spec leaves out.
+    """Weights of one direction of one layer; None for those that the spec leaves out.
 
     Shapes, with G gates, H units, P = proj_size and S = P or H: `w_ih [G*H, I]` in
     layer 0 and `[G*H, D*S]` above it, `w_hh [G*H, S]`, `b_ih [G*H]`, `b_hh [G*H]`,
@@ -41,12 +41,12 @@ States = tuple[Any, ...]
 
 
 class StepPrimal(NamedTuple):
-    """What the derivatives of a step read: of one step, or of all.
+    """The values of the forward pass that derivatives read, of one step or of all.
 
     Attributes:
-        gates: what the step saved, its blocks joined; None where it saves nothing.
-        before: the states that it started from.
-        after: the states that it came to.
+        gates: the blocks that the step saved, joined; None if it saves no block.
+        before: the states before the step.
+        after: the states after the step.
     """
 
     gates: Any
@@ -59,15 +59,16 @@ class ModeCell:
     """Weights of one direction of one layer, and the products with them.
 
     The first state is the output `h`, in the dtype of the weights; all others are in
-    the accumulation dtype. A mode names the blocks of H that a step saves (`saved`),
-    and adds `step`, and for its derivatives
+    the accumulation dtype. The subclass of a mode names the blocks of size H that a
+    step saves (`saved`), and defines `step` and, for the derivatives:
 
-    - `tangent_terms`: what is known for all steps before the loop, a tuple;
-    - `step_tangent`: tangents of the states after the step, from one step's terms;
-    - `step_backward`: `(cotangents, cotangents of the states before)`; the first of
-      the cotangents is that of the input product;
-    - `recurrent_parts`: pairs whose outer products, stacked, are the gradient of
-      `w_hh`: a cotangent and what the weights multiplied.
+    - `tangent_terms`: a tuple of the terms that are known for all steps before the
+      loop;
+    - `step_tangent`: the tangents of the states after a step, from its terms;
+    - `step_backward`: `(cotangents, dstates)`, of which the first cotangent is that of
+      the input product, and `dstates` are those of the states before the step;
+    - `recurrent_parts`: pairs of a cotangent and the factor that `w_hh` multiplied;
+      their outer products, stacked, are the gradient of `w_hh`.
     """
 
     call: RNNCall
@@ -89,29 +90,29 @@ class ModeCell:
 
     @property
     def precision(self) -> Any:
-        # 16-bit factors have exact products in float32: nothing is left to choose, and
-        # XLA on CPU knows no other way to multiply them.
+        # Products of 16-bit factors are exact in float32, so that there is nothing to
+        # choose, and XLA on CPU cannot multiply them in any other way.
         return self.call.precision if self.dtype == self.wide else None
 
     def widen(self, tree: Any) -> Any:
-        """Convert to the accumulation dtype; None stays None."""
+        """Convert a tree of arrays to the accumulation dtype; None stays None."""
         return _as_type(tree, self.wide)
 
     def narrow(self, tree: Any) -> Any:
-        """Convert to the dtype of the weights; None stays None."""
+        """Convert a tree of arrays to the dtype of the weights; None stays None."""
         return _as_type(tree, self.dtype)
 
     # ---------------------------------------------------------------- products
 
     def dot(self, a: Array, w: Array, w_axis: int = 1) -> Array:
-        """Contract the last axis of `a` with one of `w`, summed in the wide dtype."""
+        """Contract the last axis of `a` with `w_axis` of `w`; sum in the wide dtype."""
         contract = (a.ndim - 1, w_axis)
         return wide_product(self.narrow(a), w, contract, precision=self.precision)
 
     def outer(self, a: Array, b: Array) -> Array:
-        """`[T, B, m], [T, B, n] -> [m, n]`: a weight gradient, over all steps."""
-        # Matrix libraries want one operand transposed, by a copy: let it be the small.
-        # Not in 16 bits: there XLA on CPU makes of the .T a product that it cannot run.
+        """Sum outer products over all steps: `[T, B, m], [T, B, n] -> [m, n]`."""
+        # Matrix libraries copy one operand to transpose it; let it be the smaller one.
+        # Not in 16 bits: XLA on CPU merges the .T into a product that it cannot run.
         swap = a.shape[-1] > b.shape[-1] and self.dtype == self.wide
         first, second = (b, a) if swap else (a, b)
         product = wide_product(
@@ -123,8 +124,8 @@ class ModeCell:
         return product.T if swap else product
 
     def total(self, a: Array) -> Array:
-        """`[T, B, n] -> [n]`: a bias gradient."""
-        # A product with ones: XLA's own sum on CPU depends on the number of threads.
+        """Sum over all steps and sequences: `[T, B, n] -> [n]`."""
+        # A product with ones, since XLA's sum on CPU depends on the number of threads.
         ones = jnp.ones((*a.shape[:2], 1), self.wide)
         highest = lax.Precision.HIGHEST
         total = wide_product(
@@ -147,10 +148,10 @@ class ModeCell:
         hidden = self.spec.hidden_size
         return lax.slice_in_dim(a, start * hidden, stop * hidden, axis=axis)
 
-    # ------------------------------------------------- what all modes have in common
+    # -------------------------------------------------------- shared by all modes
 
     def input_product(self, x: Array) -> Array:
-        """Return `gx`, the gates' share of x without a bias, over all steps at once."""
+        """Return `gx = w_ih @ x`, without the bias, for all steps at once."""
         if self.weights.w_ih is None:  # input_mode "skip": x itself goes to every gate
             return jnp.concatenate((self.widen(x),) * self.spec.num_gates, axis=-1)
         return self.dot(x, self.weights.w_ih)
@@ -178,7 +179,7 @@ class ModeCell:
     def recurrent_tangent(
         self, at: StepPrimal, dweights: LayerWeights | None, like: Array
     ) -> Array:
-        """Return what changed recurrent weights add to the product, for all steps."""
+        """Return the tangent of the recurrent product by its weights, for all steps."""
         if dweights is None:
             return jnp.zeros_like(like)
         return self.affine(at.before[0], dweights.w_hh, dweights.b_hh)
@@ -186,7 +187,7 @@ class ModeCell:
     def weight_gradients(
         self, x: Array, at: StepPrimal, cotangents: tuple
     ) -> LayerWeights:
-        """Return those of every weight, over all steps at once, in the wide dtype."""
+        """Return the gradients of all weights over all steps, in the wide dtype."""
         w, dgx = self.weights, cotangents[0]
         parts = self.recurrent_parts(at, cotangents)
         has_b_hh = w.b_hh is not None
@@ -200,14 +201,14 @@ class ModeCell:
             w_hr=None,
         )
 
-    # ----------------------------------------------------------------- of each mode
+    # ----------------------------------------------------------- defined by each mode
 
     def step(self, states: States, gx: Array) -> tuple[States, Any]:
-        """Return the states after one step, and the joined blocks that it saves.
+        """Return the states after one step, and the blocks that it saves, joined.
 
-        Given the states before every step, the same lines recompute what is saved of
-        the whole sequence in one product. The input's bias is added here: in the
-        product over all steps it would be a pass of its own.
+        Given the states before every step, the same lines recompute the saved blocks
+        of all steps in one product. The bias of the input is added here, because after
+        the product over all steps it would take one more pass over memory.
         """
         raise NotImplementedError
 
@@ -228,7 +229,7 @@ class ModeCell:
 
 
 def _as_type(tree: Any, dtype: Any) -> Any:
-    """Convert an array, a tuple of arrays, or None."""
+    """Convert an array or a tuple of arrays to `dtype`; None stays None."""
     if tree is None:
         return None
     if isinstance(tree, tuple):

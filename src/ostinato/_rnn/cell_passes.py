@@ -1,9 +1,9 @@
-"""One step of each cell as three functions: inference, forward with saved values, back.
+"""One step of each cell as three functions: inference, forward and backward.
 
 Shapes throughout: `x [B, I]`, states `[B, H]`, `w_ih [G*H, I]`, `w_hh [G*H, H]`, biases
 `[G*H]`, rows by gate: LSTM `i f g o`, GRU `r z n`. All arrays share one dtype. All
 functions are pure and hold under every JAX transformation. Equations and papers:
-`pointwise.py`. For whole sequences use `rnn_forward` and `rnn_backward`.
+`ostinato.cells`. For whole sequences use `rnn_forward` and `rnn_backward`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from . import pointwise
 from .accumulation import wide_product, widen
 from .spec import RNNSpec
 
-_LSTM = RNNSpec("lstm", 1, 1)  # pointwise.lstm reads the cell clip alone: there is none
+_LSTM = RNNSpec("lstm", 1, 1)  # pointwise.lstm reads only `cell_clip` of it: None
 
 
 class GRUReserve(NamedTuple):
-    """Gates `r z n` and `uh = w_hn @ h + b_hn`, each `[B, H]`, and the inputs."""
+    """The gates `r z n` and `uh = w_hn @ h + b_hn`, each `[B, H]`, and the inputs.
+
+    The code elsewhere calls `uh` `h_candidate`.
+    """
 
     r: Float[Array, "B H"]
     z: Float[Array, "B H"]
     n: Float[Array, "B H"]
     uh: Float[Array, "B H"]
     x: Float[Array, "B I"]
-    h: Array
+    h: Float[Array, "B H"]
 
 
 class LSTMReserve(NamedTuple):
-    """Gates `i f g o` and the new cell state, each `[B, H]`, and the inputs."""
+    """The gates `i f g o` and the new cell state, each `[B, H]`, and the inputs."""
 
     i: Float[Array, "B H"]
     f: Float[Array, "B H"]
@@ -42,7 +45,7 @@ class LSTMReserve(NamedTuple):
     c_next: Float[Array, "B H"]
     x: Float[Array, "B I"]
     h: Float[Array, "B H"]
-    c: Array
+    c: Float[Array, "B H"]
 
 
 class RNNCellReserve(NamedTuple):
@@ -50,22 +53,22 @@ class RNNCellReserve(NamedTuple):
 
     h_next: Float[Array, "B H"]
     x: Float[Array, "B I"]
-    h: Array
+    h: Float[Array, "B H"]
 
 
 class GRUCellGrads(NamedTuple):
-    """Gradients, each shaped as what it is the gradient of."""
+    """Gradients, each in the shape of the argument of the same name."""
 
     x: Float[Array, "B I"]
     h: Float[Array, "B H"]
     w_ih: Float[Array, "3H I"]
     w_hh: Float[Array, "3H H"]
     b_ih: Float[Array, " 3H"]
-    b_hh: Array
+    b_hh: Float[Array, " 3H"]
 
 
 class LSTMCellGrads(NamedTuple):
-    """Gradients, each shaped as what it is the gradient of."""
+    """Gradients, each in the shape of the argument of the same name."""
 
     x: Float[Array, "B I"]
     h: Float[Array, "B H"]
@@ -73,18 +76,18 @@ class LSTMCellGrads(NamedTuple):
     w_ih: Float[Array, "4H I"]
     w_hh: Float[Array, "4H H"]
     b_ih: Float[Array, " 4H"]
-    b_hh: Array
+    b_hh: Float[Array, " 4H"]
 
 
 class RNNCellGrads(NamedTuple):
-    """Gradients, each shaped as what it is the gradient of."""
+    """Gradients, each in the shape of the argument of the same name."""
 
     x: Float[Array, "B I"]
     h: Float[Array, "B H"]
     w_ih: Float[Array, "H I"]
     w_hh: Float[Array, "H H"]
     b_ih: Float[Array, " H"]
-    b_hh: Array
+    b_hh: Float[Array, " H"]
 
 
 # ------------------------------------------------------------------------------- GRU
@@ -98,7 +101,7 @@ def gru_cell_inference(
     b_ih: Float[Array, " 3H"],
     b_hh: Float[Array, " 3H"],
 ) -> Float[Array, "B H"]:
-    """One GRU step, `r` applied after the recurrent product: `h_next [B, H]`.
+    """Run one GRU step that applies `r` after the recurrent product.
 
     Args:
         x: input, `[B, I]`.
@@ -108,9 +111,14 @@ def gru_cell_inference(
         b_ih: `[3H]`.
         b_hh: `[3H]`.
 
+    Returns:
+        `h_next [B, H]`.
+
     Raises:
         TypeError: the dtypes differ or are not floating.
         ValueError: shapes disagree.
+
+    Equations: `ostinato.cells.GRU`.
     """
     return gru_cell_forward(x, h, w_ih, w_hh, b_ih, b_hh)[0]
 
@@ -123,12 +131,12 @@ def gru_cell_forward(
     b_ih: Float[Array, " 3H"],
     b_hh: Float[Array, " 3H"],
 ) -> tuple[Float[Array, "B H"], GRUReserve]:
-    """`gru_cell_inference` that also returns what the backward pass needs."""
+    """Run `gru_cell_inference`; also return the reserve for `gru_cell_backward`."""
     _check(3, x, w_ih, w_hh, b_ih, b_hh, h=h)
     gx, gh = _affine(x, w_ih, b_ih), _affine(h, w_hh, b_hh)
     gates, h_next = pointwise.gru_after(gx, gh, widen(h))
-    r, z, n, uh = _narrow(x, *jnp.split(gates, 4, axis=-1))
-    return h_next.astype(x.dtype), GRUReserve(r, z, n, uh, x, h)
+    r, z, n, h_candidate = _narrow(x, *jnp.split(gates, 4, axis=-1))
+    return h_next.astype(x.dtype), GRUReserve(r, z, n, h_candidate, x, h)
 
 
 def gru_cell_backward(
@@ -137,12 +145,14 @@ def gru_cell_backward(
     w_ih: Float[Array, "3H I"],
     w_hh: Float[Array, "3H H"],
 ) -> GRUCellGrads:
-    """Pull the cotangent of `h_next`, `[B, H]`, back to all inputs of the step."""
+    """Pull the cotangent of `h_next`, `[B, H]`, back to all arguments of the step."""
     x, h = reserve.x, reserve.h
     _check_cotangents(h, dh_next=dh_next)
     gates = jnp.concatenate([widen(a) for a in reserve[:4]], axis=-1)
-    dgx, du, dh = pointwise.gru_after_backward(gates, widen(h), widen(dh_next))
-    dgh = jnp.concatenate([dgx[:, : 2 * h.shape[1]], du], axis=-1)
+    dgx, dh_candidate, dh = pointwise.gru_after_backward(
+        gates, widen(h), widen(dh_next)
+    )
+    dgh = jnp.concatenate([dgx[:, : 2 * h.shape[1]], dh_candidate], axis=-1)
     return GRUCellGrads(*_gradients(x, h, w_ih, w_hh, dgx, dgh, dh))
 
 
@@ -158,7 +168,7 @@ def lstm_cell_inference(
     b_ih: Float[Array, " 4H"],
     b_hh: Float[Array, " 4H"],
 ) -> tuple[Float[Array, "B H"], Float[Array, "B H"]]:
-    """One LSTM step: `(h_next, c_next)`, each `[B, H]`.
+    """Run one LSTM step.
 
     Args:
         x: input, `[B, I]`.
@@ -169,9 +179,14 @@ def lstm_cell_inference(
         b_ih: `[4H]`.
         b_hh: `[4H]`.
 
+    Returns:
+        `(h_next, c_next)`, each `[B, H]`.
+
     Raises:
         TypeError: the dtypes differ or are not floating.
         ValueError: shapes disagree.
+
+    Equations: `ostinato.cells.LSTM`.
     """
     return lstm_cell_forward(x, h, c, w_ih, w_hh, b_ih, b_hh)[0]
 
@@ -185,7 +200,7 @@ def lstm_cell_forward(
     b_ih: Float[Array, " 4H"],
     b_hh: Float[Array, " 4H"],
 ) -> tuple[tuple[Float[Array, "B H"], Float[Array, "B H"]], LSTMReserve]:
-    """`lstm_cell_inference` that also returns what the backward pass needs."""
+    """Run `lstm_cell_inference`; also return the reserve for `lstm_cell_backward`."""
     _check(4, x, w_ih, w_hh, b_ih, b_hh, h=h, c=c)
     pre = _affine(x, w_ih, b_ih) + _affine(h, w_hh, b_hh)
     gates, c_next, h_next = pointwise.lstm(pre, widen(c), _LSTM)
@@ -201,7 +216,7 @@ def lstm_cell_backward(
     w_ih: Float[Array, "4H I"],
     w_hh: Float[Array, "4H H"],
 ) -> LSTMCellGrads:
-    """Pull cotangents of `h_next` and `c_next`, `[B, H]`, back to all inputs."""
+    """Pull cotangents of `h_next` and `c_next`, `[B, H]`, back to all arguments."""
     x, h, c = reserve.x, reserve.h, reserve.c
     _check_cotangents(h, dh_next=dh_next, dc_next=dc_next)
     gates = jnp.concatenate([widen(a) for a in reserve[:4]], axis=-1)
@@ -229,7 +244,7 @@ def rnn_cell_inference(
     b_hh: Float[Array, " H"],
     activation: str = "tanh",
 ) -> Float[Array, "B H"]:
-    """One plain RNN step: `h_next = act(w_ih x + b_ih + w_hh h + b_hh)`, `[B, H]`.
+    """Run one plain RNN step: `h_next = act(w_ih x + b_ih + w_hh h + b_hh)`.
 
     Args:
         x: input, `[B, I]`.
@@ -240,9 +255,12 @@ def rnn_cell_inference(
         b_hh: `[H]`.
         activation: `"tanh"` or `"relu"`.
 
+    Returns:
+        `h_next [B, H]`.
+
     Raises:
         TypeError: the dtypes differ or are not floating.
-        ValueError: shapes disagree, or an unknown activation.
+        ValueError: shapes disagree, or the activation is unknown.
     """
     return rnn_cell_forward(x, h, w_ih, w_hh, b_ih, b_hh, activation)[0]
 
@@ -256,8 +274,8 @@ def rnn_cell_forward(
     b_hh: Float[Array, " H"],
     activation: str = "tanh",
 ) -> tuple[Float[Array, "B H"], RNNCellReserve]:
-    """`rnn_cell_inference` that also returns what the backward pass needs."""
-    spec = _plain(activation)
+    """Run `rnn_cell_inference`; also return the reserve for `rnn_cell_backward`."""
+    spec = _spec_of(activation)
     _check(1, x, w_ih, w_hh, b_ih, b_hh, h=h)
     h_next = pointwise.rnn(_affine(x, w_ih, b_ih) + _affine(h, w_hh, b_hh), spec)
     h_next = h_next.astype(x.dtype)
@@ -271,8 +289,8 @@ def rnn_cell_backward(
     w_hh: Float[Array, "H H"],
     activation: str = "tanh",
 ) -> RNNCellGrads:
-    """Pull the cotangent of `h_next`, `[B, H]`, back to all inputs of the step."""
-    spec = _plain(activation)
+    """Pull the cotangent of `h_next`, `[B, H]`, back to all arguments of the step."""
+    spec = _spec_of(activation)
     _check_cotangents(reserve.h, dh_next=dh_next)
     slope = pointwise.rnn_slope(widen(reserve.h_next), spec)
     dpre = widen(dh_next) * slope
@@ -282,7 +300,7 @@ def rnn_cell_backward(
 # ---------------------------------------------------------------------------- shared
 
 
-def _plain(activation: str) -> RNNSpec:
+def _spec_of(activation: str) -> RNNSpec:
     _checks.check_choice("activation", activation, ("tanh", "relu"))
     return RNNSpec(f"rnn_{activation}", 1, 1)  # type: ignore[arg-type]
 
@@ -337,7 +355,11 @@ def _gradients(
     dgh: Array,
     dh: Array | None,
 ) -> list[Array]:
-    """`dx, dh, dw_ih, dw_hh, db_ih, db_hh` from the products' cotangents."""
+    """Return `dx, dh, dw_ih, dw_hh, db_ih, db_hh`.
+
+    `dgx` and `dgh` are the cotangents of the two products; `dh` is the part of that of
+    `h` that does not pass through a product, or None.
+    """
     gx, gh = _narrow(x, dgx, dgh)
     through = wide_product(gh, w_hh, (1, 0))
     return _narrow(

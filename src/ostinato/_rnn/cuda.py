@@ -1,4 +1,4 @@
-"""The cuda backend: whether it can run here. Its kernels are not written yet."""
+"""The cuda backend, whose kernels are not written yet: it never runs a call."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _NO_KERNELS = "this version of ostinato has no CUDA kernels; on a GPU, xla runs"
 
 
 def status() -> BackendStatus:
-    """Tell whether this machine has it."""
+    """Return the status of the backend on this machine."""
     return BackendStatus(False, _NO_KERNELS)
 
 
 def unsupported_reason(spec: RNNSpec, dtype: Any) -> str | None:
-    """Return why the backend does not run this; None if it does."""
+    """Return why the backend cannot run the call; None if it can."""
     return _NO_KERNELS
 
 

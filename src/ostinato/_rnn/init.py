@@ -34,13 +34,14 @@ def init_weights(
             (PyTorch, `jax.experimental.rnn`). `"glorot_orthogonal"` draws each gate's
             block of `w_ih` from Glorot's uniform law, makes each gate's block of
             `w_hh`, and `w_hr`, orthogonal, and sets biases to 0.
-        forget_bias: LSTM only; the forget gates' bias, `b_ih + b_hh`, becomes this.
+        forget_bias: LSTM only; the value of the forget gates' bias, `b_ih + b_hh`; None
+            leaves it as the scheme draws it.
 
     Returns:
         `[num_params]`, in the order that `unpack_weights` reads.
 
     Raises:
-        TypeError: `key` is no PRNG key, or `dtype` is not floating.
+        TypeError: `key` is not a PRNG key, or `dtype` is not floating.
         ValueError: an unknown scheme, or `forget_bias` for a spec without one.
 
     References:
@@ -87,7 +88,7 @@ def _draw(
         draw = jax.nn.initializers.orthogonal()
     blocks = 1 if name == "w_hr" else spec.num_gates
     rows = shape[0] // blocks
-    # The QR factorisation behind `orthogonal` knows no 16-bit floats.
+    # The QR factorisation behind `orthogonal` does not take 16-bit floats.
     wide = accumulation_dtype(dtype)
     block_keys = jax.random.split(key, blocks)
     parts = [draw(k, (rows, shape[1]), wide) for k in block_keys]

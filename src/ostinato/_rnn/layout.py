@@ -1,4 +1,4 @@
-"""Weight shapes and the flat vector: written once, here. modes.py has the gates.
+"""Weight shapes and the flat vector of weights. Their gates are listed in modes.py.
 
 The flat vector has cuDNN's order. For every pseudo-layer (fwd0, rev0, fwd1, ...) come
 `w_ih, w_hh (, w_hr)`; then for every pseudo-layer the biases that the spec keeps. Each
@@ -24,7 +24,7 @@ _BIASES = ("b_ih", "b_hh")
 
 
 def param_shapes(spec: RNNSpec) -> list[LayerWeights]:
-    """Shapes of every pseudo-layer's weights, in the order fwd0, rev0, fwd1, ..."""
+    """Return the weights' shapes of every pseudo-layer: fwd0, rev0, fwd1, ..."""
     check_spec(spec)
     rows = spec.num_gates * spec.hidden_size
     out = spec.output_size
@@ -45,18 +45,18 @@ def param_shapes(spec: RNNSpec) -> list[LayerWeights]:
 
 
 def gate_rows(spec: RNNSpec, gate: str) -> slice:
-    """Return where the rows of a gate are in `w_ih`, `w_hh` and the biases."""
+    """Return the slice of rows of a gate in `w_ih`, `w_hh` and the biases."""
     start = MODES[spec.mode].gates.index(gate) * spec.hidden_size
     return slice(start, start + spec.hidden_size)
 
 
 def num_params(spec: RNNSpec) -> int:
-    """Length of the flat weight vector of `spec`."""
+    """Return the length of the flat weight vector of `spec`."""
     return sum(math.prod(shape) for _, _, shape in _tensors(spec))
 
 
 def _tensors(spec: RNNSpec) -> list[tuple[int, str, tuple[int, ...]]]:
-    """`(pseudo-layer, field, shape)` of every tensor, in flat order."""
+    """Return `(pseudo-layer, field, shape)` of every tensor, in flat order."""
     shapes = param_shapes(spec)
     return [
         (p, name, getattr(layer, name))
@@ -68,7 +68,7 @@ def _tensors(spec: RNNSpec) -> list[tuple[int, str, tuple[int, ...]]]:
 
 
 def check_weights(weights: Any, spec: RNNSpec, name: str = "weights") -> None:
-    """ValueError unless `weights` is the flat vector of `spec`."""
+    """Raise ValueError unless `weights` is the flat vector of `spec`."""
     want = num_params(spec)
     if tuple(weights.shape) != (want,):
         fields = ", ".join(
@@ -104,7 +104,7 @@ def unpack_weights(
         field an array shaped as `param_shapes` says, or None.
 
     Raises:
-        ValueError: the vector has another length; the message says which is wanted.
+        ValueError: the vector has a wrong length; the message says which is wanted.
 
     Holds under every JAX transformation.
     """
@@ -116,10 +116,10 @@ def unpack_weights(
         size = math.prod(shape)
         fields[p][name] = weights[offset : offset + size].reshape(shape)
         offset += size
-    return [LayerWeights(**{**_NOTHING, **f}) for f in fields]
+    return [LayerWeights(**{**_ABSENT, **f}) for f in fields]
 
 
-_NOTHING = dict.fromkeys(LayerWeights._fields)
+_ABSENT = dict.fromkeys(LayerWeights._fields)
 
 
 def pack_weights(
@@ -136,7 +136,7 @@ def pack_weights(
 
     Raises:
         TypeError: the tensors' dtypes differ.
-        ValueError: a tensor is missing, is there against the spec, or is misshaped.
+        ValueError: a tensor is missing, is not part of the spec, or has a wrong shape.
 
     Holds under every JAX transformation.
     """

@@ -1,8 +1,8 @@
-"""From primitives to backends: which implementation a platform compiles, and sharding.
+"""The lowering of the primitives to the implementations of the backends, with sharding.
 
 `backends.choose` names the backend. Its implementation is a function from the
-primitive's named tuples to its results; what is lowered is that function of all leaves,
-split over devices.
+primitive's named tuples to its results. The lowering takes that function, applies it to
+leaves in place of named tuples, and splits it over devices.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .call import Differentiable, RNNCall
 from .sharding import FreeAxes, partition
 
 Ensemble = tuple[bool, ...]
-"""For every leaf of a primitive, whether the ensemble axis stands in front of it."""
+"""A flag for every leaf of a primitive: True if it leads with the ensemble axis."""
 
 
 # -------------------------------------------- leaves with and without the ensemble axis
 
 
-def one_member(avals: Any, ensemble: Ensemble) -> list[jax.ShapeDtypeStruct]:
-    """Return shapes and dtypes without the ensemble axis."""
+def member_shapes(avals: Any, ensemble: Ensemble) -> list[jax.ShapeDtypeStruct]:
+    """Return the shapes and dtypes of one member, without the ensemble axis."""
     return [
         jax.ShapeDtypeStruct(a.shape[1:] if e else a.shape, a.dtype)
         for a, e in zip(avals, ensemble, strict=True)
@@ -39,7 +39,7 @@ def one_member(avals: Any, ensemble: Ensemble) -> list[jax.ShapeDtypeStruct]:
 
 
 def axes_of(call: RNNCall, trees: Any) -> list[int]:
-    """Return the batch axis of every leaf."""
+    """Return the batch axis of every leaf, -1 for weights."""
     return jax.tree.leaves(call.batch_axes(trees))
 
 
@@ -50,8 +50,8 @@ def results_of(
     ensemble: Ensemble,
     wrt: Differentiable | None = None,
 ) -> Any:
-    """Return shapes and dtypes of one member's results, under their names."""
-    operands, *rest = jax.tree.unflatten(tree, one_member(args, ensemble))
+    """Return shapes and dtypes of one member's results, in their named tuples."""
+    operands, *rest = jax.tree.unflatten(tree, member_shapes(args, ensemble))
     if wrt is not None:
         return (call.gradient_shapes(operands, wrt),)
     if rest:
@@ -62,9 +62,9 @@ def results_of(
 def free_axes(
     call: RNNCall, operands: Any, results: Any, ensemble: Ensemble
 ) -> FreeAxes:
-    """Return how arrays may be split over devices; both trees with their names."""
+    """Return the axes along which the arrays of two trees may be split over devices."""
     inward, outward = axes_of(call, operands), axes_of(call, results)
-    if call.packed is not None:  # no device could tell where its sequences begin
+    if call.packed is not None:  # a device could not tell where its sequences begin
         inward, outward = [-1] * len(inward), [-1] * len(outward)
     return FreeAxes(inward, outward, ensemble)
 
@@ -81,7 +81,7 @@ def by_vmap(
 ) -> Callable:
     """Return `implementation(call, *trees)` as a function from leaves to leaves.
 
-    The members of the ensemble run under `jax.vmap`.
+    The members of an ensemble run under `jax.vmap`.
     """
 
     def flat(*leaves: Array) -> list[Array]:
@@ -93,7 +93,7 @@ def by_vmap(
     return jax.vmap(flat, in_axes=tuple(0 if e else None for e in ensemble))
 
 
-def _natively(
+def _by_ensemble_axis(
     implementation: Callable,
     abstract_eval: Callable,
     call: RNNCall,
@@ -101,7 +101,7 @@ def _natively(
     ensemble: Ensemble,
     **params: Any,
 ) -> Callable:
-    """Return the same for an implementation that runs ensembles itself."""
+    """Return the same for an implementation that handles the ensemble axis itself."""
 
     def flat(*leaves: Array) -> list[Array]:
         avals = map(jax.typeof, leaves)
@@ -119,17 +119,17 @@ def _natively(
 
 
 def register(primitive: Primitive, name: str, abstract_eval: Callable) -> None:
-    """Give `primitive` its lowerings: what the backends have under `name`."""
+    """Register all backends' implementations of the pass `name` for `primitive`."""
     rules = {}
     for backend in BACKENDS:
         implementation = backend.implementations.get(name)
         if implementation is not None:
             flat_of = ft.partial(by_vmap, implementation)
             if backend.runs_ensembles:
-                flat_of = ft.partial(_natively, implementation, abstract_eval)
+                flat_of = ft.partial(_by_ensemble_axis, implementation, abstract_eval)
             rules[backend.name] = _rule(flat_of)
     _compat.lower_with_devices(primitive)
-    if rules.keys() == {xla.BACKEND.name}:  # whatever the call asks for
+    if rules.keys() == {xla.BACKEND.name}:  # whichever backend the call names
         mlir.register_lowering(primitive, rules[xla.BACKEND.name])
         return
 
@@ -153,7 +153,7 @@ def register(primitive: Primitive, name: str, abstract_eval: Callable) -> None:
 
 
 def _rule(flat_of: Callable) -> Callable:
-    """Return the lowering of `flat_of(**params)`, partitioned over devices."""
+    """Return the lowering rule of `flat_of(**params)`, partitioned over devices."""
 
     def run(
         *args: Array, call: RNNCall, tree: Any, ensemble: Ensemble, **params: Any
@@ -167,7 +167,7 @@ def _rule(flat_of: Callable) -> Callable:
 
 
 def always_jitted(function: Callable) -> Callable:
-    """Return `function`, jitted even under `jax.disable_jit`, as JAX's own are."""
+    """Return `function`, jitted even under `jax.disable_jit`, like JAX's primitives."""
 
     def run(*args: Array, **params: Any) -> Any:
         with jax.disable_jit(False):

@@ -1,4 +1,4 @@
-"""One step of each mode on XLA: its products around the equations of `pointwise`."""
+"""The cells of all modes on XLA: products around the equations of pointwise.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .cell import LayerWeights, ModeCell, States, StepPrimal
 
 
 class PlainRNN(ModeCell):
-    """Modes `rnn_relu` and `rnn_tanh`, whose slope follows from `h`."""
+    """The cell of modes `rnn_relu` and `rnn_tanh`, whose slope follows from `h`."""
 
     def step(self, states: States, gx: Array) -> tuple[States, Any]:
         w, (h,) = self.weights, states
@@ -32,7 +32,7 @@ class PlainRNN(ModeCell):
 
 
 class LSTM(ModeCell):
-    """Mode `lstm`, with or without a projection."""
+    """The cell of mode `lstm`, with or without a projection."""
 
     saved = ("i", "f", "g", "o")
 
@@ -83,9 +83,9 @@ class LSTM(ModeCell):
 
 
 class GRUResetAfter(ModeCell):
-    """Mode `gru` as cuDNN has it: `r` scales the recurrent product `gh_n`."""
+    """The cell of mode `gru` as in cuDNN: `r` scales the product `h_candidate`."""
 
-    saved = ("r", "z", "n", "gh_n")
+    saved = ("r", "z", "n", "h_candidate")
 
     def step(self, states: States, gx: Array) -> tuple[States, Any]:
         w, (h,) = self.weights, states
@@ -107,31 +107,33 @@ class GRUResetAfter(ModeCell):
 
     def step_backward(self, at: StepPrimal, dstates: States) -> tuple[tuple, States]:
         gates, h_prev = self.widen(at.gates), self.widen(at.before[0])
-        dgx, dgh_n, direct = pointwise.gru_after_backward(gates, h_prev, dstates[0])
-        dgh = jnp.concatenate([self.blocks(dgx, 0, 2), dgh_n], axis=-1)
-        return (dgx, dgh_n), (direct + self.dot(dgh, self.weights.w_hh, 0),)
+        dgx, dh_candidate, direct = pointwise.gru_after_backward(
+            gates, h_prev, dstates[0]
+        )
+        dgh = jnp.concatenate([self.blocks(dgx, 0, 2), dh_candidate], axis=-1)
+        return (dgx, dh_candidate), (direct + self.dot(dgh, self.weights.w_hh, 0),)
 
     def recurrent_parts(self, at: StepPrimal, cotangents: tuple) -> list[tuple]:
-        (dgx, dgh_n), (h_prev,) = cotangents, at.before
-        return [(self.blocks(dgx, 0, 2), h_prev), (dgh_n, h_prev)]
+        (dgx, dh_candidate), (h_prev,) = cotangents, at.before
+        return [(self.blocks(dgx, 0, 2), h_prev), (dh_candidate, h_prev)]
 
 
 class GRUResetBefore(ModeCell):
-    """Mode `gru` with `reset_after=False`: `r` scales the state before the product."""
+    """The cell of mode `gru` with `reset_after=False`: `r` scales the state `h`."""
 
     saved = ("r", "z", "n")
 
-    def _rows(self, a: Array | None) -> tuple[Any, Any]:
-        """Return rows `r z`, and rows `n`, of a recurrent weight or bias."""
+    def _split_rows(self, a: Array | None) -> tuple[Any, Any]:
+        """Return the rows of `r z`, and those of `n`, of a recurrent weight or bias."""
         return self.blocks(a, 0, 2, axis=0), self.blocks(a, 2, 3, axis=0)
 
-    def _reset(self, at: StepPrimal) -> Array:
-        """Return what the candidate's weights multiply: `r h_prev`."""
+    def _reset_state(self, at: StepPrimal) -> Array:
+        """Return `r h_prev`, which the weights of the candidate multiply."""
         return self.widen(self.blocks(at.gates, 0, 1)) * self.widen(at.before[0])
 
     def step(self, states: States, gx: Array) -> tuple[States, Any]:
         w, h = self.weights, self.widen(states[0])
-        (w_rz, w_n), (b_rz, b_n) = self._rows(w.w_hh), self._rows(w.b_hh)
+        (w_rz, w_n), (b_rz, b_n) = self._split_rows(w.w_hh), self._split_rows(w.b_hh)
         gx = self.add_bias(gx, w.b_ih)
         gh_rz = self.affine(h, w_rz, b_rz)
         r, z = pointwise.gru_before_gates(self.blocks(gx, 0, 2), gh_rz)
@@ -144,14 +146,14 @@ class GRUResetBefore(ModeCell):
     ) -> Array:
         if dweights is None:
             return jnp.zeros_like(like)
-        dw_rz, dw_n = self._rows(dweights.w_hh)
-        parts = [self.dot(at.before[0], dw_rz), self.dot(self._reset(at), dw_n)]
+        dw_rz, dw_n = self._split_rows(dweights.w_hh)
+        parts = [self.dot(at.before[0], dw_rz), self.dot(self._reset_state(at), dw_n)]
         return self.add_bias(jnp.concatenate(parts, axis=-1), dweights.b_hh)
 
     def step_tangent(self, at: StepPrimal, terms: tuple, dstates: States) -> States:
         (dg,), (dh,) = terms, dstates
         gates, h_prev = self.widen(at.gates), self.widen(at.before[0])
-        w_rz, w_n = self._rows(self.weights.w_hh)
+        w_rz, w_n = self._split_rows(self.weights.w_hh)
         drz = self.blocks(dg, 0, 2) + self.dot(dh, w_rz)
         dr, dz = pointwise.gru_before_rz_tangent(gates, drz)
         drh = dr * h_prev + self.blocks(gates, 0, 1) * dh
@@ -161,7 +163,7 @@ class GRUResetBefore(ModeCell):
     def step_backward(self, at: StepPrimal, dstates: States) -> tuple[tuple, States]:
         (dh,), gates = dstates, self.widen(at.gates)
         h_prev = self.widen(at.before[0])
-        w_rz, w_n = self._rows(self.weights.w_hh)
+        w_rz, w_n = self._split_rows(self.weights.w_hh)
         dz, dn = pointwise.gru_before_backward(gates, h_prev, dh)
         drh = self.dot(dn, w_n, 0)
         dr, direct = pointwise.gru_before_reset_backward(gates, h_prev, dh, drh)
@@ -173,5 +175,5 @@ class GRUResetBefore(ModeCell):
         (dg,) = cotangents
         return [
             (self.blocks(dg, 0, 2), at.before[0]),
-            (self.blocks(dg, 2, 3), self._reset(at)),
+            (self.blocks(dg, 2, 3), self._reset_state(at)),
         ]

@@ -1,4 +1,4 @@
-"""The table of modes: everything that depends on the mode is looked up here."""
+"""The table of modes, which holds everything that depends on the mode."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from .mode_cells import LSTM, GRUResetAfter, GRUResetBefore, PlainRNN
 
 
 class Mode(NamedTuple):
-    """One mode of the operator.
+    """A mode of the operator.
 
     Attributes:
-        gates: blocks of H rows of `w_ih`, `w_hh` and the biases, first to last.
-        states: what a step hands to the next one. The first is its output, of size
-            `output_size`; all others have size H.
-        cell: its equations on XLA, which also say what is saved of a step.
-        cell_reset_before: the same with `reset_after=False`; None: there is no such
-            variant.
-        options: fields of `RNNSpec` that only modes with them listed here honour.
+        gates: names of the blocks of H rows of `w_ih`, `w_hh` and the biases, first to
+            last.
+        states: names of the states, which a step passes to the next one. The first is
+            its output, of size `output_size`; all others have size H.
+        cell: its equations on XLA, which also name the blocks that a step saves.
+        cell_reset_before: the equations with `reset_after=False`; None if the mode does
+            not have this variant.
+        options: the fields of `RNNSpec` that need a mode which lists them here, if they
+            do not have their default.
     """
 
     gates: tuple[str, ...]
@@ -42,9 +44,9 @@ MODES = {
         options=("reset_after",),
     ),
 }
-"""Adding a mode that only XLA runs takes a row here, and a cell in mode_cells.py."""
+"""All modes. A new one that only XLA runs takes a row here, a cell in mode_cells.py."""
 
 
 def modes_with(option: str) -> list[str]:
-    """Return the names of the modes that honour a field of `RNNSpec`."""
+    """Return the names of the modes that honour the field `option` of `RNNSpec`."""
     return [name for name, mode in MODES.items() if option in mode.options]

@@ -1,7 +1,8 @@
 """Explicit passes, for those who write their own gradients.
 
-`rnn_forward` returns what `rnn_backward` needs; the cell trios do the same for one
-step. Everything is pure, and JAX can differentiate it once more.
+`rnn_forward` returns a reserve, from which `rnn_backward` computes gradients; the
+functions in cell_passes.py do the same for one step. All functions are pure, and JAX
+can differentiate them again.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import jax.numpy as jnp
 from .. import _checks
 from .._typing import Array, Float, Padding, State
 from . import layout, primitive
-from .api import Arguments, RNNOutput, as_state, make_call, make_output
+from .arguments import Arguments, make_call
 from .call import Operands, Outputs, Residuals, RNNCall
 from .masking import ValidSteps
+from .output import RNNOutput, as_state, make_output
 from .prepared import PreparedWeights
 from .spec import RNNSpec, check_spec, state_names
 
@@ -30,7 +32,7 @@ from .spec import RNNSpec, check_spec, state_names
 )
 @dataclasses.dataclass(frozen=True)
 class RNNReserve:
-    """What `rnn_backward` needs of the forward pass; a pytree, opaque to users."""
+    """The values of a forward pass that `rnn_backward` reads; an opaque pytree."""
 
     operands: Operands
     residuals: Residuals
@@ -42,7 +44,7 @@ class RNNReserve:
 
 
 class RNNGrads(NamedTuple):
-    """Gradients, each shaped as what it is the gradient of."""
+    """Gradients, each in the shape of the argument of the same name."""
 
     x: Float[Array, "*B T I"]
     weights: Float[Array, " num_params"]
@@ -58,7 +60,7 @@ def rnn_forward(
     padding: Padding = "zero",
     **options: Any,
 ) -> tuple[RNNOutput, RNNReserve]:
-    """Run `rnn` and keep what its backward pass needs.
+    """Run `rnn` and also return the reserve for `rnn_backward`.
 
     Args:
         spec: as in `rnn`.
@@ -70,12 +72,13 @@ def rnn_forward(
             no gates.
 
     Returns:
-        What `rnn` returns, and the reserve for `rnn_backward`.
+        `(output, reserve)`: the result of `rnn`, and the reserve.
 
     Raises:
         TypeError, ValueError, ostinato.BackendError: as in `rnn`.
 
-    Holds under the same transformations as `rnn`; gradients reach the reserve too.
+    Holds under the same transformations as `rnn`; gradients pass through the reserve
+    too.
     """
     arguments = make_call(spec, weights, x, initial_state, padding=padding, **options)
     call, operands = dataclasses.replace(arguments.call, save=True), arguments.operands
@@ -105,17 +108,17 @@ def rnn_backward(
     Args:
         spec: the spec that the forward pass ran.
         weights: the weights that the forward pass ran, `[num_params]`.
-        reserve: what `rnn_forward` returned.
+        reserve: the reserve that `rnn_forward` returned.
         dy: cotangent of `y`, in its shape and dtype; None means zeros.
         dstate: cotangent of `state`: an array, or `(dh, dc)` for an LSTM; None: zeros.
 
     Returns:
-        `RNNGrads(x, weights, initial_state)`; the last is given even where the forward
-        pass began from None.
+        `RNNGrads(x, weights, initial_state)`; the last is present even if the initial
+        state of the forward pass was None.
 
     Raises:
-        TypeError: an argument of the wrong type or dtype.
-        ValueError: a wrong shape, or a spec that is not the reserve's.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: a shape is wrong, or `spec` is not that of the reserve.
 
     Holds under the same transformations as `rnn`.
     """
@@ -162,7 +165,7 @@ def rnn_backward(
 
 
 def _cotangents(spec: RNNSpec, out: RNNOutput, dy: Any, dstate: Any) -> RNNOutput:
-    """Return `dy` and `dstate`, checked against what they are cotangents of."""
+    """Return `dy` and `dstate`, checked against the outputs `out`."""
     dy = _cotangent("dy", dy, out.y)
     names = state_names(spec)
     if not isinstance(out.state, tuple):

@@ -1,13 +1,11 @@
-"""The equations between the matrix products: forward, tangent, backward of one step.
+"""The elementwise equations of one step: forward, tangent and backward.
 
-Every function works on arrays with the units last, of any leading shape, in one dtype.
-`gx` and `gh` are the input and the recurrent product with their biases added. Backward
-functions return cotangents of pre-activations; a product's cotangent is theirs too.
-
-References:
-    LSTM: Hochreiter and Schmidhuber (1997) with the forget gate of Gers et al. (2000),
-    projection of Sak et al. (2014), arXiv:1402.1128. GRU: Cho et al. (2014),
-    arXiv:1406.1078; `reset_after` as in cuDNN.
+The equations themselves and their sources are those of `ostinato.cells.RNN`, `LSTM`,
+`LSTMP` and `GRU`. Every function works on arrays of one dtype and of any leading shape,
+with the units on the last axis. `pre` are pre-activations. `gx` and `gh` are the input
+and the recurrent product with their biases added; `h_candidate` is the block of `gh`
+that belongs to the candidate `n` of a GRU. Backward functions return cotangents of
+pre-activations, which are also the cotangents of the products in them.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import jax.numpy as jnp
 
 from .._typing import Array
 
-if TYPE_CHECKING:  # a spec is checked against the table of modes, built on this file
+if TYPE_CHECKING:  # spec.py imports the table of modes, which imports this file
     from .spec import RNNSpec
 
 
@@ -53,7 +51,7 @@ def rnn(pre: Array, spec: RNNSpec) -> Array:
 
 
 def rnn_slope(h: Array, spec: RNNSpec) -> Array:
-    """Return `dh / dpre`, which follows from `h`; serves tangent and backward alike."""
+    """Return `dh / dpre`, which follows from `h`, for tangent and backward."""
     return (h > 0).astype(h.dtype) if spec.mode == "rnn_relu" else _d_tanh(h)
 
 
@@ -61,7 +59,7 @@ def rnn_slope(h: Array, spec: RNNSpec) -> Array:
 
 
 def lstm(pre: Array, c_prev: Array, spec: RNNSpec) -> tuple[Array, Array, Array]:
-    """Return `(gates, c, u)`: `c = clip(f c_prev + i g)`, `u = o tanh(c)`."""
+    """Return `(gates, c, u)`: `c` is clipped, `u = o tanh(c)` is not projected."""
     *ifg, o = _split(pre, 4)
     gates, c = lstm_cell_state(ifg, c_prev)
     c, o = _clip(c, spec), jax.nn.sigmoid(o)
@@ -71,7 +69,7 @@ def lstm(pre: Array, c_prev: Array, spec: RNNSpec) -> tuple[Array, Array, Array]
 def lstm_cell_state(
     pre: Sequence[Array], c_prev: Array, mark: Callable[[Array], Array] = _same
 ) -> tuple[list[Array], Array]:
-    """Return the gates `i f g`, and `c = f c_prev + i g` before it is clipped.
+    """Return the gates `i f g`, and the new cell state before it is clipped.
 
     `pre` holds the pre-activations of these gates; `mark` is applied to each gate.
     """
@@ -90,14 +88,14 @@ def _clip(c: Array, spec: RNNSpec) -> Array:
 
 
 def _unclipped(dc: Array, c: Array, spec: RNNSpec) -> Array:
-    """Turn a (co)tangent of `c` into one of the value before clipping, or back."""
+    """Convert a (co)tangent of `c` to one of the value before clipping, or back."""
     if spec.cell_clip is None:
         return dc
     return jnp.where(jnp.abs(c) < spec.cell_clip, dc, 0)
 
 
 def lstm_output(gates: Array, c: Array) -> Array:
-    """Return `u = o tanh(c)` from what the forward pass saved."""
+    """Return `u = o tanh(c)` from the saved gates."""
     return _split(gates, 4)[3] * jnp.tanh(c)
 
 
@@ -122,7 +120,7 @@ def lstm_backward(
     tanh_c = jnp.tanh(c)
     dc = dc + du * o * _d_tanh(tanh_c)
 
-    def cut(a: Array) -> Array:  # last of all, so that no 0 * NaN survives a clip
+    def cut(a: Array) -> Array:  # applied last, so that no 0 * NaN survives a clip
         return _unclipped(a, c, spec)
 
     dpre = _join(
@@ -138,11 +136,11 @@ def lstm_backward(
 
 
 def gru_after(gx: Array, gh: Array, h_prev: Array) -> tuple[Array, Array]:
-    """Return `(gates, h)`, reset after the product: `n = tanh(gx_n + r gh_n)`."""
-    (rx, zx, nx), (rh, zh, gh_n) = _split(gx, 3), _split(gh, 3)
+    """Return `(r z n h_candidate, h)` of a GRU with reset after the product."""
+    (rx, zx, nx), (rh, zh, h_candidate) = _split(gx, 3), _split(gh, 3)
     r, z = jax.nn.sigmoid(rx + rh), jax.nn.sigmoid(zx + zh)
-    n = jnp.tanh(nx + r * gh_n)
-    return _join(r, z, n, gh_n), gru_output(z, n, h_prev)
+    n = jnp.tanh(nx + r * h_candidate)
+    return _join(r, z, n, h_candidate), gru_output(z, n, h_prev)
 
 
 def gru_output(z: Array, n: Array, h_prev: Array) -> Array:
@@ -154,34 +152,36 @@ def gru_after_tangent(
     gates: Array, h_prev: Array, dgx: Array, dgh: Array, dh_prev: Array
 ) -> Array:
     """Return the tangent `dh`."""
-    r, z, n, gh_n = _split(gates, 4)
-    (drx, dzx, dnx), (drh, dzh, dgh_n) = _split(dgx, 3), _split(dgh, 3)
+    r, z, n, h_candidate = _split(gates, 4)
+    (drx, dzx, dnx), (drh, dzh, dh_candidate) = _split(dgx, 3), _split(dgh, 3)
     dr, dz = _d_sigmoid(r) * (drx + drh), _d_sigmoid(z) * (dzx + dzh)
-    dn = _d_tanh(n) * (dnx + dr * gh_n + r * dgh_n)
+    dn = _d_tanh(n) * (dnx + dr * h_candidate + r * dh_candidate)
     return (1 - z) * dn + dz * (h_prev - n) + z * dh_prev
 
 
 def gru_after_backward(
     gates: Array, h_prev: Array, dh: Array
 ) -> tuple[Array, Array, Array]:
-    """Return cotangents `(dgx, dgh_n, dh_prev)`; `dgh` is `dgx` but for its last block.
+    """Return cotangents `(dgx, dh_candidate, dh_prev)`.
 
-    `dh_prev` is the direct path alone, without the one through the product.
+    The first two blocks of `dgh` equal those of `dgx`; the last one is `dh_candidate`.
+    `dh_prev` does not include the path through the recurrent product.
     """
-    r, z, n, gh_n = _split(gates, 4)
+    r, z, n, h_candidate = _split(gates, 4)
     dn = dh * (1 - z) * _d_tanh(n)
     dz = dh * (h_prev - n) * _d_sigmoid(z)
-    return _join(dn * gh_n * _d_sigmoid(r), dz, dn), dn * r, dh * z
+    dr = dn * h_candidate * _d_sigmoid(r)
+    return _join(dr, dz, dn), dn * r, dh * z
 
 
 def gru_before_gates(gx: Array, gh: Array) -> tuple[Array, Array]:
-    """Return `(r, z)` from their two blocks; reset before the product, first half."""
+    """Return the gates `(r, z)` of a GRU with reset before the product."""
     r, z = _split(jax.nn.sigmoid(gx + gh), 2)
     return r, z
 
 
 def gru_before(z: Array, n_pre: Array, h_prev: Array) -> tuple[Array, Array]:
-    """Return `(n, h)`, the second half, once `gh_n = w_hn @ (r h_prev)` is known."""
+    """Return `(n, h)`; `n_pre` includes `h_candidate = w_hn @ (r h_prev) + b_hn`."""
     n = jnp.tanh(n_pre)
     return n, gru_output(z, n, h_prev)
 
@@ -191,14 +191,14 @@ def gru_before_tangent(
 ) -> Array:
     """Return the tangent `dh`.
 
-    `dz` is of the gate itself, `dn_pre` of the pre-activation.
+    `dz` is the tangent of the gate `z`, `dn_pre` that of the pre-activation of `n`.
     """
     _, z, n = _split(gates, 3)
     return (1 - z) * _d_tanh(n) * dn_pre + dz * (h_prev - n) + z * dh_prev
 
 
 def gru_before_rz_tangent(gates: Array, drz_pre: Array) -> tuple[Array, Array]:
-    """Return tangents `(dr, dz)` of the gates themselves."""
+    """Return the tangents `(dr, dz)` of the gates from `drz_pre`."""
     r, z, _ = _split(gates, 3)
     dr, dz = _split(drz_pre, 2)
     return _d_sigmoid(r) * dr, _d_sigmoid(z) * dz

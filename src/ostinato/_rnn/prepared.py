@@ -1,4 +1,4 @@
-"""`prepare`: weights that the cpu kernels read as they are, for serving."""
+"""The function `prepare`, which packs weights for the kernels once, for serving."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .spec import RNNSpec, check_spec
 
 
 class PreparedWeights(NamedTuple):
-    """What `prepare` returns; a pytree, taken wherever `weights` are.
+    """The result of `prepare`: a pytree, accepted wherever `weights` are.
 
     Attributes:
         weights: flat vector `[num_params]`.
-        packed: uint8, the same once more in the order of the cpu kernels; None where
-            those would not run.
+        packed: uint8, a copy of the weights in the order of the cpu kernels; None if
+            these would not run.
     """
 
     weights: Float[Array, " num_params"]
@@ -34,27 +34,28 @@ class PreparedWeights(NamedTuple):
 def prepare(spec: RNNSpec, weights: Float[Array, " num_params"]) -> PreparedWeights:
     """Pack weights once, for many calls with the same weights.
 
-    The cpu kernels read weights in an order of their own and reorder them in every
-    call. That costs as much as several steps of a batch of one; prepared weights save
-    it. The results have the same bits, but for calls of a few steps and rows (such as
-    `rnn_step`): those read plain weights unpacked and sum in another order.
+    The cpu kernels read weights in an order of their own, and every call reorders plain
+    weights. For a batch of one that costs as much as several steps; prepared weights
+    save it. The results have the same bits, except in calls of a few steps and
+    sequences (such as `rnn_step`), which read plain weights without reordering them and
+    sum in another order.
 
     Args:
-        spec: the network that the weights are of.
+        spec: the network of the weights.
         weights: flat vector `[num_params]`.
 
     Returns:
         `PreparedWeights`, which `rnn`, `rnn_step` and `rnn_forward` take instead of
-        `weights`. The packed part serves the machine that made it; elsewhere the
-        kernels notice and pack again, and other backends read the flat vector.
+        `weights`. The packed part serves the machine that made it; on another machine
+        the kernels notice and pack again. Other backends read the flat vector.
 
     Raises:
-        TypeError: `weights` is no array of a dtype that `rnn` takes.
+        TypeError: `weights` is not an array of a dtype that `rnn` takes.
         ValueError: `weights` is not the flat vector of `spec`.
 
-    Holds under `jit` and `vmap`. Gradients reach the flat vector alone: with respect to
+    Holds under `jit` and `vmap`. Gradients reach only the flat vector: with respect to
     prepared weights, `jax.grad` needs `allow_int=True` and gives `packed` a gradient of
-    dtype float0. Training gains nothing from it.
+    dtype float0. Training gains nothing from prepared weights.
     """
     check_spec(spec)
     weights = _checks.check_array("weights", weights)
@@ -69,7 +70,7 @@ def prepare(spec: RNNSpec, weights: Float[Array, " num_params"]) -> PreparedWeig
     return PreparedWeights(weights, packed)
 
 
-# Packs `[..., num_params]` into `[..., packed_size]`.
+# This primitive packs `[..., num_params]` into `[..., packed_size]`.
 pack_p = Primitive("ostinato_pack")
 
 
@@ -90,7 +91,7 @@ def _pack(weights: Array, *, spec: RNNSpec, backend: Backend) -> Array:
 
 
 def _pack_nothing(weights: Array, *, spec: RNNSpec, backend: Backend) -> Array:
-    """Return zeros, where the backend does not run; it would notice, and pack again."""
+    """Return zeros where the backend does not run; it would notice and pack again."""
     return jnp.zeros(_packed_shape(weights, spec, backend), jnp.uint8)
 
 

@@ -1,15 +1,15 @@
-"""The three primitives and every rule of theirs: shapes, lowering, vmap, gradients.
+"""The three primitives and all their rules: shapes, lowering, vmap and gradients.
 
-`rnn_p` runs the network. Its JVP rule binds `rnn_p` in the form that saves, and
-`rnn_tangent_p`, which is linear in the tangents; transposing that binds `rnn_bwd_p`.
-So `grad` sees two fused operators, and forward mode one fused and one XLA loop. What
-is differentiated once more falls back to JAX's own rules on the XLA implementation.
+`rnn_p` runs the network. Its JVP rule binds `rnn_p` with `save=True`, and
+`rnn_tangent_p`, which is linear in the tangents; the transpose of that binds
+`rnn_bwd_p`. So `grad` runs two fused operators, and forward mode one fused operator and
+one XLA loop. Second derivatives are those of the XLA implementation by JAX's own rules.
 
-Arrays travel as the leaves of the named tuples in `call.py`; the static parameters are
-the `RNNCall`, the tree that puts the leaves together again, and `ensemble`: for every
-leaf whether it has a leading ensemble axis. The members of an ensemble are runs with
-weights of their own, which is what vmap over weights makes; a leaf without the axis is
-shared by all members.
+The arguments of a primitive are the leaves of the named tuples in call.py. Its static
+parameters are the `RNNCall`, the tree structure of the named tuples, and `ensemble`,
+which tells for every leaf whether it has a leading ensemble axis. The members of an
+ensemble have weights of their own; vmap over weights makes ensembles. All members share
+a leaf that does not have the axis.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from .lowering import (
     axes_of,
     by_vmap,
     free_axes,
-    one_member,
+    member_shapes,
     register,
     results_of,
 )
 
-_X = Operands._fields.index("x")  # its place among the leaves: what precedes is there
+_X = Operands._fields.index("x")  # also its index among the leaves
 
 
 # ------------------------------------------------------------- binding, named tuples
@@ -47,40 +47,41 @@ _X = Operands._fields.index("x")  # its place among the leaves: what precedes is
 def bind_trees(
     primitive: Primitive, trees: Any, flags: Any, **params: Any
 ) -> list[Array]:
-    """Bind the leaves of `trees`; `flags` says which have the ensemble axis."""
+    """Bind the leaves of `trees`; `flags` tells which ones have the ensemble axis."""
     leaves, tree = jax.tree.flatten(trees)
     ensemble = tuple(jax.tree.leaves(flags))
     leaves = sharding.make_varying(leaves)
     return primitive.bind(*leaves, tree=tree, ensemble=ensemble, **params)
 
 
-def _all(flag: bool, trees: Any) -> Any:
+def _same_flag(flag: bool, trees: Any) -> Any:
     return jax.tree.map(lambda _: flag, trees)
 
 
 def run(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
-    """Bind `rnn_p`."""
+    """Bind `rnn_p` and return its results in their named tuples."""
     shapes = call.output_shapes(operands)
-    out = _enter(rnn_p, call, (operands,), shapes)
+    out = _bind_automatic(rnn_p, call, (operands,), shapes)
     return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
 
 def run_backward(
     call: RNNCall, operands: Operands, residuals: Residuals, bar: Outputs
 ) -> Differentiable:
-    """Bind `rnn_bwd_p` for the gradients of everything that has one."""
+    """Bind `rnn_bwd_p` and return the gradients of all differentiable operands."""
     wrt = Differentiable(True, True, (True,) * len(operands.states))
     shapes = call.gradient_shapes(operands, wrt)
     trees = (operands, residuals, bar)
-    return _place(wrt, _enter(rnn_bwd_p, call, trees, (shapes,), wrt=wrt))
+    grads = _bind_automatic(rnn_bwd_p, call, trees, (shapes,), wrt=wrt)
+    return _to_differentiable(wrt, grads)
 
 
-def _enter(
+def _bind_automatic(
     primitive: Primitive, call: RNNCall, trees: Any, shapes: Any, **params: Any
 ) -> list[Array]:
-    """Bind from outside, where arrays may be of explicit sharding."""
+    """Bind under automatic sharding, while the arrays may have explicit sharding."""
     leaves, tree = jax.tree.flatten(trees)
-    flags = _all(False, trees)
+    flags = _same_flag(False, trees)
     free = free_axes(call, trees, shapes, tuple(jax.tree.leaves(flags)))
 
     def bind(*leaves: Array) -> list[Array]:
@@ -91,8 +92,8 @@ def _enter(
     return sharding.automatic(bind, leaves, free, results)
 
 
-def _place(wrt: Differentiable, values: Any) -> Differentiable:
-    """Put the values, one for each True in `wrt`, back under their names."""
+def _to_differentiable(wrt: Differentiable, values: Any) -> Differentiable:
+    """Return the values, one for each True in `wrt`, under the names of the fields."""
     values = iter(values)
     return wrt.map(lambda asked: next(values) if asked else None)
 
@@ -107,8 +108,8 @@ def _num_members(args: Any, ensemble: Ensemble) -> Any:
 def _abstract_eval(
     shapes: Callable, *avals: Any, tree: Any, ensemble: Ensemble
 ) -> list:
-    """Return `shapes(*trees)` of one member, with the ensemble axis in front again."""
-    trees = jax.tree.unflatten(tree, one_member(avals, ensemble))
+    """Return `shapes(*trees)` of one member with the ensemble axis added in front."""
+    trees = jax.tree.unflatten(tree, member_shapes(avals, ensemble))
     lead = (_num_members(avals, ensemble),) if any(ensemble) else ()
     return [
         sharding.shaped_array((*lead, *out.shape), out.dtype, like=avals)
@@ -155,7 +156,7 @@ def _batch(
     ensemble: Ensemble,
     **params: Any,
 ) -> tuple[list[Array], list[int]]:
-    """Join the new axis to the batch, or to the ensemble where weights differ."""
+    """Merge the mapped axis into the batch, or into the ensemble if weights differ."""
     bind = ft.partial(primitive.bind, tree=tree, **params)
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     args = [
@@ -177,7 +178,7 @@ def _batch(
         _join_batch(a, m, size, axis + e) if axis >= 0 else a
         for a, m, axis, e in zip(args, mapped, axes, ensemble, strict=True)
     ]
-    outs = bind(*args, call=_joined(call, size), ensemble=ensemble)
+    outs = bind(*args, call=_joined_call(call, size), ensemble=ensemble)
     out_axes = axes_of(call, results)
     outs = [
         out.reshape(*out.shape[: any(ensemble)], *shape[:axis], size, *shape[axis:])
@@ -188,8 +189,8 @@ def _batch(
     return outs, [axis + any(ensemble) for axis in out_axes]
 
 
-def _joined(call: RNNCall, size: Any) -> RNNCall:
-    """Return the call over all of `size` elements; each brings its own buffers."""
+def _joined_call(call: RNNCall, size: Any) -> RNNCall:
+    """Return the call over all `size` elements, each of which brings its buffers."""
     if call.packed is None:
         return call
     packed = dataclasses.replace(call.packed, buffers=size * call.packed.buffers)
@@ -199,7 +200,7 @@ def _joined(call: RNNCall, size: Any) -> RNNCall:
 def _joins_batch(
     primitive: Primitive, mapped: list[bool], axes: list[int], params: dict
 ) -> bool:
-    """Return whether weights stay whole, and x is mapped: then nothing is repeated."""
+    """Return whether x is mapped and weights are not, so that nothing is repeated."""
     if any(m and axis < 0 for m, axis in zip(mapped, axes, strict=True)):
         return False
     x_mapped = mapped[_X]
@@ -209,7 +210,7 @@ def _joins_batch(
 
 
 def _join_batch(a: Array, mapped: bool, size: int, axis: int) -> Array:
-    """Merge the mapped axis, in front, into the batch; repeat what is not mapped."""
+    """Merge the leading mapped axis into the batch; repeat arrays without that axis."""
     if mapped:
         a = jnp.moveaxis(a, 0, axis)
     else:
@@ -255,7 +256,7 @@ def _is_zero(t: Any) -> bool:
 def _rnn_jvp(
     primals: Any, tangents: Any, *, call: RNNCall, tree: Any, ensemble: Ensemble
 ) -> tuple[list[Array], list[Any]]:
-    if call.save:  # what is saved has tangents too
+    if call.save:  # the saved arrays need tangents too
         return _jvp_of_xla(
             xla_packed.forward,
             primals,
@@ -267,7 +268,7 @@ def _rnn_jvp(
     saving = dataclasses.replace(call, save=True)
     out = rnn_p.bind(*primals, call=saving, tree=tree, ensemble=ensemble)
     (operands,) = jax.tree.unflatten(tree, primals)
-    (shapes,) = jax.tree.unflatten(tree, one_member(primals, ensemble))
+    (shapes,) = jax.tree.unflatten(tree, member_shapes(primals, ensemble))
     structure = jax.tree.structure(saving.output_shapes(shapes))
     outputs, saved = jax.tree.unflatten(structure, out)
     assert saved is not None
@@ -277,13 +278,17 @@ def _rnn_jvp(
     (flags,) = jax.tree.unflatten(tree, ensemble)
     nonzero = _differentiable(given).map(lambda t: not _is_zero(t))
     dot, dot_flags = (
-        _differentiable(of).map(lambda a, moves: a if moves else None, nonzero)
+        _differentiable(of).map(lambda a, keep: a if keep else None, nonzero)
         for of in (given, flags)
     )
     dout = bind_trees(
         rnn_tangent_p,
         (operands._replace(prepared=None), residuals, dot),
-        (flags._replace(prepared=None), _all(any(ensemble), residuals), dot_flags),
+        (
+            flags._replace(prepared=None),
+            _same_flag(any(ensemble), residuals),
+            dot_flags,
+        ),
         call=saving,
     )
     return jax.tree.leaves(outputs), dout
@@ -296,7 +301,7 @@ def _differentiable(operands: Operands) -> Differentiable:
 def _jvp_of_xla(
     implementation: Callable, primals: Any, tangents: Any, **params: Any
 ) -> tuple[list[Array], list[Array]]:
-    """Differentiate the XLA implementation by JAX's own rules."""
+    """Differentiate an XLA implementation by JAX's own rules."""
     flat = by_vmap(implementation, **params)
     nonzero = [i for i, t in enumerate(tangents) if not _is_zero(t)]
 
@@ -322,18 +327,18 @@ def _rnn_tangent_transpose(
     grads = bind_trees(
         rnn_bwd_p,
         (operands, residuals, bar),
-        (flags, residual_flags, _all(any(ensemble), bar)),
+        (flags, residual_flags, _same_flag(any(ensemble), bar)),
         call=call,
         wrt=wrt,
     )
     if any(ensemble):
-        # A tangent that all members share gathers its cotangent from all of them.
+        # The cotangent of a tangent that all members share is the sum over members.
         asked = zip(dot_flags.items(), wrt.items(), strict=True)
         shared = [not flag for flag, w in asked if w]
         grads = [
             jnp.sum(g, axis=0) if s else g for g, s in zip(grads, shared, strict=True)
         ]
-    placed = _place(wrt, grads)
+    placed = _to_differentiable(wrt, grads)
     given = zip(dot.items(), placed.items(), strict=True)
     tangents = [g for t, g in given if t is not None]
     return [None] * (len(args) - len(tangents)) + tangents

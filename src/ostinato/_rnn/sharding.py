@@ -1,4 +1,4 @@
-"""Sharding of the primitives: batch and ensemble are free, the rest is replicated."""
+"""Sharding of the primitives: batch and ensemble are split, the rest is replicated."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from .._typing import Array
 
 
 class FreeAxes(NamedTuple):
-    """Where arrays hold the batch: the axis of one member's array, -1 for weights.
+    """The axes along which arrays may be split over devices.
 
-    `ensemble` tells which operands have a leading ensemble axis; if any has, every
-    result has.
+    Attributes:
+        operands: the batch axis of each operand, counted in the array of one member of
+            the ensemble; -1 for weights.
+        results: the batch axis of each result, counted in the same way.
+        ensemble: for each operand, whether it has a leading ensemble axis; if any
+            operand has one, every result has one.
     """
 
     operands: list[int]
@@ -48,20 +52,20 @@ def _result_axes(free: FreeAxes) -> list[_Axes]:
 
 
 def partition(flat: Callable, free: FreeAxes) -> Callable:
-    """Split `flat` over devices along batch and ensemble where its operands are."""
+    """Return `flat`, split over devices along batch and ensemble like its operands."""
     operands, results = _operand_axes(free), _result_axes(free)
 
     def split(mesh: Any, arguments: Any, outputs: Any) -> tuple:
         batch = _mesh_axes(mesh, arguments, [axes.batch for axes in operands])
         ensemble = _mesh_axes(mesh, arguments, [axes.ensemble for axes in operands])
         if set(_names(batch)) & set(_names(ensemble)):
-            ensemble = None  # an axis of the mesh splits one of them
+            ensemble = None  # an axis of the mesh can split only one of them
 
         def local(*args: Array) -> list[Array]:
             outs = flat(*args)
             if batch is None:
                 return outs
-            # A weight gradient gathers from every device that holds part of the batch.
+            # A weight gradient is the sum over all devices that hold part of the batch.
             return [
                 jax.lax.psum(out, batch) if axes.batch is None else out
                 for out, axes in zip(outs, results, strict=True)
@@ -90,10 +94,11 @@ def partition(flat: Callable, free: FreeAxes) -> Callable:
 
 
 def _mesh_axes(mesh: Any, arrays: Any, axes: list[int | None]) -> Any:
-    """Return mesh axes along which the first array with a split one of `axes` is split.
+    """Return the mesh axes of the first array that is split along its axis in `axes`.
 
-    None where their devices do not divide its size: XLA would pad the parts, and what
-    stands there would count in the gradients of weights.
+    Return None if no array is, or if the number of devices does not divide the
+    size of that axis: XLA would pad the parts, and the padding would count in the
+    gradients of weights.
     """
     for array, axis in zip(arrays, axes, strict=True):
         spec = getattr(array.sharding, "spec", ())
@@ -104,7 +109,7 @@ def _mesh_axes(mesh: Any, arrays: Any, axes: list[int | None]) -> Any:
 
 
 def _names(axes: Any) -> tuple[str, ...]:
-    """Return the names of mesh axes, of which there are none, one or several."""
+    """Return as a tuple the names in `axes`: None, one name or a tuple of names."""
     if axes is None:
         return ()
     return (axes,) if isinstance(axes, str) else tuple(axes)
@@ -113,7 +118,7 @@ def _names(axes: Any) -> tuple[str, ...]:
 def _shardy_rule(
     arguments: Any, outputs: Any, operands: list[_Axes], results: list[_Axes]
 ) -> str:
-    """Write `b` and `e` for batch and ensemble; other axes are factors of their own."""
+    """Return the Shardy rule: `b` is the batch, `e` the ensemble, `d0 ...` the rest."""
     fresh = (f"d{n}" for n in itertools.count())
 
     def side(arrays: Any, all_axes: list[_Axes]) -> str:
@@ -136,9 +141,10 @@ def _shardy_rule(
 
 
 def automatic(run: Callable, leaves: list[Array], free: FreeAxes, shapes: Any) -> Any:
-    """Run `run(*leaves)` with mesh axes of explicit sharding handed to the partitioner.
+    """Run `run(*leaves)` with the mesh axes of explicit sharding made automatic.
 
-    Results, shaped as `shapes`, come back with the batch split as an operand had it.
+    The batch of the results, which have the given `shapes`, is split as that of an
+    operand.
     """
     types = [jax.typeof(a) for a in leaves]
     meshes = [t.sharding.mesh for t in types]
@@ -167,7 +173,7 @@ def _varying(aval: Any) -> frozenset:
 
 
 def shaped_array(shape: tuple[Any, ...], dtype: Any, like: Any) -> ShapedArray:
-    """Return a result's type: on the operands' mesh, and varying over their axes."""
+    """Return the type of a result, on the mesh and varying over the axes of `like`."""
     meshed = next((aval for aval in like if not aval.sharding.mesh.empty), None)
     if meshed is None:
         return ShapedArray(shape, dtype)
@@ -176,7 +182,7 @@ def shaped_array(shape: tuple[Any, ...], dtype: Any, like: Any) -> ShapedArray:
 
 
 def make_varying(leaves: list[Array]) -> list[Array]:
-    """Make all values vary over the axes that any varies over, for `shard_map`."""
+    """Make all values vary over the union of their varying axes, for `shard_map`."""
     varying = [_varying(jax.typeof(a)) for a in leaves]
     union = frozenset().union(*varying)
     return [

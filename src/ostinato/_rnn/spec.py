@@ -1,4 +1,4 @@
-"""RNNSpec: what kind of network, as one frozen, hashable value."""
+"""The class `RNNSpec`: the kind of network as one frozen, hashable value."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .modes import MODES, modes_with
 
 @dataclasses.dataclass(frozen=True)
 class RNNSpec:
-    """A stacked, possibly bidirectional recurrent network; the one static argument.
+    """A stacked, possibly bidirectional network: the only static argument of `rnn`.
 
-    Hashable, so it can be a static argument of `jax.jit` or a field of a module.
+    It is hashable, so that it can be a static argument of `jax.jit` or a field of a
+    module.
 
     Args:
         mode: `"rnn_relu"`, `"rnn_tanh"`, `"lstm"` or `"gru"`.
@@ -25,14 +26,14 @@ class RNNSpec:
         bidirectional: run a second, reversed direction in every layer and join
             both outputs; D = 2 instead of 1.
         proj_size: LSTM only; size P < H of a projection `h = w_hr @ (o tanh(c))`
-            that replaces the hidden state, 0 for none.
+            that replaces the hidden state; 0 means no projection.
         bias: which bias vectors exist: `"double"` (`b_ih` and `b_hh`), `"input"`,
             `"recurrent"` or `"none"`. Input and recurrent differ only in a GRU with
             `reset_after=True`, where `r` scales the recurrent bias.
-        dropout: probability in [0, 1] with which an output of a layer but the last
-            is zeroed when a key is given; kept values are scaled by 1 / (1 - p).
+        dropout: probability p in [0, 1] with which an output of any layer except the
+            last is zeroed if `rnn` gets a key; kept values are scaled by 1 / (1 - p).
         cell_clip: LSTM only; every `c_t` is clipped to [-cell_clip, cell_clip]. No
-            gradient passes where it is clipped.
+            gradient passes through a clipped value.
         clip_nan: with `cell_clip`, a NaN in `c_t` becomes `+cell_clip`.
         reset_after: GRU only; True applies `r` to the recurrent product (cuDNN,
             PyTorch), False to the state before the product (haiku, ONNX).
@@ -40,12 +41,12 @@ class RNNSpec:
             first layer, which then has no `w_ih` (needs input_size == hidden_size).
         batch_invariant: True promises that a sequence has the same bits alone and in
             any batch, in values and in gradients of inputs and initial states. Only
-            the cpu backend can keep that promise; elsewhere a call raises
-            `BackendError`. It costs time in calls of at most 4 sequences times steps.
+            the cpu backend can keep that promise; any other one raises `BackendError`.
+            It costs time in calls where sequences times steps are at most 4.
 
     Raises:
         TypeError: a field has the wrong type.
-        ValueError: a field's value, or a combination, cannot be.
+        ValueError: a field has an invalid value, or fields contradict each other.
     """
 
     mode: Mode
@@ -76,7 +77,7 @@ class RNNSpec:
         self._check_combination()
 
     def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)  # frozen: normalised once, here
+        object.__setattr__(self, name, value)  # in a frozen dataclass
 
     def _check_combination(self) -> None:
         if not 0.0 <= self.dropout <= 1.0:
@@ -100,7 +101,7 @@ class RNNSpec:
             )
 
     def _check_option(self, name: str, default: object) -> None:
-        """Raise unless the mode honours the field `name`, or it has its default."""
+        """Raise unless the field `name` has its default or the mode honours it."""
         value, modes = getattr(self, name), modes_with(name)
         if value != default and self.mode not in modes:
             raise ValueError(
@@ -110,17 +111,17 @@ class RNNSpec:
 
     @property
     def num_directions(self) -> int:
-        """D: 2 if bidirectional, else 1."""
+        """Number of directions D: 2 if bidirectional, else 1."""
         return 2 if self.bidirectional else 1
 
     @property
     def num_gates(self) -> int:
-        """G: row blocks of `w_ih` and `w_hh`: LSTM 4, GRU 3, plain RNN 1."""
+        """Number of gates G, row blocks of `w_ih`: LSTM 4, GRU 3, plain RNN 1."""
         return len(MODES[self.mode].gates)
 
     @property
     def output_size(self) -> int:
-        """Features of one direction's output: proj_size if set, else hidden_size."""
+        """Features S of one direction's output: proj_size if set, else hidden_size."""
         return self.proj_size or self.hidden_size
 
     @property
@@ -137,7 +138,7 @@ class RNNSpec:
 
 
 def state_names(spec: RNNSpec) -> tuple[str, ...]:
-    """Return what the mode's states are called, the output's first."""
+    """Return the names of the mode's states, that of the output first."""
     return MODES[spec.mode].states
 
 
@@ -149,7 +150,7 @@ def state_shapes(spec: RNNSpec, batch: Any) -> tuple[tuple[Any, ...], ...]:
 
 
 def cell_class(spec: RNNSpec) -> type[ModeCell]:
-    """Return the equations of the spec's mode, with its variant."""
+    """Return the class with the equations of the spec's mode and variant."""
     mode = MODES[spec.mode]
     if spec.reset_after or mode.cell_reset_before is None:
         return mode.cell
@@ -157,7 +158,7 @@ def cell_class(spec: RNNSpec) -> type[ModeCell]:
 
 
 def check_spec(spec: Any) -> None:
-    """TypeError unless `spec` is an `RNNSpec`."""
+    """Raise TypeError unless `spec` is an `RNNSpec`."""
     if not isinstance(spec, RNNSpec):
         raise TypeError(f"`spec` must be an RNNSpec, got {_checks.describe(spec)}")
 

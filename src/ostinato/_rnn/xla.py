@@ -12,13 +12,13 @@ from .spec import RNNSpec
 
 
 def status() -> BackendStatus:
-    """Name the platforms of this process."""
+    """Return the status of the backend, with the platforms of this process."""
     devices = ", ".join(sorted({d.platform for d in jax.devices()}))
     return BackendStatus(True, f"lax.scan through XLA on {devices}")
 
 
 def unsupported_reason(spec: RNNSpec, dtype: Any) -> str | None:
-    """Return why it cannot keep what `spec` promises; None if it can."""
+    """Return why it cannot keep the promises of `spec`; None if it can."""
     if spec.batch_invariant:
         return "XLA sums products in an order that depends on the size of the batch"
     return None

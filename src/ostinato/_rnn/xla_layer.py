@@ -1,8 +1,9 @@
 """One direction of one layer on XLA: products over all steps around one scan.
 
-Arrays are time-major here. What depends on the input alone is one product over all
-steps before the scan, weight gradients are one after it; in the scan stands only what
-must wait for the step before. Lengths and resets are dealt with here, for all modes.
+Arrays are time-major here. The product with the input is one product over all steps
+before the scan, and the weight gradients are products over all steps after it; the scan
+computes only the values that depend on the step before. This file handles lengths and
+resets for all modes.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from .cell import LayerWeights, ModeCell, States, StepPrimal
 
 
 class StepMasks(NamedTuple):
-    """Which steps count: bool `[T, B, 1]`.
+    """Masks of the steps, bool `[T, B, 1]`.
 
     Attributes:
-        valid: False past a sequence's end; None: every step counts.
-        reset: True where states become 0 before the step; None: nowhere.
+        valid: False past the end of a sequence; None if every step is valid.
+        reset: True where states become 0 before the step; None if they never do.
     """
 
     valid: Array | None
@@ -32,14 +33,15 @@ class StepMasks(NamedTuple):
 
 
 class LayerPrimal(NamedTuple):
-    """What tangent and backward need to know of the forward pass.
+    """The values of the forward pass that tangent and backward read.
 
     Attributes:
         x: the layer's input, `[T, B, I]`.
         initial: the states before the first step.
         states: the states after every step, `[T, B, ...]`, the output first.
-        gates: what every step saved; None with `recompute`, or where that is nothing.
-        masks: which steps count.
+        gates: the blocks that every step saved; None with `recompute`, or if the cell
+            saves no block.
+        masks: the masks of the steps.
     """
 
     x: Array
@@ -50,13 +52,13 @@ class LayerPrimal(NamedTuple):
 
 
 class LayerOutput(NamedTuple):
-    """Results of one direction.
+    """The results of one direction.
 
     Attributes:
-        h: its output at every step, `[T, B, S]`, 0 past a sequence's end.
+        h: its output at every step, `[T, B, S]`, 0 past the end of a sequence.
         final: the states after the last step.
-        gates: what every step saved, or None where nothing of it is stored.
-        states: the states but for the output after every step; () where not stored.
+        gates: the blocks that every step saved; None if they are not stored.
+        states: the states except the output, after every step; () if not stored.
     """
 
     h: Array
@@ -66,7 +68,7 @@ class LayerOutput(NamedTuple):
 
 
 class LayerGradients(NamedTuple):
-    """Gradients of one direction; None where not asked for."""
+    """The gradients of one direction; None for those that were not asked for."""
 
     x: Array | None
     weights: LayerWeights | None
@@ -74,9 +76,10 @@ class LayerGradients(NamedTuple):
 
 
 def keep_where(condition: Array | None, value: Any, other: Any = 0) -> Any:
-    """Return `value` where `condition`, else `other`; `value` without a condition.
+    """Return `value` where `condition` holds or is None, and `other` elsewhere.
 
-    `value` is an array or None, or a tuple of these, and `other` then a tuple or 0.
+    `value` is an array or None, or a tuple of these; for a tuple, `other` is a tuple or
+    0.
     """
     if isinstance(value, tuple):
         others = other if isinstance(other, tuple) else (other,) * len(value)
@@ -94,13 +97,13 @@ def _zero_where(condition: Array | None, value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A cell and the direction in which it runs over the steps."""
+    """A cell, with the direction in which it runs over the steps."""
 
     cell: ModeCell
     reverse: bool
 
     def forward(self, x: Array, initial: States, masks: StepMasks) -> LayerOutput:
-        """Run every step; what derivatives read comes back only if the call saves."""
+        """Run all steps; return their gates and states only if the call saves."""
         cell, call = self.cell, self.cell.call
 
         def body(states: States, xs: tuple) -> tuple:
@@ -127,12 +130,12 @@ class Layer:
         dx: Array | None,
         dinitial: States,
     ) -> tuple[Array, States]:
-        """Return tangents of all outputs and of the final states.
+        """Return the tangents of all outputs and of the final states.
 
         They are linear in `dweights`, `dx` and `dinitial`.
         """
         cell = self.cell
-        at = self._with_gates(primal.x, self._at(primal))
+        at = self._with_gates(primal.x, self._step_primal(primal))
 
         def body(dstates: States, xs: tuple) -> tuple:
             at, terms, (valid, reset) = xs
@@ -156,7 +159,7 @@ class Layer:
         need_x: bool,
         need_weights: bool,
     ) -> LayerGradients:
-        """Return gradients, from cotangents of every output and the final states."""
+        """Return gradients from the cotangents of all outputs and the final states."""
         cell = self.cell
 
         def segment(carry: tuple, xs: tuple) -> tuple:
@@ -180,7 +183,7 @@ class Layer:
             zeros_like = lambda a: jnp.zeros_like(a, cell.wide)  # noqa: E731
             dweights = jax.tree.map(zeros_like, cell.weights)
         carry = cell.widen(dfinal), dweights
-        xs = primal.x, self._at(primal), dh, primal.masks
+        xs = primal.x, self._step_primal(primal), dh, primal.masks
         size = self._segment_length(dh.shape[0])
         if size is None:
             (dinitial, dweights), dx = segment(carry, xs)
@@ -192,19 +195,19 @@ class Layer:
         return LayerGradients(dx, dweights, cell.narrow(dinitial))
 
     def _segment_length(self, length: Any) -> int | None:
-        """Return how many steps the backward pass runs at a time; None: all of them.
+        """Return how many steps the backward pass runs at a time; None means all.
 
-        With `recompute` a segment recomputes its gates, and neither these nor their
-        cotangents ever exist for the whole sequence.
+        With `recompute`, every segment recomputes its gates, so that neither they nor
+        their cotangents ever exist for all steps.
         """
         recomputes = self.cell.call.recompute and self.cell.saved
-        # A symbolic length cannot be divided; it runs as one segment.
+        # A symbolic length cannot be divided, so that it runs as one segment.
         if not recomputes or not isinstance(length, int) or length <= _SEGMENT:
             return None
         return near_divisor(length, _SEGMENT, factor=4)
 
     def _step_backward(self, dstates: States, xs: tuple) -> tuple:
-        """Run one step back; also return cotangents for the products of all steps."""
+        """Run one step backwards; return the carry, and cotangents for all products."""
         at, dh_out, (valid, reset) = xs
         cell = self.cell
         whole = dstates[0] + cell.widen(dh_out), *dstates[1:]
@@ -212,8 +215,8 @@ class Layer:
         dstates = keep_where(valid, _zero_where(reset, before), dstates)
         return dstates, cell.narrow(keep_where(valid, cotangents))
 
-    def _at(self, primal: LayerPrimal) -> StepPrimal:
-        """Return what each step of the forward pass started from and came to."""
+    def _step_primal(self, primal: LayerPrimal) -> StepPrimal:
+        """Return the gates of all steps with the states before and after each step."""
         before = tuple(
             self._previous(states, first, primal.masks)
             for states, first in zip(primal.states, primal.initial, strict=True)
@@ -221,21 +224,21 @@ class Layer:
         return StepPrimal(primal.gates, before, primal.states)
 
     def _previous(self, states: Array, first: Array, masks: StepMasks) -> Array:
-        """Return the state that each step started from, given those after each step."""
+        """Return the state before each step, given the state after each step."""
         first = first.astype(states.dtype)[None]
         if self.reverse:
             prev = jnp.concatenate([states, first])[1:]
-            if masks.valid is not None:  # each sequence starts at its own end
+            if masks.valid is not None:  # a sequence starts at its own end
                 beyond = jnp.zeros_like(masks.valid[:1])
                 next_valid = jnp.concatenate([masks.valid, beyond])[1:]
                 prev = jnp.where(next_valid, prev, first)
         else:
             prev = jnp.concatenate([first, states])[:-1]
-        # The state of a sequence without steps counts for nothing, NaN neither.
+        # The state past the end of a sequence must not count, even if it is NaN.
         return _zero_where(masks.reset, keep_where(masks.valid, prev))
 
     def _with_gates(self, x: Array, at: StepPrimal) -> StepPrimal:
-        """Return `at` with its gates, recomputed for all steps if not stored."""
+        """Return `at` with gates, recomputed for all steps if they are not stored."""
         if at.gates is not None or not self.cell.saved:
             return at
         gx = self.cell.input_product(x)

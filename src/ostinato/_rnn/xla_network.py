@@ -1,8 +1,8 @@
-"""Every mode on every platform, through `lax.scan`: the reference implementation.
+"""The reference implementation: every mode on every platform, through `lax.scan`.
 
-Three functions, one for each primitive: `forward`, `tangent` (linear in the tangents)
-and `backward`. All are plain JAX, so that what fused implementations do not cover
-(second derivatives) is JAX's own differentiation of these.
+It has three functions, one for each primitive: `forward`, `tangent` (linear in the
+tangents) and `backward`. All are plain JAX, so that JAX can differentiate them by its
+own rules for second derivatives, which fused implementations do not have.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .xla_layer import Layer, LayerPrimal, StepMasks, keep_where
 
 
 def forward(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
-    """Run the network; see `Outputs` and `Saved` for what comes back."""
+    """Run the network; return its outputs, and `Saved` only if the call saves."""
     masks = _step_masks(call, operands)
     x = _clean_input(call, operands, masks)
     hidden, outs = [], []
     for index, layers in enumerate(_layers(call, operands.weights)):
-        x = _drop(call, x, operands.dropout_masks, index)
-        states = _states(call, operands.states, index)
+        x = _apply_dropout(call, x, operands.dropout_masks, index)
+        states = _layer_states(call, operands.states, index)
         new = [
             layer.forward(x, initial, masks)
             for layer, initial in zip(layers, states, strict=True)
@@ -49,7 +49,7 @@ def forward(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
 def tangent(
     call: RNNCall, operands: Operands, residuals: Residuals, dot: Differentiable
 ) -> Outputs:
-    """Return tangents of the outputs, linear in `dot`, the tangents of the operands."""
+    """Return the tangents of the outputs, linear in the operands' tangents `dot`."""
     masks = _step_masks(call, operands)
     dweights = [None] * (call.spec.num_layers * call.spec.num_directions)
     if dot.weights is not None:
@@ -66,11 +66,11 @@ def tangent(
     changes = iter(dweights)
     for index, layers in enumerate(_layers(call, operands.weights)):
         if dx is not None:
-            dx = _drop(call, dx, operands.dropout_masks, index)
+            dx = _apply_dropout(call, dx, operands.dropout_masks, index)
         outs = [
             layer.tangent(next(primals), next(changes), dx, dinitial)
             for layer, dinitial in zip(
-                layers, _states(call, dstates, index), strict=True
+                layers, _layer_states(call, dstates, index), strict=True
             )
         ]
         dx = _join([dh for dh, _ in outs])
@@ -85,7 +85,7 @@ def backward(
     bar: Outputs,
     wrt: Differentiable,
 ) -> Differentiable:
-    """Return the gradients that `wrt` (bools) asks for, from the cotangents `bar`."""
+    """Return the gradients that `wrt` asks for, from the outputs' cotangents `bar`."""
     masks = _step_masks(call, operands)
     spec = call.spec
     dh = keep_where(masks.valid, _to_time_major(call, bar.y))
@@ -96,7 +96,7 @@ def backward(
         need_x = wrt.x or index > 0
         layers = all_layers[index]
         halves = jnp.split(dh, len(layers), axis=-1)
-        dfinal = _states(call, bar.states, index)
+        dfinal = _layer_states(call, bar.states, index)
         dxs = []
         for d, layer in enumerate(layers):
             p = index * spec.num_directions + d
@@ -106,7 +106,7 @@ def backward(
             dxs.append(gradients[p].x)
         if need_x:
             dh = sum(dxs[1:], dxs[0]).astype(operands.x.dtype)
-            dh = _drop(call, dh, operands.dropout_masks, index)
+            dh = _apply_dropout(call, dh, operands.dropout_masks, index)
     dstates = zip(_stack([g.initial for g in gradients]), wrt.states, strict=True)
     dweights = None
     if wrt.weights:
@@ -119,7 +119,7 @@ def backward(
 
 
 def _layers(call: RNNCall, weights: Array) -> list[list[Layer]]:
-    """Return `[layer][direction]`."""
+    """Return all layers as `[layer][direction]`."""
     flat, cell = unpack_weights(weights, call.spec), cell_class(call.spec)
     directions = call.spec.num_directions
     layers = [
@@ -128,29 +128,29 @@ def _layers(call: RNNCall, weights: Array) -> list[list[Layer]]:
     return [layers[i : i + directions] for i in range(0, len(layers), directions)]
 
 
-def _states(call: RNNCall, states: States, layer: int) -> list[States]:
-    """Return those of every direction of `layer`, from arrays `[L*D, B, ...]`."""
+def _layer_states(call: RNNCall, states: States, layer: int) -> list[States]:
+    """Return the states of every direction of `layer`, from arrays `[L*D, B, ...]`."""
     directions = call.spec.num_directions
     pseudo_layers = range(layer * directions, (layer + 1) * directions)
     return [tuple(state[p] for state in states) for p in pseudo_layers]
 
 
 def _stack(states: list[States]) -> States:
-    """Join the states of all pseudo-layers: `[L*D, B, ...]` each."""
+    """Stack the states of all pseudo-layers to arrays `[L*D, B, ...]`."""
     return tuple(map(jnp.stack, zip(*states, strict=True)))
 
 
 def _primals(
     call: RNNCall, operands: Operands, residuals: Residuals, masks: StepMasks
 ) -> list[LayerPrimal]:
-    """Return one `LayerPrimal` per pseudo-layer, from what the forward pass saved."""
+    """Return one `LayerPrimal` per pseudo-layer, from the saved arrays."""
     directions, saved = call.spec.num_directions, residuals.saved
     hidden = [*saved.hidden, _to_time_major(call, residuals.y)]
     x, primals = _clean_input(call, operands, masks), []
     for index in range(call.spec.num_layers):
-        x = _drop(call, x, operands.dropout_masks, index)
+        x = _apply_dropout(call, x, operands.dropout_masks, index)
         hs = jnp.split(hidden[index], directions, axis=-1)
-        initials = _states(call, operands.states, index)
+        initials = _layer_states(call, operands.states, index)
         for d, (h, initial) in enumerate(zip(hs, initials, strict=True)):
             p = index * directions + d
             gates = saved.gates[p] if saved.gates else None
@@ -172,12 +172,12 @@ def _step_masks(call: RNNCall, operands: Operands) -> StepMasks:
 
 
 def _clean_input(call: RNNCall, operands: Operands, masks: StepMasks) -> Array:
-    """Return the input time-major, with zeros for whatever stands in the padding."""
+    """Return the input time-major, with zeros in the padding."""
     return keep_where(masks.valid, _to_time_major(call, operands.x))
 
 
-def _drop(call: RNNCall, x: Array, masks: tuple, layer: int) -> Array:
-    """Drop inputs of `layer`; the same lines serve values, tangents and cotangents."""
+def _apply_dropout(call: RNNCall, x: Array, masks: tuple, layer: int) -> Array:
+    """Drop and scale inputs of `layer`; linear, for values, tangents and cotangents."""
     if not masks or layer == 0:
         return x
     return keep_where(_to_time_major(call, masks[layer - 1]), x * call.dropout_scale)
@@ -191,4 +191,4 @@ def _to_time_major(call: RNNCall, a: Array) -> Array:
     return a if call.time_major else jnp.swapaxes(a, 0, 1)
 
 
-_from_time_major = _to_time_major  # a swap undoes itself
+_from_time_major = _to_time_major  # a swap is its own inverse

@@ -1,8 +1,8 @@
-"""The reference backend for packed sequences: padded, run, and packed again.
+"""The reference implementation for packed sequences: pads, runs, and packs again.
 
-Each function is its namesake of xla_network.py. A token that belongs to no sequence,
-NaN included, is replaced on the way in and on the way out, so that it reaches neither
-values nor derivatives of any order.
+Each function runs the function of the same name in xla_network.py. A token that belongs
+to no sequence is replaced both in arguments and in results, so that its value, NaN
+included, reaches neither values nor derivatives of any order.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from .call import (
 
 
 def forward(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
-    """Run `xla_network.forward`, of packed sequences too."""
-    return _padded(xla_network.forward, call, operands)
+    """Run `xla_network.forward` on padded or packed sequences."""
+    return _run_padded(xla_network.forward, call, operands)
 
 
 def tangent(
     call: RNNCall, operands: Operands, residuals: Residuals, dot: Differentiable
 ) -> Outputs:
-    """Run `xla_network.tangent`, of packed sequences too."""
-    return _padded(xla_network.tangent, call, operands, residuals, dot)
+    """Run `xla_network.tangent` on padded or packed sequences."""
+    return _run_padded(xla_network.tangent, call, operands, residuals, dot)
 
 
 def backward(
@@ -47,11 +47,11 @@ def backward(
     bar: Outputs,
     wrt: Differentiable,
 ) -> Differentiable:
-    """Run `xla_network.backward`, of packed sequences too."""
-    return _padded(xla_network.backward, call, operands, residuals, bar, wrt=wrt)
+    """Run `xla_network.backward` on padded or packed sequences."""
+    return _run_padded(xla_network.backward, call, operands, residuals, bar, wrt=wrt)
 
 
-def _padded(
+def _run_padded(
     implementation: Callable,
     call: RNNCall,
     operands: Operands,
@@ -69,22 +69,21 @@ def _padded(
 
 
 def _map_tokens(change: Callable, tree: Any) -> Any:
-    """Change every array of tokens in `tree`, of the named tuples in call.py."""
+    """Apply `change` to every array of tokens in `tree`, of named tuples of call.py."""
     return jax.tree.map(
         lambda a, steps: change(a) if steps else a, tree, holds_steps(tree)
     )
 
 
 class _TokenIndex(NamedTuple):
-    """Where steps stand among tokens, and tokens among steps.
+    """The indices of steps among tokens, and of tokens among steps.
 
     Attributes:
-        lengths: steps of each sequence, int32 `[B]`.
-        token: of every step the token that holds it, `[T, B]`.
-        is_step: which of them there are, `[T, B]`.
-        step: of every token the step that it holds, counted in `[T, B]` as in
-            `[T * B]`.
-        holds_step: which of them hold one, `[tokens]`.
+        lengths: the number of steps of each sequence, int32 `[B]`.
+        token: for every step, the index of the token that holds it, `[T, B]`.
+        is_step: True for the steps that exist, `[T, B]`.
+        step: for every token, the index of its step in the flat array `[T * B]`.
+        holds_step: True for the tokens that hold a step, `[tokens]`.
     """
 
     lengths: Array
@@ -94,30 +93,30 @@ class _TokenIndex(NamedTuple):
     holds_step: Array
 
     def pad(self, tokens: Array) -> Array:
-        """Turn `[tokens, ...]` into `[T, B, ...]`."""
+        """Convert `[tokens, ...]` to `[T, B, ...]`."""
         return _take(tokens, self.token, self.is_step)
 
     def pack(self, steps: Array) -> Array:
-        """Turn `[T, B, ...]` into `[tokens, ...]`."""
+        """Convert `[T, B, ...]` to `[tokens, ...]`."""
         size = steps.shape[0] * steps.shape[1]
         flat = steps.reshape(size, *steps.shape[2:])
         return _take(flat, self.step, self.holds_step)
 
 
-def _take(a: Array, index: Array, there: Array) -> Array:
-    """Return `a[index]` where `there`, else 0."""
+def _take(a: Array, index: Array, exists: Array) -> Array:
+    """Return `a[index]` where `exists` holds, else 0."""
     if 0 in (a.shape[0], *index.shape):
         return jnp.zeros((*index.shape, *a.shape[1:]), a.dtype)
-    there = jnp.expand_dims(there, range(there.ndim, there.ndim + a.ndim - 1))
+    exists = jnp.expand_dims(exists, range(exists.ndim, exists.ndim + a.ndim - 1))
     taken = a.at[index].get(mode="clip")
-    return jnp.where(there, taken, jnp.zeros((), a.dtype))
+    return jnp.where(exists, taken, jnp.zeros((), a.dtype))
 
 
 def _token_index(call: RNNCall, packed: Packed, operands: Operands) -> _TokenIndex:
     buffers = packed.buffers
     steps, batch = call.sizes(operands)
     capacity, each = operands.x.shape[0] // buffers, batch // buffers
-    # [buffers, each], counted from the first token of the buffer
+    # All of shape [buffers, each] and counted from the first token of the buffer.
     held = jnp.clip(operands.segment_lengths, 0, capacity).reshape(buffers, each)
     ends = jnp.minimum(jnp.cumsum(held, axis=1, dtype=jnp.int32), capacity)
     starts = jnp.concatenate([jnp.zeros((buffers, 1), jnp.int32), ends], 1)[:, :-1]
@@ -128,7 +127,7 @@ def _token_index(call: RNNCall, packed: Packed, operands: Operands) -> _TokenInd
     first = (starts + capacity * buffer).reshape(batch)
     time = jnp.arange(steps, dtype=jnp.int32)[:, None]
 
-    # Whose tokens they are: as many sequences of the buffer end before them.
+    # The index of a token's sequence is the number of sequences that end before it.
     within = jnp.arange(capacity, dtype=jnp.int32)
     find = jax.vmap(lambda ends: jnp.searchsorted(ends, within, side="right"))
     sequence = jnp.minimum(find(ends).astype(jnp.int32), max(each - 1, 0))

@@ -1,1 +1,1 @@
-"""Whole programs built on the public API of ostinato."""
+"""Complete programs that use the public API of ostinato alone."""

@@ -1,4 +1,4 @@
-"""Step functions for `recurrent_net`, with their parameters: cells and wrappers.
+"""Cells and wrappers: step functions for `recurrent_net` that have parameters.
 
 A cell is a frozen dataclass. `cell.init(key)` draws its parameters, a NamedTuple, and
 `cell.initial_state(batch)` makes its states:
@@ -12,7 +12,7 @@ A cell is a frozen dataclass. `cell.init(key)` draws its parameters, a NamedTupl
     >>> out.outputs.shape
     (2, 5, 4)
 
-One step by itself is `cell(params, states, x_t, t) -> (states, output)`.
+A single step is `cell(params, states, x_t, t) -> (states, output)`.
 """
 
 from .._recurrent.protocol import Cell as Cell

@@ -19,8 +19,8 @@ from .base import (
     add,
     check_cell,
     check_inputs,
-    check_kind,
     check_params,
+    check_params_type,
     draw,
     product,
     set_field,
@@ -30,7 +30,7 @@ Kind = Literal["regular", "recurrent", "dot", "soft_coverage"]
 
 
 class AttentionParams(NamedTuple):
-    """Of the inner cell, and `[E, H]`, `[E, E]` or `[E]`; None where the kind has none.
+    """Parameters of the inner cell and of the attention; None if the kind lacks one.
 
     Attributes:
         cell: parameters of the inner cell.
@@ -39,10 +39,10 @@ class AttentionParams(NamedTuple):
         w_memory: `[E, E]`.
         b_memory: `[E]`.
         v: `[E]`.
-        w_context: `[E, E]`, of `recurrent`.
-        b_context: `[E]`, of `recurrent`.
-        w_coverage: `[E, E]`, of `soft_coverage`.
-        b_coverage: `[E]`, of `soft_coverage`.
+        w_context: `[E, E]`, only of `recurrent`.
+        b_context: `[E]`, only of `recurrent`.
+        w_coverage: `[E, E]`, only of `soft_coverage`.
+        b_coverage: `[E]`, only of `soft_coverage`.
     """
 
     cell: Any
@@ -66,7 +66,7 @@ class AttentionState(NamedTuple):
 
 
 class AttentionOutput(NamedTuple):
-    """`output [B, H + E]` and the attention weights, `[B, M]`, which sum to 1."""
+    """The `output [B, H + E]`, and the attention weights `[B, M]`, which sum to 1."""
 
     output: Any
     weights: Any
@@ -74,17 +74,17 @@ class AttentionOutput(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Attention(SizedCell):
-    """A cell that reads a memory, say an encoder's outputs, through attention.
+    """A cell that reads a memory, for example an encoder's outputs, through attention.
 
-    With `s_j` the memory's entries, `h_t` what the inner cell puts out, `ctx_0 = 0` and
-    `cov_0 = 0`:
+    With `s_j` the entries of the memory, `h_t` the output of the inner cell, and 0 for
+    `ctx_0` and `cov_0`:
 
         h_t   = cell([x_t, ctx_{t-1}])
         e_tj  = v . tanh(s'_j + q_t)                                   regular
         e_tj  = v . tanh(s'_j + q_t + w_context ctx_{t-1} + b_context) recurrent
         e_tj  = s_j . q_t                                              dot
         e_tj  = v . tanh(s'_j + q_t + cov_{t-1,j} u_j)                 soft_coverage
-        a_t   = softmax of e_t over the row's memory
+        a_t   = softmax of e_t over the entries of the memory
         cov_t = cov_{t-1} + a_t
         ctx_t = sum over j of a_tj s_j
 
@@ -94,22 +94,21 @@ class Attention(SizedCell):
 
     `dot` with E = H has no parameters: `q_t = h_t`.
 
-    This cell holds no memory: `init` it, then hand `attend(memory)` to `recurrent_net`.
+    This cell has no memory: `init` it, then pass `attend(memory)` to `recurrent_net`.
 
     Args:
-        cell: the inner cell; its `input_size` is that of the inputs plus E. Where it
-            is one of the plain cells, the product with the inputs runs for all steps
-            at once, and only that with the context in the loop.
-        kind: which energies `e_tj`.
+        cell: the inner cell; its `input_size` is that of the inputs plus E. If it is no
+            wrapper and no stack, its product with the inputs runs before the loop.
+        kind: the choice of energies `e_tj`.
         memory_size: E, features of a memory entry.
 
     Parameters: `AttentionParams`. States: `AttentionState`. Output: `[h_t, ctx_t]`,
-    `[B, H + E]`. Recompute names: those of the inner cell, and `energies` (what the
-    softmax reads, `[B, M]`, and where there is a tanh, its `[B, M, E]` values).
+    `[B, H + E]`. Recompute names: those of the inner cell, and `energies` (the argument
+    of the softmax, `[B, M]`, and the results of the tanh, `[B, M, E]`).
 
     Raises:
-        TypeError, ValueError: `cell` is no cell or has too few inputs, an unknown kind,
-            or in use an argument of the wrong dtype or shape; the message names it.
+        TypeError, ValueError: a wrong cell, input size or kind, or in use a wrong dtype
+            or shape; the message names the argument.
 
     References:
         Order of the steps: Luong et al. (2015), arXiv:1508.04025, with input feeding.
@@ -141,16 +140,16 @@ class Attention(SizedCell):
 
     @property
     def output_size(self) -> int:
-        """H + E."""
+        """Features H + E of one step's output."""
         return self.cell.output_size + self.memory_size
 
     @property
     def recompute_names(self) -> tuple[str, ...]:
-        """The inner cell's, and `energies`."""
+        """Names that `recurrent_net(recompute=...)` accepts; see the class."""
         return (*self.cell.recompute_names, "energies")
 
     def param_shapes(self) -> AttentionParams:
-        """Shapes of the parameters, without the inner cell's."""
+        """Return the shapes of the parameters, without those of the inner cell."""
         size, query = self.memory_size, self.cell.output_size
         matrix, vector = (size, size), (size,)
         scored = self.kind != "dot"
@@ -170,7 +169,7 @@ class Attention(SizedCell):
         )
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> AttentionParams:
-        """Draw the inner cell's parameters; the others from U(-k, k), k = E ** -0.5."""
+        """Draw parameters: of the inner cell, and from U(-k, k) with k = E ** -0.5."""
         inner, outer = jax.random.split(_checks.check_key(key))
         params = draw(outer, self.param_shapes(), dtype, self.memory_size**-0.5, {})
         return params._replace(cell=self.cell.init(inner, dtype))
@@ -182,19 +181,19 @@ class Attention(SizedCell):
         *,
         return_weights: bool = False,
     ) -> AttendingCell:
-        """The cell that attends to `memory`, to hand to `recurrent_net`.
+        """Return a cell that attends to `memory`, for `recurrent_net`.
 
         Args:
-            memory: `[B, M, E]`, floats; differentiated as whatever a step closes over.
-            memory_lengths: integers `[B]`, each in 0..M. What stands past a row's end,
-                NaN included, reaches nothing; a row of length 0 has the context 0.
-                None: every row has M entries.
-            return_weights: put out `AttentionOutput(output, weights)` instead of
-                `output` alone.
+            memory: `[B, M, E]`, floats; gradients reach it.
+            memory_lengths: integers `[B]`, each in 0..M. Values past the end of a
+                memory, NaN included, reach no result; a memory of length 0 has the
+                context 0. None means that every memory has M entries.
+            return_weights: return `AttentionOutput(output, weights)` from each step,
+                not just `output`.
 
         Raises:
-            TypeError: `memory` is no array of floats, or lengths are not integers.
-            ValueError: a wrong shape, or a length out of range.
+            TypeError: `memory` is not an array of floats, or a length not an integer.
+            ValueError: a shape is wrong, or a length is out of range.
         """
         memory = _checks.check_array("memory", memory)
         _checks.check_floating("memory", memory, _checks.FLOATS)
@@ -212,13 +211,13 @@ class Attention(SizedCell):
         return AttendingCell(self, memory, mask, return_weights)
 
     def initial_state(self, batch: int, dtype: Any = jnp.float32) -> AttentionState:
-        """Zeros; of `soft_coverage` they depend on the memory's size."""
+        """Return zeros; raise ValueError for `soft_coverage`, which needs a memory."""
         if self.kind == "soft_coverage":
             raise ValueError(_NO_MEMORY)
         return _initial_state(self, batch, dtype, None)
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
-        """Not without a memory."""
+        """Raise ValueError, since this cell has no memory."""
         raise ValueError(_NO_MEMORY)
 
 
@@ -228,8 +227,8 @@ _NO_MEMORY = (
 )
 
 
-class _Ready(NamedTuple):
-    """Parameters, the memory `[B, M, E]`, and what is made of both before the loop."""
+class _Prepared(NamedTuple):
+    """Parameters, the memory `[B, M, E]`, and their products from before the loop."""
 
     params: AttentionParams
     memory: Array
@@ -239,12 +238,12 @@ class _Ready(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttendingCell(SizedCell):
-    """What `Attention.attend` returns: an `Attention` and the memory it reads.
+    """An `Attention` with the memory that it reads, as `Attention.attend` returns it.
 
     Attributes:
-        attention: the `Attention`; its equations and parameters are this cell's.
-        memory: `[B, M, E]`, 0 where masked.
-        mask: bool `[B, M]`, True where there is memory, or None.
+        attention: the `Attention`, which has the equations and parameters of this cell.
+        memory: `[B, M, E]`, 0 where the mask is False.
+        mask: bool `[B, M]`, True for the entries of the memory, or None.
         return_weights: whether the output is an `AttentionOutput`.
 
     Holds under every JAX transformation.
@@ -262,27 +261,27 @@ class AttendingCell(SizedCell):
 
     @property
     def output_size(self) -> int:
-        """H + E."""
+        """Features H + E of one step's output."""
         return self.attention.output_size
 
     @property
     def recompute_names(self) -> tuple[str, ...]:
-        """The inner cell's, and `energies`."""
+        """Names that `recurrent_net(recompute=...)` accepts; see the class."""
         return self.attention.recompute_names
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> AttentionParams:
-        """As `Attention.init`."""
+        """Draw parameters like `Attention.init`."""
         return self.attention.init(key, dtype)
 
     def initial_state(self, batch: int, dtype: Any = jnp.float32) -> AttentionState:
-        """Zeros: the inner cell's states, context `[B, E]`, coverage `[B, M]`."""
+        """Return zeros: the cell's states, context `[B, E]` and coverage `[B, M]`."""
         entries = self.memory.shape[1]
         coverage = entries if self.attention.kind == "soft_coverage" else None
         return _initial_state(self.attention, batch, dtype, coverage)
 
-    def prepare(self, params: Any) -> _Ready:
-        """The products of the memory with weights, for all steps."""
-        check_kind(self.attention, params, AttentionParams)
+    def prepare(self, params: Any) -> _Prepared:
+        """Check `params`, and compute the products of weights with the memory."""
+        check_params_type(self.attention, params, AttentionParams)
         shapes = self.attention.param_shapes()
         check_params(self.attention, params._replace(cell=None), shapes)
         for leaf in jax.tree.leaves(params):
@@ -293,21 +292,21 @@ class AttendingCell(SizedCell):
         if params.w_coverage is not None:
             coverage = self._project(params.w_coverage, params.b_coverage)
         inner = self.attention.cell.prepare(params.cell)
-        return _Ready(params._replace(cell=inner), self.memory, keys, coverage)
+        return _Prepared(params._replace(cell=inner), self.memory, keys, coverage)
 
     def _project(self, w: Array, b: Array) -> Array:
         return add(product(self.memory, w), b).astype(self.memory.dtype)
 
-    def precompute(self, params: _Ready, inputs: Array) -> Any:
-        """The inner cell's product with the inputs, where it can be told apart."""
+    def precompute(self, params: _Prepared, inputs: Array) -> Any:
+        """Return the inner cell's product with the inputs; for wrappers, the inputs."""
         check_inputs(inputs, self.input_size, memory=self.memory)
         cell = self.attention.cell
         if isinstance(cell, GatedCell):
             return cell.input_product(params.params.cell, inputs)
         return inputs
 
-    def step(self, params: _Ready, states: Any, inputs_t: Array, t: Array) -> Any:
-        """One step, on what `precompute` made."""
+    def step(self, params: _Prepared, states: Any, inputs_t: Array, t: Array) -> Any:
+        """Run one step on a result of `precompute`."""
         states = self._check_states(states)
         inner = params.params.cell
         cell = self.attention.cell
@@ -320,7 +319,7 @@ class AttendingCell(SizedCell):
         cell_states, h = cell.step(inner, states.cell, inputs_t, t)
         energies = tag(self._energies(params, states, h), "energies")
         weights = masked_softmax(energies, self.mask)
-        context = _mix(weights.astype(h.dtype), params.memory)
+        context = _weighted_sum(weights.astype(h.dtype), params.memory)
         coverage = states.coverage
         if coverage is not None:
             coverage = (widen(coverage) + weights).astype(coverage.dtype)
@@ -341,8 +340,8 @@ class AttendingCell(SizedCell):
             _checks.check_shape("states.coverage", states.coverage, B=batch, M=entries)
         return states
 
-    def _energies(self, ready: _Ready, states: AttentionState, h: Array) -> Array:
-        """`e_t`, `[B, M]`, wide."""
+    def _energies(self, ready: _Prepared, states: AttentionState, h: Array) -> Array:
+        """Return the energies `e_t`, `[B, M]`, in the accumulation dtype."""
         params = ready.params
         query = widen(h)
         if params.w_query is not None:
@@ -367,7 +366,7 @@ def _initial_state(
     return AttentionState(
         attention.cell.initial_state(batch, dtype),
         jnp.zeros((batch, attention.memory_size), dtype),
-        # A sum over all steps: 16 bits would soon add nothing to it.
+        # It is a sum over all steps, which would stop growing in 16 bits.
         None
         if coverage is None
         else jnp.zeros((batch, coverage), accumulation_dtype(dtype)),
@@ -375,9 +374,9 @@ def _initial_state(
 
 
 def masked_softmax(energies: Array, mask: Array | None) -> Array:
-    """Softmax over the last axis where `mask` holds, 0 elsewhere and in empty rows.
+    """Return the softmax over the entries of the last axis where `mask` holds, else 0.
 
-    No NaN and no gradient comes from what is masked, nor from rows without any entry.
+    Masked values cause no NaN and no gradient, even where all entries are masked.
     """
     if mask is None:
         mask = jnp.ones(energies.shape, bool)
@@ -390,11 +389,11 @@ def masked_softmax(energies: Array, mask: Array | None) -> Array:
 
 
 def _score(memory: Array, query: Array) -> Array:
-    """`[B, M, E]` and `[B, E]` to `[B, M]`, wide."""
+    """Return the products of `[B, M, E]` and `[B, E]`: `[B, M]`, wide."""
     return wide_product(memory, query, (2, 1), batch=((0,), (0,)))
 
 
-def _mix(weights: Array, memory: Array) -> Array:
-    """`[B, M]` and `[B, M, E]` to `[B, E]`, in the memory's dtype."""
+def _weighted_sum(weights: Array, memory: Array) -> Array:
+    """Return the sum of `[B, M, E]` with weights `[B, M]`, in the memory's dtype."""
     out = wide_product(weights, memory, (1, 1), batch=((0,), (0,)))
     return out.astype(memory.dtype)

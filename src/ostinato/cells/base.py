@@ -1,8 +1,8 @@
-"""What the cells share: parameters with names and shapes, products, one LSTM unit.
+"""The code that cells share: parameters with names and shapes, products, an LSTM unit.
 
-Sizes: B rows, I = input_size, H = hidden_size, G gates. Weights are grouped by gate:
-LSTM `i f g o`, GRU `r z n`. Arrays of one call share one dtype; with 16-bit floats,
-products are summed, and everything between them is computed, in float32.
+Sizes: B sequences, I = input_size, H = hidden_size, G gates. The rows of weights are
+grouped by gate: LSTM `i f g o`, GRU `r z n`. Arrays of one call share one dtype; with
+16-bit floats, a step sums products and computes everything else in float32.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .._typing import Array
 
 
 class SizedCell(Cell):
-    """A cell that can stand inside others: it knows its sizes and names.
+    """A cell that other cells can contain, because it knows its sizes and names.
 
-    A cell of your own that is to go into a `Stack` or a wrapper derives from this: a
-    frozen dataclass with the fields or properties `input_size` and `output_size`,
+    A cell of your own for a `Stack` or a wrapper derives from this class. It is a
+    frozen dataclass with the fields or properties `input_size` and `output_size`, the
     features of one step's input and output, and with `recompute_names` if its step uses
     `ostinato.tag`.
     """
@@ -36,68 +36,68 @@ class SizedCell(Cell):
 
     @property
     def recompute_names(self) -> tuple[str, ...]:
-        """The names that `recurrent_net(recompute=...)` takes."""
+        """Names that `recurrent_net(recompute=...)` accepts."""
         return ()
 
     @property
     def has_step(self) -> bool:
-        """Whether it can run one step at a time."""
+        """True if the cell can run one step at a time."""
         return True
 
     def step_seeing(
         self, params: Any, states: Any, seen: Array, inputs_t: Any, t: Array
     ) -> Any:
-        """`step`, but the products of states see `seen` in place of `h`.
+        """Run `step` with `seen` in place of `h` in the products of states.
 
-        As it stands for cells that read `h` in products alone.
+        This default is for cells that read `h` only in products.
         """
         return self.step(params, with_h(states, seen), inputs_t, t)
 
 
 def with_h(states: Any, h: Array) -> Any:
-    """States `h` or `(h, c)` with another `h`."""
+    """Return the states `h` or `(h, c)` with `h` replaced."""
     return (h, *states[1:]) if isinstance(states, tuple) else h
 
 
 @dataclasses.dataclass(frozen=True)
 class GatedCell(SizedCell):
-    """A cell that reads its inputs through one matrix, `w_ih`, alone.
+    """A cell that reads its inputs only through one matrix, `w_ih`.
 
-    That product is run for all steps at once, and so is the gradient of `w_ih`. A
-    subclass says in `param_shapes` which parameters it has, and defines `step`.
+    That product runs for all steps at once, and so does the gradient of `w_ih`. A
+    subclass lists its parameters in `param_shapes`, and defines `step`.
     """
 
     input_size: int
     hidden_size: int
 
     constants: ClassVar[dict[str, float]] = {}
-    """Parameters that begin as a constant; the others are drawn."""
+    """Initial values of the parameters that are not drawn at random."""
 
     def __post_init__(self) -> None:
         for name in ("input_size", "hidden_size"):
             set_field(self, name, _checks.check_size(name, getattr(self, name)))
 
     def param_shapes(self) -> Any:
-        """The parameters' NamedTuple, holding shapes; None for what is not there."""
+        """Return the parameters' NamedTuple with shapes; None for absent ones."""
         raise NotImplementedError(f"{type(self).__name__} defines no parameters")
 
     @property
     def output_size(self) -> int:
-        """H, features of one step's output."""
+        """Features H of one step's output."""
         return self.hidden_size
 
     @property
     def recompute_names(self) -> tuple[str, ...]:
-        """The names that `recurrent_net(recompute=...)` takes."""
+        """Names that `recurrent_net(recompute=...)` accepts."""
         return ("gates",)
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
-        """Draw parameters from U(-k, k), k = hidden_size ** -0.5, or as `constants`."""
+        """Draw parameters from U(-k, k), k = hidden_size ** -0.5; set `constants`."""
         bound = self.hidden_size**-0.5
         return draw(key, self.param_shapes(), dtype, bound, self.constants)
 
     def initial_state(self, batch: int, dtype: Any = jnp.float32) -> Any:
-        """Zeros: `h [B, H]`."""
+        """Return zeros: `h [B, H]`."""
         return jnp.zeros((batch, self.hidden_size), dtype)
 
     @property
@@ -106,24 +106,24 @@ class GatedCell(SizedCell):
         return {"h": self.output_size}
 
     def unpack(self, states: Any, batch: int, params: Any) -> Any:
-        """The states as a tuple, checked."""
+        """Check the states and return them as a tuple."""
         return check_states(states, batch, params.w_hh, **self.state_sizes)
 
     def prepare(self, params: Any) -> Any:
-        """`params`, once their names and shapes have been checked."""
+        """Check names and shapes of `params` and return them."""
         check_params(self, params, self.param_shapes())
         return params
 
     def precompute(self, params: Any, inputs: Array) -> Any:
-        """`w_ih @ x + b_ih` for all steps: `[..., I]` to `[..., G*H]`."""
+        """Compute `w_ih @ x + b_ih` for all steps: `[..., I]` to `[..., G*H]`."""
         check_inputs(inputs, self.input_size, params=params.w_ih)
         return self.input_product(params, inputs)
 
     def input_product(self, params: Any, inputs: Array, first: int = 0) -> Any:
-        """The part of `precompute` that the features from `first` on contribute.
+        """Return the part of `precompute` that comes from features `first` and up.
 
-        The bias comes with feature 0. So inputs that arrive in two parts, some of them
-        in the loop, add up.
+        The bias is added with feature 0, so that the products of inputs which arrive in
+        two parts, one of them in the loop, add up to the whole.
         """
         part = params.w_ih[:, first : first + inputs.shape[-1]]
         out = product(inputs, part)
@@ -143,7 +143,7 @@ class LSTMCell(GatedCell):
     def initial_state(
         self, batch: int, dtype: Any = jnp.float32
     ) -> tuple[Array, Array]:
-        """Zeros: `h [B, S]`, S the output's size, and `c [B, H]`."""
+        """Return zeros: `h [B, S]`, S the output's size, and `c [B, H]`."""
         h = jnp.zeros((batch, self.output_size), dtype)
         return h, jnp.zeros((batch, self.hidden_size), dtype)
 
@@ -153,32 +153,31 @@ class LSTMCell(GatedCell):
         return {"h": self.output_size, "c": self.hidden_size}
 
     def input_product(self, params: Any, inputs: Array, first: int = 0) -> Any:
-        """As for every cell, but gates apart: four `[..., H]`.
+        """Return the product as for every cell, split into four gates `[..., H]`.
 
-        Gates that a loop on a CPU cut out of one step of `[T, B, 4H]` would be computed
-        number by number: XLA makes no vectors of a slice inside a slice.
+        If a loop on a CPU sliced gates out of one step of `[T, B, 4H]`, it would
+        compute them number by number, since XLA does not vectorise a slice of a slice.
         """
         return split_gates(super().input_product(params, inputs, first))
 
 
 def lstm_gates(params: Any, gx: Sequence[Array], h: Array) -> list[Array]:
-    """What goes into `i f g o`: the inputs' part `gx` and the state's."""
+    """Return the pre-activations of `i f g o` from the input products `gx` and `h`."""
     gh = split_gates(add(product(h, params.w_hh), params.b_hh))
     return [a + b for a, b in zip(gx, gh, strict=True)]
 
 
 def split_gates(pre: Array) -> list[Array]:
-    """`i f g o`, each `[..., H]`, of `[..., 4H]`."""
+    """Split `[..., 4H]` into `i f g o`, each `[..., H]`."""
     return jnp.split(pre, 4, axis=-1)
 
 
 def lstm_unit(
-    gates: Sequence[Array], c_prev: Array, forget_bias: float
+    pre: Sequence[Array], c_prev: Array, forget_bias: float
 ) -> tuple[Array, Array]:
-    """`(o tanh(c), c)` from what goes into `i f g o`, in the dtype of `c_prev`."""
-    i, f, g, o = gates
-    pre = i, f + forget_bias, g
-    _, c = pointwise.lstm_cell_state(pre, widen(c_prev), tag_gate)
+    """Return `(o tanh(c), c)` from pre-activations, in the dtype of `c_prev`."""
+    i, f, g, o = pre
+    _, c = pointwise.lstm_cell_state((i, f + forget_bias, g), widen(c_prev), tag_gate)
     u = tag_gate(jax.nn.sigmoid(o)) * tag_gate(jnp.tanh(c))
     return u.astype(c_prev.dtype), c.astype(c_prev.dtype)
 
@@ -192,17 +191,17 @@ def tag_gate(a: Array) -> Array:
 
 
 def product(a: Array, w: Array) -> Array:
-    """Return `w @ a` on the last axis: `[..., F]` and `[R, F]` to `[..., R]`, wide."""
+    """Return `w @ a` over the last axis of `a [..., F]`, for `w [R, F]`: `[..., R]`."""
     return wide_product(a, w, (a.ndim - 1, 1))
 
 
 def add(a: Array, b: Array) -> Array:
-    """`a + b` for a vector `b` of the last axis's size."""
-    return a + over(b, a)
+    """Return `a + b` for a vector `b` of the size of the last axis."""
+    return a + broadcast(b, a)
 
 
-def over(b: Array, a: Array) -> Array:
-    """The vector `b`, widened and repeated over the leading axes of `a`."""
+def broadcast(b: Array, a: Array) -> Array:
+    """Return the vector `b`, widened and repeated over the leading axes of `a`."""
     return jnp.broadcast_to(widen(b), a.shape)
 
 
@@ -212,7 +211,7 @@ def over(b: Array, a: Array) -> Array:
 def draw(
     key: Array, shapes: Any, dtype: Any, bound: float, constants: dict[str, float]
 ) -> Any:
-    """Parameters of these shapes: from U(-bound, bound), or constant where named."""
+    """Draw parameters of these shapes from U(-bound, bound); set the `constants`."""
     key = _checks.check_key(key)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"`dtype` must be a floating dtype, got {dtype}")
@@ -232,12 +231,12 @@ def draw(
 
 
 def set_field(cell: Any, name: str, value: Any) -> None:
-    """Normalise a field of a frozen cell, in its `__post_init__`."""
+    """Set a field of a frozen cell to its normalised value, in `__post_init__`."""
     object.__setattr__(cell, name, value)
 
 
 def check_number(name: str, value: Any) -> float:
-    """A finite float."""
+    """Return `value` as a float; raise unless it is a finite number."""
     value = _checks.check_real(name, value)
     if not abs(value) < float("inf"):
         raise ValueError(f"`{name}` must be finite, got {value}")
@@ -245,7 +244,7 @@ def check_number(name: str, value: Any) -> float:
 
 
 def check_rate(name: str, value: Any) -> float:
-    """A probability below 1."""
+    """Return `value` as a float; raise unless it lies in [0, 1)."""
     value = _checks.check_real(name, value)
     if not 0.0 <= value < 1.0:
         raise ValueError(f"`{name}` must lie in [0, 1), got {value}")
@@ -253,7 +252,7 @@ def check_rate(name: str, value: Any) -> float:
 
 
 def check_cell(name: str, value: Any) -> None:
-    """TypeError unless `value` is a cell that can stand inside another."""
+    """Raise TypeError unless `value` is a cell that another cell can contain."""
     if not isinstance(value, SizedCell):
         raise TypeError(
             f"`{name}` must be a cell of ostinato.cells, or derive from its SizedCell, "
@@ -261,20 +260,19 @@ def check_cell(name: str, value: Any) -> None:
         )
 
 
-def check_kind(cell: Any, params: Any, kind: type) -> None:
-    """TypeError unless `params` is the tuple that `cell.init` makes."""
-    if not isinstance(params, kind):
+def check_params_type(cell: Any, params: Any, wanted: type) -> None:
+    """Raise TypeError unless `params` is of the type that `cell.init` returns."""
+    if not isinstance(params, wanted):
         raise TypeError(
-            f"`params` of {type(cell).__name__} must be {kind.__name__}, as `init` "
+            f"`params` of {type(cell).__name__} must be {wanted.__name__}, as `init` "
             f"makes them, got {_checks.describe(params)}"
         )
 
 
 def check_params(cell: Any, params: Any, shapes: Any) -> None:
-    """TypeError or ValueError unless `params` are what `cell.init` makes."""
-    check_kind(cell, params, type(shapes))
-    kind = type(shapes)
-    for name, shape, value in zip(kind._fields, shapes, params, strict=True):
+    """Raise TypeError or ValueError unless `params` match `shapes`, of `cell.init`."""
+    check_params_type(cell, params, type(shapes))
+    for name, shape, value in zip(shapes._fields, shapes, params, strict=True):
         if (shape is None) != (value is None):
             wanted = "None" if shape is None else f"an array of shape {shape}"
             got = "None" if value is None else _checks.describe(value)
@@ -285,12 +283,12 @@ def check_params(cell: Any, params: Any, shapes: Any) -> None:
                 f"{tuple(value.shape)}"
             )
     _checks.check_same_dtype(
-        **{f"params.{n}": v for n, v in zip(kind._fields, params, strict=True)}
+        **{f"params.{n}": v for n, v in zip(shapes._fields, params, strict=True)}
     )
 
 
 def check_inputs(inputs: Any, size: int, **like: Array) -> None:
-    """Inputs are floats with `size` features and the dtype of the array `like`."""
+    """Raise unless inputs are floats with `size` features and the dtype of `like`."""
     _checks.check_array("inputs", inputs)
     _checks.check_floating("inputs", inputs, _checks.FLOATS)
     _checks.check_same_dtype(inputs=inputs, **like)
@@ -302,7 +300,10 @@ def check_inputs(inputs: Any, size: int, **like: Array) -> None:
 
 
 def check_states(states: Any, batch: int, weights: Array, **sizes: int) -> Any:
-    """`states` as a tuple of `[B, size]`, named as in `sizes`; one size, one array."""
+    """Check `states`, arrays `[B, size]` named in `sizes`; return them as a tuple.
+
+    For one size, `states` is the array itself.
+    """
     names = ", ".join(sizes)
     if len(sizes) == 1:
         states = (states,)

@@ -1,4 +1,4 @@
-"""The standard cells, which run on the fused operator where that computes the same.
+"""The standard cells, which run on the fused operator if it computes the same.
 
 Their parameters are `ostinato.LayerWeights`, so `pack_weights` and `unpack_weights`
 convert between a cell's parameters and the flat vector of `ostinato.rnn`.
@@ -34,8 +34,8 @@ from .base import (
 )
 
 
-class _Fused(GatedCell):
-    """A cell that `spec` describes to the fused operator."""
+class _FusedCell(GatedCell):
+    """A cell that the fused operator can run, described by `spec`."""
 
     @property
     def spec(self) -> RNNSpec:
@@ -43,13 +43,13 @@ class _Fused(GatedCell):
         raise NotImplementedError
 
     def param_shapes(self) -> LayerWeights:
-        """Shapes of `w_ih w_hh b_ih b_hh w_hr`."""
+        """Return the shapes of `w_ih w_hh b_ih b_hh w_hr`."""
         return param_shapes(self.spec)[0]
 
     def run_sequence(
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
-        """All steps in one call of `ostinato.rnn`; see `explain`."""
+        """Run all steps in one call of `ostinato.rnn`, if it can; see `explain`."""
         if not fused.supports(options):
             return None
         self.prepare(params)
@@ -59,7 +59,7 @@ class _Fused(GatedCell):
 
 
 @dataclasses.dataclass(frozen=True)
-class RNN(_Fused):
+class RNN(_FusedCell):
     """Elman's network: `h_t = act(w_ih x_t + b_ih + w_hh h_{t-1} + b_hh)`.
 
     Args:
@@ -68,11 +68,11 @@ class RNN(_Fused):
         activation: `"tanh"` or `"relu"`.
 
     Parameters: `LayerWeights(w_ih [H, I], w_hh [H, H], b_ih [H], b_hh [H], None)`.
-    State and output: `h [B, H]`. Recompute names: `gates` (h before it is stored).
+    State and output: `h [B, H]`. Recompute names: `gates` (the pre-activation).
 
     Raises:
-        TypeError, ValueError: a size, the activation, or in use an argument's dtype or
-            shape is wrong; the message names it.
+        TypeError, ValueError: a size or the activation is wrong, or in use the dtype or
+            shape of an argument; the message names it.
 
     Holds under every JAX transformation.
 
@@ -93,7 +93,7 @@ class RNN(_Fused):
         return RNNSpec(mode, self.input_size, self.hidden_size)
 
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
-        """One step, on what `precompute` made."""
+        """Run one step on a result of `precompute`."""
         (h,) = self.unpack(states, len(inputs_t), params)
         pre = tag_gate(inputs_t + add(product(h, params.w_hh), params.b_hh))
         out = jnp.tanh(pre) if self.activation == "tanh" else jax.nn.relu(pre)
@@ -102,7 +102,7 @@ class RNN(_Fused):
 
 
 @dataclasses.dataclass(frozen=True)
-class LSTM(LSTMCell, _Fused):
+class LSTM(LSTMCell, _FusedCell):
     """Long short-term memory.
 
         i, f, g, o = split(w_ih x_t + b_ih + w_hh h_{t-1} + b_hh)
@@ -112,7 +112,7 @@ class LSTM(LSTMCell, _Fused):
     Args:
         input_size: I.
         hidden_size: H.
-        forget_bias: added to the forget gate in every step; no parameter.
+        forget_bias: a constant, added to the forget gate in every step.
 
     Parameters: `LayerWeights(w_ih [4H, I], w_hh [4H, H], b_ih [4H], b_hh [4H], None)`.
     States: `(h [B, H], c [B, H])`; output: `h`. Recompute names: `gates`.
@@ -133,14 +133,14 @@ class LSTM(LSTMCell, _Fused):
         return RNNSpec("lstm", self.input_size, self.hidden_size)
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
-        """One step, on what `precompute` made."""
+        """Run one step on a result of `precompute`."""
         h, c = self.unpack(states, len(inputs_t[0]), params)
         h, c = lstm_unit(lstm_gates(params, inputs_t, h), c, self.forget_bias)
         return (h, c), h
 
 
 @dataclasses.dataclass(frozen=True)
-class LSTMP(LSTMCell, _Fused):
+class LSTMP(LSTMCell, _FusedCell):
     """An `LSTM` whose hidden state is projected: `h_t = w_hr (o * tanh(c_t))`.
 
     Args:
@@ -171,7 +171,7 @@ class LSTMP(LSTMCell, _Fused):
 
     @property
     def output_size(self) -> int:
-        """P."""
+        """Features P of one step's output."""
         return self.proj_size
 
     @property
@@ -182,7 +182,7 @@ class LSTMP(LSTMCell, _Fused):
         )
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
-        """One step, on what `precompute` made."""
+        """Run one step on a result of `precompute`."""
         h, c = self.unpack(states, len(inputs_t[0]), params)
         u, c = lstm_unit(lstm_gates(params, inputs_t, h), c, self.forget_bias)
         h = product(u, params.w_hr).astype(u.dtype)
@@ -190,13 +190,13 @@ class LSTMP(LSTMCell, _Fused):
 
 
 @dataclasses.dataclass(frozen=True)
-class GRU(_Fused):
-    """Gated recurrent unit, in either of its two forms.
+class GRU(_FusedCell):
+    """Gated recurrent unit, in either of its two variants.
 
         r = sigmoid(w_ir x_t + b_ir + w_hr h_{t-1} + b_hr)
         z = sigmoid(w_iz x_t + b_iz + w_hz h_{t-1} + b_hz)
         n = tanh(w_in x_t + b_in + r * (w_hn h_{t-1} + b_hn))       reset_after
-        n = tanh(w_in x_t + b_in + w_hn (r * h_{t-1}) + b_hn)       else
+        n = tanh(w_in x_t + b_in + w_hn (r * h_{t-1}) + b_hn)       otherwise
         h_t = (1 - z) * n + z * h_{t-1}
 
     Args:
@@ -231,13 +231,13 @@ class GRU(_Fused):
         )
 
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
-        """One step, on what `precompute` made."""
+        """Run one step on a result of `precompute`."""
         return self.step_seeing(params, states, states, inputs_t, t)
 
     def step_seeing(
         self, params: Any, states: Any, seen: Array, inputs_t: Array, t: Array
     ) -> Any:
-        """`step`, but products see `seen`; what `z` keeps is `h` itself."""
+        """Run `step` with `seen` in place of `h` in products; `z` keeps `h` itself."""
         (h,) = self.unpack(states, len(inputs_t), params)
         out = gru_unit(params, h, seen, inputs_t, self.reset_after).astype(h.dtype)
         return out, out
@@ -252,9 +252,10 @@ def gru_unit(
     norm_rz: Any = lambda a: a,
     norm_n: Any = lambda a: a,
 ) -> Array:
-    """`h_t`, wide; the norms act on what goes into the activations.
+    """Return `h_t` in the accumulation dtype.
 
-    `seen` is what products have in place of `h`.
+    Products read `seen` in place of `h`. The norms act on the pre-activations of the
+    gates `r z` and of the candidate `n`.
     """
     split = 2 * h.shape[-1]
     rows = params.w_hh if reset_after else params.w_hh[:split]
@@ -262,9 +263,11 @@ def gru_unit(
     rz = tag_gate(jax.nn.sigmoid(norm_rz(gx[..., :split] + gh[..., :split])))
     r, z = jnp.split(rz, 2, axis=-1)
     if reset_after:
-        through = r * tag_gate(gh[..., split:])
+        h_candidate = tag_gate(gh[..., split:])
+        n_pre = gx[..., split:] + r * h_candidate
     else:
         rh = (r * widen(seen)).astype(h.dtype)
-        through = add(product(rh, params.w_hh[split:]), params.b_hh[split:])
-    n = tag_gate(jnp.tanh(norm_n(gx[..., split:] + through)))
+        h_candidate = add(product(rh, params.w_hh[split:]), params.b_hh[split:])
+        n_pre = gx[..., split:] + h_candidate
+    n = tag_gate(jnp.tanh(norm_n(n_pre)))
     return pointwise.gru_output(z, n, widen(h))

@@ -1,4 +1,4 @@
-"""The LSTM over images, or any other grid."""
+"""The LSTM over images or other grids."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .base import (
 
 
 class ConvLSTMParams(NamedTuple):
-    """`w_ih [4H, I, *kernel]`, `w_hh [4H, H, *kernel]`, biases `[4H]`."""
+    """Parameters `w_ih [4H, I, *kernel]`, `w_hh [4H, H, *kernel]`, biases `[4H]`."""
 
     w_ih: Any
     w_hh: Any
@@ -40,23 +40,24 @@ class ConvLSTM(SizedCell):
 
         i, f, g, o = split(w_ih * x_t + b_ih + w_hh * h_{t-1} + b_hh)
 
-    and on as in `LSTM`, at every place of the grid. Convolutions (cross-correlations,
-    as everywhere in deep learning) keep the grid's size: what they miss at its edges
-    counts as 0; with an even kernel, one place more at the far edge.
+    and the rest as in `LSTM`, at every point of the grid. Convolutions
+    (cross-correlations, as everywhere in deep learning) keep the size of the grid:
+    values outside it count as 0. With an even kernel, the far edge has one more of
+    them.
 
     Args:
         input_size: I, channels of the input.
         hidden_size: H, channels of the states.
-        grid: sizes of the grid, such as `(height, width)`; one to three of them.
-        kernel: the kernel's size along each of them.
-        forget_bias: added to the forget gate in every step; no parameter.
+        grid: one to three sizes of the grid, for example `(height, width)`.
+        kernel: the size of the kernel along each axis of the grid.
+        forget_bias: a constant, added to the forget gate in every step.
 
-    Inputs: `[B, *grid, I]` a step. Parameters: `ConvLSTMParams`. States: `(h [B, *grid,
-    H], c [B, *grid, H])`; output: `h`. Recompute names: `gates`.
+    Inputs: `[B, *grid, I]` at each step. Parameters: `ConvLSTMParams`. States:
+    `(h, c)`, each `[B, *grid, H]`; output: `h`. Recompute names: `gates`.
 
     Raises:
-        TypeError, ValueError: a size, or in use an argument's dtype or shape is wrong;
-            the message names it.
+        TypeError, ValueError: a size is wrong, or in use the dtype or shape of an
+            argument; the message names it.
 
     Holds under every JAX transformation.
 
@@ -90,16 +91,16 @@ class ConvLSTM(SizedCell):
 
     @property
     def output_size(self) -> int:
-        """H, channels of the output."""
+        """Channels H of the output."""
         return self.hidden_size
 
     @property
     def recompute_names(self) -> tuple[str, ...]:
-        """The names that `recurrent_net(recompute=...)` takes."""
+        """Names that `recurrent_net(recompute=...)` accepts."""
         return ("gates",)
 
     def param_shapes(self) -> ConvLSTMParams:
-        """Shapes of the parameters."""
+        """Return the shapes of the parameters."""
         rows = 4 * self.hidden_size
         return ConvLSTMParams(
             (rows, self.input_size, *self.kernel),
@@ -109,24 +110,24 @@ class ConvLSTM(SizedCell):
         )
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> ConvLSTMParams:
-        """Draw parameters from U(-k, k), k = (hidden_size * kernel places) ** -0.5."""
+        """Draw parameters from U(-k, k), k = (hidden_size * kernel points) ** -0.5."""
         bound = (self.hidden_size * math.prod(self.kernel)) ** -0.5
         return draw(key, self.param_shapes(), dtype, bound, {})
 
     def initial_state(
         self, batch: int, dtype: Any = jnp.float32
     ) -> tuple[Array, Array]:
-        """Zeros: `(h, c)`, each `[B, *grid, H]`."""
+        """Return zeros: `(h, c)`, each `[B, *grid, H]`."""
         zeros = jnp.zeros((batch, *self.grid, self.hidden_size), dtype)
         return zeros, zeros
 
     def prepare(self, params: Any) -> Any:
-        """`params`, once their names and shapes have been checked."""
+        """Check names and shapes of `params` and return them."""
         check_params(self, params, self.param_shapes())
         return params
 
     def precompute(self, params: Any, inputs: Array) -> Array:
-        """`w_ih * x + b_ih` for all steps: `[..., *grid, I]` to `[..., *grid, 4H]`."""
+        """Compute `w_ih * x + b_ih` for all steps: `[..., *grid, 4H]`."""
         check_inputs(inputs, self.input_size, params=params.w_ih)
         axes = len(self.grid) + 1
         got = tuple(inputs.shape[-axes:-1])
@@ -138,7 +139,7 @@ class ConvLSTM(SizedCell):
         return self._convolve(inputs, params.w_ih, params.b_ih)
 
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
-        """One step, on what `precompute` made."""
+        """Run one step on a result of `precompute`."""
         if not isinstance(states, (tuple, list)) or len(states) != 2:
             raise TypeError(
                 "`states` must be (h, c), as `initial_state` makes them, got "

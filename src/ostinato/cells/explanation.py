@@ -1,4 +1,4 @@
-"""How `recurrent_net` would run a cell."""
+"""The function `explain`, which says how `recurrent_net` would run a cell."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def explain(
 
     Args:
         cell: one layer; a `Stack` runs layer after layer, so ask for each.
-        inputs: what it would read, or anything with the `dtype` of it.
-        seq_lengths: as for `recurrent_net`, and so are all others. Those that it does
-            not take do not matter.
+        inputs: the inputs of the cell, or any object with their `dtype`.
+        seq_lengths: as for `recurrent_net`. Its arguments that are missing here do not
+            matter.
         reverse: as for `recurrent_net`.
         recompute: as for `recurrent_net`.
         segment_length: as for `recurrent_net`.
@@ -39,12 +39,11 @@ def explain(
         window: as for `recurrent_net`.
 
     Returns:
-        `Explanation(backend, why, rejected)`: of the fused operator as
-        `ostinato.explain` gives it, or `xla`, with the reason why the cell runs there
-        step by step.
+        `Explanation(backend, why, rejected)`: that of `ostinato.explain` for the fused
+        operator, or `xla`, with the reason why the cell runs there step by step.
 
     Raises:
-        TypeError: `cell` is no cell, or a `Stack`.
+        TypeError: `cell` is not a cell, or is a `Stack`.
     """
     if not isinstance(cell, Cell) or isinstance(cell, Stack):
         raise TypeError(
@@ -70,11 +69,11 @@ def explain(
 
 
 def _fused_spec(cell: Any) -> Any:
-    """What the cell is to the fused operator, or None."""
+    """Return the spec with which the fused operator runs the cell, or None."""
     if isinstance(cell, Dropout) and cell.masks is None:
         return _fused_spec(cell.cell)
     if isinstance(cell, Bidirectional):
-        alike = fused.alike(*cell.both)
+        same_spec = fused.have_same_spec(*cell.both)
         spec = _fused_spec(cell.forward)
-        return dataclasses.replace(spec, bidirectional=True) if alike else None
+        return dataclasses.replace(spec, bidirectional=True) if same_spec else None
     return getattr(cell, "spec", None)

@@ -1,4 +1,4 @@
-"""Whole sequences of the standard cells on the fused operator."""
+"""Runs of the standard cells over whole sequences on the fused operator."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks, _padding
-from .._recurrent.loop import LoopInputs, in_segments
-from .._recurrent.net import finish, time_first
+from .._recurrent.loop import LoopInputs, run_in_segments
+from .._recurrent.net import make_loop_inputs, make_output
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions
 from .._rnn.api import rnn
 from .._rnn.cell import LayerWeights
@@ -33,10 +33,10 @@ def unsupported_reason(
     batch: Any = None,
     **unknown: Any,
 ) -> str | None:
-    """Return why the fused operator does not compute what is asked; None if it does.
+    """Return why the fused operator cannot compute a call; None if it can.
 
-    Takes the fields of `SequenceOptions`. Those with a default here are supported
-    whatever their value.
+    The arguments are the fields of `SequenceOptions`. The operator supports every value
+    of those with a default here.
     """
     if recompute is not True and not {*recompute} <= {"gates"}:
         return "the fused operator recomputes nothing but `gates`"
@@ -52,7 +52,7 @@ def unsupported_reason(
 
 
 def supports(options: SequenceOptions) -> bool:
-    """Return whether the fused operator computes what the options ask for."""
+    """Return whether the fused operator can compute a call with these options."""
     return unsupported_reason(**options._asdict()) is None
 
 
@@ -63,7 +63,7 @@ def run(
     initial_states: Any,
     options: SequenceOptions,
 ) -> RecurrentOutput:
-    """Run `rnn` over one layer, with the options' meaning; see `supports`."""
+    """Run `rnn` over one layer with options that `supports` accepts."""
     weights = pack_weights([_with_forget_bias(cell, params)], cell.spec)
 
     def layer(
@@ -94,11 +94,11 @@ def run(
                 steps.inputs, states, 0, seq_lengths=lengths, resets=steps.reset
             )
 
-        steps, size = time_first(inputs, options), options.segment_length
-        states, y = in_segments(
+        steps, size = make_loop_inputs(inputs, options), options.segment_length
+        states, y = run_in_segments(
             segment, initial_states, steps, size, options.reverse, None
         )
-        return finish(states, y, None, options)
+        return make_output(states, y, None, options)
     states, y = layer(
         inputs,
         initial_states,
@@ -110,8 +110,8 @@ def run(
     return RecurrentOutput(_hold(y, options), states)
 
 
-def alike(*cells: Any) -> bool:
-    """Whether the cells are one network to the fused operator."""
+def have_same_spec(*cells: Any) -> bool:
+    """Return whether the fused operator runs all cells with the same spec."""
     specs = [getattr(cell, "spec", None) for cell in cells]
     return specs[0] is not None and all(spec == specs[0] for spec in specs)
 
@@ -119,7 +119,7 @@ def alike(*cells: Any) -> bool:
 def run_both(
     cells: Any, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
 ) -> RecurrentOutput:
-    """Run `rnn` over one bidirectional layer; see `alike` and `supports`."""
+    """Run `rnn` over one bidirectional layer; see `have_same_spec` and `supports`."""
     layers = [
         _with_forget_bias(cell, cell.prepare(p))
         for cell, p in zip(cells, params, strict=True)
@@ -142,7 +142,7 @@ def run_both(
 
 
 def _padding_of_rnn(options: SequenceOptions) -> Padding:
-    """Return the padding policy for `rnn`, whose "hold" starts with the initial h."""
+    """Return the policy for `rnn`, whose "hold" fills empty sequences with `h_0`."""
     return "zero" if options.padding == "hold" else options.padding
 
 

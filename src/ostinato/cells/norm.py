@@ -1,4 +1,4 @@
-"""Cells with layer normalisation of what goes into their gates."""
+"""Cells with layer normalisation of the pre-activations of their gates."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .base import (
     GatedCell,
     LSTMCell,
     add,
+    broadcast,
     check_number,
     lstm_unit,
-    over,
     product,
     set_field,
     split_gates,
@@ -25,7 +25,7 @@ from .milstm import integrate, mi_shapes, mi_vectors
 
 
 class LayerNormParams(NamedTuple):
-    """`w_ih [G*H, I]`, `w_hh [G*H, H]`; all others `[G*H]`."""
+    """Parameters `w_ih [G*H, I]` and `w_hh [G*H, H]`; all others are `[G*H]`."""
 
     w_ih: Any
     w_hh: Any
@@ -36,7 +36,7 @@ class LayerNormParams(NamedTuple):
 
 
 class LayerNormMILSTMParams(NamedTuple):
-    """`w_ih [4H, I]`, `w_hh [4H, H]`; all others `[4H]`."""
+    """Parameters `w_ih [4H, I]` and `w_hh [4H, H]`; all others are `[4H]`."""
 
     w_ih: Any
     w_hh: Any
@@ -51,10 +51,10 @@ class LayerNormMILSTMParams(NamedTuple):
 
 
 def layer_norm(a: Array, scale: Array, offset: Array, epsilon: float) -> Array:
-    """`scale * (a - mean) / sqrt(var + epsilon) + offset` over the last axis."""
+    """Return `scale * (a - mean) / sqrt(var + epsilon) + offset` over the last axis."""
     centred = a - jnp.mean(a, axis=-1, keepdims=True)
     variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
-    return add(centred * lax.rsqrt(variance + epsilon) * over(scale, a), offset)
+    return add(centred * lax.rsqrt(variance + epsilon) * broadcast(scale, a), offset)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +66,10 @@ class _NormLSTM(LSTMCell):
         _check_epsilon(self)
 
     def input_product(self, params: Any, inputs: Array, first: int = 0) -> Any:
-        """All gates in one: their norm is one."""
+        """Return the products of all gates in one array, since they share one norm."""
         return GatedCell.input_product(self, params, inputs, first)
 
-    def _normed(self, params: Any, states: Any, pre: Array) -> Any:
+    def _normalised_unit(self, params: Any, states: Any, pre: Array) -> Any:
         pre = layer_norm(pre, params.scale, params.offset, self.epsilon)
         h, c = lstm_unit(split_gates(pre), states[1], self.forget_bias)
         return (h, c), h
@@ -82,40 +82,39 @@ class LayerNormLSTM(_NormLSTM):
         i, f, g, o = split(norm(w_ih x_t + b_ih + w_hh h_{t-1} + b_hh))
         norm(a) = scale * (a - mean(a)) / sqrt(var(a) + epsilon) + offset
 
-    and on as in `LSTM`.
+    and the rest as in `LSTM`.
 
     Args:
         input_size: I.
         hidden_size: H.
-        forget_bias: added to the forget gate in every step, after the norm; no
-            parameter.
-        epsilon: what keeps the root away from 0.
+        forget_bias: a constant, added to the forget gate in every step, after the norm.
+        epsilon: a small number above 0, added to the variance.
 
     Parameters: `LayerNormParams`; scale begins as 1 and offset as 0. States: `(h [B,
     H], c [B, H])`; output: `h`. Recompute names: `gates`.
 
     Raises:
-        TypeError, ValueError: a size, or in use an argument's dtype or shape is wrong;
-            the message names it.
+        TypeError, ValueError: a size is wrong, or in use the dtype or shape of an
+            argument; the message names it.
 
     Holds under every JAX transformation.
 
     References:
-        Ba, Kiros and Hinton (2016), arXiv:1607.06450. The norm is of the sum of both
-        products, as in Caffe2; the paper normalises each product, and c, by itself.
+        Ba, Kiros and Hinton (2016), arXiv:1607.06450. The norm is that of the sum of
+        both products, as in Caffe2; the paper normalises each product and c separately.
     """
 
     constants = {"scale": 1.0, "offset": 0.0}
 
     def param_shapes(self) -> LayerNormParams:
-        """Shapes of the parameters."""
-        return _shapes(self, 4)
+        """Return the shapes of the parameters."""
+        return _layer_norm_shapes(self, 4)
 
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
-        """One step, on what `precompute` made."""
+        """Run one step on a result of `precompute`."""
         states = self.unpack(states, len(inputs_t), params)
         pre = inputs_t + add(product(states[0], params.w_hh), params.b_hh)
-        return self._normed(params, states, pre)
+        return self._normalised_unit(params, states, pre)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +126,8 @@ class LayerNormMILSTM(_NormLSTM):
     Args:
         input_size: I.
         hidden_size: H.
-        forget_bias: added to the forget gate in every step, after the norm; no
-            parameter.
-        epsilon: what keeps the root away from 0.
+        forget_bias: a constant, added to the forget gate in every step, after the norm.
+        epsilon: a small number above 0, added to the variance.
 
     Parameters: `LayerNormMILSTMParams`. States: `(h [B, H], c [B, H])`; output: `h`.
     Recompute names: `gates`.
@@ -140,7 +138,7 @@ class LayerNormMILSTM(_NormLSTM):
     Holds under every JAX transformation.
 
     References:
-        Wu et al. (2016), arXiv:1606.06630; Ba et al. (2016), arXiv:1607.06450; joined
+        Wu et al. (2016), arXiv:1606.06630; Ba et al. (2016), arXiv:1607.06450; combined
         as in Caffe2.
     """
 
@@ -154,16 +152,16 @@ class LayerNormMILSTM(_NormLSTM):
     }
 
     def param_shapes(self) -> LayerNormMILSTMParams:
-        """Shapes of the parameters."""
+        """Return the shapes of the parameters."""
         rows = (4 * self.hidden_size,)
         return LayerNormMILSTMParams(*mi_shapes(self), scale=rows, offset=rows)
 
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
-        """One step, on what `precompute` made."""
+        """Run one step on a result of `precompute`."""
         states = self.unpack(states, len(inputs_t), params)
         p = add(product(states[0], params.w_hh), params.b_hh)
         pre = integrate(*mi_vectors(params), p, inputs_t)
-        return self._normed(params, states, pre)
+        return self._normalised_unit(params, states, pre)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +178,7 @@ class LayerNormGRU(GatedCell):
     Args:
         input_size: I.
         hidden_size: H.
-        epsilon: what keeps the root away from 0.
+        epsilon: a small number above 0, added to the variance.
 
     Parameters: `LayerNormParams`. State and output: `h [B, H]`. Recompute names:
     `gates`.
@@ -191,8 +189,8 @@ class LayerNormGRU(GatedCell):
     Holds under every JAX transformation.
 
     References:
-        Ba, Kiros and Hinton (2016), arXiv:1607.06450, who normalise each product by
-        itself; Cho et al. (2014), arXiv:1406.1078
+        Ba, Kiros and Hinton (2016), arXiv:1607.06450, who normalise each product
+        separately; Cho et al. (2014), arXiv:1406.1078
     """
 
     epsilon: float = 1e-4
@@ -204,17 +202,17 @@ class LayerNormGRU(GatedCell):
         _check_epsilon(self)
 
     def param_shapes(self) -> LayerNormParams:
-        """Shapes of the parameters."""
-        return _shapes(self, 3)
+        """Return the shapes of the parameters."""
+        return _layer_norm_shapes(self, 3)
 
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
-        """One step, on what `precompute` made."""
+        """Run one step on a result of `precompute`."""
         return self.step_seeing(params, states, states, inputs_t, t)
 
     def step_seeing(
         self, params: Any, states: Any, seen: Array, inputs_t: Array, t: Array
     ) -> Any:
-        """`step`, but products see `seen`; what `z` keeps is `h` itself."""
+        """Run `step` with `seen` in place of `h` in products; `z` keeps `h` itself."""
         (h,) = self.unpack(states, len(inputs_t), params)
 
         def norm(rows: slice) -> Any:
@@ -234,7 +232,7 @@ class LayerNormGRU(GatedCell):
         return out, out
 
 
-def _shapes(cell: GatedCell, gates: int) -> LayerNormParams:
+def _layer_norm_shapes(cell: GatedCell, gates: int) -> LayerNormParams:
     rows = gates * cell.hidden_size
     return LayerNormParams(
         (rows, cell.input_size), (rows, cell.hidden_size), *[(rows,)] * 4

@@ -1,4 +1,4 @@
-"""Several cells as one: layers on top of each other, and both directions."""
+"""Cells made of several cells: stacked layers, and two directions."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .base import SizedCell, check_cell
 
 @dataclasses.dataclass(frozen=True)
 class Stack(SizedCell):
-    """Layers of any cells and widths: each one's output is the next one's input.
+    """A stack of any cells of any widths; the output of each is the input of the next.
 
     `recurrent_net` runs the layers one after the other over the whole sequence, so that
-    each has its input products out of the loop, and runs fused where it can. With
-    `recompute=True` or a `segment_length` it steps through all layers at once instead,
-    which stores nothing between layers.
+    each layer has its input products outside the loop, and runs fused if it can. With
+    `recompute=True` or a `segment_length`, it runs all layers at each step instead,
+    which stores no values between layers.
 
     Args:
-        cells: the layers, first to last; each one's `input_size` is the `output_size`
+        cells: the layers, first to last; the `input_size` of each is the `output_size`
             of the one before.
 
-    Parameters and states: tuples, one item a layer. Output: the last layer's.
-    Recompute names: those of all layers.
+    Parameters and states: tuples with one item for each layer. Output: that of the last
+    layer. Recompute names: those of all layers.
 
     Raises:
-        TypeError: `cells` is no sequence of cells.
-        ValueError: there are none, or their sizes do not fit; the message says which.
+        TypeError: `cells` is not a tuple or list of cells.
+        ValueError: it is empty, or sizes do not match; the message says which.
 
     Holds under every JAX transformation.
     """
@@ -71,34 +71,34 @@ class Stack(SizedCell):
 
     @property
     def recompute_names(self) -> tuple[str, ...]:
-        """Those of all layers."""
+        """Names that `recurrent_net(recompute=...)` accepts: those of all layers."""
         return tuple(dict.fromkeys(n for c in self.cells for n in c.recompute_names))
 
     @property
     def has_step(self) -> bool:
-        """Whether every layer has."""
+        """True if every layer can run one step at a time."""
         return all(cell.has_step for cell in self.cells)
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> tuple:
-        """Parameters of every layer, each from a key of its own."""
+        """Draw the parameters of every layer, each from a key of its own."""
         keys = jax.random.split(_checks.check_key(key), len(self.cells))
         return tuple(c.init(k, dtype) for c, k in zip(self.cells, keys, strict=True))
 
     def initial_state(self, batch: int, dtype: Any = jnp.float32) -> tuple:
-        """The initial states of every layer."""
+        """Return the initial states of every layer."""
         return tuple(cell.initial_state(batch, dtype) for cell in self.cells)
 
     def prepare(self, params: Any) -> tuple:
-        """As every layer."""
+        """Prepare the parameters of every layer."""
         self._check_items("params", params)
         return tuple(c.prepare(p) for c, p in zip(self.cells, params, strict=True))
 
     def precompute(self, params: Any, inputs: Any) -> Any:
-        """As the first layer."""
+        """Run `precompute` of the first layer."""
         return self.cells[0].precompute(params[0], inputs)
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
-        """One step through all layers, on what `precompute` made."""
+        """Run one step of all layers on a result of `precompute`."""
         self._check_items("states", states)
         new_states, output = [], inputs_t
         for n, cell in enumerate(self.cells):
@@ -111,7 +111,7 @@ class Stack(SizedCell):
     def run_sequence(
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
-        """Layer after layer, unless the caller wants as little stored as can be."""
+        """Run layer after layer; return None if the options ask to store little."""
         saves_most = options.recompute is True or options.segment_length is not None
         if self.has_step and (saves_most or options.window != 1):
             return None
@@ -136,7 +136,7 @@ class Stack(SizedCell):
 
 
 class BothDirections(NamedTuple):
-    """Parameters or states of a `Bidirectional` cell: one item for each direction."""
+    """Parameters or states of a `Bidirectional` cell, one item for each direction."""
 
     forward: Any
     backward: Any
@@ -144,23 +144,24 @@ class BothDirections(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Bidirectional(SizedCell):
-    """Two cells over the same sequence, one from each end, outputs joined.
+    """Two cells over the same sequence, one from each end, with concatenated outputs.
 
-    The backward cell starts at each row's own end. For whole sequences in
-    `recurrent_net` alone: it has no single step, takes no `resets` and no `reverse`.
-    Two standard cells of one kind run as one fused call.
+    The backward cell starts at the end of each sequence. The cell runs only whole
+    sequences in `recurrent_net`: it has no single step, and takes no `resets` and no
+    `reverse`. Two standard cells of one kind run as one fused call.
 
     Args:
         forward: the cell that runs from the start.
         backward: the cell that runs from the end; None takes one like `forward`, with
-            parameters of its own. Random choices, of a sampled `Dropout` or `Zoneout`,
-            are then the same in both: for others hand over two samples.
+            parameters of its own. Random choices of a sampled `Dropout` or `Zoneout`
+            are then the same in both; for different ones, give two samples.
 
-    Parameters and states: `BothDirections`. Output: `[forward's, backward's]` in the
-    order of the inputs. Recompute names: those of both.
+    Parameters and states: `BothDirections`. Output: the outputs of `forward`, then of
+    `backward`, on the last axis, in the order of the inputs. Recompute names: those of
+    both.
 
     Raises:
-        TypeError: an argument is no cell.
+        TypeError: an argument is not a cell.
         ValueError: the cells' input sizes differ.
 
     Holds under every JAX transformation.
@@ -185,7 +186,7 @@ class Bidirectional(SizedCell):
 
     @property
     def both(self) -> BothDirections:
-        """The two cells."""
+        """The two cells, forward and backward."""
         backward = self.forward if self.backward is None else self.backward
         return BothDirections(self.forward, backward)
 
@@ -201,26 +202,26 @@ class Bidirectional(SizedCell):
 
     @property
     def recompute_names(self) -> tuple[str, ...]:
-        """Those of both cells."""
+        """Names that `recurrent_net(recompute=...)` accepts: those of both cells."""
         return tuple(dict.fromkeys(n for c in self.both for n in c.recompute_names))
 
     @property
     def has_step(self) -> bool:
-        """It has none."""
+        """False, since both directions need the whole sequence."""
         return False
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> BothDirections:
-        """Parameters of both cells, each from a key of its own."""
+        """Draw the parameters of both cells, each from a key of its own."""
         keys = jax.random.split(_checks.check_key(key))
         pairs = zip(self.both, keys, strict=True)
         return BothDirections(*(cell.init(k, dtype) for cell, k in pairs))
 
     def initial_state(self, batch: int, dtype: Any = jnp.float32) -> BothDirections:
-        """The initial states of both cells; the backward one's stand at the end."""
+        """Return the initial states of both cells; `backward` starts at the end."""
         return BothDirections(*(c.initial_state(batch, dtype) for c in self.both))
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
-        """Not one at a time."""
+        """Raise ValueError, since the cell has no single step."""
         raise ValueError(
             "a `Bidirectional` cell has no single step, it needs the whole sequence: "
             "hand it to `recurrent_net`, with window=1, by itself or in a `Stack`"
@@ -229,7 +230,7 @@ class Bidirectional(SizedCell):
     def run_sequence(
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
-        """Both directions, in one fused call where that can be."""
+        """Run both directions, in one fused call if possible."""
         if options.window != 1:
             return None  # `step` says why not
         if options.reverse or options.resets is not None:
@@ -245,7 +246,7 @@ class Bidirectional(SizedCell):
                 )
         _check_names(self, options.recompute)
         cells = self.both
-        whole = options.segment_length is None and fused.alike(*cells)
+        whole = options.segment_length is None and fused.have_same_spec(*cells)
         if whole and fused.supports(options):
             return fused.run_both(cells, params, inputs, initial_states, options)
         forward, backward = (
@@ -264,7 +265,7 @@ class Bidirectional(SizedCell):
 
 
 def _check_names(cell: SizedCell, recompute: Any) -> None:
-    """ValueError for a name that none of the inner cells has."""
+    """Raise ValueError for a name that no inner cell has."""
     for name in () if recompute is True else recompute:
         if name not in cell.recompute_names:
             names = ", ".join(map(repr, cell.recompute_names)) or "none"
@@ -277,7 +278,7 @@ def _check_names(cell: SizedCell, recompute: Any) -> None:
 def _run_cell(
     cell: SizedCell, params: Any, inputs: Any, states: Any, options: SequenceOptions
 ) -> RecurrentOutput:
-    """`recurrent_net` over one of several cells, with the names that it has."""
+    """Run `recurrent_net` over one inner cell, with the names that this cell has."""
     recompute = options.recompute
     if recompute is not True:
         recompute = tuple(n for n in recompute if n in cell.recompute_names)

@@ -12,20 +12,22 @@ from .._recurrent.protocol import Cell
 
 
 def trainable_state(cell: Cell, dtype: Any = jnp.float32) -> Any:
-    """Initial states of one row, zeros to begin with, to learn along with the params.
+    """Return the initial states of one sequence, to be trained; they begin as zeros.
 
     Args:
         cell: any cell.
         dtype: of the states.
 
     Returns:
-        As `cell.initial_state`, without the batch axis; `repeat_state` adds it.
+        States like `cell.initial_state`, but without the batch axis, which
+        `repeat_state` adds.
 
     Raises:
-        TypeError: `cell` is no cell.
+        TypeError: `cell` is not a cell.
 
     References:
-        Caffe2 gives a recurrent layer such parameters where it gets no initial states.
+        Caffe2, whose recurrent layers have these parameters if they get no initial
+        states.
 
     >>> import jax, jax.numpy as jnp
     >>> import ostinato as ost
@@ -44,7 +46,7 @@ def trainable_state(cell: Cell, dtype: Any = jnp.float32) -> Any:
 
 
 def repeat_state(state: Any, batch: int) -> Any:
-    """The same state for every row; its gradient is the sum over the rows.
+    """Repeat a state for every sequence; its gradient is the sum over sequences.
 
     Args:
         state: a pytree of arrays without a batch axis, as `trainable_state` makes it.
@@ -54,7 +56,7 @@ def repeat_state(state: Any, batch: int) -> Any:
         The same tree of `[B, ...]`.
 
     Raises:
-        TypeError: `batch` is no integer.
+        TypeError: `batch` is not an integer.
 
     Holds under every JAX transformation.
     """

@@ -12,11 +12,11 @@ from .. import _checks
 from .._rnn import pointwise
 from .._rnn.accumulation import widen
 from .._typing import Array
-from .base import GatedCell, LSTMCell, draw, lstm_gates, over, tag_gate
+from .base import GatedCell, LSTMCell, broadcast, draw, lstm_gates, tag_gate
 
 
 class PeepholeLSTMParams(NamedTuple):
-    """`w_ih [4H, I]`, `w_hh [4H, H]`, biases `[4H]`, peepholes `p_i p_f p_o [H]`."""
+    """Parameters `w_ih [4H, I]`, `w_hh [4H, H]`, biases `[4H]`, `p_i p_f p_o [H]`."""
 
     w_ih: Any
     w_hh: Any
@@ -29,7 +29,7 @@ class PeepholeLSTMParams(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PeepholeLSTM(LSTMCell):
-    """An `LSTM` whose gates see the cell state, each unit its own.
+    """An `LSTM` in which the gates of each unit also read its own cell state.
 
         i, f, g, o = split(w_ih x_t + b_ih + w_hh h_{t-1} + b_hh)
         i = sigmoid(i + p_i * c_{t-1})
@@ -40,24 +40,24 @@ class PeepholeLSTM(LSTMCell):
     Args:
         input_size: I.
         hidden_size: H.
-        forget_bias: added to the forget gate in every step; no parameter.
+        forget_bias: a constant, added to the forget gate in every step.
 
     Parameters: `PeepholeLSTMParams`. States: `(h [B, H], c [B, H])`; output: `h`.
     Recompute names: `gates`.
 
     Raises:
-        TypeError, ValueError: a size, or in use an argument's dtype or shape is wrong;
-            the message names it.
+        TypeError, ValueError: a size is wrong, or in use the dtype or shape of an
+            argument; the message names it.
 
     Holds under every JAX transformation.
 
     References:
-        Gers, Schraudolph and Schmidhuber (2002), JMLR 3, 115-143; the output gate sees
-        the new cell state, as there and in ONNX.
+        Gers, Schraudolph and Schmidhuber (2002), JMLR 3, 115-143; the output gate reads
+        the new cell state, as in that paper and in ONNX.
     """
 
     def param_shapes(self) -> PeepholeLSTMParams:
-        """Shapes of the parameters."""
+        """Return the shapes of the parameters."""
         rows, size = 4 * self.hidden_size, self.hidden_size
         return PeepholeLSTMParams(
             w_ih=(rows, self.input_size),
@@ -70,20 +70,20 @@ class PeepholeLSTM(LSTMCell):
         )
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
-        """One step, on what `precompute` made."""
+        """Run one step on a result of `precompute`."""
         h, c = self.unpack(states, len(inputs_t[0]), params)
         c_prev = widen(c)
         i, f, g, o = lstm_gates(params, inputs_t, h)
-        i = i + over(params.p_i, c) * c_prev
-        f = f + over(params.p_f, c) * c_prev + self.forget_bias
+        i = i + broadcast(params.p_i, c) * c_prev
+        f = f + broadcast(params.p_f, c) * c_prev + self.forget_bias
         _, c_next = pointwise.lstm_cell_state((i, f, g), c_prev, tag_gate)
-        o = tag_gate(jax.nn.sigmoid(o + over(params.p_o, c) * c_next))
+        o = tag_gate(jax.nn.sigmoid(o + broadcast(params.p_o, c) * c_next))
         out = (o * tag_gate(jnp.tanh(c_next))).astype(h.dtype)
         return (out, c_next.astype(c.dtype)), out
 
 
 class IndRNNParams(NamedTuple):
-    """`w_ih [H, I]`, `w_hh [H]`, `b_ih [H]`."""
+    """Parameters `w_ih [H, I]`, `w_hh [H]` and `b_ih [H]`."""
 
     w_ih: Any
     w_hh: Any
@@ -100,7 +100,7 @@ class IndRNN(GatedCell):
         activation: `"relu"` or `"tanh"`.
 
     Parameters: `IndRNNParams`; `w_hh`, a vector, begins in U(0, 1). State and output:
-    `h [B, H]`. Recompute names: `gates` (what goes into the activation).
+    `h [B, H]`. Recompute names: `gates` (the pre-activation).
 
     Raises:
         TypeError, ValueError: as for `PeepholeLSTM`.
@@ -118,20 +118,20 @@ class IndRNN(GatedCell):
         _checks.check_choice("activation", self.activation, ("relu", "tanh"))
 
     def param_shapes(self) -> IndRNNParams:
-        """Shapes of the parameters."""
+        """Return the shapes of the parameters."""
         size = self.hidden_size
         return IndRNNParams((size, self.input_size), (size,), (size,))
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> IndRNNParams:
-        """Draw `w_hh` from U(0, 1), the rest from U(-k, k), k = hidden_size ** -0.5."""
+        """Draw `w_hh` from U(0, 1), others from U(-k, k), k = hidden_size ** -0.5."""
         bound = self.hidden_size**-0.5
         params = draw(key, self.param_shapes(), dtype, bound, {})
         return params._replace(w_hh=(params.w_hh / bound + 1) / 2)
 
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
-        """One step, on what `precompute` made."""
+        """Run one step on a result of `precompute`."""
         (h,) = self.unpack(states, len(inputs_t), params)
-        pre = tag_gate(inputs_t + over(params.w_hh, h) * widen(h))
+        pre = tag_gate(inputs_t + broadcast(params.w_hh, h) * widen(h))
         out = jnp.tanh(pre) if self.activation == "tanh" else jax.nn.relu(pre)
         out = out.astype(h.dtype)
         return out, out

@@ -1,4 +1,4 @@
-"""Cells around one cell: residual connections, dropout and zoneout."""
+"""Wrappers of one cell: residual connections, dropout and zoneout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .base import SizedCell, check_cell, check_rate, set_field
 
 @dataclasses.dataclass(frozen=True)
 class _Wrapper(SizedCell):
-    """What a wrapper shares with its cell: parameters, states, sizes, names."""
+    """A wrapper with the parameters, states, sizes and names of its inner cell."""
 
     cell: SizedCell
 
@@ -35,34 +35,34 @@ class _Wrapper(SizedCell):
 
     @property
     def recompute_names(self) -> tuple[str, ...]:
-        """Those of the inner cell."""
+        """Names that `recurrent_net(recompute=...)` accepts, from the inner cell."""
         return self.cell.recompute_names
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
-        """Parameters of the inner cell; there are no others."""
+        """Draw the parameters of the inner cell; the wrapper has no others."""
         return self.cell.init(key, dtype)
 
     def initial_state(self, batch: int, dtype: Any = jnp.float32) -> Any:
-        """States of the inner cell; there are no others."""
+        """Return the states of the inner cell; the wrapper has no others."""
         return self.cell.initial_state(batch, dtype)
 
     def prepare(self, params: Any) -> Any:
-        """As the inner cell."""
+        """Prepare the parameters of the inner cell."""
         return self.cell.prepare(params)
 
     def precompute(self, params: Any, inputs: Any) -> Any:
-        """As the inner cell."""
+        """Run `precompute` of the inner cell."""
         return self.cell.precompute(params, inputs)
 
     @property
     def has_step(self) -> bool:
-        """As the inner cell."""
+        """True if the inner cell can run one step at a time."""
         return self.cell.has_step
 
 
 @dataclasses.dataclass(frozen=True)
 class Residual(_Wrapper):
-    """Adds its input to its cell's output: `y_t = cell(x_t) + x_t`.
+    """A residual connection around a cell: `y_t = cell(x_t) + x_t`.
 
     Args:
         cell: the inner cell, with as many outputs as inputs.
@@ -70,7 +70,7 @@ class Residual(_Wrapper):
     Parameters, states and recompute names: those of `cell`.
 
     Raises:
-        TypeError: `cell` is no cell.
+        TypeError: `cell` is not a cell.
         ValueError: its input and output sizes differ.
 
     Holds under every JAX transformation.
@@ -89,11 +89,11 @@ class Residual(_Wrapper):
             )
 
     def precompute(self, params: Any, inputs: Any) -> Any:
-        """The inputs, and what the inner cell makes of them."""
+        """Return the inputs, and `precompute` of the inner cell on them."""
         return inputs, self.cell.precompute(params, inputs)
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
-        """One step, on what `precompute` made."""
+        """Run one step on a result of `precompute`."""
         x, inner = inputs_t
         states, output = self.cell.step(params, states, inner, t)
         return states, output + x
@@ -101,14 +101,14 @@ class Residual(_Wrapper):
     def step_seeing(
         self, params: Any, states: Any, seen: Array, inputs_t: Any, t: Array
     ) -> Any:
-        """`step`, where products of the inner cell see `seen`."""
+        """Run `step` with `seen` in place of `h` in products of the inner cell."""
         x, inner = inputs_t
         states, output = self.cell.step_seeing(params, states, seen, inner, t)
         return states, output + x
 
 
 class DropoutMasks(NamedTuple):
-    """True where a value is kept, bool `[B, F]`; None where nothing is dropped."""
+    """Masks bool `[B, F]`, True where a value is kept; None if nothing is dropped."""
 
     inputs: Any
     states: Any
@@ -119,24 +119,24 @@ class DropoutMasks(NamedTuple):
 class Dropout(_Wrapper):
     """Variational dropout: one mask for a whole sequence, the same in every step.
 
-    What is dropped is 0, what is kept is divided by 1 - rate. Without masks, as made,
-    the cell is its inner cell: evaluation. For training, hand `sample(key, batch)` to
-    `recurrent_net`, with a fresh key each time.
+    Dropped values become 0, and kept values are divided by 1 - rate. A new instance has
+    no masks and equals its inner cell, for evaluation. For training, pass
+    `sample(key, batch)` to `recurrent_net`, with a new key each time.
 
     Args:
         cell: the inner cell.
-        inputs: rate of the inputs, in [0, 1).
-        states: rate of `h`, where the state is `h` or `(h, c)`; it is dropped on its
-            way into the products of every step. What a GRU keeps of `h` stays whole.
-        outputs: rate of the outputs.
-        masks: `DropoutMasks`, or None; `sample` fills them in.
+        inputs: dropout rate of the inputs, in [0, 1).
+        states: dropout rate of `h`, for a state `h` or `(h, c)`. The products of every
+            step read the dropped `h`; the part of `h` that a GRU keeps is not dropped.
+        outputs: dropout rate of the outputs.
+        masks: `DropoutMasks`, or None; set by `sample`.
 
     Parameters, states and recompute names: those of `cell`.
 
     Raises:
-        TypeError: an argument of the wrong type, or a `states` rate around a cell whose
-            state is neither `h` nor `(h, c)`.
-        ValueError: a rate outside of [0, 1).
+        TypeError: an argument has the wrong type, or `states` is not 0 and the state of
+            the cell is neither `h` nor `(h, c)`.
+        ValueError: a rate is outside [0, 1).
 
     Holds under every JAX transformation.
 
@@ -157,13 +157,13 @@ class Dropout(_Wrapper):
             _check_has_h(self.cell, "states")
 
     def sample(self, key: Array, batch: int) -> Dropout:
-        """The same cell with fresh masks for `batch` rows, to train with."""
+        """Return the cell with new random masks for `batch` sequences, for training."""
         batch = _checks.check_size("batch", batch, 0)
         keys = jax.random.split(_checks.check_key(key), 3)
         rates = (self.inputs, self.states, self.outputs)
         sizes = (self.input_size, self.output_size, self.output_size)
         masks = [
-            # The rate in float32: the masks do not depend on the x64 flag.
+            # With the rate in float32, the masks do not depend on the x64 flag.
             jax.random.bernoulli(k, jnp.float32(1 - rate), (batch, size))
             if rate
             else None
@@ -172,38 +172,39 @@ class Dropout(_Wrapper):
         return dataclasses.replace(self, masks=DropoutMasks(*masks))
 
     def precompute(self, params: Any, inputs: Any) -> Any:
-        """As the inner cell, of the inputs that are kept."""
+        """Run `precompute` of the inner cell on the masked inputs."""
         if self.masks is not None:
-            inputs = self._keep("inputs", inputs)
+            inputs = self._apply_mask("inputs", inputs)
         return self.cell.precompute(params, inputs)
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
-        """One step, on what `precompute` made."""
+        """Run one step on a result of `precompute`."""
         if self.masks is None:
             return self.cell.step(params, states, inputs_t, t)
         if self.masks.states is None:
             states, output = self.cell.step(params, states, inputs_t, t)
         else:
-            seen = self._keep("states", _split_h(states)[0])
+            seen = self._apply_mask("states", _split_h(states)[0])
             states, output = self.cell.step_seeing(params, states, seen, inputs_t, t)
-        return states, self._keep("outputs", output)
+        return states, self._apply_mask("outputs", output)
 
     def step_seeing(
         self, params: Any, states: Any, seen: Array, inputs_t: Any, t: Array
     ) -> Any:
-        """`step`, where products see what is kept of `seen`."""
+        """Run `step` with the masked `seen` in place of `h` in products."""
         if self.masks is not None:
-            seen = self._keep("states", seen)
+            seen = self._apply_mask("states", seen)
         states, output = self.cell.step_seeing(params, states, seen, inputs_t, t)
-        return states, self._keep("outputs", output) if self.masks else output
+        return states, self._apply_mask("outputs", output) if self.masks else output
 
-    def _keep(self, name: str, a: Array, batch_axis: int | None = None) -> Array:
-        """What the mask `[B, F]` of that name keeps of `[..., B, F]`, scaled.
+    def _apply_mask(self, name: str, a: Array, batch_axis: int | None = None) -> Array:
+        """Return `a` with the mask `[B, F]` applied, scaled; `a` if there is no mask.
 
         Args:
-            name: of the mask and of its rate.
-            a: with axes between B and F where the cell's states have them.
-            batch_axis: where B is, if not there.
+            name: the name of the mask and of its rate.
+            a: `[..., B, F]`, with more axes between B and F if the cell's states have
+                them.
+            batch_axis: the axis of B; None means that of one step.
         """
         mask = getattr(self.masks, name)
         if mask is None:
@@ -214,7 +215,7 @@ class Dropout(_Wrapper):
         if mask.shape != sizes:
             raise ValueError(
                 f"`masks` must be of the call's [B, F] = {list(sizes)}, got "
-                f"{list(mask.shape)}; `sample` them for as many rows"
+                f"{list(mask.shape)}; `sample` them for as many sequences"
             )
         between = range(batch_axis + 1, a.ndim - 1)
         kept = jnp.expand_dims(mask, (*range(batch_axis), *between))
@@ -225,7 +226,7 @@ class Dropout(_Wrapper):
     def run_sequence(
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
-        """As the inner cell, with what is kept; step by step if states are dropped."""
+        """Run the inner cell between the masks; return None if states are dropped."""
         run = self.cell.run_sequence
         if self.masks is None:
             return run(params, inputs, initial_states, options)
@@ -233,40 +234,40 @@ class Dropout(_Wrapper):
             return None
         batch_axis = 1 if options.time_major else 0
         inputs = _checks.check_array("inputs", inputs)
-        kept = self._keep("inputs", inputs, batch_axis)
+        kept = self._apply_mask("inputs", inputs, batch_axis)
         whole = run(params, kept, initial_states, options)
         if whole is None:
             return None
-        outputs = self._keep("outputs", whole.outputs, batch_axis)
+        outputs = self._apply_mask("outputs", whole.outputs, batch_axis)
         return whole._replace(outputs=outputs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Zoneout(_Wrapper):
-    """Lets units keep their state: a random choice in every step, of every unit.
+    """Zoneout, which lets random units keep their state in every step.
 
-    With `m` 1 for a unit that keeps its state, which happens at the rate given:
+    With `m` 1 for a unit that keeps its state, which happens with probability `rate`:
 
         h_t = m * h_{t-1} + (1 - m) * cell(x_t, h_{t-1})            training
         h_t = rate * h_{t-1} + (1 - rate) * cell(x_t, h_{t-1})      evaluation
 
-    and so for `c`. The output is `h_t`. As made, the cell evaluates; for training, hand
-    `sample(key)` to `recurrent_net`, with a fresh key each time. The choice of step t
-    follows from `fold_in(key, t)`.
+    and in the same way for `c`. The output is `h_t`. A new instance is for evaluation;
+    for training, pass `sample(key)` to `recurrent_net`, with a new key each time. The
+    choices of step t are drawn from `fold_in(key, t)`.
 
     Args:
-        cell: the inner cell; its state is `h` or `(h, c)`, its output `h`. What adds to
-            the output goes around: `Residual(Zoneout(cell))`.
+        cell: the inner cell; its state is `h` or `(h, c)`, its output `h`. A wrapper
+            that changes the output goes outside: `Residual(Zoneout(cell))`.
         h_rate: rate of `h`, in [0, 1).
-        c_rate: rate of `c`, in [0, 1); 0 where there is none.
-        key: a PRNG key, or None; `sample` fills it in.
+        c_rate: rate of `c`, in [0, 1); 0 for a cell without `c`.
+        key: a PRNG key, or None; set by `sample`.
 
     Parameters, states and recompute names: those of `cell`.
 
     Raises:
-        TypeError: an argument of the wrong type, or a cell with other states.
-        ValueError: a rate outside of [0, 1), `c_rate` for a cell without `c`, or a cell
-            whose output is not its `h`.
+        TypeError: an argument has the wrong type, or the cell has other states.
+        ValueError: a rate is outside [0, 1), `c_rate` is not 0 for a cell without `c`,
+            or the output of the cell is not its `h`.
 
     Holds under every JAX transformation.
 
@@ -283,7 +284,7 @@ class Zoneout(_Wrapper):
         for name in ("h_rate", "c_rate"):
             set_field(self, name, check_rate(name, getattr(self, name)))
         has_c = _check_has_h(self.cell, "cell")
-        _check_gives_h(self.cell)
+        _check_output_is_h(self.cell)
         if self.c_rate and not has_c:
             raise ValueError(
                 f"`c_rate` must be 0 for {type(self.cell).__name__}, which has no c, "
@@ -291,23 +292,23 @@ class Zoneout(_Wrapper):
             )
 
     def sample(self, key: Array) -> Zoneout:
-        """The same cell with random choices from `key`, to train with."""
+        """Return the cell with random choices drawn from `key`, for training."""
         return dataclasses.replace(self, key=_checks.check_key(key))
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
-        """One step, on what `precompute` made."""
+        """Run one step on a result of `precompute`."""
         new, _ = self.cell.step(params, states, inputs_t, t)
-        return self._choose(states, new, t)
+        return self._zone_out(states, new, t)
 
     def step_seeing(
         self, params: Any, states: Any, seen: Array, inputs_t: Any, t: Array
     ) -> Any:
-        """`step`, where products see `seen`; what a unit keeps is `h` itself."""
+        """Run `step` with `seen` in place of `h` in products; units keep `h` itself."""
         new, _ = self.cell.step_seeing(params, states, seen, inputs_t, t)
-        return self._choose(states, new, t)
+        return self._zone_out(states, new, t)
 
-    def _choose(self, states: Any, new: Any, t: Array) -> Any:
-        """Of each unit the old state or the new one."""
+    def _zone_out(self, states: Any, new: Any, t: Array) -> Any:
+        """Return states with the old or the new value of each unit, and the output."""
         h_prev, c_prev = _split_h(states)
         h, c = _split_h(new)
         keys = (None, None)
@@ -329,13 +330,13 @@ def _zoneout(key: Any, rate: float, old: Array, new: Array) -> Array:
 
 
 def _rank(cell: SizedCell) -> int:
-    """The axes of one step's inputs and outputs: 2, or more if they are images."""
+    """Return the rank of one step's inputs and outputs: 2, or more for images."""
     states = jax.eval_shape(lambda: cell.initial_state(1, jnp.float32))
     return max((a.ndim for a in jax.tree.leaves(states)), default=2)
 
 
-def _check_gives_h(cell: SizedCell) -> None:
-    """ValueError where a wrapper adds to the output, which Zoneout does not hand on."""
+def _check_output_is_h(cell: SizedCell) -> None:
+    """Raise ValueError if a wrapper changes the output, which Zoneout would ignore."""
     while isinstance(cell, _Wrapper):
         if isinstance(cell, Residual) or isinstance(cell, Dropout) and cell.outputs:
             raise ValueError(
@@ -346,7 +347,7 @@ def _check_gives_h(cell: SizedCell) -> None:
 
 
 def _check_has_h(cell: SizedCell, name: str) -> bool:
-    """Whether there is a `c` beside `h`; TypeError if the states are neither."""
+    """Return True for states `(h, c)`, False for `h`; raise TypeError for others."""
     states = jax.eval_shape(lambda: cell.initial_state(1, jnp.float32))
     pair = type(states) is tuple and len(states) == 2
     if not all(hasattr(a, "shape") for a in (states if pair else (states,))):

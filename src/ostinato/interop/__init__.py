@@ -1,1 +1,1 @@
-"""Weights and calls of other libraries: one module for each, imported by name."""
+"""Weights and calls of other libraries: one module per library, imported by name."""

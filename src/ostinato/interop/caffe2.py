@@ -1,9 +1,9 @@
-"""LSTM weights of Caffe2, in and out, by gate, by blob and in cuDNN's vector.
+"""Conversion of LSTM weights from and to Caffe2: by gate, by blob, as a flat vector.
 
-Caffe2 orders gates `i f o g`, cells of this package `i f g o`. Its names are those of
+Caffe2 orders the gates `i f o g`, ostinato `i f g o`. The names by gate are those of
 `InitFromLSTMParams`: `{"input": {...}, "recurrent": {...}}` with `input_gate`,
-`forget_gate`, `output_gate` and `cell`, each with `_w` and `_b`. `forget_bias` is no
-parameter there either: it is a field of `ostinato.cells.LSTM`.
+`forget_gate`, `output_gate` and `cell`, each with `_w` and `_b`. In both libraries
+`forget_bias` is not a parameter: here it is a field of `ostinato.cells.LSTM`.
 
     from ostinato import cells
     from ostinato.interop import caffe2
@@ -41,21 +41,21 @@ Gates = Mapping[str, Mapping[str, Any]]
 
 
 def params_from_gates(gates: Gates) -> LayerWeights:
-    """Parameters of `ostinato.cells.LSTM` from arrays by gate.
+    """Return the parameters of `ostinato.cells.LSTM` for arrays by gate.
 
     Args:
         gates: `{"input": ..., "recurrent": ...}`, each with `input_gate_w`,
             `forget_gate_w`, `output_gate_w` and `cell_w`, `[H, I]` or `[H, H]`, and
-            with `_b` instead of `_w` the biases, `[H]`. One dtype throughout.
+            the biases `[H]` with `_b` in place of `_w`. All have the same dtype.
 
     Returns:
         `LayerWeights(w_ih [4H, I], w_hh [4H, H], b_ih [4H], b_hh [4H], None)`.
 
     Raises:
-        TypeError: dtypes differ, or a value is no array.
+        TypeError: dtypes differ, or a value is not an array.
         ValueError: a name is missing or unknown, or a shape does not fit.
 
-    Holds under every JAX transformation.
+    Works under every JAX transformation.
     """
     _check_names("gates", gates, _FIELDS)
     fields, found = {}, {}
@@ -76,13 +76,14 @@ def params_from_gates(gates: Gates) -> LayerWeights:
 
 
 def gates_from_params(params: LayerWeights) -> dict[str, dict[str, Array]]:
-    """Arrays by gate from parameters; the inverse of `params_from_gates`.
+    """Return the arrays by gate of parameters; the inverse of `params_from_gates`.
 
     Raises:
-        TypeError: `params` is no `LayerWeights`.
-        ValueError: it is not that of an LSTM with both biases and no projection.
+        TypeError: `params` is not a `LayerWeights`.
+        ValueError: `params` are not those of an LSTM with both biases and without a
+            projection.
 
-    Holds under every JAX transformation.
+    Works under every JAX transformation.
     """
     _check_params("params", params)
     return {
@@ -98,19 +99,19 @@ def gates_from_params(params: LayerWeights) -> dict[str, dict[str, Array]]:
 
 
 def params_from_blobs(blobs: Mapping[str, Any], scope: str = "") -> LayerWeights:
-    """Parameters of `ostinato.cells.LSTM` from the blobs of Caffe2's own LSTM.
+    """Return the parameters of `ostinato.cells.LSTM` for the blobs of Caffe2's LSTM.
 
     Args:
         blobs: arrays by blob name: `i2h_w [4H, I]`, `i2h_b [4H]`, `gates_t_w [4H, H]`
-            and `gates_t_b [4H]`, rows by gate in Caffe2's order `i f o g`; others are
-            passed over.
-        scope: what stands before the names, `scope + "/i2h_w"`.
+            and `gates_t_b [4H]`, with the rows in Caffe2's gate order `i f o g`; other
+            names are ignored.
+        scope: the prefix of the names, as in `scope + "/i2h_w"`.
 
     Raises:
-        TypeError: dtypes differ, or a value is no array.
+        TypeError: dtypes differ, or a value is not an array.
         ValueError: a blob is missing, or a shape does not fit.
 
-    Holds under every JAX transformation.
+    Works under every JAX transformation.
     """
     gates = {}
     for part, blob in _BLOBS.items():
@@ -132,13 +133,14 @@ def params_from_blobs(blobs: Mapping[str, Any], scope: str = "") -> LayerWeights
 
 
 def blobs_from_params(params: LayerWeights, scope: str = "") -> dict[str, Array]:
-    """The blobs of Caffe2's own LSTM; the inverse of `params_from_blobs`.
+    """Return the blobs of Caffe2's LSTM; the inverse of `params_from_blobs`.
 
     Raises:
-        TypeError: `params` is no `LayerWeights`.
-        ValueError: it is not that of an LSTM with both biases and no projection.
+        TypeError: `params` is not a `LayerWeights`.
+        ValueError: `params` are not those of an LSTM with both biases and without a
+            projection.
 
-    Holds under every JAX transformation.
+    Works under every JAX transformation.
     """
     gates = gates_from_params(params)
     return {
@@ -151,12 +153,12 @@ def blobs_from_params(params: LayerWeights, scope: str = "") -> dict[str, Array]
 
 
 def weights_from_gates(layers: Sequence[Gates], spec: RNNSpec) -> Array:
-    """The flat vector that Caffe2's `cuDNN_LSTM` and `ostinato.rnn` share.
+    """Return the flat vector that Caffe2's `cuDNN_LSTM` and `ostinato.rnn` share.
 
     Args:
-        layers: one mapping, as `params_from_gates` takes it, for every layer and
-            direction: fwd0, rev0, fwd1, ...
-        spec: an LSTM with both biases and no projection.
+        layers: one mapping, as `params_from_gates` takes it, for every pseudo-layer:
+            fwd0, rev0, fwd1, ...
+        spec: an LSTM with both biases and without a projection.
 
     Returns:
         `[num_params]`: all matrices, then all biases.
@@ -164,7 +166,7 @@ def weights_from_gates(layers: Sequence[Gates], spec: RNNSpec) -> Array:
     Raises:
         TypeError, ValueError: as `params_from_gates` and `ostinato.pack_weights`.
 
-    Holds under every JAX transformation.
+    Works under every JAX transformation.
     """
     _check_spec(spec)
     return pack_weights([params_from_gates(gates) for gates in layers], spec)
@@ -173,12 +175,13 @@ def weights_from_gates(layers: Sequence[Gates], spec: RNNSpec) -> Array:
 def gates_from_weights(
     weights: Array, spec: RNNSpec
 ) -> list[dict[str, dict[str, Array]]]:
-    """Arrays by gate from the flat vector; the inverse of `weights_from_gates`.
+    """Return the arrays by gate of a flat vector; the inverse of `weights_from_gates`.
 
     Raises:
-        ValueError: the vector is not that of `spec`, or `spec` is no such LSTM.
+        ValueError: the vector does not fit `spec`, or `spec` is not an LSTM with both
+            biases and without a projection.
 
-    Holds under every JAX transformation.
+    Works under every JAX transformation.
     """
     _check_spec(spec)
     return [gates_from_params(layer) for layer in unpack_weights(weights, spec)]

@@ -1,11 +1,11 @@
-"""Drop-in for `jax.experimental.rnn`: the same names and signatures, on every platform.
+"""Replacement for `jax.experimental.rnn`: the same functions, on every platform.
 
     - from jax.experimental import rnn
     + from ostinato.interop import jax_rnn as rnn
 
-Weights are the same flat vector. What changes: it runs on CPU and TPU too, in float32,
-float64, bfloat16 and float16; rows of length 0 return their initial state; it can be
-vmapped, and differentiated in forward mode and any number of times.
+Names, signatures and the flat weight vector are the same. What differs: the functions
+run on CPU and TPU too, in float32, float64, bfloat16 and float16; sequences of length 0
+return their initial state; `vmap`, forward mode and derivatives of any order work.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _spec(
 def get_num_params_in_lstm(
     input_size: int, hidden_size: int, num_layers: int, bidirectional: bool
 ) -> int:
-    """Length of the flat weight vector."""
+    """Return the length of the flat weight vector."""
     return num_params(_spec(input_size, hidden_size, num_layers, bidirectional))
 
 
@@ -55,9 +55,9 @@ def init_lstm_weight(
     num_layers: int,
     bidirectional: bool,
 ) -> Array:
-    """Flat float32 weights from U(-k, k), k = hidden_size ** -0.5.
+    """Draw flat float32 weights from U(-k, k), k = hidden_size ** -0.5.
 
-    The distribution is that of `jax.experimental.rnn`, the numbers drawn are not.
+    The distribution is that of `jax.experimental.rnn`, but the drawn numbers differ.
     """
     return init_weights(rng, _spec(input_size, hidden_size, num_layers, bidirectional))
 
@@ -69,7 +69,7 @@ def unpack_lstm_weights(
     num_layers: int,
     bidirectional: bool,
 ) -> tuple[dict[int, Array], dict[int, Array], dict[int, Array], dict[int, Array]]:
-    """`(W_ih, W_hh, b_ih, b_hh)`, each a dict from pseudo-layer to array.
+    """Return `(W_ih, W_hh, b_ih, b_hh)`, each a dict from pseudo-layer to array.
 
     Rows are grouped by gate in the order i, f, g, o; see `ostinato.unpack_weights`.
     """
@@ -90,7 +90,7 @@ def swap_lstm_gates(
     num_layers: int,
     bidirectional: bool,
 ) -> Array:
-    """Flat weights with rows i, f, g, o brought into the order i, f, o, g, or back."""
+    """Reorder the gates of flat weights from i, f, g, o to i, f, o, g, or back."""
     spec = _spec(input_size, hidden_size, num_layers, bidirectional)
 
     def swap(a: Array | None) -> Array | None:
@@ -116,7 +116,7 @@ def lstm(
     bidirectional: bool,
     precision: Any = None,
 ) -> tuple[Array, Array, Array]:
-    """Run a stacked LSTM over padded rows.
+    """Run a stacked LSTM over a padded batch of sequences.
 
     Args:
         x: `[B, T, I]`.
@@ -127,19 +127,19 @@ def lstm(
         input_size: I.
         hidden_size: H.
         num_layers: L.
-        dropout: 0 or False; there is no key here to draw a mask from.
-        bidirectional: whether D is 2.
-        precision: of the products, as `jax.lax.Precision`.
+        dropout: 0 or False; this signature has no key to draw a mask from.
+        bidirectional: True for D = 2, False for D = 1.
+        precision: of the products, a `jax.lax.Precision`.
 
     Returns:
-        `y [B, T, D*H]`, 0 past each row's end, and `h_n`, `c_n`, `[L*D, B, H]`.
+        `y [B, T, D*H]`, 0 past each sequence's end, and `h_n`, `c_n`, `[L*D, B, H]`.
 
     Raises:
         NotImplementedError: `dropout` is not 0.
         TypeError, ValueError: as `ostinato.rnn`.
 
-    Holds under the transformations of `ostinato.rnn`; under `jax.jit` the arguments
-    from `input_size` on are static.
+    Works under the same transformations as `ostinato.rnn`; under `jax.jit` the
+    arguments from `input_size` on are static.
     """
     _check_dropout(dropout)
     spec = _spec(input_size, hidden_size, num_layers, bidirectional)
@@ -169,10 +169,10 @@ def lstm_ref(
     dropout: float,
     bidirectional: bool,
 ) -> tuple[Array, Array, Array]:
-    """`lstm` on unpacked weights and the reference backend, `xla`.
+    """Run `lstm` on unpacked weights and the reference backend, `xla`.
 
-    Args and results as for `lstm`; `W_ih`, `W_hh`, `b_ih`, `b_hh` are dicts from
-    pseudo-layer to array, as `unpack_lstm_weights` returns them.
+    Arguments and results are those of `lstm`; `W_ih`, `W_hh`, `b_ih`, `b_hh` are dicts
+    from pseudo-layer to array, as `unpack_lstm_weights` returns them.
     """
     _check_dropout(dropout)
     spec = _spec(input_size, hidden_size, num_layers, bidirectional)

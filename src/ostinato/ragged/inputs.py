@@ -1,10 +1,8 @@
-"""The arguments of a mapped function: what is mapped, and the sizes of it."""
+"""The arguments of a mapped function: their leaves, mapped axes and sizes."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import keyword
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,19 +13,17 @@ from jax.export import SymbolicScope, symbolic_shape
 
 from .._rnn.sharding import make_varying
 from .._typing import Array
-from . import checks
-from .array import RaggedArray
-from .call import Options, Symbols
-from .context import Context
-from .layouts import Flat, Padded, Shared, Value
-from .padded import PaddedRagged
-from .sizes import Range, constraint_for_jax, evaluate, is_derived, symbols
-
-_RESERVED = {"max", "min", "mod", "floordiv"}
+from .core.context import Context
+from .core.sizes import Range, constraint_for_jax, is_derived, symbol_names
+from .core.symbols import Options, Symbols
+from .core.values import Flat, Padded, Shared, Value
+from .dims import Dim, dim_of, least_lengths, nonnegative_products
+from .types.array import RaggedArray
+from .types.padded import PaddedRagged
 
 
 def is_ragged(x: Any) -> bool:
-    """Whether `x` is a leaf that `ragged.vmap` maps by its rows."""
+    """Return whether `x` is a leaf that `ragged.vmap` maps by its tokens."""
     if isinstance(x, PaddedRagged):
         raise NotImplementedError(
             f"ragged.vmap cannot map a PaddedRagged, got {x}; compute it inside of the "
@@ -37,45 +33,12 @@ def is_ragged(x: Any) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dim:
-    """One named size of the call.
-
-    Attributes:
-        name: as the caller gave it.
-        symbol: what stands for it in a trace, or for one more than it if it may be 0:
-            JAX takes every symbol for 1 or more. Empty for a size made of others.
-        offset: 1 if `symbol` stands for one more, else 0.
-        lengths: int32 `[batch]`.
-        max_length: the smallest of all arrays of that name.
-        capacity: the same, at least 1.
-        min_length: no example is shorter, except maybe a traced one.
-    """
-
-    name: str
-    symbol: str
-    offset: int
-    lengths: Array
-    max_length: int
-    capacity: int
-    min_length: int
-    size: str
-
-    @property
-    def high(self) -> int:
-        """What the trace may take for the largest value of the symbol.
-
-        More than the least one, so that the size is not known to be that number.
-        """
-        return max(self.max_length, self.min_length + 1) + self.offset
-
-
-@dataclasses.dataclass(frozen=True)
 class Inputs:
     """The leaves of all arguments.
 
     Attributes:
-        leaves: arrays, or RaggedArrays.
-        axes: for each leaf the mapped axis, None where it is shared by all examples.
+        leaves: arrays and RaggedArrays.
+        axes: for each leaf the mapped axis, None where all examples share it.
         dims: the sizes that differ, by name.
         batch: the number of examples.
     """
@@ -92,8 +55,8 @@ class Inputs:
         """Check the leaves against each other.
 
         Args:
-            leaves: what is mapped by its rows, by an axis, or shared.
-            axes: of `in_axes`.
+            leaves: RaggedArrays, and arrays that are mapped or shared.
+            axes: for each leaf its entry of `in_axes`.
             min_length: an int, or one for each dim.
         """
         pairs = list(zip(leaves, axes, strict=True))
@@ -103,103 +66,117 @@ class Inputs:
         axes = [_check_axis(x, a) for x, a in zip(leaves, axes, strict=True)]
         batch = _batch(leaves, axes)
         names = dict.fromkeys(x.dim for x in leaves if is_ragged(x))
-        least = _least(min_length, names)
+        least = least_lengths(min_length, names)
         dims: dict[str, Dim] = {}
-        # Those that are made of others come last.
-        made = {n for n in names if is_derived(n) and names.keys() >= set(symbols(n))}
+        # Dims that are made of others come last.
+        made = {
+            n for n in names if is_derived(n) and names.keys() >= set(symbol_names(n))
+        }
         for name in sorted(names, key=made.__contains__):
             arrays = [x for x in leaves if is_ragged(x) and x.dim == name]
             base = None
             if name in made:
-                base = {n: dims[n] for n in symbols(name)}
-            dims[name] = _dim(name, arrays, least[name], dims, base)
+                base = {n: dims[n] for n in symbol_names(name)}
+            dims[name] = dim_of(name, arrays, least[name], dims, base)
         return cls(leaves, axes, dims, batch)
 
     @property
-    def symbols(self) -> list[Dim]:
+    def own_dims(self) -> list[Dim]:
         """The sizes that have a symbol of their own."""
         return [d for d in self.dims.values() if d.symbol]
 
     def or_one_empty_example(self) -> Inputs:
-        """Without examples: with one, empty, so that there is something to run."""
+        """Return these inputs; a batch without examples gets an empty one."""
         if self.batch:
             return self
         leaves = [
             x if a is None or is_ragged(x) else _zeros(x, a)
             for x, a in zip(self.leaves, self.axes, strict=True)
         ]
-        none = jnp.zeros(1, jnp.int32)
-        dims = {k: dataclasses.replace(d, lengths=none) for k, d in self.dims.items()}
+        empty = jnp.zeros(1, jnp.int32)
+        dims = {k: dataclasses.replace(d, lengths=empty) for k, d in self.dims.items()}
         return Inputs(leaves, self.axes, dims, 1)
 
     def scope(self, constraints: Sequence[str], bounded: bool) -> SymbolicScope:
-        """What the trace may take for granted of the sizes.
+        """Return the scope of a trace: the properties of sizes that it may rely on.
 
         Args:
-            constraints: of the caller.
-            bounded: whether `max_length` counts, too.
+            constraints: the constraints of the caller.
+            bounded: whether sizes are known to be at most `max_length`.
         """
-        given = [f"{d.symbol} >= {d.min_length}" for d in self.symbols]
+        given = [f"{d.symbol} >= {d.min_length}" for d in self.own_dims]
         given = [
-            c for c, d in zip(given, self.symbols, strict=True) if d.min_length > 1
+            c for c, d in zip(given, self.own_dims, strict=True) if d.min_length > 1
         ]
         if bounded:
-            given += [f"{d.symbol} <= {d.high}" for d in self.symbols]
+            given += [f"{d.symbol} <= {d.high}" for d in self.own_dims]
         sizes = self._in_trace(SymbolicScope())
         return SymbolicScope(
             [constraint_for_jax(c, sizes) for c in constraints]
             + given
-            + _products(self.symbols)
+            + nonnegative_products(self.own_dims)
         )
 
     @property
     def ranges(self) -> dict[str, Range]:
-        """For each symbol the least and largest value."""
+        """For each symbol the least and the largest value."""
         return {
-            d.symbol: Range(d.offset, d.max_length + d.offset) for d in self.symbols
+            d.symbol: Range(d.offset, d.max_length + d.offset) for d in self.own_dims
         }
 
-    def context(self, options: Options) -> Context:
-        """The context of these sizes."""
-        dims = self.symbols
+    def context(
+        self, options: Options, min_padded: dict[str, int], going: Array | None
+    ) -> Context:
+        """Return the context of these sizes.
+
+        Args:
+            options: the options of the call.
+            min_padded: see `Symbols`.
+            going: see `Context`.
+        """
+        dims = self.own_dims
+        ranges = {
+            name: r._replace(high=max(r.high, min_padded.get(name, 1)))
+            for name, r in self.ranges.items()
+        }
         symbols = Symbols(
             values={
                 d.symbol: d.lengths + d.offset if d.offset else d.lengths for d in dims
             },
-            ranges=self.ranges,
+            ranges=ranges,
             totals={d.symbol: d.capacity + d.offset * self.batch for d in dims},
             capacities={d.size: d.capacity for d in self.dims.values()},
             least={d.symbol: d.min_length + d.offset for d in dims},
+            min_padded=min_padded,
         )
-        return Context(self.batch, symbols, options)
+        return Context(self.batch, symbols, options, going=going)
 
     def _in_trace(self, scope: SymbolicScope) -> dict[str, Any]:
-        """By name the size as it stands in the shapes of a trace."""
+        """Return by name the size as it stands in the shapes of a trace."""
         return {
             name: symbolic_shape(d.size, scope=scope)[0]
             for name, d in self.dims.items()
         }
 
-    def values(self, ctx: Context, scope: SymbolicScope) -> list[Value]:
-        """The leaves as values of one example, in the layout that they come in."""
+    def avals(self, scope: SymbolicScope) -> list[jax.ShapeDtypeStruct]:
+        """Return the types of one example's arguments."""
         sizes = self._in_trace(scope)
         return [
-            _value(ctx, x, axis, sizes)
+            _aval(x, axis, sizes)
             for x, axis in zip(self.leaves, self.axes, strict=True)
         ]
 
+    def values(self, ctx: Context, avals: Sequence[Any]) -> list[Value]:
+        """Return the leaves as values of all examples, in the layout that they have.
 
-def _least(given: int | Mapping[str, int], names: Mapping[str, Any]) -> dict[str, int]:
-    """`min_length` of every dim."""
-    if not isinstance(given, Mapping):
-        return {name: given for name in names}
-    unknown = [name for name in given if name not in names]
-    if unknown:
-        raise ValueError(
-            f"`min_length` names {unknown[0]!r}, which is no dim of the arguments; "
-            f"they have {', '.join(map(repr, names))}"
-        )
-    return {name: int(given.get(name, 1)) for name in names}
+        Args:
+            ctx: the context of these sizes.
+            avals: the types of one example's arguments.
+        """
+        return [
+            _value(ctx, x, axis, aval.shape)
+            for x, axis, aval in zip(self.leaves, self.axes, avals, strict=True)
+        ]
 
 
 def _array(x: Any, axis: Any) -> Array:
@@ -213,23 +190,26 @@ def _array(x: Any, axis: Any) -> Array:
         raise
 
 
-def _products(dims: Sequence[Dim]) -> list[str]:
-    """That `n * m` is not negative where both may be 0: JAX does not see it."""
-    maybe_0 = [d.symbol for d in dims if d.offset]
-    pairs = itertools.combinations_with_replacement(maybe_0, 2)
-    return [f"{a} * {b} - {a} - {b} + 1 >= 0" for a, b in pairs]
-
-
-def _value(ctx: Context, x: Any, axis: int | None, sizes: dict[str, Any]) -> Value:
+def _aval(x: Any, axis: int | None, sizes: dict[str, Any]) -> jax.ShapeDtypeStruct:
     if is_ragged(x):
-        dim = sizes[x.dim]
-        shape = (*x.data.shape[: x.axis], dim, *x.data.shape[x.axis + 1 :])
-        rows = _cut(x.data, x.axis, ctx.capacity(dim))
-        return Flat(ctx.fill_tail(rows, dim, x.axis), shape, x.axis)
+        shape = (*x.data.shape[: x.axis], sizes[x.dim], *x.data.shape[x.axis + 1 :])
+        x = x.data
+    elif axis is None:
+        shape = x.shape
+    else:
+        shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+    weak = getattr(jax.typeof(x), "weak_type", False)
+    return jax.ShapeDtypeStruct(shape, x.dtype, weak_type=weak)
+
+
+def _value(ctx: Context, x: Any, axis: int | None, shape: tuple[Any, ...]) -> Value:
+    if is_ragged(x):
+        dim = shape[x.axis]
+        tokens = _cut(x.data, x.axis, ctx.capacity(dim))
+        return Flat(ctx.fill_unused(tokens, dim, x.axis), shape, x.axis)
     if axis is None:
-        return Shared(x, x.shape)
-    x = jnp.moveaxis(x, axis, 0)
-    return Padded(x, x.shape[1:])
+        return Shared(x, shape)
+    return Padded(jnp.moveaxis(x, axis, 0), shape)
 
 
 def _cut(data: Array, axis: int, capacity: int) -> Array:
@@ -271,42 +251,6 @@ def _batch(leaves: list[Any], axes: list[int | None]) -> int:
             + " and ".join(map(str, sorted(sizes)))
         )
     return sizes.pop()
-
-
-def _dim(
-    name: str,
-    arrays: list[RaggedArray],
-    min_length: int,
-    others: Mapping[str, Dim],
-    base: Mapping[str, Dim] | None,
-) -> Dim:
-    """The size of `arrays`; made of those in `base`, if given."""
-    max_length = min(a.max_length for a in arrays)
-    capacity = min(a.capacity for a in arrays)
-    checks.check_dim(arrays, max_length, capacity, min_length)
-    lengths = arrays[0].lengths
-    common = {
-        "name": name,
-        "lengths": lengths,
-        "max_length": max(max_length, min_length),
-        "capacity": max(capacity, 1),
-        "min_length": min_length,
-    }
-    if base is not None:
-        checks.check_derived(name, lengths, {n: d.lengths for n, d in base.items()})
-        scope = SymbolicScope()
-        sizes = {n: symbolic_shape(d.size, scope=scope)[0] for n, d in base.items()}
-        return Dim(symbol="", offset=0, size=str(evaluate(name, sizes)), **common)
-    symbol = name
-    if not name.isidentifier() or keyword.iskeyword(name) or name in _RESERVED:
-        symbol = "size"
-    offset = 1 if min_length == 0 else 0
-    if offset:
-        symbol = f"{symbol}_plus_1"
-    while symbol in {d.symbol for d in others.values()}:
-        symbol += "_"
-    size = f"{symbol} - 1" if offset else symbol
-    return Dim(symbol=symbol, offset=offset, size=size, **common)
 
 
 def _zeros(x: Array, axis: int) -> Array:

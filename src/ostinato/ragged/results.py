@@ -1,4 +1,4 @@
-"""Results of all examples as the caller gets them."""
+"""The results of all examples as the caller gets them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import jax.numpy as jnp
 from jax.export import SymbolicScope, symbolic_shape
 
 from .._typing import Array
-from .array import RaggedArray
-from .context import Context
-from .fill import fill_value
+from .core.context import Context
+from .core.fill import fill_value
+from .core.sizes import evaluate, is_derived, largest, rename, symbol_names
+from .core.values import Shared, Value, ragged_axes
 from .inputs import Inputs
-from .layouts import Shared, Value, ragged_axes
-from .padded import PaddedRagged
-from .segments import along
-from .sizes import evaluate, is_derived, largest, rename, symbols
+from .types.array import RaggedArray
+from .types.padded import PaddedRagged
+from .types.segments import along
 
 
 def wrap(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Any:
-    """A dense array, a RaggedArray or a PaddedRagged, by the number of ragged axes.
+    """Return a dense array, a RaggedArray or a PaddedRagged, by the ragged axes.
 
     Args:
-        ctx: of the call.
-        inputs: of the call.
+        ctx: the context of the call.
+        inputs: the inputs of the call.
         value: one result.
-        axis: of `out_axes`, for this result.
+        axis: the entry of `out_axes` for this result.
     """
     ragged = ragged_axes(value)
     if not ragged:
@@ -51,12 +51,12 @@ def wrap(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Any:
         return PaddedRagged(data[: inputs.batch], lengths, dims)
     flat = ctx.to_flat(value)
     data, dim = flat.x, flat.dim
-    # Of one with no rows at all there is nothing in a result with the same rows.
+    # An empty example has no token in a result of the same lengths.
     nothing = list(inputs.dims) == names and inputs.dims[names[0]].min_length == 1
     if complete is not None and not nothing:
-        rows = jnp.take(complete, ctx.segments(dim).ids)
-        data = _keep(data, along(rows, flat.axis, data.ndim), fill_value(data.dtype))
-    data = _keep(data, along(ctx.tail(dim).valid, flat.axis, data.ndim), 0)
+        tokens = jnp.take(complete, ctx.segments(dim).ids)
+        data = _keep(data, along(tokens, flat.axis, data.ndim), fill_value(data.dtype))
+    data = _keep(data, along(ctx.used(dim).valid, flat.axis, data.ndim), 0)
     return RaggedArray.tree_unflatten(
         (flat.axis, names[0], max(largest(dim, inputs.ranges), 1)), (data, lengths[0])
     )
@@ -87,18 +87,18 @@ def _keep(x: Array, condition: Array, other: Any) -> Array:
 
 
 def _name(inputs: Inputs, dim: Any) -> str:
-    """A size in the names of the caller."""
+    """Return a size in the names of the caller."""
     for d in inputs.dims.values():
         if d.size == str(dim):
             return d.name
-    # As JAX writes it, so that the name of a result leads to one of its own results.
+    # As JAX writes it, so that results of a mapped result have names of the same form.
     scope, known, written = SymbolicScope(), {}, {}
-    for d in inputs.symbols:
+    for d in inputs.own_dims:
         name = d.name
         if not (name.isidentifier() or is_derived(name)):
             written[f"dim{len(written)}"] = f"({name})"
             name = f"dim{len(written) - 1}"
-        parts = symbolic_shape(", ".join(symbols(name)), scope=scope)
-        size = evaluate(name, dict(zip(symbols(name), parts, strict=True)))
+        parts = symbolic_shape(", ".join(symbol_names(name)), scope=scope)
+        size = evaluate(name, dict(zip(symbol_names(name), parts, strict=True)))
         known[d.symbol] = size + d.offset
     return rename(str(evaluate(dim, known)), written)

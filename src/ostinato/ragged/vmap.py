@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools as ft
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _checks
-from . import checks
-from .call import Options
+from .._compat import is_about_sizes, is_unbound_axis_name
+from .core import checks
+from .core.sizes import in_program, least_nonempty
+from .core.symbols import Options
 from .inputs import Inputs, is_ragged
-from .layouts import Value
+from .registration import load_rules
 from .results import wrap
-from .sizes import in_program, room
-from .tiers import check_tiers, resolve
+from .schedule.tiers import check_tiers, resolve
 
 
 def vmap(
@@ -29,7 +29,7 @@ def vmap(
     out_axes: Any = 0,
     *,
     min_length: int | Mapping[str, int] = 1,
-    scan: Literal["auto", "lockstep", "lanes"] = "auto",
+    scan: Literal["auto", "padded", "packed", "lockstep", "lanes"] = "auto",
     lanes: int | None = None,
     tiers: Any = None,
     constraints: Sequence[str] = (),
@@ -37,63 +37,65 @@ def vmap(
     """Map a function of one example over a batch of examples of different sizes.
 
     `function` is traced once, with a symbol for every size, and its operations run on
-    the rows of all examples at once. Where an operation needs each example by itself,
-    as a sort does, it runs on padded examples under a mask. Nothing that stands in the
-    padding or in the tail of a RaggedArray, NaN included, reaches a result or a
-    gradient.
+    the tokens of all examples at once. An operation that needs each example by itself,
+    such as a sort, runs on padded examples under a mask. The padding, and the unused
+    capacity of a RaggedArray, reach no result and no gradient, even if they are NaN.
 
     Args:
-        function: of the arrays of one example. Any pytrees as arguments and results.
+        function: a function of the arrays of one example. Arguments and results may be
+            any pytrees.
         in_axes: as in `jax.vmap`: an int, None, or a tuple with an entry, maybe a
-            pytree, for each argument. The int is the mapped axis of dense arrays, None
-            shares one, also what is no array, among all examples. For a RaggedArray it
-            must be 0: `function` sees one example of it. Keyword arguments are mapped
-            over axis 0.
-        out_axes: where the mapped axis of dense results is, or None for results that
-            are the same for all examples. Must be 0 for ragged results.
-        min_length: no example is shorter. It decides what `function` may do: sizes are
-            known to be at least that. 0 asks for a function that can do with an empty
-            array, as `x.max(0)` cannot. A dict has one for each `dim`, 1 for others.
-        scan: how `lax.scan` runs over an axis of different sizes: `"lockstep"`, all
-            examples side by side for `max_length` steps; `"lanes"`, examples one after
-            another in a number of lanes; `"auto"`, lanes where that takes less.
-        lanes: how many of them. None: chosen from the capacity and `max_length`.
-        tiers: how examples are grouped by length where values have two ragged axes: how
-            many groups, `"auto"` for a few, or `((count, max), ...)` for the longest
-            `count` examples, padded to `max`, and so on, as `length_tiers` gives them.
-            A dict with an entry per `dim` where there are several. Lengths that do not
-            fit run padded as a whole. None: one group.
-        constraints: what else the sizes satisfy, in the form that
+            pytree, for each argument. An int is the mapped axis of a dense array; None
+            shares an array, or an object that is no array, among all examples. For a
+            RaggedArray it must be 0: `function` sees one example of it. Keyword
+            arguments are mapped over axis 0.
+        out_axes: the mapped axis of dense results, or None for results that are the
+            same for all examples. It must be 0 for ragged results.
+        min_length: the least length of an example. `function` may rely on it: sizes are
+            known to be at least that. With 0 it must accept empty arrays, which
+            `x.max(0)` does not. A dict has an entry for each `dim`; others have 1.
+        scan: how `lax.scan` runs over an axis of different sizes: `"padded"` runs all
+            examples side by side for `max_length` steps, `"packed"` runs examples one
+            after another in a number of lanes, `"auto"` takes the faster one by an
+            estimate. `"lockstep"` and `"lanes"` are other names of the two.
+        lanes: the number of lanes of a packed scan. None chooses it from the capacity
+            and `max_length`.
+        tiers: the groups, by length, in which values with two ragged axes are padded: a
+            number of groups, `"auto"` for a few, or `((count, max), ...)` for the
+            longest `count` examples, padded to `max`, and so on, as `length_tiers`
+            returns them. A dict has an entry per `dim`, where there are several. If the
+            lengths do not fit, or for None, the whole batch is one group.
+        constraints: further properties of the sizes, in the form that
             `jax.export.symbolic_shape` takes, such as `("mod(n, 2) == 0",)`.
 
     Returns:
-        A function of the mapped arguments. A result without axes of different sizes is
-        a dense array `[batch, ...]`; one with one such axis a RaggedArray with zeros in
-        the tail; one with several a PaddedRagged. Their names are those of the sizes:
-        `x[1:]` has the name `n - 1`. Without a RaggedArray among the arguments it is
-        `jax.vmap`.
+        A function of the mapped arguments. A result without ragged axes is a dense
+        array `[batch, ...]`; a result with one ragged axis is a RaggedArray with zeros
+        in the unused capacity; a result with several is a PaddedRagged. Their dims are
+        named after the sizes: `x[1:]` has the name `n - 1`. Without a RaggedArray among
+        the arguments the function is `jax.vmap`.
 
     Raises:
-        TypeError: an option or axis of the wrong type.
-        ValueError: different numbers of examples; different lengths under one name;
-            lengths that do not fit, are below `min_length` or break a constraint; axes
-            that are none.
-        NotImplementedError: an operation without a rule, or in a form that has none.
-            The message names it, its operands and the line of the program.
-        jax.errors.InconclusiveDimensionOperation: Python code asks for something of a
-            size that is not the same for all of them. `==` does not raise: to JAX a
-            size equals no number that it is not known to be.
+        TypeError: an option or axis has the wrong type.
+        ValueError: arguments have different numbers of examples, or different lengths
+            under one name; lengths do not fit, are below `min_length` or break a
+            constraint; an axis does not exist.
+        NotImplementedError: an operation has no rule, or its rule does not support this
+            case. The message names it, its operands and the line of the program.
+        jax.errors.InconclusiveDimensionOperation: Python code asks something of a size
+            that is not the same for all its values. `==` does not raise: to JAX an
+            unknown size equals no number.
 
-    Lengths may be traced. They are then checked where the caller is under
-    `jax.experimental.checkify`; elsewhere an example below `min_length` gets NaN, or
-    what `jax.numpy.take` fills with in other dtypes. One compilation serves all lengths
-    of one capacity and `max_length`.
+    Lengths may be traced. They are then checked if the caller is under
+    `jax.experimental.checkify`; otherwise the results of an example below `min_length`
+    are NaN, or the fill value of `jax.numpy.take` in other dtypes. One compilation
+    serves all lengths of one capacity and `max_length`.
 
     Holds under `jit`, `vmap`, `checkpoint`, `grad`, `jvp` and their mixes as far as
     `function` does; derivatives that it defines itself are kept.
 
     References:
-        The idea is that of JAX's piles (2022), later jumbles, which are gone.
+        The idea is that of JAX's piles (2022), later jumbles, which were removed.
 
     >>> import jax, jax.numpy as jnp
     >>> from ostinato import ragged
@@ -104,11 +106,11 @@ def vmap(
     RaggedArray(float32[5], n=[3, 2], axis=0, max_length=4)
     """
     options = Options(
-        scan=scan,
+        scan=_SCANS.get(scan, scan),
         lanes=None if lanes is None else _checks.check_size("lanes", lanes),
     )
     check_tiers(tiers)
-    _checks.check_choice("scan", scan, ("auto", "lockstep", "lanes"))
+    _checks.check_choice("scan", options.scan, ("auto", "padded", "packed"))
     if isinstance(constraints, str):
         raise TypeError(
             f"`constraints` must be a sequence of strings, got {constraints!r}"
@@ -122,20 +124,19 @@ def vmap(
         if not any(map(is_ragged, leaves)):
             return _dense(jax.vmap(function, in_axes, out_axes), args, kwargs)
         axes = _broadcast((_per_argument(in_axes, args), 0), tree)
-        # As in jax.vmap, what is shared and no array reaches the function as it is.
+        # As in jax.vmap, a shared object that is no array reaches the function as is.
         plain = [_is_plain(x, a) for x, a in zip(leaves, axes, strict=True)]
         arrays = [x for x, p in zip(leaves, plain, strict=True) if not p]
         axes = [a for a, p in zip(axes, plain, strict=True) if not p]
+        load_rules()
         inputs = Inputs.of(arrays, axes, min_length)
         for constraint in constraints:
             lengths = {d.name: d.lengths for d in inputs.dims.values()}
             checks.check_constraint(constraint, lengths)
 
         present = inputs.or_one_empty_example()
-        own = {d.name: d for d in present.symbols}
+        own = {d.name: d for d in present.own_dims}
         in_tiers = resolve(tiers, own, present.batch)
-        ctx = present.context(dataclasses.replace(options, tiers=in_tiers))
-        ctx.going = None if inputs.batch else jnp.zeros(1, bool)
 
         @ft.wraps(function)  # JAX names it in messages
         def one(*arrays: Any) -> Any:
@@ -144,20 +145,24 @@ def vmap(
             args, kwargs = jax.tree.unflatten(tree, full)
             return function(*args, **kwargs)
 
-        def trace(bounded: bool) -> tuple[Any, Any, list[Value]]:
-            values = present.values(ctx, present.scope(constraints, bounded))
-            return *_trace(one, [_aval(v) for v in values], present), values
+        def trace(bounded: bool) -> tuple[Any, Any, list[Any]]:
+            avals = present.avals(present.scope(constraints, bounded))
+            return *_trace(one, avals, present), avals
 
         try:
-            jaxpr, shapes, values = trace(bounded=False)
+            jaxpr, shapes, avals = trace(bounded=False)
         except _FROM_SIZES as error:
             if not _is_from_sizes(error, present):
                 raise
-            # Once more with what `max_length` says, as `table[:n]` asks. Not at first:
-            # what a program traces to should not change from batch to batch.
-            jaxpr, shapes, values = trace(bounded=True)
-        ctx.symbols = ctx.symbols.with_room(room(in_program(jaxpr.jaxpr)))
-        results = ctx.evaluate(jaxpr, values)
+            # Once more with the bound `max_length`, as `table[:n]` asks. Not at first:
+            # the traced program should not change from batch to batch.
+            jaxpr, shapes, avals = trace(bounded=True)
+        ctx = present.context(
+            dataclasses.replace(options, tiers=in_tiers),
+            least_nonempty(in_program(jaxpr.jaxpr)),
+            going=None if inputs.batch else jnp.zeros(1, bool),
+        )
+        results = ctx.evaluate(jaxpr, present.values(ctx, avals))
         out_tree = jax.tree.structure(shapes)
         result_axes = _broadcast(out_axes, out_tree)
         wrapped = [
@@ -169,6 +174,8 @@ def vmap(
     return mapped
 
 
+_SCANS = {"lockstep": "padded", "lanes": "packed"}
+"""Other names of the ways to run a scan."""
 _FROM_SIZES = (
     AttributeError,
     jax.errors.InconclusiveDimensionOperation,
@@ -177,26 +184,7 @@ _FROM_SIZES = (
     TypeError,
     ValueError,
 )
-"""What JAX and numpy raise when they meet a symbolic size."""
-_OF_TRACERS = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.NonConcreteBooleanIndexError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
-"""What they raise where a number, such as one made of a size, is not known."""
-_NAMES_OF_SIZES = (
-    "Tracer'",  # numpy's, of an operation that it does not have
-    "_DimExpr",
-    "__index__",
-    "_plus_1",
-    "floordiv(",
-    "non-constant",
-    "process_primitive",  # of `for row in x`, in JAX 0.11
-    "shape polymorphism",
-    "ymbolic dimension",
-)
-"""By which such a message is known."""
+"""The errors that JAX and numpy raise when they meet a symbolic size."""
 _ADVICE = (
     "ragged.vmap traces the function once, with symbols for sizes: n, or n_plus_1 - 1 "
     "if `min_length` is 0. Compute with jax.numpy on jnp.array(size), say what holds "
@@ -208,7 +196,7 @@ _ADVICE = (
 
 
 def _dense(mapped: Callable, args: tuple, kwargs: dict) -> Any:
-    """`jax.vmap`, where no argument is a RaggedArray."""
+    """Call a `jax.vmap`, where no argument is a RaggedArray."""
     try:
         return mapped(*args, **kwargs)
     except ValueError as error:
@@ -220,7 +208,7 @@ def _dense(mapped: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _trace(function: Callable, avals: Sequence[Any], inputs: Inputs) -> tuple[Any, Any]:
-    """The jaxpr of one example, and the tree of its results."""
+    """Return the jaxpr of one example, and the tree of its results."""
     try:
         return jax.make_jaxpr(function, return_shape=True)(*avals)
     except _FROM_SIZES as error:
@@ -228,7 +216,7 @@ def _trace(function: Callable, avals: Sequence[Any], inputs: Inputs) -> tuple[An
             error.add_note(_ADVICE)
         raise
     except NameError as error:
-        if "axis name" not in str(error):
+        if not is_unbound_axis_name(error):
             raise
         raise NotImplementedError(
             "ragged.vmap binds no axis name, so that no collective can run over the "
@@ -237,18 +225,11 @@ def _trace(function: Callable, avals: Sequence[Any], inputs: Inputs) -> tuple[An
 
 
 def _is_from_sizes(error: Exception, inputs: Inputs) -> bool:
-    """Whether what JAX or numpy says may come of a size that is a symbol."""
-    if isinstance(error, _OF_TRACERS):
-        return True
-    message = str(error)
-    names = "|".join(re.escape(str(d.symbol)) for d in inputs.symbols)
-    return any(words in message for words in _NAMES_OF_SIZES) or bool(
-        re.search(rf"\b({names})\b", message)
-    )
+    return is_about_sizes(error, [d.symbol for d in inputs.own_dims])
 
 
 def _is_plain(x: Any, axis: Any) -> bool:
-    """Whether `x` is shared and no array."""
+    """Return whether `x` is shared and no array."""
     if axis is not None or is_ragged(x) or isinstance(x, (jax.Array, np.generic)):
         return False
     return not (isinstance(x, np.ndarray) and x.dtype.kind not in "OSU")
@@ -258,13 +239,8 @@ def _values(given: Any) -> list[Any]:
     return list(given.values()) if isinstance(given, Mapping) else [given]
 
 
-def _aval(value: Any) -> jax.ShapeDtypeStruct:
-    weak = getattr(jax.typeof(value.x), "weak_type", False)
-    return jax.ShapeDtypeStruct(value.shape, value.x.dtype, weak_type=weak)
-
-
 def _per_argument(in_axes: Any, args: tuple) -> Any:
-    """`in_axes` as a tuple of one entry per argument."""
+    """Return `in_axes` as a tuple of one entry per argument."""
     if in_axes is None or isinstance(in_axes, int):
         return (in_axes,) * len(args)
     if not isinstance(in_axes, (tuple, list)):
@@ -281,7 +257,7 @@ def _per_argument(in_axes: Any, args: tuple) -> Any:
 
 
 def _broadcast(prefix: Any, tree: Any) -> list[Any]:
-    """One axis for each leaf of a tree of the structure `tree`."""
+    """Return one axis for each leaf of a tree of the structure `tree`."""
     full = jax.tree.unflatten(tree, [0] * tree.num_leaves)
     # A None in `prefix` is an axis, one in the tree is no leaf.
     marked = jax.tree.map(

@@ -1,25 +1,25 @@
 """Learn to pronounce English words: letters in, phonemes out.
 
-The program is an example of `ostinato.rnn` and `ostinato.recurrent_net` at work on
-ragged data, padded, or with `ostinato.ragged.vmap` one word after another:
+The program shows `ostinato.rnn` and `ostinato.recurrent_net` on padded batches of words
+of different lengths, and `ostinato.ragged.vmap` on the same words without padding:
 
-    data.py        the dictionary, clean words, held-out words
-    batches.py     words of similar length together, few shapes; or without padding
-    model.py       what every model has: parameters, a loss, that of one word, a reader
-    ctc.py         letters -> bidirectional LSTM -> phoneme scores, CTC loss
-    ctc_search.py  CTC's scores -> phonemes, greedy or by beam search
-    ngram.py       how likely phoneme sequences are
-    attention.py   the same encoder -> attention -> LSTM -> phoneme by phoneme
-    beam.py        beam search over what a decoder writes
-    models.py      both by name
+    data.py        the dictionary, cleaned, and its split into train, dev and test words
+    batches.py     batches of words of similar length, padded; or without padding
+    model.py       the interface of a model: parameters, losses, a reader
+    ctc.py         the CTC model: letters -> bidirectional LSTM -> phoneme scores
+    ctc_search.py  greedy decoding and beam search over the scores of the CTC model
+    ngram.py       an n-gram model of phoneme sequences
+    attention.py   the attention model: the same encoder -> attention -> LSTM decoder
+    beam.py        beam search for the decoder of the attention model
+    models.py      a table of both models by name
     metrics.py     edit distance, phoneme and word error rates
-    settings.py    what a run is told, and what it chooses by itself
+    settings.py    the settings of a run, with defaults that depend on its duration
     training.py    one update: gradient, AdamW, averaged weights
-    run.py         the loop: clock, evaluations, best weights, resuming
-    train.py       a run from the dictionary to the figures
-    checkpoint.py  what a run leaves in its folder
-    header.py      what it says there of itself, to be resumed
-    fields.py      whether what a file says is of the declared types
-    report.py      progress lines, figures, learning curve, alignments
-    pronounce.py   a trained model at work
+    run.py         the training loop: clock, evaluations, best weights, resuming
+    train.py       a run from the dictionary to the final error rates
+    checkpoint.py  the files of a run: the model, and the state to resume from
+    header.py      the header of the file that a run is resumed from
+    fields.py      checks of values read from files against declared types
+    report.py      progress lines, error rates, learning curve, alignments
+    pronounce.py   the use of a trained model
 """

@@ -1,14 +1,14 @@
-"""Letters in, phonemes out one by one: an encoder, and a decoder that attends to it.
+"""The attention model: an encoder of letters, and a decoder that writes phonemes.
 
 A bidirectional LSTM reads the word; its outputs, projected, are the memory. The decoder
-has two layers. The lower one reads the phoneme before and what it attended to before,
-and attends anew: it runs step by step. The upper one reads both, and runs fused. They
-start from the encoder's final states. Label 0 is the edge: it stands before the first
-phoneme and after the last.
+has two layers. The lower one reads the previous phoneme and the previous context, and
+attends to the memory again; it runs step by step. The upper one reads the output of the
+lower one and the context, and runs on the fused operator. Both start from the encoder's
+final states. Label 0 is the edge: it marks the start and the end of a pronunciation.
 
-The encoder also learns to spell by itself, under a CTC loss: so it learns faster, and
-what CTC says of the candidates of a beam search is a second opinion. A third is that of
-an n-gram model of phonemes.
+The encoder is also trained with a CTC loss, which makes it learn faster. A beam search
+ranks its candidates by the decoder's score, by their probability under CTC, and by
+their probability under an n-gram model of phonemes.
 
 References:
     Attention: Bahdanau et al. (2014), arXiv:1409.0473. Order of the steps: Luong et al.
@@ -39,13 +39,13 @@ from .model import Candidate, Labels, normal
 
 WIDTH = 6
 CTC_SHARE = 0.5  # of the loss
-UNSPELLABLE = 1e4  # losses of CTC above this are of what it cannot spell
-SMOOTHING = 0.1  # share of the target that all labels have together
-LETTERS_PER_PHONEME = 0.8  # of a word that is padded as little as its pronunciation
+UNSPELLABLE = 1e4  # a CTC loss above this means that no path spells the labels
+SMOOTHING = 0.1  # share of the target that is spread evenly over all labels
+LETTERS_PER_PHONEME = 0.8  # where letters and phonemes need equally little padding
 
 
 class Params(NamedTuple):
-    """What is learned."""
+    """The learned arrays of the attention model."""
 
     letters: jax.Array  # [letters + 1, E]
     encoder: jax.Array  # the LSTM's flat vector
@@ -60,9 +60,9 @@ class Params(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Config(model.Config):
-    """Two LSTMs with attention between them; label 0 is the edge."""
+    """The configuration of the attention model; label 0 is the edge."""
 
-    frames: int = 2  # that CTC has for a letter
+    frames: int = 2  # of CTC, per letter
 
     name = "attention"
 
@@ -79,11 +79,11 @@ class Config(model.Config):
         return cells.LSTM(2 * self.hidden_size, self.hidden_size)
 
     def size(self, word: str, target: Sequence[int]) -> int:
-        """Steps of the decoder, or what the letters make of them if they are many."""
+        """Return the decoder's steps, or the letters as steps if they are more."""
         return max(len(target) + 1, math.ceil(LETTERS_PER_PHONEME * len(word)))
 
     def init(self, key: jax.Array) -> Params:
-        """Draw the parameters before training, float32."""
+        """Draw the initial parameters, float32."""
         keys = iter(jax.random.split(key, 8))
         size, embedding = self.hidden_size, self.embedding_size
         frames = self.frames * self.num_labels
@@ -102,9 +102,10 @@ class Config(model.Config):
     def loss(
         self, params: Params, batch: Batch, key: jax.Array | None = None
     ) -> jax.Array:
-        """Mean over words of the cross entropy with smoothed labels, and of CTC's loss.
+        """Return the mean over words of the decoder's and the encoder's losses.
 
-        Where CTC cannot spell a pronunciation, its share is 0.
+        The decoder's loss is the cross entropy with smoothed labels. The encoder's is
+        that of CTC, and 0 for a word whose pronunciation no path can spell.
         """
         losses = self._losses(params, *batch, key)
         return model.mean_of_words(losses, batch.seq_lengths)
@@ -116,7 +117,7 @@ class Config(model.Config):
         phonemes: jax.Array,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """`loss` of one word."""
+        """Return the loss of one word."""
         n, m = jnp.array([letters.shape[0]]), jnp.array([phonemes.shape[0]])
         return self._losses(params, letters[None], n, phonemes[None], m, key)[0]
 
@@ -129,7 +130,7 @@ class Config(model.Config):
         phoneme_lengths: ArrayLike,
         key: jax.Array | None,
     ) -> jax.Array:
-        """Of each word of a batch, ``[B]``; 0 for rows of length 0."""
+        """Return the loss of each word, ``[B]``; 0 for words of length 0."""
         k_encoder, k_decoder = _split(key, 2)
         encoded = encode(params, self, letters, seq_lengths, k_encoder)
         log_probs = decode(params, self, encoded, phonemes, k_decoder)
@@ -152,17 +153,17 @@ class Config(model.Config):
     def reader(
         self, pronunciations: Sequence[Sequence[int]] = (), bounds: Sequence[int] = ()
     ) -> "Reader":
-        """What reads words with this model."""
+        """Return a reader of words for this model."""
         return Reader(self, pronunciations, bounds)
 
 
 class Encoded(NamedTuple):
-    """What is made of words."""
+    """The encoder's results for a batch of words."""
 
     memory: jax.Array  # [B, T, H]
     lengths: jax.Array  # [B]
-    states: tuple  # (h, c) of the decoder's layers before the first step
-    frames: jax.Array  # [B, T * frames, labels], CTC's scores
+    states: tuple  # initial (h, c) of each of the decoder's layers
+    frames: jax.Array  # [B, T * frames, labels], unnormalised scores for CTC
 
 
 def encode(
@@ -172,13 +173,13 @@ def encode(
     seq_lengths: ArrayLike,
     key: jax.Array | None = None,
 ) -> Encoded:
-    """Read words.
+    """Run the encoder over a batch of words.
 
     Args:
         params: from `Config.init`.
         config: static under jax.jit.
-        letters: ``[B, T]`` letter numbers, 0 past a word's end.
-        seq_lengths: ``[B]`` letters of each word; 0 is allowed.
+        letters: ``[B, T]`` letter ids, 0 past a word's end.
+        seq_lengths: ``[B]``, the length of each word; 0 is allowed.
         key: for dropout; None evaluates.
     """
     k_between, k_outputs = _split(key, 2)
@@ -203,14 +204,17 @@ def decode(
     phonemes: ArrayLike,
     key: jax.Array | None = None,
 ) -> jax.Array:
-    """Log probability of every label after the right ones, ``[B, U + 1, labels]``.
+    """Return the log probabilities of the next label after every correct prefix.
 
     Args:
         params: from `Config.init`.
         config: static under jax.jit.
         encoded: from `encode`.
-        phonemes: ``[B, U]``, the right ones.
+        phonemes: ``[B, U]``, the correct labels.
         key: for dropout; None evaluates.
+
+    Returns:
+        ``[B, U + 1, labels]``.
     """
     y = params.phonemes[jnp.pad(jnp.asarray(phonemes), ((0, 0), (1, 0)))]
     decoder, states = _decoder(config, encoded)
@@ -222,7 +226,7 @@ def decode(
 
 
 def _decoder(config: Config, encoded: Encoded) -> tuple[cells.Stack, tuple]:
-    """The decoder's cell for some words, and its states before the first step."""
+    """Return the decoder's cell for a batch of words, and its initial states."""
     lower = config.attention.attend(encoded.memory, encoded.lengths)
     first, upper = encoded.states
     attending = lower.initial_state(len(encoded.memory))._replace(cell=first)
@@ -248,7 +252,10 @@ def _search(
     seq_lengths: ArrayLike,
     width: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What `beam_search` finds, and CTC's log probabilities ``[B, width]`` of it."""
+    """Return the results of `beam_search`, and their CTC log probabilities.
+
+    The latter are ``[B, width]``.
+    """
     encoded = encode(params, config, letters, seq_lengths)
     active, longest = encoded.lengths > 0, 2 * encoded.memory.shape[1] + 8
     encoded = jax.tree.map(lambda a: jnp.repeat(a, width, axis=0), encoded)
@@ -275,16 +282,16 @@ def _search(
 def alignment(
     params: Params, config: Config, letters: Sequence[int], labels: Sequence[int]
 ) -> np.ndarray:
-    """Where the decoder looks while it writes one word.
+    """Return the attention weights of the decoder while it writes one word.
 
     Args:
         params: from `Config.init`.
-        config: the model's.
-        letters: T letter numbers.
-        labels: U phonemes.
+        config: the model's configuration.
+        letters: T letter ids.
+        labels: U labels of phonemes.
 
     Returns:
-        ``[U + 1, T]``, a row for every phoneme and one for the end; each sums to 1.
+        ``[U + 1, T]``, a row for each phoneme and one for the end; each row sums to 1.
     """
     encoded = encode(params, config, np.array([letters]), np.array([len(letters)]))
     cell = config.attention.attend(encoded.memory, return_weights=True)
@@ -295,16 +302,16 @@ def alignment(
 
 
 class Reader(model.Reader):
-    """Writes what is most likely next, or keeps several in a beam and asks others."""
+    """A reader that decodes greedily, or by a beam search with two more opinions."""
 
     opinions = ("CTC", "n-gram")
 
     def greedy(self, params: Params, words: Sequence[str]) -> list[Labels]:
-        """Take the most likely label in every step."""
+        """Return the labels of every word, the most likely one in every step."""
         return [best[0][0] for best in self._read(params, words, width=1)]
 
     def beam(self, params: Params, words: Sequence[str]) -> list[list[Candidate]]:
-        """Keep the `WIDTH` most likely beginnings in every step."""
+        """Return the candidates of a beam search of width `WIDTH` for every word."""
         found = self._read(params, words, width=WIDTH)
         labels = [labels for of_word in found for labels, *_ in of_word]
         ngram = iter(self.ngram.log_prob(labels).tolist())
@@ -316,7 +323,7 @@ class Reader(model.Reader):
     def _read(
         self, params: Params, words: Sequence[str], width: int
     ) -> list[list[tuple[Labels, float, float]]]:
-        """Labels, their score, and CTC's, of what is found for every word."""
+        """Return labels, decoder score and CTC score of every word's candidates."""
         found: list[list] = [[] for _ in words]
         for places, letters, lengths in word_batches(words, self.bounds):
             out = _search(params, self.config, letters, lengths, width)

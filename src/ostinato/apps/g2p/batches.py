@@ -10,13 +10,13 @@ from ostinato.ragged import RaggedArray, round_capacity
 
 from .data import ALPHABET, Dictionary
 
-LENGTH_STEP = 8  # words that no bound holds are padded to a multiple of this
-ROWS = 256  # words that are read together
+LENGTH_STEP = 8  # words longer than every bound are padded to a multiple of this
+ROWS = 256  # most words that are read in one batch
 LETTER_IDS = {letter: i for i, letter in enumerate(ALPHABET, 1)}  # 0 is padding
 
 
 class Batch(NamedTuple):
-    """Padded int32 arrays; rows of length 0 fill the last batch of a bucket."""
+    """Padded int32 arrays; words of length 0 fill the last batch of a bucket."""
 
     letters: np.ndarray  # [B, T]
     seq_lengths: np.ndarray  # [B]
@@ -32,7 +32,7 @@ class RaggedBatch(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch) -> "RaggedBatch":
-        """The same words in the same order, those of length 0 among them."""
+        """Make a ragged batch of the words of `batch`, in order, length 0 included."""
         return cls(
             _concatenate("letters", batch.letters, batch.seq_lengths),
             _concatenate("phonemes", batch.phonemes, batch.phoneme_lengths),
@@ -40,10 +40,11 @@ class RaggedBatch(NamedTuple):
 
 
 def _concatenate(dim: str, padded: np.ndarray, lengths: np.ndarray) -> RaggedArray:
-    """Drop the padding; round the capacity up, since each is compiled for.
+    """Concatenate padded sequences in a rounded capacity.
 
-    It counts empty rows as average ones: an epoch's last batch, which has some, then
-    needs no capacity of its own.
+    Every capacity is compiled separately, so few are wanted: sequences of length 0 are
+    counted at the mean length of the others, so that the last batch of an epoch, which
+    has some, gets the same capacity as full batches.
     """
     rows = padded[np.arange(padded.shape[1]) < lengths[:, None]]
     share = np.count_nonzero(lengths) / len(lengths)
@@ -52,34 +53,36 @@ def _concatenate(dim: str, padded: np.ndarray, lengths: np.ndarray) -> RaggedArr
     return RaggedArray(rows, lengths, dim=dim, max_length=padded.shape[1])
 
 
-def pad(rows: Sequence[Sequence[int]], length: int, count: int) -> tuple:
-    """Stack rows of ids as ``[count, length]`` with their lengths ``[count]``."""
+def pad(sequences: Sequence[Sequence[int]], length: int, count: int) -> tuple:
+    """Pad lists of ids to ``[count, length]`` and return their lengths ``[count]``."""
     padded = np.zeros((count, length), np.int32)
     lengths = np.zeros(count, np.int32)
-    for i, row in enumerate(rows):
-        padded[i, : len(row)] = row
-        lengths[i] = len(row)
+    for i, ids in enumerate(sequences):
+        padded[i, : len(ids)] = ids
+        lengths[i] = len(ids)
     return padded, lengths
 
 
 def letter_ids(words: Sequence[str]) -> list[list[int]]:
-    """Turn clean words into letter numbers from 1."""
+    """Turn clean words into letter ids, which start at 1."""
     return [[LETTER_IDS[letter] for letter in word] for word in words]
 
 
 def bucket_bounds(lengths: Sequence[int], count: int) -> tuple[int, ...]:
-    """Choose `count` padded lengths so that the fewest padded steps are left.
+    """Choose `count` padded lengths that leave the fewest padded steps.
 
     Args:
         lengths: the length of every sequence.
-        count: how many different lengths may be compiled.
+        count: number of different padded lengths, each of which is compiled.
 
     Returns:
-        Rising bounds; a sequence goes to the first bound that is not below its length.
+        Increasing bounds; a sequence is padded to the first bound that is at least its
+        length.
     """
     sizes, rows = np.unique(np.asarray(lengths), return_counts=True)
     total = np.concatenate([[0], np.cumsum(rows)])
-    # best[k][j]: fewest padded steps for the j shortest sizes in at most k buckets
+    # After k rounds, best[j] is the fewest padded steps for the j shortest sizes in at
+    # most k buckets, and where each of these buckets ends.
     best = [(0, ())] + [(np.inf, ())] * len(sizes)
     for _ in range(count):
         best = [best[0]] + [
@@ -95,7 +98,7 @@ def bucket_bounds(lengths: Sequence[int], count: int) -> tuple[int, ...]:
 def word_batches(
     words: Sequence[str], bounds: Sequence[int] = ()
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
-    """Put words of any length into batches of few shapes, to read them.
+    """Yield words of any length in batches of few shapes, for decoding.
 
     Args:
         words: clean words.
@@ -103,8 +106,8 @@ def word_batches(
             `LENGTH_STEP`.
 
     Yields:
-        Places in `words`, letters ``[B, T]`` and lengths ``[B]``; rows beyond the
-        places have length 0.
+        Indices into `words`, letters ``[B, T]`` and lengths ``[B]``; entries beyond
+        the indices have length 0.
     """
     buckets: dict[int, list[int]] = {}
     for i, word in enumerate(words):
@@ -122,11 +125,12 @@ class TrainingSet:
     """Pairs of a word and one of its pronunciations, in buckets of similar size.
 
     Args:
-        dictionary: the words.
-        phonemes: those that stand for the labels from 1.
-        size: of a pair of a word and labels; None leaves it out.
+        dictionary: the words and their pronunciations.
+        phonemes: the phonemes that labels 1, 2, ... stand for.
+        size: a function of a word and its labels that returns the size to group by,
+            or None to leave the pair out.
         batch_size: pairs in a batch.
-        num_buckets: different shapes of batches.
+        num_buckets: number of different batch shapes.
     """
 
     def __init__(
@@ -163,16 +167,16 @@ class TrainingSet:
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """Letters and phonemes that the pairs of every bucket are padded to."""
+        """The padded numbers of letters and phonemes of every bucket."""
         return [(b.letters.shape[1], b.phonemes.shape[1]) for b in self._buckets]
 
     @property
     def num_batches(self) -> int:
-        """Batches in an epoch."""
+        """The number of batches in an epoch."""
         return sum(-(-len(b.letters) // self.batch_size) for b in self._buckets)
 
     def epoch(self, seed: int, epoch: int) -> Iterator[Batch]:
-        """Yield every pair once, in an order that `seed` and `epoch` alone decide."""
+        """Yield every pair once, in an order drawn from `seed` and `epoch` only."""
         rng = np.random.default_rng([seed, epoch])
         chunks = []
         for bucket in self._buckets:

@@ -1,4 +1,4 @@
-"""Beam search over what a decoder writes, many words at once, under jax.jit."""
+"""Beam search for a step-by-step decoder, many words at once, under jax.jit."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-EDGE = 0  # the label before the first and after the last
+EDGE = 0  # the label that marks the start and the end of a sequence
 
 
 class _Beams(NamedTuple):
-    """What is kept of `rows` words, the best first: W beginnings of each."""
+    """The hypotheses kept for every word: W of each, best first."""
 
-    t: jax.Array  # labels so far
-    states: Any  # of the decoder, leaves [rows * W, ...]
-    labels: jax.Array  # [rows, W, longest], EDGE where nothing is written yet
-    last: jax.Array  # [rows, W]
-    scores: jax.Array  # [rows, W], log probabilities; -inf where there is no beginning
-    done: jax.Array  # [rows, W], whether the edge has been written
+    t: jax.Array  # labels written so far
+    states: Any  # of the decoder, leaves [words * W, ...]
+    labels: jax.Array  # [words, W, longest], EDGE where nothing is written yet
+    last: jax.Array  # [words, W]
+    scores: jax.Array  # [words, W], log probabilities; -inf marks an unused entry
+    done: jax.Array  # [words, W], True once the edge has been written
 
 
 def beam_search(
@@ -29,33 +29,34 @@ def beam_search(
     width: int,
     longest: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Find the most likely label sequences of every row.
+    """Find the most likely label sequences of every word of a batch.
 
-    In every step each beginning is continued with every label, and the `width` most
-    likely results are kept, those that have ended among them. With `width` 1 this is
-    greedy; with enough of it, exact. It stops when all that is kept has ended.
+    In every step each hypothesis is continued with every label, and the `width` most
+    likely results are kept, finished hypotheses included. A `width` of 1 makes the
+    search greedy, a large enough one makes it exact. It stops when all hypotheses have
+    ended.
 
     Args:
         step: ``step(states, labels, t) -> (states, log_probs)`` continues
-            ``rows * width`` beginnings: of their last labels, ``[N]``, it makes the
-            log probabilities of the next, ``[N, L]``. Label 0 is the edge.
-        states: before the first step, leaves ``[rows * width, ...]``.
-        active: bool ``[rows]``, False for rows without a word; they find nothing.
-        width: beginnings kept of each.
-        longest: labels of a sequence at most, the edge not counted; then it must end.
+            ``N = words * width`` hypotheses: it turns their last labels ``[N]`` into
+            the log probabilities of the next ones ``[N, L]``. Label 0 is the edge.
+        states: the initial states, leaves ``[words * width, ...]``.
+        active: bool ``[words]``, False for entries without a word; they get no results.
+        width: hypotheses kept for each word.
+        longest: most labels of a sequence, the edge not counted; then it must end.
 
     Returns:
-        Labels ``[rows, width, longest]``, 0 past the end, and log probabilities
-        ``[rows, width]``, the edge's included, best first; -inf where there are fewer
-        sequences than `width`.
+        Labels ``[words, width, longest]``, 0 past the end, and log probabilities
+        ``[words, width]``, including that of the edge, best first; -inf where there are
+        fewer sequences than `width`.
     """
-    rows = len(active)
+    words = len(active)
 
     def shaped(a: jax.Array) -> jax.Array:
-        return a.reshape(rows, width, *a.shape[1:])
+        return a.reshape(words, width, *a.shape[1:])
 
     def keep(a: jax.Array, parents: jax.Array) -> jax.Array:
-        return jax.vmap(lambda of_row, places: of_row[places])(a, parents)
+        return jax.vmap(lambda of_word, places: of_word[places])(a, parents)
 
     def going_on(beams: _Beams) -> jax.Array:
         open_ = ~beams.done & (beams.scores > -jnp.inf)
@@ -69,7 +70,7 @@ def beam_search(
         ended = jnp.where(is_edge, 0.0, -jnp.inf)
         must_end = jnp.where(is_edge | (beams.t < longest), log_probs, -jnp.inf)
         more = jnp.where(beams.done[..., None], ended, must_end)
-        every = (beams.scores[..., None] + more).reshape(rows, width * count)
+        every = (beams.scores[..., None] + more).reshape(words, width * count)
         scores, places = lax.top_k(every, width)
         parents, last = places // count, places % count
         states = jax.tree.map(
@@ -83,10 +84,10 @@ def beam_search(
     start = _Beams(
         t=jnp.int32(0),
         states=states,
-        labels=jnp.zeros((rows, width, longest), jnp.int32),
-        last=jnp.full((rows, width), EDGE, jnp.int32),
+        labels=jnp.zeros((words, width, longest), jnp.int32),
+        last=jnp.full((words, width), EDGE, jnp.int32),
         scores=jnp.where(one, 0.0, -jnp.inf).astype(jnp.float32),
-        done=jnp.zeros((rows, width), bool),
+        done=jnp.zeros((words, width), bool),
     )
     beams = lax.while_loop(going_on, advance, start)
     return beams.labels, beams.scores

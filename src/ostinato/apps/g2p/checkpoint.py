@@ -1,8 +1,9 @@
-"""What a run leaves in its folder, written so that a crash loses nothing.
+"""The files of a run, written so that a crash loses neither the old nor the new ones.
 
-`model.safetensors` is all that `pronounce` needs: the best parameters, the training
-pronunciations (one flat array, for the n-gram model), and in the header's metadata the
-spec, alphabet, phonemes and figures. `resume.safetensors` is the whole state of a run.
+`model.safetensors` holds everything that `pronounce` needs: the best parameters, the
+training pronunciations (one flat array, for the n-gram model), and in the header's
+metadata the spec, alphabet, phonemes and error rates. `resume.safetensors` holds the
+whole state of a run.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ from .training import State, init_state
 MODEL_FILE, RESUME_FILE = "model.safetensors", "resume.safetensors"
 FORMAT = "ostinato-g2p-2"
 FIRST = "train one with: ostinato train g2p"
-# Of the files: one float32 for each parameter, or four, and room for the rest.
+# One float32 for each parameter, or four of them, and a quarter more for the rest.
 MOST_BYTES = {MODEL_FILE: 5 * MOST_PARAMS, RESUME_FILE: 20 * MOST_PARAMS}
 MALFORMED = (
     G2PError,
@@ -50,7 +51,7 @@ MALFORMED = (
 
 
 class Model(NamedTuple):
-    """A trained model; `pronunciations` are phoneme numbers, for the n-gram model."""
+    """A trained model; `pronunciations` are phoneme labels, for the n-gram model."""
 
     config: Config
     params: Params
@@ -60,7 +61,7 @@ class Model(NamedTuple):
 
 
 def save_model(folder: Path, model: Model) -> None:
-    """Write `model.safetensors`, or leave the old one untouched."""
+    """Write `model.safetensors`; if that fails, the old file stays as it was."""
     tensors = {name: np.asarray(leaf) for name, leaf in _named(model.params)}
     tensors["pronunciations"] = _flatten(model.pronunciations)
     header = {
@@ -78,7 +79,7 @@ def load_model(folder: Path) -> Model:
     """Read `model.safetensors`.
 
     Raises:
-        G2PError: there is none, or it is damaged, or another program's.
+        G2PError: the file is missing, damaged, or was written by another program.
     """
     path = folder / MODEL_FILE
     tensors, header = read(path)
@@ -101,14 +102,14 @@ def load_model(folder: Path) -> Model:
 
 
 def save_state(folder: Path, state: State, header: dict[str, Any]) -> None:
-    """Write `resume.safetensors`; `header` is kept as JSON."""
+    """Write `resume.safetensors`, with `header` as JSON in its metadata."""
     leaves = jax.tree.leaves(state[1:])
     tensors = {f"{i:03}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
     _save(folder / RESUME_FILE, tensors, {**header, "step": state.step})
 
 
 def load_header(folder: Path) -> dict[str, Any]:
-    """Read what `save_state` was given as `header`."""
+    """Read the `header` that `save_state` was given."""
     return read(folder / RESUME_FILE)[1]
 
 
@@ -116,7 +117,7 @@ def load_state(folder: Path, config: Config) -> State:
     """Read the state of a run whose model is `config`.
 
     Raises:
-        G2PError: there is none, or it is damaged, or another model's.
+        G2PError: the file is missing, damaged, or holds the state of another model.
     """
     path = folder / RESUME_FILE
     tensors, header = read(path)
@@ -131,7 +132,7 @@ def load_state(folder: Path, config: Config) -> State:
 
 
 def _config(header: dict[str, Any]) -> Config:
-    """The model's configuration, with which the rest of the header must agree."""
+    """Return the model's configuration; check that the rest of the header agrees."""
     name, fields = header["model"], header["config"]
     check("model", str, name)
     check("config", dict, fields)
@@ -148,7 +149,7 @@ def _config(header: dict[str, Any]) -> Config:
 
 
 def _fitting(tensors: dict[str, np.ndarray], wanted: dict[str, Any]) -> list[jax.Array]:
-    """The arrays in the order of `wanted`; they must have its names and shapes."""
+    """Return the arrays in the order of `wanted`; check their names and shapes."""
     check_range(
         "arrays", ", ".join(wanted), [*tensors], tensors.keys() == wanted.keys()
     )
@@ -162,14 +163,14 @@ def _fitting(tensors: dict[str, np.ndarray], wanted: dict[str, Any]) -> list[jax
 
 
 def _named(params: Params) -> list[tuple[str, Any]]:
-    """The arrays with their places in the parameters, such as `decoder.0.v`."""
+    """Return the arrays of the parameters with their paths, such as `decoder.0.v`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     name = partial(jax.tree_util.keystr, simple=True, separator=".")
     return [(name(path), leaf) for path, leaf in leaves]
 
 
 def _flatten(pronunciations: Sequence[Sequence[int]]) -> np.ndarray:
-    """Phoneme numbers with a 0 after every pronunciation."""
+    """Concatenate the phoneme labels, with a 0 after every pronunciation."""
     return np.array([p for q in pronunciations for p in (*q, 0)], np.uint8)
 
 
@@ -200,7 +201,7 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read the arrays and the header of a file of this program.
 
     Raises:
-        G2PError: there is none, or it is damaged.
+        G2PError: the file is missing or damaged.
     """
     try:
         status = path.stat()
@@ -229,10 +230,10 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 @contextmanager
 def damage(path: Path) -> Iterator[None]:
-    """Turn what goes wrong with the content of a file into one line about the file.
+    """Turn errors caused by the content of a file into one line about the file.
 
     Raises:
-        G2PError: instead of the errors that malformed content brings about.
+        G2PError: in place of any error that malformed content causes.
     """
     try:
         yield

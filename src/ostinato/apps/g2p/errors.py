@@ -1,15 +1,15 @@
-"""Errors that the user can mend, and packages that may be missing."""
+"""The error for problems that the user can fix, such as a missing package."""
 
 import importlib
 from types import ModuleType
 
 
 class G2PError(Exception):
-    """Something the user can mend; the command line prints it as one line."""
+    """A problem that the user can fix; the command line prints it as one line."""
 
 
 def require(module: str) -> ModuleType:
-    """Import an optional package, or say in one line how to get it."""
+    """Import an optional package, or raise a G2PError that says how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

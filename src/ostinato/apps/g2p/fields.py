@@ -1,4 +1,4 @@
-"""Values that come from outside, such as a file, held against declared types."""
+"""Checks of values from outside, such as those of a file, against declared types."""
 
 import dataclasses
 import math
@@ -10,12 +10,12 @@ from .errors import G2PError
 
 
 def check_types(record: Any) -> None:
-    """Hold the fields of a dataclass or NamedTuple against their declared types.
+    """Check the fields of a dataclass or NamedTuple against their declared types.
 
-    An integer counts as a float, a float must be finite, and a bool is no number.
+    An integer counts as a float, a float must be finite, and a bool is not a number.
 
     Raises:
-        G2PError: a field has another type; names it.
+        G2PError: a field has another type; the message names it.
     """
     for name, kind in get_type_hints(type(record)).items():
         if name in _names(record):
@@ -23,10 +23,10 @@ def check_types(record: Any) -> None:
 
 
 def check(name: str, kind: Any, value: object) -> None:
-    """Hold one value against a type: a class, a union of them, or ``tuple[str, ...]``.
+    """Check a value against a class, a union of classes, or ``tuple[str, ...]``.
 
     Raises:
-        G2PError: it is of another type.
+        G2PError: the value is of another type.
     """
     single = isinstance(kind, type | GenericAlias)
     kinds = (kind,) if single else get_args(kind)
@@ -36,16 +36,16 @@ def check(name: str, kind: Any, value: object) -> None:
 
 
 def check_range(name: str, wanted: str, got: object, good: bool) -> None:
-    """Raise G2PError that says what was wanted, unless `good`."""
+    """Raise a G2PError that says what was wanted, unless `good`."""
     if not good:
         raise G2PError(f"`{name}` must be {wanted}, got {short(got)}")
 
 
 def make(kind: Any, values: Any) -> Any:
-    """Make a dataclass or NamedTuple of a mapping or a sequence, and check its types.
+    """Make a dataclass or NamedTuple from a mapping or a sequence, and check its types.
 
     Raises:
-        G2PError: there are other fields, or of other types.
+        G2PError: a field is missing, unknown, or of another type.
     """
     try:
         made = kind(**values) if isinstance(values, dict) else kind(*values)
@@ -86,5 +86,5 @@ def _is(value: object, kind: Any) -> bool:
 def _finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer that no float can hold
+    except OverflowError:  # an integer too large for a float
         return False

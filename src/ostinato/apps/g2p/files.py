@@ -1,4 +1,4 @@
-"""Files that are either the old ones or the new ones, never half of one."""
+"""Atomic writing of files: a reader sees the old or the new content, never a part."""
 
 import os
 import tempfile
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from .errors import G2PError
 
-PART = ".part"  # what a file is called that is not whole yet ends so
+PART = ".part"  # suffix of a file that is still being written
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file beside its place, then put it there in one step.
+    """Write a temporary file next to `path`, then move it there in one step.
 
     Raises:
         G2PError: the file cannot be written.
@@ -23,7 +23,7 @@ def write(path: Path, content: bytes) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(name, 0o644)  # mkstemp's 0o600 is for secrets
+            os.chmod(name, 0o644)  # mkstemp makes files that others cannot read
             os.replace(name, path)
         except BaseException:
             os.unlink(name)
@@ -33,10 +33,10 @@ def write(path: Path, content: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents, or remove what a crash left in it of a `write`.
+    """Create a folder and its parents; remove temporary files that a crash left in it.
 
     Raises:
-        G2PError: it cannot be made, or a file is in its place.
+        G2PError: the folder cannot be created, or a file has its name.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,10 +47,10 @@ def make_folder(folder: Path) -> None:
 
 
 def move(path: Path, target: Path) -> None:
-    """Move a file over another one.
+    """Move a file, replacing the target if it exists.
 
     Raises:
-        G2PError: it cannot be moved.
+        G2PError: the file cannot be moved.
     """
     try:
         os.replace(path, target)

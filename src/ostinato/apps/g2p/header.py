@@ -1,4 +1,4 @@
-"""What `resume.safetensors` says of a run besides its arrays."""
+"""The header of `resume.safetensors`: everything about a run besides its arrays."""
 
 import dataclasses
 from pathlib import Path
@@ -12,7 +12,7 @@ from .settings import Settings
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """A run without its arrays; `best` is one of its evaluations, `rows`."""
+    """A run without its arrays; `rows` are its evaluations, `best` is one of them."""
 
     settings: Settings
     split: str
@@ -22,7 +22,7 @@ class Header:
     best: Row | None
 
     def to_json(self) -> dict[str, Any]:
-        """What `read` understands, as JSON."""
+        """Return the JSON object that `read` parses."""
         return {**vars(self), "settings": dataclasses.asdict(self.settings)}
 
 
@@ -30,7 +30,7 @@ def read(folder: Path) -> Header:
     """Read the header of the run in a folder.
 
     Raises:
-        G2PError: there is none, or it is damaged.
+        G2PError: the file is missing or damaged.
     """
     found = dict(checkpoint.load_header(folder))
     with checkpoint.damage(folder / checkpoint.RESUME_FILE):
@@ -38,7 +38,7 @@ def read(folder: Path) -> Header:
         found["rows"] = [make(Row, row) for row in found["rows"]]
         found["best"] = found["best"] and make(Row, found["best"])
         found["settings"] = make(Settings, found["settings"])
-        del found["step"]  # is of the arrays
+        del found["step"]  # belongs to the arrays
         header = make(Header, found)
         for name in ("elapsed", "evaluation_seconds"):
             check_range(name, "at least 0", found[name], found[name] >= 0)

@@ -1,4 +1,4 @@
-"""How far a pronunciation is from the dictionary's."""
+"""Edit distance and error rates of pronunciations."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ class ErrorRates(NamedTuple):
 
 
 def edit_distance(a: Sequence, b: Sequence) -> int:
-    """Fewest insertions, deletions and substitutions that turn `a` into `b`."""
+    """Return the fewest insertions, deletions and substitutions from `a` to `b`."""
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         diagonal, row[0] = row[0], i
@@ -28,14 +28,14 @@ def edit_distance(a: Sequence, b: Sequence) -> int:
 def error_rates(
     guesses: Mapping[str, Sequence], references: Mapping[str, Sequence[Sequence]]
 ) -> ErrorRates:
-    """Compare one guess a word with its nearest reference.
+    """Compare the guess for each word with the nearest of its references.
 
-    The phoneme error rate is the sum of the distances over the sum of the lengths of
-    those references; a word is right if any of its references is met.
+    The phoneme error rate is the sum of the distances divided by the sum of the lengths
+    of these references. A word is correct if its guess equals one of its references.
 
     Args:
         guesses: a pronunciation for every word of `references`.
-        references: every pronunciation that counts as right, by word.
+        references: all correct pronunciations of every word.
     """
     distances = lengths = wrong = 0
     for word, prons in references.items():

@@ -1,7 +1,7 @@
-"""What the two models have in common, and what the rest asks of either.
+"""The interface of a model, and the code that the two models share.
 
-A `Config` is a frozen dataclass that makes parameters, a loss and a `Reader`; `ctc.py`
-and `attention.py` hold one each, `models.py` names them.
+A `Config` is a frozen dataclass that makes parameters, losses and a `Reader`; `ctc.py`
+and `attention.py` define one each, `models.py` lists them by name.
 """
 
 import dataclasses
@@ -19,28 +19,28 @@ from .batches import Batch, RaggedBatch
 from .fields import check_range, check_types
 from .ngram import NGram
 
-Params = Any  # a NamedTuple of arrays, perhaps of further NamedTuples
+Params = Any  # a NamedTuple of arrays, possibly nested
 Labels = tuple[int, ...]
 
 MOST_HIDDEN, MOST_LAYERS, MOST_FRAMES = 2**13, 64, 16
 MOST_PHONEMES = 255  # their numbers are stored as bytes
-MOST_PARAMS = 2**28  # a gibibyte of float32; training needs some eight
+MOST_PARAMS = 2**28  # a gibibyte of float32; training needs about eight times as much
 
 
 class Candidate(NamedTuple):
-    """Labels that a search found, and log probabilities of them."""
+    """Labels that a search found, with their log probabilities."""
 
     labels: Labels
-    score: float  # the search's
-    opinions: tuple[float, ...]  # of others, as many as `Reader.opinions`
+    score: float  # log probability in the search
+    opinions: tuple[float, ...]  # of the models that `Reader.opinions` names
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A model's shape; hashable, so it is a static argument of jax.jit.
+    """The sizes of a model; hashable, so that it can be a static argument of jax.jit.
 
     Raises:
-        G2PError: a field is of another type or out of range.
+        G2PError: a field is of the wrong type or out of range.
     """
 
     hidden_size: int
@@ -91,25 +91,25 @@ class Config:
 
     @property
     def num_labels(self) -> int:
-        """Phonemes, from 1, and label 0: CTC's blank, or the edge of the word."""
+        """The number of phonemes, plus 1 for label 0: the blank of CTC, or the edge."""
         return len(self.phonemes) + 1
 
     def spell(self, labels: Sequence[int]) -> tuple[str, ...]:
-        """Name the phonemes of labels from 1."""
+        """Return the phonemes of labels, each at least 1."""
         return tuple(self.phonemes[label - 1] for label in labels)
 
     def size(self, word: str, target: Sequence[int]) -> int | None:
-        """By what a pair shares batches with others; None if it cannot be learned."""
+        """Return the size to group a pair by, or None if it cannot be learned."""
         raise NotImplementedError
 
     def init(self, key: jax.Array) -> Params:
-        """Draw the parameters before training, float32."""
+        """Draw the initial parameters, float32."""
         raise NotImplementedError
 
     def loss(
         self, params: Params, batch: Batch, key: jax.Array | None = None
     ) -> jax.Array:
-        """Mean over the words of a batch, rows of length 0 left out.
+        """Return the mean loss over the words of a batch; length 0 is left out.
 
         Args:
             params: from `init`.
@@ -125,11 +125,11 @@ class Config:
         phonemes: jax.Array,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """The loss of one word, which knows of no others and of no padding.
+        """Return the loss of one word, without a batch axis and without padding.
 
         Args:
             params: from `init`.
-            letters: letter numbers ``[n]``, n >= 1.
+            letters: letter ids ``[n]``, n >= 1.
             phonemes: labels ``[m]``, m >= 1.
             key: for dropout; None evaluates.
         """
@@ -138,10 +138,10 @@ class Config:
     def ragged_loss(
         self, params: Params, batch: RaggedBatch, key: jax.Array | None = None
     ) -> jax.Array:
-        """What `loss` returns, by `word_loss`; for jax.jit.
+        """Return the same mean as `loss`, by `ragged.vmap` of `word_loss`.
 
-        Every word draws its own dropout masks. A row of length 0 is no word: under
-        jax.jit its loss is NaN, which is left out.
+        Every word draws its own dropout masks. It is meant for jax.jit, where the loss
+        of a word of length 0 is NaN, which is left out of the mean.
         """
         keys = None if key is None else jax.random.split(key, len(batch.letters))
         losses = ragged.vmap(partial(self.word_loss, params))(*batch, keys)
@@ -150,26 +150,25 @@ class Config:
     def reader(
         self, pronunciations: Sequence[Sequence[int]] = (), bounds: Sequence[int] = ()
     ) -> "Reader":
-        """What reads words with this model.
+        """Return a reader of words for this model.
 
         Args:
             pronunciations: labels of the training words.
-            bounds: word lengths to pad to, each of them compiled once.
+            bounds: word lengths to pad to, each of which is compiled.
         """
         raise NotImplementedError
 
 
 class Reader:
-    """Turns words into labels, with a model's parameters.
+    """The decoder from words to labels, for parameters of one model.
 
     Args:
-        config: the model's.
-        pronunciations: labels of the training words; an n-gram model of them is one of
-            the opinions.
-        bounds: word lengths to pad to, each of them compiled once.
+        config: the model's configuration.
+        pronunciations: labels of the training words, for the n-gram model.
+        bounds: word lengths to pad to, each of which is compiled.
     """
 
-    opinions: ClassVar[tuple[str, ...]]  # whose they are
+    opinions: ClassVar[tuple[str, ...]]  # names of the models that rank candidates too
 
     def __init__(
         self,
@@ -182,26 +181,26 @@ class Reader:
 
     @cached_property
     def ngram(self) -> NGram:
-        """How likely phoneme sequences are, whatever the letters."""
+        """An n-gram model of the training pronunciations."""
         return NGram(self.pronunciations, self.config.num_labels)
 
     def greedy(self, params: Params, words: Sequence[str]) -> list[Labels]:
-        """Take what is most likely step by step."""
+        """Return the labels of every word by greedy decoding."""
         raise NotImplementedError
 
     def beam(self, params: Params, words: Sequence[str]) -> list[list[Candidate]]:
-        """Search for the most likely labels of every word."""
+        """Return the most likely candidates for every word by beam search."""
         raise NotImplementedError
 
 
 def rank(
     found: Sequence[Sequence[Candidate]], weights: Sequence[float]
 ) -> list[Labels]:
-    """Choose one of the candidates of every word.
+    """Choose the best candidate of every word.
 
     Args:
-        found: what `Reader.beam` returned for each word.
-        weights: how much each of the opinions counts beside the score.
+        found: the candidates of every word, from `Reader.beam`.
+        weights: the weight of each opinion, relative to the score.
     """
 
     def total(candidate: Candidate) -> float:
@@ -212,11 +211,11 @@ def rank(
 
 
 def normal(key: jax.Array, *shape: int, scale: float = 0.0) -> jax.Array:
-    """Draw float32 weights; `scale` is the first size ** -0.5 unless given."""
+    """Draw normal float32 weights, by default with the scale ``shape[0] ** -0.5``."""
     return jax.random.normal(key, shape, jnp.float32) * (scale or shape[0] ** -0.5)
 
 
 def mean_of_words(losses: jax.Array, seq_lengths: Any) -> jax.Array:
-    """The mean of ``[B]`` losses over the rows that are words: not of length 0."""
+    """Return the mean of losses ``[B]`` over the words that are not of length 0."""
     real = jnp.asarray(seq_lengths) > 0
     return jnp.sum(jnp.where(real, losses, 0)) / jnp.maximum(jnp.sum(real), 1)

@@ -1,4 +1,4 @@
-"""The models by name."""
+"""A table of the models by name."""
 
 from . import attention, ctc
 from .errors import G2PError
@@ -8,10 +8,10 @@ MODELS: dict[str, type[Config]] = {c.name: c for c in (ctc.Config, attention.Con
 
 
 def config_class(name: str) -> type[Config]:
-    """The class of a model's `Config`.
+    """Return the `Config` class of a model.
 
     Raises:
-        G2PError: there is no such model.
+        G2PError: no model has this name.
     """
     if name not in MODELS:
         raise G2PError(f"`model` must be {' or '.join(MODELS)}, got {name}")

@@ -1,7 +1,7 @@
-"""How likely a phoneme sequence is, whatever the letters: an n-gram model.
+"""An n-gram model: the probability of a phoneme sequence, whatever the letters.
 
-CTC scores every frame by itself; this model knows which phonemes follow each other and
-ranks the candidates of the beam search with that.
+CTC scores every frame independently; this model adds which phonemes follow each other,
+and so helps to rank the candidates of a beam search.
 
 References:
     Witten & Bell, The Zero-Frequency Problem (1991), doi:10.1109/18.87000
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-EDGE = 0  # stands before the first phoneme and after the last
+EDGE = 0  # the label that marks the start and the end of a sequence
 
 
 class _Counts(NamedTuple):
@@ -21,17 +21,17 @@ class _Counts(NamedTuple):
     grams: np.ndarray
     counts: np.ndarray
     contexts: np.ndarray
-    total: np.ndarray  # n-grams seen after a context
-    kinds: np.ndarray  # different ones among them
+    total: np.ndarray  # n-grams counted per context
+    kinds: np.ndarray  # different n-grams per context
 
 
 class NGram:
     """A back-off model of phoneme sequences, learned by counting.
 
     Args:
-        sequences: phoneme numbers from 1 below `base`.
-        base: one more than the largest phoneme number.
-        order: phonemes that are looked at together.
+        sequences: phoneme labels, each from 1 to `base` - 1.
+        base: one more than the largest label.
+        order: the n of the largest n-grams.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class NGram:
         self._counts = [_count(codes, base) for codes in self._codes(windows)]
 
     def log_prob(self, sequences: Sequence[Sequence[int]]) -> np.ndarray:
-        """Natural log of the probability of every sequence, ends included."""
+        """Return the natural log of the probability of every sequence and its end."""
         if not sequences:
             return np.empty(0)
         windows, owner = self._windows(sequences)
@@ -57,7 +57,7 @@ class NGram:
         return np.bincount(owner, np.log(prob), minlength=len(sequences))
 
     def _windows(self, sequences: Sequence[Sequence[int]]) -> tuple:
-        """The last `order` phonemes at every place, and whose place it is."""
+        """Return the last `order` labels at every position, and its sequence."""
         start = [EDGE] * (self.order - 1)
         flat = [p for s in sequences for p in (*start, *s, EDGE)]
         width = np.array([len(s) + self.order for s in sequences], np.int64)
@@ -68,7 +68,7 @@ class NGram:
         return np.array(flat, np.int64)[ends[:, None] + steps], owner[ends]
 
     def _codes(self, windows: np.ndarray) -> list[np.ndarray]:
-        """One number for the last 1 .. `order` phonemes of every window."""
+        """Encode the last 1 .. `order` labels of every window as one number each."""
         powers = self.base ** np.arange(self.order)
         digits = windows[:, ::-1] * powers
         return list(np.cumsum(digits, axis=1).T)
@@ -83,6 +83,6 @@ def _count(codes: np.ndarray, base: int) -> _Counts:
 
 
 def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The value of every wanted key, 0 where it is unknown; `keys` rise."""
+    """Return the value of every wanted key, 0 if unknown; `keys` must be sorted."""
     place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[place] == wanted, values[place], 0)

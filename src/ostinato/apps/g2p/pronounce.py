@@ -1,4 +1,4 @@
-"""A trained model at work."""
+"""The use of a trained model: pronunciations and alignments of words."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from .model import Labels, rank
 
 
 class Alignment(NamedTuple):
-    """Where the model looks in a word while it says it.
+    """The attention weights of a model over the letters of one word.
 
     `weights` are ``[phonemes + 1, letters]``, the last row for the end; each row sums
     to 1.
@@ -26,7 +26,7 @@ class Alignment(NamedTuple):
 
 
 class Pronouncer:
-    """Says words with the model in a folder.
+    """A function from words to phonemes, by the model in a folder.
 
     Raises:
         G2PError: the folder has no model, or a damaged one.
@@ -45,7 +45,7 @@ class Pronouncer:
         return [self._model.config.spell(labels) for labels in self._labels(words)]
 
     def align(self, words: Sequence[str]) -> list[Alignment]:
-        """Return where the model looks for every phoneme of every word.
+        """Return the attention weights for every phoneme of every word.
 
         Raises:
             G2PError: the model has no attention, or a word has letters that it does
@@ -78,7 +78,7 @@ def check(word: str) -> str:
     """Return the word in lower case.
 
     Raises:
-        G2PError: it has letters that the model does not know, or none at all.
+        G2PError: the word has letters that the model does not know, or no letter.
     """
     plain = word.strip().lower()
     if data.is_clean(plain):

@@ -1,4 +1,4 @@
-"""What the user sees of a run: live progress, figures as CSV, table and picture."""
+"""Reports of a run: live progress, and error rates as CSV, table and picture."""
 
 import csv
 import io
@@ -16,12 +16,12 @@ from . import files
 from .metrics import ErrorRates
 
 CSV_FILE, PICTURE_FILE = "metrics.csv", "learning_curve.png"
-LEAST_SHOWN = 0.05  # share of attention that is written as a number
-PLAIN_SECONDS = 15.0  # between two lines where no live display can be shown
+LEAST_SHOWN = 0.05  # smallest attention weight that is printed as a number
+PLAIN_SECONDS = 15.0  # between two lines where there is no terminal
 
 
 class Row(NamedTuple):
-    """One evaluation; rates are percent on the dev words, greedy decoding."""
+    """A row of `metrics.csv`: one evaluation, in percent of the dev words, greedy."""
 
     epoch: float
     updates: int
@@ -33,7 +33,7 @@ class Row(NamedTuple):
     dev_wer: float
 
     def line(self, left: str, mark: str) -> str:
-        """One line for the user, with the time left and a mark for the best."""
+        """Format the row for the user, with the time left and a mark if it is best."""
         return (
             f"epoch {self.epoch:4.1f} {self.words_per_second:6,.0f} words/s  "
             f"loss {self.loss:.3f}  dev PER {self.dev_per:5.2f}  "
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 class Display:
-    """A live bar on a terminal, a line now and then anywhere else."""
+    """A live progress bar on a terminal, and occasional lines elsewhere."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
@@ -83,14 +83,14 @@ class Display:
 
 
 def clock(seconds: float) -> str:
-    """Write a duration as minutes and seconds, or hours, minutes and seconds."""
+    """Format a duration as minutes and seconds, or hours, minutes and seconds."""
     minutes, rest = divmod(int(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def write_csv(folder: Path, rows: Sequence[Row]) -> None:
-    """Write `metrics.csv`, one line an evaluation."""
+    """Write `metrics.csv`, one line per evaluation."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Row._fields)
@@ -101,7 +101,7 @@ def write_csv(folder: Path, rows: Sequence[Row]) -> None:
 def print_table(
     console: Console, figures: dict[tuple[str, str], ErrorRates], note: str
 ) -> None:
-    """Print error rates by (words, decoding) as a table of under 80 columns."""
+    """Print error rates by (words, decoding) as a table narrower than 80 columns."""
     table = Table(caption=note, caption_justify="left")
     for name in ("held-out words", "decoding"):
         table.add_column(name)
@@ -149,12 +149,12 @@ def draw(folder: Path, rows: Sequence[Row], best: Row) -> None:
 def draw_alignment(
     path: Path, word: str, phonemes: Sequence[str], weights: np.ndarray
 ) -> None:
-    """Draw where the model looks: a row for every phoneme, a column for every letter.
+    """Draw attention weights, a row for each phoneme and a column for each letter.
 
     Args:
-        path: of the PNG.
-        word: its letters.
-        phonemes: what was said.
+        path: the PNG file to write.
+        word: the letters.
+        phonemes: the pronunciation.
         weights: ``[phonemes + 1, letters]``, the last row for the end.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg

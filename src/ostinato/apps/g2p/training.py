@@ -10,10 +10,10 @@ import optax
 from .batches import Batch, RaggedBatch
 from .model import Config, Params
 
-WARM_UP = 200  # updates until the learning rate is full
-CLIP = 1.0  # norm of the gradient
+WARM_UP = 200  # updates until the learning rate reaches its peak
+CLIP = 1.0  # largest norm of the gradient
 WEIGHT_DECAY = 0.01
-AVERAGING = 0.998  # share of the average that an update keeps
+AVERAGING = 0.998  # share of the old average that an update keeps
 
 _OPTIMIZER = optax.chain(
     optax.clip_by_global_norm(CLIP),
@@ -23,22 +23,22 @@ _OPTIMIZER = optax.chain(
 
 
 class State(NamedTuple):
-    """Everything that training changes; `step` also says which batch comes next."""
+    """The state of training; `step` also determines the next batch."""
 
     step: int
     params: Params
-    averaged: Params  # evaluated and kept: less noisy than `params`
+    averaged: Params  # the parameters to evaluate and save: less noisy than `params`
     optimizer: Any
 
 
 def init_state(seed: int, config: Config) -> State:
-    """The state before the first update."""
+    """Return the state before the first update."""
     params = jax.jit(config.init)(jax.random.key(seed))
     return State(0, params, params, _OPTIMIZER.init(params))
 
 
 def learning_rate(peak: float, step: int, progress: float) -> float:
-    """Warm up by updates, then fall in a straight line to 0 at `progress` 1."""
+    """Return the rate: a warm-up in updates, then a linear decay to 0 at progress 1."""
     return peak * min(1.0, (step + 1) / WARM_UP, max(0.0, 1 - progress))
 
 
@@ -50,10 +50,10 @@ def update(
     config: Config,
     seed: int,
 ) -> tuple[State, jax.Array]:
-    """Move the parameters once; return the new state and the loss.
+    """Update the parameters once; return the new state and the loss.
 
-    The gradient is compiled once a batch shape, everything else once. The dropout key
-    is a function of the seed and the step alone, so that a resumed run repeats it.
+    The gradient is compiled once per batch shape, everything else once. The dropout key
+    depends on the seed and the step only, so that a resumed run draws the same masks.
     """
     key = jax.random.fold_in(jax.random.key(seed + 1), state.step)
     value, grads = _gradient(state.params, batch, key, config=config)

@@ -1,4 +1,4 @@
-"""Functions within the function: jit and checkpoint."""
+"""Functions called by the function: jit and checkpoint."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from typing import Any
 import jax
 from jax.extend.core import JaxprEqn
 
-from ..._typing import Array
-from ..context import Context
-from ..layouts import Packing, Value
-from ..registry import register
+from ..core.context import Context
+from ..core.registry import register
+from ..core.values import Value
 
 
-@register("jit", "closed_call", "core_call", "composite")
+@register("jit", "closed_call", "core_call", "composite", cheap=True)
 def _jit(ctx: Context, eqn: JaxprEqn, *values: Value, **params: Any) -> list[Value]:
-    """Inlined: what is around it is compiled as a whole anyway."""
+    """Inline the body: the program around it is compiled as a whole anyway."""
     body = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
     return ctx.evaluate(body, values)
 
 
-@register("remat2")
+@register("remat2", cheap=True)
 def _checkpoint(
     ctx: Context,
     eqn: JaxprEqn,
@@ -30,14 +29,7 @@ def _checkpoint(
     policy: Any,
     differentiated: bool,
 ) -> list[Value]:
-    packing = Packing.of(values)
+    def run(*values: Value) -> list[Value]:
+        return ctx.nested().evaluate(jaxpr, values)
 
-    def run(*arrays: Array) -> list[Array]:
-        results = ctx.nested().evaluate(jaxpr, packing.unpack(arrays))
-        kinds.append(Packing.of(results))
-        return [v.x for v in results]
-
-    kinds: list[Packing] = []
-    run = jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)
-    arrays = run(*(v.x for v in values))
-    return kinds[-1].unpack(arrays)
+    return jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)(*values)

@@ -1,7 +1,7 @@
-"""Loops and conditions.
+"""The rules of loops and conditions.
 
-Inside a loop a value keeps its layout from step to step. What all examples share stays
-shared as long as the loop leaves it so; everything else takes its canonical layout.
+Inside a loop a value keeps its layout from step to step. A shared value stays shared if
+the loop keeps it so; every other value takes its canonical layout.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from jax.extend.core import JaxprEqn, Literal
 
 from ..._compat import scan_counts
 from ..._typing import Array
-from ..context import Context
-from ..layouts import Flat, Packing, Padded, Shared, Value, with_array
-from ..registry import register
-from ..segments import along
-from ..sizes import is_symbolic
-from ..subset import among
-from . import lanes, lockstep
-from .lanes import Scan
+from ..core.context import Context
+from ..core.registry import register
+from ..core.sizes import is_symbolic
+from ..core.values import Flat, Padded, Shared, Value, with_array
+from ..schedule import packed_scan, padded_scan
+from ..schedule.scan import Scan
+from ..types.segments import along
 
 _Values = Sequence[Value]
 
@@ -55,57 +54,51 @@ def _run_scan(
 ) -> list[Value]:
     if not is_symbolic(scan.length):
         return _over_fixed_axis(ctx, scan, consts, init, xs)
-    number = lanes.choose(ctx, scan, consts)
-    if number is None:
-        return lockstep.run(ctx, scan, consts, init, xs)
-    return lanes.run(ctx, scan, number, consts, init, xs)
+    lanes = packed_scan.choose_lanes(ctx, scan, consts)
+    if lanes is None:
+        return padded_scan.run(ctx, scan, consts, init, xs)
+    return packed_scan.run(ctx, scan, lanes, consts, init, xs)
 
 
 def _over_fixed_axis(
     ctx: Context, scan: Scan, consts: _Values, init: _Values, xs: _Values
 ) -> list[Value]:
-    """One scan of the whole batch; rows stay rows."""
+    """Return the results of one scan of the whole batch; flat values stay flat."""
     xs = [ctx.to_padded(v) if isinstance(v, Flat) and v.axis == 0 else v for v in xs]
-    slices = Packing.of(map(_slice, xs))
-    steps = [jnp.moveaxis(v.x, 1, 0) if isinstance(v, Padded) else v.x for v in xs]
 
-    def body(carry: _Values, x: Sequence[Array]) -> list[Value]:
-        given = [*consts, *carry, *slices.unpack(x)]
-        return ctx.nested().evaluate(scan.jaxpr, given)
+    def body(carry: _Values, x: _Values) -> list[Value]:
+        return ctx.nested().evaluate(scan.jaxpr, [*consts, *carry, *x])
 
-    first = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in steps]
-    init = _settle(ctx, init, lambda carry: _kinds(body, carry, first))
-    packing, stacked = Packing.of(init), []
+    def step(carry: list[Value], x: list[Value]) -> tuple[list[Value], list[Value]]:
+        results = body(carry, x)
+        states = _in_layouts(ctx.nested(), carry, results[: scan.num_carry])
+        return states, results[scan.num_carry :]
 
-    def step(carry: list[Array], x: list[Array]) -> tuple[list[Array], list[Array]]:
-        results = body(packing.unpack(carry), x)
-        states = _like(ctx.nested(), packing, results[: scan.num_carry])
-        outputs = results[scan.num_carry :]
-        stacked.append(Packing.of(outputs))
-        return [v.x for v in states], [v.x for v in outputs]
-
-    arrays = [v.x for v in init]
-    arrays, ys = lax.scan(
-        step, arrays, steps, scan.length, reverse=scan.reverse, unroll=scan.unroll
+    steps = list(map(_as_steps, xs))
+    first = jax.eval_shape(lambda steps: jax.tree.map(lambda a: a[0], steps), steps)
+    init = _settled(ctx, init, lambda carry: _layouts(body, carry, first))
+    carry, ys = lax.scan(
+        step, init, steps, scan.length, reverse=scan.reverse, unroll=scan.unroll
     )
     shapes = scan.shapes[scan.num_carry :]
-    outputs = [
-        _stack(v, shape)
-        for v, shape in zip(stacked[-1].unpack(ys), shapes, strict=True)
-    ]
-    return packing.unpack(arrays) + outputs
+    return carry + list(map(_from_steps, ys, shapes))
 
 
-def _slice(value: Value) -> Value:
-    """The layout of one step of a value whose first axis is scanned."""
+def _as_steps(value: Value) -> Value:
+    """Return a value whose first axis is scanned as `lax.scan` takes it.
+
+    The layout is that of one step, and the array has the steps in front.
+    """
     rest = value.shape[1:]
     if isinstance(value, Flat):
         return Flat(value.x, rest, value.axis - 1)
-    return type(value)(value.x, rest)
+    if isinstance(value, Padded):
+        return Padded(jnp.moveaxis(value.x, 1, 0), rest)
+    return Shared(value.x, rest)
 
 
-def _stack(value: Value, shape: tuple[Any, ...]) -> Value:
-    """The steps of a value, stacked in front of its array."""
+def _from_steps(value: Value, shape: tuple[Any, ...]) -> Value:
+    """Return the value of all steps, of shape `shape`: the inverse of `_as_steps`."""
     if isinstance(value, Flat):
         return Flat(value.x, shape, value.axis + 1)
     x = jnp.moveaxis(value.x, 0, 1) if isinstance(value, Padded) else value.x
@@ -125,56 +118,53 @@ def _while(
     cond_nconsts: int,
     body_nconsts: int,
 ) -> list[Value]:
-    """Until all examples are done; one that is done keeps its state."""
+    """Run until all examples are done; an example that is done keeps its state."""
     of_condition = values[:cond_nconsts]
     of_body = values[cond_nconsts : cond_nconsts + body_nconsts]
     init = values[cond_nconsts + body_nconsts :]
     turns = _turns(cond_jaxpr.jaxpr, body_jaxpr.jaxpr, body_nconsts, init)
-    if turns is not None:  # as a scan it has a gradient
+    if turns is not None:  # a scan has a gradient
         scan = Scan(body_jaxpr, len(init), turns, False, 1, ctx.out_shapes(eqn))
         return _run_scan(ctx, scan, of_body, init, [])
 
-    def goes_on(carry: _Values) -> list[Value]:
-        return ctx.nested().evaluate(cond_jaxpr, [*of_condition, *carry])
+    def condition(carry: _Values) -> Value:
+        (value,) = ctx.nested().evaluate(cond_jaxpr, [*of_condition, *carry])
+        return value
 
     def body(carry: _Values, going: Array | None = None) -> list[Value]:
-        inner = ctx.nested() if going is None else among(ctx, going)
+        inner = ctx.nested() if going is None else ctx.among(going)
         return inner.evaluate(body_jaxpr, [*of_body, *carry])
 
-    init = _settle(ctx, init, lambda carry: _kinds(body, carry))
-    together = isinstance(_kinds(goes_on, init).values[0], Shared)
+    init = _settled(ctx, init, lambda carry: _layouts(body, carry))
+    together = isinstance(_layouts(condition, init), Shared)
     if not together:
-        init = [ctx.canonical(v) for v in init]
-    packing = Packing.of(init)
-    counts = ctx.complete()  # what is too short might never be done
+        init = [*map(ctx.canonical, init)]
+    complete = ctx.complete()  # an incomplete example might never be done
 
-    def active(arrays: Sequence[Array]) -> Array:
-        (condition,) = goes_on(packing.unpack(arrays))
+    def going(carry: _Values) -> Array:
+        value = condition(carry)
         if together:
-            return condition.x
-        going = ctx.nested().to_padded(condition).x
-        return going if counts is None else going & counts
+            return value.x
+        going = ctx.nested().to_padded(value).x
+        return going if complete is None else going & complete
 
-    def step(state: tuple[Array, list[Array]]) -> tuple[Array, list[Array]]:
-        going, arrays = state
-        old = packing.unpack(arrays)
+    def step(state: tuple[Array, list[Value]]) -> tuple[Array, list[Value]]:
+        goes, old = state
         inner = ctx.nested()
-        new = _like(inner, packing, body(old, None if together else going))
+        new = _in_layouts(inner, old, body(old, None if together else goes))
         if not together:
-            new = [select(inner, going, a, b) for a, b in zip(new, old, strict=True)]
-        arrays = [v.x for v in new]
-        return active(arrays), arrays
+            new = [select(inner, goes, a, b) for a, b in zip(new, old, strict=True)]
+        return going(new), new
 
-    arrays = [v.x for v in init]
-    start = (active(arrays), arrays)
-    _, arrays = lax.while_loop(lambda state: jnp.any(state[0]), step, start)
-    return packing.unpack(arrays)
+    start = (going(init), list(init))
+    return lax.while_loop(lambda state: jnp.any(state[0]), step, start)[1]
 
 
 def _turns(condition: Any, body: Any, num_consts: int, init: _Values) -> Any:
-    """How many turns a loop has that counts to a size, as `fori_loop(0, n, ..)` does.
+    """Return the number of turns of a loop that counts, as `fori_loop(0, n, ..)` does.
 
-    Its state begins with the count and the number to stop at. None for other loops.
+    The state of such a loop begins with the count and the number at which it stops.
+    Return None for other loops.
     """
     if len(init) < 2 or len(condition.eqns) != 1:
         return None
@@ -203,28 +193,25 @@ def _turns(condition: Any, body: Any, num_consts: int, init: _Values) -> Any:
 def _cond(
     ctx: Context, eqn: JaxprEqn, index: Value, *values: Value, branches: Any, **_: Any
 ) -> list[Value]:
-    """One branch if all examples take the same; else all, and each example its own."""
+    """Run one branch if all examples take the same, else all, and select."""
     if not isinstance(index, Shared):
-        takes = ctx.to_padded(index).x.astype(jnp.int32)  # of two, it is a bool
+        takes = ctx.to_padded(index).x.astype(
+            jnp.int32
+        )  # a bool if there are two branches
         results = [
-            among(ctx, takes == i).evaluate(branch, values)
+            ctx.among(takes == i).evaluate(branch, values)
             for i, branch in enumerate(branches)
         ]
         return [_choose(ctx, index, cases) for cases in zip(*results, strict=True)]
-    packing, found = Packing.of(values), []
 
-    def run(branch: Any) -> Callable:
-        def call(*arrays: Array) -> list[Array]:
+    def run(branch: Any) -> Callable[..., list[Value]]:
+        def call(*values: Value) -> list[Value]:
             inner = ctx.nested()
-            results = inner.evaluate(branch, packing.unpack(arrays))
-            results = [inner.canonical(v) for v in results]
-            found.append(Packing.of(results))
-            return [v.x for v in results]
+            return [inner.canonical(v) for v in inner.evaluate(branch, values)]
 
         return call
 
-    arrays = lax.switch(index.x, list(map(run, branches)), *(v.x for v in values))
-    return found[-1].unpack(arrays)
+    return lax.switch(index.x, list(map(run, branches)), *values)
 
 
 def _choose(ctx: Context, index: Value, cases: _Values) -> Value:
@@ -236,7 +223,7 @@ def _choose(ctx: Context, index: Value, cases: _Values) -> Value:
 
 
 def select(ctx: Context, condition: Array, a: Value, b: Value) -> Value:
-    """`a` for the examples where `condition`, bool `[batch]`, holds, else `b`.
+    """Return `a` for the examples where `condition`, bool `[batch]`, holds, else `b`.
 
     Both have the same layout, `Flat` or `Padded`.
     """
@@ -244,7 +231,7 @@ def select(ctx: Context, condition: Array, a: Value, b: Value) -> Value:
 
 
 def _per_element(ctx: Context, x: Array, value: Value) -> Array:
-    """`x`, `[batch]`, in a shape that broadcasts to the array of `value`."""
+    """Return `x`, `[batch]`, in a shape that broadcasts to the array of `value`."""
     if isinstance(value, Flat):
         return along(jnp.take(x, ctx.segments(value.dim).ids), value.axis, value.x.ndim)
     return along(x, 0, value.x.ndim)
@@ -253,28 +240,20 @@ def _per_element(ctx: Context, x: Array, value: Value) -> Array:
 # ----------------------------------------------------------------- layouts in a loop
 
 
-def _kinds(function: Callable, values: _Values, *others: Any) -> Packing:
-    """The layouts of what `function(values, *others)` would return."""
-    packing, found = Packing.of(values), []
-
-    def run(arrays: Sequence[Array], *others: Any) -> list[Array]:
-        results = function(packing.unpack(arrays), *others)
-        found.append(Packing.of(results))
-        return [v.x for v in results]
-
-    jax.eval_shape(run, [v.x for v in values], *others)
-    return found[-1]
+def _layouts(function: Callable, *arguments: Any) -> Any:
+    """Return the results of a function without their arrays, and without running it."""
+    return jax.eval_shape(function, *arguments)
 
 
-def _settle(
-    ctx: Context, init: _Values, step: Callable[[_Values], Packing]
+def _settled(
+    ctx: Context, init: _Values, results_of: Callable[[_Values], _Values]
 ) -> list[Value]:
-    """`init` in layouts that the body of a loop keeps.
+    """Return `init` in layouts that the body of a loop keeps.
 
     Args:
-        ctx: of the loop.
+        ctx: the context of the loop.
         init: the values before the loop.
-        step: from values to the layouts of what the body makes of them, these first.
+        results_of: returns the layouts of the body's results, the carry first.
     """
     shared = [isinstance(v, Shared) for v in init]
     while True:
@@ -284,7 +263,7 @@ def _settle(
         ]
         if not any(shared):
             return settled
-        results = step(settled).values[: len(settled)]
+        results = results_of(settled)[: len(settled)]
         still = [
             stays and isinstance(result, Shared)
             for stays, result in zip(shared, results, strict=True)
@@ -294,9 +273,9 @@ def _settle(
         shared = still
 
 
-def _like(ctx: Context, packing: Packing, values: _Values) -> list[Value]:
-    """`values` in the layouts of `packing`."""
+def _in_layouts(ctx: Context, likes: _Values, values: _Values) -> list[Value]:
+    """Return `values` in the layouts of `likes`, which are shared or canonical."""
     return [
-        v if isinstance(kind, Shared) else ctx.canonical(v)
-        for kind, v in zip(packing.values, values, strict=True)
+        v if isinstance(like, Shared) else ctx.canonical(v)
+        for like, v in zip(likes, values, strict=True)
     ]

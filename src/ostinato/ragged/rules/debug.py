@@ -1,4 +1,4 @@
-"""`jax.debug.print` and `jax.debug.callback`, once for each example."""
+"""The rules of `jax.debug.print` and `jax.debug.callback`: once for each example."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from ..context import Context
-from ..example import Sizes
-from ..layouts import Shared, Value, ragged_axes
-from ..registry import Refuse, register
+from ..._compat import is_ordered
+from ..core.context import Context
+from ..core.example_sizes import Sizes
+from ..core.registry import Unsupported, register
+from ..core.values import Shared, Value, ragged_axes
 
 
 @register("debug_callback", "debug_print")
 def _debug(ctx: Context, eqn: JaxprEqn, *values: Value, **params: Any) -> list[Value]:
-    """One callback for the batch, which calls that of each example in their order."""
+    """Bind one callback for the batch, which calls that of each example in order."""
     ragged = [bool(ragged_axes(v)) for v in values]
     keys = any(jnp.issubdtype(v.x.dtype, jax.dtypes.extended) for v in values)
     if keys and any(ragged):
-        raise Refuse("keys cannot be handed over; give their `jax.random.key_data`")
+        raise Unsupported(
+            "keys cannot be handed over; give their `jax.random.key_data`"
+        )
     shared = [isinstance(v, Shared) for v in values]
     if keys or all(shared) and not any(ragged):
         bind = eqn.primitive.bind
@@ -39,15 +42,14 @@ def _debug(ctx: Context, eqn: JaxprEqn, *values: Value, **params: Any) -> list[V
             ]
             eqn.primitive.bind(*own, **params)
 
-    ordered = params.get("ordered", str(params.get("effect")) == "OrderedDebug")
     going = jnp.ones(ctx.batch, bool)
-    for some in (ctx.going, ctx.complete()):  # what is too short was not promised
+    for some in (ctx.going, ctx.complete()):  # incomplete examples break a promise
         going = going if some is None else going & some
-    options = {"ordered": ordered, "partitioned": params["partitioned"]}
+    options = {"ordered": is_ordered(params), "partitioned": params["partitioned"]}
     jax.debug.callback(call, ctx.symbols.values, going, *arrays, **options)
     return []
 
 
 def _cut(own: Sizes, x: np.ndarray, shape: tuple[Any, ...]) -> np.ndarray:
-    """One example without its padding."""
+    """Return one example without its padding."""
     return x[tuple(slice(max(own(dim), 0)) for dim in shape)]

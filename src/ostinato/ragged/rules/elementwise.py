@@ -1,4 +1,4 @@
-"""Functions of single elements: straight on the rows."""
+"""The rules of functions of single elements, which run on the tokens as they lie."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal
 
+from ..._compat import ELEMENTWISE
 from ..._typing import Array
-from ..context import Context
-from ..layouts import Flat, Packing, Padded, Shared, Value, filled_as, ragged_axes
-from ..registry import register
-from ..segments import along
-from ..sizes import evaluate, is_symbolic, symbolic_axes
+from ..core.context import Context
+from ..core.registry import register
+from ..core.sizes import evaluate, is_symbolic, symbolic_axes
+from ..core.values import (
+    Flat,
+    Padded,
+    Shared,
+    Value,
+    filled_as,
+    ragged_axes,
+    with_array,
+)
+from ..types.segments import along
 
-_NAMES = """
-abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt
-ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq
-eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag
-integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi
-name ne neg nextafter not one_minus_square or polygamma population_count pow
-random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt
-select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
-stop_gradient sub tan tanh xor zeta
-""".split()
 _SAME_NUMBER = {"convert_element_type", "copy", "copy_p", "stop_gradient"}
 
 
-@register(*_NAMES)
+@register(*ELEMENTWISE, cheap=True)
 def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value:
     (shape,) = ctx.out_shapes(eqn)
     params = eqn.primitive.get_bind_params(eqn.params)
 
     def bind(*arrays: Array) -> Array:
-        # Under symbolic sizes JAX leaves it to the primitive to repeat axes of size 1.
+        # With symbolic sizes JAX leaves it to the primitive to repeat axes of size 1.
         full = jnp.broadcast_shapes(*(a.shape for a in arrays))
         arrays = tuple(a if a.ndim == 0 else jnp.broadcast_to(a, full) for a in arrays)
         return eqn.primitive.bind(*arrays, **params)
@@ -44,7 +43,7 @@ def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value
     axes = symbolic_axes(shape)
     if len(axes) == 1 and _lies_flat(ctx, values):
         (axis,) = axes
-        return Flat(bind(*_row_operands(ctx, values, shape, axis)), shape, axis)
+        return Flat(bind(*_token_operands(ctx, values, shape, axis)), shape, axis)
     if axes:
         values = tuple(
             v if isinstance(atom, Literal) else _whole(ctx, v, shape, values)
@@ -59,33 +58,33 @@ def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value
 def _whole(
     ctx: Context, value: Value, shape: tuple[Any, ...], values: tuple[Value, ...]
 ) -> Value:
-    """`value` with an element for each of the result, and as many examples.
+    """Return `value` broadcast to the shape of the result, of all examples.
 
-    What comes back for padding, maybe NaN, is then dropped before it is added up.
+    The cotangent of padding, maybe NaN, is then dropped before it is added up.
     """
     if not jnp.issubdtype(value.x.dtype, jnp.inexact):
         return value
     full = ctx.at_max(shape)
     if all(isinstance(v, Shared) for v in values):
         return Shared(jnp.broadcast_to(value.x, full), shape)
-    x = ctx.to_padded(ctx.of_seen(value, [shape])).x
+    x = ctx.to_padded(ctx.of_nonempty(value, [shape])).x
     x = x.reshape(ctx.batch, *[1] * (len(full) - x.ndim + 1), *x.shape[1:])
     return Padded(jnp.broadcast_to(x, (ctx.batch, *full)), shape)
 
 
 def _lies_flat(ctx: Context, values: tuple[Value, ...]) -> bool:
-    """Whether rows are the better layout: not if it is all padded, or all shared."""
+    """Return whether flat is the better layout: not if all are padded, or shared."""
     if any(isinstance(v, Flat) for v in values):
         return True
     padded = [v for v in values if isinstance(v, Padded)]
     own = bool(padded) and not any(ragged_axes(v) for v in padded)
-    return own and ctx.options.prefers_rows
+    return own and ctx.options.prefers_flat
 
 
-def _row_operands(
+def _token_operands(
     ctx: Context, values: tuple[Value, ...], shape: tuple[Any, ...], axis: int
 ) -> list[Array]:
-    """Arrays that broadcast to the flat result; sizes of 1 and scalars stay so."""
+    """Return arrays that broadcast to the flat result; sizes of 1 and scalars stay."""
     arrays = []
     for value in values:
         if len(value.shape) == len(shape) and is_symbolic(value.shape[axis]):
@@ -93,15 +92,15 @@ def _row_operands(
         elif isinstance(value, Shared):
             x = value.x
         elif value.shape == ():
-            x = along(ctx.to_rows(value, shape[axis]), axis, len(shape))
+            x = along(ctx.per_token(value, shape[axis]), axis, len(shape))
         else:
-            rows = ctx.to_rows(value, shape[axis])
-            x = jnp.moveaxis(jnp.squeeze(rows, axis + 1), 0, axis)
+            tokens = ctx.per_token(value, shape[axis])
+            x = jnp.moveaxis(jnp.squeeze(tokens, axis + 1), 0, axis)
         arrays.append(x)
     return arrays
 
 
-@register("bitcast_convert_type")
+@register("bitcast_convert_type", cheap=True)
 def _bitcast(ctx: Context, eqn: JaxprEqn, x: Value, *, new_dtype: Any) -> Value:
     (shape,) = ctx.out_shapes(eqn)
     if isinstance(x, Flat):
@@ -109,7 +108,7 @@ def _bitcast(ctx: Context, eqn: JaxprEqn, x: Value, *, new_dtype: Any) -> Value:
     return ctx.unsized(lambda x: lax.bitcast_convert_type(x, new_dtype), [x], shape)
 
 
-@register("dim_as_value")
+@register("dim_as_value", cheap=True)
 def _dim_as_value(ctx: Context, eqn: JaxprEqn, *, dim: Any) -> Value:
     aval: Any = eqn.outvars[0].aval
     size = evaluate(dim, ctx.symbols.values)
@@ -117,9 +116,9 @@ def _dim_as_value(ctx: Context, eqn: JaxprEqn, *, dim: Any) -> Value:
     return Padded(size, (), number=dim)
 
 
-@register("sharding_constraint")
+@register("sharding_constraint", cheap=True)
 def _constrain(ctx: Context, eqn: JaxprEqn, x: Value, **params: Any) -> Value:
-    """Rows are laid out as the ragged axis is asked to be."""
+    """Constrain the tokens as the ragged axis is to be."""
     (shape,) = ctx.out_shapes(eqn)
     if isinstance(x, Flat):
         return Flat(eqn.primitive.bind(x.x, **params), shape, x.axis)
@@ -127,8 +126,8 @@ def _constrain(ctx: Context, eqn: JaxprEqn, x: Value, **params: Any) -> Value:
     return filled_as(constrained, x)
 
 
-@register("device_put", "optimization_barrier")
+@register("device_put", "optimization_barrier", cheap=True)
 def _unchanged(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[Value]:
     params = eqn.primitive.get_bind_params(eqn.params)
     arrays = eqn.primitive.bind(*(v.x for v in values), **params)
-    return Packing.of(values).unpack(arrays)
+    return list(map(with_array, values, arrays))

@@ -1,8 +1,7 @@
-"""Checks at run time, as `equinox.error_if` makes them.
+"""The rules of checks at run time, such as `equinox.error_if`.
 
-It asks whether anything is wrong in any example, past all `vmap`s, by primitives of its
-own, and raises from a callback under that condition. What is no row of an example must
-not be asked.
+Primitives of equinox reduce a condition over all examples, across all `vmap`s, and a
+callback under the result raises. Padding and unused capacity must not count.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
-from ..context import Context
-from ..fill import lowest
-from ..layouts import Flat, Padded, Shared, Value, ragged_axes
-from ..registry import Refuse, register
-from ..segments import along
-from ..sizes import symbolic_axes
+from ..core.context import Context
+from ..core.fill import lowest
+from ..core.registry import Unsupported, register
+from ..core.sizes import symbolic_axes
+from ..core.values import Flat, Padded, Shared, Value, ragged_axes
+from ..types.segments import along
 
 _IDENTITY = {
     "unvmap_any": lambda _: False,
@@ -30,27 +29,27 @@ _IDENTITY = {
 
 @register(*_IDENTITY)
 def _of_all_examples(ctx: Context, eqn: JaxprEqn, x: Value) -> Value:
-    """Of all elements of all examples one answer, which all share."""
+    """Reduce over all elements of all examples to one result that all share."""
     if isinstance(x, Shared) and not ragged_axes(x):
         return Shared(eqn.primitive.bind(x.x), ())
     other = jnp.asarray(_IDENTITY[eqn.primitive.name](x.x.dtype), x.x.dtype)
-    return Shared(eqn.primitive.bind(jnp.where(_there(ctx, x), x.x, other)), ())
+    return Shared(eqn.primitive.bind(jnp.where(_counted(ctx, x), x.x, other)), ())
 
 
-def _there(ctx: Context, x: Value) -> Array:
-    """Where an array has elements of complete examples, in a shape that broadcasts."""
+def _counted(ctx: Context, x: Value) -> Array:
+    """Return where elements of complete examples are, in a shape that broadcasts."""
     complete, ndim = ctx.complete(), x.x.ndim
     if isinstance(x, Flat):
-        there = ctx.tail(x.dim).valid
+        there = ctx.used(x.dim).valid
         if complete is not None:
             there &= jnp.take(complete, ctx.segments(x.dim).ids)
         return along(there, x.axis, ndim)
     there = jnp.ones((1,) * ndim, bool)
-    if isinstance(x, Shared):  # the beginning of it is the longest example's
+    if isinstance(x, Shared):  # up to the longest example
         for axis in ragged_axes(x):
             size = jnp.max(ctx.lengths(x.shape[axis]))
-            place = jnp.arange(x.x.shape[axis], dtype=jnp.int32)
-            there &= along(place < size, axis, ndim)
+            position = jnp.arange(x.x.shape[axis], dtype=jnp.int32)
+            there &= along(position < size, axis, ndim)
         return there
     if complete is not None:
         there &= along(complete, 0, ndim)
@@ -78,8 +77,8 @@ def _callback(
             lambda _, *arrays: bind(*arrays, **params), values, shapes, sized=False
         )
     if not raises:
-        raise Refuse("a callback cannot take or give axes of different sizes")
-    # It gives nothing, or NaN in whatever shape is asked for.
+        raise Unsupported("a callback cannot take or give axes of different sizes")
+    # It returns nothing, or NaN in the shape that is asked for.
     axes = [symbolic_axes(shape) for shape in shapes]
     structs = [
         jax.ShapeDtypeStruct(

@@ -1,4 +1,7 @@
-"""Matrices of different sizes: bordered with the identity, which changes nothing."""
+"""The rules of matrices of different sizes, which are extended by the identity.
+
+The identity below and right of a matrix changes neither its factors nor its solutions.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
-from ..context import Context, Sizes
-from ..layouts import Padded, Value, ragged_axes
-from ..registry import Refuse, register
-from ..sizes import is_symbolic, symbolic_axes
-from .leading import over_leading
+from ..core.context import Context, Sizes
+from ..core.registry import Unsupported, register
+from ..core.sizes import is_symbolic, symbolic_axes
+from ..core.values import Padded, Value, ragged_axes
+from .fixed_axes import over_leading
 
 
-def _bordered(own: Sizes, a: Array, dim: Any) -> Array:
-    """`a`, `[..., n, n]`, with ones on the diagonal past its size, zeros elsewhere."""
+def _extended(own: Sizes, a: Array, dim: Any) -> Array:
+    """Return `a`, `[..., n, n]`, with the identity in its padding."""
     if not is_symbolic(dim):
         return a
     row, column = own.mask(a, a.ndim - 2, dim), own.mask(a, a.ndim - 1, dim)
@@ -28,32 +31,29 @@ def _bordered(own: Sizes, a: Array, dim: Any) -> Array:
 
 @register("cholesky", "lu")
 def _factor(ctx: Context, eqn: JaxprEqn, a: Value, **params: Any) -> Sequence[Value]:
-    """The factors of a bordered matrix are those of the matrix, bordered."""
+    """Factor extended matrices: their factors are those of the matrices, extended."""
     *_, rows, dim = a.shape
     if not symbolic_axes((rows, dim)):
         return over_leading(ctx, eqn, [a], [2], params)
     if rows != dim:
-        raise Refuse("a matrix whose size depends on the example must be square")
+        raise Unsupported("a matrix whose size depends on the example must be square")
 
     def factor(own: Sizes, a: Array) -> list[Array]:
-        results = eqn.primitive.bind(_bordered(own, a, dim), **params)
+        results = eqn.primitive.bind(_extended(own, a, dim), **params)
         return results if eqn.primitive.multiple_results else [results]
 
     return ctx.batched(factor, [a], ctx.out_shapes(eqn))
 
 
-def is_determinant(eqn: JaxprEqn) -> bool:
-    """Whether a function with its own derivative is that of `jnp.linalg.det`."""
-    source = eqn.params["call_jaxpr"].jaxpr.debug_info.func_src_info
-    return source.startswith("_det at ") and "/jax/_src/numpy/linalg.py" in source
-
-
 def determinant(ctx: Context, eqn: JaxprEqn, a: Value) -> list[Value]:
-    """Of bordered matrices: JAX's derivative has a case `n == 1`; no symbol is."""
+    """Return the determinants of extended matrices.
+
+    JAX's derivative of it has a case `n == 1`, which is False for every symbol.
+    """
     dim = a.shape[-1]
 
     def det(own: Sizes, a: Array) -> list[Array]:
-        return [jnp.linalg.det(_bordered(own, a, dim))]
+        return [jnp.linalg.det(_extended(own, a, dim))]
 
     return ctx.batched(det, [a], ctx.out_shapes(eqn), sized=is_symbolic(dim))
 
@@ -67,7 +67,7 @@ def _triangular_solve(
         return over_leading(ctx, eqn, [a, b], [2, 2], params)
 
     def solve(own: Sizes, a: Array, b: Array) -> list[Array]:
-        return [eqn.primitive.bind(_bordered(own, a, dim), b, **params)]
+        return [eqn.primitive.bind(_extended(own, a, dim), b, **params)]
 
     shapes = ctx.out_shapes(eqn)
     return ctx.batched(solve, [a, b], shapes, sized=is_symbolic(dim))
@@ -77,13 +77,16 @@ def _triangular_solve(
 def _linear_solve(
     ctx: Context, eqn: JaxprEqn, *values: Value, const_lengths: Any, jaxprs: Any
 ) -> list[Value]:
-    """The same solver of the whole batch, so that its gradient stays its own."""
+    """Bind one solver of the whole batch, so that its own gradient is kept."""
     ends = itertools.accumulate(const_lengths, initial=0)
     consts = [values[start:stop] for start, stop in itertools.pairwise([*ends])]
     b = [ctx.to_padded(v) for v in values[sum(const_lengths) :]]
 
     def zeroed(inner: Context, arrays: Sequence[Array]) -> list[Array]:
-        """Without padding: solver and transposed solver then fit each other."""
+        """Return arrays with zeros in the padding.
+
+        The solver and the transposed solver then fit each other.
+        """
 
         def zero(own: Sizes, *arrays: Array) -> list[Array]:
             return [own.cleared(x, v.shape) for x, v in zip(arrays, b, strict=True)]
@@ -112,7 +115,7 @@ def _linear_solve(
 
 
 def _repeated(ctx: Context, value: Padded) -> Value:
-    """`value` with its last valid elements repeated in the padding."""
+    """Return `value` with its last valid elements repeated in the padding."""
 
     def repeat(own: Sizes, x: Array) -> list[Array]:
         for axis in ragged_axes(value):

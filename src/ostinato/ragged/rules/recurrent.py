@@ -1,9 +1,10 @@
-"""The fused recurrent operator: straight on the concatenated rows of all examples.
+"""The rule of the fused recurrent operator, which runs on concatenated tokens.
 
-One call runs the sequences of all examples where they lie: the operator's rows form
-(`_rnn.call.Rows`) needs no padded copy, neither of the input nor of what it saves. An
-example with weights of its own, or with a gradient of weights of its own, cannot share
-a call with others: then examples are padded, and lengths keep the padding out.
+One call runs the sequences of all examples where they lie: packed storage
+(`_rnn.call.Packed`) needs no padded copy, neither of the input nor of the values that
+are saved for the gradient. Examples with weights of their own, or with gradients of
+weights of their own, cannot share a call: they are padded, and lengths mask the
+padding.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from ..._rnn import primitive
 from ..._rnn.call import Packed, RNNCall, holds_steps
 from ..._rnn.lowering import Ensemble, axes_of, results_of
 from ..._typing import Array
-from ..context import Context, Sizes
-from ..layouts import Flat, Padded, Shared, Value
-from ..registry import register
-from ..sizes import is_symbolic
+from ..core.context import Context, Sizes
+from ..core.registry import register
+from ..core.sizes import is_symbolic
+from ..core.values import Flat, Padded, Shared, Value
 
 
 @register(primitive.rnn_p, primitive.rnn_tangent_p, primitive.rnn_bwd_p)
@@ -31,14 +32,14 @@ def _rnn(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[Value]:
     one = _OneExample(ctx, eqn)
     if one.shares_weights(values):
         if is_symbolic(one.length) and not is_symbolic(one.batch):
-            return one.on_rows(values)
+            return one.packed(values)
         if is_symbolic(one.batch) and not is_symbolic(one.length):
             return one.on_flat_batch(values)
     return one.padded(values)
 
 
 class _Axes(NamedTuple):
-    """Where an array has the batch and the steps; None where it has none."""
+    """The axes of the batch and of the steps in an array, None for an axis it lacks."""
 
     batch: Any
     steps: Any
@@ -47,7 +48,7 @@ class _Axes(NamedTuple):
 class _OneExample:
     """The operator's call on one example: `length` steps of `batch` sequences.
 
-    Which is not the batch of examples: `x` may be `[batch, length, I]` for each.
+    This batch is not the batch of examples: an example may be `[batch, length, I]`.
     """
 
     def __init__(self, ctx: Context, eqn: JaxprEqn):
@@ -67,8 +68,8 @@ class _OneExample:
         x = next(i for i, axes in enumerate(self.axes) if axes.steps is not None)
         self.batch = avals[x].shape[self.axes[x].batch]
         self.length = avals[x].shape[self.axes[x].steps]
-        # Of the results that hold steps the first is y, or the gradient of x; others
-        # are seen by the operator alone.
+        # The first result that holds steps is y, or the gradient of x; only the
+        # operator sees the others.
         self.shown = next(
             (i for i, axes in enumerate(self.result_axes) if axes.steps is not None),
             None,
@@ -83,7 +84,7 @@ class _OneExample:
         ]
 
     def shares_weights(self, values: Sequence[Value]) -> bool:
-        """Whether no example has weights, or results in the form of weights, alone."""
+        """Return whether no example has weights, or their gradients, of its own."""
         return all(
             isinstance(v, Shared) or axes.batch is not None
             for v, axes in zip(values, self.axes, strict=True)
@@ -106,23 +107,23 @@ class _OneExample:
 
     # ------------------------------------------------------- one call for all examples
 
-    def on_rows(self, values: Sequence[Value]) -> list[Value]:
-        """Lengths differ: the sequences of an example go to piles of rows, one each."""
+    def packed(self, values: Sequence[Value]) -> list[Value]:
+        """Run examples of different lengths, each sequence of one in a buffer."""
         packed = Packed(self.ctx.max(self.length), buffers=self.batch)
         call = dataclasses.replace(self.call, time_major=False, packed=packed)
-        leaves = map(self._to_rows, values, self.axes)
+        leaves = map(self._to_tokens, values, self.axes)
         lengths = jnp.tile(self.ctx.lengths(self.length), self.batch)
         outs = self._bind(list(leaves), call, segment_lengths=lengths)
-        results = list(map(self._from_rows, outs, self.shapes, self.result_axes))
-        if self.shown is not None:  # zero in the tail, where it should be any valid row
+        results = list(map(self._from_tokens, outs, self.shapes, self.result_axes))
+        if self.shown is not None:  # zero in the unused capacity, which should be valid
             y = results[self.shown]
             assert isinstance(y, Flat)
-            tail = self.ctx.fill_tail(y.x, y.dim, y.axis)
-            results[self.shown] = dataclasses.replace(y, x=tail)
+            filled = self.ctx.fill_unused(y.x, y.dim, y.axis)
+            results[self.shown] = dataclasses.replace(y, x=filled)
         return results
 
-    def _to_rows(self, value: Value, axes: _Axes) -> Array:
-        """`[..., batch, capacity, ...]`, or with examples after the batch, merged."""
+    def _to_tokens(self, value: Value, axes: _Axes) -> Array:
+        """Return `[..., batch * capacity, ...]`, or `[..., batch * examples, ...]`."""
         if axes.batch is None:
             return value.x
         if axes.steps is not None:
@@ -134,8 +135,8 @@ class _OneExample:
         merged = x.shape[first] * x.shape[first + 1]
         return x.reshape(*x.shape[:first], merged, *x.shape[first + 2 :])
 
-    def _from_rows(self, x: Array, shape: tuple[Any, ...], axes: _Axes) -> Value:
-        """What `_to_rows` undoes."""
+    def _from_tokens(self, x: Array, shape: tuple[Any, ...], axes: _Axes) -> Value:
+        """Return a value from packed storage; the inverse of `_to_tokens`."""
         first = axes.batch if axes.steps is None else min(axes)
         each = x.shape[first] // self.batch
         x = x.reshape(*x.shape[:first], self.batch, each, *x.shape[first + 1 :])
@@ -144,7 +145,7 @@ class _OneExample:
         return Flat(jnp.moveaxis(x, first, axes.batch), shape, axes.steps)
 
     def on_flat_batch(self, values: Sequence[Value]) -> list[Value]:
-        """Numbers of sequences differ: those of all examples are one batch."""
+        """Run examples of different batch sizes: all their sequences are one batch."""
         leaves = [
             v.x if axes.batch is None else self.ctx.to_flat(v).x
             for v, axes in zip(values, self.axes, strict=True)
@@ -155,7 +156,7 @@ class _OneExample:
     # ------------------------------------------------------------ example for example
 
     def padded(self, values: Sequence[Value]) -> list[Value]:
-        """In `jax.vmap`, which knows what to do with weights."""
+        """Run under `jax.vmap`, whose rule of the operator handles the weights."""
         sized = is_symbolic(self.length) or is_symbolic(self.batch)
         run = self._run_padded if sized else lambda _, *leaves: self._bind(leaves)
         return self.ctx.batched(run, values, self.shapes, sized=sized)

@@ -1,4 +1,4 @@
-"""Reductions and running reductions."""
+"""The rules of reductions and running reductions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
-from ..context import Context, Sizes
-from ..fill import highest, lowest
-from ..layouts import Flat, Padded, Value, filled_as, is_filled
-from ..registry import register
-from ..segments import along, exact, positions, sum_of_rows
-from ..sizes import is_symbolic, symbolic_axes
+from ..core.context import Context, Sizes
+from ..core.fill import highest, lowest
+from ..core.registry import register
+from ..core.sizes import is_symbolic, symbolic_axes
+from ..core.values import Flat, Padded, Value, filled_as, is_filled
+from ..types.segments import accumulation_dtype, along, positions, sum_per_example
 
 
 def _all_bits(dtype: Any) -> Any:
@@ -27,49 +27,49 @@ def _all_bits(dtype: Any) -> Any:
 
 
 class _Reduction(NamedTuple):
-    """What padding is replaced by, and the sum over rows that does the same if any.
+    """The identity of a reduction, and a function that reduces flat tokens.
 
-    The latter is a function `(x, ids, batch)` of `x`, `[rows, other, ...]`, that also
-    reduces the other axis.
+    The function is `(x, drop_ids, batch)` of `x`, `[tokens, other, ...]`, and reduces
+    the other axis, too. None if there is no function that has a derivative.
     """
 
     identity: Callable[[Any], Any]
-    over_rows: Callable[[Array, Array, int], Array] | None = None
+    over_tokens: Callable[[Array, Array, int], Array] | None = None
 
 
-def _sum_rows(x: Array, ids: Array, batch: int) -> Array:
-    sums = jnp.sum(x, 1, dtype=exact(x.dtype))
-    return sum_of_rows(sums, ids, batch).astype(x.dtype)
+def _sum_tokens(x: Array, ids: Array, batch: int) -> Array:
+    sums = jnp.sum(x, 1, dtype=accumulation_dtype(x.dtype))
+    return sum_per_example(sums, ids, batch).astype(x.dtype)
 
 
-def _any_row(x: Array, ids: Array, batch: int) -> Array:
+def _any_token(x: Array, ids: Array, batch: int) -> Array:
     return _largest(jnp.any(x, 1).astype(jnp.int8), ids, batch) > 0
 
 
-def _all_rows(x: Array, ids: Array, batch: int) -> Array:
-    return ~_any_row(~x, ids, batch)
+def _all_tokens(x: Array, ids: Array, batch: int) -> Array:
+    return ~_any_token(~x, ids, batch)
 
 
-def _min_rows(x: Array, ids: Array, batch: int) -> Array:
+def _min_tokens(x: Array, ids: Array, batch: int) -> Array:
     if jnp.issubdtype(x.dtype, jnp.inexact):
-        return -_max_rows(-x, ids, batch)
+        return -_max_tokens(-x, ids, batch)
     return jax.ops.segment_min(jnp.min(x, 1), ids, batch, indices_are_sorted=True)
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _max_rows(x: Array, ids: Array, batch: int) -> Array:
+def _max_tokens(x: Array, ids: Array, batch: int) -> Array:
     return _largest(jnp.max(x, 1), ids, batch)
 
 
-@_max_rows.defjvp
-def _max_rows_jvp(batch: int, primals: Any, tangents: Any) -> Any:
-    """All elements that are the largest have the same share, as in JAX."""
+@_max_tokens.defjvp
+def _max_tokens_jvp(batch: int, primals: Any, tangents: Any) -> Any:
+    """Return the derivative: all largest elements have an equal share, as in JAX."""
     x, ids = primals
-    y = _max_rows(x, ids, batch)
+    y = _max_tokens(x, ids, batch)
     largest = x == y[jnp.minimum(ids, batch - 1)][:, None]
-    count = _sum_rows(largest.astype(x.dtype), ids, batch)
-    count = jnp.where((count == 0) & ~jnp.isnan(y), 1, count)  # there is no row
-    return y, _sum_rows(largest.astype(x.dtype) * tangents[0], ids, batch) / count
+    count = _sum_tokens(largest.astype(x.dtype), ids, batch)
+    count = jnp.where((count == 0) & ~jnp.isnan(y), 1, count)  # no token
+    return y, _sum_tokens(largest.astype(x.dtype) * tangents[0], ids, batch) / count
 
 
 def _largest(x: Array, ids: Array, batch: int) -> Array:
@@ -77,17 +77,17 @@ def _largest(x: Array, ids: Array, batch: int) -> Array:
 
 
 _REDUCTIONS = {
-    "reduce_sum": _Reduction(lambda _: 0, _sum_rows),
-    "reduce_max": _Reduction(lowest, _max_rows),
-    "reduce_min": _Reduction(highest, _min_rows),
-    "reduce_or": _Reduction(lambda _: 0, _any_row),
-    "reduce_and": _Reduction(_all_bits, _all_rows),
-    "reduce_prod": _Reduction(lambda _: 1),  # rows have no product with a derivative
+    "reduce_sum": _Reduction(lambda _: 0, _sum_tokens),
+    "reduce_max": _Reduction(lowest, _max_tokens),
+    "reduce_min": _Reduction(highest, _min_tokens),
+    "reduce_or": _Reduction(lambda _: 0, _any_token),
+    "reduce_and": _Reduction(_all_bits, _all_tokens),
+    "reduce_prod": _Reduction(lambda _: 1),  # a segmented product has no derivative
     "reduce_xor": _Reduction(lambda _: 0),
 }
 
 
-@register(*_REDUCTIONS)
+@register(*_REDUCTIONS, cheap=True)
 def _reduce(
     ctx: Context, eqn: JaxprEqn, x: Value, *, axes: tuple[int, ...], **params: Any
 ) -> Value:
@@ -102,13 +102,13 @@ def _reduce(
         if x.axis not in axes:
             return Flat(bind(x.x, axes), shape, axis)
         bitwise = eqn.primitive.name in ("reduce_or", "reduce_and")
-        if reduction.over_rows and not (bitwise and x.x.dtype != jnp.bool_):
+        if reduction.over_tokens and not (bitwise and x.x.dtype != jnp.bool_):
             others = [a for a in axes if a != x.axis]
-            rows = jnp.moveaxis(x.x, (x.axis, *others), range(len(axes)))
-            width = math.prod(rows.shape[1 : len(axes)])
-            rows = rows.reshape(rows.shape[0], width, *rows.shape[len(axes) :])
+            tokens = jnp.moveaxis(x.x, (x.axis, *others), range(len(axes)))
+            width = math.prod(tokens.shape[1 : len(axes)])
+            tokens = tokens.reshape(tokens.shape[0], width, *tokens.shape[len(axes) :])
             ids = ctx.segments(x.dim).drop_ids
-            return Padded(reduction.over_rows(rows, ids, ctx.batch), shape)
+            return Padded(reduction.over_tokens(tokens, ids, ctx.batch), shape)
     return masked(ctx, bind, x, axes, shape, reduction.identity)
 
 
@@ -120,7 +120,7 @@ def masked(
     shape: tuple[Any, ...],
     identity: Callable[[Any], Any],
 ) -> Value:
-    """`bind(x, axes)` of each padded example, its padding replaced by the identity."""
+    """Return `bind(x, axes)` of each padded example, with the identity as padding."""
     ragged = [a for a in axes if is_symbolic(x.shape[a])]
 
     def reduce(sizes: Sizes, a: Array) -> list[Array]:
@@ -133,8 +133,8 @@ def masked(
         result = bind(a, axes)
         if ragged and not is_filled(x):
             for axis in symbolic_axes(shape):
-                # Where values depend on positions, a mask may leave nothing in padding:
-                # -inf - -inf after it would alarm those who look for NaN.
+                # If values depend on positions, a mask may leave the identity in the
+                # padding: -inf - -inf after it would be NaN.
                 result = sizes.repeat_last(result, axis, shape[axis])
         return [result]
 
@@ -143,10 +143,10 @@ def masked(
 
 
 def _reduced_size(sizes: Sizes, dim: Any, shape: tuple[Any, ...]) -> Array:
-    """The size of an axis that is reduced, but 1 or more where nothing is left of it.
+    """Return the size of a reduced axis, at least 1 where the result is empty.
 
-    An example whose result has no elements is all padding there; reducing nothing would
-    put what comes of it, 0 / 0 say, into that padding.
+    An empty result is all padding; a reduction of no elements would put its value,
+    which may be 0 / 0, into that padding.
     """
     size = sizes(dim)
     for axis in symbolic_axes(shape):
@@ -154,7 +154,7 @@ def _reduced_size(sizes: Sizes, dim: Any, shape: tuple[Any, ...]) -> Array:
     return size
 
 
-@register("argmax", "argmin")
+@register("argmax", "argmin", cheap=True)
 def _arg(
     ctx: Context, eqn: JaxprEqn, x: Value, *, axes: tuple[int, ...], index_dtype: Any
 ) -> Value:
@@ -181,7 +181,7 @@ _RUNNING = {
 }
 
 
-@register(*_RUNNING)
+@register(*_RUNNING, cheap=True)
 def _cumulative(
     ctx: Context, eqn: JaxprEqn, x: Value, *, axis: int, reverse: bool
 ) -> Value:
@@ -195,7 +195,7 @@ def _cumulative(
         return _running(ctx, x, combine, reverse)
     if isinstance(x, Flat):
         return Flat(bind(x.x, (axis,)), shape, x.axis)
-    if not reverse:  # padding comes last, so it changes nothing before it
+    if not reverse:  # padding comes last
         return ctx.unsized(lambda a: bind(a, (axis,)), [x], shape)
     return masked(ctx, bind, x, (axis,), shape, identity)
 
@@ -206,19 +206,19 @@ def _running(
     combine: Callable[[Array, Array], Array],
     reverse: bool,
 ) -> Flat:
-    """Over all rows at once, starting again at the first row of each example."""
+    """Scan over all tokens at once, starting again at the first one of each example."""
     segments = ctx.segments(x.dim)
     lengths = ctx.lengths(x.dim)[segments.ids]
     first = segments.position == (lengths - 1 if reverse else 0)
-    rows = jnp.moveaxis(x.x, x.axis, 0)
-    starts = along(first | ~segments.valid, 0, rows.ndim)
-    one = jnp.ones((), rows.dtype)
+    tokens = jnp.moveaxis(x.x, x.axis, 0)
+    starts = along(first | ~segments.valid, 0, tokens.ndim)
+    one = jnp.ones((), tokens.dtype)
 
     def join(a: tuple, b: tuple) -> tuple:
-        (starts_a, rows_a), (starts_b, rows_b) = a, b
-        # Replaced before it is combined: nothing of another example gets a gradient.
-        both = (jnp.where(starts_b, one, rows) for rows in (rows_a, rows_b))
-        return starts_a | starts_b, jnp.where(starts_b, rows_b, combine(*both))
+        (starts_a, tokens_a), (starts_b, tokens_b) = a, b
+        # Replaced before they are combined: other examples get no gradient.
+        both = (jnp.where(starts_b, one, tokens) for tokens in (tokens_a, tokens_b))
+        return starts_a | starts_b, jnp.where(starts_b, tokens_b, combine(*both))
 
-    _, rows = lax.associative_scan(join, (starts, rows), reverse=reverse)
-    return Flat(jnp.moveaxis(rows, 0, x.axis), x.shape, x.axis)
+    _, tokens = lax.associative_scan(join, (starts, tokens), reverse=reverse)
+    return Flat(jnp.moveaxis(tokens, 0, x.axis), x.shape, x.axis)

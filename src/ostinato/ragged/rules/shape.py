@@ -1,4 +1,7 @@
-"""Operations that move elements: rows stay rows where the ragged axis stays whole."""
+"""The rules of operations that only move elements.
+
+A flat value stays flat as long as its ragged axis stays whole.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,19 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
-from ..context import Context, Sizes
-from ..layouts import Flat, Padded, Shared, Value, filled_as, ragged_axes, shape_text
-from ..registry import Refuse, register
-from ..segments import along, positions
-from ..sizes import symbolic_axes
+from ..core.context import Context, Sizes
+from ..core.registry import Unsupported, register
+from ..core.sizes import symbolic_axes
+from ..core.values import (
+    Flat,
+    Padded,
+    Shared,
+    Value,
+    filled_as,
+    ragged_axes,
+    shape_text,
+)
+from ..types.segments import along, positions
 
 
 def _only(ctx: Context, eqn: JaxprEqn) -> tuple[Any, ...]:
@@ -25,13 +36,13 @@ def _only(ctx: Context, eqn: JaxprEqn) -> tuple[Any, ...]:
 # ---------------------------------------------------------- the ragged axis stays whole
 
 
-@register("iota")
+@register("iota", cheap=True)
 def _iota(ctx: Context, eqn: JaxprEqn, *_: Value, shape: Any, **params: Any) -> Value:
     x = eqn.primitive.bind(shape=ctx.at_max(shape), **params)
     return Shared(x, _only(ctx, eqn))
 
 
-@register("broadcast_in_dim")
+@register("broadcast_in_dim", cheap=True)
 def _broadcast_in_dim(
     ctx: Context,
     eqn: JaxprEqn,
@@ -48,20 +59,20 @@ def _broadcast_in_dim(
         full = ctx.flat_shape(shape, axis)
         return Flat(lax.broadcast_in_dim(x.x, full, to), shape, axis)
     own = isinstance(x, Padded) and not ragged_axes(x)
-    if len(axes) == 1 and own and ctx.options.prefers_rows:
+    if len(axes) == 1 and own and ctx.options.prefers_flat:
         (axis,) = axes
-        rows = ctx.to_rows(x, shape[axis])
+        tokens = ctx.per_token(x, shape[axis])
         rest = [b for b in to if b != axis]
-        if axis in to:  # it had size 1 there
-            rows = jnp.squeeze(rows, 1 + to.index(axis))
+        if axis in to:  # of size 1
+            tokens = jnp.squeeze(tokens, 1 + to.index(axis))
         full = ctx.flat_shape(shape, axis)
-        return Flat(lax.broadcast_in_dim(rows, full, [axis, *rest]), shape, axis)
+        return Flat(lax.broadcast_in_dim(tokens, full, [axis, *rest]), shape, axis)
     full = ctx.at_max(shape)
     broadcast = ctx.unsized(lambda x: lax.broadcast_in_dim(x, full, to), [x], shape)
     return filled_as(broadcast, x)
 
 
-@register("transpose")
+@register("transpose", cheap=True)
 def _transpose(
     ctx: Context, eqn: JaxprEqn, x: Value, *, permutation: tuple[int, ...]
 ) -> Value:
@@ -73,7 +84,7 @@ def _transpose(
     return filled_as(result, x)
 
 
-@register("squeeze")
+@register("squeeze", cheap=True)
 def _squeeze(
     ctx: Context, eqn: JaxprEqn, x: Value, *, dimensions: tuple[int, ...]
 ) -> Value:
@@ -85,7 +96,7 @@ def _squeeze(
     return filled_as(result, x)
 
 
-@register("expand_dims")
+@register("expand_dims", cheap=True)
 def _expand_dims(
     ctx: Context, eqn: JaxprEqn, x: Value, *, dimensions: tuple[int, ...]
 ) -> Value:
@@ -97,22 +108,22 @@ def _expand_dims(
     return filled_as(result, x)
 
 
-@register("stack")
+@register("stack", cheap=True)
 def _stack(ctx: Context, eqn: JaxprEqn, *values: Value, axis: int) -> Value:
     shape = _only(ctx, eqn)
     if any(isinstance(v, Flat) for v in values):
-        (rows,) = symbolic_axes(shape)
-        return Flat(jnp.stack([ctx.to_flat(v).x for v in values], axis), shape, rows)
+        (tokens,) = symbolic_axes(shape)
+        return Flat(jnp.stack([ctx.to_flat(v).x for v in values], axis), shape, tokens)
     return ctx.unsized(lambda *xs: jnp.stack(xs, axis), values, shape)
 
 
-@register("unstack")
+@register("unstack", cheap=True)
 def _unstack(ctx: Context, eqn: JaxprEqn, x: Value, *, axis: int) -> list[Value]:
     shapes = ctx.out_shapes(eqn)
     if isinstance(x, Flat):
-        rows = x.axis - (axis < x.axis)
+        tokens = x.axis - (axis < x.axis)
         parts = eqn.primitive.bind(x.x, axis=axis)
-        return [Flat(part, s, rows) for part, s in zip(parts, shapes, strict=True)]
+        return [Flat(part, s, tokens) for part, s in zip(parts, shapes, strict=True)]
     return ctx.batched(
         lambda _, x: eqn.primitive.bind(x, axis=axis), [x], shapes, sized=False
     )
@@ -121,7 +132,7 @@ def _unstack(ctx: Context, eqn: JaxprEqn, x: Value, *, axis: int) -> list[Value]
 # ----------------------------------------------------------------------------- reshape
 
 
-@register("reshape")
+@register("reshape", cheap=True)
 def _reshape(ctx: Context, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     shape = _only(ctx, eqn)
     full = ctx.at_max(shape)
@@ -129,15 +140,15 @@ def _reshape(ctx: Context, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
         return ctx.unsized(lambda a: a.reshape(full), [x], shape)
     groups = _groups(x.shape, shape)
     if not all(_same_size(*group) for group in groups):
-        raise Refuse(
+        raise Unsupported(
             f"a reshape from {shape_text(x.shape)} to {shape_text(shape)} must have as "
             "many elements before as after for every example; say what divides a size "
             "by `constraints`"
         )
     in_order = all(_stay_in_order(*group) for group in groups)
     if in_order and isinstance(x, Flat):
-        return _reshape_rows(ctx, x, shape, groups)
-    # Where a size is halved, that of the padding may be odd.
+        return _reshape_tokens(ctx, x, shape, groups)
+    # If a size is halved, the padded size may be odd.
     if in_order and math.prod(ctx.at_max(x.shape)) == math.prod(full):
         return ctx.unsized(lambda a: a.reshape(full), [x], shape)
     result = _reordered(ctx, x, shape, groups)
@@ -150,7 +161,7 @@ Group = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 
 def _groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> list[Group]:
-    """The shortest parts of both shapes that have equally many elements."""
+    """Return the shortest parts of both shapes that have equally many elements."""
     before = [math.prod(old[:i]) for i in range(len(old) + 1)]
     after = [math.prod(new[:j]) for j in range(len(new) + 1)]
     ends = [(0, 0)]
@@ -172,7 +183,7 @@ def _same_size(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
 
 
 def _stay_in_order(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
-    """Whether an example's elements come first in the padded array before and after."""
+    """Return whether an example's elements come first before and after a reshape."""
     before, after = symbolic_axes(old), symbolic_axes(new)
     if not before and not after:
         return True
@@ -185,7 +196,7 @@ def _stay_in_order(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
 def _reordered(
     ctx: Context, x: Value, shape: tuple[Any, ...], groups: list[Group]
 ) -> Value:
-    """Each element from its place in the padded array before to that after."""
+    """Return a reshaped value, each element moved within the padded array."""
 
     def take(own: Sizes, a: Array) -> list[Array]:
         done = 0
@@ -194,8 +205,8 @@ def _reordered(
             ahead, rest = a.shape[:done], a.shape[done + len(old) :]
             a = a.reshape(*ahead, math.prod(before), *rest)
             if symbolic_axes(old) or symbolic_axes(new):
-                place = _places(own, before, old, after, new)
-                a = jnp.take(a, place, done, mode="clip")
+                index = _index_before(own, before, old, after, new)
+                a = jnp.take(a, index, done, mode="clip")
             a = a.reshape(*ahead, *after, *rest)
             done += len(new)
         return [a]
@@ -204,60 +215,62 @@ def _reordered(
     return filled_as(result, x)
 
 
-def _places(
+def _index_before(
     own: Sizes,
     before: tuple[int, ...],
     old: tuple[Any, ...],
     after: tuple[int, ...],
     new: tuple[Any, ...],
 ) -> Array:
-    """For each element of a group of axes after a reshape where it was before.
+    """Return for each element of a group of axes its index before the reshape.
 
-    Past the end of the example, on any axis, stands a copy of its last element there.
+    Past the end of the example, along any axis, it is that of the last element.
     """
-    number = jnp.zeros((1,) * len(after), jnp.int32)  # in the example, row by row
+    number = jnp.zeros(
+        (1,) * len(after), jnp.int32
+    )  # in the example, in row-major order
     for axis, (most, dim) in enumerate(zip(after, new, strict=True)):
         size = jnp.maximum(own(dim), 1)
         position = jnp.minimum(positions(most), size - 1)
         number = number * size + along(position, axis, len(after))
     number = number.reshape(-1)
-    place, stride = jnp.zeros_like(number), 1
+    index, stride = jnp.zeros_like(number), 1
     for most, dim in zip(reversed(before), reversed(old), strict=True):
         size = jnp.maximum(own(dim), 1)
-        place += number % size * stride
+        index += number % size * stride
         number //= size
         stride *= most
-    return place
+    return index
 
 
-def _reshape_rows(
+def _reshape_tokens(
     ctx: Context, x: Flat, shape: tuple[Any, ...], groups: list[Group]
 ) -> Flat:
     (axis,) = symbolic_axes(shape)
     dim = shape[axis]
     if dim == x.dim:
         return Flat(x.x.reshape(ctx.flat_shape(shape, axis)), shape, axis)
-    # Rows of another width: they come to the front, then what merges with them.
-    place = next(i for i, (old, _) in enumerate(groups) if symbolic_axes(old))
-    old_rest = len(groups[place][0]) - 1 - symbolic_axes(groups[place][0])[0]
-    new_rest = len(groups[place][1]) - 1 - symbolic_axes(groups[place][1])[0]
+    # Tokens of another width: they come to the front, with the axes they merge with.
+    which = next(i for i, (old, _) in enumerate(groups) if symbolic_axes(old))
+    old_rest = len(groups[which][0]) - 1 - symbolic_axes(groups[which][0])[0]
+    new_rest = len(groups[which][1]) - 1 - symbolic_axes(groups[which][1])[0]
     merged = list(range(x.axis, x.axis + old_rest + 1))
-    rows = jnp.moveaxis(x.x, merged, list(range(old_rest + 1)))
+    tokens = jnp.moveaxis(x.x, merged, list(range(old_rest + 1)))
     others = (*shape[:axis], *shape[axis + new_rest + 1 :])
     width = math.prod(shape[axis + 1 : axis + new_rest + 1])
-    rows = lax.collapse(rows, 0, old_rest + 1)
-    rows = _first(rows, ctx.capacity(dim) * width)
-    rows = rows.reshape(ctx.capacity(dim), width, *others)
-    rows = ctx.fill_tail(rows, dim, 0)
-    rows = rows.reshape(
+    tokens = lax.collapse(tokens, 0, old_rest + 1)
+    tokens = _first(tokens, ctx.capacity(dim) * width)
+    tokens = tokens.reshape(ctx.capacity(dim), width, *others)
+    tokens = ctx.fill_unused(tokens, dim, 0)
+    tokens = tokens.reshape(
         ctx.capacity(dim), *shape[axis + 1 : axis + new_rest + 1], *others
     )
     split = list(range(axis, axis + new_rest + 1))
-    return Flat(jnp.moveaxis(rows, list(range(new_rest + 1)), split), shape, axis)
+    return Flat(jnp.moveaxis(tokens, list(range(new_rest + 1)), split), shape, axis)
 
 
 def _first(x: Array, count: int) -> Array:
-    """The first `count` rows, with zeros where `x` has fewer."""
+    """Return the first `count` tokens, with zeros if `x` has fewer."""
     missing = count - x.shape[0]
     if missing > 0:
         x = jnp.pad(x, [(0, missing), *[(0, 0)] * (x.ndim - 1)])

@@ -1,4 +1,4 @@
-"""Sorting: within each example, by its number first and what is asked for second."""
+"""The rules of sorting: by the number of the example first, then by the keys."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
-from ..context import Context, Sizes
-from ..fill import lowest
-from ..layouts import Flat, Value
-from ..registry import Refuse, register
-from ..segments import along
-from ..sizes import is_symbolic
+from ..core.context import Context, Sizes
+from ..core.fill import lowest
+from ..core.registry import Unsupported, register
+from ..core.sizes import is_symbolic
+from ..core.values import Flat, Value
+from ..types.segments import along
 
 
 @register("sort")
@@ -36,14 +36,16 @@ def _sort(
         return list(lax.sort(arrays, num_keys=keys, **options))
 
     if flat and not ragged:
-        rows = [ctx.to_flat(v) for v in values]
-        results = sort(*(v.x for v in rows))
-        return [Flat(y, s, rows[0].axis) for y, s in zip(results, shapes, strict=True)]
+        tokens = [ctx.to_flat(v) for v in values]
+        results = sort(*(v.x for v in tokens))
+        return [
+            Flat(y, s, tokens[0].axis) for y, s in zip(results, shapes, strict=True)
+        ]
     if flat:
-        rows = [ctx.to_flat(v).x for v in values]
-        example = along(ctx.segments(dim).drop_ids, dimension, rows[0].ndim)
-        example = jnp.broadcast_to(example, rows[0].shape)
-        _, *results = sort(example, *rows, keys=num_keys + 1)
+        tokens = [ctx.to_flat(v).x for v in values]
+        example = along(ctx.segments(dim).drop_ids, dimension, tokens[0].ndim)
+        example = jnp.broadcast_to(example, tokens[0].shape)
+        _, *results = sort(example, *tokens, keys=num_keys + 1)
         return [Flat(y, s, dimension) for y, s in zip(results, shapes, strict=True)]
     if not ragged:
         return ctx.batched(lambda _, *xs: sort(*xs), values, shapes, sized=False)
@@ -63,7 +65,7 @@ def _top_k(
     shapes = ctx.out_shapes(eqn)
     dim = x.shape[axis]
     if is_symbolic(params["k"]):
-        raise Refuse("k must not depend on the example; sort instead")
+        raise Unsupported("k must not depend on the example; sort instead")
 
     def top(a: Array) -> list[Array]:
         return eqn.primitive.bind(a, axis=axis, **params)

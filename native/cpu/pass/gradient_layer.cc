@@ -1,0 +1,102 @@
+#include "cpu/pass/gradient_layer.h"
+
+#include "cpu/runtime/caches.h"
+
+namespace ostinato::cpu {
+
+template <typename Storage, typename Operand, typename Accum>
+GradientLayer<Storage, Operand, Accum>::GradientLayer(const Context& context,
+                                                      int64_t pseudo_layer)
+    : context(context),
+      network(context.network()),
+      pseudo_layer(pseudo_layer),
+      layer(pseudo_layer / network.num_directions),
+      direction(pseudo_layer % network.num_directions),
+      reverse(direction == 1),
+      offsets(WeightOffsetsOf(network, pseudo_layer)),
+      inputs(network.inputs(layer)),
+      outputs(network.output_size()),
+      hidden(network.hidden_size) {}
+
+template <typename Storage, typename Operand, typename Accum>
+bool GradientLayer<Storage, Operand, Accum>::ResetAt(int64_t i, int64_t step) const {
+  const Operands<Storage>& in = context.call.operands;
+  return in.resets != nullptr &&
+         in.resets[in.io.at(context.sequences.index[i], Time(i, step))] != 0;
+}
+
+template <typename Storage, typename Operand, typename Accum>
+const Storage* GradientLayer<Storage, Operand, Accum>::OutputAt(int64_t i,
+                                                                int64_t step) const {
+  const BackwardCall<Storage, Accum>& call = context.call;
+  const Operands<Storage>& in = call.operands;
+  const int64_t sequence = context.sequences.index[i], time = Time(i, step);
+  const int64_t column = direction * outputs;
+  if (layer + 1 == network.num_layers) {
+    return call.y + in.io.at(sequence, time) * network.width() + column;
+  }
+  return call.hidden[layer] + in.reserve.at(sequence, time) * network.width() + column;
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void GradientLayer<Storage, Operand, Accum>::Multiply(
+    PanelShape shape, const Operand* const* a, int64_t offset, int64_t rows,
+    int64_t depth, const Operand* panel, const Accum* start, Accum* c,
+    int64_t c_stride) const {
+  const auto product = context.kernels.product[static_cast<int>(shape)];
+  const int64_t step = (static_cast<int64_t>(shape) + 1) * lanes();
+  const int64_t piece = PanelDepth(Caches());
+  for (int64_t k = 0; k < depth; k += piece) {
+    product(a, offset + k, rows, std::min(piece, depth - k), panel + k * step,
+            k == 0 ? start : nullptr, c, c_stride);
+  }
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void GradientLayer<Storage, Operand, Accum>::PackPanels(const Storage* const* rows,
+                                                        int64_t depth, int64_t first,
+                                                        Columns columns,
+                                                        Operand* panels) const {
+  const int64_t count = std::min(depth - first, rows_per_task());
+  for (int64_t q = 0; q < columns.count(); ++q) {
+    Operand* panel = panels + columns.first(q) * PaddedDepth(depth);
+    context.kernels.pack_columns(rows + first, columns.first(q), count,
+                                 columns.width(q),
+                                 panel + first * columns.vectors(q) * lanes());
+  }
+}
+
+template <typename Storage, typename Operand, typename Accum>
+auto Chunk<Storage, Operand, Accum>::Make(const Context& context, Scratch& scratch)
+    -> Chunk {
+  const Network& n = context.network();
+  const int64_t most = context.most_tokens;
+  const int64_t projected = n.proj_size > 0 ? most : 0;
+  const bool drops = context.call.operands.dropout_masks != nullptr;
+  Chunk made;
+  made.first = scratch.Take<int64_t>(most);
+  made.tokens = scratch.Take<BackwardToken<Storage, Operand, Accum>>(most);
+  made.x = scratch.Take<const Storage*>(most);
+  made.h = scratch.Take<const Storage*>(most);
+  made.dropped = scratch.Take<Storage>(drops ? most * MostInputs(n) : 0);
+  made.dg = scratch.Take<Operand>(most * context.g_stride);
+  made.dp = scratch.Take<Operand>(projected * context.h_stride);
+  made.dg_rows = scratch.Take<const Operand*>(most);
+  made.dp_rows = scratch.Take<const Operand*>(projected);
+  for (int64_t r = 0; r < most; ++r) made.dg_rows[r] = made.dg + r * context.g_stride;
+  for (int64_t r = 0; r < projected; ++r) {
+    made.dp_rows[r] = made.dp + r * context.h_stride;
+  }
+  return made;
+}
+
+template struct GradientLayer<float, float, float>;
+template struct GradientLayer<double, double, double>;
+template struct GradientLayer<BFloat16, float, float>;
+template struct GradientLayer<BFloat16, BFloat16, float>;
+template struct Chunk<float, float, float>;
+template struct Chunk<double, double, double>;
+template struct Chunk<BFloat16, float, float>;
+template struct Chunk<BFloat16, BFloat16, float>;
+
+}  // namespace ostinato::cpu

@@ -1,0 +1,186 @@
+#include "cpu/pass/gradient_steps.h"
+
+#include <utility>
+
+namespace ostinato::cpu {
+
+template <typename Storage, typename Operand, typename Accum>
+auto StepBuffers<Storage, Operand, Accum>::Make(const Context& context,
+                                                Scratch& scratch) -> StepBuffers {
+  const Network& n = context.network();
+  const int64_t batch = context.call.operands.batch;
+  const int64_t gate_rows = n.gates() * n.hidden_size;
+  StepBuffers made;
+  made.w_hh = TakePanels(context, gate_rows, n.output_size(), scratch);
+  made.w_hr = TakePanels(context, n.proj_size, n.hidden_size, scratch);
+  made.w_hh_rows = scratch.Take<const Storage*>(gate_rows);
+  made.w_hr_rows = scratch.Take<const Storage*>(n.proj_size);
+  made.dh = scratch.TakeZeroed<Accum>(batch * context.h_stride);
+  made.d_unprojected =
+      scratch.TakeZeroed<Accum>(n.proj_size > 0 ? batch * context.c_stride : 0);
+  made.dc = scratch.TakeZeroed<Accum>(batch * context.c_stride);
+  made.c_0 = scratch.Take<Accum>(n.lstm() ? batch * n.hidden_size : 0);
+  return made;
+}
+
+template <typename Storage, typename Operand, typename Accum>
+GradientSteps<Storage, Operand, Accum>::GradientSteps(
+    const Layer& layer, const Chunk<Storage, Operand, Accum>& chunk,
+    const Buffers& buffers)
+    : l_(layer), chunk_(chunk), b_(buffers) {
+  const Storage* weights = l_.context.call.operands.weights;
+  for (int64_t m = 0; m < l_.gate_rows(); ++m) {
+    b_.w_hh_rows[m] = weights + l_.offsets.w_hh + m * l_.outputs;
+  }
+  for (int64_t m = 0; m < l_.network.proj_size; ++m) {
+    b_.w_hr_rows[m] = weights + l_.offsets.w_hr + m * l_.hidden;
+  }
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void GradientSteps<Storage, Operand, Accum>::PackRecurrent(int64_t first) const {
+  l_.PackPanels(b_.w_hh_rows, l_.gate_rows(), first, l_.StepColumnsOf(l_.outputs),
+                b_.w_hh);
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void GradientSteps<Storage, Operand, Accum>::PackProjection(int64_t first) const {
+  l_.PackPanels(b_.w_hr_rows, l_.network.proj_size, first, l_.StepColumnsOf(l_.hidden),
+                b_.w_hr);
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void GradientSteps<Storage, Operand, Accum>::Begin() const {
+  const BackwardCall<Storage, Accum>& call = l_.context.call;
+  const int64_t batch = call.operands.batch;
+  for (int64_t i = 0; i < batch; ++i) {
+    const int64_t from = l_.pseudo_layer * batch + l_.context.sequences.index[i];
+    Convert(call.dh_n + from * l_.outputs, l_.outputs, b_.dh + i * l_.context.h_stride);
+    if (!l_.network.lstm()) continue;
+    Convert(call.dc_n + from * l_.hidden, l_.hidden, b_.dc + i * l_.context.c_stride);
+    Convert(call.operands.c_0 + from * l_.hidden, l_.hidden, b_.c_0 + i * l_.hidden);
+  }
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void GradientSteps<Storage, Operand, Accum>::Gather(
+    int64_t i, int64_t step, BackwardToken<Storage, Operand, Accum>& to) const {
+  const auto& c = l_.context;
+  to.dh = l_.projects() ? b_.d_unprojected + i * c.c_stride : b_.dh + i * c.h_stride;
+  if (!l_.network.lstm()) return;
+  const Operands<Storage>& in = c.call.operands;
+  const int64_t sequence = c.sequences.index[i];
+  const Accum* cells = c.call.cells[l_.pseudo_layer];
+  const auto cell_at = [&](int64_t step) {
+    return cells + in.reserve.at(sequence, l_.Time(i, step)) * l_.hidden;
+  };
+  to.dc = b_.dc + i * c.c_stride;
+  to.c = cell_at(step);
+  if (l_.ResetAt(i, step)) {
+    to.c_prev = c.zeros;
+  } else {
+    to.c_prev = step == 0 ? b_.c_0 + i * l_.hidden : cell_at(step - 1);
+  }
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void GradientSteps<Storage, Operand, Accum>::AddOutputGradient(int64_t i, int64_t step,
+                                                               int64_t first,
+                                                               int64_t count) const {
+  const auto& c = l_.context;
+  const Operands<Storage>& in = c.call.operands;
+  const int64_t sequence = c.sequences.index[i], time = l_.Time(i, step);
+  const int64_t width = l_.network.width(), column = l_.direction * l_.outputs + first;
+  const int64_t output = in.io.at(sequence, time) * width + column;
+  Accum* dh = b_.dh + i * c.h_stride + first;
+  if (c.d_outputs == nullptr) {
+    Add(c.call.dy + output, nullptr, Accum{1}, count, dh);
+    return;
+  }
+  const uint8_t* mask =
+      in.dropout_masks != nullptr ? in.dropout_masks[l_.layer] + output : nullptr;
+  Add(c.d_outputs + in.reserve.at(sequence, time) * width + column, mask,
+      static_cast<Accum>(l_.network.dropout_scale), count, dh);
+}
+
+template <typename Storage, typename Operand, typename Accum>
+int64_t GradientSteps<Storage, Operand, Accum>::Run(int64_t begin, int64_t end,
+                                                    int64_t first, int64_t last,
+                                                    Slice slice, Worker* worker) const {
+  const auto& c = l_.context;
+  const Network& n = l_.network;
+  const TileGuard guard(c.kernels);
+  const Columns outs = l_.StepColumnsOf(l_.outputs),
+                units = l_.StepColumnsOf(l_.hidden);
+  const auto range = [&](Columns columns) {
+    const int64_t from = columns.first(slice.begin(columns.count()));
+    return std::pair{from,
+                     std::min(columns.first(slice.end(columns.count())), columns.size)};
+  };
+  const auto [out_first, out_last] = range(outs);
+  const auto [unit_first, unit_last] = range(units);
+  const CellOptions<Accum> options = n.cell_options<Accum>();
+  const auto equations = c.kernels.backward[static_cast<int>(n.mode)];
+  for (int64_t step = end - 1; step >= begin; --step) {
+    const int64_t count = std::min(c.sequences.Active(step), last) - first;
+    if (count <= 0) continue;
+    const int64_t token = chunk_.first[step - chunk_.begin] + first;
+    for (int64_t i = first; i < first + count; ++i) {
+      AddOutputGradient(i, step, out_first, out_last - out_first);
+    }
+    if (l_.projects()) {
+      for (int64_t k = 0; k < count; ++k) {
+        Convert(b_.dh + (first + k) * c.h_stride + out_first, out_last - out_first,
+                chunk_.dp + (token + k) * c.h_stride + out_first);
+      }
+      if (worker != nullptr) worker->Sync();
+      for (int64_t q = slice.begin(units.count()); q < slice.end(units.count()); ++q) {
+        l_.Multiply(units.shape(q), chunk_.dp_rows + token, 0, count, n.proj_size,
+                    b_.w_hr + units.first(q) * l_.PaddedDepth(n.proj_size), c.zeros,
+                    b_.d_unprojected + first * c.c_stride + units.first(q), c.c_stride);
+      }
+    }
+    equations(options, chunk_.tokens + token, count, unit_first,
+              unit_last - unit_first);
+    const bool stops = worker != nullptr && !worker->SyncAndContinue();
+    for (int64_t q = slice.begin(outs.count()); q < slice.end(outs.count()); ++q) {
+      l_.Multiply(outs.shape(q), chunk_.dg_rows + token, 0, count, l_.gate_rows(),
+                  b_.w_hh + outs.first(q) * l_.PaddedDepth(l_.gate_rows()),
+                  n.gru() ? nullptr : c.zeros,
+                  b_.dh + first * c.h_stride + outs.first(q), c.h_stride);
+    }
+    for (int64_t i = first; i < first + count; ++i) {
+      if (!l_.ResetAt(i, step)) continue;
+      Zero(b_.dh + i * c.h_stride + out_first, out_last - out_first);
+      Zero(b_.dc + i * c.c_stride + unit_first, unit_last - unit_first);
+    }
+    if (stops) return step;
+  }
+  return begin;
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void GradientSteps<Storage, Operand, Accum>::Finish() const {
+  const BackwardCall<Storage, Accum>& call = l_.context.call;
+  const int64_t batch = call.operands.batch;
+  for (int64_t i = 0; i < batch; ++i) {
+    const int64_t to = l_.pseudo_layer * batch + l_.context.sequences.index[i];
+    if (call.dh_0 != nullptr) {
+      Convert(b_.dh + i * l_.context.h_stride, l_.outputs, call.dh_0 + to * l_.outputs);
+    }
+    if (call.dc_0 != nullptr) {
+      Convert(b_.dc + i * l_.context.c_stride, l_.hidden, call.dc_0 + to * l_.hidden);
+    }
+  }
+}
+
+template struct StepBuffers<float, float, float>;
+template struct StepBuffers<double, double, double>;
+template struct StepBuffers<BFloat16, float, float>;
+template struct StepBuffers<BFloat16, BFloat16, float>;
+template class GradientSteps<float, float, float>;
+template class GradientSteps<double, double, double>;
+template class GradientSteps<BFloat16, float, float>;
+template class GradientSteps<BFloat16, BFloat16, float>;
+
+}  // namespace ostinato::cpu

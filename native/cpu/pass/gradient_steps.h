@@ -1,0 +1,64 @@
+// The steps of a backward pass, one after another: from the cotangents of states after
+// a step to those before it, by way of the cotangents of its pre-activations.
+#ifndef OSTINATO_CPU_PASS_GRADIENT_STEPS_H_
+#define OSTINATO_CPU_PASS_GRADIENT_STEPS_H_
+
+#include <cstdint>
+
+#include "cpu/pass/gradient_layer.h"
+#include "cpu/pass/schedule.h"
+#include "cpu/runtime/barrier.h"
+
+namespace ostinato::cpu {
+
+// The buffers of one direction; they serve every layer.
+template <typename Storage, typename Operand, typename Accum>
+struct StepBuffers {
+  // Panels that multiply cotangents, and the rows of the weights that they hold.
+  Operand *w_hh, *w_hr;
+  const Storage **w_hh_rows, **w_hr_rows;
+  // Cotangents of states, a row for each of B sequences. With a projection, dh is that
+  // of the projected output and d_unprojected that of o * tanh(c).
+  Accum *dh, *d_unprojected, *dc;
+  Accum* c_0;  // initial cells, [B, H]
+
+  using Context = GradientContext<Storage, Operand, Accum>;
+  static StepBuffers Make(const Context& context, Scratch& scratch);
+};
+
+template <typename Storage, typename Operand, typename Accum>
+class GradientSteps {
+ public:
+  using Layer = GradientLayer<Storage, Operand, Accum>;
+  using Buffers = StepBuffers<Storage, Operand, Accum>;
+
+  GradientSteps(const Layer& layer, const Chunk<Storage, Operand, Accum>& chunk,
+                const Buffers& buffers);
+
+  // Panels of rows `first` and following of w_hh, and of w_hr.
+  void PackRecurrent(int64_t first) const;
+  void PackProjection(int64_t first) const;
+  // Takes the cotangents of final states.
+  void Begin() const;
+  // Fills the fields of a token that are cotangents of states and cells before it.
+  void Gather(int64_t i, int64_t step,
+              BackwardToken<Storage, Operand, Accum>& to) const;
+  // Runs steps of the chunk, end - 1 to begin: for sequences first .. last - 1, and of
+  // those the units of a worker's slice. Returns the step that it came to, which is
+  // begin unless the workers are to stop.
+  int64_t Run(int64_t begin, int64_t end, int64_t first, int64_t last, Slice slice,
+              Worker* worker) const;
+  // Writes gradients of initial states.
+  void Finish() const;
+
+ private:
+  void AddOutputGradient(int64_t i, int64_t step, int64_t first, int64_t count) const;
+
+  const Layer& l_;
+  const Chunk<Storage, Operand, Accum>& chunk_;
+  const Buffers& b_;
+};
+
+}  // namespace ostinato::cpu
+
+#endif  // OSTINATO_CPU_PASS_GRADIENT_STEPS_H_

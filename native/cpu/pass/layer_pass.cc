@@ -1,0 +1,330 @@
+#include "cpu/pass/layer_pass.h"
+
+#include <type_traits>
+
+namespace ostinato::cpu {
+
+template <typename Storage, typename Operand, typename Accum>
+LayerPass<Storage, Operand, Accum>::LayerPass(const Context& context,
+                                              int64_t pseudo_layer,
+                                              const Sequences& sequences)
+    : c_(context),
+      pseudo_layer_(pseudo_layer),
+      layer_(pseudo_layer / context.network().num_directions),
+      direction_(pseudo_layer % context.network().num_directions),
+      reverse_(direction_ == 1),
+      sequences_(sequences),
+      weights_(context.layers[pseudo_layer]),
+      state_(context.states[pseudo_layer]),
+      offsets_(WeightOffsetsOf(context.network(), pseudo_layer)) {}
+
+template <typename Storage, typename Operand, typename Accum>
+Workspace<Storage, Operand, Accum> LayerPass<Storage, Operand, Accum>::MakeWorkspace(
+    const Context& context, int64_t rows, Scratch& scratch) {
+  const int64_t chunk = std::max(rows, Context::kInputTokens);
+  const bool moves = !std::is_same_v<Storage, Operand> ||
+                     context.call.operands.dropout_masks != nullptr ||
+                     context.kernels.wants_even_rows;
+  Workspace<Storage, Operand, Accum> made;
+  made.pre = scratch.Take<Accum>(context.panels.blocks().count() * chunk * 4 *
+                                 context.kernels.lanes);
+  made.input = scratch.Take<Operand>(moves ? chunk * context.x_stride : 0);
+  made.x = scratch.Take<const Operand*>(chunk);
+  made.h = scratch.Take<const Operand*>(rows);
+  made.tokens = scratch.Take<ForwardToken<Storage, Operand, Accum>>(rows);
+  return made;
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void LayerPass<Storage, Operand, Accum>::Begin() const {
+  const Operands<Storage>& in = c_.call.operands;
+  const int64_t out = in.network.output_size(), hidden = in.network.hidden_size;
+  for (int64_t i = 0; i < sequences_.size; ++i) {
+    const int64_t from = pseudo_layer_ * in.batch + sequences_.index[i];
+    const int64_t row = sequences_.first + i;
+    Convert(in.h_0 + from * out, out, state_.h[0] + row * c_.h_stride);
+    if (in.network.lstm()) {
+      Convert(in.c_0 + from * hidden, hidden, state_.c + row * c_.c_stride);
+    }
+  }
+}
+
+template <typename Storage, typename Operand, typename Accum>
+int64_t LayerPass<Storage, Operand, Accum>::Advance(
+    int64_t begin, int64_t end, Slice slice, Worker* worker,
+    const Workspace<Storage, Operand, Accum>& w) const {
+  const Network& network = c_.network();
+  const Blocks& blocks = c_.panels.blocks();
+  const int64_t first = slice.begin(blocks.count()), last = slice.end(blocks.count());
+  const CellOptions<Accum> options = network.cell_options<Accum>();
+  const auto equations = c_.kernels.forward[static_cast<int>(network.mode)];
+  const TileGuard guard(c_.kernels);
+  end = std::min(end, sequences_.steps());
+  for (int64_t chunk = begin; chunk < end;) {
+    const int64_t most = sequences_.Active(chunk);
+    const bool fused = most >= c_.kernels.enough_rows;
+    const int64_t steps =
+        fused ? 1 : std::max<int64_t>(1, Context::kInputTokens / most);
+    const int64_t chunk_end = std::min(end, chunk + steps);
+    const int64_t rows = GatherInputs(chunk, chunk_end, w);
+    const int64_t block_size = fused ? 0 : rows * Stride();
+    if (!fused) {
+      for (int64_t j = first; j < last; ++j) {
+        InputProduct(j, rows, w, w.pre + (j - first) * block_size);
+      }
+    }
+    int64_t done = 0;  // tokens of the chunk
+    for (int64_t step = chunk; step < chunk_end; ++step) {
+      const int64_t active = sequences_.Active(step);
+      GatherTokens(step, active, slice, w);
+      for (int64_t n = 0; n < last - first; ++n) {
+        // Back and forth: what the last step read last is still in the cache.
+        const int64_t j = step % 2 == 0 ? first + n : last - 1 - n;
+        Accum* pre = w.pre + (j - first) * block_size + done * Stride();
+        if (fused) InputProduct(j, active, w, pre);
+        RecurrentProduct(j, active, w, pre);
+        equations(options, pre, Stride(), w.tokens, active, blocks.unit(j),
+                  blocks.units(j));
+      }
+      if (network.proj_size > 0) {
+        if (worker != nullptr) worker->Sync();
+        Project(step, active, slice, w);
+      }
+      if (worker != nullptr && !worker->SyncAndContinue()) return step + 1;
+      done += fused ? 0 : active;
+    }
+    chunk = chunk_end;
+  }
+  return end;
+}
+
+template <typename Storage, typename Operand, typename Accum>
+int64_t LayerPass<Storage, Operand, Accum>::GatherInputs(
+    int64_t begin, int64_t end, const Workspace<Storage, Operand, Accum>& w) const {
+  const Operands<Storage>& in = c_.call.operands;
+  const int64_t size = in.network.inputs(layer_);
+  const uint8_t* mask = in.dropout_masks != nullptr && layer_ > 0
+                            ? in.dropout_masks[layer_ - 1]
+                            : nullptr;
+  const auto scale = static_cast<Accum>(in.network.dropout_scale);
+  int64_t count = 0;
+  for (int64_t step = begin; step < end; ++step) {
+    const int64_t active = sequences_.Active(step);
+    for (int64_t i = 0; i < active; ++i, ++count) {
+      const int64_t sequence = sequences_.index[i], time = Time(i, step);
+      const int64_t token = in.io.at(sequence, time);
+      const Storage* from =
+          layer_ == 0 ? in.x + token * size
+                      : c_.hidden[layer_ - 1] + in.reserve.at(sequence, time) * size;
+      if constexpr (std::is_same_v<Storage, Operand>) {
+        if (mask == nullptr && !c_.kernels.wants_even_rows) {
+          w.x[count] = from;
+          continue;
+        }
+      }
+      Operand* to = w.input + count * c_.x_stride;
+      if (mask == nullptr) {
+        Convert(from, size, to);
+      } else {
+        Drop(from, mask + token * size, scale, size, to);
+      }
+      w.x[count] = to;
+    }
+  }
+  return count;
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void LayerPass<Storage, Operand, Accum>::InputProduct(
+    int64_t block, int64_t rows, const Workspace<Storage, Operand, Accum>& w,
+    Accum* pre) const {
+  const auto& panels = c_.panels;
+  const int64_t size = c_.network().inputs(layer_);
+  const Accum* bias = weights_.bias + block * Stride();
+  if (c_.uses_panels && weights_.w_ih != nullptr) {
+    c_.kernels.product[static_cast<int>(panels.input_shape(block))](
+        w.x, 0, rows, size, weights_.w_ih + block * panels.panel(size), bias, pre,
+        Stride());
+    return;
+  }
+  for (int64_t r = 0; r < rows; ++r) Convert(bias, Stride(), pre + r * Stride());
+  if (offsets_.w_ih >= 0) {
+    Unpacked(block, c_.call.operands.weights + offsets_.w_ih, size, false, w.x, rows,
+             pre);
+    return;
+  }
+  const Blocks& blocks = panels.blocks();
+  const int64_t lanes = c_.kernels.lanes, hidden = c_.network().hidden_size;
+  for (int64_t r = 0; r < rows; ++r) {  // input_mode="skip"
+    for (int64_t v = 0; v < 4; ++v) {
+      const int64_t row = blocks.row(block, v), count = blocks.lanes(block, v);
+      if (row >= c_.network().gates() * hidden) break;
+      Add(w.x[r] + row % hidden, nullptr, Accum{1}, count,
+          pre + r * Stride() + v * lanes);
+    }
+  }
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void LayerPass<Storage, Operand, Accum>::RecurrentProduct(
+    int64_t block, int64_t rows, const Workspace<Storage, Operand, Accum>& w,
+    Accum* pre) const {
+  const auto& panels = c_.panels;
+  const int64_t size = c_.network().output_size();
+  if (!c_.uses_panels) {
+    Unpacked(block, c_.call.operands.weights + offsets_.w_hh, size, true, w.h, rows,
+             pre);
+    return;
+  }
+  c_.kernels.product[static_cast<int>(panels.recurrent_shape(block))](
+      w.h, 0, rows, size, weights_.w_hh + block * panels.panel(size), nullptr, pre,
+      Stride());
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void LayerPass<Storage, Operand, Accum>::Unpacked(int64_t block, const Storage* matrix,
+                                                  int64_t depth, bool recurrent,
+                                                  const Operand* const* a, int64_t rows,
+                                                  Accum* pre) const {
+  const Blocks& blocks = c_.panels.blocks();
+  const int64_t lanes = c_.kernels.lanes;
+  const int64_t end = c_.network().gates() * c_.network().hidden_size;
+  for (int64_t v = 0; v < 4; ++v) {
+    const int64_t row = blocks.row(block, v);
+    if (row >= end) break;
+    // The recurrent product of a GRU's candidate is kept apart.
+    const int64_t to = recurrent && c_.network().gru() && v == 2 ? 3 : v;
+    for (int64_t r = 0; r < rows; ++r) {
+      c_.kernels.dot(matrix + row * depth, depth, blocks.lanes(block, v), depth, a[r],
+                     pre + r * Stride() + to * lanes);
+    }
+  }
+}
+
+template <typename Storage, typename Operand, typename Accum>
+Storage* LayerPass<Storage, Operand, Accum>::Output(int64_t i, int64_t step) const {
+  const Operands<Storage>& in = c_.call.operands;
+  const int64_t sequence = sequences_.index[i], time = Time(i, step);
+  const int64_t column = direction_ * in.network.output_size();
+  if (layer_ + 1 == in.network.num_layers) {
+    return c_.call.y + in.io.at(sequence, time) * in.network.width() + column;
+  }
+  return c_.hidden[layer_] + in.reserve.at(sequence, time) * in.network.width() +
+         column;
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void LayerPass<Storage, Operand, Accum>::GatherTokens(
+    int64_t step, int64_t active, Slice slice,
+    const Workspace<Storage, Operand, Accum>& w) const {
+  const Operands<Storage>& in = c_.call.operands;
+  const Network& network = in.network;
+  const Blocks& blocks = c_.panels.blocks();
+  const bool projects = network.proj_size > 0;
+  const Operand* before = state_.h[step % 2];
+  Operand* after = state_.h[(step + 1) % 2];
+  for (int64_t i = 0; i < active; ++i) {
+    const int64_t sequence = sequences_.index[i], row = sequences_.first + i;
+    const int64_t time = Time(i, step);
+    const int64_t saved = in.reserve.at(sequence, time);
+    const bool reset = in.resets != nullptr && in.resets[in.io.at(sequence, time)] != 0;
+    ForwardToken<Storage, Operand, Accum>& to = w.tokens[i];
+    w.h[i] = reset ? c_.zeros : before + row * c_.h_stride;
+    to.h_prev = w.h[i];
+    to.c = state_.c + row * c_.c_stride;
+    to.h =
+        projects ? state_.unprojected + row * c_.c_stride : after + row * c_.h_stride;
+    to.y = projects ? nullptr : Output(i, step);
+    to.gates = c_.call.gates != nullptr
+                   ? c_.call.gates[pseudo_layer_] +
+                         saved * network.saved_blocks() * network.hidden_size
+                   : nullptr;
+    to.cells = c_.call.cells != nullptr
+                   ? c_.call.cells[pseudo_layer_] + saved * network.hidden_size
+                   : nullptr;
+    if (reset && network.lstm()) {  // other workers read h, none these cells
+      const int64_t first =
+          std::min(blocks.unit(slice.begin(blocks.count())), network.hidden_size);
+      const int64_t last =
+          std::min(blocks.unit(slice.end(blocks.count())), network.hidden_size);
+      Zero(to.c + first, last - first);
+    }
+  }
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void LayerPass<Storage, Operand, Accum>::Project(
+    int64_t step, int64_t active, Slice slice,
+    const Workspace<Storage, Operand, Accum>& w) const {
+  const Columns columns = c_.panels.projection();
+  const int64_t lanes = c_.kernels.lanes, hidden = c_.network().hidden_size;
+  for (int64_t i = 0; i < active; ++i) {
+    w.h[i] = state_.unprojected + (sequences_.first + i) * c_.c_stride;
+  }
+  const int64_t last = slice.end(columns.count());
+  for (int64_t q = slice.begin(columns.count()); q < last; ++q) {
+    const int64_t first = columns.first(q);
+    if (c_.uses_panels) {
+      const int64_t depth = RoundUp(hidden, c_.kernels.pairs);
+      c_.kernels.product[static_cast<int>(columns.shape(q))](
+          w.h, 0, active, hidden, weights_.w_hr + first * depth, c_.zero_start, w.pre,
+          Stride());
+    } else {
+      const Storage* matrix = c_.call.operands.weights + offsets_.w_hr;
+      Zero(w.pre, active * Stride());
+      for (int64_t v = 0; v < columns.vectors(q); ++v) {
+        const int64_t row = first + v * lanes;
+        for (int64_t i = 0; i < active; ++i) {
+          c_.kernels.dot(matrix + row * hidden, hidden,
+                         std::min(lanes, columns.size - row), hidden, w.h[i],
+                         w.pre + i * Stride() + v * lanes);
+        }
+      }
+    }
+    Operand* after = state_.h[(step + 1) % 2];
+    for (int64_t i = 0; i < active; ++i) {
+      Storage* y = Output(i, step) + first;
+      Convert(w.pre + i * Stride(), columns.width(q), y);
+      Convert(y, columns.width(q),
+              after + (sequences_.first + i) * c_.h_stride + first);
+    }
+  }
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void LayerPass<Storage, Operand, Accum>::Finish() const {
+  const Operands<Storage>& in = c_.call.operands;
+  const Network& network = in.network;
+  const int64_t out = network.output_size(), hidden = network.hidden_size;
+  for (int64_t i = 0; i < sequences_.size; ++i) {
+    const int64_t sequence = sequences_.index[i], length = sequences_.length[i];
+    const int64_t to = pseudo_layer_ * in.batch + sequence, row = sequences_.first + i;
+    Convert(state_.h[length % 2] + row * c_.h_stride, out, c_.call.h_n + to * out);
+    if (network.lstm()) {
+      Convert(state_.c + row * c_.c_stride, hidden, c_.call.c_n + to * hidden);
+    }
+    for (int64_t time = length; time < in.capacity[sequence]; ++time) {
+      const int64_t saved = in.reserve.at(sequence, time);
+      const int64_t column = direction_ * out;
+      if (layer_ + 1 == network.num_layers) {
+        Zero(c_.call.y + in.io.at(sequence, time) * network.width() + column, out);
+      } else {
+        Zero(c_.hidden[layer_] + saved * network.width() + column, out);
+      }
+      if (c_.call.gates != nullptr) {
+        const int64_t size = network.saved_blocks() * hidden;
+        Zero(c_.call.gates[pseudo_layer_] + saved * size, size);
+      }
+      if (c_.call.cells != nullptr) {
+        Zero(c_.call.cells[pseudo_layer_] + saved * hidden, hidden);
+      }
+    }
+  }
+}
+
+template class LayerPass<float, float, float>;
+template class LayerPass<double, double, double>;
+template class LayerPass<BFloat16, float, float>;
+template class LayerPass<BFloat16, BFloat16, float>;
+
+}  // namespace ostinato::cpu

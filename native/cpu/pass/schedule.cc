@@ -1,0 +1,80 @@
+#include "cpu/pass/schedule.h"
+
+#include <algorithm>
+
+#include "cpu/runtime/caches.h"
+
+namespace ostinato::cpu {
+namespace {
+
+// A thread with fewer sequences than this multiplies slower than one that takes some of
+// the units of all sequences.
+constexpr int64_t kSequencesPerThread = 6;
+// Multiplications that take about as long as waking or awaiting another thread.
+constexpr int64_t kWorthWaking = 200'000, kWorthDividingAStep = 6'000;
+
+}  // namespace
+
+CostModel CostModelOf(const Network& network, int64_t tokens, int64_t batch) {
+  const int64_t rows = network.gates() * network.hidden_size;
+  const int64_t out = network.output_size();
+  const int64_t recurrent = rows * out + network.proj_size * network.hidden_size;
+  int64_t all = 0;
+  for (int64_t layer = 0; layer < network.num_layers; ++layer) {
+    const int64_t inputs = network.has_w_ih(layer) ? network.inputs(layer) : 0;
+    all += network.num_directions * (recurrent + rows * inputs);
+  }
+  return {batch,
+          network.num_layers,
+          network.num_directions,
+          CeilDiv(tokens, std::max<int64_t>(1, batch)),
+          batch * recurrent,
+          all * tokens};
+}
+
+int32_t ThreadsFor(const CostModel& cost) {
+  return static_cast<int32_t>(std::min<int64_t>(1 + cost.all / kWorthWaking, 1 << 16));
+}
+
+CostModel CostModel::OfLayer(int64_t active) const {
+  CostModel cost = *this;
+  cost.layers = 1;
+  cost.step = step / std::max<int64_t>(1, batch) * active;
+  cost.batch = active;
+  return cost;
+}
+
+Schedule ScheduleOf(const CostModel& cost, int32_t threads) {
+  if (threads == 1 || cost.batch >= kSequencesPerThread * threads)
+    return Schedule::kSequences;
+  if (cost.directions == 2 && threads == 2) return Schedule::kDirections;
+  // All layers are at work at once only between the first wave and the last.
+  const bool waves = cost.directions == 1 && cost.layers > 1 &&
+                     cost.steps > cost.layers * kStepsPerWave;
+  if (waves && cost.layers >= threads) return Schedule::kWavefront;
+  if (cost.step >= 2 * kWorthDividingAStep) return Schedule::kUnits;
+  if (cost.directions == 2) return Schedule::kDirections;
+  return waves ? Schedule::kWavefront : Schedule::kSequences;
+}
+
+int64_t PortionsFor(const CostModel& cost, int32_t threads) {
+  const int64_t most = std::max<int64_t>(1, cost.batch);
+  const int64_t each = CeilDiv(most, SequencesPerPortion(Caches()) * threads);
+  return std::min(most, each * threads);
+}
+
+Assignments AssignmentsOf(const Worker& worker, int64_t directions) {
+  Assignments assignments;
+  const int64_t index = worker.index(), size = worker.size();
+  if (size >= directions) {
+    const int64_t direction = index % directions;
+    assignments.assignments_[assignments.count_++] = {
+        direction, {index / directions, CeilDiv(size - direction, directions)}};
+  } else {
+    for (int64_t d = 0; d < directions; ++d)
+      assignments.assignments_[assignments.count_++] = {d, {}};
+  }
+  return assignments;
+}
+
+}  // namespace ostinato::cpu

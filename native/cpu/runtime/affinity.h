@@ -1,0 +1,19 @@
+// On which CPU a thread runs.
+#ifndef OSTINATO_CPU_RUNTIME_AFFINITY_H_
+#define OSTINATO_CPU_RUNTIME_AFFINITY_H_
+
+namespace ostinato::cpu {
+
+// The CPU of the calling thread; -1 where the system does not tell.
+int CurrentCpu() noexcept;
+
+// Moves the calling thread to another CPU if it is on this one and may run elsewhere.
+//
+// A system that wakes a thread likes to put it where its waker runs. Two threads that
+// wait for each other on one CPU need a switch for every step of a network, and it
+// takes the system milliseconds to part them.
+void LeaveCpu(int cpu) noexcept;
+
+}  // namespace ostinato::cpu
+
+#endif  // OSTINATO_CPU_RUNTIME_AFFINITY_H_

@@ -1,0 +1,63 @@
+// Features of the machine that kernels depend on: instruction set and number of CPUs.
+#ifndef OSTINATO_CPU_RUNTIME_FEATURES_H_
+#define OSTINATO_CPU_RUNTIME_FEATURES_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace ostinato::cpu {
+
+// Every level includes the ones before it.
+enum class Isa : int32_t {
+  kPortable = 0,
+  kAvx2 = 1,        // AVX2 and FMA
+  kAvx512 = 2,      // AVX-512 F, DQ, BW and VL
+  kAvx512Bf16 = 3,  // and AVX512_BF16
+  kAvx512Amx = 4,   // and AMX: TILE and BF16
+};
+// Their names, by number: CPU_ISAS of _config.py.
+inline constexpr const char* kIsaNames[] = {"portable", "avx2", "avx512", "avx512_bf16",
+                                            "avx512_amx"};
+
+// The registers that decide the level; those that a processor lacks stay 0.
+struct CpuidWords {
+  uint32_t leaf1_ecx = 0;
+  uint32_t leaf7_ebx = 0;
+  uint32_t leaf7_edx = 0;
+  uint32_t leaf7_1_eax = 0;
+  // Which registers the operating system saves when it switches threads.
+  uint64_t xcr0 = 0;
+};
+
+// The level that `words` allow. An instruction counts only when the operating system
+// also saves the registers that it uses.
+Isa ClassifyIsa(const CpuidWords& words) noexcept;
+
+// The level of this machine; kPortable where there is no cpuid instruction. The
+// registers of kAvx512Amx are large, and a process must ask Linux for them: this does,
+// at the first call.
+Isa DetectIsa() noexcept;
+
+// Why DetectIsa is below kAvx512Amx, in words that stay; null if it is not.
+const char* WhyNoTiles() noexcept;
+
+// CPUs that a cgroup v2 `cpu.max` line ("200000 100000", "max 100000") grants: whole
+// ones, at least 1; nothing where it sets no limit or makes no sense.
+//
+// Rounded down: a team of threads larger than its quota is stopped for the rest of
+// each period, and one stopped thread holds up all the others.
+std::optional<int32_t> ParseCpuMax(const std::string& line) noexcept;
+
+// The smallest limit on the way from this process's cgroup to the root of the tree.
+// `membership` is the text of /proc/self/cgroup, `mount` is where the tree stands.
+std::optional<int32_t> CgroupCpuLimit(const std::string& membership,
+                                      const std::string& mount);
+
+// How many CPUs this process may keep busy at once: its affinity mask, or the cgroup
+// quota where that is less. At least 1.
+int32_t UsableCpus();
+
+}  // namespace ostinato::cpu
+
+#endif  // OSTINATO_CPU_RUNTIME_FEATURES_H_

@@ -1,0 +1,64 @@
+#include "cpu/runtime/team.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "cpu/runtime/features.h"
+#include "cpu/runtime/load_governor.h"
+#include "cpu/runtime/per_process.h"
+#include "cpu/runtime/wait.h"
+
+namespace ostinato::cpu {
+namespace {
+
+std::atomic<int32_t> num_threads{0};  // 0: not known yet
+
+LoadGovernor governor;
+
+}  // namespace
+
+void SetNumThreads(int32_t threads) noexcept {
+  num_threads.store(std::clamp(threads, int32_t{1}, kMostThreads));
+}
+
+int32_t NumThreads() {
+  if (num_threads.load() == 0) {
+    int32_t unset = 0;  // one that another thread has set meanwhile stays
+    num_threads.compare_exchange_strong(unset, std::min(UsableCpus(), kMostThreads));
+  }
+  return num_threads.load();
+}
+
+Team::Team(int32_t most) {
+  const int32_t threads = most > 1 ? std::min(most, NumThreads()) : 1;
+  if (threads == 1) return;
+  Pool& pool = PerProcess<Pool>::Get();
+  if (!pool.TryOwn()) return;
+  pool_ = &pool;
+  threads_ = 1 + pool.Open(threads - 1);
+}
+
+Team::~Team() {
+  if (pool_ != nullptr) pool_->Disown();
+}
+
+void Team::RunBody(Pool::BodyCall call, const void* body) {
+  if (pool_ == nullptr || governor.Pauses()) {
+    Worker alone;
+    call(body, alone);
+  } else {
+    const int64_t start = NowNs();
+    const int64_t waited = pool_->Run(call, body);
+    governor.Account(NowNs() - start, waited);
+  }
+}
+
+void Team::RunItems(int64_t n, Pool::ItemCall call, const void* body) {
+  if (pool_ == nullptr || n <= 1) {
+    for (int64_t i = 0; i < n; ++i) call(body, i);
+  } else {
+    pool_->ForEach(n, call, body);
+  }
+}
+
+}  // namespace ostinato::cpu

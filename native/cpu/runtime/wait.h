@@ -1,0 +1,47 @@
+// Waiting for another thread: by polling first, then by letting others run.
+#ifndef OSTINATO_CPU_RUNTIME_WAIT_H_
+#define OSTINATO_CPU_RUNTIME_WAIT_H_
+
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+namespace ostinato::cpu {
+
+// For how many polls of some 20 ns a thread waits before it lets others run on its
+// core.
+inline constexpr int kPatience = 200;
+
+// Shorter waits than this, in ns, are uneven work; longer ones are for threads that
+// the system has stopped.
+inline constexpr int64_t kStoppedNs = 20'000;
+
+inline int64_t NowNs() {
+  const auto time = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
+}
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb");
+#endif
+}
+
+// Returns when ready() holds: the ns that it took if somebody was stopped, else 0.
+template <typename Ready>
+int64_t WaitUntil(const Ready& ready) {
+  for (int i = 0; i < kPatience; ++i) {
+    if (ready()) return 0;
+    Pause();
+  }
+  const int64_t start = NowNs();
+  while (!ready()) std::this_thread::yield();  // what we wait for may need this core
+  const int64_t took = NowNs() - start;
+  return took < kStoppedNs ? 0 : took;
+}
+
+}  // namespace ostinato::cpu
+
+#endif  // OSTINATO_CPU_RUNTIME_WAIT_H_

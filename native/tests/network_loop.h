@@ -1,0 +1,121 @@
+// The equations of a network step by step, in double precision, for network_test.cc.
+#ifndef OSTINATO_TESTS_NETWORK_LOOP_H_
+#define OSTINATO_TESTS_NETWORK_LOOP_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "tests/network_case.h"
+
+namespace ostinato::testing {
+
+inline double Sigmoid(double a) { return 1 / (1 + std::exp(-a)); }
+
+// What a call's outputs add up to with its cotangents as weights, step by step and in
+// double precision: the gradients of this are what the backward pass returns.
+class Loop {
+ public:
+  explicit Loop(const Case& c, Arrays<double, double>& a)
+      : c_(c), n_(c.network), a_(a) {}
+
+  double Loss() {
+    double loss = 0;
+    std::vector<double> below, above(c_.tokens() * n_.width());
+    for (int64_t p = 0; p < n_.pseudo_layers(); ++p) {
+      for (int64_t b = 0; b < c_.batch; ++b) loss += RunSequence(p, b, below, above);
+      if (p % n_.num_directions + 1 == n_.num_directions) below = above;
+    }
+    for (int64_t e = 0; e < c_.tokens(); ++e) {
+      for (int64_t k = 0; k < n_.width() && a_.Valid(e); ++k) {
+        loss += below[e * n_.width() + k] * (*a_.dy)[e * n_.width() + k];
+      }
+    }
+    y = below;
+    return loss;
+  }
+
+  std::vector<double> y;
+
+ private:
+  double RunSequence(int64_t p, int64_t sequence, const std::vector<double>& below,
+                     std::vector<double>& above) {
+    const int64_t layer = p / n_.num_directions, d = p % n_.num_directions;
+    const int64_t H = n_.hidden_size, S = n_.output_size(), I = n_.inputs(layer);
+    const int64_t from = p * c_.batch + sequence, length = c_.length(sequence);
+    std::vector<double> h(&(*a_.h_0)[from * S], &(*a_.h_0)[from * S] + S), c(H);
+    if (n_.lstm()) c.assign(&(*a_.c_0)[from * H], &(*a_.c_0)[from * H] + H);
+    for (int64_t s = 0; s < length; ++s) {
+      const int64_t e = c_.token(sequence, d == 1 ? length - 1 - s : s);
+      if (c_.resets && (*a_.resets)[e]) {
+        std::fill(h.begin(), h.end(), 0);
+        std::fill(c.begin(), c.end(), 0);
+      }
+      std::vector<double> x(I);
+      for (int64_t k = 0; k < I; ++k) {
+        x[k] = layer == 0 ? (*a_.x)[e * I + k] : below[e * I + k];
+        if (layer > 0 && c_.drops) {
+          x[k] *= a_.dropout_masks[layer - 1][e * I + k] * n_.dropout_scale;
+        }
+      }
+      Step(p, layer, x, h, c);
+      for (int64_t k = 0; k < S; ++k) above[e * n_.width() + d * S + k] = h[k];
+    }
+    double loss = 0;
+    for (int64_t k = 0; k < S; ++k) loss += h[k] * (*a_.dh_n)[from * S + k];
+    for (int64_t k = 0; k < H && n_.lstm(); ++k)
+      loss += c[k] * (*a_.dc_n)[from * H + k];
+    return loss;
+  }
+
+  void Step(int64_t p, int64_t layer, const std::vector<double>& x,
+            std::vector<double>& h, std::vector<double>& c) {
+    const cpu::WeightOffsets at = cpu::WeightOffsetsOf(n_, p);
+    const int64_t H = n_.hidden_size;
+    const double* w = a_.weights->data();
+    const auto product = [&](int64_t offset, int64_t row,
+                             const std::vector<double>& v) {
+      double sum = 0;
+      const int64_t size = v.size();
+      for (int64_t k = 0; k < size; ++k) sum += w[offset + row * size + k] * v[k];
+      return sum;
+    };
+    const auto input = [&](int64_t row) {
+      const double bias = at.b_ih >= 0 ? w[at.b_ih + row] : 0;
+      return bias + (n_.has_w_ih(layer) ? product(at.w_ih, row, x) : x[row % H]);
+    };
+    const auto recurrent = [&](int64_t row) {
+      return (at.b_hh >= 0 ? w[at.b_hh + row] : 0) + product(at.w_hh, row, h);
+    };
+    const auto gate = [&](int64_t g, int64_t u) {
+      return input(g * H + u) + recurrent(g * H + u);
+    };
+    std::vector<double> next(H);
+    for (int64_t u = 0; u < H; ++u) {
+      if (n_.mode == Mode::kRnnTanh) next[u] = std::tanh(gate(0, u));
+      if (n_.mode == Mode::kRnnRelu) next[u] = std::max(0.0, gate(0, u));
+      if (n_.lstm()) {
+        c[u] = Sigmoid(gate(1, u)) * c[u] + Sigmoid(gate(0, u)) * std::tanh(gate(2, u));
+        if (n_.clips) c[u] = std::clamp(c[u], -n_.cell_clip, n_.cell_clip);
+        next[u] = Sigmoid(gate(3, u)) * std::tanh(c[u]);
+      }
+      if (n_.gru()) {
+        const double r = Sigmoid(gate(0, u)), z = Sigmoid(gate(1, u));
+        const double n = std::tanh(input(2 * H + u) + r * recurrent(2 * H + u));
+        next[u] = (1 - z) * n + z * h[u];
+      }
+    }
+    for (int64_t k = 0; k < n_.output_size(); ++k) {
+      h[k] = n_.proj_size > 0 ? product(at.w_hr, k, next) : next[k];
+    }
+  }
+
+  const Case& c_;
+  const Network& n_;
+  Arrays<double, double>& a_;
+};
+
+}  // namespace ostinato::testing
+
+#endif  // OSTINATO_TESTS_NETWORK_LOOP_H_

@@ -1,0 +1,67 @@
+#include "cpu/pass/schedule.h"
+
+#include "tests/check.h"
+
+namespace {
+
+using ostinato::cpu::CostModelOf;
+using ostinato::cpu::Mode;
+using ostinato::cpu::Network;
+using ostinato::cpu::Schedule;
+using ostinato::cpu::ScheduleOf;
+
+int ScheduleFor(int64_t units, int64_t layers, int64_t directions, int64_t batch,
+                int64_t steps, int32_t threads = 2) {
+  Network network{};
+  network.mode = Mode::kLstm;
+  network.input_size = network.hidden_size = units;
+  network.num_layers = layers;
+  network.num_directions = directions;
+  return static_cast<int>(
+      ScheduleOf(CostModelOf(network, batch * steps, batch), threads));
+}
+
+constexpr int kSequences = static_cast<int>(Schedule::kSequences);
+constexpr int kDirections = static_cast<int>(Schedule::kDirections);
+constexpr int kWavefront = static_cast<int>(Schedule::kWavefront);
+constexpr int kUnits = static_cast<int>(Schedule::kUnits);
+
+void LargeBatchesAreCutIntoRows() {
+  CHECK_EQ(ScheduleFor(256, 1, 1, 12, 100), kSequences);
+  CHECK_EQ(ScheduleFor(256, 3, 2, 32, 1), kSequences);
+  CHECK_EQ(ScheduleFor(256, 1, 1, 12, 100, 3), kUnits);
+  CHECK_EQ(ScheduleFor(256, 3, 1, 1, 100, 1), kSequences);
+}
+
+void FewRowsAreSharedByDirectionsOrUnits() {
+  CHECK_EQ(ScheduleFor(256, 2, 2, 1, 100), kDirections);
+  CHECK_EQ(ScheduleFor(256, 1, 1, 1, 100), kUnits);
+  CHECK_EQ(ScheduleFor(16, 1, 1, 1, 100), kSequences);
+}
+
+void LayersOverlapWhereThereAreStepsEnough() {
+  CHECK_EQ(ScheduleFor(256, 2, 1, 1, 100), kWavefront);
+  CHECK_EQ(ScheduleFor(16, 2, 1, 1, 100), kWavefront);
+  CHECK_EQ(ScheduleFor(256, 2, 1, 1, 100, 3), kUnits);
+  CHECK_EQ(ScheduleFor(16, 2, 1, 1, 100, 3), kWavefront);
+  for (const int64_t steps : {1, 4, 32}) {
+    CHECK_EQ(ScheduleFor(256, 2, 1, 1, steps), kUnits);
+    CHECK_EQ(ScheduleFor(256, 4, 1, 2, steps), kUnits);
+    CHECK_EQ(ScheduleFor(16, 2, 1, 1, steps), kSequences);
+  }
+}
+
+void NoRowsAreNoTrouble() {
+  CHECK_EQ(ScheduleFor(256, 2, 1, 0, 100), kSequences);
+  CHECK_EQ(ScheduleFor(256, 2, 2, 0, 0), kDirections);
+}
+
+}  // namespace
+
+int main() {
+  LargeBatchesAreCutIntoRows();
+  FewRowsAreSharedByDirectionsOrUnits();
+  LayersOverlapWhereThereAreStepsEnough();
+  NoRowsAreNoTrouble();
+  return ostinato::testing::Summary();
+}

@@ -1,0 +1,1 @@
+"""The parts that rules build on: sizes, values, contexts, registry, interpreter."""

@@ -1,0 +1,150 @@
+"""`Conversions`: values of a batch from one layout to another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..._typing import Array
+from ..primitives.constant import constant
+from ..primitives.relocate import relocate
+from ..types.segments import Segments, along, positions, take_repeated
+from .batch_sizes import BatchSizes
+from .fill import of_present, safe_fill
+from .registry import Unsupported
+from .values import Flat, Padded, Shared, Value, ragged_axes, shape_text
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Conversions(BatchSizes):
+    """The sizes of a batch, and the conversions of its values between layouts."""
+
+    def to_flat(self, value: Value) -> Flat:
+        """Return `value`, which has one symbolic axis, as concatenated tokens.
+
+        Raises:
+            Unsupported: it has no symbolic axis, or several.
+        """
+        if isinstance(value, Flat):
+            return value
+        axes = ragged_axes(value)
+        if len(axes) != 1:
+            raise Unsupported(
+                f"a value of shape {shape_text(value.shape)} cannot lie in "
+                "concatenated rows: that takes exactly one axis of different sizes"
+            )
+        (axis,) = axes
+        dim = value.shape[axis]
+        if isinstance(value, Shared):
+            x = take_repeated(value.x, self.segments(dim).position, axis)
+            return Flat(x, value.shape, axis)
+        to_padded, to_flat = self._sources(dim)
+        x = jnp.moveaxis(value.x, axis + 1, 1)
+        x = relocate(lax.collapse(x, 0, 2), to_flat, to_padded)
+        return Flat(jnp.moveaxis(x, 0, axis), value.shape, axis)
+
+    def to_padded(self, value: Value) -> Padded:
+        """Return `value` with a batch axis in front; padding repeats valid tokens."""
+        if isinstance(value, Padded):
+            return value
+        if isinstance(value, Shared):
+            x = jnp.broadcast_to(value.x, (self.batch, *value.x.shape))
+            return Padded(x, value.shape, filled=not ragged_axes(value))
+        to_padded, to_flat = self._sources(value.dim)
+        x = relocate(value.x, to_padded, to_flat, value.axis)
+        each = (self.batch, self.max(value.dim))
+        split = (*x.shape[: value.axis], *each, *x.shape[value.axis + 1 :])
+        x = jnp.moveaxis(x.reshape(split), value.axis, 0)
+        return Padded(x, value.shape, filled=True)
+
+    def canonical(self, value: Value) -> Padded | Flat:
+        """Return `value` as `Flat` if it has one symbolic axis, else as `Padded`.
+
+        The layout then follows from the shape alone, as the states of a loop and the
+        branches of a condition need it.
+        """
+        if len(ragged_axes(value)) == 1:
+            return self.to_flat(value)
+        return self.to_padded(value)
+
+    def per_token(self, value: Value, dim: Any) -> Array:
+        """Return a value without symbolic axes once for each token of the size `dim`.
+
+        Returns:
+            `[capacity, ...]`.
+        """
+        if isinstance(value, Shared):
+            return jnp.broadcast_to(value.x, (self.capacity(dim), *value.x.shape))
+        x = safe_fill(self.used(dim).any_token, self.to_padded(value).x)
+        ids = self.segments(dim).ids
+        return take_repeated(x, ids, indices_are_sorted=True)
+
+    def take_tokens(
+        self, x: Flat, dim: Any, source: Callable[[Segments], Array]
+    ) -> Flat:
+        """Return other tokens of the same examples.
+
+        Args:
+            x: the value that they are taken from.
+            dim: the new size.
+            source: returns, from the segments of the result, for each of its tokens the
+                position in the example of `x`.
+        """
+        segments = self.segments(dim)
+        tokens = self.segments(x.dim).offsets[segments.ids] + source(segments)
+        shape = (*x.shape[: x.axis], dim, *x.shape[x.axis + 1 :])
+        return Flat(jnp.take(x.x, tokens, x.axis, mode="clip"), shape, x.axis)
+
+    def fill_unused(self, x: Array, dim: Any, axis: int) -> Array:
+        """Return `x` with the last valid token, a constant, in the unused capacity.
+
+        Where all examples are empty, and no token is valid, it becomes 0.5, or 0 for
+        other dtypes than floats.
+        """
+        used = self.used(dim)
+        token = lax.dynamic_slice_in_dim(x, used.last, 1, axis)
+        token = constant(safe_fill(used.any_token, token))
+        return jnp.where(along(used.valid, axis, x.ndim), x, token)
+
+    def of_complete(self, x: Array) -> Array:
+        """Return `x`, `[batch, ...]`, incomplete examples filled from a complete one.
+
+        Of an example without tokens a mean is 0 / 0. That result is filled at the end;
+        before, its derivative times 0 would be NaN for values that all examples share.
+        """
+        complete = self.complete()
+        return x if complete is None else of_present(complete, x)
+
+    def of_nonempty(self, value: Value, shapes: Sequence[tuple[Any, ...]]) -> Value:
+        """Return `value` on its way into results of `shapes`; see `fill.of_present`.
+
+        The value of an example is not looked at where all of its results are empty.
+        """
+        if not isinstance(value, Padded) or ragged_axes(value):
+            return value
+        nonempty = self._nonempty(shapes)
+        x = value.x if nonempty is None else of_present(nonempty, value.x)
+        return dataclasses.replace(value, x=x)
+
+    def _without_gradient_of_padding(self, value: Value) -> Array:
+        """Return the array of `value`; the cotangent of padding, maybe NaN, is dropped.
+
+        Both sides of the `where` are the same, so that only its derivative differs from
+        the identity.
+        """
+        x, axes = value.x, ragged_axes(value)
+        if not axes or not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x
+        inside: Any = True
+        for axis in axes:
+            dim = value.shape[axis]
+            if isinstance(value, Shared):
+                longest = positions(x.shape[axis]) < jnp.max(self.lengths(dim))
+                inside &= along(longest, axis, x.ndim)
+            else:
+                inside &= self.mask(x, axis, dim)
+        return jnp.where(inside, x, constant(x))

@@ -1,0 +1,318 @@
+"""Symbolic sizes: the only place that evaluates them.
+
+While a program is traced, the size of a ragged axis is a symbol, `n`, and sizes made
+from it are expressions, such as `n - 1`. JAX prints them in the grammar of
+`jax.export.symbolic_shape`, which is all that this module relies on.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools as ft
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax.export import is_symbolic_dim
+from jax.extend.core import jaxprs_in_params
+
+_COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq}
+
+
+class Range(NamedTuple):
+    """The values from `low` to `high`; arithmetic gives the range of the result."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, *values: int) -> Range:
+        """Return the smallest range that holds `values`."""
+        return cls(min(values), max(values))
+
+    def combine(self, other: Range, function: Callable[[int, int], int]) -> Range:
+        """Return the range of a function that is monotone in each argument."""
+        return Range.of(*(function(a, b) for a in self for b in other))
+
+
+# One function for each operation of the grammar, on integers, arrays and ranges.
+
+
+def _on_ranges(on_values: Callable, on_range: Callable) -> Callable:
+    def apply(a: Any, b: Any) -> Any:
+        if isinstance(a, Range) or isinstance(b, Range):
+            a = a if isinstance(a, Range) else Range(a, a)
+            b = b if isinstance(b, Range) else Range(b, b)
+            return on_range(a, b)
+        return on_values(a, b)
+
+    return apply
+
+
+def _monotone(function: Callable) -> Callable:
+    return lambda a, b: a.combine(b, function)
+
+
+def _array_module(*values: Any) -> Any:
+    return jnp if any(isinstance(v, jax.Array) for v in values) else np
+
+
+def _larger(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)  # stays an int, of no dtype
+    if is_symbolic_dim(a) or is_symbolic_dim(b):
+        return jax.core.max_dim(a, b)
+    return _array_module(a, b).maximum(a, b)
+
+
+def _smaller(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    if is_symbolic_dim(a) or is_symbolic_dim(b):
+        return jax.core.min_dim(a, b)
+    return _array_module(a, b).minimum(a, b)
+
+
+def _divide(a: Any, b: Any) -> Any:
+    return a // _larger(b, 1)  # a divisor is 0 only where the example is empty
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    return a % _larger(b, 1)
+
+
+_add = _on_ranges(operator.add, _monotone(operator.add))
+_subtract = _on_ranges(operator.sub, _monotone(operator.sub))
+_multiply = _on_ranges(operator.mul, _monotone(operator.mul))
+_FUNCTIONS = {
+    "max": _on_ranges(_larger, _monotone(max)),
+    "min": _on_ranges(_smaller, _monotone(min)),
+    "floordiv": _on_ranges(_divide, _monotone(lambda a, b: a // max(b, 1))),
+    "mod": _on_ranges(_remainder, lambda a, b: Range(0, max(b.high - 1, 0))),
+}
+_OPERATORS = {ast.Add: _add, ast.Sub: _subtract, ast.Mult: _multiply}
+
+
+@ft.lru_cache(maxsize=4096)
+def _parse(text: str) -> ast.expr:
+    return ast.parse(text.strip().replace("^", "**"), mode="eval").body
+
+
+def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:
+    run = ft.partial(_evaluate, values=values)
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.Name(id=name):
+            return values[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _subtract(0, run(operand))
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
+            return ft.reduce(_multiply, [run(left)] * power)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](run(left), run(right))
+        case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
+            return ft.reduce(_FUNCTIONS[name], map(run, args))
+    raise NotImplementedError(f"ragged: cannot evaluate the size {ast.unparse(node)!r}")
+
+
+# ----------------------------------------------------------------------- public names
+
+
+def is_symbolic(dim: Any) -> bool:
+    """Return whether `dim` is a size that depends on the example."""
+    return is_symbolic_dim(dim)
+
+
+def symbolic_axes(shape: Any) -> list[int]:
+    """Return the axes of `shape` whose size depends on the example."""
+    return [axis for axis, dim in enumerate(shape) if is_symbolic_dim(dim)]
+
+
+def symbol_names(dim: Any) -> list[str]:
+    """Return the names that `dim` is made from, in alphabetic order."""
+    nodes = ast.walk(_parse(str(dim)))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return sorted(names - set(_FUNCTIONS))
+
+
+def evaluate(dim: Any, values: Mapping[str, Any]) -> Any:
+    """Return the value of `dim`.
+
+    Args:
+        dim: the size.
+        values: for each symbol an integer, or an array of one integer per example.
+    """
+    return _evaluate(_parse(str(dim)), values)
+
+
+def holds(constraint: str, values: Mapping[str, Any]) -> Any:
+    """Return whether a constraint such as ``"n >= 4"`` holds, one bool per example.
+
+    Raises:
+        ValueError: `constraint` has none of the forms `a >= b`, `a <= b`, `a == b`.
+    """
+    left, compare, right = _sides(constraint, values)
+    return _COMPARE[compare](left, right)
+
+
+def constraint_for_jax(constraint: str, values: Mapping[str, Any]) -> str:
+    """Return a constraint as JAX takes it, with symbolic sizes for the names in it.
+
+    JAX's grammar has no parentheses, and wants no constant left of `==`.
+    """
+    left, compare, right = _sides(constraint, values)
+    if compare == "==" and is_symbolic_dim(left):
+        constant = 0
+        for sign, node in _summands(_parse(str(left)), "+"):
+            match node:
+                case ast.Constant(value=int(value)):
+                    constant += value if sign == "+" else -value
+        left, right = left - constant, right - constant
+    return f"{left} {compare} {right}"
+
+
+def _sides(constraint: str, values: Mapping[str, Any]) -> tuple[Any, str, Any]:
+    parts = re.split(r"(>=|<=|==)", constraint)
+    if len(parts) != 3:
+        raise ValueError(
+            "`constraints` must hold comparisons with >=, <= or ==, such as "
+            f"'n >= 4', got {constraint!r}"
+        )
+    left, compare, right = parts
+    unknown = [
+        n for side in (left, right) for n in symbol_names(side) if n not in values
+    ]
+    if unknown:
+        raise ValueError(
+            f"`constraints` names {unknown[0]!r}, which is no dim of the arguments; "
+            f"they have {', '.join(map(repr, values))}"
+        )
+    return evaluate(left, values), compare, evaluate(right, values)
+
+
+def is_derived(name: str) -> bool:
+    """Return whether a dim's name is made of others, as the name of a result may be."""
+    try:
+        names = symbol_names(name)
+        evaluate(name, dict.fromkeys(names, 1))
+    except (SyntaxError, NotImplementedError):
+        return False
+    return bool(names) and names != [name]
+
+
+def rename(text: str, names: Mapping[str, str]) -> str:
+    """Return `text` with every whole word that is a key of `names` replaced."""
+    return re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), text)
+
+
+def largest(dim: Any, ranges: Mapping[str, Range]) -> int:
+    """Return an upper bound of `dim`, at least 0; exact if one symbol occurs."""
+    return max(sum(_bound(term, ranges).high for term in _terms(dim)), 0)
+
+
+def smallest(dim: Any, ranges: Mapping[str, Range]) -> int:
+    """Return a lower bound of `dim`, maybe negative; exact if one symbol occurs."""
+    return sum(_bound(term, ranges).low for term in _terms(dim))
+
+
+def in_program(jaxpr: Any) -> Iterator[Any]:
+    """Yield the symbolic sizes in the shapes of all values of `jaxpr`."""
+    for eqn in jaxpr.eqns:
+        for variable in eqn.outvars:
+            yield from filter(is_symbolic, getattr(variable.aval, "shape", ()))
+        for inner in jaxprs_in_params(eqn.params):
+            yield from in_program(inner)
+
+
+def least_nonempty(dims: Iterable[Any]) -> dict[str, int]:
+    """Return for each symbol the least value at which all `dims` are at least 1.
+
+    Dims that are 0 for all values up to 64, such as that of `x[100:]`, are left out.
+    """
+    found: dict[str, int] = {}
+    for dim in {str(dim): dim for dim in dims}.values():
+        names = symbol_names(dim)
+        for high in range(1, 65):
+            if largest(dim, dict.fromkeys(names, Range(0, high))):
+                found |= {name: max(found.get(name, 1), high) for name in names}
+                break
+    return found
+
+
+def most_tokens(
+    dim: Any,
+    ranges: Mapping[str, Range],
+    totals: Mapping[str, int],
+    batch: int,
+) -> int:
+    """Return an upper bound of the sum of `dim` over the examples of a batch.
+
+    Args:
+        dim: the size.
+        ranges: the values that each symbol may take.
+        totals: for each symbol an upper bound of its sum over the batch.
+        batch: the number of examples.
+    """
+    tokens = 0
+    for term in _terms(dim):
+        names = symbol_names(term)
+        if len(names) != 1:
+            tokens += max(_bound(term, ranges).high, 0) * batch
+            continue
+        # d(n) <= slope * n + rest for all n, so the sum is at most slope * total +
+        # rest * batch, for each slope: the best slope is taken of those that an affine,
+        # a capped and a growing d ask for.
+        (name,) = names
+        low, high = ranges[name]
+        n = np.arange(low, high + 1)
+        d = np.maximum(np.broadcast_to(evaluate(term, {name: n}), n.shape), 0)
+        slopes = (0.0, d[-1] / max(high, 1), d[-1] - d[-2:][0], d[:2][-1] - d[0])
+        tokens += min(
+            _floor(s * totals[name] + np.max(d - s * n) * batch)
+            for s in slopes
+            if s >= 0
+        )
+    return max(min(tokens, largest(dim, ranges) * batch), 0)
+
+
+def _floor(value: Any) -> int:
+    return int(np.floor(value + 1e-6))
+
+
+def _bound(term: str, ranges: Mapping[str, Range]) -> Range:
+    names = symbol_names(term)
+    if len(names) == 1:
+        (name,) = names
+        low, high = ranges[name]
+        values = evaluate(term, {name: np.arange(low, high + 1)})
+        return Range(int(np.min(values)), int(np.max(values)))
+    bound = _evaluate(_parse(term), ranges)
+    return bound if isinstance(bound, Range) else Range(int(bound), int(bound))
+
+
+def _terms(dim: Any) -> list[str]:
+    """Return the terms of the sum `dim`, those that share their symbols as one."""
+    groups: dict[tuple[str, ...], str] = {}
+    for sign, node in _summands(_parse(str(dim)), "+"):
+        text = f"{sign} ({ast.unparse(node)})"
+        names = tuple(symbol_names(ast.unparse(node)))
+        groups[names] = f"{groups.get(names, '0')} {text}"
+    return list(groups.values())
+
+
+def _summands(node: ast.expr, sign: str) -> list[tuple[str, ast.expr]]:
+    other = "-" if sign == "+" else "+"
+    match node:
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _summands(left, sign) + _summands(right, sign)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _summands(left, sign) + _summands(right, other)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _summands(operand, other)
+    return [(sign, node)]

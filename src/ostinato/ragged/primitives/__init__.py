@@ -1,0 +1,1 @@
+"""Primitives of ragged's own, and the public functions that bind them."""

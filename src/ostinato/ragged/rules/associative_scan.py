@@ -1,0 +1,68 @@
+"""The rule of the associative scan: one scan over all tokens of all examples.
+
+It starts again at the first token of each example.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import JaxprEqn, jaxpr_as_fun
+
+from ..._typing import Array
+from ..core.context import Context
+from ..core.registry import Unsupported, register
+from ..core.sizes import is_symbolic
+from ..core.values import Flat, Shared, Value, ragged_axes
+from ..primitives.associative_scan import associative_scan_p
+from ..types.segments import along
+
+
+@register(associative_scan_p)
+def _associative_scan(
+    ctx: Context,
+    eqn: JaxprEqn,
+    *values: Value,
+    jaxpr: Any,
+    num_consts: int,
+    reverse: bool,
+) -> list[Value]:
+    consts, elems = values[:num_consts], values[num_consts:]
+    if any(is_symbolic(d) for v in elems for d in v.shape[1:]):
+        raise Unsupported("its elements must have no other axis of different sizes")
+    if any(ragged_axes(v) for v in consts):
+        raise Unsupported("its function must not close over values of different sizes")
+    dim = elems[0].shape[0]
+    shared = [v.x if isinstance(v, Shared) else None for v in consts]
+    # The constants of an example are repeated per token, and pass through unchanged.
+    own = [ctx.per_token(v, dim) for v in consts if not isinstance(v, Shared)]
+    tokens = [ctx.to_flat(v).x for v in elems]
+    function = jaxpr_as_fun(jaxpr)
+
+    def join(own: list[Array], a: list[Array], b: list[Array]) -> list[Array]:
+        given = iter(own)
+        closed = [next(given) if x is None else x for x in shared]
+        return function(*closed, *a, *b)
+
+    segments = ctx.segments(dim)
+    lengths = ctx.lengths(dim)[segments.ids]
+    start = segments.position == (lengths - 1 if reverse else 0)
+    start |= ~ctx.used(dim).valid
+
+    def combine(a: Any, b: Any) -> Any:
+        (start_a, _, tokens_a), (start_b, own_b, tokens_b) = a, b
+        # Where an example starts, the function gets no token of another one.
+        before = [_pick(start_b, y, x) for x, y in zip(tokens_a, tokens_b, strict=True)]
+        joined = jax.vmap(join)(own_b, before, tokens_b)
+        after = [_pick(start_b, y, x) for x, y in zip(joined, tokens_b, strict=True)]
+        return start_a | start_b, own_b, after
+
+    _, _, results = lax.associative_scan(combine, (start, own, tokens), reverse=reverse)
+    return [Flat(y, v.shape, 0) for y, v in zip(results, elems, strict=True)]
+
+
+def _pick(condition: Array, a: Array, b: Array) -> Array:
+    return jnp.where(along(condition, 0, a.ndim), a, b)

@@ -1,0 +1,290 @@
+"""The rules of reading by index: gather and dynamic_slice.
+
+An index counts from the first token of an example, and is out of range past its last
+one; the mode of the gather holds for each example by itself. An empty example has no
+token to read; it reads some finite number, and since it is shorter than `min_length`,
+`ragged.vmap` fills its results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import JaxprEqn, Primitive
+
+from ..._typing import Array
+from ..core.context import Context, Sizes
+from ..core.fill import fill_value
+from ..core.registry import register
+from ..core.sizes import is_symbolic, symbolic_axes
+from ..core.values import Flat, Padded, Shared, Value, ragged_axes
+from ..primitives.constant import constant
+from ..types.segments import along, positions
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gather:
+    """A gather from one example.
+
+    Attributes:
+        primitive: the primitive to bind.
+        dims: its dimension numbers.
+        sizes: its slice sizes, maybe symbolic.
+        shape: the shape of its result.
+        params: its other parameters.
+    """
+
+    primitive: Primitive
+    dims: Any
+    sizes: tuple[Any, ...]
+    shape: tuple[Any, ...]
+    params: dict[str, Any]
+
+    def __call__(self, x: Array, indices: Array, sizes: tuple[int, ...]) -> Array:
+        params = self.params | {"indices_are_sorted": False, "unique_indices": False}
+        return self.primitive.bind(
+            x, indices, dimension_numbers=self.dims, slice_sizes=sizes, **params
+        )
+
+    @property
+    def fills(self) -> bool:
+        """Whether an index out of range reads a fill value, not the nearest element."""
+        return self.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
+
+    def out_of_range(self, y: Array, inside: Array) -> Array:
+        """Return `y`, changed as the mode says where the index is out of range.
+
+        Args:
+            y: a result; where the index is out of range it is that of the nearest one.
+            inside: bool, in the shape of the indices without their last axis.
+        """
+        if self.params["mode"] == lax.GatherScatterMode.CLIP:
+            return y
+        shape = [1] * len(self.shape)
+        for axis, size in zip(self.batch_axes, inside.shape, strict=True):
+            shape[axis] = size
+        inside = inside.reshape(shape)
+        if not self.fills:  # as in JAX, without gradient
+            return jnp.where(inside, y, constant(y))
+        given = self.params.get("fill_value")
+        fill = fill_value(y.dtype) if given is None else given
+        return jnp.where(inside, y, jnp.asarray(fill, y.dtype))
+
+    def is_whole(self, axis: int, dim: Any) -> bool:
+        """Return whether each slice has all of the operand's axis."""
+        return self.sizes[axis] == dim and axis not in self.dims.start_index_map
+
+    @property
+    def batch_axes(self) -> list[int]:
+        """The axes of the result that come from those of the indices."""
+        return [a for a in range(len(self.shape)) if a not in self.dims.offset_dims]
+
+
+@register("gather")
+def _gather(
+    ctx: Context,
+    eqn: JaxprEqn,
+    x: Value,
+    indices: Value,
+    *,
+    dimension_numbers: Any,
+    slice_sizes: tuple[Any, ...],
+    **params: Any,
+) -> Value:
+    (shape,) = ctx.out_shapes(eqn)
+    gather = _Gather(eqn.primitive, dimension_numbers, slice_sizes, shape, params)
+    if len(symbolic_axes(shape)) <= 1 and len(ragged_axes(x)) <= 1:
+        for way in (_from_table, _within_tokens, _own_token, _window_at, _by_token):
+            result = way(ctx, gather, x, indices)
+            if result is not None:
+                return result
+    return _from_each(ctx, gather, x, indices)
+
+
+def _from_table(
+    ctx: Context, gather: _Gather, x: Value, indices: Value
+) -> Value | None:
+    """Read tokens of indices from a dense array that all share: an embedding."""
+    if ragged_axes(x) or not isinstance(x, Shared) or not isinstance(indices, Flat):
+        return None
+    (axis,) = symbolic_axes(gather.shape)
+    return Flat(gather(x.x, indices.x, gather.sizes), gather.shape, axis)
+
+
+def _within_tokens(
+    ctx: Context, gather: _Gather, x: Value, indices: Value
+) -> Value | None:
+    """Read the same part of every token, as `x[:, 0]` does."""
+    if not isinstance(x, Flat) or not gather.is_whole(x.axis, x.dim):
+        return None
+    if not isinstance(indices, Shared) or ragged_axes(indices):
+        return None
+    (axis,) = symbolic_axes(gather.shape)
+    sizes = ctx.flat_shape(gather.sizes, x.axis)
+    return Flat(gather(x.x, indices.x, sizes), gather.shape, axis)
+
+
+def _own_token(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value | None:
+    """Read from each token by its own index, as `take_along_axis(x, i, 1)` does."""
+    if not isinstance(x, Flat) or x.axis not in gather.dims.operand_batching_dims:
+        return None
+    if len(ragged_axes(indices)) != 1:
+        return None
+    (axis,) = symbolic_axes(gather.shape)
+    tokens = ctx.to_flat(indices)
+    return Flat(gather(x.x, tokens.x, gather.sizes), gather.shape, axis)
+
+
+def _window_at(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value | None:
+    """Read consecutive tokens, as `x[1:]` does."""
+    dims = gather.dims
+    if not isinstance(x, Flat) or dims.start_index_map != (x.axis,):
+        return None
+    if dims.collapsed_slice_dims or len(indices.shape) != 1:
+        return None
+    if any(gather.sizes[a] != d for a, d in enumerate(x.shape) if a != x.axis):
+        return None
+    if gather.fills:
+        return None
+    start = ctx.to_padded(indices).x[:, 0]
+    return read_window(ctx, x, start, gather.shape)
+
+
+def _by_token(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value | None:
+    """Read single tokens from the flat array, as `x[i]` and `x[i, j]` do."""
+    dims = gather.dims
+    if not isinstance(x, Flat) or x.axis not in dims.start_index_map:
+        return None
+    if gather.sizes[x.axis] != 1 or dims.operand_batching_dims:
+        return None
+    which = dims.start_index_map.index(x.axis)
+    if not ragged_axes(indices):
+        indices = ctx.to_padded(indices)
+        example = along(jnp.arange(ctx.batch), 0, indices.x.ndim - 1)
+    else:
+        indices = ctx.to_flat(indices)
+        ids = ctx.segments(indices.dim).ids
+        example = along(ids, indices.axis, indices.x.ndim - 1)
+    lengths = jnp.take(ctx.lengths(x.dim), example)
+    first = jnp.take(ctx.segments(x.dim).offsets, example)
+    index = indices.x.astype(jnp.int32)
+    token = index[..., which]
+    inside = (token >= 0) & (token < lengths)
+    token = first + jnp.clip(token, 0, jnp.maximum(lengths - 1, 0))
+    token = jnp.minimum(token, x.x.shape[x.axis] - 1)
+    index = with_column(index, which, token)
+
+    def read(index: Array, inside: Array) -> Array:
+        return gather.out_of_range(gather(x.x, index, gather.sizes), inside)
+
+    if isinstance(indices, Padded):
+        return Padded(jax.vmap(read)(index, inside), gather.shape)
+    (axis,) = symbolic_axes(gather.shape)
+    return Flat(read(index, inside), gather.shape, axis)
+
+
+def with_column(indices: Array, which: int, column: Array) -> Array:
+    """Return `indices`, `[..., k]`, with another component `which`."""
+    parts = [indices[..., :which], column[..., None], indices[..., which + 1 :]]
+    return jnp.concatenate(parts, axis=-1)
+
+
+def _from_each(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value:
+    """Read from each padded example by itself."""
+    sizes = ctx.at_max(gather.sizes)
+    touched = [
+        (which, axis)
+        for which, axis in enumerate(gather.dims.start_index_map)
+        if is_symbolic(x.shape[axis])
+    ]
+
+    def read(own: Sizes, a: Array, index: Array) -> list[Array]:
+        if not touched:
+            return [gather(a, index, sizes)]
+        index = index.astype(jnp.int32)
+        inside: Any = True
+        for which, axis in touched:
+            last = own(x.shape[axis]) - own(gather.sizes[axis])
+            start = index[..., which]
+            inside &= (start >= 0) & (start <= last)
+            start = jnp.clip(start, 0, jnp.maximum(last, 0))
+            index = with_column(index, which, start)
+            if is_symbolic(gather.sizes[axis]):
+                a = _longer(a, axis, sizes[axis])
+        return [gather.out_of_range(gather(a, index, sizes), inside)]
+
+    sized = bool(touched)
+    (y,) = ctx.batched(read, [x, indices], [gather.shape], sized=sized)
+    return y
+
+
+def _longer(x: Array, axis: int, tokens: int) -> Array:
+    """Return `x` with its last element repeated, so that no slice in range is moved."""
+    widths = [(0, tokens if a == axis else 0) for a in range(x.ndim)]
+    return jnp.pad(x, widths, mode="edge") if x.shape[axis] else x
+
+
+# ----------------------------------------------------------------------- dynamic_slice
+
+
+@register("dynamic_slice")
+def _dynamic_slice(
+    ctx: Context,
+    eqn: JaxprEqn,
+    x: Value,
+    *starts: Value,
+    slice_sizes: tuple[Any, ...],
+) -> Value:
+    (shape,) = ctx.out_shapes(eqn)
+    cut = [a for a, dim in enumerate(x.shape) if slice_sizes[a] != dim]
+    if isinstance(x, Flat) and cut == [x.axis]:
+        start = ctx.to_padded(starts[x.axis]).x
+        return read_window(ctx, x, start, shape)
+    if isinstance(x, Flat) and x.axis not in cut and _all_shared(starts):
+        at = [0 if a == x.axis else s.x for a, s in enumerate(starts)]
+        sizes = ctx.flat_shape(slice_sizes, x.axis)
+        return Flat(lax.dynamic_slice(x.x, at, sizes), shape, x.axis)
+    sizes = ctx.at_max(slice_sizes)
+    ragged = ragged_axes(x)
+
+    def read(own: Sizes, a: Array, *starts: Array) -> list[Array]:
+        at = [start.astype(jnp.int32) for start in starts]
+        for axis in ragged:
+            last = own(x.shape[axis]) - own(slice_sizes[axis])
+            at[axis] = jnp.clip(at[axis], 0, jnp.maximum(last, 0))
+            if axis in cut and is_symbolic(slice_sizes[axis]):
+                a = _longer(a, axis, sizes[axis])
+        return [lax.dynamic_slice(a, at, sizes)]
+
+    (y,) = ctx.batched(read, [x, *starts], [shape], sized=bool(ragged))
+    return y
+
+
+def _all_shared(values: Sequence[Value]) -> bool:
+    return all(isinstance(v, Shared) for v in values)
+
+
+def read_window(ctx: Context, x: Flat, start: Array, shape: tuple[Any, ...]) -> Value:
+    """Return consecutive tokens of each example, moved into its range.
+
+    Args:
+        ctx: the context of the batch.
+        x: the value to read along its ragged axis.
+        start: int `[batch]`, the first position.
+        shape: the shape of the result, with the number of tokens at `x.axis`.
+    """
+    dim = shape[x.axis]
+    last = jnp.maximum(ctx.lengths(x.dim) - ctx.lengths(dim), 0)
+    first = ctx.segments(x.dim).offsets + jnp.clip(start.astype(jnp.int32), 0, last)
+    if is_symbolic(dim):
+        segments = ctx.segments(dim)
+        tokens = first[segments.ids] + segments.position
+        return Flat(jnp.take(x.x, tokens, x.axis, mode="clip"), shape, x.axis)
+    tokens = first[:, None] + positions(dim)[None]
+    y = jnp.take(x.x, tokens, x.axis, mode="clip")
+    return Padded(jnp.moveaxis(y, x.axis, 0), shape)

@@ -1,0 +1,1 @@
+"""How loops and groups of examples are laid out: packed scan, padded scan, tiers."""

@@ -1,0 +1,1 @@
+"""Batches of examples as arrays: what a caller of `ragged.vmap` holds."""

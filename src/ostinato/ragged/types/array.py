@@ -1,0 +1,349 @@
+"""Batches of arrays that differ in the size of one axis."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ... import _checks
+from ..._typing import Array, ArrayLike
+from .building import (
+    checked_examples,
+    joined,
+    lengths_of_ids,
+    longest_of,
+    pack_padded,
+    without_axis,
+)
+from .capacity import Size, chosen_size, round_capacity, round_length
+from .checks import (
+    check_axis,
+    check_fit,
+    check_index,
+    check_known,
+    check_lengths,
+    check_traced,
+)
+from .padded import numbers_text, type_text
+from .segments import positions
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
+class RaggedArray:
+    """A batch of arrays of one dtype and rank that differ in the size of one axis.
+
+    Their tokens, the slices along that axis, lie one after another; JAX called such a
+    batch a pile. A RaggedArray is a pytree: `data` and `lengths` are its leaves, the
+    rest is static.
+
+    Args:
+        data: `[capacity, ...]`, with the tokens on `axis`. Tokens past the sum of
+            `lengths` are unused capacity: they reach no result and no gradient, even
+            if they are NaN.
+        lengths: integers `[batch]`, the tokens of each example. They are kept as int32.
+        axis: the axis of the tokens, in `data` and in each example.
+        dim: the name of the size. Arrays of one name have the same lengths.
+        max_length: the largest length; padded intermediate values have this size. None
+            stands for the longest length, or for the capacity if `lengths` are traced.
+
+    Attributes:
+        data: the tokens.
+        lengths: int32 `[batch]`.
+        axis: as given, not negative.
+        dim: as given.
+        max_length: as given, at least 1.
+
+    Raises:
+        TypeError: `data` is no array, `lengths` hold no integers, `dim` is no string.
+        ValueError: a wrong shape or axis; concrete lengths that are negative, longer
+            than `max_length`, or larger in sum than the capacity.
+
+    Traced lengths are checked where the caller is under `jax.experimental.checkify`.
+
+    >>> import jax.numpy as jnp
+    >>> from ostinato import ragged
+    >>> batch = ragged.RaggedArray(jnp.arange(6.0), [2, 0, 3])
+    >>> batch
+    RaggedArray(float32[6], n=[2, 0, 3], axis=0, max_length=3)
+    >>> batch[-1].tolist()
+    [2.0, 3.0, 4.0]
+    """
+
+    data: Array
+    lengths: Array
+    axis: int
+    dim: str
+    max_length: int
+
+    def __init__(
+        self,
+        data: ArrayLike,
+        lengths: ArrayLike,
+        *,
+        axis: int = 0,
+        dim: str = "n",
+        max_length: int | None = None,
+    ):
+        data = _checks.check_array("data", data)
+        axis = check_axis(axis, data.ndim)
+        if not isinstance(dim, str) or not dim:
+            raise TypeError(f"`dim` must be a name, got {_checks.describe(dim)}")
+        lengths = check_lengths(lengths)
+        capacity = data.shape[axis]
+        if max_length is None:
+            concrete = _checks.is_concrete(lengths)
+            max_length = max(longest_of(lengths) if concrete else capacity, 1)
+        max_length = _checks.check_size("max_length", max_length)
+        check_fit(lengths, capacity, max_length)
+        _set(self, data, lengths, axis, dim, max_length)
+
+    # ------------------------------------------------------------------------ in
+
+    @classmethod
+    def from_list(
+        cls,
+        arrays: Sequence[ArrayLike],
+        *,
+        axis: int = 0,
+        dim: str = "n",
+        capacity: Size = round_capacity,
+        max_length: Size = round_length,
+    ) -> RaggedArray:
+        """Make a batch of its examples.
+
+        Capacity and `max_length` are rounded, so that batches drawn at random have few
+        different ones: a jitted function is compiled for each pair. Arrays of numpy are
+        joined by numpy, which compiles nothing.
+
+        Args:
+            arrays: arrays that differ in the size of `axis` alone. An empty sequence
+                makes an empty batch of float32 scalars as tokens.
+            axis: the axis of different sizes.
+            dim: see `RaggedArray`.
+            capacity: the capacity of `data`: a number, or a function of the number of
+                tokens. None stands for that number.
+            max_length: a number, best the longest length of all data, or a function of
+                the longest length of these arrays. None stands for that length.
+
+        Raises:
+            TypeError: `arrays` are no arrays, or have different dtypes.
+            ValueError: shapes differ in another axis, or a size is too small.
+        """
+        given = checked_examples(arrays) or [np.zeros(0, np.float32)]
+        axis = check_axis(axis, given[0].ndim)
+        _checks.check_same_dtype(**{f"arrays[{i}]": a for i, a in enumerate(given)})
+        want = without_axis(given[0].shape, axis)
+        for i, a in enumerate(given):
+            if a.ndim != given[0].ndim or without_axis(a.shape, axis) != want:
+                raise ValueError(
+                    f"`arrays[{i}]` must have the shape of `arrays[0]`, "
+                    f"{list(given[0].shape)}, but for axis {axis}, got {list(a.shape)}"
+                )
+        lengths = np.array([a.shape[axis] for a in given][: len(arrays)], np.int32)
+        tokens = sum(a.shape[axis] for a in given)
+        return cls(
+            joined(given, axis, chosen_size("capacity", capacity, tokens)),
+            lengths,
+            axis=axis,
+            dim=dim,
+            max_length=chosen_size("max_length", max_length, longest_of(lengths)),
+        )
+
+    @classmethod
+    def from_padded(
+        cls,
+        x: ArrayLike,
+        lengths: ArrayLike,
+        *,
+        axis: int = 0,
+        dim: str = "n",
+        capacity: Size = round_capacity,
+    ) -> RaggedArray:
+        """Make a batch of padded examples. Holds under `jit` and `grad`.
+
+        Args:
+            x: `[batch, ...]`, padded to the size T on `axis` of each example. The
+                padding is dropped.
+            lengths: integers `[batch]` in 0..T.
+            axis: the ragged axis of one example, so it is axis `axis + 1` of `x`.
+            dim: see `RaggedArray`.
+            capacity: the capacity of `data`: a number, or a function of the number of
+                tokens, which is taken for `batch * T` if `lengths` are traced. None
+                stands for that number.
+
+        Returns:
+            A RaggedArray with `max_length` T and zeros in the unused capacity.
+        """
+        x = _checks.check_array("x", x)
+        axis = check_axis(axis, x.ndim - 1)
+        lengths = check_lengths(lengths)
+        _checks.check_shape("lengths", lengths, batch=x.shape[0])
+        longest, concrete = x.shape[axis + 1], _checks.is_concrete(lengths)
+        tokens = int(np.sum(lengths)) if concrete else x.shape[0] * longest
+        capacity = chosen_size("capacity", capacity, tokens)
+        check_fit(lengths, capacity, longest)
+        data = pack_padded(jnp.moveaxis(x, axis + 1, 1), lengths, capacity)
+        data = jnp.moveaxis(data, 0, axis)
+        return cls(data, lengths, axis=axis, dim=dim, max_length=max(longest, 1))
+
+    @classmethod
+    def from_row_splits(
+        cls, data: ArrayLike, row_splits: ArrayLike, **options: Any
+    ) -> RaggedArray:
+        """Make a batch of its tokens and the offsets of examples, as TensorFlow does.
+
+        Args:
+            data: see `RaggedArray`.
+            row_splits: integers `[batch + 1]`, ascending from 0; example b has the
+                tokens `row_splits[b]` to `row_splits[b + 1] - 1`.
+            **options: `axis`, `dim`, `max_length` of `RaggedArray`.
+
+        Raises:
+            ValueError: `row_splits` do not begin with 0, or descend.
+        """
+        splits = check_lengths(row_splits, "row_splits")
+        if splits.shape[0] == 0:
+            raise ValueError("`row_splits` must have batch + 1 elements, got none")
+        if not _checks.is_concrete(splits):
+            check_traced(splits[0] == 0, "`row_splits` must begin with 0")
+        elif int(np.asarray(splits)[0]) != 0:
+            raise ValueError(f"`row_splits` must begin with 0, got {splits[0]}")
+        return cls(data, splits[1:] - splits[:-1], **options)
+
+    @classmethod
+    def from_segment_ids(
+        cls,
+        data: ArrayLike,
+        segment_ids: ArrayLike,
+        *,
+        num_segments: int | None = None,
+        **options: Any,
+    ) -> RaggedArray:
+        """Make a batch of its tokens and the example of each token.
+
+        Args:
+            data: see `RaggedArray`.
+            segment_ids: integers `[capacity]`, ascending. Tokens whose id is
+                `num_segments` or more are unused capacity.
+            num_segments: the number of examples. None stands for the largest id and 1.
+            **options: `axis`, `dim`, `max_length` of `RaggedArray`.
+
+        Raises:
+            TypeError: `segment_ids` are traced, and `num_segments` is None.
+            ValueError: ids descend, or are negative.
+        """
+        counts = lengths_of_ids(segment_ids, num_segments)
+        return cls(data, counts, **options)
+
+    # ----------------------------------------------------------------------- out
+
+    @property
+    def capacity(self) -> int:
+        """The number of tokens that `data` can hold, used or not."""
+        return self.data.shape[self.axis]
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of `data`."""
+        return self.data.dtype
+
+    def with_data(self, data: ArrayLike) -> RaggedArray:
+        """Return the same batch with other tokens.
+
+        Raises:
+            ValueError: the size of `data` on `axis` is not `capacity`.
+        """
+        data = _checks.check_array("data", data)
+        if data.ndim <= self.axis or data.shape[self.axis] != self.capacity:
+            raise ValueError(
+                f"`data` must have {self.capacity} rows on axis {self.axis}, "
+                f"got shape {list(data.shape)}"
+            )
+        return _new(data, self.lengths, self.axis, self.dim, self.max_length)
+
+    def to_list(self) -> list[Array]:
+        """Return the examples. Not under `jit`, where their sizes are not known."""
+        return list(self)
+
+    def to_padded(self, fill: ArrayLike = 0) -> Array:
+        """Return `[batch, ...]`, padded with `fill` to `max_length` on the ragged axis.
+
+        Holds under `jit`, `grad` and `vmap`.
+        """
+        tokens = jnp.moveaxis(self.data, self.axis, 0)
+        if self.capacity == 0:
+            tokens = jnp.zeros((1, *tokens.shape[1:]), tokens.dtype)
+        position = positions(self.max_length)[None]
+        index = (jnp.cumsum(self.lengths) - self.lengths)[:, None] + position
+        x = jnp.take(tokens, index.reshape(-1), 0, mode="clip")
+        x = x.reshape(*index.shape, *tokens.shape[1:])
+        inside = position < self.lengths[:, None]
+        inside = inside.reshape(*inside.shape, *[1] * (tokens.ndim - 1))
+        x = jnp.where(inside, x, jnp.asarray(fill, x.dtype))
+        return jnp.moveaxis(x, 1, self.axis + 1)
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return self.lengths.shape[0]
+
+    def __getitem__(self, index: Any) -> Array:
+        """Return one example. `lengths` must not be traced."""
+        number = check_index(index, len(self))
+        ends = np.cumsum(check_known("RaggedArray", self.lengths))
+        begin = ends[number - 1] if number else 0
+        size = int(ends[number] - begin)
+        # Compiled for each size, not for each offset.
+        return lax.dynamic_slice_in_dim(self.data, int(begin), size, self.axis)
+
+    def __iter__(self) -> Iterator[Array]:
+        """Iterate over the examples. `lengths` must not be traced."""
+        check_known("RaggedArray", self.lengths)
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        axis, dim, most = self.axis, self.dim, self.max_length
+        name = dim if dim.isidentifier() else repr(dim)
+        return (
+            f"RaggedArray({type_text(self.data)}, {name}={numbers_text(self.lengths)}, "
+            f"axis={axis}, max_length={most})"
+        )
+
+    # -------------------------------------------------------------------- pytree
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        """Return the leaves `data` and `lengths` and the static part, for JAX."""
+        key = jax.tree_util.GetAttrKey
+        leaves = (key("data"), self.data), (key("lengths"), self.lengths)
+        return leaves, (self.axis, self.dim, self.max_length)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, leaves: Any) -> RaggedArray:
+        """Return a batch of any leaves, without checks, for JAX."""
+        return _new(*leaves, *static)
+
+
+# ---------------------------------------------------------------------------- helpers
+
+
+def _set(
+    array: RaggedArray, data: Any, lengths: Any, axis: int, dim: str, most: int
+) -> None:
+    for name, value in zip(
+        ("data", "lengths", "axis", "dim", "max_length"),
+        (data, lengths, axis, dim, most),
+        strict=True,
+    ):
+        object.__setattr__(array, name, value)
+
+
+def _new(*fields: Any) -> RaggedArray:
+    array = object.__new__(RaggedArray)
+    _set(array, *fields)
+    return array

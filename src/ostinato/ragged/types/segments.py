@@ -1,0 +1,126 @@
+"""Where the examples lie among the tokens of a flat array."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..._typing import Array
+
+
+class UsedCapacity(NamedTuple):
+    """The part of a flat array's capacity that the examples use.
+
+    Attributes:
+        valid: bool `[capacity]`, False in the unused capacity.
+        last: int32 scalar, the last valid token, 0 where no token is valid.
+        any_token: bool scalar, whether any token is valid.
+    """
+
+    valid: Array
+    last: Array
+    any_token: Array
+
+    @classmethod
+    def of(cls, lengths: Array, capacity: int) -> UsedCapacity:
+        """Return the used part for lengths, int32 `[batch]`."""
+        total = jnp.sum(lengths, dtype=jnp.int32)
+        return cls(positions(capacity) < total, jnp.maximum(total - 1, 0), total > 0)
+
+
+Tail = UsedCapacity  # its former name
+
+
+class Segments(NamedTuple):
+    """The example and the position of each token of a flat array.
+
+    Tokens of the unused capacity repeat the last valid token.
+
+    Attributes:
+        ids: int32 `[capacity]`, the example of each token, ascending.
+        drop_ids: the same, but `batch` in the unused capacity, for sums that drop it.
+        position: int32 `[capacity]`, the position of each token in its example.
+        offsets: int32 `[batch]`, the first token of each example.
+        valid: bool `[capacity]`, False in the unused capacity.
+        last: int32 scalar, the last valid token, 0 where no token is valid.
+    """
+
+    ids: Array
+    drop_ids: Array
+    position: Array
+    offsets: Array
+    valid: Array
+    last: Array
+
+    @classmethod
+    def of(cls, lengths: Array, capacity: int, used: UsedCapacity) -> Segments:
+        """Return the segments for lengths, int32 `[batch]`."""
+        ends = jnp.cumsum(lengths, dtype=jnp.int32)
+        offsets = ends - lengths
+        token = positions(capacity)
+        drop_ids = _count_up_to(ends, token)
+        last_id = jnp.minimum(drop_ids[used.last], lengths.shape[0] - 1)
+        ids = jnp.minimum(drop_ids, last_id)
+        position = jnp.minimum(token, used.last) - offsets[ids]
+        return cls(ids, drop_ids, position, offsets, used.valid, used.last)
+
+
+def sum_per_example(x: Array, drop_ids: Array, batch: int) -> Array:
+    """Return the sum over the tokens of each example, from `Segments.drop_ids`."""
+    wide = x.astype(accumulation_dtype(x.dtype))
+    sums = jax.ops.segment_sum(wide, drop_ids, batch, indices_are_sorted=True)
+    return sums.astype(x.dtype)
+
+
+def take_repeated(x: Array, index: Array, axis: int = 0, **options: Any) -> Array:
+    """Return `jnp.take` of elements that are taken many times.
+
+    The derivative adds up as many cotangents, so it is computed in a wider dtype.
+    """
+    wide = accumulation_dtype(x.dtype)
+    if wide == x.dtype:
+        return jnp.take(x, index, axis, mode="clip", **options)
+    return take_repeated(x.astype(wide), index, axis, **options).astype(x.dtype)
+
+
+def accumulation_dtype(dtype: Any) -> Any:
+    """Return the dtype in which many numbers of `dtype` are added up one by one."""
+    half = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return jnp.float32 if half else dtype
+
+
+def descending(lengths: Array) -> tuple[Array, Array]:
+    """Return the examples, the longest first, and the rank of each in that order."""
+    order = jnp.argsort(-lengths).astype(jnp.int32)
+    rank = jnp.zeros_like(order).at[order].set(positions(order.size))
+    return order, rank
+
+
+def _count_up_to(ascending: Array, values: Array) -> Array:
+    """Return how many elements of `ascending`, int32, are at most each of `values`.
+
+    Elements are counted first among every k-th one, k about the square root of their
+    number, then among the k - 1 before the first larger one: two comparisons that
+    compile to few kernels.
+    """
+    step = math.isqrt(ascending.shape[0] - 1) + 1
+    missing = -ascending.shape[0] % step
+    blocks = jnp.pad(ascending, (0, missing), constant_values=2**31 - 1)
+    blocks = blocks.reshape(-1, step)
+    whole = jnp.sum(blocks[None, :, -1] <= values[:, None], 1, dtype=jnp.int32)
+    block = blocks[jnp.minimum(whole, blocks.shape[0] - 1)]
+    rest = jnp.sum(block <= values[:, None], 1, dtype=jnp.int32)
+    return jnp.where(whole < blocks.shape[0], whole * step + rest, ascending.shape[0])
+
+
+def positions(size: int) -> Array:
+    """Return 0, 1, .. size - 1, int32 `[size]`."""
+    return jnp.arange(size, dtype=jnp.int32)
+
+
+def along(vector: Array, axis: int, ndim: int) -> Array:
+    """Return `vector` in a shape of `ndim` axes that has it along `axis`."""
+    return vector.reshape([-1 if a == axis else 1 for a in range(ndim)])
