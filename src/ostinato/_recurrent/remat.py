@@ -114,11 +114,12 @@ def tag(value: Any, name: str) -> Any:
 
     Holds under every transformation.
 
-    >>> import jax.numpy as jnp
-    >>> import ostinato as ost
-    >>> def step(params, h, x, t):
-    ...     gate = ost.tag(jnp.tanh(x + h @ params), "gate")
-    ...     return gate * h, gate
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import ostinato as ost
+        >>> def step(params, h, x, t):
+        ...     gate = ost.tag(jnp.tanh(x + h @ params), "gate")
+        ...     return gate * h, gate
     """
     if not isinstance(name, str):
         raise TypeError(f"`name` must be a string, got {type(name).__name__} {name!r}")
