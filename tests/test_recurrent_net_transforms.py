@@ -1,6 +1,5 @@
 """Tests of derivatives of `recurrent_net`, and of transformations around and inside."""
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -13,7 +12,6 @@ from jax import lax
 from tolerance import assert_close, assert_same_bits
 
 import ostinato as ost
-from ostinato.cells.base import SizedCell
 
 T, B, I, H = 5, 3, 2, 3  # noqa: E741
 LENGTHS = (3, 0, 5)
@@ -183,47 +181,6 @@ def test_step_with_a_pole_at_the_final_states_has_no_nan_in_its_gradient(reverse
     assert_close(jax.grad(loss)(3.0, x[:, :0], left, empty), np.array(0.0))
 
 
-@pytest.mark.parametrize("options", [{}, {"segment_length": 64}, {"recompute": True}])
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_gradients_of_16_bit_weights_add_up_in_float32(dtype, options):
-    """Check sums that 16-bit additions would stop at 256 (bfloat16) or 2048."""
-    step = lambda w, s, x, t: (s, (w + x).astype(jnp.float32))  # noqa: E731
-    x = jnp.zeros((1, 4096), dtype)
-
-    def loss(w):
-        return ost.recurrent_net(step, x, None, params=w, **options).outputs.sum()
-
-    got = jax.grad(loss)(jnp.zeros((), dtype))
-    assert got.dtype == dtype and got == 4096
-
-
-@pytest.mark.parametrize("options", [{}, {"recompute": True}, {"segment_length": 2}])
-def test_params_may_hold_what_is_no_array(options):
-    params = {"power": 2, "name": "tanh", "w": jnp.array([2.0, 3.0])}
-
-    def step(params, s, x, t):
-        weights = params["w"][None] ** params["power"]
-        y = getattr(jnp, params["name"])(s * weights + x)
-        return y, y
-
-    def loss(w, x):
-        out = ost.recurrent_net(
-            step, x, jnp.zeros((1, 2)), params=params | {"w": w}, **options
-        )
-        return jnp.sum(out.outputs)
-
-    def loop(w, x):
-        s, total = jnp.zeros((1, 2)), 0.0
-        for t in range(5):
-            s = jnp.tanh(s * w[None] ** 2 + x[:, t])
-            total += jnp.sum(s)
-        return total
-
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 5, 2)))
-    got, want = (jax.grad(f)(params["w"], x) for f in (loss, loop))
-    assert_close(got, want, terms=50)
-
-
 def test_scan_equals_unrolled():
     arguments = arrays()
 
@@ -248,22 +205,6 @@ def test_scan_equals_unrolled():
     assert_trees_close(*(fast_jit(lambda f=f: results(f))() for f in (run, unrolled)))
 
 
-def test_closed_over_arrays_are_differentiated_like_params():
-    x, w = arrays().x, arrays().params["w"]
-    h_0 = jnp.zeros((B, H))
-
-    def closing(w):
-        step = lambda p, h, x, t: (jnp.tanh(x @ w + h),) * 2  # noqa: E731
-        return jnp.sum(ost.recurrent_net(step, x, h_0).outputs ** 2)
-
-    def given(w):
-        step = lambda w, h, x, t: (jnp.tanh(x @ w + h),) * 2  # noqa: E731
-        return jnp.sum(ost.recurrent_net(step, x, h_0, params=w).outputs ** 2)
-
-    for transform in (jax.grad, jax.hessian):
-        assert_same_bits(*(fast_jit(transform(f))(w) for f in (closing, given)))
-
-
 def test_no_gradient_crosses_a_reset():
     resets = np.zeros((B, T), bool)
     resets[0, 2] = True
@@ -279,71 +220,6 @@ def test_no_gradient_crosses_a_reset():
 
 def total(out):
     return sum(jnp.sum(a**2) for a in jax.tree.leaves(out.outputs))
-
-
-@pytest.mark.parametrize(
-    "keep, names",
-    [
-        (None, "abc"),
-        ((), ""),
-        (("a",), "a"),
-        (["a", "c"], "ac"),
-        ({"a": True, "b": False, "c": (True, False)}, "ac"),
-        (True, "abc"),
-        (False, ""),
-    ],
-)
-def test_outputs_with_grads_cuts_what_it_says(keep, names):
-    def step(p, h, x, t):
-        h = jnp.sin(h * p["state"]) + x
-        c = (h * p["c"], h * p["c2"])
-        return h, {"a": h * p["a"], "b": h * p["b"], "c": c}
-
-    x, h_0 = arrays().x, jnp.zeros((B, I))
-    params = {name: jnp.float64(1.5) for name in ("a", "b", "c", "c2", "state")}
-
-    def loss(params, keep=keep):
-        out = ost.recurrent_net(step, x, h_0, params=params, outputs_with_grads=keep)
-        return total(out)
-
-    @fast_jit
-    def results(params):
-        uncut = loss(params, keep=None)
-        return jax.jacrev(loss)(params), jax.jacfwd(loss)(params), loss(params), uncut
-
-    *jacobians, cut, uncut = results(params)
-    want = {"a": "a" in names, "b": "b" in names, "c": "c" in names}
-    want["c2"] = "c" in names and not isinstance(keep, dict)
-    want["state"] = bool(names)
-    for jacobian in jacobians:
-        assert {name: bool(g != 0) for name, g in jacobian.items()} == want
-    assert_same_bits(cut, uncut)
-
-
-class Fields(NamedTuple):
-    first: Any
-    second: Any
-
-
-@pytest.mark.parametrize("keep", [("second",), (1,), Fields(False, True)])
-def test_outputs_with_grads_knows_fields_and_indices(keep):
-    step = lambda p, h, x, t: (h, Fields(x, 2 * x))  # noqa: E731
-    loss = lambda x: sum(  # noqa: E731
-        jnp.sum(a)
-        for a in ost.recurrent_net(step, x, x[:, 0], outputs_with_grads=keep).outputs
-    )
-    assert (jax.grad(loss)(arrays().x) == 2).all()
-
-
-def test_cut_outputs_leave_the_gradient_of_the_states():
-    step = lambda p, h, x, t: (h * x, h * x)  # noqa: E731
-    x, h_0 = arrays().x, jnp.ones((B, I))
-    loss = lambda x, **options: jnp.sum(  # noqa: E731
-        ost.recurrent_net(step, x, h_0, **options).states
-    )
-    assert_same_bits(
-        jax.grad(lambda x: loss(x, outputs_with_grads=()))(x), jax.grad(loss)(x)
-    )
 
 
 @pytest.mark.parametrize("name", ["reverse", "drop", "segments"])
@@ -470,64 +346,3 @@ def test_net_over_a_sharded_batch_equals_one_device(name, kind):
         )
         got = fast_jit(jax.value_and_grad(loss_of(placed)))(split)
     assert_trees_close(jax.device_get(got), want)
-
-
-# ---------------------------------------------------------------------------- complex
-
-
-@dataclasses.dataclass(frozen=True)
-class ComplexCell(SizedCell):
-    """A cell with complex products, states and parameters."""
-
-    input_size: int = 3
-    output_size: int = 3
-
-    def initial_state(self, batch, dtype=jnp.complex128):
-        return jnp.zeros((batch, 3), dtype)
-
-    def step(self, params, states, inputs_t, t):
-        total = ost.tag(states @ params + inputs_t, "total")
-        turned = total * lax.complex(jnp.cos(total.real), jnp.sin(total.real))
-        states = turned + jnp.fft.fft(inputs_t)
-        return states, jnp.abs(states) ** 2
-
-
-def of_complex_states(step, **options):
-    rng = np.random.default_rng(0)
-    draw = lambda *shape: jnp.asarray(  # noqa: E731
-        rng.standard_normal((*shape, 2)).view(np.complex128)[..., 0] * 0.4
-    )
-    arguments = draw(3, 3), draw(2, 5, 3), draw(2, 3)
-
-    def loss(params, x, states):
-        out = ost.recurrent_net(step, x, states, params=params, **options)
-        return jnp.sum(jnp.sin(out.outputs)) + jnp.sum(out.states).imag
-
-    return jax.jit(jax.grad(loss, (0, 1, 2)))(*arguments)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"recompute": True},
-        {"recompute": ("total",)},
-        {"segment_length": 2},
-        {"segment_length": 2, "recompute": True, "reverse": True},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("kind", ["function", "cell"])
-def test_complex_states_may_be_computed_again(kind, options):
-    cell = ComplexCell()
-    step = cell if kind == "cell" else lambda *a: cell.step(*a)
-    want = of_complex_states(
-        lambda *a: cell.step(*a), reverse=options.get("reverse", False)
-    )
-    got = of_complex_states(step, **options)
-    jax.tree.map(lambda g, w: assert_close(g, w, terms=100), got, want)
-
-
-def test_a_complex_cell_stores_no_complex_results():
-    want = of_complex_states(lambda *a: ComplexCell().step(*a))
-    got = of_complex_states(ComplexCell())
-    jax.tree.map(lambda g, w: assert_close(g, w, terms=100), got, want)

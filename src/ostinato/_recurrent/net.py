@@ -110,15 +110,16 @@ def recurrent_net(
         drop). Chen et al., Training Deep Nets with Sublinear Memory Cost (2016),
         arXiv:1604.06174 (segments).
 
-    >>> import jax.numpy as jnp
-    >>> import ostinato as ost
-    >>> def leaky_sum(decay, total, x, t):
-    ...     total = decay * total + x
-    ...     return total, total
-    >>> x = jnp.ones((2, 3))
-    >>> out = ost.recurrent_net(leaky_sum, x, jnp.zeros(2), params=0.5)
-    >>> out.outputs[0].tolist(), out.states.tolist()
-    ([1.0, 1.5, 1.75], [1.75, 1.75])
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import ostinato as ost
+        >>> def leaky_sum(decay, total, x, t):
+        ...     total = decay * total + x
+        ...     return total, total
+        >>> x = jnp.ones((2, 3))
+        >>> out = ost.recurrent_net(leaky_sum, x, jnp.zeros(2), params=0.5)
+        >>> out.outputs[0].tolist(), out.states.tolist()
+        ([1.0, 1.5, 1.75], [1.75, 1.75])
     """
     inputs, states, options = check_arguments(
         step,

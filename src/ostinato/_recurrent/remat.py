@@ -21,6 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.extend.core import Literal as JaxprLiteral
 from jax.extend.core.primitives import name_p
 
+from .._compat import ELEMENTWISE
 from .._typing import Array
 
 _SAVED = "ostinato saved"
@@ -35,13 +36,14 @@ _DATA_MOVEMENT = (
 # The derivatives of these are functions of their results, and recompute them anyway.
 _IN_OWN_DERIVATIVE = "cbrt exp exp2 expm1 logistic rsqrt sqrt tan tanh"
 CHEAP = frozenset(f"{_DATA_MOVEMENT} {_IN_OWN_DERIVATIVE}".split())
-# All elementwise operations. In the steps of cells, which have few products, it is
-# quicker to recompute them than to store and to load their results.
-_ELEMENTWISE = (
-    "abs add add_any and clamp cos div eq erf ge gt integer_pow le log log1p log2 lt "
-    "max min mul ne neg not one_minus_square or pow sign sin square sub xor"
+_EXPENSIVE = (
+    "acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cosh digamma erf_inv "
+    "erfc igamma igamma_grad_a igammac lgamma polygamma random_gamma_grad "
+    "regularized_incomplete_beta sinh zeta"
 )
-ARITHMETIC = CHEAP | frozenset(_ELEMENTWISE.split())
+# In the steps of cells, which have few products, it is quicker to recompute the other
+# elementwise operations than to store and to load their results.
+ARITHMETIC = CHEAP | (ELEMENTWISE - frozenset(_EXPENSIVE.split()))
 
 
 def all_but_arithmetic(primitive: Any, *avals: Any, **_: Any) -> bool:
@@ -114,11 +116,12 @@ def tag(value: Any, name: str) -> Any:
 
     Holds under every transformation.
 
-    >>> import jax.numpy as jnp
-    >>> import ostinato as ost
-    >>> def step(params, h, x, t):
-    ...     gate = ost.tag(jnp.tanh(x + h @ params), "gate")
-    ...     return gate * h, gate
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import ostinato as ost
+        >>> def step(params, h, x, t):
+        ...     gate = ost.tag(jnp.tanh(x + h @ params), "gate")
+        ...     return gate * h, gate
     """
     if not isinstance(name, str):
         raise TypeError(f"`name` must be a string, got {type(name).__name__} {name!r}")

@@ -29,16 +29,17 @@ def trainable_state(cell: Cell, dtype: Any = jnp.float32) -> Any:
         Caffe2, whose recurrent layers have these parameters if they get no initial
         states.
 
-    >>> import jax, jax.numpy as jnp
-    >>> import ostinato as ost
-    >>> cell = ost.cells.GRU(3, 4)
-    >>> params = {"cell": cell.init(jax.random.key(0)), "h_0": None}
-    >>> params["h_0"] = ost.cells.trainable_state(cell)
-    >>> def outputs(params, x):
-    ...     states = ost.cells.repeat_state(params["h_0"], len(x))
-    ...     return ost.recurrent_net(cell, x, states, params=params["cell"]).outputs
-    >>> outputs(params, jnp.ones((2, 5, 3))).shape
-    (2, 5, 4)
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import ostinato as ost
+        >>> cell = ost.cells.GRU(3, 4)
+        >>> params = {"cell": cell.init(jax.random.key(0)), "h_0": None}
+        >>> params["h_0"] = ost.cells.trainable_state(cell)
+        >>> def outputs(params, x):
+        ...     states = ost.cells.repeat_state(params["h_0"], len(x))
+        ...     return ost.recurrent_net(cell, x, states, params=params["cell"]).outputs
+        >>> outputs(params, jnp.ones((2, 5, 3))).shape
+        (2, 5, 4)
     """
     if not isinstance(cell, Cell):
         raise TypeError(f"`cell` must be a cell, got {_checks.describe(cell)}")

@@ -97,13 +97,14 @@ def vmap(
     References:
         The idea is that of JAX's piles (2022), later jumbles, which were removed.
 
-    >>> import jax, jax.numpy as jnp
-    >>> from ostinato import ragged
-    >>> batch = ragged.RaggedArray.from_list([jnp.arange(3.0), jnp.arange(2.0)])
-    >>> ragged.vmap(lambda x: jnp.sum(x**2))(batch).tolist()
-    [5.0, 1.0]
-    >>> ragged.vmap(jax.nn.softmax)(batch)
-    RaggedArray(float32[5], n=[3, 2], axis=0, max_length=4)
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from ostinato import ragged
+        >>> batch = ragged.RaggedArray.from_list([jnp.arange(3.0), jnp.arange(2.0)])
+        >>> ragged.vmap(lambda x: jnp.sum(x**2))(batch).tolist()
+        [5.0, 1.0]
+        >>> ragged.vmap(jax.nn.softmax)(batch)
+        RaggedArray(float32[5], n=[3, 2], axis=0, max_length=4)
     """
     options = Options(
         scan=_SCANS.get(scan, scan),

@@ -50,11 +50,12 @@ def associative_scan(
     References:
         Blelloch, Prefix Sums and Their Applications (1990).
 
-    >>> import jax.numpy as jnp
-    >>> from ostinato import ragged
-    >>> batch = ragged.RaggedArray.from_list([jnp.arange(1, 4), jnp.arange(1, 3)])
-    >>> ragged.vmap(lambda x: ragged.associative_scan(jnp.multiply, x))(batch)
-    RaggedArray(int32[5], n=[3, 2], axis=0, max_length=4)
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from ostinato import ragged
+        >>> batch = ragged.RaggedArray.from_list([jnp.arange(1, 4), jnp.arange(1, 3)])
+        >>> ragged.vmap(lambda x: ragged.associative_scan(jnp.multiply, x))(batch)
+        RaggedArray(int32[5], n=[3, 2], axis=0, max_length=4)
     """
     if not callable(function):
         raise TypeError(

@@ -40,12 +40,13 @@ def convolve(
 
     Holds under all transformations.
 
-    >>> import jax.numpy as jnp
-    >>> from ostinato import ragged
-    >>> batch = ragged.RaggedArray.from_list([jnp.ones(3), jnp.ones(1)])
-    >>> sums = ragged.vmap(lambda x: ragged.convolve(x, jnp.ones(2)))(batch)
-    >>> [x.tolist() for x in sums]
-    [[1.0, 2.0, 2.0, 1.0], [1.0, 1.0]]
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from ostinato import ragged
+        >>> batch = ragged.RaggedArray.from_list([jnp.ones(3), jnp.ones(1)])
+        >>> sums = ragged.vmap(lambda x: ragged.convolve(x, jnp.ones(2)))(batch)
+        >>> [x.tolist() for x in sums]
+        [[1.0, 2.0, 2.0, 1.0], [1.0, 1.0]]
     """
     a, v = _check(a, v, mode)
     if not (is_symbolic_dim(a.shape[0]) or is_symbolic_dim(v.shape[0])):
@@ -75,12 +76,13 @@ def correlate(
 
     Holds under all transformations.
 
-    >>> import jax.numpy as jnp
-    >>> from ostinato import ragged
-    >>> batch = ragged.RaggedArray.from_list([jnp.arange(3.0), jnp.arange(2.0)])
-    >>> steps = ragged.vmap(lambda x: ragged.correlate(x, jnp.array([-1.0, 1.0])))
-    >>> [x.tolist() for x in steps(batch)]
-    [[1.0, 1.0], [1.0]]
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from ostinato import ragged
+        >>> batch = ragged.RaggedArray.from_list([jnp.arange(3.0), jnp.arange(2.0)])
+        >>> steps = ragged.vmap(lambda x: ragged.correlate(x, jnp.array([-1.0, 1.0])))
+        >>> [x.tolist() for x in steps(batch)]
+        [[1.0, 1.0], [1.0]]
     """
     a, v = _check(a, v, mode)
     n, m = a.shape[0], v.shape[0]

@@ -43,9 +43,10 @@ def length_tiers(lengths: Any, number: int = _AUTO, *, multiple: int = 8) -> Tie
         TypeError: `lengths` is traced, or `number` or `multiple` is no integer.
         ValueError: `number` or `multiple` is below 1, or `lengths` are empty.
 
-    >>> from ostinato import ragged
-    >>> ragged.length_tiers([3, 40, 5, 9, 12, 100, 7], 3)
-    ((1, 100), (1, 40), (5, 16))
+    Examples:
+        >>> from ostinato import ragged
+        >>> ragged.length_tiers([3, 40, 5, 9, 12, 100, 7], 3)
+        ((1, 100), (1, 40), (5, 16))
     """
     number = _checks.check_size("number", number)
     multiple = _checks.check_size("multiple", multiple)

@@ -67,13 +67,14 @@ class RaggedArray:
 
     Traced lengths are checked where the caller is under `jax.experimental.checkify`.
 
-    >>> import jax.numpy as jnp
-    >>> from ostinato import ragged
-    >>> batch = ragged.RaggedArray(jnp.arange(6.0), [2, 0, 3])
-    >>> batch
-    RaggedArray(float32[6], n=[2, 0, 3], axis=0, max_length=3)
-    >>> batch[-1].tolist()
-    [2.0, 3.0, 4.0]
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from ostinato import ragged
+        >>> batch = ragged.RaggedArray(jnp.arange(6.0), [2, 0, 3])
+        >>> batch
+        RaggedArray(float32[6], n=[2, 0, 3], axis=0, max_length=3)
+        >>> batch[-1].tolist()
+        [2.0, 3.0, 4.0]
     """
 
     data: Array

@@ -26,9 +26,10 @@ def round_capacity(rows: int, *, per_octave: int = 4) -> int:
         TypeError: an argument is no integer.
         ValueError: an argument is out of range.
 
-    >>> from ostinato import ragged
-    >>> list(map(ragged.round_capacity, (0, 7, 16, 17, 1000, 1025)))
-    [1, 7, 16, 20, 1024, 1280]
+    Examples:
+        >>> from ostinato import ragged
+        >>> list(map(ragged.round_capacity, (0, 7, 16, 17, 1000, 1025)))
+        [1, 7, 16, 20, 1024, 1280]
     """
     rows = _checks.check_size("rows", rows, 0)
     per_octave = _checks.check_size("per_octave", per_octave)
@@ -53,9 +54,10 @@ def round_length(longest: int) -> int:
         TypeError: `longest` is no integer.
         ValueError: `longest` is negative.
 
-    >>> from ostinato import ragged
-    >>> list(map(ragged.round_length, (0, 3, 4, 100)))
-    [1, 4, 4, 128]
+    Examples:
+        >>> from ostinato import ragged
+        >>> list(map(ragged.round_length, (0, 3, 4, 100)))
+        [1, 4, 4, 128]
     """
     return round_capacity(_checks.check_size("longest", longest, 0), per_octave=1)
 
