@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,9 @@ from .._recurrent.remat import tag
 from .._rnn import pointwise
 from .._rnn.accumulation import wide_product, widen
 from .._typing import Array
+
+Params = TypeVar("Params")
+"""The NamedTuple of a cell's parameters."""
 
 
 class SizedCell(Cell):
@@ -60,7 +63,7 @@ def with_h(states: Any, h: Array) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class GatedCell(SizedCell):
+class GatedCell(SizedCell, Generic[Params]):
     """A cell that reads its inputs only through one matrix, `w_ih`.
 
     That product runs for all steps at once, and so does the gradient of `w_ih`. A
@@ -77,7 +80,7 @@ class GatedCell(SizedCell):
         for name in ("input_size", "hidden_size"):
             set_field(self, name, _checks.check_size(name, getattr(self, name)))
 
-    def param_shapes(self) -> Any:
+    def param_shapes(self) -> Params:
         """Return the parameters' NamedTuple with shapes; None for absent ones."""
         raise NotImplementedError(f"{type(self).__name__} defines no parameters")
 
@@ -91,7 +94,7 @@ class GatedCell(SizedCell):
         """Names that `recurrent_net(recompute=...)` accepts."""
         return ("gates",)
 
-    def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
+    def init(self, key: Array, dtype: Any = jnp.float32) -> Params:
         """Draw parameters from U(-k, k), k = hidden_size ** -0.5; set `constants`."""
         bound = self.hidden_size**-0.5
         return draw(key, self.param_shapes(), dtype, bound, self.constants)
@@ -131,7 +134,7 @@ class GatedCell(SizedCell):
 
 
 @dataclasses.dataclass(frozen=True)
-class LSTMCell(GatedCell):
+class LSTMCell(GatedCell[Params]):
     """A cell with the states `(h, c)` and the gates `i f g o`."""
 
     forget_bias: float = 0.0

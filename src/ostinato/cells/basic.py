@@ -34,7 +34,7 @@ from .base import (
 )
 
 
-class _FusedCell(GatedCell):
+class _FusedCell(GatedCell[LayerWeights]):
     """A cell that the fused operator can run, described by `spec`."""
 
     @property
@@ -102,7 +102,7 @@ class RNN(_FusedCell):
 
 
 @dataclasses.dataclass(frozen=True)
-class LSTM(LSTMCell, _FusedCell):
+class LSTM(LSTMCell[LayerWeights], _FusedCell):
     """Long short-term memory.
 
         i, f, g, o = split(w_ih x_t + b_ih + w_hh h_{t-1} + b_hh)
@@ -140,7 +140,7 @@ class LSTM(LSTMCell, _FusedCell):
 
 
 @dataclasses.dataclass(frozen=True)
-class LSTMP(LSTMCell, _FusedCell):
+class LSTMP(LSTMCell[LayerWeights], _FusedCell):
     """An `LSTM` whose hidden state is projected: `h_t = w_hr (o * tanh(c_t))`.
 
     Args:

@@ -23,7 +23,7 @@ class MILSTMParams(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class MILSTM(LSTMCell):
+class MILSTM(LSTMCell[MILSTMParams]):
     """An `LSTM` whose input and recurrent products multiply as well as add.
 
         x = w_ih x_t + b_ih

@@ -12,6 +12,7 @@ from .._typing import Array
 from .base import (
     GatedCell,
     LSTMCell,
+    Params,
     add,
     broadcast,
     check_number,
@@ -58,7 +59,7 @@ def layer_norm(a: Array, scale: Array, offset: Array, epsilon: float) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class _NormLSTM(LSTMCell):
+class _NormLSTM(LSTMCell[Params]):
     epsilon: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ class _NormLSTM(LSTMCell):
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerNormLSTM(_NormLSTM):
+class LayerNormLSTM(_NormLSTM[LayerNormParams]):
     """An `LSTM` whose gates are normalised together, over all 4H of them.
 
         i, f, g, o = split(norm(w_ih x_t + b_ih + w_hh h_{t-1} + b_hh))
@@ -118,7 +119,7 @@ class LayerNormLSTM(_NormLSTM):
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerNormMILSTM(_NormLSTM):
+class LayerNormMILSTM(_NormLSTM[LayerNormMILSTMParams]):
     """An `MILSTM` whose integrated gates are normalised as in `LayerNormLSTM`.
 
         i, f, g, o = split(norm(alpha * p * x + beta1 * p + beta2 * x + b))
@@ -165,7 +166,7 @@ class LayerNormMILSTM(_NormLSTM):
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerNormGRU(GatedCell):
+class LayerNormGRU(GatedCell[LayerNormParams]):
     """A `GRU` (reset after the product) with normalised gates and candidate.
 
         r, z = split(sigmoid(norm(w_irz x_t + b_irz + w_hrz h_{t-1} + b_hrz)))

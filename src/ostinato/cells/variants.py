@@ -28,7 +28,7 @@ class PeepholeLSTMParams(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PeepholeLSTM(LSTMCell):
+class PeepholeLSTM(LSTMCell[PeepholeLSTMParams]):
     """An `LSTM` in which the gates of each unit also read its own cell state.
 
         i, f, g, o = split(w_ih x_t + b_ih + w_hh h_{t-1} + b_hh)
@@ -91,7 +91,7 @@ class IndRNNParams(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class IndRNN(GatedCell):
+class IndRNN(GatedCell[IndRNNParams]):
     """A network of independent units: `h_t = act(w_ih x_t + b_ih + w_hh * h_{t-1})`.
 
     Args:
