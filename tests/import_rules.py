@@ -72,7 +72,7 @@ THIRD_PARTY = {
     "nn.equinox": {"numpy", "equinox"},
     "interop.flax": {"numpy", "flax"},
     "interop.equinox": {"numpy", "equinox"},
-    "interop.keras_files": {"numpy", "h5py"},
+    "interop.hdf5_script": {"h5py"},
     "interop.onnx": {"numpy", "onnx"},
     "interop.onnx_files": {"numpy", "onnx"},
     "interop.torch": {"numpy", "torch"},

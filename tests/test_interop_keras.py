@@ -291,9 +291,9 @@ def objects(file):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (external_link, "without links to others"),
-        (soft_link, "without links to others"),
-        (external_data, "without data in others"),
+        (external_link, "links to other places are not read"),
+        (soft_link, "links to other places are not read"),
+        (external_data, "arrays in other files are not read"),
         (vast, "floats that fit in its"),
         (objects, "floats that fit in its"),
     ],

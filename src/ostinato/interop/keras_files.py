@@ -3,27 +3,37 @@
 A `.keras` file is a zip file of `config.json` and `model.weights.h5`, an older `.h5`
 file has the configuration in an attribute. HDF5 can refer to other files and declare
 arrays of any size; here names are followed only inside the file, and an array is read
-only if it fits in the file.
+only if it fits in the file. Since the HDF5 library may loop for ever on damaged files,
+`hdf5_script` calls it in a process of its own.
 """
 
 from __future__ import annotations
 
-import io
+import importlib.util
+import json
+import math
 import os
 import re
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from .files import BadFileError, check_zip, read_json, reading
+from .files import check_zip, read_json, reading
 
 _ARRAYS = ("kernel", "recurrent_kernel", "bias")
 _MODELS = ("Functional", "Sequential", "Model")
 _MAX_DEPTH = 20  # of models in models
-_MAX_LAYERS = 100_000
+_SCRIPT = Path(__file__).with_name("hdf5_script.py")
+_PATIENCE = 600  # seconds for a large file on a slow disk
+
+Arrays = Mapping[str, np.ndarray]
+"""Arrays by path in the file."""
 
 
 class Stored(NamedTuple):
@@ -50,59 +60,50 @@ def read_layers(path: str | os.PathLike[str]) -> list[Stored]:
         ValueError: the file is damaged, or refers to other files.
         ImportError: h5py is not installed.
     """
-    import h5py
-
+    if importlib.util.find_spec("h5py") is None:
+        raise ImportError(
+            "files of Keras need the package `h5py`, which is not installed; run: "
+            "pip install 'ostinato[keras]'"
+        )
     with reading(path, "a model that Keras saved as .keras or .h5") as size:
         if not zipfile.is_zipfile(path):
-            with h5py.File(path, "r", locking=False) as file:
-                return _read_legacy(_Reader(h5py, file, size))
+            text, arrays = _hdf5(os.fspath(path), b"")
+            if not isinstance(text, str):
+                raise ValueError(
+                    "it has no `model_config`: save the model, not weights alone"
+                )
+            return list(_read_legacy(arrays, read_json(text), None, "", 0))
         with zipfile.ZipFile(path) as archive:
             check_zip(archive, size)
             config = read_json(archive.read("config.json"))
-            data = archive.read("model.weights.h5")
-        with h5py.File(io.BytesIO(data), "r") as file:
-            reader = _Reader(h5py, file, len(data))
-            return list(_read_current(reader, config, "", "", 0))
+            _, arrays = _hdf5("-", archive.read("model.weights.h5"))
+        return list(_read_current(arrays, config, "", "", 0))
 
 
-class _Reader:
-    """Arrays of one HDF5 file, found without leaving it."""
-
-    def __init__(self, h5py: Any, file: Any, size: int) -> None:
-        self.h5py, self.file, self.size = h5py, file, size
-
-    def find(self, path: str) -> Any:
-        """Return the group or dataset at a path of plain links; None if it has none."""
-        node = self.file
-        for part in path.split("/"):
-            if not isinstance(node, self.h5py.Group) or part not in ("", *node):
-                return None
-            if part and not isinstance(
-                node.get(part, getlink=True), self.h5py.HardLink
-            ):
-                raise BadFileError(
-                    f"`path` must be a file without links to others, got {path!r}"
-                )
-            node = node[part] if part else node
-        return node
-
-    def array(self, path: str) -> np.ndarray | None:
-        """Return the array at a path; None if there is none."""
-        node = self.find(path)
-        if not isinstance(node, self.h5py.Dataset):
-            return None
-        if node.external or node.is_virtual:
-            raise BadFileError(
-                f"`path` must be a file without data in others, got {path!r}"
-            )
-        bfloat16 = node.attrs.get("dtype") == "bfloat16" and node.dtype.itemsize == 2
-        if not (node.dtype.kind == "f" or bfloat16) or node.nbytes > self.size:
-            raise BadFileError(
-                f"`path` must hold floats that fit in its {self.size} bytes, got "
-                f"{node.dtype}{list(node.shape)} in {path!r}"
-            )
-        array = np.asarray(node[()])
-        return array.view(jnp.bfloat16) if bfloat16 else array
+def _hdf5(path: str, data: bytes) -> tuple[str | None, Arrays]:
+    """Return the configuration and the arrays of a file, or of `data` for `"-"`."""
+    command = [sys.executable, "-P", str(_SCRIPT), path]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        command, input=data, capture_output=True, env=environment, timeout=_PATIENCE
+    )
+    line, _, raw = done.stdout.partition(b"\n")
+    if done.returncode or not line:
+        raise ValueError("the HDF5 library failed on it")
+    head = json.loads(line)
+    if "error" in head:
+        raise ValueError(head["error"])
+    arrays, offset = {}, 0
+    for name, kind, shape in head["arrays"]:
+        dtype = np.dtype(jnp.bfloat16 if kind == "bfloat16" else kind)
+        count = math.prod(shape)
+        array = np.frombuffer(raw, dtype, count, offset)
+        arrays[name] = array.reshape(shape)
+        offset += array.nbytes
+    return head["config"], arrays
 
 
 def _kind(layer: Mapping[str, Any]) -> str:
@@ -137,7 +138,7 @@ def _sides(layer: Mapping[str, Any], one: str, two: Sequence[str]) -> Sequence[s
 
 
 def _read_current(
-    reader: _Reader, model: Mapping[str, Any], group: str, before: str, depth: int
+    stored: Arrays, model: Mapping[str, Any], group: str, before: str, depth: int
 ) -> Iterator[Stored]:
     """Yield the layers of a model in a `.keras` file.
 
@@ -153,12 +154,12 @@ def _read_current(
         used[snake] = used.get(snake, -1) + 1
         at = f"{group}layers/{snake}{'_' + str(used[snake]) if used[snake] else ''}"
         if kind in _MODELS:
-            yield from _read_current(reader, layer, f"{at}/", f"{name}/", depth + 1)
+            yield from _read_current(stored, layer, f"{at}/", f"{name}/", depth + 1)
             continue
         sides = _sides(layer, at, (f"{at}/forward_layer", f"{at}/backward_layer"))
         paths = [f"{side}/cell/vars/{n}" for side in sides for n in range(3)]
-        arrays = [reader.array(path) for path in paths]
-        yield Stored(name, kind, layer["config"], [a for a in arrays if a is not None])
+        arrays = [stored[path] for path in paths if path in stored]
+        yield Stored(name, kind, layer["config"], arrays)
 
 
 def _snake_case(name: str) -> str:
@@ -168,21 +169,14 @@ def _snake_case(name: str) -> str:
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
-def _read_legacy(reader: _Reader) -> list[Stored]:
-    """Return the layers of an `.h5` file, whose weights are listed by name."""
-    attributes = reader.file.attrs
-    if "model_config" not in attributes:
-        raise ValueError("it has no `model_config`: save the model, not weights alone")
-    return list(_legacy(reader, read_json(attributes["model_config"]), None, "", 0))
-
-
-def _legacy(
-    reader: _Reader,
+def _read_legacy(
+    stored: Arrays,
     model: Mapping[str, Any],
     group: str | None,
     before: str,
     depth: int,
 ) -> Iterator[Stored]:
+    """Yield the layers of a model in an `.h5` file, where groups have their names."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"its models are nested more than {_MAX_DEPTH} deep")
     for layer in _configs(model):
@@ -190,29 +184,21 @@ def _legacy(
         own = _name(layer, "")
         at = f"model_weights/{own}" if group is None else group
         if kind in _MODELS:
-            yield from _legacy(reader, layer, at, f"{name}/", depth + 1)
+            yield from _read_legacy(stored, layer, at, f"{name}/", depth + 1)
             continue
-        node = reader.find(at)
-        paths = [] if node is None else _weight_names(node)
-        if group is not None:  # weights of a model inside are listed together
-            paths = [path for path in paths if own in path.split("/")]
-        sides = _sides(layer, "", ("forward_", "backward_"))
+        # Weights of a model inside another one are listed together.
+        paths = [
+            path
+            for path in stored
+            if path.startswith(f"{at}/")
+            and (group is None or own in path[len(at) :].split("/"))
+        ]
         arrays = [
-            reader.array(f"{at}/{path}")
-            for side in sides
+            stored[path]
+            for side in _sides(layer, "", ("forward_", "backward_"))
             for leaf in _ARRAYS
             for path in paths
             if path.split("/")[-1].split(":")[0] == leaf
             and any(part.startswith(side) for part in path.split("/"))
         ]
-        yield Stored(name, kind, layer["config"], [a for a in arrays if a is not None])
-
-
-def _weight_names(group: Any) -> list[str]:
-    """Return the list in an attribute, which long lists share with numbered ones."""
-    names = [*group.attrs.get("weight_names", [])]
-    for n in range(_MAX_LAYERS):
-        if f"weight_names{n}" not in group.attrs:
-            break
-        names += [*group.attrs[f"weight_names{n}"]]
-    return [n.decode() if isinstance(n, bytes) else str(n) for n in names]
+        yield Stored(name, kind, layer["config"], arrays)
