@@ -8,6 +8,7 @@ writes a line of JSON, `{"config": ..., "arrays": [[path, dtype, shape], ...]}` 
 
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -16,7 +17,6 @@ import h5py
 
 _LEAVES = re.compile(r"(kernel|recurrent_kernel|bias)(:\d+)?|cell/vars/[012]")
 _MAX_NODES = 200_000
-_SECONDS = 1  # of processor time, and one more for every 20 MB
 
 
 def main(path: str) -> None:
@@ -42,12 +42,13 @@ def main(path: str) -> None:
 
 
 def _limit_time(size: int) -> None:
+    """Let the system end this process after a second or so, and one more per 20 MB."""
     try:
         import resource
     except ImportError:  # not a Unix; there the parent's patience is the limit
         return
     used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(used.ru_utime + used.ru_stime + 1) + _SECONDS + size // 20_000_000
+    limit = math.ceil(used.ru_utime + used.ru_stime + 0.5) + size // 20_000_000
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
 
 

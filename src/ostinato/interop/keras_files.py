@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from .files import check_zip, read_json, reading
+from .._files import check_zip, read_json, reading
 
 _ARRAYS = ("kernel", "recurrent_kernel", "bias")
 _MODELS = ("Functional", "Sequential", "Model")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import _checks
-from .files import BadFileError, reading
+from .._files import BadFileError, reading
 
 _MAX_HOPS = 16
 _KIND = "a model of ONNX"

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import LayerWeights, RNNSpec, _checks, unpack_weights
+from .._files import MAX_RATIO, check_zip, reading
 from .._typing import Array, Float
 from .exported import require
-from .files import MAX_RATIO, check_zip, reading
 from .imported import Contents, Imported, as_array, build, gate_order, reorder_gates
 
 __all__ = ["find", "from_file", "from_module", "from_state_dict", "to_state_dict"]

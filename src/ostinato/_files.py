@@ -1,4 +1,4 @@
-"""Reading files that may be damaged or hostile: one clear error, and bounded memory."""
+"""Files: one clear error for damaged or hostile ones, and writing that cannot tear."""
 
 from __future__ import annotations
 
@@ -41,6 +41,20 @@ def reading(path: str | os.PathLike[str], kind: str) -> Iterator[int]:
             f"`path` must be {kind}; {os.fspath(path)!r} cannot be read as one: "
             f"{text or type(error).__name__}"
         ) from error
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file that is there whole, or as it was before, whatever happens."""
+    path = Path(path)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def check_zip(archive: zipfile.ZipFile, size: int) -> None:
