@@ -47,7 +47,7 @@ class Saved(NamedTuple):
 
 def save(
     path: str | os.PathLike[str],
-    networks: Mapping[str, tuple[RNNSpec, Any]],
+    networks: Mapping[str, tuple[RNNSpec, Any] | tuple[RNNSpec, Any, Any]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write networks to a safetensors file.

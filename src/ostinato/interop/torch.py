@@ -11,6 +11,7 @@ numpy: only `from_file` and `to_state_dict` need torch.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import zipfile
@@ -252,6 +253,15 @@ def to_state_dict(
             name = f"{prefix}{theirs}_l{number}{'_reverse' if reverse else ''}"
             sd[name] = _tensor(torch, value)
     return sd
+
+
+def as_bytes(sd: Mapping[str, Any]) -> bytes:
+    """Return what `torch.save` writes of a state dict."""
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(dict(sd), buffer)
+    return buffer.getvalue()
 
 
 def _tensor(torch: Any, a: Array) -> Any:
