@@ -17,6 +17,7 @@ from interop_cases import (
 )
 
 import ostinato as ost
+from ostinato.interop import imported
 from ostinato.interop import onnx as ours
 
 pytestmark = pytest.mark.peers
@@ -84,9 +85,9 @@ NODES = {
 def test_node_gives_the_same_numbers(name):
     kind, options = NODES[name]
     model = make(kind, **options)
-    imported = ours.from_model(model)["rnn"]
-    assert distance(imported, X, theirs(model)) <= LIMIT
-    assert imported.notes == ("layout=0: x is [T, N, I], so call with time_major=True",)
+    network = ours.from_model(model)["rnn"]
+    assert distance(network, X, theirs(model)) <= LIMIT
+    assert network.notes == ("layout=0: x is [T, N, I], so call with time_major=True",)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru", "gru-before"])
@@ -152,11 +153,8 @@ def test_exported_nodes_come_back(spec):
     weights = weights_of(spec)
     found = ours.from_model(ours.to_model(spec, weights))
     assert list(found) == [f"rnn_l{n}" for n in range(spec.num_layers)]
-    layers = [
-        layer
-        for one in found.values()
-        for layer in ost.unpack_weights(one.weights, one.spec)
-    ]
+    whole = imported.stack([*found.values()])
+    layers = ost.unpack_weights(whole.weights, whole.spec)
     for got, want in zip(layers, ost.unpack_weights(weights, spec), strict=True):
         for field in want._fields:
             value = getattr(want, field)
@@ -244,8 +242,8 @@ def test_other_equations_name_the_attribute(kind, options, attribute):
 
 
 def test_notes_on_what_nodes_say():
-    (imported,) = ours.from_model(make("GRU", direction="reverse")).values()
-    assert "flip x" in imported.notes[1]
+    (network,) = ours.from_model(make("GRU", direction="reverse")).values()
+    assert "flip x" in network.notes[1]
     model = make("GRU", layout=1)
     assert ours.from_model(model)["rnn"].notes == ()
     del model.graph.initializer[0]
