@@ -22,6 +22,7 @@ from interop_cases import (
 
 import ostinato as ost
 from ostinato.interop import keras as ours
+from ostinato.interop.keras_files import Stored
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 pytestmark = [
@@ -136,7 +137,17 @@ def test_notes_say_what_a_spec_does_not():
         )
         layer.build((2, None, 3))
     notes = " ".join(ours.from_layer(layer).notes)
-    for word in ("dropout=0.1", "go_backwards", "stateful", "bfloat16", "final h"):
+    config = layer.get_config() | {"time_major": True}  # as Keras 2 wrote it
+    arrays = [np.asarray(w) for w in layer.get_weights()]
+    notes += " ".join(ours._convert([Stored("a", "LSTM", config, arrays)]).notes)
+    for word in (
+        "dropout=0.1",
+        "time_major",
+        "go_backwards",
+        "stateful",
+        "bfloat16",
+        "final h",
+    ):
         assert word in notes
 
 

@@ -309,6 +309,8 @@ def _notes(name: str, parts: Sequence[tuple[str, str, Mapping[str, Any]]]) -> li
             )
     if config.get("return_sequences") is False:
         notes.append(f"{name}: return_sequences=False: its output is the final h")
+    if config.get("time_major"):  # of Keras 2
+        notes.append(f"{name}: time_major=True: call with time_major=True")
     if config.get("stateful"):
         notes.append(f"{name}: stateful=True: hand the state to the next call")
     policy = config.get("dtype")
