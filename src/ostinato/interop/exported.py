@@ -55,8 +55,8 @@ def join_biases(
 ) -> tuple[Array | None, Array | None]:
     """Return one bias for the sums of products, and one inside a GRU's candidate.
 
-    The input and the recurrent bias are added to each other in the equations, but in
-    the candidate of a GRU with `reset_after=True`, where `r` scales the latter.
+    The equations add the input and the recurrent bias, except in the candidate of a
+    GRU with `reset_after=True`, where `r` scales the recurrent one.
 
     Args:
         spec: the network.

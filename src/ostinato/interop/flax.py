@@ -130,11 +130,11 @@ def to_cell(
         cell_clip=None,
         input_mode="linear",
     )
-    if kind is None:
-        kind = next(k for k, modes in _MODES.items() if spec.mode in modes)
-    _checks.check_choice("kind", kind, get_args(ExportKind))
-    if kind != "linen" and spec.mode not in _MODES[kind]:
-        modes = " or ".join(map(repr, _MODES[kind]))
+    usual = next(name for name, modes in _MODES.items() if spec.mode in modes)
+    wanted: str = usual if kind is None else kind
+    _checks.check_choice("kind", wanted, get_args(ExportKind))
+    if wanted != "linen" and spec.mode not in _MODES[wanted]:
+        modes = " or ".join(map(repr, _MODES[wanted]))
         raise ValueError(
             f"`spec` must have mode {modes} for {target}, got {spec.mode!r}"
         )
@@ -142,10 +142,10 @@ def to_cell(
     b, b_n = join_biases(spec, parts, target, fold)
     if b is None:
         b = jnp.zeros(parts.w_hh.shape[0], parts.w_hh.dtype)
-    if kind == "linen":
+    if wanted == "linen":
         return _to_linen(spec, parts, b, b_n)
     refuse_candidate_bias(b_n, target, "linen and equinox have a bias there")
-    return _to_nnx(spec, parts, b, kind)
+    return _to_nnx(spec, parts, b, wanted)
 
 
 def _names(mode: str, side: str) -> list[str]:

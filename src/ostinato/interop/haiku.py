@@ -102,7 +102,7 @@ def from_params(
         module = last if field.endswith("hh") else first
         return f"params[{module!r}][{leaves[field]!r}]"
 
-    options = {"reset_after": False} if kind == "gru" else {}
+    options: dict[str, Any] = {"reset_after": False} if kind == "gru" else {}
     layer = LayerWeights(w_ih, w_hh, b_ih, b_hh, None)
     return build(_MODES[kind], [layer], label, order=GATES[kind], **options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,9 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import LayerWeights, RNNSpec, _checks, pack_weights, param_shapes
+from .. import (
+    LayerWeights,
+    RNNSpec,
+    _checks,
+    pack_weights,
+    param_shapes,
+    unpack_weights,
+)
 from .._rnn.modes import MODES
 from .._typing import Array, Float
+from .exported import require
+
+__all__ = ["Imported", "bidirectional", "stack"]
 
 
 class Imported(NamedTuple):
@@ -156,6 +167,93 @@ def build(
         }
     )
     return Imported(spec, pack_weights(whole, spec), tuple(notes))
+
+
+def stack(networks: Sequence[Imported]) -> Imported:
+    """Return one network whose layers are those of several, one after the other.
+
+    Args:
+        networks: for example the cells of a model, or the nodes of an ONNX model, the
+            first layer first; each reads the outputs of the one before.
+
+    Returns:
+        `Imported(spec, weights, notes)` with the notes of all. It computes, in one
+        call, what the networks compute one after the other.
+
+    Raises:
+        ValueError: `networks` is empty; they differ in mode, number of directions or
+            another field but `input_size`, `num_layers` and `bias`; sizes do not fit.
+        TypeError: dtypes differ.
+
+    Holds under every JAX transformation.
+    """
+    if not networks:
+        raise ValueError("`networks` must hold at least one network, got none")
+    layers = [unpack_weights(network.weights, network.spec) for network in networks]
+    both = networks[0].spec.bidirectional
+    return _join(networks, [(n, p) for n, ps in enumerate(layers) for p in ps], both)
+
+
+def bidirectional(forward: Imported, backward: Imported) -> Imported:
+    """Return one layer that runs two networks of one layer in both directions.
+
+    Args:
+        forward: the network that reads each sequence from its first step on.
+        backward: the network that reads it from its last step on; its outputs are
+            aligned with those of `forward`.
+
+    Returns:
+        `Imported(spec, weights, notes)` with `bidirectional=True`.
+
+    Raises:
+        ValueError: a network has more layers or both directions already, or they
+            differ in mode, sizes or another field but `bias`.
+        TypeError: dtypes differ.
+
+    Holds under every JAX transformation.
+    """
+    networks = (forward, backward)
+    for name, network in zip(("forward", "backward"), networks, strict=True):
+        if network.spec.num_layers > 1 or network.spec.bidirectional:
+            raise ValueError(
+                f"`{name}` must have one layer and one direction, got {network.spec}"
+            )
+    layers = [unpack_weights(network.weights, network.spec)[0] for network in networks]
+    return _join(networks, [*enumerate(layers)], True)
+
+
+def _join(
+    networks: Sequence[Imported],
+    layers: Sequence[tuple[int, LayerWeights]],
+    both_directions: bool,
+) -> Imported:
+    """Return the network of pseudo-layers that come with their network's number."""
+    for network in networks:
+        require(network.spec, "a part of a network", input_mode="linear")
+    free = {"input_size", "num_layers", "bias"}
+    first, *others = (
+        {k: v for k, v in dataclasses.asdict(network.spec).items() if k not in free}
+        for network in networks
+    )
+    for n, fields in enumerate(others, 1):
+        for name, value in first.items():
+            if fields[name] != value:
+                raise ValueError(
+                    f"`networks[{n}].spec` must have {name}={value!r}, as the first "
+                    f"one has, got {fields[name]!r}"
+                )
+    options = {name: first[name] for name in _OPTIONS}
+    return build(
+        first["mode"],
+        [layer for _, layer in layers],
+        lambda p, field: f"networks[{layers[p][0]}], layer {p}, {field}",
+        bidirectional=both_directions,
+        notes=[note for network in networks for note in network.notes],
+        **options,
+    )
+
+
+_OPTIONS = ("dropout", "cell_clip", "clip_nan", "reset_after", "batch_invariant")
 
 
 def check_matrices(

@@ -5,13 +5,16 @@
 
 Names, signatures and the flat weight vector are the same. What differs: the functions
 run on CPU and TPU too, in float32, float64, bfloat16 and float16; sequences of length 0
-return their initial state; `vmap`, forward mode and derivatives of any order work.
+return their initial state; `vmap`, forward mode and derivatives of any order work. The
+primitives of cuDNN, `rnn_fwd_p` and `rnn_bwd_p`, and their shape rules have no
+counterpart.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from .. import (
@@ -21,6 +24,8 @@ from .. import (
     num_params,
     pack_weights,
     rnn,
+    rnn_backward,
+    rnn_forward,
     unpack_weights,
 )
 from .._typing import Array
@@ -29,10 +34,17 @@ __all__ = [
     "get_num_params_in_lstm",
     "init_lstm_weight",
     "lstm",
+    "lstm_bwd",
+    "lstm_fwd",
     "lstm_ref",
     "swap_lstm_gates",
     "unpack_lstm_weights",
 ]
+
+
+PRNGKeyArray = Any
+sigmoid = jax.nn.sigmoid
+tanh = jax.nn.tanh
 
 
 def _spec(
@@ -152,6 +164,92 @@ def lstm(
         precision=precision,
     )
     return y, h_n, c_n
+
+
+def lstm_fwd(
+    x: Array,
+    h_0: Array,
+    c_0: Array,
+    w: Array,
+    seq_lengths: Array,
+    input_size: int,
+    hidden_size: int,
+    num_layers: int,
+    dropout: float,
+    bidirectional: bool,
+    precision: Any,
+) -> tuple[tuple[Array, Array, Array], tuple[Any, ...]]:
+    """Run `lstm` and keep what `lstm_bwd` needs: a pair for `jax.custom_vjp.defvjp`.
+
+    Args:
+        x: as for `lstm`, as are all others; `w` is its `weights`.
+        h_0: as for `lstm`.
+        c_0: as for `lstm`.
+        w: flat weights.
+        seq_lengths: as for `lstm`.
+        input_size: I.
+        hidden_size: H.
+        num_layers: L.
+        dropout: 0 or False.
+        bidirectional: whether D is 2.
+        precision: of the products, or None.
+
+    Returns:
+        `(y, h_n, c_n)`, and `(x, h_0, c_0, w, seq_lengths, y, reserve)`. The reserve is
+        a pytree; in `jax.experimental.rnn` it is cuDNN's, an array.
+
+    Raises:
+        NotImplementedError: `dropout` is not 0.
+        TypeError, ValueError: as `ostinato.rnn`.
+
+    Holds under the transformations of `ostinato.rnn`; under `jax.jit` the arguments
+    from `input_size` on are static.
+    """
+    _check_dropout(dropout)
+    spec = _spec(input_size, hidden_size, num_layers, bidirectional)
+    (y, (h_n, c_n)), reserve = rnn_forward(
+        spec, w, x, (h_0, c_0), seq_lengths=seq_lengths, precision=precision
+    )
+    return (y, h_n, c_n), (x, h_0, c_0, w, seq_lengths, y, reserve)
+
+
+def lstm_bwd(
+    input_size: int,
+    hidden_size: int,
+    num_layers: int,
+    dropout: float,
+    bidirectional: bool,
+    precision: Any,
+    residuals: tuple[Any, ...],
+    gradients: tuple[Array, Array, Array],
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Pull the cotangents of `lstm_fwd`'s outputs back to its arguments.
+
+    Args:
+        input_size: I.
+        hidden_size: H.
+        num_layers: L.
+        dropout: 0 or False.
+        bidirectional: whether D is 2.
+        precision: of the products; that of `lstm_fwd` holds.
+        residuals: the second result of `lstm_fwd`.
+        gradients: cotangents of `y`, `h_n` and `c_n`.
+
+    Returns:
+        Cotangents of `x`, `h_0`, `c_0`, `w`, and zeros for `seq_lengths`.
+
+    Raises:
+        NotImplementedError: `dropout` is not 0.
+        TypeError, ValueError: as `ostinato.rnn_backward`.
+
+    Holds under the transformations of `ostinato.rnn_backward`.
+    """
+    _check_dropout(dropout)
+    spec = _spec(input_size, hidden_size, num_layers, bidirectional)
+    *_, w, seq_lengths, _, reserve = residuals
+    dy, *dstate = gradients
+    dx, dw, (dh_0, dc_0) = rnn_backward(spec, w, reserve, dy, tuple(dstate))
+    return dx, dh_0, dc_0, dw, jnp.zeros_like(seq_lengths)
 
 
 def lstm_ref(

@@ -11,17 +11,18 @@ numpy: only `from_file` and `to_state_dict` need torch.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
 from .. import LayerWeights, RNNSpec, _checks, unpack_weights
+from .._files import MAX_RATIO, check_zip, reading
 from .._typing import Array, Float
 from .exported import require
 from .imported import Contents, Imported, as_array, build, gate_order, reorder_gates
@@ -140,14 +141,18 @@ def read_file(path: str | os.PathLike[str]) -> Contents:
 def contents(sd: Mapping[str, Any], nonlinearity: str = "tanh") -> Contents:
     """Return the networks in a state dict, and the names of other tensors."""
     found, others = {}, {name: "not of a recurrent layer" for name in sd}
-    for prefix, spec in find(sd).items():
-        notes = []
-        if spec.mode == "rnn_tanh" and nonlinearity == "tanh":
-            notes.append("weights do not tell tanh from relu: taken as tanh")
-        found[prefix] = _from_named(sd, prefix, nonlinearity, notes, {})
-        for name in [n for n in others if n.startswith(prefix)]:
-            if _NAME.fullmatch(name[len(prefix) :]):
-                del others[name]
+    for prefix, part in _by_prefix(sd).items():
+        try:
+            network = _from_named(part, prefix, nonlinearity, [], {})
+        except (TypeError, ValueError) as error:
+            others |= dict.fromkeys(part, str(error))
+            continue
+        if network.spec.mode == "rnn_tanh" and nonlinearity == "tanh":
+            note = "weights do not tell tanh from relu: taken as tanh"
+            network = network._replace(notes=(note,))
+        found[prefix] = network
+        for name in part:
+            del others[name]
     return Contents(found, others)
 
 
@@ -155,23 +160,15 @@ def _tensors_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the tensors in a file by name; ValueError where it is damaged."""
     import torch
 
-    size = Path(path).stat().st_size
-    try:
+    kind = "a file of tensors that torch.save wrote, such as a state_dict"
+    with reading(path, kind) as size:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                inflated = sum(info.file_size for info in archive.infolist())
-            if inflated > size:
-                raise ValueError("its parts are compressed, as torch writes none")
+                check_zip(archive, size)
         tree = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the reader meets in damaged bytes
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ValueError(
-            f"`path` must be a file of tensors that torch.save wrote, such as a "
-            f"state_dict; {os.fspath(path)!r} cannot be read as one: {reason}"
-        ) from error
     tensors = {}
     for name, tensor in _flat(tree, "", set()):
-        if tensor.numel() * tensor.element_size() > size:  # strides of 0
+        if tensor.numel() * tensor.element_size() > MAX_RATIO * size:  # strides of 0
             raise ValueError(f"`{name}` must fit in its file of {size} bytes")
         tensors[name] = tensor
     return tensors
@@ -200,21 +197,22 @@ def find(sd: Mapping[str, Any]) -> dict[str, RNNSpec]:
         For each layer its prefix, which `from_state_dict` takes, and its spec. Those of
         plain RNNs have mode `"rnn_tanh"`: weights do not tell it from `"rnn_relu"`.
     """
-    names = (
-        re.fullmatch(rf"(.*?){_NAME.pattern}", name)
-        for name in sd
-        if isinstance(name, str)
-    )
-    prefixes = dict.fromkeys(
-        name[1] for name in names if name and name[2] == "weight_hh"
-    )
-    found = {}
-    for prefix in prefixes:
-        try:
-            found[prefix] = from_state_dict(sd, prefix).spec
-        except (TypeError, ValueError):
-            continue  # a name of the same kind on something else
-    return found
+    return {name: network.spec for name, network in contents(sd).found.items()}
+
+
+def _by_prefix(sd: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the tensors with names of recurrent layers, by what stands before."""
+    parts: dict[str, dict[str, Any]] = {}
+    for name, value in sd.items():
+        match = isinstance(name, str) and re.fullmatch(rf"(.*?){_NAME.pattern}", name)
+        if match:
+            parts.setdefault(match[1], {})[name] = value
+    # `weight_ih` alone is a name that other layers may have as well.
+    return {
+        prefix: part
+        for prefix, part in parts.items()
+        if any("weight_hh" in name[len(prefix) :] for name in part)
+    }
 
 
 def to_state_dict(
@@ -255,6 +253,15 @@ def to_state_dict(
             name = f"{prefix}{theirs}_l{number}{'_reverse' if reverse else ''}"
             sd[name] = _tensor(torch, value)
     return sd
+
+
+def as_bytes(sd: Mapping[str, Any]) -> bytes:
+    """Return what `torch.save` writes of a state dict."""
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(dict(sd), buffer)
+    return buffer.getvalue()
 
 
 def _tensor(torch: Any, a: Array) -> Any:

@@ -1,0 +1,74 @@
+"""Files: one clear error for damaged or hostile ones, and writing that cannot tear."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MAX_RATIO = 16  # of a zip's contents to its size; weights hardly shrink
+_MAX_JSON = 64 << 20
+
+
+class BadFileError(ValueError):
+    """A file that is damaged, or not of the kind that was asked for."""
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], kind: str) -> Iterator[int]:
+    """Turn whatever a reader meets in damaged bytes into one clear `ValueError`.
+
+    Args:
+        path: the file. That it cannot be opened at all stays an `OSError`.
+        kind: what it has to be, for the message, such as `"a model of Keras"`.
+
+    Yields:
+        The size of the file.
+    """
+    with open(path, "rb"):  # missing, a folder, not allowed: not the reader's matter
+        size = Path(path).stat().st_size
+    try:
+        yield size
+    except (BadFileError, ImportError):
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:200]
+        raise BadFileError(
+            f"`path` must be {kind}; {os.fspath(path)!r} cannot be read as one: "
+            f"{text or type(error).__name__}"
+        ) from error
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file that is there whole, or as it was before, whatever happens."""
+    path = Path(path)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def check_zip(archive: zipfile.ZipFile, size: int) -> None:
+    """Raise unless the contents of a zip file stand in proportion to its size."""
+    limit = MAX_RATIO * size + (1 << 20)
+    if sum(info.file_size for info in archive.infolist()) > limit:
+        raise ValueError("its parts are too large for a file of its size")
+
+
+def read_json(data: bytes | str) -> dict[str, Any]:
+    """Return the object that JSON text holds."""
+    if len(data) > _MAX_JSON:
+        raise ValueError(f"its description has more than {_MAX_JSON} bytes")
+    found = json.loads(data)
+    if not isinstance(found, dict):
+        raise ValueError("its description is no JSON object")
+    return found

@@ -1,0 +1,162 @@
+"""Files of one library to files of another: what `ostinato convert` does.
+
+The suffix of a file tells its kind: `.pt`, `.safetensors`, `.keras`, `.h5` and `.onnx`
+are read, `.safetensors`, `.onnx` and `.pt` are written.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from .. import store
+from .._files import write_atomically
+from . import keras, onnx, torch
+from .imported import Contents, Imported
+
+__all__ = ["SOURCES", "TARGETS", "convert", "read"]
+
+SOURCES = (".pt", ".safetensors", ".keras", ".h5", ".onnx")
+TARGETS = (".safetensors", ".onnx", ".pt")
+_UNNAMED = "rnn"
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    name: str | None = None,
+) -> Contents:
+    """Write the recurrent networks of one file to another one.
+
+    Args:
+        source: `.pt`, `.safetensors`, `.keras`, `.h5` or `.onnx`.
+        target: `.safetensors`, `.onnx`, for which there must be one network, or `.pt`.
+            Nothing is written if there is no network.
+        name: of the one network to write; None: all.
+
+    Returns:
+        `found`, the networks that were written, by name, and `others`, what was not, by
+        name with the reason.
+
+    Raises:
+        ValueError: another suffix, a damaged file, no network called `name`, or several
+            for `.onnx`.
+        ImportError: a package is not installed.
+        OSError: a file cannot be read or written.
+    """
+    _check_suffix("target", target, TARGETS)
+    found, others = read(source)
+    if name is not None:
+        if name not in found:
+            there = ", ".join(map(repr, found)) or "none"
+            reason = f": {others[name]}" if name in others else ""
+            raise ValueError(
+                f"`name` must be that of a network in {os.fspath(source)!r}, "
+                f"{there}, got {name!r}{reason}"
+            )
+        others |= {n: "another name was asked for" for n in found if n != name}
+        found = {name: found[name]}
+    if found:
+        found = _WRITERS[_suffix(target)](target, found, others)
+    return Contents(found, others)
+
+
+def read(path: str | os.PathLike[str]) -> Contents:
+    """Return the networks in a file by name, and why the rest of it is none.
+
+    Raises:
+        ValueError: another suffix, or a damaged file.
+        ImportError: a package is not installed.
+        OSError: the file cannot be read.
+    """
+    _check_suffix("source", path, SOURCES)
+    return _READERS[_suffix(path)](path)
+
+
+def _suffix(path: str | os.PathLike[str]) -> str:
+    return Path(path).suffix.lower()
+
+
+def _check_suffix(
+    name: str, path: str | os.PathLike[str], known: tuple[str, ...]
+) -> None:
+    if _suffix(path) not in known:
+        raise ValueError(
+            f"`{name}` must end in one of {', '.join(known)}, got {os.fspath(path)!r}"
+        )
+
+
+def _from_torch(path: str | os.PathLike[str]) -> Contents:
+    return _named(torch.read_file(path))
+
+
+def _from_safetensors(path: str | os.PathLike[str]) -> Contents:
+    tensors, header = store.read_tensors(path)
+    if not store.saved_by_ostinato(header):
+        return _named(torch.contents(tensors))
+    saved = {name: Imported(*network) for name, network in store.load(path).items()}
+    return Contents(saved, {})
+
+
+def _named(contents: Contents) -> Contents:
+    """Return networks by the name of their module instead of a prefix with a dot."""
+    found = {
+        prefix.removesuffix(".") or _UNNAMED: network
+        for prefix, network in contents.found.items()
+    }
+    return contents._replace(found=found)
+
+
+def _to_safetensors(
+    path: Any, found: dict[str, Imported], others: dict[str, str]
+) -> dict[str, Imported]:
+    store.save(path, found)
+    return found
+
+
+def _to_onnx(
+    path: Any, found: dict[str, Imported], others: dict[str, str]
+) -> dict[str, Imported]:
+    if len(found) > 1:
+        raise ValueError(
+            "`name` must say which network to write as .onnx: "
+            f"{', '.join(map(repr, found))}"
+        )
+    written = {}
+    for name, (spec, weights, _) in found.items():
+        try:
+            model = onnx.to_model(spec, weights)
+        except ValueError as error:
+            others[name] = str(error)
+            continue
+        write_atomically(path, model.SerializeToString())
+        written[name] = found[name]
+    return written
+
+
+def _to_torch(
+    path: Any, found: dict[str, Imported], others: dict[str, str]
+) -> dict[str, Imported]:
+    written, tensors = {}, {}
+    for name, (spec, weights, _) in found.items():
+        prefix = f"{name}." if len(found) > 1 else ""
+        try:
+            tensors |= torch.to_state_dict(spec, weights, prefix)
+        except ValueError as error:
+            others[name] = str(error)
+            continue
+        written[name] = found[name]
+    if written:
+        write_atomically(path, torch.as_bytes(tensors))
+    return written
+
+
+_READERS = {
+    ".pt": _from_torch,
+    ".safetensors": _from_safetensors,
+    ".keras": keras.read_file,
+    ".h5": keras.read_file,
+    ".onnx": onnx.read_file,
+}
+_WRITERS = {".safetensors": _to_safetensors, ".onnx": _to_onnx, ".pt": _to_torch}

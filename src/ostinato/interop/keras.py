@@ -1,0 +1,322 @@
+"""Weights of Keras's `LSTM`, `GRU`, `SimpleRNN` and `Bidirectional`, in and out.
+
+    from ostinato.interop import keras as from_keras
+
+    spec, weights, notes = from_keras.from_layer(layer)
+    networks = from_keras.from_file("model.keras")   # by layer name
+    y, state = ostinato.rnn(spec, weights, x)
+
+Keras orders gates `i f c o` and `z r h`, `c` and `h` being the candidates, and stores
+matrices transposed. Its LSTM has one bias, its GRU with `reset_after=True` two. Keras
+itself is not imported: files are read with h5py and json, so no code in them runs.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import jax.numpy as jnp
+import numpy as np
+
+from .. import LayerWeights, RNNSpec
+from .._typing import Array, Float
+from .exported import join_biases, pseudo_layer, require
+from .imported import Contents, Imported, as_array, build, gate_order, reorder_gates
+from .keras_files import Stored, read_layers
+
+__all__ = ["from_file", "from_layer", "to_weights"]
+
+GATES = {"lstm": "i f g o", "gru": "z r n", "rnn_tanh": "h", "rnn_relu": "h"}
+"""How Keras orders the gates, under this package's names."""
+
+_KINDS = {"LSTM": "lstm", "GRU": "gru", "SimpleRNN": "rnn_tanh"}
+_DEFAULTS = {
+    "activation": "tanh",
+    "recurrent_activation": "sigmoid",
+}
+_FIELDS = {"w_ih": "kernel", "w_hh": "recurrent_kernel", "b_ih": "bias", "b_hh": "bias"}
+
+
+def from_layer(layer: Any) -> Imported:
+    """Convert a layer of Keras, or a stack of them.
+
+    Args:
+        layer: a built `keras.layers.LSTM`, `GRU`, `SimpleRNN`, or a `Bidirectional` of
+            one of these with `merge_mode="concat"`; or a list of layers, each of which
+            reads the outputs of the one before.
+
+    Returns:
+        `Imported(spec, weights, notes)`, in the dtype of the variables. The notes say
+        what else the layer does, such as dropout of its inputs or going backwards.
+
+    Raises:
+        TypeError: `layer` is none of these, or layers of a stack differ in dtype.
+        ValueError: another activation, another `merge_mode`, a layer that is not built,
+            or layers of a stack that differ in kind; the message names the attribute.
+
+    Holds under every JAX transformation.
+    """
+    layers = list(layer) if isinstance(layer, (list, tuple)) else [layer]
+    if not layers:
+        raise ValueError("`layer` must hold at least one layer, got an empty list")
+    return _convert([_stored(one) for one in layers])
+
+
+def from_file(path: str | os.PathLike[str]) -> dict[str, Imported]:
+    """Convert the recurrent layers of a file that Keras saved.
+
+    Args:
+        path: a model, `.keras`, or of the older form `.h5`.
+
+    Returns:
+        The networks by layer name; that of a layer inside another model is
+        `"model/layer"`. Layers of other kinds are passed over.
+
+    Raises:
+        ValueError: the file is damaged or refers to other files; or a recurrent layer
+            has another activation or `merge_mode`: the message names the attribute.
+        ImportError: h5py is not installed.
+    """
+    return {
+        stored.name: _convert([stored])
+        for stored in read_layers(path)
+        if stored.kind in (*_KINDS, "Bidirectional")
+    }
+
+
+def read_file(path: str | os.PathLike[str]) -> Contents:
+    """Return the networks in a file of Keras, and why other layers are none."""
+    found, others = {}, {}
+    for stored in read_layers(path):
+        if stored.kind not in (*_KINDS, "Bidirectional"):
+            if stored.kind != "InputLayer":
+                others[stored.name] = f"{stored.kind} is no recurrent layer known here"
+            continue
+        try:
+            found[stored.name] = _convert([stored])
+        except (TypeError, ValueError) as error:
+            others[stored.name] = str(error)
+    return Contents(found, others)
+
+
+def to_weights(
+    spec: RNNSpec,
+    weights: Float[Array, " num_params"],
+    *,
+    layer: int = 0,
+    fold: bool = False,
+) -> list[np.ndarray]:
+    """Convert one layer to the list that `set_weights` of a layer of Keras takes.
+
+    Args:
+        spec: the network; what Keras cannot express raises ValueError.
+        weights: its flat vector.
+        layer: which layer.
+        fold: export the sum of two biases where Keras has one.
+
+    Returns:
+        `[kernel [I, G*H], recurrent_kernel [H, G*H], bias]`, those of the forward layer
+        before those of the backward one if `spec.bidirectional`. A spec without biases
+        is a layer with `use_bias=False`.
+
+    Raises:
+        ValueError: `proj_size`, `cell_clip` or `input_mode="skip"`; two biases without
+            `fold`, except for a GRU with `reset_after=True`.
+    """
+    target = "a layer of Keras"
+    require(spec, target, proj_size=0, cell_clip=None, input_mode="linear")
+    order, arrays = (gate_order(spec.mode), GATES[spec.mode]), []
+    for reverse in range(spec.num_directions):
+        parts = pseudo_layer(spec, weights, layer, bool(reverse))
+        if spec.mode == "gru" and spec.reset_after:
+            given = [b for b in (parts.b_ih, parts.b_hh) if b is not None]
+            both = [
+                reorder_gates(jnp.zeros_like(given[0]) if b is None else b, *order)
+                for b in (parts.b_ih, parts.b_hh)
+                if given
+            ]
+            bias = jnp.stack(both) if both else None
+        else:
+            b, _ = join_biases(spec, parts, target, fold)
+            bias = None if b is None else reorder_gates(b, *order)
+        matrices = [reorder_gates(w, *order).T for w in (parts.w_ih, parts.w_hh)]
+        arrays += [*matrices, *([] if bias is None else [bias])]
+    return [np.asarray(a) for a in arrays]
+
+
+def _stored(layer: Any) -> Stored:
+    """Return what a file would say of a layer."""
+    kinds = (*_KINDS, "Bidirectional")
+    kind = next(
+        (
+            c.__name__
+            for c in type(layer).__mro__
+            if c.__name__ in kinds and c.__module__.startswith(("keras.", "tf_keras."))
+        ),
+        None,
+    )
+    if kind is None:
+        raise TypeError(
+            "`layer` must be a keras.layers.LSTM, GRU, SimpleRNN or Bidirectional, got "
+            f"{type(layer).__module__}.{type(layer).__qualname__}"
+        )
+    inner = (
+        [layer.forward_layer, layer.backward_layer]
+        if kind == "Bidirectional"
+        else [layer]
+    )
+    if not all(one.built for one in inner):
+        raise ValueError(f"`built` of the layer {layer.name!r} must be True")
+    arrays = []
+    for one in inner:
+        cell = one.cell if hasattr(one, "cell") else _stored(one)  # which raises
+        names = ("kernel", "recurrent_kernel", "bias")
+        arrays += [getattr(cell, n) for n in names if getattr(cell, n) is not None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on functions that a file could not hold
+        config = layer.get_config()
+    return Stored(layer.name, kind, config, arrays)
+
+
+def _convert(stack: Sequence[Stored]) -> Imported:
+    """Return the network that stored layers, one after the other, describe."""
+    pseudo, labels, notes, kinds = [], [], [], set()
+    for stored in stack:
+        parts = _directions(stored)
+        count = len(stored.arrays) // len(parts)
+        for n, (name, kind, config) in enumerate(parts):
+            arrays = stored.arrays[n * count : (n + 1) * count]
+            if count not in (2, 3) or len(stored.arrays) % len(parts):
+                raise ValueError(
+                    f"`{name}` must have 2 or 3 weights, got {len(stored.arrays)} for "
+                    f"{len(parts)} direction{'s' * (len(parts) - 1)}"
+                )
+            mode, options = _mode(name, kind, config, arrays)
+            layer = _weights(name, arrays)
+            pseudo.append(layer)
+            labels.append(name)
+            kinds.add((mode, len(parts), *options.items()))
+        notes += _notes(stored.name, parts)
+    if len(kinds) > 1:
+        raise ValueError(
+            "`layer` must hold layers of one kind, activation, `reset_after` and "
+            f"number of directions, got {sorted(map(str, kinds))}"
+        )
+    mode, directions, *options = kinds.pop()
+
+    def label(p: int, field: str) -> str:
+        return f"{labels[p]}.{_FIELDS[field]}"
+
+    return build(
+        mode,
+        pseudo,
+        label,
+        order=GATES[mode],
+        bidirectional=directions == 2,
+        notes=notes,
+        **dict(options),
+    )
+
+
+def _directions(stored: Stored) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Return name, kind and configuration of a layer, or of both inside a wrapper."""
+    config = stored.config
+    if stored.kind != "Bidirectional":
+        return [(stored.name, stored.kind, config)]
+    if config.get("merge_mode") != "concat":
+        _refuse(stored.name, "merge_mode", "'concat'", config.get("merge_mode"))
+    parts = []
+    for which in ("layer", "backward_layer"):
+        inner: Any = config.get(which)
+        if inner is None and parts:  # made like the forward one, which was checked
+            inner = config["layer"]
+            inner = inner | {"config": inner["config"] | {"go_backwards": True}}
+        if (
+            not isinstance(inner, Mapping)
+            or inner.get("class_name") not in _KINDS
+            or not isinstance(inner.get("config"), Mapping)
+        ):
+            got = inner.get("class_name") if isinstance(inner, Mapping) else inner
+            _refuse(stored.name, which, " or ".join(_KINDS), got)
+        if bool(inner["config"].get("go_backwards")) != (which != "layer"):
+            _refuse(f"{stored.name}.{which}", "go_backwards", which != "layer", "")
+        name = "forward_layer" if which == "layer" else which
+        parts.append((f"{stored.name}.{name}", inner["class_name"], inner["config"]))
+    return parts
+
+
+def _mode(
+    name: str, kind: str, config: Mapping[str, Any], arrays: Sequence[Any]
+) -> tuple[str, dict[str, Any]]:
+    """Return the mode, and fields of its spec, that a configuration describes."""
+    mode, options = _KINDS[kind], {}
+    activation = config.get("activation", "tanh")
+    if kind == "SimpleRNN" and activation == "relu":
+        mode = "rnn_relu"
+    elif activation != "tanh":
+        _refuse(name, "activation", "'tanh'", activation)
+    if kind != "SimpleRNN":
+        gates = config.get("recurrent_activation", "sigmoid")
+        if gates != "sigmoid":
+            _refuse(name, "recurrent_activation", "'sigmoid'", gates)
+    if kind == "GRU":
+        two = len(arrays) == 3 and len(arrays[2].shape) == 2
+        options["reset_after"] = bool(config.get("reset_after", two))
+        if len(arrays) == 3 and two != options["reset_after"]:
+            _refuse(name, "reset_after", f"{two} for its bias", not two)
+    return mode, options
+
+
+def _refuse(name: str, attribute: str, wanted: object, got: object) -> NoReturn:
+    text = f", got {got!r}"[:200] if got != "" else ""
+    raise ValueError(f"`{attribute}` of the layer {name!r} must be {wanted}{text}")
+
+
+def _weights(name: str, arrays: Sequence[Any]) -> LayerWeights:
+    fields = ("kernel", "recurrent_kernel", "bias")[: len(arrays)]
+    named = {
+        field: as_array(f"{name}.{field}", array)
+        for field, array in zip(fields, arrays, strict=True)
+    }
+    for field in fields[:2]:
+        if named[field].ndim != 2:
+            raise ValueError(
+                f"`{name}.{field}` must be a matrix, got the shape "
+                f"{list(named[field].shape)}"
+            )
+    kernel, recurrent = named["kernel"].T, named["recurrent_kernel"].T
+    bias = named.get("bias")
+    if bias is not None and bias.ndim == 2:
+        if bias.shape[0] != 2:
+            raise ValueError(f"`{name}.bias` must have 2 rows, got {bias.shape[0]}")
+        return LayerWeights(kernel, recurrent, bias[0], bias[1], None)
+    return LayerWeights(kernel, recurrent, bias, None, None)
+
+
+def _notes(name: str, parts: Sequence[tuple[str, str, Mapping[str, Any]]]) -> list[str]:
+    """Return what a layer does that a spec does not say."""
+    notes, (_, _, config) = [], parts[0]
+    if len(parts) == 1 and config.get("go_backwards"):
+        notes.append(f"{name}: go_backwards=True: flip x along time; y is flipped too")
+    for rate in ("dropout", "recurrent_dropout"):
+        if config.get(rate):
+            notes.append(
+                f"{name}: {rate}={config[rate]} acts within the layer in training; "
+                "here `dropout` acts between layers"
+            )
+    if config.get("return_sequences") is False:
+        notes.append(f"{name}: return_sequences=False: its output is the final h")
+    if config.get("time_major"):  # of Keras 2
+        notes.append(f"{name}: time_major=True: call with time_major=True")
+    if config.get("stateful"):
+        notes.append(f"{name}: stateful=True: hand the state to the next call")
+    policy = config.get("dtype")
+    if isinstance(policy, Mapping) and isinstance(policy.get("config"), Mapping):
+        policy = policy["config"].get("name")
+    if isinstance(policy, str) and policy.startswith("mixed_"):
+        computed = policy.removeprefix("mixed_")
+        notes.append(f"{name}: it computes in {computed}: cast weights and inputs")
+    return notes

@@ -1,0 +1,141 @@
+"""Models of ONNX as files hold them: nodes by name, and constants within bounds.
+
+A model can place the data of a constant in another file. Here that file has to lie in
+the model's own folder, and to be as large as the constant says.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import _checks
+from .._files import BadFileError, reading
+
+_MAX_HOPS = 16
+_KIND = "a model of ONNX"
+
+
+class Graph:
+    """The main graph of a model.
+
+    Attributes:
+        nodes: all nodes, by name or else by first output.
+    """
+
+    def __init__(self, onnx: Any, model: Any, folder: Path | None) -> None:
+        self._onnx, self._folder = onnx, folder
+        self.nodes: dict[str, Any] = {}
+        self._makers: dict[str, str] = {}
+        self._constants = {t.name: t for t in model.graph.initializer}
+        for number, node in enumerate(model.graph.node):
+            name = node.name or next(filter(None, node.output), f"node {number}")
+            if name in self.nodes:
+                name = f"{name} ({number})"
+            self.nodes[name] = node
+            for output in node.output:
+                self._makers[output] = name
+            if node.op_type == "Constant" and node.output:
+                for attribute in node.attribute:
+                    if attribute.name == "value":
+                        self._constants[node.output[0]] = attribute.t
+
+    def attributes(self, node: Any) -> dict[str, Any]:
+        """Return the attributes of a node; text is decoded."""
+        found = {}
+        for attribute in node.attribute:
+            value = self._onnx.helper.get_attribute_value(attribute)
+            if isinstance(value, list):
+                value = [_text(one) for one in value]
+            found[attribute.name] = _text(value)
+        return found
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """Return a constant of the graph; None if the name is not that of one."""
+        maker = self.nodes.get(self._makers.get(name, ""))
+        if name not in self._constants and maker and maker.op_type == "Identity":
+            name = next(iter(maker.input), "")  # exporters share equal constants so
+        if name not in self._constants:
+            return None
+        tensor = self._constants[name]
+        if tensor.data_location == self._onnx.TensorProto.EXTERNAL:
+            return self._external(name, tensor)
+        try:
+            return self._onnx.numpy_helper.to_array(tensor)
+        except Exception as error:  # whatever its reader meets
+            raise BadFileError(f"`{name}` cannot be read: {error}") from error
+
+    def _external(self, name: str, tensor: Any) -> np.ndarray:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if self._folder is None:
+            raise BadFileError(
+                f"`{name}` lies in a file: give the path of the model, not a ModelProto"
+            )
+        path = (self._folder / entries.get("location", "")).resolve()
+        inside = path.is_relative_to(self._folder) and path.is_file()
+        dtype = np.dtype(self._onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        wanted = math.prod(tensor.dims) * dtype.itemsize
+        try:
+            offset = int(entries.get("offset", 0))
+            length = int(entries.get("length", wanted))
+        except ValueError:
+            offset = length = -1
+        if not inside:
+            raise BadFileError(
+                f"`{name}` must lie in a file of the model's folder, got "
+                f"{entries.get('location', '')[:100]!r}"
+            )
+        if min(*tensor.dims, offset, length) < 0 or length != wanted or dtype.hasobject:
+            raise BadFileError(f"`{name}` must have {wanted} bytes, got {length}")
+        if path.stat().st_size < offset + length:
+            raise BadFileError(f"`{name}` must fit in the file {path.name!r}")
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(length)
+        return np.frombuffer(data, dtype).reshape(tuple(tensor.dims))
+
+    def recurrent_source(self, name: str, kinds: Set[str]) -> str | None:
+        """Return the node of one of these kinds whose output, reshaped, has a name."""
+        for _ in range(_MAX_HOPS):
+            maker = self._makers.get(name)
+            if maker is None:
+                return None
+            node = self.nodes[maker]
+            if node.op_type in kinds:
+                return maker
+            name = next(iter(node.input), "")
+        return None
+
+
+def read_model(path_or_model: Any) -> Graph:
+    """Return the graph of a file, or of a model in memory.
+
+    Raises:
+        ValueError: the file is damaged.
+        TypeError: the argument is neither.
+        ImportError: onnx is not installed.
+    """
+    import onnx
+
+    if isinstance(path_or_model, onnx.ModelProto):
+        return Graph(onnx, path_or_model, None)
+    if not isinstance(path_or_model, (str, os.PathLike)):
+        raise TypeError(
+            "`path_or_model` must be a path or an onnx.ModelProto, got "
+            f"{_checks.describe(path_or_model)}"
+        )
+    with reading(path_or_model, _KIND):
+        path = Path(path_or_model)
+        model = onnx.load_model_from_string(path.read_bytes())
+        if not model.HasField("graph") or not model.ir_version:
+            raise ValueError("it has no graph")
+        return Graph(onnx, model, path.resolve().parent)
+
+
+def _text(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

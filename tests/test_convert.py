@@ -1,0 +1,155 @@
+"""`ostinato convert`: files of other libraries in, files out, and what it says."""
+
+import json
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from interop_cases import LIMIT, distance, draw, weights_of
+from typer.testing import CliRunner
+
+import ostinato as ost
+from ostinato import cli
+from ostinato.interop import convert as ours
+
+safetensors = pytest.importorskip("safetensors.numpy", reason="needs `safetensors`")
+RUNNER = CliRunner()
+X = draw(2, 5, 3)
+GRU = ost.RNNSpec("gru", 3, 4)
+LSTM = ost.RNNSpec("lstm", 3, 4, 2, True)
+
+
+def ostinato(*arguments):
+    return RUNNER.invoke(cli.app, ["convert", *map(str, arguments)])
+
+
+def one_line(result):
+    assert result.exit_code == 2
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("ostinato: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def stored(tmp_path, **networks):
+    path = tmp_path / "in.safetensors"
+    made = {name: (spec, weights_of(spec)) for name, spec in networks.items()}
+    ost.save(path, made)
+    return path
+
+
+def test_tensors_of_a_model_of_torch_by_name(tmp_path):
+    path, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    tensors = {f"enc.{n}_l0": draw(12, k) for n, k in (("weight_ih", 3),)}
+    tensors |= {"enc.weight_hh_l0": draw(12, 4), "head.weight": draw(2, 4)}
+    safetensors.save_file(tensors, path)
+    result = ostinato(path, out)
+    assert result.exit_code == 0, result.output
+    for word in ("yes", "enc", "gru, 3 -> 4", "no", "head.weight", "not of a rec"):
+        assert word in result.stdout
+    spec, weights = ost.load(out)["enc"]
+    (layer,) = ost.unpack_weights(weights, spec)
+    np.testing.assert_array_equal(layer.w_hh, tensors["enc.weight_hh_l0"])
+
+
+def test_json_says_the_same(tmp_path):
+    path = stored(tmp_path, a=GRU, b=LSTM)
+    result = ostinato(path, tmp_path / "out.safetensors", "--name", "b", "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert [one["name"] for one in said["mapped"]] == ["b"]
+    assert ost.RNNSpec(**said["mapped"][0]["spec"]) == LSTM
+    assert said["unmapped"] == [{"name": "a", "reason": "another name was asked for"}]
+    assert ost.load(tmp_path / "out.safetensors").keys() == {"b"}
+
+
+def test_mistakes_are_one_line(tmp_path):
+    path, out = stored(tmp_path, a=GRU, b=LSTM), tmp_path / "out.safetensors"
+    assert "`target` must end in one of" in one_line(ostinato(path, tmp_path / "o.txt"))
+    assert "`source` must end in one of" in one_line(ostinato(tmp_path / "i.txt", out))
+    assert "No such file" in one_line(ostinato(tmp_path / "none.safetensors", out))
+    said = one_line(ostinato(path, out, "--name", "c"))
+    assert "'a', 'b', got 'c'" in said
+    path.write_bytes(path.read_bytes()[:-9])
+    assert "must be a safetensors file" in one_line(ostinato(path, out))
+    safetensors.save_file({"a": X}, path)
+    result = ostinato(path, out)
+    assert "no recurrent network of" in one_line(result) and "a" in result.stdout
+    assert not out.exists()
+
+
+def test_missing_packages_are_one_line(tmp_path, monkeypatch):
+    path, out = stored(tmp_path, a=GRU), tmp_path / "out.safetensors"
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "pip install 'ostinato[torch]'" in one_line(
+        ostinato(path, tmp_path / "o.pt")
+    )
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert "pip install 'ostinato[store]'" in one_line(ostinato(path, out))
+
+
+@pytest.mark.peers
+def test_there_and_back_through_torch(tmp_path):
+    torch = pytest.importorskip("torch", reason="needs the extra `peers`")
+    path, middle = stored(tmp_path, a=GRU, b=LSTM), tmp_path / "out.pt"
+    assert ostinato(path, middle).exit_code == 0
+    assert "a.weight_ih_l0" in torch.load(middle, weights_only=True)
+    back = tmp_path / "back.safetensors"
+    assert ostinato(middle, back).exit_code == 0
+    want, got = ost.load(path), ost.load(back)
+    assert got.keys() == want.keys()
+    for name in want:
+        assert got[name].spec == want[name].spec
+        np.testing.assert_array_equal(got[name].weights, want[name].weights)
+    assert ostinato(path, middle, "--name", "b").exit_code == 0
+    layer = torch.nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True)
+    layer.load_state_dict(torch.load(middle, weights_only=True))
+    with torch.no_grad():
+        y = layer(torch.tensor(X))[0].numpy()
+    assert distance(ours.Imported(*want["b"]), X, y) <= LIMIT
+    assert ostinato(middle, back).exit_code == 0
+    assert ost.load(back).keys() == {"rnn"}
+
+
+@pytest.mark.peers
+def test_there_and_back_through_onnx(tmp_path):
+    pytest.importorskip("onnx", reason="needs the extra `peers`")
+    path, middle = stored(tmp_path, a=GRU, b=LSTM), tmp_path / "out.onnx"
+    assert "`name` must say which" in one_line(ostinato(path, middle))
+    assert ostinato(path, middle, "--name", "a").exit_code == 0
+    back = tmp_path / "back.safetensors"
+    result = ostinato(middle, back)
+    assert result.exit_code == 0 and "Transpose is no recurrent node" in result.stdout
+    got = ost.load(back)["rnn_l0"]
+    assert got.spec == GRU
+    np.testing.assert_array_equal(got.weights, ost.load(path)["a"].weights)
+
+
+@pytest.mark.peers
+def test_what_the_target_lacks_is_said(tmp_path):
+    pytest.importorskip("torch", reason="needs the extra `peers`")
+    before = ost.RNNSpec("gru", 3, 4, reset_after=False)
+    path = stored(tmp_path, a=GRU, b=before)
+    result = ostinato(path, tmp_path / "out.pt")
+    assert result.exit_code == 0 and "reset_after=True for a layer" in result.stdout
+    path = stored(tmp_path, b=before)
+    one_line(ostinato(path, tmp_path / "none.pt"))
+    clip = stored(tmp_path, b=ost.RNNSpec("lstm", 3, 4, cell_clip=1.0))
+    one_line(ostinato(clip, tmp_path / "none.onnx"))
+    assert not list(tmp_path.glob("none.*"))
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_files_of_keras(tmp_path, suffix):
+    keras_tests = pytest.importorskip("test_interop_keras", reason="needs `keras`")
+    path, out = tmp_path / f"in{suffix}", tmp_path / "out.safetensors"
+    keras_tests.save(path)
+    result = ostinato(path, out)
+    assert result.exit_code == 0 and "Dense is no recurrent layer" in result.stdout
+    layer = keras_tests.saved(suffix)[1]["first"]
+    y = keras_tests.outputs(layer)
+    spec, weights = ost.load(out)["first"]
+    assert np.abs(ost.rnn(spec, weights, jnp.asarray(X)).y - y).max() <= LIMIT

@@ -1,0 +1,355 @@
+"""interop.keras: the numbers of Keras's own layers, in and out, and its files."""
+
+import functools as ft
+import json
+import os
+import pathlib
+import tempfile
+import zipfile
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from interop_cases import (
+    LIMIT,
+    assert_damage_is_one_error,
+    assert_swaps_show,
+    distance,
+    draw,
+    lenient,
+    weights_of,
+)
+
+import ostinato as ost
+from ostinato.interop import keras as ours
+from ostinato.interop.keras_files import Stored
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+pytestmark = [
+    pytest.mark.peers,
+    pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+keras = pytest.importorskip("keras", reason="needs the extra `peers`")
+h5py = pytest.importorskip("h5py", reason="needs the extra `peers`")
+kl = keras.layers
+
+X = draw(2, 5, 3)
+LAYERS = {
+    "lstm": (kl.LSTM, {}),
+    "lstm-no-bias": (kl.LSTM, {"use_bias": False}),
+    "gru": (kl.GRU, {}),
+    "gru-before": (kl.GRU, {"reset_after": False}),
+    "gru-no-bias": (kl.GRU, {"use_bias": False}),
+    "gru-before-no-bias": (kl.GRU, {"use_bias": False, "reset_after": False}),
+    "tanh": (kl.SimpleRNN, {}),
+    "relu": (kl.SimpleRNN, {"activation": "relu"}),
+}
+
+
+def redrawn(layer, size=3, seed=0):
+    layer.build((None, None, size))
+    shapes = [w.shape for w in layer.get_weights()]
+    layer.set_weights([draw(*s, seed=seed + n) for n, s in enumerate(shapes)])
+    return layer
+
+
+def make(case, wrap=False, /, size=3, seed=0, **more):
+    kind, options = LAYERS[case]
+    with lenient():
+        layer = kind(4, return_sequences=True, **options, **more)
+        return redrawn(kl.Bidirectional(layer) if wrap else layer, size, seed)
+
+
+def outputs(layer, x=X):
+    with lenient():
+        return np.asarray(layer(x))
+
+
+def assert_same_arrays(a, b):
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer_gives_the_same_numbers_and_goes_back(name, wrap):
+    layer = make(name, wrap)
+    imported = ours.from_layer(layer)
+    assert imported.notes == ()
+    assert distance(imported, X, outputs(layer)) <= LIMIT
+    arrays = ours.to_weights(imported.spec, imported.weights)
+    assert_same_arrays(arrays, layer.get_weights())
+    assert [a.dtype for a in arrays] == [w.dtype for w in layer.get_weights()]
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "gru-before"])
+def test_any_two_gates_swapped_show(name, monkeypatch):
+    layer = make(name)
+    want, mode = outputs(layer), name.partition("-")[0]
+    convert = lambda: ours.from_layer(layer)  # noqa: E731
+    assert_swaps_show(monkeypatch, ours.GATES, mode, convert, X, want)
+
+
+def test_stack_of_layers():
+    first, second = make("lstm", True), make("lstm", True, size=8, seed=9)
+    imported = ours.from_layer([first, second])
+    assert imported.spec == ost.RNNSpec("lstm", 3, 4, 2, True, bias="input")
+    assert distance(imported, X, outputs(second, outputs(first))) <= LIMIT
+    arrays = ours.to_weights(imported.spec, imported.weights, layer=1)
+    assert_same_arrays(arrays, second.get_weights())
+    with pytest.raises(ValueError, match="must hold layers of one kind"):
+        ours.from_layer([first, make("lstm")])
+    with pytest.raises(ValueError, match="kernel` must have shape"):
+        ours.from_layer([first, first])
+    with pytest.raises(ValueError, match="at least one layer"):
+        ours.from_layer([])
+
+
+def test_export_keeps_all_biases_or_says_what_to_fold():
+    gru = ost.RNNSpec("gru", 3, 4)
+    arrays = ours.to_weights(gru, weights_of(gru))
+    assert arrays[2].shape == (2, 12)
+    for bias in ("input", "recurrent"):
+        spec = ost.RNNSpec("gru", 3, 4, bias=bias)
+        layer, weights = make("gru"), weights_of(spec)
+        layer.set_weights(ours.to_weights(spec, weights))
+        assert distance(ours.Imported(spec, weights), X, outputs(layer)) <= LIMIT
+    for name, spec in {
+        "lstm": ost.RNNSpec("lstm", 3, 4),
+        "gru-before": ost.RNNSpec("gru", 3, 4, reset_after=False),
+        "relu": ost.RNNSpec("rnn_relu", 3, 4),
+    }.items():
+        layer, weights = make(name), weights_of(spec)
+        with pytest.raises(ValueError, match="both b_ih and b_hh.*fold=True"):
+            ours.to_weights(spec, weights)
+        layer.set_weights(ours.to_weights(spec, weights, fold=True))
+        assert distance(ours.Imported(spec, weights), X, outputs(layer)) <= LIMIT
+    proj = ost.RNNSpec("lstm", 3, 4, proj_size=2)
+    with pytest.raises(ValueError, match="proj_size=0 for a layer of Keras"):
+        ours.to_weights(proj, weights_of(proj), fold=True)
+
+
+def test_notes_say_what_a_spec_does_not():
+    with lenient():
+        layer = kl.LSTM(
+            4, dropout=0.1, go_backwards=True, stateful=True, dtype="mixed_bfloat16"
+        )
+        layer.build((2, None, 3))
+    notes = " ".join(ours.from_layer(layer).notes)
+    config = layer.get_config() | {"time_major": True}  # as Keras 2 wrote it
+    arrays = [np.asarray(w) for w in layer.get_weights()]
+    notes += " ".join(ours._convert([Stored("a", "LSTM", config, arrays)]).notes)
+    for word in (
+        "dropout=0.1",
+        "time_major",
+        "go_backwards",
+        "stateful",
+        "bfloat16",
+        "final h",
+    ):
+        assert word in notes
+
+
+@pytest.mark.parametrize(
+    ("layer", "attribute"),
+    [
+        (lambda: kl.LSTM(4, activation="relu"), "activation"),
+        (
+            lambda: kl.GRU(4, recurrent_activation="hard_sigmoid"),
+            "recurrent_activation",
+        ),
+        (lambda: kl.SimpleRNN(4, activation="linear"), "activation"),
+        (lambda: kl.SimpleRNN(4, activation=lambda x: x), "activation"),
+        (lambda: kl.Bidirectional(kl.GRU(4), merge_mode="sum"), "merge_mode"),
+        (
+            lambda: kl.Bidirectional(
+                kl.GRU(4, go_backwards=True), backward_layer=kl.GRU(4)
+            ),
+            "go_backwards",
+        ),
+        (
+            lambda: kl.Bidirectional(
+                kl.LSTM(4), backward_layer=kl.GRU(4, go_backwards=True)
+            ),
+            "must hold layers of one kind",
+        ),
+    ],
+)
+def test_other_layers_name_the_attribute(layer, attribute):
+    with lenient():
+        made = layer()
+        made.build((None, None, 3))
+    with pytest.raises(ValueError, match=attribute):
+        ours.from_layer(made)
+
+
+def test_what_is_no_layer_is_an_error():
+    with lenient():
+        with pytest.raises(ValueError, match="`built` of the layer 'new' must be True"):
+            ours.from_layer(kl.LSTM(4, name="new"))
+        with pytest.raises(TypeError, match="must be a keras.layers.LSTM"):
+            ours.from_layer(kl.Dense(4))
+
+
+@ft.cache
+def saved(suffix):
+    """A file of a model with a model inside, and its recurrent layers by name."""
+    with lenient(), tempfile.TemporaryDirectory() as folder:
+        inner = keras.Sequential(
+            [make("gru-before", size=8), make("tanh", size=4, name="last")],
+            name="inner",
+        )
+        recurrent = [make("lstm", name="first"), make("gru", True, size=4, name="one")]
+        layers = [keras.Input((5, 3)), *recurrent, inner, kl.Dense(2, name="head")]
+        path = pathlib.Path(folder, f"model{suffix}")
+        keras.Sequential(layers).save(path)
+        named = {layer.name: layer for layer in recurrent}
+        named |= {f"inner/{layer.name}": layer for layer in inner.layers}
+        return path.read_bytes(), named
+
+
+def save(path):
+    path.write_bytes(saved(path.suffix)[0])
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_file_gives_the_same_numbers(tmp_path, suffix):
+    path = tmp_path / f"model{suffix}"
+    save(path)
+    found, others = ours.read_file(path)
+    layers = saved(suffix)[1]
+    assert found.keys() == layers.keys() and others.keys() == {"head"}
+    for name, layer in layers.items():
+        want = ours.from_layer(layer)
+        assert found[name].spec == want.spec
+        np.testing.assert_array_equal(found[name].weights, want.weights)
+    assert ours.from_file(path).keys() == found.keys()
+
+
+def test_bfloat16_file(tmp_path):
+    with lenient():
+        layer = redrawn(kl.GRU(4, dtype="bfloat16", recurrent_initializer="zeros"))
+        keras.Sequential([keras.Input((5, 3)), layer]).save(tmp_path / "m.keras")
+    (found,) = ours.from_file(tmp_path / "m.keras").values()
+    assert found.weights.dtype == jnp.bfloat16
+    assert_same_arrays(ours.to_weights(found.spec, found.weights), layer.get_weights())
+
+
+def test_layers_that_cannot_be_converted_are_said(tmp_path):
+    with lenient():
+        model = keras.Sequential(
+            [
+                keras.Input((5, 3)),
+                kl.LSTM(4, activation="relu", name="odd", return_sequences=True),
+                kl.RNN(kl.LSTMCell(4), name="cell"),
+            ]
+        )
+        model.save(tmp_path / "m.keras")
+    found, others = ours.read_file(tmp_path / "m.keras")
+    assert found == {} and others.keys() == {"odd", "cell"}
+    assert "`activation` of the layer 'odd'" in others["odd"]
+    with pytest.raises(ValueError, match="`activation` of the layer 'odd'"):
+        ours.from_file(tmp_path / "m.keras")
+
+
+def rewrite(path, config=None, change=None):
+    """Change the configuration or the arrays of a `.keras` file."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {n: archive.read(n) for n in archive.namelist()}
+    if config:
+        parts["config.json"] = config(parts["config.json"])
+    if change:
+        weights = path.with_suffix(".weights")
+        weights.write_bytes(parts["model.weights.h5"])
+        with h5py.File(weights, "r+") as file:
+            change(file)
+        parts["model.weights.h5"] = weights.read_bytes()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+
+
+KERNEL = "layers/lstm/cell/vars/0"
+
+
+def external_link(file):
+    del file[KERNEL]
+    file[KERNEL] = h5py.ExternalLink("/etc/hostname", "/")
+
+
+def soft_link(file):
+    del file[KERNEL]
+    file[KERNEL] = h5py.SoftLink("/layers/lstm/cell/vars/1")
+
+
+def external_data(file):
+    del file[KERNEL]
+    where = [("/dev/zero", 0, h5py.h5f.UNLIMITED)]
+    file.create_dataset(KERNEL, (3, 16), "f4", external=where)
+
+
+def vast(file):
+    del file[KERNEL]
+    file.create_dataset(KERNEL, (1 << 30, 1 << 20), "f4", chunks=(1, 16))
+
+
+def objects(file):
+    del file[KERNEL]
+    file.create_dataset(KERNEL, data=["a"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (external_link, "links to other places are not read"),
+        (soft_link, "links to other places are not read"),
+        (external_data, "arrays in other files are not read"),
+        (vast, "floats that fit in its"),
+        (objects, "floats that fit in its"),
+    ],
+)
+def test_hostile_arrays_are_one_error(tmp_path, change, message):
+    path = tmp_path / "bad.keras"
+    save(path)
+    rewrite(path, change=change)
+    with pytest.raises(ValueError, match=message):
+        ours.from_file(path)
+
+
+def test_hostile_configurations_are_one_error(tmp_path):
+    path = tmp_path / "bad.keras"
+    save(path)
+    whole, wanted = path.read_bytes(), "`path` must be a model that Keras saved"
+    for config in (b"[" * 100_000, b"7", b"{", b"\xff"):
+        path.write_bytes(whole)
+        rewrite(path, config=lambda _, c=config: c)
+        with pytest.raises(ValueError, match=wanted):
+            ours.from_file(path)
+    deep = {"class_name": "Sequential", "config": {"layers": []}}
+    for _ in range(30):
+        deep = {"class_name": "Sequential", "config": {"name": "a", "layers": [deep]}}
+    path.write_bytes(whole)
+    rewrite(path, config=lambda _: json.dumps(deep).encode())
+    with pytest.raises(ValueError, match="more than 20 deep"):
+        ours.from_file(path)
+    path.write_bytes(whole)
+    stranger = whole_config = None
+    with zipfile.ZipFile(path) as archive:
+        whole_config = archive.read("config.json")
+    stranger = whole_config.replace(b'"keras.layers"', b'"their.layers"')
+    rewrite(path, config=lambda _: stranger)
+    assert ours.from_file(path) == {}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("config.json", bytes(1 << 26))
+    with pytest.raises(ValueError, match="too large for a file of its size"):
+        ours.from_file(path)
+    with pytest.raises(FileNotFoundError):
+        ours.from_file(tmp_path / "none.keras")
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_damaged_files_are_one_error(tmp_path, suffix):
+    path = tmp_path / f"model{suffix}"
+    save(path)
+    assert_damage_is_one_error(ours.from_file, path, path.read_bytes())

@@ -1,0 +1,153 @@
+"""ostinato.save and ostinato.load: what is written is read, and nothing else is."""
+
+import json
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from interop_cases import assert_damage_is_one_error, draw, weights_of
+
+import ostinato as ost
+from ostinato import store
+
+safetensors = pytest.importorskip("safetensors.numpy", reason="needs `safetensors`")
+
+SPECS = {
+    "encoder": ost.RNNSpec("lstm", 3, 4, 2, True, proj_size=2, dropout=0.5),
+    "deep/decoder": ost.RNNSpec("gru", 3, 4, bias="input", reset_after=False),
+    "skip": ost.RNNSpec("rnn_relu", 4, 4, 2, bias="none", input_mode="skip"),
+    "clip": ost.RNNSpec("lstm", 3, 4, cell_clip=1.5, clip_nan=True),
+}
+DTYPES = [jnp.float32, jnp.float64, jnp.float16, jnp.bfloat16]
+
+
+def stored(**changes):
+    """The bytes of a file with one GRU."""
+    spec = ost.RNNSpec("gru", 3, 4, bidirectional=True)
+    layers = ost.unpack_weights(weights_of(spec), spec)
+    tensors = store._named("rnn", spec, layers)
+    fields = {"mode": "gru", "input_size": 3, "hidden_size": 4, "bidirectional": True}
+    written = {"format": 1, "networks": {"rnn": fields}} | changes
+    named = {k: np.asarray(v) for k, v in tensors.items()}
+    return safetensors.save(named, {"ostinato": json.dumps(written)})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_saved_is_loaded(tmp_path, dtype):
+    path = tmp_path / "model.safetensors"
+    networks = {
+        name: (spec, weights_of(spec, seed=n).astype(dtype))
+        for n, (name, spec) in enumerate(SPECS.items())
+    }
+    ost.save(path, networks, {"by": "me"})
+    loaded = ost.load(path)
+    assert loaded.keys() == networks.keys()
+    for name, (spec, weights) in networks.items():
+        assert loaded[name].spec == spec
+        assert loaded[name].weights.dtype == dtype
+        np.testing.assert_array_equal(loaded[name].weights, weights)
+    assert store.read_tensors(path)[1]["by"] == "me"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_other_readers_find_each_matrix(tmp_path):
+    path = tmp_path / "model.safetensors"
+    spec = SPECS["encoder"]
+    weights = weights_of(spec)
+    ost.save(path, {"encoder": ost.Saved(spec, ost.prepare(spec, weights))})
+    tensors = safetensors.load_file(path)
+    layers = ost.unpack_weights(weights, spec)
+    assert len(tensors) == 4 * 5
+    np.testing.assert_array_equal(tensors["encoder/l0.w_ih"], layers[0].w_ih)
+    np.testing.assert_array_equal(tensors["encoder/l1_reverse.w_hr"], layers[3].w_hr)
+
+
+def test_what_cannot_be_saved_leaves_the_file_alone(tmp_path):
+    path = tmp_path / "model.safetensors"
+    spec = ost.RNNSpec("gru", 3, 4)
+    ost.save(path, {"rnn": (spec, weights_of(spec))})
+    before = path.read_bytes()
+    for networks, metadata, error, message in [
+        ({"rnn": (spec, jnp.zeros(3))}, None, ValueError, "must have shape"),
+        ({"rnn": ("gru", weights_of(spec))}, None, TypeError, "`spec` must be an"),
+        ({"rnn": (spec, [0.0])}, None, TypeError, r"`networks\['rnn'\]` must be an ar"),
+        ({7: (spec, weights_of(spec))}, None, TypeError, "must have names"),
+        ({}, {"a": 1}, TypeError, "`metadata` must be text"),
+        ({}, {"ostinato": ""}, ValueError, "`metadata` must not have 'ostinato'"),
+    ]:
+        with pytest.raises(error, match=message):
+            ost.save(path, networks, metadata)
+    assert path.read_bytes() == before
+    with pytest.raises(OSError):
+        ost.save(tmp_path / "none" / "model.safetensors", {})
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_file_alone(tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    ost.save(path, {})
+    before = path.read_bytes()
+
+    def fail(_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.fsync", fail)
+    spec = ost.RNNSpec("gru", 3, 4)
+    with pytest.raises(OSError, match="no space left"):
+        ost.save(path, {"rnn": (spec, weights_of(spec))})
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+GRU = {"mode": "gru", "input_size": 3, "hidden_size": 4, "bidirectional": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 2}, "unknown format 2"),
+        ({"networks": {"rnn": GRU | {"color": 1}}}, "unknown fields: color"),
+        ({"networks": {"rnn": GRU | {"num_layers": 1 << 60}}}, "more layers than"),
+        ({"networks": {"rnn": GRU | {"num_layers": 2}}}, "'rnn/l1.w_ih' must have"),
+        ({"networks": {"rnn": GRU | {"hidden_size": 1 << 40}}}, "must have the shape"),
+        ({"networks": {"rnn": GRU | {"bias": "input"}}}, "shape None, got"),
+        ({"networks": {"rnn": GRU | {"mode": "tpu"}}}, "`mode` must be one of"),
+        ({"networks": {"rnn": GRU | {"hidden_size": 4.0}}}, "`hidden_size` must be"),
+        ({"networks": {"rnn": {}}}, "cannot be read as one"),
+        ({"networks": {"rnn": 7}}, "cannot be read as one"),
+        ({"networks": []}, "cannot be read as one"),
+    ],
+)
+def test_hostile_headers_are_one_error(tmp_path, changes, message):
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(stored())
+    assert ost.load(path)["rnn"].spec == ost.RNNSpec(**GRU)
+    path.write_bytes(stored(**changes))
+    with pytest.raises(ValueError, match=message):
+        ost.load(path)
+
+
+def test_files_of_others_are_one_error(tmp_path):
+    path = tmp_path / "other.safetensors"
+    safetensors.save_file({"a": draw(3), "n": np.arange(3)}, path)
+    with pytest.raises(ValueError, match="its header has no specs"):
+        ost.load(path)
+    assert store.read_tensors(path)[0].keys() == {"a"}
+    for data in (b"", b"\xff" * 100, (1 << 62).to_bytes(8, "little")):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match="`path` must be a safetensors file"):
+            ost.load(path)
+    with pytest.raises(FileNotFoundError):
+        ost.load(tmp_path / "none")
+
+
+def test_damaged_files_are_one_error(tmp_path):
+    assert_damage_is_one_error(ost.load, tmp_path / "bad.safetensors", stored())
+
+
+def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ImportError, match=r"pip install 'ostinato\[store\]'"):
+        ost.save(tmp_path / "a", {})
+    with pytest.raises(ImportError, match="`safetensors`"):
+        ost.load(tmp_path / "a")
