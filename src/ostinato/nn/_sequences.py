@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from .. import RNNSpec, rnn
 from .._padding import select
+from .._rnn.output import as_state
 from .._typing import Array
 
 
@@ -57,7 +58,7 @@ def run_fused(
         spec,
         weights,
         x,
-        first if len(first) > 1 else first[0],
+        as_state(first),
         seq_lengths=lengths,
         resets=None if resets is None else jnp.reshape(resets, entries),
         time_major=time_major,
@@ -103,7 +104,7 @@ def from_carry(carry: Any) -> tuple[Array, ...]:
 
 def to_carry(states: tuple[Array, ...]) -> Any:
     """Return states `(h, c)` as the carry of a cell of flax, `(c, h)`, or `h`."""
-    return states[::-1] if len(states) > 1 else states[0]
+    return as_state(states[::-1])
 
 
 def select_carry(reset: Array, carry: Any) -> Any:

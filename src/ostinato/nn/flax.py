@@ -209,7 +209,7 @@ class Bidirectional(nnx.Bidirectional):
     ) -> Any:
         """Run both directions; arguments and results as for `nnx.Bidirectional`."""
         options = {"reverse": reverse, "keep_order": keep_order}  # unused there, too
-        both = (self.forward_rnn, self.backward_rnn)
+        both: tuple[Any, Any] = (self.forward_rnn, self.backward_rnn)
         if not _run_as_one(both, inputs, initial_carry):
             return super().__call__(
                 inputs,

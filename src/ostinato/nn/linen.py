@@ -19,7 +19,7 @@ from flax import linen
 from .._rnn import backends
 from .._rnn.backends import Explanation
 from .._typing import Array, Bool, Float, Int
-from ..interop.flax import from_cell
+from ..interop.flax import ImportKind, from_cell
 from ..interop.imported import Imported
 from ._sequences import (
     from_carry,
@@ -31,7 +31,7 @@ from ._sequences import (
 
 __all__ = ["RNN", "ScannedRNN"]
 
-_KINDS = {
+_KINDS: dict[Any, ImportKind] = {
     linen.LSTMCell: "lstm",
     linen.OptimizedLSTMCell: "lstm",
     linen.GRUCell: "gru",
