@@ -38,7 +38,7 @@ test: $(STAMPS)/$(TEST_EXTRAS)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS) @tests/quick.txt
+	$(BIN)/python -m pytest $(PYTEST_ARGS) --every-module @tests/quick.txt
 
 bench: $(STAMPS)/bench
 	$(BIN)/python -m benchmarks.run --out $(BENCH) $(BENCH_ARGS)

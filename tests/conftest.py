@@ -10,6 +10,7 @@ import shutil
 import tempfile
 
 import compile_options
+import every_module
 import jax
 import pytest
 
@@ -49,8 +50,18 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ostinato")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--every-module",
+        action="store_true",
+        help="fail unless the tests call something in every module of ostinato",
+    )
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "peers: needs a package of the extra `peers`")
+    if config.getoption("--every-module"):
+        config.pluginmanager.register(every_module.EveryModule(config))
 
 
 def pytest_unconfigure():

@@ -1,0 +1,60 @@
+"""A plugin that fails a run of pytest unless it calls something in every module.
+
+`pytest --every-module @tests/quick.txt` proves that the quick tests cover the package.
+"""
+
+import ast
+import cProfile
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "ostinato"
+# Modules whose functions only run if this package of the extra `peers` is installed.
+NEEDS = {"ragged/rules/errors.py": "equinox"}
+
+
+class EveryModule:
+    """Profiles this process, or gathers what the workers of pytest-xdist called."""
+
+    def __init__(self, config: pytest.Config):
+        self.called: set[tuple[str, str]] = set()
+        self.is_worker = hasattr(config, "workerinput")
+        self.profile = cProfile.Profile()
+
+    def pytest_sessionstart(self) -> None:
+        self.profile.enable()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node) -> None:
+        output = getattr(node, "workeroutput", {})
+        self.called |= {(file, name) for file, name in output.get("called", [])}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.profile.disable()
+        for entry in self.profile.getstats():
+            if not isinstance(entry.code, str):  # that of a function in C
+                self.called.add((entry.code.co_filename, entry.code.co_name))
+        if self.is_worker:
+            ours = [pair for pair in sorted(self.called) if str(SOURCE) in pair[0]]
+            session.config.workeroutput["called"] = ours  # type: ignore[attr-defined]
+        elif missed := missed_modules(self.called):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            print("\nno test calls anything in: " + ", ".join(missed))
+
+
+def missed_modules(called: set[tuple[str, str]]) -> list[str]:
+    """Return the modules that define functions of which none was called."""
+    names: dict[str, set[str]] = {}
+    for file, name in called:
+        names.setdefault(file, set()).add(name)
+    missed = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        if functions and not functions & names.get(str(path), set()):
+            missed.append(str(path.relative_to(SOURCE)))
+    there = importlib.util.find_spec
+    return [name for name in missed if name not in NEEDS or there(NEEDS[name])]
