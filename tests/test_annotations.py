@@ -1,5 +1,6 @@
 """Annotations of public names, which give shapes, can be read at run time."""
 
+import inspect
 import typing
 
 import jax
@@ -7,7 +8,10 @@ import pytest
 
 import ostinato as ost
 
-FUNCTIONS = [f for f in map(ost.__dict__.get, dir(ost)) if callable(f)]
+FUNCTIONS = [
+    f for m in (ost, ost.cells, ost.ragged) for f in vars(m).values() if callable(f)
+]
+FUNCTIONS += [f for f in vars(ost.ragged.RaggedArray).values() if inspect.isfunction(f)]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)

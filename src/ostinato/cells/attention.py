@@ -12,7 +12,7 @@ from jax import lax
 from .. import _checks
 from .._recurrent.remat import tag
 from .._rnn.accumulation import accumulation_dtype, wide_product, widen
-from .._typing import Array, ArrayLike
+from .._typing import Array, ArrayLike, Float, Int
 from .base import (
     GatedCell,
     SizedCell,
@@ -176,8 +176,8 @@ class Attention(SizedCell):
 
     def attend(
         self,
-        memory: Array,
-        memory_lengths: ArrayLike | None = None,
+        memory: Float[Array, "B M E"],
+        memory_lengths: Int[ArrayLike, " B"] | None = None,
         *,
         return_weights: bool = False,
     ) -> AttendingCell:

@@ -11,14 +11,18 @@ from jax.core import max_dim, min_dim
 from jax.export import is_symbolic_dim
 
 from ... import _checks
-from ..._typing import Array, ArrayLike
+from ..._typing import Array, ArrayLike, Shaped
 
 _MODES = ("full", "same", "valid")
 
 
 def convolve(
-    a: ArrayLike, v: ArrayLike, mode: str = "full", *, precision: Any = None
-) -> Array:
+    a: Shaped[ArrayLike, " n"],
+    v: Shaped[ArrayLike, " m"],
+    mode: str = "full",
+    *,
+    precision: Any = None,
+) -> Shaped[Array, " size"]:
     """Convolve two vectors, as `jnp.convolve`, also where they are ragged.
 
     In `ragged.vmap` one of them, or both, may be ragged. If both are, it takes memory
@@ -55,8 +59,12 @@ def convolve(
 
 
 def correlate(
-    a: ArrayLike, v: ArrayLike, mode: str = "valid", *, precision: Any = None
-) -> Array:
+    a: Shaped[ArrayLike, " n"],
+    v: Shaped[ArrayLike, " m"],
+    mode: str = "valid",
+    *,
+    precision: Any = None,
+) -> Shaped[Array, " size"]:
     """Correlate two vectors, as `jnp.correlate`, also where they are ragged.
 
     The result is `convolve` of `a` and the reversed conjugate of `v`.

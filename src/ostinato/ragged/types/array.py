@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from ... import _checks
-from ..._typing import Array, ArrayLike
+from ..._typing import Array, ArrayLike, Int, Shaped
 from .building import (
     checked_examples,
     joined,
@@ -39,8 +39,8 @@ from .segments import positions
 class RaggedArray:
     """A batch of arrays of one dtype and rank that differ in the size of one axis.
 
-    Their tokens, the slices along that axis, lie one after another; JAX called such a
-    batch a pile. A RaggedArray is a pytree: `data` and `lengths` are its leaves, the
+    Their tokens, the slices along that axis, lie one after another in one buffer, as in
+    a pile of JAX. A RaggedArray is a pytree: `data` and `lengths` are its leaves, the
     rest is static.
 
     Args:
@@ -77,16 +77,16 @@ class RaggedArray:
         [2.0, 3.0, 4.0]
     """
 
-    data: Array
-    lengths: Array
+    data: Shaped[Array, "capacity ..."]
+    lengths: Int[Array, " batch"]
     axis: int
     dim: str
     max_length: int
 
     def __init__(
         self,
-        data: ArrayLike,
-        lengths: ArrayLike,
+        data: Shaped[ArrayLike, "capacity ..."],
+        lengths: Int[ArrayLike, " batch"],
         *,
         axis: int = 0,
         dim: str = "n",
@@ -160,8 +160,8 @@ class RaggedArray:
     @classmethod
     def from_padded(
         cls,
-        x: ArrayLike,
-        lengths: ArrayLike,
+        x: Shaped[ArrayLike, "batch T ..."],
+        lengths: Int[ArrayLike, " batch"],
         *,
         axis: int = 0,
         dim: str = "n",
@@ -196,7 +196,10 @@ class RaggedArray:
 
     @classmethod
     def from_row_splits(
-        cls, data: ArrayLike, row_splits: ArrayLike, **options: Any
+        cls,
+        data: Shaped[ArrayLike, "capacity ..."],
+        row_splits: Int[ArrayLike, " batch+1"],
+        **options: Any,
     ) -> RaggedArray:
         """Make a batch of its tokens and the offsets of examples, as TensorFlow does.
 
@@ -221,8 +224,8 @@ class RaggedArray:
     @classmethod
     def from_segment_ids(
         cls,
-        data: ArrayLike,
-        segment_ids: ArrayLike,
+        data: Shaped[ArrayLike, "capacity ..."],
+        segment_ids: Int[ArrayLike, " capacity"],
         *,
         num_segments: int | None = None,
         **options: Any,
@@ -273,7 +276,7 @@ class RaggedArray:
         """Return the examples. Not under `jit`, where their sizes are not known."""
         return list(self)
 
-    def to_padded(self, fill: ArrayLike = 0) -> Array:
+    def to_padded(self, fill: ArrayLike = 0) -> Shaped[Array, "batch T ..."]:
         """Return `[batch, ...]`, padded with `fill` to `max_length` on the ragged axis.
 
         Holds under `jit`, `grad` and `vmap`.

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from ... import _checks
-from ..._typing import Array
+from ..._typing import Array, Shaped
 from .checks import check_index, check_known
 
 
@@ -27,7 +27,7 @@ class PaddedRagged:
         dims: for each of them, the axis of one example and the name of its size.
     """
 
-    data: Array
+    data: Shaped[Array, "batch ..."]
     lengths: tuple[Array, ...]
     dims: tuple[tuple[int, str], ...] = dataclasses.field(metadata={"static": True})
 
