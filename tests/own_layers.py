@@ -18,10 +18,8 @@ LENGTHS = np.array([4, 6, 1])
 CASES = {
     "lstm": ("LSTM", {}),
     "lstm-proj": ("LSTM", {"num_layers": 2, "bidirectional": True, "proj_size": 2}),
-    "lstm-no-bias": ("LSTM", {"bias": "none"}),
-    "gru": ("GRU", {"num_layers": 3}),
-    "gru-both": ("GRU", {"bidirectional": True}),
-    "tanh": ("RNN", {"num_layers": 2}),
+    "gru": ("GRU", {"num_layers": 2, "bidirectional": True}),
+    "tanh": ("RNN", {"num_layers": 2, "bias": "none"}),
     "relu": ("RNN", {"nonlinearity": "relu", "bidirectional": True}),
 }
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}

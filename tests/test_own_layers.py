@@ -77,9 +77,8 @@ PARAMS = jax.tree.map(
 )
 
 
-@pytest.mark.parametrize("time_major", [False, True])
-@pytest.mark.parametrize("padding", ["zero", "hold"])
-def test_a_mask_leaves_out_steps_of_a_cell(time_major, padding):
+@pytest.mark.parametrize(("padding", "time_major"), [("zero", False), ("hold", True)])
+def test_a_mask_leaves_out_steps_of_a_cell(padding, time_major):
     state = jnp.asarray(RNG.standard_normal((B, H)), "f4")
     turn = (lambda a: jnp.swapaxes(a, 0, 1)) if time_major else jnp.asarray
     out = _cells.run_cell(

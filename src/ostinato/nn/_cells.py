@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools as ft
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from .._padding import select
 from .._rnn.masking import ValidSteps
 from .._typing import Array, ArrayLike, Bool, Int, Padding
 from ..cells import Bidirectional, Cell, Dropout, Zoneout
+from ._layers import as_array
 
 
 def check_cell(cell: Any) -> Cell:
@@ -34,7 +36,7 @@ def check_cell(cell: Any) -> Cell:
     return cell
 
 
-def check_recompute(recompute: Iterable[str] | bool) -> tuple[str, ...] | bool:
+def check_recompute(recompute: Iterable[str] | bool) -> Any:
     """Return what is to be recomputed as a hashable value."""
     return recompute if isinstance(recompute, (bool, str)) else tuple(recompute)
 
@@ -275,10 +277,22 @@ class FrozenCell:
         active: Bool[ArrayLike, " B"] | None = None,
         cell: Cell | None = None,
     ) -> RNNOutput:
-        """Run one step; the arguments are those of `Recurrent.step`."""
-        cell = self.cell if cell is None else cell
+        """Run one step; the arguments are those of `Recurrent.step`.
+
+        It is compiled, and needs no `jax.jit` around it, unless `cell` is given.
+        """
+        if cell is None:
+            return _step(self, x_t, state, as_array(resets), as_array(active))
         return step_cell(cell, self.params, x_t, state, resets=resets, active=active)
 
     def initial_state(self, batch: int) -> Any:
         """Return the states of `batch` sequences before the first step."""
         return initial_state(self.cell, self.params, batch)
+
+
+@ft.partial(jax.jit, inline=True)
+def _step(
+    layer: FrozenCell, x_t: Any, state: Any, resets: Any, active: Any
+) -> RNNOutput:
+    cell, params = layer.cell, layer.params
+    return step_cell(cell, params, x_t, state, resets=resets, active=active)
