@@ -1,5 +1,7 @@
 """What our own layers share: names of parameters, frozen layers, runs of a cell."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +57,23 @@ def test_a_frozen_layer_is_a_pytree_that_runs_the_network():
     assert [a.shape for a in frozen.initial_state()] == [(4, 2), (4, 5)]
     with pytest.raises(ValueError, match="unidirectional"):
         frozen.step(X[:, 0])
+
+
+@pytest.mark.parametrize("library", ["flax", "equinox"])
+def test_layers_of_every_library_run_the_network(library):
+    pytest.importorskip(library)
+    ours = importlib.import_module(f"ostinato.nn.{library}")
+    if library == "flax":
+        seed = {"rngs": importlib.import_module("flax.nnx").Rngs(0)}
+    else:
+        seed = {"key": jax.random.key(0)}
+    layer = ours.Layer(SPEC, WEIGHTS)
+    close(layer(X), ost.rnn(SPEC, WEIGHTS, X))
+    for layer in (
+        ours.RNN(IN, H, **seed),
+        ours.Recurrent(ost.cells.GRU(IN, H), **seed),
+    ):
+        assert layer.freeze().step(X[:, 0]).y.shape == (B, H)
 
 
 def test_derivatives_of_a_frozen_layer():

@@ -209,8 +209,8 @@ class LSTM(Layer):
     names, the attributes and the transformations that hold are those of `Layer`.
 
     Examples:
-        >>> import jax.numpy as jnp
-        >>>         >>> from ostinato.nn.flax import LSTM
+        >>> import jax, jax.numpy as jnp
+        >>> from ostinato.nn.equinox import LSTM
         >>> layer = LSTM(3, 5, num_layers=2, key=jax.random.key(0))
         >>> y, (h, c) = layer(jnp.ones((4, 7, 3)), seq_lengths=jnp.array([7, 1, 0, 5]))
         >>> y.shape, h.shape, layer.weight_hh_l1.shape
@@ -264,8 +264,8 @@ class GRU(Layer):
     names, the attributes and the transformations that hold are those of `Layer`.
 
     Examples:
-        >>> import jax.numpy as jnp
-        >>>         >>> from ostinato.nn.flax import GRU
+        >>> import jax, jax.numpy as jnp
+        >>> from ostinato.nn.equinox import GRU
         >>> layer = GRU(3, 5, key=jax.random.key(0))
         >>> state = layer.initial_state(2)
         >>> y, state = layer.step(jnp.ones((2, 3)), state)
@@ -319,8 +319,8 @@ class RNN(Layer):
     names, the attributes and the transformations that hold are those of `Layer`.
 
     Examples:
-        >>> import jax.numpy as jnp
-        >>>         >>> from ostinato.nn.flax import RNN
+        >>> import jax, jax.numpy as jnp
+        >>> from ostinato.nn.equinox import RNN
         >>> layer = RNN(3, 5, nonlinearity="relu", key=jax.random.key(0))
         >>> layer(jnp.ones((2, 7, 3))).y.shape
         (2, 7, 5)
