@@ -128,6 +128,7 @@ def test_dropout_follows_eval_and_the_stream():
     assert min(np.abs(first - second).max(), np.abs(first - plain.y).max()) > 0.01
     wanted = ost.rnn(layer.spec, layer.weights, X, key=key)
     close(tuple(layer(X, key=key)), tuple(wanted), 0)
+    close(tuple(nnx.view(layer, deterministic=True)(X)), tuple(plain), 0)
     close(tuple(layer.freeze()(X)), tuple(plain))
     alone = ours.GRU(IN, H, 2, dropout=0.5, rngs=nnx.Rngs(params=0))
     assert alone(X, key=key).y.shape == (B, T, H)
@@ -140,6 +141,17 @@ def test_streams_have_the_bits_of_whole_sequences(kind):
     layer = new(kind, num_layers=2)
     own_layers.assert_streams_are_whole_sequences(layer)
     own_layers.assert_streams_are_whole_sequences(layer.freeze())
+
+
+def test_a_module_can_hold_a_frozen_layer():
+    class Server(nnx.Module):
+        def __init__(self):
+            self.layer = new("GRU").freeze()
+
+    server = Server()
+    again = nnx.merge(*nnx.split(server))
+    run = nnx.jit(lambda server: server.layer.step(X[:, 0]).y)
+    close(run(again), server.layer(X[:, :1]).y[:, 0])
 
 
 def test_options_of_a_call():

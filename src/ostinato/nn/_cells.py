@@ -15,7 +15,6 @@ from .._padding import select
 from .._rnn.masking import ValidSteps
 from .._typing import Array, ArrayLike, Bool, Int, Padding
 from ..cells import Bidirectional, Cell, Dropout, Zoneout
-from ._layers import as_array
 
 
 def check_cell(cell: Any) -> Cell:
@@ -282,7 +281,8 @@ class FrozenCell:
         It is compiled, and needs no `jax.jit` around it, unless `cell` is given.
         """
         if cell is None:
-            return _step(self, x_t, state, as_array(resets), as_array(active))
+            resets, active = map(_as_array, (resets, active))
+            return _step(self, x_t, state, resets, active)
         return step_cell(cell, self.params, x_t, state, resets=resets, active=active)
 
     def initial_state(self, batch: int) -> Any:
@@ -296,3 +296,8 @@ def _step(
 ) -> RNNOutput:
     cell, params = layer.cell, layer.params
     return step_cell(cell, params, x_t, state, resets=resets, active=active)
+
+
+def _as_array(value: Any) -> Array | None:
+    """Return bools as an array, for a compiled function; None stays None."""
+    return None if value is None else jnp.asarray(_checks.unwrap(value))

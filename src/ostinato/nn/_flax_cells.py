@@ -16,6 +16,8 @@ from . import _cells
 from ._cells import FrozenCell
 from ._flax_layers import call_key, check_rngs, dropout_stream
 
+nnx.register_data_type(FrozenCell)  # so that a module can have one as an attribute
+
 
 class Recurrent(nnx.Module):
     """Any cell of `ostinato.cells` as a layer, run by `ostinato.recurrent_net`.
@@ -163,6 +165,15 @@ class Recurrent(nnx.Module):
     def freeze(self) -> FrozenCell:
         """Return the layer for serving, with its parameters as plain arrays."""
         return FrozenCell(self.cell, self._arrays())
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """Set the attribute `deterministic`, for `nnx.view`.
+
+        Args:
+            deterministic: True turns random choices off; None leaves it as it is.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
 
     def _arrays(self) -> Any:
         is_variable = lambda a: isinstance(a, nnx.Variable)  # noqa: E731

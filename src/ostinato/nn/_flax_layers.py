@@ -20,6 +20,8 @@ Metadata = Mapping[str, Mapping[str, Any]]
 
 _NO_METADATA: Metadata = MappingProxyType({})
 
+nnx.register_data_type(FrozenLayer)  # so that a module can have one as an attribute
+
 
 class Layer(nnx.Module):
     """A recurrent network of any spec, with one `nnx.Param` a matrix.
@@ -175,6 +177,15 @@ class Layer(nnx.Module):
     def freeze(self) -> FrozenLayer:
         """Return the layer for serving, with its weights packed once."""
         return _layers.freeze(self.spec, self.weights)
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """Set the attribute `deterministic`, for `nnx.view`.
+
+        Args:
+            deterministic: True turns dropout off; None leaves it as it is.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
 
 
 class LSTM(Layer):

@@ -132,6 +132,11 @@ def initial_state(spec: RNNSpec, batch: int | None, dtype: Any) -> State:
     """Return the zeros that a network begins with; None: of one sequence."""
     if batch is not None:
         batch = _checks.check_size("batch", batch, 0)
+    return _zeros(spec, batch, jnp.dtype(dtype))
+
+
+@ft.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
+def _zeros(spec: RNNSpec, batch: int | None, dtype: Any) -> State:
     shapes = state_shapes(spec, 1 if batch is None else batch)
     zeros = [jnp.zeros(shape, dtype) for shape in shapes]
     return as_state([a[:, 0] for a in zeros] if batch is None else zeros)
@@ -144,8 +149,7 @@ class FrozenLayer:
 
     Its weights are gathered and packed once, see `ostinato.prepare`. It is a pytree, an
     argument of jitted functions like any array, and it runs in evaluation, without
-    dropout. `step` needs no `jax.jit` around it. A frozen layer does not follow its
-    layer: after a change of parameters, freeze again.
+    dropout. It does not follow its layer: after a change of parameters, freeze again.
 
     Attributes:
         spec: the network.
@@ -190,26 +194,14 @@ class FrozenLayer:
         resets: Bool[ArrayLike, "*B"] | None = None,
         active: Bool[ArrayLike, "*B"] | None = None,
     ) -> RNNOutput:
-        """Run one step, compiled; the arguments are those of `rnn_step`."""
-        x_t = _checks.check_array("x_t", x_t)
-        return _step(self, x_t, state, as_array(resets), as_array(active))
+        """Run one step; the arguments are those of `rnn_step`."""
+        return rnn_step(
+            self.spec, self.weights, x_t, state, resets=resets, active=active
+        )
 
     def initial_state(self, batch: int | None = None) -> State:
         """Return zeros for `batch` sequences, or for one without a batch axis."""
         return initial_state(self.spec, batch, self.weights.weights.dtype)
-
-
-@ft.partial(jax.jit, inline=True)
-def _step(
-    layer: FrozenLayer, x_t: Array, state: Any, resets: Any, active: Any
-) -> RNNOutput:
-    spec, weights = layer.spec, layer.weights
-    return rnn_step(spec, weights, x_t, state, resets=resets, active=active)
-
-
-def as_array(value: Any) -> Array | None:
-    """Return an argument as an array, for a compiled function; None stays None."""
-    return None if value is None else jnp.asarray(_checks.unwrap(value))
 
 
 def freeze(spec: RNNSpec, weights: Array) -> FrozenLayer:
