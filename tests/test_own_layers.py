@@ -1,5 +1,6 @@
 """What our own layers share: names of parameters, frozen layers, runs of a cell."""
 
+import functools as ft
 import importlib
 
 import jax
@@ -100,23 +101,22 @@ PARAMS = jax.tree.map(
 def test_a_mask_leaves_out_steps_of_a_cell(padding, time_major):
     state = jnp.asarray(RNG.standard_normal((B, H)), "f4")
     turn = (lambda a: jnp.swapaxes(a, 0, 1)) if time_major else jnp.asarray
-    out = _cells.run_cell(
-        CELL,
+    options = {"padding": padding, "time_major": time_major}
+    out = jax.jit(ft.partial(_cells.run_cell, CELL, **options))(
         PARAMS,
         turn(jnp.where(MASK[..., None], X, jnp.nan)),
         state,
         mask=turn(jnp.asarray(MASK)),
         resets=turn(RESETS),
-        padding=padding,
-        time_major=time_major,
     )
+    step = jax.jit(CELL.__call__)
     y = np.asarray(turn(out.y))
     for b in range(B):  # one step after the other
         h, last = state[b : b + 1], np.zeros(H)
         for t in range(T):
             h = jnp.where(RESETS[b, t], jnp.zeros_like(h), h)
             if MASK[b, t]:
-                h, at = CELL(PARAMS, h, X[b : b + 1, t], t)
+                h, at = step(PARAMS, h, X[b : b + 1, t], t)
                 last = np.asarray(at[0])
             wanted = last if MASK[b, t] or padding == "hold" else 0 * last
             close(y[b, t], wanted)
@@ -151,9 +151,10 @@ def test_random_choices_are_drawn_in_every_wrapper():
     )
     assert drawn.cells[1].masks.outputs.shape == (B, H)
     params = cell.init(jax.random.key(1))
-    y, _ = _cells.run_cell(cell, params, X, key=jax.random.key(0))
-    close(y, _cells.run_cell(drawn, params, X).y)
-    assert np.abs(y - _cells.run_cell(cell, params, X).y).max() > 0.01
+    run = jax.jit(ft.partial(_cells.run_cell, cell))
+    y, _ = run(params, X, key=jax.random.key(0))
+    close(y, jax.jit(ft.partial(_cells.run_cell, drawn))(params, X).y)
+    assert np.abs(y - run(params, X).y).max() > 0.01
 
 
 def test_errors_of_a_cell():
