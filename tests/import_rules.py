@@ -87,6 +87,7 @@ THIRD_PARTY = {
     "nn.flax": {"numpy", "flax"},
     "nn.linen": {"numpy", "flax"},
     "nn.equinox": {"numpy", "equinox"},
+    "nn.keras": {"numpy", "keras"},
     "interop.flax": {"numpy", "flax"},
     "interop.equinox": {"numpy", "equinox"},
     "interop.hdf5_script": {"h5py"},
