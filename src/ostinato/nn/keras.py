@@ -44,7 +44,7 @@ class _Fused(keras.layers.RNN):
         initial_state: Any,
         mask: Bool[Array, "B T"] | None,
         training: bool = False,
-    ) -> tuple[Array, Array, list[Array]]:
+    ) -> Any:
         """Run all steps; `call` of Keras does the rest.
 
         Returns:
