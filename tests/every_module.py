@@ -12,7 +12,11 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "ostinato"
 # Modules whose functions only run if this package of the extra `peers` is installed.
-NEEDS = {"ragged/rules/errors.py": "equinox", "nn/keras.py": "keras"}
+NEEDS = {
+    "ragged/rules/errors.py": "equinox",
+    "nn/keras.py": "keras",
+    "nn/sequence_layers.py": "sequence_layers",
+}
 
 
 class EveryModule:

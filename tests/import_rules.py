@@ -88,6 +88,7 @@ THIRD_PARTY = {
     "nn.linen": {"numpy", "flax"},
     "nn.equinox": {"numpy", "equinox"},
     "nn.keras": {"numpy", "keras"},
+    "nn.sequence_layers": {"numpy", "flax", "sequence_layers"},
     "interop.flax": {"numpy", "flax"},
     "interop.equinox": {"numpy", "equinox"},
     "interop.hdf5_script": {"h5py"},
