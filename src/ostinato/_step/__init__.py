@@ -1,0 +1,1 @@
+"""The step compiler: loops over any step function, faster than `lax.scan`."""

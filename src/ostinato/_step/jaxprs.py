@@ -1,0 +1,104 @@
+"""Traces of step functions, as flat lists of equations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+from .._typing import Array
+
+Hook = Callable[[JaxprEqn, list[Any]], list[Any] | None]
+
+
+def trace(function: Callable, arguments: Any) -> tuple[ClosedJaxpr, Any]:
+    """Return the jaxpr of `function(*arguments)` and the tree of its results."""
+    traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    return traced, jax.tree.structure(shapes)
+
+
+def flat_trace(function: Callable, *avals: Any) -> ClosedJaxpr:
+    """Return the jaxpr of a function of flat arguments without inner `jit`.
+
+    Equations whose results nothing needs are left out.
+    """
+    traced = jax.make_jaxpr(function)(*avals)
+    if any(eqn.primitive.name == "jit" for eqn in traced.jaxpr.eqns):
+        inlined = lambda *args: evaluate(traced.jaxpr, traced.consts, args)  # noqa: E731
+        traced = jax.make_jaxpr(inlined)(*avals)
+    jaxpr = traced.jaxpr
+    return ClosedJaxpr(
+        jaxpr.replace(eqns=needed(jaxpr.eqns, jaxpr.outvars)), traced.consts
+    )
+
+
+def needed(eqns: Sequence[JaxprEqn], results: Iterable[Any]) -> list[JaxprEqn]:
+    """Return the equations that lead to `results`, or that have an effect."""
+    wanted = {atom for atom in results if not is_literal(atom)}
+    kept = []
+    for eqn in reversed(eqns):
+        if eqn.effects or not wanted.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            wanted.update(variables(eqn))
+    return kept[::-1]
+
+
+def evaluate(
+    jaxpr: Jaxpr,
+    consts: Sequence[Any],
+    arguments: Sequence[Any],
+    hook: Hook | None = None,
+) -> list[Any]:
+    """Run a jaxpr and inline functions under `jit`; see `run`."""
+    values = dict(zip(jaxpr.constvars, consts, strict=True))
+    values |= dict(zip(jaxpr.invars, arguments, strict=True))
+    run(jaxpr.eqns, values, hook)
+    return [read(atom, values) for atom in jaxpr.outvars]
+
+
+def run(
+    eqns: Iterable[JaxprEqn], values: dict[Any, Any], hook: Hook | None = None
+) -> None:
+    """Run equations and add their results to `values`.
+
+    `hook(eqn, inputs)` may return the results of an equation in place of its primitive.
+    """
+    for eqn in eqns:
+        inputs = [read(atom, values) for atom in eqn.invars]
+        results = hook(eqn, inputs) if hook is not None else None
+        if results is None:
+            results = run_one(eqn, inputs)
+        values.update(zip(eqn.outvars, results, strict=True))
+
+
+def run_one(eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+    """Run one equation, and the equations inside of a function under `jit`."""
+    if eqn.primitive.name == "jit":
+        inner = eqn.params["jaxpr"]
+        return evaluate(inner.jaxpr, inner.consts, inputs)
+    params = eqn.primitive.get_bind_params(eqn.params)
+    with eqn.ctx.manager:
+        results = eqn.primitive.bind(*inputs, **params)
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def read(atom: Any, values: dict[Any, Any]) -> Any:
+    """Return the value of a variable or a literal."""
+    return atom.val if is_literal(atom) else values[atom]
+
+
+def is_literal(atom: Any) -> bool:
+    """Return whether an operand of an equation is a literal."""
+    return isinstance(atom, Literal)
+
+
+def variables(eqn: JaxprEqn) -> list[Any]:
+    """Return the operands of an equation that are not literals."""
+    return [atom for atom in eqn.invars if not is_literal(atom)]
+
+
+def aval_of(a: Any) -> Any:
+    """Return the type of an array or a variable: a shape and a dtype to trace with."""
+    return jax.typeof(a) if isinstance(a, Array) else a.aval

@@ -1,0 +1,227 @@
+"""The primitives of a loop over a step, with all their rules.
+
+`loop_p` runs the loop. Its JVP rule binds `loop_p` with `wrt`, so that values are
+saved, and `loop_tangent_p`, which is linear in the tangents; the transpose of that
+binds `loop_bwd_p`. So `grad` runs two loops. Further derivatives are those of the XLA
+implementation by JAX's own rules.
+
+The static parameters are the `Loop` and `wrt`, which tells for every operand whether
+the loop is differentiated with respect to it.
+"""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Primitive
+from jax.interpreters import ad, batching, mlir
+
+from .._rnn.lowering import always_jitted
+from .._rnn.sharding import make_varying
+from .._typing import Array
+from . import xla
+from .gradients import Derivative, Mask, differentiate, is_float
+from .jaxprs import evaluate, flat_trace
+from .split import Step
+from .xla import Loop
+
+
+def run(loop: Loop, operands: Sequence[Array]) -> list[Array]:
+    """Bind `loop_p`: return final states, and the outputs of all steps."""
+    return loop_p.bind(*make_varying(list(operands)), loop=loop, wrt=None)
+
+
+# --------------------------------------------------------------------- implementations
+
+
+def _derivative(loop: Loop, wrt: Mask) -> Derivative:
+    return differentiate(loop.step, wrt, loop.policy)
+
+
+def _forward(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
+    derivative = None if wrt is None else _derivative(loop, wrt)
+    return xla.forward(loop, derivative, operands)
+
+
+def _tangent(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
+    """Return the tangents of the results that have derivatives."""
+    operands, _, tangents = _of_tangent(loop, wrt, arguments)
+    which = [i for i, asked in enumerate(wrt) if asked]
+
+    def results(*values: Array) -> list[Array]:
+        full = list(operands)
+        for i, value in zip(which, values, strict=True):
+            full[i] = value
+        return [a for a in xla.forward(loop, None, full) if is_float(a)]
+
+    return jax.jvp(results, [operands[i] for i in which], list(tangents))[1]
+
+
+def _backward(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
+    """Return the cotangents of the operands of `wrt`."""
+    step, derivative = loop.step, _derivative(loop, wrt)
+    num_operands, num_saved = len(wrt), _num_saved(derivative)
+    operands = arguments[:num_operands]
+    saved = arguments[num_operands : num_operands + num_saved]
+    cotangents = arguments[num_operands + num_saved :]
+    d_invariant, d_inputs, d_states = xla.backward(
+        loop, derivative, operands, saved, cotangents
+    )
+    first = step.num_invariant + step.num_inputs
+    with_derivatives = [i for i, a in enumerate(operands[first:]) if is_float(a)]
+    by_position = d_invariant | {step.num_invariant + i: d for i, d in d_inputs.items()}
+    by_position |= {
+        first + i: d for i, d in zip(with_derivatives, d_states, strict=True)
+    }
+    zero = lambda i: jnp.zeros(operands[i].shape, operands[i].dtype)  # noqa: E731
+    return [
+        by_position[i] if i in by_position else zero(i) for i, w in enumerate(wrt) if w
+    ]
+
+
+def _num_saved(derivative: Derivative) -> int:
+    return len(derivative.saved_states) + derivative.num_saved
+
+
+def _of_tangent(loop: Loop, wrt: Mask, arguments: Sequence[Any]) -> tuple:
+    """Return operands, saved values and tangents, the arguments of `loop_tangent_p`."""
+    end = len(arguments) - sum(wrt)
+    return arguments[: len(wrt)], arguments[len(wrt) : end], arguments[end:]
+
+
+# ------------------------------------------------------------------------------- rules
+
+
+def _jvp(
+    primals: Any, tangents: Any, *, loop: Loop, wrt: Mask | None
+) -> tuple[list[Array], list[Any]]:
+    if wrt is not None:
+        return _jvp_of(_forward, primals, tangents, loop=loop, wrt=wrt)
+    wrt = tuple(
+        is_float(p) and type(t) is not ad.Zero
+        for p, t in zip(primals, tangents, strict=True)
+    )
+    out = loop_p.bind(*primals, loop=loop, wrt=wrt)
+    count = len(loop.step.jaxpr.outvars)
+    results, saved = out[:count], out[count:]
+    given = [ad.instantiate_zeros(t) for t, w in zip(tangents, wrt, strict=True) if w]
+    dot = iter(loop_tangent_p.bind(*primals, *saved, *given, loop=loop, wrt=wrt))
+    return results, [
+        next(dot) if is_float(r) else _no_tangent(r) for r in results
+    ]
+
+
+def _no_tangent(result: Array) -> ad.Zero:
+    return ad.Zero(jax.typeof(result).to_tangent_aval())
+
+
+def _jvp_of(
+    implementation: Callable, primals: Any, tangents: Any, **params: Any
+) -> tuple[list[Array], list[Array]]:
+    """Differentiate an implementation by JAX's own rules."""
+    which = [
+        i
+        for i, (p, t) in enumerate(zip(primals, tangents, strict=True))
+        if type(t) is not ad.Zero and is_float(p)
+    ]
+
+    def of_values(*values: Array) -> list[Array]:
+        full = list(primals)
+        for i, value in zip(which, values, strict=True):
+            full[i] = value
+        return implementation(*full, **params)
+
+    return jax.jvp(of_values, [primals[i] for i in which], [tangents[i] for i in which])
+
+
+def _transpose(cotangents: Any, *arguments: Any, loop: Loop, wrt: Mask) -> list[Any]:
+    operands, saved, tangents = _of_tangent(loop, wrt, arguments)
+    bar = [ad.instantiate_zeros(ct) for ct in cotangents]
+    grads = loop_bwd_p.bind(*operands, *saved, *bar, loop=loop, wrt=wrt)
+    return [None] * (len(operands) + len(saved)) + list(grads)
+
+
+def _batch_loop(
+    args: Sequence[Array], dims: Sequence[Any], *, loop: Loop, wrt: Mask | None
+) -> tuple[list[Array], list[int]]:
+    """Map the step, so that derivatives of the mapped loop are those of a loop."""
+    if wrt is not None:
+        return _batch(_forward, args, dims, loop=loop, wrt=wrt)
+    step = loop.step
+    first = step.num_invariant + step.num_inputs
+    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
+    moved, mapped = [], []
+    for i, (a, d) in enumerate(zip(args, dims, strict=True)):
+        is_input = step.num_invariant <= i < first
+        if d is not None:
+            a = jnp.moveaxis(a, d, int(is_input))
+        elif i >= first:  # the states of all, since new states are mapped
+            a = jnp.broadcast_to(a, (size, *a.shape))
+        moved.append(a)
+        mapped.append(d is not None or i >= first)
+    out = run(loop._replace(step=_mapped_step(step, tuple(mapped), size)), moved)
+    return out, [0] * step.num_states + [1] * (len(out) - step.num_states)
+
+
+@ft.lru_cache(maxsize=256)
+def _mapped_step(step: Step, mapped: tuple[bool, ...], size: int) -> Step:
+    """Return `step` with a new leading axis on some operands and on all results."""
+
+    def one(*values: Any) -> list[Any]:
+        return evaluate(step.jaxpr, [], values)
+
+    axes = tuple(0 if m else None for m in mapped)
+    avals = [
+        jax.ShapeDtypeStruct((size, *v.aval.shape) if m else v.aval.shape, v.aval.dtype)
+        for v, m in zip(step.jaxpr.invars, mapped, strict=True)
+    ]
+    traced = flat_trace(jax.vmap(one, in_axes=axes, axis_size=size), *avals)
+    return Step(
+        _without_constants(traced), step.num_invariant, step.num_inputs, step.num_states
+    )
+
+
+def _without_constants(traced: ClosedJaxpr) -> Any:
+    assert not traced.consts, "a step that has been split closes over nothing"
+    return traced.jaxpr.replace(debug_info=None)
+
+
+def _batch(
+    implementation: Callable, args: Sequence[Array], dims: Sequence[Any], **params: Any
+) -> tuple[list[Array], list[int]]:
+    out = jax.vmap(ft.partial(implementation, **params), in_axes=tuple(dims))(*args)
+    return out, [0] * len(out)
+
+
+# ------------------------------------------------------------------------ registration
+
+
+def _primitive(name: str, implementation: Callable) -> Primitive:
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+
+    @ft.partial(jax.jit, static_argnames=("loop", "wrt"))
+    def apply(*args: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
+        return primitive.bind(*args, loop=loop, wrt=wrt)
+
+    def shapes(*avals: Any, **params: Any) -> list[Any]:
+        return jax.make_jaxpr(ft.partial(implementation, **params))(*avals).out_avals
+
+    primitive.def_impl(always_jitted(apply))
+    primitive.def_abstract_eval(shapes)
+    batching.primitive_batchers[primitive] = ft.partial(_batch, implementation)
+    ad.primitive_jvps[primitive] = ft.partial(_jvp_of, implementation)
+    mlir.register_lowering(primitive, mlir.lower_fun(implementation, True))
+    return primitive
+
+
+loop_p = _primitive("ostinato_loop", _forward)
+loop_tangent_p = _primitive("ostinato_loop_tangent", _tangent)
+loop_bwd_p = _primitive("ostinato_loop_bwd", _backward)
+batching.primitive_batchers[loop_p] = _batch_loop
+ad.primitive_jvps[loop_p] = _jvp
+ad.primitive_transposes[loop_tangent_p] = _transpose
