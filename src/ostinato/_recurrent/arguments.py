@@ -33,6 +33,7 @@ def check_arguments(
     return_all_states: Any,
     window: Any,
     length: Any,
+    backend: Any,
 ) -> tuple[Any, Any, SequenceOptions]:
     """Check all arguments; return inputs and states as JAX arrays, and the options."""
     if not callable(step):
@@ -41,6 +42,8 @@ def check_arguments(
             f"inputs_t, t), got {_checks.describe(step)}"
         )
     _checks.check_choice("padding", padding, get_args(Padding))
+    if backend is not None:
+        _checks.check_choice("backend", backend, ("xla", "scan"))
     reverse = _checks.check_bool("reverse", reverse)
     time_major = _checks.check_bool("time_major", time_major)
     window = _checks.check_size("window", window)
@@ -71,6 +74,7 @@ def check_arguments(
         segment_length=_resolve_segment_length(segment_length, length),
         return_all_states=_checks.check_bool("return_all_states", return_all_states),
         window=window,
+        backend=backend,
     )
     return inputs, states, options
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from jax import lax
 from .. import _padding
 from .._padding import select
 from .._segments import near_divisor
+from .._step.scan import plan, saves_loops
 from .._typing import Array, ArrayLike, Bool, Int, Padding
 from .arguments import check_arguments, check_result, cut_outputs
 from .loop import LoopInputs, run_in_segments
@@ -40,6 +42,7 @@ def recurrent_net(
     return_all_states: bool = False,
     window: int = 1,
     length: int | None = None,
+    backend: Literal["xla", "scan"] | None = None,
 ) -> RecurrentOutput:
     """Run a step function over a batch of sequences.
 
@@ -84,6 +87,9 @@ def recurrent_net(
         window: k > 1: `step` sees the last k states, leaves `[B, k, ...]`, newest last,
             and returns one new state, `[B, ...]`.
         length: T, for a step without inputs.
+        backend: how the loop runs. `"scan"`: as `lax.scan` of the step. `"xla"` and
+            None: what does not depend on the states is computed before the loop, and
+            the gradients of weights after it, where the step allows that.
 
     Returns:
         `RecurrentOutput(outputs, states, all_states)`: outputs `[B, T, ...]` or
@@ -135,6 +141,7 @@ def recurrent_net(
         return_all_states=return_all_states,
         window=window,
         length=length,
+        backend=backend,
     )
     if isinstance(step, Cell):
         whole = step.run_sequence(params, inputs, states, options)
@@ -208,21 +215,17 @@ def _run_loop(
         params, step = cell.prepare(params), cell.step
     arrays, rebuild = split_arrays(params)
     step = _step_of_arrays(step, rebuild)
-    recompute = None
+    recompute, policy = None, all_but_arithmetic
     if options.recompute:
         cheap = CHEAP if cell is None else ARITHMETIC
         recompute = Recompute(options.recompute, cheap)
-        marked = recompute.mark(step)
-        step = checkpoint(marked, recompute.policy, prevent_cse=False)
-    elif cell is not None:
-        # A function of the user stores the same values as in `lax.scan`.
-        step = checkpoint(step, all_but_arithmetic, prevent_cse=False)
+        step, policy = recompute.mark(step), recompute.policy
 
     lengths, initial = options.seq_lengths, states
     if lengths is not None:
         initial = jax.tree.map(lambda a: fill_empty_sequences(a, lengths), states)
 
-    def body(old: Any, at: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
+    def body(arrays: Any, old: Any, at: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
         given = old if at.reset is None else select(~at.reset, old)
         if at.valid is not None:
             # A sequence that has ended runs its first step again. Its results are
@@ -236,20 +239,29 @@ def _run_loop(
         kept = _newest(new, options) if options.return_all_states else None
         return new, (cut_outputs(outputs, outputs_with_grads), kept)
 
+    fixed = isinstance(options.length, int)  # not a symbol, as inside ragged.vmap
+
     def run(states: Any, steps: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
         if cell is not None:
             steps = steps._replace(inputs=cell.precompute(params, steps.inputs))
-        return lax.scan(body, states, steps, reverse=options.reverse)
+        if fixed and options.backend != "scan":
+            loop = plan(body, arrays, states, steps)
+            if not isinstance(loop, str):
+                return loop.run(steps.t.shape[0], options.reverse, policy)
+        # Without `recompute`, a function stores the same values as in `lax.scan`.
+        plain = ft.partial(body, arrays)
+        if cell is not None or recompute is not None:
+            plain = checkpoint(plain, policy, prevent_cse=False)
+        return lax.scan(plain, states, steps, reverse=options.reverse)
 
-    size, policy = options.segment_length, None
-    fixed = isinstance(options.length, int)  # not a symbol, as inside ragged.vmap
+    size, segment_policy = options.segment_length, None
     if size is None and cell is not None and recompute is not None and fixed:
         # Saved for all steps, the input products would take most memory: run in blocks.
         size = near_divisor(options.length, _BLOCK)
-        policy = recompute.policy
+        segment_policy = saves_loops(recompute.policy)
     if size is None or options.length == 0:
         return run(states, steps)
-    return run_in_segments(run, states, steps, size, options.reverse, policy)
+    return run_in_segments(run, states, steps, size, options.reverse, segment_policy)
 
 
 def split_arrays(params: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:

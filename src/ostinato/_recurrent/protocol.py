@@ -38,6 +38,7 @@ class SequenceOptions(NamedTuple):
         segment_length: k, or None; `"auto"` has been resolved to a number.
         return_all_states: as given.
         window: as given.
+        backend: as given.
     """
 
     length: int
@@ -51,6 +52,7 @@ class SequenceOptions(NamedTuple):
     segment_length: int | None
     return_all_states: bool
     window: int
+    backend: str | None = None
 
 
 class Cell:

@@ -18,7 +18,17 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .._typing import Array
-from .jaxprs import evaluate, flat_trace, is_literal, needed, run_one, variables
+from .jaxprs import (
+    evaluate,
+    flat_trace,
+    is_literal,
+    jaxpr_of,
+    read,
+    run_one,
+    split_at,
+    struct,
+    variables,
+)
 from .split import Step
 
 Policy = Callable[..., bool] | None
@@ -108,77 +118,59 @@ def differentiate(step: Step, wrt: Mask, policy: Policy) -> Derivative:
         trees.append(tree)
         return [*core.merge(results, others), *leaves]
 
-    traced = flat_trace(forward, *map(_struct, avals))
-    full = traced.jaxpr
-    num_results = len(jaxpr.outvars)
-    residuals = full.outvars[num_results:]
-    place = {v: i for i, v in enumerate(full.invars)}
-    fixed = _invariant_variables(full, step.num_invariant)
-    stacked = list(
-        dict.fromkeys(
-            v
-            for v in residuals
-            if not is_literal(v) and v not in place and v not in fixed
-        )
-    )
-    again = list(
-        dict.fromkeys(
-            v for v in residuals if not is_literal(v) and v in fixed and v not in place
-        )
-    )
+    traced = flat_trace(forward, *map(struct, avals))
+    saving = traced.jaxpr
+    constants = dict(zip(saving.constvars, traced.consts, strict=True))
+    count = len(jaxpr.outvars)
+    residuals = saving.outvars[count:]
+    fixed = _invariant_variables(saving, step.num_invariant)
+    made = [v for v in _unique(residuals) if v not in saving.invars]
+    stacked = [v for v in made if v not in fixed]
+    again = [v for v in made if v in fixed]
 
     def backward(operands: Any, more: Any, saved: Any, cotangents: Any) -> list[Any]:
-        values = {v: operands[i] for v, i in place.items()}
-        values |= dict(zip(again, more, strict=True))
-        values |= dict(zip(stacked, saved, strict=True))
-        leaves = [v.val if is_literal(v) else values[v] for v in residuals]
-        pull = jax.tree.unflatten(trees[-1], leaves)
+        values = dict(zip(saving.invars, operands, strict=True))
+        values |= zip(again, more, strict=True)
+        values |= zip(stacked, saved, strict=True)
+        pull = jax.tree.unflatten(trees[-1], [read(v, values) for v in residuals])
         return core.cotangents(pull(list(cotangents)))
 
-    outs = [_struct(jaxpr.outvars[i].aval) for i in core.results]
-    shapes = [
-        [_struct(a) for a in avals],
-        [_struct(v.aval) for v in again],
-        [_struct(v.aval) for v in stacked],
-        outs,
-    ]
-    leaves, tree = jax.tree.flatten(shapes)
+    results = [jaxpr.outvars[i] for i in core.results]
+    given = (saving.invars, again, stacked, results)
+    leaves, tree = jax.tree.flatten([[struct(v.aval) for v in vs] for vs in given])
     flat = lambda *leaves: backward(*jax.tree.unflatten(tree, leaves))  # noqa: E731
     back = flat_trace(flat, *leaves)
-    read = {v for eqn in back.jaxpr.eqns for v in variables(eqn)}
-    read |= {v for v in back.jaxpr.outvars if not is_literal(v)}
-    first = step.num_invariant + step.num_inputs
-    operands = back.jaxpr.invars[: len(avals)]
-    kept = [i for i, v in enumerate(operands[first:]) if v in read]
-    ordered = [
-        *operands[: step.num_invariant],
-        *back.jaxpr.invars[len(avals) : len(avals) + len(again)],
-        *operands[step.num_invariant : first],
-        *(operands[first + i] for i in kept),
-        *back.jaxpr.invars[len(avals) + len(again) :],
-    ]
-    once = full.replace(
-        invars=full.invars[: step.num_invariant],
-        eqns=needed([e for e in full.eqns if fixed.issuperset(e.outvars)], again),
-        outvars=again,
-        debug_info=None,
-    )
-    forward_jaxpr = full.replace(
-        outvars=[*full.outvars[:num_results], *stacked],
-        eqns=needed(full.eqns, [*full.outvars[:num_results], *stacked]),
-        debug_info=None,
-    )
+    # The backward step gets the states that it reads, and no others.
+    num, first = step.num_invariant, step.num_invariant + step.num_inputs
+    operands, others = split_at(back.jaxpr.invars, [len(avals)])
+    more, others = split_at(others, [len(again)])
+    fixed_operands, inputs, states = split_at(operands, [num, first])
+    used = {v for eqn in back.jaxpr.eqns for v in variables(eqn)}
+    used |= set(_unique(back.jaxpr.outvars))
+    kept = [i for i, v in enumerate(states) if v in used]
+    ordered = [*fixed_operands, *more, *inputs, *(states[i] for i in kept), *others]
+    to_save = [*saving.outvars[:count], *stacked]
     return Derivative(
         step,
-        ClosedJaxpr(forward_jaxpr, traced.consts),
+        jaxpr_of(saving.eqns, saving.invars, to_save, constants),
         len(stacked),
         tuple(kept),
-        ClosedJaxpr(once, traced.consts),
-        ClosedJaxpr(back.jaxpr.replace(invars=ordered, debug_info=None), back.consts),
+        jaxpr_of(saving.eqns, saving.invars[:num], again, constants),
+        jaxpr_of(
+            back.jaxpr.eqns,
+            ordered,
+            back.jaxpr.outvars,
+            dict(zip(back.jaxpr.constvars, back.consts, strict=True)),
+        ),
         tuple(core.products),
         tuple(core.invariant),
         tuple(core.inputs),
     )
+
+
+def _unique(atoms: Sequence[Any]) -> list[Any]:
+    """Return the variables among `atoms`, each once."""
+    return list(dict.fromkeys(v for v in atoms if not is_literal(v)))
 
 
 class _Core(NamedTuple):
@@ -272,7 +264,7 @@ class _Core(NamedTuple):
                 x, weight = values[product.changing], values[1 - product.changing]
                 return [_product(product, x, weight, *probe)]
 
-            results = evaluate(self.step.jaxpr, [], full, hook)
+            results = evaluate(self.step.traced, full, hook)
             return (
                 [results[i] for i in self.results],
                 [r for i, r in enumerate(results) if i not in self.results],
@@ -324,7 +316,3 @@ def _invariant_variables(jaxpr: Any, num_invariant: int) -> set[Any]:
         if fixed.issuperset(variables(eqn)):
             fixed.update(eqn.outvars)
     return fixed
-
-
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-
-from .._typing import Array
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 Hook = Callable[[JaxprEqn, list[Any]], list[Any] | None]
 
@@ -25,13 +24,43 @@ def flat_trace(function: Callable, *avals: Any) -> ClosedJaxpr:
     Equations whose results nothing needs are left out.
     """
     traced = jax.make_jaxpr(function)(*avals)
-    if any(eqn.primitive.name == "jit" for eqn in traced.jaxpr.eqns):
-        inlined = lambda *args: evaluate(traced.jaxpr, traced.consts, args)  # noqa: E731
+    names = {eqn.primitive.name for eqn in traced.jaxpr.eqns}
+    if "jit" in names:
+        inlined = lambda *args: evaluate(traced, args)  # noqa: E731
         traced = jax.make_jaxpr(inlined)(*avals)
     jaxpr = traced.jaxpr
-    return ClosedJaxpr(
-        jaxpr.replace(eqns=needed(jaxpr.eqns, jaxpr.outvars)), traced.consts
-    )
+    kept = needed(jaxpr.eqns, jaxpr.outvars)
+    return ClosedJaxpr(jaxpr.replace(eqns=kept), traced.consts)
+
+
+def jaxpr_of(
+    eqns: Sequence[JaxprEqn],
+    arguments: Sequence[Any],
+    results: Sequence[Any],
+    constants: Mapping[Any, Any] | None = None,
+) -> ClosedJaxpr:
+    """Return the jaxpr of those of `eqns` that lead from variables to others.
+
+    Args:
+        eqns: equations in order.
+        arguments: variables, the arguments of the jaxpr.
+        results: variables or literals, its results.
+        constants: the values of further variables.
+    """
+    eqns = needed(eqns, results)
+
+    def function(*given: Any) -> list[Any]:
+        values = dict(constants or {})
+        values |= dict(zip(arguments, given, strict=True))
+        run(eqns, values)
+        return [read(atom, values) for atom in results]
+
+    return jax.make_jaxpr(function)(*(struct(v.aval) for v in arguments))
+
+
+def struct(aval: Any) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of a type, to trace with."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def needed(eqns: Sequence[JaxprEqn], results: Iterable[Any]) -> list[JaxprEqn]:
@@ -46,13 +75,11 @@ def needed(eqns: Sequence[JaxprEqn], results: Iterable[Any]) -> list[JaxprEqn]:
 
 
 def evaluate(
-    jaxpr: Jaxpr,
-    consts: Sequence[Any],
-    arguments: Sequence[Any],
-    hook: Hook | None = None,
+    closed: ClosedJaxpr, arguments: Sequence[Any], hook: Hook | None = None
 ) -> list[Any]:
     """Run a jaxpr and inline functions under `jit`; see `run`."""
-    values = dict(zip(jaxpr.constvars, consts, strict=True))
+    jaxpr = closed.jaxpr
+    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     values |= dict(zip(jaxpr.invars, arguments, strict=True))
     run(jaxpr.eqns, values, hook)
     return [read(atom, values) for atom in jaxpr.outvars]
@@ -76,8 +103,7 @@ def run(
 def run_one(eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
     """Run one equation, and the equations inside of a function under `jit`."""
     if eqn.primitive.name == "jit":
-        inner = eqn.params["jaxpr"]
-        return evaluate(inner.jaxpr, inner.consts, inputs)
+        return evaluate(eqn.params["jaxpr"], inputs)
     params = eqn.primitive.get_bind_params(eqn.params)
     with eqn.ctx.manager:
         results = eqn.primitive.bind(*inputs, **params)
@@ -99,6 +125,7 @@ def variables(eqn: JaxprEqn) -> list[Any]:
     return [atom for atom in eqn.invars if not is_literal(atom)]
 
 
-def aval_of(a: Any) -> Any:
-    """Return the type of an array or a variable: a shape and a dtype to trace with."""
-    return jax.typeof(a) if isinstance(a, Array) else a.aval
+def split_at(items: Sequence[Any], places: Sequence[int]) -> list[list[Any]]:
+    """Return the parts of a list between places."""
+    bounds = [0, *places, len(items)]
+    return [list(items[a:b]) for a, b in itertools.pairwise(bounds)]

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Primitive
+from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .._rnn.lowering import always_jitted
@@ -110,9 +110,7 @@ def _jvp(
     results, saved = out[:count], out[count:]
     given = [ad.instantiate_zeros(t) for t, w in zip(tangents, wrt, strict=True) if w]
     dot = iter(loop_tangent_p.bind(*primals, *saved, *given, loop=loop, wrt=wrt))
-    return results, [
-        next(dot) if is_float(r) else _no_tangent(r) for r in results
-    ]
+    return results, [next(dot) if is_float(r) else _no_tangent(r) for r in results]
 
 
 def _no_tangent(result: Array) -> ad.Zero:
@@ -172,7 +170,7 @@ def _mapped_step(step: Step, mapped: tuple[bool, ...], size: int) -> Step:
     """Return `step` with a new leading axis on some operands and on all results."""
 
     def one(*values: Any) -> list[Any]:
-        return evaluate(step.jaxpr, [], values)
+        return evaluate(step.traced, values)
 
     axes = tuple(0 if m else None for m in mapped)
     avals = [
@@ -180,14 +178,8 @@ def _mapped_step(step: Step, mapped: tuple[bool, ...], size: int) -> Step:
         for v, m in zip(step.jaxpr.invars, mapped, strict=True)
     ]
     traced = flat_trace(jax.vmap(one, in_axes=axes, axis_size=size), *avals)
-    return Step(
-        _without_constants(traced), step.num_invariant, step.num_inputs, step.num_states
-    )
-
-
-def _without_constants(traced: ClosedJaxpr) -> Any:
     assert not traced.consts, "a step that has been split closes over nothing"
-    return traced.jaxpr.replace(debug_info=None)
+    return Step(traced, step.num_invariant, step.num_inputs, step.num_states)
 
 
 def _batch(

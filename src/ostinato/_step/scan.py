@@ -3,75 +3,105 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
+from .._typing import Array
 from . import primitive
 from .gradients import Policy
-from .jaxprs import flat_trace
-from .split import split
+from .jaxprs import flat_trace, jaxpr_of
+from .split import Split, split
 from .xla import Loop
 
 
-def scan(
-    body: Callable,
-    arrays: Any,
-    states: Any,
-    inputs: Any,
-    *,
-    length: int,
-    reverse: bool = False,
-    policy: Policy = None,
-) -> tuple[Any, Any] | str:
-    """Run `body(arrays, states, inputs_t)` over all steps, as `lax.scan` would.
+class Plan(NamedTuple):
+    """A loop over a step, ready to run.
+
+    Attributes:
+        taken: the step, taken apart.
+        invariant: the arrays that do not change.
+        inputs: the inputs, time first.
+        states: the initial states.
+        results: the tree of the new states and the outputs.
+    """
+
+    taken: Split
+    invariant: list[Any]
+    inputs: list[Array]
+    states: list[Array]
+    results: Any
+
+    def run(self, length: int, reverse: bool, policy: Policy) -> tuple[Any, Any]:
+        """Return the final states, and the outputs of all steps.
+
+        Args:
+            length: the number of steps.
+            reverse: whether the last step runs first.
+            policy: what is saved for the backward pass, as for `jax.checkpoint`.
+        """
+        invariant, per_step = self.taken.before_loop(self.invariant, self.inputs)
+        operands = [*map(jnp.asarray, invariant), *per_step, *self.states]
+        loop = Loop(self.taken.step, length, reverse, policy)
+        return jax.tree.unflatten(self.results, primitive.run(loop, operands))
+
+
+def plan(body: Callable, arrays: Any, states: Any, inputs: Any) -> Plan | str:
+    """Take the loop `lax.scan(partial(body, arrays), states, inputs)` apart.
 
     Args:
-        body: returns `(new_states, outputs_t)`, the states in unchanged types.
+        body: `body(arrays, states, inputs_t) -> (new_states, outputs_t)`, the states in
+            unchanged types.
         arrays: a pytree of arrays that do not change.
         states: a pytree of arrays.
         inputs: a pytree of arrays, time first.
-        length: the number of steps.
-        reverse: whether the last step runs first.
-        policy: what is saved for the backward pass, as for `jax.checkpoint`; None saves
-            states alone.
 
     Returns:
-        `(states, outputs)`; or the reason why this step cannot be taken apart.
+        The plan; or the reason why `lax.scan` runs this loop.
     """
     given, tree = jax.tree.flatten((arrays, states))
     leaves, input_tree = jax.tree.flatten(inputs)
-    num_states = len(jax.tree.leaves(states))
-    at_step = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves]
-    results: list[Any] = []
+    if any(jax.typeof(a).sharding.mesh.explicit_axes for a in (*given, *leaves)):
+        return "arrays have explicit sharding"
+    num_arrays = len(jax.tree.leaves(arrays))
+    num_states = len(given) - num_arrays
+    trees: list[Any] = []
 
     def flat(*values: Any) -> list[Any]:
         arrays, states = jax.tree.unflatten(tree, values[: len(given)])
         at = jax.tree.unflatten(input_tree, values[len(given) :])
-        new, tree_of_results = jax.tree.flatten(body(arrays, states, at))
-        results.append(tree_of_results)
-        return new
+        results, results_tree = jax.tree.flatten(body(arrays, states, at))
+        trees.append(results_tree)
+        return results
 
     avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given]
+    at_step = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves]
     traced = flat_trace(flat, *avals, *at_step)
-    reason = unsupported_reason(traced)
+    reason = _unsupported_reason(traced)
     if reason is not None:
         return reason
     # The arrays that the step closes over are invariant too.
-    closed = traced.jaxpr.replace(
-        constvars=[], invars=[*traced.jaxpr.constvars, *traced.jaxpr.invars]
-    )
-    arrays_and_consts = [*traced.consts, *given[: len(given) - num_states]]
-    taken = split(ClosedJaxpr(closed, []), len(arrays_and_consts), num_states)
-    invariant, per_step = taken.before_loop(arrays_and_consts, leaves)
-    operands = [*map(jnp.asarray, invariant), *per_step, *given[-num_states:]]
-    out = primitive.run(Loop(taken.step, length, reverse, policy), operands)
-    return jax.tree.unflatten(results[-1], out)
+    jaxpr = traced.jaxpr
+    whole = jaxpr_of(jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
+    invariant = [*traced.consts, *given[:num_arrays]]
+    taken = split(whole.jaxpr, len(invariant), num_states)
+    if not taken.step.products and not taken.at_all_steps:
+        return "the step has no product with an invariant matrix"
+    return Plan(taken, invariant, leaves, given[num_arrays:], trees[-1])
 
 
-def unsupported_reason(traced: ClosedJaxpr) -> str | None:
+def saves_loops(policy: Policy) -> Policy:
+    """Return a policy that also saves what loops over steps return."""
+
+    def saves(prim: Any, *avals: Any, **params: Any) -> bool:
+        return prim is primitive.loop_p or policy(prim, *avals, **params)
+
+    return saves
+
+
+def _unsupported_reason(traced: ClosedJaxpr) -> str | None:
     """Return why a step cannot be taken apart, or None."""
     if traced.effects:
         return f"the step has effects: {', '.join(map(str, traced.effects))}"

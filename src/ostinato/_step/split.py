@@ -11,7 +11,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
 from .._typing import Array
-from .jaxprs import is_literal, needed, run, variables
+from .jaxprs import is_literal, jaxpr_of, needed, run, variables
 
 PRODUCTS = frozenset({"conv_general_dilated", "dot_general"})
 """Operations that are quicker for all steps at once than step by step."""
@@ -25,7 +25,7 @@ class Step:
     """The part of a step that runs in the loop; compared by identity.
 
     Attributes:
-        jaxpr: from invariant values, values of the step, and states, to new states and
+        traced: from invariant values, values of the step, and states, to new states and
             outputs; without constants.
         num_invariant: the number of invariant values.
         num_inputs: the number of values of the step.
@@ -34,10 +34,15 @@ class Step:
             and the invariant value.
     """
 
-    jaxpr: Jaxpr
+    traced: ClosedJaxpr
     num_invariant: int
     num_inputs: int
     num_states: int
+
+    @property
+    def jaxpr(self) -> Jaxpr:
+        """The jaxpr of the step, without constants."""
+        return self.traced.jaxpr
 
     @ft.cached_property
     def products(self) -> dict[Any, Any]:
@@ -102,16 +107,15 @@ class Split:
 
 
 @ft.lru_cache(maxsize=256)
-def split(traced: ClosedJaxpr, num_arrays: int, num_states: int) -> Split:
+def split(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Split:
     """Take a step apart.
 
     Args:
-        traced: the step as a flat jaxpr without constants, from `num_arrays` invariant
-            arrays, `num_states` states and inputs, to new states and outputs.
+        jaxpr: the step, flat and without constants, from `num_arrays` invariant arrays,
+            `num_states` states and inputs, to new states and outputs.
         num_arrays: see there.
         num_states: see there.
     """
-    jaxpr = traced.jaxpr
     levels = _levels(jaxpr, num_arrays, num_states)
     maker = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     hoisted = _hoisted_products(jaxpr.eqns, levels, maker)
@@ -142,11 +146,7 @@ def split(traced: ClosedJaxpr, num_arrays: int, num_states: int) -> Split:
     once = [e for e in jaxpr.eqns if levels[e.outvars[0]] == _INVARIANT]
     once = needed(once, [*invariant, *_read_by(at_all_steps)])
     step = Step(
-        jaxpr.replace(
-            invars=[*invariant, *inputs, *states],
-            eqns=in_loop,
-            debug_info=None,
-        ),
+        jaxpr_of(in_loop, [*invariant, *inputs, *states], jaxpr.outvars),
         len(invariant),
         len(inputs),
         num_states,

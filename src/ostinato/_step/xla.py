@@ -48,12 +48,11 @@ def forward(
     """
     step = loop.step
     invariant, inputs, states = parts(step, operands)
-    traced = step.jaxpr if derivative is None else derivative.forward.jaxpr
-    consts = [] if derivative is None else derivative.forward.consts
+    traced = step.traced if derivative is None else derivative.forward
     kept = () if derivative is None else derivative.saved_states
 
     def body(states: list[Array], at: list[Array]) -> tuple[list[Array], list[Array]]:
-        results = evaluate(traced, consts, [*invariant, *at, *states])
+        results = evaluate(traced, [*invariant, *at, *states])
         saved = [states[i] for i in kept]
         new, rest = results[: step.num_states], results[step.num_states :]
         num_outputs = len(step.jaxpr.outvars) - step.num_states
@@ -87,10 +86,7 @@ def backward(
     """
     step = derivative.step
     invariant, inputs, _ = parts(step, operands)
-    more = evaluate(
-        derivative.before_backward.jaxpr, derivative.before_backward.consts, invariant
-    )
-    back = derivative.backward
+    more = evaluate(derivative.before_backward, invariant)
     states = step.jaxpr.invars[step.num_invariant + step.num_inputs :]
     num_states = sum(is_float(v.aval) for v in states)
     num_inputs, num_sums = len(derivative.inputs), len(derivative.invariant)
@@ -98,11 +94,8 @@ def backward(
     def body(carry: Any, at: Any) -> Any:
         d_states, sums = carry
         at_inputs, at_saved, d_outputs = at
-        results = evaluate(
-            back.jaxpr,
-            back.consts,
-            [*invariant, *more, *at_inputs, *at_saved, *d_states, *d_outputs],
-        )
+        given = [*invariant, *more, *at_inputs, *at_saved, *d_states, *d_outputs]
+        results = evaluate(derivative.backward, given)
         d_states, rest = results[:num_states], results[num_states:]
         d_inputs, rest = rest[:num_inputs], rest[num_inputs:]
         parts_of_sums, pairs = rest[:num_sums], rest[num_sums:]
