@@ -24,8 +24,8 @@ from .._rnn.lowering import always_jitted
 from .._rnn.sharding import make_varying
 from .._typing import Array
 from . import xla
-from .gradients import Derivative, Mask, differentiate, is_float
-from .jaxprs import evaluate, flat_trace
+from .gradients import Mask, is_float
+from .jaxprs import evaluate, flat_trace, split_at
 from .split import Step
 from .xla import Loop
 
@@ -38,13 +38,8 @@ def run(loop: Loop, operands: Sequence[Array]) -> list[Array]:
 # --------------------------------------------------------------------- implementations
 
 
-def _derivative(loop: Loop, wrt: Mask) -> Derivative:
-    return differentiate(loop.step, wrt, loop.policy)
-
-
 def _forward(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
-    derivative = None if wrt is None else _derivative(loop, wrt)
-    return xla.forward(loop, derivative, operands)
+    return xla.forward(loop, wrt, operands)
 
 
 def _tangent(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
@@ -63,28 +58,12 @@ def _tangent(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
 
 def _backward(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
     """Return the cotangents of the operands of `wrt`."""
-    step, derivative = loop.step, _derivative(loop, wrt)
-    num_operands, num_saved = len(wrt), _num_saved(derivative)
-    operands = arguments[:num_operands]
-    saved = arguments[num_operands : num_operands + num_saved]
-    cotangents = arguments[num_operands + num_saved :]
-    d_invariant, d_inputs, d_states = xla.backward(
-        loop, derivative, operands, saved, cotangents
-    )
-    first = step.num_invariant + step.num_inputs
-    with_derivatives = [i for i, a in enumerate(operands[first:]) if is_float(a)]
-    by_position = d_invariant | {step.num_invariant + i: d for i, d in d_inputs.items()}
-    by_position |= {
-        first + i: d for i, d in zip(with_derivatives, d_states, strict=True)
-    }
+    operands, rest = arguments[: len(wrt)], arguments[len(wrt) :]
+    count = sum(is_float(v.aval) for v in loop.step.jaxpr.outvars)
+    saved, cotangents = split_at(rest, [len(rest) - count])
+    found = xla.backward(loop, wrt, operands, saved, cotangents)
     zero = lambda i: jnp.zeros(operands[i].shape, operands[i].dtype)  # noqa: E731
-    return [
-        by_position[i] if i in by_position else zero(i) for i, w in enumerate(wrt) if w
-    ]
-
-
-def _num_saved(derivative: Derivative) -> int:
-    return len(derivative.saved_states) + derivative.num_saved
+    return [found[i] if i in found else zero(i) for i, w in enumerate(wrt) if w]
 
 
 def _of_tangent(loop: Loop, wrt: Mask, arguments: Sequence[Any]) -> tuple:

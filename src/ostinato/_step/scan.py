@@ -12,8 +12,8 @@ from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 from .._typing import Array
 from . import primitive
 from .gradients import Policy
-from .jaxprs import flat_trace, jaxpr_of
-from .split import Split, split
+from .jaxprs import evaluate, flat_trace, jaxpr_of
+from .split import Step, without_invariants
 from .xla import Loop
 
 
@@ -21,14 +21,14 @@ class Plan(NamedTuple):
     """A loop over a step, ready to run.
 
     Attributes:
-        taken: the step, taken apart.
-        invariant: the arrays that do not change.
-        inputs: the inputs, time first.
+        step: the step, without what is the same at every step.
+        invariant: its invariant values.
+        inputs: its inputs, time first.
         states: the initial states.
         results: the tree of the new states and the outputs.
     """
 
-    taken: Split
+    step: Step
     invariant: list[Any]
     inputs: list[Array]
     states: list[Array]
@@ -42,9 +42,8 @@ class Plan(NamedTuple):
             reverse: whether the last step runs first.
             policy: what is saved for the backward pass, as for `jax.checkpoint`.
         """
-        invariant, per_step = self.taken.before_loop(self.invariant, self.inputs)
-        operands = [*map(jnp.asarray, invariant), *per_step, *self.states]
-        loop = Loop(self.taken.step, length, reverse, policy)
+        operands = [*map(jnp.asarray, self.invariant), *self.inputs, *self.states]
+        loop = Loop(self.step, length, reverse, policy)
         return jax.tree.unflatten(self.results, primitive.run(loop, operands))
 
 
@@ -85,14 +84,15 @@ def plan(body: Callable, arrays: Any, states: Any, inputs: Any) -> Plan | str:
     # The arrays that the step closes over are invariant too.
     jaxpr = traced.jaxpr
     whole = jaxpr_of(jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
-    invariant = [*traced.consts, *given[:num_arrays]]
-    taken = split(whole.jaxpr, len(invariant), num_states)
-    if not taken.step.products and not taken.at_all_steps:
+    arrays = [*traced.consts, *given[:num_arrays]]
+    once, step, kept = without_invariants(whole.jaxpr, len(arrays), num_states)
+    if not step.products:
         return "the step has no product with an invariant matrix"
-    return Plan(taken, invariant, leaves, given[num_arrays:], trees[-1])
+    inputs = [leaves[i] for i in kept]
+    return Plan(step, evaluate(once, arrays), inputs, given[num_arrays:], trees[-1])
 
 
-def saves_loops(policy: Policy) -> Policy:
+def saves_loops(policy: Callable[..., bool]) -> Policy:
     """Return a policy that also saves what loops over steps return."""
 
     def saves(prim: Any, *avals: Any, **params: Any) -> bool:

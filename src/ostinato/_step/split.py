@@ -1,17 +1,15 @@
-"""The parts of a step: invariant, computed from inputs for all steps, and recurrent."""
+"""The parts of a step: what is invariant, what inputs decide, and what recurs."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools as ft
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
-from .._typing import Array
-from .jaxprs import is_literal, jaxpr_of, needed, run, variables
+from .jaxprs import is_literal, jaxpr_of, needed, split_at, variables
 
 PRODUCTS = frozenset({"conv_general_dilated", "dot_general"})
 """Operations that are quicker for all steps at once than step by step."""
@@ -22,16 +20,14 @@ _INVARIANT, _OF_INPUTS, _RECURRENT = range(3)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """The part of a step that runs in the loop; compared by identity.
+    """What runs at each step of a loop; compared by identity.
 
     Attributes:
-        traced: from invariant values, values of the step, and states, to new states and
+        traced: from invariant values, inputs of the step, and states, to new states and
             outputs; without constants.
         num_invariant: the number of invariant values.
-        num_inputs: the number of values of the step.
+        num_inputs: the number of inputs.
         num_states: the number of states.
-        products: the results of products of an invariant value with one that changes,
-            and the invariant value.
     """
 
     traced: ClosedJaxpr
@@ -46,7 +42,10 @@ class Step:
 
     @ft.cached_property
     def products(self) -> dict[Any, Any]:
-        """The invariant factor of each product with one, by the product's variable."""
+        """The products of an invariant value with one that changes.
+
+        The key is the variable of the product, the value that of the invariant factor.
+        """
         invariant = set(self.jaxpr.invars[: self.num_invariant])
         found = {}
         for eqn in self.jaxpr.eqns:
@@ -56,59 +55,62 @@ class Step:
                     found[eqn.outvars[0]] = factors.pop()
         return found
 
+    @ft.cached_property
+    def taken(self) -> Taken:
+        """The step without the products of its inputs, which come from outside."""
+        jaxpr = self.jaxpr
+        invariant, inputs, states = split_at(
+            jaxpr.invars, [self.num_invariant, self.num_invariant + self.num_inputs]
+        )
+        levels = _levels(jaxpr, self.num_invariant, self.num_inputs)
+        hoisted = _hoisted_products(jaxpr.eqns, levels)
+        products = [eqn.outvars[0] for eqn in hoisted]
+        rest = [eqn for eqn in jaxpr.eqns if eqn.outvars[0] not in products]
+        rest = needed(rest, jaxpr.outvars)
+        read = _read_by(rest) | dict.fromkeys(_unique(jaxpr.outvars))
+        kept = tuple(i for i, v in enumerate(inputs) if v in read)
+        at_step = [*(inputs[i] for i in kept), *products]
+        core = Step(
+            jaxpr_of(rest, [*invariant, *at_step, *states], jaxpr.outvars),
+            self.num_invariant,
+            len(at_step),
+            self.num_states,
+        )
+        ahead = jaxpr_of(jaxpr.eqns, [*invariant, *inputs], products)
+        return Taken(ahead, core, kept)
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Split:
-    """A traced step, taken apart.
+
+class Taken(NamedTuple):
+    """A step, taken apart into what needs the states and what does not.
 
     Attributes:
-        step: the part that runs in the loop.
-        jaxpr: the whole step, from invariant arrays, states and inputs.
-        once: the equations that run once, before the loop.
-        at_all_steps: the equations that run for all steps at once, before the loop.
-        invariant: the variables that the loop reads and that do not change.
-        inputs: the variables of `jaxpr` that the loop reads one step of.
+        ahead: from invariant values and inputs of the step to products of inputs.
+        core: the rest; its inputs are those of `kept`, then the products.
+        kept: the inputs, by position, that the rest reads.
     """
 
+    ahead: ClosedJaxpr
+    core: Step
+    kept: tuple[int, ...]
+
+
+class Traced(NamedTuple):
+    """A step without what is the same at every step.
+
+    Attributes:
+        once: from the invariant arguments to the invariant values of the step.
+        step: the rest.
+        inputs: the inputs, by position, that it reads.
+    """
+
+    once: ClosedJaxpr
     step: Step
-    jaxpr: Jaxpr
-    once: list[JaxprEqn]
-    at_all_steps: list[JaxprEqn]
-    invariant: list[Any]
-    inputs: list[Any]
-    num_arrays: int
-
-    def before_loop(
-        self, arrays: Sequence[Any], inputs: Sequence[Array]
-    ) -> tuple[list[Any], list[Array]]:
-        """Return the invariant values, and the values of all steps, for the loop.
-
-        Args:
-            arrays: the invariant arguments of the step.
-            inputs: the inputs of all steps, time first.
-        """
-        values = dict(zip(self.jaxpr.invars[: self.num_arrays], arrays, strict=True))
-        run(self.once, values)
-        names = self.jaxpr.invars[self.num_arrays + self.step.num_states :]
-        all_steps = dict(zip(names, inputs, strict=True))
-        if self.at_all_steps:
-            wanted = [v for v in self.inputs if v not in all_steps]
-            read = [v for v in _read_by(self.at_all_steps) if v in all_steps]
-
-            def at_one_step(given: dict[Any, Array]) -> list[Array]:
-                local = values | given
-                run(self.at_all_steps, local)
-                return [local[v] for v in wanted]
-
-            computed = jax.vmap(lambda *a: at_one_step(dict(zip(read, a, strict=True))))
-            results = computed(*(all_steps[v] for v in read))
-            all_steps |= dict(zip(wanted, results, strict=True))
-        return [values[v] for v in self.invariant], [all_steps[v] for v in self.inputs]
+    inputs: tuple[int, ...]
 
 
 @ft.lru_cache(maxsize=256)
-def split(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Split:
-    """Take a step apart.
+def without_invariants(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Traced:
+    """Take what is the same at every step out of a step.
 
     Args:
         jaxpr: the step, flat and without constants, from `num_arrays` invariant arrays,
@@ -116,50 +118,42 @@ def split(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Split:
         num_arrays: see there.
         num_states: see there.
     """
-    levels = _levels(jaxpr, num_arrays, num_states)
-    maker = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    hoisted = _hoisted_products(jaxpr.eqns, levels, maker)
-    products = {v for eqn in hoisted for v in eqn.outvars}
-
-    def sinks(eqn: JaxprEqn) -> bool:
-        return levels[eqn.outvars[0]] == _INVARIANT and eqn.primitive.name in _SUNK
-
+    arrays, states, inputs = split_at(
+        jaxpr.invars, [num_arrays, num_arrays + num_states]
+    )
+    fixed = set(arrays)
+    for eqn in jaxpr.eqns:
+        if fixed.issuperset(variables(eqn)):
+            fixed.update(eqn.outvars)
     in_loop = [
         eqn
         for eqn in jaxpr.eqns
-        if (levels[eqn.outvars[0]] > _INVARIANT or sinks(eqn))
-        and products.isdisjoint(eqn.outvars)
+        if eqn.primitive.name in _SUNK or not fixed.issuperset(eqn.outvars)
     ]
     in_loop = needed(in_loop, jaxpr.outvars)
+    read = _read_by(in_loop)
     made = {v for eqn in in_loop for v in eqn.outvars}
-    states = jaxpr.invars[num_arrays : num_arrays + num_states]
-    wanted = _ordered(v for eqn in in_loop for v in variables(eqn))
-    wanted += [v for v in jaxpr.outvars if not is_literal(v) and v not in wanted]
-    wanted = [v for v in wanted if v not in made and v not in states]
-    invariant = [v for v in wanted if levels[v] == _INVARIANT]
-    inputs = [v for v in wanted if levels[v] == _OF_INPUTS]
-
-    at_all_steps = needed(
-        [e for e in jaxpr.eqns if levels[e.outvars[0]] == _OF_INPUTS],
-        [v for v in inputs if v in products],
-    )
-    once = [e for e in jaxpr.eqns if levels[e.outvars[0]] == _INVARIANT]
-    once = needed(once, [*invariant, *_read_by(at_all_steps)])
+    read |= dict.fromkeys(v for v in _unique(jaxpr.outvars) if v not in made)
+    invariant = [v for v in read if v in fixed]
+    kept = tuple(i for i, v in enumerate(inputs) if v in read)
+    at_step = [inputs[i] for i in kept]
     step = Step(
-        jaxpr_of(in_loop, [*invariant, *inputs, *states], jaxpr.outvars),
+        jaxpr_of(in_loop, [*invariant, *at_step, *states], jaxpr.outvars),
         len(invariant),
-        len(inputs),
+        len(at_step),
         num_states,
     )
-    return Split(step, jaxpr, once, at_all_steps, invariant, inputs, num_arrays)
+    return Traced(jaxpr_of(jaxpr.eqns, arrays, invariant), step, kept)
 
 
-def _levels(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> dict[Any, int]:
+def _levels(jaxpr: Jaxpr, num_invariant: int, num_inputs: int) -> dict[Any, int]:
     """Return for each variable what it depends on: nothing, inputs, or states."""
-    recurrent = num_arrays + num_states
-    levels = dict.fromkeys(jaxpr.invars[:num_arrays], _INVARIANT)
-    levels |= dict.fromkeys(jaxpr.invars[num_arrays:recurrent], _RECURRENT)
-    levels |= dict.fromkeys(jaxpr.invars[recurrent:], _OF_INPUTS)
+    invariant, inputs, states = split_at(
+        jaxpr.invars, [num_invariant, num_invariant + num_inputs]
+    )
+    levels = dict.fromkeys(invariant, _INVARIANT)
+    levels |= dict.fromkeys(inputs, _OF_INPUTS)
+    levels |= dict.fromkeys(states, _RECURRENT)
     for eqn in jaxpr.eqns:
         level = max((levels[v] for v in variables(eqn)), default=_INVARIANT)
         levels |= dict.fromkeys(eqn.outvars, level)
@@ -167,21 +161,21 @@ def _levels(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> dict[Any, int]:
 
 
 def _hoisted_products(
-    eqns: Sequence[JaxprEqn], levels: dict[Any, int], maker: dict[Any, JaxprEqn]
+    eqns: Sequence[JaxprEqn], levels: dict[Any, int]
 ) -> list[JaxprEqn]:
     """Return the products of inputs with invariant values.
 
     A product stays in the loop if control flow leads to its factors: that would run for
     all steps what a step may leave out.
     """
+    maker = {v: eqn for eqn in eqns for v in eqn.outvars}
     simple: dict[Any, bool] = {}
 
     def is_simple(v: Any) -> bool:
         if v not in simple:
             eqn = maker.get(v)
             simple[v] = eqn is None or (
-                levels[v] == _INVARIANT
-                or (not _has_inner(eqn) and all(map(is_simple, variables(eqn))))
+                not _has_inner(eqn) and all(map(is_simple, variables(eqn)))
             )
         return simple[v]
 
@@ -205,5 +199,6 @@ def _read_by(eqns: Iterable[JaxprEqn]) -> dict[Any, None]:
     return dict.fromkeys(v for e in eqns for v in variables(e) if v not in made)
 
 
-def _ordered(items: Iterable[Any]) -> list[Any]:
-    return list(dict.fromkeys(items))
+def _unique(atoms: Sequence[Any]) -> list[Any]:
+    """Return the variables among `atoms`, each once."""
+    return list(dict.fromkeys(v for v in atoms if not is_literal(v)))
