@@ -1,0 +1,215 @@
+"""Loops taken apart, against `lax.scan` of the same step."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closures import fast_jit
+from step_programs import PROGRAMS, B, T
+
+import ostinato as ost
+
+OPTIONS = {
+    "plain": {},
+    "reverse": {"reverse": True},
+    "ragged": {"seq_lengths": (3, 0, 5)},
+    "resets": {"resets": np.random.default_rng(1).random((T, B)) < 0.4},
+    "recompute": {"recompute": True},
+    "segments": {"segment_length": 2},
+}
+
+
+def net(program, backend, **options):
+    """Return a function of params, states and inputs, to all results as one vector."""
+
+    def run(params, states, inputs):
+        out = ost.recurrent_net(
+            program.step,
+            inputs,
+            states,
+            params=params,
+            time_major=True,
+            backend=backend,
+            **options,
+        )
+        leaves = jax.tree.leaves((out.outputs, out.states))
+        flat = [jnp.ravel(a).astype(jnp.float64) for a in leaves]
+        return jnp.concatenate(flat)
+
+    return run
+
+
+def scalar(function):
+    """Return a loss with a different slope for each element."""
+
+    def loss(*arguments):
+        y = function(*arguments)
+        return jnp.sum(jnp.sin(y * (1 + jnp.arange(y.size) / y.size)))
+
+    return loss
+
+
+def floats(tree):
+    """Return a tree with None in place of arrays that have no derivatives."""
+    return jax.tree.map(
+        lambda a: a if jnp.issubdtype(jnp.asarray(a).dtype, jnp.floating) else None,
+        tree,
+    )
+
+
+def of_floats(function, arguments):
+    """Return `function` of the arguments' floats alone."""
+
+    def call(given):
+        full = jax.tree.map(
+            lambda a, b: a if b is None else b,
+            arguments,
+            given,
+            is_leaf=lambda a: a is None,
+        )
+        return function(*full)
+
+    return call
+
+
+def assert_equal(got, want):
+    got, want = jax.tree.leaves(got), jax.tree.leaves(want)
+    assert len(got) == len(want)
+    for a, b in zip(got, want, strict=True):
+        scale = max(1.0, float(jnp.max(jnp.abs(b), initial=0)))
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10 * scale)
+
+
+def both(name, transform, **options):
+    """Assert that a transformation gives the same on both paths."""
+    program = PROGRAMS[name]
+    arguments = (program.params, program.states, program.inputs)
+    results = []
+    for backend in ("xla", "scan"):
+        function = transform(net(program, backend, **options), arguments)
+        results.append(fast_jit(function)(floats(arguments)))
+    assert_equal(*results)
+
+
+def values_and_gradients(function, arguments):
+    return jax.value_and_grad(of_floats(scalar(function), arguments))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_and_gradients(name):
+    both(name, values_and_gradients)
+
+
+@pytest.mark.parametrize("option", list(OPTIONS)[1:])
+@pytest.mark.parametrize("name", ["lstm", "tied_weights", "read_write_memory"])
+def test_options(name, option):
+    both(name, values_and_gradients, **OPTIONS[option])
+
+
+FURTHER = ["lstm", "gru_reset_before", "integers_and_bools", "outputs_that_are_inputs"]
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_tangents_and_second_derivatives(name):
+    def transform(function, arguments):
+        loss = of_floats(scalar(function), arguments)
+
+        def all_of(given):
+            direction = jax.tree.map(jnp.cos, given)
+            along = jax.jvp(loss, (given,), (direction,))
+            curvature = jax.jvp(jax.grad(loss), (given,), (direction,))[1]
+            again = jax.grad(
+                lambda g: sum(
+                    jnp.vdot(a, b)
+                    for a, b in zip(
+                        jax.tree.leaves(jax.grad(loss)(g)),
+                        jax.tree.leaves(direction),
+                        strict=True,
+                    )
+                )
+            )(given)
+            return along, curvature, again
+
+        return all_of
+
+    both(name, transform)
+
+
+@pytest.mark.parametrize("mapped", ["params", "states", "inputs", "all"])
+@pytest.mark.parametrize("order", ["grad of vmap", "vmap of grad"])
+@pytest.mark.parametrize("name", ["lstm", "integers_and_bools"])
+def test_vmap(name, mapped, order):
+    def transform(function, arguments):
+        names = ("params", "states", "inputs")
+        chosen = [mapped in (n, "all") for n in names]
+        loss = scalar(function)
+
+        def stacked(given):
+            return tuple(
+                jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), g) if c else g
+                for g, c in zip(given, chosen, strict=True)
+            )
+
+        axes = tuple(0 if c else None for c in chosen)
+
+        def one(given, ints):
+            return of_floats(loss, ints)(given)
+
+        def run(given):
+            many = stacked(given)
+            if order == "grad of vmap":
+                total = lambda m: jax.vmap(one, ((axes), None))(m, arguments).sum()  # noqa: E731
+                return jax.grad(total)(many)
+            return jax.vmap(jax.grad(one), ((axes), None))(many, arguments)
+
+        return run
+
+    both(name, transform)
+
+
+@pytest.mark.parametrize("name", ["lstm", "recurrent_state_space"])
+def test_checkpoint_around_it(name):
+    def transform(function, arguments):
+        loss = of_floats(scalar(function), arguments)
+        return jax.grad(jax.checkpoint(loss))
+
+    both(name, transform)
+
+
+def test_matrices_inside_of_the_loop_have_their_gradients_after_it():
+    """No step of the backward loop adds up the gradient of a matrix."""
+    program = PROGRAMS["lstm"]
+    gradient = jax.grad(scalar(net(program, "xla")))
+    text = str(jax.make_jaxpr(gradient)(program.params, program.states, program.inputs))
+    assert "ostinato_loop_bwd" in text and " scan[" not in text
+
+
+def test_what_cannot_be_taken_apart_runs_as_scan():
+    def show(p, h, x, t):
+        jax.debug.callback(lambda: None)
+        return h @ p, h
+
+    def keys(p, states, x, t):
+        h, key = states
+        key, used = jax.random.split(key)
+        return (h @ p + jax.random.normal(used, h.shape), key), h
+
+    h, u, x = jnp.ones((2, 3)), jnp.eye(3), jnp.ones((2, 4, 1))
+    run = functools.partial(ost.recurrent_net, inputs=x, params=u)
+    assert run(show, initial_states=h).outputs.shape == (2, 4, 3)
+    assert run(lambda p, h, x, t: (h + x, h), initial_states=h).states.shape == (2, 3)
+    complex_h = h.astype(complex)
+    out = run(lambda p, h, x, t: (h @ p.astype(complex), h), initial_states=complex_h)
+    np.testing.assert_array_equal(out.states, complex_h)
+
+
+def test_backend_is_checked():
+    with pytest.raises(ValueError, match="`backend` must be one of 'xla', 'scan'"):
+        ost.recurrent_net(
+            lambda p, h, x, t: (h, h),
+            jnp.ones((1, 2, 3)),
+            jnp.ones((1, 3)),
+            backend="c",
+        )
