@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,10 +11,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._rnn.accumulation import accumulation_dtype
+from .._segments import near_divisor, scan_segments
 from .._typing import Array
 from .gradients import Derivative, Mask, Policy, differentiate, is_float
 from .jaxprs import evaluate, split_at, variables
 from .split import PRODUCTS, Step
+
+_BLOCK, _ROWS = 64, 256
+"""A block has this many steps at least, and this many rows of products about."""
 
 
 class Loop(NamedTuple):
@@ -47,11 +51,41 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
         Final states, outputs `[T, ...]`, then saved values `[T, ...]`.
     """
     invariant, inputs, states = parts(loop.step, operands)
-    step, ahead = loop.step, []
-    if wrt is not None or _pays_ahead(step):
-        step, ahead = loop.step.taken.core, products_ahead(loop, invariant, inputs)
-        inputs = [*(inputs[i] for i in loop.step.taken.kept), *ahead]
+    if wrt is None and not _pays_ahead(loop.step):
+        final, stacked = _scan(loop, loop.step, None, invariant, states, inputs)
+        return [*final, *stacked]
+    taken = loop.step.taken
     derivative = None if wrt is None else derivative_of(loop, wrt)
+
+    def run(states: list[Array], inputs: list[Array]) -> tuple[list, tuple]:
+        products = products_ahead(loop.step, invariant, inputs)
+        inputs = [*(inputs[i] for i in taken.kept), *products]
+        final, stacked = _scan(loop, taken.core, derivative, invariant, states, inputs)
+        return final, (stacked, products)
+
+    if wrt is not None and saves_products(loop):
+        final, (stacked, products) = run(states, inputs)
+        return [*final, *stacked, *products]
+    final, (stacked, _) = in_blocks(
+        loop, lambda s, i: _without_products(run(s, i)), states, inputs, loop.reverse
+    )
+    return [*final, *stacked]
+
+
+def _without_products(results: tuple[list, tuple]) -> tuple[list, tuple]:
+    final, (stacked, _) = results
+    return final, (stacked, ())
+
+
+def _scan(
+    loop: Loop,
+    step: Step,
+    derivative: Derivative | None,
+    invariant: list[Array],
+    states: list[Array],
+    inputs: list[Array],
+) -> tuple[list[Array], list[Array]]:
+    """Return final states, and outputs and saved values of all steps."""
     traced = step.traced if derivative is None else derivative.forward
     kept = () if derivative is None else derivative.saved_states
     num_outputs = len(step.jaxpr.outvars) - step.num_states
@@ -63,11 +97,27 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
         )
         return new, [*outputs, *(states[i] for i in kept), *saved]
 
-    final, stacked = lax.scan(
-        body, states, inputs, length=loop.length, reverse=loop.reverse
-    )
-    saved = ahead if wrt is not None and saves_products(loop) else []
-    return [*final, *stacked, *saved]
+    length = inputs[0].shape[0] if inputs else loop.length
+    return lax.scan(body, states, inputs, length=length, reverse=loop.reverse)
+
+
+def in_blocks(
+    loop: Loop, run: Callable, carry: Any, per_step: Any, reverse: bool
+) -> tuple[Any, Any]:
+    """Run `run(carry, per_step)` on blocks of steps, so that its values are few.
+
+    Args:
+        loop: what is static.
+        run: returns a new carry, and arrays of all steps of the block.
+        carry: of the first block.
+        per_step: a pytree of arrays, time first.
+        reverse: whether the last block runs first.
+    """
+    rows = max((a.shape[1] for a in jax.tree.leaves(per_step) if a.ndim > 1), default=1)
+    size = near_divisor(loop.length, max(_BLOCK, _ROWS // max(rows, 1)))
+    if loop.length <= size or not jax.tree.leaves(per_step):
+        return run(carry, per_step)
+    return scan_segments(run, carry, per_step, size, reverse)
 
 
 def _pays_ahead(step: Step) -> bool:
@@ -81,10 +131,10 @@ def _pays_ahead(step: Step) -> bool:
 
 
 def products_ahead(
-    loop: Loop, invariant: Sequence[Array], inputs: Sequence[Array]
+    step: Step, invariant: Sequence[Array], inputs: Sequence[Array]
 ) -> list[Array]:
     """Return the products of inputs of all steps, `[T, ...]`."""
-    taken = loop.step.taken
+    taken = step.taken
     if not taken.ahead.jaxpr.outvars:
         return []
     read = {v for e in taken.ahead.jaxpr.eqns for v in variables(e)}
@@ -139,84 +189,119 @@ def backward(
     Returns:
         The cotangents of operands, by position; of others it is 0.
     """
-    whole, taken = loop.step, loop.step.taken
+    whole = loop.step
     invariant, inputs, states = parts(whole, operands)
     derivative = derivative_of(loop, wrt)
+    more = evaluate(derivative.before_backward, invariant)
+    floats = [i for i, a in enumerate(states) if is_float(a)]
+    d_final, d_outputs = split_at(cotangents, [len(floats)])
+    weights = [i for i, w in enumerate(wrt[: whole.num_invariant]) if w]
+    num_products = len(whole.taken.ahead.jaxpr.outvars) if saves_products(loop) else 0
+    saved, products = split_at(saved, [len(saved) - num_products])
+
+    def block(carry: Any, at: Any) -> tuple[Any, dict[int, Array]]:
+        d_states, sums = carry
+        inputs, saved, products, d_outputs = at
+        found, d_inputs, d_states = _backward_block(
+            loop,
+            derivative,
+            (invariant, more, inputs, saved, products),
+            (d_states, d_outputs),
+        )
+        sums = [
+            s + found[i].astype(s.dtype) if i in found else s
+            for s, i in zip(sums, weights, strict=True)
+        ]
+        return (d_states, sums), {i: d for i, d in d_inputs.items() if wrt_inputs[i]}
+
+    wrt_inputs = parts(whole, wrt)[1]
+    wide = [_zeros_wide(invariant[i]) for i in weights]
+    per_step = (inputs, saved, products, d_outputs)
+    (d_states, sums), d_inputs = in_blocks(
+        loop, block, (d_final, wide), per_step, not loop.reverse
+    )
+    found = {
+        i: s.astype(invariant[i].dtype) for i, s in zip(weights, sums, strict=True)
+    }
+    found |= {whole.num_invariant + i: d for i, d in d_inputs.items()}
+    first = whole.num_invariant + whole.num_inputs
+    return found | {first + i: d for i, d in zip(floats, d_states, strict=True)}
+
+
+def _backward_block(
+    loop: Loop, derivative: Derivative, given: tuple, cotangents: tuple
+) -> tuple[dict[int, Array], dict[int, Array], list[Array]]:
+    """Run a block of steps backwards.
+
+    Args:
+        loop: what is static.
+        derivative: of its core.
+        given: the invariant values, further ones of `derivative`, inputs, saved values,
+            and products of inputs, or an empty list of these.
+        cotangents: of the last states, and of the outputs.
+
+    Returns:
+        The cotangents of invariant values and of inputs, by position, and those of the
+        states before the block.
+    """
+    invariant, more, inputs, saved, products = given
+    d_states, d_outputs = cotangents
+    taken = loop.step.taken
 
     def ahead(invariant: list[Array], inputs: list[Array]) -> list[Array]:
-        return products_ahead(loop, invariant, inputs)
+        return products_ahead(loop.step, invariant, inputs)
 
-    products, pull = jax.vjp(ahead, invariant, inputs)
-    if saves_products(loop):
-        count = len(saved) - len(products)
-        saved, products = saved[:count], list(saved[count:])
+    made, pull = jax.vjp(ahead, invariant, inputs)
+    products = products or made
     core_inputs = [*(inputs[i] for i in taken.kept), *products]
-    d_invariant, d_inputs, d_states = _backward_core(
-        loop, derivative, invariant, core_inputs, saved, cotangents
-    )
-    first = whole.num_invariant + whole.num_inputs
-    found = dict(d_invariant)
-    for k, i in enumerate(taken.kept):
-        if k in d_inputs:
-            found[whole.num_invariant + i] = d_inputs[k]
-    floats = [i for i, a in enumerate(states) if is_float(a)]
-    found |= {first + i: d for i, d in zip(floats, d_states, strict=True)}
-    places = [len(taken.kept) + k for k in range(len(products))]
-    if any(k in d_inputs for k in places):
-        bar = [d_inputs[k] for k in places]
-        for i, d in enumerate(itertools.chain(*pull(bar))):
-            if wrt[i]:
-                found[i] = found[i] + d if i in found else d
-    return found
-
-
-def _backward_core(
-    loop: Loop,
-    derivative: Derivative,
-    invariant: list[Array],
-    inputs: list[Array],
-    saved: Sequence[Array],
-    cotangents: Sequence[Array],
-) -> tuple[dict[int, Array], dict[int, Array], list[Array]]:
-    """Return cotangents of invariant values and inputs, by position, and of states."""
-    step = derivative.step
-    more = evaluate(derivative.before_backward, invariant)
-    states = step.jaxpr.invars[step.num_invariant + step.num_inputs :]
-    num_states = sum(is_float(v.aval) for v in states)
-    num_inputs, num_sums = len(derivative.inputs), len(derivative.invariant)
+    counts = len(d_states), len(derivative.inputs), len(derivative.invariant)
 
     def body(carry: Any, at: Any) -> Any:
         d_states, sums = carry
         at_inputs, at_saved, d_outputs = at
-        given = [*invariant, *more, *at_inputs, *at_saved, *d_states, *d_outputs]
-        results = evaluate(derivative.backward, given)
-        d_states, rest = results[:num_states], results[num_states:]
-        d_inputs, rest = rest[:num_inputs], rest[num_inputs:]
-        parts_of_sums, pairs = rest[:num_sums], rest[num_sums:]
-        added = [
-            s + p.astype(s.dtype) for s, p in zip(sums, parts_of_sums, strict=True)
-        ]
-        return (d_states, added), (d_inputs, pairs)
+        values = [*invariant, *more, *at_inputs, *at_saved, *d_states, *d_outputs]
+        results = evaluate(derivative.backward, values)
+        d_states, d_inputs, d_invariant, pairs = split_at(
+            results, list(itertools.accumulate(counts))
+        )
+        sums = [s + d.astype(s.dtype) for s, d in zip(sums, d_invariant, strict=True)]
+        return (d_states, sums), (d_inputs, pairs)
 
     wide = [_zeros_wide(invariant[i]) for i in derivative.invariant]
+    per_step = (core_inputs, saved, d_outputs)
+    leaves = jax.tree.leaves(per_step)
     (d_states, sums), (d_inputs, pairs) = lax.scan(
         body,
-        (list(cotangents[:num_states]), wide),
-        (inputs, list(saved), list(cotangents[num_states:])),
-        length=loop.length,
+        (d_states, wide),
+        per_step,
+        length=leaves[0].shape[0] if leaves else loop.length,
         reverse=not loop.reverse,
     )
-    d_invariant = {
-        i: total.astype(invariant[i].dtype)
-        for i, total in zip(derivative.invariant, sums, strict=True)
-    }
-    for k, product in enumerate(derivative.products):
-        weight = invariant[product.weight]
-        gradient = _weight_gradient(product, weight, pairs[2 * k], pairs[2 * k + 1])
-        there = d_invariant.get(product.weight)
-        d_invariant[product.weight] = gradient if there is None else there + gradient
+    found: dict[int, Array] = {}
+
+    def add(i: int, d: Array) -> None:
+        found[i] = found[i] + d if i in found else d
+
+    for i, d in zip(derivative.invariant, sums, strict=True):
+        add(i, d)
+    for product, (x, dy) in zip(derivative.products, _pairs(pairs), strict=True):
+        add(product.weight, _weight_gradient(product, invariant[product.weight], x, dy))
     by_input = dict(zip(derivative.inputs, d_inputs, strict=True))
-    return d_invariant, by_input, d_states
+    result = {taken.kept[k]: d for k, d in by_input.items() if k < len(taken.kept)}
+    bar = [d for k, d in by_input.items() if k >= len(taken.kept)]
+    if bar:
+        d_invariant, d_ahead = pull(bar)
+        for i, d in enumerate(d_invariant):
+            if is_float(d):
+                add(i, d)
+        for i, d in enumerate(d_ahead):
+            if is_float(d):
+                result[i] = result[i] + d if i in result else d
+    return found, result, d_states
+
+
+def _pairs(items: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(items[::2], items[1::2], strict=True))
 
 
 def parts(step: Step, operands: Sequence[Any]) -> tuple[list, list, list]:

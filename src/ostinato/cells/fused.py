@@ -31,6 +31,7 @@ def unsupported_reason(
     segment_length: Any = None,
     length: Any = None,
     batch: Any = None,
+    backend: str | None = None,
     **unknown: Any,
 ) -> str | None:
     """Return why the fused operator cannot compute a call; None if it can.
@@ -38,6 +39,8 @@ def unsupported_reason(
     The arguments are the fields of `SequenceOptions`. The operator supports every value
     of those with a default here.
     """
+    if backend is not None:
+        return "`backend` asks for a loop over the step"
     if recompute is not True and not {*recompute} <= {"gates"}:
         return "the fused operator recomputes nothing but `gates`"
     if window != 1:
