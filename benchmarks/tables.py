@@ -16,6 +16,10 @@ OTHERS = tuple(name for name in PEERS if name not in (OURS, "torch"))
 HEADS = ("row", "ours", "floor", "ours/floor", "torch", "must", "aim", *OTHERS, "")
 """The columns: times in milliseconds; for each peer, its time over ours."""
 
+RESULTS = ("row", "ours", "torch", *OTHERS)
+GOALS = ("row", "floor", "ours/floor", "torch", "must", "aim", "")
+"""The columns of the page of results, and of the developers' page of goals."""
+
 LOG_WIDTH = 160
 
 
@@ -43,6 +47,14 @@ def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """Format a table, the first column aligned to the left, the others to the right."""
     rule = ["---", *["---:"] * (len(heads) - 1)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *lines))
+
+
+def chosen(rows: Iterable[Row], heads: Sequence[str]) -> str:
+    """Format some columns as Markdown, without those that are empty in all rows."""
+    lines = [HEADS, *(cells(row) for row in rows)]
+    columns = {head: list(column) for head, *column in zip(*lines, strict=True)}
+    shown = [head for head in heads if any(columns[head])]
+    return markdown(shown, zip(*(columns[head] for head in shown), strict=True))
 
 
 def verdict(row: Row) -> str:
