@@ -7,8 +7,8 @@
 # %% [markdown]
 # # A language model of characters
 #
-# A GRU learns a poem by heart. Training takes pieces of the text and hands the state from piece to piece; writing takes
-# one step at a time, with the same weights.
+# A GRU learns a poem by heart. Training takes pieces of the text and hands the state
+# from piece to piece; writing takes one step at a time, with the same weights.
 
 # %%
 # %pip install --quiet ostinato optax matplotlib
@@ -24,7 +24,7 @@ import optax
 
 import ostinato as ost
 
-UPDATES = int(os.environ.get("EXAMPLE_STEPS", 600))
+UPDATES = int(os.environ.get("EXAMPLE_STEPS", 400))
 STREAMS, PIECE = 8, 32
 
 # %%
@@ -67,8 +67,9 @@ print(len(TEXT), "characters,", len(ALPHABET), "different ones")
 # %% [markdown]
 # ## The model
 #
-# `streams` read the text from different places at the same time. The state after a piece is the initial state of the
-# next one, and gradients stop between them.
+# Streams read the text from different places at the same time. The state after a
+# piece is the initial state of the next one, and gradients stop between them. Now and
+# then the state is forgotten, so that the model also learns to begin.
 
 # %%
 spec = ost.RNNSpec("gru", input_size=len(ALPHABET), hidden_size=128)
@@ -102,12 +103,14 @@ def update(params, optimizer_state, state, piece):
 
 
 # %%
+rng = np.random.default_rng(0)
 starts = np.linspace(0, len(codes), STREAMS, endpoint=False).astype(int)
 state = jnp.zeros(spec.state_shape(STREAMS))
 optimizer_state, curve = optimizer.init(params), []
 for n in range(UPDATES):
     places = starts[:, None] + n * PIECE + np.arange(PIECE + 1)
     piece = codes[places % len(codes)]  # the text repeats
+    state = state * (rng.random() > 0.1)
     params, optimizer_state, state, bits = update(params, optimizer_state, state, piece)
     curve.append(float(bits))
     if n % 100 == 0:
@@ -116,26 +119,28 @@ for n in range(UPDATES):
 # %% [markdown]
 # ## Writing
 #
-# `rnn_step` reads a character and the state. A loop over it is one compiled program.
+# One call reads the beginning. Then `rnn_step` writes: it takes a character and the
+# state, and a loop over it is one compiled program.
 
 
 # %%
 @jax.jit
-def write(params, key, first):
+def write(params, key, beginning):
+    x = jax.nn.one_hot(beginning, len(ALPHABET))
+    state = ost.rnn(spec, params["gru"], x[:-1]).state
+
     def step(carry, key):
-        state, code = carry
-        y, state = ost.rnn_step(
-            spec, params["gru"], jax.nn.one_hot(code, len(ALPHABET)), state
-        )
-        code = jax.random.categorical(key, 1.5 * y @ params["out"]).astype(jnp.int32)
-        return (state, code), code
+        state, x = carry
+        y, state = ost.rnn_step(spec, params["gru"], x, state)
+        code = jax.random.categorical(key, y @ params["out"])
+        return (state, jax.nn.one_hot(code, len(ALPHABET))), code
 
-    start = jnp.zeros((1, 128)), first
-    return jax.lax.scan(step, start, jax.random.split(key, 200))[1]
+    return jax.lax.scan(step, (state, x[-1]), jax.random.split(key, 240))[1]
 
 
-written = write(params, keys[2], jnp.int32(ALPHABET.index("'")))
-print("'" + "".join(ALPHABET[code] for code in written))
+beginning = "One, two!"
+written = write(params, keys[2], jnp.array([ALPHABET.index(c) for c in beginning]))
+print(beginning + "".join(ALPHABET[code] for code in written))
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")

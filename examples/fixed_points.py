@@ -7,9 +7,10 @@
 # %% [markdown]
 # # Jacobians and fixed points of a trained network
 #
-# A network learns to remember the last pulse on each of two inputs. How does it store two bits? As Sussillo and Barak
-# (2013) did, we look for the states that a step leaves where they are, and at the Jacobian there. `jax.jacfwd`,
-# `jax.jacrev` and `jax.hessian` work on a step and on a whole sequence.
+# A network learns to remember the last pulse on each of two inputs. How does it store
+# two bits? As Sussillo and Barak (2013) did, we look for the states that a step
+# leaves where they are, and at the Jacobian there. `jax.jacfwd`, `jax.jacrev` and
+# `jax.hessian` work on a step and on a whole sequence.
 
 # %%
 # %pip install --quiet ostinato optax matplotlib
@@ -82,8 +83,9 @@ for n, key in enumerate(jax.random.split(keys[2], UPDATES)):
 # %% [markdown]
 # ## Fixed points
 #
-# Without input, the state moves by `F(h) - h`. Its squared length `q` is 0 at fixed points, and small at slow points.
-# Newton's method on `q` needs its gradient and its Hessian: second derivatives of a step.
+# Without input, the state moves by `F(h) - h`. Its squared length `q` is 0 at fixed
+# points, and small at slow points. Newton's method on `q` needs its gradient and its
+# Hessian: second derivatives of a step.
 
 
 # %%
@@ -126,8 +128,9 @@ print(f"{len(points)} fixed points from {len(begin)} beginnings")
 # %% [markdown]
 # ## Stability
 #
-# The eigenvalues of the Jacobian at a fixed point tell what happens to a small change: those outside of the unit circle
-# grow. Stable points are memories; a point with one growing direction lies between two of them.
+# The eigenvalues of the Jacobian at a fixed point tell what happens to a small
+# change: those outside of the unit circle grow. Stable points are memories; a point
+# with one growing direction lies between two of them.
 
 # %%
 points = jnp.asarray(points).reshape(-1, UNITS)
@@ -140,7 +143,8 @@ for count in sorted(set(growing.tolist())):
 # %% [markdown]
 # ## Memory in time
 #
-# How much does the last output depend on each step? That is the Jacobian of a whole sequence.
+# How much does the last output depend on each step? That is the Jacobian of a whole
+# sequence.
 
 
 # %%
@@ -155,7 +159,12 @@ strength = jnp.linalg.norm(sensitivity, axis=-1)
 # %%
 centre = visited.mean(0)
 axes_of_path = jnp.linalg.svd(visited - centre, full_matrices=False)[2][:2].T
-flat = lambda h: np.asarray((h - centre) @ axes_of_path)
+
+
+def flat(h):
+    """Return states as points of the plane in which they vary most."""
+    return np.asarray((h - centre) @ axes_of_path)
+
 
 figure, panels = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
 for line in path[:30]:

@@ -7,9 +7,10 @@
 # %% [markdown]
 # # Forecasting with a stream
 #
-# Sensors report once an hour; some of them began late, and messages get lost. One LSTM learns from all their histories,
-# whose lengths differ. Then it follows the sensors live: each message is one step, and a lost message leaves the state
-# of its sensor alone.
+# Sensors report once an hour; some of them began late, and messages get lost. One
+# LSTM learns from all their histories, whose lengths differ. Then it follows the
+# sensors live: each message is one step, and a lost message leaves the state of its
+# sensor alone.
 
 # %%
 # %pip install --quiet ostinato optax matplotlib
@@ -25,13 +26,15 @@ import optax
 
 import ostinato as ost
 
-UPDATES = int(os.environ.get("EXAMPLE_STEPS", 250))
-SENSORS, HOURS, LIVE, AHEAD = 32, 24 * 14, 24 * 3, 48
+UPDATES = int(os.environ.get("EXAMPLE_STEPS", 300))
+SENSORS, HOURS, LIVE, AHEAD = 64, 24 * 14, 24 * 4, 48
+LOST = 0.1  # of the messages
 
 # %% [markdown]
 # ## Data
 #
-# A daily rhythm with a phase and a size of its own for each sensor, a weekend effect, and noise.
+# A daily rhythm with a phase and a size of its own for each sensor, a weekend effect,
+# and noise.
 
 # %%
 rng = np.random.default_rng(0)
@@ -40,7 +43,7 @@ phase = rng.uniform(0, 24, (SENSORS, 1))
 size = rng.uniform(0.5, 1.5, (SENSORS, 1))
 weekend = (hours // 24) % 7 >= 5
 values = size * np.sin(2 * np.pi * (hours + phase) / 24) * np.where(weekend, 0.5, 1.0)
-values = (values + 0.1 * rng.normal(size=values.shape)).astype(np.float32)
+values = (values + 0.3 * rng.normal(size=values.shape)).astype(np.float32)
 lengths = rng.integers(24 * 5, HOURS + 1, SENSORS)  # of the histories
 
 
@@ -57,29 +60,35 @@ begin = HOURS - lengths
 index = np.minimum(begin[:, None] + np.arange(HOURS), HOURS - 1)
 history = np.take_along_axis(values, index, axis=1)
 x = inputs_of(history, index)
-target = np.take_along_axis(values, index + 1, axis=1)
+later = np.minimum(index[..., None] + 1 + np.arange(AHEAD), HOURS - 1)
+target = values[np.arange(SENSORS)[:, None, None], later]  # the AHEAD hours after each
 
 # %% [markdown]
 # ## Training
 #
-# `seq_lengths` are the lengths of the histories. Padding reaches neither the outputs nor the gradient; the loss leaves
-# it out by weight.
+# At every hour the model predicts all of the next two days. `mask` says which messages
+# there are: it ends where a history ends, and has gaps where a message was lost. Masked
+# steps leave the state as it is, and reach neither the outputs nor the gradient. The
+# loss leaves out the first day, and hours whose next two days are not known yet.
 
 # %%
 spec = ost.RNNSpec("lstm", input_size=5, hidden_size=48)
 keys = jax.random.split(jax.random.key(0), 2)
 params = {
     "lstm": ost.init_weights(keys[0], spec, forget_bias=1.0),
-    "out": 0.1 * jax.random.normal(keys[1], (48, 1)),
+    "out": 0.1 * jax.random.normal(keys[1], (48, AHEAD)),
 }
-weight = (np.arange(HOURS) < lengths[:, None]) & (np.arange(HOURS) >= 24)
-weight = weight / weight.sum()
+t = np.arange(HOURS)
+counted = (t >= 24) & (t < lengths[:, None] - AHEAD)
 
 
-def loss(params):
-    y = ost.rnn(spec, params["lstm"], x, seq_lengths=lengths).y
-    change = (y @ params["out"])[..., 0]  # the model predicts the change
-    return jnp.sum(weight * (history + change - target) ** 2)
+def loss(params, key):
+    arrived = jax.random.bernoulli(key, 1 - LOST, (SENSORS, HOURS))
+    mask = arrived & (t < lengths[:, None])
+    y = ost.rnn(spec, params["lstm"], x, mask=mask).y
+    weight = mask & counted
+    error = jnp.mean((y @ params["out"] - target) ** 2, axis=-1)
+    return jnp.sum(weight * error) / jnp.sum(weight)
 
 
 schedule = optax.cosine_decay_schedule(1e-2, UPDATES)
@@ -87,15 +96,15 @@ optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
 
 
 @jax.jit
-def update(params, state):
-    value, gradient = jax.value_and_grad(loss)(params)
+def update(params, state, key):
+    value, gradient = jax.value_and_grad(loss)(params, key)
     change, state = optimizer.update(gradient, state)
     return optax.apply_updates(params, change), state, value
 
 
 state, losses = optimizer.init(params), []
-for n in range(UPDATES):
-    params, state, value = update(params, state)
+for n, key in enumerate(jax.random.split(jax.random.key(1), UPDATES)):
+    params, state, value = update(params, state, key)
     losses.append(float(value))
     if n % 50 == 0:
         print(f"update {n}: mean squared error {value:.4f}")
@@ -103,47 +112,27 @@ for n in range(UPDATES):
 # %% [markdown]
 # ## Live
 #
-# The state after the histories is where the streams begin. Every hour one call serves all sensors; `active` says from
-# which of them a message arrived. The last message is left for the forecast, which begins with it.
+# The state after the histories is where the streams begin. Every hour one call serves
+# all sensors and makes new forecasts; `active` says from which of them a message
+# arrived.
 
 
 # %%
 @jax.jit
 def follow(params, state, x_t, active):
-    return ost.rnn_step(spec, params["lstm"], x_t, state, active=active).state
+    y, state = ost.rnn_step(spec, params["lstm"], x_t, state, active=active)
+    return y @ params["out"], state
 
 
 _, state = ost.rnn(spec, params["lstm"], x, seq_lengths=lengths)
-arrived = rng.random((LIVE, SENSORS)) > 0.1
-for n in range(LIVE - 1):
-    hour = HOURS + n
+arrived = rng.random((LIVE, SENSORS)) > LOST
+arrived[-1] = True  # the forecasts that we look at
+for hour, active in enumerate(arrived, HOURS):
     x_t = inputs_of(values[:, hour], np.full(SENSORS, hour))
-    state = follow(params, state, x_t, jnp.asarray(arrived[n]))
-
-# %% [markdown]
-# ## Ahead
-#
-# For the next two days the model reads its own predictions.
-
-
-# %%
-@jax.jit
-def forecast(params, state, value):
-    def step(carry, hour):
-        state, value = carry
-        x_t = inputs_of(value, jnp.full(SENSORS, hour))
-        y, state = ost.rnn_step(spec, params["lstm"], x_t, state)
-        value = value + (y @ params["out"])[:, 0]
-        return (state, value), value
-
-    last = HOURS + LIVE - 1  # the hour of `value`
-    hours = jnp.arange(last, last + AHEAD)
-    return jax.lax.scan(step, (state, value), hours)[1].T
-
+    predicted, state = follow(params, state, x_t, active)
 
 now = HOURS + LIVE
 truth = values[:, now : now + AHEAD]
-predicted = forecast(params, state, jnp.asarray(values[:, now - 1]))
 naive = values[:, now - 24 * 7 : now - 24 * 7 + AHEAD]  # the same hours, a week before
 
 

@@ -7,8 +7,9 @@
 # %% [markdown]
 # # Recurrent PPO with several seeds
 #
-# A cue is shown in the first step of an episode, and asked for some steps later: an agent without memory earns nothing.
-# Episodes end in the middle of a rollout; `resets` begins the next one with an empty memory. The whole training is one
+# A cue is shown in the first step of an episode, and asked for some steps later: an
+# agent without memory earns nothing. Episodes end in the middle of a rollout;
+# `resets` begins the next one with an empty memory. The whole training is one
 # function of a key, and `vmap` runs it for several seeds at once.
 
 # %%
@@ -26,7 +27,7 @@ import optax
 
 import ostinato as ost
 
-UPDATES = int(os.environ.get("EXAMPLE_STEPS", 120))
+UPDATES = int(os.environ.get("EXAMPLE_STEPS", 40))
 SEEDS, ENVS, STEPS, EPOCHS = 4, 32, 32, 4
 UNITS, DISCOUNT, TRACE, CLIP = 32, 0.95, 0.9, 0.2
 
@@ -69,7 +70,8 @@ def advance(world, action, key):
 # %% [markdown]
 # ## The agent
 #
-# One GRU with two heads. Acting takes one step of it, learning a whole rollout in one call.
+# One GRU with two heads. Acting takes one step of it, learning a whole rollout in one
+# call.
 
 # %%
 spec = ost.RNNSpec("gru", input_size=2, hidden_size=UNITS)
@@ -167,8 +169,8 @@ def loss(params, state, rollout, advantage):
 # %% [markdown]
 # ## Training
 #
-# `train` is a function of a key. `vmap` makes an ensemble of it: the operator runs all seeds in one call, each with its
-# own weights.
+# `train` is a function of a key. `vmap` makes an ensemble of it: the operator runs
+# all seeds in one call, each with its own weights.
 
 # %%
 optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(3e-3))

@@ -1,4 +1,4 @@
-"""Run the Python code of pages, each page as one program: `python run_pages.py PAGE...`.
+"""Run the Python code of pages, each page as a program: `python run_pages.py PAGE...`.
 
 All pages run in one process, since importing the frameworks takes longer than they do.
 A page whose packages are not installed is left out. Errors show the line of the page.
