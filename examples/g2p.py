@@ -46,7 +46,7 @@ words = {
 
 
 def fits(word, said):
-    """Return whether CTC has a path: a label a letter, and a blank between equal ones."""
+    """Return whether CTC has a path: one label a letter, a blank between equal ones."""
     repeated = sum(a == b for a, b in zip(said[:-1], said[1:], strict=True))
     return len(said) + repeated <= len(word)
 

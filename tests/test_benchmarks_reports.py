@@ -10,6 +10,7 @@ import pytest
 from benchmarks import (
     compare,
     floors,
+    headline,
     peers,
     ragged_report,
     recurrent,
@@ -220,6 +221,31 @@ def test_pages_have_marks_of_every_vendor():
         for mark in wanted:
             for vendor in results.VENDORS:
                 assert report.between_marks(page, "new", f"{mark} {vendor}") != page
+
+
+def test_readme_repeats_the_measured_rows():
+    found = headline.read((ROOT / "docs" / "results.md").read_text())
+    readme = (ROOT / "README.md").read_text()
+    equal, different = (
+        found["GRU, training"],
+        found["GRU, training,\ndifferent lengths"],
+    )
+    for peer in ("torch", "scan"):
+        assert (
+            f"{equal[peer]:.1f}" in readme and f"{different[peer]:.1f} times" in readme
+        )
+
+
+def test_headline_wants_its_rows():
+    with pytest.raises(ValueError, match="lacks the row"):
+        headline.read("#### GRU\n\n| row | torch |\n| --- | --- |\n| other | 1 |\n")
+
+
+def test_headline_draws_a_bar_for_each_peer():
+    pytest.importorskip("matplotlib")
+    found = headline.read((ROOT / "docs" / "results.md").read_text())
+    (axes,) = headline.draw(found).axes
+    assert len(axes.patches) == len(headline.CHOSEN) * len(headline.PEERS)
 
 
 def test_report_wants_marks():

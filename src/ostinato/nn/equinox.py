@@ -1,8 +1,10 @@
 """Recurrent layers of Equinox: its own cells on the fused operator.
 
-from ostinato.nn.equinox import scan
+    from ostinato.nn.equinox import scan
 
-state, ys = scan(cell, xs)                    # one sequence; jax.vmap for a batch
+    state, ys = scan(cell, xs)                # one sequence; jax.vmap for a batch
+
+Every cell of Equinox stays as it is, and so does the tree of the model.
 """
 
 from __future__ import annotations
