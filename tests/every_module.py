@@ -12,7 +12,13 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "ostinato"
 # Modules whose functions only run if this package of the extra `peers` is installed.
-NEEDS = {"ragged/rules/errors.py": "equinox"}
+NEEDS = {
+    "nn/_equinox_cells.py": "equinox",
+    "nn/_equinox_layers.py": "equinox",
+    "nn/_flax_cells.py": "flax",
+    "nn/_flax_layers.py": "flax",
+    "ragged/rules/errors.py": "equinox",
+}
 
 
 class EveryModule:
