@@ -18,6 +18,8 @@ NEEDS = {
     "nn/_flax_cells.py": "flax",
     "nn/_flax_layers.py": "flax",
     "ragged/rules/errors.py": "equinox",
+    "nn/keras.py": "keras",
+    "nn/sequence_layers.py": "sequence_layers",
 }
 
 

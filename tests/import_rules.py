@@ -91,6 +91,8 @@ THIRD_PARTY = {
     "nn.equinox": {"numpy", "equinox"},
     "nn._equinox_cells": {"numpy", "equinox"},
     "nn._equinox_layers": {"numpy", "equinox"},
+    "nn.keras": {"numpy", "keras"},
+    "nn.sequence_layers": {"numpy", "flax", "sequence_layers"},
     "interop.flax": {"numpy", "flax"},
     "interop.equinox": {"numpy", "equinox"},
     "interop.hdf5_script": {"h5py"},

@@ -79,7 +79,8 @@ def test_examples_of_docstrings_hold():
 
 def run(code: str, folder: Path | None = None) -> None:
     """Run code in a fresh interpreter, with JAX's default settings as readers have."""
-    command = [sys.executable, "-W", "error", "-c", code]
+    theirs = "ignore:__array__ implementation:DeprecationWarning"  # Keras's variables
+    command = [sys.executable, "-W", "error", "-W", theirs, "-c", code]
     env = os.environ | {"KERAS_BACKEND": "jax"}
     if "PYTHONPATH" in env and folder:  # relative paths, seen from another folder
         env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
