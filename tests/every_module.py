@@ -12,7 +12,12 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "ostinato"
 # Modules whose functions only run if this package of the extra `peers` is installed.
-NEEDS = {"ragged/rules/errors.py": "equinox"}
+NEEDS = {
+    "apps/bench/peers/flax_nnx.py": "flax",
+    "apps/bench/peers/onnx_runtime.py": "onnxruntime",
+    "apps/bench/peers/torch_nn.py": "torch",
+    "ragged/rules/errors.py": "equinox",
+}
 
 
 class EveryModule:
