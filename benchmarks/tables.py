@@ -6,11 +6,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from . import rows
-from .peers import OURS, PEERS
-from .results import Row, cpu_of, spread
+from ostinato.apps.bench.peers import OURS
 
-OTHERS = tuple(name for name in PEERS if name not in (OURS, "torch"))
+from . import rows
+from .results import CONTENDERS, Row, cpu_of, spread
+
+OTHERS = tuple(name for name in CONTENDERS if name not in (OURS, "torch"))
 
 
 HEADS = ("row", "ours", "floor", "ours/floor", "torch", "must", "aim", *OTHERS, "")
@@ -98,7 +99,7 @@ def cells(row: Row) -> tuple[str, ...]:
 def line(row: Row) -> str:
     """Format a row in one line, to print as soon as it is measured."""
     text = f"{row.id} ({row.detail.get(OURS, '')}): {cells(row)[1]} ms"
-    for name in PEERS:
+    for name in CONTENDERS:
         if name != OURS and name in row.seconds:
             text += f", {name} {ratio(row.ratio(name))}x"
     if row.over_floor is not None:

@@ -100,6 +100,10 @@ THIRD_PARTY = {
     "interop.onnx_files": {"numpy", "onnx"},
     "interop.torch": {"numpy", "torch"},
     "apps": DEMO,
+    "apps.bench": {"matplotlib", "numpy", "rich"},
+    "apps.bench.peers.flax_nnx": {"flax"},
+    "apps.bench.peers.onnx_runtime": {"numpy", "onnx", "onnxruntime"},
+    "apps.bench.peers.torch_nn": {"torch"},
     "cli": {"numpy", "rich", "typer"},
 }
 

@@ -11,17 +11,16 @@ from benchmarks import (
     compare,
     floors,
     headline,
-    peers,
     ragged_report,
     recurrent,
     report,
     results,
     rows,
 )
-from benchmarks.peers import OURS
-from benchmarks.problem import Problem
 from benchmarks.results import Results, Row
 from ostinato import _config
+from ostinato.apps.bench.peers import OURS
+from ostinato.apps.bench.problem import Problem
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,7 +47,7 @@ TAKE_PART = [
     *itertools.product(rows.MODES, ["infer"], [RAGGED], ["torch", "onnxruntime"]),
     *itertools.product(["gru", "rnn_tanh"], ["train"], [RAGGED], GRADIENTS),
     *itertools.product(["lstm"], ["train"], [DEEP], GRADIENTS),
-    *itertools.product(rows.MODES, ["step"], [STEP], peers.PEERS),
+    *itertools.product(rows.MODES, ["step"], [STEP], results.CONTENDERS),
     *itertools.product(["lstm"], ["infer"], [BFLOAT16], [*GRADIENTS, "scan"]),
     ("lstm", "compile", SMALL, OURS),
 ]
