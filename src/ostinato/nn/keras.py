@@ -35,8 +35,8 @@ if keras.config.backend() != "jax":
     )
 
 
-class _Fused(keras.layers.RNN):
-    """The part that the layers share: it stands before the class of Keras."""
+class Fused(keras.layers.RNN):
+    """The methods of the layers below, which stand before those of Keras."""
 
     def inner_loop(
         self,
@@ -107,7 +107,7 @@ class _Fused(keras.layers.RNN):
 
 
 @keras.saving.register_keras_serializable(package="ostinato")
-class LSTM(_Fused, keras.layers.LSTM):
+class LSTM(Fused, keras.layers.LSTM):
     """`keras.layers.LSTM` that runs on the fused operator.
 
     Takes the arguments of `keras.layers.LSTM`, and does the same with masks, which may
@@ -125,7 +125,7 @@ class LSTM(_Fused, keras.layers.LSTM):
 
 
 @keras.saving.register_keras_serializable(package="ostinato")
-class GRU(_Fused, keras.layers.GRU):
+class GRU(Fused, keras.layers.GRU):
     """`keras.layers.GRU` that runs on the fused operator.
 
     Takes the arguments of `keras.layers.GRU`, `reset_after=False` too. What is said of
@@ -134,7 +134,7 @@ class GRU(_Fused, keras.layers.GRU):
 
 
 @keras.saving.register_keras_serializable(package="ostinato")
-class SimpleRNN(_Fused, keras.layers.SimpleRNN):
+class SimpleRNN(Fused, keras.layers.SimpleRNN):
     """`keras.layers.SimpleRNN` that runs on the fused operator.
 
     Takes the arguments of `keras.layers.SimpleRNN`. What is said of `LSTM` holds; the
