@@ -14,6 +14,8 @@ DIST ?= dist
 # The extras to install, in place of those that each command needs: one installation for
 # several commands.
 EXTRAS ?=
+# The zig of PyPI compiles the wheel for Linux; other versions may be slower.
+WHEEL_TOOLS := build ziglang==0.17.0
 comma := ,
 
 TEST_EXTRAS := $(or $(EXTRAS),test$(if $(filter 1,$(PEERS)),$(comma)peers))
@@ -64,7 +66,7 @@ format: $(STAMPS)/$(LINT_EXTRAS)
 docs: $(STAMPS)/$(DOCS_EXTRAS)
 	$(BIN)/mkdocs build --strict
 
-wheel: $(STAMPS)/wheel
+wheel: $(STAMPS)/wheel-tools
 	rm -rf $(DIST)
 	$(BIN)/python packaging/build.py $(DIST)
 
@@ -78,6 +80,10 @@ clean:
 # follow is in the prerequisites: metadata, native code, and modules that come and go.
 $(STAMPS)/%: pyproject.toml CMakeLists.txt $(NATIVE) $(STAMPS)/modules
 	$(PIP) install --quiet --editable ".[$*]"
+	@touch $@
+
+$(STAMPS)/wheel-tools: $(STAMPS)/venv Makefile
+	$(PIP) install --quiet $(WHEEL_TOOLS)
 	@touch $@
 
 $(STAMPS)/modules: $(STAMPS)/venv FORCE

@@ -1,7 +1,7 @@
 """Build what is published into a folder: `python packaging/build.py dist`.
 
 Two wheels, one for Linux on x86-64 with the native library, and one for all platforms
-without it, and the source distribution. Needs the packages of the extra `wheel`.
+without it, and the source distribution. Needs the packages build and ziglang.
 """
 
 import os
