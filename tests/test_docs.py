@@ -14,12 +14,13 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # On these pages a block goes on where the one before ended: a page is one program.
 PROGRAMS = ("guides", "migration")
-EXAMPLES = [
-    pytest.param(code, id=f"{page.relative_to(ROOT)}-{n}")
-    for page in PAGES
+PLACES = {  # of each block; one that is on two pages runs once
+    code: f"{page.relative_to(ROOT)}-{n}"
+    for page in reversed(PAGES)  # the first of them
     if page.parent.name not in PROGRAMS
     for n, code in enumerate(re.findall("```python\n(.*?)```", page.read_text(), re.S))
-]
+}
+EXAMPLES = [pytest.param(code, id=place) for code, place in PLACES.items()]
 
 
 def missing(code: str) -> str | None:
