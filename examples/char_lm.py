@@ -24,7 +24,7 @@ import optax
 
 import ostinato as ost
 
-UPDATES = int(os.environ.get("EXAMPLE_STEPS", 400))
+UPDATES = int(os.environ.get("EXAMPLE_STEPS", 600))
 STREAMS, PIECE = 8, 32
 
 # %%

@@ -27,7 +27,7 @@ import optax
 import ostinato as ost
 from ostinato import ragged
 
-STEPS = int(os.environ.get("EXAMPLE_STEPS", 300))
+STEPS = int(os.environ.get("EXAMPLE_STEPS", 250))
 BATCH = 128
 
 # %% [markdown]
