@@ -5,6 +5,7 @@ process of pytest has a compilation cache, new in every run, which the programs 
 starts share.
 """
 
+import gc
 import os
 import shutil
 import tempfile
@@ -62,6 +63,13 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "peers: needs a package of the extra `peers`")
     if config.getoption("--every-module"):
         config.pluginmanager.register(every_module.EveryModule(config))
+
+
+def pytest_collection_finish():
+    """Collect garbage seldom: each time all that JAX has cached is looked through."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_unconfigure():

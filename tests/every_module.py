@@ -16,7 +16,13 @@ NEEDS = {
     "apps/bench/peers/flax_nnx.py": "flax",
     "apps/bench/peers/onnx_runtime.py": "onnxruntime",
     "apps/bench/peers/torch_nn.py": "torch",
+    "nn/_equinox_cells.py": "equinox",
+    "nn/_equinox_layers.py": "equinox",
+    "nn/_flax_cells.py": "flax",
+    "nn/_flax_layers.py": "flax",
     "ragged/rules/errors.py": "equinox",
+    "nn/keras.py": "keras",
+    "nn/sequence_layers.py": "sequence_layers",
 }
 
 

@@ -46,6 +46,10 @@ def check_array(name: str, x: Any) -> Array:
     if isinstance(x, (jax.Array, np.ndarray, np.generic)):
         return jnp.asarray(x)
     hint = "; jnp.array makes one of it" if isinstance(x, (list, tuple)) else ""
+    if hasattr(x, "to_padded"):
+        hint = "; use its to_padded() with its lengths, or ragged.vmap"
+    elif hasattr(x, "to_numpy"):
+        hint = "; its to_numpy() is one"
     raise TypeError(f"`{name}` must be an array, got {describe(x)}{hint}")
 
 
@@ -130,7 +134,8 @@ def check_integers(name: str, value: Any) -> Any:
         if value.size == 0:  # numpy calls an empty list float64
             value = value.astype(np.int32)
     if not jnp.issubdtype(value.dtype, jnp.integer):
-        raise TypeError(f"`{name}` must hold integers, got {describe(value)}")
+        hint = "; convert with .astype(int)" if value.dtype.kind == "f" else ""
+        raise TypeError(f"`{name}` must hold integers, got {describe(value)}{hint}")
     return value
 
 
@@ -163,7 +168,7 @@ def check_seq_lengths(
         if seq_lengths.dtype.itemsize < 4:
             seq_lengths = seq_lengths.astype(jnp.int32)
         return jnp.clip(seq_lengths, 0, steps).astype(jnp.int32)
-    values = np.asarray(seq_lengths)
+    values = jax.device_get(seq_lengths)
     wrong = np.flatnonzero((values < 0) | (values > steps))
     if wrong.size:
         row, got = int(wrong[0]), int(values.reshape(-1)[wrong[0]])
@@ -171,7 +176,17 @@ def check_seq_lengths(
         raise ValueError(
             f"`{name}` must lie in 0..{size} = 0..{steps}, got {got}{where}"
         )
-    return jnp.asarray(values.astype(np.int32))
+    return as_int32(seq_lengths)
+
+
+def as_int32(value: Any) -> Array:
+    """Return integers that int32 can hold as an int32 array of JAX.
+
+    An array of JAX is not read, so that nothing is transferred.
+    """
+    if not isinstance(value, jax.Array):
+        value = np.asarray(value).astype(np.int32)
+    return jnp.asarray(value).astype(jnp.int32)
 
 
 def check_resets(resets: Any, **dims: Any) -> Array:

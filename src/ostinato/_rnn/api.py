@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools as ft
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from .. import _checks
 from .._padding import select
 from .._typing import Array, ArrayLike, Backend, Bool, Float, Int, Padding, State
 from . import primitive
-from .arguments import Arguments, make_call
+from .arguments import Given, check_arguments, make_arguments
+from .call import RNNCall
 from .output import RNNOutput, make_output
 from .prepared import PreparedWeights
 from .spec import RNNSpec, check_spec
@@ -91,7 +94,7 @@ def rnn(
         the weights: cuDNN. Padding policies: cuDNN (zero), Keras (hold), Caffe2 (hold
         and drop).
     """
-    arguments = make_call(
+    call, given = check_arguments(
         spec,
         weights,
         x,
@@ -106,8 +109,7 @@ def rnn(
         backend=backend,
         precision=precision,
     )
-    outputs, _ = primitive.run(arguments.call, arguments.operands)
-    return make_output(arguments, outputs, padding)
+    return _run(call, padding, given)
 
 
 def rnn_step(
@@ -160,31 +162,45 @@ def rnn_step(
         )
     single = x_t.ndim == 1
     sizes = {} if single else {"B": x_t.shape[0]}
-    lengths = None
     if active is not None:
         active = _checks.check_mask("active", active, **sizes)
-        lengths = active.astype(jnp.int32)
-    arguments = make_call(
+    if resets is not None:
+        resets = _checks.check_mask("resets", resets, **sizes)
+    call, given = check_arguments(
         spec,
         weights,
-        x_t[None],
+        jnp.expand_dims(x_t, 0),
         state,
-        seq_lengths=lengths,
         time_major=not single,
         backend=backend,
         precision=precision,
         names=("x_t", "state"),
     )
+    return _run_step(call, given, active, resets)
+
+
+# One jitted function does all the work on arrays: called outside of `jit`, it costs one
+# dispatch and transfers no constants; inside of it, it leaves no trace.
+
+
+@ft.partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _run(call: RNNCall, padding: Padding, given: Given) -> RNNOutput:
+    arguments = make_arguments(call, given)
+    outputs, _ = primitive.run(call, arguments.operands)
+    return make_output(arguments, outputs, padding)
+
+
+@ft.partial(jax.jit, static_argnums=0, inline=True)
+def _run_step(
+    call: RNNCall, given: Given, active: Array | None, resets: Array | None
+) -> RNNOutput:
+    if active is not None:
+        given = given._replace(seq_lengths=active.astype(jnp.int32))
+    arguments = make_arguments(call, given)
+    operands = arguments.operands
     if resets is not None:
-        resets = _checks.check_mask("resets", resets, **sizes)
-        arguments = _reset(arguments, resets.reshape(-1))
-    outputs, _ = primitive.run(arguments.call, arguments.operands)
+        states = select(~resets.reshape(1, -1), operands.states)
+        operands = operands._replace(states=states)
+    outputs, _ = primitive.run(call, operands)
     y, state = make_output(arguments, outputs, "zero")
     return RNNOutput(y[0], state)
-
-
-def _reset(arguments: Arguments, resets: Array) -> Arguments:
-    """Return the arguments with initial states that are 0 where `resets` is True."""
-    operands = arguments.operands
-    states = select(~resets[None], operands.states)
-    return arguments._replace(operands=operands._replace(states=states))

@@ -1,4 +1,8 @@
-"""From the arguments of `rnn` to a call and its operands, checked."""
+"""From the arguments of `rnn` to a call and its operands.
+
+`check_arguments` looks at what the user gave and computes nothing, so that errors are
+raised at once; `make_arguments` makes the operands of it, and may be traced.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,21 @@ from .prepared import PreparedWeights
 from .spec import RNNSpec, check_spec, state_names, state_shapes
 
 
+class Given(NamedTuple):
+    """The arrays that the caller gave, checked, in the caller's shapes; a pytree."""
+
+    weights: Array
+    x: Array
+    states: tuple[Array, ...] | None = None
+    seq_lengths: Array | None = None
+    mask: Array | None = None
+    resets: Array | None = None
+    key: Array | None = None
+    prepared: Array | None = None
+
+
 class Arguments(NamedTuple):
-    """The checked arguments of a call.
+    """The arguments of a call, as the operator takes them.
 
     Attributes:
         call: what is static.
@@ -36,7 +53,7 @@ class Arguments(NamedTuple):
     reset_at_end: Array | None = None
 
 
-def make_call(
+def check_arguments(
     spec: RNNSpec,
     weights: Array | PreparedWeights,
     x: Array,
@@ -52,8 +69,8 @@ def make_call(
     backend: Backend | None = None,
     precision: Any = None,
     names: tuple[str, str] = ("x", "initial_state"),
-) -> Arguments:
-    """Check all arguments and return them as a call and its operands.
+) -> tuple[RNNCall, Given]:
+    """Check all arguments and return what is static and what is an array.
 
     `names` are the caller's names for the input and the state, for error messages.
     """
@@ -71,23 +88,16 @@ def make_call(
     _checks.check_same_dtype(**{x_name: x}, weights=weights)
     layout.check_weights(weights, spec)
     backends.check(backend, spec, x.dtype)
-
-    single = x.ndim == 2
     if x.ndim not in (2, 3):
         order = "[T, B, I]" if time_major else "[B, T, I]"
         raise ValueError(
             f"`x` must have shape {order}, or [T, I] for one sequence, got "
             f"{_checks.describe(x)}"
         )
-    if single and time_major:
-        # One sequence has a single layout; time-major needs no copy to add a batch.
-        x = x[:, None]
-    elif single:
-        x = x[None]
-    if x.shape[2] != spec.input_size:
+    if x.shape[-1] != spec.input_size:
         raise ValueError(
             f"`{x_name}` must have input_size={spec.input_size} features in its last "
-            f"axis, got {x.shape[2]}"
+            f"axis, got {x.shape[-1]}"
         )
     call = RNNCall(
         spec,
@@ -96,50 +106,80 @@ def make_call(
         precision=_resolve_precision(precision),
         backend=backend,
     )
-    steps, batch = x.shape[call.time_axis], x.shape[1 - call.time_axis]
-    states = _initial_states(spec, initial_state, x, batch, single, state_name)
-    lengths = None
+    single = x.ndim == 2
+    sizes = {"T": x.shape[0]} if single else _sizes(x, time_major)
+    states = lengths = None
+    if initial_state is not None:
+        given = check_state(spec, initial_state, state_name)
+        states = _checked_states(spec, given, x, sizes.get("B"), state_name)
     if seq_lengths is not None:
-        lengths = _checks.check_seq_lengths(seq_lengths, batch, steps, single)
-        lengths = lengths.reshape(1) if single else lengths
+        batch = sizes.get("B", 1)
+        lengths = _checks.check_seq_lengths(seq_lengths, batch, sizes["T"], single)
     if resets is not None:
-        resets = _checked_resets(spec, resets, x, single, time_major)
-    dropout_masks = ()
+        if spec.bidirectional:
+            raise ValueError(
+                "`resets` needs a unidirectional spec, got bidirectional=True: a "
+                "reverse direction would carry later episodes into earlier ones"
+            )
+        resets = _checks.check_resets(resets, **sizes)
     if key is not None:
-        dropout_masks = _dropout_masks(call, _checks.check_key(key), batch, steps)
+        key = _checks.check_key(key)
+    if mask is not None:
+        if seq_lengths is not None:
+            raise ValueError(
+                "`mask` must be None where `seq_lengths` is given; the mask of lengths "
+                "is arange(T) < seq_lengths[:, None]"
+            )
+        if padding == "drop":
+            raise ValueError(
+                "`padding` must be 'zero' or 'hold' with a `mask`, got 'drop', which "
+                "is about sequences that end before T"
+            )
+        mask = _checks.check_mask("mask", mask, **sizes)
+    return call, Given(weights, x, states, lengths, mask, resets, key, prepared)
+
+
+def make_arguments(call: RNNCall, given: Given) -> Arguments:
+    """Return the operands, with a batch axis and in the operator's dtypes."""
+    single = given.x.ndim == 2
+    axis = 1 - call.time_axis  # of the batch
+    x, resets, mask, lengths = given.x, given.resets, given.mask, given.seq_lengths
+    if single:
+        x = jnp.expand_dims(x, axis)
+        resets = None if resets is None else jnp.expand_dims(resets, axis)
+        mask = None if mask is None else jnp.expand_dims(mask, axis)
+        lengths = None if lengths is None else lengths.reshape(1)
+    steps, batch = x.shape[call.time_axis], x.shape[axis]
+    if given.states is None:
+        shapes = state_shapes(call.spec, batch)
+        states = tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
+    else:
+        states = tuple(s[:, None] if single else s for s in given.states)
+    dropout_masks = ()
+    if given.key is not None:
+        dropout_masks = _dropout_masks(call, given.key, batch, steps)
     operands = Operands(
-        weights,
+        given.weights,
         x,
         states,
         lengths,
         resets=resets,
         dropout_masks=dropout_masks,
-        prepared=prepared,
+        prepared=given.prepared,
     )
-    arguments = Arguments(call, operands, single)
     if mask is None:
-        return arguments
-    if seq_lengths is not None:
-        raise ValueError(
-            "`mask` must be None where `seq_lengths` is given; the mask of lengths is "
-            "arange(T) < seq_lengths[:, None]"
-        )
-    if padding == "drop":
-        raise ValueError(
-            "`padding` must be 'zero' or 'hold' with a `mask`, got 'drop', which is "
-            "about sequences that end before T"
-        )
-    return _masked(arguments, mask)
+        return Arguments(call, operands, single)
+    return _masked(call, operands, single, mask)
 
 
-def _masked(arguments: Arguments, mask: Any) -> Arguments:
+def _sizes(x: Array, time_major: bool) -> dict[str, Any]:
+    """Return the sizes of time and batch, in the order of the axes of `x`."""
+    return dict(zip(("T", "B") if time_major else ("B", "T"), x.shape, strict=False))
+
+
+def _masked(call: RNNCall, operands: Operands, single: bool, mask: Array) -> Arguments:
     """Return the arguments with the valid steps of each sequence first."""
-    call, operands, single = arguments[:3]
-    steps, batch = call.sizes(operands)
     axis = call.time_axis
-    sizes = {"T": steps, "B": batch} if axis == 0 else {"B": batch, "T": steps}
-    mask = _checks.check_mask("mask", mask, **({"T": steps} if single else sizes))
-    mask = mask.reshape(tuple(sizes.values()))
     valid = ValidSteps.of(mask.T if axis == 0 else mask)
     resets, at_end = operands.resets, None
     if resets is not None:
@@ -174,23 +214,6 @@ def _check_precision(precision: Any) -> None:
     jax.eval_shape(lambda a: jnp.dot(a, a, precision=precision), one)
 
 
-def _initial_states(
-    spec: RNNSpec, state: Any, x: Array, batch: Any, single: bool, name: str
-) -> tuple[Array, ...]:
-    names, shapes = state_names(spec), state_shapes(spec, batch)
-    if state is None:
-        return tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
-    given = check_state(spec, state, name)
-    if len(names) > 1:
-        labels = [f"{name}[{i}]" for i in range(len(names))]
-    else:
-        labels = [name]
-    return tuple(
-        _checked_state(label, a, x, shape, single)
-        for label, a, shape in zip(labels, given, shapes, strict=True)
-    )
-
-
 def check_state(spec: RNNSpec, state: Any, name: str) -> tuple[Any, ...]:
     """Return the user's `state` as a tuple with one item for each state of the mode.
 
@@ -219,32 +242,21 @@ def _describe_state(state: Any) -> str:
     return _checks.describe(state)
 
 
-def _checked_state(
-    name: str, a: Any, x: Array, shape: tuple[Any, ...], single: bool
-) -> Array:
-    a = _checks.check_array(name, a)
-    _checks.check_same_dtype(x=x, **{name: a})
-    layers, batch, size = shape
-    if single:
-        _checks.check_shape(name, a, **{"L*D": layers, "H": size})
-        return a[:, None]
-    _checks.check_shape(name, a, **{"L*D": layers, "B": batch, "H": size})
-    return a
-
-
-def _checked_resets(
-    spec: RNNSpec, resets: Any, x: Array, single: bool, time_major: bool
-) -> Array:
-    if spec.bidirectional:
-        raise ValueError(
-            "`resets` needs a unidirectional spec, got bidirectional=True: a reverse "
-            "direction would carry later episodes into earlier ones"
-        )
-    if single:
-        resets = _checks.check_resets(resets, T=x.shape[0 if time_major else 1])
-        return resets.reshape(x.shape[:2])
-    names = ("T", "B") if time_major else ("B", "T")
-    return _checks.check_resets(resets, **dict(zip(names, x.shape, strict=False)))
+def _checked_states(
+    spec: RNNSpec, states: tuple[Any, ...], x: Array, batch: Any, name: str
+) -> tuple[Array, ...]:
+    """Return the states as arrays; `batch` is None for one sequence without batch."""
+    checked = []
+    for i, (a, shape) in enumerate(zip(states, state_shapes(spec, batch), strict=True)):
+        label = f"{name}[{i}]" if len(states) > 1 else name
+        a = _checks.check_array(label, a)
+        _checks.check_same_dtype(x=x, **{label: a})
+        dims = dict(zip(("L*D", "B", "H"), shape, strict=True))
+        if batch is None:
+            del dims["B"]
+        _checks.check_shape(label, a, **dims)
+        checked.append(a)
+    return tuple(checked)
 
 
 def _dropout_masks(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from .. import _checks
 from .._typing import Array, Float, Padding, State
 from . import layout, primitive
-from .arguments import Arguments, make_call
+from .arguments import Arguments, Given, check_arguments, make_arguments
 from .call import Operands, Outputs, Residuals, RNNCall
 from .masking import ValidSteps
 from .output import RNNOutput, as_state, make_output
@@ -80,8 +80,18 @@ def rnn_forward(
     Holds under the same transformations as `rnn`; gradients pass through the reserve
     too.
     """
-    arguments = make_call(spec, weights, x, initial_state, padding=padding, **options)
-    call, operands = dataclasses.replace(arguments.call, save=True), arguments.operands
+    call, given = check_arguments(
+        spec, weights, x, initial_state, padding=padding, **options
+    )
+    return _forward(dataclasses.replace(call, save=True), padding, given)
+
+
+@ft.partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _forward(
+    call: RNNCall, padding: Padding, given: Given
+) -> tuple[RNNOutput, RNNReserve]:
+    arguments = make_arguments(call, given)
+    operands = arguments.operands
     outputs, saved = primitive.run(call, operands)
     assert saved is not None
     reserve = RNNReserve(

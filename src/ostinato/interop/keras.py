@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import LayerWeights, RNNSpec
-from .._typing import Array, Float
+from .._typing import Array, Float, Mode
 from .exported import join_biases, pseudo_layer, require
 from .imported import Contents, Imported, as_array, build, gate_order, reorder_gates
 from .keras_files import Stored, read_layers
@@ -85,6 +85,19 @@ def from_file(path: str | os.PathLike[str]) -> dict[str, Imported]:
         for stored in read_layers(path)
         if stored.kind in (*_KINDS, "Bidirectional")
     }
+
+
+def from_arrays(mode: Mode, arrays: Sequence[Any], **options: Any) -> Imported:
+    """Convert one layer of any library that has the layouts of Keras.
+
+    Args:
+        mode: of `RNNSpec`.
+        arrays: kernel `[I, G*H]`, recurrent kernel `[H, G*H]` and, if there is one,
+            bias.
+        options: more fields of `RNNSpec`.
+    """
+    weights = _weights("layer", arrays)
+    return build(mode, [weights], lambda _, f: _FIELDS[f], order=GATES[mode], **options)
 
 
 def read_file(path: str | os.PathLike[str]) -> Contents:

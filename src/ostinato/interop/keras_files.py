@@ -108,12 +108,11 @@ def _hdf5(path: str, data: bytes) -> tuple[str | None, Arrays]:
 
 def _kind(layer: Mapping[str, Any]) -> str:
     """Return a layer's class, told from strangers' classes of the same name."""
-    module, kind = layer.get("module") or "keras", str(layer.get("class_name"))
-    return (
-        kind
-        if str(module).split(".")[0] in ("keras", "tf_keras")
-        else f"{module}>{kind}"
-    )
+    module, kind = str(layer.get("module") or "keras"), str(layer.get("class_name"))
+    ours = module == "ostinato.nn.keras"
+    if ours or module.split(".")[0] in ("keras", "tf_keras"):
+        return kind
+    return f"{module}>{kind}"
 
 
 def _configs(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:

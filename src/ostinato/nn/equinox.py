@@ -1,8 +1,9 @@
-"""Recurrent layers of Equinox: its own cells on the fused operator.
+"""Recurrent layers of Equinox: its own cells on the fused operator, and our own.
 
-from ostinato.nn.equinox import scan
+from ostinato.nn.equinox import GRU, LSTM, RNN, Recurrent, scan
 
 state, ys = scan(cell, xs)                    # one sequence; jax.vmap for a batch
+y, state = LSTM(3, 5, key=key)(x)             # a batch, or one sequence
 """
 
 from __future__ import annotations
@@ -18,9 +19,23 @@ from jax import lax
 from .. import _checks
 from .._typing import Array, Bool, Float
 from ..interop.equinox import from_cell
+from ._cells import FrozenCell
+from ._equinox_cells import Recurrent
+from ._equinox_layers import GRU, LSTM, RNN, DropoutSwitch, Layer
+from ._layers import FrozenLayer
 from ._sequences import run_fused, same_dtype_reason, select_carry
 
-__all__ = ["scan"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "DropoutSwitch",
+    "FrozenCell",
+    "FrozenLayer",
+    "Layer",
+    "Recurrent",
+    "scan",
+]
 
 _CELLS = (eqx.nn.LSTMCell, eqx.nn.GRUCell)
 

@@ -1,15 +1,19 @@
-"""Recurrent layers of `flax.nnx` over the user's own cells, on the fused operator.
+"""Recurrent layers of `flax.nnx`: over the user's own cells, and layers of our own.
 
-    from ostinato.nn.flax import RNN, Bidirectional
+    from ostinato.nn.flax import RNN, Bidirectional           # over cells
+    from ostinato.nn.flax import LSTM, GRU, RNN, Recurrent    # of our own
 
 `RNN` and `Bidirectional` take the place of `nnx.RNN` and `nnx.Bidirectional`: the same
-arguments, the same tree of parameters, the same numbers.
+arguments, the same tree of parameters, the same numbers. `LSTM`, `GRU`, `Layer` and
+`Recurrent` have parameters of their own. So has `RNN(input_size, hidden_size)`, called
+with sizes in place of a cell: it makes a `PlainRNN`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import numbers
+from typing import TYPE_CHECKING, Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +26,23 @@ from .._rnn import backends
 from .._rnn.backends import Explanation
 from .._typing import Array, Bool, Float, Int
 from ..interop.flax import from_cell
+from ._cells import FrozenCell
+from ._flax_cells import Recurrent
+from ._flax_layers import GRU, LSTM, Layer, PlainRNN
+from ._layers import FrozenLayer
 from ._sequences import from_carry, run_fused, same_dtype_reason, to_carry
 
-__all__ = ["RNN", "Bidirectional"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "Bidirectional",
+    "FrozenCell",
+    "FrozenLayer",
+    "Layer",
+    "PlainRNN",
+    "Recurrent",
+]
 
 
 class RNN(nnx.RNN):
@@ -39,8 +57,29 @@ class RNN(nnx.RNN):
     a sequence of length 0 returns its initial carry. `unroll` means nothing to the
     fused operator.
 
+    With two sizes in place of a cell, `RNN(input_size, hidden_size, ...)` makes a
+    `PlainRNN`, a layer of our own with other arguments and results.
+
     Holds under every JAX and nnx transformation.
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, input_size: int, hidden_size: int, *args: Any, **options: Any
+        ) -> PlainRNN: ...
+
+        @overload
+        def __new__(cls, cell: Any, **options: Any) -> RNN: ...
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """Make a `PlainRNN` of sizes, and an `RNN` of a cell."""
+        sizes = "input_size" in options or isinstance(
+            (*args, None)[0], numbers.Integral
+        )
+        # The metaclass of nnx goes on to call `__init__` of the class of the result.
+        return object.__new__(PlainRNN if cls is RNN and sizes else cls)
 
     def __call__(
         self,
@@ -134,6 +173,9 @@ class RNN(nnx.RNN):
             rngs = rngs.carry.fork()
         shape = inputs.shape[:axis] + inputs.shape[axis + 1 :]
         return self.cell.initialize_carry(shape, rngs)
+
+
+RNN.register(PlainRNN)  # so that what `RNN` makes is an instance of it
 
 
 def _unfused_reason(cell: Any, inputs: Any, carry: Any) -> str | None:

@@ -1,5 +1,7 @@
 """Batches of arrays of different sizes, and functions of one array mapped over them."""
 
+from .batches import concatenate as concatenate
+from .batches import stack as stack
 from .core.context import Context as Context
 from .core.example_sizes import Sizes as Sizes
 from .core.registry import Refuse as Refuse
@@ -7,6 +9,8 @@ from .core.registry import Unsupported as Unsupported
 from .core.values import Flat as Flat
 from .core.values import Padded as Padded
 from .core.values import Shared as Shared
+from .gradients import grad as grad
+from .gradients import value_and_grad as value_and_grad
 from .primitives.associative_scan import associative_scan as associative_scan
 from .primitives.convolve import convolve as convolve
 from .primitives.convolve import correlate as correlate

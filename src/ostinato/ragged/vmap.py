@@ -200,12 +200,19 @@ def _dense(mapped: Callable, args: tuple, kwargs: dict) -> Any:
     """Call a `jax.vmap`, where no argument is a RaggedArray."""
     try:
         return mapped(*args, **kwargs)
-    except ValueError as error:
-        error.add_note(
-            "None of the arguments is a RaggedArray, so this was jax.vmap; "
-            "ragged.RaggedArray.from_list makes one of a list."
-        )
+    except (AttributeError, TypeError, ValueError) as error:
+        given = (*args, *kwargs.values())
+        if isinstance(error, ValueError) or any(map(_may_be_examples, given)):
+            error.add_note(
+                "None of the arguments is a RaggedArray, so this was jax.vmap; "
+                "ragged.RaggedArray.from_list makes one of a list of arrays."
+            )
         raise
+
+
+def _may_be_examples(x: Any) -> bool:
+    """Return whether an argument looks like many examples: a list, or a table."""
+    return isinstance(x, list) or hasattr(x, "to_numpy")
 
 
 def _trace(function: Callable, avals: Sequence[Any], inputs: Inputs) -> tuple[Any, Any]:

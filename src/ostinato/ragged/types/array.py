@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,12 +14,13 @@ from jax import lax
 from ... import _checks
 from ..._typing import Array, ArrayLike, Int, Shaped
 from .building import (
+    check_other_axes,
     checked_examples,
     joined,
     lengths_of_ids,
     longest_of,
     pack_padded,
-    without_axis,
+    unpack_padded,
 )
 from .capacity import Size, chosen_size, round_capacity, round_length
 from .checks import (
@@ -30,8 +31,8 @@ from .checks import (
     check_lengths,
     check_traced,
 )
+from .joining import example_numbers, map_tokens, take_examples
 from .padded import numbers_text, type_text
-from .segments import positions
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -137,17 +138,11 @@ class RaggedArray:
             TypeError: `arrays` are no arrays, or have different dtypes.
             ValueError: shapes differ in another axis, or a size is too small.
         """
-        given = checked_examples(arrays) or [np.zeros(0, np.float32)]
+        examples = checked_examples(arrays)
+        given = examples or [np.zeros(0, np.float32)]
         axis = check_axis(axis, given[0].ndim)
-        _checks.check_same_dtype(**{f"arrays[{i}]": a for i, a in enumerate(given)})
-        want = without_axis(given[0].shape, axis)
-        for i, a in enumerate(given):
-            if a.ndim != given[0].ndim or without_axis(a.shape, axis) != want:
-                raise ValueError(
-                    f"`arrays[{i}]` must have the shape of `arrays[0]`, "
-                    f"{list(given[0].shape)}, but for axis {axis}, got {list(a.shape)}"
-                )
-        lengths = np.array([a.shape[axis] for a in given][: len(arrays)], np.int32)
+        check_other_axes(given, axis)
+        lengths = np.array([a.shape[axis] for a in examples], np.int32)
         tokens = sum(a.shape[axis] for a in given)
         return cls(
             joined(given, axis, chosen_size("capacity", capacity, tokens)),
@@ -258,6 +253,43 @@ class RaggedArray:
         """The dtype of `data`."""
         return self.data.dtype
 
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape of the batch, `(batch, ...)`, with None for the ragged axis."""
+        sizes = [None if i == self.axis else n for i, n in enumerate(self.data.shape)]
+        return (len(self), *sizes)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes, with that of the batch."""
+        return self.data.ndim + 1
+
+    def map(self, function: Callable[[Array], Array]) -> RaggedArray:
+        """Return the batch of `function(token)` for all tokens.
+
+        Args:
+            function: a function of one token, a slice of `data` along `axis`; it
+                returns one array. `ragged.vmap` maps functions of whole examples.
+
+        Returns:
+            A RaggedArray of the same lengths, with zeros in the unused capacity. Tokens
+            are in front where `function` returns fewer axes than come before `axis`.
+
+        Raises:
+            TypeError: `function` does not return one array.
+
+        Holds under `jit`, `grad` and `vmap`; the unused capacity reaches no gradient.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> from ostinato import ragged
+            >>> batch = ragged.RaggedArray(jnp.array([1.0, 2.0, 3.0]), [1, 2])
+            >>> batch.map(lambda token: token**2).to_list()[1].tolist()
+            [4.0, 9.0]
+        """
+        data, axis = map_tokens(function, self.data, self.axis, self.lengths)
+        return _new(data, self.lengths, axis, self.dim, self.max_length)
+
     def with_data(self, data: ArrayLike) -> RaggedArray:
         """Return the same batch with other tokens.
 
@@ -281,30 +313,42 @@ class RaggedArray:
 
         Holds under `jit`, `grad` and `vmap`.
         """
-        tokens = jnp.moveaxis(self.data, self.axis, 0)
-        if self.capacity == 0:
-            tokens = jnp.zeros((1, *tokens.shape[1:]), tokens.dtype)
-        position = positions(self.max_length)[None]
-        index = (jnp.cumsum(self.lengths) - self.lengths)[:, None] + position
-        x = jnp.take(tokens, index.reshape(-1), 0, mode="clip")
-        x = x.reshape(*index.shape, *tokens.shape[1:])
-        inside = position < self.lengths[:, None]
-        inside = inside.reshape(*inside.shape, *[1] * (tokens.ndim - 1))
-        x = jnp.where(inside, x, jnp.asarray(fill, x.dtype))
-        return jnp.moveaxis(x, 1, self.axis + 1)
+        return unpack_padded(self.data, self.axis, self.lengths, self.max_length, fill)
 
     def __len__(self) -> int:
         """Return the number of examples."""
         return self.lengths.shape[0]
 
-    def __getitem__(self, index: Any) -> Array:
-        """Return one example. `lengths` must not be traced."""
+    def __getitem__(self, index: Any) -> Any:
+        """Return one example, or a batch of some of them.
+
+        Args:
+            index: an integer selects one example, which needs lengths that are not
+                traced. A slice, or a vector of integers or bools, selects a batch.
+                Under `jit` integers may be traced; they are clipped to the batch.
+
+        Returns:
+            An array, or a RaggedArray of the same `max_length` with a rounded capacity
+            (under `jit` one that is large enough for all lengths).
+        """
+        if isinstance(index, (slice, list, tuple)) or np.ndim(index) == 1:
+            return self._select(index)
         number = check_index(index, len(self))
         ends = np.cumsum(check_known("RaggedArray", self.lengths))
         begin = ends[number - 1] if number else 0
         size = int(ends[number] - begin)
         # Compiled for each size, not for each offset.
         return lax.dynamic_slice_in_dim(self.data, int(begin), size, self.axis)
+
+    def _select(self, index: Any) -> RaggedArray:
+        numbers = example_numbers(index, len(self))
+        most = numbers.shape[0] * self.max_length
+        if isinstance(index, slice):
+            most = min(most, self.capacity)  # no example comes twice
+        data, lengths = take_examples(
+            self.data, self.axis, self.lengths, numbers, most, round_capacity
+        )
+        return _new(data, lengths, self.axis, self.dim, self.max_length)
 
     def __iter__(self) -> Iterator[Array]:
         """Iterate over the examples. `lengths` must not be traced."""

@@ -14,7 +14,7 @@ from ... import _checks
 from ..._typing import Array
 from .checks import check_lengths, check_traced
 from .padded import numbers_text
-from .segments import Segments, UsedCapacity, along
+from .segments import Segments, UsedCapacity, along, positions
 
 
 def longest_of(lengths: Any) -> int:
@@ -22,19 +22,37 @@ def longest_of(lengths: Any) -> int:
     return int(np.asarray(lengths).max(initial=0))
 
 
-def checked_examples(arrays: Sequence[Any]) -> list[Any]:
+def checked_examples(arrays: Any) -> list[Any]:
     """Return arrays of numpy if all are, else of JAX, in dtypes that JAX has."""
+    if hasattr(arrays, "to_numpy"):  # of pandas: a table or a column, not examples
+        raise TypeError(
+            f"`arrays` must be a sequence of arrays, got a {type(arrays).__name__}; "
+            "take [group['column'].to_numpy() for _, group in frame.groupby('key')]"
+        )
+    arrays = list(arrays)
+    for i, a in enumerate(arrays):
+        if isinstance(a, tuple) and len(a) == 2 and hasattr(a[1], "to_numpy"):
+            raise TypeError(
+                f"`arrays[{i}]` must be an array, got a key and a "
+                f"{type(a[1]).__name__}, as groupby of pandas gives them; take "
+                "[group['column'].to_numpy() for _, group in frame.groupby('key')]"
+            )
     if all(isinstance(a, np.ndarray) for a in arrays):
         dtypes = [jax.dtypes.canonicalize_dtype(a.dtype) for a in arrays]
         return [a.astype(t, copy=False) for a, t in zip(arrays, dtypes, strict=True)]
     return [_checks.check_array(f"arrays[{i}]", a) for i, a in enumerate(arrays)]
 
 
+def check_capacity(capacity: int, tokens: int) -> None:
+    """Raise unless the capacity holds all tokens."""
+    if capacity < tokens:
+        raise ValueError(f"`capacity` must hold all {tokens} rows, got {capacity}")
+
+
 def joined(arrays: Sequence[Any], axis: int, capacity: int) -> Any:
     """Return the tokens of `arrays`, then zeros up to the capacity."""
     tokens = sum(a.shape[axis] for a in arrays)
-    if capacity < tokens:
-        raise ValueError(f"`capacity` must hold all {tokens} rows, got {capacity}")
+    check_capacity(capacity, tokens)
     parts, first = list(arrays), arrays[0]
     # JAX would compile it for each list of lengths.
     module: Any = np if isinstance(first, np.ndarray) else jnp
@@ -44,9 +62,19 @@ def joined(arrays: Sequence[Any], axis: int, capacity: int) -> Any:
     return module.concatenate(parts, axis)
 
 
-def without_axis(shape: Sequence[int], axis: int) -> tuple[int, ...]:
-    """Return a shape without one of its axes."""
-    return (*shape[:axis], *shape[axis + 1 :])
+def check_other_axes(arrays: Sequence[Any], axis: int) -> None:
+    """Raise unless the arrays have one dtype, and one shape apart from `axis`."""
+    _checks.check_same_dtype(**{f"arrays[{i}]": a for i, a in enumerate(arrays)})
+    shape = arrays[0].shape
+    for i, a in enumerate(arrays):
+        same = (
+            a.shape[:axis] == shape[:axis] and a.shape[axis + 1 :] == shape[axis + 1 :]
+        )
+        if a.ndim != len(shape) or not same:
+            raise ValueError(
+                f"`arrays[{i}]` must have the shape of `arrays[0]`, {list(shape)}, "
+                f"but for axis {axis}, got {list(a.shape)}"
+            )
 
 
 def pack_padded(x: Array, lengths: Array, capacity: int) -> Array:
@@ -66,6 +94,23 @@ def pack_padded(x: Array, lengths: Array, capacity: int) -> Array:
     data = jnp.take(merged, tokens, 0, mode="clip")
     valid = along(used.valid, 0, data.ndim)
     return jnp.where(valid, data, jnp.zeros((), data.dtype))
+
+
+def unpack_padded(
+    data: Array, axis: int, lengths: Array, max_length: int, fill: Any
+) -> Array:
+    """Return padded examples, `[batch, ...]`; see `RaggedArray.to_padded`."""
+    tokens = jnp.moveaxis(data, axis, 0)
+    if tokens.shape[0] == 0:
+        tokens = jnp.zeros((1, *tokens.shape[1:]), tokens.dtype)
+    position = positions(max_length)[None]
+    index = (jnp.cumsum(lengths) - lengths)[:, None] + position
+    x = jnp.take(tokens, index.reshape(-1), 0, mode="clip")
+    x = x.reshape(*index.shape, *tokens.shape[1:])
+    inside = position < lengths[:, None]
+    inside = inside.reshape(*inside.shape, *[1] * (tokens.ndim - 1))
+    x = jnp.where(inside, x, jnp.asarray(fill, x.dtype))
+    return jnp.moveaxis(x, 1, axis + 1)
 
 
 def lengths_of_ids(segment_ids: Any, num_segments: int | None) -> Array:

@@ -26,9 +26,7 @@ def check_lengths(lengths: Any, name: str = "lengths") -> Array:
     """Return lengths as int32 `[batch]`."""
     lengths = _checks.check_integers(name, lengths)
     _checks.check_rank(name, lengths, "batch")
-    if _checks.is_concrete(lengths):
-        return jnp.asarray(np.asarray(lengths).astype(np.int32))
-    return lengths.astype(jnp.int32)
+    return _checks.as_int32(lengths)
 
 
 def check_fit(lengths: Any, capacity: int, max_length: int) -> None:

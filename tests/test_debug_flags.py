@@ -1,0 +1,101 @@
+"""The debugging flags of JAX: clean calls pass under each of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato import ragged
+
+KINDS = [("lstm", jnp.bfloat16), ("gru", jnp.float32)]
+B, T, F, H = 3, 5, 2, 4
+
+
+def arguments(mode, dtype, **options):
+    spec = ost.RNNSpec(mode, F, H, num_layers=2, **options)
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)  # noqa: E731
+    lengths = jnp.array([5, 0, 3])
+    resets = jnp.asarray(rng.random((B, T)) < 0.3)
+    return spec, draw(spec.num_params), draw(B, T, F), lengths, resets
+
+
+def calls(mode, dtype):
+    """Yield functions of arrays and their arguments, all on the device."""
+    spec, weights, x, lengths, resets = arguments(mode, dtype, dropout=0.5)
+    key = jax.random.key(0)
+
+    def loss(weights, x, **options):
+        y, state = ost.rnn(spec, weights, x, **options)
+        return sum(jnp.sum(a, dtype=jnp.float32) for a in jax.tree.leaves((y, state)))
+
+    yield loss, (weights, x), {"key": key}
+    yield loss, (weights, x), {"resets": resets}
+    yield loss, (weights, x), {"mask": resets}
+    yield jax.grad(loss), (weights, x), {"seq_lengths": lengths}
+    yield (lambda w, x: ost.rnn_step(spec, w, x)), (weights, x[:, 0]), {}
+    yield (
+        lambda w, x, resets: ost.rnn_step(spec, w, x, resets=resets, active=resets),
+        (weights, x[:, 0], resets[:, 0]),
+        {},
+    )
+    yield (lambda w, x: ost.rnn_forward(spec, w, x)), (weights, x), {}
+
+
+@pytest.mark.parametrize(("mode", "dtype"), KINDS, ids=["lstm", "gru"])
+def test_no_implicit_transfer(mode, dtype):
+    """Outside of `jit` no constant moves to the device, apart from those of grad."""
+    for f, args, options in calls(mode, dtype):
+        with jax.transfer_guard("disallow"):
+            jax.jit(f)(*args, **options)
+    spec, weights, x, lengths, resets = arguments(mode, dtype)
+    x_t, active, prepared = x[:, 0], resets[:, 0], ost.prepare(spec, weights)
+    with jax.transfer_guard("disallow"):
+        ost.rnn(spec, weights, x, seq_lengths=lengths)
+        ost.rnn(spec, weights, x, resets=resets, padding="hold")
+        ost.rnn(spec, weights, x, mask=resets)
+        _, state = ost.rnn_step(spec, weights, x_t, active=active)
+        ost.rnn_step(spec, prepared, x_t, state)
+        ost.rnn_forward(spec, weights, x)
+
+
+@pytest.mark.parametrize("flag", ["jax_debug_nans", "jax_check_tracer_leaks"])
+@pytest.mark.parametrize(("mode", "dtype"), KINDS, ids=["lstm", "gru"])
+def test_clean_input_passes(mode, dtype, flag):
+    before = getattr(jax.config, flag)
+    jax.config.update(flag, True)
+    try:
+        for f, args, options in calls(mode, dtype):
+            jax.jit(f)(*args, **options)
+    finally:
+        jax.config.update(flag, before)
+
+
+def test_ragged_and_recurrent_nets_under_all_flags():
+    cell = ost.cells.GRU(F, H)
+    params = cell.init(jax.random.key(0))
+    batch = ragged.stack([jnp.ones((n, F), jnp.float32) for n in (3, 1, 2)])
+    x, lengths = jnp.ones((B, T, F), jnp.float32), jnp.array([5, 0, 3])
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(params, x, lengths, data):
+        states = cell.initial_state(B)
+        net = ost.recurrent_net(cell, x, states, params=params, seq_lengths=lengths)
+        means = ragged.vmap(lambda a: jnp.tanh(a).sum(0))(batch.with_data(data))
+        return net.outputs.sum() + means.sum()
+
+    args = (params, x, lengths, batch.data)
+    with (
+        jax.transfer_guard("disallow"),
+        jax.debug_nans(True),
+        jax.checking_leaks(),
+    ):
+        assert np.isfinite(jax.device_get(loss(*args)[0]))
+
+
+def test_debug_nans_still_finds_nans():
+    spec, weights, x, *_ = arguments("lstm", jnp.float32)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        jax.block_until_ready(ost.rnn(spec, weights, x.at[0, 0].set(jnp.nan)))
