@@ -55,7 +55,7 @@ bench: $(STAMPS)/bench
 lint: $(STAMPS)/$(LINT_EXTRAS)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --project . --pythonpath $(BIN)/python
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 format: $(STAMPS)/$(LINT_EXTRAS)

@@ -13,6 +13,9 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "ostinato"
 # Modules whose functions only run if this package of the extra `peers` is installed.
 NEEDS = {
+    "apps/bench/peers/flax_nnx.py": "flax",
+    "apps/bench/peers/onnx_runtime.py": "onnxruntime",
+    "apps/bench/peers/torch_nn.py": "torch",
     "nn/_equinox_cells.py": "equinox",
     "nn/_equinox_layers.py": "equinox",
     "nn/_flax_cells.py": "flax",
@@ -20,9 +23,6 @@ NEEDS = {
     "ragged/rules/errors.py": "equinox",
     "nn/keras.py": "keras",
     "nn/sequence_layers.py": "sequence_layers",
-    "apps/bench/peers/flax_nnx.py": "flax",
-    "apps/bench/peers/onnx_runtime.py": "onnxruntime",
-    "apps/bench/peers/torch_nn.py": "torch",
 }
 
 

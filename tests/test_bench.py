@@ -190,8 +190,10 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path):
         stderr=subprocess.STDOUT,
         text=True,
     )
-    lines = [process.stdout.readline() for _ in range(2)]
-    assert lines[0].startswith("14 rows") and lines[1].startswith("gru/N2H4T3-infer")
+    assert process.stdout.readline().startswith("14 rows")
+    for line in process.stdout:
+        if line.startswith("gru/N2H4T3-infer"):
+            break
     process.send_signal(signal.SIGINT)
     assert g2p_command.wait(process, g2p_command.ENDS) is not None
     last = process.communicate()[0].splitlines()[-1]
@@ -218,18 +220,20 @@ def test_the_page_needs_no_other_file_and_escapes_what_it_says():
 
 
 def test_a_terminal_shows_the_table_as_it_grows():
-    shown = Console(file=io.StringIO(), width=80, force_terminal=True)
+    shown = Console(file=io.StringIO(), width=80, force_terminal=True, highlight=False)
     options = settings.read(**OPTIONS | dict(mode="gru", batch="1"))
     row = made(ostinato=2.0, xla=3.0, onnxruntime=1.0, torch=250.0, flax=2.4, scan=1.9)
     with view.View(shown, options, machine.describe()) as display:
         display.show([row], "timing gru")
+        display.finish([row, made(ostinato=1.0, skipped={"flax": "no"})])
     text = shown.file.getvalue()
     assert "timing gru (1 of 2 rows)" in text
     line = next(one for one in text.splitlines() if " gru training" in one)
     want = ["2.00", "ms", "±5", "%", "1.50", "125.0", "0.500", "1.20", "0.950"]
     assert line.split()[2:] == want
     assert len(line) < 80
-    assert text.endswith("\x1b[?25h")  # the cursor is back
+    after = text.rpartition("\x1b[?25h")[2]  # the cursor is back
+    assert after.split("\n")[-2:] == ["without flax: no (gru/N2H4T3-train)", ""]
 
 
 def test_labels_name_the_sizes_that_differ():

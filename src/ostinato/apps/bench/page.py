@@ -31,7 +31,7 @@ def text(rows: Sequence[Row], machine: dict[str, Any], picture: bytes) -> str:
     packages = ", ".join(f"{name} {v}" for name, v in machine["packages"].items())
     facts = [
         f"{machine['cpu']}, {machine['threads']} threads, {machine['system']}",
-        f"Kernels of ostinato: {machine['native']}",
+        f"Backend cpu: {machine['native']}",
         f"Python {machine['python']}, {packages}",
         f"Measured on {machine['date']}",
     ]

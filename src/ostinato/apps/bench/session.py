@@ -74,6 +74,7 @@ def run(
             _measure(problem, settings, here["threads"], rows, view)
             keep()
             view.done(rows)
+        view.finish(rows)
     return rows
 
 

@@ -61,19 +61,21 @@ class View:
             self._live.update(Group(self._table(rows), status), refresh=True)
 
     def done(self, rows: Sequence[Row]) -> None:
-        """Show that the last row is complete, and after all of them the whole table."""
-        complete = len(rows) == len(self._settings.problems)
+        """Show that the last row is complete."""
+        if not self._live:
+            self.say(results.line(rows[-1]))
+
+    def finish(self, rows: Sequence[Row]) -> None:
+        """Show the whole table, and why contenders are not in it."""
         if self._live:
             self._live.update(self._table(rows), refresh=True)
+            self.close()
         else:
-            self.say(results.line(rows[-1]))
-            if complete:
-                self._console.print(self._table(rows))
-        if complete:
-            for reason in results.reasons(rows):
-                self.say(reason)
-            if any(row.backend != "cpu" for row in rows):
-                self.say(f"backend cpu: {self._machine['native']}")
+            self._console.print(self._table(rows))
+        for reason in results.reasons(rows):
+            self.say(reason)
+        if any(row.backend != "cpu" for row in rows):
+            self.say(f"backend cpu: {self._machine['native']}")
 
     def _table(self, rows: Sequence[Row]) -> Table:
         return table(rows, self._settings, self._machine)
