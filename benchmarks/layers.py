@@ -156,7 +156,14 @@ def _flax(kind: str) -> Callable[[int], Pair]:
             cell = getattr(nnx, kind)(size, size, rngs=nnx.Rngs(0))
             graph, state = nnx.split(library.RNN(cell, rngs=nnx.Rngs(0)))
             params, rest = state.split(nnx.Param, ...)
-            return lambda p, x: nnx.merge(graph, p, rest)(x), params
+
+            def run(params: Any, x: Any) -> Any:
+                carry = jnp.zeros((len(x), size))
+                layer = nnx.merge(graph, params, rest)
+                carry = carry if kind == "GRUCell" else (carry, carry)
+                return layer(x, initial_carry=carry)
+
+            return run, params
 
         (first, _), (second, params) = run_of(ours), run_of(nnx)
         return Pair(first, second, params)

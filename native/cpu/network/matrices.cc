@@ -9,8 +9,9 @@
 namespace ostinato::cpu {
 namespace {
 
-constexpr int64_t kElementsPerTask = 1 << 14;
 constexpr int64_t kElementsPerThread = 1 << 16;
+// Rows of a task, multiples of a line of a cache: long runs in the matrix are fastest.
+constexpr int64_t kFewestRows = 64, kMostRows = 512;
 
 // dst[k * dst_stride + n] = src[n * stride + k] for n < rows, k < columns.
 template <typename T>
@@ -55,13 +56,15 @@ struct Task {
   int64_t first, rows;
 };
 
-std::vector<Task> TasksOf(const std::vector<RowBlock>& blocks) {
+// Some tasks for each thread.
+std::vector<Task> TasksOf(const std::vector<RowBlock>& blocks, int32_t threads) {
+  int64_t elements = 0;
+  for (const RowBlock& block : blocks) elements += block.rows * block.columns;
   std::vector<Task> tasks;
   for (const RowBlock& block : blocks) {
     if (block.columns == 0) continue;
-    // Multiples of a line of a cache, where there are so many rows.
-    const int64_t step = std::max<int64_t>(
-        64, kElementsPerTask / std::max<int64_t>(1, block.columns) / 64 * 64);
+    const int64_t rows = elements / (2 * threads) / block.columns;
+    const int64_t step = std::clamp(rows / 64 * 64, kFewestRows, kMostRows);
     for (int64_t row = 0; row < block.rows; row += step) {
       tasks.push_back({&block, row, std::min(step, block.rows - row)});
     }
@@ -72,7 +75,7 @@ std::vector<Task> TasksOf(const std::vector<RowBlock>& blocks) {
 template <typename T>
 void CopyAll(Direction direction, const std::vector<RowBlock>& blocks, char* vector,
              Team& team) {
-  const std::vector<Task> tasks = TasksOf(blocks);
+  const std::vector<Task> tasks = TasksOf(blocks, team.threads());
   team.ForEach(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
     const Task& task = tasks[i];
     Copy(direction, *task.block, task.first, task.rows, reinterpret_cast<T*>(vector));
