@@ -130,18 +130,19 @@ def _keras(kind: str) -> Callable[[int], Pair]:
 
         from ostinato.nn import keras as ours
 
-        found = []
-        for library in (ours, keras.layers):
-            layer = getattr(library, kind)(size, return_sequences=True)
+        first, second = (
+            getattr(library, kind)(size, return_sequences=True)
+            for library in (ours, keras.layers)
+        )
+        for layer in (first, second):
             layer.build((None, None, size))
-            found.append(layer)
 
         def run_of(layer: Any) -> Callable:
             rest = [v.value for v in layer.non_trainable_variables]
             return lambda params, x: layer.stateless_call(params, rest, x)[0]
 
-        params = [v.value for v in found[1].trainable_variables]
-        return Pair(*map(run_of, found), params)
+        params = [v.value for v in second.trainable_variables]
+        return Pair(run_of(first), run_of(second), params)
 
     return make
 
@@ -199,9 +200,7 @@ def _scanned(size: int) -> Pair:
             return linen.GRUCell(carry.shape[-1])(carry, x)
 
     scan: Callable = linen.scan
-    theirs = scan(
-        Theirs, variable_broadcast="params", split_rngs={"params": False}
-    )()
+    theirs = scan(Theirs, variable_broadcast="params", split_rngs={"params": False})()
 
     def run_of(layer: Any) -> Callable:
         def run(params: Any, x: Any) -> Any:

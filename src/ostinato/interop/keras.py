@@ -301,7 +301,10 @@ def _weights(name: str, arrays: Sequence[Any]) -> LayerWeights:
                 f"`{name}.{field}` must be a matrix, got the shape "
                 f"{list(named[field].shape)}"
             )
-    kernel, recurrent = transposed(named["kernel"]), transposed(named["recurrent_kernel"])
+    kernel, recurrent = (
+        transposed(named["kernel"]),
+        transposed(named["recurrent_kernel"]),
+    )
     bias = named.get("bias")
     if bias is not None and bias.ndim == 2:
         if bias.shape[0] != 2:
