@@ -155,8 +155,8 @@ def _flax(kind: str) -> Callable[[int], Pair]:
 
         def run_of(library: Any) -> tuple[Callable, Any]:
             cell = getattr(nnx, kind)(size, size, rngs=nnx.Rngs(0))
-            graph, state = nnx.split(library.RNN(cell, rngs=nnx.Rngs(0)))
-            params, rest = state.split(nnx.Param, ...)
+            layer = library.RNN(cell, rngs=nnx.Rngs(0))
+            graph, params, rest = nnx.split(layer, nnx.Param, ...)
 
             def run(params: Any, x: Any) -> Any:
                 carry = jnp.zeros((len(x), size))

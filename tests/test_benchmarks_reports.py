@@ -10,6 +10,7 @@ import pytest
 from benchmarks import (
     compare,
     floors,
+    layers,
     peers,
     ragged_report,
     recurrent,
@@ -207,7 +208,7 @@ def test_tables_name_the_processor(tmp_path, measured, capsys):
 
 def test_page_of_results_has_marks_of_every_vendor():
     page = (ROOT / "docs" / "results.md").read_text()
-    for mark in (report.MARK, recurrent.MARK, ragged_report.MARK):
+    for mark in (report.MARK, recurrent.MARK, ragged_report.MARK, layers.MARK):
         for vendor in results.VENDORS:
             assert report.between_marks(page, "new", f"{mark} {vendor}") != page
 

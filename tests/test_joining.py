@@ -91,7 +91,9 @@ def test_reordered_parts_keep_their_rows():
 
 def test_the_native_library_runs_where_there_is_one():
     text = jax.jit(gathered).lower(*arrays()).as_text()
-    assert ("custom_call @ostinato_join" in text) == (_native.status().library is not None)
+    assert ("custom_call @ostinato_join" in text) == (
+        _native.status().library is not None
+    )
 
 
 @pytest.mark.parametrize("mapped", [(0, 0, 0), (0, None, None), (None, 1, 0)])

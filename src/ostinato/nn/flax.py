@@ -129,10 +129,7 @@ class RNN(nnx.RNN):
         if resets is not None and reverse:
             raise ValueError("`resets` must be None with reverse=True")
         network = _network(self.cell, inputs, initial_carry)
-        short = None
-        if not isinstance(network, str) and resets is None and seq_lengths is None:
-            short = too_short_reason(network.spec, inputs)
-        if short or (isinstance(network, str) and resets is None):
+        if isinstance(network, str) and resets is None:
             return super().__call__(
                 inputs,
                 initial_carry=initial_carry,
@@ -150,6 +147,13 @@ class RNN(nnx.RNN):
                 self.cell, initial_carry, inputs, seq_lengths, resets, time_major
             )
             return (carry, outputs) if return_carry else outputs
+        if resets is None and seq_lengths is None:
+            if too_short_reason(network.spec, inputs):
+                axis = 0 if time_major else inputs.ndim - 2
+                carry, outputs = _scan(self.cell, initial_carry, inputs, axis, reverse)
+                if reverse and keep_order:
+                    outputs = jnp.flip(outputs, axis)
+                return (carry, outputs) if return_carry else outputs
         states, outputs = run_fused(
             network.spec,
             network.weights,
@@ -207,6 +211,20 @@ def _network(cell: Any, inputs: Any, carry: Any) -> Imported | str:
         )
     carries = {f"carry[{i}]": a for i, a in enumerate(jax.tree.leaves(carry))}
     return same_dtype_reason(dtype, inputs=inputs, **carries) or network
+
+
+def _scan(
+    cell: Any, carry: Any, inputs: Array, axis: int, reverse: bool
+) -> tuple[Any, Array]:
+    """Run a standard cell step by step, with outputs in the order of the steps run."""
+    graph, state = nnx.split(cell)  # `nnx.scan` takes no cell of an outer trace
+    xs = jnp.moveaxis(inputs, axis, 0)
+    carry, ys = jax.lax.scan(
+        lambda carry, x: nnx.merge(graph, state)(carry, x),
+        carry,
+        jnp.flip(xs, 0) if reverse else xs,
+    )
+    return carry, jnp.moveaxis(ys, 0, axis)
 
 
 def _scan_with_resets(
