@@ -25,6 +25,7 @@ PAGE = Path("docs/results.md")
 STEPS = (10, 30, 100)
 BATCHES = (1, 16)
 UNITS = (64, 128, 256)
+KINDS = ("infer", "train")
 OURS, THEIRS = "ours", "theirs"
 
 
@@ -80,7 +81,7 @@ def rows(
     """Measure one layer: the seconds of both contenders, by the name of the row."""
     pair, found = LAYERS[name](size), {}
     for length in steps:
-        for kind in ("infer", "train"):
+        for kind in KINDS:
             calls = checked(pair, batch, length, size, kind == "train")
             row = f"{name}, N{batch}H{size}T{length}-{kind}"
             found[row] = timing.take_turns(calls, rounds)
@@ -263,9 +264,13 @@ def text(stored: dict) -> str:
         f"Measured {machine['date']} on {results.cpu_of(machine)}, "
         f"{machine['cpus']} CPUs, jax {machine['packages']['jax']}."
     )
-    heads = ("layer", "theirs", "ours", "theirs/ours")
-    lines = [line(name, seconds) for name, seconds in stored["rows"].items()]
-    return f"{said}\n\n{tables.markdown(heads, lines)}"
+    heads = ("layer", *(f"{k}: {what}" for k in KINDS for what in ("ms", "ratio")))
+    lines: dict[str, list[str]] = {}
+    for row, seconds in stored["rows"].items():  # of one name, in the order of KINDS
+        name, _, _ = row.rpartition("-")
+        _, theirs, _, ratio = line(row, seconds)
+        lines.setdefault(name, [name]).extend((theirs, ratio))
+    return f"{said}\n\n{tables.markdown(heads, lines.values())}"
 
 
 def line(row: str, seconds: dict[str, list[float]]) -> tuple[str, ...]:

@@ -373,5 +373,6 @@ def test_layers_take_the_place_of_others(name):
 
 def test_the_table_of_layers_tells_milliseconds_and_ratios():
     seconds = {"ours": [0.001, 0.002, 0.003], "theirs": [0.003]}
-    stored = {"machine": results.machine(), "rows": {"a": seconds}}
-    assert layers.text(stored).endswith("| a | 3.00 | 2.00 | 1.50 |")
+    stored = {"machine": results.machine(), "rows": {"a-infer": seconds}}
+    stored["rows"]["a-train"] = {"ours": [0.001], "theirs": [0.002]}
+    assert layers.text(stored).endswith("| a | 3.00 | 1.50 | 2.00 | 2.00 |")
