@@ -10,9 +10,17 @@ PYTEST_ARGS ?= -n 2 --dist worksteal
 PEERS ?= 0
 BENCH ?= out/bench/results.json
 BENCH_ARGS ?=
+DIST ?= dist
+# The extras to install, in place of those that each command needs: one installation for
+# several commands.
+EXTRAS ?=
+# The zig of PyPI compiles the wheel for Linux; other versions may be slower.
+WHEEL_TOOLS := build ziglang==0.17.0
 comma := ,
 
-TEST_EXTRAS := test$(if $(filter 1,$(PEERS)),$(comma)peers)
+TEST_EXTRAS := $(or $(EXTRAS),test$(if $(filter 1,$(PEERS)),$(comma)peers))
+LINT_EXTRAS := $(or $(EXTRAS),dev$(comma)test)
+DOCS_EXTRAS := $(or $(EXTRAS),docs)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMPS := $(VENV)/stamps
@@ -20,7 +28,7 @@ NATIVE := $(shell find native -type f)
 CXX_FILES := $(filter %.h %.cc,$(NATIVE))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench lint format docs clean FORCE
+.PHONY: help demo test check bench lint format docs wheel test-wheel clean FORCE
 
 help:
 	@echo "make demo   train the pronunciation model for $(MINUTES) minutes, say a word"
@@ -29,6 +37,7 @@ help:
 	@echo "make bench  time the operator next to torch, ONNX Runtime, flax and lax.scan"
 	@echo "make lint   ruff, pyright, clang-format    make format  repair layout"
 	@echo "make docs   build site/    make clean  remove what these commands made"
+	@echo "make wheel  build wheels and sources in $(DIST)/    make test-wheel  try them"
 
 demo: $(STAMPS)/demo
 	$(BIN)/python -m ostinato train g2p --minutes $(MINUTES) --out $(OUT)
@@ -43,27 +52,38 @@ check: lint
 bench: $(STAMPS)/bench
 	$(BIN)/python -m benchmarks.run --out $(BENCH) $(BENCH_ARGS)
 
-lint: $(STAMPS)/dev,test
+lint: $(STAMPS)/$(LINT_EXTRAS)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --project . --pythonpath $(BIN)/python
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
-format: $(STAMPS)/dev,test
+format: $(STAMPS)/$(LINT_EXTRAS)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-docs: $(STAMPS)/docs
+docs: $(STAMPS)/$(DOCS_EXTRAS)
 	$(BIN)/mkdocs build --strict
 
+wheel: $(STAMPS)/wheel-tools
+	rm -rf $(DIST)
+	$(BIN)/python packaging/build.py $(DIST)
+
+test-wheel: wheel
+	$(BIN)/python packaging/try.py $(DIST)
+
 clean:
-	rm -rf $(VENV) build out site
+	rm -rf $(VENV) build $(DIST) out site
 
 # One stamp per set of extras. An editable install follows edits by itself; what it does not
 # follow is in the prerequisites: metadata, native code, and modules that come and go.
 $(STAMPS)/%: pyproject.toml CMakeLists.txt $(NATIVE) $(STAMPS)/modules
 	$(PIP) install --quiet --editable ".[$*]"
+	@touch $@
+
+$(STAMPS)/wheel-tools: $(STAMPS)/venv Makefile
+	$(PIP) install --quiet $(WHEEL_TOOLS)
 	@touch $@
 
 $(STAMPS)/modules: $(STAMPS)/venv FORCE

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from ostinato.apps.bench.peers import OURS
+
 from . import results, tables
-from .peers import OURS
 from .results import Row
 
 NOISE = 0.02  # two processes that run the same code may differ by this much

@@ -50,16 +50,20 @@ def main(
     # Set before any contender is loaded: most read their CPUs only once.
     os.sched_setaffinity(0, cpus)
     os.environ["OSTINATO_NUM_THREADS"] = str(len(cpus))
-    from . import peers, results, tables, timing
+    from ostinato.apps.bench import timing
+    from ostinato.apps.bench.peers import OURS
+    from ostinato.apps.bench.problem import make_data
+
+    from . import results, tables
     from . import rows as names
-    from .problem import make_data
 
     heads = ("row", "neighbours", "ours", "over none", "torch", "over none", "ratio")
     lines = []
     for row in rows or ROWS:
         problem = names.row(*row.split("/"))
-        contenders = [peers.OURS, "torch"]
-        good, _ = timing.checked(problem, make_data(problem), contenders, len(cpus))
+        contenders = [OURS, "torch"]
+        data = make_data(problem)
+        good = timing.checked(problem, data, contenders, len(cpus)).good
         calls = {name: good[name].call for name in contenders}
         alone: dict[str, float] = {}
         for name in kinds:
@@ -72,7 +76,7 @@ def main(
             for contender in contenders:
                 mean, first = means[contender], alone.get(contender)
                 cells += [tables.duration(mean), tables.ratio(first and mean / first)]
-            torch_over_ours = means["torch"] / means[peers.OURS]
+            torch_over_ours = means["torch"] / means[OURS]
             lines.append([*cells, tables.ratio(torch_over_ours)])
             print(" ".join(lines[-1]), flush=True)
     print(f"\n{results.machine()['cpu']}, {len(cpus)} threads; milliseconds\n")

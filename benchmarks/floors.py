@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import ostinato as ost
+from ostinato.apps.bench.problem import Problem
 
 from . import native
-from .problem import Problem
 
 
 class Peaks(NamedTuple):

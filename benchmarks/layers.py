@@ -17,7 +17,9 @@ import numpy as np
 import typer
 from tolerance import assert_close
 
-from . import report, results, tables, timing
+from ostinato.apps.bench import timing
+
+from . import report, results, tables
 
 OUT = Path("out/bench/layers.json")
 MARK = "layers"

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from ostinato.apps.bench.peers import OURS
+
 from . import rows
-from .peers import OURS
 from .results import Results, Row
 
 CAPTIONS = {

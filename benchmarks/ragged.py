@@ -11,7 +11,9 @@ import typer
 from rich.progress import track
 from tolerance import assert_close
 
-from . import ragged_models, ragged_report, results, tables, timing
+from ostinato.apps.bench import timing
+
+from . import ragged_models, ragged_report, results, tables
 from .ragged_models import MODELS, Data, build, comparable, make_data
 
 OUT = Path("out/bench/ragged.json")

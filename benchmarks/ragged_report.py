@@ -6,7 +6,7 @@ from typing import Any
 
 from . import results
 from .ragged_models import BATCH, LONGEST, MODELS, SHORTEST, D
-from .report import between_marks
+from .report import GOALS, RESULTS, between_marks
 from .tables import duration, markdown, ratio
 
 MARK = "ragged"
@@ -40,29 +40,49 @@ def line(row: Row) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Format the rows as a Markdown table: times and goals, a line for each model."""
+    """Format the times of the rows as a Markdown table, a line for each model."""
     heads = ["model"]
     for title in KINDS.values():
-        heads += [f"{title}: ragged", "padded", "padded / ragged", "goal"]
+        heads += [f"{title}: ragged", "padded", "padded / ragged"]
     heads += ["compile, ragged / padded"]
     lines = []
-    for name, model in MODELS.items():
-        found = {row["kind"]: row for row in rows if row["model"] == name}
-        if not found:
-            continue
-        cells, compiles = [model.title], []
-        for place, kind in enumerate(KINDS):
+    for name, found in by_model(rows).items():
+        cells, compiles = [MODELS[name].title], []
+        for kind in KINDS:
             row = found[kind]
-            goal = model.goals[place] if model.goals else None
             cells += [duration(median(row, c)) for c in ("ragged", "padded")]
-            cells += [ratio(over(row)), "" if goal is None else f"{goal:g}"]
+            cells += [ratio(over(row))]
             compiles.append(f"{1 / over(row, 'compile_seconds'):.1f}")
         lines.append([*cells, " / ".join(compiles)])
     return markdown(heads, lines)
 
 
+def goals(rows: list[Row]) -> str:
+    """Format the ratios of the rows and their goals as a Markdown table."""
+    heads = ["padded / ragged"]
+    for title in KINDS.values():
+        heads += [title, "goal"]
+    lines = []
+    for name, found in by_model(rows).items():
+        if (wanted := MODELS[name].goals) is not None:
+            cells = [MODELS[name].title]
+            for kind, goal in zip(KINDS, wanted, strict=True):
+                cells += [ratio(over(found[kind])), f"{goal:g}"]
+            lines.append(cells)
+    return markdown(heads, lines)
+
+
+def by_model(rows: list[Row]) -> dict[str, dict[str, Row]]:
+    """Return the rows by model, in the order of MODELS, and kind."""
+    found = {
+        name: {row["kind"]: row for row in rows if row["model"] == name}
+        for name in MODELS
+    }
+    return {name: kinds for name, kinds in found.items() if kinds}
+
+
 def write(measured: dict[str, Any], docs: Path, table_ratio: float) -> None:
-    """Replace the table of results.md, and draw the picture."""
+    """Replace the tables of both pages, and draw the picture."""
     rows, machine = measured["rows"], measured["machine"]
     vendor = results.vendor_of(machine)
     chosen = [row for row in rows if row["ratio"] == table_ratio]
@@ -81,9 +101,10 @@ def write(measured: dict[str, Any], docs: Path, table_ratio: float) -> None:
         picture.parent.mkdir(parents=True, exist_ok=True)
         draw(rows).savefig(picture)
         parts.append(f"![time over the padding ratio](images/{picture.name})")
-    page = docs / "results.md"
-    text = "\n\n".join(parts)
-    page.write_text(between_marks(page.read_text(), text, f"{MARK} {vendor}"))
+    written = {RESULTS: "\n\n".join(parts), GOALS: goals(chosen)}
+    for name, text in written.items():
+        page = docs / name
+        page.write_text(between_marks(page.read_text(), text, f"{MARK} {vendor}"))
 
 
 def draw(rows: list[Row]) -> Any:

@@ -19,8 +19,9 @@ from tolerance import assert_close
 
 import ostinato as ost
 from ostinato import cells
+from ostinato.apps.bench import timing
 
-from . import report, results, tables, timing
+from . import report, results, tables
 from .steps import Network, networks
 
 OUT = Path("out/bench/recurrent.json")

@@ -1,5 +1,6 @@
-"""Writing of docs/results.md: `python -m benchmarks.report out/bench/results.json`."""
+"""Writing of the pages of results: `python -m benchmarks.report out/results.json`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,24 +10,32 @@ from . import pictures, results, rows, tables
 from .results import Results, Row
 
 MARK = "benchmarks"
+RESULTS = "results.md"
+GOALS = "development/goals.md"
 TITLES = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN, tanh"}
 
 
 def main(
     file: Annotated[Path, typer.Argument(help="Written by benchmarks.run.")],
-    docs: Annotated[Path, typer.Option(help="Folder of results.md.")] = Path("docs"),
+    docs: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("docs"),
 ) -> None:
-    """Write the tables between the marks in results.md, and draw the pictures.
+    """Write the tables between the marks of the pages, and draw the pictures.
 
-    Each vendor of processors has its own marks, so that the tables of others stay.
+    Results are for users, goals for developers. Each vendor of processors has its own
+    marks, so that the tables of others stay.
     """
     measured = results.load(file)
     vendor = results.vendor_of(measured.machine)
     drawn = pictures.draw(measured, docs / "images", vendor)
-    page = docs / "results.md"
-    mark = f"{MARK} {vendor}"
-    page.write_text(between_marks(page.read_text(), text(measured, drawn), mark))
-    for path in (page, *drawn.values()):
+    written = {
+        RESULTS: text(measured, tables.RESULTS, drawn),
+        GOALS: text(measured, tables.GOALS, {}),
+    }
+    for name, said in written.items():
+        page = docs / name
+        page.write_text(between_marks(page.read_text(), said, f"{MARK} {vendor}"))
+        typer.echo(page)
+    for path in drawn.values():
         typer.echo(path)
 
 
@@ -40,15 +49,15 @@ def between_marks(page: str, text: str, mark: str) -> str:
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 
-def text(measured: Results, drawn: dict[str, Path]) -> str:
-    """Format the section of results.md for one vendor."""
-    parts = [conditions(measured)]
+def text(measured: Results, heads: Sequence[str], drawn: dict[str, Path]) -> str:
+    """Format the section of a page for one vendor: tables with the columns `heads`."""
+    parts = [conditions(measured, "floor" in heads)]
     for mode in rows.MODES:
         names = [problem.name for problem in rows.table(mode)]
         ids = [Row.key(mode, name, measured.threads) for name in names]
         chosen = [measured.rows[id] for id in ids if id in measured.rows]
         if chosen:
-            parts.append(f"#### {TITLES[mode]}\n\n{table(chosen)}")
+            parts.append(f"#### {TITLES[mode]}\n\n{tables.chosen(chosen, heads)}")
     if drawn:
         shown = [
             f"![{pictures.CAPTIONS[size]}](images/{path.name})"
@@ -58,16 +67,19 @@ def text(measured: Results, drawn: dict[str, Path]) -> str:
     return "\n\n".join(parts)
 
 
-def conditions(measured: Results) -> str:
-    """Describe the machine and the versions in one paragraph."""
+def conditions(measured: Results, floor: bool) -> str:
+    """Describe the machine and the versions, or the peaks behind its floor."""
     machine = measured.machine
-    peaks = machine["peaks"][str(measured.threads)]
     packages = ", ".join(f"{k} {v}" for k, v in machine["packages"].items() if v)
-    said = (
-        f"Measured {machine['date']} on {results.cpu_of(machine)}, "
-        f"{machine['cpus']} CPUs, "
-        f"{measured.threads} threads each, Python {machine['python']}, {packages}. "
-        f"Peaks behind the floor: {peaks['float32'] / 1e9:.0f} GFLOP/s in float32, "
+    said = f"Measured {machine['date']} on {results.cpu_of(machine)}, "
+    if not floor:
+        return said + (
+            f"{machine['cpus']} CPUs, {measured.threads} threads each, "
+            f"Python {machine['python']}, {packages}."
+        )
+    peaks = machine["peaks"][str(measured.threads)]
+    said += (
+        f"{measured.threads} threads: {peaks['float32'] / 1e9:.0f} GFLOP/s in float32, "
         f"{peaks['bfloat16'] / 1e9:.0f} in bfloat16, "
         f"{peaks['dispatch'] * 1e6:.0f} µs for a jitted call that does nothing."
     )
@@ -76,14 +88,6 @@ def conditions(measured: Results) -> str:
         said += ", ".join(f"{dtype} {100 * s:.0f} %" for dtype, s in shares.items())
         said += "."
     return said
-
-
-def table(measured: list[Row]) -> str:
-    """Format rows as a Markdown table, without columns that are empty in all rows."""
-    lines = [tables.HEADS, *(tables.cells(row) for row in measured)]
-    columns = [c for c in zip(*lines, strict=True) if any(c[1:])]
-    heads, *shown = zip(*columns, strict=True)
-    return tables.markdown(heads, shown)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ostinato import _native
+from ostinato.apps.bench.peers import OURS, PEERS, PREPARED
 
-from .peers import OURS
-
+CONTENDERS = (OURS, PREPARED, *PEERS)
 VENDORS = ("AMD", "Intel")
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "onnxruntime", "flax")
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from cases import WORKLOADS
 
-from .problem import Problem
+from ostinato.apps.bench.problem import Problem
 
 MODES = ("lstm", "gru", "rnn_tanh")
 

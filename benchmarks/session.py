@@ -13,8 +13,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from . import floors, native, peers, results, rows, tables, timing
-from .problem import Problem, make_data
+from ostinato.apps.bench import timing
+from ostinato.apps.bench.peers import OURS
+from ostinato.apps.bench.problem import Problem, make_data
+
+from . import floors, native, results, rows, tables
 from .results import Results, Row
 
 
@@ -83,11 +86,11 @@ def run(
     """Measure the problems that `stored` lacks, and save each result in `out`.
 
     Raises:
-        AssertionError: our own results are wrong.
+        OtherResults: our own results are wrong.
     """
     peaks = floors.measure(threads)
     stored.machine.setdefault("peaks", {})[str(threads)] = peaks._asdict()
-    contenders = [peers.OURS, *(names or [n for n in peers.PEERS if n != peers.OURS])]
+    contenders = [OURS, *(names or [n for n in results.CONTENDERS if n != OURS])]
     measured = []
     columns = (
         TextColumn("{task.description}"),
@@ -127,8 +130,8 @@ def measure(
 ) -> Row:
     """Check the results of all contenders for one problem, then time them."""
     data = make_data(problem)
-    good, skipped = timing.checked(problem, data, names, peaks.threads)
-    calls = {name: contender.call for name, contender in good.items()}
+    found = timing.checked(problem, data, names, peaks.threads)
+    calls = {name: contender.call for name, contender in found.good.items()}
     seconds = timing.take_turns(calls, rounds, on_round)
     return Row(
         mode=problem.mode,
@@ -136,7 +139,7 @@ def measure(
         sizes=dict(T=problem.steps, N=problem.batch, H=problem.hidden_size),
         threads=peaks.threads,
         seconds={k: [float(f"{s:.4g}") for s in v] for k, v in seconds.items()},
-        skipped=skipped,
-        detail={name: c.detail for name, c in good.items() if c.detail},
+        skipped=found.skipped,
+        detail={name: c.detail for name, c in found.good.items() if c.detail},
         floor=floors.floor(problem, data.lengths, peaks),
     )

@@ -6,15 +6,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from . import rows
-from .peers import OURS, PEERS
-from .results import Row, cpu_of, spread
+from ostinato.apps.bench.peers import OURS
 
-OTHERS = tuple(name for name in PEERS if name not in (OURS, "torch"))
+from . import rows
+from .results import CONTENDERS, Row, cpu_of, spread
+
+OTHERS = tuple(name for name in CONTENDERS if name not in (OURS, "torch"))
 
 
 HEADS = ("row", "ours", "floor", "ours/floor", "torch", "must", "aim", *OTHERS, "")
 """The columns: times in milliseconds; for each peer, its time over ours."""
+
+RESULTS = ("row", "ours", "torch", *OTHERS)
+GOALS = ("row", "floor", "ours/floor", "torch", "must", "aim", "")
+"""The columns of the page of results, and of the developers' page of goals."""
 
 LOG_WIDTH = 160
 
@@ -43,6 +48,14 @@ def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """Format a table, the first column aligned to the left, the others to the right."""
     rule = ["---", *["---:"] * (len(heads) - 1)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *lines))
+
+
+def chosen(rows: Iterable[Row], heads: Sequence[str]) -> str:
+    """Format some columns as Markdown, without those that are empty in all rows."""
+    lines = [HEADS, *(cells(row) for row in rows)]
+    columns = {head: list(column) for head, *column in zip(*lines, strict=True)}
+    shown = [head for head in heads if any(columns[head])]
+    return markdown(shown, zip(*(columns[head] for head in shown), strict=True))
 
 
 def verdict(row: Row) -> str:
@@ -86,7 +99,7 @@ def cells(row: Row) -> tuple[str, ...]:
 def line(row: Row) -> str:
     """Format a row in one line, to print as soon as it is measured."""
     text = f"{row.id} ({row.detail.get(OURS, '')}): {cells(row)[1]} ms"
-    for name in PEERS:
+    for name in CONTENDERS:
         if name != OURS and name in row.seconds:
             text += f", {name} {ratio(row.ratio(name))}x"
     if row.over_floor is not None:

@@ -13,10 +13,23 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "ostinato"
 # Modules whose functions only run if this package of the extra `peers` is installed.
 NEEDS = {
+    "apps/bench/peers/flax_nnx.py": "flax",
+    "apps/bench/peers/onnx_runtime.py": "onnxruntime",
+    "apps/bench/peers/torch_nn.py": "torch",
     "nn/_equinox_cells.py": "equinox",
     "nn/_equinox_layers.py": "equinox",
     "nn/_flax_cells.py": "flax",
     "nn/_flax_layers.py": "flax",
+    "nn/_flax_serialization.py": "flax",
+    "nn/equinox.py": "equinox",
+    "nn/flax.py": "flax",
+    "nn/linen.py": "flax",
+    "interop/equinox.py": "equinox",
+    "interop/flax.py": "flax",
+    "interop/keras.py": "keras",
+    "interop/onnx.py": "onnx",
+    "interop/onnx_files.py": "onnx",
+    "interop/torch.py": "torch",
     "ragged/rules/errors.py": "equinox",
     "nn/keras.py": "keras",
     "nn/sequence_layers.py": "sequence_layers",

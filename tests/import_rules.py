@@ -88,6 +88,7 @@ THIRD_PARTY = {
     "nn.flax": {"numpy", "flax"},
     "nn._flax_cells": {"numpy", "flax"},
     "nn._flax_layers": {"numpy", "flax"},
+    "nn._flax_serialization": {"flax"},
     "nn.linen": {"numpy", "flax"},
     "nn.equinox": {"numpy", "equinox"},
     "nn._equinox_cells": {"numpy", "equinox"},
@@ -101,6 +102,10 @@ THIRD_PARTY = {
     "interop.onnx_files": {"numpy", "onnx"},
     "interop.torch": {"numpy", "torch"},
     "apps": DEMO,
+    "apps.bench": {"matplotlib", "numpy", "rich"},
+    "apps.bench.peers.flax_nnx": {"flax"},
+    "apps.bench.peers.onnx_runtime": {"numpy", "onnx", "onnxruntime"},
+    "apps.bench.peers.torch_nn": {"torch"},
     "cli": {"numpy", "rich", "typer"},
 }
 

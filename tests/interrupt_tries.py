@@ -20,8 +20,9 @@ from pathlib import Path
 
 import g2p_command
 
-from ostinato.apps.g2p import checkpoint, files
-from ostinato.apps.g2p.errors import G2PError
+from ostinato.apps import files
+from ostinato.apps.errors import UserError
+from ostinato.apps.g2p import checkpoint
 
 EPOCHS = 40
 # The events to wait for, and the most seconds to wait after each of them.
@@ -128,7 +129,7 @@ def one_try(
             assert checkpoint.load_header(out)["step"] > 0
         elif "before the first evaluation" in said or "learned and measured" in said:
             return end, took, "it left no state"
-    except G2PError as error:
+    except UserError as error:
         return end, took, str(error)
     return end, took, ""
 

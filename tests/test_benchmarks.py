@@ -20,17 +20,16 @@ from benchmarks import (
     layers,
     native,
     neighbours,
-    peers,
     recurrent,
     results,
     rows,
     session,
     steps,
-    timing,
 )
-from benchmarks.peers import OURS, Unsupported
-from benchmarks.problem import Problem, make_data
 from benchmarks.results import Results, Row
+from ostinato.apps.bench import equality, peers, timing
+from ostinato.apps.bench.peers import OURS, Unsupported
+from ostinato.apps.bench.problem import Problem, make_data
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
@@ -51,7 +50,7 @@ TAKE_PART = [
     *itertools.product(rows.MODES, ["infer"], [RAGGED], ["torch", "onnxruntime"]),
     *itertools.product(["gru", "rnn_tanh"], ["train"], [RAGGED], GRADIENTS),
     *itertools.product(["lstm"], ["train"], [DEEP], GRADIENTS),
-    *itertools.product(rows.MODES, ["step"], [STEP], peers.PEERS),
+    *itertools.product(rows.MODES, ["step"], [STEP], results.CONTENDERS),
     *itertools.product(["lstm"], ["infer"], [BFLOAT16], [*GRADIENTS, "scan"]),
     ("lstm", "compile", SMALL, OURS),
 ]
@@ -80,7 +79,7 @@ def test_contender_computes_the_same(name, problem):
         pytest.importorskip(package, reason=f"needs {package}, from the extra `peers`")
     contender = peers.build(name, problem, make_data(problem), threads=1)
     got = contender.results(contender.call())
-    timing.check(problem, got, reference(problem))
+    equality.check(problem, got, reference(problem))
     grads = {"dx", "dw_ih", "dw_hh", "db_ih", "dh_0"} if problem.differentiates else ()
     assert got.keys() >= {"y", "h_n", *grads}
 
@@ -108,9 +107,9 @@ def test_contender_says_what_it_cannot(name, kind, sizes):
 def test_wrong_results_are_found():
     problem = Problem("rnn_tanh", "infer", **SMALL)
     want = reference(problem)
-    timing.check(problem, want, want)
-    with pytest.raises(AssertionError, match="h_n"):
-        timing.check(problem, want | {"h_n": want["h_n"] + 1e-4}, want)
+    equality.check(problem, want, want)
+    with pytest.raises(equality.OtherResults, match="h_n"):
+        equality.check(problem, want | {"h_n": want["h_n"] + 1e-4}, want)
 
 
 def test_a_contender_with_other_results_is_not_timed(monkeypatch):
@@ -124,9 +123,9 @@ def test_a_contender_with_other_results_is_not_timed(monkeypatch):
 
     monkeypatch.setattr(peers, "build", build_or_swap)
     monkeypatch.setattr(peers, "reference", lambda *_: want)
-    good, skipped = timing.checked(problem, make_data(problem), [OURS, "torch"], 1)
-    assert list(good) == [OURS]
-    assert skipped["torch"].startswith(timing.OTHER_RESULTS)
+    found = timing.checked(problem, make_data(problem), [OURS, "torch"], 1)
+    assert list(found.good) == list(found.differences) == [OURS]
+    assert found.skipped["torch"].startswith(timing.OTHER_RESULTS)
 
 
 def test_contenders_take_turns(monkeypatch):

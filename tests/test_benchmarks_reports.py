@@ -10,18 +10,18 @@ import pytest
 from benchmarks import (
     compare,
     floors,
+    headline,
     layers,
-    peers,
     ragged_report,
     recurrent,
     report,
     results,
     rows,
 )
-from benchmarks.peers import OURS
-from benchmarks.problem import Problem
 from benchmarks.results import Results, Row
 from ostinato import _config
+from ostinato.apps.bench.peers import OURS
+from ostinato.apps.bench.problem import Problem
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,7 +48,7 @@ TAKE_PART = [
     *itertools.product(rows.MODES, ["infer"], [RAGGED], ["torch", "onnxruntime"]),
     *itertools.product(["gru", "rnn_tanh"], ["train"], [RAGGED], GRADIENTS),
     *itertools.product(["lstm"], ["train"], [DEEP], GRADIENTS),
-    *itertools.product(rows.MODES, ["step"], [STEP], peers.PEERS),
+    *itertools.product(rows.MODES, ["step"], [STEP], results.CONTENDERS),
     *itertools.product(["lstm"], ["infer"], [BFLOAT16], [*GRADIENTS, "scan"]),
     ("lstm", "compile", SMALL, OURS),
 ]
@@ -147,17 +147,18 @@ def test_comparison_is_printed(tmp_path, measured, capsys):
 
 def test_report_fills_the_page(tmp_path, measured):
     pytest.importorskip("matplotlib")
-    page = tmp_path / "results.md"
+    page, goals = empty_pages(tmp_path)
     measured.machine["cpu"] = "AMD EPYC"
     results.save(tmp_path / "results.json", measured)
-    page.write_text(empty_page())
     report.main(tmp_path / "results.json", docs=tmp_path)
     text = page.read_text()
     assert text.startswith("Top\n") and text.endswith("Bottom\n")
     assert "old AMD" not in text and "old Intel" in text
-    assert "| N32H256-infer | 16.0 ± 1 % | 14.4 | 1.11 | 1.50 | 1.04 | 1.12 |" in text
+    assert "| N32H256-infer | 16.0 ± 1 % | 1.50 | 3.00 |" in text
     assert "#### GRU" in text and "flax |" not in text  # it was not run
-    assert "f32 97 %" in text
+    wanted = "| N32H256-infer | 14.4 | 1.11 | 1.50 | 1.04 | 1.12 | ok |"
+    assert wanted in goals.read_text() and "f32 97 %" in goals.read_text()
+    assert "floor" not in text and "must" not in text
     picture = tmp_path / "images" / "cost_N_amd.png"
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.name in text
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]
@@ -165,8 +166,16 @@ def test_report_fills_the_page(tmp_path, measured):
     assert page.read_text() == text
 
 
+def empty_pages(folder: Path) -> list[Path]:
+    """Write pages with marks of every vendor, and old text between them."""
+    pages = [folder / name for name in (report.RESULTS, report.GOALS)]
+    for page in pages:
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(empty_page())
+    return pages
+
+
 def empty_page() -> str:
-    """Make a page with marks of every vendor, and old text between them."""
     parts = ["Top"]
     for vendor in results.VENDORS:
         begin, end = (f"<!-- {report.MARK} {vendor}: {e} -->" for e in ("begin", "end"))
@@ -176,8 +185,7 @@ def empty_page() -> str:
 
 def test_every_vendor_has_a_table_of_its_own(tmp_path, measured):
     pytest.importorskip("matplotlib")
-    page = tmp_path / "results.md"
-    page.write_text(empty_page())
+    page, _ = empty_pages(tmp_path)
     for vendor, cpu in zip(
         results.VENDORS, ("AMD EPYC", "Intel(R) Xeon(R)"), strict=True
     ):
@@ -206,11 +214,38 @@ def test_tables_name_the_processor(tmp_path, measured, capsys):
     assert results.cpu_of(before) == "Some Xeon"
 
 
-def test_page_of_results_has_marks_of_every_vendor():
-    page = (ROOT / "docs" / "results.md").read_text()
-    for mark in (report.MARK, recurrent.MARK, ragged_report.MARK, layers.MARK):
-        for vendor in results.VENDORS:
-            assert report.between_marks(page, "new", f"{mark} {vendor}") != page
+def test_pages_have_marks_of_every_vendor():
+    marks = [report.MARK, recurrent.MARK, ragged_report.MARK, layers.MARK]
+    for name, wanted in ((report.RESULTS, marks), (report.GOALS, marks[:3:2])):
+        page = (ROOT / "docs" / name).read_text()
+        for mark in wanted:
+            for vendor in results.VENDORS:
+                assert report.between_marks(page, "new", f"{mark} {vendor}") != page
+
+
+def test_readme_repeats_the_measured_rows():
+    found = headline.read((ROOT / "docs" / "results.md").read_text())
+    readme = (ROOT / "README.md").read_text()
+    equal, different = (
+        found["GRU, training"],
+        found["GRU, training,\ndifferent lengths"],
+    )
+    for peer in ("torch", "scan"):
+        assert (
+            f"{equal[peer]:.1f}" in readme and f"{different[peer]:.1f} times" in readme
+        )
+
+
+def test_headline_wants_its_rows():
+    with pytest.raises(ValueError, match="lacks the row"):
+        headline.read("#### GRU\n\n| row | torch |\n| --- | --- |\n| other | 1 |\n")
+
+
+def test_headline_draws_a_bar_for_each_peer():
+    pytest.importorskip("matplotlib")
+    found = headline.read((ROOT / "docs" / "results.md").read_text())
+    (axes,) = headline.draw(found).axes
+    assert len(axes.patches) == len(headline.CHOSEN) * len(headline.PEERS)
 
 
 def test_report_wants_marks():

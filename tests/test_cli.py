@@ -9,14 +9,16 @@ from typer.testing import CliRunner
 
 import ostinato as ost
 from ostinato import cli
+from ostinato.apps.errors import UserError
 from ostinato.apps.g2p import attention, checkpoint, ctc, data, report
+from ostinato.apps.g2p.pronounce import check
 
 RUNNER = CliRunner()
 TINY = "--hidden 16 --layers 1 --batch 32 --lr 0.03 --dropout 0"
 
 
-def ostinato(*arguments):
-    return RUNNER.invoke(cli.app, [str(argument) for argument in arguments])
+def ostinato(*arguments, stdin=None):
+    return RUNNER.invoke(cli.app, [str(argument) for argument in arguments], stdin)
 
 
 def one_line(result):
@@ -110,6 +112,49 @@ def test_pronounce_says_what_it_can(untrained):
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["ab", "abc"]
 
 
+def test_pronounce_reads_standard_input(untrained):
+    lines = "abc\n\n  Ab \r\nn3t\n\xe9t\xe9\n-\n"
+    result = ostinato("pronounce", "a", "-", "b", "--model", untrained, stdin=lines)
+    assert result.exit_code == 2
+    said = [line.split()[0] for line in result.stdout.splitlines()]
+    assert said == ["a", "abc", "ab", "ete", "b"]
+    first, second = result.stderr.splitlines()
+    assert "'n3t': unknown '3'" in first and "'-': it has no letter" in second
+
+
+@pytest.mark.parametrize("stdin", ["", "\n \n"])
+def test_pronounce_of_no_word_prints_nothing(untrained, stdin):
+    result = ostinato("pronounce", "-", "--model", untrained, stdin=stdin)
+    assert (result.exit_code, result.output) == (0, "")
+
+
+def test_pronounce_of_bytes_that_are_no_text_says_so(untrained):
+    result = ostinato("pronounce", "-", "--model", untrained, stdin=b"a\xffb\nab\n")
+    assert "unknown '\ufffd'" in one_line(result)
+    assert result.stdout.split()[0] == "ab"
+
+
+@pytest.mark.parametrize(
+    "word, plain",
+    [
+        ("Caf\xe9", "cafe"),
+        ("cafe\u0301", "cafe"),  # a letter and a combining accent
+        ("na\xefve", "naive"),
+        ("\u0130zmir", "izmir"),  # whose lower case has a combining dot
+        ("\ufb01n", "fin"),  # a ligature
+        ("o'clock", "o'clock"),
+    ],
+)
+def test_accents_do_not_count(word, plain):
+    assert check(word) == plain
+
+
+@pytest.mark.parametrize("word", ["stra\xdfe", "\u0301", "\u6771\u4eac", "a b"])
+def test_other_letters_stay_unknown(word):
+    with pytest.raises(UserError, match="cannot pronounce"):
+        check(word)
+
+
 def test_pronounce_draws_what_the_model_attends_to(tmp_path, monkeypatch):
     save_untrained(tmp_path, attention.Config)
     monkeypatch.chdir(tmp_path)
@@ -149,6 +194,12 @@ def test_a_missing_typer_says_what_to_install(monkeypatch, capsys):
     assert error.value.code == 2
     captured = capsys.readouterr().err
     assert "`typer`" in captured and "pip install 'ostinato[demo]'" in captured
+
+
+def test_version_is_one_line_before_any_command():
+    result = ostinato("--version", "pronounce")
+    assert result.exit_code == 0
+    assert result.stdout == f"ostinato {ost.__version__}, jax {jax.__version__}\n"
 
 
 def test_info_lists_versions_devices_and_backends():

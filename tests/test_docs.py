@@ -8,14 +8,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import run_pages
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-EXAMPLES = [
-    pytest.param(code, id=f"{page.relative_to(ROOT)}-{n}")
-    for page in PAGES
+# On these pages a block goes on where the one before ended: a page is one program.
+PROGRAMS = ("guides", "migration")
+PLACES = {  # of each block; one that is on two pages runs once
+    code: f"{page.relative_to(ROOT)}-{n}"
+    for page in reversed(PAGES)  # the first of them
+    if page.parent.name not in PROGRAMS
     for n, code in enumerate(re.findall("```python\n(.*?)```", page.read_text(), re.S))
-]
+}
+EXAMPLES = [pytest.param(code, id=place) for code, place in PLACES.items()]
 
 
 def missing(code: str) -> str | None:
@@ -48,6 +53,20 @@ def test_example_of_a_page_runs(code, tmp_path):
     if missing(code) is not None:
         pytest.skip(f"needs {missing(code)}, from the extra `peers`")
     run(code, tmp_path)
+
+
+@pytest.mark.parametrize("folder", PROGRAMS)
+def test_pages_that_are_programs_run(folder, tmp_path):
+    pages = [str(page) for page in PAGES if page.parent.name == folder]
+    code = f"import run_pages\nassert run_pages.main({pages}) == 0"
+    run(f"import sys\nsys.path.append({str(ROOT / 'tests')!r})\n{code}", tmp_path)
+
+
+def test_code_of_a_page_keeps_its_lines():
+    page = "Text\n```python\na = 1\n```\n```console\n$ a\n```\n```python\nb = a\n```"
+    lines = run_pages.program(page).split("\n")
+    assert (lines[2], lines[8]) == ("a = 1", "b = a")
+    assert not any(line for n, line in enumerate(lines) if n not in (2, 8))
 
 
 def test_examples_of_docstrings_hold():

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from g2p_words import plain_jax  # noqa: F401
 
-from ostinato.apps.g2p import attention, checkpoint, ctc, files, training
-from ostinato.apps.g2p.errors import G2PError
+from ostinato.apps import files
+from ostinato.apps.errors import UserError
+from ostinato.apps.g2p import attention, checkpoint, ctc, training
 
 SIZES = dict(hidden_size=4, num_layers=1, phonemes=("S", "T"), dropout=0.1)
 CONFIG = ctc.Config(**SIZES)
@@ -55,12 +56,12 @@ def test_state_round_trip(tmp_path):
 def test_state_of_another_model_says_so(tmp_path):
     checkpoint.save_state(tmp_path, training.init_state(0, CONFIG), {})
     other = dataclasses.replace(CONFIG, hidden_size=5)
-    with pytest.raises(G2PError, match="is damaged or.*`001` must be float32"):
+    with pytest.raises(UserError, match="is damaged or.*`001` must be float32"):
         checkpoint.load_state(tmp_path, other)
 
 
 def test_missing_model_says_how_to_train_one(tmp_path):
-    with pytest.raises(G2PError, match="there is no .*ostinato train g2p --out"):
+    with pytest.raises(UserError, match="there is no .*ostinato train g2p --out"):
         checkpoint.load_model(tmp_path / "nowhere")
 
 
@@ -89,7 +90,7 @@ def test_damaged_model_is_one_clear_line(tmp_path, damage):
     content = path.read_bytes()
     assert damage(content) != content
     path.write_bytes(damage(content))
-    with pytest.raises(G2PError, match="is damaged or") as error:
+    with pytest.raises(UserError, match="is damaged or") as error:
         checkpoint.load_model(tmp_path)
     assert "\n" not in str(error.value)
 
@@ -102,7 +103,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(G2PError, match="cannot write .*: No space left on device"):
+    with pytest.raises(UserError, match="cannot write .*: No space left on device"):
         files.write(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
@@ -110,5 +111,5 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
 
 def test_a_folder_in_the_place_of_a_file_is_a_clear_line(tmp_path):
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(G2PError, match="cannot make the folder .*: File exists"):
+    with pytest.raises(UserError, match="cannot make the folder .*: File exists"):
         files.make_folder(tmp_path / "out")

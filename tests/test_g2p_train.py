@@ -13,8 +13,8 @@ from g2p_words import (
     train_tiny,
 )
 
+from ostinato.apps.errors import UserError
 from ostinato.apps.g2p import checkpoint, report, run, settings
-from ostinato.apps.g2p.errors import G2PError
 from ostinato.apps.g2p.models import MODELS
 from ostinato.apps.g2p.pronounce import Pronouncer
 
@@ -81,9 +81,9 @@ def test_a_trained_model_pronounces(run, words, request):
 
 
 def test_an_unknown_letter_is_a_clear_line(learned):
-    with pytest.raises(G2PError, match=r"cannot pronounce 'b3t': unknown '3'; use a"):
+    with pytest.raises(UserError, match=r"cannot pronounce 'b3t': unknown '3'; use a"):
         Pronouncer(learned[0])(["b3t"])
-    with pytest.raises(G2PError, match=r"cannot pronounce '-': it has no letter"):
+    with pytest.raises(UserError, match=r"cannot pronounce '-': it has no letter"):
         Pronouncer(learned[0])(["-"])
 
 
@@ -96,7 +96,7 @@ def test_attention_looks_at_the_letters_of_the_word(attentive):
 
 
 def test_a_model_without_attention_has_no_alignment(learned):
-    with pytest.raises(G2PError, match="no attention to draw.*--model attention"):
+    with pytest.raises(UserError, match="no attention to draw.*--model attention"):
         Pronouncer(learned[0]).align(["sex"])
 
 
@@ -189,23 +189,23 @@ def test_listed_test_words_are_the_ones_measured(tmp_path):
     ids=["hidden", "model", "ragged", "words"],
 )
 def test_resuming_another_run_says_so(learned, options, message):
-    with pytest.raises(G2PError, match=message):
+    with pytest.raises(UserError, match=message):
         train_tiny(learned[0], **{"resume": True, **options})
 
 
 def test_resuming_nothing_says_so(tmp_path):
-    with pytest.raises(G2PError, match="there is no .*resume.safetensors"):
+    with pytest.raises(UserError, match="there is no .*resume.safetensors"):
         train_tiny(tmp_path, resume=True)
 
 
 def test_a_loss_that_is_no_number_names_the_learning_rate(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "update", lambda state, *_, **__: (state, float("nan")))
-    with pytest.raises(G2PError, match="loss became nan at update 0.*smaller --lr"):
+    with pytest.raises(UserError, match="loss became nan at update 0.*smaller --lr"):
         train_tiny(tmp_path, epochs=1)
 
 
 def test_a_dictionary_without_held_out_words_says_so(tmp_path):
-    with pytest.raises(G2PError, match="too small: it leaves no (dev|test) words"):
+    with pytest.raises(UserError, match="too small: it leaves no (dev|test) words"):
         train_tiny(tmp_path, epochs=1, dictionary={"ab": (("AA", "B"),)})
     assert not list(tmp_path.iterdir())
 
@@ -230,7 +230,7 @@ def test_a_dictionary_without_held_out_words_says_so(tmp_path):
     ],
 )
 def test_bad_settings_name_the_field(given, message):
-    with pytest.raises(G2PError, match=message):
+    with pytest.raises(UserError, match=message):
         settings.choose(**given)
 
 

@@ -165,5 +165,8 @@ def test_importing_the_package_is_quick():
 
 
 def test_the_version_is_that_of_the_distribution():
-    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())
-    assert ostinato.__version__ == project["project"]["version"]
+    settings = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())
+    assert "version" in settings["project"]["dynamic"]
+    source = settings["tool"]["scikit-build"]["metadata"]["version"]["input"]
+    text = (SOURCE.parents[1] / source).read_text()
+    assert f'\n__version__ = "{ostinato.__version__}"\n' in text

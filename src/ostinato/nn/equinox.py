@@ -1,9 +1,11 @@
 """Recurrent layers of Equinox: its own cells on the fused operator, and our own.
 
-from ostinato.nn.equinox import GRU, LSTM, RNN, Recurrent, scan
+    from ostinato.nn.equinox import GRU, LSTM, RNN, Recurrent, scan
 
-state, ys = scan(cell, xs)                    # one sequence; jax.vmap for a batch
-y, state = LSTM(3, 5, key=key)(x)             # a batch, or one sequence
+    state, ys = scan(cell, xs)                # one sequence; jax.vmap for a batch
+    y, state = LSTM(3, 5, key=key)(x)         # a batch, or one sequence
+
+`scan` leaves the cells of Equinox, and the tree of the model, as they are.
 """
 
 from __future__ import annotations

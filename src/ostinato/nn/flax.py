@@ -27,6 +27,7 @@ from .._rnn.backends import Explanation
 from .._typing import Array, Bool, Float, Int
 from ..interop.flax import from_cell
 from ..interop.imported import Imported
+from . import _flax_serialization as _flax_serialization
 from ._cells import FrozenCell
 from ._flax_cells import Recurrent
 from ._flax_layers import GRU, LSTM, Layer, PlainRNN

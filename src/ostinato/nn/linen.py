@@ -21,6 +21,7 @@ from .._rnn.backends import Explanation
 from .._typing import Array, Bool, Float, Int
 from ..interop.flax import ImportKind, from_cell
 from ..interop.imported import Imported
+from . import _flax_serialization as _flax_serialization
 from ._sequences import (
     from_carry,
     run_fused,

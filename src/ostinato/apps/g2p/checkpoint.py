@@ -26,9 +26,9 @@ from safetensors.numpy import load, save
 
 import ostinato as ost
 
-from . import files
+from .. import files
+from ..errors import UserError
 from .data import ALPHABET
-from .errors import G2PError
 from .fields import check, check_range, make
 from .model import MOST_PARAMS, Config, Params
 from .models import config_class
@@ -40,7 +40,7 @@ FIRST = "train one with: ostinato train g2p"
 # One float32 for each parameter, or four of them, and a quarter more for the rest.
 MOST_BYTES = {MODEL_FILE: 5 * MOST_PARAMS, RESUME_FILE: 20 * MOST_PARAMS}
 MALFORMED = (
-    G2PError,
+    UserError,
     AttributeError,
     RecursionError,
     SafetensorError,
@@ -79,7 +79,7 @@ def load_model(folder: Path) -> Model:
     """Read `model.safetensors`.
 
     Raises:
-        G2PError: the file is missing, damaged, or was written by another program.
+        UserError: the file is missing, damaged, or was written by another program.
     """
     path = folder / MODEL_FILE
     tensors, header = read(path)
@@ -117,7 +117,7 @@ def load_state(folder: Path, config: Config) -> State:
     """Read the state of a run whose model is `config`.
 
     Raises:
-        G2PError: the file is missing, damaged, or holds the state of another model.
+        UserError: the file is missing, damaged, or holds the state of another model.
     """
     path = folder / RESUME_FILE
     tensors, header = read(path)
@@ -201,20 +201,20 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read the arrays and the header of a file of this program.
 
     Raises:
-        G2PError: the file is missing or damaged.
+        UserError: the file is missing or damaged.
     """
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise G2PError(f"cannot read {path}: it is no file")
+            raise UserError(f"cannot read {path}: it is no file")
         if status.st_size > (most := MOST_BYTES[path.name]):
             size = f"{status.st_size:,} bytes, and at most {most:,} can be right"
-            raise G2PError(f"cannot read {path}: it is too large, of {size}")
+            raise UserError(f"cannot read {path}: it is too large, of {size}")
         content = path.read_bytes()
     except FileNotFoundError:
-        raise G2PError(f"there is no {path}; {FIRST} --out {path.parent}") from None
+        raise UserError(f"there is no {path}; {FIRST} --out {path.parent}") from None
     except OSError as error:
-        raise G2PError(f"cannot read {path}: {error.strerror}") from None
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
     with damage(path):
         tensors = load(content)
         (size,) = struct.unpack("<Q", content[:8])
@@ -233,7 +233,7 @@ def damage(path: Path) -> Iterator[None]:
     """Turn errors caused by the content of a file into one line about the file.
 
     Raises:
-        G2PError: in place of any error that malformed content causes.
+        UserError: in place of any error that malformed content causes.
     """
     try:
         yield
@@ -244,4 +244,4 @@ def damage(path: Path) -> Iterator[None]:
     else:
         return
     detail = textwrap.shorten(detail, 400) or "it cannot be read"
-    raise G2PError(f"{path} is damaged or no file of this program: {detail}; {FIRST}")
+    raise UserError(f"{path} is damaged or no file of this program: {detail}; {FIRST}")

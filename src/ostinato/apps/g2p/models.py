@@ -1,7 +1,7 @@
 """A table of the models by name."""
 
+from ..errors import UserError
 from . import attention, ctc
-from .errors import G2PError
 from .model import Config
 
 MODELS: dict[str, type[Config]] = {c.name: c for c in (ctc.Config, attention.Config)}
@@ -11,8 +11,8 @@ def config_class(name: str) -> type[Config]:
     """Return the `Config` class of a model.
 
     Raises:
-        G2PError: no model has this name.
+        UserError: no model has this name.
     """
     if name not in MODELS:
-        raise G2PError(f"`model` must be {' or '.join(MODELS)}, got {name}")
+        raise UserError(f"`model` must be {' or '.join(MODELS)}, got {name}")
     return MODELS[name]

@@ -1,15 +1,16 @@
 """The use of a trained model: pronunciations and alignments of words."""
 
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import UserError
 from . import attention, data
 from .batches import letter_ids
 from .checkpoint import load_model
-from .errors import G2PError
 from .model import Labels, rank
 
 
@@ -29,7 +30,7 @@ class Pronouncer:
     """A function from words to phonemes, by the model in a folder.
 
     Raises:
-        G2PError: the folder has no model, or a damaged one.
+        UserError: the folder has no model, or a damaged one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +41,7 @@ class Pronouncer:
         """Return the phonemes of every word.
 
         Raises:
-            G2PError: a word has letters that the model does not know.
+            UserError: a word has letters that the model does not know.
         """
         return [self._model.config.spell(labels) for labels in self._labels(words)]
 
@@ -48,12 +49,12 @@ class Pronouncer:
         """Return the attention weights for every phoneme of every word.
 
         Raises:
-            G2PError: the model has no attention, or a word has letters that it does
+            UserError: the model has no attention, or a word has letters that it does
                 not know.
         """
         config, params = self._model.config, self._model.params
         if not isinstance(config, attention.Config):
-            raise G2PError(
+            raise UserError(
                 f"the model in {self._folder} has no attention to draw, it is of kind "
                 f"{config.name}; train one with: ostinato train g2p --model attention"
             )
@@ -75,15 +76,20 @@ class Pronouncer:
 
 
 def check(word: str) -> str:
-    """Return the word in lower case.
+    """Return the word in lower case, without accents.
 
     Raises:
-        G2PError: the word has letters that the model does not know, or no letter.
+        UserError: the word has letters that the model does not know, or no letter.
     """
-    plain = word.strip().lower()
+    plain = _without_accents(word.strip()).lower()
     if data.is_clean(plain):
         return plain
     known = "a to z, ' and -"
     if unknown := "".join(sorted(set(plain) - set(data.ALPHABET))):
-        raise G2PError(f"cannot pronounce {word!r}: unknown {unknown!r}; use {known}")
-    raise G2PError(f"cannot pronounce {word!r}: it has no letter; use {known}")
+        raise UserError(f"cannot pronounce {word!r}: unknown {unknown!r}; use {known}")
+    raise UserError(f"cannot pronounce {word!r}: it has no letter; use {known}")
+
+
+def _without_accents(word: str) -> str:
+    letters = unicodedata.normalize("NFKD", word)
+    return "".join(c for c in letters if not unicodedata.combining(c))

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from . import files
+from .. import files
 from .metrics import ErrorRates
 
 CSV_FILE, PICTURE_FILE = "metrics.csv", "learning_curve.png"

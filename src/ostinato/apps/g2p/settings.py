@@ -76,7 +76,7 @@ def choose(
     """Fill in settings that are missing or None, depending on the run's duration.
 
     Raises:
-        G2PError: a value is out of range.
+        UserError: a value is out of range.
     """
     if minutes is None and epochs is None:
         minutes = DEFAULT_MINUTES

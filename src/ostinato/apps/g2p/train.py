@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from . import checkpoint, data, files, header, report
+from .. import files
+from ..errors import UserError
+from . import checkpoint, data, header, report
 from .data import Dictionary
-from .errors import G2PError
 from .metrics import ErrorRates
 from .model import Params, rank
 from .report import Display, Row
@@ -66,14 +67,14 @@ def train(
         given: fields of `Settings`; None or missing ones depend on the duration.
 
     Raises:
-        G2PError: a problem that the user can fix; the files in `out` are kept.
+        UserError: a problem that the user can fix; the files in `out` are kept.
     """
     started = time.monotonic()
     settings = _settings(out, resume, minutes, epochs, given)
     split = data.split(dictionary or data.read_cmudict(), test_words)
     for name, words in split._asdict().items():
         if not words:
-            raise G2PError(f"the dictionary is too small: it leaves no {name} words")
+            raise UserError(f"the dictionary is too small: it leaves no {name} words")
     display, run = Display(console), None
 
     def keep() -> None:
@@ -116,7 +117,7 @@ def _settings(
     old = header.read(out).settings
     for name, value in given.items():
         if value not in (None, getattr(old, name)):
-            raise G2PError(
+            raise UserError(
                 f"`{name}` must stay {getattr(old, name)} when a run is resumed, got "
                 f"{value}"
             )

@@ -20,6 +20,7 @@ _CELLS = {
 
 
 def build(problem: Problem, data: Data, threads: int) -> Contender:
+    """Build the contender, with one `nnx.RNN` for each pseudo-layer."""
     del threads  # XLA uses the CPUs of the process
     network, params = nnx.split(_network(problem, data))
 
@@ -66,7 +67,7 @@ def _network(problem: Problem, data: Data) -> nnx.List:
         # Only one of the two products has a bias.
         _biased(problem, cell).bias[...] = (weights.b_ih + weights.b_hh).astype(dtype)
         backward = problem.bidirectional and p % 2 == 1
-        options = dict(time_major=True, return_carry=True, rngs=False)
+        options: Any = dict(time_major=True, return_carry=True, rngs=False)
         directions.append(
             nnx.RNN(cell, reverse=backward, keep_order=backward, **options)
         )

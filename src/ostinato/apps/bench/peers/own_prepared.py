@@ -8,6 +8,11 @@ from .contender import Contender, Unsupported
 
 
 def build(problem: Problem, data: Data, threads: int) -> Contender:
+    """Build the contender.
+
+    Raises:
+        Unsupported: prepared weights are of no use for the problem.
+    """
     del threads
     if problem.differentiates:
         raise Unsupported("training gains nothing from it")

@@ -15,6 +15,7 @@ from .contender import Contender
 
 
 def build(problem: Problem, data: Data, threads: int) -> Contender:
+    """Build the contender, with one loop for each pseudo-layer."""
     del threads  # XLA uses the CPUs of the process
     layers = jax.tree.map(lambda a: jnp.asarray(a, problem.dtype), data.layers)
     return jitted.contender(

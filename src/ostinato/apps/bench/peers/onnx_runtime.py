@@ -15,6 +15,11 @@ _OPSET, _IR_VERSION = 17, 8  # old versions, which every recent runtime reads
 
 
 def build(problem: Problem, data: Data, threads: int) -> Contender:
+    """Build the contender.
+
+    Raises:
+        Unsupported: the problem is not inference of one layer in float32.
+    """
     if problem.differentiates:
         raise Unsupported("inference only")
     if problem.dtype != "float32":
@@ -56,7 +61,10 @@ def _model(problem: Problem, data: Data) -> bytes:
     if problem.bidirectional:
         attributes["direction"] = "bidirectional"
     floats = TensorProto.FLOAT
-    given = [("x", floats, data.x), ("h_0", floats, data.h_0)]
+    given: list[tuple[str, int, Any]] = [
+        ("x", floats, data.x),
+        ("h_0", floats, data.h_0),
+    ]
     given += [("c_0", floats, data.c_0)] * lstm
     given += [("lengths", TensorProto.INT32, data.lengths)] * problem.ragged
     graph = helper.make_graph(

@@ -19,6 +19,11 @@ _FIELDS = ("w_ih", "w_hh", "b_ih", "b_hh")
 
 
 def build(problem: Problem, data: Data, threads: int) -> Contender:
+    """Build the contender.
+
+    Raises:
+        Unsupported: the problem is a compilation.
+    """
     torch.set_num_threads(threads)
     if problem.kind == "compile":
         raise Unsupported("torch compiles nothing here")

@@ -12,10 +12,17 @@ from ..problem import Data, Problem, Results
 from .contender import Contender as Contender
 from .contender import Unsupported as Unsupported
 
-OURS = "ostinato"
-PEERS = {
+OURS, PREPARED, XLA = "ostinato", "prepared", "xla"
+PEERS = {  # other libraries, with the packages that their adapters import
+    "torch": ("torch",),
+    "onnxruntime": ("onnxruntime", "onnx"),
+    "flax": ("flax",),
+    "scan": (),
+}
+_MODULES = {
     OURS: "own",
-    "prepared": "own_prepared",
+    PREPARED: "own_prepared",
+    XLA: "own_xla",
     "torch": "torch_nn",
     "onnxruntime": "onnx_runtime",
     "flax": "flax_nnx",
@@ -30,7 +37,7 @@ def build(name: str, problem: Problem, data: Data, threads: int) -> Contender:
         Unsupported: it cannot run the problem, or is not installed.
     """
     try:
-        module = importlib.import_module(f"{__name__}.{PEERS[name]}")
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     except ModuleNotFoundError as error:
         raise Unsupported(f"needs the package {error.name}") from error
     return module.build(problem, data, threads)

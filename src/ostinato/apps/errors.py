@@ -4,16 +4,16 @@ import importlib
 from types import ModuleType
 
 
-class G2PError(Exception):
+class UserError(Exception):
     """A problem that the user can fix; the command line prints it as one line."""
 
 
 def require(module: str) -> ModuleType:
-    """Import an optional package, or raise a G2PError that says how to install it."""
+    """Import an optional package, or raise a UserError that says how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise G2PError(
+        raise UserError(
             f"this command needs the package `{error.name}`, which is not installed; "
             "run: pip install 'ostinato[demo]'"
         ) from None

@@ -1,7 +1,7 @@
 """A problem to measure: the network, the shapes, and the data for all contenders."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +34,7 @@ class Problem:
 
     @property
     def name(self) -> str:
+        """The name of the row, such as `N32H256-ragged-train`."""
         parts = [f"N{self.batch}H{self.hidden_size}"]
         if self.steps != STEPS and self.kind != "step":
             parts[0] += f"T{self.steps}"
@@ -44,8 +45,9 @@ class Problem:
 
     @property
     def spec(self) -> ost.RNNSpec:
+        """The network."""
         return ost.RNNSpec(
-            mode=self.mode,
+            mode=cast(Any, self.mode),
             input_size=self.input_size,
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
@@ -54,6 +56,7 @@ class Problem:
 
     @property
     def differentiates(self) -> bool:
+        """True if gradients are computed, or a computation of them is compiled."""
         return self.kind in ("train", "compile")
 
     @property
@@ -79,6 +82,7 @@ class Data(NamedTuple):
 
     @property
     def state(self) -> Any:
+        """The initial state, as the operator takes it."""
         return self.h_0 if self.c_0 is None else (self.h_0, self.c_0)
 
 

@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from .errors import G2PError
+from .errors import UserError
 
 PART = ".part"  # suffix of a file that is still being written
 
@@ -13,7 +13,7 @@ def write(path: Path, content: bytes) -> None:
     """Write a temporary file next to `path`, then move it there in one step.
 
     Raises:
-        G2PError: the file cannot be written.
+        UserError: the file cannot be written.
     """
     try:
         prefix = f".{path.name}."
@@ -29,30 +29,30 @@ def write(path: Path, content: bytes) -> None:
             os.unlink(name)
             raise
     except OSError as error:
-        raise G2PError(f"cannot write {path}: {error.strerror}") from None
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
 def make_folder(folder: Path) -> None:
     """Create a folder and its parents; remove temporary files that a crash left in it.
 
     Raises:
-        G2PError: the folder cannot be created, or a file has its name.
+        UserError: the folder cannot be created, or a file has its name.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for part in folder.glob(f".*{PART}"):
             part.unlink(missing_ok=True)
     except OSError as error:
-        raise G2PError(f"cannot make the folder {folder}: {error.strerror}") from None
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
 
 
 def move(path: Path, target: Path) -> None:
     """Move a file, replacing the target if it exists.
 
     Raises:
-        G2PError: the file cannot be moved.
+        UserError: the file cannot be moved.
     """
     try:
         os.replace(path, target)
     except OSError as error:
-        raise G2PError(f"cannot move {path}: {error.strerror}") from None
+        raise UserError(f"cannot move {path}: {error.strerror}") from None
