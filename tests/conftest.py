@@ -69,7 +69,7 @@ def pytest_collection_finish():
     """Collect garbage seldom: each time all that JAX has cached is looked through."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(20_000, 20, 10)
 
 
 def pytest_unconfigure():

@@ -17,6 +17,7 @@ import ostinato as ost
 from benchmarks import (
     disturbed,
     floors,
+    layers,
     native,
     neighbours,
     recurrent,
@@ -356,3 +357,21 @@ def test_tables_tell_times_and_shares():
     text = recurrent.text(stored)
     assert "| a | 2.00 |  | 2.00 |" in text
     assert "| b | states | 1.0 | 50 % | 11.0 | 1.10 |" in text
+
+
+# ----------------------------------------------------------------------------- layers
+
+
+@pytest.mark.parametrize("name", ["nnx GRUCell", "linen ScannedRNN"])
+def test_layers_take_the_place_of_others(name):
+    pytest.importorskip("flax", reason="needs the extra `flax`")
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+        calls = layers.checked(layers.LAYERS[name](4), 2, 5, 4, train=True)
+    assert [*calls] == [layers.OURS, layers.THEIRS]
+
+
+def test_the_table_of_layers_tells_milliseconds_and_ratios():
+    seconds = {"ours": [0.001, 0.002, 0.003], "theirs": [0.003]}
+    stored = {"machine": results.machine(), "rows": {"a-infer": seconds}}
+    stored["rows"]["a-train"] = {"ours": [0.001], "theirs": [0.002]}
+    assert layers.text(stored).endswith("| a | 3.00 | 1.50 | 2.00 | 2.00 |")

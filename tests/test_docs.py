@@ -20,7 +20,22 @@ PLACES = {  # of each block; one that is on two pages runs once
     if page.parent.name not in PROGRAMS
     for n, code in enumerate(re.findall("```python\n(.*?)```", page.read_text(), re.S))
 }
-EXAMPLES = [pytest.param(code, id=place) for code, place in PLACES.items()]
+
+
+def groups() -> dict[str, list[str]]:
+    """Return the places of blocks that run in one process: those of a page.
+
+    A block that changes settings of the process runs alone.
+    """
+    found: dict[str, list[str]] = {}
+    for place, code in zip(PLACES.values(), PLACES, strict=True):
+        alone = "jax.config" in code or "environ" in code
+        found.setdefault(place if alone else place.rpartition("-")[0], []).append(place)
+    return found
+
+
+GROUPS = groups()
+CODE = {place: code for code, place in PLACES.items()}
 
 
 def missing(code: str) -> str | None:
@@ -37,7 +52,7 @@ WITH_EXAMPLES = [
 
 
 def test_the_readme_has_an_example():
-    assert any("README" in param.id for param in EXAMPLES)
+    assert "README.md" in GROUPS
 
 
 def test_every_test_that_a_page_names_exists():
@@ -48,11 +63,16 @@ def test_every_test_that_a_page_names_exists():
     assert named and named - set(re.findall(r"def (test_\w+)\(", tests)) == set()
 
 
-@pytest.mark.parametrize("code", EXAMPLES)
-def test_example_of_a_page_runs(code, tmp_path):
-    if missing(code) is not None:
-        pytest.skip(f"needs {missing(code)}, from the extra `peers`")
-    run(code, tmp_path)
+@pytest.mark.parametrize("group", GROUPS)
+def test_examples_of_a_page_run(group, tmp_path):
+    blocks = {p: CODE[p] for p in GROUPS[group] if missing(CODE[p]) is None}
+    if not blocks:
+        pytest.skip(f"needs {missing(CODE[GROUPS[group][0]])}, from the extra `peers`")
+    run(
+        f"for place, code in {blocks}.items():\n"
+        "    exec(compile(code, place, 'exec'), {'__name__': '__main__'})",
+        tmp_path,
+    )
 
 
 @pytest.mark.parametrize("folder", PROGRAMS)

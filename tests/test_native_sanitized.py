@@ -24,6 +24,7 @@ SOURCES = {
     "features_test.cc": [RUNTIME["features"]],
     "guard_test.cc": [],
     "kernels_test.cc": [RUNTIME["features"], *KERNELS, EMULATION],
+    "matrices_test.cc": ["cpu/network/matrices.cc", *TEAM],
     "network_test.cc": sorted(
         str(path.relative_to(NATIVE))
         for folder in ("runtime", "network", "pass")
@@ -44,7 +45,7 @@ SOURCES = {
     "tiles_test.cc": [RUNTIME["features"]],
 }
 # These have the kernels without a sanitizer: kernels_test has them under one.
-PLAIN = {"network_test.cc", "tiles_test.cc"}
+PLAIN = {"matrices_test.cc", "network_test.cc", "tiles_test.cc"}
 INCLUDES = [f"-I{NATIVE}", f"-I{NATIVE}/include", "-isystem", jax.ffi.include_dir()]
 
 
@@ -97,6 +98,7 @@ def test_native_checks_hold(name, tmp_path, request):
 
 THREADED = [
     "barrier_test.cc",
+    "matrices_test.cc",
     "network_test.cc",
     "portion_queue_test.cc",
     "scratch_test.cc",

@@ -17,12 +17,14 @@ from . import _config
 
 _LIBRARY_NAME = "libostinato_cpu.so"
 _NOTE_NAME = "not_built.txt"  # holds CMake's reason for not building the library
-_ABI_VERSION = 7  # kAbiVersion in native/include/ostinato/abi.h
+_ABI_VERSION = 8  # kAbiVersion in native/include/ostinato/abi.h
 _CPU_TARGETS = (
     "ostinato_cpu_features",
     "ostinato_rnn_fwd",
     "ostinato_rnn_bwd",
     "ostinato_rnn_pack",
+    "ostinato_join",
+    "ostinato_split",
 )
 
 

@@ -11,11 +11,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from .. import _checks
 from .._typing import Array, Float
 from .cell import LayerWeights
+from .joining import Rows, join
 from .modes import MODES
 from .spec import RNNSpec, check_spec
 
@@ -157,11 +156,12 @@ def pack_weights(
                 raise ValueError(f"`{label}` must be {wanted} for {spec}, got {got}")
             if value is None:
                 continue
-            value = _checks.check_array(label, value)
+            if not isinstance(value, Rows):
+                value = _checks.check_array(label, value)
             if value.shape != shape:
                 raise ValueError(
                     f"`{label}` must have shape {shape}, got {value.shape}"
                 )
             named[p, name] = value
     _checks.check_same_dtype(**{f"layers[{p}].{n}": v for (p, n), v in named.items()})
-    return jnp.concatenate([named[p, n].reshape(-1) for p, n, _ in _tensors(spec)])
+    return join([named[p, n] for p, n, _ in _tensors(spec)])

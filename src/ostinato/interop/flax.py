@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import LayerWeights, RNNSpec, _checks
+from .._rnn.joining import Rows, transposed
 from .._typing import Array, Float
 from .exported import join_biases, pseudo_layer, refuse_candidate_bias, require
 from .imported import Imported, as_array, build, gate_order, reorder_gates
@@ -195,7 +196,7 @@ def _leaf(params: Mapping[str, Any], part: str, leaf: str, name: str) -> Array:
 
 def _side(
     params: Mapping[str, Any], names: list[str], name: str
-) -> tuple[Array, Array | None]:
+) -> tuple[Rows, Array | None]:
     """Return the weight `[G*H, ...]` and the bias `[G*H]` of one side's products."""
     kernels = [_leaf(params, part, "kernel", name) for part in names]
     first = kernels[0]
@@ -211,7 +212,7 @@ def _side(
         else None
         for part in names
     ]
-    weight = jnp.concatenate(kernels, axis=1).T
+    weight = transposed(*kernels)
     if all(bias is None for bias in biases):
         return weight, None
     rows = first.shape[1]

@@ -18,6 +18,7 @@ from .. import (
     param_shapes,
     unpack_weights,
 )
+from .._rnn.joining import Rows
 from .._rnn.modes import MODES
 from .._typing import Array, Float
 from .exported import require
@@ -83,17 +84,19 @@ def gate_order(mode: str) -> str:
     return " ".join(MODES[mode].gates)
 
 
-def reorder_gates(a: Array, given: str, wanted: str, axis: int = 0) -> Array:
+def reorder_gates(a: Any, given: str, wanted: str, axis: int = 0) -> Any:
     """Return the gate blocks of `a` along `axis` in another order.
 
     Args:
-        a: blocks of equal size, one for each gate.
+        a: an array, or `Rows`: blocks of equal size, one for each gate.
         given: the gates as they are, such as `"i o f g"`.
         wanted: the same gates as they are to be.
         axis: along which the blocks follow each other.
     """
     if given == wanted:
         return a
+    if isinstance(a, Rows):
+        return a.reorder([given.split().index(gate) for gate in wanted.split()])
     blocks = dict(
         zip(given.split(), jnp.split(a, len(given.split()), axis), strict=True)
     )

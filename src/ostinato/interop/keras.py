@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import LayerWeights, RNNSpec
+from .._rnn.joining import transposed
 from .._typing import Array, Float, Mode
 from .exported import join_biases, pseudo_layer, require
 from .imported import Contents, Imported, as_array, build, gate_order, reorder_gates
@@ -300,7 +301,10 @@ def _weights(name: str, arrays: Sequence[Any]) -> LayerWeights:
                 f"`{name}.{field}` must be a matrix, got the shape "
                 f"{list(named[field].shape)}"
             )
-    kernel, recurrent = named["kernel"].T, named["recurrent_kernel"].T
+    kernel, recurrent = (
+        transposed(named["kernel"]),
+        transposed(named["recurrent_kernel"]),
+    )
     bias = named.get("bias")
     if bias is not None and bias.ndim == 2:
         if bias.shape[0] != 2:

@@ -89,6 +89,33 @@ def flip(a: Array, seq_lengths: Array | None, time_axis: int) -> Array:
     return jnp.take_along_axis(a, source, axis=time_axis)
 
 
+# A network of at least so many weights runs as in the other library where a call has
+# fewer than so many steps, counted over all sequences: a fused call first gathers the
+# weights and packs them, and that would take longer than the call. Measured on a CPU.
+_FEWEST_STEPS = ((1 << 20, 16), (1 << 18, 8), (1, 2))
+
+
+def too_short_reason(spec: RNNSpec, inputs: Any) -> str | None:
+    """Return why a call is too short for the fused operator; None if it is not.
+
+    Args:
+        spec: the layer.
+        inputs: `[..., I]`, with any batch axes and steps. Those of a size that is not
+            known while tracing are not too short; neither are those of 16 bits, where
+            the two libraries round differently.
+    """
+    steps, weights = math.prod(inputs.shape[:-1]), spec.num_params
+    if not isinstance(steps, int) or inputs.dtype.itemsize < 4:
+        return None
+    fewest = next(fewest for least, fewest in _FEWEST_STEPS if weights >= least)
+    if steps >= fewest:
+        return None
+    return (
+        f"gathering {weights} weights pays from {fewest} steps on, counted over all "
+        f"sequences, and the call has {steps}"
+    )
+
+
 def same_dtype_reason(wanted: Any, **arrays: Any) -> str | None:
     """Return which array has another dtype than the parameters; None if none has."""
     for name, array in arrays.items():

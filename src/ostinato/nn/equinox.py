@@ -53,7 +53,8 @@ def scan(
     """Run a cell over one sequence.
 
     An `eqx.nn.LSTMCell` or `eqx.nn.GRUCell` whose parameters, inputs and state have one
-    dtype runs on the fused operator; every other cell runs in a `lax.scan`.
+    dtype runs on the fused operator; every other cell, and a single step, runs in a
+    `lax.scan`.
 
     Args:
         cell: called as `cell(x, state) -> state`.
@@ -89,6 +90,7 @@ def scan(
         state = (zeros, zeros) if isinstance(cell, eqx.nn.LSTMCell) else zeros
     if (
         known
+        and xs.shape[0] != 1  # for which the weights are not worth gathering
         and same_dtype_reason(
             cell.weight_hh.dtype,  # pyright: ignore
             xs=xs,

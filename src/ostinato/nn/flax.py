@@ -26,12 +26,19 @@ from .._rnn import backends
 from .._rnn.backends import Explanation
 from .._typing import Array, Bool, Float, Int
 from ..interop.flax import from_cell
+from ..interop.imported import Imported
 from . import _flax_serialization as _flax_serialization
 from ._cells import FrozenCell
 from ._flax_cells import Recurrent
 from ._flax_layers import GRU, LSTM, Layer, PlainRNN
 from ._layers import FrozenLayer
-from ._sequences import from_carry, run_fused, same_dtype_reason, to_carry
+from ._sequences import (
+    from_carry,
+    run_fused,
+    same_dtype_reason,
+    to_carry,
+    too_short_reason,
+)
 
 __all__ = [
     "GRU",
@@ -52,7 +59,8 @@ class RNN(nnx.RNN):
     Takes the arguments of `nnx.RNN`. The fused operator runs `LSTMCell`,
     `OptimizedLSTMCell`, `GRUCell` and `SimpleCell` with their default activations and
     without a residual connection, on inputs, parameters and carry of one dtype; every
-    other cell runs as in `nnx.RNN`. `explain(x)` tells which.
+    other cell, and calls of a few steps without `seq_lengths` and `resets`, run as in
+    `nnx.RNN`. `explain(x)` tells which.
 
     Past the end of a sequence outputs are 0, where `nnx.RNN` goes on with the padding;
     a sequence of length 0 returns its initial carry. `unroll` means nothing to the
@@ -121,8 +129,8 @@ class RNN(nnx.RNN):
         keep_order = self.keep_order if keep_order is None else keep_order
         if resets is not None and reverse:
             raise ValueError("`resets` must be None with reverse=True")
-        reason = _unfused_reason(self.cell, inputs, initial_carry)
-        if reason is not None and resets is None:
+        network = _network(self.cell, inputs, initial_carry)
+        if isinstance(network, str) and resets is None:
             return super().__call__(
                 inputs,
                 initial_carry=initial_carry,
@@ -135,15 +143,21 @@ class RNN(nnx.RNN):
             )
         if initial_carry is None:
             initial_carry = self._initial_carry(inputs, time_major, rngs)
-        if reason is not None:
+        if isinstance(network, str):
             carry, outputs = _scan_with_resets(
                 self.cell, initial_carry, inputs, seq_lengths, resets, time_major
             )
             return (carry, outputs) if return_carry else outputs
-        spec, weights, _ = from_cell(self.cell)
+        if resets is None and seq_lengths is None:
+            if too_short_reason(network.spec, inputs):
+                axis = 0 if time_major else inputs.ndim - 2
+                carry, outputs = _scan(self.cell, initial_carry, inputs, axis, reverse)
+                if reverse and keep_order:
+                    outputs = jnp.flip(outputs, axis)
+                return (carry, outputs) if return_carry else outputs
         states, outputs = run_fused(
-            spec,
-            weights,
+            network.spec,
+            network.weights,
             inputs,
             from_carry(initial_carry),
             seq_lengths=seq_lengths,
@@ -161,9 +175,13 @@ class RNN(nnx.RNN):
             `ostinato.Explanation`: that of `ostinato.explain`, or the backend
             `"flax"` with the reason why the cell runs as in `nnx.RNN`.
         """
-        reason = _unfused_reason(self.cell, inputs, None)
-        if reason is None:
-            return backends.explain(from_cell(self.cell).spec, inputs)
+        network = _network(self.cell, inputs, None)
+        if isinstance(network, str):
+            reason = network
+        else:
+            reason = too_short_reason(network.spec, inputs)
+            if reason is None:
+                return backends.explain(network.spec, inputs)
         rejected = {name: reason for name in ("cuda", "cpu", "xla")}
         return Explanation("flax", "step by step, as nnx.RNN runs it", rejected)
 
@@ -179,8 +197,8 @@ class RNN(nnx.RNN):
 RNN.register(PlainRNN)  # so that what `RNN` makes is an instance of it
 
 
-def _unfused_reason(cell: Any, inputs: Any, carry: Any) -> str | None:
-    """Return why the fused operator does not run a cell; None if it does."""
+def _network(cell: Any, inputs: Any, carry: Any) -> Imported | str:
+    """Return the cell as the fused operator runs it, or why it does not."""
     try:
         network = from_cell(cell)
     except (TypeError, ValueError) as error:
@@ -193,7 +211,21 @@ def _unfused_reason(cell: Any, inputs: Any, carry: Any) -> str | None:
             f"the cell computes in {jnp.dtype(cell.dtype)}, its parameters are {dtype}"
         )
     carries = {f"carry[{i}]": a for i, a in enumerate(jax.tree.leaves(carry))}
-    return same_dtype_reason(dtype, inputs=inputs, **carries)
+    return same_dtype_reason(dtype, inputs=inputs, **carries) or network
+
+
+def _scan(
+    cell: Any, carry: Any, inputs: Array, axis: int, reverse: bool
+) -> tuple[Any, Array]:
+    """Run a standard cell step by step, with outputs in the order of the steps run."""
+    graph, state = nnx.split(cell)  # `nnx.scan` takes no cell of an outer trace
+    xs = jnp.moveaxis(inputs, axis, 0)
+    carry, ys = jax.lax.scan(
+        lambda carry, x: nnx.merge(graph, state)(carry, x),
+        carry,
+        jnp.flip(xs, 0) if reverse else xs,
+    )
+    return carry, jnp.moveaxis(ys, 0, axis)
 
 
 def _scan_with_resets(
@@ -253,7 +285,8 @@ class Bidirectional(nnx.Bidirectional):
         """Run both directions; arguments and results as for `nnx.Bidirectional`."""
         options = {"reverse": reverse, "keep_order": keep_order}  # unused there, too
         both: tuple[Any, Any] = (self.forward_rnn, self.backward_rnn)
-        if not _run_as_one(both, inputs, initial_carry):
+        networks = _both_networks(both, inputs, initial_carry, seq_lengths)
+        if networks is None:
             return super().__call__(
                 inputs,
                 initial_carry=initial_carry,
@@ -270,7 +303,6 @@ class Bidirectional(nnx.Bidirectional):
             initial_carry = tuple(
                 layer._initial_carry(inputs, time_major, rngs) for layer in both
             )
-        networks = [from_cell(layer.cell) for layer in both]
         spec = dataclasses.replace(networks[0].spec, bidirectional=True)
         layers: list[LayerWeights] = []
         for network in networks:
@@ -291,13 +323,20 @@ class Bidirectional(nnx.Bidirectional):
         return carries, merged
 
 
-def _run_as_one(layers: Any, inputs: Array, carries: Any) -> bool:
-    """Return whether two layers are the directions of one fused network."""
-    carries = (None, None) if carries is None else carries
-    for layer, carry in zip(layers, carries, strict=True):
+def _both_networks(
+    layers: Any, inputs: Array, carries: Any, seq_lengths: Any
+) -> list[Imported] | None:
+    """Return the directions of one fused network; None if two layers are not that."""
+    found: list[Imported] = []
+    for layer, carry in zip(layers, carries or (None, None), strict=True):
         if type(layer) is not RNN or layer.reverse:
-            return False
-        if _unfused_reason(layer.cell, inputs, carry) is not None:
-            return False
-    first, second = (from_cell(layer.cell) for layer in layers)
-    return first.spec == second.spec and first.weights.dtype == second.weights.dtype
+            return None
+        network = _network(layer.cell, inputs, carry)
+        if isinstance(network, str):
+            return None
+        if seq_lengths is None and too_short_reason(network.spec, inputs):
+            return None
+        found.append(network)
+    first, second = found
+    same = first.spec == second.spec and first.weights.dtype == second.weights.dtype
+    return found if same else None

@@ -24,6 +24,7 @@ from .._rnn.output import as_state
 from .._typing import Array, Bool, Float
 from ..interop.imported import Imported
 from ..interop.keras import from_layer
+from ._sequences import too_short_reason
 
 __all__ = ["GRU", "LSTM", "SimpleRNN"]
 
@@ -118,7 +119,8 @@ class LSTM(Fused, keras.layers.LSTM):
     These run as in Keras, and `explain(inputs)` says so: activations other than tanh
     and sigmoid; `recurrent_dropout` in training; `dropout` in training with
     `implementation=1`; `use_cudnn=True`, and on a GPU without a mask, where Keras may
-    take cuDNN, `use_cudnn="auto"`. `unroll` means nothing to the fused operator.
+    take cuDNN, `use_cudnn="auto"`; calls of a few steps, for which the weights are not
+    worth gathering. `unroll` means nothing to the fused operator.
 
     Holds under every JAX transformation, of `stateless_call` for example.
     """
@@ -164,9 +166,10 @@ def _network(layer: Any, inputs: Any, mask: Any, training: bool) -> Imported | s
             f"`inputs` is {inputs.dtype} and the cell computes in {cell.compute_dtype}"
         )
     try:
-        return from_layer(layer)
+        network = from_layer(layer)
     except (TypeError, ValueError) as error:
         return str(error)
+    return too_short_reason(network.spec, inputs) or network
 
 
 def _first(mask: Any) -> Any:

@@ -28,6 +28,7 @@ from ._sequences import (
     same_dtype_reason,
     select_carry,
     to_carry,
+    too_short_reason,
 )
 
 __all__ = ["RNN", "ScannedRNN"]
@@ -48,7 +49,8 @@ class RNN(linen.RNN):
     Takes the fields of `linen.RNN`. The fused operator runs `LSTMCell`,
     `OptimizedLSTMCell`, `GRUCell` and `SimpleCell` with their default activations and
     without a residual connection, on inputs, parameters and carry of one dtype; every
-    other cell, and every initialisation, runs as in `linen.RNN`.
+    other cell, every initialisation, and calls of a few steps without `seq_lengths` run
+    as in `linen.RNN`.
 
     Past the end of a sequence outputs are 0, where `linen.RNN` goes on with the
     padding; a sequence of length 0 returns its initial carry.
@@ -73,7 +75,7 @@ class RNN(linen.RNN):
         time_major = self.time_major if time_major is None else time_major
         reverse = self.reverse if reverse is None else reverse
         keep_order = self.keep_order if keep_order is None else keep_order
-        network = _network(self, self.cell, inputs, initial_carry)
+        network = _network(self, self.cell, inputs, initial_carry, seq_lengths)
         if isinstance(network, str):
             return super().__call__(
                 inputs,
@@ -173,7 +175,9 @@ def _scan(cell: Any, carry: Any, inputs: Array, resets: Array) -> tuple[Any, Arr
     return scan(cell, carry, (inputs, resets.astype(bool)))
 
 
-def _network(module: Any, cell: Any, inputs: Any, carry: Any) -> Imported | str:
+def _network(
+    module: Any, cell: Any, inputs: Any, carry: Any, seq_lengths: Any = None
+) -> Imported | str:
     """Return the cell as the fused operator runs it, or why it does not."""
     if type(cell) not in _KINDS:
         return f"there is no fused operator for {type(cell).__name__}"
@@ -191,4 +195,6 @@ def _network(module: Any, cell: Any, inputs: Any, carry: Any) -> Imported | str:
         return f"the cell computes in {cell.dtype}, its parameters are {dtype}"
     carries = {f"carry[{i}]": a for i, a in enumerate(jax.tree.leaves(carry))}
     reason = same_dtype_reason(dtype, inputs=inputs, **carries)
-    return network if reason is None else reason
+    if reason is None and seq_lengths is None:  # with them, our outputs differ
+        reason = too_short_reason(network.spec, inputs)
+    return reason or network
