@@ -12,6 +12,7 @@ from oracles import cells64, net64
 
 import ostinato as ost
 from ostinato import cells
+from ostinato._step import primitive as loops
 
 STEPS, LENGTHS = 5, (3, 0, 5)
 BATCH, INPUTS, HIDDEN = len(LENGTHS), 3, 5
@@ -180,6 +181,13 @@ def count(primitive: str, jaxpr, inside: str | None = None) -> int:
         if eqn.primitive.name == primitive and inside is None:
             total += 1
         within = None if eqn.primitive.name == inside else inside
-        for inner in jax.extend.core.jaxprs_in_params(eqn.params):
+        for inner in inner_jaxprs(eqn):
             total += count(primitive, inner, within)
     return total
+
+
+def inner_jaxprs(eqn):
+    """Return the jaxprs inside of an equation; those of a loop are what it runs."""
+    if eqn.primitive in loops.IMPLEMENTATIONS:
+        return [loops.implementation(eqn).jaxpr]
+    return list(jax.extend.core.jaxprs_in_params(eqn.params))

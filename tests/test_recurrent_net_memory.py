@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cell_cases import inner_jaxprs
 from closures import fast_jit
 from compile_options import QUICK, USUAL
 from jax import lax
@@ -112,7 +113,8 @@ def saved_shapes(step, **options):
     """Return the shapes of values stored for the backward loop, one slice per step."""
     params, x, states = arrays()
     jaxpr = jax.make_jaxpr(jax.grad(loss_of(step, **options)))(params, x, states)
-    forward = next(e for e in jaxpr.eqns if e.primitive.name == "scan")
+    loops = ("scan", "ostinato_loop")
+    forward = next(e for e in jaxpr.eqns if e.primitive.name in loops)
     shapes = [v.aval.shape for v in forward.outvars]
     return sorted(shape for shape in shapes if shape[:1] == (T,))
 
@@ -201,12 +203,8 @@ def products(jaxpr, inside=0):
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
             yield inside, tuple(v.aval.shape for v in eqn.invars)
-        for value in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns")
-        ):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from products(inner, inside + (eqn.primitive.name == "scan"))
+        for inner in inner_jaxprs(eqn):
+            yield from products(inner, inside + (eqn.primitive.name == "scan"))
 
 
 def test_input_products_of_a_cell_are_one_product_over_all_steps():
@@ -214,18 +212,20 @@ def test_input_products_of_a_cell_are_one_product_over_all_steps():
         list(products(jax.make_jaxpr(jax.grad(loss_of(s), (0, 1)))(*arrays()).jaxpr))
         for s in STEPS.values()
     )
-    assert [loops for loops, _ in function] == [1] * 6
-    outside = [shapes for loops, shapes in cell if loops == 0]
-    # Forward, then the gradients of the weights and of the inputs.
-    assert len(cell) == 6 and len(outside) == 3
-    assert all(any(shape[:2] == (T, B) for shape in shapes) for shapes in outside)
+    for found in function, cell:
+        outside = [shapes for loops, shapes in found if loops == 0]
+        # Forward, and the gradients of both matrices and of the inputs.
+        assert len(found) == 6 and len(outside) == 4
+        assert all(any(shape[:2] == (T, B) for shape in shapes) for shapes in outside)
 
 
-def test_plain_function_runs_as_in_lax_scan():
+def test_backend_scan_runs_as_lax_scan():
     params, x, states = arrays()
 
     def ours(params, x, states):
-        out = ost.recurrent_net(lstm, x, states, params=params, time_major=True)
+        out = ost.recurrent_net(
+            lstm, x, states, params=params, time_major=True, backend="scan"
+        )
         return out.states, out.outputs
 
     def plain(params, x, states):

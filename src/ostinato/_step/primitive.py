@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .._rnn.lowering import always_jitted
@@ -196,3 +196,11 @@ loop_bwd_p = _primitive("ostinato_loop_bwd", _backward)
 batching.primitive_batchers[loop_p] = _batch_loop
 ad.primitive_jvps[loop_p] = _jvp
 ad.primitive_transposes[loop_tangent_p] = _transpose
+
+IMPLEMENTATIONS = {loop_p: _forward, loop_tangent_p: _tangent, loop_bwd_p: _backward}
+
+
+def implementation(eqn: JaxprEqn) -> ClosedJaxpr:
+    """Return what the equation of a loop runs, in primitives of JAX."""
+    run = ft.partial(IMPLEMENTATIONS[eqn.primitive], **eqn.params)
+    return jax.make_jaxpr(run)(*(v.aval for v in eqn.invars))

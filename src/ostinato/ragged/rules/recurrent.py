@@ -1,10 +1,10 @@
-"""The rule of the fused recurrent operator, which runs on concatenated tokens.
+"""Rules of the fused recurrent operator, and of loops over step functions.
 
-One call runs the sequences of all examples where they lie: packed storage
-(`_rnn.call.Packed`) needs no padded copy, neither of the input nor of the values that
-are saved for the gradient. Examples with weights of their own, or with gradients of
-weights of their own, cannot share a call: they are padded, and lengths mask the
-padding.
+The operator runs on concatenated tokens. One call runs the sequences of all examples
+where they lie: packed storage (`_rnn.call.Packed`) needs no padded copy, neither of the
+input nor of the values that are saved for the gradient. Examples with weights of their
+own, or with gradients of weights of their own, cannot share a call: they are padded,
+and lengths mask the padding.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from jax.extend.core import JaxprEqn
 from ..._rnn import primitive
 from ..._rnn.call import Packed, RNNCall, holds_steps
 from ..._rnn.lowering import Ensemble, axes_of, results_of
+from ..._step import primitive as loops
 from ..._typing import Array
 from ..core.context import Context, Sizes
 from ..core.registry import register
@@ -36,6 +37,12 @@ def _rnn(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[Value]:
         if is_symbolic(one.batch) and not is_symbolic(one.length):
             return one.on_flat_batch(values)
     return one.padded(values)
+
+
+@register(*loops.IMPLEMENTATIONS)
+def _loop(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[Value]:
+    """Run the loop over a step function in primitives of JAX, which have rules."""
+    return ctx.evaluate(loops.implementation(eqn), values)
 
 
 class _Axes(NamedTuple):
