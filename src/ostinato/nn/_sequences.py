@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from .. import RNNSpec, _checks, rnn
 from .._padding import select
@@ -51,7 +50,7 @@ def run_fused(
     sizes = leading_sizes(inputs.shape[:-1], time_axis)
     if seq_lengths is not None:
         if not hasattr(seq_lengths, "shape"):
-            seq_lengths = np.asarray(seq_lengths)
+            seq_lengths = jnp.asarray(seq_lengths)
         rows = {name: size for name, size in sizes.items() if name != "T"}
         _checks.check_shape("seq_lengths", seq_lengths, **rows)
     if resets is not None:
