@@ -149,12 +149,12 @@ def joined_batches(
             if want != got:
                 kind = TypeError if name == "dtype" else ValueError
                 raise kind(
-                    f"`arrays[{i}]` must have the {name} of `arrays[0]`, {want!s}, got "
-                    f"{got!s}"
+                    f"`batches[{i}]` must have the {name} of `batches[0]`, {want!s}, "
+                    f"got {got!s}"
                 )
         if batch.shape[1:] != first.shape[1:]:
             raise ValueError(
-                f"`arrays[{i}]` must have the shape of `arrays[0]` after the batch, "
+                f"`batches[{i}]` must have the shape of `batches[0]` after the batch, "
                 f"{list(first.shape[1:])}, got {list(batch.shape[1:])}"
             )
     axis = first.axis
