@@ -183,6 +183,7 @@ def test_a_peer_that_fails_is_left_out(tmp_path, monkeypatch):
 def test_an_interrupt_keeps_what_was_measured(tmp_path):
     command = [sys.executable, "-u", "-m", "ostinato", "bench", *TINY, "--peers=none"]
     sources = [str(g2p_command.SOURCES), os.environ.get("PYTHONPATH", "")]
+    g2p_command.heed_interrupts()
     process = subprocess.Popen(
         [*command, "--steps=3,4,5,6,7,8,9", f"--out={tmp_path}"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sources)},
@@ -194,7 +195,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path):
         assert any(line.startswith("14 rows") for line in process.stdout)
         assert any(line.startswith("gru/N2H4T3-infer") for line in process.stdout)
         process.send_signal(signal.SIGINT)
-        assert g2p_command.wait(process, 60) is not None  # a row may be compiling
+        assert g2p_command.wait(process, g2p_command.ENDS) is not None
     finally:
         process.kill()
     last = process.communicate()[0].splitlines()[-1]
