@@ -28,7 +28,7 @@ NATIVE := $(shell find native -type f)
 CXX_FILES := $(filter %.h %.cc,$(NATIVE))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench lint format docs wheel test-wheel clean FORCE
+.PHONY: help demo test check quick bench lint format docs wheel test-wheel clean FORCE
 
 help:
 	@echo "make demo   train the pronunciation model for $(MINUTES) minutes, say a word"
@@ -46,7 +46,11 @@ demo: $(STAMPS)/demo
 test: $(STAMPS)/$(TEST_EXTRAS)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-check: lint
+# The quick tests call every module, so they need all packages that these work with.
+check:
+	$(MAKE) EXTRAS=$(or $(EXTRAS),dev$(comma)test$(comma)peers) lint quick
+
+quick: $(STAMPS)/$(TEST_EXTRAS)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --every-module @tests/quick.txt
 
 bench: $(STAMPS)/bench

@@ -45,6 +45,15 @@ def make_packages(folder: Path, fsync_seconds: float | None = None) -> Path:
     return folder
 
 
+def heed_interrupts() -> None:
+    """Let processes that are started from here on heed SIGINT.
+
+    In a job in the background it is ignored, and they would inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def start(
     packages: Path, out: Path, *options: str, python: tuple[str, ...] = (), **env: str
 ) -> subprocess.Popen[str]:
@@ -52,8 +61,7 @@ def start(
     path = os.pathsep.join(
         filter(None, [str(packages), str(SOURCES), os.environ.get("PYTHONPATH")])
     )
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # not inherited
+    heed_interrupts()
     # A process that is killed must not leave half a program in the tests' cache.
     environment = dict(os.environ)
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)

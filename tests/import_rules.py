@@ -25,6 +25,7 @@ TIERS = {
     "_rnn.modes": 1,
     "interrupts": 0,
     "_rnn.spec": 1,
+    "_rnn.eager": 1,
     "_rnn.sharding": 1,
     "_rnn.joining": 1,
     "_rnn.layout": 1,

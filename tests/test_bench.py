@@ -183,6 +183,7 @@ def test_a_peer_that_fails_is_left_out(tmp_path, monkeypatch):
 def test_an_interrupt_keeps_what_was_measured(tmp_path):
     command = [sys.executable, "-u", "-m", "ostinato", "bench", *TINY, "--peers=none"]
     sources = [str(g2p_command.SOURCES), os.environ.get("PYTHONPATH", "")]
+    g2p_command.heed_interrupts()
     process = subprocess.Popen(
         [*command, "--steps=3,4,5,6,7,8,9", f"--out={tmp_path}"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sources)},
@@ -190,12 +191,13 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path):
         stderr=subprocess.STDOUT,
         text=True,
     )
-    assert process.stdout.readline().startswith("14 rows")
-    for line in process.stdout:
-        if line.startswith("gru/N2H4T3-infer"):
-            break
-    process.send_signal(signal.SIGINT)
-    assert g2p_command.wait(process, g2p_command.ENDS) is not None
+    try:
+        assert any(line.startswith("14 rows") for line in process.stdout)
+        assert any(line.startswith("gru/N2H4T3-infer") for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        assert g2p_command.wait(process, g2p_command.ENDS) is not None
+    finally:
+        process.kill()
     last = process.communicate()[0].splitlines()[-1]
     assert process.returncode == 130, last
     assert re.match(r"interrupted; \d+ rows are in ", last)

@@ -153,3 +153,14 @@ def test_files_of_keras(tmp_path, suffix):
     y = keras_tests.outputs(layer)
     spec, weights = ost.load(out)["first"]
     assert np.abs(ost.rnn(spec, weights, jnp.asarray(X)).y - y).max() <= LIMIT
+
+
+def test_whole_modules_and_missing_folders_are_one_line(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "module.pt"
+    torch.save(torch.nn.LSTM(2, 3), path)
+    said = one_line(ostinato(path, tmp_path / "o.safetensors"))
+    assert "save module.state_dict() instead" in said
+    torch.save(torch.nn.LSTM(2, 3).state_dict(), path)
+    said = one_line(ostinato(path, tmp_path / "none" / "o.safetensors"))
+    assert "No such folder" in said and ".tmp" not in said

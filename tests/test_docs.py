@@ -41,6 +41,8 @@ CODE = {place: code for code, place in PLACES.items()}
 def missing(code: str) -> str | None:
     """Return a package that `code` imports at its top and that is not installed."""
     packages = re.findall(r"^(?:from|import) (\w+)", code, re.M)
+    layers = re.findall(r"^from ostinato\.nn\.(\w+)", code, re.M)
+    packages += ["flax" if name == "linen" else name for name in layers]
     return next((p for p in packages if importlib.util.find_spec(p) is None), None)
 
 

@@ -57,3 +57,14 @@ def test_arguments():
         scan(Plain(cell), X[0])
     with pytest.raises(ValueError, match="`resets`"):
         scan(cell, X[0], resets=RESETS, reverse=True)
+
+
+def test_wrong_shapes_and_dtypes():
+    cell = eqx.nn.GRUCell(4, 5, dtype=jnp.float32, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"`xs` must have shape \[T, I\], got \[1, 7"):
+        scan(cell, X[:1])  # jax.vmap was forgotten
+    with pytest.raises(ValueError, match=r"`resets` must have shape \(T\) = \(7,\)"):
+        scan(cell, X[0], resets=RESETS[:3])
+    for other in (cell, Plain(cell)):
+        with pytest.raises(TypeError, match="`resets` must be bool, got int32"):
+            scan(other, X[0], jnp.zeros(5, "f4"), resets=RESETS.astype("i4"))

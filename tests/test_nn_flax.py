@@ -108,6 +108,27 @@ def test_resets_in_fused_and_in_other_cells(cell_class):
         RNN(cell, reverse=True)(X[0], resets=resets)
 
 
+def test_resets_and_lengths_of_another_shape_or_dtype():
+    resets, lengths = jnp.zeros((7, 3), bool), jnp.ones((7, 3), "i4")
+    relu = nnx.GRUCell(4, 5, activation_fn=nnx.relu, rngs=nnx.Rngs(0))
+    for cell in (relu, drawn(nnx.GRUCell)):  # step by step, and fused
+        layer = RNN(cell)
+        with pytest.raises(ValueError, match=r"`resets` .* \(B, T\) = \(3, 7\), got"):
+            layer(X[0], resets=resets)
+        with pytest.raises(TypeError, match="`resets` must be bool, got int32"):
+            layer(X[0], resets=lengths.T)
+    with pytest.raises(ValueError, match=r"`resets` .* \(T, B\) = \(7, 3\), got"):
+        layer(X[0].swapaxes(0, 1), resets=resets.T, time_major=True)
+    with pytest.raises(ValueError, match=r"\(B1, B2, T\) = \(2, 3, 7\), got"):
+        layer(X, resets=jnp.zeros((3, 2, 7), bool))
+    with pytest.raises(ValueError, match=r"`seq_lengths` .* \(B\) = \(3,\), got"):
+        layer(X[0], seq_lengths=jnp.array([7, 2]))
+    close(
+        layer(X[0], seq_lengths=[7, 2, 0]),
+        layer(X[0], seq_lengths=jnp.array([7, 2, 0])),
+    )
+
+
 @pytest.mark.parametrize(
     ("cell", "words"),
     [

@@ -100,3 +100,37 @@ def test_scanned_rnn():
 
     own = {"params": {"Own_0": variables["params"]["GRUCell_0"]}}
     close(ScannedRNN(Own(4)).apply(own, *args), Reference().apply(variables, *args))
+
+
+class WithACellForTheCarry(Reference):
+    """The same as current programs have it: another cell makes the first carry."""
+
+    @ft.partial(
+        linen.scan,
+        variable_broadcast="params",
+        in_axes=0,
+        out_axes=0,
+        split_rngs={"params": False},
+    )
+    @linen.compact
+    def __call__(self, carry, at):
+        x, resets = at
+        other = linen.GRUCell(features=x.shape[1])
+        first = other.initialize_carry(jax.random.key(0), x.shape)
+        carry = jnp.where(resets[:, None], first, carry)
+        return linen.GRUCell(features=x.shape[1])(carry, x)
+
+
+def test_scanned_rnn_takes_the_name_that_the_cell_has():
+    x, key = X.swapaxes(0, 1), jax.random.key(0)
+    args = jnp.zeros((3, 4), "f4"), (x, jnp.asarray(RESETS))
+    theirs = WithACellForTheCarry()
+    variables = theirs.init(key, *args)
+    assert list(variables["params"]) == ["GRUCell_1"]
+    close(ScannedRNN(cell_name="GRUCell_1").init(key, *args), variables, 0)
+    variables = drawn(variables)
+    close(
+        values_and_gradients(ScannedRNN(), variables, *args),
+        values_and_gradients(theirs, variables, *args),
+        5e-6,
+    )

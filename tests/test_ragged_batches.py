@@ -151,7 +151,9 @@ def test_concatenate_refuses():
     with pytest.raises(TypeError, match=r"`batches\[1\]` must be a RaggedArray, got"):
         ragged.concatenate([batch, batch.data])
     other = RaggedArray(batch.data, batch.lengths, dim="m")
-    with pytest.raises(ValueError, match=r"`arrays\[1\]` must have the dim of .*n, go"):
+    with pytest.raises(
+        ValueError, match=r"`batches\[1\]` must have the dim of .*n, go"
+    ):
         ragged.concatenate([batch, other])
     with pytest.raises(TypeError, match=r"the dtype of .*float32, got int32"):
         ragged.concatenate([batch, batch.with_data(batch.data.astype(jnp.int32))])

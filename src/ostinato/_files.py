@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zipfile
@@ -46,6 +47,8 @@ def reading(path: str | os.PathLike[str], kind: str) -> Iterator[int]:
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file that is there whole, or as it was before, whatever happens."""
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "No such folder", str(path.parent))
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(beside, "wb") as file:

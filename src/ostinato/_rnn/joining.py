@@ -24,6 +24,7 @@ from jax.interpreters import ad, batching, mlir
 from .. import _compat, _native
 from .._typing import Array
 from . import sharding
+from .eager import always_jitted
 
 
 class Block(NamedTuple):
@@ -266,11 +267,7 @@ def _register(rules: _Rules, transpose: Callable) -> None:
     def alone(*arrays: Array, plan: Plan, ensemble: bool) -> list[Array]:
         return primitive.bind(*arrays, plan=plan, ensemble=ensemble)
 
-    def eagerly(*arrays: Array, **params: Any) -> list[Array]:
-        with jax.disable_jit(False):
-            return alone(*arrays, **params)
-
-    primitive.def_impl(eagerly)
+    primitive.def_impl(always_jitted(alone))
     primitive.def_abstract_eval(rules.abstract_eval)
     batching.primitive_batchers[primitive] = rules.batch
     ad.primitive_jvps[primitive] = rules.jvp

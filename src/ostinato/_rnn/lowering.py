@@ -164,13 +164,3 @@ def _rule(flat_of: Callable) -> Callable:
         return partition(flat, axes)(*args)
 
     return mlir.lower_fun(run, multiple_results=True)
-
-
-def always_jitted(function: Callable) -> Callable:
-    """Return `function`, jitted even under `jax.disable_jit`, like JAX's primitives."""
-
-    def run(*args: Array, **params: Any) -> Any:
-        with jax.disable_jit(False):
-            return function(*args, **params)
-
-    return run

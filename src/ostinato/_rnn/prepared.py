@@ -14,7 +14,7 @@ from .. import _checks
 from .._typing import Array, Float, Shaped
 from . import backends, layout, sharding
 from .backend import Backend
-from .lowering import always_jitted
+from .eager import always_jitted
 from .spec import RNNSpec, check_spec
 
 

@@ -27,9 +27,9 @@ from jax.interpreters import ad, batching
 from .._typing import Array
 from . import sharding, xla_packed
 from .call import Differentiable, Operands, Outputs, Residuals, RNNCall, Saved
+from .eager import always_jitted
 from .lowering import (
     Ensemble,
-    always_jitted,
     axes_of,
     by_vmap,
     free_axes,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import LayerWeights, RNNSpec, _checks, unpack_weights
-from .._files import MAX_RATIO, check_zip, reading
+from .._files import MAX_RATIO, BadFileError, check_zip, reading
 from .._typing import Array, Float
 from .exported import require
 from .imported import Contents, Imported, as_array, build, gate_order, reorder_gates
@@ -165,7 +166,14 @@ def _tensors_of(path: str | os.PathLike[str]) -> dict[str, Any]:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 check_zip(archive, size)
-        tree = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            tree = torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise BadFileError(
+                f"`path` must be {kind}; {os.fspath(path)!r} holds other objects, such "
+                "as a whole module, which only its own code can read, or is damaged; "
+                "save module.state_dict() instead"
+            ) from error
     tensors = {}
     for name, tensor in _flat(tree, "", set()):
         if tensor.numel() * tensor.element_size() > MAX_RATIO * size:  # strides of 0

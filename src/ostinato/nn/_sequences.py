@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .. import RNNSpec, rnn
+from .. import RNNSpec, _checks, rnn
 from .._padding import select
 from .._rnn.output import as_state
 from .._typing import Array
@@ -42,8 +42,19 @@ def run_fused(
 
     Returns:
         Final states, shaped as `states`, and outputs laid out as `inputs`.
+
+    Raises:
+        ValueError: `seq_lengths` or `resets` has another shape.
     """
     time_axis = 0 if time_major else inputs.ndim - 2
+    sizes = leading_sizes(inputs.shape[:-1], time_axis)
+    if seq_lengths is not None:
+        if not hasattr(seq_lengths, "shape"):
+            seq_lengths = jnp.asarray(seq_lengths)
+        rows = {name: size for name, size in sizes.items() if name != "T"}
+        _checks.check_shape("seq_lengths", seq_lengths, **rows)
+    if resets is not None:
+        resets = _checks.check_resets(resets, **sizes)
     batch = inputs.shape[:time_axis] + inputs.shape[time_axis + 1 : -1]
     flat, steps = math.prod(batch), inputs.shape[time_axis]
     axis = 0 if time_major else 1
@@ -68,6 +79,14 @@ def run_fused(
     final = final if isinstance(final, tuple) else (final,)
     final = tuple(a.reshape(b.shape) for a, b in zip(final, states, strict=True))
     return final, y.reshape(*inputs.shape[:-1], y.shape[-1])
+
+
+def leading_sizes(shape: Sequence[int], time_axis: int) -> dict[str, int]:
+    """Return the sizes of the axes before the features, by names for errors."""
+    count = len(shape) - 1
+    names = ["B"] if count == 1 else [f"B{i}" for i in range(1, count + 1)]
+    names.insert(time_axis, "T")
+    return dict(zip(names, shape, strict=True))
 
 
 def flip(a: Array, seq_lengths: Array | None, time_axis: int) -> Array:

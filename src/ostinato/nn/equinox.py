@@ -70,7 +70,7 @@ def scan(
         item of a state that is a tuple.
 
     Raises:
-        TypeError: `state` is None for a cell of your own.
+        TypeError: `state` is None for a cell of your own, or `resets` are not bools.
         ValueError: `resets` with `reverse`, or a wrong shape.
 
     Holds under every JAX and Equinox transformation: `jax.vmap` over sequences runs one
@@ -80,6 +80,12 @@ def scan(
     if resets is not None and reverse:
         raise ValueError("`resets` must be None with reverse=True")
     known = type(cell) in _CELLS
+    if known:
+        xs = _checks.check_array("xs", xs)
+        _checks.check_rank("xs", xs, "T", "I")
+    if resets is not None:
+        steps = {"T": jax.tree.leaves(xs)[0].shape[0]}
+        resets = _checks.check_resets(resets, **steps)
     if state is None:
         if not known:
             raise TypeError(

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from .. import LayerWeights, pack_weights, unpack_weights
+from .. import LayerWeights, _checks, pack_weights, unpack_weights
 from .._padding import select
 from .._rnn import backends
 from .._rnn.backends import Explanation
@@ -34,6 +34,7 @@ from ._flax_layers import GRU, LSTM, Layer, PlainRNN
 from ._layers import FrozenLayer
 from ._sequences import (
     from_carry,
+    leading_sizes,
     run_fused,
     same_dtype_reason,
     to_carry,
@@ -121,6 +122,7 @@ class RNN(nnx.RNN):
             The outputs, laid out as `inputs`, or `(carry, outputs)`.
 
         Raises:
+            TypeError: `resets` are not bools.
             ValueError: `resets` with `reverse`, or a wrong shape.
         """
         return_carry = self.return_carry if return_carry is None else return_carry
@@ -238,13 +240,15 @@ def _scan_with_resets(
 ) -> tuple[Any, Array]:
     """Run any cell step by step, with a carry that becomes 0 at resets."""
     time_axis = 0 if time_major else inputs.ndim - (cell.num_feature_axes + 1)
+    leading = inputs.shape[: inputs.ndim - cell.num_feature_axes]
+    resets = _checks.check_resets(resets, **leading_sizes(leading, time_axis))
     xs = jnp.moveaxis(inputs, time_axis, 0)
     valid = None
     if seq_lengths is not None:
         t = jnp.arange(len(xs), dtype=jnp.int32)
         t = jnp.expand_dims(t, tuple(range(1, 1 + jnp.ndim(seq_lengths))))
         valid = t < jnp.asarray(seq_lengths).astype(jnp.int32)[None]
-    resets = jnp.moveaxis(jnp.asarray(resets), time_axis, 0)
+    resets = jnp.moveaxis(resets, time_axis, 0)
 
     @nnx.scan(
         in_axes=(nnx.StateAxes({...: nnx.Carry}), nnx.Carry, 0),

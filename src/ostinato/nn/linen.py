@@ -121,17 +121,22 @@ class ScannedRNN(linen.Module):
 
     Attributes:
         cell: the cell; None: a `linen.GRUCell` of as many features as the inputs have.
+        cell_name: the name of the cell among the variables; None: the name that it has
+            in the variables that are applied, or a new one, such as `"GRUCell_0"`.
 
     Called as `(carry, (inputs, resets)) -> (carry, outputs)`, with `inputs [T, B, I]`,
     `resets [T, B]`, True where a sequence begins, and outputs `[T, B, H]`. Its
     variables are those of the usual module of reinforcement learning, which calls
-    `linen.GRUCell` inside of `linen.scan`: `{"GRUCell_0": ...}`.
+    `linen.GRUCell` inside of `linen.scan`: `{"GRUCell_0": ...}`, or
+    `{"GRUCell_1": ...}` where a cell that makes the first carry took the first name. To
+    draw the parameters that such a module draws, give that name as `cell_name`.
 
     References:
         Lu et al., Discovered Policy Optimisation (2022), whose program PureJaxRL is.
     """
 
     cell: linen.RNNCellBase | None = None
+    cell_name: str | None = None
 
     @linen.compact
     def __call__(
@@ -142,7 +147,8 @@ class ScannedRNN(linen.Module):
         """Run the cell over all steps."""
         inputs, resets = inputs_and_resets
         cell = self.cell or linen.GRUCell(features=inputs.shape[-1], parent=None)
-        cell = cell.clone(parent=self, name=f"{type(cell).__name__}_0")
+        name = self.cell_name or _stored_name(self, f"{type(cell).__name__}_")
+        cell = cell.clone(parent=self, name=name)
         network = _network(self, cell, inputs, carry)
         if isinstance(network, str):
             return _scan(cell, carry, inputs, resets)
@@ -160,6 +166,12 @@ class ScannedRNN(linen.Module):
     def initialize_carry(batch_size: int, hidden_size: int) -> Array:
         """Return the zeros `[B, H]` that a GRU begins with."""
         return jnp.zeros((batch_size, hidden_size))
+
+
+def _stored_name(module: linen.Module, prefix: str) -> str:
+    """Return the name of the cell in the variables of a module, or a new one."""
+    names = [n for n in module.variables.get("params", {}) if n.startswith(prefix)]
+    return names[0] if len(names) == 1 else f"{prefix}0"
 
 
 def _scan(cell: Any, carry: Any, inputs: Array, resets: Array) -> tuple[Any, Array]:

@@ -12,9 +12,9 @@ from jax import lax
 from ..._typing import Array
 from ..primitives.constant import constant
 from ..primitives.relocate import relocate
-from ..types.segments import Segments, along, positions, take_repeated
+from ..types.segments import Segments, along, positions, safe_fill, take_repeated
 from .batch_sizes import BatchSizes
-from .fill import of_present, safe_fill
+from .fill import of_present
 from .registry import Unsupported
 from .values import Flat, Padded, Shared, Value, ragged_axes, shape_text
 

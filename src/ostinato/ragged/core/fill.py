@@ -11,7 +11,7 @@ from jax import lax
 
 from ..._typing import Array
 from ..primitives.constant import constant
-from ..types.segments import along
+from ..types.segments import along, safe_fill
 
 
 def fill_value(dtype: Any) -> Any:
@@ -55,14 +55,3 @@ def of_present(present: Array, x: Array) -> Array:
     other = lax.dynamic_index_in_dim(x, jnp.argmax(present), 0)
     other = safe_fill(jnp.any(present), other, integer=1)  # it may be a size
     return jnp.where(along(present, 0, x.ndim), x, constant(other))
-
-
-def safe_fill(any_valid: Array, x: Array, integer: int = 0) -> Array:
-    """Return `x`, or where nothing is valid a number that most functions accept.
-
-    That number is 0.5 for floats, since most functions are finite there.
-    """
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
-        return x
-    other = 0.5 if jnp.issubdtype(x.dtype, jnp.inexact) else integer
-    return jnp.where(any_valid, x, jnp.asarray(other, x.dtype))

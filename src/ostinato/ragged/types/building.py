@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,15 +86,34 @@ def pack_padded(x: Array, lengths: Array, capacity: int) -> Array:
         lengths: int32 `[batch]`.
         capacity: the tokens of the result.
     """
-    merged = lax.collapse(x, 0, 2)
-    if merged.shape[0] == 0:
-        return jnp.zeros((capacity, *merged.shape[1:]), x.dtype)
+    begins = x.shape[1] * positions(x.shape[0])
+    return take_tokens(lax.collapse(x, 0, 2), begins, lengths, 0, capacity)
+
+
+@ft.partial(jax.jit, static_argnums=(3, 4), inline=True)
+def take_tokens(
+    data: Array, begins: Array, lengths: Array, axis: int, capacity: int
+) -> Array:
+    """Return segments of `data` one after another, then zeros up to the capacity.
+
+    Args:
+        data: with tokens on `axis`.
+        begins: int32 `[k]`, the first token of each segment.
+        lengths: int32 `[k]`, the tokens of each segment.
+        axis: of the tokens.
+        capacity: the tokens of the result.
+    """
+    if lengths.shape[0] == 0 or data.shape[axis] == 0:
+        shape = (*data.shape[:axis], capacity, *data.shape[axis + 1 :])
+        return jnp.zeros(shape, data.dtype)
     used = UsedCapacity.of(lengths, capacity)
     segments = Segments.of(lengths, capacity, used)
-    tokens = segments.ids * x.shape[1] + segments.position
-    data = jnp.take(merged, tokens, 0, mode="clip")
-    valid = along(used.valid, 0, data.ndim)
-    return jnp.where(valid, data, jnp.zeros((), data.dtype))
+    tokens = begins[segments.ids] + segments.position
+    taken = jnp.take(data, tokens, axis, mode="clip")
+    if jnp.issubdtype(data.dtype, jax.dtypes.prng_key):
+        return taken
+    valid = along(used.valid, axis, data.ndim)
+    return jnp.where(valid, taken, jnp.zeros((), data.dtype))
 
 
 def unpack_padded(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +11,9 @@ import numpy as np
 
 from ... import _checks
 from ..._typing import Array
-from .building import check_capacity
+from .building import check_capacity, take_tokens
 from .capacity import Size, chosen_size
-from .segments import Segments, UsedCapacity, along
+from .segments import UsedCapacity, along, safe_fill
 
 
 def example_numbers(index: Any, batch: int) -> Any:
@@ -84,25 +83,7 @@ def take_examples(
         capacity = chosen_size("capacity", None, most_tokens)
     chosen = jnp.asarray(chosen, jnp.int32)
     begins = jnp.asarray(begins, jnp.int32)
-    return _take_tokens(data, begins, chosen, axis, capacity), chosen
-
-
-@ft.partial(jax.jit, static_argnums=(3, 4), inline=True)
-def _take_tokens(
-    data: Array, begins: Array, lengths: Array, axis: int, capacity: int
-) -> Array:
-    """Return segments of `data` one after another, then zeros up to the capacity."""
-    if lengths.shape[0] == 0 or data.shape[axis] == 0:
-        shape = (*data.shape[:axis], capacity, *data.shape[axis + 1 :])
-        return jnp.zeros(shape, data.dtype)
-    used = UsedCapacity.of(lengths, capacity)
-    segments = Segments.of(lengths, capacity, used)
-    tokens = begins[segments.ids] + segments.position
-    taken = jnp.take(data, tokens, axis, mode="clip")
-    if jnp.issubdtype(data.dtype, jax.dtypes.prng_key):
-        return taken
-    valid = along(used.valid, axis, data.ndim)
-    return jnp.where(valid, taken, jnp.zeros((), data.dtype))
+    return take_tokens(data, begins, chosen, axis, capacity), chosen
 
 
 def map_tokens(
@@ -126,7 +107,7 @@ def map_tokens(
     capacity = data.shape[axis]
     used = UsedCapacity.of(lengths, capacity)
     first = jax.lax.slice_in_dim(data, 0, min(capacity, 1), axis=axis)
-    first = jnp.where(used.any_token, first, jnp.ones((), data.dtype))
+    first = safe_fill(used.any_token, first, integer=1)
     safe = jnp.where(along(used.valid, axis, data.ndim), data, first)
     out = jax.vmap(function, axis, out_axis)(safe)
     valid = along(used.valid, out_axis, out.ndim)
@@ -149,12 +130,12 @@ def joined_batches(
             if want != got:
                 kind = TypeError if name == "dtype" else ValueError
                 raise kind(
-                    f"`arrays[{i}]` must have the {name} of `arrays[0]`, {want!s}, got "
-                    f"{got!s}"
+                    f"`batches[{i}]` must have the {name} of `batches[0]`, {want!s}, "
+                    f"got {got!s}"
                 )
         if batch.shape[1:] != first.shape[1:]:
             raise ValueError(
-                f"`arrays[{i}]` must have the shape of `arrays[0]` after the batch, "
+                f"`batches[{i}]` must have the shape of `batches[0]` after the batch, "
                 f"{list(first.shape[1:])}, got {list(batch.shape[1:])}"
             )
     axis = first.axis
@@ -168,7 +149,7 @@ def joined_batches(
     size = chosen_size("capacity", capacity, tokens)
     if known:
         check_capacity(size, tokens)
-    data = _take_tokens(
+    data = take_tokens(
         jnp.concatenate([batch.data for batch in batches], axis),
         jnp.concatenate(begins),
         lengths,

@@ -121,6 +121,17 @@ def positions(size: int) -> Array:
     return jnp.arange(size, dtype=jnp.int32)
 
 
+def safe_fill(any_valid: Array, x: Array, integer: int = 0) -> Array:
+    """Return `x`, or where nothing is valid a number that most functions accept.
+
+    That number is 0.5 for floats, since most functions are finite there.
+    """
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        return x
+    other = 0.5 if jnp.issubdtype(x.dtype, jnp.inexact) else integer
+    return jnp.where(any_valid, x, jnp.asarray(other, x.dtype))
+
+
 def along(vector: Array, axis: int, ndim: int) -> Array:
     """Return `vector` in a shape of `ndim` axes that has it along `axis`."""
     return vector.reshape([-1 if a == axis else 1 for a in range(ndim)])
