@@ -18,8 +18,11 @@ namespace ostinato::cpu {
 constexpr KernelsF32 kAvx512F32 = MakeKernels<VecF32, float, float>();
 constexpr KernelsF64 kAvx512F64 = MakeKernels<VecF64, double, double>();
 constexpr KernelsBf16 kAvx512Bf16 = MakeKernels<VecF32, BFloat16, float>();
+constexpr StepKernels<float> kAvx512StepF32 = MakeStepKernels<VecF32>();
+constexpr StepKernels<double> kAvx512StepF64 = MakeStepKernels<VecF64>();
 
-const KernelSet kAvx512Set = {&kAvx512F32, &kAvx512F64, &kAvx512Bf16, nullptr, nullptr};
+const KernelSet kAvx512Set = {&kAvx512F32, &kAvx512F64,     &kAvx512Bf16,   nullptr,
+                              nullptr,     &kAvx512StepF32, &kAvx512StepF64};
 
 }  // namespace ostinato::cpu
 

@@ -17,8 +17,9 @@ namespace ostinato::cpu {
 
 constexpr KernelsBf16Pairs kAvx512Pairs = MakeKernels<VecF32, BFloat16, BFloat16>();
 
-const KernelSet kAvx512Bf16Set = {&kAvx512F32, &kAvx512F64, &kAvx512Bf16, &kAvx512Pairs,
-                                  nullptr};
+const KernelSet kAvx512Bf16Set = {&kAvx512F32,    &kAvx512F64, &kAvx512Bf16,
+                                  &kAvx512Pairs,  nullptr,     &kAvx512StepF32,
+                                  &kAvx512StepF64};
 
 }  // namespace ostinato::cpu
 

@@ -19,6 +19,7 @@
 
 #include <cstdint>
 
+#include "cpu/kernels/step_kernels.h"
 #include "cpu/runtime/features.h"
 
 namespace ostinato::cpu {
@@ -168,6 +169,8 @@ struct KernelSet {
   const KernelsBf16* bf16;
   const KernelsBf16Pairs* bf16_pairs;
   const KernelsBf16Pairs* bf16_tiles;
+  const StepKernels<float>* step_f32;
+  const StepKernels<double>* step_f64;
 };
 
 // Calls release_tiles when it is destroyed: one lives for as long as a thread works

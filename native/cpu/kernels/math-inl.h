@@ -1,8 +1,8 @@
-// exp, sigmoid and tanh of a vector, for float and double alike.
+// exp, sigmoid, tanh and logarithms of a vector, for float and double alike.
 //
-// All follow from e^x = 2^n (1 + m), n the integer next to x / ln 2 and m = e^r - 1 for
-// what remains, |r| <= ln 2 / 2. As m has no rounding error of 1 + m in it, tanh keeps
-// its relative accuracy near 0. NaN comes out as NaN.
+// The first three follow from e^x = 2^n (1 + m), n the integer next to x / ln 2 and m =
+// e^r - 1 for what remains, |r| <= ln 2 / 2. As m has no rounding error of 1 + m in it,
+// tanh keeps its relative accuracy near 0. NaN comes out as NaN.
 #ifndef OSTINATO_CPU_KERNELS_MATH_INL_H_
 #define OSTINATO_CPU_KERNELS_MATH_INL_H_
 
@@ -72,20 +72,25 @@ Reg<V> Clamp(Reg<V> x, typename V::Element low, typename V::Element high) {
   return V::Min(V::Set(high), V::Max(V::Set(low), x));
 }
 
+// 2^n, for an integer n that was added to kRound.
+template <typename V>
+Reg<V> PowerOfTwo(Reg<V> shifted) {
+  using C = ExpConstants<typename V::Element>;
+  const auto exponent = reinterpret_cast<typename V::Bits>(shifted) + C::kExponentBias;
+  return reinterpret_cast<Reg<V>>(exponent << C::kMantissaBits);
+}
+
 // Returns e^x for x between kLowest and kHighest.
 template <typename V>
 Exponential<V> Exp(Reg<V> x) {
   using T = typename V::Element;
   using C = ExpConstants<T>;
-  using Bits = typename V::Bits;
   constexpr T kInverseLn2 = static_cast<T>(1.44269504088896340736);
   const Reg<V> shifted = V::MulAdd(x, V::Set(kInverseLn2), V::Set(C::kRound));
   const Reg<V> n = shifted - V::Set(C::kRound);
   Reg<V> r = V::MulAdd(n, V::Set(-C::kLn2High), x);
   r = V::MulAdd(n, V::Set(-C::kLn2Low), r);
-  const Bits exponent = reinterpret_cast<Bits>(shifted) + C::kExponentBias;
-  return {reinterpret_cast<Reg<V>>(exponent << C::kMantissaBits),
-          V::MulAdd(ExpSeries<V, 2>(r), r * r, r)};
+  return {PowerOfTwo<V>(shifted), V::MulAdd(ExpSeries<V, 2>(r), r * r, r)};
 }
 
 template <typename V>
@@ -104,6 +109,109 @@ Reg<V> Tanh(Reg<V> x) {
   const Exponential<V> e = Exp<V>(Clamp<V>(x + x, -kLimit, kLimit));
   const Reg<V> minus_one = V::MulAdd(e.scale, e.minus_one, e.scale - one);
   return minus_one / (minus_one + V::Set(2));
+}
+
+// e^x for any x.
+template <typename V>
+Reg<V> FullExp(Reg<V> x) {
+  using T = typename V::Element;
+  using C = ExpConstants<T>;
+  // Beyond these, e^x is 0 or infinite.
+  constexpr T kLow = sizeof(T) == 4 ? -104 : -746, kHigh = C::kHighest;
+  constexpr T kInverseLn2 = static_cast<T>(1.44269504088896340736);
+  x = Clamp<V>(x, kLow, kHigh);
+  const Reg<V> round = V::Set(C::kRound);
+  const Reg<V> n = V::MulAdd(x, V::Set(kInverseLn2), round) - round;
+  Reg<V> r = V::MulAdd(n, V::Set(-C::kLn2High), x);
+  r = V::MulAdd(n, V::Set(-C::kLn2Low), r);
+  // 2^n in two factors, since one of 2^128 would be infinite where e^x is not.
+  const Reg<V> half = V::MulAdd(n, V::Set(static_cast<T>(0.5)), round);
+  const Reg<V> rest = n - (half - round) + round;
+  const Reg<V> fraction = V::MulAdd(ExpSeries<V, 2>(r), r * r, r) + V::Set(1);
+  const Reg<V> result = fraction * PowerOfTwo<V>(half) * PowerOfTwo<V>(rest);
+  return x == x ? result : x;
+}
+
+// e^x - 1 for any x.
+template <typename V>
+Reg<V> FullExpm1(Reg<V> x) {
+  constexpr int kLimit = 40;  // from here on, subtracting 1 changes nothing
+  const Exponential<V> e = Exp<V>(Clamp<V>(x, -kLimit, kLimit));
+  const Reg<V> near = V::MulAdd(e.scale, e.minus_one, e.scale - V::Set(1));
+  return x > V::Set(kLimit) ? FullExp<V>(x) : near;
+}
+
+template <typename T>
+struct LogConstants;
+
+template <>
+struct LogConstants<float> {
+  static constexpr int kTerms = 5;  // 0.03^5 / 11 is below 2^-24
+  static constexpr float kSmallest = 0x1p-126f;
+  static constexpr uint32_t kMantissa = 0x7fffff;
+};
+
+template <>
+struct LogConstants<double> {
+  static constexpr int kTerms = 11;  // 0.03^11 / 23 is below 2^-53
+  static constexpr double kSmallest = 0x1p-1022;
+  static constexpr uint64_t kMantissa = 0xfffffffffffff;
+};
+
+// sum over i in k..terms of s^(i - k) / (2 i + 1)
+template <typename V, int k>
+Reg<V> LogSeries(Reg<V> s) {
+  using T = typename V::Element;
+  constexpr T kTerm = static_cast<T>(1.0 / (2 * k + 1));
+  if constexpr (k == LogConstants<T>::kTerms) {
+    return V::Set(kTerm);
+  } else {
+    return V::MulAdd(LogSeries<V, k + 1>(s), s, V::Set(kTerm));
+  }
+}
+
+// The natural logarithm: x = 2^n m with m between sqrt(1/2) and sqrt(2), and
+// log m = 2 artanh s with s = (m - 1) / (m + 1). Denormal numbers count as 0.
+template <typename V>
+Reg<V> Log(Reg<V> x) {
+  using T = typename V::Element;
+  using C = ExpConstants<T>;
+  using L = LogConstants<T>;
+  using Bits = typename V::Bits;
+  const Reg<V> zero = V::Set(0), one = V::Set(1);
+  const Reg<V> infinity = V::Set(static_cast<T>(__builtin_inff()));
+  const Bits bits = reinterpret_cast<Bits>(x);
+  // The exponent as a number: the low bits of kRound's mantissa count integers.
+  const Bits exponent = bits >> C::kMantissaBits;
+  const Bits counted = exponent | reinterpret_cast<Bits>(V::Set(2 * C::kRound / 3));
+  Reg<V> n = reinterpret_cast<Reg<V>>(counted) - V::Set(2 * C::kRound / 3) -
+             V::Set(static_cast<T>(C::kExponentBias));
+  Reg<V> m =
+      reinterpret_cast<Reg<V>>((bits & L::kMantissa) | reinterpret_cast<Bits>(one));
+  const auto large = m > V::Set(static_cast<T>(1.41421356237309504880));
+  n = large ? n + one : n;
+  m = large ? m * V::Set(static_cast<T>(0.5)) : m;
+  const Reg<V> f = m - one;
+  const Reg<V> s = f / (m + one), s2 = s * s;
+  // 2 artanh s = 2 s + 2 s^3 (1/3 + ...)
+  const Reg<V> tail = (s + s) * s2 * LogSeries<V, 1>(s2);
+  // n * kLn2High is exact, which keeps log accurate where n is 0 or small.
+  const Reg<V> low = V::MulAdd(n, V::Set(C::kLn2Low), tail);
+  Reg<V> result = V::MulAdd(n, V::Set(C::kLn2High), (s + s) + low);
+  result = x == infinity ? infinity : result;
+  result = x < V::Set(L::kSmallest) ? -infinity : result;
+  return x < zero ? zero / zero : (x == x ? result : x);
+}
+
+// log(1 + x), accurate where x is small: the rounding error of 1 + x divides out.
+template <typename V>
+Reg<V> Log1p(Reg<V> x) {
+  using T = typename V::Element;
+  const Reg<V> one = V::Set(1);
+  const Reg<V> infinity = V::Set(static_cast<T>(__builtin_inff()));
+  const Reg<V> u = one + x;
+  const Reg<V> far = u == infinity ? infinity : Log<V>(u) * (x / (u - one));
+  return u == one ? x : far;
 }
 
 }  // namespace

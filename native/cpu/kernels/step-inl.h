@@ -3,7 +3,6 @@
 #define OSTINATO_CPU_KERNELS_STEP_INL_H_
 
 #include <cstdint>
-#include <limits>
 
 #include "cpu/kernels/math-inl.h"
 #include "cpu/kernels/step_kernels.h"
@@ -13,153 +12,195 @@ namespace {
 
 // Each operation is a function of three vectors, of which it may ignore some.
 template <typename V, Operation kOperation>
-Reg<V> Compute(Reg<V> a, Reg<V> b, Reg<V> c) {
+Reg<V> Compute(Reg<V> a, [[maybe_unused]] Reg<V> b, [[maybe_unused]] Reg<V> c) {
+  using O = Operation;
   const Reg<V> zero = V::Set(0), one = V::Set(1);
-  switch (kOperation) {
-    case Operation::kCopy:
-      return a;
-    case Operation::kNegate:
-      return -a;
-    case Operation::kAbs:
-      return V::Max(a, -a);
-    case Operation::kTanh:
-      return Tanh<V>(a);
-    case Operation::kSigmoid:
-      return Sigmoid<V>(a);
-    case Operation::kExp:
-      return FullExp<V>(a);
-    case Operation::kLog:
-      return Log<V>(a);
-    case Operation::kLog1p:
-      return Log1p<V>(a);
-    case Operation::kSqrt:
-      return V::Sqrt(a);
-    case Operation::kRsqrt:
-      return one / V::Sqrt(a);
-    case Operation::kFloor:
-      return V::Floor(a);
-    case Operation::kRound:
-      return V::Round(a);
-    case Operation::kSign:
-      return a > zero ? one : (a < zero ? -one : a);
-    case Operation::kIsFinite:
-      return a - a == zero ? one : zero;
-    case Operation::kAdd:
-      return a + b;
-    case Operation::kSubtract:
-      return a - b;
-    case Operation::kMultiply:
-      return a * b;
-    case Operation::kDivide:
-      return a / b;
-    case Operation::kMax:  // a NaN on either side comes out
-      return a != a ? a : V::Max(a, b);
-    case Operation::kMin:
-      return a != a ? a : V::Min(a, b);
-    case Operation::kEqual:
-      return a == b ? one : zero;
-    case Operation::kLess:
-      return a < b ? one : zero;
-    case Operation::kLessEqual:
-      return a <= b ? one : zero;
-    case Operation::kMultiplyAdd:
-      return V::MulAdd(a, b, c);
-    case Operation::kMultiplySubtract:
-      return V::MulAdd(-a, b, c);
-    case Operation::kSelect:
-      return a != zero ? b : c;
-    default:
-      return a;
-  }
-}
-
-constexpr int NumOperands(Operation operation) {
-  if (operation >= Operation::kRowSum) {
-    return operation == Operation::kRowSumProduct ? 2 : 1;
-  }
-  if (operation >= Operation::kMultiplyAdd) return 3;
-  return operation >= Operation::kAdd ? 2 : 1;
+  if constexpr (kOperation == O::negate) return -a;
+  if constexpr (kOperation == O::abs) return V::Max(-a, a);
+  if constexpr (kOperation == O::tanh) return Tanh<V>(a);
+  if constexpr (kOperation == O::sigmoid) return Sigmoid<V>(a);
+  if constexpr (kOperation == O::exp) return FullExp<V>(a);
+  if constexpr (kOperation == O::expm1) return FullExpm1<V>(a);
+  if constexpr (kOperation == O::log) return Log<V>(a);
+  if constexpr (kOperation == O::log1p) return Log1p<V>(a);
+  if constexpr (kOperation == O::sqrt) return V::Sqrt(a);
+  if constexpr (kOperation == O::rsqrt) return one / V::Sqrt(a);
+  if constexpr (kOperation == O::floor) return V::Floor(a);
+  if constexpr (kOperation == O::round) return V::Round(a);
+  if constexpr (kOperation == O::sign) return a > zero ? one : (a < zero ? -one : a);
+  if constexpr (kOperation == O::is_finite) return a - a == zero ? one : zero;
+  if constexpr (kOperation == O::add) return a + b;
+  if constexpr (kOperation == O::subtract) return a - b;
+  if constexpr (kOperation == O::multiply) return a * b;
+  if constexpr (kOperation == O::divide) return a / b;
+  // A NaN on either side comes out.
+  if constexpr (kOperation == O::max) return a != a ? a : V::Max(a, b);
+  if constexpr (kOperation == O::min) return a != a ? a : V::Min(a, b);
+  if constexpr (kOperation == O::equal) return a == b ? one : zero;
+  if constexpr (kOperation == O::less) return a < b ? one : zero;
+  if constexpr (kOperation == O::less_equal) return a <= b ? one : zero;
+  if constexpr (kOperation == O::multiply_add) return V::MulAdd(a, b, c);
+  if constexpr (kOperation == O::multiply_subtract) return V::MulAdd(-a, b, c);
+  if constexpr (kOperation == O::select) return a != zero ? b : c;
+  return a;  // a copy
 }
 
 // The vectors of one operand along a row.
-template <typename V>
-struct Along {
+template <typename V, bool kSplat>
+class Along {
+ public:
   using T = typename V::Element;
-  const T* row;
-  Reg<V> first;
-  bool splat;
 
-  Reg<V> At(int64_t i) const { return splat ? first : V::Load(row + i); }
-  Reg<V> At(int64_t i, int64_t n) const {
-    return splat ? first : V::LoadPart(row + i, n);
+  Along(const StepOperand<T>& operand, int64_t r)
+      : row_(operand.data + r * operand.row_stride),
+        first_(kSplat ? V::Set(*row_) : V::Set(0)) {}
+
+  Reg<V> At(int64_t i) const {
+    if constexpr (kSplat) return first_;
+    return V::Load(row_ + i);
   }
+  Reg<V> At(int64_t i, int64_t n) const {
+    if constexpr (kSplat) return first_;
+    return V::LoadPart(row_ + i, n);
+  }
+
+ private:
+  const T* row_;
+  Reg<V> first_;
 };
 
-template <typename V>
-Along<V> AlongRow(const StepOperand<typename V::Element>& operand, int64_t r) {
-  const auto* row = operand.data + r * operand.row_stride;
-  return {row, operand.splat ? V::Set(*row) : V::Set(0), operand.splat};
+template <typename V, Operation kOperation, bool kA, bool kB, bool kC>
+void Rows(typename V::Element* out, int64_t out_stride,
+          const StepOperand<typename V::Element> (&operands)[3], int64_t rows,
+          int64_t width) {
+  constexpr int kOperands = kStepOperands[static_cast<int>(kOperation)];
+  for (int64_t r = 0; r < rows; ++r, out += out_stride) {
+    const Along<V, kA> a(operands[0], r);
+    const Along<V, kB> b(operands[kOperands > 1 ? 1 : 0], r);
+    const Along<V, kC> c(operands[kOperands > 2 ? 2 : 0], r);
+    int64_t i = 0;
+    for (; i + V::kLanes <= width; i += V::kLanes) {
+      V::Store(out + i, Compute<V, kOperation>(a.At(i), b.At(i), c.At(i)));
+    }
+    if (const int64_t n = width - i; n > 0) {
+      const Reg<V> last = Compute<V, kOperation>(a.At(i, n), b.At(i, n), c.At(i, n));
+      V::StorePart(out + i, last, n);
+    }
+  }
 }
 
 template <typename V, Operation kOperation>
 void Elementwise(typename V::Element* out, int64_t out_stride,
                  const StepOperand<typename V::Element> (&operands)[3], int64_t rows,
                  int64_t width) {
-  constexpr int kOperands = NumOperands(kOperation);
+  constexpr int kOperands = kStepOperands[static_cast<int>(kOperation)];
   bool whole = out_stride == width;
+  int splats = 0;
   for (int k = 0; k < kOperands; ++k) {
-    whole = whole && !operands[k].splat && operands[k].row_stride == width;
+    const bool splat = operands[k].splat;
+    splats |= splat << k;
+    whole = whole && operands[k].row_stride == (splat ? 0 : width);
   }
   if (whole) {  // one long row
     width *= rows;
     rows = 1;
   }
-  for (int64_t r = 0; r < rows; ++r, out += out_stride) {
-    const Along<V> a = AlongRow<V>(operands[0], r);
-    const Along<V> b = kOperands > 1 ? AlongRow<V>(operands[1], r) : a;
-    const Along<V> c = kOperands > 2 ? AlongRow<V>(operands[2], r) : a;
-    int64_t i = 0;
-    for (; i + V::kLanes <= width; i += V::kLanes) {
-      V::Store(out + i, Compute<V, kOperation>(a.At(i), b.At(i), c.At(i)));
+  // Operands that an operation does not have are the first one once more.
+#define OSTINATO_ROWS(a, b, c) \
+  Rows<V, kOperation, a, b, c>(out, out_stride, operands, rows, width)
+  if constexpr (kOperands == 1) {
+    return splats ? OSTINATO_ROWS(true, true, true)
+                  : OSTINATO_ROWS(false, false, false);
+  } else if constexpr (kOperands == 2) {
+    switch (splats) {
+      case 0:
+        return OSTINATO_ROWS(false, false, false);
+      case 1:
+        return OSTINATO_ROWS(true, false, true);
+      case 2:
+        return OSTINATO_ROWS(false, true, false);
+      default:
+        return OSTINATO_ROWS(true, true, true);
     }
-    if (const int64_t n = width - i; n > 0) {
-      V::StorePart(out + i, Compute<V, kOperation>(a.At(i, n), b.At(i, n), c.At(i, n)), n);
+  } else {
+    switch (splats) {
+      case 0:
+        return OSTINATO_ROWS(false, false, false);
+      case 1:
+        return OSTINATO_ROWS(true, false, false);
+      case 2:
+        return OSTINATO_ROWS(false, true, false);
+      case 3:
+        return OSTINATO_ROWS(true, true, false);
+      case 4:
+        return OSTINATO_ROWS(false, false, true);
+      case 5:
+        return OSTINATO_ROWS(true, false, true);
+      case 6:
+        return OSTINATO_ROWS(false, true, true);
+      default:
+        return OSTINATO_ROWS(true, true, true);
     }
   }
+#undef OSTINATO_ROWS
 }
 
-// The sum of the lanes, in their order.
+// Element i of a row.
+template <typename T>
+T ElementOf(const StepOperand<T>& operand, int64_t r, int64_t i) {
+  return operand.data[r * operand.row_stride + (operand.splat ? 0 : i)];
+}
+
 template <typename V>
-typename V::Element SumLanes(Reg<V> v) {
-  typename V::Element lanes[V::kLanes], sum = 0;
-  V::Store(lanes, v);
-  for (const auto x : lanes) sum += x;
-  return sum;
+Reg<V> VectorOf(const StepOperand<typename V::Element>& operand, int64_t r, int64_t i) {
+  const auto* row = operand.data + r * operand.row_stride;
+  return operand.splat ? V::Set(*row) : V::Load(row + i);
+}
+
+template <typename V>
+Reg<V> VectorOf(const StepOperand<typename V::Element>& operand, int64_t r, int64_t i,
+                int64_t n) {
+  const auto* row = operand.data + r * operand.row_stride;
+  return operand.splat ? V::Set(*row) : V::LoadPart(row + i, n);
 }
 
 template <typename V, bool kProduct>
 void RowSum(typename V::Element* out, int64_t out_stride,
             const StepOperand<typename V::Element> (&operands)[3], int64_t rows,
             int64_t width) {
+  using T = typename V::Element;
+  constexpr int64_t kChains = 4, kStep = kChains * V::kLanes;
+  const StepOperand<T>& a = operands[0];
+  const StepOperand<T>& b = operands[kProduct ? 1 : 0];
   for (int64_t r = 0; r < rows; ++r, out += out_stride) {
-    const Along<V> a = AlongRow<V>(operands[0], r);
-    const Along<V> b = kProduct ? AlongRow<V>(operands[1], r) : a;
-    Reg<V> sum = V::Set(0);
-    const auto add = [&](Reg<V> x, Reg<V> y) {
-      sum = kProduct ? V::MulAdd(x, y, sum) : sum + x;
+    Reg<V> sums[kChains] = {V::Set(0), V::Set(0), V::Set(0), V::Set(0)};
+    const auto add = [&](Reg<V>& sum, int64_t i) {
+      const Reg<V> x = VectorOf<V>(a, r, i);
+      sum = kProduct ? V::MulAdd(x, VectorOf<V>(b, r, i), sum) : sum + x;
     };
     int64_t i = 0;
-    for (; i + V::kLanes <= width; i += V::kLanes) add(a.At(i), b.At(i));
-    // A splat operand has its value in the lanes past the end, too.
-    const int64_t n = width - i;
-    auto total = SumLanes<V>(sum);
-    for (int64_t k = 0; k < n; ++k) {
-      const auto x = operands[0].splat ? a.row[0] : a.row[i + k];
-      const auto y = !kProduct ? 1 : operands[1].splat ? b.row[0] : b.row[i + k];
-      total += x * y;
+    for (; i + kStep <= width; i += kStep) {
+#pragma GCC unroll 4
+      for (int k = 0; k < kChains; ++k) add(sums[k], i + k * V::kLanes);
+    }
+    for (; i + V::kLanes <= width; i += V::kLanes) add(sums[0], i);
+    T lanes[V::kLanes], total = 0;
+    V::Store(lanes, (sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (const T lane : lanes) total += lane;
+    for (; i < width; ++i) {
+      total += ElementOf(a, r, i) * (kProduct ? ElementOf(b, r, i) : T{1});
     }
     *out = total;
   }
+}
+
+enum class OverRows { kSum, kSumProduct, kMax };
+
+template <typename V, OverRows kOver>
+Reg<V> Combine(Reg<V> result, Reg<V> a, Reg<V> b) {
+  if constexpr (kOver == OverRows::kSum) return result + a;
+  if constexpr (kOver == OverRows::kSumProduct) return V::MulAdd(a, b, result);
+  return Compute<V, Operation::max>(a, result, result);
 }
 
 template <typename V>
@@ -167,23 +208,92 @@ void RowMax(typename V::Element* out, int64_t out_stride,
             const StepOperand<typename V::Element> (&operands)[3], int64_t rows,
             int64_t width) {
   using T = typename V::Element;
+  constexpr auto kLarger = Combine<V, OverRows::kMax>;
+  const StepOperand<T>& a = operands[0];
   for (int64_t r = 0; r < rows; ++r, out += out_stride) {
-    const Along<V> a = AlongRow<V>(operands[0], r);
-    T most = -std::numeric_limits<T>::infinity();
-    for (int64_t i = 0; i < width; ++i) {
-      const T x = a.splat ? a.row[0] : a.row[i];
-      most = x > most || x != x ? x : most;
-      if (x != x) break;  // a NaN stays
+    // Repeated, an element does not change a maximum.
+    Reg<V> most = V::Set(ElementOf(a, r, 0)), x = most;
+    int64_t i = 0;
+    for (; i + V::kLanes <= width; i += V::kLanes) {
+      x = VectorOf<V>(a, r, i);
+      most = kLarger(most, x, x);
     }
-    *out = most;
+    for (; i < width; ++i) {
+      x = V::Set(ElementOf(a, r, i));
+      most = kLarger(most, x, x);
+    }
+    T lanes[V::kLanes];
+    V::Store(lanes, most);
+    for (const T lane : lanes) {
+      x = V::Set(lane);
+      most = kLarger(most, x, x);
+    }
+    V::Store(lanes, most);
+    *out = lanes[0];
   }
 }
 
-template <typename V, int... kElementwise>
-constexpr StepKernels<typename V::Element> MakeStepKernels(
-    std::integer_sequence<int, kElementwise...>) {
-  return {{Elementwise<V, static_cast<Operation>(kElementwise)>..., RowSum<V, false>,
-           RowSum<V, true>, RowMax<V>}};
+template <typename V, OverRows kOver>
+void Columns(typename V::Element* out, int64_t,
+             const StepOperand<typename V::Element> (&operands)[3], int64_t rows,
+             int64_t width) {
+  constexpr int64_t kChains = 4, kStep = kChains * V::kLanes;
+  const auto& a = operands[0];
+  const auto& b = operands[kOver == OverRows::kSumProduct ? 1 : 0];
+  int64_t i = 0;
+  for (; i + kStep <= width; i += kStep) {
+    Reg<V> sums[kChains];
+#pragma GCC unroll 4
+    for (int k = 0; k < kChains; ++k) sums[k] = V::Load(out + i + k * V::kLanes);
+    for (int64_t r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+      for (int k = 0; k < kChains; ++k) {
+        const int64_t at = i + k * V::kLanes;
+        sums[k] =
+            Combine<V, kOver>(sums[k], VectorOf<V>(a, r, at), VectorOf<V>(b, r, at));
+      }
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < kChains; ++k) V::Store(out + i + k * V::kLanes, sums[k]);
+  }
+  for (; i < width; i += V::kLanes) {
+    const int64_t n = width - i < V::kLanes ? width - i : V::kLanes;
+    Reg<V> sum = Load<V>(out + i, n);
+    for (int64_t r = 0; r < rows; ++r) {
+      if (n == V::kLanes) {
+        sum = Combine<V, kOver>(sum, VectorOf<V>(a, r, i), VectorOf<V>(b, r, i));
+      } else {
+        sum = Combine<V, kOver>(sum, VectorOf<V>(a, r, i, n), VectorOf<V>(b, r, i, n));
+      }
+    }
+    Store<V>(out + i, sum, n);
+  }
+}
+
+template <typename V, Operation kOperation>
+constexpr StepFunction<typename V::Element> FunctionOf() {
+  using O = Operation;
+  if constexpr (kOperation == O::row_sum)
+    return RowSum<V, false>;
+  else if constexpr (kOperation == O::row_sum_product)
+    return RowSum<V, true>;
+  else if constexpr (kOperation == O::row_max)
+    return RowMax<V>;
+  else if constexpr (kOperation == O::column_sum)
+    return Columns<V, OverRows::kSum>;
+  else if constexpr (kOperation == O::column_sum_product)
+    return Columns<V, OverRows::kSumProduct>;
+  else if constexpr (kOperation == O::column_max)
+    return Columns<V, OverRows::kMax>;
+  else
+    return Elementwise<V, kOperation>;
+}
+
+template <typename V>
+constexpr StepKernels<typename V::Element> MakeStepKernels() {
+#define OSTINATO_STEP_FUNCTION(name, operands) FunctionOf<V, Operation::name>(),
+  return {{OSTINATO_STEP_OPERATIONS(OSTINATO_STEP_FUNCTION)}};
+#undef OSTINATO_STEP_FUNCTION
 }
 
 }  // namespace

@@ -1,57 +1,50 @@
 // The instructions of a step program, compiled once for every instruction set.
 //
-// A step program is what runs between the products of a user's step function. Each
-// instruction computes a matrix of some rows from up to three operands, or one number a
-// row. Everything is float or double; the loop around converts 16-bit values.
+// A step program is what a user's step function computes between its products. An
+// instruction computes a matrix from up to three matrices: element by element, or as
+// sums or maxima over its rows or columns.
 #ifndef OSTINATO_CPU_KERNELS_STEP_KERNELS_H_
 #define OSTINATO_CPU_KERNELS_STEP_KERNELS_H_
 
 #include <cstdint>
 
-#include "cpu/runtime/features.h"
-
 namespace ostinato::cpu {
 
-// The numbers are those of `_OPERATIONS` in _step/program.py.
-enum class Operation : int32_t {
-  // One operand.
-  kCopy = 0,
-  kNegate,
-  kAbs,
-  kTanh,
-  kSigmoid,
-  kExp,
-  kLog,
-  kLog1p,
-  kSqrt,
-  kRsqrt,
-  kFloor,
-  kRound,
-  kSign,
-  kIsFinite,
-  // Two operands.
-  kAdd,
-  kSubtract,
-  kMultiply,
-  kDivide,
-  kMax,
-  kMin,
-  kEqual,      // comparisons return 1 or 0
-  kLess,
-  kLessEqual,
-  // Three operands.
-  kMultiplyAdd,       // a * b + c
-  kMultiplySubtract,  // c - a * b
-  kSelect,            // a != 0 ? b : c
-  // Over the elements of a row; the result is one number a row.
-  kRowSum,         // of a
-  kRowSumProduct,  // of a * b
-  kRowMax,         // of a
-};
-inline constexpr int kNumOperations = static_cast<int>(Operation::kRowMax) + 1;
+// X(name, operands); program.py finds the number of an operation by its name.
+#define OSTINATO_STEP_OPERATIONS(X)                                               \
+  X(copy, 1)                                                                      \
+  X(negate, 1) X(abs, 1) X(tanh, 1) X(sigmoid, 1) X(exp, 1) X(expm1, 1) X(log, 1) \
+      X(log1p, 1) X(sqrt, 1) X(rsqrt, 1) X(floor, 1) X(round, 1) X(sign, 1)       \
+          X(is_finite, 1) X(add, 2) X(subtract, 2) X(multiply, 2) X(divide, 2)    \
+              X(max, 2) X(min, 2)                                                 \
+                  X(equal, 2) /* comparisons return 1 or 0 */ X(less, 2)          \
+                      X(less_equal, 2) X(multiply_add, 3) /* a b + c */ X(        \
+                          multiply_subtract, 3)         /* c - a b */             \
+      X(select, 3)                                      /* a != 0 ? b : c */      \
+      X(row_sum, 1) X(row_sum_product, 2) X(row_max, 1) /* over the columns */    \
+      X(column_sum, 1) X(column_sum_product, 2) X(column_max, 1) /* over the rows */
 
-// An operand of `rows` rows: row r begins at data + r * row_stride. Where `splat` is
-// set, every element of a row is its first one.
+enum class Operation : int32_t {
+#define OSTINATO_STEP_NAME(name, operands) name,
+  OSTINATO_STEP_OPERATIONS(OSTINATO_STEP_NAME)
+#undef OSTINATO_STEP_NAME
+};
+inline constexpr int kStepOperands[] = {
+#define OSTINATO_STEP_NAME(name, operands) operands,
+    OSTINATO_STEP_OPERATIONS(OSTINATO_STEP_NAME)
+#undef OSTINATO_STEP_NAME
+};
+inline constexpr int kNumOperations = sizeof(kStepOperands) / sizeof(int);
+
+constexpr bool ReducesRow(Operation operation) {
+  return operation >= Operation::row_sum && operation <= Operation::row_max;
+}
+constexpr bool ReducesColumn(Operation operation) {
+  return operation >= Operation::column_sum;
+}
+
+// A matrix: row r begins at data + r * row_stride. Where `splat` is set, the elements
+// of a row are all its first one.
 template <typename T>
 struct StepOperand {
   const T* data = nullptr;
@@ -59,9 +52,11 @@ struct StepOperand {
   bool splat = false;
 };
 
-// out[r][i] for r < rows, i < width; of a row operation, out[r][0], `width` being that of
-// the operands. Rows of `out` are out_stride elements apart. `out` may be an operand that
-// is read at the same place.
+// Element by element: out[r][i] for r < rows, i < width. Over columns: out[r][0], of
+// operands of `width` columns. Over rows: out[0][i], which sums are added to, and which
+// a maximum is compared with. Rows of `out` are out_stride elements apart. `out` may be
+// an operand that is read where it is written. No element depends on how many rows a
+// call has; sums over rows are taken in their order.
 template <typename T>
 using StepFunction = void (*)(T* out, int64_t out_stride,
                               const StepOperand<T> (&operands)[3], int64_t rows,
@@ -71,14 +66,6 @@ template <typename T>
 struct StepKernels {
   StepFunction<T> function[kNumOperations];
 };
-
-struct StepKernelSet {
-  const StepKernels<float>* f32;
-  const StepKernels<double>* f64;
-};
-
-// The tables for `isa`, or for the highest level below it that was compiled.
-const StepKernelSet& StepKernelsFor(Isa isa) noexcept;
 
 }  // namespace ostinato::cpu
 

@@ -10,6 +10,7 @@
 #include "cpu/kernels/cell-inl.h"
 #include "cpu/kernels/pack-inl.h"
 #include "cpu/kernels/product-inl.h"
+#include "cpu/kernels/step-inl.h"
 #include "cpu/kernels/tables.h"
 
 namespace ostinato::cpu {

@@ -19,6 +19,8 @@ extern const KernelsF32 kAvx512F32;
 extern const KernelsF64 kAvx512F64;
 extern const KernelsBf16 kAvx512Bf16;
 extern const KernelsBf16Pairs kAvx512Pairs;
+extern const StepKernels<float> kAvx512StepF32;
+extern const StepKernels<double> kAvx512StepF64;
 
 }  // namespace ostinato::cpu
 

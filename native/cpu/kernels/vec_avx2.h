@@ -31,6 +31,9 @@ struct VecF32 {
   static Type MulAdd(Type a, Type b, Type c) { return _mm256_fmadd_ps(a, b, c); }
   static Type Min(Type a, Type b) { return _mm256_min_ps(a, b); }
   static Type Max(Type a, Type b) { return _mm256_max_ps(a, b); }
+  static Type Sqrt(Type a) { return _mm256_sqrt_ps(a); }
+  static Type Floor(Type a) { return _mm256_floor_ps(a); }
+  static Type Round(Type a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT); }
   static Bits Extend(Half half) {
     return reinterpret_cast<Bits>(
         _mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(half)));
@@ -94,6 +97,9 @@ struct VecF64 {
   static Type MulAdd(Type a, Type b, Type c) { return _mm256_fmadd_pd(a, b, c); }
   static Type Min(Type a, Type b) { return _mm256_min_pd(a, b); }
   static Type Max(Type a, Type b) { return _mm256_max_pd(a, b); }
+  static Type Sqrt(Type a) { return _mm256_sqrt_pd(a); }
+  static Type Floor(Type a) { return _mm256_floor_pd(a); }
+  static Type Round(Type a) { return _mm256_round_pd(a, _MM_FROUND_TO_NEAREST_INT); }
 
   static void Transpose(Type (&rows)[kLanes]) {
     const Type even_low = _mm256_unpacklo_pd(rows[0], rows[1]);

@@ -40,6 +40,11 @@ struct VecF32 {
   static Type MulAdd(Type a, Type b, Type c) { return _mm512_fmadd_ps(a, b, c); }
   static Type Min(Type a, Type b) { return _mm512_min_ps(a, b); }
   static Type Max(Type a, Type b) { return _mm512_max_ps(a, b); }
+  static Type Sqrt(Type a) { return _mm512_sqrt_ps(a); }
+  static Type Floor(Type a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEG_INF); }
+  static Type Round(Type a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT);
+  }
   static Bits Extend(Half half) {
     return reinterpret_cast<Bits>(
         _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(half)));
@@ -114,6 +119,11 @@ struct VecF64 {
   static Type MulAdd(Type a, Type b, Type c) { return _mm512_fmadd_pd(a, b, c); }
   static Type Min(Type a, Type b) { return _mm512_min_pd(a, b); }
   static Type Max(Type a, Type b) { return _mm512_max_pd(a, b); }
+  static Type Sqrt(Type a) { return _mm512_sqrt_pd(a); }
+  static Type Floor(Type a) { return _mm512_roundscale_pd(a, _MM_FROUND_TO_NEG_INF); }
+  static Type Round(Type a) {
+    return _mm512_roundscale_pd(a, _MM_FROUND_TO_NEAREST_INT);
+  }
 
   static void Transpose(Type (&rows)[kLanes]) {
     Type t[kLanes];

@@ -67,8 +67,26 @@ struct PortableVec {
   static Type Min(Type a, Type b) { return a < b ? a : b; }
   static Type Max(Type a, Type b) { return a > b ? a : b; }
 
+  static Type Sqrt(Type a) {
+    for (int i = 0; i < kLanes; ++i) a[i] = Root(a[i]);
+    return a;
+  }
+  static Type Floor(Type a) {
+    const Type nearest = Round(a);
+    return nearest > a ? nearest - Set(1) : nearest;
+  }
+  // To the nearest integer, ties to even: adding 2^(mantissa bits) drops the fraction.
+  static Type Round(Type a) {
+    const Type sign = a < Set(0) ? Set(-1) : Set(1), size = a * sign;
+    const Type whole = Set(sizeof(T) == 4 ? T(0x1p23) : T(0x1p52));
+    return size < whole ? (size + whole - whole) * sign : a;
+  }
+
   static Bits Extend(Half half) { return __builtin_convertvector(half, Bits); }
   static Half Truncate(Bits bits) { return __builtin_convertvector(bits, Half); }
+
+  static float Root(float x) { return __builtin_sqrtf(x); }
+  static double Root(double x) { return __builtin_sqrt(x); }
 
   // rows[i][j] becomes rows[j][i].
   static void Transpose(Type (&rows)[kLanes]) {

@@ -221,7 +221,7 @@ class _Core(NamedTuple):
         first = num + self.step.num_inputs
         probes = []
         for eqn, _, changing in self.products:
-            x, y = eqn.invars[changing].aval, eqn.outvars[0].aval
+            x, y = struct(eqn.invars[changing].aval), struct(eqn.outvars[0].aval)
             probes.append((jnp.zeros(x.shape, x.dtype), jnp.zeros(y.shape, y.dtype)))
         return (
             [operands[i] for i in self.invariant],

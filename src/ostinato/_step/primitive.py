@@ -20,12 +20,12 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .._rnn.lowering import always_jitted
+from .._rnn.eager import always_jitted
 from .._rnn.sharding import make_varying
 from .._typing import Array
-from . import xla
+from . import native, xla
 from .gradients import Mask, is_float
-from .jaxprs import evaluate, flat_trace, split_at
+from .jaxprs import evaluate, flat_trace, split_at, struct
 from .split import Step
 from .xla import Loop
 
@@ -56,12 +56,14 @@ def _tangent(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
     return jax.jvp(results, [operands[i] for i in which], list(tangents))[1]
 
 
-def _backward(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
+def _backward(
+    *arguments: Array, loop: Loop, wrt: Mask, backward: Callable = xla.backward
+) -> list[Array]:
     """Return the cotangents of the operands of `wrt`."""
     operands, rest = arguments[: len(wrt)], arguments[len(wrt) :]
     count = sum(is_float(v.aval) for v in loop.step.jaxpr.outvars)
     saved, cotangents = split_at(rest, [len(rest) - count])
-    found = xla.backward(loop, wrt, operands, saved, cotangents)
+    found = backward(loop, wrt, operands, saved, cotangents)
     zero = lambda i: jnp.zeros(operands[i].shape, operands[i].dtype)  # noqa: E731
     return [found[i] if i in found else zero(i) for i, w in enumerate(wrt) if w]
 
@@ -151,14 +153,17 @@ def _mapped_step(step: Step, mapped: tuple[bool, ...], size: int) -> Step:
     def one(*values: Any) -> list[Any]:
         return evaluate(step.traced, values)
 
-    axes = tuple(0 if m else None for m in mapped)
+    in_axes = tuple(0 if m else None for m in mapped)
+    avals = [struct(v.aval) for v in step.jaxpr.invars]
     avals = [
-        jax.ShapeDtypeStruct((size, *v.aval.shape) if m else v.aval.shape, v.aval.dtype)
-        for v, m in zip(step.jaxpr.invars, mapped, strict=True)
+        jax.ShapeDtypeStruct((size, *a.shape), a.dtype) if m else a
+        for a, m in zip(avals, mapped, strict=True)
     ]
-    traced = flat_trace(jax.vmap(one, in_axes=axes, axis_size=size), *avals)
+    traced = flat_trace(jax.vmap(one, in_axes=in_axes, axis_size=size), *avals)
     assert not traced.consts, "a step that has been split closes over nothing"
-    return Step(traced, step.num_invariant, step.num_inputs, step.num_states)
+    inputs = mapped[step.num_invariant :][: step.num_inputs]
+    axes = tuple(0 if m else None for m in inputs)
+    return Step(traced, step.num_invariant, step.num_inputs, step.num_states, axes)
 
 
 def _batch(
@@ -190,12 +195,24 @@ def _primitive(name: str, implementation: Callable) -> Primitive:
     return primitive
 
 
+def _native_forward(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
+    return native.forward(loop, wrt, operands)
+
+
 loop_p = _primitive("ostinato_loop", _forward)
 loop_tangent_p = _primitive("ostinato_loop_tangent", _tangent)
 loop_bwd_p = _primitive("ostinato_loop_bwd", _backward)
 batching.primitive_batchers[loop_p] = _batch_loop
 ad.primitive_jvps[loop_p] = _jvp
 ad.primitive_transposes[loop_tangent_p] = _transpose
+
+for _loop_primitive, _implementation in (
+    (loop_p, _native_forward),
+    (loop_bwd_p, ft.partial(_backward, backward=native.backward)),
+):
+    mlir.register_lowering(
+        _loop_primitive, mlir.lower_fun(_implementation, True), platform="cpu"
+    )
 
 IMPLEMENTATIONS = {loop_p: _forward, loop_tangent_p: _tangent, loop_bwd_p: _backward}
 

@@ -28,12 +28,14 @@ class Step:
         num_invariant: the number of invariant values.
         num_inputs: the number of inputs.
         num_states: the number of states.
+        input_axes: which axis of each input is that of sequences; None if it has none.
     """
 
     traced: ClosedJaxpr
     num_invariant: int
     num_inputs: int
     num_states: int
+    input_axes: tuple[int | None, ...] = ()
 
     @property
     def jaxpr(self) -> Jaxpr:
@@ -142,6 +144,7 @@ def without_invariants(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Traced
         len(invariant),
         len(at_step),
         num_states,
+        tuple(0 if v.aval.shape else None for v in at_step),
     )
     return Traced(jaxpr_of(jaxpr.eqns, arrays, invariant), step, kept)
 

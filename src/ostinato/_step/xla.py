@@ -38,7 +38,12 @@ class Loop(NamedTuple):
     policy: Policy
 
 
-def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Array]:
+def forward(
+    loop: Loop,
+    wrt: Mask | None,
+    operands: Sequence[Array],
+    scan: Callable | None = None,
+) -> list[Array]:
     """Run the loop.
 
     Args:
@@ -46,13 +51,15 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
         wrt: if given, what the loop is differentiated with respect to, so that values
             are saved for `backward`.
         operands: invariant values, inputs `[T, ...]` and initial states.
+        scan: what runs the steps: `_scan`, or another function of its arguments.
 
     Returns:
         Final states, outputs `[T, ...]`, then saved values `[T, ...]`.
     """
+    run_steps = _scan if scan is None else scan
     invariant, inputs, states = parts(loop.step, operands)
-    if wrt is None and not _pays_ahead(loop.step):
-        final, stacked = _scan(loop, loop.step, None, invariant, states, inputs)
+    if wrt is None and (scan is not None or not _pays_ahead(loop.step)):
+        final, stacked = run_steps(loop, loop.step, None, invariant, states, inputs)
         return [*final, *stacked]
     taken = loop.step.taken
     derivative = None if wrt is None else derivative_of(loop, wrt)
@@ -60,7 +67,9 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
     def run(states: list[Array], inputs: list[Array]) -> tuple[list, tuple]:
         products = products_ahead(loop.step, invariant, inputs)
         inputs = [*(inputs[i] for i in taken.kept), *products]
-        final, stacked = _scan(loop, taken.core, derivative, invariant, states, inputs)
+        final, stacked = run_steps(
+            loop, taken.core, derivative, invariant, states, inputs
+        )
         return final, (stacked, products)
 
     if wrt is not None and saves_products(loop):
@@ -176,6 +185,7 @@ def backward(
     operands: Sequence[Array],
     saved: Sequence[Array],
     cotangents: Sequence[Array],
+    scan: Callable | None = None,
 ) -> dict[int, Array]:
     """Run the loop backwards.
 
@@ -185,6 +195,7 @@ def backward(
         operands: as in `forward`; initial states are not read.
         saved: what `forward` saved, in its order.
         cotangents: of the final states and of the outputs that have derivatives.
+        scan: what runs the steps: `_scan_back`, or another function of its arguments.
 
     Returns:
         The cotangents of operands, by position; of others it is 0.
@@ -207,6 +218,7 @@ def backward(
             derivative,
             (invariant, more, inputs, saved, products),
             (d_states, d_outputs),
+            _scan_back if scan is None else scan,
         )
         sums = [
             s + found[i].astype(s.dtype) if i in found else s
@@ -229,7 +241,11 @@ def backward(
 
 
 def _backward_block(
-    loop: Loop, derivative: Derivative, given: tuple, cotangents: tuple
+    loop: Loop,
+    derivative: Derivative,
+    given: tuple,
+    cotangents: tuple,
+    scan: Callable,
 ) -> tuple[dict[int, Array], dict[int, Array], list[Array]]:
     """Run a block of steps backwards.
 
@@ -239,13 +255,13 @@ def _backward_block(
         given: the invariant values, further ones of `derivative`, inputs, saved values,
             and products of inputs, or an empty list of these.
         cotangents: of the last states, and of the outputs.
+        scan: what runs the steps.
 
     Returns:
         The cotangents of invariant values and of inputs, by position, and those of the
         states before the block.
     """
     invariant, more, inputs, saved, products = given
-    d_states, d_outputs = cotangents
     taken = loop.step.taken
 
     def ahead(invariant: list[Array], inputs: list[Array]) -> list[Array]:
@@ -254,28 +270,8 @@ def _backward_block(
     made, pull = jax.vjp(ahead, invariant, inputs)
     products = products or made
     core_inputs = [*(inputs[i] for i in taken.kept), *products]
-    counts = len(d_states), len(derivative.inputs), len(derivative.invariant)
-
-    def body(carry: Any, at: Any) -> Any:
-        d_states, sums = carry
-        at_inputs, at_saved, d_outputs = at
-        values = [*invariant, *more, *at_inputs, *at_saved, *d_states, *d_outputs]
-        results = evaluate(derivative.backward, values)
-        d_states, d_inputs, d_invariant, pairs = split_at(
-            results, list(itertools.accumulate(counts))
-        )
-        sums = [s + d.astype(s.dtype) for s, d in zip(sums, d_invariant, strict=True)]
-        return (d_states, sums), (d_inputs, pairs)
-
-    wide = [_zeros_wide(invariant[i]) for i in derivative.invariant]
-    per_step = (core_inputs, saved, d_outputs)
-    leaves = jax.tree.leaves(per_step)
-    (d_states, sums), (d_inputs, pairs) = lax.scan(
-        body,
-        (d_states, wide),
-        per_step,
-        length=leaves[0].shape[0] if leaves else loop.length,
-        reverse=not loop.reverse,
+    d_states, d_inputs, sums, pairs = scan(
+        loop, derivative, (invariant, more, core_inputs, saved), *cotangents
     )
     found: dict[int, Array] = {}
 
@@ -298,6 +294,41 @@ def _backward_block(
             if is_float(d):
                 result[i] = result[i] + d if i in result else d
     return found, result, d_states
+
+
+def _scan_back(
+    loop: Loop,
+    derivative: Derivative,
+    given: tuple[list[Array], ...],
+    d_states: list[Array],
+    d_outputs: list[Array],
+) -> tuple[list[Array], list[Array], list[Array], list[Array]]:
+    """Return cotangents: of states, of inputs, of invariant values; and products'."""
+    invariant, more, inputs, saved = given
+    counts = len(d_states), len(derivative.inputs), len(derivative.invariant)
+
+    def body(carry: Any, at: Any) -> Any:
+        d_states, sums = carry
+        at_inputs, at_saved, d_outputs = at
+        values = [*invariant, *more, *at_inputs, *at_saved, *d_states, *d_outputs]
+        results = evaluate(derivative.backward, values)
+        d_states, d_inputs, d_invariant, pairs = split_at(
+            results, list(itertools.accumulate(counts))
+        )
+        sums = [s + d.astype(s.dtype) for s, d in zip(sums, d_invariant, strict=True)]
+        return (d_states, sums), (d_inputs, pairs)
+
+    wide = [_zeros_wide(invariant[i]) for i in derivative.invariant]
+    per_step = (inputs, saved, d_outputs)
+    leaves = jax.tree.leaves(per_step)
+    (d_states, sums), (d_inputs, pairs) = lax.scan(
+        body,
+        (d_states, wide),
+        per_step,
+        length=leaves[0].shape[0] if leaves else loop.length,
+        reverse=not loop.reverse,
+    )
+    return d_states, d_inputs, sums, pairs
 
 
 def _pairs(items: Sequence[Any]) -> list[tuple[Any, Any]]:

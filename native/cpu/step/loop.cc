@@ -1,0 +1,234 @@
+#include "cpu/step/loop.h"
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+#include "cpu/kernels/dispatch.h"
+#include "cpu/network/panels.h"
+#include "cpu/runtime/fp_state.h"
+#include "cpu/runtime/scratch.h"
+#include "cpu/runtime/team.h"
+#include "cpu/step/tile.h"
+
+namespace ostinato::cpu {
+namespace {
+
+// More sequences at once need more memory than the second-level cache has.
+constexpr int64_t kMostRows = 32;
+// A call with fewer vector operations is not worth waking a thread.
+constexpr int64_t kWorthSharing = 1 << 16;
+
+void ExpectElements(const char* what, int64_t index, const StepArray& array,
+                    int64_t want) {
+  if (array.elements == want) return;
+  throw std::invalid_argument(std::string(what) + " " + std::to_string(index) +
+                              " has " + std::to_string(array.elements) +
+                              " elements, want " + std::to_string(want));
+}
+
+void CheckSizes(const StepCall& call) {
+  const auto expect = [&](const char* what, const std::vector<StepArray>& arrays,
+                          int64_t index, int64_t elements) {
+    ExpectElements(what, index, arrays.at(index), elements);
+  };
+  for (const StepBuffer& buffer : call.program.buffers) {
+    const int64_t once = buffer.width * (buffer.rows ? call.batch : 1);
+    switch (buffer.place) {
+      case Place::kConstant:
+        if (buffer.offset < 0 || buffer.offset + buffer.width > call.num_constants) {
+          throw std::invalid_argument("the step program lacks constants");
+        }
+        break;
+      case Place::kInvariant:
+      case Place::kState:
+        expect("operand", call.operands, buffer.array, once);
+        break;
+      case Place::kInput:
+        expect("operand", call.operands, buffer.array, once * call.steps);
+        break;
+      case Place::kOutput:
+        expect("result", call.results, buffer.array, once * call.steps);
+        break;
+      case Place::kNext:
+        expect("result", call.results, buffer.offset, once);
+        break;
+      case Place::kSum:
+        expect("result", call.results, buffer.array, once);
+        break;
+      case Place::kLocal:
+        break;
+    }
+  }
+  for (const StepWeight& weight : call.program.weights) {
+    const int64_t rows = weight.transposed ? weight.columns : weight.depth;
+    const int64_t width = weight.transposed ? weight.depth : weight.columns;
+    const int64_t end =
+        rows == 0 ? 0 : weight.offset + (rows - 1) * weight.stride + width;
+    if (end > call.operands.at(weight.array).elements) {
+      throw std::invalid_argument("a weight of the step program is too small");
+    }
+  }
+}
+
+// Vector operations of all steps.
+int64_t Work(const StepCall& call, int64_t lanes) {
+  int64_t work = 0;
+  for (const StepInstruction& i : call.program.instructions) {
+    int64_t each = CeilDiv(i.width, lanes);
+    if (i.operation == kProduct) {
+      const StepWeight& weight = call.program.weights[i.weight];
+      each = weight.depth * CeilDiv(weight.columns, lanes);
+    }
+    work += each * i.inner;
+  }
+  return work * call.steps * call.batch;
+}
+
+template <typename T>
+class WeightPacker {
+ public:
+  WeightPacker(const StepCall& call, const Kernels<T, T, T>& kernels, Scratch& scratch)
+      : call_(call), kernels_(kernels) {
+    for (const StepWeight& weight : call.program.weights) {
+      const int64_t columns = RoundUp(weight.columns, kernels.lanes);
+      panels_.push_back(scratch.Take<T>(columns * weight.depth));
+      const Columns blocks{weight.columns, kernels.lanes};
+      for (int64_t b = 0; b < blocks.count(); ++b) {
+        tasks_.push_back({static_cast<int64_t>(panels_.size()) - 1, b});
+      }
+      elements_ += weight.columns * weight.depth;
+    }
+  }
+
+  void PackAll(Team& team) {
+    constexpr int64_t kWorthPackingTogether = 1 << 17;
+    const auto pack = [this](int64_t task) {
+      Pack(tasks_[task].weight, tasks_[task].block);
+    };
+    const auto count = static_cast<int64_t>(tasks_.size());
+    if (elements_ >= kWorthPackingTogether) {
+      team.ForEach(count, pack);
+    } else {
+      for (int64_t task = 0; task < count; ++task) pack(task);
+    }
+  }
+
+  std::vector<const T*> panels() const { return {panels_.begin(), panels_.end()}; }
+
+ private:
+  struct Task {
+    int64_t weight, block;
+  };
+
+  void Pack(int64_t index, int64_t block) {
+    const StepWeight& weight = call_.program.weights[index];
+    const StepArray& array = call_.operands[weight.array];
+    const Columns blocks{weight.columns, kernels_.lanes};
+    const int64_t first = blocks.first(block), width = blocks.width(block);
+    const int64_t vectors = blocks.vectors(block), panel_row = vectors * kernels_.lanes;
+    T* const panel = panels_[index] + first * weight.depth;
+    const T* data = static_cast<const T*>(array.data) + weight.offset;
+    if (weight.transposed) {
+      for (int64_t v = 0; v < vectors; ++v) {
+        const int64_t column = v * kernels_.lanes;
+        kernels_.pack_rows(data + (first + column) * weight.stride, weight.stride,
+                           std::min(kernels_.lanes, width - column), weight.depth,
+                           panel + column, panel_row);
+      }
+    } else {
+      std::vector<const T*> rows(weight.depth);
+      for (int64_t k = 0; k < weight.depth; ++k) rows[k] = data + k * weight.stride;
+      kernels_.pack_columns(rows.data(), first, weight.depth, width, panel);
+    }
+  }
+
+  const StepCall& call_;
+  const Kernels<T, T, T>& kernels_;
+  std::vector<T*> panels_;
+  std::vector<Task> tasks_;
+  int64_t elements_ = 0;
+};
+
+// The groups of each tile.
+std::vector<std::vector<int64_t>> Tiles(int64_t groups, int64_t count, bool deal) {
+  std::vector<std::vector<int64_t>> tiles(count);
+  for (int64_t g = 0; g < groups; ++g) {
+    // Groups are in the order of falling length: dealt, tiles get as much of each.
+    tiles[deal ? g % count : g * count / groups].push_back(g);
+  }
+  return tiles;
+}
+
+template <typename T>
+const StepKernels<T>& StepKernelsOf(const KernelSet& set) {
+  if constexpr (sizeof(T) == 4)
+    return *set.step_f32;
+  else
+    return *set.step_f64;
+}
+
+}  // namespace
+
+template <typename T>
+void RunSteps(const StepCall& call) {
+  CheckSizes(call);
+  const auto& kernels =
+      WithForwardKernels<T>([](const auto& table) -> const auto& { return table; });
+  Scratch scratch;
+  const bool shares = Work(call, kernels.lanes) >= kWorthSharing;
+  Team team(shares ? NumThreads() : 1);
+  WeightPacker<T> packer(call, kernels, scratch);
+  packer.PackAll(team);
+  const StepPanels<T> panels{kernels, packer.panels()};
+
+  StepLoop<T> loop{call, StepKernelsOf<T>(CurrentKernels()), panels, 1, {}, {}, {}};
+  loop.group = call.batch >= 16 ? 4 : 1;
+  loop.order.resize(call.batch);
+  std::iota(loop.order.begin(), loop.order.end(), 0);
+  loop.lengths.assign(call.batch, call.steps);
+  if (call.lengths != nullptr) {
+    const auto length = [&](int64_t row) {
+      return std::clamp<int64_t>(call.lengths[row], 0, call.steps);
+    };
+    std::stable_sort(loop.order.begin(), loop.order.end(),
+                     [&](int64_t a, int64_t b) { return length(a) > length(b); });
+    std::transform(loop.order.begin(), loop.order.end(), loop.lengths.begin(), length);
+  }
+  const int64_t groups = CeilDiv(call.batch, loop.group);
+  for (const StepBuffer& buffer : call.program.buffers) {
+    const bool sums = buffer.place == Place::kSum && !buffer.rows;
+    loop.sums.push_back(sums ? scratch.TakeZeroed<T>(groups * buffer.width) : nullptr);
+  }
+
+  const int64_t count = std::min(
+      groups, std::max<int64_t>(CeilDiv(call.batch, kMostRows), team.threads()));
+  const auto tiles = Tiles(groups, count, call.lengths != nullptr);
+  const auto run = [&](int64_t i) {
+    const FlushDenormals flush;
+    Scratch own;
+    StepTile<T>(loop, tiles[i], i == 0, own).Run();
+  };
+  if (count == 1) {
+    run(0);
+  } else {
+    team.ForEach(count, run);
+  }
+
+  for (size_t i = 0; i < loop.sums.size(); ++i) {
+    if (loop.sums[i] == nullptr) continue;
+    const StepBuffer& buffer = call.program.buffers[i];
+    auto* const result = static_cast<T*>(call.results[buffer.array].data);
+    std::fill_n(result, buffer.width, T{0});
+    for (int64_t g = 0; g < groups; ++g) {
+      const T* const sum = loop.sums[i] + g * buffer.width;
+      for (int64_t k = 0; k < buffer.width; ++k) result[k] += sum[k];
+    }
+  }
+}
+
+template void RunSteps<float>(const StepCall& call);
+template void RunSteps<double>(const StepCall& call);
+
+}  // namespace ostinato::cpu

@@ -1,0 +1,41 @@
+// Loops over the steps of a program.
+#ifndef OSTINATO_CPU_STEP_LOOP_H_
+#define OSTINATO_CPU_STEP_LOOP_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/step/program.h"
+
+namespace ostinato::cpu {
+
+// An array of float or double, or of bfloat16 where the program computes in float.
+struct StepArray {
+  void* data;
+  int64_t elements;
+  int64_t bytes;  // of an element
+};
+
+struct StepCall {
+  const StepProgram& program;
+  const double* constants;
+  int64_t num_constants;
+  std::vector<StepArray> operands, results;
+  int64_t steps, batch;
+  bool reverse;            // the last step runs first
+  const int32_t* lengths;  // [batch], or null: every sequence has all steps
+};
+
+// Runs a loop. A sequence runs the steps before its length, and its states stay as they
+// are at the others; outputs of these are 0. The bits of all results are the same for
+// every number of threads. Throws std::invalid_argument if arrays have other sizes than
+// the program wants.
+template <typename T>
+void RunSteps(const StepCall& call);
+
+extern template void RunSteps<float>(const StepCall& call);
+extern template void RunSteps<double>(const StepCall& call);
+
+}  // namespace ostinato::cpu
+
+#endif  // OSTINATO_CPU_STEP_LOOP_H_

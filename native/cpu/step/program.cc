@@ -1,0 +1,80 @@
+#include "cpu/step/program.h"
+
+#include <stdexcept>
+
+namespace ostinato::cpu {
+namespace {
+
+class Reader {
+ public:
+  Reader(const int64_t* numbers, int64_t count)
+      : next_(numbers), end_(numbers + count) {}
+
+  int64_t Next() {
+    if (next_ == end_) throw std::invalid_argument("the step program is cut");
+    return *next_++;
+  }
+  int64_t Below(size_t bound) {
+    const int64_t n = Next();
+    if (n < 0 || n >= static_cast<int64_t>(bound)) {
+      throw std::invalid_argument("a number of the step program is out of range");
+    }
+    return n;
+  }
+  bool AtEnd() const { return next_ == end_; }
+
+ private:
+  const int64_t *next_, *end_;
+};
+
+StepView ReadView(Reader& reader, size_t buffers) {
+  // Braces are evaluated in order.
+  StepView view{reader.Below(buffers + 1) - 1, reader.Next(), reader.Next(),
+                reader.Next(), reader.Next() != 0};
+  return view;
+}
+
+}  // namespace
+
+StepProgram DecodeProgram(const int64_t* numbers, int64_t count) {
+  Reader reader(numbers, count);
+  StepProgram program;
+  program.buffers.resize(reader.Next());
+  program.weights.resize(reader.Next());
+  program.instructions.resize(reader.Next());
+  program.row_elements = reader.Next();
+  program.shared_elements = reader.Next();
+  for (StepBuffer& buffer : program.buffers) {
+    buffer = {static_cast<Place>(reader.Below(8)),
+              reader.Next(),
+              reader.Next() != 0,
+              reader.Next(),
+              reader.Next(),
+              reader.Next()};
+  }
+  for (StepWeight& weight : program.weights) {
+    weight = {reader.Next(), reader.Next(), reader.Next(),
+              reader.Next(), reader.Next(), reader.Next() != 0};
+  }
+  for (StepInstruction& instruction : program.instructions) {
+    instruction.operation = reader.Below(kNumOperations + 1) - 1;
+    instruction.rows = reader.Next() != 0;
+    instruction.inner = reader.Next();
+    instruction.width = reader.Next();
+    instruction.result = ReadView(reader, program.buffers.size());
+    for (StepView& view : instruction.operands) {
+      view = ReadView(reader, program.buffers.size());
+    }
+    instruction.weight = reader.Next();
+    instruction.continues = reader.Next() != 0;
+    if (instruction.operation == kProduct &&
+        (instruction.weight < 0 ||
+         instruction.weight >= static_cast<int64_t>(program.weights.size()))) {
+      throw std::invalid_argument("a product of the step program has no weight");
+    }
+  }
+  if (!reader.AtEnd()) throw std::invalid_argument("the step program is too long");
+  return program;
+}
+
+}  // namespace ostinato::cpu

@@ -1,0 +1,77 @@
+// Step programs: what a loop runs at each of its steps, row by row.
+//
+// A program computes new states and outputs of a step from its inputs and states. Its
+// values are matrices with a row for every sequence, or values that all rows share. No
+// row depends on another, so rows may run in any order, apart or together.
+#ifndef OSTINATO_CPU_STEP_PROGRAM_H_
+#define OSTINATO_CPU_STEP_PROGRAM_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/kernels/step_kernels.h"
+
+namespace ostinato::cpu {
+
+// Where the values of a buffer are; the numbers are those of `Place` in program.py.
+enum class Place : int32_t {
+  kConstant = 0,   // numbers of the program
+  kInvariant = 1,  // an operand, the same at every step
+  kInput = 2,      // an operand [T, ...]
+  kOutput = 3,     // a result [T, ...]
+  kState = 4,      // a state before the step; its first value is an operand
+  kNext = 5,       // the same state after the step; its last value is a result
+  kLocal = 6,      // lives within a step
+  kSum = 7,        // a result that the steps add to
+};
+
+struct StepBuffer {
+  Place place;
+  int64_t array;   // which operand or result; kNext: which buffer is its kState
+  bool rows;       // whether there is a row for every sequence, or one for all
+  int64_t width;   // elements of a row
+  int64_t stride;  // from row to row; the same as `width` but for products' results
+  int64_t offset;  // kConstant: the first number; kLocal: see StepProgram
+};
+
+// An operand of an instruction on `inner` rows of `width` for every sequence.
+struct StepView {
+  int64_t buffer;        // -1: absent
+  int64_t offset;        // of the first element
+  int64_t row_stride;    // from sequence to sequence
+  int64_t inner_stride;  // from row to row of a sequence
+  bool splat;            // one element for all of a row
+};
+
+struct StepInstruction {
+  int64_t operation;  // an Operation, or kProduct
+  bool rows;          // whether it computes something for every sequence
+  int64_t inner, width;
+  StepView result;
+  StepView operands[3];
+  int64_t weight;  // of a product; `continues`: it adds to what stands in the result
+  bool continues;
+};
+inline constexpr int64_t kProduct = -1;
+
+// A matrix [depth, columns] in an operand, or if transposed [columns, depth].
+struct StepWeight {
+  int64_t array, offset, depth, columns, stride;
+  bool transposed;
+};
+
+struct StepProgram {
+  std::vector<StepBuffer> buffers;
+  std::vector<StepWeight> weights;
+  std::vector<StepInstruction> instructions;
+  // Local elements for every sequence, and for all together. A local buffer with rows
+  // begins at `offset` times the number of sequences.
+  int64_t row_elements, shared_elements;
+};
+
+// Reads what program.py has written; throws std::invalid_argument if it is cut.
+StepProgram DecodeProgram(const int64_t* numbers, int64_t count);
+
+}  // namespace ostinato::cpu
+
+#endif  // OSTINATO_CPU_STEP_PROGRAM_H_

@@ -1,0 +1,296 @@
+"""Instructions for operations on values, as they are added to a program."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from .program import PRODUCT, Buffer, Instruction, Place, View, Weight, padded
+from .values import Merged, Unsupported, Value, merge_axes, row_major
+
+_MOST_COPIES = 64
+"""An operation on values of more axes than two is several instructions, so many at most."""
+LINEAR = frozenset({"copy", "negate", "add", "subtract", "multiply", "divide"})
+
+
+class Builder:
+    """A list of instructions, and buffers for their results.
+
+    Attributes:
+        batch: the number of sequences.
+        instructions: the instructions so far.
+    """
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.instructions: list[Instruction] = []
+        self._known: dict[object, Buffer] = {}
+        self._constants: dict[tuple[float, ...], Buffer] = {}
+        self._with_rows: dict[Buffer, Buffer] = {}
+
+    def constant(self, *numbers: float) -> Value:
+        """Return one number, or a vector of several."""
+        if numbers not in self._constants:
+            self._constants[numbers] = Buffer(
+                Place.CONSTANT, False, len(numbers), numbers=numbers
+            )
+        shape = () if len(numbers) == 1 else (len(numbers),)
+        strides = row_major(shape)
+        return Value(self._constants[numbers], 0, shape, strides, None)
+
+    def local(self, shape: Sequence[int], axis: int | None) -> Value:
+        """Return a new contiguous value that instructions are to write."""
+        shape = tuple(shape)
+        buffer = Buffer(Place.LOCAL, axis is not None, math.prod(shape))
+        return Value(buffer, 0, shape, row_major(shape), axis)
+
+    # ------------------------------------------------------------ element by element
+
+    def elementwise(self, operation: str, *values: Value) -> Value:
+        """Return the result of an operation on values of equal shape, or on numbers."""
+        values, axis = self.align(values)
+        if any(v.summed for v in values):
+            return self._of_sums(operation, values)
+        shape = next((v.shape for v in values if v.shape), ())
+        key = (operation, shape, axis, values)
+        if key not in self._known:
+            result = self.local(shape, axis)
+            self.write(operation, result, *values)
+            self._known[key] = result.buffer
+        return Value(self._known[key], 0, shape, row_major(shape), axis)
+
+    def align(self, values: Sequence[Value]) -> tuple[tuple[Value, ...], int | None]:
+        """Return values with the same axes, and which axis is that of sequences."""
+        axes = {v.axis for v in values if v.axis is not None}
+        if len(axes) > 1:
+            raise Unsupported("it combines different sequences")
+        axis = next(iter(axes), None)
+        if axis is not None:
+            values = [self.as_rows(v, axis) for v in values]
+        shape = next((v.shape for v in values if v.shape), ())
+        widened = []
+        for value in values:
+            if not value.shape and shape:
+                value = value._replace(shape=shape, strides=(0,) * len(shape))
+            widened.append(value)
+        return tuple(widened), axis
+
+    def as_rows(self, value: Value, axis: int) -> Value:
+        """Return a value without the axis at which others have sequences."""
+        if value.axis is not None or not value.shape or value.summed:
+            return value
+        if value.shape[axis] == 1 or value.strides[axis] == 0:
+            shape = value.shape[:axis] + value.shape[axis + 1 :]
+            strides = value.strides[:axis] + value.strides[axis + 1 :]
+            return value._replace(shape=shape, strides=strides)
+        return self.rows_of(value, axis)
+
+    def rows_of(self, value: Value, axis: int) -> Value:
+        """Return an operand that is the same at every step, row by row."""
+        buffer, shape = value.buffer, value.shape
+        whole = value.is_contiguous() and value.size == buffer.width
+        if axis != 0 or buffer.place is not Place.INVARIANT or not whole:
+            raise Unsupported("it combines different sequences")
+        width = buffer.width // shape[0]
+        if buffer not in self._with_rows:
+            self._with_rows[buffer] = Buffer(Place.INVARIANT, True, width, buffer.array)
+        return Value(self._with_rows[buffer], 0, shape[1:], row_major(shape[1:]), 0)
+
+    def _of_sums(self, operation: str, values: Sequence[Value]) -> Value:
+        """Return an operation on sums over sequences, as a sum of an operation."""
+        sums = [v for v in values if v.summed]
+        others = [v for v in values if not v.summed]
+        linear = operation in LINEAR and (
+            not others if operation != "multiply" else len(sums) == 1
+        )
+        if operation == "divide":
+            linear = len(sums) == 1 and values[0].summed
+        if not linear:
+            raise Unsupported("it combines different sequences")
+        # The axis of sequences comes first in what is summed.
+        shape = sums[0].shape
+        given = [v._replace(axis=0 if v.summed else None, summed=False) for v in values]
+        ones = [
+            v
+            if v.axis == 0
+            else v._replace(shape=(1, *v.shape), strides=(0, *v.strides))
+            for v in given
+        ]
+        result = self.elementwise(operation, *ones)
+        return result._replace(axis=None, summed=True, shape=shape)
+
+    def write(self, operation: str, result: Value, *values: Value) -> None:
+        """Add instructions that write the elements of a value."""
+        strides = [v.strides for v in (result, *values)]
+        merged = merge_axes(result.shape, strides)
+        if any(s and s[-1] not in (0, 1) for s in merged.strides):
+            merged = Merged((*merged.shape, 1), [(*s, 0) for s in merged.strides])
+        self._emit(operation, merged, result, values)
+
+    # -------------------------------------------------------------------- reductions
+
+    def reduce(self, operation: str, value: Value, axes: Sequence[int]) -> Value:
+        """Return `"sum"` or `"max"` of a value over some of `value.shape`'s axes.
+
+        The axis of sequences of the result is that of the value.
+        """
+        kept = [i for i in range(len(value.shape)) if i not in axes]
+        if all(value.shape[i] == 1 for i in axes):
+            return value._replace(
+                shape=tuple(value.shape[i] for i in kept),
+                strides=tuple(value.strides[i] for i in kept),
+            )
+        order = [*kept, *axes]
+        value = value._replace(
+            shape=tuple(value.shape[i] for i in order),
+            strides=tuple(value.strides[i] for i in order),
+        )
+        return self.contract(operation, (value,), len(kept), value.axis)
+
+    def contract(
+        self, operation: str, values: Sequence[Value], kept: int, axis: int | None
+    ) -> Value:
+        """Return sums of products of values, or sums or maxima of one.
+
+        Args:
+            operation: `"sum"`, `"sum_product"` or `"max"`.
+            values: of equal shape, but for the axis of sequences.
+            kept: how many axes the result has; it reduces over those that follow.
+            axis: where the result has sequences.
+        """
+        shape = values[0].shape
+        if operation == "max" and 0 in shape[kept:]:
+            raise Unsupported("it takes a maximum of nothing")
+        key = (operation, tuple(values), kept)
+        result = self.local(shape[:kept], axis)
+        if key not in self._known:
+            self._known[key] = result.buffer
+            self._write_reduction(operation, result, values)
+        return result._replace(buffer=self._known[key])
+
+    def sum_rows(self, value: Value, target: Value) -> None:
+        """Add the sum of a value over all sequences to a result.
+
+        The elements of a sequence are next to each other, or all the same.
+        """
+        merged = merge_axes(value.shape, [value.strides])
+        step = merged.strides[0][0] if merged.shape else 1
+        result = View(target.buffer, target.offset, (0, 1))
+        given = View(value.buffer, value.offset, (0, step))
+        self.instructions.append(
+            Instruction("column_sum", True, 1, target.size, result, (given,))
+        )
+
+    def _write_reduction(
+        self, operation: str, result: Value, values: Sequence[Value]
+    ) -> None:
+        shape, kept = values[0].shape, len(result.shape)
+        outer = merge_axes(
+            shape[:kept], [result.strides, *(v.strides[:kept] for v in values)]
+        )
+        over = merge_axes(
+            shape[kept:],
+            [(0,) * (len(shape) - kept), *(v.strides[kept:] for v in values)],
+        )
+        if len(over.shape) > 1:
+            raise Unsupported("it sums over axes that are apart")
+        over = over if over.shape else Merged((1,), [(0,)] * (1 + len(values)))
+        if all(s[0] in (0, 1) for s in over.strides):  # along rows
+            name, first, last = f"row_{operation}", outer, over
+        else:  # over rows whose elements are the last axis of the result
+            width = outer if outer.shape else Merged((1,), [(0,)] * (1 + len(values)))
+            split = len(width.shape) - 1
+            if any(s[-1] not in (0, 1) for s in width.strides):
+                raise Unsupported("it sums over axes of an unusual order")
+            name = f"column_{operation}"
+            first = Merged(
+                (*width.shape[:split], *over.shape),
+                [
+                    (*a[:split], *b)
+                    for a, b in zip(width.strides, over.strides, strict=True)
+                ],
+            )
+            last = Merged(width.shape[split:], [a[split:] for a in width.strides])
+        strides = [(*a, *b) for a, b in zip(first.strides, last.strides, strict=True)]
+        self._emit(name, Merged((*first.shape, *last.shape), strides), result, values)
+
+    def _emit(
+        self, operation: str, merged: Merged, result: Value, values: Sequence[Value]
+    ) -> None:
+        """Add an instruction, or one for every index of axes that are too many."""
+        shape = (1, 1, *merged.shape)[-max(2, len(merged.shape)) :]
+        strides = [(0, 0, *s)[-len(shape) :] for s in merged.strides]
+        outer = shape[:-2]
+        if math.prod(outer) > _MOST_COPIES:
+            raise Unsupported("it has values of too many axes")
+        for index in itertools.product(*map(range, outer)):
+            views = [
+                View(
+                    v.buffer,
+                    v.offset + sum(i * k for i, k in zip(index, s, strict=False)),
+                    s[-2:],
+                )
+                for v, s in zip((result, *values), strides, strict=True)
+            ]
+            self.instructions.append(
+                Instruction(
+                    operation,
+                    result.axis is not None,
+                    shape[-2],
+                    shape[-1],
+                    views[0],
+                    tuple(views[1:]),
+                )
+            )
+
+    # ---------------------------------------------------------------------- products
+
+    def product(
+        self, value: Value, free: Sequence[int], over: int, weight: Weight
+    ) -> Value:
+        """Return the product of a value and a matrix, `[*free, columns]`.
+
+        Args:
+            value: the factor that changes.
+            free: its axes that the result has.
+            over: its axis that is added up.
+            weight: the matrix.
+        """
+        if weight.depth == 0 or weight.columns == 0:
+            raise Unsupported("it has an empty product")
+        sizes = tuple(value.shape[i] for i in free)
+        strides = tuple(value.strides[i] for i in free)
+        merged = merge_axes(sizes, [strides])
+        even = len(merged.shape) < 2 and value.strides[over] == 1
+        if not even and value.shape[over] > 1:
+            order = [*free, over]
+            ordered = value._replace(
+                shape=tuple(value.shape[i] for i in order),
+                strides=tuple(value.strides[i] for i in order),
+                axis=None if value.axis is None else 0,
+            )
+            value = self.elementwise("copy", ordered)
+            merged = merge_axes(sizes, [value.strides[:-1]])
+        key = (PRODUCT, value, weight)
+        row = padded(weight.columns)
+        inner = merged.shape[0] if merged.shape else 1
+        if key not in self._known:
+            buffer = Buffer(Place.LOCAL, value.axis is not None, inner * row)
+            step = merged.strides[0][0] if merged.shape else 0
+            self.instructions.append(
+                Instruction(
+                    PRODUCT,
+                    value.axis is not None,
+                    inner,
+                    weight.columns,
+                    View(buffer, 0, (row, 1)),
+                    (View(value.buffer, value.offset, (step, 1)),),
+                    weight,
+                )
+            )
+            self._known[key] = buffer
+        shape = (*sizes, weight.columns)
+        free_strides = tuple(s * row for s in row_major(sizes))
+        axis = None if value.axis is None else 0
+        return Value(self._known[key], 0, shape, (*free_strides, 1), axis)

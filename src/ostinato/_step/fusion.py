@@ -1,0 +1,166 @@
+"""Shorter programs that compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .program import PRODUCT, Buffer, Instruction, Place, View, padded, views
+
+_SUMS = {"row_sum": "row_sum_product", "column_sum": "column_sum_product"}
+
+
+def fuse(instructions: Sequence[Instruction]) -> list[Instruction]:
+    """Return instructions with the same results, without those that nothing needs.
+
+    Those that are given may be changed.
+    """
+    program = _Fusion(_needed(instructions))
+    for shorten in (program.fuse_sum, program.join_products, program.write_in_place):
+        for instruction in list(program.instructions):
+            if instruction in program.instructions:
+                shorten(instruction)
+    return program.instructions
+
+
+def _needed(instructions: Sequence[Instruction]) -> list[Instruction]:
+    """Leave out the instructions whose results nothing reads."""
+    read: set[Buffer] = set()
+    kept = []
+    for i in reversed(instructions):
+        if i.result.buffer.place is not Place.LOCAL or i.result.buffer in read:
+            kept.append(i)
+            read.update(view.buffer for view in i.operands)
+    return kept[::-1]
+
+
+def _axes(i: Instruction) -> tuple[bool, int, int]:
+    return i.rows, i.inner, i.width
+
+
+class _Fusion:
+    def __init__(self, instructions: list[Instruction]) -> None:
+        self.instructions = instructions
+
+    # ---------------------------------------------------------------- multiply and add
+
+    def fuse_sum(self, i: Instruction) -> None:
+        """Compute a product of elements together with what it is added to."""
+        if i.operation in ("add", "subtract"):
+            for k in (1, 0) if i.operation == "add" else (1,):
+                if source := self._source(i, k, "multiply"):
+                    add = i.operation == "add"
+                    i.operands = (*source.operands, i.operands[1 - k])
+                    i.operation = "multiply_add" if add else "multiply_subtract"
+                    self.instructions.remove(source)
+                    return
+        elif i.operation == "multiply":
+            for k in (0, 1):  # a (1 - b) = a - a b
+                source = self._source(i, k, "subtract")
+                if source and source.operands[0].buffer.numbers == (1.0,):
+                    a = i.operands[1 - k]
+                    i.operation = "multiply_subtract"
+                    i.operands = (a, source.operands[1], a)
+                    self.instructions.remove(source)
+                    return
+        elif i.operation in _SUMS and (source := self._source(i, 0, "multiply")):
+            i.operation, i.operands = _SUMS[i.operation], source.operands
+            self.instructions.remove(source)
+
+    def _source(
+        self, reader: Instruction, k: int, operation: str
+    ) -> Instruction | None:
+        """Return the instruction of which operand `k` is the result, and nothing else."""
+        view = reader.operands[k]
+        writers = self._writers(view.buffer)
+        if (
+            view.buffer.place is Place.LOCAL
+            and len(writers) == 1
+            and writers[0].operation == operation
+            and writers[0].result == view
+            and _axes(writers[0]) == _axes(reader)
+            and self._reads(view.buffer) == 1
+        ):
+            return writers[0]
+        return None
+
+    # ------------------------------------------------------------------------ products
+
+    def join_products(self, i: Instruction) -> None:
+        """Let a product add to what is added to it."""
+        result = i.result.buffer
+        if i.operation != "add" or i.inner != 1 or result.place is not Place.LOCAL:
+            return
+        if result.width != i.width or len(self._writers(result)) != 1:
+            return
+        for k in (1, 0):
+            source = self._source(i, k, PRODUCT)
+            if source is not None and not source.continues:
+                self.instructions.remove(source)
+                at = self.instructions.index(i)
+                start, target = i.operands[1 - k], source.result
+                copy = Instruction("copy", i.rows, 1, i.width, target, (start,))
+                source.continues = True
+                self.instructions[at : at + 1] = [copy, source]
+                self._rename(result, target.buffer)
+                self._continue_product(copy)
+                return
+
+    def _continue_product(self, copy: Instruction) -> None:
+        """Let a product go on in the result of another one instead of in a copy."""
+        first = self._source(copy, 0, PRODUCT)
+        if first is not None and first.result.buffer.width == copy.result.buffer.width:
+            self.instructions.remove(copy)
+            self._rename(first.result.buffer, copy.result.buffer)
+
+    # -------------------------------------------------------------------------- copies
+
+    def write_in_place(self, copy: Instruction) -> None:
+        """Let an instruction write where its result would be copied to."""
+        if copy.operation != "copy":
+            return
+        source, target = copy.operands[0], copy.result
+        old, new = source.buffer, target.buffer
+        writers = self._writers(old)
+        if old.place is not Place.LOCAL or old.rows != new.rows or not writers:
+            return
+        if any(w.operation == PRODUCT for w in writers) and (
+            padded(copy.width) != copy.width or copy.inner != 1
+        ):
+            return  # products write whole vectors
+        if (
+            source.offset == target.offset == 0
+            and source.strides == target.strides
+            and copy.inner * copy.width == old.width == new.width
+            and len(self._writers(new)) == 1
+        ):
+            self.instructions.remove(copy)
+            self._rename(old, new)
+        elif (
+            len(writers) == 1
+            and self._reads(old) == 1
+            and writers[0].result == source
+            and _axes(writers[0]) == _axes(copy)
+            and writers[0].operation != PRODUCT
+        ):  # a part of a larger value
+            (writer,) = writers
+            writer.result = target
+            self.instructions.remove(writer)
+            self.instructions[self.instructions.index(copy)] = writer
+
+    # ------------------------------------------------------------------------- helpers
+
+    def _writers(self, buffer: Buffer) -> list[Instruction]:
+        return [i for i in self.instructions if i.result.buffer is buffer]
+
+    def _reads(self, buffer: Buffer) -> int:
+        operands = (view for i in self.instructions for view in i.operands)
+        return sum(view.buffer is buffer for view in operands)
+
+    def _rename(self, old: Buffer, new: Buffer) -> None:
+        def renamed(view: View) -> View:
+            return view._replace(buffer=new) if view.buffer is old else view
+
+        for i in self.instructions:
+            if any(view.buffer is old for view in views(i)):
+                i.result = renamed(i.result)
+                i.operands = tuple(map(renamed, i.operands))

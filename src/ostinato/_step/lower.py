@@ -1,0 +1,312 @@
+"""From a jaxpr of a step to a step program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxprs_in_params
+
+from .builder import Builder
+from .fusion import fuse
+from .jaxprs import is_literal
+from .program import Buffer, Place, Program, encode
+from .rules import RULES
+from .values import Unsupported, Value, broadcast, merge_axes, row_major
+
+_INLINED = frozenset({
+    "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call",
+    "jit", "pjit", "remat", "remat2",
+})  # fmt: skip
+
+
+class Given(NamedTuple):
+    """An argument of a step.
+
+    Attributes:
+        place: `Place.INVARIANT`, `INPUT` or `STATE`.
+        axis: which axis is that of sequences; None if it has none, or, of an invariant
+            value, if that is not known.
+        most: the largest absolute value of an integer, if it is known.
+    """
+
+    place: Place
+    axis: int | None
+    most: int | None = None
+
+
+class Result(NamedTuple):
+    """A result of a loop.
+
+    Attributes:
+        place: `Place.OUTPUT`, `NEXT` or `SUM`.
+        axis: which axis of the result of the step is that of sequences; the native loop
+            has it first.
+        shape: of the step's result, as the native loop has it.
+        dtype: its dtype.
+    """
+
+    place: Place
+    axis: int | None
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class Lowered(NamedTuple):
+    """A step program and how to call it.
+
+    Attributes:
+        program: the program.
+        given: the arguments of the step.
+        arguments: the arguments, by position, that are operands of the loop.
+        results: the results of the loop.
+        sources: for every result of the step, where it is among the results of the
+            loop; or as a negative number `-1 - i`, that it is argument `i`; or None,
+            if it is zero.
+        batch: the number of sequences.
+        dtype: what it computes in.
+    """
+
+    program: Program
+    given: tuple[Given, ...]
+    arguments: tuple[int, ...]
+    results: tuple[Result, ...]
+    sources: tuple[int | None, ...]
+    batch: int
+    dtype: Any
+
+
+def lower(
+    traced: ClosedJaxpr, given: Sequence[Given], wanted: Sequence[Place], batch: int
+) -> Lowered:
+    """Return the program of a step.
+
+    Args:
+        traced: the step, without constants.
+        given: what its arguments are.
+        wanted: what its results are: `Place.NEXT` for as many as there are states, in
+            their order, `OUTPUT`, or `SUM`.
+        batch: the number of sequences.
+
+    Raises:
+        Unsupported: the step has an operation that programs lack.
+    """
+    if batch == 0:
+        raise Unsupported("there are no sequences")
+    return _Lowering(traced, given, batch).finish(wanted)
+
+
+class _Lowering:
+    def __init__(self, traced: ClosedJaxpr, given: Sequence[Given], batch: int) -> None:
+        self.traced, self.given, self.batch = traced, tuple(given), batch
+        self.builder = Builder(batch)
+        self.dtype = self._dtype()
+        jaxpr = traced.jaxpr
+        self.values: dict[Any, Value] = {}
+        for i, (variable, kind) in enumerate(zip(jaxpr.invars, given, strict=True)):
+            self.values[variable] = self._argument(i, variable.aval, kind)
+        self.states = [
+            self.values[v].buffer
+            for v, kind in zip(jaxpr.invars, given, strict=True)
+            if kind.place is Place.STATE
+        ]
+        self._run(jaxpr.eqns, self.values)
+
+    def _dtype(self) -> Any:
+        """Return what the program computes in: float64, or float32 for shorter ones."""
+        found = set()
+        for variable in (*self.traced.jaxpr.invars, *self.traced.jaxpr.outvars):
+            dtype = variable.aval.dtype
+            if jnp.issubdtype(dtype, jnp.floating):
+                found.add(jnp.dtype(dtype))
+        known = {jnp.dtype(n) for n in ("float32", "float64", "bfloat16")}
+        if not found or not found <= known:
+            raise Unsupported(f"it has values of {', '.join(map(str, found))}")
+        if jnp.dtype("float64") in found and len(found) > 1:
+            raise Unsupported("it has values of float64 and of other types")
+        return jnp.dtype("float64" if jnp.dtype("float64") in found else "float32")
+
+    def _argument(self, i: int, aval: Any, kind: Given) -> Value:
+        rows = kind.axis is not None
+        shape = tuple(n for axis, n in enumerate(aval.shape) if axis != kind.axis)
+        if rows and aval.shape[kind.axis] != self.batch:
+            raise Unsupported("its values have another number of sequences")
+        if kind.place is Place.STATE and not rows:
+            raise Unsupported("a state has no axis of sequences")
+        buffer = Buffer(kind.place, rows, math.prod(shape), i)
+        most = kind.most
+        if jnp.issubdtype(aval.dtype, jnp.integer) and most is None:
+            most = 2**62  # any operation on it is too much
+        return Value(buffer, 0, shape, row_major(shape), kind.axis, most=most)
+
+    def _read(self, atom: Any, values: dict[Any, Value]) -> Value:
+        if not is_literal(atom):
+            return values[atom]
+        array = np.asarray(atom.val)
+        if array.size != 1 or jnp.issubdtype(array.dtype, jnp.complexfloating):
+            raise Unsupported("it has arrays as literals")
+        value = self.builder.constant(float(array.reshape(())))
+        ones = (1,) * len(atom.aval.shape)
+        return value._replace(shape=ones, strides=(0,) * len(ones))
+
+    def _run(self, eqns: Sequence[JaxprEqn], values: dict[Any, Value]) -> None:
+        for eqn in eqns:
+            given = [self._read(atom, values) for atom in eqn.invars]
+            try:
+                found = self._apply(eqn, given)
+            except Unsupported as error:
+                if error.args[1:]:
+                    raise
+                raise Unsupported(str(error), eqn) from None
+            values.update(zip(eqn.outvars, found, strict=True))
+
+    def _apply(self, eqn: JaxprEqn, given: list[Value]) -> list[Value]:
+        name = eqn.primitive.name
+        if name in _INLINED:
+            inner = next(iter(jaxprs_in_params(eqn.params)))
+            closed = eqn.params.get("call_jaxpr", eqn.params.get("jaxpr"))
+            consts = getattr(closed, "consts", ())
+            if consts:
+                raise Unsupported("a function inside of it has constants")
+            values = dict(zip(inner.invars, given, strict=True))
+            self._run(inner.eqns, values)
+            return [self._read(atom, values) for atom in inner.outvars]
+        if name not in RULES:
+            raise Unsupported(f"it has `{name}`")
+        if any(v.most is not None and v.most > 2**24 for v in given):
+            raise Unsupported("it has integers that may be larger than 2^24")
+        self._check_dtypes(eqn)
+        found = RULES[name](self.builder, eqn, *given, **eqn.params)
+        return found if isinstance(found, list) else [found]
+
+    def _check_dtypes(self, eqn: JaxprEqn) -> None:
+        for variable in eqn.outvars:
+            dtype = variable.aval.dtype
+            wide = jnp.issubdtype(dtype, jnp.floating) and dtype != self.dtype
+            if wide and not (dtype == jnp.bfloat16 and self.dtype == jnp.float32):
+                raise Unsupported(f"it has values of {dtype}")
+
+    # ------------------------------------------------------------------------- results
+
+    def finish(self, wanted: Sequence[Place]) -> Lowered:
+        """Return the program that writes the results."""
+        atoms = self.traced.jaxpr.outvars
+        states = self.states
+        results: list[Result] = []
+        sources: list[int | None] = []
+        also: list[Buffer] = list(states)
+        next_state = iter(states)
+        written: dict[tuple[Any, Place], int] = {}
+        for atom, place in zip(atoms, wanted, strict=True):
+            value = self._read(atom, self.values)
+            key = (value, place)
+            if place is Place.OUTPUT and not is_literal(atom) and self._passes(value):
+                sources.append(-1 - value.buffer.array)
+                continue
+            if place is Place.SUM and value.buffer.numbers == (0.0,):
+                sources.append(None)
+                continue
+            if place is not Place.NEXT and key in written:
+                sources.append(written[key])
+                continue
+            written[key] = len(results)
+            sources.append(len(results))
+            state = next(next_state) if place is Place.NEXT else None
+            buffer, result = self._target(value, atom.aval, place, len(results), state)
+            results.append(result)
+            also.append(buffer)
+            self._store(value, buffer, result)
+        instructions = fuse(self.builder.instructions)
+        used = {v.buffer for i in instructions for v in (i.result, *i.operands)}
+        used |= {i.weight.buffer for i in instructions if i.weight is not None}
+        used |= set(states)
+        arguments = sorted(
+            {
+                b.array
+                for b in used
+                if b.place in (Place.INVARIANT, Place.INPUT, Place.STATE)
+            }
+        )
+        position = {a: i for i, a in enumerate(arguments)}
+        for buffer in used:
+            if buffer.place in (Place.INVARIANT, Place.INPUT, Place.STATE):
+                buffer.array = position[buffer.array]
+        return Lowered(
+            encode(instructions, also),
+            self.given,
+            tuple(arguments),
+            tuple(results),
+            tuple(sources),
+            self.batch,
+            self.dtype,
+        )
+
+    def _passes(self, value: Value) -> bool:
+        """Return whether a value is a whole input."""
+        return (
+            value.buffer.place is Place.INPUT
+            and value.size == value.buffer.width
+            and value.is_contiguous()
+            and value.axis == self.given[value.buffer.array].axis
+            and value.shape == self._shape_of(value.buffer)
+        )
+
+    def _shape_of(self, buffer: Buffer) -> tuple[int, ...]:
+        variable = self.traced.jaxpr.invars[buffer.array]
+        return self.values[variable].shape
+
+    def _target(
+        self, value: Value, aval: Any, place: Place, index: int, state: Buffer | None
+    ) -> tuple[Buffer, Result]:
+        """Return the buffer and the description of a result."""
+        if place is Place.SUM and value.axis is None and not value.summed:
+            raise Unsupported("it adds up what all sequences share")
+        if place is not Place.SUM and value.summed:
+            raise Unsupported("it combines different sequences")
+        axis = value.axis
+        if place is Place.NEXT:
+            if axis not in (None, 0):
+                raise Unsupported("it moves the axis of sequences")
+            axis = 0
+        elif place is Place.OUTPUT and axis is None:
+            # What all sequences share has no axis of them, or one that nothing knows of.
+            axis = None
+        shape = tuple(n for i, n in enumerate(aval.shape) if i != axis)
+        buffer = Buffer(place, axis is not None, math.prod(shape), index, state)
+        full = shape if axis is None else (self.batch, *shape)
+        dtype = self.dtype if place is Place.SUM else aval.dtype
+        return buffer, Result(place, axis, full, dtype)
+
+    def _store(self, value: Value, buffer: Buffer, result: Result) -> None:
+        """Add instructions that write a result."""
+        shape = result.shape if result.axis is None else result.shape[1:]
+        if value.axis is None and not value.summed:
+            if result.axis is not None and value.shape == (self.batch, *shape):
+                value = self.builder.as_rows(value, 0)
+            if value.shape != shape:
+                value = broadcast(value, shape, range(len(value.shape)), self.batch)
+        target = Value(buffer, 0, shape, row_major(shape), result.axis)
+        if result.place is not Place.SUM:
+            self.builder.write("copy", target, value)
+        elif result.axis is not None:
+            self.builder.write("add", target, target, value)
+        else:
+            self._store_sum(value._replace(shape=shape), target)
+
+    def _store_sum(self, value: Value, target: Value) -> None:
+        merged = merge_axes(value.shape, [value.strides])
+        if len(merged.shape) > 1 or any(s not in (0, 1) for s in merged.strides[0]):
+            value = value._replace(axis=0, summed=False)
+            value = self.builder.elementwise("copy", value)
+        self.builder.sum_rows(value, target)
+
+
+def axes_of(
+    traced: ClosedJaxpr, given: Sequence[Given], batch: int
+) -> list[int | None]:
+    """Return which axis of each result of a step is that of sequences."""
+    found = _Lowering(traced, given, batch).values
+    return [found[v].axis for v in traced.jaxpr.outvars]

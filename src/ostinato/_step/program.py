@@ -1,0 +1,261 @@
+"""Step programs: what the native loop runs at each step, as lists of instructions.
+
+native/cpu/step/program.h has the same structures and says what they mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+OPERATIONS = tuple(
+    "copy negate abs tanh sigmoid exp expm1 log log1p sqrt rsqrt floor round sign "
+    "is_finite add subtract multiply divide max min equal less less_equal "
+    "multiply_add multiply_subtract select row_sum row_sum_product row_max "
+    "column_sum column_sum_product column_max".split()
+)
+"""The order of `OSTINATO_STEP_OPERATIONS` in native/cpu/kernels/step_kernels.h."""
+PRODUCT = "product"
+_VECTOR = 16
+"""Results of products have rows of a multiple of this many elements."""
+
+
+class Place(enum.IntEnum):
+    """Where the values of a buffer are."""
+
+    CONSTANT = 0
+    INVARIANT = 1
+    INPUT = 2
+    OUTPUT = 3
+    STATE = 4
+    NEXT = 5
+    LOCAL = 6
+    SUM = 7
+
+
+@dataclasses.dataclass(eq=False)
+class Buffer:
+    """Where values of a program are; compared by identity.
+
+    Attributes:
+        place: what kind of values.
+        rows: whether there is a row for every sequence, or one for all.
+        width: the elements of a row.
+        array: the operand or result of the loop, if it is one.
+        state: for the state after a step, the buffer of the state before it.
+        numbers: the values of a constant.
+    """
+
+    place: Place
+    rows: bool
+    width: int
+    array: int = -1
+    state: Buffer | None = None
+    numbers: tuple[float, ...] = ()
+
+
+class View(NamedTuple):
+    """Elements of a buffer: what an instruction reads or writes for a sequence.
+
+    Attributes:
+        buffer: the buffer.
+        offset: of the first element.
+        strides: from element to element, for each axis of the instruction.
+    """
+
+    buffer: Buffer
+    offset: int
+    strides: tuple[int, ...]
+
+
+class Weight(NamedTuple):
+    """A matrix in an operand that products multiply with.
+
+    Attributes:
+        buffer: the operand.
+        offset: of the first element.
+        depth: the number of elements that are added up.
+        columns: the number of results.
+        stride: from row to row; a row has all columns, or if transposed all depth.
+        transposed: see there.
+    """
+
+    buffer: Buffer
+    offset: int
+    depth: int
+    columns: int
+    stride: int
+    transposed: bool
+
+
+@dataclasses.dataclass(eq=False)
+class Instruction:
+    """One instruction, for one sequence.
+
+    Attributes:
+        operation: one of `OPERATIONS`, or `PRODUCT`.
+        rows: whether it computes something for every sequence.
+        inner: the number of rows of a sequence.
+        width: the elements of a row.
+        result: what it writes; strides are those of `(inner, width)`.
+        operands: what it reads.
+        weight: of a product.
+        continues: whether a sum or a product adds to what stands in its result.
+    """
+
+    operation: str
+    rows: bool
+    inner: int
+    width: int
+    result: View
+    operands: tuple[View, ...]
+    weight: Weight | None = None
+    continues: bool = False
+
+
+class Program(NamedTuple):
+    """An encoded program.
+
+    Attributes:
+        numbers: as native/cpu/step/program.cc reads them.
+        constants: the values of constants.
+        instructions: what is encoded.
+    """
+
+    numbers: tuple[int, ...]
+    constants: tuple[float, ...]
+    instructions: tuple[Instruction, ...]
+
+
+def padded(columns: int) -> int:
+    """Return how many elements a row of a product's result takes."""
+    return -(-columns // _VECTOR) * _VECTOR
+
+
+def encode(instructions: Sequence[Instruction], also: Sequence[Buffer]) -> Program:
+    """Return the program of instructions in their order.
+
+    Args:
+        instructions: in their order.
+        also: buffers that no instruction may name, such as states.
+    """
+    buffers = dict.fromkeys(also)
+    weights: dict[Weight, int] = {}
+    for instruction in instructions:
+        buffers |= dict.fromkeys(view.buffer for view in views(instruction))
+        if instruction.weight is not None:
+            weights.setdefault(instruction.weight, len(weights))
+    constants: list[float] = []
+    places = {}
+    for buffer in buffers:
+        if buffer.place is Place.CONSTANT:
+            places[buffer] = len(constants)
+            constants += buffer.numbers
+        elif buffer.place is Place.NEXT:
+            places[buffer] = buffer.array
+    local = _allocate(instructions)
+    places |= local.offsets
+    number = {buffer: i for i, buffer in enumerate(buffers)}
+    numbers = [len(buffers), len(weights), len(instructions), *local.elements]
+    for b in buffers:
+        array = number[b.state] if b.state is not None else b.array
+        numbers += [b.place, array, b.rows, b.width, b.width, places.get(b, 0)]
+    for w in weights:
+        numbers += [w.buffer.array, *w[1:]]
+    for i in instructions:
+        code = 0 if i.operation == PRODUCT else 1 + OPERATIONS.index(i.operation)
+        numbers += [code, i.rows, i.inner, i.width]
+        missing = [None] * (3 - len(i.operands))
+        for view in (i.result, *i.operands, *missing):
+            numbers += _encode_view(view, i.width, number)
+        numbers += [0 if i.weight is None else weights[i.weight], i.continues]
+    return Program(tuple(map(int, numbers)), tuple(constants), tuple(instructions))
+
+
+def views(instruction: Instruction) -> Iterator[View]:
+    """Iterate over the result of an instruction and what it reads."""
+    yield instruction.result
+    yield from instruction.operands
+
+
+def _encode_view(
+    view: View | None, width: int, number: dict[Buffer, int]
+) -> Sequence[int]:
+    if view is None:
+        return 0, 0, 0, 0, 0
+    row = view.buffer.width if view.buffer.rows else 0
+    inner, last = view.strides
+    splat = last == 0 and width > 1
+    return 1 + number[view.buffer], view.offset, row, inner, splat
+
+
+class _Local(NamedTuple):
+    """Where local buffers are, and the elements for a sequence and for all."""
+
+    offsets: dict[Buffer, int]
+    elements: tuple[int, int]
+
+
+def _allocate(instructions: Sequence[Instruction]) -> _Local:
+    """Give local buffers places, which those share that are not alive together."""
+    last = {}
+    for i, instruction in enumerate(instructions):
+        last |= {view.buffer: i for view in views(instruction)}
+    spaces = {True: _Space(), False: _Space()}
+    offsets: dict[Buffer, int] = {}
+    for i, instruction in enumerate(instructions):
+        read = dict.fromkeys(view.buffer for view in instruction.operands)
+        ending = [b for b in read if b in offsets and last[b] == i]
+        target = instruction.result.buffer
+        # An element that is read where it is written may be written over.
+        if target not in offsets and _may_overwrite(instruction, ending):
+            spaces[ending[0].rows].free(offsets[ending[0]], ending[0].width)
+            ending = ending[1:]
+        if target.place is Place.LOCAL and target not in offsets:
+            offsets[target] = spaces[target.rows].take(target.width)
+        if last[target] == i and target in offsets and target not in ending:
+            ending.append(target)
+        for buffer in ending:
+            spaces[buffer.rows].free(offsets[buffer], buffer.width)
+    return _Local(offsets, (spaces[True].size, spaces[False].size))
+
+
+def _may_overwrite(instruction: Instruction, ending: Sequence[Buffer]) -> bool:
+    if len(ending) != 1 or instruction.operation not in OPERATIONS[:27]:
+        return False
+    (old,), new = ending, instruction.result
+    return (
+        old.rows == new.buffer.rows
+        and old.width == new.buffer.width
+        and all(
+            view[1:] == new[1:] for view in instruction.operands if view.buffer is old
+        )
+    )
+
+
+class _Space:
+    """Places in a space that grows as needed; each begins at a multiple of 16."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._holes: list[tuple[int, int]] = []
+
+    def take(self, width: int) -> int:
+        width = padded(width)
+        for i, (start, size) in enumerate(self._holes):
+            if size >= width:
+                self._holes[i] = (start + width, size - width)
+                return start
+        self.size += width
+        return self.size - width
+
+    def free(self, start: int, width: int) -> None:
+        merged: list[tuple[int, int]] = []
+        for start, size in sorted([*self._holes, (start, padded(width))]):
+            if size and merged and sum(merged[-1]) == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            elif size:
+                merged.append((start, size))
+        self._holes = merged

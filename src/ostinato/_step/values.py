@@ -1,0 +1,178 @@
+"""Values of a step as views of buffers, and how operations on shapes change them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .program import Buffer
+
+
+class Unsupported(Exception):
+    """Raised where the native loop lacks what a step does; the message says what."""
+
+
+class Value(NamedTuple):
+    """A value of a step: an array with an axis of sequences, or without one.
+
+    Attributes:
+        buffer: where it is.
+        offset: of its first element there.
+        shape: without the axis of sequences.
+        strides: of these axes.
+        axis: which axis of the whole array is that of sequences; None if all sequences
+            share the value.
+        summed: whether the sum of the value over all sequences is meant.
+        most: for integers, the largest absolute value that is possible.
+    """
+
+    buffer: Buffer
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    axis: int | None
+    summed: bool = False
+    most: int | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of elements for one sequence."""
+        return math.prod(self.shape)
+
+    def is_contiguous(self) -> bool:
+        """Return whether elements of a sequence follow one another in memory."""
+        merged = merge_axes(self.shape, [self.strides])
+        return merged.shape in ((), (self.size,)) and (
+            not merged.shape or merged.strides[0] == (1,)
+        )
+
+
+class Merged(NamedTuple):
+    """Axes, merged where they can be; `strides` has a tuple for each array."""
+
+    shape: tuple[int, ...]
+    strides: list[tuple[int, ...]]
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous array."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def merge_axes(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Merged:
+    """Merge adjacent axes that every array steps through evenly; drop axes of size 1."""
+    sizes: list[int] = []
+    steps: list[list[int]] = []
+    for axis, size in enumerate(shape):
+        here = [s[axis] for s in strides]
+        if size == 1:
+            continue
+        if sizes and all(a == size * b for a, b in zip(steps[-1], here, strict=True)):
+            sizes[-1] *= size
+            steps[-1] = here
+        else:
+            sizes.append(size)
+            steps.append(here)
+    by_array = [tuple(step[i] for step in steps) for i in range(len(strides))]
+    return Merged(tuple(sizes), by_array)
+
+
+def full_shape(value: Value, batch: int) -> tuple[int, ...]:
+    """Return the shape with the axis of sequences."""
+    if value.axis is None:
+        return value.shape
+    return (*value.shape[: value.axis], batch, *value.shape[value.axis :])
+
+
+def insert_axes(value: Value, axes: Sequence[int], rank: int) -> Value:
+    """Return `value` with axes of size 1 at positions of an array of `rank` axes."""
+    shape, strides, axis = [], [], None
+    old = iter(range(rank - len(axes)))
+    features = iter(zip(value.shape, value.strides, strict=True))
+    for position in range(rank):
+        if position in axes:
+            shape.append(1)
+            strides.append(0)
+        elif next(old) == value.axis:
+            axis = position
+        else:
+            size, stride = next(features)
+            shape.append(size)
+            strides.append(stride)
+    return value._replace(shape=tuple(shape), strides=tuple(strides), axis=axis)
+
+
+def broadcast(
+    value: Value, shape: Sequence[int], dimensions: Sequence[int], batch: int
+) -> Value:
+    """Return `lax.broadcast_in_dim` of a value."""
+    wide = insert_axes(
+        value, [i for i in range(len(shape)) if i not in dimensions], len(shape)
+    )
+    if wide.axis is not None and shape[wide.axis] != batch:
+        raise Unsupported("it broadcasts the axis of sequences")
+    sizes = [n for i, n in enumerate(shape) if i != wide.axis]
+    strides = [
+        0 if old == 1 and size != 1 else stride
+        for old, size, stride in zip(wide.shape, sizes, wide.strides, strict=True)
+    ]
+    return wide._replace(shape=tuple(sizes), strides=tuple(strides))
+
+
+def transpose(value: Value, permutation: Sequence[int], batch: int) -> Value:
+    """Return `lax.transpose` of a value."""
+    shape = full_shape(value, batch)
+    at = [i for i in range(len(shape)) if i != value.axis]
+    stride = dict(zip(at, value.strides, strict=True))
+    axis = None if value.axis is None else list(permutation).index(value.axis)
+    kept = [p for p in permutation if p != value.axis]
+    return value._replace(
+        shape=tuple(shape[p] for p in kept),
+        strides=tuple(stride[p] for p in kept),
+        axis=axis,
+    )
+
+
+def take(value: Value, start: Sequence[int], shape: Sequence[int], batch: int) -> Value:
+    """Return the slice of a value with first elements and shape of the whole array."""
+    start, shape = list(start), list(shape)
+    if value.axis is not None:
+        if start.pop(value.axis) != 0 or shape.pop(value.axis) != batch:
+            raise Unsupported("it slices the axis of sequences")
+    offset = sum(a * s for a, s in zip(start, value.strides, strict=True))
+    return value._replace(offset=value.offset + offset, shape=tuple(shape))
+
+
+def drop_axes(value: Value, axes: Sequence[int]) -> Value:
+    """Return a value without axes of size 1 of the whole array."""
+    if value.axis in axes:
+        raise Unsupported("it removes the axis of sequences")
+    shift = lambda a: a - (value.axis is not None and a > value.axis)  # noqa: E731
+    gone = {shift(a) for a in axes}
+    kept = [i for i in range(len(value.shape)) if i not in gone]
+    axis = value.axis
+    if axis is not None:
+        axis -= sum(a < axis for a in axes)
+    return value._replace(
+        shape=tuple(value.shape[i] for i in kept),
+        strides=tuple(value.strides[i] for i in kept),
+        axis=axis,
+    )
+
+
+def axis_after_reshape(value: Value, shape: Sequence[int], batch: int) -> int | None:
+    """Return where the axis of sequences is in the shape that a value is brought to."""
+    if value.axis is None:
+        return None
+    before = math.prod(value.shape[: value.axis])
+    passed = 1
+    for i, size in enumerate(shape):
+        if passed == before and size == batch:
+            return i
+        passed *= size
+    raise Unsupported("it reshapes the axis of sequences")
