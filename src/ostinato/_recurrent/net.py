@@ -42,7 +42,7 @@ def recurrent_net(
     return_all_states: bool = False,
     window: int = 1,
     length: int | None = None,
-    backend: Literal["xla", "scan"] | None = None,
+    backend: Literal["xla", "cpu", "scan"] | None = None,
 ) -> RecurrentOutput:
     """Run a step function over a batch of sequences.
 
@@ -247,7 +247,8 @@ def _run_loop(
         if fixed and options.backend != "scan":
             loop = plan(body, arrays, states, steps)
             if not isinstance(loop, str):
-                return loop.run(steps.t.shape[0], options.reverse, policy)
+                length = steps.t.shape[0]
+                return loop.run(length, options.reverse, policy, options.backend)
         # Without `recompute`, a function stores the same values as in `lax.scan`.
         plain = ft.partial(body, arrays)
         if cell is not None or recompute is not None:

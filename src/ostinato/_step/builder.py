@@ -52,7 +52,7 @@ class Builder:
         values, axis = self.align(values)
         if any(v.summed for v in values):
             return self._of_sums(operation, values)
-        shape = next((v.shape for v in values if v.shape), ())
+        shape = values[0].shape
         key = (operation, shape, axis, values)
         if key not in self._known:
             result = self.local(shape, axis)
@@ -61,20 +61,20 @@ class Builder:
         return Value(self._known[key], 0, shape, row_major(shape), axis)
 
     def align(self, values: Sequence[Value]) -> tuple[tuple[Value, ...], int | None]:
-        """Return values with the same axes, and which axis is that of sequences."""
+        """Return values of one shape, and which axis is that of sequences.
+
+        Numbers, and axes of size 1, become as large as those of the others.
+        """
         axes = {v.axis for v in values if v.axis is not None}
         if len(axes) > 1:
             raise Unsupported("it combines different sequences")
         axis = next(iter(axes), None)
         if axis is not None:
             values = [self.as_rows(v, axis) for v in values]
-        shape = next((v.shape for v in values if v.shape), ())
-        widened = []
-        for value in values:
-            if not value.shape and shape:
-                value = value._replace(shape=shape, strides=(0,) * len(shape))
-            widened.append(value)
-        return tuple(widened), axis
+        rank = max(len(v.shape) for v in values)
+        shapes = [v.shape for v in values if len(v.shape) == rank]
+        shape = tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*shapes))
+        return tuple(_widened(v, shape) for v in values), axis
 
     def as_rows(self, value: Value, axis: int) -> Value:
         """Return a value without the axis at which others have sequences."""
@@ -88,14 +88,18 @@ class Builder:
 
     def rows_of(self, value: Value, axis: int) -> Value:
         """Return an operand that is the same at every step, row by row."""
-        buffer, shape = value.buffer, value.shape
-        whole = value.is_contiguous() and value.size == buffer.width
-        if axis != 0 or buffer.place is not Place.INVARIANT or not whole:
+        buffer, batch = value.buffer, value.shape[axis]
+        width = buffer.width // batch
+        if buffer.place is not Place.INVARIANT or value.strides[axis] != width:
             raise Unsupported("it combines different sequences")
-        width = buffer.width // shape[0]
         if buffer not in self._with_rows:
             self._with_rows[buffer] = Buffer(Place.INVARIANT, True, width, buffer.array)
-        return Value(self._with_rows[buffer], 0, shape[1:], row_major(shape[1:]), 0)
+        return value._replace(
+            buffer=self._with_rows[buffer],
+            shape=value.shape[:axis] + value.shape[axis + 1 :],
+            strides=value.strides[:axis] + value.strides[axis + 1 :],
+            axis=axis,
+        )
 
     def _of_sums(self, operation: str, values: Sequence[Value]) -> Value:
         """Return an operation on sums over sequences, as a sum of an operation."""
@@ -294,3 +298,12 @@ class Builder:
         free_strides = tuple(s * row for s in row_major(sizes))
         axis = None if value.axis is None else 0
         return Value(self._known[key], 0, shape, (*free_strides, 1), axis)
+
+
+def _widened(value: Value, shape: tuple[int, ...]) -> Value:
+    if value.shape == shape:
+        return value
+    sizes = value.shape or (1,) * len(shape)
+    strides = value.strides or (0,) * len(shape)
+    strides = tuple(0 if n == 1 else s for n, s in zip(sizes, strides, strict=True))
+    return value._replace(shape=shape, strides=strides)

@@ -24,7 +24,7 @@ from .xla import Loop, Mask
 def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Array]:
     """Run the loop in the native library if it can; see `xla.forward`."""
     try:
-        _check_available()
+        _check_available(loop)
         return xla.forward(loop, wrt, operands, scan_forward)
     except Unsupported:
         return xla.forward(loop, wrt, operands)
@@ -33,7 +33,7 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
 def backward(loop: Loop, wrt: Mask, *arguments: Sequence[Array]) -> dict[int, Array]:
     """Run the loop backwards in the native library if it can; see `xla.backward`."""
     try:
-        _check_available()
+        _check_available(loop)
         return xla.backward(loop, wrt, *arguments, scan_backward)
     except Unsupported:
         return xla.backward(loop, wrt, *arguments)
@@ -213,7 +213,21 @@ def _converted(a: Array, place: Place, wide: Any) -> Array:
     return a if half else a.astype(wide)
 
 
-def _check_available() -> None:
+def _check_available(loop: Loop) -> None:
+    if loop.backend == "xla":
+        raise Unsupported("`backend` is 'xla'")
     reason = _native.status().reason
     if reason is not None:
         raise Unsupported(f"there is no native library: {reason}")
+
+
+def check(loop: Loop) -> None:
+    """Raise NotImplementedError if the native library cannot run a loop."""
+    try:
+        _check_available(loop)
+        lower_forward(loop, loop.step, None)
+    except Unsupported as error:
+        raise NotImplementedError(
+            f"the cpu loop cannot run this step: {error.args[0]}; use backend=None or "
+            "'xla'"
+        ) from None

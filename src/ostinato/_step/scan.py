@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
 from .._typing import Array
-from . import primitive
+from . import native, primitive
 from .gradients import Policy
 from .jaxprs import evaluate, flat_trace, jaxpr_of
 from .split import Step, without_invariants
@@ -34,16 +34,25 @@ class Plan(NamedTuple):
     states: list[Array]
     results: Any
 
-    def run(self, length: int, reverse: bool, policy: Policy) -> tuple[Any, Any]:
+    def run(
+        self, length: int, reverse: bool, policy: Policy, backend: str | None = None
+    ) -> tuple[Any, Any]:
         """Return the final states, and the outputs of all steps.
 
         Args:
             length: the number of steps.
             reverse: whether the last step runs first.
             policy: what is saved for the backward pass, as for `jax.checkpoint`.
+            backend: `"xla"`, `"cpu"`, or None for the quicker one.
+
+        Raises:
+            NotImplementedError: the native loop cannot run the step, and `backend` is
+                `"cpu"`.
         """
         operands = [*map(jnp.asarray, self.invariant), *self.inputs, *self.states]
-        loop = Loop(self.step, length, reverse, policy)
+        loop = Loop(self.step, length, reverse, policy, backend)
+        if backend == "cpu":
+            native.check(loop)
         return jax.tree.unflatten(self.results, primitive.run(loop, operands))
 
 

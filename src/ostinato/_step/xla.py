@@ -30,12 +30,14 @@ class Loop(NamedTuple):
         reverse: whether the last step runs first.
         policy: what the forward pass saves for the backward pass, as for
             `jax.checkpoint`.
+        backend: `"xla"`, `"cpu"`, or None for the quicker one.
     """
 
     step: Step
     length: int
     reverse: bool
     policy: Policy
+    backend: str | None = None
 
 
 def forward(
