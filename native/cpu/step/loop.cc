@@ -1,15 +1,17 @@
 #include "cpu/step/loop.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "cpu/kernels/dispatch.h"
 #include "cpu/network/panels.h"
-#include "cpu/runtime/fp_state.h"
 #include "cpu/runtime/scratch.h"
 #include "cpu/runtime/team.h"
+#include "cpu/step/gradients.h"
 #include "cpu/step/tile.h"
 
 namespace ostinato::cpu {
@@ -58,8 +60,13 @@ void CheckSizes(const StepCall& call) {
         expect("result", call.results, buffer.array, once);
         break;
       case Place::kLocal:
+      case Place::kChunk:
         break;
     }
+  }
+  for (const StepGradient& gradient : call.program.gradients) {
+    expect("result", call.results, gradient.result,
+           gradient.a.width * gradient.b.width);
   }
   for (const StepWeight& weight : call.program.weights) {
     const int64_t rows = weight.transposed ? weight.columns : weight.depth;
@@ -75,6 +82,9 @@ void CheckSizes(const StepCall& call) {
 // Vector operations of all steps.
 int64_t Work(const StepCall& call, int64_t lanes) {
   int64_t work = 0;
+  for (const StepGradient& g : call.program.gradients) {
+    work += g.a.width * CeilDiv(g.b.width, lanes);
+  }
   for (const StepInstruction& i : call.program.instructions) {
     int64_t each = CeilDiv(i.width, lanes);
     if (i.operation == kProduct) {
@@ -169,21 +179,40 @@ const StepKernels<T>& StepKernelsOf(const KernelSet& set) {
     return *set.step_f64;
 }
 
-}  // namespace
+template <typename T>
+const Kernels<T, T, T>* KernelsOf(const KernelSet& set) {
+  if constexpr (sizeof(T) == 4)
+    return set.f32;
+  else
+    return set.f64;
+}
+
+// Steps at a time: so many that what lives for a chunk stays in the caches.
+int64_t ChunkOf(const StepCall& call, int64_t bytes) {
+  constexpr int64_t kMostBytes = int64_t{1} << 20;
+  int64_t width = 0;
+  for (const StepBuffer& buffer : call.program.buffers) {
+    const bool input = buffer.place == Place::kInput;
+    bool ours = buffer.place == Place::kChunk;
+    if (input || buffer.place == Place::kOutput) {
+      const StepArray& array = (input ? call.operands : call.results)[buffer.array];
+      ours = call.lengths != nullptr || array.bytes != bytes;
+    }
+    if (ours) width += buffer.width;
+  }
+  const int64_t step = std::max<int64_t>(width * call.batch * bytes, 1);
+  return std::clamp<int64_t>(kMostBytes / step, 1, std::max<int64_t>(call.steps, 1));
+}
 
 template <typename T>
-void RunSteps(const StepCall& call) {
-  CheckSizes(call);
-  const auto& kernels =
-      WithForwardKernels<T>([](const auto& table) -> const auto& { return table; });
-  Scratch scratch;
-  const bool shares = Work(call, kernels.lanes) >= kWorthSharing;
-  Team team(shares ? NumThreads() : 1);
+StepLoop<T> LoopOf(const StepCall& call, Scratch& scratch, Team& team) {
+  const auto& kernels = *KernelsOf<T>(CurrentKernels());
+  StepLoop<T> loop{call, kernels, StepKernelsOf<T>(CurrentKernels()), {}, 1, 1, {},
+                   {},   {}};
   WeightPacker<T> packer(call, kernels, scratch);
   packer.PackAll(team);
-  const StepPanels<T> panels{kernels, packer.panels()};
-
-  StepLoop<T> loop{call, StepKernelsOf<T>(CurrentKernels()), panels, 1, {}, {}, {}};
+  loop.panels = packer.panels();
+  loop.chunk = ChunkOf(call, sizeof(T));
   loop.group = call.batch >= 16 ? 4 : 1;
   loop.order.resize(call.batch);
   std::iota(loop.order.begin(), loop.order.end(), 0);
@@ -201,31 +230,62 @@ void RunSteps(const StepCall& call) {
     const bool sums = buffer.place == Place::kSum && !buffer.rows;
     loop.sums.push_back(sums ? scratch.TakeZeroed<T>(groups * buffer.width) : nullptr);
   }
+  return loop;
+}
 
-  const int64_t count = std::min(
-      groups, std::max<int64_t>(CeilDiv(call.batch, kMostRows), team.threads()));
-  const auto tiles = Tiles(groups, count, call.lengths != nullptr);
-  const auto run = [&](int64_t i) {
-    const FlushDenormals flush;
-    Scratch own;
-    StepTile<T>(loop, tiles[i], i == 0, own).Run();
-  };
-  if (count == 1) {
-    run(0);
-  } else {
-    team.ForEach(count, run);
-  }
-
+template <typename T>
+void FinishSums(const StepLoop<T>& loop) {
+  const int64_t groups = CeilDiv(loop.call.batch, loop.group);
   for (size_t i = 0; i < loop.sums.size(); ++i) {
     if (loop.sums[i] == nullptr) continue;
-    const StepBuffer& buffer = call.program.buffers[i];
-    auto* const result = static_cast<T*>(call.results[buffer.array].data);
+    const StepBuffer& buffer = loop.call.program.buffers[i];
+    auto* const result = static_cast<T*>(loop.call.results[buffer.array].data);
     std::fill_n(result, buffer.width, T{0});
     for (int64_t g = 0; g < groups; ++g) {
       const T* const sum = loop.sums[i] + g * buffer.width;
       for (int64_t k = 0; k < buffer.width; ++k) result[k] += sum[k];
     }
   }
+}
+
+}  // namespace
+
+template <typename T>
+void RunSteps(const StepCall& call) {
+  CheckSizes(call);
+  Scratch scratch;
+  const int64_t lanes = KernelsOf<T>(CurrentKernels())->lanes;
+  Team team(Work(call, lanes) >= kWorthSharing ? NumThreads() : 1);
+  const StepLoop<T> loop = LoopOf<T>(call, scratch, team);
+
+  const int64_t groups = CeilDiv(call.batch, loop.group);
+  const int64_t wanted =
+      std::max<int64_t>(CeilDiv(call.batch, kMostRows), team.threads());
+  std::vector<std::unique_ptr<StepTile<T>>> tiles;
+  for (auto& own : Tiles(groups, std::min(groups, wanted), call.lengths != nullptr)) {
+    tiles.push_back(std::make_unique<StepTile<T>>(loop, std::move(own), tiles.empty()));
+  }
+  StepGradients<T> gradients(loop, tiles);
+  // Gradients need what all tiles have made of a chunk; else none waits for the others.
+  const bool together = !call.program.gradients.empty();
+  const int64_t stride = together ? loop.chunk : std::max<int64_t>(call.steps, 1);
+  for (int64_t begin = 0; begin < call.steps; begin += stride) {
+    const int64_t end = std::min(begin + stride, call.steps);
+    const auto run = [&](int64_t i) {
+      for (int64_t n = begin; n < end; n += loop.chunk) {
+        tiles[i]->Run(n, std::min(n + loop.chunk, end));
+      }
+    };
+    if (tiles.size() == 1) {
+      run(0);
+    } else {
+      team.ForEach(tiles.size(), run);
+    }
+    gradients.Add(begin, end, team);
+  }
+  for (const auto& tile : tiles) tile->Finish();
+  gradients.Finish();
+  FinishSums(loop);
 }
 
 template void RunSteps<float>(const StepCall& call);

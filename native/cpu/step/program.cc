@@ -42,10 +42,11 @@ StepProgram DecodeProgram(const int64_t* numbers, int64_t count) {
   program.buffers.resize(reader.Next());
   program.weights.resize(reader.Next());
   program.instructions.resize(reader.Next());
+  program.gradients.resize(reader.Next());
   program.row_elements = reader.Next();
   program.shared_elements = reader.Next();
   for (StepBuffer& buffer : program.buffers) {
-    buffer = {static_cast<Place>(reader.Below(8)),
+    buffer = {static_cast<Place>(reader.Below(9)),
               reader.Next(),
               reader.Next() != 0,
               reader.Next(),
@@ -67,11 +68,20 @@ StepProgram DecodeProgram(const int64_t* numbers, int64_t count) {
     }
     instruction.weight = reader.Next();
     instruction.continues = reader.Next() != 0;
+    instruction.phase = static_cast<Phase>(reader.Below(3));
     if (instruction.operation == kProduct &&
         (instruction.weight < 0 ||
          instruction.weight >= static_cast<int64_t>(program.weights.size()))) {
       throw std::invalid_argument("a product of the step program has no weight");
     }
+  }
+  for (StepGradient& gradient : program.gradients) {
+    for (auto* factor : {&gradient.a, &gradient.b}) {
+      factor->buffer = reader.Below(program.buffers.size());
+      factor->offset = reader.Next();
+      factor->width = reader.Next();
+    }
+    gradient.result = reader.Next();
   }
   if (!reader.AtEnd()) throw std::invalid_argument("the step program is too long");
   return program;

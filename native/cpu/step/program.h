@@ -23,7 +23,12 @@ enum class Place : int32_t {
   kNext = 5,       // the same state after the step; its last value is a result
   kLocal = 6,      // lives within a step
   kSum = 7,        // a result that the steps add to
+  kChunk = 8,      // lives for a chunk of steps
 };
+
+// When an instruction runs. Products of inputs run for all steps of a chunk before
+// these, and what no step reads runs after them.
+enum class Phase : int32_t { kAhead = 0, kStep = 1, kAfter = 2 };
 
 struct StepBuffer {
   Place place;
@@ -51,8 +56,19 @@ struct StepInstruction {
   StepView operands[3];
   int64_t weight;  // of a product; `continues`: it adds to what stands in the result
   bool continues;
+  Phase phase;
 };
 inline constexpr int64_t kProduct = -1;
+
+// result[i][j] = sum over steps and sequences of a[i] * b[j]: the gradient of a matrix.
+// Both have a row for every sequence, from `offset` on, and so many elements.
+struct StepGradient {
+  struct Factor {
+    int64_t buffer, offset, width;
+  };
+  Factor a, b;
+  int64_t result;  // which one of the loop
+};
 
 // A matrix [depth, columns] in an operand, or if transposed [columns, depth].
 struct StepWeight {
@@ -64,6 +80,7 @@ struct StepProgram {
   std::vector<StepBuffer> buffers;
   std::vector<StepWeight> weights;
   std::vector<StepInstruction> instructions;
+  std::vector<StepGradient> gradients;
   // Local elements for every sequence, and for all together. A local buffer with rows
   // begins at `offset` times the number of sequences.
   int64_t row_elements, shared_elements;

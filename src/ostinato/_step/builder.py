@@ -6,7 +6,16 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from .program import PRODUCT, Buffer, Instruction, Place, View, Weight, padded
+from .program import (
+    PRODUCT,
+    Buffer,
+    Instruction,
+    Phase,
+    Place,
+    View,
+    Weight,
+    padded,
+)
 from .values import Merged, Unsupported, Value, merge_axes, row_major
 
 _MOST_COPIES = 64
@@ -73,7 +82,9 @@ class Builder:
             values = [self.as_rows(v, axis) for v in values]
         rank = max(len(v.shape) for v in values)
         shapes = [v.shape for v in values if len(v.shape) == rank]
-        shape = tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*shapes))
+        shape = tuple(
+            next((n for n in sizes if n != 1), 1) for sizes in zip(*shapes, strict=True)
+        )
         return tuple(_widened(v, shape) for v in values), axis
 
     def as_rows(self, value: Value, axis: int) -> Value:
@@ -280,7 +291,9 @@ class Builder:
         row = padded(weight.columns)
         inner = merged.shape[0] if merged.shape else 1
         if key not in self._known:
-            buffer = Buffer(Place.LOCAL, value.axis is not None, inner * row)
+            ahead = inner == 1 and value.buffer.place is Place.INPUT
+            place = Place.CHUNK if ahead else Place.LOCAL
+            buffer = Buffer(place, value.axis is not None, inner * row)
             step = merged.strides[0][0] if merged.shape else 0
             self.instructions.append(
                 Instruction(
@@ -291,6 +304,7 @@ class Builder:
                     View(buffer, 0, (row, 1)),
                     (View(value.buffer, value.offset, (step, 1)),),
                     weight,
+                    phase=Phase.AHEAD if ahead else Phase.STEP,
                 )
             )
             self._known[key] = buffer

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from .program import PRODUCT, Buffer, Instruction, Place, View, padded, views
+from .program import PRODUCT, Buffer, Instruction, Phase, Place, View, padded, views
 
 _SUMS = {"row_sum": "row_sum_product", "column_sum": "column_sum_product"}
 
 
-def fuse(instructions: Sequence[Instruction]) -> list[Instruction]:
+def fuse(
+    instructions: Sequence[Instruction], factors: Iterable[Buffer]
+) -> list[Instruction]:
     """Return instructions with the same results, without those that nothing needs.
 
     Those that are given may be changed.
+
+    Args:
+        instructions: in their order.
+        factors: the buffers that gradients of matrices read.
     """
-    program = _Fusion(_needed(instructions))
+    program = _Fusion(_needed(instructions, set(factors)))
     for shorten in (program.fuse_sum, program.join_products, program.write_in_place):
         for instruction in list(program.instructions):
             if instruction in program.instructions:
                 shorten(instruction)
+    program.run_after()
     return program.instructions
 
 
-def _needed(instructions: Sequence[Instruction]) -> list[Instruction]:
+def _needed(
+    instructions: Sequence[Instruction], read: set[Buffer]
+) -> list[Instruction]:
     """Leave out the instructions whose results nothing reads."""
-    read: set[Buffer] = set()
+    inside = (Place.LOCAL, Place.CHUNK)
     kept = []
     for i in reversed(instructions):
-        if i.result.buffer.place is not Place.LOCAL or i.result.buffer in read:
+        if i.result.buffer.place not in inside or i.result.buffer in read:
             kept.append(i)
             read.update(view.buffer for view in i.operands)
     return kept[::-1]
@@ -94,7 +103,11 @@ class _Fusion:
             return
         for k in (1, 0):
             source = self._source(i, k, PRODUCT)
-            if source is not None and not source.continues:
+            if (
+                source is not None
+                and not source.continues
+                and source.phase is Phase.STEP
+            ):
                 self.instructions.remove(source)
                 at = self.instructions.index(i)
                 start, target = i.operands[1 - k], source.result
@@ -124,9 +137,11 @@ class _Fusion:
         if old.place is not Place.LOCAL or old.rows != new.rows or not writers:
             return
         if any(w.operation == PRODUCT for w in writers) and (
-            padded(copy.width) != copy.width or copy.inner != 1
+            padded(copy.width) != copy.width
+            or copy.inner != 1
+            or (new.place is Place.OUTPUT and self._reads(old) == 1)
         ):
-            return  # products write whole vectors
+            return  # products write whole vectors, and may run after the steps
         if (
             source.offset == target.offset == 0
             and source.strides == target.strides
@@ -147,7 +162,41 @@ class _Fusion:
             self.instructions.remove(writer)
             self.instructions[self.instructions.index(copy)] = writer
 
+    # -------------------------------------------------------------------------- phases
+
+    def run_after(self) -> None:
+        """Let products that no step reads run for a chunk of steps at once.
+
+        Their factor is kept for the chunk.
+        """
+        for i in self.instructions:
+            if i.operation != PRODUCT or i.phase is not Phase.STEP or i.inner != 1:
+                continue
+            readers = self._readers(i.result.buffer)
+            kept = i.operands[0].buffer.place in (Place.CHUNK, Place.OUTPUT)
+            if (
+                kept
+                and not i.continues
+                and i.result.buffer.place is Place.LOCAL
+                and len(self._writers(i.result.buffer)) == 1
+                and all(
+                    r.operation == "copy" and r.result.buffer.place is Place.OUTPUT
+                    for r in readers
+                )
+            ):
+                chunk = Buffer(Place.CHUNK, True, i.result.buffer.width)
+                self._rename(i.result.buffer, chunk)
+                for later in (i, *readers):
+                    later.phase = Phase.AFTER
+
     # ------------------------------------------------------------------------- helpers
+
+    def _readers(self, buffer: Buffer) -> list[Instruction]:
+        return [
+            i
+            for i in self.instructions
+            if any(view.buffer is buffer for view in i.operands)
+        ]
 
     def _writers(self, buffer: Buffer) -> list[Instruction]:
         return [i for i in self.instructions if i.result.buffer is buffer]

@@ -12,8 +12,9 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxprs_in_params
 
 from .builder import Builder
 from .fusion import fuse
+from .gradients import Product
 from .jaxprs import is_literal
-from .program import Buffer, Place, Program, encode
+from .program import Buffer, Factor, Gradient, Place, Program, encode
 from .rules import RULES
 from .values import Unsupported, Value, broadcast, merge_axes, row_major
 
@@ -65,7 +66,9 @@ class Lowered(NamedTuple):
         results: the results of the loop.
         sources: for every result of the step, where it is among the results of the
             loop; or as a negative number `-1 - i`, that it is argument `i`; or None,
-            if it is zero.
+            if it is zero or not a result of the loop.
+        matrices: for every product, where the gradient of its matrix is among the
+            results; None if the loop returns its factors instead.
         batch: the number of sequences.
         dtype: what it computes in.
     """
@@ -75,12 +78,17 @@ class Lowered(NamedTuple):
     arguments: tuple[int, ...]
     results: tuple[Result, ...]
     sources: tuple[int | None, ...]
+    matrices: tuple[int | None, ...]
     batch: int
     dtype: Any
 
 
 def lower(
-    traced: ClosedJaxpr, given: Sequence[Given], wanted: Sequence[Place], batch: int
+    traced: ClosedJaxpr,
+    given: Sequence[Given],
+    wanted: Sequence[Place],
+    batch: int,
+    products: Sequence[Product] = (),
 ) -> Lowered:
     """Return the program of a step.
 
@@ -90,13 +98,15 @@ def lower(
         wanted: what its results are: `Place.NEXT` for as many as there are states, in
             their order, `OUTPUT`, or `SUM`.
         batch: the number of sequences.
+        products: products whose matrix is differentiated. For each, the last results
+            are the factor that changes and the cotangent of the product.
 
     Raises:
         Unsupported: the step has an operation that programs lack.
     """
     if batch == 0:
         raise Unsupported("there are no sequences")
-    return _Lowering(traced, given, batch).finish(wanted)
+    return _Lowering(traced, given, batch).finish(wanted, products)
 
 
 class _Lowering:
@@ -191,17 +201,22 @@ class _Lowering:
 
     # ------------------------------------------------------------------------- results
 
-    def finish(self, wanted: Sequence[Place]) -> Lowered:
+    def finish(self, wanted: Sequence[Place], products: Sequence[Product]) -> Lowered:
         """Return the program that writes the results."""
         atoms = self.traced.jaxpr.outvars
+        gradients, matrices = self._gradients(products)
         states = self.states
         results: list[Result] = []
         sources: list[int | None] = []
         also: list[Buffer] = list(states)
         next_state = iter(states)
         written: dict[tuple[Any, Place], int] = {}
-        for atom, place in zip(atoms, wanted, strict=True):
+        first_pair = len(atoms) - 2 * len(products)
+        for i, (atom, place) in enumerate(zip(atoms, wanted, strict=True)):
             value = self._read(atom, self.values)
+            if i >= first_pair and matrices[(i - first_pair) // 2]:
+                sources.append(None)
+                continue
             key = (value, place)
             if place is Place.OUTPUT and not is_literal(atom) and self._passes(value):
                 sources.append(-1 - value.buffer.array)
@@ -219,10 +234,22 @@ class _Lowering:
             results.append(result)
             also.append(buffer)
             self._store(value, buffer, result)
-        instructions = fuse(self.builder.instructions)
+        where: list[int | None] = []
+        found = iter(gradients)
+        finished = []
+        for is_matrix in matrices:
+            if not is_matrix:
+                where.append(None)
+                continue
+            where.append(len(results))
+            finished.append(next(found)._replace(result=len(results)))
+            shape = tuple(f.width for f in finished[-1][:2])
+            results.append(Result(Place.SUM, None, shape, self.dtype))
+        factors = [f.buffer for g in finished for f in (g.a, g.b)]
+        instructions = fuse(self.builder.instructions, factors)
         used = {v.buffer for i in instructions for v in (i.result, *i.operands)}
         used |= {i.weight.buffer for i in instructions if i.weight is not None}
-        used |= set(states)
+        used |= {*states, *factors}
         arguments = sorted(
             {
                 b.array
@@ -235,14 +262,46 @@ class _Lowering:
             if buffer.place in (Place.INVARIANT, Place.INPUT, Place.STATE):
                 buffer.array = position[buffer.array]
         return Lowered(
-            encode(instructions, also),
+            encode(instructions, finished, also),
             self.given,
             tuple(arguments),
             tuple(results),
             tuple(sources),
+            tuple(where),
             self.batch,
             self.dtype,
         )
+
+    def _gradients(
+        self, products: Sequence[Product]
+    ) -> tuple[list[Gradient], list[bool]]:
+        """Return gradients of matrices, and for which products there is one."""
+        atoms = self.traced.jaxpr.outvars
+        pairs = atoms[len(atoms) - 2 * len(products) :]
+        gradients, found = [], []
+        for product, x, dy in zip(products, pairs[::2], pairs[1::2], strict=True):
+            first = _matrix_axis(product)
+            factors = [self._factor(self._read(v, self.values)) for v in (x, dy)]
+            found.append(first is not None and None not in factors)
+            if found[-1]:
+                a, b = factors if first == 0 else factors[::-1]
+                gradients.append(Gradient(self._kept(a), self._kept(b), -1))
+        return gradients, found
+
+    def _factor(self, value: Value) -> Value | None:
+        """Return a value whose elements of a sequence are one row; None if not."""
+        merged = merge_axes(value.shape, [value.strides])
+        plain = len(value.shape) == 1 and merged.strides[0] in ((), (1,))
+        return value if plain and value.axis is not None and not value.summed else None
+
+    def _kept(self, value: Value) -> Factor:
+        """Return elements that live as long as a chunk of steps."""
+        if value.buffer.place not in (Place.INPUT, Place.CHUNK):
+            buffer = Buffer(Place.CHUNK, True, value.size)
+            target = Value(buffer, 0, value.shape, row_major(value.shape), value.axis)
+            self.builder.write("copy", target, value)
+            value = target
+        return Factor(value.buffer, value.offset, value.size)
 
     def _passes(self, value: Value) -> bool:
         """Return whether a value is a whole input."""
@@ -302,6 +361,18 @@ class _Lowering:
             value = value._replace(axis=0, summed=False)
             value = self.builder.elementwise("copy", value)
         self.builder.sum_rows(value, target)
+
+
+def _matrix_axis(product: Product) -> int | None:
+    """Return which axis of a product's matrix is added up; None if it is no matrix."""
+    eqn = product.eqn
+    if eqn.primitive.name != "dot_general":
+        return None
+    over, (batch, _) = eqn.params["dimension_numbers"]
+    matrix = 1 - product.changing
+    if batch or len(over[matrix]) != 1 or eqn.invars[matrix].aval.ndim != 2:
+        return None
+    return over[matrix][0]
 
 
 def axes_of(

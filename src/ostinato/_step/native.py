@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import functools as ft
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax.extend.core import ClosedJaxpr
+
 from .. import _native
 from .._typing import Array
 from . import xla
-from .gradients import Derivative, is_float
-from .jaxprs import jaxpr_of, split_at
-from .lower import Given, Lowered, Unsupported, axes_of, lower
+from .gradients import Derivative, Product, differentiate, is_float
+from .jaxprs import evaluate, flat_trace, split_at, struct
+from .lower import Given, Lowered, Unsupported, lower
 from .program import Place
 from .split import Step
 from .xla import Loop, Mask
@@ -25,51 +28,215 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
     """Run the loop in the native library if it can; see `xla.forward`."""
     try:
         _check_available(loop)
-        return xla.forward(loop, wrt, operands, scan_forward)
+        lowered = lower_forward(loop, wrt)
     except Unsupported:
         return xla.forward(loop, wrt, operands)
-
-
-def backward(loop: Loop, wrt: Mask, *arguments: Sequence[Array]) -> dict[int, Array]:
-    """Run the loop backwards in the native library if it can; see `xla.backward`."""
-    try:
-        _check_available(loop)
-        return xla.backward(loop, wrt, *arguments, scan_backward)
-    except Unsupported:
-        return xla.backward(loop, wrt, *arguments)
-
-
-def scan_forward(
-    loop: Loop,
-    step: Step,
-    derivative: Derivative | None,
-    invariant: list[Array],
-    states: list[Array],
-    inputs: list[Array],
-) -> tuple[list[Array], list[Array]]:
-    """Return final states, and outputs and saved values of all steps."""
-    length = inputs[0].shape[0] if inputs else loop.length
-    lowered = lower_forward(loop, step, derivative)
-    results = _call(lowered, [*invariant, *inputs, *states], length, loop.reverse)
-    return results[: step.num_states], results[step.num_states :]
+    return _call(lowered, operands, loop.length, loop.reverse)[0]
 
 
 @ft.lru_cache(maxsize=256)
-def lower_forward(loop: Loop, step: Step, derivative: Derivative | None) -> Lowered:
-    """Return the program of a step, and of what it saves for `derivative`."""
-    traced = step.traced if derivative is None else derivative.forward
-    jaxpr = traced.jaxpr
+def lower_forward(loop: Loop, wrt: Mask | None) -> Lowered:
+    """Return the program of a step, and of what it saves for `lower_backward`."""
+    step = loop.step
+    traced, count = step.traced, len(step.jaxpr.outvars)
+    if wrt is not None:
+        derivative = xla.derivative_of(loop, wrt)
+        saves = xla.saves_products(loop)
+
+        def saving(*operands: Any) -> list[Any]:
+            invariant, inputs, states = xla.parts(step, operands)
+            taken = step.taken
+            products = evaluate(taken.ahead, [*invariant, *inputs])
+            core = [*(inputs[i] for i in taken.kept), *products]
+            results = evaluate(derivative.forward, [*invariant, *core, *states])
+            kept = [states[i] for i in derivative.saved_states]
+            return [
+                *results[:count], *kept, *results[count:], *(products if saves else [])
+            ]  # fmt: skip
+
+        traced = flat_trace(saving, *(struct(v.aval) for v in step.jaxpr.invars))
+    outputs = len(traced.jaxpr.outvars) - step.num_states
+    places = [Place.NEXT] * step.num_states + [Place.OUTPUT] * outputs
+    return lower(_closed(traced), _given(loop), places, _batch(step))
+
+
+def backward(
+    loop: Loop,
+    wrt: Mask,
+    operands: Sequence[Array],
+    saved: Sequence[Array],
+    cotangents: Sequence[Array],
+) -> dict[int, Array]:
+    """Run the loop backwards in the native library if it can; see `xla.backward`."""
+    try:
+        _check_available(loop)
+        plan = _plan_backward(loop, wrt)
+    except Unsupported:
+        return xla.backward(loop, wrt, operands, saved, cotangents)
+    step = loop.step
+    invariant, inputs, states = xla.parts(step, operands)
+    more = evaluate(plan.derivative.before_backward, invariant)
+    d_states, d_outputs = split_at(cotangents, [sum(map(is_float, states))])
+    arguments = [*invariant, *more, *inputs, *saved, *d_states, *d_outputs]
+    results, matrices = _call(plan.lowered, arguments, loop.length, not loop.reverse)
+    d_states, d_inputs, d_invariant, pairs = split_at(results, plan.counts)
+    first = step.num_invariant
+    found = {first + i: d for i, d in zip(plan.inputs, d_inputs, strict=True)}
+    first += step.num_inputs
+    floats = [i for i, a in enumerate(states) if is_float(a)]
+    found |= {first + i: d for i, d in zip(floats, d_states, strict=True)}
+    for i, d in zip(plan.invariant, d_invariant, strict=True):
+        _add(found, i, d.astype(invariant[i].dtype))
+    for k, product in enumerate(plan.products):
+        weight = invariant[product.weight]
+        d = matrices[k]
+        if d is None:
+            d = xla.weight_gradient(product, weight, *pairs[2 * k : 2 * k + 2])
+        _add(found, product.weight, d.astype(weight.dtype))
+    return found
+
+
+def _add(found: dict[int, Array], i: int, d: Array) -> None:
+    found[i] = found[i] + d if i in found else d
+
+
+class _Backward(NamedTuple):
+    """The program of a step backwards.
+
+    Attributes:
+        lowered: the program. It returns cotangents of states, of inputs and of
+            invariant values, and then the factors of products.
+        counts: where these begin.
+        derivative: of the core of the loop.
+        inputs: the inputs, by position, that it returns cotangents of.
+        invariant: the invariant values, by position, that it returns cotangents of.
+        products: the products whose matrix is differentiated.
+    """
+
+    lowered: Lowered
+    counts: list[int]
+    derivative: Derivative
+    inputs: list[int]
+    invariant: list[int]
+    products: list[Product]
+
+
+@ft.lru_cache(maxsize=256)
+def _plan_backward(loop: Loop, wrt: Mask) -> _Backward:
+    """Return the program that differentiates the core and the products ahead of it."""
+    step, taken = loop.step, loop.step.taken
+    core = xla.derivative_of(loop, wrt)
+    forward = lower_forward(loop, wrt)
+    num, num_kept = step.num_invariant, len(taken.kept)
+    wrt_inputs = xla.parts(step, wrt)[1]
+    # The products of inputs, as a step of their own without states.
+    inner = Step(taken.ahead, num, step.num_inputs, 0)
+    ahead = differentiate(inner, wrt[: num + step.num_inputs], _saves_nothing)
+    assert ahead.num_saved == 0 and not ahead.before_backward.jaxpr.outvars
+    bar = [k - num_kept for k in core.inputs if k >= num_kept]
+    inputs = [i for i in range(step.num_inputs) if wrt_inputs[i]]
+    invariant = list(dict.fromkeys([*core.invariant, *ahead.invariant]))
+    saves = xla.saves_products(loop)
+    floats = [i for i, v in enumerate(step.jaxpr.outvars) if is_float(v.aval)]
+    num_states = sum(i < step.num_states for i in floats)
+
+    def run(*arguments: Any) -> list[Any]:
+        given = split_at(arguments, bounds)
+        invariant_values, more, at, saved, products, d_states, d_outputs = given
+        if not saves:
+            products = evaluate(taken.ahead, [*invariant_values, *at])
+        core_inputs = [*(at[i] for i in taken.kept), *products]
+        results = evaluate(
+            core.backward,
+            [*invariant_values, *more, *core_inputs, *saved, *d_states, *d_outputs],
+        )
+        counts = [num_states, len(core.inputs), len(core.invariant)]
+        d_states, d_core, d_invariant, pairs = split_at(results, _ends(counts))
+        of_core = dict(zip(core.inputs, d_core, strict=True))
+        d_inputs = {i: of_core[k] for k, i in enumerate(taken.kept) if k in of_core}
+        sums = dict(zip(core.invariant, d_invariant, strict=True))
+        if bar:
+            d_products = [
+                of_core[num_kept + k] if k in bar else jnp.zeros(v.aval.shape, v.aval.dtype)
+                for k, v in enumerate(taken.ahead.jaxpr.outvars)
+            ]  # fmt: skip
+            results = evaluate(ahead.backward, [*invariant_values, *at, *d_products])
+            counts = [len(ahead.inputs), len(ahead.invariant)]
+            d_at, d_invariant, more_pairs = split_at(results, _ends(counts))
+            pairs = [*pairs, *more_pairs]
+            for i, d in zip(ahead.inputs, d_at, strict=True):
+                _add(d_inputs, i, d)
+            for i, d in zip(ahead.invariant, d_invariant, strict=True):
+                _add(sums, i, d)
+        avals = [v.aval for v in step.jaxpr.invars]
+        zero = lambda v: jnp.zeros(v.shape, v.dtype)  # noqa: E731
+        return [
+            *d_states,
+            *(d_inputs.get(i, zero(avals[num + i])) for i in inputs),
+            *(sums.get(i, zero(avals[i])) for i in invariant),
+            *pairs,
+        ]
+
+    outputs = forward.sources[len(step.jaxpr.outvars) :]
+    num_products = len(taken.ahead.jaxpr.outvars) if saves else 0
+    num_saved = len(outputs) - num_products
+    num_more = len(core.before_backward.jaxpr.outvars)
+    sizes = [num, num_more, step.num_inputs, num_saved, num_products, num_states]
+    bounds = _ends(sizes)
+    saved_shapes = _saved_shapes(loop, wrt)
+    shapes = [struct(v.aval) for v in step.jaxpr.invars[: num + step.num_inputs]]
+    more = [struct(v.aval) for v in core.before_backward.jaxpr.outvars]
+    results = [struct(step.jaxpr.outvars[i].aval) for i in floats]
+    traced = flat_trace(
+        run, *shapes[:num], *more, *shapes[num:], *saved_shapes, *results
+    )
+    axes = [_axis_of(forward, i) for i in range(len(forward.sources))]
+    given = [Given(Place.INVARIANT, None)] * (num + num_more)
+    given += _given(loop)[num : num + step.num_inputs]
     count = len(step.jaxpr.outvars)
-    states = jaxpr.invars[step.num_invariant + step.num_inputs :]
-    kept = [] if derivative is None else [states[i] for i in derivative.saved_states]
-    results = [*jaxpr.outvars[:count], *kept, *jaxpr.outvars[count:]]
-    whole = jaxpr_of(
-        jaxpr.eqns, jaxpr.invars, results,
-        dict(zip(jaxpr.constvars, traced.consts, strict=True)),
-    )  # fmt: skip
-    places = [Place.NEXT] * step.num_states
-    places += [Place.OUTPUT] * (len(results) - step.num_states)
-    return lower(whole, _given(loop, step), places, _batch(step))
+    given += [Given(Place.INPUT, axis) for axis in axes[count:]]
+    given += [Given(Place.STATE, 0)] * num_states
+    given += [Given(Place.INPUT, axes[i]) for i in floats if i >= step.num_states]
+    products = [*core.products, *(ahead.products if bar else ())]
+    places = [Place.NEXT] * num_states + [Place.OUTPUT] * len(inputs)
+    places += [Place.SUM] * len(invariant) + [Place.OUTPUT] * (2 * len(products))
+    lowered = lower(_closed(traced), given, places, _batch(step), products)
+    counts = _ends([num_states, len(inputs), len(invariant)])
+    return _Backward(lowered, counts, core, inputs, invariant, products)
+
+
+def _saves_nothing(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _saved_shapes(loop: Loop, wrt: Mask) -> list[Any]:
+    """Return the types of what the forward pass saves at a step, products included."""
+    derivative, step = xla.derivative_of(loop, wrt), loop.step
+    states = step.jaxpr.invars[step.num_invariant + step.num_inputs :]
+    variables = [states[i] for i in derivative.saved_states]
+    variables += derivative.forward.jaxpr.outvars[len(step.jaxpr.outvars) :]
+    if xla.saves_products(loop):
+        variables += step.taken.ahead.jaxpr.outvars
+    return [struct(v.aval) for v in variables]
+
+
+def _ends(sizes: Sequence[int]) -> list[int]:
+    return list(itertools.accumulate(sizes))
+
+
+def _axis_of(lowered: Lowered, result: int) -> int | None:
+    """Return which axis of a result of a step is that of sequences."""
+    source = lowered.sources[result]
+    assert source is not None
+    return (
+        lowered.given[-1 - source].axis if source < 0 else lowered.results[source].axis
+    )
+
+
+def _closed(traced: ClosedJaxpr) -> ClosedJaxpr:
+    if traced.consts:
+        raise Unsupported("it has constant arrays")
+    return traced
 
 
 def _batch(step: Step) -> int:
@@ -80,89 +247,29 @@ def _batch(step: Step) -> int:
     return states[0].aval.shape[0]
 
 
-def _given(loop: Loop, step: Step) -> tuple[Given, ...]:
-    """Return what the arguments of a step, or of the core of one, are."""
-    most = loop.length
-    _, inputs, states = split_at(
-        step.jaxpr.invars, [step.num_invariant, step.num_invariant + step.num_inputs]
-    )
-    axes = _input_axes(loop, step)
-    return (
+def _given(loop: Loop) -> list[Given]:
+    """Return what the arguments of the step are."""
+    step = loop.step
+    inputs = step.jaxpr.invars[step.num_invariant :][: step.num_inputs]
+    return [
         *[Given(Place.INVARIANT, None)] * step.num_invariant,
         *(
-            Given(Place.INPUT, axis, None if v.aval.shape else most)
-            for v, axis in zip(inputs, axes, strict=True)
+            Given(Place.INPUT, axis, None if v.aval.shape else loop.length)
+            for v, axis in zip(inputs, step.input_axes, strict=True)
         ),
-        *(Given(Place.STATE, 0) for _ in states),
-    )
-
-
-def _input_axes(loop: Loop, step: Step) -> list[int | None]:
-    whole = loop.step
-    if step is whole:
-        return list(step.input_axes)
-    taken = whole.taken
-    given = [Given(Place.INVARIANT, None)] * whole.num_invariant
-    given += [Given(Place.INPUT, axis, loop.length) for axis in whole.input_axes]
-    ahead = taken.ahead
-    products = axes_of(ahead, given, _batch(whole)) if ahead.jaxpr.outvars else []
-    return [*(whole.input_axes[i] for i in taken.kept), *products]
-
-
-def scan_backward(
-    loop: Loop,
-    derivative: Derivative,
-    given: tuple[list[Array], ...],
-    d_states: list[Array],
-    d_outputs: list[Array],
-) -> tuple[list[Array], list[Array], list[Array], list[Array]]:
-    """Return cotangents: of states, of inputs, of invariant values; and products'."""
-    invariant, more, inputs, saved = given
-    lowered = lower_backward(loop, derivative)
-    per_step = [*inputs, *saved, *d_outputs]
-    length = per_step[0].shape[0] if per_step else loop.length
-    arguments = [*invariant, *more, *inputs, *saved, *d_states, *d_outputs]
-    results = _call(lowered, arguments, length, not loop.reverse)
-    counts = np.cumsum(
-        [len(d_states), len(derivative.inputs), len(derivative.invariant)]
-    )
-    d_states, d_inputs, d_invariant, pairs = split_at(results, counts.tolist())
-    return d_states, d_inputs, d_invariant, pairs
-
-
-@ft.lru_cache(maxsize=256)
-def lower_backward(loop: Loop, derivative: Derivative) -> Lowered:
-    """Return the program of a step backwards."""
-    step = derivative.step
-    ahead = lower_forward(loop, step, derivative)
-    count = len(step.jaxpr.outvars)
-    axes = [
-        ahead.given[-1 - source].axis if source is not None and source < 0
-        else ahead.results[source].axis
-        for source in ahead.sources
-    ]  # fmt: skip
-    floats = [i for i in range(count) if is_float(step.jaxpr.outvars[i].aval)]
-    arguments = derivative.backward.jaxpr.invars
-    num_states = sum(i < step.num_states for i in floats)
-    num_more = len(derivative.before_backward.jaxpr.outvars)
-    given = [Given(Place.INVARIANT, None)] * (step.num_invariant + num_more)
-    inputs = _given(loop, step)[step.num_invariant :][: step.num_inputs]
-    given += inputs
-    given += [Given(Place.INPUT, axis) for axis in axes[count:]]
-    given += [Given(Place.STATE, 0)] * num_states
-    given += [Given(Place.INPUT, axes[i]) for i in floats if i >= step.num_states]
-    assert len(given) == len(arguments)
-    places = [Place.NEXT] * num_states
-    places += [Place.OUTPUT] * len(derivative.inputs)
-    places += [Place.SUM] * len(derivative.invariant)
-    places += [Place.OUTPUT] * (2 * len(derivative.products))
-    return lower(derivative.backward, given, places, _batch(step))
+        *[Given(Place.STATE, 0)] * step.num_states,
+    ]
 
 
 def _call(
     lowered: Lowered, arguments: Sequence[Array], length: int, reverse: bool
-) -> list[Array]:
-    """Run a program; return what a step returns, of all steps where it is an output."""
+) -> tuple[list[Array], list[Array | None]]:
+    """Run a program.
+
+    Returns:
+        What a step returns, of all steps where it is an output, and the gradients of
+        matrices.
+    """
     operands = []
     for i in lowered.arguments:
         a, kind = arguments[i], lowered.given[i]
@@ -194,12 +301,13 @@ def _call(
             first = int(r.place is Place.OUTPUT)
             a = jnp.moveaxis(a, first, first + r.axis)
         results.append(a.astype(r.dtype))
-    return [
-        jnp.zeros((), lowered.dtype) if s is None
-        else results[s] if s >= 0
-        else arguments[-1 - s]
-        for s in lowered.sources
+    values = [
+        jnp.zeros((), lowered.dtype) if i is None
+        else results[i] if i >= 0
+        else arguments[-1 - i]
+        for i in lowered.sources
     ]  # fmt: skip
+    return values, [None if i is None else results[i] for i in lowered.matrices]
 
 
 def _stored(dtype: Any, wide: Any) -> Any:
@@ -225,7 +333,7 @@ def check(loop: Loop) -> None:
     """Raise NotImplementedError if the native library cannot run a loop."""
     try:
         _check_available(loop)
-        lower_forward(loop, loop.step, None)
+        lower_forward(loop, None)
     except Unsupported as error:
         raise NotImplementedError(
             f"the cpu loop cannot run this step: {error.args[0]}; use backend=None or "

@@ -33,6 +33,15 @@ class Place(enum.IntEnum):
     NEXT = 5
     LOCAL = 6
     SUM = 7
+    CHUNK = 8
+
+
+class Phase(enum.IntEnum):
+    """When an instruction runs: before the steps of a chunk, in them, or after them."""
+
+    AHEAD = 0
+    STEP = 1
+    AFTER = 2
 
 
 @dataclasses.dataclass(eq=False)
@@ -102,7 +111,8 @@ class Instruction:
         result: what it writes; strides are those of `(inner, width)`.
         operands: what it reads.
         weight: of a product.
-        continues: whether a sum or a product adds to what stands in its result.
+        continues: whether a product adds to what stands in its result.
+        phase: when it runs.
     """
 
     operation: str
@@ -113,6 +123,29 @@ class Instruction:
     operands: tuple[View, ...]
     weight: Weight | None = None
     continues: bool = False
+    phase: Phase = Phase.STEP
+
+
+class Factor(NamedTuple):
+    """Some elements of every sequence at every step."""
+
+    buffer: Buffer
+    offset: int
+    width: int
+
+
+class Gradient(NamedTuple):
+    """The gradient of a matrix: sums of products of the elements of two factors.
+
+    Attributes:
+        a: its rows.
+        b: its columns.
+        result: which result of the loop it is.
+    """
+
+    a: Factor
+    b: Factor
+    result: int
 
 
 class Program(NamedTuple):
@@ -122,11 +155,13 @@ class Program(NamedTuple):
         numbers: as native/cpu/step/program.cc reads them.
         constants: the values of constants.
         instructions: what is encoded.
+        gradients: see there.
     """
 
     numbers: tuple[int, ...]
     constants: tuple[float, ...]
     instructions: tuple[Instruction, ...]
+    gradients: tuple[Gradient, ...]
 
 
 def padded(columns: int) -> int:
@@ -134,11 +169,16 @@ def padded(columns: int) -> int:
     return -(-columns // _VECTOR) * _VECTOR
 
 
-def encode(instructions: Sequence[Instruction], also: Sequence[Buffer]) -> Program:
+def encode(
+    instructions: Sequence[Instruction],
+    gradients: Sequence[Gradient],
+    also: Sequence[Buffer],
+) -> Program:
     """Return the program of instructions in their order.
 
     Args:
         instructions: in their order.
+        gradients: of matrices.
         also: buffers that no instruction may name, such as states.
     """
     buffers = dict.fromkeys(also)
@@ -147,6 +187,8 @@ def encode(instructions: Sequence[Instruction], also: Sequence[Buffer]) -> Progr
         buffers |= dict.fromkeys(view.buffer for view in views(instruction))
         if instruction.weight is not None:
             weights.setdefault(instruction.weight, len(weights))
+    for gradient in gradients:
+        buffers |= {gradient.a.buffer: None, gradient.b.buffer: None}
     constants: list[float] = []
     places = {}
     for buffer in buffers:
@@ -158,7 +200,8 @@ def encode(instructions: Sequence[Instruction], also: Sequence[Buffer]) -> Progr
     local = _allocate(instructions)
     places |= local.offsets
     number = {buffer: i for i, buffer in enumerate(buffers)}
-    numbers = [len(buffers), len(weights), len(instructions), *local.elements]
+    numbers = [len(buffers), len(weights), len(instructions), len(gradients)]
+    numbers += local.elements
     for b in buffers:
         array = number[b.state] if b.state is not None else b.array
         numbers += [b.place, array, b.rows, b.width, b.width, places.get(b, 0)]
@@ -171,7 +214,17 @@ def encode(instructions: Sequence[Instruction], also: Sequence[Buffer]) -> Progr
         for view in (i.result, *i.operands, *missing):
             numbers += _encode_view(view, i.width, number)
         numbers += [0 if i.weight is None else weights[i.weight], i.continues]
-    return Program(tuple(map(int, numbers)), tuple(constants), tuple(instructions))
+        numbers.append(i.phase)
+    for g in gradients:
+        for factor in (g.a, g.b):
+            numbers += [number[factor.buffer], factor.offset, factor.width]
+        numbers.append(g.result)
+    return Program(
+        tuple(map(int, numbers)),
+        tuple(constants),
+        tuple(instructions),
+        tuple(gradients),
+    )
 
 
 def views(instruction: Instruction) -> Iterator[View]:
@@ -253,9 +306,10 @@ class _Space:
 
     def free(self, start: int, width: int) -> None:
         merged: list[tuple[int, int]] = []
-        for start, size in sorted([*self._holes, (start, padded(width))]):
-            if size and merged and sum(merged[-1]) == start:
+        holes = [*self._holes, (start, padded(width))]
+        for begin, size in sorted(holes):
+            if size and merged and sum(merged[-1]) == begin:
                 merged[-1] = (merged[-1][0], merged[-1][1] + size)
             elif size:
-                merged.append((start, size))
+                merged.append((begin, size))
         self._holes = merged

@@ -40,12 +40,7 @@ class Loop(NamedTuple):
     backend: str | None = None
 
 
-def forward(
-    loop: Loop,
-    wrt: Mask | None,
-    operands: Sequence[Array],
-    scan: Callable | None = None,
-) -> list[Array]:
+def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Array]:
     """Run the loop.
 
     Args:
@@ -53,15 +48,13 @@ def forward(
         wrt: if given, what the loop is differentiated with respect to, so that values
             are saved for `backward`.
         operands: invariant values, inputs `[T, ...]` and initial states.
-        scan: what runs the steps: `_scan`, or another function of its arguments.
 
     Returns:
         Final states, outputs `[T, ...]`, then saved values `[T, ...]`.
     """
-    run_steps = _scan if scan is None else scan
     invariant, inputs, states = parts(loop.step, operands)
-    if wrt is None and (scan is not None or not _pays_ahead(loop.step)):
-        final, stacked = run_steps(loop, loop.step, None, invariant, states, inputs)
+    if wrt is None and not _pays_ahead(loop.step):
+        final, stacked = _scan(loop, loop.step, None, invariant, states, inputs)
         return [*final, *stacked]
     taken = loop.step.taken
     derivative = None if wrt is None else derivative_of(loop, wrt)
@@ -69,9 +62,7 @@ def forward(
     def run(states: list[Array], inputs: list[Array]) -> tuple[list, tuple]:
         products = products_ahead(loop.step, invariant, inputs)
         inputs = [*(inputs[i] for i in taken.kept), *products]
-        final, stacked = run_steps(
-            loop, taken.core, derivative, invariant, states, inputs
-        )
+        final, stacked = _scan(loop, taken.core, derivative, invariant, states, inputs)
         return final, (stacked, products)
 
     if wrt is not None and saves_products(loop):
@@ -187,7 +178,6 @@ def backward(
     operands: Sequence[Array],
     saved: Sequence[Array],
     cotangents: Sequence[Array],
-    scan: Callable | None = None,
 ) -> dict[int, Array]:
     """Run the loop backwards.
 
@@ -197,7 +187,6 @@ def backward(
         operands: as in `forward`; initial states are not read.
         saved: what `forward` saved, in its order.
         cotangents: of the final states and of the outputs that have derivatives.
-        scan: what runs the steps: `_scan_back`, or another function of its arguments.
 
     Returns:
         The cotangents of operands, by position; of others it is 0.
@@ -220,7 +209,6 @@ def backward(
             derivative,
             (invariant, more, inputs, saved, products),
             (d_states, d_outputs),
-            _scan_back if scan is None else scan,
         )
         sums = [
             s + found[i].astype(s.dtype) if i in found else s
@@ -247,7 +235,6 @@ def _backward_block(
     derivative: Derivative,
     given: tuple,
     cotangents: tuple,
-    scan: Callable,
 ) -> tuple[dict[int, Array], dict[int, Array], list[Array]]:
     """Run a block of steps backwards.
 
@@ -257,7 +244,6 @@ def _backward_block(
         given: the invariant values, further ones of `derivative`, inputs, saved values,
             and products of inputs, or an empty list of these.
         cotangents: of the last states, and of the outputs.
-        scan: what runs the steps.
 
     Returns:
         The cotangents of invariant values and of inputs, by position, and those of the
@@ -272,7 +258,7 @@ def _backward_block(
     made, pull = jax.vjp(ahead, invariant, inputs)
     products = products or made
     core_inputs = [*(inputs[i] for i in taken.kept), *products]
-    d_states, d_inputs, sums, pairs = scan(
+    d_states, d_inputs, sums, pairs = _scan_back(
         loop, derivative, (invariant, more, core_inputs, saved), *cotangents
     )
     found: dict[int, Array] = {}
@@ -283,7 +269,7 @@ def _backward_block(
     for i, d in zip(derivative.invariant, sums, strict=True):
         add(i, d)
     for product, (x, dy) in zip(derivative.products, _pairs(pairs), strict=True):
-        add(product.weight, _weight_gradient(product, invariant[product.weight], x, dy))
+        add(product.weight, weight_gradient(product, invariant[product.weight], x, dy))
     by_input = dict(zip(derivative.inputs, d_inputs, strict=True))
     result = {taken.kept[k]: d for k, d in by_input.items() if k < len(taken.kept)}
     bar = [d for k, d in by_input.items() if k >= len(taken.kept)]
@@ -348,7 +334,7 @@ def parts(step: Step, operands: Sequence[Any]) -> tuple[list, list, list]:
     )
 
 
-def _weight_gradient(product: Any, weight: Array, x: Array, dy: Array) -> Array:
+def weight_gradient(product: Any, weight: Array, x: Array, dy: Array) -> Array:
     """Return the gradient of a weight: one product of all steps."""
 
     def all_steps(weight: Array) -> Array:
