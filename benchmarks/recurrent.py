@@ -27,7 +27,7 @@ from .steps import Network, networks
 OUT = Path("out/bench/recurrent.json")
 MARK = "recurrent"
 PAGE = Path("docs/results.md")
-SIZES = {"N8H64": (8, 64), "N32H256": (32, 256)}
+SIZES = {"N1H64": (1, 64), "N8H64": (8, 64), "N32H256": (32, 256)}
 STEPS = 100
 # T, N, H, and the entries of the memory that attention reads.
 MEMORY_SIZES = (500, 32, 256, 20)

@@ -82,12 +82,12 @@ def assert_equal(got, want):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10 * scale)
 
 
-def both(name, transform, **options):
-    """Assert that a transformation gives the same on both paths."""
+def both(name, transform, loop=None, **options):
+    """Assert that a transformation gives the same on a path and in `lax.scan`."""
     program = PROGRAMS[name]
     arguments = (program.params, program.states, program.inputs)
     results = []
-    for backend in ("xla", "scan"):
+    for backend in (loop, "scan"):
         function = transform(net(program, backend, **options), arguments)
         results.append(fast_jit(function)(floats(arguments)))
     assert_equal(*results)
@@ -97,15 +97,17 @@ def values_and_gradients(function, arguments):
     return jax.value_and_grad(of_floats(scalar(function), arguments))
 
 
+@pytest.mark.parametrize("loop", ["xla", None])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_values_and_gradients(name):
-    both(name, values_and_gradients)
+def test_values_and_gradients(name, loop):
+    both(name, values_and_gradients, loop)
 
 
 @pytest.mark.parametrize("option", list(OPTIONS)[1:])
 @pytest.mark.parametrize("name", ["lstm", "tied_weights", "read_write_memory"])
-def test_options(name, option):
-    both(name, values_and_gradients, **OPTIONS[option])
+@pytest.mark.parametrize("loop", ["xla", "cpu"])
+def test_options(name, option, loop):
+    both(name, values_and_gradients, loop, **OPTIONS[option])
 
 
 FURTHER = ["lstm", "gru_reset_before", "integers_and_bools", "outputs_that_are_inputs"]
@@ -206,7 +208,7 @@ def test_what_cannot_be_taken_apart_runs_as_scan():
 
 
 def test_backend_is_checked():
-    with pytest.raises(ValueError, match="`backend` must be one of 'xla', 'scan'"):
+    with pytest.raises(ValueError, match="`backend` must be one of 'xla', 'cpu', 'scan'"):
         ost.recurrent_net(
             lambda p, h, x, t: (h, h),
             jnp.ones((1, 2, 3)),

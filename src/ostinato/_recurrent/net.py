@@ -211,46 +211,56 @@ def _run_loop(
 ) -> tuple[Any, tuple[Any, Any]]:
     """Return the final states, and `(outputs, all_states)` of every step."""
     cell = step if isinstance(step, Cell) else None
+    function = step
     if cell is not None:
-        params, step = cell.prepare(params), cell.step
+        params = cell.prepare(params)
+        function = lambda p, s, x, t: cell.step(p, s, cell.precompute(p, x), t)  # noqa: E731
     arrays, rebuild = split_arrays(params)
-    step = _step_of_arrays(step, rebuild)
     recompute, policy = None, all_but_arithmetic
     if options.recompute:
         cheap = CHEAP if cell is None else ARITHMETIC
         recompute = Recompute(options.recompute, cheap)
-        step, policy = recompute.mark(step), recompute.policy
+        policy = recompute.policy
 
     lengths, initial = options.seq_lengths, states
     if lengths is not None:
         initial = jax.tree.map(lambda a: fill_empty_sequences(a, lengths), states)
 
-    def body(arrays: Any, old: Any, at: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
-        given = old if at.reset is None else select(~at.reset, old)
-        if at.valid is not None:
-            # A sequence that has ended runs its first step again. Its results are
-            # finite, whereas the step may have a pole at the final states.
-            given = select(at.valid, given, initial)
-        result = step(arrays, given, at.inputs, at.t)
-        new, outputs = check_result(result, _newest(old, options), options.batch)
-        new = _push(given, new, options)
-        if at.valid is not None:
-            new = select(at.valid, new, old)
-        kept = _newest(new, options) if options.return_all_states else None
-        return new, (cut_outputs(outputs, outputs_with_grads), kept)
+    def body_of(step: Callable) -> Callable:
+        step = _step_of_arrays(step, rebuild)
+        if recompute is not None:
+            step = recompute.mark(step)
+
+        def body(arrays: Any, old: Any, at: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
+            given = old if at.reset is None else select(~at.reset, old)
+            if at.valid is not None:
+                # A sequence that has ended runs its first step again. Its results are
+                # finite, whereas the step may have a pole at the final states.
+                given = select(at.valid, given, initial)
+            result = step(arrays, given, at.inputs, at.t)
+            new, outputs = check_result(result, _newest(old, options), options.batch)
+            new = _push(given, new, options)
+            if at.valid is not None:
+                new = select(at.valid, new, old)
+            kept = _newest(new, options) if options.return_all_states else None
+            return new, (cut_outputs(outputs, outputs_with_grads), kept)
+
+        return body
 
     fixed = isinstance(options.length, int)  # not a symbol, as inside ragged.vmap
 
     def run(states: Any, steps: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
-        if cell is not None:
-            steps = steps._replace(inputs=cell.precompute(params, steps.inputs))
         if fixed and options.backend != "scan":
-            loop = plan(body, arrays, states, steps)
+            loop = plan(body_of(function), arrays, states, steps)
             if not isinstance(loop, str):
                 length = steps.t.shape[0]
                 return loop.run(length, options.reverse, policy, options.backend)
+        step = function
+        if cell is not None:
+            steps = steps._replace(inputs=cell.precompute(params, steps.inputs))
+            step = cell.step
         # Without `recompute`, a function stores the same values as in `lax.scan`.
-        plain = ft.partial(body, arrays)
+        plain = ft.partial(body_of(step), arrays)
         if cell is not None or recompute is not None:
             plain = checkpoint(plain, policy, prevent_cse=False)
         return lax.scan(plain, states, steps, reverse=options.reverse)

@@ -316,7 +316,7 @@ def _join(
     if len(axes) > 1 or axis == dimension:
         raise Unsupported("it joins the axis of sequences")
     if axis is not None:
-        given = [b.align([v, _anchor(given)])[0][0] for v in given]
+        given = [b.as_rows(v, axis) for v in given]
     where = dimension - (axis is not None and dimension > axis)
     result = b.local([n for i, n in enumerate(shape) if i != axis], axis)
     at = 0
@@ -332,11 +332,6 @@ def _join(
         b.write("copy", part, value)
         at += value.shape[where]
     return result
-
-
-def _anchor(given: Sequence[Value]) -> Value:
-    """Return one of the values that have rows."""
-    return next(v for v in given if v.axis is not None)
 
 
 @_rule("pad")
