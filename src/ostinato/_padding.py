@@ -31,6 +31,21 @@ def select(condition: Array, tree: Any, other: Any = None) -> Any:
     return jax.tree.map(pick, tree, *([] if other is None else [other]))
 
 
+def fill_empty_sequences(a: Array, lengths: Array) -> Array:
+    """Return `a [B, ...]` with the values of another sequence for those without steps.
+
+    The result is a constant to derivatives.
+    """
+    if a.shape[0] == 0 or jnp.issubdtype(a.dtype, jax.dtypes.extended):
+        return a
+    # A masked sum picks those of the longest one, since a sharded axis has no indexing.
+    index = jnp.arange(a.shape[0], dtype=jnp.int32)
+    last = jnp.max(jnp.where(lengths == jnp.max(lengths), index, 0))
+    longest = (index == last) & (lengths > 0)
+    other = jnp.sum(select(longest, a), axis=0, keepdims=True, dtype=a.dtype)
+    return lax.stop_gradient(select(lengths > 0, a, other))
+
+
 def is_step(lengths: Array, num_steps: Any, time_axis: int) -> Array:
     """Return a mask of the steps before the end, bool `[T, B]` or `[B, T]`."""
     lengths = jnp.expand_dims(lengths, time_axis)

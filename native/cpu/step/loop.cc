@@ -251,8 +251,14 @@ void FinishSums(const StepLoop<T>& loop) {
 }  // namespace
 
 template <typename T>
-void RunSteps(const StepCall& call) {
-  CheckSizes(call);
+void RunSteps(const StepCall& given) {
+  CheckSizes(given);
+  StepCall call = given;
+  if (call.lengths != nullptr &&
+      std::all_of(call.lengths, call.lengths + call.batch,
+                  [&](int32_t length) { return length >= call.steps; })) {
+    call.lengths = nullptr;
+  }
   Scratch scratch;
   const int64_t lanes = KernelsOf<T>(CurrentKernels())->lanes;
   Team team(Work(call, lanes) >= kWorthSharing ? NumThreads() : 1);

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from .. import _padding
-from .._padding import select
+from .._padding import fill_empty_sequences, select
 from .._segments import near_divisor
 from .._step.scan import plan, saves_loops
 from .._typing import Array, ArrayLike, Bool, Int, Padding
@@ -150,9 +150,17 @@ def recurrent_net(
                 outputs=cut_outputs(whole.outputs, outputs_with_grads)
             )
     steps = make_loop_inputs(inputs, options)
+    initial = _newest(states, options)
     states, (outputs, all_states) = _run_loop(
         step, params, states, steps, options, outputs_with_grads
     )
+    if steps.valid is not None:
+        kept = initial if options.reverse else _newest(states, options)
+        all_states = (
+            jax.tree.map(lambda a, b: select(steps.valid, a, b[None]), all_states, kept)
+            if all_states is not None
+            else None
+        )
     return make_output(states, outputs, all_states, options)
 
 
@@ -177,21 +185,6 @@ def make_loop_inputs(inputs: Any, options: SequenceOptions) -> LoopInputs:
     if resets is not None:
         resets = resets & valid
     return LoopInputs(jax.tree.map(fill, inputs), t, valid, resets)
-
-
-def fill_empty_sequences(a: Array, lengths: Array) -> Array:
-    """Return `a [B, ...]` with the values of another sequence for those without steps.
-
-    The result is a constant to derivatives.
-    """
-    if a.shape[0] == 0 or jnp.issubdtype(a.dtype, jax.dtypes.extended):
-        return a
-    # A masked sum picks those of the longest one, since a sharded axis has no indexing.
-    index = jnp.arange(a.shape[0], dtype=jnp.int32)
-    last = jnp.max(jnp.where(lengths == jnp.max(lengths), index, 0))
-    longest = (index == last) & (lengths > 0)
-    other = jnp.sum(select(longest, a), axis=0, keepdims=True, dtype=a.dtype)
-    return lax.stop_gradient(select(lengths > 0, a, other))
 
 
 def _swap_layout(tree: Any, options: SequenceOptions) -> Any:
@@ -222,9 +215,7 @@ def _run_loop(
         recompute = Recompute(options.recompute, cheap)
         policy = recompute.policy
 
-    lengths, initial = options.seq_lengths, states
-    if lengths is not None:
-        initial = jax.tree.map(lambda a: fill_empty_sequences(a, lengths), states)
+    lengths = options.seq_lengths
 
     def body_of(step: Callable) -> Callable:
         step = _step_of_arrays(step, rebuild)
@@ -233,15 +224,9 @@ def _run_loop(
 
         def body(arrays: Any, old: Any, at: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
             given = old if at.reset is None else select(~at.reset, old)
-            if at.valid is not None:
-                # A sequence that has ended runs its first step again. Its results are
-                # finite, whereas the step may have a pole at the final states.
-                given = select(at.valid, given, initial)
             result = step(arrays, given, at.inputs, at.t)
             new, outputs = check_result(result, _newest(old, options), options.batch)
             new = _push(given, new, options)
-            if at.valid is not None:
-                new = select(at.valid, new, old)
             kept = _newest(new, options) if options.return_all_states else None
             return new, (cut_outputs(outputs, outputs_with_grads), kept)
 
@@ -251,16 +236,22 @@ def _run_loop(
 
     def run(states: Any, steps: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
         if fixed and options.backend != "scan":
-            loop = plan(body_of(function), arrays, states, steps)
+            loop = plan(body_of(function), arrays, states, steps._replace(valid=None))
             if not isinstance(loop, str):
-                length = steps.t.shape[0]
-                return loop.run(length, options.reverse, policy, options.backend)
+                left = (
+                    None
+                    if lengths is None
+                    else lengths - jnp.sum(steps.t[:1], dtype=lengths.dtype)
+                )
+                return loop.run(
+                    steps.t.shape[0], options.reverse, policy, left, options.backend
+                )
         step = function
         if cell is not None:
             steps = steps._replace(inputs=cell.precompute(params, steps.inputs))
             step = cell.step
         # Without `recompute`, a function stores the same values as in `lax.scan`.
-        plain = ft.partial(body_of(step), arrays)
+        plain = ft.partial(masked_step(body_of(step), lengths, states), arrays)
         if cell is not None or recompute is not None:
             plain = checkpoint(plain, policy, prevent_cse=False)
         return lax.scan(plain, states, steps, reverse=options.reverse)
@@ -273,6 +264,21 @@ def _run_loop(
     if size is None or options.length == 0:
         return run(states, steps)
     return run_in_segments(run, states, steps, size, options.reverse, segment_policy)
+
+
+def masked_step(body: Callable, lengths: Array | None, states: Any) -> Callable:
+    """Return a step of `lax.scan` that changes no sequence past its end."""
+    if lengths is None:
+        return body
+    initial = jax.tree.map(lambda a: fill_empty_sequences(a, lengths), states)
+
+    def masked(arrays: Any, old: Any, at: LoopInputs) -> tuple[Any, Any]:
+        # A sequence that has ended runs its first step again. Its results are finite,
+        # whereas the step may have a pole at the final states.
+        new, results = body(arrays, select(at.valid, old, initial), at)
+        return select(at.valid, new, old), results
+
+    return masked
 
 
 def split_arrays(params: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:

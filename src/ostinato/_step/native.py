@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 from jax.extend.core import ClosedJaxpr
 
 from .. import _native
@@ -31,7 +30,7 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
         lowered = lower_forward(loop, wrt)
     except Unsupported:
         return xla.forward(loop, wrt, operands)
-    return _call(lowered, operands, loop.length, loop.reverse)[0]
+    return _call(lowered, loop, operands, _lengths(loop, operands), loop.reverse)[0]
 
 
 @ft.lru_cache(maxsize=256)
@@ -78,7 +77,9 @@ def backward(
     more = evaluate(plan.derivative.before_backward, invariant)
     d_states, d_outputs = split_at(cotangents, [sum(map(is_float, states))])
     arguments = [*invariant, *more, *inputs, *saved, *d_states, *d_outputs]
-    results, matrices = _call(plan.lowered, arguments, loop.length, not loop.reverse)
+    results, matrices = _call(
+        plan.lowered, loop, arguments, _lengths(loop, operands), not loop.reverse
+    )
     d_states, d_inputs, d_invariant, pairs = split_at(results, plan.counts)
     first = step.num_invariant
     found = {first + i: d for i, d in zip(plan.inputs, d_inputs, strict=True)}
@@ -261,8 +262,16 @@ def _given(loop: Loop) -> list[Given]:
     ]
 
 
+def _lengths(loop: Loop, operands: Sequence[Array]) -> list[Array]:
+    return [operands[-1].astype(jnp.int32)] if loop.masked else []
+
+
 def _call(
-    lowered: Lowered, arguments: Sequence[Array], length: int, reverse: bool
+    lowered: Lowered,
+    loop: Loop,
+    arguments: Sequence[Array],
+    lengths: list[Array],
+    reverse: bool,
 ) -> tuple[list[Array], list[Array | None]]:
     """Run a program.
 
@@ -279,7 +288,7 @@ def _call(
         operands.append(_converted(a, kind.place, lowered.dtype))
     shapes = [
         jax.ShapeDtypeStruct(
-            (length, *r.shape) if r.place is Place.OUTPUT else r.shape,
+            (loop.length, *r.shape) if r.place is Place.OUTPUT else r.shape,
             _stored(r.dtype, lowered.dtype),
         )
         for r in lowered.results
@@ -287,12 +296,13 @@ def _call(
     call = jax.ffi.ffi_call("ostinato_step", shapes, vmap_method="sequential")
     found = call(
         *operands,
+        *lengths,
         program=np.array(lowered.program.numbers, np.int64),
         constants=np.array(lowered.program.constants, np.float64),
-        steps=np.int64(length),
+        steps=np.int64(loop.length),
         batch=np.int64(lowered.batch),
         reverse=bool(reverse),
-        lengths=False,
+        lengths=bool(lengths),
         wide=lowered.dtype == jnp.float64,
     )
     results = []

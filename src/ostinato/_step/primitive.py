@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
+from .._padding import fill_empty_sequences, is_step, select
 from .._rnn.eager import always_jitted
 from .._rnn.sharding import make_varying
 from .._typing import Array
@@ -130,6 +131,8 @@ def _batch_loop(
     """Map the step, so that derivatives of the mapped loop are those of a loop."""
     if wrt is not None:
         return _batch(_forward, args, dims, loop=loop, wrt=wrt)
+    if loop.masked:
+        return _batch(_by_masked_step, args, dims, loop=loop)
     step = loop.step
     first = step.num_invariant + step.num_inputs
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
@@ -144,6 +147,40 @@ def _batch_loop(
         mapped.append(d is not None or i >= first)
     out = run(loop._replace(step=_mapped_step(step, tuple(mapped), size)), moved)
     return out, [0] * step.num_states + [1] * (len(out) - step.num_states)
+
+
+def _by_masked_step(*operands: Array, loop: Loop) -> list[Array]:
+    """Run a loop whose sequences have lengths as one whose step takes a mask."""
+    step, lengths = loop.step, operands[-1]
+    invariant, inputs, states = xla.parts(step, operands)
+    initial = [fill_empty_sequences(a, lengths) for a in states]
+    valid = is_step(lengths, loop.length, 0)
+    given = [*invariant, *initial, *inputs, valid, *states]
+    masked = loop._replace(step=_masked_step(step), masked=False)
+    return run(masked, given)
+
+
+@ft.lru_cache(maxsize=256)
+def _masked_step(step: Step) -> Step:
+    """Return a step that also takes states to use at invalid steps, and a mask."""
+
+    def masked(*operands: Any) -> list[Any]:
+        fixed, at, old = split_at(operands, [count, count + step.num_inputs + 1])
+        invariant, initial = split_at(fixed, [step.num_invariant])
+        *inputs, valid = at
+        states = select(valid, old, initial)
+        results = evaluate(step.traced, [*invariant, *inputs, *states])
+        new, outputs = split_at(results, [step.num_states])
+        return [*select(valid, new, old), *outputs]
+
+    avals = [struct(v.aval) for v in step.jaxpr.invars]
+    invariant, inputs, states = xla.parts(step, avals)
+    count = step.num_invariant + step.num_states
+    batch = states[0].shape[:1] if states else ()
+    valid = jax.ShapeDtypeStruct(batch, jnp.bool_)
+    traced = flat_trace(masked, *invariant, *states, *inputs, valid, *states)
+    axes = (*step.input_axes, 0)
+    return Step(traced, count, step.num_inputs + 1, step.num_states, axes)
 
 
 @ft.lru_cache(maxsize=256)

@@ -35,7 +35,12 @@ class Plan(NamedTuple):
     results: Any
 
     def run(
-        self, length: int, reverse: bool, policy: Policy, backend: str | None = None
+        self,
+        length: int,
+        reverse: bool,
+        policy: Policy,
+        lengths: Array | None,
+        backend: str | None,
     ) -> tuple[Any, Any]:
         """Return the final states, and the outputs of all steps.
 
@@ -43,6 +48,7 @@ class Plan(NamedTuple):
             length: the number of steps.
             reverse: whether the last step runs first.
             policy: what is saved for the backward pass, as for `jax.checkpoint`.
+            lengths: int32 `[B]`, the steps of each sequence; None if all have all.
             backend: `"xla"`, `"cpu"`, or None for the quicker one.
 
         Raises:
@@ -50,7 +56,9 @@ class Plan(NamedTuple):
                 `"cpu"`.
         """
         operands = [*map(jnp.asarray, self.invariant), *self.inputs, *self.states]
-        loop = Loop(self.step, length, reverse, policy, backend)
+        if lengths is not None:
+            operands.append(lengths)
+        loop = Loop(self.step, length, reverse, policy, lengths is not None, backend)
         if backend == "cpu":
             native.check(loop)
         return jax.tree.unflatten(self.results, primitive.run(loop, operands))

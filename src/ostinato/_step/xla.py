@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._padding import fill_empty_sequences, is_step, select
 from .._rnn.accumulation import accumulation_dtype
 from .._segments import near_divisor, scan_segments
 from .._typing import Array
@@ -30,6 +31,9 @@ class Loop(NamedTuple):
         reverse: whether the last step runs first.
         policy: what the forward pass saves for the backward pass, as for
             `jax.checkpoint`.
+        masked: whether the last operand is the lengths of the sequences, int32 `[B]`.
+            A sequence runs the steps before its length; at the others its states do not
+            change, and its outputs are undefined.
         backend: `"xla"`, `"cpu"`, or None for the quicker one.
     """
 
@@ -37,7 +41,8 @@ class Loop(NamedTuple):
     length: int
     reverse: bool
     policy: Policy
-    backend: str | None = None
+    masked: bool
+    backend: str | None
 
 
 def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Array]:
@@ -53,23 +58,33 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
         Final states, outputs `[T, ...]`, then saved values `[T, ...]`.
     """
     invariant, inputs, states = parts(loop.step, operands)
+    mask = _Mask.of(loop, operands, states)
     if wrt is None and not _pays_ahead(loop.step):
-        final, stacked = _scan(loop, loop.step, None, invariant, states, inputs)
+        at = (inputs, mask.valid)
+        final, stacked = _scan(loop, loop.step, None, invariant, mask, states, at)
         return [*final, *stacked]
     taken = loop.step.taken
     derivative = None if wrt is None else derivative_of(loop, wrt)
 
-    def run(states: list[Array], inputs: list[Array]) -> tuple[list, tuple]:
+    def run(states: list[Array], at: Any) -> tuple[list, tuple]:
+        inputs, valid = at
         products = products_ahead(loop.step, invariant, inputs)
         inputs = [*(inputs[i] for i in taken.kept), *products]
-        final, stacked = _scan(loop, taken.core, derivative, invariant, states, inputs)
+        at = (inputs, valid)
+        final, stacked = _scan(
+            loop, taken.core, derivative, invariant, mask, states, at
+        )
         return final, (stacked, products)
 
     if wrt is not None and saves_products(loop):
-        final, (stacked, products) = run(states, inputs)
+        final, (stacked, products) = run(states, (inputs, mask.valid))
         return [*final, *stacked, *products]
     final, (stacked, _) = in_blocks(
-        loop, lambda s, i: _without_products(run(s, i)), states, inputs, loop.reverse
+        loop,
+        lambda s, at: _without_products(run(s, at)),
+        states,
+        (inputs, mask.valid),
+        loop.reverse,
     )
     return [*final, *stacked]
 
@@ -84,23 +99,56 @@ def _scan(
     step: Step,
     derivative: Derivative | None,
     invariant: list[Array],
+    mask: _Mask,
     states: list[Array],
-    inputs: list[Array],
+    per_step: Any,
 ) -> tuple[list[Array], list[Array]]:
     """Return final states, and outputs and saved values of all steps."""
     traced = step.traced if derivative is None else derivative.forward
     kept = () if derivative is None else derivative.saved_states
     num_outputs = len(step.jaxpr.outvars) - step.num_states
 
-    def body(states: list[Array], at: list[Array]) -> tuple[list[Array], list[Array]]:
-        results = evaluate(traced, [*invariant, *at, *states])
+    def body(old: list[Array], at: Any) -> tuple[list[Array], list[Array]]:
+        inputs, valid = at
+        states = mask.before(valid, old)
+        results = evaluate(traced, [*invariant, *inputs, *states])
         new, outputs, saved = split_at(
             results, [step.num_states, step.num_states + num_outputs]
         )
+        new = new if valid is None else select(valid, new, old)
         return new, [*outputs, *(states[i] for i in kept), *saved]
 
-    length = inputs[0].shape[0] if inputs else loop.length
-    return lax.scan(body, states, inputs, length=length, reverse=loop.reverse)
+    leaves = jax.tree.leaves(per_step)
+    length = leaves[0].shape[0] if leaves else loop.length
+    return lax.scan(body, states, per_step, length=length, reverse=loop.reverse)
+
+
+class _Mask(NamedTuple):
+    """Which sequences have which steps.
+
+    Attributes:
+        valid: bool `[T, B]`; None if all have all.
+        initial: states at which the step is finite.
+    """
+
+    valid: Array | None
+    initial: list[Array]
+
+    @classmethod
+    def of(cls, loop: Loop, operands: Sequence[Array], states: list[Array]) -> _Mask:
+        if not loop.masked:
+            return cls(None, [])
+        lengths = operands[-1]
+        valid = is_step(lengths, loop.length, 0)
+        return cls(valid, [fill_empty_sequences(a, lengths) for a in states])
+
+    def before(self, valid: Array | None, states: list[Array]) -> list[Array]:
+        """Return the states of sequences that have a step, and `initial` of others.
+
+        A sequence that has ended runs its first step again. Its results are finite,
+        whereas the step may have a pole at the final states.
+        """
+        return states if valid is None else select(valid, states, self.initial)
 
 
 def in_blocks(
@@ -203,12 +251,13 @@ def backward(
 
     def block(carry: Any, at: Any) -> tuple[Any, dict[int, Array]]:
         d_states, sums = carry
-        inputs, saved, products, d_outputs = at
+        inputs, saved, products, d_outputs, valid = at
         found, d_inputs, d_states = _backward_block(
             loop,
             derivative,
             (invariant, more, inputs, saved, products),
             (d_states, d_outputs),
+            valid,
         )
         sums = [
             s + found[i].astype(s.dtype) if i in found else s
@@ -218,7 +267,8 @@ def backward(
 
     wrt_inputs = parts(whole, wrt)[1]
     wide = [_zeros_wide(invariant[i]) for i in weights]
-    per_step = (inputs, saved, products, d_outputs)
+    valid = _Mask.of(loop, operands, []).valid
+    per_step = (inputs, saved, products, d_outputs, valid)
     (d_states, sums), d_inputs = in_blocks(
         loop, block, (d_final, wide), per_step, not loop.reverse
     )
@@ -235,6 +285,7 @@ def _backward_block(
     derivative: Derivative,
     given: tuple,
     cotangents: tuple,
+    valid: Array | None,
 ) -> tuple[dict[int, Array], dict[int, Array], list[Array]]:
     """Run a block of steps backwards.
 
@@ -244,6 +295,7 @@ def _backward_block(
         given: the invariant values, further ones of `derivative`, inputs, saved values,
             and products of inputs, or an empty list of these.
         cotangents: of the last states, and of the outputs.
+        valid: see `_Mask`.
 
     Returns:
         The cotangents of invariant values and of inputs, by position, and those of the
@@ -259,7 +311,7 @@ def _backward_block(
     products = products or made
     core_inputs = [*(inputs[i] for i in taken.kept), *products]
     d_states, d_inputs, sums, pairs = _scan_back(
-        loop, derivative, (invariant, more, core_inputs, saved), *cotangents
+        loop, derivative, (invariant, more, core_inputs, saved), *cotangents, valid
     )
     found: dict[int, Array] = {}
 
@@ -290,24 +342,28 @@ def _scan_back(
     given: tuple[list[Array], ...],
     d_states: list[Array],
     d_outputs: list[Array],
+    valid: Array | None,
 ) -> tuple[list[Array], list[Array], list[Array], list[Array]]:
     """Return cotangents: of states, of inputs, of invariant values; and products'."""
     invariant, more, inputs, saved = given
     counts = len(d_states), len(derivative.inputs), len(derivative.invariant)
 
     def body(carry: Any, at: Any) -> Any:
-        d_states, sums = carry
-        at_inputs, at_saved, d_outputs = at
-        values = [*invariant, *more, *at_inputs, *at_saved, *d_states, *d_outputs]
+        d_new, sums = carry
+        at_inputs, at_saved, d_outputs, valid = at
+        bar = [*d_new, *d_outputs]
+        bar = bar if valid is None else select(valid, bar)
+        values = [*invariant, *more, *at_inputs, *at_saved, *bar]
         results = evaluate(derivative.backward, values)
         d_states, d_inputs, d_invariant, pairs = split_at(
             results, list(itertools.accumulate(counts))
         )
+        d_states = d_states if valid is None else select(valid, d_states, d_new)
         sums = [s + d.astype(s.dtype) for s, d in zip(sums, d_invariant, strict=True)]
         return (d_states, sums), (d_inputs, pairs)
 
     wide = [_zeros_wide(invariant[i]) for i in derivative.invariant]
-    per_step = (inputs, saved, d_outputs)
+    per_step = (inputs, saved, d_outputs, valid)
     leaves = jax.tree.leaves(per_step)
     (d_states, sums), (d_inputs, pairs) = lax.scan(
         body,
