@@ -154,13 +154,11 @@ def recurrent_net(
     states, (outputs, all_states) = _run_loop(
         step, params, states, steps, options, outputs_with_grads
     )
-    if steps.valid is not None:
+    if steps.valid is not None and options.return_all_states:
+        # At steps that a sequence does not have, its states stay as they are.
         kept = initial if options.reverse else _newest(states, options)
-        all_states = (
-            jax.tree.map(lambda a, b: select(steps.valid, a, b[None]), all_states, kept)
-            if all_states is not None
-            else None
-        )
+        kept = jax.tree.map(lambda a: a[None], kept)
+        all_states = select(steps.valid, all_states, kept)
     return make_output(states, outputs, all_states, options)
 
 
@@ -238,11 +236,9 @@ def _run_loop(
         if fixed and options.backend != "scan":
             loop = plan(body_of(function), arrays, states, steps._replace(valid=None))
             if not isinstance(loop, str):
-                left = (
-                    None
-                    if lengths is None
-                    else lengths - jnp.sum(steps.t[:1], dtype=lengths.dtype)
-                )
+                left = lengths
+                if left is not None:  # of this segment
+                    left = left - jnp.sum(steps.t[:1], dtype=left.dtype)
                 return loop.run(
                     steps.t.shape[0], options.reverse, policy, left, options.backend
                 )
@@ -275,6 +271,7 @@ def masked_step(body: Callable, lengths: Array | None, states: Any) -> Callable:
     def masked(arrays: Any, old: Any, at: LoopInputs) -> tuple[Any, Any]:
         # A sequence that has ended runs its first step again. Its results are finite,
         # whereas the step may have a pole at the final states.
+        assert at.valid is not None, "there are lengths"
         new, results = body(arrays, select(at.valid, old, initial), at)
         return select(at.valid, new, old), results
 

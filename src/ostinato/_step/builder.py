@@ -19,7 +19,7 @@ from .program import (
 from .values import Merged, Unsupported, Value, merge_axes, row_major
 
 _MOST_COPIES = 64
-"""An operation on values of more axes than two is several instructions, so many at most."""
+"""An operation on values of many axes is several instructions, so many at most."""
 LINEAR = frozenset({"copy", "negate", "add", "subtract", "multiply", "divide"})
 
 

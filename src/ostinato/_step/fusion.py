@@ -78,7 +78,7 @@ class _Fusion:
     def _source(
         self, reader: Instruction, k: int, operation: str
     ) -> Instruction | None:
-        """Return the instruction of which operand `k` is the result, and nothing else."""
+        """Return the instruction that operand `k` is the result of, if only it is."""
         view = reader.operands[k]
         writers = self._writers(view.buffer)
         if (

@@ -63,6 +63,11 @@ def struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
+def type_of(atom: Any) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of a variable or a literal."""
+    return struct(atom.aval)
+
+
 def needed(eqns: Sequence[JaxprEqn], results: Iterable[Any]) -> list[JaxprEqn]:
     """Return the equations that lead to `results`, or that have an effect."""
     wanted = {atom for atom in results if not is_literal(atom)}

@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxprs_in_params
 
+from . import rules, shape_rules
 from .builder import Builder
 from .fusion import fuse
 from .gradients import Product
-from .jaxprs import is_literal
+from .jaxprs import is_literal, type_of
 from .program import Buffer, Factor, Gradient, Place, Program, encode
-from .rules import RULES
 from .values import Unsupported, Value, broadcast, merge_axes, row_major
 
+_RULES = rules.RULES | shape_rules.RULES
 _INLINED = frozenset({
     "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call",
     "jit", "pjit", "remat", "remat2",
@@ -129,7 +130,7 @@ class _Lowering:
         """Return what the program computes in: float64, or float32 for shorter ones."""
         found = set()
         for variable in (*self.traced.jaxpr.invars, *self.traced.jaxpr.outvars):
-            dtype = variable.aval.dtype
+            dtype = type_of(variable).dtype
             if jnp.issubdtype(dtype, jnp.floating):
                 found.add(jnp.dtype(dtype))
         known = {jnp.dtype(n) for n in ("float32", "float64", "bfloat16")}
@@ -159,7 +160,7 @@ class _Lowering:
         if array.size != 1 or jnp.issubdtype(array.dtype, jnp.complexfloating):
             raise Unsupported("it has arrays as literals")
         value = self.builder.constant(float(array.reshape(())))
-        ones = (1,) * len(atom.aval.shape)
+        ones = (1,) * len(type_of(atom).shape)
         return value._replace(shape=ones, strides=(0,) * len(ones))
 
     def _run(self, eqns: Sequence[JaxprEqn], values: dict[Any, Value]) -> None:
@@ -184,17 +185,17 @@ class _Lowering:
             values = dict(zip(inner.invars, given, strict=True))
             self._run(inner.eqns, values)
             return [self._read(atom, values) for atom in inner.outvars]
-        if name not in RULES:
+        if name not in _RULES:
             raise Unsupported(f"it has `{name}`")
         if any(v.most is not None and v.most > 2**24 for v in given):
             raise Unsupported("it has integers that may be larger than 2^24")
         self._check_dtypes(eqn)
-        found = RULES[name](self.builder, eqn, *given, **eqn.params)
+        found = _RULES[name](self.builder, eqn, *given, **eqn.params)
         return found if isinstance(found, list) else [found]
 
     def _check_dtypes(self, eqn: JaxprEqn) -> None:
         for variable in eqn.outvars:
-            dtype = variable.aval.dtype
+            dtype = type_of(variable).dtype
             wide = jnp.issubdtype(dtype, jnp.floating) and dtype != self.dtype
             if wide and not (dtype == jnp.bfloat16 and self.dtype == jnp.float32):
                 raise Unsupported(f"it has values of {dtype}")
@@ -281,18 +282,12 @@ class _Lowering:
         gradients, found = [], []
         for product, x, dy in zip(products, pairs[::2], pairs[1::2], strict=True):
             first = _matrix_axis(product)
-            factors = [self._factor(self._read(v, self.values)) for v in (x, dy)]
-            found.append(first is not None and None not in factors)
+            factors = [self._read(v, self.values) for v in (x, dy)]
+            found.append(first is not None and all(map(_is_row, factors)))
             if found[-1]:
                 a, b = factors if first == 0 else factors[::-1]
                 gradients.append(Gradient(self._kept(a), self._kept(b), -1))
         return gradients, found
-
-    def _factor(self, value: Value) -> Value | None:
-        """Return a value whose elements of a sequence are one row; None if not."""
-        merged = merge_axes(value.shape, [value.strides])
-        plain = len(value.shape) == 1 and merged.strides[0] in ((), (1,))
-        return value if plain and value.axis is not None and not value.summed else None
 
     def _kept(self, value: Value) -> Factor:
         """Return elements that live as long as a chunk of steps."""
@@ -330,9 +325,6 @@ class _Lowering:
             if axis not in (None, 0):
                 raise Unsupported("it moves the axis of sequences")
             axis = 0
-        elif place is Place.OUTPUT and axis is None:
-            # What all sequences share has no axis of them, or one that nothing knows of.
-            axis = None
         shape = tuple(n for i, n in enumerate(aval.shape) if i != axis)
         buffer = Buffer(place, axis is not None, math.prod(shape), index, state)
         full = shape if axis is None else (self.batch, *shape)
@@ -370,14 +362,12 @@ def _matrix_axis(product: Product) -> int | None:
         return None
     over, (batch, _) = eqn.params["dimension_numbers"]
     matrix = 1 - product.changing
-    if batch or len(over[matrix]) != 1 or eqn.invars[matrix].aval.ndim != 2:
+    if batch or len(over[matrix]) != 1 or len(type_of(eqn.invars[matrix]).shape) != 2:
         return None
     return over[matrix][0]
 
 
-def axes_of(
-    traced: ClosedJaxpr, given: Sequence[Given], batch: int
-) -> list[int | None]:
-    """Return which axis of each result of a step is that of sequences."""
-    found = _Lowering(traced, given, batch).values
-    return [found[v].axis for v in traced.jaxpr.outvars]
+def _is_row(value: Value) -> bool:
+    """Return whether the elements of a sequence are one row."""
+    one = len(value.shape) == 1 and value.is_contiguous()
+    return one and value.axis is not None and not value.summed

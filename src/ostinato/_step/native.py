@@ -16,7 +16,7 @@ from .. import _native
 from .._typing import Array
 from . import xla
 from .gradients import Derivative, Product, differentiate, is_float
-from .jaxprs import evaluate, flat_trace, split_at, struct
+from .jaxprs import evaluate, flat_trace, split_at, struct, type_of
 from .lower import Given, Lowered, Unsupported, lower
 from .program import Place
 from .split import Step
@@ -158,7 +158,7 @@ def _plan_backward(loop: Loop, wrt: Mask) -> _Backward:
         sums = dict(zip(core.invariant, d_invariant, strict=True))
         if bar:
             d_products = [
-                of_core[num_kept + k] if k in bar else jnp.zeros(v.aval.shape, v.aval.dtype)
+                of_core[num_kept + k] if k in bar else _zeros(v)
                 for k, v in enumerate(taken.ahead.jaxpr.outvars)
             ]  # fmt: skip
             results = evaluate(ahead.backward, [*invariant_values, *at, *d_products])
@@ -169,12 +169,11 @@ def _plan_backward(loop: Loop, wrt: Mask) -> _Backward:
                 _add(d_inputs, i, d)
             for i, d in zip(ahead.invariant, d_invariant, strict=True):
                 _add(sums, i, d)
-        avals = [v.aval for v in step.jaxpr.invars]
-        zero = lambda v: jnp.zeros(v.shape, v.dtype)  # noqa: E731
+        variables = step.jaxpr.invars
         return [
             *d_states,
-            *(d_inputs.get(i, zero(avals[num + i])) for i in inputs),
-            *(sums.get(i, zero(avals[i])) for i in invariant),
+            *(d_inputs.get(i, _zeros(variables[num + i])) for i in inputs),
+            *(sums.get(i, _zeros(variables[i])) for i in invariant),
             *pairs,
         ]
 
@@ -204,6 +203,10 @@ def _plan_backward(loop: Loop, wrt: Mask) -> _Backward:
     lowered = lower(_closed(traced), given, places, _batch(step), products)
     counts = _ends([num_states, len(inputs), len(invariant)])
     return _Backward(lowered, counts, core, inputs, invariant, products)
+
+
+def _zeros(variable: Any) -> Array:
+    return jnp.zeros(type_of(variable).shape, type_of(variable).dtype)
 
 
 def _saves_nothing(*_: Any, **__: Any) -> bool:
@@ -243,9 +246,9 @@ def _closed(traced: ClosedJaxpr) -> ClosedJaxpr:
 def _batch(step: Step) -> int:
     """Return the number of sequences."""
     states = step.jaxpr.invars[step.num_invariant + step.num_inputs :]
-    if not states or not states[0].aval.shape:
+    if not states or not type_of(states[0]).shape:
         raise Unsupported("it has no state with an axis of sequences")
-    return states[0].aval.shape[0]
+    return type_of(states[0]).shape[0]
 
 
 def _given(loop: Loop) -> list[Given]:
@@ -255,7 +258,7 @@ def _given(loop: Loop) -> list[Given]:
     return [
         *[Given(Place.INVARIANT, None)] * step.num_invariant,
         *(
-            Given(Place.INPUT, axis, None if v.aval.shape else loop.length)
+            Given(Place.INPUT, axis, None if type_of(v).shape else loop.length)
             for v, axis in zip(inputs, step.input_axes, strict=True)
         ),
         *[Given(Place.STATE, 0)] * step.num_states,

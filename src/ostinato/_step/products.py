@@ -13,8 +13,8 @@ from .builder import Builder
 from .program import Place, Weight
 from .values import Unsupported, Value, full_shape, merge_axes, row_major, transpose
 
-_MOST_ROWS = 32
-"""A product of two matrices of a sequence is one instruction for each of so many rows."""
+_MOST_HEADS = 32
+"""A product with a matrix for each head has so many heads at most."""
 
 
 def dot_general(
@@ -117,7 +117,7 @@ class _Product:
         if y.buffer.rows or 0 in y.shape:
             return None
         heads = [range(n) for n in y.shape[: self.batch]]
-        if math.prod(y.shape[: self.batch]) > _MOST_ROWS:
+        if math.prod(y.shape[: self.batch]) > _MOST_HEADS:
             return None
         # Sequences first, and what is added up as one axis.
         assert x.axis is not None

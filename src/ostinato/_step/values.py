@@ -65,7 +65,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def merge_axes(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Merged:
-    """Merge adjacent axes that every array steps through evenly; drop axes of size 1."""
+    """Merge adjacent axes that all arrays step through evenly; drop axes of size 1."""
     sizes: list[int] = []
     steps: list[list[int]] = []
     for axis, size in enumerate(shape):

@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._padding import fill_empty_sequences, is_step, select
+from .._padding import select
 from .._rnn.accumulation import accumulation_dtype
 from .._segments import near_divisor, scan_segments
 from .._typing import Array
 from .gradients import Derivative, Mask, Policy, differentiate, is_float
 from .jaxprs import evaluate, split_at, variables
+from .masks import StepMask
 from .split import PRODUCTS, Step
 
 _BLOCK, _ROWS = 64, 256
@@ -58,7 +59,7 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
         Final states, outputs `[T, ...]`, then saved values `[T, ...]`.
     """
     invariant, inputs, states = parts(loop.step, operands)
-    mask = _Mask.of(loop, operands, states)
+    mask = StepMask.of(loop.masked, loop.length, operands, states)
     if wrt is None and not _pays_ahead(loop.step):
         at = (inputs, mask.valid)
         final, stacked = _scan(loop, loop.step, None, invariant, mask, states, at)
@@ -99,7 +100,7 @@ def _scan(
     step: Step,
     derivative: Derivative | None,
     invariant: list[Array],
-    mask: _Mask,
+    mask: StepMask,
     states: list[Array],
     per_step: Any,
 ) -> tuple[list[Array], list[Array]]:
@@ -121,34 +122,6 @@ def _scan(
     leaves = jax.tree.leaves(per_step)
     length = leaves[0].shape[0] if leaves else loop.length
     return lax.scan(body, states, per_step, length=length, reverse=loop.reverse)
-
-
-class _Mask(NamedTuple):
-    """Which sequences have which steps.
-
-    Attributes:
-        valid: bool `[T, B]`; None if all have all.
-        initial: states at which the step is finite.
-    """
-
-    valid: Array | None
-    initial: list[Array]
-
-    @classmethod
-    def of(cls, loop: Loop, operands: Sequence[Array], states: list[Array]) -> _Mask:
-        if not loop.masked:
-            return cls(None, [])
-        lengths = operands[-1]
-        valid = is_step(lengths, loop.length, 0)
-        return cls(valid, [fill_empty_sequences(a, lengths) for a in states])
-
-    def before(self, valid: Array | None, states: list[Array]) -> list[Array]:
-        """Return the states of sequences that have a step, and `initial` of others.
-
-        A sequence that has ended runs its first step again. Its results are finite,
-        whereas the step may have a pole at the final states.
-        """
-        return states if valid is None else select(valid, states, self.initial)
 
 
 def in_blocks(
@@ -267,7 +240,7 @@ def backward(
 
     wrt_inputs = parts(whole, wrt)[1]
     wide = [_zeros_wide(invariant[i]) for i in weights]
-    valid = _Mask.of(loop, operands, []).valid
+    valid = StepMask.of(loop.masked, loop.length, operands, []).valid
     per_step = (inputs, saved, products, d_outputs, valid)
     (d_states, sums), d_inputs = in_blocks(
         loop, block, (d_final, wide), per_step, not loop.reverse
@@ -295,7 +268,7 @@ def _backward_block(
         given: the invariant values, further ones of `derivative`, inputs, saved values,
             and products of inputs, or an empty list of these.
         cotangents: of the last states, and of the outputs.
-        valid: see `_Mask`.
+        valid: see `StepMask`.
 
     Returns:
         The cotangents of invariant values and of inputs, by position, and those of the
@@ -310,8 +283,10 @@ def _backward_block(
     made, pull = jax.vjp(ahead, invariant, inputs)
     products = products or made
     core_inputs = [*(inputs[i] for i in taken.kept), *products]
+    d_states, d_outputs = cotangents
+    at_step = (invariant, more, core_inputs, saved)
     d_states, d_inputs, sums, pairs = _scan_back(
-        loop, derivative, (invariant, more, core_inputs, saved), *cotangents, valid
+        loop, derivative, at_step, d_states, d_outputs, valid
     )
     found: dict[int, Array] = {}
 
