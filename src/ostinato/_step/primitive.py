@@ -243,12 +243,36 @@ batching.primitive_batchers[loop_p] = _batch_loop
 ad.primitive_jvps[loop_p] = _jvp
 ad.primitive_transposes[loop_tangent_p] = _transpose
 
-for _loop_primitive, _implementation in (
-    (loop_p, _native_forward),
-    (loop_bwd_p, ft.partial(_backward, backward=native.backward)),
+
+def _lower_on_cpus(native_rule: Callable, xla_rule: Callable) -> Callable:
+    """Return a lowering rule that takes the native library where it can be called."""
+
+    def lower(ctx: Any, *args: Any, **params: Any) -> Any:
+        context = ctx.module_context
+        exported = context.lowering_parameters.for_export  # to run on any machine
+        rule = xla_rule if exported or not _on_one_device(context) else native_rule
+        return rule(ctx, *args, **params)
+
+    return lower
+
+
+def _on_one_device(context: Any) -> bool:
+    """Return whether arrays are whole here, or all are the part of one device."""
+    axes = context.axis_context
+    manual = getattr(axes, "manual_axes", None)
+    if manual is not None:  # inside of shard_map
+        return manual == frozenset(axes.mesh.axis_names)
+    return getattr(axes, "num_devices", 1) == 1
+
+
+for _loop_primitive, _native, _xla in (
+    (loop_p, _native_forward, _forward),
+    (loop_bwd_p, ft.partial(_backward, backward=native.backward), _backward),
 ):
     mlir.register_lowering(
-        _loop_primitive, mlir.lower_fun(_implementation, True), platform="cpu"
+        _loop_primitive,
+        _lower_on_cpus(mlir.lower_fun(_native, True), mlir.lower_fun(_xla, True)),
+        platform="cpu",
     )
 
 IMPLEMENTATIONS = {loop_p: _forward, loop_tangent_p: _tangent, loop_bwd_p: _backward}
