@@ -41,11 +41,16 @@ SOURCES = {
         RUNTIME["caches"],
     ],
     "scratch_test.cc": [RUNTIME["scratch"]],
+    "step_loop_test.cc": sorted(
+        str(path.relative_to(NATIVE))
+        for folder in ("runtime", "step")
+        for path in NATIVE.glob(f"cpu/{folder}/*.cc")
+    ),
     "team_test.cc": TEAM,
     "tiles_test.cc": [RUNTIME["features"]],
 }
 # These have the kernels without a sanitizer: kernels_test has them under one.
-PLAIN = {"matrices_test.cc", "network_test.cc", "tiles_test.cc"}
+PLAIN = {"matrices_test.cc", "network_test.cc", "step_loop_test.cc", "tiles_test.cc"}
 INCLUDES = [f"-I{NATIVE}", f"-I{NATIVE}/include", "-isystem", jax.ffi.include_dir()]
 
 
@@ -102,6 +107,7 @@ THREADED = [
     "network_test.cc",
     "portion_queue_test.cc",
     "scratch_test.cc",
+    "step_loop_test.cc",
     "team_test.cc",
 ]
 

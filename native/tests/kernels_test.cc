@@ -3,6 +3,7 @@
 
 #include "tests/kernels_cells.h"
 #include "tests/kernels_products.h"
+#include "tests/kernels_steps.h"
 
 namespace {
 
@@ -25,5 +26,6 @@ int main() {
     CheckAccuracy(table);
     CheckCells(table);
   });
+  ostinato::testing::CheckStepOperations();
   return ostinato::testing::Summary();
 }

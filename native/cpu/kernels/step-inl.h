@@ -16,7 +16,7 @@ Reg<V> Compute(Reg<V> a, [[maybe_unused]] Reg<V> b, [[maybe_unused]] Reg<V> c) {
   using O = Operation;
   const Reg<V> zero = V::Set(0), one = V::Set(1);
   if constexpr (kOperation == O::negate) return -a;
-  if constexpr (kOperation == O::abs) return V::Max(-a, a);
+  if constexpr (kOperation == O::abs) return V::Max(a, zero - a);  // 0 of -0
   if constexpr (kOperation == O::tanh) return Tanh<V>(a);
   if constexpr (kOperation == O::sigmoid) return Sigmoid<V>(a);
   if constexpr (kOperation == O::exp) return FullExp<V>(a);
@@ -94,7 +94,7 @@ void Elementwise(typename V::Element* out, int64_t out_stride,
                  const StepOperand<typename V::Element> (&operands)[3], int64_t rows,
                  int64_t width) {
   constexpr int kOperands = kStepOperands[static_cast<int>(kOperation)];
-  bool whole = out_stride == width;
+  bool whole = out_stride == width && rows > 0;
   int splats = 0;
   for (int k = 0; k < kOperands; ++k) {
     const bool splat = operands[k].splat;

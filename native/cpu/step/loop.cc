@@ -30,10 +30,23 @@ void ExpectElements(const char* what, int64_t index, const StepArray& array,
                               " elements, want " + std::to_string(want));
 }
 
-void CheckSizes(const StepCall& call) {
+// `bytes` are those of an element that the program computes with.
+void CheckSizes(const StepCall& call, int64_t bytes) {
+  const auto expect_bytes = [&](const char* what, int64_t index, const StepArray& array,
+                                bool half) {
+    if (array.bytes == bytes || (half && bytes == 4 && array.bytes == 2)) return;
+    throw std::invalid_argument(std::string(what) + " " + std::to_string(index) +
+                                " has elements of " + std::to_string(array.bytes) +
+                                " bytes, want " + std::to_string(bytes));
+  };
   const auto expect = [&](const char* what, const std::vector<StepArray>& arrays,
-                          int64_t index, int64_t elements) {
-    ExpectElements(what, index, arrays.at(index), elements);
+                          int64_t index, int64_t elements, bool half = true) {
+    if (index < 0 || index >= static_cast<int64_t>(arrays.size())) {
+      throw std::invalid_argument("the step program lacks " + std::string(what) + " " +
+                                  std::to_string(index));
+    }
+    ExpectElements(what, index, arrays[index], elements);
+    expect_bytes(what, index, arrays[index], half);
   };
   for (const StepBuffer& buffer : call.program.buffers) {
     const int64_t once = buffer.width * (buffer.rows ? call.batch : 1);
@@ -57,7 +70,7 @@ void CheckSizes(const StepCall& call) {
         expect("result", call.results, buffer.offset, once);
         break;
       case Place::kSum:
-        expect("result", call.results, buffer.array, once);
+        expect("result", call.results, buffer.array, once, buffer.rows);
         break;
       case Place::kLocal:
       case Place::kChunk:
@@ -65,17 +78,20 @@ void CheckSizes(const StepCall& call) {
     }
   }
   for (const StepGradient& gradient : call.program.gradients) {
-    expect("result", call.results, gradient.result,
-           gradient.a.width * gradient.b.width);
+    expect("result", call.results, gradient.result, gradient.a.width * gradient.b.width,
+           false);
   }
   for (const StepWeight& weight : call.program.weights) {
     const int64_t rows = weight.transposed ? weight.columns : weight.depth;
     const int64_t width = weight.transposed ? weight.depth : weight.columns;
     const int64_t end =
         rows == 0 ? 0 : weight.offset + (rows - 1) * weight.stride + width;
-    if (end > call.operands.at(weight.array).elements) {
+    if (weight.array < 0 ||
+        weight.array >= static_cast<int64_t>(call.operands.size()) ||
+        end > call.operands[weight.array].elements) {
       throw std::invalid_argument("a weight of the step program is too small");
     }
+    expect_bytes("operand", weight.array, call.operands[weight.array], false);
   }
 }
 
@@ -252,7 +268,7 @@ void FinishSums(const StepLoop<T>& loop) {
 
 template <typename T>
 void RunSteps(const StepCall& given) {
-  CheckSizes(given);
+  CheckSizes(given, sizeof(T));
   StepCall call = given;
   if (call.lengths != nullptr &&
       std::all_of(call.lengths, call.lengths + call.batch,

@@ -5,6 +5,10 @@
 namespace ostinato::cpu {
 namespace {
 
+[[noreturn]] void Refuse() {
+  throw std::invalid_argument("a number of the step program is out of range");
+}
+
 class Reader {
  public:
   Reader(const int64_t* numbers, int64_t count)
@@ -16,9 +20,7 @@ class Reader {
   }
   int64_t Below(size_t bound) {
     const int64_t n = Next();
-    if (n < 0 || n >= static_cast<int64_t>(bound)) {
-      throw std::invalid_argument("a number of the step program is out of range");
-    }
+    if (n < 0 || n >= static_cast<int64_t>(bound)) Refuse();
     return n;
   }
   bool AtEnd() const { return next_ == end_; }
@@ -26,6 +28,29 @@ class Reader {
  private:
   const int64_t *next_, *end_;
 };
+
+// Whether what an instruction or a state after a step names is there.
+void CheckReferences(const StepProgram& program) {
+  const auto buffers = static_cast<int64_t>(program.buffers.size());
+  for (const StepBuffer& buffer : program.buffers) {
+    const bool next = buffer.place == Place::kNext;
+    if (next && (buffer.array < 0 || buffer.array >= buffers ||
+                 program.buffers[buffer.array].place != Place::kState)) {
+      Refuse();
+    }
+    // The sequences of a state need not end together.
+    if ((next || buffer.place == Place::kState) && !buffer.rows) Refuse();
+  }
+  for (const StepInstruction& instruction : program.instructions) {
+    const int64_t operation = instruction.operation;
+    const int operands = operation == kProduct ? 1 : kStepOperands[operation];
+    bool whole = instruction.result.buffer >= 0;
+    for (int k = 0; k < operands; ++k) {
+      whole = whole && instruction.operands[k].buffer >= 0;
+    }
+    if (!whole) Refuse();
+  }
+}
 
 StepView ReadView(Reader& reader, size_t buffers) {
   // Braces are evaluated in order.
@@ -39,10 +64,10 @@ StepView ReadView(Reader& reader, size_t buffers) {
 StepProgram DecodeProgram(const int64_t* numbers, int64_t count) {
   Reader reader(numbers, count);
   StepProgram program;
-  program.buffers.resize(reader.Next());
-  program.weights.resize(reader.Next());
-  program.instructions.resize(reader.Next());
-  program.gradients.resize(reader.Next());
+  program.buffers.resize(reader.Below(count));
+  program.weights.resize(reader.Below(count));
+  program.instructions.resize(reader.Below(count));
+  program.gradients.resize(reader.Below(count));
   program.row_elements = reader.Next();
   program.shared_elements = reader.Next();
   for (StepBuffer& buffer : program.buffers) {
@@ -84,6 +109,7 @@ StepProgram DecodeProgram(const int64_t* numbers, int64_t count) {
     gradient.result = reader.Next();
   }
   if (!reader.AtEnd()) throw std::invalid_argument("the step program is too long");
+  CheckReferences(program);
   return program;
 }
 

@@ -208,16 +208,13 @@ template <typename T>
 void StepTile<T>::WriteOutputs(int64_t end) {
   for (size_t i = 0; i < live_.size(); ++i) {
     const StepBuffer& buffer = program_.buffers[i];
-    if (buffer.place != Place::kOutput || live_[i].chunk == nullptr) continue;
-    if (!buffer.rows && !first_) continue;
+    if (buffer.place != Place::kOutput) continue;
+    if (!buffer.rows && first_) WriteShared(i, end);
+    if (!buffer.rows || live_[i].chunk == nullptr) continue;
     const StepArray& array = loop_.call.results[buffer.array];
-    const int64_t step = buffer.width * (buffer.rows ? loop_.call.batch : 1);
+    const int64_t step = buffer.width * loop_.call.batch;
     for (int64_t n = begin_; n < end; ++n) {
       const int64_t first = loop_.StepAt(n) * step;
-      if (!buffer.rows) {
-        WriteElements(array, first, buffer.width, Start(i, n));
-        continue;
-      }
       const int64_t active = ActiveAt(n);
       CopyOut(array, first, buffer, 0, active, Start(i, n));
       for (int64_t r = active; r < size(); ++r) {
@@ -226,6 +223,20 @@ void StepTile<T>::WriteOutputs(int64_t end) {
                     buffer.width * array.bytes);
       }
     }
+  }
+}
+
+// What all sequences share is 0 at steps that none of them has. The first tile has a
+// longest one.
+template <typename T>
+void StepTile<T>::WriteShared(int64_t index, int64_t end) {
+  const StepBuffer& buffer = program_.buffers[index];
+  for (int64_t n = begin_; n < end; ++n) {
+    T* const row = Start(index, n);
+    if (ActiveAt(n) == 0) std::fill_n(row, buffer.width, T{0});
+    if (live_[index].chunk == nullptr) continue;
+    WriteElements(loop_.call.results[buffer.array], loop_.StepAt(n) * buffer.width,
+                  buffer.width, row);
   }
 }
 

@@ -61,6 +61,7 @@ class StepTile {
   T* Start(int64_t buffer, int64_t n) const;
   void ReadInputs(int64_t end);
   void WriteOutputs(int64_t end);
+  void WriteShared(int64_t buffer, int64_t end);
   void Enter(int64_t n);
   void Swap();
   void Execute(const StepInstruction& instruction, int64_t active);
