@@ -18,6 +18,7 @@ TIERS = {
     "_cuda": 0,
     "_padding": 0,
     "_segments": 0,
+    "_source_lines": 0,
     "_rnn.accumulation": 1,
     "_rnn.pointwise": 1,
     "_rnn.cell": 1,

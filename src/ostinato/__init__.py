@@ -18,7 +18,6 @@ from ._rnn.backend import BackendStatus as BackendStatus
 from ._rnn.backends import BackendError as BackendError
 from ._rnn.backends import Explanation as Explanation
 from ._rnn.backends import backends as backends
-from ._rnn.backends import explain as explain
 from ._rnn.cell import LayerWeights as LayerWeights
 from ._rnn.cell_passes import GRUCellGrads as GRUCellGrads
 from ._rnn.cell_passes import GRUReserve as GRUReserve
@@ -48,6 +47,7 @@ from ._rnn.passes import rnn_forward as rnn_forward
 from ._rnn.prepared import PreparedWeights as PreparedWeights
 from ._rnn.prepared import prepare as prepare
 from ._rnn.spec import RNNSpec as RNNSpec
+from .cells.loops import explain as explain
 from .store import Saved as Saved
 from .store import load as load
 from .store import save as save

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import functools as ft
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from .. import _padding
 from .._padding import fill_empty_sequences, select
-from .._segments import near_divisor
-from .._step.scan import plan, saves_loops
 from .._typing import Array, ArrayLike, Bool, Int, Padding
-from .arguments import check_arguments, check_result, cut_outputs
-from .loop import LoopInputs, run_in_segments
+from .arguments import check_arguments, cut_outputs
+from .loop import LoopInputs
 from .protocol import Cell, RecurrentOutput, SequenceOptions
-from .remat import ARITHMETIC, CHEAP, Recompute, all_but_arithmetic, checkpoint
-
-_BLOCK = 64
-"""Steps whose input products a cell recomputes at a time, with `recompute`."""
+from .stepping import StepLoop, newest
 
 
 def recurrent_net(
@@ -150,13 +143,12 @@ def recurrent_net(
                 outputs=cut_outputs(whole.outputs, outputs_with_grads)
             )
     steps = make_loop_inputs(inputs, options)
-    initial = _newest(states, options)
-    states, (outputs, all_states) = _run_loop(
-        step, params, states, steps, options, outputs_with_grads
-    )
+    initial = newest(states, options)
+    loop = StepLoop(step, params, options, outputs_with_grads)
+    states, (outputs, all_states) = loop.run(states, steps)
     if steps.valid is not None and options.return_all_states:
         # At steps that a sequence does not have, its states stay as they are.
-        kept = initial if options.reverse else _newest(states, options)
+        kept = initial if options.reverse else newest(states, options)
         kept = jax.tree.map(lambda a: a[None], kept)
         all_states = select(steps.valid, all_states, kept)
     return make_output(states, outputs, all_states, options)
@@ -190,137 +182,6 @@ def _swap_layout(tree: Any, options: SequenceOptions) -> Any:
     if options.time_major:
         return tree
     return jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), tree)
-
-
-def _run_loop(
-    step: Callable,
-    params: Any,
-    states: Any,
-    steps: LoopInputs,
-    options: SequenceOptions,
-    outputs_with_grads: Any,
-) -> tuple[Any, tuple[Any, Any]]:
-    """Return the final states, and `(outputs, all_states)` of every step."""
-    cell = step if isinstance(step, Cell) else None
-    function = step
-    if cell is not None:
-        params = cell.prepare(params)
-        function = lambda p, s, x, t: cell.step(p, s, cell.precompute(p, x), t)  # noqa: E731
-    arrays, rebuild = split_arrays(params)
-    recompute, policy = None, all_but_arithmetic
-    if options.recompute:
-        cheap = CHEAP if cell is None else ARITHMETIC
-        recompute = Recompute(options.recompute, cheap)
-        policy = recompute.policy
-
-    lengths = options.seq_lengths
-
-    def body_of(step: Callable) -> Callable:
-        step = _step_of_arrays(step, rebuild)
-        if recompute is not None:
-            step = recompute.mark(step)
-
-        def body(arrays: Any, old: Any, at: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
-            given = old if at.reset is None else select(~at.reset, old)
-            result = step(arrays, given, at.inputs, at.t)
-            new, outputs = check_result(result, _newest(old, options), options.batch)
-            new = _push(given, new, options)
-            kept = _newest(new, options) if options.return_all_states else None
-            return new, (cut_outputs(outputs, outputs_with_grads), kept)
-
-        return body
-
-    fixed = isinstance(options.length, int)  # not a symbol, as inside ragged.vmap
-
-    def run(states: Any, steps: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
-        if fixed and options.backend != "scan":
-            loop = plan(body_of(function), arrays, states, steps._replace(valid=None))
-            if not isinstance(loop, str):
-                left = lengths
-                if left is not None:  # of this segment
-                    left = left - jnp.sum(steps.t[:1], dtype=left.dtype)
-                return loop.run(
-                    steps.t.shape[0], options.reverse, policy, left, options.backend
-                )
-        step = function
-        if cell is not None:
-            steps = steps._replace(inputs=cell.precompute(params, steps.inputs))
-            step = cell.step
-        # Without `recompute`, a function stores the same values as in `lax.scan`.
-        plain = ft.partial(masked_step(body_of(step), lengths, states), arrays)
-        if cell is not None or recompute is not None:
-            plain = checkpoint(plain, policy, prevent_cse=False)
-        return lax.scan(plain, states, steps, reverse=options.reverse)
-
-    size, segment_policy = options.segment_length, None
-    if size is None and cell is not None and recompute is not None and fixed:
-        # Saved for all steps, the input products would take most memory: run in blocks.
-        size = near_divisor(options.length, _BLOCK)
-        segment_policy = saves_loops(recompute.policy)
-    if size is None or options.length == 0:
-        return run(states, steps)
-    return run_in_segments(run, states, steps, size, options.reverse, segment_policy)
-
-
-def masked_step(body: Callable, lengths: Array | None, states: Any) -> Callable:
-    """Return a step of `lax.scan` that changes no sequence past its end."""
-    if lengths is None:
-        return body
-    initial = jax.tree.map(lambda a: fill_empty_sequences(a, lengths), states)
-
-    def masked(arrays: Any, old: Any, at: LoopInputs) -> tuple[Any, Any]:
-        # A sequence that has ended runs its first step again. Its results are finite,
-        # whereas the step may have a pole at the final states.
-        assert at.valid is not None, "there are lengths"
-        new, results = body(arrays, select(at.valid, old, initial), at)
-        return select(at.valid, new, old), results
-
-    return masked
-
-
-def split_arrays(params: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
-    """Return the arrays of `params` for the loop, and a function back to `params`.
-
-    The arrays hold 16-bit floats in float32, because their gradient is a sum over all
-    steps, which would stop growing in 16 bits. Leaves that are not arrays, such as a
-    number of steps, stay outside the loop.
-    """
-    leaves, tree = jax.tree.flatten(params)
-    types = jax.Array, np.ndarray, np.generic
-    indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, types)]
-    arrays = [jnp.asarray(leaves[i]) for i in indices]
-
-    def rebuild(wide: list[Array]) -> Any:
-        full = list(leaves)
-        for i, a, given in zip(indices, wide, arrays, strict=True):
-            full[i] = a if a.dtype == given.dtype else a.astype(given.dtype)
-        return jax.tree.unflatten(tree, full)
-
-    return list(map(_widen, arrays)), rebuild
-
-
-def _widen(a: Array) -> Array:
-    half = jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize < 4
-    return a.astype(jnp.float32) if half else a  # `a` may have a weak type
-
-
-def _step_of_arrays(step: Callable, rebuild: Callable) -> Callable:
-    return lambda arrays, *rest: step(rebuild(arrays), *rest)
-
-
-def _newest(states: Any, options: SequenceOptions) -> Any:
-    """Return the last slot of a window, or the states if there is no window."""
-    if options.window == 1:
-        return states
-    return jax.tree.map(lambda a: a[:, -1], states)
-
-
-def _push(window: Any, new: Any, options: SequenceOptions) -> Any:
-    """Return the window without its oldest slot, and with `new` as its last one."""
-    if options.window == 1:
-        return new
-    join = lambda a, b: jnp.concatenate([a[:, 1:], b[:, None]], axis=1)  # noqa: E731
-    return jax.tree.map(join, window, new)
 
 
 def make_output(

@@ -16,7 +16,7 @@ from .program import (
     Weight,
     padded,
 )
-from .values import Merged, Unsupported, Value, merge_axes, row_major
+from .values import Merged, Unsupported, Value, full_shape, merge_axes, row_major
 
 _MOST_COPIES = 64
 """An operation on values of many axes is several instructions, so many at most."""
@@ -74,6 +74,7 @@ class Builder:
 
         Numbers, and axes of size 1, become as large as those of the others.
         """
+        values = self.of_one_axis(values)
         axes = {v.axis for v in values if v.axis is not None}
         if len(axes) > 1:
             raise Unsupported("it combines different sequences")
@@ -86,6 +87,39 @@ class Builder:
             next((n for n in sizes if n != 1), 1) for sizes in zip(*shapes, strict=True)
         )
         return tuple(_widened(v, shape) for v in values), axis
+
+    def of_one_axis(self, values: Sequence[Value], but: int = -1) -> Sequence[Value]:
+        """Return values of one sequence with their axis of sequences at one place.
+
+        Any axis of size 1 can be that of the only sequence, and a sum over sequences is
+        the value itself.
+
+        Args:
+            values: of one rank, or numbers.
+            but: an axis that stays as it is.
+        """
+        if self.batch != 1:
+            return values
+        shapes = [full_shape(v, 1) for v in values if v.axis is not None or v.summed]
+        found = [v.axis for v in values if v.axis is not None and v.axis != but]
+        found += [i for i in range(min(map(len, shapes), default=0)) if i != but]
+        for axis in found:
+            if all(len(s) > axis and s[axis] == 1 for s in shapes):
+                return [self._only_sequence(v, axis) for v in values]
+        return values
+
+    def _only_sequence(self, value: Value, axis: int) -> Value:
+        if value.axis == axis or (value.axis is None and not value.summed):
+            return value
+        shape, strides = full_shape(value, 1), list(value.strides)
+        if value.axis is not None:
+            strides.insert(value.axis, 0)
+        return value._replace(
+            shape=shape[:axis] + shape[axis + 1 :],
+            strides=tuple(strides[:axis] + strides[axis + 1 :]),
+            axis=axis,
+            summed=False,
+        )
 
     def as_rows(self, value: Value, axis: int) -> Value:
         """Return a value without the axis at which others have sequences."""

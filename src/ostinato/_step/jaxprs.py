@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxprs_in_params
 
+Origins = dict[str, tuple[JaxprEqn, ...]]
 Hook = Callable[[JaxprEqn, list[Any]], list[Any] | None]
 
 
@@ -18,12 +19,22 @@ def trace(function: Callable, arguments: Any) -> tuple[ClosedJaxpr, Any]:
     return traced, jax.tree.structure(shapes)
 
 
-def flat_trace(function: Callable, *avals: Any) -> ClosedJaxpr:
+def flat_trace(
+    function: Callable, *avals: Any, origins: Origins | None = None
+) -> ClosedJaxpr:
     """Return the jaxpr of a function of flat arguments without inner `jit`.
 
     Equations whose results nothing needs are left out.
+
+    Args:
+        function: the function.
+        *avals: the types of its arguments.
+        origins: if given, gets for each primitive the first equation of it, after the
+            ones that it stands in.
     """
     traced = jax.make_jaxpr(function)(*avals)
+    if origins is not None:
+        _find_origins(traced.jaxpr, (), origins)
     names = {eqn.primitive.name for eqn in traced.jaxpr.eqns}
     if "jit" in names:
         inlined = lambda *args: evaluate(traced, args)  # noqa: E731
@@ -31,6 +42,14 @@ def flat_trace(function: Callable, *avals: Any) -> ClosedJaxpr:
     jaxpr = traced.jaxpr
     kept = needed(jaxpr.eqns, jaxpr.outvars)
     return ClosedJaxpr(jaxpr.replace(eqns=kept), traced.consts)
+
+
+def _find_origins(jaxpr: Any, around: tuple, origins: Origins) -> None:
+    for eqn in jaxpr.eqns:
+        equations = (*around, eqn)
+        origins.setdefault(eqn.primitive.name, equations)
+        for inner in jaxprs_in_params(eqn.params):
+            _find_origins(inner, equations, origins)
 
 
 def jaxpr_of(

@@ -215,6 +215,8 @@ class _Lowering:
         first_pair = len(atoms) - 2 * len(products)
         for i, (atom, place) in enumerate(zip(atoms, wanted, strict=True)):
             value = self._read(atom, self.values)
+            if value.summed and place is not Place.SUM:
+                (value,) = self.builder.of_one_axis([value])
             if i >= first_pair and matrices[(i - first_pair) // 2]:
                 sources.append(None)
                 continue

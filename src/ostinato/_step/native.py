@@ -26,8 +26,10 @@ from .xla import Loop, Mask
 def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Array]:
     """Run the loop in the native library if it can; see `xla.forward`."""
     try:
-        _check_available(loop)
+        check_available(loop)
         lowered = lower_forward(loop, wrt)
+        if wrt is not None:  # past the end of sequences, nothing is saved for `xla`
+            plan_backward(loop, wrt)
     except Unsupported:
         return xla.forward(loop, wrt, operands)
     return _call(lowered, loop, operands, _lengths(loop, operands), loop.reverse)[0]
@@ -68,8 +70,8 @@ def backward(
 ) -> dict[int, Array]:
     """Run the loop backwards in the native library if it can; see `xla.backward`."""
     try:
-        _check_available(loop)
-        plan = _plan_backward(loop, wrt)
+        check_available(loop)
+        plan = plan_backward(loop, wrt)
     except Unsupported:
         return xla.backward(loop, wrt, operands, saved, cotangents)
     step = loop.step
@@ -123,7 +125,7 @@ class _Backward(NamedTuple):
 
 
 @ft.lru_cache(maxsize=256)
-def _plan_backward(loop: Loop, wrt: Mask) -> _Backward:
+def plan_backward(loop: Loop, wrt: Mask) -> _Backward:
     """Return the program that differentiates the core and the products ahead of it."""
     step, taken = loop.step, loop.step.taken
     core = xla.derivative_of(loop, wrt)
@@ -334,21 +336,10 @@ def _converted(a: Array, place: Place, wide: Any) -> Array:
     return a if half else a.astype(wide)
 
 
-def _check_available(loop: Loop) -> None:
+def check_available(loop: Loop) -> None:
+    """Raise `Unsupported` if a loop asks for XLA, or if there is no native library."""
     if loop.backend == "xla":
         raise Unsupported("`backend` is 'xla'")
     reason = _native.status().reason
     if reason is not None:
         raise Unsupported(f"there is no native library: {reason}")
-
-
-def check(loop: Loop) -> None:
-    """Raise NotImplementedError if the native library cannot run a loop."""
-    try:
-        _check_available(loop)
-        lower_forward(loop, None)
-    except Unsupported as error:
-        raise NotImplementedError(
-            f"the cpu loop cannot run this step: {error.args[0]}; use backend=None or "
-            "'xla'"
-        ) from None

@@ -22,6 +22,7 @@ def dot_general(
 ) -> Value:
     """Return `lax.dot_general` of two values."""
     (over_x, over_y), (batch_x, batch_y) = dimension_numbers
+    (x,), (y,) = b.of_one_axis([x]), b.of_one_axis([y])
     if x.summed or y.summed:
         raise Unsupported("it combines different sequences")
     x = _in_order(x, batch_x, over_x, b.batch)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
 from .._typing import Array
-from . import native, primitive
+from . import description, primitive
 from .gradients import Policy
-from .jaxprs import evaluate, flat_trace, jaxpr_of
+from .jaxprs import Origins, evaluate, flat_trace, jaxpr_of
 from .split import Step, without_invariants
 from .xla import Loop
 
@@ -26,6 +26,7 @@ class Plan(NamedTuple):
         inputs: its inputs, time first.
         states: the initial states.
         results: the tree of the new states and the outputs.
+        origins: where each primitive comes from, see `flat_trace`.
     """
 
     step: Step
@@ -33,6 +34,18 @@ class Plan(NamedTuple):
     inputs: list[Array]
     states: list[Array]
     results: Any
+    origins: Origins
+
+    def loop(
+        self,
+        length: int,
+        reverse: bool,
+        policy: Policy,
+        masked: bool,
+        backend: str | None,
+    ) -> Loop:
+        """Return what is static; see `run`."""
+        return Loop(self.step, length, reverse, policy, masked, backend)
 
     def run(
         self,
@@ -58,9 +71,9 @@ class Plan(NamedTuple):
         operands = [*map(jnp.asarray, self.invariant), *self.inputs, *self.states]
         if lengths is not None:
             operands.append(lengths)
-        loop = Loop(self.step, length, reverse, policy, lengths is not None, backend)
+        loop = self.loop(length, reverse, policy, lengths is not None, backend)
         if backend == "cpu":
-            native.check(loop)
+            description.check(loop, self.origins)
         return jax.tree.unflatten(self.results, primitive.run(loop, operands))
 
 
@@ -94,7 +107,8 @@ def plan(body: Callable, arrays: Any, states: Any, inputs: Any) -> Plan | str:
 
     avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given]
     at_step = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves]
-    traced = flat_trace(flat, *avals, *at_step)
+    origins: Origins = {}
+    traced = flat_trace(flat, *avals, *at_step, origins=origins)
     reason = _unsupported_reason(traced)
     if reason is not None:
         return reason
@@ -106,7 +120,8 @@ def plan(body: Callable, arrays: Any, states: Any, inputs: Any) -> Plan | str:
     if not step.products:
         return "the step has no product with an invariant matrix"
     inputs = [leaves[i] for i in kept]
-    return Plan(step, evaluate(once, arrays), inputs, given[num_arrays:], trees[-1])
+    invariant = evaluate(once, arrays)
+    return Plan(step, invariant, inputs, given[num_arrays:], trees[-1], origins)
 
 
 def saves_loops(policy: Callable[..., bool]) -> Policy:

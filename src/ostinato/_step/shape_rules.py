@@ -27,7 +27,7 @@ def _broadcast(
     broadcast_dimensions: Any,
     **_: Any,
 ) -> Value:
-    if x.summed:
+    if x.summed and b.batch > 1:
         if len(broadcast_dimensions) != len(shape) and math.prod(shape) != x.size:
             raise Unsupported("it combines different sequences")
         return _reshape_to(b, x, tuple(shape))
@@ -111,6 +111,7 @@ def _concatenate(
 def _join(
     b: Builder, given: Sequence[Value], dimension: int, shape: tuple[int, ...]
 ) -> Value:
+    given = b.of_one_axis(given, but=dimension)
     if any(v.summed for v in given):
         raise Unsupported("it combines different sequences")
     axes = {v.axis for v in given if v.axis is not None}

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
+from ..._source_lines import user_line
 from .regions import Region, with_regions
 from .registry import Unsupported, entry_of
 from .sizes import symbolic_axes
-from .source_lines import user_line
 from .values import Flat, Padded, Shared, Value, ragged_axes
 
 if TYPE_CHECKING:

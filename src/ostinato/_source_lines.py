@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.extend.core import JaxprEqn
 
-_LIBRARIES = (Path(jax.__file__).parent, Path(__file__).parents[2])
+_LIBRARIES = (Path(jax.__file__).parent, Path(__file__).parent)
 _INSTALLED = {Path(sysconfig.get_paths()[k]) for k in ("stdlib", "purelib", "platlib")}
 
 

@@ -1,0 +1,76 @@
+"""What runs the loop over the steps of a cell or a function, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from .._rnn.backends import Explanation, place_of
+from .._step import description
+from .._step.scan import Plan
+from .arguments import check_arguments
+from .net import make_loop_inputs
+from .stepping import StepLoop
+
+_DEFAULTS: dict[str, Any] = {
+    "seq_lengths": None,
+    "resets": None,
+    "reverse": False,
+    "time_major": False,
+    "padding": "hold",
+    "recompute": (),
+    "segment_length": None,
+    "return_all_states": False,
+    "window": 1,
+    "length": None,
+    "backend": None,
+}
+
+
+def explain_loop(
+    step: Any, inputs: Any, initial_states: Any, params: Any, options: dict[str, Any]
+) -> Explanation:
+    """Say what runs the loop of `recurrent_net(step, inputs, ...)`, and why.
+
+    Args:
+        step: the step function or the cell.
+        inputs: as for `recurrent_net`, or of their shapes and dtypes.
+        initial_states: as for `recurrent_net`, or of their shapes and dtypes.
+        params: as for `recurrent_net`, or of their shapes and dtypes.
+        options: the other arguments of `recurrent_net`.
+    """
+    outputs_with_grads = options.pop("outputs_with_grads", None)
+    unknown = options.keys() - _DEFAULTS.keys()
+    if unknown:
+        raise TypeError(f"recurrent_net has no argument {', '.join(sorted(unknown))}")
+    found: list[tuple[Plan | str, StepLoop]] = []
+
+    def trace(inputs: Any, states: Any, params: Any) -> tuple:
+        inputs, states, checked = check_arguments(
+            step, inputs, states, **(_DEFAULTS | options)
+        )
+        loop = StepLoop(step, params, checked, outputs_with_grads)
+        found.append((loop.plan(states, make_loop_inputs(inputs, checked)), loop))
+        return ()
+
+    jax.eval_shape(trace, inputs, initial_states, params)
+    plan, loop = found[0]
+    if isinstance(plan, str):
+        return Explanation("xla", "as `lax.scan` of the step", {"cpu": plan})
+    chosen = loop.options
+    static = plan.loop(
+        chosen.length,
+        chosen.reverse,
+        loop.policy,
+        chosen.seq_lengths is not None,
+        chosen.backend,
+    )
+    platform = place_of(jax.tree.leaves((inputs, initial_states))[0]).platform
+    why = "step by step, products of inputs before the loop and of gradients after it"
+    if platform != "cpu":
+        return Explanation("xla", why, {"cpu": f"the arrays are on {platform}"})
+    told, reason = description.describe(static, plan.origins)
+    if reason is not None:
+        return Explanation("xla", why, {"cpu": reason})
+    return Explanation("cpu", told, {})

@@ -1,0 +1,181 @@
+"""The loop over the steps of a cell or a function."""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._padding import fill_empty_sequences, select
+from .._segments import near_divisor
+from .._step.scan import Plan, plan, saves_loops
+from .._typing import Array
+from .arguments import check_result, cut_outputs
+from .loop import LoopInputs, run_in_segments
+from .protocol import Cell, SequenceOptions
+from .remat import ARITHMETIC, CHEAP, Recompute, all_but_arithmetic, checkpoint
+
+_BLOCK = 64
+"""Steps whose input products a cell recomputes at a time, with `recompute`."""
+
+
+class StepLoop:
+    """A step function or a cell, and how to run it step by step.
+
+    Args:
+        step: the function, or the cell.
+        params: its parameters.
+        options: of the call.
+        outputs_with_grads: as for `recurrent_net`.
+    """
+
+    def __init__(
+        self,
+        step: Callable,
+        params: Any,
+        options: SequenceOptions,
+        outputs_with_grads: Any,
+    ) -> None:
+        self.options, self.outputs_with_grads = options, outputs_with_grads
+        self.cell = cell = step if isinstance(step, Cell) else None
+        self.step = step
+        if cell is not None:
+            params = cell.prepare(params)
+            self.step = lambda params, states, inputs_t, t: cell.step(
+                params, states, cell.precompute(params, inputs_t), t
+            )
+        self.params = params
+        self.arrays, self._rebuild = _split_arrays(params)
+        self.recompute, self.policy = None, all_but_arithmetic
+        if options.recompute:
+            cheap = CHEAP if cell is None else ARITHMETIC
+            self.recompute = Recompute(options.recompute, cheap)
+            self.policy = self.recompute.policy
+
+    def run(self, states: Any, steps: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
+        """Return the final states, and `(outputs, all_states)` of every step."""
+        options = self.options
+        size, policy = options.segment_length, None
+        if size is None and self.cell is not None and self.recompute is not None:
+            if isinstance(options.length, int):
+                # Saved for all steps, the input products would take most memory.
+                size = near_divisor(options.length, _BLOCK)
+                policy = saves_loops(self.recompute.policy)
+        if size is None or options.length == 0:
+            return self._run_segment(states, steps)
+        run = self._run_segment
+        return run_in_segments(run, states, steps, size, options.reverse, policy)
+
+    def plan(self, states: Any, steps: LoopInputs) -> Plan | str:
+        """Return the loop, taken apart, or the reason why it runs as `lax.scan`."""
+        if self.options.backend == "scan":
+            return "`backend` is 'scan'"
+        if not isinstance(self.options.length, int):  # as inside of ragged.vmap
+            return "the number of steps is symbolic"
+        body = self._body(self.step)
+        return plan(body, self.arrays, states, steps._replace(valid=None))
+
+    def _run_segment(
+        self, states: Any, steps: LoopInputs
+    ) -> tuple[Any, tuple[Any, Any]]:
+        options = self.options
+        loop = self.plan(states, steps)
+        if not isinstance(loop, str):
+            left = options.seq_lengths
+            if left is not None:  # of this segment
+                left = left - jnp.sum(steps.t[:1], dtype=left.dtype)
+            return loop.run(
+                steps.t.shape[0], options.reverse, self.policy, left, options.backend
+            )
+        if options.backend == "cpu":
+            raise NotImplementedError(
+                f"the cpu loop cannot run this step: {loop}; use backend=None or 'xla'"
+            )
+        step = self.step
+        if self.cell is not None:
+            inputs = self.cell.precompute(self.params, steps.inputs)
+            steps, step = steps._replace(inputs=inputs), self.cell.step
+        body = _masked(self._body(step), options.seq_lengths, states)
+        # Without `recompute`, a function stores the same values as in `lax.scan`.
+        plain = ft.partial(body, self.arrays)
+        if self.cell is not None or self.recompute is not None:
+            plain = checkpoint(plain, self.policy, prevent_cse=False)
+        return lax.scan(plain, states, steps, reverse=options.reverse)
+
+    def _body(self, step: Callable) -> Callable:
+        """Return `body(arrays, states, steps_t) -> (states, (outputs, kept))`."""
+        options = self.options
+        of_arrays = lambda arrays, *rest: step(self._rebuild(arrays), *rest)  # noqa: E731
+        marked = of_arrays if self.recompute is None else self.recompute.mark(of_arrays)
+
+        def body(arrays: Any, old: Any, at: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
+            given = old if at.reset is None else select(~at.reset, old)
+            result = marked(arrays, given, at.inputs, at.t)
+            new, outputs = check_result(result, newest(old, options), options.batch)
+            new = _push(given, new, options)
+            kept = newest(new, options) if options.return_all_states else None
+            return new, (cut_outputs(outputs, self.outputs_with_grads), kept)
+
+        return body
+
+
+def _masked(body: Callable, lengths: Array | None, states: Any) -> Callable:
+    """Return a step of `lax.scan` that changes no sequence past its end."""
+    if lengths is None:
+        return body
+    initial = jax.tree.map(lambda a: fill_empty_sequences(a, lengths), states)
+
+    def masked(arrays: Any, old: Any, at: LoopInputs) -> tuple[Any, Any]:
+        # A sequence that has ended runs its first step again. Its results are finite,
+        # whereas the step may have a pole at the final states.
+        assert at.valid is not None, "there are lengths"
+        new, results = body(arrays, select(at.valid, old, initial), at)
+        return select(at.valid, new, old), results
+
+    return masked
+
+
+def _split_arrays(params: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
+    """Return the arrays of `params` for the loop, and a function back to `params`.
+
+    The arrays hold 16-bit floats in float32, because their gradient is a sum over all
+    steps, which would stop growing in 16 bits. Leaves that are not arrays, such as a
+    number of steps, stay outside the loop.
+    """
+    leaves, tree = jax.tree.flatten(params)
+    types = jax.Array, np.ndarray, np.generic
+    indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, types)]
+    arrays = [jnp.asarray(leaves[i]) for i in indices]
+
+    def rebuild(wide: list[Array]) -> Any:
+        full = list(leaves)
+        for i, a, given in zip(indices, wide, arrays, strict=True):
+            full[i] = a if a.dtype == given.dtype else a.astype(given.dtype)
+        return jax.tree.unflatten(tree, full)
+
+    return list(map(_widen, arrays)), rebuild
+
+
+def _widen(a: Array) -> Array:
+    half = jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize < 4
+    return a.astype(jnp.float32) if half else a  # `a` may have a weak type
+
+
+def newest(states: Any, options: SequenceOptions) -> Any:
+    """Return the last slot of a window, or the states if there is no window."""
+    if options.window == 1:
+        return states
+    return jax.tree.map(lambda a: a[:, -1], states)
+
+
+def _push(window: Any, new: Any, options: SequenceOptions) -> Any:
+    """Return the window without its oldest slot, and with `new` as its last one."""
+    if options.window == 1:
+        return new
+    join = lambda a, b: jnp.concatenate([a[:, 1:], b[:, None]], axis=1)  # noqa: E731
+    return jax.tree.map(join, window, new)

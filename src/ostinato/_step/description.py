@@ -1,0 +1,64 @@
+"""What the native library runs of a loop, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._source_lines import user_line
+from .gradients import is_float
+from .jaxprs import Origins
+from .native import check_available, lower_forward, plan_backward
+from .program import PRODUCT, Phase
+from .values import Unsupported
+from .xla import Loop
+
+
+def check(loop: Loop, origins: Origins) -> None:
+    """Raise NotImplementedError if the native library cannot run a loop."""
+    try:
+        check_available(loop)
+        lower_forward(loop, None)
+    except Unsupported as error:
+        raise NotImplementedError(
+            f"the cpu loop cannot run this step: {_reason(error, origins)}; use "
+            "backend=None or 'xla'"
+        ) from None
+
+
+def _reason(error: Unsupported, origins: Origins) -> str:
+    """Return what the native loop lacks, and the line that needs it."""
+    message, *equations = error.args
+    found = origins.get(equations[0].primitive.name) if equations else None
+    return message if found is None else f"{message} at {user_line(found)}"
+
+
+def describe(loop: Loop, origins: Origins) -> tuple[str, str | None]:
+    """Return what the native library runs, and the reason if it cannot run a loop."""
+    step = loop.step
+    wrt = tuple(is_float(v.aval) for v in step.jaxpr.invars) + (False,) * loop.masked
+    try:
+        check_available(loop)
+        lower_forward(loop, None)
+        forward = lower_forward(loop, wrt)
+        plan = plan_backward(loop, wrt)
+    except Unsupported as error:
+        return "", _reason(error, origins)
+    shapes: dict[Any, int] = {}
+    for i in dict.fromkeys(forward.sources[len(step.jaxpr.outvars) :]):
+        if i is not None and i >= 0:
+            shape = tuple(forward.results[i].shape)
+            shapes[shape] = shapes.get(shape, 0) + 1
+    products = [i for i in forward.program.instructions if i.operation == PRODUCT]
+    ahead = sum(i.phase is Phase.AHEAD for i in products)
+    stored = ", ".join(f"{n} x {list(shape)}" for shape, n in shapes.items())
+    told = (
+        f"a loop of {_count(len(forward.program.instructions), 'operation')} forward "
+        f"and {len(plan.lowered.program.instructions)} backward; "
+        f"{_count(len(products) - ahead, 'product')} in a step and {ahead} ahead of "
+        f"the steps; for the gradient a step stores {stored or 'nothing'}"
+    )
+    return told, None
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
