@@ -80,9 +80,11 @@ def recurrent_net(
         window: k > 1: `step` sees the last k states, leaves `[B, k, ...]`, newest last,
             and returns one new state, `[B, ...]`.
         length: T, for a step without inputs.
-        backend: how the loop runs. `"scan"`: as `lax.scan` of the step. `"xla"` and
-            None: what does not depend on the states is computed before the loop, and
-            the gradients of weights after it, where the step allows that.
+        backend: how the loop runs. `"scan"`: as `lax.scan` of the step. `"xla"`: what
+            does not depend on the states is computed before the loop, and the gradients
+            of matrices after it, where the step allows that. `"cpu"`: the same in the
+            native library. None takes the native library on CPUs where it can run the
+            step; `ostinato.explain` tells.
 
     Returns:
         `RecurrentOutput(outputs, states, all_states)`: outputs `[B, T, ...]` or
@@ -96,12 +98,12 @@ def recurrent_net(
         ValueError: a wrong shape, length or choice; fewer initial slots than `window`;
             an unknown name in `recompute` or `outputs_with_grads`; states that change
             their shape; `resets` with `reverse`.
-        NotImplementedError: `segment_length` inside `ragged.vmap`.
+        NotImplementedError: `segment_length` inside `ragged.vmap`; `backend="cpu"`, and
+            the native library cannot run the step: the message says why.
 
     Holds under `jit`, `vmap`, `grad`, `jvp`, in any combination and to any order, under
     `checkpoint`, inside `scan` and inside its own step, as far as `step` does.
 
-    A cell computes the products of its inputs for all steps at once, before the loop.
     If `ostinato.rnn` can compute a cell, it runs the whole sequence.
 
     References:
