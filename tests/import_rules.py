@@ -48,6 +48,7 @@ TIERS = {
     "_rnn.api": 4,
     "_rnn.passes": 4,
     "_rnn.cell_passes": 4,
+    "_linear": 4,
     "cells": 5,
     "_recurrent": 4,
     "ragged": 5,

@@ -9,6 +9,8 @@ from . import interrupts as interrupts  # isort: skip, before imports that take 
 from . import _serialization as _serialization
 from . import cells as cells
 from . import ragged as ragged
+from ._linear.api import LinearOutput as LinearOutput
+from ._linear.api import linear_recurrence as linear_recurrence
 from ._recurrent.net import recurrent_net as recurrent_net
 from ._recurrent.protocol import RecurrentOutput as RecurrentOutput
 from ._recurrent.remat import tag as tag

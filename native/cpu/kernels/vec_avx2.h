@@ -31,6 +31,9 @@ struct VecF32 {
   static Type MulAdd(Type a, Type b, Type c) { return _mm256_fmadd_ps(a, b, c); }
   static Type Min(Type a, Type b) { return _mm256_min_ps(a, b); }
   static Type Max(Type a, Type b) { return _mm256_max_ps(a, b); }
+  static Type EvenTwice(Type v) { return _mm256_moveldup_ps(v); }
+  static Type OddTwice(Type v) { return _mm256_movehdup_ps(v); }
+  static Type SwapPairs(Type v) { return _mm256_permute_ps(v, 0xb1); }
   static Bits Extend(Half half) {
     return reinterpret_cast<Bits>(
         _mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(half)));
@@ -94,6 +97,9 @@ struct VecF64 {
   static Type MulAdd(Type a, Type b, Type c) { return _mm256_fmadd_pd(a, b, c); }
   static Type Min(Type a, Type b) { return _mm256_min_pd(a, b); }
   static Type Max(Type a, Type b) { return _mm256_max_pd(a, b); }
+  static Type EvenTwice(Type v) { return _mm256_movedup_pd(v); }
+  static Type OddTwice(Type v) { return _mm256_permute_pd(v, 0xf); }
+  static Type SwapPairs(Type v) { return _mm256_permute_pd(v, 0x5); }
 
   static void Transpose(Type (&rows)[kLanes]) {
     const Type even_low = _mm256_unpacklo_pd(rows[0], rows[1]);

@@ -40,6 +40,9 @@ struct VecF32 {
   static Type MulAdd(Type a, Type b, Type c) { return _mm512_fmadd_ps(a, b, c); }
   static Type Min(Type a, Type b) { return _mm512_min_ps(a, b); }
   static Type Max(Type a, Type b) { return _mm512_max_ps(a, b); }
+  static Type EvenTwice(Type v) { return _mm512_moveldup_ps(v); }
+  static Type OddTwice(Type v) { return _mm512_movehdup_ps(v); }
+  static Type SwapPairs(Type v) { return _mm512_permute_ps(v, 0xb1); }
   static Bits Extend(Half half) {
     return reinterpret_cast<Bits>(
         _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(half)));
@@ -114,6 +117,9 @@ struct VecF64 {
   static Type MulAdd(Type a, Type b, Type c) { return _mm512_fmadd_pd(a, b, c); }
   static Type Min(Type a, Type b) { return _mm512_min_pd(a, b); }
   static Type Max(Type a, Type b) { return _mm512_max_pd(a, b); }
+  static Type EvenTwice(Type v) { return _mm512_movedup_pd(v); }
+  static Type OddTwice(Type v) { return _mm512_permute_pd(v, 0xff); }
+  static Type SwapPairs(Type v) { return _mm512_permute_pd(v, 0x55); }
 
   static void Transpose(Type (&rows)[kLanes]) {
     Type t[kLanes];

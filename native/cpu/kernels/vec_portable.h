@@ -67,6 +67,25 @@ struct PortableVec {
   static Type Min(Type a, Type b) { return a < b ? a : b; }
   static Type Max(Type a, Type b) { return a > b ? a : b; }
 
+  // For complex numbers, whose parts are neighbours: of each pair of lanes the first
+  // one twice, the second one twice, and the two exchanged.
+  static Type EvenTwice(Type v) {
+    for (int i = 1; i < kLanes; i += 2) v[i] = v[i - 1];
+    return v;
+  }
+  static Type OddTwice(Type v) {
+    for (int i = 1; i < kLanes; i += 2) v[i - 1] = v[i];
+    return v;
+  }
+  static Type SwapPairs(Type v) {
+    Type swapped = v;
+    for (int i = 1; i < kLanes; i += 2) {
+      swapped[i - 1] = v[i];
+      swapped[i] = v[i - 1];
+    }
+    return swapped;
+  }
+
   static Bits Extend(Half half) { return __builtin_convertvector(half, Bits); }
   static Half Truncate(Bits bits) { return __builtin_convertvector(bits, Half); }
 

@@ -1,0 +1,86 @@
+// The arithmetic of linear recurrences, compiled once for every instruction set.
+//
+// A recurrence is h_t = a_t h_{t-1} + b_t. In its transpose the factor acts after the
+// step instead of before it: s_t = b_t + c_{t-1}, c_t = a_t s_t. A kernel runs one
+// segment: some steps of some neighbouring units of one sequence. What stays from step
+// to step is in `state`, which holds h, or c, before the segment and after it.
+//
+// Complex numbers are pairs of neighbours, so counts of units, and distances, are in
+// real numbers everywhere. Nothing here allocates or throws.
+#ifndef OSTINATO_CPU_LINEAR_KERNELS_H_
+#define OSTINATO_CPU_LINEAR_KERNELS_H_
+
+#include <cstdint>
+
+#include "cpu/kernels/kernels.h"
+
+namespace ostinato::cpu {
+
+// The factors of a segment. Distances are from step to step in the order of the run,
+// negative where it runs backwards.
+template <typename Storage>
+struct Factors {
+  const Storage* a;
+  int64_t a_step;         // 0: the same at every step
+  bool shared;            // one factor for all units, else one for each
+  const uint8_t* resets;  // not 0 where h_{t-1} counts as 0; null: nowhere
+  int64_t reset_step;
+};
+
+template <typename Storage, typename Accum>
+struct ForwardSegment {
+  int64_t steps, units;
+  int64_t step;  // of b and h
+  const Storage* b;
+  Storage* h;
+  Accum* state;  // [units]
+};
+
+// The run of the transpose, from the last step to the first, with the gradient of the
+// factors: db_t = dh_t + c_{t+1}, c_t = a_t db_t, da_t = db_t h_{t-1}.
+template <typename Storage, typename Accum>
+struct BackwardSegment {
+  int64_t steps, units;
+  int64_t step;           // of dh, db and h_prev
+  const Storage* h_prev;  // h_{t-1}
+  const Storage* dh;
+  Storage* db;
+  Accum* state;  // c, [units]
+  // The gradient of a, in one of three forms.
+  Storage* da;      // a factor for each unit and step: [steps][units]
+  int64_t da_step;  // of da
+  Accum* sums;      // the same factor at every step: [units], added to
+  Accum* shared;    // one factor for all units: [steps], or pairs, added to
+};
+
+// 2x2 blocks: units come in pairs (h0, h1), complex ones in fours, and a has for each
+// the numbers a00 a01 a10 a11. `shared` of Factors is false.
+template <typename Storage, typename Accum>
+struct LinearKernels {
+  using Forward = void (*)(const Factors<Storage>&,
+                           const ForwardSegment<Storage, Accum>&);
+  using Backward = void (*)(const Factors<Storage>&,
+                            const BackwardSegment<Storage, Accum>&);
+  Forward forward, forward_after;  // the factor before or after the step
+  Forward blocks_forward, blocks_forward_after;
+  Backward backward;
+};
+
+struct LinearKernelSet {
+  LinearKernels<float, float> f32, c64;
+  LinearKernels<double, double> f64, c128;
+  LinearKernels<BFloat16, float> bf16;
+};
+
+// Null where the file was compiled for a processor that cannot have the instructions.
+extern const LinearKernelSet* const kPortableLinear;
+extern const LinearKernelSet* const kAvx2Linear;
+extern const LinearKernelSet* const kAvx512Linear;
+
+// The tables that calls use: those of the instruction set of CurrentIsa(), or of the
+// highest one below it that was compiled.
+const LinearKernelSet& CurrentLinearKernels() noexcept;
+
+}  // namespace ostinato::cpu
+
+#endif  // OSTINATO_CPU_LINEAR_KERNELS_H_

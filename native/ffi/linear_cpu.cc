@@ -1,0 +1,173 @@
+// The handlers of linear recurrences; _linear/cpu.py makes their calls.
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cpu/linear/recurrence.h"
+#include "ffi/handler.h"
+
+namespace ostinato::ffi {
+namespace {
+
+namespace xffi = ::xla::ffi;
+
+using cpu::LinearKernels;
+using cpu::LinearShape;
+using Numbers = xffi::Span<const int64_t>;
+
+// The order of the attribute `numbers`: the sizes of a call in numbers of its dtype,
+// complex ones counting as one, as LinearShape has them in real numbers.
+enum Number : size_t {
+  kBatch,
+  kSteps,
+  kGroups,
+  kWidth,
+  kBatchStride,
+  kStepStride,
+  kABatch,
+  kAStep,
+  kAGroup,
+  kDaBatch,
+  kDaStep,
+  kResetBatch,
+  kResetStep,
+  kShared,
+  kBlocks,
+  kReverse,
+  kAfter,
+  kHasLengths,
+  kHasResets,
+  kCount,
+};
+
+LinearShape ShapeOf(Numbers n, int64_t parts) {
+  if (n.size() != kCount) throw std::invalid_argument("`numbers` has another size");
+  return {n[kBatch],
+          n[kSteps],
+          n[kGroups],
+          n[kWidth] * parts,
+          n[kBatchStride] * parts,
+          n[kStepStride] * parts,
+          n[kABatch] * parts,
+          n[kAStep] * parts,
+          n[kAGroup] * parts,
+          n[kDaBatch] * parts,
+          n[kDaStep] * parts,
+          parts,
+          n[kShared] != 0,
+          n[kBlocks] != 0,
+          n[kReverse] != 0,
+          n[kAfter] != 0,
+          nullptr,
+          nullptr,
+          n[kResetBatch],
+          n[kResetStep]};
+}
+
+int64_t PartsOf(xffi::DataType dtype) {
+  return dtype == xffi::DataType::C64 || dtype == xffi::DataType::C128 ? 2 : 1;
+}
+
+// The operands of a call: `count` arrays of one dtype, then the masks.
+class Call {
+ public:
+  Call(Numbers numbers, const xffi::RemainingArgs& arguments, size_t count)
+      : arguments_(arguments),
+        dtype(Get(0).element_type()),
+        shape(ShapeOf(numbers, PartsOf(dtype))) {
+    const size_t masks = numbers[kHasLengths] + numbers[kHasResets];
+    if (arguments.size() != count + masks) {
+      throw std::invalid_argument("the call has " + std::to_string(arguments.size()) +
+                                  " arguments, want " + std::to_string(count + masks));
+    }
+    for (size_t i = 1; i < count; ++i) {
+      if (Get(i).element_type() != dtype) throw std::invalid_argument("dtypes differ");
+    }
+    if (numbers[kHasLengths] != 0)
+      shape.lengths = static_cast<const int32_t*>(Get(count++).untyped_data());
+    if (numbers[kHasResets] != 0)
+      shape.resets = static_cast<const uint8_t*>(Get(count).untyped_data());
+  }
+
+  template <typename Storage>
+  const Storage* data(size_t i) const {
+    return static_cast<const Storage*>(Get(i).untyped_data());
+  }
+
+ private:
+  xffi::AnyBuffer Get(size_t i) const {
+    return arguments_.get<xffi::AnyBuffer>(i).value();
+  }
+  const xffi::RemainingArgs& arguments_;
+
+ public:
+  const xffi::DataType dtype;
+  LinearShape shape;
+};
+
+template <typename Storage>
+Storage* DataOf(xffi::Result<xffi::AnyBuffer>& result) {
+  return static_cast<Storage*>(result->untyped_data());
+}
+
+// Calls body(kernels, Storage{}) with the table of the dtype.
+template <typename Body>
+void WithKernels(xffi::DataType dtype, const Body& body) {
+  const cpu::LinearKernelSet& set = cpu::CurrentLinearKernels();
+  switch (dtype) {
+    case xffi::DataType::F32:
+      return body(set.f32, float{});
+    case xffi::DataType::F64:
+      return body(set.f64, double{});
+    case xffi::DataType::BF16:
+      return body(set.bf16, cpu::BFloat16{});
+    case xffi::DataType::C64:
+      return body(set.c64, float{});
+    case xffi::DataType::C128:
+      return body(set.c128, double{});
+    default:
+      throw std::invalid_argument("there are no kernels for this dtype");
+  }
+}
+
+xffi::Error Forward(Numbers numbers, xffi::RemainingArgs arguments,
+                    xffi::Result<xffi::AnyBuffer> h,
+                    xffi::Result<xffi::AnyBuffer> h_n) {
+  const Call call(numbers, arguments, 3);
+  WithKernels(call.dtype, [&](const auto& kernels, auto zero) {
+    using T = decltype(zero);
+    cpu::RunLinearForward(call.shape, kernels,
+                          {call.data<T>(0), call.data<T>(1), call.data<T>(2),
+                           DataOf<T>(h), DataOf<T>(h_n)});
+  });
+  return xffi::Error::Success();
+}
+
+xffi::Error Backward(Numbers numbers, xffi::RemainingArgs arguments,
+                     xffi::Result<xffi::AnyBuffer> da, xffi::Result<xffi::AnyBuffer> db,
+                     xffi::Result<xffi::AnyBuffer> dh_0) {
+  const Call call(numbers, arguments, 5);
+  WithKernels(call.dtype, [&](const auto& kernels, auto zero) {
+    using T = decltype(zero);
+    cpu::RunLinearBackward(
+        call.shape, kernels,
+        {call.data<T>(0), call.data<T>(1), call.data<T>(2), call.data<T>(3),
+         call.data<T>(4), DataOf<T>(da), DataOf<T>(db), DataOf<T>(dh_0)});
+  });
+  return xffi::Error::Success();
+}
+
+auto Binding() { return xffi::Ffi::Bind().Attr<Numbers>("numbers").RemainingArgs(); }
+
+}  // namespace
+}  // namespace ostinato::ffi
+
+OSTINATO_FFI_HANDLER(ostinato_linear_fwd, ostinato::ffi::Forward,
+                     ostinato::ffi::Binding()
+                         .Ret<ostinato::ffi::xffi::AnyBuffer>()
+                         .Ret<ostinato::ffi::xffi::AnyBuffer>());
+OSTINATO_FFI_HANDLER(ostinato_linear_bwd, ostinato::ffi::Backward,
+                     ostinato::ffi::Binding()
+                         .Ret<ostinato::ffi::xffi::AnyBuffer>()
+                         .Ret<ostinato::ffi::xffi::AnyBuffer>()
+                         .Ret<ostinato::ffi::xffi::AnyBuffer>());
