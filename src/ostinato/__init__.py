@@ -11,6 +11,9 @@ from . import cells as cells
 from . import ragged as ragged
 from ._linear.api import LinearOutput as LinearOutput
 from ._linear.api import linear_recurrence as linear_recurrence
+from ._linear.devices import (
+    linear_recurrence_over_devices as linear_recurrence_over_devices,
+)
 from ._recurrent.net import recurrent_net as recurrent_net
 from ._recurrent.protocol import RecurrentOutput as RecurrentOutput
 from ._recurrent.remat import tag as tag

@@ -33,7 +33,7 @@ class LinearOutput(NamedTuple):
 def linear_recurrence(
     a: Shaped[Array, "*factors"],
     b: Shaped[Array, "B T *F"],
-    h_0: Shaped[Array, "B *F"] | None = None,
+    h_0: Shaped[Array, " B *F"] | None = None,
     *,
     reverse: bool = False,
     seq_lengths: Int[ArrayLike, " B"] | None = None,
@@ -166,8 +166,8 @@ def _check_factors(a: Any, b: Any, order: tuple[str, str]) -> bool:
     axes = ", ".join([*order, *map(str, units)])
     constant = ", ".join(map(str, units))
     raise ValueError(
-        f"`a` must have the shape [{axes}] of `b`, or [{constant}], the last axis maybe "
-        f"of size 1, or one axis more for matrices, got {list(a.shape)}"
+        f"`a` must have the shape [{axes}] of `b`, or [{constant}], the last axis "
+        f"maybe of size 1, or one axis more for matrices, got {list(a.shape)}"
     )
 
 

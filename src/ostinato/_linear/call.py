@@ -69,7 +69,7 @@ class Recurrence:
 
     def shares_units(self, a: Any, b: Any) -> bool:
         """Return whether a factor is for all units of the last axis."""
-        return not self.blocks and b.ndim > 2 and a.shape[-1] != b.shape[-1]
+        return not self.blocks and len(b.shape) > 2 and a.shape[-1] != b.shape[-1]
 
     def factor_shape(self, a: Any, b: Any) -> tuple[Any, ...]:
         """Return the shape of the gradient of `a`, by sequence."""
@@ -82,6 +82,14 @@ def wide(dtype: Any) -> Any:
     """Return the dtype of states and sums: float32 for 16 bits, else the same."""
     narrow = np.dtype(dtype).itemsize < 4
     return jnp.dtype(jnp.float32 if narrow else dtype)
+
+
+def multiply(call: Recurrence, a: Array, h: Array) -> Array:
+    """Return factors times states, or matrices times vectors."""
+    if call.blocks:
+        return jnp.sum(a * jnp.expand_dims(h, -2), -1)
+    shape = jnp.broadcast_shapes(a.shape, h.shape)
+    return jnp.broadcast_to(a, shape) * jnp.broadcast_to(h, shape)
 
 
 def previous_states(

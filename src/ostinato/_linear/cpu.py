@@ -41,7 +41,13 @@ def forward(
 
 
 def backward(
-    call: Recurrence, a: Array, h: Array, h_0: Array, dh: Array, dh_n: Array, *masks: Any
+    call: Recurrence,
+    a: Array,
+    h: Array,
+    h_0: Array,
+    dh: Array,
+    dh_n: Array,
+    *masks: Any,
 ) -> Sequence[Array]:
     """Return the gradients of `a`, by sequence, of `b` and of `h_0`."""
     da = jax.ShapeDtypeStruct(call.factor_shape(a, h), a.dtype)

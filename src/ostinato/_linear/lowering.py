@@ -51,7 +51,9 @@ def free_axes(primitive: Primitive, call: Recurrence, args: Sequence[Any]) -> Fr
     """Return the batch axes, along which arrays may be split over devices."""
     inward, outward = kinds(primitive, call)
     axes = [
-        -1 if kind == "a" and call.shares(x, call.batch_axis) else batch_axis(kind, call)
+        -1
+        if kind == "a" and call.shares(x, call.batch_axis)
+        else batch_axis(kind, call)
         for kind, x in zip(inward, args, strict=True)
     ]
     results = [batch_axis(kind, call) for kind in outward]
@@ -134,7 +136,9 @@ def _is_parallel(call: Recurrence, b: Any, platforms: str) -> bool:
 # ----------------------------------------------------------------------------- devices
 
 
-def _partitioned(primitive: Primitive, call: Recurrence, function: Callable) -> Callable:
+def _partitioned(
+    primitive: Primitive, call: Recurrence, function: Callable
+) -> Callable:
     """Return `function`, split over devices along the batch and the units."""
     inward, outward = kinds(primitive, call)
 

@@ -85,20 +85,20 @@ def tangent(
     lengths, resets = call.masks(masks)
     before = calls.previous_states(call, h, h_0, lengths)
     dtype = calls.wide(h.dtype)
-    change = _multiply(call, da.astype(dtype), before.astype(dtype))
+    change = calls.multiply(call, da.astype(dtype), before.astype(dtype))
     keeps = calls.active(call, h, lengths, resets)
     moved = db.astype(dtype) + calls.select(keeps, change)
     return _bind(linear_p, call, a, moved.astype(h.dtype), dh_0, *masks)
 
 
-def _multiply(call: Recurrence, da: Array, h: Array) -> Array:
-    if call.blocks:
-        return jnp.sum(da * jnp.expand_dims(h, -2), -1)
-    return jnp.broadcast_to(da, h.shape) * h
-
-
 def backward(
-    call: Recurrence, a: Array, h: Array, h_0: Array, dh: Array, dh_n: Array, *masks: Any
+    call: Recurrence,
+    a: Array,
+    h: Array,
+    h_0: Array,
+    dh: Array,
+    dh_n: Array,
+    *masks: Any,
 ) -> list[Array]:
     """Return the gradients of `a`, by sequence, of `b` and of `h_0`."""
     lengths, resets = call.masks(masks)
@@ -182,7 +182,7 @@ def _factor_before(
         call.reverse, False, call.time_major, call.blocks, backend=call.backend
     )
     h, h_n = _bind(linear_p, before, jnp.concatenate(moved, axis), b, h_0)
-    h_n = _multiply(call, jnp.squeeze(end, axis), h_n)
+    h_n = calls.multiply(call, jnp.squeeze(end, axis), h_n)
     return [calls.select(calls.valid(call, h, lengths), h), h_n]
 
 
@@ -208,9 +208,7 @@ def _tangents_of(
 
     def run(*moving: Array) -> list[Array]:
         given = iter(moving)
-        chosen = [
-            next(given) if m else x for x, m in zip(primals, moves, strict=True)
-        ]
+        chosen = [next(given) if m else x for x, m in zip(primals, moves, strict=True)]
         return function(call, *chosen)
 
     pairs = [(x, t) for x, t, m in zip(primals, tangents, moves, strict=True) if m]

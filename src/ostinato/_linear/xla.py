@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from .._typing import Array
-from .call import Recurrence, active, select, valid, wide
+from .call import Recurrence, active, multiply, select, valid, wide
 
 
 def forward(
@@ -38,18 +37,13 @@ def forward(
     # What is alike for all steps stays as it is: the loop reads it from outside.
     a, b = time_first(a).astype(dtype), time_first(b).astype(dtype)
     inside, keeps = (
-        None if m is None else jnp.broadcast_to(time_first(m), (*shape[:2], *m.shape[2:]))
+        None
+        if m is None
+        else jnp.broadcast_to(time_first(m), (*shape[:2], *m.shape[2:]))
         for m in (inside, keeps)
     )
     h, h_n = run(call, a, b, h_0.astype(dtype), inside, keeps)
     return [time_first(h).astype(h_0.dtype), h_n.astype(h_0.dtype)]
-
-
-def multiply(call: Recurrence, a: Array, h: Array) -> Array:
-    """Return factors times states, or blocks times vectors."""
-    if not call.blocks:
-        return a * jnp.broadcast_to(h, jnp.broadcast_shapes(a.shape, h.shape))
-    return jnp.sum(a * jnp.expand_dims(h, -2), -1)
 
 
 def _loop(
@@ -82,7 +76,7 @@ def _parallel(
     steps = b.shape[0]
     first, last = (steps - 1, 0) if call.reverse else (0, steps - 1)
     one = _identity(call, a)
-    a = jnp.broadcast_to(a, (*b.shape[: 2], *a.shape[2:]))
+    a = jnp.broadcast_to(a, (*b.shape[:2], *a.shape[2:]))
     if keeps is not None:
         extra = a.ndim - keeps.ndim
         a = select(jnp.expand_dims(keeps, range(keeps.ndim, keeps.ndim + extra)), a)
