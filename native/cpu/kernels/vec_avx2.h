@@ -22,6 +22,8 @@ struct VecF32 {
   static Type Set(float x) { return _mm256_set1_ps(x); }
   static Type Load(const float* p) { return _mm256_loadu_ps(p); }
   static void Store(float* p, Type v) { _mm256_storeu_ps(p, v); }
+  static void Stream(float* p, Type v) { _mm256_stream_ps(p, v); }
+  static void Fence() { _mm_sfence(); }
   static Type LoadPart(const float* p, int64_t n) {
     return _mm256_maskload_ps(p, First(n));
   }
@@ -88,6 +90,8 @@ struct VecF64 {
   static Type Set(double x) { return _mm256_set1_pd(x); }
   static Type Load(const double* p) { return _mm256_loadu_pd(p); }
   static void Store(double* p, Type v) { _mm256_storeu_pd(p, v); }
+  static void Stream(double* p, Type v) { _mm256_stream_pd(p, v); }
+  static void Fence() { _mm_sfence(); }
   static Type LoadPart(const double* p, int64_t n) {
     return _mm256_maskload_pd(p, First(n));
   }

@@ -42,6 +42,10 @@ struct PortableVec {
     return v;
   }
   static void Store(T* p, Type v) { std::memcpy(p, &v, sizeof v); }
+  // Stores to a multiple of the size of a vector, past the caches where the processor
+  // can; other threads see it only after a fence.
+  static void Stream(T* p, Type v) { Store(p, v); }
+  static void Fence() {}
 
   // The first n < kLanes lanes; the others are 0.
   static Type LoadPart(const T* p, int64_t n) {

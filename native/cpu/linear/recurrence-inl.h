@@ -56,66 +56,119 @@ struct ComplexNumbers {
   }
 };
 
-// Vectors of one step that are in registers at once. With one vector, it may be a part
-// of one: the first `part` lanes.
-template <typename V, int count>
+// Some vectors of one step, which are in registers at once: full ones, or one vector of
+// which the first `part` lanes count. They are taken from the last to the first where
+// `down`, so that memory is read in its order where a run goes backwards: caches fetch
+// ahead along a line, and otherwise this takes twice the time. Results go past the
+// caches where `stream`.
+template <typename V, int vectors, bool down = false, bool stream = false>
 struct Block {
-  int64_t part;
+  static constexpr int kVectors = vectors;
+  static constexpr bool kStreams = stream;
+
+  int64_t part = V::kLanes;
+
+  static constexpr int At(int n) { return down ? vectors - 1 - n : n; }
 
   template <typename Storage>
   Reg<V> Get(const Storage* p, int i) const {
-    if constexpr (count > 1) return Load<V>(p + i * V::kLanes);
+    if constexpr (vectors > 1) return Load<V>(p + i * V::kLanes);
     return Load<V>(p, part);
   }
   template <typename Storage>
   void Put(Storage* p, int i, Reg<V> v) const {
-    if constexpr (count > 1) {
+    if constexpr (vectors > 1) {
       Store<V>(p + i * V::kLanes, v);
     } else {
       Store<V>(p, v, part);
     }
   }
+  template <typename Storage>
+  void PutResult(Storage* p, int i, Reg<V> v) const {
+    if constexpr (stream && sizeof(Storage) == sizeof(typename V::Element)) {
+      V::Stream(p + i * V::kLanes, v);
+    } else {
+      Put(p, i, v);
+    }
+  }
 };
 
-// Calls body(block, unit) for blocks of 8, 4 and 2 vectors, and for single ones.
-template <typename V, typename Body>
+constexpr int kMostVectors = 8;
+
+// Calls body(block, unit) for all vectors of a row, in the order of the run.
+template <typename V, bool down, bool stream, typename Body>
 void ForBlocks(int64_t units, const Body& body) {
-  constexpr int64_t V1 = V::kLanes;
-  int64_t unit = 0;
-  for (; units - unit >= 8 * V1; unit += 8 * V1) body(Block<V, 8>{V1}, unit);
-  if (units - unit >= 4 * V1) {
-    body(Block<V, 4>{V1}, unit);
-    unit += 4 * V1;
+  constexpr int64_t kLanes = V::kLanes, kLarge = kMostVectors * kLanes;
+  const int64_t large = units / kLarge;
+  const auto larges = [&] {
+    for (int64_t n = 0; n < large; ++n)
+      body(Block<V, kMostVectors, down, stream>{}, (down ? large - 1 - n : n) * kLarge);
+  };
+  if (!down) larges();
+  int64_t unit = large * kLarge;
+  if (units - unit >= 4 * kLanes) {
+    body(Block<V, 4>{}, unit);
+    unit += 4 * kLanes;
   }
-  if (units - unit >= 2 * V1) {
-    body(Block<V, 2>{V1}, unit);
-    unit += 2 * V1;
+  if (units - unit >= 2 * kLanes) {
+    body(Block<V, 2>{}, unit);
+    unit += 2 * kLanes;
   }
-  for (; unit < units; unit += V1) {
-    body(Block<V, 1>{units - unit < V1 ? units - unit : V1}, unit);
-  }
+  for (; unit < units; unit += kLanes)
+    body(Block<V, 1>{units - unit < kLanes ? units - unit : kLanes}, unit);
+  if (down) larges();
 }
 
-template <int count, typename V>
-constexpr int CountOf(Block<V, count>) {
-  return count;
+// Calls body(factors, segment, block, unit) for parts of a segment that cover it. Rows
+// that fit into registers stay there for all steps. Others run step by step, so that
+// memory is read in its order, and their state is in a cache.
+template <typename V, typename Segment, typename Storage, typename Body>
+void ForRows(const Factors<Storage>& factors, const Segment& segment,
+             const Body& body) {
+  if (segment.units <= kMostVectors * V::kLanes) {
+    ForBlocks<V, false, false>(segment.units, [&](auto block, int64_t unit) {
+      body(factors, segment, block, unit);
+    });
+    return;
+  }
+  Factors<Storage> at = factors;
+  Segment part = segment;
+  part.steps = 1;
+  const auto row = [&](auto block, int64_t unit) { body(at, part, block, unit); };
+  for (int64_t t = 0; t < segment.steps; ++t) {
+    if (segment.step < 0) {
+      if (segment.stream) {
+        ForBlocks<V, true, true>(segment.units, row);
+      } else {
+        ForBlocks<V, true, false>(segment.units, row);
+      }
+    } else if (segment.stream) {
+      ForBlocks<V, false, true>(segment.units, row);
+    } else {
+      ForBlocks<V, false, false>(segment.units, row);
+    }
+    at.Advance();
+    part.Advance();
+  }
+  if (segment.stream) V::Fence();
 }
 
-// The factors of the vectors of a block at one step: `kShared` reads one for all.
-template <typename V, typename N, bool kShared, int count, typename Storage>
-typename N::Factor FactorAt(Block<V, count> block, const Storage* a, int i) {
+// The factors of a vector of a block at one step: `kShared` reads one for all units.
+template <typename V, typename N, bool kShared, typename Block, typename Storage>
+typename N::Factor FactorAt(Block block, const Storage* a, int i) {
   if constexpr (kShared) return N::Shared(a);
   return N::FactorOf(block.Get(a, i));
 }
 
-template <typename V, typename N, bool kAfter, bool kShared, int count,
+template <typename V, typename N, bool kAfter, bool kShared, typename Block,
           typename Storage>
-void ForwardBlock(Block<V, count> block, const Factors<Storage>& factors,
+void ForwardBlock(Block block, const Factors<Storage>& factors,
                   const ForwardSegment<Storage, typename V::Element>& segment,
                   int64_t unit) {
-  Reg<V> state[count];
+  constexpr int kVectors = Block::kVectors;
+  Reg<V> state[kVectors];
 #pragma GCC unroll 8
-  for (int i = 0; i < count; ++i) state[i] = block.Get(segment.state + unit, i);
+  for (int i = 0; i < kVectors; ++i) state[i] = block.Get(segment.state + unit, i);
   const Storage* a = factors.a + (kShared ? 0 : unit);
   const Storage* b = segment.b + unit;
   Storage* h = segment.h + unit;
@@ -123,17 +176,18 @@ void ForwardBlock(Block<V, count> block, const Factors<Storage>& factors,
   for (int64_t t = 0; t < segment.steps; ++t) {
     const bool reset = resets != nullptr && *resets != 0;
 #pragma GCC unroll 8
-    for (int i = 0; i < count; ++i) {
+    for (int n = 0; n < kVectors; ++n) {
+      const int i = Block::At(n);
       const Reg<V> in = block.Get(b, i);
       if constexpr (kAfter) {
         const Reg<V> out = in + state[i];
-        block.Put(h, i, out);
+        block.PutResult(h, i, out);
         state[i] =
             reset ? V::Set(0) : N::Mul(FactorAt<V, N, kShared>(block, a, i), out);
       } else {
         state[i] =
             reset ? in : N::MulAdd(FactorAt<V, N, kShared>(block, a, i), state[i], in);
-        block.Put(h, i, state[i]);
+        block.PutResult(h, i, state[i]);
       }
     }
     a += factors.a_step;
@@ -142,19 +196,20 @@ void ForwardBlock(Block<V, count> block, const Factors<Storage>& factors,
     if (resets != nullptr) resets += factors.reset_step;
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < count; ++i) block.Put(segment.state + unit, i, state[i]);
+  for (int i = 0; i < kVectors; ++i) block.Put(segment.state + unit, i, state[i]);
 }
 
 template <typename V, typename N, bool kAfter, typename Storage>
 void LinearForward(const Factors<Storage>& factors,
                    const ForwardSegment<Storage, typename V::Element>& segment) {
-  ForBlocks<V>(segment.units, [&](auto block, int64_t unit) {
-    if (factors.shared) {
-      ForwardBlock<V, N, kAfter, true>(block, factors, segment, unit);
-    } else {
-      ForwardBlock<V, N, kAfter, false>(block, factors, segment, unit);
-    }
-  });
+  ForRows<V>(factors, segment,
+             [](const auto& at, const auto& part, auto block, int64_t unit) {
+               if (at.shared) {
+                 ForwardBlock<V, N, kAfter, true>(block, at, part, unit);
+               } else {
+                 ForwardBlock<V, N, kAfter, false>(block, at, part, unit);
+               }
+             });
 }
 
 // Adds the numbers in the lanes of v to *sum.
@@ -170,16 +225,18 @@ void AddLanes(Reg<V> v, typename V::Element* sum) {
 // Where the gradient of the factors goes.
 enum class Gradient { kEach, kSums, kShared };
 
-template <typename V, typename N, Gradient kGradient, int count, typename Storage>
-void BackwardBlock(Block<V, count> block, const Factors<Storage>& factors,
+template <typename V, typename N, Gradient kGradient, typename Block, typename Storage>
+void BackwardBlock(Block block, const Factors<Storage>& factors,
                    const BackwardSegment<Storage, typename V::Element>& segment,
                    int64_t unit) {
   constexpr bool kShared = kGradient == Gradient::kShared;
-  Reg<V> state[count], sums[count];
+  constexpr int kVectors = Block::kVectors;
+  Reg<V> state[kVectors], sums[kVectors];
 #pragma GCC unroll 8
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < kVectors; ++i) {
     state[i] = block.Get(segment.state + unit, i);
-    sums[i] = V::Set(0);
+    sums[i] =
+        kGradient == Gradient::kSums ? block.Get(segment.sums + unit, i) : V::Set(0);
   }
   const Storage* a = factors.a + (kShared ? 0 : unit);
   const Storage* h_prev = segment.h_prev + unit;
@@ -191,13 +248,14 @@ void BackwardBlock(Block<V, count> block, const Factors<Storage>& factors,
     const bool reset = resets != nullptr && *resets != 0;
     Reg<V> sum = V::Set(0);
 #pragma GCC unroll 8
-    for (int i = 0; i < count; ++i) {
+    for (int n = 0; n < kVectors; ++n) {
+      const int i = Block::At(n);
       const Reg<V> out = block.Get(dh, i) + state[i];
-      block.Put(db, i, out);
+      block.PutResult(db, i, out);
       const auto factor = N::FactorOf(out);
       const Reg<V> h = reset ? V::Set(0) : block.Get(h_prev, i);
       if constexpr (kGradient == Gradient::kEach) {
-        block.Put(da, i, reset ? V::Set(0) : N::Mul(factor, h));
+        block.PutResult(da, i, reset ? V::Set(0) : N::Mul(factor, h));
       } else if constexpr (kGradient == Gradient::kSums) {
         if (!reset) sums[i] = N::MulAdd(factor, h, sums[i]);
       } else {
@@ -214,26 +272,26 @@ void BackwardBlock(Block<V, count> block, const Factors<Storage>& factors,
     if (resets != nullptr) resets += factors.reset_step;
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < kVectors; ++i) {
     block.Put(segment.state + unit, i, state[i]);
-    if constexpr (kGradient == Gradient::kSums) {
-      block.Put(segment.sums + unit, i, block.Get(segment.sums + unit, i) + sums[i]);
-    }
+    if constexpr (kGradient == Gradient::kSums)
+      block.Put(segment.sums + unit, i, sums[i]);
   }
 }
 
 template <typename V, typename N, typename Storage>
 void LinearBackward(const Factors<Storage>& factors,
                     const BackwardSegment<Storage, typename V::Element>& segment) {
-  ForBlocks<V>(segment.units, [&](auto block, int64_t unit) {
-    if (factors.shared) {
-      BackwardBlock<V, N, Gradient::kShared>(block, factors, segment, unit);
-    } else if (segment.sums != nullptr) {
-      BackwardBlock<V, N, Gradient::kSums>(block, factors, segment, unit);
-    } else {
-      BackwardBlock<V, N, Gradient::kEach>(block, factors, segment, unit);
-    }
-  });
+  ForRows<V>(factors, segment,
+             [](const auto& at, const auto& part, auto block, int64_t unit) {
+               if (at.shared) {
+                 BackwardBlock<V, N, Gradient::kShared>(block, at, part, unit);
+               } else if (part.sums != nullptr) {
+                 BackwardBlock<V, N, Gradient::kSums>(block, at, part, unit);
+               } else {
+                 BackwardBlock<V, N, Gradient::kEach>(block, at, part, unit);
+               }
+             });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "cpu/linear/recurrence.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "cpu/network/network.h"
 #include "cpu/network/values.h"
@@ -12,11 +13,11 @@ namespace {
 
 // Elements that take about as long as waking another thread.
 constexpr int64_t kElementsPerThread = 1 << 15;
-// Bytes of b that are read before the first units of the same steps are done with: rows
-// longer than a kernel's registers pass through a cache. The same on all machines, as
-// sums over steps are added up block by block.
-constexpr int64_t kBlockBytes = 1 << 16;
-constexpr int64_t kMostSteps = 512;
+// Steps of a segment. Sums over steps are added up segment by segment, for accuracy.
+constexpr int64_t kSteps = 256;
+// Results of so many bytes are in no cache when they are read.
+constexpr int64_t kStreamedBytes = 16 << 20;
+constexpr int64_t kLine = 64;
 // A piece of a row for one thread has whole lines of a cache.
 constexpr int64_t kFewestUnits = 32;
 
@@ -67,11 +68,6 @@ void ForPieces(const LinearShape& shape, const Body& body) {
   team.ForEach(pieces.count(), [&](int64_t i) { body(pieces[i]); });
 }
 
-int64_t StepsOfBlock(const LinearShape& shape, int64_t element_bytes) {
-  const int64_t row = std::max<int64_t>(1, shape.units() * element_bytes);
-  return std::clamp<int64_t>(kBlockBytes / row, 8, kMostSteps);
-}
-
 int64_t LengthOf(const LinearShape& shape, int64_t sequence) {
   if (shape.lengths == nullptr) return shape.steps;
   return std::clamp<int64_t>(shape.lengths[sequence], 0, shape.steps);
@@ -115,6 +111,25 @@ struct Place {
 };
 
 template <typename Storage>
+int64_t BytesOf(const LinearShape& shape) {
+  return shape.batch * shape.steps * shape.units() * int64_t{sizeof(Storage)};
+}
+
+// Whether results go past the caches: they are large, and pieces of rows begin at whole
+// lines of a cache.
+template <typename Storage>
+bool Streams(const LinearShape& shape, std::initializer_list<const Storage*> results) {
+  const auto whole = [](int64_t count) {
+    return count * int64_t{sizeof(Storage)} % kLine == 0;
+  };
+  return BytesOf<Storage>(shape) >= kStreamedBytes && whole(shape.width) &&
+         whole(shape.batch_stride) && whole(shape.step_stride) &&
+         std::all_of(results.begin(), results.end(), [](const Storage* data) {
+           return reinterpret_cast<uintptr_t>(data) % kLine == 0;
+         });
+}
+
+template <typename Storage>
 void ZeroPadding(const Place& place, Storage* h) {
   for (int64_t t = place.length; t < place.shape.steps; ++t)
     Zero(h + place.at(t), place.units);
@@ -122,20 +137,20 @@ void ZeroPadding(const Place& place, Storage* h) {
 
 template <typename Storage, typename Accum>
 void ForwardPlace(const Place& place, const LinearKernels<Storage, Accum>& kernels,
-                  const LinearForwardArrays<Storage>& arrays, Accum* state) {
+                  const LinearForwardArrays<Storage>& arrays, bool stream,
+                  Accum* state) {
   const LinearShape& shape = place.shape;
   const auto run =
       shape.blocks
           ? (shape.after ? kernels.blocks_forward_after : kernels.blocks_forward)
           : (shape.after ? kernels.forward_after : kernels.forward);
   const int64_t direction = shape.reverse ? -1 : 1;
-  const int64_t block = StepsOfBlock(shape, sizeof(Storage));
   Convert(arrays.h_0 + place.state(), place.units, state);
-  for (int64_t k = 0; k < place.length; k += block) {
+  for (int64_t k = 0; k < place.length; k += kSteps) {
     const int64_t step = place.position(k);
     run(place.factors(arrays.a, step, direction),
-        {std::min(block, place.length - k), place.units, direction * shape.step_stride,
-         arrays.b + place.at(step), arrays.h + place.at(step), state});
+        {std::min(kSteps, place.length - k), place.units, direction * shape.step_stride,
+         stream, arrays.b + place.at(step), arrays.h + place.at(step), state});
   }
   Convert(state, place.units, arrays.h_n + place.state());
   ZeroPadding(place, arrays.h);
@@ -146,41 +161,43 @@ template <typename Accum>
 struct BackwardMemory {
   Accum* state;   // [units]
   Accum* sums;    // [units], the gradient of factors that all steps share
+  Accum* part;    // [units], the same of some steps
   Accum* shared;  // [steps of a block][parts]
 };
 
 template <typename Storage, typename Accum>
 void BackwardPlace(const Place& place, const LinearKernels<Storage, Accum>& kernels,
-                   const LinearBackwardArrays<Storage>& arrays,
+                   const LinearBackwardArrays<Storage>& arrays, bool stream,
                    const BackwardMemory<Accum>& memory) {
   const LinearShape& shape = place.shape;
   const int64_t direction = shape.reverse ? 1 : -1;
-  const int64_t block = StepsOfBlock(shape, sizeof(Storage));
   const int64_t factors = shape.shared ? shape.parts : place.units;
   Convert(arrays.dh_n + place.state(), place.units, memory.state);
   Zero(memory.sums, factors);
   // Steps [first, k) of the run, the last one first; the first one of all is alone,
   // because the state before it is not in h.
   for (int64_t k = place.length, first; k > 0; k = first) {
-    first = k == 1 ? 0 : std::max<int64_t>(1, k - block);
+    first = k == 1 ? 0 : std::max<int64_t>(1, k - kSteps);
     const int64_t step = place.position(k - 1), steps = k - first;
     const Storage* h_prev = k == 1 ? arrays.h_0 + place.state()
                                    : arrays.h + place.at(place.position(k - 2));
     if (shape.shared) Zero(memory.shared, steps * shape.parts);
+    Zero(memory.part, factors);
     kernels.backward(
         place.factors(arrays.a, step, direction),
-        {steps, place.units, direction * shape.step_stride, h_prev,
+        {steps, place.units, direction * shape.step_stride, stream, h_prev,
          arrays.dh + place.at(step), arrays.db + place.at(step), memory.state,
          arrays.da + place.da_at(step), direction * shape.da_step,
-         shape.a_step == 0 ? memory.sums : nullptr, memory.shared});
+         shape.a_step == 0 ? memory.part : nullptr, memory.shared, shape.parts});
     for (int64_t i = 0; shape.shared && i < steps; ++i) {
       const Accum* const one = memory.shared + i * shape.parts;
-      if (shape.a_step != 0) {
-        Convert(one, factors, arrays.da + place.da_at(step + direction * i));
+      if (shape.a_step == 0) {
+        Add(one, nullptr, Accum{1}, factors, memory.part);
       } else {
-        for (int64_t part = 0; part < factors; ++part) memory.sums[part] += one[part];
+        Convert(one, factors, arrays.da + place.da_at(step + direction * i));
       }
     }
+    Add(memory.part, nullptr, Accum{1}, factors, memory.sums);
   }
   Convert(memory.state, place.units, arrays.dh_0 + place.state());
   ZeroPadding(place, arrays.db);
@@ -198,11 +215,13 @@ template <typename Storage, typename Accum>
 void RunLinearForward(const LinearShape& shape,
                       const LinearKernels<Storage, Accum>& kernels,
                       const LinearForwardArrays<Storage>& arrays) {
+  const bool stream = Streams<Storage>(shape, {arrays.h});
+  AdviseHugePages(arrays.h, BytesOf<Storage>(shape));
   ForPieces(shape, [&](const Piece& piece) {
     Scratch scratch;
     Accum* const state = scratch.Take<Accum>(piece.units);
     for (int64_t g = piece.first_group; g < piece.first_group + piece.groups; ++g)
-      ForwardPlace(Place(shape, piece, g), kernels, arrays, state);
+      ForwardPlace(Place(shape, piece, g), kernels, arrays, stream, state);
   });
 }
 
@@ -210,15 +229,18 @@ template <typename Storage, typename Accum>
 void RunLinearBackward(const LinearShape& shape,
                        const LinearKernels<Storage, Accum>& kernels,
                        const LinearBackwardArrays<Storage>& arrays) {
+  const bool stream = Streams<Storage>(shape, {arrays.db, arrays.da});
+  AdviseHugePages(arrays.db, BytesOf<Storage>(shape));
+  if (shape.a_step != 0 && !shape.shared)
+    AdviseHugePages(arrays.da, BytesOf<Storage>(shape));
   ForPieces(shape, [&](const Piece& piece) {
     Scratch scratch;
-    const int64_t steps = StepsOfBlock(shape, sizeof(Storage));
     const int64_t sums = std::max(piece.units, shape.parts);
-    const BackwardMemory<Accum> memory{scratch.Take<Accum>(piece.units),
-                                       scratch.Take<Accum>(sums),
-                                       scratch.Take<Accum>(steps * shape.parts)};
+    const BackwardMemory<Accum> memory{
+        scratch.Take<Accum>(piece.units), scratch.Take<Accum>(sums),
+        scratch.Take<Accum>(sums), scratch.Take<Accum>(kSteps * shape.parts)};
     for (int64_t g = piece.first_group; g < piece.first_group + piece.groups; ++g)
-      BackwardPlace(Place(shape, piece, g), kernels, arrays, memory);
+      BackwardPlace(Place(shape, piece, g), kernels, arrays, stream, memory);
   });
 }
 
