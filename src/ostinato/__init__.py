@@ -14,6 +14,10 @@ from ._linear.api import linear_recurrence as linear_recurrence
 from ._linear.devices import (
     linear_recurrence_over_devices as linear_recurrence_over_devices,
 )
+from ._linear.returns import GAEOutput as GAEOutput
+from ._linear.returns import discounted_returns as discounted_returns
+from ._linear.returns import gae as gae
+from ._linear.returns import lambda_returns as lambda_returns
 from ._recurrent.net import recurrent_net as recurrent_net
 from ._recurrent.protocol import RecurrentOutput as RecurrentOutput
 from ._recurrent.remat import tag as tag

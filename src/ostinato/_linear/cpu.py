@@ -64,8 +64,13 @@ def _like(x: Any) -> jax.ShapeDtypeStruct:
 def _numbers(call: Recurrence, a: Any, b: Any) -> np.ndarray:
     """Return the attribute `numbers`, see native/ffi/linear_cpu.cc."""
     steps, batch = b.shape[call.time_axis], b.shape[call.batch_axis]
-    units = size(b.shape[2:])
+    a_steps, a_batch = a.shape[call.time_axis], a.shape[call.batch_axis]
+    units, row = size(b.shape[2:]), size(a.shape[2:])
     shared = call.shares_units(a, b)
+    masked = call.has_lengths or call.has_resets
+    if call.time_major and not (masked or shared) and a.shape[:2] == b.shape[:2]:
+        # All units of a step lie side by side.
+        batch, a_batch, units, row = 1, 1, batch * units, batch * row
     groups = units // b.shape[-1] if shared and units else 1
     width = b.shape[-1] if shared else units
 
@@ -73,8 +78,6 @@ def _numbers(call: Recurrence, a: Any, b: Any) -> np.ndarray:
         """Return the distances from sequence to sequence and from step to step."""
         return (row, batch * row) if call.time_major else (steps * row, row)
 
-    row = size(a.shape[2:])
-    a_steps, a_batch = a.shape[call.time_axis], a.shape[call.batch_axis]
     of_sequences, of_steps = strides(row, a_batch, a_steps)
     da_sequences, da_steps = strides(row, batch, a_steps)
     constant = call.shares(a, call.time_axis)
@@ -84,7 +87,7 @@ def _numbers(call: Recurrence, a: Any, b: Any) -> np.ndarray:
         groups,
         width,
         *strides(units, batch, steps),
-        0 if call.shares(a, call.batch_axis) else of_sequences,
+        0 if a_batch == 1 else of_sequences,
         0 if constant else of_steps,
         1,
         da_sequences,
