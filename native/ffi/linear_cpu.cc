@@ -157,6 +157,33 @@ xffi::Error Backward(Numbers numbers, xffi::RemainingArgs arguments,
   return xffi::Error::Success();
 }
 
+template <typename T>
+void RunFilter(bool reverse, const xffi::AnyBuffer& b, const xffi::AnyBuffer& a,
+               const xffi::AnyBuffer& x, xffi::AnyBuffer& y,
+               const cpu::FilterKernel<T>& kernel) {
+  const int64_t channels = x.dimensions()[0], order = a.dimensions()[1];
+  if (b.dimensions()[1] != order + 1) throw std::invalid_argument("orders differ");
+  const auto stride = [](const xffi::AnyBuffer& each) {
+    return each.dimensions()[0] == 1 ? 0 : each.dimensions()[1];
+  };
+  cpu::RunFilter<T>(
+      {order, x.dimensions()[1], reverse, static_cast<const T*>(b.untyped_data()),
+       static_cast<const T*>(a.untyped_data()), stride(b), stride(a),
+       static_cast<const T*>(x.untyped_data()), static_cast<T*>(y.untyped_data())},
+      channels, kernel);
+}
+
+xffi::Error Filter(bool reverse, xffi::AnyBuffer b, xffi::AnyBuffer a,
+                   xffi::AnyBuffer x, xffi::Result<xffi::AnyBuffer> y) {
+  const cpu::LinearKernelSet& set = cpu::CurrentLinearKernels();
+  if (x.element_type() == xffi::DataType::F64) {
+    RunFilter<double>(reverse, b, a, x, *y, set.filter_f64);
+  } else {
+    RunFilter<float>(reverse, b, a, x, *y, set.filter_f32);
+  }
+  return xffi::Error::Success();
+}
+
 auto Binding() { return xffi::Ffi::Bind().Attr<Numbers>("numbers").RemainingArgs(); }
 
 }  // namespace
@@ -170,4 +197,11 @@ OSTINATO_FFI_HANDLER(ostinato_linear_bwd, ostinato::ffi::Backward,
                      ostinato::ffi::Binding()
                          .Ret<ostinato::ffi::xffi::AnyBuffer>()
                          .Ret<ostinato::ffi::xffi::AnyBuffer>()
+                         .Ret<ostinato::ffi::xffi::AnyBuffer>());
+OSTINATO_FFI_HANDLER(ostinato_filter, ostinato::ffi::Filter,
+                     ostinato::ffi::xffi::Ffi::Bind()
+                         .Attr<bool>("reverse")
+                         .Arg<ostinato::ffi::xffi::AnyBuffer>()
+                         .Arg<ostinato::ffi::xffi::AnyBuffer>()
+                         .Arg<ostinato::ffi::xffi::AnyBuffer>()
                          .Ret<ostinato::ffi::xffi::AnyBuffer>());

@@ -14,6 +14,8 @@ from ._linear.api import linear_recurrence as linear_recurrence
 from ._linear.devices import (
     linear_recurrence_over_devices as linear_recurrence_over_devices,
 )
+from ._linear.filters import lfilter as lfilter
+from ._linear.filters import sosfilt as sosfilt
 from ._linear.returns import GAEOutput as GAEOutput
 from ._linear.returns import discounted_returns as discounted_returns
 from ._linear.returns import gae as gae

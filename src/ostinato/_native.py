@@ -27,6 +27,7 @@ _CPU_TARGETS = (
     "ostinato_split",
     "ostinato_linear_fwd",
     "ostinato_linear_bwd",
+    "ostinato_filter",
 )
 
 

@@ -134,6 +134,11 @@ def linear_gradient(x, d):
     return jax.grad(loss)(x)
 
 
+def filtered(x, scale):
+    b, a = jnp.array([0.5, 0.2, -0.1]), jnp.array([1.0, -0.4, 0.2])
+    return ost.lfilter(scale * b, a, x, axis=0)
+
+
 PROGRAMS = programs(
     {
         "rnn_lstm": lambda x, scale: run(LSTM, x, scale),
@@ -154,6 +159,7 @@ PROGRAMS = programs(
         "linear_over_units": linear_over_units,
         "linear_batch": linear_batch,
         "linear_gradient": linear_gradient,
+        "filtered": filtered,
         "net_gru": with_cell(cells.GRU(D, 2)),
         "net_peephole": with_cell(cells.PeepholeLSTM(D, 2)),
         "net_milstm": with_cell(cells.MILSTM(D, 2)),

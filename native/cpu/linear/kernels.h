@@ -87,10 +87,32 @@ struct LinearKernels {
   Backward backward;
 };
 
+// Recursive filters over channels, of which each has its steps side by side.
+template <typename T>
+struct FilterSegment {
+  int64_t order;  // 1..kMostOrder
+  int64_t steps;
+  bool reverse;                // from the last step to the first
+  const T *b, *a;              // [order + 1] and [order]
+  int64_t b_stride, a_stride;  // from channel to channel; 0: all have the same
+  const T* x;                  // [channels][steps]
+  T* y;
+};
+inline constexpr int64_t kMostOrder = 8;
+
+// Runs `channels` from `channel` on, at most `lanes` of them.
+template <typename T>
+struct FilterKernel {
+  int64_t lanes;
+  void (*run)(const FilterSegment<T>& filter, int64_t channel, int64_t channels);
+};
+
 struct LinearKernelSet {
   LinearKernels<float, float> f32, c64;
   LinearKernels<double, double> f64, c128;
   LinearKernels<BFloat16, float> bf16;
+  FilterKernel<float> filter_f32;
+  FilterKernel<double> filter_f64;
 };
 
 // Null where the file was compiled for a processor that cannot have the instructions.

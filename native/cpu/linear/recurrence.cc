@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <stdexcept>
 
 #include "cpu/network/network.h"
 #include "cpu/network/values.h"
@@ -20,6 +21,11 @@ constexpr int64_t kStreamedBytes = 16 << 20;
 constexpr int64_t kLine = 64;
 // A piece of a row for one thread has whole lines of a cache.
 constexpr int64_t kFewestUnits = 32;
+
+int32_t ThreadsFor(int64_t elements) {
+  return static_cast<int32_t>(
+      std::min<int64_t>(1 + elements / kElementsPerThread, kMostThreads));
+}
 
 // Some units, or groups, of one sequence, which one thread computes.
 struct Piece {
@@ -61,9 +67,7 @@ class Pieces {
 
 template <typename Body>
 void ForPieces(const LinearShape& shape, const Body& body) {
-  const int64_t elements = shape.batch * shape.steps * shape.units();
-  Team team(static_cast<int32_t>(
-      std::min<int64_t>(1 + elements / kElementsPerThread, kMostThreads)));
+  Team team(ThreadsFor(shape.batch * shape.steps * shape.units()));
   const Pieces pieces(shape, team.threads());
   team.ForEach(pieces.count(), [&](int64_t i) { body(pieces[i]); });
 }
@@ -243,6 +247,24 @@ void RunLinearBackward(const LinearShape& shape,
       BackwardPlace(Place(shape, piece, g), kernels, arrays, stream, memory);
   });
 }
+
+template <typename T>
+void RunFilter(const FilterSegment<T>& filter, int64_t channels,
+               const FilterKernel<T>& kernel) {
+  if (filter.order < 1 || filter.order > kMostOrder)
+    throw std::invalid_argument("there is no kernel for a filter of this order");
+  Team team(ThreadsFor(channels * filter.steps * filter.order));
+  // Channels on several threads rather than in more lanes of one.
+  const int64_t each =
+      std::clamp<int64_t>(CeilDiv(channels, team.threads()), 1, kernel.lanes);
+  team.ForEach(CeilDiv(channels, each), [&](int64_t i) {
+    kernel.run(filter, i * each, std::min(each, channels - i * each));
+  });
+}
+template void RunFilter(const FilterSegment<float>&, int64_t,
+                        const FilterKernel<float>&);
+template void RunFilter(const FilterSegment<double>&, int64_t,
+                        const FilterKernel<double>&);
 
 #define OSTINATO_LINEAR(Storage, Accum)                                 \
   template void RunLinearForward(const LinearShape&,                    \

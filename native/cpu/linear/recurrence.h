@@ -57,6 +57,12 @@ void RunLinearBackward(const LinearShape& shape,
                        const LinearKernels<Storage, Accum>& kernels,
                        const LinearBackwardArrays<Storage>& arrays);
 
+// Runs filters over `channels`. Throws std::invalid_argument for an order that there is
+// no kernel for.
+template <typename T>
+void RunFilter(const FilterSegment<T>& filter, int64_t channels,
+               const FilterKernel<T>& kernel);
+
 }  // namespace ostinato::cpu
 
 #endif  // OSTINATO_CPU_LINEAR_RECURRENCE_H_

@@ -3,6 +3,7 @@
 #define OSTINATO_CPU_LINEAR_TABLE_INL_H_
 
 #include "cpu/linear/blocks-inl.h"
+#include "cpu/linear/filter-inl.h"
 #include "cpu/linear/recurrence-inl.h"
 
 namespace ostinato::cpu {
@@ -22,7 +23,9 @@ constexpr LinearKernelSet MakeLinearSet() {
           MakeLinearKernels<F32, ComplexNumbers, float>(),
           MakeLinearKernels<F64, RealNumbers, double>(),
           MakeLinearKernels<F64, ComplexNumbers, double>(),
-          MakeLinearKernels<F32, RealNumbers, BFloat16>()};
+          MakeLinearKernels<F32, RealNumbers, BFloat16>(),
+          {F32::kLanes, Filter<F32>},
+          {F64::kLanes, Filter<F64>}};
 }
 
 }  // namespace

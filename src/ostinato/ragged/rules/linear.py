@@ -13,11 +13,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from ..._linear import lowering, primitive
+from ..._linear import filter_primitive, lowering, primitive
 from ..._linear.call import Recurrence, multiply
 from ..._typing import Array
 from ..core.context import Context, Sizes
-from ..core.registry import register
+from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic
 from ..core.values import Flat, Padded, Shared, Value
 from ..types.segments import along
@@ -134,3 +134,18 @@ def _on_padded(
         ]
 
     return ctx.batched(one, values, ctx.out_shapes(eqn), sized=sized)
+
+
+@register(filter_primitive.filter_p, cheap=True)
+def _filter(ctx: Context, eqn: JaxprEqn, *values: Value, reverse: bool) -> list[Value]:
+    """Run padded examples: zeros in the padding change nothing before or after it."""
+    steps = values[2].shape[1]
+    if any(is_symbolic(size) for value in values[:2] for size in value.shape[1:]):
+        raise Unsupported("the number of coefficients must be the same everywhere")
+
+    def one(sizes: Sizes, b: Array, a: Array, x: Array) -> list[Array]:
+        x = sizes.cleared(x, values[2].shape)
+        y = eqn.primitive.bind(b, a, x, reverse=reverse)
+        return [sizes.repeat_last(y, 1, steps)]
+
+    return ctx.batched(one, values, ctx.out_shapes(eqn))
