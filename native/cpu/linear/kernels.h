@@ -25,11 +25,6 @@ struct Factors {
   bool shared;            // one factor for all units, else one for each
   const uint8_t* resets;  // not 0 where h_{t-1} counts as 0; null: nowhere
   int64_t reset_step;
-
-  void Advance() {
-    a += a_step;
-    if (resets != nullptr) resets += reset_step;
-  }
 };
 
 template <typename Storage, typename Accum>
@@ -40,11 +35,6 @@ struct ForwardSegment {
   const Storage* b;
   Storage* h;
   Accum* state;  // [units]
-
-  void Advance() {
-    b += step;
-    h += step;
-  }
 };
 
 // The run of the transpose, from the last step to the first, with the gradient of the
@@ -64,14 +54,6 @@ struct BackwardSegment {
   Accum* sums;      // the same factor at every step: [units], added to
   Accum* shared;    // one factor for all units: [steps], or pairs, added to
   int64_t parts;    // real numbers of a factor: 1 or 2
-
-  void Advance() {
-    h_prev += step;
-    dh += step;
-    db += step;
-    da += da_step;
-    if (shared != nullptr) shared += parts;
-  }
 };
 
 // 2x2 blocks: units come in pairs (h0, h1), complex ones in fours, and a has for each

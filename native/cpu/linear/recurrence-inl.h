@@ -119,6 +119,26 @@ void ForBlocks(int64_t units, const Body& body) {
   if (down) larges();
 }
 
+// Moves factors, or a segment, on by one step.
+template <typename Storage>
+void Advance(Factors<Storage>& factors) {
+  factors.a += factors.a_step;
+  if (factors.resets != nullptr) factors.resets += factors.reset_step;
+}
+template <typename Storage, typename Accum>
+void Advance(ForwardSegment<Storage, Accum>& segment) {
+  segment.b += segment.step;
+  segment.h += segment.step;
+}
+template <typename Storage, typename Accum>
+void Advance(BackwardSegment<Storage, Accum>& segment) {
+  segment.h_prev += segment.step;
+  segment.dh += segment.step;
+  segment.db += segment.step;
+  segment.da += segment.da_step;
+  if (segment.shared != nullptr) segment.shared += segment.parts;
+}
+
 // Calls body(factors, segment, block, unit) for parts of a segment that cover it. Rows
 // that fit into registers stay there for all steps. Others run step by step, so that
 // memory is read in its order, and their state is in a cache.
@@ -147,8 +167,8 @@ void ForRows(const Factors<Storage>& factors, const Segment& segment,
     } else {
       ForBlocks<V, false, false>(segment.units, row);
     }
-    at.Advance();
-    part.Advance();
+    Advance(at);
+    Advance(part);
   }
   if (segment.stream) V::Fence();
 }
