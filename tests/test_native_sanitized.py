@@ -17,7 +17,7 @@ RNN_KERNELS = sorted(
 KERNELS = RNN_KERNELS + sorted(
     f"cpu/linear/{path.name}"
     for path in NATIVE.glob("cpu/linear/*.cc")
-    if path.name != "recurrence.cc"
+    if path.name not in ("advantages.cc", "recurrence.cc")
 )
 EMULATION = "tests/tiles_emulated.cc"
 RUNTIME = {

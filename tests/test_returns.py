@@ -165,6 +165,43 @@ def test_gradients_pass_through_every_argument():
         assert_close(a, b, terms=1000)
 
 
+@every_layout
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_dtypes_and_many_sequences(time_major, dtype):
+    """More sequences than lie side by side in a kernel; in bfloat16 XLA runs it."""
+    shape = (9, 300) if time_major else (300, 9)
+    r, v = (jnp.asarray(draw(*shape, seed=n), dtype) for n in (1, 2))
+    last = jnp.asarray(draw(300, seed=3), dtype)
+    options = dict(discounts=0.9, lambda_=0.8)
+    got = fast_jit(lambda *a: ost.gae(*a, **options, time_major=time_major))(r, v, last)
+    r, v, last = (np.asarray(x, np.float64) for x in (r, v, last))
+    r, v = (x.T if time_major else x for x in (r, v))
+    full = [np.full(r.shape, x) for x in options.values()]
+    none = np.zeros(r.shape, bool)
+    want = gae_loop(r, v, last, *full, none, none, np.full(300, 9))
+    found = got.advantages.T if time_major else got.advantages
+    assert_close(found, want, terms=256)
+
+
+def test_vmap_and_devices():
+    arrays = [jnp.asarray(x) for x in (REWARDS, VALUES, BOOTSTRAP)]
+    gammas = jnp.linspace(0.5, 0.9, BATCH)
+    run = lambda r, v, last, d: ost.gae(r, v, last, discounts=d, lambda_=0.9)  # noqa: E731
+    want = [run(*x) for x in zip(*arrays, gammas, strict=True)]
+    got = jax.vmap(run)(*arrays, gammas)
+    for n, one in enumerate(want):
+        assert_close(got.advantages[n], one.advantages, terms=100)
+        assert_close(got.returns[n], one.returns, terms=100)
+    outer = jax.vmap(run, (None, None, None, 0))(*arrays, gammas)
+    assert_close(outer.returns[1], run(*arrays, gammas[1]).returns, terms=100)
+    mesh = jax.make_mesh((4,), ("b",))
+    spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("b"))
+    split = [jax.device_put(x, spec) for x in arrays]
+    assert_close(
+        jax.jit(run)(*split, gammas[0]).returns, run(*arrays, gammas[0]).returns
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/linear/advantages.h"
 #include "cpu/linear/recurrence.h"
 #include "ffi/handler.h"
 
@@ -184,6 +185,47 @@ xffi::Error Filter(bool reverse, xffi::AnyBuffer b, xffi::AnyBuffer a,
   return xffi::Error::Success();
 }
 
+template <typename T>
+void RunAdvantages(bool time_major, Numbers masks, const xffi::RemainingArgs& arguments,
+                   xffi::AnyBuffer& advantages, xffi::AnyBuffer& returns) {
+  size_t next = 0;
+  const auto take = [&] { return arguments.get<xffi::AnyBuffer>(next++).value(); };
+  const auto data = [](const xffi::AnyBuffer& array) {
+    return static_cast<const T*>(array.untyped_data());
+  };
+  const xffi::AnyBuffer rewards = take(), values = take(), last = take(),
+                        discounts = take(), lambdas = take();
+  cpu::Advantages<T> call{};
+  call.batch = rewards.dimensions()[time_major ? 1 : 0];
+  call.steps = rewards.dimensions()[time_major ? 0 : 1];
+  call.time_major = time_major;
+  call.rewards = data(rewards);
+  call.values = data(values);
+  call.last = data(last);
+  call.discounts = data(discounts);
+  call.lambdas = data(lambdas);
+  call.one_discount = discounts.dimensions().size() == 0;
+  call.one_lambda = lambdas.dimensions().size() == 0;
+  if (masks[0] != 0) call.ends = static_cast<const uint8_t*>(take().untyped_data());
+  if (masks[1] != 0) call.cuts = static_cast<const uint8_t*>(take().untyped_data());
+  if (masks[2] != 0) call.lengths = static_cast<const int32_t*>(take().untyped_data());
+  call.advantages = static_cast<T*>(advantages.untyped_data());
+  call.returns = static_cast<T*>(returns.untyped_data());
+  cpu::RunAdvantages(call);
+}
+
+xffi::Error RunGae(bool time_major, Numbers masks, xffi::RemainingArgs arguments,
+                   xffi::Result<xffi::AnyBuffer> advantages,
+                   xffi::Result<xffi::AnyBuffer> returns) {
+  if (masks.size() != 3) throw std::invalid_argument("`masks` has another size");
+  if (advantages->element_type() == xffi::DataType::F64) {
+    RunAdvantages<double>(time_major, masks, arguments, *advantages, *returns);
+  } else {
+    RunAdvantages<float>(time_major, masks, arguments, *advantages, *returns);
+  }
+  return xffi::Error::Success();
+}
+
 auto Binding() { return xffi::Ffi::Bind().Attr<Numbers>("numbers").RemainingArgs(); }
 
 }  // namespace
@@ -204,4 +246,11 @@ OSTINATO_FFI_HANDLER(ostinato_filter, ostinato::ffi::Filter,
                          .Arg<ostinato::ffi::xffi::AnyBuffer>()
                          .Arg<ostinato::ffi::xffi::AnyBuffer>()
                          .Arg<ostinato::ffi::xffi::AnyBuffer>()
+                         .Ret<ostinato::ffi::xffi::AnyBuffer>());
+OSTINATO_FFI_HANDLER(ostinato_gae, ostinato::ffi::RunGae,
+                     ostinato::ffi::xffi::Ffi::Bind()
+                         .Attr<bool>("time_major")
+                         .Attr<ostinato::ffi::Numbers>("masks")
+                         .RemainingArgs()
+                         .Ret<ostinato::ffi::xffi::AnyBuffer>()
                          .Ret<ostinato::ffi::xffi::AnyBuffer>());

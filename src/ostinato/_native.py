@@ -28,6 +28,7 @@ _CPU_TARGETS = (
     "ostinato_linear_fwd",
     "ostinato_linear_bwd",
     "ostinato_filter",
+    "ostinato_gae",
 )
 
 

@@ -139,6 +139,11 @@ def filtered(x, scale):
     return ost.lfilter(scale * b, a, x, axis=0)
 
 
+def advantages(s, x, e):
+    ends = x[:, 0] > 1
+    return ost.gae(s, x[:, 1], e, discounts=0.9, lambda_=0.8, terminations=ends)
+
+
 PROGRAMS = programs(
     {
         "rnn_lstm": lambda x, scale: run(LSTM, x, scale),
@@ -160,6 +165,7 @@ PROGRAMS = programs(
         "linear_batch": linear_batch,
         "linear_gradient": linear_gradient,
         "filtered": filtered,
+        "advantages": advantages,
         "net_gru": with_cell(cells.GRU(D, 2)),
         "net_peephole": with_cell(cells.PeepholeLSTM(D, 2)),
         "net_milstm": with_cell(cells.MILSTM(D, 2)),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from .. import _checks
 from .._typing import Array, ArrayLike, Bool, Float, Int
+from . import advantages
 from .api import linear_recurrence
 
 
@@ -157,22 +158,19 @@ def gae(
         `compute_gae`, whose advantages are `r_t + d_t vs_{t+1} - v_t` instead.
     """
     batch = _Batch(rewards, seq_lengths, time_major)
-    factors = batch.each("discounts", discounts)
-    weights = batch.each("lambda_", lambda_)
-    values = batch.array("values", values)
-    if terminations is not None:
-        ends = batch.mask("terminations", terminations)
-        factors = jnp.where(ends, jnp.zeros((), factors.dtype), factors)
-    after = batch.following(values, batch.state("bootstrap", bootstrap))
-    deltas = batch.rewards + factors * after - values
-    carried = factors * weights
-    if truncations is not None:
-        cut = batch.mask("truncations", truncations)
-        deltas, carried = (
-            jnp.where(cut, jnp.zeros((), x.dtype), x) for x in (deltas, carried)
-        )
-    advantages = batch.run(carried, deltas, None)
-    return GAEOutput(advantages, batch.valid(advantages + batch.given(values)))
+    given = (
+        batch.rewards,
+        batch.array("values", values),
+        batch.state("bootstrap", bootstrap),
+        batch.number("discounts", discounts),
+        batch.number("lambda_", lambda_),
+    )
+    masks = [
+        None if mask is None else batch.mask(name, mask)
+        for name, mask in (("terminations", terminations), ("truncations", truncations))
+    ]
+    found = advantages.run(batch.time_major, given, (*masks, batch.lengths))
+    return GAEOutput(*map(batch.given, found))
 
 
 class _Batch:
@@ -219,8 +217,12 @@ class _Batch:
 
     def each(self, name: str, x: Any) -> Array:
         """Return a number, or an array in the shape of the rewards, for every step."""
+        return jnp.broadcast_to(self.number(name, x), self.rewards.shape)
+
+    def number(self, name: str, x: Any) -> Array:
+        """Return a number, `[]`, or an array in the shape of the rewards."""
         if isinstance(x, (int, float)) or getattr(x, "ndim", None) == 0:
-            return jnp.full(self.rewards.shape, x, self.dtype)
+            return jnp.asarray(x, self.dtype)
         return self.array(name, x)
 
     def mask(self, name: str, x: Any) -> Array:
@@ -238,25 +240,6 @@ class _Batch:
         _checks.check_same_dtype(rewards=self.rewards, **{name: x})
         _checks.check_shape(name, x, **({} if self.single else {"B": self.batch}))
         return jnp.reshape(x, (self.batch,))
-
-    def _inside(self) -> Array:
-        assert self.lengths is not None
-        steps = jax.lax.broadcasted_iota(jnp.int32, self.rewards.shape, self.axis)
-        return steps < jnp.expand_dims(self.lengths, self.axis)
-
-    def following(self, values: Array, bootstrap: Array | None) -> Array:
-        """Return the value after each step."""
-        assert bootstrap is not None
-        if self.steps == 0:
-            return values
-        end = jnp.expand_dims(bootstrap, self.axis)
-        rest = jax.lax.slice_in_dim(values, 1, self.steps, axis=self.axis)
-        moved = jnp.concatenate([rest, end], self.axis)
-        if self.lengths is None:
-            return moved
-        steps = jax.lax.broadcasted_iota(jnp.int32, values.shape, self.axis)
-        last = steps == jnp.expand_dims(self.lengths - 1, self.axis)
-        return jnp.where(last, jnp.broadcast_to(end, moved.shape), moved)
 
     def last(self, x: Array) -> Array:
         """Return the last valid element of each sequence, 0 where there is none."""
@@ -283,9 +266,3 @@ class _Batch:
     def given(self, x: Array) -> Array:
         """Return an array in the shape of the rewards as they were given."""
         return jnp.squeeze(x, 1 - self.axis) if self.single else x
-
-    def valid(self, x: Array) -> Array:
-        """Return results, in the shape of the rewards, with 0 in the padding."""
-        if self.lengths is None:
-            return x
-        return jnp.where(self.given(self._inside()), x, jnp.zeros((), x.dtype))

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from ..._linear import filter_primitive, lowering, primitive
+from ..._linear import advantages, filter_primitive, lowering, primitive
 from ..._linear.call import Recurrence, multiply
 from ..._typing import Array
 from ..core.context import Context, Sizes
@@ -147,5 +147,27 @@ def _filter(ctx: Context, eqn: JaxprEqn, *values: Value, reverse: bool) -> list[
         x = sizes.cleared(x, values[2].shape)
         y = eqn.primitive.bind(b, a, x, reverse=reverse)
         return [sizes.repeat_last(y, 1, steps)]
+
+    return ctx.batched(one, values, ctx.out_shapes(eqn))
+
+
+@register(advantages.gae_p, cheap=True)
+def _gae(
+    ctx: Context, eqn: JaxprEqn, *values: Value, time_major: bool, present: Any
+) -> list[Value]:
+    """Run padded examples, whose lengths mask the padding."""
+    axis = 0 if time_major else 1
+    shape = values[0].shape
+    steps, batch = shape[axis], shape[1 - axis]
+
+    def one(sizes: Sizes, *operands: Array) -> list[Array]:
+        lengths = jnp.full(ctx.max(batch), ctx.max(steps), jnp.int32)
+        if present[2]:
+            *operands, lengths = operands
+        lengths = jnp.minimum(lengths, sizes(steps))
+        lengths = jnp.where(sizes.mask(lengths, 0, batch), lengths, 0)
+        return eqn.primitive.bind(
+            *operands, lengths, time_major=time_major, present=(*present[:2], True)
+        )
 
     return ctx.batched(one, values, ctx.out_shapes(eqn))
