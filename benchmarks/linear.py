@@ -195,7 +195,8 @@ def filters(rounds: int, signals: dict[str, tuple] = SIGNALS) -> list[dict]:
         for order in ORDERS:
             for dtype in ("float32", "float64"):
                 with jax.enable_x64(dtype == "float64"):
-                    b, a = (c.astype(dtype) for c in scipy.signal.butter(order, 0.2))
+                    made: Any = scipy.signal.butter(order, 0.2)
+                    b, a = (np.asarray(c, dtype) for c in made)
                     x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
                     given = tuple(map(jnp.asarray, (b, a, x)))
                     program = jax.jit(ost.lfilter).lower(*given).compile()
@@ -213,30 +214,39 @@ def filters(rounds: int, signals: dict[str, tuple] = SIGNALS) -> list[dict]:
 
 
 def advantages(rounds: int, rollouts: dict[str, tuple] = ROLLOUTS) -> list[dict]:
-    """Measure `gae` and the same by a loop, time first."""
+    """Measure `gae` and the same by a loop, time first and batch first."""
 
-    def by_loop(r: Any, v: Any, last: Any, d: Any) -> Any:
+    def by_loop(time_major: bool, r: Any, v: Any, last: Any, d: Any) -> Any:
+        if not time_major:
+            r, v, d = (jnp.swapaxes(x, 0, 1) for x in (r, v, d))
         delta = r + d * jnp.concatenate([v[1:], last[None]]) - v
 
         def step(a: Any, x: Any) -> Any:
             a = x[0] + 0.95 * x[1] * a
             return a, a
 
-        return lax.scan(step, jnp.zeros_like(last), (delta, d), reverse=True)[1]
+        found = lax.scan(step, jnp.zeros_like(last), (delta, d), reverse=True)[1]
+        return found if time_major else jnp.swapaxes(found, 0, 1)
 
-    def by_gae(r: Any, v: Any, last: Any, d: Any) -> Any:
-        out = ost.gae(r, v, last, discounts=d, lambda_=0.95, time_major=True)
-        return out.advantages
+    def by_gae(time_major: bool, r: Any, v: Any, last: Any, d: Any) -> Any:
+        options = dict(discounts=d, lambda_=0.95, time_major=time_major)
+        return ost.gae(r, v, last, **options).advantages
 
     rows = []
     for name, (batch, steps) in rollouts.items():
         rng = np.random.default_rng(0)
         draw = lambda *shape: jnp.asarray(rng.random(shape, np.float32))  # noqa: E731, B023
-        given = draw(steps, batch), draw(steps, batch), draw(batch), draw(steps, batch)
-        calls, *_ = compiled({OURS: by_gae, SCAN: by_loop}, given, steps)
-        row = {"name": name, "seconds": timing.take_turns(calls, rounds)}
-        rows.append(row)
-        print(*other_row(row, SCAN), flush=True)
+        for order, shape in (("time", (steps, batch)), ("batch", (batch, steps))):
+            given = draw(*shape), draw(*shape), draw(batch), draw(*shape)
+            runs = {
+                who: ft.partial(run, order == "time")
+                for who, run in ((OURS, by_gae), (SCAN, by_loop))
+            }
+            calls, *_ = compiled(runs, given, steps)
+            seconds = timing.take_turns(calls, rounds)
+            row = {"name": f"{name}, {order} first", "seconds": seconds}
+            rows.append(row)
+            print(*other_row(row, SCAN), flush=True)
     return rows
 
 

@@ -384,7 +384,7 @@ def test_recurrences_filters_and_advantages_are_compared(monkeypatch):
     for head in (
         "| small-train |",
         "| one, order 2, float64 |",
-        "| few |",
+        "| few, time first |",
         "| MinGRU |",
     ):
         assert head in text

@@ -187,7 +187,8 @@ xffi::Error Filter(bool reverse, xffi::AnyBuffer b, xffi::AnyBuffer a,
 
 template <typename T>
 void RunAdvantages(bool time_major, Numbers masks, const xffi::RemainingArgs& arguments,
-                   xffi::AnyBuffer& advantages, xffi::AnyBuffer& returns) {
+                   xffi::AnyBuffer& advantages, xffi::AnyBuffer& returns,
+                   cpu::AdvantagesKernel<T> kernel) {
   size_t next = 0;
   const auto take = [&] { return arguments.get<xffi::AnyBuffer>(next++).value(); };
   const auto data = [](const xffi::AnyBuffer& array) {
@@ -211,17 +212,20 @@ void RunAdvantages(bool time_major, Numbers masks, const xffi::RemainingArgs& ar
   if (masks[2] != 0) call.lengths = static_cast<const int32_t*>(take().untyped_data());
   call.advantages = static_cast<T*>(advantages.untyped_data());
   call.returns = static_cast<T*>(returns.untyped_data());
-  cpu::RunAdvantages(call);
+  cpu::RunAdvantages(call, kernel);
 }
 
 xffi::Error RunGae(bool time_major, Numbers masks, xffi::RemainingArgs arguments,
                    xffi::Result<xffi::AnyBuffer> advantages,
                    xffi::Result<xffi::AnyBuffer> returns) {
+  const cpu::LinearKernelSet& set = cpu::CurrentLinearKernels();
   if (masks.size() != 3) throw std::invalid_argument("`masks` has another size");
   if (advantages->element_type() == xffi::DataType::F64) {
-    RunAdvantages<double>(time_major, masks, arguments, *advantages, *returns);
+    RunAdvantages<double>(time_major, masks, arguments, *advantages, *returns,
+                          set.advantages_f64);
   } else {
-    RunAdvantages<float>(time_major, masks, arguments, *advantages, *returns);
+    RunAdvantages<float>(time_major, masks, arguments, *advantages, *returns,
+                         set.advantages_f32);
   }
   return xffi::Error::Success();
 }

@@ -89,12 +89,38 @@ struct FilterKernel {
   void (*run)(const FilterSegment<T>& filter, int64_t channel, int64_t channels);
 };
 
+// Generalised advantage estimates,
+// A_t = r_t + d_t v_{t+1} - v_t + d_t l_t A_{t+1}, from the last step to the first; the
+// returns are A + v. Where `ends` is set d counts as 0, and where `cuts` is, A is 0.
+// Arrays are [batch][steps], or [steps][batch]; results are 0 past the end.
+template <typename T>
+struct Advantages {
+  int64_t batch, steps;
+  bool time_major;
+  const T *rewards, *values;
+  const T* last;  // [batch], the value after the last step
+  const T *discounts, *lambdas;
+  bool one_discount, one_lambda;  // a single number each, not arrays
+  const uint8_t *ends, *cuts;     // or null
+  const int32_t* lengths;         // [batch], or null
+  T *advantages, *returns;
+};
+
+// Runs `count` sequences from `first` on: at most kMostSequences, and one at a time
+// unless time_major.
+template <typename T>
+using AdvantagesKernel = void (*)(const Advantages<T>& call, int64_t first,
+                                  int64_t count);
+inline constexpr int64_t kMostSequences = 128;
+
 struct LinearKernelSet {
   LinearKernels<float, float> f32, c64;
   LinearKernels<double, double> f64, c128;
   LinearKernels<BFloat16, float> bf16;
   FilterKernel<float> filter_f32;
   FilterKernel<double> filter_f64;
+  AdvantagesKernel<float> advantages_f32;
+  AdvantagesKernel<double> advantages_f64;
 };
 
 // Null where the file was compiled for a processor that cannot have the instructions.

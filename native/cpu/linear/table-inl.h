@@ -2,6 +2,7 @@
 #ifndef OSTINATO_CPU_LINEAR_TABLE_INL_H_
 #define OSTINATO_CPU_LINEAR_TABLE_INL_H_
 
+#include "cpu/linear/advantages-inl.h"
 #include "cpu/linear/blocks-inl.h"
 #include "cpu/linear/filter-inl.h"
 #include "cpu/linear/recurrence-inl.h"
@@ -25,7 +26,9 @@ constexpr LinearKernelSet MakeLinearSet() {
           MakeLinearKernels<F64, ComplexNumbers, double>(),
           MakeLinearKernels<F32, RealNumbers, BFloat16>(),
           {F32::kLanes, Filter<F32>},
-          {F64::kLanes, Filter<F64>}};
+          {F64::kLanes, Filter<F64>},
+          EstimateAdvantages<float>,
+          EstimateAdvantages<double>};
 }
 
 }  // namespace

@@ -48,10 +48,10 @@ def linear_recurrence_over_devices(
     Examples:
         >>> import jax, jax.numpy as jnp
         >>> import ostinato as ost
-        >>> from jax.sharding import PartitionSpec as P
+        >>> from jax.sharding import AxisType, PartitionSpec as P
         >>> run = jax.shard_map(
         ...     lambda a, x: ost.linear_recurrence_over_devices(a, x, axis_name="t"),
-        ...     mesh=jax.make_mesh((1,), ("t",)),
+        ...     mesh=jax.make_mesh((1,), ("t",), axis_types=(AxisType.Auto,)),
         ...     in_specs=(P(), P(None, "t")),
         ...     out_specs=ost.LinearOutput(P(None, "t"), P()),
         ... )

@@ -64,7 +64,7 @@ def discounted_returns(
     """
     batch = _Batch(rewards, seq_lengths, time_major)
     factors = batch.each("discounts", discounts)
-    start = batch.state("bootstrap", bootstrap)
+    start = None if bootstrap is None else batch.vector("bootstrap", bootstrap)
     return batch.run(factors, batch.rewards, start)
 
 
@@ -161,7 +161,7 @@ def gae(
     given = (
         batch.rewards,
         batch.array("values", values),
-        batch.state("bootstrap", bootstrap),
+        batch.vector("bootstrap", bootstrap),
         batch.number("discounts", discounts),
         batch.number("lambda_", lambda_),
     )
@@ -232,10 +232,8 @@ class _Batch:
             raise TypeError(f"`{name}` must be bool, got {_checks.describe(x)}")
         return self._batched(self._checked(name, x))
 
-    def state(self, name: str, x: Any) -> Array | None:
-        """Check an array `[B]`, or a scalar for one sequence."""
-        if x is None:
-            return None
+    def vector(self, name: str, x: Any) -> Array:
+        """Check an array `[B]`, or a scalar for one sequence; return `[B]`."""
         x = _checks.check_array(name, x)
         _checks.check_same_dtype(rewards=self.rewards, **{name: x})
         _checks.check_shape(name, x, **({} if self.single else {"B": self.batch}))

@@ -88,8 +88,8 @@ def _parallel(
     final = a[last]
     if call.after:  # the factor of a step acts in the next one
         begin = jnp.broadcast_to(one, (1, *a.shape[1:]))
-        a = [a[1:], begin] if call.reverse else [begin, a[:-1]]
-        a = jnp.concatenate(a)
+        moved = [a[1:], begin] if call.reverse else [begin, a[:-1]]
+        a = jnp.concatenate(moved)
     b = b.at[first].add(multiply(call, a[first], h_0))
     blind = keeps is not None
 

@@ -108,10 +108,11 @@ class LinearCell(SizedCell):
 
 def _held_states(h: Array, h_0: Array, options: SequenceOptions) -> Array:
     """Return the states after every step, unchanged past the end of a sequence."""
-    axis = 0 if options.time_major else 1
+    axis, lengths = 0 if options.time_major else 1, options.seq_lengths
+    assert lengths is not None
     if not options.reverse:
-        return _padding.hold(h, options.seq_lengths, axis, h_0)
-    inside = _padding.is_step(options.seq_lengths, options.length, axis)
+        return _padding.hold(h, lengths, axis, h_0)
+    inside = _padding.is_step(lengths, options.length, axis)
     return _padding.select(inside, h, jnp.expand_dims(h_0, axis))
 
 
@@ -373,8 +374,8 @@ class S5(_ComplexCell):
         uniform = jax.random.uniform(keys[2], (self.hidden_size,), jnp.float32)
         log_step = ends[0] + (ends[1] - ends[0]) * uniform
         params = S5Params(
-            jnp.asarray(values.real, jnp.float32),
-            jnp.asarray(values.imag, jnp.float32),
+            jnp.asarray(np.real(values), jnp.float32),
+            jnp.asarray(np.imag(values), jnp.float32),
             log_step,
             b.real,
             b.imag,

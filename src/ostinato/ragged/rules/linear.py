@@ -163,7 +163,7 @@ def _gae(
     def one(sizes: Sizes, *operands: Array) -> list[Array]:
         lengths = jnp.full(ctx.max(batch), ctx.max(steps), jnp.int32)
         if present[2]:
-            *operands, lengths = operands
+            operands, lengths = operands[:-1], operands[-1]
         lengths = jnp.minimum(lengths, sizes(steps))
         lengths = jnp.where(sizes.mask(lengths, 0, batch), lengths, 0)
         return eqn.primitive.bind(
