@@ -65,6 +65,11 @@ CASES = {
     "indrnn-tanh": CellCase(
         _C.IndRNN(INPUTS, HIDDEN, "tanh"), ft.partial(_O.ind_rnn, activation="tanh")
     ),
+    "para-gru": CellCase(_C.ParaGRU(INPUTS, HIDDEN), _O.para_gru),
+    "para-lstm": CellCase(_C.ParaLSTM(INPUTS, HIDDEN), _O.para_lstm),
+    "min-gru": CellCase(_C.MinGRU(INPUTS, HIDDEN), _O.min_gru),
+    "min-lstm": CellCase(_C.MinLSTM(INPUTS, HIDDEN), _O.min_lstm),
+    "rg-lru": CellCase(_C.RGLRU(4, num_heads=2), _O.rg_lru, (4,)),
     "conv-lstm-1d": CellCase(
         _C.ConvLSTM(2, 3, (4,), (3,), 0.5),
         ft.partial(_O.conv_lstm, forget_bias=0.5),

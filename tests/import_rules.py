@@ -50,6 +50,7 @@ TIERS = {
     "_rnn.passes": 4,
     "_rnn.cell_passes": 4,
     "_step": 3,
+    "_linear": 4,
     "_recurrent": 4,
     "cells": 5,
     "ragged": 5,

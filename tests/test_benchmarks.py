@@ -18,6 +18,7 @@ from benchmarks import (
     disturbed,
     floors,
     layers,
+    linear,
     native,
     neighbours,
     recurrent,
@@ -357,6 +358,36 @@ def test_tables_tell_times_and_shares():
     text = recurrent.text(stored)
     assert "| a | 2.00 |  | 2.00 |" in text
     assert "| b | states | 1.0 | 50 % | 11.0 | 1.10 |" in text
+
+
+# ----------------------------------------------------------------- linear recurrences
+
+
+def test_recurrences_filters_and_advantages_are_compared(monkeypatch):
+    monkeypatch.setattr(native, "peaks", lambda threads: {"read": [(1, 1e9)]})
+    monkeypatch.setattr(linear, "ORDERS", (2,))
+    monkeypatch.setattr(linear, "CELLS", {"MinGRU": linear.cells.MinGRU})
+    with jax.enable_x64(False):
+        stored = {
+            "machine": results.machine(),
+            "recurrences": linear.recurrences(1, {"small": (2, 9, 4)}),
+            "filters": linear.filters(1, {"one": (1, 20)}),
+            "advantages": linear.advantages(1, {"few": (2, 9)}),
+            "cells": linear.all_cells(1, (2, 9, 4)),
+        }
+    assert [row["name"] for row in stored["recurrences"]] == [
+        "small-infer",
+        "small-train",
+    ]
+    assert stored["recurrences"][0]["floor"] == 3 * 2 * 9 * 4 * 4 / 1e9
+    text = linear.text(stored)
+    for head in (
+        "| small-train |",
+        "| one, order 2, float64 |",
+        "| few, time first |",
+        "| MinGRU |",
+    ):
+        assert head in text
 
 
 # ----------------------------------------------------------------------------- layers

@@ -12,6 +12,7 @@ from benchmarks import (
     floors,
     headline,
     layers,
+    linear,
     ragged_report,
     recurrent,
     report,
@@ -215,7 +216,7 @@ def test_tables_name_the_processor(tmp_path, measured, capsys):
 
 
 def test_pages_have_marks_of_every_vendor():
-    marks = [report.MARK, recurrent.MARK, ragged_report.MARK, layers.MARK]
+    marks = [report.MARK, recurrent.MARK, ragged_report.MARK, layers.MARK, linear.MARK]
     for name, wanted in ((report.RESULTS, marks), (report.GOALS, marks[:3:2])):
         page = (ROOT / "docs" / name).read_text()
         for mark in wanted:

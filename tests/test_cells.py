@@ -200,6 +200,10 @@ def test_explain_says_what_runs():
     usual["return_all_states"] = False
     assert fused.unsupported_reason(**usual) is None
     assert "`stride`" in fused.unsupported_reason(**usual, stride=2)
+    linear = cells.explain(cells.MinGRU(4, 5), x)
+    assert "one linear recurrence" in linear.why
+    assert linear.backend == cells.explain(cells.LSTM(4, 5), x).backend
+    assert cells.explain(cells.LRU(4, 5), x, window=2).backend == "xla"
     said = cells.explain(cells.MILSTM(4, 5), x)
     assert "MILSTM" in said.rejected["cpu"]
     with pytest.raises(TypeError, match="one layer"):

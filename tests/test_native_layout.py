@@ -7,7 +7,15 @@ import pytest
 
 NATIVE = Path(__file__).parents[1] / "native"
 # Each may include itself and those before it; ffi alone sees the headers of XLA.
-FOLDERS = ["cpu/runtime", "cpu/kernels", "cpu/network", "cpu/pass", "cpu/step", "ffi"]
+FOLDERS = [
+    "cpu/runtime",
+    "cpu/kernels",
+    "cpu/network",
+    "cpu/pass",
+    "cpu/step",
+    "cpu/linear",
+    "ffi",
+]
 FILES = sorted(path for path in NATIVE.rglob("*") if path.suffix in (".h", ".cc"))
 
 

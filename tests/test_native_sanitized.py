@@ -11,7 +11,14 @@ import pytest
 NATIVE = Path(__file__).parents[1] / "native"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 FLAGS = ["-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread"]
-KERNELS = sorted(f"cpu/kernels/{path.name}" for path in NATIVE.glob("cpu/kernels/*.cc"))
+RNN_KERNELS = sorted(
+    f"cpu/kernels/{path.name}" for path in NATIVE.glob("cpu/kernels/*.cc")
+)
+KERNELS = RNN_KERNELS + sorted(
+    f"cpu/linear/{path.name}"
+    for path in NATIVE.glob("cpu/linear/*.cc")
+    if path.name not in ("advantages.cc", "recurrence.cc")
+)
 EMULATION = "tests/tiles_emulated.cc"
 RUNTIME = {
     name: f"cpu/runtime/{name}.cc"
@@ -23,7 +30,8 @@ SOURCES = {
     "caches_test.cc": [RUNTIME["caches"]],
     "features_test.cc": [RUNTIME["features"]],
     "guard_test.cc": [],
-    "kernels_test.cc": [RUNTIME["features"], *KERNELS, EMULATION],
+    "kernels_test.cc": [RUNTIME["features"], *RNN_KERNELS, EMULATION],
+    "linear_test.cc": ["cpu/linear/recurrence.cc", RUNTIME["scratch"], *TEAM],
     "matrices_test.cc": ["cpu/network/matrices.cc", *TEAM],
     "network_test.cc": sorted(
         str(path.relative_to(NATIVE))
@@ -50,7 +58,13 @@ SOURCES = {
     "tiles_test.cc": [RUNTIME["features"]],
 }
 # These have the kernels without a sanitizer: kernels_test has them under one.
-PLAIN = {"matrices_test.cc", "network_test.cc", "step_loop_test.cc", "tiles_test.cc"}
+PLAIN = {
+    "linear_test.cc",
+    "matrices_test.cc",
+    "network_test.cc",
+    "step_loop_test.cc",
+    "tiles_test.cc",
+}
 INCLUDES = [f"-I{NATIVE}", f"-I{NATIVE}/include", "-isystem", jax.ffi.include_dir()]
 
 
@@ -103,6 +117,7 @@ def test_native_checks_hold(name, tmp_path, request):
 
 THREADED = [
     "barrier_test.cc",
+    "linear_test.cc",
     "matrices_test.cc",
     "network_test.cc",
     "portion_queue_test.cc",

@@ -7,13 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from ostinato import _config
+
 NATIVE = Path(__file__).parents[1] / "native"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 NM = shutil.which("nm")
 
 
 @pytest.mark.parametrize(
-    "name", ["portable", "avx2", "avx512", "avx512_bf16", "avx512_amx"]
+    "name",
+    [
+        *(f"kernels/{isa}" for isa in _config.CPU_ISAS),
+        *(f"linear/linear_{isa}" for isa in ("portable", "avx2", "avx512")),
+    ],
 )
 def test_kernels_share_no_function_with_other_objects(name, tmp_path):
     # Of an inline function that two objects bring along, the linker keeps either copy:
@@ -21,7 +27,7 @@ def test_kernels_share_no_function_with_other_objects(name, tmp_path):
     # optimisation, every function that is used is emitted.
     if COMPILER is None or NM is None:
         pytest.skip("no C++ compiler or no nm")
-    source, output = NATIVE / "cpu" / "kernels" / f"{name}.cc", tmp_path / "object.o"
+    source, output = NATIVE / "cpu" / f"{name}.cc", tmp_path / "object.o"
     build = [COMPILER, "-std=c++17", "-O0", f"-I{NATIVE}", "-c", source, "-o", output]
     subprocess.run(build, check=True)
     listing = subprocess.run(

@@ -9,6 +9,17 @@ from . import interrupts as interrupts  # isort: skip, before imports that take 
 from . import _serialization as _serialization
 from . import cells as cells
 from . import ragged as ragged
+from ._linear.api import LinearOutput as LinearOutput
+from ._linear.api import linear_recurrence as linear_recurrence
+from ._linear.devices import (
+    linear_recurrence_over_devices as linear_recurrence_over_devices,
+)
+from ._linear.filters import lfilter as lfilter
+from ._linear.filters import sosfilt as sosfilt
+from ._linear.returns import GAEOutput as GAEOutput
+from ._linear.returns import discounted_returns as discounted_returns
+from ._linear.returns import gae as gae
+from ._linear.returns import lambda_returns as lambda_returns
 from ._recurrent.net import recurrent_net as recurrent_net
 from ._recurrent.protocol import RecurrentOutput as RecurrentOutput
 from ._recurrent.remat import tag as tag

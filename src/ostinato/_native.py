@@ -26,6 +26,10 @@ _CPU_TARGETS = (
     "ostinato_join",
     "ostinato_split",
     "ostinato_step",
+    "ostinato_linear_fwd",
+    "ostinato_linear_bwd",
+    "ostinato_filter",
+    "ostinato_gae",
 )
 
 

@@ -116,6 +116,66 @@ def ind_rnn(p, h, x, activation="relu"):
     return h, h
 
 
+def min_gru(p, h, x):
+    z, n = blocks(p.w_ih @ x + p.b_ih, 2)
+    h = (1 - sigmoid(z)) * h + sigmoid(z) * n
+    return h, h
+
+
+def min_lstm(p, h, x):
+    i, f, g = blocks(p.w_ih @ x + p.b_ih, 3)
+    i, f = sigmoid(i), sigmoid(f)
+    h = f / (f + i) * h + i / (f + i) * g
+    return h, h
+
+
+def rg_lru(p, h, x):
+    heads, _, size = p.w_ih.shape
+    r, i = np.zeros_like(h), np.zeros_like(h)
+    for k in range(heads):
+        at = slice(k * size, (k + 1) * size)
+        pre = p.w_ih[k] @ x[at] + p.b_ih[2 * k * size : 2 * (k + 1) * size]
+        r[at], i[at] = sigmoid(pre[:size]), sigmoid(pre[size:])
+    a = sigmoid(p.decay) ** (8 * r)
+    h = a * h + np.sqrt(1 - a**2) * i * x
+    return h, h
+
+
+def para_gru(p, h, x):
+    xr, xz, xn = blocks(p.w_ih @ x + p.b_ih, 3)
+    r, z = sigmoid(xr + p.w_hh[0] * h), sigmoid(xz + p.w_hh[1] * h)
+    n = np.tanh(xn + p.w_hh[2] * (r * h))
+    h = (1 - z) * h + z * n
+    return h, h
+
+
+def para_lstm(p, state, x):
+    h, c = state
+    xf, xg, xo = blocks(p.w_ih @ x + p.b_ih, 3)
+    f = sigmoid(xf + p.w_hh[0] * h + p.p_f * c)
+    c = f * c + (1 - f) * np.tanh(xg + p.w_hh[1] * h)
+    h = sigmoid(xo + p.w_hh[2] * h + p.p_o * c) * np.tanh(c)
+    return (h, c), h
+
+
+def lru(p, h, x):
+    factor = np.exp(-np.exp(p.nu) + 1j * np.exp(p.theta))
+    h = factor * h + np.exp(p.gamma) * ((p.b_re + 1j * p.b_im) @ x)
+    return h, ((p.c_re + 1j * p.c_im) @ h).real + p.d * x
+
+
+def s5(p, h, x, discretization="zoh"):
+    rate, step = p.lambda_re + 1j * p.lambda_im, np.exp(p.log_step)
+    if discretization == "zoh":
+        factor = np.exp(rate * step)
+        scale = (factor - 1) / rate
+    else:
+        factor = (1 + step / 2 * rate) / (1 - step / 2 * rate)
+        scale = step / (1 - step / 2 * rate)
+    h = factor * h + scale * ((p.b_re + 1j * p.b_im) @ x)
+    return h, 2 * ((p.c_re + 1j * p.c_im) @ h).real + p.d * x
+
+
 def conv(w, a):
     """Cross-correlate `[R, F, *kernel]` with `[*grid, F]`, which is 0 outside."""
     kernel, grid = w.shape[2:], a.shape[:-1]

@@ -98,6 +98,52 @@ def attend(kind):
     return program
 
 
+def linear(x, x2, d, scale):
+    h, h_n = ost.linear_recurrence(jnp.tanh(x)[None], scale * x2[None], d[None])
+    return h[0], h_n[0]
+
+
+def linear_reversed(x, d, scale):
+    resets = (x[:, 0] > 0.5)[None]
+    a = jnp.tanh(d)  # of its own in every example
+    h, h_n = ost.linear_recurrence(a, x[None], scale * d[None], reverse=True,
+                                   resets=resets)  # fmt: skip
+    return h[0], h_n[0]
+
+
+def linear_blocks(square, x, scale):
+    a = 0.3 * jnp.tanh(square)
+    h, _ = ost.linear_recurrence(a[None], x[None], scale * jnp.ones((1, D)))
+    return h[0]
+
+
+def linear_over_units(x, scale):
+    return ost.linear_recurrence(0.5 * scale[None], x.T[None]).h[0]
+
+
+def linear_batch(x, scale):
+    h, h_n = ost.linear_recurrence(0.5 * jnp.sin(x), scale * x)
+    return h, h_n
+
+
+def linear_gradient(x, d):
+    def loss(x):
+        out = ost.linear_recurrence(jnp.tanh(d), x[None], jnp.sin(d)[None])
+        return jnp.sum(out.h**2) + jnp.sum(out.h_n)
+
+    return jax.grad(loss)(x)
+
+
+def filtered(x, scale):
+    b, a = jnp.array([0.5, 0.2, -0.1]), jnp.array([1.0, -0.4, 0.2])
+    return ost.lfilter(scale * b, a, x, axis=0)
+
+
+def advantages(s, x, e):
+    ends = x[:, 0] > 1
+    return ost.gae(s, x[:, 1], e, discounts=0.9, lambda_=0.8, terminations=ends)
+
+
 PROGRAMS = programs(
     {
         "rnn_lstm": lambda x, scale: run(LSTM, x, scale),
@@ -112,6 +158,14 @@ PROGRAMS = programs(
         "rnn_step_by_step": step_by_step,
         "rnn_two_operators": two_operators,
         "rnn_dropout": with_dropout,
+        "linear": linear,
+        "linear_reversed": linear_reversed,
+        "linear_blocks": linear_blocks,
+        "linear_over_units": linear_over_units,
+        "linear_batch": linear_batch,
+        "linear_gradient": linear_gradient,
+        "filtered": filtered,
+        "advantages": advantages,
         "net_gru": with_cell(cells.GRU(D, 2)),
         "net_peephole": with_cell(cells.PeepholeLSTM(D, 2)),
         "net_milstm": with_cell(cells.MILSTM(D, 2)),

@@ -13,10 +13,12 @@ std::atomic<const KernelsBf16Pairs*> tiles_for_tests{nullptr};
 
 void SetIsaCap(Isa isa) noexcept { cap.store(isa, std::memory_order_relaxed); }
 
-const KernelSet& CurrentKernels() noexcept {
+Isa CurrentIsa() noexcept {
   static const Isa machine = DetectIsa();
-  return KernelsFor(std::min(machine, cap.load(std::memory_order_relaxed)));
+  return std::min(machine, cap.load(std::memory_order_relaxed));
 }
+
+const KernelSet& CurrentKernels() noexcept { return KernelsFor(CurrentIsa()); }
 
 const KernelsBf16Pairs* CurrentTiles() noexcept {
   const auto* const tiles = tiles_for_tests.load(std::memory_order_acquire);

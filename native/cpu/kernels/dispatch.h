@@ -13,6 +13,9 @@ namespace ostinato::cpu {
 // Caps the instruction set of later calls; the machine's own level caps it too.
 void SetIsaCap(Isa cap) noexcept;
 
+// The instruction set of calls: the machine's, or the cap below it.
+Isa CurrentIsa() noexcept;
+
 const KernelSet& CurrentKernels() noexcept;
 // The table of bfloat16 in tiles; null where there is none.
 const KernelsBf16Pairs* CurrentTiles() noexcept;

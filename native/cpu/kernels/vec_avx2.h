@@ -22,6 +22,8 @@ struct VecF32 {
   static Type Set(float x) { return _mm256_set1_ps(x); }
   static Type Load(const float* p) { return _mm256_loadu_ps(p); }
   static void Store(float* p, Type v) { _mm256_storeu_ps(p, v); }
+  static void Stream(float* p, Type v) { _mm256_stream_ps(p, v); }
+  static void Fence() { _mm_sfence(); }
   static Type LoadPart(const float* p, int64_t n) {
     return _mm256_maskload_ps(p, First(n));
   }
@@ -34,6 +36,9 @@ struct VecF32 {
   static Type Sqrt(Type a) { return _mm256_sqrt_ps(a); }
   static Type Floor(Type a) { return _mm256_floor_ps(a); }
   static Type Round(Type a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT); }
+  static Type EvenTwice(Type v) { return _mm256_moveldup_ps(v); }
+  static Type OddTwice(Type v) { return _mm256_movehdup_ps(v); }
+  static Type SwapPairs(Type v) { return _mm256_permute_ps(v, 0xb1); }
   static Bits Extend(Half half) {
     return reinterpret_cast<Bits>(
         _mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(half)));
@@ -88,6 +93,8 @@ struct VecF64 {
   static Type Set(double x) { return _mm256_set1_pd(x); }
   static Type Load(const double* p) { return _mm256_loadu_pd(p); }
   static void Store(double* p, Type v) { _mm256_storeu_pd(p, v); }
+  static void Stream(double* p, Type v) { _mm256_stream_pd(p, v); }
+  static void Fence() { _mm_sfence(); }
   static Type LoadPart(const double* p, int64_t n) {
     return _mm256_maskload_pd(p, First(n));
   }
@@ -100,6 +107,9 @@ struct VecF64 {
   static Type Sqrt(Type a) { return _mm256_sqrt_pd(a); }
   static Type Floor(Type a) { return _mm256_floor_pd(a); }
   static Type Round(Type a) { return _mm256_round_pd(a, _MM_FROUND_TO_NEAREST_INT); }
+  static Type EvenTwice(Type v) { return _mm256_movedup_pd(v); }
+  static Type OddTwice(Type v) { return _mm256_permute_pd(v, 0xf); }
+  static Type SwapPairs(Type v) { return _mm256_permute_pd(v, 0x5); }
 
   static void Transpose(Type (&rows)[kLanes]) {
     const Type even_low = _mm256_unpacklo_pd(rows[0], rows[1]);

@@ -31,6 +31,8 @@ struct VecF32 {
   static Type Set(float x) { return _mm512_set1_ps(x); }
   static Type Load(const float* p) { return _mm512_loadu_ps(p); }
   static void Store(float* p, Type v) { _mm512_storeu_ps(p, v); }
+  static void Stream(float* p, Type v) { _mm512_stream_ps(p, v); }
+  static void Fence() { _mm_sfence(); }
   static Type LoadPart(const float* p, int64_t n) {
     return _mm512_maskz_loadu_ps(First(n), p);
   }
@@ -45,6 +47,9 @@ struct VecF32 {
   static Type Round(Type a) {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT);
   }
+  static Type EvenTwice(Type v) { return _mm512_moveldup_ps(v); }
+  static Type OddTwice(Type v) { return _mm512_movehdup_ps(v); }
+  static Type SwapPairs(Type v) { return _mm512_permute_ps(v, 0xb1); }
   static Bits Extend(Half half) {
     return reinterpret_cast<Bits>(
         _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(half)));
@@ -110,6 +115,8 @@ struct VecF64 {
   static Type Set(double x) { return _mm512_set1_pd(x); }
   static Type Load(const double* p) { return _mm512_loadu_pd(p); }
   static void Store(double* p, Type v) { _mm512_storeu_pd(p, v); }
+  static void Stream(double* p, Type v) { _mm512_stream_pd(p, v); }
+  static void Fence() { _mm_sfence(); }
   static Type LoadPart(const double* p, int64_t n) {
     return _mm512_maskz_loadu_pd(First(n), p);
   }
@@ -124,6 +131,9 @@ struct VecF64 {
   static Type Round(Type a) {
     return _mm512_roundscale_pd(a, _MM_FROUND_TO_NEAREST_INT);
   }
+  static Type EvenTwice(Type v) { return _mm512_movedup_pd(v); }
+  static Type OddTwice(Type v) { return _mm512_permute_pd(v, 0xff); }
+  static Type SwapPairs(Type v) { return _mm512_permute_pd(v, 0x55); }
 
   static void Transpose(Type (&rows)[kLanes]) {
     Type t[kLanes];

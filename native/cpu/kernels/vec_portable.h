@@ -42,6 +42,10 @@ struct PortableVec {
     return v;
   }
   static void Store(T* p, Type v) { std::memcpy(p, &v, sizeof v); }
+  // Stores to a multiple of the size of a vector, past the caches where the processor
+  // can; other threads see it only after a fence.
+  static void Stream(T* p, Type v) { Store(p, v); }
+  static void Fence() {}
 
   // The first n < kLanes lanes; the others are 0.
   static Type LoadPart(const T* p, int64_t n) {
@@ -80,6 +84,24 @@ struct PortableVec {
     const Type sign = a < Set(0) ? Set(-1) : Set(1), size = a * sign;
     const Type whole = Set(sizeof(T) == 4 ? T(0x1p23) : T(0x1p52));
     return size < whole ? (size + whole - whole) * sign : a;
+  }
+  // For complex numbers, whose parts are neighbours: of each pair of lanes the first
+  // one twice, the second one twice, and the two exchanged.
+  static Type EvenTwice(Type v) {
+    for (int i = 1; i < kLanes; i += 2) v[i] = v[i - 1];
+    return v;
+  }
+  static Type OddTwice(Type v) {
+    for (int i = 1; i < kLanes; i += 2) v[i - 1] = v[i];
+    return v;
+  }
+  static Type SwapPairs(Type v) {
+    Type swapped = v;
+    for (int i = 1; i < kLanes; i += 2) {
+      swapped[i - 1] = v[i];
+      swapped[i] = v[i - 1];
+    }
+    return swapped;
   }
 
   static Bits Extend(Half half) { return __builtin_convertvector(half, Bits); }

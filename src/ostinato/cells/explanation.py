@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
+
 from .. import _checks
+from .._linear import cpu
+from .._linear.call import Recurrence
 from .._recurrent.protocol import Cell
 from .._rnn import backends
 from .._rnn.backends import Explanation
 from . import fused
+from .linear import LinearCell
 from .stack import Bidirectional, Stack
 from .wrappers import Dropout
 
@@ -50,6 +55,8 @@ def explain(
             "`cell` must be a cell of one layer, got "
             f"{_checks.describe(cell)}; of a Stack, explain each of its `cells`"
         )
+    if isinstance(cell, LinearCell):
+        return _explain_linear(cell, inputs, window, segment_length)
     spec = _fused_spec(cell)
     if spec is None:
         reason = f"there is no fused operator for {type(cell).__name__}"
@@ -66,6 +73,26 @@ def explain(
             return backends.explain(spec, inputs)
     rejected = {"cuda": reason, "cpu": reason}
     return Explanation("xla", "step by step, in a loop over time", rejected)
+
+
+def _explain_linear(
+    cell: LinearCell, inputs: Any, window: int, segment_length: Any
+) -> Explanation:
+    """Say whether a linear cell runs as one recurrence, and where."""
+    if window != 1 or segment_length is not None:
+        reason = "one linear recurrence has neither a `window` nor segments"
+        why = "step by step, in a loop over time"
+        return Explanation("xla", why, {"cuda": reason, "cpu": reason})
+    why = "one linear recurrence over all steps"
+    rejected = {"cuda": "it has no kernels for linear recurrences"}
+    state = jax.eval_shape(lambda: cell.initial_state(1, inputs.dtype))
+    reason = cpu.unsupported_reason(Recurrence(), state)
+    platform = backends.place_of(inputs).platform
+    if reason is None and platform != "cpu":
+        reason = f"it runs on the cpu, and `inputs` is on the {platform}"
+    if reason is None:
+        return Explanation("cpu", why, rejected)
+    return Explanation("xla", why, rejected | {"cpu": reason})
 
 
 def _fused_spec(cell: Any) -> Any:

@@ -12,6 +12,7 @@ from . import errors as errors
 from . import fixed_axes as fixed_axes
 from . import gather as gather
 from . import linalg as linalg
+from . import linear as linear
 from . import random as random
 from . import recurrent as recurrent
 from . import reduce as reduce

@@ -1,0 +1,355 @@
+"""Benchmark of linear recurrences: `python -m benchmarks.linear`.
+
+It compares `linear_recurrence` with `lax.scan` and `lax.associative_scan`, filters with
+scipy, advantages with `lax.scan`, and cells with each other. Results are checked before
+anything is timed. The floor of a recurrence is the time to move its arrays, each of
+them once, at the bandwidth that all threads reach when they read memory.
+"""
+
+import functools as ft
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.signal
+import typer
+from jax import lax
+from tolerance import assert_close
+
+import ostinato as ost
+from ostinato import cells
+from ostinato.apps.bench import timing
+
+from . import native, report, results, tables
+
+OUT = Path("out/bench/linear.json")
+MARK = "linear"
+PAGE = Path("docs/results.md")
+OURS, SCAN, ASSOCIATIVE, SCIPY = "ours", "lax.scan", "associative_scan", "scipy"
+SIZES = {
+    "N1T1000H256": (1, 1000, 256),
+    "N8T1000H256": (8, 1000, 256),
+    "N32T1000H256": (32, 1000, 256),
+    "N8T10000H256": (8, 10_000, 256),
+}
+ARRAYS = {"infer": 3, "train": 8}  # that are read or written, each once
+SIGNALS = {"1 channel": (1, 100_000), "64 channels": (64, 20_000)}
+ORDERS = (2, 6)
+ROLLOUTS = {"N16T128": (16, 128), "N64T1000": (64, 1000), "N256T128": (256, 128)}
+CELLS = {
+    "LSTM": cells.LSTM,
+    "GRU": cells.GRU,
+    "IndRNN": cells.IndRNN,
+    "ParaGRU": cells.ParaGRU,
+    "ParaLSTM": cells.ParaLSTM,
+    "MinGRU": cells.MinGRU,
+    "MinLSTM": cells.MinLSTM,
+    "RGLRU": lambda size, _: cells.RGLRU(size, num_heads=4),
+    "LRU": cells.LRU,
+    "S5": cells.S5,
+}
+CELL_SIZE = (8, 1000, 256)
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 7,
+    only: Annotated[str, typer.Option(help="Part to measure, or all.")] = "all",
+    out: Annotated[
+        Path, typer.Option(dir_okay=False, help="File for the results.")
+    ] = OUT,
+    page: Annotated[
+        Path | None, typer.Option(help="Page for the tables, between its marks.")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option(help="Measure, or only report the results in `out`.")
+    ] = True,
+) -> None:
+    """Time recurrences, filters, advantages and cells, and write their tables."""
+    stored = json.loads(out.read_text()) if out.exists() else {}
+    parts = {
+        "recurrences": recurrences,
+        "filters": filters,
+        "advantages": advantages,
+        "cells": all_cells,
+    }
+    if measure:
+        stored["machine"] = results.machine()
+        for name, part in parts.items():
+            if only in ("all", name):
+                stored[name] = part(rounds)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(stored, indent=1) + "\n")
+    tables.console().print(text(stored))
+    if page is not None:
+        mark = f"{MARK} {results.vendor_of(stored['machine'])}"
+        page.write_text(report.between_marks(page.read_text(), text(stored), mark))
+
+
+# ------------------------------------------------------------------------ recurrences
+
+
+def by_scan(a: Any, b: Any) -> Any:
+    """Return the states by a loop over time."""
+
+    def step(h: Any, ab: Any) -> Any:
+        h = ab[0] * h + ab[1]
+        return h, h
+
+    steps = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)
+    return jnp.swapaxes(lax.scan(step, jnp.zeros_like(b[:, 0]), steps)[1], 0, 1)
+
+
+def by_associative_scan(a: Any, b: Any) -> Any:
+    """Return the states by an associative scan."""
+
+    def join(left: Any, right: Any) -> Any:
+        return right[0] * left[0], right[0] * left[1] + right[1]
+
+    return lax.associative_scan(join, (a, b), axis=1)[1]
+
+
+def ours(a: Any, b: Any) -> Any:
+    """Return the states by `linear_recurrence`."""
+    return ost.linear_recurrence(a, b).h
+
+
+def training(run: Callable) -> Callable:
+    """Return a function that runs `run` and all gradients for a cotangent `dy`."""
+
+    def train(a: Any, b: Any, dy: Any) -> Any:
+        y, pull_back = jax.vjp(run, a, b)
+        return y, pull_back(dy)
+
+    return train
+
+
+def recurrences(rounds: int, sizes: dict[str, tuple] = SIZES) -> list[dict]:
+    """Measure the seconds of every size, forward and training, by contender."""
+    peaks = native.peaks(_threads())
+    bandwidth = peaks["read"][-1][1]
+    runs = {OURS: ours, SCAN: by_scan, ASSOCIATIVE: by_associative_scan}
+    rows = []
+    for name, shape in sizes.items():
+        rng = np.random.default_rng(0)
+        a = jnp.asarray(rng.random(shape, np.float32))
+        b, dy = (jnp.asarray(rng.standard_normal(shape, np.float32)) for _ in "bd")
+        for kind, count in ARRAYS.items():
+            given = (a, b) if kind == "infer" else (a, b, dy)
+            made = {
+                who: run if kind == "infer" else training(run)
+                for who, run in runs.items()
+            }
+            calls, seconds, needed = compiled(made, given, shape[1])
+            row = {"name": f"{name}-{kind}", "compile": seconds, "bytes": needed}
+            row["seconds"] = timing.take_turns(calls, rounds)
+            row["floor"] = count * b.nbytes / bandwidth
+            rows.append(row)
+            print(*recurrence_row(row), flush=True)
+    return rows
+
+
+def compiled(runs: dict[str, Callable], arguments: Any, terms: int) -> tuple:
+    """Compile `runs` and check that their results agree.
+
+    Returns:
+        Calls that wait for their results, the seconds of compilation and the temporary
+        bytes, all by name.
+    """
+    calls, seconds, needed, want = {}, {}, {}, None
+    for name, run in runs.items():
+        start = time.perf_counter()
+        program = jax.jit(run).lower(*arguments).compile()
+        seconds[name] = time.perf_counter() - start
+        analysis = program.memory_analysis()
+        assert analysis is not None  # it exists on a CPU
+        needed[name] = analysis.temp_size_in_bytes
+        got = jax.tree.leaves(program(*arguments))
+        want = got if want is None else want
+        for x, y in zip(got, want, strict=True):
+            assert_close(x, y, terms=terms**2, what=name)
+        calls[name] = ft.partial(_wait, program, arguments)
+    return calls, seconds, needed
+
+
+def _wait(program: Callable, arguments: Any) -> Any:
+    return jax.block_until_ready(program(*arguments))
+
+
+def _threads() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+# ----------------------------------------------------------------- filters, advantages
+
+
+def filters(rounds: int, signals: dict[str, tuple] = SIGNALS) -> list[dict]:
+    """Measure `lfilter` and scipy's, by signals, order and dtype."""
+    rows = []
+    for name, shape in signals.items():
+        for order in ORDERS:
+            for dtype in ("float32", "float64"):
+                with jax.enable_x64(dtype == "float64"):
+                    made: Any = scipy.signal.butter(order, 0.2)
+                    b, a = (np.asarray(c, dtype) for c in made)
+                    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+                    given = tuple(map(jnp.asarray, (b, a, x)))
+                    program = jax.jit(ost.lfilter).lower(*given).compile()
+                    want = scipy.signal.lfilter(b, a, x)
+                    np.testing.assert_allclose(program(*given), want, atol=1e-3)
+                    calls = {
+                        OURS: ft.partial(_wait, program, given),
+                        SCIPY: ft.partial(scipy.signal.lfilter, b, a, x),
+                    }
+                    seconds = timing.take_turns(calls, rounds)
+                row = {"name": f"{name}, order {order}, {dtype}", "seconds": seconds}
+                rows.append(row)
+                print(*other_row(row, SCIPY), flush=True)
+    return rows
+
+
+def advantages(rounds: int, rollouts: dict[str, tuple] = ROLLOUTS) -> list[dict]:
+    """Measure `gae` and the same by a loop, time first and batch first."""
+
+    def by_loop(time_major: bool, r: Any, v: Any, last: Any, d: Any) -> Any:
+        if not time_major:
+            r, v, d = (jnp.swapaxes(x, 0, 1) for x in (r, v, d))
+        delta = r + d * jnp.concatenate([v[1:], last[None]]) - v
+
+        def step(a: Any, x: Any) -> Any:
+            a = x[0] + 0.95 * x[1] * a
+            return a, a
+
+        found = lax.scan(step, jnp.zeros_like(last), (delta, d), reverse=True)[1]
+        return found if time_major else jnp.swapaxes(found, 0, 1)
+
+    def by_gae(time_major: bool, r: Any, v: Any, last: Any, d: Any) -> Any:
+        options = dict(discounts=d, lambda_=0.95, time_major=time_major)
+        return ost.gae(r, v, last, **options).advantages
+
+    rows = []
+    for name, (batch, steps) in rollouts.items():
+        rng = np.random.default_rng(0)
+        draw = lambda *shape: jnp.asarray(rng.random(shape, np.float32))  # noqa: E731, B023
+        for order, shape in (("time", (steps, batch)), ("batch", (batch, steps))):
+            given = draw(*shape), draw(*shape), draw(batch), draw(*shape)
+            runs = {
+                who: ft.partial(run, order == "time")
+                for who, run in ((OURS, by_gae), (SCAN, by_loop))
+            }
+            calls, *_ = compiled(runs, given, steps)
+            seconds = timing.take_turns(calls, rounds)
+            row = {"name": f"{name}, {order} first", "seconds": seconds}
+            rows.append(row)
+            print(*other_row(row, SCAN), flush=True)
+    return rows
+
+
+# ------------------------------------------------------------------------------- cells
+
+
+def all_cells(rounds: int, size: tuple[int, int, int] = CELL_SIZE) -> list[dict]:
+    """Measure every cell over whole sequences: seconds, and bytes of training."""
+    batch, steps, units = size
+    rows = []
+    for name, make in CELLS.items():
+        cell = make(units, units)
+        params = cell.init(jax.random.key(0))
+        states = cell.initial_state(batch)
+        rng = np.random.default_rng(0)
+        x, dy = (
+            jnp.asarray(rng.standard_normal((batch, steps, units), np.float32))
+            for _ in range(2)
+        )
+
+        def infer(params: Any, x: Any, cell: Any = cell, states: Any = states) -> Any:
+            return ost.recurrent_net(cell, x, states, params=params).outputs
+
+        forward = jax.jit(infer).lower(params, x).compile()
+        both = jax.jit(training(infer)).lower(params, x, dy).compile()
+        analysis = both.memory_analysis()
+        assert analysis is not None  # it exists on a CPU
+        calls = {
+            "infer": ft.partial(_wait, forward, (params, x)),
+            "train": ft.partial(_wait, both, (params, x, dy)),
+        }
+        for call in calls.values():
+            call()
+        seconds = timing.take_turns(calls, rounds)
+        needed = analysis.temp_size_in_bytes
+        row = {"name": name, "seconds": seconds, "bytes": needed, "size": size}
+        rows.append(row)
+        print(*cell_row(row), flush=True)
+    return rows
+
+
+# ------------------------------------------------------------------------------ tables
+
+
+def text(stored: dict) -> str:
+    """Format the results as the text for results.md."""
+    machine = stored["machine"]
+    parts = [
+        f"Measured {machine['date']} on {results.cpu_of(machine)}, "
+        f"{machine['cpus']} CPUs, "
+        f"jax {machine['packages']['jax']}."
+    ]
+    heads = {
+        "recurrences": ("recurrence", OURS, "floor", "ours/floor", SCAN, ASSOCIATIVE,
+                        "compile ms", "MiB"),
+        "filters": ("filter", OURS, SCIPY),
+        "advantages": ("advantages", OURS, SCAN),
+        "cells": ("cell", "infer µs/step", "train µs/step", "MiB"),
+    }  # fmt: skip
+    lines = {
+        "recurrences": recurrence_row,
+        "filters": ft.partial(other_row, other=SCIPY),
+        "advantages": ft.partial(other_row, other=SCAN),
+        "cells": cell_row,
+    }
+    for name, head in heads.items():
+        if name in stored:
+            parts.append(tables.markdown(head, map(lines[name], stored[name])))
+    return "\n\n".join(parts)
+
+
+def medians(row: dict) -> dict[str, float]:
+    """Return the median seconds of each contender."""
+    return {who: results.spread(s).median for who, s in row["seconds"].items()}
+
+
+def recurrence_row(row: dict) -> tuple[str, ...]:
+    """Format our milliseconds, and the times of others over ours."""
+    found = medians(row)
+    return (
+        row["name"],
+        tables.duration(found[OURS]),
+        tables.duration(row["floor"]),
+        tables.ratio(found[OURS] / row["floor"]),
+        *(tables.ratio(found[who] / found[OURS]) for who in (SCAN, ASSOCIATIVE)),
+        f"{row['compile'][OURS] * 1e3:.0f}",
+        f"{row['bytes'][OURS] / 2**20:.1f}",
+    )
+
+
+def other_row(row: dict, other: str) -> tuple[str, ...]:
+    """Format our milliseconds, and the time of the other one over ours."""
+    found = medians(row)
+    ratio = tables.ratio(found[other] / found[OURS])
+    return row["name"], tables.duration(found[OURS]), ratio
+
+
+def cell_row(row: dict) -> tuple[str, ...]:
+    """Format microseconds of a step of all sequences, and bytes of training."""
+    found, steps = medians(row), row["size"][1]
+    each = (f"{found[kind] / steps * 1e6:.2f}" for kind in ("infer", "train"))
+    return row["name"], *each, f"{row['bytes'] / 2**20:.0f}"
+
+
+if __name__ == "__main__":
+    typer.run(main)

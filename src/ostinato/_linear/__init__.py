@@ -1,0 +1,1 @@
+"""Linear recurrences and what is built on them."""

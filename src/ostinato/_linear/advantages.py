@@ -1,0 +1,165 @@
+"""The primitive of generalised advantage estimates.
+
+`gae_p` is what `composed` computes from `linear_recurrence`, and its derivatives are
+those of `composed`. On CPUs the native library runs it in one pass over the arrays:
+XLA's loops before and after a recurrence would take most of the time.
+"""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from .. import _compat, _native
+from .._rnn import sharding
+from .._rnn.eager import always_jitted
+from .._typing import Array
+from .api import linear_recurrence
+
+gae_p = Primitive("ostinato_gae")
+gae_p.multiple_results = True
+_ARRAYS = 5  # rewards, values, bootstrap, discounts, lambdas; then the masks
+
+
+def run(time_major: bool, arrays: Sequence[Array], masks: Sequence[Any]) -> list[Array]:
+    """Bind the primitive, and return advantages and returns.
+
+    Args:
+        time_major: whether arrays are `[T, B]`, else `[B, T]`.
+        arrays: rewards, values, bootstrap `[B]`, discounts and lambdas; the last two
+            may be scalars.
+        masks: terminations, truncations, and lengths `[B]`; None for absent ones.
+    """
+    present = tuple(mask is not None for mask in masks)
+    operands = [*arrays, *(mask for mask in masks if mask is not None)]
+    operands = sharding.make_varying(operands)
+    return gae_p.bind(*operands, time_major=time_major, present=present)
+
+
+def composed(*operands: Array, time_major: bool, present: tuple) -> list[Array]:
+    """Return the same by a linear recurrence."""
+    rewards, values, bootstrap, discounts, lambdas = operands[:_ARRAYS]
+    masks = iter(operands[_ARRAYS:])
+    ends, cuts, lengths = (next(masks) if there else None for there in present)
+    axis, shape = 0 if time_major else 1, rewards.shape
+    zero = jnp.zeros((), rewards.dtype)
+    factors = jnp.broadcast_to(discounts, shape)
+    if ends is not None:
+        factors = jnp.where(ends, zero, factors)
+    steps = shape[axis]
+    end = jnp.expand_dims(bootstrap, axis)
+    after = values
+    if steps:
+        rest = jax.lax.slice_in_dim(values, 1, steps, axis=axis)
+        after = jnp.concatenate([rest, end], axis)
+    inside = None
+    if lengths is not None:
+        index = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+        length = jnp.expand_dims(lengths, axis)
+        last, inside = index == length - 1, index < length
+        after = jnp.where(last, jnp.broadcast_to(end, shape), after)
+    deltas = rewards + factors * after - values
+    carried = factors * lambdas
+    if cuts is not None:
+        deltas, carried = (jnp.where(cuts, zero, x) for x in (deltas, carried))
+    found, _ = linear_recurrence(
+        carried, deltas, reverse=True, seq_lengths=lengths, time_major=time_major
+    )
+    returns = found + values
+    return [found, returns if inside is None else jnp.where(inside, returns, zero)]
+
+
+def _native_call(*operands: Array, time_major: bool, present: tuple) -> Sequence[Array]:
+    """Call the native library, on every device for its sequences."""
+
+    def call(*operands: Array) -> Sequence[Array]:
+        result = jax.ShapeDtypeStruct(operands[0].shape, operands[0].dtype)
+        masks = np.array(present, np.int64)
+        run = jax.ffi.ffi_call("ostinato_gae", [result, result])
+        return run(*operands, time_major=time_major, masks=masks)
+
+    axis = 1 if time_major else 0
+    axes = [axis if x.ndim == 2 else 0 if x.ndim else -1 for x in operands]
+    free = sharding.FreeAxes(axes, [axis, axis], (False,) * len(axes))
+    return sharding.partition(call, free)(*operands)
+
+
+def _lower(native: bool, ctx: Any, *args: Any, **params: Any) -> Sequence[Any]:
+    runs = (
+        native
+        and not ctx.module_context.lowering_parameters.for_export
+        and ctx.avals_in[0].dtype in (np.float32, np.float64)
+        and _native.status().library is not None
+    )
+    function = ft.partial(_native_call if runs else composed, **params)
+    return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
+
+
+def _abstract_eval(*avals: Any, time_major: bool, present: tuple) -> list:
+    rewards = avals[0]
+    shaped = sharding.shaped_array(rewards.shape, rewards.dtype, like=avals)
+    return [shaped, shaped]
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[list, list]:
+    masks = primals[_ARRAYS:]
+    dots = [ad.instantiate_zeros(t) for t in tangents[:_ARRAYS]]
+    dots = sharding.make_varying(dots)
+    run = lambda *arrays: composed(*arrays, *masks, **params)  # noqa: E731
+    return jax.jvp(run, tuple(primals[:_ARRAYS]), tuple(dots))
+
+
+def _batch(
+    args: Any, dims: Any, *, time_major: bool, present: tuple
+) -> tuple[list[Array], list[int]]:
+    """Merge the mapped axis into the batch."""
+    pairs = list(zip(args, dims, strict=True))
+    size = next(x.shape[d] for x, d in pairs if d is not None)
+    shape = args[0].shape if dims[0] is None else np.delete(args[0].shape, dims[0])
+    shape, axis = tuple(map(int, shape)), 1 if time_major else 0
+    merged = []
+    for x, d in pairs:
+        ndim = x.ndim - (d is not None)
+        if ndim == 0 and d is None:
+            merged.append(x)
+            continue
+        if ndim == 0:  # a number for each call
+            one = [1, 1, 1]
+            one[axis] = size
+            x, d, ndim = (
+                jnp.broadcast_to(x.reshape(one), _with(shape, axis, size)),
+                axis,
+                2,
+            )
+        at = axis if ndim == 2 else 0
+        x = jnp.expand_dims(x, at) if d is None else jnp.moveaxis(x, d, at)
+        inner = shape if ndim == 2 else shape[axis : axis + 1]
+        x = jnp.broadcast_to(x, _with(inner, at, size))
+        merged.append(x.reshape(*inner[:at], size * inner[at], *inner[at + 1 :]))
+    outs = gae_p.bind(*merged, time_major=time_major, present=present)
+    return [x.reshape(_with(shape, axis, size)) for x in outs], [axis, axis]
+
+
+def _with(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis:])
+
+
+@ft.partial(jax.jit, static_argnames=("time_major", "present"))
+def _alone(*operands: Array, time_major: bool, present: tuple) -> list[Array]:
+    return gae_p.bind(*operands, time_major=time_major, present=present)
+
+
+gae_p.def_impl(always_jitted(_alone))
+gae_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[gae_p] = _jvp
+batching.primitive_batchers[gae_p] = _batch
+_compat.lower_with_devices(gae_p)
+mlir.register_lowering(gae_p, ft.partial(_lower, False))
+mlir.register_lowering(gae_p, ft.partial(_lower, True), "cpu")

@@ -1,0 +1,231 @@
+"""The lowering of linear recurrences: native or XLA, and split over devices.
+
+Operands and results have kinds, one letter each: `a` factors, `s` the values of all
+steps, `i` the states of one step, `l` lengths and `r` resets.
+"""
+
+from __future__ import annotations
+
+import functools as ft
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .. import _compat
+from .._rnn.backends import BackendError
+from .._rnn.sharding import FreeAxes
+from .._typing import Array
+from . import cpu, xla
+from .call import Recurrence, size
+
+_KINDS = {
+    "ostinato_linear": ("asi", "si"),
+    "ostinato_linear_tangent": ("asiasi", "si"),
+    "ostinato_linear_bwd": ("asisi", "asi"),
+}
+# On a CPU, XLA's loop costs a microsecond for each step, and an associative scan reads
+# and writes everything many times: it is faster for few numbers in a step.
+_FEW_NUMBERS = 64
+_FEW_STEPS = 32
+
+
+def kinds(primitive: Primitive, call: Recurrence) -> tuple[str, str]:
+    """Return the kinds of the operands and of the results."""
+    inward, outward = _KINDS[primitive.name]
+    return inward + "l" * call.has_lengths + "r" * call.has_resets, outward
+
+
+def batch_axis(kind: str, call: Recurrence) -> int:
+    """Return the axis of the batch in an array of a kind."""
+    return 0 if kind in "il" else call.batch_axis
+
+
+def free_axes(primitive: Primitive, call: Recurrence, args: Sequence[Any]) -> FreeAxes:
+    """Return the batch axes, along which arrays may be split over devices."""
+    inward, outward = kinds(primitive, call)
+    axes = [
+        -1
+        if kind == "a" and call.shares(x, call.batch_axis)
+        else batch_axis(kind, call)
+        for kind, x in zip(inward, args, strict=True)
+    ]
+    results = [batch_axis(kind, call) for kind in outward]
+    return FreeAxes(axes, results, (False,) * len(axes))
+
+
+# ---------------------------------------------------------------------------- lowering
+
+
+def check_backend(call: Recurrence, b: Any, platforms: str | None = None) -> str | None:
+    """Return why the native library does not run a call, None if it does.
+
+    Args:
+        call: what is static.
+        b: the inputs, or anything of their shape and dtype.
+        platforms: what the call is compiled for; None while that is not known.
+
+    Raises:
+        ostinato.BackendError: the backend that the call names cannot run it.
+    """
+    reason = cpu.unsupported_reason(call, b)
+    if reason is None and platforms not in (None, "cpu"):
+        reason = f"it runs on the cpu, and the computation is compiled for {platforms}"
+    if call.backend == "cuda":
+        raise BackendError(
+            "backend 'cuda' cannot run this: it has no kernels for linear recurrences; "
+            "use backend=None or 'xla'"
+        )
+    if call.backend == "cpu" and reason is not None:
+        raise BackendError(
+            f"backend 'cpu' cannot run this: {reason}; use backend=None or 'xla'"
+        )
+    return "the call asks for 'xla'" if call.backend == "xla" else reason
+
+
+def register(primitive: Primitive, composed: Callable | None) -> None:
+    """Register the lowering of a primitive.
+
+    Args:
+        primitive: one of the three.
+        composed: the function `(call, *operands)` of other primitives that computes the
+            same; None for the one that they are made of.
+    """
+    native = {"ostinato_linear": cpu.forward, "ostinato_linear_bwd": cpu.backward}
+
+    def lower(
+        platform: str | None, ctx: Any, *args: Any, call: Recurrence
+    ) -> Sequence[Any]:
+        context, avals = ctx.module_context, ctx.avals_in
+        platforms = ", ".join(context.platforms) if platform is None else platform
+        reason = check_backend(call, avals[1], platforms)
+        if context.lowering_parameters.for_export and call.backend is None:
+            reason = "what jax.export makes must run without the native library"
+        runs = native.get(primitive.name)
+        if primitive.name == "ostinato_linear_bwd" and call.blocks:
+            runs = None
+        if reason is None and runs is not None:
+            function = _partitioned(primitive, call, ft.partial(runs, call))
+        elif composed is not None:
+            function = ft.partial(composed, call)
+        else:
+            parallel = _is_parallel(call, avals[1], platforms)
+            forward = ft.partial(xla.forward, call, parallel)
+            function = _partitioned(primitive, call, forward)
+        return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
+
+    _compat.lower_with_devices(primitive)
+    mlir.register_lowering(primitive, ft.partial(lower, None))
+    mlir.register_lowering(primitive, ft.partial(lower, "cpu"), "cpu")
+
+
+def _is_parallel(call: Recurrence, b: Any, platforms: str) -> bool:
+    """Return whether XLA's associative scan is faster than its loop."""
+    steps = b.shape[call.time_axis]
+    if not all(isinstance(n, int) for n in b.shape) or steps <= _FEW_STEPS:
+        return False
+    return platforms != "cpu" or size(b.shape) // steps <= _FEW_NUMBERS
+
+
+# ----------------------------------------------------------------------------- devices
+
+
+def _partitioned(
+    primitive: Primitive, call: Recurrence, function: Callable
+) -> Callable:
+    """Return `function`, split over devices along the batch and the units."""
+    inward, outward = kinds(primitive, call)
+
+    def names(args: Sequence[Any], outs: Sequence[Any]) -> tuple[list, list]:
+        b = args[1]
+        return (
+            [_names(call, kind, x, b) for kind, x in zip(inward, args, strict=True)],
+            [_names(call, kind, x, b) for kind, x in zip(outward, outs, strict=True)],
+        )
+
+    def split(mesh: Any, args: Any, outs: Any) -> tuple:
+        into, out_of = names(args, outs)
+        axes = _mesh_axes(mesh, args, into)
+        units = axes.get(f"f{len(args[1].shape) - 3}")
+        # Units on several devices that share a factor have parts of its gradient.
+        shares = "a" in outward and call.shares_units(args[0], args[1])
+
+        def local(*arrays: Array) -> Sequence[Array]:
+            results = function(*arrays)
+            if units is None or not shares:
+                return results
+            return [jax.lax.psum(results[0], units), *results[1:]]
+
+        def shardings(all_names: Any) -> list[NamedSharding]:
+            return [
+                NamedSharding(mesh, PartitionSpec(*(axes.get(n) for n in each)))
+                for each in all_names
+            ]
+
+        return mesh, local, shardings(out_of), tuple(shardings(into))
+
+    def rule(mesh: Any, args: Any, outs: Any) -> str:
+        fresh = (f"d{n}" for n in itertools.count())
+        sides = (
+            ", ".join(" ".join(n or next(fresh) for n in each) for each in side)
+            for side in names(args, outs)
+        )
+        return " -> ".join(sides)
+
+    partitioned = custom_partitioning(function)
+    partitioned.def_partition(split, sharding_rule=rule)
+    return partitioned
+
+
+def _names(call: Recurrence, kind: str, x: Any, b: Any) -> list[str | None]:
+    """Return a name for every axis that may be split, None for the others.
+
+    The batch is `b`, and the axes of units are `f0`, `f1` and so on.
+    """
+    units: list[str | None] = [f"f{n}" for n in range(len(b.shape) - 2)]
+    if call.blocks:
+        units[-1] = None
+    if kind == "l":
+        return ["b"]
+    if kind == "i":
+        return ["b", *units]
+    each: list[str | None] = [None, None]
+    each[call.batch_axis] = "b"
+    if kind == "r":
+        return each
+    if kind == "a":
+        if call.shares(x, call.batch_axis):
+            each[call.batch_axis] = None
+        if call.blocks:
+            units.append(None)
+        elif call.shares_units(x, b):
+            units[-1] = None
+    return each + units
+
+
+def _mesh_axes(
+    mesh: Any, arrays: Sequence[Any], names: Iterable[Sequence[str | None]]
+) -> dict[str | None, Any]:
+    """Return the axes of the mesh for each name, from the first array split along it.
+
+    None where the number of devices does not divide the size.
+    """
+    found: dict[str | None, Any] = {None: None}
+    used: set[str] = set()
+    for array, each in zip(arrays, names, strict=True):
+        spec = tuple(getattr(array.sharding, "spec", ()))
+        for name, axes, length in zip(each, spec, array.shape, strict=False):
+            if name is None or axes is None or name in found:
+                continue
+            several = (axes,) if isinstance(axes, str) else tuple(axes)
+            devices = math.prod(mesh.shape[axis] for axis in several)
+            if length % devices == 0 and used.isdisjoint(several):
+                found[name] = axes
+                used.update(several)
+    return found

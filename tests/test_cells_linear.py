@@ -1,0 +1,221 @@
+"""Linear cells: LRU and S5 against numpy, and whole sequences against steps."""
+
+import dataclasses
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closures import fast_jit
+from oracles import cells64, net64
+from test_linear_transforms import assert_trees_close
+
+import ostinato as ost
+from ostinato import cells
+
+BATCH, STEPS, INPUTS, HIDDEN = 3, 5, 3, 4
+LENGTHS = (3, 0, 5)
+COMPLEX = {
+    "lru": (cells.LRU(INPUTS, HIDDEN), cells64.lru),
+    "s5-zoh": (cells.S5(INPUTS, HIDDEN), cells64.s5),
+    "s5-bilinear": (
+        cells.S5(INPUTS, HIDDEN, "bilinear"),
+        ft.partial(cells64.s5, discretization="bilinear"),
+    ),
+}
+EVERY = {name: cell for name, (cell, _) in COMPLEX.items()} | {
+    "min-gru": cells.MinGRU(INPUTS, HIDDEN),
+    "min-lstm": cells.MinLSTM(INPUTS, HIDDEN),
+    "rg-lru": cells.RGLRU(INPUTS),
+}
+every_cell = pytest.mark.parametrize("name", EVERY)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepping:
+    """A cell that only steps."""
+
+    cell: object
+
+    def __call__(self, params, states, x, t):
+        return self.cell(params, states, x, t)
+
+
+def make(cell, lengths=None, dtype="float64", seed=0):
+    rng = np.random.default_rng(seed)
+    params = fast_jit(lambda key: cell.init(key, jnp.dtype(dtype)))(
+        jax.random.key(seed)
+    )
+    x = rng.standard_normal((BATCH, STEPS, INPUTS))
+    for b, n in enumerate(lengths or ()):
+        x[b, n:] = np.nan
+    start = cell.initial_state(BATCH, jnp.dtype(dtype))
+    h = rng.standard_normal(start.shape)
+    if jnp.iscomplexobj(start):
+        h = h + 1j * rng.standard_normal(start.shape)
+    return params, jnp.asarray(x, dtype), jnp.asarray(h, start.dtype)
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_complex_cells_equal_numpy(name, reverse):
+    cell, oracle = COMPLEX[name]
+    params, x, h = make(cell, LENGTHS)
+    options = dict(lengths=LENGTHS, reverse=reverse)
+    p = jax.tree.map(np.asarray, params)
+    want = net64.run(lambda p, s, x, t: oracle(p, s, x), np.asarray(x), np.asarray(h),
+                     params=p, **options)  # fmt: skip
+    run = lambda p, x, h: ost.recurrent_net(  # noqa: E731
+        cell, x, h, params=p, seq_lengths=jnp.array(LENGTHS), reverse=reverse,
+        return_all_states=True,
+    )  # fmt: skip
+    assert_trees_close(tuple(fast_jit(run)(params, x, h)), tuple(want))
+
+
+OPTIONS = {
+    "whole": {},
+    "hold": dict(lengths=True),
+    "zero": dict(lengths=True, padding="zero"),
+    "drop-reverse": dict(lengths=True, padding="drop", reverse=True),
+    "resets": dict(resets=True, time_major=True, lengths=True),
+    "recompute": dict(recompute=True, lengths=True),
+    "names": dict(recompute=("gates",)),
+}
+
+
+@every_cell
+@pytest.mark.parametrize("case", OPTIONS)
+def test_whole_sequence_equals_steps(name, case):
+    cell, options = EVERY[name], dict(OPTIONS[case])
+    lengths = LENGTHS if options.pop("lengths", False) else None
+    params, x, h = make(cell, lengths)
+    if lengths is not None:
+        options["seq_lengths"] = jnp.array(lengths)
+    if options.pop("resets", False):
+        drawn = np.random.default_rng(1).random((BATCH, STEPS)) < 0.4
+        options["resets"] = jnp.asarray(drawn.T)
+        x = jnp.swapaxes(x, 0, 1)
+
+    def both(step):
+        def run(params, x, h):
+            return ost.recurrent_net(
+                step, x, h, params=params, return_all_states=True, **options
+            )
+
+        def loss(*args):
+            out = run(*args)
+            terms = [jnp.sum(jnp.sin(a)).real for a in jax.tree.leaves(out)]
+            return sum(terms[1:], terms[0])
+
+        return fast_jit(lambda *args: (run(*args), jax.grad(loss, (0, 1, 2))(*args)))(
+            params, x, h
+        )
+
+    if isinstance(options.get("recompute"), tuple):
+        options.pop("recompute")
+        want = both(Stepping(cell))
+        options["recompute"] = ("gates",)
+    else:
+        want = both(Stepping(cell))
+    got = both(cell)
+    assert_trees_close(got[0], want[0])
+    assert_trees_close(got[1], want[1])
+
+
+@every_cell
+def test_whole_sequence_has_no_loop(name):
+    cell = EVERY[name]
+    params, x, h = make(cell)
+    run = lambda p: ost.recurrent_net(cell, x, h, params=p).outputs  # noqa: E731
+    text = str(jax.make_jaxpr(run)(params))
+    assert "ostinato_linear" in text and "scan[" not in text
+
+
+def test_a_window_and_segments_run_step_by_step():
+    cell = EVERY["min-gru"]
+    params, x, h = make(cell)
+    whole = ost.recurrent_net(cell, x, h, params=params)
+    parts = ost.recurrent_net(cell, x, h, params=params, segment_length=2)
+    assert_trees_close(tuple(parts), tuple(whole))
+    with pytest.raises(ValueError, match="recompute"):
+        ost.recurrent_net(cell, x, h, params=params, recompute=("other",))
+
+
+def test_recompute_stores_only_the_states():
+    cell = cells.MinGRU(64, 64)
+    params = cell.init(jax.random.key(0))
+    x, h = jnp.ones((2, 100, 64), jnp.float32), cell.initial_state(2)
+
+    def stored(**options):
+        def loss(p):
+            return ost.recurrent_net(cell, x, h, params=p, **options).outputs.sum()
+
+        _, pull_back = jax.vjp(loss, params)
+        return sum(a.size for a in jax.tree.leaves(pull_back))
+
+    assert stored(recompute=True) < 0.7 * stored()
+
+
+@every_cell
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_parts_of_a_stream_are_the_whole(name, dtype):
+    cell = EVERY[name]
+    params, x, h = make(cell, dtype=dtype)
+    run = lambda x, h: ost.recurrent_net(cell, x, h, params=params)  # noqa: E731
+    whole, first = run(x, h), run(x[:, :2], h)
+    second = run(x[:, 2:], first.states)
+    assert whole.outputs.dtype == x.dtype and whole.states.dtype == h.dtype
+    joined = jnp.concatenate([first.outputs, second.outputs], 1)
+    tol = 1e-5 if dtype == "float32" else 0.1
+    np.testing.assert_allclose(
+        np.asarray(joined, float), np.asarray(whole.outputs, float), rtol=tol, atol=tol
+    )
+
+
+def test_factors_begin_where_the_papers_say():
+    lru = cells.LRU(3, 500, r_min=0.4, r_max=0.9, max_phase=1.0)
+    params = lru.init(jax.random.key(0))
+    factor, _ = lru.terms(params, lru.precompute(params, jnp.ones((1, 3), jnp.float32)))
+    size, angle = np.abs(factor), np.angle(factor)
+    assert 0.39 < size.min() < 0.5 and 0.85 < size.max() < 0.91
+    assert 0 <= angle.min() and 0.9 < angle.max() <= 1.001
+    assert abs(np.median(size**2) - (0.4**2 + 0.9**2) / 2) < 0.05
+    np.testing.assert_allclose(np.exp(params.gamma), np.sqrt(1 - size**2), rtol=1e-4)
+    s5 = cells.S5(3, 4).init(jax.random.key(0))
+    np.testing.assert_allclose(s5.lambda_re, -0.5, rtol=1e-6)
+    assert bool((s5.lambda_im > 0).all())
+    step = np.exp(s5.log_step)
+    assert 0.001 <= step.min() and step.max() <= 0.1
+    decay = cells.RGLRU(200).init(jax.random.key(0)).decay
+    power = np.asarray(jax.nn.sigmoid(decay)) ** 8
+    assert 0.899 < power.min() < 0.92 and 0.98 < power.max() < 1
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: cells.LRU(3, 0), ValueError, "`hidden_size`"),
+        (lambda: cells.LRU(3, 4, r_min=0.9, r_max=0.5), ValueError, "r_min < r_max"),
+        (lambda: cells.LRU(3, 4, max_phase=0), ValueError, "`max_phase`"),
+        (lambda: cells.S5(3, 4, "euler"), ValueError, "`discretization`"),
+        (lambda: cells.S5(3, 4, step_min=0), ValueError, "step_min <= step_max"),
+        (lambda: cells.RGLRU(6, num_heads=4), ValueError, "`num_heads` must divide"),
+    ],
+)
+def test_errors_of_constructors(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_errors_of_states_and_params():
+    cell = EVERY["lru"]
+    params, x, h = make(cell)
+    with pytest.raises(TypeError, match="`h` must be complex128"):
+        ost.recurrent_net(cell, x, h.real, params=params)
+    with pytest.raises(ValueError, match="`params.nu`"):
+        ost.recurrent_net(cell, x, h, params=params._replace(nu=jnp.ones(2)))
+    gru = EVERY["min-gru"]
+    params, x, h = make(gru)
+    with pytest.raises(ValueError, match="input_size=3"):
+        ost.recurrent_net(gru, x[..., :2], h, params=params)

@@ -1,0 +1,156 @@
+"""`linear_recurrence` against numpy: results and gradients, of every backend."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compile_options import usual_jit
+from linear_cases import CASES, SIZES, Case, check, draw, given_arrays
+from tolerance import assert_close, assert_same_bits
+
+import ostinato as ost
+from ostinato import _native
+from ostinato._linear import lowering
+
+native = pytest.mark.skipif(
+    _native.status().library is None, reason="needs the native library"
+)
+BACKENDS = [pytest.param("cpu", marks=native), "xla"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+def test_results_and_gradients_equal_numpy(case, backend):
+    check(case, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", SIZES, ids=lambda c: c.id)
+def test_every_size_is_allowed(case, backend):
+    check(case, backend)
+
+
+@pytest.mark.parametrize("case", CASES[::2], ids=lambda c: c.id)
+def test_associative_scan_equals_numpy(case, monkeypatch):
+    monkeypatch.setattr(lowering, "_is_parallel", lambda *_: True)
+    jax.clear_caches()
+    check(case, "xla")
+
+
+@native
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES + SIZES if c.dtype != "float64"],
+    ids=lambda c: c.id,
+)
+def test_every_level_computes_the_same(case, isa, configure):
+    configure(isa, 1)
+    check(case, "cpu")
+
+
+@native
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("each", steps=90, shapes=((300,), (300,)), batch=3),
+        Case("shared", steps=90, shapes=((5, 1), (5, 70)), batch=2),
+        Case("each", True, steps=700, shapes=((300,), (300,)), batch=1),
+    ],
+    ids=lambda c: c.id,
+)
+def test_threads_change_no_bits(case, configure):
+    arrays = draw(case)
+    given = given_arrays(case, arrays)
+
+    def both(a, b, h_0, dh, dh_n):
+        out, pull_back = jax.vjp(ost.linear_recurrence, a, b, h_0)
+        return out, pull_back(ost.LinearOutput(dh, dh_n))
+
+    run = jax.jit(both)
+    configure("avx512", 1)
+    want = run(*given)
+    for threads in (2, 3, 5):
+        configure("avx512", threads)
+        jax.tree.map(assert_same_bits, run(*given), want)
+
+
+def test_many_steps():
+    steps = 200_000
+    a, b = jnp.array([0.9]), jnp.ones((1, steps, 1))
+    h, h_n = jax.jit(ost.linear_recurrence)(a, b)
+    assert h.shape == (1, steps, 1)
+    assert_close(h_n, np.full((1, 1), 10.0), terms=steps)
+    assert_close(h[0, :3, 0], np.array([1, 1.9, 2.71]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_reset_forgets_what_is_not_finite(backend):
+    b = jnp.ones((1, 3, 2)).at[0, 0, 0].set(jnp.inf)
+    resets = jnp.array([[False, False, True]])
+    h, _ = ost.linear_recurrence(jnp.ones(2), b, resets=resets, backend=backend)
+    assert h[0, 2].tolist() == [1, 1]
+
+
+def test_nothing_is_stored_but_the_states():
+    if _native.status().library is None:
+        pytest.skip("needs the native library")
+    x = jnp.ones((2, 1000, 64), jnp.float32)
+    one = x.nbytes
+    run = lambda a, b: ost.linear_recurrence(a, b).h  # noqa: E731
+    forward = usual_jit(run).lower(x, x).compile().memory_analysis()
+    assert forward.temp_size_in_bytes < one / 50
+
+    def train(a, b, dh):
+        h, pull_back = jax.vjp(run, a, b)
+        return h, pull_back(dh)
+
+    training = usual_jit(train).lower(x, x, x).compile().memory_analysis()
+    assert training.temp_size_in_bytes < one / 50
+
+
+def test_native_library_runs_what_it_can():
+    x = jnp.ones((1, 2, 3), jnp.float32)
+    exported = jax.export.export(jax.jit(ost.linear_recurrence))(x, x)
+    assert "ostinato_linear_fwd" not in str(exported.mlir_module())
+    compiled = jax.jit(ost.linear_recurrence).lower(x, x).compile().as_text()
+    native = _native.status().library is not None
+    assert ("ostinato_linear_fwd" in compiled) == native
+    out = exported.call(x, x)
+    assert out[0][0, :, 0].tolist() == [1, 2]
+
+
+# ------------------------------------------------------------------------------- errors
+
+
+def zeros(*shape, dtype="float32"):
+    return jnp.zeros(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "error", "words"),
+    [
+        (zeros(3), zeros(3), {}, ValueError, "`b` must have shape"),
+        (zeros(2, 3), zeros(2, 4), {}, ValueError, "`a` must have the shape"),
+        (zeros(2, 4, 2), zeros(2, 4, 3), {}, ValueError, "`a` must have the shape"),
+        (zeros(2, 4, 3, 2, 3), zeros(2, 4, 3), {}, ValueError, "`a` must have"),
+        (zeros(3, 3, 2), zeros(2, 4, 3), {}, ValueError, "`a` must have"),
+        (zeros(3), zeros(2, 4, 3, dtype="float64"), {}, TypeError, "dtype of `b`"),
+        (zeros(3), zeros(2, 4, 3, dtype="int32"), {}, TypeError, "`b` must have one"),
+        (zeros(3), zeros(2, 4, 3), dict(h_0=zeros(2, 4)), ValueError, "`h_0`"),
+        (zeros(3), zeros(2, 4, 3), dict(seq_lengths=[5, 1]), ValueError, "0..T"),
+        (zeros(3), zeros(2, 4, 3), dict(resets=zeros(2, 4)), TypeError, "`resets`"),
+        (zeros(3), zeros(2, 4, 3), dict(backend="gpu"), ValueError, "`backend`"),
+        (
+            zeros(3), zeros(2, 4, 3), dict(backend="cuda"),
+            ost.BackendError, "has no kernels",
+        ),
+        (
+            zeros(3, 3), zeros(2, 4, 3), dict(backend="cpu"), ost.BackendError, "blocks"
+        ),
+        ([1.0], zeros(2, 4, 3), {}, TypeError, "`a` must be an array"),
+    ],
+)  # fmt: skip
+def test_errors_say_what_is_wrong(a, b, options, error, words):
+    with pytest.raises(error, match=words):
+        ost.linear_recurrence(a, b, **options)

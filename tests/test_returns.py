@@ -1,0 +1,230 @@
+"""Returns and advantages against loops in numpy, as rlax and brax define them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closures import fast_jit
+from tolerance import assert_close
+
+import ostinato as ost
+
+BATCH, STEPS = 4, 6
+LENGTHS = np.array([6, 3, 0, 1])
+
+
+def draw(*shape, seed=0, low=None):
+    rng = np.random.default_rng([seed, *shape])
+    return rng.random(shape) if low is not None else rng.standard_normal(shape)
+
+
+REWARDS, VALUES, NEXT = (draw(BATCH, STEPS, seed=n) for n in range(3))
+DISCOUNTS, LAMBDAS = (draw(BATCH, STEPS, seed=n, low=0) for n in (3, 4))
+BOOTSTRAP = draw(BATCH, seed=5)
+ENDS, CUTS = (draw(BATCH, STEPS, seed=n, low=0) < 0.3 for n in (6, 7))
+
+
+def lambda_loop(r, d, v, lam, lengths):
+    out = np.zeros_like(r)
+    for i, n in enumerate(lengths):
+        g = v[i, n - 1] if n else 0.0
+        for t in range(n - 1, -1, -1):
+            mixed = (1 - lam[i, t]) * v[i, t] + lam[i, t] * g
+            g = out[i, t] = r[i, t] + d[i, t] * mixed
+    return out
+
+
+def gae_loop(r, v, last, d, lam, ends, cuts, lengths):
+    """The equations of brax: `vs - values`; those of rlax without the masks."""
+    out = np.zeros_like(r)
+    for i, n in enumerate(lengths):
+        a = 0.0
+        for t in range(n - 1, -1, -1):
+            after = v[i, t + 1] if t + 1 < n else last[i]
+            kept, alive = 1.0 - cuts[i, t], 1.0 - ends[i, t]
+            delta = (r[i, t] + d[i, t] * alive * after - v[i, t]) * kept
+            a = out[i, t] = delta + d[i, t] * alive * kept * lam[i, t] * a
+    return out
+
+
+def holes(x, lengths):
+    x = x.astype(float) if x.dtype != bool else x
+    past = np.arange(STEPS) >= lengths[:, None]
+    return np.where(past, np.nan if x.dtype != bool else True, x)
+
+
+every_layout = pytest.mark.parametrize("time_major", [False, True])
+every_length = pytest.mark.parametrize(
+    "lengths", [None, LENGTHS], ids=["whole", "mixed"]
+)
+
+
+def call(function, *arrays, time_major, lengths, **named):
+    def layout(x):
+        if np.ndim(x) != 2:
+            return jnp.asarray(x)
+        x = x if lengths is None else holes(x, lengths)
+        return jnp.asarray(x.T if time_major else x)
+
+    options = dict(time_major=time_major)
+    if lengths is not None:
+        options["seq_lengths"] = jnp.asarray(lengths)
+    named = {name: layout(x) for name, x in named.items()}
+    run = lambda arrays, named: function(*arrays, **named, **options)  # noqa: E731
+    out = fast_jit(run)([layout(x) for x in arrays], named)
+    return jax.tree.map(lambda x: x.T if time_major else x, out)
+
+
+@every_layout
+@every_length
+def test_discounted_returns(time_major, lengths):
+    whole = np.full(BATCH, STEPS) if lengths is None else lengths
+    v = np.zeros_like(REWARDS)
+    v[np.arange(BATCH), np.maximum(whole - 1, 0)] = BOOTSTRAP
+    want = lambda_loop(REWARDS, DISCOUNTS, v, np.ones_like(v), whole)
+    got = call(
+        ost.discounted_returns, REWARDS, DISCOUNTS, BOOTSTRAP,
+        time_major=time_major, lengths=lengths,
+    )  # fmt: skip
+    assert_close(got, want, terms=100)
+
+
+@every_layout
+@every_length
+def test_lambda_returns(time_major, lengths):
+    whole = np.full(BATCH, STEPS) if lengths is None else lengths
+    want = lambda_loop(REWARDS, DISCOUNTS, NEXT, LAMBDAS, whole)
+    got = call(
+        ost.lambda_returns, REWARDS, DISCOUNTS, NEXT, LAMBDAS,
+        time_major=time_major, lengths=lengths,
+    )  # fmt: skip
+    assert_close(got, want, terms=100)
+
+
+@every_layout
+@every_length
+@pytest.mark.parametrize("masks", [False, True])
+def test_gae(time_major, lengths, masks):
+    whole = np.full(BATCH, STEPS) if lengths is None else lengths
+    ends, cuts = (x & masks for x in (ENDS, CUTS))
+    want = gae_loop(REWARDS, VALUES, BOOTSTRAP, DISCOUNTS, LAMBDAS, ends, cuts, whole)
+    named = dict(terminations=ENDS, truncations=CUTS) if masks else {}
+    got = call(
+        ost.gae, REWARDS, VALUES, BOOTSTRAP, discounts=DISCOUNTS, lambda_=LAMBDAS,
+        time_major=time_major, lengths=lengths, **named,
+    )  # fmt: skip
+    assert_close(got.advantages, want, terms=100)
+    valid = np.arange(STEPS) < whole[:, None]
+    assert_close(got.returns, np.where(valid, want + VALUES, 0.0), terms=100)
+
+
+def test_numbers_and_one_sequence():
+    r, v = jnp.asarray(REWARDS[0]), jnp.asarray(VALUES[0])
+    whole = np.full(1, STEPS)
+    full = lambda x: np.full((1, STEPS), x)  # noqa: E731
+    masks = np.zeros((1, STEPS), bool)
+    want = gae_loop(
+        REWARDS[:1],
+        VALUES[:1],
+        BOOTSTRAP[:1],
+        full(0.9),
+        full(0.8),
+        masks,
+        masks,
+        whole,
+    )
+    got = ost.gae(r, v, jnp.asarray(BOOTSTRAP[0]), discounts=0.9, lambda_=0.8)
+    assert_close(got.advantages, want[0], terms=100)
+    short = ost.discounted_returns(r, 0.9, seq_lengths=2)
+    assert_close(
+        short[:2], np.array([REWARDS[0, 0] + 0.9 * REWARDS[0, 1], REWARDS[0, 1]])
+    )
+    assert not short[2:].any()
+    empty = ost.gae(r[:0], v[:0], jnp.float64(0), discounts=0.9, lambda_=0.8)
+    assert empty.advantages.shape == (0,)
+
+
+def test_gradients_pass_through_every_argument():
+    arrays = [jnp.asarray(x) for x in (REWARDS, VALUES, BOOTSTRAP, DISCOUNTS, LAMBDAS)]
+
+    def plain(r, v, last, d, lam):
+        a, total = jnp.zeros(BATCH), 0.0
+        for t in range(STEPS - 1, -1, -1):
+            after = v[:, t + 1] if t + 1 < STEPS else last
+            a = r[:, t] + d[:, t] * after - v[:, t] + d[:, t] * lam[:, t] * a
+            total += jnp.sum(jnp.sin(a))
+        return total
+
+    def ours(r, v, last, d, lam):
+        return jnp.sum(
+            jnp.sin(ost.gae(r, v, last, discounts=d, lambda_=lam).advantages)
+        )
+
+    got, want = (fast_jit(jax.grad(f, tuple(range(5))))(*arrays) for f in (ours, plain))
+    for a, b in zip(got, want, strict=True):
+        assert_close(a, b, terms=1000)
+
+
+@every_layout
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_dtypes_and_many_sequences(time_major, dtype):
+    """More sequences than lie side by side in a kernel; in bfloat16 XLA runs it."""
+    shape = (9, 300) if time_major else (300, 9)
+    r, v = (jnp.asarray(draw(*shape, seed=n), dtype) for n in (1, 2))
+    last = jnp.asarray(draw(300, seed=3), dtype)
+    options = dict(discounts=0.9, lambda_=0.8)
+    got = fast_jit(lambda *a: ost.gae(*a, **options, time_major=time_major))(r, v, last)
+    r, v, last = (np.asarray(x, np.float64) for x in (r, v, last))
+    r, v = (x.T if time_major else x for x in (r, v))
+    full = [np.full(r.shape, x) for x in options.values()]
+    none = np.zeros(r.shape, bool)
+    want = gae_loop(r, v, last, *full, none, none, np.full(300, 9))
+    found = got.advantages.T if time_major else got.advantages
+    assert_close(found, want, terms=256)
+
+
+def test_vmap_and_devices():
+    arrays = [jnp.asarray(x) for x in (REWARDS, VALUES, BOOTSTRAP)]
+    gammas = jnp.linspace(0.5, 0.9, BATCH)
+    run = lambda r, v, last, d: ost.gae(r, v, last, discounts=d, lambda_=0.9)  # noqa: E731
+    want = [run(*x) for x in zip(*arrays, gammas, strict=True)]
+    got = jax.vmap(run)(*arrays, gammas)
+    for n, one in enumerate(want):
+        assert_close(got.advantages[n], one.advantages, terms=100)
+        assert_close(got.returns[n], one.returns, terms=100)
+    outer = jax.vmap(run, (None, None, None, 0))(*arrays, gammas)
+    assert_close(outer.returns[1], run(*arrays, gammas[1]).returns, terms=100)
+    mesh = jax.make_mesh((4,), ("b",))
+    spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("b"))
+    split = [jax.device_put(x, spec) for x in arrays]
+    assert_close(
+        jax.jit(run)(*split, gammas[0]).returns, run(*arrays, gammas[0]).returns
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        (dict(rewards=jnp.zeros((2, 3, 4))), ValueError, "`rewards` must have shape"),
+        (dict(rewards=jnp.zeros((2, 3), int)), TypeError, "`rewards`"),
+        (dict(values=jnp.zeros((2, 4))), ValueError, "`values` must have the shape"),
+        (dict(bootstrap=jnp.zeros(3)), ValueError, "`bootstrap`"),
+        (dict(discounts=jnp.zeros((2, 4))), ValueError, "`discounts`"),
+        (
+            dict(terminations=jnp.zeros((2, 3))),
+            TypeError,
+            "`terminations` must be bool",
+        ),
+        (dict(seq_lengths=[1, 4]), ValueError, "0..T"),
+    ],
+)
+def test_errors_say_what_is_wrong(options, error, words):
+    given = dict(
+        rewards=jnp.zeros((2, 3)),
+        values=jnp.zeros((2, 3)),
+        bootstrap=jnp.zeros(2),
+        discounts=0.9,
+        lambda_=0.9,
+    )
+    with pytest.raises(error, match=words):
+        ost.gae(**given | options)
