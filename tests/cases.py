@@ -121,6 +121,27 @@ def _every_kind() -> list[Case]:
     return made
 
 
+def _several_heads() -> list[Case]:
+    """Return cases of few, of odd, and of many heads, down to one unit for each."""
+    both = dict(bidirectional=True, lengths=MIXED)
+    made = []
+    for name, kind in KINDS.items():
+        made += [
+            _case(f"{name}-heads", **kind, hidden_size=6, num_heads=2, **both),
+            _case(f"{name}-heads-of-1", **kind, hidden_size=5, num_heads=5),
+        ]
+    projected = dict(mode="lstm", hidden_size=12, proj_size=6, num_heads=3)
+    return [
+        *made,
+        _case("lstm-heads-proj", **projected, num_layers=2, **both),
+        _case("gru-heads-resets", "gru", hidden_size=8, num_heads=4, resets=True),
+        _case("lstm-heads-odd", "lstm", 3, 57, num_heads=3, steps=3),
+        _case("lstm-heads-of-16", "lstm", 3, 64, num_heads=4, steps=3),
+        _case("gru-heads-many", "gru", 3, 70, num_heads=35, steps=3, num_layers=2),
+        _case("tanh-heads-wide", "rnn_tanh", 3, 72, num_heads=3, steps=3),
+    ]
+
+
 _ONES = dict(input_size=1, hidden_size=1, steps=1, batch=1)
 _DEEP = dict(num_layers=2, bidirectional=True)
 _PROJ = dict(mode="lstm", hidden_size=4, proj_size=2)
@@ -167,6 +188,7 @@ CASES = [
     # Longer than any block of steps into which a backend may split the time axis.
     _case("lstm-T128", "lstm", num_layers=2, steps=128, resets=True, lengths=_LONG),
     _case("gru-T257", "gru", bidirectional=True, steps=257, lengths=(257, 3, 130)),
+    *_several_heads(),
     _case("lstm-T0", **_PROJ, **_DEEP, steps=0),
     _case("gru-T0", "gru", **_DEEP, steps=0, lengths=(0, 0), padding="hold"),
     _case("lstm-B0", **_PROJ, **_DEEP, batch=0),

@@ -29,6 +29,7 @@ class Spec:
     clip_nan: bool = False
     reset_after: bool = True
     input_mode: str = "linear"
+    num_heads: int = 1
 
     @property
     def num_directions(self) -> int:
@@ -79,8 +80,10 @@ def shapes(spec: Spec) -> list[Params]:
         out.append(
             Params(
                 w_ih=None if skip else (rows, columns),
-                w_hh=(rows, spec.output_size),
-                w_hr=(spec.proj_size, spec.hidden_size) if spec.proj_size else None,
+                w_hh=(rows, spec.output_size // spec.num_heads),
+                w_hr=(spec.proj_size, spec.hidden_size // spec.num_heads)
+                if spec.proj_size
+                else None,
                 b_ih=(rows,) if spec.bias in ("double", "input") else None,
                 b_hh=(rows,) if spec.bias in ("double", "recurrent") else None,
             )
@@ -107,6 +110,38 @@ def unpack(spec: Spec, flat) -> list[Params]:
                 at += size
     assert at == flat.size, (at, flat.size)
     return [Params(**arrays) for arrays in found]
+
+
+def with_zeros(spec: Spec, p: Params) -> Params:
+    """Return the parameters with a column for every head, 0 outside of a row's own."""
+
+    def spread(w, size):
+        if w is None:
+            return None
+        wide = np.zeros((len(w), w.shape[1] * spec.num_heads))
+        for row, values in enumerate(w):
+            head = row % size // (size // spec.num_heads)
+            wide[row, head * len(values) : (head + 1) * len(values)] = values
+        return wide
+
+    return p._replace(
+        w_hh=spread(p.w_hh, spec.hidden_size), w_hr=spread(p.w_hr, spec.proj_size)
+    )
+
+
+def without_zeros(spec: Spec, p: Params) -> Params:
+    """Return the inverse of `with_zeros`."""
+
+    def own(w, size):
+        if w is None:
+            return None
+        parts = np.split(w, spec.num_heads, axis=1)
+        each = size // spec.num_heads
+        return np.stack([parts[m % size // each][m] for m in range(len(w))])
+
+    return p._replace(
+        w_hh=own(p.w_hh, spec.hidden_size), w_hr=own(p.w_hr, spec.proj_size)
+    )
 
 
 def pack(layers: list[Params]) -> np.ndarray:
@@ -289,7 +324,7 @@ def vjp(
     x = np.asarray(x, np.float64)
     batch, steps = x.shape[:2]
     dirs, pseudo = spec.num_directions, spec.num_layers * spec.num_directions
-    params = unpack(spec, weights)
+    params = [with_zeros(spec, p) for p in unpack(spec, weights)]
     h_0 = _state(h_0, (pseudo, batch, spec.output_size))
     c_0 = _state(c_0, (pseudo, batch, spec.hidden_size))
     resets = np.zeros((batch, steps), bool) if resets is None else np.asarray(resets)
@@ -327,7 +362,8 @@ def vjp(
         dy = _state(dy, y.shape)
         dh_n, dc_n = _state(dh_n, h_0.shape), _state(dc_n, c_0.shape)
         dx, dh_0, dc_0 = np.zeros_like(x), np.zeros_like(h_0), np.zeros_like(c_0)
-        dparams = unpack(spec, np.zeros(num_params(spec)))
+        zeros = unpack(spec, np.zeros(num_params(spec)))
+        dparams = [with_zeros(spec, p) for p in zeros]
         for b, n in enumerate(lengths):
             dlayer = dy[b, :n].copy()
             dh, dc = dh_n[:, b].copy(), dc_n[:, b].copy()
@@ -360,7 +396,8 @@ def vjp(
                 if layer > 0:
                     dlayer = dlayer * _scale(spec, dropout_masks, layer - 1, b, n)
             dx[b, :n] = dlayer
-        return Grads(dx, pack(dparams), dh_0, dc_0 if spec.mode == "lstm" else None)
+        dweights = pack([without_zeros(spec, p) for p in dparams])
+        return Grads(dx, dweights, dh_0, dc_0 if spec.mode == "lstm" else None)
 
     return Result(y, h_n, c_n if spec.mode == "lstm" else None), pullback
 

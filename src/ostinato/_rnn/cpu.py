@@ -146,6 +146,8 @@ def unsupported_reason(spec: RNNSpec, dtype: Any) -> str | None:
         return f"it has no kernels for {np.dtype(dtype)}"
     if not spec.reset_after:
         return "it has no kernels for a GRU with reset_after=False"
+    if spec.num_heads > 1:
+        return "it has no kernels for several heads"
     return None
 
 

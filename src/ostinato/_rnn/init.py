@@ -31,9 +31,11 @@ def init_weights(
         spec: the network.
         dtype: a floating dtype.
         scheme: `"uniform"` draws everything from U(-k, k), k = hidden_size ** -0.5
-            (PyTorch, `jax.experimental.rnn`). `"glorot_orthogonal"` draws each gate's
+            (PyTorch, `jax.experimental.rnn`); with several heads k = (units of a head)
+            ** -0.5 for `w_hh` and `w_hr`. `"glorot_orthogonal"` draws each gate's
             block of `w_ih` from Glorot's uniform law, makes each gate's block of
-            `w_hh`, and `w_hr`, orthogonal, and sets biases to 0.
+            `w_hh`, and `w_hr`, orthogonal, those of every head for themselves, and sets
+            biases to 0.
         forget_bias: LSTM only; the value of the forget gates' bias, `b_ih + b_hh`; None
             leaves it as the scheme draws it.
 
@@ -78,15 +80,16 @@ def _draw(
     scheme: Scheme, name: str, key: Array, shape: tuple, spec: RNNSpec, dtype: Any
 ) -> Array:
     if scheme == "uniform":
-        bound = spec.hidden_size**-0.5
+        heads = spec.num_heads if name in ("w_hh", "w_hr") else 1
+        bound = (spec.hidden_size // heads) ** -0.5
         return jax.random.uniform(key, shape, dtype, -bound, bound)
     if name in ("b_ih", "b_hh"):
         return jnp.zeros(shape, dtype)
+    blocks = 1 if name == "w_hr" else spec.num_gates
     if name == "w_ih":
         draw = jax.nn.initializers.glorot_uniform(in_axis=-1, out_axis=-2)
     else:
-        draw = jax.nn.initializers.orthogonal()
-    blocks = 1 if name == "w_hr" else spec.num_gates
+        draw, blocks = jax.nn.initializers.orthogonal(), blocks * spec.num_heads
     rows = shape[0] // blocks
     # The QR factorisation behind `orthogonal` does not take 16-bit floats.
     wide = accumulation_dtype(dtype)

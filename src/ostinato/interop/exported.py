@@ -12,7 +12,7 @@ from .._typing import Array, Float
 
 
 def require(spec: RNNSpec, target: str, **fields: Any) -> None:
-    """Raise ValueError unless `spec` has these values in these fields.
+    """Raise ValueError unless `spec` has these values in these fields, and one head.
 
     Args:
         spec: the network.
@@ -20,7 +20,7 @@ def require(spec: RNNSpec, target: str, **fields: Any) -> None:
         fields: names and values that the target takes for granted.
     """
     check_spec(spec)
-    for name, value in fields.items():
+    for name, value in {"num_heads": 1, **fields}.items():
         if getattr(spec, name) != value:
             raise ValueError(
                 f"`spec` must have {name}={value!r} for {target}, got "

@@ -238,7 +238,8 @@ def to_state_dict(
         without biases has none: `bias=False` in torch.
 
     Raises:
-        ValueError: `reset_after=False`, `cell_clip` or `input_mode="skip"`.
+        ValueError: `reset_after=False`, `cell_clip`, `input_mode="skip"` or several
+            heads.
         ImportError: torch is not installed.
     """
     import torch
