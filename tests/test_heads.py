@@ -175,10 +175,11 @@ def test_libraries_without_heads_refuse_them(library, export):
     if library != "keras":
         pytest.importorskip(library)
     module = pytest.importorskip(f"ostinato.interop.{library}")
-    spec = ost.RNNSpec("lstm", I, H, num_heads=2)
-    with pytest.raises(ValueError) as info:
-        getattr(module, export)(spec, weights_of(spec))
-    assert_says(info, "`spec` num_heads=1 2")
+    for mode, words in (("lstm", "num_heads=1 2"), ("slstm", "mode 'gru' 'slstm'")):
+        spec = ost.RNNSpec(mode, I, H, num_heads=2)
+        with pytest.raises(ValueError) as info:
+            getattr(module, export)(spec, weights_of(spec))
+        assert_says(info, f"`spec` {words}")
 
 
 def test_caffe2_has_no_heads():

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from .._typing import Array
 from . import pointwise
 from .cell import LayerWeights, ModeCell, States, StepPrimal
+from .pointwise import SLSTMGates
 
 
 class PlainRNN(ModeCell):
@@ -103,6 +104,40 @@ class LSTM(ProjectedCell):
         dg, dc = pointwise.lstm_backward(gates, c_prev, c, du, dc, self.spec)
         cotangents = (dg, None if w.w_hr is None else dh)
         return cotangents, (self.recurrent_gradient(dg, w.w_hh), dc)
+
+
+class SLSTM(ProjectedCell):
+    """The cell of mode `slstm`, with or without a projection."""
+
+    saved = SLSTMGates._fields
+
+    def step(self, states: States, gx: Array) -> tuple[States, Any]:
+        w, (h, *cells) = self.weights, states
+        pre = self.add_bias(gx, w.b_ih) + self.recurrent_product(h, w.w_hh, w.b_hh)
+        gates, cells, u = pointwise.slstm(pre, cells)
+        return (self.narrow(self.project(u)), *cells), self.narrow(gates)
+
+    def unprojected(self, at: StepPrimal) -> Array:
+        return pointwise.slstm_output(self.widen(at.gates), at.after[1:])
+
+    def step_tangent(self, at: StepPrimal, terms: tuple, dstates: States) -> States:
+        (dg, dr), (dh, *dcells) = terms, dstates
+        dg = dg + self.recurrent_product(dh, self.weights.w_hh)
+        gates = self.widen(at.gates)
+        dcells, du = pointwise.slstm_tangent(
+            gates, at.before[1:], at.after[1:], dg, dcells
+        )
+        dh = self.project(du)
+        return (dh if dr is None else dh + dr, *dcells)
+
+    def step_backward(self, at: StepPrimal, dstates: States) -> tuple[tuple, States]:
+        w, (dh, *dcells) = self.weights, dstates
+        gates, du = self.widen(at.gates), self.unproject(dh)
+        dg, dcells = pointwise.slstm_backward(
+            gates, at.before[1:], at.after[1:], du, dcells
+        )
+        cotangents = (dg, None if w.w_hr is None else dh)
+        return cotangents, (self.recurrent_gradient(dg, w.w_hh), *dcells)
 
 
 class GRUResetAfter(ModeCell):

@@ -19,14 +19,14 @@ class RNNSpec:
     module.
 
     Args:
-        mode: `"rnn_relu"`, `"rnn_tanh"`, `"lstm"` or `"gru"`.
+        mode: `"rnn_relu"`, `"rnn_tanh"`, `"lstm"`, `"gru"` or `"slstm"`.
         input_size: features of one input step, I.
         hidden_size: units per layer and direction, H.
         num_layers: stacked layers, L.
         bidirectional: run a second, reversed direction in every layer and join
             both outputs; D = 2 instead of 1.
-        proj_size: LSTM only; size P < H of a projection `h = w_hr @ (o tanh(c))`
-            that replaces the hidden state; 0 means no projection.
+        proj_size: LSTM and sLSTM only; size P < H of a projection `h = w_hr @ u`, such
+            as u = o tanh(c), that replaces the hidden state; 0 means no projection.
         bias: which bias vectors exist: `"double"` (`b_ih` and `b_hh`), `"input"`,
             `"recurrent"` or `"none"`. Input and recurrent differ only in a GRU with
             `reset_after=True`, where `r` scales the recurrent bias.
@@ -129,7 +129,7 @@ class RNNSpec:
 
     @property
     def num_gates(self) -> int:
-        """Number of gates G, row blocks of `w_ih`: LSTM 4, GRU 3, plain RNN 1."""
+        """Number of gates G, row blocks of `w_ih`: (s)LSTM 4, GRU 3, plain RNN 1."""
         return len(MODES[self.mode].gates)
 
     @property
@@ -145,7 +145,10 @@ class RNNSpec:
         return layout.num_params(self)
 
     def state_shape(self, batch: int) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
-        """Return the state's shape for a batch: of `h`, or of `(h, c)` for an LSTM."""
+        """Return the state's shape for a batch: of `h`, or a tuple of several shapes.
+
+        These are `(h, c)` for an LSTM and `(h, c, n, m)` for an sLSTM.
+        """
         shapes = state_shapes(self, batch)
         return shapes[0] if len(shapes) == 1 else shapes
 
