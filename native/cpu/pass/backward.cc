@@ -189,6 +189,7 @@ class Backward {
     context_.most_tokens = std::max(kChunkTokens, in_.batch);
     context_.h_stride = stride(n_.output_size());
     context_.c_stride = stride(n_.hidden_size);
+    context_.cell_stride = in_.batch * context_.c_stride;
     context_.g_stride = operand_stride(context_.blocks() * n_.hidden_size);
     context_.column_stride = operand_stride(context_.most_tokens);
     context_.step_vectors = StepVectors();

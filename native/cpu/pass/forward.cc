@@ -163,7 +163,9 @@ class Forward {
       if (call.gates != nullptr) {
         advise(call.gates[p], n.saved_blocks() * n.hidden_size);
       }
-      if (call.cells != nullptr) advise(call.cells[p], n.hidden_size);
+      for (int64_t s = 0; call.cells != nullptr && s < n.cells(); ++s) {
+        advise(call.cells[p * n.cells() + s], n.hidden_size);
+      }
     }
   }
 
@@ -223,6 +225,7 @@ class Forward {
     context_.h_stride = operand_stride(network_.output_size());
     context_.x_stride = operand_stride(std::max(network_.input_size, network_.width()));
     context_.c_stride = stride(network_.hidden_size);
+    context_.cell_stride = batch * context_.c_stride;
     auto* states = scratch_.Take<LayerState<Operand, Accum>>(network_.pseudo_layers());
     for (int64_t p = 0; p < network_.pseudo_layers(); ++p) {
       LayerState<Operand, Accum>& state = states[p];
@@ -231,7 +234,7 @@ class Forward {
       const bool projects = network_.proj_size > 0;
       state.unprojected =
           scratch_.Take<Operand>(projects ? batch * context_.c_stride : 0);
-      state.c = scratch_.Take<Accum>(network_.lstm() ? batch * context_.c_stride : 0);
+      state.c = scratch_.Take<Accum>(network_.cells() * context_.cell_stride);
     }
     context_.states = states;
     context_.zeros = scratch_.TakeZeroed<Operand>(context_.h_stride);

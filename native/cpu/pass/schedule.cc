@@ -18,7 +18,8 @@ constexpr int64_t kWorthWaking = 200'000, kWorthDividingAStep = 6'000;
 CostModel CostModelOf(const Network& network, int64_t tokens, int64_t batch) {
   const int64_t rows = network.gates() * network.hidden_size;
   const int64_t out = network.output_size();
-  const int64_t recurrent = rows * out + network.proj_size * network.hidden_size;
+  const int64_t recurrent =
+      (rows * out + network.proj_size * network.hidden_size) / network.num_heads;
   int64_t all = 0;
   for (int64_t layer = 0; layer < network.num_layers; ++layer) {
     const int64_t inputs = network.has_w_ih(layer) ? network.inputs(layer) : 0;

@@ -41,6 +41,7 @@ _INTEGERS: dict[str, Callable[[RNNCall], int]] = {
     "num_layers": lambda call: call.spec.num_layers,
     "num_directions": lambda call: call.spec.num_directions,
     "proj_size": lambda call: call.spec.proj_size,
+    "num_heads": lambda call: call.spec.num_heads,
     "bias_ih": lambda call: call.spec.bias in ("double", "input"),
     "bias_hh": lambda call: call.spec.bias in ("double", "recurrent"),
     "skip": lambda call: call.spec.input_mode == "skip",
@@ -146,8 +147,6 @@ def unsupported_reason(spec: RNNSpec, dtype: Any) -> str | None:
         return f"it has no kernels for {np.dtype(dtype)}"
     if not spec.reset_after:
         return "it has no kernels for a GRU with reset_after=False"
-    if spec.num_heads > 1:
-        return "it has no kernels for several heads"
     return None
 
 
