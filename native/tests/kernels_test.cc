@@ -3,6 +3,7 @@
 
 #include "tests/kernels_cells.h"
 #include "tests/kernels_products.h"
+#include "tests/kernels_slstm.h"
 
 namespace {
 
@@ -24,6 +25,7 @@ int main() {
     CheckMoves(table);
     CheckAccuracy(table);
     CheckCells(table);
+    CheckSlstms(table);
   });
   return ostinato::testing::Summary();
 }

@@ -28,7 +28,13 @@ struct BFloat16 {
 };
 
 // The numbers are indices into kModes of network.h.
-enum class Mode : int32_t { kRnnRelu = 0, kRnnTanh = 1, kLstm = 2, kGru = 3, kSlstm = 4 };
+enum class Mode : int32_t {
+  kRnnRelu = 0,
+  kRnnTanh = 1,
+  kLstm = 2,
+  kGru = 3,
+  kSlstm = 4
+};
 inline constexpr int kNumModes = 5;
 
 // The most cell states of a mode, which are all states but the output: an LSTM's c; an
@@ -55,8 +61,8 @@ template <typename Accum>
 struct CellOptions {
   int64_t hidden;       // H
   int64_t cell_stride;  // between the cell states of a token in ForwardToken::c, ::dc
-  bool clips;      // LSTM: c is clipped to [-clip, clip]
-  bool clip_nan;   // and a NaN becomes +clip
+  bool clips;           // LSTM: c is clipped to [-clip, clip]
+  bool clip_nan;        // and a NaN becomes +clip
   Accum clip;
 };
 
@@ -67,7 +73,8 @@ struct ForwardToken {
   const Operand* h_prev;  // GRU: h_{t-1}
   // Cell states, cell_stride elements apart: those of step t - 1 before, of t after.
   Accum* c;
-  Operand* h;  // after: h_t before a projection: of an LSTM o * tanh(c), sLSTM o * c / n
+  Operand*
+      h;  // after: h_t before a projection: of an LSTM o * tanh(c), sLSTM o * c / n
   Storage* y;  // after: the same as an output, exactly the units asked for; or null
   // After: [i f g o][H], [r z n h_candidate][H] or an sLSTM's [i f z o slope][H] of
   // pointwise.py; or null.
@@ -84,7 +91,8 @@ struct BackwardToken {
   const Accum* c_prev[kMostCells];  // each cell state of step t - 1
   const Accum* c[kMostCells];       // and of t, clipped as it was on the way forward
   Accum* dh;  // in: cotangent of h_t before a projection. GRU, after: dh * z
-  Accum* dc;  // in: cotangents of the cell states of t, cell_stride apart; after: of t-1
+  Accum*
+      dc;  // in: cotangents of the cell states of t, cell_stride apart; after: of t-1
   // After: of pre-activations: [gates][H], of a GRU [r z h_candidate n][H].
   Operand* dg;
 };
@@ -143,8 +151,8 @@ struct Kernels {
               const Operand* a, Accum* out);
 
   // The equations of a mode, by Mode: units unit .. unit + units - 1 of n tokens. The
-  // pre-activations of token r are at pre + r * pre_stride: 4 vectors, gates of the same
-  // units <= V; for a plain RNN vectors of successive units <= 4 V.
+  // pre-activations of token r are at pre + r * pre_stride: 4 vectors, gates of the
+  // same units <= V; for a plain RNN vectors of successive units <= 4 V.
   using Forward = void (*)(const CellOptions<Accum>& options, const Accum* pre,
                            int64_t pre_stride, const TokenForward* tokens, int64_t n,
                            int64_t unit, int64_t units);
@@ -156,10 +164,11 @@ struct Kernels {
                             int64_t units);
   Backward backward[kNumModes];
 
-  // unprojected[r * stride + j] = h_t before a projection, of units j < H, from what the
-  // forward pass saved; null for modes without projections.
-  using Output = void (*)(const CellOptions<Accum>& options, const TokenBackward* tokens,
-                          int64_t n, Accum* unprojected, int64_t stride);
+  // unprojected[r * stride + j] = h_t before a projection, of units j < H, from what
+  // the forward pass saved; null for modes without projections.
+  using Output = void (*)(const CellOptions<Accum>& options,
+                          const TokenBackward* tokens, int64_t n, Accum* unprojected,
+                          int64_t stride);
   Output output[kNumModes];
 };
 

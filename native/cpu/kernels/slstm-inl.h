@@ -1,5 +1,5 @@
-// The equations of an sLSTM between the products, forward and backward. pointwise.py has
-// the same ones for XLA.
+// The equations of an sLSTM between the products, forward and backward. pointwise.py
+// has the same ones for XLA.
 #ifndef OSTINATO_CPU_KERNELS_SLSTM_INL_H_
 #define OSTINATO_CPU_KERNELS_SLSTM_INL_H_
 
@@ -57,8 +57,8 @@ void SlstmForward(const CellOptions<typename V::Element>& options,
     const Reg<V> o = Sigmoid<V>(V::Load(pre + 3 * V::kLanes));
     const Reg<V> n_prev = Load<V>(cells + stride, units);
     const Reg<V> t = ExpMinusAbs<V>(f_pre);
-    const Reg<V> log_f = V::Min(zero, f_pre) - LogOnePlus<V>(t) +
-                         Load<V>(cells + 2 * stride, units);
+    const Reg<V> log_f =
+        V::Min(zero, f_pre) - LogOnePlus<V>(t) + Load<V>(cells + 2 * stride, units);
     // Of the two gates that m scales, one is 1, and the other one at most 1. Of a state
     // that is still empty, m takes the scale of the input, whatever the larger one.
     const Reg<V> lead = log_f - i_pre;

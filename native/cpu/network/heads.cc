@@ -72,13 +72,13 @@ void PackHeadColumns(const Kernels<Storage, Operand, Accum>& kernels,
   kernels.pack_columns(rows.data(), 0, count, width, panel);
 }
 
-#define OSTINATO_HEADS(Storage, Operand, Accum)                                \
-  template void PackHeadRows(const Kernels<Storage, Operand, Accum>&,          \
-                             const HeadMatrix<Storage>&, int64_t, int64_t,     \
-                             Operand*, int64_t);                               \
-  template void PackHeadColumns(const Kernels<Storage, Operand, Accum>&,       \
-                                const HeadMatrix<Storage>&, int64_t, int64_t,  \
-                                int64_t, int64_t, Operand*);
+#define OSTINATO_HEADS(Storage, Operand, Accum)                                        \
+  template void PackHeadRows(const Kernels<Storage, Operand, Accum>&,                  \
+                             const HeadMatrix<Storage>&, int64_t, int64_t, Operand*,   \
+                             int64_t);                                                 \
+  template void PackHeadColumns(const Kernels<Storage, Operand, Accum>&,               \
+                                const HeadMatrix<Storage>&, int64_t, int64_t, int64_t, \
+                                int64_t, Operand*);
 OSTINATO_HEADS(float, float, float)
 OSTINATO_HEADS(double, double, double)
 OSTINATO_HEADS(BFloat16, float, float)

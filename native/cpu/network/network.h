@@ -103,10 +103,10 @@ struct Operands {
   const int64_t* capacity;
   const Storage* weights;
   const Storage* x;
-  const Storage* h_0;                   // [L*D, B, S]
-  const Storage* c_0[kMostCells];       // each cell state [L*D, B, H]; null past the last
-  const int32_t* seq_lengths;           // [B], clamped to 0..T here; null: all T
-  const uint8_t* resets;                // null: no resets
+  const Storage* h_0;              // [L*D, B, S]
+  const Storage* c_0[kMostCells];  // each cell state [L*D, B, H]; null past the last
+  const int32_t* seq_lengths;      // [B], clamped to 0..T here; null: all T
+  const uint8_t* resets;           // null: no resets
   const uint8_t* const* dropout_masks;  // of L - 1 layers; null: no dropout
 };
 

@@ -154,8 +154,8 @@ void NetworkPanels<Storage, Operand, Accum>::Pack(int64_t task, const Storage* w
     const int64_t q = block - blocks_.count();
     const HeadMatrix<Storage> w_hr{weights + at.w_hr, 1, heads().outputs,
                                    heads().units};
-    auto* panel =
-        reinterpret_cast<Operand*>(base + to.w_hr) + columns.place(q) * projection_depth();
+    auto* panel = reinterpret_cast<Operand*>(base + to.w_hr) +
+                  columns.place(q) * projection_depth();
     const int64_t step = columns.vectors(q) * kernels_.lanes * kernels_.pairs;
     for (int64_t v = 0; v < columns.vectors(q); ++v) {
       const int64_t row = v * kernels_.lanes;

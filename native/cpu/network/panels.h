@@ -98,7 +98,7 @@ struct LayerPanels {
   const Operand* w_hh;  // [block][S of a group][vectors][V]
   // [column block of P][H of a group][vectors][V]; null without a projection
   const Operand* w_hr;
-  const Accum* bias;    // [block][4][V]: what pre-activations start from
+  const Accum* bias;  // [block][4][V]: what pre-activations start from
 };
 
 template <typename Storage, typename Operand, typename Accum>

@@ -15,8 +15,8 @@ struct ForwardCall {
   const void* prepared;  // memory that PackWeights filled, or null
   int64_t prepared_bytes;
   // Every element of the results is written: 0 past a sequence's end.
-  Storage* y;    // as x, D*S features
-  Storage* h_n;  // as h_0
+  Storage* y;                // as x, D*S features
+  Storage* h_n;              // as h_0
   Storage* c_n[kMostCells];  // as c_0
   // The fields of Saved in call.py; null where the call does not save.
   Storage* const* hidden;  // L - 1 arrays [T, B, D*S]

@@ -147,20 +147,17 @@ void GradientProducts<Storage, Operand, Accum>::Pack(int64_t task) const {
 template <typename Storage, typename Operand, typename Accum>
 auto GradientProducts<Storage, Operand, Accum>::HiddenProduct() const -> WeightProduct {
   const HeadMatrix<Storage> w_hh = l_.w_hh();
-  return {b_.dg_column_rows, w_hh,           l_.ColumnsOf(w_hh.columns),
-          b_.h_panels,       l_.offsets.w_hh, b_.dw_hh};
+  return {b_.dg_column_rows, w_hh,    l_.ColumnsOf(w_hh.columns), b_.h_panels,
+          l_.offsets.w_hh,   b_.dw_hh};
 }
 
 template <typename Storage, typename Operand, typename Accum>
 auto GradientProducts<Storage, Operand, Accum>::InputProduct() const -> WeightProduct {
   const int64_t rows = l_.offsets.w_ih >= 0 ? l_.gate_rows() : 0;
   const HeadParts columns{l_.inputs, l_.inputs, l_.inputs};
-  return {b_.x_column_rows,
-          {nullptr, 1, {rows, rows, rows}, columns},
-          l_.ColumnsOf(columns),
-          b_.x_panels,
-          l_.offsets.w_ih,
-          b_.dw_ih};
+  return {b_.x_column_rows,      {nullptr, 1, {rows, rows, rows}, columns},
+          l_.ColumnsOf(columns), b_.x_panels,
+          l_.offsets.w_ih,       b_.dw_ih};
 }
 
 template <typename Storage, typename Operand, typename Accum>
@@ -168,8 +165,8 @@ auto GradientProducts<Storage, Operand, Accum>::ProjectionProduct() const
     -> WeightProduct {
   HeadMatrix<Storage> w_hr = l_.w_hr();
   if (!l_.projects()) w_hr.blocks = 0;
-  return {b_.dp_column_rows,     w_hr,           l_.ColumnsOf(w_hr.columns),
-          b_.unprojected_panels, l_.offsets.w_hr, b_.dw_hr};
+  return {b_.dp_column_rows, w_hr,    l_.ColumnsOf(w_hr.columns), b_.unprojected_panels,
+          l_.offsets.w_hr,   b_.dw_hr};
 }
 
 template <typename Storage, typename Operand, typename Accum>
@@ -325,7 +322,8 @@ void GradientProducts<Storage, Operand, Accum>::FinishWeights(
   const HeadParts &rows = product.matrix.rows, &columns = product.matrix.columns;
   for (int64_t m = 0; m < product.rows(); ++m) {
     const int64_t head = m % rows.size / rows.head;
-    const int64_t own = head * columns.head % columns.group;  // the first is in the group
+    const int64_t own =
+        head * columns.head % columns.group;  // the first is in the group
     Convert(sum.data + m * sum.stride + own, columns.head,
             l_.context.call.dweights + product.offset + m * columns.head);
   }

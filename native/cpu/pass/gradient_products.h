@@ -76,7 +76,9 @@ class GradientProducts {
 
     int64_t rows() const { return matrix.blocks * matrix.rows.size; }
     int64_t pieces() const { return CeilDiv(matrix.rows.group, kWeightsPerTask); }
-    int64_t tasks() const { return rows() > 0 ? matrix.blocks * Groups() * pieces() : 0; }
+    int64_t tasks() const {
+      return rows() > 0 ? matrix.blocks * Groups() * pieces() : 0;
+    }
     int64_t Groups() const { return CeilDiv(matrix.rows.size, matrix.rows.group); }
   };
   struct Sum {

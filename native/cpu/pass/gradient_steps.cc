@@ -66,8 +66,8 @@ void GradientSteps<Storage, Operand, Accum>::Gather(
     if (l_.ResetAt(i, step)) {
       to.c_prev[s] = c.zeros;
     } else {
-      to.c_prev[s] = step == 0 ? b_.c_0 + (s * in.batch + i) * l_.hidden
-                               : saved + at(step - 1);
+      to.c_prev[s] =
+          step == 0 ? b_.c_0 + (s * in.batch + i) * l_.hidden : saved + at(step - 1);
     }
   }
 }

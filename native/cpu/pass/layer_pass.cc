@@ -259,10 +259,10 @@ void LayerPass<Storage, Operand, Accum>::GatherTokens(
                    : nullptr;
     const int64_t cells = network.cells();
     for (int64_t s = 0; s < cells; ++s) {
-      to.cells[s] = c_.call.cells != nullptr
-                        ? c_.call.cells[pseudo_layer_ * cells + s] +
-                              saved * network.hidden_size
-                        : nullptr;
+      to.cells[s] =
+          c_.call.cells != nullptr
+              ? c_.call.cells[pseudo_layer_ * cells + s] + saved * network.hidden_size
+              : nullptr;
     }
     if (!reset || cells == 0) continue;  // other workers read h, none these cells
     const int64_t first =
@@ -342,7 +342,8 @@ void LayerPass<Storage, Operand, Accum>::Finish() const {
         Zero(c_.call.gates[pseudo_layer_] + saved * size, size);
       }
       for (int64_t s = 0; c_.call.cells != nullptr && s < network.cells(); ++s) {
-        Zero(c_.call.cells[pseudo_layer_ * network.cells() + s] + saved * hidden, hidden);
+        Zero(c_.call.cells[pseudo_layer_ * network.cells() + s] + saved * hidden,
+             hidden);
       }
     }
   }

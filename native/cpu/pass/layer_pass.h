@@ -19,7 +19,7 @@ namespace ostinato::cpu {
 // A sequence whose length is n has its final h in copy n % 2.
 template <typename Operand, typename Accum>
 struct LayerState {
-  Operand* h[2];  // [B] rows of h_stride
+  Operand* h[2];         // [B] rows of h_stride
   Operand* unprojected;  // [B] rows of c_stride: that of which h is a projection
   Accum* c;              // [cells][B] rows of c_stride
 };
@@ -52,7 +52,7 @@ struct ForwardContext {
   // Outputs of every layer but the last, [T, B, D*S].
   Storage* const* hidden = nullptr;
   int64_t h_stride = 0, c_stride = 0, x_stride = 0;
-  int64_t cell_stride = 0;  // from one cell state of a sequence to the next
+  int64_t cell_stride = 0;            // from one cell state of a sequence to the next
   const Operand* zeros = nullptr;     // the state before a step with a reset
   const Accum* zero_start = nullptr;  // 4 vectors
 
