@@ -202,6 +202,11 @@ std::vector<Case> Cases() {
     Case few{name + " few heads", Of(mode, 3, 68, 2), 4, 2, {}};
     few.network.num_heads = 2;
     cases.push_back(few);
+    few.steps = 30;  // each thread has a head
+    few.network.num_layers = 1;
+    few.network.num_directions = 2;
+    few.network.hidden_size = 64;
+    cases.push_back(few);
     few.batch = 1;  // as few tokens as are worth no panels
     few.steps = 2;
     cases.push_back(few);

@@ -128,6 +128,13 @@ struct Kernels {
                            Accum* c, int64_t c_stride);
   Product product[kNumPanelShapes];
 
+  // c[r][v] = start[v] + a[r][first + v * step ..], of lanes that are among the first
+  // `count` elements after `first` of a row, or if step is 0 of every vector; for v <
+  // vectors. Other lanes of the 4 vectors of c are those of start.
+  void (*add_rows)(const Operand* const* a, int64_t first, int64_t step, int64_t count,
+                   int64_t rows, int64_t vectors, const Accum* start, Accum* c,
+                   int64_t c_stride);
+
   // One vector column of a panel from rows of a matrix: lane n, step k of `panel` is
   // src[n * stride + k] for n < lanes and 0 for n in lanes..V. Steps (pairs) of the
   // panel are panel_stride elements apart; a missing second of a pair becomes 0.

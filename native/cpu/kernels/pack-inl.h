@@ -11,6 +11,20 @@ namespace {
 
 constexpr int64_t AtMost(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 
+// Kernels::add_rows.
+template <typename V, typename Operand>
+void AddRows(const Operand* const* a, int64_t first, int64_t step, int64_t count,
+             int64_t rows, int64_t vectors, const typename V::Element* start,
+             typename V::Element* c, int64_t c_stride) {
+  for (int64_t r = 0; r < rows; ++r, c += c_stride) {
+    for (int64_t v = 0; v < 4; ++v) {
+      Reg<V> sum = V::Load(start + v * V::kLanes);
+      if (v < vectors) sum += Load<V>(a[r] + first + v * step, count - v * step);
+      V::Store(c + v * V::kLanes, sum);
+    }
+  }
+}
+
 // The moves of pack_rows and pack_columns: one lane of a vector holds one k of a row,
 // converted.
 template <typename V, typename Storage, typename Operand>

@@ -32,6 +32,7 @@ constexpr Kernels<Storage, Operand, typename V::Element> MakeKernels() {
        Product<V, Operand, PanelShape::k3>, Product<V, Operand, PanelShape::k4>,
        Product<V, Operand, PanelShape::kGruInput>,
        Product<V, Operand, PanelShape::kGruRecurrent>},
+      AddRows<V, Operand>,
       PackRows<V, Storage, Operand>,
       PackColumns<V, Storage, Operand>,
       TransposeMatrix<V, Operand>,

@@ -24,7 +24,7 @@ class Backward {
         n_(call.operands.network),
         panels_(kernels, n_),
         sequences_(*SplitBatch(in_.seq_lengths, in_.batch, in_.steps, 1, scratch_)),
-        cost_(CostModelOf(n_, in_.tokens, in_.batch)),
+        cost_(CostModelOf(n_, in_.tokens, in_.batch, kernels.lanes)),
         schedule_(ScheduleFor(in_.batch, panels_.lanes())),
         context_{call,      kernels, SumKernels(kernels), panels_, PackForRecompute(),
                  sequences_} {
@@ -128,6 +128,14 @@ class Backward {
           const int64_t portion = n % portions;
           passes[n / portions].RunSteps(begin, end, bounds_[portion],
                                         bounds_[portion + 1], Slice{}, nullptr);
+        });
+        return;
+      }
+      case Schedule::kHeads: {
+        const int64_t parts = HeadPartsFor(cost_, team_.threads());
+        team_.ForEach(parts * n_.num_directions, [&](int64_t n) {
+          passes[n / parts].RunSteps(begin, end, 0, active, Slice{n % parts, parts},
+                                     nullptr);
         });
         return;
       }

@@ -20,7 +20,8 @@ class Forward {
           const Kernels<Storage, Operand, Accum>& kernels, Team& team)
       : team_(team),
         network_(call.operands.network),
-        cost_(CostModelOf(network_, call.operands.tokens, call.operands.batch)),
+        cost_(CostModelOf(network_, call.operands.tokens, call.operands.batch,
+                          kernels.lanes)),
         schedule_(ScheduleOf(cost_, team.threads())),
         panels_(kernels, network_),
         context_{call, kernels, panels_} {
@@ -38,6 +39,8 @@ class Forward {
         return RunDirections();
       case Schedule::kWavefront:
         return RunWavefront();
+      case Schedule::kHeads:
+        return RunHeads();
       case Schedule::kUnits:
         return RunUnits();
     }
@@ -85,6 +88,24 @@ class Forward {
         pass.Advance(0, all->steps(), Slice{}, nullptr, work[d]);
         pass.Finish();
       });
+    }
+  }
+
+  // Parts of the heads of each direction go through all steps by themselves.
+  void RunHeads() {
+    const Sequences* all = Split(1);
+    const int64_t directions = network_.num_directions;
+    const int64_t parts = HeadPartsFor(cost_, team_.threads());
+    auto* work = scratch_.Take<Workspace<Storage, Operand, Accum>>(parts * directions);
+    for (int64_t i = 0; i < parts * directions; ++i) work[i] = WorkspaceFor(*all);
+    for (int64_t layer = 0; layer < network_.num_layers; ++layer) {
+      const int64_t first = layer * directions;
+      for (int64_t d = 0; d < directions; ++d) Pass(context_, first + d, *all).Begin();
+      team_.ForEach(parts * directions, [&](int64_t n) {
+        Pass(context_, first + n / parts, *all)
+            .Advance(0, all->steps(), Slice{n % parts, parts}, nullptr, work[n]);
+      });
+      FinishAll(*all, first, first + directions);
     }
   }
 

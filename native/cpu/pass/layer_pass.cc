@@ -148,16 +148,14 @@ void LayerPass<Storage, Operand, Accum>::InputProduct(
         Stride());
     return;
   }
-  for (int64_t r = 0; r < rows; ++r) Convert(bias, Stride(), pre + r * Stride());
-  if (offsets_.w_ih >= 0) return UnpackedInput(block, rows, w, pre);
-  const Blocks& blocks = panels.blocks();
-  const int64_t lanes = c_.kernels.lanes, hidden = c_.network().hidden_size;
-  for (int64_t r = 0; r < rows; ++r) {  // input_mode="skip"
-    for (int64_t v = 0; v < blocks.vectors(block); ++v) {
-      Add(w.x[r] + blocks.row(block, v) % hidden, nullptr, Accum{1},
-          blocks.lanes(block, v), pre + r * Stride() + v * lanes);
-    }
+  if (offsets_.w_ih >= 0) {
+    for (int64_t r = 0; r < rows; ++r) Convert(bias, Stride(), pre + r * Stride());
+    return UnpackedInput(block, rows, w, pre);
   }
+  const Blocks& blocks = panels.blocks();  // input_mode="skip"
+  const int64_t step = c_.network().gates() > 1 ? 0 : c_.kernels.lanes;
+  c_.kernels.add_rows(w.x, blocks.unit(block), step, blocks.units(block), rows,
+                      blocks.vectors(block), bias, pre, Stride());
 }
 
 template <typename Storage, typename Operand, typename Accum>
