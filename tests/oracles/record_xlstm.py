@@ -17,29 +17,30 @@ from pathlib import Path
 import torch
 
 B, T, H, K = 2, 3, 4, 2
+_PACKAGES = (
+    "xlstm",
+    "xlstm.blocks",
+    "xlstm.blocks.slstm",
+    "xlstm.components",
+    "tirex",
+    "tirex.models",
+    "tirex.models.slstm",
+)
 
 
-def load(directory):
+def load(directory, module):
+    """Import a module of a package without the code that packages run at first."""
     sys.path.insert(0, str(directory))
-    for name in (
-        "xlstm",
-        "xlstm.blocks",
-        "xlstm.blocks.slstm",
-        "xlstm.components",
-        "tirex",
-        "tirex.models",
-        "tirex.models.slstm",
-    ):
-        package = types.ModuleType(name)
-        package.__path__ = [str(directory / name.replace(".", "/"))]
-        sys.modules[name] = package
-    util = types.ModuleType("tirex.util")
-    util.dataclass_from_dict = None  # for CUDA only
-    sys.modules["tirex.util"] = util
-    return (
-        importlib.import_module("xlstm.blocks.slstm.layer"),
-        importlib.import_module("tirex.models.slstm.cell"),
-    )
+    for name in _PACKAGES:
+        if name.split(".")[0] == module.split(".")[0]:
+            package = types.ModuleType(name)
+            package.__path__ = [str(Path(directory, *name.split(".")))]
+            sys.modules.setdefault(name, package)
+    if module.startswith("tirex"):
+        util = types.ModuleType("tirex.util")
+        util.dataclass_from_dict = None  # for CUDA only
+        sys.modules["tirex.util"] = util
+    return importlib.import_module(module)
 
 
 def numbers(value):
@@ -134,7 +135,8 @@ def record_tirex(module):
 
 def main():
     torch.manual_seed(0)
-    layer, tirex = load(Path(sys.argv[1]))
+    layer = load(Path(sys.argv[1]), "xlstm.blocks.slstm.layer")
+    tirex = load(Path(sys.argv[1]), "tirex.models.slstm.cell")
     recorded = {
         "versions": {"xlstm": "2.0.6", "tirex-ts": "1.4.2", "torch": torch.__version__},
         "layer": numbers(record_layer(layer, 0)),

@@ -135,6 +135,14 @@ struct Kernels {
                    int64_t rows, int64_t vectors, const Accum* start, Accum* c,
                    int64_t c_stride);
 
+  // What heads of one unit have for a product: c[r][v] += a[r][first + v * step ..] *
+  // w[v * w_stride ..], of as many lanes as add_rows. Of a GRU, vector 2 is added to
+  // h_candidate.
+  void (*add_scaled_rows)(const Operand* const* a, int64_t first, int64_t step,
+                          int64_t count, int64_t rows, int64_t vectors, bool gru,
+                          const Storage* w, int64_t w_stride, Accum* c,
+                          int64_t c_stride);
+
   // One vector column of a panel from rows of a matrix: lane n, step k of `panel` is
   // src[n * stride + k] for n < lanes and 0 for n in lanes..V. Steps (pairs) of the
   // panel are panel_stride elements apart; a missing second of a pair becomes 0.

@@ -33,6 +33,7 @@ constexpr Kernels<Storage, Operand, typename V::Element> MakeKernels() {
        Product<V, Operand, PanelShape::kGruInput>,
        Product<V, Operand, PanelShape::kGruRecurrent>},
       AddRows<V, Operand>,
+      AddScaledRows<V, Storage, Operand>,
       PackRows<V, Storage, Operand>,
       PackColumns<V, Storage, Operand>,
       TransposeMatrix<V, Operand>,

@@ -162,10 +162,20 @@ template <typename Storage, typename Operand, typename Accum>
 void LayerPass<Storage, Operand, Accum>::RecurrentProduct(
     int64_t block, int64_t rows, const Workspace<Storage, Operand, Accum>& w,
     Accum* pre) const {
-  if (!c_.uses_panels) return UnpackedRecurrent(block, rows, w, pre);
   const auto& panels = c_.panels;
+  const Blocks& blocks = panels.blocks();
   const HeadParts& outputs = panels.heads().outputs;
-  const int64_t group = panels.blocks().group(block);
+  if (panels.heads().units.head == 1 && c_.network().num_heads > 1) {
+    const bool gated = c_.network().gates() > 1;
+    c_.kernels.add_scaled_rows(
+        w.h, blocks.unit(block), gated ? 0 : c_.kernels.lanes, blocks.units(block),
+        rows, blocks.vectors(block), c_.network().gru(),
+        c_.call.operands.weights + offsets_.w_hh + blocks.unit(block),
+        gated ? outputs.size : c_.kernels.lanes, pre, Stride());
+    return;
+  }
+  if (!c_.uses_panels) return UnpackedRecurrent(block, rows, w, pre);
+  const int64_t group = blocks.group(block);
   c_.kernels.product[static_cast<int>(panels.recurrent_shape(block))](
       w.h, outputs.first(group), rows, outputs.count(group),
       weights_.w_hh + block * panels.recurrent_panel(), nullptr, pre, Stride());
