@@ -36,6 +36,7 @@ CostModel CostModelOf(const Network& network, int64_t tokens, int64_t batch,
   if (lanes > 0) {
     const Heads heads(network, lanes);
     if (heads.units.size % heads.units.group == 0) cost.groups = heads.groups;
+    cost.products = heads.units.head > 1 || network.num_heads == 1;
   }
   return cost;
 }
@@ -59,8 +60,8 @@ CostModel CostModel::OfLayer(int64_t active) const {
 }
 
 Schedule ScheduleOf(const CostModel& cost, int32_t threads) {
-  if (threads == 1 || cost.batch >= kSequencesPerThread * threads)
-    return Schedule::kSequences;
+  const int64_t enough = cost.products ? kSequencesPerThread : 1;
+  if (threads == 1 || cost.batch >= enough * threads) return Schedule::kSequences;
   if (cost.directions == 2 && threads == 2) return Schedule::kDirections;
   if (HeadPartsFor(cost, threads) * cost.directions >= threads) return Schedule::kHeads;
   // All layers are at work at once only between the first wave and the last.

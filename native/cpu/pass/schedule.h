@@ -24,7 +24,8 @@ struct CostModel {
   int64_t steps;       // of a sequence, on average
   int64_t step;        // one recurrent step of one pseudo-layer, for all sequences
   int64_t all;         // the whole call
-  int64_t groups = 1;  // equal groups of heads
+  int64_t groups = 1;    // equal groups of heads
+  bool products = true;  // a step has recurrent products: heads of one unit have none
 
   // The same of one layer by itself, in steps in which `active` sequences are active.
   CostModel OfLayer(int64_t active) const;
