@@ -56,12 +56,13 @@ void LayersOverlapWhereThereAreStepsEnough() {
 void PartsOfHeadsRunAloneWhereTheyAreEqual() {
   CHECK_EQ(ScheduleFor(256, 1, 1, 32, 100, 2, 4), kSequences);
   CHECK_EQ(ScheduleFor(256, 1, 1, 2, 100, 2, 4), kHeads);
-  CHECK_EQ(ScheduleFor(256, 2, 1, 2, 100, 2, 256), kHeads);
+  CHECK_EQ(ScheduleFor(256, 2, 1, 1, 100, 2, 256), kHeads);
+  CHECK_EQ(ScheduleFor(256, 2, 1, 2, 100, 2, 256), kSequences);  // no products
   CHECK_EQ(ScheduleFor(256, 1, 2, 2, 100, 2, 4), kDirections);
   CHECK_EQ(ScheduleFor(256, 1, 2, 2, 100, 4, 4), kHeads);
   CHECK_EQ(ScheduleFor(240, 1, 1, 2, 100, 2, 3), kUnits);   // three groups
   CHECK_EQ(ScheduleFor(248, 1, 1, 8, 100, 2, 62), kUnits);  // the last one is smaller
-  CHECK_EQ(ScheduleFor(32, 1, 1, 2, 100, 2, 32), kHeads);
+  CHECK_EQ(ScheduleFor(32, 1, 1, 1, 100, 2, 32), kHeads);
 }
 
 void NoRowsAreNoTrouble() {

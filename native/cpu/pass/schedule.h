@@ -21,9 +21,9 @@ enum class Schedule {
 // The cost of a call, in multiplications.
 struct CostModel {
   int64_t batch, layers, directions;
-  int64_t steps;       // of a sequence, on average
-  int64_t step;        // one recurrent step of one pseudo-layer, for all sequences
-  int64_t all;         // the whole call
+  int64_t steps;         // of a sequence, on average
+  int64_t step;          // one recurrent step of one pseudo-layer, for all sequences
+  int64_t all;           // the whole call
   int64_t groups = 1;    // equal groups of heads
   bool products = true;  // a step has recurrent products: heads of one unit have none
 

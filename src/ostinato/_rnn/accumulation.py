@@ -37,14 +37,15 @@ def wide_product(
         batch: the batch axes of each factor: an int, or a tuple of ints.
         precision: of products of float32 and float64, as in `lax.dot_general`.
     """
-    axes = tuple(
-        tuple((i,) if isinstance(i, int) else i for i in pair)
-        for pair in (contract, batch)
-    )
+
+    def both(axes: tuple[Any, Any]) -> tuple[Any, Any]:
+        first, second = ((i,) if isinstance(i, int) else i for i in axes)
+        return first, second
+
     return lax.dot_general(
         a,
         b,
-        axes,
+        (both(contract), both(batch)),
         precision=precision,
         preferred_element_type=accumulation_dtype(b.dtype),
     )
