@@ -132,12 +132,14 @@ def _every_kind() -> list[Case]:
 def _several_heads() -> list[Case]:
     """Return cases of few, of odd, and of many heads, down to one unit for each."""
     both = dict(bidirectional=True, lengths=MIXED)
-    made = []
-    for name, kind in KINDS.items():
-        made += [
-            _case(f"{name}-heads", **kind, hidden_size=6, num_heads=2, **both),
-            _case(f"{name}-heads-of-1", **kind, hidden_size=5, num_heads=5),
-        ]
+    made = [
+        _case(f"{name}-heads", **kind, hidden_size=6, num_heads=2, **both)
+        for name, kind in KINDS.items()
+    ]
+    made += [
+        _case(f"{name}-heads-of-1", **KINDS[name], hidden_size=5, num_heads=5)
+        for name in ("gru", "slstm")
+    ]
     projected = dict(mode="lstm", hidden_size=12, proj_size=6, num_heads=3)
     return [
         *made,
