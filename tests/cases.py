@@ -27,6 +27,10 @@ class Case:
         return self.spec.mode == "lstm"
 
     @property
+    def slstm(self) -> bool:
+        return self.spec.mode == "slstm"
+
+    @property
     def keyed(self) -> bool:
         return self.spec.dropout > 0
 
@@ -57,7 +61,7 @@ def make_inputs(case: Case) -> Inputs:
     spec, rng = case.spec, np.random.default_rng([case.seed, case.steps, case.batch])
     pseudo = spec.num_layers * spec.num_directions
     h_shape = (pseudo, case.batch, spec.output_size)
-    c_shape = (pseudo, case.batch, spec.hidden_size)
+    c_shape = (pseudo, case.batch, *spec.cells) if spec.cells else None
     normal = rng.standard_normal
     scale = 1.5 / np.sqrt(spec.hidden_size)  # activations bend, but do not saturate
     lengths = None if case.lengths is None else np.array(case.lengths, np.int32)
@@ -71,13 +75,16 @@ def make_inputs(case: Case) -> Inputs:
         weights=normal(num_params(spec)) * scale,
         x=normal((case.batch, case.steps, spec.input_size)),
         h_0=normal(h_shape) * 0.7,
-        c_0=normal(c_shape) * 0.7 if case.lstm else None,
+        c_0=None if c_shape is None else normal(c_shape) * 0.7,
         seq_lengths=lengths,
         resets=resets,
         dy=normal((case.batch, case.steps, spec.width)),
         dh_n=normal(h_shape),
-        dc_n=normal(c_shape) if case.lstm else None,
+        dc_n=None if c_shape is None else normal(c_shape),
     )
+    if case.slstm:
+        made.c_0[:, :, 1] = abs(made.c_0[:, :, 1])
+        made.c_0[:, :1] = 0  # one sequence begins from zeros, the others do not
     if lengths is not None:
         past = np.arange(case.steps) >= lengths[:, None]
         made.x[past] = np.nan
@@ -94,12 +101,13 @@ def _case(id, mode, input_size=2, hidden_size=3, **fields) -> Case:
 
 
 MIXED = (3, 0, 5, 1)  # unsorted, with 0, 1 and T = 5
-KINDS = {  # the five recurrences; two of them are GRUs
+KINDS = {  # the recurrences; two of them are GRUs
     "relu": dict(mode="rnn_relu"),
     "tanh": dict(mode="rnn_tanh"),
     "lstm": dict(mode="lstm"),
     "gru": dict(mode="gru"),
     "gru_before": dict(mode="gru", reset_after=False),
+    "slstm": dict(mode="slstm"),
 }
 
 
@@ -121,6 +129,30 @@ def _every_kind() -> list[Case]:
     return made
 
 
+def _several_heads() -> list[Case]:
+    """Return cases of few, of odd, and of many heads, down to one unit for each."""
+    both = dict(bidirectional=True, lengths=MIXED)
+    made = [
+        _case(f"{name}-heads", **kind, hidden_size=6, num_heads=2, **both)
+        for name, kind in KINDS.items()
+    ]
+    made += [
+        _case(f"{name}-heads-of-1", **KINDS[name], hidden_size=5, num_heads=5)
+        for name in ("gru", "slstm")
+    ]
+    projected = dict(mode="lstm", hidden_size=12, proj_size=6, num_heads=3)
+    return [
+        *made,
+        _case("lstm-heads-proj", **projected, num_layers=2, **both),
+        _case("gru-heads-resets", "gru", hidden_size=8, num_heads=4, **_CUT),
+        _case("lstm-heads-odd", "lstm", 3, 57, num_heads=3, steps=3),
+        _case("lstm-heads-of-16", "lstm", 3, 64, num_heads=4, steps=3),
+        _case("gru-heads-many", "gru", 3, 70, num_heads=35, steps=3, num_layers=2),
+        _case("tanh-heads-wide", "rnn_tanh", 3, 72, num_heads=3, steps=3),
+    ]
+
+
+_CUT = dict(resets=True, lengths=MIXED)
 _ONES = dict(input_size=1, hidden_size=1, steps=1, batch=1)
 _DEEP = dict(num_layers=2, bidirectional=True)
 _PROJ = dict(mode="lstm", hidden_size=4, proj_size=2)
@@ -167,6 +199,16 @@ CASES = [
     # Longer than any block of steps into which a backend may split the time axis.
     _case("lstm-T128", "lstm", num_layers=2, steps=128, resets=True, lengths=_LONG),
     _case("gru-T257", "gru", bidirectional=True, steps=257, lengths=(257, 3, 130)),
+    *_several_heads(),
+    _case("slstm-heads-proj", "slstm", hidden_size=12, proj_size=6, num_heads=3),
+    _case("slstm-proj", **{**_PROJ, "mode": "slstm"}, **_DEEP, lengths=MIXED),
+    _case("slstm-hold", "slstm", **_DEEP, padding="hold", lengths=MIXED),
+    _case("slstm-dropout-time_major", "slstm", **_DROP, time_major=True, lengths=MIXED),
+    _case("slstm-unbatched", "slstm", batch=1, unbatched=True, resets=True),
+    _case("slstm-T130", "slstm", steps=130, resets=True, lengths=(130, 0, 65)),
+    _case("slstm-odd", "slstm", 13, 17, steps=9, lengths=(9, 4, 0, 7, 1)),
+    _case("slstm-T0", "slstm", **_DEEP, steps=0, lengths=(0, 0), padding="hold"),
+    _case("slstm-B0", "slstm", **_DEEP, lengths=()),
     _case("lstm-T0", **_PROJ, **_DEEP, steps=0),
     _case("gru-T0", "gru", **_DEEP, steps=0, lengths=(0, 0), padding="hold"),
     _case("lstm-B0", **_PROJ, **_DEEP, batch=0),

@@ -86,7 +86,7 @@ def loss_of(case: Case, operator):
     """Return a scalar loss that has second derivatives in every output."""
     made = rounded(make_inputs(case), "float64")
     dy = jnp.nan_to_num(made.dy)
-    weights = [dy, made.dh_n] + ([made.dc_n] if case.lstm else [])
+    weights = [dy, made.dh_n] + ([] if made.dc_n is None else [made.dc_n])
 
     def loss(p: Primal):
         outs = [o for o in operator(p) if o is not None]

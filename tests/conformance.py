@@ -94,6 +94,9 @@ class Conformance:
         "lstm-clip-proj-bi",
         "gru-resets",
         "gru_before-L2-bi-ragged",
+        "slstm-L2-bi-ragged",
+        "lstm-heads-proj",
+        "gru-heads",
     )
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
     def test_narrow_dtypes_match_float64_loop(self, case, dtype):
@@ -113,6 +116,8 @@ class Conformance:
         "lstm-T128",
         "gru-T257",
         "gru-B0-T130",
+        "slstm-T130",
+        "gru-heads-many",
     )
     def test_recompute_changes_nothing(self, case):
         self.check(case, recompute=True)
@@ -185,7 +190,14 @@ class Conformance:
         want = expected(case, self.dtype)
         assert_same(case, got, want, dtype=self.dtype)
 
-    @cases("lstm-resets", "gru-unbatched", "gru_before-everything", "relu-plain")
+    @cases(
+        "lstm-resets",
+        "gru-unbatched",
+        "gru_before-everything",
+        "relu-plain",
+        "slstm-resets",
+        "slstm-heads-proj",
+    )
     def test_steps_one_by_one_equal_the_sequence(self, case):
         if self.refused(case):
             return
@@ -208,7 +220,7 @@ class Conformance:
             assert_close(y, y_t, terms=case.terms, what=f"y at step {t}")
         h_n, c_n = split(state)
         assert_close(h_n, lay_out(case, "h_0", want["h_n"]), terms=case.terms)
-        if case.lstm:
+        if c_n is not None:
             assert_close(c_n, lay_out(case, "c_0", want["c_n"]), terms=case.terms)
 
     @cases(
@@ -218,6 +230,7 @@ class Conformance:
         "gru-resets",
         "gru-T0",
         "gru_before-drop",
+        "slstm-proj",
     )
     @pytest.mark.parametrize("recompute", [False, True])
     def test_explicit_passes_match_float64_loop(self, case, recompute):

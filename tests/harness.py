@@ -72,11 +72,19 @@ def batch_major(case: Case, name: str, value) -> np.ndarray:
 
 
 def join(h, c):
-    return h if c is None else (h, c)
+    """Return the state as users see it; c is one array, or several on its last but one
+    axis."""
+    if c is None:
+        return h
+    return (h, c) if c.ndim == h.ndim else (h, *jnp.moveaxis(c, -2, 0))
 
 
 def split(state):
-    return state if isinstance(state, tuple) else (state, None)
+    """Return the inverse of `join`."""
+    if not isinstance(state, tuple):
+        return state, None
+    h, *cells = state
+    return h, cells[0] if len(cells) == 1 else jnp.stack(cells, axis=-2)
 
 
 def arguments(case: Case, dtype="float64") -> Inputs:

@@ -105,6 +105,7 @@ THIRD_PARTY = {
     "interop.onnx": {"numpy", "onnx"},
     "interop.onnx_files": {"numpy", "onnx"},
     "interop.torch": {"numpy", "torch"},
+    "interop.xlstm": {"numpy"},
     "apps": DEMO,
     "apps.bench": {"matplotlib", "numpy", "rich"},
     "apps.bench.peers.flax_nnx": {"flax"},

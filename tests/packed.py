@@ -10,6 +10,7 @@ from cases import Case, Inputs, make_inputs
 from harness import (
     cotangent_of,
     dropout_masks,
+    join,
     key_of,
     named,
     rounded,
@@ -122,7 +123,8 @@ def operator(call: RNNCall, made: Inputs, segment_lengths: Any, masks: tuple):
 
 
 def states_of(made: Any) -> tuple:
-    return tuple(a for a in (made.h_0, made.c_0) if a is not None)
+    state = join(made.h_0, made.c_0)
+    return state if isinstance(state, tuple) else (state,)
 
 
 def value_and_pullback(call: RNNCall):

@@ -17,6 +17,7 @@ import ostinato as ost
 from benchmarks import (
     disturbed,
     floors,
+    heads,
     layers,
     linear,
     native,
@@ -406,3 +407,21 @@ def test_the_table_of_layers_tells_milliseconds_and_ratios():
     stored = {"machine": results.machine(), "rows": {"a-infer": seconds}}
     stored["rows"]["a-train"] = {"ours": [0.001], "theirs": [0.002]}
     assert layers.text(stored).endswith("| a | 3.00 | 1.50 | 2.00 | 2.00 |")
+
+
+# ------------------------------------------------------------------------------ heads
+
+
+@pytest.mark.parametrize("mode", ["lstm", "gru", "slstm"])
+@pytest.mark.parametrize("skip", [False, True])
+def test_networks_of_heads_compute_what_a_scan_does(mode, skip):
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+        spec = heads.network(mode, 6, 3, skip)
+        calls = heads.checked(spec, 2, 5, train=True)
+    assert [*calls] == [heads.OURS, heads.SCAN, heads.DENSE]
+
+
+def test_the_table_of_heads_tells_milliseconds_and_ratios():
+    seconds = {heads.OURS: [0.001, 0.002, 0.003], heads.SCAN: [0.003]}
+    stored = {"machine": results.machine(), "rows": {"a-infer": seconds}}
+    assert heads.text(stored).endswith("| a-infer | 2.00 | 1.50 |  |  |")

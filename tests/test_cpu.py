@@ -75,6 +75,12 @@ WIDE = [
     wide("gru-H130-B2", "gru", 130, 2, False, bidirectional=True),
     wide("tanh-H33-B1", "rnn_tanh", 33, 1, False, num_layers=3),
     wide("tanh-H130-B5", "rnn_tanh", 130, 5, True, padding="hold", **DEEP),
+    wide("lstm-heads-H70-B13", "lstm", 70, 13, True, num_heads=5, **DEEP),
+    wide("gru-heads-H96-B2", "gru", 96, 2, False, num_heads=3, num_layers=2),
+    wide("tanh-heads-H60-B5", "rnn_tanh", 60, 5, True, num_heads=20),
+    wide("slstm-H33-B13", "slstm", 33, 13, True, resets=True, num_layers=2),
+    wide("slstm-heads-H70-B5", "slstm", 70, 5, True, proj_size=35, num_heads=5),
+    wide("slstm-H40-B2", "slstm", 40, 2, False, num_heads=40, bidirectional=True),
     wide("relu-H17-B13", "rnn_relu", 17, 13, True, input_size=17, input_mode="skip"),
 ]
 

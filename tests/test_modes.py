@@ -24,7 +24,8 @@ class Leaky(ModeCell):
 
     def _pre(self, states, gx):
         w = self.weights
-        return self.add_bias(gx, w.b_ih) + self.affine(states[0], w.w_hh, w.b_hh)
+        gh = self.recurrent_product(states[0], w.w_hh, w.b_hh)
+        return self.add_bias(gx, w.b_ih) + gh
 
     def _equations(self, pre, c, n):
         a, b = jnp.split(pre, 2, axis=-1)
@@ -39,7 +40,8 @@ class Leaky(ModeCell):
 
     def step_tangent(self, at, terms, dstates):
         (dg,), (dh, dc, dn) = terms, dstates
-        da, db = jnp.split(dg + self.dot(dh, self.weights.w_hh), 2, axis=-1)
+        dg = dg + self.recurrent_product(dh, self.weights.w_hh)
+        da, db = jnp.split(dg, 2, axis=-1)
         a, b = jnp.split(self.widen(at.gates), 2, axis=-1)
         dn = dn / 2 + (1 - a * a) * da
         dc = b * dc + b * (1 - b) * db * at.before[1] + dn
@@ -52,7 +54,8 @@ class Leaky(ModeCell):
         dn = dn + dc
         da, db = dn * (1 - a * a), dc * at.before[1] * b * (1 - b)
         dg = jnp.concatenate([da, db], axis=-1)
-        return (dg,), (self.dot(dg, self.weights.w_hh, 0), dc * b, dn / 2)
+        dh = self.recurrent_gradient(dg, self.weights.w_hh)
+        return (dg,), (dh, dc * b, dn / 2)
 
 
 @pytest.fixture(autouse=True)

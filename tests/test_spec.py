@@ -44,6 +44,13 @@ BAD = {  # fields, exception, words of the message
     "clip-gru": ({"mode": "gru", "cell_clip": 1.0}, ValueError, "`cell_clip` 'gru'"),
     "clip_nan-alone": ({"clip_nan": True}, ValueError, "clip_nan cell_clip None"),
     "reset-lstm": ({"reset_after": False}, ValueError, "reset_after=False 'lstm'"),
+    "heads-zero": ({"num_heads": 0}, ValueError, "`num_heads` 1 0"),
+    "heads-odd": ({"num_heads": 3}, ValueError, "`num_heads` hidden_size=4 3"),
+    "heads-proj": (
+        {"num_heads": 4, "proj_size": 2},
+        ValueError,
+        "`num_heads` proj_size=2 4",
+    ),
     "skip": ({"input_mode": "skip"}, ValueError, "input_mode='skip' 3 4"),
 }
 
@@ -80,7 +87,11 @@ GRID = [
         ("double", "input", "recurrent", "none"),
         ("linear", "skip"),
     )
-] + [{"mode": "lstm", "proj_size": 2, "bidirectional": d} for d in (False, True)]
+] + [
+    {"mode": "lstm", "proj_size": 2, "bidirectional": d, "num_heads": k}
+    for d in (False, True)
+    for k in (1, 2)
+]
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -96,7 +107,8 @@ def test_derived_sizes_match_the_oracle(layers):
         assert ours.num_gates == loop64.GATES[theirs.mode]
         assert ours.output_size == theirs.output_size
         h = (layers * ours.num_directions, 6, ours.output_size)
-        want = (h, (*h[:2], 4)) if ours.mode == "lstm" else h
+        cells = {"lstm": 1, "slstm": 3}.get(ours.mode, 0)
+        want = (h, *[(*h[:2], 4)] * cells) if cells else h
         assert ours.state_shape(6) == want
 
 

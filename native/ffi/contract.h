@@ -61,6 +61,7 @@ inline constexpr Attribute<int64_t> kIntegers[] = {
     {"num_layers", [](auto& c, int64_t v) { c.network.num_layers = v; }},
     {"num_directions", [](auto& c, int64_t v) { c.network.num_directions = v; }},
     {"proj_size", [](auto& c, int64_t v) { c.network.proj_size = v; }},
+    {"num_heads", [](auto& c, int64_t v) { c.network.num_heads = v; }},
     {"bias_ih", [](auto& c, int64_t v) { c.network.bias_ih = v != 0; }},
     {"bias_hh", [](auto& c, int64_t v) { c.network.bias_hh = v != 0; }},
     {"skip", [](auto& c, int64_t v) { c.network.skip = v != 0; }},

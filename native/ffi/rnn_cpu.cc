@@ -37,7 +37,9 @@ cpu::Operands<Storage> TakeOperands(const CallAttributes& call,
   in.weights = operands.Take<Storage>("weights", cpu::NumParams(n));
   in.x = operands.Take<Storage>("x", tokens * n.input_size);
   in.h_0 = operands.Take<Storage>("states", states * n.output_size());
-  if (n.lstm()) in.c_0 = operands.Take<Storage>("states", states * n.hidden_size);
+  for (int64_t s = 0; s < n.cells(); ++s) {
+    in.c_0[s] = operands.Take<Storage>("states", states * n.hidden_size);
+  }
   if (operands.Has("seq_lengths")) {
     in.seq_lengths = operands.Take<int32_t>("seq_lengths", buffers.batch);
   }
@@ -70,7 +72,7 @@ SavedCounts CountsOf(const CallAttributes& call) {
   const cpu::Network& n = call.network;
   const bool gates = n.saved_blocks() > 0 && !call.recompute;
   return {n.num_layers - 1, gates ? n.pseudo_layers() : 0,
-          n.lstm() ? n.pseudo_layers() : 0};
+          n.cells() * n.pseudo_layers()};
 }
 
 // body(member, team) for every member, each on threads of its own where there are
@@ -115,7 +117,9 @@ void Forward(const CallAttributes& call, const CallBuffers& buffers) {
     operands.End();
     to.y = outputs.Take<Storage>("y", tokens * n.width());
     to.h_n = outputs.Take<Storage>("states", states * n.output_size());
-    if (n.lstm()) to.c_n = outputs.Take<Storage>("states", states * n.hidden_size);
+    for (int64_t s = 0; s < n.cells(); ++s) {
+      to.c_n[s] = outputs.Take<Storage>("states", states * n.hidden_size);
+    }
     outputs.End();
     if (call.save) {
       TupleReader saved(kSaved, results);
@@ -160,7 +164,9 @@ void Backward(const CallAttributes& call, const CallBuffers& buffers) {
     residuals.End();
     to.dy = cotangents.Take<Storage>("y", tokens * n.width());
     to.dh_n = cotangents.Take<Storage>("states", states * n.output_size());
-    if (n.lstm()) to.dc_n = cotangents.Take<Storage>("states", states * n.hidden_size);
+    for (int64_t s = 0; s < n.cells(); ++s) {
+      to.dc_n[s] = cotangents.Take<Storage>("states", states * n.hidden_size);
+    }
     cotangents.End();
     if (gradients.Has("weights")) {
       to.dweights = gradients.Take<Storage>("weights", cpu::NumParams(n));
@@ -169,8 +175,9 @@ void Backward(const CallAttributes& call, const CallBuffers& buffers) {
     if (buffers.WantsState(0)) {
       to.dh_0 = gradients.Take<Storage>("states", states * n.output_size());
     }
-    if (buffers.WantsState(1)) {
-      to.dc_0 = gradients.Take<Storage>("states", states * n.hidden_size);
+    for (int64_t s = 0; s < n.cells(); ++s) {
+      if (!buffers.WantsState(1 + s)) continue;
+      to.dc_0[s] = gradients.Take<Storage>("states", states * n.hidden_size);
     }
     gradients.End();
     cpu::RunBackward(to, team);

@@ -1,4 +1,5 @@
-// The equations of every mode, forward and backward, against the same in double.
+// The equations of every mode but the sLSTM, forward and backward, against the same in
+// double.
 #ifndef OSTINATO_TESTS_KERNELS_CELLS_H_
 #define OSTINATO_TESTS_KERNELS_CELLS_H_
 
@@ -36,7 +37,7 @@ inline double Clip(Clipping clipping, double c) {
 
 template <typename Accum>
 cpu::CellOptions<Accum> MakeOptions(int64_t hidden, Clipping clipping) {
-  return {hidden, clipping.clips, clipping.clip_nan, static_cast<Accum>(kClip)};
+  return {hidden, hidden, clipping.clips, clipping.clip_nan, static_cast<Accum>(kClip)};
 }
 
 // ---------------------------------------------------------------------- forward
@@ -51,17 +52,16 @@ struct ForwardArrays {
   Guarded<Accum> c_prev, c, cells;
   Guarded<Storage> y, gates;
 
-  // `whole` counts units up to the end of the last vector.
-  ForwardArrays(int64_t hidden, int64_t end, int64_t whole, Random& random)
+  ForwardArrays(int64_t hidden, int64_t end, Random& random)
       : h_prev(end),
-        h(whole),
-        c_prev(whole),
-        c(whole),
+        h(end),
+        c_prev(end),
+        c(end),
         cells(hidden),
         y(end),
         gates(4 * hidden) {
     random.FillWithSpecials(h_prev, 1);
-    for (int64_t i = 0; i < whole; ++i) {
+    for (int64_t i = 0; i < end; ++i) {
       c_prev[i] = static_cast<Accum>(random.Uniform(-2, 2));
       c[i] = c_prev[i];
     }
@@ -88,13 +88,14 @@ void CheckForward(const Table& table, Mode mode, int64_t n, int64_t unit, int64_
   std::vector<std::unique_ptr<ForwardArrays<Table>>> arrays;
   std::vector<cpu::ForwardToken<Storage, Operand, Accum>> tokens;
   for (int64_t r = 0; r < n; ++r) {
-    arrays.push_back(
-        std::make_unique<ForwardArrays<Table>>(hidden, end, whole, random));
+    arrays.push_back(std::make_unique<ForwardArrays<Table>>(hidden, end, random));
     auto& a = *arrays.back();
-    tokens.push_back({gru ? a.h_prev.data() : nullptr, lstm ? a.c.data() : nullptr,
-                      a.h.data(), saves ? a.y.data() : nullptr,
+    tokens.push_back({gru ? a.h_prev.data() : nullptr,
+                      lstm ? a.c.data() : nullptr,
+                      a.h.data(),
+                      saves ? a.y.data() : nullptr,
                       saves && (lstm || gru) ? a.gates.data() : nullptr,
-                      saves && lstm ? a.cells.data() : nullptr});
+                      {saves && lstm ? a.cells.data() : nullptr}});
   }
   table.kernels.forward[static_cast<int>(mode)](MakeOptions<Accum>(hidden, clipping),
                                                 pre.data(), width + 1, tokens.data(), n,
@@ -205,8 +206,14 @@ void CheckBackward(const Table& table, Mode mode, int64_t n, int64_t unit,
   for (int64_t r = 0; r < n; ++r) {
     arrays.push_back(std::make_unique<BackwardArrays<Table>>(hidden, end, random));
     auto& a = *arrays.back();
-    tokens.push_back({a.gates.data(), a.h_prev.data(), a.h.data(), a.c_prev.data(),
-                      a.c.data(), a.dh.data(), a.dc.data(), a.dg.data()});
+    tokens.push_back({a.gates.data(),
+                      a.h_prev.data(),
+                      a.h.data(),
+                      {a.c_prev.data()},
+                      {a.c.data()},
+                      a.dh.data(),
+                      a.dc.data(),
+                      a.dg.data()});
   }
   table.kernels.backward[static_cast<int>(mode)](
       MakeOptions<Accum>(hidden, {clips, false}), tokens.data(), n, unit, units);
@@ -273,11 +280,11 @@ void CheckLstmOutput(const Table& table, int64_t n, int64_t hidden) {
     arrays.push_back(std::make_unique<BackwardArrays<Table>>(hidden, hidden, random));
     tokens.push_back({});
     tokens.back().gates = arrays.back()->gates.data();
-    tokens.back().c = arrays.back()->c.data();
+    tokens.back().c[0] = arrays.back()->c.data();
   }
   Guarded<Accum> u(std::max<int64_t>(0, n * stride - 1));
-  table.kernels.lstm_output(MakeOptions<Accum>(hidden, {}), tokens.data(), n, u.data(),
-                            stride);
+  table.kernels.output[static_cast<int>(Mode::kLstm)](
+      MakeOptions<Accum>(hidden, {}), tokens.data(), n, u.data(), stride);
   for (int64_t i = 0; i < u.size(); ++i) {
     const int64_t j = i % stride;
     if (j == hidden) {
@@ -314,7 +321,7 @@ void CheckAccuracy(const Table& table) {
         pre[i] = static_cast<Accum>(random.Uniform(-1, 1) < 0 ? -magnitude : magnitude);
       }
       const cpu::ForwardToken<Storage, Operand, Accum> token = {
-          nullptr, c.data(), h.data(), nullptr, gates.data(), nullptr};
+          nullptr, c.data(), h.data(), nullptr, gates.data(), {}};
       forward(MakeOptions<Accum>(lanes, {}), pre.data(), 4 * lanes, &token, 1, 0,
               lanes);
       for (int64_t j = 0; j < lanes; ++j) {

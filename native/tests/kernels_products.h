@@ -177,6 +177,68 @@ void CheckPackRows(const Table& table, int64_t lanes, int64_t depth) {
 }
 
 template <typename Table>
+void CheckAddRows(const Table& table, int64_t rows, int64_t vectors, int64_t count,
+                  bool same) {
+  using Operand = typename Table::Operand;
+  using Accum = typename Table::Accum;
+  const int64_t lanes = table.lanes, width = 4 * lanes, first = 2;
+  Random random;
+  Rows<Operand> a(rows, first + count);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < first + count; ++i) {
+      a.rows[r][i] = Make<Operand>(random.Uniform(-1, 1));
+    }
+  }
+  Guarded<Accum> start(width), c(std::max<int64_t>(0, rows * (width + 1) - 1));
+  random.Fill(start, 1);
+  table.kernels.add_rows(a.pointers.data(), first, same ? 0 : lanes, count, rows,
+                         vectors, start.data(), c.data(), width + 1);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < width; ++i) {
+      const int64_t at = same ? i % lanes : i;
+      const bool adds = i / lanes < vectors && at < count;
+      const Accum value = adds ? static_cast<Accum>(a.At(r, first + at)) : Accum{0};
+      ExpectExact(c[r * (width + 1) + i], start[i] + value, "add_rows");
+    }
+  }
+}
+
+template <typename Table>
+void CheckAddScaledRows(const Table& table, int64_t rows, int64_t vectors,
+                        int64_t count, bool same, bool gru) {
+  using Storage = typename Table::Storage;
+  using Operand = typename Table::Operand;
+  using Accum = typename Table::Accum;
+  const int64_t lanes = table.lanes, width = 4 * lanes, first = 2;
+  const int64_t step = same ? 0 : lanes, stride = same ? count + 1 : lanes;
+  Random random;
+  Rows<Operand> a(rows, first + count);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < first + count; ++i) {
+      a.rows[r][i] = Make<Operand>(random.Uniform(-1, 1));
+    }
+  }
+  Guarded<Storage> w((vectors - 1) * stride + count - (vectors - 1) * step);
+  random.Fill(w, 1);
+  Guarded<Accum> c(std::max<int64_t>(0, rows * (width + 1) - 1));
+  random.Fill(c, 1);
+  const std::vector<Accum> before(c.data(), c.data() + c.size());
+  table.kernels.add_scaled_rows(a.pointers.data(), first, step, count, rows, vectors,
+                                gru, w.data(), stride, c.data(), width + 1);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < width; ++i) {
+      const int64_t slot = i / lanes, lane = i % lanes, at = r * (width + 1) + i;
+      const int64_t v = gru && slot == 3 ? 2 : slot;
+      const bool adds = v < vectors && v * step + lane < count && !(gru && slot == 2);
+      const double product =
+          adds ? a.At(r, first + v * step + lane) * Value(w[v * stride + lane]) : 0;
+      ExpectNear(c[at], before[at] + product, adds ? 4 * kHalfUlp<Accum> : 0,
+                 "add_scaled_rows");
+    }
+  }
+}
+
+template <typename Table>
 void CheckPackColumns(const Table& table, int64_t columns, int64_t depth) {
   using Storage = typename Table::Storage;
   using Operand = typename Table::Operand;
@@ -258,6 +320,18 @@ void CheckMoves(const Table& table) {
   for (const int64_t columns :
        {int64_t{1}, lanes - 1, lanes, lanes + 1, 3 * lanes, 4 * lanes - 3, 4 * lanes}) {
     for (const int64_t depth : {0, 1, 5}) CheckPackColumns(table, columns, depth);
+  }
+  for (const int64_t rows : {0, 1, 3}) {
+    for (const int64_t gates : {3, 4}) {
+      CheckAddRows(table, rows, gates, lanes, true);
+      CheckAddRows(table, rows, gates, 1, true);
+    }
+    CheckAddScaledRows(table, rows, 3, lanes, true, true);
+    CheckAddScaledRows(table, rows, 4, lanes - 1, true, false);
+    CheckAddScaledRows(table, rows, 4, 4 * lanes, false, false);
+    CheckAddScaledRows(table, rows, 2, lanes + 1, false, false);
+    CheckAddRows(table, rows, 4, 4 * lanes, false);
+    CheckAddRows(table, rows, 2, lanes + 1, false);
   }
   const int64_t sizes[] = {1, 2, lanes - 1, lanes, lanes + 1, 2 * lanes + 3};
   for (const int64_t rows : sizes) {

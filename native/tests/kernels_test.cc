@@ -3,6 +3,7 @@
 
 #include "tests/kernels_cells.h"
 #include "tests/kernels_products.h"
+#include "tests/kernels_slstm.h"
 #include "tests/kernels_steps.h"
 
 namespace {
@@ -25,6 +26,7 @@ int main() {
     CheckMoves(table);
     CheckAccuracy(table);
     CheckCells(table);
+    CheckSlstms(table);
   });
   ostinato::testing::CheckStepOperations();
   return ostinato::testing::Summary();

@@ -72,13 +72,14 @@ class Arrays {
     weights = New<Storage>(cpu::NumParams(n_));
     x = New<Storage>(tokens * n_.input_size);
     h_0 = New<Storage>(states * n_.output_size());
-    c_0 = New<Storage>(n_.lstm() ? states * n_.hidden_size : 0);
+    const int64_t cell = states * n_.hidden_size;  // one of the cell states
+    c_0 = New<Storage>(n_.cells() * cell);
     dy = New<Storage>(tokens * n_.width());
     dh_n = New<Storage>(states * n_.output_size());
-    dc_n = New<Storage>(n_.lstm() ? states * n_.hidden_size : 0);
+    dc_n = New<Storage>(n_.cells() * cell);
     y = New<Storage>(tokens * n_.width());
     h_n = New<Storage>(states * n_.output_size());
-    c_n = New<Storage>(n_.lstm() ? states * n_.hidden_size : 0);
+    c_n = New<Storage>(n_.cells() * cell);
     for (int64_t l = 0; l + 1 < n_.num_layers; ++l) {
       hidden.push_back(New<Storage>(tokens * n_.width())->data());
     }
@@ -87,12 +88,14 @@ class Arrays {
         gates.push_back(
             New<Storage>(tokens * n_.saved_blocks() * n_.hidden_size)->data());
       }
-      if (n_.lstm()) cells.push_back(New<Accum>(tokens * n_.hidden_size)->data());
+      for (int64_t s = 0; s < n_.cells(); ++s) {
+        cells.push_back(New<Accum>(tokens * n_.hidden_size)->data());
+      }
     }
     dweights = New<Storage>(cpu::NumParams(n_));
     dx = New<Storage>(tokens * n_.input_size);
     dh_0 = New<Storage>(states * n_.output_size());
-    dc_0 = New<Storage>(n_.lstm() ? states * n_.hidden_size : 0);
+    dc_0 = New<Storage>(n_.cells() * cell);
     resets = New<uint8_t>(c.resets ? tokens : 0);
     for (int64_t l = 0; l + 1 < n_.num_layers && c.drops; ++l) {
       dropout_masks.push_back(New<uint8_t>(tokens * n_.width())->data());
@@ -122,6 +125,14 @@ class Arrays {
     fill(x, 1, n_.input_size);
     fill(h_0, 0.6, 0);
     fill(c_0, 0.6, 0);
+    for (int64_t i = 0; n_.mode == Mode::kSlstm && i < CellSize(); ++i) {
+      // The state n is not negative; some units begin with an empty state.
+      Storage* const n = c_0->data() + CellSize() + i;
+      *n = cpu::Narrow<Storage>(Accum(std::abs(double(cpu::Widen(*n)))));
+      for (int64_t s = 0; i % 7 == 0 && s < n_.cells(); ++s) {
+        (*c_0)[s * CellSize() + i] = Storage{};
+      }
+    }
     fill(dy, 1, n_.width());
     fill(dh_n, 1, 0);
     fill(dc_n, 1, 0);
@@ -142,7 +153,7 @@ class Arrays {
     in.weights = weights->data();
     in.x = x->data();
     in.h_0 = h_0->data();
-    in.c_0 = n_.lstm() ? c_0->data() : nullptr;
+    PutCells(c_0, in.c_0);
     in.seq_lengths = c_.lengths.empty() ? nullptr : lengths->data();
     in.resets = c_.resets ? resets->data() : nullptr;
     in.dropout_masks = dropout_masks.empty() ? nullptr : dropout_masks.data();
@@ -151,25 +162,39 @@ class Arrays {
   }
 
   void Forward(cpu::Team& team, bool save) {
-    cpu::RunForward<Storage, Accum>(
-        {operands(), nullptr, 0, y->data(), h_n->data(), c_n->data(),
-         save && !hidden.empty() ? hidden.data() : nullptr,
-         save && !gates.empty() ? gates.data() : nullptr,
-         save && !cells.empty() ? cells.data() : nullptr},
-        team);
+    cpu::ForwardCall<Storage, Accum> call{};
+    call.operands = operands();
+    call.y = y->data();
+    call.h_n = h_n->data();
+    PutCells(c_n, call.c_n);
+    if (save && !hidden.empty()) call.hidden = hidden.data();
+    if (save && !gates.empty()) call.gates = gates.data();
+    if (save && !cells.empty()) call.cells = cells.data();
+    cpu::RunForward<Storage, Accum>(call, team);
   }
 
   void Backward(cpu::Team& team) {
     const std::vector<const Storage*> hidden_in(hidden.begin(), hidden.end());
     const std::vector<const Storage*> gates_in(gates.begin(), gates.end());
     const std::vector<const Accum*> cells_in(cells.begin(), cells.end());
-    cpu::RunBackward<Storage, Accum>(
-        {operands(), y->data(), hidden_in.data(),
-         gates.empty() ? nullptr : gates_in.data(), cells_in.data(), dy->data(),
-         dh_n->data(), dc_n->data(), dweights->data(), dx->data(), dh_0->data(),
-         n_.lstm() ? dc_0->data() : nullptr},
-        team);
+    cpu::BackwardCall<Storage, Accum> call{};
+    call.operands = operands();
+    call.y = y->data();
+    call.hidden = hidden_in.data();
+    call.gates = gates.empty() ? nullptr : gates_in.data();
+    call.cells = cells_in.data();
+    call.dy = dy->data();
+    call.dh_n = dh_n->data();
+    call.dweights = dweights->data();
+    call.dx = dx->data();
+    call.dh_0 = dh_0->data();
+    PutCells(dc_n, call.dc_n);
+    PutCells(dc_0, call.dc_0);
+    cpu::RunBackward<Storage, Accum>(call, team);
   }
+
+  // Elements of one of the cell states, which follow each other in c_0 and the like.
+  int64_t CellSize() const { return n_.pseudo_layers() * c_.batch * n_.hidden_size; }
 
   // The bytes of every result of forward and backward.
   std::string Results() {
@@ -199,6 +224,11 @@ class Arrays {
   std::vector<uint8_t*> dropout_masks;
 
  private:
+  template <typename Pointer>
+  void PutCells(Guarded<Storage>* array, Pointer (&to)[cpu::kMostCells]) const {
+    for (int64_t s = 0; s < n_.cells(); ++s) to[s] = array->data() + s * CellSize();
+  }
+
   template <typename T>
   Guarded<T>* New(int64_t count) {
     auto& store = Store(static_cast<T*>(nullptr));

@@ -44,8 +44,12 @@ class Loop {
     const int64_t layer = p / n_.num_directions, d = p % n_.num_directions;
     const int64_t H = n_.hidden_size, S = n_.output_size(), I = n_.inputs(layer);
     const int64_t from = p * c_.batch + sequence, length = c_.length(sequence);
-    std::vector<double> h(&(*a_.h_0)[from * S], &(*a_.h_0)[from * S] + S), c(H);
-    if (n_.lstm()) c.assign(&(*a_.c_0)[from * H], &(*a_.c_0)[from * H] + H);
+    const double* h_0 = a_.h_0->data() + from * S;
+    std::vector<double> h(h_0, h_0 + S), c;  // all cell states, one after another
+    for (int64_t s = 0; s < n_.cells(); ++s) {
+      const double* c_0 = a_.c_0->data() + s * a_.CellSize() + from * H;
+      c.insert(c.end(), c_0, c_0 + H);
+    }
     for (int64_t s = 0; s < length; ++s) {
       const int64_t e = c_.token(sequence, d == 1 ? length - 1 - s : s);
       if (c_.resets && (*a_.resets)[e]) {
@@ -64,8 +68,9 @@ class Loop {
     }
     double loss = 0;
     for (int64_t k = 0; k < S; ++k) loss += h[k] * (*a_.dh_n)[from * S + k];
-    for (int64_t k = 0; k < H && n_.lstm(); ++k)
-      loss += c[k] * (*a_.dc_n)[from * H + k];
+    for (int64_t k = 0; k < n_.cells() * H; ++k) {
+      loss += c[k] * (*a_.dc_n)[k / H * a_.CellSize() + from * H + k % H];
+    }
     return loss;
   }
 
@@ -85,8 +90,15 @@ class Loop {
       const double bias = at.b_ih >= 0 ? w[at.b_ih + row] : 0;
       return bias + (n_.has_w_ih(layer) ? product(at.w_ih, row, x) : x[row % H]);
     };
+    // The product of a row of w_hh or w_hr with the part of v that its head has.
+    const auto head_product = [&](int64_t offset, int64_t row, int64_t rows,
+                                  const std::vector<double>& v) {
+      const int64_t size = v.size() / n_.num_heads;
+      const auto part = v.begin() + row % rows / (rows / n_.num_heads) * size;
+      return product(offset, row, {part, part + size});
+    };
     const auto recurrent = [&](int64_t row) {
-      return (at.b_hh >= 0 ? w[at.b_hh + row] : 0) + product(at.w_hh, row, h);
+      return (at.b_hh >= 0 ? w[at.b_hh + row] : 0) + head_product(at.w_hh, row, H, h);
     };
     const auto gate = [&](int64_t g, int64_t u) {
       return input(g * H + u) + recurrent(g * H + u);
@@ -95,10 +107,20 @@ class Loop {
     for (int64_t u = 0; u < H; ++u) {
       if (n_.mode == Mode::kRnnTanh) next[u] = std::tanh(gate(0, u));
       if (n_.mode == Mode::kRnnRelu) next[u] = std::max(0.0, gate(0, u));
-      if (n_.lstm()) {
+      if (n_.mode == Mode::kLstm) {
         c[u] = Sigmoid(gate(1, u)) * c[u] + Sigmoid(gate(0, u)) * std::tanh(gate(2, u));
         if (n_.clips) c[u] = std::clamp(c[u], -n_.cell_clip, n_.cell_clip);
         next[u] = Sigmoid(gate(3, u)) * std::tanh(c[u]);
+      }
+      if (n_.mode == Mode::kSlstm) {
+        double &cell = c[u], &normalizer = c[H + u], &m = c[2 * H + u];
+        const double i = gate(0, u), f = gate(1, u);
+        const double log_f = m - std::log1p(std::exp(-f));
+        m = normalizer == 0 ? i : std::max(i, log_f);
+        const double in = std::exp(i - m), kept = std::min(1.0, std::exp(log_f - m));
+        cell = kept * cell + in * std::tanh(gate(2, u));
+        normalizer = kept * normalizer + in;
+        next[u] = Sigmoid(gate(3, u)) * cell / normalizer;
       }
       if (n_.gru()) {
         const double r = Sigmoid(gate(0, u)), z = Sigmoid(gate(1, u));
@@ -107,7 +129,7 @@ class Loop {
       }
     }
     for (int64_t k = 0; k < n_.output_size(); ++k) {
-      h[k] = n_.proj_size > 0 ? product(at.w_hr, k, next) : next[k];
+      h[k] = n_.proj_size > 0 ? head_product(at.w_hr, k, n_.proj_size, next) : next[k];
     }
   }
 

@@ -11,19 +11,21 @@ using ostinato::cpu::Schedule;
 using ostinato::cpu::ScheduleOf;
 
 int ScheduleFor(int64_t units, int64_t layers, int64_t directions, int64_t batch,
-                int64_t steps, int32_t threads = 2) {
+                int64_t steps, int32_t threads = 2, int64_t heads = 1) {
   Network network{};
   network.mode = Mode::kLstm;
   network.input_size = network.hidden_size = units;
   network.num_layers = layers;
   network.num_directions = directions;
+  network.num_heads = heads;
   return static_cast<int>(
-      ScheduleOf(CostModelOf(network, batch * steps, batch), threads));
+      ScheduleOf(CostModelOf(network, batch * steps, batch, 16), threads));
 }
 
 constexpr int kSequences = static_cast<int>(Schedule::kSequences);
 constexpr int kDirections = static_cast<int>(Schedule::kDirections);
 constexpr int kWavefront = static_cast<int>(Schedule::kWavefront);
+constexpr int kHeads = static_cast<int>(Schedule::kHeads);
 constexpr int kUnits = static_cast<int>(Schedule::kUnits);
 
 void LargeBatchesAreCutIntoRows() {
@@ -51,6 +53,18 @@ void LayersOverlapWhereThereAreStepsEnough() {
   }
 }
 
+void PartsOfHeadsRunAloneWhereTheyAreEqual() {
+  CHECK_EQ(ScheduleFor(256, 1, 1, 32, 100, 2, 4), kSequences);
+  CHECK_EQ(ScheduleFor(256, 1, 1, 2, 100, 2, 4), kHeads);
+  CHECK_EQ(ScheduleFor(256, 2, 1, 1, 100, 2, 256), kHeads);
+  CHECK_EQ(ScheduleFor(256, 2, 1, 2, 100, 2, 256), kSequences);  // no products
+  CHECK_EQ(ScheduleFor(256, 1, 2, 2, 100, 2, 4), kDirections);
+  CHECK_EQ(ScheduleFor(256, 1, 2, 2, 100, 4, 4), kHeads);
+  CHECK_EQ(ScheduleFor(240, 1, 1, 2, 100, 2, 3), kUnits);   // three groups
+  CHECK_EQ(ScheduleFor(248, 1, 1, 8, 100, 2, 62), kUnits);  // the last one is smaller
+  CHECK_EQ(ScheduleFor(32, 1, 1, 1, 100, 2, 32), kHeads);
+}
+
 void NoRowsAreNoTrouble() {
   CHECK_EQ(ScheduleFor(256, 2, 1, 0, 100), kSequences);
   CHECK_EQ(ScheduleFor(256, 2, 2, 0, 0), kDirections);
@@ -62,6 +76,7 @@ int main() {
   LargeBatchesAreCutIntoRows();
   FewRowsAreSharedByDirectionsOrUnits();
   LayersOverlapWhereThereAreStepsEnough();
+  PartsOfHeadsRunAloneWhereTheyAreEqual();
   NoRowsAreNoTrouble();
   return ostinato::testing::Summary();
 }

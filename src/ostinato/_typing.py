@@ -30,10 +30,10 @@ Array = jax.Array
 ArrayLike = Any
 """A value that `jax.numpy.asarray` accepts: JAX and numpy arrays, numbers, lists."""
 
-Mode = Literal["rnn_relu", "rnn_tanh", "lstm", "gru"]
+Mode = Literal["rnn_relu", "rnn_tanh", "lstm", "gru", "slstm"]
 BiasMode = Literal["double", "input", "recurrent", "none"]
 InputMode = Literal["linear", "skip"]
 Padding = Literal["zero", "hold", "drop"]
 Backend = Literal["xla", "cpu", "cuda"]
 State = Array | tuple[Array, ...]
-"""The states of a mode: `h`, or `(h, c)` for an LSTM."""
+"""The states of a mode: `h`, `(h, c)` for an LSTM, `(h, c, n, m)` for an sLSTM."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-GATES = {"rnn_relu": 1, "rnn_tanh": 1, "gru": 3, "lstm": 4}
+GATES = {"rnn_relu": 1, "rnn_tanh": 1, "gru": 3, "lstm": 4, "slstm": 4}
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Spec:
     clip_nan: bool = False
     reset_after: bool = True
     input_mode: str = "linear"
+    num_heads: int = 1
 
     @property
     def num_directions(self) -> int:
@@ -41,6 +42,13 @@ class Spec:
     @property
     def width(self) -> int:
         return self.num_directions * self.output_size
+
+    @property
+    def cells(self) -> tuple[int, ...]:
+        """Return the shape of all states of a sequence but h, () if there is none."""
+        return {"lstm": (self.hidden_size,), "slstm": (3, self.hidden_size)}.get(
+            self.mode, ()
+        )
 
 
 class Result(NamedTuple):
@@ -79,8 +87,10 @@ def shapes(spec: Spec) -> list[Params]:
         out.append(
             Params(
                 w_ih=None if skip else (rows, columns),
-                w_hh=(rows, spec.output_size),
-                w_hr=(spec.proj_size, spec.hidden_size) if spec.proj_size else None,
+                w_hh=(rows, spec.output_size // spec.num_heads),
+                w_hr=(spec.proj_size, spec.hidden_size // spec.num_heads)
+                if spec.proj_size
+                else None,
                 b_ih=(rows,) if spec.bias in ("double", "input") else None,
                 b_hh=(rows,) if spec.bias in ("double", "recurrent") else None,
             )
@@ -107,6 +117,38 @@ def unpack(spec: Spec, flat) -> list[Params]:
                 at += size
     assert at == flat.size, (at, flat.size)
     return [Params(**arrays) for arrays in found]
+
+
+def with_zeros(spec: Spec, p: Params) -> Params:
+    """Return the parameters with a column for every head, 0 outside of a row's own."""
+
+    def spread(w, size):
+        if w is None:
+            return None
+        wide = np.zeros((len(w), w.shape[1] * spec.num_heads))
+        for row, values in enumerate(w):
+            head = row % size // (size // spec.num_heads)
+            wide[row, head * len(values) : (head + 1) * len(values)] = values
+        return wide
+
+    return p._replace(
+        w_hh=spread(p.w_hh, spec.hidden_size), w_hr=spread(p.w_hr, spec.proj_size)
+    )
+
+
+def without_zeros(spec: Spec, p: Params) -> Params:
+    """Return the inverse of `with_zeros`."""
+
+    def own(w, size):
+        if w is None:
+            return None
+        parts = np.split(w, spec.num_heads, axis=1)
+        each = size // spec.num_heads
+        return np.stack([parts[m % size // each][m] for m in range(len(w))])
+
+    return p._replace(
+        w_hh=own(p.w_hh, spec.hidden_size), w_hr=own(p.w_hr, spec.proj_size)
+    )
 
 
 def pack(layers: list[Params]) -> np.ndarray:
@@ -165,6 +207,42 @@ def _lstm_back(spec, p, tape, dh, dc, dp):
     da = np.concatenate([da_i, da_f, da_g, da_o])
     dc_prev = np.where(is_open, draw * f, 0.0)
     return *_gates_back(spec, p, x, h, da, da, dp), dc_prev
+
+
+def _slstm(spec, p, x, h, cells):
+    a_i, a_f, a_z, a_o = np.split(
+        _plus(_input_gates(spec, p, x) + p.w_hh @ h, p.b_hh), 4
+    )
+    c, n, m = cells
+    log_f = m + np.minimum(a_f, 0) - np.log1p(np.exp(-np.abs(a_f)))
+    new_m = np.where(n == 0, a_i, np.maximum(a_i, log_f))
+    i, f = np.exp(a_i - new_m), np.minimum(1.0, np.exp(np.minimum(log_f - new_m, 9)))
+    z, o = np.tanh(a_z), _sigmoid(a_o)
+    new_c, new_n = f * c + i * z, f * n + i
+    u = o * new_c / new_n
+    tape = (x, h, cells, a_i, a_f, log_f, i, f, z, o, new_c, new_n, u)
+    return _dot(p.w_hr, u), np.stack([new_c, new_n, new_m]), tape
+
+
+def _slstm_back(spec, p, tape, dh, dcells, dp):
+    x, h, (c, n, m), a_i, a_f, log_f, i, f, z, o, new_c, new_n, u = tape
+    dc, dn, dm = dcells
+    du = dh
+    if p.w_hr is not None:
+        dp.w_hr[:] += np.outer(dh, u)
+        du = p.w_hr.T @ dh
+    da_o = du * new_c / new_n * o * (1 - o)
+    dc = dc + du * o / new_n
+    dn = dn - du * o * new_c / new_n**2
+    da_z = dc * i * (1 - z * z)
+    d_exp_i = (dc * z + dn) * i
+    d_exp_f = np.where((n == 0) & (log_f >= a_i), 0.0, (dc * c + dn * n) * f)
+    dm = dm - d_exp_i - d_exp_f
+    by_input = (n == 0) | (a_i > log_f)
+    da_i = d_exp_i + np.where(by_input, dm, 0.0)
+    dlog_f = d_exp_f + np.where(by_input, 0.0, dm)
+    da = np.concatenate([da_i, dlog_f * _sigmoid(-a_f), da_z, da_o])
+    return *_gates_back(spec, p, x, h, da, da, dp), np.stack([dc * f, dn * f, dlog_f])
 
 
 def _gru(spec, p, x, h, c):
@@ -235,7 +313,11 @@ def _gates_back(spec, p, x, h, dgx, dgh, dp):
     return dx, p.w_hh.T @ dgh
 
 
-STEP = {"lstm": (_lstm, _lstm_back), "gru": (_gru, _gru_back)}
+STEP = {
+    "lstm": (_lstm, _lstm_back),
+    "gru": (_gru, _gru_back),
+    "slstm": (_slstm, _slstm_back),
+}
 
 
 # --- one sequence --------------------------------------------------------------------
@@ -282,16 +364,17 @@ def vjp(
 ):
     """Run the operator; return its result and a function from cotangents to gradients.
 
-    ``x [B, T, I]``; ``dropout_masks``: one bool array ``[B, T, F]`` for every layer
+    ``x [B, T, I]``; ``c_0 [L*D, B, H]``, of an sLSTM ``[L*D, B, 3, H]`` with the states
+    c, n, m; ``dropout_masks``: one bool array ``[B, T, F]`` for every layer
     except the last, True where dropout keeps the element. The function is
     ``pullback(dy, dh_n, dc_n)``; each cotangent may be None.
     """
     x = np.asarray(x, np.float64)
     batch, steps = x.shape[:2]
     dirs, pseudo = spec.num_directions, spec.num_layers * spec.num_directions
-    params = unpack(spec, weights)
+    params = [with_zeros(spec, p) for p in unpack(spec, weights)]
     h_0 = _state(h_0, (pseudo, batch, spec.output_size))
-    c_0 = _state(c_0, (pseudo, batch, spec.hidden_size))
+    c_0 = _state(c_0, (pseudo, batch, *spec.cells))
     resets = np.zeros((batch, steps), bool) if resets is None else np.asarray(resets)
     ragged = seq_lengths is not None
     lengths = [int(n) for n in seq_lengths] if ragged else [steps] * batch
@@ -327,7 +410,8 @@ def vjp(
         dy = _state(dy, y.shape)
         dh_n, dc_n = _state(dh_n, h_0.shape), _state(dc_n, c_0.shape)
         dx, dh_0, dc_0 = np.zeros_like(x), np.zeros_like(h_0), np.zeros_like(c_0)
-        dparams = unpack(spec, np.zeros(num_params(spec)))
+        zeros = unpack(spec, np.zeros(num_params(spec)))
+        dparams = [with_zeros(spec, p) for p in zeros]
         for b, n in enumerate(lengths):
             dlayer = dy[b, :n].copy()
             dh, dc = dh_n[:, b].copy(), dc_n[:, b].copy()
@@ -360,9 +444,10 @@ def vjp(
                 if layer > 0:
                     dlayer = dlayer * _scale(spec, dropout_masks, layer - 1, b, n)
             dx[b, :n] = dlayer
-        return Grads(dx, pack(dparams), dh_0, dc_0 if spec.mode == "lstm" else None)
+        dweights = pack([without_zeros(spec, p) for p in dparams])
+        return Grads(dx, dweights, dh_0, dc_0 if spec.cells else None)
 
-    return Result(y, h_n, c_n if spec.mode == "lstm" else None), pullback
+    return Result(y, h_n, c_n if spec.cells else None), pullback
 
 
 def forward(*args, **kwargs) -> Result:

@@ -1,4 +1,5 @@
-// The equations between the products, forward and backward, of every mode.
+// The equations between the products, forward and backward; slstm-inl.h has those of an
+// sLSTM.
 #ifndef OSTINATO_CPU_KERNELS_CELL_INL_H_
 #define OSTINATO_CPU_KERNELS_CELL_INL_H_
 
@@ -15,13 +16,13 @@ template <typename V, typename Storage, typename Operand>
 void StoreState(const ForwardToken<Storage, Operand, typename V::Element>& token,
                 int64_t unit, int64_t units, Reg<V> h) {
   const auto kept = RoundTo<V, Storage>(h);
-  if (token.h != nullptr) Store<V>(token.h + unit, kept);
+  if (token.h != nullptr) Store<V>(token.h + unit, kept, units);
   if (token.y != nullptr) Store<V>(token.y + unit, kept, units);
 }
 
-template <typename V, typename Storage>
+template <typename V, typename Storage, int kBlocks>
 void StoreGates(Storage* gates, int64_t hidden, int64_t units,
-                const Reg<V> (&values)[4]) {
+                const Reg<V> (&values)[kBlocks]) {
   for (const Reg<V>& value : values) {
     Store<V>(gates, value, units);
     gates += hidden;
@@ -47,10 +48,10 @@ void LstmForward(const CellOptions<typename V::Element>& options,
     const Reg<V> f = Sigmoid<V>(V::Load(pre + V::kLanes));
     const Reg<V> g = Tanh<V>(V::Load(pre + 2 * V::kLanes));
     const Reg<V> o = Sigmoid<V>(V::Load(pre + 3 * V::kLanes));
-    Reg<V> c = V::MulAdd(f, V::Load(token->c + unit), i * g);
+    Reg<V> c = V::MulAdd(f, Load<V>(token->c + unit, units), i * g);
     if (options.clips) c = Clip<V>(options, c);
-    V::Store(token->c + unit, c);
-    if (token->cells != nullptr) Store<V>(token->cells + unit, c, units);
+    Store<V>(token->c + unit, c, units);
+    if (token->cells[0] != nullptr) Store<V>(token->cells[0] + unit, c, units);
     if (token->gates != nullptr) {
       StoreGates<V>(token->gates + unit, options.hidden, units, {i, f, g, o});
     }
@@ -118,8 +119,8 @@ void LstmBackward(const CellOptions<typename V::Element>& options,
       const Reg<V> f = Load<V>(gates + hidden, left);
       const Reg<V> g = Load<V>(gates + 2 * hidden, left);
       const Reg<V> o = Load<V>(gates + 3 * hidden, left);
-      const Reg<V> c = Load<V>(token->c + j, left);
-      const Reg<V> c_prev = Load<V>(token->c_prev + j, left);
+      const Reg<V> c = Load<V>(token->c[0] + j, left);
+      const Reg<V> c_prev = Load<V>(token->c_prev[0] + j, left);
       const Reg<V> dh = Load<V>(token->dh + j, left);
       const Reg<V> tanh_c = Tanh<V>(c);
       const Reg<V> dc =
@@ -191,7 +192,7 @@ void LstmOutput(const CellOptions<typename V::Element>& options,
        ++token, unprojected += stride) {
     for (int64_t j = 0; j < hidden; j += V::kLanes) {
       const Reg<V> o = Load<V>(token->gates + 3 * hidden + j, hidden - j);
-      Store<V>(unprojected + j, o * Tanh<V>(Load<V>(token->c + j, hidden - j)),
+      Store<V>(unprojected + j, o * Tanh<V>(Load<V>(token->c[0] + j, hidden - j)),
                hidden - j);
     }
   }

@@ -29,8 +29,18 @@ struct BFloat16 {
 };
 
 // The numbers are indices into kModes of network.h.
-enum class Mode : int32_t { kRnnRelu = 0, kRnnTanh = 1, kLstm = 2, kGru = 3 };
-inline constexpr int kNumModes = 4;
+enum class Mode : int32_t {
+  kRnnRelu = 0,
+  kRnnTanh = 1,
+  kLstm = 2,
+  kGru = 3,
+  kSlstm = 4
+};
+inline constexpr int kNumModes = 5;
+
+// The most cell states of a mode, which are all states but the output: an LSTM's c; an
+// sLSTM's c, n and m.
+inline constexpr int kMostCells = 3;
 
 // How many vectors a panel has, and which vectors of a row of the accumulator they
 // feed.
@@ -38,7 +48,7 @@ enum class PanelShape : int32_t {
   k1 = 0,             // 1 vector
   k2 = 1,             // 2
   k3 = 2,             // 3
-  k4 = 3,             // 4; an LSTM's are i f g o of the same units
+  k4 = 3,             // 4; an LSTM's are i f g o of the same units, an sLSTM's i f z o
   kGruInput = 4,      // 4 in the row; the panel has 3 and feeds r z n
   kGruRecurrent = 5,  // 4 in the row; the panel has 3 and feeds r z h_candidate
 };
@@ -50,9 +60,10 @@ inline constexpr int kNumPanelShapes = 6;
 // The options of a network that the equations between the products depend on.
 template <typename Accum>
 struct CellOptions {
-  int64_t hidden;  // H
-  bool clips;      // LSTM: c is clipped to [-clip, clip]
-  bool clip_nan;   // and a NaN becomes +clip
+  int64_t hidden;       // H
+  int64_t cell_stride;  // between the cell states of a token in ForwardToken::c, ::dc
+  bool clips;           // LSTM: c is clipped to [-clip, clip]
+  bool clip_nan;        // and a NaN becomes +clip
   Accum clip;
 };
 
@@ -61,25 +72,30 @@ struct CellOptions {
 template <typename Storage, typename Operand, typename Accum>
 struct ForwardToken {
   const Operand* h_prev;  // GRU: h_{t-1}
-  Accum* c;        // LSTM: c_{t-1} before, c_t after; with capacity for whole vectors
-  Operand* h;      // after: h_t, an LSTM's o * tanh(c); with capacity for whole vectors
-  Storage* y;      // after: the same as an output, exactly the units asked for; or null
-  Storage* gates;  // after: [i f g o][H] or [r z n h_candidate][H]; or null
-  Accum* cells;    // after: c_t; or null
+  // Cell states, cell_stride elements apart: those of step t - 1 before, of t after.
+  Accum* c;
+  Operand*
+      h;  // after: h_t before a projection: of an LSTM o * tanh(c), sLSTM o * c / n
+  Storage* y;  // after: the same as an output, exactly the units asked for; or null
+  // After: [i f g o][H], [r z n h_candidate][H] or an sLSTM's [i f z o slope][H] of
+  // pointwise.py; or null.
+  Storage* gates;
+  Accum* cells[kMostCells];  // after: each cell state of step t; or null
 };
 
 // One sequence at one step on the way back.
 template <typename Storage, typename Operand, typename Accum>
 struct BackwardToken {
-  const Storage* gates;   // LSTM [i f g o][H], GRU [r z n h_candidate][H]
-  const Storage* h_prev;  // GRU
-  const Storage* h;       // plain RNN: h_t
-  const Accum* c_prev;    // LSTM
-  const Accum* c;         // LSTM: c_t, clipped as it was on the way forward
-  Accum* dh;  // in: cotangent of h_t (LSTM: of o * tanh(c)). GRU, after: dh * z
-  Accum* dc;  // LSTM, in: cotangent of c_t; after: of c_{t-1}
-  Operand*
-      dg;  // after: of pre-activations: [i f g o][H], [r z h_candidate n][H], [h][H]
+  const Storage* gates;             // as ForwardToken left them
+  const Storage* h_prev;            // GRU
+  const Storage* h;                 // plain RNN: h_t
+  const Accum* c_prev[kMostCells];  // each cell state of step t - 1
+  const Accum* c[kMostCells];       // and of t, clipped as it was on the way forward
+  Accum* dh;  // in: cotangent of h_t before a projection. GRU, after: dh * z
+  Accum*
+      dc;  // in: cotangents of the cell states of t, cell_stride apart; after: of t-1
+  // After: of pre-activations: [gates][H], of a GRU [r z h_candidate n][H].
+  Operand* dg;
 };
 
 template <typename Storage, typename Operand, typename Accum>
@@ -113,6 +129,21 @@ struct Kernels {
                            Accum* c, int64_t c_stride);
   Product product[kNumPanelShapes];
 
+  // c[r][v] = start[v] + a[r][first + v * step ..], of lanes that are among the first
+  // `count` elements after `first` of a row, or if step is 0 of every vector; for v <
+  // vectors. Other lanes of the 4 vectors of c are those of start.
+  void (*add_rows)(const Operand* const* a, int64_t first, int64_t step, int64_t count,
+                   int64_t rows, int64_t vectors, const Accum* start, Accum* c,
+                   int64_t c_stride);
+
+  // What heads of one unit have for a product: c[r][v] += a[r][first + v * step ..] *
+  // w[v * w_stride ..], of as many lanes as add_rows. Of a GRU, vector 2 is added to
+  // h_candidate.
+  void (*add_scaled_rows)(const Operand* const* a, int64_t first, int64_t step,
+                          int64_t count, int64_t rows, int64_t vectors, bool gru,
+                          const Storage* w, int64_t w_stride, Accum* c,
+                          int64_t c_stride);
+
   // One vector column of a panel from rows of a matrix: lane n, step k of `panel` is
   // src[n * stride + k] for n < lanes and 0 for n in lanes..V. Steps (pairs) of the
   // panel are panel_stride elements apart; a missing second of a pair becomes 0.
@@ -136,8 +167,8 @@ struct Kernels {
               const Operand* a, Accum* out);
 
   // The equations of a mode, by Mode: units unit .. unit + units - 1 of n tokens. The
-  // pre-activations of token r are at pre + r * pre_stride: for LSTM and GRU 4 vectors,
-  // gates of the same units <= V; for a plain RNN vectors of successive units <= 4 V.
+  // pre-activations of token r are at pre + r * pre_stride: 4 vectors, gates of the
+  // same units <= V; for a plain RNN vectors of successive units <= 4 V.
   using Forward = void (*)(const CellOptions<Accum>& options, const Accum* pre,
                            int64_t pre_stride, const TokenForward* tokens, int64_t n,
                            int64_t unit, int64_t units);
@@ -149,10 +180,12 @@ struct Kernels {
                             int64_t units);
   Backward backward[kNumModes];
 
-  // unprojected[r * stride + j] = o * tanh(c) of units j < H, from what the forward
-  // pass saved.
-  void (*lstm_output)(const CellOptions<Accum>& options, const TokenBackward* tokens,
-                      int64_t n, Accum* unprojected, int64_t stride);
+  // unprojected[r * stride + j] = h_t before a projection, of units j < H, from what
+  // the forward pass saved; null for modes without projections.
+  using Output = void (*)(const CellOptions<Accum>& options,
+                          const TokenBackward* tokens, int64_t n, Accum* unprojected,
+                          int64_t stride);
+  Output output[kNumModes];
 };
 
 using KernelsF32 = Kernels<float, float, float>;

@@ -65,8 +65,8 @@ void Store(typename V::Element* p, Reg<V> v, int64_t n = V::kLanes) {
 }
 
 template <typename V>
-void Store(typename V::Element* p, typename V::Half half) {
-  V::Store(p, Widen<V>(half));
+void Store(typename V::Element* p, typename V::Half half, int64_t n = V::kLanes) {
+  Store<V>(p, Widen<V>(half), n);
 }
 
 template <typename V>

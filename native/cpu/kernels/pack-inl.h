@@ -11,6 +11,38 @@ namespace {
 
 constexpr int64_t AtMost(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 
+// Kernels::add_rows.
+template <typename V, typename Operand>
+void AddRows(const Operand* const* a, int64_t first, int64_t step, int64_t count,
+             int64_t rows, int64_t vectors, const typename V::Element* start,
+             typename V::Element* c, int64_t c_stride) {
+  constexpr int64_t kAhead = 8;  // rows far apart are fetched before they are needed
+  for (int64_t r = 0; r < rows; ++r, c += c_stride) {
+    if (r + kAhead < rows) __builtin_prefetch(a[r + kAhead] + first);
+    for (int64_t v = 0; v < 4; ++v) {
+      Reg<V> sum = V::Load(start + v * V::kLanes);
+      if (v < vectors) sum += Load<V>(a[r] + first + v * step, count - v * step);
+      V::Store(c + v * V::kLanes, sum);
+    }
+  }
+}
+
+// Kernels::add_scaled_rows.
+template <typename V, typename Storage, typename Operand>
+void AddScaledRows(const Operand* const* a, int64_t first, int64_t step, int64_t count,
+                   int64_t rows, int64_t vectors, bool gru, const Storage* w,
+                   int64_t w_stride, typename V::Element* c, int64_t c_stride) {
+  for (int64_t v = 0; v < vectors; ++v) {
+    const int64_t units = count - v * step;
+    const Reg<V> scale = Load<V>(w + v * w_stride, units);
+    auto* to = c + (gru && v == 2 ? 3 : v) * V::kLanes;
+    for (int64_t r = 0; r < rows; ++r, to += c_stride) {
+      const Reg<V> state = Load<V>(a[r] + first + v * step, units);
+      V::Store(to, V::MulAdd(state, scale, V::Load(to)));
+    }
+  }
+}
+
 // The moves of pack_rows and pack_columns: one lane of a vector holds one k of a row,
 // converted.
 template <typename V, typename Storage, typename Operand>

@@ -10,6 +10,7 @@
 #include "cpu/kernels/cell-inl.h"
 #include "cpu/kernels/pack-inl.h"
 #include "cpu/kernels/product-inl.h"
+#include "cpu/kernels/slstm-inl.h"
 #include "cpu/kernels/step-inl.h"
 #include "cpu/kernels/tables.h"
 
@@ -32,17 +33,22 @@ constexpr Kernels<Storage, Operand, typename V::Element> MakeKernels() {
        Product<V, Operand, PanelShape::k3>, Product<V, Operand, PanelShape::k4>,
        Product<V, Operand, PanelShape::kGruInput>,
        Product<V, Operand, PanelShape::kGruRecurrent>},
+      AddRows<V, Operand>,
+      AddScaledRows<V, Storage, Operand>,
       PackRows<V, Storage, Operand>,
       PackColumns<V, Storage, Operand>,
       TransposeMatrix<V, Operand>,
       Dot<V, Storage, Operand>,
       {RnnForward<V, Storage, Operand, Mode::kRnnRelu>,
        RnnForward<V, Storage, Operand, Mode::kRnnTanh>,
-       LstmForward<V, Storage, Operand>, GruForward<V, Storage, Operand>},
+       LstmForward<V, Storage, Operand>, GruForward<V, Storage, Operand>,
+       SlstmForward<V, Storage, Operand>},
       {RnnBackward<V, Storage, Operand, Mode::kRnnRelu>,
        RnnBackward<V, Storage, Operand, Mode::kRnnTanh>,
-       LstmBackward<V, Storage, Operand>, GruBackward<V, Storage, Operand>},
-      LstmOutput<V, Storage, Operand>,
+       LstmBackward<V, Storage, Operand>, GruBackward<V, Storage, Operand>,
+       SlstmBackward<V, Storage, Operand>},
+      {nullptr, nullptr, LstmOutput<V, Storage, Operand>, nullptr,
+       SlstmOutput<V, Storage, Operand>},
   };
 }
 

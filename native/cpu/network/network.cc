@@ -34,7 +34,8 @@ LayerSizes SizesOf(const Network& network, int64_t pseudo_layer) {
   const int64_t layer = pseudo_layer / network.num_directions;
   const int64_t rows = network.gates() * network.hidden_size;
   return {network.has_w_ih(layer) ? rows * network.inputs(layer) : 0,
-          rows * network.output_size(), network.proj_size * network.hidden_size,
+          rows * network.output_size() / network.num_heads,
+          network.proj_size * network.hidden_size / network.num_heads,
           network.bias_ih ? rows : 0, network.bias_hh ? rows : 0};
 }
 

@@ -16,6 +16,7 @@ struct ModeTraits {
   const char* gates;   // row blocks of w_ih and w_hh, first to last
   const char* states;  // what a step hands to the next one, its output first
   int64_t num_gates;
+  int64_t num_cells;     // states but the output
   int64_t saved_blocks;  // blocks of H that are saved of a step
   // Blocks of H in the cotangents of a token's pre-activations. Those for the gates of
   // w_hh come first; x_blocks says which are those for the gates of w_ih.
@@ -24,10 +25,11 @@ struct ModeTraits {
 };
 
 inline constexpr ModeTraits kModes[kNumModes] = {
-    {Mode::kRnnRelu, "rnn_relu", "h", "h", 1, 0, 1, {0}},
-    {Mode::kRnnTanh, "rnn_tanh", "h", "h", 1, 0, 1, {0}},
-    {Mode::kLstm, "lstm", "i f g o", "h c", 4, 4, 4, {0, 1, 2, 3}},
-    {Mode::kGru, "gru", "r z n", "h", 3, 4, 4, {0, 1, 3}},
+    {Mode::kRnnRelu, "rnn_relu", "h", "h", 1, 0, 0, 1, {0}},
+    {Mode::kRnnTanh, "rnn_tanh", "h", "h", 1, 0, 0, 1, {0}},
+    {Mode::kLstm, "lstm", "i f g o", "h c", 4, 1, 4, 4, {0, 1, 2, 3}},
+    {Mode::kGru, "gru", "r z n", "h", 3, 0, 4, 4, {0, 1, 3}},
+    {Mode::kSlstm, "slstm", "i f z o", "h c n m", 4, 3, 5, 4, {0, 1, 2, 3}},
 };
 
 // The mode with a number that came from outside. Throws std::invalid_argument.
@@ -47,22 +49,23 @@ struct Network {
   bool clips, clip_nan;
   double cell_clip;
   double dropout_scale;
-  bool batch_invariant;  // a sequence has the same bits in every batch
+  bool batch_invariant;   // a sequence has the same bits in every batch
+  int64_t num_heads = 1;  // divides hidden_size and proj_size
 
   const ModeTraits& traits() const { return kModes[static_cast<int>(mode)]; }
   int64_t gates() const { return traits().num_gates; }            // G
+  int64_t cells() const { return traits().num_cells; }            // 1 for an LSTM
   int64_t saved_blocks() const { return traits().saved_blocks; }  // [T, B, blocks * H]
   int64_t output_size() const { return proj_size > 0 ? proj_size : hidden_size; }
   int64_t width() const { return num_directions * output_size(); }
   int64_t pseudo_layers() const { return num_layers * num_directions; }
   int64_t inputs(int64_t layer) const { return layer == 0 ? input_size : width(); }
   bool has_w_ih(int64_t layer) const { return layer > 0 || !skip; }
-  bool lstm() const { return mode == Mode::kLstm; }
   bool gru() const { return mode == Mode::kGru; }
 
   template <typename Accum>
-  CellOptions<Accum> cell_options() const {
-    return {hidden_size, clips, clip_nan, static_cast<Accum>(cell_clip)};
+  CellOptions<Accum> cell_options(int64_t cell_stride) const {
+    return {hidden_size, cell_stride, clips, clip_nan, static_cast<Accum>(cell_clip)};
   }
 };
 
@@ -100,10 +103,10 @@ struct Operands {
   const int64_t* capacity;
   const Storage* weights;
   const Storage* x;
-  const Storage* h_0;                   // [L*D, B, S]
-  const Storage* c_0;                   // [L*D, B, H]; LSTM
-  const int32_t* seq_lengths;           // [B], clamped to 0..T here; null: all T
-  const uint8_t* resets;                // null: no resets
+  const Storage* h_0;              // [L*D, B, S]
+  const Storage* c_0[kMostCells];  // each cell state [L*D, B, H]; null past the last
+  const int32_t* seq_lengths;      // [B], clamped to 0..T here; null: all T
+  const uint8_t* resets;           // null: no resets
   const uint8_t* const* dropout_masks;  // of L - 1 layers; null: no dropout
 };
 

@@ -14,7 +14,7 @@ struct Header {
   char magic[8];
   int64_t element, lanes, pairs;
   int64_t mode, input_size, hidden_size, num_layers, num_directions, proj_size;
-  int64_t bias_ih, bias_hh, skip;
+  int64_t bias_ih, bias_hh, skip, num_heads;
 };
 
 template <typename Storage, typename Operand, typename Accum>
@@ -31,7 +31,8 @@ Header HeaderOf(const Kernels<Storage, Operand, Accum>& kernels, const Network& 
           n.proj_size,
           n.bias_ih,
           n.bias_hh,
-          n.skip};
+          n.skip,
+          n.num_heads};
 }
 
 constexpr int64_t kHeaderBytes = (sizeof(Header) + kAlign - 1) / kAlign * kAlign;
@@ -46,23 +47,16 @@ NetworkPanels<Storage, Operand, Accum>::NetworkPanels(
 }
 
 template <typename Storage, typename Operand, typename Accum>
-int64_t NetworkPanels<Storage, Operand, Accum>::vectors(int64_t block) const {
-  if (network_.lstm()) return 4;
-  if (network_.gru()) return 3;
-  return CeilDiv(blocks_.units(block), kernels_.lanes);
-}
-
-template <typename Storage, typename Operand, typename Accum>
 PanelShape NetworkPanels<Storage, Operand, Accum>::input_shape(int64_t block) const {
   return network_.gru() ? PanelShape::kGruInput
-                        : static_cast<PanelShape>(vectors(block) - 1);
+                        : static_cast<PanelShape>(blocks_.vectors(block) - 1);
 }
 
 template <typename Storage, typename Operand, typename Accum>
 PanelShape NetworkPanels<Storage, Operand, Accum>::recurrent_shape(
     int64_t block) const {
   return network_.gru() ? PanelShape::kGruRecurrent
-                        : static_cast<PanelShape>(vectors(block) - 1);
+                        : static_cast<PanelShape>(blocks_.vectors(block) - 1);
 }
 
 template <typename Storage, typename Operand, typename Accum>
@@ -86,10 +80,9 @@ auto NetworkPanels<Storage, Operand, Accum>::OffsetsOf(int64_t pseudo_layer) con
     const int64_t layer = p / network_.num_directions;
     const int64_t inputs = network_.has_w_ih(layer) ? network_.inputs(layer) : 0;
     offsets.w_ih = take(n * panel(inputs), sizeof(Operand));
-    offsets.w_hh = take(n * panel(network_.output_size()), sizeof(Operand));
-    offsets.w_hr = take(projection().count() * 4 * lanes *
-                            RoundUp(network_.hidden_size, kernels_.pairs),
-                        sizeof(Operand));
+    offsets.w_hh = take(n * recurrent_panel(), sizeof(Operand));
+    offsets.w_hr =
+        take(projection().count() * 4 * lanes * projection_depth(), sizeof(Operand));
     offsets.bias = take(n * 4 * lanes, sizeof(Accum));
   }
   offsets.end = at;
@@ -113,8 +106,8 @@ template <typename Storage, typename Operand, typename Accum>
 void NetworkPanels<Storage, Operand, Accum>::PackRows(const Storage* matrix,
                                                       int64_t depth, int64_t block,
                                                       Operand* panel) const {
-  const int64_t step = vectors(block) * kernels_.lanes * kernels_.pairs;
-  for (int64_t v = 0; v < vectors(block); ++v) {
+  const int64_t step = blocks_.vectors(block) * kernels_.lanes * kernels_.pairs;
+  for (int64_t v = 0; v < blocks_.vectors(block); ++v) {
     kernels_.pack_rows(matrix + blocks_.row(block, v) * depth, depth,
                        blocks_.lanes(block, v), depth,
                        panel + v * kernels_.lanes * kernels_.pairs, step);
@@ -132,7 +125,7 @@ void NetworkPanels<Storage, Operand, Accum>::PackBias(int64_t pseudo_layer,
   const auto add = [&](int64_t offset, int64_t row, int64_t count, Accum* to) {
     if (offset >= 0) Add(weights + offset + row, nullptr, Accum{1}, count, to);
   };
-  for (int64_t v = 0; v < vectors(block); ++v) {
+  for (int64_t v = 0; v < blocks_.vectors(block); ++v) {
     const int64_t row = blocks_.row(block, v), count = blocks_.lanes(block, v);
     const bool candidate = network_.gru() && v == 2;  // r scales its recurrent bias
     add(at.b_ih, row, count, bias + v * lanes);
@@ -158,27 +151,33 @@ void NetworkPanels<Storage, Operand, Accum>::Pack(int64_t task, const Storage* w
   auto* base = static_cast<char*>(memory);
   if (block >= blocks_.count()) {
     const Columns columns = projection();
-    const int64_t q = block - blocks_.count(), depth = network_.hidden_size;
-    const int64_t pair_depth = RoundUp(depth, kernels_.pairs);
-    auto* panel =
-        reinterpret_cast<Operand*>(base + to.w_hr) + columns.first(q) * pair_depth;
+    const int64_t q = block - blocks_.count();
+    const HeadMatrix<Storage> w_hr{weights + at.w_hr, 1, heads().outputs,
+                                   heads().units};
+    auto* panel = reinterpret_cast<Operand*>(base + to.w_hr) +
+                  columns.place(q) * projection_depth();
     const int64_t step = columns.vectors(q) * kernels_.lanes * kernels_.pairs;
     for (int64_t v = 0; v < columns.vectors(q); ++v) {
-      const int64_t row = columns.first(q) + v * kernels_.lanes;
-      kernels_.pack_rows(weights + at.w_hr + row * depth, depth,
-                         std::min(kernels_.lanes, columns.size - row), depth,
-                         panel + v * kernels_.lanes * kernels_.pairs, step);
+      const int64_t row = v * kernels_.lanes;
+      PackHeadRows(kernels_, w_hr, columns.first(q) + row,
+                   std::min(kernels_.lanes, columns.width(q) - row),
+                   panel + row * kernels_.pairs, step);
     }
     return;
   }
   if (network_.has_w_ih(layer)) {
     const int64_t depth = network_.inputs(layer);
     PackRows(weights + at.w_ih, depth, block,
-             reinterpret_cast<Operand*>(base + to.w_ih) + block * panel(depth));
+             reinterpret_cast<Operand*>(base + to.w_ih) + block * this->panel(depth));
   }
-  const int64_t depth = network_.output_size();
-  PackRows(weights + at.w_hh, depth, block,
-           reinterpret_cast<Operand*>(base + to.w_hh) + block * panel(depth));
+  const HeadMatrix<Storage> w_hh{weights + at.w_hh, network_.gates(), heads().units,
+                                 heads().outputs};
+  auto* panel = reinterpret_cast<Operand*>(base + to.w_hh) + block * recurrent_panel();
+  const int64_t vector = kernels_.lanes * kernels_.pairs;
+  for (int64_t v = 0; v < blocks_.vectors(block); ++v) {
+    PackHeadRows(kernels_, w_hh, blocks_.row(block, v), blocks_.lanes(block, v),
+                 panel + v * vector, blocks_.vectors(block) * vector);
+  }
   PackBias(p, block, weights,
            reinterpret_cast<Accum*>(base + to.bias) + block * 4 * kernels_.lanes);
 }

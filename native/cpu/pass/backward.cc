@@ -24,7 +24,7 @@ class Backward {
         n_(call.operands.network),
         panels_(kernels, n_),
         sequences_(*SplitBatch(in_.seq_lengths, in_.batch, in_.steps, 1, scratch_)),
-        cost_(CostModelOf(n_, in_.tokens, in_.batch)),
+        cost_(CostModelOf(n_, in_.tokens, in_.batch, kernels.lanes)),
         schedule_(ScheduleFor(in_.batch, panels_.lanes())),
         context_{call,      kernels, SumKernels(kernels), panels_, PackForRecompute(),
                  sequences_} {
@@ -131,6 +131,14 @@ class Backward {
         });
         return;
       }
+      case Schedule::kHeads: {
+        const int64_t parts = HeadPartsFor(cost_, team_.threads());
+        team_.ForEach(parts * n_.num_directions, [&](int64_t n) {
+          passes[n / parts].RunSteps(begin, end, 0, active, Slice{n % parts, parts},
+                                     nullptr);
+        });
+        return;
+      }
       case Schedule::kUnits:
         for (int64_t last = end; last > begin;) {
           const int64_t first = std::max(begin, last - kStepsPerRun);
@@ -189,6 +197,7 @@ class Backward {
     context_.most_tokens = std::max(kChunkTokens, in_.batch);
     context_.h_stride = stride(n_.output_size());
     context_.c_stride = stride(n_.hidden_size);
+    context_.cell_stride = in_.batch * context_.c_stride;
     context_.g_stride = operand_stride(context_.blocks() * n_.hidden_size);
     context_.column_stride = operand_stride(context_.most_tokens);
     context_.step_vectors = StepVectors();

@@ -16,16 +16,16 @@ struct BackwardCall {
   const Storage* y;
   const Storage* const* hidden;  // as ForwardCall
   const Storage* const* gates;   // null for a plain RNN, and to recompute them
-  const Accum* const* cells;     // LSTM
+  const Accum* const* cells;
   // Cotangents of results.
   const Storage* dy;
   const Storage* dh_n;
-  const Storage* dc_n;  // LSTM
+  const Storage* dc_n[kMostCells];
   // Gradients, every element of which is written; null where not asked for.
   Storage* dweights;
   Storage* dx;
   Storage* dh_0;
-  Storage* dc_0;
+  Storage* dc_0[kMostCells];
 };
 
 // Throws std::bad_alloc.

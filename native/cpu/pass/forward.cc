@@ -20,7 +20,8 @@ class Forward {
           const Kernels<Storage, Operand, Accum>& kernels, Team& team)
       : team_(team),
         network_(call.operands.network),
-        cost_(CostModelOf(network_, call.operands.tokens, call.operands.batch)),
+        cost_(CostModelOf(network_, call.operands.tokens, call.operands.batch,
+                          kernels.lanes)),
         schedule_(ScheduleOf(cost_, team.threads())),
         panels_(kernels, network_),
         context_{call, kernels, panels_} {
@@ -38,6 +39,8 @@ class Forward {
         return RunDirections();
       case Schedule::kWavefront:
         return RunWavefront();
+      case Schedule::kHeads:
+        return RunHeads();
       case Schedule::kUnits:
         return RunUnits();
     }
@@ -85,6 +88,24 @@ class Forward {
         pass.Advance(0, all->steps(), Slice{}, nullptr, work[d]);
         pass.Finish();
       });
+    }
+  }
+
+  // Parts of the heads of each direction go through all steps by themselves.
+  void RunHeads() {
+    const Sequences* all = Split(1);
+    const int64_t directions = network_.num_directions;
+    const int64_t parts = HeadPartsFor(cost_, team_.threads());
+    auto* work = scratch_.Take<Workspace<Storage, Operand, Accum>>(parts * directions);
+    for (int64_t i = 0; i < parts * directions; ++i) work[i] = WorkspaceFor(*all);
+    for (int64_t layer = 0; layer < network_.num_layers; ++layer) {
+      const int64_t first = layer * directions;
+      for (int64_t d = 0; d < directions; ++d) Pass(context_, first + d, *all).Begin();
+      team_.ForEach(parts * directions, [&](int64_t n) {
+        Pass(context_, first + n / parts, *all)
+            .Advance(0, all->steps(), Slice{n % parts, parts}, nullptr, work[n]);
+      });
+      FinishAll(*all, first, first + directions);
     }
   }
 
@@ -163,7 +184,9 @@ class Forward {
       if (call.gates != nullptr) {
         advise(call.gates[p], n.saved_blocks() * n.hidden_size);
       }
-      if (call.cells != nullptr) advise(call.cells[p], n.hidden_size);
+      for (int64_t s = 0; call.cells != nullptr && s < n.cells(); ++s) {
+        advise(call.cells[p * n.cells() + s], n.hidden_size);
+      }
     }
   }
 
@@ -223,6 +246,7 @@ class Forward {
     context_.h_stride = operand_stride(network_.output_size());
     context_.x_stride = operand_stride(std::max(network_.input_size, network_.width()));
     context_.c_stride = stride(network_.hidden_size);
+    context_.cell_stride = batch * context_.c_stride;
     auto* states = scratch_.Take<LayerState<Operand, Accum>>(network_.pseudo_layers());
     for (int64_t p = 0; p < network_.pseudo_layers(); ++p) {
       LayerState<Operand, Accum>& state = states[p];
@@ -231,7 +255,7 @@ class Forward {
       const bool projects = network_.proj_size > 0;
       state.unprojected =
           scratch_.Take<Operand>(projects ? batch * context_.c_stride : 0);
-      state.c = scratch_.Take<Accum>(network_.lstm() ? batch * context_.c_stride : 0);
+      state.c = scratch_.Take<Accum>(network_.cells() * context_.cell_stride);
     }
     context_.states = states;
     context_.zeros = scratch_.TakeZeroed<Operand>(context_.h_stride);

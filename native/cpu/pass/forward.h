@@ -15,13 +15,13 @@ struct ForwardCall {
   const void* prepared;  // memory that PackWeights filled, or null
   int64_t prepared_bytes;
   // Every element of the results is written: 0 past a sequence's end.
-  Storage* y;    // as x, D*S features
-  Storage* h_n;  // as h_0
-  Storage* c_n;  // as c_0; LSTM
+  Storage* y;                // as x, D*S features
+  Storage* h_n;              // as h_0
+  Storage* c_n[kMostCells];  // as c_0
   // The fields of Saved in call.py; null where the call does not save.
   Storage* const* hidden;  // L - 1 arrays [T, B, D*S]
-  Storage* const* gates;   // L*D arrays [T, B, 4*H]
-  Accum* const* cells;     // L*D arrays [T, B, H]; LSTM
+  Storage* const* gates;   // L*D arrays [T, B, blocks*H]
+  Accum* const* cells;     // for each of L*D, each cell state [T, B, H]
 };
 
 // Throws std::bad_alloc.

@@ -53,13 +53,93 @@ void GradientLayer<Storage, Operand, Accum>::Multiply(
 }
 
 template <typename Storage, typename Operand, typename Accum>
+HeadMatrix<Storage> GradientLayer<Storage, Operand, Accum>::w_hh() const {
+  const Storage* data = context.call.operands.weights + offsets.w_hh;
+  const Heads& heads = context.heads();
+  if (network.num_heads > 1) {
+    return {data, network.gates(), heads.units, heads.outputs};
+  }
+  const int64_t rows = gate_rows();
+  return {data, 1, {rows, rows, rows}, heads.outputs};
+}
+
+template <typename Storage, typename Operand, typename Accum>
+HeadMatrix<Storage> GradientLayer<Storage, Operand, Accum>::w_hr() const {
+  return {context.call.operands.weights + offsets.w_hr, 1, context.heads().outputs,
+          context.heads().units};
+}
+
+template <typename Storage, typename Operand, typename Accum>
+int64_t GradientLayer<Storage, Operand, Accum>::pack_tasks(
+    const HeadMatrix<Storage>& matrix) const {
+  return matrix.blocks * context.heads().groups *
+         CeilDiv(matrix.rows.group, rows_per_task());
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void GradientLayer<Storage, Operand, Accum>::PackTransposed(
+    const HeadMatrix<Storage>& matrix, Columns columns, int64_t task,
+    Operand* panels) const {
+  const int64_t pieces = CeilDiv(matrix.rows.group, rows_per_task());
+  const int64_t first = task % pieces * rows_per_task();
+  const int64_t group = task / pieces % context.heads().groups;
+  const int64_t block = task / pieces / context.heads().groups;
+  const int64_t count = std::min(matrix.rows.count(group) - first, rows_per_task());
+  if (count <= 0) return;
+  const int64_t row = block * matrix.rows.size + matrix.rows.first(group) + first;
+  const int64_t depth = block * PaddedDepth(matrix.rows.group) + first;
+  const int64_t end = std::min(columns.count(), (group + 1) * columns.per_group());
+  for (int64_t q = group * columns.per_group(); q < end; ++q) {
+    PackHeadColumns(context.kernels, matrix, row, count, columns.first(q),
+                    columns.width(q),
+                    panels + columns.place(q) * TransposedDepth(matrix) +
+                        depth * columns.vectors(q) * lanes());
+  }
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void GradientLayer<Storage, Operand, Accum>::MultiplyTransposed(
+    const HeadMatrix<Storage>& matrix, Columns columns, int64_t q,
+    const Operand* const* cotangents, int64_t rows, const Operand* panels,
+    const Accum* start, Accum* c, int64_t c_stride) const {
+  const int64_t group = columns.group(q), width = columns.width(q);
+  const int64_t vectors = columns.vectors(q) * lanes();
+  const Operand* panel = panels + columns.place(q) * TransposedDepth(matrix);
+  c += columns.first(q);
+  const auto multiply = [&](int64_t first, int64_t count, Accum* to, int64_t stride) {
+    for (int64_t block = 0; block < matrix.blocks; ++block) {
+      Multiply(columns.shape(q), cotangents + first,
+               block * matrix.rows.size + matrix.rows.first(group), count,
+               matrix.rows.count(group),
+               panel + block * PaddedDepth(matrix.rows.group) * vectors,
+               block == 0 ? start : nullptr, to, stride);
+    }
+  };
+  // Whole vectors are written; past the last column there is capacity for them.
+  if (width == vectors || columns.first(q) + width == columns.size) {
+    return multiply(0, rows, c, c_stride);
+  }
+  Accum part[kMostRowsPerTask * 4 * kMostLanes];
+  for (int64_t first = 0; first < rows; first += kMostRowsPerTask) {
+    const int64_t count = std::min(rows - first, kMostRowsPerTask);
+    for (int64_t r = 0; r < count; ++r) {
+      Convert(c + (first + r) * c_stride, width, part + r * vectors);
+    }
+    multiply(first, count, part, vectors);
+    for (int64_t r = 0; r < count; ++r) {
+      Convert(part + r * vectors, width, c + (first + r) * c_stride);
+    }
+  }
+}
+
+template <typename Storage, typename Operand, typename Accum>
 void GradientLayer<Storage, Operand, Accum>::PackPanels(const Storage* const* rows,
                                                         int64_t depth, int64_t first,
                                                         Columns columns,
                                                         Operand* panels) const {
   const int64_t count = std::min(depth - first, rows_per_task());
   for (int64_t q = 0; q < columns.count(); ++q) {
-    Operand* panel = panels + columns.first(q) * PaddedDepth(depth);
+    Operand* panel = panels + columns.place(q) * PaddedDepth(depth);
     context.kernels.pack_columns(rows + first, columns.first(q), count,
                                  columns.width(q),
                                  panel + first * columns.vectors(q) * lanes());

@@ -28,6 +28,7 @@ struct GradientContext {
   const Sequences& sequences;
   int64_t most_tokens = 0;              // of a chunk
   int64_t h_stride = 0, c_stride = 0;   // between rows of states
+  int64_t cell_stride = 0;              // from one cell state of a sequence to the next
   int64_t g_stride = 0;                 // between rows of cotangents, one per token
   int64_t column_stride = 0;            // between rows of transposed cotangents
   int64_t step_vectors = 4;             // of a block of columns that a worker takes
@@ -40,9 +41,12 @@ struct GradientContext {
   Accum* d_inputs = nullptr;
 
   const Network& network() const { return call.operands.network; }
+  const Heads& heads() const { return panels.heads(); }
   int64_t blocks() const { return network().traits().cotangent_blocks; }
   bool recomputes() const { return recompute_panels != nullptr; }
 };
+
+inline constexpr int64_t kMostLanes = 16;
 
 // Rows of a product in one task: about 48, and a multiple of what products take at
 // once.
@@ -77,15 +81,33 @@ struct GradientLayer {
   void Multiply(PanelShape shape, const Operand* const* a, int64_t offset, int64_t rows,
                 int64_t depth, const Operand* panel, const Accum* start, Accum* c,
                 int64_t c_stride) const;
+  // Matrices as their transposes are multiplied with cotangents: w_hh of one head is a
+  // single block, the gates of which follow each other.
+  HeadMatrix<Storage> w_hh() const;
+  HeadMatrix<Storage> w_hr() const;
+  // Elements of panels for each column of such a matrix.
+  int64_t TransposedDepth(const HeadMatrix<Storage>& matrix) const {
+    return matrix.blocks * PaddedDepth(matrix.rows.group);
+  }
+  // Its panels, in independent tasks.
+  int64_t pack_tasks(const HeadMatrix<Storage>& matrix) const;
+  void PackTransposed(const HeadMatrix<Storage>& matrix, Columns columns, int64_t task,
+                      Operand* panels) const;
+  // c[r][j] = start[j] + cotangents of row r times column j of the matrix, for `rows`
+  // rows and block q of the columns; without `start` the sum continues from c. `c` is
+  // that of the first of all columns.
+  void MultiplyTransposed(const HeadMatrix<Storage>& matrix, Columns columns, int64_t q,
+                          const Operand* const* cotangents, int64_t rows,
+                          const Operand* panels, const Accum* start, Accum* c,
+                          int64_t c_stride) const;
   // Fills some of the `depth` rows, from `first` on, of the panels of all columns.
   void PackPanels(const Storage* const* rows, int64_t depth, int64_t first,
                   Columns columns, Operand* panels) const;
 
   int64_t lanes() const { return context.kernels.lanes; }
   Columns ColumnsOf(int64_t size) const { return {size, lanes()}; }
-  // The same in the blocks that workers share in a step.
-  Columns StepColumnsOf(int64_t size) const {
-    return {size, lanes(), context.step_vectors};
+  Columns ColumnsOf(const HeadParts& parts) const {
+    return {parts.size, lanes(), 4, parts.group};
   }
   // Elements for each column of a panel with so many rows.
   int64_t PaddedDepth(int64_t rows) const {

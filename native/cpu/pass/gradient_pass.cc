@@ -24,8 +24,8 @@ GradientPass<Storage, Operand, Accum>::GradientPass(const Context& context,
 
 template <typename Storage, typename Operand, typename Accum>
 int64_t GradientPass<Storage, Operand, Accum>::begin_tasks() const {
-  return 1 + CeilDiv(l_.gate_rows(), l_.rows_per_task()) +
-         CeilDiv(l_.network.proj_size, l_.rows_per_task());
+  return 1 + steps_.recurrent_tasks() + steps_.projection_tasks() +
+         CeilDiv(l_.gate_rows(), l_.rows_per_task());
 }
 
 template <typename Storage, typename Operand, typename Accum>
@@ -35,12 +35,10 @@ void GradientPass<Storage, Operand, Accum>::Begin(int64_t task) const {
     return products_.Begin();
   }
   task -= 1;
-  const int64_t gate_tasks = CeilDiv(l_.gate_rows(), l_.rows_per_task());
-  if (task >= gate_tasks) {
-    return steps_.PackProjection((task - gate_tasks) * l_.rows_per_task());
-  }
-  steps_.PackRecurrent(task * l_.rows_per_task());
-  products_.PackInput(task * l_.rows_per_task());
+  if (task < steps_.recurrent_tasks()) return steps_.PackRecurrent(task);
+  task -= steps_.recurrent_tasks();
+  if (task < steps_.projection_tasks()) return steps_.PackProjection(task);
+  products_.PackInput((task - steps_.projection_tasks()) * l_.rows_per_task());
 }
 
 template <typename Storage, typename Operand, typename Accum>

@@ -5,9 +5,7 @@
 namespace ostinato::cpu {
 namespace {
 
-constexpr int64_t kWeightsPerTask = 96;  // rows of a weight gradient
 constexpr int64_t kBiasesPerTask = 512;  // elements
-constexpr int64_t kMostLanes = 16;
 
 }  // namespace
 
@@ -31,14 +29,17 @@ auto ProductBuffers<Storage, Operand, Accum>::Make(const Context& context,
   made.x_column_rows = scratch.Take<const Operand*>(gate_rows);
   made.dp_column_rows = scratch.Take<const Operand*>(n.proj_size);
   made.x_panels = TakePanels(context, most, inputs, scratch);
-  made.h_panels = TakePanels(context, most, n.output_size(), scratch);
-  made.unprojected_panels = TakePanels(context, projected, hidden, scratch);
+  const Heads& heads = context.heads();
+  const int64_t outputs = heads.groups * wide(heads.outputs.group);
+  made.h_panels = TakePanels(context, most, outputs, scratch);
+  made.unprojected_panels =
+      TakePanels(context, projected, heads.groups * wide(heads.units.group), scratch);
   made.wide_unprojected = scratch.Take<Accum>(projected * context.c_stride);
   made.unprojected = scratch.Take<Storage>(projected * hidden);
   made.unprojected_rows = scratch.Take<const Storage*>(projected);
   made.dw_ih = scratch.Take<Accum>(gate_rows * wide(inputs));
-  made.dw_hh = scratch.Take<Accum>(gate_rows * wide(n.output_size()));
-  made.dw_hr = scratch.Take<Accum>(n.proj_size * wide(hidden));
+  made.dw_hh = scratch.Take<Accum>(gate_rows * wide(heads.outputs.group));
+  made.dw_hr = scratch.Take<Accum>(n.proj_size * wide(heads.units.group));
   made.db = scratch.Take<Accum>(columns);
   for (int64_t m = 0; m < columns; ++m) {
     made.dg_column_rows[m] = made.dg_columns + m * context.column_stride;
@@ -107,8 +108,9 @@ void GradientProducts<Storage, Operand, Accum>::Unproject(int64_t task) const {
   const int64_t first = task * l_.rows_per_task();
   const int64_t last = std::min(chunk_.count, first + l_.rows_per_task());
   const Network& n = l_.network;
-  c.kernels.lstm_output(n.cell_options<Accum>(), chunk_.tokens + first, last - first,
-                        b_.wide_unprojected + first * c.c_stride, c.c_stride);
+  c.kernels.output[static_cast<int>(n.mode)](
+      n.cell_options<Accum>(c.cell_stride), chunk_.tokens + first, last - first,
+      b_.wide_unprojected + first * c.c_stride, c.c_stride);
   for (int64_t r = first; r < last; ++r) {
     Convert(b_.wide_unprojected + r * c.c_stride, l_.hidden,
             b_.unprojected + r * l_.hidden);
@@ -129,36 +131,42 @@ void GradientProducts<Storage, Operand, Accum>::Pack(int64_t task) const {
   const int64_t rows = std::min(chunk_.count - first, l_.rows_per_task());
   c.kernels.transpose(chunk_.dg + first * c.g_stride, c.g_stride, rows,
                       c.blocks() * l_.hidden, b_.dg_columns + first, c.column_stride);
-  l_.PackPanels(chunk_.h, chunk_.count, first, l_.ColumnsOf(l_.outputs), b_.h_panels);
+  l_.PackPanels(chunk_.h, chunk_.count, first, l_.ColumnsOf(c.heads().outputs),
+                b_.h_panels);
   if (l_.offsets.w_ih >= 0) {
     l_.PackPanels(chunk_.x, chunk_.count, first, l_.ColumnsOf(l_.inputs), b_.x_panels);
   }
   if (l_.projects()) {
     c.kernels.transpose(chunk_.dp + first * c.h_stride, c.h_stride, rows,
                         l_.network.proj_size, b_.dp_columns + first, c.column_stride);
-    l_.PackPanels(b_.unprojected_rows, chunk_.count, first, l_.ColumnsOf(l_.hidden),
-                  b_.unprojected_panels);
+    l_.PackPanels(b_.unprojected_rows, chunk_.count, first,
+                  l_.ColumnsOf(c.heads().units), b_.unprojected_panels);
   }
 }
 
 template <typename Storage, typename Operand, typename Accum>
 auto GradientProducts<Storage, Operand, Accum>::HiddenProduct() const -> WeightProduct {
-  return {b_.dg_column_rows, l_.gate_rows(),  l_.ColumnsOf(l_.outputs),
-          b_.h_panels,       l_.offsets.w_hh, b_.dw_hh};
+  const HeadMatrix<Storage> w_hh = l_.w_hh();
+  return {b_.dg_column_rows, w_hh,    l_.ColumnsOf(w_hh.columns), b_.h_panels,
+          l_.offsets.w_hh,   b_.dw_hh};
 }
 
 template <typename Storage, typename Operand, typename Accum>
 auto GradientProducts<Storage, Operand, Accum>::InputProduct() const -> WeightProduct {
   const int64_t rows = l_.offsets.w_ih >= 0 ? l_.gate_rows() : 0;
-  return {b_.x_column_rows, rows,    l_.ColumnsOf(l_.inputs), b_.x_panels,
-          l_.offsets.w_ih,  b_.dw_ih};
+  const HeadParts columns{l_.inputs, l_.inputs, l_.inputs};
+  return {b_.x_column_rows,      {nullptr, 1, {rows, rows, rows}, columns},
+          l_.ColumnsOf(columns), b_.x_panels,
+          l_.offsets.w_ih,       b_.dw_ih};
 }
 
 template <typename Storage, typename Operand, typename Accum>
 auto GradientProducts<Storage, Operand, Accum>::ProjectionProduct() const
     -> WeightProduct {
-  return {b_.dp_column_rows,     l_.network.proj_size, l_.ColumnsOf(l_.hidden),
-          b_.unprojected_panels, l_.offsets.w_hr,      b_.dw_hr};
+  HeadMatrix<Storage> w_hr = l_.w_hr();
+  if (!l_.projects()) w_hr.blocks = 0;
+  return {b_.dp_column_rows, w_hr,    l_.ColumnsOf(w_hr.columns), b_.unprojected_panels,
+          l_.offsets.w_hr,   b_.dw_hr};
 }
 
 template <typename Storage, typename Operand, typename Accum>
@@ -171,7 +179,7 @@ int64_t GradientProducts<Storage, Operand, Accum>::tasks() const {
   int64_t tasks = input_tasks();
   if (l_.wants_weights()) {
     for (const auto& product : {HiddenProduct(), InputProduct(), ProjectionProduct()}) {
-      tasks += CeilDiv(product.rows, kWeightsPerTask);
+      tasks += product.tasks();
     }
     tasks += CeilDiv(l_.context.blocks() * l_.hidden, kBiasesPerTask);
   }
@@ -185,9 +193,8 @@ void GradientProducts<Storage, Operand, Accum>::Run(int64_t task) const {
   if (task < input_tasks()) return InputGradient(task);
   task -= input_tasks();
   for (const auto& product : {HiddenProduct(), InputProduct(), ProjectionProduct()}) {
-    const int64_t tasks = CeilDiv(product.rows, kWeightsPerTask);
-    if (task < tasks) return AddWeightProduct(product, task * kWeightsPerTask);
-    task -= tasks;
+    if (task < product.tasks()) return AddWeightProduct(product, task);
+    task -= product.tasks();
   }
   AddBiases(task);
 }
@@ -195,26 +202,35 @@ void GradientProducts<Storage, Operand, Accum>::Run(int64_t task) const {
 template <typename Storage, typename Operand, typename Accum>
 auto GradientProducts<Storage, Operand, Accum>::SumOf(
     const WeightProduct& product) const -> Sum {
-  const int64_t columns = product.columns.size;
+  const HeadParts& columns = product.matrix.columns;
   if constexpr (std::is_same_v<Storage, Accum>) {
-    if (columns % l_.lanes() == 0) {
-      return {l_.context.call.dweights + product.offset, columns};
+    if (columns.head == columns.group && columns.head % l_.lanes() == 0) {
+      return {l_.context.call.dweights + product.offset, columns.head};
     }
   }
-  return {product.buffer, RoundUp(columns, l_.lanes())};
+  return {product.buffer, RoundUp(columns.group, l_.lanes())};
 }
 
 template <typename Storage, typename Operand, typename Accum>
 void GradientProducts<Storage, Operand, Accum>::AddWeightProduct(
-    const WeightProduct& product, int64_t first) const {
+    const WeightProduct& product, int64_t task) const {
   const Sum sum = SumOf(product);
-  const int64_t rows = std::min(product.rows - first, kWeightsPerTask);
-  for (int64_t q = 0; q < product.columns.count(); ++q) {
-    const int64_t column = product.columns.first(q);
-    l_.Multiply(product.columns.shape(q), product.a + first, 0, rows, chunk_.count,
-                product.panels + column * l_.PaddedDepth(chunk_.count),
+  const HeadParts& all = product.matrix.rows;
+  const int64_t piece = task % product.pieces() * kWeightsPerTask;
+  const int64_t group = task / product.pieces() % product.Groups();
+  const int64_t block = task / product.pieces() / product.Groups();
+  const int64_t first = block * all.size + all.first(group) + piece;
+  const int64_t rows = std::min(all.count(group) - piece, kWeightsPerTask);
+  if (rows <= 0) return;
+  const Columns& columns = product.columns;
+  const int64_t end = std::min(columns.count(), (group + 1) * columns.per_group());
+  for (int64_t q = group * columns.per_group(); q < end; ++q) {
+    l_.Multiply(columns.shape(q), product.a + first, 0, rows, chunk_.count,
+                product.panels + columns.place(q) * l_.PaddedDepth(chunk_.count),
                 summed_ ? nullptr : l_.context.zeros,
-                sum.data + first * sum.stride + column, sum.stride);
+                sum.data + first * sum.stride + columns.first(q) -
+                    product.matrix.columns.first(group),
+                sum.stride);
   }
 }
 
@@ -299,14 +315,17 @@ void GradientProducts<Storage, Operand, Accum>::FinishBiases() const {
 template <typename Storage, typename Operand, typename Accum>
 void GradientProducts<Storage, Operand, Accum>::FinishWeights(
     const WeightProduct& product) const {
-  if (product.rows == 0) return;
-  const int64_t columns = product.columns.size;
+  if (product.rows() == 0) return;
   const Sum sum = SumOf(product);
-  if (!summed_) Zero(sum.data, product.rows * sum.stride);
+  if (!summed_) Zero(sum.data, product.rows() * sum.stride);
   if (sum.data != product.buffer) return;
-  for (int64_t m = 0; m < product.rows; ++m) {
-    Convert(sum.data + m * sum.stride, columns,
-            l_.context.call.dweights + product.offset + m * columns);
+  const HeadParts &rows = product.matrix.rows, &columns = product.matrix.columns;
+  for (int64_t m = 0; m < product.rows(); ++m) {
+    const int64_t head = m % rows.size / rows.head;
+    const int64_t own =
+        head * columns.head % columns.group;  // the first is in the group
+    Convert(sum.data + m * sum.stride + own, columns.head,
+            l_.context.call.dweights + product.offset + m * columns.head);
   }
 }
 

@@ -65,18 +65,27 @@ class GradientProducts {
 
  private:
   // A product for a weight gradient: rows of `a` (columns of cotangents) times panels.
+  // The matrix of the gradient is block-diagonal by head; of one head it is one block.
   struct WeightProduct {
     const Operand* const* a;
-    int64_t rows;
+    HeadMatrix<Storage> matrix;  // without data; `columns` in blocks of 4 vectors
     Columns columns;
     const Operand* panels;
     int64_t offset;  // of the gradient in the flat vector
     Accum* buffer;
+
+    int64_t rows() const { return matrix.blocks * matrix.rows.size; }
+    int64_t pieces() const { return CeilDiv(matrix.rows.group, kWeightsPerTask); }
+    int64_t tasks() const {
+      return rows() > 0 ? matrix.blocks * Groups() * pieces() : 0;
+    }
+    int64_t Groups() const { return CeilDiv(matrix.rows.size, matrix.rows.group); }
   };
   struct Sum {
     Accum* data;
     int64_t stride;
   };
+  static constexpr int64_t kWeightsPerTask = 96;  // rows of a weight gradient
 
   WeightProduct HiddenProduct() const;
   WeightProduct InputProduct() const;
@@ -84,7 +93,7 @@ class GradientProducts {
   // A gradient adds up in the result itself where whole vectors fit, else in a buffer
   // that has capacity for them.
   Sum SumOf(const WeightProduct& product) const;
-  void AddWeightProduct(const WeightProduct& product, int64_t first) const;
+  void AddWeightProduct(const WeightProduct& product, int64_t task) const;
   void AddBiases(int64_t task) const;
   int64_t input_tasks() const;
   void InputGradient(int64_t task) const;

@@ -21,7 +21,8 @@ auto RecomputeBuffers<Storage, Operand, Accum>::Make(const Context& context,
   made.wide_h = scratch.Take<Operand>(converted * n.output_size());
   made.pre = scratch.Take<Accum>(context.panels.blocks().count() * most * 4 *
                                  context.kernels.lanes);
-  made.c = scratch.Take<Accum>(most * context.c_stride);
+  made.cell_stride = most * context.c_stride;
+  made.c = scratch.Take<Accum>(n.cells() * made.cell_stride);
   made.after = scratch.Take<Operand>(most * context.c_stride);
   return made;
 }
@@ -44,7 +45,9 @@ void GradientRecompute<Storage, Operand, Accum>::Gather(int64_t token) const {
   to.c = b_.c + token * l_.context.c_stride;
   to.h = b_.after + token * l_.context.c_stride;
   to.gates = b_.gates + token * l_.network.saved_blocks() * l_.hidden;
-  if (l_.network.lstm()) Convert(chunk_.tokens[token].c_prev, l_.hidden, to.c);
+  for (int64_t s = 0; s < l_.network.cells(); ++s) {
+    Convert(chunk_.tokens[token].c_prev[s], l_.hidden, to.c + s * b_.cell_stride);
+  }
 }
 
 template <typename Storage, typename Operand, typename Accum>
@@ -64,13 +67,10 @@ void GradientRecompute<Storage, Operand, Accum>::Run(int64_t block) const {
   const int64_t stride = 4 * l_.lanes(), count = chunk_.count;
   Accum* pre = b_.pre + block * c.most_tokens * stride;
   const Accum* bias = layer.bias + block * stride;
-  const auto product = [&](PanelShape shape, const Operand* const* rows, int64_t depth,
-                           const Operand* panel, const Accum* start) {
-    c.kernels.product[static_cast<int>(shape)](
-        rows, 0, count, depth, panel + block * panels.panel(depth), start, pre, stride);
-  };
   if (layer.w_ih != nullptr) {
-    product(panels.input_shape(block), b_.x, l_.inputs, layer.w_ih, bias);
+    c.kernels.product[static_cast<int>(panels.input_shape(block))](
+        b_.x, 0, count, l_.inputs, layer.w_ih + block * panels.panel(l_.inputs), bias,
+        pre, stride);
   } else {
     for (int64_t r = 0; r < count; ++r) {
       Convert(bias, stride, pre + r * stride);
@@ -80,10 +80,14 @@ void GradientRecompute<Storage, Operand, Accum>::Run(int64_t block) const {
       }
     }
   }
-  product(panels.recurrent_shape(block), b_.h, l_.outputs, layer.w_hh, nullptr);
-  c.kernels.forward[static_cast<int>(n.mode)](n.cell_options<Accum>(), pre, stride,
-                                              b_.tokens, count, blocks.unit(block),
-                                              blocks.units(block));
+  const HeadParts& outputs = c.heads().outputs;
+  const int64_t group = blocks.group(block);
+  c.kernels.product[static_cast<int>(panels.recurrent_shape(block))](
+      b_.h, outputs.first(group), count, outputs.count(group),
+      layer.w_hh + block * panels.recurrent_panel(), nullptr, pre, stride);
+  c.kernels.forward[static_cast<int>(n.mode)](n.cell_options<Accum>(b_.cell_stride),
+                                              pre, stride, b_.tokens, count,
+                                              blocks.unit(block), blocks.units(block));
 }
 
 template struct RecomputeBuffers<float, float, float>;

@@ -18,6 +18,7 @@ struct RecomputeBuffers {
   const Operand **x, **h;    // inputs and states before each token
   Operand *wide_x, *wide_h;  // those that had to be converted
   Accum *pre, *c;            // pre-activations; cells before, then after
+  int64_t cell_stride;       // from one cell state of a token to the next
   Operand* after;            // states after, which nobody reads
 
   using Context = GradientContext<Storage, Operand, Accum>;

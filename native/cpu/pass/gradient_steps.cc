@@ -9,17 +9,21 @@ auto StepBuffers<Storage, Operand, Accum>::Make(const Context& context,
                                                 Scratch& scratch) -> StepBuffers {
   const Network& n = context.network();
   const int64_t batch = context.call.operands.batch;
-  const int64_t gate_rows = n.gates() * n.hidden_size;
+  const Heads& heads = context.heads();
+  const auto take = [&](int64_t depth, const HeadParts& columns) {
+    return TakePanels(context, depth,
+                      heads.groups * RoundUp(columns.group, context.kernels.lanes),
+                      scratch);
+  };
+  const int64_t pairs = context.kernels.pairs;
   StepBuffers made;
-  made.w_hh = TakePanels(context, gate_rows, n.output_size(), scratch);
-  made.w_hr = TakePanels(context, n.proj_size, n.hidden_size, scratch);
-  made.w_hh_rows = scratch.Take<const Storage*>(gate_rows);
-  made.w_hr_rows = scratch.Take<const Storage*>(n.proj_size);
+  made.w_hh = take(n.gates() * RoundUp(heads.units.group, pairs), heads.outputs);
+  made.w_hr = take(n.proj_size > 0 ? heads.outputs.group : 0, heads.units);
   made.dh = scratch.TakeZeroed<Accum>(batch * context.h_stride);
   made.d_unprojected =
       scratch.TakeZeroed<Accum>(n.proj_size > 0 ? batch * context.c_stride : 0);
-  made.dc = scratch.TakeZeroed<Accum>(batch * context.c_stride);
-  made.c_0 = scratch.Take<Accum>(n.lstm() ? batch * n.hidden_size : 0);
+  made.dc = scratch.TakeZeroed<Accum>(n.cells() * context.cell_stride);
+  made.c_0 = scratch.Take<Accum>(n.cells() * batch * n.hidden_size);
   return made;
 }
 
@@ -27,27 +31,7 @@ template <typename Storage, typename Operand, typename Accum>
 GradientSteps<Storage, Operand, Accum>::GradientSteps(
     const Layer& layer, const Chunk<Storage, Operand, Accum>& chunk,
     const Buffers& buffers)
-    : l_(layer), chunk_(chunk), b_(buffers) {
-  const Storage* weights = l_.context.call.operands.weights;
-  for (int64_t m = 0; m < l_.gate_rows(); ++m) {
-    b_.w_hh_rows[m] = weights + l_.offsets.w_hh + m * l_.outputs;
-  }
-  for (int64_t m = 0; m < l_.network.proj_size; ++m) {
-    b_.w_hr_rows[m] = weights + l_.offsets.w_hr + m * l_.hidden;
-  }
-}
-
-template <typename Storage, typename Operand, typename Accum>
-void GradientSteps<Storage, Operand, Accum>::PackRecurrent(int64_t first) const {
-  l_.PackPanels(b_.w_hh_rows, l_.gate_rows(), first, l_.StepColumnsOf(l_.outputs),
-                b_.w_hh);
-}
-
-template <typename Storage, typename Operand, typename Accum>
-void GradientSteps<Storage, Operand, Accum>::PackProjection(int64_t first) const {
-  l_.PackPanels(b_.w_hr_rows, l_.network.proj_size, first, l_.StepColumnsOf(l_.hidden),
-                b_.w_hr);
-}
+    : l_(layer), chunk_(chunk), b_(buffers) {}
 
 template <typename Storage, typename Operand, typename Accum>
 void GradientSteps<Storage, Operand, Accum>::Begin() const {
@@ -56,9 +40,12 @@ void GradientSteps<Storage, Operand, Accum>::Begin() const {
   for (int64_t i = 0; i < batch; ++i) {
     const int64_t from = l_.pseudo_layer * batch + l_.context.sequences.index[i];
     Convert(call.dh_n + from * l_.outputs, l_.outputs, b_.dh + i * l_.context.h_stride);
-    if (!l_.network.lstm()) continue;
-    Convert(call.dc_n + from * l_.hidden, l_.hidden, b_.dc + i * l_.context.c_stride);
-    Convert(call.operands.c_0 + from * l_.hidden, l_.hidden, b_.c_0 + i * l_.hidden);
+    for (int64_t s = 0; s < l_.network.cells(); ++s) {
+      Convert(call.dc_n[s] + from * l_.hidden, l_.hidden,
+              b_.dc + s * l_.context.cell_stride + i * l_.context.c_stride);
+      Convert(call.operands.c_0[s] + from * l_.hidden, l_.hidden,
+              b_.c_0 + (s * batch + i) * l_.hidden);
+    }
   }
 }
 
@@ -67,19 +54,21 @@ void GradientSteps<Storage, Operand, Accum>::Gather(
     int64_t i, int64_t step, BackwardToken<Storage, Operand, Accum>& to) const {
   const auto& c = l_.context;
   to.dh = l_.projects() ? b_.d_unprojected + i * c.c_stride : b_.dh + i * c.h_stride;
-  if (!l_.network.lstm()) return;
-  const Operands<Storage>& in = c.call.operands;
-  const int64_t sequence = c.sequences.index[i];
-  const Accum* cells = c.call.cells[l_.pseudo_layer];
-  const auto cell_at = [&](int64_t step) {
-    return cells + in.reserve.at(sequence, l_.Time(i, step)) * l_.hidden;
-  };
   to.dc = b_.dc + i * c.c_stride;
-  to.c = cell_at(step);
-  if (l_.ResetAt(i, step)) {
-    to.c_prev = c.zeros;
-  } else {
-    to.c_prev = step == 0 ? b_.c_0 + i * l_.hidden : cell_at(step - 1);
+  const Operands<Storage>& in = c.call.operands;
+  const int64_t sequence = c.sequences.index[i], cells = l_.network.cells();
+  const auto at = [&](int64_t step) {
+    return in.reserve.at(sequence, l_.Time(i, step)) * l_.hidden;
+  };
+  for (int64_t s = 0; s < cells; ++s) {
+    const Accum* saved = c.call.cells[l_.pseudo_layer * cells + s];
+    to.c[s] = saved + at(step);
+    if (l_.ResetAt(i, step)) {
+      to.c_prev[s] = c.zeros;
+    } else {
+      to.c_prev[s] =
+          step == 0 ? b_.c_0 + (s * in.batch + i) * l_.hidden : saved + at(step - 1);
+    }
   }
 }
 
@@ -110,8 +99,8 @@ int64_t GradientSteps<Storage, Operand, Accum>::Run(int64_t begin, int64_t end,
   const auto& c = l_.context;
   const Network& n = l_.network;
   const TileGuard guard(c.kernels);
-  const Columns outs = l_.StepColumnsOf(l_.outputs),
-                units = l_.StepColumnsOf(l_.hidden);
+  const Columns outs = Outputs(), units = Units();
+  const HeadMatrix<Storage> w_hh = l_.w_hh(), w_hr = l_.w_hr();
   const auto range = [&](Columns columns) {
     const int64_t from = columns.first(slice.begin(columns.count()));
     return std::pair{from,
@@ -119,7 +108,7 @@ int64_t GradientSteps<Storage, Operand, Accum>::Run(int64_t begin, int64_t end,
   };
   const auto [out_first, out_last] = range(outs);
   const auto [unit_first, unit_last] = range(units);
-  const CellOptions<Accum> options = n.cell_options<Accum>();
+  const CellOptions<Accum> options = n.cell_options<Accum>(c.cell_stride);
   const auto equations = c.kernels.backward[static_cast<int>(n.mode)];
   for (int64_t step = end - 1; step >= begin; --step) {
     const int64_t count = std::min(c.sequences.Active(step), last) - first;
@@ -135,24 +124,26 @@ int64_t GradientSteps<Storage, Operand, Accum>::Run(int64_t begin, int64_t end,
       }
       if (worker != nullptr) worker->Sync();
       for (int64_t q = slice.begin(units.count()); q < slice.end(units.count()); ++q) {
-        l_.Multiply(units.shape(q), chunk_.dp_rows + token, 0, count, n.proj_size,
-                    b_.w_hr + units.first(q) * l_.PaddedDepth(n.proj_size), c.zeros,
-                    b_.d_unprojected + first * c.c_stride + units.first(q), c.c_stride);
+        l_.MultiplyTransposed(w_hr, units, q, chunk_.dp_rows + token, count, b_.w_hr,
+                              c.zeros, b_.d_unprojected + first * c.c_stride,
+                              c.c_stride);
       }
     }
     equations(options, chunk_.tokens + token, count, unit_first,
               unit_last - unit_first);
     const bool stops = worker != nullptr && !worker->SyncAndContinue();
     for (int64_t q = slice.begin(outs.count()); q < slice.end(outs.count()); ++q) {
-      l_.Multiply(outs.shape(q), chunk_.dg_rows + token, 0, count, l_.gate_rows(),
-                  b_.w_hh + outs.first(q) * l_.PaddedDepth(l_.gate_rows()),
-                  n.gru() ? nullptr : c.zeros,
-                  b_.dh + first * c.h_stride + outs.first(q), c.h_stride);
+      l_.MultiplyTransposed(w_hh, outs, q, chunk_.dg_rows + token, count, b_.w_hh,
+                            n.gru() ? nullptr : c.zeros, b_.dh + first * c.h_stride,
+                            c.h_stride);
     }
     for (int64_t i = first; i < first + count; ++i) {
       if (!l_.ResetAt(i, step)) continue;
       Zero(b_.dh + i * c.h_stride + out_first, out_last - out_first);
-      Zero(b_.dc + i * c.c_stride + unit_first, unit_last - unit_first);
+      for (int64_t s = 0; s < n.cells(); ++s) {
+        Zero(b_.dc + s * c.cell_stride + i * c.c_stride + unit_first,
+             unit_last - unit_first);
+      }
     }
     if (stops) return step;
   }
@@ -168,8 +159,10 @@ void GradientSteps<Storage, Operand, Accum>::Finish() const {
     if (call.dh_0 != nullptr) {
       Convert(b_.dh + i * l_.context.h_stride, l_.outputs, call.dh_0 + to * l_.outputs);
     }
-    if (call.dc_0 != nullptr) {
-      Convert(b_.dc + i * l_.context.c_stride, l_.hidden, call.dc_0 + to * l_.hidden);
+    for (int64_t s = 0; s < l_.network.cells(); ++s) {
+      if (call.dc_0[s] == nullptr) continue;
+      Convert(b_.dc + s * l_.context.cell_stride + i * l_.context.c_stride, l_.hidden,
+              call.dc_0[s] + to * l_.hidden);
     }
   }
 }

@@ -14,13 +14,12 @@ namespace ostinato::cpu {
 // The buffers of one direction; they serve every layer.
 template <typename Storage, typename Operand, typename Accum>
 struct StepBuffers {
-  // Panels that multiply cotangents, and the rows of the weights that they hold.
-  Operand *w_hh, *w_hr;
-  const Storage **w_hh_rows, **w_hr_rows;
+  Operand *w_hh, *w_hr;  // panels that multiply cotangents
   // Cotangents of states, a row for each of B sequences. With a projection, dh is that
-  // of the projected output and d_unprojected that of o * tanh(c).
-  Accum *dh, *d_unprojected, *dc;
-  Accum* c_0;  // initial cells, [B, H]
+  // of the projected output and d_unprojected that of what was projected.
+  Accum *dh, *d_unprojected;
+  Accum* dc;   // [cells], cell_stride apart
+  Accum* c_0;  // initial cells, [cells, B, H]
 
   using Context = GradientContext<Storage, Operand, Accum>;
   static StepBuffers Make(const Context& context, Scratch& scratch);
@@ -35,9 +34,17 @@ class GradientSteps {
   GradientSteps(const Layer& layer, const Chunk<Storage, Operand, Accum>& chunk,
                 const Buffers& buffers);
 
-  // Panels of rows `first` and following of w_hh, and of w_hr.
-  void PackRecurrent(int64_t first) const;
-  void PackProjection(int64_t first) const;
+  // Panels of w_hh and w_hr, in independent tasks.
+  int64_t recurrent_tasks() const { return l_.pack_tasks(l_.w_hh()); }
+  void PackRecurrent(int64_t task) const {
+    l_.PackTransposed(l_.w_hh(), Outputs(), task, b_.w_hh);
+  }
+  int64_t projection_tasks() const {
+    return l_.projects() ? l_.pack_tasks(l_.w_hr()) : 0;
+  }
+  void PackProjection(int64_t task) const {
+    l_.PackTransposed(l_.w_hr(), Units(), task, b_.w_hr);
+  }
   // Takes the cotangents of final states.
   void Begin() const;
   // Fills the fields of a token that are cotangents of states and cells before it.
@@ -53,6 +60,12 @@ class GradientSteps {
 
  private:
   void AddOutputGradient(int64_t i, int64_t step, int64_t first, int64_t count) const;
+  // The columns of products in a step, in the blocks that workers share.
+  Columns Outputs() const { return StepColumns(l_.context.heads().outputs); }
+  Columns Units() const { return StepColumns(l_.context.heads().units); }
+  Columns StepColumns(const HeadParts& parts) const {
+    return {parts.size, l_.lanes(), l_.context.step_vectors, parts.group};
+  }
 
   const Layer& l_;
   const Chunk<Storage, Operand, Accum>& chunk_;

@@ -43,8 +43,9 @@ void LayerPass<Storage, Operand, Accum>::Begin() const {
     const int64_t from = pseudo_layer_ * in.batch + sequences_.index[i];
     const int64_t row = sequences_.first + i;
     Convert(in.h_0 + from * out, out, state_.h[0] + row * c_.h_stride);
-    if (in.network.lstm()) {
-      Convert(in.c_0 + from * hidden, hidden, state_.c + row * c_.c_stride);
+    for (int64_t s = 0; s < in.network.cells(); ++s) {
+      Convert(in.c_0[s] + from * hidden, hidden,
+              state_.c + s * c_.cell_stride + row * c_.c_stride);
     }
   }
 }
@@ -56,7 +57,7 @@ int64_t LayerPass<Storage, Operand, Accum>::Advance(
   const Network& network = c_.network();
   const Blocks& blocks = c_.panels.blocks();
   const int64_t first = slice.begin(blocks.count()), last = slice.end(blocks.count());
-  const CellOptions<Accum> options = network.cell_options<Accum>();
+  const CellOptions<Accum> options = network.cell_options<Accum>(c_.cell_stride);
   const auto equations = c_.kernels.forward[static_cast<int>(network.mode)];
   const TileGuard guard(c_.kernels);
   end = std::min(end, sequences_.steps());
@@ -147,22 +148,14 @@ void LayerPass<Storage, Operand, Accum>::InputProduct(
         Stride());
     return;
   }
-  for (int64_t r = 0; r < rows; ++r) Convert(bias, Stride(), pre + r * Stride());
   if (offsets_.w_ih >= 0) {
-    Unpacked(block, c_.call.operands.weights + offsets_.w_ih, size, false, w.x, rows,
-             pre);
-    return;
+    for (int64_t r = 0; r < rows; ++r) Convert(bias, Stride(), pre + r * Stride());
+    return UnpackedInput(block, rows, w, pre);
   }
-  const Blocks& blocks = panels.blocks();
-  const int64_t lanes = c_.kernels.lanes, hidden = c_.network().hidden_size;
-  for (int64_t r = 0; r < rows; ++r) {  // input_mode="skip"
-    for (int64_t v = 0; v < 4; ++v) {
-      const int64_t row = blocks.row(block, v), count = blocks.lanes(block, v);
-      if (row >= c_.network().gates() * hidden) break;
-      Add(w.x[r] + row % hidden, nullptr, Accum{1}, count,
-          pre + r * Stride() + v * lanes);
-    }
-  }
+  const Blocks& blocks = panels.blocks();  // input_mode="skip"
+  const int64_t step = c_.network().gates() > 1 ? 0 : c_.kernels.lanes;
+  c_.kernels.add_rows(w.x, blocks.unit(block), step, blocks.units(block), rows,
+                      blocks.vectors(block), bias, pre, Stride());
 }
 
 template <typename Storage, typename Operand, typename Accum>
@@ -170,34 +163,67 @@ void LayerPass<Storage, Operand, Accum>::RecurrentProduct(
     int64_t block, int64_t rows, const Workspace<Storage, Operand, Accum>& w,
     Accum* pre) const {
   const auto& panels = c_.panels;
-  const int64_t size = c_.network().output_size();
-  if (!c_.uses_panels) {
-    Unpacked(block, c_.call.operands.weights + offsets_.w_hh, size, true, w.h, rows,
-             pre);
+  const Blocks& blocks = panels.blocks();
+  const HeadParts& outputs = panels.heads().outputs;
+  if (panels.heads().units.head == 1 && c_.network().num_heads > 1) {
+    const bool gated = c_.network().gates() > 1;
+    c_.kernels.add_scaled_rows(
+        w.h, blocks.unit(block), gated ? 0 : c_.kernels.lanes, blocks.units(block),
+        rows, blocks.vectors(block), c_.network().gru(),
+        c_.call.operands.weights + offsets_.w_hh + blocks.unit(block),
+        gated ? outputs.size : c_.kernels.lanes, pre, Stride());
     return;
   }
+  if (!c_.uses_panels) return UnpackedRecurrent(block, rows, w, pre);
+  const int64_t group = blocks.group(block);
   c_.kernels.product[static_cast<int>(panels.recurrent_shape(block))](
-      w.h, 0, rows, size, weights_.w_hh + block * panels.panel(size), nullptr, pre,
-      Stride());
+      w.h, outputs.first(group), rows, outputs.count(group),
+      weights_.w_hh + block * panels.recurrent_panel(), nullptr, pre, Stride());
 }
 
 template <typename Storage, typename Operand, typename Accum>
-void LayerPass<Storage, Operand, Accum>::Unpacked(int64_t block, const Storage* matrix,
-                                                  int64_t depth, bool recurrent,
-                                                  const Operand* const* a, int64_t rows,
-                                                  Accum* pre) const {
+void LayerPass<Storage, Operand, Accum>::UnpackedInput(
+    int64_t block, int64_t rows, const Workspace<Storage, Operand, Accum>& w,
+    Accum* pre) const {
   const Blocks& blocks = c_.panels.blocks();
-  const int64_t lanes = c_.kernels.lanes;
-  const int64_t end = c_.network().gates() * c_.network().hidden_size;
-  for (int64_t v = 0; v < 4; ++v) {
-    const int64_t row = blocks.row(block, v);
-    if (row >= end) break;
-    // The recurrent product of a GRU's candidate is kept apart.
-    const int64_t to = recurrent && c_.network().gru() && v == 2 ? 3 : v;
+  const Storage* matrix = c_.call.operands.weights + offsets_.w_ih;
+  const int64_t depth = c_.network().inputs(layer_);
+  for (int64_t v = 0; v < blocks.vectors(block); ++v) {
     for (int64_t r = 0; r < rows; ++r) {
-      c_.kernels.dot(matrix + row * depth, depth, blocks.lanes(block, v), depth, a[r],
-                     pre + r * Stride() + to * lanes);
+      c_.kernels.dot(matrix + blocks.row(block, v) * depth, depth,
+                     blocks.lanes(block, v), depth, w.x[r],
+                     pre + r * Stride() + v * c_.kernels.lanes);
     }
+  }
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void LayerPass<Storage, Operand, Accum>::UnpackedRecurrent(
+    int64_t block, int64_t rows, const Workspace<Storage, Operand, Accum>& w,
+    Accum* pre) const {
+  const Blocks& blocks = c_.panels.blocks();
+  const HeadMatrix<Storage> w_hh = Recurrent();
+  for (int64_t v = 0; v < blocks.vectors(block); ++v) {
+    // The recurrent product of a GRU's candidate is kept apart.
+    const int64_t to = c_.network().gru() && v == 2 ? 3 : v;
+    for (int64_t r = 0; r < rows; ++r) {
+      DotHeads(w_hh, blocks.row(block, v), blocks.lanes(block, v), w.h[r],
+               pre + r * Stride() + to * c_.kernels.lanes);
+    }
+  }
+}
+
+template <typename Storage, typename Operand, typename Accum>
+void LayerPass<Storage, Operand, Accum>::DotHeads(const HeadMatrix<Storage>& matrix,
+                                                  int64_t row, int64_t lanes,
+                                                  const Operand* a, Accum* out) const {
+  const int64_t depth = matrix.columns.head;
+  for (int64_t n = 0; n < lanes;) {
+    const int64_t unit = (row + n) % matrix.rows.size, head = unit / matrix.rows.head;
+    const int64_t count = std::min(lanes - n, (head + 1) * matrix.rows.head - unit);
+    c_.kernels.dot(matrix.data + (row + n) * depth, depth, count, depth,
+                   a + head * depth, out + n);
+    n += count;
   }
 }
 
@@ -239,15 +265,20 @@ void LayerPass<Storage, Operand, Accum>::GatherTokens(
                    ? c_.call.gates[pseudo_layer_] +
                          saved * network.saved_blocks() * network.hidden_size
                    : nullptr;
-    to.cells = c_.call.cells != nullptr
-                   ? c_.call.cells[pseudo_layer_] + saved * network.hidden_size
-                   : nullptr;
-    if (reset && network.lstm()) {  // other workers read h, none these cells
-      const int64_t first =
-          std::min(blocks.unit(slice.begin(blocks.count())), network.hidden_size);
-      const int64_t last =
-          std::min(blocks.unit(slice.end(blocks.count())), network.hidden_size);
-      Zero(to.c + first, last - first);
+    const int64_t cells = network.cells();
+    for (int64_t s = 0; s < cells; ++s) {
+      to.cells[s] =
+          c_.call.cells != nullptr
+              ? c_.call.cells[pseudo_layer_ * cells + s] + saved * network.hidden_size
+              : nullptr;
+    }
+    if (!reset || cells == 0) continue;  // other workers read h, none these cells
+    const int64_t first =
+        std::min(blocks.unit(slice.begin(blocks.count())), network.hidden_size);
+    const int64_t last =
+        std::min(blocks.unit(slice.end(blocks.count())), network.hidden_size);
+    for (int64_t s = 0; s < cells; ++s) {
+      Zero(to.c + s * c_.cell_stride + first, last - first);
     }
   }
 }
@@ -257,7 +288,8 @@ void LayerPass<Storage, Operand, Accum>::Project(
     int64_t step, int64_t active, Slice slice,
     const Workspace<Storage, Operand, Accum>& w) const {
   const Columns columns = c_.panels.projection();
-  const int64_t lanes = c_.kernels.lanes, hidden = c_.network().hidden_size;
+  const Heads& heads = c_.panels.heads();
+  const int64_t lanes = c_.kernels.lanes;
   for (int64_t i = 0; i < active; ++i) {
     w.h[i] = state_.unprojected + (sequences_.first + i) * c_.c_stride;
   }
@@ -265,19 +297,20 @@ void LayerPass<Storage, Operand, Accum>::Project(
   for (int64_t q = slice.begin(columns.count()); q < last; ++q) {
     const int64_t first = columns.first(q);
     if (c_.uses_panels) {
-      const int64_t depth = RoundUp(hidden, c_.kernels.pairs);
+      const int64_t group = columns.group(q);
       c_.kernels.product[static_cast<int>(columns.shape(q))](
-          w.h, 0, active, hidden, weights_.w_hr + first * depth, c_.zero_start, w.pre,
-          Stride());
+          w.h, heads.units.first(group), active, heads.units.count(group),
+          weights_.w_hr + columns.place(q) * c_.panels.projection_depth(),
+          c_.zero_start, w.pre, Stride());
     } else {
-      const Storage* matrix = c_.call.operands.weights + offsets_.w_hr;
+      const HeadMatrix<Storage> w_hr{c_.call.operands.weights + offsets_.w_hr, 1,
+                                     heads.outputs, heads.units};
       Zero(w.pre, active * Stride());
       for (int64_t v = 0; v < columns.vectors(q); ++v) {
-        const int64_t row = first + v * lanes;
+        const int64_t row = v * lanes;
         for (int64_t i = 0; i < active; ++i) {
-          c_.kernels.dot(matrix + row * hidden, hidden,
-                         std::min(lanes, columns.size - row), hidden, w.h[i],
-                         w.pre + i * Stride() + v * lanes);
+          DotHeads(w_hr, first + row, std::min(lanes, columns.width(q) - row), w.h[i],
+                   w.pre + i * Stride() + row);
         }
       }
     }
@@ -300,8 +333,9 @@ void LayerPass<Storage, Operand, Accum>::Finish() const {
     const int64_t sequence = sequences_.index[i], length = sequences_.length[i];
     const int64_t to = pseudo_layer_ * in.batch + sequence, row = sequences_.first + i;
     Convert(state_.h[length % 2] + row * c_.h_stride, out, c_.call.h_n + to * out);
-    if (network.lstm()) {
-      Convert(state_.c + row * c_.c_stride, hidden, c_.call.c_n + to * hidden);
+    for (int64_t s = 0; s < network.cells(); ++s) {
+      Convert(state_.c + s * c_.cell_stride + row * c_.c_stride, hidden,
+              c_.call.c_n[s] + to * hidden);
     }
     for (int64_t time = length; time < in.capacity[sequence]; ++time) {
       const int64_t saved = in.reserve.at(sequence, time);
@@ -315,8 +349,9 @@ void LayerPass<Storage, Operand, Accum>::Finish() const {
         const int64_t size = network.saved_blocks() * hidden;
         Zero(c_.call.gates[pseudo_layer_] + saved * size, size);
       }
-      if (c_.call.cells != nullptr) {
-        Zero(c_.call.cells[pseudo_layer_] + saved * hidden, hidden);
+      for (int64_t s = 0; c_.call.cells != nullptr && s < network.cells(); ++s) {
+        Zero(c_.call.cells[pseudo_layer_ * network.cells() + s] + saved * hidden,
+             hidden);
       }
     }
   }

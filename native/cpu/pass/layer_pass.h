@@ -19,10 +19,9 @@ namespace ostinato::cpu {
 // A sequence whose length is n has its final h in copy n % 2.
 template <typename Operand, typename Accum>
 struct LayerState {
-  Operand* h[2];  // [B] rows of h_stride
-  Operand*
-      unprojected;  // [B] rows of c_stride: o * tanh(c), of which h is a projection
-  Accum* c;         // [B] rows of c_stride
+  Operand* h[2];         // [B] rows of h_stride
+  Operand* unprojected;  // [B] rows of c_stride: that of which h is a projection
+  Accum* c;              // [cells][B] rows of c_stride
 };
 
 // The buffers of one thread; nothing in them outlives a chunk of steps.
@@ -53,6 +52,7 @@ struct ForwardContext {
   // Outputs of every layer but the last, [T, B, D*S].
   Storage* const* hidden = nullptr;
   int64_t h_stride = 0, c_stride = 0, x_stride = 0;
+  int64_t cell_stride = 0;            // from one cell state of a sequence to the next
   const Operand* zeros = nullptr;     // the state before a step with a reset
   const Accum* zero_start = nullptr;  // 4 vectors
 
@@ -91,13 +91,22 @@ class LayerPass {
                     const Workspace<Storage, Operand, Accum>& w, Accum* pre) const;
   void RecurrentProduct(int64_t block, int64_t rows,
                         const Workspace<Storage, Operand, Accum>& w, Accum* pre) const;
-  void Unpacked(int64_t block, const Storage* matrix, int64_t depth, bool recurrent,
-                const Operand* const* a, int64_t rows, Accum* pre) const;
+  void UnpackedInput(int64_t block, int64_t rows,
+                     const Workspace<Storage, Operand, Accum>& w, Accum* pre) const;
+  void UnpackedRecurrent(int64_t block, int64_t rows,
+                         const Workspace<Storage, Operand, Accum>& w, Accum* pre) const;
+  // Kernels::dot of rows of w_hh or w_hr with the parts of `a` of their heads.
+  void DotHeads(const HeadMatrix<Storage>& matrix, int64_t row, int64_t lanes,
+                const Operand* a, Accum* out) const;
   void GatherTokens(int64_t step, int64_t active, Slice slice,
                     const Workspace<Storage, Operand, Accum>& w) const;
   void Project(int64_t step, int64_t active, Slice slice,
                const Workspace<Storage, Operand, Accum>& w) const;
   int64_t Stride() const { return 4 * c_.kernels.lanes; }
+  HeadMatrix<Storage> Recurrent() const {
+    return {c_.call.operands.weights + offsets_.w_hh, c_.network().gates(),
+            c_.panels.heads().units, c_.panels.heads().outputs};
+  }
 
   const Context& c_;
   const int64_t pseudo_layer_, layer_, direction_;

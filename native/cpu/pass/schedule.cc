@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cpu/network/heads.h"
 #include "cpu/runtime/caches.h"
 
 namespace ostinato::cpu {
@@ -15,21 +16,35 @@ constexpr int64_t kWorthWaking = 200'000, kWorthDividingAStep = 6'000;
 
 }  // namespace
 
-CostModel CostModelOf(const Network& network, int64_t tokens, int64_t batch) {
+CostModel CostModelOf(const Network& network, int64_t tokens, int64_t batch,
+                      int64_t lanes) {
   const int64_t rows = network.gates() * network.hidden_size;
   const int64_t out = network.output_size();
-  const int64_t recurrent = rows * out + network.proj_size * network.hidden_size;
+  const int64_t recurrent =
+      (rows * out + network.proj_size * network.hidden_size) / network.num_heads;
   int64_t all = 0;
   for (int64_t layer = 0; layer < network.num_layers; ++layer) {
     const int64_t inputs = network.has_w_ih(layer) ? network.inputs(layer) : 0;
     all += network.num_directions * (recurrent + rows * inputs);
   }
-  return {batch,
-          network.num_layers,
-          network.num_directions,
-          CeilDiv(tokens, std::max<int64_t>(1, batch)),
-          batch * recurrent,
-          all * tokens};
+  CostModel cost{batch,
+                 network.num_layers,
+                 network.num_directions,
+                 CeilDiv(tokens, std::max<int64_t>(1, batch)),
+                 batch * recurrent,
+                 all * tokens};
+  if (lanes > 0) {
+    const Heads heads(network, lanes);
+    if (heads.units.size % heads.units.group == 0) cost.groups = heads.groups;
+    cost.products = heads.units.head > 1 || network.num_heads == 1;
+  }
+  return cost;
+}
+
+int64_t HeadPartsFor(const CostModel& cost, int32_t threads) {
+  int64_t parts = std::max<int64_t>(1, threads / cost.directions);
+  while (cost.groups % parts != 0) --parts;
+  return parts;
 }
 
 int32_t ThreadsFor(const CostModel& cost) {
@@ -45,9 +60,10 @@ CostModel CostModel::OfLayer(int64_t active) const {
 }
 
 Schedule ScheduleOf(const CostModel& cost, int32_t threads) {
-  if (threads == 1 || cost.batch >= kSequencesPerThread * threads)
-    return Schedule::kSequences;
+  const int64_t enough = cost.products ? kSequencesPerThread : 1;
+  if (threads == 1 || cost.batch >= enough * threads) return Schedule::kSequences;
   if (cost.directions == 2 && threads == 2) return Schedule::kDirections;
+  if (HeadPartsFor(cost, threads) * cost.directions >= threads) return Schedule::kHeads;
   // All layers are at work at once only between the first wave and the last.
   const bool waves = cost.directions == 1 && cost.layers > 1 &&
                      cost.steps > cost.layers * kStepsPerWave;

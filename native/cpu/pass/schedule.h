@@ -14,23 +14,31 @@ enum class Schedule {
   kSequences,   // portions of the batch
   kDirections,  // one thread for each of two directions
   kWavefront,   // layers of one direction, each some steps behind the one below
+  kHeads,       // groups of heads, which do not read each other's states
   kUnits,       // the units of every step
 };
 
 // The cost of a call, in multiplications.
 struct CostModel {
   int64_t batch, layers, directions;
-  int64_t steps;  // of a sequence, on average
-  int64_t step;   // one recurrent step of one pseudo-layer, for all sequences
-  int64_t all;    // the whole call
+  int64_t steps;         // of a sequence, on average
+  int64_t step;          // one recurrent step of one pseudo-layer, for all sequences
+  int64_t all;           // the whole call
+  int64_t groups = 1;    // equal groups of heads
+  bool products = true;  // a step has recurrent products: heads of one unit have none
 
   // The same of one layer by itself, in steps in which `active` sequences are active.
   CostModel OfLayer(int64_t active) const;
 };
 
-CostModel CostModelOf(const Network& network, int64_t tokens, int64_t batch);
+// `lanes` of the kernels decides the groups of heads; 0 counts none.
+CostModel CostModelOf(const Network& network, int64_t tokens, int64_t batch,
+                      int64_t lanes = 0);
 
 Schedule ScheduleOf(const CostModel& cost, int32_t threads);
+
+// Parts of each direction for Schedule::kHeads: a divisor of the groups.
+int64_t HeadPartsFor(const CostModel& cost, int32_t threads);
 
 // Portions for Schedule::kSequences.
 int64_t PortionsFor(const CostModel& cost, int32_t threads);

@@ -34,14 +34,18 @@ def wide_product(
         a: the first factor, in the dtype of `b` or in its accumulation dtype.
         b: the second factor.
         contract: the contracted axes of each factor: an int, or a tuple of ints.
-        batch: tuples of the batch axes of each factor.
+        batch: the batch axes of each factor: an int, or a tuple of ints.
         precision: of products of float32 and float64, as in `lax.dot_general`.
     """
-    a_axes, b_axes = ((i,) if isinstance(i, int) else i for i in contract)
+
+    def both(axes: tuple[Any, Any]) -> tuple[Any, Any]:
+        first, second = ((i,) if isinstance(i, int) else i for i in axes)
+        return first, second
+
     return lax.dot_general(
         a,
         b,
-        ((a_axes, b_axes), batch),
+        (both(contract), both(batch)),
         precision=precision,
         preferred_element_type=accumulation_dtype(b.dtype),
     )

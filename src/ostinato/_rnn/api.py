@@ -45,8 +45,8 @@ def rnn(
         weights: flat vector `[num_params]` (see `unpack_weights`), or from `prepare`.
         x: `[B, T, I]`, `[T, B, I]` if `time_major`, or one sequence `[T, I]`; then no
             argument and no result has a batch axis.
-        initial_state: `h [L*D, B, S]`, for an LSTM `(h, c [L*D, B, H])`, in the order
-            fwd0, rev0, fwd1, ...; None means zeros.
+        initial_state: `h [L*D, B, S]`, for an LSTM `(h, c [L*D, B, H])`, for an sLSTM
+            `(h, c, n, m)`, in the order fwd0, rev0, fwd1, ...; None means zeros.
         seq_lengths: integers `[B]`, each in 0..T, in any order; a scalar for one
             sequence. A reverse direction starts at the end of each sequence. A sequence
             of length 0 returns its initial state. Values in the padding, NaN included,
@@ -129,8 +129,8 @@ def rnn_step(
         spec: the kind of network; unidirectional.
         weights: flat vector `[num_params]`, or the result of `prepare`.
         x_t: one input step, `[B, I]`, or `[I]` for one sequence.
-        state: `h [L, B, S]`, for an LSTM `(h, c [L, B, H])`; without the batch axis for
-            one sequence. None means zeros.
+        state: `h [L, B, S]`, for an LSTM `(h, c [L, B, H])`, for an sLSTM `(h, c, n,
+            m)`; without the batch axis for one sequence. None means zeros.
         resets: bool `[B]`, or `[]` for one sequence: where True, the state becomes 0
             before the step, and no gradient passes through the reset.
         active: bool `[B]`, or `[]`: where False, the stream keeps its state (after a

@@ -8,6 +8,7 @@ weight gradients do not wait for the loop, and run for all steps at once. Arrays
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
@@ -24,9 +25,9 @@ if TYPE_CHECKING:  # both import the table of modes, which imports this file
 class LayerWeights(NamedTuple):
     """Weights of one direction of one layer; None for those that the spec leaves out.
 
-    Shapes, with G gates, H units, P = proj_size and S = P or H: `w_ih [G*H, I]` in
-    layer 0 and `[G*H, D*S]` above it, `w_hh [G*H, S]`, `b_ih [G*H]`, `b_hh [G*H]`,
-    `w_hr [P, H]`.
+    Shapes, with G gates, H units, K heads, P = proj_size and S = P or H: `w_ih [G*H,
+    I]` in layer 0 and `[G*H, D*S]` above it, `w_hh [G*H, S/K]`, `b_ih [G*H]`, `b_hh
+    [G*H]`, `w_hr [P, H/K]`. A row of `w_hh` and `w_hr` has the columns of its own head.
     """
 
     w_ih: Any
@@ -123,6 +124,53 @@ class ModeCell:
         )
         return product.T if swap else product
 
+    # A matrix of these three products has blocks of `size` rows, in each of which the
+    # rows of the first head stand before those of the second. Its columns are those of
+    # one head.
+
+    def heads_dot(self, a: Array, w: Array, size: int) -> Array:
+        """Multiply the part of each head on the last axis of `a` with its rows."""
+        heads = self.spec.num_heads
+        if heads == 1:
+            return self.dot(a, w)
+        product = wide_product(
+            _split_last(self.narrow(a), heads),
+            w.reshape(w.shape[0] // size, heads, size // heads, w.shape[1]),
+            (a.ndim, 3),
+            batch=(a.ndim - 1, 1),
+            precision=self.precision,
+        )
+        return jnp.moveaxis(product, 0, -2).reshape(*a.shape[:-1], w.shape[0])
+
+    def heads_dot_transposed(self, a: Array, w: Array, size: int) -> Array:
+        """Multiply the part of each head of `a` with the columns of its rows."""
+        heads, axis = self.spec.num_heads, a.ndim - 1
+        if heads == 1:
+            return self.dot(a, w, 0)
+        blocks = w.shape[0] // size
+        product = wide_product(
+            _split_last(self.narrow(a), blocks, heads),
+            w.reshape(blocks, heads, size // heads, w.shape[1]),
+            ((axis, axis + 2), (0, 2)),
+            batch=(axis + 1, 1),
+            precision=self.precision,
+        )
+        return jnp.moveaxis(product, 0, -2).reshape(*a.shape[:-1], heads * w.shape[1])
+
+    def heads_outer(self, a: Array, b: Array, size: int) -> Array:
+        """Sum outer products over all steps, each head's own ones alone."""
+        heads = self.spec.num_heads
+        if heads == 1:
+            return self.outer(a, b)
+        product = wide_product(
+            _split_last(self.narrow(a), a.shape[-1] // size, heads),
+            _split_last(self.narrow(b), heads),
+            _STEPS_AND_SEQUENCES,
+            batch=(3, 2),
+            precision=self.precision,
+        )
+        return jnp.moveaxis(product, 0, 1).reshape(a.shape[-1], b.shape[-1] // heads)
+
     def total(self, a: Array) -> Array:
         """Sum over all steps and sequences: `[T, B, n] -> [n]`."""
         # A product with ones, since XLA's sum on CPU depends on the number of threads.
@@ -133,8 +181,13 @@ class ModeCell:
         )
         return total[0]
 
-    def affine(self, a: Array, w: Array, b: Array | None) -> Array:
-        return self.add_bias(self.dot(a, w), b)
+    def recurrent_product(self, h: Array, w: Array, b: Array | None = None) -> Array:
+        """Return `w @ h + b` of rows of `w_hh` and `b_hh`, or of their tangents."""
+        return self.add_bias(self.heads_dot(h, w, self.spec.hidden_size), b)
+
+    def recurrent_gradient(self, dg: Array, w: Array) -> Array:
+        """Return the cotangent of the state that `w`, rows of `w_hh`, multiplied."""
+        return self.heads_dot_transposed(dg, w, self.spec.hidden_size)
 
     def add_bias(self, a: Array, b: Array | None) -> Array:
         if b is None:
@@ -182,7 +235,7 @@ class ModeCell:
         """Return the tangent of the recurrent product by its weights, for all steps."""
         if dweights is None:
             return jnp.zeros_like(like)
-        return self.affine(at.before[0], dweights.w_hh, dweights.b_hh)
+        return self.recurrent_product(at.before[0], dweights.w_hh, dweights.b_hh)
 
     def weight_gradients(
         self, x: Array, at: StepPrimal, cotangents: tuple
@@ -193,7 +246,9 @@ class ModeCell:
         has_b_hh = w.b_hh is not None
         return LayerWeights(
             w_ih=None if w.w_ih is None else self.outer(dgx, x),
-            w_hh=jnp.concatenate([self.outer(d, a) for d, a in parts]),
+            w_hh=jnp.concatenate(
+                [self.heads_outer(d, a, self.spec.hidden_size) for d, a in parts]
+            ),
             b_ih=None if w.b_ih is None else self.total(dgx),
             b_hh=jnp.concatenate([self.total(d) for d, _ in parts])
             if has_b_hh
@@ -226,6 +281,11 @@ class ModeCell:
 
     def recurrent_parts(self, at: StepPrimal, cotangents: tuple) -> list[tuple]:
         return [(cotangents[0], at.before[0])]
+
+
+def _split_last(a: Array, *sizes: int) -> Array:
+    """Split the last axis into axes of `sizes`, and one more of what is left."""
+    return a.reshape(*a.shape[:-1], *sizes, a.shape[-1] // math.prod(sizes))
 
 
 def _as_type(tree: Any, dtype: Any) -> Any:

@@ -41,6 +41,7 @@ _INTEGERS: dict[str, Callable[[RNNCall], int]] = {
     "num_layers": lambda call: call.spec.num_layers,
     "num_directions": lambda call: call.spec.num_directions,
     "proj_size": lambda call: call.spec.proj_size,
+    "num_heads": lambda call: call.spec.num_heads,
     "bias_ih": lambda call: call.spec.bias in ("double", "input"),
     "bias_hh": lambda call: call.spec.bias in ("double", "recurrent"),
     "skip": lambda call: call.spec.input_mode == "skip",

@@ -34,10 +34,12 @@ def param_shapes(spec: RNNSpec) -> list[LayerWeights]:
         skip = layer == 0 and spec.input_mode == "skip"
         weights = LayerWeights(
             w_ih=None if skip else (rows, inputs),
-            w_hh=(rows, out),
+            w_hh=(rows, out // spec.num_heads),
             b_ih=bias if spec.bias in ("double", "input") else None,
             b_hh=bias if spec.bias in ("double", "recurrent") else None,
-            w_hr=(spec.proj_size, spec.hidden_size) if spec.proj_size else None,
+            w_hr=(spec.proj_size, spec.hidden_size // spec.num_heads)
+            if spec.proj_size
+            else None,
         )
         shapes += [weights] * spec.num_directions
     return shapes
@@ -81,6 +83,7 @@ def check_weights(weights: Any, spec: RNNSpec, name: str = "weights") -> None:
                 "proj_size",
                 "bias",
                 "input_mode",
+                "num_heads",
             )
         )
         raise ValueError(

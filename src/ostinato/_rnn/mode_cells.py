@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from .._typing import Array
 from . import pointwise
 from .cell import LayerWeights, ModeCell, States, StepPrimal
+from .pointwise import SLSTMGates
 
 
 class PlainRNN(ModeCell):
@@ -16,7 +17,7 @@ class PlainRNN(ModeCell):
 
     def step(self, states: States, gx: Array) -> tuple[States, Any]:
         w, (h,) = self.weights, states
-        pre = self.add_bias(gx, w.b_ih) + self.affine(h, w.w_hh, w.b_hh)
+        pre = self.add_bias(gx, w.b_ih) + self.recurrent_product(h, w.w_hh, w.b_hh)
         return (self.narrow(pointwise.rnn(pre, self.spec)),), None
 
     def _slope(self, at: StepPrimal) -> Array:
@@ -24,62 +25,119 @@ class PlainRNN(ModeCell):
 
     def step_tangent(self, at: StepPrimal, terms: tuple, dstates: States) -> States:
         (dg,), (dh,) = terms, dstates
-        return (self._slope(at) * (dg + self.dot(dh, self.weights.w_hh)),)
+        return (self._slope(at) * (dg + self.recurrent_product(dh, self.weights.w_hh)),)
 
     def step_backward(self, at: StepPrimal, dstates: States) -> tuple[tuple, States]:
         dg = dstates[0] * self._slope(at)
-        return (dg,), (self.dot(dg, self.weights.w_hh, 0),)
+        return (dg,), (self.recurrent_gradient(dg, self.weights.w_hh),)
 
 
-class LSTM(ModeCell):
+class ProjectedCell(ModeCell):
+    """A cell whose output may be a projection, `h = w_hr @ u`.
+
+    A subclass defines `unprojected`, and passes every `u`, and the tangents and
+    cotangents of `h`, through the methods of this class.
+    """
+
+    def unprojected(self, at: StepPrimal) -> Array:
+        """Return `u` from the values that the forward pass saved."""
+        raise NotImplementedError
+
+    def project(self, u: Array) -> Array:
+        """Return `h`, or its tangent from that of `u`."""
+        w = self.weights.w_hr
+        return u if w is None else self.heads_dot(u, w, self.spec.proj_size)
+
+    def unproject(self, dh: Array) -> Array:
+        """Return the cotangent of `u` from that of `h`."""
+        w = self.weights.w_hr
+        return dh if w is None else self.heads_dot_transposed(dh, w, w.shape[0])
+
+    def tangent_terms(
+        self, x: Array, dx: Array | None, at: StepPrimal, dweights: LayerWeights | None
+    ) -> tuple:
+        """Return the base class's terms, and the tangent of `h` by that of `w_hr`."""
+        terms = super().tangent_terms(x, dx, at, dweights)
+        if dweights is None or dweights.w_hr is None:
+            return (*terms, None)
+        size = self.spec.proj_size
+        return (*terms, self.heads_dot(self.unprojected(at), dweights.w_hr, size))
+
+    def weight_gradients(
+        self, x: Array, at: StepPrimal, cotangents: tuple
+    ) -> LayerWeights:
+        """Return all gradients; the second cotangent is that of `h`, if projected."""
+        gradients = super().weight_gradients(x, at, cotangents)
+        if self.weights.w_hr is None:
+            return gradients
+        u, size = self.unprojected(at), self.spec.proj_size
+        return gradients._replace(w_hr=self.heads_outer(cotangents[1], u, size))
+
+
+class LSTM(ProjectedCell):
     """The cell of mode `lstm`, with or without a projection."""
 
     saved = ("i", "f", "g", "o")
 
     def step(self, states: States, gx: Array) -> tuple[States, Any]:
         w, (h, c) = self.weights, states
-        pre = self.add_bias(gx, w.b_ih) + self.affine(h, w.w_hh, w.b_hh)
+        pre = self.add_bias(gx, w.b_ih) + self.recurrent_product(h, w.w_hh, w.b_hh)
         gates, c, u = pointwise.lstm(pre, c, self.spec)
-        h = u if w.w_hr is None else self.dot(u, w.w_hr)
-        return (self.narrow(h), c), self.narrow(gates)
+        return (self.narrow(self.project(u)), c), self.narrow(gates)
 
-    def _unprojected(self, at: StepPrimal) -> Array:
+    def unprojected(self, at: StepPrimal) -> Array:
         return pointwise.lstm_output(self.widen(at.gates), at.after[1])
 
-    def tangent_terms(
-        self, x: Array, dx: Array | None, at: StepPrimal, dweights: LayerWeights | None
-    ) -> tuple:
-        terms = super().tangent_terms(x, dx, at, dweights)
-        if dweights is None or dweights.w_hr is None:
-            return (*terms, None)
-        return (*terms, self.dot(self._unprojected(at), dweights.w_hr))
-
     def step_tangent(self, at: StepPrimal, terms: tuple, dstates: States) -> States:
-        w, (dg, dr), (dh, dc) = self.weights, terms, dstates
+        (dg, dr), (dh, dc) = terms, dstates
         (_, c_prev), (_, c) = at.before, at.after
-        dg = dg + self.dot(dh, w.w_hh)
+        dg = dg + self.recurrent_product(dh, self.weights.w_hh)
         gates = self.widen(at.gates)
         dc, du = pointwise.lstm_tangent(gates, c_prev, c, dg, dc, self.spec)
-        if w.w_hr is None:
-            return du, dc
-        dh = self.dot(du, w.w_hr)
+        dh = self.project(du)
         return (dh if dr is None else dh + dr), dc
 
     def step_backward(self, at: StepPrimal, dstates: States) -> tuple[tuple, States]:
         w, gates, (dh, dc) = self.weights, self.widen(at.gates), dstates
         (_, c_prev), (_, c) = at.before, at.after
-        du = dh if w.w_hr is None else self.dot(dh, w.w_hr, 0)
+        du = self.unproject(dh)
         dg, dc = pointwise.lstm_backward(gates, c_prev, c, du, dc, self.spec)
         cotangents = (dg, None if w.w_hr is None else dh)
-        return cotangents, (self.dot(dg, w.w_hh, 0), dc)
+        return cotangents, (self.recurrent_gradient(dg, w.w_hh), dc)
 
-    def weight_gradients(
-        self, x: Array, at: StepPrimal, cotangents: tuple
-    ) -> LayerWeights:
-        gradients = super().weight_gradients(x, at, cotangents)
-        if self.weights.w_hr is None:
-            return gradients
-        return gradients._replace(w_hr=self.outer(cotangents[1], self._unprojected(at)))
+
+class SLSTM(ProjectedCell):
+    """The cell of mode `slstm`, with or without a projection."""
+
+    saved = SLSTMGates._fields
+
+    def step(self, states: States, gx: Array) -> tuple[States, Any]:
+        w, (h, *cells) = self.weights, states
+        pre = self.add_bias(gx, w.b_ih) + self.recurrent_product(h, w.w_hh, w.b_hh)
+        gates, cells, u = pointwise.slstm(pre, cells)
+        return (self.narrow(self.project(u)), *cells), self.narrow(gates)
+
+    def unprojected(self, at: StepPrimal) -> Array:
+        return pointwise.slstm_output(self.widen(at.gates), at.after[1:])
+
+    def step_tangent(self, at: StepPrimal, terms: tuple, dstates: States) -> States:
+        (dg, dr), (dh, *dcells) = terms, dstates
+        dg = dg + self.recurrent_product(dh, self.weights.w_hh)
+        gates = self.widen(at.gates)
+        dcells, du = pointwise.slstm_tangent(
+            gates, at.before[1:], at.after[1:], dg, dcells
+        )
+        dh = self.project(du)
+        return (dh if dr is None else dh + dr, *dcells)
+
+    def step_backward(self, at: StepPrimal, dstates: States) -> tuple[tuple, States]:
+        w, (dh, *dcells) = self.weights, dstates
+        gates, du = self.widen(at.gates), self.unproject(dh)
+        dg, dcells = pointwise.slstm_backward(
+            gates, at.before[1:], at.after[1:], du, dcells
+        )
+        cotangents = (dg, None if w.w_hr is None else dh)
+        return cotangents, (self.recurrent_gradient(dg, w.w_hh), *dcells)
 
 
 class GRUResetAfter(ModeCell):
@@ -89,7 +147,7 @@ class GRUResetAfter(ModeCell):
 
     def step(self, states: States, gx: Array) -> tuple[States, Any]:
         w, (h,) = self.weights, states
-        gx, gh = self.add_bias(gx, w.b_ih), self.affine(h, w.w_hh, w.b_hh)
+        gx, gh = self.add_bias(gx, w.b_ih), self.recurrent_product(h, w.w_hh, w.b_hh)
         gates, h = pointwise.gru_after(gx, gh, self.widen(h))
         return (self.narrow(h),), self.narrow(gates)
 
@@ -101,7 +159,7 @@ class GRUResetAfter(ModeCell):
 
     def step_tangent(self, at: StepPrimal, terms: tuple, dstates: States) -> States:
         (dgx, dgh), (dh,) = terms, dstates
-        dgh = dgh + self.dot(dh, self.weights.w_hh)
+        dgh = dgh + self.recurrent_product(dh, self.weights.w_hh)
         gates, h_prev = self.widen(at.gates), self.widen(at.before[0])
         return (pointwise.gru_after_tangent(gates, h_prev, dgx, dgh, dh),)
 
@@ -111,7 +169,9 @@ class GRUResetAfter(ModeCell):
             gates, h_prev, dstates[0]
         )
         dgh = jnp.concatenate([self.blocks(dgx, 0, 2), dh_candidate], axis=-1)
-        return (dgx, dh_candidate), (direct + self.dot(dgh, self.weights.w_hh, 0),)
+        return (dgx, dh_candidate), (
+            direct + self.recurrent_gradient(dgh, self.weights.w_hh),
+        )
 
     def recurrent_parts(self, at: StepPrimal, cotangents: tuple) -> list[tuple]:
         (dgx, dh_candidate), (h_prev,) = cotangents, at.before
@@ -135,9 +195,9 @@ class GRUResetBefore(ModeCell):
         w, h = self.weights, self.widen(states[0])
         (w_rz, w_n), (b_rz, b_n) = self._split_rows(w.w_hh), self._split_rows(w.b_hh)
         gx = self.add_bias(gx, w.b_ih)
-        gh_rz = self.affine(h, w_rz, b_rz)
+        gh_rz = self.recurrent_product(h, w_rz, b_rz)
         r, z = pointwise.gru_before_gates(self.blocks(gx, 0, 2), gh_rz)
-        n_pre = self.blocks(gx, 2, 3) + self.affine(r * h, w_n, b_n)
+        n_pre = self.blocks(gx, 2, 3) + self.recurrent_product(r * h, w_n, b_n)
         n, h = pointwise.gru_before(z, n_pre, h)
         return (self.narrow(h),), self.narrow(jnp.concatenate([r, z, n], axis=-1))
 
@@ -147,17 +207,20 @@ class GRUResetBefore(ModeCell):
         if dweights is None:
             return jnp.zeros_like(like)
         dw_rz, dw_n = self._split_rows(dweights.w_hh)
-        parts = [self.dot(at.before[0], dw_rz), self.dot(self._reset_state(at), dw_n)]
+        parts = [
+            self.recurrent_product(at.before[0], dw_rz),
+            self.recurrent_product(self._reset_state(at), dw_n),
+        ]
         return self.add_bias(jnp.concatenate(parts, axis=-1), dweights.b_hh)
 
     def step_tangent(self, at: StepPrimal, terms: tuple, dstates: States) -> States:
         (dg,), (dh,) = terms, dstates
         gates, h_prev = self.widen(at.gates), self.widen(at.before[0])
         w_rz, w_n = self._split_rows(self.weights.w_hh)
-        drz = self.blocks(dg, 0, 2) + self.dot(dh, w_rz)
+        drz = self.blocks(dg, 0, 2) + self.recurrent_product(dh, w_rz)
         dr, dz = pointwise.gru_before_rz_tangent(gates, drz)
         drh = dr * h_prev + self.blocks(gates, 0, 1) * dh
-        dn_pre = self.blocks(dg, 2, 3) + self.dot(drh, w_n)
+        dn_pre = self.blocks(dg, 2, 3) + self.recurrent_product(drh, w_n)
         return (pointwise.gru_before_tangent(gates, h_prev, dz, dn_pre, dh),)
 
     def step_backward(self, at: StepPrimal, dstates: States) -> tuple[tuple, States]:
@@ -165,11 +228,11 @@ class GRUResetBefore(ModeCell):
         h_prev = self.widen(at.before[0])
         w_rz, w_n = self._split_rows(self.weights.w_hh)
         dz, dn = pointwise.gru_before_backward(gates, h_prev, dh)
-        drh = self.dot(dn, w_n, 0)
+        drh = self.recurrent_gradient(dn, w_n)
         dr, direct = pointwise.gru_before_reset_backward(gates, h_prev, dh, drh)
         drz = jnp.concatenate([dr, dz], axis=-1)
         dg = jnp.concatenate([drz, dn], axis=-1)
-        return (dg,), (direct + self.dot(drz, w_rz, 0),)
+        return (dg,), (direct + self.recurrent_gradient(drz, w_rz),)
 
     def recurrent_parts(self, at: StepPrimal, cotangents: tuple) -> list[tuple]:
         (dg,) = cotangents

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .cell import ModeCell
-from .mode_cells import LSTM, GRUResetAfter, GRUResetBefore, PlainRNN
+from .mode_cells import LSTM, SLSTM, GRUResetAfter, GRUResetBefore, PlainRNN
 
 
 class Mode(NamedTuple):
@@ -35,6 +35,9 @@ MODES = {
     "rnn_tanh": Mode(("h",), ("h",), PlainRNN),
     "lstm": Mode(
         ("i", "f", "g", "o"), ("h", "c"), LSTM, options=("proj_size", "cell_clip")
+    ),
+    "slstm": Mode(
+        ("i", "f", "z", "o"), ("h", "c", "n", "m"), SLSTM, options=("proj_size",)
     ),
     "gru": Mode(
         ("r", "z", "n"),

@@ -15,7 +15,10 @@ from .call import Operands, Outputs, RNNCall
 
 
 class RNNOutput(NamedTuple):
-    """The last layer's outputs `y`, and `state`: `h`, or `(h, c)` for an LSTM."""
+    """The last layer's outputs `y`, and `state`.
+
+    The state is `h`, `(h, c)` for an LSTM, and `(h, c, n, m)` for an sLSTM.
+    """
 
     y: Float[Array, "*B T D*S"]
     state: Any

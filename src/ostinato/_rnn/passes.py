@@ -120,7 +120,8 @@ def rnn_backward(
         weights: the weights that the forward pass ran, `[num_params]`.
         reserve: the reserve that `rnn_forward` returned.
         dy: cotangent of `y`, in its shape and dtype; None means zeros.
-        dstate: cotangent of `state`: an array, or `(dh, dc)` for an LSTM; None: zeros.
+        dstate: cotangent of `state`: an array, or a tuple such as `(dh, dc)`; None:
+            zeros.
 
     Returns:
         `RNNGrads(x, weights, initial_state)`; the last is present even if the initial

@@ -1,17 +1,18 @@
 """The elementwise equations of one step: forward, tangent and backward.
 
 The equations themselves and their sources are those of `ostinato.cells.RNN`, `LSTM`,
-`LSTMP` and `GRU`. Every function works on arrays of one dtype and of any leading shape,
-with the units on the last axis. `pre` are pre-activations. `gx` and `gh` are the input
-and the recurrent product with their biases added; `h_candidate` is the block of `gh`
-that belongs to the candidate `n` of a GRU. Backward functions return cotangents of
-pre-activations, which are also the cotangents of the products in them.
+`LSTMP` and `GRU`; those of the sLSTM are in Beck et al. (2024), arXiv:2405.04517. Every
+function works on arrays of one dtype and of any leading shape, with the units on the
+last axis. `pre` are pre-activations. `gx` and `gh` are the input and the recurrent
+product with their biases added; `h_candidate` is the block of `gh` that belongs to the
+candidate `n` of a GRU. Backward functions return cotangents of pre-activations, which
+are also the cotangents of the products in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -130,6 +131,113 @@ def lstm_backward(
         du * tanh_c * _d_sigmoid(o),
     )
     return dpre, cut(dc * f)
+
+
+# ---------------------------------------------------------------------------- sLSTM
+
+
+class SLSTMGates(NamedTuple):
+    """The blocks that a step of an sLSTM saves.
+
+    Attributes:
+        i: `exp(i - m)`, at most 1.
+        f: `exp(logsigmoid(f) + m_prev - m)`, at most 1.
+        z: `tanh(z)`.
+        o: `sigmoid(o)`.
+        slope: `sigmoid(-f)`, the slope of `logsigmoid(f)`.
+    """
+
+    i: Array
+    f: Array
+    z: Array
+    o: Array
+    slope: Array
+
+
+def slstm(pre: Array, cells: Sequence[Array]) -> tuple[Array, tuple, Array]:
+    """Return `(gates, (c, n, m), u)`, of which `u = o c / n` is not projected.
+
+    `m` is the logarithm of the scale of `c` and `n`. Where `n` was 0 there is nothing
+    to scale, and `m` is that of the input alone.
+    """
+    (i, f, z, o), (c, n, m_prev) = _split(pre, 4), cells
+    log_f = jax.nn.log_sigmoid(f) + m_prev
+    m = jnp.where((n == 0) | (i >= log_f), i, log_f)
+    gates = SLSTMGates(
+        jnp.exp(i - m),
+        jnp.exp(jnp.minimum(log_f - m, 0)),
+        jnp.tanh(z),
+        jax.nn.sigmoid(o),
+        jax.nn.sigmoid(-f),
+    )
+    c, n = gates.f * c + gates.i * gates.z, gates.f * n + gates.i
+    return _join(*gates), (c, n, m), gates.o * c / n
+
+
+def _read_slstm(gates: Array, cells: Sequence[Array]) -> tuple:
+    """Return the gates, `1 / n` and `c / n`; where no step has run, n is 0."""
+    (c, n), read = cells[:2], SLSTMGates(*_split(gates, 5))
+    scale = 1 / jnp.where(n == 0, 1, n)
+    return read, scale, c * scale
+
+
+def slstm_output(gates: Array, cells: Sequence[Array]) -> Array:
+    """Return `u = o c / n` from the saved gates and the states after the step."""
+    read, _, ratio = _read_slstm(gates, cells)
+    return read.o * ratio
+
+
+def _slstm_branches(gates: SLSTMGates, n_prev: Array) -> tuple[Array, Array]:
+    """Return where `m` follows the input gate, and where the gate `f` is constant."""
+    first = n_prev == 0
+    return first | (gates.i >= gates.f), first & (gates.f == 1)
+
+
+def slstm_tangent(
+    gates: Array,
+    before: Sequence[Array],
+    after: Sequence[Array],
+    dpre: Array,
+    dbefore: Sequence[Array],
+) -> tuple[tuple, Array]:
+    """Return tangents `((dc, dn, dm), du)`; the states are `(c, n, m)`."""
+    read, scale, ratio = _read_slstm(gates, after)
+    (di, df, dz, do), (dc, dn, dm), (c, n, _) = _split(dpre, 4), dbefore, before
+    follows_i, constant = _slstm_branches(read, n)
+    dlog_f = read.slope * df + dm
+    dm = jnp.where(follows_i, di, dlog_f)
+    di = read.i * (di - dm)
+    df = jnp.where(constant, 0, read.f * (dlog_f - dm))
+    dc = read.f * dc + df * c + di * read.z + read.i * _d_tanh(read.z) * dz
+    dn = read.f * dn + df * n + di
+    du = _d_sigmoid(read.o) * do * ratio + read.o * scale * (dc - ratio * dn)
+    return (dc, dn, dm), du
+
+
+def slstm_backward(
+    gates: Array,
+    before: Sequence[Array],
+    after: Sequence[Array],
+    du: Array,
+    dafter: Sequence[Array],
+) -> tuple[Array, tuple]:
+    """Return cotangents `(dpre, (dc, dn, dm))` of the states before the step."""
+    read, scale, ratio = _read_slstm(gates, after)
+    (dc, dn, dm), (c, n, _) = dafter, before
+    dratio = du * read.o * scale
+    dc, dn = dc + dratio, dn - dratio * ratio
+    follows_i, constant = _slstm_branches(read, n)
+    di = (dc * read.z + dn) * read.i
+    df = jnp.where(constant, 0, (dc * c + dn * n) * read.f)
+    dm = dm - di - df
+    di, df = jnp.where(follows_i, di + dm, di), jnp.where(follows_i, df, df + dm)
+    dpre = _join(
+        di,
+        df * read.slope,
+        dc * read.i * _d_tanh(read.z),
+        du * ratio * _d_sigmoid(read.o),
+    )
+    return dpre, (dc * read.f, dn * read.f, df)
 
 
 # ------------------------------------------------------------------------------ GRU

@@ -19,14 +19,14 @@ class RNNSpec:
     module.
 
     Args:
-        mode: `"rnn_relu"`, `"rnn_tanh"`, `"lstm"` or `"gru"`.
+        mode: `"rnn_relu"`, `"rnn_tanh"`, `"lstm"`, `"gru"` or `"slstm"`.
         input_size: features of one input step, I.
         hidden_size: units per layer and direction, H.
         num_layers: stacked layers, L.
         bidirectional: run a second, reversed direction in every layer and join
             both outputs; D = 2 instead of 1.
-        proj_size: LSTM only; size P < H of a projection `h = w_hr @ (o tanh(c))`
-            that replaces the hidden state; 0 means no projection.
+        proj_size: LSTM and sLSTM only; size P < H of a projection `h = w_hr @ u`, such
+            as u = o tanh(c), that replaces the hidden state; 0 means no projection.
         bias: which bias vectors exist: `"double"` (`b_ih` and `b_hh`), `"input"`,
             `"recurrent"` or `"none"`. Input and recurrent differ only in a GRU with
             `reset_after=True`, where `r` scales the recurrent bias.
@@ -43,6 +43,12 @@ class RNNSpec:
             any batch, in values and in gradients of inputs and initial states. Only
             the cpu backend can keep that promise; any other one raises `BackendError`.
             It costs time in calls where sequences times steps are at most 4.
+        num_heads: heads K, which divide the units of every layer and direction: each
+            has hidden_size / K of them, with recurrent weights of its own for all
+            gates, and no unit reads the state of another head. `w_hh` has S/K columns
+            then (S = proj_size or hidden_size), and a projection, too, is one for each
+            head: `w_hr` is `[P, H/K]`. Must divide hidden_size and proj_size; 1 means
+            that every unit reads every state.
 
     Raises:
         TypeError: a field has the wrong type.
@@ -62,6 +68,7 @@ class RNNSpec:
     reset_after: bool = True
     input_mode: InputMode = "linear"
     batch_invariant: bool = False
+    num_heads: int = 1
 
     def __post_init__(self) -> None:
         _checks.check_choice("mode", self.mode, tuple(MODES))
@@ -88,6 +95,12 @@ class RNNSpec:
                 f"`proj_size` must be less than hidden_size={self.hidden_size}, "
                 f"got {self.proj_size}; 0 means no projection"
             )
+        for name in ("hidden_size", "proj_size"):
+            if getattr(self, name) % self.num_heads != 0:
+                raise ValueError(
+                    f"`num_heads` must divide {name}={getattr(self, name)}, got "
+                    f"num_heads={self.num_heads}"
+                )
         self._check_option("cell_clip", None)
         if self.cell_clip is not None and not self.cell_clip > 0:
             raise ValueError(f"`cell_clip` must be above 0, got {self.cell_clip}")
@@ -116,7 +129,7 @@ class RNNSpec:
 
     @property
     def num_gates(self) -> int:
-        """Number of gates G, row blocks of `w_ih`: LSTM 4, GRU 3, plain RNN 1."""
+        """Number of gates G, row blocks of `w_ih`: (s)LSTM 4, GRU 3, plain RNN 1."""
         return len(MODES[self.mode].gates)
 
     @property
@@ -132,7 +145,10 @@ class RNNSpec:
         return layout.num_params(self)
 
     def state_shape(self, batch: int) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
-        """Return the state's shape for a batch: of `h`, or of `(h, c)` for an LSTM."""
+        """Return the state's shape for a batch: of `h`, or a tuple of several shapes.
+
+        These are `(h, c)` for an LSTM and `(h, c, n, m)` for an sLSTM.
+        """
         shapes = state_shapes(self, batch)
         return shapes[0] if len(shapes) == 1 else shapes
 
@@ -163,4 +179,10 @@ def check_spec(spec: Any) -> None:
         raise TypeError(f"`spec` must be an RNNSpec, got {_checks.describe(spec)}")
 
 
-_SIZES = {"input_size": 1, "hidden_size": 1, "num_layers": 1, "proj_size": 0}
+_SIZES = {
+    "input_size": 1,
+    "hidden_size": 1,
+    "num_layers": 1,
+    "proj_size": 0,
+    "num_heads": 1,
+}

@@ -236,10 +236,11 @@ def _check_spec(spec: Any) -> None:
         spec.mode == "lstm"
         and spec.bias == "double"
         and not spec.proj_size
+        and spec.num_heads == 1
         and spec.input_mode == "linear"
     )
     if not plain:
         raise ValueError(
-            "`spec` must be an RNNSpec of mode 'lstm' with bias='double', without "
-            f"proj_size and input_mode='skip', got {spec}"
+            "`spec` must be an RNNSpec of mode 'lstm' with bias='double' and one head, "
+            f"without proj_size and input_mode='skip', got {spec}"
         )

@@ -96,8 +96,8 @@ def to_cell(
         without biases. A GRU with `bias="input"` gets a `bias_n` of 0.
 
     Raises:
-        ValueError: a plain RNN, `proj_size`, `cell_clip`, `reset_after=False` or
-            `input_mode="skip"`; two biases without `fold`.
+        ValueError: a plain RNN, `proj_size`, `cell_clip`, `reset_after=False`,
+            `input_mode="skip"` or several heads; two biases without `fold`.
         ImportError: equinox is not installed.
     """
     import equinox as eqx

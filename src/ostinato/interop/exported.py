@@ -14,18 +14,28 @@ from .._typing import Array, Float
 def require(spec: RNNSpec, target: str, **fields: Any) -> None:
     """Raise ValueError unless `spec` has these values in these fields.
 
+    It must also have one head, and a mode that other libraries know.
+
     Args:
         spec: the network.
         target: what it is to become, for the message, such as `"a layer of torch"`.
         fields: names and values that the target takes for granted.
     """
     check_spec(spec)
-    for name, value in fields.items():
+    if spec.mode not in _MODES:
+        raise ValueError(
+            f"`spec` must have mode {' or '.join(map(repr, _MODES))} for {target}, got "
+            f"{spec.mode!r}; save it with `ostinato.save`"
+        )
+    for name, value in {"num_heads": 1, **fields}.items():
         if getattr(spec, name) != value:
             raise ValueError(
                 f"`spec` must have {name}={value!r} for {target}, got "
                 f"{getattr(spec, name)!r}"
             )
+
+
+_MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 
 
 def pseudo_layer(

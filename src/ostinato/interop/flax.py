@@ -118,8 +118,9 @@ def to_cell(
 
     Raises:
         ValueError: `kind` has another mode; `proj_size`, `cell_clip`,
-            `reset_after=False` or `input_mode="skip"`; two biases without `fold`; a
-            recurrent bias of the candidate for nnx's GRU, which has no place for it.
+            `reset_after=False`, `input_mode="skip"` or several heads; two biases
+            without `fold`; a recurrent bias of the candidate for nnx's GRU, which has
+            no place for it.
         ImportError: flax is not installed, and `kind` is not `"linen"`.
     """
     target = f"a {kind or 'cell'} of flax"

@@ -137,8 +137,8 @@ def to_weights(
         is a layer with `use_bias=False`.
 
     Raises:
-        ValueError: `proj_size`, `cell_clip` or `input_mode="skip"`; two biases without
-            `fold`, except for a GRU with `reset_after=True`.
+        ValueError: `proj_size`, `cell_clip`, `input_mode="skip"` or several heads; two
+            biases without `fold`, except for a GRU with `reset_after=True`.
     """
     target = "a layer of Keras"
     require(spec, target, proj_size=0, cell_clip=None, input_mode="linear")

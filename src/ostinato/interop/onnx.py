@@ -213,8 +213,8 @@ def to_model(
         An `onnx.ModelProto`, checked; dropout is left out.
 
     Raises:
-        ValueError: `proj_size`, `cell_clip` or `input_mode="skip"`; an opset that the
-            installed onnx does not know; bfloat16 before opset 22.
+        ValueError: `proj_size`, `cell_clip`, `input_mode="skip"` or several heads; an
+            opset that the installed onnx does not know; bfloat16 before opset 22.
         ImportError: onnx is not installed.
     """
     import onnx

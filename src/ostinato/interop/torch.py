@@ -238,11 +238,10 @@ def to_state_dict(
         without biases has none: `bias=False` in torch.
 
     Raises:
-        ValueError: `reset_after=False`, `cell_clip` or `input_mode="skip"`.
+        ValueError: `reset_after=False`, `cell_clip`, `input_mode="skip"` or several
+            heads.
         ImportError: torch is not installed.
     """
-    import torch
-
     require(
         spec, "a layer of torch", reset_after=True, cell_clip=None, input_mode="linear"
     )
@@ -259,7 +258,7 @@ def to_state_dict(
             if ours != "w_hr":
                 value = reorder_gates(value, *order)
             name = f"{prefix}{theirs}_l{number}{'_reverse' if reverse else ''}"
-            sd[name] = _tensor(torch, value)
+            sd[name] = as_tensor(value)
     return sd
 
 
@@ -272,7 +271,10 @@ def as_bytes(sd: Mapping[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _tensor(torch: Any, a: Array) -> Any:
+def as_tensor(a: Array) -> Any:
+    """Return a copy of an array as a tensor of torch."""
+    import torch
+
     if a.dtype == jnp.bfloat16:  # which numpy hands to torch as raw bytes
         return torch.tensor(np.asarray(a, np.float32)).to(torch.bfloat16)
     return torch.tensor(np.asarray(a))

@@ -200,6 +200,7 @@ class LSTM(Layer):
         bidirectional: run a second, reversed direction in every layer.
         proj_size: size of a projection of `h`; 0 means no projection.
         bias: which biases exist: `"double"`, `"input"`, `"recurrent"` or `"none"`.
+        num_heads: heads that divide the units, see `ostinato.RNNSpec`.
         dropout: probability of dropout between layers, in training.
         dtype: of the parameters.
         recompute: as for `ostinato.rnn`.
@@ -226,6 +227,7 @@ class LSTM(Layer):
         bidirectional: bool = False,
         proj_size: int = 0,
         bias: BiasMode = "double",
+        num_heads: int = 1,
         dropout: float = 0.0,
         dtype: Any = jnp.float32,
         recompute: bool = False,
@@ -239,6 +241,7 @@ class LSTM(Layer):
             bidirectional,
             proj_size=proj_size,
             bias=bias,
+            num_heads=num_heads,
             dropout=dropout,
         )
         super().__init__(spec, dtype=dtype, recompute=recompute, key=key)
@@ -255,6 +258,7 @@ class GRU(Layer):
         reset_after: apply the reset gate to the recurrent product, as PyTorch does;
             False: to the state before the product.
         bias: which biases exist: `"double"`, `"input"`, `"recurrent"` or `"none"`.
+        num_heads: heads that divide the units, see `ostinato.RNNSpec`.
         dropout: probability of dropout between layers, in training.
         dtype: of the parameters.
         recompute: as for `ostinato.rnn`.
@@ -282,6 +286,7 @@ class GRU(Layer):
         bidirectional: bool = False,
         reset_after: bool = True,
         bias: BiasMode = "double",
+        num_heads: int = 1,
         dropout: float = 0.0,
         dtype: Any = jnp.float32,
         recompute: bool = False,
@@ -294,6 +299,7 @@ class GRU(Layer):
             num_layers,
             bidirectional,
             bias=bias,
+            num_heads=num_heads,
             dropout=dropout,
             reset_after=reset_after,
         )
@@ -310,6 +316,7 @@ class RNN(Layer):
         nonlinearity: `"tanh"` or `"relu"`.
         bidirectional: run a second, reversed direction in every layer.
         bias: which biases exist: `"double"`, `"input"`, `"recurrent"` or `"none"`.
+        num_heads: heads that divide the units, see `ostinato.RNNSpec`.
         dropout: probability of dropout between layers, in training.
         dtype: of the parameters.
         recompute: as for `ostinato.rnn`.
@@ -335,6 +342,7 @@ class RNN(Layer):
         nonlinearity: Literal["tanh", "relu"] = "tanh",
         bidirectional: bool = False,
         bias: BiasMode = "double",
+        num_heads: int = 1,
         dropout: float = 0.0,
         dtype: Any = jnp.float32,
         recompute: bool = False,
@@ -347,6 +355,7 @@ class RNN(Layer):
             num_layers,
             bidirectional,
             bias=bias,
+            num_heads=num_heads,
             dropout=dropout,
         )
         super().__init__(spec, dtype=dtype, recompute=recompute, key=key)

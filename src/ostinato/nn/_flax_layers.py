@@ -198,6 +198,7 @@ class LSTM(Layer):
         bidirectional: run a second, reversed direction in every layer.
         proj_size: size of a projection of `h`; 0 means no projection.
         bias: which biases exist: `"double"`, `"input"`, `"recurrent"` or `"none"`.
+        num_heads: heads that divide the units, see `ostinato.RNNSpec`.
         dropout: probability of dropout between layers, in training.
         dtype: of the parameters.
         recompute: as for `ostinato.rnn`.
@@ -226,6 +227,7 @@ class LSTM(Layer):
         bidirectional: bool = False,
         proj_size: int = 0,
         bias: BiasMode = "double",
+        num_heads: int = 1,
         dropout: float = 0.0,
         dtype: Any = jnp.float32,
         recompute: bool = False,
@@ -240,6 +242,7 @@ class LSTM(Layer):
             bidirectional,
             proj_size=proj_size,
             bias=bias,
+            num_heads=num_heads,
             dropout=dropout,
         )
         super().__init__(
@@ -258,6 +261,7 @@ class GRU(Layer):
         reset_after: apply the reset gate to the recurrent product, as PyTorch does;
             False: to the state before the product.
         bias: which biases exist: `"double"`, `"input"`, `"recurrent"` or `"none"`.
+        num_heads: heads that divide the units, see `ostinato.RNNSpec`.
         dropout: probability of dropout between layers, in training.
         dtype: of the parameters.
         recompute: as for `ostinato.rnn`.
@@ -287,6 +291,7 @@ class GRU(Layer):
         bidirectional: bool = False,
         reset_after: bool = True,
         bias: BiasMode = "double",
+        num_heads: int = 1,
         dropout: float = 0.0,
         dtype: Any = jnp.float32,
         recompute: bool = False,
@@ -300,6 +305,7 @@ class GRU(Layer):
             num_layers,
             bidirectional,
             bias=bias,
+            num_heads=num_heads,
             dropout=dropout,
             reset_after=reset_after,
         )
@@ -318,6 +324,7 @@ class PlainRNN(Layer):
         nonlinearity: `"tanh"` or `"relu"`.
         bidirectional: run a second, reversed direction in every layer.
         bias: which biases exist: `"double"`, `"input"`, `"recurrent"` or `"none"`.
+        num_heads: heads that divide the units, see `ostinato.RNNSpec`.
         dropout: probability of dropout between layers, in training.
         dtype: of the parameters.
         recompute: as for `ostinato.rnn`.
@@ -345,6 +352,7 @@ class PlainRNN(Layer):
         nonlinearity: Literal["tanh", "relu"] = "tanh",
         bidirectional: bool = False,
         bias: BiasMode = "double",
+        num_heads: int = 1,
         dropout: float = 0.0,
         dtype: Any = jnp.float32,
         recompute: bool = False,
@@ -358,6 +366,7 @@ class PlainRNN(Layer):
             num_layers,
             bidirectional,
             bias=bias,
+            num_heads=num_heads,
             dropout=dropout,
         )
         super().__init__(

@@ -1,0 +1,205 @@
+"""Tests of mode `slstm`: derivatives, its states, its initialisation."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closures import fast_jit
+from harness import assert_says
+from tolerance import assert_close
+
+import ostinato as ost
+from ostinato import ragged
+
+B, T, I, H, K = 3, 5, 2, 4, 2  # noqa: E741
+SPEC = ost.RNNSpec("slstm", I, H, num_heads=K)
+
+
+def draw(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape))
+
+
+def state_of(seed=0):
+    h, c, n, m = draw(4, 1, B, H, seed=seed)
+    return h, c, abs(n) + 0.1, m
+
+
+def published(weights, x, state, cut=lambda m: m):
+    """Run the equations of the paper in JAX, which differentiates them itself."""
+    (w,) = ost.unpack_weights(weights, SPEC)
+    recurrent = w.w_hh.reshape(4, K, H // K, H // K)
+    carry = tuple(a[0] for a in state)
+
+    def step(carry, x_t):
+        h, c, n, m = carry
+        heads = h.reshape(B, K, H // K)
+        gh = jnp.einsum("gkud,bkd->bgku", recurrent, heads).reshape(B, 4 * H)
+        i, f, z, o = jnp.split(
+            x_t @ w.w_ih.T + (w.b_ih + w.b_hh)[None] + gh, 4, axis=-1
+        )
+        log_f = m - jnp.logaddexp(0.0, -f)
+        m = cut(jnp.where(n == 0, i, jnp.maximum(i, log_f)))
+        i, f = jnp.exp(i - m), jnp.exp(jnp.where(log_f > m, 0.0, log_f - m))
+        c, n = f * c + i * jnp.tanh(z), f * n + i
+        h = jax.nn.sigmoid(o) * c / n
+        return (h, c, n, m), h
+
+    carry, y = jax.lax.scan(step, carry, jnp.swapaxes(x, 0, 1))
+    return ost.RNNOutput(jnp.swapaxes(y, 0, 1), tuple(a[None] for a in carry))
+
+
+def operator(weights, x, state):
+    return ost.rnn(SPEC, weights, x, state)
+
+
+def loss_of(run, states=True):
+    def loss(weights, x, state):
+        out = run(weights, x, state)
+        weighted = [i * jnp.sum(jnp.cos(s)) for i, s in enumerate(out.state, 1)]
+        return jnp.sum(jnp.sin(3 * out.y)) + sum(weighted if states else [])
+
+    return loss
+
+
+def same(got, want, terms=300):
+    jax.tree.map(lambda g, w: assert_close(g, w, terms=terms), got, want)
+
+
+def arguments(seed=0):
+    return (
+        draw(SPEC.num_params, seed=seed) / 2,
+        draw(B, T, I, seed=seed),
+        state_of(seed),
+    )
+
+
+def test_values_and_gradients_are_those_of_the_equations():
+    given = arguments()
+    same(operator(*given), published(*given))
+    got, want = (
+        fast_jit(jax.grad(loss_of(f), (0, 1, 2)))(*given) for f in (operator, published)
+    )
+    same(got, want)
+
+
+def test_second_derivatives_are_those_of_the_equations():
+    given, step = arguments(), arguments(1)
+
+    def second(run):
+        slope = lambda *a: jax.jvp(loss_of(run), a, step)[1]  # noqa: E731
+        return fast_jit(jax.value_and_grad(slope, (0, 1, 2)))(*given)
+
+    same(second(operator), second(published))
+
+
+def test_outputs_do_not_depend_on_the_scale_of_the_states():
+    """Check that c, n and m with another m, and no gradient through m, are the same."""
+    weights, x, (h, c, n, m) = arguments()
+    shift = draw(1, B, H, seed=2)
+    scaled = (h, c * jnp.exp(-shift), n * jnp.exp(-shift), m + shift)
+    same(operator(weights, x, scaled).y, operator(weights, x, (h, c, n, m)).y)
+    grad = fast_jit(jax.grad(loss_of(operator, states=False), (0, 1, 2)))
+    dweights, dx, (_, dc, dn, dm) = grad(weights, x, (h, c, n, m))
+    same(dm, c * dc + n * dn)
+    detached = loss_of(
+        lambda *a: published(*a, cut=jax.lax.stop_gradient), states=False
+    )
+    same((dweights, dx), fast_jit(jax.grad(detached, (0, 1)))(weights, x, (h, c, n, m)))
+
+
+@pytest.mark.parametrize("backend", ["xla", None])
+@pytest.mark.parametrize("i_bias", [0.0, -120.0, -2000.0])
+def test_every_row_has_a_zero_state_of_its_own(backend, i_bias):
+    """Check zeros beside active states, and beside other units, at any input gate."""
+    weights, x, state = arguments()
+    (w,) = ost.unpack_weights(weights, SPEC)
+    weights = ost.pack_weights([w._replace(b_ih=w.b_ih.at[:H].add(i_bias))], SPEC)
+    zero = (jnp.arange(B) == 1)[None, :, None] | (jnp.arange(H) == 2)[None, None]
+    state = (state[0], *(jnp.where(zero, 0.0, a) for a in state[1:]))
+    given = weights, x, state
+
+    def run(weights, x, state):
+        return ost.rnn(SPEC, weights, x, state, backend=backend)
+
+    near = functools.partial(  # exponents as large as the bias have errors of that size
+        np.testing.assert_allclose, rtol=1e-13 * (1 - i_bias), atol=1e-13 * (1 - i_bias)
+    )
+    got, want = run(*given), published(*given)
+    jax.tree.map(near, got, want)
+    alone = run(weights, x[1:2], tuple(a[:, 1:2] for a in state))
+    same(alone.y, got.y[1:2])
+    gradients, wanted = (
+        fast_jit(jax.grad(loss_of(f, states=False), (0, 1, 2)))(*given)
+        for f in (run, published)
+    )
+    jax.tree.map(near, gradients, wanted)
+
+
+def test_lengths_and_their_second_derivatives_are_finite():
+    """Check that n, which is 0 for a sequence without steps, divides nothing."""
+    weights, x, _ = arguments()
+    x = x.at[1].set(jnp.nan).at[2, 3:].set(jnp.nan)
+
+    def loss(weights):
+        return jnp.sum(ost.rnn(SPEC, weights, x, seq_lengths=(5, 0, 3)).y ** 2)
+
+    slope = lambda w: jax.jvp(loss, (w,), (jnp.ones_like(w),))[1]  # noqa: E731
+    assert np.isfinite(jax.grad(slope)(weights)).all()
+    for seconds in (jax.grad(lambda w: jnp.sum(jax.grad(loss)(w) ** 2)),):
+        assert np.isfinite(seconds(weights)).all()
+
+
+def test_steps_bfloat16_and_ragged_vmap():
+    weights, x, state = arguments()
+    whole, streamed = ost.rnn(SPEC, weights, x, state), state
+    for t in range(T):
+        y, streamed = ost.rnn_step(SPEC, weights, x[:, t], streamed)
+        same(y, whole.y[:, t])
+    same(streamed, whole.state)
+    batch = ragged.RaggedArray.from_list([x[0], x[1, :2], x[2, :4]])
+    outs = ragged.vmap(lambda s: ost.rnn(SPEC, weights, s).y)(batch).to_list()
+    for got, alone in zip(outs, (x[0], x[1, :2], x[2, :4]), strict=True):
+        same(jnp.asarray(got), ost.rnn(SPEC, weights, alone).y)
+
+
+def test_a_long_sum_in_bfloat16_is_kept_in_float32():
+    """Check n after 600 steps with equal gates, which bfloat16 could not count."""
+    spec = ost.RNNSpec("slstm", 1, 1, bias="input")
+    weights = jnp.zeros(spec.num_params).at[9].set(30.0).astype("bfloat16")
+    x = jnp.zeros((1, 600, 1), "bfloat16")
+    for backend in ("xla", None):
+        _, (_, _, n, _) = ost.rnn(spec, weights, x, backend=backend)
+        np.testing.assert_allclose(float(n[0, 0, 0]), 600, rtol=2**-7)
+
+
+def test_initial_weights_are_those_of_the_authors():
+    spec = ost.RNNSpec("slstm", 64, 8, num_layers=3, num_heads=2)
+    weights = ost.init_weights(jax.random.key(0), spec, scheme="xlstm")
+    for depth, layer in zip(
+        (0, 0.5, 1), ost.unpack_weights(weights, spec), strict=True
+    ):
+        bias = 5 - 12 * (np.arange(4) / 3) ** (0.3 + 1.3 * depth)
+        want = np.zeros((4, 2, 4))
+        want[1] = bias
+        assert_close(layer.b_ih + layer.b_hh, want.ravel(), dtype="float32")
+        assert not layer.w_hh.any()
+        wanted = (2 / 5 / layer.w_ih.shape[1]) ** 0.5
+        assert 0.8 < np.std(layer.w_ih) / wanted < 1.2
+    one = ost.RNNSpec("slstm", 3, 2, num_heads=2, bias="recurrent")
+    drawn = ost.init_weights(jax.random.key(0), one, scheme="xlstm")
+    assert ost.unpack_weights(drawn, one)[0].b_hh[2:4].tolist() == [5, 5]
+    biased = ost.init_weights(jax.random.key(0), one, forget_bias=2.0)
+    assert ost.unpack_weights(biased, one)[0].b_hh[2:4].tolist() == [2, 2]
+
+
+def test_errors_name_the_states_and_the_modes():
+    weights, x, state = arguments()
+    with pytest.raises(TypeError, match=r"`initial_state` must be \(h, c, n, m\)"):
+        ost.rnn(SPEC, weights, x, state[:2])
+    with pytest.raises(ValueError) as info:
+        ost.RNNSpec("slstm", 2, 3, cell_clip=1.0)
+    assert_says(info, "`cell_clip` 'lstm' 'slstm'")
+    with pytest.raises(ValueError, match="needs mode 'slstm', got 'lstm'"):
+        ost.init_weights(jax.random.key(0), ost.RNNSpec("lstm", 2, 3), scheme="xlstm")
