@@ -51,6 +51,7 @@ TIERS = {
     "cells": 5,
     "_recurrent": 4,
     "ragged": 5,
+    "data": 5,
     "_serialization": 5,
     "store": 5,
     "interop": 6,

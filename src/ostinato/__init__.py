@@ -8,6 +8,7 @@ and `rnn`.
 from . import interrupts as interrupts  # isort: skip, before imports that take long
 from . import _serialization as _serialization
 from . import cells as cells
+from . import data as data
 from . import ragged as ragged
 from ._recurrent.net import recurrent_net as recurrent_net
 from ._recurrent.protocol import RecurrentOutput as RecurrentOutput

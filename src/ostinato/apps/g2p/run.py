@@ -10,9 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ostinato.data import bucket_bounds
+
 from ..errors import UserError
 from . import checkpoint, header, report
-from .batches import Batch, RaggedBatch, TrainingSet, bucket_bounds
+from .batches import Batch, RaggedBatch, TrainingSet
 from .data import Split, phoneme_set
 from .header import Header
 from .metrics import ErrorRates, error_rates
@@ -62,6 +64,7 @@ class Run:
             size=self.config.size,
             batch_size=settings.batch,
             num_buckets=settings.buckets,
+            seed=settings.seed,
         )
         held_out = [len(word) for word in (*split.dev, *split.test)]
         bounds = bucket_bounds(held_out, READ_SHAPES)
@@ -123,7 +126,7 @@ class Run:
         """Yield batches from the current step until the run is over."""
         while True:
             epoch, done = divmod(self.state.step, self.data.num_batches)
-            order = self.data.epoch(self.settings.seed, epoch)
+            order = self.data.epoch(epoch)
             for batch in islice(order, done, None):
                 if self.progress >= 1:
                     return
