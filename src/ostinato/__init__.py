@@ -13,6 +13,7 @@ from . import ragged as ragged
 from ._recurrent.net import recurrent_net as recurrent_net
 from ._recurrent.protocol import RecurrentOutput as RecurrentOutput
 from ._recurrent.remat import tag as tag
+from ._recurrent.truncated import tbptt as tbptt
 from ._rnn.api import rnn as rnn
 from ._rnn.api import rnn_step as rnn_step
 from ._rnn.backend import BackendStatus as BackendStatus
