@@ -47,6 +47,7 @@ TIERS = {
     "_rnn.output": 4,
     "_rnn.api": 4,
     "_rnn.passes": 4,
+    "_rnn.streaming": 4,
     "_rnn.cell_passes": 4,
     "cells": 5,
     "_recurrent": 4,

@@ -17,7 +17,7 @@ from . import _config
 
 _LIBRARY_NAME = "libostinato_cpu.so"
 _NOTE_NAME = "not_built.txt"  # holds CMake's reason for not building the library
-_ABI_VERSION = 8  # kAbiVersion in native/include/ostinato/abi.h
+_ABI_VERSION = 9  # kAbiVersion in native/include/ostinato/abi.h
 _CPU_TARGETS = (
     "ostinato_cpu_features",
     "ostinato_rnn_fwd",
@@ -151,3 +151,5 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ostinato_contract.restype = ctypes.c_char_p
     library.ostinato_prepared_bytes.argtypes = (int32, ctypes.POINTER(int64))
     library.ostinato_prepared_bytes.restype = int64
+    library.ostinato_stream.argtypes = (ctypes.c_void_p,)
+    library.ostinato_stream.restype = ctypes.c_char_p
