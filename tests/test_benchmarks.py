@@ -25,10 +25,11 @@ from benchmarks import (
     rows,
     session,
     steps,
+    streams,
 )
 from benchmarks.results import Results, Row
 from ostinato.apps.bench import equality, peers, timing
-from ostinato.apps.bench.peers import OURS, Unsupported
+from ostinato.apps.bench.peers import OURS, STREAM, Unsupported
 from ostinato.apps.bench.problem import Problem, make_data
 
 ROOT = Path(__file__).parents[1]
@@ -94,6 +95,7 @@ def test_contender_computes_the_same(name, problem):
         ("torch", "compile", {}),
         ("prepared", "train", {}),
         ("prepared", "infer", dict(batch=2)),
+        ("stream", "infer", {}),
     ],
 )
 def test_contender_says_what_it_cannot(name, kind, sizes):
@@ -102,6 +104,18 @@ def test_contender_says_what_it_cannot(name, kind, sizes):
     problem = Problem("lstm", kind, **(SMALL | sizes))
     with pytest.raises(Unsupported):
         peers.build(name, problem, make_data(problem), threads=1)
+
+
+def test_sessions_are_measured(monkeypatch):
+    monkeypatch.setattr(streams, "CONTENDERS", (STREAM, OURS))
+    monkeypatch.setattr(timing, "ROUND_SECONDS", 1e-3)
+    problem = Problem("gru", "step", **STEP)
+    row = {"seconds": streams.seconds(problem, 2, 1), "bytes": 3 << 20}
+    assert [len(s) for s in row["seconds"].values()] == [2, 2]
+    name, time, ratio, memory = streams.line("gru", row)
+    assert float(time) > 0 and float(ratio) > 0 and memory == "3.0"
+    stored = {"machine": results.machine() | {"threads": 1}, "rows": {"gru": row}}
+    assert f"| gru | {time} | {ratio} | 3.0 |" in streams.text(stored)
 
 
 def test_wrong_results_are_found():

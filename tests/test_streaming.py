@@ -13,6 +13,7 @@ from tolerance import assert_close, assert_same_bits
 
 import ostinato as ost
 from ostinato import _native
+from ostinato._rnn import streaming
 
 needs_library = pytest.mark.skipif(
     _native.status().library is None,
@@ -147,6 +148,18 @@ def test_inputs_are_converted():
     assert_same_bits(ost.stream(SPEC, weights, 2).step(transposed), y[0])
     steps = np.asfortranarray(np.stack([numbers, numbers], 1).astype(np.float64))
     assert_close(ost.stream(SPEC, weights, 2).chunk(steps)[:, 0], y[0], terms=20)
+
+
+def test_steps_of_many_streams(monkeypatch):
+    weights, x = draw(SPEC, 7, 3)
+    few = ost.stream(SPEC, weights, 7)
+    monkeypatch.setattr(streaming, "_COPIED_BYTES", 0)
+    many = ost.stream(SPEC, weights, 7)
+    for t in range(3):
+        active = np.arange(7) % 3 != t
+        assert_same_bits(many.step(x[:, t], active), few.step(x[:, t], active))
+    assert_same_bits(many.step(x[:, 0]), few.step(x[:, 0]))
+    jax.tree.map(assert_same_bits, many.state, few.state)
 
 
 @needs_library

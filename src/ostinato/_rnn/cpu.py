@@ -189,9 +189,23 @@ def packed_size(spec: RNNSpec, dtype: Any) -> int:
     """Return the bytes of what `pack` makes of one weight vector."""
     library = _library().library
     assert library is not None
+    return library.ostinato_prepared_bytes(*_network(spec, dtype))
+
+
+def is_packed(spec: RNNSpec, dtype: Any, packed: np.ndarray) -> bool:
+    """Return True if `packed` is what `pack` makes on this machine, of any weights."""
+    library = _library().library
+    assert library is not None
+    return library.ostinato_is_prepared(
+        *_network(spec, dtype), address(packed), packed.nbytes
+    )
+
+
+def _network(spec: RNNSpec, dtype: Any) -> tuple[int, Any]:
+    """Return the number of the dtype, and a pointer to the integers of a call."""
     integers = _values(_INTEGERS, RNNCall(spec), np.int64)
     pointer = integers.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
-    return library.ostinato_prepared_bytes(_DTYPES.index(np.dtype(dtype)), pointer)
+    return _DTYPES.index(np.dtype(dtype)), pointer
 
 
 def pack(spec: RNNSpec, weights: Array) -> Array:

@@ -77,10 +77,14 @@ class Stream(ABC):
                 type(x) is np.ndarray and x.shape == own.shape and x.dtype == own.dtype
             ):
                 x = self._numbers("x", x, B=self.batch, I=self.spec.input_size)
-            np.copyto(own, x, casting="same_kind")
             if active is not None:
                 active = _checks.check_mask("active", active, B=self.batch)
                 np.copyto(self._active, active)
+            if own.nbytes > _COPIED_BYTES:
+                x = np.ascontiguousarray(x, self.dtype)[:, None]
+                lengths = self._active if active is not None else None
+                return self._run_chunk(x, lengths)[:, 0]
+            np.copyto(own, x, casting="same_kind")
             self._run_step(active is not None)
             return self._step_y.copy()
         finally:
@@ -183,6 +187,8 @@ class Stream(ABC):
         return array
 
 
+# Larger inputs are read where they are; asking where smaller ones are takes longer.
+_COPIED_BYTES = 2**17
 _BUSY = (
     "a session of ost.stream serves one thread at a time, and another thread is in a "
     "call; make a session for each thread"
@@ -226,7 +232,7 @@ class _JittedStream(Stream):
     """A session that calls a jitted program, where the native library does not run."""
 
     def __init__(
-        self, spec: RNNSpec, batch: int, weights: Any, backend: str | None
+        self, spec: RNNSpec, batch: int, weights: Any, backend: Backend | None
     ) -> None:
         super().__init__(spec, batch, np.dtype(weights.dtype))
         self.backend = backend or "xla"
@@ -318,10 +324,11 @@ def stream(
 
 
 def _packed(spec: RNNSpec, weights: Any, packed: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return weights on the host and packed; those given, if made on this machine."""
+    """Return weights on the host and packed; those given, if packed on this machine."""
     host = np.asarray(weights)
+    if packed is not None:
+        packed = np.ascontiguousarray(packed)
+        if cpu.is_packed(spec, host.dtype, packed):
+            return host, packed
     with jax.default_device(jax.devices("cpu")[0]):
-        made = np.asarray(prepare(spec, jnp.asarray(host)).packed)
-    if packed is not None and np.array_equal(given := np.asarray(packed), made):
-        made = given
-    return host, made
+        return host, np.asarray(prepare(spec, jnp.asarray(host)).packed)
