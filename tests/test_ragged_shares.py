@@ -116,6 +116,19 @@ def test_labels_and_several_sizes_are_dealt_out_alike():
     assert_same(got, want)
 
 
+@pytest.mark.parametrize("kind", list(AxisType)[:2])
+def test_meshes_with_automatic_and_explicit_axes(kind):
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=(kind,))
+    batch, w = draw(), jnp.eye(WIDTH) / 2
+    mapped = ragged.vmap(softmax, in_axes=(0, None), min_length=0)
+    shares = ragged.shard(batch, mesh, "batch")
+    for run in (mapped, jax.jit(mapped)):
+        assert_same(run(shares, w), run(batch, w))
+    loss = lambda w, batch: jnp.sum(jax.tree.leaves(mapped(batch, w))[0] ** 2)  # noqa: E731
+    got, want = (jax.jit(jax.grad(loss))(w, b) for b in (shares, batch))
+    assert_close(got, want, terms=100)
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_to_list_gives_the_examples_in_order(axis):
     batch = draw(axis=axis)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ... import _checks
 from ..._typing import Array, ArrayLike, Int, Shaped
@@ -19,25 +20,9 @@ def _static() -> Any:
     return dataclasses.field(metadata={"static": True})
 
 
-class _Dealt:
-    """The order of dealt examples."""
-
-    order: Array
-
-    def _places(self) -> Array:
-        """Return for every example, in the caller's order, where it was dealt to."""
-        count = self.order.shape[0]
-        places = jnp.arange(count, dtype=jnp.int32)
-        return jnp.zeros(count, jnp.int32).at[self.order].set(places)
-
-    def __len__(self) -> int:
-        """Return the number of examples."""
-        return self.order.shape[0]
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class ShardedBatch(_Dealt):
+class ShardedBatch:
     """Values of equal sizes, one for each example of a batch dealt out to devices.
 
     A result of `ragged.vmap`, or an array that `ragged.shard` dealt out. It is a
@@ -59,8 +44,22 @@ class ShardedBatch(_Dealt):
 
     def in_order(self) -> Any:
         """Return `data` in the caller's order, which moves it between devices."""
-        places = self._places()
-        return jax.tree.map(lambda x: jnp.take(x, places, axis=0), self.data)
+
+        def ordered(data: Any, order: Array) -> Any:
+            places = jnp.argsort(order)
+            return jax.tree.map(lambda x: jnp.take(x, places, axis=0), data)
+
+        explicit = self.mesh.explicit_axes
+        if explicit:
+            everywhere = NamedSharding(self.mesh, PartitionSpec())
+            ordered = jax.sharding.auto_axes(
+                ordered, axes=explicit, out_sharding=everywhere
+            )
+        return ordered(self.data, self.order)
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return self.order.shape[0]
 
     def __repr__(self) -> str:
         if isinstance(self.data, PaddedRagged):
@@ -70,7 +69,7 @@ class ShardedBatch(_Dealt):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class ShardedRagged(_Dealt):
+class ShardedRagged:
     """A batch of different sizes whose examples are dealt out to the devices of a mesh.
 
     The result of `ragged.shard`. Each device has a buffer of its own with the tokens of
@@ -130,14 +129,18 @@ class ShardedRagged(_Dealt):
         shares = lengths.reshape(self.shares, -1)
         begins = np.cumsum(shares, 1) - shares
         begins += self.capacity * np.arange(self.shares)[:, None]
+        tokens = np.moveaxis(np.asarray(self.data), self.axis, 0)
         found: list[Any] = [None] * len(self)
         for i, begin, size in zip(
             np.asarray(self.order), begins.ravel(), lengths, strict=True
         ):
-            found[i] = jax.lax.dynamic_slice_in_dim(
-                self.data, int(begin), int(size), self.axis
-            )
+            example = np.moveaxis(tokens[begin : begin + size], 0, self.axis)
+            found[i] = jnp.asarray(example)
         return found
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return self.order.shape[0]
 
     def __repr__(self) -> str:
         return (
