@@ -18,6 +18,7 @@ from benchmarks import (
     disturbed,
     floors,
     layers,
+    long,
     native,
     neighbours,
     recurrent,
@@ -116,6 +117,20 @@ def test_sessions_are_measured(monkeypatch):
     assert float(time) > 0 and float(ratio) > 0 and memory == "3.0"
     stored = {"machine": results.machine() | {"threads": 1}, "rows": {"gru": row}}
     assert f"| gru | {time} | {ratio} | 3.0 |" in streams.text(stored)
+
+
+def test_the_gradient_of_a_long_sequence_is_measured(monkeypatch):
+    monkeypatch.setattr(long, "CHUNK", 20)
+    long.check()
+    monkeypatch.setitem(long.WAYS, "wrong", ("all steps", lambda w, x: w.sum()))
+    with pytest.raises(AssertionError):
+        long.check()
+    way = "`tbptt`, 10 chunks of 1000"
+    row = long.gradient(way, 400)
+    assert row.seconds > 0 and row.program > 0
+    rows = {way: list(row._replace(seconds=1.25, peak=2 << 20, program=1 << 20))}
+    stored = {"machine": results.machine(), "rows": rows, "steps": 400}
+    assert f"| {way} | 10,000 steps | 1.2 | 2 | 1 |" in long.text(stored)
 
 
 def test_wrong_results_are_found():
