@@ -49,11 +49,10 @@ def _truncated(detach_every: int) -> Loss:
             y, state = ost.rnn(SPEC, weights, chunk, state)
             return state, jnp.mean(y**2)
 
-        zeros = jnp.zeros((1, 1, UNITS), x.dtype)
+        state = (jnp.zeros((1, 1, UNITS), x.dtype),) * 2
         chunks = x.reshape(-1, 1, CHUNK, FEATURES)
-        return ost.tbptt(step, (zeros, zeros), chunks, detach_every=detach_every)[
-            1
-        ].mean()
+        _, losses = ost.tbptt(step, state, chunks, detach_every=detach_every)
+        return losses.mean()
 
     return loss
 

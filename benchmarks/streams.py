@@ -1,7 +1,7 @@
 """Benchmark of sessions: `python -m benchmarks.streams`.
 
-A step of `ost.stream` next to a jitted `rnn_step`, ONNX Runtime and torch, from one
-stream to 10,000. Results are checked before anything is timed; the table goes to
+A step of `ost.stream` next to a jitted `rnn_step` and ONNX Runtime, from one stream to
+10,000. Results are checked before anything is timed; the table goes to
 docs/results.md.
 """
 
@@ -9,7 +9,7 @@ import json
 import multiprocessing
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ from . import report, results, tables
 OUT = Path("out/bench/streams.json")
 MARK = "streams"
 PAGE = Path("docs/results.md")
-CONTENDERS = (STREAM, OURS, "onnxruntime", "torch")
+CONTENDERS = (STREAM, OURS, "onnxruntime")
 MODES = ("lstm", "gru")
 SIZES = (  # streams, units
     *((1, units) for units in (16, 32, 64, 128, 256, 512, 1024)),
@@ -33,7 +33,7 @@ SIZES = (  # streams, units
     *((100, units) for units in (64, 256)),
     *((10_000, units) for units in (64, 256)),
 )
-HEADS = ("row", "µs a step", "jitted rnn_step", "onnxruntime", "torch", "MiB")
+HEADS = ("row", "µs a step", "jitted rnn_step", "onnxruntime", "MiB")
 
 
 def main(
@@ -60,7 +60,6 @@ def main(
     stored = json.loads(out.read_text()) if out.exists() else {"rows": {}}
     if measure:
         stored["machine"] = results.machine() | {"threads": threads}
-        os.environ["OSTINATO_NUM_THREADS"] = str(threads)
         out.parent.mkdir(parents=True, exist_ok=True)
         for name in mode:
             for count, units in SIZES:
@@ -78,12 +77,44 @@ def main(
 
 
 def seconds(problem: Problem, rounds: int, threads: int) -> dict[str, list[float]]:
-    """Check the results of all contenders, and time them in turns."""
-    found = timing.checked(problem, make_data(problem), CONTENDERS, threads)
-    for name, reason in found.skipped.items():
-        print(f"{problem.name}: without {name}: {reason}")
-    calls = {name: contender.call for name, contender in found.good.items()}
-    return timing.take_turns(calls, rounds)
+    """Check the results of all contenders, and time them in turns.
+
+    Each is in a process of its own, since idle threads of one library keep processors
+    busy that another one needs.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    pipes, found = {}, {}
+    for name in CONTENDERS:
+        pipes[name], theirs = spawn.Pipe()
+        spawn.Process(
+            target=_take_part, args=(theirs, name, problem, threads), daemon=True
+        ).start()
+        if (reason := pipes[name].recv()) is not None:
+            print(f"{problem.name}: without {name}: {reason}")
+            del pipes[name]
+    for name in rounds * list(pipes):
+        pipes[name].send("go")
+        found.setdefault(name, []).append(pipes[name].recv())
+    for pipe in pipes.values():
+        pipe.send("end")
+    return found
+
+
+def _take_part(pipe: Any, name: str, problem: Problem, threads: int) -> None:
+    """Build a contender, say why it cannot take part, and time a round when told."""
+    os.environ["OSTINATO_NUM_THREADS"] = str(threads)
+    try:
+        data = make_data(problem)
+        names = dict.fromkeys((OURS, name))  # `checked` raises if ours is wrong
+        found = timing.checked(problem, data, list(names), threads)
+        pipe.send(found.skipped.get(name))
+        if name in found.skipped:
+            return
+        rounds = timing.turns({name: found.good[name].call})
+        while pipe.recv() == "go":
+            pipe.send(next(rounds)[name])
+    except EOFError:
+        return  # the parent ended
 
 
 def bytes_of_a_session(problem: Problem) -> int:
@@ -118,7 +149,7 @@ def text(stored: dict) -> str:
     machine = stored["machine"]
     packages = ", ".join(
         f"{name} {machine['packages'][name]}"
-        for name in ("jax", "onnxruntime", "torch")
+        for name in ("jax", "onnxruntime")
         if machine["packages"].get(name)
     )
     said = (

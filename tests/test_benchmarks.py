@@ -109,7 +109,6 @@ def test_contender_says_what_it_cannot(name, kind, sizes):
 
 def test_sessions_are_measured(monkeypatch):
     monkeypatch.setattr(streams, "CONTENDERS", (STREAM, OURS))
-    monkeypatch.setattr(timing, "ROUND_SECONDS", 1e-3)
     problem = Problem("gru", "step", **STEP)
     row = {"seconds": streams.seconds(problem, 2, 1), "bytes": 3 << 20}
     assert [len(s) for s in row["seconds"].values()] == [2, 2]
