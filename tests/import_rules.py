@@ -58,8 +58,9 @@ TIERS = {
     "interop": 6,
     "nn": 7,  # over the cells that interop reads
     "apps": 8,
-    "cli": 9,
-    "__main__": 10,  # starts cli
+    "cli_forecast": 9,
+    "cli": 10,
+    "__main__": 11,  # starts cli
 }
 # Tiers inside of `ragged`; the longest prefix wins here, too.
 RAGGED = {
@@ -110,6 +111,7 @@ THIRD_PARTY = {
     "apps.bench.peers.onnx_runtime": {"numpy", "onnx", "onnxruntime"},
     "apps.bench.peers.torch_nn": {"torch"},
     "cli": {"numpy", "rich", "typer"},
+    "cli_forecast": {"typer"},
 }
 
 

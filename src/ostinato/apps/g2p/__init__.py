@@ -21,6 +21,6 @@ of different lengths, and `ostinato.ragged.vmap` on the same words without paddi
     report.py      error rates, learning curve, alignments
     pronounce.py   the use of a trained model
 
-What other jobs need as well is in the folder above: training.py (one update), tensors.py
+What other jobs need too is in the folder above: training.py (one update), tensors.py
 (files of arrays), fields.py (checks of what files say), display.py (live progress).
 """

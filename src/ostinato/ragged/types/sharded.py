@@ -49,13 +49,14 @@ class ShardedBatch:
             places = jnp.argsort(order)
             return jax.tree.map(lambda x: jnp.take(x, places, axis=0), data)
 
+        run: Any = ordered
         explicit = self.mesh.explicit_axes
         if explicit:
             everywhere = NamedSharding(self.mesh, PartitionSpec())
-            ordered = jax.sharding.auto_axes(
+            run = jax.sharding.auto_axes(
                 ordered, axes=explicit, out_sharding=everywhere
             )
-        return ordered(self.data, self.order)
+        return run(self.data, self.order)
 
     def __len__(self) -> int:
         """Return the number of examples."""
