@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ostinato import _native
-from ostinato.apps.bench.peers import OURS, PEERS, PREPARED
+from ostinato.apps.bench.peers import OURS, PEERS, PREPARED, STREAM
 
-CONTENDERS = (OURS, PREPARED, *PEERS)
+CONTENDERS = (OURS, PREPARED, STREAM, *PEERS)
 VENDORS = ("AMD", "Intel")
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "onnxruntime", "flax")
 

@@ -8,7 +8,8 @@ import jax
 import pytest
 from rich.console import Console
 
-from ostinato.apps.g2p import checkpoint, report
+from ostinato.apps import display
+from ostinato.apps.g2p import checkpoint
 from ostinato.apps.g2p.train import train
 
 SOUNDS = {"a": "AA", "b": "B", "e": "EH", "k": "K", "s": "S", "x": "K S"}
@@ -52,7 +53,7 @@ def interrupt_after(
     monkeypatch, updates, error: type[BaseException] = KeyboardInterrupt
 ):
     """Make the display raise `error` once, after some updates, as Ctrl-C would."""
-    tick, count = report.Display.tick, [0]
+    tick, count = display.Display.tick, [0]
 
     def counting_tick(self, *args):
         count[0] += 1
@@ -60,11 +61,11 @@ def interrupt_after(
             raise error
         tick(self, *args)
 
-    monkeypatch.setattr(report.Display, "tick", counting_tick)
+    monkeypatch.setattr(display.Display, "tick", counting_tick)
 
 
 def arrays(out, name):
-    return checkpoint.read(out / name)[0]
+    return checkpoint.FILES.read(out / name)[0]
 
 
 @pytest.fixture(autouse=True)

@@ -48,19 +48,22 @@ TIERS = {
     "_rnn.output": 4,
     "_rnn.api": 4,
     "_rnn.passes": 4,
+    "_rnn.streaming": 4,
     "_rnn.cell_passes": 4,
     "_step": 3,
     "_linear": 4,
     "_recurrent": 4,
     "cells": 5,
     "ragged": 5,
+    "data": 5,
     "_serialization": 5,
     "store": 5,
     "interop": 6,
     "nn": 7,  # over the cells that interop reads
     "apps": 8,
-    "cli": 9,
-    "__main__": 10,  # starts cli
+    "cli_forecast": 9,
+    "cli": 10,
+    "__main__": 11,  # starts cli
 }
 # Tiers inside of `ragged`; the longest prefix wins here, too.
 RAGGED = {
@@ -112,6 +115,7 @@ THIRD_PARTY = {
     "apps.bench.peers.onnx_runtime": {"numpy", "onnx", "onnxruntime"},
     "apps.bench.peers.torch_nn": {"torch"},
     "cli": {"numpy", "rich", "typer"},
+    "cli_forecast": {"typer"},
 }
 
 

@@ -9,7 +9,10 @@ import pytest
 import ostinato as ost
 
 FUNCTIONS = [
-    f for m in (ost, ost.cells, ost.ragged) for f in vars(m).values() if callable(f)
+    f
+    for m in (ost, ost.cells, ost.data, ost.ragged)
+    for f in vars(m).values()
+    if callable(f)
 ]
 FUNCTIONS += [f for f in vars(ost.ragged.RaggedArray).values() if inspect.isfunction(f)]
 

@@ -20,6 +20,7 @@ from benchmarks import (
     heads,
     layers,
     linear,
+    long,
     native,
     neighbours,
     recurrent,
@@ -27,10 +28,11 @@ from benchmarks import (
     rows,
     session,
     steps,
+    streams,
 )
 from benchmarks.results import Results, Row
 from ostinato.apps.bench import equality, peers, timing
-from ostinato.apps.bench.peers import OURS, Unsupported
+from ostinato.apps.bench.peers import OURS, STREAM, Unsupported
 from ostinato.apps.bench.problem import Problem, make_data
 
 ROOT = Path(__file__).parents[1]
@@ -96,6 +98,7 @@ def test_contender_computes_the_same(name, problem):
         ("torch", "compile", {}),
         ("prepared", "train", {}),
         ("prepared", "infer", dict(batch=2)),
+        ("stream", "infer", {}),
     ],
 )
 def test_contender_says_what_it_cannot(name, kind, sizes):
@@ -104,6 +107,31 @@ def test_contender_says_what_it_cannot(name, kind, sizes):
     problem = Problem("lstm", kind, **(SMALL | sizes))
     with pytest.raises(Unsupported):
         peers.build(name, problem, make_data(problem), threads=1)
+
+
+def test_sessions_are_measured(monkeypatch):
+    monkeypatch.setattr(streams, "CONTENDERS", (STREAM, OURS))
+    problem = Problem("gru", "step", **STEP)
+    row = {"seconds": streams.seconds(problem, 2, 1), "bytes": 3 << 20}
+    assert [len(s) for s in row["seconds"].values()] == [2, 2]
+    name, time, ratio, memory = streams.line("gru", row)
+    assert float(time) > 0 and float(ratio) > 0 and memory == "3.0"
+    stored = {"machine": results.machine() | {"threads": 1}, "rows": {"gru": row}}
+    assert f"| gru | {time} | {ratio} | 3.0 |" in streams.text(stored)
+
+
+def test_the_gradient_of_a_long_sequence_is_measured(monkeypatch):
+    monkeypatch.setattr(long, "CHUNK", 20)
+    long.check()
+    monkeypatch.setitem(long.WAYS, "wrong", ("all steps", lambda w, x: w.sum()))
+    with pytest.raises(AssertionError):
+        long.check()
+    way = "`tbptt`, 10 chunks of 1000"
+    row = long.gradient(way, 400)
+    assert row.seconds > 0 and row.program > 0
+    rows = {way: list(row._replace(seconds=1.25, peak=2 << 20, program=1 << 20))}
+    stored = {"machine": results.machine(), "rows": rows, "steps": 400}
+    assert f"| {way} | 10,000 steps | 1.2 | 2 | 1 |" in long.text(stored)
 
 
 def test_wrong_results_are_found():

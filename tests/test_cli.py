@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 import ostinato as ost
 from ostinato import cli
+from ostinato.apps import display
 from ostinato.apps.errors import UserError
-from ostinato.apps.g2p import attention, checkpoint, ctc, data, report
+from ostinato.apps.g2p import attention, checkpoint, ctc, data
 from ostinato.apps.g2p.pronounce import check
 
 RUNNER = CliRunner()
@@ -73,7 +74,7 @@ def test_an_interrupted_training_ends_with_130(small_dictionary, tmp_path, monke
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(report.Display, "tick", interrupt)
+    monkeypatch.setattr(display.Display, "tick", interrupt)
     result = ostinato("train", "g2p", "--epochs", 1, "--out", tmp_path, *TINY.split())
     assert result.exit_code == 130, result.output
     assert "go on with --resume" in result.stdout.replace("\n", " ")

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from g2p_words import plain_jax  # noqa: F401
 
-from ostinato.apps import files
+from ostinato.apps import files, training
 from ostinato.apps.errors import UserError
-from ostinato.apps.g2p import attention, checkpoint, ctc, training
+from ostinato.apps.g2p import attention, checkpoint, ctc
 
 SIZES = dict(hidden_size=4, num_layers=1, phonemes=("S", "T"), dropout=0.1)
 CONFIG = ctc.Config(**SIZES)
@@ -37,7 +37,7 @@ def test_model_round_trip(tmp_path, config):
 
 def test_the_header_tells_the_spec(tmp_path):
     saved_model(tmp_path)
-    _, header = checkpoint.read(tmp_path / checkpoint.MODEL_FILE)
+    _, header = checkpoint.FILES.read(tmp_path / checkpoint.MODEL_FILE)
     assert header["model"] == "ctc"
     assert header["spec"]["mode"] == "lstm"
     assert header["spec"]["hidden_size"] == 4
@@ -45,7 +45,7 @@ def test_the_header_tells_the_spec(tmp_path):
 
 
 def test_state_round_trip(tmp_path):
-    want = training.init_state(3, CONFIG)._replace(step=7)
+    want = training.init_state(3, CONFIG.init)._replace(step=7)
     checkpoint.save_state(tmp_path, want, {"elapsed": 1.5})
     got = checkpoint.load_state(tmp_path, CONFIG)
     assert got.step == 7
@@ -54,7 +54,7 @@ def test_state_round_trip(tmp_path):
 
 
 def test_state_of_another_model_says_so(tmp_path):
-    checkpoint.save_state(tmp_path, training.init_state(0, CONFIG), {})
+    checkpoint.save_state(tmp_path, training.init_state(0, CONFIG.init), {})
     other = dataclasses.replace(CONFIG, hidden_size=5)
     with pytest.raises(UserError, match="is damaged or.*`001` must be float32"):
         checkpoint.load_state(tmp_path, other)

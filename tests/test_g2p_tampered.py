@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from g2p_words import plain_jax  # noqa: F401
 
+from ostinato.apps import training
 from ostinato.apps.errors import UserError
-from ostinato.apps.g2p import attention, checkpoint, ctc, header, training
+from ostinato.apps.g2p import attention, checkpoint, ctc, header
 from ostinato.apps.g2p.report import Row
 from ostinato.apps.g2p.settings import choose
 
@@ -27,7 +28,7 @@ def contents(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     config = CONFIGS[request.param]
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        state = training.init_state(0, config)
+        state = training.init_state(0, config.init)
     weights = (0.2,) * len(config.reader().opinions)
     model = checkpoint.Model(config, state.params, [[1, 2], [2]], weights, {"best": 1})
     checkpoint.save_model(folder, model)
@@ -35,11 +36,13 @@ def contents(request, tmp_path_factory):
     settings = choose(model=request.param, hidden=4, layers=1)
     of_run = header.Header(settings, "words", 9.0, 1.0, [row], row)
     checkpoint.save_state(folder, state, of_run.to_json())
-    return config, {name: checkpoint.read(folder / name) for name in (MODEL, RESUME)}
+    return config, {
+        name: checkpoint.FILES.read(folder / name) for name in (MODEL, RESUME)
+    }
 
 
 def save(folder, name, tensors, fields):
-    checkpoint._save(folder / name, tensors, fields)
+    checkpoint.FILES.save(folder / name, tensors, fields)
 
 
 def load(folder, name, config):

@@ -13,6 +13,7 @@ from g2p_words import (
     train_tiny,
 )
 
+from ostinato.apps import display
 from ostinato.apps.errors import UserError
 from ostinato.apps.g2p import checkpoint, report, run, settings
 from ostinato.apps.g2p.models import MODELS
@@ -248,4 +249,4 @@ def test_settings_are_chosen_by_the_time(name):
     "seconds, text", [(-1, "0:00"), (61.9, "1:01"), (3661, "1:01:01")]
 )
 def test_clock(seconds, text):
-    assert report.clock(seconds) == text
+    assert display.clock(seconds) == text

@@ -1,5 +1,6 @@
 """Tests of the tiers of the package, and of what an import loads."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -101,7 +102,7 @@ def test_what_the_rules_allow_passes(tmp_path, module, code):
         ),
         ("cells/basic.py", "from ostinato import rnn", f"imports {TOP}"),
         ("apps/g2p.py", "from .._rnn import api", "imports _rnn.api, not public"),
-        ("apps/g2p.py", "from .. import cli", "imports cli (tier 9) from tier 8"),
+        ("apps/g2p.py", "from .. import cli", "imports cli (tier 10) from tier 8"),
         ("__init__.py", "from .nn import flax", f"imports nn.flax {TIER7} 5"),
         (
             "interop/more.py",
@@ -158,8 +159,10 @@ def test_importing_the_package_is_quick():
         "import time, jax, numpy; start = time.process_time(); import ostinato; "
         "print(time.process_time() - start)"
     )
-    seconds = [
-        float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    seconds = [  # the first run may compile the modules, as an installation does
+        float(subprocess.check_output([sys.executable, "-c", code], env=env))
+        for _ in range(3)
     ]
     assert min(seconds) < 0.2
 

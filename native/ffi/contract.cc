@@ -1,5 +1,7 @@
 #include "ffi/contract.h"
 
+#include <limits>
+
 #include "cpu/runtime/features.h"
 #include "ffi/handler.h"
 
@@ -44,10 +46,20 @@ std::string Compose() {
        {&kOperands, &kOutputs, &kSaved, &kResiduals, &kGradients}) {
     text += TupleLine(*tuple);
   }
+  text += Line("stream", Join(kStreamFields, std::size(kStreamFields)));
   return text;
 }
 
 }  // namespace
+
+CallAttributes AttributesOf(const int64_t* integers, const double* reals) {
+  CallAttributes call{};
+  for (const auto& attribute : kIntegers) attribute.set(call, *integers++);
+  for (const auto& attribute : kReals) attribute.set(call, *reals++);
+  cpu::Network& n = call.network;
+  n.clips = n.clip_nan || n.cell_clip < std::numeric_limits<double>::infinity();
+  return call;
+}
 
 const std::string& Contract() {
   static const std::string text = Compose();

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <string>
 
 #include "cpu/network/network.h"
@@ -77,6 +78,30 @@ inline constexpr Attribute<double> kReals[] = {
     {"cell_clip", [](auto& c, double v) { c.network.cell_clip = v; }},
     {"dropout_scale", [](auto& c, double v) { c.network.dropout_scale = v; }},
 };
+
+// The attributes of a call, from values in the order of kIntegers and of kReals.
+CallAttributes AttributesOf(const int64_t* integers, const double* reals);
+
+// What ostinato_stream takes, see stream.cc: StreamCall in cpu.py, 8 bytes a field.
+struct StreamCall {
+  int64_t dtype;  // an index of kDtypes
+  // Those of a call, in the order of kIntegers and kReals.
+  const int64_t* integers;
+  const double* reals;
+  int64_t steps, batch;
+  const void* weights;   // [num_params]
+  const void* prepared;  // packed weights
+  int64_t prepared_bytes;
+  const void* x;               // [B, T, I]
+  const int32_t* seq_lengths;  // [B], or null: all steps of every sequence
+  void* y;                     // [B, T, S]
+  void *h, *c;                 // [L, B, ...]: the states, before and after the call
+};
+inline constexpr const char* kStreamFields[] = {
+    "dtype",    "integers",       "reals", "steps",       "batch", "weights",
+    "prepared", "prepared_bytes", "x",     "seq_lengths", "y",     "h",
+    "c"};
+static_assert(sizeof(StreamCall) == 8 * std::size(kStreamFields));
 
 // Lines of `name: words`, see contract.cc.
 const std::string& Contract();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -23,11 +22,11 @@ void ExpectSize(const char* what, int64_t got, int64_t want) {
 }
 
 template <typename Value, size_t count>
-void SetAll(const xffi::Dictionary& attributes, const char* name,
-            const Attribute<Value> (&table)[count], CallAttributes& call) {
+const Value* ValuesOf(const xffi::Dictionary& attributes, const char* name,
+                      const Attribute<Value> (&)[count]) {
   const auto values = Get<xffi::Span<const Value>>(attributes, name);
   ExpectSize(name, values.size(), count);
-  for (size_t i = 0; i < count; ++i) table[i].set(call, values[i]);
+  return values.begin();
 }
 
 void ExpectCounts(const char* what, const Arrays& arrays,
@@ -81,12 +80,8 @@ void Arrays::Zero() const {
 }
 
 CallAttributes DecodeAttributes(const xffi::Dictionary& attributes) {
-  CallAttributes call{};
-  SetAll(attributes, "integers", kIntegers, call);
-  SetAll(attributes, "reals", kReals, call);
-  cpu::Network& n = call.network;
-  n.clips = n.clip_nan || n.cell_clip < std::numeric_limits<double>::infinity();
-  return call;
+  return AttributesOf(ValuesOf(attributes, "integers", kIntegers),
+                      ValuesOf(attributes, "reals", kReals));
 }
 
 CallBuffers DecodeBuffers(const CallAttributes& call,

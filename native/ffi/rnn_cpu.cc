@@ -229,6 +229,12 @@ constexpr auto RnnBackward = Dispatch<Backward<float, float>, Backward<double, d
                                       Backward<BFloat16, float>>;
 constexpr auto RnnPack = Dispatch<Prepare<float>, Prepare<double>, Prepare<BFloat16>>;
 
+cpu::Network NetworkOf(const int64_t* integers) {
+  CallAttributes call{};
+  for (const auto& attribute : kIntegers) attribute.set(call, *integers++);
+  return call.network;
+}
+
 auto Binding() { return xffi::Ffi::Bind().Attrs().RemainingArgs().RemainingRets(); }
 
 }  // namespace
@@ -262,18 +268,33 @@ extern "C" OSTINATO_EXPORT void ostinato_use_tiles(const void* kernels) {
 // kDtypes. -1 where the integers make no sense.
 extern "C" OSTINATO_EXPORT int64_t
 ostinato_prepared_bytes(int32_t dtype, const int64_t* integers) noexcept try {
-  ostinato::ffi::CallAttributes call{};
-  for (const auto& attribute : ostinato::ffi::kIntegers) {
-    attribute.set(call, *integers++);
-  }
+  const ostinato::cpu::Network network = ostinato::ffi::NetworkOf(integers);
   switch (dtype) {
     case 0:
-      return ostinato::cpu::PreparedBytes<float>(call.network);
+      return ostinato::cpu::PreparedBytes<float>(network);
     case 1:
-      return ostinato::cpu::PreparedBytes<double>(call.network);
+      return ostinato::cpu::PreparedBytes<double>(network);
     default:
-      return ostinato::cpu::PreparedBytes<ostinato::cpu::BFloat16>(call.network);
+      return ostinato::cpu::PreparedBytes<ostinato::cpu::BFloat16>(network);
   }
 } catch (...) {
   return -1;
+}
+
+// Whether so many bytes are prepared weights as this machine reads them.
+extern "C" OSTINATO_EXPORT bool ostinato_is_prepared(int32_t dtype,
+                                                     const int64_t* integers,
+                                                     const void* memory,
+                                                     int64_t bytes) noexcept try {
+  const ostinato::cpu::Network network = ostinato::ffi::NetworkOf(integers);
+  switch (dtype) {
+    case 0:
+      return ostinato::cpu::IsPrepared<float>(network, memory, bytes);
+    case 1:
+      return ostinato::cpu::IsPrepared<double>(network, memory, bytes);
+    default:
+      return ostinato::cpu::IsPrepared<ostinato::cpu::BFloat16>(network, memory, bytes);
+  }
+} catch (...) {
+  return false;
 }

@@ -8,6 +8,7 @@ and `rnn`.
 from . import interrupts as interrupts  # isort: skip, before imports that take long
 from . import _serialization as _serialization
 from . import cells as cells
+from . import data as data
 from . import ragged as ragged
 from ._linear.api import LinearOutput as LinearOutput
 from ._linear.api import linear_recurrence as linear_recurrence
@@ -23,6 +24,7 @@ from ._linear.returns import lambda_returns as lambda_returns
 from ._recurrent.net import recurrent_net as recurrent_net
 from ._recurrent.protocol import RecurrentOutput as RecurrentOutput
 from ._recurrent.remat import tag as tag
+from ._recurrent.truncated import tbptt as tbptt
 from ._rnn.api import rnn as rnn
 from ._rnn.api import rnn_step as rnn_step
 from ._rnn.backend import BackendStatus as BackendStatus
@@ -59,6 +61,8 @@ from ._rnn.prepared import PreparedWeights as PreparedWeights
 from ._rnn.prepared import prepare as prepare
 from ._rnn.spec import RNNSpec as RNNSpec
 from .cells.loops import explain as explain
+from ._rnn.streaming import Stream as Stream
+from ._rnn.streaming import stream as stream
 from .store import Saved as Saved
 from .store import load as load
 from .store import save as save

@@ -156,3 +156,12 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ostinato_contract.restype = ctypes.c_char_p
     library.ostinato_prepared_bytes.argtypes = (int32, ctypes.POINTER(int64))
     library.ostinato_prepared_bytes.restype = int64
+    library.ostinato_is_prepared.argtypes = (
+        int32,
+        ctypes.POINTER(int64),
+        ctypes.c_void_p,
+        int64,
+    )
+    library.ostinato_is_prepared.restype = ctypes.c_bool
+    library.ostinato_stream.argtypes = (ctypes.c_void_p,)
+    library.ostinato_stream.restype = ctypes.c_char_p

@@ -20,7 +20,7 @@ except ModuleNotFoundError:
     )
     raise SystemExit(2) from None
 
-from . import __version__, interrupts
+from . import __version__, cli_forecast, interrupts
 from .apps.errors import UserError, require
 
 MODEL = Path("out/g2p")
@@ -162,6 +162,10 @@ def g2p(
         )
     if summary.figures is None:
         raise typer.Exit(130)
+
+
+train_app.command("forecast")(_one_line_errors()(cli_forecast.train))
+app.command("forecast")(_one_line_errors()(cli_forecast.forecast))
 
 
 @app.command()

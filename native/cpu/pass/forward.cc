@@ -290,6 +290,13 @@ int64_t PreparedBytes(const Network& network) {
 }
 
 template <typename Storage>
+bool IsPrepared(const Network& network, const void* memory, int64_t bytes) {
+  return WithForwardKernels<Storage>([&](const auto& kernels) {
+    return NetworkPanels(kernels, network).Fits(memory, bytes);
+  });
+}
+
+template <typename Storage>
 void PackWeights(const Network& network, const Storage* weights, void* memory,
                  Team& team) {
   WithForwardKernels<Storage>([&](const auto& kernels) {
@@ -305,6 +312,9 @@ template void RunForward(const ForwardCall<BFloat16, float>&, Team&);
 template int64_t PreparedBytes<float>(const Network&);
 template int64_t PreparedBytes<double>(const Network&);
 template int64_t PreparedBytes<BFloat16>(const Network&);
+template bool IsPrepared<float>(const Network&, const void*, int64_t);
+template bool IsPrepared<double>(const Network&, const void*, int64_t);
+template bool IsPrepared<BFloat16>(const Network&, const void*, int64_t);
 template void PackWeights(const Network&, const float*, void*, Team&);
 template void PackWeights(const Network&, const double*, void*, Team&);
 template void PackWeights(const Network&, const BFloat16*, void*, Team&);

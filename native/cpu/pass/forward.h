@@ -31,6 +31,9 @@ void RunForward(const ForwardCall<Storage, Accum>& call, Team& team);
 // Packs weights ahead of time, into `memory` of PreparedBytes.
 template <typename Storage>
 int64_t PreparedBytes(const Network& network);
+// Whether `memory` was packed for this network by the kernels of this machine.
+template <typename Storage>
+bool IsPrepared(const Network& network, const void* memory, int64_t bytes);
 template <typename Storage>
 void PackWeights(const Network& network, const Storage* weights, void* memory,
                  Team& team);

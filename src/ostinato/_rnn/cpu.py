@@ -34,6 +34,10 @@ _TUPLES = {
     "residuals": Residuals,
     "gradients": Differentiable,
 }
+_STREAM = (
+    "dtype integers reals steps batch weights prepared prepared_bytes "
+    "x seq_lengths y h c"
+)
 _INTEGERS: dict[str, Callable[[RNNCall], int]] = {
     "mode": lambda call: _modes().index(call.spec.mode),
     "input_size": lambda call: call.spec.input_size,
@@ -69,6 +73,7 @@ def contract(modes: Sequence[str]) -> dict[str, str]:
         "modes": modes,
         "integers": _INTEGERS,
         "reals": _REALS,
+        "stream": _STREAM.split(),
     } | {name: _field_names(each) for name, each in _TUPLES.items()}
     return {name: " ".join(words) for name, words in lines.items()} | {
         name: f"gates {' '.join(mode.gates)}, states {' '.join(mode.states)}, "
@@ -185,9 +190,23 @@ def packed_size(spec: RNNSpec, dtype: Any) -> int:
     """Return the bytes of what `pack` makes of one weight vector."""
     library = _library().library
     assert library is not None
+    return library.ostinato_prepared_bytes(*_network(spec, dtype))
+
+
+def is_packed(spec: RNNSpec, dtype: Any, packed: np.ndarray) -> bool:
+    """Return True if `packed` is what `pack` makes on this machine, of any weights."""
+    library = _library().library
+    assert library is not None
+    return library.ostinato_is_prepared(
+        *_network(spec, dtype), address(packed), packed.nbytes
+    )
+
+
+def _network(spec: RNNSpec, dtype: Any) -> tuple[int, Any]:
+    """Return the number of the dtype, and a pointer to the integers of a call."""
     integers = _values(_INTEGERS, RNNCall(spec), np.int64)
     pointer = integers.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
-    return library.ostinato_prepared_bytes(_DTYPES.index(np.dtype(dtype)), pointer)
+    return _DTYPES.index(np.dtype(dtype)), pointer
 
 
 def pack(spec: RNNSpec, weights: Array) -> Array:
@@ -197,6 +216,52 @@ def pack(spec: RNNSpec, weights: Array) -> Array:
     operands = Operands(weights, x=None, states=())
     attributes = _attributes(RNNCall(spec), (True,), [operands], [(result,)])
     return jax.ffi.ffi_call("ostinato_rnn_pack", result)(weights, **attributes)
+
+
+class StreamCall(ctypes.Structure):
+    """A call of `ostinato_stream`: numbers, and addresses of arrays."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in _STREAM.split()]
+
+
+def stream_call(
+    spec: RNNSpec,
+    batch: int,
+    weights: np.ndarray,
+    packed: np.ndarray,
+    states: Sequence[np.ndarray],
+) -> tuple[Any, StreamCall]:
+    """Return the library's function, and a call of it without steps, inputs, outputs.
+
+    All arrays have to live as long as the call; `states` are changed in their places.
+    """
+    library = _library().library
+    assert library is not None
+    call = RNNCall(spec)
+    made = StreamCall(
+        dtype=_DTYPES.index(weights.dtype),
+        batch=batch,
+        weights=address(weights),
+        prepared=address(packed),
+        prepared_bytes=packed.nbytes,
+    )
+    made.kept = _values(_INTEGERS, call, np.int64), _values(_REALS, call, np.float64)
+    made.integers, made.reals = map(address, made.kept)
+    for name, state in zip("hc", states, strict=False):
+        setattr(made, name, address(state))
+    return library.ostinato_stream, made
+
+
+def address(array: np.ndarray) -> int:
+    """Return where the elements of a contiguous array begin."""
+    assert array.flags.c_contiguous
+    return array.ctypes.data
+
+
+def raise_error(message: bytes | None) -> None:
+    """Raise what `ostinato_stream` returned."""
+    if message is not None:
+        raise RuntimeError(f"the native library failed: {message.decode()}")
 
 
 def _attributes(

@@ -16,6 +16,7 @@ from .primitives.convolve import convolve as convolve
 from .primitives.convolve import correlate as correlate
 from .registration import register as register
 from .schedule.tiers import length_tiers as length_tiers
+from .sharding import shard as shard
 from .types.array import RaggedArray as RaggedArray
 from .types.capacity import round_capacity as round_capacity
 from .types.capacity import round_length as round_length
@@ -23,4 +24,6 @@ from .types.padded import PaddedRagged as PaddedRagged
 from .types.segments import Segments as Segments
 from .types.segments import Tail as Tail
 from .types.segments import UsedCapacity as UsedCapacity
+from .types.sharded import ShardedBatch as ShardedBatch
+from .types.sharded import ShardedRagged as ShardedRagged
 from .vmap import vmap as vmap

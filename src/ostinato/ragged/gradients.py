@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from .inputs import is_ragged
+from .types.sharded import ShardedRagged
 
 
 def grad(
@@ -95,15 +96,19 @@ def value_and_grad(
 def _data(tree: Any) -> Any:
     """Return the tree with the data of a RaggedArray in place of it."""
     return jax.tree.map(
-        lambda x: x.data if is_ragged(x) else x, tree, is_leaf=is_ragged
+        lambda x: x.data if _has_tokens(x) else x, tree, is_leaf=_has_tokens
     )
 
 
 def _with_data(tree: Any, data: Any) -> Any:
     """Return `data` with the RaggedArrays of `tree` around it."""
     return jax.tree.map(
-        lambda x, d: x.with_data(d) if is_ragged(x) else d,
+        lambda x, d: x.with_data(d) if _has_tokens(x) else d,
         tree,
         data,
-        is_leaf=is_ragged,
+        is_leaf=_has_tokens,
     )
+
+
+def _has_tokens(x: Any) -> bool:
+    return is_ragged(x) or isinstance(x, ShardedRagged)

@@ -21,6 +21,7 @@ from .inputs import Inputs, is_ragged
 from .registration import load_rules
 from .results import wrap
 from .schedule.tiers import check_tiers, resolve
+from .sharding import is_sharded, run_shares
 
 
 def vmap(
@@ -73,7 +74,9 @@ def vmap(
         array `[batch, ...]`; a result with one ragged axis is a RaggedArray with zeros
         in the unused capacity; a result with several is a PaddedRagged. Their dims are
         named after the sizes: `x[1:]` has the name `n - 1`. Without a RaggedArray among
-        the arguments the function is `jax.vmap`.
+        the arguments the function is `jax.vmap`. If arguments come from `ragged.shard`,
+        each device runs its share of the examples, and results are `ShardedRagged`,
+        PaddedRagged or `ShardedBatch`.
 
     Raises:
         TypeError: an option or axis has the wrong type.
@@ -121,7 +124,10 @@ def vmap(
 
     @ft.wraps(function)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_ragged)
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_mapped)
+        if any(map(is_sharded, leaves)):
+            axes = _broadcast((_per_argument(in_axes, args), 0), tree)
+            return run_shares(mapped, leaves, axes, tree, out_axes)
         if not any(map(is_ragged, leaves)):
             return _dense(jax.vmap(function, in_axes, out_axes), args, kwargs)
         axes = _broadcast((_per_argument(in_axes, args), 0), tree)
@@ -173,6 +179,10 @@ def vmap(
         return jax.tree.unflatten(out_tree, wrapped)
 
     return mapped
+
+
+def _is_mapped(x: Any) -> bool:
+    return is_sharded(x) or is_ragged(x)
 
 
 _SCANS = {"lockstep": "padded", "lanes": "packed"}

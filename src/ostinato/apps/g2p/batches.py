@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ostinato.data import buckets
 from ostinato.ragged import RaggedArray, round_capacity
 
 from .data import ALPHABET, Dictionary
@@ -68,33 +69,6 @@ def letter_ids(words: Sequence[str]) -> list[list[int]]:
     return [[LETTER_IDS[letter] for letter in word] for word in words]
 
 
-def bucket_bounds(lengths: Sequence[int], count: int) -> tuple[int, ...]:
-    """Choose `count` padded lengths that leave the fewest padded steps.
-
-    Args:
-        lengths: the length of every sequence.
-        count: number of different padded lengths, each of which is compiled.
-
-    Returns:
-        Increasing bounds; a sequence is padded to the first bound that is at least its
-        length.
-    """
-    sizes, rows = np.unique(np.asarray(lengths), return_counts=True)
-    total = np.concatenate([[0], np.cumsum(rows)])
-    # After k rounds, best[j] is the fewest padded steps for the j shortest sizes in at
-    # most k buckets, and where each of these buckets ends.
-    best = [(0, ())] + [(np.inf, ())] * len(sizes)
-    for _ in range(count):
-        best = [best[0]] + [
-            min(
-                (best[i][0] + (total[j] - total[i]) * sizes[j - 1], (*best[i][1], j))
-                for i in range(j)
-            )
-            for j in range(1, len(sizes) + 1)
-        ]
-    return tuple(int(sizes[j - 1]) for j in best[-1][1])
-
-
 def word_batches(
     words: Sequence[str], bounds: Sequence[int] = ()
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
@@ -131,6 +105,11 @@ class TrainingSet:
             or None to leave the pair out.
         batch_size: pairs in a batch.
         num_buckets: number of different batch shapes.
+        seed: decides the order of every epoch, with its number.
+
+    Attributes:
+        targets: the labels of every pair.
+        shapes: the padded numbers of letters and phonemes of every bucket.
     """
 
     def __init__(
@@ -141,6 +120,7 @@ class TrainingSet:
         size: Callable[[str, Sequence[int]], int | None],
         batch_size: int,
         num_buckets: int,
+        seed: int,
     ) -> None:
         ids = {phoneme: i for i, phoneme in enumerate(phonemes, 1)}
         pairs, sizes = [], []
@@ -152,40 +132,37 @@ class TrainingSet:
                     sizes.append(pair_size)
         self.batch_size = batch_size
         self.targets = [target for _, target in pairs]
-        bucket_of = np.searchsorted(bucket_bounds(sizes, num_buckets), sizes)
-        self._buckets = []
-        for b in range(bucket_of.max(initial=-1) + 1):
-            words, targets = zip(
-                *(pairs[i] for i in np.flatnonzero(bucket_of == b)), strict=True
+        self._batches = buckets(
+            sizes, batch_size=batch_size, bounds=num_buckets, seed=seed
+        )
+        words = letter_ids([word for word, _ in pairs])
+        self._pairs = Batch(
+            *pad(words, max(map(len, words)), len(pairs)),
+            *pad(self.targets, max(map(len, self.targets)), len(pairs)),
+        )
+        self._bucket_of = np.searchsorted(self._batches.bounds, sizes)
+        self.shapes = [
+            (
+                int(self._pairs.seq_lengths[of].max()),
+                int(self._pairs.phoneme_lengths[of].max()),
             )
-            self._buckets.append(
-                Batch(
-                    *pad(letter_ids(words), max(map(len, words)), len(words)),
-                    *pad(targets, max(map(len, targets)), len(words)),
-                )
-            )
-
-    @property
-    def shapes(self) -> list[tuple[int, int]]:
-        """The padded numbers of letters and phonemes of every bucket."""
-        return [(b.letters.shape[1], b.phonemes.shape[1]) for b in self._buckets]
+            for of in (self._bucket_of == b for b in range(len(self._batches.bounds)))
+        ]
 
     @property
     def num_batches(self) -> int:
         """The number of batches in an epoch."""
-        return sum(-(-len(b.letters) // self.batch_size) for b in self._buckets)
+        return len(self._batches)
 
-    def epoch(self, seed: int, epoch: int) -> Iterator[Batch]:
-        """Yield every pair once, in an order drawn from `seed` and `epoch` only."""
-        rng = np.random.default_rng([seed, epoch])
-        chunks = []
-        for bucket in self._buckets:
-            order = rng.permutation(len(bucket.letters))
-            starts = range(0, len(order), self.batch_size)
-            chunks += [(bucket, order[s : s + self.batch_size]) for s in starts]
-        for i in rng.permutation(len(chunks)):
-            bucket, rows = chunks[i]
-            yield Batch(*(self._take(array, rows) for array in bucket))
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """Yield every pair once, in an order drawn from the seed and `epoch` only."""
+        for rows in self._batches.epoch(epoch):
+            letters, phonemes = self.shapes[self._bucket_of[rows[0]]]
+            pairs = Batch(*(self._take(array, rows) for array in self._pairs))
+            yield pairs._replace(
+                letters=pairs.letters[:, :letters],
+                phonemes=pairs.phonemes[:, :phonemes],
+            )
 
     def _take(self, array: np.ndarray, rows: np.ndarray) -> np.ndarray:
         taken = array[rows]

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from ..fields import check, check_range, make
 from . import checkpoint
-from .fields import check, check_range, make
 from .report import Row
 from .settings import Settings
 
@@ -33,7 +33,7 @@ def read(folder: Path) -> Header:
         UserError: the file is missing or damaged.
     """
     found = dict(checkpoint.load_header(folder))
-    with checkpoint.damage(folder / checkpoint.RESUME_FILE):
+    with checkpoint.FILES.damage(folder / checkpoint.RESUME_FILE):
         check("rows", list, found["rows"])
         found["rows"] = [make(Row, row) for row in found["rows"]]
         found["best"] = found["best"] and make(Row, found["best"])

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import ostinato as ost
 from ostinato import ragged
 
+from ..fields import check_range, check_types
 from .batches import Batch, RaggedBatch
-from .fields import check_range, check_types
 from .ngram import NGram
 
 Params = Any  # a NamedTuple of arrays, possibly nested

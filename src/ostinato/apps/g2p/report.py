@@ -1,15 +1,13 @@
-"""Reports of a run: live progress, and error rates as CSV, table and picture."""
+"""Reports of a run: error rates as CSV, table and picture."""
 
 import csv
 import io
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from .. import files
@@ -17,7 +15,6 @@ from .metrics import ErrorRates
 
 CSV_FILE, PICTURE_FILE = "metrics.csv", "learning_curve.png"
 LEAST_SHOWN = 0.05  # smallest attention weight that is printed as a number
-PLAIN_SECONDS = 15.0  # between two lines where there is no terminal
 
 
 class Row(NamedTuple):
@@ -39,54 +36,6 @@ class Row(NamedTuple):
             f"loss {self.loss:.3f}  dev PER {self.dev_per:5.2f}  "
             f"WER {self.dev_wer:5.2f}  {left} left {mark}"
         ).rstrip()
-
-
-class Display:
-    """A live progress bar on a terminal, and occasional lines elsewhere."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
-        self._live = self.console.is_terminal
-        self._progress = Progress(
-            BarColumn(bar_width=20),
-            TextColumn("{task.percentage:>3.0f} %  {task.description}"),
-            console=self.console,
-            disable=not self._live,
-            transient=True,
-        )
-        self._task = self._progress.add_task("starting", total=1.0)
-        self._next_line = time.monotonic() + PLAIN_SECONDS
-
-    def __enter__(self) -> "Display":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Remove the bar and show the cursor again."""
-        if self._live:
-            self._progress.stop()
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-        self.console.print(text, markup=False, soft_wrap=True)
-
-    def tick(self, done: float, text: str) -> None:
-        """Show how far the run is; `done` is between 0 and 1."""
-        if self._live:
-            self._progress.update(self._task, completed=done, description=text)
-        elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + PLAIN_SECONDS
-            self.say(f"{100 * done:3.0f} %  {text}")
-
-
-def clock(seconds: float) -> str:
-    """Format a duration as minutes and seconds, or hours, minutes and seconds."""
-    minutes, rest = divmod(int(max(seconds, 0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def write_csv(folder: Path, rows: Sequence[Row]) -> None:

@@ -10,17 +10,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ostinato.data import bucket_bounds
+
+from ..display import Display, Pace, clock
 from ..errors import UserError
+from ..training import init_state, learning_rate, update
 from . import checkpoint, header, report
-from .batches import Batch, RaggedBatch, TrainingSet, bucket_bounds
+from .batches import Batch, RaggedBatch, TrainingSet
 from .data import Split, phoneme_set
 from .header import Header
 from .metrics import ErrorRates, error_rates
 from .model import Labels, Params
 from .models import config_class
-from .report import Display, Row, clock
+from .report import Row
 from .settings import Settings
-from .training import init_state, learning_rate, update
 
 EVALUATIONS = 6  # least number of them in a run that is limited by time
 SAVE_SECONDS = 60.0  # most that a crash may lose
@@ -62,11 +65,12 @@ class Run:
             size=self.config.size,
             batch_size=settings.batch,
             num_buckets=settings.buckets,
+            seed=settings.seed,
         )
         held_out = [len(word) for word in (*split.dev, *split.test)]
         bounds = bucket_bounds(held_out, READ_SHAPES)
         self.reader = self.config.reader(self.data.targets, bounds)
-        self.state = init_state(settings.seed, self.config)
+        self.state = init_state(settings.seed, self.config.init)
         self.rows: list[Row] = []
         self.best: Row | None = None
         self.evaluation_seconds = self._saved = 0.0
@@ -123,7 +127,7 @@ class Run:
         """Yield batches from the current step until the run is over."""
         while True:
             epoch, done = divmod(self.state.step, self.data.num_batches)
-            order = self.data.epoch(self.settings.seed, epoch)
+            order = self.data.epoch(epoch)
             for batch in islice(order, done, None):
                 if self.progress >= 1:
                     return
@@ -132,11 +136,12 @@ class Run:
     def _advance(self, batch: Batch) -> None:
         """Make one update and show the progress of the run."""
         rate = learning_rate(self.settings.lr, self.state.step, self.progress)
+        ragged, config = self.settings.ragged, self.config
         state, value = update(
             self.state,
-            RaggedBatch.of(batch) if self.settings.ragged else batch,
+            RaggedBatch.of(batch) if ragged else batch,
             rate,
-            config=self.config,
+            loss=config.ragged_loss if ragged else config.loss,
             seed=self.settings.seed,
         )
         loss = float(value)
@@ -259,27 +264,3 @@ class Run:
         """Hash which words are learned and which are held out."""
         text = "\n\n".join("\n".join(sorted(part)) for part in self.split)
         return blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-class Pace:
-    """The mean loss since the last evaluation, and the speed in words per second."""
-
-    def __init__(self) -> None:
-        self._losses = self._updates = self._words = 0.0
-        self._start = time.monotonic()
-
-    def add(self, loss: float, words: int) -> None:
-        """Count one update."""
-        self._losses += loss
-        self._updates += 1
-        self._words += words
-
-    @property
-    def loss(self) -> float:
-        """The mean loss over the updates."""
-        return self._losses / max(self._updates, 1)
-
-    @property
-    def speed(self) -> float:
-        """The words per second since the start, compilation included."""
-        return self._words / max(time.monotonic() - self._start, 1e-9)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from .fields import check_range, check_types
+from ..fields import check_range, check_types
 from .model import MOST_HIDDEN, MOST_LAYERS
 from .models import config_class
 

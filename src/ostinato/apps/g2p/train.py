@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from .. import files
+from ..display import Display, clock
 from ..errors import UserError
 from . import checkpoint, data, header, report
 from .data import Dictionary
 from .metrics import ErrorRates
 from .model import Params, rank
-from .report import Display, Row
+from .report import Row
 from .run import Run
 from .settings import Settings, choose
 
@@ -154,7 +155,7 @@ def _introduce(run: Run, resume: bool) -> None:
         f"{', '.join(f'{t} x {u}' for t, u in run.data.shapes)} letters x phonemes"
     )
     if resume:
-        spent = report.clock(run.elapsed)
+        spent = clock(run.elapsed)
         run.display.say(f"resuming at epoch {run.epoch:.1f}, after {spent}")
 
 

@@ -12,7 +12,7 @@ from ..problem import Data, Problem, Results
 from .contender import Contender as Contender
 from .contender import Unsupported as Unsupported
 
-OURS, PREPARED, XLA = "ostinato", "prepared", "xla"
+OURS, PREPARED, STREAM, XLA = "ostinato", "prepared", "stream", "xla"
 PEERS = {  # other libraries, with the packages that their adapters import
     "torch": ("torch",),
     "onnxruntime": ("onnxruntime", "onnx"),
@@ -22,6 +22,7 @@ PEERS = {  # other libraries, with the packages that their adapters import
 _MODULES = {
     OURS: "own",
     PREPARED: "own_prepared",
+    STREAM: "own_stream",
     XLA: "own_xla",
     "torch": "torch_nn",
     "onnxruntime": "onnx_runtime",

@@ -1,5 +1,6 @@
 """One update of the parameters: gradient, clipping, AdamW, averaged parameters."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -7,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .batches import Batch, RaggedBatch
-from .model import Config, Params
-
+Params = Any
+"""A pytree of arrays."""
 WARM_UP = 200  # updates until the learning rate reaches its peak
 CLIP = 1.0  # largest norm of the gradient
 WEIGHT_DECAY = 0.01
@@ -31,9 +31,9 @@ class State(NamedTuple):
     optimizer: Any
 
 
-def init_state(seed: int, config: Config) -> State:
-    """Return the state before the first update."""
-    params = jax.jit(config.init)(jax.random.key(seed))
+def init_state(seed: int, init: Callable[[jax.Array], Params]) -> State:
+    """Return the state before the first update; `init` draws parameters from a key."""
+    params = jax.jit(init)(jax.random.key(seed))
     return State(0, params, params, _OPTIMIZER.init(params))
 
 
@@ -44,29 +44,28 @@ def learning_rate(peak: float, step: int, progress: float) -> float:
 
 def update(
     state: State,
-    batch: Batch | RaggedBatch,
+    batch: Any,
     rate: float,
     *,
-    config: Config,
+    loss: Callable[[Params, Any, jax.Array], jax.Array],
     seed: int,
 ) -> tuple[State, jax.Array]:
     """Update the parameters once; return the new state and the loss.
 
-    The gradient is compiled once per batch shape, everything else once. The dropout key
-    depends on the seed and the step only, so that a resumed run draws the same masks.
+    `loss(params, batch, key)` is a method of a hashable model, or another function that
+    stays the same: its gradient is compiled once per batch shape, everything else once.
+    The dropout key depends on the seed and the step only, so that a resumed run draws
+    the same masks.
     """
     key = jax.random.fold_in(jax.random.key(seed + 1), state.step)
-    value, grads = _gradient(state.params, batch, key, config=config)
+    value, grads = _gradient(state.params, batch, key, loss=loss)
     keep = min(AVERAGING, (1 + state.step) / (10 + state.step))
     moved = _apply(state[1:], grads, jnp.float32(rate), jnp.float32(keep))
     return State(state.step + 1, *moved), value
 
 
-@partial(jax.jit, static_argnames="config")
-def _gradient(
-    params: Params, batch: Batch | RaggedBatch, key: jax.Array, *, config: Config
-) -> tuple:
-    loss = config.ragged_loss if isinstance(batch, RaggedBatch) else config.loss
+@partial(jax.jit, static_argnames="loss")
+def _gradient(params: Params, batch: Any, key: jax.Array, *, loss: Callable) -> tuple:
     return jax.value_and_grad(loss)(params, batch, key)
 
 

@@ -6,7 +6,7 @@ from reprlib import repr as short
 from types import GenericAlias, NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ..errors import UserError
+from .errors import UserError
 
 
 def check_types(record: Any) -> None:

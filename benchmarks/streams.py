@@ -1,0 +1,175 @@
+"""Benchmark of sessions: `python -m benchmarks.streams`.
+
+A step of `ost.stream` next to a jitted `rnn_step` and ONNX Runtime, from one stream to
+10,000. Results are checked before anything is timed; the table goes to
+docs/results.md.
+"""
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+import typer
+
+import ostinato as ost
+from ostinato.apps.bench import timing
+from ostinato.apps.bench.peers import OURS, STREAM
+from ostinato.apps.bench.problem import Problem, make_data
+
+from . import report, results, tables
+
+OUT = Path("out/bench/streams.json")
+MARK = "streams"
+PAGE = Path("docs/results.md")
+CONTENDERS = (STREAM, OURS, "onnxruntime")
+MODES = ("lstm", "gru")
+SIZES = (  # streams, units
+    *((1, units) for units in (16, 32, 64, 128, 256, 512, 1024)),
+    *((16, units) for units in (64, 256)),
+    *((100, units) for units in (64, 256)),
+    *((10_000, units) for units in (64, 256)),
+)
+HEADS = ("row", "µs a step", "jitted rnn_step", "onnxruntime", "MiB")
+
+
+def main(
+    mode: Annotated[list[str], typer.Option(help="lstm, gru.")] = list(MODES),  # noqa: B006
+    streams: Annotated[
+        list[int] | None, typer.Option(help="Numbers of streams. Default: all.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="Of each contender.")] = 2,
+    out: Annotated[
+        Path, typer.Option(dir_okay=False, help="File for the results.")
+    ] = OUT,
+    page: Annotated[
+        Path | None, typer.Option(help="Page for the table, between its marks.")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option(help="Measure, or only report the results in `out`.")
+    ] = True,
+) -> None:
+    """Time a step of sessions, and measure their memory.
+
+    Rows are added to those in `out`, of which the same ones are replaced.
+    """
+    stored = json.loads(out.read_text()) if out.exists() else {"rows": {}}
+    if measure:
+        stored["machine"] = results.machine() | {"threads": threads}
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for name in mode:
+            for count, units in SIZES:
+                if streams is None or count in streams:
+                    problem = Problem(name, "step", count, 1, units, units)
+                    row = {"seconds": seconds(problem, rounds, threads)}
+                    row["bytes"] = bytes_of_a_session(problem)
+                    stored["rows"][f"{name} {problem.name}"] = row
+                    print(*line(problem.name, row), flush=True)
+                    out.write_text(json.dumps(stored, indent=1) + "\n")
+    tables.console().print(text(stored))
+    if page is not None:
+        mark = f"{MARK} {results.vendor_of(stored['machine'])}"
+        page.write_text(report.between_marks(page.read_text(), text(stored), mark))
+
+
+def seconds(problem: Problem, rounds: int, threads: int) -> dict[str, list[float]]:
+    """Check the results of all contenders, and time them in turns.
+
+    Each is in a process of its own, since idle threads of one library keep processors
+    busy that another one needs.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    pipes, found = {}, {}
+    for name in CONTENDERS:
+        pipes[name], theirs = spawn.Pipe()
+        spawn.Process(
+            target=_take_part, args=(theirs, name, problem, threads), daemon=True
+        ).start()
+        if (reason := pipes[name].recv()) is not None:
+            print(f"{problem.name}: without {name}: {reason}")
+            del pipes[name]
+    for name in rounds * list(pipes):
+        pipes[name].send("go")
+        found.setdefault(name, []).append(pipes[name].recv())
+    for pipe in pipes.values():
+        pipe.send("end")
+    return found
+
+
+def _take_part(pipe: Any, name: str, problem: Problem, threads: int) -> None:
+    """Build a contender, say why it cannot take part, and time a round when told."""
+    os.environ["OSTINATO_NUM_THREADS"] = str(threads)
+    try:
+        data = make_data(problem)
+        names = dict.fromkeys((OURS, name))  # `checked` raises if ours is wrong
+        found = timing.checked(problem, data, list(names), threads)
+        pipe.send(found.skipped.get(name))
+        if name in found.skipped:
+            return
+        rounds = timing.turns({name: found.good[name].call})
+        while pipe.recv() == "go":
+            pipe.send(next(rounds)[name])
+    except EOFError:
+        return  # the parent ended
+
+
+def bytes_of_a_session(problem: Problem) -> int:
+    """Return what opening a session and running steps adds to a fresh process.
+
+    Weights, and what the library and JAX need for themselves, are not counted.
+    """
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_grown, (problem,))
+
+
+def _grown(problem: Problem) -> int:
+    weights = ost.init_weights(jax.random.key(0), problem.spec)
+    prepared = ost.prepare(problem.spec, weights)
+    ost.stream(problem.spec, prepared, 1).step(np.zeros((1, problem.input_size)))
+    before = _resident()
+    session = ost.stream(problem.spec, prepared, problem.batch)
+    x = np.zeros((problem.batch, problem.input_size), np.float32)
+    own = _resident() - before  # the inputs are the caller's
+    for _ in range(5):
+        y = session.step(x)
+    return max(own, _resident() - before - x.nbytes - y.nbytes)
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def text(stored: dict) -> str:
+    """Format the results as the text for results.md."""
+    machine = stored["machine"]
+    packages = ", ".join(
+        f"{name} {machine['packages'][name]}"
+        for name in ("jax", "onnxruntime")
+        if machine["packages"].get(name)
+    )
+    said = (
+        f"Measured {machine['date']} on {results.cpu_of(machine)}, "
+        f"{machine['threads']} threads each, {packages}."
+    )
+    lines = [line(name, row) for name, row in stored["rows"].items()]
+    return f"{said}\n\n{tables.markdown(HEADS, lines)}"
+
+
+def line(name: str, row: dict) -> tuple[str, ...]:
+    """Format the time of a step, the others' over it, and the memory."""
+    medians = {k: results.spread(v).median for k, v in row["seconds"].items()}
+    ours = medians[STREAM]
+    others = (
+        tables.ratio(medians[k] / ours) if k in medians else "" for k in CONTENDERS[1:]
+    )
+    digits = 1 if ours < 1e-4 else 0
+    return name, f"{1e6 * ours:.{digits}f}", *others, f"{row['bytes'] / 2**20:.1f}"
+
+
+if __name__ == "__main__":
+    typer.run(main)

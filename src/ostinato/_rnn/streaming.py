@@ -1,0 +1,334 @@
+"""The function `stream`: a session that runs a network step by step, for serving."""
+
+from __future__ import annotations
+
+import ctypes
+import functools as ft
+import threading
+from abc import ABC, abstractmethod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _checks
+from .._typing import ArrayLike, Backend, Bool, Float, Int, State
+from . import backends, cpu, layout
+from .api import rnn
+from .arguments import check_state
+from .output import as_state
+from .prepared import PreparedWeights, prepare
+from .spec import RNNSpec, check_spec, state_shapes
+
+
+class Stream(ABC):
+    """The session of `stream`: states of some streams, and the calls that move them.
+
+    A session serves one thread at a time; threads that run at once have one each. They
+    may share weights, and the memory of prepared ones.
+
+    Attributes:
+        spec: the network.
+        batch: the number of streams, B.
+        dtype: the dtype of the weights, of states and outputs.
+        backend: the name of the backend: `"cpu"` calls the native library directly,
+            `"xla"` a jitted program.
+    """
+
+    spec: RNNSpec
+    batch: int
+    dtype: np.dtype
+    backend: str
+
+    def __init__(self, spec: RNNSpec, batch: int, dtype: np.dtype) -> None:
+        self.spec, self.batch, self.dtype = spec, batch, dtype
+        self._states = [np.zeros(s, dtype) for s in state_shapes(spec, batch)]
+        self._step_x = np.zeros((batch, spec.input_size), dtype)
+        self._step_y = np.zeros((batch, spec.output_size), dtype)
+        self._active = np.ones(batch, np.int32)
+        self._free = threading.Lock()
+
+    def step(
+        self,
+        x: Float[ArrayLike, "B I"],
+        active: Bool[ArrayLike, " B"] | None = None,
+    ) -> Float[np.ndarray, "B S"]:
+        """Run one step of every stream.
+
+        Args:
+            x: one input step, `[B, I]`, numbers that are converted to `dtype`.
+            active: bool `[B]`: where False, the stream keeps its state, its output is
+                0, and its input reaches nothing. None means all.
+
+        Returns:
+            The outputs of the last layer, `[B, S]`, a new array.
+
+        Raises:
+            TypeError: `x` does not hold numbers, or `active` no bools.
+            ValueError: a shape is wrong.
+            RuntimeError: another thread is in a call of this session.
+        """
+        if not self._free.acquire(blocking=False):
+            raise RuntimeError(_BUSY)
+        try:
+            own = self._step_x
+            if not (
+                type(x) is np.ndarray and x.shape == own.shape and x.dtype == own.dtype
+            ):
+                x = self._numbers("x", x, B=self.batch, I=self.spec.input_size)
+            if active is not None:
+                active = _checks.check_mask("active", active, B=self.batch)
+                np.copyto(self._active, active)
+            if own.nbytes > _COPIED_BYTES:
+                x = np.ascontiguousarray(x, self.dtype)[:, None]
+                lengths = self._active if active is not None else None
+                return self._run_chunk(x, lengths)[:, 0]
+            np.copyto(own, x, casting="same_kind")
+            self._run_step(active is not None)
+            return self._step_y.copy()
+        finally:
+            self._free.release()
+
+    def chunk(
+        self,
+        x: Float[ArrayLike, "B T I"],
+        seq_lengths: Int[ArrayLike, " B"] | None = None,
+    ) -> Float[np.ndarray, "B T S"]:
+        """Run some steps of every stream.
+
+        Args:
+            x: input steps, `[B, T, I]`, numbers that are converted to `dtype`.
+            seq_lengths: integers in 0..T, `[B]`, the number of steps that each stream
+                has; None means T.
+
+        Returns:
+            The outputs of the last layer, `[B, T, S]`, zeros where a stream has no
+            step.
+
+        Raises:
+            TypeError: `x` does not hold numbers, or `seq_lengths` no integers.
+            ValueError: a shape or a length is wrong.
+            RuntimeError: another thread is in a call of this session.
+        """
+        if not self._free.acquire(blocking=False):
+            raise RuntimeError(_BUSY)
+        try:
+            x = np.asarray(x)
+            _checks.check_rank("x", x, "B", "T", "I")
+            steps = x.shape[1]
+            x = self._numbers("x", x, B=self.batch, T=steps, I=self.spec.input_size)
+            x = np.ascontiguousarray(x, self.dtype)
+            lengths = None
+            if seq_lengths is not None:
+                lengths = np.asarray(
+                    _checks.check_seq_lengths(seq_lengths, self.batch, steps, False)
+                )
+            return self._run_chunk(x, lengths)
+        finally:
+            self._free.release()
+
+    @property
+    def state(self) -> Any:
+        """The states of all streams: `h [L, B, S]`, or `(h, c [L, B, H])` for an LSTM.
+
+        Reading copies them, and setting copies what is set.
+        """
+        return as_state([state.copy() for state in self._states])
+
+    @state.setter
+    def state(self, value: State) -> None:
+        given = check_state(self.spec, value, "state")
+        arrays = [
+            self._numbers("state", a, **dict(zip("LBS", s.shape, strict=True)))
+            for a, s in zip(given, self._states, strict=True)
+        ]
+        for state, array in zip(self._states, arrays, strict=True):
+            np.copyto(state, array, casting="same_kind")
+
+    def reset(self, streams: ArrayLike | None = None) -> None:
+        """Begin streams anew: set their states to 0.
+
+        Args:
+            streams: indices of streams, an integer or a list of them, or bools `[B]`;
+                None means all.
+
+        Raises:
+            TypeError, ValueError: `streams` are neither indices nor bools `[B]`.
+            IndexError: there is no such stream.
+        """
+        which: Any = slice(None)
+        if streams is not None:
+            which = np.asarray(streams)
+            if which.dtype == np.bool_:
+                _checks.check_shape("streams", which, B=self.batch)
+            else:
+                which = _checks.check_integers("streams", streams)
+        for state in self._states:
+            state[:, which] = 0
+
+    @abstractmethod
+    def _run_step(self, masked: bool) -> None:
+        """Run one step from `_step_x` to `_step_y`, of `_active` streams if masked."""
+
+    @abstractmethod
+    def _run_chunk(self, x: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:
+        """Run steps of checked inputs, and return their outputs."""
+
+    def _numbers(self, name: str, value: Any, **dims: int) -> np.ndarray:
+        """Return numbers as an array; check its shape."""
+        array = np.asarray(value)
+        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise TypeError(
+                f"`{name}` must hold numbers that convert to {self.dtype}, got "
+                f"{_checks.describe(value)}"
+            )
+        _checks.check_shape(name, array, **dims)
+        return array
+
+
+# Larger inputs are read where they are; asking where smaller ones are takes longer.
+_COPIED_BYTES = 2**17
+_BUSY = (
+    "a session of ost.stream serves one thread at a time, and another thread is in a "
+    "call; make a session for each thread"
+)
+
+
+class _NativeStream(Stream):
+    """A session that calls the native library on its own buffers."""
+
+    backend = "cpu"
+
+    def __init__(
+        self, spec: RNNSpec, batch: int, weights: np.ndarray, packed: np.ndarray
+    ) -> None:
+        super().__init__(spec, batch, weights.dtype)
+        # What the library reads has to live as long as the session.
+        self._kept = weights, packed
+        self._function, self._call = cpu.stream_call(
+            spec, batch, weights, packed, self._states
+        )
+        self._call.steps = 1
+        self._call.x, self._call.y = map(cpu.address, (self._step_x, self._step_y))
+        self._step = ctypes.byref(self._call)
+        self._lengths = cpu.address(self._active)
+
+    def _run_step(self, masked: bool) -> None:
+        self._call.seq_lengths = self._lengths if masked else 0
+        cpu.raise_error(self._function(self._step))
+
+    def _run_chunk(self, x: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:
+        y = np.empty((*x.shape[:2], self.spec.output_size), self.dtype)
+        call = type(self._call).from_buffer_copy(self._call)
+        call.steps = x.shape[1]
+        call.x, call.y = cpu.address(x), cpu.address(y)
+        call.seq_lengths = 0 if lengths is None else cpu.address(lengths)
+        cpu.raise_error(self._function(ctypes.byref(call)))
+        return y
+
+
+class _JittedStream(Stream):
+    """A session that calls a jitted program, where the native library does not run."""
+
+    def __init__(
+        self, spec: RNNSpec, batch: int, weights: Any, backend: Backend | None
+    ) -> None:
+        super().__init__(spec, batch, np.dtype(weights.dtype))
+        self.backend = backend or "xla"
+        self._weights = weights
+        self._run = jax.jit(ft.partial(rnn, spec, backend=backend))
+
+    def _run_step(self, masked: bool) -> None:
+        x, lengths = self._step_x[:, None], self._active if masked else None
+        np.copyto(self._step_y, self._run_chunk(x, lengths)[:, 0])
+
+    def _run_chunk(self, x: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:
+        states = as_state(self._states)
+        y, state = self._run(self._weights, x, states, seq_lengths=lengths)
+        parts = state if isinstance(state, tuple) else (state,)
+        for mine, new in zip(self._states, parts, strict=True):
+            np.copyto(mine, new)
+        return np.asarray(y)
+
+
+def stream(
+    spec: RNNSpec,
+    weights: Float[ArrayLike, " num_params"] | PreparedWeights,
+    batch: int,
+    *,
+    backend: Backend | None = None,
+) -> Stream:
+    """Open a session that runs a network one step or one chunk at a time, for serving.
+
+    On a CPU with the native library a step is one call of it on buffers of numpy,
+    without a dispatch of JAX. The numbers are those of `rnn_step`, with prepared
+    weights the same bits.
+
+    Args:
+        spec: the network; unidirectional. Dropout does not act.
+        weights: flat vector `[num_params]`, or the result of `prepare`, whose memory
+            all sessions share that are opened with it.
+        batch: the number of streams that advance together, B.
+        backend: as in `rnn`. None takes the native library wherever it runs the spec,
+            also on machines with an accelerator, and otherwise a jitted program, which
+            is compiled once for steps and once for each size of chunks.
+
+    Returns:
+        A `Stream` whose states are 0.
+
+    Raises:
+        TypeError: an argument has the wrong type, or `weights` are traced.
+        ValueError: the spec is bidirectional, `weights` are not those of the spec, or
+            `batch` is less than 1.
+        ostinato.BackendError: `backend` cannot run the spec; the message says why.
+
+    Sessions work outside of `jit` and other transformations; inside of them there is
+    `rnn_step`.
+
+    Examples:
+        >>> import jax, numpy as np
+        >>> import ostinato as ost
+        >>> spec = ost.RNNSpec("gru", input_size=3, hidden_size=4)
+        >>> weights = ost.init_weights(jax.random.key(0), spec)
+        >>> session = ost.stream(spec, weights, batch=2)
+        >>> session.step(np.ones((2, 3), np.float32)).shape
+        (2, 4)
+        >>> session.reset([1])
+        >>> session.chunk(np.ones((2, 10, 3), np.float32)).shape
+        (2, 10, 4)
+        >>> session.state.shape
+        (1, 2, 4)
+    """
+    check_spec(spec)
+    if spec.bidirectional:
+        raise ValueError(
+            "`spec` must be unidirectional for `stream`, got bidirectional=True; a "
+            "reverse direction needs the whole sequence, use `rnn`"
+        )
+    packed = None
+    if isinstance(weights, PreparedWeights):
+        weights, packed = weights
+    weights = _checks.check_array("weights", weights)
+    if not _checks.is_concrete(weights):
+        raise TypeError(
+            "`weights` must not be traced, as they are under jit; use `rnn_step` there"
+        )
+    _checks.check_floating("weights", weights, _checks.FLOATS)
+    layout.check_weights(weights, spec)
+    batch = _checks.check_size("batch", batch)
+    backends.check(backend, spec, weights.dtype)
+    if backend in (None, "cpu") and not cpu.unsupported_reason(spec, weights.dtype):
+        return _NativeStream(spec, batch, *_packed(spec, weights, packed))
+    return _JittedStream(spec, batch, weights, backend)
+
+
+def _packed(spec: RNNSpec, weights: Any, packed: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return weights on the host and packed; those given, if packed on this machine."""
+    host = np.asarray(weights)
+    if packed is not None:
+        packed = np.ascontiguousarray(packed)
+        if cpu.is_packed(spec, host.dtype, packed):
+            return host, packed
+    with jax.default_device(jax.devices("cpu")[0]):
+        return host, np.asarray(prepare(spec, jnp.asarray(host)).packed)

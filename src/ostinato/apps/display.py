@@ -1,0 +1,80 @@
+"""Live progress of a run: a bar, lines that stay, the mean loss and the speed."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+PLAIN_SECONDS = 15.0  # between two lines where there is no terminal
+
+
+class Display:
+    """A live progress bar on a terminal, and occasional lines elsewhere."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self._live = self.console.is_terminal
+        self._progress = Progress(
+            BarColumn(bar_width=20),
+            TextColumn("{task.percentage:>3.0f} %  {task.description}"),
+            console=self.console,
+            disable=not self._live,
+            transient=True,
+        )
+        self._task = self._progress.add_task("starting", total=1.0)
+        self._next_line = time.monotonic() + PLAIN_SECONDS
+
+    def __enter__(self) -> "Display":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the bar and show the cursor again."""
+        if self._live:
+            self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def tick(self, done: float, text: str) -> None:
+        """Show how far the run is; `done` is between 0 and 1."""
+        if self._live:
+            self._progress.update(self._task, completed=done, description=text)
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + PLAIN_SECONDS
+            self.say(f"{100 * done:3.0f} %  {text}")
+
+
+def clock(seconds: float) -> str:
+    """Format a duration as minutes and seconds, or hours, minutes and seconds."""
+    minutes, rest = divmod(int(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Pace:
+    """The mean loss since the last evaluation, and the speed in examples per second."""
+
+    def __init__(self) -> None:
+        self._losses = self._updates = self._examples = 0.0
+        self._start = time.monotonic()
+
+    def add(self, loss: float, examples: int) -> None:
+        """Count one update."""
+        self._losses += loss
+        self._updates += 1
+        self._examples += examples
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over the updates."""
+        return self._losses / max(self._updates, 1)
+
+    @property
+    def speed(self) -> float:
+        """The examples per second since the start, compilation included."""
+        return self._examples / max(time.monotonic() - self._start, 1e-9)

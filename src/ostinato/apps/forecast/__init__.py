@@ -1,0 +1,10 @@
+"""Forecast the columns of a table of numbers with a date column.
+
+table.py     reads a CSV file; missing values, constant columns, parts of the rows
+model.py     the forecaster, a GRU over segments (SegRNN's idea)
+windows.py   windows of look-back and horizon, standardised, in batches
+settings.py  the settings of a run
+train.py     a run from the file to the figures on its held-out end
+report.py    the learning curve as CSV, a table, a picture of forecasts
+use.py       the file of a trained model, and forecasts with it
+"""

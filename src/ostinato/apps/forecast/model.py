@@ -1,0 +1,123 @@
+"""The forecaster: a GRU that reads segments of the past and writes those of the future.
+
+Lin et al., SegRNN: Segment Recurrent Neural Network for Long-Term Time Series
+Forecasting (2023), arXiv:2308.11200: every column is a sequence of its own; the last
+value is subtracted; the GRU reads segments of the look-back; one further step for each
+segment of the horizon, all at once, starts from its last state.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import ostinato as ost
+
+from ..fields import check_range, check_types
+
+MOST = 2**14  # of every size
+MOST_PARAMS = 2**26
+Params = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecaster:
+    """A model of `columns`; `look_back` and `horizon` are multiples of `segment`."""
+
+    columns: int
+    look_back: int
+    horizon: int
+    segment: int
+    hidden: int
+    dropout: float
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("columns", "look_back", "horizon", "segment", "hidden"):
+            got = getattr(self, name)
+            check_range(name, f"1 to {MOST}", got, 1 <= got <= MOST)
+        check_range("hidden", "even", self.hidden, self.hidden % 2 == 0)
+        good = 0 <= self.dropout < 1
+        check_range("dropout", "at least 0 and below 1", self.dropout, good)
+        for name in ("look_back", "horizon"):
+            got = getattr(self, name)
+            wanted = f"a multiple of segment = {self.segment}"
+            check_range(name, wanted, got, got % self.segment == 0)
+        count = self.spec.num_params + self.hidden * (2 * self.segment + self.columns)
+        check_range(
+            "hidden", "smaller for this model", self.hidden, count < MOST_PARAMS
+        )
+
+    @property
+    def spec(self) -> ost.RNNSpec:
+        """The GRU that reads and writes."""
+        return ost.RNNSpec("gru", self.hidden, self.hidden)
+
+    def init(self, key: jax.Array) -> Params:
+        """Draw parameters."""
+        keys = jax.random.split(key, 5)
+        size, half = self.hidden, self.hidden // 2
+
+        def matrix(key: jax.Array, rows: int, columns: int) -> jax.Array:
+            return jax.random.normal(key, (rows, columns)) * rows**-0.5
+
+        return {
+            "read": matrix(keys[0], self.segment, size),
+            "read_bias": jnp.zeros(size),
+            "gru": ost.init_weights(keys[1], self.spec),
+            "place": jax.random.normal(keys[2], (self.horizon // self.segment, half)),
+            "column": jax.random.normal(keys[3], (self.columns, half)),
+            "write": matrix(keys[4], size, self.segment),
+            "write_bias": jnp.zeros(self.segment),
+        }
+
+    def forecast(
+        self, params: Params, x: jax.Array, key: jax.Array | None = None
+    ) -> jax.Array:
+        """Forecast standardised values.
+
+        Args:
+            params: the parameters.
+            x: the look-back, `[B, look_back, columns]`.
+            key: draws dropout; None means none.
+
+        Returns:
+            The horizon, `[B, horizon, columns]`.
+        """
+        batch, columns, size = x.shape[0], self.columns, self.hidden
+        last = x[:, -1:]
+        x = jnp.swapaxes(x - last, 1, 2).reshape(batch * columns, -1, self.segment)
+        read = jax.nn.relu(x @ params["read"] + params["read_bias"])
+        _, state = ost.rnn(self.spec, params["gru"], read)
+        places = self.horizon // self.segment
+        wanted = jnp.concatenate(
+            [
+                jnp.broadcast_to(params["place"], (columns, places, size // 2)),
+                jnp.broadcast_to(
+                    params["column"][:, None], (columns, places, size // 2)
+                ),
+            ],
+            axis=-1,
+        )
+        wanted = jnp.broadcast_to(wanted, (batch, *wanted.shape)).reshape(-1, size)
+        state = jnp.repeat(state, places, axis=1)
+        y, _ = ost.rnn_step(self.spec, params["gru"], wanted, state)
+        if key is not None and self.dropout:
+            kept = jax.random.bernoulli(key, 1 - self.dropout, y.shape)
+            y = jnp.where(kept, y / (1 - self.dropout), 0)
+        y = y @ params["write"] + params["write_bias"]
+        y = jnp.swapaxes(y.reshape(batch, columns, self.horizon), 1, 2)
+        return y + last
+
+    def loss(self, params: Params, batch: Any, key: jax.Array) -> jax.Array:
+        """Return the mean absolute error of a batch `(x, y)`."""
+        x, y = batch
+        return jnp.mean(jnp.abs(self.forecast(params, x, key) - y))
+
+    @partial(jax.jit, static_argnums=0)
+    def errors(self, params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
+        """Return the sums of squared and of absolute errors, `[2]`."""
+        error = self.forecast(params, x) - y
+        return jnp.stack([jnp.sum(error**2), jnp.sum(jnp.abs(error))])

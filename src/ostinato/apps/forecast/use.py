@@ -1,0 +1,104 @@
+"""The file of a trained forecaster, and forecasts with it."""
+
+import csv
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import files
+from ..errors import UserError
+from ..fields import check, check_range, make
+from ..tensors import TensorFiles, fitting, named
+from . import table
+from .model import MOST_PARAMS, Forecaster, Params
+from .windows import Scale
+
+MODEL_FILE = "model.safetensors"
+FILES = TensorFiles(
+    "ostinato-forecast-1",
+    "train one with: ostinato train forecast FILE.csv",
+    {MODEL_FILE: 5 * MOST_PARAMS},
+)
+
+
+class Trained(NamedTuple):
+    """A trained model of the columns `names`; `figures` are those of its run."""
+
+    model: Forecaster
+    params: Params
+    names: tuple[str, ...]
+    scale: Scale
+    figures: dict[str, Any]
+
+
+def save(folder: Path, trained: Trained) -> None:
+    """Write `model.safetensors`; if that fails, the old file stays as it was."""
+    tensors = {name: np.asarray(leaf) for name, leaf in named(trained.params)}
+    tensors |= {f"scale.{k}": v for k, v in trained.scale._asdict().items()}
+    header = {
+        "model": dataclasses.asdict(trained.model),
+        "names": trained.names,
+        "figures": trained.figures,
+    }
+    FILES.save(folder / MODEL_FILE, tensors, header)
+
+
+def load(folder: Path) -> Trained:
+    """Read `model.safetensors`.
+
+    Raises:
+        UserError: the file is missing, damaged, or of another program.
+    """
+    path = folder / MODEL_FILE
+    tensors, header = FILES.read(path)
+    with FILES.damage(path):
+        check("model", dict, header["model"])
+        model = make(Forecaster, header["model"])
+        check("names", tuple[str, ...], names := tuple(header["names"]))
+        check_range("names", f"{model.columns}", names, len(names) == model.columns)
+        check("figures", dict, header["figures"])
+        scale = Scale(tensors.pop("scale.mean"), tensors.pop("scale.deviation"))
+        for one in scale:
+            good = one.shape == (model.columns,) and one.dtype == np.float64
+            good = good and bool(np.isfinite(one).all())
+            check_range("scale", "a number for each column", one.tolist(), good)
+        check_range("scale", "above 0", "0", bool((scale.deviation > 0).all()))
+        template = jax.eval_shape(model.init, jax.random.key(0))
+        leaves = fitting(tensors, dict(named(template)))
+    params = jax.tree.unflatten(jax.tree.structure(template), leaves)
+    return Trained(model, params, names, scale, header["figures"])
+
+
+def forecast(trained: Trained, given: table.Table) -> np.ndarray:
+    """Forecast the rows after the last one of a table, `[horizon, C]`.
+
+    Raises:
+        UserError: the table has other columns, or too few rows.
+    """
+    if given.names != trained.names:
+        raise UserError(
+            f"the file must have the columns {', '.join(trained.names)}, as the one "
+            f"that was learned from, got {', '.join(given.names)}"
+        )
+    need = trained.model.look_back
+    if len(given.values) < need:
+        raise UserError(f"the file must have {need} rows, got {len(given.values)}")
+    past = trained.scale.apply(table.filled(given)[-need:])
+    y = trained.model.forecast(trained.params, jnp.asarray(past[None]))[0]
+    return trained.scale.undo(np.asarray(y, np.float64))
+
+
+def write(path: Path, given: table.Table, values: np.ndarray) -> None:
+    """Write forecasts as CSV, with the dates after the last one of the table."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["date", *given.names])
+    for n, row in enumerate(values, 1):
+        date = given.dates[-1] + n * given.step
+        writer.writerow([date, *(f"{value:.6g}" for value in row)])
+    files.write(path, text.getvalue().encode())

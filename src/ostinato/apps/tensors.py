@@ -1,0 +1,164 @@
+"""Files of arrays with a header, in the format safetensors, read with suspicion.
+
+What a file contains is checked as far as it is used; anything wrong with it becomes one
+line about the file. They contain no code.
+"""
+
+import json
+import stat
+import struct
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from . import files
+from .errors import UserError
+from .fields import check, check_range
+from .training import Params, State, init_state
+
+MALFORMED = (
+    UserError,
+    AttributeError,
+    RecursionError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+
+
+class TensorFiles(NamedTuple):
+    """The files of one job.
+
+    Attributes:
+        format: the name of the format, in the metadata of every file.
+        first: the command that makes the files, for errors about missing ones.
+        most_bytes: the largest size of each file, by its name.
+    """
+
+    format: str
+    first: str
+    most_bytes: Mapping[str, int]
+
+    def save(
+        self, path: Path, tensors: dict[str, np.ndarray], header: dict[str, Any]
+    ) -> None:
+        """Write a file; if that fails, the old file stays as it was."""
+        metadata = {"format": self.format, "header": json.dumps(header)}
+        files.write(path, save(tensors, {**metadata, "checksum": _checksum(tensors)}))
+
+    def save_state(self, path: Path, state: State, header: dict[str, Any]) -> None:
+        """Write the state of a run, with `header` as JSON in the metadata."""
+        leaves = jax.tree.leaves(state[1:])
+        tensors = {f"{i:03}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        self.save(path, tensors, {**header, "step": state.step})
+
+    def load_state(self, path: Path, init: Callable[[jax.Array], Params]) -> State:
+        """Read the state of a run whose parameters `init` draws.
+
+        Raises:
+            UserError: the file is missing, damaged, or holds another model.
+        """
+        tensors, header = self.read(path)
+        template = jax.eval_shape(lambda: init_state(0, init)[1:])
+        shapes, tree = jax.tree.flatten(template)
+        with self.damage(path):
+            leaves = fitting(
+                tensors, {f"{i:03}": want for i, want in enumerate(shapes)}
+            )
+            step = header["step"]
+            check("step", int, step)
+            check_range("step", "at least 0", step, step >= 0)
+        return State(step, *jax.tree.unflatten(tree, leaves))
+
+    def read(self, path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Read the arrays and the header of a file.
+
+        Raises:
+            UserError: the file is missing or damaged.
+        """
+        try:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise UserError(f"cannot read {path}: it is no file")
+            if status.st_size > (most := self.most_bytes[path.name]):
+                size = f"{status.st_size:,} bytes, and at most {most:,} can be right"
+                raise UserError(f"cannot read {path}: it is too large, of {size}")
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise UserError(
+                f"there is no {path}; {self.first} --out {path.parent}"
+            ) from None
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from None
+        with self.damage(path):
+            tensors = load(content)
+            (size,) = struct.unpack("<Q", content[:8])
+            metadata = json.loads(content[8 : 8 + size])["__metadata__"]
+            got = metadata.get("format")
+            check_range("format", self.format, got, got == self.format)
+            same = metadata.get("checksum") == _checksum(tensors)
+            check_range(
+                "checksum", "that of its arrays", metadata.get("checksum"), same
+            )
+            header = json.loads(metadata["header"])
+            check("header", dict, header)
+        return tensors, header
+
+    @contextmanager
+    def damage(self, path: Path) -> Iterator[None]:
+        """Turn errors caused by the content of a file into one line about the file.
+
+        Raises:
+            UserError: in place of any error that malformed content causes.
+        """
+        try:
+            yield
+        except KeyError as error:
+            detail = f"it lacks {error}"
+        except MALFORMED as error:
+            detail = str(error)
+        else:
+            return
+        detail = textwrap.shorten(detail, 400) or "it cannot be read"
+        raise UserError(
+            f"{path} is damaged or no file of this program: {detail}; {self.first}"
+        )
+
+
+def fitting(tensors: dict[str, np.ndarray], wanted: dict[str, Any]) -> list[jax.Array]:
+    """Return the arrays in the order of `wanted`; check their names and shapes."""
+    check_range(
+        "arrays", ", ".join(wanted), [*tensors], tensors.keys() == wanted.keys()
+    )
+    for name, want in wanted.items():
+        got = tensors[name]
+        fits = got.shape == want.shape and got.dtype == want.dtype
+        kind = f"{want.dtype} {want.shape}"
+        check_range(name, kind, f"{got.dtype} {got.shape}", fits)
+        check_range(name, "finite", "NaN or infinity", bool(np.isfinite(got).all()))
+    return [jnp.asarray(tensors[name]) for name in wanted]
+
+
+def named(params: Params) -> list[tuple[str, Any]]:
+    """Return the arrays of the parameters with their paths, such as `decoder.0.v`."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    name = partial(jax.tree_util.keystr, simple=True, separator=".")
+    return [(name(path), leaf) for path, leaf in leaves]
+
+
+def _checksum(tensors: dict[str, np.ndarray]) -> str:
+    digest = blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(tensors[name].tobytes())
+    return digest.hexdigest()

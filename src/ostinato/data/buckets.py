@@ -1,0 +1,219 @@
+"""The function `buckets`: sequences of similar length in batches of a few shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import _checks
+from .._typing import ArrayLike, Int, Shaped
+from .epochs import Epochs, check_lengths, check_sequences
+
+MOST_SIZES = 2048  # that are compared; more are rounded up to so many
+
+
+def bucket_bounds(lengths: Int[ArrayLike, " N"], count: int) -> tuple[int, ...]:
+    """Choose `count` padded lengths that leave the fewest padded steps.
+
+    Args:
+        lengths: the length of every sequence, `[N]`.
+        count: the number of different padded lengths, each of which is compiled.
+
+    Returns:
+        Increasing bounds of at least 1; a sequence is padded to the first bound that is
+        at least its length. No other choice has fewer padded steps, as long as there
+        are at most 2048 different lengths; more are first rounded up to a multiple.
+
+    Raises:
+        TypeError: `lengths` or `count` are not integers.
+        ValueError: there is no length, a negative one, or `count` is less than 1.
+
+    Examples:
+        >>> from ostinato import data
+        >>> data.bucket_bounds([3, 4, 4, 9, 50], 2)
+        (9, 50)
+    """
+    lengths = np.maximum(check_lengths(lengths), 1)
+    count = _checks.check_size("count", count)
+    sizes, sequences = _sizes(lengths)
+    total = np.concatenate([[0], np.cumsum(sequences)])
+    # After k rounds, steps[j] is the least number of steps, padding included, of the
+    # sequences of the j shortest sizes in k buckets; last[k][j] is where the last of
+    # these buckets begins.
+    steps = np.concatenate([[0.0], np.full(len(sizes), np.inf)])
+    last = []
+    for _ in range(min(count, len(sizes))):
+        begins = np.zeros(len(sizes) + 1, np.int64)
+        found = np.full(len(sizes) + 1, np.inf)
+        for j in range(1, len(sizes) + 1):
+            each = steps[:j] + (total[j] - total[:j]) * sizes[j - 1]
+            begins[j] = each.argmin()
+            found[j] = each[begins[j]]
+        steps = found
+        last.append(begins)
+    bounds, j = [], len(sizes)
+    for begins in reversed(last):
+        bounds.append(int(sizes[j - 1]))
+        j = begins[j]
+    return tuple(reversed(bounds))
+
+
+def _sizes(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the different lengths, rounded if they are many, and their counts."""
+    sizes, sequences = np.unique(lengths, return_counts=True)
+    if len(sizes) <= MOST_SIZES:
+        return sizes, sequences
+    step = -(-int(sizes[-1]) // MOST_SIZES)
+    rounded = np.minimum(-(-lengths // step) * step, sizes[-1])
+    return np.unique(rounded, return_counts=True)
+
+
+class Buckets(Epochs[np.ndarray]):
+    """The result of `buckets`: batches of indices, each of sequences of one bucket.
+
+    Attributes:
+        bounds: the padded length of every bucket, increasing.
+        batch_sizes: the number of sequences in a batch of every bucket.
+        waste: the part of all padded steps of an epoch that is padding, 0 to 1.
+    """
+
+    bounds: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    waste: float
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        bounds: tuple[int, ...],
+        batch_sizes: tuple[int, ...],
+        seed: int,
+        shuffle: bool,
+    ) -> None:
+        super().__init__(seed, shuffle)
+        self.bounds, self.batch_sizes = bounds, batch_sizes
+        bucket_of = np.searchsorted(bounds, lengths)
+        self._members = [np.flatnonzero(bucket_of == b) for b in range(len(bounds))]
+        padded = sum(
+            -(-len(members) // size) * size * bound
+            for members, size, bound in zip(
+                self._members, batch_sizes, bounds, strict=True
+            )
+        )
+        self.waste = 1 - int(lengths.sum()) / padded
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """The shapes `(batch_size, bound)` of all batches."""
+        return list(zip(self.batch_sizes, self.bounds, strict=True))
+
+    def _order(self, number: int) -> list[np.ndarray]:
+        rng = self._generator(number)
+        batches = []
+        for members, size in zip(self._members, self.batch_sizes, strict=True):
+            order = members if rng is None else rng.permutation(members)
+            batches += [order[i : i + size] for i in range(0, len(order), size)]
+        if rng is None:
+            return batches
+        return [batches[i] for i in rng.permutation(len(batches))]
+
+    def collate(
+        self, sequences: Sequence[Any]
+    ) -> tuple[Shaped[np.ndarray, "B T ..."], Int[np.ndarray, " B"]]:
+        """Pad the sequences of one batch to one of the few shapes.
+
+        Args:
+            sequences: the sequences of a batch in its order, each an array `[n, ...]`.
+
+        Returns:
+            Zero-padded sequences `[B, T, ...]` and int32 lengths `[B]`, where `(B, T)`
+            is one of `shapes`. Sequences of length 0 fill the last batch of a bucket.
+
+        Raises:
+            TypeError: the dtypes of the sequences differ.
+            ValueError: the sequences are not those of one batch, or their shapes differ
+                in more than the first size.
+        """
+        arrays = check_sequences("sequences", sequences)
+        longest = max(map(len, arrays))
+        bucket = int(np.searchsorted(self.bounds, longest))
+        if bucket == len(self.bounds) or len(arrays) > self.batch_sizes[bucket]:
+            raise ValueError(
+                "`sequences` must be those of one batch, of a shape [sequences, steps] "
+                f"in {self.shapes}, got {len(arrays)} sequences of up to {longest} "
+                "steps"
+            )
+        shape = self.batch_sizes[bucket], self.bounds[bucket]
+        padded = np.zeros((*shape, *arrays[0].shape[1:]), arrays[0].dtype)
+        lengths = np.zeros(shape[0], np.int32)
+        for i, array in enumerate(arrays):
+            padded[i, : len(array)] = array
+            lengths[i] = len(array)
+        return padded, lengths
+
+
+def buckets(
+    lengths: Int[ArrayLike, " N"],
+    *,
+    batch_size: int | None = None,
+    max_tokens: int | None = None,
+    bounds: int | Sequence[int] = 8,
+    seed: int = 0,
+    shuffle: bool = True,
+) -> Buckets:
+    """Deal sequences out to batches of similar length, which have a few shapes.
+
+    Args:
+        lengths: the length of every sequence, `[N]`.
+        batch_size: the number of sequences in every batch; or
+        max_tokens: the number of steps in every batch, padding included. A bucket of
+            short sequences then has larger batches. Give one of the two.
+        bounds: the number of buckets, whose padded lengths are chosen for the least
+            padding; or these lengths, increasing, such as the `bounds` of another set.
+        seed: decides the order of every epoch, with its number.
+        shuffle: False keeps sequences of a bucket in their order, and short ones first.
+
+    Returns:
+        `Buckets`: each batch is an int64 array of indices into `lengths`, and every
+        index comes once in an epoch. Its `collate` pads sequences.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: both or none of `batch_size` and `max_tokens` are given; a length is
+            negative, or larger than the last of `bounds` or than `max_tokens`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ostinato import data
+        >>> words = [np.ones(n) for n in (3, 4, 4, 9, 50)]
+        >>> batches = data.buckets([len(w) for w in words], batch_size=2, bounds=2)
+        >>> [batches.collate([words[i] for i in batch])[0].shape for batch in batches]
+        [(2, 50), (2, 9), (2, 9)]
+        >>> f"{batches.waste:.0%} padding"
+        '49% padding'
+    """
+    values = check_lengths(lengths)
+    if isinstance(bounds, Sequence):
+        chosen = tuple(_checks.check_size("bounds", bound) for bound in bounds)
+        if not chosen or list(chosen) != sorted(set(chosen)):
+            raise ValueError(f"`bounds` must be increasing, got {list(chosen)}")
+        if values.max() > chosen[-1]:
+            at = int(values.argmax())
+            raise ValueError(
+                f"`lengths` must be at most {chosen[-1]}, the last of `bounds`, got "
+                f"{values[at]} at {at}"
+            )
+    else:
+        chosen = bucket_bounds(values, _checks.check_size("bounds", bounds))
+    if (batch_size is None) == (max_tokens is None):
+        raise ValueError(
+            "one of `batch_size` and `max_tokens` must be given, got "
+            f"{batch_size} and {max_tokens}"
+        )
+    if batch_size is not None:
+        sizes = (_checks.check_size("batch_size", batch_size),) * len(chosen)
+    else:
+        most = _checks.check_size("max_tokens", max_tokens, chosen[-1])
+        sizes = tuple(most // bound for bound in chosen)
+    return Buckets(values, chosen, sizes, seed, shuffle)

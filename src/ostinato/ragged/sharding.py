@@ -1,0 +1,297 @@
+"""Batches of different sizes on many devices: `shard`, and `vmap` on each share."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .. import _checks
+from .types.array import RaggedArray
+from .types.capacity import Size, chosen_size, round_capacity
+from .types.checks import check_known
+from .types.padded import PaddedRagged
+from .types.sharded import ShardedBatch, ShardedRagged, count_of
+
+
+def shard(
+    batch: Any,
+    mesh: Any,
+    axis: str | tuple[str, ...],
+    *,
+    capacity: Size = round_capacity,
+) -> Any:
+    """Deal the examples of a batch out to devices, so that all have as many tokens.
+
+    Every device gets as many examples, long and short ones, in a buffer of its own; all
+    buffers have one capacity. `ragged.vmap` runs each share on its device: the forward
+    pass communicates nothing, and the backward pass sums the gradients of shared
+    arguments.
+
+    Args:
+        batch: a RaggedArray, or a pytree of RaggedArrays and of arrays `[batch, ...]`
+            of equally many examples, such as inputs and labels.
+        mesh: the mesh of the devices, `jax.sharding.Mesh`.
+        axis: the name of the axis of `mesh` over which examples are dealt, or a tuple
+            of names. Its size must divide the number of examples.
+        capacity: the capacity of one buffer: a number, or a function of the largest
+            number of tokens that a device gets. None stands for that number.
+
+    Returns:
+        A `ShardedRagged` for each RaggedArray and a `ShardedBatch` for each array, in
+        the same tree. The `imbalance` of a ShardedRagged is how many more tokens the
+        fullest device has than the mean.
+
+    Raises:
+        TypeError: `batch` has no RaggedArray, or its lengths are traced.
+        ValueError: the mesh has no such axis, numbers of examples differ or are no
+            multiple of the devices, or `capacity` is too small.
+
+    Runs on the host, outside of `jit`.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from ostinato import ragged
+        >>> mesh = jax.make_mesh((1,), ("batch",))
+        >>> batch = ragged.stack([jnp.arange(3.0), jnp.arange(2.0)])
+        >>> shares = ragged.shard(batch, mesh, "batch")
+        >>> ragged.vmap(lambda x: x.sum())(shares).in_order().tolist()
+        [3.0, 1.0]
+    """
+    names = (axis,) if isinstance(axis, str) else tuple(axis)
+    shape = dict(mesh.shape)
+    if not names or not all(name in shape for name in names):
+        raise ValueError(
+            f"`axis` must name axes of the mesh, of {', '.join(map(repr, shape))}, got "
+            f"{axis!r}"
+        )
+    leaves, tree = jax.tree.flatten(batch, is_leaf=_is_ragged)
+    ragged = [x for x in leaves if _is_ragged(x)]
+    if not ragged:
+        raise TypeError(
+            f"`batch` must have a RaggedArray, got {_checks.describe(batch)}; "
+            "jax.device_put shards arrays of equal sizes"
+        )
+    lengths = [np.asarray(check_known("RaggedArray", x.lengths)) for x in ragged]
+    counts = {len(x) if _is_ragged(x) else np.shape(x)[:1] for x in leaves}
+    counts = {c if isinstance(c, int) else next(iter(c), 0) for c in counts}
+    if len(counts) > 1:
+        raise ValueError(
+            "`batch` must have arrays of equally many examples, got "
+            + " and ".join(map(str, sorted(counts)))
+        )
+    shares = count_of(mesh, axis)
+    if counts.pop() % shares:
+        raise ValueError(
+            f"`batch` must have a multiple of {shares} examples, the number of "
+            f"devices, got {len(ragged[0])}; add empty ones"
+        )
+    dealt = _deal(np.stack(lengths).sum(0), shares)
+    order = _put(dealt.ravel().astype(np.int32), 0, mesh, axis)
+
+    def sharded(x: Any) -> Any:
+        if not _is_ragged(x):
+            x = jnp.asarray(x)[dealt.ravel()]
+            return ShardedBatch(_put(x, 0, mesh, axis), order, mesh, axis)
+        own = np.asarray(x.lengths)
+        data = _tokens(x, own, dealt, capacity)
+        return ShardedRagged(
+            _put(data, x.axis, mesh, axis),
+            _put(own[dealt.ravel()], 0, mesh, axis),
+            order,
+            x.axis,
+            x.dim,
+            x.max_length,
+            mesh,
+            axis,
+        )
+
+    return jax.tree.unflatten(tree, [sharded(x) for x in leaves])
+
+
+def _deal(sizes: np.ndarray, shares: int) -> np.ndarray:
+    """Return which examples each share has, `[shares, examples]`, in their order.
+
+    The longest example that is left goes to the share with the fewest tokens that has a
+    place left.
+    """
+    places = len(sizes) // shares
+    dealt: list[list[int]] = [[] for _ in range(shares)]
+    heap = [(0, share) for share in range(shares)]
+    for example in np.argsort(-sizes, kind="stable").tolist():
+        tokens, share = heapq.heappop(heap)
+        dealt[share].append(example)
+        if len(dealt[share]) < places:
+            heapq.heappush(heap, (tokens + int(sizes[example]), share))
+    return np.sort(np.array(dealt, np.int64).reshape(shares, places), axis=1)
+
+
+def _tokens(
+    x: RaggedArray, lengths: np.ndarray, dealt: np.ndarray, capacity: Size
+) -> np.ndarray:
+    """Return the buffers of all shares one after another, zeros where unused."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        raise NotImplementedError(
+            "ragged.shard cannot deal out tokens that are PRNG keys; pass one key for "
+            "each example, and split it in the mapped function"
+        )
+    begins = np.cumsum(lengths) - lengths
+    totals = lengths[dealt].sum(1)
+    size = chosen_size("capacity", capacity, int(totals.max(initial=0)))
+    if size < totals.max(initial=0):
+        raise ValueError(
+            f"`capacity` must hold the {totals.max()} tokens of the fullest device, "
+            f"got {size}"
+        )
+    data = np.asarray(x.data)
+    shape = list(data.shape)
+    shape[x.axis] = size * len(dealt)
+    buffers = np.zeros(shape, data.dtype)
+    source, target = np.moveaxis(data, x.axis, 0), np.moveaxis(buffers, x.axis, 0)
+    for share, examples in enumerate(dealt):
+        at = share * size
+        for example in examples:
+            begin, count = begins[example], lengths[example]
+            target[at : at + count] = source[begin : begin + count]
+            at += count
+    return buffers
+
+
+def _put(x: Any, at: int, mesh: Any, axis: Any) -> Any:
+    """Return the array on the devices of the mesh, split along its axis `at`."""
+    return jax.device_put(x, NamedSharding(mesh, _spec(at, axis)))
+
+
+def _spec(at: int, axis: Any) -> PartitionSpec:
+    return PartitionSpec(*[None] * at, axis)
+
+
+# ------------------------------------------------------------------------------- vmap
+
+
+def is_sharded(x: Any) -> bool:
+    """Return whether `x` has been dealt out to devices."""
+    return isinstance(x, (ShardedBatch, ShardedRagged))
+
+
+def run_shares(
+    mapped: Callable,
+    leaves: Sequence[Any],
+    axes: Sequence[Any],
+    tree: Any,
+    out_axes: Any,
+) -> Any:
+    """Run a mapped function on each device's share of its arguments.
+
+    Args:
+        mapped: the function of RaggedArrays and arrays that `ragged.vmap` returns.
+        leaves: those of `(args, kwargs)`.
+        axes: for each leaf its entry of `in_axes`.
+        tree: the structure of `(args, kwargs)`.
+        out_axes: as the caller gave it.
+    """
+    first = next(x for x in leaves if is_sharded(x))
+    _check(first, leaves, axes, out_axes)
+    mesh, axis = first.mesh, first.mesh_axis
+    arrays, specs = [], []
+    for x in leaves:
+        if isinstance(x, ShardedRagged):
+            arrays += [x.data, x.lengths]
+            specs += [_spec(x.axis, axis), _spec(0, axis)]
+        elif isinstance(x, ShardedBatch):
+            arrays.append(x.data)
+            specs.append(_spec(0, axis))
+        elif _is_array(x):
+            arrays.append(x)
+            specs.append(PartitionSpec())
+    found: list[Any] = []  # the tree of results and its leaves, when it is known
+
+    def local(*arrays: Any) -> list[Any]:
+        given = iter(arrays)
+
+        def own(x: Any) -> Any:
+            if isinstance(x, ShardedRagged):
+                static = x.axis, x.dim, x.max_length
+                return RaggedArray.tree_unflatten(static, (next(given), next(given)))
+            return next(given) if is_sharded(x) or _is_array(x) else x
+
+        args, kwargs = jax.tree.unflatten(tree, [own(x) for x in leaves])
+        results, out_tree = jax.tree.flatten(mapped(*args, **kwargs), _is_result)
+        found[:] = out_tree, results
+        # Every array with the axis in front along which it is split.
+        return [
+            (jnp.moveaxis(x.data, x.axis, 0), x.lengths) if _is_ragged(x) else x
+            for x in results
+        ]
+
+    run = jax.shard_map(
+        local, mesh=mesh, in_specs=tuple(specs), out_specs=_spec(0, axis)
+    )
+    arrays = run(*arrays)
+    out_tree, results = found
+
+    def whole(like: Any, x: Any) -> Any:
+        if not _is_ragged(like):
+            return ShardedBatch(x, first.order, mesh, axis)
+        data = jnp.moveaxis(x[0], 0, like.axis)
+        static = like.axis, like.dim, like.max_length
+        return ShardedRagged(data, x[1], first.order, *static, mesh, axis)
+
+    wrapped = [whole(like, x) for like, x in zip(results, arrays, strict=True)]
+    return jax.tree.unflatten(out_tree, wrapped)
+
+
+def _check(first: Any, leaves: Sequence[Any], axes: Sequence[Any], out: Any) -> None:
+    """Check that arguments are dealt out alike, and that axes are those they have."""
+    for x, axis in zip(leaves, axes, strict=True):
+        if is_sharded(x):
+            if axis != 0 or isinstance(axis, bool):
+                raise ValueError(
+                    "`in_axes` must be 0 for an argument that ragged.shard dealt out, "
+                    f"got {axis!r}"
+                )
+            if (x.mesh, x.mesh_axis) != (first.mesh, first.mesh_axis) or not _equal(
+                x.order, first.order
+            ):
+                raise ValueError(
+                    "arguments must be dealt out together, by one call of "
+                    f"ragged.shard, got {first} and {x} of different orders"
+                )
+        elif axis is not None:
+            raise ValueError(
+                "mapped arguments must be dealt out together, by one call of "
+                f"ragged.shard, got {_checks.describe(x)} beside {first}; `in_axes` "
+                "None shares it among all examples"
+            )
+    if any(axis != 0 or isinstance(axis, bool) for axis in _axes(out)):
+        raise ValueError(
+            f"`out_axes` must be 0 for results of a batch on several devices, got {out}"
+        )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Return whether orders are equal, as far as that is known."""
+    if a is b or not (_checks.is_concrete(a) and _checks.is_concrete(b)):
+        return a.shape == b.shape
+    return np.array_equal(np.asarray(a), np.asarray(b))
+
+
+def _axes(out: Any) -> list[Any]:
+    return jax.tree.leaves(out, is_leaf=lambda axis: axis is None)
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (jax.Array, np.ndarray, np.generic))
+
+
+def _is_result(x: Any) -> bool:
+    return isinstance(x, (PaddedRagged, RaggedArray))
+
+
+def _is_ragged(x: Any) -> bool:
+    return isinstance(x, RaggedArray)

@@ -1,0 +1,315 @@
+"""Buckets, packs and streams: every step once, in few shapes, from any place again."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato import data, ragged
+
+LENGTHS = [1, 1, 2, 3, 3, 3, 5, 8, 8, 9]
+SEQUENCES = [np.arange(n) + 100 * i for i, n in enumerate(LENGTHS)]
+
+EPOCHS = {
+    "buckets": lambda seed=0, **options: data.buckets(
+        LENGTHS, batch_size=2, bounds=3, seed=seed, **options
+    ),
+    "pack": lambda seed=0, **options: data.pack(LENGTHS, 11, seed=seed, **options),
+    "streams": lambda seed=0, **options: data.streams(
+        SEQUENCES, lanes=2, chunk=4, seed=seed, **options
+    ),
+}
+every_kind = pytest.mark.parametrize("make", EPOCHS.values(), ids=EPOCHS.keys())
+
+
+def plain(batches):
+    """Return batches as nested lists, which can be compared."""
+    return [
+        [part.tolist() for part in batch]
+        if isinstance(batch, (tuple, list))
+        else batch.tolist()
+        for batch in batches
+    ]
+
+
+# ----------------------------------------------------------------------------- epochs
+
+
+@every_kind
+def test_epochs_repeat_by_seed_and_number(make):
+    first, again, other = make(), make(), make(seed=1)
+    assert plain(first) == plain(again) == plain(make().epoch(0))
+    assert plain(first) == plain(again) == plain(make().epoch(1))
+    assert plain(make().epoch(0)) != plain(make().epoch(1))
+    assert plain(make().epoch(0)) != plain(other.epoch(0))
+    fixed = make(shuffle=False)
+    assert plain(fixed.epoch(0)) == plain(fixed.epoch(7))
+
+
+@every_kind
+def test_a_saved_place_is_found_again(make):
+    whole = make()
+    expected = [plain(whole) for _ in range(3)]
+    for epoch, taken in [(0, 0), (0, 1), (1, 2), (2, len(expected[2]) - 1)]:
+        reading = make()
+        for _ in range(epoch):
+            list(reading)
+        before = plain(itertools.islice(reading, taken))
+        resumed = make()
+        resumed.load_state_dict(json.loads(json.dumps(reading.state_dict())))
+        assert before + plain(resumed) == expected[epoch]
+        assert plain(resumed) == plain(whole.epoch(epoch + 1))
+
+
+@every_kind
+def test_an_epoch_has_a_length_and_indices(make):
+    epochs = make()
+    order = epochs.epoch(1)
+    assert plain([order[i] for i in range(len(order))]) == plain(order)
+    assert plain([order[-1]]) == plain(order)[-1:]
+    assert plain(order[1:3]) == plain(order)[1:3]
+    with pytest.raises(IndexError):
+        order[len(order)]
+    assert len(epochs) == len(list(epochs))
+
+
+def test_a_foreign_state_is_refused():
+    epochs = EPOCHS["buckets"]()
+    with pytest.raises(ValueError, match="must be that of seed 0, got one of seed 1"):
+        epochs.load_state_dict(EPOCHS["buckets"](seed=1).state_dict())
+    with pytest.raises(ValueError, match="must be that of 5 batches in epoch 0, got"):
+        epochs.load_state_dict(data.buckets(LENGTHS, batch_size=9).state_dict())
+    with pytest.raises(TypeError, match=r"must have the entries .* got dict \{\}"):
+        epochs.load_state_dict({})
+    with pytest.raises(TypeError, match=r"`state\['batch'\]` must be an integer"):
+        epochs.load_state_dict(epochs.state_dict() | {"batch": "1"})
+
+
+# ---------------------------------------------------------------------------- buckets
+
+
+def padded_steps(lengths, bounds):
+    return sum(min(b for b in bounds if b >= n) for n in lengths)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_bucket_bounds_are_the_best_of_all_choices(count):
+    sizes = sorted(set(LENGTHS))
+    every = itertools.combinations(sizes, count)
+    best = min(padded_steps(LENGTHS, c) for c in every if c[-1] == 9)
+    bounds = data.bucket_bounds(LENGTHS, count)
+    assert len(bounds) == count
+    assert padded_steps(LENGTHS, bounds) == best
+
+
+def test_bucket_bounds_of_few_and_of_many_lengths():
+    assert data.bucket_bounds([4, 4, 2], 5) == (2, 4)
+    assert data.bucket_bounds([0, 0], 3) == (1,)
+    bounds = data.bucket_bounds(np.arange(10_000), 4)
+    assert bounds[-1] == 9_999
+    np.testing.assert_allclose(bounds, [2500, 5000, 7500, 9999], rtol=2e-3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=30), st.integers(0, 3))
+def test_buckets_have_every_sequence_once(lengths, epoch):
+    batches = data.buckets(lengths, max_tokens=24, bounds=3)
+    found = batches.epoch(epoch)
+    assert sorted(np.concatenate(found)) == list(range(len(lengths)))
+    steps = 0
+    for batch in found:
+        x, n = batches.collate([np.full((lengths[i], 2), i) for i in batch])
+        assert x.shape[:2] in batches.shapes and x.shape[0] * x.shape[1] <= 24
+        steps += x.shape[0] * x.shape[1]
+        assert n.dtype == np.int32 and n[: len(batch)].tolist() == [
+            lengths[i] for i in batch
+        ]
+        assert not n[len(batch) :].any()
+        valid = np.arange(x.shape[1]) < n[:, None]
+        np.testing.assert_array_equal(x[valid][:, 0], np.repeat(batch, n[: len(batch)]))
+        assert not x[~valid].any()
+    assert batches.waste == pytest.approx(1 - sum(lengths) / steps)
+
+
+def test_buckets_of_another_set_have_its_bounds():
+    train = data.buckets(LENGTHS, batch_size=2, bounds=3)
+    held_out = data.buckets([2, 4], batch_size=2, bounds=train.bounds, shuffle=False)
+    assert held_out.bounds == train.bounds
+    shapes = [held_out.collate([np.ones(4)])[0].shape, train.shapes[-1]]
+    assert set(shapes) <= set(train.shapes)
+    with pytest.raises(ValueError, match="at most 9, the last of `bounds`, got 10 at"):
+        data.buckets([2, 10], batch_size=2, bounds=train.bounds)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({}, "one of `batch_size` and `max_tokens` must be given, got None and None"),
+        ({"batch_size": 2, "max_tokens": 9}, "must be given, got 2 and 9"),
+        ({"max_tokens": 8}, "`max_tokens` must be at least 9, got 8"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
+        ({"batch_size": 2, "bounds": (9, 3)}, r"must be increasing, got \[9, 3\]"),
+        ({"batch_size": 2, "bounds": ()}, r"must be increasing, got \[\]"),
+        ({"batch_size": 2, "seed": -1}, "`seed` must be at least 0, got -1"),
+    ],
+)
+def test_bad_options_of_buckets(options, message):
+    with pytest.raises(ValueError, match=message):
+        data.buckets(LENGTHS, **options)
+
+
+def test_bad_lengths():
+    with pytest.raises(ValueError, match="must hold at least one length, got none"):
+        data.bucket_bounds([], 2)
+    with pytest.raises(ValueError, match=r"`lengths\[1\]` must be at least 0, got -1"):
+        data.pack([3, -1], 4)
+    with pytest.raises(TypeError, match="`lengths` must hold integers, got float64"):
+        data.buckets([1.5], batch_size=1)
+    with pytest.raises(ValueError, match=r"must have shape \[N\], got \[1, 1\]"):
+        data.pack([[3]], 4)
+
+
+def test_a_batch_that_is_none_is_refused():
+    batches = data.buckets(LENGTHS, batch_size=2, bounds=3)
+    with pytest.raises(ValueError, match="got 3 sequences of up to 1 steps"):
+        batches.collate([np.ones(1)] * 3)
+    with pytest.raises(ValueError, match="got 1 sequences of up to 10 steps"):
+        batches.collate([np.ones(10)])
+    with pytest.raises(ValueError, match="must hold at least one array, got none"):
+        batches.collate([])
+    with pytest.raises(ValueError, match=r"`sequences\[1\]` must have the shape"):
+        batches.collate([np.ones((2, 3)), np.ones((2, 4))])
+    with pytest.raises(TypeError, match=r"`sequences\[1\]` must have the dtype"):
+        batches.collate([np.ones(2), np.ones(2, np.float32)])
+
+
+# ------------------------------------------------------------------------------- pack
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.integers(0, 3))
+def test_packs_have_every_example_once(lengths, epoch):
+    packs = data.pack(lengths, 20, max_examples=5)
+    found = packs.epoch(epoch)
+    assert sorted(np.concatenate(found)) == list(range(len(lengths)))
+    for batch in found:
+        tokens, n = packs.collate([np.full((lengths[i], 2), i) for i in batch])
+        assert tokens.shape == (20, 2) and n.shape == (5,)
+        whole = ragged.RaggedArray(tokens, n, max_length=packs.max_length)
+        assert [len(x) for x in whole][: len(batch)] == [lengths[i] for i in batch]
+        used = int(n.sum())
+        np.testing.assert_array_equal(
+            tokens[:used, 0], np.repeat(batch, n[: len(batch)])
+        )
+        assert not tokens[used:].any()
+
+
+def test_packs_of_a_corpus_waste_little():
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(3.3, 0.7, 4000), 5, 200).astype(int)
+    packs = data.pack(lengths, 1024)
+    assert packs.max_length == lengths.max()
+    assert 0 < packs.waste < 0.03
+    filled = [lengths[batch].sum() for batch in packs]
+    assert max(filled) <= 1024 and len(filled) == len(packs.epoch(0))
+
+
+def test_a_long_example_is_refused():
+    with pytest.raises(ValueError, match="at most `capacity` = 8, got 9 at 9; leave"):
+        data.pack(LENGTHS, 8)
+    packs = data.pack(LENGTHS, 9, max_examples=2)
+    with pytest.raises(ValueError, match="at most 2 of 9 tokens, got 2 of 10"):
+        packs.collate([np.ones(5)] * 2)
+    with pytest.raises(ValueError, match="at most 2 of 9 tokens, got 3 of 3"):
+        packs.collate([np.ones(1)] * 3)
+
+
+# ---------------------------------------------------------------------------- streams
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_streams_go_on_from_chunk_to_chunk(epoch):
+    streams = data.streams(SEQUENCES, lanes=3, chunk=2)
+    chunks = list(streams.epoch(epoch))
+    assert len(chunks) == sum(LENGTHS) // 6 and streams.left_out == sum(LENGTHS) % 6
+    x = np.concatenate([x for x, _ in chunks], axis=1)
+    resets = np.concatenate([resets for _, resets in chunks], axis=1)
+    assert all(resets.shape == (3, 2) for _, resets in chunks)
+    read = x.ravel().tolist()
+    corpus = np.concatenate(SEQUENCES).tolist()
+    assert len(set(read)) == len(read) == len(corpus) - streams.left_out
+    for lane, marks in zip(x, resets, strict=True):
+        assert marks[0]
+        for before, now, mark in zip(lane[:-1], lane[1:], marks[1:], strict=True):
+            assert mark == (now % 100 == 0)
+            assert mark or now == before + 1
+
+
+def test_one_long_sequence_is_not_copied(tmp_path):
+    np.save(tmp_path / "text.npy", np.arange(26.0).reshape(13, 2))
+    text = np.load(tmp_path / "text.npy", mmap_mode="r")
+    streams = data.streams(text, lanes=2, chunk=3)
+    assert streams.left_out == 1
+    assert np.shares_memory(streams._corpus, text)
+    (x, resets), (y, none) = streams
+    assert x[..., 0].tolist() == [[0, 2, 4], [12, 14, 16]]
+    assert y[..., 1].tolist() == [[7, 9, 11], [19, 21, 23]]
+    assert resets.tolist() == [[True, False, False]] * 2 and not none.any()
+
+
+def test_empty_sequences_begin_nothing():
+    parts = [np.arange(0), np.arange(3), np.arange(0), np.arange(3)]
+    ((x, resets),) = data.streams(parts, lanes=1, chunk=6, shuffle=False)
+    assert x.tolist() == [[0, 1, 2, 0, 1, 2]]
+    assert resets.tolist() == [[True, False, False, True, False, False]]
+
+
+def test_bad_corpora():
+    with pytest.raises(ValueError, match=r"at least lanes \* chunk = 6 steps, got 5"):
+        data.streams(np.arange(5), lanes=2, chunk=3)
+    with pytest.raises(TypeError, match=r"must be an array \[N, ...\] or a list"):
+        data.streams("a text", lanes=2, chunk=3)
+    with pytest.raises(ValueError, match="`corpus` must hold at least one array"):
+        data.streams([], lanes=2, chunk=3)
+    with pytest.raises(ValueError, match=r"`corpus\[0\]` must have the shape \[n"):
+        data.streams([1, 2], lanes=2, chunk=3)
+
+
+# -------------------------------------------------------------------------- libraries
+
+
+def test_with_torch():
+    loading = pytest.importorskip("torch.utils.data")
+    batches = EPOCHS["buckets"]()
+    loader = loading.DataLoader(
+        SEQUENCES, batch_sampler=batches, collate_fn=batches.collate
+    )
+    for epoch in range(2):
+        expected = [
+            batches.collate([SEQUENCES[i] for i in batch])
+            for batch in batches.epoch(epoch)
+        ]
+        assert len(loader) == len(expected)
+        assert plain(loader) == plain(expected)
+    streams = EPOCHS["streams"]()
+    chunks = loading.DataLoader(streams.epoch(0), batch_size=None)
+    assert plain(chunks) == plain(streams)
+
+
+def test_with_grain():
+    grain = pytest.importorskip("grain")
+    packs = EPOCHS["pack"]()
+    loaded = grain.MapDataset.source(packs.epoch(0)).map(
+        lambda batch: packs.collate([SEQUENCES[i] for i in batch])
+    )
+    expected = [packs.collate([SEQUENCES[i] for i in batch]) for batch in packs]
+    assert plain(loaded) == plain(expected)
+    reading = iter(loaded.to_iter_dataset())
+    next(reading)
+    saved = reading.get_state()
+    rest = plain(reading)
+    reading.set_state(saved)
+    assert plain(reading) == rest == plain(expected[1:])

@@ -1,0 +1,251 @@
+"""The job that forecasts the columns of a table: file, model, run, commands."""
+
+import csv
+from datetime import datetime, timedelta
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from g2p_words import plain_jax  # noqa: F401
+from oracles import loop64
+from test_cli import one_line, ostinato
+from tolerance import assert_close
+
+from ostinato.apps import display
+from ostinato.apps.errors import UserError
+from ostinato.apps.forecast import table, use
+from ostinato.apps.forecast.model import Forecaster
+from ostinato.apps.forecast.train import train
+from ostinato.apps.forecast.windows import Scale, Windows
+
+BEGIN = datetime(2020, 1, 1)
+TINY = "--look-back 8 --horizon 8 --segment 4 --hidden 16 --dropout 0 --lr 0.03"
+
+
+def write(path, lines):
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def waves(tmp_path):
+    """Write two waves of 8 hours, with gaps, and a constant column."""
+    rows = ["wave,when,other,constant"]
+    for hour in range(300):
+        value = f"{np.sin(hour * np.pi / 4):.6f}" if hour % 50 else ""
+        other = 5 + 3 * np.cos(hour * np.pi / 4)
+        rows.append(f"{value},{BEGIN + timedelta(hours=hour)},{other:.6f},2")
+    return write(tmp_path / "waves.csv", rows)
+
+
+# -------------------------------------------------------------------------- the table
+
+
+def test_read_finds_dates_numbers_and_gaps(waves):
+    read = table.read(waves)
+    assert read.names == ("wave", "other", "constant")
+    assert read.dates[1] == BEGIN + timedelta(hours=1)
+    assert read.step == timedelta(hours=1)
+    assert read.values.shape == (300, 3) and np.isnan(read.values).sum() == 6
+    filled = table.filled(read)
+    assert filled[50, 0] == filled[49, 0] and filled[0, 0] == filled[1, 0]
+    assert np.isfinite(filled).all()
+
+
+def test_scale_of_a_constant_column():
+    values = np.array([[1.0, 2.0], [3.0, 2.0]])
+    scale = Scale.of(values)
+    assert scale.apply(values).tolist() == [[-1, 0], [1, 0]]
+    np.testing.assert_allclose(scale.undo(scale.apply(values)), values)
+
+
+@pytest.mark.parametrize(
+    "lines, message",
+    [
+        (["a,b"], "must have a row of names and two rows of numbers"),
+        (["a,b", "1,2", "3,4"], "must have a column of dates such as .* got 1, 2 in"),
+        (["d,a", "2020-01-01,1", "x,2"], "line 3: no date: 'x'"),
+        (["d,a", "2020-01-02,1", "2020-01-01,2"], "line 3: dates must ascend, got"),
+        (["d,a", "2020-01-01,1", "2020-01-02,one"], "line 3: 'a' is no number: 'one'"),
+        (["d,a", "2020-01-01,1", "2020-01-02,inf"], "line 3: 'a' is no number: 'inf'"),
+        (["d,a", "2020-01-01,1", "2020-01-02"], "line 3: must have 2 cells, got 1"),
+        (["d", "2020-01-01", "2020-01-02"], "must have a column of numbers beside 'd'"),
+    ],
+)
+def test_bad_files(tmp_path, lines, message):
+    with pytest.raises(UserError, match=message):
+        table.read(write(tmp_path / "bad.csv", lines))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match="cannot read .*: No such file or directory"):
+        table.read(tmp_path / "none.csv")
+    (tmp_path / "bytes.csv").write_bytes(b"a,b\n\xff\xfe\x00")
+    with pytest.raises(UserError, match="it is no CSV file"):
+        table.read(tmp_path / "bytes.csv")
+    empty = ["d,a", "2020-01-01,", "2020-01-02,NaN"]
+    with pytest.raises(UserError, match="the column 'a' has no numbers"):
+        table.filled(table.read(write(tmp_path / "empty.csv", empty)))
+
+
+def test_parts():
+    assert table.parts_of(100, (0.6, 0.2, 0.2)) == (60, 20, 20)
+    assert table.parts_of(101, (0.5, 0.25, 0.25)) == (50, 25, 26)
+    assert table.parts_of(100, (50, 20, 10)) == (50, 20, 10)
+    for split in ((0.6, 0.4), (0.6, 0.6, 0.2), (50, 50, 50), (1, -1, 1), (0.5, 0, 0.5)):
+        with pytest.raises(UserError, match="three shares that sum to at most 1"):
+            table.parts_of(100, split)
+
+
+# -------------------------------------------------------------------------- the model
+
+
+def test_the_forecast_equals_a_float64_loop():
+    model = Forecaster(3, 6, 4, 2, 4, 0.0)
+    params = model.init(jax.random.key(0))
+    x = np.random.default_rng(0).standard_normal((2, 6, 3), np.float32)
+    got = model.forecast(params, jnp.asarray(x))
+    p, spec = {k: np.asarray(a) for k, a in params.items()}, loop64.Spec("gru", 4, 4)
+    want = np.zeros((2, 4, 3))
+    for b in range(2):
+        for c in range(3):
+            past = (x[b, :, c] - x[b, -1, c]).reshape(3, 2)
+            read = np.maximum(past @ p["read"] + p["read_bias"], 0)
+            last = loop64.forward(spec, p["gru"], read[None], np.zeros((1, 1, 4))).h_n
+            for place in range(2):
+                wanted = np.concatenate([p["place"][place], p["column"][c]])
+                y = loop64.forward(spec, p["gru"], wanted[None, None], last).y[0, 0]
+                segment = y @ p["write"] + p["write_bias"] + x[b, -1, c]
+                want[b, 2 * place : 2 * place + 2, c] = segment
+    assert_close(got, want, terms=100)
+
+
+def test_windows_are_those_whose_horizon_is_in_the_part():
+    model = Forecaster(1, 4, 2, 2, 2, 0.0)
+    values = np.arange(20.0)[:, None]
+    windows = Windows(values, 10, 15, model, "test on")
+    assert windows.count == 4
+    x, y = windows.take(np.arange(4))
+    assert x[0, :, 0].tolist() == [6, 7, 8, 9] and y[0, :, 0].tolist() == [10, 11]
+    assert y[-1, :, 0].tolist() == [13, 14]
+    assert Windows(values, 0, 10, model, "learn from").take([0])[0][0, 0, 0] == 0
+    assert sorted(np.concatenate(list(windows.shuffled(3, 0)))) == [0, 1, 2, 3]
+    with pytest.raises(
+        UserError, match="rows to test on must hold a window .* 4 \\+ 2"
+    ):
+        Windows(values, 19, 20, model, "test on")
+
+
+@pytest.mark.parametrize(
+    "sizes, message",
+    [
+        ((1, 5, 4, 2, 4, 0.0), "`look_back` must be a multiple of segment = 2, got 5"),
+        ((1, 4, 4, 2, 3, 0.0), "`hidden` must be even, got 3"),
+        ((0, 4, 4, 2, 4, 0.0), "`columns` must be 1 to 16384, got 0"),
+        ((1, 4, 4, 2, 4, 1.0), "`dropout` must be at least 0 and below 1"),
+        ((1, 4, 4, 2, 2**14, 0.0), "`hidden` must be smaller for this model"),
+    ],
+)
+def test_bad_models(sizes, message):
+    with pytest.raises(UserError, match=message):
+        Forecaster(*sizes)
+
+
+# --------------------------------------------------------------------- run, commands
+
+
+def test_train_then_forecast(waves, tmp_path):
+    out = tmp_path / "run"
+    arguments = ["--epochs", 12, "--batch", 8, "--out", out, *TINY.split()]
+    result = ostinato("train", "forecast", waves, *arguments)
+    assert result.exit_code == 0, result.output
+    assert "300 rows of 3 columns: 180 to learn from, 60 to choose by" in result.stdout
+    final = use.load(out).figures["final"]
+    assert final["forecast"]["mse"] < 0.1 < final["the last value, repeated"]["mse"]
+    assert (out / "forecasts.png").read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))
+    assert len(rows) == 12 and float(rows[-1]["mse"]) < float(rows[0]["mse"])
+
+    written = tmp_path / "next.csv"
+    result = ostinato("forecast", waves, "--model", out, "--out", written)
+    assert result.exit_code == 0, result.output
+    head, *rows = csv.reader(written.read_text().splitlines())
+    assert head == ["date", "wave", "other", "constant"] and len(rows) == 8
+    assert rows[0][0] == str(BEGIN + timedelta(hours=300))
+    want = 5 + 3 * np.cos(np.arange(300, 308) * np.pi / 4)
+    np.testing.assert_allclose([float(row[2]) for row in rows], want, atol=1.5)
+    assert all(abs(float(row[3]) - 2) < 0.5 for row in rows)
+
+
+def test_an_interrupted_run_keeps_the_best_weights(waves, tmp_path, monkeypatch):
+    tick, count = display.Display.tick, [0]
+
+    def interrupt(self, *arguments):
+        count[0] += 1
+        if count[0] == 14:
+            raise KeyboardInterrupt
+        tick(self, *arguments)
+
+    monkeypatch.setattr(display.Display, "tick", interrupt)
+    sizes = dict(look_back=8, horizon=8, segment=4, hidden=4)
+    assert train(waves, tmp_path, **sizes) is None
+    assert use.load(tmp_path).figures["best"]["epoch"] == 4
+
+
+def test_errors_of_the_commands(waves, tmp_path):
+    assert "--out" in one_line(ostinato("forecast", waves, "--model", tmp_path))
+    message = one_line(ostinato("train", "forecast", waves, "--split", "a,b"))
+    assert "`split` must be numbers with commas between, got 'a,b'" in message
+    message = one_line(ostinato("train", "forecast", waves, "--horizon", 100))
+    assert "`horizon` must be a multiple of segment = 24, got 100" in message
+    message = one_line(ostinato("train", "forecast", waves, "--minutes", 0))
+    assert "`minutes` must be a number above 0" in message
+    message = one_line(ostinato("train", "forecast", tmp_path / "no.csv"))
+    assert "cannot read" in message
+
+
+@pytest.fixture
+def untrained(tmp_path):
+    model = Forecaster(1, 4, 2, 2, 2, 0.0)
+    scale = Scale(np.zeros(1), np.ones(1))
+    made = use.Trained(model, model.init(jax.random.key(0)), ("a",), scale, {})
+    use.save(tmp_path, made)
+    return made
+
+
+def test_a_model_comes_back(untrained, tmp_path):
+    got = use.load(tmp_path)
+    assert got.model == untrained.model and got.names == ("a",)
+    for a, b in zip(*map(jax.tree.leaves, (got.params, untrained.params)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    given = table.Table([BEGIN], ("b",), np.zeros((1, 1)))
+    with pytest.raises(UserError, match="must have the columns a, .* got b"):
+        use.forecast(got, given)
+    with pytest.raises(UserError, match="the file must have 4 rows, got 1"):
+        use.forecast(got, given._replace(names=("a",)))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(model={"columns": 1}), "`Forecaster` must have columns, look_back"),
+        (dict(names=["a", "b"]), "`names` must be 1, got"),
+        (dict(names=[1]), "`names` must be texts, got"),
+        (dict(figures=0), "`figures` must be a mapping, got 0"),
+    ],
+)
+def test_a_tampered_header_is_one_line(untrained, tmp_path, change, message):
+    tensors, header = use.FILES.read(tmp_path / use.MODEL_FILE)
+    use.FILES.save(tmp_path / use.MODEL_FILE, tensors, {**header, **change})
+    with pytest.raises(UserError, match=f"is damaged or no file .*{message}"):
+        use.load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, 0.0])
+def test_a_tampered_scale_is_one_line(untrained, tmp_path, value):
+    tensors, header = use.FILES.read(tmp_path / use.MODEL_FILE)
+    tensors["scale.deviation"] = np.array([value])
+    use.FILES.save(tmp_path / use.MODEL_FILE, tensors, header)
+    with pytest.raises(UserError, match="is damaged .*`scale` must be"):
+        use.load(tmp_path)

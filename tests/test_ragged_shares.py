@@ -1,0 +1,204 @@
+"""Batches dealt out to four devices: the results of one, and what is communicated."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compile_options import usual_jit
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from test_sharding import collectives, elements
+from tolerance import assert_close
+
+import ostinato as ost
+from ostinato import ragged
+from ostinato.apps.g2p.data import read_cmudict
+
+LENGTHS = (3, 1, 7, 2, 0, 5, 4, 1)
+WIDTH = 3
+MESH = jax.make_mesh((4,), ("batch",), axis_types=(AxisType.Auto,))
+SPEC = ost.RNNSpec("gru", WIDTH, 4)
+
+
+def draw(lengths=LENGTHS, dim="n", seed=0, axis=0):
+    rng = np.random.default_rng(seed)
+    tokens = [np.moveaxis(rng.standard_normal((n, WIDTH)), 0, axis) for n in lengths]
+    return ragged.RaggedArray.from_list(tokens, dim=dim, axis=axis, capacity=40)
+
+
+def scanned(x, w):
+    step = lambda h, a: ((h := jnp.tanh(w @ (h + a))), h)  # noqa: E731
+    return jax.lax.scan(step, jnp.zeros(WIDTH), x)
+
+
+def softmax(x, w):
+    scores = jax.nn.softmax(x @ w, axis=0)
+    return (scores * x).sum(0), scores
+
+
+FUNCTIONS = {  # of the tokens of an example and weights [WIDTH, WIDTH]
+    "softmax": softmax,
+    "scan": scanned,
+    "rnn": lambda x, w: ost.rnn(SPEC, jnp.tile(w.ravel(), 12)[:108], x).y,
+    "attention": lambda x, w: (jax.nn.softmax(x @ w @ x.T) @ x, x @ x.T),
+    "sort": lambda x, w: jnp.sort(x @ w, axis=0)[:, :2],
+}
+
+
+def outputs_of(result):
+    """Return results of a batch, in the caller's order, as a list of lists."""
+    leaves = jax.tree.leaves(
+        result, is_leaf=lambda x: not isinstance(x, (tuple, dict, list))
+    )
+    leaves = [x.in_order() if isinstance(x, ragged.ShardedBatch) else x for x in leaves]
+    return [x.to_list() if hasattr(x, "to_list") else list(x) for x in leaves]
+
+
+def assert_same(got, want):
+    for many, wanted in zip(outputs_of(got), outputs_of(want), strict=True):
+        for a, b in zip(many, wanted, strict=True):
+            assert_close(a, b, terms=100)
+
+
+def total(result):
+    leaves = jax.tree.leaves(result)
+    return sum(jnp.sum(jnp.sin(x)) for x in leaves if x.dtype.kind == "f")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_results_and_gradients_equal_one_device(name):
+    batch, w = draw(), jnp.asarray(np.random.default_rng(1).standard_normal((3, 3)))
+    mapped = ragged.vmap(FUNCTIONS[name], in_axes=(0, None), min_length=0)
+    shares = ragged.shard(batch, MESH, "batch")
+    run = jax.jit(mapped)
+    assert_same(run(shares, w), run(batch, w))
+
+    loss = lambda w, batch: total(mapped(batch, w))  # noqa: E731
+    gradient = jax.jit(ragged.grad(loss, (0, 1)))
+    (got, tokens), (want, want_tokens) = gradient(w, shares), gradient(w, batch)
+    assert_close(got, want, terms=200)
+    assert_same(tokens, want_tokens)
+
+
+@pytest.mark.parametrize("name", ["softmax", "rnn", "attention"])
+def test_the_gradient_of_weights_is_all_that_is_communicated(name):
+    shares, w = ragged.shard(draw(), MESH, "batch"), jnp.eye(WIDTH)
+    mapped = ragged.vmap(FUNCTIONS[name], in_axes=(0, None), min_length=0)
+    forward = usual_jit(mapped).lower(shares, w).compile()
+    assert collectives(forward) == []
+    for x in jax.tree.leaves(forward(shares, w)):
+        want = NamedSharding(MESH, P("batch"))
+        assert x.sharding.is_equivalent_to(want, x.ndim)
+
+    loss = lambda w, shares: total(mapped(shares, w))  # noqa: E731
+    backward = usual_jit(jax.grad(loss)).lower(w, shares).compile()
+    found = collectives(backward)
+    assert {operation for operation, _ in found} == {"all-reduce"}
+    assert sum(elements(shape) for _, shape in found) == w.size
+
+
+def test_labels_and_several_sizes_are_dealt_out_alike():
+    other = tuple(reversed(LENGTHS))
+    labels = np.arange(8.0)
+    given = {"x": draw(), "y": draw(other, "m", seed=2), "label": labels}
+
+    def one(example):
+        pairs = example["x"] @ example["y"].T
+        return {"loss": pairs.sum() * example["label"], "y": 2 * example["y"]}
+
+    shares = ragged.shard(given, MESH, "batch")
+    sums = (np.array(LENGTHS) + other)[np.asarray(shares["x"].order)]
+    assert sums.reshape(4, 2).sum(1).max() <= sums.sum() / 4 + max(sums)
+    assert_close(shares["label"].in_order(), labels)
+    mapped = jax.jit(ragged.vmap(one, min_length=0))
+    got, want = mapped(shares), mapped(given)
+    assert isinstance(got["loss"], ragged.ShardedBatch) and got["y"].dim == "m"
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize("kind", list(AxisType)[:2])
+def test_meshes_with_automatic_and_explicit_axes(kind):
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=(kind,))
+    batch, w = draw(), jnp.eye(WIDTH) / 2
+    mapped = ragged.vmap(softmax, in_axes=(0, None), min_length=0)
+    shares = ragged.shard(batch, mesh, "batch")
+    run = jax.jit(mapped)
+    assert_same(run(shares, w), run(batch, w))
+    loss = lambda w, batch: jnp.sum(jax.tree.leaves(mapped(batch, w))[0] ** 2)  # noqa: E731
+    got, want = (jax.jit(jax.grad(loss))(w, b) for b in (shares, batch))
+    assert_close(got, want, terms=100)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_to_list_gives_the_examples_in_order(axis):
+    batch = draw(axis=axis)
+    shares = ragged.shard(batch, MESH, "batch")
+    assert shares.capacity == ragged.round_capacity(7) and len(shares) == 8
+    assert sorted(np.asarray(shares.order)) == list(range(8))
+    for got, want in zip(shares.to_list(), batch, strict=True):
+        np.testing.assert_array_equal(got, want)
+    mapped = jax.jit(ragged.vmap(lambda x: jnp.cumsum(x, axis), min_length=0))
+    assert_same(mapped(shares), mapped(batch))
+    assert "8 examples over 'batch', dim='n'" in repr(shares)
+
+
+def test_two_axes_of_a_mesh():
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    batch, w = draw(), jnp.eye(WIDTH) / 2
+    mapped = jax.jit(ragged.vmap(scanned, in_axes=(0, None), min_length=0))
+    for axis, count in ((("a", "b"), 4), ("b", 2)):
+        shares = ragged.shard(batch, mesh, axis)
+        assert shares.shares == count
+        assert_same(mapped(shares, w), mapped(batch, w))
+
+
+def lognormal(count):
+    drawn = np.random.default_rng(0).lognormal(3.3, 0.7, count)
+    return np.clip(drawn, 5, 400).astype(int)
+
+
+def words(count):
+    every = np.array([len(word) for word in read_cmudict()])
+    return np.random.default_rng(0).permutation(every)[:count]
+
+
+@pytest.mark.parametrize("count", [64, 256])
+@pytest.mark.parametrize("lengths", [lognormal, words])
+def test_devices_get_as_many_tokens(lengths, count):
+    lengths = lengths(count)
+    tokens = np.zeros(lengths.sum(), np.float32)
+    batch = ragged.RaggedArray(tokens, lengths)
+    for devices in (2, 4):
+        mesh = jax.make_mesh((devices,), ("d",), devices=jax.devices()[:devices])
+        shares = ragged.shard(batch, mesh, "d", capacity=None)
+        assert shares.imbalance <= 0.05
+        assert shares.capacity <= 1.05 * lengths.sum() / devices
+
+
+def test_bad_arguments():
+    batch = draw()
+    with pytest.raises(ValueError, match="must name axes of the mesh, of 'batch', got"):
+        ragged.shard(batch, MESH, "data")
+    with pytest.raises(
+        ValueError, match="must have a multiple of 4 examples, .* got 7"
+    ):
+        ragged.shard(batch[:7], MESH, "batch")
+    with pytest.raises(ValueError, match="of equally many examples, got 3 and 8"):
+        ragged.shard((batch, np.ones(3)), MESH, "batch")
+    with pytest.raises(ValueError, match="must hold the 7 tokens of the fullest"):
+        ragged.shard(batch, MESH, "batch", capacity=5)
+    with pytest.raises(TypeError, match="`batch` must have a RaggedArray, got float64"):
+        ragged.shard(np.ones(4), MESH, "batch")
+    shares = ragged.shard(batch, MESH, "batch")
+    labels = jnp.arange(8.0)
+    with pytest.raises(ValueError, match="must be dealt out together, .* got float64"):
+        ragged.vmap(lambda x, y: x.sum() + y)(shares, labels)
+    turned = ragged.shard(batch[::-1], MESH, "batch")
+    with pytest.raises(ValueError, match="by one call of ragged.shard, got Sharded"):
+        ragged.vmap(lambda x, y: x.sum() + y.sum())(shares, turned)
+    with pytest.raises(ValueError, match="`in_axes` must be 0 for an argument that"):
+        ragged.vmap(lambda x: x, in_axes=None)(shares)
+    with pytest.raises(ValueError, match="`out_axes` must be 0 for results of a batch"):
+        ragged.vmap(lambda x: x.sum(0), out_axes=1)(shares)
+    with pytest.raises(ValueError, match="`data` must have 28 rows on axis 0, got"):
+        shares.with_data(np.ones((3, 3)))
