@@ -208,7 +208,9 @@ def test_what_cannot_be_taken_apart_runs_as_scan():
 
 
 def test_backend_is_checked():
-    with pytest.raises(ValueError, match="`backend` must be one of 'xla', 'cpu', 'scan'"):
+    with pytest.raises(
+        ValueError, match="`backend` must be one of 'xla', 'cpu', 'scan'"
+    ):
         ost.recurrent_net(
             lambda p, h, x, t: (h, h),
             jnp.ones((1, 2, 3)),

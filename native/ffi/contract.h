@@ -95,12 +95,15 @@ struct StreamCall {
   const void* x;               // [B, T, I]
   const int32_t* seq_lengths;  // [B], or null: all steps of every sequence
   void* y;                     // [B, T, S]
-  void *h, *c;                 // [L, B, ...]: the states, before and after the call
+  // The states [L, B, ...], before and after the call: the output, then cell states.
+  void *h, *c_0, *c_1, *c_2;
+
+  void* cells(int64_t index) const { return index == 0 ? c_0 : index == 1 ? c_1 : c_2; }
 };
 inline constexpr const char* kStreamFields[] = {
     "dtype",    "integers",       "reals", "steps",       "batch", "weights",
     "prepared", "prepared_bytes", "x",     "seq_lengths", "y",     "h",
-    "c"};
+    "c_0",      "c_1",            "c_2"};
 static_assert(sizeof(StreamCall) == 8 * std::size(kStreamFields));
 
 // Lines of `name: words`, see contract.cc.

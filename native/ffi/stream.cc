@@ -24,7 +24,6 @@ void RunStream(const StreamCall& call) {
   to.operands.weights = static_cast<const Storage*>(call.weights);
   to.operands.x = static_cast<const Storage*>(call.x);
   to.operands.h_0 = static_cast<const Storage*>(call.h);
-  to.operands.c_0 = static_cast<const Storage*>(call.c);
   to.operands.seq_lengths = call.seq_lengths;
   const auto placement = cpu::Placement::Padded(call.steps, call.batch, false);
   placement.PutInto(to.operands);
@@ -34,7 +33,10 @@ void RunStream(const StreamCall& call) {
   // A layer takes the initial states of its sequences before it writes the final ones,
   // so both may be in one place.
   to.h_n = static_cast<Storage*>(call.h);
-  to.c_n = static_cast<Storage*>(call.c);
+  for (int64_t s = 0; s < to.operands.network.cells(); ++s) {
+    to.operands.c_0[s] = static_cast<const Storage*>(call.cells(s));
+    to.c_n[s] = static_cast<Storage*>(call.cells(s));
+  }
   const cpu::FlushDenormals flush;
   cpu::Team team(cpu::ThreadsFor(
       cpu::CostModelOf(to.operands.network, to.operands.tokens, call.batch)));

@@ -60,9 +60,9 @@ from ._rnn.passes import rnn_forward as rnn_forward
 from ._rnn.prepared import PreparedWeights as PreparedWeights
 from ._rnn.prepared import prepare as prepare
 from ._rnn.spec import RNNSpec as RNNSpec
-from .cells.loops import explain as explain
 from ._rnn.streaming import Stream as Stream
 from ._rnn.streaming import stream as stream
+from .cells.loops import explain as explain
 from .store import Saved as Saved
 from .store import load as load
 from .store import save as save

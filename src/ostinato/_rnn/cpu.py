@@ -36,7 +36,7 @@ _TUPLES = {
 }
 _STREAM = (
     "dtype integers reals steps batch weights prepared prepared_bytes "
-    "x seq_lengths y h c"
+    "x seq_lengths y h c_0 c_1 c_2"
 )
 _INTEGERS: dict[str, Callable[[RNNCall], int]] = {
     "mode": lambda call: _modes().index(call.spec.mode),
@@ -247,7 +247,7 @@ def stream_call(
     )
     made.kept = _values(_INTEGERS, call, np.int64), _values(_REALS, call, np.float64)
     made.integers, made.reals = map(address, made.kept)
-    for name, state in zip("hc", states, strict=False):
+    for name, state in zip(("h", "c_0", "c_1", "c_2"), states, strict=False):
         setattr(made, name, address(state))
     return library.ostinato_stream, made
 
