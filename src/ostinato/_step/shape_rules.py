@@ -115,6 +115,20 @@ def _stack(b: Builder, eqn: JaxprEqn, *given: Value, axis: int, **_: Any) -> Val
     return _join(b, wide, axis, shape)
 
 
+@rule("unstack")
+def _unstack(
+    b: Builder, eqn: JaxprEqn, x: Value, *, axis: int, **_: Any
+) -> list[Value]:
+    shape = list(shapes.full_shape(x, b.batch))
+    count, shape[axis] = shape[axis], 1
+    parts = []
+    for i in range(count):
+        start = [0] * len(shape)
+        start[axis] = i
+        parts.append(shapes.drop_axes(shapes.take(x, start, shape, b.batch), [axis]))
+    return parts
+
+
 def _join(
     b: Builder, given: Sequence[Value], dimension: int, shape: tuple[int, ...]
 ) -> Value:
