@@ -158,6 +158,7 @@ def _clamp(
 def _select(b: Builder, eqn: JaxprEqn, which: Value, *cases: Value, **_: Any) -> Value:
     if len(cases) != 2 or type_of(eqn.invars[0]).dtype != jnp.bool_:
         raise Unsupported("it selects among several cases")
+    which, *cases = b.of_one_axis([which, *cases])
     if any(v.summed for v in cases):
         raise Unsupported("it combines different sequences")
     result = b.elementwise("select", which, cases[1], cases[0])
@@ -208,30 +209,30 @@ def _reduce(b: Builder, eqn: JaxprEqn, x: Value, *, axes: Any, **_: Any) -> Valu
     name = eqn.primitive.name
     if jnp.issubdtype(type_of(eqn.invars[0]).dtype, jnp.integer):
         raise Unsupported("it has integers")
+    (x,) = b.of_one_axis([x])
     if x.summed:
         if name != "reduce_sum":
             raise Unsupported("it combines different sequences")
         rows = x._replace(summed=False, axis=0)
-        inner = _reduce_features(b, "sum", rows, list(axes))
+        inner = _reduce_features(b, name, rows, list(axes))
         return inner._replace(summed=True, axis=None)
     features = [a - (x.axis is not None and a > x.axis) for a in axes if a != x.axis]
     if x.axis in axes:
-        if name != "reduce_sum":
+        if name != "reduce_sum" and b.batch > 1:
             raise Unsupported("it combines different sequences")
-        x = _reduce_features(b, "sum", x, features)
+        x = _reduce_features(b, name, x, features)
         return x._replace(axis=None, summed=True)
-    if name in ("reduce_min", "reduce_and"):
-        negated = b.elementwise("negate", x)
-        return b.elementwise("negate", _reduce_features(b, "max", negated, features))
-    operation = "sum" if name == "reduce_sum" else "max"
-    return _reduce_features(b, operation, x, features)
+    return _reduce_features(b, name, x, features)
 
 
 def _reduce_features(b: Builder, name: str, x: Value, axes: Sequence[int]) -> Value:
     if not axes:
         return x
+    if name in ("reduce_min", "reduce_and"):
+        negated = b.elementwise("negate", x)
+        return b.elementwise("negate", _reduce_features(b, "reduce_max", negated, axes))
     axis = x.axis
-    result = b.reduce(name, x, axes)
+    result = b.reduce("sum" if name == "reduce_sum" else "max", x, axes)
     if axis is None:
         return result
     return result._replace(axis=axis - sum(a < axis for a in axes))

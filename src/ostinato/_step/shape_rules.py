@@ -108,6 +108,27 @@ def _concatenate(
     return _join(b, given, dimension, result_shape(eqn))
 
 
+@rule("stack")
+def _stack(b: Builder, eqn: JaxprEqn, *given: Value, axis: int, **_: Any) -> Value:
+    shape = result_shape(eqn)
+    wide = [shapes.insert_axes(v, [axis], len(shape)) for v in given]
+    return _join(b, wide, axis, shape)
+
+
+@rule("unstack")
+def _unstack(
+    b: Builder, eqn: JaxprEqn, x: Value, *, axis: int, **_: Any
+) -> list[Value]:
+    shape = list(shapes.full_shape(x, b.batch))
+    count, shape[axis] = shape[axis], 1
+    parts = []
+    for i in range(count):
+        start = [0] * len(shape)
+        start[axis] = i
+        parts.append(shapes.drop_axes(shapes.take(x, start, shape, b.batch), [axis]))
+    return parts
+
+
 def _join(
     b: Builder, given: Sequence[Value], dimension: int, shape: tuple[int, ...]
 ) -> Value:
@@ -141,12 +162,21 @@ def _join(
 def _pad(
     b: Builder, eqn: JaxprEqn, x: Value, value: Value, *, padding_config: Any, **_: Any
 ):
-    if any(low < 0 or high < 0 or inside for low, high, inside in padding_config):
-        raise Unsupported("it cuts, or pads between elements")
-    shape = list(shapes.full_shape(x, b.batch))
+    if any(inside for _, _, inside in padding_config):
+        raise Unsupported("it pads between elements")
+    start = [max(0, -low) for low, _, _ in padding_config]
+    shape = [
+        n + min(0, low) + min(0, high)
+        for n, (low, high, _) in zip(
+            shapes.full_shape(x, b.batch), padding_config, strict=True
+        )
+    ]
+    if min(shape, default=0) < 0:
+        raise Unsupported("it cuts more than there is")
+    x = shapes.take(x, start, shape, b.batch)
     for axis, (low, high, _) in enumerate(padding_config):
         for size, first in ((low, True), (high, False)):
-            if size:
+            if size > 0:
                 sides = [*shape[:axis], size, *shape[axis + 1 :]]
                 side = shapes.broadcast(value, sides, (), b.batch)
                 shape[axis] += size

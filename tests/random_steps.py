@@ -1,0 +1,290 @@
+"""Step functions from lists of numbers: random programs of common operations."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+MEMORY = 3  # the places of a memory
+
+
+class Spec(NamedTuple):
+    """A step function.
+
+    Attributes:
+        operations: each a name of `OPERATIONS` and numbers that choose its operands.
+        states: the features of each state.
+        inputs: the features of the input.
+        batch: the number of sequences.
+    """
+
+    operations: Sequence[tuple[str, int, int, int]]
+    states: Sequence[int]
+    inputs: int
+    batch: int
+
+
+class Values:
+    """The values of a step so far, each `[batch, features]`, and its parameters.
+
+    Without parameters, they are drawn; so a first run of the step makes them.
+    """
+
+    def __init__(self, values: Sequence[Any], t: Any, params: Any, seed: int) -> None:
+        self.values, self.t = list(values), t
+        self.params, self.drawn = params, {}
+        self.rng = np.random.default_rng(seed)
+
+    def pick(self, i: int) -> Any:
+        return self.values[-1 - i % len(self.values)]
+
+    def param(self, *shape: int) -> Any:
+        """Return the next parameter; one in three of equal shape is the last again."""
+        draw = self.rng.standard_normal(shape) / np.sqrt(max((1, *shape[:1])))
+        same = [k for k in self.drawn if self.drawn[k].shape == shape]
+        if same and len(self.drawn) % 3 == 2:
+            name = same[-1]
+        else:
+            name = f"p{len(self.drawn):02}"
+            self.drawn[name] = draw
+        return jnp.asarray(draw) if self.params is None else self.params[name]
+
+
+def fit(a: Any, size: int) -> Any:
+    """Return `a` with another number of features, by leaving out or repeating some."""
+    have = a.shape[1]
+    if have < size:
+        return jnp.concatenate([a] * -(-size // have), axis=1)[:, :size]
+    return a[:, have - size :] if size % 2 else a[:, :size]
+
+
+def heads(a: Any) -> Any:
+    return fit(a, a.shape[1] // 2 * 2 or 2).reshape(a.shape[0], 2, -1)
+
+
+def norm(a: Any) -> Any:
+    a = a - a.mean(axis=1, keepdims=True)
+    return a * jax.lax.rsqrt(jnp.square(a).mean(axis=1, keepdims=True) + 0.3)
+
+
+UNARY: dict[str, Callable] = {
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
+    "exp": lambda a: jnp.exp(jnp.tanh(a)),
+    "expm1": lambda a: jnp.expm1(-jnp.abs(a)),
+    "log": lambda a: jnp.log(1.5 + jnp.square(a)),
+    "log1p": lambda a: jnp.log1p(jnp.abs(a)),
+    "sqrt": lambda a: jnp.sqrt(a * a + 0.1),
+    "rsqrt": lambda a: jax.lax.rsqrt(a * a + 0.4),
+    "softplus": jax.nn.softplus,
+    "relu": jax.nn.relu,
+    "leaky_relu": jax.nn.leaky_relu,
+    "elu": jax.nn.elu,
+    "gelu": jax.nn.gelu,
+    "cube": lambda a: jnp.tanh(a) ** 3,
+    "inverse": lambda a: 1 / (1 + jnp.square(a)),
+    "clip": lambda a: jnp.clip(a, -0.4, 0.7),
+    "floor": lambda a: a - jax.lax.stop_gradient(jnp.floor(2.2 * a)),
+    "sign": lambda a: a * jnp.sign(a + 0.05),
+    "softmax": lambda a: jax.nn.softmax(a, axis=1),
+    "log_softmax": lambda a: jax.nn.log_softmax(a, axis=-1),
+    "norm": norm,
+    "mean": lambda a: a - a.mean(axis=1, keepdims=True),
+    "sum": lambda a: jnp.sum(a, axis=1, keepdims=True) / a.shape[1],
+    "max": lambda a: jnp.max(a, axis=1, keepdims=True),
+    "min": lambda a: jnp.broadcast_to(jnp.min(a, axis=1)[:, None], a.shape),
+    "logsumexp": lambda a: a - jax.nn.logsumexp(a, axis=1)[:, None],
+    "turn": lambda a: heads(a).swapaxes(1, 2).reshape(a.shape[0], -1),
+    "heads": lambda a: heads(a).max(axis=1),
+    "spread": lambda a: jnp.einsum("bi,bj->bij", a, 0.5 * a).sum(axis=1),
+    "pad": lambda a: jnp.pad(a, ((0, 0), (1, 2))),
+    "any": lambda a: a * jnp.any(a > 0.6, axis=1, keepdims=True).astype(a.dtype),
+    "count": lambda a: a * jnp.arange(a.shape[1])[None].astype(a.dtype) / a.shape[1],
+}
+
+
+def unary(function: Callable) -> Callable:
+    return lambda v, i, j, k: function(v.pick(i))
+
+
+def binary(function: Callable) -> Callable:
+    def run(v, i, j, k):
+        a = v.pick(i)
+        b = v.pick(j)
+        return function(a, b if b.shape[1] == 1 else fit(b, a.shape[1]))
+
+    return run
+
+
+def part(v, i, j, k):
+    a = v.pick(i)
+    start = j % a.shape[1]
+    return a[:, start : start + 1 + k % (a.shape[1] - start)]
+
+
+def split(v, i, j, k):
+    a = v.pick(i)
+    one, two = jnp.split(a, [j % (a.shape[1] + 1)], axis=1)
+    return jnp.concatenate([two, one], axis=1)
+
+
+def matrix(v, i, j, k):
+    a = v.pick(i)
+    return a @ v.param(a.shape[1], 1 + j % 5)
+
+
+def transposed(v, i, j, k):
+    a = v.pick(i)
+    return a @ v.param(1 + j % 5, a.shape[1]).T
+
+
+def matrix_first(v, i, j, k):
+    a = v.pick(i)
+    return jnp.einsum("mn,bn->bm", v.param(1 + j % 5, a.shape[1]), a)
+
+
+def tied(v, i, j, k):
+    a = v.pick(i)
+    w = v.param(a.shape[1], 1 + j % 5)
+    return jnp.tanh(a @ w) @ w.T
+
+
+def square_matrix(v, i, j, k):
+    a = v.pick(i)
+    return a @ v.param(a.shape[1], a.shape[1])
+
+
+def sliced_matrix(v, i, j, k):
+    a = v.pick(i)
+    w = v.param(a.shape[1] + 2, 4)
+    return a @ w[1:-1, j % 4 :]
+
+
+def by_head(v, i, j, k):
+    a = heads(v.pick(i))
+    w = v.param(2, a.shape[2], 1 + j % 3)
+    return jnp.einsum("bni,nij->bnj", a, w).reshape(a.shape[0], -1)
+
+
+def dense_of_heads(v, i, j, k):
+    a = heads(v.pick(i))
+    return (a @ v.param(a.shape[2], 1 + j % 3)).reshape(a.shape[0], -1)
+
+
+def attend(v, i, j, k):
+    a = v.pick(i)
+    memory = v.param(a.shape[0], MEMORY, a.shape[1])
+    scores = jnp.einsum("bi,bmi->bm", a, memory)
+    return jnp.einsum("bm,bmi->bi", jax.nn.softmax(scores), memory)
+
+
+def additive_scores(v, i, j, k):
+    a = v.pick(i)
+    memory = v.param(a.shape[0], MEMORY, a.shape[1])
+    return jnp.tanh(a[:, None] + memory) @ v.param(a.shape[1])
+
+
+def shared_memory(v, i, j, k):
+    a = v.pick(i)
+    memory = v.param(MEMORY, a.shape[1])
+    return jax.nn.softmax(a @ memory.T) @ memory
+
+
+def row_dot(v, i, j, k):
+    a = v.pick(i)
+    b = fit(v.pick(j), a.shape[1])
+    return jnp.einsum("bi,bi->b", a, b)[:, None] * a / a.shape[1]
+
+
+def outer(v, i, j, k):
+    a, b, c = v.pick(i), v.pick(j), v.pick(k)
+    both = jnp.tanh(a[:, :, None] * b[:, None, :])
+    return jnp.einsum("bij,bj->bi", both, fit(c, b.shape[1])) / b.shape[1]
+
+
+def row_matrices(v, i, j, k):
+    a = heads(v.pick(i))
+    b = heads(v.pick(j))[:, :, : a.shape[2]]
+    return jnp.einsum("bni,bmj->bij" if k % 2 else "bni,bnj->bij", a, b).sum(2) / 4
+
+
+def vector(v, i, j, k):
+    a = v.pick(i)
+    return a * v.param(a.shape[1])[None] + v.param(1, a.shape[1])
+
+
+def number(v, i, j, k):
+    return v.pick(i) * v.param()
+
+
+def for_each_sequence(v, i, j, k):
+    a = v.pick(i)
+    return a + v.param(a.shape[0], a.shape[1]) * v.param(a.shape[0])[:, None]
+
+
+def step_number(v, i, j, k):
+    a = v.pick(i)
+    return jnp.where(v.t > j % 3, a, 0.5 * a) / (1 + v.t.astype(a.dtype))
+
+
+def choose(v, i, j, k):
+    a = v.pick(i)
+    b, c = (fit(v.pick(n), a.shape[1]) for n in (j, k))
+    return jnp.where((a > b) & ~(c >= 0.3) | (a < -0.5), b, c)
+
+
+OPERATIONS: dict[str, Callable] = {
+    **{name: unary(function) for name, function in UNARY.items()},
+    "add": binary(lambda a, b: a + b),
+    "subtract": binary(lambda a, b: a - b),
+    "multiply": binary(lambda a, b: a * jnp.tanh(b)),
+    "divide": binary(lambda a, b: a / (1.1 + b * b)),
+    "gate": binary(lambda a, b: jax.nn.sigmoid(b) * a + (1 - jax.nn.sigmoid(b)) * 0.2),
+    "maximum": binary(jnp.maximum),
+    "minimum": binary(jnp.minimum),
+    "concatenate": lambda v, i, j, k: jnp.concatenate(
+        [v.pick(i)[:, :9], v.pick(j)[:, :9]], axis=1
+    ),
+}
+OPERATIONS |= {
+    f.__name__: f
+    for f in (
+        part, split, matrix, transposed, matrix_first, tied, square_matrix, by_head,
+        sliced_matrix, dense_of_heads, attend, additive_scores, shared_memory, row_dot,
+        outer, row_matrices, vector, number, for_each_sequence, step_number, choose,
+    )
+}  # fmt: skip
+
+
+def run(spec: Spec, values: Values) -> tuple[list[Any], Any]:
+    """Return new states, and outputs of several shapes."""
+    states = values.values[: len(spec.states)]
+    first = values.values[0]
+    product = first @ values.param(first.shape[1], spec.states[0])
+    values.values.append(product)
+    for name, *which in spec.operations:
+        values.values.append(OPERATIONS[name](values, *which))
+    new = values.values[-len(states) :]
+    states = [
+        0.3 * old + jnp.tanh(fit(a, old.shape[1]))
+        for old, a in zip(states, new, strict=True)
+    ]
+    last = values.values[-1]
+    outputs = {"last": jnp.tanh(1.5 * last), "mean": last.mean(axis=1)}
+    return states, outputs | {"product": product}
+
+
+def make(spec: Spec, seed: int = 0) -> tuple[Callable, Any, list[Any]]:
+    """Return a step function, parameters and initial states, in float64."""
+
+    def step(params, states, x, t):
+        return run(spec, Values([*states, x], t, params, seed))
+
+    rng = np.random.default_rng(seed + 1)
+    states = [jnp.asarray(rng.standard_normal((spec.batch, n))) for n in spec.states]
+    x = jnp.asarray(rng.standard_normal((spec.batch, spec.inputs)))
+    first = Values([*states, x], jnp.int32(0), None, seed)
+    jax.eval_shape(lambda: run(spec, first)[1])
+    return step, jax.tree.map(jnp.asarray, first.drawn), states

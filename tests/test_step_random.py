@@ -1,0 +1,112 @@
+"""Random step functions in the native loop, against `lax.scan` of the same step."""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import random_steps
+from closures import fast_jit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_steps import OPERATIONS, Spec
+
+import ostinato as ost
+
+needs_cpu = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+sizes = st.integers(1, 7) | st.sampled_from([9, 17])
+
+
+@st.composite
+def specs(draw) -> Spec:
+    which = st.integers(0, 9)
+    operation = st.tuples(st.sampled_from(list(OPERATIONS)), which, which, which)
+    batch = draw(st.sampled_from([1, 2, 3, 9, 17]))
+    feature = sizes | st.just(batch)
+    return Spec(
+        draw(st.lists(operation, min_size=1, max_size=10)),
+        draw(st.lists(feature, min_size=1, max_size=3)),
+        draw(feature),
+        batch,
+    )
+
+
+def program_of(spec, steps, option, dtype, backend):
+    """Return a function to outputs and all gradients, and its arguments."""
+    step, params, states = random_steps.make(spec)
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((steps, spec.batch, spec.inputs))
+    options = {}
+    if option == "lengths":
+        lengths = rng.integers(0, steps + 1, spec.batch)
+        x[np.arange(steps)[:, None] >= lengths] = np.nan
+        options["seq_lengths"] = lengths
+    elif option == "resets":
+        options["resets"] = rng.random((steps, spec.batch)) < 0.4
+    elif option == "reverse":
+        options["reverse"] = True
+
+    def loss(params, states, x):
+        out = ost.recurrent_net(
+            step, x, states, params=params, time_major=True, backend=backend, **options
+        )
+        leaves = jax.tree.leaves((out.outputs, out.states))
+        total = jnp.zeros((), dtype)
+        for a in leaves:
+            slope = 1 + jnp.arange(a.size, dtype=dtype).reshape(a.shape) / a.size
+            total = total + jnp.sum(jnp.sin(a * slope))
+        return total, out
+
+    arguments = jax.tree.map(lambda a: jnp.asarray(a, dtype), (params, states, x))
+    function = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)
+    return fast_jit(function), arguments
+
+
+def results_of(*case):
+    """Return outputs, states and gradients of everything."""
+    function, arguments = program_of(*case)
+    (_, out), gradients = function(*arguments)
+    return {"outputs": out.outputs, "states": out.states, "gradients": gradients}
+
+
+def assert_same(got, want, dtype):
+    rtol = 1e-8 if dtype == "float64" else 3e-4
+    for (path, a), b in zip(
+        jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True
+    ):
+        assert a.dtype == b.dtype == dtype
+        name = jax.tree_util.keystr(path)
+        scale = max(1.0, float(jnp.max(jnp.abs(b), initial=0)))
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * scale, err_msg=name)
+
+
+@needs_cpu
+@settings(max_examples=30)
+@given(
+    spec=specs(),
+    steps=st.sampled_from([4, 1, 0]),
+    option=st.sampled_from([None, "lengths", "resets", "reverse"]),
+    dtype=st.sampled_from(["float64", "float32"]),
+)
+def test_random_steps(spec, steps, option, dtype):
+    try:
+        got = results_of(spec, steps, option, dtype, "cpu")
+    except NotImplementedError as error:
+        assert "cpu loop" in str(error)
+        hypothesis.reject()
+    want = results_of(spec, steps, option, dtype, "scan")
+    # XLA may compute twice, and differently, what it takes a maximum of; then no
+    # element is the maximum, and its gradient is 0 / 0.
+    hypothesis.assume(all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(want)))
+    assert_same(got, want, dtype)
+
+
+@needs_cpu
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_operation_runs_in_the_native_loop(name):
+    spec = Spec([("matrix", 0, 2, 0), (name, 0, 1, 2)], [5, 3], 4, 3)
+    function, arguments = program_of(spec, 2, None, "float64", "cpu")
+    text = function.lower(*arguments).as_text()
+    assert text.count("custom_call @ostinato_step(") == 2, "forward and backward"
+    got = results_of(spec, 2, None, "float64", "cpu")
+    assert_same(got, results_of(spec, 2, None, "float64", "scan"), "float64")

@@ -1,0 +1,127 @@
+"""Step functions in shorter types, with NaN in padding, and on several threads."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closures import fast_jit
+from step_programs import PROGRAMS, B, T
+from test_step import floats, net, of_floats, scalar
+
+import ostinato as ost
+
+pytestmark = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+
+NAMES = [
+    "leaky", "lstm", "multiplicative_integration", "layer_norm", "gru_reset_before",
+    "attention_over_a_memory", "mogrifier", "read_write_memory", "coverage_attention",
+    "block_diagonal_heads", "fast_weights", "normalised_gates", "quasi_recurrent",
+]  # fmt: skip
+EPSILON = {"float64": 1e-12, "float32": 1e-7, "bfloat16": 8e-3}
+
+
+def in_type(name, dtype):
+    """Return a program's step in a type of its own, and its arguments."""
+    program = PROGRAMS[name]
+
+    def cast(a):
+        return a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
+
+    def step(p, states, x, t):
+        result = program.step(p, states, x, t)
+        return jax.tree.map(cast, result)  # what it closes over is float64
+
+    return program._replace(step=step), jax.tree.map(cast, program[1:])
+
+
+def gradients(program, arguments, backend, **options):
+    function = of_floats(scalar(net(program, backend, **options)), arguments)
+    return fast_jit(jax.value_and_grad(function))(floats(arguments))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_shorter_types(name, dtype):
+    with jax.numpy_dtype_promotion("standard"):
+        program, arguments = in_type(name, dtype)
+        got = gradients(program, arguments, None)
+        rounded = gradients(program, arguments, "scan")
+    exact = jax.tree.map(lambda a: a.astype("float64"), arguments)
+    want = gradients(PROGRAMS[name], exact, "scan")
+    for a, r, w in zip(*map(jax.tree.leaves, (got, rounded, want)), strict=True):
+        assert a.dtype == r.dtype
+        scale = float(jnp.max(jnp.abs(w), initial=1))
+        wide = (np.asarray(v, np.float64) for v in (a, r))
+        error, usual = (np.max(np.abs(v - np.asarray(w))) / scale for v in wide)
+        assert error <= 2 * usual + 20 * EPSILON[dtype]
+
+
+@pytest.mark.parametrize("name", NAMES[::2])
+def test_padding_reaches_nothing(name):
+    program, lengths = PROGRAMS[name], np.array([3, 0, 5])
+    padding = np.arange(T)[:, None] >= lengths
+
+    def pad(a, value):
+        mask = padding.reshape(T, B, *[1] * (a.ndim - 2))
+        return jnp.where(mask, value, a)
+
+    results = []
+    for value in (jnp.nan, 0.0, jnp.inf):
+        inputs = jax.tree.map(lambda a, v=value: pad(a, v), program.inputs)
+        arguments = program.params, program.states, inputs
+        results.append(gradients(program, arguments, None, seq_lengths=lengths))
+    first, *others = (list(map(np.asarray, jax.tree.leaves(r))) for r in results)
+    assert all(np.isfinite(a).all() for a in first)
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+DIGESTS = """
+import hashlib, sys
+sys.path.insert(0, sys.argv[1])
+import jax
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp
+import numpy as np
+import ostinato as ost, random_steps
+from random_steps import Spec
+
+for batch in (1, 3, 33):
+    operations = [("norm", 0, 0, 0), ("tied", 0, 3, 0), ("attend", 0, 0, 0),
+        ("transposed", 1, 4, 0), ("gate", 0, 2, 0), ("by_head", 0, 2, 0)]
+    step, params, states = random_steps.make(Spec(operations, [40, 7], 19, batch))
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((11, batch, 19)))
+
+    def loss(params, states, x):
+        out = ost.recurrent_net(step, x, states, params=params, time_major=True,
+            backend="cpu")
+        return sum(jnp.vdot(a, a) for a in jax.tree.leaves((out.outputs, out.states)))
+
+    for dtype in ("float32", "float64"):
+        given = jax.tree.map(lambda a: a.astype(dtype), (params, states, x))
+        found = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*given)
+        for a in jax.tree.leaves(found[1]):
+            print(hashlib.sha256(np.asarray(a).tobytes()).hexdigest())
+"""
+
+
+def test_number_of_threads_changes_no_bit():
+    """Gradients alone: XLA adds up the loss."""
+    here = os.path.dirname(__file__)
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", DIGESTS, here],
+            env=os.environ | {"OSTINATO_NUM_THREADS": threads},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for threads in ("1", "2", "3")
+    ]
+    assert len(found[0]) > 40
+    assert found[1:] == [found[0], found[0]]
