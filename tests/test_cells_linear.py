@@ -84,8 +84,16 @@ OPTIONS = {
 }
 
 
-@every_cell
-@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [(name, "hold") for name in EVERY]
+    + [
+        (name, case)
+        for name in ("lru", "min-gru")
+        for case in OPTIONS
+        if case != "hold"
+    ],
+)
 def test_whole_sequence_equals_steps(name, case):
     cell, options = EVERY[name], dict(OPTIONS[case])
     lengths = LENGTHS if options.pop("lengths", False) else None
