@@ -41,7 +41,8 @@ def test_associative_scan_equals_numpy(case, monkeypatch):
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
 @pytest.mark.parametrize(
     "case",
-    [c for c in CASES + SIZES if c.dtype != "float64"],
+    [c for c in SIZES if c.dtype != "float64"]
+    + [c for c in CASES if c.dtype in ("bfloat16", "complex64")],
     ids=lambda c: c.id,
 )
 def test_every_level_computes_the_same(case, isa, configure):

@@ -9,10 +9,40 @@
 namespace ostinato::cpu {
 namespace {
 
+// One sequence whose steps lie side by side. Only the last sum waits for the one
+// before.
+template <typename T>
+void EstimateOne(const Advantages<T>& c, int64_t sequence) {
+  const int64_t first = sequence * c.steps;
+  const T* __restrict r = c.rewards + first;
+  const T* __restrict v = c.values + first;
+  const T* __restrict d = c.one_discount ? c.discounts : c.discounts + first;
+  const T* __restrict l = c.one_lambda ? c.lambdas : c.lambdas + first;
+  const int64_t d_step = c.one_discount ? 0 : 1, l_step = c.one_lambda ? 0 : 1;
+  const uint8_t* ends = c.ends == nullptr ? nullptr : c.ends + first;
+  const uint8_t* cuts = c.cuts == nullptr ? nullptr : c.cuts + first;
+  T* __restrict advantages = c.advantages + first;
+  T* __restrict returns = c.returns + first;
+  const int64_t length = c.lengths == nullptr ? c.steps : c.lengths[sequence];
+  for (int64_t t = c.steps - 1; t >= length; --t) advantages[t] = returns[t] = 0;
+  T carry = 0, after = c.last[sequence];
+  for (int64_t t = length - 1; t >= 0; --t) {
+    const T discount = ends != nullptr && ends[t] != 0 ? 0 : d[t * d_step];
+    const T delta = r[t] + discount * after - v[t];
+    carry = delta + discount * l[t * l_step] * carry;
+    if (cuts != nullptr && cuts[t] != 0) carry = 0;
+    after = v[t];
+    advantages[t] = carry;
+    returns[t] = carry + after;
+  }
+}
+
 template <typename T>
 void EstimateAdvantages(const Advantages<T>& c, int64_t first, int64_t count) {
-  const int64_t sequence = c.time_major ? 1 : c.steps;
-  const int64_t step = c.time_major ? c.batch : 1;
+  if (!c.time_major) {
+    for (int64_t i = 0; i < count; ++i) EstimateOne(c, first + i);
+    return;
+  }
   T carry[kMostSequences] = {}, after[kMostSequences], one_discount[kMostSequences],
     one_lambda[kMostSequences];
   for (int64_t i = 0; i < count; ++i) {
@@ -21,7 +51,7 @@ void EstimateAdvantages(const Advantages<T>& c, int64_t first, int64_t count) {
     if (c.one_lambda) one_lambda[i] = *c.lambdas;
   }
   for (int64_t t = c.steps - 1; t >= 0; --t) {
-    const int64_t at = first * sequence + t * step;
+    const int64_t at = t * c.batch + first;
     const T* __restrict r = c.rewards + at;
     const T* __restrict v = c.values + at;
     const T* const d = c.one_discount ? one_discount : c.discounts + at;

@@ -40,9 +40,9 @@ from .gated import MinLSTM as MinLSTM
 from .gated import RGLRUParams as RGLRUParams
 from .linear import LRU as LRU
 from .linear import S5 as S5
-from .linear import LinearCell as LinearCell
 from .linear import LRUParams as LRUParams
 from .linear import S5Params as S5Params
+from .linear_base import LinearCell as LinearCell
 from .milstm import MILSTM as MILSTM
 from .milstm import MILSTMParams as MILSTMParams
 from .norm import LayerNormGRU as LayerNormGRU

@@ -14,7 +14,7 @@ from .._recurrent.protocol import Cell
 from .._rnn import backends
 from .._rnn.backends import Explanation
 from . import fused
-from .linear import LinearCell
+from .linear_base import LinearCell
 from .stack import Bidirectional, Stack
 from .wrappers import Dropout
 

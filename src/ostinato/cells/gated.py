@@ -20,7 +20,7 @@ from .base import (
     set_field,
     tag_gate,
 )
-from .linear import LinearCell
+from .linear_base import LinearCell
 
 
 class GatedParams(NamedTuple):
