@@ -151,14 +151,17 @@ def _clamp(
     b: Builder, eqn: JaxprEqn, low: Value, x: Value, high: Value, **_: Any
 ) -> Value:
     result = b.elementwise("min", b.elementwise("max", x, low), high)
-    return result._replace(most=x.most)
+    if x.most is None:
+        return result
+    return result._replace(most=max(map(most_of, (low, x, high))))
 
 
 @rule("select_n")
 def _select(b: Builder, eqn: JaxprEqn, which: Value, *cases: Value, **_: Any) -> Value:
     if len(cases) != 2 or type_of(eqn.invars[0]).dtype != jnp.bool_:
         raise Unsupported("it selects among several cases")
-    which, *cases = b.of_one_axis([which, *cases])
+    which, first, second = b.of_one_axis([which, *cases])
+    cases = first, second
     if any(v.summed for v in cases):
         raise Unsupported("it combines different sequences")
     result = b.elementwise("select", which, cases[1], cases[0])
