@@ -1,6 +1,5 @@
-#include "cpu/linear/kernels.h"
-
 #include "cpu/kernels/dispatch.h"
+#include "cpu/linear/kernels.h"
 
 namespace ostinato::cpu {
 
