@@ -101,9 +101,10 @@ struct StreamCall {
   void* cells(int64_t index) const { return index == 0 ? c_0 : index == 1 ? c_1 : c_2; }
 };
 inline constexpr const char* kStreamFields[] = {
-    "dtype",    "integers",       "reals", "steps",       "batch", "weights",
-    "prepared", "prepared_bytes", "x",     "seq_lengths", "y",     "h",
-    "c_0",      "c_1",            "c_2"};
+    "dtype", "integers",    "reals",    "steps",
+    "batch", "weights",     "prepared", "prepared_bytes",
+    "x",     "seq_lengths", "y",        "h",
+    "c_0",   "c_1",         "c_2"};
 static_assert(sizeof(StreamCall) == 8 * std::size(kStreamFields));
 
 // Lines of `name: words`, see contract.cc.
