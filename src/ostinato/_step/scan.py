@@ -105,7 +105,11 @@ def plan(body: Callable, arrays: Any, states: Any, inputs: Any) -> Plan | str:
         trees.append(results_tree)
         return results
 
-    avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given]
+    # A weak type decides what the step computes in.
+    avals = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=jax.typeof(a).weak_type)
+        for a in given
+    ]
     at_step = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves]
     origins: Origins = {}
     traced = flat_trace(flat, *avals, *at_step, origins=origins)

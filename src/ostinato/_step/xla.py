@@ -291,6 +291,7 @@ def _backward_block(
     found: dict[int, Array] = {}
 
     def add(i: int, d: Array) -> None:
+        d = d.astype(accumulation_dtype(d.dtype))
         found[i] = found[i] + d if i in found else d
 
     for i, d in zip(derivative.invariant, sums, strict=True):
