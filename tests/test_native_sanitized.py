@@ -45,6 +45,7 @@ SOURCES = {
     ],
     "schedule_test.cc": [
         "cpu/pass/schedule.cc",
+        "cpu/network/heads.cc",
         "cpu/network/network.cc",
         RUNTIME["caches"],
     ],
