@@ -165,7 +165,7 @@ PROGRAMS = programs(
         "linear_batch": linear_batch,
         "linear_gradient": linear_gradient,
         "filtered": filtered,
-        "advantages": advantages,
+        "gae": advantages,
         "net_gru": with_cell(cells.GRU(D, 2)),
         "net_peephole": with_cell(cells.PeepholeLSTM(D, 2)),
         "net_milstm": with_cell(cells.MILSTM(D, 2)),
