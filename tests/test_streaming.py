@@ -41,7 +41,9 @@ def draw(spec, batch, steps, dtype="float32", seed=0):
 def assert_states_close(session, result, terms):
     state = session.state
     wanted = list(result[1:])
-    if len(state) == 4:  # the oracle has the cell states of an sLSTM in one array
+    if (
+        isinstance(state, tuple) and len(state) == 4
+    ):  # the oracle has the cell states of an sLSTM in one array
         wanted[1:] = np.moveaxis(wanted[1], 2, 0)
     for got, want in zip(
         state if isinstance(state, tuple) else (state,), wanted, strict=False
