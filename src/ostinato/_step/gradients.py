@@ -27,6 +27,7 @@ from .jaxprs import (
     run_one,
     split_at,
     struct,
+    unique,
     variables,
 )
 from .split import Step
@@ -124,7 +125,7 @@ def differentiate(step: Step, wrt: Mask, policy: Policy) -> Derivative:
     count = len(jaxpr.outvars)
     residuals = saving.outvars[count:]
     fixed = _invariant_variables(saving, step.num_invariant)
-    made = [v for v in _unique(residuals) if v not in saving.invars]
+    made = [v for v in unique(residuals) if v not in saving.invars]
     stacked = [v for v in made if v not in fixed]
     again = [v for v in made if v in fixed]
 
@@ -146,7 +147,7 @@ def differentiate(step: Step, wrt: Mask, policy: Policy) -> Derivative:
     more, others = split_at(others, [len(again)])
     fixed_operands, inputs, states = split_at(operands, [num, first])
     used = {v for eqn in back.jaxpr.eqns for v in variables(eqn)}
-    used |= set(_unique(back.jaxpr.outvars))
+    used |= set(unique(back.jaxpr.outvars))
     kept = [i for i, v in enumerate(states) if v in used]
     ordered = [*fixed_operands, *more, *inputs, *(states[i] for i in kept), *others]
     to_save = [*saving.outvars[:count], *stacked]
@@ -166,11 +167,6 @@ def differentiate(step: Step, wrt: Mask, policy: Policy) -> Derivative:
         tuple(core.invariant),
         tuple(core.inputs),
     )
-
-
-def _unique(atoms: Sequence[Any]) -> list[Any]:
-    """Return the variables among `atoms`, each once."""
-    return list(dict.fromkeys(v for v in atoms if not is_literal(v)))
 
 
 class _Core(NamedTuple):

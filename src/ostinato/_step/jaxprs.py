@@ -153,3 +153,8 @@ def split_at(items: Sequence[Any], places: Sequence[int]) -> list[list[Any]]:
     """Return the parts of a list between places."""
     bounds = [0, *places, len(items)]
     return [list(items[a:b]) for a, b in itertools.pairwise(bounds)]
+
+
+def unique(atoms: Sequence[Any]) -> list[Any]:
+    """Return the variables among `atoms`, each once."""
+    return list(dict.fromkeys(v for v in atoms if not is_literal(v)))

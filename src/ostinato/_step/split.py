@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
-from .jaxprs import is_literal, jaxpr_of, needed, split_at, variables
+from .jaxprs import jaxpr_of, needed, split_at, unique, variables
 
 PRODUCTS = frozenset({"conv_general_dilated", "dot_general"})
 """Operations that are quicker for all steps at once than step by step."""
@@ -69,7 +69,7 @@ class Step:
         products = [eqn.outvars[0] for eqn in hoisted]
         rest = [eqn for eqn in jaxpr.eqns if eqn.outvars[0] not in products]
         rest = needed(rest, jaxpr.outvars)
-        read = _read_by(rest) | dict.fromkeys(_unique(jaxpr.outvars))
+        read = _read_by(rest) | dict.fromkeys(unique(jaxpr.outvars))
         kept = tuple(i for i, v in enumerate(inputs) if v in read)
         at_step = [*(inputs[i] for i in kept), *products]
         core = Step(
@@ -135,7 +135,7 @@ def without_invariants(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Traced
     in_loop = needed(in_loop, jaxpr.outvars)
     read = _read_by(in_loop)
     made = {v for eqn in in_loop for v in eqn.outvars}
-    read |= dict.fromkeys(v for v in _unique(jaxpr.outvars) if v not in made)
+    read |= dict.fromkeys(v for v in unique(jaxpr.outvars) if v not in made)
     invariant = [v for v in read if v in fixed]
     kept = tuple(i for i, v in enumerate(inputs) if v in read)
     at_step = [inputs[i] for i in kept]
@@ -200,8 +200,3 @@ def _read_by(eqns: Iterable[JaxprEqn]) -> dict[Any, None]:
     """Return the variables that equations read and do not make, in order."""
     made = {v for eqn in eqns for v in eqn.outvars}
     return dict.fromkeys(v for e in eqns for v in variables(e) if v not in made)
-
-
-def _unique(atoms: Sequence[Any]) -> list[Any]:
-    """Return the variables among `atoms`, each once."""
-    return list(dict.fromkeys(v for v in atoms if not is_literal(v)))
