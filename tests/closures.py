@@ -41,6 +41,24 @@ fast_jit = functools.partial(jax.jit, compiler_options=compile_options.QUICK)
 PRIMITIVES = ("ostinato_rnn", "ostinato_rnn_tangent", "ostinato_rnn_bwd")
 
 
+class CountedJit:
+    """A function under `fast_jit` that counts in `traces` how often JAX traces it.
+
+    The size of JAX's own cache says less: it shrinks when a long run has filled it.
+    """
+
+    def __init__(self, function):
+        def counted(*args):
+            self.traces += 1
+            return function(*args)
+
+        self.traces = 0
+        self._run = fast_jit(counted)
+
+    def __call__(self, *args):
+        return self._run(*args)
+
+
 def primal_of(case: Case) -> Primal:
     made = rounded(make_inputs(case), "float64")
     return Primal(made.weights, made.x, made.h_0, made.c_0)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from closures import fast_jit
+from closures import CountedJit, fast_jit
 from jax import lax
 from ragged_programs.program import Input, Program
 from tolerance import assert_close
@@ -317,7 +317,7 @@ def other_tokens_in_padding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(program: Program, options: Any, numbers: Any = None) -> None:
     """Raise AssertionError unless `ragged.vmap` returns what the loop returns."""
-    run = fast_jit(mapped(program, options))
+    run = CountedJit(mapped(program, options))
     sets = length_sets(program)
     kinds = kinds_of_results(program)
     for number in range(len(sets)) if numbers is None else numbers:
@@ -327,7 +327,7 @@ def check(program: Program, options: Any, numbers: Any = None) -> None:
         assert [type_of(leaf) for leaf in leaves] == kinds
         got = to_run(program, batch, gradients, leaves)
         compare(program, got, want, f"lengths {sets[number]}")
-    assert run._cache_size() == 1
+    assert run.traces == 1
 
 
 def compare(program: Program, got: Run, want: Run, what: str) -> None:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from closures import fast_jit
+from closures import CountedJit, fast_jit
 from jax import lax
 from tolerance import assert_close
 
@@ -73,7 +73,7 @@ def together(number, reverse):
         h, y = mapped(batch, h, scale, w)
         return losses(h, y).sum(), (h, y)
 
-    return fast_jit(jax.grad(total, (0, 1, 2, 3), has_aux=True))
+    return CountedJit(jax.grad(total, (0, 1, 2, 3), has_aux=True))
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
@@ -99,7 +99,7 @@ def test_packed_scans_equal_each_example_alone(number, reverse):
         for k in (1, 2):
             assert_close(got[k], [out[0][k] for out in each], terms=100)
         assert_close(got[3], sum(out[0][3] for out in each), terms=100)
-    assert run._cache_size() == 1
+    assert run.traces == 1
 
 
 def test_batch_without_examples():
