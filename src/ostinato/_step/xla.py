@@ -227,6 +227,7 @@ def backward(
         inputs, saved, products, d_outputs, valid = at
         found, d_inputs, d_states = _backward_block(
             loop,
+            wrt,
             derivative,
             (invariant, more, inputs, saved, products),
             (d_states, d_outputs),
@@ -236,9 +237,8 @@ def backward(
             s + found[i].astype(s.dtype) if i in found else s
             for s, i in zip(sums, weights, strict=True)
         ]
-        return (d_states, sums), {i: d for i, d in d_inputs.items() if wrt_inputs[i]}
+        return (d_states, sums), d_inputs
 
-    wrt_inputs = parts(whole, wrt)[1]
     wide = [_zeros_wide(invariant[i]) for i in weights]
     valid = StepMask.of(loop.masked, loop.length, operands, []).valid
     per_step = (inputs, saved, products, d_outputs, valid)
@@ -255,6 +255,7 @@ def backward(
 
 def _backward_block(
     loop: Loop,
+    wrt: Mask,
     derivative: Derivative,
     given: tuple,
     cotangents: tuple,
@@ -264,6 +265,7 @@ def _backward_block(
 
     Args:
         loop: what is static.
+        wrt: as in `forward`.
         derivative: of its core.
         given: the invariant values, further ones of `derivative`, inputs, saved values,
             and products of inputs, or an empty list of these.
@@ -271,16 +273,21 @@ def _backward_block(
         valid: see `StepMask`.
 
     Returns:
-        The cotangents of invariant values and of inputs, by position, and those of the
-        states before the block.
+        The cotangents of the invariant values and of the inputs that `wrt` asks for, by
+        position, and those of the states before the block.
     """
     invariant, more, inputs, saved, products = given
     taken = loop.step.taken
+    wrt_invariant, wrt_inputs, _ = parts(loop.step, wrt)
 
-    def ahead(invariant: list[Array], inputs: list[Array]) -> list[Array]:
-        return products_ahead(loop.step, invariant, inputs)
+    def ahead(weights: dict[int, Array], xs: dict[int, Array]) -> list[Array]:
+        return products_ahead(
+            loop.step, _replaced(invariant, weights), _replaced(inputs, xs)
+        )
 
-    made, pull = jax.vjp(ahead, invariant, inputs)
+    made, pull = jax.vjp(
+        ahead, _asked(invariant, wrt_invariant), _asked(inputs, wrt_inputs)
+    )
     products = products or made
     core_inputs = [*(inputs[i] for i in taken.kept), *products]
     d_states, d_outputs = cotangents
@@ -299,17 +306,24 @@ def _backward_block(
     for product, (x, dy) in zip(derivative.products, _pairs(pairs), strict=True):
         add(product.weight, weight_gradient(product, invariant[product.weight], x, dy))
     by_input = dict(zip(derivative.inputs, d_inputs, strict=True))
-    result = {taken.kept[k]: d for k, d in by_input.items() if k < len(taken.kept)}
+    kept = {taken.kept[k]: d for k, d in by_input.items() if k < len(taken.kept)}
+    result = {i: d for i, d in kept.items() if wrt_inputs[i]}
     bar = [d for k, d in by_input.items() if k >= len(taken.kept)]
     if bar:
         d_invariant, d_ahead = pull(bar)
-        for i, d in enumerate(d_invariant):
-            if is_float(d):
-                add(i, d)
-        for i, d in enumerate(d_ahead):
-            if is_float(d):
-                result[i] = result[i] + d if i in result else d
+        for i, d in d_invariant.items():
+            add(i, d)
+        for i, d in d_ahead.items():
+            result[i] = result[i] + d if i in result else d
     return found, result, d_states
+
+
+def _asked(values: list[Array], wrt: Sequence[bool]) -> dict[int, Array]:
+    return {i: a for i, (a, w) in enumerate(zip(values, wrt, strict=True)) if w}
+
+
+def _replaced(values: list[Array], others: dict[int, Array]) -> list[Array]:
+    return [others.get(i, a) for i, a in enumerate(values)]
 
 
 def _scan_back(
