@@ -7,8 +7,9 @@ docs/results.md.
 
 import json
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +23,13 @@ from ostinato import cells
 from ostinato.apps.bench import timing
 
 from . import report, results, tables
-from .steps import Network, networks
+from .steps import Network, attention, networks
 
 OUT = Path("out/bench/recurrent.json")
 MARK = "recurrent"
 PAGE = Path("docs/results.md")
-SIZES = {"N1H64": (1, 64), "N8H64": (8, 64), "N32H256": (32, 256)}
 STEPS = 100
+ENTRIES = 20  # of the memory that attention reads
 # T, N, H, and the entries of the memory that attention reads.
 MEMORY_SIZES = (500, 32, 256, 20)
 WAYS: dict[str, dict[str, Any]] = {
@@ -38,12 +39,46 @@ WAYS: dict[str, dict[str, Any]] = {
     "states": {"recompute": True},
     "some states": {"segment_length": "auto"},
 }
-SCAN = "lax.scan"
+SCAN, FUSED = "lax.scan", "fused"
+
+
+class Case(NamedTuple):
+    """Sizes and types of the sequences of a row.
+
+    Attributes:
+        batch: the number of sequences.
+        size: the number of inputs, units, and features of a memory.
+        dtype: of all arrays.
+        ragged: whether sequences have different lengths.
+    """
+
+    batch: int
+    size: int
+    dtype: Any = jnp.float32
+    ragged: bool = False
+
+    def lengths(self) -> Any:
+        """Draw the lengths of the sequences, int32 `[N]`; None if they are equal."""
+        if not self.ragged:
+            return None
+        drawn = np.random.default_rng(2).integers(1, STEPS, self.batch, endpoint=True)
+        return jnp.asarray(drawn, jnp.int32)
+
+
+CASES = {
+    "N1H64": Case(1, 64),
+    "N8H64": Case(8, 64),
+    "N32H256": Case(32, 256),
+    "N1H256": Case(1, 256),
+    "N32H256-ragged": Case(32, 256, ragged=True),
+    "N32H256-bfloat16": Case(32, 256, jnp.bfloat16),
+}
 
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 7,
     only: Annotated[str, typer.Option(help="speed, memory or both.")] = "both",
+    rows: Annotated[str, typer.Option(help="Pattern of the rows of speed.")] = "*",
     out: Annotated[
         Path, typer.Option(dir_okay=False, help="File for the results.")
     ] = OUT,
@@ -59,7 +94,7 @@ def main(
     if measure:
         stored["machine"] = results.machine()
         if only in ("speed", "both"):
-            stored["speed"] = speed(rounds)
+            stored["speed"] = speed(rounds, rows)
         if only in ("memory", "both"):
             stored["memory"] = memory(rounds)
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -73,40 +108,56 @@ def main(
 # ------------------------------------------------------------------------------ speed
 
 
-def speed(rounds: int, sizes: dict[str, tuple[int, int]] = SIZES) -> list[dict]:
-    """Measure the seconds of every network, forward and training, by contender."""
+def speed(rounds: int, pattern: str = "*") -> list[dict]:
+    """Measure the seconds of networks, forward and training, by contender."""
     rows = []
-    for size, (batch, hidden) in sizes.items():
-        for name, network in networks(hidden).items():
-            arguments = make(network, STEPS, batch, hidden)
+    for label, case in CASES.items():
+        for name, network in networks(case.size).items():
             for kind in ("infer", "train"):
-                runs = contenders(network, batch)
+                row = f"{name}, {label}-{kind}"
+                if not fnmatch(row, pattern):
+                    continue
+                arguments = make(network, STEPS, case, ENTRIES)
+                runs = contenders(network, case)
                 calls, _ = compiled(runs, arguments, kind == "train")
                 seconds = timing.take_turns(calls, rounds)
-                rows.append({"name": f"{name}, {size}-{kind}", "seconds": seconds})
+                rows.append({"name": row, "seconds": seconds})
                 print(*speed_row(rows[-1]), flush=True)
     return rows
 
 
-def contenders(network: Network, batch: int) -> dict[str, Callable]:
+def contenders(network: Network, case: Case) -> dict[str, Callable]:
     """Return functions `run(params, x, memory) -> outputs`, time first, by name."""
-    states = network.cell.initial_state(batch)
-    step = network.step or network.cell
-    runs: dict[str, Callable] = {SCAN: scanned(lambda memory: step, states)}
+    states = network.cell.initial_state(case.batch, case.dtype)
+    lengths = case.lengths()
+    step_of = network.cell_on
     if network.step is not None:
-        runs["function"] = ours(lambda memory: step, states)
+        step_of = lambda memory: network.step  # noqa: E731
+    runs: dict[str, Callable] = {SCAN: scanned(step_of, states, lengths)}
+    options = {"seq_lengths": lengths, "padding": "zero"}
+    if network.step is not None:
+        runs["function"] = ours(step_of, states, **options)
     if not network.hand_made:
-        runs["cell"] = ours(lambda memory: network.cell, states)
+        fused = isinstance(network.cell, cells.LSTM | cells.GRU)
+        runs[FUSED if fused else "cell"] = ours(network.cell_on, states, **options)
     return runs
 
 
-def scanned(step_of: Callable, states: Any) -> Callable:
+def scanned(step_of: Callable, states: Any, lengths: Any = None) -> Callable:
     """Return a function that runs the step by `lax.scan`."""
 
     def run(params: Any, x: Any, memory: Any) -> Any:
         step = step_of(memory)
-        times = lax.iota(jnp.int32, len(x))
-        return lax.scan(lambda s, xs: step(params, s, *xs), states, (x, times))[1]
+
+        def body(old: Any, at: Any) -> Any:
+            new, y = step(params, old, *at)
+            if lengths is None:
+                return new, y
+            valid = (at[1] < lengths)[:, None]
+            new = jax.tree.map(lambda a, b: jnp.where(valid, a, b), new, old)
+            return new, jnp.where(valid, y, 0)
+
+        return lax.scan(body, states, (x, lax.iota(jnp.int32, len(x))))[1]
 
     return run
 
@@ -138,11 +189,10 @@ def training(run: Callable) -> Callable:
 def memory(rounds: int) -> list[dict]:
     """Measure temporary bytes and seconds of a training step, by what is stored."""
     size, rows = MEMORY_SIZES[2], []
-    attention = cells.Attention(cells.LSTM(2 * size, size), memory_size=size)
     for name, cell in {
         "LSTM": cells.LSTM(size, size),
         "MI-LSTM": cells.MILSTM(size, size),
-        "attention LSTM": attention,
+        "attention LSTM": attention(size),
     }.items():
         rows.append({"name": name} | stored_by(cell, rounds, MEMORY_SIZES))
         for line in memory_rows(rows[-1]):
@@ -153,16 +203,14 @@ def memory(rounds: int) -> list[dict]:
 def stored_by(cell: Any, rounds: int, sizes: tuple[int, int, int, int]) -> dict:
     """Measure `bytes` and `seconds` of one cell, for all `WAYS` that apply to it."""
     steps, batch, hidden, entries = sizes
-    attends = isinstance(cell, cells.Attention)
-    step_of = cell.attend if attends else lambda _: cell
     network = Network(None, cell, cell.init)
-    arguments = make(network, steps, batch, hidden, entries)
-    states = step_of(arguments[2]).initial_state(batch)
-    runs = {SCAN: scanned(step_of, states)}
+    arguments = make(network, steps, Case(batch, hidden), entries)
+    states = cell.initial_state(batch)
+    runs = {SCAN: scanned(network.cell_on, states)}
     runs |= {
-        way: ours(step_of, states, **options)
+        way: ours(network.cell_on, states, **options)
         for way, options in WAYS.items()
-        if attends or "energies" not in way
+        if isinstance(cell, cells.Attention) or "energies" not in way
     }
     calls, needed = compiled(runs, arguments, train=True)
     return {"bytes": needed, "seconds": timing.take_turns(calls, rounds)}
@@ -171,14 +219,16 @@ def stored_by(cell: Any, rounds: int, sizes: tuple[int, int, int, int]) -> dict:
 # ---------------------------------------------------------------------------- common
 
 
-def make(
-    network: Network, steps: int, batch: int, hidden: int, entries: int = 1
-) -> Any:
+def make(network: Network, steps: int, case: Case, entries: int = 1) -> Any:
     """Draw parameters, inputs, and a memory for attention."""
     rng = np.random.default_rng(0)
-    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32))  # noqa: E731
-    params = network.init(jax.random.key(0))
-    return params, draw(steps, batch, hidden), draw(batch, entries, hidden)
+    draw = lambda *shape: rng.standard_normal((*shape, case.size), np.float32)  # noqa: E731
+    arrays = (
+        network.init(jax.random.key(0)),
+        draw(steps, case.batch),
+        draw(case.batch, entries),
+    )
+    return jax.tree.map(lambda a: jnp.asarray(a, case.dtype), arrays)
 
 
 def compiled(runs: dict[str, Callable], arguments: Any, train: bool) -> Any:
@@ -192,7 +242,7 @@ def compiled(runs: dict[str, Callable], arguments: Any, train: bool) -> Any:
         y = jax.eval_shape(next(iter(runs.values())), *arguments)
         dy = np.random.default_rng(1).standard_normal(y.shape, np.float32)
         runs = {name: training(run) for name, run in runs.items()}
-        arguments = (*arguments, jnp.asarray(dy))
+        arguments = (*arguments, jnp.asarray(dy, y.dtype))
     calls, needed, want = {}, {}, None
     for name, run in runs.items():
         program = jax.jit(run).lower(*arguments).compile()
@@ -216,7 +266,7 @@ def text(stored: dict) -> str:
         f"jax {machine['packages']['jax']}."
     ]
     if "speed" in stored:
-        heads = ("network", SCAN, "function", "cell")
+        heads = ("network", SCAN, "function", "cell", FUSED, "function / fused")
         parts.append(
             tables.markdown(heads, [speed_row(row) for row in stored["speed"]])
         )
@@ -228,14 +278,18 @@ def text(stored: dict) -> str:
 
 
 def speed_row(row: dict) -> tuple[str, ...]:
-    """Format the milliseconds of `lax.scan`, and its time over each of ours."""
+    """Format the milliseconds of `lax.scan`, its time over each of ours, and the speed
+    of a function compared with that of the fused operator.
+    """
     medians = {who: results.spread(s).median for who, s in row["seconds"].items()}
-    scan = medians[SCAN]
-    ratios = (
-        tables.ratio(scan / medians[who] if who in medians else None)
-        for who in ("function", "cell")
-    )
-    return (row["name"], tables.duration(scan), *ratios)
+    ratios = [
+        tables.ratio(medians[a] / medians[b] if {a, b} <= medians.keys() else None)
+        for a, b in (
+            *((SCAN, who) for who in ("function", "cell", FUSED)),
+            (FUSED, "function"),
+        )
+    ]
+    return (row["name"], tables.duration(medians[SCAN]), *ratios)
 
 
 def memory_rows(row: dict) -> list[tuple[str, ...]]:

@@ -24,6 +24,11 @@ class Network(NamedTuple):
     init: Callable[[jax.Array], Any]
     hand_made: bool = False
 
+    def cell_on(self, memory: jax.Array) -> Any:
+        """Return the cell; if it is an attention, the one that reads `memory`."""
+        attends = isinstance(self.cell, cells.Attention)
+        return self.cell.attend(memory) if attends else self.cell
+
 
 def _leaky(params: Any, h: Any, x: Any, t: Any) -> Any:
     w_ih, w_hh, b, leak = params
@@ -63,6 +68,11 @@ def _gru(params: Any, h: Any, x: Any, t: Any) -> Any:
     return h, h
 
 
+def attention(size: int) -> cells.Attention:
+    """Return an LSTM that reads a memory, with `size` inputs, units and features."""
+    return cells.Attention(cells.LSTM(2 * size, size), memory_size=size)
+
+
 def networks(size: int) -> dict[str, Network]:
     """Return all networks by name, with `size` inputs and units."""
     of_cells = {
@@ -71,6 +81,7 @@ def networks(size: int) -> dict[str, Network]:
         "MI-LSTM": (_mi_lstm, cells.MILSTM(size, size)),
         "peephole LSTM": (None, cells.PeepholeLSTM(size, size)),
         "layer norm LSTM": (None, cells.LayerNormLSTM(size, size)),
+        "attention LSTM": (None, attention(size)),
     }
 
     def init_leaky(key: jax.Array) -> Any:

@@ -353,12 +353,14 @@ def test_rows_are_chosen_by_name():
 
 
 @pytest.mark.parametrize("name", list(steps.networks(4)))
-def test_steps_written_out_equal_their_cells(name):
-    network = steps.networks(4)[name]
-    runs = recurrent.contenders(network, 3)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_steps_written_out_equal_their_cells(name, ragged, monkeypatch):
+    monkeypatch.setattr(recurrent, "STEPS", 5)  # the most that lengths are
+    network, case = steps.networks(4)[name], recurrent.Case(3, 4, ragged=ragged)
+    runs = recurrent.contenders(network, case)
     assert ("function" in runs) == (network.step is not None)
-    assert ("cell" in runs) != network.hand_made
-    recurrent.compiled(runs, recurrent.make(network, 5, 3, 4), train=False)
+    assert ("cell" in runs or "fused" in runs) != network.hand_made
+    recurrent.compiled(runs, recurrent.make(network, 5, case, 2), train=False)
 
 
 def test_bytes_of_every_way_to_store_are_counted():
@@ -375,6 +377,10 @@ def test_tables_tell_times_and_shares():
         "machine": results.machine(),
         "speed": [
             {"name": "a", "seconds": {"lax.scan": [0.002], "cell": [0.001]}},
+            {
+                "name": "c",
+                "seconds": {"lax.scan": [0.004], "function": [0.002], "fused": [0.001]},
+            },
         ],
         "memory": [
             {
@@ -386,6 +392,7 @@ def test_tables_tell_times_and_shares():
     }
     text = recurrent.text(stored)
     assert "| a | 2.00 |  | 2.00 |" in text
+    assert "| c | 4.00 | 2.00 |  | 4.00 | 0.50 |" in text
     assert "| b | states | 1.0 | 50 % | 11.0 | 1.10 |" in text
 
 
