@@ -10,6 +10,7 @@ import bisect
 import functools as ft
 import statistics
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -77,6 +78,21 @@ def floor(problem: Problem, lengths: np.ndarray | None, peaks: Peaks) -> float |
             # The backward pass computes dh with w_hh step by step, and dx, dw_ih and
             # dw_hh as products over all steps at once.
             total += 2 * over_time + step_by_step + product(layer.w_hh, sum(active))
+    return total
+
+
+def of_matrices(
+    shapes: Sequence[tuple[int, ...]], batch: int, steps: int, train: bool, peaks: Peaks
+) -> float:
+    """Return the least seconds for float32 matrices that every step multiplies.
+
+    A matrix that reads inputs is not told from one that reads states.
+    """
+    total = peaks.dispatch
+    for rows, columns in shapes:
+        step_by_step = steps * _product("float32", peaks, (rows, columns), batch)
+        over_time = _product("float32", peaks, (rows, columns), steps * batch)
+        total += step_by_step + train * (step_by_step + over_time)
     return total
 
 

@@ -5,9 +5,8 @@ whose place it takes, with the same parameters. Results are checked before anyth
 timed; the tables go to docs/results.md.
 """
 
-import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -19,11 +18,11 @@ from tolerance import assert_close
 
 from ostinato.apps.bench import timing
 
-from . import report, results, tables
+from . import results, tables
+from .stored import Measure, Out, Page, Stored
 
 OUT = Path("out/bench/layers.json")
 MARK = "layers"
-PAGE = Path("docs/results.md")
 STEPS = (10, 30, 100)
 BATCHES = (1, 16)
 UNITS = (64, 128, 256)
@@ -45,33 +44,24 @@ def main(
     batch: Annotated[list[int], typer.Option(help="Sequences.")] = list(BATCHES),  # noqa: B006
     steps: Annotated[list[int], typer.Option(help="Steps.")] = list(STEPS),  # noqa: B006
     units: Annotated[list[int], typer.Option(help="Units.")] = list(UNITS),  # noqa: B006
-    out: Annotated[
-        Path, typer.Option(dir_okay=False, help="File for the results.")
-    ] = OUT,
-    page: Annotated[
-        Path | None, typer.Option(help="Page for the table, between its marks.")
-    ] = None,
-    measure: Annotated[
-        bool, typer.Option(help="Measure, or only report the results in `out`.")
-    ] = True,
+    out: Out = OUT,
+    page: Page = None,
+    measure: Measure = True,
 ) -> None:
     """Time the layers next to those whose place they take.
 
     Rows are added to those in `out`, of which the same ones are replaced.
     """
-    stored = json.loads(out.read_text()) if out.exists() else {"rows": {}}
+    stored = Stored(out)
     if measure:
-        stored["machine"] = results.machine()
+        stored.begin()
         for name in (name for name in LAYERS if only in name):
             for size in units:
                 for n in batch:
-                    stored["rows"] |= rows(name, n, steps, size, rounds)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(stored, indent=1) + "\n")
-    tables.console().print(text(stored))
-    if page is not None:
-        mark = f"{MARK} {results.vendor_of(stored['machine'])}"
-        page.write_text(report.between_marks(page.read_text(), text(stored), mark))
+                    for row, seconds in rows(name, n, steps, size, rounds):
+                        stored.add(row, seconds)
+                        print(*line(row, seconds), flush=True)
+    stored.show(text, MARK, page)
 
 
 # --------------------------------------------------------------------------- measuring
@@ -79,16 +69,14 @@ def main(
 
 def rows(
     name: str, batch: int, steps: list[int], size: int, rounds: int
-) -> dict[str, dict]:
-    """Measure one layer: the seconds of both contenders, by the name of the row."""
-    pair, found = LAYERS[name](size), {}
+) -> Iterator[tuple[str, dict]]:
+    """Yield the rows of one layer: their names, and the seconds of both contenders."""
+    pair = LAYERS[name](size)
     for length in steps:
         for kind in KINDS:
             calls = checked(pair, batch, length, size, kind == "train")
             row = f"{name}, N{batch}H{size}T{length}-{kind}"
-            found[row] = timing.take_turns(calls, rounds)
-            print(*line(row, found[row]), flush=True)
-    return found
+            yield row, timing.take_turns(calls, rounds)
 
 
 def checked(
@@ -259,20 +247,16 @@ LAYERS: dict[str, Callable[[int], Pair]] = {
 # --------------------------------------------------------------------------- reporting
 
 
-def text(stored: dict) -> str:
+def text(stored: Stored) -> str:
     """Format the results as the text for results.md."""
-    machine = stored["machine"]
-    said = (
-        f"Measured {machine['date']} on {results.cpu_of(machine)}, "
-        f"{machine['cpus']} CPUs, jax {machine['packages']['jax']}."
-    )
     heads = ("layer", *(f"{k}: {what}" for k in KINDS for what in ("ms", "ratio")))
     lines: dict[str, list[str]] = {}
-    for row, seconds in stored["rows"].items():  # of one name, in the order of KINDS
+    for row, seconds in stored.rows.items():  # of one name, in the order of KINDS
         name, _, _ = row.rpartition("-")
         _, theirs, _, ratio = line(row, seconds)
         lines.setdefault(name, [name]).extend((theirs, ratio))
-    return f"{said}\n\n{tables.markdown(heads, lines.values())}"
+    said = stored.conditions("jax")
+    return f"{said}.\n\n{tables.markdown(heads, lines.values())}"
 
 
 def line(row: str, seconds: dict[str, list[float]]) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ truncated; every way in a process of its own, whose memory is measured. The tabl
 to docs/results.md.
 """
 
-import json
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +19,8 @@ from tolerance import assert_close
 
 import ostinato as ost
 
-from . import report, results, tables
+from . import tables
+from .stored import Measure, Out, Page, Stored
 
 OUT = Path("out/bench/long.json")
 MARK = "long"
@@ -78,34 +78,22 @@ class Measured(NamedTuple):
 def main(
     steps: Annotated[int, typer.Option(min=CHUNK, help="Steps.")] = 1_000_000,
     only: Annotated[str, typer.Option(help="A part of the names of ways.")] = "",
-    out: Annotated[
-        Path, typer.Option(dir_okay=False, help="File for the results.")
-    ] = OUT,
-    page: Annotated[
-        Path | None, typer.Option(help="Page for the table, between its marks.")
-    ] = None,
-    measure: Annotated[
-        bool, typer.Option(help="Measure, or only report the results in `out`.")
-    ] = True,
+    out: Out = OUT,
+    page: Page = None,
+    measure: Measure = True,
 ) -> None:
     """Measure time and memory of the gradient of a long sequence.
 
     Rows are added to those in `out`, of which the same ones are replaced.
     """
-    stored = json.loads(out.read_text()) if out.exists() else {"rows": {}}
+    stored = Stored(out)
     if measure:
-        stored["machine"] = results.machine()
-        stored["steps"] = steps
-        out.parent.mkdir(parents=True, exist_ok=True)
+        stored.begin(steps=steps)
         check()
         for way in (way for way in WAYS if only in way):
-            stored["rows"][way] = in_a_process(way, steps)
-            print(*line(way, stored["rows"][way]), flush=True)
-            out.write_text(json.dumps(stored, indent=1) + "\n")
-    tables.console().print(text(stored))
-    if page is not None:
-        mark = f"{MARK} {results.vendor_of(stored['machine'])}"
-        page.write_text(report.between_marks(page.read_text(), text(stored), mark))
+            stored.add(way, in_a_process(way, steps))
+            print(*line(way, stored.rows[way]), flush=True)
+    stored.show(text, MARK, page)
 
 
 def check() -> None:
@@ -149,16 +137,14 @@ def _status(name: str) -> int:
     return 1024 * int(found)
 
 
-def text(stored: dict) -> str:
+def text(stored: Stored) -> str:
     """Format the results as the text for results.md."""
-    machine = stored["machine"]
     said = (
-        f"Measured {machine['date']} on {results.cpu_of(machine)}, "
-        f"{machine['cpus']} CPUs, jax {machine['packages']['jax']}: the gradient of an "
-        f"LSTM of {UNITS} units over one sequence of {stored['steps']:,} steps of "
-        f"{FEATURES} features, float32."
+        f"{stored.conditions('jax')}: the gradient of an LSTM of {UNITS} units over "
+        f"one sequence of {stored.machine['steps']:,} steps of {FEATURES} features, "
+        "float32."
     )
-    rows = [line(way, row) for way, row in stored["rows"].items()]
+    rows = [line(way, row) for way, row in stored.rows.items()]
     return f"{said}\n\n{tables.markdown(HEADS, rows)}"
 
 

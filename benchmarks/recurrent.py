@@ -130,13 +130,10 @@ def contenders(network: Network, case: Case) -> dict[str, Callable]:
     """Return functions `run(params, x, memory) -> outputs`, time first, by name."""
     states = network.cell.initial_state(case.batch, case.dtype)
     lengths = case.lengths()
-    step_of = network.cell_on
-    if network.step is not None:
-        step_of = lambda memory: network.step  # noqa: E731
-    runs: dict[str, Callable] = {SCAN: scanned(step_of, states, lengths)}
+    runs: dict[str, Callable] = {SCAN: scanned(network.step_on, states, lengths)}
     options = {"seq_lengths": lengths, "padding": "zero"}
     if network.step is not None:
-        runs["function"] = ours(step_of, states, **options)
+        runs["function"] = ours(network.step_on, states, **options)
     if not network.hand_made:
         fused = isinstance(network.cell, cells.LSTM | cells.GRU)
         runs[FUSED if fused else "cell"] = ours(network.cell_on, states, **options)

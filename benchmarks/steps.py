@@ -29,6 +29,10 @@ class Network(NamedTuple):
         attends = isinstance(self.cell, cells.Attention)
         return self.cell.attend(memory) if attends else self.cell
 
+    def step_on(self, memory: jax.Array) -> Callable:
+        """Return the step function, or the cell if there is none."""
+        return self.step or self.cell_on(memory)
+
 
 def _leaky(params: Any, h: Any, x: Any, t: Any) -> Any:
     w_ih, w_hh, b, leak = params

@@ -5,26 +5,27 @@ A step of `ost.stream` next to a jitted `rnn_step` and ONNX Runtime, from one st
 docs/results.md.
 """
 
-import json
+import functools as ft
 import multiprocessing
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import numpy as np
 import typer
 
 import ostinato as ost
-from ostinato.apps.bench import timing
-from ostinato.apps.bench.peers import OURS, STREAM
+from ostinato.apps.bench import processes, timing
+from ostinato.apps.bench.peers import OURS, STREAM, Unsupported
 from ostinato.apps.bench.problem import Problem, make_data
 
-from . import report, results, tables
+from . import results, tables
+from .stored import Measure, Out, Page, Stored
 
 OUT = Path("out/bench/streams.json")
 MARK = "streams"
-PAGE = Path("docs/results.md")
 CONTENDERS = (STREAM, OURS, "onnxruntime")
 MODES = ("lstm", "gru")
 SIZES = (  # streams, units
@@ -43,78 +44,49 @@ def main(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="Of each contender.")] = 2,
-    out: Annotated[
-        Path, typer.Option(dir_okay=False, help="File for the results.")
-    ] = OUT,
-    page: Annotated[
-        Path | None, typer.Option(help="Page for the table, between its marks.")
-    ] = None,
-    measure: Annotated[
-        bool, typer.Option(help="Measure, or only report the results in `out`.")
-    ] = True,
+    out: Out = OUT,
+    page: Page = None,
+    measure: Measure = True,
 ) -> None:
     """Time a step of sessions, and measure their memory.
 
     Rows are added to those in `out`, of which the same ones are replaced.
     """
-    stored = json.loads(out.read_text()) if out.exists() else {"rows": {}}
+    stored = Stored(out)
     if measure:
-        stored["machine"] = results.machine() | {"threads": threads}
-        out.parent.mkdir(parents=True, exist_ok=True)
+        stored.begin(threads=threads)
         for name in mode:
             for count, units in SIZES:
                 if streams is None or count in streams:
                     problem = Problem(name, "step", count, 1, units, units)
                     row = {"seconds": seconds(problem, rounds, threads)}
                     row["bytes"] = bytes_of_a_session(problem)
-                    stored["rows"][f"{name} {problem.name}"] = row
+                    stored.add(f"{name} {problem.name}", row)
                     print(*line(problem.name, row), flush=True)
-                    out.write_text(json.dumps(stored, indent=1) + "\n")
-    tables.console().print(text(stored))
-    if page is not None:
-        mark = f"{MARK} {results.vendor_of(stored['machine'])}"
-        page.write_text(report.between_marks(page.read_text(), text(stored), mark))
+    stored.show(text, MARK, page)
 
 
 def seconds(problem: Problem, rounds: int, threads: int) -> dict[str, list[float]]:
-    """Check the results of all contenders, and time them in turns.
+    """Check the results of all contenders, and time them in turns."""
+    builders = {name: ft.partial(build, name, problem, threads) for name in CONTENDERS}
+    timed = processes.take_turns(builders, rounds)
+    for name, reason in timed.skipped.items():
+        print(f"{problem.name}: without {name}: {reason}")
+    return timed.seconds
 
-    Each is in a process of its own, since idle threads of one library keep processors
-    busy that another one needs.
+
+def build(name: str, problem: Problem, threads: int) -> Callable:
+    """Return the call of a contender, after a check of its results.
+
+    Raises:
+        Unsupported: it cannot run the problem.
     """
-    spawn = multiprocessing.get_context("spawn")
-    pipes, found = {}, {}
-    for name in CONTENDERS:
-        pipes[name], theirs = spawn.Pipe()
-        spawn.Process(
-            target=_take_part, args=(theirs, name, problem, threads), daemon=True
-        ).start()
-        if (reason := pipes[name].recv()) is not None:
-            print(f"{problem.name}: without {name}: {reason}")
-            del pipes[name]
-    for name in rounds * list(pipes):
-        pipes[name].send("go")
-        found.setdefault(name, []).append(pipes[name].recv())
-    for pipe in pipes.values():
-        pipe.send("end")
-    return found
-
-
-def _take_part(pipe: Any, name: str, problem: Problem, threads: int) -> None:
-    """Build a contender, say why it cannot take part, and time a round when told."""
     os.environ["OSTINATO_NUM_THREADS"] = str(threads)
-    try:
-        data = make_data(problem)
-        names = dict.fromkeys((OURS, name))  # `checked` raises if ours is wrong
-        found = timing.checked(problem, data, list(names), threads)
-        pipe.send(found.skipped.get(name))
-        if name in found.skipped:
-            return
-        rounds = timing.turns({name: found.good[name].call})
-        while pipe.recv() == "go":
-            pipe.send(next(rounds)[name])
-    except EOFError:
-        return  # the parent ended
+    names = dict.fromkeys((OURS, name))  # `checked` raises if ours is wrong
+    found = timing.checked(problem, make_data(problem), list(names), threads)
+    if name in found.skipped:
+        raise Unsupported(found.skipped[name])
+    return found.good[name].call
 
 
 def bytes_of_a_session(problem: Problem) -> int:
@@ -144,20 +116,12 @@ def _resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def text(stored: dict) -> str:
+def text(stored: Stored) -> str:
     """Format the results as the text for results.md."""
-    machine = stored["machine"]
-    packages = ", ".join(
-        f"{name} {machine['packages'][name]}"
-        for name in ("jax", "onnxruntime")
-        if machine["packages"].get(name)
-    )
-    said = (
-        f"Measured {machine['date']} on {results.cpu_of(machine)}, "
-        f"{machine['threads']} threads each, {packages}."
-    )
-    lines = [line(name, row) for name, row in stored["rows"].items()]
-    return f"{said}\n\n{tables.markdown(HEADS, lines)}"
+    said = stored.conditions("jax", "onnxruntime")
+    threads = stored.machine["threads"]
+    lines = [line(name, row) for name, row in stored.rows.items()]
+    return f"{said}, {threads} threads each.\n\n{tables.markdown(HEADS, lines)}"
 
 
 def line(name: str, row: dict) -> tuple[str, ...]:

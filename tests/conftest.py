@@ -92,3 +92,10 @@ def configure():
     yield to
     config = _config.read()
     to(config.cpu_isa, config.num_threads or 0)
+
+
+@pytest.fixture
+def jax_as_it_comes():
+    """Restore JAX's defaults, for code that is not written for strict promotion."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

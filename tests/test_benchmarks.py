@@ -9,32 +9,25 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import pytest
+from benchmark_rows import PEAKS, made_results, made_row
 from rich.console import Console
 
-import ostinato as ost
 from benchmarks import (
     disturbed,
     floors,
-    heads,
-    layers,
-    linear,
-    long,
     native,
     neighbours,
-    recurrent,
     results,
     rows,
     session,
-    steps,
-    streams,
 )
-from benchmarks.results import Results, Row
+from benchmarks.results import Results
 from ostinato.apps.bench import equality, peers, timing
-from ostinato.apps.bench.peers import OURS, STREAM, Unsupported
+from ostinato.apps.bench.peers import OURS, Unsupported
 from ostinato.apps.bench.problem import Problem, make_data
 
+pytestmark = pytest.mark.usefixtures("jax_as_it_comes")
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "torch": ["torch"],
@@ -64,11 +57,9 @@ TAKE_PART = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _jax_as_it_comes():
-    """Restore JAX's defaults, since the peers are not written for strict promotion."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+@pytest.fixture
+def measured():
+    return made_results()
 
 
 @ft.cache
@@ -107,31 +98,6 @@ def test_contender_says_what_it_cannot(name, kind, sizes):
     problem = Problem("lstm", kind, **(SMALL | sizes))
     with pytest.raises(Unsupported):
         peers.build(name, problem, make_data(problem), threads=1)
-
-
-def test_sessions_are_measured(monkeypatch):
-    monkeypatch.setattr(streams, "CONTENDERS", (STREAM, OURS))
-    problem = Problem("gru", "step", **STEP)
-    row = {"seconds": streams.seconds(problem, 2, 1), "bytes": 3 << 20}
-    assert [len(s) for s in row["seconds"].values()] == [2, 2]
-    name, time, ratio, memory = streams.line("gru", row)
-    assert float(time) > 0 and float(ratio) > 0 and memory == "3.0"
-    stored = {"machine": results.machine() | {"threads": 1}, "rows": {"gru": row}}
-    assert f"| gru | {time} | {ratio} | 3.0 |" in streams.text(stored)
-
-
-def test_the_gradient_of_a_long_sequence_is_measured(monkeypatch):
-    monkeypatch.setattr(long, "CHUNK", 20)
-    long.check()
-    monkeypatch.setitem(long.WAYS, "wrong", ("all steps", lambda w, x: w.sum()))
-    with pytest.raises(AssertionError):
-        long.check()
-    way = "`tbptt`, 10 chunks of 1000"
-    row = long.gradient(way, 400)
-    assert row.seconds > 0 and row.program > 0
-    rows = {way: list(row._replace(seconds=1.25, peak=2 << 20, program=1 << 20))}
-    stored = {"machine": results.machine(), "rows": rows, "steps": 400}
-    assert f"| {way} | 10,000 steps | 1.2 | 2 | 1 |" in long.text(stored)
 
 
 def test_wrong_results_are_found():
@@ -189,14 +155,6 @@ def test_goals_are_those_of_torch_over_ours():
 
 # ----------------------------------------------------------------------------- floors
 
-PEAKS = floors.Peaks(
-    threads=2,
-    float32=2e11,
-    bfloat16=4e11,
-    read=[(2**14, 4e11), (2**20, 2e11), (2**26, 4e10)],
-    dispatch=1e-5,
-)
-
 
 def floor(**sizes):
     base = dict(batch=32, steps=100, input_size=256, hidden_size=256)
@@ -235,36 +193,6 @@ def test_peaks_are_measured():
 
 
 # ------------------------------------------------------------------- files and reports
-
-
-def made_row(name, ours, threads=2, mode="lstm", **sizes):
-    """Make a row with rounds 1 % apart, torch 1.5 and scan 3 times as long."""
-    around = [0.99, 1.0, 1.01]
-    seconds = {OURS: ours, "torch": 1.5 * ours, "scan": 3 * ours}
-    return Row(
-        mode=mode,
-        name=name,
-        sizes=dict(T=100, N=32, H=256) | sizes,
-        threads=threads,
-        seconds={name: [s * a for a in around] for name, s in seconds.items()},
-        skipped={"flax": "needs the package flax"},
-        detail={OURS: "cpu"},
-        floor=0.9 * ours,
-    )
-
-
-@pytest.fixture
-def measured():
-    made = [
-        made_row(f"N{n}H256-{kind}", n * times, N=n)
-        for n in (1, 32, 128)
-        for kind, times in (("infer", 5e-4), ("train", 2e-3))
-    ]
-    made.append(made_row("N32H256-infer", 3e-2, threads=1))
-    made.append(made_row("N1H64-step", 2e-5, mode="gru", N=1, H=64))
-    peaks = {"2": PEAKS._asdict()}
-    machine = results.machine() | {"peaks": peaks, "kernel_shares": {"f32": 0.97}}
-    return Results(machine, {row.id: row for row in made})
 
 
 @pytest.mark.parametrize("block", [0, 0.02])
@@ -347,116 +275,3 @@ def test_rows_are_chosen_by_name():
     for options in (["elman"], [], []), ([], ["N1H65-*"], []), ([], [], ["B"]):
         with pytest.raises(ValueError, match="elman|N1H65|B"):
             session.select(*options)
-
-
-# -------------------------------------------------------------------- recurrent_net
-
-
-@pytest.mark.parametrize("name", list(steps.networks(4)))
-@pytest.mark.parametrize("ragged", [False, True])
-def test_steps_written_out_equal_their_cells(name, ragged, monkeypatch):
-    monkeypatch.setattr(recurrent, "STEPS", 5)  # the most that lengths are
-    network, case = steps.networks(4)[name], recurrent.Case(3, 4, ragged=ragged)
-    runs = recurrent.contenders(network, case)
-    assert ("function" in runs) == (network.step is not None)
-    assert ("cell" in runs or "fused" in runs) != network.hand_made
-    recurrent.compiled(runs, recurrent.make(network, 5, case, 2), train=False)
-
-
-def test_bytes_of_every_way_to_store_are_counted():
-    counted = recurrent.stored_by(ost.cells.LSTM(8, 8), 1, (60, 2, 8, 1))
-    assert counted["bytes"].keys() == counted["seconds"].keys()
-    ways = [recurrent.SCAN, *(w for w in recurrent.WAYS if "energies" not in w)]
-    assert [*counted["bytes"]] == ways
-    needed = counted["bytes"]
-    assert needed["states"] < needed["all"] < needed[recurrent.SCAN]
-
-
-def test_tables_tell_times_and_shares():
-    stored = {
-        "machine": results.machine(),
-        "speed": [
-            {"name": "a", "seconds": {"lax.scan": [0.002], "cell": [0.001]}},
-            {
-                "name": "c",
-                "seconds": {"lax.scan": [0.004], "function": [0.002], "fused": [0.001]},
-            },
-        ],
-        "memory": [
-            {
-                "name": "b",
-                "bytes": {"all": 2**21, "states": 2**20},
-                "seconds": {"all": [0.01], "states": [0.011]},
-            }
-        ],
-    }
-    text = recurrent.text(stored)
-    assert "| a | 2.00 |  | 2.00 |" in text
-    assert "| c | 4.00 | 2.00 |  | 4.00 | 0.50 |" in text
-    assert "| b | states | 1.0 | 50 % | 11.0 | 1.10 |" in text
-
-
-# ----------------------------------------------------------------- linear recurrences
-
-
-def test_recurrences_filters_and_advantages_are_compared(monkeypatch):
-    monkeypatch.setattr(native, "peaks", lambda threads: {"read": [(1, 1e9)]})
-    monkeypatch.setattr(linear, "ORDERS", (2,))
-    monkeypatch.setattr(linear, "CELLS", {"MinGRU": linear.cells.MinGRU})
-    with jax.enable_x64(False):
-        stored = {
-            "machine": results.machine(),
-            "recurrences": linear.recurrences(1, {"small": (2, 9, 4)}),
-            "filters": linear.filters(1, {"one": (1, 20)}),
-            "advantages": linear.advantages(1, {"few": (2, 9)}),
-            "cells": linear.all_cells(1, (2, 9, 4)),
-        }
-    assert [row["name"] for row in stored["recurrences"]] == [
-        "small-infer",
-        "small-train",
-    ]
-    assert stored["recurrences"][0]["floor"] == 3 * 2 * 9 * 4 * 4 / 1e9
-    text = linear.text(stored)
-    for head in (
-        "| small-train |",
-        "| one, order 2, float64 |",
-        "| few, time first |",
-        "| MinGRU |",
-    ):
-        assert head in text
-
-
-# ----------------------------------------------------------------------------- layers
-
-
-@pytest.mark.parametrize("name", ["nnx GRUCell", "linen ScannedRNN"])
-def test_layers_take_the_place_of_others(name):
-    pytest.importorskip("flax", reason="needs the extra `flax`")
-    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        calls = layers.checked(layers.LAYERS[name](4), 2, 5, 4, train=True)
-    assert [*calls] == [layers.OURS, layers.THEIRS]
-
-
-def test_the_table_of_layers_tells_milliseconds_and_ratios():
-    seconds = {"ours": [0.001, 0.002, 0.003], "theirs": [0.003]}
-    stored = {"machine": results.machine(), "rows": {"a-infer": seconds}}
-    stored["rows"]["a-train"] = {"ours": [0.001], "theirs": [0.002]}
-    assert layers.text(stored).endswith("| a | 3.00 | 1.50 | 2.00 | 2.00 |")
-
-
-# ------------------------------------------------------------------------------ heads
-
-
-@pytest.mark.parametrize("mode", ["lstm", "gru", "slstm"])
-@pytest.mark.parametrize("skip", [False, True])
-def test_networks_of_heads_compute_what_a_scan_does(mode, skip):
-    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        spec = heads.network(mode, 6, 3, skip)
-        calls = heads.checked(spec, 2, 5, train=True)
-    assert [*calls] == [heads.OURS, heads.SCAN, heads.DENSE]
-
-
-def test_the_table_of_heads_tells_milliseconds_and_ratios():
-    seconds = {heads.OURS: [0.001, 0.002, 0.003], heads.SCAN: [0.003]}
-    stored = {"machine": results.machine(), "rows": {"a-infer": seconds}}
-    assert heads.text(stored).endswith("| a-infer | 2.00 | 1.50 |  |  |")

@@ -1,110 +1,33 @@
 """The files, tables and pages of benchmarks."""
 
-import itertools
 import json
 from pathlib import Path
 
-import jax
 import pytest
+from benchmark_rows import made_results, made_row
 
 from benchmarks import (
     compare,
-    floors,
     headline,
+    heads,
     layers,
     linear,
+    long,
     ragged_report,
     recurrent,
     report,
     results,
-    rows,
 )
-from benchmarks.results import Results, Row
 from ostinato import _config
 from ostinato.apps.bench.peers import OURS
-from ostinato.apps.bench.problem import Problem
 
+pytestmark = pytest.mark.usefixtures("jax_as_it_comes")
 ROOT = Path(__file__).parents[1]
-
-
-SMALL = dict(batch=3, steps=5, input_size=6, hidden_size=7)
-
-
-RAGGED = SMALL | dict(ragged=True, bidirectional=True)
-
-
-STEP = SMALL | dict(batch=1, steps=1)
-
-
-BFLOAT16 = SMALL | dict(dtype="bfloat16")
-
-
-GRADIENTS = (OURS, "torch", "flax")
-
-
-DEEP = RAGGED | dict(num_layers=2)
-
-
-TAKE_PART = [
-    *itertools.product(rows.MODES, ["infer"], [RAGGED], ["torch", "onnxruntime"]),
-    *itertools.product(["gru", "rnn_tanh"], ["train"], [RAGGED], GRADIENTS),
-    *itertools.product(["lstm"], ["train"], [DEEP], GRADIENTS),
-    *itertools.product(rows.MODES, ["step"], [STEP], results.CONTENDERS),
-    *itertools.product(["lstm"], ["infer"], [BFLOAT16], [*GRADIENTS, "scan"]),
-    ("lstm", "compile", SMALL, OURS),
-]
-
-
-TAKE_PART = [
-    pytest.param(name, Problem(mode, kind, **sizes), id=f"{name}-{mode}-{kind}")
-    for mode, kind, sizes, name in TAKE_PART
-]
-
-
-@pytest.fixture(autouse=True)
-def _jax_as_it_comes():
-    """Restore JAX's defaults, since the peers are not written for strict promotion."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
-PEAKS = floors.Peaks(
-    threads=2,
-    float32=2e11,
-    bfloat16=4e11,
-    read=[(2**14, 4e11), (2**20, 2e11), (2**26, 4e10)],
-    dispatch=1e-5,
-)
-
-
-def made_row(name, ours, threads=2, mode="lstm", **sizes):
-    """Make a row with rounds 1 % apart, torch 1.5 and scan 3 times as long."""
-    around = [0.99, 1.0, 1.01]
-    seconds = {OURS: ours, "torch": 1.5 * ours, "scan": 3 * ours}
-    return Row(
-        mode=mode,
-        name=name,
-        sizes=dict(T=100, N=32, H=256) | sizes,
-        threads=threads,
-        seconds={name: [s * a for a in around] for name, s in seconds.items()},
-        skipped={"flax": "needs the package flax"},
-        detail={OURS: "cpu"},
-        floor=0.9 * ours,
-    )
 
 
 @pytest.fixture
 def measured():
-    made = [
-        made_row(f"N{n}H256-{kind}", n * times, N=n)
-        for n in (1, 32, 128)
-        for kind, times in (("infer", 5e-4), ("train", 2e-3))
-    ]
-    made.append(made_row("N32H256-infer", 3e-2, threads=1))
-    made.append(made_row("N1H64-step", 2e-5, mode="gru", N=1, H=64))
-    peaks = {"2": PEAKS._asdict()}
-    machine = results.machine() | {"peaks": peaks, "kernel_shares": {"f32": 0.97}}
-    return Results(machine, {row.id: row for row in made})
+    return made_results()
 
 
 def test_results_are_stored(tmp_path, measured):
@@ -216,8 +139,10 @@ def test_tables_name_the_processor(tmp_path, measured, capsys):
 
 
 def test_pages_have_marks_of_every_vendor():
-    marks = [report.MARK, recurrent.MARK, ragged_report.MARK, layers.MARK, linear.MARK]
-    for name, wanted in ((report.RESULTS, marks), (report.GOALS, marks[:3:2])):
+    goals = [report.MARK, ragged_report.MARK]
+    others = (recurrent, step_peers, heads, layers, linear, long, streams)
+    marks = [*goals, *(module.MARK for module in others)]
+    for name, wanted in ((report.RESULTS, marks), (report.GOALS, goals)):
         page = (ROOT / "docs" / name).read_text()
         for mark in wanted:
             for vendor in results.VENDORS:
