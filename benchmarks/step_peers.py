@@ -119,12 +119,14 @@ def of_nnx(step_of: Callable, states: Any) -> Callable:
     from flax import nnx
 
     class Cell(nnx.RNNCellBase):
-        num_feature_axes = 1
-
         def __init__(self, params: Any, memory: Any) -> None:
             leaves, self.structure = jax.tree.flatten(params)
             self.params = nnx.List([nnx.Param(a) for a in leaves])
             self.memory = nnx.Variable(memory)
+
+        @property
+        def num_feature_axes(self) -> int:
+            return 1
 
         def initialize_carry(self, input_shape: Any, rngs: Any) -> Any:
             return states

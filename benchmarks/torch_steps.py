@@ -64,7 +64,8 @@ def _peephole(params: Any, states: Any, x: Any, memory: Any) -> Any:
 
 def _layer_norm(params: Any, states: Any, x: Any, memory: Any) -> Any:
     h, c = states
-    pre = sum(_products(params, h, x))
+    gx, gh = _products(params, h, x)
+    pre = gx + gh
     pre = torch.nn.functional.layer_norm(
         pre, pre.shape[-1:], params.scale, params.offset, LAYER_NORM_EPSILON
     )

@@ -17,6 +17,8 @@ from benchmarks import (
     recurrent,
     report,
     results,
+    step_peers,
+    streams,
 )
 from ostinato import _config
 from ostinato.apps.bench.peers import OURS

@@ -33,7 +33,7 @@ def take_turns(
         RuntimeError: a builder raised something else; the message holds it.
     """
     spawn = multiprocessing.get_context("spawn")
-    pipes, timed = {}, Timed({}, {})
+    pipes, timed, name = {}, Timed({}, {}), ""
     try:
         for name, builder in builders.items():
             pipes[name], theirs = spawn.Pipe()
