@@ -20,6 +20,7 @@ NEEDS = {
     "nn/_equinox_layers.py": "equinox",
     "nn/_flax_cells.py": "flax",
     "nn/_flax_layers.py": "flax",
+    "nn/_flax_rngs.py": "flax",
     "nn/_flax_serialization.py": "flax",
     "nn/equinox.py": "equinox",
     "nn/flax.py": "flax",

@@ -95,6 +95,7 @@ THIRD_PARTY = {
     "nn.flax": {"numpy", "flax"},
     "nn._flax_cells": {"numpy", "flax"},
     "nn._flax_layers": {"numpy", "flax"},
+    "nn._flax_rngs": {"numpy", "flax"},
     "nn._flax_serialization": {"flax"},
     "nn.linen": {"numpy", "flax"},
     "nn.equinox": {"numpy", "equinox"},

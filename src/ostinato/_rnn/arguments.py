@@ -16,7 +16,7 @@ from .. import _checks
 from .._typing import Array, ArrayLike, Backend, Padding, State
 from . import backends, layout
 from .call import Operands, RNNCall
-from .masking import ValidSteps
+from .masking import ValidSteps, check_with_mask
 from .prepared import PreparedWeights
 from .spec import RNNSpec, check_spec, state_names, state_shapes
 
@@ -125,16 +125,7 @@ def check_arguments(
     if key is not None:
         key = _checks.check_key(key)
     if mask is not None:
-        if seq_lengths is not None:
-            raise ValueError(
-                "`mask` must be None where `seq_lengths` is given; the mask of lengths "
-                "is arange(T) < seq_lengths[:, None]"
-            )
-        if padding == "drop":
-            raise ValueError(
-                "`padding` must be 'zero' or 'hold' with a `mask`, got 'drop', which "
-                "is about sequences that end before T"
-            )
+        check_with_mask(seq_lengths, padding)
         mask = _checks.check_mask("mask", mask, **sizes)
     return call, Given(weights, x, states, lengths, mask, resets, key, prepared)
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from .._padding import select
 from .._typing import Array, Bool, Int
+
+
+def check_with_mask(seq_lengths: Any, padding: Any) -> None:
+    """Raise ValueError unless a call with a mask can have these options."""
+    if seq_lengths is not None:
+        raise ValueError(
+            "`mask` must be None where `seq_lengths` is given; the mask of lengths is "
+            "arange(T) < seq_lengths[:, None]"
+        )
+    if padding not in ("zero", "hold"):
+        raise ValueError(
+            f"`padding` must be 'zero' or 'hold' with a `mask`, got {padding!r}; "
+            "'drop' is about sequences that end before T"
+        )
 
 
 class ValidSteps(NamedTuple):

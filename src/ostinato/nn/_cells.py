@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .. import RNNOutput, _checks, recurrent_net
 from .._padding import select
-from .._rnn.masking import ValidSteps
+from .._rnn.masking import ValidSteps, check_with_mask
 from .._typing import Array, ArrayLike, Bool, Int, Padding
 from ..cells import Bidirectional, Cell, Dropout, Zoneout
 
@@ -77,7 +77,7 @@ def run_cell(
         states = initial_state(cell, params, batch)
     valid = reset_at_end = None
     if mask is not None:
-        _check_with_mask(seq_lengths, padding)
+        check_with_mask(seq_lengths, padding)
         mask = _batch_first("mask", mask, axis, steps, batch)
         valid = ValidSteps.of(mask)
         seq_lengths = valid.lengths
@@ -144,15 +144,6 @@ def _leaves(x: Any, name: str, rank: int) -> list[Any]:
             f"`{name}` must consist of arrays {axes}, got {', '.join(got) or 'none'}"
         )
     return leaves
-
-
-def _check_with_mask(seq_lengths: Any, padding: Any) -> None:
-    if seq_lengths is not None:
-        raise ValueError("`mask` must be None where `seq_lengths` is given")
-    if padding not in ("zero", "hold"):
-        raise ValueError(
-            f"`padding` must be 'zero' or 'hold' with a `mask`, got {padding!r}"
-        )
 
 
 def _batch_first(name: str, value: Any, axis: int, steps: Any, batch: Any) -> Array:

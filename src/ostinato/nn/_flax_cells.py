@@ -14,7 +14,7 @@ from .._typing import Array, ArrayLike, Bool, Int, Padding
 from ..cells import Cell
 from . import _cells
 from ._cells import FrozenCell
-from ._flax_layers import call_key, check_rngs, dropout_stream
+from ._flax_rngs import call_key, check_rngs, dropout_stream
 
 nnx.register_data_type(FrozenCell)  # so that a module can have one as an attribute
 
