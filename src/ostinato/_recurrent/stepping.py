@@ -90,7 +90,12 @@ class StepLoop:
             if left is not None:  # of this segment
                 left = left - jnp.sum(steps.t[:1], dtype=left.dtype)
             return loop.run(
-                steps.t.shape[0], options.reverse, self.policy, left, options.backend
+                steps.t.shape[0],
+                options.length,
+                options.reverse,
+                self.policy,
+                left,
+                options.backend,
             )
         if options.backend == "cpu":
             raise NotImplementedError(

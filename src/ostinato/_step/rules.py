@@ -27,21 +27,29 @@ def _is_integer(eqn: JaxprEqn) -> bool:
 # ------------------------------------------------------------------ element by element
 
 _SAME = {
-    "abs": "abs", "exp": "exp", "expm1": "expm1", "floor": "floor",
-    "is_finite": "is_finite", "log": "log", "log1p": "log1p", "logistic": "sigmoid",
-    "neg": "negate", "rsqrt": "rsqrt", "sign": "sign", "sqrt": "sqrt", "tanh": "tanh",
-    "add": "add", "add_any": "add", "div": "divide", "max": "max", "min": "min",
+    "logistic": "sigmoid", "neg": "negate", "add_any": "add", "div": "divide",
     "mul": "multiply", "sub": "subtract", "eq": "equal", "lt": "less",
-    "le": "less_equal",
+    "le": "less_equal", "pow": "power", "rem": "remainder",
+} | {
+    name: name
+    for name in (
+        "abs acos acosh add asin asinh atan atan2 atanh cbrt cos cosh erf erfc exp "
+        "expm1 floor is_finite log log1p max min rsqrt sign sin sinh sqrt tan tanh"
+    ).split()
 }  # fmt: skip
-_EXACT = {"abs", "add", "add_any", "max", "min", "mul", "neg", "sub"}
+_EXACT = {"abs", "add", "add_any", "max", "min", "mul", "neg", "rem", "sign", "sub"}
 """Operations on integers whose results are integers."""
 _TESTS = {"eq", "ge", "gt", "le", "lt", "ne"}
 
 
 def _same(name: str, b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> Value:
-    if _is_integer(eqn) and name not in _EXACT | _TESTS:
-        raise Unsupported("it has integers")
+    if _is_integer(eqn):
+        if name == "div":
+            return _divide_integers(b, *given)
+        if name not in _EXACT | _TESTS:
+            raise Unsupported(f"it has `{name}` of integers")
+        if name in ("neg", "sub") and _is_unsigned(eqn):
+            raise Unsupported("it subtracts unsigned integers")
     if name in ("add", "add_any"):
         for one, other in (given, given[::-1]):
             if one.buffer.numbers == (0.0,) and _covers(other, eqn, b):
@@ -52,6 +60,18 @@ def _same(name: str, b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> Valu
     return result
 
 
+def _divide_integers(b: Builder, x: Value, y: Value) -> Value:
+    """Return the quotient without its fraction, exact for the integers that we have."""
+    quotient = b.elementwise("divide", x, y)
+    size = b.elementwise("floor", b.elementwise("abs", quotient))
+    whole = b.elementwise("multiply", b.elementwise("sign", quotient), size)
+    return whole._replace(most=most_of(x))
+
+
+def _is_unsigned(eqn: JaxprEqn) -> bool:
+    return jnp.issubdtype(type_of(eqn.invars[0]).dtype, jnp.unsignedinteger)
+
+
 def _covers(value: Value, eqn: JaxprEqn, b: Builder) -> bool:
     return value.summed or shapes.full_shape(value, b.batch) == result_shape(eqn)
 
@@ -59,10 +79,11 @@ def _covers(value: Value, eqn: JaxprEqn, b: Builder) -> bool:
 def _largest(name: str, given: Sequence[Value]) -> int:
     """Return how large a result of integers may be, if numbers can stand for it."""
     sizes = [most_of(v) for v in given]
-    most = math.prod(sizes) if name == "mul" else sum(sizes)
-    if most > 2**24:
-        raise Unsupported("it has integers that may be larger than 2^24")
-    return most
+    if name in ("max", "min"):
+        return max(sizes)
+    if name in ("rem", "sign"):
+        return sizes[0] if name == "rem" else 1
+    return math.prod(sizes) if name == "mul" else sum(sizes)
 
 
 def most_of(value: Value) -> int:

@@ -39,17 +39,19 @@ class Plan(NamedTuple):
     def loop(
         self,
         length: int,
+        total: int,
         reverse: bool,
         policy: Policy,
         masked: bool,
         backend: str | None,
     ) -> Loop:
         """Return what is static; see `run`."""
-        return Loop(self.step, length, reverse, policy, masked, backend)
+        return Loop(self.step, length, total, reverse, policy, masked, backend)
 
     def run(
         self,
         length: int,
+        total: int,
         reverse: bool,
         policy: Policy,
         lengths: Array | None,
@@ -59,6 +61,7 @@ class Plan(NamedTuple):
 
         Args:
             length: the number of steps.
+            total: the number of steps of the sequences, of which these may be a part.
             reverse: whether the last step runs first.
             policy: what is saved for the backward pass, as for `jax.checkpoint`.
             lengths: int32 `[B]`, the steps of each sequence; None if all have all.
@@ -71,7 +74,7 @@ class Plan(NamedTuple):
         operands = [*map(jnp.asarray, self.invariant), *self.inputs, *self.states]
         if lengths is not None:
             operands.append(lengths)
-        loop = self.loop(length, reverse, policy, lengths is not None, backend)
+        loop = self.loop(length, total, reverse, policy, lengths is not None, backend)
         if backend == "cpu":
             description.check(loop, self.origins)
         return jax.tree.unflatten(self.results, primitive.run(loop, operands))

@@ -29,6 +29,7 @@ class Loop(NamedTuple):
     Attributes:
         step: the step.
         length: the number of steps.
+        total: the number of steps of the sequences, of which these may be a part.
         reverse: whether the last step runs first.
         policy: what the forward pass saves for the backward pass, as for
             `jax.checkpoint`.
@@ -40,6 +41,7 @@ class Loop(NamedTuple):
 
     step: Step
     length: int
+    total: int
     reverse: bool
     policy: Policy
     masked: bool
