@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxprs_in_params
 
-from . import rules, shape_rules
+from . import reduction_rules, rules, shape_rules
 from .builder import Builder
 from .fusion import fuse
 from .gradients import Product
 from .jaxprs import is_literal, type_of
-from .program import Buffer, Factor, Gradient, Place, Program, encode
-from .rules import most_of
-from .values import Unsupported, Value, broadcast, merge_axes, row_major
+from .lowered import Given, Lowered, Result
+from .program import Buffer, Factor, Gradient, Place, encode
+from .values import Unsupported, Value, broadcast, merge_axes, most_of, row_major
 
-_RULES = rules.RULES | shape_rules.RULES
+_RULES = rules.RULES | shape_rules.RULES | reduction_rules.RULES
 LARGEST_GIVEN = 2**22
 """The largest integer that the native loop is given."""
 _LARGEST_STATE, _LARGEST = 2**23, 2**24
@@ -28,67 +28,8 @@ _INLINED = frozenset({
     "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call",
     "jit", "pjit", "remat", "remat2",
 })  # fmt: skip
-
-
-class Given(NamedTuple):
-    """An argument of a step.
-
-    Attributes:
-        place: `Place.INVARIANT`, `INPUT` or `STATE`.
-        axis: which axis is that of sequences; None if it has none, or, of an invariant
-            value, if that is not known.
-        most: the largest absolute value of an integer, if it is known.
-    """
-
-    place: Place
-    axis: int | None
-    most: int | None = None
-
-
-class Result(NamedTuple):
-    """A result of a loop.
-
-    Attributes:
-        place: `Place.OUTPUT`, `NEXT` or `SUM`.
-        axis: which axis of the result of the step is that of sequences; the native loop
-            has it first.
-        shape: of the step's result, as the native loop has it.
-        dtype: its dtype.
-        most: the largest absolute value of an integer, if it is one.
-    """
-
-    place: Place
-    axis: int | None
-    shape: tuple[int, ...]
-    dtype: Any
-    most: int | None = None
-
-
-class Lowered(NamedTuple):
-    """A step program and how to call it.
-
-    Attributes:
-        program: the program.
-        given: the arguments of the step.
-        arguments: the arguments, by position, that are operands of the loop.
-        results: the results of the loop.
-        sources: for every result of the step, where it is among the results of the
-            loop; or as a negative number `-1 - i`, that it is argument `i`; or None,
-            if it is zero or not a result of the loop.
-        matrices: for every product, where the gradient of its matrix is among the
-            results; None if the loop returns its factors instead.
-        batch: the number of sequences.
-        dtype: what it computes in.
-    """
-
-    program: Program
-    given: tuple[Given, ...]
-    arguments: tuple[int, ...]
-    results: tuple[Result, ...]
-    sources: tuple[int | None, ...]
-    matrices: tuple[int | None, ...]
-    batch: int
-    dtype: Any
+PRIMITIVES = frozenset(_RULES) | _INLINED
+"""What programs have."""
 
 
 def lower(
@@ -204,7 +145,7 @@ class _Lowering:
         found = _RULES[name](self.builder, eqn, *given, **eqn.params)
         found = found if isinstance(found, list) else [found]
         return [
-            _bounded(value, type_of(variable).dtype, given)
+            _bounded(value, type_of(variable).dtype, name, given)
             for value, variable in zip(found, eqn.outvars, strict=True)
         ]
 
@@ -341,8 +282,10 @@ class _Lowering:
         self, value: Value, aval: Any, place: Place, index: int, state: Buffer | None
     ) -> tuple[Buffer, Result]:
         """Return the buffer and the description of a result."""
-        if place is Place.SUM and value.axis is None and not value.summed:
-            raise Unsupported("it adds up what all sequences share")
+        wide = place is Place.SUM
+        added = wide and value.axis is None and not value.summed
+        if added:  # what all sequences share is not added up over them
+            place = Place.OUTPUT
         if place is not Place.SUM and value.summed:
             raise Unsupported("it combines different sequences")
         axis = value.axis
@@ -353,8 +296,8 @@ class _Lowering:
         shape = tuple(n for i, n in enumerate(aval.shape) if i != axis)
         buffer = Buffer(place, axis is not None, math.prod(shape), index, state)
         full = shape if axis is None else (self.batch, *shape)
-        dtype = self.dtype if place is Place.SUM else aval.dtype
-        return buffer, Result(place, axis, full, dtype, value.most)
+        dtype = self.dtype if wide else aval.dtype
+        return buffer, Result(place, axis, full, dtype, value.most, added)
 
     def _store(self, value: Value, buffer: Buffer, result: Result) -> None:
         """Add instructions that write a result."""
@@ -380,13 +323,15 @@ class _Lowering:
         self.builder.sum_rows(value, target)
 
 
-def _bounded(value: Value, dtype: Any, given: Sequence[Value]) -> Value:
+def _bounded(value: Value, dtype: Any, name: str, given: Sequence[Value]) -> Value:
     """Return a value that knows how large it may be, if it has integers."""
     if not jnp.issubdtype(dtype, jnp.integer):
         return value
     most = value.most
-    if most is None:  # of a rule that moves values
-        most = max(map(most_of, given), default=0)
+    if most is None:
+        if name not in shape_rules.RULES and not value.buffer.numbers:
+            raise Unsupported(f"it has `{name}` of integers")
+        most = max(map(most_of, (*given, value)))
     if most > min(_LARGEST, jnp.iinfo(dtype).max):
         raise Unsupported("it has integers that may be larger than 2^24")
     return value._replace(most=most)

@@ -16,7 +16,8 @@ from .._typing import Array
 from . import xla
 from .gradients import is_float
 from .jaxprs import evaluate, split_at
-from .lower import LARGEST_GIVEN, Lowered
+from .lower import LARGEST_GIVEN
+from .lowered import Lowered
 from .plans import Backward, add_to, lower_forward, plan_backward
 from .program import Place
 from .values import Unsupported
@@ -38,6 +39,16 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
         return _call(lowered, loop, operands, lengths, loop.reverse)[0]
 
     return _if_small(loop, operands, run, lambda: xla.forward(loop, wrt, operands))
+
+
+def can_run(loop: Loop) -> bool:
+    """Return whether the native library can run a loop forward."""
+    try:
+        check_available(loop)
+        lower_forward(loop, None)
+    except Unsupported:
+        return False
+    return True
 
 
 def backward(
@@ -174,6 +185,7 @@ def _call(
         if r.axis is not None:
             first = int(r.place is Place.OUTPUT)
             a = jnp.moveaxis(a, first, first + r.axis)
+        a = a.sum(axis=0) if r.added else a
         results.append(a.astype(r.dtype))
     values = [
         jnp.zeros((), lowered.dtype) if i is None

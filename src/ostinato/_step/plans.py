@@ -14,7 +14,8 @@ from .._typing import Array
 from . import xla
 from .gradients import Derivative, Product, differentiate, is_float
 from .jaxprs import evaluate, flat_trace, split_at, struct, type_of
-from .lower import Given, Lowered, lower
+from .lower import lower
+from .lowered import Given, Lowered
 from .program import Place
 from .split import Step
 from .values import Unsupported
