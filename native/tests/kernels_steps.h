@@ -47,12 +47,37 @@ struct Rounded {
   int ulps;
 };
 
-// Operations that are functions of a real number.
+// Operations that are functions of real numbers.
 template <typename T>
-bool IsRounded(Operation operation, T element, Rounded<T>* result) {
+bool IsRounded(Operation operation, T a, T b, Rounded<T>* result) {
   using O = Operation;
-  const Wide<T> x = element;
+  const Wide<T> x = a, y = b;
   switch (operation) {
+#define OSTINATO_UNARY(name)     \
+  case O::name:                  \
+    *result = {std::name(x), 5}; \
+    return true;
+    OSTINATO_UNARY(sin)
+    OSTINATO_UNARY(cos)
+    OSTINATO_UNARY(tan)
+    OSTINATO_UNARY(asin)
+    OSTINATO_UNARY(acos)
+    OSTINATO_UNARY(atan)
+    OSTINATO_UNARY(sinh)
+    OSTINATO_UNARY(cosh)
+    OSTINATO_UNARY(asinh)
+    OSTINATO_UNARY(acosh)
+    OSTINATO_UNARY(atanh)
+    OSTINATO_UNARY(erf)
+    OSTINATO_UNARY(erfc)
+    OSTINATO_UNARY(cbrt)
+#undef OSTINATO_UNARY
+    case O::power:
+      *result = {std::pow(x, y), 4};
+      return true;
+    case O::atan2:
+      *result = {std::atan2(x, y), 4};
+      return true;
     case O::tanh:
       *result = {std::tanh(x), 4};
       return true;
@@ -118,6 +143,8 @@ T Exactly(Operation operation, T a, T b, T c) {
       return a < b;
     case O::less_equal:
       return a <= b;
+    case O::remainder:
+      return std::fmod(a, b);
     case O::select:
       return a != 0 ? b : c;
     default:
@@ -282,7 +309,8 @@ class OperationChecker {
       const Wide<T> product = sign * at(0, r, i) * at(1, r, i), c = at(2, r, i);
       const Wide<T> size = std::abs(product) + std::abs(c);
       ExpectWithin(got, product + c, size * std::numeric_limits<T>::epsilon(), i);
-    } else if (Rounded<T> want; IsRounded(operation_, at(0, r, i), &want)) {
+    } else if (Rounded<T> want;
+               IsRounded(operation_, at(0, r, i), at(1, r, i), &want)) {
       const Wide<T> ulp = want.value == 0 || !std::isfinite(want.value)
                               ? 0
                               : std::ldexp(Wide<T>(std::numeric_limits<T>::epsilon()),

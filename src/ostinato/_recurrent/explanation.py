@@ -61,6 +61,7 @@ def explain_loop(
     chosen = loop.options
     static = plan.loop(
         chosen.length,
+        chosen.length,
         chosen.reverse,
         loop.policy,
         chosen.seq_lengths is not None,

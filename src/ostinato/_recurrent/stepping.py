@@ -78,7 +78,8 @@ class StepLoop:
         if not isinstance(self.options.length, int):  # as inside of ragged.vmap
             return "the number of steps is symbolic"
         body = self._body(self.step)
-        return plan(body, self.arrays, states, steps._replace(valid=None))
+        steps, backend = steps._replace(valid=None), self.options.backend
+        return plan(body, self.arrays, states, steps, backend)
 
     def _run_segment(
         self, states: Any, steps: LoopInputs
@@ -90,7 +91,12 @@ class StepLoop:
             if left is not None:  # of this segment
                 left = left - jnp.sum(steps.t[:1], dtype=left.dtype)
             return loop.run(
-                steps.t.shape[0], options.reverse, self.policy, left, options.backend
+                steps.t.shape[0],
+                options.length,
+                options.reverse,
+                self.policy,
+                left,
+                options.backend,
             )
         if options.backend == "cpu":
             raise NotImplementedError(

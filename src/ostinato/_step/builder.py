@@ -16,7 +16,15 @@ from .program import (
     Weight,
     padded,
 )
-from .values import Merged, Unsupported, Value, full_shape, merge_axes, row_major
+from .values import (
+    Merged,
+    Unsupported,
+    UnusualOrder,
+    Value,
+    full_shape,
+    merge_axes,
+    row_major,
+)
 
 _MOST_COPIES = 64
 """An operation on values of many axes is several instructions, so many at most."""
@@ -215,8 +223,19 @@ class Builder:
         result = self.local(shape[:kept], axis)
         if key not in self._known:
             self._known[key] = result.buffer
-            self._write_reduction(operation, result, values)
+            try:
+                self._write_reduction(operation, result, values)
+            except UnusualOrder:
+                values = [self._in_order(v, axis) for v in values]
+                self._write_reduction(operation, result, values)
         return result._replace(buffer=self._known[key])
+
+    def _in_order(self, value: Value, axis: int | None) -> Value:
+        """Return a copy whose elements follow one another."""
+        rows = None if value.axis is None and not value.buffer.rows else axis
+        copy = self.local(value.shape, rows)
+        self.write("copy", copy, value)
+        return copy
 
     def sum_rows(self, value: Value, target: Value) -> None:
         """Add the sum of a value over all sequences to a result.
@@ -243,7 +262,7 @@ class Builder:
             [(0,) * (len(shape) - kept), *(v.strides[kept:] for v in values)],
         )
         if len(over.shape) > 1:
-            raise Unsupported("it sums over axes that are apart")
+            raise UnusualOrder("it sums over axes that are apart")
         over = over if over.shape else Merged((1,), [(0,)] * (1 + len(values)))
         if all(s[0] in (0, 1) for s in over.strides):  # along rows
             name, first, last = f"row_{operation}", outer, over
@@ -251,7 +270,7 @@ class Builder:
             width = outer if outer.shape else Merged((1,), [(0,)] * (1 + len(values)))
             split = len(width.shape) - 1
             if any(s[-1] not in (0, 1) for s in width.strides):
-                raise Unsupported("it sums over axes of an unusual order")
+                raise UnusualOrder("it sums over axes of an unusual order")
             name = f"column_{operation}"
             first = Merged(
                 (*width.shape[:split], *over.shape),

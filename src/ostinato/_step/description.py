@@ -7,7 +7,8 @@ from typing import Any
 from .._source_lines import user_line
 from .gradients import is_float
 from .jaxprs import Origins
-from .native import check_available, lower_forward, plan_backward
+from .native import check_available
+from .plans import lower_forward, plan_backward
 from .program import PRODUCT, Phase
 from .values import Unsupported
 from .xla import Loop

@@ -4,84 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxprs_in_params
 
-from . import rules, shape_rules
+from . import reduction_rules, rules, shape_rules
 from .builder import Builder
 from .fusion import fuse
 from .gradients import Product
 from .jaxprs import is_literal, type_of
-from .program import Buffer, Factor, Gradient, Place, Program, encode
-from .values import Unsupported, Value, broadcast, merge_axes, row_major
+from .lowered import Given, Lowered, Result
+from .program import Buffer, Factor, Gradient, Place, encode
+from .values import Unsupported, Value, broadcast, merge_axes, most_of, row_major
 
-_RULES = rules.RULES | shape_rules.RULES
+_RULES = rules.RULES | shape_rules.RULES | reduction_rules.RULES
+LARGEST_GIVEN = 2**22
+"""The largest integer that the native loop is given."""
+_LARGEST_STATE, _LARGEST = 2**23, 2**24
+"""The largest in a state, and the largest for which a float32 can stand."""
 _INLINED = frozenset({
     "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call",
     "jit", "pjit", "remat", "remat2",
 })  # fmt: skip
-
-
-class Given(NamedTuple):
-    """An argument of a step.
-
-    Attributes:
-        place: `Place.INVARIANT`, `INPUT` or `STATE`.
-        axis: which axis is that of sequences; None if it has none, or, of an invariant
-            value, if that is not known.
-        most: the largest absolute value of an integer, if it is known.
-    """
-
-    place: Place
-    axis: int | None
-    most: int | None = None
-
-
-class Result(NamedTuple):
-    """A result of a loop.
-
-    Attributes:
-        place: `Place.OUTPUT`, `NEXT` or `SUM`.
-        axis: which axis of the result of the step is that of sequences; the native loop
-            has it first.
-        shape: of the step's result, as the native loop has it.
-        dtype: its dtype.
-    """
-
-    place: Place
-    axis: int | None
-    shape: tuple[int, ...]
-    dtype: Any
-
-
-class Lowered(NamedTuple):
-    """A step program and how to call it.
-
-    Attributes:
-        program: the program.
-        given: the arguments of the step.
-        arguments: the arguments, by position, that are operands of the loop.
-        results: the results of the loop.
-        sources: for every result of the step, where it is among the results of the
-            loop; or as a negative number `-1 - i`, that it is argument `i`; or None,
-            if it is zero or not a result of the loop.
-        matrices: for every product, where the gradient of its matrix is among the
-            results; None if the loop returns its factors instead.
-        batch: the number of sequences.
-        dtype: what it computes in.
-    """
-
-    program: Program
-    given: tuple[Given, ...]
-    arguments: tuple[int, ...]
-    results: tuple[Result, ...]
-    sources: tuple[int | None, ...]
-    matrices: tuple[int | None, ...]
-    batch: int
-    dtype: Any
+PRIMITIVES = frozenset(_RULES) | _INLINED
+"""What programs have."""
 
 
 def lower(
@@ -89,16 +37,18 @@ def lower(
     given: Sequence[Given],
     wanted: Sequence[Place],
     batch: int,
+    steps: int,
     products: Sequence[Product] = (),
 ) -> Lowered:
     """Return the program of a step.
 
     Args:
         traced: the step, without constants.
-        given: what its arguments are.
+        given: what its arguments are. Integers must be at most `LARGEST_GIVEN`.
         wanted: what its results are: `Place.NEXT` for as many as there are states, in
             their order, `OUTPUT`, or `SUM`.
         batch: the number of sequences.
+        steps: the number of steps.
         products: products whose matrix is differentiated. For each, the last results
             are the factor that changes and the cotangent of the product.
 
@@ -107,12 +57,15 @@ def lower(
     """
     if batch == 0:
         raise Unsupported("there are no sequences")
-    return _Lowering(traced, given, batch).finish(wanted, products)
+    return _Lowering(traced, given, batch, steps).finish(wanted, products)
 
 
 class _Lowering:
-    def __init__(self, traced: ClosedJaxpr, given: Sequence[Given], batch: int) -> None:
-        self.traced, self.given, self.batch = traced, tuple(given), batch
+    def __init__(
+        self, traced: ClosedJaxpr, given: Sequence[Given], batch: int, steps: int
+    ) -> None:
+        self.traced, self.given = traced, tuple(given)
+        self.batch, self.steps = batch, steps
         self.builder = Builder(batch)
         self.dtype = self._dtype()
         jaxpr = traced.jaxpr
@@ -150,7 +103,8 @@ class _Lowering:
         buffer = Buffer(kind.place, rows, math.prod(shape), i)
         most = kind.most
         if jnp.issubdtype(aval.dtype, jnp.integer) and most is None:
-            most = 2**62  # any operation on it is too much
+            state = kind.place is Place.STATE
+            most = _LARGEST_STATE if state else LARGEST_GIVEN
         return Value(buffer, 0, shape, row_major(shape), kind.axis, most=most)
 
     def _read(self, atom: Any, values: dict[Any, Value]) -> Value:
@@ -187,11 +141,13 @@ class _Lowering:
             return [self._read(atom, values) for atom in inner.outvars]
         if name not in _RULES:
             raise Unsupported(f"it has `{name}`")
-        if any(v.most is not None and v.most > 2**24 for v in given):
-            raise Unsupported("it has integers that may be larger than 2^24")
         self._check_dtypes(eqn)
         found = _RULES[name](self.builder, eqn, *given, **eqn.params)
-        return found if isinstance(found, list) else [found]
+        found = found if isinstance(found, list) else [found]
+        return [
+            _bounded(value, type_of(variable).dtype, name, given)
+            for value, variable in zip(found, eqn.outvars, strict=True)
+        ]
 
     def _check_dtypes(self, eqn: JaxprEqn) -> None:
         for variable in eqn.outvars:
@@ -233,6 +189,8 @@ class _Lowering:
             written[key] = len(results)
             sources.append(len(results))
             state = next(next_state) if place is Place.NEXT else None
+            if place is Place.NEXT:
+                self._check_growth(value)
             buffer, result = self._target(value, atom.aval, place, len(results), state)
             results.append(result)
             also.append(buffer)
@@ -274,6 +232,12 @@ class _Lowering:
             self.batch,
             self.dtype,
         )
+
+    def _check_growth(self, value: Value) -> None:
+        """Check that a state of integers can be counted on until the last step."""
+        growth = most_of(value) - _LARGEST_STATE
+        if growth * self.steps > _LARGEST_STATE - LARGEST_GIVEN:
+            raise Unsupported("a state of integers may become larger than 2^23")
 
     def _gradients(
         self, products: Sequence[Product]
@@ -318,8 +282,10 @@ class _Lowering:
         self, value: Value, aval: Any, place: Place, index: int, state: Buffer | None
     ) -> tuple[Buffer, Result]:
         """Return the buffer and the description of a result."""
-        if place is Place.SUM and value.axis is None and not value.summed:
-            raise Unsupported("it adds up what all sequences share")
+        wide = place is Place.SUM
+        added = wide and value.axis is None and not value.summed
+        if added:  # what all sequences share is not added up over them
+            place = Place.OUTPUT
         if place is not Place.SUM and value.summed:
             raise Unsupported("it combines different sequences")
         axis = value.axis
@@ -330,8 +296,8 @@ class _Lowering:
         shape = tuple(n for i, n in enumerate(aval.shape) if i != axis)
         buffer = Buffer(place, axis is not None, math.prod(shape), index, state)
         full = shape if axis is None else (self.batch, *shape)
-        dtype = self.dtype if place is Place.SUM else aval.dtype
-        return buffer, Result(place, axis, full, dtype)
+        dtype = self.dtype if wide else aval.dtype
+        return buffer, Result(place, axis, full, dtype, value.most, added)
 
     def _store(self, value: Value, buffer: Buffer, result: Result) -> None:
         """Add instructions that write a result."""
@@ -355,6 +321,20 @@ class _Lowering:
             value = value._replace(axis=0, summed=False)
             value = self.builder.elementwise("copy", value)
         self.builder.sum_rows(value, target)
+
+
+def _bounded(value: Value, dtype: Any, name: str, given: Sequence[Value]) -> Value:
+    """Return a value that knows how large it may be, if it has integers."""
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return value
+    most = value.most
+    if most is None:
+        if name not in shape_rules.RULES and not value.buffer.numbers:
+            raise Unsupported(f"it has `{name}` of integers")
+        most = max(map(most_of, (*given, value)))
+    if most > min(_LARGEST, jnp.iinfo(dtype).max):
+        raise Unsupported("it has integers that may be larger than 2^24")
+    return value._replace(most=most)
 
 
 def _matrix_axis(product: Product) -> int | None:

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 OPERATIONS = tuple(
     "copy negate abs tanh sigmoid exp expm1 log log1p sqrt rsqrt floor round sign "
-    "is_finite add subtract multiply divide max min equal less less_equal "
+    "is_finite sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc cbrt "
+    "add subtract multiply divide max min equal less less_equal power atan2 remainder "
     "multiply_add multiply_subtract select row_sum row_sum_product row_max "
     "column_sum column_sum_product column_max".split()
 )
 """The order of `OSTINATO_STEP_OPERATIONS` in native/cpu/kernels/step_kernels.h."""
+ELEMENTWISE = frozenset(OPERATIONS[: OPERATIONS.index("row_sum")])
 PRODUCT = "product"
 _VECTOR = 16
 """Results of products have rows of a multiple of this many elements."""
@@ -276,7 +278,7 @@ def _allocate(instructions: Sequence[Instruction]) -> _Local:
 
 
 def _may_overwrite(instruction: Instruction, ending: Sequence[Buffer]) -> bool:
-    if len(ending) != 1 or instruction.operation not in OPERATIONS[:27]:
+    if len(ending) != 1 or instruction.operation not in ELEMENTWISE:
         return False
     (old,), new = ending, instruction.result
     return (

@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxprs_in_params
+from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from .._typing import Array
-from . import description, primitive
+from . import description, native, primitive
+from .ahead import Ahead, taken_ahead
+from .control_flow import without_control_flow
 from .gradients import Policy
 from .jaxprs import Origins, evaluate, flat_trace, jaxpr_of
 from .split import Step, without_invariants
-from .xla import Loop
+from .xla import Loop, map_steps
 
 
 class Plan(NamedTuple):
@@ -22,14 +24,17 @@ class Plan(NamedTuple):
 
     Attributes:
         step: the step, without what is the same at every step.
-        invariant: its invariant values.
-        inputs: its inputs, time first.
+        ahead: what is computed before the loop and makes the last inputs of the step;
+            None if nothing is.
+        invariant: the invariant values of `ahead`, or of the step.
+        inputs: their inputs, time first.
         states: the initial states.
         results: the tree of the new states and the outputs.
         origins: where each primitive comes from, see `flat_trace`.
     """
 
     step: Step
+    ahead: Ahead | None
     invariant: list[Any]
     inputs: list[Array]
     states: list[Array]
@@ -39,17 +44,19 @@ class Plan(NamedTuple):
     def loop(
         self,
         length: int,
+        total: int,
         reverse: bool,
         policy: Policy,
         masked: bool,
         backend: str | None,
     ) -> Loop:
         """Return what is static; see `run`."""
-        return Loop(self.step, length, reverse, policy, masked, backend)
+        return Loop(self.step, length, total, reverse, policy, masked, backend)
 
     def run(
         self,
         length: int,
+        total: int,
         reverse: bool,
         policy: Policy,
         lengths: Array | None,
@@ -59,6 +66,7 @@ class Plan(NamedTuple):
 
         Args:
             length: the number of steps.
+            total: the number of steps of the sequences, of which these may be a part.
             reverse: whether the last step runs first.
             policy: what is saved for the backward pass, as for `jax.checkpoint`.
             lengths: int32 `[B]`, the steps of each sequence; None if all have all.
@@ -68,16 +76,23 @@ class Plan(NamedTuple):
             NotImplementedError: the native loop cannot run the step, and `backend` is
                 `"cpu"`.
         """
-        operands = [*map(jnp.asarray, self.invariant), *self.inputs, *self.states]
+        invariant, inputs = self.invariant, self.inputs
+        if self.ahead is not None:
+            values = map_steps(self.ahead.values, invariant, inputs)
+            invariant = [invariant[i] for i in self.ahead.invariant]
+            inputs = [*(inputs[i] for i in self.ahead.kept), *values]
+        operands = [*map(jnp.asarray, invariant), *inputs, *self.states]
         if lengths is not None:
             operands.append(lengths)
-        loop = self.loop(length, reverse, policy, lengths is not None, backend)
+        loop = self.loop(length, total, reverse, policy, lengths is not None, backend)
         if backend == "cpu":
             description.check(loop, self.origins)
         return jax.tree.unflatten(self.results, primitive.run(loop, operands))
 
 
-def plan(body: Callable, arrays: Any, states: Any, inputs: Any) -> Plan | str:
+def plan(
+    body: Callable, arrays: Any, states: Any, inputs: Any, backend: str | None
+) -> Plan | str:
     """Take the loop `lax.scan(partial(body, arrays), states, inputs)` apart.
 
     Args:
@@ -86,6 +101,7 @@ def plan(body: Callable, arrays: Any, states: Any, inputs: Any) -> Plan | str:
         arrays: a pytree of arrays that do not change.
         states: a pytree of arrays.
         inputs: a pytree of arrays, time first.
+        backend: see `Plan.run`.
 
     Returns:
         The plan; or the reason why `lax.scan` runs this loop.
@@ -113,19 +129,32 @@ def plan(body: Callable, arrays: Any, states: Any, inputs: Any) -> Plan | str:
     at_step = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves]
     origins: Origins = {}
     traced = flat_trace(flat, *avals, *at_step, origins=origins)
-    reason = _unsupported_reason(traced)
-    if reason is not None:
-        return reason
+    if traced.effects:
+        return f"the step has effects: {', '.join(map(str, traced.effects))}"
     # The arrays that the step closes over are invariant too.
     jaxpr = traced.jaxpr
     whole = jaxpr_of(jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
     arrays = [*traced.consts, *given[:num_arrays]]
+    whole = without_control_flow(whole, len(arrays))
     once, step, kept = without_invariants(whole.jaxpr, len(arrays), num_states)
-    if not step.products:
+    inputs, rest = [leaves[i] for i in kept], given[num_arrays:]
+    steps = leaves[0].shape[0] if leaves else 1
+
+    def runs_natively(step: Step) -> bool:
+        return native.can_run(Loop(step, steps, steps, False, None, False, backend))
+
+    ahead = taken_ahead(step, rest[0].shape[0]) if rest else None
+    reason = _unsupported_reason(step.jaxpr)
+    if ahead is not None and (reason is not None or runs_natively(ahead.step)):
+        step, reason = ahead.step, _unsupported_reason(ahead.step.jaxpr)
+    else:
+        ahead = None
+    if reason is not None:
+        return reason
+    if not step.products and not runs_natively(step):
         return "the step has no product with an invariant matrix"
-    inputs = [leaves[i] for i in kept]
     invariant = evaluate(once, arrays)
-    return Plan(step, invariant, inputs, given[num_arrays:], trees[-1], origins)
+    return Plan(step, ahead, invariant, inputs, rest, trees[-1], origins)
 
 
 def saves_loops(policy: Callable[..., bool]) -> Policy:
@@ -137,11 +166,9 @@ def saves_loops(policy: Callable[..., bool]) -> Policy:
     return saves
 
 
-def _unsupported_reason(traced: ClosedJaxpr) -> str | None:
+def _unsupported_reason(jaxpr: Jaxpr) -> str | None:
     """Return why a step cannot be taken apart, or None."""
-    if traced.effects:
-        return f"the step has effects: {', '.join(map(str, traced.effects))}"
-    for aval in _types(traced.jaxpr):
+    for aval in _types(jaxpr):
         if jnp.issubdtype(aval.dtype, jnp.complexfloating):
             return "the step has complex values"
         if jnp.issubdtype(aval.dtype, jax.dtypes.extended):

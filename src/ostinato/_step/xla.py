@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import ClosedJaxpr
 
 from .._padding import select
 from .._rnn.accumulation import accumulation_dtype
@@ -29,6 +30,7 @@ class Loop(NamedTuple):
     Attributes:
         step: the step.
         length: the number of steps.
+        total: the number of steps of the sequences, of which these may be a part.
         reverse: whether the last step runs first.
         policy: what the forward pass saves for the backward pass, as for
             `jax.checkpoint`.
@@ -40,6 +42,7 @@ class Loop(NamedTuple):
 
     step: Step
     length: int
+    total: int
     reverse: bool
     policy: Policy
     masked: bool
@@ -157,18 +160,24 @@ def products_ahead(
     step: Step, invariant: Sequence[Array], inputs: Sequence[Array]
 ) -> list[Array]:
     """Return the products of inputs of all steps, `[T, ...]`."""
-    taken = step.taken
-    if not taken.ahead.jaxpr.outvars:
+    return map_steps(step.taken.ahead, invariant, inputs)
+
+
+def map_steps(
+    part: ClosedJaxpr, invariant: Sequence[Array], inputs: Sequence[Array]
+) -> list[Array]:
+    """Return what a part of a step without states returns, of all steps."""
+    if not part.jaxpr.outvars:
         return []
-    read = {v for e in taken.ahead.jaxpr.eqns for v in variables(e)}
-    variables_of = taken.ahead.jaxpr.invars[len(invariant) :]
+    read = {v for e in part.jaxpr.eqns for v in variables(e)}
+    variables_of = part.jaxpr.invars[len(invariant) :]
     axes = [0 if v in read else None for v in variables_of]
     given = [
         a if v in read else a[:0] for v, a in zip(variables_of, inputs, strict=True)
     ]
-    return jax.vmap(
-        lambda *at: evaluate(taken.ahead, [*invariant, *at]), in_axes=tuple(axes)
-    )(*given)
+    return jax.vmap(lambda *at: evaluate(part, [*invariant, *at]), in_axes=tuple(axes))(
+        *given
+    )
 
 
 def saves_products(loop: Loop) -> bool:

@@ -1,0 +1,293 @@
+"""The programs of a loop, forward and backward, for the native library."""
+
+from __future__ import annotations
+
+import functools as ft
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
+
+from .._typing import Array
+from . import xla
+from .gradients import Derivative, Product, differentiate, is_float
+from .jaxprs import evaluate, flat_trace, split_at, struct, type_of
+from .lower import lower
+from .lowered import Given, Lowered
+from .program import Place
+from .split import Step
+from .values import Unsupported
+from .xla import Loop, Mask
+
+
+@ft.lru_cache(maxsize=256)
+def lower_forward(loop: Loop, wrt: Mask | None) -> Lowered:
+    """Return the program of a step, and of what it saves for `lower_backward`."""
+    step = loop.step
+    traced, count = step.traced, len(step.jaxpr.outvars)
+    if wrt is not None:
+        derivative = xla.derivative_of(loop, wrt)
+        saves = xla.saves_products(loop)
+
+        def saving(*operands: Any) -> list[Any]:
+            invariant, inputs, states = xla.parts(step, operands)
+            taken = step.taken
+            products = evaluate(taken.ahead, [*invariant, *inputs])
+            core = [*(inputs[i] for i in taken.kept), *products]
+            results = evaluate(derivative.forward, [*invariant, *core, *states])
+            kept = [states[i] for i in derivative.saved_states]
+            return [
+                *results[:count], *kept, *results[count:], *(products if saves else [])
+            ]  # fmt: skip
+
+        traced = flat_trace(saving, *(struct(v.aval) for v in step.jaxpr.invars))
+    outputs = len(traced.jaxpr.outvars) - step.num_states
+    places = [Place.NEXT] * step.num_states + [Place.OUTPUT] * outputs
+    return lower(_closed(traced), _given(loop), places, _batch(step), loop.length)
+
+
+class Backward(NamedTuple):
+    """The program of a step backwards.
+
+    Attributes:
+        lowered: the program. It returns cotangents of states, of inputs and of
+            invariant values, and then the factors of products.
+        counts: where these begin.
+        derivative: of the core of the loop.
+        inputs: the inputs, by position, that it returns cotangents of.
+        invariant: the invariant values, by position, that it returns cotangents of.
+        products: the products whose matrix is differentiated.
+    """
+
+    lowered: Lowered
+    counts: list[int]
+    derivative: Derivative
+    inputs: list[int]
+    invariant: list[int]
+    products: list[Product]
+
+
+@ft.lru_cache(maxsize=256)
+def plan_backward(loop: Loop, wrt: Mask) -> Backward:
+    """Return the program that differentiates the core and the products ahead of it."""
+    pullback = _Pullback(loop, wrt)
+    traced = flat_trace(pullback, *pullback.types())
+    lowered = lower(
+        _closed(traced),
+        pullback.given(),
+        pullback.places(),
+        _batch(loop.step),
+        loop.length,
+        pullback.products,
+    )
+    counts = [pullback.num_states, len(pullback.inputs), len(pullback.invariant)]
+    return Backward(
+        lowered,
+        _ends(counts),
+        pullback.core,
+        pullback.inputs,
+        pullback.invariant,
+        pullback.products,
+    )
+
+
+class _Pullback:
+    """The backward step of a loop, with the products of inputs.
+
+    It takes the invariant values, further ones of `core`, inputs, saved values, saved
+    products of inputs, and the cotangents of new states and of outputs. It returns
+    cotangents of states, of `inputs` and of `invariant`, and the factors of `products`.
+    """
+
+    def __init__(self, loop: Loop, wrt: Mask) -> None:
+        step = loop.step
+        self.loop, self.wrt = loop, wrt
+        self.core = xla.derivative_of(loop, wrt)
+        self.forward = lower_forward(loop, wrt)
+        # The products of inputs, as a step of their own without states.
+        ahead = Step(step.taken.ahead, step.num_invariant, step.num_inputs, 0)
+        end = step.num_invariant + step.num_inputs
+        self.ahead = differentiate(ahead, wrt[:end], _saves_nothing)
+        assert self.ahead.num_saved == 0
+        assert not self.ahead.before_backward.jaxpr.outvars
+        self.num_kept = len(step.taken.kept)
+        self.bar = [k - self.num_kept for k in self.core.inputs if k >= self.num_kept]
+        self.inputs = [i for i, w in enumerate(xla.parts(step, wrt)[1]) if w]
+        found = [*self.core.invariant, *self.ahead.invariant]
+        self.invariant = list(dict.fromkeys(found))
+        self.products = [
+            *self.core.products,
+            *(self.ahead.products if self.bar else ()),
+        ]
+        results = step.jaxpr.outvars
+        self.floats = [i for i, v in enumerate(results) if is_float(v.aval)]
+        self.num_states = sum(i < step.num_states for i in self.floats)
+        self.saves = xla.saves_products(loop)
+
+    def types(self) -> list[Any]:
+        """Return the types of the arguments."""
+        step = self.loop.step
+        first = step.num_invariant
+        known = [struct(v.aval) for v in step.jaxpr.invars[: first + step.num_inputs]]
+        more = [struct(v.aval) for v in self.core.before_backward.jaxpr.outvars]
+        results = [struct(step.jaxpr.outvars[i].aval) for i in self.floats]
+        saved = _saved_shapes(self.loop, self.wrt)
+        return [*known[:first], *more, *known[first:], *saved, *results]
+
+    def given(self) -> list[Given]:
+        """Return what the arguments are."""
+        step, forward = self.loop.step, self.forward
+        known, first = _given(self.loop), step.num_invariant
+        num_more = len(self.core.before_backward.jaxpr.outvars)
+        stacked = [_stacked(forward, i) for i in range(len(forward.sources))]
+        outputs = [i for i in self.floats if i >= step.num_states]
+        return [
+            *[Given(Place.INVARIANT, None)] * (first + num_more),
+            *known[first : first + step.num_inputs],
+            *stacked[len(step.jaxpr.outvars) :],
+            *[Given(Place.STATE, 0)] * self.num_states,
+            *(stacked[i] for i in outputs),
+        ]
+
+    def places(self) -> list[Place]:
+        """Return what the results are."""
+        return [
+            *[Place.NEXT] * self.num_states,
+            *[Place.OUTPUT] * len(self.inputs),
+            *[Place.SUM] * len(self.invariant),
+            *[Place.OUTPUT] * (2 * len(self.products)),
+        ]
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        """Run the step."""
+        step, taken = self.loop.step, self.loop.step.taken
+        num_products = len(taken.ahead.jaxpr.outvars) if self.saves else 0
+        sizes = [
+            step.num_invariant,
+            len(self.core.before_backward.jaxpr.outvars),
+            step.num_inputs,
+            len(self.forward.sources) - len(step.jaxpr.outvars) - num_products,
+            num_products,
+            self.num_states,
+        ]
+        given = split_at(arguments, _ends(sizes))
+        invariant, more, at, saved, products, d_states, d_outputs = given
+        if not self.saves:
+            products = evaluate(taken.ahead, [*invariant, *at])
+        core_inputs = [*(at[i] for i in taken.kept), *products]
+        results = evaluate(
+            self.core.backward,
+            [*invariant, *more, *core_inputs, *saved, *d_states, *d_outputs],
+        )
+        counts = [self.num_states, len(self.core.inputs), len(self.core.invariant)]
+        d_states, d_core, d_invariant, pairs = split_at(results, _ends(counts))
+        of_core = dict(zip(self.core.inputs, d_core, strict=True))
+        d_inputs = {i: of_core[k] for k, i in enumerate(taken.kept) if k in of_core}
+        sums = dict(zip(self.core.invariant, d_invariant, strict=True))
+        if self.bar:
+            pairs += self._ahead(invariant, at, of_core, d_inputs, sums)
+        variables = step.jaxpr.invars
+        first = step.num_invariant
+        return [
+            *d_states,
+            *(d_inputs.get(i, _zeros(variables[first + i])) for i in self.inputs),
+            *(sums.get(i, _zeros(variables[i])) for i in self.invariant),
+            *pairs,
+        ]
+
+    def _ahead(
+        self,
+        invariant: list[Array],
+        inputs: list[Array],
+        of_core: dict[int, Array],
+        d_inputs: dict[int, Array],
+        sums: dict[int, Array],
+    ) -> list[Array]:
+        """Add what the products of inputs contribute, and return their factors.
+
+        Args:
+            invariant: the invariant values.
+            inputs: the inputs of the step.
+            of_core: the cotangents of the inputs of the core.
+            d_inputs: the cotangents of inputs, which are added to.
+            sums: the cotangents of invariant values, which are added to.
+        """
+        products = self.loop.step.taken.ahead.jaxpr.outvars
+        d_products = [
+            of_core[self.num_kept + k] if k in self.bar else _zeros(v)
+            for k, v in enumerate(products)
+        ]
+        results = evaluate(self.ahead.backward, [*invariant, *inputs, *d_products])
+        counts = [len(self.ahead.inputs), len(self.ahead.invariant)]
+        d_at, d_invariant, pairs = split_at(results, _ends(counts))
+        for i, d in zip(self.ahead.inputs, d_at, strict=True):
+            add_to(d_inputs, i, d)
+        for i, d in zip(self.ahead.invariant, d_invariant, strict=True):
+            add_to(sums, i, d)
+        return pairs
+
+
+def add_to(found: dict[int, Array], i: int, d: Array) -> None:
+    """Add to the cotangent with a number, or let it be the first one."""
+    found[i] = found[i] + d if i in found else d
+
+
+def _zeros(variable: Any) -> Array:
+    return jnp.zeros(type_of(variable).shape, type_of(variable).dtype)
+
+
+def _saves_nothing(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _saved_shapes(loop: Loop, wrt: Mask) -> list[Any]:
+    """Return the types of what the forward pass saves at a step, products included."""
+    derivative, step = xla.derivative_of(loop, wrt), loop.step
+    states = step.jaxpr.invars[step.num_invariant + step.num_inputs :]
+    variables = [states[i] for i in derivative.saved_states]
+    variables += derivative.forward.jaxpr.outvars[len(step.jaxpr.outvars) :]
+    if xla.saves_products(loop):
+        variables += step.taken.ahead.jaxpr.outvars
+    return [struct(v.aval) for v in variables]
+
+
+def _ends(sizes: Sequence[int]) -> list[int]:
+    return list(itertools.accumulate(sizes))
+
+
+def _stacked(lowered: Lowered, result: int) -> Given:
+    """Return what a result of all steps is as an input of the backward step."""
+    source = lowered.sources[result]
+    assert source is not None
+    known = lowered.given[-1 - source] if source < 0 else lowered.results[source]
+    return Given(Place.INPUT, known.axis, known.most)
+
+
+def _closed(traced: ClosedJaxpr) -> ClosedJaxpr:
+    if traced.consts:
+        raise Unsupported("it has constant arrays")
+    return traced
+
+
+def _batch(step: Step) -> int:
+    """Return the number of sequences."""
+    states = step.jaxpr.invars[step.num_invariant + step.num_inputs :]
+    if not states or not type_of(states[0]).shape:
+        raise Unsupported("it has no state with an axis of sequences")
+    return type_of(states[0]).shape[0]
+
+
+def _given(loop: Loop) -> list[Given]:
+    """Return what the arguments of the step are."""
+    step = loop.step
+    inputs = step.jaxpr.invars[step.num_invariant :][: step.num_inputs]
+    return [
+        *[Given(Place.INVARIANT, None)] * step.num_invariant,
+        *(
+            Given(Place.INPUT, axis, None if type_of(v).shape else loop.total)
+            for v, axis in zip(inputs, step.input_axes, strict=True)
+        ),
+        *[Given(Place.STATE, 0)] * step.num_states,
+    ]
