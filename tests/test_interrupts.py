@@ -11,6 +11,7 @@ from g2p_words import plain_jax  # noqa: F401
 from ostinato.apps import files
 from ostinato.apps.errors import UserError
 from ostinato.apps.g2p import checkpoint
+from ostinato.apps.tensors import RESUME_FILE
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_before_the_first_evaluation(packages, tmp_path):
     run = g2p_command.start(packages, tmp_path, JAX_LOG_COMPILES="1")
     code, text = interrupt(run, "Compiling jit(_log_probs)", signal.SIGINT)
     assert code == 130 and "go on with --resume" in text
-    assert checkpoint.load_header(tmp_path)["step"] == 15
+    assert checkpoint.FILES.read(tmp_path / RESUME_FILE)[1]["step"] == 15
     assert checkpoint.load_model(tmp_path).figures["best"] is None
 
 
@@ -67,7 +68,7 @@ def test_between_updates(packages, tmp_path):
     run = g2p_command.start(packages, tmp_path, "--epochs", "1000")
     code, text = interrupt(run, "epoch  2.0", signal.SIGTERM)
     assert code == 143 and "go on with --resume" in text
-    step = checkpoint.load_header(tmp_path)["step"]
+    step = checkpoint.FILES.read(tmp_path / RESUME_FILE)[1]["step"]
     assert step >= 30
     assert checkpoint.load_model(tmp_path).figures["best"]["updates"] <= step
     assert "learning_curve.png" in whole_files(tmp_path)
@@ -78,7 +79,7 @@ def test_while_files_are_written(tmp_path):
     run = g2p_command.start(packages, tmp_path / "out")
     code, text = interrupt(run, "writing", signal.SIGTERM)
     assert code == 143 and "go on with --resume" in text
-    assert checkpoint.load_header(tmp_path / "out")["step"] == 15
+    assert checkpoint.FILES.read(tmp_path / "out" / RESUME_FILE)[1]["step"] == 15
     whole_files(tmp_path / "out")
 
 
