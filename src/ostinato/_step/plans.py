@@ -81,6 +81,7 @@ def plan_backward(loop: Loop, wrt: Mask) -> Backward:
         _batch(loop.step),
         loop.length,
         pullback.products,
+        adds=True,
     )
     counts = [pullback.num_states, len(pullback.inputs), len(pullback.invariant)]
     return Backward(

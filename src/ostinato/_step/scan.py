@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -143,18 +143,38 @@ def plan(
     def runs_natively(step: Step) -> bool:
         return native.can_run(Loop(step, steps, steps, False, None, False, backend))
 
-    ahead = taken_ahead(step, rest[0].shape[0]) if rest else None
     reason = _unsupported_reason(step.jaxpr)
-    if ahead is not None and (reason is not None or runs_natively(ahead.step)):
+    ahead = _ahead_of(step, rest, reason is not None, runs_natively)
+    if ahead is not None:
         step, reason = ahead.step, _unsupported_reason(ahead.step.jaxpr)
-    else:
-        ahead = None
     if reason is not None:
         return reason
     if not step.products and not runs_natively(step):
         return "the step has no product with an invariant matrix"
     invariant = evaluate(once, arrays)
     return Plan(step, ahead, invariant, inputs, rest, trees[-1], origins)
+
+
+def _ahead_of(
+    step: Step,
+    states: Sequence[Array],
+    needed: bool,
+    runs_natively: Callable[[Step], bool],
+) -> Ahead | None:
+    """Return what to compute before the loop, or None if nothing.
+
+    Args:
+        step: the step.
+        states: the initial states.
+        needed: whether the loop cannot run otherwise.
+        runs_natively: whether the native library runs the loop over a step.
+    """
+    found = [
+        taken_ahead(step, a.shape[0], s) for a in states[:1] for s in (False, True)
+    ]
+    found = [ahead for ahead in found if ahead is not None]
+    native = [ahead for ahead in found if runs_natively(ahead.step)]
+    return next(iter(native or (found if needed else [])), None)
 
 
 def saves_loops(policy: Callable[..., bool]) -> Policy:
