@@ -149,7 +149,8 @@ class Pullback:
         stacked = [_stacked(forward, i) for i in range(len(forward.sources))]
         outputs = [i for i in self.floats if i >= step.num_states]
         return [
-            *[Given(Place.INVARIANT, None)] * (first + num_more),
+            *known[:first],
+            *[Given(Place.INVARIANT, None)] * num_more,
             *known[first : first + step.num_inputs],
             *stacked[len(step.jaxpr.outvars) :],
             *[Given(Place.STATE, 0)] * self.num_states,
@@ -289,8 +290,9 @@ def _given(loop: Loop) -> list[Given]:
     """Return what the arguments of the step are."""
     step = loop.step
     inputs = step.jaxpr.invars[step.num_invariant :][: step.num_inputs]
+    fixed = step.invariant_axes or (None,) * step.num_invariant
     return [
-        *[Given(Place.INVARIANT, None)] * step.num_invariant,
+        *(Given(Place.INVARIANT, axis) for axis in fixed),
         *(
             Given(Place.INPUT, axis, None if type_of(v).shape else loop.total)
             for v, axis in zip(inputs, step.input_axes, strict=True)
