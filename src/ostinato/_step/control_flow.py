@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools as ft
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -28,18 +29,18 @@ _FLOW = frozenset({"cond", "scan"})
 _CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
 
-def without_control_flow(closed: ClosedJaxpr, num_fixed: int) -> ClosedJaxpr:
+@ft.lru_cache(maxsize=256)
+def without_control_flow(jaxpr: Jaxpr, num_fixed: int) -> Jaxpr:
     """Write out branches and short loops where this is about as quick.
 
     All branches of a `cond` run, and the results of one are selected.
 
     Args:
-        closed: a step, flat.
+        jaxpr: a step, flat and without constants.
         num_fixed: how many of its first arguments are the same at every step.
     """
-    jaxpr = closed.jaxpr
     if not any(eqn.primitive.name in _FLOW for eqn in jaxpr.eqns):
-        return closed
+        return jaxpr
     fixed = set(jaxpr.invars[:num_fixed])
     for eqn in jaxpr.eqns:
         if fixed.issuperset(variables(eqn)):
@@ -52,9 +53,11 @@ def without_control_flow(closed: ClosedJaxpr, num_fixed: int) -> ClosedJaxpr:
         return _written_out(eqn, inputs, changing)
 
     def run(*arguments: Any) -> list[Any]:
-        return evaluate(closed, arguments, hook)
+        return evaluate(ClosedJaxpr(jaxpr, ()), arguments, hook)
 
-    return jax.make_jaxpr(run)(*(struct(v.aval) for v in jaxpr.invars))
+    closed = jax.make_jaxpr(run)(*(struct(v.aval) for v in jaxpr.invars))
+    assert not closed.consts, "a step that has been traced closes over nothing"
+    return closed.jaxpr
 
 
 def _written_out(

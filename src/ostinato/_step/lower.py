@@ -148,7 +148,7 @@ class _Lowering:
             self._run(inner.eqns, values)
             return [self._read(atom, values) for atom in inner.outvars]
         if name not in _RULES:
-            raise Unsupported(f"it has `{name}`")
+            raise Unsupported(f"`{name}`")
         self._check_dtypes(eqn)
         found = _RULES[name](self.builder, eqn, *given, **eqn.params)
         found = found if isinstance(found, list) else [found]
@@ -344,7 +344,7 @@ def _bounded(value: Value, dtype: Any, name: str, given: Sequence[Value]) -> Val
     most = value.most
     if most is None:
         if name not in shape_rules.RULES and not value.buffer.numbers:
-            raise Unsupported(f"it has `{name}` of integers")
+            raise Unsupported(f"`{name}` of integers")
         most = max(map(most_of, (*given, value)))
     if most > min(_LARGEST, jnp.iinfo(dtype).max):
         raise Unsupported("it has integers that may be larger than 2^24")

@@ -14,7 +14,8 @@ from . import description, native, primitive
 from .ahead import Ahead, taken_ahead
 from .control_flow import without_control_flow
 from .gradients import Policy
-from .jaxprs import Origins, evaluate, flat_trace, jaxpr_of
+from .jaxprs import Origins, evaluate, flat, origins_of
+from .known import known
 from .split import Step, without_invariants
 from .xla import Loop, map_steps
 
@@ -30,7 +31,7 @@ class Plan(NamedTuple):
         inputs: their inputs, time first.
         states: the initial states.
         results: the tree of the new states and the outputs.
-        origins: where each primitive comes from, see `flat_trace`.
+        origins: where each primitive comes from.
     """
 
     step: Step
@@ -114,7 +115,7 @@ def plan(
     num_states = len(given) - num_arrays
     trees: list[Any] = []
 
-    def flat(*values: Any) -> list[Any]:
+    def flattened(*values: Any) -> list[Any]:
         arrays, states = jax.tree.unflatten(tree, values[: len(given)])
         at = jax.tree.unflatten(input_tree, values[len(given) :])
         results, results_tree = jax.tree.flatten(body(arrays, states, at))
@@ -127,16 +128,14 @@ def plan(
         for a in given
     ]
     at_step = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves]
-    origins: Origins = {}
-    traced = flat_trace(flat, *avals, *at_step, origins=origins)
+    traced = jax.make_jaxpr(flattened)(*avals, *at_step)
     if traced.effects:
         return f"the step has effects: {', '.join(map(str, traced.effects))}"
+    origins = origins_of(traced.jaxpr)
     # The arrays that the step closes over are invariant too.
-    jaxpr = traced.jaxpr
-    whole = jaxpr_of(jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
     arrays = [*traced.consts, *given[:num_arrays]]
-    whole = without_control_flow(whole, len(arrays))
-    once, step, kept = without_invariants(whole.jaxpr, len(arrays), num_states)
+    whole = without_control_flow(flat(known(traced.jaxpr)), len(arrays))
+    once, step, kept = without_invariants(whole, len(arrays), num_states)
     inputs, rest = [leaves[i] for i in kept], given[num_arrays:]
     steps = leaves[0].shape[0] if leaves else 1
 
