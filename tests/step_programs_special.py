@@ -109,8 +109,8 @@ def no_product(draw):
         turned = jnp.cos(angle) * mean - jnp.sin(angle) * x
         return (mean, var, angle), (turned / jnp.sqrt(var + 0.1), p["speed"][:B])
 
-    states = draw(B, 4), draw(B, 4) ** 2, draw(B, 4)
-    return step, {"decay": draw(4), "speed": draw(4)}, states, draw(T, B, 4)
+    states = draw(B, 9), draw(B, 9) ** 2, draw(B, 9)
+    return step, {"decay": draw(9), "speed": draw(9)}, states, draw(T, B, 9)
 
 
 @program

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from .jaxprs import jaxpr_of, needed, split_at, unique, variables
+from .jaxprs import jaxpr_of, needed, split_at, type_of, unique, variables
 from .lower import PRIMITIVES
 from .split import OF_INPUTS, Step, levels_of, read_by, simplicity
 
@@ -92,6 +92,6 @@ def taken_ahead(step: Step, batch: int, shared: bool) -> Ahead | None:
 def _of_keys(eqn: JaxprEqn) -> bool:
     """Return whether an equation has PRNG keys."""
     return any(
-        jnp.issubdtype(atom.aval.dtype, jax.dtypes.extended)
+        jnp.issubdtype(type_of(atom).dtype, jax.dtypes.extended)
         for atom in (*eqn.invars, *eqn.outvars)
     )

@@ -304,7 +304,7 @@ class _Lowering:
                 raise Unsupported("it moves the axis of sequences")
             axis = 0
         shape = tuple(aval.shape)
-        if value.axis is not None or place is Place.NEXT:
+        if axis is not None and not value.summed:
             shape = shape[:axis] + shape[axis + 1 :]
         buffer = Buffer(place, axis is not None, math.prod(shape), index, state)
         full = shape if axis is None else (self.batch, *shape)

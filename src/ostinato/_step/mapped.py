@@ -14,7 +14,7 @@ from .._rnn.accumulation import accumulation_dtype
 from .._typing import Array
 from . import xla
 from .gradients import Mask, is_float
-from .jaxprs import evaluate, flat_trace, split_at, struct
+from .jaxprs import evaluate, flat_trace, split_at, struct, type_of
 from .plans import Pullback, add_to, ends, saving_step
 from .split import Step
 from .xla import Loop
@@ -184,7 +184,7 @@ def _backward_step(loop: Loop, wrt: Mask) -> Step:
     fixed, at, d_states, d_outputs = split_at(
         types, [num_invariant, first, len(types) - num_outputs]
     )
-    batch = loop.step.jaxpr.outvars[0].aval.shape[:1]
+    batch = type_of(loop.step.jaxpr.outvars[0]).shape[:1]
     valid = [jax.ShapeDtypeStruct(batch, jnp.bool_)] * loop.masked
     sums = [
         jax.ShapeDtypeStruct(a.shape, accumulation_dtype(a.dtype))

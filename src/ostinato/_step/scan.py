@@ -13,6 +13,7 @@ from .._typing import Array
 from . import description, native, primitive
 from .ahead import Ahead, taken_ahead
 from .control_flow import without_control_flow
+from .cost import is_small
 from .gradients import Policy
 from .jaxprs import Origins, evaluate, flat, origins_of
 from .known import known
@@ -136,6 +137,8 @@ def plan(
     arrays = [*traced.consts, *given[:num_arrays]]
     whole = without_control_flow(flat(known(traced.jaxpr)), len(arrays))
     once, step, kept = without_invariants(whole, len(arrays), num_states)
+    if backend is None and is_small(step.jaxpr):
+        return "a step has so little work that `lax.scan` is as quick"
     inputs, rest = [leaves[i] for i in kept], given[num_arrays:]
     steps = leaves[0].shape[0] if leaves else 1
 
