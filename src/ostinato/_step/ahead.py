@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from .jaxprs import jaxpr_of, needed, split_at, unique
+from .jaxprs import jaxpr_of, needed, split_at, type_of, unique, variables
 from .lower import PRIMITIVES
 from .split import OF_INPUTS, Step, levels_of, read_by, simplicity
 
@@ -31,12 +31,14 @@ class Ahead(NamedTuple):
 
 
 @ft.lru_cache(maxsize=256)
-def taken_ahead(step: Step, batch: int) -> Ahead | None:
+def taken_ahead(step: Step, batch: int, shared: bool) -> Ahead | None:
     """Take what programs lack out of a step where it needs no states.
 
     Args:
         step: the step.
         batch: the number of sequences.
+        shared: whether all sequences share what depends on the number of the step
+            alone. Else an axis of `batch` elements, if it comes first, is theirs.
 
     Returns:
         The parts; None if there is nothing to take.
@@ -65,7 +67,14 @@ def taken_ahead(step: Step, batch: int) -> Ahead | None:
     kept = tuple(i for i, v in enumerate(inputs) if v in read)
     at_step = [*(inputs[i] for i in kept), *values]
     arguments = [*(invariant[i] for i in fixed), *at_step, *states]
-    axes = tuple(0 if v.aval.shape[:1] == (batch,) else None for v in at_step)
+    common = set(invariant) | {v for v in inputs if not v.aval.shape}
+    for eqn in jaxpr.eqns:
+        if common.issuperset(variables(eqn)):
+            common.update(eqn.outvars)
+    axes = tuple(
+        0 if v.aval.shape[:1] == (batch,) and not (shared and v in common) else None
+        for v in at_step
+    )
     return Ahead(
         jaxpr_of(jaxpr.eqns, [*invariant, *inputs], values),
         Step(
@@ -83,6 +92,6 @@ def taken_ahead(step: Step, batch: int) -> Ahead | None:
 def _of_keys(eqn: JaxprEqn) -> bool:
     """Return whether an equation has PRNG keys."""
     return any(
-        jnp.issubdtype(atom.aval.dtype, jax.dtypes.extended)
+        jnp.issubdtype(type_of(atom).dtype, jax.dtypes.extended)
         for atom in (*eqn.invars, *eqn.outvars)
     )

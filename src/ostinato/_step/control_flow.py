@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools as ft
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +12,10 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
 from .._typing import Array
+from .cost import CUSTOM, equations_of, leaves_out_much
 from .jaxprs import evaluate, is_literal, run_one, struct, type_of, variables
 from .lower import PRIMITIVES
 
-_SMALL = 2**18
-"""Multiply-adds that take about as long as it takes XLA to enter a branch."""
 _MOST_ITERATIONS, _MOST_EQUATIONS = 16, 256
 """Of an inner loop that is written out."""
 _POLES = frozenset(
@@ -25,21 +24,20 @@ _POLES = frozenset(
 )
 """Operations whose results or derivatives may be infinite."""
 _FLOW = frozenset({"cond", "scan"})
-_CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
 
-def without_control_flow(closed: ClosedJaxpr, num_fixed: int) -> ClosedJaxpr:
+@ft.lru_cache(maxsize=256)
+def without_control_flow(jaxpr: Jaxpr, num_fixed: int) -> Jaxpr:
     """Write out branches and short loops where this is about as quick.
 
     All branches of a `cond` run, and the results of one are selected.
 
     Args:
-        closed: a step, flat.
+        jaxpr: a step, flat and without constants.
         num_fixed: how many of its first arguments are the same at every step.
     """
-    jaxpr = closed.jaxpr
     if not any(eqn.primitive.name in _FLOW for eqn in jaxpr.eqns):
-        return closed
+        return jaxpr
     fixed = set(jaxpr.invars[:num_fixed])
     for eqn in jaxpr.eqns:
         if fixed.issuperset(variables(eqn)):
@@ -52,9 +50,11 @@ def without_control_flow(closed: ClosedJaxpr, num_fixed: int) -> ClosedJaxpr:
         return _written_out(eqn, inputs, changing)
 
     def run(*arguments: Any) -> list[Any]:
-        return evaluate(closed, arguments, hook)
+        return evaluate(ClosedJaxpr(jaxpr, ()), arguments, hook)
 
-    return jax.make_jaxpr(run)(*(struct(v.aval) for v in jaxpr.invars))
+    closed = jax.make_jaxpr(run)(*(struct(v.aval) for v in jaxpr.invars))
+    assert not closed.consts, "a step that has been traced closes over nothing"
+    return closed.jaxpr
 
 
 def _written_out(
@@ -81,24 +81,23 @@ def stays(eqn: JaxprEqn) -> str | None:
     """Return why a branch or a loop is not written out, or None if it is."""
     if eqn.primitive.name == "scan":
         count = eqn.params["length"]
-        equations = count * sum(1 for _ in _equations(eqn.params["jaxpr"].jaxpr))
+        equations = count * sum(1 for _ in equations_of(eqn.params["jaxpr"].jaxpr))
         if count > _MOST_ITERATIONS or equations > _MOST_EQUATIONS:
             return "it has a long `scan`"
         return None
     branches = [branch.jaxpr for branch in eqn.params["branches"]]
-    found = [e for branch in branches for e in _equations(branch)]
+    found = [e for branch in branches for e in equations_of(branch)]
     for inner in found:
         flow = inner.primitive.name in _FLOW and stays(inner) is None
         if inner.primitive.name not in PRIMITIVES and not flow:
             return f"it has `{inner.primitive.name}` in a branch"
-        if inner.primitive.name in _CUSTOM and any(
+        if inner.primitive.name in CUSTOM and any(
             e.primitive.name in _POLES - {"log1p"}
             for closed in jaxprs_in_params(inner.params)
-            for e in _equations(closed)
+            for e in equations_of(closed)
         ):
             return f"it has `{inner.primitive.name}` in a branch"
-    work = list(map(_work, branches))
-    if sum(work) > 2 * min(work) + _SMALL:
+    if leaves_out_much(branches):
         return "it has `cond` that leaves out much work"
     return None
 
@@ -181,27 +180,3 @@ def _unrolled(eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
         found = [type_of(v) for v in eqn.outvars[num_carry:]]
         return [*carry, *(jnp.zeros(a.shape, a.dtype) for a in found)]
     return [*carry, *map(jnp.stack, zip(*rows, strict=True))]
-
-
-def _equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
-    """Return the equations of a jaxpr, without those of custom derivatives."""
-    found = []
-    for eqn in jaxpr.eqns:
-        found.append(eqn)
-        if eqn.primitive.name not in _CUSTOM:
-            for inner in jaxprs_in_params(eqn.params):
-                found += _equations(inner)
-    return found
-
-
-def _work(jaxpr: Jaxpr) -> int:
-    """Return about how many multiply-adds a jaxpr takes."""
-    total = 0
-    for eqn in _equations(jaxpr):
-        sizes = [math.prod(type_of(v).shape) for v in eqn.outvars]
-        total += sum(sizes)
-        if eqn.primitive.name == "dot_general":
-            (over, _), _ = eqn.params["dimension_numbers"]
-            depth = math.prod(type_of(eqn.invars[0]).shape[i] for i in over)
-            total += sizes[0] * depth
-    return total

@@ -39,6 +39,7 @@ def lower(
     batch: int,
     steps: int,
     products: Sequence[Product] = (),
+    adds: bool = False,
 ) -> Lowered:
     """Return the program of a step.
 
@@ -51,21 +52,28 @@ def lower(
         steps: the number of steps.
         products: products whose matrix is differentiated. For each, the last results
             are the factor that changes and the cotangent of the product.
+        adds: whether outputs may be sums over sequences, whose terms are 0 at steps
+            that a sequence does not have.
 
     Raises:
         Unsupported: the step has an operation that programs lack.
     """
     if batch == 0:
         raise Unsupported("there are no sequences")
-    return _Lowering(traced, given, batch, steps).finish(wanted, products)
+    return _Lowering(traced, given, batch, steps, adds).finish(wanted, products)
 
 
 class _Lowering:
     def __init__(
-        self, traced: ClosedJaxpr, given: Sequence[Given], batch: int, steps: int
+        self,
+        traced: ClosedJaxpr,
+        given: Sequence[Given],
+        batch: int,
+        steps: int,
+        adds: bool,
     ) -> None:
         self.traced, self.given = traced, tuple(given)
-        self.batch, self.steps = batch, steps
+        self.batch, self.steps, self.adds = batch, steps, adds
         self.builder = Builder(batch)
         self.dtype = self._dtype()
         jaxpr = traced.jaxpr
@@ -140,7 +148,7 @@ class _Lowering:
             self._run(inner.eqns, values)
             return [self._read(atom, values) for atom in inner.outvars]
         if name not in _RULES:
-            raise Unsupported(f"it has `{name}`")
+            raise Unsupported(f"`{name}`")
         self._check_dtypes(eqn)
         found = _RULES[name](self.builder, eqn, *given, **eqn.params)
         found = found if isinstance(found, list) else [found]
@@ -282,21 +290,24 @@ class _Lowering:
         self, value: Value, aval: Any, place: Place, index: int, state: Buffer | None
     ) -> tuple[Buffer, Result]:
         """Return the buffer and the description of a result."""
-        wide = place is Place.SUM
-        added = wide and value.axis is None and not value.summed
-        if added:  # what all sequences share is not added up over them
-            place = Place.OUTPUT
-        if place is not Place.SUM and value.summed:
-            raise Unsupported("it combines different sequences")
-        axis = value.axis
+        dtype = self.dtype if place is Place.SUM else aval.dtype
+        added: tuple[int, ...] = ()
+        if place is Place.SUM and value.axis is None and not value.summed:
+            place, added = Place.OUTPUT, (0,)
+        elif place is not Place.SUM and value.summed:
+            if place is Place.NEXT or not self.adds:
+                raise Unsupported("it combines different sequences")
+            dtype, added = self.dtype, (1,)
+        axis = 0 if value.summed and place is Place.OUTPUT else value.axis
         if place is Place.NEXT:
             if axis not in (None, 0):
                 raise Unsupported("it moves the axis of sequences")
             axis = 0
-        shape = tuple(n for i, n in enumerate(aval.shape) if i != axis)
+        shape = tuple(aval.shape)
+        if axis is not None and not value.summed:
+            shape = shape[:axis] + shape[axis + 1 :]
         buffer = Buffer(place, axis is not None, math.prod(shape), index, state)
         full = shape if axis is None else (self.batch, *shape)
-        dtype = self.dtype if wide else aval.dtype
         return buffer, Result(place, axis, full, dtype, value.most, added)
 
     def _store(self, value: Value, buffer: Buffer, result: Result) -> None:
@@ -309,6 +320,9 @@ class _Lowering:
                 value = broadcast(value, shape, range(len(value.shape)), self.batch)
         target = Value(buffer, 0, shape, row_major(shape), result.axis)
         if result.place is not Place.SUM:
+            if value.summed:
+                value = broadcast(value, shape, range(len(value.shape)), self.batch)
+                value = value._replace(axis=0, summed=False)
             self.builder.write("copy", target, value)
         elif result.axis is not None:
             self.builder.write("add", target, target, value)
@@ -330,7 +344,7 @@ def _bounded(value: Value, dtype: Any, name: str, given: Sequence[Value]) -> Val
     most = value.most
     if most is None:
         if name not in shape_rules.RULES and not value.buffer.numbers:
-            raise Unsupported(f"it has `{name}` of integers")
+            raise Unsupported(f"`{name}` of integers")
         most = max(map(most_of, (*given, value)))
     if most > min(_LARGEST, jnp.iinfo(dtype).max):
         raise Unsupported("it has integers that may be larger than 2^24")

@@ -32,7 +32,8 @@ class Result(NamedTuple):
         shape: of the step's result, as the native loop has it.
         dtype: its dtype.
         most: the largest absolute value of an integer, if it is one.
-        added: whether an output is to be added up over the steps.
+        added: over which axes of all steps to add up an output: 0 for the steps, 1 for
+            the sequences.
     """
 
     place: Place
@@ -40,7 +41,7 @@ class Result(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     most: int | None = None
-    added: bool = False
+    added: tuple[int, ...] = ()
 
 
 class Lowered(NamedTuple):

@@ -185,7 +185,7 @@ def _call(
         if r.axis is not None:
             first = int(r.place is Place.OUTPUT)
             a = jnp.moveaxis(a, first, first + r.axis)
-        a = a.sum(axis=0) if r.added else a
+        a = a.sum(axis=r.added) if r.added else a
         results.append(a.astype(r.dtype))
     values = [
         jnp.zeros((), lowered.dtype) if i is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools as ft
 import itertools
 from collections.abc import Sequence
@@ -23,26 +24,30 @@ from .xla import Loop, Mask
 
 
 @ft.lru_cache(maxsize=256)
+def saving_step(loop: Loop, wrt: Mask) -> Step:
+    """Return a step that also returns what `xla.forward` saves."""
+    step, count = loop.step, len(loop.step.jaxpr.outvars)
+    derivative = xla.derivative_of(loop, wrt)
+    saves = xla.saves_products(loop)
+
+    def saving(*operands: Any) -> list[Any]:
+        invariant, inputs, states = xla.parts(step, operands)
+        taken = step.taken
+        products = evaluate(taken.ahead, [*invariant, *inputs])
+        core = [*(inputs[i] for i in taken.kept), *products]
+        results = evaluate(derivative.forward, [*invariant, *core, *states])
+        kept = [states[i] for i in derivative.saved_states]
+        return [*results[:count], *kept, *results[count:], *(products if saves else [])]
+
+    traced = flat_trace(saving, *(struct(v.aval) for v in step.jaxpr.invars))
+    return dataclasses.replace(step, traced=traced)
+
+
+@ft.lru_cache(maxsize=256)
 def lower_forward(loop: Loop, wrt: Mask | None) -> Lowered:
     """Return the program of a step, and of what it saves for `lower_backward`."""
     step = loop.step
-    traced, count = step.traced, len(step.jaxpr.outvars)
-    if wrt is not None:
-        derivative = xla.derivative_of(loop, wrt)
-        saves = xla.saves_products(loop)
-
-        def saving(*operands: Any) -> list[Any]:
-            invariant, inputs, states = xla.parts(step, operands)
-            taken = step.taken
-            products = evaluate(taken.ahead, [*invariant, *inputs])
-            core = [*(inputs[i] for i in taken.kept), *products]
-            results = evaluate(derivative.forward, [*invariant, *core, *states])
-            kept = [states[i] for i in derivative.saved_states]
-            return [
-                *results[:count], *kept, *results[count:], *(products if saves else [])
-            ]  # fmt: skip
-
-        traced = flat_trace(saving, *(struct(v.aval) for v in step.jaxpr.invars))
+    traced = step.traced if wrt is None else saving_step(loop, wrt).traced
     outputs = len(traced.jaxpr.outvars) - step.num_states
     places = [Place.NEXT] * step.num_states + [Place.OUTPUT] * outputs
     return lower(_closed(traced), _given(loop), places, _batch(step), loop.length)
@@ -72,7 +77,7 @@ class Backward(NamedTuple):
 @ft.lru_cache(maxsize=256)
 def plan_backward(loop: Loop, wrt: Mask) -> Backward:
     """Return the program that differentiates the core and the products ahead of it."""
-    pullback = _Pullback(loop, wrt)
+    pullback = Pullback(loop, wrt)
     traced = flat_trace(pullback, *pullback.types())
     lowered = lower(
         _closed(traced),
@@ -81,11 +86,12 @@ def plan_backward(loop: Loop, wrt: Mask) -> Backward:
         _batch(loop.step),
         loop.length,
         pullback.products,
+        adds=True,
     )
     counts = [pullback.num_states, len(pullback.inputs), len(pullback.invariant)]
     return Backward(
         lowered,
-        _ends(counts),
+        ends(counts),
         pullback.core,
         pullback.inputs,
         pullback.invariant,
@@ -93,7 +99,7 @@ def plan_backward(loop: Loop, wrt: Mask) -> Backward:
     )
 
 
-class _Pullback:
+class Pullback:
     """The backward step of a loop, with the products of inputs.
 
     It takes the invariant values, further ones of `core`, inputs, saved values, saved
@@ -105,7 +111,6 @@ class _Pullback:
         step = loop.step
         self.loop, self.wrt = loop, wrt
         self.core = xla.derivative_of(loop, wrt)
-        self.forward = lower_forward(loop, wrt)
         # The products of inputs, as a step of their own without states.
         ahead = Step(step.taken.ahead, step.num_invariant, step.num_inputs, 0)
         end = step.num_invariant + step.num_inputs
@@ -138,13 +143,14 @@ class _Pullback:
 
     def given(self) -> list[Given]:
         """Return what the arguments are."""
-        step, forward = self.loop.step, self.forward
+        step, forward = self.loop.step, lower_forward(self.loop, self.wrt)
         known, first = _given(self.loop), step.num_invariant
         num_more = len(self.core.before_backward.jaxpr.outvars)
         stacked = [_stacked(forward, i) for i in range(len(forward.sources))]
         outputs = [i for i in self.floats if i >= step.num_states]
         return [
-            *[Given(Place.INVARIANT, None)] * (first + num_more),
+            *known[:first],
+            *[Given(Place.INVARIANT, None)] * num_more,
             *known[first : first + step.num_inputs],
             *stacked[len(step.jaxpr.outvars) :],
             *[Given(Place.STATE, 0)] * self.num_states,
@@ -168,11 +174,11 @@ class _Pullback:
             step.num_invariant,
             len(self.core.before_backward.jaxpr.outvars),
             step.num_inputs,
-            len(self.forward.sources) - len(step.jaxpr.outvars) - num_products,
+            len(_saved_shapes(self.loop, self.wrt)) - num_products,
             num_products,
             self.num_states,
         ]
-        given = split_at(arguments, _ends(sizes))
+        given = split_at(arguments, ends(sizes))
         invariant, more, at, saved, products, d_states, d_outputs = given
         if not self.saves:
             products = evaluate(taken.ahead, [*invariant, *at])
@@ -182,7 +188,7 @@ class _Pullback:
             [*invariant, *more, *core_inputs, *saved, *d_states, *d_outputs],
         )
         counts = [self.num_states, len(self.core.inputs), len(self.core.invariant)]
-        d_states, d_core, d_invariant, pairs = split_at(results, _ends(counts))
+        d_states, d_core, d_invariant, pairs = split_at(results, ends(counts))
         of_core = dict(zip(self.core.inputs, d_core, strict=True))
         d_inputs = {i: of_core[k] for k, i in enumerate(taken.kept) if k in of_core}
         sums = dict(zip(self.core.invariant, d_invariant, strict=True))
@@ -221,7 +227,7 @@ class _Pullback:
         ]
         results = evaluate(self.ahead.backward, [*invariant, *inputs, *d_products])
         counts = [len(self.ahead.inputs), len(self.ahead.invariant)]
-        d_at, d_invariant, pairs = split_at(results, _ends(counts))
+        d_at, d_invariant, pairs = split_at(results, ends(counts))
         for i, d in zip(self.ahead.inputs, d_at, strict=True):
             add_to(d_inputs, i, d)
         for i, d in zip(self.ahead.invariant, d_invariant, strict=True):
@@ -253,7 +259,8 @@ def _saved_shapes(loop: Loop, wrt: Mask) -> list[Any]:
     return [struct(v.aval) for v in variables]
 
 
-def _ends(sizes: Sequence[int]) -> list[int]:
+def ends(sizes: Sequence[int]) -> list[int]:
+    """Return where parts of given sizes end."""
     return list(itertools.accumulate(sizes))
 
 
@@ -283,8 +290,9 @@ def _given(loop: Loop) -> list[Given]:
     """Return what the arguments of the step are."""
     step = loop.step
     inputs = step.jaxpr.invars[step.num_invariant :][: step.num_inputs]
+    fixed = step.invariant_axes or (None,) * step.num_invariant
     return [
-        *[Given(Place.INVARIANT, None)] * step.num_invariant,
+        *(Given(Place.INVARIANT, axis) for axis in fixed),
         *(
             Given(Place.INPUT, axis, None if type_of(v).shape else loop.total)
             for v, axis in zip(inputs, step.input_axes, strict=True)

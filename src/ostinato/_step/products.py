@@ -60,6 +60,11 @@ class _Product:
             return self._same_sequence(x, y, self.batch - 1, axis)
         if kinds == ["none", "none"]:
             return self._same_sequence(x, y, self.batch, None)
+        if kinds[1] == "free" and x.buffer.place is not Place.INVARIANT:
+            free = len(x.shape) - self.batch - self.over
+            assert y.axis is not None
+            result = self._same_sequence(x, y._replace(axis=0), self.batch, 0)
+            return result._replace(axis=free + y.axis)
         if kinds[1] == "free":  # as [*batch, *free of y, *free of x], then exchanged
             other = _Product(self.b, y, x, self.batch, self.over).result()
             return self._exchange(other, y, x)

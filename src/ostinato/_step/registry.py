@@ -44,4 +44,4 @@ def is_integer(eqn: JaxprEqn) -> bool:
 def refuse_integers(eqn: JaxprEqn) -> None:
     """Raise `Unsupported` if the first operand of an equation has integers."""
     if is_integer(eqn):
-        raise Unsupported(f"it has `{eqn.primitive.name}` of integers")
+        raise Unsupported(f"`{eqn.primitive.name}` of integers")

@@ -43,7 +43,7 @@ def _same(name: str, b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> Valu
         if name == "div":
             return _divide_integers(b, *given)
         if name not in _EXACT | _TESTS:
-            raise Unsupported(f"it has `{name}` of integers")
+            raise Unsupported(f"`{name}` of integers")
         if name in ("neg", "sub") and _is_unsigned(eqn):
             raise Unsupported("it subtracts unsigned integers")
     if name in ("add", "add_any"):

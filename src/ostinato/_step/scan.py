@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +13,10 @@ from .._typing import Array
 from . import description, native, primitive
 from .ahead import Ahead, taken_ahead
 from .control_flow import without_control_flow
+from .cost import is_small
 from .gradients import Policy
-from .jaxprs import Origins, evaluate, flat_trace, jaxpr_of
+from .jaxprs import Origins, evaluate, flat, origins_of
+from .known import known
 from .split import Step, without_invariants
 from .xla import Loop, map_steps
 
@@ -30,7 +32,7 @@ class Plan(NamedTuple):
         inputs: their inputs, time first.
         states: the initial states.
         results: the tree of the new states and the outputs.
-        origins: where each primitive comes from, see `flat_trace`.
+        origins: where each primitive comes from.
     """
 
     step: Step
@@ -114,7 +116,7 @@ def plan(
     num_states = len(given) - num_arrays
     trees: list[Any] = []
 
-    def flat(*values: Any) -> list[Any]:
+    def flattened(*values: Any) -> list[Any]:
         arrays, states = jax.tree.unflatten(tree, values[: len(given)])
         at = jax.tree.unflatten(input_tree, values[len(given) :])
         results, results_tree = jax.tree.flatten(body(arrays, states, at))
@@ -127,34 +129,54 @@ def plan(
         for a in given
     ]
     at_step = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves]
-    origins: Origins = {}
-    traced = flat_trace(flat, *avals, *at_step, origins=origins)
+    traced = jax.make_jaxpr(flattened)(*avals, *at_step)
     if traced.effects:
         return f"the step has effects: {', '.join(map(str, traced.effects))}"
+    origins = origins_of(traced.jaxpr)
     # The arrays that the step closes over are invariant too.
-    jaxpr = traced.jaxpr
-    whole = jaxpr_of(jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
     arrays = [*traced.consts, *given[:num_arrays]]
-    whole = without_control_flow(whole, len(arrays))
-    once, step, kept = without_invariants(whole.jaxpr, len(arrays), num_states)
+    whole = without_control_flow(flat(known(traced.jaxpr)), len(arrays))
+    once, step, kept = without_invariants(whole, len(arrays), num_states)
+    if backend is None and is_small(step.jaxpr):
+        return "a step has so little work that `lax.scan` is as quick"
     inputs, rest = [leaves[i] for i in kept], given[num_arrays:]
     steps = leaves[0].shape[0] if leaves else 1
 
     def runs_natively(step: Step) -> bool:
         return native.can_run(Loop(step, steps, steps, False, None, False, backend))
 
-    ahead = taken_ahead(step, rest[0].shape[0]) if rest else None
     reason = _unsupported_reason(step.jaxpr)
-    if ahead is not None and (reason is not None or runs_natively(ahead.step)):
+    ahead = _ahead_of(step, rest, reason is not None, runs_natively)
+    if ahead is not None:
         step, reason = ahead.step, _unsupported_reason(ahead.step.jaxpr)
-    else:
-        ahead = None
     if reason is not None:
         return reason
     if not step.products and not runs_natively(step):
         return "the step has no product with an invariant matrix"
     invariant = evaluate(once, arrays)
     return Plan(step, ahead, invariant, inputs, rest, trees[-1], origins)
+
+
+def _ahead_of(
+    step: Step,
+    states: Sequence[Array],
+    needed: bool,
+    runs_natively: Callable[[Step], bool],
+) -> Ahead | None:
+    """Return what to compute before the loop, or None if nothing.
+
+    Args:
+        step: the step.
+        states: the initial states.
+        needed: whether the loop cannot run otherwise.
+        runs_natively: whether the native library runs the loop over a step.
+    """
+    found = [
+        taken_ahead(step, a.shape[0], s) for a in states[:1] for s in (False, True)
+    ]
+    found = [ahead for ahead in found if ahead is not None]
+    native = [ahead for ahead in found if runs_natively(ahead.step)]
+    return next(iter(native or (found if needed else [])), None)
 
 
 def saves_loops(policy: Callable[..., bool]) -> Policy:

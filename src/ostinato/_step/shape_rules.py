@@ -37,7 +37,7 @@ def _broadcast(
 @rule("reshape")
 def _reshape(b: Builder, eqn: JaxprEqn, x: Value, *, dimensions: Any = None, **_: Any):
     if dimensions is not None:
-        x = _transpose(b, eqn, x, permutation=dimensions)
+        x = _turned(b, x, dimensions)
     return _reshape_to(b, x, result_shape(eqn))
 
 
@@ -74,6 +74,10 @@ def _expand(b: Builder, eqn: JaxprEqn, x: Value, *, dimensions: Any, **_: Any) -
 def _transpose(
     b: Builder, eqn: JaxprEqn, x: Value, *, permutation: Any, **_: Any
 ) -> Value:
+    return _turned(b, x, permutation)
+
+
+def _turned(b: Builder, x: Value, permutation: Sequence[int]) -> Value:
     if x.summed:
         turned = x._replace(summed=False)
         return shapes.transpose(turned, permutation, b.batch)._replace(summed=True)
@@ -120,6 +124,16 @@ def _stack(b: Builder, eqn: JaxprEqn, *given: Value, axis: int, **_: Any) -> Val
     shape = result_shape(eqn)
     wide = [shapes.insert_axes(v, [axis], len(shape)) for v in given]
     return _join(b, wide, axis, shape)
+
+
+@rule("tile")
+def _tile(b: Builder, eqn: JaxprEqn, x: Value, *, reps: Any, **_: Any) -> Value:
+    shape = list(shapes.full_shape(x, b.batch))
+    for axis, count in enumerate(reps):
+        shape[axis] *= count
+        if count != 1:
+            x = _join(b, [x] * count, axis, tuple(shape))
+    return x
 
 
 @rule("unstack")

@@ -29,6 +29,7 @@ class Step:
         num_inputs: the number of inputs.
         num_states: the number of states.
         input_axes: which axis of each input is that of sequences; None if it has none.
+        invariant_axes: the same for invariant values; None also if that is not known.
     """
 
     traced: ClosedJaxpr
@@ -36,6 +37,7 @@ class Step:
     num_inputs: int
     num_states: int
     input_axes: tuple[int | None, ...] = ()
+    invariant_axes: tuple[int | None, ...] | None = None
 
     @property
     def jaxpr(self) -> Jaxpr:
