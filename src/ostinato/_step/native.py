@@ -42,7 +42,7 @@ def lower_forward(loop: Loop, wrt: Mask | None) -> Lowered:
     traced, count = step.traced, len(step.jaxpr.outvars)
     if wrt is not None:
         derivative = xla.derivative_of(loop, wrt)
-        saves = xla.saves_products(loop)
+        which = xla.saved_products(loop, wrt)
 
         def saving(*operands: Any) -> list[Any]:
             invariant, inputs, states = xla.parts(step, operands)
@@ -51,9 +51,8 @@ def lower_forward(loop: Loop, wrt: Mask | None) -> Lowered:
             core = [*(inputs[i] for i in taken.kept), *products]
             results = evaluate(derivative.forward, [*invariant, *core, *states])
             kept = [states[i] for i in derivative.saved_states]
-            return [
-                *results[:count], *kept, *results[count:], *(products if saves else [])
-            ]  # fmt: skip
+            saved = [*kept, *results[count:], *(products[k] for k in which)]
+            return [*results[:count], *saved]
 
         traced = flat_trace(saving, *(struct(v.aval) for v in step.jaxpr.invars))
     outputs = len(traced.jaxpr.outvars) - step.num_states
@@ -139,16 +138,17 @@ def plan_backward(loop: Loop, wrt: Mask) -> _Backward:
     bar = [k - num_kept for k in core.inputs if k >= num_kept]
     inputs = [i for i in range(step.num_inputs) if wrt_inputs[i]]
     invariant = list(dict.fromkeys([*core.invariant, *ahead.invariant]))
-    saves = xla.saves_products(loop)
+    which = xla.saved_products(loop, wrt)
     floats = [i for i, v in enumerate(step.jaxpr.outvars) if is_float(v.aval)]
     num_states = sum(i < step.num_states for i in floats)
 
     def run(*arguments: Any) -> list[Any]:
         given = split_at(arguments, bounds)
         invariant_values, more, at, saved, products, d_states, d_outputs = given
-        if not saves:
-            products = evaluate(taken.ahead, [*invariant_values, *at])
-        core_inputs = [*(at[i] for i in taken.kept), *products]
+        made = evaluate(taken.ahead, [*invariant_values, *at])
+        core_inputs = [*(at[i] for i in taken.kept), *made]
+        for k, product in zip(which, products, strict=True):
+            core_inputs[num_kept + k] = product
         results = evaluate(
             core.backward,
             [*invariant_values, *more, *core_inputs, *saved, *d_states, *d_outputs],
@@ -180,10 +180,9 @@ def plan_backward(loop: Loop, wrt: Mask) -> _Backward:
         ]
 
     outputs = forward.sources[len(step.jaxpr.outvars) :]
-    num_products = len(taken.ahead.jaxpr.outvars) if saves else 0
-    num_saved = len(outputs) - num_products
+    num_saved = len(outputs) - len(which)
     num_more = len(core.before_backward.jaxpr.outvars)
-    sizes = [num, num_more, step.num_inputs, num_saved, num_products, num_states]
+    sizes = [num, num_more, step.num_inputs, num_saved, len(which), num_states]
     bounds = _ends(sizes)
     saved_shapes = _saved_shapes(loop, wrt)
     shapes = [struct(v.aval) for v in step.jaxpr.invars[: num + step.num_inputs]]
@@ -221,8 +220,8 @@ def _saved_shapes(loop: Loop, wrt: Mask) -> list[Any]:
     states = step.jaxpr.invars[step.num_invariant + step.num_inputs :]
     variables = [states[i] for i in derivative.saved_states]
     variables += derivative.forward.jaxpr.outvars[len(step.jaxpr.outvars) :]
-    if xla.saves_products(loop):
-        variables += step.taken.ahead.jaxpr.outvars
+    products = step.taken.ahead.jaxpr.outvars
+    variables += [products[k] for k in xla.saved_products(loop, wrt)]
     return [struct(v.aval) for v in variables]
 
 
