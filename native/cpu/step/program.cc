@@ -48,7 +48,11 @@ void CheckReferences(const StepProgram& program) {
     for (int k = 0; k < operands; ++k) {
       whole = whole && instruction.operands[k].buffer >= 0;
     }
-    if (!whole) Refuse();
+    // A product of a whole chunk has one row for each sequence.
+    const bool chunk = operation == kProduct && instruction.phase != Phase::kStep;
+    if (!whole || (chunk && (instruction.inner != 1 || instruction.continues))) {
+      Refuse();
+    }
   }
 }
 

@@ -29,11 +29,13 @@ class Builder:
     Attributes:
         batch: the number of sequences.
         instructions: the instructions so far.
+        joined: values that others were joined to, by these, the axis and the shape.
     """
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
         self.instructions: list[Instruction] = []
+        self.joined: dict[object, Value] = {}
         self._known: dict[object, Buffer] = {}
         self._constants: dict[tuple[float, ...], Buffer] = {}
         self._with_rows: dict[Buffer, Buffer] = {}

@@ -26,6 +26,9 @@ def fuse(
             if instruction in program.instructions:
                 shorten(instruction)
     program.run_after()
+    for instruction in list(program.instructions):
+        if instruction.operation == PRODUCT and instruction.phase is Phase.AHEAD:
+            program.write_chunk(instruction)
     return program.instructions
 
 
@@ -169,7 +172,7 @@ class _Fusion:
 
         Their factor is kept for the chunk.
         """
-        for i in self.instructions:
+        for i in list(self.instructions):
             if i.operation != PRODUCT or i.phase is not Phase.STEP or i.inner != 1:
                 continue
             readers = self._readers(i.result.buffer)
@@ -188,6 +191,26 @@ class _Fusion:
                 self._rename(i.result.buffer, chunk)
                 for later in (i, *readers):
                     later.phase = Phase.AFTER
+                self.write_chunk(i)
+
+    def write_chunk(self, product: Instruction) -> None:
+        """Let a product of a chunk write where its result would be copied to."""
+        old = product.result.buffer
+        for copy in self._readers(old):
+            new = copy.result.buffer
+            if (
+                copy.operation == "copy"
+                and new.place is Place.OUTPUT
+                and copy.operands[0].offset == copy.result.offset == 0
+                and copy.operands[0].strides == copy.result.strides
+                and (copy.inner, copy.width) == (1, new.width)
+                and new.width == product.width
+                and self._writers(old) == [product]
+                and self._writers(new) == [copy]
+            ):
+                self.instructions.remove(copy)
+                self._rename(old, new)
+                return
 
     # ------------------------------------------------------------------------- helpers
 

@@ -117,6 +117,7 @@ class _Lowering:
         self.dtype = self._dtype()
         jaxpr = traced.jaxpr
         self.values: dict[Any, Value] = {}
+        self.kept: dict[Value, Value] = {}
         for i, (variable, kind) in enumerate(zip(jaxpr.invars, given, strict=True)):
             self.values[variable] = self._argument(i, variable.aval, kind)
         self.states = [
@@ -294,10 +295,13 @@ class _Lowering:
     def _kept(self, value: Value) -> Factor:
         """Return elements that live as long as a chunk of steps."""
         if value.buffer.place not in (Place.INPUT, Place.CHUNK):
-            buffer = Buffer(Place.CHUNK, True, value.size)
-            target = Value(buffer, 0, value.shape, row_major(value.shape), value.axis)
-            self.builder.write("copy", target, value)
-            value = target
+            if value not in self.kept:
+                buffer = Buffer(Place.CHUNK, True, value.size)
+                strides = row_major(value.shape)
+                target = Value(buffer, 0, value.shape, strides, value.axis)
+                self.builder.write("copy", target, value)
+                self.kept[value] = target
+            value = self.kept[value]
         return Factor(value.buffer, value.offset, value.size)
 
     def _passes(self, value: Value) -> bool:
