@@ -33,11 +33,13 @@ class Given(NamedTuple):
         axis: which axis is that of sequences; None if it has none, or, of an invariant
             value, if that is not known.
         most: the largest absolute value of an integer, if it is known.
+        turned: whether the native loop reads the transpose of a matrix in its place.
     """
 
     place: Place
     axis: int | None
     most: int | None = None
+    turned: bool = False
 
 
 class Result(NamedTuple):
@@ -49,12 +51,14 @@ class Result(NamedTuple):
             has it first.
         shape: of the step's result, as the native loop has it.
         dtype: its dtype.
+        turned: whether the native loop writes the transpose of a matrix in its place.
     """
 
     place: Place
     axis: int | None
     shape: tuple[int, ...]
     dtype: Any
+    turned: bool = False
 
 
 class Lowered(NamedTuple):
@@ -152,7 +156,8 @@ class _Lowering:
         most = kind.most
         if jnp.issubdtype(aval.dtype, jnp.integer) and most is None:
             most = 2**62  # any operation on it is too much
-        return Value(buffer, 0, shape, row_major(shape), kind.axis, most=most)
+        strides = row_major(shape[::-1])[::-1] if kind.turned else row_major(shape)
+        return Value(buffer, 0, shape, strides, kind.axis, most=most)
 
     def _read(self, atom: Any, values: dict[Any, Value]) -> Value:
         if not is_literal(atom):
@@ -247,8 +252,9 @@ class _Lowering:
                 continue
             where.append(len(results))
             finished.append(next(found)._replace(result=len(results)))
+            turned = self.given[products[len(where) - 1].weight].turned
             shape = tuple(f.width for f in finished[-1][:2])
-            results.append(Result(Place.SUM, None, shape, self.dtype))
+            results.append(Result(Place.SUM, None, shape, self.dtype, turned))
         factors = [f.buffer for g in finished for f in (g.a, g.b)]
         instructions = fuse(self.builder.instructions, factors)
         used = {v.buffer for i in instructions for v in (i.result, *i.operands)}
@@ -288,7 +294,8 @@ class _Lowering:
             factors = [self._read(v, self.values) for v in (x, dy)]
             found.append(first is not None and all(map(_is_row, factors)))
             if found[-1]:
-                a, b = factors if first == 0 else factors[::-1]
+                rows_first = (first == 0) != self.given[product.weight].turned
+                a, b = factors if rows_first else factors[::-1]
                 gradients.append(Gradient(self._kept(a), self._kept(b), -1))
         return gradients, found
 

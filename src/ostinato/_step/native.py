@@ -192,8 +192,9 @@ def plan_backward(loop: Loop, wrt: Mask) -> _Backward:
         run, *shapes[:num], *more, *shapes[num:], *saved_shapes, *results
     )
     axes = [_axis_of(forward, i) for i in range(len(forward.sources))]
-    given = [Given(Place.INVARIANT, None)] * (num + num_more)
-    given += _given(loop)[num : num + step.num_inputs]
+    given = _given(loop)
+    more_given = [Given(Place.INVARIANT, None)] * num_more
+    given = [*given[:num], *more_given, *given[num : num + step.num_inputs]]
     count = len(step.jaxpr.outvars)
     given += [Given(Place.INPUT, axis) for axis in axes[count:]]
     given += [Given(Place.STATE, 0)] * num_states
@@ -256,8 +257,9 @@ def _given(loop: Loop) -> list[Given]:
     """Return what the arguments of the step are."""
     step = loop.step
     inputs = step.jaxpr.invars[step.num_invariant :][: step.num_inputs]
+    turned = step.turned or (False,) * step.num_invariant
     return [
-        *[Given(Place.INVARIANT, None)] * step.num_invariant,
+        *(Given(Place.INVARIANT, None, turned=t) for t in turned),
         *(
             Given(Place.INPUT, axis, None if type_of(v).shape else loop.length)
             for v, axis in zip(inputs, step.input_axes, strict=True)
@@ -289,6 +291,8 @@ def _call(
         if kind.axis is not None:
             first = int(kind.place is Place.INPUT)
             a = jnp.moveaxis(a, first + kind.axis, first)
+        # XLA leaves out both transposes of a matrix that is one itself.
+        a = a.T if kind.turned else a
         operands.append(_converted(a, kind.place, lowered.dtype))
     shapes = [
         jax.ShapeDtypeStruct(
@@ -314,7 +318,7 @@ def _call(
         if r.axis is not None:
             first = int(r.place is Place.OUTPUT)
             a = jnp.moveaxis(a, first, first + r.axis)
-        results.append(a.astype(r.dtype))
+        results.append((a.T if r.turned else a).astype(r.dtype))
     values = [
         jnp.zeros((), lowered.dtype) if i is None
         else results[i] if i >= 0

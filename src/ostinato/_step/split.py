@@ -29,6 +29,8 @@ class Step:
         num_inputs: the number of inputs.
         num_states: the number of states.
         input_axes: which axis of each input is that of sequences; None if it has none.
+        turned: for each invariant value, whether it is the transpose of a matrix, which
+            the native loop then reads instead; empty if none is.
     """
 
     traced: ClosedJaxpr
@@ -36,6 +38,7 @@ class Step:
     num_inputs: int
     num_states: int
     input_axes: tuple[int | None, ...] = ()
+    turned: tuple[bool, ...] = ()
 
     @property
     def jaxpr(self) -> Jaxpr:
@@ -139,12 +142,18 @@ def without_invariants(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Traced
     invariant = [v for v in read if v in fixed]
     kept = tuple(i for i, v in enumerate(inputs) if v in read)
     at_step = [inputs[i] for i in kept]
+    transposes = {
+        eqn.outvars[0]
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "transpose" and len(eqn.outvars[0].aval.shape) == 2
+    }
     step = Step(
         jaxpr_of(in_loop, [*invariant, *at_step, *states], jaxpr.outvars),
         len(invariant),
         len(at_step),
         num_states,
         tuple(0 if v.aval.shape else None for v in at_step),
+        tuple(v in transposes for v in invariant),
     )
     return Traced(jaxpr_of(jaxpr.eqns, arrays, invariant), step, kept)
 
