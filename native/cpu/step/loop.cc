@@ -279,6 +279,9 @@ void RunSteps(const StepCall& given) {
                   [&](int32_t length) { return length >= call.steps; })) {
     call.lengths = nullptr;
   }
+  for (const StepArray& result : call.results) {
+    AdviseHugePages(result.data, result.elements * result.bytes);
+  }
   Scratch scratch;
   const int64_t lanes = KernelsOf<T>(CurrentKernels())->lanes;
   Team team(Work(call, lanes) >= kWorthSharing ? NumThreads() : 1);

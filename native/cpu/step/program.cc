@@ -53,6 +53,12 @@ void CheckReferences(const StepProgram& program) {
     if (!whole || (chunk && (instruction.inner != 1 || instruction.continues))) {
       Refuse();
     }
+    for (int k = 1; operation == kProduct && k < 3; ++k) {
+      const int64_t start = instruction.operands[k].buffer;
+      if (start >= 0 && (program.buffers[start].rows || instruction.continues)) {
+        Refuse();
+      }
+    }
   }
 }
 

@@ -98,6 +98,10 @@ class StepTile {
   void MultiplyChunk(Phase phase, Team* team);
   int64_t Tasks(const StepInstruction& instruction) const;
   void MultiplyRows(const StepInstruction& instruction, int64_t task) const;
+  // What the columns first .. first + width - 1 of a product start from, maybe in
+  // `start`; null if they continue.
+  const T* StartOf(const StepInstruction& instruction, int64_t first, int64_t width,
+                   T* start) const;
 
   void CopyIn(const StepArray& array, int64_t first, const StepBuffer& buffer,
               int64_t rows, T* to) const;

@@ -9,17 +9,11 @@ namespace ostinato::cpu {
 namespace {
 
 constexpr int64_t kMostPanel = 64;  // columns of the widest panel
-alignas(64) constexpr double kZeros[kMostPanel] = {};
 // Rows of a task of a product of the whole chunk, a multiple of what products take at
 // once: they stay in the second-level cache while all panels pass.
 constexpr int64_t kTaskRows = 48;
 // Multiply-adds of a chunk that are worth the threads of a team.
 constexpr int64_t kWorthSharing = int64_t{1} << 18;
-
-template <typename T>
-const T* StartOf(const StepInstruction& instruction) {
-  return instruction.continues ? nullptr : reinterpret_cast<const T*>(kZeros);
-}
 
 }  // namespace
 
@@ -97,6 +91,20 @@ void StepTile<T>::SumGroups(const Bound& bound, int64_t first, int64_t rows) {
 }
 
 template <typename T>
+const T* StepTile<T>::StartOf(const StepInstruction& instruction, int64_t first,
+                              int64_t width, T* start) const {
+  if (instruction.continues) return nullptr;
+  std::fill_n(start, kMostPanel, T{0});
+  for (int k = 1; k < 3; ++k) {
+    const StepView& view = instruction.operands[k];
+    if (view.buffer < 0) continue;
+    const T* const vector = live_[view.buffer].at + view.offset + first;
+    for (int64_t i = 0; i < width; ++i) start[i] += vector[i];
+  }
+  return start;
+}
+
+template <typename T>
 void StepTile<T>::Multiply(const StepInstruction& instruction, int64_t active) {
   const StepView &from = instruction.operands[0], &to = instruction.result;
   const int64_t sequences = instruction.rows ? active : 1;
@@ -111,11 +119,13 @@ void StepTile<T>::Multiply(const StepInstruction& instruction, int64_t active) {
   const auto& kernels = loop_.kernels;
   const Columns columns{weight.columns, kernels.lanes};
   T* const result = live_[to.buffer].at + to.offset;
+  T start[kMostPanel];
   for (int64_t block = 0; block < columns.count(); ++block) {
+    const int64_t column = columns.first(block);
     kernels.product[static_cast<int>(columns.shape(block))](
         factors_.data(), 0, rows, weight.depth,
-        loop_.panels[instruction.weight] + columns.first(block) * weight.depth,
-        StartOf<T>(instruction), result + columns.first(block),
+        loop_.panels[instruction.weight] + column * weight.depth,
+        StartOf(instruction, column, columns.width(block), start), result + column,
         instruction.inner == 1 ? to.row_stride : to.inner_stride);
   }
 }
@@ -164,14 +174,14 @@ void StepTile<T>::MultiplyRows(const StepInstruction& instruction, int64_t task)
       results[rows] = result + r * to.row_stride;
     }
   }
-  T products[kTaskRows * kMostPanel];
+  T products[kTaskRows * kMostPanel], start[kMostPanel];
   const Columns columns{weight.columns, kernels.lanes};
   for (int64_t block = 0; block < columns.count(); ++block) {
     const int64_t column = columns.first(block), width = columns.width(block);
     kernels.product[static_cast<int>(columns.shape(block))](
         factors, 0, rows, weight.depth,
         loop_.panels[instruction.weight] + column * weight.depth,
-        StartOf<T>(instruction), products, kMostPanel);
+        StartOf(instruction, column, width, start), products, kMostPanel);
     for (int64_t k = 0; k < rows; ++k) {
       std::copy_n(products + k * kMostPanel, width, results[k] + column);
     }

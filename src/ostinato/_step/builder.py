@@ -337,7 +337,7 @@ class Builder:
                     value.axis is not None,
                     inner,
                     weight.columns,
-                    View(buffer, 0, (row, 1)),
+                    View(buffer, 0, (row if inner > 1 else 0, 1)),
                     (View(value.buffer, value.offset, (step, 1)),),
                     weight,
                     phase=Phase.AHEAD if ahead else Phase.STEP,

@@ -109,7 +109,8 @@ class Instruction:
         inner: the number of rows of a sequence.
         width: the elements of a row.
         result: what it writes; strides are those of `(inner, width)`.
-        operands: what it reads.
+        operands: what it reads. Those of a product after the first are vectors that
+            all sequences share, which its sum starts from.
         weight: of a product.
         continues: whether a product adds to what stands in its result.
         phase: when it runs.
