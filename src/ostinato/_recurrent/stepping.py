@@ -13,12 +13,20 @@ from jax import lax
 
 from .._padding import fill_empty_sequences, select
 from .._segments import near_divisor
+from .._step.policies import Choice
 from .._step.scan import Plan, plan, saves_loops
 from .._typing import Array
 from .arguments import check_result, cut_outputs
 from .loop import LoopInputs, run_in_segments
 from .protocol import Cell, SequenceOptions
-from .remat import ARITHMETIC, CHEAP, Recompute, all_but_arithmetic, checkpoint
+from .remat import (
+    ARITHMETIC,
+    CHEAP,
+    TRANSCENDENTAL,
+    Recompute,
+    all_but_arithmetic,
+    checkpoint,
+)
 
 _BLOCK = 64
 """Steps whose input products a cell recomputes at a time, with `recompute`."""
@@ -51,7 +59,8 @@ class StepLoop:
             )
         self.params = params
         self.arrays, self._rebuild = _split_arrays(params)
-        self.recompute, self.policy = None, all_but_arithmetic
+        self.recompute = None
+        self.policy = Choice(all_but_arithmetic, TRANSCENDENTAL)
         if options.recompute:
             cheap = CHEAP if cell is None else ARITHMETIC
             self.recompute = Recompute(options.recompute, cheap)

@@ -83,6 +83,7 @@ def taken_ahead(step: Step, batch: int, shared: bool) -> Ahead | None:
             len(at_step),
             step.num_states,
             axes,
+            turned=tuple(step.turned[i] for i in fixed if step.turned),
         ),
         fixed,
         kept,

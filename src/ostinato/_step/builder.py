@@ -37,11 +37,13 @@ class Builder:
     Attributes:
         batch: the number of sequences.
         instructions: the instructions so far.
+        joined: values that others were joined to, by these, the axis and the shape.
     """
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
         self.instructions: list[Instruction] = []
+        self.joined: dict[object, Value] = {}
         self._known: dict[object, Buffer] = {}
         self._constants: dict[tuple[float, ...], Buffer] = {}
         self._with_rows: dict[Buffer, Buffer] = {}
@@ -354,7 +356,7 @@ class Builder:
                     value.axis is not None,
                     inner,
                     weight.columns,
-                    View(buffer, 0, (row, 1)),
+                    View(buffer, 0, (row if inner > 1 else 0, 1)),
                     (View(value.buffer, value.offset, (step, 1)),),
                     weight,
                     phase=Phase.AHEAD if ahead else Phase.STEP,

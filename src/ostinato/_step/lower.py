@@ -78,6 +78,7 @@ class _Lowering:
         self.dtype = self._dtype()
         jaxpr = traced.jaxpr
         self.values: dict[Any, Value] = {}
+        self.kept: dict[Value, Value] = {}
         for i, (variable, kind) in enumerate(zip(jaxpr.invars, given, strict=True)):
             self.values[variable] = self._argument(i, variable.aval, kind)
         self.states = [
@@ -113,7 +114,8 @@ class _Lowering:
         if jnp.issubdtype(aval.dtype, jnp.integer) and most is None:
             state = kind.place is Place.STATE
             most = _LARGEST_STATE if state else LARGEST_GIVEN
-        return Value(buffer, 0, shape, row_major(shape), kind.axis, most=most)
+        strides = row_major(shape[::-1])[::-1] if kind.turned else row_major(shape)
+        return Value(buffer, 0, shape, strides, kind.axis, most=most)
 
     def _read(self, atom: Any, values: dict[Any, Value]) -> Value:
         if not is_literal(atom):
@@ -212,8 +214,9 @@ class _Lowering:
                 continue
             where.append(len(results))
             finished.append(next(found)._replace(result=len(results)))
+            turned = self.given[products[len(where) - 1].weight].turned
             shape = tuple(f.width for f in finished[-1][:2])
-            results.append(Result(Place.SUM, None, shape, self.dtype))
+            results.append(Result(Place.SUM, None, shape, self.dtype, turned=turned))
         factors = [f.buffer for g in finished for f in (g.a, g.b)]
         instructions = fuse(self.builder.instructions, factors)
         used = {v.buffer for i in instructions for v in (i.result, *i.operands)}
@@ -259,17 +262,21 @@ class _Lowering:
             factors = [self._read(v, self.values) for v in (x, dy)]
             found.append(first is not None and all(map(_is_row, factors)))
             if found[-1]:
-                a, b = factors if first == 0 else factors[::-1]
+                rows_first = (first == 0) != self.given[product.weight].turned
+                a, b = factors if rows_first else factors[::-1]
                 gradients.append(Gradient(self._kept(a), self._kept(b), -1))
         return gradients, found
 
     def _kept(self, value: Value) -> Factor:
         """Return elements that live as long as a chunk of steps."""
         if value.buffer.place not in (Place.INPUT, Place.CHUNK):
-            buffer = Buffer(Place.CHUNK, True, value.size)
-            target = Value(buffer, 0, value.shape, row_major(value.shape), value.axis)
-            self.builder.write("copy", target, value)
-            value = target
+            if value not in self.kept:
+                buffer = Buffer(Place.CHUNK, True, value.size)
+                strides = row_major(value.shape)
+                target = Value(buffer, 0, value.shape, strides, value.axis)
+                self.builder.write("copy", target, value)
+                self.kept[value] = target
+            value = self.kept[value]
         return Factor(value.buffer, value.offset, value.size)
 
     def _passes(self, value: Value) -> bool:

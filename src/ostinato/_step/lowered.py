@@ -15,11 +15,13 @@ class Given(NamedTuple):
         axis: which axis is that of sequences; None if it has none, or, of an invariant
             value, if that is not known.
         most: the largest absolute value of an integer, if it is known.
+        turned: whether the native loop reads the transpose of a matrix in its place.
     """
 
     place: Place
     axis: int | None
     most: int | None = None
+    turned: bool = False
 
 
 class Result(NamedTuple):
@@ -34,6 +36,7 @@ class Result(NamedTuple):
         most: the largest absolute value of an integer, if it is one.
         added: over which axes of all steps to add up an output: 0 for the steps, 1 for
             the sequences.
+        turned: whether the native loop writes the transpose of a matrix in its place.
     """
 
     place: Place
@@ -42,6 +45,7 @@ class Result(NamedTuple):
     dtype: Any
     most: int | None = None
     added: tuple[int, ...] = ()
+    turned: bool = False
 
 
 class Lowered(NamedTuple):

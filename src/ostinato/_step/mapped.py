@@ -114,8 +114,11 @@ def _mapped_step(step: Step, mapped: tuple[bool, ...], size: int) -> Step:
     traced = flat_trace(jax.vmap(one, in_axes=in_axes, axis_size=size), *avals)
     assert not traced.consts, "a step that has been split closes over nothing"
     fixed, inputs, _ = xla.parts(step, mapped)
-    axes = [tuple(0 if m else None for m in flags) for flags in (inputs, fixed)]
-    return Step(traced, step.num_invariant, step.num_inputs, step.num_states, *axes)
+    of_inputs, of_fixed = (
+        tuple(0 if m else None for m in flags) for flags in (inputs, fixed)
+    )
+    counts = step.num_invariant, step.num_inputs, step.num_states
+    return Step(traced, *counts, of_inputs, of_fixed)
 
 
 # ------------------------------------------------------------------------ backward

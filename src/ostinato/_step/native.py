@@ -160,6 +160,8 @@ def _call(
         if kind.axis is not None:
             first = int(kind.place is Place.INPUT)
             a = jnp.moveaxis(a, first + kind.axis, first)
+        # XLA leaves out both transposes of a matrix that is one itself.
+        a = a.T if kind.turned else a
         operands.append(_converted(a, kind.place, lowered.dtype))
     shapes = [
         jax.ShapeDtypeStruct(
@@ -185,6 +187,7 @@ def _call(
         if r.axis is not None:
             first = int(r.place is Place.OUTPUT)
             a = jnp.moveaxis(a, first, first + r.axis)
+        a = a.T if r.turned else a
         a = a.sum(axis=r.added) if r.added else a
         results.append(a.astype(r.dtype))
     values = [

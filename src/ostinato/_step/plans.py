@@ -28,7 +28,7 @@ def saving_step(loop: Loop, wrt: Mask) -> Step:
     """Return a step that also returns what `xla.forward` saves."""
     step, count = loop.step, len(loop.step.jaxpr.outvars)
     derivative = xla.derivative_of(loop, wrt)
-    saves = xla.saves_products(loop)
+    which = xla.saved_products(loop, wrt)
 
     def saving(*operands: Any) -> list[Any]:
         invariant, inputs, states = xla.parts(step, operands)
@@ -37,7 +37,8 @@ def saving_step(loop: Loop, wrt: Mask) -> Step:
         core = [*(inputs[i] for i in taken.kept), *products]
         results = evaluate(derivative.forward, [*invariant, *core, *states])
         kept = [states[i] for i in derivative.saved_states]
-        return [*results[:count], *kept, *results[count:], *(products if saves else [])]
+        saved = [*kept, *results[count:], *(products[k] for k in which)]
+        return [*results[:count], *saved]
 
     traced = flat_trace(saving, *(struct(v.aval) for v in step.jaxpr.invars))
     return dataclasses.replace(step, traced=traced)
@@ -129,7 +130,7 @@ class Pullback:
         results = step.jaxpr.outvars
         self.floats = [i for i, v in enumerate(results) if is_float(v.aval)]
         self.num_states = sum(i < step.num_states for i in self.floats)
-        self.saves = xla.saves_products(loop)
+        self.saved_products = xla.saved_products(loop, wrt)
 
     def types(self) -> list[Any]:
         """Return the types of the arguments."""
@@ -169,7 +170,7 @@ class Pullback:
     def __call__(self, *arguments: Any) -> list[Any]:
         """Run the step."""
         step, taken = self.loop.step, self.loop.step.taken
-        num_products = len(taken.ahead.jaxpr.outvars) if self.saves else 0
+        num_products = len(self.saved_products)
         sizes = [
             step.num_invariant,
             len(self.core.before_backward.jaxpr.outvars),
@@ -180,9 +181,10 @@ class Pullback:
         ]
         given = split_at(arguments, ends(sizes))
         invariant, more, at, saved, products, d_states, d_outputs = given
-        if not self.saves:
-            products = evaluate(taken.ahead, [*invariant, *at])
-        core_inputs = [*(at[i] for i in taken.kept), *products]
+        made = evaluate(taken.ahead, [*invariant, *at])
+        core_inputs = [*(at[i] for i in taken.kept), *made]
+        for k, product in zip(self.saved_products, products, strict=True):
+            core_inputs[self.num_kept + k] = product
         results = evaluate(
             self.core.backward,
             [*invariant, *more, *core_inputs, *saved, *d_states, *d_outputs],
@@ -254,8 +256,8 @@ def _saved_shapes(loop: Loop, wrt: Mask) -> list[Any]:
     states = step.jaxpr.invars[step.num_invariant + step.num_inputs :]
     variables = [states[i] for i in derivative.saved_states]
     variables += derivative.forward.jaxpr.outvars[len(step.jaxpr.outvars) :]
-    if xla.saves_products(loop):
-        variables += step.taken.ahead.jaxpr.outvars
+    products = step.taken.ahead.jaxpr.outvars
+    variables += [products[k] for k in xla.saved_products(loop, wrt)]
     return [struct(v.aval) for v in variables]
 
 
@@ -291,8 +293,12 @@ def _given(loop: Loop) -> list[Given]:
     step = loop.step
     inputs = step.jaxpr.invars[step.num_invariant :][: step.num_inputs]
     fixed = step.invariant_axes or (None,) * step.num_invariant
+    turned = step.turned or (False,) * step.num_invariant
     return [
-        *(Given(Place.INVARIANT, axis) for axis in fixed),
+        *(
+            Given(Place.INVARIANT, axis, turned=t)
+            for axis, t in zip(fixed, turned, strict=True)
+        ),
         *(
             Given(Place.INPUT, axis, None if type_of(v).shape else loop.total)
             for v, axis in zip(inputs, step.input_axes, strict=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
-from .jaxprs import jaxpr_of, needed, split_at, unique, variables
+from .jaxprs import jaxpr_of, needed, split_at, type_of, unique, variables
 
 PRODUCTS = frozenset({"conv_general_dilated", "dot_general"})
 """Operations that are quicker for all steps at once than step by step."""
@@ -30,6 +30,8 @@ class Step:
         num_states: the number of states.
         input_axes: which axis of each input is that of sequences; None if it has none.
         invariant_axes: the same for invariant values; None also if that is not known.
+        turned: for each invariant value, whether it is the transpose of a matrix, which
+            the native loop then reads instead; empty if none is.
     """
 
     traced: ClosedJaxpr
@@ -38,6 +40,7 @@ class Step:
     num_states: int
     input_axes: tuple[int | None, ...] = ()
     invariant_axes: tuple[int | None, ...] | None = None
+    turned: tuple[bool, ...] = ()
 
     @property
     def jaxpr(self) -> Jaxpr:
@@ -141,12 +144,18 @@ def without_invariants(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Traced
     invariant = [v for v in read if v in fixed]
     kept = tuple(i for i, v in enumerate(inputs) if v in read)
     at_step = [inputs[i] for i in kept]
+    transposes = {
+        eqn.outvars[0]
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "transpose" and len(type_of(eqn.outvars[0]).shape) == 2
+    }
     step = Step(
         jaxpr_of(in_loop, [*invariant, *at_step, *states], jaxpr.outvars),
         len(invariant),
         len(at_step),
         num_states,
         tuple(0 if v.aval.shape else None for v in at_step),
+        turned=tuple(v in transposes for v in invariant),
     )
     return Traced(jaxpr_of(jaxpr.eqns, arrays, invariant), step, kept)
 

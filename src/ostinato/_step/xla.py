@@ -15,9 +15,10 @@ from .._padding import select
 from .._rnn.accumulation import accumulation_dtype
 from .._segments import near_divisor, scan_segments
 from .._typing import Array
-from .gradients import Derivative, Mask, Policy, differentiate, is_float
+from .gradients import Derivative, Mask, Policy, is_float
 from .jaxprs import evaluate, split_at, variables
 from .masks import StepMask
+from .policies import best_derivative
 from .split import PRODUCTS, Step
 
 _BLOCK, _ROWS = 64, 256
@@ -33,7 +34,7 @@ class Loop(NamedTuple):
         total: the number of steps of the sequences, of which these may be a part.
         reverse: whether the last step runs first.
         policy: what the forward pass saves for the backward pass, as for
-            `jax.checkpoint`.
+            `jax.checkpoint`, or a `Choice`.
         masked: whether the last operand is the lengths of the sequences, int32 `[B]`.
             A sequence runs the steps before its length; at the others its states do not
             change, and its outputs are undefined.
@@ -80,9 +81,10 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
         )
         return final, (stacked, products)
 
-    if wrt is not None and saves_products(loop):
+    saved = [] if wrt is None else saved_products(loop, wrt)
+    if saved:
         final, (stacked, products) = run(states, (inputs, mask.valid))
-        return [*final, *stacked, *products]
+        return [*final, *stacked, *(products[k] for k in saved)]
     final, (stacked, _) = in_blocks(
         loop,
         lambda s, at: _without_products(run(s, at)),
@@ -180,15 +182,6 @@ def map_steps(
     )
 
 
-def saves_products(loop: Loop) -> bool:
-    """Return whether `policy` saves the products of inputs, computed ahead."""
-    return loop.policy is not None and any(
-        loop.policy(e.primitive, *(v.aval for v in e.invars), **e.params)
-        for e in loop.step.taken.ahead.jaxpr.eqns
-        if e.primitive.name in PRODUCTS
-    )
-
-
 def derivative_of(loop: Loop, wrt: Mask) -> Derivative:
     """Return the derivative of the loop's core with respect to what `wrt` leads to."""
     taken = loop.step.taken
@@ -199,7 +192,27 @@ def derivative_of(loop: Loop, wrt: Mask) -> Derivative:
     )
     ahead = [leads] * len(taken.ahead.jaxpr.outvars)
     mask = (*invariant, *(inputs[i] for i in taken.kept), *ahead, *states)
-    return differentiate(taken.core, mask, loop.policy)
+    saves = _saves_products(loop)
+    return best_derivative(taken.core, mask, loop.policy, len(taken.kept), saves)
+
+
+def _saves_products(loop: Loop) -> bool:
+    return loop.policy is not None and any(
+        loop.policy(e.primitive, *(v.aval for v in e.invars), **e.params)
+        for e in loop.step.taken.ahead.jaxpr.eqns
+        if e.primitive.name in PRODUCTS
+    )
+
+
+def saved_products(loop: Loop, wrt: Mask) -> list[int]:
+    """Return which products of inputs, computed ahead, are saved.
+
+    They are those that the backward step reads, if `policy` saves products.
+    """
+    if not _saves_products(loop):
+        return []
+    first = len(loop.step.taken.kept)
+    return [k - first for k in derivative_of(loop, wrt).read_inputs if k >= first]
 
 
 def backward(
@@ -228,8 +241,8 @@ def backward(
     floats = [i for i, a in enumerate(states) if is_float(a)]
     d_final, d_outputs = split_at(cotangents, [len(floats)])
     weights = [i for i, w in enumerate(wrt[: whole.num_invariant]) if w]
-    num_products = len(whole.taken.ahead.jaxpr.outvars) if saves_products(loop) else 0
-    saved, products = split_at(saved, [len(saved) - num_products])
+    which = saved_products(loop, wrt)
+    saved, products = split_at(saved, [len(saved) - len(which)])
 
     def block(carry: Any, at: Any) -> tuple[Any, dict[int, Array]]:
         d_states, sums = carry
@@ -238,7 +251,7 @@ def backward(
             loop,
             wrt,
             derivative,
-            (invariant, more, inputs, saved, products),
+            (invariant, more, inputs, saved, dict(zip(which, products, strict=True))),
             (d_states, d_outputs),
             valid,
         )
@@ -277,7 +290,7 @@ def _backward_block(
         wrt: as in `forward`.
         derivative: of its core.
         given: the invariant values, further ones of `derivative`, inputs, saved values,
-            and products of inputs, or an empty list of these.
+            and by position the products of inputs that are saved.
         cotangents: of the last states, and of the outputs.
         valid: see `StepMask`.
 
@@ -297,8 +310,12 @@ def _backward_block(
     made, pull = jax.vjp(
         ahead, _asked(invariant, wrt_invariant), _asked(inputs, wrt_inputs)
     )
-    products = products or made
-    core_inputs = [*(inputs[i] for i in taken.kept), *products]
+    core_inputs = [*(inputs[i] for i in taken.kept), *made]
+    for k, product in products.items():
+        core_inputs[len(taken.kept) + k] = product
+    for k, a in enumerate(core_inputs):
+        if k not in derivative.read_inputs:
+            core_inputs[k] = jnp.zeros((a.shape[0], 0), a.dtype)  # nothing reads it
     d_states, d_outputs = cotangents
     at_step = (invariant, more, core_inputs, saved)
     d_states, d_inputs, sums, pairs = _scan_back(
