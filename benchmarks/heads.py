@@ -22,6 +22,7 @@ import ostinato as ost
 from ostinato.apps.bench import timing
 
 from . import report, results, tables
+from .programs import training
 
 OUT = Path("out/bench/heads.json")
 MARK = "heads"
@@ -126,16 +127,6 @@ def checked(
         calls[XLSTM], y = by_package(spec, weights, x, dy, train, xlstm)
         assert_close(found[OURS][0], y, terms=x.size * spec.hidden_size)
     return calls
-
-
-def training(run: Callable) -> Callable:
-    """Return a function that runs `run` and all gradients for `dy`."""
-
-    def train(weights: Any, x: Any, dy: Any) -> Any:
-        y, pullback = jax.vjp(run, weights, x)
-        return y, pullback(dy)
-
-    return train
 
 
 def by_scan(spec: ost.RNNSpec, weights: Any, x: Any) -> Any:
