@@ -83,7 +83,7 @@ def test_many_steps():
     assert h.shape == (1, steps, 1)
     assert_close(h_n, np.full((1, 1), 10.0), terms=steps)
     assert_close(h[0, :3, 0], np.array([1, 1.9, 2.71]))
-    # The gradient of the last state: a sum of k 0.9^(k - 1) from each input k steps ago.
+    # The gradient of the last state: a sum over k of k 0.9^(k - 1).
     last = lambda a: jnp.sum(ost.linear_recurrence(a, b).h_n)  # noqa: E731
     assert_close(jax.jit(jax.grad(last))(a), np.array([100.0]), terms=steps)
 

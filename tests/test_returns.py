@@ -227,6 +227,7 @@ def test_vmap_and_devices():
         (dict(values=jnp.zeros((2, 4))), ValueError, "`values` must have the shape"),
         (dict(bootstrap=jnp.zeros(3)), ValueError, "`bootstrap`"),
         (dict(discounts=jnp.zeros((2, 4))), ValueError, "`discounts`"),
+        (dict(lambda_=True), TypeError, "`lambda_` must be an array, got bool"),
         (
             dict(terminations=jnp.zeros((2, 3))),
             TypeError,
