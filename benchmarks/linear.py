@@ -26,7 +26,7 @@ import ostinato as ost
 from ostinato import cells
 from ostinato.apps.bench import timing
 
-from . import native, report, results, tables
+from . import native, pictures, report, results, tables
 from .programs import compilations, compiled, in_a_row, training, wait
 
 OUT = Path("out/bench/linear.json")
@@ -95,7 +95,11 @@ def main(
         out.write_text(json.dumps(stored, indent=1) + "\n")
     tables.console().print(text(stored))
     if page is not None:
-        mark = f"{MARK} {results.vendor_of(stored['machine'])}"
+        vendor = results.vendor_of(stored["machine"])
+        mark = f"{MARK} {vendor}"
+        if "cells" in stored:
+            picture = page.parent / "images" / f"recurrences_{vendor.lower()}.png"
+            pictures.draw_cells(dict(map(step_times, stored["cells"])), picture)
         page.write_text(report.between_marks(page.read_text(), text(stored), mark))
 
 
@@ -379,11 +383,17 @@ def other_row(row: dict, other: str) -> tuple[str, ...]:
     return row["name"], tables.duration(found[OURS]), ratio
 
 
+def step_times(row: dict) -> tuple[str, dict[str, float]]:
+    """Return the name of a cell, and the microseconds of a step of all sequences."""
+    found, steps = medians(row), row["size"][1]
+    return row["name"], {kind: each / steps * 1e6 for kind, each in found.items()}
+
+
 def cell_row(row: dict) -> tuple[str, ...]:
     """Format microseconds of a step of all sequences, and bytes of training."""
-    found, steps = medians(row), row["size"][1]
-    each = (f"{found[kind] / steps * 1e6:.2f}" for kind in ("infer", "train"))
-    return row["name"], *each, f"{row['bytes'] / 2**20:.0f}"
+    name, found = step_times(row)
+    each = (f"{found[kind]:.2f}" for kind in ("infer", "train"))
+    return name, *each, f"{row['bytes'] / 2**20:.0f}"
 
 
 if __name__ == "__main__":
