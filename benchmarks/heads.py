@@ -22,6 +22,7 @@ import ostinato as ost
 from ostinato.apps.bench import timing
 
 from . import report, results, tables
+from .programs import training
 
 OUT = Path("out/bench/heads.json")
 MARK = "heads"
@@ -99,7 +100,9 @@ def checked(
 ) -> dict[str, Callable]:
     """Return compiled calls of all contenders; those of the same network agree."""
     rng = np.random.default_rng(0)
-    x, dy = rng.standard_normal((2, batch, steps, spec.hidden_size), np.float32)
+    shape = batch, steps, spec.hidden_size
+    # Arrays of JAX: of numpy's, every call would make a copy first.
+    x, dy = (jnp.asarray(rng.standard_normal(shape, np.float32)) for _ in range(2))
     weights = ost.init_weights(jax.random.key(0), spec)
     dense = dataclasses.replace(
         spec, mode="lstm" if spec.mode == "slstm" else spec.mode, num_heads=1
@@ -124,16 +127,6 @@ def checked(
         calls[XLSTM], y = by_package(spec, weights, x, dy, train, xlstm)
         assert_close(found[OURS][0], y, terms=x.size * spec.hidden_size)
     return calls
-
-
-def training(run: Callable) -> Callable:
-    """Return a function that runs `run` and all gradients for `dy`."""
-
-    def train(weights: Any, x: Any, dy: Any) -> Any:
-        y, pullback = jax.vjp(run, weights, x)
-        return y, pullback(dy)
-
-    return train
 
 
 def by_scan(spec: ost.RNNSpec, weights: Any, x: Any) -> Any:

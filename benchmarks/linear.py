@@ -1,15 +1,16 @@
 """Benchmark of linear recurrences: `python -m benchmarks.linear`.
 
-It compares `linear_recurrence` with `lax.scan` and `lax.associative_scan`, filters with
-scipy, advantages with `lax.scan`, and cells with each other. Results are checked before
-anything is timed. The floor of a recurrence is the time to move its arrays, each of
-them once, at the bandwidth that all threads reach when they read memory.
+It compares `linear_recurrence` with `lax.scan` and `lax.associative_scan`, element-wise
+cells with `lax.scan`, filters with scipy, advantages with `lax.scan`, and cells with
+each other. Results are checked before anything is timed. The floor of a recurrence is
+the time to move its arrays, each of them once, at the bandwidth that all threads reach
+when they read memory.
 """
 
 import functools as ft
+import itertools
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,13 +21,13 @@ import numpy as np
 import scipy.signal
 import typer
 from jax import lax
-from tolerance import assert_close
 
 import ostinato as ost
 from ostinato import cells
 from ostinato.apps.bench import timing
 
-from . import native, report, results, tables
+from . import native, pictures, report, results, tables
+from .programs import compilations, compiled, in_a_row, training, wait
 
 OUT = Path("out/bench/linear.json")
 MARK = "linear"
@@ -39,6 +40,12 @@ SIZES = {
     "N8T10000H256": (8, 10_000, 256),
 }
 ARRAYS = {"infer": 3, "train": 8}  # that are read or written, each once
+ELEMENTWISE = {  # the cell, its gates, and the arrays that training moves
+    "IndRNN": (cells.IndRNN, 1, 6),
+    "ParaGRU": (cells.ParaGRU, 3, 12),
+    "ParaLSTM": (cells.ParaLSTM, 3, 14),
+}
+ELEMENTWISE_SIZES = {name: SIZES[name] for name in ("N8T1000H256", "N32T1000H256")}
 SIGNALS = {"1 channel": (1, 100_000), "64 channels": (64, 20_000)}
 ORDERS = (2, 6)
 ROLLOUTS = {"N16T128": (16, 128), "N64T1000": (64, 1000), "N256T128": (256, 128)}
@@ -74,6 +81,7 @@ def main(
     stored = json.loads(out.read_text()) if out.exists() else {}
     parts = {
         "recurrences": recurrences,
+        "elementwise": elementwise,
         "filters": filters,
         "advantages": advantages,
         "cells": all_cells,
@@ -87,7 +95,11 @@ def main(
         out.write_text(json.dumps(stored, indent=1) + "\n")
     tables.console().print(text(stored))
     if page is not None:
-        mark = f"{MARK} {results.vendor_of(stored['machine'])}"
+        vendor = results.vendor_of(stored["machine"])
+        mark = f"{MARK} {vendor}"
+        if "cells" in stored:
+            picture = page.parent / "images" / f"recurrences_{vendor.lower()}.png"
+            pictures.draw_cells(dict(map(step_times, stored["cells"])), picture)
         page.write_text(report.between_marks(page.read_text(), text(stored), mark))
 
 
@@ -119,16 +131,6 @@ def ours(a: Any, b: Any) -> Any:
     return ost.linear_recurrence(a, b).h
 
 
-def training(run: Callable) -> Callable:
-    """Return a function that runs `run` and all gradients for a cotangent `dy`."""
-
-    def train(a: Any, b: Any, dy: Any) -> Any:
-        y, pull_back = jax.vjp(run, a, b)
-        return y, pull_back(dy)
-
-    return train
-
-
 def recurrences(rounds: int, sizes: dict[str, tuple] = SIZES) -> list[dict]:
     """Measure the seconds of every size, forward and training, by contender."""
     peaks = native.peaks(_threads())
@@ -145,44 +147,66 @@ def recurrences(rounds: int, sizes: dict[str, tuple] = SIZES) -> list[dict]:
                 who: run if kind == "infer" else training(run)
                 for who, run in runs.items()
             }
-            calls, seconds, needed = compiled(made, given, shape[1])
-            row = {"name": f"{name}-{kind}", "compile": seconds, "bytes": needed}
+            calls, needed = compiled(made, given, shape[1])
+            row = {"name": f"{name}-{kind}", "bytes": needed}
+            row["compile"] = compilations(made[OURS], given)
             row["seconds"] = timing.take_turns(calls, rounds)
+            row["again"] = in_a_row(calls[OURS])
             row["floor"] = count * b.nbytes / bandwidth
             rows.append(row)
             print(*recurrence_row(row), flush=True)
     return rows
 
 
-def compiled(runs: dict[str, Callable], arguments: Any, terms: int) -> tuple:
-    """Compile `runs` and check that their results agree.
-
-    Returns:
-        Calls that wait for their results, the seconds of compilation and the temporary
-        bytes, all by name.
-    """
-    calls, seconds, needed, want = {}, {}, {}, None
-    for name, run in runs.items():
-        start = time.perf_counter()
-        program = jax.jit(run).lower(*arguments).compile()
-        seconds[name] = time.perf_counter() - start
-        analysis = program.memory_analysis()
-        assert analysis is not None  # it exists on a CPU
-        needed[name] = analysis.temp_size_in_bytes
-        got = jax.tree.leaves(program(*arguments))
-        want = got if want is None else want
-        for x, y in zip(got, want, strict=True):
-            assert_close(x, y, terms=terms**2, what=name)
-        calls[name] = ft.partial(_wait, program, arguments)
-    return calls, seconds, needed
-
-
-def _wait(program: Callable, arguments: Any) -> Any:
-    return jax.block_until_ready(program(*arguments))
-
-
 def _threads() -> int:
     return len(os.sched_getaffinity(0))
+
+
+# ------------------------------------------------------------------------ element-wise
+
+
+def elementwise(rounds: int, sizes: dict[str, tuple] = ELEMENTWISE_SIZES) -> list[dict]:
+    """Measure the steps of element-wise cells, without the products of their inputs."""
+    bandwidth = native.peaks(_threads())["read"][-1][1]
+    rows = []
+    for (size, shape), (name, about) in itertools.product(
+        sizes.items(), ELEMENTWISE.items()
+    ):
+        make, gates, moved = about
+        batch, steps, units = shape
+        cell = make(units, units)
+        params, states = cell.init(jax.random.key(0)), cell.initial_state(batch)
+        rng = np.random.default_rng(0)
+        x, dy = (
+            tuple(
+                jnp.asarray(rng.standard_normal((steps, batch, units), np.float32))
+                for _ in range(count)
+            )
+            for count in (gates, 1)
+        )
+        x = x[0] if gates == 1 else x
+
+        def ours(params: Any, x: Any, cell: Any = cell, states: Any = states) -> Any:
+            step = lambda p, s, x, t: cell.step(p, s, x, t)  # noqa: E731
+            out = ost.recurrent_net(step, x, states, params=params, time_major=True)
+            return out.outputs
+
+        def scan(params: Any, x: Any, cell: Any = cell, states: Any = states) -> Any:
+            return lax.scan(lambda s, x: cell.step(params, s, x, 0), states, x)[1]
+
+        for kind, count in (("infer", gates + 1), ("train", moved)):
+            runs: dict[str, Callable] = {OURS: ours, SCAN: scan}
+            given = (params, x)
+            if kind == "train":
+                runs = {who: training(run) for who, run in runs.items()}
+                given = (*given, *dy)
+            calls, needed = compiled(runs, given, steps * batch)
+            row = {"name": f"{name}, {size}-{kind}", "bytes": needed}
+            row["seconds"] = timing.take_turns(calls, rounds)
+            row["floor"] = count * dy[0].nbytes / bandwidth
+            rows.append(row)
+            print(*elementwise_row(row), flush=True)
+    return rows
 
 
 # ----------------------------------------------------------------- filters, advantages
@@ -203,7 +227,7 @@ def filters(rounds: int, signals: dict[str, tuple] = SIGNALS) -> list[dict]:
                     want = scipy.signal.lfilter(b, a, x)
                     np.testing.assert_allclose(program(*given), want, atol=1e-3)
                     calls = {
-                        OURS: ft.partial(_wait, program, given),
+                        OURS: ft.partial(wait, program, given),
                         SCIPY: ft.partial(scipy.signal.lfilter, b, a, x),
                     }
                     seconds = timing.take_turns(calls, rounds)
@@ -242,7 +266,7 @@ def advantages(rounds: int, rollouts: dict[str, tuple] = ROLLOUTS) -> list[dict]
                 who: ft.partial(run, order == "time")
                 for who, run in ((OURS, by_gae), (SCAN, by_loop))
             }
-            calls, *_ = compiled(runs, given, steps)
+            calls, _ = compiled(runs, given, steps)
             seconds = timing.take_turns(calls, rounds)
             row = {"name": f"{name}, {order} first", "seconds": seconds}
             rows.append(row)
@@ -275,8 +299,8 @@ def all_cells(rounds: int, size: tuple[int, int, int] = CELL_SIZE) -> list[dict]
         analysis = both.memory_analysis()
         assert analysis is not None  # it exists on a CPU
         calls = {
-            "infer": ft.partial(_wait, forward, (params, x)),
-            "train": ft.partial(_wait, both, (params, x, dy)),
+            "infer": ft.partial(wait, forward, (params, x)),
+            "train": ft.partial(wait, both, (params, x, dy)),
         }
         for call in calls.values():
             call()
@@ -300,14 +324,16 @@ def text(stored: dict) -> str:
         f"jax {machine['packages']['jax']}."
     ]
     heads = {
-        "recurrences": ("recurrence", OURS, "floor", "ours/floor", SCAN, ASSOCIATIVE,
-                        "compile ms", "MiB"),
+        "recurrences": ("recurrence", OURS, "in a row", "floor", "in a row/floor", SCAN,
+                        ASSOCIATIVE, "compile ms", "MiB"),
+        "elementwise": ("element-wise", OURS, "floor", "ours/floor", SCAN),
         "filters": ("filter", OURS, SCIPY),
         "advantages": ("advantages", OURS, SCAN),
         "cells": ("cell", "infer µs/step", "train µs/step", "MiB"),
     }  # fmt: skip
     lines = {
         "recurrences": recurrence_row,
+        "elementwise": elementwise_row,
         "filters": ft.partial(other_row, other=SCIPY),
         "advantages": ft.partial(other_row, other=SCAN),
         "cells": cell_row,
@@ -329,11 +355,24 @@ def recurrence_row(row: dict) -> tuple[str, ...]:
     return (
         row["name"],
         tables.duration(found[OURS]),
+        tables.duration(row["again"]),
+        tables.duration(row["floor"]),
+        tables.ratio(row["again"] / row["floor"]),
+        *(tables.ratio(found[who] / found[OURS]) for who in (SCAN, ASSOCIATIVE)),
+        f"{row['compile'] * 1e3:.0f}",
+        f"{row['bytes'][OURS] / 2**20:.1f}",
+    )
+
+
+def elementwise_row(row: dict) -> tuple[str, ...]:
+    """Format our milliseconds, the floor, and the time of the loop over ours."""
+    found = medians(row)
+    return (
+        row["name"],
+        tables.duration(found[OURS]),
         tables.duration(row["floor"]),
         tables.ratio(found[OURS] / row["floor"]),
-        *(tables.ratio(found[who] / found[OURS]) for who in (SCAN, ASSOCIATIVE)),
-        f"{row['compile'][OURS] * 1e3:.0f}",
-        f"{row['bytes'][OURS] / 2**20:.1f}",
+        tables.ratio(found[SCAN] / found[OURS]),
     )
 
 
@@ -344,11 +383,17 @@ def other_row(row: dict, other: str) -> tuple[str, ...]:
     return row["name"], tables.duration(found[OURS]), ratio
 
 
+def step_times(row: dict) -> tuple[str, dict[str, float]]:
+    """Return the name of a cell, and the microseconds of a step of all sequences."""
+    found, steps = medians(row), row["size"][1]
+    return row["name"], {kind: each / steps * 1e6 for kind, each in found.items()}
+
+
 def cell_row(row: dict) -> tuple[str, ...]:
     """Format microseconds of a step of all sequences, and bytes of training."""
-    found, steps = medians(row), row["size"][1]
-    each = (f"{found[kind] / steps * 1e6:.2f}" for kind in ("infer", "train"))
-    return row["name"], *each, f"{row['bytes'] / 2**20:.0f}"
+    name, found = step_times(row)
+    each = (f"{found[kind]:.2f}" for kind in ("infer", "train"))
+    return name, *each, f"{row['bytes'] / 2**20:.0f}"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from benchmarks import (
     linear,
     long,
     native,
+    programs,
     recurrent,
     results,
     step_peers,
@@ -155,11 +156,13 @@ def test_rows_join_those_in_the_file(tmp_path, capsys):
 def test_recurrences_filters_and_advantages_are_compared(monkeypatch):
     monkeypatch.setattr(native, "peaks", lambda threads: {"read": [(1, 1e9)]})
     monkeypatch.setattr(linear, "ORDERS", (2,))
+    monkeypatch.setattr(programs, "COMPILATIONS", 1)
     monkeypatch.setattr(linear, "CELLS", {"MinGRU": linear.cells.MinGRU})
     with jax.enable_x64(False):
         stored = {
             "machine": results.machine(),
             "recurrences": linear.recurrences(1, {"small": (2, 9, 4)}),
+            "elementwise": linear.elementwise(1, {"small": (2, 9, 4)}),
             "filters": linear.filters(1, {"one": (1, 20)}),
             "advantages": linear.advantages(1, {"few": (2, 9)}),
             "cells": linear.all_cells(1, (2, 9, 4)),
@@ -172,6 +175,7 @@ def test_recurrences_filters_and_advantages_are_compared(monkeypatch):
     text = linear.text(stored)
     for head in (
         "| small-train |",
+        "| ParaGRU, small-train |",
         "| one, order 2, float64 |",
         "| few, time first |",
         "| MinGRU |",
