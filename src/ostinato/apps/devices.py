@@ -23,7 +23,10 @@ from .errors import UserError
 
 AXIS = "batch"
 START_SECONDS = 120  # most that processes wait for each other at the start
-SILENT_SECONDS = 60  # after which a process that is not heard of counts as lost
+# After so many seconds without a sign of life, JAX counts a process as lost and ends the
+# others. On CPUs the collectives notice an end at once, so that the limit is for hosts
+# that vanish, and a process that is merely stopped for a while may go on.
+SILENT_SECONDS = {"cpu": 600, None: 60}
 Item = TypeVar("Item")
 
 
@@ -61,11 +64,13 @@ def connect(
             "`--distributed` must have all of --coordinator HOST:PORT, --processes and "
             "--process, or none in a cluster that JAX detects"
         )
+    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+    silent = SILENT_SECONDS.get(platforms, SILENT_SECONDS[None])
     try:
         jax.distributed.initialize(
             *given,
             initialization_timeout=START_SECONDS,
-            heartbeat_timeout_seconds=SILENT_SECONDS,
+            heartbeat_timeout_seconds=silent,
         )
     except (RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]

@@ -6,7 +6,7 @@ and `attention.py` define one each, `models.py` lists them by name.
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -148,7 +148,8 @@ class Config:
         if isinstance(letters, ragged.ShardedRagged) and keys is not None:
             of = letters.order, letters.mesh, letters.mesh_axis
             keys = ragged.ShardedBatch(keys[letters.order], *of)
-        losses = ragged.vmap(partial(self.word_loss, params))(*batch, keys)
+        each = ragged.vmap(self.word_loss, in_axes=(None, 0, 0, 0))
+        losses = each(params, *batch, keys)
         if isinstance(losses, ragged.ShardedBatch):
             losses = losses.data
         return mean_of_words(losses, letters.lengths)
