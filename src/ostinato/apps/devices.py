@@ -23,7 +23,7 @@ from .errors import UserError
 
 AXIS = "batch"
 START_SECONDS = 120  # most that processes wait for each other at the start
-# After so many seconds without a sign of life, JAX counts a process as lost and ends the
+# Without a sign of life for so many seconds, JAX counts a process as lost and ends the
 # others. On CPUs the collectives notice an end at once, so that the limit is for hosts
 # that vanish, and a process that is merely stopped for a while may go on.
 SILENT_SECONDS = {"cpu": 600, None: 60}
