@@ -91,6 +91,7 @@ def seconds(rounds: int, hidden: int) -> dict[str, list[float]]:
             losses = pipe.recv()
             wanted = known.setdefault(setup.words, losses)
             np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+        print(f"ready: {setup.name}", flush=True)
     found: dict[str, list[float]] = {setup.name: [] for setup in SETUPS}
     for name in rounds * list(pipes):
         for pipe in pipes[name]:

@@ -114,15 +114,25 @@ def free_port():
         return listener.getsockname()[1]
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Return variables that let the processes of these tests compile once."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    }
+
+
 @pytest.fixture
-def start(waves):
+def start(waves, cache):
     """Return a function that starts two processes of a run; kill what is left."""
     started = []
 
     def two(out, *options):
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
         environment["PYTHONPATH"] = str(Path(__file__).parents[1] / "src")
-        environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+        environment |= cache
         command = [sys.executable, "-um", "ostinato", "train", "forecast", waves]
         command += [*TINY, "--out", out, *options, "--distributed", "--processes", 2]
         command += ["--coordinator", f"127.0.0.1:{free_port()}", "--process"]
@@ -158,14 +168,22 @@ def test_two_processes_have_the_loss_curve_of_one(waves, tmp_path, start):
     assert [line for line in second.splitlines() if "Gloo" not in line] == []
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_when_one_process_is_killed_the_other_ends(waves, tmp_path, start, killed):
+@pytest.mark.parametrize(
+    "killed, number, code",
+    [(0, signal.SIGKILL, -9), (1, signal.SIGTERM, 143)],
+    ids=["killed", "terminated"],
+)
+def test_when_one_process_ends_so_does_the_other(
+    waves, tmp_path, start, killed, number, code
+):
     processes = start(tmp_path, "--epochs", 100_000)
     while (line := processes[0].stdout.readline()) and "epoch  2.0" not in line:
         pass
-    processes[killed].send_signal(signal.SIGKILL)
+    processes[killed].send_signal(number)
     other = processes[1 - killed]
+    assert g2p_command.wait(processes[killed], ENDS) is not None
     assert g2p_command.wait(other, ENDS) is not None
+    assert processes[killed].returncode == code
     text = " ".join(other.communicate()[0].split())
     assert other.returncode == 2, text
     assert "another process of this run has ended or cannot be reached" in text

@@ -66,6 +66,8 @@ def connect(
         )
     platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
     silent = SILENT_SECONDS.get(platforms, SILENT_SECONDS[None])
+    # It would catch SIGTERM, which is to end the process.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             *given,
