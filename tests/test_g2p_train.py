@@ -202,7 +202,8 @@ def test_resuming_nothing_says_so(tmp_path):
 
 
 def test_a_loss_that_is_no_number_names_the_learning_rate(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "update", lambda state, *_, **__: (state, float("nan")))
+    told = np.array([np.nan, 0])
+    monkeypatch.setattr(run, "update", lambda state, *_, **__: (state, told))
     with pytest.raises(UserError, match="loss became nan at update 0.*smaller --lr"):
         train_tiny(tmp_path, epochs=1)
 

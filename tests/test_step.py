@@ -119,9 +119,7 @@ def test_all_but_a_convolution_run_in_the_native_loop():
     elsewhere = []
     for name, p in PROGRAMS.items():
         arguments = p.step, p.inputs, p.states
-        told = ost.explain(
-            *arguments, params=p.params, time_major=True, backend="cpu"
-        )
+        told = ost.explain(*arguments, params=p.params, time_major=True, backend="cpu")
         if told.backend != "cpu":
             elsewhere.append(name)
     assert elsewhere == ["convolution"]

@@ -59,6 +59,7 @@ def train(
     seed: Annotated[
         int | None, typer.Option(help="Seed of random numbers. Default 0.")
     ] = None,
+    devices: int | None = None,
 ) -> None:
     """Learn to forecast the columns of a table of numbers with a date column.
 
@@ -86,6 +87,7 @@ def train(
         lr=lr,
         seed=seed,
         guard=interrupts.keeping,
+        devices=devices,
     )
     if summary.figures is None:
         raise typer.Exit(130)

@@ -5,6 +5,7 @@ Common to all:
     job.py         the interface of a job: what a run needs to know about it
     session.py     a run from its settings to its figures: new, resumed, interrupted
     run.py         the training loop: clock, evaluations, best weights, checkpoints
+    devices.py     the devices and processes that share batches
     training.py    one update of the parameters
     settings.py    the settings that every run has, and those of a run to resume
     header.py      the header of the file that a run is resumed from

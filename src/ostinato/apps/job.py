@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 
+from .devices import Devices
 from .report import Curves, Row
 from .settings import Settings
 from .tensors import TensorFiles
@@ -63,8 +64,11 @@ class Job(ABC):
         """Return how many units a batch holds."""
 
     @abstractmethod
-    def measure(self, params: Params) -> tuple[float, ...]:
-        """Return the figures of an evaluation on the data to choose weights by."""
+    def measure(self, params: Params, devices: Devices) -> tuple[float, ...]:
+        """Return the figures of an evaluation on the data to choose weights by.
+
+        Each process evaluates its `devices.share`, and `devices.total` sums that.
+        """
 
     @abstractmethod
     def score(self, row: Row) -> float:
@@ -89,8 +93,12 @@ class Job(ABC):
         """
 
     @abstractmethod
-    def finish(self, run: "Run", params: Params) -> Any:
-        """Measure the best parameters on held-out data, and report and save that."""
+    def final(self, params: Params, devices: Devices) -> Any:
+        """Return the figures of the best parameters on held-out data."""
+
+    @abstractmethod
+    def report(self, run: "Run", params: Params, figures: Any) -> None:
+        """Report and save what `final` returned, in the first process."""
 
 
 def hash_of(*parts: bytes) -> str:

@@ -9,13 +9,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from . import header, report
+from .devices import Devices
 from .display import Display, Pace, clock
 from .errors import UserError
+from .fields import check_range
 from .header import Header
 from .job import Job
 from .report import Row
-from .training import Params, init_state, learning_rate, update
+from .training import Params, State, init_state, learning_rate, update
 
 EVALUATIONS = 6  # least number of them in a run that is limited by time
 SAVE_SECONDS = 60.0  # most that a crash may lose
@@ -32,12 +36,24 @@ class Run:
         out: the folder for its files.
         display: where to show progress.
         started: the start of the run's clock, from `time.monotonic`.
+        devices: where to compute.
+
+    Attributes:
+        now: the seconds of the run when the last update or evaluation began, by the
+            clock of the first process: all processes decide by it.
     """
 
-    def __init__(self, job: Job, out: Path, display: Display, started: float) -> None:
+    def __init__(
+        self, job: Job, out: Path, display: Display, started: float, devices: Devices
+    ) -> None:
+        share = job.settings.batch % devices.total_count
+        wanted = f"a multiple of {devices.total_count}, the number of devices"
+        check_range("batch", wanted, job.settings.batch, share == 0)
         self.job, self.settings, self.out = job, job.settings, out
-        self.display, self.started = display, started
-        self.state = init_state(self.settings.seed, job.init)
+        self.display, self.started, self.devices = display, started, devices
+        self.state = self._replicated(init_state(self.settings.seed, job.init))
+        self.best_params: Params = None
+        self.now = self.elapsed
         self.rows: list[Row] = []
         self.best: Row | None = None
         self.evaluation_seconds = self._saved = 0.0
@@ -60,7 +76,7 @@ class Run:
         shares = [0.0]
         if self.settings.minutes is not None:
             seconds = 60 * self.settings.minutes - self.evaluation_seconds
-            shares.append(self.elapsed / seconds if seconds > 0 else 1.0)
+            shares.append(self.now / seconds if seconds > 0 else 1.0)
         if self.settings.epochs is not None:
             shares.append(self.epoch / self.settings.epochs)
         return min(max(shares), 1.0)
@@ -71,7 +87,7 @@ class Run:
             self._advance(batch)
             if self._evaluation_due():
                 self._evaluate()
-            elif self.elapsed - self._saved > SAVE_SECONDS:
+            elif self.now - self._saved > SAVE_SECONDS:
                 self._save()
         if not self.rows or self.rows[-1].updates < self.state.step:
             self._evaluate()
@@ -87,7 +103,7 @@ class Run:
             return False
         self._save()
         if self.best is None:
-            self.save_model(self.state.averaged, best=None)
+            self.save_model(self.devices.local(self.state.averaged), best=None)
         return True
 
     def _batches(self) -> Iterator[Any]:
@@ -101,21 +117,24 @@ class Run:
 
     def _advance(self, batch: Any) -> None:
         """Make one update and show the progress of the run."""
-        state, value = update(
+        devices = self.devices
+        state, told = update(
             self.state,
-            batch,
+            devices.split(batch),
             learning_rate(self.settings.lr, self.state.step, self.progress),
+            devices.clock(self.elapsed),
             loss=self.job.loss,
             seed=self.settings.seed,
+            everywhere=devices.everywhere,
         )
-        loss = float(value)
+        loss, now = np.asarray(told).tolist()
         if not math.isfinite(loss):
             raise UserError(
                 f"the loss became {loss} at update {state.step}; what was best before "
                 f"is kept; use a smaller --lr than {self.settings.lr:g}"
             )
         with self.lock:
-            self.state = state
+            self.state, self.now = state, now
             self.pace.add(loss, self.job.count(batch))
             self.display.tick(
                 self.progress,
@@ -128,7 +147,7 @@ class Run:
         done = self.progress
         if done < 0.02:
             return "?"
-        return clock(self.elapsed * (1 - done) / done)
+        return clock(self.now * (1 - done) / done)
 
     def _evaluation_due(self) -> bool:
         """Return True at the end of an epoch, and at intervals of a timed run."""
@@ -137,16 +156,19 @@ class Run:
         if self.settings.minutes is None:
             return False
         last = self.rows[-1].seconds if self.rows else 0.0
-        return self.elapsed - last > 60 * self.settings.minutes / EVALUATIONS
+        return self.now - last > 60 * self.settings.minutes / EVALUATIONS
 
     def _evaluate(self) -> None:
         """Measure the parameters; keep them if they are the best so far."""
-        before = self.elapsed
-        figures = self.job.measure(self.state.averaged)
+        devices = self.devices
+        self.now = before = devices.agree(self.elapsed)
+        params = devices.local(self.state.averaged)
+        figures = self.job.measure(params, devices)
+        self.now = devices.agree(self.elapsed)
         row = self.job.row_class(
             self.epoch,
             self.state.step,
-            self.elapsed,
+            self.now,
             self.pace.speed,
             self.pace.loss,
             learning_rate(self.settings.lr, self.state.step, self.progress),
@@ -156,7 +178,8 @@ class Run:
         better = self.best is None or score(row) < score(self.best)
         with self.lock:
             if better:
-                self.save_model(self.state.averaged, best=row._asdict())
+                self.save_model(params, best=row._asdict())
+                self.best_params = params
             self.rows, self.best = [*self.rows, row], row if better else self.best
             self._save()
             self.display.say(
@@ -164,11 +187,13 @@ class Run:
                 f"loss {row.loss:.3f}  {self.job.describe(row)}  {self._time_left()} "
                 f"left {'*' if better else ''}".rstrip()
             )
-        self.evaluation_seconds = self.elapsed - before
+        self.evaluation_seconds = self.now - before
         self.pace = Pace()
 
     def save_model(self, params: Params, **figures: Any) -> None:
         """Save parameters as the model of the folder, with figures about them."""
+        if not self.devices.first:
+            return
         settings = dataclasses.asdict(self.settings)
         self.job.save_model(self.out, params, {"settings": settings, **figures})
 
@@ -181,11 +206,13 @@ class Run:
     def _save(self) -> None:
         """Save everything that `restore` needs, and the evaluations so far."""
         with self.lock:
-            self._saved = self.elapsed
+            self._saved = self.now
+            if not self.devices.first:
+                return
             now = Header(
                 settings=dataclasses.asdict(self.settings),
                 split=self.job.fingerprint(),
-                elapsed=self._saved,
+                elapsed=self.elapsed,
                 evaluation_seconds=self.evaluation_seconds,
                 rows=self.rows,
                 best=self.best,
@@ -206,11 +233,23 @@ class Run:
                 f"`--resume` needs the {job.unit} of the run that is resumed, got "
                 "others; give the same files and options"
             )
-        if old.best is not None:
-            job.load_params(self.out)  # the best weights must still be there
-        state = job.files.load_state(self.out, job.init)
+        best = None if old.best is None else job.load_params(self.out)
+        state = self._replicated(job.files.load_state(self.out, job.init))
         with self.lock:
+            self.best_params = best
             self.state, self.rows, self.best = state, old.rows, old.best
             self.evaluation_seconds = old.evaluation_seconds
-            self._saved = old.elapsed
             self.started -= old.elapsed
+            self._saved = self.now = old.elapsed
+
+    def check_same(self) -> None:
+        """Check that all processes have the same run.
+
+        Raises:
+            UserError: they have others.
+        """
+        run = self.settings, self.job.fingerprint(), self.state.step, self.out
+        self.devices.check_same(repr((*run, self.devices.total_count)))
+
+    def _replicated(self, state: State) -> State:
+        return State(state.step, *self.devices.replicate(state[1:]))

@@ -6,9 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 from rich.console import Console
 
 from . import files, header, report
+from .devices import Devices, ProcessLostError
 from .display import Display, clock
 from .job import Job
 from .report import Row
@@ -58,6 +60,7 @@ def conduct(
     started: float | None = None,
     console: Console | None = None,
     guard: Guard = nullcontext,
+    devices: int | None = None,
 ) -> Summary:
     """Train until the time or the epochs are over, then measure the best weights.
 
@@ -72,12 +75,15 @@ def conduct(
         console: where to report.
         guard: called with a function that stops the run and saves it, from any thread;
             returns the context in which the run takes place.
+        devices: see `Devices`; `connect` must have been called before.
 
     Raises:
+        ProcessLostError: another process has ended; what was learned is saved.
         UserError: a problem that the user can fix; the files in `out` are kept.
     """
     started = time.monotonic() if started is None else started
-    display, run = Display(console), None
+    places, run = Devices(devices), None
+    display = Display(console if places.first else Console(quiet=True))
 
     def keep() -> None:
         display.close()
@@ -88,11 +94,12 @@ def conduct(
             _interrupted(run)
 
     with guard(keep), display:
-        run = Run(make(), out, display, started)
-        files.make_folder(out)
+        run = Run(make(), out, display, started, places)
+        if places.first:
+            files.make_folder(out)
         if resume:
             run.restore()
-        else:
+        elif places.first:
             with run.lock:  # `guard` must not end the process between two moves
                 _move_older_run(out, display)
         for line in run.job.introduce():
@@ -101,10 +108,17 @@ def conduct(
             spent = clock(run.elapsed)
             display.say(f"resuming at epoch {run.epoch:.1f}, after {spent}")
         try:
+            run.check_same()
             run.train()
             display.tick(1.0, "measuring the best weights on held-out data")
-            figures = run.job.finish(run, run.job.load_params(out))
+            figures = run.job.final(run.best_params, places)
+            if places.first:
+                run.job.report(run, run.best_params, figures)
             return Summary(run.best, figures)
+        except jax.errors.JaxRuntimeError as error:
+            if places.processes == 1:
+                raise
+            raise _lost(run, error) from None
         except KeyboardInterrupt:
             keep()
             return Summary(run.best, None)
@@ -120,6 +134,22 @@ def _move_older_run(out: Path, display: Display) -> None:
         for path in old:
             files.move(path, previous / path.name)
         display.say(f"the run that was in {out} is now in {previous}")
+
+
+def _lost(run: Run, error: Exception) -> ProcessLostError:
+    """Save a run whose other processes cannot be reached; return the error to raise."""
+    run.display.close()
+    reason = " ".join(str(error).split())[:120]
+    if not run.halt():
+        saved = "nothing was learned yet"
+    elif run.devices.first:
+        saved = f"what was learned until epoch {run.epoch:.1f} is in {run.out}"
+    else:
+        saved = f"process 0 saves what was learned, if it is there, in {run.out}"
+    return ProcessLostError(
+        f"another process of this run has ended or cannot be reached ({reason}); "
+        f"{saved}; go on with --resume, on any number of processes"
+    )
 
 
 def _interrupted(run: Run) -> None:

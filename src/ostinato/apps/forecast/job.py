@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from .. import job
+from ..devices import Devices
 from ..report import Curves
 from ..run import Run
 from . import report, table, use
@@ -86,9 +87,9 @@ class Job(job.Job):
         """Return the windows of a batch; weight 0 does not count."""
         return int(batch.weights.sum())
 
-    def measure(self, params: Params) -> tuple[float, ...]:
+    def measure(self, params: Params, devices: Devices) -> tuple[float, ...]:
         """Return the errors on the rows to choose by."""
-        return self._errors(self.choose, params)
+        return self._errors(self.choose, params, devices)
 
     def score(self, row: Row) -> float:
         """Return the mean squared error."""
@@ -109,12 +110,15 @@ class Job(job.Job):
         """Read the parameters in `model.safetensors`."""
         return use.load(folder).params
 
-    def finish(self, run: Run, params: Params) -> dict[str, Errors]:
-        """Measure the weights on the rows to test on, and draw a forecast."""
-        figures = {
-            "forecast": self._errors(self.test, params),
-            "the last value, repeated": self._errors(self.test, None),
+    def final(self, params: Params, devices: Devices) -> dict[str, Errors]:
+        """Measure the weights on the rows to test on."""
+        return {
+            "forecast": self._errors(self.test, params, devices),
+            "the last value, repeated": self._errors(self.test, None, devices),
         }
+
+    def report(self, run: Run, params: Params, figures: dict[str, Errors]) -> None:
+        """Save and print the errors, and draw a forecast."""
         by_name = {name: errors._asdict() for name, errors in figures.items()}
         assert run.best is not None
         with run.lock:
@@ -127,16 +131,17 @@ class Job(job.Job):
         note = f"standardised values; best weights: epoch {run.best.epoch:.1f}"
         report.print_table(run.display.console, figures, note)
         run.display.say(f"model, errors and a picture of forecasts are in {run.out}")
-        return figures
 
-    def _errors(self, windows: Windows, params: Params | None) -> Errors:
+    def _errors(
+        self, windows: Windows, params: Params | None, devices: Devices
+    ) -> Errors:
         """Return the errors of all windows; None forecasts the last value."""
         sums = np.zeros(2)
-        for x, y, weights in windows.batches(READ):
+        for x, y, weights in devices.share(windows.batches(READ)):
             if params is None:
                 error = (x[:, -1:] - y) * weights[:, None, None]
                 sums += [np.sum(error**2), np.sum(np.abs(error))]
             else:
                 sums += np.asarray(self.model.errors(params, x, y, weights))
         count = windows.count * self.model.horizon * self.model.columns
-        return Errors(*(sums / count).tolist())
+        return Errors(*(devices.total(sums) / count).tolist())

@@ -23,6 +23,7 @@ def train(
     resume: bool = False,
     console: Console | None = None,
     guard: Guard = nullcontext,
+    devices: int | None = None,
     **given: Any,
 ) -> Summary:
     """Train until the time or the epochs are over, then measure the best weights.
@@ -35,6 +36,7 @@ def train(
         resume: continue the run in `out`, with its settings.
         console: where to report.
         guard: see `session.conduct`.
+        devices: see `Devices`.
         given: other fields of `Settings`; None or missing ones have defaults.
 
     Returns:
@@ -53,5 +55,11 @@ def train(
         return Job(settings, table.read(path))
 
     return session.conduct(
-        make, out, resume=resume, started=started, console=console, guard=guard
+        make,
+        out,
+        resume=resume,
+        started=started,
+        console=console,
+        guard=guard,
+        devices=devices,
     )

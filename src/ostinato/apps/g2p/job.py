@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from ostinato.data import bucket_bounds
 
 from .. import job
+from ..devices import Devices
 from ..report import Curves
 from ..run import Run
 from . import checkpoint, report
 from .batches import Batch, RaggedBatch, TrainingSet
 from .data import Split, phoneme_set
-from .metrics import ErrorRates, error_rates
+from .metrics import ErrorRates, error_counts
 from .model import Labels, Params, rank
 from .models import config_class
 from .report import Row
@@ -101,10 +103,11 @@ class Job(job.Job):
             return int((batch.letters.lengths > 0).sum())
         return int((batch.seq_lengths > 0).sum())
 
-    def measure(self, params: Params) -> tuple[float, ...]:
+    def measure(self, params: Params, devices: Devices) -> tuple[float, ...]:
         """Return the error rates of greedy decoding on the dev words."""
-        rates = self._rates("dev", self.reader.greedy(params, list(self.split.dev)))
-        return rates.per, rates.wer
+        words = list(devices.share(self.split.dev))
+        counts = self._counts("dev", words, self.reader.greedy(params, words))
+        return ErrorRates.of(devices.total(counts))[:2]
 
     def score(self, row: Row) -> float:
         """Return the phoneme error rate."""
@@ -131,9 +134,28 @@ class Job(job.Job):
         """Read the parameters in `model.safetensors`."""
         return checkpoint.load_model(folder).params
 
-    def finish(self, run: Run, params: Params) -> Figures:
-        """Measure on the dev words and, only now, on the test words."""
-        figures = self._figures(params)
+    def final(self, params: Params, devices: Devices) -> Figures:
+        """Measure on the dev words and, only now, on the test words.
+
+        The weights of `rank` become those that give the fewest errors on the dev words.
+        """
+        reader, figures = self.reader, {}
+        every = list(itertools.product(RANK_WEIGHTS, repeat=len(reader.opinions)))
+        for part in ("dev", "test"):
+            words = list(devices.share(getattr(self.split, part)))
+            found = reader.beam(params, words)
+            tried = every if part == "dev" else [self.rank_weights]
+            counts = [self._counts(part, words, reader.greedy(params, words))]
+            counts += [self._counts(part, words, rank(found, w)) for w in tried]
+            greedy, *ranked = map(ErrorRates.of, devices.total(np.stack(counts)))
+            best = min(range(len(tried)), key=lambda i: ranked[i].per)
+            self.rank_weights = tried[best]
+            figures[part, "greedy"] = greedy
+            figures[part, " + ".join(["beam", *reader.opinions])] = ranked[best]
+        return figures
+
+    def report(self, run: Run, params: Params, figures: Figures) -> None:
+        """Save and print the error rates."""
         by_name = {f"{part}, {how}": v._asdict() for (part, how), v in figures.items()}
         assert run.best is not None
         with run.lock:
@@ -146,28 +168,10 @@ class Job(job.Job):
         )
         report.print_table(run.display.console, figures, note)
         run.display.say(f"model, figures and learning curve are in {run.out}")
-        return figures
 
-    def _figures(self, params: Params) -> Figures:
-        """Return error rates by words and decoding; choose the weights of `rank`.
-
-        The weights are those that give the fewest errors on the dev words.
-        """
-        reader, figures = self.reader, {}
-        every = list(itertools.product(RANK_WEIGHTS, repeat=len(reader.opinions)))
-        for part in ("dev", "test"):
-            words = list(getattr(self.split, part))
-            figures[part, "greedy"] = self._rates(part, reader.greedy(params, words))
-            found = reader.beam(params, words)
-            tried = every if part == "dev" else [self.rank_weights]
-            ranked = {w: self._rates(part, rank(found, w)) for w in tried}
-            self.rank_weights = min(ranked, key=lambda w: ranked[w].per)
-            how = " + ".join(["beam", *reader.opinions])
-            figures[part, how] = ranked[self.rank_weights]
-        return figures
-
-    def _rates(self, part: str, labels: Sequence[Labels]) -> ErrorRates:
-        """Return the error rates of one guess for every word of a part of the split."""
-        references = getattr(self.split, part)
-        guesses = map(self.config.spell, labels)
-        return error_rates(dict(zip(references, guesses, strict=True)), references)
+    def _counts(
+        self, part: str, words: Sequence[str], labels: Sequence[Labels]
+    ) -> np.ndarray:
+        """Return the error counts of one guess for each of some words of a part."""
+        guesses = dict(zip(words, map(self.config.spell, labels), strict=True))
+        return error_counts(guesses, getattr(self.split, part))

