@@ -26,6 +26,7 @@ from benchmarks import (
     recurrent,
     results,
     rows,
+    scaling,
     session,
     steps,
     streams,
@@ -118,6 +119,15 @@ def test_sessions_are_measured(monkeypatch):
     assert float(time) > 0 and float(ratio) > 0 and memory == "3.0"
     stored = {"machine": results.machine() | {"threads": 1}, "rows": {"gru": row}}
     assert f"| gru | {time} | {ratio} | 3.0 |" in streams.text(stored)
+
+
+def test_scaling_is_reported_next_to_one_process():
+    seconds = {setup.name: [0.1, 0.1, 0.3] for setup in scaling.SETUPS}
+    seconds["2 processes x 1 thread"] = [0.15]
+    machine = results.machine()
+    text = scaling.text({"machine": machine, "hidden": 8, "seconds": seconds})
+    assert "| 2 processes x 1 thread | 64 | 150.0 | 853 | 1.50 |" in text
+    assert "2 processes x 2 devices | 64 | 100.0 | 2,560 | 1.00 |" in text
 
 
 def test_the_gradient_of_a_long_sequence_is_measured(monkeypatch):
