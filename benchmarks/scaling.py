@@ -5,7 +5,6 @@ process, and with as many words for each device (weak scaling). The losses are c
 before anything is timed; the table goes to docs/results.md.
 """
 
-import json
 import multiprocessing
 import os
 import socket
@@ -16,13 +15,14 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import typer
 
-from . import report, results, tables
+from . import results, tables
+from .stored import Measure, Out, Page, Stored
 
 OUT = Path("out/bench/scaling.json")
 MARK = "scaling"
-PAGE = Path("docs/results.md")
 UPDATES = 10  # of a turn
 LETTERS = 8  # of every word, so that all batches have one shape
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 HEADS = ("run", "words a device", "ms an update", "words/s", "over one process")
 
 
@@ -50,27 +50,17 @@ FIRST |= {name.name: SETUPS[2].name for name in SETUPS[2:]}
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each run.")] = 5,
     hidden: Annotated[int, typer.Option(min=1, help="Units a direction.")] = 128,
-    out: Annotated[
-        Path, typer.Option(dir_okay=False, help="File for the results.")
-    ] = OUT,
-    page: Annotated[
-        Path | None, typer.Option(help="Page for the table, between its marks.")
-    ] = None,
-    measure: Annotated[
-        bool, typer.Option(help="Measure, or only report the results in `out`.")
-    ] = True,
+    out: Out = OUT,
+    page: Page = None,
+    measure: Measure = True,
 ) -> None:
     """Time updates of one process and of several."""
+    stored = Stored(out)
     if measure:
-        found = seconds(rounds, hidden)
-        stored = {"machine": results.machine(), "hidden": hidden, "seconds": found}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(stored, indent=1) + "\n")
-    stored = json.loads(out.read_text())
-    tables.console().print(text(stored))
-    if page is not None:
-        mark = f"{MARK} {results.vendor_of(stored['machine'])}"
-        page.write_text(report.between_marks(page.read_text(), text(stored), mark))
+        stored.begin(hidden=hidden)
+        for name, found in seconds(rounds, hidden).items():
+            stored.add(name, found)
+    stored.show(text, MARK, page)
 
 
 def seconds(rounds: int, hidden: int) -> dict[str, list[float]]:
@@ -110,10 +100,10 @@ def free_port() -> int:
 
 def _take_part(pipe: Any, setup: Setup, process: int, port: int, hidden: int) -> None:
     """Make updates, say the losses, and time more of them when told."""
-    cores = sorted(os.sched_getaffinity(0))
-    if setup.threads == 1:
-        os.sched_setaffinity(0, {cores[process % len(cores)]})
+    # Processes are not pinned: the thread that communicates needs a core, too.
     os.environ["OSTINATO_NUM_THREADS"] = str(setup.threads)
+    if setup.threads == 1:
+        os.environ["XLA_FLAGS"] = ONE_THREAD
     from ostinato.apps import training
     from ostinato.apps.devices import Devices, connect
     from ostinato.apps.g2p import data
@@ -156,15 +146,13 @@ def _take_part(pipe: Any, setup: Setup, process: int, port: int, hidden: int) ->
         return  # the parent ended
 
 
-def text(stored: dict) -> str:
+def text(stored: Stored) -> str:
     """Format the results as the text for results.md."""
-    machine = stored["machine"]
     said = (
-        f"Measured {machine['date']} on {results.cpu_of(machine)}, jax "
-        f"{machine['packages']['jax']}: 2 layers x {stored['hidden']} units each way, "
-        f"words of {LETTERS} letters."
+        f"{stored.conditions('jax')}: 2 layers x {stored.machine['hidden']} units each "
+        f"way, words of {LETTERS} letters."
     )
-    medians = {k: results.spread(v).median for k, v in stored["seconds"].items()}
+    medians = {k: results.spread(v).median for k, v in stored.rows.items()}
     lines = [
         (
             setup.name,

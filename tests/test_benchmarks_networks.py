@@ -15,6 +15,7 @@ from benchmarks import (
     programs,
     recurrent,
     results,
+    scaling,
     step_peers,
     steps,
     stored,
@@ -214,13 +215,21 @@ def test_networks_of_heads_compute_what_a_scan_does(mode, skip):
     assert [*calls] == [heads.OURS, heads.SCAN, heads.DENSE]
 
 
-def test_the_table_of_heads_tells_milliseconds_and_ratios():
+def test_the_table_of_heads_tells_milliseconds_and_ratios(tmp_path):
     seconds = {heads.OURS: [0.001, 0.002, 0.003], heads.SCAN: [0.003]}
-    stored = {"machine": results.machine(), "rows": {"a-infer": seconds}}
-    assert heads.text(stored).endswith("| a-infer | 2.00 | 1.50 |  |  |")
+    found = stored_rows(tmp_path, {"a-infer": seconds})
+    assert heads.text(found).endswith("| a-infer | 2.00 | 1.50 |  |  |")
 
 
 # ---------------------------------------------------------- sessions, long sequences
+
+
+def test_scaling_is_reported_next_to_one_process(tmp_path):
+    rows = {setup.name: [0.1, 0.1, 0.3] for setup in scaling.SETUPS}
+    rows["2 processes x 1 thread"] = [0.15]
+    text = scaling.text(stored_rows(tmp_path, rows, hidden=8))
+    assert "| 2 processes x 1 thread | 64 | 150.0 | 853 | 1.50 |" in text
+    assert "2 processes x 2 devices | 64 | 100.0 | 2,560 | 1.00 |" in text
 
 
 def test_sessions_are_measured(monkeypatch, tmp_path):

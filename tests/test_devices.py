@@ -94,6 +94,15 @@ def test_addresses_that_are_incomplete():
     assert "--coordinator, --processes and --process need --distributed" in message
 
 
+def test_processes_with_other_options(monkeypatch):
+    devices = Devices()
+    devices.check_same("a")
+    rows = np.array([[1, 2], [1, 2], [1, 3]], np.uint8)
+    monkeypatch.setattr(devices, "_gather", lambda row: list(rows))
+    with pytest.raises(UserError, match="got others in process 2 than in process 0"):
+        devices.check_same("a")
+
+
 def test_a_failed_update_of_one_process_is_an_error_of_the_program(
     waves, tmp_path, monkeypatch
 ):
