@@ -52,7 +52,8 @@ def call(
         """Run the rows that are here: a program is the same for any number of them."""
         rows = [a.shape[k] for a, k in zip(operands, axes, strict=True) if k >= 0]
         results = _shapes(lowered, loop.length, rows[0])
-        return jax.ffi.ffi_call("ostinato_step", results, vmap_method="sequential")(
+        loop_of = jax.ffi.ffi_call("ostinato_step", results, vmap_method="sequential")
+        found = loop_of(
             *operands,
             program=np.array(lowered.program.numbers, np.int64),
             constants=np.array(lowered.program.constants, np.float64),
@@ -62,6 +63,7 @@ def call(
             lengths=bool(lengths),
             wide=lowered.dtype == jnp.float64,
         )
+        return list(found)
 
     if split:
         free = FreeAxes(axes, _axes_of_results(lowered), (False,) * len(axes))
