@@ -172,10 +172,10 @@ def _lower_on_cpus(native_of: Callable, xla_rule: Callable, splits: bool) -> Cal
 
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
         context = ctx.module_context
-        manual = getattr(context.axis_context, "manual_axes", None)
+        manual = getattr(context.axis_context, "manual_axes", ())
         one = _on_one_device(context)
         exported = context.lowering_parameters.for_export  # to run on any machine
-        elsewhere = exported or (not one and (manual is not None or not splits))
+        elsewhere = exported or (not one and (bool(manual) or not splits))
         rule = xla_rule if elsewhere else native_of(not one)
         return rule(ctx, *args, **params)
 
