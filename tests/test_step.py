@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closures import fast_jit
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from step_programs import PROGRAMS, B, T
 
 import ostinato as ost
@@ -209,6 +210,49 @@ def test_gradients_of_each_example_run_in_the_native_loop(mapped, ragged):
         each = jax.vmap(lambda x: jax.grad(run)(p, states, x))
         each = lambda p, x, each=each: each(x)  # noqa: E731
     assert calls_of(each, p, x) == 2
+
+
+@pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+@pytest.mark.parametrize("name", ["lstm", "attention"])
+def test_sequences_split_over_devices_run_in_the_native_loop(name):
+    mesh = Mesh(np.array(jax.devices()[:4]), ("b",))
+    rng = np.random.default_rng(3)
+    draw = lambda *shape: jnp.asarray(0.5 * rng.standard_normal(shape))  # noqa: E731
+    x, h, memory = draw(T, 8, 2), draw(8, 4), draw(8, 6, 4)
+    lengths = jnp.asarray([5, 0, 3, 5, 2, 1, 4, 5])
+    params = {"w": draw(2, 4), "u": draw(4, 4), "memory": memory}
+
+    def step(p, h, x, t):
+        read = h
+        if name == "attention":
+            scores = jnp.einsum("bh,bmh->bm", h, p["memory"])
+            read = jnp.einsum("bm,bmh->bh", jax.nn.softmax(scores), p["memory"])
+        h = jnp.tanh(x @ p["w"] + read @ p["u"])
+        return h, h
+
+    def loss(p, h, x, lengths, backend):
+        out = ost.recurrent_net(
+            step,
+            x,
+            h,
+            params=p,
+            time_major=True,
+            seq_lengths=lengths,
+            backend=backend,
+        )
+        return jnp.sum(jnp.sin(out.outputs)) + jnp.vdot(out.states, out.states)
+
+    def place(a, *axes):
+        return jax.device_put(a, NamedSharding(mesh, PartitionSpec(*axes)))
+
+    split = {k: place(a, *["b"] * (k == "memory")) for k, a in params.items()}
+    given = split, place(h, "b"), place(x, None, "b"), place(lengths, "b")
+    run = jax.jit(jax.grad(loss, argnums=(0, 1, 2)), static_argnums=4)
+    compiled = run.lower(*given, None).compile()
+    text = compiled.as_text()
+    assert text.count('custom_call_target="ostinato_step"') == 2
+    assert "all-gather" not in text
+    assert_equal(compiled(*given), run(params, h, x, lengths, "scan"))
 
 
 @pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
+from .._compat import lower_with_devices
 from .._rnn.eager import always_jitted
 from .._rnn.sharding import make_varying
 from .._typing import Array
@@ -145,8 +146,10 @@ def _primitive(name: str, implementation: Callable) -> Primitive:
     return primitive
 
 
-def _native_forward(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
-    return native.forward(loop, wrt, operands)
+def _native_forward(
+    *operands: Array, loop: Loop, wrt: Mask | None, split: bool
+) -> list[Array]:
+    return native.forward(loop, wrt, operands, split)
 
 
 loop_p = _primitive("ostinato_loop", _forward)
@@ -158,13 +161,22 @@ ad.primitive_jvps[loop_p] = _jvp
 ad.primitive_transposes[loop_tangent_p] = _transpose
 
 
-def _lower_on_cpus(native_rule: Callable, xla_rule: Callable) -> Callable:
-    """Return a lowering rule that takes the native library where it can be called."""
+def _lower_on_cpus(native_of: Callable, xla_rule: Callable, splits: bool) -> Callable:
+    """Return a lowering rule that takes the native library where it can be called.
+
+    Args:
+        native_of: from whether arrays may be split over devices, to the rule that does.
+        xla_rule: the rule for all other places.
+        splits: whether this JAX can split its arrays over devices.
+    """
 
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
         context = ctx.module_context
+        manual = getattr(context.axis_context, "manual_axes", ())
+        one = _on_one_device(context)
         exported = context.lowering_parameters.for_export  # to run on any machine
-        rule = xla_rule if exported or not _on_one_device(context) else native_rule
+        elsewhere = exported or (not one and (bool(manual) or not splits))
+        rule = xla_rule if elsewhere else native_of(not one)
         return rule(ctx, *args, **params)
 
     return lower
@@ -179,13 +191,26 @@ def _on_one_device(context: Any) -> bool:
     return getattr(axes, "num_devices", 1) == 1
 
 
-for _loop_primitive, _native, _xla in (
-    (loop_p, _native_forward, _forward),
-    (loop_bwd_p, ft.partial(_backward, backward=native.backward), _backward),
+def _native_loop(split: bool) -> Callable:
+    return mlir.lower_fun(ft.partial(_native_forward, split=split), True)
+
+
+def _native_back(split: bool) -> Callable:
+    backward = ft.partial(native.backward, split=split)
+    return mlir.lower_fun(ft.partial(_backward, backward=backward), True)
+
+
+for _loop_primitive, _native_of, _xla in (
+    (loop_p, _native_loop, _forward),
+    (loop_bwd_p, _native_back, _backward),
 ):
     mlir.register_lowering(
         _loop_primitive,
-        _lower_on_cpus(mlir.lower_fun(_native, True), mlir.lower_fun(_xla, True)),
+        _lower_on_cpus(
+            _native_of,
+            mlir.lower_fun(_xla, True),
+            lower_with_devices(_loop_primitive),
+        ),
         platform="cpu",
     )
 

@@ -183,7 +183,10 @@ def _select(b: Builder, eqn: JaxprEqn, which: Value, *cases: Value, **_: Any) ->
     return result
 
 
-@rule("copy", "copy_p", "name", "stop_gradient", "optimization_barrier", "pvary")
+@rule(
+    "copy", "copy_p", "name", "stop_gradient", "optimization_barrier", "pvary",
+    "reshard", "sharding_constraint",
+)  # fmt: skip
 def _same_value(b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> list[Value]:
     return list(given)
 
