@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from .gradients import Derivative, Mask, Policy, differentiate
+from .jaxprs import type_of
 from .split import Step
 
 
@@ -62,7 +63,7 @@ def best_derivative(
         return differentiate(core, wrt, policy)
     least = differentiate(core, wrt, policy.policy)
     sizes = {
-        math.prod(eqn.outvars[0].aval.shape)
+        math.prod(type_of(eqn.outvars[0]).shape)
         for eqn in core.jaxpr.eqns
         if eqn.primitive.name in policy.also
     }
@@ -84,4 +85,5 @@ def _saved_bytes(derivative: Derivative, num_kept: int, saves_products: bool) ->
     saved += derivative.forward.jaxpr.outvars[len(step.jaxpr.outvars) :]
     if saves_products:
         saved += [inputs[i] for i in derivative.read_inputs if i >= num_kept]
-    return sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in saved)
+    types = map(type_of, saved)
+    return sum(math.prod(a.shape) * a.dtype.itemsize for a in types)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
-from .jaxprs import jaxpr_of, needed, split_at, unique, variables
+from .jaxprs import jaxpr_of, needed, split_at, type_of, unique, variables
 
 PRODUCTS = frozenset({"conv_general_dilated", "dot_general"})
 """Operations that are quicker for all steps at once than step by step."""
@@ -145,7 +145,7 @@ def without_invariants(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Traced
     transposes = {
         eqn.outvars[0]
         for eqn in jaxpr.eqns
-        if eqn.primitive.name == "transpose" and len(eqn.outvars[0].aval.shape) == 2
+        if eqn.primitive.name == "transpose" and len(type_of(eqn.outvars[0]).shape) == 2
     }
     step = Step(
         jaxpr_of(in_loop, [*invariant, *at_step, *states], jaxpr.outvars),
