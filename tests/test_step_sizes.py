@@ -89,6 +89,19 @@ def test_results_equal_those_of_scan(sizes, ragged):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9 * scale, err_msg=name)
 
 
+@needs_cpu
+@pytest.mark.parametrize("name", list(networks(4)))
+def test_networks_of_the_benchmark_run_in_the_native_loop(name):
+    network = networks(4)[name]
+    with jax.enable_x64(False), jax.numpy_rank_promotion("allow"):
+        params = network.init(jax.random.key(0))
+        x, memory = jnp.ones((3, 2, 4), jnp.float32), jnp.ones((2, 5, 4), jnp.float32)
+        step = network.step or network.cell_on(memory)
+        states = network.cell.initial_state(2)
+        told = ost.explain(step, x, states, params=params, time_major=True)
+    assert told.backend == "cpu", str(told)
+
+
 # ------------------------------------------------------------------- what is stored
 
 

@@ -9,6 +9,7 @@ namespace ostinato::cpu {
 namespace {
 
 constexpr int64_t kMostPanel = 64;  // columns of the widest panel
+alignas(64) constexpr double kZeros[kMostPanel] = {};
 // Rows of a task of a product of the whole chunk, a multiple of what products take at
 // once: they stay in the second-level cache while all panels pass.
 constexpr int64_t kTaskRows = 48;
@@ -94,6 +95,11 @@ template <typename T>
 const T* StepTile<T>::StartOf(const StepInstruction& instruction, int64_t first,
                               int64_t width, T* start) const {
   if (instruction.continues) return nullptr;
+  const StepView &one = instruction.operands[1], &other = instruction.operands[2];
+  if (one.buffer < 0) return reinterpret_cast<const T*>(kZeros);
+  if (other.buffer < 0 && width % loop_.kernels.lanes == 0) {
+    return live_[one.buffer].at + one.offset + first;
+  }
   std::fill_n(start, kMostPanel, T{0});
   for (int k = 1; k < 3; ++k) {
     const StepView& view = instruction.operands[k];

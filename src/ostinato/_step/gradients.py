@@ -315,3 +315,13 @@ def _invariant_variables(jaxpr: Any, num_invariant: int) -> set[Any]:
         if fixed.issuperset(variables(eqn)):
             fixed.update(eqn.outvars)
     return fixed
+
+
+def weight_gradient(product: Any, weight: Array, x: Array, dy: Array) -> Array:
+    """Return the gradient of a weight: one product of all steps."""
+
+    def all_steps(weight: Array) -> Array:
+        return jax.vmap(product, in_axes=(0, None))(x, weight)
+
+    (gradient,) = jax.linear_transpose(all_steps, weight)(dy)
+    return gradient

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from .._padding import fill_empty_sequences, is_step, select
 from .._rnn.accumulation import accumulation_dtype
 from .._typing import Array
-from . import xla
-from .gradients import Mask, is_float
+from .gradients import Mask, is_float, weight_gradient
 from .jaxprs import evaluate, flat_trace, split_at, struct, type_of
 from .plans import Pullback, add_to, ends, saving_step
 from .split import Step
@@ -67,7 +66,7 @@ def batch_loop(
 def _by_masked_step(run: Run, *operands: Array, loop: Loop) -> list[Array]:
     """Run a loop whose sequences have lengths as one whose step takes a mask."""
     step, lengths = loop.step, operands[-1]
-    invariant, inputs, states = xla.parts(step, operands)
+    invariant, inputs, states = step.parts(operands)
     initial = [fill_empty_sequences(a, lengths) for a in states]
     valid = is_step(lengths, loop.length, 0)
     given = [*invariant, *initial, *inputs, valid, *states]
@@ -89,7 +88,7 @@ def _masked_step(step: Step) -> Step:
         return [*select(valid, new, old), *outputs]
 
     avals = [struct(v.aval) for v in step.jaxpr.invars]
-    invariant, inputs, states = xla.parts(step, avals)
+    invariant, inputs, states = step.parts(avals)
     count = step.num_invariant + step.num_states
     batch = states[0].shape[:1] if states else ()
     valid = jax.ShapeDtypeStruct(batch, jnp.bool_)
@@ -113,7 +112,7 @@ def _mapped_step(step: Step, mapped: tuple[bool, ...], size: int) -> Step:
     ]
     traced = flat_trace(jax.vmap(one, in_axes=in_axes, axis_size=size), *avals)
     assert not traced.consts, "a step that has been split closes over nothing"
-    fixed, inputs, _ = xla.parts(step, mapped)
+    fixed, inputs, _ = step.parts(mapped)
     of_inputs, of_fixed = (
         tuple(0 if m else None for m in flags) for flags in (inputs, fixed)
     )
@@ -139,7 +138,7 @@ def _backward_by_steps(
     operands, rest = arguments[: len(wrt)], arguments[len(wrt) :]
     saved, bar = split_at(rest, [len(rest) - len(pullback.floats)])
     d_final, d_outputs = split_at(bar, [pullback.num_states])
-    invariant, inputs, states = xla.parts(step, operands)
+    invariant, inputs, states = step.parts(operands)
     more = evaluate(pullback.core.before_backward, invariant)
     valid = [is_step(operands[-1], loop.length, 0)] if loop.masked else []
     sums = [
@@ -165,7 +164,7 @@ def _backward_by_steps(
         add_to(found, i, d.astype(invariant[i].dtype))
     for k, product in enumerate(pullback.products):
         weight = invariant[product.weight]
-        d = xla.weight_gradient(product, weight, *pairs[2 * k : 2 * k + 2])
+        d = weight_gradient(product, weight, *pairs[2 * k : 2 * k + 2])
         add_to(found, product.weight, d.astype(weight.dtype))
     zero = lambda a: jnp.zeros(a.shape, a.dtype)  # noqa: E731
     return [found.get(i, zero(a)) for i, a in enumerate(operands) if wrt[i]]

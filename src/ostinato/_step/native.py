@@ -12,7 +12,7 @@ from .. import _native
 from .._typing import Array
 from . import xla
 from .call import call, check_rows
-from .gradients import is_float
+from .gradients import is_float, weight_gradient
 from .jaxprs import evaluate, split_at
 from .lower import LARGEST_GIVEN
 from .plans import Backward, add_to, lower_forward, plan_backward
@@ -92,7 +92,7 @@ def _run_back(
 ) -> dict[int, Array]:
     """Return the cotangents of operands, by position; of others it is 0."""
     step = loop.step
-    invariant, inputs, states = xla.parts(step, operands)
+    invariant, inputs, states = step.parts(operands)
     more = evaluate(plan.derivative.before_backward, invariant)
     d_states, d_outputs = split_at(cotangents, [sum(map(is_float, states))])
     arguments = [*invariant, *more, *inputs, *saved, *d_states, *d_outputs]
@@ -111,7 +111,7 @@ def _run_back(
         weight = invariant[product.weight]
         d = matrices[k]
         if d is None:
-            d = xla.weight_gradient(product, weight, *pairs[2 * k : 2 * k + 2])
+            d = weight_gradient(product, weight, *pairs[2 * k : 2 * k + 2])
         add_to(found, product.weight, d.astype(weight.dtype))
     return found
 

@@ -31,7 +31,7 @@ def saving_step(loop: Loop, wrt: Mask) -> Step:
     which = xla.saved_products(loop, wrt)
 
     def saving(*operands: Any) -> list[Any]:
-        invariant, inputs, states = xla.parts(step, operands)
+        invariant, inputs, states = step.parts(operands)
         taken = step.taken
         products = evaluate(taken.ahead, [*invariant, *inputs])
         core = [*(inputs[i] for i in taken.kept), *products]
@@ -120,7 +120,7 @@ class Pullback:
         assert not self.ahead.before_backward.jaxpr.outvars
         self.num_kept = len(step.taken.kept)
         self.bar = [k - self.num_kept for k in self.core.inputs if k >= self.num_kept]
-        self.inputs = [i for i, w in enumerate(xla.parts(step, wrt)[1]) if w]
+        self.inputs = [i for i, w in enumerate(step.parts(wrt)[1]) if w]
         found = [*self.core.invariant, *self.ahead.invariant]
         self.invariant = list(dict.fromkeys(found))
         self.products = [

@@ -85,4 +85,5 @@ def _saved_bytes(derivative: Derivative, num_kept: int, saves_products: bool) ->
     saved += derivative.forward.jaxpr.outvars[len(step.jaxpr.outvars) :]
     if saves_products:
         saved += [inputs[i] for i in derivative.read_inputs if i >= num_kept]
-    return sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in saved)
+    types = map(type_of, saved)
+    return sum(math.prod(a.shape) * a.dtype.itemsize for a in types)

@@ -47,6 +47,16 @@ class Step:
         """The jaxpr of the step, without constants."""
         return self.traced.jaxpr
 
+    def parts(self, operands: Sequence[Any]) -> tuple[list, list, list]:
+        """Return invariant values, inputs and states of a loop's operands."""
+        first = self.num_invariant + self.num_inputs
+        operands = list(operands)
+        return (
+            operands[: self.num_invariant],
+            operands[self.num_invariant : first],
+            operands[first : first + self.num_states],
+        )
+
     @ft.cached_property
     def products(self) -> dict[Any, Any]:
         """The products of an invariant value with one that changes.

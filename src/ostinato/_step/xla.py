@@ -15,7 +15,7 @@ from .._padding import select
 from .._rnn.accumulation import accumulation_dtype
 from .._segments import near_divisor, scan_segments
 from .._typing import Array
-from .gradients import Derivative, Mask, Policy, is_float
+from .gradients import Derivative, Mask, Policy, is_float, weight_gradient
 from .jaxprs import evaluate, split_at, variables
 from .masks import StepMask
 from .policies import best_derivative
@@ -62,7 +62,7 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
     Returns:
         Final states, outputs `[T, ...]`, then saved values `[T, ...]`.
     """
-    invariant, inputs, states = parts(loop.step, operands)
+    invariant, inputs, states = loop.step.parts(operands)
     mask = StepMask.of(loop.masked, loop.length, operands, states)
     if wrt is None and not _pays_ahead(loop.step):
         at = (inputs, mask.valid)
@@ -185,7 +185,7 @@ def map_steps(
 def derivative_of(loop: Loop, wrt: Mask) -> Derivative:
     """Return the derivative of the loop's core with respect to what `wrt` leads to."""
     taken = loop.step.taken
-    invariant, inputs, states = parts(loop.step, wrt)
+    invariant, inputs, states = loop.step.parts(wrt)
     read = {v for e in taken.ahead.jaxpr.eqns for v in variables(e)}
     leads = any(
         w for v, w in zip(taken.ahead.jaxpr.invars, wrt, strict=False) if v in read
@@ -235,7 +235,7 @@ def backward(
         The cotangents of operands, by position; of others it is 0.
     """
     whole = loop.step
-    invariant, inputs, states = parts(whole, operands)
+    invariant, inputs, states = whole.parts(operands)
     derivative = derivative_of(loop, wrt)
     more = evaluate(derivative.before_backward, invariant)
     floats = [i for i, a in enumerate(states) if is_float(a)]
@@ -300,7 +300,7 @@ def _backward_block(
     """
     invariant, more, inputs, saved, products = given
     taken = loop.step.taken
-    wrt_invariant, wrt_inputs, _ = parts(loop.step, wrt)
+    wrt_invariant, wrt_inputs, _ = loop.step.parts(wrt)
 
     def ahead(weights: dict[int, Array], xs: dict[int, Array]) -> list[Array]:
         return products_ahead(
@@ -393,27 +393,6 @@ def _scan_back(
 
 def _pairs(items: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(items[::2], items[1::2], strict=True))
-
-
-def parts(step: Step, operands: Sequence[Any]) -> tuple[list, list, list]:
-    """Return invariant values, inputs and states of a loop's operands."""
-    first = step.num_invariant + step.num_inputs
-    operands = list(operands)
-    return (
-        operands[: step.num_invariant],
-        operands[step.num_invariant : first],
-        operands[first : first + step.num_states],
-    )
-
-
-def weight_gradient(product: Any, weight: Array, x: Array, dy: Array) -> Array:
-    """Return the gradient of a weight: one product of all steps."""
-
-    def all_steps(weight: Array) -> Array:
-        return jax.vmap(product, in_axes=(0, None))(x, weight)
-
-    (gradient,) = jax.linear_transpose(all_steps, weight)(dy)
-    return gradient
 
 
 def _zeros_wide(a: Array) -> Array:
