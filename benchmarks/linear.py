@@ -4,12 +4,11 @@ It compares `linear_recurrence` with `lax.scan` and `lax.associative_scan`, elem
 cells with `lax.scan`, filters with scipy, advantages with `lax.scan`, and cells with
 each other. Results are checked before anything is timed. The floor of a recurrence is
 the time to move its arrays, each of them once, at the bandwidth that all threads reach
-when they read memory.
+when they read memory; that of advantages includes a jitted call that does nothing.
 """
 
 import functools as ft
 import itertools
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -26,12 +25,12 @@ import ostinato as ost
 from ostinato import cells
 from ostinato.apps.bench import timing
 
-from . import native, pictures, report, results, tables
+from . import floors, native, pictures, results, tables
 from .programs import compilations, compiled, in_a_row, training, wait
+from .stored import Measure, Out, Page, Stored
 
 OUT = Path("out/bench/linear.json")
 MARK = "linear"
-PAGE = Path("docs/results.md")
 OURS, SCAN, ASSOCIATIVE, SCIPY = "ours", "lax.scan", "associative_scan", "scipy"
 SIZES = {
     "N1T1000H256": (1, 1000, 256),
@@ -67,18 +66,12 @@ CELL_SIZE = (8, 1000, 256)
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 7,
     only: Annotated[str, typer.Option(help="Part to measure, or all.")] = "all",
-    out: Annotated[
-        Path, typer.Option(dir_okay=False, help="File for the results.")
-    ] = OUT,
-    page: Annotated[
-        Path | None, typer.Option(help="Page for the tables, between its marks.")
-    ] = None,
-    measure: Annotated[
-        bool, typer.Option(help="Measure, or only report the results in `out`.")
-    ] = True,
+    out: Out = OUT,
+    page: Page = None,
+    measure: Measure = True,
 ) -> None:
     """Time recurrences, filters, advantages and cells, and write their tables."""
-    stored = json.loads(out.read_text()) if out.exists() else {}
+    stored = Stored(out)
     parts = {
         "recurrences": recurrences,
         "elementwise": elementwise,
@@ -87,20 +80,15 @@ def main(
         "cells": all_cells,
     }
     if measure:
-        stored["machine"] = results.machine()
+        stored.begin()
         for name, part in parts.items():
             if only in ("all", name):
-                stored[name] = part(rounds)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(stored, indent=1) + "\n")
-    tables.console().print(text(stored))
-    if page is not None:
-        vendor = results.vendor_of(stored["machine"])
-        mark = f"{MARK} {vendor}"
-        if "cells" in stored:
-            picture = page.parent / "images" / f"recurrences_{vendor.lower()}.png"
-            pictures.draw_cells(dict(map(step_times, stored["cells"])), picture)
-        page.write_text(report.between_marks(page.read_text(), text(stored), mark))
+                stored.add(name, part(rounds))
+    stored.show(text, MARK, page)
+    if page is not None and "cells" in stored.rows:
+        vendor = results.vendor_of(stored.machine).lower()
+        picture = page.parent / "images" / f"recurrences_{vendor}.png"
+        pictures.draw_cells(dict(map(step_times, stored.rows["cells"])), picture)
 
 
 # ------------------------------------------------------------------------ recurrences
@@ -205,7 +193,7 @@ def elementwise(rounds: int, sizes: dict[str, tuple] = ELEMENTWISE_SIZES) -> lis
             row["seconds"] = timing.take_turns(calls, rounds)
             row["floor"] = count * dy[0].nbytes / bandwidth
             rows.append(row)
-            print(*elementwise_row(row), flush=True)
+            print(*scan_row(row), flush=True)
     return rows
 
 
@@ -233,7 +221,7 @@ def filters(rounds: int, signals: dict[str, tuple] = SIGNALS) -> list[dict]:
                     seconds = timing.take_turns(calls, rounds)
                 row = {"name": f"{name}, order {order}, {dtype}", "seconds": seconds}
                 rows.append(row)
-                print(*other_row(row, SCIPY), flush=True)
+                print(*filter_row(row), flush=True)
     return rows
 
 
@@ -256,6 +244,7 @@ def advantages(rounds: int, rollouts: dict[str, tuple] = ROLLOUTS) -> list[dict]
         options = dict(discounts=d, lambda_=0.95, time_major=time_major)
         return ost.gae(r, v, last, **options).advantages
 
+    bandwidth, dispatch = native.peaks(_threads())["read"][-1][1], floors.dispatch()
     rows = []
     for name, (batch, steps) in rollouts.items():
         rng = np.random.default_rng(0)
@@ -269,8 +258,9 @@ def advantages(rounds: int, rollouts: dict[str, tuple] = ROLLOUTS) -> list[dict]
             calls, _ = compiled(runs, given, steps)
             seconds = timing.take_turns(calls, rounds)
             row = {"name": f"{name}, {order} first", "seconds": seconds}
+            row["floor"] = dispatch + 4 * given[0].nbytes / bandwidth
             rows.append(row)
-            print(*other_row(row, SCAN), flush=True)
+            print(*scan_row(row), flush=True)
     return rows
 
 
@@ -315,32 +305,27 @@ def all_cells(rounds: int, size: tuple[int, int, int] = CELL_SIZE) -> list[dict]
 # ------------------------------------------------------------------------------ tables
 
 
-def text(stored: dict) -> str:
+def text(stored: Stored) -> str:
     """Format the results as the text for results.md."""
-    machine = stored["machine"]
-    parts = [
-        f"Measured {machine['date']} on {results.cpu_of(machine)}, "
-        f"{machine['cpus']} CPUs, "
-        f"jax {machine['packages']['jax']}."
-    ]
+    parts = [f"{stored.conditions('jax')}."]
     heads = {
         "recurrences": ("recurrence", OURS, "in a row", "floor", "in a row/floor", SCAN,
                         ASSOCIATIVE, "compile ms", "MiB"),
         "elementwise": ("element-wise", OURS, "floor", "ours/floor", SCAN),
         "filters": ("filter", OURS, SCIPY),
-        "advantages": ("advantages", OURS, SCAN),
+        "advantages": ("advantages", OURS, "floor", "ours/floor", SCAN),
         "cells": ("cell", "infer µs/step", "train µs/step", "MiB"),
     }  # fmt: skip
     lines = {
         "recurrences": recurrence_row,
-        "elementwise": elementwise_row,
-        "filters": ft.partial(other_row, other=SCIPY),
-        "advantages": ft.partial(other_row, other=SCAN),
+        "elementwise": scan_row,
+        "filters": filter_row,
+        "advantages": scan_row,
         "cells": cell_row,
     }
     for name, head in heads.items():
-        if name in stored:
-            parts.append(tables.markdown(head, map(lines[name], stored[name])))
+        if name in stored.rows:
+            parts.append(tables.markdown(head, map(lines[name], stored.rows[name])))
     return "\n\n".join(parts)
 
 
@@ -364,7 +349,7 @@ def recurrence_row(row: dict) -> tuple[str, ...]:
     )
 
 
-def elementwise_row(row: dict) -> tuple[str, ...]:
+def scan_row(row: dict) -> tuple[str, ...]:
     """Format our milliseconds, the floor, and the time of the loop over ours."""
     found = medians(row)
     return (
@@ -376,10 +361,10 @@ def elementwise_row(row: dict) -> tuple[str, ...]:
     )
 
 
-def other_row(row: dict, other: str) -> tuple[str, ...]:
-    """Format our milliseconds, and the time of the other one over ours."""
+def filter_row(row: dict) -> tuple[str, ...]:
+    """Format our milliseconds, and the time of scipy over ours."""
     found = medians(row)
-    ratio = tables.ratio(found[other] / found[OURS])
+    ratio = tables.ratio(found[SCIPY] / found[OURS])
     return row["name"], tables.duration(found[OURS]), ratio
 
 

@@ -3,7 +3,6 @@
 #ifndef OSTINATO_CPU_LINEAR_ADVANTAGES_INL_H_
 #define OSTINATO_CPU_LINEAR_ADVANTAGES_INL_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -18,6 +17,12 @@ namespace {
 // Steps of some sequences at a time: what they need stays in the first-level cache.
 constexpr int64_t kMostSteps = 128;
 
+// `value`, but at least 0 and at most `most`. Functions of the standard library are not
+// for kernels: their copies for one instruction set would serve processors without it.
+inline int64_t Within(int64_t value, int64_t most) {
+  return value < 0 ? 0 : value < most ? value : most;
+}
+
 // An integer as wide as an element.
 template <typename V>
 using Word = std::remove_reference_t<decltype(std::declval<typename V::Bits&>()[0])>;
@@ -27,7 +32,7 @@ template <typename V>
 auto Flags(const uint8_t* bytes, int64_t n) {
   typedef uint8_t Bytes __attribute__((vector_size(V::kLanes)));
   Bytes given{};
-  if (bytes != nullptr) std::memcpy(&given, bytes, std::min<int64_t>(n, sizeof given));
+  if (bytes != nullptr) std::memcpy(&given, bytes, Within(n, sizeof given));
   return __builtin_convertvector(given, typename V::Bits) != 0;
 }
 
@@ -117,16 +122,16 @@ void EstimateSteps(const Advantages<T>& c, int64_t begin, int64_t end, int64_t f
                    int64_t count, const Word<V>* lengths, T* carry) {
   const auto place = [&](int64_t i) { return (first + i) * c.steps + begin; };
   const auto inside = [&](int64_t i) {
-    return std::clamp<int64_t>(static_cast<int64_t>(lengths[i]) - begin, 0,
-                               end - begin);
+    return Within(static_cast<int64_t>(lengths[i]) - begin, end - begin);
   };
   for (int64_t i = 0; i < count; ++i) {
     const int64_t at = place(i), steps = inside(i);
     const bool last = steps > 0 && begin + steps == static_cast<int64_t>(lengths[i]);
     PutDeltas<V>(c, at, steps - last, c.values + at + 1);
     if (last) PutDeltas<V>(c, at + steps - 1, 1, c.last + first + i);
-    std::fill_n(c.advantages + at + steps, end - begin - steps, T{0});
-    std::fill_n(c.returns + at + steps, end - begin - steps, T{0});
+    for (int64_t t = at + steps; t < at + end - begin; ++t) {
+      c.advantages[t] = c.returns[t] = 0;
+    }
   }
   constexpr int kTogether = 4;
   const auto add_up = [&](auto add, int64_t i) {
@@ -150,9 +155,7 @@ void EstimateAdvantages(const Advantages<T>& c, int64_t first, int64_t count) {
   static_assert(kPlaces % V::kLanes == 0);
   Word<V> lengths[kPlaces] = {};
   for (int64_t i = 0; i < count; ++i) {
-    lengths[i] = c.lengths == nullptr
-                     ? c.steps
-                     : std::clamp<int64_t>(c.lengths[first + i], 0, c.steps);
+    lengths[i] = c.lengths == nullptr ? c.steps : Within(c.lengths[first + i], c.steps);
   }
   T carry[kPlaces] = {};
   if (c.time_major) {
@@ -163,9 +166,10 @@ void EstimateAdvantages(const Advantages<T>& c, int64_t first, int64_t count) {
     }
     return;
   }
-  for (int64_t end = c.steps; end > 0; end -= std::min(end, kMostSteps)) {
-    EstimateSteps<V>(c, std::max<int64_t>(0, end - kMostSteps), end, first, count,
-                     lengths, carry);
+  for (int64_t end = c.steps; end > 0;) {
+    const int64_t begin = end - Within(end, kMostSteps);
+    EstimateSteps<V>(c, begin, end, first, count, lengths, carry);
+    end = begin;
   }
 }
 

@@ -17,8 +17,10 @@ processor with AVX-512 (`work` is what `work_of` counts):
 | | 8, 64 | 1536 | 3.4 | 1.1 |
 
 So a step runs as `lax.scan` up to a work of 96, or of 256 if it has no product. A step
-that the native loop lacks runs in XLA's loop at 0.95 to 3 times the speed of `lax.scan`
-if it has a product with an invariant matrix, and otherwise as `lax.scan`.
+that the native loop lacks runs in XLA's loop if it has a product with an invariant
+matrix: with a `sort`, N = 8 and H = 64, at 0.84 to 1.05 times the speed of `lax.scan`,
+with a convolution at 1.0 times forward and 1.9 in training. Otherwise it runs as
+`lax.scan`.
 """
 
 from __future__ import annotations
