@@ -95,6 +95,21 @@ def test_while_a_disk_does_not_answer(tmp_path):
     assert not list(out.iterdir())
 
 
+def test_while_a_finished_process_ends():
+    """Python restores default handlers before it deletes what modules hold."""
+    program = """
+import os, signal
+from ostinato import interrupts
+interrupts.arm()
+interrupts.finish()
+class Last:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGINT):
+        kill(process, number)
+last = Last()
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
 def test_other_programs_keep_their_signals():
     code = (
         "import signal; before = [signal.getsignal(n) for n in (2, 15)]; "
