@@ -135,7 +135,7 @@ def recurrences(rounds: int, sizes: dict[str, tuple] = SIZES) -> list[dict]:
                 who: run if kind == "infer" else training(run)
                 for who, run in runs.items()
             }
-            calls, needed = compiled(made, given, shape[1])
+            calls, needed = compiled(made, given, shape[1] ** 2)
             row = {"name": f"{name}-{kind}", "bytes": needed}
             row["compile"] = compilations(made[OURS], given)
             row["seconds"] = timing.take_turns(calls, rounds)
@@ -188,7 +188,7 @@ def elementwise(rounds: int, sizes: dict[str, tuple] = ELEMENTWISE_SIZES) -> lis
             if kind == "train":
                 runs = {who: training(run) for who, run in runs.items()}
                 given = (*given, *dy)
-            calls, needed = compiled(runs, given, steps * batch)
+            calls, needed = compiled(runs, given, (steps * batch) ** 2)
             row = {"name": f"{name}, {size}-{kind}", "bytes": needed}
             row["seconds"] = timing.take_turns(calls, rounds)
             row["floor"] = count * dy[0].nbytes / bandwidth
@@ -255,7 +255,7 @@ def advantages(rounds: int, rollouts: dict[str, tuple] = ROLLOUTS) -> list[dict]
                 who: ft.partial(run, order == "time")
                 for who, run in ((OURS, by_gae), (SCAN, by_loop))
             }
-            calls, _ = compiled(runs, given, steps)
+            calls, _ = compiled(runs, given, steps**2)
             seconds = timing.take_turns(calls, rounds)
             row = {"name": f"{name}, {order} first", "seconds": seconds}
             row["floor"] = dispatch + 4 * given[0].nbytes / bandwidth

@@ -26,6 +26,11 @@ def training(run: Callable) -> Callable:
 def compiled(runs: dict[str, Callable], arguments: Any, terms: int) -> tuple:
     """Compile `runs` and check that their results agree.
 
+    Args:
+        runs: functions of `arguments`, by name; the results of the first are wanted.
+        arguments: arrays of JAX.
+        terms: how many terms their sums have; see `assert_close`.
+
     Returns:
         Calls that wait for their results, and the temporary bytes, both by name.
     """
@@ -38,7 +43,7 @@ def compiled(runs: dict[str, Callable], arguments: Any, terms: int) -> tuple:
         got = jax.tree.leaves(program(*arguments))
         want = got if want is None else want
         for x, y in zip(got, want, strict=True):
-            assert_close(x, y, terms=terms**2, what=name)
+            assert_close(x, y, terms=terms, what=name)
         calls[name] = ft.partial(wait, program, arguments)
     return calls, needed
 

@@ -15,13 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import typer
 from jax import lax
-from tolerance import assert_close
 
 import ostinato as ost
 from ostinato import cells
 from ostinato.apps.bench import timing
 
-from . import results, tables
+from . import programs, results, tables
 from .steps import Network, attention, networks
 from .stored import Measure, Out, Page, Stored
 
@@ -232,18 +231,7 @@ def compiled(runs: dict[str, Callable], arguments: Any, train: bool) -> Any:
         dy = np.random.default_rng(1).standard_normal(y.shape, np.float32)
         runs = {name: training(run) for name, run in runs.items()}
         arguments = (*arguments, jnp.asarray(dy, y.dtype))
-    calls, needed, want = {}, {}, None
-    for name, run in runs.items():
-        program = jax.jit(run).lower(*arguments).compile()
-        analysis = program.memory_analysis()
-        assert analysis is not None  # it exists on a CPU
-        needed[name] = analysis.temp_size_in_bytes
-        got = jax.tree.leaves(program(*arguments))
-        want = got if want is None else want
-        for a, b in zip(got, want, strict=True):
-            assert_close(a, b, terms=x.size, what=name)
-        calls[name] = lambda p=program: jax.block_until_ready(p(*arguments))
-    return calls, needed
+    return programs.compiled(runs, arguments, x.size)
 
 
 def text(stored: Stored) -> str:
