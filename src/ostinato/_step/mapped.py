@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from .._padding import fill_empty_sequences, is_step, select
 from .._rnn.accumulation import accumulation_dtype
 from .._typing import Array
-from .gradients import Mask, is_float, weight_gradient
+from .gradients import Mask
 from .jaxprs import evaluate, flat_trace, split_at, struct, type_of
-from .plans import Pullback, add_to, ends, saving_step
+from .plans import Pullback, by_operand, ends, saving_step
 from .split import Step
 from .xla import Loop
 
@@ -155,17 +155,9 @@ def _backward_by_steps(
     out = run(back, [*invariant, *more, *at_step, *d_final, *sums])
     counts = [len(d_final), len(sums), len(pullback.inputs)]
     d_states, sums, d_inputs, pairs = split_at(out, ends(counts))
-    first = step.num_invariant
-    found = {first + i: d for i, d in zip(pullback.inputs, d_inputs, strict=True)}
-    first += step.num_inputs
-    floats = [i for i, a in enumerate(states) if is_float(a)]
-    found |= {first + i: d for i, d in zip(floats, d_states, strict=True)}
-    for i, d in zip(pullback.invariant, sums, strict=True):
-        add_to(found, i, d.astype(invariant[i].dtype))
-    for k, product in enumerate(pullback.products):
-        weight = invariant[product.weight]
-        d = weight_gradient(product, weight, *pairs[2 * k : 2 * k + 2])
-        add_to(found, product.weight, d.astype(weight.dtype))
+    matrices = [None] * len(pullback.products)
+    d = d_states, d_inputs, sums
+    found = by_operand(loop, pullback, operands, d, matrices, pairs)
     zero = lambda a: jnp.zeros(a.shape, a.dtype)  # noqa: E731
     return [found.get(i, zero(a)) for i, a in enumerate(operands) if wrt[i]]
 

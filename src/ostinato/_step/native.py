@@ -12,10 +12,10 @@ from .. import _native
 from .._typing import Array
 from . import xla
 from .call import call, check_rows
-from .gradients import is_float, weight_gradient
+from .gradients import is_float
 from .jaxprs import evaluate, split_at
 from .lower import LARGEST_GIVEN
-from .plans import Backward, add_to, lower_forward, plan_backward
+from .plans import Backward, by_operand, lower_forward, plan_backward
 from .values import Unsupported
 from .xla import Loop, Mask
 
@@ -100,20 +100,8 @@ def _run_back(
         plan.lowered, loop, arguments, _lengths(loop, operands), not loop.reverse, split
     )
     d_states, d_inputs, d_invariant, pairs = split_at(results, plan.counts)
-    first = step.num_invariant
-    found = {first + i: d for i, d in zip(plan.inputs, d_inputs, strict=True)}
-    first += step.num_inputs
-    floats = [i for i, a in enumerate(states) if is_float(a)]
-    found |= {first + i: d for i, d in zip(floats, d_states, strict=True)}
-    for i, d in zip(plan.invariant, d_invariant, strict=True):
-        add_to(found, i, d.astype(invariant[i].dtype))
-    for k, product in enumerate(plan.products):
-        weight = invariant[product.weight]
-        d = matrices[k]
-        if d is None:
-            d = weight_gradient(product, weight, *pairs[2 * k : 2 * k + 2])
-        add_to(found, product.weight, d.astype(weight.dtype))
-    return found
+    d = d_states, d_inputs, d_invariant
+    return by_operand(loop, plan, operands, d, matrices, pairs)
 
 
 def _all(

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr
 
 from .._typing import Array
 from . import xla
-from .gradients import Derivative, Product, differentiate, is_float
+from .gradients import Derivative, Product, differentiate, is_float, weight_gradient
 from .jaxprs import evaluate, flat_trace, split_at, struct, type_of
 from .lower import lower
 from .lowered import Given, Lowered
@@ -235,6 +235,42 @@ class Pullback:
         for i, d in zip(self.ahead.invariant, d_invariant, strict=True):
             add_to(sums, i, d)
         return pairs
+
+
+def by_operand(
+    loop: Loop,
+    plan: Backward | Pullback,
+    operands: Sequence[Array],
+    results: tuple[list[Array], list[Array], list[Array]],
+    matrices: Sequence[Array | None],
+    pairs: Sequence[Array],
+) -> dict[int, Array]:
+    """Return the cotangents of the operands of a loop, by position.
+
+    Args:
+        loop: what is static.
+        plan: what the results are of.
+        operands: of the loop.
+        results: the cotangents of states, of inputs and of invariant values.
+        matrices: for every product, the gradient of its matrix; None if `pairs` has the
+            factors of it.
+        pairs: both factors of every product, of all steps.
+    """
+    invariant, _, states = loop.step.parts(operands)
+    d_states, d_inputs, d_invariant = results
+    first = loop.step.num_invariant
+    found = {first + i: d for i, d in zip(plan.inputs, d_inputs, strict=True)}
+    first += loop.step.num_inputs
+    floats = [i for i, a in enumerate(states) if is_float(a)]
+    found |= {first + i: d for i, d in zip(floats, d_states, strict=True)}
+    for i, d in zip(plan.invariant, d_invariant, strict=True):
+        add_to(found, i, d.astype(invariant[i].dtype))
+    for k, (product, d) in enumerate(zip(plan.products, matrices, strict=True)):
+        weight = invariant[product.weight]
+        if d is None:
+            d = weight_gradient(product, weight, *pairs[2 * k : 2 * k + 2])
+        add_to(found, product.weight, d.astype(weight.dtype))
+    return found
 
 
 def add_to(found: dict[int, Array], i: int, d: Array) -> None:
