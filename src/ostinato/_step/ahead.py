@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .jaxprs import jaxpr_of, needed, split_at, type_of, unique, variables
-from .lower import PRIMITIVES
+from .programs.lower import PRIMITIVES
 from .split import OF_INPUTS, Step, levels_of, read_by, simplicity
 
 

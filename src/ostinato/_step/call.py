@@ -11,9 +11,9 @@ import numpy as np
 
 from .._rnn.sharding import FreeAxes, partition
 from .._typing import Array
-from .lowered import Lowered
-from .program import Place
-from .values import Unsupported
+from .programs.lowered import Lowered
+from .programs.program import Place
+from .programs.values import Unsupported
 from .xla import Loop
 
 

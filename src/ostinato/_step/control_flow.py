@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 from .._typing import Array
 from .cost import CUSTOM, equations_of, leaves_out_much
 from .jaxprs import evaluate, is_literal, run_one, struct, type_of, variables
-from .lower import PRIMITIVES
+from .programs.lower import PRIMITIVES
 
 _MOST_ITERATIONS, _MOST_EQUATIONS = 16, 256
 """Of an inner loop that is written out."""

@@ -10,8 +10,8 @@ from .gradients import is_float
 from .jaxprs import Origins
 from .native import check_available
 from .plans import lower_forward, plan_backward
-from .program import PRODUCT, Phase
-from .values import Unsupported
+from .programs.program import PRODUCT, Phase
+from .programs.values import Unsupported
 from .xla import Loop
 
 

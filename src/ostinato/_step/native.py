@@ -14,9 +14,9 @@ from . import xla
 from .call import call, check_rows
 from .gradients import is_float
 from .jaxprs import evaluate, split_at
-from .lower import LARGEST_GIVEN
 from .plans import Backward, by_operand, lower_forward, plan_backward
-from .values import Unsupported
+from .programs.lower import LARGEST_GIVEN
+from .programs.values import Unsupported
 from .xla import Loop, Mask
 
 

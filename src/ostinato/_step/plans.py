@@ -15,11 +15,11 @@ from .._typing import Array
 from . import xla
 from .gradients import Derivative, Product, differentiate, is_float, weight_gradient
 from .jaxprs import evaluate, flat_trace, split_at, struct, type_of
-from .lower import lower
-from .lowered import Given, Lowered
-from .program import Place
+from .programs.lower import lower
+from .programs.lowered import Given, Lowered
+from .programs.program import Place
+from .programs.values import Unsupported
 from .split import Step
-from .values import Unsupported
 from .xla import Loop, Mask
 
 

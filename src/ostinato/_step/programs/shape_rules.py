@@ -8,9 +8,9 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
+from ..jaxprs import type_of
 from . import values as shapes
 from .builder import Builder
-from .jaxprs import type_of
 from .registry import refuse_integers, result_shape, rule_table
 from .values import Unsupported, Value
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxprs_in_params
 
+from ..gradients import Product
+from ..jaxprs import is_literal, type_of
 from . import reduction_rules, rules, shape_rules
 from .builder import Builder
 from .fusion import fuse
-from .gradients import Product
-from .jaxprs import is_literal, type_of
 from .lowered import Given, Lowered, Result
 from .program import Buffer, Factor, Gradient, Place, encode
 from .values import Unsupported, Value, broadcast, merge_axes, most_of, row_major

@@ -10,9 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
+from ..jaxprs import type_of
 from . import values as shapes
 from .builder import Builder
-from .jaxprs import type_of
 from .products import dot_general
 from .registry import is_integer, refuse_integers, result_shape, rule_table
 from .values import Unsupported, Value, most_of

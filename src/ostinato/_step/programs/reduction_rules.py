@@ -7,9 +7,9 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
+from ..jaxprs import type_of
 from . import values as shapes
 from .builder import Builder
-from .jaxprs import type_of
 from .registry import is_integer, refuse_integers, rule_table
 from .values import Unsupported, Value, most_of
 

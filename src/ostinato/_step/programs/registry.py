@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from .jaxprs import type_of
+from ..jaxprs import type_of
 from .values import Unsupported, Value
 
 Rule = Callable[..., Value | list[Value]]
