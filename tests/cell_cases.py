@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from closures import fast_jit
 from oracles import cells64, net64
+from tolerance import assert_close
 
 import ostinato as ost
 from ostinato import cells
@@ -196,3 +197,9 @@ def inner_jaxprs(eqn):
     if eqn.primitive in loops.IMPLEMENTATIONS:
         return [loops.implementation(eqn).jaxpr]
     return list(jax.extend.core.jaxprs_in_params(eqn.params))
+
+
+def assert_trees_close(got, want, *, dtype=np.float64, terms=100):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_close(a, b, dtype=dtype, terms=terms)

@@ -7,11 +7,11 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import ENTRIES, FEATURES, INNER, MEMORY_LENGTHS, SIZE, attend, make
 from cell_cases import (
     BATCH,
     LENGTHS,
     STEPS,
-    CellCase,
     assert_gradients,
     compiled_net,
     count,
@@ -30,39 +30,8 @@ import ostinato as ost
 from ostinato import cells
 
 KINDS = ("regular", "recurrent", "dot", "soft_coverage")
-ENTRIES, FEATURES, SIZE = 4, 2, 3  # memory entries; inputs; memory features
-MEMORY_LENGTHS = (4, 0, 1)
-INNER = {
-    "lstm": CellCase(cells.LSTM(FEATURES + SIZE, 5), cells64.lstm),
-    "gru-same": CellCase(cells.GRU(FEATURES + SIZE, SIZE), cells64.gru),
-    "milstm": CellCase(cells.MILSTM(FEATURES + SIZE, 5), cells64.milstm),
-}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_inner = pytest.mark.parametrize("inner", INNER)
-
-
-def make(kind, inner="lstm", memory_lengths=MEMORY_LENGTHS, dtype="float64"):
-    """Make a cell, parameters, inputs, memory and states, with NaN in all padding."""
-    rng = np.random.default_rng(5)
-    attention = cells.Attention(INNER[inner].cell, kind, memory_size=SIZE)
-    memory = rng.standard_normal((BATCH, ENTRIES, SIZE))
-    x = rng.standard_normal((BATCH, STEPS, FEATURES))
-    for b in range(BATCH):
-        memory[b, memory_lengths[b] :] = np.nan
-        x[b, LENGTHS[b] :] = np.nan
-    bound = attend(attention, jnp.asarray(memory, dtype), memory_lengths)
-    params, states = shapes_of(bound, dtype)
-    params, states = draw(rng, params, dtype), draw(rng, states, dtype)
-    return attention, (
-        params,
-        jnp.asarray(x, dtype),
-        jnp.asarray(memory, dtype),
-        states,
-    )
-
-
-def attend(attention, memory, memory_lengths=MEMORY_LENGTHS, **options):
-    return attention.attend(memory, np.asarray(memory_lengths, np.int32), **options)
 
 
 def run(attention, params, x, memory, states, memory_lengths=MEMORY_LENGTHS, **options):

@@ -12,6 +12,7 @@ from cell_cases import (
     LENGTHS,
     STEPS,
     assert_gradients,
+    assert_trees_close,
     compiled_net,
     make,
     net,
@@ -20,7 +21,7 @@ from cell_cases import (
     weigh,
 )
 from closures import fast_jit
-from tolerance import assert_close, assert_same_bits
+from tolerance import assert_same_bits
 
 import ostinato as ost
 from ostinato import cells
@@ -30,12 +31,6 @@ POLICIES = ("zero", "drop")  # "hold" is run for every cell
 every_cell = pytest.mark.parametrize("name", CASES)
 fused_cells = pytest.mark.parametrize("name", FUSED)
 other_cells = pytest.mark.parametrize("name", [n for n in CASES if n not in FUSED])
-
-
-def assert_trees_close(got, want, *, dtype=np.float64, terms=100):
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert_close(a, b, dtype=dtype, terms=terms)
 
 
 @every_cell

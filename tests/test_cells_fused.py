@@ -14,6 +14,7 @@ from cell_cases import (
     HIDDEN,
     LENGTHS,
     STEPS,
+    assert_trees_close,
     compiled_net,
     count,
     make,
@@ -23,7 +24,6 @@ from cell_cases import (
 )
 from closures import fast_jit
 from harness import assert_says
-from tolerance import assert_close
 
 import ostinato as ost
 
@@ -34,12 +34,6 @@ fused_cells = pytest.mark.parametrize("name", FUSED)
 
 
 other_cells = pytest.mark.parametrize("name", [n for n in CASES if n not in FUSED])
-
-
-def assert_trees_close(got, want, *, dtype=np.float64, terms=100):
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert_close(a, b, dtype=dtype, terms=terms)
 
 
 @fused_cells

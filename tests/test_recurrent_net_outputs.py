@@ -4,28 +4,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from closures import fast_jit
+from net_arguments import B, I, arrays
 from tolerance import assert_same_bits
 
 import ostinato as ost
-
-T, B, I, H = 5, 3, 2, 3  # noqa: E741
-
-
-class Arguments(NamedTuple):
-    params: Any
-    closed: Any
-    x: Any
-    states: Any
-
-
-def arrays(seed=0):
-    rng = np.random.default_rng(seed)
-    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape))  # noqa: E731
-    states = {"h": draw(B, H), "total": draw(B)}
-    return Arguments({"w": draw(I, H)}, draw(H, H), draw(B, T, I), states)
 
 
 def total(out):

@@ -1,7 +1,6 @@
 """Tests of derivatives of `recurrent_net`, and of transformations around and inside."""
 
 import functools
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +8,11 @@ import numpy as np
 import pytest
 from closures import fast_jit
 from jax import lax
+from net_arguments import Arguments, B, T, arrays
 from tolerance import assert_close, assert_same_bits
 
 import ostinato as ost
 
-T, B, I, H = 5, 3, 2, 3  # noqa: E741
 LENGTHS = (3, 0, 5)
 RESETS = np.random.default_rng(3).random((B, T)) < 0.3
 OPTIONS = {
@@ -31,20 +30,6 @@ OPTIONS = {
         "recompute": ("gate",),
     },
 }
-
-
-class Arguments(NamedTuple):
-    params: Any
-    closed: Any
-    x: Any
-    states: Any
-
-
-def arrays(seed=0):
-    rng = np.random.default_rng(seed)
-    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape))  # noqa: E731
-    states = {"h": draw(B, H), "total": draw(B)}
-    return Arguments({"w": draw(I, H)}, draw(H, H), draw(B, T, I), states)
 
 
 def run(arguments, **options):
