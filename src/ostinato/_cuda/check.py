@@ -1,0 +1,148 @@
+"""Trials of kernels: a kernel runs here only after it has proved itself once.
+
+A child process runs known cases with the kernels of one text, and compares them with
+XLA. A result that is wrong, a crash or a hang disables the text on this kind of GPU.
+The verdict is kept in a file, until the text, the compiler or the driver changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+
+import jax
+
+from . import cache, nvrtc
+from .device import Gpu
+from .kernels import Text
+
+LIMIT = 300.0
+"""The seconds after which a trial counts as hung: starting JAX takes most of them."""
+
+READY = "ready"
+"""The line that a trial prints before it runs the first kernel.
+
+What fails before says nothing about kernels, and is tried again by the next process.
+"""
+
+_lock = threading.Lock()
+_verdicts: dict[str, str] = {}  # by key: why a text is disabled, or ""
+_in_trial = False
+
+
+def failure(text: Text, gpu: Gpu, module: str) -> str | None:
+    """Return why a text is disabled on a kind of GPU; None if it passed its trial.
+
+    Args:
+        text: the kernels.
+        gpu: where they run.
+        module: the program of the trial, which takes the definitions of the text.
+    """
+    if _in_trial:
+        return None
+    key = _key(text, gpu)
+    with _lock:
+        if key not in _verdicts:
+            known = _stored(key)
+            _verdicts[key] = _try(key, text, module) if known is None else known
+            if _verdicts[key]:
+                warnings.warn(
+                    f"kernels of {text} are disabled on {gpu.name}, and XLA runs their "
+                    f"calls: {_verdicts[key]}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        return _verdicts[key] or None
+
+
+def failures(texts: Sequence[Text], gpu: Gpu) -> dict[Text, str]:
+    """Return the texts that are known to be disabled, and why, without any trial."""
+    found = {}
+    for text in texts:
+        key = _key(text, gpu)
+        verdict = _verdicts.get(key) or _stored(key)
+        if verdict:
+            found[text] = verdict
+    return found
+
+
+def begin_trial() -> None:
+    """Let kernels run unproved in this process, which is their trial."""
+    global _in_trial
+    _in_trial = True
+
+
+def command(module: str, text: Text) -> list[str]:
+    """Return the command that tries a text."""
+    return [sys.executable, "-m", module, *text.definitions]
+
+
+def _key(text: Text, gpu: Gpu) -> str:
+    compiler = nvrtc.find().compiler
+    version = "" if compiler is None else compiler.version
+    code = text.key(gpu.arch, version)
+    return cache.key(code, gpu.name, gpu.driver, jax.__version__) + ".verdict"
+
+
+def _stored(key: str) -> str | None:
+    data = cache.load(key)
+    return None if data is None else json.loads(data)
+
+
+def _try(key: str, text: Text, module: str) -> str:
+    """Run a trial; return why it failed, or ""."""
+    verdict, final = _outcome(command(module, text))
+    if not final:
+        return f"the trial did not begin: {verdict}"
+    cache.store(key, json.dumps(verdict).encode())
+    path = cache.path_of(key)
+    if verdict and path is not None:
+        verdict += f"; remove {path} to try again"
+    return verdict
+
+
+def _outcome(arguments: Sequence[str]) -> tuple[str, bool]:
+    """Return the verdict of a trial, and whether it says something about kernels."""
+    environment = dict(os.environ)
+    # The parent already holds most of the GPU's memory.
+    environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        child = subprocess.Popen(
+            arguments,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        return f"no other process could be started: {error}", False
+    hung = False
+    try:
+        output, errors = child.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        hung = True
+        child.kill()
+        try:  # a process that waits for its GPU may survive that
+            output, errors = child.communicate(timeout=LIMIT / 10)
+        except subprocess.TimeoutExpired as expired:
+            output, errors = (_text(expired.stdout), _text(expired.stderr))
+    lines = output.splitlines()
+    if hung:
+        return f"their trial did not end within {LIMIT:g} s", READY in lines
+    if child.returncode == 0 and lines:
+        return json.loads(lines[-1]), True
+    last = " ".join(errors.strip().splitlines()[-1:])[:300]
+    how = f"signal {-child.returncode}" if child.returncode < 0 else "an error"
+    return f"their trial ended with {how}: {last}".rstrip(": "), READY in lines
+
+
+def _text(data: bytes | str | None) -> str:
+    return data.decode(errors="replace") if isinstance(data, bytes) else data or ""

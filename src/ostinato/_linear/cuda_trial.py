@@ -1,0 +1,109 @@
+"""The trial of the kernels of linear recurrences: known cases, compared with XLA.
+
+It is a program of its own, `python -m ostinato._linear.cuda_trial DEFINITION ...`, and
+prints its verdict as JSON: what is wrong, or "".
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._cuda import check, plan
+from . import api, cuda
+
+_BATCH, _STEPS, _UNITS = 3, 333, 10  # not a multiple of anything; several chunks
+_LENGTHS = (_STEPS, 0, 150)
+
+
+def main(definitions: list[str]) -> str:
+    """Try the kernels of one text; return what is wrong, or ""."""
+    check.begin_trial()
+    ((dtype, blocks),) = (
+        (dtype, blocks)
+        for dtype in plan.STORAGE
+        for blocks in (False, True)
+        if list(cuda.text_for(dtype, blocks).definitions) == definitions
+    )
+    jax.config.update("jax_enable_x64", dtype == "float64")
+    cases = [
+        _case(dtype, blocks, *options)
+        for options in itertools.product((False, True), repeat=3)
+    ]
+    wanted = [_results(case, "xla") for case in cases]
+    jax.block_until_ready(wanted)
+    print(check.READY, flush=True)
+    for case, want in zip(cases, wanted, strict=True):
+        problem = _difference(_results(case, "cuda"), want, dtype)
+        if problem:
+            return f"{problem}, for {case[1]}"
+    return ""
+
+
+def _case(
+    dtype: str, blocks: bool, constant: bool, reverse: bool, masked: bool
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return arrays and options of a call."""
+    random = np.random.default_rng(5)
+    block = (2,) if blocks else ()
+    lead = () if constant else (_BATCH, _STEPS)
+    units = (_UNITS // len((*block, 1)), *block)
+
+    def normal(*shape: int) -> Any:
+        return jnp.asarray(random.standard_normal(shape), dtype)
+
+    scale = jnp.asarray(0.4 if blocks else 0.7, dtype)
+    arrays = [
+        normal(*lead, *units, *block) * scale,
+        normal(_BATCH, _STEPS, *units),
+        normal(_BATCH, *units),
+    ]
+    options: dict[str, Any] = dict(reverse=reverse)
+    if masked:
+        options["seq_lengths"] = _LENGTHS
+        arrays.append(jnp.asarray(random.random((_BATCH, _STEPS)) < 0.02))
+    return arrays, options
+
+
+def _results(case: tuple[list[Any], dict[str, Any]], backend: Any) -> list[Any]:
+    """Return the results of a call, and the gradients, which run the transpose."""
+    arrays, options = case
+    lengths = options.get("seq_lengths")
+    if lengths is not None:
+        options = options | dict(seq_lengths=jnp.asarray(lengths, jnp.int32))
+
+    @jax.jit
+    def both(a: Any, b: Any, h_0: Any, *resets: Any) -> Any:
+        def run(a: Any, b: Any, h_0: Any) -> Any:
+            given = dict(options, resets=resets[0]) if resets else options
+            return tuple(
+                api.linear_recurrence(a, b, h_0, backend=backend, **given)
+            )
+
+        out, pull_back = jax.vjp(run, a, b, h_0)
+        return out, pull_back(out)
+
+    return jax.tree.leaves(both(*arrays))
+
+
+def _difference(got: list[Any], want: list[Any], dtype: str) -> str:
+    """Say which result differs by more than rounding; "" if none does."""
+    names = ("h", "h_n", "the gradient of a", "of b", "of h_0")
+    epsilon = float(jnp.finfo(dtype).eps)
+    for name, x, y in zip(names, got, want, strict=True):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        scale = max(1.0, float(np.max(np.abs(y))))
+        error = float(np.max(np.abs(x - y))) / scale
+        if not error <= 64 * epsilon:  # also where it is NaN
+            return f"a wrong result: {name} differs by {error:.1e} of its size"
+    return ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1:])))
