@@ -6,6 +6,7 @@
 //
 // OSTINATO_EMULATED(name), behind the text, exports what runs the kernel `name`.
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>

@@ -7,13 +7,17 @@ The verdict is kept in a file, until the text, the compiler or the driver change
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Sequence
+from typing import IO
 
 import jax
 
@@ -21,8 +25,13 @@ from . import cache, nvrtc
 from .device import Gpu
 from .kernels import Text
 
-LIMIT = 300.0
-"""The seconds after which a trial counts as hung: starting JAX takes most of them."""
+START_LIMIT = 600.0
+"""The seconds until a trial has to be ready: JAX starts, and XLA computes."""
+
+LIMIT = 60.0
+"""The seconds of the kernels, after which they count as hung."""
+
+_KILLED = 10.0  # seconds that a process takes to die
 
 READY = "ready"
 """The line that a trial prints before it runs the first kernel.
@@ -112,37 +121,46 @@ def _outcome(arguments: Sequence[str]) -> tuple[str, bool]:
     # The parent already holds most of the GPU's memory.
     environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    try:
-        child = subprocess.Popen(
-            arguments,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-    except OSError as error:
-        return f"no other process could be started: {error}", False
-    hung = False
-    try:
-        output, errors = child.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        hung = True
-        child.kill()
-        try:  # a process that waits for its GPU may survive that
-            output, errors = child.communicate(timeout=LIMIT / 10)
-        except subprocess.TimeoutExpired as expired:
-            output, errors = (_text(expired.stdout), _text(expired.stderr))
-    lines = output.splitlines()
-    if hung:
-        return f"their trial did not end within {LIMIT:g} s", READY in lines
-    if child.returncode == 0 and lines:
-        return json.loads(lines[-1]), True
-    last = " ".join(errors.strip().splitlines()[-1:])[:300]
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        try:
+            child = subprocess.Popen(
+                arguments,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+            )
+        except OSError as error:
+            return f"no other process could be started: {error}", False
+        limit, lines = _wait(child, output)
+        if limit is not None:
+            return f"their trial did not end within {limit:g} s", READY in lines
+        if child.returncode == 0 and lines:
+            return json.loads(lines[-1]), True
+        errors.seek(0)
+        last = " ".join(errors.read().strip().splitlines()[-1:])[:300]
     how = f"signal {-child.returncode}" if child.returncode < 0 else "an error"
     return f"their trial ended with {how}: {last}".rstrip(": "), READY in lines
 
 
-def _text(data: bytes | str | None) -> str:
-    return data.decode(errors="replace") if isinstance(data, bytes) else data or ""
+def _wait(child: subprocess.Popen, output: IO[str]) -> tuple[float | None, list[str]]:
+    """Wait for a trial; return the limit that it overran, or None, and its lines.
+
+    One that overruns is killed, and left alone: where the GPU hangs, its process may
+    never end.
+    """
+    limit, began = START_LIMIT, time.monotonic()
+    while True:
+        ended = child.poll() is not None
+        output.seek(0)
+        lines = output.read().splitlines()
+        if ended:
+            return None, lines
+        if limit == START_LIMIT and READY in lines:
+            limit, began = LIMIT, time.monotonic()
+        if time.monotonic() - began > limit:
+            child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_KILLED)
+            return limit, lines
+        time.sleep(0.02)

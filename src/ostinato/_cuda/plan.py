@@ -92,6 +92,11 @@ def linear_reason(dtype: str, block: int | None) -> str | None:
     return None
 
 
+def rnn(mode: str) -> str:
+    """Say why the operator has no kernel for a mode: none has one yet."""
+    return f"it has no kernels for {mode} yet, only for linear_recurrence"
+
+
 def accumulation(dtype: str) -> str:
     """Return the dtype of states and sums."""
     return "float64" if np.dtype(dtype) == np.float64 else "float32"

@@ -13,6 +13,7 @@ import numpy as np
 from .. import _config
 from .._cuda import check, device, kernels, plan
 from .._cuda.launch import launch
+from .._rnn import cuda as backend
 from .._typing import Array
 from .call import Recurrence, numbers, size
 
@@ -132,8 +133,11 @@ def text_for(dtype: str, blocks: bool) -> kernels.Text:
     return kernels.Text("linear.h", definitions)
 
 
-TEXTS = tuple(text_for(dtype, blocks) for dtype in plan.STORAGE for blocks in (0, 1))
+TEXTS = tuple(
+    text_for(dtype, blocks) for dtype in plan.STORAGE for blocks in (False, True)
+)
 """All texts of linear recurrences."""
+backend.TEXTS.extend(TEXTS)
 
 
 def _plan(call: Recurrence, b: Any, gpu: device.Gpu) -> plan.LinearPlan | str:
