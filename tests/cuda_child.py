@@ -13,7 +13,7 @@ from ostinato._linear import api, cuda, cuda_trial, lowering
 LINE = "  const Index unit = part.sequence * UnitsOf(r) + part.unit;"
 CHANGES = {
     "none": lambda text: text,
-    "wrong": lambda text: text.replace("step.a[i] = Widen", "step.a[i] = -Widen"),
+    "wrong": lambda text: text.replace("step->a[i] = Widen", "step->a[i] = -Widen"),
     "crash": lambda text: text.replace(LINE, LINE + " __builtin_trap();"),
     "hang": lambda text: text.replace(LINE, LINE + " for (;;) usleep(10000);"),
     "refused": lambda text: text + "nonsense",
@@ -21,6 +21,8 @@ CHANGES = {
 
 
 def main(bug: str, definitions: list[str]) -> str:
+    before = cuda_emulation.kernels._read("linear.h")
+    assert bug == "none" or CHANGES[bug](before) != before
     cuda_emulation.fake_gpu(setattr, CHANGES[bug])
     lowering._KERNELS = {"cpu": cuda}
     run = api.linear_recurrence

@@ -1,7 +1,7 @@
 """A GPU that is none: a driver that records its calls and runs kernels on the CPU.
 
-See native/tests/cuda_emulator.h and cuda_fake_driver.cc. Kernels are compiled by the C++
-compiler of the machine, and XLA's CPU client launches them.
+See native/tests/cuda_emulator.h and cuda_fake_driver.cc. The C++ compiler of the
+machine compiles kernels, and XLA's CPU client launches them.
 """
 
 import contextlib

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from ostinato._cuda import cache, device, kernels, nvrtc
-from ostinato._linear import cuda
 
 needs_nvrtc = pytest.mark.skipif(
     nvrtc.find().compiler is None, reason=str(nvrtc.find().reason)
 )
 ARCHES = ("sm_80", "sm_89", "sm_90a", "sm_100")
-TEXT = cuda.TEXTS[0]
+TEXT = kernels.TEXTS[0]
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +92,9 @@ def test_the_folder_of_the_user(monkeypatch, tmp_path):
 
 
 def test_keys_tell_texts_apart():
-    keys = [cache.key(*parts) for parts in (["ab"], ["a", "b"], ["b", "a"], ["a", "b2"])]
+    keys = [
+        cache.key(*parts) for parts in (["ab"], ["a", "b"], ["b", "a"], ["a", "b2"])
+    ]
     assert len(set(keys)) == 4
 
 
@@ -105,6 +106,7 @@ def _store_often(folder, number):
         assert data is not None and len(set(data)) == 1 and len(data) == 5000
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*")  # the children only write files
 def test_processes_share_files(folder):
     context = multiprocessing.get_context("fork")
     running = [
@@ -135,7 +137,7 @@ def test_a_text_is_compiled_once(compilations, folder, monkeypatch):
 def test_everything_that_matters_compiles_anew(compilations, monkeypatch):
     codes = {kernels.compiled(TEXT, "sm_80").digest}
     codes.add(kernels.compiled(TEXT, "sm_90a").digest)
-    codes.add(kernels.compiled(cuda.TEXTS[1], "sm_80").digest)
+    codes.add(kernels.compiled(kernels.TEXTS[1], "sm_80").digest)
     use_version(monkeypatch, "1.1")
     codes.add(kernels.compiled(TEXT, "sm_80").digest)
     read = kernels._read
@@ -145,7 +147,7 @@ def test_everything_that_matters_compiles_anew(compilations, monkeypatch):
 
 
 def test_texts_include_no_file():
-    assert "#include" not in "".join(text.source() for text in cuda.TEXTS)
+    assert "#include" not in "".join(text.source() for text in kernels.TEXTS)
     assert str(TEXT) == "linear (STORAGE=float, ACCUM=float, BLOCKS=0)"
 
 
@@ -178,7 +180,7 @@ def test_errors_hold_what_the_compiler_says():
 @pytest.mark.parametrize("arch", ARCHES)
 def test_every_text_compiles_without_spills(arch):
     compiler = nvrtc.find().compiler
-    for text in cuda.TEXTS:
+    for text in kernels.TEXTS:
         options = (*text.options(arch), "--ptxas-options=-v")
         made = nvrtc.compile_text(compiler, text.source(), options)
         assert made.cubin.startswith(b"\x7fELF")

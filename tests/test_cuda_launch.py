@@ -11,7 +11,6 @@ import ostinato as ost
 from ostinato import _native, cells
 from ostinato._cuda import check, device, kernels, nvrtc
 from ostinato._cuda.launch import TARGET, launch
-from ostinato._linear import cuda
 
 pytestmark = needs_emulator
 X = jnp.ones((1, 3, 2), jnp.float32)
@@ -64,7 +63,7 @@ def says_why(words):
     assert not told.available and words in told.detail
     spec = ost.RNNSpec("lstm", 2, 3)
     assert words in ost.explain(spec, X).rejected["cuda"]
-    assert words in ost.explain(cells.LRU(2, 4), X).rejected["cuda"]
+    assert words in cells.explain(cells.LRU(2, 4), X).rejected["cuda"]
     with pytest.raises(ost.BackendError) as error:
         ost.linear_recurrence(X, X, backend="cuda")
     assert words in str(error.value)
@@ -99,7 +98,7 @@ def test_plans_are_told():
     assert "it runs on the cuda" in reason
 
 
-# ------------------------------------------------------------------------------ launches
+# ----------------------------------------------------------------------------- launches
 
 # Reverses each block through shared memory.
 REVERSE = """
@@ -204,7 +203,7 @@ def test_the_emulator_sees_faults(old, new):
         assert y[0] != 127 or y[299] != 256 or np.any(np.diff(y[:128]) != -1)
 
 
-# ------------------------------------------------------------------------------ lowering
+# ----------------------------------------------------------------------------- lowering
 
 
 def lowered(platform="cuda", **options):
@@ -236,7 +235,9 @@ def test_other_calls_stay_with_xla(monkeypatch):
     trace = jax.jit(ost.linear_recurrence).trace(x, x)
     assert TARGET not in trace.lower(lowering_platforms=("cuda",)).as_text()
     with pytest.raises(ost.BackendError, match="no kernels for float16"):
-        ost.linear_recurrence(jnp.ones((2,), jnp.float16), X.astype("float16"), backend="cuda")
+        ost.linear_recurrence(
+            jnp.ones((2,), jnp.float16), X.astype("float16"), backend="cuda"
+        )
 
 
 def test_an_exported_program_holds_the_machine_code():
@@ -244,7 +245,7 @@ def test_an_exported_program_holds_the_machine_code():
     allowed = [export.DisabledSafetyCheck.custom_call(TARGET)]
     made = export.export(run, platforms=["cuda"], disabled_checks=allowed)(X)
     again = export.deserialize(made.serialize())
-    code = kernels.compiled(cuda.text_for("float32", False), "sm_90a")
+    code = kernels.compiled(kernels.linear("float32", False), "sm_90a")
     text = str(again.mlir_module())
     assert code.digest in text and code.cubin[:4].hex().upper() in text.upper()
     shapes = jax.ShapeDtypeStruct(export.symbolic_shape("b, 3, 2"), jnp.float32)
@@ -262,7 +263,7 @@ def test_an_exported_program_without_a_backend_runs_anywhere(monkeypatch):
 
 
 def test_null_is_passed_for_what_a_call_lacks():
-    code = kernels.compiled(cuda.text_for("float32", False), "sm_90a")
+    code = kernels.compiled(kernels.linear("float32", False), "sm_90a")
     result = jax.ShapeDtypeStruct((3,), jnp.float32)
     run = lambda x: launch(code, "f", 1, (None, x, None, x), (None, result), (1, 2))  # noqa: E731
     text = jax.jit(run).lower(jnp.ones(3)).as_text()

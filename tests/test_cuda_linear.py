@@ -97,12 +97,12 @@ BUGS = {
     "the state of another chunk": ("(part.chunk - 1) * states", "0 * states"),
     "wrong direction": ("r.reverse ? part.length - 1 - k : k", "k"),
     "reverse from the padded end": ("part.length - 1 - k", "r.steps - 1 - k"),
-    "factor on the wrong side": ("r.after ? state[i] + step.b[i] : state[i]", "state[i]"),
-    "rows and columns exchanged": ("a[i * kParts + j] * x[j]", "a[j * kParts + i] * x[j]"),
+    "factor on the wrong side": ("? state[i] + step.b[i] :", "? state[i] :"),
+    "rows and columns": ("a[i * kParts + j] * x[j]", "a[j * kParts + i] * x[j]"),
     "past the end": ("if (k + i < part.last) LoadStep", "LoadStep"),
     "too many threads": ("if (index >= columns * r.chunks) return false;", ""),
     "last state of the first chunk": ("part.chunk != r.chunks - 1", "part.chunk != 0"),
-    "product transposed": ("total[i * kParts + column] = to", "total[column * kParts + i] = to"),
+    "product transposed": ("[i * kParts + column] = to", "[column * kParts + i] = to"),
     "resets inside are lost": ("reset = reset || step.reset;", ""),
 }  # fmt: skip
 HARD = [
@@ -168,8 +168,8 @@ def test_chunks_cover_all_steps(steps, batch, units):
 
 
 def test_a_plan_is_told():
-    assert "8192 threads, one for each" in str(plan.linear("float32", None, 9, 64, 128, H200))
+    assert "8192 threads, one for each" in str(
+        plan.linear("float32", None, 9, 64, 128, H200)
+    )
     long = str(plan.linear("float32", None, 2**20, 1, 1, H200))
     assert "1 recurrences in 32768 chunks of 32 steps" in long
-
-

@@ -5,16 +5,17 @@ import warnings
 from pathlib import Path
 
 import cuda_emulation
+import jax
 import jax.numpy as jnp
 import pytest
 from cuda_emulation import needs_emulator
 
 import ostinato as ost
-from ostinato._cuda import check, device
-from ostinato._linear import cuda
+from ostinato._cuda import check, device, kernels
+from ostinato._linear import cuda, lowering
 
 CHILD = Path(__file__).parent / "cuda_child.py"
-TEXT = cuda.text_for("float32", False)
+TEXT = kernels.linear("float32", False)
 pytestmark = needs_emulator
 
 
@@ -91,9 +92,6 @@ def test_a_trial_that_does_not_begin_is_repeated_by_the_next_process(
 
 
 def test_disabled_kernels_leave_their_calls_to_xla(trial, monkeypatch):
-    import jax
-    from ostinato._linear import lowering
-
     monkeypatch.setattr(lowering, "_KERNELS", {"cpu": cuda})
     monkeypatch.setenv("OSTINATO_BACKEND", "cuda")
     monkeypatch.setattr(check, "_try", lambda *_: "they are wrong")

@@ -84,6 +84,10 @@ def begin_trial() -> None:
     """Let kernels run unproved in this process, which is their trial."""
     global _in_trial
     _in_trial = True
+    if os.name == "posix":  # else all memory of a crash would be written to a file
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def command(module: str, text: Text) -> list[str]:
@@ -147,9 +151,9 @@ def _wait(child: subprocess.Popen, output: IO[str]) -> tuple[float | None, list[
     """Wait for a trial; return the limit that it overran, or None, and its lines.
 
     One that overruns is killed, and left alone: where the GPU hangs, its process may
-    never end.
+    never end. Time in which this process stood still, too, does not count.
     """
-    limit, began = START_LIMIT, time.monotonic()
+    limit, waited, last = START_LIMIT, 0.0, time.monotonic()
     while True:
         ended = child.poll() is not None
         output.seek(0)
@@ -157,8 +161,10 @@ def _wait(child: subprocess.Popen, output: IO[str]) -> tuple[float | None, list[
         if ended:
             return None, lines
         if limit == START_LIMIT and READY in lines:
-            limit, began = LIMIT, time.monotonic()
-        if time.monotonic() - began > limit:
+            limit, waited = LIMIT, 0.0
+        now = time.monotonic()
+        waited, last = waited + min(now - last, 1.0), now
+        if waited > limit:
             child.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_KILLED)

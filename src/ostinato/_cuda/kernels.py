@@ -8,7 +8,7 @@ import threading
 from importlib import resources
 from typing import NamedTuple
 
-from . import cache, nvrtc
+from . import cache, nvrtc, plan
 
 _OPTIONS = ("-std=c++17",)
 
@@ -39,6 +39,20 @@ class Text:
     def key(self, arch: str, version: str) -> str:
         """Return what stands for the machine code that this version of NVRTC makes."""
         return cache.key(self.source(), *self.options(arch), version)
+
+
+def linear(dtype: str, blocks: bool) -> Text:
+    """Return the text of linear recurrences of a dtype, maybe with 2x2 blocks."""
+    storage = plan.STORAGE[dtype]
+    accum = plan.STORAGE[plan.accumulation(dtype)]
+    definitions = (f"STORAGE={storage}", f"ACCUM={accum}", f"BLOCKS={int(blocks)}")
+    return Text("linear.h", definitions)
+
+
+TEXTS = tuple(
+    linear(dtype, blocks) for dtype in plan.STORAGE for blocks in (False, True)
+)
+"""All texts."""
 
 
 class Code(NamedTuple):
@@ -76,4 +90,5 @@ def compiled(text: Text, arch: str) -> Code:
 
 
 def _read(file: str) -> str:
+    assert __package__ is not None
     return (resources.files(__package__) / "text" / file).read_text(encoding="utf-8")

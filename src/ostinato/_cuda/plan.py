@@ -13,7 +13,7 @@ import numpy as np
 from .device import Gpu
 
 MEASURED: frozenset[str] = frozenset()
-"""Architectures with figures in docs/results.md: there, kernels run without being asked.
+"""Architectures with figures in docs/results.md, where kernels run without being asked.
 
 None has any yet.
 """

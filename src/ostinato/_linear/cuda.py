@@ -13,7 +13,6 @@ import numpy as np
 from .. import _config
 from .._cuda import check, device, kernels, plan
 from .._cuda.launch import launch
-from .._rnn import cuda as backend
 from .._typing import Array
 from .call import Recurrence, numbers, size
 
@@ -54,7 +53,9 @@ def failure(call: Recurrence, b: Any) -> str | None:
     gpu, reason = device.status()
     if gpu is None:
         return reason
-    return check.failure(text_for(np.dtype(b.dtype).name, call.blocks), gpu, TRIAL)
+    return check.failure(
+        kernels.linear(np.dtype(b.dtype).name, call.blocks), gpu, TRIAL
+    )
 
 
 def describe(call: Recurrence, b: Any) -> str:
@@ -72,7 +73,7 @@ def forward(
     assert gpu is not None, reason
     layout = _plan(call, b, gpu)
     assert isinstance(layout, plan.LinearPlan), layout
-    code = kernels.compiled(text_for(b.dtype.name, call.blocks), gpu.arch)
+    code = kernels.compiled(kernels.linear(b.dtype.name, call.blocks), gpu.arch)
     lengths, resets = call.masks(masks)
     given = numbers(call, a, b)
     before = None
@@ -123,21 +124,6 @@ def _states_between(
         time_major=True, blocks=call.blocks, has_resets=resets is not None
     )
     return forward(upper, product, total, h_0.astype(wide), *inside)[0]
-
-
-def text_for(dtype: str, blocks: bool) -> kernels.Text:
-    """Return the text that has the kernels of a dtype."""
-    storage = plan.STORAGE[dtype]
-    accum = plan.STORAGE[plan.accumulation(dtype)]
-    definitions = (f"STORAGE={storage}", f"ACCUM={accum}", f"BLOCKS={int(blocks)}")
-    return kernels.Text("linear.h", definitions)
-
-
-TEXTS = tuple(
-    text_for(dtype, blocks) for dtype in plan.STORAGE for blocks in (False, True)
-)
-"""All texts of linear recurrences."""
-backend.TEXTS.extend(TEXTS)
 
 
 def _plan(call: Recurrence, b: Any, gpu: device.Gpu) -> plan.LinearPlan | str:

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._cuda import check, plan
-from . import api, cuda
+from .._cuda import check, kernels, plan
+from . import api
 
 _BATCH, _STEPS, _UNITS = 3, 333, 10  # not a multiple of anything; several chunks
 _LENGTHS = (_STEPS, 0, 150)
@@ -34,7 +34,7 @@ def main(definitions: list[str]) -> str:
         (dtype, blocks)
         for dtype in plan.STORAGE
         for blocks in (False, True)
-        if list(cuda.text_for(dtype, blocks).definitions) == definitions
+        if list(kernels.linear(dtype, blocks).definitions) == definitions
     )
     jax.config.update("jax_enable_x64", dtype == "float64")
     cases = [_case(dtype, blocks, *options) for options in _OPTIONS]
@@ -83,11 +83,10 @@ def _results(case: tuple[list[Any], dict[str, Any]], backend: Any) -> list[Any]:
 
     @jax.jit
     def both(a: Any, b: Any, h_0: Any, *resets: Any) -> Any:
+        given: dict[str, Any] = options | dict(zip(("resets",), resets, strict=False))
+
         def run(a: Any, b: Any, h_0: Any) -> Any:
-            given = dict(options, resets=resets[0]) if resets else options
-            return tuple(
-                api.linear_recurrence(a, b, h_0, backend=backend, **given)
-            )
+            return tuple(api.linear_recurrence(a, b, h_0, backend=backend, **given))
 
         out, pull_back = jax.vjp(run, a, b, h_0)
         return out, pull_back(out)

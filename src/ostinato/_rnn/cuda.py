@@ -11,9 +11,6 @@ from .._cuda import check, device, kernels, plan
 from .backend import Backend, BackendStatus
 from .spec import RNNSpec
 
-TEXTS: list[kernels.Text] = []
-"""All texts of kernels; modules that have some add theirs."""
-
 
 def status() -> BackendStatus:
     """Return the status of the backend on this machine."""
@@ -25,7 +22,7 @@ def status() -> BackendStatus:
         f"{gpu.name} ({gpu.arch}), driver for CUDA {gpu.driver}; kernels of linear "
         f"recurrences, which {taken}"
     )
-    for text, failure in check.failures(TEXTS, gpu).items():
+    for text, failure in check.failures(kernels.TEXTS, gpu).items():
         detail += f"; disabled: {text}: {failure}"
     return BackendStatus(True, detail)
 

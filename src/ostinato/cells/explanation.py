@@ -86,13 +86,17 @@ def _explain_linear(
     why = "one linear recurrence over all steps"
     rejected = {}
     state = jax.eval_shape(lambda: cell.initial_state(1, inputs.dtype))
+    sizes = getattr(inputs, "shape", (1, 1, 1))[:2]
+    b = jax.ShapeDtypeStruct((*sizes, *state.shape[1:]), state.dtype)
     call, platform = Recurrence(), backends.place_of(inputs).platform
     for name, kernels in (("cuda", cuda), ("cpu", cpu)):
-        reason = kernels.unsupported_reason(call, state)
+        reason = kernels.unsupported_reason(call, b)
         if reason is None and platform != name:
             reason = f"it runs on the {name}, and `inputs` is on the {platform}"
         if reason is None and kernels is cuda:
             reason = cuda.unmeasured_reason()
+        if reason is None and kernels is cuda:
+            why += f" on {cuda.describe(call, b)}"
         if reason is None:
             return Explanation(name, why, rejected)
         rejected[name] = reason
