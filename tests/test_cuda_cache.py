@@ -6,9 +6,12 @@ import re
 import stat
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from ostinato._cuda import cache, device, kernels, nvrtc
+from ostinato._cuda.launch import launch
 
 needs_nvrtc = pytest.mark.skipif(
     nvrtc.find().compiler is None, reason=str(nvrtc.find().reason)
@@ -196,3 +199,13 @@ def test_architectures():
     assert gpu.arch == "sm_90a"
     assert gpu._replace(capability=(8, 9)).arch == "sm_89"
     assert gpu._replace(capability=(10, 0)).arch == "sm_100"
+
+
+def test_null_is_passed_for_what_a_call_lacks():
+    code, result = kernels.Code(b"code", "d"), jax.ShapeDtypeStruct((3,), "float32")
+
+    def run(x):
+        return launch(code, "f", 1, (None, x, None, x), (None, result), (1, 2))
+
+    text = jax.jit(run).lower(jnp.ones(3)).as_text()
+    assert "parameters = dense<[-1, 0, -1, 1, -1, 2]>" in text

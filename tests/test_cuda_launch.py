@@ -9,8 +9,9 @@ from jax import export
 
 import ostinato as ost
 from ostinato import _native, cells
-from ostinato._cuda import check, device, kernels, nvrtc
-from ostinato._cuda.launch import TARGET, launch
+from ostinato._cuda import check, device, kernels, nvrtc, plan
+from ostinato._cuda.launch import TARGET
+from ostinato._linear import cuda
 
 pytestmark = needs_emulator
 X = jnp.ones((1, 3, 2), jnp.float32)
@@ -61,8 +62,6 @@ def says_why(words):
     device.status.cache_clear()
     told = ost.backends()["cuda"]
     assert not told.available and words in told.detail
-    spec = ost.RNNSpec("lstm", 2, 3)
-    assert words in ost.explain(spec, X).rejected["cuda"]
     assert words in cells.explain(cells.LRU(2, 4), X).rejected["cuda"]
     with pytest.raises(ost.BackendError) as error:
         ost.linear_recurrence(X, X, backend="cuda")
@@ -229,6 +228,14 @@ def test_a_gpu_gets_kernels_where_they_are_asked_for(monkeypatch):
         lowered("cpu", backend="cuda")
 
 
+def test_measured_architectures_need_no_asking(monkeypatch):
+    monkeypatch.setattr(plan, "MEASURED", frozenset({"sm_90a"}))
+    assert TARGET in lowered()
+    monkeypatch.setattr(plan, "MEASURED", frozenset({"sm_80"}))
+    assert TARGET not in lowered()
+    assert "not been measured on sm_90a" in cuda.unmeasured_reason()
+
+
 def test_other_calls_stay_with_xla(monkeypatch):
     monkeypatch.setenv("OSTINATO_BACKEND", "cuda")
     x = jax.ShapeDtypeStruct((1, 3, 2), jnp.float16)
@@ -260,11 +267,3 @@ def test_an_exported_program_without_a_backend_runs_anywhere(monkeypatch):
     made = export.export(run, platforms=["cuda", "cpu"])(X)
     assert TARGET not in str(made.mlir_module())
     assert made.call(X)[0][0, :, 0].tolist() == [1, 2, 3]
-
-
-def test_null_is_passed_for_what_a_call_lacks():
-    code = kernels.compiled(kernels.linear("float32", False), "sm_90a")
-    result = jax.ShapeDtypeStruct((3,), jnp.float32)
-    run = lambda x: launch(code, "f", 1, (None, x, None, x), (None, result), (1, 2))  # noqa: E731
-    text = jax.jit(run).lower(jnp.ones(3)).as_text()
-    assert "parameters = dense<[-1, 0, -1, 1, -1, 2]>" in text

@@ -34,14 +34,17 @@ def unsupported_reason(call: Recurrence, b: Any) -> str | None:
 
 def unmeasured_reason() -> str | None:
     """Return why calls that name no backend do not come here; None if they do."""
-    gpu, reason = device.status()
-    if gpu is None:
-        return reason
-    if gpu.arch in plan.MEASURED or _config.read().backend == "cuda":
+    if _config.read().backend == "cuda":
         return None
+    where = "any GPU"
+    if plan.MEASURED:
+        gpu, reason = device.status()
+        if gpu is None or gpu.arch in plan.MEASURED:
+            return reason
+        where = gpu.arch
     return (
-        f"its kernels have not been measured on {gpu.arch}; backend='cuda' takes them, "
-        "or OSTINATO_BACKEND=cuda for all calls"
+        f"its kernels have not been measured on {where}; backend='cuda' takes them, or "
+        "OSTINATO_BACKEND=cuda for all calls"
     )
 
 

@@ -113,10 +113,13 @@ def _kernels_for(
     kernels = _KERNELS.get(platforms)
     if kernels is None:
         return None
-    reason = kernels.unsupported_reason(call, b)
+    reason = None
+    if kernels is cuda and named is None:
+        reason = cuda.unmeasured_reason()
+    if reason is None:
+        reason = kernels.unsupported_reason(call, b)
     if reason is None and kernels is cuda:
-        reason = None if named else cuda.unmeasured_reason()
-        reason = reason or cuda.failure(call, b)
+        reason = cuda.failure(call, b)
     if named is not None and reason is not None:
         raise _cannot(named, reason)
     # What jax.export makes must run anywhere, unless the call names a backend.
