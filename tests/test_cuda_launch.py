@@ -113,9 +113,9 @@ OSTINATO_KERNEL void reverse(const float* x, const float* none, float* y, Index 
 """
 
 
-def reverse(text=REVERSE, count=300, x=None, **changes):
+def reverse(text=REVERSE, count=300, target=TARGET, **changes):
     """Run the kernel on the fake GPU."""
-    x = jnp.arange(float(count), dtype=jnp.float32) if x is None else x
+    x = jnp.arange(float(count), dtype=jnp.float32)
     made = compile_emulated(None, text, ["-std=c++17"]).cubin
     attributes = dict(
         cubin=np.frombuffer(made, np.uint8),
@@ -126,7 +126,7 @@ def reverse(text=REVERSE, count=300, x=None, **changes):
         numbers=np.array([count], np.int64),
     )
     result = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return jax.ffi.ffi_call(TARGET, result)(x, **attributes | changes)
+    return jax.ffi.ffi_call(target, result)(x, **attributes | changes)
 
 
 def test_a_launch_has_its_grid_and_arguments():
@@ -168,6 +168,15 @@ def test_errors_of_the_driver_are_errors_of_xla(call, result, words, gpu):
         jax.block_until_ready(reverse(digest=call))
     for each in (f"{call} of the kernel reverse", words, f"error {result}"):
         assert each in str(error.value)
+
+
+def test_the_handler_of_the_library_reads_everything_but_a_stream():
+    """Check the attributes of the real handler, which a CPU has no stream for."""
+    handler = jax.ffi.pycapsule(_native.status().library.ostinato_cuda_launch)
+    jax.ffi.register_ffi_target("ostinato_cuda_launch_test", handler, platform="cpu")
+    words = r"bad operands at: 0\)(.|\n)*Failed to get platform stream"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=words):
+        jax.block_until_ready(reverse(target="ostinato_cuda_launch_test"))
 
 
 def test_wrong_attributes_are_errors():
