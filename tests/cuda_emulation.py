@@ -19,7 +19,6 @@ import pytest
 
 from ostinato import _native
 from ostinato._cuda import check, device, kernels, nvrtc
-from ostinato._cuda.launch import TARGET
 from ostinato._linear import cuda, lowering
 
 NATIVE = Path(__file__).parents[1] / "native"
@@ -39,7 +38,7 @@ def driver() -> ctypes.CDLL:
     library.fake_calls.restype = library.fake_open.restype = ctypes.c_char_p
     handler = jax.ffi.pycapsule(library.fake_launch)
     jax.devices("cpu")
-    jax.ffi.register_ffi_target(TARGET, handler, platform="cpu")
+    jax.ffi.register_ffi_target(_native.CUDA_TARGET, handler, platform="cpu")
     assert library.fake_open(path.encode()) is None
     return library
 

@@ -10,10 +10,10 @@ from jax import export
 import ostinato as ost
 from ostinato import _native, cells
 from ostinato._cuda import check, device, kernels, nvrtc, plan
-from ostinato._cuda.launch import TARGET
 from ostinato._linear import cuda
 
 pytestmark = needs_emulator
+TARGET = _native.CUDA_TARGET
 X = jnp.ones((1, 3, 2), jnp.float32)
 
 

@@ -31,8 +31,8 @@ _CPU_TARGETS = (
     "ostinato_filter",
     "ostinato_gae",
 )
-# The handlers of the stages of a launch, which serve one target.
-_CUDA_TARGET = "ostinato_cuda_launch"
+CUDA_TARGET = "ostinato_cuda_launch"
+"""The target of launches on a GPU, see native/ffi/cuda_launch.h."""
 _CUDA_STAGES = {
     "initialize": "ostinato_cuda_prepare",
     "execute": "ostinato_cuda_launch",
@@ -146,7 +146,7 @@ def _open(path: Path) -> NativeStatus:
             stage: jax.ffi.pycapsule(getattr(library, name))
             for stage, name in _CUDA_STAGES.items()
         }
-        jax.ffi.register_ffi_target(_CUDA_TARGET, stages, platform="CUDA")
+        jax.ffi.register_ffi_target(CUDA_TARGET, stages, platform="CUDA")
     except RuntimeError as error:
         return _without(f"refused by jax {jax.__version__}: {error}")
     _declare(library)

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from .. import _native
 from .kernels import Code
 from .plan import THREADS
-
-TARGET = "ostinato_cuda_launch"
-"""The FFI target, see native/ffi/cuda_launch.h."""
 
 
 def launch(
@@ -42,7 +40,7 @@ def launch(
         places.append(-1 if array is None else next_one)
         next_one += array is not None
     return list(
-        jax.ffi.ffi_call(TARGET, written)(
+        jax.ffi.ffi_call(_native.CUDA_TARGET, written)(
             *operands,
             cubin=np.frombuffer(code.cubin, np.uint8),
             digest=code.digest,

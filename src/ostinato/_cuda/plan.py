@@ -33,7 +33,8 @@ class LinearPlan(NamedTuple):
     """The layout of a linear recurrence.
 
     Attributes:
-        columns: how many recurrences of single units, or pairs of them, there are.
+        columns: how many recurrences of single units, or pairs of them, there are;
+            maybe none.
         chunk: the steps that one thread runs.
         chunks: the chunks of a sequence, 1 where sequences and units are enough.
     """
@@ -72,10 +73,8 @@ def linear(
     if reason is not None:
         return reason
     columns = batch * units // (block or 1)
-    if columns == 0:
-        return "there is nothing to compute"
     wanted = gpu.processors * _THREADS_OF_PROCESSOR
-    most = min(wanted // columns, steps // _FEWEST_STEPS)
+    most = min(wanted // max(1, columns), steps // _FEWEST_STEPS)
     chunk = max(1, math.ceil(steps / max(1, most)))
     plan = LinearPlan(columns, chunk, max(1, math.ceil(steps / chunk)))
     if plan.blocks(plan.chunks) > _MOST_BLOCKS:

@@ -76,6 +76,8 @@ def forward(
     assert gpu is not None, reason
     layout = _plan(call, b, gpu)
     assert isinstance(layout, plan.LinearPlan), layout
+    if layout.columns == 0:
+        return [b, h_0]  # no sequences, or no units
     code = kernels.compiled(kernels.linear(b.dtype.name, call.blocks), gpu.arch)
     lengths, resets = call.masks(masks)
     given = numbers(call, a, b)
