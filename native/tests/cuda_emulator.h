@@ -20,7 +20,7 @@
 #include <vector>
 
 #define OSTINATO_KERNEL static
-#define OSTINATO_DEVICE static inline
+#define OSTINATO_DEVICE inline
 #define OSTINATO_UNROLL
 
 using Index = long long;

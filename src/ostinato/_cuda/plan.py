@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-
 from .device import Gpu
 
 MEASURED: frozenset[str] = frozenset()
@@ -25,7 +23,13 @@ _THREADS_OF_PROCESSOR = 1024
 # A shorter chunk would not pay for its summary, which is read and written once.
 _FEWEST_STEPS = 32
 
-STORAGE = {"float32": "float", "float64": "double", "bfloat16": "BFloat16"}
+STORAGE = {
+    "float32": "float",
+    "float64": "double",
+    "bfloat16": "BFloat16",
+    "complex64": "Complex<float>",
+    "complex128": "Complex<double>",
+}
 """What kernels call the dtypes that they have."""
 
 
@@ -98,4 +102,4 @@ def rnn(mode: str) -> str:
 
 def accumulation(dtype: str) -> str:
     """Return the dtype of states and sums."""
-    return "float64" if np.dtype(dtype) == np.float64 else "float32"
+    return "float32" if dtype == "bfloat16" else dtype

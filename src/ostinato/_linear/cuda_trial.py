@@ -28,7 +28,7 @@ _CASES = (  # steps, and whether factors are constant, steps reversed, and maske
 )
 # How many times the rounding of a number results may differ by. Those of bfloat16 are
 # rounded once, at the end.
-_ROUNDINGS = {"float32": 64, "float64": 64, "bfloat16": 4}
+_ROUNDINGS = dict.fromkeys(plan.STORAGE, 64) | {"bfloat16": 4}
 
 
 def main(definitions: list[str]) -> str:
@@ -40,7 +40,7 @@ def main(definitions: list[str]) -> str:
         for blocks in (False, True)
         if list(kernels.linear(dtype, blocks).definitions) == definitions
     )
-    jax.config.update("jax_enable_x64", dtype == "float64")
+    jax.config.update("jax_enable_x64", dtype in ("float64", "complex128"))
     cases = [_case(dtype, blocks, *options) for options in _CASES]
     wanted = [_results(case, "xla") for case in cases]
     jax.block_until_ready(wanted)
@@ -62,12 +62,15 @@ def _case(
     units = (_UNITS // len((*block, 1)), *block)
 
     def normal(*shape: int) -> Any:
-        return jnp.asarray(random.standard_normal(shape), dtype)
+        return array(random.standard_normal((2, *shape)))
 
-    largest = 0.4 if blocks else 0.9  # so that states stay bounded
-    factors = random.uniform(-largest, largest, (*lead, *units, *block))
+    def array(parts: Any) -> Any:
+        both = parts[0] + 1j * parts[1] if dtype.startswith("complex") else parts[0]
+        return jnp.asarray(both, dtype)
+
+    largest = 0.3 if blocks else 0.6  # so that states stay bounded
     arrays = [
-        jnp.asarray(factors, dtype),
+        array(random.uniform(-largest, largest, (2, *lead, *units, *block))),
         normal(_BATCH, steps, *units),
         normal(_BATCH, *units),
     ]
@@ -103,7 +106,7 @@ def _difference(got: list[Any], want: list[Any], dtype: str) -> str:
     names = ("h", "h_n", "the gradient of a", "of b", "of h_0")
     epsilon = float(jnp.finfo(dtype).eps)
     for name, x, y in zip(names, got, want, strict=True):
-        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        x, y = (np.asarray(each).astype(np.complex128) for each in (x, y))
         scale = max(1.0, float(np.max(np.abs(y))))
         error = float(np.max(np.abs(x - y))) / scale
         if not error <= _ROUNDINGS[dtype] * epsilon:  # also where it is NaN

@@ -8,12 +8,43 @@
 // it, a recurrence over these summaries, by this same text, finds the states between
 // chunks, and then linear_run runs all chunks at once.
 
+// A complex number, of which both parts are read at once.
+template <typename T>
+struct alignas(2 * sizeof(T)) Complex {
+  T real, imaginary;
+  Complex() = default;
+  OSTINATO_DEVICE Complex(T r, T i = 0) : real(r), imaginary(i) {}
+};
+template <typename T>
+OSTINATO_DEVICE Complex<T> operator+(Complex<T> x, Complex<T> y) {
+  return {x.real + y.real, x.imaginary + y.imaginary};
+}
+template <typename T>
+OSTINATO_DEVICE void operator+=(Complex<T>& x, Complex<T> y) {
+  x = x + y;
+}
+template <typename T>
+OSTINATO_DEVICE Complex<T> operator*(Complex<T> x, Complex<T> y) {
+  return {x.real * y.real - x.imaginary * y.imaginary,
+          x.real * y.imaginary + x.imaginary * y.real};
+}
+template <typename T>
+OSTINATO_DEVICE Complex<T> Widen(Complex<T> x) {
+  return x;
+}
+template <typename T>
+OSTINATO_DEVICE void Narrow(Complex<T> x, Complex<T>* result) {
+  *result = x;
+}
+
 using Storage = STORAGE;
 using Accum = ACCUM;
 constexpr int kParts = BLOCKS ? 2 : 1;
 constexpr int kFactors = kParts * kParts;
-// Steps whose loads are under way at once: what hides the latency of memory.
-constexpr int kAhead = BLOCKS || sizeof(Storage) == 8 ? 4 : 8;
+// Steps whose loads are under way at once, which hides the latency of memory: as many
+// as registers hold.
+constexpr int kStepBytes = sizeof(Accum) * (kFactors + kParts);
+constexpr int kAhead = kStepBytes <= 8 ? 8 : kStepBytes <= 48 ? 4 : 2;
 
 // The first numbers are those of `_linear/call.py`, in their order.
 struct Recurrence {
