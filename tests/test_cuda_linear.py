@@ -180,4 +180,4 @@ def test_a_plan_is_told():
         plan.linear("float32", None, 9, 64, 128, H200)
     )
     long = str(plan.linear("float32", None, 2**20, 1, 1, H200))
-    assert "1 recurrences in 32768 chunks of 32 steps" in long
+    assert "32768 threads, 32768 chunks of 32 steps for each" in long

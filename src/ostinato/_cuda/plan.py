@@ -55,8 +55,8 @@ class LinearPlan(NamedTuple):
         if self.chunks == 1:
             return f"{self.columns} threads, one for each recurrence"
         return (
-            f"{self.columns * self.chunks} threads: {self.columns} recurrences in "
-            f"{self.chunks} chunks of {self.chunk} steps"
+            f"{self.columns * self.chunks} threads, {self.chunks} chunks of "
+            f"{self.chunk} steps for each recurrence"
         )
 
 
