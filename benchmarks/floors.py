@@ -45,10 +45,10 @@ class Peaks(NamedTuple):
 
 def measure(threads: int) -> Peaks:
     """Measure the peaks of this machine, which takes some seconds."""
-    return Peaks(**native.peaks(threads), dispatch=_dispatch())
+    return Peaks(**native.peaks(threads), dispatch=dispatch())
 
 
-def _dispatch() -> float:
+def dispatch() -> float:
     """Return the seconds of a jitted call with an operator's arguments and no work."""
     call = jax.jit(lambda weights, x, h, c: (x + weights, h + weights, c + weights))
     args = [jnp.full(4, value) for value in range(4)]

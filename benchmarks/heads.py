@@ -7,7 +7,6 @@ xlstm==2.0.6` installed. Results are checked before anything is timed.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +20,9 @@ from tolerance import assert_close
 import ostinato as ost
 from ostinato.apps.bench import timing
 
-from . import report, results, tables
+from . import results, tables
+from .programs import training
+from .stored import Measure, Out, Page, Stored
 
 OUT = Path("out/bench/heads.json")
 MARK = "heads"
@@ -60,35 +61,24 @@ def main(
     xlstm: Annotated[
         Path | None, typer.Option(help="Folder with the package xlstm.")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(dir_okay=False, help="File for the results.")
-    ] = OUT,
-    page: Annotated[
-        Path | None, typer.Option(help="Page for the table, between its marks.")
-    ] = None,
-    measure: Annotated[
-        bool, typer.Option(help="Measure, or only report the results in `out`.")
-    ] = True,
+    out: Out = OUT,
+    page: Page = None,
+    measure: Measure = True,
 ) -> None:
     """Time networks of several heads next to others.
 
     Rows are added to those in `out`, of which the same ones are replaced.
     """
-    stored = json.loads(out.read_text()) if out.exists() else {"rows": {}}
+    stored = Stored(out)
     if measure:
-        stored["machine"] = results.machine()
+        stored.begin()
         for name in (name for name in ROWS if only in name):
             for kind in KINDS:
                 calls = checked(*ROWS[name], kind == "train", xlstm)
                 row = f"{name}-{kind}"
-                stored["rows"][row] = timing.take_turns(calls, rounds)
-                print(*line(row, stored["rows"][row]), flush=True)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(stored, indent=1) + "\n")
-    tables.console().print(text(stored))
-    if page is not None:
-        mark = f"{MARK} {results.vendor_of(stored['machine'])}"
-        page.write_text(report.between_marks(page.read_text(), text(stored), mark))
+                stored.add(row, timing.take_turns(calls, rounds))
+                print(*line(row, stored.rows[row]), flush=True)
+    stored.show(text, MARK, page)
 
 
 # --------------------------------------------------------------------------- measuring
@@ -99,7 +89,9 @@ def checked(
 ) -> dict[str, Callable]:
     """Return compiled calls of all contenders; those of the same network agree."""
     rng = np.random.default_rng(0)
-    x, dy = rng.standard_normal((2, batch, steps, spec.hidden_size), np.float32)
+    shape = batch, steps, spec.hidden_size
+    # Arrays of JAX: of numpy's, every call would make a copy first.
+    x, dy = (jnp.asarray(rng.standard_normal(shape, np.float32)) for _ in range(2))
     weights = ost.init_weights(jax.random.key(0), spec)
     dense = dataclasses.replace(
         spec, mode="lstm" if spec.mode == "slstm" else spec.mode, num_heads=1
@@ -124,16 +116,6 @@ def checked(
         calls[XLSTM], y = by_package(spec, weights, x, dy, train, xlstm)
         assert_close(found[OURS][0], y, terms=x.size * spec.hidden_size)
     return calls
-
-
-def training(run: Callable) -> Callable:
-    """Return a function that runs `run` and all gradients for `dy`."""
-
-    def train(weights: Any, x: Any, dy: Any) -> Any:
-        y, pullback = jax.vjp(run, weights, x)
-        return y, pullback(dy)
-
-    return train
 
 
 def by_scan(spec: ost.RNNSpec, weights: Any, x: Any) -> Any:
@@ -231,16 +213,11 @@ def by_package(
 # --------------------------------------------------------------------------- reporting
 
 
-def text(stored: dict) -> str:
+def text(stored: Stored) -> str:
     """Format the results as the text for results.md."""
-    machine = stored["machine"]
-    said = (
-        f"Measured {machine['date']} on {results.cpu_of(machine)}, "
-        f"{machine['cpus']} CPUs, jax {machine['packages']['jax']}."
-    )
-    return f"{said}\n\n" + tables.markdown(
+    return f"{stored.conditions('jax')}.\n\n" + tables.markdown(
         ("network", "ms", SCAN, DENSE, XLSTM),
-        [line(row, seconds) for row, seconds in stored["rows"].items()],
+        [line(row, seconds) for row, seconds in stored.rows.items()],
     )
 
 

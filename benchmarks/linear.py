@@ -1,15 +1,15 @@
 """Benchmark of linear recurrences: `python -m benchmarks.linear`.
 
-It compares `linear_recurrence` with `lax.scan` and `lax.associative_scan`, filters with
-scipy, advantages with `lax.scan`, and cells with each other. Results are checked before
-anything is timed. The floor of a recurrence is the time to move its arrays, each of
-them once, at the bandwidth that all threads reach when they read memory.
+It compares `linear_recurrence` with `lax.scan` and `lax.associative_scan`, element-wise
+cells with `lax.scan`, filters with scipy, advantages with `lax.scan`, and cells with
+each other. Results are checked before anything is timed. The floor of a recurrence is
+the time to move its arrays, each of them once, at the bandwidth that all threads reach
+when they read memory; that of advantages includes a jitted call that does nothing.
 """
 
 import functools as ft
-import json
+import itertools
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,17 +20,17 @@ import numpy as np
 import scipy.signal
 import typer
 from jax import lax
-from tolerance import assert_close
 
 import ostinato as ost
 from ostinato import cells
 from ostinato.apps.bench import timing
 
-from . import native, report, results, tables
+from . import floors, native, pictures, results, tables
+from .programs import compilations, compiled, in_a_row, training, wait
+from .stored import Measure, Out, Page, Stored
 
 OUT = Path("out/bench/linear.json")
 MARK = "linear"
-PAGE = Path("docs/results.md")
 OURS, SCAN, ASSOCIATIVE, SCIPY = "ours", "lax.scan", "associative_scan", "scipy"
 SIZES = {
     "N1T1000H256": (1, 1000, 256),
@@ -39,6 +39,12 @@ SIZES = {
     "N8T10000H256": (8, 10_000, 256),
 }
 ARRAYS = {"infer": 3, "train": 8}  # that are read or written, each once
+ELEMENTWISE = {  # the cell, its gates, and the arrays that training moves
+    "IndRNN": (cells.IndRNN, 1, 6),
+    "ParaGRU": (cells.ParaGRU, 3, 12),
+    "ParaLSTM": (cells.ParaLSTM, 3, 14),
+}
+ELEMENTWISE_SIZES = {name: SIZES[name] for name in ("N8T1000H256", "N32T1000H256")}
 SIGNALS = {"1 channel": (1, 100_000), "64 channels": (64, 20_000)}
 ORDERS = (2, 6)
 ROLLOUTS = {"N16T128": (16, 128), "N64T1000": (64, 1000), "N256T128": (256, 128)}
@@ -60,35 +66,29 @@ CELL_SIZE = (8, 1000, 256)
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 7,
     only: Annotated[str, typer.Option(help="Part to measure, or all.")] = "all",
-    out: Annotated[
-        Path, typer.Option(dir_okay=False, help="File for the results.")
-    ] = OUT,
-    page: Annotated[
-        Path | None, typer.Option(help="Page for the tables, between its marks.")
-    ] = None,
-    measure: Annotated[
-        bool, typer.Option(help="Measure, or only report the results in `out`.")
-    ] = True,
+    out: Out = OUT,
+    page: Page = None,
+    measure: Measure = True,
 ) -> None:
     """Time recurrences, filters, advantages and cells, and write their tables."""
-    stored = json.loads(out.read_text()) if out.exists() else {}
+    stored = Stored(out)
     parts = {
         "recurrences": recurrences,
+        "elementwise": elementwise,
         "filters": filters,
         "advantages": advantages,
         "cells": all_cells,
     }
     if measure:
-        stored["machine"] = results.machine()
+        stored.begin()
         for name, part in parts.items():
             if only in ("all", name):
-                stored[name] = part(rounds)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(stored, indent=1) + "\n")
-    tables.console().print(text(stored))
-    if page is not None:
-        mark = f"{MARK} {results.vendor_of(stored['machine'])}"
-        page.write_text(report.between_marks(page.read_text(), text(stored), mark))
+                stored.add(name, part(rounds))
+    stored.show(text, MARK, page)
+    if page is not None and "cells" in stored.rows:
+        vendor = results.vendor_of(stored.machine).lower()
+        picture = page.parent / "images" / f"recurrences_{vendor}.png"
+        pictures.draw_cells(dict(map(step_times, stored.rows["cells"])), picture)
 
 
 # ------------------------------------------------------------------------ recurrences
@@ -119,16 +119,6 @@ def ours(a: Any, b: Any) -> Any:
     return ost.linear_recurrence(a, b).h
 
 
-def training(run: Callable) -> Callable:
-    """Return a function that runs `run` and all gradients for a cotangent `dy`."""
-
-    def train(a: Any, b: Any, dy: Any) -> Any:
-        y, pull_back = jax.vjp(run, a, b)
-        return y, pull_back(dy)
-
-    return train
-
-
 def recurrences(rounds: int, sizes: dict[str, tuple] = SIZES) -> list[dict]:
     """Measure the seconds of every size, forward and training, by contender."""
     peaks = native.peaks(_threads())
@@ -145,44 +135,66 @@ def recurrences(rounds: int, sizes: dict[str, tuple] = SIZES) -> list[dict]:
                 who: run if kind == "infer" else training(run)
                 for who, run in runs.items()
             }
-            calls, seconds, needed = compiled(made, given, shape[1])
-            row = {"name": f"{name}-{kind}", "compile": seconds, "bytes": needed}
+            calls, needed = compiled(made, given, shape[1] ** 2)
+            row = {"name": f"{name}-{kind}", "bytes": needed}
+            row["compile"] = compilations(made[OURS], given)
             row["seconds"] = timing.take_turns(calls, rounds)
+            row["again"] = in_a_row(calls[OURS])
             row["floor"] = count * b.nbytes / bandwidth
             rows.append(row)
             print(*recurrence_row(row), flush=True)
     return rows
 
 
-def compiled(runs: dict[str, Callable], arguments: Any, terms: int) -> tuple:
-    """Compile `runs` and check that their results agree.
-
-    Returns:
-        Calls that wait for their results, the seconds of compilation and the temporary
-        bytes, all by name.
-    """
-    calls, seconds, needed, want = {}, {}, {}, None
-    for name, run in runs.items():
-        start = time.perf_counter()
-        program = jax.jit(run).lower(*arguments).compile()
-        seconds[name] = time.perf_counter() - start
-        analysis = program.memory_analysis()
-        assert analysis is not None  # it exists on a CPU
-        needed[name] = analysis.temp_size_in_bytes
-        got = jax.tree.leaves(program(*arguments))
-        want = got if want is None else want
-        for x, y in zip(got, want, strict=True):
-            assert_close(x, y, terms=terms**2, what=name)
-        calls[name] = ft.partial(_wait, program, arguments)
-    return calls, seconds, needed
-
-
-def _wait(program: Callable, arguments: Any) -> Any:
-    return jax.block_until_ready(program(*arguments))
-
-
 def _threads() -> int:
     return len(os.sched_getaffinity(0))
+
+
+# ------------------------------------------------------------------------ element-wise
+
+
+def elementwise(rounds: int, sizes: dict[str, tuple] = ELEMENTWISE_SIZES) -> list[dict]:
+    """Measure the steps of element-wise cells, without the products of their inputs."""
+    bandwidth = native.peaks(_threads())["read"][-1][1]
+    rows = []
+    for (size, shape), (name, about) in itertools.product(
+        sizes.items(), ELEMENTWISE.items()
+    ):
+        make, gates, moved = about
+        batch, steps, units = shape
+        cell = make(units, units)
+        params, states = cell.init(jax.random.key(0)), cell.initial_state(batch)
+        rng = np.random.default_rng(0)
+        x, dy = (
+            tuple(
+                jnp.asarray(rng.standard_normal((steps, batch, units), np.float32))
+                for _ in range(count)
+            )
+            for count in (gates, 1)
+        )
+        x = x[0] if gates == 1 else x
+
+        def ours(params: Any, x: Any, cell: Any = cell, states: Any = states) -> Any:
+            step = lambda p, s, x, t: cell.step(p, s, x, t)  # noqa: E731
+            out = ost.recurrent_net(step, x, states, params=params, time_major=True)
+            return out.outputs
+
+        def scan(params: Any, x: Any, cell: Any = cell, states: Any = states) -> Any:
+            return lax.scan(lambda s, x: cell.step(params, s, x, 0), states, x)[1]
+
+        for kind, count in (("infer", gates + 1), ("train", moved)):
+            runs: dict[str, Callable] = {OURS: ours, SCAN: scan}
+            given = (params, x)
+            if kind == "train":
+                runs = {who: training(run) for who, run in runs.items()}
+                given = (*given, *dy)
+            calls, needed = compiled(runs, given, (steps * batch) ** 2)
+            row = {"name": f"{name}, {size}-{kind}", "bytes": needed}
+            row["seconds"] = timing.take_turns(calls, rounds)
+            row["floor"] = count * dy[0].nbytes / bandwidth
+            rows.append(row)
+            print(*scan_row(row), flush=True)
+    return rows
 
 
 # ----------------------------------------------------------------- filters, advantages
@@ -203,13 +215,13 @@ def filters(rounds: int, signals: dict[str, tuple] = SIGNALS) -> list[dict]:
                     want = scipy.signal.lfilter(b, a, x)
                     np.testing.assert_allclose(program(*given), want, atol=1e-3)
                     calls = {
-                        OURS: ft.partial(_wait, program, given),
+                        OURS: ft.partial(wait, program, given),
                         SCIPY: ft.partial(scipy.signal.lfilter, b, a, x),
                     }
                     seconds = timing.take_turns(calls, rounds)
                 row = {"name": f"{name}, order {order}, {dtype}", "seconds": seconds}
                 rows.append(row)
-                print(*other_row(row, SCIPY), flush=True)
+                print(*filter_row(row), flush=True)
     return rows
 
 
@@ -232,6 +244,7 @@ def advantages(rounds: int, rollouts: dict[str, tuple] = ROLLOUTS) -> list[dict]
         options = dict(discounts=d, lambda_=0.95, time_major=time_major)
         return ost.gae(r, v, last, **options).advantages
 
+    bandwidth, dispatch = native.peaks(_threads())["read"][-1][1], floors.dispatch()
     rows = []
     for name, (batch, steps) in rollouts.items():
         rng = np.random.default_rng(0)
@@ -242,11 +255,12 @@ def advantages(rounds: int, rollouts: dict[str, tuple] = ROLLOUTS) -> list[dict]
                 who: ft.partial(run, order == "time")
                 for who, run in ((OURS, by_gae), (SCAN, by_loop))
             }
-            calls, *_ = compiled(runs, given, steps)
+            calls, _ = compiled(runs, given, steps**2)
             seconds = timing.take_turns(calls, rounds)
             row = {"name": f"{name}, {order} first", "seconds": seconds}
+            row["floor"] = dispatch + 4 * given[0].nbytes / bandwidth
             rows.append(row)
-            print(*other_row(row, SCAN), flush=True)
+            print(*scan_row(row), flush=True)
     return rows
 
 
@@ -275,8 +289,8 @@ def all_cells(rounds: int, size: tuple[int, int, int] = CELL_SIZE) -> list[dict]
         analysis = both.memory_analysis()
         assert analysis is not None  # it exists on a CPU
         calls = {
-            "infer": ft.partial(_wait, forward, (params, x)),
-            "train": ft.partial(_wait, both, (params, x, dy)),
+            "infer": ft.partial(wait, forward, (params, x)),
+            "train": ft.partial(wait, both, (params, x, dy)),
         }
         for call in calls.values():
             call()
@@ -291,30 +305,27 @@ def all_cells(rounds: int, size: tuple[int, int, int] = CELL_SIZE) -> list[dict]
 # ------------------------------------------------------------------------------ tables
 
 
-def text(stored: dict) -> str:
+def text(stored: Stored) -> str:
     """Format the results as the text for results.md."""
-    machine = stored["machine"]
-    parts = [
-        f"Measured {machine['date']} on {results.cpu_of(machine)}, "
-        f"{machine['cpus']} CPUs, "
-        f"jax {machine['packages']['jax']}."
-    ]
+    parts = [f"{stored.conditions('jax')}."]
     heads = {
-        "recurrences": ("recurrence", OURS, "floor", "ours/floor", SCAN, ASSOCIATIVE,
-                        "compile ms", "MiB"),
+        "recurrences": ("recurrence", OURS, "in a row", "floor", "in a row/floor", SCAN,
+                        ASSOCIATIVE, "compile ms", "MiB"),
+        "elementwise": ("element-wise", OURS, "floor", "ours/floor", SCAN),
         "filters": ("filter", OURS, SCIPY),
-        "advantages": ("advantages", OURS, SCAN),
+        "advantages": ("advantages", OURS, "floor", "ours/floor", SCAN),
         "cells": ("cell", "infer µs/step", "train µs/step", "MiB"),
     }  # fmt: skip
     lines = {
         "recurrences": recurrence_row,
-        "filters": ft.partial(other_row, other=SCIPY),
-        "advantages": ft.partial(other_row, other=SCAN),
+        "elementwise": scan_row,
+        "filters": filter_row,
+        "advantages": scan_row,
         "cells": cell_row,
     }
     for name, head in heads.items():
-        if name in stored:
-            parts.append(tables.markdown(head, map(lines[name], stored[name])))
+        if name in stored.rows:
+            parts.append(tables.markdown(head, map(lines[name], stored.rows[name])))
     return "\n\n".join(parts)
 
 
@@ -329,26 +340,45 @@ def recurrence_row(row: dict) -> tuple[str, ...]:
     return (
         row["name"],
         tables.duration(found[OURS]),
+        tables.duration(row["again"]),
         tables.duration(row["floor"]),
-        tables.ratio(found[OURS] / row["floor"]),
+        tables.ratio(row["again"] / row["floor"]),
         *(tables.ratio(found[who] / found[OURS]) for who in (SCAN, ASSOCIATIVE)),
-        f"{row['compile'][OURS] * 1e3:.0f}",
+        f"{row['compile'] * 1e3:.0f}",
         f"{row['bytes'][OURS] / 2**20:.1f}",
     )
 
 
-def other_row(row: dict, other: str) -> tuple[str, ...]:
-    """Format our milliseconds, and the time of the other one over ours."""
+def scan_row(row: dict) -> tuple[str, ...]:
+    """Format our milliseconds, the floor, and the time of the loop over ours."""
     found = medians(row)
-    ratio = tables.ratio(found[other] / found[OURS])
+    return (
+        row["name"],
+        tables.duration(found[OURS]),
+        tables.duration(row["floor"]),
+        tables.ratio(found[OURS] / row["floor"]),
+        tables.ratio(found[SCAN] / found[OURS]),
+    )
+
+
+def filter_row(row: dict) -> tuple[str, ...]:
+    """Format our milliseconds, and the time of scipy over ours."""
+    found = medians(row)
+    ratio = tables.ratio(found[SCIPY] / found[OURS])
     return row["name"], tables.duration(found[OURS]), ratio
+
+
+def step_times(row: dict) -> tuple[str, dict[str, float]]:
+    """Return the name of a cell, and the microseconds of a step of all sequences."""
+    found, steps = medians(row), row["size"][1]
+    return row["name"], {kind: each / steps * 1e6 for kind, each in found.items()}
 
 
 def cell_row(row: dict) -> tuple[str, ...]:
     """Format microseconds of a step of all sequences, and bytes of training."""
-    found, steps = medians(row), row["size"][1]
-    each = (f"{found[kind] / steps * 1e6:.2f}" for kind in ("infer", "train"))
-    return row["name"], *each, f"{row['bytes'] / 2**20:.0f}"
+    name, found = step_times(row)
+    each = (f"{found[kind]:.2f}" for kind in ("infer", "train"))
+    return name, *each, f"{row['bytes'] / 2**20:.0f}"
 
 
 if __name__ == "__main__":

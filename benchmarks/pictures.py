@@ -1,4 +1,4 @@
-"""Pictures of how cost grows with one size while the others are fixed, log-log."""
+"""Pictures: how cost grows with one size, log-log, and the costs of cells."""
 
 from pathlib import Path
 from typing import Any
@@ -104,3 +104,26 @@ def _figure(panels: dict[str, list[Row]], mode: str, size: str) -> Any:
     held = ", ".join(f"{k} = {v}" for k, v in _BASE.items() if k != size)
     figure.suptitle(f"{mode.upper()}: {CAPTIONS[size]}, {held}")
     return figure
+
+
+def draw_cells(steps: dict[str, dict[str, float]], path: Path) -> None:
+    """Draw a bar for each cell and kind of pass: microseconds of a step, by name."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    names = [*steps]
+    for k, (kind, color) in enumerate((("infer", "#0f6fb7"), ("train", "#c1272d"))):
+        places = np.arange(len(names)) + 0.38 * (k - 0.5)
+        taken = [steps[name][kind] for name in names]
+        bars = axes.barh(places, taken, 0.36, color=color, label=_PANELS[kind])
+        axes.bar_label(bars, [f"{t:.0f}" for t in taken], padding=3, fontsize=8)
+    axes.set_yticks(range(len(names)), labels=names)
+    axes.invert_yaxis()
+    axes.set_xlabel("microseconds of a step of 8 sequences, 256 inputs and units")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

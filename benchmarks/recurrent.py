@@ -5,8 +5,7 @@ every way to store less. Results are checked before anything is timed; the table
 docs/results.md.
 """
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -16,18 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 import typer
 from jax import lax
-from tolerance import assert_close
 
 import ostinato as ost
 from ostinato import cells
 from ostinato.apps.bench import timing
 
-from . import report, results, tables
+from . import programs, results, tables
 from .steps import Network, attention, networks
+from .stored import Measure, Out, Page, Stored
 
 OUT = Path("out/bench/recurrent.json")
 MARK = "recurrent"
-PAGE = Path("docs/results.md")
 STEPS = 100
 ENTRIES = 20  # of the memory that attention reads
 # T, N, H, and the entries of the memory that attention reads.
@@ -79,51 +77,44 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 7,
     only: Annotated[str, typer.Option(help="speed, memory or both.")] = "both",
     rows: Annotated[str, typer.Option(help="Pattern of the rows of speed.")] = "*",
-    out: Annotated[
-        Path, typer.Option(dir_okay=False, help="File for the results.")
-    ] = OUT,
-    page: Annotated[
-        Path | None, typer.Option(help="Page for the tables, between its marks.")
-    ] = None,
-    measure: Annotated[
-        bool, typer.Option(help="Measure, or only report the results in `out`.")
-    ] = True,
+    out: Out = OUT,
+    page: Page = None,
+    measure: Measure = True,
 ) -> None:
     """Time `recurrent_net`, and count the bytes that it stores."""
-    stored = json.loads(out.read_text()) if out.exists() else {}
+    stored = Stored(out)
     if measure:
-        stored["machine"] = results.machine()
+        stored.begin()
         if only in ("speed", "both"):
-            stored["speed"] = speed(rounds, rows)
+            for name, row in speed(rounds, rows):
+                stored.add(name, row)
         if only in ("memory", "both"):
-            stored["memory"] = memory(rounds)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(stored, indent=1) + "\n")
-    tables.console().print(text(stored))
-    if page is not None:
-        mark = f"{MARK} {results.vendor_of(stored['machine'])}"
-        page.write_text(report.between_marks(page.read_text(), text(stored), mark))
+            for name, row in memory(rounds):
+                stored.add(name, row)
+    stored.show(text, MARK, page)
 
 
 # ------------------------------------------------------------------------------ speed
 
 
-def speed(rounds: int, pattern: str = "*") -> list[dict]:
-    """Measure the seconds of networks, forward and training, by contender."""
-    rows = []
+def speed(rounds: int, pattern: str = "*") -> Iterator[tuple[str, dict]]:
+    """Yield the seconds of networks, forward and training, by contender."""
+    for row, case, network in rows_of_speed():
+        if fnmatch(row, pattern):
+            runs = contenders(network, case)
+            arguments = make(network, STEPS, case, ENTRIES)
+            calls, _ = compiled(runs, arguments, row.endswith("train"))
+            found = {"seconds": timing.take_turns(calls, rounds)}
+            print(*speed_row(row, found), flush=True)
+            yield row, found
+
+
+def rows_of_speed() -> Iterator[tuple[str, Case, Network]]:
+    """Yield the name of every row, and what it measures, in the order of the table."""
     for label, case in CASES.items():
         for name, network in networks(case.size).items():
             for kind in ("infer", "train"):
-                row = f"{name}, {label}-{kind}"
-                if not fnmatch(row, pattern):
-                    continue
-                arguments = make(network, STEPS, case, ENTRIES)
-                runs = contenders(network, case)
-                calls, _ = compiled(runs, arguments, kind == "train")
-                seconds = timing.take_turns(calls, rounds)
-                rows.append({"name": row, "seconds": seconds})
-                print(*speed_row(rows[-1]), flush=True)
-    return rows
+                yield f"{name}, {label}-{kind}", case, network
 
 
 def contenders(network: Network, case: Case) -> dict[str, Callable]:
@@ -183,18 +174,18 @@ def training(run: Callable) -> Callable:
 # ----------------------------------------------------------------------------- memory
 
 
-def memory(rounds: int) -> list[dict]:
-    """Measure temporary bytes and seconds of a training step, by what is stored."""
-    size, rows = MEMORY_SIZES[2], []
+def memory(rounds: int) -> Iterator[tuple[str, dict]]:
+    """Yield temporary bytes and seconds of a training step, by what is stored."""
+    size = MEMORY_SIZES[2]
     for name, cell in {
         "LSTM": cells.LSTM(size, size),
         "MI-LSTM": cells.MILSTM(size, size),
         "attention LSTM": attention(size),
     }.items():
-        rows.append({"name": name} | stored_by(cell, rounds, MEMORY_SIZES))
-        for line in memory_rows(rows[-1]):
+        found = stored_by(cell, rounds, MEMORY_SIZES)
+        for line in memory_rows(name, found):
             print(*line, flush=True)
-    return rows
+        yield name, found
 
 
 def stored_by(cell: Any, rounds: int, sizes: tuple[int, int, int, int]) -> dict:
@@ -240,41 +231,27 @@ def compiled(runs: dict[str, Callable], arguments: Any, train: bool) -> Any:
         dy = np.random.default_rng(1).standard_normal(y.shape, np.float32)
         runs = {name: training(run) for name, run in runs.items()}
         arguments = (*arguments, jnp.asarray(dy, y.dtype))
-    calls, needed, want = {}, {}, None
-    for name, run in runs.items():
-        program = jax.jit(run).lower(*arguments).compile()
-        analysis = program.memory_analysis()
-        assert analysis is not None  # it exists on a CPU
-        needed[name] = analysis.temp_size_in_bytes
-        got = jax.tree.leaves(program(*arguments))
-        want = got if want is None else want
-        for a, b in zip(got, want, strict=True):
-            assert_close(a, b, terms=x.size, what=name)
-        calls[name] = lambda p=program: jax.block_until_ready(p(*arguments))
-    return calls, needed
+    return programs.compiled(runs, arguments, x.size)
 
 
-def text(stored: dict) -> str:
+def text(stored: Stored) -> str:
     """Format the results as the text for results.md."""
-    machine = stored["machine"]
-    parts = [
-        f"Measured {machine['date']} on {results.cpu_of(machine)}, "
-        f"{machine['cpus']} CPUs, "
-        f"jax {machine['packages']['jax']}."
-    ]
-    if "speed" in stored:
+    parts, rows = [f"{stored.conditions('jax')}."], stored.rows
+    speeds = [speed_row(row, rows[row]) for row, *_ in rows_of_speed() if row in rows]
+    if speeds:
         heads = ("network", SCAN, "function", "cell", FUSED, "function / fused")
-        parts.append(
-            tables.markdown(heads, [speed_row(row) for row in stored["speed"]])
-        )
-    if "memory" in stored:
+        parts.append(tables.markdown(heads, speeds))
+    lines = [
+        line for name, row in rows.items() if "bytes" in row
+        for line in memory_rows(name, row)
+    ]  # fmt: skip
+    if lines:
         heads = ("network", "stored", "MiB", "share", "ms", "time")
-        lines = [line for row in stored["memory"] for line in memory_rows(row)]
         parts.append(tables.markdown(heads, lines))
     return "\n\n".join(parts)
 
 
-def speed_row(row: dict) -> tuple[str, ...]:
+def speed_row(name: str, row: dict) -> tuple[str, ...]:
     """Format the milliseconds of `lax.scan`, its time over each of ours, and the speed
     of a function compared with that of the fused operator.
     """
@@ -286,15 +263,15 @@ def speed_row(row: dict) -> tuple[str, ...]:
             (FUSED, "function"),
         )
     ]
-    return (row["name"], tables.duration(medians[SCAN]), *ratios)
+    return (name, tables.duration(medians[SCAN]), *ratios)
 
 
-def memory_rows(row: dict) -> list[tuple[str, ...]]:
+def memory_rows(name: str, row: dict) -> list[tuple[str, ...]]:
     """Format a line for every way to store less, compared with storing all."""
     medians = {way: results.spread(s).median for way, s in row["seconds"].items()}
     return [
         (
-            row["name"],
+            name,
             way,
             f"{size / 2**20:.1f}",
             f"{100 * size / row['bytes']['all']:.0f} %",

@@ -34,6 +34,8 @@ CASES = [
     Case("gru_before", Spec("gru", 3, 3, reset_after=False), 4, 3, RAGGED),
     Case("tanh", Spec("rnn_tanh", 2, 3, 2, True, bias="input"), 3, 2),
     Case("dropout", Spec("lstm", 2, 3, 2, dropout=0.5, cell_clip=0.6), 4, 3, RAGGED),
+    Case("heads", Spec("gru", 2, 4, num_heads=2), 4, 3, RAGGED),
+    Case("slstm", Spec("slstm", 2, 4, num_heads=2), 4, 3, RAGGED, resets=True),
 ]
 BY_ID = {case.id: case for case in CASES}
 # These tests compare derivatives, not generated code: compile quickly.

@@ -27,6 +27,7 @@ needs_emulator = pytest.mark.skipif(
     COMPILER is None or _native.status().library is None,
     reason="needs the native library and a C++ compiler",
 )
+_BUILD = [COMPILER, "-std=c++17", "-O0", "-fPIC", f"-I{NATIVE}"]
 PATH_VARIABLE = "FAKE_DRIVER"  # where the parent has built it, for its children
 
 
@@ -46,8 +47,8 @@ def driver() -> ctypes.CDLL:
 def _build_driver() -> str:
     path = _folder() / "libcuda.so.1"
     sources = ["tests/cuda_fake_driver.cc", "tests/cuda_fake_handler.cc"]
-    build = [COMPILER, "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-shared"]
-    build += ["-fPIC", f"-I{NATIVE}", "-isystem", jax.ffi.include_dir()]
+    build = [*_BUILD, "-Wall", "-Wextra", "-Werror", "-shared"]
+    build += ["-isystem", jax.ffi.include_dir()]
     build += [NATIVE / file for file in (*sources, "cuda/launcher.cc")]
     subprocess.run([*build, "-o", path, "-ldl"], check=True)
     return str(path)
@@ -68,18 +69,35 @@ def calls() -> list[str]:
 def compile_emulated(compiler, text: str, options) -> nvrtc.Compiled:
     """Compile the text of a kernel for the emulator, in the place of NVRTC."""
     text = text.removeprefix(kernels._read("primitives.h"))
+    flags = [o for o in options if not o.startswith(("-arch", "-std"))]
+    return _emulated(text, tuple(flags))
+
+
+@functools.cache
+def _emulated(text: str, flags: tuple[str, ...]) -> nvrtc.Compiled:
     names = re.findall(r"OSTINATO_KERNEL void (\w+)\(", text)
     exports = "\n".join(f"OSTINATO_EMULATED({name})" for name in names)
     source, made = _folder() / "kernel.cc", _folder() / "kernel.so"
-    source.write_text(f'#include "tests/cuda_emulator.h"\n{text}\n{exports}\n')
-    flags = [o for o in options if not o.startswith("-arch")]
-    build = [COMPILER, "-O0", "-shared", "-fPIC", f"-I{NATIVE}", *flags]
+    source.write_text(f'#include "{_header()}"\n{text}\n{exports}\n')
     done = subprocess.run(
-        [*build, source, "-o", made], capture_output=True, text=True, check=False
+        [*_BUILD, "-shared", *flags, source, "-o", made],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         raise nvrtc.CompileError(done.stderr)
     return nvrtc.Compiled(made.read_bytes(), "")
+
+
+@functools.cache
+def _header() -> Path:
+    """Copy the emulator, and compile it ahead, which GCC finds beside it."""
+    copy = _folder() / "emulator.h"
+    shutil.copy(NATIVE / "tests" / "cuda_emulator.h", copy)
+    made = copy.with_suffix(".h.gch")
+    subprocess.run([*_BUILD, "-x", "c++-header", copy, "-o", made], check=True)
+    return copy
 
 
 def fake_gpu(setattr_, change=lambda text: text) -> None:

@@ -61,6 +61,7 @@ TIERS = {
     "interop": 6,
     "nn": 7,  # over the cells that interop reads
     "apps": 8,
+    "cli_devices": 9,
     "cli_forecast": 9,
     "cli": 10,
     "__main__": 11,  # starts cli
@@ -116,6 +117,7 @@ THIRD_PARTY = {
     "apps.bench.peers.onnx_runtime": {"numpy", "onnx", "onnxruntime"},
     "apps.bench.peers.torch_nn": {"torch"},
     "cli": {"numpy", "rich", "typer"},
+    "cli_devices": {"typer"},
     "cli_forecast": {"typer"},
 }
 

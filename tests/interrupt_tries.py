@@ -23,6 +23,7 @@ import g2p_command
 from ostinato.apps import files
 from ostinato.apps.errors import UserError
 from ostinato.apps.g2p import checkpoint
+from ostinato.apps.tensors import RESUME_FILE
 
 EPOCHS = 40
 # The events to wait for, and the most seconds to wait after each of them.
@@ -125,8 +126,8 @@ def one_try(
     try:
         if checkpoint.MODEL_FILE in names:
             checkpoint.load_model(out)
-        if checkpoint.RESUME_FILE in names:
-            assert checkpoint.load_header(out)["step"] > 0
+        if RESUME_FILE in names:
+            assert checkpoint.FILES.read(out / RESUME_FILE)[1]["step"] > 0
         elif "before the first evaluation" in said or "learned and measured" in said:
             return end, took, "it left no state"
     except UserError as error:

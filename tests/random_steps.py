@@ -101,6 +101,31 @@ UNARY: dict[str, Callable] = {
     "spread": lambda a: jnp.einsum("bi,bj->bij", a, 0.5 * a).sum(axis=1),
     "pad": lambda a: jnp.pad(a, ((0, 0), (1, 2))),
     "any": lambda a: a * jnp.any(a > 0.6, axis=1, keepdims=True).astype(a.dtype),
+    "sin": jnp.sin,
+    "cos": jnp.cos,
+    "tan": lambda a: jnp.tan(jnp.tanh(a)),
+    "arcs": lambda a: jnp.arcsin(0.9 * jnp.tanh(a)) - jnp.arccos(0.8 * jnp.sin(a)),
+    "arctan": lambda a: jnp.arctan(a) + jnp.arctan2(a, 1 + a * a),
+    "hyperbolic": lambda a: jnp.sinh(jnp.tanh(a)) / jnp.cosh(jnp.sin(a)),
+    "areas": lambda a: jnp.arcsinh(a) + jnp.arccosh(1.1 + a * a),
+    "artanh": lambda a: jnp.arctanh(0.9 * jnp.tanh(a)),
+    "erf": lambda a: jax.scipy.special.erf(a) - jax.scipy.special.erfc(0.3 * a),
+    "cbrt": lambda a: jnp.cbrt(2 + jnp.tanh(a)),
+    "power": lambda a: jnp.power(a * a + 0.5, 0.7 + 0.1 * jnp.tanh(a)),
+    "remainder": lambda a: jnp.remainder(a, 0.7) + jnp.fmod(a, 3.0),
+    "flip": lambda a: jnp.flip(a, axis=1),
+    "strided": lambda a: a[:, ::2],
+    "cumsum": lambda a: jnp.cumsum(a, axis=1) / a.shape[1],
+    "cumsum back": lambda a: jax.lax.cumsum(a, axis=1, reverse=True) / a.shape[1],
+    "cummax": lambda a: jax.lax.stop_gradient(jax.lax.cummax(a, axis=1)) - a,
+    "prod": lambda a: jnp.prod(jnp.tanh(a) + 0.9, axis=1, keepdims=True),
+    "argmax": lambda a: a * jnp.argmax(a, axis=1)[:, None].astype(a.dtype) / 9,
+    "argmin": lambda a: jnp.where(
+        jnp.arange(a.shape[1])[None] == jnp.argmin(a, axis=1)[:, None], 0, a
+    ),
+    "fixed number of times": lambda a: jax.lax.fori_loop(
+        0, 3, lambda i, b: jnp.sin(b) + i * 0.1 * a, a
+    ),
     "count": lambda a: a * jnp.arange(a.shape[1])[None].astype(a.dtype) / a.shape[1],
 }
 
@@ -229,6 +254,26 @@ def step_number(v, i, j, k):
     return jnp.where(v.t > j % 3, a, 0.5 * a) / (1 + v.t.astype(a.dtype))
 
 
+def branch(v, i, j, k):
+    a = v.pick(i)
+    w = v.param(a.shape[1], a.shape[1])
+    branches = [lambda a: jnp.tanh(a @ w), lambda a: jnp.sqrt(1 + a * a) / 2, jnp.sin]
+    return jax.lax.switch((v.t + j) % 3, branches, a)
+
+
+def integers(v, i, j, k):
+    a = v.pick(i)
+    signs = jnp.where(a > 0, jnp.int32(1), jnp.int32(-1)) * (v.t + 1)
+    parts = [signs // 2, signs % 3, jnp.abs(signs) ** 2, jnp.flip(signs, 1)]
+    total = sum(parts) + signs.sum(axis=1, keepdims=True, dtype=jnp.int32)
+    return a * total.astype(a.dtype) / 20
+
+
+def row_of_table(v, i, j, k):
+    a = v.pick(i)
+    return a + v.param(4, a.shape[1])[(v.t + j) % 4][None]
+
+
 def choose(v, i, j, k):
     a = v.pick(i)
     b, c = (fit(v.pick(n), a.shape[1]) for n in (j, k))
@@ -254,6 +299,7 @@ OPERATIONS |= {
         part, split, matrix, transposed, matrix_first, tied, square_matrix, by_head,
         sliced_matrix, dense_of_heads, attend, additive_scores, shared_memory, row_dot,
         outer, row_matrices, vector, number, for_each_sequence, step_number, choose,
+        branch, integers, row_of_table,
     )
 }  # fmt: skip
 

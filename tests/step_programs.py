@@ -4,10 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import step_programs_more
+import step_programs_special
 from jax import lax
 from step_registry import PROGRAMS, B, F, H, T, program
 
-__all__ = ["PROGRAMS", "B", "F", "H", "T", "step_programs_more"]
+__all__ = [
+    "PROGRAMS",
+    "B",
+    "F",
+    "H",
+    "T",
+    "step_programs_more",
+    "step_programs_special",
+]
 
 
 def gated(z):

@@ -159,7 +159,8 @@ def fast_weights(draw):
         h = jnp.tanh(jnp.einsum("bkv,bk->bv", a, query))
         return (h, a), (h, jnp.swapaxes(a, 1, 2))
 
-    params = {"w": draw(F, 3 * H), "u": draw(H, 3 * H), "beta": draw(H, 1)}
+    shapes = {"w": (F, 3 * H), "u": (H, 3 * H), "beta": (H, 1)}
+    params = {k: draw(*shape, scale=0.3) for k, shape in shapes.items()}
     return step, params, (draw(B, H), draw(B, H, H, scale=0.2))
 
 

@@ -297,7 +297,8 @@ def test_energies_are_not_stored():
     assert bytes_of(ours) < 0.4 * energies
     named = ft.partial(ours, recompute=("energies",))
     weights = steps * batch * entries * 4
-    assert bytes_of(named) < bytes_of(ours) - 0.8 * weights
+    # With names, other values are stored: products, not what the gates make of them.
+    assert bytes_of(named) < bytes_of(ours) - 0.4 * weights
 
 
 def test_any_cell_may_be_inside_and_around():

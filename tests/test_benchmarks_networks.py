@@ -12,8 +12,10 @@ from benchmarks import (
     linear,
     long,
     native,
+    programs,
     recurrent,
     results,
+    scaling,
     step_peers,
     steps,
     stored,
@@ -58,27 +60,21 @@ def test_bytes_of_every_way_to_store_are_counted():
     assert needed["states"] < needed["all"] < needed[recurrent.SCAN]
 
 
-def test_tables_tell_times_and_shares():
-    stored = {
-        "machine": results.machine(),
-        "speed": [
-            {"name": "a", "seconds": {"lax.scan": [0.002], "cell": [0.001]}},
-            {
-                "name": "c",
-                "seconds": {"lax.scan": [0.004], "function": [0.002], "fused": [0.001]},
-            },
-        ],
-        "memory": [
-            {
-                "name": "b",
-                "bytes": {"all": 2**21, "states": 2**20},
-                "seconds": {"all": [0.01], "states": [0.011]},
-            }
-        ],
+def test_tables_tell_times_and_shares(tmp_path):
+    cell, function = "peephole LSTM, N1H64-infer", "LSTM, N1H64-train"
+    fused = {"lax.scan": [0.004], "function": [0.002], "fused": [0.001]}
+    rows = {
+        cell: {"seconds": {"lax.scan": [0.002], "cell": [0.001]}},
+        function: {"seconds": fused},
+        "b": {
+            "bytes": {"all": 2**21, "states": 2**20},
+            "seconds": {"all": [0.01], "states": [0.011]},
+        },
     }
-    text = recurrent.text(stored)
-    assert "| a | 2.00 |  | 2.00 |" in text
-    assert "| c | 4.00 | 2.00 |  | 4.00 | 0.50 |" in text
+    text = recurrent.text(stored_rows(tmp_path, rows))
+    assert f"| {cell} | 2.00 |  | 2.00 |" in text
+    assert f"| {function} | 4.00 | 2.00 |  | 4.00 | 0.50 |" in text
+    assert text.index(function) < text.index(cell)  # the order of the networks
     assert "| b | states | 1.0 | 50 % | 11.0 | 1.10 |" in text
 
 
@@ -152,26 +148,28 @@ def test_rows_join_those_in_the_file(tmp_path, capsys):
 # ----------------------------------------------------------------- linear recurrences
 
 
-def test_recurrences_filters_and_advantages_are_compared(monkeypatch):
+def test_recurrences_filters_and_advantages_are_compared(monkeypatch, tmp_path):
     monkeypatch.setattr(native, "peaks", lambda threads: {"read": [(1, 1e9)]})
     monkeypatch.setattr(linear, "ORDERS", (2,))
+    monkeypatch.setattr(programs, "COMPILATIONS", 1)
     monkeypatch.setattr(linear, "CELLS", {"MinGRU": linear.cells.MinGRU})
     with jax.enable_x64(False):
-        stored = {
-            "machine": results.machine(),
+        rows = {
             "recurrences": linear.recurrences(1, {"small": (2, 9, 4)}),
+            "elementwise": linear.elementwise(1, {"small": (2, 9, 4)}),
             "filters": linear.filters(1, {"one": (1, 20)}),
             "advantages": linear.advantages(1, {"few": (2, 9)}),
             "cells": linear.all_cells(1, (2, 9, 4)),
         }
-    assert [row["name"] for row in stored["recurrences"]] == [
+    assert [row["name"] for row in rows["recurrences"]] == [
         "small-infer",
         "small-train",
     ]
-    assert stored["recurrences"][0]["floor"] == 3 * 2 * 9 * 4 * 4 / 1e9
-    text = linear.text(stored)
+    assert rows["recurrences"][0]["floor"] == 3 * 2 * 9 * 4 * 4 / 1e9
+    text = linear.text(stored_rows(tmp_path, rows))
     for head in (
         "| small-train |",
+        "| ParaGRU, small-train |",
         "| one, order 2, float64 |",
         "| few, time first |",
         "| MinGRU |",
@@ -210,13 +208,21 @@ def test_networks_of_heads_compute_what_a_scan_does(mode, skip):
     assert [*calls] == [heads.OURS, heads.SCAN, heads.DENSE]
 
 
-def test_the_table_of_heads_tells_milliseconds_and_ratios():
+def test_the_table_of_heads_tells_milliseconds_and_ratios(tmp_path):
     seconds = {heads.OURS: [0.001, 0.002, 0.003], heads.SCAN: [0.003]}
-    stored = {"machine": results.machine(), "rows": {"a-infer": seconds}}
-    assert heads.text(stored).endswith("| a-infer | 2.00 | 1.50 |  |  |")
+    found = stored_rows(tmp_path, {"a-infer": seconds})
+    assert heads.text(found).endswith("| a-infer | 2.00 | 1.50 |  |  |")
 
 
 # ---------------------------------------------------------- sessions, long sequences
+
+
+def test_scaling_is_reported_next_to_one_process(tmp_path):
+    rows = {setup.name: [0.1, 0.1, 0.3] for setup in scaling.SETUPS}
+    rows["2 processes x 1 thread"] = [0.15]
+    text = scaling.text(stored_rows(tmp_path, rows, hidden=8))
+    assert "| 2 processes x 1 thread | 64 | 150.0 | 853 | 1.50 |" in text
+    assert "2 processes x 2 devices | 64 | 100.0 | 2,560 | 1.00 |" in text
 
 
 def test_sessions_are_measured(monkeypatch, tmp_path):

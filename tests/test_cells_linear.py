@@ -230,3 +230,12 @@ def test_errors_of_states_and_params():
     params, x, h = make(gru)
     with pytest.raises(ValueError, match="input_size=3"):
         ost.recurrent_net(gru, x[..., :2], h, params=params)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("params", [None, {"w": 1.0}, ()])
+def test_errors_of_params_name_their_type(name, params):
+    cell = EVERY[name]
+    made, x, h = make(cell)
+    with pytest.raises(TypeError, match=f"must be {type(made).__name__}, as `init`"):
+        ost.recurrent_net(cell, x, h, params=params)

@@ -201,6 +201,8 @@ def test_export_and_sharding():
     ("call", "error", "words"),
     [
         (lambda x: ost.lfilter([1.0], [], x), ValueError, "`a` must have at least"),
+        (lambda x: ost.lfilter([1.0], [0.0, 1.0], x), ValueError, "`a` must not begin"),
+        (lambda x: ost.sosfilt(np.eye(6)[:1], x), ValueError, "must not begin with 0"),
         (lambda x: ost.lfilter([1.0], [1.0], x, axis=2), ValueError, "`axis`"),
         (lambda x: ost.lfilter(jnp.ones(3, "float32"), [1.0], x), TypeError, "dtype"),
         (lambda x: ost.lfilter(jnp.ones((3, 2)), [1.0], x), ValueError, "`b` must"),

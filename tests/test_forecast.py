@@ -7,17 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from g2p_words import plain_jax  # noqa: F401
+from g2p_words import interrupt_after, plain_jax  # noqa: F401
 from oracles import loop64
 from test_cli import one_line, ostinato
 from tolerance import assert_close
 
-from ostinato.apps import display
 from ostinato.apps.errors import UserError
 from ostinato.apps.forecast import table, use
 from ostinato.apps.forecast.model import Forecaster
 from ostinato.apps.forecast.train import train
 from ostinato.apps.forecast.windows import Scale, Windows
+from ostinato.apps.tensors import MODEL_FILE, RESUME_FILE
 
 BEGIN = datetime(2020, 1, 1)
 TINY = "--look-back 8 --horizon 8 --segment 4 --hidden 16 --dropout 0 --lr 0.03"
@@ -126,9 +126,9 @@ def test_windows_are_those_whose_horizon_is_in_the_part():
     values = np.arange(20.0)[:, None]
     windows = Windows(values, 10, 15, model, "test on")
     assert windows.count == 4
-    x, y = windows.take(np.arange(4))
+    x, y, weights = windows.take(np.arange(4), 6)
     assert x[0, :, 0].tolist() == [6, 7, 8, 9] and y[0, :, 0].tolist() == [10, 11]
-    assert y[-1, :, 0].tolist() == [13, 14]
+    assert y[3, :, 0].tolist() == [13, 14] and weights.tolist() == [1, 1, 1, 1, 0, 0]
     assert Windows(values, 0, 10, model, "learn from").take([0])[0][0, 0, 0] == 0
     assert sorted(np.concatenate(list(windows.shuffled(3, 0)))) == [0, 1, 2, 3]
     with pytest.raises(
@@ -179,18 +179,51 @@ def test_train_then_forecast(waves, tmp_path):
 
 
 def test_an_interrupted_run_keeps_the_best_weights(waves, tmp_path, monkeypatch):
-    tick, count = display.Display.tick, [0]
-
-    def interrupt(self, *arguments):
-        count[0] += 1
-        if count[0] == 14:
-            raise KeyboardInterrupt
-        tick(self, *arguments)
-
-    monkeypatch.setattr(display.Display, "tick", interrupt)
+    interrupt_after(monkeypatch, 14)
     sizes = dict(look_back=8, horizon=8, segment=4, hidden=4)
-    assert train(waves, tmp_path, **sizes) is None
+    assert train(waves, tmp_path, **sizes).figures is None
     assert use.load(tmp_path).figures["best"]["epoch"] == 4
+
+
+SIZES = dict(look_back=8, horizon=8, segment=4, hidden=4, epochs=3)
+
+
+@pytest.mark.parametrize("updates", [2, 5])
+def test_interrupted_and_resumed_equals_uninterrupted(
+    waves, tmp_path, monkeypatch, updates
+):
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+    train(waves, whole, **SIZES)
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, updates)
+        assert train(waves, halved, **SIZES).figures is None
+    result = ostinato("train", "forecast", waves, "--out", halved, "--resume")
+    assert result.exit_code == 0 and "resuming at epoch" in result.stdout
+    for name in (MODEL_FILE, RESUME_FILE):
+        want, got = (use.FILES.read(out / name)[0] for out in (whole, halved))
+        for key in want.keys() | got.keys():
+            np.testing.assert_array_equal(got[key], want[key])
+    assert (halved / "learning_curve.png").exists()
+
+
+def test_what_cannot_be_resumed(waves, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(UserError, match="there is no .*resume.safetensors"):
+        train(waves, out, resume=True)
+    train(waves, out, **SIZES | {"epochs": 1})
+    with pytest.raises(UserError, match="`hidden` must stay 4 when a run is resumed"):
+        train(waves, out, resume=True, hidden=6)
+    other = waves.with_name("other.csv")
+    other.write_text(waves.read_text().replace("5.0", "5.1"))
+    with pytest.raises(UserError, match="`--resume` needs the windows of the run"):
+        train(other, out, resume=True)
+    tensors, header = use.FILES.read(out / RESUME_FILE)
+    header["settings"]["horizon"] = "8"
+    use.FILES.save(out / RESUME_FILE, tensors, header)
+    with pytest.raises(UserError, match="`horizon` must be an integer, got '8'"):
+        train(waves, out, resume=True)
+    train(waves, out, **SIZES | {"epochs": 1})
+    assert (out / "previous" / RESUME_FILE).exists()
 
 
 def test_errors_of_the_commands(waves, tmp_path):

@@ -8,6 +8,7 @@ from g2p_words import plain_jax  # noqa: F401
 from ostinato.apps import files, training
 from ostinato.apps.errors import UserError
 from ostinato.apps.g2p import attention, checkpoint, ctc
+from ostinato.apps.tensors import RESUME_FILE
 
 SIZES = dict(hidden_size=4, num_layers=1, phonemes=("S", "T"), dropout=0.1)
 CONFIG = ctc.Config(**SIZES)
@@ -46,18 +47,18 @@ def test_the_header_tells_the_spec(tmp_path):
 
 def test_state_round_trip(tmp_path):
     want = training.init_state(3, CONFIG.init)._replace(step=7)
-    checkpoint.save_state(tmp_path, want, {"elapsed": 1.5})
-    got = checkpoint.load_state(tmp_path, CONFIG)
+    checkpoint.FILES.save_state(tmp_path, want, {"elapsed": 1.5})
+    got = checkpoint.FILES.load_state(tmp_path, CONFIG.init)
     assert got.step == 7
-    assert checkpoint.load_header(tmp_path)["elapsed"] == 1.5
+    assert checkpoint.FILES.read(tmp_path / RESUME_FILE)[1]["elapsed"] == 1.5
     jax.tree.map(np.testing.assert_array_equal, got[1:], want[1:])
 
 
 def test_state_of_another_model_says_so(tmp_path):
-    checkpoint.save_state(tmp_path, training.init_state(0, CONFIG.init), {})
+    checkpoint.FILES.save_state(tmp_path, training.init_state(0, CONFIG.init), {})
     other = dataclasses.replace(CONFIG, hidden_size=5)
     with pytest.raises(UserError, match="is damaged or.*`001` must be float32"):
-        checkpoint.load_state(tmp_path, other)
+        checkpoint.FILES.load_state(tmp_path, other.init)
 
 
 def test_missing_model_says_how_to_train_one(tmp_path):

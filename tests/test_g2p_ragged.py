@@ -13,10 +13,11 @@ from g2p_words import (
     train_tiny,
 )
 
-from ostinato.apps.g2p import attention, checkpoint, ctc, settings
+from ostinato.apps.g2p import attention, ctc, settings
 from ostinato.apps.g2p.batches import Batch, RaggedBatch, TrainingSet, letter_ids, pad
 from ostinato.apps.g2p.models import MODELS
 from ostinato.apps.g2p.pronounce import Pronouncer
+from ostinato.apps.tensors import RESUME_FILE
 from ostinato.ragged import vmap
 
 PHONEMES = ("AA", "B", "EH", "K", "S")
@@ -136,7 +137,7 @@ def test_an_interrupted_run_goes_on_as_it_began(tmp_path, monkeypatch):
         interrupt_after(patch, updates=10)
         train_tiny(halved, epochs=2, batch=BATCH, ragged=True)
     train_tiny(halved, resume=True, batch=BATCH)  # the run stays ragged
-    want, got = (arrays(out, checkpoint.RESUME_FILE) for out in (whole, halved))
+    want, got = (arrays(out, RESUME_FILE) for out in (whole, halved))
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import os
 import random
 
@@ -11,15 +12,16 @@ import numpy as np
 import pytest
 from g2p_words import plain_jax  # noqa: F401
 
-from ostinato.apps import training
+from ostinato.apps import header, training
 from ostinato.apps.errors import UserError
-from ostinato.apps.g2p import attention, checkpoint, ctc, header
+from ostinato.apps.g2p import attention, checkpoint, ctc
 from ostinato.apps.g2p.report import Row
-from ostinato.apps.g2p.settings import choose
+from ostinato.apps.g2p.settings import Settings, choose
+from ostinato.apps.tensors import RESUME_FILE
 
 SIZES = dict(hidden_size=4, num_layers=1, phonemes=("S", "T"))
 CONFIGS = {"ctc": ctc.Config(**SIZES), "attention": attention.Config(**SIZES)}
-MODEL, RESUME = checkpoint.MODEL_FILE, checkpoint.RESUME_FILE
+MODEL, RESUME = checkpoint.MODEL_FILE, RESUME_FILE
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -34,8 +36,8 @@ def contents(request, tmp_path_factory):
     checkpoint.save_model(folder, model)
     row = Row(1.0, 2, 3.0, 4.0, 5.0, 0.1, 6.0, 7.0)
     settings = choose(model=request.param, hidden=4, layers=1)
-    of_run = header.Header(settings, "words", 9.0, 1.0, [row], row)
-    checkpoint.save_state(folder, state, of_run.to_json())
+    of_run = header.Header(dataclasses.asdict(settings), "words", 9.0, 1.0, [row], row)
+    checkpoint.FILES.save_state(folder, state, vars(of_run))
     return config, {
         name: checkpoint.FILES.read(folder / name) for name in (MODEL, RESUME)
     }
@@ -48,7 +50,8 @@ def save(folder, name, tensors, fields):
 def load(folder, name, config):
     if name == MODEL:
         return checkpoint.load_model(folder)
-    return header.read(folder), checkpoint.load_state(folder, config)
+    found = header.read(folder, checkpoint.FILES, Settings, Row)
+    return found, checkpoint.FILES.load_state(folder, config.init)
 
 
 def one_line(error):
@@ -178,7 +181,7 @@ def test_arrays_that_do_not_fit_are_one_clear_line(contents, tmp_path, file):
 @pytest.mark.parametrize(
     "path, value, message",
     [
-        ("settings", [1], "`Settings` must have model, minutes"),
+        ("settings", [1], "`Settings` must have minutes, epochs"),
         ("settings.hidden", "4", "`hidden` must be an integer"),
         ("settings.batch", 0, "`batch` must be at least 1"),
         ("settings.other", 1, "`Settings` must have"),

@@ -1,5 +1,7 @@
 """Tests of initial weights: distributions, positions, errors."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,6 +53,17 @@ def test_glorot_orthogonal_has_orthogonal_gates_and_no_bias(mode):
     bound = np.sqrt(6 / (6 + 8))  # by one gate's block, not by all gates
     assert 0.8 * bound < np.abs(layer.w_ih).max() <= bound
     assert not layer.b_ih.any() and not layer.b_hh.any()
+
+
+def test_orthogonal_matrices_of_a_batch_are_drawn_one_after_another():
+    """JAX's threads can wait for each other in factorisations of several batches."""
+    draw = lambda key: ost.init_weights(key, SPEC, scheme="glorot_orthogonal")  # noqa: E731
+    keys = jax.random.split(KEY, 3)
+    text = str(jax.make_jaxpr(jax.vmap(draw))(keys))
+    factors = re.findall(r":f32\[([\d,]+)\] = qr\[", text)
+    assert factors and all(shape.count(",") == 1 for shape in factors)
+    same = [draw(key) for key in keys]
+    np.testing.assert_array_equal(jax.vmap(draw)(keys), same)
 
 
 @pytest.mark.parametrize("bias", ["double", "input", "recurrent"])

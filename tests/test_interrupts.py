@@ -11,6 +11,7 @@ from g2p_words import plain_jax  # noqa: F401
 from ostinato.apps import files
 from ostinato.apps.errors import UserError
 from ostinato.apps.g2p import checkpoint
+from ostinato.apps.tensors import RESUME_FILE
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_before_the_first_evaluation(packages, tmp_path):
     run = g2p_command.start(packages, tmp_path, JAX_LOG_COMPILES="1")
     code, text = interrupt(run, "Compiling jit(_log_probs)", signal.SIGINT)
     assert code == 130 and "go on with --resume" in text
-    assert checkpoint.load_header(tmp_path)["step"] == 15
+    assert checkpoint.FILES.read(tmp_path / RESUME_FILE)[1]["step"] == 15
     assert checkpoint.load_model(tmp_path).figures["best"] is None
 
 
@@ -67,7 +68,7 @@ def test_between_updates(packages, tmp_path):
     run = g2p_command.start(packages, tmp_path, "--epochs", "1000")
     code, text = interrupt(run, "epoch  2.0", signal.SIGTERM)
     assert code == 143 and "go on with --resume" in text
-    step = checkpoint.load_header(tmp_path)["step"]
+    step = checkpoint.FILES.read(tmp_path / RESUME_FILE)[1]["step"]
     assert step >= 30
     assert checkpoint.load_model(tmp_path).figures["best"]["updates"] <= step
     assert "learning_curve.png" in whole_files(tmp_path)
@@ -78,7 +79,7 @@ def test_while_files_are_written(tmp_path):
     run = g2p_command.start(packages, tmp_path / "out")
     code, text = interrupt(run, "writing", signal.SIGTERM)
     assert code == 143 and "go on with --resume" in text
-    assert checkpoint.load_header(tmp_path / "out")["step"] == 15
+    assert checkpoint.FILES.read(tmp_path / "out" / RESUME_FILE)[1]["step"] == 15
     whole_files(tmp_path / "out")
 
 
@@ -92,6 +93,21 @@ def test_while_a_disk_does_not_answer(tmp_path):
     assert len(list(out.iterdir())) == 1  # the unfinished file
     files.make_folder(out)
     assert not list(out.iterdir())
+
+
+def test_while_a_finished_process_ends():
+    """Python restores default handlers before it deletes what modules hold."""
+    program = """
+import os, signal
+from ostinato import interrupts
+interrupts.arm()
+interrupts.finish()
+class Last:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGINT):
+        kill(process, number)
+last = Last()
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_other_programs_keep_their_signals():

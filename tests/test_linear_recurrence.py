@@ -83,6 +83,9 @@ def test_many_steps():
     assert h.shape == (1, steps, 1)
     assert_close(h_n, np.full((1, 1), 10.0), terms=steps)
     assert_close(h[0, :3, 0], np.array([1, 1.9, 2.71]))
+    # The gradient of the last state: a sum over k of k 0.9^(k - 1).
+    last = lambda a: jnp.sum(ost.linear_recurrence(a, b).h_n)  # noqa: E731
+    assert_close(jax.jit(jax.grad(last))(a), np.array([100.0]), terms=steps)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -91,6 +94,25 @@ def test_a_reset_forgets_what_is_not_finite(backend):
     resets = jnp.array([[False, False, True]])
     h, _ = ost.linear_recurrence(jnp.ones(2), b, resets=resets, backend=backend)
     assert h[0, 2].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_resets_at_every_place(backend, reverse):
+    """One sequence for each set of places: the parts between are runs of their own."""
+    steps = 4
+    places = (np.arange(2**steps)[:, None] >> np.arange(steps)) % 2 == 1
+    rng = np.random.default_rng(0)
+    a, b = (jnp.asarray(rng.standard_normal((*places.shape, 3))) for _ in "ab")
+    start = jnp.asarray(rng.standard_normal((len(places), 3)))
+    options = dict(resets=jnp.asarray(places), reverse=reverse, backend=backend)
+    h, h_n = ost.linear_recurrence(a, b, start, **options)
+    for n, resets in enumerate(places):
+        state = start[n]
+        for t in range(steps)[:: -1 if reverse else 1]:
+            state = b[n, t] + (0 if resets[t] else a[n, t] * state)
+            assert_close(h[n, t], state)
+        assert_close(h_n[n], state)
 
 
 def test_nothing_is_stored_but_the_states():

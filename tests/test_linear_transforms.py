@@ -305,6 +305,12 @@ def test_steps_are_split_over_devices(kind, reverse):
     assert_trees_close(fast_jit(lambda: both(run))(), fast_jit(lambda: both(alone))())
 
 
+def test_no_shard_map_around_the_call():
+    x = jnp.ones((2, 4, 3))
+    with pytest.raises(ValueError, match="`axis_name` must be an axis of the mesh"):
+        ost.linear_recurrence_over_devices(x, x, axis_name="t")
+
+
 def test_shard_map_over_the_batch():
     mesh = mesh_of(shape=(4,), names=("batch",))
     a, b, h_0 = arrays("each")

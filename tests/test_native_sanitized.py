@@ -11,13 +11,9 @@ import pytest
 NATIVE = Path(__file__).parents[1] / "native"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 FLAGS = ["-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread"]
-RNN_KERNELS = sorted(
-    f"cpu/kernels/{path.name}" for path in NATIVE.glob("cpu/kernels/*.cc")
-)
-KERNELS = RNN_KERNELS + sorted(
-    f"cpu/linear/{path.name}"
-    for path in NATIVE.glob("cpu/linear/*.cc")
-    if path.name not in ("advantages.cc", "recurrence.cc")
+KERNELS = sorted(f"cpu/kernels/{path.name}" for path in NATIVE.glob("cpu/kernels/*.cc"))
+LINEAR_KERNELS = sorted(
+    f"cpu/linear/{path.name}" for path in NATIVE.glob("cpu/linear/linear_*.cc")
 )
 EMULATION = "tests/tiles_emulated.cc"
 RUNTIME = {
@@ -30,8 +26,14 @@ SOURCES = {
     "caches_test.cc": [RUNTIME["caches"]],
     "features_test.cc": [RUNTIME["features"]],
     "guard_test.cc": [],
-    "kernels_test.cc": [RUNTIME["features"], *RNN_KERNELS, EMULATION],
-    "linear_test.cc": ["cpu/linear/recurrence.cc", RUNTIME["scratch"], *TEAM],
+    "kernels_test.cc": [RUNTIME["features"], *KERNELS, EMULATION],
+    "linear_test.cc": [
+        *LINEAR_KERNELS,
+        "cpu/linear/advantages.cc",
+        "cpu/linear/recurrence.cc",
+        RUNTIME["scratch"],
+        *TEAM,
+    ],
     "matrices_test.cc": ["cpu/network/matrices.cc", *TEAM],
     "network_test.cc": sorted(
         str(path.relative_to(NATIVE))
@@ -58,7 +60,8 @@ SOURCES = {
     "team_test.cc": TEAM,
     "tiles_test.cc": [RUNTIME["features"]],
 }
-# These have the kernels without a sanitizer: kernels_test has them under one.
+# These have the kernels of networks without a sanitizer: kernels_test has them under
+# one.
 PLAIN = {
     "linear_test.cc",
     "matrices_test.cc",
@@ -86,18 +89,25 @@ def plain_kernels(tmp_path_factory) -> list[Path]:
     if COMPILER is None:
         return []
     folder = tmp_path_factory.mktemp("kernels")
-    sources = [NATIVE / file for file in (*KERNELS, EMULATION)]
+    sources = [NATIVE / file for file in (*KERNELS, *LINEAR_KERNELS, EMULATION)]
     build = [COMPILER, *FLAGS, "-c", *INCLUDES, *sources]
     subprocess.run(build, check=True, cwd=folder)
     return [folder / f"{source.stem}.o" for source in sources]
 
 
 def run_checks(
-    name: str, flags: list[str], folder: Path, objects: list[Path], *arguments: str
+    name: str,
+    flags: list[str],
+    folder: Path,
+    files: list[str],
+    objects: list[Path],
+    *arguments: str,
 ) -> None:
     flags = [*flags, "-fno-sanitize-recover=all"]
     require_sanitizers(flags, folder)
-    sources = [NATIVE / "tests" / name, *(NATIVE / file for file in SOURCES[name])]
+    sources = [NATIVE / file for file in (f"tests/{name}", *files)]
+    own = {source.stem for source in sources}
+    objects = [each for each in objects if each.stem not in own]
     program = folder / "program"
     build = [COMPILER, *FLAGS, *flags, *INCLUDES, *sources, *objects, "-o", program]
     subprocess.run(build, check=True)
@@ -113,7 +123,7 @@ def test_every_native_test_is_run_here():
 @pytest.mark.parametrize("name", SOURCES)
 def test_native_checks_hold(name, tmp_path, request):
     objects = request.getfixturevalue("plain_kernels") if name in PLAIN else []
-    run_checks(name, ["-fsanitize=address,undefined"], tmp_path, objects)
+    run_checks(name, ["-fsanitize=address,undefined"], tmp_path, SOURCES[name], objects)
 
 
 THREADED = [
@@ -131,5 +141,6 @@ THREADED = [
 @pytest.mark.parametrize("name", THREADED)
 def test_native_checks_hold_without_data_races(name, tmp_path, request):
     objects = request.getfixturevalue("plain_kernels") if name in PLAIN else []
+    files = [file for file in SOURCES[name] if file not in LINEAR_KERNELS]
     # That sanitizer does not follow a fork of a process with several threads.
-    run_checks(name, ["-fsanitize=thread"], tmp_path, objects, "no-fork")
+    run_checks(name, ["-fsanitize=thread"], tmp_path, files, objects, "no-fork")

@@ -69,6 +69,9 @@ def test_gradient_matches_finite_differences(case):
         "tanh-skip",
         "relu-L2-bi-ragged",
         "lstm-dropout",
+        "gru-heads",
+        "slstm-resets",
+        "slstm-heads-of-1",
     ],
 )
 def test_plain_scan_matches_the_loop(id):

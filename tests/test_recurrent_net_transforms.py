@@ -345,4 +345,5 @@ def test_net_over_a_sharded_batch_equals_one_device(name, kind):
             *jax.device_put(arguments[:2], whole), *jax.device_put(arguments[2:], rows)
         )
         got = fast_jit(jax.value_and_grad(loss_of(placed)))(split)
-    assert_trees_close(jax.device_get(got), want)
+    # Arrays with explicit axes run in `lax.scan`, which rounds otherwise.
+    assert_trees_close(jax.device_get(got), want, terms=10**6)

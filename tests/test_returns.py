@@ -183,6 +183,23 @@ def test_dtypes_and_many_sequences(time_major, dtype):
     assert_close(found, want, terms=256)
 
 
+@every_layout
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_what_follows_the_end_of_an_episode_does_not_matter(time_major, dtype):
+    """A reward that is not finite reaches no step before a truncation or an end."""
+    r = jnp.asarray(draw(2, 6, seed=1), dtype).at[:, 4].set(jnp.nan)
+    v, last = jnp.asarray(draw(2, 6, seed=2), dtype), jnp.ones(2, dtype)
+    marks = jnp.zeros((2, 6), bool).at[0, 2].set(True).at[1, 3].set(True)
+    layout = (lambda x: x.T) if time_major else lambda x: x
+    for name in ("terminations", "truncations"):
+        given = {"discounts": 0.9, "lambda_": 0.8, name: layout(marks)}
+        got = ost.gae(layout(r), layout(v), last, **given, time_major=time_major)
+        found = np.isfinite(np.asarray(layout(got.advantages), np.float64))
+        steps = np.arange(6)
+        assert (found[0] == ((steps < 3) | (steps == 5))).all()
+        assert (found[1] == ((steps < 4) | (steps == 5))).all()
+
+
 def test_vmap_and_devices():
     arrays = [jnp.asarray(x) for x in (REWARDS, VALUES, BOOTSTRAP)]
     gammas = jnp.linspace(0.5, 0.9, BATCH)
@@ -210,6 +227,7 @@ def test_vmap_and_devices():
         (dict(values=jnp.zeros((2, 4))), ValueError, "`values` must have the shape"),
         (dict(bootstrap=jnp.zeros(3)), ValueError, "`bootstrap`"),
         (dict(discounts=jnp.zeros((2, 4))), ValueError, "`discounts`"),
+        (dict(lambda_=True), TypeError, "`lambda_` must be an array, got bool"),
         (
             dict(terminations=jnp.zeros((2, 3))),
             TypeError,

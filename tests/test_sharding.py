@@ -23,6 +23,8 @@ CASES = [
     Case("lstm", Spec("lstm", 2, 3, 2, True, proj_size=2), 4, 8, (2, 0, 4, 1) * 2),
     Case("gru", Spec("gru", 2, 3, 2), 4, 8, (2, 0, 4, 1) * 2, resets=True),
     Case("tanh-hold", Spec("rnn_tanh", 2, 3), 4, 8, (2, 0, 4, 1) * 2, padding="hold"),
+    Case("heads", Spec("gru", 2, 4, num_heads=2), 4, 8, (2, 0, 4, 1) * 2),
+    Case("slstm", Spec("slstm", 2, 4, 2, num_heads=2), 4, 8, (2, 0, 4, 1) * 2),
     Case("dropout", Spec("lstm", 2, 3, 2, dropout=0.5), 4, 8, time_major=True),
     # This operator runs on xla, even where the others run on cpu.
     Case("gru_before", Spec("gru", 2, 3, reset_after=False), 4, 8, (2, 0, 4, 1) * 2),
@@ -42,13 +44,13 @@ def mesh():
 
 
 def specs_of(case: Case) -> Primal:
-    x = P(None, "batch") if case.time_major else P("batch")
-    return Primal(P(), x, P(None, "batch"), P(None, "batch") if case.lstm else None)
+    x, state = P(None, "batch") if case.time_major else P("batch"), P(None, "batch")
+    return Primal(P(), x, state, state if case.spec.cells else None)
 
 
 def out_specs(case: Case):
     state = P(None, "batch")
-    return specs_of(case).x, state, state if case.lstm else None
+    return specs_of(case).x, state, state if case.spec.cells else None
 
 
 def inputs_of(case: Case, mesh: Mesh | None = None) -> tuple:

@@ -164,6 +164,21 @@ def test_steps_bfloat16_and_ragged_vmap():
         same(jnp.asarray(got), ost.rnn(SPEC, weights, alone).y)
 
 
+def test_200_000_steps():
+    """With constant gates every output is o z, n goes to 2, and m stays 0."""
+    steps, spec = 200_000, ost.RNNSpec("slstm", 1, 2, num_heads=2, bias="input")
+    weights = jnp.zeros(spec.num_params).at[-4:].set(jnp.array([1.0, 1.0, 0.5, 0.5]))
+    x = jnp.zeros((1, steps, 1))
+    run = lambda w: ost.rnn(spec, w, x)  # noqa: E731
+    y, (_, c, n, m) = fast_jit(run)(weights)
+    want = np.tanh(1.0) / (1 + np.exp(-0.5))
+    assert_close(y, np.full(y.shape, want), terms=steps)
+    assert_close(n, np.full(n.shape, 2.0), terms=steps)
+    assert_close(m, np.zeros(m.shape))
+    gradient = fast_jit(jax.grad(lambda w: jnp.sum(run(w).y[:, -1])))(weights)
+    assert_close(gradient[-4:-2], np.full(2, want / np.tanh(1.0) / np.cosh(1.0) ** 2))
+
+
 def test_a_long_sum_in_bfloat16_is_kept_in_float32():
     """Check n after 600 steps with equal gates, which bfloat16 could not count."""
     spec = ost.RNNSpec("slstm", 1, 1, bias="input")

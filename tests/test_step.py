@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closures import fast_jit
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from step_programs import PROGRAMS, B, T
 
 import ostinato as ost
+from ostinato._step.scan import plan
 
 OPTIONS = {
     "plain": {},
@@ -97,9 +99,12 @@ def values_and_gradients(function, arguments):
     return jax.value_and_grad(of_floats(scalar(function), arguments))
 
 
-@pytest.mark.parametrize("loop", ["xla", None])
+@pytest.mark.parametrize("loop", ["xla", "native"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values_and_gradients(name, loop):
+    if loop == "native":
+        runs = ost.backends()["cpu"] and name != "convolution"
+        loop = "cpu" if runs else None
     both(name, values_and_gradients, loop)
 
 
@@ -108,6 +113,17 @@ def test_values_and_gradients(name, loop):
 @pytest.mark.parametrize("loop", ["xla", "cpu"])
 def test_options(name, option, loop):
     both(name, values_and_gradients, loop, **OPTIONS[option])
+
+
+@pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+def test_all_but_a_convolution_run_in_the_native_loop():
+    elsewhere = []
+    for name, p in PROGRAMS.items():
+        arguments = p.step, p.inputs, p.states
+        told = ost.explain(*arguments, params=p.params, time_major=True, backend="cpu")
+        if told.backend != "cpu":
+            elsewhere.append(name)
+    assert elsewhere == ["convolution"]
 
 
 FURTHER = ["lstm", "gru_reset_before", "integers_and_bools", "outputs_that_are_inputs"]
@@ -171,6 +187,109 @@ def test_vmap(name, mapped, order):
     both(name, transform)
 
 
+def calls_of(function, *arguments):
+    """Return how often a program calls the native loop."""
+    text = jax.jit(function).lower(*arguments).as_text()
+    return text.count("custom_call @ostinato_step(")
+
+
+@pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+@pytest.mark.parametrize("mapped", ["inputs", "params"])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_gradients_of_each_example_run_in_the_native_loop(mapped, ragged):
+    program = PROGRAMS["lstm"]
+    p, states, x = program.params, program.states, program.inputs
+    options = {"seq_lengths": jnp.asarray([3, 0, 5])} if ragged else {}
+    run = scalar(net(program, None, **options))
+    if mapped == "params":
+        p = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), p)
+        one = lambda p, x: jax.grad(run)(p, states, x)  # noqa: E731
+        each = jax.vmap(one, in_axes=(0, None))
+    else:
+        x = jnp.stack([x, 0.5 * x])
+        each = jax.vmap(lambda x: jax.grad(run)(p, states, x))
+        each = lambda p, x, each=each: each(x)  # noqa: E731
+    assert calls_of(each, p, x) == 2
+
+
+@pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+@pytest.mark.parametrize("name", ["lstm", "attention"])
+def test_sequences_split_over_devices_run_in_the_native_loop(name):
+    mesh = Mesh(np.array(jax.devices()[:4]), ("b",))
+    rng = np.random.default_rng(3)
+    draw = lambda *shape: jnp.asarray(0.5 * rng.standard_normal(shape))  # noqa: E731
+    x, h, memory = draw(T, 8, 2), draw(8, 4), draw(8, 6, 4)
+    lengths = jnp.asarray([5, 0, 3, 5, 2, 1, 4, 5])
+    params = {"w": draw(2, 4), "u": draw(4, 4), "memory": memory}
+
+    def step(p, h, x, t):
+        read = h
+        if name == "attention":
+            scores = jnp.einsum("bh,bmh->bm", h, p["memory"])
+            read = jnp.einsum("bm,bmh->bh", jax.nn.softmax(scores), p["memory"])
+        h = jnp.tanh(x @ p["w"] + read @ p["u"])
+        return h, h
+
+    def loss(p, h, x, lengths, backend):
+        out = ost.recurrent_net(
+            step,
+            x,
+            h,
+            params=p,
+            time_major=True,
+            seq_lengths=lengths,
+            backend=backend,
+        )
+        return jnp.sum(jnp.sin(out.outputs)) + jnp.vdot(out.states, out.states)
+
+    def place(a, *axes):
+        return jax.device_put(a, NamedSharding(mesh, PartitionSpec(*axes)))
+
+    split = {k: place(a, *["b"] * (k == "memory")) for k, a in params.items()}
+    given = split, place(h, "b"), place(x, None, "b"), place(lengths, "b")
+    run = jax.jit(jax.grad(loss, argnums=(0, 1, 2)), static_argnums=4)
+    compiled = run.lower(*given, None).compile()
+    text = compiled.as_text()
+    assert text.count('custom_call_target="ostinato_step"') == 2
+    assert "all-gather" not in text
+    assert_equal(compiled(*given), run(params, h, x, lengths, "scan"))
+
+
+@pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+def test_large_integers_are_exact():
+    """XLA runs the loop where floats cannot stand for them, with the same results."""
+
+    def step(p, states, x, t):
+        h, count = states
+        count = count + t
+        return (jnp.tanh(h @ p + x), count), (h, count % 1000)
+
+    x, h = jnp.ones((B, T, 4), jnp.float32) / 3, jnp.ones((B, 4), jnp.float32)
+    for first in (0, 2**30):
+        count = jnp.full(B, first, jnp.int32) + jnp.arange(B, dtype=jnp.int32)
+        run = lambda backend, count=count: ost.recurrent_net(  # noqa: E731
+            step, x, (h, count), params=jnp.eye(4, dtype="float32"), backend=backend
+        )
+        got, want = run("cpu"), run("scan")
+        np.testing.assert_array_equal(got.states[1], want.states[1])
+        np.testing.assert_array_equal(got.outputs[1], want.outputs[1])
+        np.testing.assert_allclose(got.outputs[0], want.outputs[0], rtol=1e-6)
+
+
+def test_a_second_trace_compiles_nothing():
+    def step_with(scale):
+        def step(p, h, x, t):
+            h = jax.nn.softplus(x @ p + jax.nn.relu(h @ p))
+            return jnp.where(t % 2 == 0, scale * h, h), h
+
+        x, h, p = jnp.ones((3, 2, 4)), jnp.ones((2, 4)), jnp.eye(4)
+        body = lambda p, h, x: step(p, h, *x)  # noqa: E731
+        return plan(body, p, h, (x, jnp.arange(3, dtype=jnp.int32)), None).step
+
+    assert step_with(2.0) is step_with(2.0)
+    assert step_with(2.0) is not step_with(3.0)
+
+
 @pytest.mark.parametrize("name", ["lstm", "recurrent_state_space"])
 def test_checkpoint_around_it(name):
     def transform(function, arguments):
@@ -201,7 +320,6 @@ def test_what_cannot_be_taken_apart_runs_as_scan():
     h, u, x = jnp.ones((2, 3)), jnp.eye(3), jnp.ones((2, 4, 1))
     run = functools.partial(ost.recurrent_net, inputs=x, params=u)
     assert run(show, initial_states=h).outputs.shape == (2, 4, 3)
-    assert run(lambda p, h, x, t: (h + x, h), initial_states=h).states.shape == (2, 3)
     complex_h = h.astype(complex)
     out = run(lambda p, h, x, t: (h @ p.astype(complex), h), initial_states=complex_h)
     np.testing.assert_array_equal(out.states, complex_h)

@@ -26,7 +26,10 @@ from test_second_derivatives import forward_over_reverse
 from test_transforms import assert_trees_close
 
 LSTM, GRU, BEFORE = BY_ID["lstm"], BY_ID["gru"], BY_ID["gru_before"]
-some_cases = pytest.mark.parametrize("case", [LSTM, GRU, BEFORE], ids=lambda c: c.id)
+SLSTM = BY_ID["slstm"]
+some_cases = pytest.mark.parametrize(
+    "case", [LSTM, GRU, BEFORE, SLSTM], ids=lambda c: c.id
+)
 SIZE = 2
 AXES = {
     "data": Primal(None, 0, 0, 0),
@@ -39,7 +42,7 @@ AXES = {
 
 
 def without_cells(case: Case, axes: Primal) -> Primal:
-    return axes if case.lstm else axes._replace(c_0=None)
+    return axes if case.spec.cells else axes._replace(c_0=None)
 
 
 def spread(case: Case, axes: Primal, size: int = SIZE, seed: int = 8) -> Primal:

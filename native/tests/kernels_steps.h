@@ -19,6 +19,7 @@
 #include "tests/check.h"
 #include "tests/guarded.h"
 #include "tests/kernels_fixture.h"
+#include "tests/step_operations.h"
 
 namespace ostinato::testing {
 
@@ -35,95 +36,6 @@ inline constexpr const char* kOperationNames[] = {
     OSTINATO_STEP_OPERATIONS(OSTINATO_STEP_NAME)
 #undef OSTINATO_STEP_NAME
 };
-
-template <typename T>
-using Wide = std::conditional_t<sizeof(T) == 4, double, long double>;
-
-// What functions of one element return, and how many units in the last place a kernel
-// may be away from it.
-template <typename T>
-struct Rounded {
-  Wide<T> value;
-  int ulps;
-};
-
-// Operations that are functions of a real number.
-template <typename T>
-bool IsRounded(Operation operation, T element, Rounded<T>* result) {
-  using O = Operation;
-  const Wide<T> x = element;
-  switch (operation) {
-    case O::tanh:
-      *result = {std::tanh(x), 4};
-      return true;
-    case O::sigmoid:
-      *result = {1 / (1 + std::exp(-x)), 4};
-      return true;
-    case O::exp:
-      *result = {std::exp(x), 4};
-      return true;
-    case O::expm1:
-      *result = {std::expm1(x), 4};
-      return true;
-    case O::log:
-      *result = {std::log(x), 4};
-      return true;
-    case O::log1p:
-      *result = {std::log1p(x), 4};
-      return true;
-    case O::rsqrt:
-      *result = {1 / std::sqrt(x), 2};
-      return true;
-    default:
-      return false;
-  }
-}
-
-// Operations whose result is rounded once, if at all.
-template <typename T>
-T Exactly(Operation operation, T a, T b, T c) {
-  using O = Operation;
-  switch (operation) {
-    case O::copy:
-      return a;
-    case O::negate:
-      return -a;
-    case O::abs:
-      return std::abs(a);
-    case O::sqrt:
-      return std::sqrt(a);
-    case O::floor:
-      return std::floor(a);
-    case O::round:
-      return std::nearbyint(a);
-    case O::sign:
-      return a > 0 ? T{1} : a < 0 ? T{-1} : a;
-    case O::is_finite:
-      return std::isfinite(a);
-    case O::add:
-      return a + b;
-    case O::subtract:
-      return a - b;
-    case O::multiply:
-      return a * b;
-    case O::divide:
-      return a / b;
-    case O::max:
-      return std::isnan(a) || a > b ? a : b;
-    case O::min:
-      return std::isnan(a) || a < b ? a : b;
-    case O::equal:
-      return a == b;
-    case O::less:
-      return a < b;
-    case O::less_equal:
-      return a <= b;
-    case O::select:
-      return a != 0 ? b : c;
-    default:
-      std::abort();
-  }
-}
 
 template <typename T>
 bool Same(T a, T b) {
@@ -282,7 +194,8 @@ class OperationChecker {
       const Wide<T> product = sign * at(0, r, i) * at(1, r, i), c = at(2, r, i);
       const Wide<T> size = std::abs(product) + std::abs(c);
       ExpectWithin(got, product + c, size * std::numeric_limits<T>::epsilon(), i);
-    } else if (Rounded<T> want; IsRounded(operation_, at(0, r, i), &want)) {
+    } else if (Rounded<T> want;
+               IsRounded(operation_, at(0, r, i), at(1, r, i), &want)) {
       const Wide<T> ulp = want.value == 0 || !std::isfinite(want.value)
                               ? 0
                               : std::ldexp(Wide<T>(std::numeric_limits<T>::epsilon()),

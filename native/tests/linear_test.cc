@@ -1,11 +1,14 @@
-// Linear recurrences and filters against plain loops in double: results, gradients, the
-// same bits for any number of threads, and nothing touched outside of the arrays.
+// Linear recurrences, filters and advantages against plain loops in double: results,
+// gradients, the same bits for any number of threads, and nothing touched outside of
+// the arrays.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "cpu/kernels/dispatch.h"
+#include "cpu/linear/advantages.h"
 #include "cpu/linear/recurrence.h"
 #include "cpu/runtime/team.h"
 #include "tests/check.h"
@@ -214,6 +217,86 @@ void CheckFilters() {
   }
 }
 
+// Sequences and steps, and which operands there are, by the bits of `options`.
+template <typename T>
+void CheckAdvantages(int64_t batch, int64_t steps, int options,
+                     ostinato::cpu::AdvantagesKernel<T> kernel) {
+  const bool time_major = (options & 1) != 0, one_rate = (options & 2) != 0;
+  const bool masks = (options & 4) != 0, has_lengths = (options & 8) != 0;
+  const int64_t count = batch * steps;
+  Guarded<T> r(count), v(count), last(batch), d(one_rate ? 1 : count),
+      l(one_rate ? 1 : count), advantages(count), returns(count);
+  Guarded<uint8_t> ends(count), cuts(count);
+  Guarded<int32_t> lengths(batch);
+  int64_t drawn = 0;
+  for (auto* array : {&r, &v, &last, &d, &l}) {
+    for (int64_t i = 0; i < array->size(); ++i) {
+      (*array)[i] = static_cast<T>(Draw(++drawn));
+    }
+  }
+  const auto at = [&](int64_t s, int64_t t) {
+    return time_major ? t * batch + s : s * steps + t;
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    ends[i] = i % 5 == 1;
+    cuts[i] = i % 11 == 3;
+  }
+  for (int64_t s = 0; s < batch; ++s) {
+    lengths[s] = static_cast<int32_t>(has_lengths ? (s * 5 + 3) % (steps + 1) : steps);
+    for (int64_t t = lengths[s]; t < steps; ++t) {
+      r[at(s, t)] = v[at(s, t)] = std::numeric_limits<T>::quiet_NaN();
+    }
+  }
+  ostinato::cpu::Advantages<T> call{};
+  call.batch = batch;
+  call.steps = steps;
+  call.time_major = time_major;
+  call.rewards = r.data();
+  call.values = v.data();
+  call.last = last.data();
+  call.discounts = d.data();
+  call.lambdas = l.data();
+  call.one_discount = call.one_lambda = one_rate;
+  if (masks) call.ends = ends.data();
+  if (masks) call.cuts = cuts.data();
+  if (has_lengths) call.lengths = lengths.data();
+  call.advantages = advantages.data();
+  call.returns = returns.data();
+  ostinato::cpu::RunAdvantages(call, kernel);
+  for (int64_t s = 0; s < batch; ++s) {
+    double carry = 0, after = last[s];
+    for (int64_t t = steps - 1; t >= 0; --t) {
+      const int64_t i = at(s, t);
+      if (t >= lengths[s]) {
+        CHECK_EQ(advantages[i], T{0});
+        CHECK_EQ(returns[i], T{0});
+        continue;
+      }
+      const double discount = masks && ends[i] != 0 ? 0 : d[one_rate ? 0 : i];
+      carry = r[i] + discount * after - v[i] + discount * l[one_rate ? 0 : i] * carry;
+      if (masks && cuts[i] != 0) carry = 0;
+      after = v[i];
+      Case::Near(advantages[i], carry);
+      Case::Near(returns[i], carry + after);
+    }
+  }
+}
+
+void CheckAllAdvantages() {
+  const int64_t sizes[][2] = {{1, 1},   {3, 0},    {1, 300}, {5, 7},
+                              {37, 20}, {19, 129}, {150, 9}, {40, 900}};
+  for (const int32_t threads : {1, 3}) {
+    ostinato::cpu::SetNumThreads(threads);
+    for (const auto& size : sizes) {
+      for (int options = 0; options < 16; ++options) {
+        const auto& kernels = CurrentLinearKernels();
+        CheckAdvantages(size[0], size[1], options, kernels.advantages_f32);
+        CheckAdvantages(size[0], size[1], options, kernels.advantages_f64);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -221,6 +304,7 @@ int main() {
     ostinato::cpu::SetIsaCap(isa);
     CheckRecurrences();
     CheckFilters();
+    CheckAllAdvantages();
   }
   CheckLarge();
   return ostinato::testing::Summary();

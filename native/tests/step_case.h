@@ -116,8 +116,10 @@ class ProgramBuilder {
                         {kN, 0, kEach, kMixed, kMixed, false}};
 
     Multiply(Phase::kAhead, 0, false, View(ahead), View(x));
+    program_.instructions.back().operands[1] = View(bias);
+    program_.instructions.back().operands[2] = View(bias);
     Multiply(Phase::kStep, 1, true, View(ahead), View(h));
-    Add(Operation::add, 1, kHidden, View(pre), {View(ahead), View(bias)});
+    Add(Operation::subtract, 1, kHidden, View(pre), {View(ahead), View(bias)});
     Add(Operation::tanh, 1, kHidden, View(next_h), {View(pre)});
     Add(Operation::copy, 1, kHidden, View(y), {View(next_h)});
     Add(Operation::copy, 1, kHidden, View(kept), {View(next_h)});

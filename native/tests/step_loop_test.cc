@@ -252,6 +252,16 @@ void CheckDecoding(const StepProgram& program) {
   CHECK_EQ(refuses_change([](auto& p) { p.instructions[0].operands[0].buffer = -1; }),
            true);
   CHECK_EQ(refuses_change([](auto& p) { p.instructions[2].operation = -2; }), true);
+  // Products that start from what differs between sequences, or that start and go on;
+  // products of a chunk that go on, or that have several rows for each sequence.
+  CHECK_EQ(refuses_change([](auto& p) { p.instructions[0].operands[1].buffer = 0; }),
+           true);
+  CHECK_EQ(refuses_change([](auto& p) {
+             p.instructions[1].operands[1] = p.instructions[0].operands[1];
+           }),
+           true);
+  CHECK_EQ(refuses_change([](auto& p) { p.instructions[0].continues = true; }), true);
+  CHECK_EQ(refuses_change([](auto& p) { p.instructions[0].inner = 2; }), true);
   CHECK_EQ(refuses_change([](auto& p) {
              p.instructions[2].operation = ostinato::cpu::kNumOperations;
            }),

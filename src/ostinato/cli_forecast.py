@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from . import interrupts
-from .apps.errors import UserError, require
+from .apps.errors import require
 
 FORECAST, NEXT = Path("out/forecast"), Path("forecast.csv")
 
@@ -16,62 +16,81 @@ def train(
         Path, typer.Argument(help="CSV file: names, a column of dates, numbers.")
     ],
     minutes: Annotated[
-        float, typer.Option(help="Stop after this time, compilation included.")
-    ] = 2.0,
+        float | None,
+        typer.Option(help="Stop after this time, compilation included. Default 2."),
+    ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Stop after this many passes over the windows.")
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for the model and figures.")
     ] = FORECAST,
-    look_back: Annotated[int, typer.Option(help="Rows that a forecast reads.")] = 96,
-    horizon: Annotated[int, typer.Option(help="Rows that it forecasts.")] = 96,
-    segment: Annotated[int, typer.Option(help="Rows that are read in one step.")] = 24,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in the folder.")
+    ] = False,
+    look_back: Annotated[
+        int | None, typer.Option(help="Rows that a forecast reads. Default 96.")
+    ] = None,
+    horizon: Annotated[
+        int | None, typer.Option(help="Rows that it forecasts. Default 96.")
+    ] = None,
+    segment: Annotated[
+        int | None, typer.Option(help="Rows that are read in one step. Default 24.")
+    ] = None,
     split: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Shares or numbers of rows to learn from, to choose by, to test on."
+            help="Shares or numbers of rows to learn from, to choose by, to test on. "
+            "Default 0.6,0.2,0.2."
         ),
-    ] = "0.6,0.2,0.2",
-    hidden: Annotated[int, typer.Option(help="GRU units, an even number.")] = 128,
-    dropout: Annotated[float, typer.Option(help="Dropout rate.")] = 0.3,
-    batch: Annotated[int, typer.Option(help="Windows in a batch.")] = 64,
-    lr: Annotated[float, typer.Option(help="Highest learning rate of AdamW.")] = 2e-3,
-    seed: Annotated[int, typer.Option(help="Seed of random numbers.")] = 0,
+    ] = None,
+    hidden: Annotated[
+        int | None, typer.Option(help="GRU units, an even number. Default 128.")
+    ] = None,
+    dropout: Annotated[
+        float | None, typer.Option(help="Dropout rate. Default 0.3.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Windows in a batch. Default 64.")
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Highest learning rate of AdamW. Default 2e-3.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of random numbers. Default 0.")
+    ] = None,
+    devices: int | None = None,
 ) -> None:
     """Learn to forecast the columns of a table of numbers with a date column.
 
     Missing numbers are taken to be the ones before them. Ctrl-C ends the run with code
-    130, SIGTERM with 143, and keeps the best weights so far.
+    130, SIGTERM with 143, within seconds; what was learned is saved, and the same
+    command with --resume continues.
     """
     for package in ("optax", "rich", "safetensors", "matplotlib"):
         require(package)
     from .apps.forecast import train as job
-    from .apps.forecast.settings import Settings
 
-    figures = job.train(
+    summary = job.train(
         file,
         out,
+        minutes=minutes,
+        epochs=epochs,
+        resume=resume,
         look_back=look_back,
         horizon=horizon,
         segment=segment,
+        split=split,
         hidden=hidden,
         dropout=dropout,
-        split=_numbers("split", split),
-        settings=Settings(minutes, epochs, batch, lr, seed),
+        batch=batch,
+        lr=lr,
+        seed=seed,
         guard=interrupts.keeping,
+        devices=devices,
     )
-    if figures is None:
+    if summary.figures is None:
         raise typer.Exit(130)
-
-
-def _numbers(name: str, text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(
-            f"`{name}` must be numbers with commas between, got {text!r}"
-        ) from None
 
 
 def forecast(

@@ -62,6 +62,8 @@ def keeping(keep: Callable[[], object]) -> Iterator[None]:
 def finish() -> None:
     """Let the process end by itself: signals have no effect from now on."""
     _ending.acquire()
+    for number in SIGNALS:  # Python, when it ends, gives back defaults to others
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _watch(reader: int) -> None:

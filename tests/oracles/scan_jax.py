@@ -47,10 +47,10 @@ def run(
 
             def step(state, inputs, params=params):
                 x_t, valid_t, cut_t = inputs
-                held = tuple(jnp.where(cut_t, 0.0, s) for s in state)
+                held = tuple(_where(cut_t, jnp.zeros_like(s), s) for s in state)
                 new = _cell(spec, params, x_t, *held)
                 state = tuple(
-                    jnp.where(valid_t, n, s) for n, s in zip(new, state, strict=True)
+                    _where(valid_t, n, s) for n, s in zip(new, state, strict=True)
                 )
                 return state, jnp.where(valid_t, new[0], 0.0)
 
@@ -62,7 +62,12 @@ def run(
             halves.append(ys)
         out = jnp.concatenate(halves, -1)
     h_n, c_n = (jnp.stack(s) for s in zip(*last, strict=True))
-    return Result(jnp.swapaxes(out, 0, 1), h_n, c_n if spec.mode == "lstm" else None)
+    return Result(jnp.swapaxes(out, 0, 1), h_n, c_n if spec.cells else None)
+
+
+def _where(mask, a, b):
+    """Choose rows by a mask `[B, 1]`; arrays may have further axes in between."""
+    return jnp.where(mask if a.ndim == 2 else jnp.expand_dims(mask, 1), a, b)
 
 
 def _unpack(spec: Spec, flat) -> list[Params]:
@@ -83,8 +88,23 @@ def _affine(v, w, b, gates):
     return out if b is None else out + jnp.broadcast_to(b, out.shape)
 
 
+def _dense(spec: Spec, w, gates):
+    """Return the matrix whose columns are those of all heads, most of them 0."""
+    k = spec.num_heads
+    if k == 1:
+        return w
+    parts = w.reshape(gates, k, -1, w.shape[1])  # [gates, heads, units, columns]
+    zero = jnp.zeros_like(parts[:, 0])
+    rows = [
+        jnp.concatenate([parts[:, i] if i == j else zero for j in range(k)], -1)
+        for i in range(k)
+    ]
+    return jnp.stack(rows, 1).reshape(w.shape[0], -1)
+
+
 def _cell(spec: Spec, p: Params, x, h, c):
     gates = GATES[spec.mode]
+    p = p._replace(w_hh=_dense(spec, p.w_hh, gates))
     gx, gh = _affine(x, p.w_ih, p.b_ih, gates), _affine(h, p.w_hh, p.b_hh, gates)
     if spec.mode == "rnn_tanh":
         return jnp.tanh(gx + gh), c
@@ -103,6 +123,13 @@ def _cell(spec: Spec, p: Params, x, h, c):
             n = jnp.tanh(x_n + h_candidate)
         return n + z * (h - n), c
     i, f, g, o = jnp.split(gx + gh, 4, -1)
+    if spec.mode == "slstm":
+        c, n, m = c[:, 0], c[:, 1], c[:, 2]
+        log_f = m - jnp.logaddexp(0.0, -f)
+        m = jnp.where(n == 0, i, jnp.maximum(i, log_f))
+        i, f = jnp.exp(i - m), jnp.exp(jnp.where(log_f > m, 0.0, log_f - m))
+        c, n = f * c + i * jnp.tanh(g), f * n + i
+        return jax.nn.sigmoid(o) * c / n, jnp.stack([c, n, m], 1)
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     if spec.cell_clip is not None:
         inside = jnp.abs(c) < spec.cell_clip

@@ -158,15 +158,17 @@ struct LogConstants<double> {
   static constexpr uint64_t kMantissa = 0xfffffffffffff;
 };
 
-// sum over i in k..terms of s^(i - k) / (2 i + 1)
-template <typename V, int k>
-Reg<V> LogSeries(Reg<V> s) {
+// artanh(sqrt(s)) / sqrt(s) without its first k terms, over s^k:
+// sum over i in k..last of s^(i - k) / (2 i + 1).
+template <typename V, int k, int last>
+Reg<V> ArtanhSeries(Reg<V> s) {
   using T = typename V::Element;
   constexpr T kTerm = static_cast<T>(1.0 / (2 * k + 1));
-  if constexpr (k == LogConstants<T>::kTerms) {
-    return V::Set(kTerm);
+  const Reg<V> term = V::Set(kTerm);
+  if constexpr (k == last) {
+    return term;
   } else {
-    return V::MulAdd(LogSeries<V, k + 1>(s), s, V::Set(kTerm));
+    return V::MulAdd(ArtanhSeries<V, k + 1, last>(s), s, term);
   }
 }
 
@@ -194,7 +196,7 @@ Reg<V> Log(Reg<V> x) {
   const Reg<V> f = m - one;
   const Reg<V> s = f / (m + one), s2 = s * s;
   // 2 artanh s = 2 s + 2 s^3 (1/3 + ...)
-  const Reg<V> tail = (s + s) * s2 * LogSeries<V, 1>(s2);
+  const Reg<V> tail = (s + s) * s2 * ArtanhSeries<V, 1, L::kTerms>(s2);
   // n * kLn2High is exact, which keeps log accurate where n is 0 or small.
   const Reg<V> low = V::MulAdd(n, V::Set(C::kLn2Low), tail);
   Reg<V> result = V::MulAdd(n, V::Set(C::kLn2High), (s + s) + low);

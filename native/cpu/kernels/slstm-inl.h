@@ -19,19 +19,6 @@ Reg<V> ExpMinusAbs(Reg<V> x) {
   return V::MulAdd(e.scale, e.minus_one, e.scale);
 }
 
-// sum over i in k..kLast of s^(i - k) / (2 i + 1)
-template <typename V, int k, int kLast>
-Reg<V> OddSeries(Reg<V> s) {
-  using T = typename V::Element;
-  constexpr T kTerm = static_cast<T>(1.0 / (2 * k + 1));
-  const Reg<V> term = V::Set(kTerm);
-  if constexpr (k == kLast) {
-    return term;
-  } else {
-    return V::MulAdd(OddSeries<V, k + 1, kLast>(s), s, term);
-  }
-}
-
 // log(1 + t) for t in 0..1: 2 artanh(s) = 2 (s + s^3 / 3 + ...) of s = t / (2 + t),
 // which is at most 1/3.
 template <typename V>
@@ -39,7 +26,7 @@ Reg<V> LogOnePlus(Reg<V> t) {
   // What the series leaves out is below half a unit in the last place.
   constexpr int kLast = sizeof(typename V::Element) == 4 ? 7 : 16;
   const Reg<V> s = t / (t + V::Set(2));
-  return V::Set(2) * V::MulAdd(OddSeries<V, 1, kLast>(s * s), s * s * s, s);
+  return V::Set(2) * V::MulAdd(ArtanhSeries<V, 1, kLast>(s * s), s * s * s, s);
 }
 
 template <typename V, typename Storage, typename Operand>

@@ -15,8 +15,11 @@ namespace ostinato::cpu {
 #define OSTINATO_STEP_OPERATIONS(X)                                                 \
   X(copy, 1) X(negate, 1) X(abs, 1) X(tanh, 1) X(sigmoid, 1) X(exp, 1) X(expm1, 1)  \
   X(log, 1) X(log1p, 1) X(sqrt, 1) X(rsqrt, 1) X(floor, 1) X(round, 1) X(sign, 1)   \
-  X(is_finite, 1) X(add, 2) X(subtract, 2) X(multiply, 2) X(divide, 2) X(max, 2)    \
+  X(is_finite, 1) X(sin, 1) X(cos, 1) X(tan, 1) X(asin, 1) X(acos, 1) X(atan, 1)    \
+  X(sinh, 1) X(cosh, 1) X(asinh, 1) X(acosh, 1) X(atanh, 1) X(erf, 1) X(erfc, 1)    \
+  X(cbrt, 1) X(add, 2) X(subtract, 2) X(multiply, 2) X(divide, 2) X(max, 2)         \
   X(min, 2) X(equal, 2) /* comparisons return 1 or 0 */ X(less, 2) X(less_equal, 2) \
+  X(power, 2) X(atan2, 2) X(remainder, 2) /* has the sign of the dividend */        \
   X(multiply_add, 3) /* a b + c */ X(multiply_subtract, 3) /* c - a b */            \
   X(select, 3) /* a != 0 ? b : c */                                                 \
   X(row_sum, 1) X(row_sum_product, 2) X(row_max, 1) /* over the columns */          \

@@ -91,8 +91,9 @@ struct FilterKernel {
 
 // Generalised advantage estimates,
 // A_t = r_t + d_t v_{t+1} - v_t + d_t l_t A_{t+1}, from the last step to the first; the
-// returns are A + v. Where `ends` is set d counts as 0, and where `cuts` is, A is 0.
-// Arrays are [batch][steps], or [steps][batch]; results are 0 past the end.
+// returns are A + v. Where `ends` is set d counts as 0, and where `cuts` is, A is 0;
+// nothing passes there, not even a NaN. Arrays are [batch][steps], or [steps][batch];
+// results are 0 past the end.
 template <typename T>
 struct Advantages {
   int64_t batch, steps;
@@ -106,8 +107,7 @@ struct Advantages {
   T *advantages, *returns;
 };
 
-// Runs `count` sequences from `first` on: at most kMostSequences, and one at a time
-// unless time_major.
+// Runs `count` sequences from `first` on, at most kMostSequences.
 template <typename T>
 using AdvantagesKernel = void (*)(const Advantages<T>& call, int64_t first,
                                   int64_t count);

@@ -27,8 +27,8 @@ constexpr LinearKernelSet MakeLinearSet() {
           MakeLinearKernels<F32, RealNumbers, BFloat16>(),
           {F32::kLanes, Filter<F32>},
           {F64::kLanes, Filter<F64>},
-          EstimateAdvantages<float>,
-          EstimateAdvantages<double>};
+          EstimateAdvantages<F32>,
+          EstimateAdvantages<F64>};
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "cpu/network/panels.h"
 #include "cpu/runtime/scratch.h"
 #include "cpu/runtime/team.h"
 #include "cpu/step/tile.h"
@@ -26,22 +27,44 @@ class StepGradients {
   void Finish();
 
  private:
-  struct Token {
+  // Some rows of the tokens that are added up at once, at an even distance.
+  struct Run {
+    int64_t buffer_row;  // of the first, in the rows of its tile at its step
     const StepTile<T>* tile;
-    int64_t n, sequence;
+    int64_t n, count;
+  };
+  // A factor of one or several gradients, for the tokens that are added up at once.
+  struct Side {
+    StepGradient::Factor factor;
+    bool turned;  // a row for each of its elements; else panels of its columns
+    T* values;
+  };
+  struct Sum {
+    const StepGradient* gradient;
+    size_t a, b;  // sides
+    T* data;      // the result itself where its rows are whole vectors
+    int64_t stride;
+  };
+  struct Task {
+    size_t index;  // of a side or of a sum
+    int64_t first, row;
   };
 
-  void AddBlock(const StepGradient& gradient, T* sum, const Token* tokens,
-                int64_t count, Team& team);
-  int64_t SumStride(const StepGradient& gradient) const;
+  size_t SideOf(const StepGradient::Factor& factor, bool turned);
+  void Fill(const Task& task);
+  void Multiply(const Task& task);
+  Columns ColumnsOf(int64_t size) const { return {size, loop_.kernels.lanes}; }
 
   const StepLoop<T>& loop_;
   const Tiles& tiles_;
   Scratch scratch_;
-  std::vector<T*> sums_;    // by gradient
-  T* turned_ = nullptr;     // the factor `a` of a block, a row for each of its elements
-  std::vector<T*> panels_;  // one for each task at a time
-  std::vector<Token> tokens_;
+  int64_t block_ = 0;  // tokens that are added up at once, at most
+  std::vector<Side> sides_;
+  std::vector<Sum> sums_;
+  std::vector<Task> fills_, products_;
+  std::vector<Run> tokens_;
+  int64_t count_ = 0;  // of the tokens
+  bool summed_ = false;
 };
 
 }  // namespace ostinato::cpu

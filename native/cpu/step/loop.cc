@@ -217,7 +217,11 @@ int64_t ChunkOf(const StepCall& call, int64_t bytes) {
     if (ours) width += buffer.width;
   }
   const int64_t step = std::max<int64_t>(width * call.batch * bytes, 1);
-  return std::clamp<int64_t>(kMostBytes / step, 1, std::max<int64_t>(call.steps, 1));
+  const int64_t steps = std::max<int64_t>(kMostBytes / step, 1);
+  // Gradients are quickest to add up for many tokens, a multiple of this.
+  const int64_t whole = std::max<int64_t>(256 / std::max<int64_t>(call.batch, 1), 1);
+  return std::min(steps > whole ? steps / whole * whole : steps,
+                  std::max<int64_t>(call.steps, 1));
 }
 
 template <typename T>
@@ -275,6 +279,9 @@ void RunSteps(const StepCall& given) {
                   [&](int32_t length) { return length >= call.steps; })) {
     call.lengths = nullptr;
   }
+  for (const StepArray& result : call.results) {
+    AdviseHugePages(result.data, result.elements * result.bytes);
+  }
   Scratch scratch;
   const int64_t lanes = KernelsOf<T>(CurrentKernels())->lanes;
   Team team(Work(call, lanes) >= kWorthSharing ? NumThreads() : 1);
@@ -293,15 +300,15 @@ void RunSteps(const StepCall& given) {
   const int64_t stride = together ? loop.chunk : std::max<int64_t>(call.steps, 1);
   for (int64_t begin = 0; begin < call.steps; begin += stride) {
     const int64_t end = std::min(begin + stride, call.steps);
-    const auto run = [&](int64_t i) {
+    const auto run = [&](int64_t i, Team* team) {
       for (int64_t n = begin; n < end; n += loop.chunk) {
-        tiles[i]->Run(n, std::min(n + loop.chunk, end));
+        tiles[i]->Run(n, std::min(n + loop.chunk, end), team);
       }
     };
     if (tiles.size() == 1) {
-      run(0);
+      run(0, &team);
     } else {
-      team.ForEach(tiles.size(), run);
+      team.ForEach(tiles.size(), [&](int64_t i) { run(i, nullptr); });
     }
     gradients.Add(begin, end, team);
   }

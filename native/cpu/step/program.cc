@@ -48,7 +48,17 @@ void CheckReferences(const StepProgram& program) {
     for (int k = 0; k < operands; ++k) {
       whole = whole && instruction.operands[k].buffer >= 0;
     }
-    if (!whole) Refuse();
+    // A product of a whole chunk has one row for each sequence.
+    const bool chunk = operation == kProduct && instruction.phase != Phase::kStep;
+    if (!whole || (chunk && (instruction.inner != 1 || instruction.continues))) {
+      Refuse();
+    }
+    for (int k = 1; operation == kProduct && k < 3; ++k) {
+      const int64_t start = instruction.operands[k].buffer;
+      if (start >= 0 && (program.buffers[start].rows || instruction.continues)) {
+        Refuse();
+      }
+    }
   }
 }
 

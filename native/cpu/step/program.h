@@ -53,7 +53,7 @@ struct StepInstruction {
   bool rows;          // whether it computes something for every sequence
   int64_t inner, width;
   StepView result;
-  StepView operands[3];
+  StepView operands[3];  // of a product, the others are vectors that it starts from
   int64_t weight;  // of a product; `continues`: it adds to what stands in the result
   bool continues;
   Phase phase;

@@ -2,18 +2,17 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <utility>
 
-#include "cpu/network/panels.h"
 #include "cpu/runtime/fp_state.h"
 #include "cpu/step/arrays.h"
 
 namespace ostinato::cpu {
 namespace {
 
-constexpr int64_t kMostPanel = 64;  // columns of the widest panel
-alignas(64) constexpr double kZeros[kMostPanel] = {};
+// Elements of the widest result of a stretch of instructions: with what they read, they
+// stay in the first-level cache.
+constexpr int64_t kStretch = 4096;
 
 }  // namespace
 
@@ -47,9 +46,58 @@ StepTile<T>::StepTile(const StepLoop<T>& loop, std::vector<int64_t> groups, bool
     const StepBuffer& buffer = program_.buffers[i];
     if (buffer.place == Place::kNext) live_[i].at = live_[buffer.array].other;
   }
-  int64_t most = loop.chunk;
+  for (size_t i = 0; i < live_.size(); ++i) {
+    if (live_[i].chunk != nullptr || live_[i].data != nullptr) moving_.push_back(i);
+    if (program_.buffers[i].place == Place::kNext) next_.push_back(i);
+  }
+  int64_t most = 1;
   for (const StepInstruction& i : program_.instructions) most = std::max(most, i.inner);
   factors_.resize(most * size());
+  first_row_.resize(loop.chunk + 1);
+  steps_ = Bind(Phase::kStep);
+  after_ = Bind(Phase::kAfter);
+}
+
+template <typename T>
+auto StepTile<T>::Bind(Phase phase) const -> Program {
+  Program made;
+  for (const StepInstruction& i : program_.instructions) {
+    const bool product = i.operation == kProduct;
+    if (i.phase != phase || (product && phase == Phase::kAfter)) continue;
+    const auto operation = static_cast<Operation>(i.operation);
+    const StepBuffer& to = program_.buffers[i.result.buffer];
+    Bound bound{&i,
+                nullptr,
+                product ? 1 : kStepOperands[i.operation],
+                to.place == Place::kSum && !to.rows,
+                !product && ReducesColumn(operation),
+                i.inner == 1 || i.result.row_stride == i.inner * i.result.inner_stride,
+                &live_[i.result.buffer].at,
+                {}};
+    if (!product) bound.function = loop_.step_kernels.function[i.operation];
+    for (int k = 0; k < bound.count; ++k) {
+      const StepView& view = i.operands[k];
+      bound.from[k] = &live_[view.buffer].at;
+      bound.even = bound.even &&
+                   (i.inner == 1 || view.row_stride == i.inner * view.inner_stride);
+    }
+    bound.even = bound.even && !bound.column;
+    auto& stretches = made.stretches;
+    const size_t n = made.instructions.size();
+    if (product || n == 0 || made.instructions.back().function == nullptr) {
+      stretches.push_back({n, n, size()});
+    }
+    Stretch& stretch = stretches.back();
+    stretch.end = n + 1;
+    if (i.rows) {
+      // Groups of sequences stay together.
+      const int64_t each = std::max<int64_t>(i.inner * i.width, 1);
+      const int64_t rows = kStretch / each / loop_.group * loop_.group;
+      stretch.rows = std::min(stretch.rows, std::max(rows, loop_.group));
+    }
+    made.instructions.push_back(bound);
+  }
+  return made;
 }
 
 template <typename T>
@@ -132,6 +180,7 @@ void StepTile<T>::CopyOut(const StepArray& array, int64_t first,
 
 template <typename T>
 int64_t StepTile<T>::ActiveAt(int64_t n) const {
+  if (loop_.call.lengths == nullptr) return size();
   const int64_t t = loop_.StepAt(n);
   const auto ended = std::partition_point(lengths_.begin(), lengths_.end(),
                                           [t](int64_t length) { return length > t; });
@@ -150,63 +199,50 @@ T* StepTile<T>::Start(int64_t index, int64_t n) const {
 }
 
 template <typename T>
-void StepTile<T>::Run(int64_t begin, int64_t end) {
+void StepTile<T>::Run(int64_t begin, int64_t end, Team* team) {
   const FlushDenormals flush;
-  begin_ = begin;
-  ReadInputs(end);
-  for (const StepInstruction& i : program_.instructions) {
-    if (i.phase == Phase::kAhead) MultiplyChunk(i, end);
-  }
+  Begin(begin, end);
+  MultiplyChunk(Phase::kAhead, team);
   for (int64_t n = begin; n < end; ++n) {
     if (const int64_t active = ActiveAt(n); active > 0) {
       Enter(n);
-      RunPhase(Phase::kStep, active);
+      RunStep(steps_, active);
     }
     Swap();
   }
-  bool after = false;
-  for (const StepInstruction& i : program_.instructions) {
-    if (i.phase != Phase::kAfter) continue;
-    after = true;
-    if (i.operation == kProduct) MultiplyChunk(i, end);
-  }
-  for (int64_t n = begin; after && n < end; ++n) {
+  MultiplyChunk(Phase::kAfter, team);
+  for (int64_t n = begin; !after_.instructions.empty() && n < end; ++n) {
     if (const int64_t active = ActiveAt(n); active > 0) {
       Enter(n);
-      RunPhase(Phase::kAfter, active);
+      RunStep(after_, active);
     }
   }
-  WriteOutputs(end);
+  End(end);
 }
 
+// Reads inputs of the chunk.
 template <typename T>
-void StepTile<T>::RunPhase(Phase phase, int64_t active) {
-  for (const StepInstruction& i : program_.instructions) {
-    if (i.phase != phase) continue;
-    if (i.operation != kProduct) {
-      Execute(i, active);
-    } else if (phase == Phase::kStep) {
-      Multiply(i, active);
-    }
+void StepTile<T>::Begin(int64_t begin, int64_t end) {
+  begin_ = begin;
+  first_row_.assign(1, 0);
+  for (int64_t n = begin; n < end; ++n) {
+    first_row_.push_back(first_row_.back() + ActiveAt(n));
   }
-}
-
-template <typename T>
-void StepTile<T>::ReadInputs(int64_t end) {
-  for (size_t i = 0; i < live_.size(); ++i) {
+  for (const size_t i : moving_) {
     const StepBuffer& buffer = program_.buffers[i];
     if (buffer.place != Place::kInput || live_[i].chunk == nullptr) continue;
     const StepArray& array = loop_.call.operands[buffer.array];
     const int64_t step = buffer.width * (buffer.rows ? loop_.call.batch : 1);
-    for (int64_t n = begin_; n < end; ++n) {
+    for (int64_t n = begin; n < end; ++n) {
       CopyIn(array, loop_.StepAt(n) * step, buffer, ActiveAt(n), Start(i, n));
     }
   }
 }
 
+// Writes outputs of the chunk.
 template <typename T>
-void StepTile<T>::WriteOutputs(int64_t end) {
-  for (size_t i = 0; i < live_.size(); ++i) {
+void StepTile<T>::End(int64_t end) {
+  for (const size_t i : moving_) {
     const StepBuffer& buffer = program_.buffers[i];
     if (buffer.place != Place::kOutput) continue;
     if (!buffer.rows && first_) WriteShared(i, end);
@@ -242,18 +278,13 @@ void StepTile<T>::WriteShared(int64_t index, int64_t end) {
 
 template <typename T>
 void StepTile<T>::Enter(int64_t n) {
-  for (size_t i = 0; i < live_.size(); ++i) {
-    if (live_[i].chunk != nullptr || live_[i].data != nullptr)
-      live_[i].at = Start(i, n);
-  }
+  for (const size_t i : moving_) live_[i].at = Start(i, n);
 }
 
 template <typename T>
 void StepTile<T>::Swap() {
-  for (size_t i = 0; i < live_.size(); ++i) {
-    const StepBuffer& buffer = program_.buffers[i];
-    if (buffer.place != Place::kNext) continue;
-    Live& state = live_[buffer.array];
+  for (const size_t i : next_) {
+    Live& state = live_[program_.buffers[i].array];
     std::swap(state.at, state.other);
     live_[i].at = state.other;
   }
@@ -276,121 +307,6 @@ void StepTile<T>::Finish() {
     } else if (buffer.place == Place::kSum && buffer.rows) {
       CopyOut(call.results[buffer.array], 0, buffer, 0, size(), live_[i].at);
     }
-  }
-}
-
-template <typename T>
-void StepTile<T>::Execute(const StepInstruction& instruction, int64_t active) {
-  const auto operation = static_cast<Operation>(instruction.operation);
-  const StepBuffer& to = program_.buffers[instruction.result.buffer];
-  if (to.place == Place::kSum && !to.rows) return SumGroups(instruction, active);
-  const int count = kStepOperands[instruction.operation];
-  const int64_t sequences = instruction.rows ? active : 1;
-  const int64_t inner = instruction.inner, width = instruction.width;
-  const StepView& result = instruction.result;
-  StepOperand<T> operands[3];
-  T* out = At(result);
-
-  // One call for all sequences, where rows of all are at equal distances.
-  bool even = !ReducesColumn(operation) &&
-              (inner == 1 || result.row_stride == inner * result.inner_stride);
-  for (int k = 0; k < count; ++k) {
-    const StepView& view = instruction.operands[k];
-    even = even && (inner == 1 || view.row_stride == inner * view.inner_stride);
-    operands[k] = {At(view), inner == 1 ? view.row_stride : view.inner_stride,
-                   view.splat};
-  }
-  const StepFunction<T> function = loop_.step_kernels.function[instruction.operation];
-  if (even) {
-    const int64_t stride = inner == 1 ? result.row_stride : result.inner_stride;
-    function(out, stride, operands, sequences * inner, width);
-    return;
-  }
-  for (int k = 0; k < count; ++k) {
-    operands[k].row_stride = instruction.operands[k].inner_stride;
-  }
-  for (int64_t r = 0; r < sequences; ++r) {
-    if (ReducesColumn(operation)) {
-      const T start = operation == Operation::column_max
-                          ? -std::numeric_limits<T>::infinity()
-                          : T{0};
-      std::fill_n(out, width, start);
-    }
-    function(out, result.inner_stride, operands, inner, width);
-    out += result.row_stride;
-    for (int k = 0; k < count; ++k) {
-      operands[k].data += instruction.operands[k].row_stride;
-    }
-  }
-}
-
-// Adds up rows of sequences, each group by itself.
-template <typename T>
-void StepTile<T>::SumGroups(const StepInstruction& instruction, int64_t active) {
-  const int count = kStepOperands[instruction.operation];
-  const StepBuffer& to = program_.buffers[instruction.result.buffer];
-  const StepFunction<T> function = loop_.step_kernels.function[instruction.operation];
-  for (int64_t g = 0, first = 0; first < active; ++g, first += loop_.group) {
-    StepOperand<T> operands[3];
-    for (int k = 0; k < count; ++k) {
-      const StepView& view = instruction.operands[k];
-      operands[k] = {At(view) + first * view.row_stride, view.row_stride, view.splat};
-    }
-    T* const out = At(instruction.result) + groups_[g] * to.width;
-    function(out, 0, operands, std::min(loop_.group, active - first),
-             instruction.width);
-  }
-}
-
-template <typename T>
-void StepTile<T>::Multiply(const StepInstruction& instruction, int64_t active) {
-  const StepView& from = instruction.operands[0];
-  const int64_t sequences = instruction.rows ? active : 1;
-  const T* const factors = At(from);
-  int64_t k = 0;
-  for (int64_t r = 0; r < sequences; ++r) {
-    for (int64_t i = 0; i < instruction.inner; ++i) {
-      factors_[k++] = factors + r * from.row_stride + i * from.inner_stride;
-    }
-  }
-  RunProducts(instruction, k, At(instruction.result));
-}
-
-// The same for all steps of a chunk; result and factor have one row for each sequence.
-template <typename T>
-void StepTile<T>::MultiplyChunk(const StepInstruction& instruction, int64_t end) {
-  const StepView& from = instruction.operands[0];
-  const StepView& result = instruction.result;
-  int64_t first = begin_, k = 0;
-  for (int64_t n = begin_; n < end; ++n) {
-    const int64_t active = instruction.rows ? ActiveAt(n) : 1;
-    const T* const factors = Start(from.buffer, n) + from.offset;
-    for (int64_t r = 0; r < active; ++r) factors_[k++] = factors + r * from.row_stride;
-    // Rows of several steps follow one another if each step has all of them.
-    const bool whole = active == (instruction.rows ? size() : 1);
-    if (whole && n + 1 < end) continue;
-    if (k > 0) RunProducts(instruction, k, Start(result.buffer, first) + result.offset);
-    first = n + 1;
-    k = 0;
-  }
-}
-
-template <typename T>
-void StepTile<T>::RunProducts(const StepInstruction& instruction, int64_t rows,
-                              T* result) {
-  const StepWeight& weight = program_.weights[instruction.weight];
-  const auto& kernels = loop_.kernels;
-  const int64_t stride = instruction.inner == 1 ? instruction.result.row_stride
-                                                : instruction.result.inner_stride;
-  const Columns columns{weight.columns, kernels.lanes};
-  const T* panel = loop_.panels[instruction.weight];
-  const T* const start =
-      instruction.continues ? nullptr : reinterpret_cast<const T*>(kZeros);
-  for (int64_t block = 0; block < columns.count(); ++block) {
-    kernels.product[static_cast<int>(columns.shape(block))](
-        factors_.data(), 0, rows, weight.depth, panel, start,
-        result + columns.first(block), stride);
-    panel += columns.vectors(block) * kernels.lanes * weight.depth;
   }
 }
 

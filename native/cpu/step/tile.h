@@ -7,6 +7,7 @@
 
 #include "cpu/kernels/kernels.h"
 #include "cpu/runtime/scratch.h"
+#include "cpu/runtime/team.h"
 #include "cpu/step/loop.h"
 
 namespace ostinato::cpu {
@@ -36,18 +37,17 @@ class StepTile {
   // loop have the same number of sequences. The first tile writes what all share.
   StepTile(const StepLoop<T>& loop, std::vector<int64_t> groups, bool first);
 
-  // Runs steps begin .. end - 1, in the order in which they run; at most a chunk.
-  void Run(int64_t begin, int64_t end);
+  // Runs steps begin .. end - 1, in the order in which they run; at most a chunk. With
+  // a team, its threads share the products of the whole chunk.
+  void Run(int64_t begin, int64_t end, Team* team);
   // Writes the last states, and sums that have a row for every sequence.
   void Finish();
 
   const std::vector<int64_t>& groups() const { return groups_; }
   // How many of its sequences have a step; these are the first ones.
   int64_t ActiveAt(int64_t n) const;
-  // A row of a buffer at step n of the chunk that ran last.
-  const T* Row(int64_t buffer, int64_t n, int64_t sequence) const {
-    return Start(buffer, n) + sequence * loop_.call.program.buffers[buffer].width;
-  }
+  // The first row of a buffer at step n of the chunk that ran last.
+  const T* Rows(int64_t buffer, int64_t n) const { return Start(buffer, n); }
 
  private:
   struct Live {
@@ -57,24 +57,56 @@ class StepTile {
     char* data = nullptr;  // kInput, kOutput: the array, from our first sequence on
   };
 
+  // An instruction with what is the same at every step worked out.
+  struct Bound {
+    const StepInstruction* instruction;
+    StepFunction<T> function;  // null: a product
+    int count;                 // operands
+    bool sums;                 // it adds up sequences, each group by itself
+    bool column;               // it reduces rows to one
+    bool even;                 // rows of all sequences are at equal distances
+    T* const* out;
+    T* const* from[3];
+  };
+  // Instructions begin .. end - 1 of a phase: one product, or others that run for so
+  // many rows at a time that what they write stays in the first-level cache.
+  struct Stretch {
+    size_t begin, end;
+    int64_t rows;
+  };
+  struct Program {
+    std::vector<Bound> instructions;
+    std::vector<Stretch> stretches;
+  };
+
   void Locate(int64_t buffer);
+  Program Bind(Phase phase) const;
   T* Start(int64_t buffer, int64_t n) const;
-  void ReadInputs(int64_t end);
-  void WriteOutputs(int64_t end);
+  void Begin(int64_t begin, int64_t end);
+  void End(int64_t end);
   void WriteShared(int64_t buffer, int64_t end);
   void Enter(int64_t n);
   void Swap();
-  void Execute(const StepInstruction& instruction, int64_t active);
+
+  // tile_steps.cc
+  void RunStep(const Program& program, int64_t active);
+  void Execute(const Bound& bound, int64_t first, int64_t rows);
+  void SumGroups(const Bound& bound, int64_t first, int64_t rows);
   void Multiply(const StepInstruction& instruction, int64_t active);
-  void MultiplyChunk(const StepInstruction& instruction, int64_t end);
-  void RunPhase(Phase phase, int64_t active);
-  void RunProducts(const StepInstruction& instruction, int64_t rows, T* result);
-  void SumGroups(const StepInstruction& instruction, int64_t active);
+
+  // Products of a chunk, in tasks that may run in any order and together.
+  void MultiplyChunk(Phase phase, Team* team);
+  int64_t Tasks(const StepInstruction& instruction) const;
+  void MultiplyRows(const StepInstruction& instruction, int64_t task) const;
+  // What the columns first .. first + width - 1 of a product start from, maybe in
+  // `start`; null if they continue.
+  const T* StartOf(const StepInstruction& instruction, int64_t first, int64_t width,
+                   T* start) const;
+
   void CopyIn(const StepArray& array, int64_t first, const StepBuffer& buffer,
               int64_t rows, T* to) const;
   void CopyOut(const StepArray& array, int64_t first, const StepBuffer& buffer,
                int64_t begin, int64_t end, const T* from) const;
-  T* At(const StepView& view) const { return live_[view.buffer].at + view.offset; }
   int64_t size() const { return rows_.size(); }
   // Elements of a buffer that is ours, for one step.
   int64_t Elements(const StepBuffer& buffer) const {
@@ -86,11 +118,15 @@ class StepTile {
   const std::vector<int64_t> groups_;
   const bool first_;
   Scratch scratch_;
-  int64_t begin_ = 0;             // of the chunk
-  std::vector<int64_t> rows_;     // its sequences
-  std::vector<int64_t> lengths_;  // of these
-  std::vector<Live> live_;        // by buffer
-  std::vector<const T*> factors_;
+  std::vector<int64_t> rows_;       // its sequences
+  std::vector<int64_t> lengths_;    // of these
+  std::vector<Live> live_;          // by buffer
+  std::vector<size_t> moving_;      // buffers that are elsewhere at every step
+  std::vector<size_t> next_;        // those of states after a step
+  Program steps_, after_;           // by phase
+  std::vector<const T*> factors_;   // of a product
+  int64_t begin_ = 0;               // of the chunk
+  std::vector<int64_t> first_row_;  // of its steps, among all rows of the chunk
 };
 
 }  // namespace ostinato::cpu

@@ -70,7 +70,12 @@ def composed(*operands: Array, time_major: bool, present: tuple) -> list[Array]:
     if cuts is not None:
         deltas, carried = (jnp.where(cuts, zero, x) for x in (deltas, carried))
     found, _ = linear_recurrence(
-        carried, deltas, reverse=True, seq_lengths=lengths, time_major=time_major
+        carried,
+        deltas,
+        reverse=True,
+        seq_lengths=lengths,
+        resets=carried == 0,  # not even a NaN passes
+        time_major=time_major,
     )
     returns = found + values
     return [found, returns if inside is None else jnp.where(inside, returns, zero)]

@@ -41,7 +41,8 @@ def linear_recurrence_over_devices(
         of all, the same on every device.
 
     Raises:
-        TypeError, ValueError, ostinato.BackendError: as for `linear_recurrence`.
+        TypeError, ValueError, ostinato.BackendError: as for `linear_recurrence`; no
+            `jax.shard_map` around the call has the axis.
 
     Holds under the same transformations as `linear_recurrence`.
 
@@ -58,8 +59,16 @@ def linear_recurrence_over_devices(
         >>> run(jnp.array([0.5]), jnp.ones((1, 4, 1))).h[0, :, 0].tolist()
         [1.0, 1.5, 1.75, 1.875]
     """
+    try:
+        count = lax.axis_size(axis_name)
+    except NameError:
+        raise ValueError(
+            "`axis_name` must be an axis of the mesh of a jax.shard_map around the "
+            f"call, got {axis_name!r}"
+        ) from None
     options: dict = dict(reverse=reverse, time_major=time_major, backend=backend)
     own, last = linear_recurrence(a, b, resets=resets, **options)
+    start = jnp.zeros_like(last) if h_0 is None else h_0
     nothing = jnp.zeros_like(own)
 
     def moved(state: Array) -> LinearOutput:
@@ -74,11 +83,10 @@ def linear_recurrence_over_devices(
     else:
         factor = moved(jnp.ones_like(last)).h_n
     factors, lasts = lax.all_gather((factor, last), axis_name)
-    start = jnp.zeros_like(last) if h_0 is None else h_0
     states, _ = linear_recurrence(
         factors, lasts, start, time_major=True, reverse=reverse, backend=backend
     )
-    index, count = lax.axis_index(axis_name), lax.axis_size(axis_name)
+    index = lax.axis_index(axis_name)
     before = index + 1 if reverse else index - 1
     first = before == (count if reverse else -1)
     carry = jnp.where(first, start, states[jnp.clip(before, 0, count - 1)])

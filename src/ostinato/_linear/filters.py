@@ -60,6 +60,7 @@ def lfilter(
     """
     signals = _Signals(x, axis, seq_lengths)
     b, a = signals.coefficients("b", b), signals.coefficients("a", a)
+    _check_first("`a`", a[..., 0])
     if zi is None:
         return signals.given(_filtered(b, a, signals.x, None, signals.lengths)[0])
     order = max(b.shape[-1], a.shape[-1]) - 1
@@ -108,6 +109,7 @@ def sosfilt(
     sos = signals.array("sos", sos)
     if sos.ndim != 2 or sos.shape[1] != 6:
         raise ValueError(f"`sos` must have shape [S, 6], got {list(sos.shape)}")
+    _check_first("the denominators of `sos`", sos[:, 3])
     states = [None] * sos.shape[0]
     if zi is not None:
         zi = signals.array("zi", zi)
@@ -125,6 +127,12 @@ def sosfilt(
     if zi is None:
         return signals.given(y)
     return signals.given(y), jnp.stack([signals.given(z) for z in ends])
+
+
+def _check_first(what: str, first: Array) -> None:
+    """Raise ValueError where the first coefficient is 0, if its value is known."""
+    if _checks.is_concrete(first) and not np.all(jax.device_get(first)):
+        raise ValueError(f"{what} must not begin with 0: outputs are divided by it")
 
 
 def _filtered(

@@ -221,7 +221,8 @@ class _Batch:
 
     def number(self, name: str, x: Any) -> Array:
         """Return a number, `[]`, or an array in the shape of the rewards."""
-        if isinstance(x, (int, float)) or getattr(x, "ndim", None) == 0:
+        plain = isinstance(x, (int, float)) and not isinstance(x, bool)
+        if plain or getattr(x, "ndim", None) == 0:
             return jnp.asarray(x, self.dtype)
         return self.array(name, x)
 

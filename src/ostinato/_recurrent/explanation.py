@@ -28,6 +28,18 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
+class LoopExplanation(Explanation):
+    """The loop that runs a step function, and why.
+
+    As text, it is what the native loop runs, or what keeps it from running the step.
+    """
+
+    def __str__(self) -> str:
+        if self.backend == "cpu":
+            return f"cpu loop: {self.why}"
+        return f"{self.backend}: {self.rejected['cpu']}\n{self.why}"
+
+
 def explain_loop(
     step: Any, inputs: Any, initial_states: Any, params: Any, options: dict[str, Any]
 ) -> Explanation:
@@ -57,9 +69,10 @@ def explain_loop(
     jax.eval_shape(trace, inputs, initial_states, params)
     plan, loop = found[0]
     if isinstance(plan, str):
-        return Explanation("xla", "as `lax.scan` of the step", {"cpu": plan})
+        return LoopExplanation("xla", "as `lax.scan` of the step", {"cpu": plan})
     chosen = loop.options
     static = plan.loop(
+        chosen.length,
         chosen.length,
         chosen.reverse,
         loop.policy,
@@ -69,8 +82,8 @@ def explain_loop(
     platform = place_of(jax.tree.leaves((inputs, initial_states))[0]).platform
     why = "step by step, products of inputs before the loop and of gradients after it"
     if platform != "cpu":
-        return Explanation("xla", why, {"cpu": f"the arrays are on {platform}"})
+        return LoopExplanation("xla", why, {"cpu": f"the arrays are on {platform}"})
     told, reason = description.describe(static, plan.origins)
     if reason is not None:
-        return Explanation("xla", why, {"cpu": reason})
-    return Explanation("cpu", told, {})
+        return LoopExplanation("xla", why, {"cpu": reason})
+    return LoopExplanation("cpu", told, {})

@@ -44,6 +44,10 @@ _EXPENSIVE = (
 # In the steps of cells, which have few products, it is quicker to recompute the other
 # elementwise operations than to store and to load their results.
 ARITHMETIC = CHEAP | (ELEMENTWISE - frozenset(_EXPENSIVE.split()))
+# These take many times as long as a sum or a product of elements.
+TRANSCENDENTAL = frozenset(
+    "cbrt cos erf exp exp2 expm1 log log1p logistic pow sin tan tanh".split()
+)
 
 
 def all_but_arithmetic(primitive: Any, *avals: Any, **_: Any) -> bool:

@@ -13,12 +13,20 @@ from jax import lax
 
 from .._padding import fill_empty_sequences, select
 from .._segments import near_divisor
+from .._step.policies import Choice
 from .._step.scan import Plan, plan, saves_loops
 from .._typing import Array
 from .arguments import check_result, cut_outputs
 from .loop import LoopInputs, run_in_segments
 from .protocol import Cell, SequenceOptions
-from .remat import ARITHMETIC, CHEAP, Recompute, all_but_arithmetic, checkpoint
+from .remat import (
+    ARITHMETIC,
+    CHEAP,
+    TRANSCENDENTAL,
+    Recompute,
+    all_but_arithmetic,
+    checkpoint,
+)
 
 _BLOCK = 64
 """Steps whose input products a cell recomputes at a time, with `recompute`."""
@@ -51,7 +59,8 @@ class StepLoop:
             )
         self.params = params
         self.arrays, self._rebuild = _split_arrays(params)
-        self.recompute, self.policy = None, all_but_arithmetic
+        self.recompute = None
+        self.policy = Choice(all_but_arithmetic, TRANSCENDENTAL)
         if options.recompute:
             cheap = CHEAP if cell is None else ARITHMETIC
             self.recompute = Recompute(options.recompute, cheap)
@@ -78,7 +87,8 @@ class StepLoop:
         if not isinstance(self.options.length, int):  # as inside of ragged.vmap
             return "the number of steps is symbolic"
         body = self._body(self.step)
-        return plan(body, self.arrays, states, steps._replace(valid=None))
+        steps, backend = steps._replace(valid=None), self.options.backend
+        return plan(body, self.arrays, states, steps, backend)
 
     def _run_segment(
         self, states: Any, steps: LoopInputs
@@ -90,7 +100,12 @@ class StepLoop:
             if left is not None:  # of this segment
                 left = left - jnp.sum(steps.t[:1], dtype=left.dtype)
             return loop.run(
-                steps.t.shape[0], options.reverse, self.policy, left, options.backend
+                steps.t.shape[0],
+                options.length,
+                options.reverse,
+                self.policy,
+                left,
+                options.backend,
             )
         if options.backend == "cpu":
             raise NotImplementedError(

@@ -106,13 +106,24 @@ def _draw(
     if name == "w_ih":
         draw = jax.nn.initializers.glorot_uniform(in_axis=-1, out_axis=-2)
     else:
-        draw, blocks = jax.nn.initializers.orthogonal(), blocks * spec.num_heads
+        draw, blocks = _orthogonal, blocks * spec.num_heads
     rows = shape[0] // blocks
     # The QR factorisation behind `orthogonal` does not take 16-bit floats.
     wide = accumulation_dtype(dtype)
     block_keys = jax.random.split(key, blocks)
     parts = [draw(k, (rows, shape[1]), wide) for k in block_keys]
     return jnp.concatenate(parts).astype(dtype)
+
+
+def _orthogonal(key: Array, shape: tuple, dtype: Any) -> Array:
+    """Draw an orthogonal matrix; under `vmap`, one after another.
+
+    LAPACK's factorisations of a batch wait in JAX's CPU threads for work of the same
+    threads, so that several at once never end where threads are few (JAX 0.10.2).
+    """
+    draw = jax.nn.initializers.orthogonal()
+    one = jax.custom_batching.sequential_vmap(lambda key: draw(key, shape, dtype))
+    return one(key)
 
 
 def _spread_forget_bias(spec: RNNSpec, pseudo_layer: int, dtype: Any) -> Array:

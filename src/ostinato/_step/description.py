@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from .._source_lines import user_line
+from .control_flow import stays
 from .gradients import is_float
 from .jaxprs import Origins
-from .native import check_available, lower_forward, plan_backward
-from .program import PRODUCT, Phase
-from .values import Unsupported
+from .native import check_available
+from .plans import lower_forward, plan_backward
+from .programs.program import PRODUCT, Phase
+from .programs.values import Unsupported
 from .xla import Loop
 
 
@@ -28,8 +30,14 @@ def check(loop: Loop, origins: Origins) -> None:
 def _reason(error: Unsupported, origins: Origins) -> str:
     """Return what the native loop lacks, and the line that needs it."""
     message, *equations = error.args
-    found = origins.get(equations[0].primitive.name) if equations else None
-    return message if found is None else f"{message} at {user_line(found)}"
+    if not equations:
+        return message
+    (eqn,) = equations
+    name = eqn.primitive.name
+    line = user_line((*origins.get(name, ()), eqn))
+    if message == f"`{name}`":
+        message = stays(eqn) if name in ("cond", "scan") else None
+    return f"`{name}` at {line}" + (f": {message}" if message else "")
 
 
 def describe(loop: Loop, origins: Origins) -> tuple[str, str | None]:
@@ -52,10 +60,10 @@ def describe(loop: Loop, origins: Origins) -> tuple[str, str | None]:
     ahead = sum(i.phase is Phase.AHEAD for i in products)
     stored = ", ".join(f"{n} x {list(shape)}" for shape, n in shapes.items())
     told = (
-        f"a loop of {_count(len(forward.program.instructions), 'operation')} forward "
-        f"and {len(plan.lowered.program.instructions)} backward; "
-        f"{_count(len(products) - ahead, 'product')} in a step and {ahead} ahead of "
-        f"the steps; for the gradient a step stores {stored or 'nothing'}"
+        f"{_count(len(forward.program.instructions), 'operation')} forward, "
+        f"{len(plan.lowered.program.instructions)} backward, "
+        f"{_count(len(products) - ahead, 'product')} a step, {ahead} hoisted; "
+        f"stored {stored or 'nothing'}"
     )
     return told, None
 

@@ -73,6 +73,7 @@ class Derivative:
         products: the products whose weight is differentiated.
         invariant: the invariant values that `backward` returns a cotangent of.
         inputs: the inputs that `backward` returns a cotangent of.
+        read_inputs: the inputs, by position, that `backward` reads.
     """
 
     step: Step
@@ -84,6 +85,7 @@ class Derivative:
     products: tuple[Product, ...]
     invariant: tuple[int, ...]
     inputs: tuple[int, ...]
+    read_inputs: tuple[int, ...]
 
 
 def is_float(aval: Any) -> bool:
@@ -166,6 +168,7 @@ def differentiate(step: Step, wrt: Mask, policy: Policy) -> Derivative:
         tuple(core.products),
         tuple(core.invariant),
         tuple(core.inputs),
+        tuple(i for i, v in enumerate(inputs) if v in used),
     )
 
 
@@ -312,3 +315,13 @@ def _invariant_variables(jaxpr: Any, num_invariant: int) -> set[Any]:
         if fixed.issuperset(variables(eqn)):
             fixed.update(eqn.outvars)
     return fixed
+
+
+def weight_gradient(product: Any, weight: Array, x: Array, dy: Array) -> Array:
+    """Return the gradient of a weight: one product of all steps."""
+
+    def all_steps(weight: Array) -> Array:
+        return jax.vmap(product, in_axes=(0, None))(x, weight)
+
+    (gradient,) = jax.linear_transpose(all_steps, weight)(dy)
+    return gradient

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools as ft
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
+from jax.extend.source_info_util import user_context
 
 Origins = dict[str, tuple[JaxprEqn, ...]]
 Hook = Callable[[JaxprEqn, list[Any]], list[Any] | None]
@@ -19,22 +21,12 @@ def trace(function: Callable, arguments: Any) -> tuple[ClosedJaxpr, Any]:
     return traced, jax.tree.structure(shapes)
 
 
-def flat_trace(
-    function: Callable, *avals: Any, origins: Origins | None = None
-) -> ClosedJaxpr:
+def flat_trace(function: Callable, *avals: Any) -> ClosedJaxpr:
     """Return the jaxpr of a function of flat arguments without inner `jit`.
 
     Equations whose results nothing needs are left out.
-
-    Args:
-        function: the function.
-        *avals: the types of its arguments.
-        origins: if given, gets for each primitive the first equation of it, after the
-            ones that it stands in.
     """
     traced = jax.make_jaxpr(function)(*avals)
-    if origins is not None:
-        _find_origins(traced.jaxpr, (), origins)
     names = {eqn.primitive.name for eqn in traced.jaxpr.eqns}
     if "jit" in names:
         inlined = lambda *args: evaluate(traced, args)  # noqa: E731
@@ -42,6 +34,22 @@ def flat_trace(
     jaxpr = traced.jaxpr
     kept = needed(jaxpr.eqns, jaxpr.outvars)
     return ClosedJaxpr(jaxpr.replace(eqns=kept), traced.consts)
+
+
+@ft.lru_cache(maxsize=256)
+def flat(jaxpr: Jaxpr) -> Jaxpr:
+    """Return a jaxpr without constants, which come first, and without inner `jit`."""
+    arguments = [*jaxpr.constvars, *jaxpr.invars]
+    closed = jaxpr_of(jaxpr.eqns, arguments, jaxpr.outvars)
+    assert not closed.consts, "a jaxpr without constants closes over nothing"
+    return closed.jaxpr
+
+
+def origins_of(jaxpr: Jaxpr) -> Origins:
+    """Return the first equation of each primitive, after the ones that it stands in."""
+    origins: Origins = {}
+    _find_origins(jaxpr, (), origins)
+    return origins
 
 
 def _find_origins(jaxpr: Any, around: tuple, origins: Origins) -> None:
@@ -129,7 +137,8 @@ def run_one(eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
     if eqn.primitive.name == "jit":
         return evaluate(eqn.params["jaxpr"], inputs)
     params = eqn.primitive.get_bind_params(eqn.params)
-    with eqn.ctx.manager:
+    # Where it is traced anew, an equation keeps its line of the user's program.
+    with eqn.ctx.manager, user_context(eqn.source_info.traceback):
         results = eqn.primitive.bind(*inputs, **params)
     return results if eqn.primitive.multiple_results else [results]
 

@@ -20,14 +20,13 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .._padding import fill_empty_sequences, is_step, select
+from .._compat import lower_with_devices
 from .._rnn.eager import always_jitted
 from .._rnn.sharding import make_varying
 from .._typing import Array
-from . import native, xla
+from . import mapped, native, xla
 from .gradients import Mask, is_float
-from .jaxprs import evaluate, flat_trace, split_at, struct
-from .split import Step
+from .jaxprs import split_at
 from .xla import Loop
 
 
@@ -125,91 +124,6 @@ def _transpose(cotangents: Any, *arguments: Any, loop: Loop, wrt: Mask) -> list[
     return [None] * (len(operands) + len(saved)) + list(grads)
 
 
-def _batch_loop(
-    args: Sequence[Array], dims: Sequence[Any], *, loop: Loop, wrt: Mask | None
-) -> tuple[list[Array], list[int]]:
-    """Map the step, so that derivatives of the mapped loop are those of a loop."""
-    if wrt is not None:
-        return _batch(_forward, args, dims, loop=loop, wrt=wrt)
-    if loop.masked:
-        return _batch(_by_masked_step, args, dims, loop=loop)
-    step = loop.step
-    first = step.num_invariant + step.num_inputs
-    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
-    moved, mapped = [], []
-    for i, (a, d) in enumerate(zip(args, dims, strict=True)):
-        is_input = step.num_invariant <= i < first
-        if d is not None:
-            a = jnp.moveaxis(a, d, int(is_input))
-        elif i >= first:  # the states of all, since new states are mapped
-            a = jnp.broadcast_to(a, (size, *a.shape))
-        moved.append(a)
-        mapped.append(d is not None or i >= first)
-    out = run(loop._replace(step=_mapped_step(step, tuple(mapped), size)), moved)
-    return out, [0] * step.num_states + [1] * (len(out) - step.num_states)
-
-
-def _by_masked_step(*operands: Array, loop: Loop) -> list[Array]:
-    """Run a loop whose sequences have lengths as one whose step takes a mask."""
-    step, lengths = loop.step, operands[-1]
-    invariant, inputs, states = xla.parts(step, operands)
-    initial = [fill_empty_sequences(a, lengths) for a in states]
-    valid = is_step(lengths, loop.length, 0)
-    given = [*invariant, *initial, *inputs, valid, *states]
-    masked = loop._replace(step=_masked_step(step), masked=False)
-    return run(masked, given)
-
-
-@ft.lru_cache(maxsize=256)
-def _masked_step(step: Step) -> Step:
-    """Return a step that also takes states to use at invalid steps, and a mask."""
-
-    def masked(*operands: Any) -> list[Any]:
-        fixed, at, old = split_at(operands, [count, count + step.num_inputs + 1])
-        invariant, initial = split_at(fixed, [step.num_invariant])
-        *inputs, valid = at
-        states = select(valid, old, initial)
-        results = evaluate(step.traced, [*invariant, *inputs, *states])
-        new, outputs = split_at(results, [step.num_states])
-        return [*select(valid, new, old), *outputs]
-
-    avals = [struct(v.aval) for v in step.jaxpr.invars]
-    invariant, inputs, states = xla.parts(step, avals)
-    count = step.num_invariant + step.num_states
-    batch = states[0].shape[:1] if states else ()
-    valid = jax.ShapeDtypeStruct(batch, jnp.bool_)
-    traced = flat_trace(masked, *invariant, *states, *inputs, valid, *states)
-    axes = (*step.input_axes, 0)
-    return Step(traced, count, step.num_inputs + 1, step.num_states, axes)
-
-
-@ft.lru_cache(maxsize=256)
-def _mapped_step(step: Step, mapped: tuple[bool, ...], size: int) -> Step:
-    """Return `step` with a new leading axis on some operands and on all results."""
-
-    def one(*values: Any) -> list[Any]:
-        return evaluate(step.traced, values)
-
-    in_axes = tuple(0 if m else None for m in mapped)
-    avals = [struct(v.aval) for v in step.jaxpr.invars]
-    avals = [
-        jax.ShapeDtypeStruct((size, *a.shape), a.dtype) if m else a
-        for a, m in zip(avals, mapped, strict=True)
-    ]
-    traced = flat_trace(jax.vmap(one, in_axes=in_axes, axis_size=size), *avals)
-    assert not traced.consts, "a step that has been split closes over nothing"
-    inputs = mapped[step.num_invariant :][: step.num_inputs]
-    axes = tuple(0 if m else None for m in inputs)
-    return Step(traced, step.num_invariant, step.num_inputs, step.num_states, axes)
-
-
-def _batch(
-    implementation: Callable, args: Sequence[Array], dims: Sequence[Any], **params: Any
-) -> tuple[list[Array], list[int]]:
-    out = jax.vmap(ft.partial(implementation, **params), in_axes=tuple(dims))(*args)
-    return out, [0] * len(out)
-
-
 # ------------------------------------------------------------------------ registration
 
 
@@ -226,31 +140,43 @@ def _primitive(name: str, implementation: Callable) -> Primitive:
 
     primitive.def_impl(always_jitted(apply))
     primitive.def_abstract_eval(shapes)
-    batching.primitive_batchers[primitive] = ft.partial(_batch, implementation)
+    batching.primitive_batchers[primitive] = ft.partial(mapped.batch, implementation)
     ad.primitive_jvps[primitive] = ft.partial(_jvp_of, implementation)
     mlir.register_lowering(primitive, mlir.lower_fun(implementation, True))
     return primitive
 
 
-def _native_forward(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
-    return native.forward(loop, wrt, operands)
+def _native_forward(
+    *operands: Array, loop: Loop, wrt: Mask | None, split: bool
+) -> list[Array]:
+    return native.forward(loop, wrt, operands, split)
 
 
 loop_p = _primitive("ostinato_loop", _forward)
 loop_tangent_p = _primitive("ostinato_loop_tangent", _tangent)
 loop_bwd_p = _primitive("ostinato_loop_bwd", _backward)
-batching.primitive_batchers[loop_p] = _batch_loop
+batching.primitive_batchers[loop_p] = ft.partial(mapped.batch_loop, run)
+batching.primitive_batchers[loop_bwd_p] = ft.partial(mapped.batch_backward, run)
 ad.primitive_jvps[loop_p] = _jvp
 ad.primitive_transposes[loop_tangent_p] = _transpose
 
 
-def _lower_on_cpus(native_rule: Callable, xla_rule: Callable) -> Callable:
-    """Return a lowering rule that takes the native library where it can be called."""
+def _lower_on_cpus(native_of: Callable, xla_rule: Callable, splits: bool) -> Callable:
+    """Return a lowering rule that takes the native library where it can be called.
+
+    Args:
+        native_of: from whether arrays may be split over devices, to the rule that does.
+        xla_rule: the rule for all other places.
+        splits: whether this JAX can split its arrays over devices.
+    """
 
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
         context = ctx.module_context
+        manual = getattr(context.axis_context, "manual_axes", ())
+        one = _on_one_device(context)
         exported = context.lowering_parameters.for_export  # to run on any machine
-        rule = xla_rule if exported or not _on_one_device(context) else native_rule
+        elsewhere = exported or (not one and (bool(manual) or not splits))
+        rule = xla_rule if elsewhere else native_of(not one)
         return rule(ctx, *args, **params)
 
     return lower
@@ -265,13 +191,26 @@ def _on_one_device(context: Any) -> bool:
     return getattr(axes, "num_devices", 1) == 1
 
 
-for _loop_primitive, _native, _xla in (
-    (loop_p, _native_forward, _forward),
-    (loop_bwd_p, ft.partial(_backward, backward=native.backward), _backward),
+def _native_loop(split: bool) -> Callable:
+    return mlir.lower_fun(ft.partial(_native_forward, split=split), True)
+
+
+def _native_back(split: bool) -> Callable:
+    backward = ft.partial(native.backward, split=split)
+    return mlir.lower_fun(ft.partial(_backward, backward=backward), True)
+
+
+for _loop_primitive, _native_of, _xla in (
+    (loop_p, _native_loop, _forward),
+    (loop_bwd_p, _native_back, _backward),
 ):
     mlir.register_lowering(
         _loop_primitive,
-        _lower_on_cpus(mlir.lower_fun(_native, True), mlir.lower_fun(_xla, True)),
+        _lower_on_cpus(
+            _native_of,
+            mlir.lower_fun(_xla, True),
+            lower_with_devices(_loop_primitive),
+        ),
         platform="cpu",
     )
 

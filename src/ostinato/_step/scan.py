@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxprs_in_params
+from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from .._typing import Array
-from . import description, primitive
+from . import description, native, primitive
+from .ahead import Ahead, taken_ahead
+from .control_flow import without_control_flow
+from .cost import is_small
 from .gradients import Policy
-from .jaxprs import Origins, evaluate, flat_trace, jaxpr_of
+from .jaxprs import Origins, evaluate, flat, origins_of
+from .known import known
 from .split import Step, without_invariants
-from .xla import Loop
+from .xla import Loop, map_steps
 
 
 class Plan(NamedTuple):
@@ -22,14 +26,17 @@ class Plan(NamedTuple):
 
     Attributes:
         step: the step, without what is the same at every step.
-        invariant: its invariant values.
-        inputs: its inputs, time first.
+        ahead: what is computed before the loop and makes the last inputs of the step;
+            None if nothing is.
+        invariant: the invariant values of `ahead`, or of the step.
+        inputs: their inputs, time first.
         states: the initial states.
         results: the tree of the new states and the outputs.
-        origins: where each primitive comes from, see `flat_trace`.
+        origins: where each primitive comes from.
     """
 
     step: Step
+    ahead: Ahead | None
     invariant: list[Any]
     inputs: list[Array]
     states: list[Array]
@@ -39,17 +46,19 @@ class Plan(NamedTuple):
     def loop(
         self,
         length: int,
+        total: int,
         reverse: bool,
         policy: Policy,
         masked: bool,
         backend: str | None,
     ) -> Loop:
         """Return what is static; see `run`."""
-        return Loop(self.step, length, reverse, policy, masked, backend)
+        return Loop(self.step, length, total, reverse, policy, masked, backend)
 
     def run(
         self,
         length: int,
+        total: int,
         reverse: bool,
         policy: Policy,
         lengths: Array | None,
@@ -59,6 +68,7 @@ class Plan(NamedTuple):
 
         Args:
             length: the number of steps.
+            total: the number of steps of the sequences, of which these may be a part.
             reverse: whether the last step runs first.
             policy: what is saved for the backward pass, as for `jax.checkpoint`.
             lengths: int32 `[B]`, the steps of each sequence; None if all have all.
@@ -68,16 +78,23 @@ class Plan(NamedTuple):
             NotImplementedError: the native loop cannot run the step, and `backend` is
                 `"cpu"`.
         """
-        operands = [*map(jnp.asarray, self.invariant), *self.inputs, *self.states]
+        invariant, inputs = self.invariant, self.inputs
+        if self.ahead is not None:
+            values = map_steps(self.ahead.values, invariant, inputs)
+            invariant = [invariant[i] for i in self.ahead.invariant]
+            inputs = [*(inputs[i] for i in self.ahead.kept), *values]
+        operands = [*map(jnp.asarray, invariant), *inputs, *self.states]
         if lengths is not None:
             operands.append(lengths)
-        loop = self.loop(length, reverse, policy, lengths is not None, backend)
+        loop = self.loop(length, total, reverse, policy, lengths is not None, backend)
         if backend == "cpu":
             description.check(loop, self.origins)
         return jax.tree.unflatten(self.results, primitive.run(loop, operands))
 
 
-def plan(body: Callable, arrays: Any, states: Any, inputs: Any) -> Plan | str:
+def plan(
+    body: Callable, arrays: Any, states: Any, inputs: Any, backend: str | None
+) -> Plan | str:
     """Take the loop `lax.scan(partial(body, arrays), states, inputs)` apart.
 
     Args:
@@ -86,6 +103,7 @@ def plan(body: Callable, arrays: Any, states: Any, inputs: Any) -> Plan | str:
         arrays: a pytree of arrays that do not change.
         states: a pytree of arrays.
         inputs: a pytree of arrays, time first.
+        backend: see `Plan.run`.
 
     Returns:
         The plan; or the reason why `lax.scan` runs this loop.
@@ -98,7 +116,7 @@ def plan(body: Callable, arrays: Any, states: Any, inputs: Any) -> Plan | str:
     num_states = len(given) - num_arrays
     trees: list[Any] = []
 
-    def flat(*values: Any) -> list[Any]:
+    def flattened(*values: Any) -> list[Any]:
         arrays, states = jax.tree.unflatten(tree, values[: len(given)])
         at = jax.tree.unflatten(input_tree, values[len(given) :])
         results, results_tree = jax.tree.flatten(body(arrays, states, at))
@@ -111,21 +129,54 @@ def plan(body: Callable, arrays: Any, states: Any, inputs: Any) -> Plan | str:
         for a in given
     ]
     at_step = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves]
-    origins: Origins = {}
-    traced = flat_trace(flat, *avals, *at_step, origins=origins)
-    reason = _unsupported_reason(traced)
+    traced = jax.make_jaxpr(flattened)(*avals, *at_step)
+    if traced.effects:
+        return f"the step has effects: {', '.join(map(str, traced.effects))}"
+    origins = origins_of(traced.jaxpr)
+    # The arrays that the step closes over are invariant too.
+    arrays = [*traced.consts, *given[:num_arrays]]
+    whole = without_control_flow(flat(known(traced.jaxpr)), len(arrays))
+    once, step, kept = without_invariants(whole, len(arrays), num_states)
+    if backend is None and is_small(step.jaxpr):
+        return "a step has so little work that `lax.scan` is as quick"
+    inputs, rest = [leaves[i] for i in kept], given[num_arrays:]
+    steps = leaves[0].shape[0] if leaves else 1
+
+    def runs_natively(step: Step) -> bool:
+        return native.can_run(Loop(step, steps, steps, False, None, False, backend))
+
+    reason = _unsupported_reason(step.jaxpr)
+    ahead = _ahead_of(step, rest, reason is not None, runs_natively)
+    if ahead is not None:
+        step, reason = ahead.step, _unsupported_reason(ahead.step.jaxpr)
     if reason is not None:
         return reason
-    # The arrays that the step closes over are invariant too.
-    jaxpr = traced.jaxpr
-    whole = jaxpr_of(jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
-    arrays = [*traced.consts, *given[:num_arrays]]
-    once, step, kept = without_invariants(whole.jaxpr, len(arrays), num_states)
-    if not step.products:
+    if not step.products and not runs_natively(step):
         return "the step has no product with an invariant matrix"
-    inputs = [leaves[i] for i in kept]
     invariant = evaluate(once, arrays)
-    return Plan(step, invariant, inputs, given[num_arrays:], trees[-1], origins)
+    return Plan(step, ahead, invariant, inputs, rest, trees[-1], origins)
+
+
+def _ahead_of(
+    step: Step,
+    states: Sequence[Array],
+    needed: bool,
+    runs_natively: Callable[[Step], bool],
+) -> Ahead | None:
+    """Return what to compute before the loop, or None if nothing.
+
+    Args:
+        step: the step.
+        states: the initial states.
+        needed: whether the loop cannot run otherwise.
+        runs_natively: whether the native library runs the loop over a step.
+    """
+    found = [
+        taken_ahead(step, a.shape[0], s) for a in states[:1] for s in (False, True)
+    ]
+    found = [ahead for ahead in found if ahead is not None]
+    native = [ahead for ahead in found if runs_natively(ahead.step)]
+    return next(iter(native or (found if needed else [])), None)
 
 
 def saves_loops(policy: Callable[..., bool]) -> Policy:
@@ -137,11 +188,9 @@ def saves_loops(policy: Callable[..., bool]) -> Policy:
     return saves
 
 
-def _unsupported_reason(traced: ClosedJaxpr) -> str | None:
+def _unsupported_reason(jaxpr: Jaxpr) -> str | None:
     """Return why a step cannot be taken apart, or None."""
-    if traced.effects:
-        return f"the step has effects: {', '.join(map(str, traced.effects))}"
-    for aval in _types(traced.jaxpr):
+    for aval in _types(jaxpr):
         if jnp.issubdtype(aval.dtype, jnp.complexfloating):
             return "the step has complex values"
         if jnp.issubdtype(aval.dtype, jax.dtypes.extended):

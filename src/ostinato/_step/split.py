@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools as ft
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
-from .jaxprs import jaxpr_of, needed, split_at, unique, variables
+from .jaxprs import jaxpr_of, needed, split_at, type_of, unique, variables
 
 PRODUCTS = frozenset({"conv_general_dilated", "dot_general"})
 """Operations that are quicker for all steps at once than step by step."""
 _SUNK = frozenset({"broadcast_in_dim", "iota"})
 """Invariant operations that cost nothing in the loop, but memory outside of it."""
-_INVARIANT, _OF_INPUTS, _RECURRENT = range(3)
+_INVARIANT, OF_INPUTS, _RECURRENT = range(3)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,6 +29,9 @@ class Step:
         num_inputs: the number of inputs.
         num_states: the number of states.
         input_axes: which axis of each input is that of sequences; None if it has none.
+        invariant_axes: the same for invariant values; None also if that is not known.
+        turned: for each invariant value, whether it is the transpose of a matrix, which
+            the native loop then reads instead; empty if none is.
     """
 
     traced: ClosedJaxpr
@@ -36,11 +39,23 @@ class Step:
     num_inputs: int
     num_states: int
     input_axes: tuple[int | None, ...] = ()
+    invariant_axes: tuple[int | None, ...] | None = None
+    turned: tuple[bool, ...] = ()
 
     @property
     def jaxpr(self) -> Jaxpr:
         """The jaxpr of the step, without constants."""
         return self.traced.jaxpr
+
+    def parts(self, operands: Sequence[Any]) -> tuple[list, list, list]:
+        """Return invariant values, inputs and states of a loop's operands."""
+        first = self.num_invariant + self.num_inputs
+        operands = list(operands)
+        return (
+            operands[: self.num_invariant],
+            operands[self.num_invariant : first],
+            operands[first : first + self.num_states],
+        )
 
     @ft.cached_property
     def products(self) -> dict[Any, Any]:
@@ -64,12 +79,12 @@ class Step:
         invariant, inputs, states = split_at(
             jaxpr.invars, [self.num_invariant, self.num_invariant + self.num_inputs]
         )
-        levels = _levels(jaxpr, self.num_invariant, self.num_inputs)
+        levels = levels_of(jaxpr, self.num_invariant, self.num_inputs)
         hoisted = _hoisted_products(jaxpr.eqns, levels)
         products = [eqn.outvars[0] for eqn in hoisted]
         rest = [eqn for eqn in jaxpr.eqns if eqn.outvars[0] not in products]
         rest = needed(rest, jaxpr.outvars)
-        read = _read_by(rest) | dict.fromkeys(unique(jaxpr.outvars))
+        read = read_by(rest) | dict.fromkeys(unique(jaxpr.outvars))
         kept = tuple(i for i, v in enumerate(inputs) if v in read)
         at_step = [*(inputs[i] for i in kept), *products]
         core = Step(
@@ -133,29 +148,35 @@ def without_invariants(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Traced
         if eqn.primitive.name in _SUNK or not fixed.issuperset(eqn.outvars)
     ]
     in_loop = needed(in_loop, jaxpr.outvars)
-    read = _read_by(in_loop)
+    read = read_by(in_loop)
     made = {v for eqn in in_loop for v in eqn.outvars}
     read |= dict.fromkeys(v for v in unique(jaxpr.outvars) if v not in made)
     invariant = [v for v in read if v in fixed]
     kept = tuple(i for i, v in enumerate(inputs) if v in read)
     at_step = [inputs[i] for i in kept]
+    transposes = {
+        eqn.outvars[0]
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "transpose" and len(type_of(eqn.outvars[0]).shape) == 2
+    }
     step = Step(
         jaxpr_of(in_loop, [*invariant, *at_step, *states], jaxpr.outvars),
         len(invariant),
         len(at_step),
         num_states,
         tuple(0 if v.aval.shape else None for v in at_step),
+        turned=tuple(v in transposes for v in invariant),
     )
     return Traced(jaxpr_of(jaxpr.eqns, arrays, invariant), step, kept)
 
 
-def _levels(jaxpr: Jaxpr, num_invariant: int, num_inputs: int) -> dict[Any, int]:
+def levels_of(jaxpr: Jaxpr, num_invariant: int, num_inputs: int) -> dict[Any, int]:
     """Return for each variable what it depends on: nothing, inputs, or states."""
     invariant, inputs, states = split_at(
         jaxpr.invars, [num_invariant, num_invariant + num_inputs]
     )
     levels = dict.fromkeys(invariant, _INVARIANT)
-    levels |= dict.fromkeys(inputs, _OF_INPUTS)
+    levels |= dict.fromkeys(inputs, OF_INPUTS)
     levels |= dict.fromkeys(states, _RECURRENT)
     for eqn in jaxpr.eqns:
         level = max((levels[v] for v in variables(eqn)), default=_INVARIANT)
@@ -166,10 +187,22 @@ def _levels(jaxpr: Jaxpr, num_invariant: int, num_inputs: int) -> dict[Any, int]
 def _hoisted_products(
     eqns: Sequence[JaxprEqn], levels: dict[Any, int]
 ) -> list[JaxprEqn]:
-    """Return the products of inputs with invariant values.
+    """Return the products of inputs with invariant values."""
+    is_simple = simplicity(eqns)
+    return [
+        eqn
+        for eqn in eqns
+        if eqn.primitive.name in PRODUCTS
+        and sorted(levels[v] for v in variables(eqn)) == [_INVARIANT, OF_INPUTS]
+        and is_simple(eqn.outvars[0])
+    ]
 
-    A product stays in the loop if control flow leads to its factors: that would run for
-    all steps what a step may leave out.
+
+def simplicity(eqns: Sequence[JaxprEqn]) -> Callable[[Any], bool]:
+    """Return a function that tells whether no control flow leads to a variable.
+
+    What it leads to stays in the loop: else all steps would run what a step may leave
+    out.
     """
     maker = {v: eqn for eqn in eqns for v in eqn.outvars}
     simple: dict[Any, bool] = {}
@@ -182,13 +215,7 @@ def _hoisted_products(
             )
         return simple[v]
 
-    return [
-        eqn
-        for eqn in eqns
-        if eqn.primitive.name in PRODUCTS
-        and sorted(levels[v] for v in variables(eqn)) == [_INVARIANT, _OF_INPUTS]
-        and is_simple(eqn.outvars[0])
-    ]
+    return is_simple
 
 
 def _has_inner(eqn: JaxprEqn) -> bool:
@@ -196,7 +223,7 @@ def _has_inner(eqn: JaxprEqn) -> bool:
     return inner is not None and eqn.primitive.name != "custom_jvp_call"
 
 
-def _read_by(eqns: Iterable[JaxprEqn]) -> dict[Any, None]:
+def read_by(eqns: Iterable[JaxprEqn]) -> dict[Any, None]:
     """Return the variables that equations read and do not make, in order."""
     made = {v for eqn in eqns for v in eqn.outvars}
     return dict.fromkeys(v for e in eqns for v in variables(e) if v not in made)

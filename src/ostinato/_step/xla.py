@@ -9,14 +9,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import ClosedJaxpr
 
 from .._padding import select
 from .._rnn.accumulation import accumulation_dtype
 from .._segments import near_divisor, scan_segments
 from .._typing import Array
-from .gradients import Derivative, Mask, Policy, differentiate, is_float
+from .gradients import Derivative, Mask, Policy, is_float, weight_gradient
 from .jaxprs import evaluate, split_at, variables
 from .masks import StepMask
+from .policies import best_derivative
 from .split import PRODUCTS, Step
 
 _BLOCK, _ROWS = 64, 256
@@ -29,9 +31,10 @@ class Loop(NamedTuple):
     Attributes:
         step: the step.
         length: the number of steps.
+        total: the number of steps of the sequences, of which these may be a part.
         reverse: whether the last step runs first.
         policy: what the forward pass saves for the backward pass, as for
-            `jax.checkpoint`.
+            `jax.checkpoint`, or a `Choice`.
         masked: whether the last operand is the lengths of the sequences, int32 `[B]`.
             A sequence runs the steps before its length; at the others its states do not
             change, and its outputs are undefined.
@@ -40,6 +43,7 @@ class Loop(NamedTuple):
 
     step: Step
     length: int
+    total: int
     reverse: bool
     policy: Policy
     masked: bool
@@ -58,7 +62,7 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
     Returns:
         Final states, outputs `[T, ...]`, then saved values `[T, ...]`.
     """
-    invariant, inputs, states = parts(loop.step, operands)
+    invariant, inputs, states = loop.step.parts(operands)
     mask = StepMask.of(loop.masked, loop.length, operands, states)
     if wrt is None and not _pays_ahead(loop.step):
         at = (inputs, mask.valid)
@@ -77,9 +81,10 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
         )
         return final, (stacked, products)
 
-    if wrt is not None and saves_products(loop):
+    saved = [] if wrt is None else saved_products(loop, wrt)
+    if saved:
         final, (stacked, products) = run(states, (inputs, mask.valid))
-        return [*final, *stacked, *products]
+        return [*final, *stacked, *(products[k] for k in saved)]
     final, (stacked, _) = in_blocks(
         loop,
         lambda s, at: _without_products(run(s, at)),
@@ -157,22 +162,41 @@ def products_ahead(
     step: Step, invariant: Sequence[Array], inputs: Sequence[Array]
 ) -> list[Array]:
     """Return the products of inputs of all steps, `[T, ...]`."""
-    taken = step.taken
-    if not taken.ahead.jaxpr.outvars:
+    return map_steps(step.taken.ahead, invariant, inputs)
+
+
+def map_steps(
+    part: ClosedJaxpr, invariant: Sequence[Array], inputs: Sequence[Array]
+) -> list[Array]:
+    """Return what a part of a step without states returns, of all steps."""
+    if not part.jaxpr.outvars:
         return []
-    read = {v for e in taken.ahead.jaxpr.eqns for v in variables(e)}
-    variables_of = taken.ahead.jaxpr.invars[len(invariant) :]
+    read = {v for e in part.jaxpr.eqns for v in variables(e)}
+    variables_of = part.jaxpr.invars[len(invariant) :]
     axes = [0 if v in read else None for v in variables_of]
     given = [
         a if v in read else a[:0] for v, a in zip(variables_of, inputs, strict=True)
     ]
-    return jax.vmap(
-        lambda *at: evaluate(taken.ahead, [*invariant, *at]), in_axes=tuple(axes)
-    )(*given)
+    return jax.vmap(lambda *at: evaluate(part, [*invariant, *at]), in_axes=tuple(axes))(
+        *given
+    )
 
 
-def saves_products(loop: Loop) -> bool:
-    """Return whether `policy` saves the products of inputs, computed ahead."""
+def derivative_of(loop: Loop, wrt: Mask) -> Derivative:
+    """Return the derivative of the loop's core with respect to what `wrt` leads to."""
+    taken = loop.step.taken
+    invariant, inputs, states = loop.step.parts(wrt)
+    read = {v for e in taken.ahead.jaxpr.eqns for v in variables(e)}
+    leads = any(
+        w for v, w in zip(taken.ahead.jaxpr.invars, wrt, strict=False) if v in read
+    )
+    ahead = [leads] * len(taken.ahead.jaxpr.outvars)
+    mask = (*invariant, *(inputs[i] for i in taken.kept), *ahead, *states)
+    saves = _saves_products(loop)
+    return best_derivative(taken.core, mask, loop.policy, len(taken.kept), saves)
+
+
+def _saves_products(loop: Loop) -> bool:
     return loop.policy is not None and any(
         loop.policy(e.primitive, *(v.aval for v in e.invars), **e.params)
         for e in loop.step.taken.ahead.jaxpr.eqns
@@ -180,17 +204,15 @@ def saves_products(loop: Loop) -> bool:
     )
 
 
-def derivative_of(loop: Loop, wrt: Mask) -> Derivative:
-    """Return the derivative of the loop's core with respect to what `wrt` leads to."""
-    taken = loop.step.taken
-    invariant, inputs, states = parts(loop.step, wrt)
-    read = {v for e in taken.ahead.jaxpr.eqns for v in variables(e)}
-    leads = any(
-        w for v, w in zip(taken.ahead.jaxpr.invars, wrt, strict=False) if v in read
-    )
-    ahead = [leads] * len(taken.ahead.jaxpr.outvars)
-    mask = (*invariant, *(inputs[i] for i in taken.kept), *ahead, *states)
-    return differentiate(taken.core, mask, loop.policy)
+def saved_products(loop: Loop, wrt: Mask) -> list[int]:
+    """Return which products of inputs, computed ahead, are saved.
+
+    They are those that the backward step reads, if `policy` saves products.
+    """
+    if not _saves_products(loop):
+        return []
+    first = len(loop.step.taken.kept)
+    return [k - first for k in derivative_of(loop, wrt).read_inputs if k >= first]
 
 
 def backward(
@@ -213,14 +235,14 @@ def backward(
         The cotangents of operands, by position; of others it is 0.
     """
     whole = loop.step
-    invariant, inputs, states = parts(whole, operands)
+    invariant, inputs, states = whole.parts(operands)
     derivative = derivative_of(loop, wrt)
     more = evaluate(derivative.before_backward, invariant)
     floats = [i for i, a in enumerate(states) if is_float(a)]
     d_final, d_outputs = split_at(cotangents, [len(floats)])
     weights = [i for i, w in enumerate(wrt[: whole.num_invariant]) if w]
-    num_products = len(whole.taken.ahead.jaxpr.outvars) if saves_products(loop) else 0
-    saved, products = split_at(saved, [len(saved) - num_products])
+    which = saved_products(loop, wrt)
+    saved, products = split_at(saved, [len(saved) - len(which)])
 
     def block(carry: Any, at: Any) -> tuple[Any, dict[int, Array]]:
         d_states, sums = carry
@@ -229,7 +251,7 @@ def backward(
             loop,
             wrt,
             derivative,
-            (invariant, more, inputs, saved, products),
+            (invariant, more, inputs, saved, dict(zip(which, products, strict=True))),
             (d_states, d_outputs),
             valid,
         )
@@ -268,7 +290,7 @@ def _backward_block(
         wrt: as in `forward`.
         derivative: of its core.
         given: the invariant values, further ones of `derivative`, inputs, saved values,
-            and products of inputs, or an empty list of these.
+            and by position the products of inputs that are saved.
         cotangents: of the last states, and of the outputs.
         valid: see `StepMask`.
 
@@ -278,7 +300,7 @@ def _backward_block(
     """
     invariant, more, inputs, saved, products = given
     taken = loop.step.taken
-    wrt_invariant, wrt_inputs, _ = parts(loop.step, wrt)
+    wrt_invariant, wrt_inputs, _ = loop.step.parts(wrt)
 
     def ahead(weights: dict[int, Array], xs: dict[int, Array]) -> list[Array]:
         return products_ahead(
@@ -288,8 +310,12 @@ def _backward_block(
     made, pull = jax.vjp(
         ahead, _asked(invariant, wrt_invariant), _asked(inputs, wrt_inputs)
     )
-    products = products or made
-    core_inputs = [*(inputs[i] for i in taken.kept), *products]
+    core_inputs = [*(inputs[i] for i in taken.kept), *made]
+    for k, product in products.items():
+        core_inputs[len(taken.kept) + k] = product
+    for k, a in enumerate(core_inputs):
+        if k not in derivative.read_inputs:
+            core_inputs[k] = jnp.zeros((a.shape[0], 0), a.dtype)  # nothing reads it
     d_states, d_outputs = cotangents
     at_step = (invariant, more, core_inputs, saved)
     d_states, d_inputs, sums, pairs = _scan_back(
@@ -367,27 +393,6 @@ def _scan_back(
 
 def _pairs(items: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(items[::2], items[1::2], strict=True))
-
-
-def parts(step: Step, operands: Sequence[Any]) -> tuple[list, list, list]:
-    """Return invariant values, inputs and states of a loop's operands."""
-    first = step.num_invariant + step.num_inputs
-    operands = list(operands)
-    return (
-        operands[: step.num_invariant],
-        operands[step.num_invariant : first],
-        operands[first : first + step.num_states],
-    )
-
-
-def weight_gradient(product: Any, weight: Array, x: Array, dy: Array) -> Array:
-    """Return the gradient of a weight: one product of all steps."""
-
-    def all_steps(weight: Array) -> Array:
-        return jax.vmap(product, in_axes=(0, None))(x, weight)
-
-    (gradient,) = jax.linear_transpose(all_steps, weight)(dy)
-    return gradient
 
 
 def _zeros_wide(a: Array) -> Array:

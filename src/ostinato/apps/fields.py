@@ -23,11 +23,13 @@ def check_types(record: Any) -> None:
 
 
 def check(name: str, kind: Any, value: object) -> None:
-    """Check a value against a class, a union of classes, or ``tuple[str, ...]``.
+    """Check a value against a class, a union of classes, ``tuple[str, ...]`` or Any.
 
     Raises:
         UserError: the value is of another type.
     """
+    if kind is Any:
+        return
     single = isinstance(kind, type | GenericAlias)
     kinds = (kind,) if single else get_args(kind)
     if not any(_is(value, one) for one in kinds):

@@ -8,7 +8,7 @@ import json
 import stat
 import struct
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
@@ -26,6 +26,7 @@ from .errors import UserError
 from .fields import check, check_range
 from .training import Params, State, init_state
 
+MODEL_FILE, RESUME_FILE = "model.safetensors", "resume.safetensors"
 MALFORMED = (
     UserError,
     AttributeError,
@@ -40,15 +41,25 @@ MALFORMED = (
 class TensorFiles(NamedTuple):
     """The files of one job.
 
+    `model.safetensors` holds everything that the use of a trained model needs: the best
+    parameters, and in the header the sizes of the model and the figures of its run.
+    `resume.safetensors` holds the whole state of a run.
+
     Attributes:
         format: the name of the format, in the metadata of every file.
         first: the command that makes the files, for errors about missing ones.
-        most_bytes: the largest size of each file, by its name.
+        most_params: the largest number of parameters of a model.
     """
 
     format: str
     first: str
-    most_bytes: Mapping[str, int]
+    most_params: int
+
+    @property
+    def most_bytes(self) -> dict[str, int]:
+        """The largest size of each file, by its name."""
+        # One float32 for each parameter, or four, and a quarter more for the rest.
+        return {MODEL_FILE: 5 * self.most_params, RESUME_FILE: 20 * self.most_params}
 
     def save(
         self, path: Path, tensors: dict[str, np.ndarray], header: dict[str, Any]
@@ -57,18 +68,19 @@ class TensorFiles(NamedTuple):
         metadata = {"format": self.format, "header": json.dumps(header)}
         files.write(path, save(tensors, {**metadata, "checksum": _checksum(tensors)}))
 
-    def save_state(self, path: Path, state: State, header: dict[str, Any]) -> None:
-        """Write the state of a run, with `header` as JSON in the metadata."""
+    def save_state(self, folder: Path, state: State, header: dict[str, Any]) -> None:
+        """Write `resume.safetensors`, with `header` as JSON in its metadata."""
         leaves = jax.tree.leaves(state[1:])
         tensors = {f"{i:03}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-        self.save(path, tensors, {**header, "step": state.step})
+        self.save(folder / RESUME_FILE, tensors, {**header, "step": state.step})
 
-    def load_state(self, path: Path, init: Callable[[jax.Array], Params]) -> State:
+    def load_state(self, folder: Path, init: Callable[[jax.Array], Params]) -> State:
         """Read the state of a run whose parameters `init` draws.
 
         Raises:
             UserError: the file is missing, damaged, or holds another model.
         """
+        path = folder / RESUME_FILE
         tensors, header = self.read(path)
         template = jax.eval_shape(lambda: init_state(0, init)[1:])
         shapes, tree = jax.tree.flatten(template)

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.sharding import NamedSharding
 
 Params = Any
 """A pytree of arrays."""
@@ -46,27 +48,57 @@ def update(
     state: State,
     batch: Any,
     rate: float,
+    clock: Any,
     *,
     loss: Callable[[Params, Any, jax.Array], jax.Array],
     seed: int,
+    everywhere: NamedSharding | None = None,
 ) -> tuple[State, jax.Array]:
-    """Update the parameters once; return the new state and the loss.
+    """Update the parameters once; return the new state, the loss and the time.
 
     `loss(params, batch, key)` is a method of a hashable model, or another function that
     stays the same: its gradient is compiled once per batch shape, everything else once.
     The dropout key depends on the seed and the step only, so that a resumed run draws
-    the same masks.
+    the same masks, and so do several devices.
+
+    Args:
+        state: the old state, the same on all devices.
+        batch: the batch, which may be dealt out to devices; see `Devices.split`.
+        rate: the learning rate.
+        clock: float32 `[devices]`; see `Devices.clock`.
+        loss: the function to minimise.
+        seed: that of the run.
+        everywhere: see `Devices.everywhere`.
+
+    Returns:
+        The new state, and `[2]`: the loss, and the time of the first device.
     """
-    key = jax.random.fold_in(jax.random.key(seed + 1), state.step)
-    value, grads = _gradient(state.params, batch, key, loss=loss)
+    places = np.int32(seed + 1), np.int32(state.step)
+    told, grads = _gradient(
+        state.params, batch, places, clock, loss=loss, everywhere=everywhere
+    )
     keep = min(AVERAGING, (1 + state.step) / (10 + state.step))
-    moved = _apply(state[1:], grads, jnp.float32(rate), jnp.float32(keep))
-    return State(state.step + 1, *moved), value
+    moved = _apply(state[1:], grads, np.float32(rate), np.float32(keep))
+    return State(state.step + 1, *moved), told
 
 
-@partial(jax.jit, static_argnames="loss")
-def _gradient(params: Params, batch: Any, key: jax.Array, *, loss: Callable) -> tuple:
-    return jax.value_and_grad(loss)(params, batch, key)
+@partial(jax.jit, static_argnames=("loss", "everywhere"))
+def _gradient(
+    params: Params,
+    batch: Any,
+    places: tuple,
+    clock: jax.Array,
+    *,
+    loss: Callable,
+    everywhere: NamedSharding | None,
+) -> tuple:
+    seed, step = places
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    value, grads = jax.value_and_grad(loss)(params, batch, key)
+    found = jnp.stack([value, clock[0]]), grads
+    if everywhere is not None:
+        found = jax.lax.with_sharding_constraint(found, everywhere)
+    return found
 
 
 @jax.jit

@@ -57,6 +57,7 @@ class LinearCell(SizedCell):
         known = options.recompute is True or {*options.recompute} <= {"gates"}
         if options.window != 1 or options.segment_length is not None or not known:
             return None
+        self.prepare(params)  # its checks come before those of the states
         h_0 = self.checked_state(initial_states, options.batch, params)
         axis, lengths = 0 if options.time_major else 1, options.seq_lengths
         if lengths is not None:

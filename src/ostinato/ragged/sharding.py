@@ -52,7 +52,8 @@ def shard(
         ValueError: the mesh has no such axis, numbers of examples differ or are no
             multiple of the devices, or `capacity` is too small.
 
-    Runs on the host, outside of `jit`.
+    Runs on the host, outside of `jit`. On a mesh of several processes, each must call
+    it with the same batch.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -164,7 +165,11 @@ def _tokens(
 
 def _put(x: Any, at: int, mesh: Any, axis: Any) -> Any:
     """Return the array on the devices of the mesh, split along its axis `at`."""
-    return jax.device_put(x, NamedSharding(mesh, _spec(at, axis)))
+    sharding = NamedSharding(mesh, _spec(at, axis))
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    whole = np.asarray(x)  # that of every process
+    return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
 
 
 def _spec(at: int, axis: Any) -> PartitionSpec:

@@ -4,7 +4,10 @@ table.py     reads a CSV file; missing values, constant columns, parts of the ro
 model.py     the forecaster, a GRU over segments (SegRNN's idea)
 windows.py   windows of look-back and horizon, standardised, in batches
 settings.py  the settings of a run
+job.py       what a run needs to know: parameters, batches, errors
 train.py     a run from the file to the figures on its held-out end
-report.py    the learning curve as CSV, a table, a picture of forecasts
+report.py    a table of errors, a picture of forecasts
 use.py       the file of a trained model, and forecasts with it
+
+What a run of any job does is in the folder above.
 """

@@ -8,7 +8,7 @@ segment of the horizon, all at once, starts from its last state.
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,14 @@ from ..fields import check_range, check_types
 MOST = 2**14  # of every size
 MOST_PARAMS = 2**26
 Params = dict[str, jax.Array]
+
+
+class Batch(NamedTuple):
+    """Windows, float32; those of weight 0 fill up the last batch of an epoch."""
+
+    x: Any  # [B, look_back, C]
+    y: Any  # [B, horizon, C]
+    weights: Any  # [B], 0 or 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +119,16 @@ class Forecaster:
         y = jnp.swapaxes(y.reshape(batch, columns, self.horizon), 1, 2)
         return y + last
 
-    def loss(self, params: Params, batch: Any, key: jax.Array) -> jax.Array:
-        """Return the mean absolute error of a batch `(x, y)`."""
-        x, y = batch
-        return jnp.mean(jnp.abs(self.forecast(params, x, key) - y))
+    def loss(self, params: Params, batch: Batch, key: jax.Array) -> jax.Array:
+        """Return the weighted mean absolute error of the windows of a batch."""
+        error = jnp.abs(self.forecast(params, batch.x, key) - batch.y)
+        of_windows = jnp.mean(error, axis=(1, 2))
+        return jnp.sum(of_windows * batch.weights) / jnp.sum(batch.weights)
 
     @partial(jax.jit, static_argnums=0)
-    def errors(self, params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
-        """Return the sums of squared and of absolute errors, `[2]`."""
-        error = self.forecast(params, x) - y
+    def errors(
+        self, params: Params, x: jax.Array, y: jax.Array, weights: jax.Array
+    ) -> jax.Array:
+        """Return the weighted sums of squared and of absolute errors, `[2]`."""
+        error = (self.forecast(params, x) - y) * weights[:, None, None]
         return jnp.stack([jnp.sum(error**2), jnp.sum(jnp.abs(error))])

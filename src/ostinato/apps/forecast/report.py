@@ -1,28 +1,27 @@
-"""Reports of a run: the learning curve as CSV, a table, a picture of forecasts."""
+"""What the report of a run shows: errors, and forecasts with their history."""
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from .. import files
+from .. import report
 
-CSV_FILE, PICTURE_FILE = "metrics.csv", "forecasts.png"
+PICTURE_FILE = "forecasts.png"
 MOST_PANELS = 4
 
 
 class Row(NamedTuple):
     """A row of `metrics.csv`: one evaluation on the rows to choose by."""
 
-    epoch: int
+    epoch: float
     updates: int
     seconds: float
+    windows_per_second: float
     loss: float
+    learning_rate: float
     mse: float
     mae: float
 
@@ -34,24 +33,13 @@ class Errors(NamedTuple):
     mae: float
 
 
-def write_csv(folder: Path, rows: Sequence[Row]) -> None:
-    """Write `metrics.csv`, one line per evaluation."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows([f"{value:.6g}" for value in row] for row in rows)
-    files.write(folder / CSV_FILE, text.getvalue().encode())
-
-
 def print_table(console: Console, figures: dict[str, Errors], note: str) -> None:
     """Print errors by the name of the forecast."""
-    table = Table(caption=note, caption_justify="left")
-    table.add_column("held-out end")
-    for name in ("MSE", "MAE"):
-        table.add_column(name, justify="right")
-    for name, errors in figures.items():
-        table.add_row(name, f"{errors.mse:.3f}", f"{errors.mae:.3f}")
-    console.print(table)
+    rows = [
+        (name, f"{errors.mse:.3f}", f"{errors.mae:.3f}")
+        for name, errors in figures.items()
+    ]
+    report.print_table(console, ("held-out end",), ("MSE", "MAE"), rows, note)
 
 
 def draw(
@@ -70,11 +58,8 @@ def draw(
         truth: what came, `[horizon, C]`.
         forecast: what was forecast, `[horizon, C]`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     count = min(len(names), MOST_PANELS)
-    figure = Figure(figsize=(8, 1 + 1.6 * count), dpi=120, layout="constrained")
+    figure = report.new_figure(8, 1 + 1.6 * count)
     panels = figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0]
     before, after = np.arange(-len(past), 0), np.arange(len(truth))
     for i, axes in enumerate(panels):
@@ -86,6 +71,4 @@ def draw(
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].legend(frameon=False, ncols=3, loc="upper left")
     panels[-1].set_xlabel("rows after the forecast was made")
-    picture = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(picture)
-    files.write(folder / PICTURE_FILE, picture.getvalue())
+    report.write_figure(folder / PICTURE_FILE, figure)

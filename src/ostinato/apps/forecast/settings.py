@@ -1,27 +1,52 @@
 """The settings of a run."""
 
 import dataclasses
+from typing import Any
 
-from ..fields import check_range, check_types
+from .. import settings
+
+DEFAULTS: dict[str, Any] = dict(
+    seed=0,
+    batch=64,
+    lr=2e-3,
+    dropout=0.3,
+    look_back=96,
+    horizon=96,
+    segment=24,
+    hidden=128,
+    split="0.6,0.2,0.2",
+)
+DEFAULT_MINUTES = 2.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The settings of a run; those of the model are in `Forecaster`."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(settings.Settings):
+    """The settings of a run; `Forecaster` checks the sizes, `parts_of` the split."""
 
-    minutes: float = 2.0
-    epochs: int | None = None
-    batch: int = 64
-    lr: float = 2e-3
-    seed: int = 0
+    look_back: int
+    horizon: int
+    segment: int
+    hidden: int
+    split: str
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_range("minutes", "a number above 0", self.minutes, self.minutes > 0)
-        if self.epochs is not None:
-            check_range("epochs", "at least 1", self.epochs, self.epochs >= 1)
-        good = 1 <= self.batch <= 2**16
-        check_range("batch", f"1 to {2**16}", self.batch, good)
-        check_range("lr", "a number above 0", self.lr, self.lr > 0)
-        good = 0 <= self.seed < 2**31 - 1
-        check_range("seed", f"0 to {2**31 - 2}", self.seed, good)
+    def describe(self) -> str:
+        """Describe the settings in one line for the user."""
+        return (
+            f"{self.limits}: {self.look_back} rows to forecast {self.horizon}, in "
+            f"segments of {self.segment}, {self.hidden} units, batch {self.batch}, lr "
+            f"{self.lr:g}, dropout {self.dropout:g}"
+        )
+
+
+def choose(
+    minutes: float | None = None, epochs: int | None = None, **given: Any
+) -> Settings:
+    """Fill in settings that are missing or None.
+
+    Raises:
+        UserError: a value is out of range.
+    """
+    if minutes is None and epochs is None:
+        minutes = DEFAULT_MINUTES
+    chosen = DEFAULTS | {k: v for k, v in given.items() if v is not None}
+    return Settings(minutes=minutes, epochs=epochs, **chosen)

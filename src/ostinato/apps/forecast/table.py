@@ -114,6 +114,20 @@ def filled(table: Table) -> np.ndarray:
     return values
 
 
+def shares(text: str) -> list[float]:
+    """Parse numbers with commas between.
+
+    Raises:
+        UserError: they are none.
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(
+            f"`split` must be numbers with commas between, got {text!r}"
+        ) from None
+
+
 def parts_of(rows: int, split: Sequence[float]) -> tuple[int, int, int]:
     """Return the rows to learn from, to choose by and to test on.
 

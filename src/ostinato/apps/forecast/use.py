@@ -13,16 +13,15 @@ import numpy as np
 from .. import files
 from ..errors import UserError
 from ..fields import check, check_range, make
-from ..tensors import TensorFiles, fitting, named
+from ..tensors import MODEL_FILE, TensorFiles, fitting, named
 from . import table
 from .model import MOST_PARAMS, Forecaster, Params
 from .windows import Scale
 
-MODEL_FILE = "model.safetensors"
 FILES = TensorFiles(
     "ostinato-forecast-1",
     "train one with: ostinato train forecast FILE.csv",
-    {MODEL_FILE: 5 * MOST_PARAMS},
+    MOST_PARAMS,
 )
 
 

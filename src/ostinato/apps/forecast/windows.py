@@ -8,7 +8,7 @@ import numpy as np
 from ostinato import data
 
 from ..errors import UserError
-from .model import Forecaster
+from .model import Batch, Forecaster
 
 
 class Scale(NamedTuple):
@@ -57,21 +57,25 @@ class Windows:
             )
         self._values, self._first, self._model = values, first, model
 
-    def take(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return look-backs `[B, look_back, C]` and horizons `[B, horizon, C]`."""
-        at = self._first + np.asarray(which)[:, None]
-        model = self._model
+    def take(self, which: np.ndarray, size: int | None = None) -> Batch:
+        """Return windows by their numbers, filled up to `size` with weight 0."""
+        missing = 0 if size is None else size - len(which)
+        which = np.pad(np.asarray(which), (0, missing))
+        at, model = self._first + which[:, None], self._model
         past = at - model.look_back + np.arange(model.look_back)
-        return self._values[past], self._values[at + np.arange(model.horizon)]
+        future = at + np.arange(model.horizon)
+        weights = np.ones(len(which), np.float32)
+        weights[len(which) - missing :] = 0
+        return Batch(self._values[past], self._values[future], weights)
 
-    def batches(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield all windows in their order."""
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Yield all windows in their order, in batches of one size."""
+        size = min(size, self.count)
         for begin in range(0, self.count, size):
-            yield self.take(np.arange(begin, min(begin + size, self.count)))
+            which = np.arange(begin, min(begin + size, self.count))
+            yield self.take(which, size)
 
     def shuffled(self, size: int, seed: int) -> data.Buckets:
         """Return batches of indices of windows, whose order follows from the seed."""
         lengths = np.full(self.count, self._model.look_back)
-        return data.buckets(
-            lengths, batch_size=min(size, self.count), bounds=1, seed=seed
-        )
+        return data.buckets(lengths, batch_size=size, bounds=1, seed=seed)

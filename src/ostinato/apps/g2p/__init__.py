@@ -14,13 +14,11 @@ of different lengths, and `ostinato.ragged.vmap` on the same words without paddi
     models.py      a table of both models by name
     metrics.py     edit distance, phoneme and word error rates
     settings.py    the settings of a run, with defaults that depend on its duration
-    run.py         the training loop: clock, evaluations, best weights, resuming
+    job.py         what a run needs to know: parameters, batches, error rates
     train.py       a run from the dictionary to the final error rates
-    checkpoint.py  the files of a run: the model, and the state to resume from
-    header.py      the header of the file that a run is resumed from
-    report.py      error rates, learning curve, alignments
+    checkpoint.py  the file of a trained model
+    report.py      error rates, alignments
     pronounce.py   the use of a trained model
 
-What other jobs need too is in the folder above: training.py (one update), tensors.py
-(files of arrays), fields.py (checks of what files say), display.py (live progress).
+What a run of any job does is in the folder above.
 """

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ostinato.data import buckets
-from ostinato.ragged import RaggedArray, round_capacity
+from ostinato.ragged import RaggedArray, ShardedRagged, round_capacity
 
 from .data import ALPHABET, Dictionary
 
@@ -28,8 +28,8 @@ class Batch(NamedTuple):
 class RaggedBatch(NamedTuple):
     """The words of a `Batch` one after another, without padding."""
 
-    letters: RaggedArray
-    phonemes: RaggedArray
+    letters: RaggedArray | ShardedRagged
+    phonemes: RaggedArray | ShardedRagged
 
     @classmethod
     def of(cls, batch: Batch) -> "RaggedBatch":

@@ -1,9 +1,8 @@
-"""The files of a run, written so that a crash loses neither the old nor the new ones.
+"""The file of a trained model.
 
 `model.safetensors` holds everything that `pronounce` needs: the best parameters, the
 training pronunciations (one flat array, for the n-gram model), and in the header's
-metadata the spec, alphabet, phonemes and error rates. `resume.safetensors` holds the
-whole state of a run.
+metadata the spec, alphabet, phonemes and error rates.
 """
 
 import dataclasses
@@ -17,18 +16,12 @@ import numpy as np
 import ostinato as ost
 
 from ..fields import check, check_range, make
-from ..tensors import TensorFiles, fitting, named
-from ..training import State
+from ..tensors import MODEL_FILE, TensorFiles, fitting, named
 from .data import ALPHABET
 from .model import MOST_PARAMS, Config, Params
 from .models import config_class
 
-MODEL_FILE, RESUME_FILE = "model.safetensors", "resume.safetensors"
-FORMAT = "ostinato-g2p-2"
-FIRST = "train one with: ostinato train g2p"
-# One float32 for each parameter, or four of them, and a quarter more for the rest.
-MOST_BYTES = {MODEL_FILE: 5 * MOST_PARAMS, RESUME_FILE: 20 * MOST_PARAMS}
-FILES = TensorFiles(FORMAT, FIRST, MOST_BYTES)
+FILES = TensorFiles("ostinato-g2p-2", "train one with: ostinato train g2p", MOST_PARAMS)
 
 
 class Model(NamedTuple):
@@ -80,25 +73,6 @@ def load_model(folder: Path) -> Model:
         check("figures", dict, figures)
     params = jax.tree.unflatten(jax.tree.structure(template), leaves)
     return Model(config, params, pronunciations, weights, figures)
-
-
-def save_state(folder: Path, state: State, header: dict[str, Any]) -> None:
-    """Write `resume.safetensors`, with `header` as JSON in its metadata."""
-    FILES.save_state(folder / RESUME_FILE, state, header)
-
-
-def load_header(folder: Path) -> dict[str, Any]:
-    """Read the `header` that `save_state` was given."""
-    return FILES.read(folder / RESUME_FILE)[1]
-
-
-def load_state(folder: Path, config: Config) -> State:
-    """Read the state of a run whose model is `config`.
-
-    Raises:
-        UserError: the file is missing, damaged, or holds the state of another model.
-    """
-    return FILES.load_state(folder / RESUME_FILE, config.init)
 
 
 def _config(header: dict[str, Any]) -> Config:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 
 class ErrorRates(NamedTuple):
     """Phoneme and word error rates in percent, over `words` words."""
@@ -10,6 +12,14 @@ class ErrorRates(NamedTuple):
     per: float
     wer: float
     words: int
+
+    @classmethod
+    def of(cls, counts: np.ndarray) -> "ErrorRates":
+        """Return the rates of the sums that `error_counts` returns."""
+        distances, lengths, wrong, words = counts.tolist()
+        return cls(
+            100 * distances / max(lengths, 1), 100 * wrong / max(words, 1), int(words)
+        )
 
 
 def edit_distance(a: Sequence, b: Sequence) -> int:
@@ -25,29 +35,36 @@ def edit_distance(a: Sequence, b: Sequence) -> int:
     return row[-1]
 
 
-def error_rates(
+def error_counts(
     guesses: Mapping[str, Sequence], references: Mapping[str, Sequence[Sequence]]
-) -> ErrorRates:
+) -> np.ndarray:
     """Compare the guess for each word with the nearest of its references.
 
     The phoneme error rate is the sum of the distances divided by the sum of the lengths
     of these references. A word is correct if its guess equals one of its references.
 
     Args:
-        guesses: a pronunciation for every word of `references`.
-        references: all correct pronunciations of every word.
+        guesses: pronunciations of words.
+        references: all correct pronunciations of these words, and perhaps others.
+
+    Returns:
+        Sums over the guesses, `[4]`: distances, lengths, wrong words, words.
     """
     distances = lengths = wrong = 0
-    for word, prons in references.items():
-        guess = guesses[word]
-        distance, length = min((edit_distance(guess, p), len(p)) for p in prons)
+    for word, guess in guesses.items():
+        distance, length = min(
+            (edit_distance(guess, p), len(p)) for p in references[word]
+        )
         distances, lengths, wrong = (
             distances + distance,
             lengths + length,
             wrong + (distance > 0),
         )
-    return ErrorRates(
-        100 * distances / max(lengths, 1),
-        100 * wrong / max(len(references), 1),
-        len(references),
-    )
+    return np.array([distances, lengths, wrong, len(guesses)], np.float64)
+
+
+def error_rates(
+    guesses: Mapping[str, Sequence], references: Mapping[str, Sequence[Sequence]]
+) -> ErrorRates:
+    """Return the rates of `error_counts`."""
+    return ErrorRates.of(error_counts(guesses, references))

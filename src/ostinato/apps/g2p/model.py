@@ -6,7 +6,7 @@ and `attention.py` define one each, `models.py` lists them by name.
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -143,9 +143,16 @@ class Config:
         Every word draws its own dropout masks. It is meant for jax.jit, where the loss
         of a word of length 0 is NaN, which is left out of the mean.
         """
-        keys = None if key is None else jax.random.split(key, len(batch.letters))
-        losses = ragged.vmap(partial(self.word_loss, params))(*batch, keys)
-        return mean_of_words(losses, batch.letters.lengths)
+        letters = batch.letters
+        keys: Any = None if key is None else jax.random.split(key, len(letters))
+        if isinstance(letters, ragged.ShardedRagged) and keys is not None:
+            of = letters.order, letters.mesh, letters.mesh_axis
+            keys = ragged.ShardedBatch(keys[letters.order], *of)
+        each = ragged.vmap(self.word_loss, in_axes=(None, 0, 0, 0))
+        losses = each(params, *batch, keys)
+        if isinstance(losses, ragged.ShardedBatch):
+            losses = losses.data
+        return mean_of_words(losses, letters.lengths)
 
     def reader(
         self, pronunciations: Sequence[Sequence[int]] = (), bounds: Sequence[int] = ()

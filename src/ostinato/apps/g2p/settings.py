@@ -3,65 +3,39 @@
 import dataclasses
 from typing import Any
 
-from ..fields import check_range, check_types
+from .. import settings
 from .model import MOST_HIDDEN, MOST_LAYERS
 from .models import config_class
 
 SHORT_MINUTES = 6.0  # in at most this time a small model learns more than a large one
 DEFAULT_MINUTES = 30.0
 DEFAULT_MODEL = "ctc"
-MOST_WORDS, MOST_BUCKETS = 2**16, 64  # words in a batch, and shapes of batches
-MOST_SEED = 2**31 - 2  # seed + 1 is used too
+MOST_BUCKETS = 64  # shapes of batches
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The settings of a run; `minutes` and `epochs` may change when it is resumed."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(settings.Settings):
+    """The settings of a run."""
 
     model: str
-    minutes: float | None
-    epochs: int | None
-    seed: int
     hidden: int
     layers: int
-    batch: int
-    lr: float
-    dropout: float
     buckets: int
     ragged: bool = False
 
     def __post_init__(self) -> None:
-        check_types(self)
+        super().__post_init__()
         config_class(self.model)
-        for name, most in (
-            ("hidden", MOST_HIDDEN),
-            ("layers", MOST_LAYERS),
-            ("batch", MOST_WORDS),
-            ("buckets", MOST_BUCKETS),
-        ):
-            got = getattr(self, name)
-            check_range(name, "at least 1", got, got >= 1)
-            check_range(name, f"at most {most}", got, got <= most)
-        check_range("seed", "at least 0", self.seed, self.seed >= 0)
-        check_range("seed", f"at most {MOST_SEED}", self.seed, self.seed <= MOST_SEED)
-        check_range("lr", "a number above 0", self.lr, self.lr > 0)
-        good = 0 <= self.dropout < 1
-        check_range("dropout", "at least 0 and below 1", self.dropout, good)
-        if self.minutes is not None:
-            check_range("minutes", "a number above 0", self.minutes, self.minutes > 0)
-        if self.epochs is not None:
-            check_range("epochs", "at least 1", self.epochs, self.epochs >= 1)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the largest sizes of the model, and the most shapes of batches."""
+        return dict(hidden=MOST_HIDDEN, layers=MOST_LAYERS, buckets=MOST_BUCKETS)
 
     def describe(self) -> str:
         """Describe the settings in one line for the user."""
-        limits = []
-        if self.minutes is not None:
-            limits.append(f"{self.minutes:g} minutes")
-        if self.epochs is not None:
-            limits.append(f"{self.epochs} epochs")
         by = " by ragged.vmap" if self.ragged else ""
         return (
-            f"{' or '.join(limits)}: model {self.model}{by}, {self.layers} layers x "
+            f"{self.limits}: model {self.model}{by}, {self.layers} layers x "
             f"{self.hidden} each way, batch {self.batch}, lr {self.lr:g}, dropout "
             f"{self.dropout:g}"
         )

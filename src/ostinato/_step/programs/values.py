@@ -13,6 +13,10 @@ class Unsupported(Exception):
     """Raised where the native loop lacks what a step does; the message says what."""
 
 
+class UnusualOrder(Unsupported):
+    """Raised where an instruction cannot step through elements; a copy helps."""
+
+
 class Value(NamedTuple):
     """A value of a step: an array with an axis of sequences, or without one.
 
@@ -46,6 +50,13 @@ class Value(NamedTuple):
         return merged.shape in ((), (self.size,)) and (
             not merged.shape or merged.strides[0] == (1,)
         )
+
+
+def most_of(value: Value) -> int:
+    """Return the largest absolute value of an integer, or of a truth value."""
+    if value.buffer.numbers:
+        return int(max(map(abs, value.buffer.numbers)))
+    return 1 if value.most is None else value.most
 
 
 class Merged(NamedTuple):
@@ -138,14 +149,34 @@ def transpose(value: Value, permutation: Sequence[int], batch: int) -> Value:
     )
 
 
-def take(value: Value, start: Sequence[int], shape: Sequence[int], batch: int) -> Value:
-    """Return the slice of a value with first elements and shape of the whole array."""
-    start, shape = list(start), list(shape)
+def take(
+    value: Value,
+    start: Sequence[int],
+    shape: Sequence[int],
+    batch: int,
+    steps: Sequence[int] | None = None,
+) -> Value:
+    """Return a slice of a value.
+
+    Args:
+        value: the value.
+        start: the first element along each axis of the whole array.
+        shape: of the slice of the whole array.
+        batch: the number of sequences.
+        steps: from element to element, may be negative; None: 1.
+    """
+    start, shape, steps = list(start), list(shape), list(steps or [1] * len(shape))
     if value.axis is not None:
-        if start.pop(value.axis) != 0 or shape.pop(value.axis) != batch:
+        axis = value.axis
+        whole = start.pop(axis) == 0 and shape.pop(axis) == batch
+        if not (whole and (steps.pop(axis) == 1 or batch == 1)):
             raise Unsupported("it slices the axis of sequences")
     offset = sum(a * s for a, s in zip(start, value.strides, strict=True))
-    return value._replace(offset=value.offset + offset, shape=tuple(shape))
+    return value._replace(
+        offset=value.offset + offset,
+        shape=tuple(shape),
+        strides=tuple(s * k for s, k in zip(value.strides, steps, strict=True)),
+    )
 
 
 def drop_axes(value: Value, axes: Sequence[int]) -> Value:

@@ -60,6 +60,11 @@ class _Product:
             return self._same_sequence(x, y, self.batch - 1, axis)
         if kinds == ["none", "none"]:
             return self._same_sequence(x, y, self.batch, None)
+        if kinds[1] == "free" and x.buffer.place is not Place.INVARIANT:
+            free = len(x.shape) - self.batch - self.over
+            assert y.axis is not None
+            result = self._same_sequence(x, y._replace(axis=0), self.batch, 0)
+            return result._replace(axis=free + y.axis)
         if kinds[1] == "free":  # as [*batch, *free of y, *free of x], then exchanged
             other = _Product(self.b, y, x, self.batch, self.over).result()
             return self._exchange(other, y, x)
@@ -96,17 +101,18 @@ class _Product:
 
     def _over_sequences(self, kinds: Sequence[str]) -> Value:
         """Return a sum over sequences, as the gradient of a matrix is one."""
-        if kinds != ["over", "over"] or self.over != 1 or self.batch:
+        x, y, over = self.x, self.y, self.over - 1
+        if kinds != ["over", "over"] or self.batch:
             raise Unsupported("it combines different sequences")
-        x, y = self.x._replace(axis=0), self.y._replace(axis=0)
-        shape = (*x.shape, *y.shape)
-        wide = [
-            x._replace(shape=shape, strides=(*x.strides, *(0,) * len(y.shape))),
-            y._replace(shape=shape, strides=(*(0,) * len(x.shape), *y.strides)),
-        ]
-        if len(x.shape) and len(y.shape):
+        free = [len(v.shape) - over for v in (x, y)]
+        assert x.axis is not None and y.axis is not None
+        if x.axis - free[0] != y.axis - free[1]:
+            raise Unsupported("it combines different sequences")
+        x, y = x._replace(axis=0), y._replace(axis=0)
+        if math.prod(x.shape[: free[0]]) > 1 and math.prod(y.shape[: free[1]]) > 1:
             raise Unsupported("it has the gradient of a matrix in the loop")
-        result = self.b.elementwise("multiply", *wide)
+        # What each sequence contributes.
+        result = _Product(self.b, x, y, 0, over)._same_sequence(x, y, 0, 0)
         return result._replace(axis=None, summed=True)
 
     def _weight(self) -> Value | None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
+from ..jaxprs import type_of
 from . import values as shapes
 from .builder import Builder
-from .jaxprs import type_of
-from .registry import result_shape, rule_table
+from .registry import refuse_integers, result_shape, rule_table
 from .values import Unsupported, Value
 
 RULES, rule = rule_table()
@@ -37,7 +37,7 @@ def _broadcast(
 @rule("reshape")
 def _reshape(b: Builder, eqn: JaxprEqn, x: Value, *, dimensions: Any = None, **_: Any):
     if dimensions is not None:
-        raise Unsupported("it reshapes in another order")
+        x = _turned(b, x, dimensions)
     return _reshape_to(b, x, result_shape(eqn))
 
 
@@ -74,6 +74,10 @@ def _expand(b: Builder, eqn: JaxprEqn, x: Value, *, dimensions: Any, **_: Any) -
 def _transpose(
     b: Builder, eqn: JaxprEqn, x: Value, *, permutation: Any, **_: Any
 ) -> Value:
+    return _turned(b, x, permutation)
+
+
+def _turned(b: Builder, x: Value, permutation: Sequence[int]) -> Value:
     if x.summed:
         turned = x._replace(summed=False)
         return shapes.transpose(turned, permutation, b.batch)._replace(summed=True)
@@ -84,9 +88,16 @@ def _transpose(
 def _slice(
     b: Builder, eqn: JaxprEqn, x: Value, *, start_indices: Any, strides: Any, **_: Any
 ) -> Value:
-    if strides is not None and any(s != 1 for s in strides):
-        raise Unsupported("it slices with steps")
-    return shapes.take(x, start_indices, result_shape(eqn), b.batch)
+    return shapes.take(x, start_indices, result_shape(eqn), b.batch, strides)
+
+
+@rule("rev")
+def _rev(b: Builder, eqn: JaxprEqn, x: Value, *, dimensions: Any, **_: Any) -> Value:
+    shape = shapes.full_shape(x, b.batch)
+    turned = [i in dimensions for i in range(len(shape))]
+    start = [n - 1 if t else 0 for n, t in zip(shape, turned, strict=True)]
+    steps = [-1 if t else 1 for t in turned]
+    return shapes.take(x, start, shape, b.batch, steps)
 
 
 @rule("split")
@@ -113,6 +124,16 @@ def _stack(b: Builder, eqn: JaxprEqn, *given: Value, axis: int, **_: Any) -> Val
     shape = result_shape(eqn)
     wide = [shapes.insert_axes(v, [axis], len(shape)) for v in given]
     return _join(b, wide, axis, shape)
+
+
+@rule("tile")
+def _tile(b: Builder, eqn: JaxprEqn, x: Value, *, reps: Any, **_: Any) -> Value:
+    shape = list(shapes.full_shape(x, b.batch))
+    for axis, count in enumerate(reps):
+        shape[axis] *= count
+        if count != 1:
+            x = _join(b, [x] * count, axis, tuple(shape))
+    return x
 
 
 @rule("unstack")
@@ -142,7 +163,11 @@ def _join(
     if axis is not None:
         given = [b.as_rows(v, axis) for v in given]
     where = dimension - (axis is not None and dimension > axis)
+    key = (tuple(given), dimension, shape)
+    if key in b.joined:
+        return b.joined[key]
     result = b.local([n for i, n in enumerate(shape) if i != axis], axis)
+    b.joined[key] = result
     at = 0
     for value in given:
         part = result._replace(
@@ -162,26 +187,75 @@ def _join(
 def _pad(
     b: Builder, eqn: JaxprEqn, x: Value, value: Value, *, padding_config: Any, **_: Any
 ):
-    if any(inside for _, _, inside in padding_config):
-        raise Unsupported("it pads between elements")
-    start = [max(0, -low) for low, _, _ in padding_config]
+    low, high, inside = zip(*padding_config, strict=True)
+    if any(inside):
+        x = _spread(b, x, value, inside)
+    start = [max(0, -n) for n in low]
     shape = [
-        n + min(0, low) + min(0, high)
-        for n, (low, high, _) in zip(
-            shapes.full_shape(x, b.batch), padding_config, strict=True
+        n + min(0, before) + min(0, after)
+        for n, before, after in zip(
+            shapes.full_shape(x, b.batch), low, high, strict=True
         )
     ]
     if min(shape, default=0) < 0:
         raise Unsupported("it cuts more than there is")
     x = shapes.take(x, start, shape, b.batch)
-    for axis, (low, high, _) in enumerate(padding_config):
-        for size, first in ((low, True), (high, False)):
+    for axis, sides in enumerate(zip(low, high, strict=True)):
+        for size, first in zip(sides, (True, False), strict=True):
             if size > 0:
-                sides = [*shape[:axis], size, *shape[axis + 1 :]]
-                side = shapes.broadcast(value, sides, (), b.batch)
+                new = [*shape[:axis], size, *shape[axis + 1 :]]
+                side = shapes.broadcast(value, new, (), b.batch)
                 shape[axis] += size
                 parts = [side, x] if first else [x, side]
                 x = _join(b, parts, axis, tuple(shape))
+    return x
+
+
+def _spread(b: Builder, x: Value, value: Value, inside: Sequence[int]) -> Value:
+    """Return a value with so many others between the elements of each axis."""
+    inside = list(inside)
+    if x.axis is not None and inside.pop(x.axis):
+        raise Unsupported("it pads the axis of sequences")
+    shape = [max(0, n + (n - 1) * k) for n, k in zip(x.shape, inside, strict=True)]
+    result = b.local(shape, x.axis)
+    filled = value._replace(shape=tuple(shape), strides=(0,) * len(shape))
+    b.write("copy", result, filled)
+    strides = [s * (k + 1) for s, k in zip(result.strides, inside, strict=True)]
+    b.write("copy", result._replace(shape=x.shape, strides=tuple(strides)), x)
+    return result
+
+
+_CUMULATIVE = {"cumsum": "add", "cumprod": "multiply", "cummax": "max", "cummin": "min"}
+
+
+@rule(*_CUMULATIVE)
+def _cumulate(
+    b: Builder, eqn: JaxprEqn, x: Value, *, axis: int, reverse: bool, **_: Any
+) -> Value:
+    """Combine each element with the one that is 1, 2, 4, ... places before it."""
+    if axis == x.axis or x.summed:
+        raise Unsupported("it combines different sequences")
+    operation = _CUMULATIVE[eqn.primitive.name]
+    if operation in ("add", "multiply"):
+        refuse_integers(eqn)
+    shape = list(shapes.full_shape(x, b.batch))
+    count, shift = shape[axis], 1
+
+    def part(value: Value, first: int, size: int) -> Value:
+        start = [0] * len(shape)
+        start[axis] = first
+        return shapes.take(
+            value, start, [*shape[:axis], size, *shape[axis + 1 :]], b.batch
+        )
+
+    while shift < count:
+        rest = count - shift
+        near, far = part(x, shift, rest), part(x, 0, rest)
+        ends = part(x, rest, shift) if reverse else part(x, 0, shift)
+        sums = b.elementwise(operation, near, far)
+        parts = [sums, ends] if reverse else [ends, sums]
+        x = _join(b, parts, axis, tuple(shape))
+        shift *= 2
     return x
 
 

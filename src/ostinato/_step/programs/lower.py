@@ -4,84 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxprs_in_params
 
-from . import rules, shape_rules
+from ..gradients import Product
+from ..jaxprs import is_literal, type_of
+from . import reduction_rules, rules, shape_rules
 from .builder import Builder
 from .fusion import fuse
-from .gradients import Product
-from .jaxprs import is_literal, type_of
-from .program import Buffer, Factor, Gradient, Place, Program, encode
-from .values import Unsupported, Value, broadcast, merge_axes, row_major
+from .lowered import Given, Lowered, Result
+from .program import Buffer, Factor, Gradient, Place, encode
+from .values import Unsupported, Value, broadcast, merge_axes, most_of, row_major
 
-_RULES = rules.RULES | shape_rules.RULES
+_RULES = rules.RULES | shape_rules.RULES | reduction_rules.RULES
+LARGEST_GIVEN = 2**22
+"""The largest integer that the native loop is given."""
+_LARGEST_STATE, _LARGEST = 2**23, 2**24
+"""The largest in a state, and the largest for which a float32 can stand."""
 _INLINED = frozenset({
     "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call",
     "jit", "pjit", "remat", "remat2",
 })  # fmt: skip
-
-
-class Given(NamedTuple):
-    """An argument of a step.
-
-    Attributes:
-        place: `Place.INVARIANT`, `INPUT` or `STATE`.
-        axis: which axis is that of sequences; None if it has none, or, of an invariant
-            value, if that is not known.
-        most: the largest absolute value of an integer, if it is known.
-    """
-
-    place: Place
-    axis: int | None
-    most: int | None = None
-
-
-class Result(NamedTuple):
-    """A result of a loop.
-
-    Attributes:
-        place: `Place.OUTPUT`, `NEXT` or `SUM`.
-        axis: which axis of the result of the step is that of sequences; the native loop
-            has it first.
-        shape: of the step's result, as the native loop has it.
-        dtype: its dtype.
-    """
-
-    place: Place
-    axis: int | None
-    shape: tuple[int, ...]
-    dtype: Any
-
-
-class Lowered(NamedTuple):
-    """A step program and how to call it.
-
-    Attributes:
-        program: the program.
-        given: the arguments of the step.
-        arguments: the arguments, by position, that are operands of the loop.
-        results: the results of the loop.
-        sources: for every result of the step, where it is among the results of the
-            loop; or as a negative number `-1 - i`, that it is argument `i`; or None,
-            if it is zero or not a result of the loop.
-        matrices: for every product, where the gradient of its matrix is among the
-            results; None if the loop returns its factors instead.
-        batch: the number of sequences.
-        dtype: what it computes in.
-    """
-
-    program: Program
-    given: tuple[Given, ...]
-    arguments: tuple[int, ...]
-    results: tuple[Result, ...]
-    sources: tuple[int | None, ...]
-    matrices: tuple[int | None, ...]
-    batch: int
-    dtype: Any
+PRIMITIVES = frozenset(_RULES) | _INLINED
+"""What programs have."""
 
 
 def lower(
@@ -89,34 +37,48 @@ def lower(
     given: Sequence[Given],
     wanted: Sequence[Place],
     batch: int,
+    steps: int,
     products: Sequence[Product] = (),
+    adds: bool = False,
 ) -> Lowered:
     """Return the program of a step.
 
     Args:
         traced: the step, without constants.
-        given: what its arguments are.
+        given: what its arguments are. Integers must be at most `LARGEST_GIVEN`.
         wanted: what its results are: `Place.NEXT` for as many as there are states, in
             their order, `OUTPUT`, or `SUM`.
         batch: the number of sequences.
+        steps: the number of steps.
         products: products whose matrix is differentiated. For each, the last results
             are the factor that changes and the cotangent of the product.
+        adds: whether outputs may be sums over sequences, whose terms are 0 at steps
+            that a sequence does not have.
 
     Raises:
         Unsupported: the step has an operation that programs lack.
     """
     if batch == 0:
         raise Unsupported("there are no sequences")
-    return _Lowering(traced, given, batch).finish(wanted, products)
+    return _Lowering(traced, given, batch, steps, adds).finish(wanted, products)
 
 
 class _Lowering:
-    def __init__(self, traced: ClosedJaxpr, given: Sequence[Given], batch: int) -> None:
-        self.traced, self.given, self.batch = traced, tuple(given), batch
+    def __init__(
+        self,
+        traced: ClosedJaxpr,
+        given: Sequence[Given],
+        batch: int,
+        steps: int,
+        adds: bool,
+    ) -> None:
+        self.traced, self.given = traced, tuple(given)
+        self.batch, self.steps, self.adds = batch, steps, adds
         self.builder = Builder(batch)
         self.dtype = self._dtype()
         jaxpr = traced.jaxpr
         self.values: dict[Any, Value] = {}
+        self.kept: dict[Value, Value] = {}
         for i, (variable, kind) in enumerate(zip(jaxpr.invars, given, strict=True)):
             self.values[variable] = self._argument(i, variable.aval, kind)
         self.states = [
@@ -150,8 +112,10 @@ class _Lowering:
         buffer = Buffer(kind.place, rows, math.prod(shape), i)
         most = kind.most
         if jnp.issubdtype(aval.dtype, jnp.integer) and most is None:
-            most = 2**62  # any operation on it is too much
-        return Value(buffer, 0, shape, row_major(shape), kind.axis, most=most)
+            state = kind.place is Place.STATE
+            most = _LARGEST_STATE if state else LARGEST_GIVEN
+        strides = row_major(shape[::-1])[::-1] if kind.turned else row_major(shape)
+        return Value(buffer, 0, shape, strides, kind.axis, most=most)
 
     def _read(self, atom: Any, values: dict[Any, Value]) -> Value:
         if not is_literal(atom):
@@ -186,12 +150,14 @@ class _Lowering:
             self._run(inner.eqns, values)
             return [self._read(atom, values) for atom in inner.outvars]
         if name not in _RULES:
-            raise Unsupported(f"it has `{name}`")
-        if any(v.most is not None and v.most > 2**24 for v in given):
-            raise Unsupported("it has integers that may be larger than 2^24")
+            raise Unsupported(f"`{name}`")
         self._check_dtypes(eqn)
         found = _RULES[name](self.builder, eqn, *given, **eqn.params)
-        return found if isinstance(found, list) else [found]
+        found = found if isinstance(found, list) else [found]
+        return [
+            _bounded(value, type_of(variable).dtype, name, given)
+            for value, variable in zip(found, eqn.outvars, strict=True)
+        ]
 
     def _check_dtypes(self, eqn: JaxprEqn) -> None:
         for variable in eqn.outvars:
@@ -233,6 +199,8 @@ class _Lowering:
             written[key] = len(results)
             sources.append(len(results))
             state = next(next_state) if place is Place.NEXT else None
+            if place is Place.NEXT:
+                self._check_growth(value)
             buffer, result = self._target(value, atom.aval, place, len(results), state)
             results.append(result)
             also.append(buffer)
@@ -246,8 +214,9 @@ class _Lowering:
                 continue
             where.append(len(results))
             finished.append(next(found)._replace(result=len(results)))
+            turned = self.given[products[len(where) - 1].weight].turned
             shape = tuple(f.width for f in finished[-1][:2])
-            results.append(Result(Place.SUM, None, shape, self.dtype))
+            results.append(Result(Place.SUM, None, shape, self.dtype, turned=turned))
         factors = [f.buffer for g in finished for f in (g.a, g.b)]
         instructions = fuse(self.builder.instructions, factors)
         used = {v.buffer for i in instructions for v in (i.result, *i.operands)}
@@ -275,6 +244,12 @@ class _Lowering:
             self.dtype,
         )
 
+    def _check_growth(self, value: Value) -> None:
+        """Check that a state of integers can be counted on until the last step."""
+        growth = most_of(value) - _LARGEST_STATE
+        if growth * self.steps > _LARGEST_STATE - LARGEST_GIVEN:
+            raise Unsupported("a state of integers may become larger than 2^23")
+
     def _gradients(
         self, products: Sequence[Product]
     ) -> tuple[list[Gradient], list[bool]]:
@@ -287,17 +262,21 @@ class _Lowering:
             factors = [self._read(v, self.values) for v in (x, dy)]
             found.append(first is not None and all(map(_is_row, factors)))
             if found[-1]:
-                a, b = factors if first == 0 else factors[::-1]
+                rows_first = (first == 0) != self.given[product.weight].turned
+                a, b = factors if rows_first else factors[::-1]
                 gradients.append(Gradient(self._kept(a), self._kept(b), -1))
         return gradients, found
 
     def _kept(self, value: Value) -> Factor:
         """Return elements that live as long as a chunk of steps."""
         if value.buffer.place not in (Place.INPUT, Place.CHUNK):
-            buffer = Buffer(Place.CHUNK, True, value.size)
-            target = Value(buffer, 0, value.shape, row_major(value.shape), value.axis)
-            self.builder.write("copy", target, value)
-            value = target
+            if value not in self.kept:
+                buffer = Buffer(Place.CHUNK, True, value.size)
+                strides = row_major(value.shape)
+                target = Value(buffer, 0, value.shape, strides, value.axis)
+                self.builder.write("copy", target, value)
+                self.kept[value] = target
+            value = self.kept[value]
         return Factor(value.buffer, value.offset, value.size)
 
     def _passes(self, value: Value) -> bool:
@@ -318,20 +297,25 @@ class _Lowering:
         self, value: Value, aval: Any, place: Place, index: int, state: Buffer | None
     ) -> tuple[Buffer, Result]:
         """Return the buffer and the description of a result."""
+        dtype = self.dtype if place is Place.SUM else aval.dtype
+        added: tuple[int, ...] = ()
         if place is Place.SUM and value.axis is None and not value.summed:
-            raise Unsupported("it adds up what all sequences share")
-        if place is not Place.SUM and value.summed:
-            raise Unsupported("it combines different sequences")
-        axis = value.axis
+            place, added = Place.OUTPUT, (0,)
+        elif place is not Place.SUM and value.summed:
+            if place is Place.NEXT or not self.adds:
+                raise Unsupported("it combines different sequences")
+            dtype, added = self.dtype, (1,)
+        axis = 0 if value.summed and place is Place.OUTPUT else value.axis
         if place is Place.NEXT:
             if axis not in (None, 0):
                 raise Unsupported("it moves the axis of sequences")
             axis = 0
-        shape = tuple(n for i, n in enumerate(aval.shape) if i != axis)
+        shape = tuple(aval.shape)
+        if axis is not None and not value.summed:
+            shape = shape[:axis] + shape[axis + 1 :]
         buffer = Buffer(place, axis is not None, math.prod(shape), index, state)
         full = shape if axis is None else (self.batch, *shape)
-        dtype = self.dtype if place is Place.SUM else aval.dtype
-        return buffer, Result(place, axis, full, dtype)
+        return buffer, Result(place, axis, full, dtype, value.most, added)
 
     def _store(self, value: Value, buffer: Buffer, result: Result) -> None:
         """Add instructions that write a result."""
@@ -343,6 +327,9 @@ class _Lowering:
                 value = broadcast(value, shape, range(len(value.shape)), self.batch)
         target = Value(buffer, 0, shape, row_major(shape), result.axis)
         if result.place is not Place.SUM:
+            if value.summed:
+                value = broadcast(value, shape, range(len(value.shape)), self.batch)
+                value = value._replace(axis=0, summed=False)
             self.builder.write("copy", target, value)
         elif result.axis is not None:
             self.builder.write("add", target, target, value)
@@ -355,6 +342,20 @@ class _Lowering:
             value = value._replace(axis=0, summed=False)
             value = self.builder.elementwise("copy", value)
         self.builder.sum_rows(value, target)
+
+
+def _bounded(value: Value, dtype: Any, name: str, given: Sequence[Value]) -> Value:
+    """Return a value that knows how large it may be, if it has integers."""
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return value
+    most = value.most
+    if most is None:
+        if name not in shape_rules.RULES and not value.buffer.numbers:
+            raise Unsupported(f"`{name}` of integers")
+        most = max(map(most_of, (*given, value)))
+    if most > min(_LARGEST, jnp.iinfo(dtype).max):
+        raise Unsupported("it has integers that may be larger than 2^24")
+    return value._replace(most=most)
 
 
 def _matrix_axis(product: Product) -> int | None:

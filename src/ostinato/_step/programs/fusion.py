@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from .program import PRODUCT, Buffer, Instruction, Phase, Place, View, padded, views
 
+_MOST_OPERANDS = 3
 _SUMS = {"row_sum": "row_sum_product", "column_sum": "column_sum_product"}
 
 
@@ -20,12 +21,21 @@ def fuse(
         instructions: in their order.
         factors: the buffers that gradients of matrices read.
     """
-    program = _Fusion(_needed(instructions, set(factors)))
-    for shorten in (program.fuse_sum, program.join_products, program.write_in_place):
+    factors = set(factors)
+    program = _Fusion(_needed(instructions, set(factors)), factors)
+    for shorten in (
+        program.start_product,
+        program.fuse_sum,
+        program.join_products,
+        program.write_in_place,
+    ):
         for instruction in list(program.instructions):
             if instruction in program.instructions:
                 shorten(instruction)
     program.run_after()
+    for instruction in list(program.instructions):
+        if instruction.operation == PRODUCT and instruction.phase is Phase.AHEAD:
+            program.write_chunk(instruction)
     return program.instructions
 
 
@@ -47,8 +57,8 @@ def _axes(i: Instruction) -> tuple[bool, int, int]:
 
 
 class _Fusion:
-    def __init__(self, instructions: list[Instruction]) -> None:
-        self.instructions = instructions
+    def __init__(self, instructions: list[Instruction], factors: set[Buffer]) -> None:
+        self.instructions, self.factors = instructions, factors
 
     # ---------------------------------------------------------------- multiply and add
 
@@ -82,7 +92,7 @@ class _Fusion:
         view = reader.operands[k]
         writers = self._writers(view.buffer)
         if (
-            view.buffer.place is Place.LOCAL
+            view.buffer.place in (Place.LOCAL, Place.CHUNK)
             and len(writers) == 1
             and writers[0].operation == operation
             and writers[0].result == view
@@ -93,6 +103,45 @@ class _Fusion:
         return None
 
     # ------------------------------------------------------------------------ products
+
+    def start_product(self, i: Instruction) -> None:
+        """Let a product start from a vector of all sequences that is added to it.
+
+        Between the two, other values may be added.
+        """
+        result = i.result.buffer
+        if i.operation != "add" or result.place is not Place.LOCAL:
+            return
+        for vector, rest in (i.operands, i.operands[::-1]):
+            shared = vector.buffer.place is Place.INVARIANT and not vector.buffer.rows
+            if (
+                not shared
+                or vector.strides != (0, 1)
+                or rest[1:] != i.result[1:]
+                or rest.buffer.width != result.width
+                or rest.buffer.rows != result.rows
+                or len(self._writers(result)) != 1
+            ):
+                continue
+            product = self._summand(i, rest)
+            if product is not None:
+                product.operands += (vector,)
+                self.instructions.remove(i)
+                self._rename(result, rest.buffer)
+                return
+
+    def _summand(self, reader: Instruction, view: View) -> Instruction | None:
+        """Return a product among the values that were added up to an operand."""
+        k = reader.operands.index(view)
+        product = self._source(reader, k, PRODUCT)
+        if product is not None:
+            free = not product.continues and len(product.operands) < _MOST_OPERANDS
+            return product if free and product.inner == 1 else None
+        total = self._source(reader, k, "add")
+        if total is None:
+            return None
+        found = (self._summand(total, v) for v in total.operands)
+        return next((product for product in found if product is not None), None)
 
     def join_products(self, i: Instruction) -> None:
         """Let a product add to what is added to it."""
@@ -106,6 +155,7 @@ class _Fusion:
             if (
                 source is not None
                 and not source.continues
+                and len(source.operands) == 1
                 and source.phase is Phase.STEP
             ):
                 self.instructions.remove(source)
@@ -123,7 +173,10 @@ class _Fusion:
         first = self._source(copy, 0, PRODUCT)
         if first is not None and first.result.buffer.width == copy.result.buffer.width:
             self.instructions.remove(copy)
-            self._rename(first.result.buffer, copy.result.buffer)
+            # What a product makes for a chunk of steps stays there.
+            buffers = [first.result.buffer, copy.result.buffer]
+            old, new = sorted(buffers, key=lambda b: b.place is Place.CHUNK)
+            self._rename(old, new)
 
     # -------------------------------------------------------------------------- copies
 
@@ -169,7 +222,7 @@ class _Fusion:
 
         Their factor is kept for the chunk.
         """
-        for i in self.instructions:
+        for i in list(self.instructions):
             if i.operation != PRODUCT or i.phase is not Phase.STEP or i.inner != 1:
                 continue
             readers = self._readers(i.result.buffer)
@@ -188,6 +241,28 @@ class _Fusion:
                 self._rename(i.result.buffer, chunk)
                 for later in (i, *readers):
                     later.phase = Phase.AFTER
+                self.write_chunk(i)
+
+    def write_chunk(self, product: Instruction) -> None:
+        """Let a product of a chunk write where its result would be copied to."""
+        old = product.result.buffer
+        if old in self.factors:
+            return
+        for copy in self._readers(old):
+            new = copy.result.buffer
+            if (
+                copy.operation == "copy"
+                and new.place is Place.OUTPUT
+                and copy.operands[0].offset == copy.result.offset == 0
+                and copy.operands[0].strides == copy.result.strides
+                and (copy.inner, copy.width) == (1, new.width)
+                and new.width == product.width
+                and self._writers(old) == [product]
+                and self._writers(new) == [copy]
+            ):
+                self.instructions.remove(copy)
+                self._rename(old, new)
+                return
 
     # ------------------------------------------------------------------------- helpers
 
@@ -203,7 +278,9 @@ class _Fusion:
 
     def _reads(self, buffer: Buffer) -> int:
         operands = (view for i in self.instructions for view in i.operands)
-        return sum(view.buffer is buffer for view in operands)
+        return sum(view.buffer is buffer for view in operands) + (
+            buffer in self.factors
+        )
 
     def _rename(self, old: Buffer, new: Buffer) -> None:
         def renamed(view: View) -> View:

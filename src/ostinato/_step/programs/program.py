@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 OPERATIONS = tuple(
     "copy negate abs tanh sigmoid exp expm1 log log1p sqrt rsqrt floor round sign "
-    "is_finite add subtract multiply divide max min equal less less_equal "
+    "is_finite sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc cbrt "
+    "add subtract multiply divide max min equal less less_equal power atan2 remainder "
     "multiply_add multiply_subtract select row_sum row_sum_product row_max "
     "column_sum column_sum_product column_max".split()
 )
 """The order of `OSTINATO_STEP_OPERATIONS` in native/cpu/kernels/step_kernels.h."""
+ELEMENTWISE = frozenset(OPERATIONS[: OPERATIONS.index("row_sum")])
 PRODUCT = "product"
 _VECTOR = 16
 """Results of products have rows of a multiple of this many elements."""
@@ -109,7 +111,8 @@ class Instruction:
         inner: the number of rows of a sequence.
         width: the elements of a row.
         result: what it writes; strides are those of `(inner, width)`.
-        operands: what it reads.
+        operands: what it reads. Those of a product after the first are vectors that
+            all sequences share, which its sum starts from.
         weight: of a product.
         continues: whether a product adds to what stands in its result.
         phase: when it runs.
@@ -252,31 +255,73 @@ class _Local(NamedTuple):
 
 
 def _allocate(instructions: Sequence[Instruction]) -> _Local:
-    """Give local buffers places, which those share that are not alive together."""
-    last = {}
+    """Give local buffers places, which those share that are not alive together.
+
+    The native loop runs a stretch of instructions for some sequences, then for others:
+    what was there before it, or is read after it, shares its place with nothing in it.
+    """
+    stretches = _stretches(instructions)
+    first: dict[Buffer, int] = {}
+    last: dict[Buffer, int] = {}
     for i, instruction in enumerate(instructions):
-        last |= {view.buffer: i for view in views(instruction)}
+        for view in views(instruction):
+            first.setdefault(view.buffer, i)
+            last[view.buffer] = i
+    local = [b for b in first if b.place is Place.LOCAL]
+    crossing = {
+        b for b in local if not b.rows or stretches[first[b]] != stretches[last[b]]
+    }
+    ends = {stretch: i for i, stretch in enumerate(stretches)}
     spaces = {True: _Space(), False: _Space()}
     offsets: dict[Buffer, int] = {}
-    for i, instruction in enumerate(instructions):
+    held: dict[Buffer, int] = {}  # until where a place is not free
+    begun = set()
+    for i, (instruction, stretch) in enumerate(
+        zip(instructions, stretches, strict=True)
+    ):
+        if stretch not in begun:
+            begun.add(stretch)
+            for b in local:
+                if b in crossing and stretches[first[b]] == stretch:
+                    offsets[b] = spaces[b.rows].take(b.width)
+                    held[b] = ends[stretches[last[b]]]
         read = dict.fromkeys(view.buffer for view in instruction.operands)
         ending = [b for b in read if b in offsets and last[b] == i]
         target = instruction.result.buffer
         # An element that is read where it is written may be written over.
-        if target not in offsets and _may_overwrite(instruction, ending):
-            spaces[ending[0].rows].free(offsets[ending[0]], ending[0].width)
-            ending = ending[1:]
+        if (
+            target.place is Place.LOCAL
+            and target not in offsets
+            and _may_overwrite(instruction, ending)
+        ):
+            (old,) = ending
+            offsets[target] = offsets[old]
+            held[target] = max(held.pop(old, i), last[target])
         if target.place is Place.LOCAL and target not in offsets:
             offsets[target] = spaces[target.rows].take(target.width)
-        if last[target] == i and target in offsets and target not in ending:
-            ending.append(target)
-        for buffer in ending:
-            spaces[buffer.rows].free(offsets[buffer], buffer.width)
+            held[target] = last[target]
+        for b in [b for b, end in held.items() if end == i]:
+            spaces[b.rows].free(offsets[b], b.width)
+            del held[b]
     return _Local(offsets, (spaces[True].size, spaces[False].size))
 
 
+def _stretches(instructions: Sequence[Instruction]) -> list[tuple[Phase, int]]:
+    """Return for each instruction the stretch that it belongs to.
+
+    A stretch is one product, or all that is between two of them.
+    """
+    count, found = 0, []
+    for i in instructions:
+        product = i.operation == PRODUCT and i.phase is Phase.STEP
+        count += product
+        found.append((i.phase, count if i.phase is Phase.STEP else 0))
+        count += product
+    return found
+
+
 def _may_overwrite(instruction: Instruction, ending: Sequence[Buffer]) -> bool:
-    if len(ending) != 1 or instruction.operation not in OPERATIONS[:27]:
+    if len(ending) != 1 or instruction.operation not in ELEMENTWISE:
         return False
     (old,), new = ending, instruction.result
     return (

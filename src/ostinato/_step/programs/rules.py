@@ -10,46 +10,62 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
+from ..jaxprs import type_of
 from . import values as shapes
 from .builder import Builder
-from .jaxprs import type_of
 from .products import dot_general
-from .registry import result_shape, rule_table
-from .values import Unsupported, Value
+from .registry import is_integer, refuse_integers, result_shape, rule_table
+from .values import Unsupported, Value, most_of
 
 RULES, rule = rule_table()
-
-
-def _is_integer(eqn: JaxprEqn) -> bool:
-    return jnp.issubdtype(type_of(eqn.invars[0]).dtype, jnp.integer)
 
 
 # ------------------------------------------------------------------ element by element
 
 _SAME = {
-    "abs": "abs", "exp": "exp", "expm1": "expm1", "floor": "floor",
-    "is_finite": "is_finite", "log": "log", "log1p": "log1p", "logistic": "sigmoid",
-    "neg": "negate", "rsqrt": "rsqrt", "sign": "sign", "sqrt": "sqrt", "tanh": "tanh",
-    "add": "add", "add_any": "add", "div": "divide", "max": "max", "min": "min",
+    "logistic": "sigmoid", "neg": "negate", "add_any": "add", "div": "divide",
     "mul": "multiply", "sub": "subtract", "eq": "equal", "lt": "less",
-    "le": "less_equal",
+    "le": "less_equal", "pow": "power", "rem": "remainder",
+} | {
+    name: name
+    for name in (
+        "abs acos acosh add asin asinh atan atan2 atanh cbrt cos cosh erf erfc exp "
+        "expm1 floor is_finite log log1p max min rsqrt sign sin sinh sqrt tan tanh"
+    ).split()
 }  # fmt: skip
-_EXACT = {"abs", "add", "add_any", "max", "min", "mul", "neg", "sub"}
+_EXACT = {"abs", "add", "add_any", "max", "min", "mul", "neg", "rem", "sign", "sub"}
 """Operations on integers whose results are integers."""
 _TESTS = {"eq", "ge", "gt", "le", "lt", "ne"}
 
 
 def _same(name: str, b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> Value:
-    if _is_integer(eqn) and name not in _EXACT | _TESTS:
-        raise Unsupported("it has integers")
+    if is_integer(eqn):
+        if name == "div":
+            return _divide_integers(b, *given)
+        if name not in _EXACT | _TESTS:
+            raise Unsupported(f"`{name}` of integers")
+        if name in ("neg", "sub") and _is_unsigned(eqn):
+            raise Unsupported("it subtracts unsigned integers")
     if name in ("add", "add_any"):
         for one, other in (given, given[::-1]):
             if one.buffer.numbers == (0.0,) and _covers(other, eqn, b):
                 return other
     result = b.elementwise(_SAME[name], *given)
-    if _is_integer(eqn) and name in _EXACT:
+    if is_integer(eqn) and name in _EXACT:
         result = result._replace(most=_largest(name, given))
     return result
+
+
+def _divide_integers(b: Builder, x: Value, y: Value) -> Value:
+    """Return the quotient without its fraction, exact for the integers that we have."""
+    quotient = b.elementwise("divide", x, y)
+    size = b.elementwise("floor", b.elementwise("abs", quotient))
+    whole = b.elementwise("multiply", b.elementwise("sign", quotient), size)
+    return whole._replace(most=most_of(x))
+
+
+def _is_unsigned(eqn: JaxprEqn) -> bool:
+    return jnp.issubdtype(type_of(eqn.invars[0]).dtype, jnp.unsignedinteger)
 
 
 def _covers(value: Value, eqn: JaxprEqn, b: Builder) -> bool:
@@ -59,17 +75,11 @@ def _covers(value: Value, eqn: JaxprEqn, b: Builder) -> bool:
 def _largest(name: str, given: Sequence[Value]) -> int:
     """Return how large a result of integers may be, if numbers can stand for it."""
     sizes = [most_of(v) for v in given]
-    most = math.prod(sizes) if name == "mul" else sum(sizes)
-    if most > 2**24:
-        raise Unsupported("it has integers that may be larger than 2^24")
-    return most
-
-
-def most_of(value: Value) -> int:
-    """Return the largest absolute value of an integer, or of a truth value."""
-    if value.buffer.numbers:
-        return int(max(map(abs, value.buffer.numbers)))
-    return 1 if value.most is None else value.most
+    if name in ("max", "min"):
+        return max(sizes)
+    if name in ("rem", "sign"):
+        return sizes[0] if name == "rem" else 1
+    return math.prod(sizes) if name == "mul" else sum(sizes)
 
 
 for _name in _SAME:
@@ -109,14 +119,17 @@ def _only_truth(eqn: JaxprEqn) -> None:
 
 @rule("square")
 def _square(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
-    return _power_of(b, x, 2)
+    power = _power_of(b, x, 2)
+    return power._replace(most=most_of(x) ** 2) if is_integer(eqn) else power
 
 
 @rule("integer_pow")
 def _integer_pow(b: Builder, eqn: JaxprEqn, x: Value, *, y: int, **_: Any) -> Value:
-    if _is_integer(eqn):
-        raise Unsupported("it has integers")
+    if is_integer(eqn) and y < 0:
+        raise Unsupported("it has negative powers of integers")
     power = _power_of(b, x, abs(y))
+    if is_integer(eqn):
+        return power._replace(most=most_of(x) ** y)
     return power if y >= 0 else b.elementwise("divide", b.constant(1.0), power)
 
 
@@ -170,7 +183,10 @@ def _select(b: Builder, eqn: JaxprEqn, which: Value, *cases: Value, **_: Any) ->
     return result
 
 
-@rule("copy", "copy_p", "name", "stop_gradient", "optimization_barrier", "pvary")
+@rule(
+    "copy", "copy_p", "name", "stop_gradient", "optimization_barrier", "pvary",
+    "reshard", "sharding_constraint",
+)  # fmt: skip
 def _same_value(b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> list[Value]:
     return list(given)
 
@@ -204,41 +220,7 @@ def _convert(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     return x._replace(most=None)
 
 
-# ------------------------------------------------------------- reductions and products
-
-
-@rule("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or")
-def _reduce(b: Builder, eqn: JaxprEqn, x: Value, *, axes: Any, **_: Any) -> Value:
-    name = eqn.primitive.name
-    if jnp.issubdtype(type_of(eqn.invars[0]).dtype, jnp.integer):
-        raise Unsupported("it has integers")
-    (x,) = b.of_one_axis([x])
-    if x.summed:
-        if name != "reduce_sum":
-            raise Unsupported("it combines different sequences")
-        rows = x._replace(summed=False, axis=0)
-        inner = _reduce_features(b, name, rows, list(axes))
-        return inner._replace(summed=True, axis=None)
-    features = [a - (x.axis is not None and a > x.axis) for a in axes if a != x.axis]
-    if x.axis in axes:
-        if name != "reduce_sum" and b.batch > 1:
-            raise Unsupported("it combines different sequences")
-        x = _reduce_features(b, name, x, features)
-        return x._replace(axis=None, summed=True)
-    return _reduce_features(b, name, x, features)
-
-
-def _reduce_features(b: Builder, name: str, x: Value, axes: Sequence[int]) -> Value:
-    if not axes:
-        return x
-    if name in ("reduce_min", "reduce_and"):
-        negated = b.elementwise("negate", x)
-        return b.elementwise("negate", _reduce_features(b, "reduce_max", negated, axes))
-    axis = x.axis
-    result = b.reduce("sum" if name == "reduce_sum" else "max", x, axes)
-    if axis is None:
-        return result
-    return result._replace(axis=axis - sum(a < axis for a in axes))
-
-
-RULES["dot_general"] = dot_general
+@rule("dot_general")
+def _dot_general(b: Builder, eqn: JaxprEqn, *given: Value, **params: Any) -> Value:
+    refuse_integers(eqn)
+    return dot_general(b, eqn, *given, **params)

@@ -16,7 +16,15 @@ from .program import (
     Weight,
     padded,
 )
-from .values import Merged, Unsupported, Value, full_shape, merge_axes, row_major
+from .values import (
+    Merged,
+    Unsupported,
+    UnusualOrder,
+    Value,
+    full_shape,
+    merge_axes,
+    row_major,
+)
 
 _MOST_COPIES = 64
 """An operation on values of many axes is several instructions, so many at most."""
@@ -29,11 +37,13 @@ class Builder:
     Attributes:
         batch: the number of sequences.
         instructions: the instructions so far.
+        joined: values that others were joined to, by these, the axis and the shape.
     """
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
         self.instructions: list[Instruction] = []
+        self.joined: dict[object, Value] = {}
         self._known: dict[object, Buffer] = {}
         self._constants: dict[tuple[float, ...], Buffer] = {}
         self._with_rows: dict[Buffer, Buffer] = {}
@@ -215,8 +225,19 @@ class Builder:
         result = self.local(shape[:kept], axis)
         if key not in self._known:
             self._known[key] = result.buffer
-            self._write_reduction(operation, result, values)
+            try:
+                self._write_reduction(operation, result, values)
+            except UnusualOrder:
+                values = [self._in_order(v, axis) for v in values]
+                self._write_reduction(operation, result, values)
         return result._replace(buffer=self._known[key])
+
+    def _in_order(self, value: Value, axis: int | None) -> Value:
+        """Return a copy whose elements follow one another."""
+        rows = None if value.axis is None and not value.buffer.rows else axis
+        copy = self.local(value.shape, rows)
+        self.write("copy", copy, value)
+        return copy
 
     def sum_rows(self, value: Value, target: Value) -> None:
         """Add the sum of a value over all sequences to a result.
@@ -243,7 +264,7 @@ class Builder:
             [(0,) * (len(shape) - kept), *(v.strides[kept:] for v in values)],
         )
         if len(over.shape) > 1:
-            raise Unsupported("it sums over axes that are apart")
+            raise UnusualOrder("it sums over axes that are apart")
         over = over if over.shape else Merged((1,), [(0,)] * (1 + len(values)))
         if all(s[0] in (0, 1) for s in over.strides):  # along rows
             name, first, last = f"row_{operation}", outer, over
@@ -251,7 +272,7 @@ class Builder:
             width = outer if outer.shape else Merged((1,), [(0,)] * (1 + len(values)))
             split = len(width.shape) - 1
             if any(s[-1] not in (0, 1) for s in width.strides):
-                raise Unsupported("it sums over axes of an unusual order")
+                raise UnusualOrder("it sums over axes of an unusual order")
             name = f"column_{operation}"
             first = Merged(
                 (*width.shape[:split], *over.shape),
@@ -335,7 +356,7 @@ class Builder:
                     value.axis is not None,
                     inner,
                     weight.columns,
-                    View(buffer, 0, (row, 1)),
+                    View(buffer, 0, (row if inner > 1 else 0, 1)),
                     (View(value.buffer, value.offset, (step, 1)),),
                     weight,
                     phase=Phase.AHEAD if ahead else Phase.STEP,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from .jaxprs import type_of
-from .values import Value
+from ..jaxprs import type_of
+from .values import Unsupported, Value
 
 Rule = Callable[..., Value | list[Value]]
 
@@ -33,3 +34,14 @@ def rule_table() -> tuple[dict[str, Rule], Callable[..., Callable[[Rule], Rule]]
 def result_shape(eqn: JaxprEqn) -> tuple[int, ...]:
     """Return the shape of the first result of an equation."""
     return type_of(eqn.outvars[0]).shape
+
+
+def is_integer(eqn: JaxprEqn) -> bool:
+    """Return whether the first operand of an equation has integers."""
+    return jnp.issubdtype(type_of(eqn.invars[0]).dtype, jnp.integer)
+
+
+def refuse_integers(eqn: JaxprEqn) -> None:
+    """Raise `Unsupported` if the first operand of an equation has integers."""
+    if is_integer(eqn):
+        raise Unsupported(f"`{eqn.primitive.name}` of integers")

@@ -1,0 +1,203 @@
+"""Loops over mapped steps, so that a loop under `vmap` is a loop again."""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._padding import fill_empty_sequences, is_step, select
+from .._rnn.accumulation import accumulation_dtype
+from .._typing import Array
+from .gradients import Mask
+from .jaxprs import evaluate, flat_trace, split_at, struct, type_of
+from .plans import Pullback, by_operand, ends, saving_step
+from .split import Step
+from .xla import Loop
+
+Run = Callable[[Loop, Sequence[Array]], list[Array]]
+"""Runs a loop: `primitive.run`."""
+
+
+def batch(
+    implementation: Callable, args: Sequence[Array], dims: Sequence[Any], **params: Any
+) -> tuple[list[Array], list[int]]:
+    """Map a function of arrays with static parameters."""
+    out = jax.vmap(ft.partial(implementation, **params), in_axes=tuple(dims))(*args)
+    return out, [0] * len(out)
+
+
+def batch_loop(
+    run: Run,
+    args: Sequence[Array],
+    dims: Sequence[Any],
+    *,
+    loop: Loop,
+    wrt: Mask | None,
+) -> tuple[list[Array], list[int]]:
+    """Map a loop: a loop over the mapped step."""
+    if wrt is not None:  # what is saved is what the unmapped loop saves
+        saving = loop._replace(step=saving_step(loop, wrt))
+        return batch_loop(run, args, dims, loop=saving, wrt=None)
+    step = loop.step
+    first = step.num_invariant + step.num_inputs
+    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
+    alone = loop.masked and dims[-1] is not None and args[-1].size == size
+    if loop.masked and not alone:
+        return batch(ft.partial(_by_masked_step, run), args, dims, loop=loop)
+    count, moved, mapped = len(step.jaxpr.invars), [], []
+    for i, (a, d) in enumerate(zip(args[:count], dims[:count], strict=True)):
+        is_input = step.num_invariant <= i < first
+        if d is not None:
+            a = jnp.moveaxis(a, d, int(is_input))
+        elif i >= first:  # the states of all, since new states are mapped
+            a = jnp.broadcast_to(a, (size, *a.shape))
+        moved.append(a)
+        mapped.append(d is not None or i >= first)
+    if alone:  # each has one sequence: they are those of the mapped step
+        moved.append(args[-1].reshape(size))
+    out = run(loop._replace(step=_mapped_step(step, tuple(mapped), size)), moved)
+    return out, [0] * step.num_states + [1] * (len(out) - step.num_states)
+
+
+def _by_masked_step(run: Run, *operands: Array, loop: Loop) -> list[Array]:
+    """Run a loop whose sequences have lengths as one whose step takes a mask."""
+    step, lengths = loop.step, operands[-1]
+    invariant, inputs, states = step.parts(operands)
+    initial = [fill_empty_sequences(a, lengths) for a in states]
+    valid = is_step(lengths, loop.length, 0)
+    given = [*invariant, *initial, *inputs, valid, *states]
+    masked = loop._replace(step=_masked_step(step), masked=False)
+    return run(masked, given)
+
+
+@ft.lru_cache(maxsize=256)
+def _masked_step(step: Step) -> Step:
+    """Return a step that also takes states to use at invalid steps, and a mask."""
+
+    def masked(*operands: Any) -> list[Any]:
+        fixed, at, old = split_at(operands, [count, count + step.num_inputs + 1])
+        invariant, initial = split_at(fixed, [step.num_invariant])
+        *inputs, valid = at
+        states = select(valid, old, initial)
+        results = evaluate(step.traced, [*invariant, *inputs, *states])
+        new, outputs = split_at(results, [step.num_states])
+        return [*select(valid, new, old), *outputs]
+
+    avals = [struct(v.aval) for v in step.jaxpr.invars]
+    invariant, inputs, states = step.parts(avals)
+    count = step.num_invariant + step.num_states
+    batch = states[0].shape[:1] if states else ()
+    valid = jax.ShapeDtypeStruct(batch, jnp.bool_)
+    traced = flat_trace(masked, *invariant, *states, *inputs, valid, *states)
+    axes = (*step.input_axes, 0)
+    return Step(traced, count, step.num_inputs + 1, step.num_states, axes)
+
+
+@ft.lru_cache(maxsize=256)
+def _mapped_step(step: Step, mapped: tuple[bool, ...], size: int) -> Step:
+    """Return `step` with a new leading axis on some operands and on all results."""
+
+    def one(*values: Any) -> list[Any]:
+        return evaluate(step.traced, values)
+
+    in_axes = tuple(0 if m else None for m in mapped)
+    avals = [struct(v.aval) for v in step.jaxpr.invars]
+    avals = [
+        jax.ShapeDtypeStruct((size, *a.shape), a.dtype) if m else a
+        for a, m in zip(avals, mapped, strict=True)
+    ]
+    traced = flat_trace(jax.vmap(one, in_axes=in_axes, axis_size=size), *avals)
+    assert not traced.consts, "a step that has been split closes over nothing"
+    fixed, inputs, _ = step.parts(mapped)
+    of_inputs, of_fixed = (
+        tuple(0 if m else None for m in flags) for flags in (inputs, fixed)
+    )
+    counts = step.num_invariant, step.num_inputs, step.num_states
+    return Step(traced, *counts, of_inputs, of_fixed)
+
+
+# ------------------------------------------------------------------------ backward
+
+
+def batch_backward(
+    run: Run, args: Sequence[Array], dims: Sequence[Any], *, loop: Loop, wrt: Mask
+) -> tuple[list[Array], list[int]]:
+    """Map the loop backwards: a loop over the mapped backward step."""
+    return batch(ft.partial(_backward_by_steps, run), args, dims, loop=loop, wrt=wrt)
+
+
+def _backward_by_steps(
+    run: Run, *arguments: Array, loop: Loop, wrt: Mask
+) -> list[Array]:
+    """Return the cotangents of the operands of `wrt`; see `xla.backward`."""
+    step, pullback = loop.step, Pullback(loop, wrt)
+    operands, rest = arguments[: len(wrt)], arguments[len(wrt) :]
+    saved, bar = split_at(rest, [len(rest) - len(pullback.floats)])
+    d_final, d_outputs = split_at(bar, [pullback.num_states])
+    invariant, inputs, states = step.parts(operands)
+    more = evaluate(pullback.core.before_backward, invariant)
+    valid = [is_step(operands[-1], loop.length, 0)] if loop.masked else []
+    sums = [
+        jnp.zeros(a.shape, accumulation_dtype(a.dtype))
+        for a in (invariant[i] for i in pullback.invariant)
+    ]
+    at_step = [*inputs, *saved, *d_outputs, *valid]
+    back = loop._replace(
+        step=_backward_step(loop, wrt),
+        reverse=not loop.reverse,
+        masked=False,
+        policy=None,
+    )
+    out = run(back, [*invariant, *more, *at_step, *d_final, *sums])
+    counts = [len(d_final), len(sums), len(pullback.inputs)]
+    d_states, sums, d_inputs, pairs = split_at(out, ends(counts))
+    matrices = [None] * len(pullback.products)
+    d = d_states, d_inputs, sums
+    found = by_operand(loop, pullback, operands, d, matrices, pairs)
+    zero = lambda a: jnp.zeros(a.shape, a.dtype)  # noqa: E731
+    return [found.get(i, zero(a)) for i, a in enumerate(operands) if wrt[i]]
+
+
+@ft.lru_cache(maxsize=256)
+def _backward_step(loop: Loop, wrt: Mask) -> Step:
+    """Return the backward step of a loop, with sums of cotangents as further states.
+
+    Its invariant values and inputs are those of `Pullback`, then a mask if the loop
+    has one.
+    """
+    pullback = Pullback(loop, wrt)
+    types = pullback.types()
+    num_more = len(pullback.core.before_backward.jaxpr.outvars)
+    num_invariant = loop.step.num_invariant + num_more
+    num_outputs = len(pullback.floats) - pullback.num_states
+    first = len(types) - len(pullback.floats)
+    fixed, at, d_states, d_outputs = split_at(
+        types, [num_invariant, first, len(types) - num_outputs]
+    )
+    batch = type_of(loop.step.jaxpr.outvars[0]).shape[:1]
+    valid = [jax.ShapeDtypeStruct(batch, jnp.bool_)] * loop.masked
+    sums = [
+        jax.ShapeDtypeStruct(a.shape, accumulation_dtype(a.dtype))
+        for a in (types[i] for i in pullback.invariant)
+    ]
+    sizes = [len(fixed), len(at), num_outputs, len(valid), len(d_states)]
+
+    def run(*values: Any) -> list[Any]:
+        fixed, at, d_outputs, valid, d_new, sums = split_at(values, ends(sizes))
+        bar = [*d_new, *d_outputs]
+        bar = select(valid[0], bar) if valid else bar
+        results = pullback(*fixed, *at, *bar)
+        counts = [len(d_new), len(pullback.inputs), len(sums)]
+        d_states, d_inputs, found, pairs = split_at(results, ends(counts))
+        d_states = select(valid[0], d_states, d_new) if valid else d_states
+        sums = [s + d.astype(s.dtype) for s, d in zip(sums, found, strict=True)]
+        return [*d_states, *sums, *d_inputs, *pairs]
+
+    at_step = [*at, *d_outputs, *valid]
+    traced = flat_trace(run, *fixed, *at_step, *d_states, *sums)
+    axes = tuple(0 if a.shape else None for a in at_step)
+    return Step(traced, len(fixed), len(at_step), len(d_states) + len(sums), axes)

@@ -1,0 +1,1 @@
+"""Step programs: what the native loop runs at each step, made from a jaxpr."""

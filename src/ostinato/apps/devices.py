@@ -1,0 +1,206 @@
+"""The devices that share the batches of a run, in one process or in several.
+
+Every process makes all batches and computes its part of them; the parameters are the
+same everywhere. Process 0 alone writes files and shows progress, and its clock counts.
+Communication is that of JAX: `jax.distributed`, and collectives that XLA adds to
+programs over sharded arrays.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from functools import partial
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ostinato import ragged
+
+from .errors import UserError
+
+AXIS = "batch"
+START_SECONDS = 120  # most that processes wait for each other at the start
+# Without a sign of life for so many seconds, JAX counts a process as lost and ends the
+# others. On CPUs the collectives notice an end at once, so that the limit is for hosts
+# that vanish, and a process that is merely stopped for a while may go on.
+SILENT_SECONDS = {"cpu": 600, None: 60}
+Item = TypeVar("Item")
+
+
+class ProcessLostError(UserError):
+    """Another process of the run has ended, or cannot be reached."""
+
+
+def connect(
+    distributed: bool,
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+) -> None:
+    """Connect the processes of a run, by `jax.distributed.initialize`.
+
+    Args:
+        distributed: False for a run of one process.
+        coordinator: host and port of process 0, such as `10.0.0.1:9876`. None, here and
+            below, asks the cluster, if it is one that JAX knows, such as Slurm.
+        processes: the number of processes.
+        process: the number of this one, from 0.
+
+    Raises:
+        UserError: the addresses are incomplete, or no connection was made.
+    """
+    given = coordinator, processes, process
+    if not distributed:
+        if given != (None, None, None):
+            raise UserError(
+                "--coordinator, --processes and --process need --distributed"
+            )
+        return
+    if None in given and given != (None, None, None):
+        raise UserError(
+            "`--distributed` must have all of --coordinator HOST:PORT, --processes and "
+            "--process, or none in a cluster that JAX detects"
+        )
+    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+    silent = SILENT_SECONDS.get(platforms, SILENT_SECONDS[None])
+    # It would catch SIGTERM, which is to end the process.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            *given,
+            initialization_timeout=START_SECONDS,
+            heartbeat_timeout_seconds=silent,
+        )
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"`--distributed` could not connect the processes: {reason}; give "
+            "--coordinator HOST:PORT, --processes and --process"
+        ) from None
+
+
+class Devices:
+    """The devices of a run.
+
+    Args:
+        count: the devices of each process. None takes one, and all if there are several
+            processes. A CPU is one device; more are emulated on the same cores.
+
+    Attributes:
+        total_count: the devices of all processes together.
+        processes: the number of processes.
+        first: whether this is process 0, which writes and shows progress.
+        everywhere: the sharding of what all devices have; None for a single device.
+
+    Raises:
+        UserError: a process has fewer devices.
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        if count is not None and count < 1:
+            raise UserError(f"`devices` must be at least 1, got {count}")
+        if count is not None and count > 1:
+            _emulate(count)
+        self.processes, self._rank = jax.process_count(), jax.process_index()
+        self.first = self._rank == 0
+        local = jax.local_devices()
+        count = count or (len(local) if self.processes > 1 else 1)
+        if count > len(local):
+            raise UserError(
+                f"`devices` must be at most {len(local)}, the devices of this process "
+                f"({local[0].device_kind}), got {count}"
+            )
+        by_process: list[list[Any]] = [[] for _ in range(self.processes)]
+        for device in jax.devices():
+            by_process[device.process_index].append(device)
+        chosen = [device for many in by_process for device in many[:count]]
+        self.total_count = len(chosen)
+        self.everywhere: NamedSharding | None = None
+        if self.total_count > 1:
+            self._mesh = Mesh(np.array(chosen), (AXIS,))
+            self.everywhere = NamedSharding(self._mesh, PartitionSpec())
+
+    def replicate(self, tree: Any) -> Any:
+        """Return arrays that every process has as arrays of all devices."""
+        return self._put(tree, self.everywhere)
+
+    def split(self, batch: Any) -> Any:
+        """Deal a batch out: each device gets a part of it along the first axis.
+
+        The examples of RaggedArrays are dealt out by their lengths.
+        """
+        if self.everywhere is None:
+            return batch
+        is_ragged = lambda x: isinstance(x, ragged.RaggedArray)  # noqa: E731
+        if any(map(is_ragged, jax.tree.leaves(batch, is_leaf=is_ragged))):
+            capacity = partial(ragged.round_capacity, per_octave=2)
+            return ragged.shard(batch, self._mesh, AXIS, capacity=capacity)
+        return self._put(batch, NamedSharding(self._mesh, PartitionSpec(AXIS)))
+
+    def clock(self, seconds: float) -> Any:
+        """Return the time of each device's process, `[devices]`, dealt out to them."""
+        return self.split(np.full(self.total_count, seconds, np.float32))
+
+    def local(self, tree: Any) -> Any:
+        """Return arrays of all devices as those of one device of this process."""
+        if self.everywhere is None:
+            return tree
+        return jax.tree.map(lambda x: x.addressable_data(0), tree)
+
+    def share(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield those of many items that this process works on."""
+        return itertools.islice(items, self._rank, None, self.processes)
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """Return the sum of float64 arrays over all processes."""
+        values = np.ascontiguousarray(values, np.float64)
+        rows = self._gather(values.view(np.uint8).ravel())
+        numbers = np.stack([row.view(np.float64) for row in rows])
+        return numbers.sum(0).reshape(values.shape)
+
+    def agree(self, value: float) -> float:
+        """Return the value that process 0 has."""
+        return self.total(np.array([value if self.first else 0.0])).item()
+
+    def check_same(self, text: str) -> None:
+        """Check that all processes have the same settings and data.
+
+        Raises:
+            UserError: they have others.
+        """
+        rows = self._gather(
+            np.frombuffer(blake2b(text.encode(), digest_size=8).digest(), np.uint8)
+        )
+        for other, row in enumerate(rows):
+            if not np.array_equal(row, rows[0]):
+                raise UserError(
+                    f"all processes must have the same files and options, got others "
+                    f"in process {other} than in process 0"
+                )
+
+    def _gather(self, row: np.ndarray) -> list[np.ndarray]:
+        """Return the bytes of all processes."""
+        if self.processes == 1:
+            return [row]
+        return list(np.ascontiguousarray(multihost_utils.process_allgather(row)))
+
+    def _put(self, tree: Any, sharding: NamedSharding | None) -> Any:
+        if sharding is None:
+            return tree
+
+        def one(x: Any) -> jax.Array:
+            x = np.asarray(x)
+            return jax.make_array_from_callback(x.shape, sharding, lambda at: x[at])
+
+        return jax.tree.map(one, tree)
+
+
+def _emulate(count: int) -> None:
+    """Let a CPU count as several devices, unless JAX has already looked at it."""
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        return

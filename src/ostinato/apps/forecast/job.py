@@ -1,0 +1,147 @@
+"""Forecasts as a job: model, windows, errors, report."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import job
+from ..devices import Devices
+from ..report import Curves
+from ..run import Run
+from . import report, table, use
+from .model import Batch, Forecaster, Params
+from .report import Errors, Row
+from .settings import Settings
+from .use import Trained
+from .windows import Scale, Windows
+
+READ = 256  # windows that are evaluated at a time
+
+
+class Job(job.Job):
+    """Learning to forecast the columns of a table.
+
+    Args:
+        settings: the settings of the run.
+        given: the table.
+    """
+
+    unit, row_class, settings_class = "windows", Row, Settings
+    files = use.FILES
+    curves = Curves(
+        "standardised, rows to choose by",
+        "mean absolute error",
+        {"mse": "MSE: mean squared error", "mae": "MAE: mean absolute error"},
+    )
+
+    def __init__(self, settings: Settings, given: table.Table) -> None:
+        self.settings, self.names = settings, given.names
+        values = table.filled(given)
+        self._rows = table.parts_of(len(values), table.shares(settings.split))
+        self.scale = Scale.of(values[: self._rows[0]])
+        self.model = Forecaster(
+            values.shape[1],
+            settings.look_back,
+            settings.horizon,
+            settings.segment,
+            settings.hidden,
+            settings.dropout,
+        )
+        self._values, ends = self.scale.apply(values), np.cumsum([0, *self._rows])
+        self.learn, self.choose, self.test = (
+            Windows(self._values, begin, end, self.model, name)
+            for begin, end, name in zip(
+                ends[:-1], ends[1:], ("learn from", "choose by", "test on"), strict=True
+            )
+        )
+        self._batches = self.learn.shuffled(settings.batch, settings.seed)
+        self.num_batches = len(self._batches)
+        self.loss = self.model.loss
+
+    def introduce(self) -> list[str]:
+        """Describe settings and rows."""
+        learn, choose, test = self._rows
+        return [
+            self.settings.describe(),
+            f"{len(self._values):,} rows of {len(self.names)} columns: {learn:,} to "
+            f"learn from, {choose:,} to choose by, {test:,} to test on",
+        ]
+
+    def fingerprint(self) -> str:
+        """Hash the columns and their rows."""
+        return job.hash_of("\n".join(self.names).encode(), self._values.tobytes())
+
+    def init(self, key: jax.Array) -> Params:
+        """Draw the initial parameters."""
+        return self.model.init(key)
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Yield every window once; windows of weight 0 fill the last batch."""
+        for which in self._batches.epoch(number):
+            yield self.learn.take(which, self.settings.batch)
+
+    def count(self, batch: Batch) -> int:
+        """Return the windows of a batch; weight 0 does not count."""
+        return int(batch.weights.sum())
+
+    def measure(self, params: Params, devices: Devices) -> tuple[float, ...]:
+        """Return the errors on the rows to choose by."""
+        return self._errors(self.choose, params, devices)
+
+    def score(self, row: Row) -> float:
+        """Return the mean squared error."""
+        return row.mse
+
+    def describe(self, row: Row) -> str:
+        """Format the errors."""
+        return f"to choose by: MSE {row.mse:.3f}  MAE {row.mae:.3f}"
+
+    def save_model(
+        self, folder: Path, params: Params, figures: Mapping[str, Any]
+    ) -> None:
+        """Write `model.safetensors`."""
+        trained = Trained(self.model, params, self.names, self.scale, dict(figures))
+        use.save(folder, trained)
+
+    def load_params(self, folder: Path) -> Params:
+        """Read the parameters in `model.safetensors`."""
+        return use.load(folder).params
+
+    def final(self, params: Params, devices: Devices) -> dict[str, Errors]:
+        """Measure the weights on the rows to test on."""
+        return {
+            "forecast": self._errors(self.test, params, devices),
+            "the last value, repeated": self._errors(self.test, None, devices),
+        }
+
+    def report(self, run: Run, params: Params, figures: dict[str, Errors]) -> None:
+        """Save and print the errors, and draw a forecast."""
+        by_name = {name: errors._asdict() for name, errors in figures.items()}
+        assert run.best is not None
+        with run.lock:
+            run.save_model(params, best=run.best._asdict(), final=by_name)
+            run.draw()
+            x, y, _ = self.test.take(np.array([self.test.count - 1]))
+            guess = np.asarray(jax.jit(self.model.forecast)(params, x))
+            shown = [self.scale.undo(a[0]) for a in (x, y, guess)]
+            report.draw(run.out, self.names, *shown)
+        note = f"standardised values; best weights: epoch {run.best.epoch:.1f}"
+        report.print_table(run.display.console, figures, note)
+        run.display.say(f"model, errors and a picture of forecasts are in {run.out}")
+
+    def _errors(
+        self, windows: Windows, params: Params | None, devices: Devices
+    ) -> Errors:
+        """Return the errors of all windows; None forecasts the last value."""
+        sums = np.zeros(2)
+        for x, y, weights in devices.share(windows.batches(READ)):
+            if params is None:
+                error = (x[:, -1:] - y) * weights[:, None, None]
+                sums += [np.sum(error**2), np.sum(np.abs(error))]
+            else:
+                sums += np.asarray(self.model.errors(params, x, y, weights))
+        count = windows.count * self.model.horizon * self.model.columns
+        return Errors(*(devices.total(sums) / count).tolist())

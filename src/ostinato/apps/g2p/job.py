@@ -1,0 +1,177 @@
+"""Pronunciations as a job: model, words, error rates, report."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ostinato.data import bucket_bounds
+
+from .. import job
+from ..devices import Devices
+from ..report import Curves
+from ..run import Run
+from . import checkpoint, report
+from .batches import Batch, RaggedBatch, TrainingSet
+from .data import Split, phoneme_set
+from .metrics import ErrorRates, error_counts
+from .model import Labels, Params, rank
+from .models import config_class
+from .report import Row
+from .settings import Settings
+
+RANK_WEIGHT = 0.2  # of every opinion, until the end of the run chooses better ones
+RANK_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.8)  # tried for every opinion
+READ_SHAPES = 4  # padded lengths of words that are evaluated
+
+Figures = dict[tuple[str, str], ErrorRates]
+
+
+class Job(job.Job):
+    """Learning to pronounce words.
+
+    Args:
+        settings: the settings of the run.
+        split: the train, dev and test words.
+        missing: how many words to test on are not in the dictionary.
+    """
+
+    unit, row_class, settings_class = "words", Row, Settings
+    files = checkpoint.FILES
+    curves = Curves(
+        "dev words, %",
+        "a word",
+        {"dev_wer": "WER: words with an error", "dev_per": "PER: wrong phonemes"},
+    )
+
+    def __init__(self, settings: Settings, split: Split, missing: int = 0) -> None:
+        phonemes = phoneme_set({**split.train, **split.dev, **split.test})
+        self.settings, self.split, self._missing = settings, split, missing
+        self.config = config_class(settings.model)(
+            settings.hidden, settings.layers, phonemes, settings.dropout
+        )
+        self.data = TrainingSet(
+            split.train,
+            phonemes,
+            size=self.config.size,
+            batch_size=settings.batch,
+            num_buckets=settings.buckets,
+            seed=settings.seed,
+        )
+        held_out = [len(word) for word in (*split.dev, *split.test)]
+        bounds = bucket_bounds(held_out, READ_SHAPES)
+        self.reader = self.config.reader(self.data.targets, bounds)
+        self.rank_weights = (RANK_WEIGHT,) * len(self.reader.opinions)
+        self.num_batches = self.data.num_batches
+        self.loss = self.config.ragged_loss if settings.ragged else self.config.loss
+
+    def introduce(self) -> list[str]:
+        """Describe settings, words and batches."""
+        parts = self.split._asdict().items()
+        words = ", ".join(f"{len(words):,} {name}" for name, words in parts)
+        how = "of at most" if self.settings.ragged else "padded to"
+        lines = [
+            self.settings.describe(),
+            f"words: {words}",
+            f"{len(self.data.targets):,} pronunciations to learn, {how} "
+            f"{', '.join(f'{t} x {u}' for t, u in self.data.shapes)} letters x "
+            "phonemes",
+        ]
+        if self._missing:
+            lines.append(f"{self._missing:,} test words are not in the dictionary")
+        return lines
+
+    def fingerprint(self) -> str:
+        """Hash which words are learned and which are held out."""
+        return job.hash_of(*("\n".join(sorted(part)).encode() for part in self.split))
+
+    def init(self, key: jax.Array) -> Params:
+        """Draw the initial parameters."""
+        return self.config.init(key)
+
+    def epoch(self, number: int) -> Iterator[Batch | RaggedBatch]:
+        """Yield every pair of a word and a pronunciation once."""
+        batches = self.data.epoch(number)
+        return map(RaggedBatch.of, batches) if self.settings.ragged else batches
+
+    def count(self, batch: Batch | RaggedBatch) -> int:
+        """Return the words of a batch; length 0 does not count."""
+        if isinstance(batch, RaggedBatch):
+            return int((batch.letters.lengths > 0).sum())
+        return int((batch.seq_lengths > 0).sum())
+
+    def measure(self, params: Params, devices: Devices) -> tuple[float, ...]:
+        """Return the error rates of greedy decoding on the dev words."""
+        words = list(devices.share(self.split.dev))
+        counts = self._counts("dev", words, self.reader.greedy(params, words))
+        return ErrorRates.of(devices.total(counts))[:2]
+
+    def score(self, row: Row) -> float:
+        """Return the phoneme error rate."""
+        return row.dev_per
+
+    def describe(self, row: Row) -> str:
+        """Format the error rates."""
+        return f"dev PER {row.dev_per:5.2f}  WER {row.dev_wer:5.2f}"
+
+    def save_model(
+        self, folder: Path, params: Params, figures: Mapping[str, Any]
+    ) -> None:
+        """Write `model.safetensors`."""
+        model = checkpoint.Model(
+            self.config,
+            params,
+            self.reader.pronunciations,
+            self.rank_weights,
+            dict(figures),
+        )
+        checkpoint.save_model(folder, model)
+
+    def load_params(self, folder: Path) -> Params:
+        """Read the parameters in `model.safetensors`."""
+        return checkpoint.load_model(folder).params
+
+    def final(self, params: Params, devices: Devices) -> Figures:
+        """Measure on the dev words and, only now, on the test words.
+
+        The weights of `rank` become those that give the fewest errors on the dev words.
+        """
+        reader, figures = self.reader, {}
+        every = list(itertools.product(RANK_WEIGHTS, repeat=len(reader.opinions)))
+        for part in ("dev", "test"):
+            words = list(devices.share(getattr(self.split, part)))
+            found = reader.beam(params, words)
+            tried = every if part == "dev" else [self.rank_weights]
+            counts = [self._counts(part, words, reader.greedy(params, words))]
+            counts += [self._counts(part, words, rank(found, w)) for w in tried]
+            greedy, *ranked = map(ErrorRates.of, devices.total(np.stack(counts)))
+            best = min(range(len(tried)), key=lambda i: ranked[i].per)
+            self.rank_weights = tried[best]
+            figures[part, "greedy"] = greedy
+            figures[part, " + ".join(["beam", *reader.opinions])] = ranked[best]
+        return figures
+
+    def report(self, run: Run, params: Params, figures: Figures) -> None:
+        """Save and print the error rates."""
+        by_name = {f"{part}, {how}": v._asdict() for (part, how), v in figures.items()}
+        assert run.best is not None
+        with run.lock:
+            run.save_model(params, best=run.best._asdict(), final=by_name)
+            run.draw()
+        chosen = zip(self.reader.opinions, self.rank_weights, strict=True)
+        note = (
+            f"best weights: epoch {run.best.epoch:.1f}, {run.best.updates:,} updates; "
+            + ", ".join(f"{name} counts {weight:g}" for name, weight in chosen)
+        )
+        report.print_table(run.display.console, figures, note)
+        run.display.say(f"model, figures and learning curve are in {run.out}")
+
+    def _counts(
+        self, part: str, words: Sequence[str], labels: Sequence[Labels]
+    ) -> np.ndarray:
+        """Return the error counts of one guess for each of some words of a part."""
+        guesses = dict(zip(words, map(self.config.spell, labels), strict=True))
+        return error_counts(guesses, getattr(self.split, part))

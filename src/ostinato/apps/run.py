@@ -1,0 +1,255 @@
+"""The training loop of a run: updates, clock, evaluations, best weights, resuming."""
+
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import header, report
+from .devices import Devices
+from .display import Display, Pace, clock
+from .errors import UserError
+from .fields import check_range
+from .header import Header
+from .job import Job
+from .report import Row
+from .training import Params, State, init_state, learning_rate, update
+
+EVALUATIONS = 6  # least number of them in a run that is limited by time
+SAVE_SECONDS = 60.0  # most that a crash may lose
+
+
+class Run:
+    """The state of a run, and the steps that change it.
+
+    A thread that holds `lock` sees a state and files that belong together, and no other
+    thread changes them.
+
+    Args:
+        job: what is learned.
+        out: the folder for its files.
+        display: where to show progress.
+        started: the start of the run's clock, from `time.monotonic`.
+        devices: where to compute.
+
+    Attributes:
+        now: the seconds of the run when the last update or evaluation began, by the
+            clock of the first process: all processes decide by it.
+    """
+
+    def __init__(
+        self, job: Job, out: Path, display: Display, started: float, devices: Devices
+    ) -> None:
+        share = job.settings.batch % devices.total_count
+        wanted = f"a multiple of {devices.total_count}, the number of devices"
+        check_range("batch", wanted, job.settings.batch, share == 0)
+        self.job, self.settings, self.out = job, job.settings, out
+        self.display, self.started, self.devices = display, started, devices
+        self.state = self._replicated(init_state(self.settings.seed, job.init))
+        self.best_params: Params = None
+        self.now = self.elapsed
+        self.rows: list[Row] = []
+        self.best: Row | None = None
+        self.evaluation_seconds = self._saved = 0.0
+        self.pace = Pace()
+        self.lock = threading.RLock()
+
+    @property
+    def elapsed(self) -> float:
+        """The seconds of this run so far, including those before it was resumed."""
+        return time.monotonic() - self.started
+
+    @property
+    def epoch(self) -> float:
+        """The passes over the data so far."""
+        return self.state.step / self.job.num_batches
+
+    @property
+    def progress(self) -> float:
+        """The share of the run that is over, with time reserved for an evaluation."""
+        shares = [0.0]
+        if self.settings.minutes is not None:
+            seconds = 60 * self.settings.minutes - self.evaluation_seconds
+            shares.append(self.now / seconds if seconds > 0 else 1.0)
+        if self.settings.epochs is not None:
+            shares.append(self.epoch / self.settings.epochs)
+        return min(max(shares), 1.0)
+
+    def train(self) -> None:
+        """Make updates until the run is over."""
+        for batch in self._batches():
+            self._advance(batch)
+            if self._evaluation_due():
+                self._evaluate()
+            elif self.now - self._saved > SAVE_SECONDS:
+                self._save()
+        if not self.rows or self.rows[-1].updates < self.state.step:
+            self._evaluate()
+
+    def halt(self) -> bool:
+        """Stop the run and save its state; return False if nothing was learned yet.
+
+        Any thread may call this: it takes `lock` and never releases it. It compiles
+        nothing and does not wait for a compilation.
+        """
+        self.lock.acquire()
+        if self.state.step == 0:
+            return False
+        self._save()
+        if self.best is None:
+            self.save_model(self.devices.local(self.state.averaged), best=None)
+        return True
+
+    def _batches(self) -> Iterator[Any]:
+        """Yield batches from the current step until the run is over."""
+        while True:
+            epoch, done = divmod(self.state.step, self.job.num_batches)
+            for batch in islice(self.job.epoch(epoch), done, None):
+                if self.progress >= 1:
+                    return
+                yield batch
+
+    def _advance(self, batch: Any) -> None:
+        """Make one update and show the progress of the run."""
+        devices = self.devices
+        state, told = update(
+            self.state,
+            devices.split(batch),
+            learning_rate(self.settings.lr, self.state.step, self.progress),
+            devices.clock(self.elapsed),
+            loss=self.job.loss,
+            seed=self.settings.seed,
+            everywhere=devices.everywhere,
+        )
+        loss, now = np.asarray(told).tolist()
+        if not math.isfinite(loss):
+            raise UserError(
+                f"the loss became {loss} at update {state.step}; what was best before "
+                f"is kept; use a smaller --lr than {self.settings.lr:g}"
+            )
+        with self.lock:
+            self.state, self.now = state, now
+            self.pace.add(loss, self.job.count(batch))
+            self.display.tick(
+                self.progress,
+                f"epoch {self.epoch:.1f}  {self.pace.speed:,.0f} {self.job.unit}/s  "
+                f"loss {self.pace.loss:.3f}  {self._time_left()} left",
+            )
+
+    def _time_left(self) -> str:
+        """Estimate the time left; "?" while compilation still dominates the past."""
+        done = self.progress
+        if done < 0.02:
+            return "?"
+        return clock(self.now * (1 - done) / done)
+
+    def _evaluation_due(self) -> bool:
+        """Return True at the end of an epoch, and at intervals of a timed run."""
+        if self.state.step % self.job.num_batches == 0:
+            return True
+        if self.settings.minutes is None:
+            return False
+        last = self.rows[-1].seconds if self.rows else 0.0
+        return self.now - last > 60 * self.settings.minutes / EVALUATIONS
+
+    def _evaluate(self) -> None:
+        """Measure the parameters; keep them if they are the best so far."""
+        devices = self.devices
+        self.now = before = devices.agree(self.elapsed)
+        params = devices.local(self.state.averaged)
+        figures = self.job.measure(params, devices)
+        self.now = devices.agree(self.elapsed)
+        row = self.job.row_class(
+            self.epoch,
+            self.state.step,
+            self.now,
+            self.pace.speed,
+            self.pace.loss,
+            learning_rate(self.settings.lr, self.state.step, self.progress),
+            *figures,
+        )
+        score = self.job.score
+        better = self.best is None or score(row) < score(self.best)
+        with self.lock:
+            if better:
+                self.save_model(params, best=row._asdict())
+                self.best_params = params
+            self.rows, self.best = [*self.rows, row], row if better else self.best
+            self._save()
+            self.display.say(
+                f"epoch {row.epoch:4.1f} {self.pace.speed:6,.0f} {self.job.unit}/s  "
+                f"loss {row.loss:.3f}  {self.job.describe(row)}  {self._time_left()} "
+                f"left {'*' if better else ''}".rstrip()
+            )
+        self.evaluation_seconds = self.now - before
+        self.pace = Pace()
+
+    def save_model(self, params: Params, **figures: Any) -> None:
+        """Save parameters as the model of the folder, with figures about them."""
+        if not self.devices.first:
+            return
+        settings = dataclasses.asdict(self.settings)
+        self.job.save_model(self.out, params, {"settings": settings, **figures})
+
+    def draw(self) -> None:
+        """Draw the learning curve."""
+        assert self.best is not None
+        title = f"best at epoch {self.best.epoch:.1f}: {self.job.describe(self.best)}"
+        report.draw_curves(self.out, self.job.curves, self.rows, self.best, title)
+
+    def _save(self) -> None:
+        """Save everything that `restore` needs, and the evaluations so far."""
+        with self.lock:
+            self._saved = self.now
+            if not self.devices.first:
+                return
+            now = Header(
+                settings=dataclasses.asdict(self.settings),
+                split=self.job.fingerprint(),
+                elapsed=self.elapsed,
+                evaluation_seconds=self.evaluation_seconds,
+                rows=self.rows,
+                best=self.best,
+            )
+            self.job.files.save_state(self.out, self.state, vars(now))
+            report.write_csv(self.out, self.job.row_class._fields, self.rows)
+
+    def restore(self) -> None:
+        """Continue where the run in the folder stopped.
+
+        Raises:
+            UserError: that run had other data, or a file is missing or damaged.
+        """
+        job = self.job
+        old, _ = header.read(self.out, job.files, type(self.settings), job.row_class)
+        if old.split != job.fingerprint():
+            raise UserError(
+                f"`--resume` needs the {job.unit} of the run that is resumed, got "
+                "others; give the same files and options"
+            )
+        best = None if old.best is None else job.load_params(self.out)
+        state = self._replicated(job.files.load_state(self.out, job.init))
+        with self.lock:
+            self.best_params = best
+            self.state, self.rows, self.best = state, old.rows, old.best
+            self.evaluation_seconds = old.evaluation_seconds
+            self.started -= old.elapsed
+            self._saved = self.now = old.elapsed
+
+    def check_same(self) -> None:
+        """Check that all processes have the same run.
+
+        Raises:
+            UserError: they have others.
+        """
+        run = self.settings, self.job.fingerprint(), self.state.step, self.out
+        self.devices.check_same(repr((*run, self.devices.total_count)))
+
+    def _replicated(self, state: State) -> State:
+        return State(state.step, *self.devices.replicate(state[1:]))

@@ -1,0 +1,166 @@
+"""A run from its settings to its figures: new or resumed, interrupted or finished."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from rich.console import Console
+
+from . import files, header, report
+from .devices import Devices, ProcessLostError
+from .display import Display, clock
+from .job import Job
+from .report import Row
+from .run import Run
+from .settings import Settings, resumed
+from .tensors import MODEL_FILE, RESUME_FILE
+
+Guard = Callable[[Callable[[], object]], AbstractContextManager[None]]
+
+
+class Summary(NamedTuple):
+    """The result of a run: the best evaluation, and the figures on held-out data.
+
+    `figures` is what `Job.finish` returns, and None for a run that was interrupted.
+    """
+
+    best: Row | None
+    figures: Any
+
+
+def settings_of(
+    job: type[Job],
+    out: Path,
+    choose: Callable[..., Settings],
+    *,
+    resume: bool,
+    minutes: float | None,
+    epochs: int | None,
+    given: dict[str, Any],
+) -> Any:
+    """Return the settings of a new run, from `choose`, or of the run to resume.
+
+    Raises:
+        UserError: a setting is out of range, or not that of the run to resume.
+    """
+    if not resume:
+        return choose(minutes=minutes, epochs=epochs, **given)
+    _, old = header.read(out, job.files, job.settings_class, job.row_class)
+    return resumed(old, minutes, epochs, given)
+
+
+def conduct(
+    make: Callable[[], Job],
+    out: Path,
+    *,
+    resume: bool,
+    started: float | None = None,
+    console: Console | None = None,
+    guard: Guard = nullcontext,
+    devices: int | None = None,
+) -> Summary:
+    """Train until the time or the epochs are over, then measure the best weights.
+
+    KeyboardInterrupt ends a run early: the best weights and everything that `resume`
+    needs are saved.
+
+    Args:
+        make: makes the job.
+        out: the folder to write; files of an older run are moved to `previous/` in it.
+        resume: continue the run in `out`.
+        started: the start of the run's clock, from `time.monotonic`; None is now.
+        console: where to report.
+        guard: called with a function that stops the run and saves it, from any thread;
+            returns the context in which the run takes place.
+        devices: see `Devices`; `connect` must have been called before.
+
+    Raises:
+        ProcessLostError: another process has ended; what was learned is saved.
+        UserError: a problem that the user can fix; the files in `out` are kept.
+    """
+    started = time.monotonic() if started is None else started
+    places, run = Devices(devices), None
+    display = Display(console if places.first else Console(quiet=True))
+
+    def keep() -> None:
+        display.close()
+        if run is None or not run.halt():
+            new = "new " if resume else ""
+            display.say(f"interrupted before anything {new}was learned")
+        else:
+            _interrupted(run)
+
+    with guard(keep), display:
+        run = Run(make(), out, display, started, places)
+        if places.first:
+            files.make_folder(out)
+        if resume:
+            run.restore()
+        elif places.first:
+            with run.lock:  # `guard` must not end the process between two moves
+                _move_older_run(out, display)
+        for line in run.job.introduce():
+            display.say(line)
+        if resume:
+            spent = clock(run.elapsed)
+            display.say(f"resuming at epoch {run.epoch:.1f}, after {spent}")
+        try:
+            run.check_same()
+            run.train()
+            display.tick(1.0, "measuring the best weights on held-out data")
+            figures = run.job.final(run.best_params, places)
+            if places.first:
+                run.job.report(run, run.best_params, figures)
+            return Summary(run.best, figures)
+        except jax.errors.JaxRuntimeError as error:
+            if places.processes == 1:
+                raise
+            raise _lost(run, error) from None
+        except KeyboardInterrupt:
+            keep()
+            return Summary(run.best, None)
+
+
+def _move_older_run(out: Path, display: Display) -> None:
+    """Move the files of an older run to `previous/`."""
+    names = MODEL_FILE, RESUME_FILE, report.CSV_FILE, report.CURVE_FILE
+    old = [out / name for name in names if (out / name).exists()]
+    if old:
+        previous = out / "previous"
+        files.make_folder(previous)
+        for path in old:
+            files.move(path, previous / path.name)
+        display.say(f"the run that was in {out} is now in {previous}")
+
+
+def _lost(run: Run, error: Exception) -> ProcessLostError:
+    """Save a run whose other processes cannot be reached; return the error to raise."""
+    run.display.close()
+    reason = " ".join(str(error).split())[:120]
+    if not run.halt():
+        saved = "nothing was learned yet"
+    elif run.devices.first:
+        saved = f"what was learned until epoch {run.epoch:.1f} is in {run.out}"
+    else:
+        saved = f"process 0 saves what was learned, if it is there, in {run.out}"
+    return ProcessLostError(
+        f"another process of this run has ended or cannot be reached ({reason}); "
+        f"{saved}; go on with --resume, on any number of processes"
+    )
+
+
+def _interrupted(run: Run) -> None:
+    """Report what an interrupted run has saved."""
+    if run.best is None:
+        what = f"the weights so far, of epoch {run.epoch:.1f}, not measured yet"
+    else:
+        what = (
+            f"the best weights so far, of epoch {run.best.epoch:.1f} "
+            f"({run.job.describe(run.best)})"
+        )
+    run.display.say(f"interrupted: {what}, are in {run.out}; go on with --resume")
+    if run.best is not None:
+        run.draw()

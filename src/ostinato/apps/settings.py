@@ -1,0 +1,86 @@
+"""The settings that every run has, and those of a run that is resumed."""
+
+import dataclasses
+from typing import Any, TypeVar
+
+from .errors import UserError
+from .fields import check_range, check_types
+
+MOST_BATCH = 2**16
+MOST_SEED = 2**31 - 2  # seed + 1 is used too
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a run; `minutes` and `epochs` may change when it is resumed.
+
+    A job adds its own, such as the sizes of its model.
+
+    Raises:
+        UserError: a field is of the wrong type or out of range.
+    """
+
+    minutes: float | None
+    epochs: int | None
+    seed: int
+    batch: int
+    lr: float
+    dropout: float
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name, most in (("batch", MOST_BATCH), *self.sizes().items()):
+            got = getattr(self, name)
+            check_range(name, "at least 1", got, got >= 1)
+            check_range(name, f"at most {most}", got, got <= most)
+        check_range("seed", "at least 0", self.seed, self.seed >= 0)
+        check_range("seed", f"at most {MOST_SEED}", self.seed, self.seed <= MOST_SEED)
+        check_range("lr", "a number above 0", self.lr, self.lr > 0)
+        good = 0 <= self.dropout < 1
+        check_range("dropout", "at least 0 and below 1", self.dropout, good)
+        if self.minutes is not None:
+            check_range("minutes", "a number above 0", self.minutes, self.minutes > 0)
+        if self.epochs is not None:
+            check_range("epochs", "at least 1", self.epochs, self.epochs >= 1)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the largest value of each field of a job that must be at least 1."""
+        return {}
+
+    @property
+    def limits(self) -> str:
+        """When the run ends, for the user."""
+        limits = []
+        if self.minutes is not None:
+            limits.append(f"{self.minutes:g} minutes")
+        if self.epochs is not None:
+            limits.append(f"{self.epochs} epochs")
+        return " or ".join(limits)
+
+
+Kind = TypeVar("Kind", bound=Settings)
+
+
+def resumed(
+    old: Kind, minutes: float | None, epochs: int | None, given: dict[str, Any]
+) -> Kind:
+    """Return the settings of a run to resume, with other limits if there are any.
+
+    Args:
+        old: the settings that the run has had.
+        minutes: its new duration; without both limits, the old ones stay.
+        epochs: its new number of epochs.
+        given: other settings; None for those that were not given.
+
+    Raises:
+        UserError: a setting that was given is not the old one.
+    """
+    for name, value in given.items():
+        if value not in (None, getattr(old, name)):
+            raise UserError(
+                f"`{name}` must stay {getattr(old, name)} when a run is resumed, got "
+                f"{value}"
+            )
+    if minutes is None and epochs is None:
+        return old
+    return dataclasses.replace(old, minutes=minutes, epochs=epochs)

@@ -1,0 +1,77 @@
+"""Options of all `train` commands: the devices and processes of a run."""
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from .apps.errors import require
+
+OPTIONS: dict[str, Any] = {
+    "devices": Annotated[
+        int | None,
+        typer.Option(
+            help="Devices of this process that share each batch. Default 1; all if "
+            "there are several processes."
+        ),
+    ],
+    "distributed": Annotated[
+        bool,
+        typer.Option(
+            "--distributed",
+            help="Share each batch with other processes, found by the cluster or by "
+            "the next three options.",
+        ),
+    ],
+    "coordinator": Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address of process 0.")
+    ],
+    "processes": Annotated[int | None, typer.Option(help="Number of processes.")],
+    "process": Annotated[
+        int | None, typer.Option(help="Number of this process, from 0.")
+    ],
+}
+
+
+def on_devices(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options to a command, which gets `devices` and connected processes."""
+
+    @functools.wraps(command)
+    def connected(**given: Any) -> None:
+        require("optax")
+        from .apps.devices import connect
+
+        names = "distributed", "coordinator", "processes", "process"
+        connect(*(given.pop(name) for name in names))
+        command(**given)
+
+    signature = inspect.signature(command)
+    own = [p for name, p in signature.parameters.items() if name != "devices"]
+    added = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False if name == "distributed" else None,
+            annotation=kind,
+        )
+        for name, kind in OPTIONS.items()
+    ]
+    connected.__annotations__ = command.__annotations__ | OPTIONS
+    connected.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    return connected
+
+
+def leave(code: object) -> None:
+    """End a failed process of several at once, so that the others notice.
+
+    An orderly end would wait for the others, and they for this one.
+    """
+    jax = sys.modules.get("jax")
+    if code and jax is not None and jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)

@@ -1,0 +1,204 @@
+"""Runs on several devices and in several processes: the loss curve of one."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import g2p_command
+import jax
+import numpy as np
+import pytest
+from g2p_words import (
+    language,
+    plain_jax,  # noqa: F401
+    quiet,
+    train_tiny,
+)
+from test_cli import one_line, ostinato
+
+from ostinato.apps import session
+from ostinato.apps.devices import Devices, connect
+from ostinato.apps.errors import UserError
+from ostinato.apps.forecast import report, use
+from ostinato.apps.forecast.train import train
+from ostinato.apps.report import CSV_FILE
+from ostinato.apps.tensors import MODEL_FILE, RESUME_FILE
+
+SIZES = dict(look_back=8, horizon=8, segment=4, hidden=4, batch=16)
+TINY = "--look-back 8 --horizon 8 --segment 4 --hidden 4 --batch 16".split()
+CURVE = ("epoch", "updates", "loss", "learning_rate")
+ENDS = 30.0  # most seconds until the other process has ended, on a busy machine
+
+
+@pytest.fixture(scope="module")
+def waves(tmp_path_factory):
+    """Write two waves."""
+    path = tmp_path_factory.mktemp("data") / "waves.csv"
+    lines = ["when,a,b"]
+    for hour in range(200):
+        when = datetime(2020, 1, 1) + timedelta(hours=hour)
+        lines.append(f"{when},{np.sin(0.7 * hour):.6f},{5 + np.cos(0.3 * hour):.6f}")
+    path.write_text("\n".join(lines))
+    return path
+
+
+def curve(folder, names=(*CURVE, "mse", "mae")):
+    """Return columns of `metrics.csv` that do not depend on the clock."""
+    table = np.genfromtxt(folder / CSV_FILE, delimiter=",", names=True)
+    return np.stack([table[name] for name in names])
+
+
+# ------------------------------------------------------------------- several devices
+
+
+def test_two_devices_have_the_loss_curve_of_one(waves, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for out, devices in ((one, None), (two, 2)):
+        train(waves, out, epochs=2, devices=devices, console=quiet(), **SIZES)
+    np.testing.assert_allclose(curve(two), curve(one), rtol=1e-4)
+    want, got = (use.FILES.read(out / RESUME_FILE)[0] for out in (one, two))
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"ragged": True}], ids=["padded", "ragged"])
+def test_words_on_two_devices_have_the_loss_curve_of_one(tmp_path, options):
+    one, two = tmp_path / "one", tmp_path / "two"
+    words = {w: p for w, p in language(120).items() if len(w) == 3}
+    options |= dict(dropout=0.2, layers=2, dictionary=words, epochs=2, hidden=4)
+    for out, devices in ((one, None), (two, 2)):
+        train_tiny(out, devices=devices, **options)
+    names = (*CURVE, "dev_per")
+    np.testing.assert_allclose(curve(two, names), curve(one, names), rtol=1e-4)
+
+
+def test_devices_that_do_not_fit(waves, tmp_path):
+    many = len(jax.devices()) + 1
+    message = f"`devices` must be at most {many - 1}, the devices of this process"
+    with pytest.raises(UserError, match=message):
+        train(waves, tmp_path, devices=many, **SIZES)
+    with pytest.raises(UserError, match="`devices` must be at least 1, got 0"):
+        Devices(0)
+    with pytest.raises(UserError, match="`batch` must be a multiple of 2, the number"):
+        train(waves, tmp_path, devices=2, **SIZES | {"batch": 15})
+
+
+def test_addresses_that_are_incomplete():
+    with pytest.raises(UserError, match="must have all of --coordinator HOST:PORT"):
+        connect(True, "127.0.0.1:1", None, 0)
+    message = one_line(ostinato("train", "forecast", "no.csv", "--processes", 2))
+    assert "--coordinator, --processes and --process need --distributed" in message
+
+
+def test_processes_with_other_options(monkeypatch):
+    devices = Devices()
+    devices.check_same("a")
+    rows = np.array([[1, 2], [1, 2], [1, 3]], np.uint8)
+    monkeypatch.setattr(devices, "_gather", lambda row: list(rows))
+    with pytest.raises(UserError, match="got others in process 2 than in process 0"):
+        devices.check_same("a")
+
+
+def test_a_failed_update_of_one_process_is_an_error_of_the_program(
+    waves, tmp_path, monkeypatch
+):
+    def fail(*_, **__):
+        raise jax.errors.JaxRuntimeError("out of memory")
+
+    monkeypatch.setattr(session.Run, "train", fail)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
+        train(waves, tmp_path, epochs=1, console=quiet(), **SIZES)
+
+
+# ----------------------------------------------------------------- several processes
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Return variables that let the processes of these tests compile once."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    }
+
+
+@pytest.fixture
+def start(waves, cache):
+    """Return a function that starts two processes of a run; kill what is left."""
+    started = []
+
+    def two(out, *options):
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        environment["PYTHONPATH"] = str(Path(__file__).parents[1] / "src")
+        environment |= cache
+        command = [sys.executable, "-um", "ostinato", "train", "forecast", waves]
+        command += [*TINY, "--out", out, *options, "--distributed", "--processes", 2]
+        command += ["--coordinator", f"127.0.0.1:{free_port()}", "--process"]
+        for process in range(2):
+            started.append(
+                subprocess.Popen(
+                    [*map(str, command), str(process)],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        return started
+
+    yield two
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_two_processes_have_the_loss_curve_of_one(waves, tmp_path, start):
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(waves, one, epochs=2, console=quiet(), **SIZES)
+    processes = start(two, "--epochs", 2)
+    first, second = (process.communicate(timeout=120)[0] for process in processes)
+    assert [process.returncode for process in processes] == [0, 0], first + second
+    np.testing.assert_allclose(curve(two), curve(one), rtol=1e-4)
+    want, got = (use.load(out).figures["final"]["forecast"] for out in (one, two))
+    np.testing.assert_allclose(got["mse"], want["mse"], rtol=1e-4)
+    assert "epoch  2.0" in first and (two / report.PICTURE_FILE).exists()
+    assert [line for line in second.splitlines() if "Gloo" not in line] == []
+
+
+@pytest.mark.parametrize(
+    "killed, number, code",
+    [(0, signal.SIGKILL, -9), (1, signal.SIGTERM, 143)],
+    ids=["killed", "terminated"],
+)
+def test_when_one_process_ends_so_does_the_other(
+    waves, tmp_path, start, killed, number, code
+):
+    processes = start(tmp_path, "--epochs", 100_000)
+    while (line := processes[0].stdout.readline()) and "epoch  2.0" not in line:
+        pass
+    processes[killed].send_signal(number)
+    other = processes[1 - killed]
+    assert g2p_command.wait(processes[killed], ENDS) is not None
+    assert g2p_command.wait(other, ENDS) is not None
+    assert processes[killed].returncode == code
+    text = " ".join(other.communicate()[0].split())
+    assert other.returncode == 2, text
+    assert "another process of this run has ended or cannot be reached" in text
+    assert "Traceback" not in text and "go on with --resume" in text
+    _, header = use.FILES.read(tmp_path / RESUME_FILE)
+    use.FILES.read(tmp_path / MODEL_FILE)
+    epochs = header["step"] // 7 + 2
+    summary = train(waves, tmp_path, resume=True, epochs=epochs, console=quiet())
+    assert summary.figures is not None and summary.best.epoch <= epochs
