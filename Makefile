@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMPS := $(VENV)/stamps
 NATIVE := $(shell find native -type f)
-CXX_FILES := $(filter %.h %.cc,$(NATIVE))
+CXX_FILES := $(filter %.h %.cc,$(NATIVE)) $(wildcard src/ostinato/_cuda/text/*.h)
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test check quick bench lint format docs wheel test-wheel clean FORCE

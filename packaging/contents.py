@@ -10,7 +10,12 @@ from pathlib import Path
 NATIVE = "py3-none-manylinux_2_28_x86_64"
 PURE = "py3-none-any"
 LIBRARY, NOTE = "ostinato/_lib/libostinato_cpu.so", "ostinato/_lib/not_built.txt"
-IN_BOTH = ("ostinato/__init__.py", "ostinato/py.typed", "ostinato/apps/bench/page.py")
+IN_BOTH = (
+    "ostinato/__init__.py",
+    "ostinato/py.typed",
+    "ostinato/_cuda/text/linear.h",
+    "ostinato/apps/bench/page.py",
+)
 IN_SOURCES = (
     "CMakeLists.txt",
     "native/CMakeLists.txt",

@@ -37,8 +37,8 @@ NEEDS = {
 }
 
 
-# Runs in a process of its own, which reads files of strangers.
-ELSEWHERE = {"interop/hdf5_script.py"}
+# Run in processes of their own, which read files of strangers, or try kernels.
+ELSEWHERE = {"interop/hdf5_script.py", "_linear/cuda_trial.py"}
 
 
 class EveryModule:

@@ -90,7 +90,7 @@ THIRD_PARTY = {
     "_config": set(),
     "_native": set(),
     "_compat": set(),
-    "_cuda": set(),
+    "_cuda": {"numpy"},
     "interrupts": set(),
     "store": {"numpy", "safetensors"},
     "nn.flax": {"numpy", "flax"},

@@ -3,6 +3,7 @@
 import dataclasses
 import functools as ft
 import itertools
+import json
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from rich.console import Console
 from benchmarks import (
     disturbed,
     floors,
+    gpu,
     native,
     neighbours,
     results,
@@ -275,3 +277,16 @@ def test_rows_are_chosen_by_name():
     for options in (["elman"], [], []), ([], ["N1H65-*"], []), ([], [], ["B"]):
         with pytest.raises(ValueError, match="elman|N1H65|B"):
             session.select(*options)
+
+
+def test_rows_of_gpus_are_written_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "SIZES", {"N2T9H3": (2, 9, 3)})
+    out = tmp_path / "gpu.jsonl"
+    gpu.main(rounds=1, seconds=0, backend="xla", out=out)
+    assert out.read_text() == ""
+    gpu.main(rounds=1, backend="xla", out=out)
+    rows_ = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows_) == 1 + len(gpu.DTYPES) * len(gpu.KINDS)
+    assert all(row["ours/floor"] > 0 for row in rows_[1:])
+    gpu.main(rounds=1, backend="xla", out=out, resume=True)
+    assert len(out.read_text().splitlines()) == len(rows_)

@@ -4,7 +4,13 @@ import pytest
 
 from ostinato import _config
 
-VARIABLES = ("OSTINATO_DISABLE_NATIVE", "OSTINATO_CPU_ISA", "OSTINATO_NUM_THREADS")
+VARIABLES = (
+    "OSTINATO_DISABLE_NATIVE",
+    "OSTINATO_CPU_ISA",
+    "OSTINATO_NUM_THREADS",
+    "OSTINATO_BACKEND",
+    "OSTINATO_CACHE_DIR",
+)
 
 
 @pytest.mark.parametrize("empty", [{}, dict.fromkeys(VARIABLES, "")])
@@ -13,8 +19,8 @@ def test_nothing_set_means_everything_allowed(empty):
 
 
 def test_values_are_read():
-    environ = dict(zip(VARIABLES, ("1", "avx2", "03"), strict=True))
-    assert _config.read(environ) == _config.Config(True, "avx2", 3)
+    environ = dict(zip(VARIABLES, ("1", "avx2", "03", "cuda", "/tmp"), strict=True))
+    assert _config.read(environ) == _config.Config(True, "avx2", 3, "cuda", "/tmp")
     assert not _config.read({"OSTINATO_DISABLE_NATIVE": "0"}).disable_native
 
 
@@ -29,6 +35,7 @@ def test_environment_is_read_at_each_call(monkeypatch):
     "name, value, allowed",
     [
         ("OSTINATO_DISABLE_NATIVE", "yes", "0, 1"),
+        ("OSTINATO_BACKEND", "xla", "cuda"),
         ("OSTINATO_CPU_ISA", "AVX2", "portable, avx2, avx512, avx512_bf16, avx512_amx"),
     ],
 )

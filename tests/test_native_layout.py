@@ -14,6 +14,7 @@ FOLDERS = [
     "cpu/pass",
     "cpu/step",
     "cpu/linear",
+    "cuda",
     "ffi",
 ]
 FILES = sorted(path for path in NATIVE.rglob("*") if path.suffix in (".h", ".cc"))

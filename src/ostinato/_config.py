@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 CPU_ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 """Levels of the x86 instruction set that kernels are written for, lowest first."""
@@ -17,11 +18,17 @@ class Config:
         cpu_isa: the highest level of instructions to use (``OSTINATO_CPU_ISA``).
         num_threads: most threads of one call (``OSTINATO_NUM_THREADS``); None for as
             many as the process may use.
+        backend: `"cuda"` lets calls that name no backend take CUDA kernels where they
+            have not been measured (``OSTINATO_BACKEND``); else None.
+        cache_dir: the folder of compiled kernels (``OSTINATO_CACHE_DIR``); None for
+            that of the user.
     """
 
     disable_native: bool
     cpu_isa: str
     num_threads: int | None
+    backend: str | None = None
+    cache_dir: str | None = None
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Config:
@@ -33,13 +40,25 @@ def read(environ: Mapping[str, str] = os.environ) -> Config:
     disable = _choice(environ, "OSTINATO_DISABLE_NATIVE", ("0", "1"), default="0")
     isa = _choice(environ, "OSTINATO_CPU_ISA", CPU_ISAS, default=CPU_ISAS[-1])
     threads = _positive(environ, "OSTINATO_NUM_THREADS")
-    return Config(disable_native=disable == "1", cpu_isa=isa, num_threads=threads)
+    backend = _choice(environ, "OSTINATO_BACKEND", ("cuda",), default=None)
+    return Config(
+        disable_native=disable == "1",
+        cpu_isa=isa,
+        num_threads=threads,
+        backend=backend,
+        cache_dir=environ.get("OSTINATO_CACHE_DIR") or None,
+    )
+
+
+_Default = TypeVar("_Default", bound=str | None)
 
 
 def _choice(
-    environ: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str
-) -> str:
-    value = environ.get(name) or default
+    environ: Mapping[str, str], name: str, allowed: tuple[str, ...], default: _Default
+) -> str | _Default:
+    value = environ.get(name)
+    if not value:
+        return default
     if value not in allowed:
         raise ValueError(
             f"environment variable {name} must be one of {', '.join(allowed)}; "

@@ -17,7 +17,7 @@ from . import _config
 
 _LIBRARY_NAME = "libostinato_cpu.so"
 _NOTE_NAME = "not_built.txt"  # holds CMake's reason for not building the library
-_ABI_VERSION = 10  # kAbiVersion in native/include/ostinato/abi.h
+_ABI_VERSION = 11  # kAbiVersion in native/include/ostinato/abi.h
 _CPU_TARGETS = (
     "ostinato_cpu_features",
     "ostinato_rnn_fwd",
@@ -31,6 +31,12 @@ _CPU_TARGETS = (
     "ostinato_filter",
     "ostinato_gae",
 )
+CUDA_TARGET = "ostinato_cuda_launch"
+"""The target of launches on a GPU, see native/ffi/cuda_launch.h."""
+_CUDA_STAGES = {
+    "initialize": "ostinato_cuda_prepare",
+    "execute": "ostinato_cuda_launch",
+}
 
 
 class NativeStatus(NamedTuple):
@@ -136,6 +142,11 @@ def _open(path: Path) -> NativeStatus:
         for name in _CPU_TARGETS:
             handler = jax.ffi.pycapsule(getattr(library, name))
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
+        stages = {
+            stage: jax.ffi.pycapsule(getattr(library, name))
+            for stage, name in _CUDA_STAGES.items()
+        }
+        jax.ffi.register_ffi_target(CUDA_TARGET, stages, platform="CUDA")
     except RuntimeError as error:
         return _without(f"refused by jax {jax.__version__}: {error}")
     _declare(library)
@@ -165,3 +176,5 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ostinato_is_prepared.restype = ctypes.c_bool
     library.ostinato_stream.argtypes = (ctypes.c_void_p,)
     library.ostinato_stream.restype = ctypes.c_char_p
+    library.ostinato_cuda_open.argtypes = (ctypes.c_char_p,)
+    library.ostinato_cuda_open.restype = ctypes.c_char_p

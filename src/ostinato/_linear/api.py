@@ -61,7 +61,9 @@ def linear_recurrence(
         resets: bool `[B, T]` (`[T, B]`): where True, the state counts as 0 at that
             step, `h_t = b_t`, and no gradient passes through.
         time_major: whether time is the first axis of `a`, `b`, `resets` and `h`.
-        backend: `"xla"` or `"cpu"`; None takes the native library on CPUs.
+        backend: `"xla"`, `"cpu"` or `"cuda"`; None takes the native library on CPUs,
+            and on GPUs kernels that have been measured there, of which there are none
+            yet; `OSTINATO_BACKEND=cuda` takes the others, too.
 
     Returns:
         `LinearOutput(h, h_n)` in the dtype of `b`: float32, float64, complex64,

@@ -154,3 +154,48 @@ def select(condition: Array | None, x: Array) -> Array:
 def size(shape: Any) -> int:
     """Return the number of elements."""
     return math.prod(shape)
+
+
+def numbers(call: Recurrence, a: Any, b: Any) -> np.ndarray:
+    """Return sizes and distances as kernels take them.
+
+    Their order is that of native/ffi/linear_cpu.cc and of _cuda/text/linear.h.
+    """
+    steps, batch = b.shape[call.time_axis], b.shape[call.batch_axis]
+    a_steps, a_batch = a.shape[call.time_axis], a.shape[call.batch_axis]
+    units, row = size(b.shape[2:]), size(a.shape[2:])
+    shared = call.shares_units(a, b)
+    masked = call.has_lengths or call.has_resets
+    if call.time_major and not (masked or shared) and a.shape[:2] == b.shape[:2]:
+        # All units of a step lie side by side.
+        batch, a_batch, units, row = 1, 1, batch * units, batch * row
+    groups = units // b.shape[-1] if shared and units else 1
+    width = b.shape[-1] if shared else units
+
+    def strides(row: int, batch: int, steps: int) -> tuple[int, int]:
+        """Return the distances from sequence to sequence and from step to step."""
+        return (row, batch * row) if call.time_major else (steps * row, row)
+
+    of_sequences, of_steps = strides(row, a_batch, a_steps)
+    da_sequences, da_steps = strides(row, batch, a_steps)
+    constant = call.shares(a, call.time_axis)
+    found = (
+        batch,
+        steps,
+        groups,
+        width,
+        *strides(units, batch, steps),
+        0 if a_batch == 1 else of_sequences,
+        0 if constant else of_steps,
+        1,
+        da_sequences,
+        0 if constant else da_steps,
+        *((1, batch) if call.time_major else (steps, 1)),
+        shared,
+        call.blocks,
+        call.reverse,
+        call.after,
+        call.has_lengths,
+        call.has_resets,
+    )
+    return np.array(found, np.int64)

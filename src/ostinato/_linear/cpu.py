@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import _native
 from .._typing import Array
-from .call import Recurrence, size
+from .call import Recurrence, numbers
 
 _DTYPES = tuple(
     map(np.dtype, ("float32", "float64", jnp.bfloat16, "complex64", "complex128"))
@@ -36,7 +36,7 @@ def forward(
     """Return `h` and the last state."""
     results = [_like(b), _like(h_0)]
     return jax.ffi.ffi_call("ostinato_linear_fwd", results)(
-        a, b, h_0, *masks, numbers=_numbers(call, a, b)
+        a, b, h_0, *masks, numbers=numbers(call, a, b)
     )
 
 
@@ -53,51 +53,9 @@ def backward(
     da = jax.ShapeDtypeStruct(call.factor_shape(a, h), a.dtype)
     results = [da, _like(h), _like(h_0)]
     return jax.ffi.ffi_call("ostinato_linear_bwd", results)(
-        a, h, h_0, dh, dh_n, *masks, numbers=_numbers(call, a, h)
+        a, h, h_0, dh, dh_n, *masks, numbers=numbers(call, a, h)
     )
 
 
 def _like(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-
-def _numbers(call: Recurrence, a: Any, b: Any) -> np.ndarray:
-    """Return the attribute `numbers`, see native/ffi/linear_cpu.cc."""
-    steps, batch = b.shape[call.time_axis], b.shape[call.batch_axis]
-    a_steps, a_batch = a.shape[call.time_axis], a.shape[call.batch_axis]
-    units, row = size(b.shape[2:]), size(a.shape[2:])
-    shared = call.shares_units(a, b)
-    masked = call.has_lengths or call.has_resets
-    if call.time_major and not (masked or shared) and a.shape[:2] == b.shape[:2]:
-        # All units of a step lie side by side.
-        batch, a_batch, units, row = 1, 1, batch * units, batch * row
-    groups = units // b.shape[-1] if shared and units else 1
-    width = b.shape[-1] if shared else units
-
-    def strides(row: int, batch: int, steps: int) -> tuple[int, int]:
-        """Return the distances from sequence to sequence and from step to step."""
-        return (row, batch * row) if call.time_major else (steps * row, row)
-
-    of_sequences, of_steps = strides(row, a_batch, a_steps)
-    da_sequences, da_steps = strides(row, batch, a_steps)
-    constant = call.shares(a, call.time_axis)
-    numbers = (
-        batch,
-        steps,
-        groups,
-        width,
-        *strides(units, batch, steps),
-        0 if a_batch == 1 else of_sequences,
-        0 if constant else of_steps,
-        1,
-        da_sequences,
-        0 if constant else da_steps,
-        *((1, batch) if call.time_major else (steps, 1)),
-        shared,
-        call.blocks,
-        call.reverse,
-        call.after,
-        call.has_lengths,
-        call.has_resets,
-    )
-    return np.array(numbers, np.int64)

@@ -1,4 +1,4 @@
-"""The lowering of linear recurrences: native or XLA, and split over devices.
+"""The lowering of linear recurrences: kernels or XLA, and split over devices.
 
 Operands and results have kinds, one letter each: `a` factors, `s` the values of all
 steps, `i` the states of one step, `l` lengths and `r` resets.
@@ -10,6 +10,7 @@ import functools as ft
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from .. import _compat
 from .._rnn.backends import BackendError
 from .._rnn.sharding import FreeAxes
 from .._typing import Array
-from . import cpu, xla
+from . import cpu, cuda, xla
 from .call import Recurrence
 
 _KINDS = {
@@ -63,30 +64,66 @@ def free_axes(primitive: Primitive, call: Recurrence, args: Sequence[Any]) -> Fr
 # ---------------------------------------------------------------------------- lowering
 
 
-def check_backend(call: Recurrence, b: Any, platforms: str | None = None) -> str | None:
-    """Return why the native library does not run a call, None if it does.
+# The modules of the backends that have kernels, by the platform that they run on.
+_KERNELS = {"cuda": cuda, "cpu": cpu}
+
+
+def check_backend(call: Recurrence, b: Any) -> None:
+    """Raise unless the backend that a call names has a kernel for it.
 
     Args:
         call: what is static.
         b: the inputs, or anything of their shape and dtype.
-        platforms: what the call is compiled for; None while that is not known.
 
     Raises:
         ostinato.BackendError: the backend that the call names cannot run it.
     """
-    reason = cpu.unsupported_reason(call, b)
-    if reason is None and platforms not in (None, "cpu"):
-        reason = f"it runs on the cpu, and the computation is compiled for {platforms}"
-    if call.backend == "cuda":
-        raise BackendError(
-            "backend 'cuda' cannot run this: it has no kernels for linear recurrences; "
-            "use backend=None or 'xla'"
-        )
-    if call.backend == "cpu" and reason is not None:
-        raise BackendError(
-            f"backend 'cpu' cannot run this: {reason}; use backend=None or 'xla'"
-        )
-    return "the call asks for 'xla'" if call.backend == "xla" else reason
+    if call.backend in _KERNELS:
+        reason = _KERNELS[call.backend].unsupported_reason(call, b)
+        if reason is not None:
+            raise _cannot(call.backend, reason)
+
+
+def _cannot(backend: str, reason: str) -> BackendError:
+    return BackendError(
+        f"backend {backend!r} cannot run this: {reason}; use backend=None or 'xla'"
+    )
+
+
+def _kernels_for(
+    call: Recurrence, b: Any, platforms: str, for_export: bool
+) -> ModuleType | None:
+    """Return the module whose kernels run a call; None where XLA does.
+
+    Args:
+        call: what is static.
+        b: the inputs.
+        platforms: what the call is compiled for.
+        for_export: whether `jax.export` writes it.
+
+    Raises:
+        ostinato.BackendError: the backend that the call names cannot run it.
+    """
+    named = call.backend
+    if named == "xla":
+        return None
+    if named is not None and named != platforms:
+        reason = f"it runs on the {named}, and the computation is compiled for "
+        raise _cannot(named, reason + platforms)
+    kernels = _KERNELS.get(platforms)
+    if kernels is None:
+        return None
+    reason = None
+    if kernels is cuda and named is None:
+        reason = cuda.unmeasured_reason()
+    if reason is None:
+        reason = kernels.unsupported_reason(call, b)
+    if reason is None and kernels is cuda:
+        reason = cuda.failure(call, b)
+    if named is not None and reason is not None:
+        raise _cannot(named, reason)
+    # What jax.export makes must run anywhere, unless the call names a backend.
+    return None if reason is not None or for_export and named is None else kernels
 
 
 def register(primitive: Primitive, composed: Callable | None) -> None:
@@ -97,20 +134,20 @@ def register(primitive: Primitive, composed: Callable | None) -> None:
         composed: the function `(call, *operands)` of other primitives that computes the
             same; None for the one that they are made of.
     """
-    native = {"ostinato_linear": cpu.forward, "ostinato_linear_bwd": cpu.backward}
 
     def lower(
         platform: str | None, ctx: Any, *args: Any, call: Recurrence
     ) -> Sequence[Any]:
         context, avals = ctx.module_context, ctx.avals_in
         platforms = ", ".join(context.platforms) if platform is None else platform
-        reason = check_backend(call, avals[1], platforms)
-        if context.lowering_parameters.for_export and call.backend is None:
-            reason = "what jax.export makes must run without the native library"
-        runs = native.get(primitive.name)
-        if primitive.name == "ostinato_linear_bwd" and call.blocks:
-            runs = None
-        if reason is None and runs is not None:
+        for_export = context.lowering_parameters.for_export
+        kernels = _kernels_for(call, avals[1], platforms, for_export)
+        runs = None
+        if kernels is not None and primitive.name == "ostinato_linear":
+            runs = kernels.forward
+        elif kernels is cpu and primitive.name == "ostinato_linear_bwd":
+            runs = None if call.blocks else cpu.backward
+        if runs is not None:
             function = _partitioned(primitive, call, ft.partial(runs, call))
         elif composed is not None:
             function = ft.partial(composed, call)
@@ -122,7 +159,8 @@ def register(primitive: Primitive, composed: Callable | None) -> None:
 
     _compat.lower_with_devices(primitive)
     mlir.register_lowering(primitive, ft.partial(lower, None))
-    mlir.register_lowering(primitive, ft.partial(lower, "cpu"), "cpu")
+    for platform in _KERNELS:
+        mlir.register_lowering(primitive, ft.partial(lower, platform), platform)
 
 
 def _is_parallel(call: Recurrence, b: Any, platforms: str) -> bool:

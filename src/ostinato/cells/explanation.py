@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from .. import _checks
-from .._linear import cpu
+from .._linear import cpu, cuda
 from .._linear.call import Recurrence
 from .._recurrent.protocol import Cell
 from .._rnn import backends
@@ -84,15 +84,23 @@ def _explain_linear(
         why = "step by step, in a loop over time"
         return Explanation("xla", why, {"cuda": reason, "cpu": reason})
     why = "one linear recurrence over all steps"
-    rejected = {"cuda": "it has no kernels for linear recurrences"}
+    rejected = {}
     state = jax.eval_shape(lambda: cell.initial_state(1, inputs.dtype))
-    reason = cpu.unsupported_reason(Recurrence(), state)
-    platform = backends.place_of(inputs).platform
-    if reason is None and platform != "cpu":
-        reason = f"it runs on the cpu, and `inputs` is on the {platform}"
-    if reason is None:
-        return Explanation("cpu", why, rejected)
-    return Explanation("xla", why, rejected | {"cpu": reason})
+    sizes = getattr(inputs, "shape", (1, 1, 1))[:2]
+    b = jax.ShapeDtypeStruct((*sizes, *state.shape[1:]), state.dtype)
+    call, platform = Recurrence(), backends.place_of(inputs).platform
+    for name, kernels in (("cuda", cuda), ("cpu", cpu)):
+        reason = kernels.unsupported_reason(call, b)
+        if reason is None and platform != name:
+            reason = f"it runs on the {name}, and `inputs` is on the {platform}"
+        if reason is None and kernels is cuda:
+            reason = cuda.unmeasured_reason()
+        if reason is None and kernels is cuda:
+            why += f" on {cuda.describe(call, b)}"
+        if reason is None:
+            return Explanation(name, why, rejected)
+        rejected[name] = reason
+    return Explanation("xla", why, rejected)
 
 
 def _fused_spec(cell: Any) -> Any:

@@ -1,0 +1,94 @@
+"""The texts of kernels, and their machine code, compiled once and kept in files."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+from importlib import resources
+from typing import NamedTuple
+
+from . import cache, nvrtc, plan
+
+_OPTIONS = ("-std=c++17",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A text, compiled with some definitions.
+
+    Attributes:
+        file: in the folder `text`.
+        definitions: such as `"STORAGE=float"`.
+    """
+
+    file: str
+    definitions: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.file.removesuffix('.h')} ({', '.join(self.definitions)})"
+
+    def source(self) -> str:
+        """Return all that is compiled."""
+        return "\n".join([_read("primitives.h"), _read(self.file)])
+
+    def options(self, arch: str) -> tuple[str, ...]:
+        """Return the options of NVRTC for an architecture."""
+        return (f"-arch={arch}", *_OPTIONS, *(f"-D{each}" for each in self.definitions))
+
+    def key(self, arch: str, version: str) -> str:
+        """Return what stands for the machine code that this version of NVRTC makes."""
+        return cache.key(self.source(), *self.options(arch), version)
+
+
+def linear(dtype: str, blocks: bool) -> Text:
+    """Return the text of linear recurrences of a dtype, maybe with 2x2 blocks."""
+    storage = plan.STORAGE[dtype]
+    accum = plan.STORAGE[plan.accumulation(dtype)]
+    definitions = (f"STORAGE={storage}", f"ACCUM={accum}", f"BLOCKS={int(blocks)}")
+    return Text("linear.h", definitions)
+
+
+TEXTS = tuple(
+    linear(dtype, blocks) for dtype in plan.STORAGE for blocks in (False, True)
+)
+"""All texts."""
+
+
+class Code(NamedTuple):
+    """Machine code; `digest` stands for its bytes."""
+
+    cubin: bytes
+    digest: str
+
+
+_lock = threading.Lock()
+_compiled: dict[str, Code] = {}
+
+
+def compiled(text: Text, arch: str) -> Code:
+    """Return the machine code of a text: of this process, of a file, or made now.
+
+    Raises:
+        RuntimeError: there is no NVRTC.
+        ostinato._cuda.nvrtc.CompileError: it refuses the text or the architecture.
+    """
+    compiler, reason = nvrtc.find()
+    if compiler is None:
+        raise RuntimeError(reason)
+    key = text.key(arch, compiler.version)
+    with _lock:
+        if key not in _compiled:
+            name = f"{key}.cubin"
+            cubin = cache.load(name)
+            if cubin is None:
+                made = nvrtc.compile_text(compiler, text.source(), text.options(arch))
+                cubin = made.cubin
+                cache.store(name, cubin)
+            _compiled[key] = Code(cubin, hashlib.sha256(cubin).hexdigest())
+        return _compiled[key]
+
+
+def _read(file: str) -> str:
+    assert __package__ is not None
+    return (resources.files(__package__) / "text" / file).read_text(encoding="utf-8")

@@ -1,0 +1,131 @@
+"""A GPU that is none: a driver that records its calls and runs kernels on the CPU.
+
+See native/tests/cuda_emulator.h and cuda_fake_driver.cc. The C++ compiler of the
+machine compiles kernels, and XLA's CPU client launches them.
+"""
+
+import contextlib
+import ctypes
+import functools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import jax
+import pytest
+
+from ostinato import _native
+from ostinato._cuda import check, device, kernels, nvrtc
+from ostinato._linear import cuda, lowering
+
+NATIVE = Path(__file__).parents[1] / "native"
+COMPILER = shutil.which(os.environ.get("CXX", "c++"))
+needs_emulator = pytest.mark.skipif(
+    COMPILER is None or _native.status().library is None,
+    reason="needs the native library and a C++ compiler",
+)
+_BUILD = [COMPILER, "-std=c++17", "-O0", "-fPIC", f"-I{NATIVE}"]
+PATH_VARIABLE = "FAKE_DRIVER"  # where the parent has built it, for its children
+
+
+@functools.cache
+def driver() -> ctypes.CDLL:
+    """Build and open the fake driver, and make its launches a target of the CPU."""
+    path = os.environ.get(PATH_VARIABLE) or _build_driver()
+    library = ctypes.CDLL(path)
+    library.fake_calls.restype = library.fake_open.restype = ctypes.c_char_p
+    handler = jax.ffi.pycapsule(library.fake_launch)
+    jax.devices("cpu")
+    jax.ffi.register_ffi_target(_native.CUDA_TARGET, handler, platform="cpu")
+    assert library.fake_open(path.encode()) is None
+    return library
+
+
+def _build_driver() -> str:
+    path = _folder() / "libcuda.so.1"
+    sources = ["tests/cuda_fake_driver.cc", "tests/cuda_fake_handler.cc"]
+    build = [*_BUILD, "-Wall", "-Wextra", "-Werror", "-shared"]
+    build += ["-isystem", jax.ffi.include_dir()]
+    build += [NATIVE / file for file in (*sources, "cuda/launcher.cc")]
+    subprocess.run([*build, "-o", path, "-ldl"], check=True)
+    return str(path)
+
+
+@functools.cache
+def _folder() -> Path:
+    holder = tempfile.TemporaryDirectory(prefix="ostinato-emulated-")
+    _folder.holder = holder  # lives as long as this process
+    return Path(holder.name)
+
+
+def calls() -> list[str]:
+    """Return what the driver was asked since the last `reset`."""
+    return driver().fake_calls().decode().splitlines()
+
+
+def compile_emulated(compiler, text: str, options) -> nvrtc.Compiled:
+    """Compile the text of a kernel for the emulator, in the place of NVRTC."""
+    text = text.removeprefix(kernels._read("primitives.h"))
+    flags = [o for o in options if not o.startswith(("-arch", "-std"))]
+    return _emulated(text, tuple(flags))
+
+
+@functools.cache
+def _emulated(text: str, flags: tuple[str, ...]) -> nvrtc.Compiled:
+    names = re.findall(r"OSTINATO_KERNEL void (\w+)\(", text)
+    exports = "\n".join(f"OSTINATO_EMULATED({name})" for name in names)
+    source, made = _folder() / "kernel.cc", _folder() / "kernel.so"
+    source.write_text(f'#include "{_header()}"\n{text}\n{exports}\n')
+    done = subprocess.run(
+        [*_BUILD, "-shared", *flags, source, "-o", made],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise nvrtc.CompileError(done.stderr)
+    return nvrtc.Compiled(made.read_bytes(), "")
+
+
+@functools.cache
+def _header() -> Path:
+    """Copy the emulator, and compile it ahead, which GCC finds beside it."""
+    copy = _folder() / "emulator.h"
+    shutil.copy(NATIVE / "tests" / "cuda_emulator.h", copy)
+    made = copy.with_suffix(".h.gch")
+    subprocess.run([*_BUILD, "-x", "c++-header", copy, "-o", made], check=True)
+    return copy
+
+
+def fake_gpu(setattr_, change=lambda text: text) -> None:
+    """Put the fake driver and its compiler in the place of the real ones.
+
+    Args:
+        setattr_: sets an attribute of an object.
+        change: what is changed in the texts of kernels.
+    """
+    driver().fake_reset()
+    read = kernels._read
+    found = nvrtc.Found(nvrtc.Compiler(driver(), "0.0"), None)
+    setattr_(kernels, "_read", lambda f: read(f) if "prim" in f else change(read(f)))
+    setattr_(nvrtc, "find", lambda: found)
+    setattr_(nvrtc, "compile_text", compile_emulated)
+    setattr_(device, "DRIVER", driver()._name)
+    device.status.cache_clear()
+
+
+@contextlib.contextmanager
+def gpu_in_place(monkeypatch, change=lambda text: text):
+    """Run linear recurrences with backend "cpu" on the fake GPU."""
+    with monkeypatch.context() as patch:
+        patch.setenv("OSTINATO_CACHE_DIR", str(_folder() / "cache"))
+        patch.setattr(check, "failure", lambda *_: None)
+        patch.setattr(lowering, "_KERNELS", {"cpu": cuda})
+        fake_gpu(patch.setattr, change)
+        jax.clear_caches()
+        yield
+    device.status.cache_clear()
+    jax.clear_caches()

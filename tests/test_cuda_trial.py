@@ -1,0 +1,105 @@
+"""Trials of kernels in a child process: what is right, wrong, crashes, hangs."""
+
+import sys
+import warnings
+from pathlib import Path
+
+import cuda_emulation
+import jax
+import jax.numpy as jnp
+import pytest
+from cuda_emulation import needs_emulator
+
+import ostinato as ost
+from ostinato._cuda import check, device, kernels
+from ostinato._linear import cuda, lowering
+
+CHILD = Path(__file__).parent / "cuda_child.py"
+TEXT = kernels.linear("float32", False)
+pytestmark = needs_emulator
+
+
+@pytest.fixture
+def trial(monkeypatch, tmp_path):
+    """Make a trial with a bug, and return its failure."""
+    monkeypatch.setenv("OSTINATO_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv(cuda_emulation.PATH_VARIABLE, cuda_emulation.driver()._name)
+    monkeypatch.setattr(check, "_verdicts", {})
+    cuda_emulation.fake_gpu(monkeypatch.setattr)
+
+    def run(bug, text=TEXT):
+        def command(module, text):
+            return [sys.executable, str(CHILD), bug, module, *text.definitions]
+
+        monkeypatch.setattr(check, "command", command)
+        gpu, reason = device.status()
+        assert reason is None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            failure = check.failure(text, gpu, cuda.TRIAL)
+        assert len(caught) == (failure is not None), [str(w.message) for w in caught]
+        return failure
+
+    yield run
+    device.status.cache_clear()
+
+
+def forget(monkeypatch):
+    """Do as a new process does: it knows files only."""
+    monkeypatch.setattr(check, "_verdicts", {})
+
+
+def test_kernels_that_are_right_run(trial, monkeypatch):
+    assert trial("none") is None
+    assert trial("crash") is None  # no second trial in this process
+    forget(monkeypatch)
+    assert trial("crash") is None  # nor in the next one
+    assert ost.backends()["cuda"].available
+    assert "disabled" not in ost.backends()["cuda"].detail
+
+
+@pytest.mark.parametrize(
+    ("bug", "words"),
+    [
+        ("wrong", "a wrong result: h differs by"),
+        ("crash", "ended with signal"),
+        ("hang", "did not end within 1 s"),
+    ],
+)
+def test_kernels_that_fail_are_disabled(bug, words, trial, monkeypatch, tmp_path):
+    if bug == "hang":
+        monkeypatch.setattr(check, "LIMIT", 1.0)
+    failure = trial(bug)
+    assert words in failure and str(tmp_path) in failure
+    told = ost.backends()["cuda"].detail
+    assert f"disabled: {TEXT}: " in told and words in told
+    forget(monkeypatch)
+    assert words in trial("none")  # a file keeps the verdict
+    for path in tmp_path.glob("*.verdict"):
+        path.unlink()
+    forget(monkeypatch)
+    monkeypatch.setattr(check, "_try", lambda *_: "")  # it would be tried again
+    assert trial("none") is None
+
+
+def test_a_trial_that_does_not_begin_is_repeated_by_the_next_process(
+    trial, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(cuda_emulation, "PATH_VARIABLE", "UNUSED")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    assert "no other process could be started" in trial("none")
+    assert not list(tmp_path.glob("*.verdict"))
+
+
+def test_disabled_kernels_leave_their_calls_to_xla(trial, monkeypatch):
+    monkeypatch.setattr(lowering, "_KERNELS", {"cpu": cuda})
+    monkeypatch.setenv("OSTINATO_BACKEND", "cuda")
+    monkeypatch.setattr(check, "_try", lambda *_: "they are wrong")
+    jax.clear_caches()
+    x = jnp.ones((1, 3, 2), jnp.float32)
+    with pytest.warns(RuntimeWarning, match="disabled on Emulated GPU.*they are wrong"):
+        assert ost.linear_recurrence(x, x).h[0, :, 0].tolist() == [1, 2, 3]
+    with pytest.raises(ost.BackendError, match="they are wrong"):
+        ost.linear_recurrence(x, x, backend="cpu")
+    assert not [c for c in cuda_emulation.calls() if "Launch" in c]
+    jax.clear_caches()
