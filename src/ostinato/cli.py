@@ -129,6 +129,13 @@ def g2p(
     dropout: Annotated[
         float | None, typer.Option(help="Dropout rate between layers; 0 turns it off.")
     ] = None,
+    ensemble: Annotated[
+        int | None,
+        typer.Option(
+            help="Train this many models that differ in their seed as one, and average "
+            "what they say. Takes as many times the time. Default 1."
+        ),
+    ] = None,
     ragged: Annotated[
         bool,
         typer.Option(
@@ -162,6 +169,7 @@ def g2p(
         batch=batch,
         lr=lr,
         dropout=dropout,
+        ensemble=ensemble,
         ragged=ragged or None,  # None: a resumed run keeps its own setting
         guard=interrupts.keeping,
         devices=devices,

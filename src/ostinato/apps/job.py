@@ -31,7 +31,9 @@ class Job(ABC):
         curves: what the learning curve shows.
         settings: the settings of the run, of `settings_class`.
         num_batches: the batches of an epoch.
-        loss: a function of parameters, a batch and a key for dropout; see `update`.
+        members: the models of an ensemble, 1 for a single model.
+        loss: a function of one member's parameters, a batch and a key for dropout; see
+            `update`.
     """
 
     unit: ClassVar[str]
@@ -41,6 +43,7 @@ class Job(ABC):
     curves: ClassVar[Curves]
     settings: Any
     num_batches: int
+    members: int = 1
     loss: Callable[[Params, Any, jax.Array], jax.Array]
 
     @abstractmethod
@@ -53,7 +56,7 @@ class Job(ABC):
 
     @abstractmethod
     def init(self, key: jax.Array) -> Params:
-        """Draw the initial parameters, float32."""
+        """Draw the initial parameters, float32, of all members."""
 
     @abstractmethod
     def epoch(self, number: int) -> Iterator[Any]:

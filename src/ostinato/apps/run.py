@@ -125,6 +125,7 @@ class Run:
             devices.clock(self.elapsed),
             loss=self.job.loss,
             seed=self.settings.seed,
+            members=self.job.members,
             everywhere=devices.everywhere,
         )
         loss, now = np.asarray(told).tolist()

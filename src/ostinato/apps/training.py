@@ -1,4 +1,7 @@
-"""One update of the parameters: gradient, clipping, AdamW, averaged parameters."""
+"""One update of the parameters: gradient, clipping, AdamW, averaged parameters.
+
+An ensemble is updated as one; its members do not influence each other.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,8 +20,8 @@ CLIP = 1.0  # largest norm of the gradient
 WEIGHT_DECAY = 0.01
 AVERAGING = 0.998  # share of the old average that an update keeps
 
+_CLIPPING = optax.clip_by_global_norm(CLIP)  # without a state
 _OPTIMIZER = optax.chain(
-    optax.clip_by_global_norm(CLIP),
     optax.scale_by_adam(b2=0.99),
     optax.add_decayed_weights(WEIGHT_DECAY),
 )
@@ -36,7 +39,12 @@ class State(NamedTuple):
 def init_state(seed: int, init: Callable[[jax.Array], Params]) -> State:
     """Return the state before the first update; `init` draws parameters from a key."""
     params = jax.jit(init)(jax.random.key(seed))
-    return State(0, params, params, _OPTIMIZER.init(params))
+    return State(0, params, params, init_optimizer(params))
+
+
+def init_optimizer(params: Params) -> Any:
+    """Return the state of the optimizer before the first update."""
+    return _OPTIMIZER.init(params)
 
 
 def learning_rate(peak: float, step: int, progress: float) -> float:
@@ -52,6 +60,7 @@ def update(
     *,
     loss: Callable[[Params, Any, jax.Array], jax.Array],
     seed: int,
+    members: int = 1,
     everywhere: NamedSharding | None = None,
 ) -> tuple[State, jax.Array]:
     """Update the parameters once; return the new state, the loss and the time.
@@ -66,23 +75,31 @@ def update(
         batch: the batch, which may be dealt out to devices; see `Devices.split`.
         rate: the learning rate.
         clock: float32 `[devices]`; see `Devices.clock`.
-        loss: the function to minimise.
+        loss: the function to minimise, of the parameters of one member.
         seed: that of the run.
+        members: how many models the parameters hold; see `ensemble`.
         everywhere: see `Devices.everywhere`.
 
     Returns:
-        The new state, and `[2]`: the loss, and the time of the first device.
+        The new state, and `[2]`: the mean loss of the members, and the time of the
+        first device.
     """
     places = np.int32(seed + 1), np.int32(state.step)
     told, grads = _gradient(
-        state.params, batch, places, clock, loss=loss, everywhere=everywhere
+        state.params,
+        batch,
+        places,
+        clock,
+        loss=loss,
+        members=members,
+        everywhere=everywhere,
     )
     keep = min(AVERAGING, (1 + state.step) / (10 + state.step))
     moved = _apply(state[1:], grads, np.float32(rate), np.float32(keep))
     return State(state.step + 1, *moved), told
 
 
-@partial(jax.jit, static_argnames=("loss", "everywhere"))
+@partial(jax.jit, static_argnames=("loss", "members", "everywhere"))
 def _gradient(
     params: Params,
     batch: Any,
@@ -90,11 +107,21 @@ def _gradient(
     clock: jax.Array,
     *,
     loss: Callable,
+    members: int,
     everywhere: NamedSharding | None,
 ) -> tuple:
     seed, step = places
     key = jax.random.fold_in(jax.random.key(seed), step)
-    value, grads = jax.value_and_grad(loss)(params, batch, key)
+
+    def of_one(params: Params, key: jax.Array) -> tuple[jax.Array, Params]:
+        value, grads = jax.value_and_grad(loss)(params, batch, key)
+        return value, _CLIPPING.update(grads, optax.EmptyState())[0]
+
+    if members == 1:
+        value, grads = of_one(params, key)
+    else:
+        values, grads = jax.vmap(of_one)(params, jax.random.split(key, members))
+        value = jnp.mean(values)
     found = jnp.stack([value, clock[0]]), grads
     if everywhere is not None:
         found = jax.lax.with_sharding_constraint(found, everywhere)

@@ -21,7 +21,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from jax.typing import ArrayLike
 import ostinato as ost
 from ostinato import cells
 
+from ..ensemble import mean_probability, with_axis
 from . import ctc, model
 from .batches import Batch, word_batches
 from .beam import EDGE, beam_search
@@ -82,8 +83,8 @@ class Config(model.Config):
         """Return the decoder's steps, or the letters as steps if they are more."""
         return max(len(target) + 1, math.ceil(LETTERS_PER_PHONEME * len(word)))
 
-    def init(self, key: jax.Array) -> Params:
-        """Draw the initial parameters, float32."""
+    def init_one(self, key: jax.Array) -> Params:
+        """Draw the initial parameters of one member, float32."""
         keys = iter(jax.random.split(key, 8))
         size, embedding = self.hidden_size, self.embedding_size
         frames = self.frames * self.num_labels
@@ -176,7 +177,7 @@ def encode(
     """Run the encoder over a batch of words.
 
     Args:
-        params: from `Config.init`.
+        params: of one member, from `Config.init_one`.
         config: static under jax.jit.
         letters: ``[B, T]`` letter ids, 0 past a word's end.
         seq_lengths: ``[B]``, the length of each word; 0 is allowed.
@@ -207,7 +208,7 @@ def decode(
     """Return the log probabilities of the next label after every correct prefix.
 
     Args:
-        params: from `Config.init`.
+        params: of one member, from `Config.init_one`.
         config: static under jax.jit.
         encoded: from `encode`.
         phonemes: ``[B, U]``, the correct labels.
@@ -256,27 +257,50 @@ def _search(
 
     The latter are ``[B, width]``.
     """
-    encoded = encode(params, config, letters, seq_lengths)
-    active, longest = encoded.lengths > 0, 2 * encoded.memory.shape[1] + 8
-    encoded = jax.tree.map(lambda a: jnp.repeat(a, width, axis=0), encoded)
-    decoder, states = _decoder(config, encoded)
-    ready = decoder.prepare(params.decoder)
+    params = with_axis(params, config.members)
+
+    @jax.vmap
+    def encoded_by(one: Params) -> Encoded:
+        encoded = encode(one, config, letters, seq_lengths)
+        return jax.tree.map(lambda a: jnp.repeat(a, width, axis=0), encoded)
+
+    @jax.vmap
+    def prepared_by(one: Params, encoded: Encoded) -> Any:
+        return _decoder(config, encoded)[0].prepare(one.decoder)
+
+    # Rows of hypotheses come first in states, members second.
+    @partial(jax.vmap, in_axes=(0, 0, 0, 1, None, None), out_axes=(1, 0))
+    def step_of(
+        one: Params, encoded: Encoded, ready: Any, states: tuple, labels: Any, t: Any
+    ) -> tuple:
+        decoder, _ = _decoder(config, encoded)
+        x = decoder.precompute(ready, one.phonemes[labels])
+        states, y = decoder.step(ready, states, x, t)
+        return states, jax.nn.log_softmax(y @ one.w_out + one.b_out)
+
+    encoded = encoded_by(params)
+    ready = prepared_by(params, encoded)
 
     def step(states: tuple, labels: jax.Array, t: jax.Array) -> tuple:
-        x = decoder.precompute(ready, params.phonemes[labels])
-        states, y = decoder.step(ready, states, x, t)
-        return states, jax.nn.log_softmax(y @ params.w_out + params.b_out)
+        states, log_probs = step_of(params, encoded, ready, states, labels, t)
+        return states, mean_probability(log_probs)
 
+    active = jnp.asarray(seq_lengths) > 0
+    states = jax.vmap(lambda one: _decoder(config, one)[1], out_axes=1)(encoded)
+    longest = 2 * jnp.shape(letters)[1] + 8
     labels, scores = beam_search(
         step, states, active=active, width=width, longest=longest
     )
-    losses = ctc.label_losses(
-        encoded.frames,
-        encoded.lengths * config.frames,
-        labels.reshape(-1, longest),
-        jnp.sum(labels != EDGE, axis=-1).reshape(-1),
-    )
-    return labels, scores, -losses.reshape(scores.shape)
+    lengths = jnp.sum(labels != EDGE, axis=-1).reshape(-1)
+
+    @jax.vmap
+    def losses_of(encoded: Encoded) -> jax.Array:
+        num_frames = encoded.lengths * config.frames
+        flat = labels.reshape(-1, longest)
+        return ctc.label_losses(encoded.frames, num_frames, flat, lengths)
+
+    spelled = mean_probability(-losses_of(encoded))
+    return labels, scores, spelled.reshape(scores.shape)
 
 
 def alignment(
@@ -285,7 +309,7 @@ def alignment(
     """Return the attention weights of the decoder while it writes one word.
 
     Args:
-        params: from `Config.init`.
+        params: from `Config.init`; the weights are the mean over the members.
         config: the model's configuration.
         letters: T letter ids.
         labels: U labels of phonemes.
@@ -293,12 +317,17 @@ def alignment(
     Returns:
         ``[U + 1, T]``, a row for each phoneme and one for the end; each row sums to 1.
     """
-    encoded = encode(params, config, np.array([letters]), np.array([len(letters)]))
-    cell = config.attention.attend(encoded.memory, return_weights=True)
-    state = cell.initial_state(1)._replace(cell=encoded.states[0])
-    x = params.phonemes[np.array([[EDGE, *labels]])]
-    out = ost.recurrent_net(cell, x, state, params=params.decoder[0])
-    return np.asarray(out.outputs.weights[0])
+
+    def weights_of(one: Params) -> jax.Array:
+        encoded = encode(one, config, np.array([letters]), np.array([len(letters)]))
+        cell = config.attention.attend(encoded.memory, return_weights=True)
+        state = cell.initial_state(1)._replace(cell=encoded.states[0])
+        x = one.phonemes[np.array([[EDGE, *labels]])]
+        out = ost.recurrent_net(cell, x, state, params=one.decoder[0])
+        return out.outputs.weights[0]
+
+    members = jax.vmap(weights_of)(with_axis(params, config.members))
+    return np.asarray(jnp.mean(members, axis=0))
 
 
 class Reader(model.Reader):

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 
 import ostinato as ost
 
+from ..ensemble import mean_probability, with_axis
 from . import ctc_search, model
 from .batches import Batch, word_batches
 from .data import ALPHABET
@@ -47,8 +48,8 @@ class Config(model.Config):
         fits = len(target) + repeats <= self.frames * len(word)
         return len(word) if fits else None
 
-    def init(self, key: jax.Array) -> Params:
-        """Draw the initial parameters, float32."""
+    def init_one(self, key: jax.Array) -> Params:
+        """Draw the initial parameters of one member, float32."""
         k_embedding, k_weights, k_out = jax.random.split(key, 3)
         scores = self.frames * self.num_labels
         return Params(
@@ -100,7 +101,7 @@ def scores(
     """Score every frame of every word.
 
     Args:
-        params: from `Config.init`.
+        params: of one member, from `Config.init_one`.
         config: static under jax.jit.
         letters: ``[B, T]`` letter ids, 0 past a word's end.
         seq_lengths: ``[B]``, the length of each word; 0 is allowed.
@@ -149,7 +150,10 @@ def _padding(size: int, lengths: ArrayLike) -> jax.Array:
 def _log_probs(
     params: Params, config: Config, letters: ArrayLike, seq_lengths: ArrayLike
 ) -> jax.Array:
-    return jax.nn.log_softmax(scores(params, config, letters, seq_lengths))
+    def of_one(one: Params) -> jax.Array:
+        return jax.nn.log_softmax(scores(one, config, letters, seq_lengths))
+
+    return mean_probability(jax.vmap(of_one)(with_axis(params, config.members)))
 
 
 class Reader(model.Reader):

@@ -51,8 +51,13 @@ class Job(job.Job):
         phonemes = phoneme_set({**split.train, **split.dev, **split.test})
         self.settings, self.split, self._missing = settings, split, missing
         self.config = config_class(settings.model)(
-            settings.hidden, settings.layers, phonemes, settings.dropout
+            settings.hidden,
+            settings.layers,
+            phonemes,
+            settings.dropout,
+            members=settings.ensemble,
         )
+        self.members = settings.ensemble
         self.data = TrainingSet(
             split.train,
             phonemes,

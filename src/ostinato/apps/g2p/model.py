@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import ostinato as ost
 from ostinato import ragged
 
+from ..ensemble import MOST_MEMBERS, init_members
 from ..fields import check_range, check_types
 from .batches import Batch, RaggedBatch
 from .ngram import NGram
@@ -48,6 +49,7 @@ class Config:
     phonemes: tuple[str, ...]
     dropout: float = 0.0
     embedding_size: int = 64
+    members: int = 1
 
     name: ClassVar[str]
 
@@ -58,6 +60,7 @@ class Config:
             num_layers=MOST_LAYERS,
             embedding_size=MOST_HIDDEN,
             frames=MOST_FRAMES,
+            members=MOST_MEMBERS,
         )
         for name in (field.name for field in dataclasses.fields(self)):
             if name in most:
@@ -72,7 +75,7 @@ class Config:
         )
         wanted = f"from 1 to {MOST_PHONEMES} different names without spaces"
         check_range("phonemes", wanted, names, good)
-        params = ost.num_params(self.spec)
+        params = self.members * ost.num_params(self.spec)
         check_range(
             "parameters", f"at most {MOST_PARAMS}", params, params <= MOST_PARAMS
         )
@@ -103,7 +106,11 @@ class Config:
         raise NotImplementedError
 
     def init(self, key: jax.Array) -> Params:
-        """Draw the initial parameters, float32."""
+        """Draw the initial parameters of all members, float32."""
+        return init_members(self.init_one, self.members, key)
+
+    def init_one(self, key: jax.Array) -> Params:
+        """Draw the initial parameters of one member, float32."""
         raise NotImplementedError
 
     def loss(
@@ -112,7 +119,7 @@ class Config:
         """Return the mean loss over the words of a batch; length 0 is left out.
 
         Args:
-            params: from `init`.
+            params: from `init_one`.
             batch: padded words and pronunciations.
             key: for dropout; None evaluates.
         """
@@ -128,7 +135,7 @@ class Config:
         """Return the loss of one word, without a batch axis and without padding.
 
         Args:
-            params: from `init`.
+            params: from `init_one`.
             letters: letter ids ``[n]``, n >= 1.
             phonemes: labels ``[m]``, m >= 1.
             key: for dropout; None evaluates.

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from .. import settings
+from ..ensemble import MOST_MEMBERS
 from .model import MOST_HIDDEN, MOST_LAYERS
 from .models import config_class
 
@@ -21,6 +22,7 @@ class Settings(settings.Settings):
     hidden: int
     layers: int
     buckets: int
+    ensemble: int = 1
     ragged: bool = False
 
     def __post_init__(self) -> None:
@@ -29,13 +31,19 @@ class Settings(settings.Settings):
 
     def sizes(self) -> dict[str, int]:
         """Return the largest sizes of the model, and the most shapes of batches."""
-        return dict(hidden=MOST_HIDDEN, layers=MOST_LAYERS, buckets=MOST_BUCKETS)
+        return dict(
+            hidden=MOST_HIDDEN,
+            layers=MOST_LAYERS,
+            buckets=MOST_BUCKETS,
+            ensemble=MOST_MEMBERS,
+        )
 
     def describe(self) -> str:
         """Describe the settings in one line for the user."""
         by = " by ragged.vmap" if self.ragged else ""
+        of = f"ensemble of {self.ensemble}, " if self.ensemble > 1 else ""
         return (
-            f"{self.limits}: model {self.model}{by}, {self.layers} layers x "
+            f"{self.limits}: {of}model {self.model}{by}, {self.layers} layers x "
             f"{self.hidden} each way, batch {self.batch}, lr {self.lr:g}, dropout "
             f"{self.dropout:g}"
         )
