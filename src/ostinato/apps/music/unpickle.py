@@ -59,6 +59,11 @@ def _scalar(dtype: _Dtype, content: Any) -> Any:
     return dtype.numbers(content)[0]
 
 
+def _encode(text: str, _: str) -> bytes:
+    """Return the bytes that Python 3 writes as text in the oldest kinds of pickles."""
+    return text.encode("latin1")
+
+
 _STAND_INS = {
     "ndarray": _Array,
     "dtype": _Dtype,
@@ -74,6 +79,8 @@ class _Unpickler(pickle.Unpickler):
         parent = module.removesuffix(".multiarray").removesuffix(".numeric")
         if parent in _MODULES and name in _STAND_INS:
             return _STAND_INS[name]
+        if (module, name) == ("_codecs", "encode"):
+            return _encode
         raise UserError(
             f"a pickle must hold lists, numbers and arrays alone; this one names "
             f"{module}.{name}, which is not run"
