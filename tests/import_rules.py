@@ -63,6 +63,7 @@ TIERS = {
     "apps": 8,
     "cli_devices": 9,
     "cli_forecast": 9,
+    "cli_music": 9,
     "cli": 10,
     "__main__": 11,  # starts cli
 }
@@ -112,6 +113,7 @@ THIRD_PARTY = {
     "interop.torch": {"numpy", "torch"},
     "interop.xlstm": {"numpy"},
     "apps": DEMO,
+    "apps.music": DEMO | {"mido", "scipy"},
     "apps.bench": {"matplotlib", "numpy", "rich"},
     "apps.bench.peers.flax_nnx": {"flax"},
     "apps.bench.peers.onnx_runtime": {"numpy", "onnx", "onnxruntime"},
@@ -119,6 +121,7 @@ THIRD_PARTY = {
     "cli": {"numpy", "rich", "typer"},
     "cli_devices": {"typer"},
     "cli_forecast": {"typer"},
+    "cli_music": {"typer"},
 }
 
 

@@ -20,7 +20,7 @@ except ModuleNotFoundError:
     )
     raise SystemExit(2) from None
 
-from . import __version__, cli_devices, cli_forecast, interrupts
+from . import __version__, cli_devices, cli_forecast, cli_music, interrupts
 from .apps.errors import UserError, require
 
 MODEL = Path("out/g2p")
@@ -182,6 +182,8 @@ train_app.command("forecast")(
     _one_line_errors()(cli_devices.on_devices(cli_forecast.train))
 )
 app.command("forecast")(_one_line_errors()(cli_forecast.forecast))
+train_app.command("music")(_one_line_errors()(cli_devices.on_devices(cli_music.train)))
+app.command("sample")(_one_line_errors()(cli_music.sample))
 
 
 @app.command()

@@ -16,6 +16,6 @@ Common to all:
     display.py     live progress
     errors.py      the error for problems that the user can fix
 
-A job's own, in `g2p` and `forecast`: data, model, loss, evaluation, and what its
-report shows. `bench` measures speed and trains nothing.
+A job's own, in `g2p`, `forecast` and `music`: data, model, loss, evaluation, and what
+its report shows. `bench` measures speed and trains nothing.
 """

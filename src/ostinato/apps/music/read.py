@@ -1,0 +1,155 @@
+"""Files of music, of every kind that can be read, as pieces."""
+
+import json
+import textwrap
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from . import midi, unpickle
+from .rolls import MOST_TOTAL, Pieces, dealt, roll_of
+
+PARTS = ("train", "valid", "test")  # the names of the literature
+MOST_BYTES = 2**28  # of a file
+MIDI = (".mid", ".midi")
+
+
+def _mat(path: Path) -> Mapping[str, Any]:
+    from scipy.io import loadmat
+
+    names = [f"{part}data" for part in PARTS]
+    found = loadmat(path, variable_names=names)
+    return {part: found[name].ravel() for part, name in zip(PARTS, names, strict=True)}
+
+
+def _npz(path: Path) -> Mapping[str, Any]:
+    with zipfile.ZipFile(path) as archive:
+        for part in PARTS:
+            if (size := archive.getinfo(f"{part}.npy").file_size) > MOST_BYTES:
+                raise UserError(f"{part}.npy in it is too large, of {size:,} bytes")
+        return {
+            part: unpickle.load_objects(archive.read(f"{part}.npy")) for part in PARTS
+        }
+
+
+COLLECTIONS: dict[str, Callable[[Path], Any]] = {
+    ".mat": _mat,
+    ".pickle": lambda path: unpickle.loads(path.read_bytes()),
+    ".pkl": lambda path: unpickle.loads(path.read_bytes()),
+    ".npz": _npz,
+    ".json": lambda path: json.loads(path.read_bytes()),
+}
+
+
+def read(paths: Sequence[Path], per_beat: int, seed: int) -> Pieces:
+    """Read the pieces of files, and of all files of music in folders.
+
+    Collections keep the division into pieces to learn from, to choose by and to test on
+    that they have; pieces of MIDI files are dealt out at random.
+
+    Args:
+        paths: files `.mid`, `.midi`, `.mat`, `.pickle`, `.pkl`, `.npz`, `.json`, and
+            folders of them.
+        per_beat: frames of a quarter note in MIDI files.
+        seed: decides how pieces of MIDI files are dealt out.
+
+    Raises:
+        UserError: a file cannot be read, or a part has no piece; the message names it.
+    """
+    pieces, single, total = Pieces([], [], []), [], 0
+    for path in _files(paths):
+        if path.suffix.lower() in MIDI:
+            found = [single.append(roll := _one(path, per_beat)) or roll]
+        else:
+            found = []
+            for part, rolls in zip(pieces, _collection(path), strict=True):
+                part.extend(rolls)
+                found += rolls
+        total += sum(map(len, found))
+        if total > MOST_TOTAL:
+            raise UserError(f"all files must have at most {MOST_TOTAL:,} frames")
+    for part, rolls in zip(pieces, dealt(single, seed), strict=True):
+        part.extend(rolls)
+    for part, name in zip(pieces, ("learn from", "choose by", "test on"), strict=True):
+        if not part:
+            raise UserError(f"there must be pieces to {name}, got none")
+    return pieces
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    """Yield files, and those of music in folders, by their names."""
+    kinds = (*MIDI, *COLLECTIONS)
+    for path in paths:
+        if not path.is_dir():
+            if path.suffix.lower() not in kinds:
+                raise UserError(
+                    f"{path} must be a folder, or end in {', '.join(kinds)}"
+                )
+            yield path
+            continue
+        inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in kinds)
+        if not inside:
+            raise UserError(f"the folder {path} has no file of {', '.join(kinds)}")
+        yield from inside
+
+
+def first_piece(path: Path, per_beat: int) -> np.ndarray:
+    """Read the piece of a MIDI file, or the first one to test on of a collection.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    path = next(_files([path]))
+    if path.suffix.lower() in MIDI:
+        return _one(path, per_beat)
+    test = _collection(path).test
+    if not test:
+        raise UserError(f"{path} must have a piece to test on, got none")
+    return test[0]
+
+
+def _one(path: Path, per_beat: int) -> np.ndarray:
+    with _one_line(path):
+        return midi.read(path, per_beat)
+
+
+def _collection(path: Path) -> Pieces:
+    """Read the pieces of a file that has three parts."""
+    with _one_line(path):
+        found = COLLECTIONS[path.suffix.lower()](path)
+        if not isinstance(found, Mapping) or not {*PARTS} <= found.keys():
+            raise UserError(f"it must have the parts {', '.join(PARTS)}")
+        parts, total = [], 0
+        for part in PARTS:
+            rolls = []
+            for number, frames in enumerate(found[part], 1):
+                try:
+                    rolls.append(roll_of(frames))
+                except UserError as error:
+                    raise UserError(f"{part}, piece {number}: {error}") from None
+                if (total := total + len(rolls[-1])) > MOST_TOTAL:
+                    raise UserError(f"it must have at most {MOST_TOTAL:,} frames")
+            parts.append(rolls)
+        return Pieces(*parts)
+
+
+@contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """Turn whatever a malformed file causes into one line about the file."""
+    try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise UserError(f"it is too large, of {size:,} bytes")
+        yield
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except UserError as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    except Exception as error:  # scipy, mido and pickle raise nearly all kinds
+        detail = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+        raise UserError(f"cannot read {path}: it is damaged ({detail})") from None

@@ -1,0 +1,66 @@
+"""The settings of a run."""
+
+import dataclasses
+from typing import Any
+
+from .. import settings
+from ..fields import check_range
+
+DEFAULTS: dict[str, Any] = dict(
+    seed=0,
+    batch=16,
+    lr=4e-3,
+    dropout=0.3,
+    mode="gru",
+    hidden=256,
+    layers=1,
+    chords="independent",
+    transpose=6,
+    per_beat=2,
+)
+DEFAULT_MINUTES = 5.0
+MOST_TRANSPOSE, MOST_PER_BEAT = 24, 96
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(settings.Settings):
+    """The settings of a run; `Composer` checks the model."""
+
+    mode: str
+    hidden: int
+    layers: int
+    chords: str
+    transpose: int
+    per_beat: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wanted = f"0 to {MOST_TRANSPOSE}"
+        good = 0 <= self.transpose <= MOST_TRANSPOSE
+        check_range("transpose", wanted, self.transpose, good)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the largest value of each field that must be at least 1."""
+        return {"per_beat": MOST_PER_BEAT}
+
+    def describe(self) -> str:
+        """Describe the settings in one line for the user."""
+        return (
+            f"{self.limits}: {self.mode} of {self.layers} x {self.hidden} units, "
+            f"{self.chords} keys, batch {self.batch}, lr {self.lr:g}, dropout "
+            f"{self.dropout:g}, transposed by up to {self.transpose} semitones"
+        )
+
+
+def choose(
+    minutes: float | None = None, epochs: int | None = None, **given: Any
+) -> Settings:
+    """Fill in settings that are missing or None.
+
+    Raises:
+        UserError: a value is out of range.
+    """
+    if minutes is None and epochs is None:
+        minutes = DEFAULT_MINUTES
+    chosen = DEFAULTS | {k: v for k, v in given.items() if v is not None}
+    return Settings(minutes=minutes, epochs=epochs, **chosen)
