@@ -222,10 +222,19 @@ int64_t ChunkOf(const StepCall& call, int64_t bytes) {
     }
     if (ours) width += buffer.width;
   }
-  const int64_t step = std::max<int64_t>(width * call.batch * bytes, 1);
-  const int64_t steps = std::max<int64_t>(kMostBytes / step, 1);
+  // Sequences that have a step, on average.
+  int64_t rows = call.batch;
+  if (call.lengths != nullptr) {
+    int64_t tokens = 0;
+    for (int64_t b = 0; b < call.batch; ++b) {
+      tokens += std::clamp<int64_t>(call.lengths[b], 0, call.steps);
+    }
+    rows = CeilDiv(tokens, std::max<int64_t>(call.steps, 1));
+  }
+  rows = std::max<int64_t>(rows, 1);
+  const int64_t steps = std::max<int64_t>(kMostBytes / (width * rows * bytes + 1), 1);
   // Gradients are quickest to add up for many tokens, a multiple of this.
-  const int64_t whole = std::max<int64_t>(256 / std::max<int64_t>(call.batch, 1), 1);
+  const int64_t whole = std::max<int64_t>(256 / rows, 1);
   return std::min(steps > whole ? steps / whole * whole : steps,
                   std::max<int64_t>(call.steps, 1));
 }
