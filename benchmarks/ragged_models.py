@@ -13,11 +13,15 @@ from jax import lax
 import ostinato as ost
 from ostinato import ragged
 
+from .steps import networks
+
 BATCH = 256
 SHORTEST, LONGEST = 5, 200
 D = 64
 SPEC = ost.RNNSpec("lstm", D, D)
-Params = dict[str, jax.Array]
+NETS = ("LSTM", "GRU", "MI-LSTM")
+"""Networks as step functions; padded, they run as `lax.scan` under `jax.vmap`."""
+Params = dict[str, Any]
 
 
 def make_params(seed: int = 0) -> Params:
@@ -32,6 +36,7 @@ def make_params(seed: int = 0) -> Params:
     return {name: draw(D, D) for name in names} | {
         "gates": draw(2 * D, 4 * D),
         "lstm": ost.init_weights(jax.random.key(seed), SPEC),
+        **{name: networks(D)[name].init(jax.random.key(seed)) for name in NETS},
     }
 
 
@@ -60,6 +65,20 @@ def lstm_scan(p: Params, x: jax.Array) -> jax.Array:
 
     zeros = jnp.zeros(D, x.dtype)
     return lax.scan(step, (zeros, zeros), x)[1]
+
+
+def _net(name: str, backend: Any) -> Callable:
+    """Return `recurrent_net` with one of the step functions of `steps`."""
+    network = networks(D)[name]
+    state = network.cell.initial_state(1)
+
+    def run(p: Params, x: jax.Array) -> jax.Array:
+        out = ost.recurrent_net(
+            network.step, x[None], state, params=p[name], backend=backend
+        )
+        return out.outputs[0]
+
+    return run
 
 
 def _attend(p: Params, x: jax.Array, scores: Callable) -> jax.Array:
@@ -143,15 +162,26 @@ MODELS = {
         {},
         None,
     ),
-    "scan": Model(
-        "LSTM, `lax.scan`", lstm_scan, _masked(lstm_scan), PACKED_SCAN, (4.5, 3)
+    "scan": Model("LSTM, `lax.scan`", lstm_scan, _masked(lstm_scan), {}, (4.5, 3)),
+    "packed": Model(
+        "the same as a packed scan", lstm_scan, _masked(lstm_scan), PACKED_SCAN, None
     ),
+    **{
+        name: Model(
+            f"{name}, `recurrent_net`",
+            _net(name, None),
+            _masked(_net(name, "scan")),
+            {},
+            (5, 4),
+        )
+        for name in NETS
+    },
     "attention": Model("self-attention", attention, masked_attention, TIERS, (3, 3)),
     "all": Model(
         "attention, MLP, LSTM",
         all_three,
         masked_all_three,
-        TIERS | PACKED_SCAN,
+        TIERS,
         (2.5, 2.5),
     ),
 }

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from . import results
-from .ragged_models import BATCH, LONGEST, MODELS, SHORTEST, D
+from .ragged_models import BATCH, LONGEST, MODELS, NETS, SHORTEST, D
 from .report import GOALS, RESULTS, between_marks
 from .tables import duration, markdown, ratio
 
 MARK = "ragged"
 KINDS = {"infer": "one pass", "train": "with gradients"}
-DRAWN = [name for name in MODELS if name != "lengths"]
+DRAWN = [name for name in MODELS if name not in ("lengths", "packed", *NETS)]
 _COLORS = {"ragged": "#c1272d", "padded": "#555555"}
 _STYLES = {"infer": "-", "train": "--"}
 

@@ -18,8 +18,9 @@ cpu::StepArray ArrayOf(const xffi::AnyBuffer& buffer) {
 }
 
 xffi::Error Step(xffi::Span<const int64_t> numbers, xffi::Span<const double> constants,
-                 int64_t steps, int64_t batch, bool reverse, bool lengths, bool wide,
-                 xffi::RemainingArgs arguments, xffi::RemainingRets results) {
+                 int64_t steps, int64_t batch, int64_t capacity, bool reverse,
+                 bool lengths, bool wide, xffi::RemainingArgs arguments,
+                 xffi::RemainingRets results) {
   const cpu::StepProgram program = cpu::DecodeProgram(numbers.begin(), numbers.size());
   cpu::StepCall call{program,
                      constants.begin(),
@@ -29,7 +30,8 @@ xffi::Error Step(xffi::Span<const int64_t> numbers, xffi::Span<const double> con
                      steps,
                      batch,
                      reverse,
-                     nullptr};
+                     nullptr,
+                     capacity};
   for (size_t i = 0; i < arguments.size(); ++i) {
     call.operands.push_back(ArrayOf(arguments.get<xffi::AnyBuffer>(i).value()));
   }
@@ -62,6 +64,7 @@ OSTINATO_FFI_HANDLER(ostinato_step, ostinato::ffi::Step,
                          .Attr<ostinato::ffi::xffi::Span<const double>>("constants")
                          .Attr<int64_t>("steps")
                          .Attr<int64_t>("batch")
+                         .Attr<int64_t>("capacity")
                          .Attr<bool>("reverse")
                          .Attr<bool>("lengths")
                          .Attr<bool>("wide")

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -210,6 +211,83 @@ bool Refuses(const Body& body) {
   return false;
 }
 
+// Sequences that lie one after another have the same bits as those side by side.
+template <typename T>
+void CheckOneAfterAnother(const Case& c, const StepProgram& program, bool half,
+                          int64_t capacity) {
+  Arrays<T> apart(c, half), joined(c, half);
+  apart.Run(program, 1);
+  const auto replace = [&](std::unique_ptr<AnyArray<T>>& array) {
+    const int64_t width = array->size() / (c.sizes.steps * c.sizes.batch);
+    array = std::make_unique<AnyArray<T>>(capacity * width, half);
+    return width;
+  };
+  // Calls what `element` does with the elements of both arrays at the same place.
+  const auto each = [&](int64_t width, auto element) {
+    int64_t row = 0;
+    for (int64_t b = 0; b < c.sizes.batch; ++b) {
+      for (int64_t t = 0; t < c.lengths[b]; ++t, ++row) {
+        for (int64_t k = 0; k < width; ++k) {
+          element((t * c.sizes.batch + b) * width + k, row * width + k);
+        }
+      }
+    }
+    return row;
+  };
+  const int64_t width = replace(joined.operands[kX]);
+  for (int64_t i = 0; i < capacity * width; ++i) {
+    joined.operands[kX]->Set(i, std::nan(""));
+  }
+  each(width, [&](int64_t from, int64_t to) {
+    joined.operands[kX]->Set(to, apart.operands[kX]->Get(from));
+  });
+  const std::vector<int> by_step = {kY, kAfterY, kExtremes, kMix};
+  std::vector<int64_t> widths;
+  for (const int i : by_step) widths.push_back(replace(joined.results[i]));
+  StepCall call = joined.Call(program);
+  call.capacity = capacity;
+  RunSteps<T>(call);
+  for (size_t k = 0; k < by_step.size(); ++k) {
+    AnyArray<T>&got = *joined.results[by_step[k]], &want = *apart.results[by_step[k]];
+    int64_t wrong = 0;
+    const int64_t used = each(widths[k], [&](int64_t from, int64_t to) {
+      wrong += got.Get(to) != want.Get(from);
+    });
+    for (int64_t i = used * widths[k]; i < got.size(); ++i) wrong += got.Get(i) != 0;
+    CHECK_EQ(wrong, 0);
+    joined.results[by_step[k]] = std::make_unique<AnyArray<T>>(0, half);
+    apart.results[by_step[k]] = std::make_unique<AnyArray<T>>(0, half);
+  }
+  for (int i = 0; i < kResults; ++i) {
+    CHECK_EQ(joined.results[i]->bytes() == apart.results[i]->bytes(), true);
+  }
+}
+
+void CheckTokens(const StepProgram& program) {
+  for (const int64_t batch : {1, 5, 33}) {
+    for (const bool reverse : {false, true}) {
+      Case c = CaseOf(7, batch, reverse, 2);
+      c.lengths.back() = 7;
+      const int64_t used = std::accumulate(c.lengths.begin(), c.lengths.end(), 0);
+      CheckOneAfterAnother<float>(c, program, false, used);
+      CheckOneAfterAnother<double>(c, program, false, used + 3);
+      CheckOneAfterAnother<float>(c, program, true, used + 1);
+    }
+  }
+  // Lengths that do not fit end where the capacity does.
+  const Case c{"too long", {7, 3}, false, {7, 7, 7}};
+  Arrays<float> arrays(c, false);
+  StepCall call = arrays.Call(program);
+  call.capacity = 9;
+  call.operands[kX].elements = 9 * kIn;
+  for (const int i : {kY, kAfterY, kExtremes, kMix}) {
+    call.results[i].elements = call.results[i].elements / (7 * 3) * 9;
+  }
+  RunSteps<float>(call);
+  call.lengths = nullptr;
+  CHECK_EQ(Refuses([&] { RunSteps<float>(call); }), true);
+}
+
 void CheckDecoding(const StepProgram& program) {
   const std::vector<int64_t> numbers = Encode(program);
   const auto refuses = [](std::vector<int64_t> n) {
@@ -315,5 +393,6 @@ int main() {
   CHECK_EQ(Encode(decoded) == numbers, true);
   CheckArrays(decoded);
   CheckValues(decoded);
+  CheckTokens(decoded);
   return Summary();
 }

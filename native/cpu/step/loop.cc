@@ -1,6 +1,7 @@
 #include "cpu/step/loop.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
@@ -39,6 +40,9 @@ void CheckSizes(const StepCall& call, int64_t bytes) {
                                 " has elements of " + std::to_string(array.bytes) +
                                 " bytes, want " + std::to_string(bytes));
   };
+  if (call.capacity >= 0 && call.lengths == nullptr) {
+    throw std::invalid_argument("sequences one after another need lengths");
+  }
   const auto expect = [&](const char* what, const std::vector<StepArray>& arrays,
                           int64_t index, int64_t elements, bool half = true) {
     if (index < 0 || index >= static_cast<int64_t>(arrays.size())) {
@@ -50,6 +54,8 @@ void CheckSizes(const StepCall& call, int64_t bytes) {
   };
   for (const StepBuffer& buffer : call.program.buffers) {
     const int64_t once = buffer.width * (buffer.rows ? call.batch : 1);
+    const int64_t all = call.capacity >= 0 && buffer.rows ? buffer.width * call.capacity
+                                                          : once * call.steps;
     switch (buffer.place) {
       case Place::kConstant:
         if (buffer.offset < 0 || buffer.offset + buffer.width > call.num_constants) {
@@ -61,10 +67,10 @@ void CheckSizes(const StepCall& call, int64_t bytes) {
         expect("operand", call.operands, buffer.array, once);
         break;
       case Place::kInput:
-        expect("operand", call.operands, buffer.array, once * call.steps);
+        expect("operand", call.operands, buffer.array, all);
         break;
       case Place::kOutput:
-        expect("result", call.results, buffer.array, once * call.steps);
+        expect("result", call.results, buffer.array, all);
         break;
       case Place::kNext:
         expect("result", call.results, buffer.offset, once);
@@ -216,10 +222,19 @@ int64_t ChunkOf(const StepCall& call, int64_t bytes) {
     }
     if (ours) width += buffer.width;
   }
-  const int64_t step = std::max<int64_t>(width * call.batch * bytes, 1);
-  const int64_t steps = std::max<int64_t>(kMostBytes / step, 1);
+  // Sequences that have a step, on average.
+  int64_t rows = call.batch;
+  if (call.lengths != nullptr) {
+    int64_t tokens = 0;
+    for (int64_t b = 0; b < call.batch; ++b) {
+      tokens += std::clamp<int64_t>(call.lengths[b], 0, call.steps);
+    }
+    rows = CeilDiv(tokens, std::max<int64_t>(call.steps, 1));
+  }
+  rows = std::max<int64_t>(rows, 1);
+  const int64_t steps = std::max<int64_t>(kMostBytes / (width * rows * bytes + 1), 1);
   // Gradients are quickest to add up for many tokens, a multiple of this.
-  const int64_t whole = std::max<int64_t>(256 / std::max<int64_t>(call.batch, 1), 1);
+  const int64_t whole = std::max<int64_t>(256 / rows, 1);
   return std::min(steps > whole ? steps / whole * whole : steps,
                   std::max<int64_t>(call.steps, 1));
 }
@@ -227,7 +242,7 @@ int64_t ChunkOf(const StepCall& call, int64_t bytes) {
 template <typename T>
 StepLoop<T> LoopOf(const StepCall& call, Scratch& scratch, Team& team) {
   const auto& kernels = *KernelsOf<T>(CurrentKernels());
-  StepLoop<T> loop{call, kernels, StepKernelsOf<T>(CurrentKernels()), {}, 1, 1, {},
+  StepLoop<T> loop{call, kernels, StepKernelsOf<T>(CurrentKernels()), {}, 1, 1, {}, {},
                    {},   {}};
   WeightPacker<T> packer(call, kernels, scratch);
   packer.PackAll(team);
@@ -238,9 +253,14 @@ StepLoop<T> LoopOf(const StepCall& call, Scratch& scratch, Team& team) {
   std::iota(loop.order.begin(), loop.order.end(), 0);
   loop.lengths.assign(call.batch, call.steps);
   if (call.lengths != nullptr) {
-    const auto length = [&](int64_t row) {
-      return std::clamp<int64_t>(call.lengths[row], 0, call.steps);
-    };
+    std::vector<int64_t> lengths(call.batch);
+    int64_t left = call.capacity >= 0 ? call.capacity : call.steps * call.batch;
+    for (int64_t b = 0, first = 0; b < call.batch; ++b, first += lengths[b - 1]) {
+      lengths[b] = std::clamp<int64_t>(call.lengths[b], 0, std::min(call.steps, left));
+      left -= lengths[b];
+      if (call.capacity >= 0) loop.offsets.push_back(first);
+    }
+    const auto length = [&](int64_t row) { return lengths[row]; };
     std::stable_sort(loop.order.begin(), loop.order.end(),
                      [&](int64_t a, int64_t b) { return length(a) > length(b); });
     std::transform(loop.order.begin(), loop.order.end(), loop.lengths.begin(), length);
@@ -268,15 +288,31 @@ void FinishSums(const StepLoop<T>& loop) {
   }
 }
 
+// Fills the capacity after the last sequence with zeros.
+template <typename T>
+void ClearUnused(const StepLoop<T>& loop) {
+  if (loop.offsets.empty()) return;
+  const int64_t used =
+      std::accumulate(loop.lengths.begin(), loop.lengths.end(), int64_t{0});
+  for (const StepBuffer& buffer : loop.call.program.buffers) {
+    if (buffer.place != Place::kOutput || !buffer.rows) continue;
+    const StepArray& array = loop.call.results[buffer.array];
+    const int64_t row = buffer.width * array.bytes;
+    std::memset(static_cast<char*>(array.data) + used * row, 0,
+                (loop.call.capacity - used) * row);
+  }
+}
+
 }  // namespace
 
 template <typename T>
 void RunSteps(const StepCall& given) {
   CheckSizes(given, sizeof(T));
   StepCall call = given;
-  if (call.lengths != nullptr &&
-      std::all_of(call.lengths, call.lengths + call.batch,
-                  [&](int32_t length) { return length >= call.steps; })) {
+  if (call.lengths != nullptr && call.capacity < 0 &&
+      std::all_of(
+          call.lengths, call.lengths + call.batch,
+          [&](int32_t length) { return length >= call.steps; })) {
     call.lengths = nullptr;
   }
   for (const StepArray& result : call.results) {
@@ -315,6 +351,7 @@ void RunSteps(const StepCall& given) {
   for (const auto& tile : tiles) tile->Finish();
   gradients.Finish();
   FinishSums(loop);
+  ClearUnused(loop);
 }
 
 template void RunSteps<float>(const StepCall& call);

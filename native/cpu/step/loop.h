@@ -24,12 +24,15 @@ struct StepCall {
   int64_t steps, batch;
   bool reverse;            // the last step runs first
   const int32_t* lengths;  // [batch], or null: every sequence has all steps
+  // -1; or with lengths: what has a row for every sequence at every step is
+  // [capacity, ...], the steps of one sequence after those of another.
+  int64_t capacity = -1;
 };
 
 // Runs a loop. A sequence runs the steps before its length, and its states stay as they
-// are at the others; outputs of these are 0. The bits of all results are the same for
-// every number of threads. Throws std::invalid_argument if arrays have other sizes than
-// the program wants.
+// are at the others; outputs of these, and those of unused capacity, are 0. The bits of
+// all results are the same for every number of threads. Throws std::invalid_argument if
+// arrays have other sizes than the program wants.
 template <typename T>
 void RunSteps(const StepCall& call);
 

@@ -159,21 +159,31 @@ void StepTile<T>::Locate(int64_t index) {
 }
 
 template <typename T>
-void StepTile<T>::CopyIn(const StepArray& array, int64_t first,
-                         const StepBuffer& buffer, int64_t rows, T* to) const {
-  if (!buffer.rows) return ReadElements(array, first, buffer.width, to);
+int64_t StepTile<T>::ElementAt(const StepBuffer& buffer, int64_t n, int64_t r) const {
+  const bool steps = buffer.place == Place::kInput || buffer.place == Place::kOutput;
+  const int64_t t = steps ? loop_.StepAt(n) : 0;
+  if (!buffer.rows) return t * buffer.width;
+  const bool apart = !steps || loop_.offsets.empty();
+  const int64_t row =
+      apart ? t * loop_.call.batch + rows_[r] : loop_.offsets[rows_[r]] + t;
+  return row * buffer.width;
+}
+
+template <typename T>
+void StepTile<T>::CopyIn(const StepArray& array, int64_t n, const StepBuffer& buffer,
+                         int64_t rows, T* to) const {
+  rows = buffer.rows ? rows : 1;
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t at = first + rows_[r] * buffer.width;
+    const int64_t at = ElementAt(buffer, n, r);
     ReadElements(array, at, buffer.width, to + r * buffer.width);
   }
 }
 
 template <typename T>
-void StepTile<T>::CopyOut(const StepArray& array, int64_t first,
-                          const StepBuffer& buffer, int64_t begin, int64_t end,
-                          const T* from) const {
+void StepTile<T>::CopyOut(const StepArray& array, int64_t n, const StepBuffer& buffer,
+                          int64_t begin, int64_t end, const T* from) const {
   for (int64_t r = begin; r < end; ++r) {
-    const int64_t at = first + rows_[r] * buffer.width;
+    const int64_t at = ElementAt(buffer, n, r);
     WriteElements(array, at, buffer.width, from + r * buffer.width);
   }
 }
@@ -232,9 +242,8 @@ void StepTile<T>::Begin(int64_t begin, int64_t end) {
     const StepBuffer& buffer = program_.buffers[i];
     if (buffer.place != Place::kInput || live_[i].chunk == nullptr) continue;
     const StepArray& array = loop_.call.operands[buffer.array];
-    const int64_t step = buffer.width * (buffer.rows ? loop_.call.batch : 1);
     for (int64_t n = begin; n < end; ++n) {
-      CopyIn(array, loop_.StepAt(n) * step, buffer, ActiveAt(n), Start(i, n));
+      CopyIn(array, n, buffer, ActiveAt(n), Start(i, n));
     }
   }
 }
@@ -248,13 +257,11 @@ void StepTile<T>::End(int64_t end) {
     if (!buffer.rows && first_) WriteShared(i, end);
     if (!buffer.rows || live_[i].chunk == nullptr) continue;
     const StepArray& array = loop_.call.results[buffer.array];
-    const int64_t step = buffer.width * loop_.call.batch;
     for (int64_t n = begin_; n < end; ++n) {
-      const int64_t first = loop_.StepAt(n) * step;
       const int64_t active = ActiveAt(n);
-      CopyOut(array, first, buffer, 0, active, Start(i, n));
-      for (int64_t r = active; r < size(); ++r) {
-        const int64_t at = first + rows_[r] * buffer.width;
+      CopyOut(array, n, buffer, 0, active, Start(i, n));
+      for (int64_t r = active; loop_.offsets.empty() && r < size(); ++r) {
+        const int64_t at = ElementAt(buffer, n, r);
         std::memset(static_cast<char*>(array.data) + at * array.bytes, 0,
                     buffer.width * array.bytes);
       }

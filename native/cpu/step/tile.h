@@ -25,6 +25,8 @@ struct StepLoop {
   std::vector<T*> sums;          // by buffer: [group][width]; null but for sums
   std::vector<int64_t> order;    // of sequences, by falling length
   std::vector<int64_t> lengths;  // in that order
+  // The first row of each sequence; none unless they lie one after another.
+  std::vector<int64_t> offsets;
 
   // The step that runs as number n.
   int64_t StepAt(int64_t n) const { return call.reverse ? call.steps - 1 - n : n; }
@@ -103,9 +105,12 @@ class StepTile {
   const T* StartOf(const StepInstruction& instruction, int64_t first, int64_t width,
                    T* start) const;
 
-  void CopyIn(const StepArray& array, int64_t first, const StepBuffer& buffer,
-              int64_t rows, T* to) const;
-  void CopyOut(const StepArray& array, int64_t first, const StepBuffer& buffer,
+  // The first element in an array of the row of our sequence r, or of what all share,
+  // at step n where the array has steps.
+  int64_t ElementAt(const StepBuffer& buffer, int64_t n, int64_t r) const;
+  void CopyIn(const StepArray& array, int64_t n, const StepBuffer& buffer, int64_t rows,
+              T* to) const;
+  void CopyOut(const StepArray& array, int64_t n, const StepBuffer& buffer,
                int64_t begin, int64_t end, const T* from) const;
   int64_t size() const { return rows_.size(); }
   // Elements of a buffer that is ours, for one step.

@@ -84,7 +84,8 @@ def recurrent_net(
             does not depend on the states is computed before the loop, and the gradients
             of matrices after it, where the step allows that. `"cpu"`: the same in the
             native library. None takes the native library on CPUs where it can run the
-            step; `ostinato.explain` tells.
+            step; `ostinato.explain` tells. Inside of `ragged.vmap` these hold for all
+            examples together.
 
     Returns:
         `RecurrentOutput(outputs, states, all_states)`: outputs `[B, T, ...]` or

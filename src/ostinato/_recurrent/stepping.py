@@ -13,6 +13,7 @@ from jax import lax
 
 from .._padding import fill_empty_sequences, select
 from .._segments import near_divisor
+from .._step.asked import mark
 from .._step.policies import Choice
 from .._step.scan import Plan, plan, saves_loops
 from .._typing import Array
@@ -107,7 +108,7 @@ class StepLoop:
                 left,
                 options.backend,
             )
-        if options.backend == "cpu":
+        if options.backend == "cpu" and isinstance(options.length, int):
             raise NotImplementedError(
                 f"the cpu loop cannot run this step: {loop}; use backend=None or 'xla'"
             )
@@ -125,12 +126,14 @@ class StepLoop:
     def _body(self, step: Callable) -> Callable:
         """Return `body(arrays, states, steps_t) -> (states, (outputs, kept))`."""
         options = self.options
+        fixed = isinstance(options.length, int)  # not so inside of ragged.vmap
         of_arrays = lambda arrays, *rest: step(self._rebuild(arrays), *rest)  # noqa: E731
         marked = of_arrays if self.recompute is None else self.recompute.mark(of_arrays)
 
         def body(arrays: Any, old: Any, at: LoopInputs) -> tuple[Any, tuple[Any, Any]]:
             given = old if at.reset is None else select(~at.reset, old)
-            result = marked(arrays, given, at.inputs, at.t)
+            t = at.t if fixed else mark(at.t, options.backend)
+            result = marked(arrays, given, at.inputs, t)
             new, outputs = check_result(result, newest(old, options), options.batch)
             new = _push(given, new, options)
             kept = newest(new, options) if options.return_all_states else None

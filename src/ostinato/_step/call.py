@@ -39,10 +39,11 @@ def call(
         What a step returns, of all steps where it is an output, and the gradients of
         matrices.
     """
+    in_tokens = loop.capacity is not None
     operands = []
     for i in lowered.arguments:
         a, kind = arguments[i], lowered.given[i]
-        if kind.axis is not None:
+        if kind.axis is not None and not (in_tokens and kind.place is Place.INPUT):
             first = int(kind.place is Place.INPUT)
             a = jnp.moveaxis(a, first + kind.axis, first)
         # XLA leaves out both transposes of a matrix that is one itself.
@@ -53,14 +54,16 @@ def call(
     def run(*operands: Array) -> list[Array]:
         """Run the rows that are here: a program is the same for any number of them."""
         rows = [a.shape[k] for a, k in zip(operands, axes, strict=True) if k >= 0]
-        results = _shapes(lowered, loop.length, rows[0])
+        batch = lowered.batch if in_tokens else rows[0]
+        results = _shapes(lowered, loop, batch)
         loop_of = jax.ffi.ffi_call("ostinato_step", results, vmap_method="sequential")
         found = loop_of(
             *operands,
             program=np.array(lowered.program.numbers, np.int64),
             constants=np.array(lowered.program.constants, np.float64),
             steps=np.int64(loop.length),
-            batch=np.int64(rows[0]),
+            batch=np.int64(batch),
+            capacity=np.int64(-1 if loop.capacity is None else loop.capacity),
             reverse=bool(reverse),
             lengths=bool(lengths),
             wide=lowered.dtype == jnp.float64,
@@ -72,7 +75,7 @@ def call(
         run = partition(run, free)
     results = []
     for a, r in zip(run(*operands, *lengths), lowered.results, strict=True):
-        if r.axis is not None:
+        if r.axis is not None and not (in_tokens and r.place is Place.OUTPUT):
             first = int(r.place is Place.OUTPUT)
             a = jnp.moveaxis(a, first, first + r.axis)
         a = a.T if r.turned else a
@@ -87,8 +90,10 @@ def call(
     return values, [None if i is None else results[i] for i in lowered.matrices]
 
 
-def check_rows(programs: Sequence[Lowered]) -> None:
+def check_split(loop: Loop, programs: Sequence[Lowered]) -> None:
     """Raise `Unsupported` if the sequences of programs cannot be split over devices."""
+    if loop.capacity is not None:
+        raise Unsupported("its sequences lie one after another")
     for lowered in programs:
         shared = [r for r in lowered.results if r.place is Place.OUTPUT]
         if lowered.batch == 1 or any(r.axis is None for r in shared):
@@ -98,12 +103,15 @@ def check_rows(programs: Sequence[Lowered]) -> None:
             raise Unsupported("it has an array for each sequence and for all of them")
 
 
-def _shapes(lowered: Lowered, steps: int, batch: int) -> list[jax.ShapeDtypeStruct]:
+def _shapes(lowered: Lowered, loop: Loop, batch: int) -> list[jax.ShapeDtypeStruct]:
     """Return the types of the results for a number of sequences."""
     shapes = []
     for r in lowered.results:
         shape = r.shape if r.axis is None else (batch, *r.shape[1:])
-        shape = (steps, *shape) if r.place is Place.OUTPUT else shape
+        if r.place is Place.OUTPUT and r.axis is not None and loop.capacity is not None:
+            shape = (loop.capacity, *shape[1:])
+        elif r.place is Place.OUTPUT:
+            shape = (loop.length, *shape)
         floats = jnp.issubdtype(r.dtype, jnp.floating)
         shapes.append(jax.ShapeDtypeStruct(shape, r.dtype if floats else lowered.dtype))
     return shapes

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from .._padding import fill_empty_sequences, is_step, select
 from .._rnn.accumulation import accumulation_dtype
 from .._typing import Array
-from .gradients import Mask
+from . import tokens
+from .gradients import Mask, is_float
 from .jaxprs import evaluate, flat_trace, split_at, struct, type_of
 from .plans import Pullback, by_operand, ends, saving_step
 from .split import Step
@@ -39,6 +40,8 @@ def batch_loop(
     wrt: Mask | None,
 ) -> tuple[list[Array], list[int]]:
     """Map a loop: a loop over the mapped step."""
+    if loop.capacity is not None:
+        return batch(ft.partial(_by_padded, run), args, dims, loop=loop, wrt=wrt)
     if wrt is not None:  # what is saved is what the unmapped loop saves
         saving = loop._replace(step=saving_step(loop, wrt))
         return batch_loop(run, args, dims, loop=saving, wrt=None)
@@ -61,6 +64,19 @@ def batch_loop(
         moved.append(args[-1].reshape(size))
     out = run(loop._replace(step=_mapped_step(step, tuple(mapped), size)), moved)
     return out, [0] * step.num_states + [1] * (len(out) - step.num_states)
+
+
+def _by_padded(
+    run: Run, *operands: Array, loop: Loop, wrt: Mask | None
+) -> list[Array]:
+    """Run a loop whose sequences lie one after another on padded ones."""
+
+    def padded(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Array]:
+        saves = wrt is not None
+        step = saving_step(loop, wrt) if saves else loop.step
+        return run(loop._replace(step=step), operands)
+
+    return tokens.forward(loop, wrt, operands, padded)
 
 
 def _by_masked_step(run: Run, *operands: Array, loop: Loop) -> list[Array]:
@@ -133,10 +149,26 @@ def batch_backward(
 def _backward_by_steps(
     run: Run, *arguments: Array, loop: Loop, wrt: Mask
 ) -> list[Array]:
-    """Return the cotangents of the operands of `wrt`; see `xla.backward`."""
+    """Return the cotangents of the operands of `wrt`."""
+    count = sum(is_float(v.aval) for v in loop.step.jaxpr.outvars)
+    places = [len(wrt), len(arguments) - count]
+    operands, saved, bar = split_at(arguments, places)
+    back = ft.partial(_found_by_steps, run)
+    found = tokens.backward(loop, wrt, operands, saved, bar, back)
+    zero = lambda a: jnp.zeros(a.shape, a.dtype)  # noqa: E731
+    return [found.get(i, zero(a)) for i, a in enumerate(operands) if wrt[i]]
+
+
+def _found_by_steps(
+    run: Run,
+    loop: Loop,
+    wrt: Mask,
+    operands: Sequence[Array],
+    saved: Sequence[Array],
+    bar: Sequence[Array],
+) -> dict[int, Array]:
+    """Return cotangents of operands, by position; see `xla.backward`."""
     step, pullback = loop.step, Pullback(loop, wrt)
-    operands, rest = arguments[: len(wrt)], arguments[len(wrt) :]
-    saved, bar = split_at(rest, [len(rest) - len(pullback.floats)])
     d_final, d_outputs = split_at(bar, [pullback.num_states])
     invariant, inputs, states = step.parts(operands)
     more = evaluate(pullback.core.before_backward, invariant)
@@ -157,9 +189,7 @@ def _backward_by_steps(
     d_states, sums, d_inputs, pairs = split_at(out, ends(counts))
     matrices = [None] * len(pullback.products)
     d = d_states, d_inputs, sums
-    found = by_operand(loop, pullback, operands, d, matrices, pairs)
-    zero = lambda a: jnp.zeros(a.shape, a.dtype)  # noqa: E731
-    return [found.get(i, zero(a)) for i, a in enumerate(operands) if wrt[i]]
+    return by_operand(loop, pullback, operands, d, matrices, pairs)
 
 
 @ft.lru_cache(maxsize=256)

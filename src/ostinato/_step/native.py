@@ -10,8 +10,8 @@ from jax import lax
 
 from .. import _native
 from .._typing import Array
-from . import xla
-from .call import call, check_rows
+from . import tokens
+from .call import call, check_split
 from .gradients import is_float
 from .jaxprs import evaluate, split_at
 from .plans import Backward, by_operand, lower_forward, plan_backward
@@ -36,17 +36,18 @@ def forward(
         lowered = lower_forward(loop, wrt)
         programs = [lowered]
         if wrt is not None:  # past the end of sequences, nothing is saved for `xla`
+            tokens.check_backward(loop, wrt)
             programs.append(plan_backward(loop, wrt).lowered)
         if split:
-            check_rows(programs)
+            check_split(loop, programs)
     except Unsupported:
-        return xla.forward(loop, wrt, operands)
+        return tokens.forward(loop, wrt, operands)
 
     def run() -> list[Array]:
         lengths = _lengths(loop, operands)
         return call(lowered, loop, operands, lengths, loop.reverse, split)[0]
 
-    return _if_small(loop, operands, run, lambda: xla.forward(loop, wrt, operands))
+    return _if_small(loop, operands, run, lambda: tokens.forward(loop, wrt, operands))
 
 
 def can_run(loop: Loop) -> bool:
@@ -68,12 +69,13 @@ def backward(
     split: bool = False,
 ) -> dict[int, Array]:
     """Run the loop backwards in the native library if it can; see `forward`."""
-    other = lambda: xla.backward(loop, wrt, operands, saved, cotangents)  # noqa: E731
+    other = lambda: tokens.backward(loop, wrt, operands, saved, cotangents)  # noqa: E731
     try:
         check_available(loop)
+        tokens.check_backward(loop, wrt)
         plan = plan_backward(loop, wrt)
         if split:
-            check_rows([lower_forward(loop, wrt), plan.lowered])
+            check_split(loop, [lower_forward(loop, wrt), plan.lowered])
     except Unsupported:
         return other()
     run = lambda: _run_back(plan, loop, operands, saved, cotangents, split)  # noqa: E731
@@ -100,8 +102,24 @@ def _run_back(
         plan.lowered, loop, arguments, _lengths(loop, operands), not loop.reverse, split
     )
     d_states, d_inputs, d_invariant, pairs = split_at(results, plan.counts)
+    if loop.capacity is not None:
+        d_inputs = _of_tokens(plan, loop, operands, d_inputs)
     d = d_states, d_inputs, d_invariant
     return by_operand(loop, plan, operands, d, matrices, pairs)
+
+
+def _of_tokens(
+    plan: Backward, loop: Loop, operands: Sequence[Array], d_inputs: list[Array]
+) -> list[Array]:
+    """Return cotangents of inputs as tokens where those of all sequences are equal."""
+    found = []
+    first, sources = loop.step.num_invariant, plan.lowered.sources[plan.counts[0] :]
+    for i, d, source in zip(plan.inputs, d_inputs, sources, strict=False):
+        shared = source is not None and source >= 0
+        if shared and plan.lowered.results[source].axis is None:
+            d = tokens.to_tokens(loop, operands[-1], d, 0)
+        found.append(d.reshape(operands[first + i].shape))
+    return found
 
 
 def _all(
@@ -128,7 +146,7 @@ def _if_small(loop: Loop, operands: Sequence[Array], run: Callable, other: Calla
     first, small = loop.step.num_invariant, []
     steps = range(first, first + loop.step.num_inputs)
     for i, a in enumerate(operands[: len(loop.step.jaxpr.invars)]):
-        counts = i in steps and a.ndim == 1
+        counts = i in steps and a.ndim == 1 and loop.step.input_axes[i - first] is None
         wide = jnp.issubdtype(a.dtype, jnp.integer) and jnp.iinfo(a.dtype).bits > 16
         if wide and not counts:
             small.append(jnp.all((a <= LARGEST_GIVEN) & (a >= -LARGEST_GIVEN)))

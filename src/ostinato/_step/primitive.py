@@ -24,7 +24,7 @@ from .._compat import lower_with_devices
 from .._rnn.eager import always_jitted
 from .._rnn.sharding import make_varying
 from .._typing import Array
-from . import mapped, native, xla
+from . import mapped, native, tokens
 from .gradients import Mask, is_float
 from .jaxprs import split_at
 from .xla import Loop
@@ -39,7 +39,7 @@ def run(loop: Loop, operands: Sequence[Array]) -> list[Array]:
 
 
 def _forward(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
-    return xla.forward(loop, wrt, operands)
+    return tokens.forward(loop, wrt, operands)
 
 
 def _tangent(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
@@ -51,13 +51,13 @@ def _tangent(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
         full = list(operands)
         for i, value in zip(which, values, strict=True):
             full[i] = value
-        return [a for a in xla.forward(loop, None, full) if is_float(a)]
+        return [a for a in tokens.forward(loop, None, full) if is_float(a)]
 
     return jax.jvp(results, [operands[i] for i in which], list(tangents))[1]
 
 
 def _backward(
-    *arguments: Array, loop: Loop, wrt: Mask, backward: Callable = xla.backward
+    *arguments: Array, loop: Loop, wrt: Mask, backward: Callable = tokens.backward
 ) -> list[Array]:
     """Return the cotangents of the operands of `wrt`."""
     operands, rest = arguments[: len(wrt)], arguments[len(wrt) :]

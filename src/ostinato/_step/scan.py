@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from .._typing import Array
-from . import description, native, primitive
+from . import description, native, primitive, tokens
 from .ahead import Ahead, taken_ahead
 from .control_flow import without_control_flow
 from .cost import is_small
@@ -63,6 +63,7 @@ class Plan(NamedTuple):
         policy: Policy,
         lengths: Array | None,
         backend: str | None,
+        capacity: int | None = None,
     ) -> tuple[Any, Any]:
         """Return the final states, and the outputs of all steps.
 
@@ -73,6 +74,7 @@ class Plan(NamedTuple):
             policy: what is saved for the backward pass, as for `jax.checkpoint`.
             lengths: int32 `[B]`, the steps of each sequence; None if all have all.
             backend: `"xla"`, `"cpu"`, or None for the quicker one.
+            capacity: see `Loop`.
 
         Raises:
             NotImplementedError: the native loop cannot run the step, and `backend` is
@@ -87,13 +89,22 @@ class Plan(NamedTuple):
         if lengths is not None:
             operands.append(lengths)
         loop = self.loop(length, total, reverse, policy, lengths is not None, backend)
+        loop = loop._replace(capacity=capacity)
         if backend == "cpu":
             description.check(loop, self.origins)
-        return jax.tree.unflatten(self.results, primitive.run(loop, operands))
+        results = primitive.run(loop, operands)
+        if capacity is not None:
+            results = tokens.all_as_tokens(loop, operands[-1], results)
+        return jax.tree.unflatten(self.results, results)
 
 
 def plan(
-    body: Callable, arrays: Any, states: Any, inputs: Any, backend: str | None
+    body: Callable,
+    arrays: Any,
+    states: Any,
+    inputs: Any,
+    backend: str | None,
+    at_step: Sequence[Any] | None = None,
 ) -> Plan | str:
     """Take the loop `lax.scan(partial(body, arrays), states, inputs)` apart.
 
@@ -104,6 +115,8 @@ def plan(
         states: a pytree of arrays.
         inputs: a pytree of arrays, time first.
         backend: see `Plan.run`.
+        at_step: the types of the leaves of `inputs` at a step, where their shapes do
+            not tell, since sequences lie one after another.
 
     Returns:
         The plan; or the reason why `lax.scan` runs this loop.
@@ -128,7 +141,8 @@ def plan(
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=jax.typeof(a).weak_type)
         for a in given
     ]
-    at_step = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves]
+    if at_step is None:
+        at_step = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves]
     traced = jax.make_jaxpr(flattened)(*avals, *at_step)
     if traced.effects:
         return f"the step has effects: {', '.join(map(str, traced.effects))}"

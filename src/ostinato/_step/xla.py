@@ -39,6 +39,9 @@ class Loop(NamedTuple):
             A sequence runs the steps before its length; at the others its states do not
             change, and its outputs are undefined.
         backend: `"xla"`, `"cpu"`, or None for the quicker one.
+        capacity: if given, the sequences of a masked loop lie one after another: what
+            has an axis of sequences at every step, which is then the first one, is
+            `[capacity, ...]`, without axes of steps and of sequences; see `tokens`.
     """
 
     step: Step
@@ -48,6 +51,7 @@ class Loop(NamedTuple):
     policy: Policy
     masked: bool
     backend: str | None
+    capacity: int | None = None
 
 
 def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Array]:

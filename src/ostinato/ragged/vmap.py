@@ -55,10 +55,11 @@ def vmap(
         min_length: the least length of an example. `function` may rely on it: sizes are
             known to be at least that. With 0 it must accept empty arrays, which
             `x.max(0)` does not. A dict has an entry for each `dim`; others have 1.
-        scan: how `lax.scan` runs over an axis of different sizes: `"padded"` runs all
-            examples side by side for `max_length` steps, `"packed"` runs examples one
-            after another in a number of lanes, `"auto"` takes the faster one by an
-            estimate. `"lockstep"` and `"lanes"` are other names of the two.
+        scan: how `lax.scan` and `recurrent_net` run over an axis of different sizes:
+            `"padded"` runs all examples side by side for `max_length` steps, `"packed"`
+            runs examples one after another in a number of lanes, `"auto"` takes the
+            native loop where that can run the step, and else the faster of the two by
+            an estimate. `"lockstep"` and `"lanes"` are other names of the two.
         lanes: the number of lanes of a packed scan. None chooses it from the capacity
             and `max_length`.
         tiers: the groups, by length, in which values with two ragged axes are padded: a

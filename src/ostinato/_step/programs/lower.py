@@ -260,7 +260,7 @@ class _Lowering:
         for product, x, dy in zip(products, pairs[::2], pairs[1::2], strict=True):
             first = _matrix_axis(product)
             factors = [self._read(v, self.values) for v in (x, dy)]
-            found.append(first is not None and all(map(_is_row, factors)))
+            found.append(first is not None and _are_rows(product, first, *factors))
             if found[-1]:
                 rows_first = (first == 0) != self.given[product.weight].turned
                 a, b = factors if rows_first else factors[::-1]
@@ -370,7 +370,13 @@ def _matrix_axis(product: Product) -> int | None:
     return over[matrix][0]
 
 
-def _is_row(value: Value) -> bool:
-    """Return whether the elements of a sequence are one row."""
-    one = len(value.shape) == 1 and value.is_contiguous()
-    return one and value.axis is not None and not value.summed
+def _are_rows(product: Product, first: int, x: Value, dy: Value) -> bool:
+    """Return whether a sequence has one row of each factor; see `_matrix_axis`."""
+    matrix = type_of(product.eqn.invars[1 - product.changing]).shape
+    return all(
+        value.size == size
+        and value.is_contiguous()
+        and value.axis is not None
+        and not value.summed
+        for value, size in ((x, matrix[first]), (dy, matrix[1 - first]))
+    )

@@ -177,7 +177,9 @@ def _select(b: Builder, eqn: JaxprEqn, which: Value, *cases: Value, **_: Any) ->
     cases = first, second
     if any(v.summed for v in cases):
         raise Unsupported("it combines different sequences")
-    result = b.elementwise("select", which, cases[1], cases[0])
+    if first == second:
+        return first
+    result = b.elementwise("select", which, second, first)
     if jnp.issubdtype(type_of(eqn.invars[1]).dtype, jnp.integer):
         result = result._replace(most=max(map(most_of, cases)))
     return result
@@ -185,7 +187,7 @@ def _select(b: Builder, eqn: JaxprEqn, which: Value, *cases: Value, **_: Any) ->
 
 @rule(
     "copy", "copy_p", "name", "stop_gradient", "optimization_barrier", "pvary",
-    "reshard", "sharding_constraint",
+    "reshard", "sharding_constraint", "ostinato_asked", "ragged_constant",
 )  # fmt: skip
 def _same_value(b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> list[Value]:
     return list(given)

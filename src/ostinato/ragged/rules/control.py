@@ -20,7 +20,7 @@ from ..core.context import Context
 from ..core.registry import register
 from ..core.sizes import is_symbolic
 from ..core.values import Flat, Padded, Shared, Value, with_array
-from ..schedule import packed_scan, padded_scan
+from ..schedule import compiled_scan, packed_scan, padded_scan
 from ..schedule.scan import Scan
 from ..types.segments import along
 
@@ -54,6 +54,9 @@ def _run_scan(
 ) -> list[Value]:
     if not is_symbolic(scan.length):
         return _over_fixed_axis(ctx, scan, consts, init, xs)
+    compiled = compiled_scan.run(ctx, scan, consts, init, xs)
+    if compiled is not None:
+        return compiled
     lanes = packed_scan.choose_lanes(ctx, scan, consts)
     if lanes is None:
         return padded_scan.run(ctx, scan, consts, init, xs)

@@ -1,0 +1,328 @@
+"""Step functions and cells of one example under `ragged.vmap`: one compiled loop.
+
+Against the loop over examples as `lax.scan`; then how often the native library is
+called, that nothing padded is made, and what runs where it cannot run the step.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closures import fast_jit
+from ragged_loop import check, draw_inputs, length_sets, ragged_inputs
+from ragged_programs.program import D, Program
+from test_transforms import assert_trees_close
+
+import ostinato as ost
+from ostinato import cells, ragged
+
+native = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+PROGRAMS = []
+
+
+def program(fn=None, **options):
+    """Register `fn(backend, *inputs)`, to run compiled and as `lax.scan`."""
+    if fn is None:
+        return functools.partial(program, **options)
+    run = Program(
+        fn.__name__, functools.partial(fn, "cpu"),
+        reference=functools.partial(fn, "scan"), **options,
+    )  # fmt: skip
+    PROGRAMS.append(run)
+    return fn
+
+
+def net(step, x, state, backend, **options):
+    return ost.recurrent_net(step, x[None], state, backend=backend, **options)
+
+
+@program(at_least=0)
+def several_inputs_and_states(backend, x, x2, s, d, w, u, b):
+    def step(p, states, inputs, t):
+        (h, c), (x_t, x2_t, s_t) = states, inputs
+        gate = jax.nn.sigmoid(x_t @ p + h @ u + b[None])
+        c = gate * c + (1 - gate) * jnp.tanh(x2_t + s_t[:, None])
+        h = c * jnp.cos(h) + 0.1 * t.astype(h.dtype)
+        return (h, c), {"h": h, "sum": c.sum(-1)}
+
+    given = x[None], x2[None], s[None]
+    out = ost.recurrent_net(
+        step, given, (d[None], 0.5 * d[None]), params=w, backend=backend,
+        return_all_states=True,
+    )  # fmt: skip
+    return jax.tree.map(lambda a: a[0], out)
+
+
+@program
+def reversed_with_arrays_of_the_example(backend, x, d, own_w, w):
+    def step(p, h, x_t, t):
+        h = jnp.tanh(x_t @ own_w + h @ p + d[None])
+        return h, h * jnp.sin(t.astype(h.dtype))
+
+    out = net(step, x, d[None], backend, params=w, reverse=True)
+    return out.outputs[0], out.states
+
+
+@program
+def resets(backend, x, d, w):
+    def step(p, h, x_t, t):
+        h = jnp.tanh(x_t + h @ p)
+        return h, h
+
+    out = net(step, x, d[None], backend, params=w, resets=(x[:, 0] > 0)[None])
+    return out.outputs[0], out.states
+
+
+@program
+def window(backend, x, d, w):
+    def step(p, h, x_t, t):
+        new = jnp.tanh(x_t + h[:, 0] @ p - h[:, 1])
+        return new, new
+
+    start = jnp.stack([d, 2 * d])[None]
+    out = net(step, x, start, backend, params=w, window=2)
+    return out.outputs[0], out.states
+
+
+@program
+def words_and_counts(backend, i, d, table, w):
+    def step(p, states, word, t):
+        h, count = states
+        h = jnp.tanh(table[word] + h @ p)
+        count = count + (word == 2).astype(jnp.int32)
+        return (h, count), (h, count)
+
+    start = d[None], jnp.zeros(1, jnp.int32)
+    out = net(step, i, start, backend, params=w)
+    return jax.tree.map(lambda a: a[0], (out.outputs, out.states))
+
+
+@program
+def sequences_in_an_example(backend, x, x2, d, w):
+    def step(p, h, x_t, t):
+        h = jnp.tanh(x_t @ p + h)
+        return h, h
+
+    both = jnp.stack([x, x2])
+    start = jnp.stack([d, -d])
+    out = ost.recurrent_net(step, both, start, params=w, backend=backend)
+    return out.outputs[1], out.states
+
+
+@program
+def attention(backend, x, y, d, w, u):
+    def step(p, h, x_t, t):
+        scores = jax.nn.softmax((h @ p) @ y.T)
+        h = jnp.tanh(x_t + scores @ y)
+        return h, (h, scores)
+
+    out = net(step, x, d[None], backend, params=w)
+    return jax.tree.map(lambda a: a[0], out.outputs)
+
+
+@program
+def sorted_inputs(backend, x, d, w):
+    """A step that the native loop runs only with values computed ahead of it."""
+
+    def step(p, h, x_t, t):
+        h = jnp.tanh(jnp.sort(x_t) + h @ p)
+        return h, h
+
+    return net(step, x, d[None], backend, params=w).outputs[0]
+
+
+@program
+def recompute(backend, x, d, w):
+    def step(p, h, x_t, t):
+        gate = ost.tag(jax.nn.sigmoid(x_t @ p), "gate")
+        h = gate * jnp.sin(h) + (1 - gate) * x_t
+        return h, h
+
+    return net(step, x, d[None], backend, params=w, recompute=("gate",)).outputs[0]
+
+
+@program
+def derivatives_in_an_example(backend, x, d, w):
+    def run(x, w):
+        def step(p, h, x_t, t):
+            h = jnp.tanh(x_t @ p + h)
+            return h, h
+
+        return net(step, x, d[None], backend, params=w).outputs[0]
+
+    tangent = jax.jvp(run, (x, w), (jnp.sin(x), w))[1]
+    return tangent, jax.grad(lambda w: jnp.sum(run(x, w) ** 2))(w)
+
+
+@functools.cache
+def parameters(cell):
+    with jax.ensure_compile_time_eval():
+        return cell.init(jax.random.key(2), jnp.float64)
+
+
+@program
+def cell(backend, x, scale):
+    cell = cells.MILSTM(D, 2)
+    params = jax.tree.map(lambda a: scale * a, parameters(cell))
+    start = cell.initial_state(1, x.dtype)
+    out = net(cell, x, start, backend, params=params)
+    return out.outputs[0], out.states
+
+
+@native
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_program_equals_the_loop(program):
+    check(program, {})
+
+
+# ------------------------------------------------------------- larger, without a mark
+
+LENGTHS = (5, 0, 9, 2, 1, 7)
+H = 16
+
+
+def draw(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def steps(x, h, w, **options):
+    def step(p, h, x_t, t):
+        h = jnp.tanh(x_t @ p["w"] + h @ p["u"] + p["b"])
+        return h, h * h
+
+    out = ost.recurrent_net(step, x[None], h[None], params=w, **options)
+    return out.outputs[0], out.states[0]
+
+
+def scanned(x, h, w):
+    def step(h, x_t):
+        h = jnp.tanh(x_t @ w["w"] + h @ w["u"] + w["b"][0])
+        return h, h * h
+
+    h, y = jax.lax.scan(step, h, x)
+    return y, h
+
+
+def batch(extra=3, dtype=jnp.float64):
+    """Return a batch with NaN in the unused capacity, states, and weights."""
+    data = np.concatenate([draw(sum(LENGTHS), H), np.full((extra, H), np.nan)])
+    x = ragged.RaggedArray(
+        jnp.asarray(data, dtype), jnp.asarray(LENGTHS, jnp.int32), dim="n", max_length=9
+    )
+    w = {"w": draw(H, H, seed=1) / 4, "u": draw(H, H, seed=2) / 4}
+    w = {k: jnp.asarray(a, dtype) for k, a in (w | {"b": draw(1, H, seed=3)}).items()}
+    return x, jnp.asarray(draw(len(LENGTHS), H, seed=4), dtype), w
+
+
+def mapped(fn, x, h, w, **options):
+    run = functools.partial(fn, **options) if options else fn
+    return ragged.vmap(run, (0, 0, None), min_length=0)(x, h, w)
+
+
+def numpy_loop(x, h, w, reverse=False):
+    """Return all outputs one after another, and the last states."""
+    x, h = np.asarray(x.data, float), np.asarray(h, float)
+    w = {k: np.asarray(a, float) for k, a in w.items()}
+    y, last, first = [], [], 0
+    for b, length in enumerate(LENGTHS):
+        state, own = h[b], np.zeros((length, H))
+        for t in reversed(range(length)) if reverse else range(length):
+            state = np.tanh(x[first + t] @ w["w"] + state @ w["u"] + w["b"][0])
+            own[t] = state**2
+        y.append(own)
+        last.append(state)
+        first += length
+    return np.concatenate(y), np.stack(last)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("backend", [None, "xla", "scan"])
+def test_values_against_numpy(backend, reverse):
+    x, h, w = batch()
+    y, last = mapped(steps, x, h, w, backend=backend, reverse=reverse)
+    want, want_last = numpy_loop(x, h, w, reverse)
+    np.testing.assert_allclose(y.data[: sum(LENGTHS)], want, atol=1e-12)
+    np.testing.assert_allclose(last, want_last, atol=1e-12)
+
+
+def loss(fn, w, h, data, x, **options):
+    y, last = mapped(fn, ragged.RaggedArray(
+        data, x.lengths, dim="n", max_length=9), h, w, **options)  # fmt: skip
+    slopes = jnp.cos(jnp.arange(y.data.size, dtype=y.data.dtype)).reshape(y.data.shape)
+    return jnp.vdot(slopes, y.data) + jnp.sum(jnp.sin(last))
+
+
+@native
+@pytest.mark.parametrize("fn", [steps, scanned], ids=["recurrent_net", "scan"])
+def test_a_gradient_is_two_calls_of_the_native_loop(fn):
+    x, h, w = batch()
+    gradient = jax.grad(functools.partial(loss, fn), argnums=(0, 1, 2))
+    text = jax.jit(gradient).lower(w, h, x.data, x).as_text()
+    assert text.count("custom_call @ostinato_step(") == 2
+    jaxpr = str(jax.make_jaxpr(gradient)(w, h, x.data, x))
+    assert " scan[" not in jaxpr
+    assert f"f64[{max(LENGTHS)},{len(LENGTHS)}," not in jaxpr  # nothing is padded
+    got = fast_jit(gradient)(w, h, x.data, x)
+    of_scan = functools.partial(loss, steps, backend="scan")
+    want = fast_jit(jax.grad(of_scan, argnums=(0, 1, 2)))(w, h, x.data, x)
+    assert_trees_close(got, want, terms=1000)
+
+
+@native
+def test_further_derivatives_and_maps():
+    x, h, w = batch()
+
+    def results(backend):
+        total = functools.partial(loss, steps, x=x, backend=backend)
+        slope = lambda w, h, data: jax.grad(total)(w, h, data)  # noqa: E731
+        data = jnp.nan_to_num(x.data)
+        tangents = jax.tree.map(jnp.cos, (w, h, data))
+        second = jax.jvp(slope, (w, h, data), tangents)[1]
+        several = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), w)
+        return second, jax.vmap(slope, (0, None, None))(several, h, data)
+
+    got = fast_jit(lambda: results("cpu"))()
+    assert_trees_close(got, fast_jit(lambda: results("scan"))(), terms=1000)
+
+
+@native
+def test_traced_lengths_that_do_not_fit_reach_no_other_memory():
+    x, h, w = batch(extra=0)
+
+    @jax.jit
+    def run(lengths):
+        given = ragged.RaggedArray(x.data, lengths, dim="n", max_length=9)
+        return mapped(steps, given, h, w)
+
+    y, _ = run(jnp.asarray([9, 9, 9, 2**30, -5, 9], jnp.int32))
+    assert y.data.shape == x.data.shape
+
+
+@native
+def test_bits_do_not_depend_on_the_number_of_threads(configure):
+    x, h, w = batch()
+    gradient = jax.jit(jax.grad(functools.partial(loss, steps), argnums=(0, 1, 2)))
+    found = []
+    for threads in (1, 2, 3):
+        configure("avx2", threads)
+        found.append(jax.tree.map(np.asarray, gradient(w, h, x.data, x)))
+    for other in found[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other, found[0])
+
+
+def test_what_the_native_loop_lacks_runs_as_before():
+    def step(p, h, x_t, t):
+        h = jnp.sort(h @ p + x_t, -1)
+        return h, h
+
+    def run(x, h, w, backend=None):
+        out = ost.recurrent_net(step, x[None], h[None], params=w, backend=backend)
+        return out.outputs[0]
+
+    x, h, w = batch()
+    got, want = (mapped(run, x, h, w["u"], backend=b) for b in (None, "scan"))
+    np.testing.assert_allclose(got.data, want.data)
+    with pytest.raises(NotImplementedError, match="the cpu loop cannot run this step"):
+        mapped(run, x, h, w["u"], backend="cpu")
