@@ -7,13 +7,13 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .. import _native
 from .._rnn.cpu import address, raise_error
 from .description import operations_of
+from .jaxprs import type_of
 from .native import check_available
 from .plans import lower_forward
 from .programs.lowered import Lowered
@@ -72,6 +72,8 @@ class Session:
         self._at = [self._empty(1, i) for i in range(step.num_inputs)]
         self._out = self._results(1)
         self._step = self._call(1, self._at, self._out, None)
+        self._at_step = [a[0] for a in self._at]
+        self._out_step = self._direct()
         self._lengths = np.ones(batch, np.int32)
         self._address = address(self._lengths)
         library = _native.status().library
@@ -96,13 +98,16 @@ class Session:
         Returns:
             The outputs `[B, ...]`, new arrays, 0 where a sequence is not active.
         """
-        for own, a in zip(self._at, inputs, strict=True):
-            np.copyto(own[0], a, casting="unsafe")
-        self._step.lengths = 0
-        if active is not None:
+        for own, a in zip(self._at_step, inputs, strict=True):
+            np.copyto(own, a, casting="unsafe")
+        if active is None:
+            self._step.lengths = 0
+        else:
             np.copyto(self._lengths, active)
             self._step.lengths = self._address
         raise_error(self._run(self._session, self._by_reference))
+        if self._out_step is not None:
+            return [a.copy() for a in self._out_step]
         valid = None if active is None else active[None]
         given = [a[None] for a in inputs]
         return [a[0] for a in self._outputs(given, self._out, valid, copy=True)]
@@ -139,7 +144,7 @@ class Session:
 
     def _empty(self, steps: int, i: int) -> np.ndarray:
         """Return an array for an input of some steps."""
-        aval = self._plan.step.jaxpr.invars[self._first[0] + i].aval
+        aval = type_of(self._plan.step.jaxpr.invars[self._first[0] + i])
         return np.empty((steps, *aval.shape), _type(aval.dtype, self._lowered))
 
     def _results(self, steps: int) -> list[np.ndarray]:
@@ -149,6 +154,24 @@ class Session:
             for r in self._lowered.results
             if r.place is Place.OUTPUT
         ]
+
+    def _direct(self) -> list[np.ndarray] | None:
+        """Return the outputs of a step if the library leaves them as they are wanted.
+
+        Otherwise some are inputs, of another type, or the same for all sequences.
+        """
+        arrays = []
+        for source in self._lowered.sources[len(self.states) :]:
+            if source is None or source < 0:
+                return None
+            kind, a = (
+                self._lowered.results[source],
+                self._out[source - len(self.states)],
+            )
+            if kind.axis is None or a.dtype != kind.dtype:
+                return None
+            arrays.append(a[0])
+        return arrays
 
     def _call(
         self,
@@ -165,7 +188,10 @@ class Session:
             _table([arguments[i] for i in lowered.arguments]),
             # New states are written where the old ones are.
             _table(
-                [next(states if r.place is Place.NEXT else out) for r in lowered.results]
+                [
+                    next(states if r.place is Place.NEXT else out)
+                    for r in lowered.results
+                ]
             ),
         )
         call = Call(
@@ -221,7 +247,7 @@ def _lower(plan: Plan) -> Lowered:
     step = plan.step
     inputs = step.jaxpr.invars[step.num_invariant :][: step.num_inputs]
     for variable in inputs:
-        aval = variable.aval
+        aval = type_of(variable)
         if not aval.shape:
             raise Unsupported("it reads `t`, which a session counts without end")
         if jnp.issubdtype(aval.dtype, jnp.integer) and jnp.iinfo(aval.dtype).bits > 16:
