@@ -121,7 +121,7 @@ def _inputs(network: Any, weights: Any, batch: int, inputs: Any) -> Any:
         return jax.ShapeDtypeStruct((batch, size), _dtype(weights))
 
     def one(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
-        shape, dtype = jjnp.shape(leaf), jnp.result_type(leaf)
+        shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
         if shape[:1] != (batch,):
             raise ValueError(
                 f"`inputs{keystr(path)}` must have shape [B, ...] with B = {batch}, "
