@@ -17,7 +17,7 @@ from . import _config
 
 _LIBRARY_NAME = "libostinato_cpu.so"
 _NOTE_NAME = "not_built.txt"  # holds CMake's reason for not building the library
-_ABI_VERSION = 11  # kAbiVersion in native/include/ostinato/abi.h
+_ABI_VERSION = 12  # kAbiVersion in native/include/ostinato/abi.h
 _CPU_TARGETS = (
     "ostinato_cpu_features",
     "ostinato_rnn_fwd",
@@ -178,3 +178,9 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ostinato_stream.restype = ctypes.c_char_p
     library.ostinato_cuda_open.argtypes = (ctypes.c_char_p,)
     library.ostinato_cuda_open.restype = ctypes.c_char_p
+    library.ostinato_step_open.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    library.ostinato_step_open.restype = ctypes.c_char_p
+    library.ostinato_step_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    library.ostinato_step_run.restype = ctypes.c_char_p
+    library.ostinato_step_close.argtypes = (ctypes.c_void_p,)
+    library.ostinato_step_close.restype = None

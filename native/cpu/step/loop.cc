@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -20,6 +21,7 @@ namespace {
 
 // More sequences at once need more memory than the second-level cache has.
 constexpr int64_t kMostRows = 32;
+constexpr auto kPanelAlignment = std::align_val_t(4096);
 // A call with fewer vector operations is not worth waking a thread.
 constexpr int64_t kWorthSharing = 1 << 16;
 
@@ -118,14 +120,20 @@ int64_t Work(const StepCall& call, int64_t lanes) {
   return work * call.steps * call.batch;
 }
 
+// Elements of a weight's panels: whole vectors, so that each begins at one.
+int64_t PanelElements(const StepWeight& weight, int64_t lanes) {
+  return RoundUp(weight.columns, lanes) * weight.depth;
+}
+
 template <typename T>
 class WeightPacker {
  public:
-  WeightPacker(const StepCall& call, const Kernels<T, T, T>& kernels, Scratch& scratch)
+  // `take` returns memory for a number of elements.
+  template <typename Take>
+  WeightPacker(const StepCall& call, const Kernels<T, T, T>& kernels, const Take& take)
       : call_(call), kernels_(kernels) {
     for (const StepWeight& weight : call.program.weights) {
-      const int64_t columns = RoundUp(weight.columns, kernels.lanes);
-      panels_.push_back(scratch.Take<T>(columns * weight.depth));
+      panels_.push_back(take(PanelElements(weight, kernels.lanes)));
       const Columns blocks{weight.columns, kernels.lanes};
       for (int64_t b = 0; b < blocks.count(); ++b) {
         tasks_.push_back({static_cast<int64_t>(panels_.size()) - 1, b});
@@ -240,13 +248,19 @@ int64_t ChunkOf(const StepCall& call, int64_t bytes) {
 }
 
 template <typename T>
-StepLoop<T> LoopOf(const StepCall& call, Scratch& scratch, Team& team) {
+StepLoop<T> LoopOf(const StepCall& call, const StepPanels<T>* packed, Scratch& scratch,
+                   Team& team) {
   const auto& kernels = *KernelsOf<T>(CurrentKernels());
   StepLoop<T> loop{call, kernels, StepKernelsOf<T>(CurrentKernels()), {}, 1, 1, {}, {},
                    {},   {}};
-  WeightPacker<T> packer(call, kernels, scratch);
-  packer.PackAll(team);
-  loop.panels = packer.panels();
+  if (packed != nullptr) {
+    loop.panels = packed->panels();
+  } else {
+    const auto take = [&](int64_t count) { return scratch.Take<T>(count); };
+    WeightPacker<T> packer(call, kernels, take);
+    packer.PackAll(team);
+    loop.panels = packer.panels();
+  }
   loop.chunk = ChunkOf(call, sizeof(T));
   loop.group = call.batch >= 16 ? 4 : 1;
   loop.order.resize(call.batch);
@@ -306,7 +320,31 @@ void ClearUnused(const StepLoop<T>& loop) {
 }  // namespace
 
 template <typename T>
-void RunSteps(const StepCall& given) {
+StepPanels<T>::StepPanels(const StepCall& call) {
+  CheckSizes(call, sizeof(T));
+  const auto& kernels = *KernelsOf<T>(CurrentKernels());
+  int64_t elements = 0;
+  for (const StepWeight& weight : call.program.weights) {
+    elements += PanelElements(weight, kernels.lanes);
+  }
+  const auto bytes = static_cast<size_t>(elements) * sizeof(T);
+  memory_.reset(::operator new(bytes, kPanelAlignment));
+  AdviseHugePages(memory_.get(), elements * sizeof(T));
+  T* next = static_cast<T*>(memory_.get());
+  const auto take = [&](int64_t count) { return std::exchange(next, next + count); };
+  WeightPacker<T> packer(call, kernels, take);
+  Team team(NumThreads());
+  packer.PackAll(team);
+  panels_ = packer.panels();
+}
+
+template <typename T>
+void StepPanels<T>::Free::operator()(void* memory) const noexcept {
+  ::operator delete(memory, kPanelAlignment);
+}
+
+template <typename T>
+void RunSteps(const StepCall& given, const StepPanels<T>* packed) {
   CheckSizes(given, sizeof(T));
   StepCall call = given;
   if (call.lengths != nullptr && call.capacity < 0 &&
@@ -321,7 +359,7 @@ void RunSteps(const StepCall& given) {
   Scratch scratch;
   const int64_t lanes = KernelsOf<T>(CurrentKernels())->lanes;
   Team team(Work(call, lanes) >= kWorthSharing ? NumThreads() : 1);
-  const StepLoop<T> loop = LoopOf<T>(call, scratch, team);
+  const StepLoop<T> loop = LoopOf<T>(call, packed, scratch, team);
 
   const int64_t groups = CeilDiv(call.batch, loop.group);
   const int64_t wanted =
@@ -354,7 +392,9 @@ void RunSteps(const StepCall& given) {
   ClearUnused(loop);
 }
 
-template void RunSteps<float>(const StepCall& call);
-template void RunSteps<double>(const StepCall& call);
+template class StepPanels<float>;
+template class StepPanels<double>;
+template void RunSteps<float>(const StepCall& call, const StepPanels<float>*);
+template void RunSteps<double>(const StepCall& call, const StepPanels<double>*);
 
 }  // namespace ostinato::cpu

@@ -3,6 +3,7 @@
 #define OSTINATO_CPU_STEP_LOOP_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "cpu/step/program.h"
@@ -29,15 +30,37 @@ struct StepCall {
   int64_t capacity = -1;
 };
 
+// The weights of a program in the order in which products read them, for many calls
+// whose operands have the same weights.
+template <typename T>
+class StepPanels {
+ public:
+  // Throws std::invalid_argument if the operands of `call` lack a weight.
+  explicit StepPanels(const StepCall& call);
+
+  const std::vector<const T*>& panels() const { return panels_; }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const noexcept;
+  };
+  std::unique_ptr<void, Free> memory_;
+  std::vector<const T*> panels_;
+};
+
+extern template class StepPanels<float>;
+extern template class StepPanels<double>;
+
 // Runs a loop. A sequence runs the steps before its length, and its states stay as they
 // are at the others; outputs of these, and those of unused capacity, are 0. The bits of
-// all results are the same for every number of threads. Throws std::invalid_argument if
-// arrays have other sizes than the program wants.
+// all results are the same for every number of threads. A state may be read and written
+// in one place. Weights are packed for this call unless `packed` has them. Throws
+// std::invalid_argument if arrays have other sizes than the program wants.
 template <typename T>
-void RunSteps(const StepCall& call);
+void RunSteps(const StepCall& call, const StepPanels<T>* packed = nullptr);
 
-extern template void RunSteps<float>(const StepCall& call);
-extern template void RunSteps<double>(const StepCall& call);
+extern template void RunSteps<float>(const StepCall& call, const StepPanels<float>*);
+extern template void RunSteps<double>(const StepCall& call, const StepPanels<double>*);
 
 }  // namespace ostinato::cpu
 

@@ -216,7 +216,7 @@ void StepTile<T>::Run(int64_t begin, int64_t end, Team* team) {
   for (int64_t n = begin; n < end; ++n) {
     if (const int64_t active = ActiveAt(n); active > 0) {
       Enter(n);
-      RunStep(steps_, active);
+      RunStep(steps_, active, team);
     }
     Swap();
   }
@@ -224,7 +224,7 @@ void StepTile<T>::Run(int64_t begin, int64_t end, Team* team) {
   for (int64_t n = begin; !after_.instructions.empty() && n < end; ++n) {
     if (const int64_t active = ActiveAt(n); active > 0) {
       Enter(n);
-      RunStep(after_, active);
+      RunStep(after_, active, team);
     }
   }
   End(end);

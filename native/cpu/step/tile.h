@@ -40,7 +40,8 @@ class StepTile {
   StepTile(const StepLoop<T>& loop, std::vector<int64_t> groups, bool first);
 
   // Runs steps begin .. end - 1, in the order in which they run; at most a chunk. With
-  // a team, its threads share the products of the whole chunk.
+  // a team, its threads share the products of the whole chunk, and the columns of large
+  // products of a step.
   void Run(int64_t begin, int64_t end, Team* team);
   // Writes the last states, and sums that have a row for every sequence.
   void Finish();
@@ -91,15 +92,18 @@ class StepTile {
   void Swap();
 
   // tile_steps.cc
-  void RunStep(const Program& program, int64_t active);
+  void RunStep(const Program& program, int64_t active, Team* team);
   void Execute(const Bound& bound, int64_t first, int64_t rows);
   void SumGroups(const Bound& bound, int64_t first, int64_t rows);
-  void Multiply(const StepInstruction& instruction, int64_t active);
+  void Multiply(const StepInstruction& instruction, int64_t active, Team* team);
 
-  // Products of a chunk, in tasks that may run in any order and together.
+  // Products of a chunk, in tasks that may run in any order and together. A task is
+  // some rows, and the blocks of columns begin .. end_block - 1.
   void MultiplyChunk(Phase phase, Team* team);
+  int64_t Rows(const StepInstruction& instruction) const;
   int64_t Tasks(const StepInstruction& instruction) const;
-  void MultiplyRows(const StepInstruction& instruction, int64_t task) const;
+  void MultiplyRows(const StepInstruction& instruction, int64_t task, int64_t begin,
+                    int64_t end_block) const;
   // What the columns first .. first + width - 1 of a product start from, maybe in
   // `start`; null if they continue.
   const T* StartOf(const StepInstruction& instruction, int64_t first, int64_t width,

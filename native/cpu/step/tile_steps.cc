@@ -13,18 +13,21 @@ alignas(64) constexpr double kZeros[kMostPanel] = {};
 // Rows of a task of a product of the whole chunk, a multiple of what products take at
 // once: they stay in the second-level cache while all panels pass.
 constexpr int64_t kTaskRows = 48;
-// Multiply-adds of a chunk that are worth the threads of a team.
+// Multiply-adds of a product that are worth the threads of a team.
 constexpr int64_t kWorthSharing = int64_t{1} << 18;
+
+// Parts of a product that a team shares: a thread that comes late finds one left.
+int64_t PartsOf(const Team& team) { return int64_t{2} * team.threads(); }
 
 }  // namespace
 
 template <typename T>
-void StepTile<T>::RunStep(const Program& program, int64_t active) {
+void StepTile<T>::RunStep(const Program& program, int64_t active, Team* team) {
   for (const Stretch& stretch : program.stretches) {
     const Bound* const begin = program.instructions.data() + stretch.begin;
     const Bound* const end = program.instructions.data() + stretch.end;
     if (begin->function == nullptr) {
-      Multiply(*begin->instruction, active);
+      Multiply(*begin->instruction, active, team);
       continue;
     }
     for (int64_t first = 0; first < active; first += stretch.rows) {
@@ -111,7 +114,8 @@ const T* StepTile<T>::StartOf(const StepInstruction& instruction, int64_t first,
 }
 
 template <typename T>
-void StepTile<T>::Multiply(const StepInstruction& instruction, int64_t active) {
+void StepTile<T>::Multiply(const StepInstruction& instruction, int64_t active,
+                           Team* team) {
   const StepView &from = instruction.operands[0], &to = instruction.result;
   const int64_t sequences = instruction.rows ? active : 1;
   const T* const factors = live_[from.buffer].at + from.offset;
@@ -125,15 +129,24 @@ void StepTile<T>::Multiply(const StepInstruction& instruction, int64_t active) {
   const auto& kernels = loop_.kernels;
   const Columns columns{weight.columns, kernels.lanes};
   T* const result = live_[to.buffer].at + to.offset;
-  T start[kMostPanel];
-  for (int64_t block = 0; block < columns.count(); ++block) {
-    const int64_t column = columns.first(block);
-    kernels.product[static_cast<int>(columns.shape(block))](
-        factors_.data(), 0, rows, weight.depth,
-        loop_.panels[instruction.weight] + column * weight.depth,
-        StartOf(instruction, column, columns.width(block), start), result + column,
-        instruction.inner == 1 ? to.row_stride : to.inner_stride);
+  const auto multiply = [&](int64_t begin, int64_t end) {
+    T start[kMostPanel];
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t column = columns.first(block);
+      kernels.product[static_cast<int>(columns.shape(block))](
+          factors_.data(), 0, rows, weight.depth,
+          loop_.panels[instruction.weight] + column * weight.depth,
+          StartOf(instruction, column, columns.width(block), start), result + column,
+          instruction.inner == 1 ? to.row_stride : to.inner_stride);
+    }
+  };
+  const int64_t count = columns.count();
+  if (team == nullptr || rows * weight.depth * weight.columns < kWorthSharing) {
+    return multiply(0, count);
   }
+  const int64_t parts = std::min(count, PartsOf(*team));
+  team->ForEach(
+      parts, [&](int64_t i) { multiply(i * count / parts, (i + 1) * count / parts); });
 }
 
 template <typename T>
@@ -142,24 +155,37 @@ void StepTile<T>::MultiplyChunk(Phase phase, Team* team) {
     if (i.phase != phase || i.operation != kProduct) continue;
     const StepWeight& weight = program_.weights[i.weight];
     const int64_t tasks = Tasks(i);
-    const int64_t work = tasks * kTaskRows * weight.depth * weight.columns;
-    if (team != nullptr && work >= kWorthSharing) {
-      team->ForEach(tasks, [&](int64_t task) { MultiplyRows(i, task); });
-    } else {
-      for (int64_t task = 0; task < tasks; ++task) MultiplyRows(i, task);
+    const int64_t count = Columns{weight.columns, loop_.kernels.lanes}.count();
+    const int64_t work = Rows(i) * weight.depth * weight.columns;
+    if (team == nullptr || work < kWorthSharing) {
+      for (int64_t task = 0; task < tasks; ++task) MultiplyRows(i, task, 0, count);
+      continue;
     }
+    // Few rows leave the columns to share.
+    const int64_t parts = std::min(count, CeilDiv(PartsOf(*team), tasks));
+    team->ForEach(tasks * parts, [&](int64_t task) {
+      const int64_t part = task % parts;
+      MultiplyRows(i, task / parts, part * count / parts, (part + 1) * count / parts);
+    });
   }
+}
+
+// How many rows a product of a whole chunk has.
+template <typename T>
+int64_t StepTile<T>::Rows(const StepInstruction& instruction) const {
+  const auto steps = static_cast<int64_t>(first_row_.size()) - 1;
+  return instruction.rows ? first_row_.back() : steps;
 }
 
 template <typename T>
 int64_t StepTile<T>::Tasks(const StepInstruction& instruction) const {
-  const auto steps = static_cast<int64_t>(first_row_.size()) - 1;
-  return CeilDiv(instruction.rows ? first_row_.back() : steps, kTaskRows);
+  return CeilDiv(Rows(instruction), kTaskRows);
 }
 
 // Result and factor have one row for each sequence.
 template <typename T>
-void StepTile<T>::MultiplyRows(const StepInstruction& instruction, int64_t task) const {
+void StepTile<T>::MultiplyRows(const StepInstruction& instruction, int64_t task,
+                               int64_t begin, int64_t end_block) const {
   const StepView &from = instruction.operands[0], &to = instruction.result;
   const StepWeight& weight = program_.weights[instruction.weight];
   const auto& kernels = loop_.kernels;
@@ -182,7 +208,7 @@ void StepTile<T>::MultiplyRows(const StepInstruction& instruction, int64_t task)
   }
   T products[kTaskRows * kMostPanel], start[kMostPanel];
   const Columns columns{weight.columns, kernels.lanes};
-  for (int64_t block = 0; block < columns.count(); ++block) {
+  for (int64_t block = begin; block < end_block; ++block) {
     const int64_t column = columns.first(block), width = columns.width(block);
     kernels.product[static_cast<int>(columns.shape(block))](
         factors, 0, rows, weight.depth,

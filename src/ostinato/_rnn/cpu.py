@@ -259,7 +259,7 @@ def address(array: np.ndarray) -> int:
 
 
 def raise_error(message: bytes | None) -> None:
-    """Raise what `ostinato_stream` returned."""
+    """Raise what a function of the library returned."""
     if message is not None:
         raise RuntimeError(f"the native library failed: {message.decode()}")
 

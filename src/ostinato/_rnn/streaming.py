@@ -70,7 +70,7 @@ class Stream(ABC):
             RuntimeError: another thread is in a call of this session.
         """
         if not self._free.acquire(blocking=False):
-            raise RuntimeError(_BUSY)
+            raise RuntimeError(BUSY)
         try:
             own = self._step_x
             if not (
@@ -112,7 +112,7 @@ class Stream(ABC):
             RuntimeError: another thread is in a call of this session.
         """
         if not self._free.acquire(blocking=False):
-            raise RuntimeError(_BUSY)
+            raise RuntimeError(BUSY)
         try:
             x = np.asarray(x)
             _checks.check_rank("x", x, "B", "T", "I")
@@ -157,13 +157,7 @@ class Stream(ABC):
             TypeError, ValueError: `streams` are neither indices nor bools `[B]`.
             IndexError: there is no such stream.
         """
-        which: Any = slice(None)
-        if streams is not None:
-            which = np.asarray(streams)
-            if which.dtype == np.bool_:
-                _checks.check_shape("streams", which, B=self.batch)
-            else:
-                which = _checks.check_integers("streams", streams)
+        which = chosen_streams(streams, self.batch)
         for state in self._states:
             state[:, which] = 0
 
@@ -187,9 +181,24 @@ class Stream(ABC):
         return array
 
 
+def chosen_streams(streams: ArrayLike | None, batch: int) -> Any:
+    """Return the index of streams, given by integers, by bools `[B]`, or None for all.
+
+    Raises:
+        TypeError, ValueError: they are neither.
+    """
+    if streams is None:
+        return slice(None)
+    which = np.asarray(streams)
+    if which.dtype != np.bool_:
+        return _checks.check_integers("streams", streams)
+    _checks.check_shape("streams", which, B=batch)
+    return which
+
+
 # Larger inputs are read where they are; asking where smaller ones are takes longer.
 _COPIED_BYTES = 2**17
-_BUSY = (
+BUSY = (
     "a session of ost.stream serves one thread at a time, and another thread is in a "
     "call; make a session for each thread"
 )
@@ -259,47 +268,7 @@ def stream(
     *,
     backend: Backend | None = None,
 ) -> Stream:
-    """Open a session that runs a network one step or one chunk at a time, for serving.
-
-    On a CPU with the native library a step is one call of it on buffers of numpy,
-    without a dispatch of JAX. The numbers are those of `rnn_step`, with prepared
-    weights the same bits.
-
-    Args:
-        spec: the network; unidirectional. Dropout does not act.
-        weights: flat vector `[num_params]`, or the result of `prepare`, whose memory
-            all sessions share that are opened with it.
-        batch: the number of streams that advance together, B.
-        backend: as in `rnn`. None takes the native library wherever it runs the spec,
-            also on machines with an accelerator, and otherwise a jitted program, which
-            is compiled once for steps and once for each size of chunks.
-
-    Returns:
-        A `Stream` whose states are 0.
-
-    Raises:
-        TypeError: an argument has the wrong type, or `weights` are traced.
-        ValueError: the spec is bidirectional, `weights` are not those of the spec, or
-            `batch` is less than 1.
-        ostinato.BackendError: `backend` cannot run the spec; the message says why.
-
-    Sessions work outside of `jit` and other transformations; inside of them there is
-    `rnn_step`.
-
-    Examples:
-        >>> import jax, numpy as np
-        >>> import ostinato as ost
-        >>> spec = ost.RNNSpec("gru", input_size=3, hidden_size=4)
-        >>> weights = ost.init_weights(jax.random.key(0), spec)
-        >>> session = ost.stream(spec, weights, batch=2)
-        >>> session.step(np.ones((2, 3), np.float32)).shape
-        (2, 4)
-        >>> session.reset([1])
-        >>> session.chunk(np.ones((2, 10, 3), np.float32)).shape
-        (2, 10, 4)
-        >>> session.state.shape
-        (1, 2, 4)
-    """
+    """Open a session of the fused operator; see `ostinato.stream`."""
     check_spec(spec)
     if spec.bidirectional:
         raise ValueError(

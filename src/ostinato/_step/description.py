@@ -10,6 +10,7 @@ from .gradients import is_float
 from .jaxprs import Origins
 from .native import check_available
 from .plans import lower_forward, plan_backward
+from .programs.lowered import Lowered
 from .programs.program import PRODUCT, Phase
 from .programs.values import Unsupported
 from .xla import Loop
@@ -22,12 +23,12 @@ def check(loop: Loop, origins: Origins) -> None:
         lower_forward(loop, None)
     except Unsupported as error:
         raise NotImplementedError(
-            f"the cpu loop cannot run this step: {_reason(error, origins)}; use "
+            f"the cpu loop cannot run this step: {reason(error, origins)}; use "
             "backend=None or 'xla'"
         ) from None
 
 
-def _reason(error: Unsupported, origins: Origins) -> str:
+def reason(error: Unsupported, origins: Origins) -> str:
     """Return what the native loop lacks, and the line that needs it."""
     message, *equations = error.args
     if not equations:
@@ -50,7 +51,7 @@ def describe(loop: Loop, origins: Origins) -> tuple[str, str | None]:
         forward = lower_forward(loop, wrt)
         plan = plan_backward(loop, wrt)
     except Unsupported as error:
-        return "", _reason(error, origins)
+        return "", reason(error, origins)
     shapes: dict[Any, int] = {}
     for i in dict.fromkeys(forward.sources[len(step.jaxpr.outvars) :]):
         if i is not None and i >= 0:
@@ -66,6 +67,13 @@ def describe(loop: Loop, origins: Origins) -> tuple[str, str | None]:
         f"stored {stored or 'nothing'}"
     )
     return told, None
+
+
+def operations_of(lowered: Lowered) -> str:
+    """Return how many operations and products a program has, in words."""
+    instructions = lowered.program.instructions
+    products = sum(i.operation == PRODUCT for i in instructions)
+    return f"{_count(len(instructions), 'operation')}, {_count(products, 'product')}"
 
 
 def _count(count: int, what: str) -> str:

@@ -30,6 +30,7 @@ class Plan(NamedTuple):
             None if nothing is.
         invariant: the invariant values of `ahead`, or of the step.
         inputs: their inputs, time first.
+        kept: which inputs of the loop these are.
         states: the initial states.
         results: the tree of the new states and the outputs.
         origins: where each primitive comes from.
@@ -39,6 +40,7 @@ class Plan(NamedTuple):
     ahead: Ahead | None
     invariant: list[Any]
     inputs: list[Array]
+    kept: tuple[int, ...]
     states: list[Array]
     results: Any
     origins: Origins
@@ -168,7 +170,7 @@ def plan(
     if not step.products and not runs_natively(step):
         return "the step has no product with an invariant matrix"
     invariant = evaluate(once, arrays)
-    return Plan(step, ahead, invariant, inputs, rest, trees[-1], origins)
+    return Plan(step, ahead, invariant, inputs, kept, rest, trees[-1], origins)
 
 
 def _ahead_of(

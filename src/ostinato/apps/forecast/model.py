@@ -99,25 +99,20 @@ class Forecaster:
         x = jnp.swapaxes(x - last, 1, 2).reshape(batch * columns, -1, self.segment)
         read = jax.nn.relu(x @ params["read"] + params["read_bias"])
         _, state = ost.rnn(self.spec, params["gru"], read)
-        places = self.horizon // self.segment
-        wanted = jnp.concatenate(
-            [
-                jnp.broadcast_to(params["place"], (columns, places, size // 2)),
-                jnp.broadcast_to(
-                    params["column"][:, None], (columns, places, size // 2)
-                ),
-            ],
-            axis=-1,
-        )
-        wanted = jnp.broadcast_to(wanted, (batch, *wanted.shape)).reshape(-1, size)
-        state = jnp.repeat(state, places, axis=1)
-        y, _ = ost.rnn_step(self.spec, params["gru"], wanted, state)
+        state = state.reshape(batch, columns, 1, size)
+        y = _gru_step(self.spec, params["gru"], self._wanted(params), state)
         if key is not None and self.dropout:
-            kept = jax.random.bernoulli(key, 1 - self.dropout, y.shape)
-            y = jnp.where(kept, y / (1 - self.dropout), 0)
+            y = _dropped(key, self.dropout, y)
         y = y @ params["write"] + params["write_bias"]
         y = jnp.swapaxes(y.reshape(batch, columns, self.horizon), 1, 2)
         return y + last
+
+    def _wanted(self, params: Params) -> jax.Array:
+        """Return what asks for each segment: its place and column, `[C, P, hidden]`."""
+        place, column = params["place"], params["column"][:, None]
+        shape = self.columns, self.horizon // self.segment, self.hidden // 2
+        parts = [jnp.broadcast_to(part, shape) for part in (place, column)]
+        return jnp.concatenate(parts, axis=-1)
 
     def loss(self, params: Params, batch: Batch, key: jax.Array) -> jax.Array:
         """Return the weighted mean absolute error of the windows of a batch."""
@@ -132,3 +127,26 @@ class Forecaster:
         """Return the weighted sums of squared and of absolute errors, `[2]`."""
         error = (self.forecast(params, x) - y) * weights[:, None, None]
         return jnp.stack([jnp.sum(error**2), jnp.sum(jnp.abs(error))])
+
+
+def _gru_step(
+    spec: ost.RNNSpec, weights: jax.Array, x: jax.Array, h: jax.Array
+) -> jax.Array:
+    """Run one step of a GRU on inputs and states that are broadcast to each other.
+
+    Their products are computed once, however many states meet an input, or inputs a
+    state; `rnn_step` would repeat both.
+    """
+    layer = ost.unpack_weights(weights, spec)[0]
+    of_x = jnp.split(x @ layer.w_ih.T + layer.b_ih, 3, axis=-1)
+    of_h = jnp.split(h @ layer.w_hh.T + layer.b_hh, 3, axis=-1)
+    reset, update = (jax.nn.sigmoid(of_x[i] + of_h[i]) for i in range(2))
+    new = jnp.tanh(of_x[2] + reset * of_h[2])
+    return new + update * (h - new)
+
+
+def _dropped(key: jax.Array, rate: float, y: jax.Array) -> jax.Array:
+    """Set elements to 0 at a rate in 256ths: a random byte decides about each."""
+    dropped = min(round(256 * rate), 255)
+    kept = jax.random.bits(key, y.shape, jnp.uint8) >= dropped
+    return jnp.where(kept, y * (256 / (256 - dropped)), 0)

@@ -1,0 +1,270 @@
+"""Steps of a loop that the native library runs on arrays of numpy, call by call."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _native
+from .._rnn.cpu import address, raise_error
+from .description import operations_of
+from .jaxprs import type_of
+from .native import check_available
+from .plans import lower_forward
+from .programs.lowered import Lowered
+from .programs.program import Place
+from .programs.values import Unsupported
+from .scan import Plan
+from .xla import Loop
+
+_ENDLESS = 2**62
+"""More steps than a session ever makes."""
+_FIELDS = (
+    "numbers num_numbers constants num_constants wide steps batch lengths operands "
+    "num_operands results num_results"
+)
+
+
+class Call(ctypes.Structure):
+    """A call of `ostinato_step_run`, `StepStreamCall` in native/ffi/step_stream.cc."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in _FIELDS.split()]
+
+
+class Session:
+    """A loop over a step, and states that its calls move.
+
+    Args:
+        plan: the step.
+        batch: the number of sequences, B.
+
+    Attributes:
+        states: of all sequences, `[B, ...]`, in the types that the library has.
+        inputs: which inputs of the step it reads, by position.
+        description: what runs at a step.
+
+    Raises:
+        Unsupported: the native library cannot run the step, or not without end.
+    """
+
+    def __init__(self, plan: Plan, batch: int) -> None:
+        self.batch, self.inputs = batch, plan.kept
+        self._plan, self._lowered = plan, _lower(plan)
+        lowered, step = self._lowered, plan.step
+        self.description = operations_of(lowered)
+        self._first = step.num_invariant, step.num_invariant + step.num_inputs
+        self.states = [
+            np.array(np.asarray(a), _type(a.dtype, lowered), order="C")
+            for a in plan.states
+        ]
+        invariant = [self._invariant(i, a) for i, a in enumerate(plan.invariant)]
+        self._fixed = [*invariant, *[None] * step.num_inputs, *self.states]
+        self._program = (
+            np.array(lowered.program.numbers, np.int64),
+            np.array(lowered.program.constants, np.float64),
+        )
+        # A step has arrays of its own, so that their addresses stay.
+        self._at = [self._empty(1, i) for i in range(step.num_inputs)]
+        self._out = self._results(1)
+        self._step = self._call(1, self._at, self._out, None)
+        self._at_step = [a[0] for a in self._at]
+        self._out_step = self._direct()
+        self._lengths = np.ones(batch, np.int32)
+        self._address = address(self._lengths)
+        library = _native.status().library
+        assert library is not None
+        self._run, pointer = library.ostinato_step_run, ctypes.c_void_p()
+        self._by_reference = ctypes.byref(self._step)
+        raise_error(
+            library.ostinato_step_open(self._by_reference, ctypes.byref(pointer))
+        )
+        self._session = pointer.value
+        weakref.finalize(self, library.ostinato_step_close, pointer.value)
+
+    def step(
+        self, inputs: Sequence[np.ndarray], active: np.ndarray | None
+    ) -> list[np.ndarray]:
+        """Run one step.
+
+        Args:
+            inputs: the inputs of the step, those that it reads, `[B, ...]`.
+            active: bool `[B]`; None means True everywhere.
+
+        Returns:
+            The outputs `[B, ...]`, new arrays, 0 where a sequence is not active.
+        """
+        for own, a in zip(self._at_step, inputs, strict=True):
+            np.copyto(own, a, casting="unsafe")
+        if active is None:
+            self._step.lengths = 0
+        else:
+            np.copyto(self._lengths, active)
+            self._step.lengths = self._address
+        raise_error(self._run(self._session, self._by_reference))
+        if self._out_step is not None:
+            return [a.copy() for a in self._out_step]
+        valid = None if active is None else active[None]
+        given = [a[None] for a in inputs]
+        return [a[0] for a in self._outputs(given, self._out, valid, copy=True)]
+
+    def chunk(
+        self, inputs: Sequence[np.ndarray], steps: int, lengths: np.ndarray | None
+    ) -> list[np.ndarray]:
+        """Run some steps.
+
+        Args:
+            inputs: the inputs of the steps, those that they read, `[T, B, ...]`.
+            steps: T.
+            lengths: int32 `[B]`, the steps of each sequence; None means T.
+
+        Returns:
+            The outputs `[T, B, ...]`, 0 where a sequence has no step.
+        """
+        arrays = [
+            np.ascontiguousarray(a, own.dtype)
+            for own, a in zip(self._at, inputs, strict=True)
+        ]
+        results = self._results(steps)
+        call = self._call(steps, arrays, results, lengths)
+        raise_error(self._run(self._session, ctypes.byref(call)))
+        valid = None if lengths is None else np.arange(steps)[:, None] < lengths
+        return self._outputs(inputs, results, valid)
+
+    def _invariant(self, i: int, value: Any) -> np.ndarray:
+        """Return an argument that does not change, as the library reads it."""
+        a, kind = np.asarray(value), self._lowered.given[i]
+        a = a if kind.axis is None else np.moveaxis(a, kind.axis, 0)
+        a = a.T if kind.turned else a
+        return np.ascontiguousarray(a, self._lowered.dtype)
+
+    def _empty(self, steps: int, i: int) -> np.ndarray:
+        """Return an array for an input of some steps."""
+        aval = type_of(self._plan.step.jaxpr.invars[self._first[0] + i])
+        return np.empty((steps, *aval.shape), _type(aval.dtype, self._lowered))
+
+    def _results(self, steps: int) -> list[np.ndarray]:
+        """Return arrays for the outputs of some steps."""
+        return [
+            np.empty((steps, *r.shape), _type(r.dtype, self._lowered))
+            for r in self._lowered.results
+            if r.place is Place.OUTPUT
+        ]
+
+    def _direct(self) -> list[np.ndarray] | None:
+        """Return the outputs of a step if the library leaves them as they are wanted.
+
+        Otherwise some are inputs, of another type, or the same for all sequences.
+        """
+        arrays = []
+        for source in self._lowered.sources[len(self.states) :]:
+            if source is None or source < 0:
+                return None
+            kind, a = (
+                self._lowered.results[source],
+                self._out[source - len(self.states)],
+            )
+            if kind.axis is None or a.dtype != kind.dtype:
+                return None
+            arrays.append(a[0])
+        return arrays
+
+    def _call(
+        self,
+        steps: int,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        lengths: np.ndarray | None,
+    ) -> Call:
+        lowered = self._lowered
+        first, end = self._first
+        arguments = [*self._fixed[:first], *inputs, *self._fixed[end:]]
+        states, out = iter(self.states), iter(outputs)
+        tables = (
+            _table([arguments[i] for i in lowered.arguments]),
+            # New states are written where the old ones are.
+            _table(
+                [
+                    next(states if r.place is Place.NEXT else out)
+                    for r in lowered.results
+                ]
+            ),
+        )
+        call = Call(
+            wide=lowered.dtype == np.float64,
+            steps=steps,
+            batch=self.batch,
+            lengths=0 if lengths is None else address(lengths),
+            num_numbers=self._program[0].size,
+            num_constants=self._program[1].size,
+            num_operands=len(tables[0]),
+            num_results=len(tables[1]),
+        )
+        call.numbers, call.constants = map(address, self._program)
+        call.operands, call.results = map(address, tables)
+        call.kept = tables, arguments, lengths
+        return call
+
+    def _outputs(
+        self,
+        inputs: Sequence[np.ndarray],
+        results: Sequence[np.ndarray],
+        valid: np.ndarray | None,
+        copy: bool = False,
+    ) -> list[np.ndarray]:
+        """Return what the step returns; `valid [T, B]` says of which sequences."""
+        lowered, count = self._lowered, len(self.states)
+        found = []
+        for source in lowered.sources[count:]:
+            assert source is not None
+            if source < 0:  # an input
+                a, by_row = inputs[-1 - source - self._first[0]], False
+                a = np.array(a)
+            else:
+                kind, a = lowered.results[source], results[source - count]
+                a, by_row = a.astype(kind.dtype, copy=copy), kind.axis is not None
+            if valid is not None and not by_row:
+                a = a.copy()
+                a[~valid] = 0
+            found.append(a)
+        return found
+
+
+def _lower(plan: Plan) -> Lowered:
+    """Return the program of a step that runs without end.
+
+    Raises:
+        Unsupported: the native library cannot run it.
+    """
+    loop = Loop(plan.step, _ENDLESS, _ENDLESS, False, None, False, "cpu")
+    if plan.ahead is not None:
+        raise Unsupported("it has operations of inputs that the native loop lacks")
+    check_available(loop)
+    step = plan.step
+    inputs = step.jaxpr.invars[step.num_invariant :][: step.num_inputs]
+    for variable in inputs:
+        aval = type_of(variable)
+        if not aval.shape:
+            raise Unsupported("it reads `t`, which a session counts without end")
+        if jnp.issubdtype(aval.dtype, jnp.integer) and jnp.iinfo(aval.dtype).bits > 16:
+            raise Unsupported(f"it has inputs of {aval.dtype}")
+    lowered = lower_forward(loop, None)
+    for result in lowered.results:
+        if result.axis not in (None, 0) or result.added or result.turned:
+            raise Unsupported("its results are laid out in another way")
+    return lowered
+
+
+def _table(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return address, elements and bytes of an element of arrays, `[arrays, 3]`."""
+    rows = [(address(a), a.size, a.itemsize) for a in arrays]
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+def _type(dtype: Any, lowered: Lowered) -> Any:
+    """Return the type in which the library has values that change."""
+    return np.dtype(dtype if dtype == jnp.bfloat16 else lowered.dtype)
