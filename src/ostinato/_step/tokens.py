@@ -87,9 +87,7 @@ def axes_of(loop: Loop, wrt: Mask | None) -> list[int | None]:
     return axes
 
 
-def all_as_tokens(
-    loop: Loop, lengths: Array, results: Sequence[Array]
-) -> list[Array]:
+def all_as_tokens(loop: Loop, lengths: Array, results: Sequence[Array]) -> list[Array]:
     """Return the results of a loop, the outputs in tokens with the shapes of a step."""
     found = list(results)
     outputs = range(loop.step.num_states, len(found))
