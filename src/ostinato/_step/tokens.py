@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from .._padding import fill_empty_sequences, is_step, select
@@ -85,6 +87,19 @@ def axes_of(loop: Loop, wrt: Mask | None) -> list[int | None]:
         known = lowered.given[-1 - source] if source < 0 else lowered.results[source]
         axes.append(known.axis)
     return axes
+
+
+def stacked_types(loop: Loop, wrt: Mask | None, types: Sequence[Any]) -> list[Any]:
+    """Return the types of what a step returns and saves, for all steps."""
+    axes = [None] * len(types) if loop.capacity is None else axes_of(loop, wrt)
+    return [
+        jax.ShapeDtypeStruct((loop.length, *a.shape), a.dtype)
+        if axis is None
+        else jax.ShapeDtypeStruct(
+            (loop.capacity, *a.shape[:axis], *a.shape[axis + 1 :]), a.dtype
+        )
+        for a, axis in zip(types, axes, strict=True)
+    ]
 
 
 def all_as_tokens(loop: Loop, lengths: Array, results: Sequence[Array]) -> list[Array]:
