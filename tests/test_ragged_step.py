@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closures import fast_jit
-from ragged_loop import check, draw_inputs, length_sets, ragged_inputs
+from ragged_loop import check
 from ragged_programs.program import D, Program
 from test_transforms import assert_trees_close
 

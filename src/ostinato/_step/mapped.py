@@ -66,9 +66,7 @@ def batch_loop(
     return out, [0] * step.num_states + [1] * (len(out) - step.num_states)
 
 
-def _by_padded(
-    run: Run, *operands: Array, loop: Loop, wrt: Mask | None
-) -> list[Array]:
+def _by_padded(run: Run, *operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
     """Run a loop whose sequences lie one after another on padded ones."""
 
     def padded(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Array]:

@@ -139,7 +139,7 @@ class Pullback:
         known = [struct(v.aval) for v in step.jaxpr.invars[: first + step.num_inputs]]
         more = [struct(v.aval) for v in self.core.before_backward.jaxpr.outvars]
         results = [struct(step.jaxpr.outvars[i].aval) for i in self.floats]
-        saved = _saved_shapes(self.loop, self.wrt)
+        saved = saved_shapes(self.loop, self.wrt)
         return [*known[:first], *more, *known[first:], *saved, *results]
 
     def given(self) -> list[Given]:
@@ -175,7 +175,7 @@ class Pullback:
             step.num_invariant,
             len(self.core.before_backward.jaxpr.outvars),
             step.num_inputs,
-            len(_saved_shapes(self.loop, self.wrt)) - num_products,
+            len(saved_shapes(self.loop, self.wrt)) - num_products,
             num_products,
             self.num_states,
         ]
@@ -286,7 +286,7 @@ def _saves_nothing(*_: Any, **__: Any) -> bool:
     return False
 
 
-def _saved_shapes(loop: Loop, wrt: Mask) -> list[Any]:
+def saved_shapes(loop: Loop, wrt: Mask) -> list[Any]:
     """Return the types of what the forward pass saves at a step, products included."""
     derivative, step = xla.derivative_of(loop, wrt), loop.step
     states = step.jaxpr.invars[step.num_invariant + step.num_inputs :]

@@ -22,11 +22,12 @@ from jax.interpreters import ad, batching, mlir
 
 from .._compat import lower_with_devices
 from .._rnn.eager import always_jitted
-from .._rnn.sharding import make_varying
+from .._rnn.sharding import make_varying, shaped_array
 from .._typing import Array
 from . import mapped, native, tokens
 from .gradients import Mask, is_float
-from .jaxprs import split_at
+from .jaxprs import split_at, struct
+from .plans import saved_shapes
 from .xla import Loop
 
 
@@ -127,7 +128,30 @@ def _transpose(cotangents: Any, *arguments: Any, loop: Loop, wrt: Mask) -> list[
 # ------------------------------------------------------------------------ registration
 
 
-def _primitive(name: str, implementation: Callable) -> Primitive:
+def _forward_types(*avals: Any, loop: Loop, wrt: Mask | None) -> list[Any]:
+    results = [struct(v.aval) for v in loop.step.jaxpr.outvars]
+    states, outputs = split_at(results, [loop.step.num_states])
+    saved = [] if wrt is None else saved_shapes(loop, wrt)
+    return [*states, *tokens.stacked_types(loop, wrt, [*outputs, *saved])]
+
+
+def _tangent_types(*avals: Any, loop: Loop, wrt: Mask) -> list[Any]:
+    results = _forward_types(*avals, loop=loop, wrt=None)
+    return [a for a in results if is_float(a)]
+
+
+def _backward_types(*avals: Any, loop: Loop, wrt: Mask) -> list[Any]:
+    return [a for a, asked in zip(avals, wrt, strict=False) if asked]
+
+
+def _primitive(name: str, implementation: Callable, types: Callable) -> Primitive:
+    """Return a primitive.
+
+    Args:
+        name: its name.
+        implementation: in primitives of JAX.
+        types: returns the types of its results, much quicker than a trace.
+    """
     primitive = Primitive(name)
     primitive.multiple_results = True
 
@@ -136,7 +160,8 @@ def _primitive(name: str, implementation: Callable) -> Primitive:
         return primitive.bind(*args, loop=loop, wrt=wrt)
 
     def shapes(*avals: Any, **params: Any) -> list[Any]:
-        return jax.make_jaxpr(ft.partial(implementation, **params))(*avals).out_avals
+        found = types(*avals, **params)
+        return [shaped_array(a.shape, a.dtype, avals) for a in found]
 
     primitive.def_impl(always_jitted(apply))
     primitive.def_abstract_eval(shapes)
@@ -152,9 +177,9 @@ def _native_forward(
     return native.forward(loop, wrt, operands, split)
 
 
-loop_p = _primitive("ostinato_loop", _forward)
-loop_tangent_p = _primitive("ostinato_loop_tangent", _tangent)
-loop_bwd_p = _primitive("ostinato_loop_bwd", _backward)
+loop_p = _primitive("ostinato_loop", _forward, _forward_types)
+loop_tangent_p = _primitive("ostinato_loop_tangent", _tangent, _tangent_types)
+loop_bwd_p = _primitive("ostinato_loop_bwd", _backward, _backward_types)
 batching.primitive_batchers[loop_p] = ft.partial(mapped.batch_loop, run)
 batching.primitive_batchers[loop_bwd_p] = ft.partial(mapped.batch_backward, run)
 ad.primitive_jvps[loop_p] = _jvp

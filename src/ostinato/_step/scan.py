@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
+from .._source_lines import user_line
 from .._typing import Array
 from . import description, native, primitive, tokens
 from .ahead import Ahead, taken_ahead
-from .control_flow import without_control_flow
-from .cost import is_small
+from .control_flow import stays, without_control_flow
+from .cost import dominating, is_small
 from .gradients import Policy
 from .jaxprs import Origins, evaluate, flat, origins_of
 from .known import known
@@ -151,26 +152,42 @@ def plan(
     origins = origins_of(traced.jaxpr)
     # The arrays that the step closes over are invariant too.
     arrays = [*traced.consts, *given[:num_arrays]]
-    whole = without_control_flow(flat(known(traced.jaxpr)), len(arrays))
-    once, step, kept = without_invariants(whole, len(arrays), num_states)
-    if backend is None and is_small(step.jaxpr):
-        return "a step has so little work that `lax.scan` is as quick"
-    inputs, rest = [leaves[i] for i in kept], given[num_arrays:]
+    as_it_is, rest = flat(known(traced.jaxpr)), given[num_arrays:]
     steps = leaves[0].shape[0] if leaves else 1
 
     def runs_natively(step: Step) -> bool:
         return native.can_run(Loop(step, steps, steps, False, None, False, backend))
 
+    written_out = without_control_flow(as_it_is, len(arrays))
+    once, step, kept = without_invariants(written_out, len(arrays), num_states)
+    if backend is None and is_small(step.jaxpr):
+        return "a step has so little work that `lax.scan` is as quick"
     reason = _unsupported_reason(step.jaxpr)
     ahead = _ahead_of(step, rest, reason is not None, runs_natively)
     if ahead is not None:
         step, reason = ahead.step, _unsupported_reason(ahead.step.jaxpr)
     if reason is not None:
         return reason
-    if not step.products and not runs_natively(step):
-        return "the step has no product with an invariant matrix"
+    if backend != "cpu" and not runs_natively(step):
+        reason = _reason_for_scan(step, as_it_is, origins)
+        if reason is not None:
+            return reason
+    inputs = [leaves[i] for i in kept]
     invariant = evaluate(once, arrays)
     return Plan(step, ahead, invariant, inputs, kept, rest, trees[-1], origins)
+
+
+def _reason_for_scan(step: Step, as_it_is: Jaxpr, origins: Origins) -> str | None:
+    """Return why `lax.scan` is as quick as XLA's loop over a step, or None."""
+    if not step.products:
+        return "the step has no product with an invariant matrix"
+    eqn = dominating(as_it_is)
+    if eqn is None:
+        return None
+    name = eqn.primitive.name
+    why = stays(eqn) if name in ("cond", "scan") else None
+    line = user_line((*origins.get(name, ()), eqn))
+    return f"`{name}` at {line}" + (f": {why}" if why else "")
 
 
 def _ahead_of(

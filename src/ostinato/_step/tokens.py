@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from .._padding import fill_empty_sequences, is_step, select
@@ -87,9 +89,20 @@ def axes_of(loop: Loop, wrt: Mask | None) -> list[int | None]:
     return axes
 
 
-def all_as_tokens(
-    loop: Loop, lengths: Array, results: Sequence[Array]
-) -> list[Array]:
+def stacked_types(loop: Loop, wrt: Mask | None, types: Sequence[Any]) -> list[Any]:
+    """Return the types of what a step returns and saves, for all steps."""
+    axes = [None] * len(types) if loop.capacity is None else axes_of(loop, wrt)
+    return [
+        jax.ShapeDtypeStruct((loop.length, *a.shape), a.dtype)
+        if axis is None
+        else jax.ShapeDtypeStruct(
+            (loop.capacity, *a.shape[:axis], *a.shape[axis + 1 :]), a.dtype
+        )
+        for a, axis in zip(types, axes, strict=True)
+    ]
+
+
+def all_as_tokens(loop: Loop, lengths: Array, results: Sequence[Array]) -> list[Array]:
     """Return the results of a loop, the outputs in tokens with the shapes of a step."""
     found = list(results)
     outputs = range(loop.step.num_states, len(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from .masks import StepMask
 from .policies import best_derivative
 from .split import PRODUCTS, Step
 
+_LARGE = 2**15
+"""Elements of a matrix: one of [256, 256] pays ahead, one of [64, 256] does not."""
 _BLOCK, _ROWS = 64, 256
 """A block has this many steps at least, and this many rows of products about."""
 
@@ -155,11 +158,15 @@ def in_blocks(
 def _pays_ahead(step: Step) -> bool:
     """Return whether products of inputs are quicker ahead of a loop without gradients.
 
-    They are for one sequence, where a product of all steps reads its matrix once; for
-    more, XLA multiplies as fast in the loop and need not store the results.
+    They are for one sequence and a large matrix, which a product of all steps reads
+    once; else XLA multiplies as fast in the loop and need not store the results.
     """
     products = [e for e in step.taken.ahead.jaxpr.eqns if e.primitive.name in PRODUCTS]
-    return any(e.outvars[0].aval.shape[:1] == (1,) for e in products)
+    return any(
+        e.outvars[0].aval.shape[:1] == (1,)
+        and max(math.prod(v.aval.shape) for v in variables(e)) >= _LARGE
+        for e in products
+    )
 
 
 def products_ahead(

@@ -144,9 +144,7 @@ class _Loop:
 
     def _body(self, consts: list, states: list, at: list) -> tuple[list, list]:
         inner = _of_complete(self.batch.context)
-        closed = [
-            type(v)(a, v.shape) for a, v in zip(consts, self.consts, strict=True)
-        ]
+        closed = [type(v)(a, v.shape) for a, v in zip(consts, self.consts, strict=True)]
         carried = [Padded(a, v.shape) for a, v in zip(states, self.states, strict=True)]
         x = [
             (Shared if isinstance(v, Shared) else Padded)(a, v.shape[1:])
