@@ -62,7 +62,7 @@ def train(
         float | None, typer.Option(help="Dropout rate. Default 0.3.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Pieces in a batch. Default 16.")
+        int | None, typer.Option(help="Pieces in a batch. Default 4.")
     ] = None,
     lr: Annotated[
         float | None, typer.Option(help="Highest learning rate of AdamW. Default 4e-3.")

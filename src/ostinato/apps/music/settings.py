@@ -8,7 +8,7 @@ from ..fields import check_range
 
 DEFAULTS: dict[str, Any] = dict(
     seed=0,
-    batch=16,
+    batch=4,
     lr=4e-3,
     dropout=0.3,
     mode="gru",
