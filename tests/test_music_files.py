@@ -197,6 +197,18 @@ def test_pickles_of_other_dtypes_are_refused():
             unpickle.loads(pickle.dumps(np.zeros(2, kind)))
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"]r\xff\xff\xff\x7f.", b"]p2147483647\n.", b"\x96" + b"\0" * 5 + b"\1\0\0"],
+)
+def test_pickles_that_ask_for_memory_are_refused(tmp_path, content):
+    bad(
+        "cannot read .*(place 2,147,483,647|expected .* bytes)",
+        tmp_path / "a.pkl",
+        content,
+    )
+
+
 def test_arrays_of_lists_have_one_axis():
     with pytest.raises(UserError, match="must have one axis, got the shape .1, 2."):
         unpickle.loads(pickle.dumps(np.array([["a", 1]], object)))

@@ -28,7 +28,8 @@ def _mat(path: Path) -> Mapping[str, Any]:
     command = [sys.executable, "-P", str(_SCRIPT), str(path)]
     done = subprocess.run(command, capture_output=True, timeout=_PATIENCE)
     if not zipfile.is_zipfile(io.BytesIO(done.stdout)):
-        detail = done.stdout.decode(errors="replace")[:200] or "the reader crashed"
+        detail = done.stdout.decode(errors="replace")[:200].strip()
+        detail = detail or "the reader crashed"
         raise UserError(
             "it is damaged, or lacks cells traindata, validdata, testdata of matrices "
             f"[T, 88] ({detail})"

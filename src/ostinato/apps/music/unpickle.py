@@ -6,6 +6,7 @@ error.
 
 import io
 import pickle
+import pickletools
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -100,6 +101,11 @@ def loads(content: bytes) -> Any:
         UserError: it names something else than arrays of numbers.
         Exception: the pickle is malformed.
     """
+    # Python reserves the memory that a number in the file asks for; lengths are checked
+    # by `genops`, places by us.
+    for operation, place, _ in pickletools.genops(content):
+        if operation.name in ("PUT", "LONG_BINPUT") and place > len(content):
+            raise UserError(f"place {place:,} is not in a pickle of its size")
     return _Unpickler(io.BytesIO(content), encoding="latin1").load()
 
 
