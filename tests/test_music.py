@@ -24,8 +24,8 @@ from ostinato.apps.music.settings import choose
 from ostinato.apps.music.train import train
 from ostinato.apps.tensors import MODEL_FILE, RESUME_FILE
 
-SIZES = dict(hidden=4, batch=4, epochs=3, transpose=2)
-TINY = "--hidden 16 --batch 4 --lr 0.03 --dropout 0 --transpose 0".split()
+SIZES = dict(hidden=4, layers=1, batch=4, epochs=3, transpose=2)
+TINY = "--hidden 16 --layers 1 --batch 4 --lr 0.03 --dropout 0 --transpose 0".split()
 KINDS = [("gru", "independent"), ("lstm", "independent"), ("gru", "chained")]
 
 
@@ -127,7 +127,9 @@ def test_the_probabilities_of_all_chords_sum_to_1(monkeypatch):
 def test_the_default_model_has_300_000_parameters():
     settings = choose()
     for chords in model.CHORDS:
-        composer = Composer(settings.mode, settings.hidden, 1, chords, 0.0)
+        composer = Composer(
+            settings.mode, settings.hidden, settings.layers, chords, 0.0
+        )
         shapes = jax.eval_shape(composer.init, jax.random.key(0))
         count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
         assert 250_000 < count < 400_000

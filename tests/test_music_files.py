@@ -192,9 +192,54 @@ def test_pickles_that_name_functions_are_refused(tmp_path, attack, name, protoco
 
 
 def test_pickles_of_other_dtypes_are_refused():
-    for kind in ("S3", "c8", "M8[s]", [("a", "i4")]):
+    for kind in ("S3", "c8", "M8[s]", [("a", "i4")], [("a", "i4"), ("b", "O")]):
         with pytest.raises(UserError, match="an array must hold numbers, got the dtyp"):
             unpickle.loads(pickle.dumps(np.zeros(2, kind)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"]r\xff\xff\xff\x7f.", b"]p2147483647\n.", b"\x96" + b"\0" * 5 + b"\1\0\0"],
+)
+def test_pickles_that_ask_for_memory_are_refused(tmp_path, content):
+    bad(
+        "cannot read .*(place 2,147,483,647|expected .* bytes)",
+        tmp_path / "a.pkl",
+        content,
+    )
+
+
+def test_arrays_of_lists_have_one_axis():
+    with pytest.raises(UserError, match="must have one axis, got the shape .1, 2."):
+        unpickle.loads(pickle.dumps(np.array([["a", 1]], object)))
+
+
+@pytest.mark.parametrize(
+    "code, detail", [("os.abort()", "the reader crashed"), ("print('why')", "why")]
+)
+def test_a_reader_that_crashes(tmp_path, monkeypatch, code, detail):
+    script = tmp_path / "script.py"
+    script.write_text(f"import os; {code}")
+    monkeypatch.setattr(read, "_SCRIPT", script)
+    bad(f"it is damaged, or lacks cells .*{detail}", tmp_path / "a.mat", b"")
+
+
+@pytest.mark.parametrize("name", [*music_files.WRITERS, "a.mid"])
+def test_changed_bytes_cause_no_other_error(tmp_path, name):
+    write = music_files.WRITERS.get(name, lambda path: write_midi(path, [(0, 99, 60)]))
+    content, rng = write(tmp_path / name).read_bytes(), np.random.default_rng(0)
+    other = tmp_path / f"b{name[1:]}"
+    failed, tries = 0, 4 if name == "a.mat" else 40  # each starts a process
+    for _ in range(tries):
+        changed = bytearray(content)
+        for at in rng.integers(0, len(content), rng.integers(1, 9)):
+            changed[at] = rng.integers(256)
+        other.write_bytes(changed)
+        try:
+            read.first_piece(other, 2)
+        except UserError as error:
+            failed += str(other) in str(error)
+    assert failed > tries // 8
 
 
 # -------------------------------------------------------------------------------- MIDI

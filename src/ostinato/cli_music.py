@@ -37,9 +37,9 @@ def train(
         str | None, typer.Option(help="Kind of network: gru or lstm. Default gru.")
     ] = None,
     hidden: Annotated[
-        int | None, typer.Option(help="Units of a layer. Default 256.")
+        int | None, typer.Option(help="Units of a layer. Default 168.")
     ] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers. Default 1.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers. Default 2.")] = None,
     chords: Annotated[
         str | None,
         typer.Option(
@@ -59,10 +59,10 @@ def train(
         typer.Option(help="Frames of a quarter note. Default 2."),
     ] = None,
     dropout: Annotated[
-        float | None, typer.Option(help="Dropout rate. Default 0.3.")
+        float | None, typer.Option(help="Dropout rate. Default 0.2.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Pieces in a batch. Default 16.")
+        int | None, typer.Option(help="Pieces in a batch. Default 4.")
     ] = None,
     lr: Annotated[
         float | None, typer.Option(help="Highest learning rate of AdamW. Default 4e-3.")

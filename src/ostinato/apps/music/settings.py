@@ -8,12 +8,12 @@ from ..fields import check_range
 
 DEFAULTS: dict[str, Any] = dict(
     seed=0,
-    batch=16,
+    batch=4,
     lr=4e-3,
-    dropout=0.3,
+    dropout=0.2,
     mode="gru",
-    hidden=256,
-    layers=1,
+    hidden=168,
+    layers=2,
     chords="independent",
     transpose=6,
     per_beat=2,

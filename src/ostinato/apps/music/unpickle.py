@@ -6,6 +6,8 @@ error.
 
 import io
 import pickle
+import pickletools
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,8 +15,8 @@ import numpy as np
 
 from ..errors import UserError
 
-KINDS = "biuf"  # of the numbers that an array may hold, as numpy names them
-OBJECTS = "O"
+NUMBERS = r"[biuf]\d{1,2}"  # as numpy names them, such as i8
+OBJECTS = r"O\d?"
 
 
 class _Dtype:
@@ -22,11 +24,12 @@ class _Dtype:
 
     def __init__(self, code: Any, *_: Any) -> None:
         self.code = str(code).lstrip("<>|=")
-        if self.code[:1] not in (*KINDS, OBJECTS):
+        self.objects = bool(re.fullmatch(OBJECTS, self.code))
+        if not self.objects and not re.fullmatch(NUMBERS, self.code):
             raise UserError(f"an array must hold numbers, got the dtype {self.code!r}")
 
     def __setstate__(self, state: Any) -> None:
-        if self.code[0] != OBJECTS and state[1] in ("<", ">"):
+        if not self.objects and state[1] in ("<", ">"):
             self.code = state[1] + self.code
 
     def numbers(self, content: Any) -> np.ndarray:
@@ -40,7 +43,11 @@ class _Array(list):
 
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, column_major, content = state
-        if dtype.code[0] == OBJECTS:
+        if dtype.objects:
+            if len(shape) != 1:
+                raise UserError(
+                    f"an array of lists must have one axis, got the shape {shape}"
+                )
             self[:] = content
         else:
             order = "F" if column_major else "C"
@@ -94,6 +101,11 @@ def loads(content: bytes) -> Any:
         UserError: it names something else than arrays of numbers.
         Exception: the pickle is malformed.
     """
+    # Python reserves the memory that a number in the file asks for; lengths are checked
+    # by `genops`, places by us.
+    for operation, place, _ in pickletools.genops(content):
+        if operation.name in ("PUT", "LONG_BINPUT") and place > len(content):
+            raise UserError(f"place {place:,} is not in a pickle of its size")
     return _Unpickler(io.BytesIO(content), encoding="latin1").load()
 
 
@@ -105,11 +117,9 @@ def load_objects(content: bytes) -> Iterable[Any]:
         Exception: the file is malformed.
     """
     file = io.BytesIO(content)
-    version = np.lib.format.read_magic(file)
-    read = {1: np.lib.format.read_array_header_1_0}.get(
-        version[0], np.lib.format.read_array_header_2_0
-    )
-    shape, _, dtype = read(file)
-    if dtype.kind == OBJECTS:
+    layout = np.lib.format
+    first = layout.read_magic(file) == (1, 0)
+    read = layout.read_array_header_1_0 if first else layout.read_array_header_2_0
+    if read(file)[2].hasobject:
         return loads(content[file.tell() :])
-    return np.load(io.BytesIO(content), allow_pickle=False).reshape(shape)
+    return np.load(io.BytesIO(content), allow_pickle=False)
