@@ -233,10 +233,11 @@ def rnn(
     cluster, most_tiles = _PLACES[dtype][units]
     at_once = max(1, gpu.processors // cluster)
     tiles = 1
-    while tiles < most_tiles and directions * math.ceil(batch / 8 / tiles) > at_once:
+    clusters = math.ceil(batch / 8)
+    while tiles < most_tiles and clusters > 1 and directions * clusters > at_once:
         tiles *= 2
-    clusters = directions * math.ceil(batch / 8 / tiles)
-    return RnnPlan(mode, dtype, units, cluster, tiles, clusters)
+        clusters = math.ceil(batch / 8 / tiles)
+    return RnnPlan(mode, dtype, units, cluster, tiles, directions * clusters)
 
 
 def rnn_reason(mode: str, dtype: str, hidden: int, gpu: Gpu) -> str | None:
