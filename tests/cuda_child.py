@@ -9,6 +9,8 @@ import sys
 import cuda_emulation
 
 from ostinato._linear import api, cuda, cuda_trial, lowering
+from ostinato._rnn import backends
+from ostinato._rnn import cuda_trial as rnn_trial
 
 LINE = "  const Index unit = part.sequence * UnitsOf(r) + part.unit;"
 CHANGES = {
@@ -16,14 +18,17 @@ CHANGES = {
     "wrong": lambda text: text.replace("step->a[i] = Widen", "step->a[i] = -Widen"),
     "crash": lambda text: text.replace(LINE, LINE + " __builtin_trap();"),
     "hang": lambda text: text.replace(LINE, LINE + " for (;;) usleep(10000);"),
-    "refused": lambda text: text + "nonsense",
+    "wrong gate": lambda text: text.replace("g[1] * *c + g[0]", "g[0] * *c + g[1]"),
 }
 
 
-def main(bug: str, definitions: list[str]) -> str:
-    before = cuda_emulation.kernels._read("linear.h")
-    assert bug == "none" or CHANGES[bug](before) != before
+def main(bug: str, module: str, definitions: list[str]) -> str:
+    texts = map(cuda_emulation.kernels._read, ("linear.h", "recurrent.h"))
+    assert bug == "none" or any(CHANGES[bug](text) != text for text in texts)
     cuda_emulation.fake_gpu(setattr, CHANGES[bug])
+    if module.startswith("ostinato._rnn"):
+        backends.BACKENDS = cuda_emulation.ON_CPU
+        return rnn_trial.main(definitions)
     lowering._KERNELS = {"cpu": cuda}
     run = api.linear_recurrence
 
@@ -35,4 +40,4 @@ def main(bug: str, definitions: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[3:])))
+    print(json.dumps(main(*sys.argv[1:3], sys.argv[3:])))

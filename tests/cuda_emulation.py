@@ -6,6 +6,7 @@ machine compiles kernels, and XLA's CPU client launches them.
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import os
 import re
@@ -20,6 +21,8 @@ import pytest
 from ostinato import _native
 from ostinato._cuda import check, device, kernels, nvrtc
 from ostinato._linear import cuda, lowering
+from ostinato._rnn import backends
+from ostinato._rnn import cuda as rnn_cuda
 
 NATIVE = Path(__file__).parents[1] / "native"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
@@ -29,6 +32,11 @@ needs_emulator = pytest.mark.skipif(
 )
 _BUILD = [COMPILER, "-std=c++17", "-O0", "-fPIC", f"-I{NATIVE}"]
 PATH_VARIABLE = "FAKE_DRIVER"  # where the parent has built it, for its children
+
+
+_here = dataclasses.replace(rnn_cuda.BACKEND, platform="cpu")
+ON_CPU = (_here, *backends.BACKENDS[1:])
+"""The backends, of which "cuda" runs on the CPU."""
 
 
 @functools.cache
@@ -75,7 +83,7 @@ def compile_emulated(compiler, text: str, options) -> nvrtc.Compiled:
 
 @functools.cache
 def _emulated(text: str, flags: tuple[str, ...]) -> nvrtc.Compiled:
-    names = re.findall(r"OSTINATO_KERNEL void (\w+)\(", text)
+    names = re.findall(r"OSTINATO_KERNEL[^;]*?\bvoid (\w+)\(", text)
     exports = "\n".join(f"OSTINATO_EMULATED({name})" for name in names)
     source, made = _folder() / "kernel.cc", _folder() / "kernel.so"
     source.write_text(f'#include "{_header()}"\n{text}\n{exports}\n')
@@ -119,11 +127,12 @@ def fake_gpu(setattr_, change=lambda text: text) -> None:
 
 @contextlib.contextmanager
 def gpu_in_place(monkeypatch, change=lambda text: text):
-    """Run linear recurrences with backend "cpu" on the fake GPU."""
+    """Run on the fake GPU: linear recurrences as "cpu", the operator as "cuda"."""
     with monkeypatch.context() as patch:
         patch.setenv("OSTINATO_CACHE_DIR", str(_folder() / "cache"))
         patch.setattr(check, "failure", lambda *_: None)
         patch.setattr(lowering, "_KERNELS", {"cpu": cuda})
+        patch.setattr(backends, "BACKENDS", ON_CPU)
         fake_gpu(patch.setattr, change)
         jax.clear_caches()
         yield

@@ -38,7 +38,7 @@ NEEDS = {
 
 
 # Run in processes of their own, which read files of strangers, or try kernels.
-ELSEWHERE = {"interop/hdf5_script.py", "_linear/cuda_trial.py"}
+ELSEWHERE = {"interop/hdf5_script.py", "_linear/cuda_trial.py", "_rnn/cuda_trial.py"}
 
 
 class EveryModule:

@@ -39,6 +39,7 @@ TIERS = {
     "_rnn.xla": 2,
     "_rnn.cpu": 2,
     "_rnn.cuda": 2,
+    "_rnn.cuda_trial": 4,  # a program of its own
     "_rnn.backends": 3,
     "_rnn.lowering": 3,
     "_rnn.primitive": 3,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ostinato._cuda import cache, device, kernels, nvrtc
+from ostinato._cuda import cache, device, kernels, nvrtc, plan
 from ostinato._cuda.launch import launch
 
 needs_nvrtc = pytest.mark.skipif(
@@ -198,6 +198,27 @@ def test_texts_compile_without_spills(arch):
         assert set(spilled) == set(stack) == {"0"}, made.log
 
 
+# One text of each mode, dtype and way to keep weights.
+HARDEST = (
+    (plan.RnnPlan("lstm", "bfloat16", 512, 8, 2, 1), "sm_90a"),
+    (plan.RnnPlan("gru", "float32", 512, 16, 1, 1), "sm_90a"),
+    (plan.RnnPlan("gru", "bfloat16", 128, 1, 1, 1), "sm_80"),
+)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("layout", "arch"), HARDEST)
+def test_recurrent_texts_compile_without_spills(layout, arch):
+    text = kernels.recurrent(layout)
+    assert text in kernels.RECURRENT_TEXTS
+    options = (*text.options(arch), "--ptxas-options=-v")
+    made = nvrtc.compile_text(nvrtc.find().compiler, text.source(), options)
+    (registers,) = re.findall(r"Used (\d+) registers", made.log)
+    assert int(registers) <= 255
+    assert re.findall(r"(\d+) bytes spill (?:stores|loads)", made.log) == ["0", "0"]
+    assert re.findall(r"(\d+) bytes stack frame", made.log) == ["0"]
+
+
 def test_architectures():
     gpu = device.Gpu("", (9, 0), 1, 1, "")
     assert gpu.arch == "sm_90a"
@@ -209,7 +230,9 @@ def test_null_is_passed_for_what_a_call_lacks():
     code, result = kernels.Code(b"code", "d"), jax.ShapeDtypeStruct((3,), "float32")
 
     def run(x):
-        return launch(code, "f", 1, (None, x, None, x), (None, result), (1, 2))
+        return launch(
+            code, "f", plan.Grid(1), (None, x, None, x), (None, result), (1, 2)
+        )
 
     text = jax.jit(run).lower(jnp.ones(3)).as_text()
     assert "parameters = dense<[-1, 0, -1, 1, -1, 2]>" in text

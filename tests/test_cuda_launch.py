@@ -11,6 +11,7 @@ import ostinato as ost
 from ostinato import _native, cells
 from ostinato._cuda import check, device, kernels, nvrtc, plan
 from ostinato._linear import cuda
+from ostinato._rnn import cuda as rnn_cuda
 
 pytestmark = needs_emulator
 TARGET = _native.CUDA_TARGET
@@ -90,7 +91,13 @@ def test_a_library_that_is_no_driver():
 def test_plans_are_told():
     spec = ost.RNNSpec("gru", 2, 3)
     reason = ost.explain(spec, X).rejected["cuda"]
-    assert "no kernels for gru yet" in reason
+    assert "it runs on the cuda" in reason
+    reason = ost.explain(ost.RNNSpec("rnn_tanh", 2, 3), X).rejected["cuda"]
+    assert "no kernels for rnn_tanh" in reason
+    assert "1 clusters of 1 blocks" in rnn_cuda.describe(spec, X)
+    for option in (dict(proj_size=1), dict(cell_clip=0.5), dict(num_heads=3)):
+        reason = rnn_cuda.unsupported_reason(ost.RNNSpec("lstm", 2, 3, **option), "f4")
+        assert f"no kernels for {next(iter(option))}=" in reason
     reason = ost.explain(cells.LRU(2, 4), X).rejected["cuda"]
     assert "it runs on the cuda" in reason
     reason = ost.explain(cells.MinGRU(2, 4), X).rejected["cuda"]
@@ -235,6 +242,37 @@ def test_a_gpu_gets_kernels_where_they_are_asked_for(monkeypatch):
     assert TARGET not in lowered("cpu") and TARGET not in lowered("tpu")
     with pytest.raises(ost.BackendError, match="compiled for cpu"):
         lowered("cpu", backend="cuda")
+
+
+def lowered_rnn(platform="cuda", dtype="float32", **options):
+    """Return the text of a network's values and gradients."""
+    spec = ost.RNNSpec("lstm", 2, 200, bidirectional=True)
+    weights = jnp.zeros(spec.num_params, dtype)
+
+    def both(weights, x):
+        out, pull_back = jax.vjp(lambda *a: ost.rnn(spec, *a, **options).y, weights, x)
+        return out, pull_back(out)
+
+    jax.clear_caches()
+    trace = jax.jit(both).trace(weights, X.astype(dtype))
+    return trace.lower(lowering_platforms=(platform,)).as_text()
+
+
+def test_networks_get_kernels_where_they_are_asked_for(monkeypatch):
+    text = lowered_rnn(backend="cuda")
+    assert text.count(f"custom_call @{TARGET}") == 1
+    assert "grid = dense<[16, 128, 81936, 8]>" in text  # 256 units, two directions
+    assert TARGET not in lowered_rnn() and TARGET not in lowered_rnn(backend="xla")
+    with pytest.raises(ost.BackendError, match="precision=.*asks for more"):
+        lowered_rnn(backend="cuda", precision="highest")
+    monkeypatch.setenv("OSTINATO_BACKEND", "cuda")
+    assert TARGET in lowered_rnn() and TARGET in lowered_rnn(dtype="bfloat16")
+    assert TARGET not in lowered_rnn(precision="highest")
+    assert TARGET not in lowered_rnn("cpu", backend="xla")
+    monkeypatch.setattr(check, "failure", lambda *_: "it is wrong")
+    assert TARGET not in lowered_rnn()
+    with pytest.raises(ost.BackendError, match="it is wrong"):
+        lowered_rnn(backend="cuda")
 
 
 def test_measured_architectures_need_no_asking(monkeypatch):

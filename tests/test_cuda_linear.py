@@ -173,7 +173,7 @@ def test_chunks_cover_all_steps(steps, batch, units):
         assert found.chunks * found.chunk >= steps
         assert (found.chunks - 1) * found.chunk < max(1, steps)
         assert found.chunks == 1 or found.chunk >= 32
-        assert found.blocks(found.chunks) * plan.THREADS >= found.columns
+        assert found.grid(found.chunks).blocks * plan.THREADS >= found.columns
         if found.columns >= H200.processors * 1024:
             assert found.chunks == 1
 

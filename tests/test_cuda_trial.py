@@ -11,8 +11,9 @@ import pytest
 from cuda_emulation import needs_emulator
 
 import ostinato as ost
-from ostinato._cuda import check, device, kernels
+from ostinato._cuda import check, device, kernels, plan
 from ostinato._linear import cuda, lowering
+from ostinato._rnn import cuda as rnn_cuda
 
 CHILD = Path(__file__).parent / "cuda_child.py"
 TEXT = kernels.linear("float32", False)
@@ -27,7 +28,7 @@ def trial(monkeypatch, tmp_path):
     monkeypatch.setattr(check, "_verdicts", {})
     cuda_emulation.fake_gpu(monkeypatch.setattr)
 
-    def run(bug, text=TEXT):
+    def run(bug, text=TEXT, module=cuda.TRIAL):
         def command(module, text):
             return [sys.executable, str(CHILD), bug, module, *text.definitions]
 
@@ -36,7 +37,7 @@ def trial(monkeypatch, tmp_path):
         assert reason is None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            failure = check.failure(text, gpu, cuda.TRIAL)
+            failure = check.failure(text, gpu, module)
         assert len(caught) == (failure is not None), [str(w.message) for w in caught]
         return failure
 
@@ -80,6 +81,17 @@ def test_kernels_that_fail_are_disabled(bug, words, trial, monkeypatch, tmp_path
     forget(monkeypatch)
     monkeypatch.setattr(check, "_try", lambda *_: "")  # it would be tried again
     assert trial("none") is None
+
+
+def test_kernels_of_networks_are_tried(trial, monkeypatch):
+    text = kernels.recurrent(plan.RnnPlan("lstm", "float32", 32, 1, 1, 1))
+    assert text in kernels.RECURRENT_TEXTS
+    assert trial("none", text, rnn_cuda.TRIAL) is None
+    forget(monkeypatch)
+    other = kernels.recurrent(plan.RnnPlan("lstm", "bfloat16", 32, 1, 1, 1))
+    failure = trial("wrong gate", other, rnn_cuda.TRIAL)
+    assert "a wrong result" in failure and "for RNNSpec(mode='lstm'" in failure
+    assert f"disabled: {other}" in ost.backends()["cuda"].detail
 
 
 def test_a_trial_that_does_not_begin_is_repeated_by_the_next_process(

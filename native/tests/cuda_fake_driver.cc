@@ -31,7 +31,7 @@ int Record(const std::string& name, const std::string& what = "") {
 // The same as emulator::Run.
 struct Run {
   void** parameters;
-  unsigned blocks, threads, shared_bytes;
+  unsigned blocks, threads, shared_bytes, cluster;
   const emulator_arrays::Array* arrays;
   size_t count;
   unsigned seed;
@@ -169,14 +169,17 @@ int cuLaunchKernelEx(const Config* config, void* function, void** parameters, vo
   what << loaded->name << " grid " << config->grid[0] << " " << config->grid[1] << " "
        << config->grid[2] << " block " << config->block[0] << " shared "
        << config->shared_bytes << " stream " << config->stream;
+  unsigned cluster = 1;
   for (unsigned i = 0; i < config->count; ++i) {
+    if (config->attributes[18 * i] == 4) cluster = config->attributes[18 * i + 2];
     what << " attribute " << config->attributes[18 * i];
     for (int j = 2; j < 5; ++j) what << " " << config->attributes[18 * i + j];
   }
   if (const int result = Record("cuLaunchKernelEx", what.str())) return result;
   char error[256] = "";
-  const Run run{parameters,    config->grid[0], config->block[0], config->shared_bytes,
-                arrays.data(), arrays.size(),   ++launches,       error};
+  const Run run{parameters,           config->grid[0], config->block[0],
+                config->shared_bytes, cluster,         arrays.data(),
+                arrays.size(),        ++launches,      error};
   loaded->emulate(&run);
   if (error[0] == '\0') return 0;
   Record("error:", error);

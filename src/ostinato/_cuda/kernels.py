@@ -49,10 +49,32 @@ def linear(dtype: str, blocks: bool) -> Text:
     return Text("linear.h", definitions)
 
 
+def recurrent(layout: plan.RnnPlan) -> Text:
+    """Return the text of an LSTM or a GRU with a layout."""
+    definitions = dict(
+        GRU=int(layout.mode == "gru"),
+        STORAGE=plan.STORAGE[layout.dtype],
+        UNITS=layout.units,
+        CLUSTER=layout.cluster,
+        TILES=layout.tiles,
+        HELD=layout.held,
+        SHARED=layout.shared_bytes,
+    )
+    return Text("recurrent.h", tuple(f"{k}={v}" for k, v in definitions.items()))
+
+
 TEXTS = tuple(
     linear(dtype, blocks) for dtype in plan.STORAGE for blocks in (False, True)
 )
-"""All texts."""
+"""All texts of linear recurrences."""
+
+RECURRENT_TEXTS = {
+    recurrent(layout): layout
+    for mode in ("lstm", "gru")
+    for dtype in ("bfloat16", "float32")
+    for layout in plan.rnn_plans(dtype, mode)
+}
+"""All texts of LSTM and GRU, with one of the layouts that take them."""
 
 
 class Code(NamedTuple):

@@ -9,13 +9,13 @@ import numpy as np
 
 from .. import _native
 from .kernels import Code
-from .plan import THREADS
+from .plan import Grid
 
 
 def launch(
     code: Code,
     name: str,
-    blocks: int,
+    grid: Grid,
     parameters: Sequence[jax.Array | None],
     results: Sequence[jax.ShapeDtypeStruct | None],
     numbers: Sequence[int],
@@ -28,7 +28,7 @@ def launch(
     Args:
         code: holds the kernel.
         name: of the kernel.
-        blocks: how many of them; each has `plan.THREADS` threads.
+        grid: its blocks.
         parameters: the arrays that the kernel reads, in its order; None for null.
         results: the arrays that it writes, which come behind; None for null.
         numbers: its last parameter, a struct of 64-bit integers.
@@ -40,12 +40,12 @@ def launch(
         places.append(-1 if array is None else next_one)
         next_one += array is not None
     return list(
-        jax.ffi.ffi_call(_native.CUDA_TARGET, written)(
+        jax.ffi.ffi_call(_native.CUDA_TARGET, written, vmap_method="sequential")(
             *operands,
             cubin=np.frombuffer(code.cubin, np.uint8),
             digest=code.digest,
             name=name,
-            grid=np.array([blocks, THREADS, 0, 1], np.int64),
+            grid=np.array(grid, np.int64),
             parameters=np.array(places, np.int64),
             numbers=np.array(numbers, np.int64),
         )

@@ -33,6 +33,37 @@ STORAGE = {
 """What kernels call the dtypes that they have."""
 
 
+def unmeasured_reason(gpu: Gpu | None) -> str | None:
+    """Return why kernels run only where asked for; None where they always do.
+
+    Args:
+        gpu: where they would run; None if that is not known.
+    """
+    if gpu is not None and gpu.arch in MEASURED:
+        return None
+    where = "any GPU" if gpu is None or not MEASURED else gpu.arch
+    return (
+        f"its kernels have not been measured on {where}; backend='cuda' takes them, or "
+        "OSTINATO_BACKEND=cuda for all calls"
+    )
+
+
+class Grid(NamedTuple):
+    """The blocks of a launch.
+
+    Attributes:
+        blocks: how many.
+        threads: of a block.
+        shared_bytes: the shared memory of a block.
+        cluster: the blocks of a cluster.
+    """
+
+    blocks: int
+    threads: int = THREADS
+    shared_bytes: int = 0
+    cluster: int = 1
+
+
 class LinearPlan(NamedTuple):
     """The layout of a linear recurrence.
 
@@ -47,9 +78,9 @@ class LinearPlan(NamedTuple):
     chunk: int
     chunks: int
 
-    def blocks(self, chunks: int) -> int:
+    def grid(self, chunks: int) -> Grid:
         """Return the blocks that run so many chunks of every sequence."""
-        return math.ceil(self.columns * chunks / THREADS)
+        return Grid(math.ceil(self.columns * chunks / THREADS))
 
     def __str__(self) -> str:
         if self.chunks == 1:
@@ -81,7 +112,7 @@ def linear(
     most = min(wanted // max(1, columns), steps // _FEWEST_STEPS)
     chunk = max(1, math.ceil(steps / max(1, most)))
     plan = LinearPlan(columns, chunk, max(1, math.ceil(steps / chunk)))
-    if plan.blocks(plan.chunks) > _MOST_BLOCKS:
+    if plan.grid(plan.chunks).blocks > _MOST_BLOCKS:
         return f"{columns} recurrences are more than one launch holds"
     return plan
 
@@ -95,9 +126,157 @@ def linear_reason(dtype: str, block: int | None) -> str | None:
     return None
 
 
-def rnn(mode: str) -> str:
-    """Say why the operator has no kernel for a mode: none has one yet."""
-    return f"it has no kernels for {mode} yet, only for linear_recurrence"
+class RnnPlan(NamedTuple):
+    """The layout of one layer of an LSTM or a GRU.
+
+    Attributes:
+        mode: `"lstm"` or `"gru"`.
+        dtype: of all arrays, by name.
+        units: of a direction, rounded up to what the kernel is compiled for.
+        cluster: the blocks that share the weights of a direction.
+        tiles: the tiles of eight sequences that a cluster runs together.
+        clusters: how many of them the sequences of all directions take.
+    """
+
+    mode: str
+    dtype: str
+    units: int
+    cluster: int
+    tiles: int
+    clusters: int
+
+    @property
+    def warps(self) -> int:
+        """Return the warps of a block, each of which computes eight units."""
+        return self.units // self.cluster // 8
+
+    @property
+    def words(self) -> int:
+        """Return the 32-bit words of the states of a sequence."""
+        return self.units // (2 if self.dtype == "bfloat16" else 1)
+
+    @property
+    def depth(self) -> int:
+        """Return how many products of tiles a row of weights takes."""
+        return self.words // 8
+
+    @property
+    def held(self) -> int:
+        """Return how many of these have their weights in registers."""
+        return min(self.depth, _MOST_HELD)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Return the shared memory of a block: states, counters, other weights."""
+        states = 2 * 8 * self.tiles * self.words * 4
+        return states + 16 + max(1, self.warps * 2 * (self.depth - self.held) * 32) * 16
+
+    @property
+    def grid(self) -> Grid:
+        """Return the blocks of a launch."""
+        blocks = self.clusters * self.cluster
+        return Grid(blocks, self.warps * 32, self.shared_bytes, self.cluster)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.clusters} clusters of {self.cluster} blocks, each of "
+            f"{8 * self.tiles} sequences with weights for {self.units} units"
+        )
+
+
+# A product's weights take 8 registers of each thread, and 255 is what a thread has.
+_MOST_HELD = 16
+
+# For units rounded up: the blocks of a cluster, and the most tiles. With more, NVRTC
+# runs out of registers.
+_PLACES = {
+    "bfloat16": {
+        32: (1, 1),
+        64: (1, 1),
+        96: (1, 1),
+        128: (1, 1),
+        192: (2, 1),
+        256: (4, 2),
+        384: (8, 2),
+        512: (8, 2),
+    },
+    "float32": {
+        32: (1, 1),
+        64: (1, 1),
+        96: (1, 1),
+        128: (2, 2),
+        192: (4, 2),
+        256: (8, 2),
+        384: (8, 1),
+        512: (16, 1),
+    },
+}
+
+
+def rnn(
+    mode: str, dtype: str, hidden: int, directions: int, batch: int, gpu: Gpu
+) -> RnnPlan | str:
+    """Lay out one layer of the operator.
+
+    Args:
+        mode: of the operator.
+        dtype: of all arrays, by name.
+        hidden: units of a direction.
+        directions: of the layer.
+        batch: how many sequences.
+        gpu: where it runs.
+    """
+    reason = rnn_reason(mode, dtype, hidden, gpu)
+    if reason is not None:
+        return reason
+    units = _rounded(dtype, hidden)
+    cluster, most_tiles = _PLACES[dtype][units]
+    at_once = max(1, gpu.processors // cluster)
+    tiles = 1
+    clusters = math.ceil(batch / 8)
+    while tiles < most_tiles and clusters > 1 and directions * clusters > at_once:
+        tiles *= 2
+        clusters = math.ceil(batch / 8 / tiles)
+    return RnnPlan(mode, dtype, units, cluster, tiles, directions * clusters)
+
+
+def rnn_reason(mode: str, dtype: str, hidden: int, gpu: Gpu) -> str | None:
+    """Return why no batch of such a layer has a kernel; None if some have."""
+    if mode not in ("lstm", "gru"):
+        return f"it has no kernels for {mode}"
+    if dtype not in _PLACES:
+        return f"it has no kernels for a {mode} of {dtype}"
+    most = max(_PLACES[dtype])
+    if hidden > most:
+        return f"it has kernels for up to {most} units, not {hidden}"
+    units = _rounded(dtype, hidden)
+    cluster, _ = _PLACES[dtype][units]
+    if cluster > 1 and gpu.arch != _CLUSTERS:
+        most = max(u for u, (blocks, _) in _PLACES[dtype].items() if blocks == 1)
+        return (
+            f"on {gpu.arch} it has kernels for up to {most} units, not {hidden}; more "
+            f"take clusters of blocks as {_CLUSTERS} has them"
+        )
+    one = RnnPlan(mode, dtype, units, cluster, 1, 1)
+    if one.shared_bytes > gpu.shared_bytes:
+        return f"{hidden} units need {one.shared_bytes} bytes of shared memory"
+    return None
+
+
+_CLUSTERS = "sm_90a"
+
+
+def _rounded(dtype: str, hidden: int) -> int:
+    return min(units for units in _PLACES[dtype] if units >= hidden)
+
+
+def rnn_plans(dtype: str, mode: str) -> list[RnnPlan]:
+    """Return a plan of every text that a mode and a dtype can take."""
+    return [
+        RnnPlan(mode, dtype, units, cluster, tiles, 1)
+        for units, (cluster, most) in _PLACES[dtype].items()
+        for tiles in range(1, most + 1)
+    ]
 
 
 def accumulation(dtype: str) -> str:

@@ -36,16 +36,7 @@ def unmeasured_reason() -> str | None:
     """Return why calls that name no backend do not come here; None if they do."""
     if _config.read().backend == "cuda":
         return None
-    where = "any GPU"
-    if plan.MEASURED:
-        gpu, reason = device.status()
-        if gpu is None or gpu.arch in plan.MEASURED:
-            return reason
-        where = gpu.arch
-    return (
-        f"its kernels have not been measured on {where}; backend='cuda' takes them, or "
-        "OSTINATO_BACKEND=cuda for all calls"
-    )
+    return plan.unmeasured_reason(device.status().gpu)
 
 
 def failure(call: Recurrence, b: Any) -> str | None:
@@ -87,7 +78,7 @@ def forward(
     return launch(
         code,
         "linear_run",
-        layout.blocks(layout.chunks),
+        layout.grid(layout.chunks),
         (a, b, h_0, lengths, resets, before),
         (_like(b), _like(h_0)),
         (*given, layout.chunk, layout.chunks),
@@ -116,7 +107,7 @@ def _states_between(
     product, total, *inside = launch(
         code,
         "linear_summary",
-        layout.blocks(chunks),
+        layout.grid(chunks),
         (a, b, lengths, resets),
         (
             jax.ShapeDtypeStruct((*states, *block), wide),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from .call import Operands, RNNCall
 from .spec import RNNSpec
 
 
@@ -38,7 +39,13 @@ class Backend:
         runs_ensembles: whether the implementations handle the ensemble axis themselves,
             as `implementation(call, results, ensemble, *trees)`; otherwise they run
             under `jax.vmap`.
-        exports: whether files that `jax.export` writes may contain it.
+        exports: whether files that `jax.export` writes may contain it: for every call,
+            for one that names the backend, or never.
+        unasked_reason: returns why calls that name no backend do not take it; None if
+            they do.
+        refusal: returns, for a call and its operands, why it cannot run them although
+            it can run their spec; None if it can. Asked when a program is compiled.
+        describe: returns, for `(spec, x)`, how it runs them.
         packed_size: returns, for `(spec, dtype)`, the bytes of one packed weight
             vector.
         pack: returns, for `(spec, weights [E, num_params])`, the weights in the order
@@ -52,6 +59,9 @@ class Backend:
     unsupported_reason: Callable[[RNNSpec, Any], str | None]
     implementations: Mapping[str, Callable]
     runs_ensembles: bool = False
-    exports: bool = True
+    exports: Literal["always", "named", "never"] = "always"
+    unasked_reason: Callable[[], str | None] | None = None
+    refusal: Callable[[RNNCall, Operands], str | None] | None = None
+    describe: Callable[[RNNSpec, Any], str] | None = None
     packed_size: Callable[[RNNSpec, Any], int] | None = None
     pack: Callable[[RNNSpec, Any], Any] | None = None

@@ -11,6 +11,7 @@ import numpy as np
 from .. import _checks
 from . import cpu, cuda, xla
 from .backend import Backend, BackendStatus
+from .call import Operands, RNNCall
 from .spec import RNNSpec, check_spec
 
 BACKENDS = (cuda.BACKEND, cpu.BACKEND, xla.BACKEND)
@@ -78,14 +79,21 @@ def explain(spec: RNNSpec, x: Any) -> Explanation:
     if not hasattr(x, "dtype"):
         raise TypeError(f"`x` must be an array, got {_checks.describe(x)}")
     backend, rejected = choose(spec, np.dtype(x.dtype), place_of(x))
-    why = f"the fastest backend that runs this, {backend.status().detail}"
+    detail = backend.status().detail
+    if backend.describe is not None:
+        detail = backend.describe(spec, x)
+    why = f"the fastest backend that runs this, {detail}"
     if backend.platform is None:
         why = "it runs every spec on every platform"
     return Explanation(backend.name, why, rejected)
 
 
 def choose(
-    spec: RNNSpec, dtype: Any, place: Place | None, name: str | None = None
+    spec: RNNSpec,
+    dtype: Any,
+    place: Place | None,
+    name: str | None = None,
+    operands: tuple[RNNCall, Operands] | None = None,
 ) -> tuple[Backend, dict[str, str]]:
     """Return the first backend that runs a call, and why those before it do not.
 
@@ -95,6 +103,8 @@ def choose(
         place: where the call runs; None while that is not known, so that no backend
             is ruled out for its platform.
         name: of the requested backend, or None.
+        operands: the call and its operands, or their shapes; None while they are not
+            known, so that no backend is ruled out for them.
 
     Raises:
         BackendError: the requested backend, or every backend, cannot run the call.
@@ -103,7 +113,9 @@ def choose(
     for backend in BACKENDS:
         if name not in (None, backend.name):
             continue
-        reason = _unsupported_reason(backend, spec, dtype, place)
+        reason = _unsupported_reason(backend, spec, dtype, place, name is not None)
+        if reason is None and operands is not None and backend.refusal is not None:
+            reason = backend.refusal(*operands)
         if reason is None:
             return backend, rejected
         rejected[backend.name] = reason
@@ -131,15 +143,18 @@ def place_of(x: Any) -> Place:
 
 
 def _unsupported_reason(
-    backend: Backend, spec: RNNSpec, dtype: Any, place: Place | None
+    backend: Backend, spec: RNNSpec, dtype: Any, place: Place | None, is_named: bool
 ) -> str | None:
     reason = backend.unsupported_reason(spec, dtype)
     if reason is not None or place is None:
         return reason
     if backend.platform not in (None, place.platform):
         return f"it runs on the {backend.platform}, and {place.reason}"
-    if place.exports and not backend.exports:
+    exports = ("always", "named") if is_named else ("always",)
+    if place.exports and backend.exports not in exports:
         return "what jax.export makes must run without the native library"
+    if not is_named and backend.unasked_reason is not None:
+        return backend.unasked_reason()
     return None
 
 

@@ -314,7 +314,7 @@ BACKEND = Backend(
     unsupported_reason=unsupported_reason,
     implementations={"forward": forward, "backward": backward},
     runs_ensembles=True,
-    exports=False,
+    exports="never",
     packed_size=packed_size,
     pack=pack,
 )

@@ -1,15 +1,44 @@
-"""The cuda backend of the operator, which has no kernels yet: it never runs a call.
+"""The cuda backend: LSTM and GRU by kernels on an NVIDIA GPU, with XLA around them.
 
-Kernels of linear recurrences exist, see `_linear/cuda.py`; the status is about these.
+A kernel runs all steps of all directions of a layer. The product with the input, and
+whatever else does not wait for the step before, is XLA's, and so is the backward pass,
+which reads what the kernel saved.
 """
 
 from __future__ import annotations
 
+import functools as ft
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .. import _config
 from .._cuda import check, device, kernels, plan
+from .._cuda.launch import launch
+from .._typing import Array
+from . import xla_network, xla_packed
 from .backend import Backend, BackendStatus
+from .call import Operands, Outputs, RNNCall, Saved
+from .cell import LayerWeights, States
 from .spec import RNNSpec
+from .xla_layer import Layer, LayerOutput, StepMasks
+
+TRIAL = "ostinato._rnn.cuda_trial"
+"""The program that tries a kernel once on each kind of GPU."""
+
+# Those with which XLA, too, rounds the factors of products of float32 on a GPU.
+_ROUNDED_FACTORS = (
+    None,
+    "default",
+    "fastest",
+    "tensorfloat32",
+    "high",
+    lax.Precision.DEFAULT,
+    lax.Precision.HIGH,
+)
 
 
 def status() -> BackendStatus:
@@ -20,16 +49,202 @@ def status() -> BackendStatus:
     taken = "are measured" if gpu.arch in plan.MEASURED else "run when asked for"
     detail = (
         f"{gpu.name} ({gpu.arch}), driver for CUDA {gpu.driver}; kernels of linear "
-        f"recurrences, which {taken}"
+        f"recurrences, LSTM and GRU, which {taken}"
     )
-    for text, failure in check.failures(kernels.TEXTS, gpu).items():
+    texts = (*kernels.TEXTS, *kernels.RECURRENT_TEXTS)
+    for text, failure in check.failures(texts, gpu).items():
         detail += f"; disabled: {text}: {failure}"
     return BackendStatus(True, detail)
 
 
 def unsupported_reason(spec: RNNSpec, dtype: Any) -> str | None:
     """Return why the backend cannot run the call; None if it can."""
-    return plan.rnn(spec.mode)
+    gpu, reason = device.status()
+    if gpu is None:
+        return reason
+    for name, default in _FIXED.items():
+        value = getattr(spec, name)
+        if value != default:
+            return f"it has no kernels for {name}={value!r}"
+    return plan.rnn_reason(spec.mode, np.dtype(dtype).name, spec.hidden_size, gpu)
+
+
+_FIXED = dict(
+    proj_size=0,
+    cell_clip=None,
+    reset_after=True,
+    input_mode="linear",
+    batch_invariant=False,
+    num_heads=1,
+)
+
+
+def unasked_reason() -> str | None:
+    """Return why calls that name no backend do not come here; None if they do."""
+    if _config.read().backend == "cuda":
+        return None
+    return plan.unmeasured_reason(device.status().gpu)
+
+
+def refusal(call: RNNCall, operands: Operands) -> str | None:
+    """Return why the backend cannot run a call of a spec that it can run.
+
+    The first call of a kernel on a kind of GPU starts its trial, in another process.
+    """
+    if operands.x.dtype == np.float32 and call.precision not in _ROUNDED_FACTORS:
+        return (
+            f"its kernels round factors to 10 bits, and precision={call.precision} "
+            "asks for more"
+        )
+    _, batch = sizes = call.sizes(operands)
+    if not all(isinstance(size, int) for size in sizes):
+        return "it needs sizes that are known when a program is compiled"
+    gpu, reason = device.status()
+    if gpu is None:
+        return reason
+    layout = _plan(call.spec, operands.x.dtype, batch, gpu)
+    if isinstance(layout, str):
+        return layout
+    return check.failure(kernels.recurrent(layout), gpu, TRIAL)
+
+
+def describe(spec: RNNSpec, x: Any) -> str:
+    """Return how a call that has a kernel is laid out on the GPU."""
+    gpu, _ = device.status()
+    assert gpu is not None
+    shape = getattr(x, "shape", ())
+    batch = shape[0] if len(shape) == 3 else 1
+    return f"{gpu.name}, in each layer {_plan(spec, x.dtype, batch, gpu)}"
+
+
+def forward(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
+    """Run the network; return its outputs, and `Saved` only if the call saves."""
+    network = ft.partial(xla_network.forward, run_layer=_run_layer)
+    return xla_packed.run_padded(network, call, operands)
+
+
+def _plan(spec: RNNSpec, dtype: Any, batch: int, gpu: device.Gpu) -> plan.RnnPlan | str:
+    name, directions = np.dtype(dtype).name, spec.num_directions
+    return plan.rnn(spec.mode, name, spec.hidden_size, directions, batch, gpu)
+
+
+def _run_layer(
+    operands: Operands,
+    layers: list[Layer],
+    x: Array,
+    initials: list[States],
+    masks: StepMasks,
+) -> tuple[Array, list[LayerOutput]]:
+    """Run all directions of a layer, as `xla_network.run_by_scans`."""
+    cell = layers[0].cell
+    call, spec = cell.call, cell.spec
+    steps, batch, _ = x.shape
+    if 0 in (steps, batch):
+        return xla_network.run_by_scans(operands, layers, x, initials, masks)
+    gpu, reason = device.status()
+    assert gpu is not None, reason
+    layout = _plan(spec, x.dtype, batch, gpu)
+    assert isinstance(layout, plan.RnnPlan), layout
+    directions, hidden = len(layers), spec.hidden_size
+    weights = [layer.cell.weights for layer in layers]
+    # The four numbers of a unit lie side by side.
+    rows = jnp.concatenate([_by_unit(spec, w.w_ih, candidate=2) for w in weights])
+    bias = jnp.concatenate([_biases(spec, w) for w in weights])
+    gx = cell.add_bias(cell.dot(x, rows), bias)
+    lengths, order = operands.seq_lengths, None
+    if lengths is not None:  # short ones together, so that their clusters end early
+        order = jnp.argsort(-lengths).astype(jnp.int32)
+    states = tuple(map(jnp.stack, zip(*initials, strict=True)))
+    like = lambda *shape, dtype=x.dtype: jax.ShapeDtypeStruct(shape, dtype)  # noqa: E731
+    both = (None,) * (2 - directions)
+    state, gates = like(directions, batch, hidden), like(steps, batch, 4 * hidden)
+    cells = like(steps, batch, hidden, dtype=jnp.float32)
+    has_cells = len(states) == 2
+    saves_cells = call.save and has_cells
+    results = (
+        like(steps, batch, directions * hidden),
+        state,
+        state if has_cells else None,
+        *((gates if call.saves_gates and call.save else None,) * directions + both),
+        *((cells if saves_cells else None,) * directions + both),
+    )
+    found = iter(
+        launch(
+            kernels.compiled(kernels.recurrent(layout), gpu.arch),
+            "recurrent_run",
+            layout.grid,
+            (
+                gx,
+                _packed(layout, [_by_slot(spec, w.w_hh, candidate=3) for w in weights]),
+                states[0],
+                states[1] if has_cells else None,
+                lengths,
+                order,
+                None if masks.reset is None else masks.reset[..., 0],
+            ),
+            results,
+            (steps, batch, hidden, directions),
+        )
+    )
+    y, *rest = (None if each is None else next(found) for each in results)
+    h_n, c_n, *saved = rest
+    outs = []
+    for d in range(directions):
+        final = (h_n[d],) if c_n is None else (h_n[d], c_n[d])
+        others = (saved[2 + d],) if saves_cells else ()
+        h = y[..., d * hidden : (d + 1) * hidden]
+        outs.append(LayerOutput(h, final, saved[d], others))
+    return y, outs
+
+
+def _by_slot(spec: RNNSpec, rows: Array, candidate: int) -> Array:
+    """Return rows, or biases, as `[4, H, ...]`.
+
+    A GRU has its candidate twice, as its products with the input and with the state are
+    not added: one of them, the slot `candidate`, has these rows, and the other one 0.
+    """
+    blocks = rows.reshape(spec.num_gates, spec.hidden_size, *rows.shape[1:])
+    if spec.num_gates == 4:
+        return blocks
+    zeros = jnp.zeros_like(blocks[:1])
+    last = [blocks[2:], zeros] if candidate == 2 else [zeros, blocks[2:]]
+    return jnp.concatenate([blocks[:2], *last])
+
+
+def _by_unit(spec: RNNSpec, rows: Array, candidate: int) -> Array:
+    """Return the same as `[4 H, ...]`, the four rows of a unit side by side."""
+    blocks = jnp.swapaxes(_by_slot(spec, rows, candidate), 0, 1)
+    return blocks.reshape(-1, *rows.shape[1:])
+
+
+def _biases(spec: RNNSpec, weights: LayerWeights) -> Array:
+    """Return the sum of both biases, float32 `[4 H]`."""
+    total = jnp.zeros(4 * spec.hidden_size, jnp.float32)
+    for bias, candidate in ((weights.b_ih, 2), (weights.b_hh, 3)):
+        if bias is not None:
+            total += _by_unit(spec, bias, candidate).astype(jnp.float32)
+    return total
+
+
+def _packed(layout: plan.RnnPlan, weights: list[Array]) -> Array:
+    """Return recurrent weights `[4, H, H]` of each direction as a kernel reads them.
+
+    That is uint32 `[directions, cluster, warps, 2, depth, 32, 4]`: for each product of
+    tiles, which has two of the four rows of eight units, the words of each lane; see
+    MultiplyTiles in _cuda/text/primitives.h.
+    """
+    more = layout.units - weights[0].shape[-1]
+    padded = jnp.pad(jnp.stack(weights), ((0, 0), (0, 0), (0, more), (0, more)))
+    per_word = layout.units // layout.words
+    if per_word > 1:
+        padded = padded.reshape(*padded.shape[:-1], layout.words, per_word)
+    words = lax.bitcast_convert_type(padded, jnp.uint32)
+    apart = words.reshape(
+        len(weights), 2, 2, layout.cluster, layout.warps, 8, layout.depth, 2, 4
+    )
+    # direction, cluster, warp, pair of rows, product, unit, word, half of words, row
+    ordered = apart.transpose(0, 3, 4, 1, 6, 5, 8, 7, 2)
+    return ordered.reshape(*ordered.shape[:5], 32, 4)
 
 
 BACKEND = Backend(
@@ -37,5 +252,9 @@ BACKEND = Backend(
     platform="cuda",
     status=status,
     unsupported_reason=unsupported_reason,
-    implementations={},
+    implementations={"forward": forward, "backward": xla_packed.backward},
+    exports="named",
+    unasked_reason=unasked_reason,
+    refusal=refusal,
+    describe=describe,
 )

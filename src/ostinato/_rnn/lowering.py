@@ -144,7 +144,10 @@ def register(primitive: Primitive, name: str, abstract_eval: Callable) -> None:
             context.lowering_parameters.for_export,
         )
         dtype = ctx.avals_in[0].dtype
-        backend, _ = choose(call.spec, dtype, place, call.backend)
+        shapes = member_shapes(ctx.avals_in, params["ensemble"])
+        operands, *_ = jax.tree.unflatten(params["tree"], shapes)
+        given = call, operands
+        backend, _ = choose(call.spec, dtype, place, call.backend, given)
         return rules[backend.name](ctx, *args, call=call, **params)
 
     mlir.register_lowering(primitive, ft.partial(lower, None))

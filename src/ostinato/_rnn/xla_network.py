@@ -7,6 +7,7 @@ own rules for second derivatives, which fused implementations do not have.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,22 +18,46 @@ from .call import Differentiable, Operands, Outputs, Residuals, RNNCall, Saved
 from .cell import States
 from .layout import pack_weights, unpack_weights
 from .spec import cell_class
-from .xla_layer import Layer, LayerPrimal, StepMasks, keep_where
+from .xla_layer import Layer, LayerOutput, LayerPrimal, StepMasks, keep_where
 
 
-def forward(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
-    """Run the network; return its outputs, and `Saved` only if the call saves."""
+def run_by_scans(
+    operands: Operands,
+    layers: list[Layer],
+    x: Array,
+    initials: list[States],
+    masks: StepMasks,
+) -> tuple[Array, list[LayerOutput]]:
+    """Run all directions of a layer; return their joined outputs, and all results.
+
+    Args:
+        operands: of the call, for lengths.
+        layers: the directions.
+        x: the layer's input, time-major, with zeros in the padding.
+        initials: the initial states of each direction.
+        masks: the masks of the steps.
+    """
+    outs = [
+        layer.forward(x, initial, masks)
+        for layer, initial in zip(layers, initials, strict=True)
+    ]
+    return _join([out.h for out in outs]), outs
+
+
+def forward(
+    call: RNNCall, operands: Operands, run_layer: Callable = run_by_scans
+) -> tuple[Outputs, Saved | None]:
+    """Run the network; return its outputs, and `Saved` only if the call saves.
+
+    A backend may run layers in its own way, by a `run_layer` like `run_by_scans`.
+    """
     masks = _step_masks(call, operands)
     x = _clean_input(call, operands, masks)
     hidden, outs = [], []
     for index, layers in enumerate(_layers(call, operands.weights)):
         x = _apply_dropout(call, x, operands.dropout_masks, index)
         states = _layer_states(call, operands.states, index)
-        new = [
-            layer.forward(x, initial, masks)
-            for layer, initial in zip(layers, states, strict=True)
-        ]
-        x = _join([out.h for out in new])
+        x, new = run_layer(operands, layers, x, states, masks)
         hidden.append(x)
         outs += new
     outputs = Outputs(_from_time_major(call, x), _stack([out.final for out in outs]))

@@ -30,14 +30,14 @@ from .call import (
 
 def forward(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
     """Run `xla_network.forward` on padded or packed sequences."""
-    return _run_padded(xla_network.forward, call, operands)
+    return run_padded(xla_network.forward, call, operands)
 
 
 def tangent(
     call: RNNCall, operands: Operands, residuals: Residuals, dot: Differentiable
 ) -> Outputs:
     """Run `xla_network.tangent` on padded or packed sequences."""
-    return _run_padded(xla_network.tangent, call, operands, residuals, dot)
+    return run_padded(xla_network.tangent, call, operands, residuals, dot)
 
 
 def backward(
@@ -48,16 +48,17 @@ def backward(
     wrt: Differentiable,
 ) -> Differentiable:
     """Run `xla_network.backward` on padded or packed sequences."""
-    return _run_padded(xla_network.backward, call, operands, residuals, bar, wrt=wrt)
+    return run_padded(xla_network.backward, call, operands, residuals, bar, wrt=wrt)
 
 
-def _run_padded(
+def run_padded(
     implementation: Callable,
     call: RNNCall,
     operands: Operands,
     *rest: Any,
     **params: Any,
 ) -> Any:
+    """Run an implementation for padded sequences on padded or packed ones."""
     if call.packed is None:
         return implementation(call, operands, *rest, **params)
     index = _token_index(call, call.packed, operands)

@@ -1,0 +1,349 @@
+// LSTM and GRU: all steps of both directions of a layer, with the recurrent weights in
+// registers and shared memory.
+//
+// GRU is 1 for a GRU and 0 for an LSTM, STORAGE the type of the arrays, UNITS the units
+// of a direction, rounded up, CLUSTER how many blocks share them, TILES how many times
+// eight sequences they run, HELD how many products of tiles, of the DEPTH that a row of
+// weights needs, have their weights in registers.
+//
+// A cluster runs some sequences of one direction from their first step to their last.
+// Each warp computes the four gates of eight units: its lane 4 i + j those of unit i of
+// sequences 2 j and 2 j + 1, so that a step needs no other lane's results. The states
+// after a step go into the shared memory of all blocks of the cluster. It has two
+// buffers for them: a block writes the second one only after it has got all states
+// that were computed from what is there, so that nobody waits but for data.
+//
+// The gates of a GRU are r, z, the candidate's product with the input, which has no
+// recurrent weights, and its product with the state.
+using Storage = STORAGE;
+constexpr bool kGru = GRU;
+constexpr int kCluster = CLUSTER, kTiles = TILES, kHeld = HELD;
+constexpr int kSlots = 8 * kTiles;  // sequences of a cluster
+constexpr int kUnitsOfBlock = UNITS / CLUSTER;
+constexpr int kWarps = kUnitsOfBlock / 8;
+constexpr int kThreads = kWarps * 32;
+constexpr int kUnitsOfWord = 4 / sizeof(Storage);
+constexpr int kWords = UNITS / kUnitsOfWord;  // of the states of a sequence
+constexpr int kDepth = kWords / 8;
+constexpr int kLeft = kDepth - kHeld;  // products whose weights are in shared memory
+// With two sums, a product does not wait for the one before it.
+constexpr int kSums = kTiles == 1 ? 2 : 1;
+static_assert(UNITS % (8 * CLUSTER) == 0 && kDepth % 2 == 0 && kHeld % 2 == 0);
+
+struct Sizes {
+  Index steps, batch, hidden, directions;
+};
+
+// Of a unit: what its preactivations have before the product with the state, then the
+// preactivations, then the gates i, f, g, o or r, z, n, h_candidate.
+struct alignas(16) Gates {
+  float at[4];
+};
+struct alignas(16) Fragment {
+  Word at[4];
+};
+
+struct Shared {
+  Word states[2][kSlots * kWords];
+  Arrivals arrivals[2];
+  Fragment left[kLeft > 0 ? kWarps * 2 * kLeft * 32 : 1];
+};
+static_assert(sizeof(Shared) == SHARED);
+
+OSTINATO_DEVICE float Sigmoid(float x) {
+  return Reciprocal(1.f + Exp2(-1.4426950408889634f * x));
+}
+OSTINATO_DEVICE float Tanh(float x) {
+  return 1.f - 2.f * Reciprocal(1.f + Exp2(2.8853900817779268f * x));
+}
+OSTINATO_DEVICE Storage Narrowed(float x) {
+  Storage narrow;
+  Narrow(x, &narrow);
+  return narrow;
+}
+OSTINATO_DEVICE Word AsFactor(Word x) {
+  return kUnitsOfWord == 2 ? x : RoundFactor(AsFloat(x));
+}
+
+// Where a buffer has a word of the states of a sequence: matrices of 8 sequences by 4
+// words, as LoadMatrices takes them.
+OSTINATO_DEVICE int WordAt(int slot, int word) {
+  return ((slot / 8 * (kWords / 4) + word / 4) * 8 + slot % 8) * 4 + word % 4;
+}
+
+// The sequence that a cluster runs in a slot.
+struct Sequence {
+  Index at;    // in the batch
+  int length;  // 0 where there is no sequence
+  bool exists, reverse;
+};
+
+struct Batch {
+  Sizes r;
+  const int *lengths, *order;
+  const unsigned char* resets;
+  Index first, direction;
+
+  OSTINATO_DEVICE Sequence Find(int slot) const {
+    const Index place = first + slot;
+    if (place >= r.batch) return {0, 0, false, false};
+    const Index at = order == nullptr ? place : Load(order + place);
+    const int steps = static_cast<int>(r.steps);
+    const int given = lengths == nullptr ? steps : Load(lengths + at);
+    return {at, given < 0 ? 0 : given < steps ? given : steps, true, direction == 1};
+  }
+  // Where arrays [steps][batch] have the k-th step that a sequence runs.
+  OSTINATO_DEVICE Index StepAt(const Sequence& s, int k) const {
+    return (s.reverse ? s.length - 1 - k : k) * r.batch + s.at;
+  }
+  OSTINATO_DEVICE bool IsReset(const Sequence& s, int k) const {
+    return resets != nullptr && k < s.length && Load(resets + StepAt(s, k)) != 0;
+  }
+  // The state before the first step.
+  OSTINATO_DEVICE float First(const Storage* states, const Sequence& s,
+                              Index unit) const {
+    if (!s.exists || unit >= r.hidden || IsReset(s, 0)) return 0.f;
+    return Widen(Load(states + (direction * r.batch + s.at) * r.hidden + unit));
+  }
+};
+
+// From preactivations to gates and to the states after the step.
+OSTINATO_DEVICE void Advance(Gates* gates, float* h, float* c) {
+  float* const g = gates->at;
+  g[0] = Sigmoid(g[0]);
+  g[1] = Sigmoid(g[1]);
+  if constexpr (kGru) {
+    g[2] = Tanh(g[2] + g[0] * g[3]);
+    *h = g[2] + g[1] * (*h - g[2]);
+  } else {
+    g[2] = Tanh(g[2]);
+    g[3] = Sigmoid(g[3]);
+    *c = g[1] * *c + g[0] * g[2];
+    *h = g[3] * Tanh(*c);
+  }
+}
+
+// Writes a word of the states for the next step, into all blocks of the cluster.
+OSTINATO_DEVICE void Put(Shared* shared, int buffer, int at, Word word) {
+  Word* const place = shared->states[buffer] + at;
+  if constexpr (kCluster == 1) {
+    Store(place, word);
+  } else {
+    const int own = static_cast<int>(Block() % kCluster);
+    OSTINATO_UNROLL
+    for (int i = 0; i < kCluster; ++i)
+      Send(place, word, shared->arrivals + buffer, (own + i) % kCluster);
+  }
+}
+
+// Writes the states of a unit, of the sequences 2 j and 2 j + 1 of a tile.
+OSTINATO_DEVICE void PutStates(Shared* shared, int buffer, int tile, int unit,
+                               const float* h) {
+  const int lane = static_cast<int>(ThreadOfBlock() % 32);
+  const int slot = tile * 8 + lane % 4 * 2;
+  if constexpr (kUnitsOfWord == 2) {
+    // Of two lanes with neighbouring units, each writes both units of one sequence.
+    const bool odd = lane / 4 % 2 != 0;
+    const float other = OfLane(odd ? h[0] : h[1], 4);
+    const Word word = odd ? Pack(other, h[1]) : Pack(h[0], other);
+    Put(shared, buffer, WordAt(slot + odd, unit / 2), word);
+  } else {
+    Put(shared, buffer, WordAt(slot, unit), RoundFactor(h[0]));
+    Put(shared, buffer, WordAt(slot + 1, unit), RoundFactor(h[1]));
+  }
+}
+
+// Arrays, with the kinds of steps: gx [steps][batch][directions][hidden], resets
+// [steps][batch], y [steps][batch][directions][hidden]; and for each direction gates
+// [steps][batch][4][hidden] and cells [steps][batch][hidden]. States are
+// [directions][batch][hidden]. `order` has the sequences in the order in which clusters
+// take them. Null: lengths, order, resets; what is not saved; all of c in a GRU.
+OSTINATO_KERNEL_OF(kThreads)
+void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
+                   const Storage* c_0, const int* lengths, const int* order,
+                   const unsigned char* resets, Storage* y, Storage* h_n, Storage* c_n,
+                   Storage* gates_0, Storage* gates_1, float* cells_0, float* cells_1,
+                   const Sizes r) {
+  Shared* const shared = reinterpret_cast<Shared*>(SharedMemory());
+  const int thread = static_cast<int>(ThreadOfBlock());
+  const int lane = thread % 32, warp = thread / 32;
+  const int rank = static_cast<int>(Block() % kCluster);
+  const Index clusters = (r.batch + kSlots - 1) / kSlots, cluster = Block() / kCluster;
+  const Batch all = {
+      r, lengths, order, resets, cluster % clusters * kSlots, cluster / clusters};
+  Storage* const gates = all.direction == 0 ? gates_0 : gates_1;
+  float* const cells = all.direction == 0 ? cells_0 : cells_1;
+
+  Fragment held[2][kHeld > 0 ? kHeld : 1];
+  Fragment* const left = shared->left + warp * 2 * kLeft * 32 + lane;
+  const Fragment* const own =
+      weights + ((all.direction * kCluster + rank) * kWarps + warp) * 2 * kDepth * 32 +
+      lane;
+  OSTINATO_UNROLL
+  for (int part = 0; part < 2; ++part) {
+    OSTINATO_UNROLL
+    for (int k = 0; k < kHeld; ++k) {
+      held[part][k] = Load(own + (part * kDepth + k) * 32);
+      OSTINATO_UNROLL
+      for (Word& word : held[part][k].at) word = AsFactor(word);
+    }
+    for (int k = 0; k < kLeft; ++k) {
+      Fragment loaded = Load(own + (part * kDepth + kHeld + k) * 32);
+      OSTINATO_UNROLL
+      for (Word& word : loaded.at) word = AsFactor(word);
+      Store(left + (part * kLeft + k) * 32, loaded);
+    }
+  }
+  for (int i = thread; i < kSlots * kWords; i += kThreads) {
+    const Sequence s = all.Find(i / kWords);
+    const Index unit = i % kWords * kUnitsOfWord;
+    const float first = all.First(h_0, s, unit);
+    Word word = RoundFactor(first);
+    if constexpr (kUnitsOfWord == 2) word = Pack(first, all.First(h_0, s, unit + 1));
+    Store(shared->states[0] + WordAt(i / kWords, i % kWords), word);
+  }
+  if (kCluster > 1 && thread == 0) {
+    for (Arrivals& each : shared->arrivals) {
+      Begin(&each);
+      Expect(&each, sizeof shared->states[0]);
+    }
+  }
+
+  // What this lane computes.
+  const int unit = rank * kUnitsOfBlock + warp * 8 + lane / 4;
+  const bool is_unit = unit < r.hidden;
+  Sequence sequences[kTiles][2];
+  float h[kTiles][2], c[kTiles][2];
+  OSTINATO_UNROLL
+  for (int tile = 0; tile < kTiles; ++tile) {
+    OSTINATO_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const Sequence s = all.Find(tile * 8 + lane % 4 * 2 + e);
+      sequences[tile][e] = s;
+      h[tile][e] = all.First(h_0, s, unit);
+      c[tile][e] = kGru ? 0.f : all.First(c_0, s, unit);
+    }
+  }
+  int longest = 0;
+  for (int slot = 0; slot < kSlots; ++slot) {
+    const int length = all.Find(slot).length;
+    longest = length > longest ? length : longest;
+  }
+  if constexpr (kCluster == 1) {
+    WaitForBlock();
+  } else {
+    WaitForCluster();
+  }
+
+  Gates inputs[kTiles][2];
+  bool reset[kTiles][2];  // before the step of `inputs`
+  const auto load_inputs = [&](int k) {
+    OSTINATO_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      OSTINATO_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const Sequence& s = sequences[tile][e];
+        inputs[tile][e] = {};
+        if (k < s.length && is_unit)
+          inputs[tile][e] = Load(
+              gx + (all.StepAt(s, k) * r.directions + all.direction) * r.hidden + unit);
+        reset[tile][e] = all.IsReset(s, k);
+      }
+    }
+  };
+  if (longest > 0) load_inputs(0);
+  for (int k = 0; k < longest; ++k) {
+    const int buffer = k % 2;
+    float sums[kSums][2][kTiles][4];
+    OSTINATO_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      OSTINATO_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        const int part = i / 4, gate = part * 2 + i % 4 / 2;
+        sums[0][part][tile][i % 4] = inputs[tile][i % 2].at[gate];
+        if constexpr (kSums == 2) sums[1][part][tile][i % 4] = 0.f;
+      }
+    }
+    if (k + 1 < longest) load_inputs(k + 1);
+    if (kCluster > 1 && k > 0) {
+      WaitFor(shared->arrivals + buffer, (k - 1) / 2 % 2);
+      if (thread == 0) Expect(shared->arrivals + buffer, sizeof shared->states[0]);
+    }
+    const Word* const rows = shared->states[buffer] + lane * 4;
+    const auto multiply = [&](int first, const Fragment(&a)[2][2]) {
+      OSTINATO_UNROLL
+      for (int tile = 0; tile < kTiles; ++tile) {
+        Word b[4];
+        LoadMatrices(rows + (tile * (kWords / 4) + first * 2) * 32, b);
+        OSTINATO_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int part = i % 2, next = i / 2;
+          MultiplyTiles(sums[next % kSums][part][tile], a[part][next].at, b[next * 2],
+                        b[next * 2 + 1], Storage());
+        }
+      }
+    };
+    OSTINATO_UNROLL
+    for (int i = 0; i < kHeld; i += 2)
+      multiply(i, {{held[0][i], held[0][i + 1]}, {held[1][i], held[1][i + 1]}});
+    for (int i = 0; i < kLeft; i += 2) {
+      const Fragment* const a = left + i * 32;
+      const Fragment* const other = a + kLeft * 32;
+      multiply(kHeld + i, {{Load(a), Load(a + 32)}, {Load(other), Load(other + 32)}});
+    }
+    OSTINATO_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      OSTINATO_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const Sequence& s = sequences[tile][e];
+        if (k < s.length) {
+          Gates g;
+          OSTINATO_UNROLL
+          for (int gate = 0; gate < 4; ++gate) {
+            const int at = gate % 2 * 2 + e;
+            g.at[gate] = sums[0][gate / 2][tile][at];
+            if constexpr (kSums == 2) g.at[gate] += sums[1][gate / 2][tile][at];
+          }
+          Advance(&g, &h[tile][e], &c[tile][e]);
+          const Storage out = Narrowed(h[tile][e]);
+          h[tile][e] = Widen(out);
+          const Index step = all.StepAt(s, k);
+          if (is_unit) {
+            Store(y + (step * r.directions + all.direction) * r.hidden + unit, out);
+            if (cells != nullptr) Store(cells + step * r.hidden + unit, c[tile][e]);
+            if (gates != nullptr) {
+              OSTINATO_UNROLL
+              for (int gate = 0; gate < 4; ++gate)
+                Store(gates + (step * 4 + gate) * r.hidden + unit,
+                      Narrowed(g.at[gate]));
+            }
+          }
+          if (k + 1 < longest && reset[tile][e]) h[tile][e] = c[tile][e] = 0.f;
+        }
+      }
+      if (k + 1 < longest) PutStates(shared, 1 - buffer, tile, unit, h[tile]);
+    }
+    if constexpr (kCluster == 1) WaitForBlock();
+  }
+
+  OSTINATO_UNROLL
+  for (int tile = 0; tile < kTiles; ++tile) {
+    OSTINATO_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const Sequence& s = sequences[tile][e];
+      if (!s.exists || !is_unit) continue;
+      const Index state = (all.direction * r.batch + s.at) * r.hidden + unit;
+      Store(h_n + state, Narrowed(h[tile][e]));
+      if constexpr (!kGru) Store(c_n + state, Narrowed(c[tile][e]));
+      for (Index t = s.length; t < r.steps; ++t) {  // padding
+        const Index step = t * r.batch + s.at;
+        Store(y + (step * r.directions + all.direction) * r.hidden + unit,
+              Narrowed(0.f));
+        if (cells != nullptr) Store(cells + step * r.hidden + unit, 0.f);
+        for (int gate = 0; gate < 4 && gates != nullptr; ++gate)
+          Store(gates + (step * 4 + gate) * r.hidden + unit, Narrowed(0.f));
+      }
+    }
+  }
+  if constexpr (kCluster > 1) WaitForCluster();
+}

@@ -1,0 +1,107 @@
+"""The trial of a kernel of LSTM and GRU: known cases, compared with XLA.
+
+It is a program of its own, `python -m ostinato._rnn.cuda_trial DEFINITION ...`, and
+prints its verdict as JSON: what is wrong, or "".
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._cuda import check, device, kernels, plan
+from . import api, init
+from .spec import RNNSpec
+
+_STEPS, _INPUTS = 13, 5
+# Of the largest value. Rounded factors make less than a tenth of it, as states here
+# forget fast, and a wrong one makes more.
+_LARGEST_ERROR = 0.05
+
+
+def main(definitions: list[str]) -> str:
+    """Try the kernel of one text; return what is wrong, or ""."""
+    check.begin_trial()
+    (layout,) = (
+        layout
+        for text, layout in kernels.RECURRENT_TEXTS.items()
+        if list(text.definitions) == definitions
+    )
+    cases = [_case(layout, both) for both in (False, True)]
+    wanted = [_results(*case, "xla") for case in cases]
+    jax.block_until_ready(wanted)
+    print(check.READY, flush=True)
+    for (spec, made), want in zip(cases, wanted, strict=True):
+        problem = _difference(_results(spec, made, "cuda"), want)
+        if problem:
+            return f"{problem}, for {spec}"
+    return ""
+
+
+def _case(layout: plan.RnnPlan, both: bool) -> tuple[RNNSpec, dict[str, Any]]:
+    """Return a network of both directions, or of one with resets, and its arrays."""
+    hidden = layout.units - 3  # not a multiple of anything
+    spec = RNNSpec(layout.mode, _INPUTS, hidden, bidirectional=both)  # pyright: ignore
+    batch = _batch(layout, spec)
+    random = np.random.default_rng(7)
+    lengths = random.integers(0, _STEPS + 1, batch)
+    x = random.standard_normal((batch, _STEPS, _INPUTS))
+    x[np.arange(_STEPS) >= lengths[:, None]] = np.nan
+    made: dict[str, Any] = dict(
+        weights=init.init_weights(jax.random.key(1), spec, dtype=layout.dtype),
+        x=jnp.asarray(x, layout.dtype),
+        seq_lengths=jnp.asarray(lengths, jnp.int32),
+    )
+    if not both:
+        made["resets"] = jnp.asarray(random.random((batch, _STEPS)) < 0.2)
+    return spec, made
+
+
+def _batch(layout: plan.RnnPlan, spec: RNNSpec) -> int:
+    """Return a number of sequences that takes the layout."""
+    gpu, reason = device.status()
+    assert gpu is not None, reason
+    text = kernels.recurrent(layout)
+    for batch in range(3, 16 * gpu.processors, 6):
+        found = plan.rnn(
+            *(spec.mode, layout.dtype, spec.hidden_size, spec.num_directions),
+            *(batch, gpu),
+        )
+        assert isinstance(found, plan.RnnPlan), found
+        if kernels.recurrent(found) == text:
+            return batch
+    raise AssertionError(f"no batch takes {layout}")
+
+
+def _results(spec: RNNSpec, made: dict[str, Any], backend: Any) -> list[Any]:
+    """Return values, and gradients, which read what the kernel saved."""
+
+    @jax.jit
+    def both(made: dict[str, Any]) -> Any:
+        def run(weights: Any, x: Any) -> Any:
+            given = made | dict(weights=weights, x=x)
+            return api.rnn(spec, **given, backend=backend)
+
+        out, pull_back = jax.vjp(run, made["weights"], made["x"])
+        return out, pull_back(out)
+
+    return jax.tree.leaves(both(made))
+
+
+def _difference(got: list[Any], want: list[Any]) -> str:
+    """Say which result differs by more than rounding; "" if none does."""
+    for i, (x, y) in enumerate(zip(got, want, strict=True)):
+        x, y = (np.asarray(each).astype(np.float64) for each in (x, y))
+        error = float(np.max(np.abs(x - y))) / max(1e-3, float(np.max(np.abs(y))))
+        if not error <= _LARGEST_ERROR:  # also where it is NaN
+            return f"a wrong result: array {i} differs by {error:.1e} of its size"
+    return ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1:])))

@@ -1,0 +1,251 @@
+"""LSTM and GRU by the kernels of GPUs, run on the CPU, against the float64 loop."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import Case
+from cuda_emulation import calls, gpu_in_place, needs_emulator
+from harness import arguments, assert_padding_is_exact, expected, named
+from harness import value_and_pullback as passes
+from oracles.loop64 import Spec
+from tolerance import assert_same_bits
+
+import ostinato as ost
+from ostinato._cuda import kernels, plan
+from ostinato._cuda.device import Gpu
+from ostinato._rnn import cuda
+
+H200 = Gpu("H200", (9, 0), 132, 232448, "13.0")
+A100 = Gpu("A100", (8, 0), 108, 166912, "13.0")
+ROUNDING = {"bfloat16": 2**-7, "float32": 2**-10}  # of a factor
+LENGTHS = (6, 0, 3, 5, 1, 6, 2, 4, 6, 0, 3)
+
+
+def case(mode, hidden, **options):
+    lengths = options.pop("lengths", LENGTHS)
+    own = {
+        n: options.pop(n) for n in ("resets", "padding", "time_major") if n in options
+    }
+    spec = Spec(mode, 5, hidden, **options)
+    return Case("", spec, 6, len(lengths), lengths, **own)
+
+
+def both(mode, hidden=21):
+    return case(mode, hidden, bidirectional=True, num_layers=2)
+
+
+def cut(mode, hidden=21):
+    return case(mode, hidden, resets=True)
+
+
+# Cells, dtypes, blocks of a cluster, tiles, products with weights in registers.
+CLASSES = [
+    (both("lstm"), "bfloat16", (1, 1), 16),
+    (cut("lstm"), "float32", (1, 1), 2),
+    (both("lstm"), "float32", (2, 1), 16),
+    (cut("lstm", 32), "bfloat16", (4, 2), 16),
+    (both("gru"), "float32", (4, 1), 2),
+    (cut("gru"), "bfloat16", (2, 1), 16),
+]
+
+
+def name_of(value):
+    if isinstance(value, Case):
+        return f"{value.spec.mode}-{'resets' if value.resets else 'both'}"
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def gpu_with(patch, places, held, change=lambda text: text):
+    """Put the fake GPU in place, with one layout for all layers."""
+    patch.setattr(plan, "_PLACES", {name: {32: places} for name in plan._PLACES})
+    patch.setattr(plan, "_MOST_HELD", held)
+    return gpu_in_place(patch, change)
+
+
+def check(made: Case, dtype: str) -> None:
+    """Compare values and gradients with the loop."""
+    got = named(made, *passes(made, "cuda")(arguments(made, dtype)))
+    for name, want in expected(made, dtype).items():
+        error = np.abs(got[name].astype(float) - want).max() / max(
+            1, np.abs(want).max()
+        )
+        limit = ROUNDING[dtype] * (1 + np.log2(made.terms))
+        assert error <= limit, f"{name}: {error}, want {limit}"
+    assert_padding_is_exact(made, got)
+
+
+@needs_emulator
+@pytest.mark.parametrize(("made", "dtype", "places", "held"), CLASSES, ids=name_of)
+def test_values_and_gradients_equal_the_loop(made, dtype, places, held, monkeypatch):
+    with gpu_with(monkeypatch, places, held):
+        before = len(calls())
+        check(made, dtype)
+        launches = [c for c in calls()[before:] if "LaunchKernelEx" in c]
+    assert len(launches) == made.spec.num_layers  # both directions in one launch
+    assert all("recurrent_run" in launch for launch in launches)
+    assert ("attribute 4" in launches[0]) == (places[0] > 1)
+
+
+@needs_emulator
+def test_calls_of_every_form_equal_xla(monkeypatch):
+    """Check no lengths, no initial state, ensembles, no steps, no sequences."""
+    spec = ost.RNNSpec("gru", 3, 7, bias="recurrent")
+    random = np.random.default_rng(3)
+    draw = lambda *shape: jnp.asarray(random.standard_normal(shape), jnp.bfloat16)  # noqa: E731
+    weights, x = draw(2, spec.num_params), draw(2, 4, 3)
+
+    def run(backend):
+        one = lambda w, x: ost.rnn(spec, w, x, backend=backend)  # noqa: E731
+        return (
+            one(weights[0], x),
+            jax.vmap(one, (0, None))(weights, x),
+            one(weights[0], x[:, :0]),
+            one(weights[0], x[:0]),
+        )
+
+    with gpu_with(monkeypatch, (1, 1), 16):
+        got, want = jax.jit(run, static_argnums=0)("cuda"), run("xla")
+        assert [c for c in calls() if "LaunchKernelEx" in c]
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        np.testing.assert_allclose(*(np.asarray(c, float) for c in (a, b)), atol=0.02)
+
+
+@needs_emulator
+def test_a_sequence_does_not_depend_on_the_others(monkeypatch):
+    spec = ost.RNNSpec("lstm", 5, 21)
+    made = arguments(cut("lstm"), "float32")
+    run = jax.jit(
+        lambda x, lengths: ost.rnn(
+            spec, made.weights, x, seq_lengths=lengths, backend="cuda"
+        )
+    )
+    with gpu_with(monkeypatch, (2, 1), 16):
+        y = run(made.x, made.seq_lengths).y
+        other = made.x.at[4:].set(np.nan)
+        again = run(other, made.seq_lengths).y
+    assert_same_bits(again[:4], y[:4])
+
+
+# Each is a mistake that a kernel could have, as a change of its text.
+BUGS = {
+    "nobody waits": ("WaitFor(shared->arrivals + buffer, (k - 1) / 2 % 2);", ""),
+    "one buffer": ("PutStates(shared, 1 - buffer,", "PutStates(shared, buffer,"),
+    "wrong parity": ("(k - 1) / 2 % 2", "k / 2 % 2"),
+    "nothing is expected": ("if (thread == 0) Expect(", "if (thread < 0) Expect("),
+    "too few bytes": ("Expect(&each, sizeof shared->states[0])", "Expect(&each, 4)"),
+    "blocks begin alone": ("WaitForCluster();", "WaitForBlock();"),
+    "wrong gate": ("g[1] * *c + g[0] * g[2]", "g[0] * *c + g[1] * g[2]"),
+    "no mask": ("if (k < s.length) {", "{"),
+    "padding is not zeroed": ("t < r.steps; ++t) {", "t < 0; ++t) {"),
+    "one direction": ("s.reverse ? s.length - 1 - k : k", "k"),
+    "resets are ignored": ("if (k + 1 < longest && reset[tile][e])", "if (false)"),
+    "the first reset is ignored": ("|| IsReset(s, 0)) return", ") return"),
+    "weights are not all loaded": ("k < kLeft; ++k", "k < kLeft - 1; ++k"),
+    "the wrong unit's weights": ("rank) * kWarps + warp)", "rank) * kWarps)"),
+    "neighbours keep their halves": ("odd ? h[0] : h[1], 4", "odd ? h[1] : h[0], 4"),
+    "a block does not wait": ("if constexpr (kCluster == 1) WaitForBlock();", ""),
+}  # fmt: skip
+RESETS = {"resets are ignored", "the first reset is ignored"}
+ALONE = {"neighbours keep their halves", "a block does not wait"}
+
+
+@needs_emulator
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_caught(bug, monkeypatch):
+    old, new = BUGS[bug]
+
+    def change(text):
+        assert text.count(old) >= 1
+        return text.replace(old, new)
+
+    made = cut("lstm") if bug in RESETS else case("lstm", 21, bidirectional=True)
+    dtype, places = ("bfloat16", (1, 1)) if bug in ALONE else ("float32", (2, 1))
+    with (
+        gpu_with(monkeypatch, places, 2, change),
+        pytest.raises((AssertionError, jax.errors.JaxRuntimeError)),
+    ):
+        forward_only(made, dtype)
+
+
+def forward_only(made: Case, dtype: str) -> None:
+    given = arguments(made, dtype)
+    spec = ost.RNNSpec(**dataclasses.asdict(made.spec))
+    out = ost.rnn(
+        spec, given.weights, given.x, (given.h_0, given.c_0), backend="cuda",
+        seq_lengths=given.seq_lengths, resets=given.resets,
+    )  # fmt: skip
+    want = expected(made, dtype)
+    for name, value in (("y", out.y), ("h_n", out.state[0]), ("c_n", out.state[1])):
+        error = np.abs(np.asarray(value, float) - want[name]).max()
+        assert error <= 4 * ROUNDING[dtype], f"{name}: {error}"
+
+
+# --------------------------------------------------------------------------------- plan
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype", "hidden", "gpu", "words"),
+    [
+        ("rnn_tanh", "float32", 32, H200, "no kernels for rnn_tanh"),
+        ("lstm", "float64", 32, H200, "no kernels for a lstm of float64"),
+        ("gru", "float16", 32, H200, "no kernels for a gru of float16"),
+        ("lstm", "bfloat16", 513, H200, "up to 512 units, not 513"),
+        ("lstm", "bfloat16", 129, A100, "on sm_80 it has kernels for up to 128 units"),
+        ("lstm", "float32", 97, A100, "up to 96 units, not 97; more take clusters"),
+    ],
+)
+def test_the_plan_says_what_has_no_kernel(mode, dtype, hidden, gpu, words):
+    assert words in plan.rnn(mode, dtype, hidden, 1, 8, gpu)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("gpu", [H200, A100], ids=lambda g: g.name)
+def test_plans_keep_the_limits_of_the_gpu(dtype, gpu):
+    for hidden in range(1, 513):
+        for batch in (1, 8, 9, 128, 1000):
+            found = plan.rnn("gru", dtype, hidden, 2, batch, gpu)
+            if isinstance(found, str):
+                assert gpu is A100 and hidden > 96
+                continue
+            assert found.units >= hidden
+            assert found.shared_bytes <= gpu.shared_bytes
+            threads = found.warps * 32
+            assert threads <= 512 and found.grid.threads == threads
+            # With 40 registers beside weights and sums, a block's fit a processor.
+            registers = 8 * found.held + 16 * found.tiles + 40
+            assert registers <= 255 and threads * registers <= 65536
+            assert found.cluster <= 16 and found.units % (8 * found.cluster) == 0
+            sequences = found.clusters // 2 * 8 * found.tiles
+            assert batch <= sequences < batch + 8 * found.tiles
+            assert kernels.recurrent(found) in kernels.RECURRENT_TEXTS
+
+
+def test_clusters_take_more_sequences_where_there_are_many():
+    few, many = (plan.rnn("lstm", "bfloat16", 512, 1, n, H200) for n in (128, 129))
+    assert (few.tiles, few.clusters) == (1, 16) and (many.tiles, many.clusters) == (
+        2,
+        9,
+    )
+    assert "16 clusters of 8 blocks, each of 8 sequences" in str(few)
+
+
+def test_weights_are_packed_as_lanes_read_them():
+    for dtype, per_word in (("bfloat16", 2), ("float32", 1)):
+        found = plan.RnnPlan("lstm", dtype, 64, 2, 1, 1)
+        w = jnp.asarray(np.random.default_rng(0).standard_normal((4, 60, 60)), dtype)
+        got = np.asarray(cuda._packed(found, [w]))
+        padded = np.zeros((4, 64, 64), np.uint32)
+        bits = jax.lax.bitcast_convert_type(w, f"uint{16 * (3 - per_word)}")
+        padded[:, :60, :60] = bits
+        want = np.zeros((1, 2, 4, 2, found.depth, 32, 4), np.uint32)
+        for *at, lane, i in np.ndindex(want.shape):
+            _, block, warp, half, k = at
+            gate, unit = 2 * half + i % 2, block * 32 + warp * 8 + lane // 4
+            word = k * 8 + i // 2 * 4 + lane % 4
+            values = padded[gate, unit, word * per_word : (word + 1) * per_word]
+            want[*at, lane, i] = sum(int(v) << (16 * j) for j, v in enumerate(values))
+        np.testing.assert_array_equal(got, want)
