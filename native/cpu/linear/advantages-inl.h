@@ -51,38 +51,31 @@ struct Rates {
   Reg<V> discount, factor;
 };
 
-// One step of `count` sequences. Nothing passes where the factor is 0, not even a NaN.
-template <typename V, bool kMasks>
-void EstimateStep(const Advantages<typename V::Element>& c, int64_t step, int64_t first,
-                  int64_t count, const Word<V>* lengths,
-                  const typename V::Element* next_advantages) {
+// One step of up to a vector of sequences from `i` on; returns the advantages. Nothing
+// passes where the factor is 0, not even a NaN.
+template <typename V, bool kMasks, typename Count>
+Reg<V> EstimateStep(const Advantages<typename V::Element>& c, int64_t step, int64_t i,
+                    Count n, const Word<V>* lengths, Reg<V> next_advantage) {
   using Bits = typename V::Bits;
   const Reg<V> zero = V::Set(0);
   const Bits now = Bits{} + static_cast<Word<V>>(step);
-  // In the order in which the steps go through memory.
-  const auto estimate = [&](int64_t i, auto n) {
-    const int64_t at = step * c.batch + first + i;
-    Bits length;
-    std::memcpy(&length, lengths + i, sizeof length);
-    const auto inside = now < length, followed = now + 1 < length;
-    const Reg<V> last = Load<V>(c.last + first + i, n);
-    const Reg<V> next = step + 1 < c.steps ? Load<V>(c.values + at + c.batch, n) : last;
-    const Reg<V> after = followed ? next : last, value = Load<V>(c.values + at, n);
-    const Rates<V, kMasks> rates(c, at, n);
-    const Reg<V> passed = rates.factor * Load<V>(next_advantages + i, n);
-    const Reg<V> delta =
-        V::MulAdd(rates.discount, after, Load<V>(c.rewards + at, n) - value);
-    Reg<V> sum = delta + (rates.factor == zero ? zero : passed);
-    if constexpr (kMasks) sum = FlagsAt<V>(c.cuts, at, n) ? zero : sum;
-    const Reg<V> advantage = inside ? sum : zero;
-    Store<V>(c.advantages + at, advantage, n);
-    Store<V>(c.returns + at, inside ? advantage + value : zero, n);
-  };
-  const int64_t whole = count / V::kLanes * V::kLanes;
-  if (whole < count) estimate(whole, count - whole);
-  for (int64_t i = whole - V::kLanes; i >= 0; i -= V::kLanes) {
-    estimate(i, std::integral_constant<int64_t, V::kLanes>{});
-  }
+  const int64_t at = step * c.batch + i;
+  Bits length;
+  std::memcpy(&length, lengths, sizeof length);
+  const auto inside = now < length, followed = now + 1 < length;
+  const Reg<V> last = Load<V>(c.last + i, n);
+  const Reg<V> next = step + 1 < c.steps ? Load<V>(c.values + at + c.batch, n) : last;
+  const Reg<V> after = followed ? next : last, value = Load<V>(c.values + at, n);
+  const Rates<V, kMasks> rates(c, at, n);
+  const Reg<V> passed = rates.factor * next_advantage;
+  const Reg<V> delta =
+      V::MulAdd(rates.discount, after, Load<V>(c.rewards + at, n) - value);
+  Reg<V> sum = delta + (rates.factor == zero ? zero : passed);
+  if constexpr (kMasks) sum = FlagsAt<V>(c.cuts, at, n) ? zero : sum;
+  const Reg<V> advantage = inside ? sum : zero;
+  Store<V>(c.advantages + at, advantage, n);
+  Store<V>(c.returns + at, inside ? advantage + value : zero, n);
+  return advantage;
 }
 
 // 0, 1, 2 ...
@@ -163,11 +156,25 @@ void EstimateAll(const Advantages<T>& c, int64_t first, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     lengths[i] = c.lengths == nullptr ? c.steps : Within(c.lengths[first + i], c.steps);
   }
+  if (c.time_major && count <= kLanes) {
+    Reg<V> next = V::Set(0);
+    for (int64_t t = c.steps - 1; t >= 0; --t) {
+      next = EstimateStep<V, kMasks>(c, t, first, count, lengths, next);
+    }
+    return;
+  }
   if (c.time_major) {
     const T nothing[kPlaces] = {};
     const T* next = nothing;
+    const int64_t whole = count / kLanes * kLanes;
     for (int64_t t = c.steps - 1; t >= 0; --t) {
-      EstimateStep<V, kMasks>(c, t, first, count, lengths, next);
+      const auto estimate = [&](int64_t i, auto n) {
+        EstimateStep<V, kMasks>(c, t, first + i, n, lengths + i, Load<V>(next + i, n));
+      };
+      if (whole < count) estimate(whole, count - whole);
+      for (int64_t i = whole - kLanes; i >= 0; i -= kLanes) {
+        estimate(i, std::integral_constant<int64_t, kLanes>{});
+      }
       next = c.advantages + t * c.batch + first;
     }
     return;

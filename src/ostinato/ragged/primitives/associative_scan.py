@@ -30,8 +30,8 @@ def associative_scan(
 ) -> Any:
     """Scan as `jax.lax.associative_scan`, also over a ragged axis in `ragged.vmap`.
 
-    In a function that `ragged.vmap` maps, `jax.lax.associative_scan` is this one, unless
-    it was imported by its own name.
+    In a function that `ragged.vmap` maps, `jax.lax.associative_scan` is this one,
+    unless it was imported by its own name.
 
     Args:
         function: an associative function `function(a, b)` of slices of `elems` along
