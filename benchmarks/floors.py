@@ -26,8 +26,9 @@ from . import native
 class Peaks(NamedTuple):
     """The peaks of `threads` threads together, and the seconds of an empty jitted call.
 
-    `float32` and `bfloat16` are FLOP per second. `read` holds pairs of the bytes that
-    each thread reads repeatedly and the bytes per second that it reaches, by size.
+    `float32` and `bfloat16` are FLOP per second, `sigmoids` functions per second.
+    `read` holds pairs of the bytes that each thread reads repeatedly and the bytes per
+    second that it reaches, by size.
     """
 
     threads: int
@@ -35,6 +36,7 @@ class Peaks(NamedTuple):
     bfloat16: float
     read: list[tuple[int, float]]
     dispatch: float
+    sigmoids: float = 0.0
 
     def bandwidth(self, size: float) -> float:
         """Return the bytes per second for weights of `size` bytes, split by thread."""

@@ -30,11 +30,13 @@ OURS, SCAN, DENSE, XLSTM = "ours", "lax.scan", "one head", "xlstm"
 KINDS = ("infer", "train")
 
 
-def network(mode: Any, units: int, heads: int, skip: bool = False) -> ost.RNNSpec:
-    """Return the spec of a network with as many inputs as units, and one bias."""
+def network(
+    mode: Any, units: int, heads: int, skip: bool = False, inputs: int | None = None
+) -> ost.RNNSpec:
+    """Return the spec of a network with one bias; None means `units` inputs."""
     return ost.RNNSpec(
         mode,
-        units,
+        inputs or units,
         units,
         num_heads=heads,
         bias="double" if mode == "gru" else "input",
@@ -44,8 +46,10 @@ def network(mode: Any, units: int, heads: int, skip: bool = False) -> ost.RNNSpe
 
 ROWS = {  # (spec, sequences, steps)
     "LSTM, 4 heads, N32H256T100": (network("lstm", 256, 4), 32, 100),
+    "LSTM, 4 heads, N32I64H256T100": (network("lstm", 256, 4, inputs=64), 32, 100),
     "LSTM, 4 heads, N32H256T100, skip": (network("lstm", 256, 4, True), 32, 100),
     "GRU, 4 heads, N32H256T100": (network("gru", 256, 4), 32, 100),
+    "GRU, 4 heads, N32I64H256T100": (network("gru", 256, 4, inputs=64), 32, 100),
     "GRU, 4 heads, N32H256T100, skip": (network("gru", 256, 4, True), 32, 100),
     "LSTM, 4 heads, N1H256T100, skip": (network("lstm", 256, 4, True), 1, 100),
     "GRU, 4 heads, N1H256T100, skip": (network("gru", 256, 4, True), 1, 100),
@@ -89,9 +93,11 @@ def checked(
 ) -> dict[str, Callable]:
     """Return compiled calls of all contenders; those of the same network agree."""
     rng = np.random.default_rng(0)
-    shape = batch, steps, spec.hidden_size
     # Arrays of JAX: of numpy's, every call would make a copy first.
-    x, dy = (jnp.asarray(rng.standard_normal(shape, np.float32)) for _ in range(2))
+    x, dy = (
+        jnp.asarray(rng.standard_normal((batch, steps, size), np.float32))
+        for size in (spec.input_size, spec.hidden_size)
+    )
     weights = ost.init_weights(jax.random.key(0), spec)
     dense = dataclasses.replace(
         spec, mode="lstm" if spec.mode == "slstm" else spec.mode, num_heads=1
@@ -216,7 +222,7 @@ def by_package(
 def text(stored: Stored) -> str:
     """Format the results as the text for results.md."""
     return f"{stored.conditions('jax')}.\n\n" + tables.markdown(
-        ("network", "ms", SCAN, DENSE, XLSTM),
+        ("network", "ms", SCAN, DENSE, "multiply-adds", XLSTM),
         [line(row, seconds) for row, seconds in stored.rows.items()],
     )
 
@@ -224,11 +230,25 @@ def text(stored: Stored) -> str:
 def line(row: str, seconds: dict[str, list[float]]) -> tuple[str, ...]:
     """Format our milliseconds, and the time of every other contender over ours."""
     medians = {name: results.spread(taken).median for name, taken in seconds.items()}
-    ratios = (
+    scan, dense, xlstm = (
         tables.ratio(medians[name] / medians[OURS] if name in medians else None)
         for name in (SCAN, DENSE, XLSTM)
     )
-    return (row, tables.duration(medians[OURS]), *ratios)
+    found = tables.ratio(fewer(row.rpartition("-")[0]))
+    return row, tables.duration(medians[OURS]), scan, dense, found, xlstm
+
+
+def fewer(name: str) -> float | None:
+    """Return the multiply-adds of one head over those of the heads of a row.
+
+    None stands for an sLSTM, which is compared with an LSTM, and for unknown rows.
+    """
+    if name not in ROWS or ROWS[name][0].mode == "slstm":
+        return None
+    spec = ROWS[name][0]
+    inputs = 0 if spec.input_mode == "skip" else spec.input_size
+    units = spec.hidden_size
+    return (inputs + units) / (inputs + units / spec.num_heads)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Compiled calls whose results agree, for benchmarks."""
 
+import contextlib
+import ctypes
 import functools as ft
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -66,6 +68,27 @@ def in_a_row(call: Callable) -> float:
         call()
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[IN_A_ROW // 3 :])
+
+
+@contextlib.contextmanager
+def memory_kept() -> Iterator[None]:
+    """Let glibc keep freed memory, instead of giving large arrays back to the system.
+
+    Programs have this from their start with the variables of `docs/guides/memory.md`.
+    Afterwards limits are those that glibc comes to where large arrays are freed.
+    """
+    trim, top, mapped, most_mapped = -1, -2, -3, -4  # of mallopt(3)
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(most_mapped, 0)
+    mallopt(trim, 2**31 - 1)
+    mallopt(top, 2**27)
+    try:
+        yield
+    finally:
+        mallopt(most_mapped, 65536)
+        mallopt(mapped, 2**25)
+        mallopt(trim, 2**26)
+        mallopt(top, 0)
 
 
 def wait(program: Callable, arguments: Any) -> Any:

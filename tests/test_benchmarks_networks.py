@@ -148,8 +148,12 @@ def test_rows_join_those_in_the_file(tmp_path, capsys):
 # ----------------------------------------------------------------- linear recurrences
 
 
+PEAKS = {"read": [(1, 1e9)], "sigmoids": 1e9}
+
+
 def test_recurrences_filters_and_advantages_are_compared(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "peaks", lambda threads: {"read": [(1, 1e9)]})
+    monkeypatch.setattr(native, "peaks", lambda threads: PEAKS)
+    monkeypatch.setattr(programs, "IN_A_ROW", 2)
     monkeypatch.setattr(linear, "ORDERS", (2,))
     monkeypatch.setattr(programs, "COMPILATIONS", 1)
     monkeypatch.setattr(linear, "CELLS", {"MinGRU": linear.cells.MinGRU})
@@ -166,6 +170,8 @@ def test_recurrences_filters_and_advantages_are_compared(monkeypatch, tmp_path):
         "small-train",
     ]
     assert rows["recurrences"][0]["floor"] == 3 * 2 * 9 * 4 * 4 / 1e9
+    functions = {row["name"]: row["functions"] for row in rows["elementwise"]}
+    assert functions["ParaGRU, small-train"] == 6 * 2 * 9 * 4 / 1e9
     text = linear.text(stored_rows(tmp_path, rows))
     for head in (
         "| small-train |",
@@ -211,7 +217,7 @@ def test_networks_of_heads_compute_what_a_scan_does(mode, skip):
 def test_the_table_of_heads_tells_milliseconds_and_ratios(tmp_path):
     seconds = {heads.OURS: [0.001, 0.002, 0.003], heads.SCAN: [0.003]}
     found = stored_rows(tmp_path, {"a-infer": seconds})
-    assert heads.text(found).endswith("| a-infer | 2.00 | 1.50 |  |  |")
+    assert heads.text(found).endswith("| a-infer | 2.00 | 1.50 |  |  |  |")
 
 
 # ---------------------------------------------------------- sessions, long sequences

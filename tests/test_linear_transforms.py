@@ -305,6 +305,25 @@ def test_steps_are_split_over_devices(kind, reverse):
     assert_trees_close(fast_jit(lambda: both(run))(), fast_jit(lambda: both(alone))())
 
 
+@every_way
+@pytest.mark.parametrize("factors", [(2,), (2, 0, 2), (2, 0, 2, 2)])
+def test_no_steps_are_split_over_devices(factors, reverse):
+    mesh, split = mesh_of(shape=(4,), names=("t",)), P(None, "t")
+    run = jax.shard_map(
+        lambda a, b: ost.linear_recurrence_over_devices(
+            a, b, axis_name="t", reverse=reverse
+        ),
+        mesh=mesh,
+        in_specs=(P() if len(factors) == 1 else split, split),
+        out_specs=ost.LinearOutput(split, P()),
+    )
+    a, b = jnp.ones(factors), jnp.ones((2, 0, 2))
+    h, h_n = jax.jit(run)(a, b)
+    assert h.shape == (2, 0, 2) and not h_n.any()
+    loss = lambda a, b: jnp.sum(run(a, b).h_n)  # noqa: E731
+    assert not jax.jit(jax.grad(loss))(a, b).any()
+
+
 def test_no_shard_map_around_the_call():
     x = jnp.ones((2, 4, 3))
     with pytest.raises(ValueError, match="`axis_name` must be an axis of the mesh"):

@@ -120,7 +120,6 @@ SIZES_IN_PYTHON = {
     "numpy": (TypeError, lambda x: np.zeros(x.shape)),
     "power": (ValueError, lambda x: x * x.shape[0] ** -0.5),
     "index": (IndexError, lambda x: x[x.shape[0] // 2]),
-    "scan": (NotImplementedError, lambda x: lax.associative_scan(jnp.add, x)),
     "scan_length": (
         Inconclusive,
         lambda x: lax.scan(lambda c, _: (c, c), 0.0, None, length=x.shape[0]),
@@ -128,6 +127,16 @@ SIZES_IN_PYTHON = {
     "convolve": (TypeError, lambda x: jnp.convolve(x[:, 0], jnp.ones(3))),
     "least_squares": (Inconclusive, lambda x: jnp.linalg.lstsq(x, x[:, 0])[0]),
 }
+
+
+SCAN_OF_JAX = lax.associative_scan
+
+
+def test_a_scan_imported_by_its_own_name_is_told_what_to_call():
+    with pytest.raises(NotImplementedError) as caught:
+        ragged.vmap(lambda x: SCAN_OF_JAX(jnp.add, x))(batch())
+    assert any("ragged.associative_scan" in note for note in caught.value.__notes__)
+    assert lax.associative_scan is SCAN_OF_JAX
 
 
 @pytest.mark.parametrize("name", SIZES_IN_PYTHON)

@@ -219,6 +219,17 @@ def test_vmap_and_devices():
     )
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_rounds_results_alone(dtype):
+    r, v, last = (jnp.asarray(x, dtype) for x in (REWARDS, VALUES, BOOTSTRAP))
+    wide = [x.astype(jnp.float32) for x in (r, v, last)]
+    options = dict(discounts=0.99, lambda_=0.95)
+    got = ost.gae(r, v, last, **options), ost.discounted_returns(r, 0.99, last)
+    want = ost.gae(*wide, **options), ost.discounted_returns(wide[0], 0.99, wide[2])
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert x.dtype == dtype and (x == y.astype(dtype)).all()
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [

@@ -1,5 +1,5 @@
 // Prints what this machine can do at most, as JSON: multiply-adds of float and of
-// bfloat16 pairs, and reading from each level of the caches.
+// bfloat16 pairs, sigmoid functions, and reading from each level of the caches.
 //
 //   c++ -O3 -std=c++17 -march=native -pthread -I native native/bench/peaks.cc
 //       native/cpu/runtime/features.cc -o peaks
@@ -17,6 +17,14 @@
 #include <vector>
 
 #include "cpu/runtime/features.h"
+#if defined(__AVX512F__)
+#include "cpu/kernels/vec_avx512.h"
+#elif defined(__AVX2__)
+#include "cpu/kernels/vec_avx2.h"
+#else
+#include "cpu/kernels/vec_portable.h"
+#endif
+#include "cpu/kernels/math-inl.h"
 #if defined(__x86_64__) && !defined(OSTINATO_NO_AMX)
 #include "cpu/kernels/tiles_amx.h"
 #define OSTINATO_HAS_AMX 1
@@ -146,6 +154,24 @@ double Bfloat16Peak(int threads) {
   return tiles ? TilesPeak(threads) : PairsPeak(threads);
 }
 
+// Sigmoids of elements that are in the first-level cache, as the kernels compute them.
+double SigmoidPeak(int threads) {
+  using V = ostinato::cpu::VecF32;
+  constexpr int64_t kElements = 1024, kPasses = 4000;
+  const double rate = Rate(threads, [](int) {
+    float x[kElements], y[kElements];
+    for (int64_t i = 0; i < kElements; ++i) x[i] = 0.01f * static_cast<float>(i - 512);
+    for (int64_t pass = 0; pass < kPasses; ++pass) {
+      for (int64_t i = 0; i < kElements; i += V::kLanes) {
+        V::Store(y + i, ostinato::cpu::Sigmoid<V>(V::Load(x + i)));
+      }
+      Touch(x);
+      Touch(y);
+    }
+  });
+  return kElements * kPasses * rate;
+}
+
 void Read(const Vector* data, int64_t vectors) {
   Vector sums[8] = {};
   for (int64_t i = 0; i < vectors; i += 8) {
@@ -172,8 +198,9 @@ double ReadBandwidth(int threads, int64_t bytes) {
 
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::max(1, std::atoi(argv[1])) : 1;
-  std::printf("{\"threads\": %d, \"float32\": %.4g, \"bfloat16\": %.4g, \"read\": [",
-              threads, FloatPeak(threads), Bfloat16Peak(threads));
+  std::printf("{\"threads\": %d, \"float32\": %.4g, \"bfloat16\": %.4g, ", threads,
+              FloatPeak(threads), Bfloat16Peak(threads));
+  std::printf("\"sigmoids\": %.4g, \"read\": [", SigmoidPeak(threads));
   for (int64_t bytes = 1 << 14; bytes <= 1 << 26; bytes *= 2) {
     std::printf("%s[%lld, %.4g]", bytes == 1 << 14 ? "" : ", ",
                 static_cast<long long>(bytes), ReadBandwidth(threads, bytes));

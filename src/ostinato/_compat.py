@@ -5,11 +5,14 @@ Only this module uses private names of JAX, or recognises parts of JAX by their 
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import jax
 import jax.errors
 from jax.extend.core import JaxprEqn, Primitive
 
@@ -113,6 +116,30 @@ def is_about_sizes(error: Exception, symbols: Iterable[str]) -> bool:
     return any(words in message for words in _WORDS_OF_SIZES) or bool(
         re.search(rf"\b({names})\b", message)
     )
+
+
+def asks_for_associative_scan(error: Exception) -> bool:
+    """Return whether JAX's `associative_scan` refused a symbolic size."""
+    return isinstance(error, NotImplementedError) and "associative scan" in str(error)
+
+
+_REPLACING = threading.RLock()
+
+
+@contextlib.contextmanager
+def associative_scan_replaced(by: Callable) -> Iterator[None]:
+    """Let `jax.lax.associative_scan` be another function while a function is traced.
+
+    JAX has no hook there: its scan slices in Python. Other threads that call it in the
+    meantime get `by` too, which must do the same for sizes that are numbers.
+    """
+    with _REPLACING:
+        original = jax.lax.associative_scan
+        jax.lax.associative_scan = by
+        try:
+            yield
+        finally:
+            jax.lax.associative_scan = original
 
 
 def is_unbound_axis_name(error: NameError) -> bool:

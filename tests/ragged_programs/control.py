@@ -325,5 +325,11 @@ NO_REVERSE_MODE = programs(
 SCANNED = [
     Program(name, make(_scan), reference=make(lax.associative_scan))
     for name, make in ASSOCIATIVE.items()
+] + [
+    Program(
+        "scan_of_jax",
+        linear_recurrence(lambda *args: lax.associative_scan(*args)),
+        reference=linear_recurrence(lax.associative_scan),
+    )
 ]
 PROGRAMS = LOOPS + OTHERS + FILLED + NO_REVERSE_MODE + SCANNED

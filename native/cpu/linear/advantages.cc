@@ -8,9 +8,9 @@
 namespace ostinato::cpu {
 namespace {
 
-constexpr int64_t kStepsPerThread = 1 << 14;
-// Sequences that a task takes, whose steps lie side by side.
-constexpr int64_t kTogether = 8;
+// Steps that take longer than waking a thread and fetching from its cache what it
+// wrote.
+constexpr int64_t kStepsPerThread = 1 << 16;
 
 }  // namespace
 
@@ -18,10 +18,8 @@ template <typename T>
 void RunAdvantages(const Advantages<T>& call, AdvantagesKernel<T> kernel) {
   Team team(static_cast<int32_t>(
       std::min<int64_t>(1 + call.batch * call.steps / kStepsPerThread, kMostThreads)));
-  const int64_t even = CeilDiv(call.batch, team.threads());
-  const int64_t each = call.time_major
-                           ? std::clamp<int64_t>(RoundUp(even, 16), 1, kMostSequences)
-                           : std::clamp<int64_t>(even, 1, kTogether);
+  const int64_t even = RoundUp(CeilDiv(call.batch, team.threads()), 16);
+  const int64_t each = std::clamp<int64_t>(even, 1, kMostSequences);
   team.ForEach(CeilDiv(call.batch, each), [&](int64_t i) {
     kernel(call, i * each, std::min(each, call.batch - i * each));
   });

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cpu/network/network.h"
 #include "cpu/runtime/fp_state.h"
 #include "cpu/step/arrays.h"
 
@@ -216,6 +217,7 @@ void StepTile<T>::Run(int64_t begin, int64_t end, Team* team) {
   for (int64_t n = begin; n < end; ++n) {
     if (const int64_t active = ActiveAt(n); active > 0) {
       Enter(n);
+      LookAhead(n);
       RunStep(steps_, active, team);
     }
     Swap();
@@ -286,6 +288,23 @@ void StepTile<T>::WriteShared(int64_t index, int64_t end) {
 template <typename T>
 void StepTile<T>::Enter(int64_t n) {
   for (const size_t i : moving_) live_[i].at = Start(i, n);
+}
+
+// Finds what a later step has in arrays as they lie.
+template <typename T>
+void StepTile<T>::LookAhead(int64_t n) {
+  ahead_.clear();
+  next_ahead_ = 0;
+  if (n + 1 >= loop_.call.steps) return;
+  int64_t lines = 0;
+  for (const size_t i : moving_) {
+    if (live_[i].data == nullptr || !program_.buffers[i].rows) continue;
+    const auto* const at = reinterpret_cast<const char*>(Start(i, n + 1));
+    const int64_t bytes = Elements(program_.buffers[i]) * int64_t{sizeof(T)};
+    ahead_.push_back({at, at + bytes});
+    lines += CeilDiv(bytes, 64);
+  }
+  fetched_together_ = CeilDiv(lines, std::max<int64_t>(1, steps_.instructions.size()));
 }
 
 template <typename T>

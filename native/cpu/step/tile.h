@@ -90,8 +90,10 @@ class StepTile {
   void WriteShared(int64_t buffer, int64_t end);
   void Enter(int64_t n);
   void Swap();
+  void LookAhead(int64_t n);
 
   // tile_steps.cc
+  void FetchSome();
   void RunStep(const Program& program, int64_t active, Team* team);
   void Execute(const Bound& bound, int64_t first, int64_t rows);
   void SumGroups(const Bound& bound, int64_t first, int64_t rows);
@@ -127,12 +129,20 @@ class StepTile {
   const std::vector<int64_t> groups_;
   const bool first_;
   Scratch scratch_;
-  std::vector<int64_t> rows_;       // its sequences
-  std::vector<int64_t> lengths_;    // of these
-  std::vector<Live> live_;          // by buffer
-  std::vector<size_t> moving_;      // buffers that are elsewhere at every step
-  std::vector<size_t> next_;        // those of states after a step
-  Program steps_, after_;           // by phase
+  std::vector<int64_t> rows_;     // its sequences
+  std::vector<int64_t> lengths_;  // of these
+  std::vector<Live> live_;        // by buffer
+  std::vector<size_t> moving_;    // buffers that are elsewhere at every step
+  std::vector<size_t> next_;      // those of states after a step
+  Program steps_, after_;         // by phase
+  // What later steps read and write in arrays, which caches fetch while a step runs,
+  // and how much of it with every instruction.
+  struct Ahead {
+    const char *at, *end;
+  };
+  std::vector<Ahead> ahead_;
+  size_t next_ahead_ = 0;
+  int64_t fetched_together_ = 0;
   std::vector<const T*> factors_;   // of a product
   int64_t begin_ = 0;               // of the chunk
   std::vector<int64_t> first_row_;  // of its steps, among all rows of the chunk

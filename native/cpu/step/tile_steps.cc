@@ -38,7 +38,20 @@ void StepTile<T>::RunStep(const Program& program, int64_t active, Team* team) {
         } else if (bound->instruction->rows || first == 0) {
           Execute(*bound, first, bound->instruction->rows ? rows : 1);
         }
+        FetchSome();
       }
+    }
+  }
+}
+
+template <typename T>
+void StepTile<T>::FetchSome() {
+  int64_t lines = fetched_together_;
+  for (; next_ahead_ < ahead_.size(); ++next_ahead_) {
+    Ahead& ahead = ahead_[next_ahead_];
+    for (; ahead.at < ahead.end; ahead.at += 64) {
+      if (lines-- == 0) return;
+      __builtin_prefetch(ahead.at, 0, 2);
     }
   }
 }

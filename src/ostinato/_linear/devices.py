@@ -68,7 +68,9 @@ def linear_recurrence_over_devices(
         ) from None
     options: dict = dict(reverse=reverse, time_major=time_major, backend=backend)
     own, last = linear_recurrence(a, b, resets=resets, **options)
-    start = jnp.zeros_like(last) if h_0 is None else h_0
+    start = jnp.zeros(last.shape, last.dtype) if h_0 is None else h_0
+    if own.size == 0:  # XLA cannot compile shards whose operands are all empty
+        return LinearOutput(b, start)
     nothing = jnp.zeros_like(own)
 
     def moved(state: Array) -> LinearOutput:

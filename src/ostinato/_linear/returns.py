@@ -11,6 +11,7 @@ from .. import _checks
 from .._typing import Array, ArrayLike, Bool, Float, Int
 from . import advantages
 from .api import linear_recurrence
+from .call import wide
 
 
 class GAEOutput(NamedTuple):
@@ -45,7 +46,8 @@ def discounted_returns(
         time_major: whether time is the first axis.
 
     Returns:
-        In the shape of `rewards`; 0 past the end of a sequence.
+        In the shape and dtype of `rewards`; 0 past the end of a sequence. bfloat16 and
+        float16 are computed in float32.
 
     Raises:
         TypeError, ValueError: an argument has a wrong type, dtype or shape.
@@ -92,7 +94,8 @@ def lambda_returns(
         time_major: whether time is the first axis.
 
     Returns:
-        In the shape of `rewards`; 0 past the end of a sequence.
+        In the shape and dtype of `rewards`; 0 past the end of a sequence. bfloat16 and
+        float16 are computed in float32.
 
     Raises:
         TypeError, ValueError: an argument has a wrong type, dtype or shape.
@@ -144,7 +147,8 @@ def gae(
         time_major: whether time is the first axis.
 
     Returns:
-        `GAEOutput(advantages, returns)`. Gradients pass through all arguments; stop
+        `GAEOutput(advantages, returns)` in the dtype of `rewards`; bfloat16 and float16
+        are computed in float32. Gradients pass through all arguments; stop
         them where targets are to be constants.
 
     Raises:
@@ -187,7 +191,8 @@ class _Batch:
                 f"{_checks.describe(rewards)}"
             )
         self.single = rewards.ndim == 1
-        self.shape, self.dtype = rewards.shape, rewards.dtype
+        self.shape, self.original = rewards.shape, rewards
+        self.dtype = wide(rewards.dtype)  # a discount of 0.99 is not one of bfloat16
         self.axis = 0 if self.time_major else 1  # of time, with a batch axis
         self.rewards = self._batched(rewards)
         self.steps = self.rewards.shape[self.axis]
@@ -200,12 +205,13 @@ class _Batch:
             self.lengths = jnp.reshape(lengths, (self.batch,))
 
     def _batched(self, x: Array) -> Array:
+        x = x if x.dtype == jnp.bool_ else x.astype(self.dtype)
         return jnp.expand_dims(x, 1 - self.axis) if self.single else x
 
     def array(self, name: str, x: Any) -> Array:
         """Check an array in the shape of the rewards, and add the batch axis."""
         x = _checks.check_array(name, x)
-        _checks.check_same_dtype(rewards=self.rewards, **{name: x})
+        _checks.check_same_dtype(rewards=self.original, **{name: x})
         return self._batched(self._checked(name, x))
 
     def _checked(self, name: str, x: Array) -> Array:
@@ -236,9 +242,9 @@ class _Batch:
     def vector(self, name: str, x: Any) -> Array:
         """Check an array `[B]`, or a scalar for one sequence; return `[B]`."""
         x = _checks.check_array(name, x)
-        _checks.check_same_dtype(rewards=self.rewards, **{name: x})
+        _checks.check_same_dtype(rewards=self.original, **{name: x})
         _checks.check_shape(name, x, **({} if self.single else {"B": self.batch}))
-        return jnp.reshape(x, (self.batch,))
+        return jnp.reshape(x, (self.batch,)).astype(self.dtype)
 
     def last(self, x: Array) -> Array:
         """Return the last valid element of each sequence, 0 where there is none."""
@@ -263,5 +269,6 @@ class _Batch:
         return self.given(h)
 
     def given(self, x: Array) -> Array:
-        """Return an array in the shape of the rewards as they were given."""
-        return jnp.squeeze(x, 1 - self.axis) if self.single else x
+        """Return an array in the shape and dtype of the rewards as they were given."""
+        x = jnp.squeeze(x, 1 - self.axis) if self.single else x
+        return x.astype(self.original.dtype)

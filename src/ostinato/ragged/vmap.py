@@ -13,11 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _checks
-from .._compat import is_about_sizes, is_unbound_axis_name
+from .._compat import (
+    asks_for_associative_scan,
+    associative_scan_replaced,
+    is_about_sizes,
+    is_unbound_axis_name,
+)
 from .core import checks
 from .core.sizes import in_program, least_nonempty
 from .core.symbols import Options
 from .inputs import Inputs, is_ragged
+from .primitives.associative_scan import associative_scan
 from .registration import load_rules
 from .results import wrap
 from .schedule.tiers import check_tiers, resolve
@@ -201,9 +207,16 @@ _ADVICE = (
     "ragged.vmap traces the function once, with symbols for sizes: n, or n_plus_1 - 1 "
     "if `min_length` is 0. Compute with jax.numpy on jnp.array(size), say what holds "
     "for all examples by `min_length` or `constraints`, take "
-    "ragged.associative_scan, ragged.convolve and ragged.correlate for those of JAX, "
+    "ragged.convolve and ragged.correlate for those of JAX, "
     "and scan jnp.arange(size) where there is a length alone to scan. The page on "
     "ragged.vmap has a table of what to write instead."
+)
+
+_INSTEAD_OF_SCAN = (
+    "Inside of ragged.vmap, call jax.lax.associative_scan by that name, or "
+    "ragged.associative_scan, which takes the same arguments: a function that was "
+    "imported as `from jax.lax import associative_scan` cannot scan an axis whose size "
+    "differs between examples."
 )
 
 
@@ -228,10 +241,19 @@ def _may_be_examples(x: Any) -> bool:
 
 def _trace(function: Callable, avals: Sequence[Any], inputs: Inputs) -> tuple[Any, Any]:
     """Return the jaxpr of one example, and the tree of its results."""
+    trace = jax.make_jaxpr(function, return_shape=True)
     try:
-        return jax.make_jaxpr(function, return_shape=True)(*avals)
+        try:
+            return trace(*avals)
+        except NotImplementedError as error:
+            if not asks_for_associative_scan(error):
+                raise
+            with associative_scan_replaced(associative_scan):
+                return trace(*avals)
     except _FROM_SIZES as error:
-        if _is_from_sizes(error, inputs):
+        if asks_for_associative_scan(error):
+            error.add_note(_INSTEAD_OF_SCAN)
+        elif _is_from_sizes(error, inputs):
             error.add_note(_ADVICE)
         raise
     except NameError as error:

@@ -17,6 +17,7 @@ from jax.interpreters import ad, batching
 from ... import _checks
 from ..._typing import Array
 
+_of_numbers = lax.associative_scan  # `ragged.vmap` may put ours in its place
 associative_scan_p = Primitive("ragged_associative_scan")
 associative_scan_p.multiple_results = True
 
@@ -28,6 +29,9 @@ def associative_scan(
     axis: int = 0,
 ) -> Any:
     """Scan as `jax.lax.associative_scan`, also over a ragged axis in `ragged.vmap`.
+
+    In a function that `ragged.vmap` maps, `jax.lax.associative_scan` is this one,
+    unless it was imported by its own name.
 
     Args:
         function: an associative function `function(a, b)` of slices of `elems` along
@@ -76,7 +80,7 @@ def associative_scan(
         sizes = [leaf.shape[axis] for leaf in leaves]
         raise ValueError(f"`elems` must agree in the size of `axis`, got {sizes}")
     if not is_symbolic_dim(leaves[0].shape[axis]):
-        return lax.associative_scan(function, elems, reverse=reverse, axis=axis)
+        return _of_numbers(function, elems, reverse=reverse, axis=axis)
 
     def join(*tokens: Array) -> list[Array]:
         """Return one token of the result from one token of each operand."""
