@@ -31,7 +31,6 @@ CELLS: dict[str, Callable[[int], Any]] = {
     "LSTM": lambda units: cells.LSTM(units, units),
     "MI-LSTM": lambda units: cells.MILSTM(units, units),
     "layer-norm LSTM": lambda units: cells.LayerNormLSTM(units, units),
-    "layer-norm GRU": lambda units: cells.LayerNormGRU(units, units),
 }
 FUSED = {"LSTM": "lstm"}
 SIZES = ((1, 64), (1, 256), (1, 1024), (100, 256), (10_000, 64))
