@@ -39,12 +39,14 @@ class Setup(NamedTuple):
 SETUPS = (
     Setup("1 process x 2 threads", 1, 1, 2, 128),
     Setup("2 processes x 1 thread", 2, 1, 1, 128),
+    Setup("1 process x 2 threads, large batches", 1, 1, 2, 1024),
+    Setup("2 processes x 1 thread, large batches", 2, 1, 1, 1024),
     Setup("1 device, 1 thread", 1, 1, 1, 64),
     Setup("2 devices: 2 processes x 1 thread", 2, 1, 1, 128),
     Setup("4 emulated devices: 2 processes x 2 devices", 2, 2, 1, 256),
 )
-FIRST = {name.name: SETUPS[0].name for name in SETUPS[:2]}
-FIRST |= {name.name: SETUPS[2].name for name in SETUPS[2:]}
+FIRST = {setup.name: SETUPS[i // 2 * 2].name for i, setup in enumerate(SETUPS[:4])}
+FIRST |= {setup.name: SETUPS[4].name for setup in SETUPS[4:]}
 
 
 def main(

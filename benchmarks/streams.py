@@ -102,16 +102,17 @@ def _grown(problem: Problem) -> int:
     weights = ost.init_weights(jax.random.key(0), problem.spec)
     prepared = ost.prepare(problem.spec, weights)
     ost.stream(problem.spec, prepared, 1).step(np.zeros((1, problem.input_size)))
-    before = _resident()
+    before = resident()
     session = ost.stream(problem.spec, prepared, problem.batch)
     x = np.zeros((problem.batch, problem.input_size), np.float32)
-    own = _resident() - before  # the inputs are the caller's
+    own = resident() - before  # the inputs are the caller's
     for _ in range(5):
         y = session.step(x)
-    return max(own, _resident() - before - x.nbytes - y.nbytes)
+    return max(own, resident() - before - x.nbytes - y.nbytes)
 
 
-def _resident() -> int:
+def resident() -> int:
+    """Return the bytes of this process that are in memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

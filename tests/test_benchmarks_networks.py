@@ -7,6 +7,7 @@ import typer
 
 import ostinato as ost
 from benchmarks import (
+    cell_streams,
     heads,
     layers,
     linear,
@@ -240,6 +241,15 @@ def test_sessions_are_measured(monkeypatch, tmp_path):
     assert float(time) > 0 and float(ratio) > 0 and memory == "3.0"
     found = stored_rows(tmp_path, {"gru": row}, threads=1)
     assert f"| gru | {time} | {ratio} | 3.0 |" in streams.text(found)
+
+
+def test_sessions_of_cells_are_measured(tmp_path):
+    row = {"seconds": cell_streams.seconds("LSTM", 3, 8, 2, 1), "bytes": 3 << 20}
+    assert [len(s) for s in row["seconds"].values()] == [2, 2, 2]
+    name, time, jitted, fused, memory = cell_streams.line("LSTM", row)
+    assert min(float(time), float(jitted), float(fused)) > 0 and memory == "3.0"
+    found = stored_rows(tmp_path, {"LSTM": row}, threads=1)
+    assert f"| LSTM | {time} | {jitted} | {fused} | 3.0 |" in cell_streams.text(found)
 
 
 def test_the_gradient_of_a_long_sequence_is_measured(monkeypatch, tmp_path):

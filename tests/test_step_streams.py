@@ -214,13 +214,21 @@ def test_reset_and_state(backend):
 
 
 def test_large_inputs_and_no_steps():
-    cell = cells.LSTM(300, 4)
+    cell = cells.LSTM(600, 4)
     params = cell.init(jax.random.key(0))
-    x = np.random.default_rng(0).standard_normal((130, 2, 300)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((130, 2, 600)).astype(np.float32)
     session = ost.stream(cell, params, 130)
-    y = [session.step(x[:, t]) for t in range(2)]
-    want = ost.recurrent_net(cell, x, cell.initial_state(130), params=params)
-    assert_close(np.stack(y, 1), np.asarray(want.outputs), terms=400)
+    lengths = np.arange(130) % 3
+    y = [session.step(x[:, t], lengths > t) for t in range(2)]
+    want = ost.recurrent_net(
+        cell,
+        x,
+        cell.initial_state(130),
+        params=params,
+        seq_lengths=lengths,
+        padding="zero",
+    )
+    assert_close(np.stack(y, 1), np.asarray(want.outputs), terms=900)
     before = session.state
     assert session.chunk(x[:, :0]).shape == (130, 0, 4)
     jax.tree.map(assert_same_bits, session.state, before)

@@ -54,7 +54,7 @@ def train(
         int | None, typer.Option(help="Windows in a batch. Default 64.")
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Highest learning rate of AdamW. Default 2e-3.")
+        float | None, typer.Option(help="Highest learning rate of AdamW. Default 5e-3.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of random numbers. Default 0.")

@@ -300,4 +300,6 @@ def _packed(spec: RNNSpec, weights: Any, packed: Any) -> tuple[np.ndarray, np.nd
         if cpu.is_packed(spec, host.dtype, packed):
             return host, packed
     with jax.default_device(jax.devices("cpu")[0]):
-        return host, np.asarray(prepare(spec, jnp.asarray(host)).packed)
+        packed = prepare(spec, jnp.asarray(host)).packed
+    # Unlike JAX, numpy asks for huge pages: large weights are read faster.
+    return host, np.array(packed)

@@ -24,6 +24,8 @@ from .xla import Loop
 
 _ENDLESS = 2**62
 """More steps than a session ever makes."""
+_COPIED_BYTES = 2**18
+"""Larger inputs and outputs stay where they are: copies would take longer."""
 _FIELDS = (
     "numbers num_numbers constants num_constants wide steps batch lengths operands "
     "num_operands results num_results"
@@ -73,6 +75,7 @@ class Session:
         self._out = self._results(1)
         self._step = self._call(1, self._at, self._out, None)
         self._at_step = [a[0] for a in self._at]
+        self._size = sum(a.nbytes for a in (*self._at, *self._out))
         self._out_step = self._direct()
         self._lengths = np.ones(batch, np.int32)
         self._address = address(self._lengths)
@@ -98,6 +101,9 @@ class Session:
         Returns:
             The outputs `[B, ...]`, new arrays, 0 where a sequence is not active.
         """
+        if self._size > _COPIED_BYTES:
+            lengths = None if active is None else active.astype(np.int32)
+            return [a[0] for a in self.chunk([a[None] for a in inputs], 1, lengths)]
         for own, a in zip(self._at_step, inputs, strict=True):
             np.copyto(own, a, casting="unsafe")
         if active is None:

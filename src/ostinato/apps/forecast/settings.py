@@ -8,7 +8,7 @@ from .. import settings
 DEFAULTS: dict[str, Any] = dict(
     seed=0,
     batch=64,
-    lr=2e-3,
+    lr=5e-3,
     dropout=0.3,
     look_back=96,
     horizon=96,
