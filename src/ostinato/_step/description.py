@@ -17,14 +17,21 @@ from .xla import Loop
 
 def check(loop: Loop, origins: Origins) -> None:
     """Raise NotImplementedError if the native library cannot run a loop."""
+    reason = unsupported_reason(loop, origins)
+    if reason is not None:
+        raise NotImplementedError(
+            f"the cpu loop cannot run this step: {reason}; use backend=None or 'xla'"
+        )
+
+
+def unsupported_reason(loop: Loop, origins: Origins) -> str | None:
+    """Return why the native library cannot run a loop forward, or None if it can."""
     try:
         check_available(loop)
         lower_forward(loop, None)
     except Unsupported as error:
-        raise NotImplementedError(
-            f"the cpu loop cannot run this step: {_reason(error, origins)}; use "
-            "backend=None or 'xla'"
-        ) from None
+        return _reason(error, origins)
+    return None
 
 
 def _reason(error: Unsupported, origins: Origins) -> str:

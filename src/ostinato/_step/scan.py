@@ -142,8 +142,11 @@ def plan(
     inputs, rest = [leaves[i] for i in kept], given[num_arrays:]
     steps = leaves[0].shape[0] if leaves else 1
 
+    def loop_of(step: Step) -> Loop:
+        return Loop(step, steps, steps, False, None, False, backend)
+
     def runs_natively(step: Step) -> bool:
-        return native.can_run(Loop(step, steps, steps, False, None, False, backend))
+        return native.can_run(loop_of(step))
 
     reason = _unsupported_reason(step.jaxpr)
     ahead = _ahead_of(step, rest, reason is not None, runs_natively)
@@ -151,8 +154,10 @@ def plan(
         step, reason = ahead.step, _unsupported_reason(ahead.step.jaxpr)
     if reason is not None:
         return reason
-    if not step.products and not runs_natively(step):
-        return "the step has no product with an invariant matrix"
+    if not step.products:  # `lax.scan` is as quick as XLA's loop
+        reason = description.unsupported_reason(loop_of(step), origins)
+        if reason is not None:
+            return reason
     invariant = evaluate(once, arrays)
     return Plan(step, ahead, invariant, inputs, rest, trees[-1], origins)
 
