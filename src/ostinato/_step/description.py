@@ -18,14 +18,21 @@ from .xla import Loop
 
 def check(loop: Loop, origins: Origins) -> None:
     """Raise NotImplementedError if the native library cannot run a loop."""
+    lacking = unsupported_reason(loop, origins)
+    if lacking is not None:
+        raise NotImplementedError(
+            f"the cpu loop cannot run this step: {lacking}; use backend=None or 'xla'"
+        )
+
+
+def unsupported_reason(loop: Loop, origins: Origins) -> str | None:
+    """Return why the native library cannot run a loop forward, or None if it can."""
     try:
         check_available(loop)
         lower_forward(loop, None)
     except Unsupported as error:
-        raise NotImplementedError(
-            f"the cpu loop cannot run this step: {reason(error, origins)}; use "
-            "backend=None or 'xla'"
-        ) from None
+        return reason(error, origins)
+    return None
 
 
 def reason(error: Unsupported, origins: Origins) -> str:

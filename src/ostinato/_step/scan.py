@@ -155,8 +155,11 @@ def plan(
     as_it_is, rest = flat(known(traced.jaxpr)), given[num_arrays:]
     steps = leaves[0].shape[0] if leaves else 1
 
+    def loop_of(step: Step) -> Loop:
+        return Loop(step, steps, steps, False, None, False, backend)
+
     def runs_natively(step: Step) -> bool:
-        return native.can_run(Loop(step, steps, steps, False, None, False, backend))
+        return native.can_run(loop_of(step))
 
     written_out = without_control_flow(as_it_is, len(arrays))
     once, step, kept = without_invariants(written_out, len(arrays), num_states)
@@ -169,7 +172,7 @@ def plan(
     if reason is not None:
         return reason
     if backend != "cpu" and not runs_natively(step):
-        reason = _reason_for_scan(step, as_it_is, origins)
+        reason = _reason_for_scan(loop_of(step), as_it_is, origins)
         if reason is not None:
             return reason
     inputs = [leaves[i] for i in kept]
@@ -177,10 +180,13 @@ def plan(
     return Plan(step, ahead, invariant, inputs, kept, rest, trees[-1], origins)
 
 
-def _reason_for_scan(step: Step, as_it_is: Jaxpr, origins: Origins) -> str | None:
-    """Return why `lax.scan` is as quick as XLA's loop over a step, or None."""
-    if not step.products:
-        return "the step has no product with an invariant matrix"
+def _reason_for_scan(loop: Loop, as_it_is: Jaxpr, origins: Origins) -> str | None:
+    """Return why `lax.scan` runs what the native loop cannot, or None if XLA's does.
+
+    Without a product, or beside much else, `lax.scan` is as quick as XLA's loop.
+    """
+    if not loop.step.products:
+        return description.unsupported_reason(loop, origins)
     eqn = dominating(as_it_is)
     if eqn is None:
         return None

@@ -233,7 +233,9 @@ class _Fusion:
                 and i.result.buffer.place is Place.LOCAL
                 and len(self._writers(i.result.buffer)) == 1
                 and all(
-                    r.operation == "copy" and r.result.buffer.place is Place.OUTPUT
+                    r.operation == "copy"
+                    and r.result.buffer.place is Place.OUTPUT
+                    and not self._readers(r.result.buffer)
                     for r in readers
                 )
             ):

@@ -177,7 +177,7 @@ class _Lowering:
         sources: list[int | None] = []
         also: list[Buffer] = list(states)
         next_state = iter(states)
-        written: dict[tuple[Any, Place], int] = {}
+        written: dict[tuple[Any, Place, Any], int] = {}
         first_pair = len(atoms) - 2 * len(products)
         for i, (atom, place) in enumerate(zip(atoms, wanted, strict=True)):
             value = self._read(atom, self.values)
@@ -186,8 +186,9 @@ class _Lowering:
             if i >= first_pair and matrices[(i - first_pair) // 2]:
                 sources.append(None)
                 continue
-            key = (value, place)
-            if place is Place.OUTPUT and not is_literal(atom) and self._passes(value):
+            dtype = atom.aval.dtype
+            key = (value, place, dtype)
+            if place is Place.OUTPUT and self._passes(value, dtype):
                 sources.append(-1 - value.buffer.array)
                 continue
             if place is Place.SUM and value.buffer.numbers == (0.0,):
@@ -279,10 +280,11 @@ class _Lowering:
             value = self.kept[value]
         return Factor(value.buffer, value.offset, value.size)
 
-    def _passes(self, value: Value) -> bool:
-        """Return whether a value is a whole input."""
+    def _passes(self, value: Value, dtype: Any) -> bool:
+        """Return whether a result of this dtype is a whole input."""
         return (
             value.buffer.place is Place.INPUT
+            and self._type_of(value.buffer).dtype == dtype
             and value.size == value.buffer.width
             and value.is_contiguous()
             and value.axis == self.given[value.buffer.array].axis
@@ -292,6 +294,9 @@ class _Lowering:
     def _shape_of(self, buffer: Buffer) -> tuple[int, ...]:
         variable = self.traced.jaxpr.invars[buffer.array]
         return self.values[variable].shape
+
+    def _type_of(self, buffer: Buffer) -> Any:
+        return type_of(self.traced.jaxpr.invars[buffer.array])
 
     def _target(
         self, value: Value, aval: Any, place: Place, index: int, state: Buffer | None
