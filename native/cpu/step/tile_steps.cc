@@ -1,40 +1,24 @@
-// What a tile runs at a step, and its products for a whole chunk of steps.
+// What a tile runs at a step.
 #include <algorithm>
 #include <limits>
 
-#include "cpu/network/panels.h"
 #include "cpu/step/tile.h"
 
 namespace ostinato::cpu {
-namespace {
-
-constexpr int64_t kMostPanel = 64;  // columns of the widest panel
-alignas(64) constexpr double kZeros[kMostPanel] = {};
-// Rows of a task of a product of the whole chunk, a multiple of what products take at
-// once: they stay in the second-level cache while all panels pass.
-constexpr int64_t kTaskRows = 48;
-// Multiply-adds of a chunk that are worth the threads of a team.
-constexpr int64_t kWorthSharing = int64_t{1} << 18;
-
-}  // namespace
 
 template <typename T>
-void StepTile<T>::RunStep(const Program& program, int64_t active) {
-  for (const Stretch& stretch : program.stretches) {
-    const Bound* const begin = program.instructions.data() + stretch.begin;
-    const Bound* const end = program.instructions.data() + stretch.end;
-    if (begin->function == nullptr) {
-      Multiply(*begin->instruction, active);
-      continue;
-    }
-    for (int64_t first = 0; first < active; first += stretch.rows) {
-      const int64_t rows = std::min(stretch.rows, active - first);
-      for (const Bound* bound = begin; bound != end; ++bound) {
-        if (bound->sums) {
-          SumGroups(*bound, first, rows);
-        } else if (bound->instruction->rows || first == 0) {
-          Execute(*bound, first, bound->instruction->rows ? rows : 1);
-        }
+void StepTile<T>::RunStretch(const Program& program, const Stretch& stretch,
+                             int64_t active) {
+  const Bound* const begin = program.instructions.data() + stretch.begin;
+  const Bound* const end = program.instructions.data() + stretch.end;
+  if (begin->function == nullptr) return Multiply(*begin, active);
+  for (int64_t first = 0; first < active; first += stretch.rows) {
+    const int64_t rows = std::min(stretch.rows, active - first);
+    for (const Bound* bound = begin; bound != end; ++bound) {
+      if (bound->sums) {
+        SumGroups(*bound, first, rows);
+      } else if (bound->instruction->rows || first == 0) {
+        Execute(*bound, first, bound->instruction->rows ? rows : 1);
       }
     }
   }
@@ -42,6 +26,14 @@ void StepTile<T>::RunStep(const Program& program, int64_t active) {
 
 template <typename T>
 void StepTile<T>::Execute(const Bound& bound, int64_t first, int64_t rows) {
+  if (bound.row != nullptr) {
+    const T* from[3];
+    for (int k = 0; k < 3; ++k) {
+      from[k] = *bound.from[k] + bound.offsets[k] + first * bound.apart[k];
+    }
+    T* const to = *bound.out + bound.instruction->result.offset;
+    return bound.row(to + first * bound.elements, from, rows * bound.elements);
+  }
   const StepInstruction& instruction = *bound.instruction;
   const int64_t inner = instruction.inner, width = instruction.width;
   const StepView& result = instruction.result;
@@ -92,105 +84,26 @@ void StepTile<T>::SumGroups(const Bound& bound, int64_t first, int64_t rows) {
 }
 
 template <typename T>
-const T* StepTile<T>::StartOf(const StepInstruction& instruction, int64_t first,
-                              int64_t width, T* start) const {
-  if (instruction.continues) return nullptr;
-  const StepView &one = instruction.operands[1], &other = instruction.operands[2];
-  if (one.buffer < 0) return reinterpret_cast<const T*>(kZeros);
-  if (other.buffer < 0 && width % loop_.kernels.lanes == 0) {
-    return live_[one.buffer].at + one.offset + first;
-  }
-  std::fill_n(start, kMostPanel, T{0});
-  for (int k = 1; k < 3; ++k) {
-    const StepView& view = instruction.operands[k];
-    if (view.buffer < 0) continue;
-    const T* const vector = live_[view.buffer].at + view.offset + first;
-    for (int64_t i = 0; i < width; ++i) start[i] += vector[i];
-  }
-  return start;
-}
-
-template <typename T>
-void StepTile<T>::Multiply(const StepInstruction& instruction, int64_t active) {
+void StepTile<T>::Multiply(const Bound& bound, int64_t active) {
+  const StepInstruction& instruction = *bound.instruction;
   const StepView &from = instruction.operands[0], &to = instruction.result;
   const int64_t sequences = instruction.rows ? active : 1;
-  const T* const factors = live_[from.buffer].at + from.offset;
+  const T* const factors = *bound.from[0] + from.offset;
   int64_t rows = 0;
   for (int64_t r = 0; r < sequences; ++r) {
     for (int64_t i = 0; i < instruction.inner; ++i) {
       factors_[rows++] = factors + r * from.row_stride + i * from.inner_stride;
     }
   }
-  const StepWeight& weight = program_.weights[instruction.weight];
-  const auto& kernels = loop_.kernels;
-  const Columns columns{weight.columns, kernels.lanes};
-  T* const result = live_[to.buffer].at + to.offset;
-  T start[kMostPanel];
-  for (int64_t block = 0; block < columns.count(); ++block) {
-    const int64_t column = columns.first(block);
-    kernels.product[static_cast<int>(columns.shape(block))](
-        factors_.data(), 0, rows, weight.depth,
-        loop_.panels[instruction.weight] + column * weight.depth,
-        StartOf(instruction, column, columns.width(block), start), result + column,
-        instruction.inner == 1 ? to.row_stride : to.inner_stride);
-  }
-}
-
-template <typename T>
-void StepTile<T>::MultiplyChunk(Phase phase, Team* team) {
-  for (const StepInstruction& i : program_.instructions) {
-    if (i.phase != phase || i.operation != kProduct) continue;
-    const StepWeight& weight = program_.weights[i.weight];
-    const int64_t tasks = Tasks(i);
-    const int64_t work = tasks * kTaskRows * weight.depth * weight.columns;
-    if (team != nullptr && work >= kWorthSharing) {
-      team->ForEach(tasks, [&](int64_t task) { MultiplyRows(i, task); });
-    } else {
-      for (int64_t task = 0; task < tasks; ++task) MultiplyRows(i, task);
-    }
-  }
-}
-
-template <typename T>
-int64_t StepTile<T>::Tasks(const StepInstruction& instruction) const {
-  const auto steps = static_cast<int64_t>(first_row_.size()) - 1;
-  return CeilDiv(instruction.rows ? first_row_.back() : steps, kTaskRows);
-}
-
-// Result and factor have one row for each sequence.
-template <typename T>
-void StepTile<T>::MultiplyRows(const StepInstruction& instruction, int64_t task) const {
-  const StepView &from = instruction.operands[0], &to = instruction.result;
-  const StepWeight& weight = program_.weights[instruction.weight];
-  const auto& kernels = loop_.kernels;
-  const auto steps = static_cast<int64_t>(first_row_.size()) - 1;
-  const T* factors[kTaskRows];
-  T* results[kTaskRows];
-  int64_t rows = 0;
-  const int64_t first = task * kTaskRows;
-  const auto after = std::upper_bound(first_row_.begin(), first_row_.end(), first);
-  int64_t step = instruction.rows ? after - first_row_.begin() - 1 : first;
-  int64_t r = instruction.rows ? first - first_row_[step] : 0;
-  for (; step < steps && rows < kTaskRows; ++step, r = 0) {
-    const int64_t end = instruction.rows ? first_row_[step + 1] - first_row_[step] : 1;
-    const T* const factor = Start(from.buffer, begin_ + step) + from.offset;
-    T* const result = Start(to.buffer, begin_ + step) + to.offset;
-    for (; r < end && rows < kTaskRows; ++r, ++rows) {
-      factors[rows] = factor + r * from.row_stride;
-      results[rows] = result + r * to.row_stride;
-    }
-  }
-  T products[kTaskRows * kMostPanel], start[kMostPanel];
-  const Columns columns{weight.columns, kernels.lanes};
-  for (int64_t block = 0; block < columns.count(); ++block) {
-    const int64_t column = columns.first(block), width = columns.width(block);
-    kernels.product[static_cast<int>(columns.shape(block))](
-        factors, 0, rows, weight.depth,
-        loop_.panels[instruction.weight] + column * weight.depth,
-        StartOf(instruction, column, width, start), products, kMostPanel);
-    for (int64_t k = 0; k < rows; ++k) {
-      std::copy_n(products + k * kMostPanel, width, results[k] + column);
-    }
+  const int64_t depth = program_.weights[instruction.weight].depth;
+  const int64_t stride = instruction.inner == 1 ? to.row_stride : to.inner_stride;
+  T* const result = *bound.out + to.offset;
+  const auto count = static_cast<int64_t>(bound.end_block - bound.first_block);
+  for (int64_t b = 0; b < count; ++b) {
+    // Back and forth: what the step before has read last is still in the caches.
+    const Block& block = blocks_[back_ ? bound.end_block - 1 - b : bound.first_block + b];
+    block.product(factors_.data(), 0, rows, depth, block.panel, block.start,
+                  result + block.column, stride);
   }
 }
 
