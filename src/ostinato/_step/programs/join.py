@@ -26,7 +26,11 @@ def join_neighbours(
             view.strides[1] == 0 or view.buffer.width == i.width * len(group)
             for view in i.operands
         )
-        if len(group) > 1 and (one or whole) and _may_join(group, instructions, factors):
+        if (
+            len(group) > 1
+            and (one or whole)
+            and _may_join(group, instructions, factors)
+        ):
             _join(i, group, instructions)
 
 
