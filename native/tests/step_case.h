@@ -99,9 +99,9 @@ class ProgramBuilder {
     const auto kept = Buffer(Place::kChunk, -1, true, kHidden);
     const auto after = Buffer(Place::kChunk, -1, true, Padded(kOut));
     const auto sum = Local(true, 1);
-    const auto pre = Local(true, kHidden);
+    const auto pre = Buffer(Place::kChunk, -1, true, Padded(kHidden));
     const auto mixed = Local(true, kInner * Padded(kMixed));
-    const auto shared = Local(false, kGlobal);
+    const auto shared = Buffer(Place::kChunk, -1, false, kGlobal);
     const auto y = Buffer(Place::kOutput, kY, true, kHidden);
     const auto z = Buffer(Place::kOutput, kZ, false, kGlobal);
     const auto after_y = Buffer(Place::kOutput, kAfterY, true, kOut);
@@ -118,8 +118,9 @@ class ProgramBuilder {
     Multiply(Phase::kAhead, 0, false, View(ahead), View(x));
     program_.instructions.back().operands[1] = View(bias);
     program_.instructions.back().operands[2] = View(bias);
-    Multiply(Phase::kStep, 1, true, View(ahead), View(h));
+    Multiply(Phase::kStep, 1, true, View(pre), View(h));
     Add(Operation::subtract, 1, kHidden, View(pre), {View(ahead), View(bias)});
+    program_.instructions.back().phase = Phase::kAhead;
     Add(Operation::tanh, 1, kHidden, View(next_h), {View(pre)});
     Add(Operation::copy, 1, kHidden, View(y), {View(next_h)});
     Add(Operation::copy, 1, kHidden, View(kept), {View(next_h)});
@@ -127,7 +128,9 @@ class ProgramBuilder {
     Add(Operation::multiply_add, 1, kSmall, View(next_s),
         {View(s), Splat(View(decay)), Splat(View(sum))});
     Add(Operation::tanh, 1, kGlobal, View(shared), {View(g)});
+    program_.instructions.back().phase = Phase::kAhead;
     Add(Operation::multiply, 1, kGlobal, View(z), {View(shared), View(shared)});
+    program_.instructions.back().phase = Phase::kAfter;
     Add(Operation::row_max, kInner, kEach, View(extremes, 0, 1),
         {View(next_h, 0, kEach)});
     Add(Operation::column_max, kInner, kEach, View(extremes, kInner),
@@ -137,7 +140,8 @@ class ProgramBuilder {
     Add(Operation::copy, kInner, kMixed, View(mix, 0, kMixed),
         {View(mixed, 0, Padded(kMixed))});
     Add(Operation::add, 1, kSmall, View(sum_s), {View(sum_s), View(next_s)});
-    Add(Operation::column_sum, 1, kHidden, View(sum_h), {View(next_h)});
+    Add(Operation::column_sum, 1, kHidden, View(sum_h), {View(kept)});
+    program_.instructions.back().phase = Phase::kAfter;
     Add(Operation::column_sum_product, 1, kSmall, View(sum_sm),
         {View(next_s), View(m)});
     Multiply(Phase::kAfter, 2, false, View(after), View(kept));

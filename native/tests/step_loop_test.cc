@@ -340,6 +340,14 @@ void CheckDecoding(const StepProgram& program) {
            true);
   CHECK_EQ(refuses_change([](auto& p) { p.instructions[0].continues = true; }), true);
   CHECK_EQ(refuses_change([](auto& p) { p.instructions[0].inner = 2; }), true);
+  // What runs for a chunk, and has several rows, or reads or writes a state.
+  CHECK_EQ(refuses_change([](auto& p) { p.instructions[2].inner = 2; }), true);
+  CHECK_EQ(refuses_change([](auto& p) { p.instructions[3].phase = Phase::kAfter; }),
+           true);
+  CHECK_EQ(refuses_change([](auto& p) {
+             p.instructions[2].operands[0] = p.instructions[1].operands[0];
+           }),
+           true);
   CHECK_EQ(refuses_change([](auto& p) {
              p.instructions[2].operation = ostinato::cpu::kNumOperations;
            }),

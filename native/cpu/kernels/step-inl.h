@@ -104,9 +104,8 @@ class Along {
  public:
   using T = typename V::Element;
 
-  Along(const StepOperand<T>& operand, int64_t r)
-      : row_(operand.data + r * operand.row_stride),
-        first_(kSplat ? V::Set(*row_) : V::Set(0)) {}
+  explicit Along(const T* row)
+      : row_(row), first_(kSplat ? V::Set(*row) : V::Set(0)) {}
 
   Reg<V> At(int64_t i) const {
     if constexpr (kSplat) return first_;
@@ -122,25 +121,39 @@ class Along {
   Reg<V> first_;
 };
 
-template <typename V, Operation kOperation, bool kA, bool kB, bool kC>
-void Rows(typename V::Element* out, int64_t out_stride,
-          const StepOperand<typename V::Element> (&operands)[3], int64_t rows,
-          int64_t width) {
+// Operands that an operation does not have are the first one once more.
+template <typename V, Operation kOperation, int kSplats>
+void Row(typename V::Element* out, const typename V::Element* const (&operands)[3],
+         int64_t width) {
   constexpr int kOperands = kStepOperands[static_cast<int>(kOperation)];
-  for (int64_t r = 0; r < rows; ++r, out += out_stride) {
-    const Along<V, kA> a(operands[0], r);
-    const Along<V, kB> b(operands[kOperands > 1 ? 1 : 0], r);
-    const Along<V, kC> c(operands[kOperands > 2 ? 2 : 0], r);
-    int64_t i = 0;
-    for (; i + V::kLanes <= width; i += V::kLanes) {
-      V::Store(out + i, Compute<V, kOperation>(a.At(i), b.At(i), c.At(i)));
-    }
-    if (const int64_t n = width - i; n > 0) {
-      const Reg<V> last = Compute<V, kOperation>(a.At(i, n), b.At(i, n), c.At(i, n));
-      V::StorePart(out + i, last, n);
-    }
+  constexpr int kB = kOperands > 1 ? 1 : 0, kC = kOperands > 2 ? 2 : 0;
+  const Along<V, (kSplats & 1) != 0> a(operands[0]);
+  const Along<V, (kSplats >> kB & 1) != 0> b(operands[kB]);
+  const Along<V, (kSplats >> kC & 1) != 0> c(operands[kC]);
+  int64_t i = 0;
+  for (; i + V::kLanes <= width; i += V::kLanes) {
+    V::Store(out + i, Compute<V, kOperation>(a.At(i), b.At(i), c.At(i)));
+  }
+  if (const int64_t n = width - i; n > 0) {
+    const Reg<V> last = Compute<V, kOperation>(a.At(i, n), b.At(i, n), c.At(i, n));
+    V::StorePart(out + i, last, n);
   }
 }
+
+template <typename V, Operation kOperation, int kSplats>
+constexpr StepRow<typename V::Element> RowOf() {
+  constexpr int kOperands = kStepOperands[static_cast<int>(kOperation)];
+  if constexpr (ReducesRow(kOperation) || ReducesColumn(kOperation))
+    return nullptr;
+  else
+    return Row<V, kOperation, kSplats & ((1 << kOperands) - 1)>;
+}
+
+template <typename V, Operation kOperation>
+inline constexpr StepRows<typename V::Element> kRowsOf = {
+    {RowOf<V, kOperation, 0>(), RowOf<V, kOperation, 1>(), RowOf<V, kOperation, 2>(),
+     RowOf<V, kOperation, 3>(), RowOf<V, kOperation, 4>(), RowOf<V, kOperation, 5>(),
+     RowOf<V, kOperation, 6>(), RowOf<V, kOperation, 7>()}};
 
 template <typename V, Operation kOperation>
 void Elementwise(typename V::Element* out, int64_t out_stride,
@@ -158,44 +171,13 @@ void Elementwise(typename V::Element* out, int64_t out_stride,
     width *= rows;
     rows = 1;
   }
-  // Operands that an operation does not have are the first one once more.
-#define OSTINATO_ROWS(a, b, c) \
-  Rows<V, kOperation, a, b, c>(out, out_stride, operands, rows, width)
-  if constexpr (kOperands == 1) {
-    return splats ? OSTINATO_ROWS(true, true, true)
-                  : OSTINATO_ROWS(false, false, false);
-  } else if constexpr (kOperands == 2) {
-    switch (splats) {
-      case 0:
-        return OSTINATO_ROWS(false, false, false);
-      case 1:
-        return OSTINATO_ROWS(true, false, true);
-      case 2:
-        return OSTINATO_ROWS(false, true, false);
-      default:
-        return OSTINATO_ROWS(true, true, true);
-    }
-  } else {
-    switch (splats) {
-      case 0:
-        return OSTINATO_ROWS(false, false, false);
-      case 1:
-        return OSTINATO_ROWS(true, false, false);
-      case 2:
-        return OSTINATO_ROWS(false, true, false);
-      case 3:
-        return OSTINATO_ROWS(true, true, false);
-      case 4:
-        return OSTINATO_ROWS(false, false, true);
-      case 5:
-        return OSTINATO_ROWS(true, false, true);
-      case 6:
-        return OSTINATO_ROWS(false, true, true);
-      default:
-        return OSTINATO_ROWS(true, true, true);
-    }
+  const auto row = kRowsOf<V, kOperation>.by_splats[splats];
+  const typename V::Element* from[3] = {operands[0].data, operands[1].data,
+                                        operands[2].data};
+  for (int64_t r = 0; r < rows; ++r, out += out_stride) {
+    row(out, from, width);
+    for (int k = 0; k < kOperands; ++k) from[k] += operands[k].row_stride;
   }
-#undef OSTINATO_ROWS
 }
 
 // Element i of a row.
@@ -345,8 +327,11 @@ constexpr StepFunction<typename V::Element> FunctionOf() {
 template <typename V>
 constexpr StepKernels<typename V::Element> MakeStepKernels() {
 #define OSTINATO_STEP_FUNCTION(name, operands) FunctionOf<V, Operation::name>(),
-  return {{OSTINATO_STEP_OPERATIONS(OSTINATO_STEP_FUNCTION)}};
+#define OSTINATO_STEP_ROWS(name, operands) kRowsOf<V, Operation::name>,
+  return {{OSTINATO_STEP_OPERATIONS(OSTINATO_STEP_FUNCTION)},
+          {OSTINATO_STEP_OPERATIONS(OSTINATO_STEP_ROWS)}};
 #undef OSTINATO_STEP_FUNCTION
+#undef OSTINATO_STEP_ROWS
 }
 
 }  // namespace

@@ -64,9 +64,20 @@ using StepFunction = void (*)(T* out, int64_t out_stride,
                               const StepOperand<T> (&operands)[3], int64_t rows,
                               int64_t width);
 
+// The same for one row: out[i] for i < width, of rows of operands.
+template <typename T>
+using StepRow = void (*)(T* out, const T* const (&operands)[3], int64_t width);
+
+// By which operands are splats, bit k for operand k; null where an operation reduces.
+template <typename T>
+struct StepRows {
+  StepRow<T> by_splats[8];
+};
+
 template <typename T>
 struct StepKernels {
   StepFunction<T> function[kNumOperations];
+  StepRows<T> rows[kNumOperations];
 };
 
 }  // namespace ostinato::cpu

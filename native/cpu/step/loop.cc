@@ -219,7 +219,8 @@ const Kernels<T, T, T>* KernelsOf(const KernelSet& set) {
 
 // Steps at a time: so many that what lives for a chunk stays in the caches.
 int64_t ChunkOf(const StepCall& call, int64_t bytes) {
-  constexpr int64_t kMostBytes = int64_t{1} << 20;
+  // One sequence has little to read at a step, and may read it from farther away.
+  const int64_t most_bytes = int64_t{1} << (call.batch == 1 ? 22 : 20);
   int64_t width = 0;
   for (const StepBuffer& buffer : call.program.buffers) {
     const bool input = buffer.place == Place::kInput;
@@ -240,7 +241,7 @@ int64_t ChunkOf(const StepCall& call, int64_t bytes) {
     rows = CeilDiv(tokens, std::max<int64_t>(call.steps, 1));
   }
   rows = std::max<int64_t>(rows, 1);
-  const int64_t steps = std::max<int64_t>(kMostBytes / (width * rows * bytes + 1), 1);
+  const int64_t steps = std::max<int64_t>(most_bytes / (width * rows * bytes + 1), 1);
   // Gradients are quickest to add up for many tokens, a multiple of this.
   const int64_t whole = std::max<int64_t>(256 / rows, 1);
   return std::min(steps > whole ? steps / whole * whole : steps,

@@ -29,6 +29,25 @@ class Reader {
   const int64_t *next_, *end_;
 };
 
+// Whether an instruction can run for a whole chunk: on one row of every sequence at
+// every step, which no later step writes over.
+void CheckWholeChunk(const StepProgram& program, const StepInstruction& instruction,
+                     int operands) {
+  const auto stays = [&](const StepView& view) {
+    const Place place = program.buffers[view.buffer].place;
+    return place != Place::kState && place != Place::kNext && place != Place::kLocal;
+  };
+  const StepBuffer& to = program.buffers[instruction.result.buffer];
+  const bool sums = to.place == Place::kSum;
+  const bool column = ReducesColumn(static_cast<Operation>(instruction.operation));
+  bool whole = instruction.inner == 1 && stays(instruction.result);
+  whole = whole && sums == column && !(sums && to.rows);
+  for (int k = 0; k < operands; ++k) {
+    whole = whole && stays(instruction.operands[k]);
+  }
+  if (!whole) Refuse();
+}
+
 // Whether what an instruction or a state after a step names is there.
 void CheckReferences(const StepProgram& program) {
   const auto buffers = static_cast<int64_t>(program.buffers.size());
@@ -55,9 +74,13 @@ void CheckReferences(const StepProgram& program) {
     }
     for (int k = 1; operation == kProduct && k < 3; ++k) {
       const int64_t start = instruction.operands[k].buffer;
-      if (start >= 0 && (program.buffers[start].rows || instruction.continues)) {
+      if (start >= 0 && (program.buffers[start].place != Place::kInvariant ||
+                         program.buffers[start].rows || instruction.continues)) {
         Refuse();
       }
+    }
+    if (operation != kProduct && instruction.phase != Phase::kStep) {
+      CheckWholeChunk(program, instruction, operands);
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cpu/network/network.h"
+#include "cpu/network/panels.h"
 #include "cpu/runtime/fp_state.h"
 #include "cpu/step/arrays.h"
 
@@ -48,43 +49,32 @@ StepTile<T>::StepTile(const StepLoop<T>& loop, std::vector<int64_t> groups, bool
     if (buffer.place == Place::kNext) live_[i].at = live_[buffer.array].other;
   }
   for (size_t i = 0; i < live_.size(); ++i) {
-    if (live_[i].chunk != nullptr || live_[i].data != nullptr) moving_.push_back(i);
-    if (program_.buffers[i].place == Place::kNext) next_.push_back(i);
+    const StepBuffer& buffer = program_.buffers[i];
+    if (live_[i].chunk != nullptr) {
+      moving_.push_back({i, Elements(buffer)});
+    } else if (live_[i].data != nullptr) {
+      const int64_t step = buffer.width * (buffer.rows ? loop.call.batch : 1);
+      moving_.push_back({i, loop.call.reverse ? -step : step});
+    }
+    if (buffer.place == Place::kNext) next_.push_back(i);
   }
   int64_t most = 1;
   for (const StepInstruction& i : program_.instructions) most = std::max(most, i.inner);
   factors_.resize(most * size());
-  first_row_.resize(loop.chunk + 1);
+  first_row_.reserve(loop.chunk + 1);
+  ahead_ = Bind(Phase::kAhead);
   steps_ = Bind(Phase::kStep);
   after_ = Bind(Phase::kAfter);
 }
 
 template <typename T>
-auto StepTile<T>::Bind(Phase phase) const -> Program {
+auto StepTile<T>::Bind(Phase phase) -> Program {
   Program made;
   for (const StepInstruction& i : program_.instructions) {
-    const bool product = i.operation == kProduct;
-    if (i.phase != phase || (product && phase == Phase::kAfter)) continue;
-    const auto operation = static_cast<Operation>(i.operation);
-    const StepBuffer& to = program_.buffers[i.result.buffer];
-    Bound bound{&i,
-                nullptr,
-                product ? 1 : kStepOperands[i.operation],
-                to.place == Place::kSum && !to.rows,
-                !product && ReducesColumn(operation),
-                i.inner == 1 || i.result.row_stride == i.inner * i.result.inner_stride,
-                &live_[i.result.buffer].at,
-                {}};
-    if (!product) bound.function = loop_.step_kernels.function[i.operation];
-    for (int k = 0; k < bound.count; ++k) {
-      const StepView& view = i.operands[k];
-      bound.from[k] = &live_[view.buffer].at;
-      bound.even = bound.even &&
-                   (i.inner == 1 || view.row_stride == i.inner * view.inner_stride);
-    }
-    bound.even = bound.even && !bound.column;
+    if (i.phase != phase) continue;
     auto& stretches = made.stretches;
     const size_t n = made.instructions.size();
+    const bool product = i.operation == kProduct;
     if (product || n == 0 || made.instructions.back().function == nullptr) {
       stretches.push_back({n, n, size()});
     }
@@ -96,9 +86,84 @@ auto StepTile<T>::Bind(Phase phase) const -> Program {
       const int64_t rows = kStretch / each / loop_.group * loop_.group;
       stretch.rows = std::min(stretch.rows, std::max(rows, loop_.group));
     }
-    made.instructions.push_back(bound);
+    made.instructions.push_back(BindOne(i));
   }
   return made;
+}
+
+template <typename T>
+auto StepTile<T>::BindOne(const StepInstruction& i) -> Bound {
+  const bool product = i.operation == kProduct;
+  const StepBuffer& to = program_.buffers[i.result.buffer];
+  Bound bound{};
+  bound.instruction = &i;
+  bound.count = product ? 1 : kStepOperands[i.operation];
+  bound.sums = to.place == Place::kSum && !to.rows;
+  bound.column = !product && ReducesColumn(static_cast<Operation>(i.operation));
+  bound.even = i.inner == 1 || i.result.row_stride == i.inner * i.result.inner_stride;
+  bound.out = &live_[i.result.buffer].at;
+  for (int k = 0; k < 3; ++k) {
+    const StepView& view = i.operands[k < bound.count ? k : 0];
+    bound.from[k] = &live_[view.buffer].at;
+    bound.offsets[k] = view.offset;
+    bound.even =
+        bound.even && (i.inner == 1 || view.row_stride == i.inner * view.inner_stride);
+  }
+  bound.even = bound.even && !bound.column;
+  if (product) {
+    BindBlocks(bound);
+  } else {
+    bound.function = loop_.step_kernels.function[i.operation];
+    BindRow(bound);
+  }
+  return bound;
+}
+
+template <typename T>
+void StepTile<T>::BindRow(Bound& bound) const {
+  const StepInstruction& i = *bound.instruction;
+  const bool one = size() == 1 || !i.rows;
+  bound.elements = i.inner * i.width;
+  const auto follows = [&](const StepView& view, int64_t width) {
+    return (i.inner == 1 || view.inner_stride == width) &&
+           (one || view.row_stride == i.inner * width);
+  };
+  bool whole = !bound.sums && follows(i.result, i.width);
+  int splats = 0;
+  for (int k = 0; k < 3; ++k) {
+    const StepView& view = i.operands[k < bound.count ? k : 0];
+    const bool splat = view.splat || (i.width == 1 && view.row_stride == 0);
+    if (k < bound.count) splats |= splat << k;
+    whole = whole && follows(view, splat ? 0 : i.width);
+    bound.apart[k] = splat ? 0 : bound.elements;
+  }
+  if (whole) bound.row = loop_.step_kernels.rows[i.operation].by_splats[splats];
+}
+
+template <typename T>
+void StepTile<T>::BindBlocks(Bound& bound) {
+  const StepInstruction& i = *bound.instruction;
+  const StepWeight& weight = program_.weights[i.weight];
+  const auto& kernels = loop_.kernels;
+  const Columns columns{weight.columns, kernels.lanes};
+  bound.first_block = blocks_.size();
+  for (int64_t b = 0; b < columns.count(); ++b) {
+    const int64_t column = columns.first(b), width = columns.width(b);
+    Block block{kernels.product[static_cast<int>(columns.shape(b))], column, width,
+                loop_.panels[i.weight] + column * weight.depth, nullptr};
+    if (!i.continues) {
+      T* const start = scratch_.TakeZeroed<T>(RoundUp(width, kernels.lanes));
+      for (int k = 1; k < 3; ++k) {
+        const StepView& view = i.operands[k];
+        if (view.buffer < 0) continue;
+        const T* const vector = live_[view.buffer].at + view.offset + column;
+        for (int64_t c = 0; c < width; ++c) start[c] += vector[c];
+      }
+      block.start = start;
+    }
+    blocks_.push_back(block);
+  }
+  bound.end_block = blocks_.size();
 }
 
 template <typename T>
@@ -213,22 +278,18 @@ template <typename T>
 void StepTile<T>::Run(int64_t begin, int64_t end, Team* team) {
   const FlushDenormals flush;
   Begin(begin, end);
-  MultiplyChunk(Phase::kAhead, team);
+  RunChunk(ahead_, team);
+  Enter(begin);
   for (int64_t n = begin; n < end; ++n) {
-    if (const int64_t active = ActiveAt(n); active > 0) {
-      Enter(n);
-      LookAhead(n);
-      RunStep(steps_, active, team);
+    if (n > begin) Advance();
+    const int64_t active = ActiveInChunk(n);
+    if (active > 0) LookAhead(n);
+    for (size_t i = 0; active > 0 && i < steps_.stretches.size(); ++i) {
+      RunStretch(steps_, steps_.stretches[i], active, team);
     }
     Swap();
   }
-  MultiplyChunk(Phase::kAfter, team);
-  for (int64_t n = begin; !after_.instructions.empty() && n < end; ++n) {
-    if (const int64_t active = ActiveAt(n); active > 0) {
-      Enter(n);
-      RunStep(after_, active, team);
-    }
-  }
+  RunChunk(after_, team);
   End(end);
 }
 
@@ -240,12 +301,12 @@ void StepTile<T>::Begin(int64_t begin, int64_t end) {
   for (int64_t n = begin; n < end; ++n) {
     first_row_.push_back(first_row_.back() + ActiveAt(n));
   }
-  for (const size_t i : moving_) {
+  for (const auto& [i, apart] : moving_) {
     const StepBuffer& buffer = program_.buffers[i];
     if (buffer.place != Place::kInput || live_[i].chunk == nullptr) continue;
     const StepArray& array = loop_.call.operands[buffer.array];
     for (int64_t n = begin; n < end; ++n) {
-      CopyIn(array, n, buffer, ActiveAt(n), Start(i, n));
+      CopyIn(array, n, buffer, ActiveInChunk(n), Start(i, n));
     }
   }
 }
@@ -253,7 +314,7 @@ void StepTile<T>::Begin(int64_t begin, int64_t end) {
 // Writes outputs of the chunk.
 template <typename T>
 void StepTile<T>::End(int64_t end) {
-  for (const size_t i : moving_) {
+  for (const auto& [i, apart] : moving_) {
     const StepBuffer& buffer = program_.buffers[i];
     if (buffer.place != Place::kOutput) continue;
     if (!buffer.rows && first_) WriteShared(i, end);
@@ -287,21 +348,27 @@ void StepTile<T>::WriteShared(int64_t index, int64_t end) {
 
 template <typename T>
 void StepTile<T>::Enter(int64_t n) {
-  for (const size_t i : moving_) live_[i].at = Start(i, n);
+  for (const Moving& m : moving_) live_[m.buffer].at = Start(m.buffer, n);
+}
+
+template <typename T>
+void StepTile<T>::Advance() {
+  for (const Moving& m : moving_) live_[m.buffer].at += m.apart;
 }
 
 // Finds what a later step has in arrays as they lie.
 template <typename T>
 void StepTile<T>::LookAhead(int64_t n) {
-  ahead_.clear();
-  next_ahead_ = 0;
-  if (n + 1 >= loop_.call.steps) return;
+  fetches_.clear();
+  next_fetch_ = 0;
+  // Of one sequence, processors find the next step by themselves.
+  if (size() == 1 || n + 1 >= loop_.call.steps) return;
   int64_t lines = 0;
-  for (const size_t i : moving_) {
+  for (const auto& [i, apart] : moving_) {
     if (live_[i].data == nullptr || !program_.buffers[i].rows) continue;
     const auto* const at = reinterpret_cast<const char*>(Start(i, n + 1));
     const int64_t bytes = Elements(program_.buffers[i]) * int64_t{sizeof(T)};
-    ahead_.push_back({at, at + bytes});
+    fetches_.push_back({at, at + bytes});
     lines += CeilDiv(bytes, 64);
   }
   fetched_together_ = CeilDiv(lines, std::max<int64_t>(1, steps_.instructions.size()));
@@ -314,6 +381,7 @@ void StepTile<T>::Swap() {
     std::swap(state.at, state.other);
     live_[i].at = state.other;
   }
+  back_ = !back_;
 }
 
 template <typename T>

@@ -32,6 +32,12 @@ struct StepLoop {
   int64_t StepAt(int64_t n) const { return call.reverse ? call.steps - 1 - n : n; }
 };
 
+// Multiply-adds of a product that are worth the threads of a team.
+inline constexpr int64_t kProductWorthSharing = int64_t{1} << 18;
+
+// Parts of a product that a team shares: a thread that comes late finds one left.
+inline int64_t PartsOf(const Team& team) { return int64_t{2} * team.threads(); }
+
 template <typename T>
 class StepTile {
  public:
@@ -60,16 +66,31 @@ class StepTile {
     char* data = nullptr;  // kInput, kOutput: the array, from our first sequence on
   };
 
+  // A buffer that is elsewhere at every step.
+  struct Moving {
+    size_t buffer;
+    int64_t apart;  // elements from a step to the one that runs next
+  };
+  // Some columns of a product.
+  struct Block {
+    typename Kernels<T, T, T>::Product product;
+    int64_t column, width;
+    const T *panel, *start;  // start: null if the product continues
+  };
   // An instruction with what is the same at every step worked out.
   struct Bound {
     const StepInstruction* instruction;
     StepFunction<T> function;  // null: a product
+    StepRow<T> row;            // if all sequences together are one row; else null
     int count;                 // operands
     bool sums;                 // it adds up sequences, each group by itself
     bool column;               // it reduces rows to one
     bool even;                 // rows of all sequences are at equal distances
     T* const* out;
-    T* const* from[3];
+    T* const* from[3];  // those that it does not have are the first one
+    int64_t offsets[3];
+    int64_t elements, apart[3];     // of a sequence: of `row`, and of each operand
+    size_t first_block, end_block;  // of a product
   };
   // Instructions begin .. end - 1 of a phase: one product, or others that run for so
   // many rows at a time that what they write stays in the first-level cache.
@@ -83,33 +104,38 @@ class StepTile {
   };
 
   void Locate(int64_t buffer);
-  Program Bind(Phase phase) const;
+  Program Bind(Phase phase);
+  Bound BindOne(const StepInstruction& instruction);
+  void BindRow(Bound& bound) const;
+  void BindBlocks(Bound& bound);
   T* Start(int64_t buffer, int64_t n) const;
   void Begin(int64_t begin, int64_t end);
   void End(int64_t end);
   void WriteShared(int64_t buffer, int64_t end);
   void Enter(int64_t n);
+  void Advance();
   void Swap();
   void LookAhead(int64_t n);
+  // Of its sequences, those that have step n of the chunk.
+  int64_t ActiveInChunk(int64_t n) const {
+    return first_row_[n - begin_ + 1] - first_row_[n - begin_];
+  }
 
   // tile_steps.cc
   void FetchSome();
-  void RunStep(const Program& program, int64_t active, Team* team);
+  void RunStretch(const Program& program, const Stretch& stretch, int64_t active,
+                  Team* team);
   void Execute(const Bound& bound, int64_t first, int64_t rows);
   void SumGroups(const Bound& bound, int64_t first, int64_t rows);
-  void Multiply(const StepInstruction& instruction, int64_t active, Team* team);
+  void Multiply(const Bound& bound, int64_t active, Team* team);
 
-  // Products of a chunk, in tasks that may run in any order and together. A task is
-  // some rows, and the blocks of columns begin .. end_block - 1.
-  void MultiplyChunk(Phase phase, Team* team);
-  int64_t Rows(const StepInstruction& instruction) const;
-  int64_t Tasks(const StepInstruction& instruction) const;
-  void MultiplyRows(const StepInstruction& instruction, int64_t task, int64_t begin,
-                    int64_t end_block) const;
-  // What the columns first .. first + width - 1 of a product start from, maybe in
-  // `start`; null if they continue.
-  const T* StartOf(const StepInstruction& instruction, int64_t first, int64_t width,
-                   T* start) const;
+  // tile_chunk.cc: a whole chunk, in tasks that may run in any order and together. A
+  // task of a product is some rows, and the blocks of columns begin .. end - 1.
+  void RunChunk(const Program& program, Team* team);
+  void ExecuteChunk(const Program& program, const Stretch& stretch, Team* team);
+  void ExecuteSteps(const Bound& bound, int64_t n, int64_t steps) const;
+  void MultiplyChunk(const Bound& bound, Team* team) const;
+  void MultiplyRows(const Bound& bound, int64_t task, size_t begin, size_t end) const;
 
   // The first element in an array of the row of our sequence r, or of what all share,
   // at step n where the array has steps.
@@ -119,6 +145,7 @@ class StepTile {
   void CopyOut(const StepArray& array, int64_t n, const StepBuffer& buffer,
                int64_t begin, int64_t end, const T* from) const;
   int64_t size() const { return rows_.size(); }
+  int64_t steps_of_chunk() const { return first_row_.size() - 1; }
   // Elements of a buffer that is ours, for one step.
   int64_t Elements(const StepBuffer& buffer) const {
     return buffer.width * (buffer.rows ? size() : 1);
@@ -132,18 +159,20 @@ class StepTile {
   std::vector<int64_t> rows_;     // its sequences
   std::vector<int64_t> lengths_;  // of these
   std::vector<Live> live_;        // by buffer
-  std::vector<size_t> moving_;    // buffers that are elsewhere at every step
-  std::vector<size_t> next_;      // those of states after a step
-  Program steps_, after_;         // by phase
+  std::vector<Moving> moving_;
+  std::vector<size_t> next_;  // those of states after a step
+  std::vector<Block> blocks_;
+  Program ahead_, steps_, after_;  // by phase
   // What later steps read and write in arrays, which caches fetch while a step runs,
   // and how much of it with every instruction.
-  struct Ahead {
+  struct Fetch {
     const char *at, *end;
   };
-  std::vector<Ahead> ahead_;
-  size_t next_ahead_ = 0;
+  std::vector<Fetch> fetches_;
+  size_t next_fetch_ = 0;
   int64_t fetched_together_ = 0;
   std::vector<const T*> factors_;   // of a product
+  bool back_ = false;               // at every other step
   int64_t begin_ = 0;               // of the chunk
   std::vector<int64_t> first_row_;  // of its steps, among all rows of the chunk
 };

@@ -15,6 +15,8 @@ PRODUCTS = frozenset({"conv_general_dilated", "dot_general"})
 """Operations that are quicker for all steps at once than step by step."""
 _SUNK = frozenset({"broadcast_in_dim", "iota"})
 """Invariant operations that cost nothing in the loop, but memory outside of it."""
+_PARTS = frozenset({"slice", "split"})
+"""Operations whose results are, in the native loop, parts of what they are given."""
 _INVARIANT, OF_INPUTS, _RECURRENT = range(3)
 
 
@@ -145,7 +147,9 @@ def without_invariants(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Traced
     in_loop = [
         eqn
         for eqn in jaxpr.eqns
-        if eqn.primitive.name in _SUNK or not fixed.issuperset(eqn.outvars)
+        if eqn.primitive.name in _SUNK
+        or _is_part_of_vector(eqn, arrays)
+        or not fixed.issuperset(eqn.outvars)
     ]
     in_loop = needed(in_loop, jaxpr.outvars)
     read = read_by(in_loop)
@@ -168,6 +172,11 @@ def without_invariants(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Traced
         turned=tuple(v in transposes for v in invariant),
     )
     return Traced(jaxpr_of(jaxpr.eqns, arrays, invariant), step, kept)
+
+
+def _is_part_of_vector(eqn: JaxprEqn, arrays: Sequence[Any]) -> bool:
+    vector = eqn.primitive.name in _PARTS and len(type_of(eqn.invars[0]).shape) == 1
+    return vector and any(eqn.invars[0] is v for v in arrays)
 
 
 def levels_of(jaxpr: Jaxpr, num_invariant: int, num_inputs: int) -> dict[Any, int]:

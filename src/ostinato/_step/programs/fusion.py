@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from .join import join_neighbours
+from .phases import run_by_chunk
 from .program import PRODUCT, Buffer, Instruction, Phase, Place, View, padded, views
 
 _MOST_OPERANDS = 3
@@ -11,7 +13,7 @@ _SUMS = {"row_sum": "row_sum_product", "column_sum": "column_sum_product"}
 
 
 def fuse(
-    instructions: Sequence[Instruction], factors: Iterable[Buffer]
+    instructions: Sequence[Instruction], factors: Iterable[Buffer], batch: int
 ) -> list[Instruction]:
     """Return instructions with the same results, without those that nothing needs.
 
@@ -20,9 +22,11 @@ def fuse(
     Args:
         instructions: in their order.
         factors: the buffers that gradients of matrices read.
+        batch: the number of sequences.
     """
-    factors = set(factors)
+    factors, one = set(factors), batch == 1
     program = _Fusion(_needed(instructions, set(factors)), factors)
+    join_neighbours(program.instructions, factors, one)
     for shorten in (
         program.start_product,
         program.fuse_sum,
@@ -32,10 +36,13 @@ def fuse(
         for instruction in list(program.instructions):
             if instruction in program.instructions:
                 shorten(instruction)
+    join_neighbours(program.instructions, factors, one)
     program.run_after()
     for instruction in list(program.instructions):
         if instruction.operation == PRODUCT and instruction.phase is Phase.AHEAD:
             program.write_chunk(instruction)
+    if one:
+        run_by_chunk(program.instructions)
     return program.instructions
 
 
@@ -155,8 +162,8 @@ class _Fusion:
             if (
                 source is not None
                 and not source.continues
-                and len(source.operands) == 1
                 and source.phase is Phase.STEP
+                and self._give_start(source, i, 1 - k)
             ):
                 self.instructions.remove(source)
                 at = self.instructions.index(i)
@@ -167,6 +174,20 @@ class _Fusion:
                 self._rename(result, target.buffer)
                 self._continue_product(copy)
                 return
+
+    def _give_start(self, product: Instruction, i: Instruction, k: int) -> bool:
+        """Let the product that is operand `k` start from what another starts from.
+
+        Return whether the other one starts from nothing now.
+        """
+        vectors = product.operands[1:]
+        first = self._source(i, k, PRODUCT) if vectors else None
+        if first is not None and not first.continues:
+            free = _MOST_OPERANDS - len(first.operands)
+            if first.inner == 1 and len(vectors) <= free:
+                first.operands += vectors
+                product.operands = product.operands[:1]
+        return len(product.operands) == 1
 
     def _continue_product(self, copy: Instruction) -> None:
         """Let a product go on in the result of another one instead of in a copy."""
@@ -234,6 +255,7 @@ class _Fusion:
                 and len(self._writers(i.result.buffer)) == 1
                 and all(
                     r.operation == "copy"
+                    and r.inner == 1
                     and r.result.buffer.place is Place.OUTPUT
                     and not self._readers(r.result.buffer)
                     for r in readers

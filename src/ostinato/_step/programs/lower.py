@@ -219,7 +219,7 @@ class _Lowering:
             shape = tuple(f.width for f in finished[-1][:2])
             results.append(Result(Place.SUM, None, shape, self.dtype, turned=turned))
         factors = [f.buffer for g in finished for f in (g.a, g.b)]
-        instructions = fuse(self.builder.instructions, factors)
+        instructions = fuse(self.builder.instructions, factors, self.batch)
         used = {v.buffer for i in instructions for v in (i.result, *i.operands)}
         used |= {i.weight.buffer for i in instructions if i.weight is not None}
         used |= {*states, *factors}

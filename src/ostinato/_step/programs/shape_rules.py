@@ -155,7 +155,7 @@ def _join(
 ) -> Value:
     given = b.of_one_axis(given, but=dimension)
     if any(v.summed for v in given):
-        raise Unsupported("it combines different sequences")
+        return _join_sums(b, given, dimension, shape)
     axes = {v.axis for v in given if v.axis is not None}
     axis = next(iter(axes), None)
     if len(axes) > 1 or axis == dimension:
@@ -181,6 +181,24 @@ def _join(
         b.write("copy", part, value)
         at += value.shape[where]
     return result
+
+
+def _join_sums(
+    b: Builder, given: Sequence[Value], dimension: int, shape: tuple[int, ...]
+) -> Value:
+    """Join sums over sequences and zeros, as a sum of what is joined."""
+    rows = []
+    for value in given:
+        if not value.summed and value.buffer.numbers != (0.0,):
+            raise Unsupported("it combines different sequences")
+        wide = (1, *value.shape), (0, *value.strides)
+        rows.append(
+            value._replace(axis=0, summed=False)
+            if value.summed
+            else value._replace(shape=wide[0], strides=wide[1])
+        )
+    joined = _join(b, rows, dimension + 1, (b.batch, *shape))
+    return joined._replace(axis=None, summed=True)
 
 
 @rule("pad")

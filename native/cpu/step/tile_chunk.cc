@@ -1,0 +1,159 @@
+// What a tile runs for a whole chunk of steps.
+#include <algorithm>
+
+#include "cpu/network/panels.h"
+#include "cpu/step/tile.h"
+
+namespace ostinato::cpu {
+namespace {
+
+constexpr int64_t kMostPanel = 64;  // columns of the widest panel
+// Rows of a task of a product of the whole chunk, a multiple of what products take at
+// once: they stay in the second-level cache while all panels pass.
+constexpr int64_t kTaskRows = 48;
+// Steps of a task of other instructions, and elements that are worth the threads.
+constexpr int64_t kTaskSteps = 16, kWorthSharingElements = int64_t{1} << 15;
+
+}  // namespace
+
+template <typename T>
+void StepTile<T>::RunChunk(const Program& program, Team* team) {
+  for (const Stretch& stretch : program.stretches) {
+    const Bound& first = program.instructions[stretch.begin];
+    if (first.function == nullptr) {
+      MultiplyChunk(first, team);
+      continue;
+    }
+    if (size() == 1) {
+      ExecuteChunk(program, stretch, team);
+      continue;
+    }
+    for (int64_t n = begin_; n < begin_ + steps_of_chunk(); ++n) {
+      if (const int64_t active = ActiveInChunk(n); active > 0) {
+        Enter(n);
+        RunStretch(program, stretch, active, team);
+      }
+    }
+  }
+}
+
+// For one sequence, whose steps follow one another.
+template <typename T>
+void StepTile<T>::ExecuteChunk(const Program& program, const Stretch& stretch,
+                               Team* team) {
+  int64_t begin = begin_, end = begin_ + steps_of_chunk(), width = 0;
+  while (begin < end && ActiveInChunk(begin) == 0) ++begin;
+  while (begin < end && ActiveInChunk(end - 1) == 0) --end;
+  std::vector<const Bound*> each, sums;
+  for (size_t i = stretch.begin; i < stretch.end; ++i) {
+    const Bound& bound = program.instructions[i];
+    (bound.sums ? sums : each).push_back(&bound);
+    width += bound.instruction->width;
+  }
+  const auto for_each = [&](int64_t tasks, const auto& run) {
+    if (team != nullptr && width * (end - begin) >= kWorthSharingElements) {
+      team->ForEach(tasks, run);
+    } else {
+      for (int64_t task = 0; task < tasks; ++task) run(task);
+    }
+  };
+  const int64_t tasks = each.empty() ? 0 : CeilDiv(end - begin, kTaskSteps);
+  for_each(tasks, [&](int64_t task) {
+    const int64_t n = begin + task * kTaskSteps;
+    for (const Bound* bound : each) {
+      ExecuteSteps(*bound, n, std::min(kTaskSteps, end - n));
+    }
+  });
+  // Nothing in the program reads sums; each adds up the steps in their order.
+  for_each(begin < end ? static_cast<int64_t>(sums.size()) : 0,
+           [&](int64_t i) { ExecuteSteps(*sums[i], begin, end - begin); });
+}
+
+template <typename T>
+void StepTile<T>::ExecuteSteps(const Bound& bound, int64_t n, int64_t steps) const {
+  const StepInstruction& instruction = *bound.instruction;
+  const auto apart = [&](int64_t buffer) {
+    return steps > 1 ? Start(buffer, n + 1) - Start(buffer, n) : 0;
+  };
+  StepOperand<T> operands[3];
+  for (int k = 0; k < bound.count; ++k) {
+    const StepView& view = instruction.operands[k];
+    operands[k] = {Start(view.buffer, n) + view.offset, apart(view.buffer), view.splat};
+  }
+  const StepView& result = instruction.result;
+  T* out = Start(result.buffer, n) + result.offset;
+  if (bound.sums) out += groups_[0] * program_.buffers[result.buffer].width;
+  bound.function(out, apart(result.buffer), operands, steps, instruction.width);
+}
+
+template <typename T>
+void StepTile<T>::MultiplyChunk(const Bound& bound, Team* team) const {
+  const StepInstruction& instruction = *bound.instruction;
+  const StepWeight& weight = program_.weights[instruction.weight];
+  const int64_t rows = instruction.rows ? first_row_.back() : steps_of_chunk();
+  const int64_t tasks = CeilDiv(rows, kTaskRows);
+  const auto count = static_cast<int64_t>(bound.end_block - bound.first_block);
+  if (team == nullptr || rows * weight.depth * weight.columns < kProductWorthSharing) {
+    for (int64_t task = 0; task < tasks; ++task) {
+      MultiplyRows(bound, task, bound.first_block, bound.end_block);
+    }
+    return;
+  }
+  // Few rows leave the columns to share.
+  const int64_t parts = std::min(count, CeilDiv(PartsOf(*team), tasks));
+  team->ForEach(tasks * parts, [&](int64_t task) {
+    const int64_t part = task % parts;
+    MultiplyRows(bound, task / parts, bound.first_block + part * count / parts,
+                 bound.first_block + (part + 1) * count / parts);
+  });
+}
+
+// Result and factor have one row for each sequence.
+template <typename T>
+void StepTile<T>::MultiplyRows(const Bound& bound, int64_t task, size_t begin,
+                               size_t end) const {
+  const StepInstruction& instruction = *bound.instruction;
+  const StepView &from = instruction.operands[0], &to = instruction.result;
+  const StepWeight& weight = program_.weights[instruction.weight];
+  const int64_t steps = steps_of_chunk();
+  const T* factors[kTaskRows];
+  T* results[kTaskRows];
+  int64_t rows = 0;
+  const int64_t first = task * kTaskRows;
+  const auto after = std::upper_bound(first_row_.begin(), first_row_.end(), first);
+  int64_t step = instruction.rows ? after - first_row_.begin() - 1 : first;
+  int64_t r = instruction.rows ? first - first_row_[step] : 0;
+  for (; step < steps && rows < kTaskRows; ++step, r = 0) {
+    const int64_t end = instruction.rows ? first_row_[step + 1] - first_row_[step] : 1;
+    const T* const factor = Start(from.buffer, begin_ + step) + from.offset;
+    T* const result = Start(to.buffer, begin_ + step) + to.offset;
+    for (; r < end && rows < kTaskRows; ++r, ++rows) {
+      factors[rows] = factor + r * from.row_stride;
+      results[rows] = result + r * to.row_stride;
+    }
+  }
+  const int64_t apart = rows > 1 ? results[1] - results[0] : 0;
+  bool in_place = weight.columns % loop_.kernels.lanes == 0;
+  for (int64_t k = 1; k < rows; ++k) {
+    in_place = in_place && results[k] - results[k - 1] == apart;
+  }
+  T products[kTaskRows * kMostPanel];
+  for (size_t b = begin; b < end; ++b) {
+    const Block& block = blocks_[b];
+    if (in_place) {  // at even distances, and products write no more than there is
+      block.product(factors, 0, rows, weight.depth, block.panel, block.start,
+                    results[0] + block.column, apart);
+      continue;
+    }
+    block.product(factors, 0, rows, weight.depth, block.panel, block.start, products,
+                  kMostPanel);
+    for (int64_t k = 0; k < rows; ++k) {
+      std::copy_n(products + k * kMostPanel, block.width, results[k] + block.column);
+    }
+  }
+}
+
+template class StepTile<float>;
+template class StepTile<double>;
+
+}  // namespace ostinato::cpu
