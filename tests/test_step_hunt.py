@@ -136,3 +136,20 @@ def test_the_reason_names_what_the_native_loop_lacks(backend):
     else:
         with pytest.raises(NotImplementedError, match="`sort` at"):
             ost.recurrent_net(step, *given, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"segment_length": "long"}, ValueError, "`segment_length` .*'auto'"),
+        (
+            {"initial_states": jax.random.split(jax.random.key(0), B)},
+            TypeError,
+            "key_data",
+        ),
+    ],
+)
+def test_errors_say_what_to_do(options, error, message):
+    given = {"initial_states": jnp.zeros((B, 4)), "inputs": draw(0, B, T, 4)} | options
+    with pytest.raises(error, match=message):
+        ost.recurrent_net(lambda _, h, x, t: (h, x), **given)

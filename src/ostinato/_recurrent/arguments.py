@@ -136,7 +136,11 @@ def _check_states(states: Any, batch: Any, window: int) -> None:
                 f"[{', '.join(want)}] = {list(want.values())}, got {list(leaf.shape)}"
             )
         if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == jnp.bool_):
-            raise TypeError(f"`{name}` must hold numbers or bools, got {leaf.dtype}")
+            keys = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            hint = "; keep keys as their jax.random.key_data" if keys else ""
+            raise TypeError(
+                f"`{name}` must hold numbers or bools, got {leaf.dtype}{hint}"
+            )
 
 
 def _sharded_as_batch(lengths: Any, inputs: Any, states: Any, time_major: bool) -> Any:
@@ -179,7 +183,8 @@ def _resolve_segment_length(segment_length: Any, length: Any) -> int | None:
             f"`segment_length` needs a fixed number of steps, got {length} of them; "
             "use `recompute=True` inside of ragged.vmap"
         )
-    if segment_length == "auto":
+    if isinstance(segment_length, str):
+        _checks.check_choice("segment_length", segment_length, ("auto",))
         return near_divisor(length, max(1, math.isqrt(length)))
     return _checks.check_size("segment_length", segment_length)
 

@@ -63,10 +63,11 @@ def recurrent_net(
             through the reset. Not with `reverse`.
         reverse: run from the last step to the first; results stay in input order.
         time_major: whether time is the first axis of inputs, resets and results.
-        padding: what the outputs hold past the end of a sequence. `"hold"`: the outputs
-            at its last valid step, or 0 if it has no step; all states stay as they are.
-            `"zero"`: zeros. `"drop"`: zeros, and the final states of a sequence shorter
-            than T are 0 too.
+        padding: what outputs and `all_states` are past the end of a sequence.
+            `"hold"`: the outputs at its last valid step, or 0 if it has no step, and
+            the states as they are at that time: the final ones, or with `reverse` the
+            initial ones. `"zero"`: zeros. `"drop"`: zeros, and the final states of a
+            sequence shorter than T are 0 too.
         recompute: names that `step` gives to values with `ostinato.tag`. Neither these
             values nor those that lead only to them are stored for the backward pass,
             which recomputes both. True: only the states are stored.
