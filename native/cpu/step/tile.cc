@@ -99,15 +99,14 @@ auto StepTile<T>::BindOne(const StepInstruction& i) -> Bound {
   bound.count = product ? 1 : kStepOperands[i.operation];
   bound.sums = to.place == Place::kSum && !to.rows;
   bound.column = !product && ReducesColumn(static_cast<Operation>(i.operation));
-  bound.even =
-      i.inner == 1 || i.result.row_stride == i.inner * i.result.inner_stride;
+  bound.even = i.inner == 1 || i.result.row_stride == i.inner * i.result.inner_stride;
   bound.out = &live_[i.result.buffer].at;
   for (int k = 0; k < 3; ++k) {
     const StepView& view = i.operands[k < bound.count ? k : 0];
     bound.from[k] = &live_[view.buffer].at;
     bound.offsets[k] = view.offset;
-    bound.even = bound.even &&
-                 (i.inner == 1 || view.row_stride == i.inner * view.inner_stride);
+    bound.even =
+        bound.even && (i.inner == 1 || view.row_stride == i.inner * view.inner_stride);
   }
   bound.even = bound.even && !bound.column;
   if (product) {

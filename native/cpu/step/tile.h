@@ -80,7 +80,7 @@ class StepTile {
     T* const* out;
     T* const* from[3];  // those that it does not have are the first one
     int64_t offsets[3];
-    int64_t elements, apart[3];  // of a sequence: of `row`, and of each operand
+    int64_t elements, apart[3];     // of a sequence: of `row`, and of each operand
     size_t first_block, end_block;  // of a product
   };
   // Instructions begin .. end - 1 of a phase: one product, or others that run for so
@@ -140,11 +140,11 @@ class StepTile {
   const std::vector<int64_t> groups_;
   const bool first_;
   Scratch scratch_;
-  std::vector<int64_t> rows_;       // its sequences
-  std::vector<int64_t> lengths_;    // of these
-  std::vector<Live> live_;          // by buffer
+  std::vector<int64_t> rows_;     // its sequences
+  std::vector<int64_t> lengths_;  // of these
+  std::vector<Live> live_;        // by buffer
   std::vector<Moving> moving_;
-  std::vector<size_t> next_;        // those of states after a step
+  std::vector<size_t> next_;  // those of states after a step
   std::vector<Block> blocks_;
   Program ahead_, steps_, after_;   // by phase
   std::vector<const T*> factors_;   // of a product

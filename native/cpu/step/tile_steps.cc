@@ -101,7 +101,8 @@ void StepTile<T>::Multiply(const Bound& bound, int64_t active) {
   const auto count = static_cast<int64_t>(bound.end_block - bound.first_block);
   for (int64_t b = 0; b < count; ++b) {
     // Back and forth: what the step before has read last is still in the caches.
-    const Block& block = blocks_[back_ ? bound.end_block - 1 - b : bound.first_block + b];
+    const Block& block =
+        blocks_[back_ ? bound.end_block - 1 - b : bound.first_block + b];
     block.product(factors_.data(), 0, rows, depth, block.panel, block.start,
                   result + block.column, stride);
   }
