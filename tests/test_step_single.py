@@ -81,7 +81,7 @@ def check(step, given, **options):
         return total, out
 
     def run(backend):
-        value = lambda *given: loss(*given, backend)  # noqa: E731
+        value = lambda p, x, s: loss(p, x, s, backend)  # noqa: E731
         return fast_jit(jax.grad(value, argnums=(0, 1, 2), has_aux=True))(*given)
 
     got, want = run("cpu"), run("scan")
@@ -124,7 +124,7 @@ def counts(name, cell, batch):
     with jax.enable_x64(False):
         params = network.init(jax.random.key(0))
         x, memory = jnp.ones((3, batch, 16)), jnp.ones((batch, 5, 16))
-        step = network.cell_on(memory) if cell else network.step
+        step = network.cell_on(memory) if cell else network.step_on(memory)
         states = network.cell.initial_state(batch)
         told = ost.explain(
             step, x.astype(jnp.float32), states, params=params, time_major=True

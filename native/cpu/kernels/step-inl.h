@@ -104,8 +104,7 @@ class Along {
  public:
   using T = typename V::Element;
 
-  explicit Along(const T* row)
-      : row_(row), first_(kSplat ? V::Set(*row) : V::Set(0)) {}
+  explicit Along(const T* row) : row_(row), first_(kSplat ? V::Set(*row) : V::Set(0)) {}
 
   Reg<V> At(int64_t i) const {
     if constexpr (kSplat) return first_;
