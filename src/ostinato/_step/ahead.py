@@ -13,7 +13,6 @@ from .jaxprs import jaxpr_of, needed, split_at, type_of, unique, variables
 from .programs.lower import INDEXING, PRIMITIVES
 from .split import OF_INPUTS, Step, levels_of, read_by, simplicity
 
-
 _CHEAP = PRIMITIVES - INDEXING
 """What programs do not compute in a more laborious way than XLA."""
 
