@@ -74,7 +74,7 @@ def _net(name: str, backend: Any) -> Callable:
 
     def run(p: Params, x: jax.Array) -> jax.Array:
         out = ost.recurrent_net(
-            network.step, x[None], state, params=p[name], backend=backend
+            network.step_on(x), x[None], state, params=p[name], backend=backend
         )
         return out.outputs[0]
 

@@ -51,9 +51,9 @@ LACKING: dict[str, tuple[Callable, str]] = {
         lambda h: lax.conv_general_dilated(h[:, None], W[:1, None], (1,), "SAME")[:, 0],
         r"`conv_general_dilated` at",
     ),
-    "a row chosen by the state": (
-        lambda h: W[jnp.argmax(h, axis=1)],
-        r"`gather` at",
+    "an element chosen by the state": (
+        lambda h: h * W[jnp.argmax(h, axis=1), jnp.argmin(h, axis=1)][:, None],
+        r"`gather` at .*: it indexes several axes",
     ),
     "a loop of unknown length": (
         lambda h: lax.while_loop(lambda a: a.sum() > 9, lambda a: a / 2, h),

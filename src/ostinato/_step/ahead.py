@@ -10,8 +10,11 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .jaxprs import jaxpr_of, needed, split_at, type_of, unique, variables
-from .programs.lower import PRIMITIVES
+from .programs.lower import INDEXING, PRIMITIVES
 from .split import OF_INPUTS, Step, levels_of, read_by, simplicity
+
+_CHEAP = PRIMITIVES - INDEXING
+"""What programs do not compute in a more laborious way than XLA."""
 
 
 class Ahead(NamedTuple):
@@ -50,7 +53,7 @@ def taken_ahead(step: Step, batch: int, shared: bool) -> Ahead | None:
         eqn
         for eqn in jaxpr.eqns
         if max(levels[v] for v in eqn.outvars) == OF_INPUTS
-        and (eqn.primitive.name not in PRIMITIVES or _of_keys(eqn))
+        and (eqn.primitive.name not in _CHEAP or _of_keys(eqn))
         and all(map(is_simple, eqn.outvars))
     ]
     values = [v for eqn in taken for v in eqn.outvars]

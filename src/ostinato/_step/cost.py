@@ -41,13 +41,15 @@ import math
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
 from .._compat import ELEMENTWISE
-from .jaxprs import type_of
+from .jaxprs import type_of, variables
 from .programs.lower import PRIMITIVES
-from .split import PRODUCTS
+from .split import PRODUCTS, Step
 
 _WITH_PRODUCTS, _WITHOUT = 96, 256
 _ENTERING = 2**18
 """Multiply-adds that take about as long as it takes XLA to enter a branch."""
+_LARGE = 2**15
+"""Elements of a matrix: one of [256, 256] pays ahead, one of [64, 256] does not."""
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
 
@@ -63,6 +65,20 @@ def dominating(jaxpr: Jaxpr) -> JaxprEqn | None:
     quick = PRIMITIVES | PRODUCTS | ELEMENTWISE
     equations = equations_of(jaxpr)
     return next((e for e in equations if e.primitive.name not in quick), None)
+
+
+def pays_ahead(step: Step) -> bool:
+    """Return whether products of inputs are quicker ahead of a loop without gradients.
+
+    They are for one sequence and a large matrix, which a product of all steps reads
+    once; else XLA multiplies as fast in the loop and need not store the results.
+    """
+    products = [e for e in step.taken.ahead.jaxpr.eqns if e.primitive.name in PRODUCTS]
+    return any(
+        e.outvars[0].aval.shape[:1] == (1,)
+        and max(math.prod(v.aval.shape) for v in variables(e)) >= _LARGE
+        for e in products
+    )
 
 
 def leaves_out_much(branches: list[Jaxpr]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,14 +15,13 @@ from .._padding import select
 from .._rnn.accumulation import accumulation_dtype
 from .._segments import near_divisor, scan_segments
 from .._typing import Array
+from .cost import pays_ahead
 from .gradients import Derivative, Mask, Policy, is_float, weight_gradient
 from .jaxprs import evaluate, split_at, variables
 from .masks import StepMask
 from .policies import best_derivative
 from .split import PRODUCTS, Step
 
-_LARGE = 2**15
-"""Elements of a matrix: one of [256, 256] pays ahead, one of [64, 256] does not."""
 _BLOCK, _ROWS = 64, 256
 """A block has this many steps at least, and this many rows of products about."""
 
@@ -71,7 +69,7 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
     """
     invariant, inputs, states = loop.step.parts(operands)
     mask = StepMask.of(loop.masked, loop.length, operands, states)
-    if wrt is None and not _pays_ahead(loop.step):
+    if wrt is None and not pays_ahead(loop.step):
         at = (inputs, mask.valid)
         final, stacked = _scan(loop, loop.step, None, invariant, mask, states, at)
         return [*final, *stacked]
@@ -153,20 +151,6 @@ def in_blocks(
     if loop.length <= size or not jax.tree.leaves(per_step):
         return run(carry, per_step)
     return scan_segments(run, carry, per_step, size, reverse)
-
-
-def _pays_ahead(step: Step) -> bool:
-    """Return whether products of inputs are quicker ahead of a loop without gradients.
-
-    They are for one sequence and a large matrix, which a product of all steps reads
-    once; else XLA multiplies as fast in the loop and need not store the results.
-    """
-    products = [e for e in step.taken.ahead.jaxpr.eqns if e.primitive.name in PRODUCTS]
-    return any(
-        e.outvars[0].aval.shape[:1] == (1,)
-        and max(math.prod(v.aval.shape) for v in variables(e)) >= _LARGE
-        for e in products
-    )
 
 
 def products_ahead(

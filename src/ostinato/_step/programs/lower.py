@@ -12,14 +12,14 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxprs_in_params
 
 from ..gradients import Product
 from ..jaxprs import is_literal, type_of
-from . import reduction_rules, rules, shape_rules
+from . import index_rules, reduction_rules, rules, shape_rules
 from .builder import Builder
 from .fusion import fuse
 from .lowered import Given, Lowered, Result
 from .program import Buffer, Factor, Gradient, Place, encode
 from .values import Unsupported, Value, broadcast, merge_axes, most_of, row_major
 
-_RULES = rules.RULES | shape_rules.RULES | reduction_rules.RULES
+_RULES = rules.RULES | shape_rules.RULES | reduction_rules.RULES | index_rules.RULES
 LARGEST_GIVEN = 2**22
 """The largest integer that the native loop is given."""
 _LARGEST_STATE, _LARGEST = 2**23, 2**24
@@ -30,6 +30,8 @@ _INLINED = frozenset({
 })  # fmt: skip
 PRIMITIVES = frozenset(_RULES) | _INLINED
 """What programs have."""
+INDEXING = frozenset(index_rules.RULES)
+"""Those of them that take work for every element that might be meant."""
 
 
 def lower(

@@ -24,28 +24,28 @@ def _reduce(b: Builder, eqn: JaxprEqn, x: Value, *, axes: Any, **_: Any) -> Valu
         if name != "reduce_sum":
             raise Unsupported("it combines different sequences")
         rows = x._replace(summed=False, axis=0)
-        inner = _reduce_features(b, name, rows, list(axes))
+        inner = reduce_features(b, name, rows, list(axes))
         return inner._replace(summed=True, axis=None)
     features = [a - (x.axis is not None and a > x.axis) for a in axes if a != x.axis]
     if x.axis in axes:
         refuse_integers(eqn)
         if name != "reduce_sum" and b.batch > 1:
             raise Unsupported("it combines different sequences")
-        x = _reduce_features(b, name, x, features)
+        x = reduce_features(b, name, x, features)
         return x._replace(axis=None, summed=True)
-    result = _reduce_features(b, name, x, features)
+    result = reduce_features(b, name, x, features)
     if not is_integer(eqn):
         return result
     count = x.size // max(result.size, 1) if name == "reduce_sum" else 1
     return result._replace(most=most_of(x) * count)
 
 
-def _reduce_features(b: Builder, name: str, x: Value, axes: Sequence[int]) -> Value:
+def reduce_features(b: Builder, name: str, x: Value, axes: Sequence[int]) -> Value:
     if not axes:
         return x
     if name in ("reduce_min", "reduce_and"):
         negated = b.elementwise("negate", x)
-        return b.elementwise("negate", _reduce_features(b, "reduce_max", negated, axes))
+        return b.elementwise("negate", reduce_features(b, "reduce_max", negated, axes))
     axis = x.axis
     result = b.reduce("sum" if name == "reduce_sum" else "max", x, axes)
     if axis is None:

@@ -1,0 +1,92 @@
+"""Steps that index with computed numbers, against loops in numpy and `lax.scan`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closures import fast_jit
+from jax import lax
+from test_transforms import assert_trees_close
+
+import ostinato as ost
+
+T, B, K, H, V = 7, 3, 4, 5, 6
+
+
+def ring_buffer(p, buffer, x, t):
+    old = lax.dynamic_index_in_dim(buffer, (t + 1) % K, 1, keepdims=False)
+    h = jnp.tanh(x + old @ p["u"])
+    return lax.dynamic_update_slice_in_dim(buffer, h[:, None], t % K, 1), h
+
+
+def ring_of_scatter(p, buffer, x, t):
+    h = jnp.tanh(x + buffer[:, (t + 1) % K] @ p["u"])
+    return buffer.at[:, t % K].set(h), h
+
+
+def added_to(p, buffer, x, t):
+    """Indices that count from the end, and some that are out of bounds."""
+    h = jnp.tanh(x + buffer[:, -1] @ p["u"])
+    return buffer.at[:, t - 2].add(h, mode="drop"), h
+
+
+def most_likely_word(p, buffer, x, t):
+    word = jnp.argmax(buffer[:, 0] @ p["table"].T, -1)
+    h = jnp.tanh(x + p["table"][word] @ p["u"])
+    return jnp.stack([h] * K, 1), h
+
+
+STEPS = [ring_buffer, ring_of_scatter, added_to, most_likely_word]
+
+
+def in_numpy(step, p, buffer, x):
+    """Return all outputs and the last state."""
+    buffer, outputs = np.array(buffer), []
+    for t in range(T):
+        if step is most_likely_word:
+            read = p["table"][np.argmax(buffer[:, 0] @ p["table"].T, -1)]
+        else:
+            read = buffer[:, -1] if step is added_to else buffer[:, (t + 1) % K]
+        h = np.tanh(x[t] + read @ p["u"])
+        if step is most_likely_word:
+            buffer[:] = h[:, None]
+        elif step is not added_to:
+            buffer[:, t % K] = h
+        elif t - 2 < K:
+            buffer[:, t - 2] += h
+        outputs.append(h)
+    return np.stack(outputs), buffer
+
+
+def arguments():
+    rng = np.random.default_rng(5)
+    p = {"u": rng.standard_normal((H, H)), "table": rng.standard_normal((V, H))}
+    return p, rng.standard_normal((B, K, H)), rng.standard_normal((T, B, H))
+
+
+def run(step, backend, p, buffer, x):
+    out = ost.recurrent_net(step, x, buffer, params=p, time_major=True, backend=backend)
+    return out.outputs, out.states
+
+
+@pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+@pytest.mark.parametrize("step", STEPS, ids=lambda s: s.__name__)
+def test_values_and_gradients(step):
+    given = jax.tree.map(jnp.asarray, arguments())
+
+    def loss(backend, *given):
+        y, last = run(step, backend, *given)
+        weights = jnp.cos(jnp.arange(y.size, dtype=float)).reshape(y.shape)
+        return jnp.vdot(weights, y) + jnp.sum(jnp.sin(last)), (y, last)
+
+    def both(backend):
+        gradient = jax.grad(loss, argnums=(1, 2, 3), has_aux=True)
+        return fast_jit(lambda *given: gradient(backend, *given))(*given)
+
+    gradients, values = both("cpu")
+    for got, want in zip(values, in_numpy(step, *arguments()), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-12)
+    assert_trees_close(gradients, both("scan")[0])
+    compiled = jax.jit(jax.grad(lambda *g: loss("cpu", *g)[0], argnums=(0, 1, 2)))
+    text = compiled.lower(*given).as_text()
+    assert text.count("custom_call @ostinato_step(") == 2
