@@ -37,8 +37,8 @@ NEEDS = {
 }
 
 
-# Runs in a process of its own, which reads files of strangers.
-ELSEWHERE = {"interop/hdf5_script.py"}
+# Run in a process of their own, which reads files of strangers.
+ELSEWHERE = {"apps/music/mat_script.py", "interop/hdf5_script.py"}
 
 
 class EveryModule:
