@@ -38,7 +38,12 @@ NEEDS = {
 
 
 # Run in processes of their own, which read files of strangers, or try kernels.
-ELSEWHERE = {"interop/hdf5_script.py", "_linear/cuda_trial.py", "_rnn/cuda_trial.py"}
+ELSEWHERE = {
+    "_linear/cuda_trial.py",
+    "_rnn/cuda_trial.py",
+    "apps/music/mat_script.py",
+    "interop/hdf5_script.py",
+}
 
 
 class EveryModule:

@@ -104,7 +104,7 @@ def loads(content: bytes) -> Any:
     # Python reserves the memory that a number in the file asks for; lengths are checked
     # by `genops`, places by us.
     for operation, place, _ in pickletools.genops(content):
-        if operation.name in ("PUT", "LONG_BINPUT") and place > len(content):
+        if operation.name in ("PUT", "LONG_BINPUT") and (place or 0) > len(content):
             raise UserError(f"place {place:,} is not in a pickle of its size")
     return _Unpickler(io.BytesIO(content), encoding="latin1").load()
 
