@@ -14,7 +14,7 @@ from tolerance import assert_close
 
 from ostinato.apps.errors import UserError
 from ostinato.apps.forecast import table, use
-from ostinato.apps.forecast.model import Forecaster
+from ostinato.apps.forecast.model import Forecaster, _dropped
 from ostinato.apps.forecast.train import train
 from ostinato.apps.forecast.windows import Scale, Windows
 from ostinato.apps.tensors import MODEL_FILE, RESUME_FILE
@@ -119,6 +119,13 @@ def test_the_forecast_equals_a_float64_loop():
                 segment = y @ p["write"] + p["write_bias"] + x[b, -1, c]
                 want[b, 2 * place : 2 * place + 2, c] = segment
     assert_close(got, want, terms=100)
+
+
+@pytest.mark.parametrize("rate, dropped", [(0.3, 77 / 256), (0.999, 255 / 256)])
+def test_dropout_keeps_the_mean(rate, dropped):
+    y = _dropped(jax.random.key(0), rate, jnp.ones(100_000))
+    assert abs(np.mean(np.asarray(y) == 0) - dropped) < 0.006
+    np.testing.assert_allclose(np.unique(y), [0, 1 / (1 - dropped)], rtol=1e-6)
 
 
 def test_windows_are_those_whose_horizon_is_in_the_part():

@@ -329,3 +329,22 @@ def test_a_session_without_the_library(monkeypatch):
     )
     session = ost.stream(cell, cell.init(jax.random.key(0)), 2)
     assert session.backend == "xla" and "not built" in repr(session)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_products_whose_columns_threads_share(batch):
+    """At 2^18 multiply-adds, threads share the columns of a single sequence."""
+    cell, rng = cells.RNN(530, 530), np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda a: rng.standard_normal(a.shape) / 20, cell.init(jax.random.key(0))
+    )
+    x = rng.standard_normal((batch, 3, 530))
+    session = ost.stream(cell, params, batch)
+    h, want = np.zeros((batch, 530)), []
+    for t in range(3):
+        pre = x[:, t] @ params.w_ih.T + params.b_ih + params.b_hh
+        h = np.tanh(pre + h @ params.w_hh.T)
+        want.append(h)
+    first = session.step(x[:, 0])
+    got = np.concatenate([first[:, None], session.chunk(x[:, 1:])], 1)
+    assert_close(got, np.stack(want, 1), terms=3 * 530)
