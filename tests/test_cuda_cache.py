@@ -207,9 +207,10 @@ HARDEST = (
 
 
 @needs_nvrtc
+@pytest.mark.parametrize("make", [kernels.recurrent, kernels.recurrent_backward])
 @pytest.mark.parametrize(("layout", "arch"), HARDEST)
-def test_recurrent_texts_compile_without_spills(layout, arch):
-    text = kernels.recurrent(layout)
+def test_recurrent_texts_compile_without_spills(layout, arch, make):
+    text = make(layout)
     assert text in kernels.RECURRENT_TEXTS
     options = (*text.options(arch), "--ptxas-options=-v")
     made = nvrtc.compile_text(nvrtc.find().compiler, text.source(), options)

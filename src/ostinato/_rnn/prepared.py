@@ -104,7 +104,9 @@ def _lower(
     platform: str | None, ctx: Any, *args: Any, backend: Backend, **params: Any
 ) -> Any:
     exported = ctx.module_context.lowering_parameters.for_export
-    runs = backend.platform == platform and (backend.exports == "always" or not exported)
+    runs = backend.platform == platform and (
+        backend.exports == "always" or not exported
+    )
     lower = _lower_pack if runs else _lower_nothing
     return lower(ctx, *args, backend=backend, **params)
 
