@@ -12,7 +12,7 @@ from . import cache, nvrtc, plan
 from .device import Gpu
 
 _OPTIONS = ("-std=c++17",)
-_BEFORE = dict.fromkeys(("recurrent.h", "recurrent_backward.h"), ("cells.h",))
+_BEFORE = {"recurrent.h": ("cells.h",), "recurrent_backward.h": ("cells.h",)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -198,8 +198,8 @@ def _run_layer(
             (steps, batch, hidden, directions),
         )
     )
-    y, *rest = (None if each is None else next(found) for each in results)
-    h_n, c_n, *saved = rest
+    arrays: list[Any] = [None if each is None else next(found) for each in results]
+    y, h_n, c_n, *saved = arrays
     outs = []
     for d in range(directions):
         final = (h_n[d],) if c_n is None else (h_n[d], c_n[d])

@@ -165,7 +165,7 @@ def backward(
         gradients[own] = run_layer(
             operands, layers, primals[own], dh, dfinals, need_x, wrt.weights
         )
-        dxs = [each.x for each in gradients[own]]
+        dxs: list[Any] = [each.x for each in gradients[own]]
         if need_x:
             dh = sum(dxs[1:], dxs[0]).astype(operands.x.dtype)
             dh = _apply_dropout(call, dh, operands.dropout_masks, index)
