@@ -165,9 +165,10 @@ def backward(
         gradients[own] = run_layer(
             operands, layers, primals[own], dh, dfinals, need_x, wrt.weights
         )
-        dxs: list[Any] = [each.x for each in gradients[own]]
+        dxs = [each.x for each in gradients[own]]
         if need_x:
-            dh = sum(dxs[1:], dxs[0]).astype(operands.x.dtype)
+            total: Any = sum(dxs[1:], dxs[0])
+            dh = total.astype(operands.x.dtype)
             dh = _apply_dropout(call, dh, operands.dropout_masks, index)
     dstates = zip(_stack([g.initial for g in gradients]), wrt.states, strict=True)
     dweights = None
