@@ -14,6 +14,7 @@ IN_BOTH = (
     "ostinato/__init__.py",
     "ostinato/py.typed",
     "ostinato/_cuda/text/linear.h",
+    "ostinato/_cuda/text/recurrent_backward.h",
     "ostinato/apps/bench/page.py",
 )
 IN_SOURCES = (

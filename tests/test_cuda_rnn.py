@@ -84,8 +84,9 @@ def test_values_and_gradients_equal_the_loop(made, dtype, places, held, monkeypa
         before = len(calls())
         check(made, dtype)
         launches = [c for c in calls()[before:] if "LaunchKernelEx" in c]
-    assert len(launches) == made.spec.num_layers  # both directions in one launch
-    assert all("recurrent_run" in launch for launch in launches)
+    layers = made.spec.num_layers  # both directions in one launch
+    for kernel in ("recurrent_run", "recurrent_backward"):
+        assert sum(kernel in launch for launch in launches) == layers
     assert ("attribute 4" in launches[0]) == (places[0] > 1)
 
 
@@ -133,7 +134,7 @@ def test_a_sequence_does_not_depend_on_the_others(monkeypatch):
 # Each is a mistake that a kernel could have, as a change of its text.
 BUGS = {
     "nobody waits": ("WaitFor(shared->arrivals + buffer, (k - 1) / 2 % 2);", ""),
-    "one buffer": ("PutStates(shared, 1 - buffer,", "PutStates(shared, buffer,"),
+    "one buffer": ("Put(shared, 1 - buffer,", "Put(shared, buffer,"),
     "wrong parity": ("(k - 1) / 2 % 2", "k / 2 % 2"),
     "nothing is expected": ("if (thread == 0) Expect(", "if (thread < 0) Expect("),
     "too few bytes": ("Expect(&each, sizeof shared->states[0])", "Expect(&each, 4)"),
@@ -146,10 +147,23 @@ BUGS = {
     "the first reset is ignored": ("|| IsReset(s, 0)) return", ") return"),
     "weights are not all loaded": ("k < kLeft; ++k", "k < kLeft - 1; ++k"),
     "the wrong unit's weights": ("rank) * kWarps + warp)", "rank) * kWarps)"),
-    "neighbours keep their halves": ("odd ? h[0] : h[1], 4", "odd ? h[1] : h[0], 4"),
+    "neighbours keep their halves": ("odd ? x[0] : x[1], 4", "odd ? x[1] : x[0], 4"),
     "a block does not wait": ("if constexpr (kCluster == 1) WaitForBlock();", ""),
+    "cotangents are late": ("WaitFor(shared->arrivals + buffer, n / 2 % 2);", ""),
+    "one buffer of cotangents": ("const int n = longest - 1 - k, buffer = n % 2;",
+                                 "const int n = longest - 1 - k, buffer = 0;"),
+    "gates are not awaited": ("    WaitForBlock();\n    const int half",
+                              "    const int half"),
+    "wrong slope": ("d[1] = whole * s.before *", "d[1] = whole * s.cell *"),
+    "no mask of cotangents": ("if (k + 1 >= sequences[tile][e].length) continue;", ""),
+    "cotangents cross resets": ("cut[tile][e] = reset[tile][e];", ""),
 }  # fmt: skip
-RESETS = {"resets are ignored", "the first reset is ignored"}
+BACKWARD = set(list(BUGS)[-6:])
+RESETS = {
+    "resets are ignored",
+    "the first reset is ignored",
+    "cotangents cross resets",
+}
 ALONE = {"neighbours keep their halves", "a block does not wait"}
 
 
@@ -157,9 +171,10 @@ ALONE = {"neighbours keep their halves", "a block does not wait"}
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_caught(bug, monkeypatch):
     old, new = BUGS[bug]
+    texts = map(kernels._read, ("cells.h", "recurrent.h", "recurrent_backward.h"))
+    assert any(old in text for text in texts)
 
     def change(text):
-        assert text.count(old) >= 1
         return text.replace(old, new)
 
     made = cut("lstm") if bug in RESETS else case("lstm", 21, bidirectional=True)
@@ -168,7 +183,7 @@ def test_planted_bugs_are_caught(bug, monkeypatch):
         gpu_with(monkeypatch, places, 2, change),
         pytest.raises((AssertionError, jax.errors.JaxRuntimeError)),
     ):
-        forward_only(made, dtype)
+        check(made, dtype) if bug in BACKWARD else forward_only(made, dtype)
 
 
 def forward_only(made: Case, dtype: str) -> None:

@@ -9,8 +9,10 @@ from importlib import resources
 from typing import NamedTuple
 
 from . import cache, nvrtc, plan
+from .device import Gpu
 
 _OPTIONS = ("-std=c++17",)
+_BEFORE = {"recurrent.h": ("cells.h",), "recurrent_backward.h": ("cells.h",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +32,9 @@ class Text:
 
     def source(self) -> str:
         """Return all that is compiled."""
-        return "\n".join([_read("primitives.h"), _read(self.file)])
+        return "\n".join(
+            map(_read, ("primitives.h", *_BEFORE.get(self.file, ()), self.file))
+        )
 
     def options(self, arch: str) -> tuple[str, ...]:
         """Return the options of NVRTC for an architecture."""
@@ -63,16 +67,38 @@ def recurrent(layout: plan.RnnPlan) -> Text:
     return Text("recurrent.h", tuple(f"{k}={v}" for k, v in definitions.items()))
 
 
+def recurrent_backward(layout: plan.RnnPlan) -> Text:
+    """Return the text of the backward pass of `recurrent`."""
+    forward = recurrent(layout).definitions
+    storage = plan.STORAGE[layout.dtype]
+    own = (
+        f"HELD={plan.MOST_HELD_FRAGMENTS}",
+        f"SHARED={layout.backward_shared_bytes}",
+        f"BEFORE={storage if layout.mode == 'gru' else 'float'}",
+    )
+    return Text("recurrent_backward.h", (*forward[:-2], *own))
+
+
 TEXTS = tuple(
     linear(dtype, blocks) for dtype in plan.STORAGE for blocks in (False, True)
 )
 """All texts of linear recurrences."""
 
+
+def of_layer(layout: plan.RnnPlan, gpu: Gpu) -> tuple[Text, ...]:
+    """Return the texts that run a layer: forward, and backward if that fits the GPU."""
+    forward = recurrent(layout)
+    if plan.backward_reason(layout, gpu) is not None:
+        return (forward,)
+    return forward, recurrent_backward(layout)
+
+
 RECURRENT_TEXTS = {
-    recurrent(layout): layout
+    text(layout): layout
     for mode in ("lstm", "gru")
     for dtype in ("bfloat16", "float32")
     for layout in plan.rnn_plans(dtype, mode)
+    for text in (recurrent, recurrent_backward)
 }
 """All texts of LSTM and GRU, with one of the layouts that take them."""
 

@@ -172,10 +172,28 @@ class RnnPlan(NamedTuple):
         return states + 16 + max(1, self.warps * 2 * (self.depth - self.held) * 32) * 16
 
     @property
+    def backward_shared_bytes(self) -> int:
+        """Return the shared memory of a block of the backward pass."""
+        block = self.units // self.cluster
+        words = 4 * block * self.words // self.units
+        alone = self.cluster == 1
+        unit_tiles, halves = (1, 2) if alone else (self.cluster // 2, 1)
+        depth = words // 8 // halves
+        left = depth - min(MOST_HELD_FRAGMENTS // unit_tiles, depth)
+        gates = 2 * 8 * self.tiles * words * 4
+        parts = 2 * self.cluster * halves * self.warps * self.tiles * 32 * 8
+        return gates + parts + 16 + max(1, self.warps * unit_tiles * left * 32) * 16
+
+    @property
     def grid(self) -> Grid:
         """Return the blocks of a launch."""
         blocks = self.clusters * self.cluster
         return Grid(blocks, self.warps * 32, self.shared_bytes, self.cluster)
+
+    @property
+    def backward_grid(self) -> Grid:
+        """Return the blocks of a launch of the backward pass."""
+        return self.grid._replace(shared_bytes=self.backward_shared_bytes)
 
     def __str__(self) -> str:
         return (
@@ -186,6 +204,8 @@ class RnnPlan(NamedTuple):
 
 # A product's weights take 8 registers of each thread, and 255 is what a thread has.
 _MOST_HELD = 16
+MOST_HELD_FRAGMENTS = 32
+"""Products of tiles of which, in the backward pass, registers have the weights."""
 
 # For units rounded up: the blocks of a cluster, and the most tiles. With more, NVRTC
 # runs out of registers.
@@ -197,7 +217,7 @@ _PLACES = {
         128: (1, 1),
         192: (2, 1),
         256: (4, 2),
-        384: (8, 2),
+        384: (8, 1),
         512: (8, 2),
     },
     "float32": {
@@ -264,6 +284,14 @@ def rnn_reason(mode: str, dtype: str, hidden: int, gpu: Gpu) -> str | None:
 
 
 _CLUSTERS = "sm_90a"
+
+
+def backward_reason(layout: RnnPlan, gpu: Gpu) -> str | None:
+    """Return why XLA runs the backward pass of a layer; None if a kernel does."""
+    needed = layout.backward_shared_bytes
+    if needed > gpu.shared_bytes:
+        return f"it needs {needed} bytes of shared memory, {gpu.name} has fewer"
+    return None
 
 
 def _rounded(dtype: str, hidden: int) -> int:

@@ -1,8 +1,8 @@
 """The cuda backend: LSTM and GRU by kernels on an NVIDIA GPU, with XLA around them.
 
-A kernel runs all steps of all directions of a layer. The product with the input, and
-whatever else does not wait for the step before, is XLA's, and so is the backward pass,
-which reads what the kernel saved.
+A kernel runs all steps of all directions of a layer, forward or backward. The products
+with the input, the gradients of weights, and whatever else does not wait for another
+step, are XLA's.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .._cuda.launch import launch
 from .._typing import Array
 from . import xla_network, xla_packed
 from .backend import Backend, BackendStatus
-from .call import Operands, Outputs, RNNCall, Saved
+from .call import Differentiable, Operands, Outputs, Residuals, RNNCall, Saved
 from .cell import LayerWeights, States
 from .spec import RNNSpec
-from .xla_layer import Layer, LayerOutput, StepMasks
+from .xla_layer import Layer, LayerGradients, LayerOutput, LayerPrimal, StepMasks
 
 TRIAL = "ostinato._rnn.cuda_trial"
 """The program that tries a kernel once on each kind of GPU."""
@@ -105,7 +105,10 @@ def refusal(call: RNNCall, operands: Operands) -> str | None:
     layout = _plan(call.spec, operands.x.dtype, batch, gpu)
     if isinstance(layout, str):
         return layout
-    return check.failure(kernels.recurrent(layout), gpu, TRIAL)
+    failures = (
+        check.failure(text, gpu, TRIAL) for text in kernels.of_layer(layout, gpu)
+    )
+    return next((each for each in failures if each is not None), None)
 
 
 def describe(spec: RNNSpec, x: Any) -> str:
@@ -121,6 +124,18 @@ def forward(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
     """Run the network; return its outputs, and `Saved` only if the call saves."""
     network = ft.partial(xla_network.forward, run_layer=_run_layer)
     return xla_packed.run_padded(network, call, operands)
+
+
+def backward(
+    call: RNNCall,
+    operands: Operands,
+    residuals: Residuals,
+    bar: Outputs,
+    wrt: Differentiable,
+) -> Differentiable:
+    """Return the gradients that `wrt` asks for, from the outputs' cotangents `bar`."""
+    network = ft.partial(xla_network.backward, run_layer=_run_layer_backward)
+    return xla_packed.run_padded(network, call, operands, residuals, bar, wrt=wrt)
 
 
 def _plan(spec: RNNSpec, dtype: Any, batch: int, gpu: device.Gpu) -> plan.RnnPlan | str:
@@ -151,9 +166,6 @@ def _run_layer(
     rows = jnp.concatenate([_by_unit(spec, w.w_ih, candidate=2) for w in weights])
     bias = jnp.concatenate([_biases(spec, w) for w in weights])
     gx = cell.add_bias(cell.dot(x, rows), bias)
-    lengths, order = operands.seq_lengths, None
-    if lengths is not None:  # short ones together, so that their clusters end early
-        order = jnp.argsort(-lengths).astype(jnp.int32)
     states = tuple(map(jnp.stack, zip(*initials, strict=True)))
     like = lambda *shape, dtype=x.dtype: jax.ShapeDtypeStruct(shape, dtype)  # noqa: E731
     both = (None,) * (2 - directions)
@@ -178,16 +190,16 @@ def _run_layer(
                 _packed(layout, [_by_slot(spec, w.w_hh, candidate=3) for w in weights]),
                 states[0],
                 states[1] if has_cells else None,
-                lengths,
-                order,
+                operands.seq_lengths,
+                _order(operands),
                 None if masks.reset is None else masks.reset[..., 0],
             ),
             results,
             (steps, batch, hidden, directions),
         )
     )
-    y, *rest = (None if each is None else next(found) for each in results)
-    h_n, c_n, *saved = rest
+    arrays: list[Any] = [None if each is None else next(found) for each in results]
+    y, h_n, c_n, *saved = arrays
     outs = []
     for d in range(directions):
         final = (h_n[d],) if c_n is None else (h_n[d], c_n[d])
@@ -195,6 +207,84 @@ def _run_layer(
         h = y[..., d * hidden : (d + 1) * hidden]
         outs.append(LayerOutput(h, final, saved[d], others))
     return y, outs
+
+
+def _run_layer_backward(
+    operands: Operands,
+    layers: list[Layer],
+    primals: list[LayerPrimal],
+    dh: Array,
+    dfinals: list[States],
+    need_x: bool,
+    need_weights: bool,
+) -> list[LayerGradients]:
+    """Return the gradients of a layer, as `xla_network.backward_by_scans`."""
+    spec, hidden = layers[0].cell.spec, layers[0].cell.spec.hidden_size
+    (steps, batch, _), directions = dh.shape, len(layers)
+    gpu, reason = device.status()
+    assert gpu is not None, reason
+    layout = _plan(spec, dh.dtype, batch, gpu)
+    assert isinstance(layout, plan.RnnPlan), layout
+    reason = plan.backward_reason(layout, gpu)
+    if reason is not None or 0 in (steps, batch) or primals[0].gates is None:
+        return xla_network.backward_by_scans(
+            operands, layers, primals, dh, dfinals, need_x, need_weights
+        )
+    both: Any = [None] * (2 - directions)
+    ats = [
+        layer.step_primal(primal) for layer, primal in zip(layers, primals, strict=True)
+    ]
+    has_cells = len(dfinals[0]) == 2
+    cells = [at.after[1] if has_cells else None for at in ats]
+    dstates = tuple(map(jnp.stack, zip(*dfinals, strict=True)))
+    weights = [_by_slot(spec, layer.cell.weights.w_hh, candidate=3) for layer in layers]
+    like = lambda *shape: jax.ShapeDtypeStruct(shape, dh.dtype)  # noqa: E731
+    state = like(directions, batch, hidden)
+    resets = primals[0].masks.reset
+    found = launch(
+        kernels.compiled(kernels.recurrent_backward(layout), gpu.arch),
+        "recurrent_backward",
+        layout.backward_grid,
+        (
+            *(at.gates for at in ats), *both,
+            *cells, *both,
+            *(at.before[-1] for at in ats), *both,
+            _packed_backward(layout, weights),
+            dh,
+            dstates[0],
+            dstates[1] if has_cells else None,
+            operands.seq_lengths,
+            _order(operands),
+            None if resets is None else resets[..., 0],
+        ),
+        (
+            *[like(steps, batch, 4 * hidden)] * directions, *both,
+            state,
+            state if has_cells else None,
+        ),
+        (steps, batch, hidden, directions),
+    )  # fmt: skip
+    gradients = []
+    for d, (layer, primal, at) in enumerate(zip(layers, primals, ats, strict=True)):
+        cotangents = (found[d],)
+        if spec.num_gates == 3:
+            cotangents = (found[d][..., : 3 * hidden], found[d][..., 3 * hidden :])
+        dx = dweights = None
+        if need_x:
+            dx = layer.cell.input_gradient(cotangents[0])
+        if need_weights:
+            dweights = layer.cell.weight_gradients(primal.x, at, cotangents)
+            dweights = jax.tree.map(layer.cell.narrow, dweights)
+        initial = tuple(states[d] for states in found[directions:])
+        gradients.append(LayerGradients(dx, dweights, initial))
+    return gradients
+
+
+def _order(operands: Operands) -> Array | None:
+    """Return the sequences from long to short, so that clusters of short ones end."""
+    if operands.seq_lengths is None:
+        return None
+    return jnp.argsort(-operands.seq_lengths).astype(jnp.int32)
 
 
 def _by_slot(spec: RNNSpec, rows: Array, candidate: int) -> Array:
@@ -233,12 +323,7 @@ def _packed(layout: plan.RnnPlan, weights: list[Array]) -> Array:
     tiles, which has two of the four rows of eight units, the words of each lane; see
     MultiplyTiles in _cuda/text/primitives.h.
     """
-    more = layout.units - weights[0].shape[-1]
-    padded = jnp.pad(jnp.stack(weights), ((0, 0), (0, 0), (0, more), (0, more)))
-    per_word = layout.units // layout.words
-    if per_word > 1:
-        padded = padded.reshape(*padded.shape[:-1], layout.words, per_word)
-    words = lax.bitcast_convert_type(padded, jnp.uint32)
+    words = _words(layout, _padded(layout, weights))
     apart = words.reshape(
         len(weights), 2, 2, layout.cluster, layout.warps, 8, layout.depth, 2, 4
     )
@@ -247,12 +332,42 @@ def _packed(layout: plan.RnnPlan, weights: list[Array]) -> Array:
     return ordered.reshape(*ordered.shape[:5], 32, 4)
 
 
+def _packed_backward(layout: plan.RnnPlan, weights: list[Array]) -> Array:
+    """Return the same for the backward pass, whose rows are those of the transpose.
+
+    uint32 `[directions, cluster, tiles of 16 units, products, 32, 4]`; the columns of a
+    block are sorted by groups of eight units, then gates, then units.
+    """
+    padded = _padded(layout, weights)
+    lead, units = (len(weights), 4, layout.cluster, layout.warps, 8), layout.units
+    columns = padded.reshape(*lead, units).transpose(0, 2, 5, 3, 1, 4)
+    words = _words(layout, columns.reshape(len(weights), layout.cluster, units, -1))
+    apart = words.reshape(len(weights), layout.cluster, units // 16, 2, 8, -1, 2, 4)
+    # direction, cluster, tile, product, unit, word, half of words, half of units
+    ordered = apart.transpose(0, 1, 2, 5, 4, 7, 6, 3)
+    return ordered.reshape(*ordered.shape[:4], 32, 4)
+
+
+def _padded(layout: plan.RnnPlan, weights: list[Array]) -> Array:
+    """Return weights `[4, H, H]` as `[directions, 4, units, units]`."""
+    more = layout.units - weights[0].shape[-1]
+    return jnp.pad(jnp.stack(weights), ((0, 0), (0, 0), (0, more), (0, more)))
+
+
+def _words(layout: plan.RnnPlan, rows: Array) -> Array:
+    """Return the last axis in words, uint32."""
+    per_word = layout.units // layout.words
+    if per_word > 1:
+        rows = rows.reshape(*rows.shape[:-1], rows.shape[-1] // per_word, per_word)
+    return lax.bitcast_convert_type(rows, jnp.uint32)
+
+
 BACKEND = Backend(
     name="cuda",
     platform="cuda",
     status=status,
     unsupported_reason=unsupported_reason,
-    implementations={"forward": forward, "backward": xla_packed.backward},
+    implementations={"forward": forward, "backward": backward},
     exports="named",
     unasked_reason=unasked_reason,
     refusal=refusal,

@@ -135,7 +135,7 @@ class Layer:
         They are linear in `dweights`, `dx` and `dinitial`.
         """
         cell = self.cell
-        at = self._with_gates(primal.x, self._step_primal(primal))
+        at = self._with_gates(primal.x, self.step_primal(primal))
 
         def body(dstates: States, xs: tuple) -> tuple:
             at, terms, (valid, reset) = xs
@@ -183,7 +183,7 @@ class Layer:
             zeros_like = lambda a: jnp.zeros_like(a, cell.wide)  # noqa: E731
             dweights = jax.tree.map(zeros_like, cell.weights)
         carry = cell.widen(dfinal), dweights
-        xs = primal.x, self._step_primal(primal), dh, primal.masks
+        xs = primal.x, self.step_primal(primal), dh, primal.masks
         size = self._segment_length(dh.shape[0])
         if size is None:
             (dinitial, dweights), dx = segment(carry, xs)
@@ -215,7 +215,7 @@ class Layer:
         dstates = keep_where(valid, _zero_where(reset, before), dstates)
         return dstates, cell.narrow(keep_where(valid, cotangents))
 
-    def _step_primal(self, primal: LayerPrimal) -> StepPrimal:
+    def step_primal(self, primal: LayerPrimal) -> StepPrimal:
         """Return the gates of all steps with the states before and after each step."""
         before = tuple(
             self._previous(states, first, primal.masks)

@@ -18,7 +18,14 @@ from .call import Differentiable, Operands, Outputs, Residuals, RNNCall, Saved
 from .cell import States
 from .layout import pack_weights, unpack_weights
 from .spec import cell_class
-from .xla_layer import Layer, LayerOutput, LayerPrimal, StepMasks, keep_where
+from .xla_layer import (
+    Layer,
+    LayerGradients,
+    LayerOutput,
+    LayerPrimal,
+    StepMasks,
+    keep_where,
+)
 
 
 def run_by_scans(
@@ -103,14 +110,47 @@ def tangent(
     return Outputs(_from_time_major(call, dx), _stack(dfinal))
 
 
+def backward_by_scans(
+    operands: Operands,
+    layers: list[Layer],
+    primals: list[LayerPrimal],
+    dh: Array,
+    dfinals: list[States],
+    need_x: bool,
+    need_weights: bool,
+) -> list[LayerGradients]:
+    """Return the gradients of all directions of a layer.
+
+    Args:
+        operands: of the call, for lengths.
+        layers: the directions.
+        primals: the values of the forward pass, of each direction.
+        dh: the cotangents of the joined outputs, time-major, with zeros in the padding.
+        dfinals: those of the final states of each direction.
+        need_x: whether the gradients of inputs are wanted.
+        need_weights: whether those of weights are.
+    """
+    halves = jnp.split(dh, len(layers), axis=-1)
+    return [
+        layer.backward(primal, half, dfinal, need_x, need_weights)
+        for layer, primal, half, dfinal in zip(
+            layers, primals, halves, dfinals, strict=True
+        )
+    ]
+
+
 def backward(
     call: RNNCall,
     operands: Operands,
     residuals: Residuals,
     bar: Outputs,
     wrt: Differentiable,
+    run_layer: Callable = backward_by_scans,
 ) -> Differentiable:
-    """Return the gradients that `wrt` asks for, from the outputs' cotangents `bar`."""
+    """Return the gradients that `wrt` asks for, from the outputs' cotangents `bar`.
+
+    A backend may run layers in its own way, by a `run_layer` like `backward_by_scans`.
+    """
     masks = _step_masks(call, operands)
     spec = call.spec
     dh = keep_where(masks.valid, _to_time_major(call, bar.y))
@@ -120,17 +160,15 @@ def backward(
     for index in reversed(range(spec.num_layers)):
         need_x = wrt.x or index > 0
         layers = all_layers[index]
-        halves = jnp.split(dh, len(layers), axis=-1)
-        dfinal = _layer_states(call, bar.states, index)
-        dxs = []
-        for d, layer in enumerate(layers):
-            p = index * spec.num_directions + d
-            gradients[p] = layer.backward(
-                primals[p], halves[d], dfinal[d], need_x, wrt.weights
-            )
-            dxs.append(gradients[p].x)
+        dfinals = _layer_states(call, bar.states, index)
+        own = slice(index * len(layers), (index + 1) * len(layers))
+        gradients[own] = run_layer(
+            operands, layers, primals[own], dh, dfinals, need_x, wrt.weights
+        )
+        dxs = [each.x for each in gradients[own]]
         if need_x:
-            dh = sum(dxs[1:], dxs[0]).astype(operands.x.dtype)
+            total: Any = sum(dxs[1:], dxs[0])
+            dh = total.astype(operands.x.dtype)
             dh = _apply_dropout(call, dh, operands.dropout_masks, index)
     dstates = zip(_stack([g.initial for g in gradients]), wrt.states, strict=True)
     dweights = None

@@ -18,7 +18,7 @@ from .sessions import StepStream
 
 
 def stream(
-    network: RNNSpec | Cell | Callable,
+    spec: RNNSpec | Cell | Callable,
     weights: Any,
     batch: int,
     *,
@@ -33,7 +33,7 @@ def stream(
     jitted program; its `backend` says which, and of a cell or a step function `why`.
 
     Args:
-        network: a spec, unidirectional; or a cell or a step function, as for
+        spec: a spec, unidirectional; or a cell or a step function, as for
             `recurrent_net`. Dropout of a spec does not act.
         weights: of a spec, the flat vector `[num_params]` or the result of `prepare`,
             whose memory all sessions share that are opened with it; of a cell or a step
@@ -83,17 +83,17 @@ def stream(
         >>> session.step(np.ones((2, 3))).shape
         (2, 4)
     """
-    if isinstance(network, RNNSpec):
+    if isinstance(spec, RNNSpec):
         if inputs is not None or initial_states is not None:
             raise TypeError(
                 "`inputs` and `initial_states` are for cells and step functions; an "
                 "RNNSpec has its own, and a session its `state`"
             )
-        return streaming.stream(network, weights, batch, backend=backend)
-    if not callable(network):
+        return streaming.stream(spec, weights, batch, backend=backend)
+    if not callable(spec):
         raise TypeError(
-            "`network` must be an RNNSpec, a cell or a step function, got "
-            f"{_checks.describe(network)}"
+            "`spec` must be an RNNSpec, a cell or a step function, got "
+            f"{_checks.describe(spec)}"
         )
     batch = _checks.check_size("batch", batch)
     if backend is not None:
@@ -105,11 +105,11 @@ def stream(
             "call the step itself there"
         )
     return StepStream(
-        network,
+        spec,
         weights,
         batch,
-        _inputs(network, weights, batch, inputs),
-        _states(network, weights, batch, initial_states),
+        _inputs(spec, weights, batch, inputs),
+        _states(spec, weights, batch, initial_states),
         backend,
     )
 

@@ -170,3 +170,17 @@ OSTINATO_DEVICE void Send(Word* place, Word value, Arrivals* arrivals, int block
       "r"(value), "r"(SharedAddress(arrivals)), "r"(block)
       : "memory");
 }
+// The same of two words that lie side by side.
+OSTINATO_DEVICE void Send(Word* place, Word first, Word second, Arrivals* arrivals,
+                          int block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 place, arrivals;\n"
+      "mapa.shared::cluster.u32 place, %0, %4;\n"
+      "mapa.shared::cluster.u32 arrivals, %3, %4;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [place], "
+      "{%1, %2}, [arrivals];\n"
+      "}" ::"r"(SharedAddress(place)),
+      "r"(first), "r"(second), "r"(SharedAddress(arrivals)), "r"(block)
+      : "memory");
+}

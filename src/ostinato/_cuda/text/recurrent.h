@@ -1,111 +1,16 @@
 // LSTM and GRU: all steps of both directions of a layer, with the recurrent weights in
 // registers and shared memory.
 //
-// GRU is 1 for a GRU and 0 for an LSTM, STORAGE the type of the arrays, UNITS the units
-// of a direction, rounded up, CLUSTER how many blocks share them, TILES how many times
-// eight sequences they run, HELD how many products of tiles, of the DEPTH that a row of
-// weights needs, have their weights in registers.
-//
 // A cluster runs some sequences of one direction from their first step to their last.
-// Each warp computes the four gates of eight units: its lane 4 i + j those of unit i of
-// sequences 2 j and 2 j + 1, so that a step needs no other lane's results. The states
-// after a step go into the shared memory of all blocks of the cluster. It has two
-// buffers for them: a block writes the second one only after it has got all states
-// that were computed from what is there, so that nobody waits but for data.
-//
-// The gates of a GRU are r, z, the candidate's product with the input, which has no
-// recurrent weights, and its product with the state.
-using Storage = STORAGE;
-constexpr bool kGru = GRU;
-constexpr int kCluster = CLUSTER, kTiles = TILES, kHeld = HELD;
-constexpr int kSlots = 8 * kTiles;  // sequences of a cluster
-constexpr int kUnitsOfBlock = UNITS / CLUSTER;
-constexpr int kWarps = kUnitsOfBlock / 8;
-constexpr int kThreads = kWarps * 32;
-constexpr int kUnitsOfWord = 4 / sizeof(Storage);
-constexpr int kWords = UNITS / kUnitsOfWord;  // of the states of a sequence
-constexpr int kDepth = kWords / 8;
-constexpr int kLeft = kDepth - kHeld;  // products whose weights are in shared memory
-// With two sums, a product does not wait for the one before it.
-constexpr int kSums = kTiles == 1 ? 2 : 1;
-static_assert(UNITS % (8 * CLUSTER) == 0 && kDepth % 2 == 0 && kHeld % 2 == 0);
-
-struct Sizes {
-  Index steps, batch, hidden, directions;
-};
-
-// Of a unit: what its preactivations have before the product with the state, then the
-// preactivations, then the gates i, f, g, o or r, z, n, h_candidate.
-struct alignas(16) Gates {
-  float at[4];
-};
-struct alignas(16) Fragment {
-  Word at[4];
-};
-
+// The states after a step go into the shared memory of all blocks of the cluster. It
+// has two buffers for them: a block writes the second one only after it has got all
+// states that were computed from what is there, so that nobody waits but for data.
 struct Shared {
   Word states[2][kSlots * kWords];
   Arrivals arrivals[2];
   Fragment left[kLeft > 0 ? kWarps * 2 * kLeft * 32 : 1];
 };
 static_assert(sizeof(Shared) == SHARED);
-
-OSTINATO_DEVICE float Sigmoid(float x) {
-  return Reciprocal(1.f + Exp2(-1.4426950408889634f * x));
-}
-OSTINATO_DEVICE float Tanh(float x) {
-  return 1.f - 2.f * Reciprocal(1.f + Exp2(2.8853900817779268f * x));
-}
-OSTINATO_DEVICE Storage Narrowed(float x) {
-  Storage narrow;
-  Narrow(x, &narrow);
-  return narrow;
-}
-OSTINATO_DEVICE Word AsFactor(Word x) {
-  return kUnitsOfWord == 2 ? x : RoundFactor(AsFloat(x));
-}
-
-// Where a buffer has a word of the states of a sequence: matrices of 8 sequences by 4
-// words, as LoadMatrices takes them.
-OSTINATO_DEVICE int WordAt(int slot, int word) {
-  return ((slot / 8 * (kWords / 4) + word / 4) * 8 + slot % 8) * 4 + word % 4;
-}
-
-// The sequence that a cluster runs in a slot.
-struct Sequence {
-  Index at;    // in the batch
-  int length;  // 0 where there is no sequence
-  bool exists, reverse;
-};
-
-struct Batch {
-  Sizes r;
-  const int *lengths, *order;
-  const unsigned char* resets;
-  Index first, direction;
-
-  OSTINATO_DEVICE Sequence Find(int slot) const {
-    const Index place = first + slot;
-    if (place >= r.batch) return {0, 0, false, false};
-    const Index at = order == nullptr ? place : Load(order + place);
-    const int steps = static_cast<int>(r.steps);
-    const int given = lengths == nullptr ? steps : Load(lengths + at);
-    return {at, given < 0 ? 0 : given < steps ? given : steps, true, direction == 1};
-  }
-  // Where arrays [steps][batch] have the k-th step that a sequence runs.
-  OSTINATO_DEVICE Index StepAt(const Sequence& s, int k) const {
-    return (s.reverse ? s.length - 1 - k : k) * r.batch + s.at;
-  }
-  OSTINATO_DEVICE bool IsReset(const Sequence& s, int k) const {
-    return resets != nullptr && k < s.length && Load(resets + StepAt(s, k)) != 0;
-  }
-  // The state before the first step.
-  OSTINATO_DEVICE float First(const Storage* states, const Sequence& s,
-                              Index unit) const {
-    if (!s.exists || unit >= r.hidden || IsReset(s, 0)) return 0.f;
-    return Widen(Load(states + (direction * r.batch + s.at) * r.hidden + unit));
-  }
-};
 
 // From preactivations to gates and to the states after the step.
 OSTINATO_DEVICE void Advance(Gates* gates, float* h, float* c) {
@@ -133,23 +38,6 @@ OSTINATO_DEVICE void Put(Shared* shared, int buffer, int at, Word word) {
     OSTINATO_UNROLL
     for (int i = 0; i < kCluster; ++i)
       Send(place, word, shared->arrivals + buffer, (own + i) % kCluster);
-  }
-}
-
-// Writes the states of a unit, of the sequences 2 j and 2 j + 1 of a tile.
-OSTINATO_DEVICE void PutStates(Shared* shared, int buffer, int tile, int unit,
-                               const float* h) {
-  const int lane = static_cast<int>(ThreadOfBlock() % 32);
-  const int slot = tile * 8 + lane % 4 * 2;
-  if constexpr (kUnitsOfWord == 2) {
-    // Of two lanes with neighbouring units, each writes both units of one sequence.
-    const bool odd = lane / 4 % 2 != 0;
-    const float other = OfLane(odd ? h[0] : h[1], 4);
-    const Word word = odd ? Pack(other, h[1]) : Pack(h[0], other);
-    Put(shared, buffer, WordAt(slot + odd, unit / 2), word);
-  } else {
-    Put(shared, buffer, WordAt(slot, unit), RoundFactor(h[0]));
-    Put(shared, buffer, WordAt(slot + 1, unit), RoundFactor(h[1]));
   }
 }
 
@@ -200,7 +88,7 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
     const float first = all.First(h_0, s, unit);
     Word word = RoundFactor(first);
     if constexpr (kUnitsOfWord == 2) word = Pack(first, all.First(h_0, s, unit + 1));
-    Store(shared->states[0] + WordAt(i / kWords, i % kWords), word);
+    Store(shared->states[0] + WordAt<kWords>(i / kWords, i % kWords), word);
   }
   if (kCluster > 1 && thread == 0) {
     for (Arrivals& each : shared->arrivals) {
@@ -321,7 +209,11 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
           if (k + 1 < longest && reset[tile][e]) h[tile][e] = c[tile][e] = 0.f;
         }
       }
-      if (k + 1 < longest) PutStates(shared, 1 - buffer, tile, unit, h[tile]);
+      if (k + 1 < longest) {
+        ForWords(tile, unit, h[tile], [&](int slot, int word, Word value) {
+          Put(shared, 1 - buffer, WordAt<kWords>(slot, word), value);
+        });
+      }
     }
     if constexpr (kCluster == 1) WaitForBlock();
   }

@@ -1,0 +1,298 @@
+// The machine of cuda_emulator.h: clusters of blocks, whose threads are fibers, and the
+// scheduler that runs them.
+#ifndef OSTINATO_TESTS_CUDA_MACHINE_H_
+#define OSTINATO_TESTS_CUDA_MACHINE_H_
+
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+using Index = long long;
+using Word = unsigned;
+
+namespace emulator {
+
+// An array that a kernel may use.
+struct Array {
+  const char* begin;
+  size_t bytes;
+};
+
+// Where a kernel runs, as the driver says it.
+struct Run {
+  void** parameters;
+  unsigned blocks, threads, shared_bytes, cluster;
+  const Array* arrays;
+  size_t count;
+  unsigned seed;
+  char* error;  // [256], empty if all went well
+};
+
+constexpr size_t kStack = 1 << 16;
+constexpr size_t kLanes = 32;
+
+struct Block;
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  Block* block;
+  Index thread;
+};
+
+// Where some threads wait until all of them have come.
+struct Meeting {
+  size_t wanted;
+  std::vector<Fiber*> waiting;
+};
+
+// What the lanes of a warp give to an operation of all of them, and what it returns.
+struct Warp {
+  Meeting meeting;
+  const char* operation;
+  Word given[kLanes][6], returned[kLanes][4];
+  const Word* rows[kLanes];
+};
+
+// The state of `Arrivals`.
+struct Counter {
+  int pending;
+  long long bytes;
+  unsigned phase;
+  std::vector<Fiber*> waiting;
+};
+
+struct Block {
+  Index number;
+  std::vector<unsigned char> shared;
+  std::vector<Warp> warps;
+  Meeting meeting;
+  std::map<size_t, Counter> counters;  // by their places in shared memory
+  size_t running;                      // threads
+};
+
+// A word on its way to a block.
+struct Message {
+  Block* block;
+  size_t place, counter;
+  Word value;
+};
+
+struct Machine {
+  const Run* run = nullptr;
+  void (*call)(void** parameters) = nullptr;
+  ucontext_t scheduler;
+  std::mt19937 random;
+  std::vector<Fiber> fibers;
+  std::vector<Block> blocks;  // of the cluster that runs
+  std::vector<Fiber*> ready;
+  std::vector<Message> messages;
+  std::vector<Block*> late;  // those that have not begun
+  Meeting cluster;
+  Fiber* current = nullptr;
+  std::string error;
+};
+static Machine machine;
+
+inline Block& CurrentBlock() { return *machine.current->block; }
+
+inline size_t PlaceOf(const void* p, size_t bytes) {
+  const std::vector<unsigned char>& shared = CurrentBlock().shared;
+  const auto* const byte = static_cast<const unsigned char*>(p);
+  if (byte < shared.data() || byte + bytes > shared.data() + shared.size())
+    throw std::runtime_error("an address is outside of shared memory");
+  return byte - shared.data();
+}
+
+inline void CheckAccess(const void* p, size_t bytes) {
+  const char* const at = static_cast<const char*>(p);
+  for (size_t i = 0; i < machine.run->count; ++i) {
+    const Array& array = machine.run->arrays[i];
+    if (at >= array.begin && at + bytes <= array.begin + array.bytes) return;
+  }
+  const std::vector<unsigned char>& shared = CurrentBlock().shared;
+  const auto* const byte = reinterpret_cast<const unsigned char*>(at);
+  if (byte >= shared.data() && byte + bytes <= shared.data() + shared.size()) return;
+  throw std::runtime_error("an access is outside of all arrays");
+}
+
+// ------------------------------------------------------------------------ the
+// scheduler
+
+inline void RunFiber() {
+  try {
+    machine.call(machine.run->parameters);
+  } catch (const std::exception& error) {
+    if (machine.error.empty()) machine.error = error.what();
+  }
+  --CurrentBlock().running;
+  swapcontext(&machine.current->context, &machine.scheduler);
+}
+
+// Leaves the current thread until somebody makes it ready.
+inline void Leave() { swapcontext(&machine.current->context, &machine.scheduler); }
+
+inline void MakeReady(std::vector<Fiber*>* waiting) {
+  machine.ready.insert(machine.ready.end(), waiting->begin(), waiting->end());
+  waiting->clear();
+}
+
+// Waits for all; the last one runs `then` before the others go on.
+template <typename Then>
+void Meet(Meeting* meeting, const Then& then) {
+  if (meeting->waiting.size() + 1 == meeting->wanted) {
+    then();
+    MakeReady(&meeting->waiting);
+    return;
+  }
+  meeting->waiting.push_back(machine.current);
+  Leave();
+}
+inline void Meet(Meeting* meeting) {
+  Meet(meeting, [] {});
+}
+
+inline Counter& CounterAt(Block* block, size_t place) {
+  const auto found = block->counters.find(place);
+  if (found == block->counters.end())
+    throw std::runtime_error("arrivals are counted where nobody began");
+  return found->second;
+}
+
+inline void EndPhase(Counter* counter) {
+  if (counter->pending != 0 || counter->bytes != 0) return;
+  counter->pending = 1;
+  ++counter->phase;
+  MakeReady(&counter->waiting);
+}
+
+inline size_t AnyOf(size_t count) { return machine.random() % count; }
+
+template <typename T>
+T TakeAny(std::vector<T>* values) {
+  const size_t i = AnyOf(values->size());
+  const T value = (*values)[i];
+  (*values)[i] = values->back();
+  values->pop_back();
+  return value;
+}
+
+inline void Deliver() {
+  const Message message = TakeAny(&machine.messages);
+  if (message.block->running == 0)
+    throw std::runtime_error("a store arrives in a block that has ended");
+  memcpy(message.block->shared.data() + message.place, &message.value, sizeof(Word));
+  Counter& counter = CounterAt(message.block, message.counter);
+  counter.bytes -= sizeof(Word);
+  EndPhase(&counter);
+}
+
+// A block begins when all others wait, or have ended.
+inline void Start(const Block* block) {
+  for (Fiber& fiber : machine.fibers)
+    if (fiber.block == block) machine.ready.push_back(&fiber);
+}
+
+inline void RunCluster() {
+  while (machine.error.empty()) {
+    const bool idle = machine.ready.empty();
+    if (!machine.messages.empty() && (idle || AnyOf(8) == 0)) {
+      Deliver();
+    } else if (!idle) {
+      machine.current = TakeAny(&machine.ready);
+      swapcontext(&machine.scheduler, &machine.current->context);
+    } else if (!machine.late.empty()) {
+      Start(TakeAny(&machine.late));
+    } else {
+      break;
+    }
+  }
+  for (const Block& block : machine.blocks)
+    if (block.running != 0 && machine.error.empty())
+      throw std::runtime_error("threads wait for what never comes");
+}
+
+inline void Prepare(Index first, size_t blocks) {
+  const size_t threads = machine.run->threads;
+  machine.ready.clear();
+  machine.messages.clear();
+  machine.late.clear();
+  machine.cluster = {threads * blocks, {}};
+  machine.blocks.clear();
+  machine.blocks.resize(blocks);
+  machine.fibers.resize(threads * blocks);
+  for (size_t b = 0; b < blocks; ++b) {
+    Block& block = machine.blocks[b];
+    block.number = first + static_cast<Index>(b);
+    block.shared.resize(machine.run->shared_bytes);
+    for (unsigned char& byte : block.shared) byte = machine.random() & 0xff;
+    block.meeting = {threads, {}};
+    block.running = threads;
+    block.warps.resize((threads + kLanes - 1) / kLanes);
+    for (size_t w = 0; w < block.warps.size(); ++w) {
+      block.warps[w].meeting = {std::min(kLanes, threads - w * kLanes), {}};
+      block.warps[w].operation = nullptr;
+    }
+    for (size_t i = 0; i < threads; ++i) {
+      Fiber& fiber = machine.fibers[b * threads + i];
+      if (fiber.stack == nullptr) fiber.stack.reset(new char[kStack]);
+      fiber.block = &block;
+      fiber.thread = static_cast<Index>(i);
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.get();
+      fiber.context.uc_stack.ss_size = kStack;
+      makecontext(&fiber.context, RunFiber, 0);
+    }
+    machine.late.push_back(&block);
+  }
+}
+
+inline void RunAll() {
+  machine.random.seed(machine.run->seed);
+  const size_t each = machine.run->cluster;
+  std::vector<Index> firsts(machine.run->blocks / each);
+  for (size_t i = 0; i < firsts.size(); ++i) firsts[i] = static_cast<Index>(i * each);
+  std::shuffle(firsts.begin(), firsts.end(), machine.random);
+  for (const Index first : firsts) {
+    Prepare(first, each);
+    RunCluster();
+    if (!machine.error.empty()) return;
+  }
+}
+
+inline void Emulate(const Run& run, void (*call)(void** parameters)) {
+  machine.run = &run;
+  machine.call = call;
+  machine.error.clear();
+  try {
+    RunAll();
+  } catch (const std::exception& error) {
+    machine.error = error.what();
+  }
+  strncpy(run.error, machine.error.c_str(), 255);
+}
+
+template <typename... Types, size_t... kIndices>
+void Call(void (*kernel)(Types...), void** parameters,
+          std::index_sequence<kIndices...>) {
+  kernel(*static_cast<std::remove_const_t<Types>*>(parameters[kIndices])...);
+}
+template <typename... Types>
+void Call(void (*kernel)(Types...), void** parameters) {
+  Call(kernel, parameters, std::index_sequence_for<Types...>{});
+}
+
+}  // namespace emulator
+
+#endif  // OSTINATO_TESTS_CUDA_MACHINE_H_

@@ -1,0 +1,113 @@
+// What the kernels of LSTM and GRU share, recurrent.h and recurrent_backward.h.
+//
+// GRU is 1 for a GRU and 0 for an LSTM, STORAGE the type of the arrays, UNITS the units
+// of a direction, rounded up, CLUSTER how many blocks share them, TILES how many times
+// eight sequences they run, HELD for how many products of tiles, in each warp,
+// registers have the weights, and SHARED the bytes of shared memory.
+//
+// Each warp computes the four gates of eight units: its lane 4 i + j those of unit i of
+// sequences 2 j and 2 j + 1, so that a step needs no other lane's results. The gates of
+// a GRU are r, z, the candidate's product with the input, which has no recurrent
+// weights, and its product with the state.
+using Storage = STORAGE;
+constexpr bool kGru = GRU;
+constexpr int kCluster = CLUSTER, kTiles = TILES, kHeld = HELD;
+constexpr int kSlots = 8 * kTiles;  // sequences of a cluster
+constexpr int kUnitsOfBlock = UNITS / CLUSTER;
+constexpr int kWarps = kUnitsOfBlock / 8;
+constexpr int kThreads = kWarps * 32;
+constexpr int kUnitsOfWord = 4 / sizeof(Storage);
+constexpr int kWords = UNITS / kUnitsOfWord;  // of the states of a sequence
+constexpr int kDepth = kWords / 8;
+constexpr int kLeft = kDepth - kHeld;  // products whose weights are in shared memory
+// With two sums, a product does not wait for the one before it.
+constexpr int kSums = kTiles == 1 ? 2 : 1;
+static_assert(UNITS % (8 * CLUSTER) == 0 && kDepth % 2 == 0 && kHeld % 2 == 0);
+
+struct Sizes {
+  Index steps, batch, hidden, directions;
+};
+
+// Of a unit: what its preactivations have before the product with the state, then the
+// preactivations, then the gates i, f, g, o or r, z, n, h_candidate.
+struct alignas(16) Gates {
+  float at[4];
+};
+struct alignas(16) Fragment {
+  Word at[4];
+};
+
+OSTINATO_DEVICE float Sigmoid(float x) {
+  return Reciprocal(1.f + Exp2(-1.4426950408889634f * x));
+}
+OSTINATO_DEVICE float Tanh(float x) {
+  return 1.f - 2.f * Reciprocal(1.f + Exp2(2.8853900817779268f * x));
+}
+OSTINATO_DEVICE Storage Narrowed(float x) {
+  Storage narrow;
+  Narrow(x, &narrow);
+  return narrow;
+}
+OSTINATO_DEVICE Word AsFactor(Word x) {
+  return kUnitsOfWord == 2 ? x : RoundFactor(AsFloat(x));
+}
+
+// Where a buffer has a word of a sequence, of so many: matrices of 8 sequences by 4
+// words, as LoadMatrices takes them.
+template <int kWordsOfSequence>
+OSTINATO_DEVICE int WordAt(int slot, int word) {
+  return ((slot / 8 * (kWordsOfSequence / 4) + word / 4) * 8 + slot % 8) * 4 + word % 4;
+}
+
+// Calls put(slot, index of a word, word) with the factors that a warp has: each lane
+// one of row `row` of the sequences 2 j and 2 j + 1 of a tile.
+template <typename PutWord>
+OSTINATO_DEVICE void ForWords(int tile, int row, const float* x, const PutWord& put) {
+  const int lane = static_cast<int>(ThreadOfBlock() % 32);
+  const int slot = tile * 8 + lane % 4 * 2;
+  if constexpr (kUnitsOfWord == 2) {
+    // Of two lanes with neighbouring rows, each takes both rows of one sequence.
+    const bool odd = lane / 4 % 2 != 0;
+    const float other = OfLane(odd ? x[0] : x[1], 4);
+    put(slot + odd, row / 2, odd ? Pack(other, x[1]) : Pack(x[0], other));
+  } else {
+    put(slot, row, RoundFactor(x[0]));
+    put(slot + 1, row, RoundFactor(x[1]));
+  }
+}
+
+// The sequence that a cluster runs in a slot.
+struct Sequence {
+  Index at;    // in the batch
+  int length;  // 0 where there is no sequence
+  bool exists, reverse;
+};
+
+struct Batch {
+  Sizes r;
+  const int *lengths, *order;
+  const unsigned char* resets;
+  Index first, direction;
+
+  OSTINATO_DEVICE Sequence Find(int slot) const {
+    const Index place = first + slot;
+    if (place >= r.batch) return {0, 0, false, false};
+    const Index at = order == nullptr ? place : Load(order + place);
+    const int steps = static_cast<int>(r.steps);
+    const int given = lengths == nullptr ? steps : Load(lengths + at);
+    return {at, given < 0 ? 0 : given < steps ? given : steps, true, direction == 1};
+  }
+  // Where arrays [steps][batch] have the k-th step that a sequence runs.
+  OSTINATO_DEVICE Index StepAt(const Sequence& s, int k) const {
+    return (s.reverse ? s.length - 1 - k : k) * r.batch + s.at;
+  }
+  OSTINATO_DEVICE bool IsReset(const Sequence& s, int k) const {
+    return resets != nullptr && k < s.length && Load(resets + StepAt(s, k)) != 0;
+  }
+  // The state before the first step.
+  OSTINATO_DEVICE float First(const Storage* states, const Sequence& s,
+                              Index unit) const {
+    if (!s.exists || unit >= r.hidden || IsReset(s, 0)) return 0.f;
+    return Widen(Load(states + (direction * r.batch + s.at) * r.hidden + unit));
+  }
+};
