@@ -169,8 +169,8 @@ CALLS = {
     ),
     "segment-word": (
         lambda: call(segment_length="some"),
-        TypeError,
-        "`segment_length` integer 'some'",
+        ValueError,
+        "`segment_length` integer 'auto' 'some'",
     ),
     "tag-name": (lambda: ost.tag(X, 3), TypeError, "`name` string int 3"),
     # outputs

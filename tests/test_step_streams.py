@@ -292,7 +292,7 @@ def test_errors_of_a_session(call, error, message):
 def test_errors_of_stream():
     cell = cells.LSTM(3, 5)
     params = cell.init(jax.random.key(0))
-    with pytest.raises(TypeError, match="`network` must be an RNNSpec, a cell or a st"):
+    with pytest.raises(TypeError, match="`spec` must be an RNNSpec, a cell or a st"):
         ost.stream(3, params, 2)
     with pytest.raises(TypeError, match="`initial_states` must be given for a step"):
         ost.stream(wait, 1.0, 2)

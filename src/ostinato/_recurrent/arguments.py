@@ -184,7 +184,10 @@ def _resolve_segment_length(segment_length: Any, length: Any) -> int | None:
             "use `recompute=True` inside of ragged.vmap"
         )
     if isinstance(segment_length, str):
-        _checks.check_choice("segment_length", segment_length, ("auto",))
+        if segment_length != "auto":
+            raise ValueError(
+                f"`segment_length` must be an integer or 'auto', got {segment_length!r}"
+            )
         return near_divisor(length, max(1, math.isqrt(length)))
     return _checks.check_size("segment_length", segment_length)
 

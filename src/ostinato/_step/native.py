@@ -115,8 +115,8 @@ def _of_tokens(
     found = []
     first, sources = loop.step.num_invariant, plan.lowered.sources[plan.counts[0] :]
     for i, d, source in zip(plan.inputs, d_inputs, sources, strict=False):
-        shared = source is not None and source >= 0
-        if shared and plan.lowered.results[source].axis is None:
+        results = plan.lowered.results
+        if source is not None and source >= 0 and results[source].axis is None:
             d = tokens.to_tokens(loop, operands[-1], d, 0)
         found.append(d.reshape(operands[first + i].shape))
     return found
