@@ -162,7 +162,12 @@ def plan(
         return native.can_run(loop_of(step))
 
     written_out = without_control_flow(as_it_is, len(arrays))
-    once, step, kept = without_invariants(written_out, len(arrays), num_states)
+    once, step, kept = without_invariants(
+        written_out,
+        len(arrays),
+        num_states,
+        keep_parts=backend != "xla" and jax.default_backend() == "cpu",
+    )
     if backend is None and is_small(step.jaxpr):
         return "a step has so little work that `lax.scan` is as quick"
     reason = _unsupported_reason(step.jaxpr)

@@ -128,7 +128,9 @@ class Traced(NamedTuple):
 
 
 @ft.lru_cache(maxsize=256)
-def without_invariants(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Traced:
+def without_invariants(
+    jaxpr: Jaxpr, num_arrays: int, num_states: int, keep_parts: bool = False
+) -> Traced:
     """Take what is the same at every step out of a step.
 
     Args:
@@ -136,6 +138,8 @@ def without_invariants(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Traced
             `num_states` states and inputs, to new states and outputs.
         num_arrays: see there.
         num_states: see there.
+        keep_parts: whether parts of invariant vectors stay in the step. They cost
+            nothing in the native loop, and a kernel each outside of it.
     """
     arrays, states, inputs = split_at(
         jaxpr.invars, [num_arrays, num_arrays + num_states]
@@ -148,7 +152,7 @@ def without_invariants(jaxpr: Jaxpr, num_arrays: int, num_states: int) -> Traced
         eqn
         for eqn in jaxpr.eqns
         if eqn.primitive.name in _SUNK
-        or _is_part_of_vector(eqn, arrays)
+        or (keep_parts and _is_part_of_vector(eqn, arrays))
         or not fixed.issuperset(eqn.outvars)
     ]
     in_loop = needed(in_loop, jaxpr.outvars)
