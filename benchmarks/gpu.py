@@ -3,8 +3,8 @@
 First each text of kernels has its trial. Then linear recurrences are compared with
 `lax.scan` and with XLA's associative scan; results are checked before anything is
 timed. The floor is the time of `a + b`, which reads two arrays and writes one, by the
-number of arrays that a recurrence has to move. Every row is one line of JSON, written
-when it is done; `--resume` leaves out those that the file has.
+number of arrays that a recurrence has to move. Then come LSTM and GRU. Every row is one
+line of JSON, written when it is done; `--resume` leaves out those that the file has.
 """
 
 import functools as ft
@@ -24,9 +24,10 @@ import typer
 import ostinato as ost
 from ostinato._cuda import check, kernels
 from ostinato._linear import cuda
+from ostinato._rnn import cuda as rnn_cuda
 from ostinato.apps.bench import timing
 
-from . import linear
+from . import gpu_networks, linear
 
 OUT = Path("out/bench/gpu.jsonl")
 SIZES = {
@@ -52,7 +53,7 @@ def main(
         bool, typer.Option(help="Keep the rows of the file, and measure others.")
     ] = False,
 ) -> None:
-    """Try the kernels, then time linear recurrences."""
+    """Try the kernels, then time linear recurrences and networks."""
     end = time.monotonic() + seconds
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = out.read_text().splitlines() if resume and out.exists() else []
@@ -69,13 +70,16 @@ def main(
 def _rows(backend: str, rounds: int) -> Iterator[tuple[str, Any]]:
     """Yield the name of each row and the function that measures it."""
     yield "machine", _machine
-    for text in kernels.TEXTS if backend == "cuda" else ():
-        yield f"trial/{text}", ft.partial(trial, text)
+    tried = [(text, cuda.TRIAL) for text in kernels.TEXTS]
+    tried += [(text, rnn_cuda.TRIAL) for text in kernels.RECURRENT_TEXTS]
+    for text, module in tried if backend == "cuda" else ():
+        yield f"trial/{text}", ft.partial(trial, text, module)
     for dtype in DTYPES:
         for size, shape in SIZES.items():
             for kind in KINDS:
                 name = f"{size}-{dtype}-{kind}"
                 yield name, ft.partial(recurrence, backend, rounds, dtype, shape, kind)
+    yield from gpu_networks.rows(backend, rounds)
 
 
 def _machine() -> dict:
@@ -84,9 +88,9 @@ def _machine() -> dict:
     return {"device": device.device_kind, "jax": jax.__version__, "cuda": status}
 
 
-def trial(text: kernels.Text) -> dict:
-    """Return what the trial of a text says, and the end of its errors."""
-    command = check.command(cuda.TRIAL, text)
+def trial(text: kernels.Text, module: str) -> dict:
+    """Return what the trial of a text, by a module, says, and the end of its errors."""
+    command = check.command(module, text)
     # This process may already hold most of the GPU's memory.
     given = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run(
@@ -127,7 +131,7 @@ def _recurrence(
         runs[linear.SCAN] = linear.by_scan
     if kind == "train":
         runs = {name: linear.training(run) for name, run in runs.items()}
-    calls, compiling, needed = linear.compiled(runs, given, shape[1])
+    calls, needed = linear.compiled(runs, given, shape[1])
     add = jax.jit(jnp.add)
     calls[ADD] = lambda: jax.block_until_ready(add(a, b))
     taken = timing.take_turns(calls, rounds)
@@ -138,7 +142,6 @@ def _recurrence(
         "floor": floor,
         "ours/floor": median[linear.OURS] / floor,
         "xla/ours": median["xla"] / median[linear.OURS],
-        "compile": compiling,
         "bytes": needed,
         "seconds": taken,
     }

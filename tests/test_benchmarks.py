@@ -18,6 +18,7 @@ from benchmarks import (
     disturbed,
     floors,
     gpu,
+    gpu_networks,
     native,
     neighbours,
     results,
@@ -281,12 +282,19 @@ def test_rows_are_chosen_by_name():
 
 def test_rows_of_gpus_are_written_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "SIZES", {"N2T9H3": (2, 9, 3)})
+    sizes = {"N2T4H3": (2, 4, 3, False), "N2T4H3-ragged": (2, 4, 3, True)}
+    monkeypatch.setattr(gpu_networks, "SIZES", sizes)
+    monkeypatch.setattr(gpu_networks, "MODES", ("gru",))
     out = tmp_path / "gpu.jsonl"
     gpu.main(rounds=1, seconds=0, backend="xla", out=out)
     assert out.read_text() == ""
     gpu.main(rounds=1, backend="xla", out=out)
     rows_ = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(rows_) == 1 + len(gpu.DTYPES) * len(gpu.KINDS)
-    assert all(row["ours/floor"] > 0 for row in rows_[1:])
+    recurrences = len(gpu.DTYPES) * len(gpu.KINDS)
+    networks = len(sizes) * len(gpu_networks.DTYPES) * len(gpu_networks.KINDS)
+    assert len(rows_) == 1 + recurrences + networks
+    assert all(row["ours/floor"] > 0 for row in rows_[1 : 1 + recurrences])
+    for row in rows_[1 + recurrences :]:
+        assert row["xla/ours"] > 0 and not row["errors"]
     gpu.main(rounds=1, backend="xla", out=out, resume=True)
     assert len(out.read_text().splitlines()) == len(rows_)
