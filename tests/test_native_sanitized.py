@@ -57,6 +57,7 @@ SOURCES = {
         for folder in ("runtime", "step")
         for path in NATIVE.glob(f"cpu/{folder}/*.cc")
     ),
+    "step_program_test.cc": ["cpu/step/program.cc"],
     "team_test.cc": TEAM,
     "tiles_test.cc": [RUNTIME["features"]],
 }

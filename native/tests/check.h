@@ -3,6 +3,7 @@
 #define OSTINATO_TESTS_CHECK_H_
 
 #include <iostream>
+#include <stdexcept>
 
 namespace ostinato::testing {
 
@@ -15,6 +16,17 @@ void CheckEqual(const Got& got, const Want& want, const char* text, const char* 
   ++failures;
   std::cerr << file << ":" << line << ": " << text << " is " << got << ", want " << want
             << "\n";
+}
+
+// Whether a call throws std::invalid_argument.
+template <typename Call>
+bool Refuses(const Call& call) {
+  try {
+    call();
+  } catch (const std::invalid_argument&) {
+    return true;
+  }
+  return false;
 }
 
 // The exit code of main().

@@ -103,11 +103,13 @@ class StepTile {
     std::vector<Stretch> stretches;
   };
 
-  void Locate(int64_t buffer);
+  // tile_bind.cc
   Program Bind(Phase phase);
   Bound BindOne(const StepInstruction& instruction);
   void BindRow(Bound& bound) const;
   void BindBlocks(Bound& bound);
+
+  void Locate(int64_t buffer);
   T* Start(int64_t buffer, int64_t n) const;
   void Begin(int64_t begin, int64_t end);
   void End(int64_t end);
