@@ -1,10 +1,12 @@
 """Benchmark of `recurrent_net` and `lax.scan`: `python -m benchmarks.recurrent`.
 
-It measures the speed of step functions and of cells, then the memory and the time of
-every way to store less. Results are checked before anything is timed; the tables go to
-docs/results.md.
+It measures how long step functions and cells take to compile, and their speed, then the
+memory and the time of every way to store less. Results are checked before anything is
+timed; the tables go to docs/results.md.
 """
 
+import enum
+import time
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -38,6 +40,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "some states": {"segment_length": "auto"},
 }
 SCAN, FUSED = "lax.scan", "fused"
+
+
+class Part(enum.StrEnum):
+    """A part of the benchmark."""
+
+    COMPILE = "compile"
+    SPEED = "speed"
+    MEMORY = "memory"
 
 
 class Case(NamedTuple):
@@ -75,7 +85,9 @@ CASES = {
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 7,
-    only: Annotated[str, typer.Option(help="speed, memory or both.")] = "both",
+    only: Annotated[
+        Part | None, typer.Option(help="What to measure; the default is all.")
+    ] = None,
     rows: Annotated[str, typer.Option(help="Pattern of the rows of speed.")] = "*",
     out: Out = OUT,
     page: Page = None,
@@ -85,13 +97,46 @@ def main(
     stored = Stored(out)
     if measure:
         stored.begin()
-        if only in ("speed", "both"):
-            for name, row in speed(rounds, rows):
-                stored.add(name, row)
-        if only in ("memory", "both"):
-            for name, row in memory(rounds):
+        parts = {
+            # First, since a step that has run is known.
+            Part.COMPILE: compilations(),
+            Part.SPEED: speed(rounds, rows),
+            Part.MEMORY: memory(rounds),
+        }
+        for part in parts if only is None else (only,):
+            for name, row in parts[part]:
                 stored.add(name, row)
     stored.show(text, MARK, page)
+
+
+# ---------------------------------------------------------------------------- compile
+
+
+def compilations() -> Iterator[tuple[str, dict]]:
+    """Yield the seconds to trace and compile a training step, by contender."""
+    label = "N8H64"
+    case = CASES[label]
+    for name, network in networks(case.size).items():
+        arguments = make(network, STEPS, case, ENTRIES)
+        found = {
+            who: compiling(run, arguments)
+            for who, run in contenders(network, case).items()
+        }
+        row = f"{name}, {label}-compile"
+        print(*compile_row(row, {"compile": found}), flush=True)
+        yield row, {"compile": found}
+
+
+def compiling(run: Callable, arguments: Any) -> list[float]:
+    """Return the seconds that a training step takes for the first time, then again."""
+    seconds = []
+    dy = jnp.ones_like(jax.eval_shape(run, *arguments))
+    for _ in range(2):
+        jax.clear_caches()
+        start = time.perf_counter()
+        jax.jit(training(run)).lower(*arguments, dy).compile()
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 # ------------------------------------------------------------------------------ speed
@@ -237,6 +282,10 @@ def compiled(runs: dict[str, Callable], arguments: Any, train: bool) -> Any:
 def text(stored: Stored) -> str:
     """Format the results as the text for results.md."""
     parts, rows = [f"{stored.conditions('jax')}."], stored.rows
+    compiles = [compile_row(name, r) for name, r in rows.items() if "compile" in r]
+    if compiles:
+        heads = ("network", SCAN, "ours", f"ours / {SCAN}", "again", "fused")
+        parts.append(tables.markdown(heads, compiles))
     speeds = [speed_row(row, rows[row]) for row, *_ in rows_of_speed() if row in rows]
     if speeds:
         heads = ("network", SCAN, "function", "cell", FUSED, "function / fused")
@@ -249,6 +298,23 @@ def text(stored: Stored) -> str:
         heads = ("network", "stored", "MiB", "share", "ms", "time")
         parts.append(tables.markdown(heads, lines))
     return "\n\n".join(parts)
+
+
+def compile_row(name: str, row: dict) -> tuple[str, ...]:
+    """Format the seconds of `lax.scan`, and those of ours, whose share of it is that of
+    the first time.
+    """
+    seconds = row["compile"]
+    own = seconds.get("function", seconds.get("cell"))
+    fused = seconds.get(FUSED, (None,))[0]
+    return (
+        name,
+        tables.duration(seconds[SCAN][0]),
+        tables.duration(own[0]),
+        tables.ratio(own[0] / seconds[SCAN][0]),
+        tables.duration(own[1]),
+        tables.duration(fused),
+    )
 
 
 def speed_row(name: str, row: dict) -> tuple[str, ...]:

@@ -67,6 +67,9 @@ def test_tables_tell_times_and_shares(tmp_path):
     rows = {
         cell: {"seconds": {"lax.scan": [0.002], "cell": [0.001]}},
         function: {"seconds": fused},
+        "MI-LSTM, N8H64-compile": {
+            "compile": {"lax.scan": [1, 0.9], "function": [0.3, 0.1], "cell": [9, 9]}
+        },
         "b": {
             "bytes": {"all": 2**21, "states": 2**20},
             "seconds": {"all": [0.01], "states": [0.011]},
@@ -77,6 +80,18 @@ def test_tables_tell_times_and_shares(tmp_path):
     assert f"| {function} | 4.00 | 2.00 |  | 4.00 | 0.50 |" in text
     assert text.index(function) < text.index(cell)  # the order of the networks
     assert "| b | states | 1.0 | 50 % | 11.0 | 1.10 |" in text
+    assert "| MI-LSTM, N8H64-compile | 1000.0 | 300.0 | 0.30 | 100.0 |  |" in text
+
+
+def test_compilations_are_timed_twice(monkeypatch):
+    monkeypatch.setattr(recurrent, "STEPS", 3)
+    monkeypatch.setattr(recurrent, "CASES", {"N8H64": recurrent.Case(2, 4)})
+    only = {"LSTM": steps.networks(4)["LSTM"]}
+    monkeypatch.setattr(recurrent, "networks", lambda _: only)
+    [(name, row)] = recurrent.compilations()
+    assert name == "LSTM, N8H64-compile"
+    assert set(row["compile"]) == {recurrent.SCAN, "function", recurrent.FUSED}
+    assert all(0 < s for both in row["compile"].values() for s in both)
 
 
 # -------------------------------------------------------------------- other libraries
