@@ -78,6 +78,12 @@ Reg<V> EstimateStep(const Advantages<typename V::Element>& c, int64_t step, int6
   return advantage;
 }
 
+// A count that the compiler knows.
+template <int64_t kCount>
+struct Constant {
+  constexpr operator int64_t() const { return kCount; }
+};
+
 // 0, 1, 2 ...
 template <typename V>
 typename V::Bits Counted() {
@@ -173,7 +179,7 @@ void EstimateAll(const Advantages<T>& c, int64_t first, int64_t count) {
       };
       if (whole < count) estimate(whole, count - whole);
       for (int64_t i = whole - kLanes; i >= 0; i -= kLanes) {
-        estimate(i, std::integral_constant<int64_t, kLanes>{});
+        estimate(i, Constant<kLanes>{});
       }
       next = c.advantages + t * c.batch + first;
     }
@@ -187,7 +193,7 @@ void EstimateAll(const Advantages<T>& c, int64_t first, int64_t count) {
     };
     if (rest > 0) square(c.steps - rest, rest);
     for (int64_t step = c.steps - rest - kLanes; step >= 0; step -= kLanes) {
-      square(step, std::integral_constant<int64_t, kLanes>{});
+      square(step, Constant<kLanes>{});
     }
   }
 }
