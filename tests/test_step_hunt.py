@@ -153,3 +153,24 @@ def test_errors_say_what_to_do(options, error, message):
     given = {"initial_states": jnp.zeros((B, 4)), "inputs": draw(0, B, T, 4)} | options
     with pytest.raises(error, match=message):
         ost.recurrent_net(lambda _, h, x, t: (h, x), **given)
+
+
+def test_parts_without_elements():
+    """Neighbours of a part of width 0 were looked for without end."""
+
+    def step(p, s, x, t):
+        gates = jnp.tanh(x @ p)
+        empty = jnp.exp(gates[:, :0])
+        s = jnp.concatenate([jnp.sin(gates[:, :4]), jnp.exp(gates[:, 4:4]), empty], 1)
+        return s, (s, empty)
+
+    def loss(backend, p, x):
+        out = ost.recurrent_net(step, x, draw(0, B, 4), params=p, backend=backend)
+        return jnp.sum(jnp.sin(out.outputs[0])), out.outputs
+
+    def value_and_grad(backend, *arguments):
+        return jax.value_and_grad(lambda *a: loss(backend, *a), has_aux=True)(
+            *arguments
+        )
+
+    assert_same(*both(value_and_grad, draw(1, 5, 8), draw(2, B, T, 5)))

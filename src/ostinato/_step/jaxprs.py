@@ -133,9 +133,14 @@ def run(
 
 
 def run_one(eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
-    """Run one equation, and the equations inside of a function under `jit`."""
+    """Run one equation, and the equations inside of a function under `jit`.
+
+    All values are to vary over the same axes of a `shard_map`, or over none.
+    """
     if eqn.primitive.name == "jit":
         return evaluate(eqn.params["jaxpr"], inputs)
+    if eqn.primitive.name == "pvary":
+        return list(inputs)
     params = eqn.primitive.get_bind_params(eqn.params)
     # Where it is traced anew, an equation keeps its line of the user's program.
     with eqn.ctx.manager, user_context(eqn.source_info.traceback):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
+from .._rnn.sharding import make_varying
 from .._source_lines import user_line
 from .._typing import Array
 from . import description, native, primitive, tokens
@@ -16,7 +17,7 @@ from .ahead import Ahead, taken_ahead
 from .control_flow import stays, without_control_flow
 from .cost import dominating, is_small
 from .gradients import Policy
-from .jaxprs import Origins, evaluate, flat, origins_of
+from .jaxprs import Origins, evaluate, flat, origins_of, split_at
 from .known import known
 from .split import Step, without_invariants
 from .xla import Loop, map_steps
@@ -152,7 +153,10 @@ def plan(
     origins = origins_of(traced.jaxpr)
     # The arrays that the step closes over are invariant too.
     arrays = [*traced.consts, *given[:num_arrays]]
-    as_it_is, rest = flat(known(traced.jaxpr)), given[num_arrays:]
+    as_it_is = flat(known(traced.jaxpr))
+    # In shard_map, the step is taken apart as if all values varied over the same axes.
+    everything = make_varying([*arrays, *given[num_arrays:], *leaves])
+    arrays, rest, leaves = split_at(everything, [len(arrays), len(arrays) + num_states])
     steps = leaves[0].shape[0] if leaves else 1
 
     def loop_of(step: Step) -> Loop:

@@ -152,7 +152,7 @@ def without_invariants(
         eqn
         for eqn in jaxpr.eqns
         if eqn.primitive.name in _SUNK
-        or (keep_parts and _is_part_of_vector(eqn, arrays))
+        or (keep_parts and _is_part_of_vector(eqn, arrays, states))
         or not fixed.issuperset(eqn.outvars)
     ]
     in_loop = needed(in_loop, jaxpr.outvars)
@@ -178,9 +178,18 @@ def without_invariants(
     return Traced(jaxpr_of(jaxpr.eqns, arrays, invariant), step, kept)
 
 
-def _is_part_of_vector(eqn: JaxprEqn, arrays: Sequence[Any]) -> bool:
+def _is_part_of_vector(
+    eqn: JaxprEqn, arrays: Sequence[Any], states: Sequence[Any]
+) -> bool:
+    """Return whether an equation takes some elements of a vector.
+
+    As many as there are sequences may be an element for each of them: that is none.
+    """
     vector = eqn.primitive.name in _PARTS and len(type_of(eqn.invars[0]).shape) == 1
-    return vector and any(eqn.invars[0] is v for v in arrays)
+    if not vector or not any(eqn.invars[0] is v for v in arrays):
+        return False
+    part = type_of(eqn.outvars[0]).shape
+    return all(type_of(v).shape[:1] != part[:1] for v in states)
 
 
 def levels_of(jaxpr: Jaxpr, num_invariant: int, num_inputs: int) -> dict[Any, int]:

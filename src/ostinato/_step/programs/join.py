@@ -38,7 +38,7 @@ def _has_part(i: Instruction) -> bool:
     return (
         i.operation in ELEMENTWISE
         and i.inner == 1
-        and i.width == padded(i.width)
+        and i.width == padded(i.width) > 0
         and i.result.strides == (0, 1)
         and any(v.strides[1] == 1 and v.buffer.width > i.width for v in i.operands)
     )
