@@ -110,13 +110,15 @@ def _take_part(pipe: Any, setup: Setup, process: int, port: int, hidden: int) ->
     from ostinato.apps.devices import Devices, connect
     from ostinato.apps.g2p import data
     from ostinato.apps.g2p.job import Job
-    from ostinato.apps.g2p.settings import choose
+    from ostinato.apps.g2p.settings import Settings
 
     address = f"127.0.0.1:{port}", setup.processes, process
     connect(setup.processes > 1, *(address if setup.processes > 1 else ()))
     devices = Devices(setup.devices)
     words = {w: p for w, p in data.read_cmudict().items() if len(w) == LETTERS}
-    settings = choose(epochs=1, hidden=hidden, layers=2, batch=setup.words, buckets=1)
+    settings = Settings.choose(
+        epochs=1, hidden=hidden, layers=2, batch=setup.words, buckets=1
+    )
     job = Job(settings, data.split(words))
     state = training.init_state(0, job.init)
     state = training.State(0, *devices.replicate(state[1:]))

@@ -62,11 +62,11 @@ TIERS = {
     "interop": 6,
     "nn": 7,  # over the cells that interop reads
     "apps": 8,
-    "cli_devices": 9,
-    "cli_forecast": 9,
-    "cli_music": 9,
-    "cli": 10,
-    "__main__": 11,  # starts cli
+    "cli_training": 9,
+    "cli_forecast": 10,
+    "cli_music": 10,
+    "cli": 11,
+    "__main__": 12,  # starts cli
 }
 # Tiers inside of `ragged`; the longest prefix wins here, too.
 RAGGED = {
@@ -120,7 +120,7 @@ THIRD_PARTY = {
     "apps.bench.peers.onnx_runtime": {"numpy", "onnx", "onnxruntime"},
     "apps.bench.peers.torch_nn": {"torch"},
     "cli": {"numpy", "rich", "typer"},
-    "cli_devices": {"typer"},
+    "cli_training": {"typer"},
     "cli_forecast": {"typer"},
     "cli_music": {"typer"},
 }

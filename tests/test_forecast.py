@@ -172,7 +172,7 @@ def test_train_then_forecast(waves, tmp_path):
     assert final["forecast"]["mse"] < 0.1 < final["the last value, repeated"]["mse"]
     assert (out / "forecasts.png").read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))
-    assert len(rows) == 12 and float(rows[-1]["mse"]) < float(rows[0]["mse"])
+    assert len(rows) == 4 * 12 and float(rows[-1]["mse"]) < float(rows[0]["mse"])
 
     written = tmp_path / "next.csv"
     result = ostinato("forecast", waves, "--model", out, "--out", written)
@@ -189,7 +189,9 @@ def test_an_interrupted_run_keeps_the_best_weights(waves, tmp_path, monkeypatch)
     interrupt_after(monkeypatch, 14)
     sizes = dict(look_back=8, horizon=8, segment=4, hidden=4)
     assert train(waves, tmp_path, **sizes).figures is None
-    assert use.load(tmp_path).figures["best"]["epoch"] == 4
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    least = min(rows, key=lambda row: float(row["mse"]))
+    assert use.load(tmp_path).figures["best"]["updates"] == int(least["updates"]) > 0
 
 
 SIZES = dict(look_back=8, horizon=8, segment=4, hidden=4, epochs=3)
@@ -211,6 +213,26 @@ def test_interrupted_and_resumed_equals_uninterrupted(
         for key in want.keys() | got.keys():
             np.testing.assert_array_equal(got[key], want[key])
     assert (halved / "learning_curve.png").exists()
+
+
+def test_an_ensemble_learns_and_forecasts_the_mean_of_its_members(waves, tmp_path):
+    out = tmp_path / "run"
+    arguments = ["--epochs", 2, "--ensemble", 3, "--out", out, *TINY.split()]
+    result = ostinato("train", "forecast", waves, *arguments)
+    assert result.exit_code == 0, result.output
+    assert "ensemble of 3, 8 rows to forecast 8" in result.stdout
+    trained = use.load(out)
+    assert trained.params["read"].shape[0] == trained.model.members == 3
+    x = np.random.default_rng(0).normal(size=(2, 8, 3)).astype(np.float32)
+    members = [jax.tree.map(lambda a, k=k: a[k], trained.params) for k in range(3)]
+    each = [trained.model.forecast_of_one(params, x) for params in members]
+    assert np.abs(each[0] - each[1]).max() > 1e-3
+    got = trained.model.forecast(trained.params, x)
+    np.testing.assert_allclose(got, np.mean(each, axis=0), atol=1e-6)
+    result = ostinato("forecast", waves, "--model", out, "--out", tmp_path / "next.csv")
+    assert result.exit_code == 0, result.output
+    message = one_line(ostinato("train", "forecast", waves, "--ensemble", 0))
+    assert "`ensemble` must be at least 1, got 0" in message
 
 
 def test_what_cannot_be_resumed(waves, tmp_path):

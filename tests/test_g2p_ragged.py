@@ -13,10 +13,11 @@ from g2p_words import (
     train_tiny,
 )
 
-from ostinato.apps.g2p import attention, ctc, settings
+from ostinato.apps.g2p import attention, ctc
 from ostinato.apps.g2p.batches import Batch, RaggedBatch, TrainingSet, letter_ids, pad
 from ostinato.apps.g2p.models import MODELS
 from ostinato.apps.g2p.pronounce import Pronouncer
+from ostinato.apps.g2p.settings import Settings
 from ostinato.apps.tensors import RESUME_FILE
 from ostinato.ragged import vmap
 
@@ -143,6 +144,6 @@ def test_an_interrupted_run_goes_on_as_it_began(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_words_of_all_lengths_share_batches(name):
-    assert settings.choose(name, ragged=True).buckets == 1
-    assert settings.choose(name, ragged=True, buckets=3).buckets == 3
-    assert settings.choose(name, ragged=False).buckets > 1
+    assert Settings.choose(model=name, ragged=True).buckets == 1
+    assert Settings.choose(model=name, ragged=True, buckets=3).buckets == 3
+    assert Settings.choose(model=name, ragged=False).buckets > 1

@@ -16,7 +16,7 @@ from ostinato.apps import header, training
 from ostinato.apps.errors import UserError
 from ostinato.apps.g2p import attention, checkpoint, ctc
 from ostinato.apps.g2p.report import Row
-from ostinato.apps.g2p.settings import Settings, choose
+from ostinato.apps.g2p.settings import Settings
 from ostinato.apps.tensors import RESUME_FILE
 
 SIZES = dict(hidden_size=4, num_layers=1, phonemes=("S", "T"))
@@ -35,7 +35,7 @@ def contents(request, tmp_path_factory):
     model = checkpoint.Model(config, state.params, [[1, 2], [2]], weights, {"best": 1})
     checkpoint.save_model(folder, model)
     row = Row(1.0, 2, 3.0, 4.0, 5.0, 0.1, 6.0, 7.0)
-    settings = choose(model=request.param, hidden=4, layers=1)
+    settings = Settings.choose(model=request.param, hidden=4, layers=1)
     of_run = header.Header(dataclasses.asdict(settings), "words", 9.0, 1.0, [row], row)
     checkpoint.FILES.save_state(folder, state, vars(of_run))
     return config, {

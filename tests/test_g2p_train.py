@@ -15,9 +15,10 @@ from g2p_words import (
 
 from ostinato.apps import display, run
 from ostinato.apps.errors import UserError
-from ostinato.apps.g2p import checkpoint, report, settings
+from ostinato.apps.g2p import checkpoint, report
 from ostinato.apps.g2p.models import MODELS
 from ostinato.apps.g2p.pronounce import Pronouncer
+from ostinato.apps.g2p.settings import Settings
 from ostinato.apps.report import CSV_FILE, CURVE_FILE
 from ostinato.apps.tensors import RESUME_FILE
 
@@ -235,17 +236,19 @@ def test_a_dictionary_without_held_out_words_says_so(tmp_path):
 )
 def test_bad_settings_name_the_field(given, message):
     with pytest.raises(UserError, match=message):
-        settings.choose(**given)
+        Settings.choose(**given)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_settings_are_chosen_by_the_time(name):
-    short, long = settings.choose(name, minutes=2), settings.choose(name)
+    short, long = Settings.choose(2, model=name), Settings.choose(model=name)
     assert short.model == long.model == name
     assert short.hidden < long.hidden
-    assert long.minutes == settings.DEFAULT_MINUTES
-    assert settings.choose(name, minutes=2, hidden=long.hidden).hidden == long.hidden
-    assert settings.choose(name, epochs=3).minutes is None
+    assert long.minutes == Settings.default_minutes
+    assert (
+        Settings.choose(model=name, minutes=2, hidden=long.hidden).hidden == long.hidden
+    )
+    assert Settings.choose(model=name, epochs=3).minutes is None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ostinato.apps.music import midi, model, read, rolls, use
 from ostinato.apps.music.job import Job
 from ostinato.apps.music.model import Batch, Composer
 from ostinato.apps.music.report import Likelihood
-from ostinato.apps.music.settings import choose
+from ostinato.apps.music.settings import Settings
 from ostinato.apps.music.train import train
 from ostinato.apps.tensors import MODEL_FILE, RESUME_FILE
 
@@ -125,7 +125,7 @@ def test_the_probabilities_of_all_chords_sum_to_1(monkeypatch):
 
 
 def test_the_default_model_has_300_000_parameters():
-    settings = choose()
+    settings = Settings.choose()
     for chords in model.CHORDS:
         composer = Composer(
             settings.mode, settings.hidden, settings.layers, chords, 0.0
@@ -167,7 +167,7 @@ def test_likelihoods_are_means_over_the_frames_of_all_pieces():
 
 
 def test_the_frequencies_of_notes_as_a_model(pieces):
-    job = Job(choose(epochs=1), read.read([pieces], 2, 0))
+    job = Job(Settings.choose(epochs=1), read.read([pieces], 2, 0))
     learn = np.concatenate(job.pieces.learn)
     chance = (learn.sum(0) + 0.5) / (len(learn) + 1)
     got = job._frequencies()
@@ -184,7 +184,9 @@ def test_the_frequencies_of_notes_as_a_model(pieces):
 
 
 def test_epochs_hold_every_piece_transposed(pieces):
-    job = Job(choose(epochs=1, batch=4, transpose=3), read.read([pieces], 2, 0))
+    job = Job(
+        Settings.choose(epochs=1, batch=4, transpose=3), read.read([pieces], 2, 0)
+    )
     for number in range(2):
         batches, again = ([*job.epoch(number)] for _ in range(2))
         assert sum(map(job.count, batches)) == sum(map(len, job.pieces.learn))

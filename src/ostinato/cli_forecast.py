@@ -1,12 +1,13 @@
 """The commands `ostinato train forecast` and `ostinato forecast`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from . import interrupts
 from .apps.errors import require
+from .cli_training import Ensemble, Out, Resume, Seed
 
 FORECAST, NEXT = Path("out/forecast"), Path("forecast.csv")
 
@@ -22,12 +23,8 @@ def train(
     epochs: Annotated[
         int | None, typer.Option(help="Stop after this many passes over the windows.")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for the model and figures.")
-    ] = FORECAST,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in the folder.")
-    ] = False,
+    out: Out = FORECAST,
+    resume: Resume = False,
     look_back: Annotated[
         int | None, typer.Option(help="Rows that a forecast reads. Default 96.")
     ] = None,
@@ -56,11 +53,10 @@ def train(
     lr: Annotated[
         float | None, typer.Option(help="Highest learning rate of AdamW. Default 5e-3.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of random numbers. Default 0.")
-    ] = None,
+    seed: Seed = None,
+    ensemble: Ensemble = None,
     devices: int | None = None,
-) -> None:
+) -> Any:
     """Learn to forecast the columns of a table of numbers with a date column.
 
     Missing numbers are taken to be the ones before them. Ctrl-C ends the run with code
@@ -71,7 +67,7 @@ def train(
         require(package)
     from .apps.forecast import train as job
 
-    summary = job.train(
+    return job.train(
         file,
         out,
         minutes=minutes,
@@ -86,11 +82,10 @@ def train(
         batch=batch,
         lr=lr,
         seed=seed,
+        ensemble=ensemble,
         guard=interrupts.keeping,
         devices=devices,
     )
-    if summary.figures is None:
-        raise typer.Exit(130)
 
 
 def forecast(

@@ -1,12 +1,13 @@
 """The commands `ostinato train music` and `ostinato sample`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from . import interrupts
 from .apps.errors import UserError, require
+from .cli_training import Out, Resume, Seed
 
 MUSIC, SAMPLE = Path("out/music"), Path("sample.mid")
 PACKAGES = "optax", "rich", "safetensors", "matplotlib", "mido", "scipy"
@@ -27,12 +28,8 @@ def train(
     epochs: Annotated[
         int | None, typer.Option(help="Stop after this many passes over the pieces.")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for the model and figures.")
-    ] = MUSIC,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in the folder.")
-    ] = False,
+    out: Out = MUSIC,
+    resume: Resume = False,
     mode: Annotated[
         str | None, typer.Option(help="Kind of network: gru or lstm. Default gru.")
     ] = None,
@@ -67,11 +64,9 @@ def train(
     lr: Annotated[
         float | None, typer.Option(help="Highest learning rate of AdamW. Default 4e-3.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of random numbers. Default 0.")
-    ] = None,
+    seed: Seed = None,
     devices: int | None = None,
-) -> None:
+) -> Any:
     """Learn from pieces of music which notes come next.
 
     Ctrl-C ends the run with code 130, SIGTERM with 143, within seconds; what was
@@ -81,7 +76,7 @@ def train(
         require(package)
     from .apps.music import train as job
 
-    summary = job.train(
+    return job.train(
         files,
         out,
         minutes=minutes,
@@ -100,8 +95,6 @@ def train(
         guard=interrupts.keeping,
         devices=devices,
     )
-    if summary.figures is None:
-        raise typer.Exit(130)
 
 
 def sample(

@@ -29,6 +29,8 @@ class Job(ABC):
         settings_class: a class of settings.
         files: the files of the job.
         curves: what the learning curve shows.
+        evaluations: how many there are in an epoch; a run that is limited by time may
+            have more.
         settings: the settings of the run, of `settings_class`.
         num_batches: the batches of an epoch.
         members: the models of an ensemble, 1 for a single model.
@@ -41,6 +43,7 @@ class Job(ABC):
     settings_class: ClassVar[type[Settings]]
     files: ClassVar[TensorFiles]
     curves: ClassVar[Curves]
+    evaluations: ClassVar[int] = 1
     settings: Any
     num_batches: int
     members: int = 1

@@ -151,8 +151,9 @@ class Run:
         return clock(self.now * (1 - done) / done)
 
     def _evaluation_due(self) -> bool:
-        """Return True at the end of an epoch, and at intervals of a timed run."""
-        if self.state.step % self.job.num_batches == 0:
+        """Return True at intervals of an epoch, and of a timed run."""
+        done = self.state.step % self.job.num_batches
+        if done % math.ceil(self.job.num_batches / self.job.evaluations) == 0:
             return True
         if self.settings.minutes is None:
             return False

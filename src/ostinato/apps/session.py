@@ -15,7 +15,7 @@ from .display import Display, clock
 from .job import Job
 from .report import Row
 from .run import Run
-from .settings import Settings, resumed
+from .settings import resumed
 from .tensors import MODEL_FILE, RESUME_FILE
 
 Guard = Callable[[Callable[[], object]], AbstractContextManager[None]]
@@ -31,25 +31,52 @@ class Summary(NamedTuple):
     figures: Any
 
 
-def settings_of(
+def train(
     job: type[Job],
+    make: Callable[[Any], Job],
     out: Path,
-    choose: Callable[..., Settings],
     *,
-    resume: bool,
-    minutes: float | None,
-    epochs: int | None,
-    given: dict[str, Any],
-) -> Any:
-    """Return the settings of a new run, from `choose`, or of the run to resume.
+    minutes: float | None = None,
+    epochs: int | None = None,
+    resume: bool = False,
+    console: Console | None = None,
+    guard: Guard = nullcontext,
+    devices: int | None = None,
+    **given: Any,
+) -> Summary:
+    """Train until the time or the epochs are over, then measure the best weights.
+
+    Args:
+        job: the class of the job.
+        make: makes the job from its settings.
+        out: the folder to write; files of an older run are moved to `previous/` in it.
+        minutes: duration, including compilation and evaluations; without either limit,
+            that of the job's settings.
+        epochs: passes over the data; the run ends at the earlier limit.
+        resume: continue the run in `out`, with its settings.
+        console: where to report.
+        guard: see `conduct`.
+        devices: see `Devices`.
+        given: other fields of the job's settings; None or missing ones have defaults.
 
     Raises:
-        UserError: a setting is out of range, or not that of the run to resume.
+        UserError: a problem that the user can fix; the files in `out` are kept.
     """
-    if not resume:
-        return choose(minutes=minutes, epochs=epochs, **given)
-    _, old = header.read(out, job.files, job.settings_class, job.row_class)
-    return resumed(old, minutes, epochs, given)
+    started = time.monotonic()
+    if resume:
+        _, old = header.read(out, job.files, job.settings_class, job.row_class)
+        settings = resumed(old, minutes, epochs, given)
+    else:
+        settings = job.settings_class.choose(minutes, epochs, **given)
+    return conduct(
+        lambda: make(settings),
+        out,
+        resume=resume,
+        started=started,
+        console=console,
+        guard=guard,
+        devices=devices,
+    )
 
 
 def conduct(

@@ -1,7 +1,7 @@
 """The settings that every run has, and those of a run that is resumed."""
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from .errors import UserError
 from .fields import check_range, check_types
@@ -16,9 +16,16 @@ class Settings:
 
     A job adds its own, such as the sizes of its model.
 
+    Attributes:
+        default_minutes: the duration of a run without limits.
+        defaults: the settings of a run, but for its limits, that are not given.
+
     Raises:
         UserError: a field is of the wrong type or out of range.
     """
+
+    default_minutes: ClassVar[float]
+    defaults: ClassVar[dict[str, Any]]
 
     minutes: float | None
     epochs: int | None
@@ -42,6 +49,26 @@ class Settings:
             check_range("minutes", "a number above 0", self.minutes, self.minutes > 0)
         if self.epochs is not None:
             check_range("epochs", "at least 1", self.epochs, self.epochs >= 1)
+
+    @classmethod
+    def choose(
+        cls, minutes: float | None = None, epochs: int | None = None, **given: Any
+    ) -> Self:
+        """Fill in settings that are missing or None.
+
+        Raises:
+            UserError: a value is out of range.
+        """
+        if minutes is None and epochs is None:
+            minutes = cls.default_minutes
+        given = {name: value for name, value in given.items() if value is not None}
+        chosen = cls.defaults_of(minutes, given) | given
+        return cls(minutes=minutes, epochs=epochs, **chosen)
+
+    @classmethod
+    def defaults_of(cls, minutes: float | None, given: dict[str, Any]) -> Any:
+        """Return the defaults of a run, which may depend on what is given."""
+        return cls.defaults
 
     def sizes(self) -> dict[str, int]:
         """Return the largest value of each field of a job that must be at least 1."""

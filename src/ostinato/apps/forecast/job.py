@@ -30,7 +30,7 @@ class Job(job.Job):
     """
 
     unit, row_class, settings_class = "windows", Row, Settings
-    files = use.FILES
+    files, evaluations = use.FILES, 4
     curves = Curves(
         "standardised, rows to choose by",
         "mean absolute error",
@@ -49,7 +49,9 @@ class Job(job.Job):
             settings.segment,
             settings.hidden,
             settings.dropout,
+            settings.ensemble,
         )
+        self.members = settings.ensemble
         self._values, ends = self.scale.apply(values), np.cumsum([0, *self._rows])
         self.learn, self.choose, self.test = (
             Windows(self._values, begin, end, self.model, name)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 import ostinato as ost
 
+from ..ensemble import MOST_MEMBERS, init_members, with_axis
 from ..fields import check_range, check_types
 
 MOST = 2**14  # of every size
@@ -32,7 +33,10 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Forecaster:
-    """A model of `columns`; `look_back` and `horizon` are multiples of `segment`."""
+    """A model of `columns`; `look_back` and `horizon` are multiples of `segment`.
+
+    Its forecast is the mean of those of its `members`, see `..ensemble`.
+    """
 
     columns: int
     look_back: int
@@ -40,12 +44,15 @@ class Forecaster:
     segment: int
     hidden: int
     dropout: float
+    members: int = 1
 
     def __post_init__(self) -> None:
         check_types(self)
         for name in ("columns", "look_back", "horizon", "segment", "hidden"):
             got = getattr(self, name)
             check_range(name, f"1 to {MOST}", got, 1 <= got <= MOST)
+        good = 1 <= self.members <= MOST_MEMBERS
+        check_range("members", f"1 to {MOST_MEMBERS}", self.members, good)
         check_range("hidden", "even", self.hidden, self.hidden % 2 == 0)
         good = 0 <= self.dropout < 1
         check_range("dropout", "at least 0 and below 1", self.dropout, good)
@@ -54,9 +61,8 @@ class Forecaster:
             wanted = f"a multiple of segment = {self.segment}"
             check_range(name, wanted, got, got % self.segment == 0)
         count = self.spec.num_params + self.hidden * (2 * self.segment + self.columns)
-        check_range(
-            "hidden", "smaller for this model", self.hidden, count < MOST_PARAMS
-        )
+        good = count * self.members < MOST_PARAMS
+        check_range("hidden", "smaller for this model", self.hidden, good)
 
     @property
     def spec(self) -> ost.RNNSpec:
@@ -64,7 +70,10 @@ class Forecaster:
         return ost.RNNSpec("gru", self.hidden, self.hidden)
 
     def init(self, key: jax.Array) -> Params:
-        """Draw parameters."""
+        """Draw the parameters of all members."""
+        return init_members(self._init_one, self.members, key)
+
+    def _init_one(self, key: jax.Array) -> Params:
         keys = jax.random.split(key, 5)
         size, half = self.hidden, self.hidden // 2
 
@@ -81,13 +90,26 @@ class Forecaster:
             "write_bias": jnp.zeros(self.segment),
         }
 
-    def forecast(
-        self, params: Params, x: jax.Array, key: jax.Array | None = None
-    ) -> jax.Array:
+    def forecast(self, params: Params, x: jax.Array) -> jax.Array:
         """Forecast standardised values.
 
         Args:
-            params: the parameters.
+            params: the parameters of all members.
+            x: the look-back, `[B, look_back, columns]`.
+
+        Returns:
+            The horizon, `[B, horizon, columns]`.
+        """
+        every = with_axis(params, self.members)
+        return jnp.mean(jax.vmap(self.forecast_of_one, (0, None))(every, x), axis=0)
+
+    def forecast_of_one(
+        self, params: Params, x: jax.Array, key: jax.Array | None = None
+    ) -> jax.Array:
+        """Return the forecast of one member.
+
+        Args:
+            params: its parameters.
             x: the look-back, `[B, look_back, columns]`.
             key: draws dropout; None means none.
 
@@ -115,8 +137,8 @@ class Forecaster:
         return jnp.concatenate(parts, axis=-1)
 
     def loss(self, params: Params, batch: Batch, key: jax.Array) -> jax.Array:
-        """Return the weighted mean absolute error of the windows of a batch."""
-        error = jnp.abs(self.forecast(params, batch.x, key) - batch.y)
+        """Return the weighted mean absolute error of one member on a batch."""
+        error = jnp.abs(self.forecast_of_one(params, batch.x, key) - batch.y)
         of_windows = jnp.mean(error, axis=(1, 2))
         return jnp.sum(of_windows * batch.weights) / jnp.sum(batch.weights)
 

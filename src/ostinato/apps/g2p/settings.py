@@ -9,14 +9,31 @@ from .model import MOST_HIDDEN, MOST_LAYERS
 from .models import config_class
 
 SHORT_MINUTES = 6.0  # in at most this time a small model learns more than a large one
-DEFAULT_MINUTES = 30.0
 DEFAULT_MODEL = "ctc"
 MOST_BUCKETS = 64  # shapes of batches
+SHORT: dict[str, dict[str, Any]] = {
+    "ctc": dict(
+        seed=0, hidden=128, layers=2, batch=128, lr=3e-3, dropout=0.1, buckets=4
+    ),
+    "attention": dict(
+        seed=0, hidden=128, layers=2, batch=128, lr=4e-3, dropout=0.05, buckets=4
+    ),
+}
+LONG: dict[str, dict[str, Any]] = {
+    "ctc": dict(
+        seed=0, hidden=192, layers=3, batch=128, lr=2e-3, dropout=0.2, buckets=6
+    ),
+    "attention": dict(
+        seed=0, hidden=192, layers=3, batch=128, lr=3e-3, dropout=0.15, buckets=8
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(settings.Settings):
     """The settings of a run."""
+
+    default_minutes = 30.0
 
     model: str
     hidden: int
@@ -28,6 +45,17 @@ class Settings(settings.Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         config_class(self.model)
+
+    @classmethod
+    def defaults_of(cls, minutes: float | None, given: dict[str, Any]) -> Any:
+        """Return the defaults of a run, which depend on its model and its duration."""
+        model = given.get("model", DEFAULT_MODEL)
+        config_class(model)
+        short = minutes is not None and minutes <= SHORT_MINUTES
+        chosen = (SHORT if short else LONG)[model] | {"model": model}
+        if given.get("ragged"):  # without padding there is no need to group by length
+            chosen |= {"buckets": 1}
+        return chosen
 
     def sizes(self) -> dict[str, int]:
         """Return the largest sizes of the model, and the most shapes of batches."""
@@ -47,44 +75,3 @@ class Settings(settings.Settings):
             f"{self.hidden} each way, batch {self.batch}, lr {self.lr:g}, dropout "
             f"{self.dropout:g}"
         )
-
-
-def choose(
-    model: str | None = None,
-    minutes: float | None = None,
-    epochs: int | None = None,
-    **given: Any,
-) -> Settings:
-    """Fill in settings that are missing or None, depending on the run's duration.
-
-    Raises:
-        UserError: a value is out of range.
-    """
-    if minutes is None and epochs is None:
-        minutes = DEFAULT_MINUTES
-    short = minutes is not None and minutes <= SHORT_MINUTES
-    model = model or DEFAULT_MODEL
-    config_class(model)
-    chosen: dict[str, Any] = (SHORT if short else LONG)[model]
-    if given.get("ragged"):  # without padding there is no need to group by length
-        chosen = chosen | {"buckets": 1}
-    chosen = chosen | {k: v for k, v in given.items() if v is not None}
-    return Settings(model=model, minutes=minutes, epochs=epochs, **chosen)
-
-
-SHORT: dict[str, dict[str, Any]] = {
-    "ctc": dict(
-        seed=0, hidden=128, layers=2, batch=128, lr=3e-3, dropout=0.1, buckets=4
-    ),
-    "attention": dict(
-        seed=0, hidden=128, layers=2, batch=128, lr=4e-3, dropout=0.05, buckets=4
-    ),
-}
-LONG: dict[str, dict[str, Any]] = {
-    "ctc": dict(
-        seed=0, hidden=192, layers=3, batch=128, lr=2e-3, dropout=0.2, buckets=6
-    ),
-    "attention": dict(
-        seed=0, hidden=192, layers=3, batch=128, lr=3e-3, dropout=0.15, buckets=8
-    ),
-}

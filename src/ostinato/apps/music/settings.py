@@ -1,30 +1,30 @@
 """The settings of a run."""
 
 import dataclasses
-from typing import Any
 
 from .. import settings
 from ..fields import check_range
 
-DEFAULTS: dict[str, Any] = dict(
-    seed=0,
-    batch=4,
-    lr=4e-3,
-    dropout=0.2,
-    mode="gru",
-    hidden=168,
-    layers=2,
-    chords="independent",
-    transpose=6,
-    per_beat=2,
-)
-DEFAULT_MINUTES = 5.0
 MOST_TRANSPOSE, MOST_PER_BEAT = 24, 96
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(settings.Settings):
     """The settings of a run; `Composer` checks the model."""
+
+    default_minutes = 5.0
+    defaults = dict(
+        seed=0,
+        batch=4,
+        lr=4e-3,
+        dropout=0.2,
+        mode="gru",
+        hidden=168,
+        layers=2,
+        chords="independent",
+        transpose=6,
+        per_beat=2,
+    )
 
     mode: str
     hidden: int
@@ -50,17 +50,3 @@ class Settings(settings.Settings):
             f"{self.chords} keys, batch {self.batch}, lr {self.lr:g}, dropout "
             f"{self.dropout:g}, transposed by up to {self.transpose} semitones"
         )
-
-
-def choose(
-    minutes: float | None = None, epochs: int | None = None, **given: Any
-) -> Settings:
-    """Fill in settings that are missing or None.
-
-    Raises:
-        UserError: a value is out of range.
-    """
-    if minutes is None and epochs is None:
-        minutes = DEFAULT_MINUTES
-    chosen = DEFAULTS | {k: v for k, v in given.items() if v is not None}
-    return Settings(minutes=minutes, epochs=epochs, **chosen)

@@ -1,17 +1,30 @@
-"""Options of all `train` commands: the devices and processes of a run."""
+"""What all `train` commands have: options, devices and processes, and their end."""
 
 import functools
 import inspect
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .apps.errors import require
 
-OPTIONS: dict[str, Any] = {
+Out = Annotated[Path, typer.Option(help="Folder for the model and figures.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue the run in the folder.")
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of random numbers. Default 0.")]
+Ensemble = Annotated[
+    int | None,
+    typer.Option(
+        help="Train this many models that differ in their seed as one, and average "
+        "what they say. Takes as many times the time. Default 1."
+    ),
+]
+DEVICES: dict[str, Any] = {
     "devices": Annotated[
         int | None,
         typer.Option(
@@ -37,8 +50,12 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def on_devices(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options to a command, which gets `devices` and connected processes."""
+def trains(command: Callable[..., Any]) -> Callable[..., None]:
+    """Add the options of `DEVICES` to a command that returns the summary of a run.
+
+    The command gets `devices` and connected processes. A run that was interrupted ends
+    with code 130.
+    """
 
     @functools.wraps(command)
     def connected(**given: Any) -> None:
@@ -47,7 +64,8 @@ def on_devices(command: Callable[..., None]) -> Callable[..., None]:
 
         names = "distributed", "coordinator", "processes", "process"
         connect(*(given.pop(name) for name in names))
-        command(**given)
+        if command(**given).figures is None:
+            raise typer.Exit(130)
 
     signature = inspect.signature(command)
     own = [p for name, p in signature.parameters.items() if name != "devices"]
@@ -58,9 +76,9 @@ def on_devices(command: Callable[..., None]) -> Callable[..., None]:
             default=False if name == "distributed" else None,
             annotation=kind,
         )
-        for name, kind in OPTIONS.items()
+        for name, kind in DEVICES.items()
     ]
-    connected.__annotations__ = command.__annotations__ | OPTIONS
+    connected.__annotations__ = command.__annotations__ | DEVICES | {"return": None}
     connected.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
     return connected
 
