@@ -145,7 +145,7 @@ BUGS = {
     "one direction": ("s.reverse ? s.length - 1 - k : k", "k"),
     "resets are ignored": ("if (k + 1 < longest && reset[tile][e])", "if (false)"),
     "the first reset is ignored": ("|| IsReset(s, 0)) return", ") return"),
-    "weights are not all loaded": ("k < kLeft; ++k", "k < kLeft - 1; ++k"),
+    "weights are not all loaded": ("k < kOthers; ++k", "k < kOthers - 1; ++k"),
     "the wrong unit's weights": ("rank) * kWarps + warp)", "rank) * kWarps)"),
     "neighbours keep their halves": ("odd ? x[0] : x[1], 4", "odd ? x[1] : x[0], 4"),
     "a block does not wait": ("if constexpr (kCluster == 1) WaitForBlock();", ""),

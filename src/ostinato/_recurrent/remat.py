@@ -46,7 +46,7 @@ _EXPENSIVE = (
 ARITHMETIC = CHEAP | (ELEMENTWISE - frozenset(_EXPENSIVE.split()))
 # These take many times as long as a sum or a product of elements.
 TRANSCENDENTAL = frozenset(
-    "cbrt cos erf exp exp2 expm1 log log1p logistic pow sin tan tanh".split()
+    "cbrt cos erf exp exp2 expm1 log log1p log2 logistic pow sin tan tanh".split()
 )
 
 

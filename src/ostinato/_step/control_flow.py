@@ -19,8 +19,8 @@ from .programs.lower import PRIMITIVES
 _MOST_ITERATIONS, _MOST_EQUATIONS = 16, 256
 """Of an inner loop that is written out."""
 _POLES = frozenset(
-    "acos acosh asin atan2 atanh cbrt div erf_inv integer_pow log log1p pow rem rsqrt "
-    "sqrt tan".split()
+    "acos acosh asin atan2 atanh cbrt div erf_inv integer_pow log log1p log2 pow rem "
+    "rsqrt sqrt tan".split()
 )
 """Operations whose results or derivatives may be infinite."""
 _FLOW = frozenset({"cond", "scan"})

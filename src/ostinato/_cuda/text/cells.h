@@ -52,6 +52,37 @@ OSTINATO_DEVICE Word AsFactor(Word x) {
   return kUnitsOfWord == 2 ? x : RoundFactor(AsFloat(x));
 }
 
+// Waits for all threads that share the states of a sequence.
+OSTINATO_DEVICE void WaitForAll() {
+  if constexpr (kCluster == 1) {
+    WaitForBlock();
+  } else {
+    WaitForCluster();
+  }
+}
+
+// Loads what a lane has of the weights of some tiles, the first products of each into
+// registers, and the others into shared memory.
+template <int kFirst, int kOthers, int kRows, int kSize>
+OSTINATO_DEVICE void LoadWeights(const Fragment* from, Fragment (&held)[kRows][kSize],
+                                 Fragment* left) {
+  OSTINATO_UNROLL
+  for (int tile = 0; tile < kRows; ++tile) {
+    OSTINATO_UNROLL
+    for (int k = 0; k < kFirst; ++k) {
+      held[tile][k] = Load(from + (tile * (kFirst + kOthers) + k) * 32);
+      OSTINATO_UNROLL
+      for (Word& word : held[tile][k].at) word = AsFactor(word);
+    }
+    for (int k = 0; k < kOthers; ++k) {
+      Fragment loaded = Load(from + (tile * (kFirst + kOthers) + kFirst + k) * 32);
+      OSTINATO_UNROLL
+      for (Word& word : loaded.at) word = AsFactor(word);
+      Store(left + (tile * kOthers + k) * 32, loaded);
+    }
+  }
+}
+
 // Where a buffer has a word of a sequence, of so many: matrices of 8 sequences by 4
 // words, as LoadMatrices takes them.
 template <int kWordsOfSequence>
@@ -96,6 +127,15 @@ struct Batch {
     const int steps = static_cast<int>(r.steps);
     const int given = lengths == nullptr ? steps : Load(lengths + at);
     return {at, given < 0 ? 0 : given < steps ? given : steps, true, direction == 1};
+  }
+  // The steps of the longest sequence.
+  OSTINATO_DEVICE int Longest() const {
+    int longest = 0;
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const int length = Find(slot).length;
+      longest = length > longest ? length : longest;
+    }
+    return longest;
   }
   // Where arrays [steps][batch] have the k-th step that a sequence runs.
   OSTINATO_DEVICE Index StepAt(const Sequence& s, int k) const {

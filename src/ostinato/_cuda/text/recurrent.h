@@ -67,21 +67,7 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
   const Fragment* const own =
       weights + ((all.direction * kCluster + rank) * kWarps + warp) * 2 * kDepth * 32 +
       lane;
-  OSTINATO_UNROLL
-  for (int part = 0; part < 2; ++part) {
-    OSTINATO_UNROLL
-    for (int k = 0; k < kHeld; ++k) {
-      held[part][k] = Load(own + (part * kDepth + k) * 32);
-      OSTINATO_UNROLL
-      for (Word& word : held[part][k].at) word = AsFactor(word);
-    }
-    for (int k = 0; k < kLeft; ++k) {
-      Fragment loaded = Load(own + (part * kDepth + kHeld + k) * 32);
-      OSTINATO_UNROLL
-      for (Word& word : loaded.at) word = AsFactor(word);
-      Store(left + (part * kLeft + k) * 32, loaded);
-    }
-  }
+  LoadWeights<kHeld, kLeft>(own, held, left);
   for (int i = thread; i < kSlots * kWords; i += kThreads) {
     const Sequence s = all.Find(i / kWords);
     const Index unit = i % kWords * kUnitsOfWord;
@@ -112,16 +98,8 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
       c[tile][e] = kGru ? 0.f : all.First(c_0, s, unit);
     }
   }
-  int longest = 0;
-  for (int slot = 0; slot < kSlots; ++slot) {
-    const int length = all.Find(slot).length;
-    longest = length > longest ? length : longest;
-  }
-  if constexpr (kCluster == 1) {
-    WaitForBlock();
-  } else {
-    WaitForCluster();
-  }
+  const int longest = all.Longest();
+  WaitForAll();
 
   Gates inputs[kTiles][2];
   bool reset[kTiles][2];  // before the step of `inputs`

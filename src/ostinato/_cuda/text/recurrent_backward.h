@@ -95,21 +95,7 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
                               ((all.direction * kCluster + rank) * kWarps + warp) *
                                   kUnitTiles * kGateDepth * 32 +
                               lane;
-  OSTINATO_UNROLL
-  for (int tile = 0; tile < kUnitTiles; ++tile) {
-    OSTINATO_UNROLL
-    for (int k = 0; k < kHeldGates; ++k) {
-      held[tile][k] = Load(own + (tile * kGateDepth + k) * 32);
-      OSTINATO_UNROLL
-      for (Word& word : held[tile][k].at) word = AsFactor(word);
-    }
-    for (int k = 0; k < kLeftGates; ++k) {
-      Fragment loaded = Load(own + (tile * kGateDepth + kHeldGates + k) * 32);
-      OSTINATO_UNROLL
-      for (Word& word : loaded.at) word = AsFactor(word);
-      Store(left + (tile * kLeftGates + k) * 32, loaded);
-    }
-  }
+  LoadWeights<kHeldGates, kLeftGates>(own, held, left);
   constexpr int kBytes = kCluster * kGroups * kTiles * 32 * sizeof(Pair);
   if (kCluster > 1 && thread == 0) {
     for (Arrivals& each : shared->arrivals) {
@@ -134,16 +120,8 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
       if (!kGru && s.exists && is_unit) dc[tile][e] = Widen(Load(dc_n + state));
     }
   }
-  int longest = 0;
-  for (int slot = 0; slot < kSlots; ++slot) {
-    const int length = all.Find(slot).length;
-    longest = length > longest ? length : longest;
-  }
-  if constexpr (kCluster == 1) {
-    WaitForBlock();
-  } else {
-    WaitForCluster();
-  }
+  const int longest = all.Longest();
+  WaitForAll();
 
   Saved saved[kTiles][2];
   bool reset[kTiles][2];  // before the step of `saved`

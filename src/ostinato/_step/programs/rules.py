@@ -145,6 +145,30 @@ def _power_of(b: Builder, x: Value, n: int) -> Value:
     return b.elementwise("multiply", even, x) if n % 2 else even
 
 
+@rule("one_minus_square")
+def _one_minus_square(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
+    result = b.elementwise("subtract", b.constant(1.0), _power_of(b, x, 2))
+    return result._replace(most=1 + most_of(x) ** 2) if is_integer(eqn) else result
+
+
+@rule("polynomial")
+def _polynomial(
+    b: Builder, eqn: JaxprEqn, x: Value, *coefficients: Value, **_: Any
+) -> Value:
+    if is_integer(eqn):
+        raise Unsupported("it has polynomials of integers")
+    *lower, result = coefficients
+    for c in reversed(lower):
+        result = b.elementwise("add", b.elementwise("multiply", result, x), c)
+    return result
+
+
+@rule("log2")
+def _log2(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
+    of_e = b.elementwise("log", x)
+    return b.elementwise("multiply", of_e, b.constant(1 / math.log(2)))
+
+
 @rule("exp2")
 def _exp2(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     return b.elementwise("exp", b.elementwise("multiply", x, b.constant(math.log(2))))
