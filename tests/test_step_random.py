@@ -104,6 +104,8 @@ def test_random_steps(spec, steps, option, dtype):
 @needs_cpu
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_operation_runs_in_the_native_loop(name):
+    if name == "erf" and random_steps.ERF_HAS_BITS:
+        pytest.skip("the derivative of erf has bits in this JAX, and runs on xla")
     spec = Spec([("matrix", 0, 2, 0), (name, 0, 1, 2)], [5, 3], 4, 3)
     function, arguments = program_of(spec, 2, None, "float64", "cpu")
     text = function.lower(*arguments).as_text()

@@ -41,9 +41,14 @@ _EXPENSIVE = (
     "erfc igamma igamma_grad_a igammac lgamma polygamma random_gamma_grad "
     "regularized_incomplete_beta sinh zeta"
 )
+# The derivative of a maximum compares it with what it was found in, bit by bit: both
+# are recomputed, as XLA may round another way when it computes one of them again.
+_COMPARED = "reduce_max reduce_min"
 # In the steps of cells, which have few products, it is quicker to recompute the other
 # elementwise operations than to store and to load their results.
-ARITHMETIC = CHEAP | (ELEMENTWISE - frozenset(_EXPENSIVE.split()))
+ARITHMETIC = (
+    CHEAP | frozenset(_COMPARED.split()) | (ELEMENTWISE - frozenset(_EXPENSIVE.split()))
+)
 # These take many times as long as a sum or a product of elements.
 TRANSCENDENTAL = frozenset(
     "cbrt cos erf exp exp2 expm1 log log1p log2 logistic pow sin tan tanh".split()

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
+from .._compat import scan_counts
 from .._typing import Array
 from .cost import CUSTOM, equations_of, leaves_out_much
 from .jaxprs import evaluate, is_literal, run_one, struct, type_of, variables
@@ -160,9 +161,7 @@ def _guarded(taken: Array, value: Any, safe: float) -> Any:
 def _unrolled(eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
     """Run the iterations of an inner loop one after another."""
     params = eqn.params
-    count, num_consts, num_carry = (
-        params[name] for name in ("length", "num_consts", "num_carry")
-    )
+    count, (num_consts, num_carry) = params["length"], scan_counts(params)
     consts = inputs[:num_consts]
     carry = inputs[num_consts : num_consts + num_carry]
     per_iteration = inputs[num_consts + num_carry :]
