@@ -190,6 +190,7 @@ void CheckValues(const StepProgram& program) {
   };
   check({0, 1, 7}, {1, 2, 5, 33});
   check({100}, {1, 5, 33});
+  check({900}, {1});  // so many that a second thread follows the first
   const int best = static_cast<int>(ostinato::cpu::DetectIsa());
   for (int isa = 0; isa < best; ++isa) {
     ostinato::cpu::SetIsaCap(static_cast<Isa>(isa));

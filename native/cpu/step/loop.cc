@@ -12,6 +12,7 @@
 #include "cpu/runtime/scratch.h"
 #include "cpu/runtime/team.h"
 #include "cpu/step/call_check.h"
+#include "cpu/step/follow.h"
 #include "cpu/step/gradients.h"
 #include "cpu/step/tile.h"
 
@@ -23,6 +24,8 @@ constexpr int64_t kMostRows = 32;
 constexpr auto kPanelAlignment = std::align_val_t(4096);
 // A call with fewer vector operations is not worth waking a thread.
 constexpr int64_t kWorthSharing = 1 << 16;
+// Steps of a chunk that are worth a second thread that follows the first.
+constexpr int64_t kWorthFollowing = 48;
 
 // Vector operations of all steps.
 int64_t Work(const StepCall& call, int64_t lanes) {
@@ -293,18 +296,29 @@ void RunSteps(const StepCall& given, const StepPanels<T>* packed) {
   StepGradients<T> gradients(loop, tiles);
   // Gradients need what all tiles have made of a chunk; else none waits for the others.
   const bool together = !call.program.gradients.empty();
+  const bool follows = team.threads() > 1 && tiles.size() == 1 &&
+                       std::min(call.steps, loop.chunk) >= kWorthFollowing &&
+                       tiles[0]->CanFollow();
   const int64_t stride = together ? loop.chunk : std::max<int64_t>(call.steps, 1);
   for (int64_t begin = 0; begin < call.steps; begin += stride) {
     const int64_t end = std::min(begin + stride, call.steps);
-    const auto run = [&](int64_t i, Team* team) {
+    const auto by_chunk = [&](const auto& run) {
       for (int64_t n = begin; n < end; n += loop.chunk) {
-        tiles[i]->Run(n, std::min(n + loop.chunk, end), team);
+        run(n, std::min(n + loop.chunk, end));
       }
     };
+    if (follows) {
+      by_chunk([&](int64_t n, int64_t next) {
+        RunFollowed(*tiles[0], gradients, n, next, team);
+      });
+      continue;
+    }
     if (tiles.size() == 1) {
-      run(0, &team);
+      by_chunk([&](int64_t n, int64_t next) { tiles[0]->Run(n, next, &team); });
     } else {
-      team.ForEach(tiles.size(), [&](int64_t i) { run(i, nullptr); });
+      team.ForEach(tiles.size(), [&](int64_t i) {
+        by_chunk([&](int64_t n, int64_t next) { tiles[i]->Run(n, next, nullptr); });
+      });
     }
     gradients.Add(begin, end, team);
   }

@@ -170,9 +170,22 @@ T* StepTile<T>::Start(int64_t index, int64_t n) const {
 
 template <typename T>
 void StepTile<T>::Run(int64_t begin, int64_t end, Team* team) {
+  Begin(begin, end, team);
+  RunSteps(begin, end, team);
+  RunAfter(begin, end, team);
+  End(end);
+}
+
+template <typename T>
+void StepTile<T>::Begin(int64_t begin, int64_t end, Team* team) {
   const FlushDenormals flush;
-  Begin(begin, end);
-  RunChunk(ahead_, team);
+  ReadInputs(begin, end);
+  RunChunk(ahead_, {begin, end}, team);
+}
+
+template <typename T>
+void StepTile<T>::RunSteps(int64_t begin, int64_t end, Team* team) {
+  const FlushDenormals flush;
   Enter(begin);
   for (int64_t n = begin; n < end; ++n) {
     if (n > begin) Advance();
@@ -183,13 +196,29 @@ void StepTile<T>::Run(int64_t begin, int64_t end, Team* team) {
     }
     Swap();
   }
-  RunChunk(after_, team);
-  End(end);
+}
+
+template <typename T>
+void StepTile<T>::RunAfter(int64_t begin, int64_t end, Team* team) {
+  const FlushDenormals flush;
+  RunChunk(after_, {begin, end}, team);
+}
+
+template <typename T>
+bool StepTile<T>::CanFollow() const {
+  // Several sequences enter each step for what comes after it, too.
+  if (size() != 1) return false;
+  const auto shared = [this](const Bound& bound) {
+    return bound.function == nullptr && WorthSharing(bound, bound.instruction->inner);
+  };
+  const auto& steps = steps_.instructions;
+  return std::none_of(steps.begin(), steps.end(), shared) &&
+         !(after_.instructions.empty() && program_.gradients.empty());
 }
 
 // Reads inputs of the chunk.
 template <typename T>
-void StepTile<T>::Begin(int64_t begin, int64_t end) {
+void StepTile<T>::ReadInputs(int64_t begin, int64_t end) {
   begin_ = begin;
   first_row_.assign(1, 0);
   for (int64_t n = begin; n < end; ++n) {

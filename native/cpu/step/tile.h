@@ -32,9 +32,6 @@ struct StepLoop {
   int64_t StepAt(int64_t n) const { return call.reverse ? call.steps - 1 - n : n; }
 };
 
-// Multiply-adds of a product that are worth the threads of a team.
-inline constexpr int64_t kProductWorthSharing = int64_t{1} << 18;
-
 // Parts of a product that a team shares: a thread that comes late finds one left.
 inline int64_t PartsOf(const Team& team) { return int64_t{2} * team.threads(); }
 
@@ -49,6 +46,15 @@ class StepTile {
   // a team, its threads share the products of the whole chunk, and the columns of large
   // products of a step.
   void Run(int64_t begin, int64_t end, Team* team);
+  // The same in parts: what comes before the steps, the steps, what comes after some of
+  // them, and writing what is left.
+  void Begin(int64_t begin, int64_t end, Team* team);
+  void RunSteps(int64_t begin, int64_t end, Team* team);
+  void RunAfter(int64_t begin, int64_t end, Team* team);
+  void End(int64_t end);
+  // Whether there is work for RunAfter or gradients, and one thread may do it while
+  // another one runs later steps without a team.
+  bool CanFollow() const;
   // Writes the last states, and sums that have a row for every sequence.
   void Finish();
 
@@ -111,17 +117,14 @@ class StepTile {
 
   void Locate(int64_t buffer);
   T* Start(int64_t buffer, int64_t n) const;
-  void Begin(int64_t begin, int64_t end);
-  void End(int64_t end);
+  void ReadInputs(int64_t begin, int64_t end);
   void WriteShared(int64_t buffer, int64_t end);
   void Enter(int64_t n);
   void Advance();
   void Swap();
   void LookAhead(int64_t n);
   // Of its sequences, those that have step n of the chunk.
-  int64_t ActiveInChunk(int64_t n) const {
-    return first_row_[n - begin_ + 1] - first_row_[n - begin_];
-  }
+  int64_t ActiveInChunk(int64_t n) const { return RowsBefore(n + 1) - RowsBefore(n); }
 
   // tile_steps.cc
   void FetchSome();
@@ -130,14 +133,22 @@ class StepTile {
   void Execute(const Bound& bound, int64_t first, int64_t rows);
   void SumGroups(const Bound& bound, int64_t first, int64_t rows);
   void Multiply(const Bound& bound, int64_t active, Team* team);
+  // Whether a product of so many rows is worth the threads of a team.
+  bool WorthSharing(const Bound& bound, int64_t rows) const;
 
-  // tile_chunk.cc: a whole chunk, in tasks that may run in any order and together. A
-  // task of a product is some rows, and the blocks of columns begin .. end - 1.
-  void RunChunk(const Program& program, Team* team);
-  void ExecuteChunk(const Program& program, const Stretch& stretch, Team* team);
+  // tile_chunk.cc: many steps of a chunk, in tasks that may run in any order and
+  // together. A task of a product is some rows, and the blocks of columns first ..
+  // last - 1.
+  struct Range {
+    int64_t begin, end;
+  };
+  void RunChunk(const Program& program, Range steps, Team* team);
+  void ExecuteChunk(const Program& program, const Stretch& stretch, Range steps,
+                    Team* team) const;
   void ExecuteSteps(const Bound& bound, int64_t n, int64_t steps) const;
-  void MultiplyChunk(const Bound& bound, Team* team) const;
-  void MultiplyRows(const Bound& bound, int64_t task, size_t begin, size_t end) const;
+  void MultiplyChunk(const Bound& bound, Range steps, Team* team) const;
+  void MultiplyRows(const Bound& bound, Range steps, int64_t task, size_t first,
+                    size_t last) const;
 
   // The first element in an array of the row of our sequence r, or of what all share,
   // at step n where the array has steps.
@@ -147,7 +158,8 @@ class StepTile {
   void CopyOut(const StepArray& array, int64_t n, const StepBuffer& buffer,
                int64_t begin, int64_t end, const T* from) const;
   int64_t size() const { return rows_.size(); }
-  int64_t steps_of_chunk() const { return first_row_.size() - 1; }
+  // Rows of the chunk before step n.
+  int64_t RowsBefore(int64_t n) const { return first_row_[n - begin_]; }
   // Elements of a buffer that is ours, for one step.
   int64_t Elements(const StepBuffer& buffer) const {
     return buffer.width * (buffer.rows ? size() : 1);

@@ -1,4 +1,4 @@
-// What a tile runs for a whole chunk of steps.
+// What a tile runs for many steps of a chunk at once.
 #include <algorithm>
 
 #include "cpu/network/panels.h"
@@ -8,8 +8,8 @@ namespace ostinato::cpu {
 namespace {
 
 constexpr int64_t kMostPanel = 64;  // columns of the widest panel
-// Rows of a task of a product of the whole chunk, a multiple of what products take at
-// once: they stay in the second-level cache while all panels pass.
+// Rows of a task of a product, a multiple of what products take at once: they stay in
+// the second-level cache while all panels pass.
 constexpr int64_t kTaskRows = 48;
 // Steps of a task of other instructions, and elements that are worth the threads.
 constexpr int64_t kTaskSteps = 16, kWorthSharingElements = int64_t{1} << 15;
@@ -17,18 +17,18 @@ constexpr int64_t kTaskSteps = 16, kWorthSharingElements = int64_t{1} << 15;
 }  // namespace
 
 template <typename T>
-void StepTile<T>::RunChunk(const Program& program, Team* team) {
+void StepTile<T>::RunChunk(const Program& program, Range steps, Team* team) {
   for (const Stretch& stretch : program.stretches) {
     const Bound& first = program.instructions[stretch.begin];
     if (first.function == nullptr) {
-      MultiplyChunk(first, team);
+      MultiplyChunk(first, steps, team);
       continue;
     }
     if (size() == 1) {
-      ExecuteChunk(program, stretch, team);
+      ExecuteChunk(program, stretch, steps, team);
       continue;
     }
-    for (int64_t n = begin_; n < begin_ + steps_of_chunk(); ++n) {
+    for (int64_t n = steps.begin; n < steps.end; ++n) {
       if (const int64_t active = ActiveInChunk(n); active > 0) {
         Enter(n);
         RunStretch(program, stretch, active, team);
@@ -40,8 +40,9 @@ void StepTile<T>::RunChunk(const Program& program, Team* team) {
 // For one sequence, whose steps follow one another.
 template <typename T>
 void StepTile<T>::ExecuteChunk(const Program& program, const Stretch& stretch,
-                               Team* team) {
-  int64_t begin = begin_, end = begin_ + steps_of_chunk(), width = 0;
+                               Range steps, Team* team) const {
+  auto [begin, end] = steps;
+  int64_t width = 0;
   while (begin < end && ActiveInChunk(begin) == 0) ++begin;
   while (begin < end && ActiveInChunk(end - 1) == 0) --end;
   std::vector<const Bound*> each, sums;
@@ -87,15 +88,16 @@ void StepTile<T>::ExecuteSteps(const Bound& bound, int64_t n, int64_t steps) con
 }
 
 template <typename T>
-void StepTile<T>::MultiplyChunk(const Bound& bound, Team* team) const {
+void StepTile<T>::MultiplyChunk(const Bound& bound, Range steps, Team* team) const {
   const StepInstruction& instruction = *bound.instruction;
-  const StepWeight& weight = program_.weights[instruction.weight];
-  const int64_t rows = instruction.rows ? first_row_.back() : steps_of_chunk();
+  const int64_t rows = instruction.rows
+                           ? RowsBefore(steps.end) - RowsBefore(steps.begin)
+                           : steps.end - steps.begin;
   const int64_t tasks = CeilDiv(rows, kTaskRows);
   const auto count = static_cast<int64_t>(bound.end_block - bound.first_block);
-  if (team == nullptr || rows * weight.depth * weight.columns < kProductWorthSharing) {
+  if (team == nullptr || !WorthSharing(bound, rows)) {
     for (int64_t task = 0; task < tasks; ++task) {
-      MultiplyRows(bound, task, bound.first_block, bound.end_block);
+      MultiplyRows(bound, steps, task, bound.first_block, bound.end_block);
     }
     return;
   }
@@ -103,30 +105,31 @@ void StepTile<T>::MultiplyChunk(const Bound& bound, Team* team) const {
   const int64_t parts = std::min(count, CeilDiv(PartsOf(*team), tasks));
   team->ForEach(tasks * parts, [&](int64_t task) {
     const int64_t part = task % parts;
-    MultiplyRows(bound, task / parts, bound.first_block + part * count / parts,
+    MultiplyRows(bound, steps, task / parts, bound.first_block + part * count / parts,
                  bound.first_block + (part + 1) * count / parts);
   });
 }
 
 // Result and factor have one row for each sequence.
 template <typename T>
-void StepTile<T>::MultiplyRows(const Bound& bound, int64_t task, size_t begin,
-                               size_t end) const {
+void StepTile<T>::MultiplyRows(const Bound& bound, Range steps, int64_t task,
+                               size_t first, size_t last) const {
   const StepInstruction& instruction = *bound.instruction;
   const StepView &from = instruction.operands[0], &to = instruction.result;
   const StepWeight& weight = program_.weights[instruction.weight];
-  const int64_t steps = steps_of_chunk();
   const T* factors[kTaskRows];
   T* results[kTaskRows];
-  int64_t rows = 0;
-  const int64_t first = task * kTaskRows;
-  const auto after = std::upper_bound(first_row_.begin(), first_row_.end(), first);
-  int64_t step = instruction.rows ? after - first_row_.begin() - 1 : first;
-  int64_t r = instruction.rows ? first - first_row_[step] : 0;
-  for (; step < steps && rows < kTaskRows; ++step, r = 0) {
-    const int64_t end = instruction.rows ? first_row_[step + 1] - first_row_[step] : 1;
-    const T* const factor = Start(from.buffer, begin_ + step) + from.offset;
-    T* const result = Start(to.buffer, begin_ + step) + to.offset;
+  int64_t rows = 0, n = steps.begin + task * kTaskRows, r = 0;
+  if (instruction.rows) {
+    const int64_t row = RowsBefore(steps.begin) + task * kTaskRows;
+    const auto after = std::upper_bound(first_row_.begin(), first_row_.end(), row);
+    n = begin_ + (after - first_row_.begin()) - 1;
+    r = row - RowsBefore(n);
+  }
+  for (; n < steps.end && rows < kTaskRows; ++n, r = 0) {
+    const int64_t end = instruction.rows ? ActiveInChunk(n) : 1;
+    const T* const factor = Start(from.buffer, n) + from.offset;
+    T* const result = Start(to.buffer, n) + to.offset;
     for (; r < end && rows < kTaskRows; ++r, ++rows) {
       factors[rows] = factor + r * from.row_stride;
       results[rows] = result + r * to.row_stride;
@@ -138,7 +141,7 @@ void StepTile<T>::MultiplyRows(const Bound& bound, int64_t task, size_t begin,
     in_place = in_place && results[k] - results[k - 1] == apart;
   }
   T products[kTaskRows * kMostPanel];
-  for (size_t b = begin; b < end; ++b) {
+  for (size_t b = first; b < last; ++b) {
     const Block& block = blocks_[b];
     if (in_place) {  // at even distances, and products write no more than there is
       block.product(factors, 0, rows, weight.depth, block.panel, block.start,

@@ -120,12 +120,17 @@ void StepTile<T>::Multiply(const Bound& bound, int64_t active, Team* team) {
                     result + block.column, stride);
     }
   };
-  if (team == nullptr || rows * weight.depth * weight.columns < kProductWorthSharing) {
-    return multiply(0, count);
-  }
+  if (team == nullptr || !WorthSharing(bound, rows)) return multiply(0, count);
   const int64_t parts = std::min(count, PartsOf(*team));
   team->ForEach(
       parts, [&](int64_t i) { multiply(i * count / parts, (i + 1) * count / parts); });
+}
+
+template <typename T>
+bool StepTile<T>::WorthSharing(const Bound& bound, int64_t rows) const {
+  constexpr int64_t kMultiplyAdds = int64_t{1} << 18;
+  const StepWeight& weight = program_.weights[bound.instruction->weight];
+  return rows * weight.depth * weight.columns >= kMultiplyAdds;
 }
 
 template class StepTile<float>;
