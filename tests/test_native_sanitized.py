@@ -1,8 +1,10 @@
 """native/tests under the sanitizers of the compiler."""
 
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import jax
@@ -28,7 +30,7 @@ SOURCES = {
     "guard_test.cc": [],
     "kernels_test.cc": [RUNTIME["features"], *KERNELS, EMULATION],
     "linear_test.cc": [
-        *LINEAR_KERNELS,
+        "cpu/linear/linear_portable.cc",
         "cpu/linear/advantages.cc",
         "cpu/linear/recurrence.cc",
         RUNTIME["scratch"],
@@ -61,8 +63,8 @@ SOURCES = {
     "team_test.cc": TEAM,
     "tiles_test.cc": [RUNTIME["features"]],
 }
-# These have the kernels of networks without a sanitizer: kernels_test has them under
-# one.
+# These have kernels without a sanitizer. kernels_test has those of networks under one,
+# linear_test the portable ones of recurrences; and arrays stand where memory ends.
 PLAIN = {
     "linear_test.cc",
     "matrices_test.cc",
@@ -85,14 +87,22 @@ def require_sanitizers(flags: list[str], folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def plain_kernels(tmp_path_factory) -> list[Path]:
-    """Objects of the kernels, compiled once."""
+def plain_kernels(tmp_path_factory, worker_id) -> list[Path]:
+    """Objects of the kernels, compiled once for all workers."""
     if COMPILER is None:
         return []
-    folder = tmp_path_factory.mktemp("kernels")
+    folder = tmp_path_factory.getbasetemp()
+    if worker_id != "master":  # the folder of all workers of this run
+        folder = folder.parent
+    folder /= "plain_kernels"
     sources = [NATIVE / file for file in (*KERNELS, *LINEAR_KERNELS, EMULATION)]
-    build = [COMPILER, *FLAGS, "-O1", "-c", *INCLUDES, *sources]
-    subprocess.run(build, check=True, cwd=folder)
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            building = Path(tempfile.mkdtemp(dir=folder.parent))
+            build = [COMPILER, *FLAGS, "-O1", "-c", *INCLUDES, *sources]
+            subprocess.run(build, check=True, cwd=building)
+            building.rename(folder)
     return [folder / f"{source.stem}.o" for source in sources]
 
 
