@@ -60,6 +60,35 @@ def test_shorter_types(name, dtype):
         assert error <= 2 * usual + 20 * EPSILON[dtype]
 
 
+@pytest.mark.parametrize("columns", [33, 64])
+@pytest.mark.parametrize("depth", [31, 32])
+def test_products_of_bfloat16_add_up_in_float32(depth, columns):
+    """Only products of two values of bfloat16 may round a factor."""
+    rng = np.random.default_rng(0)
+    w = jnp.asarray(rng.standard_normal((depth, columns)), jnp.bfloat16)
+    x = jnp.asarray(rng.standard_normal((7, 3, depth)), jnp.float32)
+
+    def run(x, w, of):
+        def step(w, h, x, t):
+            return h, of(x, w)
+
+        options = {"params": w, "time_major": True, "backend": "cpu"}
+        return ost.recurrent_net(step, x, jnp.zeros((3, 1), x.dtype), **options).outputs
+
+    exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    wide = fast_jit(lambda x, w: run(x, w, lambda x, w: x @ w.astype(x.dtype)))(x, w)
+    np.testing.assert_allclose(wide, exact, rtol=1e-5, atol=1e-5)
+    half = x.astype(jnp.bfloat16)
+    exact = np.asarray(half, np.float64) @ np.asarray(w, np.float64)
+    summed = fast_jit(
+        lambda x, w: run(
+            x, w, lambda x, w: jnp.dot(x, w, preferred_element_type=jnp.float32)
+        )
+    )(half, w)
+    assert summed.dtype == jnp.float32
+    np.testing.assert_allclose(summed, exact, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", NAMES[::2])
 def test_padding_reaches_nothing(name):
     program, lengths = PROGRAMS[name], np.array([3, 0, 5])

@@ -282,6 +282,20 @@ class OperationChecker {
   std::string what_;
 };
 
+// Of every number of elements, which end where memory ends.
+inline void CheckNarrowing(const StepKernels<float>& kernels) {
+  Random random;
+  for (int64_t count = 0; count < 120; ++count) {
+    Guarded<float> from(count);
+    Guarded<BFloat16> to(count);
+    random.FillWithSpecials(from, 100);
+    kernels.narrow(from.data(), count, to.data());
+    for (int64_t i = 0; i < count; ++i) {
+      CHECK_EQ(Same(Value(to[i]), Value(Make<BFloat16>(from[i]))), true);
+    }
+  }
+}
+
 inline void CheckStepOperations() {
   const cpu::FlushDenormals flush;  // as loops have it
   const StepKernels<float>* seen = nullptr;
@@ -292,6 +306,7 @@ inline void CheckStepOperations() {
     const std::string name = "level " + std::to_string(level);
     OperationChecker<float>(*set.step_f32, name + " f32").CheckAll();
     OperationChecker<double>(*set.step_f64, name + " f64").CheckAll();
+    CheckNarrowing(*set.step_f32);
   }
 }
 

@@ -110,10 +110,10 @@ class ProgramBuilder {
     const auto sum_h = Buffer(Place::kSum, kSumH, false, kHidden);
     const auto sum_sm = Buffer(Place::kSum, kSumSM, false, kSmall);
     const auto sum_s = Buffer(Place::kSum, kSumS, true, kSmall);
-    program_.weights = {{kW, 0, kIn, kHidden, kHidden, false},
-                        {kU, 0, kHidden, kHidden, kHidden, false},
-                        {kV, kVOffset, kHidden, kOut, kVStride, true},
-                        {kN, 0, kEach, kMixed, kMixed, false}};
+    program_.weights = {{kW, 0, kIn, kHidden, kHidden, false, false},
+                        {kU, 0, kHidden, kHidden, kHidden, false, false},
+                        {kV, kVOffset, kHidden, kOut, kVStride, true, false},
+                        {kN, 0, kEach, kMixed, kMixed, false, false}};
 
     Multiply(Phase::kAhead, 0, false, View(ahead), View(x));
     program_.instructions.back().operands[1] = View(bias);
@@ -215,7 +215,7 @@ inline std::vector<int64_t> Encode(const StepProgram& p) {
     put(b.place, b.array, b.rows, b.width, b.stride, b.offset);
   }
   for (const auto& w : p.weights) {
-    put(w.array, w.offset, w.depth, w.columns, w.stride, w.transposed);
+    put(w.array, w.offset, w.depth, w.columns, w.stride, w.transposed, w.half);
   }
   const auto put_view = [&](const StepView& v) {
     put(v.buffer + 1, v.offset, v.row_stride, v.inner_stride, v.splat);

@@ -17,7 +17,7 @@ from . import _config
 
 _LIBRARY_NAME = "libostinato_cpu.so"
 _NOTE_NAME = "not_built.txt"  # holds CMake's reason for not building the library
-_ABI_VERSION = 12  # kAbiVersion in native/include/ostinato/abi.h
+_ABI_VERSION = 13  # kAbiVersion in native/include/ostinato/abi.h
 _CPU_TARGETS = (
     "ostinato_cpu_features",
     "ostinato_rnn_fwd",

@@ -323,12 +323,30 @@ constexpr StepFunction<typename V::Element> FunctionOf() {
     return Elementwise<V, kOperation>;
 }
 
+// StepKernels::narrow.
+template <typename V>
+void NarrowAll(const typename V::Element* from, int64_t count, BFloat16* to) {
+  for (int64_t i = 0; i < count; i += V::kLanes) {
+    Store<V>(to + i, Load<V>(from + i, count - i), count - i);
+  }
+}
+
+template <typename V>
+constexpr auto NarrowOf() -> void (*)(const typename V::Element*, int64_t, BFloat16*) {
+  if constexpr (sizeof(typename V::Element) == 4) {
+    return NarrowAll<V>;
+  } else {
+    return nullptr;
+  }
+}
+
 template <typename V>
 constexpr StepKernels<typename V::Element> MakeStepKernels() {
 #define OSTINATO_STEP_FUNCTION(name, operands) FunctionOf<V, Operation::name>(),
 #define OSTINATO_STEP_ROWS(name, operands) kRowsOf<V, Operation::name>,
   return {{OSTINATO_STEP_OPERATIONS(OSTINATO_STEP_FUNCTION)},
-          {OSTINATO_STEP_OPERATIONS(OSTINATO_STEP_ROWS)}};
+          {OSTINATO_STEP_OPERATIONS(OSTINATO_STEP_ROWS)},
+          NarrowOf<V>()};
 #undef OSTINATO_STEP_FUNCTION
 #undef OSTINATO_STEP_ROWS
 }

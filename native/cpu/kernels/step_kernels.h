@@ -74,10 +74,14 @@ struct StepRows {
   StepRow<T> by_splats[8];
 };
 
+struct BFloat16;
+
 template <typename T>
 struct StepKernels {
   StepFunction<T> function[kNumOperations];
   StepRows<T> rows[kNumOperations];
+  // to[i] = from[i] for i < count, to the nearest; null where T is double.
+  void (*narrow)(const T* from, int64_t count, BFloat16* to);
 };
 
 }  // namespace ostinato::cpu

@@ -82,7 +82,7 @@ void CheckArrays(const StepCall& call, int64_t bytes) {
         end > call.operands[weight.array].elements) {
       throw std::invalid_argument("a weight of the step program is too small");
     }
-    expect_bytes("operand", weight.array, call.operands[weight.array], false);
+    expect_bytes("operand", weight.array, call.operands[weight.array], true);
   }
 }
 

@@ -15,13 +15,13 @@
 #include "cpu/step/follow.h"
 #include "cpu/step/gradients.h"
 #include "cpu/step/tile.h"
+#include "cpu/step/weights.h"
 
 namespace ostinato::cpu {
 namespace {
 
 // More sequences at once need more memory than the second-level cache has.
 constexpr int64_t kMostRows = 32;
-constexpr auto kPanelAlignment = std::align_val_t(4096);
 // A call with fewer vector operations is not worth waking a thread.
 constexpr int64_t kWorthSharing = 1 << 16;
 // Steps of a chunk that are worth a second thread that follows the first.
@@ -44,77 +44,6 @@ int64_t Work(const StepCall& call, int64_t lanes) {
   return work * call.steps * call.batch;
 }
 
-// Elements of a weight's panels: whole vectors, so that each begins at one.
-int64_t PanelElements(const StepWeight& weight, int64_t lanes) {
-  return RoundUp(weight.columns, lanes) * weight.depth;
-}
-
-template <typename T>
-class WeightPacker {
- public:
-  // `take` returns memory for a number of elements.
-  template <typename Take>
-  WeightPacker(const StepCall& call, const Kernels<T, T, T>& kernels, const Take& take)
-      : call_(call), kernels_(kernels) {
-    for (const StepWeight& weight : call.program.weights) {
-      panels_.push_back(take(PanelElements(weight, kernels.lanes)));
-      const Columns blocks{weight.columns, kernels.lanes};
-      for (int64_t b = 0; b < blocks.count(); ++b) {
-        tasks_.push_back({static_cast<int64_t>(panels_.size()) - 1, b});
-      }
-      elements_ += weight.columns * weight.depth;
-    }
-  }
-
-  void PackAll(Team& team) {
-    constexpr int64_t kWorthPackingTogether = 1 << 17;
-    const auto pack = [this](int64_t task) {
-      Pack(tasks_[task].weight, tasks_[task].block);
-    };
-    const auto count = static_cast<int64_t>(tasks_.size());
-    if (elements_ >= kWorthPackingTogether) {
-      team.ForEach(count, pack);
-    } else {
-      for (int64_t task = 0; task < count; ++task) pack(task);
-    }
-  }
-
-  std::vector<const T*> panels() const { return {panels_.begin(), panels_.end()}; }
-
- private:
-  struct Task {
-    int64_t weight, block;
-  };
-
-  void Pack(int64_t index, int64_t block) {
-    const StepWeight& weight = call_.program.weights[index];
-    const StepArray& array = call_.operands[weight.array];
-    const Columns blocks{weight.columns, kernels_.lanes};
-    const int64_t first = blocks.first(block), width = blocks.width(block);
-    const int64_t vectors = blocks.vectors(block), panel_row = vectors * kernels_.lanes;
-    T* const panel = panels_[index] + first * weight.depth;
-    const T* data = static_cast<const T*>(array.data) + weight.offset;
-    if (weight.transposed) {
-      for (int64_t v = 0; v < vectors; ++v) {
-        const int64_t column = v * kernels_.lanes;
-        kernels_.pack_rows(data + (first + column) * weight.stride, weight.stride,
-                           std::min(kernels_.lanes, width - column), weight.depth,
-                           panel + column, panel_row);
-      }
-    } else {
-      std::vector<const T*> rows(weight.depth);
-      for (int64_t k = 0; k < weight.depth; ++k) rows[k] = data + k * weight.stride;
-      kernels_.pack_columns(rows.data(), first, weight.depth, width, panel);
-    }
-  }
-
-  const StepCall& call_;
-  const Kernels<T, T, T>& kernels_;
-  std::vector<T*> panels_;
-  std::vector<Task> tasks_;
-  int64_t elements_ = 0;
-};
-
 // The groups of each tile.
 std::vector<std::vector<int64_t>> Tiles(int64_t groups, int64_t count, bool deal) {
   std::vector<std::vector<int64_t>> tiles(count);
@@ -123,22 +52,6 @@ std::vector<std::vector<int64_t>> Tiles(int64_t groups, int64_t count, bool deal
     tiles[deal ? g % count : g * count / groups].push_back(g);
   }
   return tiles;
-}
-
-template <typename T>
-const StepKernels<T>& StepKernelsOf(const KernelSet& set) {
-  if constexpr (sizeof(T) == 4)
-    return *set.step_f32;
-  else
-    return *set.step_f64;
-}
-
-template <typename T>
-const Kernels<T, T, T>* KernelsOf(const KernelSet& set) {
-  if constexpr (sizeof(T) == 4)
-    return set.f32;
-  else
-    return set.f64;
 }
 
 // Steps at a time: so many that what lives for a chunk stays in the caches.
@@ -175,16 +88,23 @@ int64_t ChunkOf(const StepCall& call, int64_t bytes) {
 template <typename T>
 StepLoop<T> LoopOf(const StepCall& call, const StepPanels<T>* packed, Scratch& scratch,
                    Team& team) {
-  const auto& kernels = *KernelsOf<T>(CurrentKernels());
-  StepLoop<T> loop{call, kernels, StepKernelsOf<T>(CurrentKernels()), {}, 1, 1, {}, {},
-                   {},   {}};
+  const KernelSet& set = CurrentKernels();
+  StepLoop<T> loop{call,
+                   KernelsOf<T>(set),
+                   StepKernelsOf<T>(set),
+                   set.bf16_pairs,
+                   {},
+                   1,
+                   1,
+                   {},
+                   {},
+                   {},
+                   {}};
   if (packed != nullptr) {
     loop.panels = packed->panels();
   } else {
     const auto take = [&](int64_t count) { return scratch.Take<T>(count); };
-    WeightPacker<T> packer(call, kernels, take);
-    packer.PackAll(team);
-    loop.panels = packer.panels();
+    loop.panels = PackWeights<T>(call, take, team);
   }
   loop.chunk = ChunkOf(call, sizeof(T));
   loop.group = call.batch >= 16 ? 4 : 1;
@@ -245,30 +165,6 @@ void ClearUnused(const StepLoop<T>& loop) {
 }  // namespace
 
 template <typename T>
-StepPanels<T>::StepPanels(const StepCall& call) {
-  CheckArrays(call, sizeof(T));
-  const auto& kernels = *KernelsOf<T>(CurrentKernels());
-  int64_t elements = 0;
-  for (const StepWeight& weight : call.program.weights) {
-    elements += PanelElements(weight, kernels.lanes);
-  }
-  const auto bytes = static_cast<size_t>(elements) * sizeof(T);
-  memory_.reset(::operator new(bytes, kPanelAlignment));
-  AdviseHugePages(memory_.get(), elements * sizeof(T));
-  T* next = static_cast<T*>(memory_.get());
-  const auto take = [&](int64_t count) { return std::exchange(next, next + count); };
-  WeightPacker<T> packer(call, kernels, take);
-  Team team(NumThreads());
-  packer.PackAll(team);
-  panels_ = packer.panels();
-}
-
-template <typename T>
-void StepPanels<T>::Free::operator()(void* memory) const noexcept {
-  ::operator delete(memory, kPanelAlignment);
-}
-
-template <typename T>
 void RunSteps(const StepCall& given, const StepPanels<T>* packed) {
   CheckArrays(given, sizeof(T));
   StepCall call = given;
@@ -282,7 +178,7 @@ void RunSteps(const StepCall& given, const StepPanels<T>* packed) {
     AdviseHugePages(result.data, result.elements * result.bytes);
   }
   Scratch scratch;
-  const int64_t lanes = KernelsOf<T>(CurrentKernels())->lanes;
+  const int64_t lanes = KernelsOf<T>(CurrentKernels()).lanes;
   Team team(Work(call, lanes) >= kWorthSharing ? NumThreads() : 1);
   const StepLoop<T> loop = LoopOf<T>(call, packed, scratch, team);
 
@@ -328,8 +224,6 @@ void RunSteps(const StepCall& given, const StepPanels<T>* packed) {
   ClearUnused(loop);
 }
 
-template class StepPanels<float>;
-template class StepPanels<double>;
 template void RunSteps<float>(const StepCall& call, const StepPanels<float>*);
 template void RunSteps<double>(const StepCall& call, const StepPanels<double>*);
 

@@ -112,8 +112,8 @@ StepProgram DecodeProgram(const int64_t* numbers, int64_t count) {
               reader.Next()};
   }
   for (StepWeight& weight : program.weights) {
-    weight = {reader.Next(), reader.Next(), reader.Next(),
-              reader.Next(), reader.Next(), reader.Next() != 0};
+    weight = {reader.Next(), reader.Next(),      reader.Next(),     reader.Next(),
+              reader.Next(), reader.Next() != 0, reader.Next() != 0};
   }
   for (StepInstruction& instruction : program.instructions) {
     instruction.operation = reader.Below(kNumOperations + 1) - 1;

@@ -74,6 +74,7 @@ struct StepGradient {
 struct StepWeight {
   int64_t array, offset, depth, columns, stride;
   bool transposed;
+  bool half;  // whether products may round their factors to bfloat16
 };
 
 struct StepProgram {

@@ -8,6 +8,7 @@
 #include "cpu/network/panels.h"
 #include "cpu/runtime/fp_state.h"
 #include "cpu/step/arrays.h"
+#include "cpu/step/weights.h"
 
 namespace ostinato::cpu {
 
@@ -51,9 +52,16 @@ StepTile<T>::StepTile(const StepLoop<T>& loop, std::vector<int64_t> groups, bool
     }
     if (buffer.place == Place::kNext) next_.push_back(i);
   }
-  int64_t most = 1;
+  int64_t most = 1, deepest = 1;
   for (const StepInstruction& i : program_.instructions) most = std::max(most, i.inner);
+  for (const StepWeight& weight : program_.weights) {
+    if (cpu::MultipliesPairs(loop.call, weight, loop.pairs)) {
+      deepest = std::max(deepest, weight.depth);
+    }
+  }
   factors_.resize(most * size());
+  half_factors_.resize(factors_.size());
+  halves_ = scratch_.Take<BFloat16>(deepest * half_factors_.size());
   first_row_.reserve(loop.chunk + 1);
   ahead_ = Bind(Phase::kAhead);
   steps_ = Bind(Phase::kStep);

@@ -19,12 +19,13 @@ struct StepLoop {
   const StepCall& call;
   const Kernels<T, T, T>& kernels;
   const StepKernels<T>& step_kernels;
-  std::vector<const T*> panels;  // by weight, in the order in which products read them
-  int64_t chunk = 1;             // steps at a time
-  int64_t group = 1;             // sequences of a group
-  std::vector<T*> sums;          // by buffer: [group][width]; null but for sums
-  std::vector<int64_t> order;    // of sequences, by falling length
-  std::vector<int64_t> lengths;  // in that order
+  const KernelsBf16Pairs* pairs;  // null where the processor does not multiply them
+  std::vector<const T*> panels;   // by weight, see weights.h
+  int64_t chunk = 1;              // steps at a time
+  int64_t group = 1;              // sequences of a group
+  std::vector<T*> sums;           // by buffer: [group][width]; null but for sums
+  std::vector<int64_t> order;     // of sequences, by falling length
+  std::vector<int64_t> lengths;   // in that order
   // The first row of each sequence; none unless they lie one after another.
   std::vector<int64_t> offsets;
 
@@ -80,8 +81,15 @@ class StepTile {
   // Some columns of a product.
   struct Block {
     typename Kernels<T, T, T>::Product product;
+    KernelsBf16Pairs::Product pairs;  // of factors in bfloat16, or null
     int64_t column, width;
     const T *panel, *start;  // start: null if the product continues
+  };
+  // The rows of a product's factor, in bfloat16 where it multiplies pairs.
+  struct Factors {
+    const T* const* rows;
+    const BFloat16* const* halves;
+    int64_t count, depth;
   };
   // An instruction with what is the same at every step worked out.
   struct Bound {
@@ -135,6 +143,13 @@ class StepTile {
   void Multiply(const Bound& bound, int64_t active, Team* team);
   // Whether a product of so many rows is worth the threads of a team.
   bool WorthSharing(const Bound& bound, int64_t rows) const;
+  bool MultipliesPairs(const Bound& bound) const {
+    return bound.end_block > bound.first_block && blocks_[bound.first_block].pairs;
+  }
+  // Rounds rows to bfloat16, one after another from `values` on.
+  void NarrowRows(const Factors& from, BFloat16* values, const BFloat16** rows) const;
+  void MultiplyBlock(const Block& block, const Factors& factors, T* to,
+                     int64_t stride) const;
 
   // tile_chunk.cc: many steps of a chunk, in tasks that may run in any order and
   // together. A task of a product is some rows, and the blocks of columns first ..
@@ -185,7 +200,9 @@ class StepTile {
   std::vector<Fetch> fetches_;
   size_t next_fetch_ = 0;
   int64_t fetched_together_ = 0;
-  std::vector<const T*> factors_;   // of a product
+  std::vector<const T*> factors_;  // of a product
+  std::vector<const BFloat16*> half_factors_;
+  BFloat16* halves_ = nullptr;      // the values of these
   bool back_ = false;               // at every other step
   int64_t begin_ = 0;               // of the chunk
   std::vector<int64_t> first_row_;  // of its steps, among all rows of the chunk

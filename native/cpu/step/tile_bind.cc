@@ -4,6 +4,7 @@
 #include "cpu/network/network.h"
 #include "cpu/network/panels.h"
 #include "cpu/step/tile.h"
+#include "cpu/step/weights.h"
 
 namespace ostinato::cpu {
 namespace {
@@ -93,11 +94,17 @@ void StepTile<T>::BindBlocks(Bound& bound) {
   const StepWeight& weight = program_.weights[i.weight];
   const auto& kernels = loop_.kernels;
   const Columns columns{weight.columns, kernels.lanes};
+  const bool pairs = cpu::MultipliesPairs(loop_.call, weight, loop_.pairs);
   bound.first_block = blocks_.size();
   for (int64_t b = 0; b < columns.count(); ++b) {
     const int64_t column = columns.first(b), width = columns.width(b);
-    Block block{kernels.product[static_cast<int>(columns.shape(b))], column, width,
-                loop_.panels[i.weight] + column * weight.depth, nullptr};
+    const auto shape = static_cast<int>(columns.shape(b));
+    Block block{kernels.product[shape],
+                pairs ? loop_.pairs->product[shape] : nullptr,
+                column,
+                width,
+                loop_.panels[i.weight] + column * PanelRows(weight, pairs),
+                nullptr};
     if (!i.continues) {
       T* const start = scratch_.TakeZeroed<T>(RoundUp(width, kernels.lanes));
       for (int k = 1; k < 3; ++k) {

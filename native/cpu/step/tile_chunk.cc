@@ -140,16 +140,20 @@ void StepTile<T>::MultiplyRows(const Bound& bound, Range steps, int64_t task,
   for (int64_t k = 1; k < rows; ++k) {
     in_place = in_place && results[k] - results[k - 1] == apart;
   }
+  Scratch scratch;
+  const BFloat16* halves[kTaskRows];
+  const Factors all{factors, halves, rows, weight.depth};
+  if (MultipliesPairs(bound)) {
+    NarrowRows(all, scratch.Take<BFloat16>(rows * weight.depth), halves);
+  }
   T products[kTaskRows * kMostPanel];
   for (size_t b = first; b < last; ++b) {
     const Block& block = blocks_[b];
     if (in_place) {  // at even distances, and products write no more than there is
-      block.product(factors, 0, rows, weight.depth, block.panel, block.start,
-                    results[0] + block.column, apart);
+      MultiplyBlock(block, all, results[0] + block.column, apart);
       continue;
     }
-    block.product(factors, 0, rows, weight.depth, block.panel, block.start, products,
-                  kMostPanel);
+    MultiplyBlock(block, all, products, kMostPanel);
     for (int64_t k = 0; k < rows; ++k) {
       std::copy_n(products + k * kMostPanel, block.width, results[k] + block.column);
     }

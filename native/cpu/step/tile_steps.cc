@@ -112,12 +112,13 @@ void StepTile<T>::Multiply(const Bound& bound, int64_t active, Team* team) {
   const int64_t stride = instruction.inner == 1 ? to.row_stride : to.inner_stride;
   T* const result = *bound.out + to.offset;
   const auto count = static_cast<int64_t>(bound.end_block - bound.first_block);
+  const Factors all{factors_.data(), half_factors_.data(), rows, weight.depth};
+  if (MultipliesPairs(bound)) NarrowRows(all, halves_, half_factors_.data());
   const auto multiply = [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       // Back and forth: what the step before has read last is still in the caches.
       const Block& block = blocks_[bound.first_block + (back_ ? count - 1 - b : b)];
-      block.product(factors_.data(), 0, rows, weight.depth, block.panel, block.start,
-                    result + block.column, stride);
+      MultiplyBlock(block, all, result + block.column, stride);
     }
   };
   if (team == nullptr || !WorthSharing(bound, rows)) return multiply(0, count);
@@ -131,6 +132,29 @@ bool StepTile<T>::WorthSharing(const Bound& bound, int64_t rows) const {
   constexpr int64_t kMultiplyAdds = int64_t{1} << 18;
   const StepWeight& weight = program_.weights[bound.instruction->weight];
   return rows * weight.depth * weight.columns >= kMultiplyAdds;
+}
+
+template <typename T>
+void StepTile<T>::NarrowRows(const Factors& from, BFloat16* values,
+                             const BFloat16** rows) const {
+  for (int64_t r = 0; r < from.count; ++r, values += from.depth) {
+    loop_.step_kernels.narrow(from.rows[r], from.depth, values);
+    rows[r] = values;
+  }
+}
+
+template <typename T>
+void StepTile<T>::MultiplyBlock(const Block& block, const Factors& factors, T* to,
+                                int64_t stride) const {
+  if constexpr (sizeof(T) == 4) {
+    if (block.pairs != nullptr) {
+      const auto* const panel = reinterpret_cast<const BFloat16*>(block.panel);
+      return block.pairs(factors.halves, 0, factors.count, factors.depth, panel,
+                         block.start, to, stride);
+    }
+  }
+  block.product(factors.rows, 0, factors.count, factors.depth, block.panel, block.start,
+                to, stride);
 }
 
 template class StepTile<float>;

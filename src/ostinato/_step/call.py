@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +47,7 @@ def call(
             a = jnp.moveaxis(a, first + kind.axis, first)
         # XLA leaves out both transposes of a matrix that is one itself.
         a = a.T if kind.turned else a
-        operands.append(_converted(a, kind.place, lowered.dtype))
+        operands.append(a.astype(lowered.type_of_argument(i, a.dtype)))
     axes = [*_axes_of_operands(lowered), *(0 for _ in lengths)]
 
     def run(*operands: Array) -> list[Array]:
@@ -149,9 +148,3 @@ def _rows_of_arrays(lowered: Lowered) -> dict[int, set[bool]]:
             if buffer.place is Place.INVARIANT:
                 found.setdefault(buffer.array, set()).add(buffer.rows)
     return found
-
-
-def _converted(a: Array, place: Place, wide: Any) -> Array:
-    """Return an operand in a type that the library reads."""
-    half = a.dtype == jnp.bfloat16 and place is not Place.INVARIANT
-    return a if half else a.astype(wide)

@@ -146,7 +146,7 @@ class Session:
         a, kind = np.asarray(value), self._lowered.given[i]
         a = a if kind.axis is None else np.moveaxis(a, kind.axis, 0)
         a = a.T if kind.turned else a
-        return np.ascontiguousarray(a, self._lowered.dtype)
+        return np.ascontiguousarray(a, self._lowered.type_of_argument(i, a.dtype))
 
     def _empty(self, steps: int, i: int) -> np.ndarray:
         """Return an array for an input of some steps."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from .program import Place, Program
 
 
@@ -73,3 +75,16 @@ class Lowered(NamedTuple):
     matrices: tuple[int | None, ...]
     batch: int
     dtype: Any
+
+    def type_of_argument(self, i: int, dtype: Any) -> Any:
+        """Return the type in which the library takes argument `i` of a type."""
+        stays = self.given[i].place is not Place.INVARIANT
+        if not stays and i in self.arguments:
+            stays = self.arguments.index(i) in _of_half_products(self.program)
+        return dtype if dtype == jnp.bfloat16 and stays else self.dtype
+
+
+def _of_half_products(program: Program) -> frozenset[int]:
+    """Return the operands that are matrices of products of bfloat16."""
+    weights = (i.weight for i in program.instructions if i.weight is not None)
+    return frozenset(w.buffer.array for w in weights if w.half)

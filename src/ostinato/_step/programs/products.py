@@ -7,8 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
+from ..jaxprs import type_of
 from .builder import Builder
 from .program import Place, Weight
 from .values import Unsupported, Value, full_shape, merge_axes, row_major, transpose
@@ -27,7 +29,8 @@ def dot_general(
         raise Unsupported("it combines different sequences")
     x = _in_order(x, batch_x, over_x, b.batch)
     y = _in_order(y, batch_y, over_y, b.batch)
-    return _Product(b, x, y, len(batch_x), len(over_x)).result()
+    half = all(type_of(v).dtype == jnp.bfloat16 for v in eqn.invars)
+    return _Product(b, x, y, len(batch_x), len(over_x), half).result()
 
 
 def _in_order(
@@ -42,8 +45,11 @@ def _in_order(
 class _Product:
     """A product of values whose axes are in order: batch, free, added up."""
 
-    def __init__(self, b: Builder, x: Value, y: Value, batch: int, over: int) -> None:
+    def __init__(
+        self, b: Builder, x: Value, y: Value, batch: int, over: int, half: bool
+    ) -> None:
         self.b, self.x, self.y, self.batch, self.over = b, x, y, batch, over
+        self.half = half
 
     def result(self) -> Value:
         """Return `[*batch, *free of x, *free of y]`."""
@@ -66,7 +72,7 @@ class _Product:
             result = self._same_sequence(x, y._replace(axis=0), self.batch, 0)
             return result._replace(axis=free + y.axis)
         if kinds[1] == "free":  # as [*batch, *free of y, *free of x], then exchanged
-            other = _Product(self.b, y, x, self.batch, self.over).result()
+            other = _Product(self.b, y, x, self.batch, self.over, self.half).result()
             return self._exchange(other, y, x)
         weight = self._weight()
         if weight is None:
@@ -112,7 +118,8 @@ class _Product:
         if math.prod(x.shape[: free[0]]) > 1 and math.prod(y.shape[: free[1]]) > 1:
             raise Unsupported("it has the gradient of a matrix in the loop")
         # What each sequence contributes.
-        result = _Product(self.b, x, y, 0, over)._same_sequence(x, y, 0, 0)
+        product = _Product(self.b, x, y, 0, over, self.half)
+        result = product._same_sequence(x, y, 0, 0)
         return result._replace(axis=None, summed=True)
 
     def _weight(self) -> Value | None:
@@ -194,9 +201,10 @@ class _Product:
         if step_n == 1 or n == 1 and step_k != 1:
             if n == 1 and step_n != 1 and step_k == 0:
                 step_k = 1
-            return Weight(y.buffer, offset, k, n, step_k if k > 1 else n, False)
+            stride = step_k if k > 1 else n
+            return Weight(y.buffer, offset, k, n, stride, False, self.half)
         if step_k == 1 or k == 1:
-            return Weight(y.buffer, offset, k, n, step_n, True)
+            return Weight(y.buffer, offset, k, n, step_n, True, self.half)
         return None
 
     def _one_free(self, x: Value, y: Value) -> Value:

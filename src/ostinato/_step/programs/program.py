@@ -91,6 +91,7 @@ class Weight(NamedTuple):
         columns: the number of results.
         stride: from row to row; a row has all columns, or if transposed all depth.
         transposed: see there.
+        half: whether it and the factors of its products have bfloat16.
     """
 
     buffer: Buffer
@@ -99,6 +100,7 @@ class Weight(NamedTuple):
     columns: int
     stride: int
     transposed: bool
+    half: bool
 
 
 @dataclasses.dataclass(eq=False)
