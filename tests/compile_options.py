@@ -14,6 +14,9 @@ USUAL: dict[str, Any] = {"xla_backend_optimization_level": 3}  # XLA's own defau
 if jax.__version_info__ < (0, 11):  # later ones have this emitter alone
     QUICK["xla_cpu_use_fusion_emitters"] = False
     USUAL["xla_cpu_use_fusion_emitters"] = True
+    # A program is one module for LLVM, not one for each of its larger kernels.
+    QUICK["xla_cpu_parallel_codegen_split_count"] = 1
+    USUAL["xla_cpu_parallel_codegen_split_count"] = 32
 
 # For tests of what XLA makes of a program: the backend xla, memory, bits.
 usual_jit = functools.partial(jax.jit, compiler_options=USUAL)

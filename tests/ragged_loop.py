@@ -5,6 +5,7 @@ lists with one array per example; gradients are those of a loss that weighs ever
 of every result differently.
 """
 
+import collections
 import functools
 import zlib
 from typing import Any, NamedTuple
@@ -116,7 +117,6 @@ def _cos(shape: Any, angle: Any) -> Any:
     return jnp.cos(here + angle)
 
 
-@functools.cache
 def one_example(program: Program):
     """Return `(varied, fixed, example) -> gradients, leaves` of the program."""
     fn = program.reference or program.fn
@@ -131,33 +131,62 @@ def one_example(program: Program):
         return sum(weighted, jnp.zeros(())), leaves
 
     if program.gradients:
-        return fast_jit(jax.grad(loss, has_aux=True))
-    return fast_jit(lambda *args: ({}, loss(*args)[1]))
+        return jax.grad(loss, has_aux=True)
+    return lambda *args: ({}, loss(*args)[1])
 
 
-def loop(program: Program, inputs: dict[str, Any]) -> Run:
-    """Run the program for one example after the other."""
+def run_each(program: Program, arguments: list[Any]) -> list[Any]:
+    """Run the program for every element of `arguments`, and return what each gives.
+
+    One of every length is compiled together, which takes less time than one by one.
+    """
+    one = one_example(program)
+    alike = collections.defaultdict(list)
+    for place, each in enumerate(arguments):
+        alike[tuple(leaf.shape for leaf in jax.tree.leaves(each[:2]))].append(place)
+    run = fast_jit(lambda several: [one(*each) for each in several])
+    given: dict[int, Any] = {}
+    for turn in range(max(map(len, alike.values()))):
+        places = [those[min(turn, len(those) - 1)] for those in alike.values()]
+        results = run([arguments[place] for place in places])
+        given |= dict(zip(places, results, strict=True))
+    return [given[place] for place in range(len(arguments))]
+
+
+def loop(program: Program, batches: list[dict[str, Any]]) -> list[Run]:
+    """Run the program for one example after the other of every batch."""
     shared = {n for n, a in program.inputs.items() if a.shared}
-    results, gradients = [], []
-    for example in range(BATCH):
-        own = {n: a if n in shared else a[example] for n, a in inputs.items()}
-        varied, fixed = split_inputs(program, own)
-        gradient, leaves = one_example(program)(varied, fixed, float(example))
-        results.append([np.asarray(leaf) for leaf in leaves])
-        gradients.append({n: np.asarray(g) for n, g in gradient.items()})
-    by_name = {
-        n: sum(g[n] for g in gradients) if n in shared else [g[n] for g in gradients]
-        for n in gradients[0]
-    }
-    return Run([list(leaf) for leaf in zip(*results, strict=True)], by_name)
+    arguments = []
+    for inputs in batches:
+        for example in range(BATCH):
+            own = {n: a if n in shared else a[example] for n, a in inputs.items()}
+            arguments.append((*split_inputs(program, own), float(example)))
+    given = run_each(program, arguments)
+    runs = []
+    for first in range(0, len(given), BATCH):
+        gradients, results = zip(*given[first : first + BATCH], strict=True)
+        by_name = {
+            n: sum(np.asarray(g[n]) for g in gradients)
+            if n in shared
+            else [np.asarray(g[n]) for g in gradients]
+            for n in gradients[0]
+        }
+        leaves = zip(*results, strict=True)
+        runs.append(Run([[np.asarray(x) for x in leaf] for leaf in leaves], by_name))
+    return runs
 
 
 @functools.cache
+def all_expected(program: Program) -> list[tuple[dict[str, Any], Lengths, Run]]:
+    """Return inputs, lengths and the loop's results for every length set."""
+    sets = length_sets(program)
+    batches = [draw_inputs(program, each, seed) for seed, each in enumerate(sets)]
+    return list(zip(batches, sets, loop(program, batches), strict=True))
+
+
 def expected(program: Program, number: int) -> tuple[dict[str, Any], Lengths, Run]:
     """Return inputs, lengths and the loop's results for one of the length sets."""
-    lengths = length_sets(program)[number]
-    inputs = draw_inputs(program, lengths, seed=number)
-    return inputs, lengths, loop(program, inputs)
+    return all_expected(program)[number]
 
 
 # ----------------------------------------------------------------------- ragged.vmap

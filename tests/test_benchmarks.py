@@ -4,6 +4,7 @@ import dataclasses
 import functools as ft
 import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -268,6 +269,30 @@ def test_kernels_are_guarded(tmp_path, monkeypatch, shares):
             begin()
     else:
         assert begin().machine["kernel_shares"] == shares
+
+
+def test_shares_are_of_full_tiles_of_the_best_kernels(monkeypatch):
+    """What is read is what the program prints."""
+    text = (ROOT / "native/bench/kernels_bench.cc").read_text()
+    keys = re.findall(r'\\"(\w+)\\": ', text)
+    keys = keys[keys.index("isa") : keys.index("peak")]
+    assert keys == "isa dtype tile cache rows depth gflops share".split()
+
+    def product(isa, dtype, cache, rows, share):
+        values = (isa, dtype, "k4", cache, rows, 64, 1.0, share)
+        return dict(zip(keys, values, strict=True))
+
+    products = [
+        product("avx2", "f32", "L2", 6, 0.4),
+        product("avx512", "f32", "L1", 6, 0.5),
+        product("avx512", "f32", "L2", 1, 0.3),
+        product("avx512", "f32", "L2", 6, 0.97),
+        product("avx512", "f32", "L2", 6, 0.95),
+        product("avx512", "bf16", "L2", 6, None),
+        product("avx512_amx", "f32", "L2", 6, 0.2),
+    ]
+    monkeypatch.setattr(native, "_run", lambda sources: {"products": products})
+    assert native.kernel_shares() == {"f32": 0.95}
 
 
 def test_rows_are_chosen_by_name():

@@ -23,8 +23,9 @@ import jax, jax.numpy as jnp, numpy as np
 import ostinato as ost
 
 digests = hashlib.sha256(), hashlib.sha256()
-for mode in ("lstm", "gru", "rnn_tanh"):
-    spec = ost.RNNSpec(mode, 96, 96, 2, bidirectional=True)
+layers = 2 if backend == "cpu" else 1  # XLA compiles every one
+for mode in ("lstm", "gru", "rnn_tanh")[: layers + 1]:
+    spec = ost.RNNSpec(mode, 96, 96, layers, bidirectional=True)
     weights = ost.init_weights(jax.random.key(0), spec)
     x = jax.random.normal(jax.random.key(1), (24, 50, 96))
     run = lambda w, x: ost.rnn(spec, w, x, seq_lengths=np.arange(24) * 2,

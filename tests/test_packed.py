@@ -154,10 +154,15 @@ def test_nothing_to_run_gives_zeros_and_the_initial_state(
 
 
 @pytest.mark.parametrize(
-    ("backend", "id"), [pytest.param("cpu", "lstm", marks=native), ("xla", "gru")]
+    ("backend", "id", "modes"),
+    [
+        pytest.param("cpu", "lstm", MODES[:1], marks=native),
+        pytest.param("cpu", "gru_before", MODES, marks=native),
+        ("xla", "gru_before", MODES[:1]),
+    ],
 )
-def test_every_derivative_matches_the_plain_scan(backend, id):
-    """Check forward mode, and second derivatives in every mix of modes."""
+def test_derivatives_match_the_plain_scan(backend, id, modes):
+    """Check forward mode, and second derivatives: once in every mix of modes."""
     case = CLOSURES[id]
     primal, step = primal_of(case), direction_of(case)
     loss, reference = (
@@ -167,7 +172,7 @@ def test_every_derivative_matches_the_plain_scan(backend, id):
 
     @fast_jit
     def derivatives(p, d):
-        return jax.jvp(loss, (p,), (d,))[1], [mode(loss, p, d) for mode in MODES]
+        return jax.jvp(loss, (p,), (d,))[1], [mode(loss, p, d) for mode in modes]
 
     @fast_jit
     def wanted(p, d):

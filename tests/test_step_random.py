@@ -81,7 +81,7 @@ def assert_same(got, want, dtype):
 
 
 @needs_cpu
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     spec=specs(),
     steps=st.sampled_from([4, 1, 0]),
