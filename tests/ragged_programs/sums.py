@@ -22,7 +22,7 @@ def pair_sums(x, b):
 def pair_extremes(x):
     # Of differences, not of products: XLA may compute those twice, with and without a
     # rounding in between, and then finds no element that is the maximum.
-    scores = x[:, :1] - x[:, 1]
+    scores = x[:, :1] - x[:, 1][None]
     return scores.max(1), scores.min(0), (-scores).max(0), scores.max()
 
 
