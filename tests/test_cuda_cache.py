@@ -208,7 +208,13 @@ HARDEST = (
     ),
     (
         kernels.recurrent_backward,
-        plan.RnnPlan("lstm", "bfloat16", 96, 1, 1, 1),
+        plan.RnnPlan("lstm", "float32", 192, 4, 2, 1),
+        "sm_90a",
+    ),
+    (kernels.recurrent, plan.RnnPlan("gru", "bfloat16", 128, 1, 1, 1), "sm_89"),
+    (
+        kernels.recurrent_backward,
+        plan.RnnPlan("lstm", "bfloat16", 128, 1, 1, 1),
         "sm_80",
     ),
 )

@@ -95,7 +95,7 @@ def test_plans_are_told():
     reason = ost.explain(ost.RNNSpec("rnn_tanh", 2, 3), X).rejected["cuda"]
     assert "no kernels for rnn_tanh" in reason
     assert "1 clusters of 1 blocks" in rnn_cuda.describe(spec, X)
-    for option in (dict(proj_size=1), dict(cell_clip=0.5), dict(num_heads=3)):
+    for option in (dict(proj_size=1), dict(cell_clip=0.5), dict(batch_invariant=True)):
         reason = rnn_cuda.unsupported_reason(ost.RNNSpec("lstm", 2, 3, **option), "f4")
         assert f"no kernels for {next(iter(option))}=" in reason
     reason = ost.explain(cells.LRU(2, 4), X).rejected["cuda"]

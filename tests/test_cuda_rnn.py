@@ -33,12 +33,12 @@ def case(mode, hidden, **options):
     return Case("", spec, 6, len(lengths), lengths, **own)
 
 
-def both(mode, hidden=21):
-    return case(mode, hidden, bidirectional=True, num_layers=2)
+def both(mode, hidden=21, **options):
+    return case(mode, hidden, bidirectional=True, num_layers=2, **options)
 
 
-def cut(mode, hidden=21):
-    return case(mode, hidden, resets=True)
+def cut(mode, hidden=21, **options):
+    return case(mode, hidden, resets=True, **options)
 
 
 # Cells, dtypes, blocks of a cluster, tiles, products with weights in registers.
@@ -49,12 +49,15 @@ CLASSES = [
     (cut("lstm", 32), "bfloat16", (4, 2), 16),
     (both("gru"), "float32", (4, 1), 2),
     (cut("gru"), "bfloat16", (2, 1), 16),
+    (both("lstm", 42, num_heads=2), "float32", (2, 1), 16),
+    (cut("gru", 63, num_heads=3), "bfloat16", (1, 1), 16),
 ]
 
 
 def name_of(value):
     if isinstance(value, Case):
-        return f"{value.spec.mode}-{'resets' if value.resets else 'both'}"
+        heads = "-heads" if value.spec.num_heads > 1 else ""
+        return f"{value.spec.mode}{heads}-{'resets' if value.resets else 'both'}"
     return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -147,6 +150,8 @@ BUGS = {
     "the first reset is ignored": ("|| IsReset(s, 0)) return", ") return"),
     "weights are not all loaded": ("k < kOthers; ++k", "k < kOthers - 1; ++k"),
     "the wrong unit's weights": ("rank) * kWarps + warp)", "rank) * kWarps)"),
+    "the wrong head": ("matrix % heads", "0"),
+    "weights of the first head": ("(matrix * kCluster", "(all.direction * kCluster"),
     "neighbours keep their halves": ("odd ? x[0] : x[1], 4", "odd ? x[1] : x[0], 4"),
     "a block does not wait": ("if constexpr (kCluster == 1) WaitForBlock();", ""),
     "cotangents are late": ("WaitFor(shared->arrivals + buffer, n / 2 % 2);", ""),
@@ -159,6 +164,7 @@ BUGS = {
     "cotangents cross resets": ("cut[tile][e] = reset[tile][e];", ""),
 }  # fmt: skip
 BACKWARD = set(list(BUGS)[-6:])
+HEADS = {"the wrong head", "weights of the first head"}
 RESETS = {
     "resets are ignored",
     "the first reset is ignored",
@@ -177,7 +183,10 @@ def test_planted_bugs_are_caught(bug, monkeypatch):
     def change(text):
         return text.replace(old, new)
 
-    made = cut("lstm") if bug in RESETS else case("lstm", 21, bidirectional=True)
+    heads = 2 if bug in HEADS else 1
+    made = case("lstm", 21 * heads, bidirectional=True, num_heads=heads)
+    if bug in RESETS:
+        made = cut("lstm")
     dtype, places = ("bfloat16", (1, 1)) if bug in ALONE else ("float32", (2, 1))
     with (
         gpu_with(monkeypatch, places, 2, change),
@@ -252,7 +261,7 @@ def test_weights_are_packed_as_lanes_read_them():
     for dtype, per_word in (("bfloat16", 2), ("float32", 1)):
         found = plan.RnnPlan("lstm", dtype, 64, 2, 1, 1)
         w = jnp.asarray(np.random.default_rng(0).standard_normal((4, 60, 60)), dtype)
-        got = np.asarray(cuda._packed(found, [w]))
+        got = np.asarray(cuda._packed(found, w[None]))
         padded = np.zeros((4, 64, 64), np.uint32)
         bits = jax.lax.bitcast_convert_type(w, f"uint{16 * (3 - per_word)}")
         padded[:, :60, :60] = bits

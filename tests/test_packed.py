@@ -157,7 +157,7 @@ def test_nothing_to_run_gives_zeros_and_the_initial_state(
     ("backend", "id", "modes"),
     [
         pytest.param("cpu", "lstm", MODES[:1], marks=native),
-        pytest.param("cpu", "gru_before", MODES, marks=native),
+        pytest.param("cpu", "heads", MODES, marks=native),
         ("xla", "gru_before", MODES[:1]),
     ],
 )

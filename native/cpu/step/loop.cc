@@ -89,17 +89,7 @@ template <typename T>
 StepLoop<T> LoopOf(const StepCall& call, const StepPanels<T>* packed, Scratch& scratch,
                    Team& team) {
   const KernelSet& set = CurrentKernels();
-  StepLoop<T> loop{call,
-                   KernelsOf<T>(set),
-                   StepKernelsOf<T>(set),
-                   set.bf16_pairs,
-                   {},
-                   1,
-                   1,
-                   {},
-                   {},
-                   {},
-                   {}};
+  StepLoop<T> loop{call, KernelsOf<T>(set), StepKernelsOf<T>(set), set.bf16_pairs};
   if (packed != nullptr) {
     loop.panels = packed->panels();
   } else {

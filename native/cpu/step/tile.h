@@ -19,15 +19,15 @@ struct StepLoop {
   const StepCall& call;
   const Kernels<T, T, T>& kernels;
   const StepKernels<T>& step_kernels;
-  const KernelsBf16Pairs* pairs;  // null where the processor does not multiply them
-  std::vector<const T*> panels;   // by weight, see weights.h
-  int64_t chunk = 1;              // steps at a time
-  int64_t group = 1;              // sequences of a group
-  std::vector<T*> sums;           // by buffer: [group][width]; null but for sums
-  std::vector<int64_t> order;     // of sequences, by falling length
-  std::vector<int64_t> lengths;   // in that order
+  const KernelsBf16Pairs* pairs;      // null where the processor does not multiply them
+  std::vector<const T*> panels = {};  // by weight, see weights.h
+  int64_t chunk = 1;                  // steps at a time
+  int64_t group = 1;                  // sequences of a group
+  std::vector<T*> sums = {};          // by buffer: [group][width]; null but for sums
+  std::vector<int64_t> order = {};    // of sequences, by falling length
+  std::vector<int64_t> lengths = {};  // in that order
   // The first row of each sequence; none unless they lie one after another.
-  std::vector<int64_t> offsets;
+  std::vector<int64_t> offsets = {};
 
   // The step that runs as number n.
   int64_t StepAt(int64_t n) const { return call.reverse ? call.steps - 1 - n : n; }

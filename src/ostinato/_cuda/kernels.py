@@ -72,7 +72,7 @@ def recurrent_backward(layout: plan.RnnPlan) -> Text:
     forward = recurrent(layout).definitions
     storage = plan.STORAGE[layout.dtype]
     own = (
-        f"HELD={plan.MOST_HELD_FRAGMENTS}",
+        f"HELD={layout.held_fragments}",
         f"SHARED={layout.backward_shared_bytes}",
         f"BEFORE={storage if layout.mode == 'gru' else 'float'}",
     )

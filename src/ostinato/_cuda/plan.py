@@ -132,10 +132,10 @@ class RnnPlan(NamedTuple):
     Attributes:
         mode: `"lstm"` or `"gru"`.
         dtype: of all arrays, by name.
-        units: of a direction, rounded up to what the kernel is compiled for.
-        cluster: the blocks that share the weights of a direction.
+        units: of a head, rounded up to what the kernel is compiled for.
+        cluster: the blocks that share the weights of a head of a direction.
         tiles: the tiles of eight sequences that a cluster runs together.
-        clusters: how many of them the sequences of all directions take.
+        clusters: how many of them the sequences of all heads and directions take.
     """
 
     mode: str
@@ -162,8 +162,20 @@ class RnnPlan(NamedTuple):
 
     @property
     def held(self) -> int:
-        """Return how many of these have their weights in registers."""
-        return min(self.depth, _MOST_HELD)
+        """Return how many of these have their weights in registers, an even number."""
+        free = self._registers - _OTHER_REGISTERS - 16 * self.tiles
+        return min(self.depth, _MOST_HELD, free // 16 * 2)
+
+    @property
+    def held_fragments(self) -> int:
+        """Return how many products of tiles have them in the backward pass."""
+        free = self._registers - _OTHER_REGISTERS_BACKWARD
+        return min(_MOST_HELD_FRAGMENTS, free // 8 * 2)
+
+    @property
+    def _registers(self) -> int:
+        """Return how many a thread can have, as those of a block fit a processor."""
+        return min(255, _REGISTERS // (self.warps * 32))
 
     @property
     def shared_bytes(self) -> int:
@@ -179,7 +191,7 @@ class RnnPlan(NamedTuple):
         alone = self.cluster == 1
         unit_tiles, halves = (1, 2) if alone else (self.cluster // 2, 1)
         depth = words // 8 // halves
-        left = depth - min(MOST_HELD_FRAGMENTS // unit_tiles, depth)
+        left = depth - min(self.held_fragments // unit_tiles, depth)
         gates = 2 * 8 * self.tiles * words * 4
         parts = 2 * self.cluster * halves * self.warps * self.tiles * 32 * 8
         return gates + parts + 16 + max(1, self.warps * unit_tiles * left * 32) * 16
@@ -202,10 +214,12 @@ class RnnPlan(NamedTuple):
         )
 
 
-# A product's weights take 8 registers of each thread, and 255 is what a thread has.
-_MOST_HELD = 16
-MOST_HELD_FRAGMENTS = 32
-"""Products of tiles of which, in the backward pass, registers have the weights."""
+# Of a processor; a thread can have 255 of them.
+_REGISTERS = 65536
+# A product's weights take 8 registers of each thread, a tile's 4 in the backward pass.
+_MOST_HELD, _MOST_HELD_FRAGMENTS = 16, 32
+# What a thread needs beside weights, and beside 16 for the sums of each tile.
+_OTHER_REGISTERS, _OTHER_REGISTERS_BACKWARD = 56, 72
 
 # For units rounded up: the blocks of a cluster, and the most tiles. With more, NVRTC
 # runs out of registers.
@@ -234,15 +248,15 @@ _PLACES = {
 
 
 def rnn(
-    mode: str, dtype: str, hidden: int, directions: int, batch: int, gpu: Gpu
+    mode: str, dtype: str, hidden: int, matrices: int, batch: int, gpu: Gpu
 ) -> RnnPlan | str:
     """Lay out one layer of the operator.
 
     Args:
         mode: of the operator.
         dtype: of all arrays, by name.
-        hidden: units of a direction.
-        directions: of the layer.
+        hidden: units of a head.
+        matrices: of recurrent weights: the heads of all directions of the layer.
         batch: how many sequences.
         gpu: where it runs.
     """
@@ -254,10 +268,10 @@ def rnn(
     at_once = max(1, gpu.processors // cluster)
     tiles = 1
     clusters = math.ceil(batch / 8)
-    while tiles < most_tiles and clusters > 1 and directions * clusters > at_once:
+    while tiles < most_tiles and clusters > 1 and matrices * clusters > at_once:
         tiles *= 2
         clusters = math.ceil(batch / 8 / tiles)
-    return RnnPlan(mode, dtype, units, cluster, tiles, directions * clusters)
+    return RnnPlan(mode, dtype, units, cluster, tiles, matrices * clusters)
 
 
 def rnn_reason(mode: str, dtype: str, hidden: int, gpu: Gpu) -> str | None:

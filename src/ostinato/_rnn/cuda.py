@@ -66,7 +66,7 @@ def unsupported_reason(spec: RNNSpec, dtype: Any) -> str | None:
         value = getattr(spec, name)
         if value != default:
             return f"it has no kernels for {name}={value!r}"
-    return plan.rnn_reason(spec.mode, np.dtype(dtype).name, spec.hidden_size, gpu)
+    return plan.rnn_reason(spec.mode, np.dtype(dtype).name, _units(spec), gpu)
 
 
 _FIXED = dict(
@@ -75,7 +75,6 @@ _FIXED = dict(
     reset_after=True,
     input_mode="linear",
     batch_invariant=False,
-    num_heads=1,
 )
 
 
@@ -102,7 +101,7 @@ def refusal(call: RNNCall, operands: Operands) -> str | None:
     gpu, reason = device.status()
     if gpu is None:
         return reason
-    layout = _plan(call.spec, operands.x.dtype, batch, gpu)
+    layout = plan_of(call.spec, operands.x.dtype, batch, gpu)
     if isinstance(layout, str):
         return layout
     failures = (
@@ -117,7 +116,7 @@ def describe(spec: RNNSpec, x: Any) -> str:
     assert gpu is not None
     shape = getattr(x, "shape", ())
     batch = shape[0] if len(shape) == 3 else 1
-    return f"{gpu.name}, in each layer {_plan(spec, x.dtype, batch, gpu)}"
+    return f"{gpu.name}, in each layer {plan_of(spec, x.dtype, batch, gpu)}"
 
 
 def forward(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
@@ -138,9 +137,17 @@ def backward(
     return xla_packed.run_padded(network, call, operands, residuals, bar, wrt=wrt)
 
 
-def _plan(spec: RNNSpec, dtype: Any, batch: int, gpu: device.Gpu) -> plan.RnnPlan | str:
-    name, directions = np.dtype(dtype).name, spec.num_directions
-    return plan.rnn(spec.mode, name, spec.hidden_size, directions, batch, gpu)
+def plan_of(
+    spec: RNNSpec, dtype: Any, batch: int, gpu: device.Gpu
+) -> plan.RnnPlan | str:
+    """Return the layout of a layer, or the reason why it has none."""
+    matrices = spec.num_directions * spec.num_heads
+    name = np.dtype(dtype).name
+    return plan.rnn(spec.mode, name, _units(spec), matrices, batch, gpu)
+
+
+def _units(spec: RNNSpec) -> int:
+    return spec.hidden_size // spec.num_heads
 
 
 def _run_layer(
@@ -158,7 +165,7 @@ def _run_layer(
         return xla_network.run_by_scans(operands, layers, x, initials, masks)
     gpu, reason = device.status()
     assert gpu is not None, reason
-    layout = _plan(spec, x.dtype, batch, gpu)
+    layout = plan_of(spec, x.dtype, batch, gpu)
     assert isinstance(layout, plan.RnnPlan), layout
     directions, hidden = len(layers), spec.hidden_size
     weights = [layer.cell.weights for layer in layers]
@@ -187,7 +194,7 @@ def _run_layer(
             layout.grid,
             (
                 gx,
-                _packed(layout, [_by_slot(spec, w.w_hh, candidate=3) for w in weights]),
+                _packed(layout, _recurrent(spec, weights)),
                 states[0],
                 states[1] if has_cells else None,
                 operands.seq_lengths,
@@ -195,7 +202,7 @@ def _run_layer(
                 None if masks.reset is None else masks.reset[..., 0],
             ),
             results,
-            (steps, batch, hidden, directions),
+            (steps, batch, hidden, _units(spec), directions),
         )
     )
     arrays: list[Any] = [None if each is None else next(found) for each in results]
@@ -223,7 +230,7 @@ def _run_layer_backward(
     (steps, batch, _), directions = dh.shape, len(layers)
     gpu, reason = device.status()
     assert gpu is not None, reason
-    layout = _plan(spec, dh.dtype, batch, gpu)
+    layout = plan_of(spec, dh.dtype, batch, gpu)
     assert isinstance(layout, plan.RnnPlan), layout
     reason = plan.backward_reason(layout, gpu)
     if reason is not None or 0 in (steps, batch) or primals[0].gates is None:
@@ -237,7 +244,7 @@ def _run_layer_backward(
     has_cells = len(dfinals[0]) == 2
     cells = [at.after[1] if has_cells else None for at in ats]
     dstates = tuple(map(jnp.stack, zip(*dfinals, strict=True)))
-    weights = [_by_slot(spec, layer.cell.weights.w_hh, candidate=3) for layer in layers]
+    weights = _recurrent(spec, [layer.cell.weights for layer in layers])
     like = lambda *shape: jax.ShapeDtypeStruct(shape, dh.dtype)  # noqa: E731
     state = like(directions, batch, hidden)
     resets = primals[0].masks.reset
@@ -262,7 +269,7 @@ def _run_layer_backward(
             state,
             state if has_cells else None,
         ),
-        (steps, batch, hidden, directions),
+        (steps, batch, hidden, _units(spec), directions),
     )  # fmt: skip
     gradients = []
     for d, (layer, primal, at) in enumerate(zip(layers, primals, ats, strict=True)):
@@ -316,10 +323,18 @@ def _biases(spec: RNNSpec, weights: LayerWeights) -> Array:
     return total
 
 
-def _packed(layout: plan.RnnPlan, weights: list[Array]) -> Array:
-    """Return recurrent weights `[4, H, H]` of each direction as a kernel reads them.
+def _recurrent(spec: RNNSpec, weights: list[LayerWeights]) -> Array:
+    """Return recurrent weights `[D * K, 4, H / K, H / K]`, one matrix for each head."""
+    units = _units(spec)
+    slots = jnp.stack([_by_slot(spec, w.w_hh, candidate=3) for w in weights])
+    heads = slots.reshape(-1, 4, spec.num_heads, units, units)
+    return jnp.swapaxes(heads, 1, 2).reshape(-1, 4, units, units)
 
-    That is uint32 `[directions, cluster, warps, 2, depth, 32, 4]`: for each product of
+
+def _packed(layout: plan.RnnPlan, weights: Array) -> Array:
+    """Return recurrent weights `[matrices, 4, H, H]` as a kernel reads them.
+
+    That is uint32 `[matrices, cluster, warps, 2, depth, 32, 4]`: for each product of
     tiles, which has two of the four rows of eight units, the words of each lane; see
     MultiplyTiles in _cuda/text/primitives.h.
     """
@@ -327,15 +342,15 @@ def _packed(layout: plan.RnnPlan, weights: list[Array]) -> Array:
     apart = words.reshape(
         len(weights), 2, 2, layout.cluster, layout.warps, 8, layout.depth, 2, 4
     )
-    # direction, cluster, warp, pair of rows, product, unit, word, half of words, row
+    # matrix, cluster, warp, pair of rows, product, unit, word, half of words, row
     ordered = apart.transpose(0, 3, 4, 1, 6, 5, 8, 7, 2)
     return ordered.reshape(*ordered.shape[:5], 32, 4)
 
 
-def _packed_backward(layout: plan.RnnPlan, weights: list[Array]) -> Array:
+def _packed_backward(layout: plan.RnnPlan, weights: Array) -> Array:
     """Return the same for the backward pass, whose rows are those of the transpose.
 
-    uint32 `[directions, cluster, tiles of 16 units, products, 32, 4]`; the columns of a
+    uint32 `[matrices, cluster, tiles of 16 units, products, 32, 4]`; the columns of a
     block are sorted by groups of eight units, then gates, then units.
     """
     padded = _padded(layout, weights)
@@ -343,15 +358,15 @@ def _packed_backward(layout: plan.RnnPlan, weights: list[Array]) -> Array:
     columns = padded.reshape(*lead, units).transpose(0, 2, 5, 3, 1, 4)
     words = _words(layout, columns.reshape(len(weights), layout.cluster, units, -1))
     apart = words.reshape(len(weights), layout.cluster, units // 16, 2, 8, -1, 2, 4)
-    # direction, cluster, tile, product, unit, word, half of words, half of units
+    # matrix, cluster, tile, product, unit, word, half of words, half of units
     ordered = apart.transpose(0, 1, 2, 5, 4, 7, 6, 3)
     return ordered.reshape(*ordered.shape[:4], 32, 4)
 
 
-def _padded(layout: plan.RnnPlan, weights: list[Array]) -> Array:
-    """Return weights `[4, H, H]` as `[directions, 4, units, units]`."""
-    more = layout.units - weights[0].shape[-1]
-    return jnp.pad(jnp.stack(weights), ((0, 0), (0, 0), (0, more), (0, more)))
+def _padded(layout: plan.RnnPlan, weights: Array) -> Array:
+    """Return weights `[matrices, 4, H, H]` as `[matrices, 4, units, units]`."""
+    more = layout.units - weights.shape[-1]
+    return jnp.pad(weights, ((0, 0), (0, 0), (0, more), (0, more)))
 
 
 def _words(layout: plan.RnnPlan, rows: Array) -> Array:

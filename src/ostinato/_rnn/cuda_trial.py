@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._cuda import check, device, kernels, plan
-from . import api, init
+from . import api, cuda, init
 from .spec import RNNSpec
 
 _STEPS, _INPUTS = 13, 5
@@ -44,9 +44,16 @@ def main(definitions: list[str]) -> str:
 
 
 def _case(layout: plan.RnnPlan, both: bool) -> tuple[RNNSpec, dict[str, Any]]:
-    """Return a network of both directions, or of one with resets, and its arrays."""
-    hidden = layout.units - 3  # not a multiple of anything
-    spec = RNNSpec(layout.mode, _INPUTS, hidden, bidirectional=both)  # pyright: ignore
+    """Return a network of two heads and directions, or one with resets; its arrays."""
+    heads = 2 if both else 1
+    hidden = heads * (layout.units - 3)  # not a multiple of anything
+    spec = RNNSpec(
+        layout.mode,  # pyright: ignore[reportArgumentType]
+        _INPUTS,
+        hidden,
+        bidirectional=both,
+        num_heads=heads,
+    )
     batch = _batch(layout, spec)
     random = np.random.default_rng(7)
     lengths = random.integers(0, _STEPS + 1, batch)
@@ -68,10 +75,7 @@ def _batch(layout: plan.RnnPlan, spec: RNNSpec) -> int:
     assert gpu is not None, reason
     text = kernels.recurrent(layout)
     for batch in range(3, 16 * gpu.processors, 6):
-        found = plan.rnn(
-            *(spec.mode, layout.dtype, spec.hidden_size, spec.num_directions),
-            *(batch, gpu),
-        )
+        found = cuda.plan_of(spec, np.dtype(layout.dtype), batch, gpu)
         assert isinstance(found, plan.RnnPlan), found
         if kernels.recurrent(found) == text:
             return batch

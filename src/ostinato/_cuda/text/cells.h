@@ -1,7 +1,7 @@
 // What the kernels of LSTM and GRU share, recurrent.h and recurrent_backward.h.
 //
 // GRU is 1 for a GRU and 0 for an LSTM, STORAGE the type of the arrays, UNITS the units
-// of a direction, rounded up, CLUSTER how many blocks share them, TILES how many times
+// of a head, rounded up, CLUSTER how many blocks share them, TILES how many times
 // eight sequences they run, HELD for how many products of tiles, in each warp,
 // registers have the weights, and SHARED the bytes of shared memory.
 //
@@ -24,8 +24,9 @@ constexpr int kLeft = kDepth - kHeld;  // products whose weights are in shared m
 constexpr int kSums = kTiles == 1 ? 2 : 1;
 static_assert(UNITS % (8 * CLUSTER) == 0 && kDepth % 2 == 0 && kHeld % 2 == 0);
 
+// `width` are the units of a direction, `units` those of one of its heads.
 struct Sizes {
-  Index steps, batch, hidden, directions;
+  Index steps, batch, width, units, directions;
 };
 
 // Of a unit: what its preactivations have before the product with the state, then the
@@ -118,7 +119,8 @@ struct Batch {
   Sizes r;
   const int *lengths, *order;
   const unsigned char* resets;
-  Index first, direction;
+  Index first;
+  Index direction, head;
 
   OSTINATO_DEVICE Sequence Find(int slot) const {
     const Index place = first + slot;
@@ -141,13 +143,27 @@ struct Batch {
   OSTINATO_DEVICE Index StepAt(const Sequence& s, int k) const {
     return (s.reverse ? s.length - 1 - k : k) * r.batch + s.at;
   }
+  // Which column of [width] a unit of our head is.
+  OSTINATO_DEVICE Index Column(int unit) const { return head * r.units + unit; }
+  // Where arrays [rows][width] have it.
+  OSTINATO_DEVICE Index At(Index row, Index column) const {
+    return row * r.width + column;
+  }
+  // Where arrays [steps][batch][directions][width] have one of our direction.
+  OSTINATO_DEVICE Index AtOutput(Index step, Index column) const {
+    return At(step * r.directions + direction, column);
+  }
+  // Where arrays [directions][batch][width] have one of a sequence.
+  OSTINATO_DEVICE Index AtState(const Sequence& s, Index column) const {
+    return At(direction * r.batch + s.at, column);
+  }
   OSTINATO_DEVICE bool IsReset(const Sequence& s, int k) const {
     return resets != nullptr && k < s.length && Load(resets + StepAt(s, k)) != 0;
   }
   // The state before the first step.
   OSTINATO_DEVICE float First(const Storage* states, const Sequence& s,
-                              Index unit) const {
-    if (!s.exists || unit >= r.hidden || IsReset(s, 0)) return 0.f;
-    return Widen(Load(states + (direction * r.batch + s.at) * r.hidden + unit));
+                              int unit) const {
+    if (!s.exists || unit >= r.units || IsReset(s, 0)) return 0.f;
+    return Widen(Load(states + AtState(s, Column(unit))));
   }
 };

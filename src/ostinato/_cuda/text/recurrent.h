@@ -1,7 +1,8 @@
 // LSTM and GRU: all steps of both directions of a layer, with the recurrent weights in
 // registers and shared memory.
 //
-// A cluster runs some sequences of one direction from their first step to their last.
+// A cluster runs some sequences of one head of one direction from their first step to
+// their last.
 // The states after a step go into the shared memory of all blocks of the cluster. It
 // has two buffers for them: a block writes the second one only after it has got all
 // states that were computed from what is there, so that nobody waits but for data.
@@ -41,11 +42,11 @@ OSTINATO_DEVICE void Put(Shared* shared, int buffer, int at, Word word) {
   }
 }
 
-// Arrays, with the kinds of steps: gx [steps][batch][directions][hidden], resets
-// [steps][batch], y [steps][batch][directions][hidden]; and for each direction gates
-// [steps][batch][4][hidden] and cells [steps][batch][hidden]. States are
-// [directions][batch][hidden]. `order` has the sequences in the order in which clusters
-// take them. Null: lengths, order, resets; what is not saved; all of c in a GRU.
+// Arrays: gx and y [steps][batch][directions][width], resets [steps][batch]; and for
+// each direction gates [steps][batch][4][width] and cells [steps][batch][width]. States
+// are [directions][batch][width]. `order` has the sequences in the order in which
+// clusters take them. Null: lengths, order, resets; what is not saved; all of c in a
+// GRU.
 OSTINATO_KERNEL_OF(kThreads)
 void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
                    const Storage* c_0, const int* lengths, const int* order,
@@ -57,20 +58,26 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
   const int lane = thread % 32, warp = thread / 32;
   const int rank = static_cast<int>(Block() % kCluster);
   const Index clusters = (r.batch + kSlots - 1) / kSlots, cluster = Block() / kCluster;
-  const Batch all = {
-      r, lengths, order, resets, cluster % clusters * kSlots, cluster / clusters};
+  const Index matrix = cluster / clusters;  // of a head of a direction
+  const Index heads = r.width / r.units;
+  const Batch all = {r,
+                     lengths,
+                     order,
+                     resets,
+                     cluster % clusters * kSlots,
+                     matrix / heads,
+                     matrix % heads};
   Storage* const gates = all.direction == 0 ? gates_0 : gates_1;
   float* const cells = all.direction == 0 ? cells_0 : cells_1;
 
   Fragment held[2][kHeld > 0 ? kHeld : 1];
   Fragment* const left = shared->left + warp * 2 * kLeft * 32 + lane;
   const Fragment* const own =
-      weights + ((all.direction * kCluster + rank) * kWarps + warp) * 2 * kDepth * 32 +
-      lane;
+      weights + ((matrix * kCluster + rank) * kWarps + warp) * 2 * kDepth * 32 + lane;
   LoadWeights<kHeld, kLeft>(own, held, left);
   for (int i = thread; i < kSlots * kWords; i += kThreads) {
     const Sequence s = all.Find(i / kWords);
-    const Index unit = i % kWords * kUnitsOfWord;
+    const int unit = i % kWords * kUnitsOfWord;
     const float first = all.First(h_0, s, unit);
     Word word = RoundFactor(first);
     if constexpr (kUnitsOfWord == 2) word = Pack(first, all.First(h_0, s, unit + 1));
@@ -85,7 +92,8 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
 
   // What this lane computes.
   const int unit = rank * kUnitsOfBlock + warp * 8 + lane / 4;
-  const bool is_unit = unit < r.hidden;
+  const bool is_unit = unit < r.units;
+  const Index column = all.Column(unit);
   Sequence sequences[kTiles][2];
   float h[kTiles][2], c[kTiles][2];
   OSTINATO_UNROLL
@@ -111,8 +119,7 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
         const Sequence& s = sequences[tile][e];
         inputs[tile][e] = {};
         if (k < s.length && is_unit)
-          inputs[tile][e] = Load(
-              gx + (all.StepAt(s, k) * r.directions + all.direction) * r.hidden + unit);
+          inputs[tile][e] = Load(gx + all.AtOutput(all.StepAt(s, k), column));
         reset[tile][e] = all.IsReset(s, k);
       }
     }
@@ -175,13 +182,12 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
           h[tile][e] = Widen(out);
           const Index step = all.StepAt(s, k);
           if (is_unit) {
-            Store(y + (step * r.directions + all.direction) * r.hidden + unit, out);
-            if (cells != nullptr) Store(cells + step * r.hidden + unit, c[tile][e]);
+            Store(y + all.AtOutput(step, column), out);
+            if (cells != nullptr) Store(cells + all.At(step, column), c[tile][e]);
             if (gates != nullptr) {
               OSTINATO_UNROLL
               for (int gate = 0; gate < 4; ++gate)
-                Store(gates + (step * 4 + gate) * r.hidden + unit,
-                      Narrowed(g.at[gate]));
+                Store(gates + all.At(step * 4 + gate, column), Narrowed(g.at[gate]));
             }
           }
           if (k + 1 < longest && reset[tile][e]) h[tile][e] = c[tile][e] = 0.f;
@@ -202,16 +208,15 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
     for (int e = 0; e < 2; ++e) {
       const Sequence& s = sequences[tile][e];
       if (!s.exists || !is_unit) continue;
-      const Index state = (all.direction * r.batch + s.at) * r.hidden + unit;
+      const Index state = all.AtState(s, column);
       Store(h_n + state, Narrowed(h[tile][e]));
       if constexpr (!kGru) Store(c_n + state, Narrowed(c[tile][e]));
       for (Index t = s.length; t < r.steps; ++t) {  // padding
         const Index step = t * r.batch + s.at;
-        Store(y + (step * r.directions + all.direction) * r.hidden + unit,
-              Narrowed(0.f));
-        if (cells != nullptr) Store(cells + step * r.hidden + unit, 0.f);
+        Store(y + all.AtOutput(step, column), Narrowed(0.f));
+        if (cells != nullptr) Store(cells + all.At(step, column), 0.f);
         for (int gate = 0; gate < 4 && gates != nullptr; ++gate)
-          Store(gates + (step * 4 + gate) * r.hidden + unit, Narrowed(0.f));
+          Store(gates + all.At(step * 4 + gate, column), Narrowed(0.f));
       }
     }
   }

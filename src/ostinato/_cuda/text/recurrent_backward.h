@@ -1,7 +1,8 @@
 // The backward pass of what recurrent.h runs: from the cotangents of outputs and final
 // states to those of preactivations and initial states.
 //
-// A cluster runs some sequences of one direction from their last step to their first.
+// A cluster runs some sequences of one head of one direction from their last step to
+// their first.
 // Each block has the rows of the weights that belong to its units' gates. A warp
 // computes the cotangents of the gates of eight units, as in the forward pass, and the
 // block multiplies those of all its units with its weights: that is its part of the
@@ -61,11 +62,11 @@ OSTINATO_DEVICE void Retreat(const Saved& s, float dh, float* dc, float* direct,
   }
 }
 
-// Arrays: of each direction gates and dgates [steps][batch][4][hidden], cells and
-// `before`, which is c before each step, in a GRU h, [steps][batch][hidden]; dy
-// [steps][batch][directions][hidden], states [directions][batch][hidden]. `order` is
-// that of recurrent_run. Null: lengths, order, resets; of the second direction what is
-// not there; in a GRU cells and all of c.
+// Arrays: of each direction gates and dgates [steps][batch][4][width], cells and
+// `before`, which is c before each step, in a GRU h, [steps][batch][width]; dy
+// [steps][batch][directions][width], states [directions][batch][width].
+// `order` is that of recurrent_run. Null: lengths, order, resets; of the second
+// direction what is not there; in a GRU cells and all of c.
 using Before = BEFORE;
 OSTINATO_KERNEL_OF(kThreads)
 void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
@@ -77,8 +78,16 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
                         Storage* dgates_1, Storage* dh_0, Storage* dc_0,
                         const Sizes r) {
   const Index clusters = (r.batch + kSlots - 1) / kSlots, cluster = Block() / kCluster;
-  const Batch all = {
-      r, lengths, order, resets, cluster % clusters * kSlots, cluster / clusters};
+  // Of a head of a direction. As 64 bits, these would be too many registers.
+  const int matrix = static_cast<int>(cluster / clusters);
+  const int heads = static_cast<int>(r.width / r.units);
+  const Batch all = {r,
+                     lengths,
+                     order,
+                     resets,
+                     cluster % clusters * kSlots,
+                     matrix / heads,
+                     matrix % heads};
   const bool first_direction = all.direction == 0;
   const Storage* const gates = first_direction ? gates_0 : gates_1;
   const float* const cells = first_direction ? cells_0 : cells_1;
@@ -91,10 +100,10 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
 
   Fragment held[kUnitTiles][kHeldGates > 0 ? kHeldGates : 1];
   Fragment* const left = shared->left + warp * kUnitTiles * kLeftGates * 32 + lane;
-  const Fragment* const own = weights +
-                              ((all.direction * kCluster + rank) * kWarps + warp) *
-                                  kUnitTiles * kGateDepth * 32 +
-                              lane;
+  const Fragment* const own =
+      weights +
+      ((matrix * kCluster + rank) * kWarps + warp) * kUnitTiles * kGateDepth * 32 +
+      lane;
   LoadWeights<kHeldGates, kLeftGates>(own, held, left);
   constexpr int kBytes = kCluster * kGroups * kTiles * 32 * sizeof(Pair);
   if (kCluster > 1 && thread == 0) {
@@ -105,7 +114,8 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
   }
 
   const int unit = rank * kUnitsOfBlock + warp * 8 + lane / 4;
-  const bool is_unit = unit < r.hidden;
+  const bool is_unit = unit < r.units;
+  const Index column = all.Column(unit);
   Sequence sequences[kTiles][2];
   float dh[kTiles][2], dc[kTiles][2], direct[kTiles][2];
   OSTINATO_UNROLL
@@ -114,7 +124,7 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
     for (int e = 0; e < 2; ++e) {
       const Sequence s = all.Find(tile * 8 + lane % 4 * 2 + e);
       sequences[tile][e] = s;
-      const Index state = (all.direction * r.batch + s.at) * r.hidden + unit;
+      const Index state = all.AtState(s, column);
       dh[tile][e] = s.exists && is_unit ? Widen(Load(dh_n + state)) : 0.f;
       dc[tile][e] = direct[tile][e] = 0.f;
       if (!kGru && s.exists && is_unit) dc[tile][e] = Widen(Load(dc_n + state));
@@ -135,14 +145,13 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
         to = {};
         reset[tile][e] = all.IsReset(s, k);
         if (k >= s.length || !is_unit) continue;
-        const Index step = all.StepAt(s, k), at = step * r.hidden + unit;
+        const Index step = all.StepAt(s, k), at = all.At(step, column);
         OSTINATO_UNROLL
         for (int gate = 0; gate < 4; ++gate)
-          to.gates[gate] = Widen(Load(gates + (step * 4 + gate) * r.hidden + unit));
+          to.gates[gate] = Widen(Load(gates + all.At(step * 4 + gate, column)));
         if constexpr (!kGru) to.cell = Load(cells + at);
         to.before = Widen(Load(before + at));
-        to.dy =
-            Widen(Load(dy + (step * r.directions + all.direction) * r.hidden + unit));
+        to.dy = Widen(Load(dy + all.AtOutput(step, column)));
       }
     }
   };
@@ -190,7 +199,7 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
         for (int gate = 0; gate < 4; ++gate) {
           const Storage out = Narrowed(found[gate]);
           d[gate][e] = Widen(out);
-          if (is_unit) Store(dgates + (step * 4 + gate) * r.hidden + unit, out);
+          if (is_unit) Store(dgates + all.At(step * 4 + gate, column), out);
         }
       }
       OSTINATO_UNROLL
@@ -257,12 +266,12 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
     for (int e = 0; e < 2; ++e) {
       const Sequence& s = sequences[tile][e];
       if (!s.exists || !is_unit) continue;
-      const Index state = (all.direction * r.batch + s.at) * r.hidden + unit;
+      const Index state = all.AtState(s, column);
       Store(dh_0 + state, Narrowed(dh[tile][e]));
       if constexpr (!kGru) Store(dc_0 + state, Narrowed(dc[tile][e]));
       for (Index t = s.length; t < r.steps; ++t)  // padding
         for (int gate = 0; gate < 4; ++gate)
-          Store(dgates + ((t * r.batch + s.at) * 4 + gate) * r.hidden + unit,
+          Store(dgates + all.At((t * r.batch + s.at) * 4 + gate, column),
                 Narrowed(0.f));
     }
   }
