@@ -3,6 +3,7 @@
 It repeats measured rows, and measures nothing.
 """
 
+import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ def main(
 
 
 def read(page: str) -> dict[str, dict[str, float]]:
-    """Return, for each bar, the time of every peer over ours.
+    """Return, for each bar, the time of every peer over ours, of the first vendor.
 
     Raises:
         ValueError: the page lacks a chosen row.
@@ -40,8 +41,9 @@ def read(page: str) -> dict[str, dict[str, float]]:
     tables = {}
     for part in page.split("#### ")[1:]:
         title, _, text = part.partition("\n")
-        lines = text.strip().split("\n\n")[0].splitlines()
-        if not lines[0].startswith("|"):
+        lines = text.strip().splitlines()
+        lines = list(itertools.takewhile(lambda line: line.startswith("|"), lines))
+        if not lines or title in tables:
             continue
         cells = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
         tables[title] = {row[0]: dict(zip(cells[0], row, strict=True)) for row in cells}

@@ -169,6 +169,18 @@ def test_headline_wants_its_rows():
         headline.read("#### GRU\n\n| row | torch |\n| --- | --- |\n| other | 1 |\n")
 
 
+def test_headline_is_that_of_the_first_vendor():
+    """Also where a table has a mark right behind it."""
+    page = (ROOT / "docs" / "results.md").read_text()
+    begin, end = (f"<!-- {report.MARK} AMD: {e} -->" for e in ("begin", "end"))
+    amd = page.partition(begin)[2].partition(end)[0]
+    assert headline.read(page) == headline.read(amd)
+    tables = [part.split("\n\n")[1] for part in amd.split("#### ")[1:4]]
+    named = zip(("LSTM", "GRU", "RNN, tanh"), tables, strict=True)
+    alone = "".join(f"#### {n}\n\n{table}\n<!-- end -->\n" for n, table in named)
+    assert headline.read(alone) == headline.read(amd)
+
+
 def test_headline_draws_a_bar_for_each_peer():
     pytest.importorskip("matplotlib")
     found = headline.read((ROOT / "docs" / "results.md").read_text())
