@@ -214,6 +214,11 @@ HARDEST = (
     (kernels.recurrent, plan.RnnPlan("gru", "bfloat16", 128, 1, 1, 1), "sm_89"),
     (
         kernels.recurrent_backward,
+        plan.RnnPlan("lstm", "bfloat16", 96, 1, 1, 1),
+        "sm_80",
+    ),
+    (
+        kernels.recurrent_backward,
         plan.RnnPlan("lstm", "bfloat16", 128, 1, 1, 1),
         "sm_80",
     ),

@@ -129,16 +129,14 @@ def run_checks(
     # The library takes longer to compile under sanitizers than to run, the checks
     # longer to run; what the latter do is of interest only where they touch the
     # library's memory.
-    undefined = [f for f in flags if "undefined" in f]
     kernels = {*KERNELS, *LINEAR_KERNELS}.intersection(files)
-    level = "-O0" if undefined or kernels else "-O1"
-    built = folder / "checks.o"
+    level = "-O0" if kernels or "undefined" in flags[0] else "-O1"
+    built, program = folder / "checks.o", folder / "program"
     build = [COMPILER, *FLAGS, *INCLUDES, *flags]
-    own_flags = ["-O1", "-fno-sanitize=undefined", "-c", checks, "-o", built]
-    subprocess.run([*build, *own_flags], check=True)
-    program = folder / "program"
-    rest = [level, *sources, built, *objects, "-o", program]
-    subprocess.run([*build, *rest], check=True)
+    of_checks = ["-O1", "-fno-sanitize=undefined", "-c", checks, "-o", built]
+    subprocess.run([*build, *of_checks], check=True)
+    of_library = [level, *sources, built, *objects, "-o", program]
+    subprocess.run([*build, *of_library], check=True)
     done = subprocess.run([program, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all checks hold" in done.stdout

@@ -158,7 +158,7 @@ def test_nothing_to_run_gives_zeros_and_the_initial_state(
     [
         pytest.param("cpu", "lstm", MODES[:1], marks=native),
         pytest.param("cpu", "heads", MODES, marks=native),
-        ("xla", "gru_before", MODES[:1]),
+        ("xla", "gru", MODES[:1]),
     ],
 )
 def test_derivatives_match_the_plain_scan(backend, id, modes):
