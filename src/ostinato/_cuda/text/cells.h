@@ -167,3 +167,18 @@ struct Batch {
     return Widen(Load(states + AtState(s, Column(unit))));
   }
 };
+
+// Which recurrent weights the cluster of this block has: of a head of a direction.
+OSTINATO_DEVICE Index Matrix(const Sizes& r) {
+  return Block() / kCluster / ((r.batch + kSlots - 1) / kSlots);
+}
+
+// What that cluster runs. Number is the type in which it counts heads.
+template <typename Number>
+OSTINATO_DEVICE Batch BatchOf(const Sizes& r, const int* lengths, const int* order,
+                              const unsigned char* resets, Number matrix) {
+  const Index clusters = (r.batch + kSlots - 1) / kSlots;
+  const auto heads = static_cast<Number>(r.width / r.units);
+  const Index first = Block() / kCluster % clusters * kSlots;
+  return {r, lengths, order, resets, first, matrix / heads, matrix % heads};
+}

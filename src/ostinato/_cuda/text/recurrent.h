@@ -57,16 +57,8 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
   const int thread = static_cast<int>(ThreadOfBlock());
   const int lane = thread % 32, warp = thread / 32;
   const int rank = static_cast<int>(Block() % kCluster);
-  const Index clusters = (r.batch + kSlots - 1) / kSlots, cluster = Block() / kCluster;
-  const Index matrix = cluster / clusters;  // of a head of a direction
-  const Index heads = r.width / r.units;
-  const Batch all = {r,
-                     lengths,
-                     order,
-                     resets,
-                     cluster % clusters * kSlots,
-                     matrix / heads,
-                     matrix % heads};
+  const Index matrix = Matrix(r);
+  const Batch all = BatchOf(r, lengths, order, resets, matrix);
   Storage* const gates = all.direction == 0 ? gates_0 : gates_1;
   float* const cells = all.direction == 0 ? cells_0 : cells_1;
 

@@ -77,17 +77,9 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
                         const unsigned char* resets, Storage* dgates_0,
                         Storage* dgates_1, Storage* dh_0, Storage* dc_0,
                         const Sizes r) {
-  const Index clusters = (r.batch + kSlots - 1) / kSlots, cluster = Block() / kCluster;
-  // Of a head of a direction. As 64 bits, these would be too many registers.
-  const int matrix = static_cast<int>(cluster / clusters);
-  const int heads = static_cast<int>(r.width / r.units);
-  const Batch all = {r,
-                     lengths,
-                     order,
-                     resets,
-                     cluster % clusters * kSlots,
-                     matrix / heads,
-                     matrix % heads};
+  // As 64 bits, numbers of heads would take too many registers.
+  const int matrix = static_cast<int>(Matrix(r));
+  const Batch all = BatchOf(r, lengths, order, resets, matrix);
   const bool first_direction = all.direction == 0;
   const Storage* const gates = first_direction ? gates_0 : gates_1;
   const float* const cells = first_direction ? cells_0 : cells_1;
