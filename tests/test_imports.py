@@ -154,17 +154,17 @@ def test_importing_the_package_adds_nothing_to_jax():
     assert added - sys.stdlib_module_names - {"ostinato"} == set()
 
 
-def test_importing_the_package_is_quick():
+def test_importing_the_package_takes_less_than_half_of_the_time_of_jax():
     code = (
-        "import time, jax, numpy; start = time.process_time(); import ostinato; "
-        "print(time.process_time() - start)"
+        "from time import process_time as now; a = now(); import jax, numpy; b = now(); "
+        "import ostinato; print((now() - b) / (b - a))"
     )
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    seconds = [  # the first run may compile the modules, as an installation does
+    ratios = [  # the first run may compile the modules, as an installation does
         float(subprocess.check_output([sys.executable, "-c", code], env=env))
         for _ in range(3)
     ]
-    assert min(seconds) < 0.2
+    assert min(ratios) < 0.5
 
 
 def test_the_version_is_that_of_the_distribution():

@@ -112,6 +112,20 @@ def plain_kernels(tmp_path_factory, worker_id) -> list[Path]:
     return [folder / f"{source.stem}.o" for source in sources]
 
 
+# The files of these folders share no private name, so one compilation can take them all
+# and reads their headers once.
+JOINED = ("cpu/runtime/", "cpu/network/", "cpu/pass/")
+
+
+def sources_of(files: list[str], folder: Path) -> list[Path]:
+    joined = [file for file in files if file.startswith(JOINED)]
+    if not joined:
+        return [NATIVE / file for file in files]
+    source = folder / "joined.cc"
+    source.write_text("".join(f'#include "{file}"\n' for file in joined))
+    return [source, *(NATIVE / file for file in files if file not in joined)]
+
+
 def run_checks(
     name: str,
     flags: list[str],
@@ -123,8 +137,8 @@ def run_checks(
     flags = [*flags, "-fno-sanitize-recover=all"]
     require_sanitizers(flags, folder)
     checks = NATIVE / "tests" / name
-    sources = [NATIVE / file for file in files]
-    own = {source.stem for source in sources}
+    sources = sources_of(files, folder)
+    own = {Path(file).stem for file in files}
     objects = [each for each in objects if each.stem not in own]
     # The library takes longer to compile under sanitizers than to run, the checks
     # longer to run; what the latter do is of interest only where they touch the

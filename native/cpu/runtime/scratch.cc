@@ -25,7 +25,7 @@ constexpr int64_t kSkewedFrom = 2048;
 // pieces in a row start in 64 different sets of the L1 cache.
 constexpr int64_t kSkew = 5 * 64;
 
-constexpr int64_t RoundUp(int64_t bytes, int64_t unit) {
+constexpr int64_t RoundedUp(int64_t bytes, int64_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
 
@@ -88,7 +88,7 @@ class Scratch::Cache {
 Scratch::~Scratch() {
   if (block_ == nullptr) return;
   if (block_->next != nullptr) {
-    const int64_t bytes = RoundUp(full_ + used_, kPage);
+    const int64_t bytes = RoundedUp(full_ + used_, kPage);
     while (block_ != nullptr) Block::Delete(std::exchange(block_, block_->next));
     try {
       block_ = Block::New(bytes);
@@ -100,7 +100,7 @@ Scratch::~Scratch() {
 }
 
 int64_t Scratch::NextStart(int64_t bytes) const {
-  if (bytes < kSkewedFrom) return RoundUp(used_, 64);
+  if (bytes < kSkewedFrom) return RoundedUp(used_, 64);
   const int64_t start = used_ / kPage * kPage + skew_;
   return start < used_ ? start + kPage : start;
 }
@@ -112,7 +112,7 @@ void* Scratch::TakeBytes(int64_t bytes) {
   }
   if (block_ == nullptr || NextStart(bytes) + bytes > block_->bytes) {
     if (block_ != nullptr) full_ += used_ + kPage;  // and what skewing may add
-    const int64_t least = RoundUp(bytes + 2 * kPage, kPage);
+    const int64_t least = RoundedUp(bytes + 2 * kPage, kPage);
     Block* const block = Block::New(std::max({least, full_, kLeastBlock}));
     block->next = block_;
     block_ = block;
@@ -131,7 +131,7 @@ void AdviseHugePages(void* data, int64_t bytes) noexcept {
   // With the pages at its ends, so that arrays which follow one another can share a
   // huge page.
   const int64_t begin = address / kPage * kPage;
-  const int64_t end = RoundUp(address + bytes, kPage);
+  const int64_t end = RoundedUp(address + bytes, kPage);
   madvise(reinterpret_cast<void*>(begin), static_cast<size_t>(end - begin),
           MADV_HUGEPAGE);
 #else
