@@ -74,7 +74,7 @@ class Conformance:
             if only is not None and getattr(made, only) is None:
                 continue
             zeros = {
-                n: jnp.zeros_like(getattr(made, n))
+                n: np.zeros_like(getattr(made, n))
                 for n in COTANGENTS
                 if only not in (None, n) and getattr(made, n) is not None
             }

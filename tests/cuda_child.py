@@ -18,7 +18,7 @@ CHANGES = {
     "wrong": lambda text: text.replace("step->a[i] = Widen", "step->a[i] = -Widen"),
     "crash": lambda text: text.replace(LINE, LINE + " __builtin_trap();"),
     "hang": lambda text: text.replace(LINE, LINE + " for (;;) usleep(10000);"),
-    "wrong gate": lambda text: text.replace("g[1] * *c + g[0]", "g[0] * *c + g[1]"),
+    "wrong gate": lambda text: text.replace("g[1] * c + g[0]", "g[0] * c + g[1]"),
 }
 
 

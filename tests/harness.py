@@ -39,7 +39,7 @@ def rounded(made: Inputs, dtype) -> Inputs:
         *(
             None
             if a is None
-            else jnp.asarray(a, dtype if a.dtype == np.float64 else None)
+            else jnp.asarray(a.astype(dtype) if a.dtype == np.float64 else a)
             for a in made
         )
     )

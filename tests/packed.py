@@ -50,17 +50,27 @@ class Placement:
     def pack(self, a: Any) -> Any:
         """Convert `[B, T, ...]` to tokens; those of no sequence become NaN, or True."""
         rest = (self.capacity - len(self.batch), *a.shape[2:])
-        fill = jnp.full(rest, True if a.dtype == bool else jnp.nan, a.dtype)
-        return jnp.concatenate([jnp.asarray(a)[self.batch, self.time], fill])
+        fill = np.full(rest, True if a.dtype == bool else np.nan, a.dtype)
+        np_ = _numpy_of(a)
+        made = np_.concatenate([np_.asarray(a)[self.batch, self.time], fill])
+        return jnp.asarray(made)
 
     def unpack(self, tokens: Any, steps: int) -> Any:
         """Convert tokens to `[B, T, ...]` with zeros in the padding."""
-        made = jnp.zeros((len(self.lengths), steps, *tokens.shape[1:]), tokens.dtype)
-        return made.at[self.batch, self.time].set(tokens[: len(self.batch)])
+        count = len(self.batch)
+        place = np.full((len(self.lengths), steps), count)
+        place[self.batch, self.time] = np.arange(count)
+        np_, zero = _numpy_of(tokens), np.zeros((1, *tokens.shape[1:]), tokens.dtype)
+        return np_.concatenate([np_.asarray(tokens)[:count], zero])[place]
 
     def assert_rest_is_zero(self, tokens: Any) -> None:
-        rest = np.asarray(tokens[len(self.batch) :], np.float64)
+        rest = np.asarray(tokens)[len(self.batch) :].astype(np.float64)
         np.testing.assert_array_equal(rest, np.zeros_like(rest))
+
+
+def _numpy_of(a: Any) -> Any:
+    """Return JAX's numpy inside of a trace, else numpy, which compiles nothing."""
+    return jnp if isinstance(a, jax.core.Tracer) else np
 
 
 def own_lengths(case: Case) -> tuple[int, ...]:

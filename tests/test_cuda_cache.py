@@ -211,7 +211,18 @@ HARDEST = (
         plan.RnnPlan("lstm", "float32", 192, 4, 2, 1),
         "sm_90a",
     ),
-    (kernels.recurrent, plan.RnnPlan("gru", "bfloat16", 128, 1, 1, 1), "sm_89"),
+    (
+        kernels.recurrent_backward,
+        plan.RnnPlan("slstm", "bfloat16", 192, 2, 1, 1),
+        "sm_90a",
+    ),
+    (
+        kernels.recurrent_backward,
+        plan.RnnPlan("rnn_tanh", "bfloat16", 512, 2, 1, 1),
+        "sm_90a",
+    ),
+    (kernels.recurrent, plan.RnnPlan("gru", "bfloat16", 128, 1, 1, 1), "sm_100"),
+    (kernels.recurrent, plan.RnnPlan("lstm", "float32", 96, 1, 1, 1), "sm_89"),
     (
         kernels.recurrent_backward,
         plan.RnnPlan("lstm", "bfloat16", 96, 1, 1, 1),

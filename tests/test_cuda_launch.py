@@ -92,8 +92,8 @@ def test_plans_are_told():
     spec = ost.RNNSpec("gru", 2, 3)
     reason = ost.explain(spec, X).rejected["cuda"]
     assert "it runs on the cuda" in reason
-    reason = ost.explain(ost.RNNSpec("rnn_tanh", 2, 3), X).rejected["cuda"]
-    assert "no kernels for rnn_tanh" in reason
+    reason = ost.explain(ost.RNNSpec("rnn_tanh", 2, 513), X).rejected["cuda"]
+    assert "kernels for up to 512 units, not 513" in reason
     assert "1 clusters of 1 blocks" in rnn_cuda.describe(spec, X)
     for option in (dict(proj_size=1), dict(cell_clip=0.5), dict(batch_invariant=True)):
         reason = rnn_cuda.unsupported_reason(ost.RNNSpec("lstm", 2, 3, **option), "f4")

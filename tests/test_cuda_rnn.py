@@ -1,4 +1,4 @@
-"""LSTM and GRU by the kernels of GPUs, run on the CPU, against the float64 loop."""
+"""The operator by the kernels of GPUs, run on the CPU, against the float64 loop."""
 
 import dataclasses
 
@@ -51,6 +51,12 @@ CLASSES = [
     (cut("gru"), "bfloat16", (2, 1), 16),
     (both("lstm", 42, num_heads=2), "float32", (2, 1), 16),
     (cut("gru", 63, num_heads=3), "bfloat16", (1, 1), 16),
+    (both("rnn_tanh"), "bfloat16", (1, 1), 16),
+    (cut("rnn_relu"), "float32", (1, 1), 2),
+    (both("rnn_tanh", 55), "float32", (8, 1), 2),  # of rnn_relu slopes would jump
+    (cut("rnn_tanh", 110, num_heads=2), "bfloat16", (8, 2), 16),
+    (both("slstm"), "float32", (2, 1), 2),
+    (cut("slstm", 42, num_heads=2), "bfloat16", (1, 1), 16),
 ]
 
 
@@ -63,7 +69,8 @@ def name_of(value):
 
 def gpu_with(patch, places, held, change=lambda text: text):
     """Put the fake GPU in place, with one layout for all layers."""
-    patch.setattr(plan, "_PLACES", {name: {32: places} for name in plan._PLACES})
+    units = 64 if places[0] == 8 else 32
+    patch.setattr(plan, "_PLACES", {name: {units: places} for name in plan._PLACES})
     patch.setattr(plan, "_MOST_HELD", held)
     return gpu_in_place(patch, change)
 
@@ -90,7 +97,8 @@ def test_values_and_gradients_equal_the_loop(made, dtype, places, held, monkeypa
     layers = made.spec.num_layers  # both directions in one launch
     for kernel in ("recurrent_run", "recurrent_backward"):
         assert sum(kernel in launch for launch in launches) == layers
-    assert ("attribute 4" in launches[0]) == (places[0] > 1)
+    simple = made.spec.mode.startswith("rnn")  # takes a quarter of the blocks
+    assert ("attribute 4" in launches[0]) == (places[0] > (4 if simple else 1))
 
 
 @needs_emulator
@@ -134,6 +142,64 @@ def test_a_sequence_does_not_depend_on_the_others(monkeypatch):
     assert_same_bits(again[:4], y[:4])
 
 
+@needs_emulator
+@pytest.mark.parametrize("mode", ["lstm", "gru", "slstm", "rnn_tanh"])
+def test_an_ensemble_is_one_launch(mode, monkeypatch):
+    check_ensemble(mode, monkeypatch)
+
+
+def check_ensemble(mode, monkeypatch, change=lambda text: text):
+    """Compare the members of an ensemble with calls of their own by xla."""
+    spec = ost.RNNSpec(mode, 3, 14, num_heads=2, bidirectional=True)
+    random = np.random.default_rng(4)
+    draw = lambda *shape: jnp.asarray(random.standard_normal(shape), jnp.float32)  # noqa: E731
+    weights, x, dy = 0.4 * draw(3, spec.num_params), draw(3, 2, 5, 3), draw(2, 5, 28)
+    lengths = jnp.asarray([[5, 2], [0, 3], [4, 5]], jnp.int32)
+
+    def one(backend, w, x, lengths):
+        def run(w, x):
+            return ost.rnn(spec, w, x, seq_lengths=lengths, backend=backend)
+
+        out, pull_back = jax.vjp(run, w, x)
+        return out, pull_back(
+            jax.tree.map(jnp.ones_like, out)._replace(y=dy.astype(out.y.dtype))
+        )
+
+    run = jax.vmap(one, (None, 0, 0, 0))
+    with gpu_with(monkeypatch, (1, 1), 16, change):
+        got = jax.jit(run, static_argnums=0)("cuda", weights, x, lengths)
+        jax.block_until_ready(got)
+        launches = [c.split() for c in calls() if "LaunchKernelEx" in c]
+    assert [words[1] for words in launches] == ["recurrent_run", "recurrent_backward"]
+    assert all(words[3] == "12" for words in launches)  # members, directions, heads
+    want = run("xla", weights, x, lengths)
+    close = lambda a, b: np.testing.assert_allclose(a, b, atol=0.01)  # noqa: E731
+    jax.tree.map(close, got, want)
+
+
+FIRST = ("before == 0.f || g[0]", "g[0]")
+
+
+@needs_emulator
+@pytest.mark.parametrize("bug", [False, True], ids=["right", "wrong"])
+def test_an_slstm_whose_input_gate_is_closed(bug, monkeypatch):
+    """Check the first step: `exp(i - m)` must not be 0, as n would be."""
+    spec = ost.RNNSpec("slstm", 3, 7)
+    weights = ost.init_weights(jax.random.key(0), spec)
+    layer = ost.unpack_weights(weights, spec)[0]
+    closed = layer._replace(b_ih=layer.b_ih.at[:7].set(-200.0))
+    weights = ost.pack_weights([closed], spec)
+    x = jax.random.normal(jax.random.key(1), (2, 4, 3), jnp.float32)
+    want = ost.rnn(spec, weights, x, backend="xla").y
+
+    def change(text):
+        return text.replace(*FIRST) if bug else text
+
+    with gpu_with(monkeypatch, (1, 1), 16, change):
+        got = ost.rnn(spec, weights, x, backend="cuda").y
+    assert np.allclose(got, want, atol=0.01) is not bug
+
+
 # Each is a mistake that a kernel could have, as a change of its text.
 BUGS = {
     "nobody waits": ("WaitFor(shared->arrivals + buffer, (k - 1) / 2 % 2);", ""),
@@ -142,7 +208,7 @@ BUGS = {
     "nothing is expected": ("if (thread == 0) Expect(", "if (thread < 0) Expect("),
     "too few bytes": ("Expect(&each, sizeof shared->states[0])", "Expect(&each, 4)"),
     "blocks begin alone": ("WaitForCluster();", "WaitForBlock();"),
-    "wrong gate": ("g[1] * *c + g[0] * g[2]", "g[0] * *c + g[1] * g[2]"),
+    "wrong gate": ("g[1] * c + g[0] * g[2]", "g[0] * c + g[1] * g[2]"),
     "no mask": ("if (k < s.length) {", "{"),
     "padding is not zeroed": ("t < r.steps; ++t) {", "t < 0; ++t) {"),
     "one direction": ("s.reverse ? s.length - 1 - k : k", "k"),
@@ -159,18 +225,40 @@ BUGS = {
                                  "const int n = longest - 1 - k, buffer = 0;"),
     "gates are not awaited": ("    WaitForBlock();\n    const int half",
                               "    const int half"),
-    "wrong slope": ("d[1] = whole * s.before *", "d[1] = whole * s.cell *"),
+    "wrong slope": ("d[1] = whole * s.before[0] *", "d[1] = whole * s.cells[0] *"),
     "no mask of cotangents": ("if (k + 1 >= sequences[tile][e].length) continue;", ""),
     "cotangents cross resets": ("cut[tile][e] = reset[tile][e];", ""),
+    "the largest does not follow": ("di + dm : di", "di : di"),
+    "units of a lane lie apart": ("(place + q) / kUnitsOfWord", "place + q"),
+    "a relu lets all pass": ("g[q] > 0.f ? 1.f : 0.f", "1.f"),
+    "inputs of the first units": ("row * lanes + unit / kUnitsOfLane", "row * lanes"),
+    "a unit beyond the last one": ("if (unit + q < r.units) Store(y", "Store(y"),
+    "members share sequences": ("own * r.steps + at", "at"),
+    "members share lengths": ("Load(lengths + own + at)", "Load(lengths + at)"),
+    "members share states": ("member * r.directions + direction -", "direction -"),
 }  # fmt: skip
-BACKWARD = set(list(BUGS)[-6:])
+BACKWARD = {
+    "cotangents are late", "one buffer of cotangents", "gates are not awaited",
+    "wrong slope", "no mask of cotangents", "cotangents cross resets",
+}  # fmt: skip
+MODES = {
+    "the largest does not follow": "slstm",
+    "units of a lane lie apart": "rnn_tanh",
+    "a relu lets all pass": "rnn_relu",
+    "inputs of the first units": "rnn_tanh",
+    "a unit beyond the last one": "rnn_tanh",
+}
 HEADS = {"the wrong head", "weights of the first head"}
 RESETS = {
     "resets are ignored",
     "the first reset is ignored",
     "cotangents cross resets",
 }
-ALONE = {"neighbours keep their halves", "a block does not wait"}
+ALONE = {
+    "neighbours keep their halves",
+    "a block does not wait",
+    "units of a lane lie apart",
+}
 
 
 @needs_emulator
@@ -183,16 +271,21 @@ def test_planted_bugs_are_caught(bug, monkeypatch):
     def change(text):
         return text.replace(old, new)
 
+    wrong = pytest.raises((AssertionError, jax.errors.JaxRuntimeError))
+    if bug.startswith("members"):
+        with wrong:
+            check_ensemble("lstm", monkeypatch, change)
+        return
     heads = 2 if bug in HEADS else 1
     made = case("lstm", 21 * heads, bidirectional=True, num_heads=heads)
-    if bug in RESETS:
-        made = cut("lstm")
+    if bug in RESETS or bug in MODES:
+        made = cut(MODES.get(bug, "lstm"))
     dtype, places = ("bfloat16", (1, 1)) if bug in ALONE else ("float32", (2, 1))
-    with (
-        gpu_with(monkeypatch, places, 2, change),
-        pytest.raises((AssertionError, jax.errors.JaxRuntimeError)),
-    ):
-        check(made, dtype) if bug in BACKWARD else forward_only(made, dtype)
+    with gpu_with(monkeypatch, places, 2, change), wrong:
+        if bug in BACKWARD or bug in MODES:
+            check(made, dtype)
+        else:
+            forward_only(made, dtype)
 
 
 def forward_only(made: Case, dtype: str) -> None:
@@ -214,26 +307,29 @@ def forward_only(made: Case, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("mode", "dtype", "hidden", "gpu", "words"),
     [
-        ("rnn_tanh", "float32", 32, H200, "no kernels for rnn_tanh"),
+        ("elman", "float32", 32, H200, "no kernels for elman"),
         ("lstm", "float64", 32, H200, "no kernels for a lstm of float64"),
         ("gru", "float16", 32, H200, "no kernels for a gru of float16"),
         ("lstm", "bfloat16", 513, H200, "up to 512 units, not 513"),
         ("lstm", "bfloat16", 129, A100, "on sm_80 it has kernels for up to 128 units"),
         ("lstm", "float32", 97, A100, "up to 96 units, not 97; more take clusters"),
+        ("rnn_tanh", "float32", 193, A100, "up to 192 units, not 193; more take"),
     ],
 )
 def test_the_plan_says_what_has_no_kernel(mode, dtype, hidden, gpu, words):
     assert words in plan.rnn(mode, dtype, hidden, 1, 8, gpu)
 
 
+@pytest.mark.parametrize("mode", ["gru", "slstm", "rnn_tanh"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("gpu", [H200, A100], ids=lambda g: g.name)
-def test_plans_keep_the_limits_of_the_gpu(dtype, gpu):
+def test_plans_keep_the_limits_of_the_gpu(mode, dtype, gpu):
+    lanes = 4 if mode == "rnn_tanh" else 1
     for hidden in range(1, 513):
         for batch in (1, 8, 9, 128, 1000):
-            found = plan.rnn("gru", dtype, hidden, 2, batch, gpu)
+            found = plan.rnn(mode, dtype, hidden, 2, batch, gpu)
             if isinstance(found, str):
-                assert gpu is A100 and hidden > 96
+                assert gpu is A100 and hidden > (96 if lanes == 1 else 192)
                 continue
             assert found.units >= hidden
             assert found.shared_bytes <= gpu.shared_bytes
@@ -242,7 +338,9 @@ def test_plans_keep_the_limits_of_the_gpu(dtype, gpu):
             # With 40 registers beside weights and sums, a block's fit a processor.
             registers = 8 * found.held + 16 * found.tiles + 40
             assert registers <= 255 and threads * registers <= 65536
-            assert found.cluster <= 16 and found.units % (8 * found.cluster) == 0
+            assert (
+                found.cluster <= 16 and found.units % (8 * lanes * found.cluster) == 0
+            )
             sequences = found.clusters // 2 * 8 * found.tiles
             assert batch <= sequences < batch + 8 * found.tiles
             assert kernels.recurrent(found) in kernels.RECURRENT_TEXTS

@@ -89,6 +89,10 @@ def test_kernels_of_networks_are_tried(trial, monkeypatch):
     assert trial("none", text, rnn_cuda.TRIAL) is None
     forget(monkeypatch)
     other = kernels.recurrent(plan.RnnPlan("lstm", "bfloat16", 32, 1, 1, 1))
+    simple = kernels.recurrent_backward(
+        plan.RnnPlan("rnn_tanh", "bfloat16", 32, 1, 1, 1)
+    )
+    assert trial("none", simple, rnn_cuda.TRIAL) is None
     failure = trial("wrong gate", other, rnn_cuda.TRIAL)
     assert "a wrong result" in failure and "for RNNSpec(mode='lstm'" in failure
     assert f"disabled: {other}" in ost.backends()["cuda"].detail

@@ -178,7 +178,7 @@ def test_parts_that_no_example_has_any_token_of(name, options):
     function = lambda x: (OF_FEWER_ROWS[name](x[2:]), 2 * x)  # noqa: E731
     xs = examples((1, 2))
     x = batch(xs, max_length=2)
-    got, doubled = ragged.vmap(function, **options)(x)
+    got, doubled = jax.jit(ragged.vmap(function, **options))(x)
     assert doubled.max_length == 2
     each(doubled.to_list(), [2 * x for x in xs])
     is_ragged = lambda a: isinstance(a, ragged.RaggedArray)  # noqa: E731
@@ -204,7 +204,7 @@ def test_tokens_without_features(name):
     function = OF_NO_FEATURES[name]
     lengths = (3, 1)
     x = ragged.RaggedArray(np.zeros((5, 0)), lengths)
-    got = ragged.vmap(function)(x)
+    got = jax.jit(ragged.vmap(function))(x)
     is_ragged = lambda a: not isinstance(a, (tuple, jax.Array))  # noqa: E731
     for i, n in enumerate(lengths):
         part = jax.tree.map(lambda a, i=i: a[i], got, is_leaf=is_ragged)

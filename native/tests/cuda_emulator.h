@@ -77,6 +77,7 @@ inline Word Pack(float low, float high) {
 }
 inline Word RoundFactor(float x) { return (AsWord(x) + 0x1000) & ~0x1fffu; }
 inline float Exp2(float x) { return std::exp2(x); }
+inline float Log2(float x) { return std::log2(x); }
 inline float Reciprocal(float x) { return 1.f / x; }
 
 namespace emulator {

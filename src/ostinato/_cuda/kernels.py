@@ -54,9 +54,9 @@ def linear(dtype: str, blocks: bool) -> Text:
 
 
 def recurrent(layout: plan.RnnPlan) -> Text:
-    """Return the text of an LSTM or a GRU with a layout."""
+    """Return the text of a layer of the operator with a layout."""
     definitions = dict(
-        GRU=int(layout.mode == "gru"),
+        MODE=plan.MODES[layout.mode],
         STORAGE=plan.STORAGE[layout.dtype],
         UNITS=layout.units,
         CLUSTER=layout.cluster,
@@ -95,12 +95,12 @@ def of_layer(layout: plan.RnnPlan, gpu: Gpu) -> tuple[Text, ...]:
 
 RECURRENT_TEXTS = {
     text(layout): layout
-    for mode in ("lstm", "gru")
+    for mode in plan.MODES
     for dtype in ("bfloat16", "float32")
     for layout in plan.rnn_plans(dtype, mode)
     for text in (recurrent, recurrent_backward)
 }
-"""All texts of LSTM and GRU, with one of the layouts that take them."""
+"""All texts of the operator, with one of the layouts that take them."""
 
 
 class Code(NamedTuple):

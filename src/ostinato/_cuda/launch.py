@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .. import _native
@@ -23,7 +24,7 @@ def launch(
     """Launch a kernel, and return its results.
 
     The machine code is a part of the program: what `jax.export` writes needs no other
-    file.
+    file. Under `jax.vmap`, members are launched one after the other.
 
     Args:
         code: holds the kernel.
@@ -50,3 +51,54 @@ def launch(
             numbers=np.array(numbers, np.int64),
         )
     )
+
+
+def launch_ensemble(
+    code: Code,
+    name: str,
+    grid: Grid,
+    parameters: Sequence[jax.Array | None],
+    results: Sequence[jax.ShapeDtypeStruct | None],
+    numbers: Sequence[int],
+) -> list[jax.Array]:
+    """Launch a kernel that runs all members of an ensemble together.
+
+    Under `jax.vmap` all of its arrays lead with the axis of members, each of which has
+    the blocks of `grid`. The arguments are those of `launch`.
+    """
+
+    def run(members: int, *operands: jax.Array) -> list[jax.Array]:
+        given = iter(operands)
+        lead = (members,) if members else ()
+        return launch(
+            code,
+            name,
+            grid._replace(blocks=grid.blocks * max(1, members)),
+            [None if x is None else next(given) for x in parameters],
+            [
+                None if x is None else jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype)
+                for x in results
+            ],
+            numbers,
+        )
+
+    return _grouped(run)(*(x for x in parameters if x is not None))
+
+
+def _grouped(run: Callable) -> Callable:
+    """Return `run(0, *arrays)`, which `jax.vmap` turns into `run(members, *arrays)`."""
+
+    @jax.custom_batching.custom_vmap
+    def one(*arrays: jax.Array) -> list[jax.Array]:
+        return run(0, *arrays)
+
+    @one.def_vmap
+    def _(members: int, mapped: list[bool], *arrays: jax.Array) -> tuple:
+        grown = [
+            a if m else jnp.broadcast_to(a, (members, *a.shape))
+            for a, m in zip(arrays, mapped, strict=True)
+        ]
+        results = run(members, *grown)
+        return results, [True] * len(results)
+
+    return one

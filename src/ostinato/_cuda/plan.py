@@ -32,6 +32,15 @@ STORAGE = {
 }
 """What kernels call the dtypes that they have."""
 
+MODES = {
+    "lstm": "kLstm",
+    "gru": "kGru",
+    "slstm": "kSlstm",
+    "rnn_tanh": "kTanh",
+    "rnn_relu": "kRelu",
+}
+"""What they call the modes of the operator."""
+
 
 def unmeasured_reason(gpu: Gpu | None) -> str | None:
     """Return why kernels run only where asked for; None where they always do.
@@ -127,10 +136,10 @@ def linear_reason(dtype: str, block: int | None) -> str | None:
 
 
 class RnnPlan(NamedTuple):
-    """The layout of one layer of an LSTM or a GRU.
+    """The layout of one layer of the operator.
 
     Attributes:
-        mode: `"lstm"` or `"gru"`.
+        mode: of the operator.
         dtype: of all arrays, by name.
         units: of a head, rounded up to what the kernel is compiled for.
         cluster: the blocks that share the weights of a head of a direction.
@@ -146,9 +155,14 @@ class RnnPlan(NamedTuple):
     clusters: int
 
     @property
+    def units_of_lane(self) -> int:
+        """Return how many units a lane computes: its four gates are those of one."""
+        return _units_of_lane(self.mode)
+
+    @property
     def warps(self) -> int:
-        """Return the warps of a block, each of which computes eight units."""
-        return self.units // self.cluster // 8
+        """Return the warps of a block, of eight lanes for each two sequences."""
+        return self.units // self.cluster // 8 // self.units_of_lane
 
     @property
     def words(self) -> int:
@@ -163,14 +177,20 @@ class RnnPlan(NamedTuple):
     @property
     def held(self) -> int:
         """Return how many of these have their weights in registers, an even number."""
-        free = self._registers - _OTHER_REGISTERS - 16 * self.tiles
+        others = _OTHER_REGISTERS + self._more_states
+        free = self._registers - others - 16 * self.tiles
         return min(self.depth, _MOST_HELD, free // 16 * 2)
 
     @property
     def held_fragments(self) -> int:
         """Return how many products of tiles have them in the backward pass."""
-        free = self._registers - _OTHER_REGISTERS_BACKWARD
+        free = self._registers - _OTHER_REGISTERS - self._more_states
         return min(_MOST_HELD_FRAGMENTS, free // 8 * 2)
+
+    @property
+    def _more_states(self) -> int:
+        """Return the registers that more states than those of an LSTM take."""
+        return 16 if self.mode == "slstm" else 0
 
     @property
     def _registers(self) -> int:
@@ -186,14 +206,14 @@ class RnnPlan(NamedTuple):
     @property
     def backward_shared_bytes(self) -> int:
         """Return the shared memory of a block of the backward pass."""
-        block = self.units // self.cluster
-        words = 4 * block * self.words // self.units
-        alone = self.cluster == 1
-        unit_tiles, halves = (1, 2) if alone else (self.cluster // 2, 1)
+        words = 4 // self.units_of_lane * self.words // self.cluster
+        groups = self.units // self.cluster // 8
+        halves = 2 if self.cluster == 1 and self.units_of_lane == 1 else 1
+        unit_tiles = self.units // 16 * halves // self.warps
         depth = words // 8 // halves
-        left = depth - min(self.held_fragments // unit_tiles, depth)
+        left = depth - min(self.held_fragments // unit_tiles // 2 * 2, depth)
         gates = 2 * 8 * self.tiles * words * 4
-        parts = 2 * self.cluster * halves * self.warps * self.tiles * 32 * 8
+        parts = 2 * self.cluster * halves * groups * self.tiles * 32 * 8
         return gates + parts + 16 + max(1, self.warps * unit_tiles * left * 32) * 16
 
     @property
@@ -219,10 +239,11 @@ _REGISTERS = 65536
 # A product's weights take 8 registers of each thread, a tile's 4 in the backward pass.
 _MOST_HELD, _MOST_HELD_FRAGMENTS = 16, 32
 # What a thread needs beside weights, and beside 16 for the sums of each tile.
-_OTHER_REGISTERS, _OTHER_REGISTERS_BACKWARD = 56, 72
+_OTHER_REGISTERS = 76
 
 # For units rounded up: the blocks of a cluster, and the most tiles. With more, NVRTC
-# runs out of registers.
+# runs out of registers. A simple RNN takes a quarter of the blocks. It has one tile,
+# and so has an sLSTM.
 _PLACES = {
     "bfloat16": {
         32: (1, 1),
@@ -264,7 +285,7 @@ def rnn(
     if reason is not None:
         return reason
     units = _rounded(dtype, hidden)
-    cluster, most_tiles = _PLACES[dtype][units]
+    cluster, most_tiles = _place(mode, dtype, units)
     at_once = max(1, gpu.processors // cluster)
     tiles = 1
     clusters = math.ceil(batch / 8)
@@ -276,7 +297,7 @@ def rnn(
 
 def rnn_reason(mode: str, dtype: str, hidden: int, gpu: Gpu) -> str | None:
     """Return why no batch of such a layer has a kernel; None if some have."""
-    if mode not in ("lstm", "gru"):
+    if mode not in MODES:
         return f"it has no kernels for {mode}"
     if dtype not in _PLACES:
         return f"it has no kernels for a {mode} of {dtype}"
@@ -284,9 +305,9 @@ def rnn_reason(mode: str, dtype: str, hidden: int, gpu: Gpu) -> str | None:
     if hidden > most:
         return f"it has kernels for up to {most} units, not {hidden}"
     units = _rounded(dtype, hidden)
-    cluster, _ = _PLACES[dtype][units]
+    cluster, _ = _place(mode, dtype, units)
     if cluster > 1 and gpu.arch != _CLUSTERS:
-        most = max(u for u, (blocks, _) in _PLACES[dtype].items() if blocks == 1)
+        most = max(u for u in _PLACES[dtype] if _place(mode, dtype, u)[0] == 1)
         return (
             f"on {gpu.arch} it has kernels for up to {most} units, not {hidden}; more "
             f"take clusters of blocks as {_CLUSTERS} has them"
@@ -308,15 +329,28 @@ def backward_reason(layout: RnnPlan, gpu: Gpu) -> str | None:
     return None
 
 
+def _units_of_lane(mode: str) -> int:
+    return 4 if mode in ("rnn_tanh", "rnn_relu") else 1
+
+
+def _place(mode: str, dtype: str, units: int) -> tuple[int, int]:
+    """Return the blocks of a cluster and the most tiles."""
+    blocks, tiles = _PLACES[dtype][units]
+    if mode not in ("lstm", "gru"):
+        tiles = 1
+    return max(1, blocks // _units_of_lane(mode)), tiles
+
+
 def _rounded(dtype: str, hidden: int) -> int:
     return min(units for units in _PLACES[dtype] if units >= hidden)
 
 
 def rnn_plans(dtype: str, mode: str) -> list[RnnPlan]:
     """Return a plan of every text that a mode and a dtype can take."""
+    places = {units: _place(mode, dtype, units) for units in _PLACES[dtype]}
     return [
         RnnPlan(mode, dtype, units, cluster, tiles, 1)
-        for units, (cluster, most) in _PLACES[dtype].items()
+        for units, (cluster, most) in places.items()
         for tiles in range(1, most + 1)
     ]
 

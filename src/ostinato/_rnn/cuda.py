@@ -1,4 +1,4 @@
-"""The cuda backend: LSTM and GRU by kernels on an NVIDIA GPU, with XLA around them.
+"""The cuda backend: kernels on an NVIDIA GPU for all modes, with XLA around them.
 
 A kernel runs all steps of all directions of a layer, forward or backward. The products
 with the input, the gradients of weights, and whatever else does not wait for another
@@ -17,7 +17,7 @@ from jax import lax
 
 from .. import _config
 from .._cuda import check, device, kernels, plan
-from .._cuda.launch import launch
+from .._cuda.launch import launch_ensemble
 from .._typing import Array
 from . import xla_network, xla_packed
 from .backend import Backend, BackendStatus
@@ -48,8 +48,8 @@ def status() -> BackendStatus:
         return BackendStatus(False, str(reason))
     taken = "are measured" if gpu.arch in plan.MEASURED else "run when asked for"
     detail = (
-        f"{gpu.name} ({gpu.arch}), driver for CUDA {gpu.driver}; kernels of linear "
-        f"recurrences, LSTM and GRU, which {taken}"
+        f"{gpu.name} ({gpu.arch}), driver for CUDA {gpu.driver}; kernels of the "
+        f"operator and of linear recurrences, which {taken}"
     )
     texts = (*kernels.TEXTS, *kernels.RECURRENT_TEXTS)
     for text, failure in check.failures(texts, gpu).items():
@@ -169,34 +169,35 @@ def _run_layer(
     assert isinstance(layout, plan.RnnPlan), layout
     directions, hidden = len(layers), spec.hidden_size
     weights = [layer.cell.weights for layer in layers]
-    # The four numbers of a unit lie side by side.
-    rows = jnp.concatenate([_by_unit(spec, w.w_ih, candidate=2) for w in weights])
+    rows = jnp.concatenate([_input_rows(spec, w.w_ih, candidate=2) for w in weights])
     bias = jnp.concatenate([_biases(spec, w) for w in weights])
     gx = cell.add_bias(cell.dot(x, rows), bias)
-    states = tuple(map(jnp.stack, zip(*initials, strict=True)))
+    h_0, cells_0 = _stacked(initials)
     like = lambda *shape, dtype=x.dtype: jax.ShapeDtypeStruct(shape, dtype)  # noqa: E731
     both = (None,) * (2 - directions)
-    state, gates = like(directions, batch, hidden), like(steps, batch, 4 * hidden)
-    cells = like(steps, batch, hidden, dtype=jnp.float32)
-    has_cells = len(states) == 2
-    saves_cells = call.save and has_cells
+    count, blocks = len(initials[0]) - 1, len(cell.saved)
+    gates = cells = None
+    if call.save and call.saves_gates:
+        gates = like(steps, batch, blocks * hidden)
+    if call.save and count:
+        cells = like(steps, batch, count * hidden, dtype=jnp.float32)
     results = (
         like(steps, batch, directions * hidden),
-        state,
-        state if has_cells else None,
-        *((gates if call.saves_gates and call.save else None,) * directions + both),
-        *((cells if saves_cells else None,) * directions + both),
+        like(directions, batch, hidden),
+        like(directions, batch, count, hidden) if count else None,
+        *((gates,) * directions + both),
+        *((cells,) * directions + both),
     )
     found = iter(
-        launch(
+        launch_ensemble(
             kernels.compiled(kernels.recurrent(layout), gpu.arch),
             "recurrent_run",
             layout.grid,
             (
                 gx,
                 _packed(layout, _recurrent(spec, weights)),
-                states[0],
-                states[1] if has_cells else None,
+                h_0,
+                cells_0,
                 operands.seq_lengths,
                 _order(operands),
                 None if masks.reset is None else masks.reset[..., 0],
@@ -206,14 +207,22 @@ def _run_layer(
         )
     )
     arrays: list[Any] = [None if each is None else next(found) for each in results]
-    y, h_n, c_n, *saved = arrays
+    y, h_n, cells_n, *saved = arrays
     outs = []
     for d in range(directions):
-        final = (h_n[d],) if c_n is None else (h_n[d], c_n[d])
-        others = (saved[2 + d],) if saves_cells else ()
+        final = (h_n[d], *(cells_n[d, :, i] for i in range(count)))
+        others = jnp.split(saved[2 + d], count, axis=-1) if cells is not None else ()
         h = y[..., d * hidden : (d + 1) * hidden]
-        outs.append(LayerOutput(h, final, saved[d], others))
+        outs.append(LayerOutput(h, final, saved[d], tuple(others)))
     return y, outs
+
+
+def _stacked(states: list[States]) -> tuple[Array, Array | None]:
+    """Return the states of all directions: h, and `[D, B, count, H]` of all others."""
+    h = jnp.stack([each[0] for each in states])
+    if len(states[0]) == 1:
+        return h, None
+    return h, jnp.stack([jnp.stack(each[1:], axis=-2) for each in states])
 
 
 def _run_layer_backward(
@@ -233,7 +242,9 @@ def _run_layer_backward(
     layout = plan_of(spec, dh.dtype, batch, gpu)
     assert isinstance(layout, plan.RnnPlan), layout
     reason = plan.backward_reason(layout, gpu)
-    if reason is not None or 0 in (steps, batch) or primals[0].gates is None:
+    cell = layers[0].cell
+    recomputes = bool(cell.saved) and primals[0].gates is None
+    if reason is not None or 0 in (steps, batch) or recomputes:
         return xla_network.backward_by_scans(
             operands, layers, primals, dh, dfinals, need_x, need_weights
         )
@@ -241,48 +252,49 @@ def _run_layer_backward(
     ats = [
         layer.step_primal(primal) for layer, primal in zip(layers, primals, strict=True)
     ]
-    has_cells = len(dfinals[0]) == 2
-    cells = [at.after[1] if has_cells else None for at in ats]
-    dstates = tuple(map(jnp.stack, zip(*dfinals, strict=True)))
+    dh_n, dcells_n = _stacked(dfinals)
     weights = _recurrent(spec, [layer.cell.weights for layer in layers])
     like = lambda *shape: jax.ShapeDtypeStruct(shape, dh.dtype)  # noqa: E731
-    state = like(directions, batch, hidden)
     resets = primals[0].masks.reset
-    found = launch(
+    num_gates = 4 if cell.saved else 1
+    found = launch_ensemble(
         kernels.compiled(kernels.recurrent_backward(layout), gpu.arch),
         "recurrent_backward",
         layout.backward_grid,
         (
-            *(at.gates for at in ats), *both,
-            *cells, *both,
-            *(at.before[-1] for at in ats), *both,
+            *(at.gates if cell.saved else at.after[0] for at in ats), *both,
+            *(_read(at.after) for at in ats), *both,
+            *(at.before[0] if spec.mode == "gru" else _read(at.before) for at in ats),
+            *both,
             _packed_backward(layout, weights),
             dh,
-            dstates[0],
-            dstates[1] if has_cells else None,
+            dh_n,
+            dcells_n,
             operands.seq_lengths,
             _order(operands),
             None if resets is None else resets[..., 0],
         ),
         (
-            *[like(steps, batch, 4 * hidden)] * directions, *both,
-            state,
-            state if has_cells else None,
+            *[like(steps, batch, num_gates * hidden)] * directions, *both,
+            like(*dh_n.shape),
+            None if dcells_n is None else like(*dcells_n.shape),
         ),
         (steps, batch, hidden, _units(spec), directions),
     )  # fmt: skip
+    dgates, (dh_0, *others) = found[:directions], found[directions:]
     gradients = []
     for d, (layer, primal, at) in enumerate(zip(layers, primals, ats, strict=True)):
-        cotangents = (found[d],)
+        cotangents = (dgates[d],)
         if spec.num_gates == 3:
-            cotangents = (found[d][..., : 3 * hidden], found[d][..., 3 * hidden :])
+            cotangents = (dgates[d][..., : 3 * hidden], dgates[d][..., 3 * hidden :])
         dx = dweights = None
         if need_x:
             dx = layer.cell.input_gradient(cotangents[0])
         if need_weights:
             dweights = layer.cell.weight_gradients(primal.x, at, cotangents)
             dweights = jax.tree.map(layer.cell.narrow, dweights)
-        initial = tuple(states[d] for states in found[directions:])
+        cells = [dcells[d, :, i] for dcells in others for i in range(dcells.shape[2])]
+        initial = (dh_0[d], *cells)
         gradients.append(LayerGradients(dx, dweights, initial))
     return gradients
 
@@ -294,55 +306,76 @@ def _order(operands: Operands) -> Array | None:
     return jnp.argsort(-operands.seq_lengths).astype(jnp.int32)
 
 
+def _read(states: States) -> Array | None:
+    """Return the states beside h that a step backwards reads, side by side.
+
+    These are c, and n of an sLSTM.
+    """
+    return jnp.concatenate(states[1:3], axis=-1) if len(states) > 1 else None
+
+
 def _by_slot(spec: RNNSpec, rows: Array, candidate: int) -> Array:
-    """Return rows, or biases, as `[4, H, ...]`.
+    """Return rows, or biases, as `[4, H, ...]`, of a simple RNN `[1, H, ...]`.
 
     A GRU has its candidate twice, as its products with the input and with the state are
     not added: one of them, the slot `candidate`, has these rows, and the other one 0.
     """
     blocks = rows.reshape(spec.num_gates, spec.hidden_size, *rows.shape[1:])
-    if spec.num_gates == 4:
+    if spec.num_gates != 3:
         return blocks
     zeros = jnp.zeros_like(blocks[:1])
     last = [blocks[2:], zeros] if candidate == 2 else [zeros, blocks[2:]]
     return jnp.concatenate([blocks[:2], *last])
 
 
-def _by_unit(spec: RNNSpec, rows: Array, candidate: int) -> Array:
-    """Return the same as `[4 H, ...]`, the four rows of a unit side by side."""
-    blocks = jnp.swapaxes(_by_slot(spec, rows, candidate), 0, 1)
-    return blocks.reshape(-1, *rows.shape[1:])
+def _input_rows(spec: RNNSpec, rows: Array, candidate: int) -> Array:
+    """Return the same with the four rows of each lane side by side, `[N, ...]`.
+
+    They are those of a unit. In a simple RNN, which has one for a unit, the units of a
+    head are rounded up to a multiple of four.
+    """
+    if spec.num_gates > 1:
+        blocks = jnp.swapaxes(_by_slot(spec, rows, candidate), 0, 1)
+        return blocks.reshape(-1, *rows.shape[1:])
+    heads = rows.reshape(spec.num_heads, -1, *rows.shape[1:])
+    more = ((0, 0), (0, -heads.shape[1] % 4), *((0, 0),) * (rows.ndim - 1))
+    return jnp.pad(heads, more).reshape(-1, *rows.shape[1:])
 
 
 def _biases(spec: RNNSpec, weights: LayerWeights) -> Array:
-    """Return the sum of both biases, float32 `[4 H]`."""
-    total = jnp.zeros(4 * spec.hidden_size, jnp.float32)
+    """Return the sum of both biases, float32, in the order of `_input_rows`."""
+    total = jnp.zeros_like(_input_rows(spec, weights.w_hh[:, 0], 2), jnp.float32)
     for bias, candidate in ((weights.b_ih, 2), (weights.b_hh, 3)):
         if bias is not None:
-            total += _by_unit(spec, bias, candidate).astype(jnp.float32)
+            total += _input_rows(spec, bias, candidate).astype(jnp.float32)
     return total
 
 
 def _recurrent(spec: RNNSpec, weights: list[LayerWeights]) -> Array:
-    """Return recurrent weights `[D * K, 4, H / K, H / K]`, one matrix for each head."""
+    """Return recurrent weights `[D * K, slots, H / K, H / K]`, one matrix a head."""
     units = _units(spec)
     slots = jnp.stack([_by_slot(spec, w.w_hh, candidate=3) for w in weights])
-    heads = slots.reshape(-1, 4, spec.num_heads, units, units)
-    return jnp.swapaxes(heads, 1, 2).reshape(-1, 4, units, units)
+    count = slots.shape[1]
+    heads = slots.reshape(-1, count, spec.num_heads, units, units)
+    return jnp.swapaxes(heads, 1, 2).reshape(-1, count, units, units)
 
 
 def _packed(layout: plan.RnnPlan, weights: Array) -> Array:
-    """Return recurrent weights `[matrices, 4, H, H]` as a kernel reads them.
+    """Return recurrent weights `[matrices, slots, H, H]` as a kernel reads them.
 
     That is uint32 `[matrices, cluster, warps, 2, depth, 32, 4]`: for each product of
-    tiles, which has two of the four rows of eight units, the words of each lane; see
+    tiles, which has two of the four rows of eight lanes, the words of each lane; see
     MultiplyTiles in _cuda/text/primitives.h.
     """
-    words = _words(layout, _padded(layout, weights))
+    rows = _padded(layout, weights)
+    if layout.units_of_lane > 1:  # four units of a lane in the place of four gates
+        lanes = rows.reshape(len(rows), -1, layout.units_of_lane, layout.units)
+        rows = jnp.swapaxes(lanes, 1, 2)
+    words = _words(layout, rows)
     apart = words.reshape(
         len(weights), 2, 2, layout.cluster, layout.warps, 8, layout.depth, 2, 4
     )
-    # matrix, cluster, warp, pair of rows, product, unit, word, half of words, row
+    # matrix, cluster, warp, pair of rows, product, lane, word, half of words, row
     ordered = apart.transpose(0, 3, 4, 1, 6, 5, 8, 7, 2)
     return ordered.reshape(*ordered.shape[:5], 32, 4)
 
@@ -351,20 +384,26 @@ def _packed_backward(layout: plan.RnnPlan, weights: Array) -> Array:
     """Return the same for the backward pass, whose rows are those of the transpose.
 
     uint32 `[matrices, cluster, tiles of 16 units, products, 32, 4]`; the columns of a
-    block are sorted by groups of eight units, then gates, then units.
+    block are sorted by groups of eight units, then gates, then units. In a simple RNN
+    they are its units, whose rows are sorted by what lanes have of them.
     """
     padded = _padded(layout, weights)
-    lead, units = (len(weights), 4, layout.cluster, layout.warps, 8), layout.units
-    columns = padded.reshape(*lead, units).transpose(0, 2, 5, 3, 1, 4)
-    words = _words(layout, columns.reshape(len(weights), layout.cluster, units, -1))
-    apart = words.reshape(len(weights), layout.cluster, units // 16, 2, 8, -1, 2, 4)
+    count, units, cluster = len(weights), layout.units, layout.cluster
+    if layout.units_of_lane == 1:
+        apart = padded.reshape(count, 4, cluster, layout.warps, 8, units)
+        columns = apart.transpose(0, 2, 5, 3, 1, 4)
+    else:
+        apart = padded.reshape(count, cluster, -1, cluster * layout.warps, 8, 4)
+        columns = apart.transpose(0, 1, 3, 5, 4, 2)
+    words = _words(layout, columns.reshape(count, cluster, units, -1))
+    tiles = words.reshape(count, cluster, units // 16, 2, 8, -1, 2, 4)
     # matrix, cluster, tile, product, unit, word, half of words, half of units
-    ordered = apart.transpose(0, 1, 2, 5, 4, 7, 6, 3)
+    ordered = tiles.transpose(0, 1, 2, 5, 4, 7, 6, 3)
     return ordered.reshape(*ordered.shape[:4], 32, 4)
 
 
 def _padded(layout: plan.RnnPlan, weights: Array) -> Array:
-    """Return weights `[matrices, 4, H, H]` as `[matrices, 4, units, units]`."""
+    """Return weights `[matrices, slots, H, H]` with H rounded up to `layout.units`."""
     more = layout.units - weights.shape[-1]
     return jnp.pad(weights, ((0, 0), (0, 0), (0, more), (0, more)))
 

@@ -63,10 +63,15 @@ OSTINATO_DEVICE Word RoundFactor(float x) {
   return result;
 }
 
-// 2 to the power of x, and 1 / x, within some roundings.
+// 2 to the power of x, the logarithm for 2 of x, and 1 / x, within some roundings.
 OSTINATO_DEVICE float Exp2(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+OSTINATO_DEVICE float Log2(float x) {
+  float result;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 OSTINATO_DEVICE float Reciprocal(float x) {

@@ -1,5 +1,5 @@
-// LSTM and GRU: all steps of both directions of a layer, with the recurrent weights in
-// registers and shared memory.
+// All steps of both directions of a layer, with the recurrent weights in registers and
+// shared memory.
 //
 // A cluster runs some sequences of one head of one direction from their first step to
 // their last.
@@ -13,19 +13,43 @@ struct Shared {
 };
 static_assert(sizeof(Shared) == SHARED);
 
-// From preactivations to gates and to the states after the step.
-OSTINATO_DEVICE void Advance(Gates* gates, float* h, float* c) {
+// From preactivations to the states of a lane after the step, and to what is saved.
+OSTINATO_DEVICE void Advance(Gates* gates, float (&h)[kUnitsOfLane],
+                             float (&cells)[kStatesOfLane],
+                             float (&saved)[kSavedOfLane]) {
   float* const g = gates->at;
-  g[0] = Sigmoid(g[0]);
-  g[1] = Sigmoid(g[1]);
-  if constexpr (kGru) {
-    g[2] = Tanh(g[2] + g[0] * g[3]);
-    *h = g[2] + g[1] * (*h - g[2]);
+  if constexpr (kSimple) {
+    OSTINATO_UNROLL
+    for (int q = 0; q < 4; ++q)
+      h[q] = kMode == kTanh ? Tanh(g[q]) : g[q] < 0.f ? 0.f : g[q];
+  } else if constexpr (kMode == kSlstm) {
+    float &c = cells[0], &n = cells[1], &m = cells[2];
+    const float log_f = LogSigmoid(g[1]) + m, before = n;
+    m = before == 0.f || g[0] >= log_f ? g[0] : log_f;
+    const float rest = log_f - m;
+    saved[0] = Exp(g[0] - m);
+    saved[1] = Exp(rest > 0.f ? 0.f : rest);
+    saved[2] = Tanh(g[2]);
+    saved[3] = Sigmoid(g[3]);
+    saved[4] = Sigmoid(-g[1]);
+    c = saved[1] * c + saved[0] * saved[2];
+    n = saved[1] * n + saved[0];
+    h[0] = saved[3] * c * Reciprocal(n);
   } else {
-    g[2] = Tanh(g[2]);
-    g[3] = Sigmoid(g[3]);
-    *c = g[1] * *c + g[0] * g[2];
-    *h = g[3] * Tanh(*c);
+    g[0] = Sigmoid(g[0]);
+    g[1] = Sigmoid(g[1]);
+    if constexpr (kMode == kGru) {
+      g[2] = Tanh(g[2] + g[0] * g[3]);
+      h[0] = g[2] + g[1] * (h[0] - g[2]);
+    } else {
+      float& c = cells[0];
+      g[2] = Tanh(g[2]);
+      g[3] = Sigmoid(g[3]);
+      c = g[1] * c + g[0] * g[2];
+      h[0] = g[3] * Tanh(c);
+    }
+    OSTINATO_UNROLL
+    for (int gate = 0; gate < 4; ++gate) saved[gate] = g[gate];
   }
 }
 
@@ -43,24 +67,25 @@ OSTINATO_DEVICE void Put(Shared* shared, int buffer, int at, Word word) {
 }
 
 // Arrays: gx and y [steps][batch][directions][width], resets [steps][batch]; and for
-// each direction gates [steps][batch][4][width] and cells [steps][batch][width]. States
-// are [directions][batch][width]. `order` has the sequences in the order in which
-// clusters take them. Null: lengths, order, resets; what is not saved; all of c in a
-// GRU.
+// each direction gates [steps][batch][kSaved][width] and cells
+// [steps][batch][kCells][width]. States are [directions][batch][width], those beside h
+// [directions][batch][kCells][width]. `order` has the sequences in the order in which
+// clusters take them. Null: lengths, order, resets; what is not saved; what has no
+// size.
 OSTINATO_KERNEL_OF(kThreads)
 void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
-                   const Storage* c_0, const int* lengths, const int* order,
-                   const unsigned char* resets, Storage* y, Storage* h_n, Storage* c_n,
-                   Storage* gates_0, Storage* gates_1, float* cells_0, float* cells_1,
-                   const Sizes r) {
+                   const Storage* cells_0, const int* lengths, const int* order,
+                   const unsigned char* resets, Storage* y, Storage* h_n,
+                   Storage* cells_n, Storage* first_gates, Storage* second_gates,
+                   float* first_cells, float* second_cells, const Sizes r) {
   Shared* const shared = reinterpret_cast<Shared*>(SharedMemory());
   const int thread = static_cast<int>(ThreadOfBlock());
   const int lane = thread % 32, warp = thread / 32;
   const int rank = static_cast<int>(Block() % kCluster);
-  const Index matrix = Matrix(r);
+  const int matrix = Matrix(r);
   const Batch all = BatchOf(r, lengths, order, resets, matrix);
-  Storage* const gates = all.direction == 0 ? gates_0 : gates_1;
-  float* const cells = all.direction == 0 ? cells_0 : cells_1;
+  Storage* const gates = all.direction == 0 ? first_gates : second_gates;
+  float* const cells = all.direction == 0 ? first_cells : second_cells;
 
   Fragment held[2][kHeld > 0 ? kHeld : 1];
   Fragment* const left = shared->left + warp * 2 * kLeft * 32 + lane;
@@ -83,19 +108,23 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
   }
 
   // What this lane computes.
-  const int unit = rank * kUnitsOfBlock + warp * 8 + lane / 4;
+  const int unit = rank * kUnitsOfBlock + (warp * 8 + lane / 4) * kUnitsOfLane;
   const bool is_unit = unit < r.units;
   const Index column = all.Column(unit);
   Sequence sequences[kTiles][2];
-  float h[kTiles][2], c[kTiles][2];
+  float h[kTiles][2][kUnitsOfLane], c[kTiles][2][kStatesOfLane];
   OSTINATO_UNROLL
   for (int tile = 0; tile < kTiles; ++tile) {
     OSTINATO_UNROLL
     for (int e = 0; e < 2; ++e) {
       const Sequence s = all.Find(tile * 8 + lane % 4 * 2 + e);
       sequences[tile][e] = s;
-      h[tile][e] = all.First(h_0, s, unit);
-      c[tile][e] = kGru ? 0.f : all.First(c_0, s, unit);
+      OSTINATO_UNROLL
+      for (int q = 0; q < kUnitsOfLane; ++q)
+        h[tile][e][q] = all.First(h_0, s, unit + q);
+      OSTINATO_UNROLL
+      for (int i = 0; i < kCells; ++i)
+        c[tile][e][i] = all.First(cells_0, s, unit, i, kCells);
     }
   }
   const int longest = all.Longest();
@@ -111,7 +140,7 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
         const Sequence& s = sequences[tile][e];
         inputs[tile][e] = {};
         if (k < s.length && is_unit)
-          inputs[tile][e] = Load(gx + all.AtOutput(all.StepAt(s, k), column));
+          inputs[tile][e] = Load(gx + all.AtInput(all.StepAt(s, k), unit));
         reset[tile][e] = all.IsReset(s, k);
       }
     }
@@ -169,24 +198,31 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
             g.at[gate] = sums[0][gate / 2][tile][at];
             if constexpr (kSums == 2) g.at[gate] += sums[1][gate / 2][tile][at];
           }
-          Advance(&g, &h[tile][e], &c[tile][e]);
-          const Storage out = Narrowed(h[tile][e]);
-          h[tile][e] = Widen(out);
+          float saved[kSavedOfLane];
+          Advance(&g, h[tile][e], c[tile][e], saved);
           const Index step = all.StepAt(s, k);
-          if (is_unit) {
-            Store(y + all.AtOutput(step, column), out);
-            if (cells != nullptr) Store(cells + all.At(step, column), c[tile][e]);
-            if (gates != nullptr) {
-              OSTINATO_UNROLL
-              for (int gate = 0; gate < 4; ++gate)
-                Store(gates + all.At(step * 4 + gate, column), Narrowed(g.at[gate]));
-            }
+          OSTINATO_UNROLL
+          for (int q = 0; q < kUnitsOfLane; ++q) {
+            const Storage out = Narrowed(h[tile][e][q]);
+            h[tile][e][q] = Widen(out);
+            if (unit + q < r.units) Store(y + all.AtOutput(step, column + q), out);
           }
-          if (k + 1 < longest && reset[tile][e]) h[tile][e] = c[tile][e] = 0.f;
+          if (is_unit) {
+            OSTINATO_UNROLL
+            for (int i = 0; i < kCells && cells != nullptr; ++i)
+              Store(cells + all.At(step * kCells + i, column), c[tile][e][i]);
+            OSTINATO_UNROLL
+            for (int i = 0; i < kSaved && gates != nullptr; ++i)
+              Store(gates + all.At(step * kSaved + i, column), Narrowed(saved[i]));
+          }
+          if (k + 1 < longest && reset[tile][e]) {
+            for (float& each : h[tile][e]) each = 0.f;
+            for (float& each : c[tile][e]) each = 0.f;
+          }
         }
       }
       if (k + 1 < longest) {
-        ForWords(tile, unit, h[tile], [&](int slot, int word, Word value) {
+        ForWordsOfLane(tile, unit, h[tile], [&](int slot, int word, Word value) {
           Put(shared, 1 - buffer, WordAt<kWords>(slot, word), value);
         });
       }
@@ -200,15 +236,23 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
     for (int e = 0; e < 2; ++e) {
       const Sequence& s = sequences[tile][e];
       if (!s.exists || !is_unit) continue;
-      const Index state = all.AtState(s, column);
-      Store(h_n + state, Narrowed(h[tile][e]));
-      if constexpr (!kGru) Store(c_n + state, Narrowed(c[tile][e]));
+      const Index row = all.StateRow(s);
+      OSTINATO_UNROLL
+      for (int q = 0; q < kUnitsOfLane; ++q) {
+        if (unit + q < r.units)
+          Store(h_n + all.At(row, column + q), Narrowed(h[tile][e][q]));
+      }
+      OSTINATO_UNROLL
+      for (int i = 0; i < kCells; ++i)
+        Store(cells_n + all.At(row * kCells + i, column), Narrowed(c[tile][e][i]));
       for (Index t = s.length; t < r.steps; ++t) {  // padding
         const Index step = t * r.batch + s.at;
-        Store(y + all.AtOutput(step, column), Narrowed(0.f));
-        if (cells != nullptr) Store(cells + all.At(step, column), 0.f);
-        for (int gate = 0; gate < 4 && gates != nullptr; ++gate)
-          Store(gates + all.At(step * 4 + gate, column), Narrowed(0.f));
+        for (int q = 0; q < kUnitsOfLane && unit + q < r.units; ++q)
+          Store(y + all.AtOutput(step, column + q), Narrowed(0.f));
+        for (int i = 0; i < kCells && cells != nullptr; ++i)
+          Store(cells + all.At(step * kCells + i, column), 0.f);
+        for (int i = 0; i < kSaved && gates != nullptr; ++i)
+          Store(gates + all.At(step * kSaved + i, column), Narrowed(0.f));
       }
     }
   }

@@ -9,18 +9,23 @@
 // cotangents of the states before the step, which it sends to the blocks that own their
 // units. These add the parts of all blocks.
 constexpr int kGroups = kUnitsOfBlock / 8;
-constexpr int kGateWords = 4 * kUnitsOfBlock / kUnitsOfWord;
-// A block alone has more warps than tiles of 16 units: two warps share a tile, and each
-// multiplies half of the gates.
-constexpr int kHalves = kCluster == 1 ? 2 : 1;
-constexpr int kParts = kCluster * kHalves;                    // that are added
-constexpr int kUnitTiles = kCluster == 1 ? 1 : kCluster / 2;  // of a warp
+constexpr int kGateWords = 4 / kUnitsOfLane * kUnitsOfBlock / kUnitsOfWord;
+// A block that is alone, with a warp for each group of 8 units, has more warps than
+// tiles of 16 units: two warps share a tile, and each multiplies half of the gates.
+constexpr int kHalves = kCluster == 1 && kUnitsOfLane == 1 ? 2 : 1;
+constexpr int kParts = kCluster * kHalves;                 // that are added
+constexpr int kUnitTiles = UNITS / 16 * kHalves / kWarps;  // of a warp
 constexpr int kGateDepth = kGateWords / 8 / kHalves;
 constexpr int kHeldGates =  // products of each tile
-    kHeld / kUnitTiles < kGateDepth ? kHeld / kUnitTiles : kGateDepth;
-static_assert(kGateDepth % 2 == 0 && kHeldGates % 2 == 0 &&
-              (kCluster == 1 || kCluster % 2 == 0));
+    kHeld / kUnitTiles < kGateDepth ? kHeld / kUnitTiles / 2 * 2 : kGateDepth;
+static_assert(kGateDepth % 2 == 0 && kUnitTiles * kWarps == UNITS / 16 * kHalves);
 constexpr int kLeftGates = kGateDepth - kHeldGates;
+// Of the states beside h, those whose values a step reads: the last one of an sLSTM
+// is not.
+constexpr int kRead = kMode == kSlstm ? 2 : kCells;
+constexpr int kReadOfLane = kRead > 0 ? kRead : 1;
+constexpr int kBefore = kMode == kGru ? 1 : kRead;  // of the values before the step
+constexpr int kBeforeOfLane = kBefore > 0 ? kBefore : 1;
 
 struct alignas(8) Pair {
   float at[2];
@@ -34,57 +39,85 @@ struct Shared {
 };
 static_assert(sizeof(Shared) == SHARED);
 
-// What a step reads of a unit and a sequence.
+// What a step reads of a lane and a sequence. The gates of a simple RNN are its
+// outputs.
 struct Saved {
-  float gates[4], cell, before, dy;
+  float gates[kSimple ? 4 : kSaved], cells[kReadOfLane], before[kBeforeOfLane];
+  float dy[kUnitsOfLane];
 };
 
-// From cotangents after a step to those of preactivations, of c before the step, and to
-// the part of that of h which does not pass through a product.
-OSTINATO_DEVICE void Retreat(const Saved& s, float dh, float* dc, float* direct,
-                             float* d) {
+// From cotangents after a step to those of preactivations, of the other states before
+// the step, and to the part of that of h which does not pass through a product.
+OSTINATO_DEVICE void Retreat(const Saved& s, const float (&dh)[kUnitsOfLane],
+                             float (&dcells)[kStatesOfLane], float* direct, float* d) {
   const float* const g = s.gates;
-  if constexpr (kGru) {
-    const float candidate = dh * (1.f - g[1]) * (1.f - g[2] * g[2]);
+  *direct = 0.f;
+  if constexpr (kSimple) {
+    OSTINATO_UNROLL
+    for (int q = 0; q < 4; ++q) {
+      const float slope = kMode == kTanh ? 1.f - g[q] * g[q] : g[q] > 0.f ? 1.f : 0.f;
+      d[q] = (dh[q] + s.dy[q]) * slope;
+    }
+  } else if constexpr (kMode == kGru) {
+    const float whole = dh[0] + s.dy[0];
+    const float candidate = whole * (1.f - g[1]) * (1.f - g[2] * g[2]);
     d[0] = candidate * g[3] * g[0] * (1.f - g[0]);
-    d[1] = dh * (s.before - g[2]) * g[1] * (1.f - g[1]);
+    d[1] = whole * (s.before[0] - g[2]) * g[1] * (1.f - g[1]);
     d[2] = candidate;
     d[3] = candidate * g[0];
-    *direct = dh * g[1];
+    *direct = whole * g[1];
+  } else if constexpr (kMode == kSlstm) {
+    const float whole = dh[0] + s.dy[0];
+    const float n = s.cells[1], scale = n == 0.f ? 1.f : Reciprocal(n);
+    const float ratio = s.cells[0] * scale, dratio = whole * g[3] * scale;
+    const float dc = dcells[0] + dratio, dn = dcells[1] - dratio * ratio;
+    const bool first = s.before[1] == 0.f;
+    const float di = (dc * g[2] + dn) * g[0];
+    float df = (dc * s.before[0] + dn * s.before[1]) * g[1];
+    if (first && g[1] == 1.f) df = 0.f;
+    const float dm = dcells[2] - di - df;
+    const bool follows_input = first || g[0] >= g[1];
+    dcells[2] = follows_input ? df : df + dm;
+    d[0] = follows_input ? di + dm : di;
+    d[1] = dcells[2] * g[4];
+    d[2] = dc * g[0] * (1.f - g[2] * g[2]);
+    d[3] = whole * ratio * g[3] * (1.f - g[3]);
+    dcells[0] = dc * g[1];
+    dcells[1] = dn * g[1];
   } else {
-    const float u = Tanh(s.cell), whole = *dc + dh * g[3] * (1.f - u * u);
+    const float last = dh[0] + s.dy[0];
+    const float u = Tanh(s.cells[0]), whole = dcells[0] + last * g[3] * (1.f - u * u);
     d[0] = whole * g[2] * g[0] * (1.f - g[0]);
-    d[1] = whole * s.before * g[1] * (1.f - g[1]);
+    d[1] = whole * s.before[0] * g[1] * (1.f - g[1]);
     d[2] = whole * g[0] * (1.f - g[2] * g[2]);
-    d[3] = dh * u * g[3] * (1.f - g[3]);
-    *dc = whole * g[1];
-    *direct = 0.f;
+    d[3] = last * u * g[3] * (1.f - g[3]);
+    dcells[0] = whole * g[1];
   }
 }
 
-// Arrays: of each direction gates and dgates [steps][batch][4][width], cells and
-// `before`, which is c before each step, in a GRU h, [steps][batch][width]; dy
-// [steps][batch][directions][width], states [directions][batch][width].
+// Arrays: of each direction gates [steps][batch][kSaved][width], of a simple RNN its
+// outputs; dgates, with four; cells [steps][batch][kRead][width]; and `before`, these
+// before each step, of a GRU h. dy [steps][batch][directions][width], states
+// [directions][batch][width], those beside h [directions][batch][kCells][width].
 // `order` is that of recurrent_run. Null: lengths, order, resets; of the second
-// direction what is not there; in a GRU cells and all of c.
+// direction what is not there; what has no size.
 using Before = BEFORE;
 OSTINATO_KERNEL_OF(kThreads)
-void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
-                        const float* cells_0, const float* cells_1,
-                        const Before* before_0, const Before* before_1,
+void recurrent_backward(const Storage* first_gates, const Storage* second_gates,
+                        const float* first_cells, const float* second_cells,
+                        const Before* first_before, const Before* second_before,
                         const Fragment* weights, const Storage* dy, const Storage* dh_n,
-                        const Storage* dc_n, const int* lengths, const int* order,
-                        const unsigned char* resets, Storage* dgates_0,
-                        Storage* dgates_1, Storage* dh_0, Storage* dc_0,
+                        const Storage* dcells_n, const int* lengths, const int* order,
+                        const unsigned char* resets, Storage* first_dgates,
+                        Storage* second_dgates, Storage* dh_0, Storage* dcells_0,
                         const Sizes r) {
-  // As 64 bits, numbers of heads would take too many registers.
-  const int matrix = static_cast<int>(Matrix(r));
+  const int matrix = Matrix(r);
   const Batch all = BatchOf(r, lengths, order, resets, matrix);
   const bool first_direction = all.direction == 0;
-  const Storage* const gates = first_direction ? gates_0 : gates_1;
-  const float* const cells = first_direction ? cells_0 : cells_1;
-  const Before* const before = first_direction ? before_0 : before_1;
-  Storage* const dgates = first_direction ? dgates_0 : dgates_1;
+  const Storage* const gates = first_direction ? first_gates : second_gates;
+  const float* const cells = first_direction ? first_cells : second_cells;
+  const Before* const before = first_direction ? first_before : second_before;
+  Storage* const dgates = first_direction ? first_dgates : second_dgates;
   Shared* const shared = reinterpret_cast<Shared*>(SharedMemory());
   const int thread = static_cast<int>(ThreadOfBlock());
   const int lane = thread % 32, warp = thread / 32;
@@ -105,21 +138,34 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
     }
   }
 
-  const int unit = rank * kUnitsOfBlock + warp * 8 + lane / 4;
+  const int lane_of_block = warp * 8 + lane / 4;
+  const int unit = rank * kUnitsOfBlock + lane_of_block * kUnitsOfLane;
   const bool is_unit = unit < r.units;
   const Index column = all.Column(unit);
+  // Where arrays [...][count][width] have one of a lane's values.
+  const auto at = [&](Index row, int which, int count) {
+    return kUnitsOfLane == 1 ? all.At(row * count + which, column)
+                             : all.At(row, column + which);
+  };
   Sequence sequences[kTiles][2];
-  float dh[kTiles][2], dc[kTiles][2], direct[kTiles][2];
+  float dh[kTiles][2][kUnitsOfLane], dcells[kTiles][2][kStatesOfLane];
+  float direct[kTiles][2];
   OSTINATO_UNROLL
   for (int tile = 0; tile < kTiles; ++tile) {
     OSTINATO_UNROLL
     for (int e = 0; e < 2; ++e) {
       const Sequence s = all.Find(tile * 8 + lane % 4 * 2 + e);
       sequences[tile][e] = s;
-      const Index state = all.AtState(s, column);
-      dh[tile][e] = s.exists && is_unit ? Widen(Load(dh_n + state)) : 0.f;
-      dc[tile][e] = direct[tile][e] = 0.f;
-      if (!kGru && s.exists && is_unit) dc[tile][e] = Widen(Load(dc_n + state));
+      const Index row = all.StateRow(s);
+      OSTINATO_UNROLL
+      for (int q = 0; q < kUnitsOfLane; ++q)
+        dh[tile][e][q] =
+            s.exists && unit + q < r.units ? Widen(Load(dh_n + at(row, q, 1))) : 0.f;
+      OSTINATO_UNROLL
+      for (int i = 0; i < kCells; ++i)
+        dcells[tile][e][i] =
+            s.exists && is_unit ? Widen(Load(dcells_n + at(row, i, kCells))) : 0.f;
+      direct[tile][e] = 0.f;
     }
   }
   const int longest = all.Longest();
@@ -137,13 +183,23 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
         to = {};
         reset[tile][e] = all.IsReset(s, k);
         if (k >= s.length || !is_unit) continue;
-        const Index step = all.StepAt(s, k), at = all.At(step, column);
+        const Index step = all.StepAt(s, k);
         OSTINATO_UNROLL
-        for (int gate = 0; gate < 4; ++gate)
-          to.gates[gate] = Widen(Load(gates + all.At(step * 4 + gate, column)));
-        if constexpr (!kGru) to.cell = Load(cells + at);
-        to.before = Widen(Load(before + at));
-        to.dy = Widen(Load(dy + all.AtOutput(step, column)));
+        for (int q = 0; q < kUnitsOfLane; ++q) {
+          if (unit + q < r.units)
+            to.dy[q] = Widen(Load(dy + all.AtOutput(step, column + q)));
+        }
+        constexpr int kGatesOfLane = kSimple ? 4 : kSaved;
+        OSTINATO_UNROLL
+        for (int i = 0; i < kGatesOfLane; ++i) {
+          if (kUnitsOfLane == 1 || unit + i < r.units)
+            to.gates[i] = Widen(Load(gates + at(step, i, kGatesOfLane)));
+        }
+        OSTINATO_UNROLL
+        for (int i = 0; i < kRead; ++i) to.cells[i] = Load(cells + at(step, i, kRead));
+        OSTINATO_UNROLL
+        for (int i = 0; i < kBefore; ++i)
+          to.before[i] = Widen(Load(before + at(step, i, kBefore)));
       }
     }
   };
@@ -156,17 +212,24 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
     }
     OSTINATO_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
-      Pair sum = {};
+      Pair sums[kUnitsOfLane] = {};
       for (int part = 0; part < kParts; ++part) {
-        const Pair one = Load(&shared->parts[buffer][part][warp][tile][lane]);
-        sum.at[0] += one.at[0];
-        sum.at[1] += one.at[1];
+        OSTINATO_UNROLL
+        for (int q = 0; q < kUnitsOfLane; ++q) {
+          const int group = warp * kUnitsOfLane + q;
+          const Pair one = Load(&shared->parts[buffer][part][group][tile][lane]);
+          sums[q].at[0] += one.at[0];
+          sums[q].at[1] += one.at[1];
+        }
       }
       OSTINATO_UNROLL
       for (int e = 0; e < 2; ++e) {
         if (k + 1 >= sequences[tile][e].length) continue;
-        dh[tile][e] = cut[tile][e] ? 0.f : sum.at[e] + direct[tile][e];
-        if (cut[tile][e]) dc[tile][e] = 0.f;
+        OSTINATO_UNROLL
+        for (int q = 0; q < kUnitsOfLane; ++q)
+          dh[tile][e][q] = cut[tile][e] ? 0.f : sums[q].at[e] + direct[tile][e];
+        if (!cut[tile][e]) continue;
+        for (float& each : dcells[tile][e]) each = 0.f;
       }
     }
   };
@@ -177,27 +240,29 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
     if (n > 0) receive(k, n - 1, cut);
     OSTINATO_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
-      float d[4][2] = {};
+      float d[4 / kUnitsOfLane][2][kUnitsOfLane] = {};
       OSTINATO_UNROLL
       for (int e = 0; e < 2; ++e) {
         const Sequence& s = sequences[tile][e];
         cut[tile][e] = reset[tile][e];
         if (k >= s.length) continue;
         float found[4];
-        Retreat(saved[tile][e], dh[tile][e] + saved[tile][e].dy, &dc[tile][e],
-                &direct[tile][e], found);
+        Retreat(saved[tile][e], dh[tile][e], dcells[tile][e], &direct[tile][e], found);
         const Index step = all.StepAt(s, k);
         OSTINATO_UNROLL
         for (int gate = 0; gate < 4; ++gate) {
           const Storage out = Narrowed(found[gate]);
-          d[gate][e] = Widen(out);
-          if (is_unit) Store(dgates + all.At(step * 4 + gate, column), out);
+          d[gate / kUnitsOfLane][e][gate % kUnitsOfLane] = Widen(out);
+          if (unit + gate % kUnitsOfLane < r.units)
+            Store(dgates + at(step, gate, 4), out);
         }
       }
       OSTINATO_UNROLL
-      for (int gate = 0; gate < 4; ++gate) {
-        const int place = (warp * 4 + gate) * 8 + lane / 4;
-        ForWords(tile, place, d[gate], [&](int slot, int word, Word value) {
+      for (int gate = 0; gate < 4 / kUnitsOfLane; ++gate) {
+        // A group of 8 units has its gates side by side; those of simple RNNs are one.
+        const int place = kUnitsOfLane == 1 ? (warp * 4 + gate) * 8 + lane / 4
+                                            : lane_of_block * kUnitsOfLane;
+        ForWordsOfLane(tile, place, d[gate], [&](int slot, int word, Word value) {
           Store(shared->gates[buffer] + WordAt<kGateWords>(slot, word), value);
         });
       }
@@ -258,13 +323,20 @@ void recurrent_backward(const Storage* gates_0, const Storage* gates_1,
     for (int e = 0; e < 2; ++e) {
       const Sequence& s = sequences[tile][e];
       if (!s.exists || !is_unit) continue;
-      const Index state = all.AtState(s, column);
-      Store(dh_0 + state, Narrowed(dh[tile][e]));
-      if constexpr (!kGru) Store(dc_0 + state, Narrowed(dc[tile][e]));
-      for (Index t = s.length; t < r.steps; ++t)  // padding
-        for (int gate = 0; gate < 4; ++gate)
-          Store(dgates + all.At((t * r.batch + s.at) * 4 + gate, column),
-                Narrowed(0.f));
+      const Index row = all.StateRow(s);
+      OSTINATO_UNROLL
+      for (int q = 0; q < kUnitsOfLane; ++q) {
+        if (unit + q < r.units) Store(dh_0 + at(row, q, 1), Narrowed(dh[tile][e][q]));
+      }
+      OSTINATO_UNROLL
+      for (int i = 0; i < kCells; ++i)
+        Store(dcells_0 + at(row, i, kCells), Narrowed(dcells[tile][e][i]));
+      for (Index t = s.length; t < r.steps; ++t) {  // padding
+        for (int i = 0; i < 4; ++i) {
+          if (unit + i % kUnitsOfLane < r.units)
+            Store(dgates + at(t * r.batch + s.at, i, 4), Narrowed(0.f));
+        }
+      }
     }
   }
   if constexpr (kCluster > 1) WaitForCluster();
