@@ -1,15 +1,21 @@
 """Benchmark of the kernels of GPUs: `python -m benchmarks.gpu`, on a machine with one.
 
-First each text of kernels has its trial. Then linear recurrences are compared with
-`lax.scan` and with XLA's associative scan; results are checked before anything is
-timed. The floor is the time of `a + b`, which reads two arrays and writes one, by the
-number of arrays that a recurrence has to move. Then come LSTM and GRU. Every row is one
-line of JSON, written when it is done; `--resume` leaves out those that the file has.
+First linear recurrences are compared with `lax.scan` and with XLA's associative scan,
+then networks with cuDNN; results are checked before anything is timed. The floor is the
+time of `a + b`, which reads two arrays and writes one, by the number of arrays that a
+recurrence has to move. Then come the tools of compute-sanitizer, where that is
+installed, on the trials of a few texts, and the trials of all texts. Those of the rows
+before have run by then, since no kernel runs before its trial.
+
+Every row is one line of JSON, written when it is done, and so is a row that fails. A
+row that the time does not reach is left for `--resume`, which leaves out those that the
+file has.
 """
 
 import functools as ft
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,7 +28,7 @@ import numpy as np
 import typer
 
 import ostinato as ost
-from ostinato._cuda import check, kernels
+from ostinato._cuda import check, kernels, plan
 from ostinato._linear import cuda
 from ostinato._rnn import cuda as rnn_cuda
 from ostinato.apps.bench import timing
@@ -40,6 +46,19 @@ SIZES = {
 DTYPES = ("float32", "bfloat16", "float64")
 KINDS = ("infer", "train")
 ADD = "a + b"
+SANITIZER = "compute-sanitizer"
+TOOLS = ("memcheck", "racecheck", "synccheck")
+# Of one block and of clusters, forward and backward.
+CHECKED = tuple(
+    text(plan.RnnPlan(mode, dtype, units, cluster, 1, 1))
+    for mode, dtype, units, cluster in (
+        ("lstm", "bfloat16", 32, 1),
+        ("gru", "float32", 128, 2),
+        ("rnn_tanh", "bfloat16", 32, 1),
+        ("slstm", "float32", 128, 2),
+    )
+    for text in (kernels.recurrent, kernels.recurrent_backward)
+)
 
 
 def main(
@@ -53,7 +72,7 @@ def main(
         bool, typer.Option(help="Keep the rows of the file, and measure others.")
     ] = False,
 ) -> None:
-    """Try the kernels, then time linear recurrences and networks."""
+    """Time linear recurrences and networks, then try all kernels."""
     end = time.monotonic() + seconds
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = out.read_text().splitlines() if resume and out.exists() else []
@@ -62,7 +81,10 @@ def main(
         for name, run in _rows(backend, rounds):
             if name in known or time.monotonic() > end:
                 continue
-            row = {"name": name} | run()
+            try:
+                row = {"name": name} | run()
+            except Exception as error:  # the other rows are measured all the same
+                row = {"name": name, "error": f"{type(error).__name__}: {error}"[:500]}
             for to in (file, None):
                 print(json.dumps(row), file=to, flush=True)
 
@@ -70,16 +92,24 @@ def main(
 def _rows(backend: str, rounds: int) -> Iterator[tuple[str, Any]]:
     """Yield the name of each row and the function that measures it."""
     yield "machine", _machine
-    tried = [(text, cuda.TRIAL) for text in kernels.TEXTS]
-    tried += [(text, rnn_cuda.TRIAL) for text in kernels.RECURRENT_TEXTS]
-    for text, module in tried if backend == "cuda" else ():
-        yield f"trial/{text}", ft.partial(trial, text, module)
     for dtype in DTYPES:
         for size, shape in SIZES.items():
             for kind in KINDS:
                 name = f"{size}-{dtype}-{kind}"
                 yield name, ft.partial(recurrence, backend, rounds, dtype, shape, kind)
     yield from gpu_networks.rows(backend, rounds)
+    if backend != "cuda":
+        return
+    checked = [(kernels.TEXTS[0], cuda.TRIAL)]
+    checked += [(text, rnn_cuda.TRIAL) for text in CHECKED]
+    for tool in TOOLS if shutil.which(SANITIZER) else ():
+        before = (SANITIZER, "--tool", tool, "--error-exitcode", "9")
+        for text, module in checked:
+            yield f"{tool}/{text}", ft.partial(trial, text, module, before)
+    tried = [(text, cuda.TRIAL) for text in kernels.TEXTS]
+    tried += [(text, rnn_cuda.TRIAL) for text in kernels.RECURRENT_TEXTS]
+    for text, module in tried:
+        yield f"trial/{text}", ft.partial(trial, text, module)
 
 
 def _machine() -> dict:
@@ -88,9 +118,12 @@ def _machine() -> dict:
     return {"device": device.device_kind, "jax": jax.__version__, "cuda": status}
 
 
-def trial(text: kernels.Text, module: str) -> dict:
-    """Return what the trial of a text, by a module, says, and the end of its errors."""
-    command = check.command(module, text)
+def trial(text: kernels.Text, module: str, before: tuple[str, ...] = ()) -> dict:
+    """Return what the trial of a text, by a module, says, and the end of its errors.
+
+    A tool of `before` runs it.
+    """
+    command = [*before, *check.command(module, text)]
     # This process may already hold most of the GPU's memory.
     given = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run(
@@ -98,7 +131,7 @@ def trial(text: kernels.Text, module: str) -> dict:
     )
     return {
         "code": done.returncode,
-        "verdict": done.stdout.splitlines()[-1:],
+        "verdict": done.stdout.splitlines()[-3:],
         "errors": done.stderr[-1000:],
     }
 

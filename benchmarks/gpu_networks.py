@@ -1,7 +1,9 @@
-"""LSTM and GRU on a GPU, next to XLA's loop and to cuDNN as JAX and PyTorch call it.
+"""Networks on a GPU, next to XLA's loop and to cuDNN as JAX and PyTorch call it.
 
 cuDNN's LSTM of `jax.experimental.rnn` takes the same flat weights, so its results are
-compared; PyTorch's layers have weights of their own, and only their time counts.
+compared; PyTorch's layers have weights of their own, and only their time counts. It
+packs sequences of different lengths before the measured time, and has float16 beside
+our bfloat16.
 """
 
 import functools as ft
@@ -18,7 +20,8 @@ from ostinato.apps.bench import timing
 from . import programs
 
 OURS, XLA, CUDNN, TORCH = "ostinato", "xla", "jax.experimental.rnn", "torch"
-MODES = ("lstm", "gru")
+HALF = "torch float16"
+MODES = ("lstm", "gru", "slstm", "rnn_tanh")
 DTYPES = ("bfloat16", "float32")
 KINDS = ("infer", "train")
 SIZES = {  # sequences, steps, units, and whether lengths differ
@@ -27,6 +30,7 @@ SIZES = {  # sequences, steps, units, and whether lengths differ
     "N64T200H256-ragged": (64, 200, 256, True),
     "N128T200H512": (128, 200, 512, False),
 }
+FEW = {"slstm": ("N64T200H256",), "rnn_tanh": ("N64T200H256",)}  # sizes of these modes
 LARGEST_ERROR = 0.05  # of the largest value: factors are rounded to 8 or 10 bits
 
 
@@ -35,6 +39,8 @@ def rows(backend: str, rounds: int) -> Iterator[tuple[str, Callable[[], dict]]]:
     for mode in MODES:
         for dtype in DTYPES:
             for size, shape in SIZES.items():
+                if mode in FEW and size not in FEW[mode]:
+                    continue
                 for kind in KINDS:
                     name = f"{mode}-{size}-{dtype}-{kind}"
                     yield (
@@ -55,7 +61,7 @@ def network(
     random = np.random.default_rng(0)
     draw = lambda: jnp.asarray(random.standard_normal(shape[:3]), dtype)  # noqa: E731
     weights = ost.init_weights(jax.random.key(0), spec, dtype=dtype)
-    lengths = random.integers(1, steps + 1, batch) if ragged else np.full(batch, steps)
+    lengths = _lengths(batch, steps) if ragged else np.full(batch, steps)
     lengths = jnp.asarray(lengths, jnp.int32)
     given = (weights, draw()) + ((draw(),) if kind == "train" else ())
 
@@ -79,11 +85,13 @@ def network(
         for x, y in zip(got, want, strict=True):
             _check(name, x, y)
         calls[name] = ft.partial(programs.wait, program, given)
-    try:
-        if not ragged and (call := _torch(mode, dtype, shape, kind)):
-            calls[TORCH] = call
-    except Exception as error:
-        errors[TORCH] = f"{type(error).__name__}: {error}"[:300]
+    names = {TORCH: dtype} | ({HALF: "float16"} if dtype == "bfloat16" else {})
+    for name, torch_dtype in names.items():
+        try:
+            if call := torch_call(mode, torch_dtype, shape, kind):
+                calls[name] = call
+        except Exception as error:
+            errors[name] = f"{type(error).__name__}: {error}"[:300]
     taken = timing.take_turns(calls, rounds)
     median = {name: float(np.median(each)) for name, each in taken.items()}
     found: dict[str, Any] = {"median": median, "seconds": taken, "errors": errors}
@@ -127,26 +135,38 @@ def _cudnn(hidden: int, lengths: Any, weights: Any, x: Any) -> Any:
     )[0]
 
 
-def _torch(mode: str, dtype: str, shape: tuple, kind: str) -> Callable | None:
-    """Return a call of PyTorch's layer on the GPU, or None if PyTorch has none."""
+def torch_call(
+    mode: str, dtype: str, shape: tuple, kind: str, device: str = "cuda"
+) -> Callable | None:
+    """Return a call of PyTorch's layer on a GPU, or None if PyTorch has none."""
     try:
         import torch
     except ImportError:
         return None
-    if not torch.cuda.is_available():
+    kinds = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU, "rnn_tanh": torch.nn.RNN}
+    if mode not in kinds or (device == "cuda" and not torch.cuda.is_available()):
         return None
-    batch, steps, hidden, _ = shape
-    kinds = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
+    batch, steps, hidden, ragged = shape
     layer = kinds[mode](hidden, hidden, batch_first=True)
-    layer = layer.to("cuda", getattr(torch, dtype))
-    x = torch.randn(batch, steps, hidden, device="cuda", dtype=getattr(torch, dtype))
-    x.requires_grad_(kind == "train")
+    layer = layer.to(device, getattr(torch, dtype))
+    x = torch.randn(batch, steps, hidden, device=device, dtype=getattr(torch, dtype))
+    if ragged:
+        lengths = torch.as_tensor(_lengths(batch, steps))
+        x = torch.nn.utils.rnn.pack_padded_sequence(
+            x, lengths, batch_first=True, enforce_sorted=False
+        )
+    (x.data if ragged else x).requires_grad_(kind == "train")
 
     def call() -> None:
         with torch.set_grad_enabled(kind == "train"):
             y, _ = layer(x)
             if kind == "train":
-                y.sum().backward()
-        torch.cuda.synchronize()
+                (y.data if ragged else y).sum().backward()
+        if device == "cuda":
+            torch.cuda.synchronize()
 
     return call
+
+
+def _lengths(batch: int, steps: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(1, steps + 1, batch)

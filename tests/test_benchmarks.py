@@ -323,3 +323,39 @@ def test_rows_of_gpus_are_written_one_by_one(tmp_path, monkeypatch):
         assert row["xla/ours"] > 0 and not row["errors"]
     gpu.main(rounds=1, backend="xla", out=out, resume=True)
     assert len(out.read_text().splitlines()) == len(rows_)
+
+
+def test_rows_of_gpus_that_fail_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "SIZES", {"N2T9H3": (2, 9, 3)})
+    monkeypatch.setattr(gpu_networks, "MODES", ())
+    monkeypatch.setattr(gpu, "recurrence", lambda *_: 1 / 0)
+    out = tmp_path / "gpu.jsonl"
+    gpu.main(rounds=1, backend="xla", out=out)
+    _, *rows_ = map(json.loads, out.read_text().splitlines())
+    assert len(rows_) == len(gpu.DTYPES) * len(gpu.KINDS)
+    assert all("ZeroDivisionError" in row["error"] for row in rows_)
+
+
+def test_rows_of_gpus_end_with_tools_and_trials(monkeypatch):
+    monkeypatch.setattr(gpu.shutil, "which", lambda name: f"/{name}")
+    names = [name for name, _ in gpu._rows("cuda", 1)]
+    assert len(set(names)) == len(names)
+    first = {kind: names.index(next(n for n in names if n.startswith(kind)))
+             for kind in ("lstm", "memcheck", "trial")}  # fmt: skip
+    assert sorted(first, key=first.__getitem__) == ["lstm", "memcheck", "trial"]
+    tools = 3 * (1 + len(gpu.CHECKED))
+    assert first["trial"] - first["memcheck"] == tools
+    assert set(gpu.CHECKED) <= set(gpu.kernels.RECURRENT_TEXTS)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_torch_runs_what_a_gpu_would(ragged):
+    torch = pytest.importorskip("torch")
+    shape = (3, 5, 4, ragged)
+    for mode in ("lstm", "gru", "rnn_tanh"):
+        for kind in ("infer", "train"):
+            call = gpu_networks.torch_call(mode, "float32", shape, kind, "cpu")
+            assert call is not None and call() is None
+    assert gpu_networks.torch_call("slstm", "float32", shape, "infer", "cpu") is None
+    if not torch.cuda.is_available():
+        assert gpu_networks.torch_call("gru", "float32", shape, "infer") is None

@@ -1,9 +1,9 @@
 // A CPU in the place of a GPU: it stands before the text of a kernel, like primitives.h
 // of the package, and runs it. Every thread of a cluster of blocks is a fiber with its
 // own stack. Clusters, and the threads of a cluster, take their turns in random order,
-// and what a block sends to another one arrives late and in random order, so that a
-// missing wait shows. Accesses to arrays are checked, and shared memory begins as
-// noise.
+// one warp for some time seldom, and what a block sends to another one arrives late and
+// in random order, so that a missing wait shows. Accesses to arrays are checked, and
+// shared memory begins as noise.
 //
 // OSTINATO_EMULATED(name), behind the text, exports what runs the kernel `name`.
 #include "tests/cuda_machine.h"

@@ -61,6 +61,7 @@ extern "C" {
 const char* fake_calls() { return calls.c_str(); }
 void fake_reset() {
   calls.clear();
+  launches = 0;
   failing.clear();
   devices = 1;
   driver_version = 13000;

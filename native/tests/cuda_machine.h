@@ -99,6 +99,8 @@ struct Machine {
   std::vector<Fiber*> ready;
   std::vector<Message> messages;
   std::vector<Block*> late;  // those that have not begun
+  // For some time, one warp seldom gets a turn, and one turn in so many is a message's.
+  size_t slow = 0, seldom = 8;
   Meeting cluster;
   Fiber* current = nullptr;
   std::string error;
@@ -204,14 +206,26 @@ inline void Start(const Block* block) {
     if (fiber.block == block) machine.ready.push_back(&fiber);
 }
 
+inline bool IsSlow(const Fiber* fiber) {
+  return (fiber - machine.fibers.data()) / kLanes == machine.slow;
+}
+
 inline void RunCluster() {
   while (machine.error.empty()) {
     const bool idle = machine.ready.empty();
-    if (!machine.messages.empty() && (idle || AnyOf(8) == 0)) {
+    if (AnyOf(1024) == 0) {
+      machine.slow = AnyOf(machine.fibers.size() / kLanes + 1);
+      machine.seldom = size_t{1} << AnyOf(6);
+    }
+    if (!machine.messages.empty() && (idle || AnyOf(machine.seldom) == 0)) {
       Deliver();
     } else if (!idle) {
       machine.current = TakeAny(&machine.ready);
-      swapcontext(&machine.scheduler, &machine.current->context);
+      if (IsSlow(machine.current) && AnyOf(64) != 0) {
+        machine.ready.push_back(machine.current);
+      } else {
+        swapcontext(&machine.scheduler, &machine.current->context);
+      }
     } else if (!machine.late.empty()) {
       Start(TakeAny(&machine.late));
     } else {

@@ -1,4 +1,4 @@
-"""The trial of a kernel of LSTM and GRU: known cases, compared with XLA.
+"""The trial of a kernel of the operator: known cases, compared with XLA.
 
 It is a program of its own, `python -m ostinato._rnn.cuda_trial DEFINITION ...`, and
 prints its verdict as JSON: what is wrong, or "".
