@@ -26,14 +26,14 @@ inline void WaitForBlock() { emulator::Meet(&emulator::CurrentBlock().meeting); 
 
 template <typename T>
 T Load(const T* p) {
-  emulator::CheckAccess(p, sizeof(T));
+  emulator::CheckAccess(p, sizeof(T), alignof(T));
   T value;
   memcpy(&value, p, sizeof(T));
   return value;
 }
 template <typename T>
 void Store(T* p, T value) {
-  emulator::CheckAccess(p, sizeof(T));
+  emulator::CheckAccess(p, sizeof(T), alignof(T));
   memcpy(p, &value, sizeof(T));
 }
 
@@ -198,6 +198,8 @@ inline void Send(Word* place, Word value, Arrivals* arrivals, int block) {
        emulator::PlaceOf(arrivals, sizeof(Arrivals)), value});
 }
 inline void Send(Word* place, Word first, Word second, Arrivals* arrivals, int block) {
+  if (emulator::PlaceOf(place, 8) % 8 != 0)
+    throw std::runtime_error("two words are not aligned");
   Send(place, first, arrivals, block);
   Send(place + 1, second, arrivals, block);
 }

@@ -117,7 +117,9 @@ inline size_t PlaceOf(const void* p, size_t bytes) {
   return byte - shared.data();
 }
 
-inline void CheckAccess(const void* p, size_t bytes) {
+inline void CheckAccess(const void* p, size_t bytes, size_t alignment) {
+  if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
+    throw std::runtime_error("an access is not aligned");
   const char* const at = static_cast<const char*>(p);
   for (size_t i = 0; i < machine.run->count; ++i) {
     const Array& array = machine.run->arrays[i];
@@ -274,6 +276,8 @@ inline void Prepare(Index first, size_t blocks) {
 
 inline void RunAll() {
   machine.random.seed(machine.run->seed);
+  machine.slow = 0;
+  machine.seldom = 8;
   const size_t each = machine.run->cluster;
   std::vector<Index> firsts(machine.run->blocks / each);
   for (size_t i = 0; i < firsts.size(); ++i) firsts[i] = static_cast<Index>(i * each);

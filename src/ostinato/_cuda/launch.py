@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .. import _native
 from .kernels import Code
-from .plan import Grid
+from .plan import MOST_BLOCKS, Grid
 
 
 def launch(
@@ -60,21 +61,32 @@ def launch_ensemble(
     parameters: Sequence[jax.Array | None],
     results: Sequence[jax.ShapeDtypeStruct | None],
     numbers: Sequence[int],
+    weights: int,
 ) -> list[jax.Array]:
     """Launch a kernel that runs all members of an ensemble together.
 
-    Under `jax.vmap` all of its arrays lead with the axis of members, each of which has
-    the blocks of `grid`. The arguments are those of `launch`.
-    """
+    Under `jax.vmap` its arrays lead with the axis of members. Members that share their
+    weights are launched one after the other, so that these are not copied.
 
-    def run(members: int, *operands: jax.Array) -> list[jax.Array]:
-        given = iter(operands)
-        lead = (members,) if members else ()
+    Args:
+        code: holds the kernel.
+        name: of the kernel.
+        grid: the blocks of each member.
+        parameters: the arrays that the kernel reads, in its order; None for null.
+        results: the arrays that it writes, which come behind; None for null.
+        numbers: its last parameter, a struct of 64-bit integers.
+        weights: which of the parameters are the weights, in words.
+    """
+    places = [i for i, x in enumerate(parameters) if x is not None]
+
+    def run(members: int | None, *operands: jax.Array) -> list[jax.Array]:
+        given = dict(zip(places, operands, strict=True))
+        lead = () if members is None else (members,)
         return launch(
             code,
             name,
-            grid._replace(blocks=grid.blocks * max(1, members)),
-            [None if x is None else next(given) for x in parameters],
+            grid._replace(blocks=grid.blocks * (1 if members is None else members)),
+            [given.get(i) for i in range(len(parameters))],
             [
                 None if x is None else jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype)
                 for x in results
@@ -82,23 +94,36 @@ def launch_ensemble(
             numbers,
         )
 
-    return _grouped(run)(*(x for x in parameters if x is not None))
-
-
-def _grouped(run: Callable) -> Callable:
-    """Return `run(0, *arrays)`, which `jax.vmap` turns into `run(members, *arrays)`."""
-
     @jax.custom_batching.custom_vmap
     def one(*arrays: jax.Array) -> list[jax.Array]:
-        return run(0, *arrays)
+        return run(None, *arrays)
 
     @one.def_vmap
     def _(members: int, mapped: list[bool], *arrays: jax.Array) -> tuple:
-        grown = [
-            a if m else jnp.broadcast_to(a, (members, *a.shape))
-            for a, m in zip(arrays, mapped, strict=True)
-        ]
-        results = run(members, *grown)
+        own = places.index(weights)
+        if mapped[own] and _fits(members, grid, arrays[own]):
+            grown = [
+                a if m else jnp.broadcast_to(a, (members, *a.shape))
+                for a, m in zip(arrays, mapped, strict=True)
+            ]
+            results = run(members, *grown)
+        else:
+            each = tuple(a for a, m in zip(arrays, mapped, strict=True) if m)
+
+            def member(each: tuple) -> list[jax.Array]:
+                left = iter(each)
+                given = [
+                    next(left) if m else a for a, m in zip(arrays, mapped, strict=True)
+                ]
+                return run(None, *given)
+
+            results = lax.map(member, each)
         return results, [True] * len(results)
 
-    return one
+    return one(*(x for x in parameters if x is not None))
+
+
+def _fits(members: int, grid: Grid, weights: jax.Array) -> bool:
+    """Return whether kernels can count blocks and fragments of weights, of 4 words."""
+    known = isinstance(members, int) and members > 0  # in an export it may be a symbol
+    return known and max(members * grid.blocks, weights.size // 4) <= MOST_BLOCKS

@@ -17,7 +17,7 @@ None has any yet.
 """
 
 THREADS = 128  # of a block
-_MOST_BLOCKS = 2**31 - 1
+MOST_BLOCKS = 2**31 - 1
 # Threads of a processor that keep its memory busy: half of those that it can hold.
 _THREADS_OF_PROCESSOR = 1024
 # A shorter chunk would not pay for its summary, which is read and written once.
@@ -121,7 +121,7 @@ def linear(
     most = min(wanted // max(1, columns), steps // _FEWEST_STEPS)
     chunk = max(1, math.ceil(steps / max(1, most)))
     plan = LinearPlan(columns, chunk, max(1, math.ceil(steps / chunk)))
-    if plan.grid(plan.chunks).blocks > _MOST_BLOCKS:
+    if plan.grid(plan.chunks).blocks > MOST_BLOCKS:
         return f"{columns} recurrences are more than one launch holds"
     return plan
 
@@ -238,7 +238,7 @@ class RnnPlan(NamedTuple):
 _REGISTERS = 65536
 # A product's weights take 8 registers of each thread, a tile's 4 in the backward pass.
 _MOST_HELD, _MOST_HELD_FRAGMENTS = 16, 32
-# What a thread needs beside weights, and beside 16 for the sums of each tile.
+# What a thread needs beside weights, and beside 16 for the sums of each tile forwards.
 _OTHER_REGISTERS = 76
 
 # For units rounded up: the blocks of a cluster, and the most tiles. With more, NVRTC
@@ -266,6 +266,10 @@ _PLACES = {
         512: (16, 1),
     },
 }
+
+
+FEWEST_UNITS = min(map(min, _PLACES.values()))
+"""Heads of fewer units have a kernel for this many."""
 
 
 def rnn(

@@ -66,7 +66,8 @@ def unsupported_reason(spec: RNNSpec, dtype: Any) -> str | None:
         value = getattr(spec, name)
         if value != default:
             return f"it has no kernels for {name}={value!r}"
-    return plan.rnn_reason(spec.mode, np.dtype(dtype).name, _units(spec), gpu)
+    _, units = _heads(spec)
+    return plan.rnn_reason(spec.mode, np.dtype(dtype).name, units, gpu)
 
 
 _FIXED = dict(
@@ -141,13 +142,20 @@ def plan_of(
     spec: RNNSpec, dtype: Any, batch: int, gpu: device.Gpu
 ) -> plan.RnnPlan | str:
     """Return the layout of a layer, or the reason why it has none."""
-    matrices = spec.num_directions * spec.num_heads
+    heads, units = _heads(spec)
     name = np.dtype(dtype).name
-    return plan.rnn(spec.mode, name, _units(spec), matrices, batch, gpu)
+    return plan.rnn(spec.mode, name, units, spec.num_directions * heads, batch, gpu)
 
 
-def _units(spec: RNNSpec) -> int:
-    return spec.hidden_size // spec.num_heads
+def _heads(spec: RNNSpec) -> tuple[int, int]:
+    """Return the heads of a direction as kernels have them, and the units of each.
+
+    Small ones are joined, as a kernel would round the units of each up.
+    """
+    units = spec.hidden_size // spec.num_heads
+    most = max(1, plan.FEWEST_UNITS // units)
+    joined = next(k for k in range(most, 0, -1) if spec.num_heads % k == 0)
+    return spec.num_heads // joined, units * joined
 
 
 def _run_layer(
@@ -169,9 +177,9 @@ def _run_layer(
     assert isinstance(layout, plan.RnnPlan), layout
     directions, hidden = len(layers), spec.hidden_size
     weights = [layer.cell.weights for layer in layers]
-    rows = jnp.concatenate([_input_rows(spec, w.w_ih, candidate=2) for w in weights])
+    rows = jnp.concatenate([_by_unit(_blocks(spec, w.w_ih)) for w in weights])
     bias = jnp.concatenate([_biases(spec, w) for w in weights])
-    gx = cell.add_bias(cell.dot(x, rows), bias)
+    gx = cell.add_bias(_by_lane(spec, cell.dot(x, rows)), bias)
     h_0, cells_0 = _stacked(initials)
     like = lambda *shape, dtype=x.dtype: jax.ShapeDtypeStruct(shape, dtype)  # noqa: E731
     both = (None,) * (2 - directions)
@@ -203,7 +211,8 @@ def _run_layer(
                 None if masks.reset is None else masks.reset[..., 0],
             ),
             results,
-            (steps, batch, hidden, _units(spec), directions),
+            (steps, batch, hidden, _heads(spec)[1], directions),
+            weights=1,
         )
     )
     arrays: list[Any] = [None if each is None else next(found) for each in results]
@@ -279,7 +288,8 @@ def _run_layer_backward(
             like(*dh_n.shape),
             None if dcells_n is None else like(*dcells_n.shape),
         ),
-        (steps, batch, hidden, _units(spec), directions),
+        (steps, batch, hidden, _heads(spec)[1], directions),
+        weights=6,
     )  # fmt: skip
     dgates, (dh_0, *others) = found[:directions], found[directions:]
     gradients = []
@@ -314,50 +324,68 @@ def _read(states: States) -> Array | None:
     return jnp.concatenate(states[1:3], axis=-1) if len(states) > 1 else None
 
 
-def _by_slot(spec: RNNSpec, rows: Array, candidate: int) -> Array:
-    """Return rows, or biases, as `[4, H, ...]`, of a simple RNN `[1, H, ...]`.
+def _blocks(spec: RNNSpec, rows: Array) -> Array:
+    """Return rows, or biases, as `[gates, H, ...]`."""
+    return rows.reshape(spec.num_gates, spec.hidden_size, *rows.shape[1:])
 
-    A GRU has its candidate twice, as its products with the input and with the state are
-    not added: one of them, the slot `candidate`, has these rows, and the other one 0.
+
+def _by_unit(blocks: Array) -> Array:
+    """Return blocks as rows `[H * gates, ...]`, those of a unit side by side."""
+    return jnp.swapaxes(blocks, 0, 1).reshape(-1, *blocks.shape[2:])
+
+
+def _by_slot(spec: RNNSpec, rows: Array) -> Array:
+    """Return recurrent rows, or their biases, as blocks, those of a GRU as four.
+
+    Its candidate's products with the input and with the state are not added, and the
+    first of them is the third block, which has zeros here.
     """
-    blocks = rows.reshape(spec.num_gates, spec.hidden_size, *rows.shape[1:])
+    blocks = _blocks(spec, rows)
     if spec.num_gates != 3:
         return blocks
-    zeros = jnp.zeros_like(blocks[:1])
-    last = [blocks[2:], zeros] if candidate == 2 else [zeros, blocks[2:]]
-    return jnp.concatenate([blocks[:2], *last])
+    return jnp.concatenate([blocks[:2], jnp.zeros_like(blocks[:1]), blocks[2:]])
 
 
-def _input_rows(spec: RNNSpec, rows: Array, candidate: int) -> Array:
-    """Return the same with the four rows of each lane side by side, `[N, ...]`.
+def _by_lane(spec: RNNSpec, a: Array) -> Array:
+    """Fill up the last axis, rows of all units of any directions, to four for a lane.
 
-    They are those of a unit. In a simple RNN, which has one for a unit, the units of a
-    head are rounded up to a multiple of four.
+    A lane has a unit of a GRU, which has three rows, or four units of a simple RNN,
+    whose number in a head is rounded up.
     """
-    if spec.num_gates > 1:
-        blocks = jnp.swapaxes(_by_slot(spec, rows, candidate), 0, 1)
-        return blocks.reshape(-1, *rows.shape[1:])
-    heads = rows.reshape(spec.num_heads, -1, *rows.shape[1:])
-    more = ((0, 0), (0, -heads.shape[1] % 4), *((0, 0),) * (rows.ndim - 1))
-    return jnp.pad(heads, more).reshape(-1, *rows.shape[1:])
+    if spec.num_gates == 4:
+        return a
+    each = 3 if spec.num_gates == 3 else _heads(spec)[1]
+    parts = a.reshape(*a.shape[:-1], -1, each)
+    more = ((0, 0),) * (a.ndim) + ((0, -each % 4),)
+    return jnp.pad(parts, more).reshape(*a.shape[:-1], -1)
 
 
 def _biases(spec: RNNSpec, weights: LayerWeights) -> Array:
-    """Return the sum of both biases, float32, in the order of `_input_rows`."""
-    total = jnp.zeros_like(_input_rows(spec, weights.w_hh[:, 0], 2), jnp.float32)
-    for bias, candidate in ((weights.b_ih, 2), (weights.b_hh, 3)):
-        if bias is not None:
-            total += _input_rows(spec, bias, candidate).astype(jnp.float32)
-    return total
+    """Return the sum of both biases, float32, four for each lane."""
+    total = jnp.zeros(spec.hidden_size * spec.num_gates, jnp.float32)
+    if weights.b_ih is not None:
+        total += _by_unit(_blocks(spec, weights.b_ih)).astype(jnp.float32)
+    total = _by_lane(spec, total)
+    if weights.b_hh is None:
+        return total
+    own = _by_unit(_by_slot(spec, weights.b_hh)).astype(jnp.float32)
+    return total + (own if spec.num_gates > 1 else _by_lane(spec, own))
 
 
 def _recurrent(spec: RNNSpec, weights: list[LayerWeights]) -> Array:
-    """Return recurrent weights `[D * K, slots, H / K, H / K]`, one matrix a head."""
-    units = _units(spec)
-    slots = jnp.stack([_by_slot(spec, w.w_hh, candidate=3) for w in weights])
-    count = slots.shape[1]
-    heads = slots.reshape(-1, count, spec.num_heads, units, units)
-    return jnp.swapaxes(heads, 1, 2).reshape(-1, count, units, units)
+    """Return recurrent weights `[D * K, slots, U, U]`, one matrix a head.
+
+    K and U are the heads and units of `_heads`; those that are joined have blocks of
+    one matrix, with zeros elsewhere.
+    """
+    heads, units = _heads(spec)
+    slots = jnp.stack([_by_slot(spec, w.w_hh) for w in weights])
+    own = slots.shape[-1]
+    joined = units // own
+    blocks = slots.reshape(-1, slots.shape[1], heads, joined, own, 1, own)
+    diagonal = jnp.eye(joined, dtype=bool)[:, None, :, None]
+    apart = jnp.swapaxes(jnp.where(diagonal, blocks, 0), 1, 2)
+    return apart.reshape(-1, slots.shape[1], units, units)
 
 
 def _packed(layout: plan.RnnPlan, weights: Array) -> Array:

@@ -66,8 +66,9 @@ OSTINATO_DEVICE void Put(Shared* shared, int buffer, int at, Word word) {
   }
 }
 
-// Arrays: gx and y [steps][batch][directions][width], resets [steps][batch]; and for
-// each direction gates [steps][batch][kSaved][width] and cells
+// Arrays, of each member: y [steps][batch][directions][width]; gx, four of a lane, for
+// all lanes of all heads in the place of width; resets [steps][batch]; and for each
+// direction gates [steps][batch][kSaved][width] and cells
 // [steps][batch][kCells][width]. States are [directions][batch][width], those beside h
 // [directions][batch][kCells][width]. `order` has the sequences in the order in which
 // clusters take them. Null: lengths, order, resets; what is not saved; what has no
@@ -204,8 +205,10 @@ void recurrent_run(const Gates* gx, const Fragment* weights, const Storage* h_0,
           OSTINATO_UNROLL
           for (int q = 0; q < kUnitsOfLane; ++q) {
             const Storage out = Narrowed(h[tile][e][q]);
+            h[tile][e][q] = 0.f;  // of units that there are not, even if a state is inf
+            if (unit + q >= r.units) continue;
             h[tile][e][q] = Widen(out);
-            if (unit + q < r.units) Store(y + all.AtOutput(step, column + q), out);
+            Store(y + all.AtOutput(step, column + q), out);
           }
           if (is_unit) {
             OSTINATO_UNROLL

@@ -95,10 +95,10 @@ OSTINATO_DEVICE void Retreat(const Saved& s, const float (&dh)[kUnitsOfLane],
   }
 }
 
-// Arrays: of each direction gates [steps][batch][kSaved][width], of a simple RNN its
-// outputs; dgates, with four; cells [steps][batch][kRead][width]; and `before`, these
-// before each step, of a GRU h. dy [steps][batch][directions][width], states
-// [directions][batch][width], those beside h [directions][batch][kCells][width].
+// Arrays, of each member: of each direction gates [steps][batch][kSaved][width], of a
+// simple RNN its outputs; dgates, with four; cells [steps][batch][kRead][width]; and
+// `before`, these before each step, of a GRU h. dy [steps][batch][directions][width],
+// states [directions][batch][width], those beside h [directions][batch][kCells][width].
 // `order` is that of recurrent_run. Null: lengths, order, resets; of the second
 // direction what is not there; what has no size.
 using Before = BEFORE;
