@@ -30,7 +30,7 @@ SIZES = {  # sequences, steps, units, and whether lengths differ
     "N64T200H256-ragged": (64, 200, 256, True),
     "N128T200H512": (128, 200, 512, False),
 }
-FEW = {"slstm": ("N64T200H256",), "rnn_tanh": ("N64T200H256",)}  # sizes of these modes
+OF_ONE_SIZE, ONE_SIZE = ("slstm", "rnn_tanh"), "N64T200H256"
 LARGEST_ERROR = 0.05  # of the largest value: factors are rounded to 8 or 10 bits
 
 
@@ -39,7 +39,7 @@ def rows(backend: str, rounds: int) -> Iterator[tuple[str, Callable[[], dict]]]:
     for mode in MODES:
         for dtype in DTYPES:
             for size, shape in SIZES.items():
-                if mode in FEW and size not in FEW[mode]:
+                if mode in OF_ONE_SIZE and size != ONE_SIZE:
                     continue
                 for kind in KINDS:
                     name = f"{mode}-{size}-{dtype}-{kind}"
