@@ -17,12 +17,14 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.interpreters import mlir
 
 from ostinato import _native
 from ostinato._cuda import check, device, kernels, nvrtc
 from ostinato._linear import cuda, lowering
 from ostinato._rnn import backends
 from ostinato._rnn import cuda as rnn_cuda
+from ostinato._step.primitive import RULES
 
 NATIVE = Path(__file__).parents[1] / "native"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
@@ -125,16 +127,24 @@ def fake_gpu(setattr_, change=lambda text: text) -> None:
     device.status.cache_clear()
 
 
+def lower_loops(platform: str) -> None:
+    """Compile loops over steps for the CPU as for a platform."""
+    for primitive, rules in RULES.items():
+        mlir.register_lowering(primitive, rules[platform], "cpu")
+
+
 @contextlib.contextmanager
 def gpu_in_place(monkeypatch, change=lambda text: text):
-    """Run on the fake GPU: linear recurrences as "cpu", the operator as "cuda"."""
+    """Run on the fake GPU: linear recurrences as "cpu", all else as "cuda"."""
     with monkeypatch.context() as patch:
         patch.setenv("OSTINATO_CACHE_DIR", str(_folder() / "cache"))
         patch.setattr(check, "failure", lambda *_: None)
         patch.setattr(lowering, "_KERNELS", {"cpu": cuda})
         patch.setattr(backends, "BACKENDS", ON_CPU)
         fake_gpu(patch.setattr, change)
+        lower_loops("cuda")
         jax.clear_caches()
         yield
+    lower_loops("cpu")
     device.status.cache_clear()
     jax.clear_caches()

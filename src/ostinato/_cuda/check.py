@@ -16,7 +16,8 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO
 
 import jax
@@ -44,13 +45,17 @@ _verdicts: dict[str, str] = {}  # by key: why a text is disabled, or ""
 _in_trial = False
 
 
-def failure(text: Text, gpu: Gpu, module: str) -> str | None:
+def failure(
+    text: Text, gpu: Gpu, module: str, case: Callable[[], bytes] | None = None
+) -> str | None:
     """Return why a text is disabled on a kind of GPU; None if it passed its trial.
 
     Args:
         text: the kernels.
         gpu: where they run.
-        module: the program of the trial, which takes the definitions of the text.
+        module: the program of the trial, which takes the definitions of the text, or
+            the name of a file.
+        case: makes what stands in the file.
     """
     if _in_trial:
         return None
@@ -58,7 +63,7 @@ def failure(text: Text, gpu: Gpu, module: str) -> str | None:
     with _lock:
         if key not in _verdicts:
             known = _stored(key)
-            _verdicts[key] = _try(key, text, module) if known is None else known
+            _verdicts[key] = _try(key, text, module, case) if known is None else known
             if _verdicts[key]:
                 warnings.warn(
                     f"kernels of {text} are disabled on {gpu.name}, and XLA runs their "
@@ -107,9 +112,15 @@ def _stored(key: str) -> str | None:
     return None if data is None else json.loads(data)
 
 
-def _try(key: str, text: Text, module: str) -> str:
+def _try(key: str, text: Text, module: str, case: Callable[[], bytes] | None) -> str:
     """Run a trial; return why it failed, or ""."""
-    verdict, final = _outcome(command(module, text))
+    if case is None:
+        verdict, final = _outcome(command(module, text))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "case"
+            path.write_bytes(case())
+            verdict, final = _outcome([sys.executable, "-m", module, str(path)])
     if not final:
         return f"the trial did not begin: {verdict}"
     cache.store(key, json.dumps(verdict).encode())

@@ -22,19 +22,21 @@ class Text:
     Attributes:
         file: in the folder `text`.
         definitions: such as `"STORAGE=float"`.
+        code: what follows the file, where it is made for a call.
     """
 
     file: str
     definitions: tuple[str, ...]
+    code: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file.removesuffix('.h')} ({', '.join(self.definitions)})"
+        of = cache.key(self.code)[:8] if self.code else ", ".join(self.definitions)
+        return f"{self.file.removesuffix('.h')} ({of})"
 
     def source(self) -> str:
         """Return all that is compiled."""
-        return "\n".join(
-            map(_read, ("primitives.h", *_BEFORE.get(self.file, ()), self.file))
-        )
+        files = ("primitives.h", *_BEFORE.get(self.file, ()), self.file)
+        return "\n".join([*map(_read, files), self.code])
 
     def options(self, arch: str) -> tuple[str, ...]:
         """Return the options of NVRTC for an architecture."""
@@ -51,6 +53,11 @@ def linear(dtype: str, blocks: bool) -> Text:
     accum = plan.STORAGE[plan.accumulation(dtype)]
     definitions = (f"STORAGE={storage}", f"ACCUM={accum}", f"BLOCKS={int(blocks)}")
     return Text("linear.h", definitions)
+
+
+def step_loop(code: str) -> Text:
+    """Return the text of a loop over a step, of which `code` is made for the step."""
+    return Text("step.h", (), code)
 
 
 def recurrent(layout: plan.RnnPlan) -> Text:

@@ -17,6 +17,7 @@ None has any yet.
 """
 
 THREADS = 128  # of a block
+_WARP = 32
 MOST_BLOCKS = 2**31 - 1
 # Threads of a processor that keep its memory busy: half of those that it can hold.
 _THREADS_OF_PROCESSOR = 1024
@@ -232,6 +233,15 @@ class RnnPlan(NamedTuple):
             f"{self.clusters} clusters of {self.cluster} blocks, each of "
             f"{8 * self.tiles} sequences with weights for {self.units} units"
         )
+
+
+def step_loop(elements: int, gpu: Gpu) -> Grid:
+    """Lay out a loop over a step, of which each thread runs one element.
+
+    Few elements are spread over all processors.
+    """
+    threads = THREADS if elements >= THREADS * gpu.processors else _WARP
+    return Grid(math.ceil(elements / threads), threads)
 
 
 # Of a processor; a thread can have 255 of them.

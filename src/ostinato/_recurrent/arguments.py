@@ -43,7 +43,7 @@ def check_arguments(
         )
     _checks.check_choice("padding", padding, get_args(Padding))
     if backend is not None:
-        _checks.check_choice("backend", backend, ("xla", "cpu", "scan"))
+        _checks.check_choice("backend", backend, ("xla", "cpu", "cuda", "scan"))
     reverse = _checks.check_bool("reverse", reverse)
     time_major = _checks.check_bool("time_major", time_major)
     window = _checks.check_size("window", window)

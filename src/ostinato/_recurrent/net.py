@@ -35,7 +35,7 @@ def recurrent_net(
     return_all_states: bool = False,
     window: int = 1,
     length: int | None = None,
-    backend: Literal["xla", "cpu", "scan"] | None = None,
+    backend: Literal["xla", "cpu", "cuda", "scan"] | None = None,
 ) -> RecurrentOutput:
     """Run a step function over a batch of sequences.
 
@@ -84,9 +84,12 @@ def recurrent_net(
         backend: how the loop runs. `"scan"`: as `lax.scan` of the step. `"xla"`: what
             does not depend on the states is computed before the loop, and the gradients
             of matrices after it, where the step allows that. `"cpu"`: the same in the
-            native library. None takes the native library on CPUs where it can run the
-            step; `ostinato.explain` tells. Inside of `ragged.vmap` these hold for all
-            examples together.
+            native library. `"cuda"`: all steps in one kernel, made for a step that
+            computes each element of its states by itself, but for products of inputs.
+            None takes the native library on CPUs where it can run the step, and kernels
+            on GPUs where these have been measured; `ostinato.explain` tells. Inside of
+            `ragged.vmap` these hold for all examples together. Cells that are linear
+            recurrences run as `linear_recurrence` with this backend, but for `"scan"`.
 
     Returns:
         `RecurrentOutput(outputs, states, all_states)`: outputs `[B, T, ...]` or
@@ -100,8 +103,9 @@ def recurrent_net(
         ValueError: a wrong shape, length or choice; fewer initial slots than `window`;
             an unknown name in `recompute` or `outputs_with_grads`; states that change
             their shape; `resets` with `reverse`.
-        NotImplementedError: `segment_length` inside `ragged.vmap`; `backend="cpu"`, and
-            the native library cannot run the step: the message says why.
+        NotImplementedError: `segment_length` inside `ragged.vmap`; `backend="cpu"`
+            or `"cuda"`, and that cannot run the step: the message says why.
+        ostinato.BackendError: the same for a cell that is a linear recurrence.
 
     Holds under `jit`, `vmap`, `grad`, `jvp`, in any combination and to any order, under
     `checkpoint`, inside `scan` and inside its own step, as far as `step` does.

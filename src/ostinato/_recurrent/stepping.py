@@ -15,6 +15,7 @@ from .._padding import fill_empty_sequences, select
 from .._segments import near_divisor
 from .._step.asked import mark
 from .._step.policies import Choice
+from .._step.refusal import NAMED, refusal
 from .._step.scan import Plan, plan, saves_loops
 from .._typing import Array
 from .arguments import check_result, cut_outputs
@@ -108,10 +109,8 @@ class StepLoop:
                 left,
                 options.backend,
             )
-        if options.backend == "cpu" and isinstance(options.length, int):
-            raise NotImplementedError(
-                f"the cpu loop cannot run this step: {loop}; use backend=None or 'xla'"
-            )
+        if options.backend in NAMED and isinstance(options.length, int):
+            raise refusal(options.backend, loop)
         step = self.step
         if self.cell is not None:
             inputs = self.cell.precompute(self.params, steps.inputs)

@@ -6,6 +6,7 @@ from typing import Any
 
 from .._source_lines import user_line
 from .control_flow import stays
+from .cuda import loops as cuda
 from .gradients import is_float
 from .jaxprs import Origins
 from .native import check_available
@@ -13,16 +14,19 @@ from .plans import lower_forward, plan_backward
 from .programs.lowered import Lowered
 from .programs.program import PRODUCT, Phase
 from .programs.values import Unsupported
+from .refusal import refusal
 from .xla import Loop
 
 
 def check(loop: Loop, origins: Origins) -> None:
-    """Raise NotImplementedError if the native library cannot run a loop."""
-    lacking = unsupported_reason(loop, origins)
+    """Raise NotImplementedError if the backend that a loop names cannot run it."""
+    lacking = None
+    if loop.backend == "cpu":
+        lacking = unsupported_reason(loop, origins)
+    elif loop.backend == "cuda":
+        lacking = unsupported_on_gpus(loop, origins)
     if lacking is not None:
-        raise NotImplementedError(
-            f"the cpu loop cannot run this step: {lacking}; use backend=None or 'xla'"
-        )
+        raise refusal(str(loop.backend), lacking)
 
 
 def unsupported_reason(loop: Loop, origins: Origins) -> str | None:
@@ -35,8 +39,17 @@ def unsupported_reason(loop: Loop, origins: Origins) -> str | None:
     return None
 
 
+def unsupported_on_gpus(loop: Loop, origins: Origins) -> str | None:
+    """Return why kernels of GPUs cannot run a loop forward, or None if they can."""
+    try:
+        cuda.check_supported(loop, None)
+    except Unsupported as error:
+        return reason(error, origins)
+    return None
+
+
 def reason(error: Unsupported, origins: Origins) -> str:
-    """Return what the native loop lacks, and the line that needs it."""
+    """Return what a loop lacks, and the line of the step that needs it."""
     message, *equations = error.args
     if not equations:
         return message

@@ -25,9 +25,11 @@ from .._rnn.eager import always_jitted
 from .._rnn.sharding import make_varying, shaped_array
 from .._typing import Array
 from . import mapped, native, tokens
+from .cuda import loops as cuda
 from .gradients import Mask, is_float
 from .jaxprs import split_at, struct
 from .plans import saved_shapes
+from .refusal import refusal
 from .xla import Loop
 
 
@@ -195,14 +197,54 @@ def _lower_on_cpus(native_of: Callable, xla_rule: Callable, splits: bool) -> Cal
         splits: whether this JAX can split its arrays over devices.
     """
 
-    def lower(ctx: Any, *args: Any, **params: Any) -> Any:
+    def lower(ctx: Any, *args: Any, loop: Loop, wrt: Mask | None) -> Any:
         context = ctx.module_context
+        if loop.backend == "cuda":
+            raise refusal("cuda", _ELSEWHERE + "cpu")
         manual = getattr(context.axis_context, "manual_axes", ())
         one = _on_one_device(context)
         exported = context.lowering_parameters.for_export  # to run on any machine
         elsewhere = exported or (not one and (bool(manual) or not splits))
         rule = xla_rule if elsewhere else native_of(not one)
-        return rule(ctx, *args, **params)
+        return rule(ctx, *args, loop=loop, wrt=wrt)
+
+    return lower
+
+
+_ELSEWHERE = "it runs on the cuda platform, and the computation is compiled for "
+
+
+def _lower_on_gpus(kernel_rule: Callable, xla_rule: Callable) -> Callable:
+    """Return a lowering rule that takes a kernel where there is one for a loop."""
+
+    def lower(ctx: Any, *args: Any, loop: Loop, wrt: Mask | None) -> Any:
+        context = ctx.module_context
+        # A loop that names kernels has one: this may be a derivative without one.
+        reason = None
+        if loop.backend not in (None, "cuda") or not cuda.is_supported(loop, wrt):
+            return xla_rule(ctx, *args, loop=loop, wrt=wrt)
+        if not _on_one_device(context):
+            reason = "its arrays are split over devices; use jax.shard_map"
+        elif context.lowering_parameters.for_export and loop.backend is None:
+            reason = "what jax.export makes must run on any machine"
+        else:
+            reason = cuda.rejection(loop, wrt)
+        if reason is not None and loop.backend == "cuda":
+            raise refusal("cuda", reason)
+        rule = kernel_rule if reason is None else xla_rule
+        return rule(ctx, *args, loop=loop, wrt=wrt)
+
+    return lower
+
+
+def _lower_elsewhere(xla_rule: Callable) -> Callable:
+    """Return a lowering rule for all other platforms."""
+
+    def lower(ctx: Any, *args: Any, loop: Loop, wrt: Mask | None) -> Any:
+        if loop.backend == "cuda":
+            platforms = ", ".join(ctx.module_context.platforms)
+            raise refusal("cuda", _ELSEWHERE + platforms)
+        return xla_rule(ctx, *args, loop=loop, wrt=wrt)
 
     return lower
 
@@ -225,19 +267,34 @@ def _native_back(split: bool) -> Callable:
     return mlir.lower_fun(ft.partial(_backward, backward=backward), True)
 
 
-for _loop_primitive, _native_of, _xla in (
-    (loop_p, _native_loop, _forward),
-    (loop_bwd_p, _native_back, _backward),
-):
-    mlir.register_lowering(
-        _loop_primitive,
-        _lower_on_cpus(
-            _native_of,
-            mlir.lower_fun(_xla, True),
-            lower_with_devices(_loop_primitive),
-        ),
-        platform="cpu",
-    )
+def _kernel_loop(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
+    return cuda.forward(loop, wrt, operands)
+
+
+_kernel_back = ft.partial(_backward, backward=cuda.backward)
+
+
+def _rules_of(
+    primitive: Primitive, native_of: Callable, kernel: Callable, by_xla: Callable
+) -> dict[str | None, Callable]:
+    """Return the lowering rule of a primitive for each platform, None for others."""
+    xla_rule, kernel_rule = (mlir.lower_fun(f, True) for f in (by_xla, kernel))
+    splits = lower_with_devices(primitive)
+    return {
+        None: _lower_elsewhere(xla_rule),
+        "cpu": _lower_on_cpus(native_of, xla_rule, splits),
+        "cuda": _lower_on_gpus(kernel_rule, xla_rule),
+    }
+
+
+RULES = {
+    loop_p: _rules_of(loop_p, _native_loop, _kernel_loop, _forward),
+    loop_bwd_p: _rules_of(loop_bwd_p, _native_back, _kernel_back, _backward),
+}
+"""The lowering rules by platform."""
+for _loop_primitive, _rules in RULES.items():
+    for _platform, _rule in _rules.items():
+        mlir.register_lowering(_loop_primitive, _rule, _platform)
 
 IMPLEMENTATIONS = {loop_p: _forward, loop_tangent_p: _tangent, loop_bwd_p: _backward}
 

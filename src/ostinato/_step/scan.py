@@ -19,6 +19,7 @@ from .cost import dominating, is_small
 from .gradients import Policy
 from .jaxprs import Origins, evaluate, flat, origins_of, split_at
 from .known import known
+from .refusal import NAMED
 from .split import Step, without_invariants
 from .xla import Loop, map_steps
 
@@ -77,12 +78,11 @@ class Plan(NamedTuple):
             reverse: whether the last step runs first.
             policy: what is saved for the backward pass, as for `jax.checkpoint`.
             lengths: int32 `[B]`, the steps of each sequence; None if all have all.
-            backend: `"xla"`, `"cpu"`, or None for the quicker one.
+            backend: `"xla"`, `"cpu"`, `"cuda"`, or None for the quickest one.
             capacity: see `Loop`.
 
         Raises:
-            NotImplementedError: the native loop cannot run the step, and `backend` is
-                `"cpu"`.
+            NotImplementedError: the backend that is named cannot run the step.
         """
         invariant, inputs = self.invariant, self.inputs
         if self.ahead is not None:
@@ -94,8 +94,7 @@ class Plan(NamedTuple):
             operands.append(lengths)
         loop = self.loop(length, total, reverse, policy, lengths is not None, backend)
         loop = loop._replace(capacity=capacity)
-        if backend == "cpu":
-            description.check(loop, self.origins)
+        description.check(loop, self.origins)
         results = primitive.run(loop, operands)
         if capacity is not None:
             results = tokens.all_as_tokens(loop, operands[-1], results)
@@ -180,7 +179,7 @@ def plan(
         step, reason = ahead.step, _unsupported_reason(ahead.step.jaxpr)
     if reason is not None:
         return reason
-    if backend != "cpu" and not runs_natively(step):
+    if backend not in NAMED and not runs_natively(step):
         reason = _reason_for_scan(loop_of(step), as_it_is, origins)
         if reason is not None:
             return reason

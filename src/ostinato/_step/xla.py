@@ -39,7 +39,7 @@ class Loop(NamedTuple):
         masked: whether the last operand is the lengths of the sequences, int32 `[B]`.
             A sequence runs the steps before its length; at the others its states do not
             change, and its outputs are undefined.
-        backend: `"xla"`, `"cpu"`, or None for the quicker one.
+        backend: `"xla"`, `"cpu"`, `"cuda"`, or None for the quickest one.
         capacity: if given, the sequences of a masked loop lie one after another: what
             has an axis of sequences at every step, which is then the first one, is
             `[capacity, ...]`, without axes of steps and of sequences; see `tokens`.
@@ -55,7 +55,24 @@ class Loop(NamedTuple):
     capacity: int | None = None
 
 
-def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Array]:
+class Scans(NamedTuple):
+    """What runs the steps of a loop, once their products of inputs are known.
+
+    Attributes:
+        forward: as `_scan`.
+        backward: as `_scan_back`.
+        in_blocks: whether steps run in blocks, each after its products of inputs, so
+            that these are few. A step without gradients then has them inside.
+    """
+
+    forward: Callable
+    backward: Callable
+    in_blocks: bool
+
+
+def forward(
+    loop: Loop, wrt: Mask | None, operands: Sequence[Array], scans: Scans | None = None
+) -> list[Array]:
     """Run the loop.
 
     Args:
@@ -63,15 +80,19 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
         wrt: if given, what the loop is differentiated with respect to, so that values
             are saved for `backward`.
         operands: invariant values, inputs `[T, ...]` and initial states.
+        scans: what runs the steps; None for `lax.scan`.
 
     Returns:
         Final states, outputs `[T, ...]`, then saved values `[T, ...]`.
     """
     invariant, inputs, states = loop.step.parts(operands)
     mask = StepMask.of(loop.masked, loop.length, operands, states)
-    if wrt is None and not pays_ahead(loop.step):
+    scans = SCANS if scans is None else scans
+    if wrt is None and scans.in_blocks and not pays_ahead(loop.step):
         at = (inputs, mask.valid)
-        final, stacked = _scan(loop, loop.step, None, invariant, mask, states, at)
+        final, stacked = scans.forward(
+            loop, loop.step, None, invariant, mask, states, at
+        )
         return [*final, *stacked]
     taken = loop.step.taken
     derivative = None if wrt is None else derivative_of(loop, wrt)
@@ -81,13 +102,13 @@ def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Arr
         products = products_ahead(loop.step, invariant, inputs)
         inputs = [*(inputs[i] for i in taken.kept), *products]
         at = (inputs, valid)
-        final, stacked = _scan(
+        final, stacked = scans.forward(
             loop, taken.core, derivative, invariant, mask, states, at
         )
         return final, (stacked, products)
 
     saved = [] if wrt is None else saved_products(loop, wrt)
-    if saved:
+    if saved or not scans.in_blocks:
         final, (stacked, products) = run(states, (inputs, mask.valid))
         return [*final, *stacked, *(products[k] for k in saved)]
     final, (stacked, _) = in_blocks(
@@ -216,6 +237,7 @@ def backward(
     operands: Sequence[Array],
     saved: Sequence[Array],
     cotangents: Sequence[Array],
+    scans: Scans | None = None,
 ) -> dict[int, Array]:
     """Run the loop backwards.
 
@@ -225,11 +247,12 @@ def backward(
         operands: as in `forward`; initial states are not read.
         saved: what `forward` saved, in its order.
         cotangents: of the final states and of the outputs that have derivatives.
+        scans: see `forward`.
 
     Returns:
         The cotangents of operands, by position; of others it is 0.
     """
-    whole = loop.step
+    whole, scans = loop.step, SCANS if scans is None else scans
     invariant, inputs, states = whole.parts(operands)
     derivative = derivative_of(loop, wrt)
     more = evaluate(derivative.before_backward, invariant)
@@ -245,6 +268,7 @@ def backward(
         found, d_inputs, d_states = _backward_block(
             loop,
             wrt,
+            scans,
             derivative,
             (invariant, more, inputs, saved, dict(zip(which, products, strict=True))),
             (d_states, d_outputs),
@@ -259,8 +283,10 @@ def backward(
     wide = [_zeros_wide(invariant[i]) for i in weights]
     valid = StepMask.of(loop.masked, loop.length, operands, []).valid
     per_step = (inputs, saved, products, d_outputs, valid)
-    (d_states, sums), d_inputs = in_blocks(
-        loop, block, (d_final, wide), per_step, not loop.reverse
+    (d_states, sums), d_inputs = (
+        in_blocks(loop, block, (d_final, wide), per_step, not loop.reverse)
+        if scans.in_blocks
+        else block((d_final, wide), per_step)
     )
     found = {
         i: s.astype(invariant[i].dtype) for i, s in zip(weights, sums, strict=True)
@@ -273,6 +299,7 @@ def backward(
 def _backward_block(
     loop: Loop,
     wrt: Mask,
+    scans: Scans,
     derivative: Derivative,
     given: tuple,
     cotangents: tuple,
@@ -283,6 +310,7 @@ def _backward_block(
     Args:
         loop: what is static.
         wrt: as in `forward`.
+        scans: what runs its steps.
         derivative: of its core.
         given: the invariant values, further ones of `derivative`, inputs, saved values,
             and by position the products of inputs that are saved.
@@ -313,7 +341,7 @@ def _backward_block(
             core_inputs[k] = jnp.zeros((a.shape[0], 0), a.dtype)  # nothing reads it
     d_states, d_outputs = cotangents
     at_step = (invariant, more, core_inputs, saved)
-    d_states, d_inputs, sums, pairs = _scan_back(
+    d_states, d_inputs, sums, pairs = scans.backward(
         loop, derivative, at_step, d_states, d_outputs, valid
     )
     found: dict[int, Array] = {}
@@ -392,3 +420,7 @@ def _pairs(items: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 def _zeros_wide(a: Array) -> Array:
     return jnp.zeros(a.shape, accumulation_dtype(a.dtype))
+
+
+SCANS = Scans(_scan, _scan_back, in_blocks=True)
+"""Steps by `lax.scan`."""

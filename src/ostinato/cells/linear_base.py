@@ -53,9 +53,11 @@ class LinearCell(SizedCell):
     def run_sequence(
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
-        """Run all steps in one linear recurrence, unless a window is asked for."""
+        """Run all steps in one linear recurrence, unless the options ask for a loop."""
         known = options.recompute is True or {*options.recompute} <= {"gates"}
         if options.window != 1 or options.segment_length is not None or not known:
+            return None
+        if options.backend == "scan":
             return None
         self.prepare(params)  # its checks come before those of the states
         h_0 = self.checked_state(initial_states, options.batch, params)
@@ -75,6 +77,7 @@ class LinearCell(SizedCell):
                 seq_lengths=lengths,
                 resets=options.resets,
                 time_major=options.time_major,
+                backend=options.backend,
             )
             outputs = self.read(params, h, given).astype(self.output_dtype(params))
             return outputs, h.astype(h_0.dtype), h_n.astype(h_0.dtype)

@@ -19,6 +19,7 @@ from ..._recurrent.remat import TRANSCENDENTAL, all_but_arithmetic
 from ..._step import native
 from ..._step.asked import asked_backend
 from ..._step.policies import Choice
+from ..._step.refusal import NAMED, refusal
 from ..._step.scan import Plan, plan
 from ..._typing import Array
 from ..core.context import Context
@@ -42,21 +43,22 @@ def run(
     """Return all results of `scan`, of all examples; None if it runs another way.
 
     Raises:
-        NotImplementedError: the step asks for the native loop, which cannot run it.
+        NotImplementedError: the step asks for a backend that cannot run it.
     """
     jaxpr, order, policy = _without_checkpoint(scan.jaxpr)
     backend = asked_backend(jaxpr.jaxpr)
     if backend == "scan" or (backend is None and ctx.options.scan != "auto"):
         return None
     if any(len(ragged_axes(v)) > 1 for v in xs):
-        return None if backend != "cpu" else _refuse("it scans two ragged axes")
+        return _refused(backend, "it scans two ragged axes")
     loop = _Loop(ctx, scan, jaxpr, order, consts, init, xs)
-    found = loop.plan(backend, padded=backend == "xla")
-    padded = backend == "xla" or (isinstance(found, Plan) and found.ahead is not None)
-    if padded and backend != "xla":
+    on_padded = backend in ("xla", "cuda")
+    found = loop.plan(backend, padded=on_padded)
+    padded = on_padded or (isinstance(found, Plan) and found.ahead is not None)
+    if padded and not on_padded:
         found = loop.plan(backend, padded)
     if isinstance(found, str):
-        return _refuse(found) if backend == "cpu" else None
+        return _refused(backend, found)
     if backend is None and not native.can_run(
         found.loop(loop.length, loop.length, scan.reverse, policy, True, backend)
     ):
@@ -64,10 +66,10 @@ def run(
     return loop.run(found, policy, backend, padded)
 
 
-def _refuse(reason: str) -> None:
-    raise NotImplementedError(
-        f"the cpu loop cannot run this step: {reason}; use backend=None or 'xla'"
-    )
+def _refused(backend: str | None, reason: str) -> None:
+    """Let the scan run another way, unless the step asks for this one."""
+    if backend in NAMED:
+        raise refusal(backend, reason)
 
 
 def _without_checkpoint(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[int], Any]:

@@ -1,0 +1,1 @@
+"""Loops over steps without products, as generated kernels for NVIDIA GPUs."""

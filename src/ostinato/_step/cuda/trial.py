@@ -1,0 +1,98 @@
+"""The trial of a generated kernel: some random steps, compared with XLA.
+
+It is a program of its own, `python -m ostinato._step.cuda.trial FILE`, and prints its
+verdict as JSON: what is wrong, or "". The file holds the kernel and what it has to
+agree with, as `jax.export` writes them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from ... import _native
+from ..._cuda import check, device
+from ..jaxprs import split_at, type_of
+from .kernel import Call, Kernel
+
+PROGRAM = "ostinato._step.cuda.trial"
+_STEPS = 11  # more than are under way at once, and not a multiple of them
+_LARGEST_ERROR = {"float64": 1e-9, "float32": 1e-4}  # else that of bfloat16
+_OTHER_ERROR = 0.05
+
+
+def case(kernel: Kernel) -> bytes:
+    """Return the file for the trial of a kernel."""
+    fixed, inputs, states = split_at(
+        [type_of(v) for v in kernel.parts.step.invars],
+        [kernel.parts.counts[0], sum(kernel.parts.counts[:2])],
+    )
+    every = [jax.ShapeDtypeStruct((_STEPS, *a.shape), a.dtype) for a in inputs]
+    batch = states[0].shape[:1]
+    lengths = [jax.ShapeDtypeStruct(batch, jnp.int32)] * kernel.masked
+    # What follows the kernel is XLA's in any case.
+    alone = kernel.alone()
+    checks = [jax.export.DisabledSafetyCheck.custom_call(_native.CUDA_TARGET)]
+    files = []
+    for run in (alone.run, alone.by_xla):
+
+        def both_ways(given: Any, run: Any = run) -> Any:
+            fixed, inputs, states, lengths = given
+            call = Call(
+                fixed, inputs, states, lengths[0] if lengths else None, _STEPS, False
+            )
+            return [run(call), run(call._replace(reverse=True))]
+
+        exported = jax.export.export(jax.jit(both_ways), disabled_checks=checks)
+        files.append(exported((fixed, every, states, lengths)).serialize())
+    file = io.BytesIO()
+    names = ("kernel", "xla")
+    np.savez(
+        file,
+        **{n: np.frombuffer(f, np.uint8) for n, f in zip(names, files, strict=True)},
+    )
+    return file.getvalue()
+
+
+def main(path: str) -> str:
+    """Try the kernel of a file; return what is wrong, or ""."""
+    check.begin_trial()
+    gpu, reason = device.status()
+    assert gpu is not None, reason
+    with np.load(path) as file:
+        ours, xla = (
+            jax.export.deserialize(bytearray(file[n].tobytes()))
+            for n in ("kernel", "xla")
+        )
+    random = np.random.default_rng(3)
+    leaves = [_draw(random, aval) for aval in ours.in_avals]
+    given = jax.tree.unflatten(ours.in_tree, leaves)
+    given = given[0][0]
+    want = jax.block_until_ready(xla.call(given))
+    print(check.READY, flush=True)
+    pairs = zip(jax.tree.leaves(ours.call(given)), jax.tree.leaves(want), strict=True)
+    for i, (x, y) in enumerate(pairs):
+        largest = _LARGEST_ERROR.get(y.dtype.name, _OTHER_ERROR)
+        x, y = (np.asarray(each).astype(np.float64) for each in (x, y))
+        good = np.isclose(x, y, rtol=largest, atol=largest, equal_nan=True)
+        if not good.all():
+            return f"a wrong result: array {i}, {np.mean(~good):.1%} of its elements"
+    return ""
+
+
+def _draw(random: np.random.Generator, aval: Any) -> Any:
+    """Draw an array: positive numbers, at which few functions have a pole."""
+    if jnp.issubdtype(aval.dtype, jnp.floating):
+        return jnp.asarray(random.uniform(0.1, 0.9, aval.shape), aval.dtype)
+    return jnp.asarray(random.integers(0, _STEPS + 1, aval.shape), aval.dtype)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -1,0 +1,331 @@
+"""Loops over steps as generated kernels of GPUs, run on the CPU, against numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cell_cases import (
+    BATCH,
+    CASES,
+    LENGTHS,
+    STEPS,
+    assert_gradients,
+    assert_trees_close,
+    compiled_net,
+    make,
+    net,
+    oracle,
+    weigh,
+)
+from cuda_emulation import calls, gpu_in_place, needs_emulator
+from tolerance import assert_close
+
+import ostinato as ost
+from ostinato._cuda import device
+
+CELLS = ("indrnn-relu", "indrnn-tanh", "para-gru", "para-lstm")
+
+
+@pytest.fixture(scope="module")
+def on_gpu():
+    patch = pytest.MonkeyPatch()
+    with gpu_in_place(patch):
+        yield
+
+
+def launches(before):
+    return [c for c in calls()[before:] if "cuLaunchKernelEx step_loop" in c]
+
+
+@needs_emulator
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("lengths", [None, LENGTHS])
+@pytest.mark.parametrize("name", CELLS)
+def test_sequence_equals_numpy(name, lengths, reverse, on_gpu):
+    case, before = CASES[name], len(calls())
+    params, x, states = make(case, lengths=lengths)
+    got = compiled_net(
+        case.cell, params, x, states, lengths, reverse=reverse, backend="cuda"
+    )
+    want = oracle(case, params, x, states, lengths=lengths, reverse=reverse)
+    assert_trees_close(got[:2], want[:2])
+    assert len(launches(before)) == 1
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", CELLS)
+def test_gradients_equal_finite_differences(name, on_gpu):
+    case, rng = CASES[name], np.random.default_rng(7)
+    params, x, states = make(case, lengths=LENGTHS)
+    weighed = weigh(rng, oracle(case, params, x, states, lengths=LENGTHS))
+
+    def loss(*args):
+        return weighed(net(case.cell, *args, LENGTHS, backend="cuda"))
+
+    def reference(*args):
+        return weighed(oracle(case, *args, lengths=LENGTHS))
+
+    before = len(calls())
+    assert_gradients(loss, reference, (params, x, states), rng)
+    assert len(launches(before)) == 2
+
+
+@needs_emulator
+def test_resets_and_all_states_equal_numpy(on_gpu):
+    case = CASES["para-lstm"]
+    params, x, states = make(case)
+    resets = np.random.default_rng(3).random((BATCH, STEPS)) < 0.3
+    want = oracle(case, params, x, states, resets=resets)
+    got = compiled_net(
+        case.cell, params, x, states, resets=jnp.asarray(resets),
+        return_all_states=True, backend="cuda",
+    )  # fmt: skip
+    assert_trees_close(tuple(got), tuple(want))
+
+
+def run(step, x, states, params=None, backend=None, **options):
+    """Return values, and gradients of a weighted sum of them."""
+
+    def weighed(params, x, states):
+        out = ost.recurrent_net(step, x, states, params=params, backend=backend,
+                                **options)  # fmt: skip
+        leaves = jax.tree.leaves((out.outputs, out.states))
+        floats = [a for a in leaves if jnp.issubdtype(a.dtype, jnp.floating)]
+        total = sum(
+            jnp.sum(
+                jnp.cos(1.0 + jnp.arange(a.size, dtype=a.dtype)).reshape(a.shape) * a
+            )
+            for a in floats
+        )
+        return total, (out.outputs, out.states)
+
+    def both(*given):
+        which = tuple(i for i, a in enumerate(given) if jax.tree.leaves(a))
+        return jax.value_and_grad(weighed, which, has_aux=True, allow_int=True)(*given)
+
+    return jax.block_until_ready(jax.jit(both)(params, x, states))
+
+
+def compare(step, x, states, params=None, **options):
+    """Compare the kernels of a step with `lax.scan`."""
+    before = len(calls())
+    got = run(step, x, states, params, "cuda", **options)
+    assert len(launches(before)) == 2
+    want = run(step, x, states, params, "scan", **options)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            assert_close(a, b, dtype=a.dtype, terms=100)
+        else:
+            np.testing.assert_array_equal(a, b)
+
+
+def normal(*shape, dtype="float64", seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def leaky(p, s, x, t):
+    s = jax.nn.sigmoid(p)[None] * s + x
+    return s, s
+
+
+def with_shapes(p, s, x, t):
+    """Read elements of inputs and parameters in many places."""
+    a, b = s  # [B, 2, 3]
+    first, second = jnp.split(x["wide"], 2, axis=-1)  # [B, 12]
+    first = first.reshape(a.shape)
+    turned = jnp.flip(second.reshape(-1, 3, 2), axis=1)
+    turned = jnp.swapaxes(turned, 1, 2)
+    many = x["many"]  # [B, 4, 2, 3]
+    total = many.sum(1) + many[:, ::2].max(1) * p["scale"][None, :, None]
+    number = t.astype(a.dtype) + jax.lax.broadcasted_iota(a.dtype, a.shape, 2)
+    row = x["row"][:, None, None] * p.get("one", 2.0)
+    new_a = jnp.tanh(0.5 * a + first * b + total) + 0.1 * number
+    new_b = jnp.where(x["mask"], turned + b, b * row)
+    joined = jnp.concatenate([new_a, new_b * p["each"][None]], axis=1)
+    padded = jnp.pad(new_a, ((0, 0), (2, 2), (0, 0)))
+    flags = (new_b > 0, x["row"] * 2.0)
+    return (new_a, new_b), (joined.reshape(-1, 12), padded, flags, x["mask"])
+
+
+def shapes_case(dtype="float64", batch=4, steps=7):
+    rng = np.random.default_rng(1)
+    x = {
+        "wide": normal(batch, steps, 12, dtype=dtype),
+        "many": normal(batch, steps, 4, 2, 3, dtype=dtype, seed=2),
+        "row": normal(batch, steps, dtype=dtype, seed=3),
+        "mask": jnp.asarray(rng.random((batch, steps, 2, 3)) < 0.5),
+    }
+    p = {
+        "scale": normal(2, dtype=dtype, seed=4),
+        "each": normal(2, 3, dtype=dtype, seed=6),
+    }
+    states = tuple(normal(batch, 2, 3, dtype=dtype, seed=s) for s in (7, 8))
+    return x, states, p
+
+
+@needs_emulator
+@pytest.mark.parametrize("lengths", [None, [7, 0, 3, 5]])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_elements_are_read_and_written_anywhere(dtype, lengths, on_gpu):
+    x, states, p = shapes_case(dtype)
+    options = {} if lengths is None else {"seq_lengths": jnp.asarray(lengths)}
+    if lengths is None:  # XLA finds its gradient after the loop, of all steps
+        p["one"] = normal(1, 1, 1, dtype=dtype, seed=5)
+    compare(with_shapes, x, states, p, **options)
+    compare(with_shapes, x, states, p, reverse=True, **options)
+
+
+FUNCTIONS = {
+    "abs": jnp.abs, "acos": jnp.arccos, "acosh": lambda x: jnp.arccosh(2 + x),
+    "asin": jnp.arcsin, "asinh": jnp.arcsinh, "atan": jnp.arctan,
+    "atan2": lambda x: jnp.arctan2(x, 0.3), "atanh": jnp.arctanh, "cbrt": jnp.cbrt,
+    "ceil": jnp.ceil, "clamp": lambda x: jnp.clip(x, -0.2, 0.3), "cos": jnp.cos,
+    "cosh": jnp.cosh, "erf": jax.scipy.special.erf, "erfc": jax.scipy.special.erfc,
+    "exp": jnp.exp, "exp2": jnp.exp2, "expm1": jnp.expm1, "floor": jnp.floor,
+    "is_finite": lambda x: jnp.isfinite(1 / jnp.round(x)),
+    "log": lambda x: jnp.log(x + 2), "log1p": jnp.log1p, "logistic": jax.nn.sigmoid,
+    "max": lambda x: jnp.maximum(x, 0.1), "min": lambda x: jnp.minimum(x, 0.1),
+    "pow": lambda x: (x + 2) ** 1.7, "rem": lambda x: jnp.fmod(x, 0.3),
+    "integer_pow": lambda x: x**3 + (x + 2) ** -2 + x**11,
+    "round": lambda x: jax.lax.round(5 * x, jax.lax.RoundingMethod.AWAY_FROM_ZERO),
+    "round_even": lambda x: jnp.round(5 * x), "rsqrt": lambda x: jax.lax.rsqrt(x + 2),
+    "sign": jnp.sign, "sin": jnp.sin, "sinh": jnp.sinh, "square": jnp.square,
+    "sqrt": lambda x: jnp.sqrt(x + 2), "tan": jnp.tan, "tanh": jnp.tanh,
+    "neg": lambda x: -x, "div": lambda x: (x + 1) / (x - 2), "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu, "softplus": jax.nn.softplus,
+    "select": lambda x: jnp.where(x > 0, x, 2 * x),
+    "bools": lambda x: ((x > 0) & (x < 0.5)) | ~(x != 0.1) ^ (x <= -0.3),
+    "integers": lambda x: jnp.int32(9 * x) * 2 - jnp.maximum(jnp.int32(x * 5), 1),
+    "unsigned": lambda x: (jnp.uint32(9 + 9 * x) | jnp.uint32(4)).astype(x.dtype),
+    "cases": lambda x: jax.lax.select_n(
+        jnp.int32(x > 0) + jnp.int32(x > 0.4), x, 2 * x, 3 * x),
+    "nan": lambda x: jnp.isnan(jnp.maximum(jnp.nan, x)) & (jnp.minimum(x, jnp.inf) < 1),
+    "bfloat16": lambda x: x.astype(jnp.bfloat16).astype(x.dtype),
+    "precision": lambda x: x + jax.lax.reduce_precision(jnp.float32(x), 8, 7).astype(
+        x.dtype),
+}  # fmt: skip
+
+
+@needs_emulator
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_every_operation_equals_xla(dtype, on_gpu):
+    rng = np.random.default_rng(3)
+    x = jnp.asarray(rng.uniform(-0.9, 0.9, (3, 4, 5)), dtype)
+
+    def step(p, s, x, t):
+        return 0.5 * s + x, {name: f(x) for name, f in FUNCTIONS.items()}
+
+    run_by = lambda backend: jax.jit(  # noqa: E731
+        lambda x: ost.recurrent_net(step, x, x[:, 0], backend=backend).outputs
+    )(x)
+    before = len(calls())
+    got, want = jax.block_until_ready((run_by("cuda"), run_by("scan")))
+    assert len(launches(before)) == 1
+    for name in FUNCTIONS:
+        assert got[name].dtype == want[name].dtype
+        assert_close(got[name], want[name], dtype=dtype, terms=100)
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("batch", "steps", "units"), [(1, 1, 1), (3, 9, 50), (1, 33, 7), (2, 0, 3)]
+)
+def test_sizes(batch, steps, units, on_gpu):
+    x, p = normal(batch, steps, units), normal(units, seed=1)
+    compare(leaky, x, normal(batch, units, seed=2), p)
+
+
+@needs_emulator
+def test_bfloat16_is_near_float32(on_gpu):
+    case = CASES["para-gru"]
+    params, x, states = make(case, "bfloat16")
+    got = net(case.cell, params, x, states, LENGTHS, backend="cuda")
+    wide = jax.tree.map(lambda a: a.astype(jnp.float32), (params, x, states))
+    want = net(case.cell, *wide, LENGTHS, backend="scan")
+    assert got.outputs.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        np.float32(got.outputs), np.float32(want.outputs), rtol=0.02, atol=0.02
+    )
+
+
+@needs_emulator
+def test_members_of_an_ensemble_are_one_launch(on_gpu):
+    x, p = normal(3, 6, 4), normal(5, 4, seed=1)
+    states = normal(3, 4, seed=2)
+
+    def loss(p, backend):
+        out = ost.recurrent_net(leaky, x, states, params=p, backend=backend)
+        return (out.outputs**2).sum()
+
+    run = lambda backend: jax.jit(  # noqa: E731
+        jax.vmap(jax.value_and_grad(lambda p: loss(p, backend)))
+    )(p)
+    before = len(calls())
+    got = jax.block_until_ready(run("cuda"))
+    assert len(launches(before)) == 2
+    assert_trees_close(got, run("scan"))
+
+
+@needs_emulator
+def test_second_derivatives_and_tangents_equal_xla(on_gpu):
+    x, p, states = normal(2, 4, 3), normal(3, seed=1), normal(2, 3, seed=2)
+
+    def loss(p, backend):
+        out = ost.recurrent_net(leaky, x, states, params=p, backend=backend)
+        return (out.outputs**2).sum()
+
+    def run(backend):
+        f = lambda p: loss(p, backend)  # noqa: E731
+        return jax.hessian(f)(p), jax.jvp(f, (p,), (x[0, 0],))
+
+    before = len(calls())
+    assert_trees_close(run("cuda"), run("scan"))
+    assert launches(before)
+
+
+@needs_emulator
+def test_nothing_of_the_padding_reaches_a_result(on_gpu):
+    x, p, states = normal(3, 5, 4), normal(4, seed=1), normal(3, 4, seed=2)
+    lengths = jnp.array([5, 0, 2])
+    past = (jnp.arange(5) >= lengths[:, None])[..., None]
+    clean = run(leaky, jnp.where(past, 0, x), states, p, "cuda", seq_lengths=lengths)
+    dirty = run(leaky, jnp.where(past, jnp.nan, x), states, p, "cuda",
+                seq_lengths=lengths)  # fmt: skip
+    assert_trees_close(dirty, clean)
+
+
+# ------------------------------------------------------------------------ what has none
+
+HALF = lambda p, s, x, t: (s + x.astype(jnp.float16).astype(s.dtype), s)  # noqa: E731
+ROLL = lambda p, s, x, t: (jnp.roll(s, 1, -1) + x, s)  # noqa: E731
+NORM = lambda p, s, x, t: (s / jnp.sqrt((s * s).sum(-1, keepdims=True)) + x, s)  # noqa: E731
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (lambda p, s, x, t: (s @ p + x, s), "`dot_general` at .*test_cuda_step"),
+        (ROLL, "each have a part of the units"),
+        (NORM, "elements of a long axis|states of others"),
+        (lambda p, s, x, t: (jnp.sort(s) + x, s), "`sort` at"),
+        (HALF, "values of float16"),
+    ],
+    ids=["product", "roll", "norm", "sort", "float16"],
+)  # fmt: skip
+def test_other_steps_are_refused_by_name_and_run_without(step, reason, on_gpu):
+    x, states = normal(2, 3, 20, dtype="float32"), jnp.ones((2, 20), jnp.float32)
+    p = jnp.eye(20, dtype=jnp.float32)
+    with pytest.raises(NotImplementedError, match=f"the cuda loop cannot.*({reason})"):
+        ost.recurrent_net(step, x, states, params=p, backend="cuda")
+    got = ost.recurrent_net(step, x, states, params=p)
+    want = ost.recurrent_net(step, x, states, params=p, backend="scan")
+    assert_trees_close(got.outputs, want.outputs, dtype=np.float32)
+
+
+def test_without_a_gpu_the_backend_is_refused(monkeypatch):
+    monkeypatch.setattr(device, "status", lambda: device.GpuStatus(None, "none here"))
+    x, states = normal(2, 3, 4), normal(2, 4, seed=1)
+    with pytest.raises(NotImplementedError, match="cannot run this step: none here"):
+        ost.recurrent_net(leaky, x, states, params=states[0], backend="cuda")
