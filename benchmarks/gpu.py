@@ -123,7 +123,7 @@ def trial(text: kernels.Text, module: str, before: tuple[str, ...] = ()) -> dict
 
     A tool of `before` runs it.
     """
-    command = [*before, *check.command(module, text)]
+    command = [*before, *check.command(module, text.definitions)]
     # This process may already hold most of the GPU's memory.
     given = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run(

@@ -11,21 +11,29 @@ import cuda_emulation
 from ostinato._linear import api, cuda, cuda_trial, lowering
 from ostinato._rnn import backends
 from ostinato._rnn import cuda_trial as rnn_trial
+from ostinato._step.cuda import trial as step_trial
 
 LINE = "  const Index unit = part.sequence * UnitsOf(r) + part.unit;"
+PUT = "OSTINATO_DEVICE void Put(float* p, float x) {"
 CHANGES = {
     "none": lambda text: text,
     "wrong": lambda text: text.replace("step->a[i] = Widen", "step->a[i] = -Widen"),
     "crash": lambda text: text.replace(LINE, LINE + " __builtin_trap();"),
     "hang": lambda text: text.replace(LINE, LINE + " for (;;) usleep(10000);"),
+    "wrong store": lambda text: text.replace(PUT, PUT + " x = -x;"),
+    "crash in a step": lambda text: text.replace(PUT, PUT + " __builtin_trap();"),
+    "hang in a step": lambda text: text.replace(PUT, PUT + " for (;;) usleep(10000);"),
     "wrong gate": lambda text: text.replace("g[1] * c + g[0]", "g[0] * c + g[1]"),
 }
 
 
 def main(bug: str, module: str, definitions: list[str]) -> str:
-    texts = map(cuda_emulation.kernels._read, ("linear.h", "recurrent.h"))
+    files = ("linear.h", "recurrent.h", "step.h")
+    texts = map(cuda_emulation.kernels._read, files)
     assert bug == "none" or any(CHANGES[bug](text) != text for text in texts)
     cuda_emulation.fake_gpu(setattr, CHANGES[bug])
+    if module == step_trial.PROGRAM:
+        return step_trial.main(*definitions)
     if module.startswith("ostinato._rnn"):
         backends.BACKENDS = cuda_emulation.ON_CPU
         return rnn_trial.main(definitions)

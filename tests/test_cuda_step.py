@@ -1,6 +1,9 @@
 """Loops over steps as generated kernels of GPUs, run on the CPU, against numpy."""
 
+import functools as ft
+
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,7 +24,8 @@ from cuda_emulation import calls, gpu_in_place, needs_emulator
 from tolerance import assert_close
 
 import ostinato as ost
-from ostinato._cuda import device
+from ostinato import _native, ragged
+from ostinato._cuda import check, device, kernels
 
 CELLS = ("indrnn-relu", "indrnn-tanh", "para-gru", "para-lstm")
 
@@ -329,3 +333,128 @@ def test_without_a_gpu_the_backend_is_refused(monkeypatch):
     x, states = normal(2, 3, 4), normal(2, 4, seed=1)
     with pytest.raises(NotImplementedError, match="cannot run this step: none here"):
         ost.recurrent_net(leaky, x, states, params=states[0], backend="cuda")
+
+
+# Each is a mistake that a generated text could have.
+BUGS = {
+    "no mask of lengths": ("given < loop.steps ? given : loop.steps;", "loop.steps;"),
+    "the length of another sequence": ("Load(lengths + p0)", "Load(lengths)"),
+    "padding is not zeroed": ("t < loop.steps; ++t", "t < length; ++t"),
+    "wrong direction": ("? length - 1 - (k + i) : k + i", "? k + i : k + i"),
+    "reverse from the padded end": ("length - 1 - (k + i)", "loop.steps - 1 - (k + i)"),
+    "a state stands still": (" s0 = n0;", ""),
+    "past the end": ("if (k + i < length) {", "{"),
+    "too many threads": ("if (place >= loop.batch * 5) return;", ""),
+    "the units of another sequence": ("p0 * 5 + p1", "p1"),
+    "a sum of the last step": ("sum0_0 += ", "sum0_0 = "),
+    "another function": ("(Tanh, tanhf, tanh)", "(Tanh, sinf, sin)"),
+}
+
+
+@needs_emulator
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_caught(bug, monkeypatch):
+    old, new = BUGS[bug]
+    source, found = kernels.Text.source, []
+
+    def changed(text):
+        found.append(old in source(text))
+        return source(text).replace(old, new)
+
+    def step(p, s, x, t):
+        s = jnp.tanh(p[0][None] * s + x @ p[1])
+        return s, s
+
+    x, states = normal(3, 9, 2), normal(3, 5, seed=2)
+    p = normal(5, seed=1), normal(2, 5, seed=4)
+    with gpu_in_place(monkeypatch):
+        monkeypatch.setattr(kernels.Text, "source", changed)
+        with pytest.raises((AssertionError, jax.errors.JaxRuntimeError)):
+            compare(step, x, states, p, reverse=True, seq_lengths=jnp.array([9, 0, 4]))
+    assert any(found)
+
+
+# ------------------------------------------------------------------- ways to get there
+
+
+@needs_emulator
+def test_ragged_vmap_takes_it(on_gpu):
+    lengths = [4, 1, 6]
+    rows = [normal(n, 3, seed=n) for n in lengths]
+    p = normal(3, seed=9)
+
+    def one(p, x, backend):
+        start = jnp.zeros((1, 3))
+        out = ost.recurrent_net(leaky, x[None], start, params=p, backend=backend)
+        return out.states[0]
+
+    def loss(p, batch, backend):
+        run = ragged.vmap(ft.partial(one, backend=backend), in_axes=(None, 0))
+        return (run(p, batch) ** 2).sum()
+
+    batch = ragged.stack(rows)
+    before = len(calls())
+    grad = lambda backend: jax.jit(  # noqa: E731
+        jax.value_and_grad(ft.partial(loss, backend=backend))
+    )(p, batch)
+    got = jax.block_until_ready(grad("cuda"))
+    assert len(launches(before)) == 2
+    assert_trees_close(got, grad("scan"))
+
+
+@needs_emulator
+def test_named_kernels_are_exported_and_others_are_not(on_gpu):
+    x, states, p = normal(2, 4, 3), normal(2, 3, seed=1), normal(3, seed=2)
+
+    def run(x, backend):
+        return ost.recurrent_net(leaky, x, states, params=p, backend=backend).outputs
+
+    checks = [jax.export.DisabledSafetyCheck.custom_call(_native.CUDA_TARGET)]
+    for backend in ("cuda", None):
+        exported = jax.export.export(
+            jax.jit(ft.partial(run, backend=backend)), disabled_checks=checks
+        )(x)
+        named = "ostinato_cuda_launch" in exported.mlir_module()
+        assert named == (backend == "cuda")
+        assert_close(exported.call(x), run(x, "scan"))
+
+
+@needs_emulator
+def test_kernels_that_are_unmeasured_run_only_when_asked_for(on_gpu, monkeypatch):
+    x, states, p = normal(2, 4, 300), normal(2, 300, seed=1), normal(300, seed=2)
+    take = lambda: jax.jit(  # noqa: E731
+        lambda x: ost.recurrent_net(leaky, x, states, params=p).outputs
+    )(x)
+    before = len(calls())
+    jax.block_until_ready(take())
+    assert not launches(before)
+    monkeypatch.setenv("OSTINATO_BACKEND", "cuda")
+    jax.block_until_ready(take())
+    assert len(launches(before)) == 1
+    jax.clear_caches()
+
+
+@needs_emulator
+def test_a_kernel_that_failed_its_trial_is_not_taken(on_gpu, monkeypatch):
+    x, states, p = normal(2, 4, 3), normal(2, 3, seed=1), normal(3, seed=2)
+    monkeypatch.setattr(check, "failure", lambda *_: "it is wrong")
+    with pytest.raises(NotImplementedError, match="cannot run this step: it is wrong"):
+        ost.recurrent_net(leaky, x, states, params=p, backend="cuda")
+
+
+@needs_emulator
+def test_arrays_that_are_split_over_devices_are_refused(on_gpu):
+    mesh = jax.make_mesh((2,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.NamedSharding(mesh, jax.P("b"))
+    x, states = normal(2, 4, 3), normal(2, 3, seed=1)
+    p = normal(3, seed=2)
+
+    def run(x, states, backend="cuda"):
+        return ost.recurrent_net(leaky, x, states, params=p, backend=backend).outputs
+
+    given = jax.device_put((x, states), split)
+    with pytest.raises(NotImplementedError, match="split over devices; use jax.shard"):
+        jax.jit(run)(*given)
+    spec = jax.P("b")
+    local = jax.shard_map(run, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    assert_close(jax.jit(local)(*given), run(x, states, "scan"))

@@ -1,5 +1,6 @@
 """Trials of kernels in a child process: what is right, wrong, crashes, hangs."""
 
+import functools as ft
 import sys
 import warnings
 from pathlib import Path
@@ -8,12 +9,15 @@ import cuda_emulation
 import jax
 import jax.numpy as jnp
 import pytest
+from cuda_child import CHANGES
 from cuda_emulation import needs_emulator
 
 import ostinato as ost
 from ostinato._cuda import check, device, kernels, plan
 from ostinato._linear import cuda, lowering
 from ostinato._rnn import cuda as rnn_cuda
+from ostinato._step.cuda import loops
+from ostinato._step.cuda import trial as step_trial
 
 CHILD = Path(__file__).parent / "cuda_child.py"
 TEXT = kernels.linear("float32", False)
@@ -26,18 +30,19 @@ def trial(monkeypatch, tmp_path):
     monkeypatch.setenv("OSTINATO_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv(cuda_emulation.PATH_VARIABLE, cuda_emulation.driver()._name)
     monkeypatch.setattr(check, "_verdicts", {})
+    monkeypatch.setattr(check, "_tried", {})
     cuda_emulation.fake_gpu(monkeypatch.setattr)
 
-    def run(bug, text=TEXT, module=cuda.TRIAL):
-        def command(module, text):
-            return [sys.executable, str(CHILD), bug, module, *text.definitions]
+    def run(bug, text=TEXT, module=cuda.TRIAL, case=None):
+        def command(module, arguments):
+            return [sys.executable, str(CHILD), bug, module, *arguments]
 
         monkeypatch.setattr(check, "command", command)
         gpu, reason = device.status()
         assert reason is None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            failure = check.failure(text, gpu, module)
+            failure = check.failure(text, gpu, module, case)
         assert len(caught) == (failure is not None), [str(w.message) for w in caught]
         return failure
 
@@ -96,6 +101,43 @@ def test_kernels_of_networks_are_tried(trial, monkeypatch):
     failure = trial("wrong gate", other, rnn_cuda.TRIAL)
     assert "a wrong result" in failure and "for RNNSpec(mode='lstm'" in failure
     assert f"disabled: {other}" in ost.backends()["cuda"].detail
+
+
+@pytest.mark.parametrize(
+    ("bug", "words"),
+    [
+        ("none", None),
+        ("wrong store", "a wrong result: array 0"),
+        ("crash in a step", "ended with signal"),
+        ("hang in a step", "did not end within 1 s"),
+    ],
+)
+@pytest.mark.parametrize("backward", [False, True])
+def test_kernels_that_are_made_for_a_step_are_tried(
+    bug, words, backward, trial, monkeypatch
+):
+    def step(p, s, x, t):
+        s = jnp.tanh(p[None] * s + x)
+        return s, s
+
+    def traced(p, x):
+        run = ft.partial(ost.recurrent_net, step, x, x[:, 0], backend="cuda")
+        return jnp.sum(run(params=p, seq_lengths=jnp.array([3, 1])).outputs)
+
+    with monkeypatch.context() as patch:
+        cuda_emulation.fake_gpu(patch.setattr, CHANGES[bug])
+        x = jnp.ones((2, 3, 4), jnp.float32)
+        found = jax.make_jaxpr(jax.grad(traced))(x[0, 0], x)
+        (eqn,) = (e for e in found.eqns if e.primitive.name == "ostinato_loop_bwd")
+        kernel = loops.kernels_of(eqn.params["loop"], eqn.params["wrt"])[backward]
+        case = step_trial.case(kernel)
+    if "hang" in bug:
+        monkeypatch.setattr(check, "LIMIT", 1.0)
+    bug = "none"  # the file holds the code that is tried
+    failure = trial(bug, kernel.text, step_trial.PROGRAM, lambda: case)
+    assert failure is None if words is None else words in failure
+    told = ost.backends()["cuda"].detail
+    assert (f"disabled: {kernel.text}: " in told) == (words is not None)
 
 
 def test_a_trial_that_does_not_begin_is_repeated_by_the_next_process(

@@ -42,6 +42,7 @@ What fails before says nothing about kernels, and is tried again by the next pro
 
 _lock = threading.Lock()
 _verdicts: dict[str, str] = {}  # by key: why a text is disabled, or ""
+_tried: dict[str, Text] = {}  # by key, in this process
 _in_trial = False
 
 
@@ -62,7 +63,7 @@ def failure(
     key = _key(text, gpu)
     with _lock:
         if key not in _verdicts:
-            known = _stored(key)
+            known, _tried[key] = _stored(key), text
             _verdicts[key] = _try(key, text, module, case) if known is None else known
             if _verdicts[key]:
                 warnings.warn(
@@ -75,9 +76,12 @@ def failure(
 
 
 def failures(texts: Sequence[Text], gpu: Gpu) -> dict[Text, str]:
-    """Return the texts that are known to be disabled, and why, without any trial."""
+    """Return the texts that are known to be disabled, and why, without any trial.
+
+    Beside `texts`, these are the ones that this process has tried.
+    """
     found = {}
-    for text in texts:
+    for text in dict.fromkeys((*texts, *_tried.values())):
         key = _key(text, gpu)
         verdict = _verdicts.get(key) or _stored(key)
         if verdict:
@@ -95,9 +99,9 @@ def begin_trial() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def command(module: str, text: Text) -> list[str]:
-    """Return the command that tries a text."""
-    return [sys.executable, "-m", module, *text.definitions]
+def command(module: str, arguments: Sequence[str]) -> list[str]:
+    """Return the command of a trial; see `failure` for the arguments."""
+    return [sys.executable, "-m", module, *arguments]
 
 
 def _key(text: Text, gpu: Gpu) -> str:
@@ -114,13 +118,13 @@ def _stored(key: str) -> str | None:
 
 def _try(key: str, text: Text, module: str, case: Callable[[], bytes] | None) -> str:
     """Run a trial; return why it failed, or ""."""
-    if case is None:
-        verdict, final = _outcome(command(module, text))
-    else:
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        arguments: Sequence[str] = text.definitions
+        if case is not None:
             path = Path(folder) / "case"
             path.write_bytes(case())
-            verdict, final = _outcome([sys.executable, "-m", module, str(path)])
+            arguments = [str(path)]
+        verdict, final = _outcome(command(module, arguments))
     if not final:
         return f"the trial did not begin: {verdict}"
     cache.store(key, json.dumps(verdict).encode())

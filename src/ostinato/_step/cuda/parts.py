@@ -30,7 +30,8 @@ from . import operations, text
 from .indices import Places
 
 _LINEAR = frozenset(
-    "add_any convert_element_type copy neg reduce_sum reshape squeeze transpose".split()
+    "add_any broadcast_in_dim concatenate convert_element_type copy neg reduce_sum "
+    "reshape rev slice split squeeze transpose".split()
 )
 """Operations that may follow after all steps have been added up."""
 _INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")

@@ -48,7 +48,7 @@ def case(kernel: Kernel) -> bytes:
             call = Call(
                 fixed, inputs, states, lengths[0] if lengths else None, _STEPS, False
             )
-            return [run(call), run(call._replace(reverse=True))]
+            return jax.tree.leaves([run(call), run(call._replace(reverse=True))])
 
         exported = jax.export.export(jax.jit(both_ways), disabled_checks=checks)
         files.append(exported((fixed, every, states, lengths)).serialize())
