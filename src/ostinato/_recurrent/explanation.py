@@ -8,6 +8,7 @@ import jax
 
 from .._rnn.backends import Explanation, place_of
 from .._step import description
+from .._step.refusal import NAMED
 from .._step.scan import Plan
 from .arguments import check_arguments
 from .net import make_loop_inputs
@@ -31,13 +32,15 @@ _DEFAULTS: dict[str, Any] = {
 class LoopExplanation(Explanation):
     """The loop that runs a step function, and why.
 
-    As text, it is what the native loop runs, or what keeps it from running the step.
+    As text, it is what the native loop or the kernel runs, or what keeps them from
+    running the step.
     """
 
     def __str__(self) -> str:
-        if self.backend == "cpu":
-            return f"cpu loop: {self.why}"
-        return f"{self.backend}: {self.rejected['cpu']}\n{self.why}"
+        if self.backend in NAMED:
+            return f"{self.backend} loop: {self.why}"
+        reasons = "; ".join(self.rejected.values())
+        return f"{self.backend}: {reasons}\n{self.why}"
 
 
 def explain_loop(
@@ -81,6 +84,11 @@ def explain_loop(
     )
     platform = place_of(jax.tree.leaves((inputs, initial_states))[0]).platform
     why = "step by step, products of inputs before the loop and of gradients after it"
+    if platform == "cuda":
+        told, reason = description.describe_on_gpus(static, plan.origins)
+        if reason is not None:
+            return LoopExplanation("xla", why, {"cuda": reason})
+        return LoopExplanation("cuda", told, {})
     if platform != "cpu":
         return LoopExplanation("xla", why, {"cpu": f"the arrays are on {platform}"})
     told, reason = description.describe(static, plan.origins)

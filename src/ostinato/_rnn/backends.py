@@ -136,9 +136,13 @@ def check(name: Any, spec: RNNSpec, dtype: Any) -> None:
 
 def place_of(x: Any) -> Place:
     """Return where `x` is; while tracing, return where JAX puts new arrays."""
-    platform = jax.default_backend()
+    device = jax.local_devices()[0]
     if isinstance(x, jax.Array) and _checks.is_concrete(x):
-        platform = next(iter(x.devices())).platform
+        device = next(iter(x.devices()))
+    platform = device.platform
+    if platform == "gpu":  # programs are compiled for one kind of them
+        made_by_amd = "rocm" in device.client.platform_version.lower()
+        platform = "rocm" if made_by_amd else "cuda"
     return Place(platform, f"`x` is on the {platform}")
 
 

@@ -49,7 +49,7 @@ def status() -> BackendStatus:
     taken = "are measured" if gpu.arch in plan.MEASURED else "run when asked for"
     detail = (
         f"{gpu.name} ({gpu.arch}), driver for CUDA {gpu.driver}; kernels of the "
-        f"operator and of linear recurrences, which {taken}"
+        f"operator, linear recurrences and element-wise loops, which {taken}"
     )
     texts = (*kernels.TEXTS, *kernels.RECURRENT_TEXTS)
     for text, failure in check.failures(texts, gpu).items():

@@ -89,6 +89,21 @@ def describe(loop: Loop, origins: Origins) -> tuple[str, str | None]:
     return told, None
 
 
+def describe_on_gpus(loop: Loop, origins: Origins) -> tuple[str, str | None]:
+    """Return how kernels of GPUs run a loop, and the reason if they do not."""
+    wrt = tuple(is_float(v.aval) for v in loop.step.jaxpr.invars)
+    wrt += (False,) * loop.masked
+    try:
+        cuda.check_supported(loop, None)
+    except Unsupported as error:
+        return "", reason(error, origins)
+    why = cuda.unmeasured_reason(loop)
+    if why is not None:
+        return "", why
+    backward = "one" if cuda.is_supported(loop, wrt) else "XLA"
+    return f"{cuda.describe(loop)}; {backward} backward", None
+
+
 def operations_of(lowered: Lowered) -> str:
     """Return how many operations and products a program has, in words."""
     instructions = lowered.program.instructions

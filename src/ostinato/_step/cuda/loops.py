@@ -40,6 +40,23 @@ def is_supported(loop: Loop, wrt: Mask | None) -> bool:
     return True
 
 
+def unmeasured_reason(loop: Loop) -> str | None:
+    """Return why a loop that names no backend does not come here; None if it does."""
+    if loop.backend == "cuda" or _config.read().backend == "cuda":
+        return None
+    return plan.unmeasured_reason(device.status().gpu)
+
+
+def describe(loop: Loop) -> str:
+    """Return how a loop that has a kernel runs forward."""
+    gpu, reason = device.status()
+    assert gpu is not None, reason
+    (kernel,) = kernels_of(loop, None)
+    shape = kernel.parts.places.shape
+    size = " x ".join(map(str, shape))
+    return f"{gpu.name}, one kernel of {size} threads, an element of the states each"
+
+
 def rejection(loop: Loop, wrt: Mask | None) -> str | None:
     """Return why kernels do not run a loop that they can run; None if they do.
 
@@ -47,10 +64,9 @@ def rejection(loop: Loop, wrt: Mask | None) -> str | None:
     """
     gpu, reason = device.status()
     assert gpu is not None, reason
-    if loop.backend is None and _config.read().backend != "cuda":
-        reason = plan.unmeasured_reason(gpu)
-        if reason is not None:
-            return reason
+    reason = unmeasured_reason(loop)
+    if reason is not None:
+        return reason
     found = (
         check.failure(each.text, gpu, trial.PROGRAM, ft.partial(trial.case, each))
         for each in kernels_of(loop, wrt)
