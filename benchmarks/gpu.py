@@ -1,11 +1,12 @@
 """Benchmark of the kernels of GPUs: `python -m benchmarks.gpu`, on a machine with one.
 
 First linear recurrences are compared with `lax.scan` and with XLA's associative scan,
-then networks with cuDNN; results are checked before anything is timed. The floor is the
-time of `a + b`, which reads two arrays and writes one, by the number of arrays that a
-recurrence has to move. Then come the tools of compute-sanitizer, where that is
-installed, on the trials of a few texts, and the trials of all texts. Those of the rows
-before have run by then, since no kernel runs before its trial.
+then element-wise cells with XLA's loop, and networks with cuDNN; results are checked
+before anything is timed. The floor is the time of `a + b`, which reads two arrays and
+writes one, by the number of arrays that a recurrence has to move. Then come the tools
+of compute-sanitizer, where that is installed, on the trials of a few texts, and the
+trials of all texts. Those of the rows before have run by then, since no kernel runs
+before its trial.
 
 Every row is one line of JSON, written when it is done, and so is a row that fails. A
 row that the time does not reach is left for `--resume`, which leaves out those that the
@@ -33,7 +34,7 @@ from ostinato._linear import cuda
 from ostinato._rnn import cuda as rnn_cuda
 from ostinato.apps.bench import timing
 
-from . import gpu_networks, linear
+from . import gpu_cells, gpu_networks, linear
 
 OUT = Path("out/bench/gpu.jsonl")
 SIZES = {
@@ -72,7 +73,7 @@ def main(
         bool, typer.Option(help="Keep the rows of the file, and measure others.")
     ] = False,
 ) -> None:
-    """Time linear recurrences and networks, then try all kernels."""
+    """Time linear recurrences, cells and networks, then try all kernels."""
     end = time.monotonic() + seconds
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = out.read_text().splitlines() if resume and out.exists() else []
@@ -97,6 +98,7 @@ def _rows(backend: str, rounds: int) -> Iterator[tuple[str, Any]]:
             for kind in KINDS:
                 name = f"{size}-{dtype}-{kind}"
                 yield name, ft.partial(recurrence, backend, rounds, dtype, shape, kind)
+    yield from gpu_cells.rows(backend, rounds)
     yield from gpu_networks.rows(backend, rounds)
     if backend != "cuda":
         return

@@ -19,6 +19,7 @@ from benchmarks import (
     disturbed,
     floors,
     gpu,
+    gpu_cells,
     gpu_networks,
     native,
     neighbours,
@@ -310,12 +311,15 @@ def test_rows_of_gpus_are_written_one_by_one(tmp_path, monkeypatch):
     sizes = {"N2T4H3": (2, 4, 3, False), "N2T4H3-ragged": (2, 4, 3, True)}
     monkeypatch.setattr(gpu_networks, "SIZES", sizes)
     monkeypatch.setattr(gpu_networks, "MODES", ("gru",))
+    monkeypatch.setattr(gpu_cells, "SIZES", {"N2T9H3": (2, 9, 3)})
+    monkeypatch.setattr(gpu_cells, "DTYPES", ("float32",))
     out = tmp_path / "gpu.jsonl"
     gpu.main(rounds=1, seconds=0, backend="xla", out=out)
     assert out.read_text() == ""
     gpu.main(rounds=1, backend="xla", out=out)
     rows_ = [json.loads(line) for line in out.read_text().splitlines()]
     recurrences = len(gpu.DTYPES) * len(gpu.KINDS)
+    recurrences += len(gpu_cells.linear.ELEMENTWISE) * len(gpu_cells.KINDS)
     networks = len(sizes) * len(gpu_networks.DTYPES) * len(gpu_networks.KINDS)
     assert len(rows_) == 1 + recurrences + networks
     assert all(row["ours/floor"] > 0 for row in rows_[1 : 1 + recurrences])
@@ -328,6 +332,7 @@ def test_rows_of_gpus_are_written_one_by_one(tmp_path, monkeypatch):
 def test_rows_of_gpus_that_fail_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "SIZES", {"N2T9H3": (2, 9, 3)})
     monkeypatch.setattr(gpu_networks, "MODES", ())
+    monkeypatch.setattr(gpu_cells, "DTYPES", ())
     monkeypatch.setattr(gpu, "recurrence", lambda *_: 1 / 0)
     out = tmp_path / "gpu.jsonl"
     gpu.main(rounds=1, backend="xla", out=out)

@@ -1,5 +1,6 @@
 """The compiler of kernels and the files that it leaves: with NVRTC, and without."""
 
+import functools
 import multiprocessing
 import os
 import re
@@ -8,10 +9,15 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from cell_cases import BATCH, CASES, INPUTS, STEPS, shapes_of
 
+import ostinato as ost
 from ostinato._cuda import cache, device, kernels, nvrtc, plan
 from ostinato._cuda.launch import launch
+from ostinato._step.cost import equations_of
+from ostinato._step.cuda import loops
 
 needs_nvrtc = pytest.mark.skipif(
     nvrtc.find().compiler is None, reason=str(nvrtc.find().reason)
@@ -247,6 +253,45 @@ def test_recurrent_texts_compile_without_spills(make, layout, arch):
     assert int(registers) <= 255
     assert re.findall(r"(\d+) bytes spill (?:stores|loads)", made.log) == ["0", "0"]
     assert re.findall(r"(\d+) bytes stack frame", made.log) == ["0"]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("name", "dtype", "arch"),
+    [
+        ("indrnn-tanh", "float32", "sm_90a"),
+        ("para-gru", "bfloat16", "sm_80"),
+        ("para-gru", "float64", "sm_100"),
+        ("para-lstm", "float32", "sm_90a"),
+        ("para-lstm", "float64", "sm_89"),
+    ],
+)
+def test_texts_of_steps_compile_without_spills(name, dtype, arch):
+    for kernel in kernels_of_cell(CASES[name].cell, dtype):
+        text = kernel.text
+        options = (*text.options(arch), "--ptxas-options=-v")
+        made = nvrtc.compile_text(nvrtc.find().compiler, text.source(), options)
+        (registers,) = re.findall(r"Used (\d+) registers", made.log)
+        assert int(registers) <= 168
+        assert re.findall(r"(\d+) bytes spill (?:stores|loads)", made.log) == ["0", "0"]
+        assert re.findall(r"(\d+) bytes stack frame", made.log) == ["0"]
+
+
+def kernels_of_cell(cell, dtype):
+    """Return the kernels of a loop: alone, and then with its backward pass."""
+    params, states = shapes_of(cell, dtype)
+    x = jax.ShapeDtypeStruct((BATCH, STEPS, INPUTS), dtype)
+    lengths = jax.ShapeDtypeStruct((BATCH,), np.int32)
+
+    def total(params, x, states, lengths):
+        run = functools.partial(ost.recurrent_net, cell, params=params)
+        out = run(x, states, seq_lengths=lengths, backend="xla")
+        return sum(a.sum() for a in jax.tree.leaves((out.outputs, out.states)))
+
+    traced = jax.make_jaxpr(jax.grad(total, (0, 1, 2)))(params, x, states, lengths)
+    (eqn,) = (e for e in equations_of(traced) if "_loop_bwd" in e.primitive.name)
+    loop, wrt = eqn.params["loop"], eqn.params["wrt"]
+    return [*loops.kernels_of(loop, None), *loops.kernels_of(loop, wrt)]
 
 
 def test_architectures():

@@ -1,6 +1,7 @@
 """Loops over steps as generated kernels of GPUs, run on the CPU, against numpy."""
 
 import functools as ft
+import types
 
 import jax
 import jax.export
@@ -26,6 +27,8 @@ from tolerance import assert_close
 import ostinato as ost
 from ostinato import _native, ragged
 from ostinato._cuda import check, device, kernels
+from ostinato._recurrent import explanation
+from ostinato._rnn import backends
 
 CELLS = ("indrnn-relu", "indrnn-tanh", "para-gru", "para-lstm")
 
@@ -432,6 +435,36 @@ def test_kernels_that_are_unmeasured_run_only_when_asked_for(on_gpu, monkeypatch
     jax.block_until_ready(take())
     assert len(launches(before)) == 1
     jax.clear_caches()
+
+
+@needs_emulator
+def test_explain_tells_what_the_kernel_is(on_gpu, monkeypatch):
+    on_cuda = backends.Place("cuda", "`x` is on the cuda")
+    monkeypatch.setattr(explanation, "place_of", lambda x: on_cuda)
+    x, states, p = normal(2, 4, 3), normal(2, 3, seed=1), normal(3, seed=2)
+    told = ost.explain(leaky, x, states, params=p, backend="cuda")
+    assert told.backend == "cuda" and "one kernel of 2 x 3 threads" in told.why
+    assert str(told).startswith("cuda loop: Emulated GPU")
+    x, states, p = normal(2, 4, 300), normal(2, 300, seed=1), normal(300, seed=2)
+    told = ost.explain(leaky, x, states, params=p)
+    assert told.backend == "xla" and "not been measured" in told.rejected["cuda"]
+    told = ost.explain(
+        lambda p, s, x, t: (s @ p + x, s), x, states, params=jnp.eye(300)
+    )
+    assert told.backend == "xla" and "`dot_general` at" in told.rejected["cuda"]
+
+
+def test_a_gpu_is_called_as_programs_call_it():
+    def on(platform, version):
+        client = types.SimpleNamespace(platform_version=version)
+        device = types.SimpleNamespace(platform=platform, client=client)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jax, "local_devices", lambda: [device])
+            return backends.place_of(jax.ShapeDtypeStruct((), "float32")).platform
+
+    assert on("gpu", "PJRT C API\ncuda 12090") == "cuda"
+    assert on("gpu", "PJRT C API\nrocm 60300") == "rocm"
+    assert on("cpu", "cpu") == "cpu"
 
 
 @needs_emulator
