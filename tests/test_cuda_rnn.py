@@ -104,6 +104,35 @@ def test_values_and_gradients_equal_the_loop(made, dtype, places, held, monkeypa
     assert ("attribute 4" in launches[0]) == (places[0] > (4 if simple else 1))
 
 
+ONE_BUFFER = [
+    (both("lstm"), "float32", (2, 1), 16),
+    (cut("gru"), "bfloat16", (4, 2), 2),
+    (both("rnn_tanh", 55), "float32", (8, 1), 2),
+    (cut("slstm"), "float32", (4, 1), 16),
+]
+
+
+@needs_emulator
+@pytest.mark.parametrize(("made", "dtype", "places", "held"), ONE_BUFFER, ids=name_of)
+def test_clusters_with_one_buffer_equal_the_loop(
+    made, dtype, places, held, monkeypatch
+):
+    monkeypatch.setattr(plan, "_MOST_SHARED", 0)
+    with gpu_with(monkeypatch, places, held):
+        check(made, dtype)
+
+
+@needs_emulator
+def test_a_missing_wait_for_the_buffer_is_caught(monkeypatch):
+    monkeypatch.setattr(plan, "_MOST_SHARED", 0)
+    lengths = (40, 0, 33, 5, 38, 40, 12, 39, 40, 20, 37)  # many chances for a race
+    made = dataclasses.replace(cut("lstm"), steps=40, lengths=lengths)
+    change = lambda text: text.replace("(kBuffers == 1)", "(kBuffers == 7)")  # noqa: E731
+    with gpu_with(monkeypatch, (2, 1), 2, change):
+        with pytest.raises((AssertionError, jax.errors.JaxRuntimeError)):
+            check(made, "float32")
+
+
 @needs_emulator
 def test_calls_of_every_form_equal_xla(monkeypatch):
     """Check no lengths, no initial state, ensembles, no steps, no sequences."""
@@ -380,6 +409,8 @@ def test_plans_keep_the_limits_of_the_gpu(mode, dtype, gpu):
                 continue
             assert found.units >= hidden
             assert found.shared_bytes <= gpu.shared_bytes
+            if gpu is H200:
+                assert plan.backward_reason(found, gpu) is None
             threads = found.warps * 32
             assert threads <= 512 and found.grid.threads == threads
             # With 40 registers beside weights and sums, a block's fit a processor.

@@ -166,6 +166,9 @@ void MultiplyTiles(float* sum, const Word* a, Word b_0, Word b_1, Storage type) 
 
 inline void WaitForCluster() { emulator::Meet(&emulator::machine.cluster); }
 
+inline void ArriveAtCluster() { emulator::Arrive(); }
+inline void WaitForArrived() { emulator::WaitForArrived(); }
+
 struct alignas(8) Arrivals {
   unsigned long long state;
 };

@@ -49,6 +49,8 @@ struct Fiber {
   std::unique_ptr<char[]> stack;
   Block* block;
   Index thread;
+  bool arrived;    // and has not waited yet
+  unsigned phase;  // of `Machine::arrival`, when it arrived
 };
 
 // Where some threads wait until all of them have come.
@@ -89,6 +91,13 @@ struct Message {
   Word value;
 };
 
+// A meeting whose threads say that they are here, and wait later.
+struct Arrival {
+  size_t wanted, here;
+  unsigned phase;
+  std::vector<Fiber*> waiting;
+};
+
 struct Machine {
   const Run* run = nullptr;
   void (*call)(void** parameters) = nullptr;
@@ -102,6 +111,7 @@ struct Machine {
   // For some time, one warp seldom gets a turn, and one turn in so many is a message's.
   size_t slow = 0, seldom = 8;
   Meeting cluster;
+  Arrival arrival;
   Fiber* current = nullptr;
   std::string error;
 };
@@ -165,6 +175,27 @@ void Meet(Meeting* meeting, const Then& then) {
 }
 inline void Meet(Meeting* meeting) {
   Meet(meeting, [] {});
+}
+
+inline void Arrive() {
+  Arrival& arrival = machine.arrival;
+  if (machine.current->arrived)
+    throw std::runtime_error("a thread arrives twice without a wait");
+  machine.current->arrived = true;
+  machine.current->phase = arrival.phase;
+  if (++arrival.here < arrival.wanted) return;
+  arrival.here = 0;
+  ++arrival.phase;
+  MakeReady(&arrival.waiting);
+}
+inline void WaitForArrived() {
+  Fiber* const self = machine.current;
+  if (!self->arrived) throw std::runtime_error("a thread waits before it arrives");
+  if (machine.arrival.phase == self->phase) {
+    machine.arrival.waiting.push_back(self);
+    Leave();
+  }
+  self->arrived = false;
 }
 
 inline Counter& CounterAt(Block* block, size_t place) {
@@ -245,6 +276,7 @@ inline void Prepare(Index first, size_t blocks) {
   machine.messages.clear();
   machine.late.clear();
   machine.cluster = {threads * blocks, {}};
+  machine.arrival = {threads * blocks, 0, 0, {}};
   machine.blocks.clear();
   machine.blocks.resize(blocks);
   machine.fibers.resize(threads * blocks);
@@ -265,6 +297,7 @@ inline void Prepare(Index first, size_t blocks) {
       if (fiber.stack == nullptr) fiber.stack.reset(new char[kStack]);
       fiber.block = &block;
       fiber.thread = static_cast<Index>(i);
+      fiber.arrived = false;
       getcontext(&fiber.context);
       fiber.context.uc_stack.ss_sp = fiber.stack.get();
       fiber.context.uc_stack.ss_size = kStack;

@@ -81,6 +81,7 @@ def recurrent_backward(layout: plan.RnnPlan) -> Text:
     own = (
         f"HELD={layout.held_fragments}",
         f"SHARED={layout.backward_shared_bytes}",
+        f"BUFFERS={layout.part_buffers}",
         f"BEFORE={storage if layout.mode == 'gru' else 'float'}",
     )
     return Text("recurrent_backward.h", (*forward[:-2], *own))

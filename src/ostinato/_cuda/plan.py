@@ -184,9 +184,48 @@ class RnnPlan(NamedTuple):
 
     @property
     def held_fragments(self) -> int:
-        """Return how many products of tiles have them in the backward pass."""
+        """Return how many fragments of weights a lane has in the backward pass.
+
+        They are as many as registers hold. With one buffer of parts, they are as few as
+        shared memory allows.
+        """
+        if self.part_buffers == 2:
+            return self._most_held_fragments
+        held = self._most_held_fragments
+        while self._backward_bytes(1, held - 2) <= _MOST_SHARED:
+            held -= 2
+        return held
+
+    @property
+    def part_buffers(self) -> int:
+        """Return how many buffers for parts of cotangents the backward pass has.
+
+        A second one spares a wait in each step.
+        """
+        needed = self._backward_bytes(2, self._most_held_fragments)
+        return 2 if self.cluster == 1 or needed <= _MOST_SHARED else 1
+
+    @property
+    def _most_held_fragments(self) -> int:
         free = self._registers - _OTHER_REGISTERS - self._more_states
-        return min(_MOST_HELD_FRAGMENTS, free // 8 * 2)
+        most = min(_MOST_HELD_FRAGMENTS, free // 8 * 2)
+        tiles, depth = self._unit_tiles
+        return min(most // tiles // 2 * 2, depth) * tiles
+
+    @property
+    def _unit_tiles(self) -> tuple[int, int]:
+        """Return the tiles of units of a warp backwards, and the products of each."""
+        tiles = self.units // 16 * self._halves // self.warps
+        return tiles, self._gate_words // 8 // self._halves
+
+    @property
+    def _halves(self) -> int:
+        return 2 if self.cluster == 1 and self.units_of_lane == 1 else 1
+
+    @property
+    def _gate_words(self) -> int:
+        """Return the words of a block's cotangents of gates of a sequence."""
+        return 4 // self.units_of_lane * self.words // self.cluster
 
     @property
     def _more_states(self) -> int:
@@ -207,15 +246,15 @@ class RnnPlan(NamedTuple):
     @property
     def backward_shared_bytes(self) -> int:
         """Return the shared memory of a block of the backward pass."""
-        words = 4 // self.units_of_lane * self.words // self.cluster
+        return self._backward_bytes(self.part_buffers, self.held_fragments)
+
+    def _backward_bytes(self, buffers: int, held: int) -> int:
         groups = self.units // self.cluster // 8
-        halves = 2 if self.cluster == 1 and self.units_of_lane == 1 else 1
-        unit_tiles = self.units // 16 * halves // self.warps
-        depth = words // 8 // halves
-        left = depth - min(self.held_fragments // unit_tiles // 2 * 2, depth)
-        gates = 2 * 8 * self.tiles * words * 4
-        parts = 2 * self.cluster * halves * groups * self.tiles * 32 * 8
-        return gates + parts + 16 + max(1, self.warps * unit_tiles * left * 32) * 16
+        gates = 2 * 8 * self.tiles * self._gate_words * 4
+        parts = self.cluster * self._halves * groups * self.tiles * 32 * 8
+        tiles, depth = self._unit_tiles
+        weights = max(1, self.warps * (tiles * depth - held) * 32) * 16
+        return gates + buffers * parts + 16 + weights
 
     @property
     def grid(self) -> Grid:
@@ -244,6 +283,7 @@ def step_loop(elements: int, gpu: Gpu) -> Grid:
     return Grid(math.ceil(elements / threads), threads)
 
 
+_MOST_SHARED = 232448  # bytes of a block on GPUs with clusters
 # Of a processor; a thread can have 255 of them.
 _REGISTERS = 65536
 # A product's weights take 8 registers of each thread, a tile's 4 in the backward pass.

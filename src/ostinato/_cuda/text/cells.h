@@ -79,6 +79,14 @@ OSTINATO_DEVICE void WaitForAll() {
   }
 }
 
+// A part of the weights, as a product takes it.
+OSTINATO_DEVICE Fragment LoadFactors(const Fragment* from) {
+  Fragment loaded = Load(from);
+  OSTINATO_UNROLL
+  for (Word& word : loaded.at) word = AsFactor(word);
+  return loaded;
+}
+
 // Loads what a lane has of the weights of some tiles, the first products of each into
 // registers, and the others into shared memory.
 template <int kFirst, int kOthers, int kRows, int kSize>
@@ -88,15 +96,11 @@ OSTINATO_DEVICE void LoadWeights(const Fragment* from, Fragment (&held)[kRows][k
   for (int tile = 0; tile < kRows; ++tile) {
     OSTINATO_UNROLL
     for (int k = 0; k < kFirst; ++k) {
-      held[tile][k] = Load(from + (tile * (kFirst + kOthers) + k) * 32);
-      OSTINATO_UNROLL
-      for (Word& word : held[tile][k].at) word = AsFactor(word);
+      held[tile][k] = LoadFactors(from + (tile * (kFirst + kOthers) + k) * 32);
     }
     for (int k = 0; k < kOthers; ++k) {
-      Fragment loaded = Load(from + (tile * (kFirst + kOthers) + kFirst + k) * 32);
-      OSTINATO_UNROLL
-      for (Word& word : loaded.at) word = AsFactor(word);
-      Store(left + (tile * kOthers + k) * 32, loaded);
+      Store(left + (tile * kOthers + k) * 32,
+            LoadFactors(from + (tile * (kFirst + kOthers) + kFirst + k) * 32));
     }
   }
 }

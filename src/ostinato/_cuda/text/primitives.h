@@ -130,6 +130,15 @@ OSTINATO_DEVICE void WaitForCluster() {
           : "memory");
 }
 
+// The same in two halves: ArriveAtCluster says that this thread is here, and waits for
+// nobody; WaitForArrived waits until all threads have said so.
+OSTINATO_DEVICE void ArriveAtCluster() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+OSTINATO_DEVICE void WaitForArrived() {
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
 // Counts the bytes that arrive in the shared memory of a block. It has phases, which
 // end when all expected bytes are there: phase 0, 1, 2, ... of parity 0, 1, 0, ...
 struct alignas(8) Arrivals {

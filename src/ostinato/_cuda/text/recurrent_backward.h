@@ -8,18 +8,27 @@
 // block multiplies those of all its units with its weights: that is its part of the
 // cotangents of the states before the step, which it sends to the blocks that own their
 // units. These add the parts of all blocks.
+//
+// HELD is how many fragments of weights a lane has in registers. BUFFERS is 2, or 1
+// where a block of a cluster has no shared memory for two buffers of parts: then the
+// blocks wait until all have read those of a step, before they send those of the next
+// one. They multiply in the meantime.
 constexpr int kGroups = kUnitsOfBlock / 8;
 constexpr int kGateWords = 4 / kUnitsOfLane * kUnitsOfBlock / kUnitsOfWord;
 // A block that is alone, with a warp for each group of 8 units, has more warps than
 // tiles of 16 units: two warps share a tile, and each multiplies half of the gates.
 constexpr int kHalves = kCluster == 1 && kUnitsOfLane == 1 ? 2 : 1;
 constexpr int kParts = kCluster * kHalves;                 // that are added
+constexpr int kBuffers = BUFFERS;
+static_assert(kBuffers == 2 || kCluster > 1);
 constexpr int kUnitTiles = UNITS / 16 * kHalves / kWarps;  // of a warp
 constexpr int kGateDepth = kGateWords / 8 / kHalves;
-constexpr int kHeldGates =  // products of each tile
-    kHeld / kUnitTiles < kGateDepth ? kHeld / kUnitTiles / 2 * 2 : kGateDepth;
+// A lane multiplies two fragments of a tile at a time: the first pair of each tile, then
+// the second ones, and so on. The first of these pairs are in registers.
+constexpr int kPairs = kUnitTiles * kGateDepth / 2;
+constexpr int kHeldPairs = kHeld / 2, kLeftPairs = kPairs - kHeldPairs;
 static_assert(kGateDepth % 2 == 0 && kUnitTiles * kWarps == UNITS / 16 * kHalves);
-constexpr int kLeftGates = kGateDepth - kHeldGates;
+static_assert(kHeld % 2 == 0 && kLeftPairs >= 0);
 // Of the states beside h, those whose values a step reads: the last one of an sLSTM
 // is not.
 constexpr int kRead = kMode == kSlstm ? 2 : kCells;
@@ -33,9 +42,9 @@ struct alignas(8) Pair {
 
 struct Shared {
   Word gates[2][kSlots * kGateWords];
-  Pair parts[2][kParts][kGroups][kTiles][32];
+  Pair parts[kBuffers][kParts][kGroups][kTiles][32];
   Arrivals arrivals[2];
-  Fragment left[kLeftGates > 0 ? kWarps * kUnitTiles * kLeftGates * 32 : 1];
+  Fragment left[kLeftPairs > 0 ? kWarps * kLeftPairs * 2 * 32 : 1];
 };
 static_assert(sizeof(Shared) == SHARED);
 
@@ -123,13 +132,26 @@ void recurrent_backward(const Storage* first_gates, const Storage* second_gates,
   const int lane = thread % 32, warp = thread / 32;
   const int rank = static_cast<int>(Block() % kCluster);
 
-  Fragment held[kUnitTiles][kHeldGates > 0 ? kHeldGates : 1];
-  Fragment* const left = shared->left + warp * kUnitTiles * kLeftGates * 32 + lane;
+  Fragment held[kHeldPairs > 0 ? kHeldPairs : 1][2];
+  Fragment* const left = shared->left + warp * kLeftPairs * 2 * 32 + lane;
   const Fragment* const own =
       weights +
       ((matrix * kCluster + rank) * kWarps + warp) * kUnitTiles * kGateDepth * 32 +
       lane;
-  LoadWeights<kHeldGates, kLeftGates>(own, held, left);
+  const auto weights_of = [&](int pair, int i) {
+    const int tile = pair % kUnitTiles, gate = pair / kUnitTiles * 2 + i;
+    return LoadFactors(own + (tile * kGateDepth + gate) * 32);
+  };
+  OSTINATO_UNROLL
+  for (int pair = 0; pair < kHeldPairs; ++pair) {
+    OSTINATO_UNROLL
+    for (int i = 0; i < 2; ++i) held[pair][i] = weights_of(pair, i);
+  }
+  OSTINATO_UNROLL  // without it, some texts run out of registers
+  for (int pair = 0; pair < kLeftPairs; ++pair) {
+    for (int i = 0; i < 2; ++i)
+      Store(left + (pair * 2 + i) * 32, weights_of(kHeldPairs + pair, i));
+  }
   constexpr int kBytes = kCluster * kGroups * kTiles * 32 * sizeof(Pair);
   if (kCluster > 1 && thread == 0) {
     for (Arrivals& each : shared->arrivals) {
@@ -217,7 +239,8 @@ void recurrent_backward(const Storage* first_gates, const Storage* second_gates,
         OSTINATO_UNROLL
         for (int q = 0; q < kUnitsOfLane; ++q) {
           const int group = warp * kUnitsOfLane + q;
-          const Pair one = Load(&shared->parts[buffer][part][group][tile][lane]);
+          const Pair one =
+              Load(&shared->parts[buffer % kBuffers][part][group][tile][lane]);
           sums[q].at[0] += one.at[0];
           sums[q].at[1] += one.at[1];
         }
@@ -231,6 +254,9 @@ void recurrent_backward(const Storage* first_gates, const Storage* second_gates,
         if (!cut[tile][e]) continue;
         for (float& each : dcells[tile][e]) each = 0.f;
       }
+    }
+    if constexpr (kBuffers == 1) {
+      if (k >= 0) ArriveAtCluster();
     }
   };
   bool cut[kTiles][2] = {};
@@ -273,29 +299,37 @@ void recurrent_backward(const Storage* first_gates, const Storage* second_gates,
     const Word* const rows =
         shared->gates[buffer] + half * kGateDepth * 2 * 32 + lane * 4;
     float sums[kUnitTiles][kTiles][4] = {};
-    const auto multiply = [&](int first, int unit_tile, const Fragment(&a)[2]) {
+    const auto multiply = [&](int row, int unit_tile, const Fragment(&a)[2]) {
       OSTINATO_UNROLL
       for (int tile = 0; tile < kTiles; ++tile) {
         Word b[4];
-        LoadMatrices(rows + (tile * (kGateWords / 4) + first * 2) * 32, b);
+        LoadMatrices(rows + (tile * (kGateWords / 4) + row * 4) * 32, b);
         OSTINATO_UNROLL
         for (int i = 0; i < 2; ++i)
           MultiplyTiles(sums[unit_tile][tile], a[i].at, b[i * 2], b[i * 2 + 1],
                         Storage());
       }
     };
+    // `own` has the left pairs of the row.
+    const auto multiply_left = [&](int row, int unit_tile, const Fragment* own) {
+      const Fragment* const a = own + unit_tile * 2 * 32;
+      multiply(row, unit_tile, {Load(a), Load(a + 32)});
+    };
     OSTINATO_UNROLL
-    for (int i = 0; i < kHeldGates; i += 2) {
+    for (int pair = 0; pair < kHeldPairs; ++pair)
+      multiply(pair / kUnitTiles, pair % kUnitTiles, held[pair]);
+    constexpr int kRowsBegun = (kHeldPairs + kUnitTiles - 1) / kUnitTiles;
+    OSTINATO_UNROLL
+    for (int pair = kHeldPairs; pair < kRowsBegun * kUnitTiles; ++pair)
+      multiply_left(pair / kUnitTiles, pair % kUnitTiles,
+                    left + (pair / kUnitTiles * kUnitTiles - kHeldPairs) * 2 * 32);
+    for (int row = kRowsBegun; row < kGateDepth / 2; ++row) {
+      const Fragment* const own = left + (row * kUnitTiles - kHeldPairs) * 2 * 32;
       OSTINATO_UNROLL
-      for (int tile = 0; tile < kUnitTiles; ++tile)
-        multiply(i, tile, {held[tile][i], held[tile][i + 1]});
+      for (int tile = 0; tile < kUnitTiles; ++tile) multiply_left(row, tile, own);
     }
-    for (int i = 0; i < kLeftGates; i += 2) {
-      OSTINATO_UNROLL
-      for (int tile = 0; tile < kUnitTiles; ++tile) {
-        const Fragment* const a = left + (tile * kLeftGates + i) * 32;
-        multiply(kHeldGates + i, tile, {Load(a), Load(a + 32)});
-      }
+    if constexpr (kBuffers == 1) {
+      if (n > 0) WaitForArrived();
     }
     OSTINATO_UNROLL
     for (int i = 0; i < kUnitTiles * 2; ++i) {
@@ -304,7 +338,8 @@ void recurrent_backward(const Storage* first_gates, const Storage* second_gates,
       for (int tile = 0; tile < kTiles; ++tile) {
         const float* const sum = sums[i / 2][tile] + i % 2 * 2;
         Pair* const place =
-            &shared->parts[buffer][rank * kHalves + half][group % kGroups][tile][lane];
+            &shared->parts[buffer % kBuffers][rank * kHalves + half][group % kGroups]
+                          [tile][lane];
         if constexpr (kCluster == 1) {
           Store(place, Pair{{sum[0], sum[1]}});
         } else {
