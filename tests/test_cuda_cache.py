@@ -227,6 +227,11 @@ HARDEST = (
         plan.RnnPlan("rnn_tanh", "bfloat16", 512, 2, 1, 1),
         "sm_90a",
     ),
+    (
+        kernels.recurrent_backward,
+        plan.RnnPlan("slstm", "float32", 512, 16, 1, 1),
+        "sm_90a",
+    ),
     (kernels.recurrent, plan.RnnPlan("gru", "bfloat16", 128, 1, 1, 1), "sm_100"),
     (kernels.recurrent, plan.RnnPlan("lstm", "float32", 96, 1, 1, 1), "sm_89"),
     (
