@@ -127,10 +127,13 @@ def fake_gpu(setattr_, change=lambda text: text) -> None:
     device.status.cache_clear()
 
 
-def lower_loops(platform: str) -> None:
-    """Compile loops over steps for the CPU as for a platform."""
+_lowered = ["cpu"]  # the platforms, innermost last
+
+
+def lower_loops() -> None:
+    """Compile loops over steps for the CPU as for the platform chosen last."""
     for primitive, rules in RULES.items():
-        mlir.register_lowering(primitive, rules[platform], "cpu")
+        mlir.register_lowering(primitive, rules[_lowered[-1]], "cpu")
 
 
 @contextlib.contextmanager
@@ -142,9 +145,13 @@ def gpu_in_place(monkeypatch, change=lambda text: text):
         patch.setattr(lowering, "_KERNELS", {"cpu": cuda})
         patch.setattr(backends, "BACKENDS", ON_CPU)
         fake_gpu(patch.setattr, change)
-        lower_loops("cuda")
+        _lowered.append("cuda")
+        lower_loops()
         jax.clear_caches()
-        yield
-    lower_loops("cpu")
+        try:
+            yield
+        finally:
+            _lowered.pop()
+            lower_loops()
     device.status.cache_clear()
     jax.clear_caches()

@@ -295,7 +295,7 @@ def test_second_derivatives_and_tangents_equal_xla(on_gpu):
 def test_nothing_of_the_padding_reaches_a_result(on_gpu):
     x, p, states = normal(3, 5, 4), normal(4, seed=1), normal(3, 4, seed=2)
     lengths = jnp.array([5, 0, 2])
-    past = (jnp.arange(5) >= lengths[:, None])[..., None]
+    past = (jnp.arange(5)[None] >= lengths[:, None])[..., None]
     clean = run(leaky, jnp.where(past, 0, x), states, p, "cuda", seq_lengths=lengths)
     dirty = run(leaky, jnp.where(past, jnp.nan, x), states, p, "cuda",
                 seq_lengths=lengths)  # fmt: skip

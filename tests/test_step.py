@@ -329,7 +329,7 @@ def test_what_cannot_be_taken_apart_runs_as_scan():
 
 def test_backend_is_checked():
     with pytest.raises(
-        ValueError, match="`backend` must be one of 'xla', 'cpu', 'scan'"
+        ValueError, match="`backend` must be one of 'xla', 'cpu', 'cuda', 'scan'"
     ):
         ost.recurrent_net(
             lambda p, h, x, t: (h, h),
