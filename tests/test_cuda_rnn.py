@@ -210,6 +210,32 @@ def check_ensemble(mode, monkeypatch, change=lambda text: text):
 
 
 @needs_emulator
+@pytest.mark.parametrize("mode", ["lstm", "gru", "slstm", "rnn_tanh"])
+def test_gates_that_are_not_stored_are_computed_again(mode, monkeypatch):
+    spec = ost.RNNSpec(mode, 3, 21, num_layers=2, bidirectional=True)
+    weights = ost.init_weights(jax.random.key(0), spec)
+    x = jax.random.normal(jax.random.key(1), (3, 6, 3), jnp.float32)
+    lengths = jnp.asarray([6, 0, 4], jnp.int32)
+
+    def loss(weights, x, backend):
+        out = ost.rnn(
+            spec, weights, x, seq_lengths=lengths, recompute=True, backend=backend
+        )
+        return (out.y**2).sum()
+
+    run = jax.jit(jax.grad(loss, (0, 1)), static_argnums=2)
+    want = run(weights, x, "xla")
+    with gpu_with(monkeypatch, (1, 1), 16):
+        before = len(calls())
+        got = jax.block_until_ready(run(weights, x, "cuda"))
+        launches = [c for c in calls()[before:] if "LaunchKernelEx" in c]
+    assert sum("recurrent_backward" in launch for launch in launches) == 2
+    assert sum("recurrent_run" in launch for launch in launches) == 2
+    close = lambda a, b: np.testing.assert_allclose(a, b, atol=0.02)  # noqa: E731
+    jax.tree.map(close, got, want)
+
+
+@needs_emulator
 @pytest.mark.parametrize("mode", ["gru", "rnn_tanh", "rnn_relu", "slstm"])
 def test_an_infinite_input_reaches_no_unit_that_there_is_not(mode, monkeypatch):
     """Compare with xla, whose products have no rows or columns of zeros beside ours."""

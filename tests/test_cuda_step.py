@@ -155,7 +155,7 @@ def with_shapes(p, s, x, t):
     return (new_a, new_b), (joined.reshape(-1, 12), padded, flags, x["mask"])
 
 
-def shapes_case(dtype="float64", batch=4, steps=7):
+def shapes_case(dtype="float64", batch=5, steps=7):
     rng = np.random.default_rng(1)
     x = {
         "wide": normal(batch, steps, 12, dtype=dtype),
@@ -172,7 +172,7 @@ def shapes_case(dtype="float64", batch=4, steps=7):
 
 
 @needs_emulator
-@pytest.mark.parametrize("lengths", [None, [7, 0, 3, 5]])
+@pytest.mark.parametrize("lengths", [None, [7, 0, 3, 5, 1]])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_elements_are_read_and_written_anywhere(dtype, lengths, on_gpu):
     x, states, p = shapes_case(dtype)
@@ -302,6 +302,139 @@ def test_nothing_of_the_padding_reaches_a_result(on_gpu):
     assert_trees_close(dirty, clean)
 
 
+# --------------------------------------------------- what a review of these loops found
+
+
+def with_state(change):
+    """Return a step whose second state changes so, from itself, the input and step."""
+
+    def step(p, s, x, t):
+        s, n = s
+        s = jnp.tanh(p[None] * s + x)
+        return (s, change(n, x, t)), s
+
+    return step
+
+
+SECOND_STATES = {
+    "counts": lambda n, x, t: n + 1.0,
+    "sums": lambda n, x, t: n + x.sum(-1),
+    "sums of integers": lambda n, x, t: n
+    + (x * 3).astype(jnp.int8).sum(-1).astype(n.dtype),
+    "counts truths": lambda n, x, t: n + (x > 0).sum(-1).astype(n.dtype),
+    "sums of less": lambda n, x, t: n
+    + x.astype(jnp.float32).sum(-1).astype(n.dtype),
+}  # fmt: skip
+
+
+@needs_emulator
+@pytest.mark.parametrize("lengths", [None, [2, 6, 0]])
+@pytest.mark.parametrize("name", SECOND_STATES)
+def test_a_state_that_is_a_total_equals_xla(name, lengths, on_gpu):
+    x, p = normal(3, 6, 5), normal(5, seed=2)
+    states = normal(3, 5, seed=1), jnp.zeros(3)
+    options = {} if lengths is None else {"seq_lengths": jnp.asarray(lengths)}
+    same_or_refused(with_state(SECOND_STATES[name]), x, states, p, **options)
+
+
+def same_or_refused(step, x, states, p, **options):
+    """Compare with `lax.scan`, unless kernels are refused with a reason."""
+    try:
+        got = run(step, x, states, p, "cuda", **options)
+    except NotImplementedError as error:
+        assert "the cuda loop cannot run this step" in str(error)
+        return
+    want = run(step, x, states, p, "scan", **options)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        if a.dtype != jax.dtypes.float0:
+            np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+
+
+def total_that_is_read(p, s, x, t):
+    s, n = s
+    n = n + 1.0
+    return (jnp.tanh(p[None] * s + x), n), (s, n)
+
+
+def of_no_sequence(p, s, x, t):
+    s = jnp.tanh(p[None] * s + x)
+    return s, jnp.broadcast_to(1.0 + t.astype(s.dtype), (len(s), 3 * len(s)))
+
+
+def product_of_t(p, s, x, t):
+    s = jnp.tanh(p[None] * s + x)
+    at_t = jnp.sin(t.astype(s.dtype) * p) @ jnp.outer(p, p)
+    return s, s + at_t[None]
+
+
+def turned_product(p, s, x, t):
+    s = jnp.tanh(p[None] * s + x)
+    return s, s * jnp.tanh(jnp.outer(p, p) @ x.T).T
+
+
+def with_argmax(p, s, x, t):
+    return jnp.tanh(p[None] * s + x), jnp.argmax(s + p[None], -1)
+
+
+def with_logsumexp(p, s, x, t):
+    every = jnp.stack([s, x, p[None] + 0 * x])
+    return jnp.logaddexp(s, p[None] * x), jax.nn.logsumexp(every, 0)
+
+
+def of_many_operations(p, s, x, t):
+    for _ in range(300):
+        s = jnp.sin(s) + x
+    return s, s
+
+
+def with_integers(p, s, x, t):
+    i = (3 * x).astype(jnp.int32)
+    wide = (1e10 * x).astype(jnp.int32) + (-x).astype(jnp.uint32).astype(jnp.int32)
+    powers = i**11 + jax.lax.rem(i, jnp.int32(2)) - (i + 2**30) * 4
+    nothing = (x / jnp.zeros_like(x) * 0).astype(jnp.int32)
+    return 0.5 * s + powers.astype(s.dtype), (wide, nothing, s[..., :1][..., 0])
+
+
+STEPS_OF_A_REVIEW = [
+    total_that_is_read, of_no_sequence, product_of_t, turned_product, with_argmax,
+    with_logsumexp, of_many_operations, with_integers,
+]  # fmt: skip
+
+
+@needs_emulator
+@pytest.mark.parametrize("units", [3, 5])  # as many as sequences, and more
+@pytest.mark.parametrize("step", STEPS_OF_A_REVIEW, ids=lambda s: s.__name__)
+def test_unusual_steps_equal_xla(step, units, on_gpu):
+    x, p, states = normal(3, 6, units), normal(units, seed=2), normal(3, units, seed=1)
+    if step is total_that_is_read:
+        states = states, jnp.zeros(3)
+    same_or_refused(step, x, states, p, seq_lengths=jnp.array([2, 6, 1]))
+    if units == 5:
+        same_or_refused(step, x, states, p)
+
+
+@needs_emulator
+def test_gradients_of_each_example_have_no_pole_past_the_end(on_gpu):
+    x, states, p = (1 + abs(normal(*s)) for s in ((3, 6, 5), (3, 5), (5,)))
+    lengths = jnp.array([2, 6, 0])
+
+    def step(p, s, x, t):
+        return jnp.tanh(p[None] * s + x), p[None] / s
+
+    def loss(p, scale, backend):
+        run = ft.partial(ost.recurrent_net, step, x, states, params=p)
+        out = run(seq_lengths=lengths, backend=backend)
+        return (scale * out.outputs).sum()
+
+    both = lambda backend: jax.jit(  # noqa: E731
+        lambda scales: (
+            jax.vmap(jax.grad(loss), (None, 0, None))(p, scales, backend),
+            jax.hessian(loss)(p, 1.0, backend),
+        )
+    )(jnp.arange(1.0, 3.0))
+    assert_trees_close(both("cuda"), both("scan"))
+
+
 # ------------------------------------------------------------------------ what has none
 
 HALF = lambda p, s, x, t: (s + x.astype(jnp.float16).astype(s.dtype), s)  # noqa: E731
@@ -383,11 +516,11 @@ def test_planted_bugs_are_caught(bug, monkeypatch):
 @needs_emulator
 def test_ragged_vmap_takes_it(on_gpu):
     lengths = [4, 1, 6]
-    rows = [normal(n, 3, seed=n) for n in lengths]
-    p = normal(3, seed=9)
+    rows = [normal(n, 4, seed=n) for n in lengths]
+    p = normal(4, seed=9)
 
     def one(p, x, backend):
-        start = jnp.zeros((1, 3))
+        start = jnp.zeros((1, 4))
         out = ost.recurrent_net(leaky, x[None], start, params=p, backend=backend)
         return out.states[0]
 

@@ -80,8 +80,10 @@ def failures(texts: Sequence[Text], gpu: Gpu) -> dict[Text, str]:
 
     Beside `texts`, these are the ones that this process has tried.
     """
+    with _lock:
+        tried = list(_tried.values())
     found = {}
-    for text in dict.fromkeys((*texts, *_tried.values())):
+    for text in dict.fromkeys((*texts, *tried)):
         key = _key(text, gpu)
         verdict = _verdicts.get(key) or _stored(key)
         if verdict:

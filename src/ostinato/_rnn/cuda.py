@@ -252,14 +252,15 @@ def _run_layer_backward(
     assert isinstance(layout, plan.RnnPlan), layout
     reason = plan.backward_reason(layout, gpu)
     cell = layers[0].cell
-    recomputes = bool(cell.saved) and primals[0].gates is None
-    if reason is not None or 0 in (steps, batch) or recomputes:
+    if reason is not None or 0 in (steps, batch):
         return xla_network.backward_by_scans(
             operands, layers, primals, dh, dfinals, need_x, need_weights
         )
     both: Any = [None] * (2 - directions)
+    # With `recompute`, the gates of this layer, and of no other, are there again.
     ats = [
-        layer.step_primal(primal) for layer, primal in zip(layers, primals, strict=True)
+        layer.with_gates(primal.x, layer.step_primal(primal))
+        for layer, primal in zip(layers, primals, strict=True)
     ]
     dh_n, dcells_n = _stacked(dfinals)
     weights = _recurrent(spec, [layer.cell.weights for layer in layers])

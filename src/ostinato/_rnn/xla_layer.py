@@ -135,7 +135,7 @@ class Layer:
         They are linear in `dweights`, `dx` and `dinitial`.
         """
         cell = self.cell
-        at = self._with_gates(primal.x, self.step_primal(primal))
+        at = self.with_gates(primal.x, self.step_primal(primal))
 
         def body(dstates: States, xs: tuple) -> tuple:
             at, terms, (valid, reset) = xs
@@ -165,7 +165,7 @@ class Layer:
         def segment(carry: tuple, xs: tuple) -> tuple:
             dstates, dweights = carry
             x, at, dh_out, masks = xs
-            at = self._with_gates(x, at)
+            at = self.with_gates(x, at)
             dstates, cotangents = lax.scan(
                 self._step_backward,
                 dstates,
@@ -237,7 +237,7 @@ class Layer:
         # The state past the end of a sequence must not count, even if it is NaN.
         return _zero_where(masks.reset, keep_where(masks.valid, prev))
 
-    def _with_gates(self, x: Array, at: StepPrimal) -> StepPrimal:
+    def with_gates(self, x: Array, at: StepPrimal) -> StepPrimal:
         """Return `at` with gates, recomputed for all steps if they are not stored."""
         if at.gates is not None or not self.cell.saved:
             return at

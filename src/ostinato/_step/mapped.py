@@ -13,6 +13,7 @@ from .._padding import fill_empty_sequences, is_step, select
 from .._rnn.accumulation import accumulation_dtype
 from .._typing import Array
 from . import tokens
+from .cuda import loops as cuda
 from .gradients import Mask, is_float
 from .jaxprs import evaluate, flat_trace, split_at, struct, type_of
 from .plans import Pullback, by_operand, ends, saving_step
@@ -151,6 +152,8 @@ def _backward_by_steps(
     count = sum(is_float(v.aval) for v in loop.step.jaxpr.outvars)
     places = [len(wrt), len(arguments) - count]
     operands, saved, bar = split_at(arguments, places)
+    if loop.capacity is None:
+        saved = cuda.filled(loop, wrt, operands, saved)
     back = ft.partial(_found_by_steps, run)
     found = tokens.backward(loop, wrt, operands, saved, bar, back)
     zero = lambda a: jnp.zeros(a.shape, a.dtype)  # noqa: E731

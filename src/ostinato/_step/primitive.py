@@ -66,6 +66,8 @@ def _backward(
     operands, rest = arguments[: len(wrt)], arguments[len(wrt) :]
     count = sum(is_float(v.aval) for v in loop.step.jaxpr.outvars)
     saved, cotangents = split_at(rest, [len(rest) - count])
+    if backward is tokens.backward and loop.capacity is None:
+        saved = cuda.filled(loop, wrt, operands, saved)
     found = backward(loop, wrt, operands, saved, cotangents)
     zero = lambda i: jnp.zeros(operands[i].shape, operands[i].dtype)  # noqa: E731
     return [found[i] if i in found else zero(i) for i, w in enumerate(wrt) if w]
@@ -220,15 +222,16 @@ def _lower_on_gpus(kernel_rule: Callable, xla_rule: Callable) -> Callable:
     def lower(ctx: Any, *args: Any, loop: Loop, wrt: Mask | None) -> Any:
         context = ctx.module_context
         # A loop that names kernels has one: this may be a derivative without one.
-        reason = None
-        if loop.backend not in (None, "cuda") or not cuda.is_supported(loop, wrt):
+        asked = loop.backend in (None, "cuda") and not cuda.unmeasured_reason(loop)
+        if not asked or not cuda.is_supported(loop, wrt):
             return xla_rule(ctx, *args, loop=loop, wrt=wrt)
+        reason = None
         if not _on_one_device(context):
             reason = "its arrays are split over devices; use jax.shard_map"
         elif context.lowering_parameters.for_export and loop.backend is None:
             reason = "what jax.export makes must run on any machine"
         else:
-            reason = cuda.rejection(loop, wrt)
+            reason = cuda.failure(loop, wrt)
         if reason is not None and loop.backend == "cuda":
             raise refusal("cuda", reason)
         rule = kernel_rule if reason is None else xla_rule

@@ -6,7 +6,7 @@ Such a cell runs step by step, as every cell does, and over whole sequences by
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from .. import _padding
 from .._linear.api import linear_recurrence
 from .._linear.primitive import linear_p
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions
-from .._typing import Array
+from .._typing import Array, Backend
 from .base import SizedCell
 
 
@@ -77,7 +77,7 @@ class LinearCell(SizedCell):
                 seq_lengths=lengths,
                 resets=options.resets,
                 time_major=options.time_major,
-                backend=options.backend,
+                backend=cast("Backend | None", options.backend),
             )
             outputs = self.read(params, h, given).astype(self.output_dtype(params))
             return outputs, h.astype(h_0.dtype), h_n.astype(h_0.dtype)

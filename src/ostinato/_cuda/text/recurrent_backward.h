@@ -18,13 +18,13 @@ constexpr int kGateWords = 4 / kUnitsOfLane * kUnitsOfBlock / kUnitsOfWord;
 // A block that is alone, with a warp for each group of 8 units, has more warps than
 // tiles of 16 units: two warps share a tile, and each multiplies half of the gates.
 constexpr int kHalves = kCluster == 1 && kUnitsOfLane == 1 ? 2 : 1;
-constexpr int kParts = kCluster * kHalves;                 // that are added
+constexpr int kParts = kCluster * kHalves;  // that are added
 constexpr int kBuffers = BUFFERS;
 static_assert(kBuffers == 2 || kCluster > 1);
 constexpr int kUnitTiles = UNITS / 16 * kHalves / kWarps;  // of a warp
 constexpr int kGateDepth = kGateWords / 8 / kHalves;
-// A lane multiplies two fragments of a tile at a time: the first pair of each tile, then
-// the second ones, and so on. The first of these pairs are in registers.
+// A lane multiplies two fragments of a tile at a time: the first pair of each tile,
+// then the second ones, and so on. The first of these pairs are in registers.
 constexpr int kPairs = kUnitTiles * kGateDepth / 2;
 constexpr int kHeldPairs = kHeld / 2, kLeftPairs = kPairs - kHeldPairs;
 static_assert(kGateDepth % 2 == 0 && kUnitTiles * kWarps == UNITS / 16 * kHalves);
@@ -147,7 +147,8 @@ void recurrent_backward(const Storage* first_gates, const Storage* second_gates,
     OSTINATO_UNROLL
     for (int i = 0; i < 2; ++i) held[pair][i] = weights_of(pair, i);
   }
-  OSTINATO_UNROLL  // without it, some texts run out of registers
+  // Not unrolled, some texts run out of registers.
+  OSTINATO_UNROLL
   for (int pair = 0; pair < kLeftPairs; ++pair) {
     for (int i = 0; i < 2; ++i)
       Store(left + (pair * 2 + i) * 32, weights_of(kHeldPairs + pair, i));
@@ -337,9 +338,8 @@ void recurrent_backward(const Storage* first_gates, const Storage* second_gates,
       OSTINATO_UNROLL
       for (int tile = 0; tile < kTiles; ++tile) {
         const float* const sum = sums[i / 2][tile] + i % 2 * 2;
-        Pair* const place =
-            &shared->parts[buffer % kBuffers][rank * kHalves + half][group % kGroups]
-                          [tile][lane];
+        Pair* const place = &shared->parts[buffer % kBuffers][rank * kHalves + half]
+                                          [group % kGroups][tile][lane];
         if constexpr (kCluster == 1) {
           Store(place, Pair{{sum[0], sum[1]}});
         } else {

@@ -33,8 +33,8 @@ OSTINATO_DEVICE float Rounded(float x) {
 }
 
 // The functions of XLA. Maximum and minimum are NaN where one operand is.
-#define OSTINATO_FUNCTION(Name, of_float, of_double)                    \
-  OSTINATO_DEVICE float Name(float x) { return of_float(x); }           \
+#define OSTINATO_FUNCTION(Name, of_float, of_double)          \
+  OSTINATO_DEVICE float Name(float x) { return of_float(x); } \
   OSTINATO_DEVICE double Name(double x) { return of_double(x); }
 OSTINATO_FUNCTION(Abs, fabsf, fabs)
 OSTINATO_FUNCTION(Acos, acosf, acos)
@@ -63,13 +63,28 @@ OSTINATO_FUNCTION(Sqrt, sqrtf, sqrt)
 OSTINATO_FUNCTION(Tan, tanf, tan)
 OSTINATO_FUNCTION(Tanh, tanhf, tanh)
 #undef OSTINATO_FUNCTION
-#define OSTINATO_FUNCTION(Name, of_float, of_double)                             \
-  OSTINATO_DEVICE float Name(float x, float y) { return of_float(x, y); }        \
+#define OSTINATO_FUNCTION(Name, of_float, of_double)                      \
+  OSTINATO_DEVICE float Name(float x, float y) { return of_float(x, y); } \
   OSTINATO_DEVICE double Name(double x, double y) { return of_double(x, y); }
 OSTINATO_FUNCTION(Atan2, atan2f, atan2)
 OSTINATO_FUNCTION(Pow, powf, pow)
 OSTINATO_FUNCTION(Rem, fmodf, fmod)
 #undef OSTINATO_FUNCTION
+
+OSTINATO_DEVICE int Rem(int x, int y) { return y == 0 ? x : y == -1 ? 0 : x % y; }
+OSTINATO_DEVICE unsigned Rem(unsigned x, unsigned y) { return y == 0 ? x : x % y; }
+// The nearest integer towards 0 that there is; 0 of NaN.
+template <typename T>
+OSTINATO_DEVICE int ToInt(T x) {
+  if (x != x) return 0;
+  if (x >= T(2147483648.0)) return 2147483647;
+  return x <= T(-2147483648.0) ? -2147483647 - 1 : int(x);
+}
+template <typename T>
+OSTINATO_DEVICE unsigned ToUnsigned(T x) {
+  if (x >= T(4294967296.0)) return 4294967295u;
+  return x > T(0) ? unsigned(x) : 0u;
+}
 
 template <typename T>
 OSTINATO_DEVICE T Logistic(T x) {

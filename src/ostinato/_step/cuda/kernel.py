@@ -17,6 +17,7 @@ from ..._padding import is_step, select
 from ..._rnn.accumulation import accumulation_dtype
 from ..._typing import Array
 from ..jaxprs import evaluate, jaxpr_of, split_at, type_of
+from ..programs.values import Unsupported
 from . import text
 from .parts import Parts, take_apart
 
@@ -195,10 +196,13 @@ def make(
     Raises:
         Unsupported: the step does not compute each element of a state by itself.
     """
-    parts = take_apart(step, counts, num_outputs, masked)
-    written = text.write(
-        parts.step, parts.counts, parts.num_outputs, masked, parts.places
-    )
+    try:
+        parts = take_apart(step, counts, num_outputs, masked)
+        written = text.write(
+            parts.step, parts.counts, parts.num_outputs, masked, parts.places
+        )
+    except RecursionError:
+        raise Unsupported("too many of its operations follow one another") from None
     return Kernel(parts, masked, kernels.step_loop(written.code), written.arguments)
 
 

@@ -6,11 +6,12 @@ import functools as ft
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
 
 from ... import _config
 from ..._cuda import check, device, plan
+from ..._padding import fill_empty_sequences, is_step, select
 from ..._typing import Array
 from .. import tokens, xla
 from ..gradients import Derivative, Mask, is_float
@@ -57,16 +58,13 @@ def describe(loop: Loop) -> str:
     return f"{gpu.name}, one kernel of {size} threads, an element of the states each"
 
 
-def rejection(loop: Loop, wrt: Mask | None) -> str | None:
-    """Return why kernels do not run a loop that they can run; None if they do.
+def failure(loop: Loop, wrt: Mask | None) -> str | None:
+    """Return how a kernel for a loop failed its trial here; None if all passed.
 
     The first call for a kernel on a kind of GPU starts its trial, in another process.
     """
     gpu, reason = device.status()
     assert gpu is not None, reason
-    reason = unmeasured_reason(loop)
-    if reason is not None:
-        return reason
     found = (
         check.failure(each.text, gpu, trial.PROGRAM, ft.partial(trial.case, each))
         for each in kernels_of(loop, wrt)
@@ -87,6 +85,24 @@ def kernels_of(loop: Loop, wrt: Mask | None) -> list[Kernel]:
         _forward_kernel(derivative.step, derivative, loop.masked),
         _backward_kernel(derivative, loop.masked),
     ]
+
+
+def filled(
+    loop: Loop, wrt: Mask, operands: Sequence[Array], saved: Sequence[Array]
+) -> list[Array]:
+    """Return saved values for a backward pass that runs steps past the end, too.
+
+    What a kernel saves there is 0, where a step may have a pole. Here it is what the
+    first step saves, as if XLA had run the loop.
+    """
+    by_kernel = loop.masked and device.status().gpu is not None
+    if not by_kernel or not is_supported(loop, wrt):
+        return list(saved)
+    lengths = operands[-1]
+    valid = is_step(lengths, loop.length, 0)
+    first = [fill_empty_sequences(a[0], lengths) for a in saved] if loop.length else []
+    pairs = zip(saved, first, strict=False)
+    return [select(valid, a, jnp.broadcast_to(f, a.shape)) for a, f in pairs]
 
 
 def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Array]:
@@ -111,8 +127,15 @@ def _run_forward(
     return xla.forward(loop, wrt, operands, _scans(loop, operands))
 
 
-def _run_backward(loop: Loop, wrt: Mask, operands: Sequence[Array], *given: Any) -> Any:
-    return xla.backward(loop, wrt, operands, *given, _scans(loop, operands))
+def _run_backward(
+    loop: Loop,
+    wrt: Mask,
+    operands: Sequence[Array],
+    saved: Sequence[Array],
+    cotangents: Sequence[Array],
+) -> dict[int, Array]:
+    scans = _scans(loop, operands)
+    return xla.backward(loop, wrt, operands, saved, cotangents, scans)
 
 
 def _scans(loop: Loop, operands: Sequence[Array]) -> Scans:
@@ -216,5 +239,5 @@ def _backward_kernel(derivative: Derivative, masked: bool) -> Kernel:
     )
 
 
-def _constants(traced: jax.extend.core.ClosedJaxpr) -> dict[Any, Any]:
+def _constants(traced: ClosedJaxpr) -> dict[Any, Any]:
     return dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))

@@ -81,20 +81,24 @@ def expression(
         return given[0]
     if name in SPECIAL:
         return SPECIAL[name](params, dtypes, given)
+    kind = type_of(dtypes[0])
     floats = jnp.issubdtype(dtypes[0], jnp.floating)
     if name in _FUNCTIONS and (floats or name in _OF_ALL_NUMBERS):
         return f"{_FUNCTIONS[name]}({', '.join(given)})"
-    if name in _OPERATORS and (floats or name not in _FLOATS_ALONE):
+    if name in _OPERATORS and floats:
         return f"({given[0]} {_OPERATORS[name]} {given[1]})"
+    if name in _OPERATORS and name != "div" and kind != "bool":  # modulo 2^32
+        return f"{kind}(unsigned({given[0]}) {_OPERATORS[name]} unsigned({given[1]}))"
     if name in _COMPARISONS:
         return f"({given[0]} {_COMPARISONS[name]} {given[1]})"
-    if name in ("and", "or", "xor"):
-        symbol = {"and": "&", "or": "|", "xor": "^"}[name]
-        return f"{type_of(dtypes[-1])}({given[0]} {symbol} {given[1]})"
+    if name in _OF_BITS:
+        return f"{type_of(dtypes[-1])}({given[0]} {_OF_BITS[name]} {given[1]})"
     return None
 
 
-IDENTITIES = frozenset({"copy", "copy_p", "name", "pvary", "stop_gradient"})
+IDENTITIES = frozenset(
+    {"copy", "copy_p", "name", "ostinato_asked", "pvary", "stop_gradient"}
+)
 """Operations that return their operand."""
 
 _FUNCTIONS = {
@@ -106,10 +110,10 @@ _FUNCTIONS = {
     ).split()
 } | {"exp2": "PowerOf2"}
 """Of one or more floats; _cuda/text/step.h has them."""
-_OF_ALL_NUMBERS = frozenset({"max", "min"})
+_OF_ALL_NUMBERS = frozenset({"max", "min", "rem"})
 
 _OPERATORS = {"add": "+", "add_any": "+", "sub": "-", "mul": "*", "div": "/"}
-_FLOATS_ALONE = frozenset({"div"})
+_OF_BITS = {"and": "&", "or": "|", "xor": "^"}
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
@@ -119,29 +123,37 @@ def _convert(
     old, new = map(type_of, (dtypes[0], dtypes[-1]))
     if new == "bool":
         return f"({given[0]} != {old}(0))"
+    if old in ("float", "double") and new in ("int", "unsigned"):
+        return f"{'ToInt' if new == 'int' else 'ToUnsigned'}({given[0]})"
     return f"{new}({given[0]})"
 
 
 def _power(params: dict[str, Any], dtypes: Sequence[Any], given: Sequence[str]) -> str:
     exponent, kind = params["y"], type_of(dtypes[-1])
-    if abs(exponent) > _MOST_FACTORS:
+    floats = kind in ("float", "double")
+    if abs(exponent) > (_MOST_FACTORS if floats else _MOST_INTEGER_FACTORS):
+        if not floats:
+            raise Unsupported("a large power of integers")
         return f"Pow({given[0]}, {kind}({exponent}))"
+    if not floats:
+        factors = " * ".join([f"unsigned({given[0]})"] * exponent) or "1u"
+        return f"{kind}({factors})"
     product = " * ".join([given[0]] * abs(exponent)) or f"{kind}(1)"
     return f"({product})" if exponent >= 0 else f"({kind}(1) / ({product}))"
 
 
-_MOST_FACTORS = 8
+_MOST_FACTORS, _MOST_INTEGER_FACTORS = 8, 32
 
 
 def _reduced(
     params: dict[str, Any], dtypes: Sequence[Any], given: Sequence[str]
 ) -> str:
     bits = params["exponent_bits"], params["mantissa_bits"]
+    if bits == (8, 7) and np.dtype(dtypes[0]).name in ("float32", "bfloat16"):
+        return f"Rounded({given[0]})"
     info = jnp.finfo(dtypes[0])
     if bits == (info.nexp, info.nmant):
         return given[0]
-    if bits == (8, 7) and np.dtype(dtypes[0]) == np.float32:
-        return f"Rounded({given[0]})"
     raise Unsupported("it reduces the precision of values")
 
 
@@ -162,7 +174,11 @@ SPECIAL: dict[str, Callable[[dict[str, Any], Sequence[Any], Sequence[str]], str]
     "clamp": lambda p, d, given: f"Min(Max({given[1]}, {given[0]}), {given[2]})",
     "convert_element_type": _convert,
     "integer_pow": _power,
-    "neg": lambda p, d, given: f"(-{given[0]})",
+    "neg": lambda p, d, given: (
+        f"(-{given[0]})"
+        if jnp.issubdtype(d[0], jnp.floating)
+        else f"{type_of(d[0])}(0u - unsigned({given[0]}))"
+    ),
     "not": lambda p, d, given: (
         f"(!{given[0]})" if np.dtype(d[0]) == np.bool_ else f"(~{given[0]})"
     ),
@@ -172,3 +188,8 @@ SPECIAL: dict[str, Callable[[dict[str, Any], Sequence[Any], Sequence[str]], str]
     "square": lambda p, d, given: f"({given[0]} * {given[0]})",
 }
 """Operations that are no call of a function; see `expression` for the arguments."""
+
+NAMES = frozenset(
+    {*IDENTITIES, *_FUNCTIONS, *_OPERATORS, *_COMPARISONS, *_OF_BITS, *SPECIAL}
+)
+"""All operations that compute each element by itself."""

@@ -86,7 +86,10 @@ def take_apart(
     Raises:
         Unsupported: the step does not compute each element of a state by itself.
     """
-    jaxpr, counts, totals = _without_totals(_flattened(step), counts, num_outputs)
+    flat = _flattened(step)
+    if masked:
+        _check_sizes(flat, counts)
+    jaxpr, counts, totals = _without_totals(flat, counts, num_outputs)
     found = _Finder(jaxpr, counts, masked)
     num_states = counts[2]
     states, outputs, sums = split_at(
@@ -166,13 +169,20 @@ class _Finder:
 
     def _add(self, atom: Any) -> None:
         """Find what a sum can be made of when all steps have run."""
-        if is_literal(atom) or atom in self.added:
+        if is_literal(atom):
+            if atom.val != 0:
+                raise Unsupported("a number is added at each step")
             return
+        if atom in self.added:
+            return
+        name = type_of(atom).dtype.name
+        if name not in operations.SUMS:
+            raise Unsupported(f"it adds up values of {name}")
         try:
             self.writer.dealt(atom)
         except Unsupported:
             eqn = self.makers.get(atom)
-            if eqn is None or eqn.primitive.name not in _LINEAR:
+            if eqn is None or eqn.primitive.name not in _LINEAR or _widens(eqn):
                 raise
             for v in eqn.invars:
                 self._add(v)
@@ -212,17 +222,20 @@ def _without_totals(
     """
     first, num_states = sum(counts[:2]), counts[2]
     places, totals, added = _places(jaxpr, counts), [], []
-    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    makers: dict[Any, JaxprEqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
     for i in range(num_states):
         state, new = jaxpr.invars[first + i], jaxpr.outvars[i]
         eqn = None if is_literal(new) else makers.get(new)
         summed = type_of(state).dtype.name in operations.SUMS
         if type_of(state).shape == places.shape or eqn is None or not summed:
             continue
-        readers = [e for e in jaxpr.eqns if state in variables(e)]
         others = [v for v in eqn.invars if v is not state]
-        alone = readers == [eqn] and state not in jaxpr.outvars
-        if eqn.primitive.name in ("add", "add_any") and alone and len(others) == 1:
+        if eqn.primitive.name not in ("add", "add_any") or len(others) != 1:
+            continue
+        readers = [e for e in jaxpr.eqns if {state, new} & set(variables(e))]
+        results = [v for v in jaxpr.outvars if v is state or v is new]
+        like = not is_literal(others[0]) and type_of(others[0]) == type_of(state)
+        if readers == [eqn] and len(results) == 1 and like:
             totals.append(i)
             added += others
     kept = [i for i in range(num_states) if i not in totals]
@@ -236,6 +249,13 @@ def _without_totals(
     )
 
 
+def _widens(eqn: JaxprEqn) -> bool:
+    """Return whether sums of what an equation returns are wider than of its operand."""
+    types = [type_of(v).dtype.name for v in (eqn.invars[0], eqn.outvars[0])]
+    before, after = (operations.SUMS.get(name) for name in types)
+    return before != after
+
+
 def _after(eqns: Sequence[JaxprEqn], given: Iterable[Any]) -> list[JaxprEqn]:
     """Return the equations that need only given variables."""
     known, found = set(given), []
@@ -244,6 +264,36 @@ def _after(eqns: Sequence[JaxprEqn], given: Iterable[Any]) -> list[JaxprEqn]:
             found.append(eqn)
             known.update(eqn.outvars)
     return found
+
+
+def _check_sizes(jaxpr: Jaxpr, counts: text.Step) -> None:
+    """Check that an axis with the size of the batch is that of sequences.
+
+    A thread stops at the end of its own sequence, so it has to know which that is.
+    """
+    batch = _places(jaxpr, counts).shape[0]
+    if batch == 1:
+        return
+    read = {v for eqn in jaxpr.eqns for v in variables(eqn)}
+    fixed = [v for v in jaxpr.invars[: counts[0]] if v in read]
+    known = {v for v in jaxpr.invars if type_of(v).shape[:1] == (batch,)}
+    changing = (v for v in jaxpr.invars[counts[0] :] if v in read)
+    shapes = [type_of(v).shape[1:] for v in changing]
+    shapes += [type_of(v).shape for v in fixed]
+    for eqn in jaxpr.eqns:
+        # What is the same for all sequences may be repeated for each of them.
+        repeats = not variables(eqn) or (
+            eqn.primitive.name == "broadcast_in_dim"
+            and 0 not in eqn.params["broadcast_dimensions"]
+        )
+        for v in eqn.outvars:
+            shape = type_of(v).shape
+            if repeats or not known.isdisjoint(variables(eqn)):
+                known.add(v)
+                shape = shape[1:]
+            shapes.append(shape)
+    if any(batch in shape for shape in shapes):
+        raise Unsupported("with lengths, it has another axis as long as the batch")
 
 
 def _places(jaxpr: Jaxpr, counts: text.Step) -> Places:

@@ -139,9 +139,9 @@ class Writer:
         raise reason
 
     def _check_owners(self, found: list[tuple[Indices, Value]]) -> None:
-        """Check that what sequences share does not end with the first of them."""
-        shared = (0 in self.places.owners(indices) for indices, _ in found)
-        if self.masked and any(shared):
+        """Check that each thread writes of its own sequence, whose length it has."""
+        own = self.places.own()[:1]
+        if self.masked and any(indices[:1] != own for indices, _ in found):
             raise Unsupported("sequences of several lengths share a result")
 
     def read(self, atom: Any, indices: Indices) -> Value:
@@ -189,6 +189,15 @@ class Writer:
             axis, sizes = eqn.params["axis"], eqn.params["sizes"]
             by = int(sum(sizes[:result]))
             return self.read(eqn.invars[0], moved(indices, axis, by))
+        if name == "unstack":
+            axis, part = eqn.params["axis"], self.places.constant(result)
+            return self.read(eqn.invars[0], (*indices[:axis], part, *indices[axis:]))
+        shape = type_of(variable).shape
+        shapes = [type_of(v).shape for v in eqn.invars]
+        if name not in operations.NAMES or not all(
+            not each or _is_like(each, shape) for each in shapes
+        ):
+            raise Unsupported(f"`{name}`", eqn)
         given = [self.read(v, self._of_operand(v, indices)) for v in eqn.invars]
         dtypes = [type_of(v).dtype for v in (*eqn.invars, variable)]
         if name in operations.IDENTITIES:
@@ -448,6 +457,13 @@ class Writer:
         return f"if ({owners}) " if owners else ""
 
 
+def _is_like(shape: Shape, result: Shape) -> bool:
+    """Return whether an operand has the shape of a result, or axes of size 1."""
+    return len(shape) == len(result) and all(
+        a in (1, b) for a, b in zip(shape, result, strict=True)
+    )
+
+
 # ---------------------------------------------------------------- operations on shapes
 
 
@@ -463,7 +479,7 @@ def _broadcast(w: Writer, eqn: JaxprEqn, indices: Indices) -> Value:
 
 def _reshape(w: Writer, eqn: JaxprEqn, indices: Indices) -> Value:
     operand, shape = eqn.invars[0], type_of(eqn.outvars[0]).shape
-    if eqn.params.get("dimensions") is not None:
+    if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
         raise Unsupported("`reshape` in another order", eqn)
     flat = w.places.flat(indices, shape)
     return w.read(operand, w.places.unflat(flat, type_of(operand).shape))
@@ -503,6 +519,15 @@ def _concatenate(w: Writer, eqn: JaxprEqn, indices: Indices) -> Value:
     raise Unsupported("it joins arrays that each have a part of the units", eqn)
 
 
+def _stack(w: Writer, eqn: JaxprEqn, indices: Indices) -> Value:
+    axis = eqn.params["axis"]
+    which = indices[axis]
+    if any(which.factors):
+        raise Unsupported("it joins arrays that each have a part of the units", eqn)
+    rest = (*indices[:axis], *indices[axis + 1 :])
+    return w.read(eqn.invars[which.constant], rest)
+
+
 def _pad(w: Writer, eqn: JaxprEqn, indices: Indices) -> Value:
     operand, padding = eqn.invars
     found = []
@@ -538,6 +563,7 @@ _SHAPES: dict[str, Callable[[Writer, JaxprEqn, Indices], Value]] = {
     "rev": _rev,
     "slice": _slice,
     "squeeze": _reshape,
+    "stack": _stack,
     "transpose": _transpose,
 }
 """Operations that only say which elements are meant, and sums over short axes."""

@@ -23,9 +23,12 @@ from ..jaxprs import split_at, type_of
 from .kernel import Call, Kernel
 
 PROGRAM = "ostinato._step.cuda.trial"
+PLATFORMS = ("cuda",)
+"""Where kernels run; tests put another one in its place."""
 _STEPS = 11  # more than are under way at once, and not a multiple of them
 _LARGEST_ERROR = {"float64": 1e-9, "float32": 1e-4}  # else that of bfloat16
 _OTHER_ERROR = 0.05
+_LEAST_GOOD = 0.995  # of the elements of an array
 
 
 def case(kernel: Kernel) -> bytes:
@@ -50,14 +53,12 @@ def case(kernel: Kernel) -> bytes:
             )
             return jax.tree.leaves([run(call), run(call._replace(reverse=True))])
 
-        exported = jax.export.export(jax.jit(both_ways), disabled_checks=checks)
+        exported = jax.export.export(
+            jax.jit(both_ways), platforms=PLATFORMS, disabled_checks=checks
+        )
         files.append(exported((fixed, every, states, lengths)).serialize())
     file = io.BytesIO()
-    names = ("kernel", "xla")
-    np.savez(
-        file,
-        **{n: np.frombuffer(f, np.uint8) for n, f in zip(names, files, strict=True)},
-    )
+    np.savez(file, *(np.frombuffer(each, np.uint8) for each in files))
     return file.getvalue()
 
 
@@ -68,8 +69,8 @@ def main(path: str) -> str:
     assert gpu is not None, reason
     with np.load(path) as file:
         ours, xla = (
-            jax.export.deserialize(bytearray(file[n].tobytes()))
-            for n in ("kernel", "xla")
+            jax.export.deserialize(bytearray(file[name].tobytes()))
+            for name in ("arr_0", "arr_1")
         )
     random = np.random.default_rng(3)
     leaves = [_draw(random, aval) for aval in ours.in_avals]
@@ -82,7 +83,8 @@ def main(path: str) -> str:
         largest = _LARGEST_ERROR.get(y.dtype.name, _OTHER_ERROR)
         x, y = (np.asarray(each).astype(np.float64) for each in (x, y))
         good = np.isclose(x, y, rtol=largest, atol=largest, equal_nan=True)
-        if not good.all():
+        # Where a step compares or rounds, a last bit may decide.
+        if not np.mean(good) >= _LEAST_GOOD:
             return f"a wrong result: array {i}, {np.mean(~good):.1%} of its elements"
     return ""
 
