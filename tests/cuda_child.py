@@ -15,14 +15,15 @@ from ostinato._step.cuda import trial as step_trial
 
 LINE = "  const Index unit = part.sequence * UnitsOf(r) + part.unit;"
 PUT = "OSTINATO_DEVICE void Put(float* p, float x) {"
+HANG = " for (volatile bool on = true; on;) {}"
 CHANGES = {
     "none": lambda text: text,
     "wrong": lambda text: text.replace("step->a[i] = Widen", "step->a[i] = -Widen"),
     "crash": lambda text: text.replace(LINE, LINE + " __builtin_trap();"),
-    "hang": lambda text: text.replace(LINE, LINE + " for (;;) usleep(10000);"),
+    "hang": lambda text: text.replace(LINE, LINE + HANG),
     "wrong store": lambda text: text.replace(PUT, PUT + " x = -x;"),
     "crash in a step": lambda text: text.replace(PUT, PUT + " __builtin_trap();"),
-    "hang in a step": lambda text: text.replace(PUT, PUT + " for (;;) usleep(10000);"),
+    "hang in a step": lambda text: text.replace(PUT, PUT + HANG),
     "wrong gate": lambda text: text.replace("g[1] * c + g[0]", "g[0] * c + g[1]"),
 }
 

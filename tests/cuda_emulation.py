@@ -33,7 +33,7 @@ needs_emulator = pytest.mark.skipif(
     reason="needs the native library and a C++ compiler",
 )
 _BUILD = [COMPILER, "-std=c++17", "-O0", "-fPIC", f"-I{NATIVE}"]
-PATH_VARIABLE = "FAKE_DRIVER"  # where the parent has built it, for its children
+FOLDER_VARIABLE = "FAKE_GPU"  # where the parent has built it, for its children
 
 
 _here = dataclasses.replace(rnn_cuda.BACKEND, platform="cpu")
@@ -44,7 +44,7 @@ ON_CPU = (_here, *backends.BACKENDS[1:])
 @functools.cache
 def driver() -> ctypes.CDLL:
     """Build and open the fake driver, and make its launches a target of the CPU."""
-    path = os.environ.get(PATH_VARIABLE) or _build_driver()
+    path = str(built() / "libcuda.so.1")
     library = ctypes.CDLL(path)
     library.fake_calls.restype = library.fake_open.restype = ctypes.c_char_p
     handler = jax.ffi.pycapsule(library.fake_launch)
@@ -54,14 +54,26 @@ def driver() -> ctypes.CDLL:
     return library
 
 
-def _build_driver() -> str:
-    path = _folder() / "libcuda.so.1"
-    sources = ["tests/cuda_fake_driver.cc", "tests/cuda_fake_handler.cc"]
+@functools.cache
+def built() -> Path:
+    """Return the folder of the fake driver, and of what all kernels share.
+
+    The latter are a header, compiled ahead, and the machine that runs kernels.
+    """
+    if FOLDER_VARIABLE in os.environ:
+        return Path(os.environ[FOLDER_VARIABLE])
+    folder, tests = _folder(), NATIVE / "tests"
     build = [*_BUILD, "-Wall", "-Wextra", "-Werror", "-shared"]
-    build += ["-isystem", jax.ffi.include_dir()]
-    build += [NATIVE / file for file in (*sources, "cuda/launcher.cc")]
-    subprocess.run([*build, "-o", path, "-ldl"], check=True)
-    return str(path)
+    build += ["-isystem", jax.ffi.include_dir(), "-o", folder / "libcuda.so.1"]
+    build += [tests / "cuda_fake_driver.cc", tests / "cuda_fake_handler.cc"]
+    subprocess.run([*build, NATIVE / "cuda" / "launcher.cc", "-ldl"], check=True)
+    build = [*_BUILD, "-O1", "-fvisibility=hidden", "-c", "-o", folder / "machine.o"]
+    subprocess.run([*build, tests / "cuda_machine.cc"], check=True)
+    header = folder / "emulator.h"
+    shutil.copy(tests / "cuda_emulator.h", header)
+    build = [*_BUILD, "-x", "c++-header", "-o", folder / "emulator.h.gch", header]
+    subprocess.run(build, check=True)
+    return folder
 
 
 @functools.cache
@@ -79,18 +91,19 @@ def calls() -> list[str]:
 def compile_emulated(compiler, text: str, options) -> nvrtc.Compiled:
     """Compile the text of a kernel for the emulator, in the place of NVRTC."""
     text = text.removeprefix(kernels._read("primitives.h"))
-    flags = [o for o in options if not o.startswith(("-arch", "-std"))]
-    return _emulated(text, tuple(flags))
+    named = [o[2:].replace("=", " ", 1) for o in options if o.startswith("-D")]
+    # In the text, since GCC takes no header compiled ahead where macros are given.
+    return _emulated("".join(f"#define {name}\n" for name in named) + text)
 
 
 @functools.cache
-def _emulated(text: str, flags: tuple[str, ...]) -> nvrtc.Compiled:
+def _emulated(text: str) -> nvrtc.Compiled:
     names = re.findall(r"OSTINATO_KERNEL[^;]*?\bvoid (\w+)\(", text)
     exports = "\n".join(f"OSTINATO_EMULATED({name})" for name in names)
     source, made = _folder() / "kernel.cc", _folder() / "kernel.so"
-    source.write_text(f'#include "{_header()}"\n{text}\n{exports}\n')
+    source.write_text(f'#include "{built() / "emulator.h"}"\n{text}\n{exports}\n')
     done = subprocess.run(
-        [*_BUILD, "-shared", *flags, source, "-o", made],
+        [*_BUILD, "-shared", source, built() / "machine.o", "-o", made],
         capture_output=True,
         text=True,
         check=False,
@@ -98,16 +111,6 @@ def _emulated(text: str, flags: tuple[str, ...]) -> nvrtc.Compiled:
     if done.returncode != 0:
         raise nvrtc.CompileError(done.stderr)
     return nvrtc.Compiled(made.read_bytes(), "")
-
-
-@functools.cache
-def _header() -> Path:
-    """Copy the emulator, and compile it ahead, which GCC finds beside it."""
-    copy = _folder() / "emulator.h"
-    shutil.copy(NATIVE / "tests" / "cuda_emulator.h", copy)
-    made = copy.with_suffix(".h.gch")
-    subprocess.run([*_BUILD, "-x", "c++-header", copy, "-o", made], check=True)
-    return copy
 
 
 def fake_gpu(setattr_, change=lambda text: text) -> None:

@@ -28,7 +28,7 @@ pytestmark = needs_emulator
 def trial(monkeypatch, tmp_path):
     """Make a trial with a bug, and return its failure."""
     monkeypatch.setenv("OSTINATO_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv(cuda_emulation.PATH_VARIABLE, cuda_emulation.driver()._name)
+    monkeypatch.setenv(cuda_emulation.FOLDER_VARIABLE, str(cuda_emulation.built()))
     monkeypatch.setattr(check, "_verdicts", {})
     monkeypatch.setattr(check, "_tried", {})
     cuda_emulation.fake_gpu(monkeypatch.setattr)
@@ -144,7 +144,6 @@ def test_kernels_that_are_made_for_a_step_are_tried(
 def test_a_trial_that_does_not_begin_is_repeated_by_the_next_process(
     trial, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(cuda_emulation, "PATH_VARIABLE", "UNUSED")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     assert "no other process could be started" in trial("none")
     assert not list(tmp_path.glob("*.verdict"))

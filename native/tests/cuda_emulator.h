@@ -5,8 +5,16 @@
 // in random order, so that a missing wait shows. Accesses to arrays are checked, and
 // shared memory begins as noise.
 //
+// cuda_machine.cc defines what is only declared here, since each text is compiled anew.
 // OSTINATO_EMULATED(name), behind the text, exports what runs the kernel `name`.
-#include "tests/cuda_machine.h"
+#ifndef OSTINATO_TESTS_CUDA_EMULATOR_H_
+#define OSTINATO_TESTS_CUDA_EMULATOR_H_
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
 
 #define OSTINATO_KERNEL static
 #define OSTINATO_KERNEL_OF(threads) static
@@ -18,11 +26,49 @@
     emulator::Emulate(*run, [](void** p) { emulator::Call(name, p); }); \
   }
 
-inline Index ThreadOfBlock() { return emulator::machine.current->thread; }
-inline Index Block() { return emulator::CurrentBlock().number; }
-inline Index ThreadsOfBlock() { return emulator::machine.run->threads; }
-inline unsigned char* SharedMemory() { return emulator::CurrentBlock().shared.data(); }
-inline void WaitForBlock() { emulator::Meet(&emulator::CurrentBlock().meeting); }
+using Index = long long;
+using Word = unsigned;
+
+namespace emulator {
+
+// An array that a kernel may use.
+struct Array {
+  const char* begin;
+  size_t bytes;
+};
+
+// Where a kernel runs, as the driver says it.
+struct Run {
+  void** parameters;
+  unsigned blocks, threads, shared_bytes, cluster;
+  const Array* arrays;
+  size_t count;
+  unsigned seed;
+  char* error;  // [256], empty if all went well
+};
+
+void Emulate(const Run& run, void (*call)(void** parameters));
+
+template <typename... Types, size_t... kIndices>
+void Call(void (*kernel)(Types...), void** parameters,
+          std::index_sequence<kIndices...>) {
+  kernel(*static_cast<std::remove_const_t<Types>*>(parameters[kIndices])...);
+}
+template <typename... Types>
+void Call(void (*kernel)(Types...), void** parameters) {
+  Call(kernel, parameters, std::index_sequence_for<Types...>{});
+}
+
+// Throws unless the bytes lie in an array or in shared memory.
+void CheckAccess(const void* p, size_t bytes, size_t alignment);
+
+}  // namespace emulator
+
+Index ThreadOfBlock();
+Index Block();
+Index ThreadsOfBlock();
+unsigned char* SharedMemory();
+void WaitForBlock();
 
 template <typename T>
 T Load(const T* p) {
@@ -80,129 +126,24 @@ inline float Exp2(float x) { return std::exp2(x); }
 inline float Log2(float x) { return std::log2(x); }
 inline float Reciprocal(float x) { return 1.f / x; }
 
-namespace emulator {
-
-// Runs an operation of all lanes of the current warp; `then(&warp)` computes it.
-template <typename Then>
-Warp& InWarp(const char* operation, size_t count, const Word* given, const Then& then) {
-  Warp& warp = CurrentBlock().warps[machine.current->thread / kLanes];
-  if (warp.meeting.waiting.empty()) warp.operation = operation;
-  if (warp.operation != operation)
-    throw std::runtime_error("the lanes of a warp do different things");
-  for (size_t i = 0; i < count; ++i)
-    warp.given[machine.current->thread % kLanes][i] = given[i];
-  Meet(&warp.meeting, [&] { then(&warp); });
-  return warp;
-}
-
-inline void Parts(Word x, BFloat16, float* values) {
-  values[0] = Widen(BFloat16{static_cast<uint16_t>(x)});
-  values[1] = Widen(BFloat16{static_cast<uint16_t>(x >> 16)});
-}
-inline void Parts(Word x, float, float* values) { values[0] = AsFloat(x & ~0x1fffu); }
-
-template <typename Storage>
-void MultiplyInWarp(Warp* warp, Storage type) {
-  constexpr int kParts = 4 / sizeof(Storage);
-  float a[16][8 * kParts], b[8][8 * kParts];
-  for (size_t lane = 0; lane < kLanes; ++lane) {
-    const Word* const given = warp->given[lane];
-    const size_t row = lane / 4, word = lane % 4;
-    Parts(given[0], type, a[row] + word * kParts);
-    Parts(given[1], type, a[row + 8] + word * kParts);
-    Parts(given[2], type, a[row] + (word + 4) * kParts);
-    Parts(given[3], type, a[row + 8] + (word + 4) * kParts);
-    Parts(given[4], type, b[row] + word * kParts);
-    Parts(given[5], type, b[row] + (word + 4) * kParts);
-  }
-  for (int row = 0; row < 16; ++row) {
-    for (int column = 0; column < 8; ++column) {
-      float sum = 0;
-      for (int k = 0; k < 8 * kParts; ++k) sum += a[row][k] * b[column][k];
-      const size_t lane = row % 8 * 4 + column / 2;
-      warp->returned[lane][row / 8 * 2 + column % 2] = AsWord(sum);
-    }
-  }
-}
-
-}  // namespace emulator
-
-inline float OfLane(float x, int mask) {
-  const Word given = AsWord(x);
-  emulator::Warp& warp =
-      emulator::InWarp("OfLane", 1, &given, [mask](emulator::Warp* w) {
-        for (size_t i = 0; i < emulator::kLanes; ++i)
-          w->returned[i][0] = w->given[i ^ mask][0];
-      });
-  return AsFloat(warp.returned[ThreadOfBlock() % emulator::kLanes][0]);
-}
-
-inline void LoadMatrices(const Word* row, Word* result) {
-  if (emulator::PlaceOf(row, 16) % 16 != 0)
-    throw std::runtime_error("a row of a matrix is not aligned");
-  const size_t lane = ThreadOfBlock() % emulator::kLanes;
-  emulator::CurrentBlock().warps[ThreadOfBlock() / emulator::kLanes].rows[lane] = row;
-  emulator::Warp& warp =
-      emulator::InWarp("LoadMatrices", 0, nullptr, [](emulator::Warp* w) {
-        for (size_t i = 0; i < emulator::kLanes; ++i)
-          for (size_t m = 0; m < 4; ++m)
-            w->returned[i][m] = w->rows[m * 8 + i / 4][i % 4];
-      });
-  memcpy(result, warp.returned[lane], sizeof warp.returned[lane]);
-}
-
-template <typename Storage>
-void MultiplyTiles(float* sum, const Word* a, Word b_0, Word b_1, Storage type) {
-  const Word given[] = {a[0], a[1], a[2], a[3], b_0, b_1};
-  const auto multiply = [type](emulator::Warp* w) {
-    emulator::MultiplyInWarp(w, type);
-  };
-  emulator::Warp& warp = emulator::InWarp("MultiplyTiles", 6, given, multiply);
-  for (int i = 0; i < 4; ++i)
-    sum[i] += AsFloat(warp.returned[ThreadOfBlock() % emulator::kLanes][i]);
-}
+float OfLane(float x, int mask);
+void LoadMatrices(const Word* row, Word* result);
+void MultiplyTiles(float* sum, const Word* a, Word b_0, Word b_1, BFloat16 type);
+void MultiplyTiles(float* sum, const Word* a, Word b_0, Word b_1, float type);
 
 // ------------------------------------------------------------------ clusters of blocks
 
-inline void WaitForCluster() { emulator::Meet(&emulator::machine.cluster); }
-
-inline void ArriveAtCluster() { emulator::Arrive(); }
-inline void WaitForArrived() { emulator::WaitForArrived(); }
+void WaitForCluster();
+void ArriveAtCluster();
+void WaitForArrived();
 
 struct alignas(8) Arrivals {
   unsigned long long state;
 };
-inline void Begin(Arrivals* arrivals) {
-  const size_t place = emulator::PlaceOf(arrivals, sizeof(Arrivals));
-  emulator::CurrentBlock().counters[place] = {1, 0, 0, {}};
-}
-inline emulator::Counter& CounterOf(const Arrivals* arrivals) {
-  const size_t place = emulator::PlaceOf(arrivals, sizeof(Arrivals));
-  return emulator::CounterAt(&emulator::CurrentBlock(), place);
-}
-inline void Expect(Arrivals* arrivals, int bytes) {
-  emulator::Counter& counter = CounterOf(arrivals);
-  if (counter.pending == 0)
-    throw std::runtime_error("bytes are expected twice in a phase");
-  counter.bytes += bytes;
-  --counter.pending;
-  emulator::EndPhase(&counter);
-}
-inline void WaitFor(Arrivals* arrivals, int parity) {
-  emulator::Counter& counter = CounterOf(arrivals);
-  while (counter.phase % 2 == static_cast<unsigned>(parity)) {
-    counter.waiting.push_back(emulator::machine.current);
-    emulator::Leave();
-  }
-}
-inline void Send(Word* place, Word value, Arrivals* arrivals, int block) {
-  emulator::machine.messages.push_back(
-      {&emulator::machine.blocks.at(block), emulator::PlaceOf(place, sizeof(Word)),
-       emulator::PlaceOf(arrivals, sizeof(Arrivals)), value});
-}
-inline void Send(Word* place, Word first, Word second, Arrivals* arrivals, int block) {
-  if (emulator::PlaceOf(place, 8) % 8 != 0)
-    throw std::runtime_error("two words are not aligned");
-  Send(place, first, arrivals, block);
-  Send(place + 1, second, arrivals, block);
-}
+void Begin(Arrivals* arrivals);
+void Expect(Arrivals* arrivals, int bytes);
+void WaitFor(Arrivals* arrivals, int parity);
+void Send(Word* place, Word value, Arrivals* arrivals, int block);
+void Send(Word* place, Word first, Word second, Arrivals* arrivals, int block);
+
+#endif  // OSTINATO_TESTS_CUDA_EMULATOR_H_

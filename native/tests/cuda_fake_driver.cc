@@ -20,23 +20,13 @@ std::mutex mutex;  // of all below
 std::string calls, failing;
 int failure = 0, driver_version = 13000, devices = 1;
 int capability[2] = {9, 0};
-std::vector<emulator_arrays::Array> arrays;
+std::vector<emulator::Array> arrays;
 unsigned launches = 0;
 
 int Record(const std::string& name, const std::string& what = "") {
   calls += name + (what.empty() ? "" : " " + what) + "\n";
   return name == failing ? failure : 0;
 }
-
-// The same as emulator::Run.
-struct Run {
-  void** parameters;
-  unsigned blocks, threads, shared_bytes, cluster;
-  const emulator_arrays::Array* arrays;
-  size_t count;
-  unsigned seed;
-  char* error;
-};
 
 struct Config {
   unsigned grid[3], block[3], shared_bytes;
@@ -46,13 +36,13 @@ struct Config {
 };
 
 struct Loaded {
-  void (*emulate)(const Run*);
+  void (*emulate)(const emulator::Run*);
   std::string name;
 };
 
 }  // namespace
 
-void emulator_arrays::Set(const std::vector<Array>& given) { arrays = given; }
+void SetArrays(const std::vector<emulator::Array>& given) { arrays = given; }
 
 extern "C" {
 
@@ -150,7 +140,7 @@ int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
   const std::string symbol = std::string("emulated_") + name;
   void* const found = dlsym(library, symbol.c_str());
   if (found == nullptr) return 500;
-  *kernel = new Loaded{reinterpret_cast<void (*)(const Run*)>(found), name};
+  *kernel = new Loaded{reinterpret_cast<void (*)(const emulator::Run*)>(found), name};
   return 0;
 }
 int cuKernelGetFunction(void** function, void* kernel) {
@@ -178,9 +168,9 @@ int cuLaunchKernelEx(const Config* config, void* function, void** parameters, vo
   }
   if (const int result = Record("cuLaunchKernelEx", what.str())) return result;
   char error[256] = "";
-  const Run run{parameters,           config->grid[0], config->block[0],
-                config->shared_bytes, cluster,         arrays.data(),
-                arrays.size(),        ++launches,      error};
+  const emulator::Run run{parameters,           config->grid[0], config->block[0],
+                          config->shared_bytes, cluster,         arrays.data(),
+                          arrays.size(),        ++launches,      error};
   loaded->emulate(&run);
   if (error[0] == '\0') return 0;
   Record("error:", error);

@@ -2,19 +2,11 @@
 #ifndef OSTINATO_TESTS_CUDA_FAKE_DRIVER_H_
 #define OSTINATO_TESTS_CUDA_FAKE_DRIVER_H_
 
-#include <cstddef>
 #include <vector>
 
-namespace emulator_arrays {
+#include "tests/cuda_emulator.h"
 
-struct Array {
-  const char* begin;
-  size_t bytes;
-};
-
-// The arrays that the next launch may use.
-void Set(const std::vector<Array>& arrays);
-
-}  // namespace emulator_arrays
+// Sets the arrays that the next launch may use.
+void SetArrays(const std::vector<emulator::Array>& arrays);
 
 #endif  // OSTINATO_TESTS_CUDA_FAKE_DRIVER_H_

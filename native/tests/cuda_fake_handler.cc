@@ -19,11 +19,11 @@ xffi::Error LaunchOnHost(xffi::RemainingArgs operands, xffi::RemainingRets resul
   const auto arrays = ArraysOf(operands, results);
   for (size_t i = operands.size(); i < arrays.size(); ++i)
     memset(arrays[i].untyped_data(), 0xff, arrays[i].size_bytes());
-  std::vector<emulator_arrays::Array> allowed;
+  std::vector<emulator::Array> allowed;
   for (const xffi::AnyBuffer& each : arrays)
     allowed.push_back(
         {static_cast<const char*>(each.untyped_data()), each.size_bytes()});
-  emulator_arrays::Set(allowed);
+  SetArrays(allowed);
   cuda::Prepare(call.code(), call.cuda_grid());
   LaunchOn(nullptr, arrays, call);
   return xffi::Error::Success();
