@@ -91,11 +91,14 @@ FUSED = [
 ]
 
 
+def put(a, dtype):
+    """Return a JAX array of another dtype, for which nothing is compiled."""
+    return jax.device_put(np.asarray(a).astype(jnp.dtype(dtype)))
+
+
 def draw(rng, tree, dtype="float64"):
     """Draw normal values in the shapes of `tree`, so that no parameter is 0 or 1."""
-    return jax.tree.map(
-        lambda a: jnp.asarray(rng.standard_normal(a.shape) * 0.6, dtype), tree
-    )
+    return jax.tree.map(lambda a: put(rng.standard_normal(a.shape) * 0.6, dtype), tree)
 
 
 def shapes_of(cell, dtype="float64"):
@@ -114,7 +117,7 @@ def make(case: CellCase, dtype="float64", lengths=None, seed=0):
     for b, n in enumerate(lengths or ()):
         x[b, n:] = np.nan
     states = draw(rng, states, dtype)
-    return params, jnp.asarray(x, dtype), states
+    return params, put(x, dtype), states
 
 
 def numpy_tree(tree):
@@ -129,7 +132,7 @@ def oracle(case: CellCase, params, x, states, **options):
 
 
 def net(cell, params, x, states, lengths=None, **options):
-    lengths = None if lengths is None else jnp.asarray(lengths, jnp.int32)
+    lengths = None if lengths is None else put(lengths, "int32")
     return ost.recurrent_net(
         cell, x, states, params=params, seq_lengths=lengths, **options
     )

@@ -34,12 +34,15 @@ def dropout_masks(case: Case, key):
 
 
 def rounded(made: Inputs, dtype) -> Inputs:
-    """Return the arrays for the library: floats in `dtype`, still batch-major."""
+    """Return the arrays for the library: floats in `dtype`, still batch-major.
+
+    `jnp.asarray` would compile a program for each shape.
+    """
     return Inputs(
         *(
             None
             if a is None
-            else jnp.asarray(a.astype(dtype) if a.dtype == np.float64 else a)
+            else jax.device_put(a.astype(dtype) if a.dtype == np.float64 else a)
             for a in made
         )
     )

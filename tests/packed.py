@@ -53,7 +53,7 @@ class Placement:
         fill = np.full(rest, True if a.dtype == bool else np.nan, a.dtype)
         np_ = _numpy_of(a)
         made = np_.concatenate([np_.asarray(a)[self.batch, self.time], fill])
-        return jnp.asarray(made)
+        return jax.device_put(made)
 
     def unpack(self, tokens: Any, steps: int) -> Any:
         """Convert tokens to `[B, T, ...]` with zeros in the padding."""
@@ -103,7 +103,7 @@ class PackedRun:
         return tuple(map(self.place.pack, masks))
 
     def arguments(self) -> tuple:
-        return self.inputs(), jnp.asarray(self.place.lengths), self.masks()
+        return self.inputs(), jax.device_put(self.place.lengths), self.masks()
 
     def named(self, output: Any, grads: Any) -> dict[str, np.ndarray]:
         """Return results and gradients by name, batch-major; check unused capacity."""

@@ -182,5 +182,5 @@ THREADED = [
 def test_native_checks_hold_without_data_races(name, tmp_path, request):
     objects = request.getfixturevalue("plain_kernels") if name in PLAIN else []
     files = [file for file in SOURCES[name] if file not in LINEAR_KERNELS]
-    # That sanitizer does not follow a fork of a process with several threads.
-    run_checks(name, ["-fsanitize=thread"], tmp_path, files, objects, "no-fork")
+    # Less, since it slows them down; and no fork of a process with several threads.
+    run_checks(name, ["-fsanitize=thread"], tmp_path, files, objects, "threads")

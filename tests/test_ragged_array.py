@@ -1,3 +1,4 @@
+import contextlib
 import functools
 
 import jax
@@ -205,6 +206,7 @@ def test_padded_ragged():
     lengths = jnp.asarray([3, 1]), jnp.asarray([0, 4])
     batch = ragged.PaddedRagged(jnp.asarray(data), lengths, ((0, "n"), (2, "m")))
     assert [e.shape for e in batch.to_list()] == [(3, 2, 0), (1, 2, 4)]
+    np.testing.assert_array_equal(batch.to_list()[0], data[0, :, :, :0])
     np.testing.assert_array_equal(batch[1], data[1, :1])
     np.testing.assert_array_equal(batch[np.int64(-1)], data[1, :1])
     assert [e.shape for e in batch] == [(3, 2, 0), (1, 2, 4)]
@@ -268,26 +270,53 @@ def test_random_batches_have_few_shapes(name):
     assert 1 < len(shapes) <= most
 
 
-def test_joining_and_splitting_arrays_of_numpy_compiles_little():
-    """Nothing for another list of the same lengths."""
-    compiled = []
+@contextlib.contextmanager
+def compilations():
+    """Yield a list, to which the duration of every compilation is added."""
+    found = []
 
     def listen(event, duration, **_):
         if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(duration)
+            found.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_joining_and_splitting_arrays_of_numpy_compiles_once():
+    """Nothing for other lengths, if the capacity is the same."""
 
     def there_and_back(*lengths):
         arrays = [np.zeros((n, 97)) for n in lengths]
         batch = RaggedArray.from_list(arrays, capacity=16, max_length=8)
         assert_examples(batch, arrays)
 
-    there_and_back(3, 4)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        for lengths in ((4, 3), (3, 3), (4, 4)):
+    with compilations() as first:
+        there_and_back(3, 4)
+    with compilations() as later:
+        for lengths in ((4, 3), (3, 3), (4, 5), (0, 8)):
             there_and_back(*lengths)
-        assert not compiled
-        there_and_back(4, 5)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-    assert compiled
+    assert first and not later
+
+
+def test_a_list_is_on_the_device_of_its_batch_and_differentiable():
+    lengths = [7, 0, 4, 1]
+    data = np.arange(36.0).reshape(12, 3)
+    batch = ragged.RaggedArray(jnp.asarray(data), jnp.asarray(lengths))
+    padded = ragged.PaddedRagged(batch.data[None], (jnp.asarray([5]),), ((0, "n"),))
+    on_other = jax.device_put(batch, jax.devices()[1])
+    with compilations() as compiled:
+        examples, (first,) = batch.to_list(), padded.to_list()
+        elsewhere = on_other.to_list()
+    assert not compiled
+    wanted = np.split(data, np.cumsum(lengths)[:-1])
+    for got, want in zip(examples, wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(first, data[:5])
+    assert {x.device for x in elsewhere} == {jax.devices()[1]}
+    assert [x.committed for x in (*examples, *elsewhere)] == [False] * 4 + [True] * 4
+    grad = jax.grad(lambda d: jnp.sum(batch.with_data(d).to_list()[2] ** 2))(batch.data)
+    np.testing.assert_array_equal(grad[7:11], 2 * data[7:11])

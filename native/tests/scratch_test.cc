@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -134,7 +135,7 @@ void ThreadsDoNotShareMemory() {
         for (int piece = 0; piece < 3; ++piece) {
           int64_t* const data = scratch.Take<int64_t>(kCount);
           for (int64_t i = 0; i < kCount; ++i) data[i] = mark;
-          for (int64_t i = 0; i < kCount; ++i) spoilt += data[i] != mark;
+          spoilt += kCount - std::count(data, data + kCount, mark);
         }
       }
     });

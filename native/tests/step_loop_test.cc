@@ -166,8 +166,11 @@ StepProgram WithHalfWeights(StepProgram program) {
   return program;
 }
 
+bool threads_only = false;
+
 void Check(const Case& c, const StepProgram& program) {
   CheckAs<float>(c, program, false);
+  if (threads_only) return;
   CheckAs<float>(c, WithHalfWeights(program), true);
   CheckAs<double>(c, program, false);
   CheckAs<float>(c, program, true);
@@ -317,7 +320,9 @@ void CheckArrays(const StepProgram& program) {
 
 }  // namespace
 
-int main() {
+// With an argument, what threads can break, which is the same for every type.
+int main(int argc, char**) {
+  threads_only = argc > 1;
   const StepProgram program = ProgramBuilder().Build();
   CheckArrays(program);
   CheckValues(program);

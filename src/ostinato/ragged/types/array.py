@@ -31,6 +31,7 @@ from .checks import (
     check_lengths,
     check_traced,
 )
+from .cutting import cut
 from .joining import example_numbers, map_tokens, take_examples
 from .padded import numbers_text, type_text
 
@@ -306,7 +307,10 @@ class RaggedArray:
 
     def to_list(self) -> list[Array]:
         """Return the examples. Not under `jit`, where their sizes are not known."""
-        return list(self)
+        lengths = np.asarray(check_known("RaggedArray", self.lengths))
+        ends, before = np.cumsum(lengths), (slice(None),) * self.axis
+        tokens = map(slice, ends - lengths, ends)
+        return cut(self.data, [(*before, of) for of in tokens])
 
     def to_padded(self, fill: ArrayLike = 0) -> Shaped[Array, "batch T ..."]:
         """Return `[batch, ...]`, padded with `fill` to `max_length` on the ragged axis.

@@ -12,6 +12,7 @@ import numpy as np
 from ... import _checks
 from ..._typing import Array, Shaped
 from .checks import check_index, check_known
+from .cutting import Place, cut
 
 
 @jax.tree_util.register_dataclass
@@ -38,7 +39,15 @@ class PaddedRagged:
 
     def to_list(self) -> list[Array]:
         """Return the examples without padding. Not under `jit`."""
-        return list(self)
+        sizes = [check_known("PaddedRagged", lengths) for lengths in self.lengths]
+        places: list[Place] = []
+        for number in range(len(self)):
+            place: list[slice | int] = [slice(None)] * self.data.ndim
+            place[0] = number
+            for (axis, _), size in zip(self.dims, sizes, strict=True):
+                place[axis + 1] = slice(int(size[number]))
+            places.append(tuple(place))
+        return cut(self.data, places)
 
     def __len__(self) -> int:
         """Return the number of examples."""

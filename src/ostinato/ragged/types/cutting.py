@@ -1,0 +1,30 @@
+"""Parts of arrays, cut on the host: `lax.slice` compiles a program for every size."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._typing import Array
+
+Place = tuple[slice | int, ...]
+
+
+def cut(data: Array, places: Sequence[Place]) -> list[Array]:
+    """Return `data[place]` for each place, on the device of `data`.
+
+    Traced arrays, random keys and arrays of several devices are sliced by JAX.
+    """
+    if not _can_be_read(data):
+        return [data[place] for place in places]
+    host = np.asarray(data)
+    device = data.device if data.committed else None
+    return jax.device_put([np.array(host[place]) for place in places], device)
+
+
+def _can_be_read(data: Array) -> bool:
+    concrete = isinstance(data, jax.Array) and not isinstance(data, jax.core.Tracer)
+    if not concrete or jnp.issubdtype(data.dtype, jax.dtypes.extended):
+        return False
+    return len(data.sharding.device_set) == 1
