@@ -110,7 +110,7 @@ def draw(case: Case) -> Arrays:
         if complex_:
             x = x + 1j * rng.standard_normal(shape) * scale
         wide = np.complex128 if complex_ else np.float64
-        return np.asarray(jnp.asarray(x, case.dtype)).astype(wide)
+        return x.astype(jnp.dtype(case.dtype)).astype(wide)
 
     factors, units = case.shapes or KINDS[case.kind]
     batch, steps = case.batch, case.steps
@@ -154,7 +154,7 @@ def oracle(case: Case, arrays: Arrays):
 
 
 def swapped(case: Case, x):
-    return jnp.swapaxes(x, 0, 1) if case.time_major else x
+    return x.swapaxes(0, 1) if case.time_major else x
 
 
 def given_arrays(case: Case, arrays: Arrays, hole=np.nan):
@@ -165,8 +165,8 @@ def given_arrays(case: Case, arrays: Arrays, hole=np.nan):
         if timed:
             x = x.copy()
             x[past] = hole
-        x = jnp.asarray(x, case.dtype)
-        return swapped(case, x) if timed else x
+        x = x.astype(jnp.dtype(case.dtype))
+        return jax.device_put(swapped(case, x) if timed else x)
 
     return (
         to(arrays.a, not case.constant),
@@ -180,9 +180,9 @@ def given_arrays(case: Case, arrays: Arrays, hole=np.nan):
 def options_of(case: Case, arrays: Arrays) -> dict:
     options: dict = dict(reverse=case.reverse, time_major=case.time_major)
     if case.ragged:
-        options["seq_lengths"] = jnp.asarray(arrays.lengths)
+        options["seq_lengths"] = jax.device_put(arrays.lengths)
     if case.resets:
-        options["resets"] = swapped(case, jnp.asarray(arrays.resets))
+        options["resets"] = jax.device_put(swapped(case, arrays.resets))
     return options
 
 

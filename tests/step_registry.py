@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 T, B, F, H = 5, 3, 2, 4
@@ -25,7 +25,7 @@ class Draw:
         self.rng = np.random.default_rng(seed)
 
     def __call__(self, *shape, scale=0.7):
-        return jnp.asarray(scale * self.rng.standard_normal(shape))
+        return jax.device_put(scale * self.rng.standard_normal(shape))
 
 
 PROGRAMS: dict[str, Program] = {}

@@ -81,7 +81,7 @@ def assert_equal(got, want):
     got, want = jax.tree.leaves(got), jax.tree.leaves(want)
     assert len(got) == len(want)
     for a, b in zip(got, want, strict=True):
-        scale = max(1.0, float(jnp.max(jnp.abs(b), initial=0)))
+        scale = max(1.0, float(np.max(np.abs(b), initial=0)))
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10 * scale)
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ... import _checks
 from ..._typing import Array
 
 Place = tuple[slice | int, ...]
@@ -24,7 +25,7 @@ def cut(data: Array, places: Sequence[Place]) -> list[Array]:
 
 
 def _can_be_read(data: Array) -> bool:
-    concrete = isinstance(data, jax.Array) and not isinstance(data, jax.core.Tracer)
+    concrete = isinstance(data, jax.Array) and _checks.is_concrete(data)
     if not concrete or jnp.issubdtype(data.dtype, jax.dtypes.extended):
         return False
     return len(data.sharding.device_set) == 1
