@@ -33,6 +33,7 @@ needs_emulator = pytest.mark.skipif(
     reason="needs the native library and a C++ compiler",
 )
 _BUILD = [COMPILER, "-std=c++17", "-O0", "-fPIC", f"-I{NATIVE}"]
+_MACHINE = ("cuda_machine.cc", "cuda_primitives.cc")  # what all kernels share
 FOLDER_VARIABLE = "FAKE_GPU"  # where the parent has built it, for its children
 
 
@@ -67,13 +68,18 @@ def built() -> Path:
     build += ["-isystem", jax.ffi.include_dir(), "-o", folder / "libcuda.so.1"]
     build += [tests / "cuda_fake_driver.cc", tests / "cuda_fake_handler.cc"]
     subprocess.run([*build, NATIVE / "cuda" / "launcher.cc", "-ldl"], check=True)
-    build = [*_BUILD, "-O1", "-fvisibility=hidden", "-c", "-o", folder / "machine.o"]
-    subprocess.run([*build, tests / "cuda_machine.cc"], check=True)
+    for source, made in zip(_MACHINE, _machine(folder), strict=True):
+        build = [*_BUILD, "-O1", "-fvisibility=hidden", "-c", "-o", made]
+        subprocess.run([*build, tests / source], check=True)
     header = folder / "emulator.h"
     shutil.copy(tests / "cuda_emulator.h", header)
     build = [*_BUILD, "-x", "c++-header", "-o", folder / "emulator.h.gch", header]
     subprocess.run(build, check=True)
     return folder
+
+
+def _machine(folder: Path) -> list[Path]:
+    return [(folder / source).with_suffix(".o") for source in _MACHINE]
 
 
 @functools.cache
@@ -103,7 +109,7 @@ def _emulated(text: str) -> nvrtc.Compiled:
     source, made = _folder() / "kernel.cc", _folder() / "kernel.so"
     source.write_text(f'#include "{built() / "emulator.h"}"\n{text}\n{exports}\n')
     done = subprocess.run(
-        [*_BUILD, "-shared", source, built() / "machine.o", "-o", made],
+        [*_BUILD, "-shared", source, *_machine(built()), "-o", made],
         capture_output=True,
         text=True,
         check=False,

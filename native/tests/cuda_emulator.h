@@ -5,7 +5,8 @@
 // in random order, so that a missing wait shows. Accesses to arrays are checked, and
 // shared memory begins as noise.
 //
-// cuda_machine.cc defines what is only declared here, since each text is compiled anew.
+// cuda_machine.cc and cuda_primitives.cc define what is only declared here, since each
+// text is compiled anew.
 // OSTINATO_EMULATED(name), behind the text, exports what runs the kernel `name`.
 #ifndef OSTINATO_TESTS_CUDA_EMULATOR_H_
 #define OSTINATO_TESTS_CUDA_EMULATOR_H_
