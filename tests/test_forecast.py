@@ -1,6 +1,7 @@
 """The job that forecasts the columns of a table: file, model, run, commands."""
 
 import csv
+import itertools
 from datetime import datetime, timedelta
 
 import jax
@@ -14,6 +15,7 @@ from tolerance import assert_close
 
 from ostinato.apps.errors import UserError
 from ostinato.apps.forecast import table, use
+from ostinato.apps.forecast.job import Job
 from ostinato.apps.forecast.model import Forecaster, _dropped
 from ostinato.apps.forecast.train import train
 from ostinato.apps.forecast.windows import Scale, Windows
@@ -192,6 +194,21 @@ def test_an_interrupted_run_keeps_the_best_weights(waves, tmp_path, monkeypatch)
     rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
     least = min(rows, key=lambda row: float(row["mse"]))
     assert use.load(tmp_path).figures["best"]["updates"] == int(least["updates"]) > 0
+
+
+@pytest.mark.parametrize("keep, row", [("best", 0), ("last", -1)])
+def test_the_last_weights_are_kept_where_asked_for(
+    waves, tmp_path, monkeypatch, keep, row
+):
+    errors = itertools.count()  # more with every evaluation
+    monkeypatch.setattr(Job, "measure", lambda *_: (next(errors), 0.0))
+    sizes = dict(look_back=8, horizon=8, segment=4, hidden=4)
+    assert train(waves, tmp_path, **sizes, epochs=1, keep=keep).figures
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    kept = use.load(tmp_path).figures["best"]["updates"]
+    assert len(rows) > 1 and kept == int(rows[row]["updates"])
+    with pytest.raises(UserError, match="`keep` must be best or last, got 'first'"):
+        train(waves, tmp_path, **sizes, keep="first")
 
 
 SIZES = dict(look_back=8, horizon=8, segment=4, hidden=4, epochs=3)

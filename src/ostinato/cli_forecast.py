@@ -53,6 +53,13 @@ def train(
     lr: Annotated[
         float | None, typer.Option(help="Highest learning rate of AdamW. Default 5e-3.")
     ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help="Weights to keep: best, with the least error on the rows to choose "
+            "by, or last. Default best."
+        ),
+    ] = None,
     seed: Seed = None,
     ensemble: Ensemble = None,
     devices: int | None = None,
@@ -81,6 +88,7 @@ def train(
         dropout=dropout,
         batch=batch,
         lr=lr,
+        keep=keep,
         seed=seed,
         ensemble=ensemble,
         guard=interrupts.keeping,

@@ -94,8 +94,8 @@ class Job(job.Job):
         return self._errors(self.choose, params, devices)
 
     def score(self, row: Row) -> float:
-        """Return the mean squared error."""
-        return row.mse
+        """Return the mean squared error, or what makes the last evaluation the best."""
+        return row.mse if self.settings.keep == "best" else -row.updates
 
     def describe(self, row: Row) -> str:
         """Format the errors."""
@@ -130,7 +130,8 @@ class Job(job.Job):
             guess = np.asarray(jax.jit(self.model.forecast)(params, x))
             shown = [self.scale.undo(a[0]) for a in (x, y, guess)]
             report.draw(run.out, self.names, *shown)
-        note = f"standardised values; best weights: epoch {run.best.epoch:.1f}"
+        kept = f"{self.settings.keep} weights: epoch {run.best.epoch:.1f}"
+        note = f"standardised values; {kept}"
         report.print_table(run.display.console, figures, note)
         run.display.say(f"model, errors and a picture of forecasts are in {run.out}")
 

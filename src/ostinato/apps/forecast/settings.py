@@ -4,6 +4,7 @@ import dataclasses
 
 from .. import settings
 from ..ensemble import MOST_MEMBERS
+from ..fields import check_range
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,11 @@ class Settings(settings.Settings):
     hidden: int
     split: str
     ensemble: int = 1
+    keep: str = "best"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("keep", "best or last", self.keep, self.keep in ("best", "last"))
 
     def sizes(self) -> dict[str, int]:
         """Return the most members of an ensemble."""
@@ -40,5 +46,5 @@ class Settings(settings.Settings):
         return (
             f"{self.limits}: {of}{self.look_back} rows to forecast {self.horizon}, in "
             f"segments of {self.segment}, {self.hidden} units, batch {self.batch}, lr "
-            f"{self.lr:g}, dropout {self.dropout:g}"
+            f"{self.lr:g}, dropout {self.dropout:g}, the {self.keep} weights"
         )
