@@ -152,8 +152,7 @@ def _backward_by_steps(
     count = sum(is_float(v.aval) for v in loop.step.jaxpr.outvars)
     places = [len(wrt), len(arguments) - count]
     operands, saved, bar = split_at(arguments, places)
-    if loop.capacity is None:
-        saved = cuda.filled(loop, wrt, operands, saved)
+    saved = cuda.filled(loop, wrt, operands, saved)
     back = ft.partial(_found_by_steps, run)
     found = tokens.backward(loop, wrt, operands, saved, bar, back)
     zero = lambda a: jnp.zeros(a.shape, a.dtype)  # noqa: E731

@@ -59,15 +59,25 @@ def _tangent(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
     return jax.jvp(results, [operands[i] for i in which], list(tangents))[1]
 
 
+def _backward_by_xla(
+    loop: Loop,
+    wrt: Mask,
+    operands: Sequence[Array],
+    saved: Sequence[Array],
+    cotangents: Sequence[Array],
+) -> dict[int, Array]:
+    """Run a loop backwards by XLA, whatever ran it forward."""
+    saved = cuda.filled(loop, wrt, operands, saved)
+    return tokens.backward(loop, wrt, operands, saved, cotangents)
+
+
 def _backward(
-    *arguments: Array, loop: Loop, wrt: Mask, backward: Callable = tokens.backward
+    *arguments: Array, loop: Loop, wrt: Mask, backward: Callable = _backward_by_xla
 ) -> list[Array]:
     """Return the cotangents of the operands of `wrt`."""
     operands, rest = arguments[: len(wrt)], arguments[len(wrt) :]
     count = sum(is_float(v.aval) for v in loop.step.jaxpr.outvars)
     saved, cotangents = split_at(rest, [len(rest) - count])
-    if backward is tokens.backward and loop.capacity is None:
-        saved = cuda.filled(loop, wrt, operands, saved)
     found = backward(loop, wrt, operands, saved, cotangents)
     zero = lambda i: jnp.zeros(operands[i].shape, operands[i].dtype)  # noqa: E731
     return [found[i] if i in found else zero(i) for i, w in enumerate(wrt) if w]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -95,7 +95,8 @@ def filled(
     What a kernel saves there is 0, where a step may have a pole. Here it is what the
     first step saves, as if XLA had run the loop.
     """
-    by_kernel = loop.masked and device.status().gpu is not None
+    side_by_side = loop.masked and loop.capacity is None
+    by_kernel = side_by_side and device.status().gpu is not None
     if not by_kernel or not is_supported(loop, wrt):
         return list(saved)
     lengths = operands[-1]
@@ -107,7 +108,7 @@ def filled(
 
 def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Array]:
     """Run the loop in a kernel; see `xla.forward`."""
-    return tokens.forward(loop, wrt, operands, _run_forward)
+    return tokens.forward(loop, wrt, operands, ft.partial(_run, xla.forward))
 
 
 def backward(
@@ -118,24 +119,15 @@ def backward(
     cotangents: Sequence[Array],
 ) -> dict[int, Array]:
     """Run the loop backwards in a kernel; see `xla.backward`."""
-    return tokens.backward(loop, wrt, operands, saved, cotangents, _run_backward)
+    run = ft.partial(_run, xla.backward)
+    return tokens.backward(loop, wrt, operands, saved, cotangents, run)
 
 
-def _run_forward(
-    loop: Loop, wrt: Mask | None, operands: Sequence[Array]
-) -> list[Array]:
-    return xla.forward(loop, wrt, operands, _scans(loop, operands))
-
-
-def _run_backward(
-    loop: Loop,
-    wrt: Mask,
-    operands: Sequence[Array],
-    saved: Sequence[Array],
-    cotangents: Sequence[Array],
-) -> dict[int, Array]:
-    scans = _scans(loop, operands)
-    return xla.backward(loop, wrt, operands, saved, cotangents, scans)
+def _run(
+    run: Callable, loop: Loop, wrt: Mask | None, operands: Sequence[Array], *given: Any
+) -> Any:
+    """Run a loop by `xla.forward` or `xla.backward`, its steps in a kernel."""
+    return run(loop, wrt, operands, *given, _scans(loop, operands))
 
 
 def _scans(loop: Loop, operands: Sequence[Array]) -> Scans:

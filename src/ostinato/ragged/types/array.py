@@ -307,7 +307,7 @@ class RaggedArray:
 
     def to_list(self) -> list[Array]:
         """Return the examples. Not under `jit`, where their sizes are not known."""
-        lengths = np.asarray(check_known("RaggedArray", self.lengths))
+        lengths = check_known("RaggedArray", self.lengths)
         ends, before = np.cumsum(lengths), (slice(None),) * self.axis
         tokens = map(slice, ends - lengths, ends)
         return cut(self.data, [(*before, of) for of in tokens])

@@ -1,6 +1,7 @@
 """Parts of arrays, cut on the host: `lax.slice` compiles a program for every size."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,15 @@ def cut(data: Array, places: Sequence[Place]) -> list[Array]:
     """
     if not _can_be_read(data):
         return [data[place] for place in places]
-    host = np.asarray(data)
     device = data.device if data.committed else None
-    return jax.device_put([np.array(host[place]) for place in places], device)
+    return cut_on_host(np.asarray(data), places, device)
+
+
+def cut_on_host(
+    data: np.ndarray, places: Sequence[Place], device: Any = None
+) -> list[Array]:
+    """Return `data[place]` for each place, on a device, or on the default one."""
+    return jax.device_put([np.array(data[place]) for place in places], device)
 
 
 def _can_be_read(data: Array) -> bool:

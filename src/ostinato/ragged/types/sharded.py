@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ... import _checks
 from ..._typing import Array, ArrayLike, Int, Shaped
 from .checks import check_known
+from .cutting import cut_on_host
 from .padded import PaddedRagged, type_text
 
 
@@ -126,18 +127,15 @@ class ShardedRagged:
 
     def to_list(self) -> list[Array]:
         """Return the examples in the caller's order. Not under `jit`."""
-        lengths = np.asarray(check_known("ShardedRagged", self.lengths))
+        lengths = check_known("ShardedRagged", self.lengths)
         shares = lengths.reshape(self.shares, -1)
         begins = np.cumsum(shares, 1) - shares
         begins += self.capacity * np.arange(self.shares)[:, None]
-        tokens = np.moveaxis(np.asarray(self.data), self.axis, 0)
-        found: list[Any] = [None] * len(self)
-        for i, begin, size in zip(
-            np.asarray(self.order), begins.ravel(), lengths, strict=True
-        ):
-            example = np.moveaxis(tokens[begin : begin + size], 0, self.axis)
-            found[i] = jnp.asarray(example)
-        return found
+        before = (slice(None),) * self.axis
+        tokens = map(slice, begins.ravel(), begins.ravel() + lengths)
+        places = [(*before, of) for of in tokens]
+        in_order = np.argsort(np.asarray(self.order))
+        return cut_on_host(np.asarray(self.data), [places[i] for i in in_order])
 
     def __len__(self) -> int:
         """Return the number of examples."""
