@@ -202,7 +202,7 @@ class Run:
     def draw(self) -> None:
         """Draw the learning curve."""
         assert self.best is not None
-        title = f"best at epoch {self.best.epoch:.1f}: {self.job.describe(self.best)}"
+        title = f"kept: epoch {self.best.epoch:.1f}, {self.job.describe(self.best)}"
         report.draw_curves(self.out, self.job.curves, self.rows, self.best, title)
 
     def _save(self) -> None:

@@ -137,7 +137,7 @@ def conduct(
         try:
             run.check_same()
             run.train()
-            display.tick(1.0, "measuring the best weights on held-out data")
+            display.tick(1.0, "measuring the kept weights on held-out data")
             figures = run.job.final(run.best_params, places)
             if places.first:
                 run.job.report(run, run.best_params, figures)
@@ -185,7 +185,7 @@ def _interrupted(run: Run) -> None:
         what = f"the weights so far, of epoch {run.epoch:.1f}, not measured yet"
     else:
         what = (
-            f"the best weights so far, of epoch {run.best.epoch:.1f} "
+            f"the weights kept so far, of epoch {run.best.epoch:.1f} "
             f"({run.job.describe(run.best)})"
         )
     run.display.say(f"interrupted: {what}, are in {run.out}; go on with --resume")

@@ -69,6 +69,6 @@ def draw(
         axes.axvline(0, color="#bbbbbb", lw=0.8)
         axes.set_ylabel(names[i])
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].legend(frameon=False, ncols=3, loc="upper left")
+    panels[0].legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
     panels[-1].set_xlabel("rows after the forecast was made")
     report.write_figure(folder / PICTURE_FILE, figure)
