@@ -11,7 +11,7 @@ import ostinato as ost
 from ostinato import cli
 from ostinato.apps import display
 from ostinato.apps.errors import UserError
-from ostinato.apps.g2p import attention, checkpoint, ctc, data
+from ostinato.apps.g2p import attention, checkpoint, ctc, data, joint
 from ostinato.apps.g2p.pronounce import check
 
 RUNNER = CliRunner()
@@ -41,7 +41,8 @@ def save_untrained(folder, kind):
     params = jax.jit(config.init)(jax.random.key(0))
     opinions = config.reader().opinions
     weights = (0.2,) * len(opinions)
-    trained = checkpoint.Model(config, params, [[1, 2]], weights, {})
+    aligned = joint.align(["ks"], [[1, 2]], config.num_labels)
+    trained = checkpoint.Model(config, params, aligned, weights, {})
     checkpoint.save_model(folder, trained)
 
 

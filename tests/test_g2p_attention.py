@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from g2p_words import plain_jax  # noqa: F401
 
-from ostinato.apps.g2p import attention
+from ostinato.apps.g2p import attention, joint
 from ostinato.apps.g2p.batches import Batch, letter_ids, pad
-from ostinato.apps.g2p.ngram import NGram
 
 CONFIG = attention.Config(hidden_size=3, num_layers=2, phonemes=("S", "T", "N"))
 GRADIENT = jax.jit(jax.value_and_grad(CONFIG.loss))
@@ -171,9 +170,9 @@ WORDS = ["abc", "it", "a", "somewhatlonger", "be"]
 
 @pytest.mark.parametrize("bounds", [(), (2, 5)], ids=["free", "buckets"])
 def test_candidates_have_the_probabilities_of_the_model(params, bounds):
-    pronunciations = [[1, 2], [3, 3, 1]]
-    reader = attention.Reader(CONFIG, pronunciations, bounds)
-    ngram = NGram(pronunciations, base=4)
+    aligned = joint.align(["be", "all"], [[1, 2], [3, 3, 1]], base=4)
+    reader = attention.Reader(CONFIG, aligned, bounds)
+    ngram = joint.JointNGram(aligned, base=4)
     for word, candidates in zip(WORDS, reader.beam(params, WORDS), strict=True):
         assert len({c.labels for c in candidates}) == attention.WIDTH
         scores = [c.score for c in candidates]
@@ -182,7 +181,7 @@ def test_candidates_have_the_probabilities_of_the_model(params, bounds):
             rows, _, spelled = by_hand(params, word, labels)
             want = sum(r[k] for r, k in zip(rows, [*labels, 0], strict=True))
             assert score == pytest.approx(want, rel=1e-3, abs=1e-3)
-            assert third == pytest.approx(*ngram.log_prob([labels]))
+            assert third == pytest.approx(*ngram.log_prob([word], [labels]))
             if spelled > -np.inf:
                 assert second == pytest.approx(spelled, rel=1e-3, abs=1e-3)
             else:

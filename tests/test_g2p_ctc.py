@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from g2p_words import plain_jax  # noqa: F401
 
-from ostinato.apps.g2p import batches, ctc, ctc_search
+from ostinato.apps.g2p import batches, ctc, ctc_search, joint
 from ostinato.apps.g2p.batches import Batch, letter_ids, pad
-from ostinato.apps.g2p.model import Candidate, rank
-from ostinato.apps.g2p.ngram import NGram
 
 CONFIG = ctc.Config(hidden_size=3, num_layers=1, phonemes=("S", "T"))
 GRADIENT = jax.jit(jax.value_and_grad(CONFIG.loss))
@@ -94,23 +92,19 @@ def test_a_repeated_phoneme_needs_a_blank_between(word, target, size):
 
 
 def test_beam_tells_what_the_ngram_model_says():
-    reader, params = ctc.Reader(CONFIG, [[1, 2]] * 9), random_params()
-    found = reader.beam(params, ["abc", "it"])
-    ngram = NGram([[1, 2]] * 9, base=3)
-    for candidates, log_probs in zip(
-        found, reader.log_probs(params, ["abc", "it"]), strict=True
+    words = ["abc", "it"]
+    aligned = joint.align(["ab", "cab"] * 9, [[1, 2], [2, 1, 2]] * 9, base=3)
+    reader, params = ctc.Reader(CONFIG, aligned), random_params()
+    found = reader.beam(params, words)
+    ngram = joint.JointNGram(aligned, base=3)
+    for word, candidates, log_probs in zip(
+        words, found, reader.log_probs(params, words), strict=True
     ):
         assert [c[:2] for c in candidates] == ctc_search.beam(log_probs)
-        want = ngram.log_prob([c.labels for c in candidates])
+        labels = [c.labels for c in candidates]
+        want = ngram.log_prob([word] * len(labels), labels)
         np.testing.assert_allclose([c.opinions for c in candidates], want[:, None])
     assert reader.beam(params, []) == []
-
-
-def test_rank_weighs_the_opinions():
-    found = [[Candidate((1,), -2.0, (-9.0, 0.0)), Candidate((2,), -3.0, (-4.0, -1.0))]]
-    weights = [(0.1, 0.0), (0.3, 0.0), (0.3, 0.6)]
-    assert [rank(found, w) for w in weights] == [[(1,)], [(2,)], [(1,)]]
-    assert rank([], (0.3, 0.6)) == []
 
 
 def test_letter_ids_start_after_the_padding():

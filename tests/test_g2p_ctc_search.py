@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from ostinato.apps.g2p import ctc_search, metrics
-from ostinato.apps.g2p.ngram import NGram
 
 
 def random_log_probs(frames, symbols, seed):
@@ -64,27 +63,6 @@ def test_beam_of_a_long_word_does_not_underflow():
 def test_no_frames_spell_nothing():
     assert ctc_search.greedy(np.empty((0, 3))) == ()
     assert ctc_search.beam(np.empty((0, 3))) == [((), 0.0)]
-
-
-SEQUENCES = [[1, 2], [1, 2, 2], [2, 1]]
-
-
-def test_ngram_equals_counts_by_hand():
-    # order 2, base 3 (edge, 1, 2); 10 symbols: 3 edges, 3 ones, 4 twos
-    def unigram(count):
-        return (count + 3 * (1 / 3)) / (10 + 3)
-
-    start_1 = (2 + 2 * unigram(3)) / (3 + 2)  # after the edge: 1 twice, 2 once
-    one_2 = (2 + 2 * unigram(4)) / (3 + 2)  # after 1: 2 twice, the edge once
-    two_edge = (2 + 3 * unigram(3)) / (4 + 3)  # after 2: edge twice, 2 once, 1 once
-    got = NGram(SEQUENCES, base=3, order=2).log_prob([[1, 2]])
-    np.testing.assert_allclose(np.exp(got), [start_1 * one_2 * two_edge])
-
-
-def test_ngram_probabilities_sum_to_one():
-    model = NGram(SEQUENCES, base=3, order=4)
-    every = [s for n in range(12) for s in itertools.product((1, 2), repeat=n)]
-    assert 0.95 < np.exp(model.log_prob(every)).sum() < 1.0  # the rest is longer
 
 
 @pytest.mark.parametrize(

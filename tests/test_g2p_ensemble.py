@@ -16,7 +16,7 @@ from g2p_words import (
 
 from ostinato.apps import training
 from ostinato.apps.errors import UserError
-from ostinato.apps.g2p import attention, checkpoint, ctc
+from ostinato.apps.g2p import attention, checkpoint, ctc, joint
 from ostinato.apps.g2p.batches import Batch, RaggedBatch, letter_ids, pad
 from ostinato.apps.g2p.pronounce import Pronouncer
 from ostinato.apps.tensors import MODEL_FILE, RESUME_FILE
@@ -89,7 +89,8 @@ def test_members_learn_as_if_they_were_alone(name, ragged):
 def test_attention_averages_the_probabilities_of_its_members():
     config = CONFIGS["attention"]
     params = drawn(config)
-    found = config.reader(TARGETS).beam(params, WORDS)
+    aligned = joint.align(WORDS, TARGETS, config.num_labels)
+    found = config.reader(aligned).beam(params, WORDS)
     assert any(len(candidates) > 1 for candidates in found)
     for word, candidates in zip(WORDS, found, strict=True):
         letters, lengths = pad(letter_ids([word]), 4, 1)

@@ -14,7 +14,7 @@ from g2p_words import plain_jax  # noqa: F401
 
 from ostinato.apps import header, training
 from ostinato.apps.errors import UserError
-from ostinato.apps.g2p import attention, checkpoint, ctc
+from ostinato.apps.g2p import attention, checkpoint, ctc, joint
 from ostinato.apps.g2p.report import Row
 from ostinato.apps.g2p.settings import Settings
 from ostinato.apps.tensors import RESUME_FILE
@@ -32,7 +32,8 @@ def contents(request, tmp_path_factory):
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         state = training.init_state(0, config.init)
     weights = (0.2,) * len(config.reader().opinions)
-    model = checkpoint.Model(config, state.params, [[1, 2], [2]], weights, {"best": 1})
+    aligned = joint.align(["st", "t"], [[1, 2], [2]], config.num_labels)
+    model = checkpoint.Model(config, state.params, aligned, weights, {"best": 1})
     checkpoint.save_model(folder, model)
     row = Row(1.0, 2, 3.0, 4.0, 5.0, 0.1, 6.0, 7.0)
     settings = Settings.choose(model=request.param, hidden=4, layers=1)
@@ -101,27 +102,43 @@ def with_nan(array):
 
 
 TAMPERED = {
-    "n-gram table of odd shape": (
-        replace("pronunciations", lambda a: a.reshape(1, -1)),
-        "`pronunciations` must be uint8 in one row",
+    "units in a table": (
+        replace("aligned_units", lambda a: a.reshape(1, -1)),
+        "`aligned_units` must be int32 in one row",
     ),
-    "n-gram table of floats": (
-        replace("pronunciations", lambda a: a.astype(np.float32)),
-        "`pronunciations` must be uint8",
+    "units of floats": (
+        replace("aligned_units", lambda a: a.astype(np.float32)),
+        "`aligned_units` must be int32",
     ),
-    "n-gram table without an end": (
-        replace("pronunciations", lambda a: a[:-1]),
+    "units without an end": (
+        replace("aligned_units", lambda a: a[:-1]),
         "the last one 0",
     ),
-    "no such phoneme": (
-        replace("pronunciations", lambda a: np.where(a == 1, 3, a).astype(np.uint8)),
-        "numbers up to 2",
+    "no such unit": (
+        replace("aligned_units", lambda a: np.where(a > 0, 29 * 3**2, 0).astype("i4")),
+        "numbers from 0 to 260",
     ),
-    "empty n-gram table": (
-        replace("pronunciations", lambda a: a[:0]),
-        "`pronunciations` must be uint8 in one row",
+    "a unit below 0": (
+        replace("aligned_units", lambda a: np.where(a > 0, -1, 0).astype("i4")),
+        "numbers from 0 to 260",
     ),
-    "no n-gram table": (replace("pronunciations", None), "lacks 'pronunciations'"),
+    "no units": (
+        replace("aligned_units", lambda a: a[:0]),
+        "`aligned_units` must be int32 in one row",
+    ),
+    "units are missing": (replace("aligned_units", None), "lacks 'aligned_units'"),
+    "fewer probabilities": (
+        replace("aligned_probs", lambda a: a[1:]),
+        "`aligned_probs` must be float32 (261,)",
+    ),
+    "a probability of 0": (
+        replace("aligned_probs", lambda a: a * (a < a.max())),
+        "`aligned_probs` must be above 0, and 1 at most",
+    ),
+    "a probability above 1": (
+        replace("aligned_probs", lambda a: a + 1),
+        "`aligned_probs` must be above 0, and 1 at most",
+    ),
     "one array more": (replace("extra", lambda _: [1.0]), "`arrays` must be "),
     "size as text": (put("config.hidden_size", "4"), "`hidden_size` must be an int"),
     "size as bool": (put("config.num_layers", True), "`num_layers` must be an int"),
@@ -161,7 +178,7 @@ def test_a_tampered_model_is_one_clear_line(contents, tmp_path, change, message)
 @pytest.mark.parametrize("file", [MODEL, RESUME])
 def test_arrays_that_do_not_fit_are_one_clear_line(contents, tmp_path, file):
     config, files = contents
-    for name in files[file][0].keys() - {"pronunciations"}:
+    for name in files[file][0].keys() - {"aligned_units", "aligned_probs"}:
         if not files[file][0][name].dtype == np.float32:
             continue
         for value, message in (

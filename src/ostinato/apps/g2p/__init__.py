@@ -8,9 +8,12 @@ of different lengths, and `ostinato.ragged.vmap` on the same words without paddi
     model.py       the interface of a model: parameters, losses, a reader
     ctc.py         the CTC model: letters -> bidirectional LSTM -> phoneme scores
     ctc_search.py  greedy decoding and beam search over the scores of the CTC model
-    ngram.py       an n-gram model of phoneme sequences
     attention.py   the attention model: the same encoder -> attention -> LSTM decoder
     beam.py        beam search for the decoder of the attention model
+    alignment.py   which phonemes each letter of a word stands for
+    ngram.py       an n-gram model of sequences
+    joint.py       both: an n-gram model of words with their pronunciations
+    ranking.py     the choice among the candidates of a search
     models.py      a table of both models by name
     metrics.py     edit distance, phoneme and word error rates
     settings.py    the settings of a run, with defaults that depend on its duration

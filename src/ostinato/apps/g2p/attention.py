@@ -8,7 +8,7 @@ final states. Label 0 is the edge: it marks the start and the end of a pronuncia
 
 The encoder is also trained with a CTC loss, which makes it learn faster. A beam search
 ranks its candidates by the decoder's score, by their probability under CTC, and by
-their probability under an n-gram model of phonemes.
+their probability under a joint n-gram model of letters and phonemes.
 
 References:
     Attention: Bahdanau et al. (2014), arXiv:1409.0473. Order of the steps: Luong et al.
@@ -36,7 +36,9 @@ from . import ctc, model
 from .batches import Batch, word_batches
 from .beam import EDGE, beam_search
 from .data import ALPHABET
-from .model import Candidate, Labels, normal
+from .joint import Aligned
+from .model import normal
+from .ranking import Candidate, Labels
 
 WIDTH = 6
 CTC_SHARE = 0.5  # of the loss
@@ -152,10 +154,10 @@ class Config(model.Config):
         return (1 - CTC_SHARE) * written + CTC_SHARE * spelled
 
     def reader(
-        self, pronunciations: Sequence[Sequence[int]] = (), bounds: Sequence[int] = ()
+        self, aligned: Aligned | None = None, bounds: Sequence[int] = ()
     ) -> "Reader":
         """Return a reader of words for this model."""
-        return Reader(self, pronunciations, bounds)
+        return Reader(self, aligned, bounds)
 
 
 class Encoded(NamedTuple):
@@ -342,11 +344,9 @@ class Reader(model.Reader):
     def beam(self, params: Params, words: Sequence[str]) -> list[list[Candidate]]:
         """Return the candidates of a beam search of width `WIDTH` for every word."""
         found = self._read(params, words, width=WIDTH)
-        labels = [labels for of_word in found for labels, *_ in of_word]
-        ngram = iter(self.ngram.log_prob(labels).tolist())
         return [
-            [Candidate(labels, score, (ctc, next(ngram))) for labels, score, ctc in one]
-            for one in found
+            [Candidate(labels, s, (ctc, joint)) for (labels, s, ctc), joint in of_word]
+            for of_word in self.with_ngram(words, found)
         ]
 
     def _read(

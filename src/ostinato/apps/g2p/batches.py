@@ -108,6 +108,7 @@ class TrainingSet:
         seed: decides the order of every epoch, with its number.
 
     Attributes:
+        words: the word of every pair.
         targets: the labels of every pair.
         shapes: the padded numbers of letters and phonemes of every bucket.
     """
@@ -131,13 +132,13 @@ class TrainingSet:
                     pairs.append((word, target))
                     sizes.append(pair_size)
         self.batch_size = batch_size
+        self.words = [word for word, _ in pairs]
         self.targets = [target for _, target in pairs]
         self._batches = buckets(
             sizes, batch_size=batch_size, bounds=num_buckets, seed=seed
         )
-        words = letter_ids([word for word, _ in pairs])
         self._pairs = Batch(
-            *pad(words, max(map(len, words)), len(pairs)),
+            *pad(letter_ids(self.words), max(map(len, self.words)), len(pairs)),
             *pad(self.targets, max(map(len, self.targets)), len(pairs)),
         )
         self._bucket_of = np.searchsorted(self._batches.bounds, sizes)

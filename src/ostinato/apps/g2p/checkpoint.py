@@ -1,12 +1,11 @@
 """The file of a trained model.
 
 `model.safetensors` holds everything that `pronounce` needs: the best parameters, the
-training pronunciations (one flat array, for the n-gram model), and in the header's
-metadata the spec, alphabet, phonemes and error rates.
+training words with their pronunciations, letter by letter (for the n-gram model), and
+in the header's metadata the spec, alphabet, phonemes and error rates.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,19 +16,21 @@ import ostinato as ost
 
 from ..fields import check, check_range, make
 from ..tensors import MODEL_FILE, TensorFiles, fitting, named
+from .alignment import num_codes
 from .data import ALPHABET
+from .joint import Aligned
 from .model import MOST_PARAMS, Config, Params
 from .models import config_class
 
-FILES = TensorFiles("ostinato-g2p-2", "train one with: ostinato train g2p", MOST_PARAMS)
+FILES = TensorFiles("ostinato-g2p-3", "train one with: ostinato train g2p", MOST_PARAMS)
 
 
 class Model(NamedTuple):
-    """A trained model; `pronunciations` are phoneme labels, for the n-gram model."""
+    """A trained model; `aligned` are the words it learned from."""
 
     config: Config
     params: Params
-    pronunciations: Sequence[Sequence[int]]
+    aligned: Aligned
     rank_weights: tuple[float, ...]
     figures: dict[str, Any]
 
@@ -37,7 +38,7 @@ class Model(NamedTuple):
 def save_model(folder: Path, model: Model) -> None:
     """Write `model.safetensors`; if that fails, the old file stays as it was."""
     tensors = {name: np.asarray(leaf) for name, leaf in named(model.params)}
-    tensors["pronunciations"] = _flatten(model.pronunciations)
+    tensors |= {f"aligned_{name}": a for name, a in model.aligned._asdict().items()}
     header = {
         "model": model.config.name,
         "config": dataclasses.asdict(model.config),
@@ -61,8 +62,8 @@ def load_model(folder: Path) -> Model:
         config = _config(header)
         template = jax.eval_shape(config.init, jax.random.key(0))
         wanted = dict(named(template))
-        flat = tensors.pop("pronunciations")
-        pronunciations = _unflatten(flat, len(config.phonemes))
+        aligned = Aligned(*(tensors.pop(f"aligned_{n}") for n in Aligned._fields))
+        _check_aligned(aligned, num_codes(config.num_labels))
         leaves = fitting(tensors, wanted)
         weights = tuple(header["rank_weights"])
         count = len(config.reader().opinions)
@@ -72,7 +73,7 @@ def load_model(folder: Path) -> Model:
         figures = header["figures"]
         check("figures", dict, figures)
     params = jax.tree.unflatten(jax.tree.structure(template), leaves)
-    return Model(config, params, pronunciations, weights, figures)
+    return Model(config, params, aligned, weights, figures)
 
 
 def _config(header: dict[str, Any]) -> Config:
@@ -92,17 +93,17 @@ def _config(header: dict[str, Any]) -> Config:
     return config
 
 
-def _flatten(pronunciations: Sequence[Sequence[int]]) -> np.ndarray:
-    """Concatenate the phoneme labels, with a 0 after every pronunciation."""
-    return np.array([p for q in pronunciations for p in (*q, 0)], np.uint8)
-
-
-def _unflatten(flat: np.ndarray, most: int) -> list[list[int]]:
-    fits = flat.dtype == np.uint8 and flat.ndim == 1 and flat.size > 0
-    kind = f"{flat.dtype} {flat.shape}"
-    check_range("pronunciations", "uint8 in one row", kind, fits)
-    fits = flat[-1] == 0 and flat.max() <= most
-    wanted = f"numbers up to {most}, the last one 0"
-    check_range("pronunciations", wanted, flat.tolist(), bool(fits))
-    ends = np.flatnonzero(flat == 0)
-    return [part[part > 0].tolist() for part in np.split(flat, ends)[:-1]]
+def _check_aligned(aligned: Aligned, most: int) -> None:
+    """Check the units of the words that were learned, and their probabilities."""
+    units, probs = aligned
+    fits = units.dtype == np.int32 and units.ndim == 1 and units.size > 0
+    kind = f"{units.dtype} {units.shape}"
+    check_range("aligned_units", "int32 in one row", kind, fits)
+    fits = units[-1] == 0 and 0 <= units.min() and units.max() < most
+    wanted = f"numbers from 0 to {most - 1}, the last one 0"
+    check_range("aligned_units", wanted, units.tolist(), bool(fits))
+    fits = probs.dtype == np.float32 and probs.shape == (most,)
+    kind = f"{probs.dtype} {probs.shape}"
+    check_range("aligned_probs", f"float32 ({most},)", kind, fits)
+    fits = bool(np.all((probs > 0) & (probs <= 1)))
+    check_range("aligned_probs", "above 0, and 1 at most", probs.tolist(), fits)

@@ -22,7 +22,9 @@ from ..ensemble import mean_probability, with_axis
 from . import ctc_search, model
 from .batches import Batch, word_batches
 from .data import ALPHABET
-from .model import Candidate, Labels, normal
+from .joint import Aligned
+from .model import normal
+from .ranking import Candidate, Labels
 
 
 class Params(NamedTuple):
@@ -85,10 +87,10 @@ class Config(model.Config):
         return optax.ctc_loss(frames, padding[0], labels, padding[1])[0]
 
     def reader(
-        self, pronunciations: Sequence[Sequence[int]] = (), bounds: Sequence[int] = ()
+        self, aligned: Aligned | None = None, bounds: Sequence[int] = ()
     ) -> "Reader":
         """Return a reader of words for this model."""
-        return Reader(self, pronunciations, bounds)
+        return Reader(self, aligned, bounds)
 
 
 def scores(
@@ -177,9 +179,7 @@ class Reader(model.Reader):
     def beam(self, params: Params, words: Sequence[str]) -> list[list[Candidate]]:
         """Return the labels whose paths have the largest total probability."""
         found = [ctc_search.beam(word) for word in self.log_probs(params, words)]
-        labels = [labels for candidates in found for labels, _ in candidates]
-        ngram = iter(self.ngram.log_prob(labels).tolist())
         return [
-            [Candidate(labels, score, (next(ngram),)) for labels, score in candidates]
-            for candidates in found
+            [Candidate(labels, score, (joint,)) for (labels, score), joint in of_word]
+            for of_word in self.with_ngram(words, found)
         ]

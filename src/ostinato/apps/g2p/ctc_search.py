@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from .model import Labels
+from .ranking import Labels
 
 BLANK = 0
 WIDTH = 8

@@ -1,6 +1,5 @@
 """Pronunciations as a job: model, words, error rates, report."""
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,16 @@ from .. import job
 from ..devices import Devices
 from ..report import Curves
 from ..run import Run
-from . import checkpoint, report
+from . import checkpoint, joint, report
 from .batches import Batch, RaggedBatch, TrainingSet
 from .data import Split, phoneme_set
 from .metrics import ErrorRates, error_counts
-from .model import Labels, Params, rank
+from .model import Params
 from .models import config_class
+from .ranking import FIRST_WEIGHT, Candidate, Labels, fit, rank
 from .report import Row
 from .settings import Settings
 
-RANK_WEIGHT = 0.2  # of every opinion, until the end of the run chooses better ones
-RANK_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.8)  # tried for every opinion
 READ_SHAPES = 4  # padded lengths of words that are evaluated
 
 Figures = dict[tuple[str, str], ErrorRates]
@@ -68,8 +66,10 @@ class Job(job.Job):
         )
         held_out = [len(word) for word in (*split.dev, *split.test)]
         bounds = bucket_bounds(held_out, READ_SHAPES)
-        self.reader = self.config.reader(self.data.targets, bounds)
-        self.rank_weights = (RANK_WEIGHT,) * len(self.reader.opinions)
+        base = self.config.num_labels
+        self._aligned = joint.align(self.data.words, self.data.targets, base)
+        self.reader = self.config.reader(self._aligned, bounds)
+        self.rank_weights = (FIRST_WEIGHT,) * len(self.reader.opinions)
         self.num_batches = self.data.num_batches
         self.loss = self.config.ragged_loss if settings.ragged else self.config.loss
 
@@ -129,7 +129,7 @@ class Job(job.Job):
         model = checkpoint.Model(
             self.config,
             params,
-            self.reader.pronunciations,
+            self._aligned,
             self.rank_weights,
             dict(figures),
         )
@@ -142,21 +142,23 @@ class Job(job.Job):
     def final(self, params: Params, devices: Devices) -> Figures:
         """Measure on the dev words and, only now, on the test words.
 
-        The weights of `rank` become those that give the fewest errors on the dev words.
+        The weights of `rank` become those under which the correct candidates of the dev
+        words are the most likely.
         """
         reader, figures = self.reader, {}
-        every = list(itertools.product(RANK_WEIGHTS, repeat=len(reader.opinions)))
         for part in ("dev", "test"):
             words = list(devices.share(getattr(self.split, part)))
             found = reader.beam(params, words)
-            tried = every if part == "dev" else [self.rank_weights]
-            counts = [self._counts(part, words, reader.greedy(params, words))]
-            counts += [self._counts(part, words, rank(found, w)) for w in tried]
-            greedy, *ranked = map(ErrorRates.of, devices.total(np.stack(counts)))
-            best = min(range(len(tried)), key=lambda i: ranked[i].per)
-            self.rank_weights = tried[best]
-            figures[part, "greedy"] = greedy
-            figures[part, " + ".join(["beam", *reader.opinions])] = ranked[best]
+            if part == "dev":
+                correct = self._correct(part, words, found)
+                self.rank_weights = fit(
+                    found, correct, len(reader.opinions), devices.total
+                )
+            guesses = reader.greedy(params, words), rank(found, self.rank_weights)
+            counts = np.stack([self._counts(part, words, each) for each in guesses])
+            names = "greedy", " + ".join(["beam", *reader.opinions])
+            for name, of_all in zip(names, devices.total(counts), strict=True):
+                figures[part, name] = ErrorRates.of(of_all)
         return figures
 
     def report(self, run: Run, params: Params, figures: Figures) -> None:
@@ -173,6 +175,16 @@ class Job(job.Job):
         )
         report.print_table(run.display.console, figures, note)
         run.display.say(f"model, figures and learning curve are in {run.out}")
+
+    def _correct(
+        self, part: str, words: Sequence[str], found: Sequence[Sequence[Candidate]]
+    ) -> list[list[bool]]:
+        """Return whether each candidate for some words of a part is correct."""
+        references = getattr(self.split, part)
+        return [
+            [self.config.spell(one.labels) in references[word] for one in of_word]
+            for word, of_word in zip(words, found, strict=True)
+        ]
 
     def _counts(
         self, part: str, words: Sequence[str], labels: Sequence[Labels]

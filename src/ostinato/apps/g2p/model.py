@@ -7,7 +7,7 @@ and `attention.py` define one each, `models.py` lists them by name.
 import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +18,14 @@ from ostinato import ragged
 from ..ensemble import MOST_MEMBERS, init_members
 from ..fields import check_range, check_types
 from .batches import Batch, RaggedBatch
-from .ngram import NGram
+from .joint import Aligned, JointNGram
+from .ranking import Candidate, Labels
 
 Params = Any  # a NamedTuple of arrays, possibly nested
-Labels = tuple[int, ...]
 
 MOST_HIDDEN, MOST_LAYERS, MOST_FRAMES = 2**13, 64, 16
 MOST_PHONEMES = 255  # their numbers are stored as bytes
 MOST_PARAMS = 2**28  # a gibibyte of float32; training needs about eight times as much
-
-
-class Candidate(NamedTuple):
-    """Labels that a search found, with their log probabilities."""
-
-    labels: Labels
-    score: float  # log probability in the search
-    opinions: tuple[float, ...]  # of the models that `Reader.opinions` names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,12 +154,13 @@ class Config:
         return mean_of_words(losses, letters.lengths)
 
     def reader(
-        self, pronunciations: Sequence[Sequence[int]] = (), bounds: Sequence[int] = ()
+        self, aligned: Aligned | None = None, bounds: Sequence[int] = ()
     ) -> "Reader":
         """Return a reader of words for this model.
 
         Args:
-            pronunciations: labels of the training words.
+            aligned: the training words and their pronunciations; None can only read
+                greedily.
             bounds: word lengths to pad to, each of which is compiled.
         """
         raise NotImplementedError
@@ -178,7 +171,8 @@ class Reader:
 
     Args:
         config: the model's configuration.
-        pronunciations: labels of the training words, for the n-gram model.
+        aligned: the training words and their pronunciations, for the n-gram model;
+            None can only read greedily.
         bounds: word lengths to pad to, each of which is compiled.
     """
 
@@ -187,16 +181,31 @@ class Reader:
     def __init__(
         self,
         config: Any,
-        pronunciations: Sequence[Sequence[int]] = (),
+        aligned: Aligned | None = None,
         bounds: Sequence[int] = (),
     ) -> None:
-        self.config, self.pronunciations = config, pronunciations
+        self.config, self._aligned = config, aligned
         self.bounds = tuple(bounds)
 
     @cached_property
-    def ngram(self) -> NGram:
-        """An n-gram model of the training pronunciations."""
-        return NGram(self.pronunciations, self.config.num_labels)
+    def ngram(self) -> JointNGram:
+        """An n-gram model of the training words and their pronunciations."""
+        assert self._aligned is not None
+        return JointNGram(self._aligned, self.config.num_labels)
+
+    def with_ngram(
+        self, words: Sequence[str], found: Sequence[Sequence[Any]]
+    ) -> list[list[tuple[Any, float]]]:
+        """Return what a search found for each word, with log probabilities by n-grams.
+
+        Args:
+            words: the words.
+            found: for each of them tuples that start with labels.
+        """
+        of = [w for w, of_word in zip(words, found, strict=True) for _ in of_word]
+        labels = [one[0] for of_word in found for one in of_word]
+        log_probs = iter(self.ngram.log_prob(of, labels).tolist())
+        return [[(one, next(log_probs)) for one in of_word] for of_word in found]
 
     def greedy(self, params: Params, words: Sequence[str]) -> list[Labels]:
         """Return the labels of every word by greedy decoding."""
@@ -205,23 +214,6 @@ class Reader:
     def beam(self, params: Params, words: Sequence[str]) -> list[list[Candidate]]:
         """Return the most likely candidates for every word by beam search."""
         raise NotImplementedError
-
-
-def rank(
-    found: Sequence[Sequence[Candidate]], weights: Sequence[float]
-) -> list[Labels]:
-    """Choose the best candidate of every word.
-
-    Args:
-        found: the candidates of every word, from `Reader.beam`.
-        weights: the weight of each opinion, relative to the score.
-    """
-
-    def total(candidate: Candidate) -> float:
-        opinions = zip(weights, candidate.opinions, strict=True)
-        return candidate.score + sum(w * opinion for w, opinion in opinions)
-
-    return [max(candidates, key=total).labels for candidates in found]
 
 
 def normal(key: jax.Array, *shape: int, scale: float = 0.0) -> jax.Array:

@@ -11,7 +11,7 @@ from ..errors import UserError
 from . import attention, data
 from .batches import letter_ids
 from .checkpoint import load_model
-from .model import Labels, rank
+from .ranking import Labels, rank
 
 
 class Alignment(NamedTuple):
@@ -35,7 +35,7 @@ class Pronouncer:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._model = folder, load_model(folder)
-        self._reader = self._model.config.reader(self._model.pronunciations)
+        self._reader = self._model.config.reader(self._model.aligned)
 
     def __call__(self, words: Sequence[str]) -> list[tuple[str, ...]]:
         """Return the phonemes of every word.
