@@ -114,6 +114,7 @@ THIRD_PARTY = {
     "interop.torch": {"numpy", "torch"},
     "interop.xlstm": {"numpy"},
     "apps": DEMO,
+    "apps.g2p": DEMO | {"scipy"},
     "apps.music": DEMO | {"mido", "scipy"},
     "apps.bench": {"matplotlib", "numpy", "rich"},
     "apps.bench.peers.flax_nnx": {"flax"},
