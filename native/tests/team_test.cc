@@ -12,6 +12,7 @@
 
 #include "cpu/runtime/features.h"
 #include "cpu/runtime/fp_state.h"
+#include "cpu/runtime/per_process.h"
 #include "tests/check.h"
 #include "tests/team_helpers.h"
 
@@ -20,6 +21,8 @@ namespace {
 using namespace ostinato::testing;
 using ostinato::cpu::FlushDenormals;
 using ostinato::cpu::NumThreads;
+using ostinato::cpu::PerProcess;
+using ostinato::cpu::Pool;
 using ostinato::cpu::SetNumThreads;
 
 void NumThreadsStaysInBounds() {
@@ -89,6 +92,24 @@ void TeamsAreNoLargerThanAsked() {
     team.Run([&](Worker&) { ++workers; });
     CHECK_EQ(workers.load() <= 2, true);
   }
+}
+
+void RunsWaitForHelpersThatSleep() {
+  Pool& pool = PerProcess<Pool>::Get();
+  CHECK_EQ(pool.TryOwn(), true);
+  for (int call = 0; call < 3; ++call) {
+    std::this_thread::sleep_for(milliseconds(2));  // nobody stays awake for so long
+    constexpr int64_t kTenSeconds = 10'000'000'000;
+    CHECK_EQ(pool.Open(1, kTenSeconds), 1);
+    std::atomic<int> workers{0};
+    pool.Run(
+        [](const void* count, Worker&) {
+          ++*static_cast<std::atomic<int>*>(const_cast<void*>(count));
+        },
+        &workers);
+    CHECK_EQ(workers.load(), 2);
+  }
+  pool.Disown();
 }
 
 void ASecondTeamWorksAlone() {
@@ -218,6 +239,7 @@ int main(int argc, char**) {
   ForEachDoesEveryItemOnce();
   ForEachWaitsForItemsInProgress();
   TeamsAreNoLargerThanAsked();
+  RunsWaitForHelpersThatSleep();
   ASecondTeamWorksAlone();
   ForEachThrowsWhatAnItemThrew();
   DenormalsAreFlushedForAWhile();

@@ -38,7 +38,7 @@ class LoadGovernor {
   }
 
  private:
-  static constexpr int64_t kWorkPerWait = 20;
+  static constexpr int64_t kWorkPerWait = 5;
   static constexpr int64_t kMostCredit = 1'000'000;                          // ns
   static constexpr int64_t kShortest = 4'000'000, kLongest = 2'000'000'000;  // ns
 

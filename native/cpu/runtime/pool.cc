@@ -21,7 +21,8 @@ constexpr int64_t kAwakeNs = 150'000;
 
 }  // namespace
 
-int32_t Pool::Open(int32_t wanted) {
+int32_t Pool::Open(int32_t wanted, int64_t patience) {
+  deadline_ = NowNs() + patience;
   caller_cpu_.store(CurrentCpu(), std::memory_order_relaxed);
   while (started_ < wanted) {
     try {
@@ -86,15 +87,25 @@ int32_t Pool::Wake(int32_t most) {
   return awake;
 }
 
-// Ends the taking of slots once all but `absent` are taken or nobody comes any more;
-// returns how many stay free.
-int32_t Pool::Close(int32_t absent) {
+// Ends the taking of slots once all but `absent` are taken or nobody comes any more,
+// and the deadline of the others is over; returns how many stay free. Adds to `waited`
+// the ns that it waited in vain.
+int32_t Pool::Close(int32_t absent, int64_t& waited) {
   int64_t free = tickets_.load(std::memory_order_relaxed);
   for (int polls = 0; polls < kGrace && free > absent; ++polls) {
     Pause();
     const int64_t before =
         std::exchange(free, tickets_.load(std::memory_order_relaxed));
     if (free != before) polls = 0;
+  }
+  if (free > 0) {
+    const int64_t start = NowNs();
+    int64_t now = start;
+    for (; free > 0 && now < deadline_; now = NowNs()) {
+      Pause();
+      free = tickets_.load(std::memory_order_relaxed);
+    }
+    if (free > 0) waited += now - start;
   }
   return static_cast<int32_t>(free > 0 ? tickets_.exchange(0) : 0);
 }
@@ -155,7 +166,8 @@ int64_t Pool::Run(BodyCall call, const void* body) {
   count_ = helpers;
   size_.store(0, std::memory_order_relaxed);
   tickets_.store(helpers);
-  const int32_t size = helpers + 1 - Close(helpers - Wake(helpers));
+  int64_t waited = 0;
+  const int32_t size = helpers + 1 - Close(helpers - Wake(helpers), waited);
   size_.store(size, std::memory_order_release);
 
   Worker worker(slots_, 0, size, base_);
@@ -165,7 +177,7 @@ int64_t Pool::Run(BodyCall call, const void* body) {
     KeepException();
   }
   slots_[0].left.store(base_, std::memory_order_release);
-  int64_t waited = worker.waited_;
+  waited += worker.waited_;
   int64_t last_round = worker.round_;
   for (int32_t i = 1; i < size; ++i) {
     const Slot& slot = slots_[i];

@@ -26,8 +26,9 @@ class Pool {
   void Disown() { owned_.store(false, std::memory_order_release); }
 
   // Lets `wanted` helpers take tickets, as far as the system grants threads, and wakes
-  // them; returns their number.
-  int32_t Open(int32_t wanted);
+  // them; returns their number. Runs wait for those that were asleep, for `patience` ns
+  // from now at most.
+  int32_t Open(int32_t wanted, int64_t patience);
 
   // Returns for how long, in ns, workers have waited for stopped ones in all.
   int64_t Run(BodyCall call, const void* body);
@@ -44,7 +45,7 @@ class Pool {
   void Serve(int32_t index);
   void Sleep(int32_t index);
   int32_t Wake(int32_t most);
-  int32_t Close(int32_t absent);
+  int32_t Close(int32_t absent, int64_t& waited);
 
   int64_t TakeTicket();
   void TakeSlot(int64_t ticket);
@@ -69,6 +70,7 @@ class Pool {
 
   alignas(128) std::atomic<bool> owned_{false};
   int32_t started_ = 0;
+  int64_t deadline_ = 0;  // ns until when to wait for helpers that were asleep
   Helper helper_[kMostThreads];
   Slot slots_[kMostThreads];
 };

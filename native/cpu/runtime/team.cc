@@ -15,6 +15,10 @@ std::atomic<int32_t> num_threads{0};  // 0: not known yet
 
 LoadGovernor governor;
 
+// What a thread must have to do to be worth waking takes about that long, in ns; and
+// waking takes no longer than the latter unless the machine is busy.
+constexpr int64_t kWorthWakingNs = 3'000, kMostPatienceNs = 100'000;
+
 }  // namespace
 
 void SetNumThreads(int32_t threads) noexcept {
@@ -35,7 +39,8 @@ Team::Team(int32_t most) {
   Pool& pool = PerProcess<Pool>::Get();
   if (!pool.TryOwn()) return;
   pool_ = &pool;
-  threads_ = 1 + pool.Open(threads - 1);
+  const int64_t patience = std::min((most - 1) * kWorthWakingNs, kMostPatienceNs);
+  threads_ = 1 + pool.Open(threads - 1, patience);
 }
 
 Team::~Team() {

@@ -20,8 +20,10 @@ int32_t NumThreads();
 
 class Team {
  public:
-  // Takes the pool if it is free and wakes helpers, else works alone; `most` caps the
-  // number of threads, so Team(1) costs nothing.
+  // Takes the pool if it is free and wakes helpers, else works alone. `most` is how
+  // many threads the work would keep busy: it caps their number, so Team(1) costs
+  // nothing, and the more work there is, the longer Runs wait for helpers that were
+  // asleep.
   explicit Team(int32_t most);
   ~Team();
   Team(const Team&) = delete;

@@ -12,9 +12,10 @@ namespace ostinato::cpu {
 // core.
 inline constexpr int kPatience = 200;
 
-// Shorter waits than this, in ns, are uneven work; longer ones are for threads that
-// the system has stopped.
-inline constexpr int64_t kStoppedNs = 20'000;
+// Shorter waits than this, in ns, are uneven work, as where threads share the way to
+// memory; longer ones are for threads that the system has stopped, mostly for
+// milliseconds.
+inline constexpr int64_t kStoppedNs = 100'000;
 
 inline int64_t NowNs() {
   const auto time = std::chrono::steady_clock::now().time_since_epoch();
