@@ -39,8 +39,8 @@ class LoadGovernor {
 
  private:
   static constexpr int64_t kWorkPerWait = 5;
-  static constexpr int64_t kMostCredit = 1'000'000;                          // ns
-  static constexpr int64_t kShortest = 4'000'000, kLongest = 2'000'000'000;  // ns
+  static constexpr int64_t kMostCredit = 1'000'000;                        // ns
+  static constexpr int64_t kShortest = 4'000'000, kLongest = 200'000'000;  // ns
 
   std::atomic<int64_t> until_{0};
   int64_t length_ = 0;  // ns of the last pause
