@@ -15,8 +15,8 @@ std::atomic<int32_t> num_threads{0};  // 0: not known yet
 
 LoadGovernor governor;
 
-// What a thread must have to do to be worth waking takes about that long, in ns; and
-// waking takes no longer than the latter unless the machine is busy.
+// How long the least work takes, in ns, for which one more thread is worth waking; and
+// how long waking takes at most if the machine is not busy.
 constexpr int64_t kWorthWakingNs = 3'000, kMostPatienceNs = 100'000;
 
 }  // namespace

@@ -10,8 +10,9 @@ References:
     For letters and phonemes: Jiampojamarn et al. (2007), aclanthology.org/N07-1047.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from functools import cached_property
 
 import numpy as np
 
@@ -80,7 +81,8 @@ def align(
     return found
 
 
-class _Group(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Group:
     """Pairs with equally many letters and equally many phonemes."""
 
     places: list[int]
@@ -92,11 +94,16 @@ class _Group(NamedTuple):
         """Return at how many places `count` phonemes can start."""
         return max(self.phonemes.shape[1] + 1 - count, 0)
 
-    def codes(self, letter: int, count: int) -> np.ndarray:
-        """Return the units of a letter with `count` phonemes, ``[R, m + 1 - count]``.
+    @cached_property
+    def codes(self) -> list[list[np.ndarray]]:
+        """The units by letter and number of phonemes, each ``[R, starts(number)]``.
 
         They are in the order of their first phoneme.
         """
+        letters = range(self.letters.shape[1])
+        return [[self._codes(i, k) for k in range(MOST + 1)] for i in letters]
+
+    def _codes(self, letter: int, count: int) -> np.ndarray:
         ends = self.starts(count)
         codes = np.repeat(self.letters[:, letter, None], ends, axis=1)
         for i in range(MOST):
@@ -108,7 +115,7 @@ class _Group(NamedTuple):
     def expected(self, probs: np.ndarray) -> np.ndarray:
         """Return how often each unit is expected in these pairs."""
         (rows, n), m = self.letters.shape, self.phonemes.shape[1]
-        codes = [[self.codes(i, k) for k in range(MOST + 1)] for i in range(n)]
+        codes = self.codes
         before = np.zeros((n + 1, rows, m + 1))  # of letters and phonemes so far
         before[0, :, 0] = 1
         after = np.zeros((n + 1, rows, m + 1))  # of those that are left
@@ -144,21 +151,18 @@ class _Group(NamedTuple):
         for i in range(n):
             options = np.full((MOST + 1, rows, m + 1), -np.inf)
             for k in range(MOST + 1):
-                added = scores[self.codes(i, k)]
+                added = scores[self.codes[i][k]]
                 options[k, :, k:] = so_far[:, : self.starts(k)] + added
             chosen.append(options.argmax(0))
             so_far = options.max(0)
-        units, row, end = (
-            np.zeros((rows, n), np.int64),
-            np.arange(rows),
-            np.full(rows, m),
-        )
+        units = np.zeros((rows, n), np.int64)
+        row, end = np.arange(rows), np.full(rows, m)
         for i in reversed(range(n)):
             count = chosen[i][row, end]
             end = end - count
             for k in range(MOST + 1):
                 here = count == k
-                units[here, i] = self.codes(i, k)[here, end[here]]
+                units[here, i] = self.codes[i][k][here, end[here]]
         return units
 
 

@@ -102,8 +102,7 @@ def _check_aligned(aligned: Aligned, most: int) -> None:
     fits = units[-1] == 0 and 0 <= units.min() and units.max() < most
     wanted = f"numbers from 0 to {most - 1}, the last one 0"
     check_range("aligned_units", wanted, units.tolist(), bool(fits))
-    fits = probs.dtype == np.float32 and probs.shape == (most,)
-    kind = f"{probs.dtype} {probs.shape}"
-    check_range("aligned_probs", f"float32 ({most},)", kind, fits)
+    wanted = {"aligned_probs": jax.ShapeDtypeStruct((most,), np.float32)}
+    fitting({"aligned_probs": probs}, wanted)
     fits = bool(np.all((probs > 0) & (probs <= 1)))
     check_range("aligned_probs", "above 0, and 1 at most", probs.tolist(), fits)
