@@ -147,3 +147,46 @@ def test_ngram_probabilities_sum_to_one(order):
     rest = sums[-1] ** 2 / (sums[-2] - sums[-1])
     assert sum(sums) + rest == pytest.approx(1, abs=1e-3)
     assert len(model.log_prob(np.array([], np.int64))) == 0
+
+
+def kneser_ney(sequences, order):
+    """Return the probability of a symbol after others, by dictionaries."""
+    rows = [(EDGE,) * (order - 1) + s + (EDGE,) for s in sequences]
+    longest = Counter(
+        row[i : i + order] for row in rows for i in range(len(row) - order + 1)
+    )
+    counts = {order: longest}
+    for n in range(order - 1, 0, -1):  # different symbols before each n-gram
+        counts[n] = Counter(gram[1:] for gram in {g[-n - 1 :] for g in longest})
+    base = len({symbol for s in sequences for symbol in s}) + 2
+
+    def prob(context, symbol):
+        lower = prob(context[1:], symbol) if context else 1 / base
+        of = counts[len(context) + 1]
+        seen = Counter(of.values())
+        discount = max(seen[1] / max(seen[1] + 2 * seen[2], 1), 0.1)
+        after = [count for gram, count in of.items() if gram[:-1] == context]
+        if not after:
+            return lower
+        own = of[(*context, symbol)]
+        kept = own - discount if own else 0
+        return (kept + discount * len(after) * lower) / sum(after)
+
+    return prob
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+def test_ngram_equals_dictionaries(order):
+    rng = np.random.default_rng(order)
+    draw = lambda most: tuple(rng.integers(1, most, rng.integers(0, 6)).tolist())  # noqa: E731
+    sequences, others = [draw(4) for _ in range(15)], [draw(6) for _ in range(40)]
+    prob = kneser_ney(sequences, order)
+    want = []
+    for other in others:
+        row = (EDGE,) * (order - 1) + other + (EDGE,)
+        ends = range(order - 1, len(row))
+        want.append(sum(math.log(prob(row[e - order + 1 : e], row[e])) for e in ends))
+    rows = [
+        np.array([i for s in part for i in (*s, EDGE)]) for part in (sequences, others)
+    ]
+    np.testing.assert_allclose(NGram(rows[0], order).log_prob(rows[1]), want)
