@@ -17,6 +17,8 @@ EXTRAS ?=
 # The zig of PyPI compiles the wheel for Linux; other versions may be slower.
 WHEEL_TOOLS := build ziglang==0.17.0
 comma := ,
+# Modules are compiled when they are first imported, and most that come along never are.
+export PIP_COMPILE := 0
 
 TEST_EXTRAS := $(or $(EXTRAS),test$(if $(filter 1,$(PEERS)),$(comma)peers))
 LINT_EXTRAS := $(or $(EXTRAS),dev$(comma)test)

@@ -16,27 +16,36 @@ import ostinato as ost
 
 PROGRAM = """
 import hashlib, os, sys
-backend, threads = sys.argv[1:]
-if threads == "pinned":
+backend, pinned, *counts = sys.argv[1:]
+if pinned == "pinned":
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import jax, jax.numpy as jnp, numpy as np
 import ostinato as ost
+from ostinato import _config, _native
 
-digests = hashlib.sha256(), hashlib.sha256()
-layers = 2 if backend == "cpu" else 1  # XLA compiles every one
-for mode in ("lstm", "gru", "rnn_tanh")[: layers + 1]:
+calls = []
+# What XLA compiles takes long: one mode of one layer.
+layers, modes = (2, ["lstm", "gru", "rnn_tanh"]) if backend == "cpu" else (1, ["lstm"])
+for mode in modes:
     spec = ost.RNNSpec(mode, 96, 96, layers, bidirectional=True)
     weights = ost.init_weights(jax.random.key(0), spec)
     x = jax.random.normal(jax.random.key(1), (24, 50, 96))
-    run = lambda w, x: ost.rnn(spec, w, x, seq_lengths=np.arange(24) * 2,
+    run = lambda w, x, spec=spec: ost.rnn(spec, w, x, seq_lengths=np.arange(24) * 2,
         backend=backend)[0]
-    pull = jax.jit(lambda w, x, dy: (jax.vjp(run, w, x)[1](dy), run(w, x)))
+    pull = jax.jit(lambda w, x, dy, run=run: (jax.vjp(run, w, x)[1](dy), run(w, x)))
     dy = jax.random.normal(jax.random.key(2), (24, 50, 192))
-    (dw, dx), y = pull(weights, x, dy)
-    for digest, leaves in zip(digests, ((dw,), (dx, y)), strict=True):
-        for leaf in leaves:
-            digest.update(np.asarray(leaf).tobytes())
-print(*(digest.hexdigest() for digest in digests))
+    calls.append((pull, weights, x, dy))
+for count in counts or [None]:
+    if count is not None:
+        level = _config.CPU_ISAS.index(_native.cpu_features().isa)
+        _native.status().library.ostinato_configure(level, int(count))
+    digests = hashlib.sha256(), hashlib.sha256()
+    for pull, *given in calls:
+        (dw, dx), y = pull(*given)
+        for digest, leaves in zip(digests, ((dw,), (dx, y)), strict=True):
+            for leaf in leaves:
+                digest.update(np.asarray(leaf).tobytes())
+    print(*(digest.hexdigest() for digest in digests))
 """
 
 
@@ -53,28 +62,33 @@ OURS = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")
 
 
 @functools.cache
-def digests(backend: str, threads: str, run: int = 0, **environ: str) -> list[str]:
+def digests(
+    backend: str, *counts: int, pinned: bool = False, run: int = 0
+) -> list[list[str]]:
     """Hash the weight gradients, and the outputs with the input gradients.
 
-    `run` tells runs apart that have everything else in common.
+    Each count of threads gives one pair of hashes; without counts there is one pair,
+    from as many threads as the process uses by itself. `run` tells runs apart that have
+    everything else in common.
     """
-    environment = {k: v for k, v in os.environ.items() if k not in OURS} | environ
+    environment = {k: v for k, v in os.environ.items() if k not in OURS}
     if backend == "cpu" and run == 0:
         cache = os.path.join(os.environ["JAX_COMPILATION_CACHE_DIR"], "as-users")
         environment["JAX_COMPILATION_CACHE_DIR"] = cache
+    arguments = [backend, "pinned" if pinned else "free", *map(str, counts)]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, backend, threads],
+        [sys.executable, "-c", PROGRAM, *arguments],
         env=environment,
         capture_output=True,
         text=True,
         check=True,
     )
-    return done.stdout.split()
+    return [line.split() for line in done.stdout.splitlines()]
 
 
 @every_backend
 def test_another_run_changes_no_bit(backend):
-    assert digests(backend, "free") == digests(backend, "free", run=1)
+    assert digests(backend) == digests(backend, run=1)
 
 
 @every_backend
@@ -82,12 +96,12 @@ def test_another_run_changes_no_bit(backend):
     not hasattr(os, "sched_setaffinity"), reason="this system cannot pin a process"
 )
 def test_number_of_threads_changes_no_bit_of_outputs_and_input_gradients(backend):
-    assert digests(backend, "free")[1] == digests(backend, "pinned")[1]
+    [free], [pinned] = digests(backend), digests(backend, pinned=True)
+    assert free[1] == pinned[1]
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="no cpu backend")
 def test_number_of_threads_changes_no_bit_of_weight_gradients_on_cpu():
-    one, *others = (
-        digests("cpu", "free", OSTINATO_NUM_THREADS=n) for n in ("1", "2", "3")
-    )
+    one, *others = digests("cpu", 1, 2, 3)
     assert others == [one, one]
+    assert [one] == digests("cpu")

@@ -1,16 +1,15 @@
 """Step functions in shorter types, with NaN in padding, and on several threads."""
 
-import os
-import subprocess
-import sys
-
+import emulation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_steps
 from closures import fast_jit
 from step_programs import PROGRAMS, B, T
 from test_step import floats, net, of_floats, scalar
+from tolerance import assert_same_bits
 
 import ostinato as ost
 
@@ -113,47 +112,32 @@ def test_padding_reaches_nothing(name):
             np.testing.assert_array_equal(a, b)
 
 
-DIGESTS = """
-import hashlib, sys
-sys.path.insert(0, sys.argv[1])
-import jax
-jax.config.update("jax_enable_x64", True)
-import jax.numpy as jnp
-import numpy as np
-import ostinato as ost, random_steps
-from random_steps import Spec
-
-for batch, steps in ((1, 300), (3, 11), (33, 11)):
-    operations = [("norm", 0, 0, 0), ("tied", 0, 3, 0), ("attend", 0, 0, 0),
-        ("transposed", 1, 4, 0), ("gate", 0, 2, 0), ("by_head", 0, 2, 0)]
-    step, params, states = random_steps.make(Spec(operations, [40, 7], 19, batch))
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((steps, batch, 19)))
-
-    def loss(params, states, x):
-        out = ost.recurrent_net(step, x, states, params=params, time_major=True,
-            backend="cpu")
-        return sum(jnp.vdot(a, a) for a in jax.tree.leaves((out.outputs, out.states)))
-
-    for dtype in ("float32", "float64"):
-        given = jax.tree.map(lambda a: a.astype(dtype), (params, states, x))
-        found = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*given)
-        for a in jax.tree.leaves(found[1]):
-            print(hashlib.sha256(np.asarray(a).tobytes()).hexdigest())
-"""
-
-
-def test_number_of_threads_changes_no_bit():
+def test_number_of_threads_changes_no_bit(configure):
     """Gradients alone: XLA adds up the loss."""
-    here = os.path.dirname(__file__)
-    found = [
-        subprocess.run(
-            [sys.executable, "-c", DIGESTS, here],
-            env=os.environ | {"OSTINATO_NUM_THREADS": threads},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        for threads in ("1", "2", "3")
-    ]
-    assert len(found[0]) > 40
-    assert found[1:] == [found[0], found[0]]
+    operations = [("norm", 0, 0, 0), ("tied", 0, 3, 0), ("attend", 0, 0, 0)]
+    operations += [("transposed", 1, 4, 0), ("gate", 0, 2, 0), ("by_head", 0, 2, 0)]
+    for batch, steps in ((1, 300), (3, 11), (33, 11)):
+        spec = random_steps.Spec(operations, [40, 7], 19, batch)
+        step, params, states = random_steps.make(spec)
+        x = jnp.asarray(np.random.default_rng(1).standard_normal((steps, batch, 19)))
+
+        def loss(params, states, x, step=step):
+            out = ost.recurrent_net(
+                step, x, states, params=params, time_major=True, backend="cpu"
+            )
+            results = jax.tree.leaves((out.outputs, out.states))
+            return sum(jnp.vdot(a, a) for a in results)
+
+        gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+        for dtype in ("float32", "float64"):
+            given = jax.tree.map(
+                lambda a, dtype=dtype: jax.device_put(np.asarray(a, dtype)),
+                (params, states, x),
+            )
+            found = []
+            for threads in (1, 2, 3):
+                configure(emulation.level_of_machine(), threads)
+                found.append(jax.tree.leaves(gradient(*given)))
+            for a, *others in zip(*found, strict=True):
+                for b in others:
+                    assert_same_bits(a, b)
