@@ -185,7 +185,7 @@ void BenchProducts(const char* isa, const char* dtype,
         const double rate = GigaflopsOf(flops, [&] {
           kernels.product[static_cast<int>(shape.tile)](
               rows.data(), 0, n, depth, panel.data() + turn * step * depth, nullptr,
-              sums.data(), 4 * kernels.lanes);
+              nullptr, sums.data(), 4 * kernels.lanes);
           turn = turn + 1 < panels ? turn + 1 : 0;
         });
         std::printf(

@@ -79,16 +79,17 @@ void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool st
   Guarded<Accum> singles(kMaxRows * stride);
   reset(singles);
   for (int64_t r = 0; r < kMaxRows; ++r) {
-    product(a.pointers.data() + r, kOffset, 1, depth, panel.data(), start_or_null,
-            singles.data() + r * stride, stride);
+    product(a.pointers.data() + r, kOffset, 1, depth, panel.data(), nullptr,
+            start_or_null, singles.data() + r * stride, stride);
   }
   for (const int64_t rows : counts) {
     // The gap after the last row is not there to be written to.
     Guarded<Accum> c(
         std::max<int64_t>(0, (rows - 1) * stride + (rows > 0 ? width : 0)));
     reset(c);
-    product(a.pointers.data(), kOffset, rows, depth, panel.data(), start_or_null,
-            c.data(), stride);
+    // What is fetched meanwhile need not be memory of ours.
+    product(a.pointers.data(), kOffset, rows, depth, panel.data(),
+            panel.data() + panel.size(), start_or_null, c.data(), stride);
     for (int64_t i = 0; i < c.size(); ++i) ExpectExact(c[i], singles[i], "product");
   }
 
@@ -98,7 +99,7 @@ void CheckProduct(const Table& table, const Shape& shape, int64_t depth, bool st
     reset(c);
     for (int64_t k = 0; k < depth; k += piece) {
       product(a.pointers.data(), kOffset + k, kMaxRows, std::min(piece, depth - k),
-              panel.data() + k * shape.panel_vectors * lanes,
+              panel.data() + k * shape.panel_vectors * lanes, nullptr,
               k == 0 ? start_or_null : nullptr, c.data(), stride);
     }
     for (int64_t i = 0; i < c.size() && depth > 0; ++i) {

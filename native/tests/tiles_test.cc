@@ -129,7 +129,7 @@ void CheckSameBits(const KernelsBf16Pairs& tiles, const Shape& shape, int64_t ro
   for (const bool real : {true, false}) {
     const KernelsBf16Pairs& table = real ? tiles : *ostinato_emulated_tiles();
     table.product[static_cast<int>(shape.panel_shape)](
-        a.pointers.data(), 0, rows, depth, panel.data(),
+        a.pointers.data(), 0, rows, depth, panel.data(), nullptr,
         starts ? start.data() : nullptr, (real ? got : want).data(), stride);
     table.release_tiles();
   }

@@ -124,9 +124,13 @@ struct Kernels {
   // kGruRecurrent always continues from c. A panel is [ceil(depth /
   // pairs)][vectors][V][pairs]; where pairs is 2 and depth odd, the second of the last
   // pair counts as zero in `a` whatever stands there, and is not read.
+  //
+  // `next` is where the panel of the next product stands, or null. Meanwhile as much of
+  // it as this panel has is fetched into the second-level cache, or a part of it if
+  // rows are few; no address is invalid for that.
   using Product = void (*)(const Operand* const* a, int64_t offset, int64_t rows,
-                           int64_t depth, const Operand* panel, const Accum* start,
-                           Accum* c, int64_t c_stride);
+                           int64_t depth, const Operand* panel, const Operand* next,
+                           const Accum* start, Accum* c, int64_t c_stride);
   Product product[kNumPanelShapes];
 
   // c[r][v] = start[v] + a[r][first + v * step ..], of lanes that are among the first

@@ -46,12 +46,17 @@ constexpr int AccumVector(PanelShape shape, int v) {
   return shape == PanelShape::kGruRecurrent && v == 2 ? 3 : v;
 }
 
+// A tile of so many rows multiplies for longer than it loads, and fetches a cache line
+// of the next panel in each of its steps.
+constexpr int kRowsThatFetch = 4;
+constexpr int64_t kCacheLine = 64;
+
 // The sums of a tile stay in registers from the first step to the last. A function of
 // its own, as compilers spill them where the loop is inlined next to other code.
 template <typename V, typename Operand, PanelShape shape, int kRows>
 [[gnu::noinline]] void ProductTile(const Operand* const* a, int64_t offset,
                                    int64_t depth, const Operand* panel,
-                                   const typename V::Element* start,
+                                   const char* next, const typename V::Element* start,
                                    typename V::Element* c, int64_t c_stride) {
   using F = Factor<V, Operand>;
   constexpr int kVectors = PanelVectors(shape);
@@ -73,7 +78,13 @@ template <typename V, typename Operand, PanelShape shape, int kRows>
   }
 
   const int64_t whole = depth - depth % F::kPairs;
+  const int64_t next_step = next != nullptr ? kCacheLine : 0;
+  if (next == nullptr) next = reinterpret_cast<const char*>(panel);
   for (int64_t k = 0; k < whole; k += F::kPairs) {
+    if constexpr (kRows >= kRowsThatFetch) {
+      __builtin_prefetch(next, 0, 2);  // to be read, from the second level
+      next += next_step;
+    }
     typename F::Type factors[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) factors[r] = F::Broadcast(rows[r] + k);
@@ -117,13 +128,15 @@ template <typename V, typename Operand, PanelShape shape, int kRows>
 // ProductTile with kRows = rows.
 template <typename V, typename Operand, PanelShape shape, int kRows = V::kRegisterRows>
 void ProductRows(const Operand* const* a, int64_t offset, int64_t rows, int64_t depth,
-                 const Operand* panel, const typename V::Element* start,
-                 typename V::Element* c, int64_t c_stride) {
+                 const Operand* panel, const char* next,
+                 const typename V::Element* start, typename V::Element* c,
+                 int64_t c_stride) {
   if (rows == kRows) {
-    ProductTile<V, Operand, shape, kRows>(a, offset, depth, panel, start, c, c_stride);
+    ProductTile<V, Operand, shape, kRows>(a, offset, depth, panel, next, start, c,
+                                          c_stride);
   } else if constexpr (kRows > 1) {
-    ProductRows<V, Operand, shape, kRows - 1>(a, offset, rows, depth, panel, start, c,
-                                              c_stride);
+    ProductRows<V, Operand, shape, kRows - 1>(a, offset, rows, depth, panel, next,
+                                              start, c, c_stride);
   }
 }
 
@@ -131,12 +144,22 @@ void ProductRows(const Operand* const* a, int64_t offset, int64_t rows, int64_t 
 // not 6 + 1.
 template <typename V, typename Operand, PanelShape shape>
 void Product(const Operand* const* a, int64_t offset, int64_t rows, int64_t depth,
-             const Operand* panel, const typename V::Element* start,
-             typename V::Element* c, int64_t c_stride) {
+             const Operand* panel, const Operand* next,
+             const typename V::Element* start, typename V::Element* c,
+             int64_t c_stride) {
+  constexpr int kPairs = Factor<V, Operand>::kPairs;
+  constexpr int64_t kStepBytes =
+      PanelVectors(shape) * V::kLanes * kPairs * static_cast<int64_t>(sizeof(Operand));
+  const int64_t steps = depth / kPairs;
+  int64_t left = next != nullptr ? steps * kStepBytes : 0;  // bytes to fetch
+  const char* fetch = reinterpret_cast<const char*>(next);
   int64_t tiles = (rows + V::kRegisterRows - 1) / V::kRegisterRows;
   for (; tiles > 0; --tiles) {
     const int64_t now = (rows + tiles - 1) / tiles;
-    ProductRows<V, Operand, shape>(a, offset, now, depth, panel, start, c, c_stride);
+    ProductRows<V, Operand, shape>(a, offset, now, depth, panel,
+                                   left > 0 ? fetch : nullptr, start, c, c_stride);
+    fetch += steps * kCacheLine;
+    left -= steps * kCacheLine;
     a += now;
     c += now * c_stride;
     rows -= now;

@@ -197,15 +197,16 @@ bool AreEven(const BFloat16* const* a, int64_t rows, int64_t* stride) {
   return even;
 }
 
-// Kernels::product.
+// Kernels::product. Tiles do not fetch the next panel: they leave less time for it, and
+// nobody has measured that yet.
 template <typename T, PanelShape shape>
 void TileProduct(const BFloat16* const* a, int64_t offset, int64_t rows, int64_t depth,
-                 const BFloat16* panel, const float* start, float* c,
-                 int64_t c_stride) {
+                 const BFloat16* panel, const BFloat16* next, const float* start,
+                 float* c, int64_t c_stride) {
   const int64_t whole = depth - depth % kTileDepth;
   if (whole == 0) {
-    return Product<VecF32, BFloat16, shape>(a, offset, rows, depth, panel, start, c,
-                                            c_stride);
+    return Product<VecF32, BFloat16, shape>(a, offset, rows, depth, panel, next, start,
+                                            c, c_stride);
   }
   if constexpr (shape == PanelShape::kGruRecurrent) start = nullptr;
   const BFloat16* const* group = a;
@@ -234,7 +235,7 @@ void TileProduct(const BFloat16* const* a, int64_t offset, int64_t rows, int64_t
   if (whole < depth) {
     Product<VecF32, BFloat16, shape>(a, offset + whole, rows, depth - whole,
                                      panel + whole * PanelVectors(shape) * kTileRows,
-                                     nullptr, c, c_stride);
+                                     nullptr, nullptr, c, c_stride);
   }
 }
 

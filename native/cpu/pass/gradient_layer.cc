@@ -41,13 +41,15 @@ const Storage* GradientLayer<Storage, Operand, Accum>::OutputAt(int64_t i,
 template <typename Storage, typename Operand, typename Accum>
 void GradientLayer<Storage, Operand, Accum>::Multiply(
     PanelShape shape, const Operand* const* a, int64_t offset, int64_t rows,
-    int64_t depth, const Operand* panel, const Accum* start, Accum* c,
-    int64_t c_stride) const {
+    int64_t depth, const Operand* panel, const Operand* next, const Accum* start,
+    Accum* c, int64_t c_stride) const {
   const auto product = context.kernels.product[static_cast<int>(shape)];
   const int64_t step = (static_cast<int64_t>(shape) + 1) * lanes();
   const int64_t piece = PanelDepth(Caches());
   for (int64_t k = 0; k < depth; k += piece) {
-    product(a, offset + k, rows, std::min(piece, depth - k), panel + k * step,
+    const int64_t count = std::min(piece, depth - k);
+    product(a, offset + k, rows, count, panel + k * step,
+            k + count < depth ? panel + (k + count) * step : next,
             k == 0 ? start : nullptr, c, c_stride);
   }
 }
@@ -107,11 +109,13 @@ void GradientLayer<Storage, Operand, Accum>::MultiplyTransposed(
   const Operand* panel = panels + columns.place(q) * TransposedDepth(matrix);
   c += columns.first(q);
   const auto multiply = [&](int64_t first, int64_t count, Accum* to, int64_t stride) {
+    const int64_t size = PaddedDepth(matrix.rows.group) * vectors;
     for (int64_t block = 0; block < matrix.blocks; ++block) {
+      const Operand* const at = panel + block * size;
+      const bool last = block + 1 == matrix.blocks && q + 1 == columns.count();
       Multiply(columns.shape(q), cotangents + first,
                block * matrix.rows.size + matrix.rows.first(group), count,
-               matrix.rows.count(group),
-               panel + block * PaddedDepth(matrix.rows.group) * vectors,
+               matrix.rows.count(group), at, last ? nullptr : at + size,
                block == 0 ? start : nullptr, to, stride);
     }
   };

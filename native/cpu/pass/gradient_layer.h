@@ -79,8 +79,8 @@ struct GradientLayer {
 
   // Kernels::product in pieces of the panel that stay in the second-level cache.
   void Multiply(PanelShape shape, const Operand* const* a, int64_t offset, int64_t rows,
-                int64_t depth, const Operand* panel, const Accum* start, Accum* c,
-                int64_t c_stride) const;
+                int64_t depth, const Operand* panel, const Operand* next,
+                const Accum* start, Accum* c, int64_t c_stride) const;
   // Matrices as their transposes are multiplied with cotangents: w_hh of one head is a
   // single block, the gates of which follow each other.
   HeadMatrix<Storage> w_hh() const;

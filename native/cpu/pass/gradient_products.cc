@@ -227,6 +227,7 @@ void GradientProducts<Storage, Operand, Accum>::AddWeightProduct(
   for (int64_t q = group * columns.per_group(); q < end; ++q) {
     l_.Multiply(columns.shape(q), product.a + first, 0, rows, chunk_.count,
                 product.panels + columns.place(q) * l_.PaddedDepth(chunk_.count),
+                nullptr,  // all of them stay in the second-level cache
                 summed_ ? nullptr : l_.context.zeros,
                 sum.data + first * sum.stride + columns.first(q) -
                     product.matrix.columns.first(group),
@@ -260,9 +261,11 @@ void GradientProducts<Storage, Operand, Accum>::InputGradient(int64_t task) cons
     for (int64_t gate = 0; gate < gates;) {  // as many gates at once as stand in a row
       int64_t end = gate + 1;
       while (end < gates && blocks[end] == blocks[end - 1] + 1) ++end;
+      const int64_t step = l_.hidden * columns.vectors(q) * l_.lanes();
+      const bool last = end == gates && q + 1 == columns.count();
       l_.Multiply(columns.shape(q), chunk_.dg_rows + first, blocks[gate] * l_.hidden,
-                  rows, (end - gate) * l_.hidden,
-                  panel + gate * l_.hidden * columns.vectors(q) * l_.lanes(),
+                  rows, (end - gate) * l_.hidden, panel + gate * step,
+                  last ? nullptr : panel + end * step,
                   gate == 0 ? l_.context.zeros : nullptr, products, stride);
       gate = end;
     }

@@ -67,10 +67,11 @@ void GradientRecompute<Storage, Operand, Accum>::Run(int64_t block) const {
   const int64_t stride = 4 * l_.lanes(), count = chunk_.count;
   Accum* pre = b_.pre + block * c.most_tokens * stride;
   const Accum* bias = layer.bias + block * stride;
+  const Operand* const w_hh = layer.w_hh + block * panels.recurrent_panel();
   if (layer.w_ih != nullptr) {
     c.kernels.product[static_cast<int>(panels.input_shape(block))](
-        b_.x, 0, count, l_.inputs, layer.w_ih + block * panels.panel(l_.inputs), bias,
-        pre, stride);
+        b_.x, 0, count, l_.inputs, layer.w_ih + block * panels.panel(l_.inputs), w_hh,
+        bias, pre, stride);
   } else {
     for (int64_t r = 0; r < count; ++r) {
       Convert(bias, stride, pre + r * stride);
@@ -83,8 +84,8 @@ void GradientRecompute<Storage, Operand, Accum>::Run(int64_t block) const {
   const HeadParts& outputs = c.heads().outputs;
   const int64_t group = blocks.group(block);
   c.kernels.product[static_cast<int>(panels.recurrent_shape(block))](
-      b_.h, outputs.first(group), count, outputs.count(group),
-      layer.w_hh + block * panels.recurrent_panel(), nullptr, pre, stride);
+      b_.h, outputs.first(group), count, outputs.count(group), w_hh, nullptr, nullptr,
+      pre, stride);
   c.kernels.forward[static_cast<int>(n.mode)](n.cell_options<Accum>(b_.cell_stride),
                                               pre, stride, b_.tokens, count,
                                               blocks.unit(block), blocks.units(block));

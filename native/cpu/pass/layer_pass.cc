@@ -71,7 +71,8 @@ int64_t LayerPass<Storage, Operand, Accum>::Advance(
     const int64_t block_size = fused ? 0 : rows * Stride();
     if (!fused) {
       for (int64_t j = first; j < last; ++j) {
-        InputProduct(j, rows, w, w.pre + (j - first) * block_size);
+        const Operand* next = j + 1 < last ? InputPanel(j + 1) : nullptr;
+        InputProduct(j, rows, next, w, w.pre + (j - first) * block_size);
       }
     }
     int64_t done = 0;  // tokens of the chunk
@@ -80,10 +81,15 @@ int64_t LayerPass<Storage, Operand, Accum>::Advance(
       GatherTokens(step, active, slice, w);
       for (int64_t n = 0; n < last - first; ++n) {
         // Back and forth: what the last step read last is still in the cache.
-        const int64_t j = step % 2 == 0 ? first + n : last - 1 - n;
+        const int64_t way = step % 2 == 0 ? 1 : -1;
+        const int64_t j = way > 0 ? first + n : last - 1 - n;
         Accum* pre = w.pre + (j - first) * block_size + done * Stride();
-        if (fused) InputProduct(j, active, w, pre);
-        RecurrentProduct(j, active, w, pre);
+        if (fused) InputProduct(j, active, RecurrentPanel(j), w, pre);
+        const Operand* next = nullptr;
+        if (n + 1 < last - first) {
+          next = fused ? InputPanel(j + way) : RecurrentPanel(j + way);
+        }
+        RecurrentProduct(j, active, next, w, pre);
         equations(options, pre, Stride(), w.tokens, active, blocks.unit(j),
                   blocks.units(j));
       }
@@ -136,16 +142,27 @@ int64_t LayerPass<Storage, Operand, Accum>::GatherInputs(
 }
 
 template <typename Storage, typename Operand, typename Accum>
+const Operand* LayerPass<Storage, Operand, Accum>::InputPanel(int64_t block) const {
+  if (!c_.uses_panels || weights_.w_ih == nullptr) return nullptr;
+  return weights_.w_ih + block * c_.panels.panel(c_.network().inputs(layer_));
+}
+
+template <typename Storage, typename Operand, typename Accum>
+const Operand* LayerPass<Storage, Operand, Accum>::RecurrentPanel(int64_t block) const {
+  if (!c_.uses_panels || weights_.w_hh == nullptr) return nullptr;
+  return weights_.w_hh + block * c_.panels.recurrent_panel();
+}
+
+template <typename Storage, typename Operand, typename Accum>
 void LayerPass<Storage, Operand, Accum>::InputProduct(
-    int64_t block, int64_t rows, const Workspace<Storage, Operand, Accum>& w,
-    Accum* pre) const {
+    int64_t block, int64_t rows, const Operand* next,
+    const Workspace<Storage, Operand, Accum>& w, Accum* pre) const {
   const auto& panels = c_.panels;
   const int64_t size = c_.network().inputs(layer_);
   const Accum* bias = weights_.bias + block * Stride();
-  if (c_.uses_panels && weights_.w_ih != nullptr) {
+  if (const Operand* panel = InputPanel(block)) {
     c_.kernels.product[static_cast<int>(panels.input_shape(block))](
-        w.x, 0, rows, size, weights_.w_ih + block * panels.panel(size), bias, pre,
-        Stride());
+        w.x, 0, rows, size, panel, next, bias, pre, Stride());
     return;
   }
   if (offsets_.w_ih >= 0) {
@@ -160,8 +177,8 @@ void LayerPass<Storage, Operand, Accum>::InputProduct(
 
 template <typename Storage, typename Operand, typename Accum>
 void LayerPass<Storage, Operand, Accum>::RecurrentProduct(
-    int64_t block, int64_t rows, const Workspace<Storage, Operand, Accum>& w,
-    Accum* pre) const {
+    int64_t block, int64_t rows, const Operand* next,
+    const Workspace<Storage, Operand, Accum>& w, Accum* pre) const {
   const auto& panels = c_.panels;
   const Blocks& blocks = panels.blocks();
   const HeadParts& outputs = panels.heads().outputs;
@@ -177,8 +194,8 @@ void LayerPass<Storage, Operand, Accum>::RecurrentProduct(
   if (!c_.uses_panels) return UnpackedRecurrent(block, rows, w, pre);
   const int64_t group = blocks.group(block);
   c_.kernels.product[static_cast<int>(panels.recurrent_shape(block))](
-      w.h, outputs.first(group), rows, outputs.count(group),
-      weights_.w_hh + block * panels.recurrent_panel(), nullptr, pre, Stride());
+      w.h, outputs.first(group), rows, outputs.count(group), RecurrentPanel(block),
+      next, nullptr, pre, Stride());
 }
 
 template <typename Storage, typename Operand, typename Accum>
@@ -300,7 +317,7 @@ void LayerPass<Storage, Operand, Accum>::Project(
       const int64_t group = columns.group(q);
       c_.kernels.product[static_cast<int>(columns.shape(q))](
           w.h, heads.units.first(group), active, heads.units.count(group),
-          weights_.w_hr + columns.place(q) * c_.panels.projection_depth(),
+          weights_.w_hr + columns.place(q) * c_.panels.projection_depth(), nullptr,
           c_.zero_start, w.pre, Stride());
     } else {
       const HeadMatrix<Storage> w_hr{c_.call.operands.weights + offsets_.w_hr, 1,

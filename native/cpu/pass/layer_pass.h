@@ -87,9 +87,13 @@ class LayerPass {
   Storage* Output(int64_t i, int64_t step) const;
   int64_t GatherInputs(int64_t begin, int64_t end,
                        const Workspace<Storage, Operand, Accum>& w) const;
-  void InputProduct(int64_t block, int64_t rows,
+  // Of a block of units; null where weights are not packed, or absent.
+  const Operand* InputPanel(int64_t block) const;
+  const Operand* RecurrentPanel(int64_t block) const;
+  // `next`: the panel of the product after this one, or null.
+  void InputProduct(int64_t block, int64_t rows, const Operand* next,
                     const Workspace<Storage, Operand, Accum>& w, Accum* pre) const;
-  void RecurrentProduct(int64_t block, int64_t rows,
+  void RecurrentProduct(int64_t block, int64_t rows, const Operand* next,
                         const Workspace<Storage, Operand, Accum>& w, Accum* pre) const;
   void UnpackedInput(int64_t block, int64_t rows,
                      const Workspace<Storage, Operand, Accum>& w, Accum* pre) const;

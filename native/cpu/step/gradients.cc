@@ -179,7 +179,7 @@ void StepGradients<T>::Multiply(const Task& task) {
   }
   const int64_t column = columns.first(task.first);
   kernels.product[static_cast<int>(columns.shape(task.first))](
-      factors, 0, rows, count_, sides_[sum.b].values + column * count_,
+      factors, 0, rows, count_, sides_[sum.b].values + column * count_, nullptr,
       summed_ ? nullptr : reinterpret_cast<const T*>(kZeros),
       sum.data + task.row * sum.stride + column, sum.stride);
 }

@@ -148,7 +148,8 @@ class StepTile {
   }
   // Rounds rows to bfloat16, one after another from `values` on.
   void NarrowRows(const Factors& from, BFloat16* values, const BFloat16** rows) const;
-  void MultiplyBlock(const Block& block, const Factors& factors, T* to,
+  // `next`: the panel of the block after this one, or null.
+  void MultiplyBlock(const Block& block, const Factors& factors, const T* next, T* to,
                      int64_t stride) const;
 
   // tile_chunk.cc: many steps of a chunk, in tasks that may run in any order and

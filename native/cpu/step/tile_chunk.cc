@@ -149,11 +149,12 @@ void StepTile<T>::MultiplyRows(const Bound& bound, Range steps, int64_t task,
   T products[kTaskRows * kMostPanel];
   for (size_t b = first; b < last; ++b) {
     const Block& block = blocks_[b];
+    const T* const next = b + 1 < last ? blocks_[b + 1].panel : nullptr;
     if (in_place) {  // at even distances, and products write no more than there is
-      MultiplyBlock(block, all, results[0] + block.column, apart);
+      MultiplyBlock(block, all, next, results[0] + block.column, apart);
       continue;
     }
-    MultiplyBlock(block, all, products, kMostPanel);
+    MultiplyBlock(block, all, next, products, kMostPanel);
     for (int64_t k = 0; k < rows; ++k) {
       std::copy_n(products + k * kMostPanel, block.width, results[k] + block.column);
     }

@@ -115,10 +115,14 @@ void StepTile<T>::Multiply(const Bound& bound, int64_t active, Team* team) {
   const Factors all{factors_.data(), half_factors_.data(), rows, weight.depth};
   if (MultipliesPairs(bound)) NarrowRows(all, halves_, half_factors_.data());
   const auto multiply = [&](int64_t begin, int64_t end) {
+    // Back and forth: what the step before has read last is still in the caches.
+    const auto at = [&](int64_t b) {
+      return blocks_.data() + bound.first_block + (back_ ? count - 1 - b : b);
+    };
     for (int64_t b = begin; b < end; ++b) {
-      // Back and forth: what the step before has read last is still in the caches.
-      const Block& block = blocks_[bound.first_block + (back_ ? count - 1 - b : b)];
-      MultiplyBlock(block, all, result + block.column, stride);
+      const Block& block = *at(b);
+      const T* const next = b + 1 < end ? at(b + 1)->panel : nullptr;
+      MultiplyBlock(block, all, next, result + block.column, stride);
     }
   };
   if (team == nullptr || !WorthSharing(bound, rows)) return multiply(0, count);
@@ -144,17 +148,18 @@ void StepTile<T>::NarrowRows(const Factors& from, BFloat16* values,
 }
 
 template <typename T>
-void StepTile<T>::MultiplyBlock(const Block& block, const Factors& factors, T* to,
-                                int64_t stride) const {
+void StepTile<T>::MultiplyBlock(const Block& block, const Factors& factors,
+                                const T* next, T* to, int64_t stride) const {
   if constexpr (sizeof(T) == 4) {
     if (block.pairs != nullptr) {
       const auto* const panel = reinterpret_cast<const BFloat16*>(block.panel);
       return block.pairs(factors.halves, 0, factors.count, factors.depth, panel,
-                         block.start, to, stride);
+                         reinterpret_cast<const BFloat16*>(next), block.start, to,
+                         stride);
     }
   }
-  block.product(factors.rows, 0, factors.count, factors.depth, block.panel, block.start,
-                to, stride);
+  block.product(factors.rows, 0, factors.count, factors.depth, block.panel, next,
+                block.start, to, stride);
 }
 
 template class StepTile<float>;
