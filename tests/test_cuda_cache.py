@@ -185,23 +185,29 @@ def test_errors_hold_what_the_compiler_says():
         nvrtc.compile_text(compiler, "", ["-arch=sm_1"])
 
 
+def registers_of(text, arch):
+    """Return the registers of each kernel of a text, none of which may spill any."""
+    options = (*text.options(arch), "--ptxas-options=-v")
+    made = nvrtc.compile_text(nvrtc.find().compiler, text.source(), options)
+    assert made.cubin.startswith(b"\x7fELF")
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", made.log)]
+    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", made.log)
+    stack = re.findall(r"(\d+) bytes stack frame", made.log)
+    assert len(spilled) == 2 * len(stack) == 2 * len(registers), made.log
+    assert set(spilled) == set(stack) == {"0"}, made.log
+    return registers
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_90a", *OTHER_ARCHES])
 def test_texts_compile_without_spills(arch):
     """Check every text for Hopper, and for one of the other architectures."""
-    compiler = nvrtc.find().compiler
     texts = kernels.TEXTS
     if arch in OTHER_ARCHES:
         texts = texts[OTHER_ARCHES.index(arch) :: len(OTHER_ARCHES)]
     for text in texts:
-        options = (*text.options(arch), "--ptxas-options=-v")
-        made = nvrtc.compile_text(compiler, text.source(), options)
-        assert made.cubin.startswith(b"\x7fELF")
-        registers = [int(n) for n in re.findall(r"Used (\d+) registers", made.log)]
-        spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", made.log)
-        stack = re.findall(r"(\d+) bytes stack frame", made.log)
-        assert len(registers) == 2 and max(registers) <= 128, made.log
-        assert set(spilled) == set(stack) == {"0"}, made.log
+        registers = registers_of(text, arch)
+        assert len(registers) == 2 and max(registers) <= 128
 
 
 # Of each kernel, mode and dtype, with weights in registers and in shared memory.
@@ -252,12 +258,8 @@ HARDEST = (
 def test_recurrent_texts_compile_without_spills(make, layout, arch):
     text = make(layout)
     assert text in kernels.RECURRENT_TEXTS
-    options = (*text.options(arch), "--ptxas-options=-v")
-    made = nvrtc.compile_text(nvrtc.find().compiler, text.source(), options)
-    (registers,) = re.findall(r"Used (\d+) registers", made.log)
-    assert int(registers) <= 255
-    assert re.findall(r"(\d+) bytes spill (?:stores|loads)", made.log) == ["0", "0"]
-    assert re.findall(r"(\d+) bytes stack frame", made.log) == ["0"]
+    (registers,) = registers_of(text, arch)
+    assert registers <= 255
 
 
 @needs_nvrtc
@@ -273,13 +275,8 @@ def test_recurrent_texts_compile_without_spills(make, layout, arch):
 )
 def test_texts_of_steps_compile_without_spills(name, dtype, arch):
     for kernel in kernels_of_cell(CASES[name].cell, dtype):
-        text = kernel.text
-        options = (*text.options(arch), "--ptxas-options=-v")
-        made = nvrtc.compile_text(nvrtc.find().compiler, text.source(), options)
-        (registers,) = re.findall(r"Used (\d+) registers", made.log)
-        assert int(registers) <= 168
-        assert re.findall(r"(\d+) bytes spill (?:stores|loads)", made.log) == ["0", "0"]
-        assert re.findall(r"(\d+) bytes stack frame", made.log) == ["0"]
+        (registers,) = registers_of(kernel.text, arch)
+        assert registers <= 168
 
 
 def kernels_of_cell(cell, dtype):

@@ -17,7 +17,7 @@ from jax import lax
 
 from .. import _config
 from .._cuda import check, device, kernels, plan
-from .._cuda.launch import launch_ensemble
+from .._cuda.launch import launch
 from .._typing import Array
 from . import xla_network, xla_packed
 from .backend import Backend, BackendStatus
@@ -197,7 +197,7 @@ def _run_layer(
         *((cells,) * directions + both),
     )
     found = iter(
-        launch_ensemble(
+        launch(
             kernels.compiled(kernels.recurrent(layout), gpu.arch),
             "recurrent_run",
             layout.grid,
@@ -267,7 +267,7 @@ def _run_layer_backward(
     like = lambda *shape: jax.ShapeDtypeStruct(shape, dh.dtype)  # noqa: E731
     resets = primals[0].masks.reset
     num_gates = 4 if cell.saved else 1
-    found = launch_ensemble(
+    found = launch(
         kernels.compiled(kernels.recurrent_backward(layout), gpu.arch),
         "recurrent_backward",
         layout.backward_grid,
