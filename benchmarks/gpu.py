@@ -10,7 +10,7 @@ before its trial.
 
 Every row is one line of JSON, written when it is done, and so is a row that fails. A
 row that the time does not reach is left for `--resume`, which leaves out those that the
-file has.
+file has, and repeats those that failed.
 """
 
 import functools as ft
@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,7 @@ SIZES = {
 DTYPES = ("float32", "bfloat16", "float64")
 KINDS = ("infer", "train")
 ADD = "a + b"
+LIMIT = 300  # seconds of a trial
 SANITIZER = "compute-sanitizer"
 TOOLS = ("memcheck", "racecheck", "synccheck")
 # Of one block and of clusters, forward and backward.
@@ -77,7 +79,7 @@ def main(
     end = time.monotonic() + seconds
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = out.read_text().splitlines() if resume and out.exists() else []
-    known = {json.loads(line)["name"] for line in lines}
+    known = {row["name"] for row in map(json.loads, lines) if "error" not in row}
     with out.open("a" if resume else "w") as file:
         for name, run in _rows(backend, rounds):
             if name in known or time.monotonic() > end:
@@ -128,14 +130,20 @@ def trial(text: kernels.Text, module: str, before: tuple[str, ...] = ()) -> dict
     command = [*before, *check.command(module, text.definitions)]
     # This process may already hold most of the GPU's memory.
     given = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=given
-    )
-    return {
-        "code": done.returncode,
-        "verdict": done.stdout.splitlines()[-3:],
-        "errors": done.stderr[-1000:],
-    }
+    with tempfile.TemporaryFile("w+") as told, tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(command, stdout=told, stderr=errors, env=given)
+        try:
+            code = child.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            child.kill()  # and left alone: where the GPU hangs, it may never end
+            code = f"no end within {LIMIT} s"
+        told.seek(0)
+        errors.seek(0)
+        return {
+            "code": code,
+            "verdict": told.read().splitlines()[-3:],
+            "errors": errors.read()[-1000:],
+        }
 
 
 def recurrence(

@@ -3,11 +3,14 @@
 BUG is the name of one of `CHANGES`. See cuda_emulation.py.
 """
 
-import json
+import os
 import sys
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # before anything asks JAX
 
 import cuda_emulation
 
+from ostinato._cuda import check
 from ostinato._linear import api, cuda, cuda_trial, lowering
 from ostinato._rnn import backends
 from ostinato._rnn import cuda_trial as rnn_trial
@@ -49,4 +52,5 @@ def main(bug: str, module: str, definitions: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:3], sys.argv[3:])))
+    check.PLATFORM = "cpu"
+    check.report(main, *sys.argv[1:3], sys.argv[3:])

@@ -339,6 +339,21 @@ def test_rows_of_gpus_that_fail_are_written(tmp_path, monkeypatch):
     _, *rows_ = map(json.loads, out.read_text().splitlines())
     assert len(rows_) == len(gpu.DTYPES) * len(gpu.KINDS)
     assert all("ZeroDivisionError" in row["error"] for row in rows_)
+    monkeypatch.setattr(gpu, "recurrence", lambda *_: {"median": 1})
+    gpu.main(rounds=1, backend="xla", out=out, resume=True)
+    again = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["name"] for row in again] == [
+        row["name"] for row in (_, *rows_, *rows_)
+    ]
+    assert all(row["median"] == 1 for row in again[1 + len(rows_) :])
+
+
+def test_a_trial_that_hangs_is_a_row_too(monkeypatch):
+    hang = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"]
+    monkeypatch.setattr(gpu.check, "command", lambda *_: hang)
+    monkeypatch.setattr(gpu, "LIMIT", 0.5)
+    row = gpu.trial(gpu.kernels.TEXTS[0], "unused")
+    assert row["code"] == "no end within 0.5 s"
 
 
 def test_rows_of_gpus_end_with_tools_and_trials(monkeypatch):

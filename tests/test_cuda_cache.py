@@ -98,6 +98,8 @@ def test_the_folder_of_the_user(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache.folder() == tmp_path / ".cache" / "ostinato"
+    monkeypatch.setenv("OSTINATO_CACHE_DIR", "~/kernels")
+    assert cache.folder() == tmp_path / "kernels"
 
 
 def test_keys_tell_texts_apart():

@@ -11,6 +11,7 @@ import ostinato as ost
 from ostinato import _native, cells
 from ostinato._cuda import check, device, kernels, nvrtc, plan
 from ostinato._linear import cuda
+from ostinato._rnn import backends
 from ostinato._rnn import cuda as rnn_cuda
 
 pytestmark = needs_emulator
@@ -81,7 +82,46 @@ def test_no_driver_no_library_no_nvrtc(monkeypatch):
     says_why("no NVIDIA driver: libno-such-driver.so")
 
 
-def test_a_library_that_is_no_driver():
+def test_a_new_gpu_needs_a_compiler_that_knows_it(monkeypatch):
+    old = nvrtc.Found(nvrtc.Compiler(driver(), "12.0", (80, 86)), None)
+    monkeypatch.setattr(nvrtc, "find", lambda: old)
+    says_why("NVRTC 12.0 does not know sm_90a yet; a newer nvidia-cuda-nvrtc")
+    assert nvrtc.Compiler(None, "12.9", (80, 90)).knows((9, 0))
+
+
+def test_calls_on_cpus_do_not_start_the_driver(monkeypatch):
+    spec = ost.RNNSpec("gru", 2, 7)
+    weights = ost.init_weights(jax.random.key(0), spec)
+    step = lambda p, s, x, t: (0.5 * s + jnp.tanh(x), s)  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "status", lambda: pytest.fail("the driver is asked"))
+        ost.rnn(spec, weights, X)
+        ost.linear_recurrence(X[..., :1], X[..., :1])
+        ost.recurrent_net(step, X, X[:, 0])
+
+
+def test_explain_knows_kernels_that_are_disabled(monkeypatch):
+    told = lambda: rnn_cuda.known_refusal(ost.RNNSpec("gru", 2, 3), X)  # noqa: E731
+    assert told() is None
+    backward = kernels.recurrent_backward(plan.RnnPlan("gru", "float32", 32, 1, 1, 1))
+    linear = kernels.linear("complex64", False)
+    known = {backward: "it is wrong", linear: "so is this"}
+    monkeypatch.setattr(check, "failures", lambda texts, gpu: known)
+    assert told() == "it is wrong"
+    here = backends.Place("cuda", "`x` is on the cuda")
+    monkeypatch.setattr(backends, "place_of", lambda x: here)
+    monkeypatch.setenv("OSTINATO_BACKEND", "cuda")
+    found = ost.explain(ost.RNNSpec("gru", 2, 3), X)
+    assert found.backend == "xla" and found.rejected["cuda"] == "it is wrong"
+    assert ost.explain(ost.RNNSpec("lstm", 2, 3), X).backend == "cuda"
+    rejected = cells.explain(cells.LRU(2, 4), X).rejected
+    assert rejected["cuda"] == "so is this"
+
+
+def test_a_library_that_is_no_driver(gpu, monkeypatch):
+    monkeypatch.setattr(device, "DRIVER", "libm.so.6")
+    says_why("no NVIDIA driver that can be used: ")
+    monkeypatch.setattr(device, "DRIVER", gpu._name)
     library = _native.status().library
     assert b"has no cuLibraryLoadData" in library.ostinato_cuda_open(b"libc.so.6")
     assert library.ostinato_cuda_open(b"libno-such-driver.so") is not None
@@ -94,7 +134,7 @@ def test_plans_are_told():
     assert "it runs on the cuda" in reason
     reason = ost.explain(ost.RNNSpec("rnn_tanh", 2, 513), X).rejected["cuda"]
     assert "kernels for up to 512 units, not 513" in reason
-    assert "1 clusters of 1 blocks" in rnn_cuda.describe(spec, X)
+    assert "1 cluster of 1 block, each of 8" in rnn_cuda.describe(spec, X)
     for option in (dict(proj_size=1), dict(cell_clip=0.5), dict(batch_invariant=True)):
         reason = rnn_cuda.unsupported_reason(ost.RNNSpec("lstm", 2, 3, **option), "f4")
         assert f"no kernels for {next(iter(option))}=" in reason
@@ -265,6 +305,11 @@ def test_networks_get_kernels_where_they_are_asked_for(monkeypatch):
     assert TARGET not in lowered_rnn() and TARGET not in lowered_rnn(backend="xla")
     with pytest.raises(ost.BackendError, match="precision=.*asks for more"):
         lowered_rnn(backend="cuda", precision="highest")
+    for same in (
+        (jax.lax.Precision.DEFAULT, jax.lax.Precision.HIGH),
+        jax.lax.DotAlgorithmPreset.TF32_TF32_F32,
+    ):
+        assert TARGET in lowered_rnn(backend="cuda", precision=same)
     monkeypatch.setenv("OSTINATO_BACKEND", "cuda")
     assert TARGET in lowered_rnn() and TARGET in lowered_rnn(dtype="bfloat16")
     assert TARGET not in lowered_rnn(precision="highest")

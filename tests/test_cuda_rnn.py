@@ -15,7 +15,9 @@ from oracles.loop64 import Spec
 from tolerance import assert_same_bits
 
 import ostinato as ost
-from ostinato._cuda import kernels, plan
+from ostinato import cells
+from ostinato._cuda import check as trials
+from ostinato._cuda import device, kernels, plan
 from ostinato._cuda.device import Gpu
 from ostinato._rnn import cuda
 
@@ -254,6 +256,63 @@ def test_an_infinite_input_reaches_no_unit_that_there_is_not(mode, monkeypatch):
 
 
 @needs_emulator
+def test_a_divided_batch_runs_kernels_that_passed_their_own_trial(monkeypatch):
+    """Check that the part of a device counts: it has fewer sequences of a cluster."""
+    spec = ost.RNNSpec("lstm", 3, 20, bidirectional=True)
+    weights = ost.init_weights(jax.random.key(0), spec)
+    x = jax.random.normal(jax.random.key(1), (16, 3, 3), jnp.float32)
+    mesh = jax.make_mesh((2,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.device_put(x, jax.NamedSharding(mesh, jax.P("b")))
+    tried = []
+
+    def failure(text, *_):
+        tried.append(text)
+        return "it is wrong" if "TILES=1" in text.definitions else None
+
+    def gradient(backend):
+        loss = lambda w, x: jnp.sum(ost.rnn(spec, w, x, backend=backend).y ** 2)  # noqa: E731
+        return jax.jit(jax.value_and_grad(loss))
+
+    with gpu_with(monkeypatch, (1, 2), 16):
+        gpu, _ = device.status()
+        assert cuda.plan_of(spec, "float32", 16, gpu).tiles == 2
+        monkeypatch.setattr(trials, "failure", failure)
+        before = len(calls())
+        got = jax.block_until_ready(gradient("cuda")(weights, split))
+        assert not [c for c in calls()[before:] if "LaunchKernelEx" in c]
+    assert {t.definitions[4] for t in tried} == {"TILES=1", "TILES=2"}
+    want = gradient("xla")(weights, x)
+    close = lambda a, b: np.testing.assert_allclose(a, b, atol=0.01)  # noqa: E731
+    jax.tree.map(close, got, want)
+
+
+@needs_emulator
+def test_cells_that_the_operator_has_take_its_kernels(monkeypatch):
+    cell = cells.Bidirectional(cells.GRU(3, 5))
+    params, states = cell.init(jax.random.key(0)), cell.initial_state(2)
+    x = jax.random.normal(jax.random.key(1), (2, 4, 3), jnp.float32)
+    want = ost.recurrent_net(cell, x, states, params=params).outputs
+    with gpu_with(monkeypatch, (1, 1), 16):
+        before = len(calls())
+        run = ost.recurrent_net(cell, x, states, params=params, backend="cuda")
+        jax.block_until_ready(run)
+        assert [c for c in calls()[before:] if "LaunchKernelEx" in c]
+    np.testing.assert_allclose(run.outputs, want, atol=0.01)
+
+
+@needs_emulator
+@pytest.mark.parametrize("x", [1e-6, -1e-3, 0.05, 0.0999, 0.1001, 3.0, -30.0])
+def test_tanh_is_precise_near_0_too(x, monkeypatch):
+    spec = ost.RNNSpec("rnn_tanh", 1, 1, bias="none")
+    weights = jnp.asarray([1.0, 0.0], jnp.float32)
+    with gpu_with(monkeypatch, (1, 1), 16):
+        y = ost.rnn(
+            spec, weights, jnp.full((1, 1, 1), x, jnp.float32), backend="cuda"
+        ).y
+        np.testing.assert_allclose(float(y[0, 0, 0]), np.tanh(np.float32(x)), rtol=2e-6)
+
+
+@needs_emulator
 def test_members_that_share_weights_have_them_once(monkeypatch):
     spec = ost.RNNSpec("gru", 3, 7)
     weights = ost.init_weights(jax.random.key(0), spec)
@@ -420,6 +479,12 @@ def forward_only(made: Case, dtype: str) -> None:
 )
 def test_the_plan_says_what_has_no_kernel(mode, dtype, hidden, gpu, words):
     assert words in plan.rnn(mode, dtype, hidden, 1, 8, gpu)
+
+
+def test_the_plan_counts_no_more_blocks_than_a_launch_has():
+    assert plan.rnn("gru", "float32", 512, 1, 10**9, H200).grid.blocks <= 2**31 - 1
+    found = plan.rnn("gru", "float32", 512, 2, 10**10, H200)
+    assert found == "10000000000 sequences are more than one launch holds"
 
 
 @pytest.mark.parametrize("mode", ["gru", "slstm", "rnn_tanh"])

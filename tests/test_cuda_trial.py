@@ -104,17 +104,17 @@ def test_kernels_of_networks_are_tried(trial, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("bug", "words", "backward"),
+    ("bug", "words", "backward", "dtype"),
     [
-        ("none", None, False),
-        ("none", None, True),
-        ("wrong store", "a wrong result: array 0", True),
-        ("crash in a step", "ended with signal", False),
-        ("hang in a step", "did not end within 1 s", False),
+        ("none", None, False, "float32"),
+        ("none", None, True, "float64"),  # which the trial has to allow
+        ("wrong store", "a wrong result: array 0", True, "float32"),
+        ("crash in a step", "ended with signal", False, "float32"),
+        ("hang in a step", "did not end within 1 s", False, "float32"),
     ],
 )
 def test_kernels_that_are_made_for_a_step_are_tried(
-    bug, words, backward, trial, monkeypatch
+    bug, words, backward, dtype, trial, monkeypatch
 ):
     def step(p, s, x, t):
         s = jnp.tanh(p[None] * s + x)
@@ -127,7 +127,7 @@ def test_kernels_that_are_made_for_a_step_are_tried(
     with monkeypatch.context() as patch:
         cuda_emulation.fake_gpu(patch.setattr, CHANGES[bug])
         patch.setattr(step_trial, "PLATFORMS", ("cpu",))
-        x = jnp.ones((2, 3, 4), jnp.float32)
+        x = jnp.ones((2, 3, 4), dtype)
         found = jax.make_jaxpr(jax.grad(traced))(x[0, 0], x)
         (eqn,) = (e for e in found.eqns if e.primitive.name == "ostinato_loop_bwd")
         kernel = loops.kernels_of(eqn.params["loop"], eqn.params["wrt"])[backward]

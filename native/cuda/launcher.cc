@@ -3,8 +3,9 @@
 #include <dlfcn.h>
 
 #include <map>
-#include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <stdexcept>
 
 namespace ostinato::cuda {
@@ -46,19 +47,19 @@ struct Driver {
   Result (*error_text)(Result, const char**);
 };
 
-// Guards the two below.
-std::mutex& Mutex() {
-  static std::mutex mutex;
-  return mutex;
-}
-std::unique_ptr<Driver>& OpenedDriver() {
-  static std::unique_ptr<Driver> driver;
-  return driver;
-}
-// By digest and name. A kernel is never unloaded: other threads may launch it.
-std::map<std::string, Kernel, std::less<>>& Kernels() {
-  static std::map<std::string, Kernel, std::less<>> kernels;
-  return kernels;
+constexpr const char* kDriver = "libcuda.so.1";
+
+struct State {
+  std::mutex mutex;  // guards the others
+  std::string path;
+  std::optional<Driver> driver;
+  // By digest and name. A kernel is never unloaded: other threads may launch it.
+  std::map<std::string, Kernel, std::less<>> kernels;
+  std::set<Function> ready;  // these have their attributes; each is of one context
+};
+State& TheState() {
+  static State* const state = new State;  // threads may outlive the end of main
+  return *state;
 }
 
 void Check(const Driver& driver, Result result, const char* call, const Code& code) {
@@ -72,17 +73,48 @@ void Check(const Driver& driver, Result result, const char* call, const Code& co
                            (text != nullptr ? std::string(", ") + text : ""));
 }
 
-const Driver& TheDriver() {
-  if (OpenedDriver() == nullptr)
-    throw std::runtime_error("the NVIDIA driver is not open in this process");
-  return *OpenedDriver();
+// Returns why it is impossible; empty if the driver is open. The caller has the mutex.
+std::string Open(State& state, const char* path) {
+  if (state.driver && state.path == path) return "";
+  void* const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return dlerror();
+  Driver driver{};
+  std::string missing;
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+    if (function == nullptr && missing.empty()) missing = name;
+  };
+  find(driver.load, "cuLibraryLoadData");
+  find(driver.get_kernel, "cuLibraryGetKernel");
+  find(driver.get_function, "cuKernelGetFunction");
+  find(driver.set_attribute, "cuFuncSetAttribute");
+  find(driver.launch, "cuLaunchKernelEx");
+  find(driver.error_name, "cuGetErrorName");
+  find(driver.error_text, "cuGetErrorString");
+  if (!missing.empty()) return std::string(path) + " has no " + missing;
+  state.kernels.clear();
+  state.ready.clear();
+  state.path = path;
+  state.driver = driver;
+  return "";
 }
 
-// The kernel for the current context. The caller holds the mutex.
-Function FunctionOf(const Driver& driver, const Code& code) {
+// A kernel for the current context, loaded there if it is not yet.
+struct Loaded {
+  Driver driver;
+  Function function;
+};
+Loaded Load(const Code& code, const Grid& grid) {
+  State& state = TheState();
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  if (!state.driver) {  // a program that was exported, in a process that only runs it
+    if (const std::string reason = Open(state, kDriver); !reason.empty())
+      throw std::runtime_error("the NVIDIA driver cannot be opened: " + reason);
+  }
+  const Driver& driver = *state.driver;
   const std::string key = std::string(code.digest) + " " + std::string(code.name);
-  auto found = Kernels().find(key);
-  if (found == Kernels().end()) {
+  auto found = state.kernels.find(key);
+  if (found == state.kernels.end()) {
     Library library = nullptr;
     Kernel kernel = nullptr;
     Check(driver,
@@ -90,63 +122,36 @@ Function FunctionOf(const Driver& driver, const Code& code) {
           "cuLibraryLoadData", code);
     Check(driver, driver.get_kernel(&kernel, library, std::string(code.name).c_str()),
           "cuLibraryGetKernel", code);
-    found = Kernels().emplace(key, kernel).first;
+    found = state.kernels.emplace(key, kernel).first;
   }
   Function function = nullptr;
   Check(driver, driver.get_function(&function, found->second), "cuKernelGetFunction",
         code);
-  return function;
+  if (state.ready.count(function) == 0) {
+    const auto set = [&](int attribute, int64_t value) {
+      Check(driver, driver.set_attribute(function, attribute, static_cast<int>(value)),
+            "cuFuncSetAttribute", code);
+    };
+    if (grid.shared_bytes > kSharedBytesOfEveryKernel)
+      set(kMaxDynamicSharedBytes, grid.shared_bytes);
+    if (grid.cluster > kPortableCluster) set(kNonPortableClusterAllowed, 1);
+    state.ready.insert(function);
+  }
+  return {driver, function};
 }
 
 }  // namespace
 
 std::string OpenDriver(const char* path) {
-  void* const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return dlerror();
-  auto driver = std::make_unique<Driver>();
-  std::string missing;
-  const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
-    if (function == nullptr && missing.empty()) missing = name;
-  };
-  find(driver->load, "cuLibraryLoadData");
-  find(driver->get_kernel, "cuLibraryGetKernel");
-  find(driver->get_function, "cuKernelGetFunction");
-  find(driver->set_attribute, "cuFuncSetAttribute");
-  find(driver->launch, "cuLaunchKernelEx");
-  find(driver->error_name, "cuGetErrorName");
-  find(driver->error_text, "cuGetErrorString");
-  if (!missing.empty()) return std::string(path) + " has no " + missing;
-  const std::lock_guard<std::mutex> lock(Mutex());
-  Kernels().clear();
-  OpenedDriver() = std::move(driver);
-  return "";
+  State& state = TheState();
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  return Open(state, path);
 }
 
-void Prepare(const Code& code, const Grid& grid) {
-  const std::lock_guard<std::mutex> lock(Mutex());
-  const Driver& driver = TheDriver();
-  const Function function = FunctionOf(driver, code);
-  if (grid.shared_bytes > kSharedBytesOfEveryKernel) {
-    Check(driver,
-          driver.set_attribute(function, kMaxDynamicSharedBytes,
-                               static_cast<int>(grid.shared_bytes)),
-          "cuFuncSetAttribute", code);
-  }
-  if (grid.cluster > kPortableCluster) {
-    Check(driver, driver.set_attribute(function, kNonPortableClusterAllowed, 1),
-          "cuFuncSetAttribute", code);
-  }
-}
+void Prepare(const Code& code, const Grid& grid) { Load(code, grid); }
 
 void Launch(const Code& code, const Grid& grid, void** parameters, void* stream) {
-  Function function = nullptr;
-  const Driver* driver = nullptr;
-  {
-    const std::lock_guard<std::mutex> lock(Mutex());
-    driver = &TheDriver();
-    function = FunctionOf(*driver, code);
-  }
+  const auto [driver, function] = Load(code, grid);
   const Attribute cluster{
       kClusterDimension, 0, {static_cast<unsigned>(grid.cluster), 1, 1}};
   const Config config{{static_cast<unsigned>(grid.blocks), 1, 1},
@@ -155,7 +160,7 @@ void Launch(const Code& code, const Grid& grid, void** parameters, void* stream)
                       stream,
                       &cluster,
                       grid.cluster > 1 ? 1U : 0U};
-  Check(*driver, driver->launch(&config, function, parameters, nullptr),
+  Check(driver, driver.launch(&config, function, parameters, nullptr),
         "cuLaunchKernelEx", code);
 }
 

@@ -24,10 +24,11 @@ struct Code {
 };
 
 // Opens the driver, or another one than before, and returns why that is impossible;
-// empty if it is open. Not while kernels run.
+// empty if it is open. Another one not while kernels run.
 std::string OpenDriver(const char* path);
 
-// Loads a kernel into the current context, once. Throws std::runtime_error.
+// Loads a kernel into the current context, once, and opens the driver of the system if
+// none is open. Throws std::runtime_error.
 void Prepare(const Code& code, const Grid& grid);
 
 // Launches a prepared kernel on a stream, and returns at once. `parameters` points to

@@ -22,9 +22,9 @@ def folder() -> Path | None:
     It is `OSTINATO_CACHE_DIR`, or `ostinato` in the user's folder for such files.
     """
     given = _config.read().cache_dir
-    if given is not None:
-        return Path(given)
     try:
+        if given is not None:
+            return Path(given).expanduser()
         root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:  # a user without a home
         return None

@@ -8,8 +8,10 @@ The verdict is kept in a file, until the text, the compiler or the driver change
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import jax
 
@@ -30,7 +32,10 @@ START_LIMIT = 600.0
 """The seconds until a trial has to be ready: JAX starts, and XLA computes."""
 
 LIMIT = 60.0
-"""The seconds of the kernels, after which they count as hung."""
+"""The seconds of the kernels, which are compiled by then; after these they hang."""
+
+PLATFORM = "gpu"
+"""Where JAX runs a trial; tests put another one in its place."""
 
 _KILLED = 10.0  # seconds that a process takes to die
 
@@ -39,11 +44,14 @@ READY = "ready"
 
 What fails before says nothing about kernels, and is tried again by the next process.
 """
+# Nor does what ends a process from outside: a user, a scheduler, a lack of memory.
+_OUTSIDE = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP)
+_NO_MEMORY = ("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY", "MemoryError")
 
 _lock = threading.Lock()
 _verdicts: dict[str, str] = {}  # by key: why a text is disabled, or ""
 _tried: dict[str, Text] = {}  # by key, in this process
-_in_trial = False
+_in_trial = _is_ready = False
 
 
 def failure(
@@ -80,15 +88,31 @@ def failures(texts: Sequence[Text], gpu: Gpu) -> dict[Text, str]:
 
     Beside `texts`, these are the ones that this process has tried.
     """
-    with _lock:
-        tried = list(_tried.values())
     found = {}
-    for text in dict.fromkeys((*texts, *tried)):
+    for text in dict.fromkeys((*texts, *list(_tried.values()))):
         key = _key(text, gpu)
         verdict = _verdicts.get(key) or _stored(key)
         if verdict:
             found[text] = verdict
     return found
+
+
+def report(trial: Callable[..., str], *arguments: Any) -> None:
+    """Run a trial in a process of its own, and print what it says.
+
+    The last line is JSON: the verdict, and whether it says something about kernels.
+    """
+    begin_trial()
+    try:
+        platform = jax.default_backend()
+        if platform != PLATFORM:
+            raise RuntimeError(f"JAX runs on the {platform}")
+        verdict, final = trial(*arguments), True
+    except Exception as error:
+        text = str(error).strip().split("\n")[0]
+        verdict = f"their trial ended with an error: {type(error).__name__}: {text}"
+        final = _is_ready and not any(each in verdict for each in _NO_MEMORY)
+    print(json.dumps([verdict[:500], final]))
 
 
 def begin_trial() -> None:
@@ -101,6 +125,13 @@ def begin_trial() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def ready() -> None:
+    """Say that everything is compiled, and that kernels run from now on."""
+    global _is_ready
+    _is_ready = True
+    print(READY, flush=True)
+
+
 def command(module: str, arguments: Sequence[str]) -> list[str]:
     """Return the command of a trial; see `failure` for the arguments."""
     return [sys.executable, "-m", module, *arguments]
@@ -110,7 +141,17 @@ def _key(text: Text, gpu: Gpu) -> str:
     compiler = nvrtc.find().compiler
     version = "" if compiler is None else compiler.version
     code = text.key(gpu.arch, version)
-    return cache.key(code, gpu.name, gpu.driver, jax.__version__) + ".verdict"
+    others = gpu.name, gpu.driver, jax.__version__, _sources()
+    return cache.key(code, *others) + ".verdict"
+
+
+@functools.cache
+def _sources() -> str:
+    """Return what stands for the code that lays arrays out and launches kernels."""
+    package = Path(__file__).parents[1]
+    files = (p.relative_to(package) for p in sorted(package.rglob("*.py")))
+    texts = ((package / p).read_text("utf-8") for p in files if "cuda" in str(p))
+    return cache.key(*texts)
 
 
 def _stored(key: str) -> str | None:
@@ -124,7 +165,10 @@ def _try(key: str, text: Text, module: str, case: Callable[[], bytes] | None) ->
         arguments: Sequence[str] = text.definitions
         if case is not None:
             path = Path(folder) / "case"
-            path.write_bytes(case())
+            try:
+                path.write_bytes(case())
+            except nvrtc.CompileError as error:
+                return f"NVRTC refuses them: {str(error).splitlines()[0]}"
             arguments = [str(path)]
         verdict, final = _outcome(command(module, arguments))
     if not final:
@@ -142,7 +186,11 @@ def _outcome(arguments: Sequence[str]) -> tuple[str, bool]:
     # The parent already holds most of the GPU's memory.
     environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+    environment["JAX_PLATFORMS"] = "cuda,cpu"
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as output,
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+    ):
         try:
             child = subprocess.Popen(
                 arguments,
@@ -150,25 +198,38 @@ def _outcome(arguments: Sequence[str]) -> tuple[str, bool]:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
+                start_new_session=True,  # Ctrl-C is for the parent
             )
-        except OSError as error:
+        except (OSError, TypeError, ValueError) as error:
             return f"no other process could be started: {error}", False
-        limit, lines = _wait(child, output)
+        try:
+            limit, lines = _wait(child, output)
+        finally:
+            if child.poll() is None:
+                # Left alone then: where the GPU hangs, its process may never end.
+                child.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(_KILLED)
+        is_ready = READY in lines
         if limit is not None:
-            return f"their trial did not end within {limit:g} s", READY in lines
-        if child.returncode == 0 and lines:
-            return json.loads(lines[-1]), True
+            return f"their trial did not end within {limit:g} s", is_ready
+        if child.returncode == 0:
+            with contextlib.suppress(ValueError, IndexError):
+                verdict, final = json.loads(lines[-1])
+                return verdict, final
         errors.seek(0)
         last = " ".join(errors.read().strip().splitlines()[-1:])[:300]
-    how = f"signal {-child.returncode}" if child.returncode < 0 else "an error"
-    return f"their trial ended with {how}: {last}".rstrip(": "), READY in lines
+    if child.returncode >= 0:
+        return f"their trial ended with an error: {last}".rstrip(": "), is_ready
+    by = -child.returncode
+    verdict = f"their trial ended with signal {by}: {last}".rstrip(": ")
+    return verdict, is_ready and by not in _OUTSIDE
 
 
 def _wait(child: subprocess.Popen, output: IO[str]) -> tuple[float | None, list[str]]:
     """Wait for a trial; return the limit that it overran, or None, and its lines.
 
-    One that overruns is killed, and left alone: where the GPU hangs, its process may
-    never end. Time in which this process stood still, too, does not count.
+    Time in which this process stood still, too, does not count.
     """
     limit, waited, last = START_LIMIT, 0.0, time.monotonic()
     while True:
@@ -182,8 +243,5 @@ def _wait(child: subprocess.Popen, output: IO[str]) -> tuple[float | None, list[
         now = time.monotonic()
         waited, last = waited + min(now - last, 1.0), now
         if waited > limit:
-            child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_KILLED)
             return limit, lines
         time.sleep(0.02)

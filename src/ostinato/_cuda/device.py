@@ -74,12 +74,18 @@ def status() -> GpuStatus:
     library, reason = _native.status()
     if library is None:
         return GpuStatus(None, f"its launches need the native library: {reason}")
-    compiler, reason = nvrtc.find()
-    if compiler is None:
-        return GpuStatus(None, reason)
     refused = library.ostinato_cuda_open(DRIVER.encode())
     if refused is not None:
         return GpuStatus(None, f"the NVIDIA driver is too old: {refused.decode()}")
+    compiler, reason = nvrtc.find()
+    if compiler is None:
+        return GpuStatus(None, reason)
+    if not compiler.knows(gpu.capability):
+        return GpuStatus(
+            None,
+            f"NVRTC {compiler.version} does not know {gpu.arch} yet; a newer "
+            f"{nvrtc.PACKAGES} does",
+        )
     return GpuStatus(gpu, None)
 
 
@@ -93,6 +99,14 @@ def _gpus(path: str) -> list[Gpu]:
         driver = ctypes.CDLL(path)
     except OSError as error:
         raise _DriverError(f"no NVIDIA driver: {error}") from None
+    try:
+        return _described(driver)
+    except AttributeError as error:
+        raise _DriverError(f"no NVIDIA driver that can be used: {error}") from None
+
+
+def _described(driver: ctypes.CDLL) -> list[Gpu]:
+    """Return the GPUs that a driver sees, at least one."""
 
     def ask(name: str, *arguments: object) -> int:
         value = ctypes.c_int()

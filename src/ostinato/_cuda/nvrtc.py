@@ -16,7 +16,7 @@ from typing import NamedTuple
 _MAJORS = (13, 12)
 _IN_PACKAGES = ("cu13/lib", "cuda_nvrtc/lib")  # of the namespace package `nvidia`
 _TOOLKIT = Path("/usr/local/cuda/lib64")
-_PACKAGES = "nvidia-cuda-nvrtc or nvidia-cuda-nvrtc-cu12"
+PACKAGES = "nvidia-cuda-nvrtc or nvidia-cuda-nvrtc-cu12"
 
 
 class CompileError(RuntimeError):
@@ -24,10 +24,22 @@ class CompileError(RuntimeError):
 
 
 class Compiler(NamedTuple):
-    """NVRTC, opened, and its version, such as `"12.9"`."""
+    """NVRTC, opened.
+
+    Attributes:
+        library: its functions.
+        version: such as `"12.9"`.
+        capabilities: that it compiles for, such as 90; None if it does not say.
+    """
 
     library: ctypes.CDLL
     version: str
+    capabilities: tuple[int, ...] | None = None
+
+    def knows(self, capability: tuple[int, int]) -> bool:
+        """Return whether it compiles for a compute capability, such as `(9, 0)`."""
+        major, minor = capability
+        return self.capabilities is None or 10 * major + minor in self.capabilities
 
 
 class Found(NamedTuple):
@@ -60,7 +72,7 @@ def open_first(paths: Iterable[Path]) -> Found:
         except (OSError, AttributeError) as error:
             if path.is_file():
                 failures.append(f"{path} cannot be used: {error}")
-    hint = f"no NVRTC: install {_PACKAGES}, as jax[cuda13] or jax[cuda12] does"
+    hint = f"no NVRTC: install {PACKAGES}, as jax[cuda13] or jax[cuda12] does"
     return Found(None, "; ".join([*failures, hint]))
 
 
@@ -86,7 +98,12 @@ def _opened(library: ctypes.CDLL) -> Compiler:
     major, minor = ctypes.c_int(), ctypes.c_int()
     library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
-    return Compiler(library, f"{major.value}.{minor.value}")
+    version, count = f"{major.value}.{minor.value}", ctypes.c_int()
+    if library.nvrtcGetNumSupportedArchs(ctypes.byref(count)) != 0:
+        return Compiler(library, version)
+    capabilities = (ctypes.c_int * count.value)()
+    library.nvrtcGetSupportedArchs(capabilities)
+    return Compiler(library, version, tuple(capabilities))
 
 
 def compile_text(compiler: Compiler, text: str, options: Sequence[str]) -> Compiled:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from . import device
 from .device import Gpu
 
 MEASURED: frozenset[str] = frozenset()
@@ -43,15 +44,16 @@ MODES = {
 """What they call the modes of the operator."""
 
 
-def unmeasured_reason(gpu: Gpu | None) -> str | None:
+def unmeasured_reason() -> str | None:
     """Return why kernels run only where asked for; None where they always do.
 
-    Args:
-        gpu: where they would run; None if that is not known.
+    The driver is not asked while there are no such architectures: that alone would
+    start it in programs that run on CPUs.
     """
+    gpu = device.status().gpu if MEASURED else None
     if gpu is not None and gpu.arch in MEASURED:
         return None
-    where = "any GPU" if gpu is None or not MEASURED else gpu.arch
+    where = "any GPU" if gpu is None else gpu.arch
     return (
         f"its kernels have not been measured on {where}; backend='cuda' takes them, or "
         "OSTINATO_BACKEND=cuda for all calls"
@@ -93,11 +95,11 @@ class LinearPlan(NamedTuple):
         return Grid(math.ceil(self.columns * chunks / THREADS))
 
     def __str__(self) -> str:
+        threads = _count(self.columns * self.chunks, "thread")
         if self.chunks == 1:
-            return f"{self.columns} threads, one for each recurrence"
+            return f"{threads}, one for each recurrence"
         return (
-            f"{self.columns * self.chunks} threads, {self.chunks} chunks of "
-            f"{self.chunk} steps for each recurrence"
+            f"{threads}, {self.chunks} chunks of {self.chunk} steps for each recurrence"
         )
 
 
@@ -268,8 +270,9 @@ class RnnPlan(NamedTuple):
         return self.grid._replace(shared_bytes=self.backward_shared_bytes)
 
     def __str__(self) -> str:
+        clusters = _count(self.clusters, "cluster")
         return (
-            f"{self.clusters} clusters of {self.cluster} blocks, each of "
+            f"{clusters} of {_count(self.cluster, 'block')}, each of "
             f"{8 * self.tiles} sequences with weights for {self.units} units"
         )
 
@@ -346,7 +349,10 @@ def rnn(
     while tiles < most_tiles and clusters > 1 and matrices * clusters > at_once:
         tiles *= 2
         clusters = math.ceil(batch / 8 / tiles)
-    return RnnPlan(mode, dtype, units, cluster, tiles, matrices * clusters)
+    layout = RnnPlan(mode, dtype, units, cluster, tiles, matrices * clusters)
+    if layout.grid.blocks > MOST_BLOCKS:
+        return f"{batch} sequences are more than one launch holds"
+    return layout
 
 
 def rnn_reason(mode: str, dtype: str, hidden: int, gpu: Gpu) -> str | None:
@@ -412,3 +418,7 @@ def rnn_plans(dtype: str, mode: str) -> list[RnnPlan]:
 def accumulation(dtype: str) -> str:
     """Return the dtype of states and sums."""
     return "float32" if dtype == "bfloat16" else dtype
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -36,7 +36,7 @@ def unmeasured_reason() -> str | None:
     """Return why calls that name no backend do not come here; None if they do."""
     if _config.read().backend == "cuda":
         return None
-    return plan.unmeasured_reason(device.status().gpu)
+    return plan.unmeasured_reason()
 
 
 def failure(call: Recurrence, b: Any) -> str | None:
@@ -50,6 +50,15 @@ def failure(call: Recurrence, b: Any) -> str | None:
     return check.failure(
         kernels.linear(np.dtype(b.dtype).name, call.blocks), gpu, TRIAL
     )
+
+
+def known_failure(call: Recurrence, b: Any) -> str | None:
+    """Return what is known of such a failure; no trial starts."""
+    gpu, reason = device.status()
+    if gpu is None:
+        return reason
+    text = kernels.linear(np.dtype(b.dtype).name, call.blocks)
+    return check.failures((text,), gpu).get(text)
 
 
 def describe(call: Recurrence, b: Any) -> str:

@@ -1,13 +1,13 @@
 """The trial of the kernels of linear recurrences: known cases, compared with XLA.
 
 It is a program of its own, `python -m ostinato._linear.cuda_trial DEFINITION ...`, and
-prints its verdict as JSON: what is wrong, or "".
+prints its verdict: what is wrong, or "".
 """
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,7 +33,6 @@ _ROUNDINGS = dict.fromkeys(plan.STORAGE, 64) | {"bfloat16": 4}
 
 def main(definitions: list[str]) -> str:
     """Try the kernels of one text; return what is wrong, or ""."""
-    check.begin_trial()
     ((dtype, blocks),) = (
         (dtype, blocks)
         for dtype in plan.STORAGE
@@ -42,11 +41,12 @@ def main(definitions: list[str]) -> str:
     )
     jax.config.update("jax_enable_x64", dtype in ("float64", "complex128"))
     cases = [_case(dtype, blocks, *options) for options in _CASES]
-    wanted = [_results(case, "xla") for case in cases]
+    wanted = [_compiled(case, "xla")() for case in cases]
+    runs = [_compiled(case, "cuda") for case in cases]
     jax.block_until_ready(wanted)
-    print(check.READY, flush=True)
-    for case, want in zip(cases, wanted, strict=True):
-        problem = _difference(_results(case, "cuda"), want, dtype)
+    check.ready()
+    for case, run, want in zip(cases, runs, wanted, strict=True):
+        problem = _difference(run(), want, dtype)
         if problem:
             return f"{problem}, for {case[1]}"
     return ""
@@ -81,8 +81,10 @@ def _case(
     return arrays, options
 
 
-def _results(case: tuple[list[Any], dict[str, Any]], backend: Any) -> list[Any]:
-    """Return the results of a call, and the gradients, which run the transpose."""
+def _compiled(
+    case: tuple[list[Any], dict[str, Any]], backend: Any
+) -> Callable[[], list[Any]]:
+    """Compile a call and its gradients, which run the transpose."""
     arrays, options = case
     lengths = options.get("seq_lengths")
     if lengths is not None:
@@ -98,7 +100,8 @@ def _results(case: tuple[list[Any], dict[str, Any]], backend: Any) -> list[Any]:
         out, pull_back = jax.vjp(run, a, b, h_0)
         return out, pull_back(out)
 
-    return jax.tree.leaves(both(*arrays))
+    program = both.lower(*arrays).compile()
+    return lambda: jax.tree.leaves(program(*arrays))
 
 
 def _difference(got: list[Any], want: list[Any], dtype: str) -> str:
@@ -115,4 +118,4 @@ def _difference(got: list[Any], want: list[Any], dtype: str) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1:])))
+    check.report(main, sys.argv[1:])

@@ -89,7 +89,8 @@ def recurrent_net(
             None takes the native library on CPUs where it can run the step, and kernels
             on GPUs where these have been measured; `ostinato.explain` tells. Inside of
             `ragged.vmap` these hold for all examples together. Cells that are linear
-            recurrences run as `linear_recurrence` with this backend, but for `"scan"`.
+            recurrences run as `linear_recurrence` with this backend, but for `"scan"`,
+            and those that `rnn` has run as `rnn` with `"cuda"`.
 
     Returns:
         `RecurrentOutput(outputs, states, all_states)`: outputs `[B, T, ...]` or

@@ -45,6 +45,8 @@ class Backend:
             they do.
         refusal: returns, for a call and its operands, why it cannot run them although
             it can run their spec; None if it can. Asked when a program is compiled.
+        known_refusal: returns, for `(spec, x)`, what is known of such a reason before
+            anything is compiled; None if nothing is.
         describe: returns, for `(spec, x)`, how it runs them.
         packed_size: returns, for `(spec, dtype)`, the bytes of one packed weight
             vector.
@@ -62,6 +64,7 @@ class Backend:
     exports: Literal["always", "named", "never"] = "always"
     unasked_reason: Callable[[], str | None] | None = None
     refusal: Callable[[RNNCall, Operands], str | None] | None = None
+    known_refusal: Callable[[RNNSpec, Any], str | None] | None = None
     describe: Callable[[RNNSpec, Any], str] | None = None
     packed_size: Callable[[RNNSpec, Any], int] | None = None
     pack: Callable[[RNNSpec, Any], Any] | None = None

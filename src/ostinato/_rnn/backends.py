@@ -78,7 +78,7 @@ def explain(spec: RNNSpec, x: Any) -> Explanation:
     check_spec(spec)
     if not hasattr(x, "dtype"):
         raise TypeError(f"`x` must be an array, got {_checks.describe(x)}")
-    backend, rejected = choose(spec, np.dtype(x.dtype), place_of(x))
+    backend, rejected = choose(spec, np.dtype(x.dtype), place_of(x), x=x)
     detail = backend.status().detail
     if backend.describe is not None:
         detail = backend.describe(spec, x)
@@ -94,6 +94,7 @@ def choose(
     place: Place | None,
     name: str | None = None,
     operands: tuple[RNNCall, Operands] | None = None,
+    x: Any = None,
 ) -> tuple[Backend, dict[str, str]]:
     """Return the first backend that runs a call, and why those before it do not.
 
@@ -105,6 +106,7 @@ def choose(
         name: of the requested backend, or None.
         operands: the call and its operands, or their shapes; None while they are not
             known, so that no backend is ruled out for them.
+        x: the input of a call that is only to be explained, or None.
 
     Raises:
         BackendError: the requested backend, or every backend, cannot run the call.
@@ -113,9 +115,13 @@ def choose(
     for backend in BACKENDS:
         if name not in (None, backend.name):
             continue
-        reason = _unsupported_reason(backend, spec, dtype, place, name is not None)
+        reason = _unsupported_reason(
+            backend, spec, dtype, place, name is not None, x is not None
+        )
         if reason is None and operands is not None and backend.refusal is not None:
             reason = backend.refusal(*operands)
+        if reason is None and x is not None and backend.known_refusal is not None:
+            reason = backend.known_refusal(spec, x)
         if reason is None:
             return backend, rejected
         rejected[backend.name] = reason
@@ -147,19 +153,37 @@ def place_of(x: Any) -> Place:
 
 
 def _unsupported_reason(
-    backend: Backend, spec: RNNSpec, dtype: Any, place: Place | None, is_named: bool
+    backend: Backend,
+    spec: RNNSpec,
+    dtype: Any,
+    place: Place | None,
+    is_named: bool,
+    is_explained: bool,
 ) -> str | None:
-    reason = backend.unsupported_reason(spec, dtype)
-    if reason is not None or place is None:
-        return reason
-    if backend.platform not in (None, place.platform):
-        return f"it runs on the {backend.platform}, and {place.reason}"
-    exports = ("always", "named") if is_named else ("always",)
-    if place.exports and backend.exports not in exports:
-        return "what jax.export makes must run without the native library"
-    if not is_named and backend.unasked_reason is not None:
+    def of_place() -> str | None:
+        if place is None:
+            return None
+        if backend.platform not in (None, place.platform):
+            return f"it runs on the {backend.platform}, and {place.reason}"
+        exports = ("always", "named") if is_named else ("always",)
+        if place.exports and backend.exports not in exports:
+            return "what jax.export makes must run without the native library"
+        return None
+
+    def of_choice() -> str | None:
+        if is_named or backend.unasked_reason is None:
+            return None
         return backend.unasked_reason()
-    return None
+
+    def of_spec() -> str | None:
+        return backend.unsupported_reason(spec, dtype)
+
+    # What a backend cannot do at all is told first, and else asked last: the driver of
+    # a GPU does not start for a call that is not for it.
+    reasons = (of_place, of_choice, of_spec)
+    if is_named or is_explained:
+        reasons = (of_spec, of_place, of_choice)
+    return next((found for reason in reasons if (found := reason()) is not None), None)
 
 
 def _listed(reasons: Mapping[str, str]) -> str:

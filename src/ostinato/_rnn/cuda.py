@@ -38,6 +38,7 @@ _ROUNDED_FACTORS = (
     "high",
     lax.Precision.DEFAULT,
     lax.Precision.HIGH,
+    lax.DotAlgorithmPreset.TF32_TF32_F32,
 )
 
 
@@ -83,7 +84,7 @@ def unasked_reason() -> str | None:
     """Return why calls that name no backend do not come here; None if they do."""
     if _config.read().backend == "cuda":
         return None
-    return plan.unmeasured_reason(device.status().gpu)
+    return plan.unmeasured_reason()
 
 
 def refusal(call: RNNCall, operands: Operands) -> str | None:
@@ -91,7 +92,9 @@ def refusal(call: RNNCall, operands: Operands) -> str | None:
 
     The first call of a kernel on a kind of GPU starts its trial, in another process.
     """
-    if operands.x.dtype == np.float32 and call.precision not in _ROUNDED_FACTORS:
+    both = call.precision if isinstance(call.precision, tuple) else (call.precision,)
+    rounded = all(each in _ROUNDED_FACTORS for each in both)
+    if operands.x.dtype == np.float32 and not rounded:
         return (
             f"its kernels round factors to 10 bits, and precision={call.precision} "
             "asks for more"
@@ -103,8 +106,27 @@ def refusal(call: RNNCall, operands: Operands) -> str | None:
     if gpu is None:
         return reason
     layout = plan_of(call.spec, operands.x.dtype, batch, gpu)
+    return layout if isinstance(layout, str) else _failure(layout, gpu)
+
+
+def known_refusal(spec: RNNSpec, x: Any) -> str | None:
+    """Return why a spec that has kernels does not run them, as far as it is known.
+
+    No trial starts.
+    """
+    gpu, reason = device.status()
+    if gpu is None:
+        return reason
+    layout = plan_of(spec, x.dtype, _batch_of(x), gpu)
     if isinstance(layout, str):
         return layout
+    texts = kernels.of_layer(layout, gpu)
+    failures = check.failures(texts, gpu)
+    return next((failures[text] for text in texts if text in failures), None)
+
+
+def _failure(layout: plan.RnnPlan, gpu: device.Gpu) -> str | None:
+    """Return how a kernel of a layout failed its trial here; None if all passed."""
     failures = (
         check.failure(text, gpu, TRIAL) for text in kernels.of_layer(layout, gpu)
     )
@@ -115,9 +137,14 @@ def describe(spec: RNNSpec, x: Any) -> str:
     """Return how a call that has a kernel is laid out on the GPU."""
     gpu, _ = device.status()
     assert gpu is not None
+    layout = plan_of(spec, x.dtype, _batch_of(x), gpu)
+    return f"{gpu.name}, in each layer {layout}"
+
+
+def _batch_of(x: Any) -> int:
+    """Return the sequences of `[B, T, I]`, or 1, also if the shape is not known."""
     shape = getattr(x, "shape", ())
-    batch = shape[0] if len(shape) == 3 else 1
-    return f"{gpu.name}, in each layer {plan_of(spec, x.dtype, batch, gpu)}"
+    return shape[0] if len(shape) == 3 and isinstance(shape[0], int) else 1
 
 
 def forward(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
@@ -173,8 +200,10 @@ def _run_layer(
         return xla_network.run_by_scans(operands, layers, x, initials, masks)
     gpu, reason = device.status()
     assert gpu is not None, reason
+    # Where the batch is divided among GPUs, these have other kernels than all of it.
     layout = plan_of(spec, x.dtype, batch, gpu)
-    assert isinstance(layout, plan.RnnPlan), layout
+    if isinstance(layout, str) or _failure(layout, gpu) is not None:
+        return xla_network.run_by_scans(operands, layers, x, initials, masks)
     directions, hidden = len(layers), spec.hidden_size
     weights = [layer.cell.weights for layer in layers]
     rows = jnp.concatenate([_by_unit(_blocks(spec, w.w_ih)) for w in weights])
@@ -249,10 +278,13 @@ def _run_layer_backward(
     gpu, reason = device.status()
     assert gpu is not None, reason
     layout = plan_of(spec, dh.dtype, batch, gpu)
-    assert isinstance(layout, plan.RnnPlan), layout
-    reason = plan.backward_reason(layout, gpu)
     cell = layers[0].cell
-    if reason is not None or 0 in (steps, batch):
+    if (
+        0 in (steps, batch)
+        or isinstance(layout, str)
+        or plan.backward_reason(layout, gpu) is not None
+        or _failure(layout, gpu) is not None
+    ):
         return xla_network.backward_by_scans(
             operands, layers, primals, dh, dfinals, need_x, need_weights
         )
@@ -454,5 +486,6 @@ BACKEND = Backend(
     exports="named",
     unasked_reason=unasked_reason,
     refusal=refusal,
+    known_refusal=known_refusal,
     describe=describe,
 )

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
+from .. import _config
 from .._rnn.sharding import make_varying
 from .._source_lines import user_line
 from .._typing import Array
@@ -171,7 +172,8 @@ def plan(
         num_states,
         keep_parts=backend != "xla" and jax.default_backend() == "cpu",
     )
-    if backend is None and is_small(step.jaxpr):
+    for_gpus = backend == "cuda" or _config.read().backend == "cuda"
+    if backend is None and not for_gpus and is_small(step.jaxpr):
         return "a step has so little work that `lax.scan` is as quick"
     reason = _unsupported_reason(step.jaxpr)
     ahead = _ahead_of(step, rest, reason is not None, runs_natively)

@@ -94,7 +94,7 @@ def _explain_linear(
         if reason is None and platform != name:
             reason = f"it runs on the {name}, and `inputs` is on the {platform}"
         if reason is None and kernels is cuda:
-            reason = cuda.unmeasured_reason()
+            reason = cuda.unmeasured_reason() or cuda.known_failure(call, b)
         if reason is None and kernels is cuda:
             why += f" on {cuda.describe(call, b)}"
         if reason is None:

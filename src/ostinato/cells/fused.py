@@ -39,7 +39,7 @@ def unsupported_reason(
     The arguments are the fields of `SequenceOptions`. The operator supports every value
     of those with a default here.
     """
-    if backend is not None:
+    if backend not in (None, "cuda"):  # which has kernels of the operator alone
         return "`backend` asks for a loop over the step"
     if recompute is not True and not {*recompute} <= {"gates"}:
         return "the fused operator recomputes nothing but `gates`"
@@ -81,6 +81,7 @@ def run(
             jax.tree.map(lambda a: a[None], states),
             time_major=time_axis == 0,
             recompute=bool(options.recompute),
+            backend="cuda" if options.backend == "cuda" else None,
             **others,
         )
         if options.reverse:
@@ -137,6 +138,7 @@ def run_both(
         padding=_padding_of_rnn(options),
         time_major=options.time_major,
         recompute=bool(options.recompute),
+        backend="cuda" if options.backend == "cuda" else None,
     )
     states = type(initial_states)(
         *(jax.tree.map(lambda a, n=n: a[n], states) for n in range(2))

@@ -55,7 +55,10 @@ constexpr float kLog2E = 1.4426950408889634f;
 OSTINATO_DEVICE float Exp(float x) { return Exp2(kLog2E * x); }
 OSTINATO_DEVICE float Sigmoid(float x) { return Reciprocal(1.f + Exp(-x)); }
 OSTINATO_DEVICE float Tanh(float x) {
-  return 1.f - 2.f * Reciprocal(1.f + Exp2(2.f * kLog2E * x));
+  const float far = 1.f - 2.f * Reciprocal(1.f + Exp2(2.f * kLog2E * x));
+  const float square = x * x;  // near 0, that would cancel
+  const float near = x + x * square * (square * (2.f / 15.f) - 1.f / 3.f);
+  return square < 0.01f ? near : far;
 }
 OSTINATO_DEVICE float LogSigmoid(float x) {
   const float small = Log2(1.f + Exp(x < 0.f ? x : -x)) * (1.f / kLog2E);

@@ -65,8 +65,15 @@ class Kernel(NamedTuple):
     text: kernels.Text
     arguments: tuple[int, ...]
 
+    @property
+    def elements(self) -> int:
+        """Return how many elements it has a thread for, maybe none."""
+        return math.prod(self.parts.places.shape)
+
     def run(self, call: Call) -> Results:
-        """Launch the kernel."""
+        """Launch the kernel, unless there is nothing to compute."""
+        if self.elements == 0:
+            return self.by_xla(call)
         gpu, reason = device.status()
         assert gpu is not None, reason
         states = self._states(call)
@@ -74,7 +81,7 @@ class Kernel(NamedTuple):
         out = launch(
             kernels.compiled(self.text, gpu.arch),
             "step_loop",
-            plan.step_loop(math.prod(self.parts.places.shape), gpu),
+            plan.step_loop(self.elements, gpu),
             [*(given[i] for i in self.arguments), *self._lengths(call)],
             self._types(call.length),
             (states[0].shape[0], call.length, call.reverse),

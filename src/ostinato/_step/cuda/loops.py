@@ -45,7 +45,7 @@ def unmeasured_reason(loop: Loop) -> str | None:
     """Return why a loop that names no backend does not come here; None if it does."""
     if loop.backend == "cuda" or _config.read().backend == "cuda":
         return None
-    return plan.unmeasured_reason(device.status().gpu)
+    return plan.unmeasured_reason()
 
 
 def describe(loop: Loop) -> str:
@@ -68,6 +68,7 @@ def failure(loop: Loop, wrt: Mask | None) -> str | None:
     found = (
         check.failure(each.text, gpu, trial.PROGRAM, ft.partial(trial.case, each))
         for each in kernels_of(loop, wrt)
+        if each.elements
     )
     return next((each for each in found if each is not None), None)
 

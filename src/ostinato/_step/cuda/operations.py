@@ -185,7 +185,7 @@ SPECIAL: dict[str, Callable[[dict[str, Any], Sequence[Any], Sequence[str]], str]
     "reduce_precision": _reduced,
     "round": _round,
     "select_n": _select,
-    "square": lambda p, d, given: f"({given[0]} * {given[0]})",
+    "square": lambda p, d, given: _power({"y": 2}, d, given),
 }
 """Operations that are no call of a function; see `expression` for the arguments."""
 

@@ -300,8 +300,8 @@ def _places(jaxpr: Jaxpr, counts: text.Step) -> Places:
     """Return the places of threads: the elements of the largest state."""
     states = [type_of(v).shape for v in jaxpr.invars[sum(counts[:2]) :]]
     shape = max(states, key=math.prod, default=())
-    if not shape or not math.prod(shape):
-        raise Unsupported("it has no states, or empty ones")
+    if not shape:
+        raise Unsupported("it has no states")
     return Places(shape)
 
 

@@ -551,6 +551,13 @@ def _iota(w: Writer, eqn: JaxprEqn, indices: Indices) -> Value:
     return w._named(When.ONCE, aval, f"{kind}({w.number(index)})")
 
 
+def _sum(w: Writer, eqn: JaxprEqn, indices: Indices) -> Value:
+    dtype = type_of(eqn.outvars[0]).dtype
+    join = operations.expression("add", {}, [dtype] * 3, ["{}", "{}"])
+    assert join is not None, dtype
+    return w.reduced(eqn, indices, join)
+
+
 _SHAPES: dict[str, Callable[[Writer, JaxprEqn, Indices], Value]] = {
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,
@@ -558,7 +565,7 @@ _SHAPES: dict[str, Callable[[Writer, JaxprEqn, Indices], Value]] = {
     "pad": _pad,
     "reduce_max": lambda w, eqn, at: w.reduced(eqn, at, "Max({}, {})"),
     "reduce_min": lambda w, eqn, at: w.reduced(eqn, at, "Min({}, {})"),
-    "reduce_sum": lambda w, eqn, at: w.reduced(eqn, at, "({} + {})"),
+    "reduce_sum": _sum,
     "reshape": _reshape,
     "rev": _rev,
     "slice": _slice,

@@ -1,14 +1,13 @@
 """The trial of a generated kernel: some random steps, compared with XLA.
 
 It is a program of its own, `python -m ostinato._step.cuda.trial FILE`, and prints its
-verdict as JSON: what is wrong, or "". The file holds the kernel and what it has to
+verdict: what is wrong, or "". The file holds the kernel and what it has to
 agree with, as `jax.export` writes them.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import sys
 from typing import Any
 
@@ -64,7 +63,6 @@ def case(kernel: Kernel) -> bytes:
 
 def main(path: str) -> str:
     """Try the kernel of a file; return what is wrong, or ""."""
-    check.begin_trial()
     gpu, reason = device.status()
     assert gpu is not None, reason
     with np.load(path) as file:
@@ -72,14 +70,27 @@ def main(path: str) -> str:
             jax.export.deserialize(bytearray(file[name].tobytes()))
             for name in ("arr_0", "arr_1")
         )
+    wide = any(aval.dtype.itemsize == 8 for aval in (*ours.in_avals, *ours.out_avals))
+    jax.config.update("jax_enable_x64", wide)
     random = np.random.default_rng(3)
-    leaves = [_draw(random, aval) for aval in ours.in_avals]
-    given = jax.tree.unflatten(ours.in_tree, leaves)
-    given = given[0][0]
-    want = jax.block_until_ready(xla.call(given))
-    print(check.READY, flush=True)
-    pairs = zip(jax.tree.leaves(ours.call(given)), jax.tree.leaves(want), strict=True)
-    for i, (x, y) in enumerate(pairs):
+    draws = [_draws(random, aval) for aval in ours.in_avals]
+    cases = [
+        jax.tree.unflatten(ours.in_tree, each)[0][0]
+        for each in zip(*draws, strict=True)
+    ]
+    wanted = jax.block_until_ready([xla.call(given) for given in cases])
+    run = jax.jit(ours.call).lower(cases[0]).compile()
+    check.ready()
+    for given, want in zip(cases, wanted, strict=True):
+        problem = _difference(jax.tree.leaves(run(given)), jax.tree.leaves(want))
+        if problem:
+            return problem
+    return ""
+
+
+def _difference(got: list[Any], want: list[Any]) -> str:
+    """Say which result differs by more than rounding; "" if none does."""
+    for i, (x, y) in enumerate(zip(got, want, strict=True)):
         largest = _LARGEST_ERROR.get(y.dtype.name, _OTHER_ERROR)
         x, y = (np.asarray(each).astype(np.float64) for each in (x, y))
         good = np.isclose(x, y, rtol=largest, atol=largest, equal_nan=True)
@@ -89,12 +100,16 @@ def main(path: str) -> str:
     return ""
 
 
-def _draw(random: np.random.Generator, aval: Any) -> Any:
-    """Draw an array: positive numbers, at which few functions have a pole."""
-    if jnp.issubdtype(aval.dtype, jnp.floating):
-        return jnp.asarray(random.uniform(0.1, 0.9, aval.shape), aval.dtype)
-    return jnp.asarray(random.integers(0, _STEPS + 1, aval.shape), aval.dtype)
+def _draws(random: np.random.Generator, aval: Any) -> list[Any]:
+    """Draw an array twice: with positive numbers, where few functions have a pole."""
+    if not jnp.issubdtype(aval.dtype, jnp.floating):
+        draw = jnp.asarray(random.integers(0, _STEPS + 1, aval.shape), aval.dtype)
+        return [draw, draw]
+    return [
+        jnp.asarray(random.uniform(least, 0.9, aval.shape), aval.dtype)
+        for least in (0.1, -0.9)
+    ]
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))
+    check.report(main, *sys.argv[1:])
