@@ -13,6 +13,7 @@ row that the time does not reach is left for `--resume`, which leaves out those 
 file has, and repeats those that failed.
 """
 
+import contextlib
 import functools as ft
 import json
 import os
@@ -135,8 +136,10 @@ def trial(text: kernels.Text, module: str, before: tuple[str, ...] = ()) -> dict
         try:
             code = child.wait(LIMIT)
         except subprocess.TimeoutExpired:
-            child.kill()  # and left alone: where the GPU hangs, it may never end
             code = f"no end within {LIMIT} s"
+            child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(10)  # where the GPU hangs, it may never end
         told.seek(0)
         errors.seek(0)
         return {
