@@ -11,6 +11,8 @@ from tolerance import assert_close, assert_same_bits
 import ostinato as ost
 from ostinato import _native
 from ostinato._linear import lowering
+from ostinato._linear.call import Recurrence
+from ostinato._linear.xla import forward
 
 native = pytest.mark.skipif(
     _native.status().library is None, reason="needs the native library"
@@ -35,6 +37,56 @@ def test_associative_scan_equals_numpy(case, monkeypatch):
     monkeypatch.setattr(lowering, "_is_parallel", lambda *_: True)
     jax.clear_caches()
     check(case, "xla")
+
+
+def loop(a, b, h_0, lengths, resets, reverse, after):
+    """Run sequences step by step; at a reset, nothing of the state before is read."""
+    h, h_n = np.zeros_like(b), h_0.copy()
+    for n in range(len(b)):
+        steps = range(lengths[n])
+        for t in reversed(steps) if reverse else steps:
+            state = h_n[n]
+            if after:
+                h[n, t] = b[n, t] + state
+                moved = np.einsum("ij,j->i", a[n, t], h[n, t])
+                h_n[n] = 0.0 if resets[n, t] else moved
+            else:
+                moved = np.einsum("ij,j->i", a[n, t], state)
+                h[n, t] = b[n, t] if resets[n, t] else moved + b[n, t]
+                h_n[n] = h[n, t]
+    return h, h_n
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_nothing_passes_a_reset_in_xla(parallel, blocks, after, reverse):
+    """Check NaN and inf in factors, inputs and states, before and at resets."""
+    random = np.random.default_rng([parallel, blocks, after, reverse])
+    units = 2 if blocks else 1  # a number is a matrix of one
+    call = Recurrence(reverse, after, False, blocks, True, True)
+    run = jax.jit(
+        lambda *given: forward(call, parallel, *given)  # compiled once
+    )
+    for _ in range(30):
+        a, b, h_0 = (
+            random.uniform(0.2, 0.4, shape)
+            for shape in ((3, 9, units, units), (3, 9, units), (3, units))
+        )
+        resets = random.random((3, 9)) < 0.25
+        lengths = random.integers(0, 10, 3).astype(np.int32)
+        for x in (a, b, h_0):
+            holes = random.random(x.shape[: 1 if x is h_0 else 2]) < 0.1
+            x[holes] = random.choice([np.nan, np.inf])  # all of a block
+        want = loop(a, b, h_0, lengths, resets, reverse, after)
+        factors = a if blocks else a[..., 0]
+        got = run(factors, b, h_0, lengths, resets)
+        for x, y in zip(got, want, strict=True):
+            assert (np.isfinite(x) == np.isfinite(y)).all()
+            sees = np.isfinite(y)
+            np.testing.assert_allclose(x[sees], y[sees], rtol=1e-12)
 
 
 @native

@@ -306,6 +306,37 @@ def test_steps_are_split_over_devices(kind, reverse):
 
 
 @every_way
+@pytest.mark.parametrize("place", ["input", "factor", "state"])
+def test_nothing_passes_a_reset_between_devices(place, reverse):
+    mesh, split = mesh_of(shape=(4,), names=("t",)), P(None, "t")
+    run = jax.shard_map(
+        lambda a, b, h_0, resets: ost.linear_recurrence_over_devices(
+            a, b, h_0, axis_name="t", resets=resets, reverse=reverse
+        ),
+        mesh=mesh,
+        in_specs=(split, split, P(), split),
+        out_specs=ost.LinearOutput(split, P()),
+    )
+    a, b, h_0 = 0.5 * np.ones((1, 8, 1)), np.ones((1, 8, 1)), np.ones((1, 1))
+    hole = 5 if reverse else 2
+    if place == "state":
+        h_0[:] = np.nan
+    elif place == "input":
+        b[0, hole] = np.nan
+    else:
+        a[0, hole] = np.inf
+    resets = np.zeros((1, 8), bool)
+    resets[0, 2 if reverse else 5] = True
+    got = jax.jit(run)(a, b, h_0, resets)
+    want = ours(a, b, h_0, resets=jnp.asarray(resets), reverse=reverse)
+    for x, y in zip(got, want, strict=True):
+        assert (np.isfinite(x) == np.isfinite(y)).all()
+    behind = (0, 2) if reverse else (5, 8)
+    assert_trees_close(got.h[:, slice(*behind)], want[0][:, slice(*behind)])
+    assert_trees_close(got.h_n, want[1])
+
+
+@every_way
 @pytest.mark.parametrize("factors", [(2,), (2, 0, 2), (2, 0, 2, 2)])
 def test_no_steps_are_split_over_devices(factors, reverse):
     mesh, split = mesh_of(shape=(4,), names=("t",)), P(None, "t")

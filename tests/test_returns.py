@@ -8,6 +8,7 @@ from closures import fast_jit
 from tolerance import assert_close
 
 import ostinato as ost
+from ostinato import ragged
 
 BATCH, STEPS = 4, 6
 LENGTHS = np.array([6, 3, 0, 1])
@@ -198,6 +199,126 @@ def test_what_follows_the_end_of_an_episode_does_not_matter(time_major, dtype):
         steps = np.arange(6)
         assert (found[0] == ((steps < 3) | (steps == 5))).all()
         assert (found[1] == ((steps < 4) | (steps == 5))).all()
+
+
+@every_layout
+@every_length
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("zeros", ["discounts", "lambda_", "both numbers"])
+def test_gradients_of_gae_where_factors_are_0(zeros, masks, lengths, time_major):
+    whole = np.full(BATCH, STEPS) if lengths is None else lengths
+    some = draw(BATCH, STEPS, seed=20) < 0.5
+    d = np.where(some & (zeros == "discounts"), 0.0, DISCOUNTS)
+    lam = np.where(some & (zeros == "lambda_"), 0.0, LAMBDAS)
+    if zeros == "both numbers":
+        d, lam = np.float64(0.9), np.float64(0.0)
+    ends, cuts = (x & masks for x in (ENDS, CUTS))
+    weights = draw(BATCH, STEPS, seed=21) * (np.arange(STEPS) < whole[:, None])
+    named = dict(terminations=ENDS, truncations=CUTS) if masks else {}
+
+    def by_loop(*given):
+        r, v, last, *rates = given
+        rates = [np.broadcast_to(x, r.shape) for x in rates]
+        return (weights * gae_loop(r, v, last, *rates, ends, cuts, whole)).sum()
+
+    def of_ours(r, v, last, d, lam):
+        out = ost.gae(
+            r, v, last, discounts=d, lambda_=lam, time_major=time_major,
+            **{name: layout(x) for name, x in named.items()}, **options,
+        )  # fmt: skip
+        return (layout(weights) * out.advantages).sum()
+
+    def layout(x):
+        return jnp.asarray(x.T if time_major and np.ndim(x) == 2 else x)
+
+    options = {} if lengths is None else dict(seq_lengths=jnp.asarray(lengths))
+    given = (REWARDS, VALUES, BOOTSTRAP, d, lam)
+    holed = given if lengths is None else [
+        holes(x, lengths) if np.ndim(x) == 2 else x for x in given
+    ]  # fmt: skip
+    found = fast_jit(jax.grad(of_ours, range(5)))(*map(layout, holed))
+    for n, got in enumerate(found):
+        got = np.asarray(got.T if time_major else got)
+        np.testing.assert_allclose(got, differences(by_loop, given, n), atol=1e-8)
+
+
+def differences(function, given, n):
+    """Return finite differences along each element of one argument."""
+    out = np.zeros(np.shape(given[n]))
+    for at in np.ndindex(out.shape):
+        step = np.zeros_like(out)
+        step[at] = 1e-5
+        ends = [
+            function(*given[:n], given[n] + sign * step, *given[n + 1 :])
+            for sign in (1, -1)
+        ]
+        out[at] = (ends[0] - ends[1]) / 2e-5
+    return out
+
+
+def test_second_derivatives_of_gae_where_a_factor_is_0():
+    run = lambda lam: ost.gae(  # noqa: E731
+        jnp.ones((1, 3)), jnp.ones((1, 3)), jnp.ones(1), discounts=0.9, lambda_=lam
+    ).advantages.sum()
+    # 3 d + (2 d + d) d l + d (d l)^2, with d = 0.9
+    assert_close(jax.grad(run)(0.0), 2 * 0.9 * 0.9, terms=100)
+    assert_close(jax.hessian(run)(0.0), 2 * 0.9**3, terms=100)
+
+
+@every_layout
+@pytest.mark.parametrize("numbers", [False, True])
+def test_gradients_of_lambda_returns_see_no_padding(numbers, time_major):
+    rates = (np.float64(0.9), np.float64(0.8)) if numbers else (DISCOUNTS, LAMBDAS)
+    weights = draw(BATCH, STEPS, seed=21) * (np.arange(STEPS) < LENGTHS[:, None])
+
+    def by_loop(r, d, v, lam):
+        d, lam = (np.broadcast_to(x, r.shape) for x in (d, lam))
+        return (weights * lambda_loop(r, d, v, lam, LENGTHS)).sum()
+
+    def layout(x):
+        x = x if np.ndim(x) != 2 else holes(x, LENGTHS)
+        return jnp.asarray(x.T if time_major else x)
+
+    def of_ours(*given):
+        out = ost.lambda_returns(
+            *given, seq_lengths=jnp.asarray(LENGTHS), time_major=time_major
+        )
+        return (jnp.asarray(weights.T if time_major else weights) * out).sum()
+
+    given = (REWARDS, rates[0], NEXT, rates[1])
+    found = fast_jit(jax.grad(of_ours, range(4)))(*map(layout, given))
+    for n, got in enumerate(found):
+        got = np.asarray(got.T if time_major else got)
+        np.testing.assert_allclose(got, differences(by_loop, given, n), atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["terminations", "truncations"])
+def test_the_value_after_an_end_may_be_nan(name):
+    marks = jnp.zeros((1, 4), bool).at[0, 1].set(True)
+    values = jnp.ones((1, 4)).at[0, 2].set(jnp.nan)
+
+    def run(values, discounts):
+        out = ost.gae(
+            jnp.ones((1, 4)), values, jnp.ones(1), discounts=discounts, lambda_=0.5,
+            **{name: marks},
+        )  # fmt: skip
+        return out.advantages[:, :2].sum()
+
+    assert np.isfinite(run(values, 0.9))  # by the native library
+    value, found = jax.value_and_grad(run, (0, 1))(values, 0.9)
+    assert np.isfinite(value) and all(np.isfinite(x).all() for x in found)
+
+
+def test_lambda_returns_of_ragged_batches_with_empty_examples():
+    rows = [jnp.asarray(draw(n, seed=n)) for n in (3, 0, 5)]
+    batch = ragged.RaggedArray.from_list(rows, dim="n")
+    run = lambda x: ost.lambda_returns(x, 0.9, x, 0.8)  # noqa: E731
+    got = ragged.vmap(run, min_length=0)(batch).to_list()
+    for row, one in zip(rows, got, strict=True):
+        x = np.asarray(row)[None]
+        rates = [np.full_like(x, rate) for rate in (0.9, 0.8)]
+        want = lambda_loop(x, rates[0], x, rates[1], [x.shape[1]])
+        assert_close(one, want[0], terms=100)
 
 
 def test_vmap_and_devices():

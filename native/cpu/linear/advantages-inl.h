@@ -33,26 +33,42 @@ auto FlagsAt(const uint8_t* bytes, int64_t at, int64_t n) {
   return __builtin_convertvector(given, typename V::Bits) != 0;
 }
 
-// The discount and the factor lambda * discount of up to a vector of neighbours.
+// The factor of a step that nothing passes, not even a NaN. Other factors that are 0
+// are like all numbers.
+template <typename V>
+Reg<V> Wall() {
+  return -V::Set(0);
+}
+template <typename V>
+auto IsWall(Reg<V> factor) {
+  return reinterpret_cast<typename V::Bits>(factor) ==
+         reinterpret_cast<typename V::Bits>(Wall<V>());
+}
+
+// Of up to a vector of neighbours: discount * the value that follows, which is 0 where
+// an episode ends, and the factor discount * lambda, a wall where one ends or is cut.
 template <typename V, bool kMasks>
 struct Rates {
   using T = typename V::Element;
 
   template <typename Count>
-  Rates(const Advantages<T>& c, int64_t at, Count n) {
-    const Reg<V> given =
+  Rates(const Advantages<T>& c, int64_t at, Count n, Reg<V> after) {
+    const Reg<V> discount =
         c.one_discount ? V::Set(*c.discounts) : Load<V>(c.discounts + at, n);
     const Reg<V> lambda =
         c.one_lambda ? V::Set(*c.lambdas) : Load<V>(c.lambdas + at, n);
-    discount = given;
-    if constexpr (kMasks) discount = FlagsAt<V>(c.ends, at, n) ? V::Set(0) : given;
+    followed = discount * after;
     factor = discount * lambda;
+    if constexpr (kMasks) {
+      const auto end = FlagsAt<V>(c.ends, at, n);
+      followed = end ? V::Set(0) : followed;
+      factor = (end | FlagsAt<V>(c.cuts, at, n)) ? Wall<V>() : factor;
+    }
   }
-  Reg<V> discount, factor;
+  Reg<V> followed, factor;
 };
 
-// One step of up to a vector of sequences from `i` on; returns the advantages. Nothing
-// passes where the factor is 0, not even a NaN.
+// One step of up to a vector of sequences from `i` on; returns the advantages.
 template <typename V, bool kMasks, typename Count>
 Reg<V> EstimateStep(const Advantages<typename V::Element>& c, int64_t step, int64_t i,
                     Count n, const Word<V>* lengths, Reg<V> next_advantage) {
@@ -66,11 +82,11 @@ Reg<V> EstimateStep(const Advantages<typename V::Element>& c, int64_t step, int6
   const Reg<V> last = Load<V>(c.last + i, n);
   const Reg<V> next = step + 1 < c.steps ? Load<V>(c.values + at + c.batch, n) : last;
   const Reg<V> after = followed ? next : last, value = Load<V>(c.values + at, n);
-  const Rates<V, kMasks> rates(c, at, n);
-  const Reg<V> passed = rates.factor * next_advantage;
-  const Reg<V> delta =
-      V::MulAdd(rates.discount, after, Load<V>(c.rewards + at, n) - value);
-  Reg<V> sum = delta + (rates.factor == zero ? zero : passed);
+  const Rates<V, kMasks> rates(c, at, n, after);
+  const Reg<V> delta = Load<V>(c.rewards + at, n) - value + rates.followed;
+  Reg<V> passed = rates.factor * next_advantage;
+  if constexpr (kMasks) passed = IsWall<V>(rates.factor) ? zero : passed;
+  Reg<V> sum = delta + passed;
   if constexpr (kMasks) sum = FlagsAt<V>(c.cuts, at, n) ? zero : sum;
   const Reg<V> advantage = inside ? sum : zero;
   Store<V>(c.advantages + at, advantage, n);
@@ -109,16 +125,12 @@ struct Deltas {
     const int64_t followed = Within(c.steps - step - 1, n);
     Reg<V> after = followed > 0 ? Load<V>(c.values + at + 1, followed) : zero;
     after = last ? V::Set(c.last[sequence]) : after;
-    const Rates<V, kMasks> rates(c, at, n);
-    const Reg<V> alone = V::MulAdd(
-        rates.discount, after, Load<V>(c.rewards + at, n) - Load<V>(c.values + at, n));
+    const Rates<V, kMasks> rates(c, at, n, after);
+    const Reg<V> alone =
+        Load<V>(c.rewards + at, n) - Load<V>(c.values + at, n) + rates.followed;
     delta = inside ? alone : zero;
     factor = inside ? rates.factor : zero;
-    if constexpr (kMasks) {
-      const auto cut = FlagsAt<V>(c.cuts, at, n);
-      delta = cut ? zero : delta;
-      factor = cut ? zero : factor;
-    }
+    if constexpr (kMasks) delta = FlagsAt<V>(c.cuts, at, n) ? zero : delta;
   }
   Reg<V> delta, factor;
 };
@@ -139,8 +151,9 @@ Reg<V> EstimateSquare(const Advantages<T>& c, int64_t step, Count n, int64_t fir
   V::Transpose(sums);
   V::Transpose(factors);
   for (int64_t t = n - 1; t >= 0; --t) {
-    const Reg<V> passed = factors[t] * sum;
-    sum = sums[t] + (factors[t] == zero ? zero : passed);
+    Reg<V> passed = factors[t] * sum;
+    if constexpr (kMasks) passed = IsWall<V>(factors[t]) ? zero : passed;
+    sum = sums[t] + passed;
     sums[t] = sum;
   }
   V::Transpose(sums);

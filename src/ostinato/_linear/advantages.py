@@ -50,31 +50,39 @@ def composed(*operands: Array, time_major: bool, present: tuple) -> list[Array]:
     ends, cuts, lengths = (next(masks) if there else None for there in present)
     axis, shape = 0 if time_major else 1, rewards.shape
     zero = jnp.zeros((), rewards.dtype)
-    factors = jnp.broadcast_to(discounts, shape)
-    if ends is not None:
-        factors = jnp.where(ends, zero, factors)
+    inside = last = None
+    if lengths is not None:
+        index = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+        length = jnp.expand_dims(lengths, axis)
+        last, inside = index == length - 1, index < length
+        # Else a NaN there would meet a cotangent of 0.
+        rewards, values = (jnp.where(inside, x, zero) for x in (rewards, values))
+        discounts, lambdas = (
+            jnp.where(inside, x, zero) if x.ndim else x for x in (discounts, lambdas)
+        )
     steps = shape[axis]
     end = jnp.expand_dims(bootstrap, axis)
     after = values
     if steps:
         rest = jax.lax.slice_in_dim(values, 1, steps, axis=axis)
         after = jnp.concatenate([rest, end], axis)
-    inside = None
-    if lengths is not None:
-        index = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-        length = jnp.expand_dims(lengths, axis)
-        last, inside = index == length - 1, index < length
+    if last is not None:
         after = jnp.where(last, jnp.broadcast_to(end, shape), after)
+    factors = jnp.broadcast_to(discounts, shape)
+    carried, gone = factors * lambdas, ends if cuts is None else cuts
+    if ends is not None and cuts is not None:
+        gone = ends | cuts
+    if gone is not None:
+        factors, after = (jnp.where(gone, zero, x) for x in (factors, after))
     deltas = rewards + factors * after - values
-    carried = factors * lambdas
     if cuts is not None:
-        deltas, carried = (jnp.where(cuts, zero, x) for x in (deltas, carried))
+        deltas = jnp.where(cuts, zero, deltas)
     found, _ = linear_recurrence(
         carried,
         deltas,
         reverse=True,
         seq_lengths=lengths,
-        resets=carried == 0,  # not even a NaN passes
+        resets=gone,  # which not even a NaN passes
         time_major=time_major,
     )
     returns = found + values

@@ -24,7 +24,8 @@ def linear_recurrence_over_devices(
 
     Every device runs its own steps from the state 0. They exchange one state and one
     product of factors for each sequence, and then add what the state before their steps
-    contributes.
+    contributes. There are no lengths; in the padding of sequences, factors of 1 and
+    inputs of 0 keep the state.
 
     Args:
         a: the factors of this device's steps, or the same at every step.
@@ -44,7 +45,9 @@ def linear_recurrence_over_devices(
         TypeError, ValueError, ostinato.BackendError: as for `linear_recurrence`; no
             `jax.shard_map` around the call has the axis.
 
-    Holds under the same transformations as `linear_recurrence`.
+    Holds under the same transformations as `linear_recurrence`. Where the product of a
+    device's factors is more than the dtype holds, a state is infinite or NaN that is
+    finite in `linear_recurrence`.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -66,8 +69,9 @@ def linear_recurrence_over_devices(
             "`axis_name` must be an axis of the mesh of a jax.shard_map around the "
             f"call, got {axis_name!r}"
         ) from None
-    options: dict = dict(reverse=reverse, time_major=time_major, backend=backend)
-    own, last = linear_recurrence(a, b, resets=resets, **options)
+    options: dict = dict(reverse=reverse, backend=backend)
+    of_steps: dict = options | dict(time_major=time_major, resets=resets)
+    own, last = linear_recurrence(a, b, **of_steps)
     start = jnp.zeros(last.shape, last.dtype) if h_0 is None else h_0
     if own.size == 0:  # XLA cannot compile shards whose operands are all empty
         return LinearOutput(b, start)
@@ -75,7 +79,7 @@ def linear_recurrence_over_devices(
 
     def moved(state: Array) -> LinearOutput:
         """Run the factors alone."""
-        return linear_recurrence(a, nothing, state, resets=resets, **options)
+        return linear_recurrence(a, nothing, state, **of_steps)
 
     matrices = a.ndim - own.ndim in (1, -1)
     if matrices:
@@ -84,9 +88,10 @@ def linear_recurrence_over_devices(
         factor = jnp.stack(columns, -1)
     else:
         factor = moved(jnp.ones_like(last)).h_n
-    factors, lasts = lax.all_gather((factor, last), axis_name)
+    cut = None if resets is None else jnp.any(resets, 0 if time_major else 1)
+    factors, lasts, cuts = lax.all_gather((factor, last, cut), axis_name)
     states, _ = linear_recurrence(
-        factors, lasts, start, time_major=True, reverse=reverse, backend=backend
+        factors, lasts, start, time_major=True, resets=cuts, **options
     )
     index = lax.axis_index(axis_name)
     before = index + 1 if reverse else index - 1

@@ -109,6 +109,7 @@ def lambda_returns(
     factors = batch.each("discounts", discounts)
     weights = batch.each("lambda_", lambda_)
     values = batch.array("next_values", next_values)
+    factors, weights, values = map(batch.inside, (factors, weights, values))
     inputs = batch.rewards + factors * (1 - weights) * values
     start = batch.last(values)
     return batch.run(factors * weights, inputs, start)
@@ -138,7 +139,8 @@ def gae(
         discounts: a number, or an array in the shape of `rewards`.
         lambda_: a number, or an array in the shape of `rewards`.
         terminations: bool, in the shape of `rewards`: where True, the step ends an
-            episode, and its discount counts as 0.
+            episode: its discount counts as 0, and nothing passes through from later
+            steps, not even a NaN.
         truncations: bool, in the shape of `rewards`: where True, the episode was cut
             off after the step; its advantage is 0, as the value of the state that
             followed is not known, and nothing passes through from later steps.
@@ -246,14 +248,24 @@ class _Batch:
         _checks.check_shape(name, x, **({} if self.single else {"B": self.batch}))
         return jnp.reshape(x, (self.batch,)).astype(self.dtype)
 
+    def inside(self, x: Array) -> Array:
+        """Return an array for every step, with 0 past the end of a sequence."""
+        if self.lengths is None:
+            return x
+        steps = jax.lax.broadcasted_iota(jnp.int32, x.shape, self.axis)
+        valid = steps < jnp.expand_dims(self.lengths, self.axis)
+        return jnp.where(valid, x, jnp.zeros((), x.dtype))
+
     def last(self, x: Array) -> Array:
         """Return the last valid element of each sequence, 0 where there is none."""
         if self.steps == 0:
             return jnp.zeros((self.batch,), x.dtype)
-        if self.lengths is None:
-            return jax.lax.index_in_dim(x, self.steps - 1, self.axis, keepdims=False)
-        steps = jax.lax.broadcasted_iota(jnp.int32, x.shape, self.axis)
-        last = steps == jnp.expand_dims(self.lengths - 1, self.axis)
+        last = self.steps - 1
+        if self.lengths is None and isinstance(last, int):
+            return jax.lax.index_in_dim(x, last, self.axis, keepdims=False)
+        if self.lengths is not None:
+            last = jnp.expand_dims(self.lengths - 1, self.axis)
+        last = jax.lax.broadcasted_iota(jnp.int32, x.shape, self.axis) == last
         return jnp.sum(jnp.where(last, x, jnp.zeros((), x.dtype)), self.axis)
 
     def run(self, factors: Array, inputs: Array, start: Array | None) -> Array:

@@ -77,40 +77,45 @@ def _parallel(
     first, last = (steps - 1, 0) if call.reverse else (0, steps - 1)
     one = _identity(call, a)
     a = jnp.broadcast_to(a, (*b.shape[:2], *a.shape[2:]))
-    if keeps is not None:
-        extra = a.ndim - keeps.ndim
-        a = select(jnp.expand_dims(keeps, range(keeps.ndim, keeps.ndim + extra)), a)
+    # Resets go along: a product of factors may be NaN, and forgets nothing then.
+    cuts = ~keeps if call.has_resets else None
     if inside is not None:  # a step in the padding changes nothing
         extra = a.ndim - inside.ndim
         there = jnp.expand_dims(inside, range(inside.ndim, inside.ndim + extra))
         a = jnp.where(jnp.broadcast_to(there, a.shape), a, one)
         b = select(inside, b)
-    final = a[last]
+        cuts = None if cuts is None else cuts & inside
+    final, final_cut = a[last], None if cuts is None else cuts[last]
     if call.after:  # the factor of a step acts in the next one
-        begin = jnp.broadcast_to(one, (1, *a.shape[1:]))
-        moved = [a[1:], begin] if call.reverse else [begin, a[:-1]]
-        a = jnp.concatenate(moved)
-    b = b.at[first].add(multiply(call, a[first], h_0))
-    blind = keeps is not None
+
+        def move(x: Array, start: Array) -> Array:
+            parts = [x[1:], start] if call.reverse else [start, x[:-1]]
+            return jnp.concatenate(parts)
+
+        a = move(a, jnp.broadcast_to(one, (1, *a.shape[1:])))
+        cuts = None if cuts is None else move(cuts, jnp.zeros_like(cuts[:1]))
+    b = b.at[first].add(
+        _unless(None if cuts is None else cuts[first], multiply(call, a[first], h_0))
+    )
 
     def combine(left: Any, right: Any) -> Any:
-        (a_1, b_1), (a_2, b_2) = left, right
+        (a_1, b_1, *cut_1), (a_2, b_2, *cut_2) = left, right
         if call.blocks:
             product = jnp.sum(a_2[..., :, :, None] * a_1[..., None, :, :], -2)
         else:
             product = a_2 * a_1
-        moved = multiply(call, a_2, b_1)
-        if blind:  # a factor of 0 forgets even what is not finite
-            forgets = a_2 == 0
-            if call.blocks:
-                forgets = jnp.all(forgets, (-2, -1))[..., None]
-            forgets = jnp.broadcast_to(forgets, moved.shape)
-            moved = jnp.where(forgets, jnp.zeros((), b.dtype), moved)
-        return product, moved + b_2
+        moved = _unless(cut_2[0] if cut_2 else None, multiply(call, a_2, b_1))
+        return product, moved + b_2, *(x | y for x, y in zip(cut_1, cut_2, strict=True))
 
-    _, h = lax.associative_scan(combine, (a, b), reverse=call.reverse)
-    h_n = multiply(call, final, h[last]) if call.after else h[last]
+    elements = (a, b) if cuts is None else (a, b, cuts)
+    _, h, *_ = lax.associative_scan(combine, elements, reverse=call.reverse)
+    h_n = _unless(final_cut, multiply(call, final, h[last])) if call.after else h[last]
     return select(inside, h), h_n
+
+
+def _unless(cut: Array | None, x: Array) -> Array:
+    """Return `x`, but 0 where a reset is."""
+    return select(None if cut is None else ~cut, x)
 
 
 def _identity(call: Recurrence, a: Array) -> Array:
