@@ -150,6 +150,34 @@ def test_a_window_and_segments_run_step_by_step():
         ost.recurrent_net(cell, x, h, params=params, recompute=("other",))
 
 
+@every_cell
+@pytest.mark.parametrize("options", [{"segment_length": 2}, {"backend": "scan"}])
+def test_every_cell_tags_its_gates(name, options):
+    cell = EVERY[name]
+    assert cell.recompute_names == ("gates",)
+    params, x, h = make(cell)
+
+    def loss(params, **options):
+        found = ost.recurrent_net(cell, x, h, params=params, **options)
+        return jnp.sum(found.outputs**2)
+
+    got = fast_jit(jax.grad(ft.partial(loss, recompute=("gates",), **options)))(params)
+    assert_trees_close(got, fast_jit(jax.grad(loss))(params))
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_policies_of_jax_can_store_the_gates(name):
+    cell = EVERY[name]
+    params, x, h = make(cell)
+
+    def loss(params):
+        return jnp.sum(ost.recurrent_net(cell, x, h, params=params).outputs ** 2)
+
+    policy = jax.checkpoint_policies.save_only_these_names("gates")
+    got = fast_jit(jax.grad(jax.checkpoint(loss, policy=policy)))(params)
+    assert_trees_close(got, fast_jit(jax.grad(loss))(params))
+
+
 def test_recompute_stores_only_the_states():
     cell = cells.MinGRU(64, 64)
     params = cell.init(jax.random.key(0))

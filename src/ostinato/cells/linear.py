@@ -20,6 +20,7 @@ from .base import (
     check_params,
     product,
     set_field,
+    tag_gate,
 )
 from .linear_base import LinearCell
 
@@ -78,6 +79,11 @@ class _ComplexCell(LinearCell):
 
 def _complex_dtype(dtype: Any) -> Any:
     return jnp.complex128 if np.dtype(dtype) == np.float64 else jnp.complex64
+
+
+def _complex_gate(re: Array, im: Array) -> Array:
+    """Return `re + i im`, tagged by parts, as JAX can store no complex values."""
+    return jax.lax.complex(tag_gate(re), tag_gate(im))
 
 
 def _real_product(h: Array, re: Array, im: Array) -> Array:
@@ -191,7 +197,7 @@ class LRU(_ComplexCell):
         )
         re, im, _ = inputs
         scale = jnp.broadcast_to(jnp.exp(widen(params.gamma)), re.shape)
-        return jnp.exp(factor), jax.lax.complex(scale * re, scale * im)
+        return jnp.exp(factor), _complex_gate(scale * re, scale * im)
 
 
 class S5Params(NamedTuple):
@@ -308,7 +314,8 @@ class S5(_ComplexCell):
             scale = step / (1 - moved / 2)
         re, im, _ = inputs
         scale = jnp.broadcast_to(scale, re.shape)
-        return factor, scale * jax.lax.complex(re, im)
+        scaled = scale * jax.lax.complex(re, im)
+        return factor, _complex_gate(scaled.real, scaled.imag)
 
     def read(self, params: Any, h: Array, inputs: Any) -> Array:
         """Return `2 Re(C h) + d * x`."""
