@@ -51,7 +51,15 @@ def test_lfilter_equals_scipy(order, channels, way):
 
 
 @pytest.mark.parametrize(
-    ("steps", "axis", "sizes"), [(0, 0, (3, 3)), (2, -1, (1, 4)), (40, 0, (4, 2))]
+    ("steps", "axis", "sizes"),
+    [
+        (0, 0, (3, 3)),
+        (2, -1, (1, 4)),
+        (40, 0, (4, 2)),
+        (5, -1, (1, 1)),
+        (5, 1, (1, 1)),
+        (0, -1, (1, 1)),
+    ],
 )
 def test_the_state_is_that_of_scipy(steps, axis, sizes, way):
     b, a = draw(sizes[0]), np.r_[1.5, draw(sizes[1] - 1, seed=1) * 0.3]
@@ -62,13 +70,15 @@ def test_the_state_is_that_of_scipy(steps, axis, sizes, way):
     run = lambda x, zi: ost.lfilter(b, a, x, axis=axis, zi=zi)  # noqa: E731
     got = compiled(run, jnp.asarray(x), jnp.asarray(zi))
     for one, other in zip(got, want, strict=True):
+        assert one.shape == other.shape
         assert_close(one, other, terms=1000)
 
 
-def test_two_parts_are_the_whole():
-    b, a = coefficients(3)
+@pytest.mark.parametrize("order", [0, 3])
+def test_two_parts_are_the_whole(order):
+    b, a = coefficients(order)
     x = jnp.asarray(draw(4, 9))
-    zi = jnp.zeros((4, 3))
+    zi = jnp.zeros((4, order))
     first, state = ost.lfilter(b, a, x[:, :2], zi=zi)
     second, end = ost.lfilter(b, a, x[:, 2:], zi=state)
     whole, want = ost.lfilter(b, a, x, zi=zi)

@@ -140,7 +140,8 @@ def _filtered(
 ) -> tuple[Array, Array]:
     """Filter `x [N, T]`, and return `y` and, where there is `zi`, the last state."""
     b, a = b / a[:, :1], a / a[:, :1]
-    order = max(b.shape[1], a.shape[1], 2) - 1
+    size = max(b.shape[1], a.shape[1]) - 1
+    order = max(size, 1)  # of the kernels; a pure gain has an empty state
     b, a = (jnp.pad(c, ((0, 0), (0, order + 1 - c.shape[1]))) for c in (b, a))
     steps = x.shape[1]
     inside = None
@@ -157,7 +158,7 @@ def _filtered(
         past = jnp.pad(zi[:, :width], ((0, 0), (0, steps - width)))
         one = jnp.zeros((1, order + 1), x.dtype).at[0, 0].set(1)
         y = y + run(one, a[:, 1:], past)
-        state = _last_state(b, a, x, y, zi, lengths)
+        state = _last_state(b, a, x, y, zi, lengths)[:, :size]
     if inside is not None:
         y = jnp.where(inside, y, jnp.zeros((), y.dtype))
     return y, state
