@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools as ft
+import math
 
 import jax
 import jax.numpy as jnp
@@ -150,6 +151,34 @@ def test_a_window_and_segments_run_step_by_step():
         ost.recurrent_net(cell, x, h, params=params, recompute=("other",))
 
 
+@every_cell
+@pytest.mark.parametrize("options", [{"segment_length": 2}, {"backend": "scan"}])
+def test_every_cell_tags_its_gates(name, options):
+    cell = EVERY[name]
+    assert cell.recompute_names == ("gates",)
+    params, x, h = make(cell)
+
+    def loss(params, **options):
+        found = ost.recurrent_net(cell, x, h, params=params, **options)
+        return jnp.sum(found.outputs**2)
+
+    got = fast_jit(jax.grad(ft.partial(loss, recompute=("gates",), **options)))(params)
+    assert_trees_close(got, fast_jit(jax.grad(loss))(params))
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_policies_of_jax_can_store_the_gates(name):
+    cell = EVERY[name]
+    params, x, h = make(cell)
+
+    def loss(params):
+        return jnp.sum(ost.recurrent_net(cell, x, h, params=params).outputs ** 2)
+
+    policy = jax.checkpoint_policies.save_only_these_names("gates")
+    got = fast_jit(jax.grad(jax.checkpoint(loss, policy=policy)))(params)
+    assert_trees_close(got, fast_jit(jax.grad(loss))(params))
+
+
 def test_recompute_stores_only_the_states():
     cell = cells.MinGRU(64, 64)
     params = cell.init(jax.random.key(0))
@@ -179,6 +208,34 @@ def test_parts_of_a_stream_are_the_whole(name, dtype):
     np.testing.assert_allclose(
         np.asarray(joined, float), np.asarray(whole.outputs, float), rtol=tol, atol=tol
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_held_input_is_exact_for_small_rates_and_steps(dtype):
+    sizes = [0, 1e-9, 1e-6, 9e-5, 1.1e-4, 1e-3, 0.01, 0.1, 0.499, 0.501, 1, 3]
+    angles = np.exp(1j * np.array([np.pi, 3, 2.2, np.pi / 2]))
+    rate = np.outer(sizes, angles).ravel()
+    re, im = (jnp.asarray(part, dtype) for part in (rate.real, rate.imag))
+    cell, zero, one = cells.S5(1, len(rate)), jnp.zeros_like(re), jnp.ones_like(re)
+
+    def scale(re):
+        params = cells.S5Params(re, im, zero, *[None] * 5)
+        return cell.terms(params, (one, zero, None))[1]
+
+    def with_slope(function):
+        return lambda re: jax.jvp(function, (re,), (one,))
+
+    # (e^z - 1) / z = sum of z^k / (k + 1)!, and its two derivatives, in 80 bits.
+    z = np.asarray(re, np.longdouble) + 1j * np.asarray(im, np.longdouble)
+    want = [np.zeros_like(z) for _ in range(3)]
+    factorial = np.longdouble(1)
+    for k in range(60):
+        factorial *= k + 1
+        for n, total in enumerate(want[: k + 1]):
+            total += math.perm(k, n) * z ** (k - n) / factorial
+    (value, slope), (_, bend) = fast_jit(with_slope(with_slope(scale)))(re)
+    for got, exact in zip((value, slope, bend), want, strict=True):
+        assert np.abs(np.asarray(got) - exact).max() < 30 * jnp.finfo(dtype).eps
 
 
 def test_factors_begin_where_the_papers_say():

@@ -51,7 +51,15 @@ def test_lfilter_equals_scipy(order, channels, way):
 
 
 @pytest.mark.parametrize(
-    ("steps", "axis", "sizes"), [(0, 0, (3, 3)), (2, -1, (1, 4)), (40, 0, (4, 2))]
+    ("steps", "axis", "sizes"),
+    [
+        (0, 0, (3, 3)),
+        (2, -1, (1, 4)),
+        (40, 0, (4, 2)),
+        (5, -1, (1, 1)),
+        (5, 1, (1, 1)),
+        (0, -1, (1, 1)),
+    ],
 )
 def test_the_state_is_that_of_scipy(steps, axis, sizes, way):
     b, a = draw(sizes[0]), np.r_[1.5, draw(sizes[1] - 1, seed=1) * 0.3]
@@ -62,13 +70,15 @@ def test_the_state_is_that_of_scipy(steps, axis, sizes, way):
     run = lambda x, zi: ost.lfilter(b, a, x, axis=axis, zi=zi)  # noqa: E731
     got = compiled(run, jnp.asarray(x), jnp.asarray(zi))
     for one, other in zip(got, want, strict=True):
+        assert one.shape == other.shape
         assert_close(one, other, terms=1000)
 
 
-def test_two_parts_are_the_whole():
-    b, a = coefficients(3)
+@pytest.mark.parametrize("order", [0, 3])
+def test_two_parts_are_the_whole(order):
+    b, a = coefficients(order)
     x = jnp.asarray(draw(4, 9))
-    zi = jnp.zeros((4, 3))
+    zi = jnp.zeros((4, order))
     first, state = ost.lfilter(b, a, x[:, :2], zi=zi)
     second, end = ost.lfilter(b, a, x[:, 2:], zi=state)
     whole, want = ost.lfilter(b, a, x, zi=zi)
@@ -86,6 +96,34 @@ def test_other_dtypes(dtype):
     scaled = [np.asarray(jnp.asarray(c / a[0], dtype), np.float64) for c in (b, a)]
     want = scipy.signal.lfilter(*scaled, x)
     assert_close(got, want, terms=10_000 if dtype == "float32" else 64)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("make", [list, np.array, np.int32, np.float64, np.float16])
+def test_numbers_are_taken_to_the_dtype_of_the_signals(make, dtype):
+    b, a, zi = (make([[2, 1], [0, 1]]), make([2, 1]), make([[1], [2]]))
+    x = jnp.arange(6, dtype=dtype).reshape(2, 3)
+    y, zf = ost.lfilter(b, a, x, zi=zi)
+    assert y.dtype == zf.dtype == x.dtype
+    for n in range(2):
+        want = scipy.signal.lfilter(b[n], a, np.asarray(x[n], float), zi=zi[n])
+        assert_close(y[n], want[0], terms=100)
+        assert_close(zf[n], want[1], terms=100)
+
+
+def test_designs_of_scipy_filter_float32():
+    sos = scipy.signal.butter(4, 0.3, output="sos")
+    x, zi = draw(2, 9).astype("float32"), np.zeros((2, 2, 2))
+    got = ost.sosfilt(sos, jnp.asarray(x), zi=zi)
+    assert_close(got[0], scipy.signal.sosfilt(sos, x), terms=1000)
+    with pytest.raises(TypeError, match="`sos` must have the dtype of `x`"):
+        ost.sosfilt(jnp.asarray(sos), jnp.asarray(x))
+
+
+def test_lists_may_hold_traced_numbers():
+    run = lambda c: ost.lfilter([c], [1, -c], jnp.ones(4))[-1]  # noqa: E731
+    # y_4 = c + c^2 + c^3 + c^4
+    assert_close(jax.jit(jax.grad(run))(0.5), 1 + 2 / 2 + 3 / 4 + 4 / 8, terms=100)
 
 
 def test_lengths(way):
@@ -204,6 +242,50 @@ def test_export_and_sharding():
         (lambda x: ost.lfilter([1.0], [0.0, 1.0], x), ValueError, "`a` must not begin"),
         (lambda x: ost.sosfilt(np.eye(6)[:1], x), ValueError, "must not begin with 0"),
         (lambda x: ost.lfilter([1.0], [1.0], x, axis=2), ValueError, "`axis`"),
+        (lambda x: ost.lfilter([1.0], [1.0], x, axis=1.0), TypeError, "`axis` .* 1.0"),
+        (lambda x: ost.lfilter([1.0], [1.0], x, axis=None), TypeError, "`axis` must"),
+        (lambda x: ost.sosfilt(np.ones((1, 6)), x, axis=True), TypeError, "`axis` m"),
+        (
+            lambda x: ost.lfilter(None, [1.0], x),
+            TypeError,
+            "`b` must be an array, .* N",
+        ),
+        (
+            lambda x: ost.sosfilt(None, x),
+            TypeError,
+            "`sos` must be an array, got NoneT",
+        ),
+        (
+            lambda x: ost.lfilter("x", [1.0], x),
+            TypeError,
+            "`b` must be an array, got s",
+        ),
+        (
+            lambda x: ost.lfilter([1j], [1.0], x),
+            TypeError,
+            "`b` must hold real numbers",
+        ),
+        (lambda x: ost.lfilter([1.0, None], [1.0], x), TypeError, "`b` must hold real"),
+        (
+            lambda x: ost.lfilter(np.ones(2, complex), [1.0], x),
+            TypeError,
+            "`b` must ho",
+        ),
+        (
+            lambda x: ost.lfilter([[1], [2, 3]], [1.0], x),
+            ValueError,
+            "`b` must be .* row",
+        ),
+        (
+            lambda x: ost.lfilter(0.5, [1.0], x),
+            ValueError,
+            r"`b` must have shape \[k\] or \[2, k\], got \[\]; put a single",
+        ),
+        (
+            lambda x: ost.lfilter(np.ones((2, 2)), [1.0], x[0]),
+            ValueError,
+            r"`b` must have shape \[k\], got \[2, 2\]",
+        ),
         (lambda x: ost.lfilter(jnp.ones(3, "float32"), [1.0], x), TypeError, "dtype"),
         (lambda x: ost.lfilter(jnp.ones((3, 2)), [1.0], x), ValueError, "`b` must"),
         (
@@ -221,7 +303,12 @@ def test_export_and_sharding():
         (
             lambda x: ost.sosfilt(jnp.ones((2, 6)), x, zi=jnp.ones((1, 2, 2))),
             ValueError,
-            "`zi` must have a state",
+            r"`zi` must have shape \[2, 2, 2\], 2 numbers .* section, got \[1, 2, 2\]",
+        ),
+        (
+            lambda x: ost.sosfilt(jnp.ones((2, 6)), x, zi=jnp.ones((2, 4))),
+            ValueError,
+            r"`zi` must have shape \[2, 2, 2\], 2 numbers .* section, got \[2, 4\]",
         ),
         (lambda x: ost.lfilter([1.0], [1.0], x.astype(int)), TypeError, "`x`"),
     ],

@@ -224,6 +224,13 @@ def zeros(*shape, dtype="float32"):
             zeros(3, 3), zeros(2, 4, 3), dict(backend="cpu"), ost.BackendError, "blocks"
         ),
         ([1.0], zeros(2, 4, 3), {}, TypeError, "`a` must be an array"),
+        (0.5, zeros(2, 4, 3), {}, TypeError, "float 0.5; jnp.array makes one of it"),
+        (zeros(), zeros(2, 4, 3), {}, ValueError, r"\[\]; jnp.full\(\(3,\), a\) makes"),
+        (zeros(2, 4), zeros(2, 4, 3), {}, ValueError, r"a\[..., None\] is one factor"),
+        (
+            zeros(3), zeros(2, 4, 3), dict(seq_lengths=[[1], [2, 3]]), ValueError,
+            "`seq_lengths` must be an array, or a list whose rows have the same length",
+        ),
     ],
 )  # fmt: skip
 def test_errors_say_what_is_wrong(a, b, options, error, words):

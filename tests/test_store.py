@@ -75,6 +75,9 @@ def test_what_cannot_be_saved_leaves_the_file_alone(tmp_path):
         ({7: (spec, weights_of(spec))}, None, TypeError, "must have names"),
         ({}, {"a": 1}, TypeError, "`metadata` must be text"),
         ({}, {"ostinato": ""}, ValueError, "`metadata` must not have 'ostinato'"),
+        ({}, jnp.zeros(3), TypeError, r"`metadata` must be text .* got float\d+\[3\]"),
+        (spec, weights_of(spec), TypeError, "`networks` must map names to .* RNNSpec"),
+        ({"rnn": weights_of(spec)}, None, TypeError, r"`networks\['rnn'\]` must be \("),
     ]:
         with pytest.raises(error, match=message):
             ost.save(path, networks, metadata)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -45,12 +45,60 @@ def check_array(name: str, x: Any) -> Array:
     x = unwrap(x)
     if isinstance(x, (jax.Array, np.ndarray, np.generic)):
         return jnp.asarray(x)
-    hint = "; jnp.array makes one of it" if isinstance(x, (list, tuple)) else ""
+    known = isinstance(x, (list, tuple, int, float)) and not isinstance(x, bool)
+    hint = "; jnp.array makes one of it" if known else ""
     if hasattr(x, "to_padded"):
         hint = "; use its to_padded() with its lengths, or ragged.vmap"
     elif hasattr(x, "to_numpy"):
         hint = "; its to_numpy() is one"
     raise TypeError(f"`{name}` must be an array, got {describe(x)}{hint}")
+
+
+def check_numbers(name: str, value: Any, **like: Any) -> Array:
+    """Return real numbers as a JAX array in the dtype of another argument.
+
+    Numbers of Python and of numpy, single, in lists or in arrays, are converted, as
+    they have the widest dtype without anyone's choice. An array of JAX must have the
+    dtype.
+
+    Args:
+        name: name of the argument in errors.
+        value: the numbers.
+        like: the other argument, an array, by its name.
+    """
+    value = unwrap(value)
+    if isinstance(value, jax.Array):
+        check_same_dtype(**like, **{name: value})
+        return value
+    known = (np.ndarray, np.generic, list, tuple, int, float, complex)
+    if not isinstance(value, known):
+        return check_array(name, value)  # raises
+    leaves = jax.tree.leaves(
+        value, is_leaf=lambda item: not isinstance(item, (list, tuple))
+    )
+    if not all(map(_is_real, leaves)):
+        raise TypeError(f"`{name}` must hold real numbers, got {describe(value)}")
+    (other,) = like.values()
+    return _converted(name, value, lambda x: jnp.asarray(x, other.dtype))
+
+
+def _is_real(x: Any) -> bool:
+    """Return whether `x` is a real number, or an array of them."""
+    if not hasattr(x, "dtype"):
+        return isinstance(x, (int, float))
+    kinds = np.bool_, np.integer, np.floating
+    return any(jnp.issubdtype(x.dtype, kind) for kind in kinds)
+
+
+def _converted(name: str, value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return what `convert` makes of a list or a number."""
+    try:
+        return convert(value)
+    except ValueError:
+        raise ValueError(
+            f"`{name}` must be an array, or a list whose rows have the same length, "
+            f"got {describe(value)}"
+        ) from None
 
 
 def check_floating(name: str, x: Any, allowed: Sequence[Any]) -> None:
@@ -97,14 +145,32 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise ValueError(f"`{name}` must be one of {names}, got {value!r}")
 
 
+def check_integer(name: str, value: Any) -> int:
+    """Return `value` as an int; check that it is one."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"`{name}` must be an integer, got {describe(value)}")
+    return number
+
+
+def check_axis(name: str, value: Any, **of: Any) -> int:
+    """Return an axis of the array `of`, given by its name, as one from 0 on."""
+    axis = check_integer(name, value)
+    ((other, x),) = of.items()
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(
+            f"`{name}` must be an axis of `{other}`, of shape {list(x.shape)}, got "
+            f"{axis}"
+        )
+    return axis % x.ndim
+
+
 def check_size(name: str, value: Any, least: int = 1) -> int:
     """Return `value` as an int; check that it is one, and at least `least`."""
-    try:
-        size = operator.index(value)
-    except TypeError:
-        size = None
-    if size is None or isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"`{name}` must be an integer, got {describe(value)}")
+    size = check_integer(name, value)
     if size < least:
         raise ValueError(f"`{name}` must be at least {least}, got {size}")
     return size
@@ -130,7 +196,7 @@ def check_integers(name: str, value: Any) -> Any:
     """Return `value` as an array of integers, JAX's or numpy's."""
     value = unwrap(value)
     if not hasattr(value, "dtype"):
-        value = np.asarray(value)
+        value = _converted(name, value, np.asarray)
         if value.size == 0:  # numpy calls an empty list float64
             value = value.astype(np.int32)
     if not jnp.issubdtype(value.dtype, jnp.integer):
@@ -198,7 +264,7 @@ def check_mask(name: str, value: Any, **dims: Any) -> Array:
     """Return `value`, an array or a list, as a bool array of the shape `dims`."""
     value = unwrap(value)
     if not hasattr(value, "dtype"):
-        value = np.asarray(value)
+        value = _converted(name, value, np.asarray)
     if value.dtype != jnp.bool_:
         raise TypeError(f"`{name}` must be bool, got {describe(value)}")
     check_shape(name, value, **dims)

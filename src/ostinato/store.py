@@ -68,15 +68,30 @@ def save(
         OSError: the file cannot be written.
     """
     safetensors = _safetensors()
+    if not isinstance(networks, Mapping):
+        raise TypeError(
+            "`networks` must map names to (spec, weights), got "
+            f"{_checks.describe(networks)}; for one, pass {{'name': (spec, weights)}}"
+        )
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(
+            f"`metadata` must be text by name, got {_checks.describe(metadata)}"
+        )
     header = dict(metadata or {})
     if not all(isinstance(text, str) for item in header.items() for text in item):
         raise TypeError("`metadata` must be text by name")
     if _KEY in header:
         raise ValueError(f"`metadata` must not have {_KEY!r}, which holds the specs")
     specs, tensors = {}, {}
-    for name, (spec, weights, *_) in networks.items():
+    for name, network in networks.items():
         if not isinstance(name, str):
             raise TypeError(f"`networks` must have names, got {_checks.describe(name)}")
+        if not isinstance(network, (tuple, list)) or len(network) < 2:
+            raise TypeError(
+                f"`networks[{name!r}]` must be (spec, weights), got "
+                f"{_checks.describe(network)}"
+            )
+        spec, weights, *_ = network
         check_spec(spec)
         if isinstance(weights, PreparedWeights):
             weights = weights.weights

@@ -167,9 +167,14 @@ def _check_factors(a: Any, b: Any, order: tuple[str, str]) -> bool:
             return blocks
     axes = ", ".join([*order, *map(str, units)])
     constant = ", ".join(map(str, units))
+    hint = ""
+    if a.ndim == 0:
+        hint = f"; jnp.full({units}, a) makes a constant of a number"
+    elif a.shape == b.shape[:-1]:
+        hint = "; a[..., None] is one factor for all units along the last axis"
     raise ValueError(
         f"`a` must have the shape [{axes}] of `b`, or [{constant}], the last axis "
-        f"maybe of size 1, or one axis more for matrices, got {list(a.shape)}"
+        f"maybe of size 1, or one axis more for matrices, got {list(a.shape)}{hint}"
     )
 
 

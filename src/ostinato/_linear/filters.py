@@ -28,13 +28,15 @@ def lfilter(
         a_0 y_t = sum_k b_k x_{t-k} - sum_{k >= 1} a_k y_{t-k}
 
     Args:
-        b: the numerator, `[M]`, or `[*C, M]` for a filter of its own in every channel.
+        b: the numerator, `[M]`, or `[*C, M]` for a filter of its own in every channel:
+            an array of JAX in the dtype of `x`; or lists or arrays of numpy, such as
+            scipy designs, which are taken to that dtype.
         a: the denominator, `[N]` or `[*C, N]`; a_0 must not be 0.
         x: signals, whose steps are along `axis`; C are its other axes, in order.
         axis: the axis of the steps.
         zi: the state before the first step, n = max(M, N) - 1 numbers along `axis`, as
-            in scipy; for streaming, the state that the call before returned. None means
-            zeros.
+            in scipy; for streaming, the state that the call before returned. Its dtype
+            is as for `b`. None means zeros.
         seq_lengths: integers `[*C]`, each in 0..T, or one for all channels. Values in
             the padding, NaN included, reach nothing. None means that every channel has
             T steps.
@@ -64,7 +66,7 @@ def lfilter(
     if zi is None:
         return signals.given(_filtered(b, a, signals.x, None, signals.lengths)[0])
     order = max(b.shape[-1], a.shape[-1]) - 1
-    zi = signals.state("zi", zi, order)
+    zi = signals.state(zi, order)
     y, zf = _filtered(b, a, signals.x, zi, signals.lengths)
     return signals.given(y), signals.given(zf)
 
@@ -80,7 +82,9 @@ def sosfilt(
     """Filter signals by second-order sections, one after another.
 
     Args:
-        sos: `[S, 6]`, the coefficients b_0 b_1 b_2 a_0 a_1 a_2 of every section.
+        sos: `[S, 6]`, the coefficients b_0 b_1 b_2 a_0 a_1 a_2 of every section: an
+            array of JAX in the dtype of `x`; or lists or an array of numpy, such as
+            scipy designs, which are taken to that dtype.
         x: signals, whose steps are along `axis`; C are its other axes, in order.
         axis: the axis of the steps.
         zi: the states before the first step, `[S, ...]`, 2 numbers along `axis`; None
@@ -112,13 +116,7 @@ def sosfilt(
     _check_first("the denominators of `sos`", sos[:, 3])
     states = [None] * sos.shape[0]
     if zi is not None:
-        zi = signals.array("zi", zi)
-        if zi.shape[:1] != sos.shape[:1]:
-            raise ValueError(
-                f"`zi` must have a state for each of {sos.shape[0]} sections, got "
-                f"{list(zi.shape)}"
-            )
-        states = [signals.state("zi", z, 2) for z in zi]
+        states = signals.state(zi, 2, sos.shape[0])
     y, ends = signals.x, []
     for section, state in zip(sos, states, strict=True):
         b, a = section[None, :3], section[None, 3:]
@@ -140,7 +138,8 @@ def _filtered(
 ) -> tuple[Array, Array]:
     """Filter `x [N, T]`, and return `y` and, where there is `zi`, the last state."""
     b, a = b / a[:, :1], a / a[:, :1]
-    order = max(b.shape[1], a.shape[1], 2) - 1
+    size = max(b.shape[1], a.shape[1]) - 1
+    order = max(size, 1)  # of the kernels; a pure gain has an empty state
     b, a = (jnp.pad(c, ((0, 0), (0, order + 1 - c.shape[1]))) for c in (b, a))
     steps = x.shape[1]
     inside = None
@@ -157,7 +156,7 @@ def _filtered(
         past = jnp.pad(zi[:, :width], ((0, 0), (0, steps - width)))
         one = jnp.zeros((1, order + 1), x.dtype).at[0, 0].set(1)
         y = y + run(one, a[:, 1:], past)
-        state = _last_state(b, a, x, y, zi, lengths)
+        state = _last_state(b, a, x, y, zi, lengths)[:, :size]
     if inside is not None:
         y = jnp.where(inside, y, jnp.zeros((), y.dtype))
     return y, state
@@ -191,11 +190,7 @@ class _Signals:
     def __init__(self, x: Any, axis: Any, seq_lengths: Any):
         x = _checks.check_array("x", x)
         _checks.check_floating("x", x, _checks.FLOATS)
-        if x.ndim == 0 or not -x.ndim <= axis < x.ndim:
-            raise ValueError(
-                f"`axis` must be an axis of `x`, of shape {list(x.shape)}, got {axis}"
-            )
-        self.axis, self.dtype = axis % x.ndim, x.dtype
+        self.axis = _checks.check_axis("axis", axis, x=x)
         moved = jnp.moveaxis(x, self.axis, -1)
         self.channels, steps = moved.shape[:-1], moved.shape[-1]
         self.count = int(np.prod(self.channels, dtype=int))
@@ -218,38 +213,38 @@ class _Signals:
             )
 
     def array(self, name: str, value: Any) -> Array:
-        """Return an array in the dtype of the signals; lists and numbers become one."""
-        value = _checks.unwrap(value)
-        if not hasattr(value, "dtype"):
-            value = jnp.asarray(value, self.dtype)
-        value = _checks.check_array(name, value)
-        _checks.check_same_dtype(**{"x": self.x, name: value})
-        return value
+        """Return an array in the dtype of the signals."""
+        return _checks.check_numbers(name, value, x=self.x)
 
     def coefficients(self, name: str, value: Any) -> Array:
         """Return coefficients `[N, k]`, or `[1, k]` if all channels share them."""
         value = self.array(name, value)
-        if value.ndim == 0 or value.shape[-1] == 0:
+        if value.ndim == 0 or value.shape[:-1] not in ((), self.channels):
+            own = ", ".join(map(str, [*self.channels, "k"]))
+            hint = "" if value.ndim else "; put a single coefficient into a list"
+            raise ValueError(
+                f"`{name}` must have shape [k]{f' or [{own}]' if self.channels else ''}"
+                f", got {list(value.shape)}{hint}"
+            )
+        if value.shape[-1] == 0:
             raise ValueError(f"`{name}` must have at least one coefficient along its "
                              f"last axis, got {list(value.shape)}")  # fmt: skip
-        if value.shape[:-1] not in ((), self.channels):
-            raise ValueError(
-                f"`{name}` must have shape [k] or {[*self.channels, 'k']}, got "
-                f"{list(value.shape)}"
-            )
         rows = 1 if value.ndim == 1 else self.count
         return value.reshape(rows, value.shape[-1])
 
-    def state(self, name: str, value: Any, size: int) -> Array:
-        """Return a state `[N, size]`."""
-        value = self.array(name, value)
-        want = list(self.channels)
-        want.insert(self.axis, size)
-        if list(value.shape) != want:
+    def state(self, zi: Any, size: int, *sections: int) -> Array:
+        """Return a state `[N, size]`, or those of sections, `[S, N, size]`."""
+        zi = self.array("zi", zi)
+        axis = len(sections) + self.axis
+        want = [*sections, *self.channels]
+        want.insert(axis, size)
+        if list(zi.shape) != want:
+            each = " for each section" if sections else ""
             raise ValueError(
-                f"`{name}` must have shape {want}, got {list(value.shape)}"
+                f"`zi` must have shape {want}, {size} numbers along `axis`{each}, got "
+                f"{list(zi.shape)}"
             )
-        return jnp.moveaxis(value, self.axis, -1).reshape(self.count, size)
+        return jnp.moveaxis(zi, axis, -1).reshape(*sections, self.count, size)
 
     def given(self, y: Array) -> Array:
         """Return `[N, k]` in the axes of the signals as they were given."""

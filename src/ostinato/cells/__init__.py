@@ -16,6 +16,7 @@ A single step is `cell(params, states, x_t, t) -> (states, output)`.
 """
 
 from .._recurrent.protocol import Cell as Cell
+from . import _serialization as _serialization
 from .attention import AttendingCell as AttendingCell
 from .attention import Attention as Attention
 from .attention import AttentionOutput as AttentionOutput

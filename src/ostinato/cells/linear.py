@@ -20,6 +20,7 @@ from .base import (
     check_params,
     product,
     set_field,
+    tag_gate,
 )
 from .linear_base import LinearCell
 
@@ -78,6 +79,11 @@ class _ComplexCell(LinearCell):
 
 def _complex_dtype(dtype: Any) -> Any:
     return jnp.complex128 if np.dtype(dtype) == np.float64 else jnp.complex64
+
+
+def _complex_gate(re: Array, im: Array) -> Array:
+    """Return `re + i im`, tagged by parts, as JAX can store no complex values."""
+    return jax.lax.complex(tag_gate(re), tag_gate(im))
 
 
 def _real_product(h: Array, re: Array, im: Array) -> Array:
@@ -191,7 +197,7 @@ class LRU(_ComplexCell):
         )
         re, im, _ = inputs
         scale = jnp.broadcast_to(jnp.exp(widen(params.gamma)), re.shape)
-        return jnp.exp(factor), jax.lax.complex(scale * re, scale * im)
+        return jnp.exp(factor), _complex_gate(scale * re, scale * im)
 
 
 class S5Params(NamedTuple):
@@ -300,20 +306,34 @@ class S5(_ComplexCell):
         moved = rate * step
         if self.discretization == "zoh":
             factor = jnp.exp(moved)
-            near = jnp.abs(moved) < 1e-4  # (e^z - 1) / z = 1 + z / 2 + ...
-            safe = jnp.where(near, jnp.ones_like(moved), moved)
-            scale = step * jnp.where(near, 1 + moved / 2, (jnp.exp(safe) - 1) / safe)
+            scale = step * _mean_exp(moved)
         else:
             factor = (1 + moved / 2) / (1 - moved / 2)
             scale = step / (1 - moved / 2)
         re, im, _ = inputs
         scale = jnp.broadcast_to(scale, re.shape)
-        return factor, scale * jax.lax.complex(re, im)
+        scaled = scale * jax.lax.complex(re, im)
+        return factor, _complex_gate(scaled.real, scaled.imag)
 
     def read(self, params: Any, h: Array, inputs: Any) -> Array:
         """Return `2 Re(C h) + d * x`."""
         real = _real_product(h, params.c_re, params.c_im)
         return 2 * real + broadcast(params.d, real) * widen(inputs[-1])
+
+
+def _mean_exp(z: Array) -> Array:
+    """Return `(exp(z) - 1) / z`, which is 1 for 0.
+
+    Its derivatives are differences of nearly equal numbers where z is small, so there
+    it is a Taylor polynomial, whose rest is below the precision of float64.
+    """
+    near = jnp.abs(z) < 0.5
+    small = jnp.where(near, z, jnp.zeros_like(z))
+    large = jnp.where(near, jnp.ones_like(z), z)
+    series = jnp.ones_like(z)
+    for k in range(17, 1, -1):  # 1 + z/2 (1 + z/3 (1 + ...))
+        series = 1 + series * small / k
+    return jnp.where(near, series, (jnp.exp(large) - 1) / large)
 
 
 def _normal(key: Array, shape: tuple[int, ...]) -> Array:
