@@ -316,3 +316,10 @@ def test_export_and_sharding():
 def test_errors_say_what_is_wrong(call, error, words):
     with pytest.raises(error, match=words):
         call(jnp.ones((2, 4)))
+
+
+def test_no_sections_change_nothing():
+    x, sos, zi = jnp.ones((2, 5)), np.zeros((0, 6)), np.zeros((0, 2, 2))
+    y, zf = ost.sosfilt(sos, x, zi=zi)
+    np.testing.assert_array_equal(y, x)
+    assert zf.shape == zi.shape and zf.dtype == y.dtype

@@ -124,7 +124,8 @@ def sosfilt(
         ends.append(end)
     if zi is None:
         return signals.given(y)
-    return signals.given(y), jnp.stack([signals.given(z) for z in ends])
+    zf = [signals.given(z) for z in ends]
+    return signals.given(y), jnp.stack(zf) if zf else jnp.asarray(zi, y.dtype)
 
 
 def _check_first(what: str, first: Array) -> None:
