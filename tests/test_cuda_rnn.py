@@ -276,9 +276,10 @@ def test_a_divided_batch_runs_kernels_that_passed_their_own_trial(monkeypatch):
     with gpu_with(monkeypatch, (1, 2), 16):
         gpu, _ = device.status()
         assert cuda.plan_of(spec, "float32", 16, gpu).tiles == 2
-        monkeypatch.setattr(trials, "failure", failure)
         before = len(calls())
-        got = jax.block_until_ready(gradient("cuda")(weights, split))
+        with monkeypatch.context() as patch:
+            patch.setattr(trials, "failure", failure)
+            got = jax.block_until_ready(gradient("cuda")(weights, split))
         assert not [c for c in calls()[before:] if "LaunchKernelEx" in c]
     assert {t.definitions[4] for t in tried} == {"TILES=1", "TILES=2"}
     want = gradient("xla")(weights, x)
