@@ -73,6 +73,10 @@ struct EmulatedTiles {
     ostinato_emulate_load(t, p, stride);
   }
   template <int t>
+  static void LoadOnce(const void* p, int64_t stride) {
+    Load<t>(p, stride);
+  }
+  template <int t>
   static void Store(void* p, int64_t stride) {
     ostinato_emulate_store(t, p, stride);
   }

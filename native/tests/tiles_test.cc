@@ -87,7 +87,8 @@ bool Emulate(const Instruction& i) {
     ostinato_emulate_release();
   } else if (key == 0x4900) {
     ostinato_emulate_set_up(memory);
-  } else if (key == 0x4b03) {
+  } else if (key == 0x4b03 ||
+             key == 0x4b01) {  // the second one keeps nothing in a cache
     ostinato_emulate_load(i.reg, memory, i.stride);
   } else if (key == 0x4b02) {
     ostinato_emulate_store(i.reg, memory, i.stride);

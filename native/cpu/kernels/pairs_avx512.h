@@ -22,6 +22,12 @@ __m512 MulAddPairs(__m512i a, __m512i b, __m512 c) {
                           reinterpret_cast<__m512bh>(b));
 }
 
+// One instruction in place of ten. Denormal numbers become 0.
+template <>
+VecF32::Half Narrow<VecF32>(VecF32::Type v) {
+  return reinterpret_cast<VecF32::Half>(_mm512_cvtneps_pbh(v));
+}
+
 template <>
 struct Factor<VecF32, BFloat16> {
   static constexpr int kPairs = 2;

@@ -24,6 +24,14 @@ struct AmxTiles {
                  : "r"(p), "r"(stride), "i"(t)
                  : "memory");
   }
+  // Load, of what is not read again soon: it takes no room in the first-level cache.
+  template <int t>
+  static void LoadOnce(const void* p, int64_t stride) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2"
+                 :
+                 : "r"(p), "r"(stride), "i"(t)
+                 : "memory");
+  }
   template <int t>
   static void Store(void* p, int64_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)"
