@@ -45,6 +45,13 @@ constexpr bool ReducesColumn(Operation operation) {
   return operation >= Operation::column_sum;
 }
 
+// Whether it takes many instructions of a processor for each element.
+constexpr bool IsFunction(Operation operation) {
+  return (operation >= Operation::tanh && operation <= Operation::log1p) ||
+         (operation >= Operation::sin && operation <= Operation::cbrt) ||
+         (operation >= Operation::power && operation <= Operation::remainder);
+}
+
 // A matrix: row r begins at data + r * row_stride. Where `splat` is set, the elements
 // of a row are all its first one.
 template <typename T>

@@ -65,6 +65,8 @@ StepTile<T>::StepTile(const StepLoop<T>& loop, std::vector<int64_t> groups, bool
   first_row_.reserve(loop.chunk + 1);
   ahead_ = Bind(Phase::kAhead);
   steps_ = Bind(Phase::kStep);
+  PlaceTemporaries(steps_);
+  fetch_times_ = CountFetchTimes(steps_);
   after_ = Bind(Phase::kAfter);
 }
 
@@ -198,7 +200,7 @@ void StepTile<T>::RunSteps(int64_t begin, int64_t end, Team* team) {
   for (int64_t n = begin; n < end; ++n) {
     if (n > begin) Advance();
     const int64_t active = ActiveInChunk(n);
-    if (active > 0) LookAhead(n);
+    if (active > 0) LookAhead(n, active);
     for (size_t i = 0; active > 0 && i < steps_.stretches.size(); ++i) {
       RunStretch(steps_, steps_.stretches[i], active, team);
     }
@@ -287,9 +289,9 @@ void StepTile<T>::Advance() {
   for (const Moving& m : moving_) live_[m.buffer].at += m.apart;
 }
 
-// Finds what a later step has in arrays as they lie.
+// Finds what the next step has in arrays as they lie, of so many sequences.
 template <typename T>
-void StepTile<T>::LookAhead(int64_t n) {
+void StepTile<T>::LookAhead(int64_t n, int64_t active) {
   fetches_.clear();
   next_fetch_ = 0;
   // Of one sequence, processors find the next step by themselves.
@@ -298,11 +300,11 @@ void StepTile<T>::LookAhead(int64_t n) {
   for (const auto& [i, apart] : moving_) {
     if (live_[i].data == nullptr || !program_.buffers[i].rows) continue;
     const auto* const at = reinterpret_cast<const char*>(Start(i, n + 1));
-    const int64_t bytes = Elements(program_.buffers[i]) * int64_t{sizeof(T)};
+    const int64_t bytes = active * program_.buffers[i].width * int64_t{sizeof(T)};
     fetches_.push_back({at, at + bytes});
     lines += CeilDiv(bytes, 64);
   }
-  fetched_together_ = CeilDiv(lines, std::max<int64_t>(1, steps_.instructions.size()));
+  fetched_together_ = CeilDiv(lines * size(), fetch_times_ * active);
 }
 
 template <typename T>

@@ -36,6 +36,9 @@ struct StepLoop {
 // Parts of a product that a team shares: a thread that comes late finds one left.
 inline int64_t PartsOf(const Team& team) { return int64_t{2} * team.threads(); }
 
+// Elements of a function between two times at which caches are asked for lines.
+inline constexpr int64_t kPiece = 128;
+
 template <typename T>
 class StepTile {
  public:
@@ -103,11 +106,13 @@ class StepTile {
     T* const* out;
     T* const* from[3];  // those that it does not have are the first one
     int64_t offsets[3];
-    int64_t elements, apart[3];     // of a sequence: of `row`, and of each operand
+    int64_t elements;               // of a sequence, of `row`
+    int64_t apart[3], out_apart;    // from a sequence to the next one, between passes
+    bool in_pieces;                 // `row` takes so long that caches have idle time
     size_t first_block, end_block;  // of a product
   };
-  // Instructions begin .. end - 1 of a phase: one product, or others that run for so
-  // many rows at a time that what they write stays in the first-level cache.
+  // Instructions begin .. end - 1 of a phase: one product, or others that run in passes
+  // of so many rows that what they write stays in the first-level cache.
   struct Stretch {
     size_t begin, end;
     int64_t rows;
@@ -122,6 +127,8 @@ class StepTile {
   Bound BindOne(const StepInstruction& instruction);
   void BindRow(Bound& bound) const;
   void BindBlocks(Bound& bound);
+  void PlaceTemporaries(Program& program);
+  int64_t CountFetchTimes(const Program& program) const;
 
   void Locate(int64_t buffer);
   T* Start(int64_t buffer, int64_t n) const;
@@ -130,7 +137,7 @@ class StepTile {
   void Enter(int64_t n);
   void Advance();
   void Swap();
-  void LookAhead(int64_t n);
+  void LookAhead(int64_t n, int64_t active);
   // Of its sequences, those that have step n of the chunk.
   int64_t ActiveInChunk(int64_t n) const { return RowsBefore(n + 1) - RowsBefore(n); }
 
@@ -139,6 +146,7 @@ class StepTile {
   void RunStretch(const Program& program, const Stretch& stretch, int64_t active,
                   Team* team);
   void Execute(const Bound& bound, int64_t first, int64_t rows);
+  void ExecuteRow(const Bound& bound, int64_t first, int64_t rows);
   void SumGroups(const Bound& bound, int64_t first, int64_t rows);
   void Multiply(const Bound& bound, int64_t active, Team* team);
   // Whether a product of so many rows is worth the threads of a team.
@@ -193,14 +201,14 @@ class StepTile {
   std::vector<size_t> next_;  // those of states after a step
   std::vector<Block> blocks_;
   Program ahead_, steps_, after_;  // by phase
-  // What later steps read and write in arrays, which caches fetch while a step runs,
-  // and how much of it with every instruction.
+  // What the next step reads and writes in arrays, which caches fetch while a step
+  // runs: how often a step has time for that, and how many lines then.
   struct Fetch {
     const char *at, *end;
   };
   std::vector<Fetch> fetches_;
   size_t next_fetch_ = 0;
-  int64_t fetched_together_ = 0;
+  int64_t fetch_times_ = 1, fetched_together_ = 0;
   std::vector<const T*> factors_;  // of a product
   std::vector<const BFloat16*> half_factors_;
   BFloat16* halves_ = nullptr;      // the values of these

@@ -9,9 +9,10 @@
 namespace ostinato::cpu {
 namespace {
 
-// Elements of the widest result of a stretch of instructions: with what they read, they
-// stay in the first-level cache.
-constexpr int64_t kStretch = 4096;
+// Elements of the widest result of a pass over a stretch of instructions: all that they
+// write, and much of what they read, stays in the first-level cache. Functions take 2
+// to 8 times as long as the rest; a piece of one lets the cache fetch some lines.
+constexpr int64_t kPass = 1024;
 
 }  // namespace
 
@@ -31,7 +32,7 @@ auto StepTile<T>::Bind(Phase phase) -> Program {
     if (i.rows) {
       // Groups of sequences stay together.
       const int64_t each = std::max<int64_t>(i.inner * i.width, 1);
-      const int64_t rows = kStretch / each / loop_.group * loop_.group;
+      const int64_t rows = kPass / each / loop_.group * loop_.group;
       stretch.rows = std::min(stretch.rows, std::max(rows, loop_.group));
     }
     made.instructions.push_back(BindOne(i));
@@ -50,10 +51,12 @@ auto StepTile<T>::BindOne(const StepInstruction& i) -> Bound {
   bound.column = !product && ReducesColumn(static_cast<Operation>(i.operation));
   bound.even = i.inner == 1 || i.result.row_stride == i.inner * i.result.inner_stride;
   bound.out = &live_[i.result.buffer].at;
+  bound.out_apart = i.result.row_stride;
   for (int k = 0; k < 3; ++k) {
     const StepView& view = i.operands[k < bound.count ? k : 0];
     bound.from[k] = &live_[view.buffer].at;
     bound.offsets[k] = view.offset;
+    bound.apart[k] = view.row_stride;
     bound.even =
         bound.even && (i.inner == 1 || view.row_stride == i.inner * view.inner_stride);
   }
@@ -83,9 +86,74 @@ void StepTile<T>::BindRow(Bound& bound) const {
     const bool splat = view.splat || (i.width == 1 && view.row_stride == 0);
     if (k < bound.count) splats |= splat << k;
     whole = whole && follows(view, splat ? 0 : i.width);
-    bound.apart[k] = splat ? 0 : bound.elements;
   }
-  if (whole) bound.row = loop_.step_kernels.rows[i.operation].by_splats[splats];
+  if (!whole) return;
+  bound.row = loop_.step_kernels.rows[i.operation].by_splats[splats];
+  const auto operation = static_cast<Operation>(i.operation);
+  bound.in_pieces = splats == 0 && IsFunction(operation);
+}
+
+// What one stretch writes and reads by itself needs room for the rows of a pass alone.
+template <typename T>
+void StepTile<T>::PlaceTemporaries(Program& program) {
+  constexpr int64_t kNone = -1, kSeveral = -2;
+  std::vector<int64_t> user(program_.buffers.size(), kNone);  // by buffer: the stretch
+  const auto use = [&](const StepView& view, int64_t stretch) {
+    if (view.buffer < 0) return;
+    int64_t& by = user[view.buffer];
+    by = by == kNone || by == stretch ? stretch : kSeveral;
+  };
+  const auto use_all = [&](const StepInstruction& i, int64_t stretch) {
+    use(i.result, stretch);
+    for (const StepView& view : i.operands) use(view, stretch);
+  };
+  for (const StepInstruction& i : program_.instructions) {
+    if (i.phase != Phase::kStep || i.operation == kProduct) use_all(i, kSeveral);
+  }
+  for (const StepGradient& gradient : program_.gradients) {
+    user[gradient.a.buffer] = user[gradient.b.buffer] = kSeveral;
+  }
+  int64_t most = 0;  // rows of a pass
+  for (size_t s = 0; s < program.stretches.size(); ++s) {
+    const Stretch& stretch = program.stretches[s];
+    for (size_t n = stretch.begin; n < stretch.end; ++n) {
+      use_all(*program.instructions[n].instruction, s);
+    }
+    if (stretch.rows < size()) most = std::max(most, stretch.rows);
+  }
+  T* const local = scratch_.Take<T>(program_.row_elements * most);
+  const auto place = [&](int64_t index, const Stretch& stretch, int64_t& apart) {
+    const StepBuffer& buffer = program_.buffers[index];
+    if (buffer.place != Place::kLocal || !buffer.rows || user[index] < 0) return;
+    live_[index].at = local + buffer.offset * stretch.rows;
+    apart = 0;
+  };
+  for (const Stretch& stretch : program.stretches) {
+    if (stretch.rows == size()) continue;
+    for (size_t n = stretch.begin; n < stretch.end; ++n) {
+      Bound& bound = program.instructions[n];
+      place(bound.instruction->result.buffer, stretch, bound.out_apart);
+      for (int k = 0; k < bound.count; ++k) {
+        place(bound.instruction->operands[k].buffer, stretch, bound.apart[k]);
+      }
+    }
+  }
+}
+
+// How often a step of all sequences has time to fetch what the next one needs.
+template <typename T>
+int64_t StepTile<T>::CountFetchTimes(const Program& program) const {
+  int64_t times = 0;
+  for (const Stretch& stretch : program.stretches) {
+    const int64_t passes = CeilDiv(size(), stretch.rows);
+    for (size_t n = stretch.begin; n < stretch.end; ++n) {
+      const Bound& bound = program.instructions[n];
+      const int64_t elements = std::min(stretch.rows, size()) * bound.elements;
+      if (bound.function == nullptr) continue;
+      times += passes * (bound.in_pieces ? CeilDiv(elements, kPiece) : 1);
+    }
+  }
+  return std::max<int64_t>(1, times);
 }
 
 template <typename T>

@@ -39,14 +39,7 @@ void StepTile<T>::FetchSome() {
 
 template <typename T>
 void StepTile<T>::Execute(const Bound& bound, int64_t first, int64_t rows) {
-  if (bound.row != nullptr) {
-    const T* from[3];
-    for (int k = 0; k < 3; ++k) {
-      from[k] = *bound.from[k] + bound.offsets[k] + first * bound.apart[k];
-    }
-    T* const to = *bound.out + bound.instruction->result.offset;
-    return bound.row(to + first * bound.elements, from, rows * bound.elements);
-  }
+  if (bound.row != nullptr) return ExecuteRow(bound, first, rows);
   const StepInstruction& instruction = *bound.instruction;
   const int64_t inner = instruction.inner, width = instruction.width;
   const StepView& result = instruction.result;
@@ -54,10 +47,10 @@ void StepTile<T>::Execute(const Bound& bound, int64_t first, int64_t rows) {
   const bool one = inner == 1 && !bound.column;
   for (int k = 0; k < bound.count; ++k) {
     const StepView& view = instruction.operands[k];
-    operands[k] = {*bound.from[k] + view.offset + first * view.row_stride,
+    operands[k] = {*bound.from[k] + view.offset + first * bound.apart[k],
                    one ? view.row_stride : view.inner_stride, view.splat};
   }
-  T* out = *bound.out + result.offset + first * result.row_stride;
+  T* out = *bound.out + result.offset + first * bound.out_apart;
   if (bound.even) {  // one call for all sequences
     const int64_t stride = one ? result.row_stride : result.inner_stride;
     return bound.function(out, stride, operands, rows * inner, width);
@@ -76,17 +69,36 @@ void StepTile<T>::Execute(const Bound& bound, int64_t first, int64_t rows) {
   }
 }
 
+template <typename T>
+void StepTile<T>::ExecuteRow(const Bound& bound, int64_t first, int64_t rows) {
+  const T* from[3];
+  for (int k = 0; k < 3; ++k) {
+    from[k] = *bound.from[k] + bound.offsets[k] + first * bound.apart[k];
+  }
+  T* to = *bound.out + bound.instruction->result.offset + first * bound.out_apart;
+  int64_t left = rows * bound.elements;
+  while (bound.in_pieces && left > kPiece) {
+    bound.row(to, from, kPiece);
+    FetchSome();
+    to += kPiece;
+    for (const T*& operand : from) operand += kPiece;
+    left -= kPiece;
+  }
+  bound.row(to, from, left);
+}
+
 // Adds up rows of sequences, each group by itself; `first` begins a group.
 template <typename T>
 void StepTile<T>::SumGroups(const Bound& bound, int64_t first, int64_t rows) {
   const StepInstruction& instruction = *bound.instruction;
   const int64_t width = program_.buffers[instruction.result.buffer].width;
-  const int64_t end = first + rows;
+  const int64_t begin = first, end = first + rows;
   for (; first < end; first += loop_.group) {
     StepOperand<T> operands[3];
     for (int k = 0; k < bound.count; ++k) {
       const StepView& view = instruction.operands[k];
-      operands[k] = {*bound.from[k] + view.offset + first * view.row_stride,
+      operands[k] = {*bound.from[k] + view.offset + begin * bound.apart[k] +
+                         (first - begin) * view.row_stride,
                      view.row_stride, view.splat};
     }
     T* const out =
