@@ -27,7 +27,11 @@ def kernel_shares() -> dict[str, float]:
     in the second-level cache. AMX is left out: a compiler cannot spill its registers,
     and its speed depends on the caches.
     """
-    sources = ["bench/kernels_bench.cc", "cpu/runtime/features.cc"]
+    sources = [
+        "bench/kernels_bench.cc",
+        "cpu/runtime/caches.cc",
+        "cpu/runtime/features.cc",
+    ]
     sources += sorted(
         str(path.relative_to(_NATIVE)) for path in _NATIVE.glob("cpu/kernels/*.cc")
     )

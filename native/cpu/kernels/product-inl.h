@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cpu/kernels/memory-inl.h"
+#include "cpu/runtime/caches.h"
 
 namespace ostinato::cpu {
 namespace {
@@ -140,30 +141,66 @@ void ProductRows(const Operand* const* a, int64_t offset, int64_t rows, int64_t 
   }
 }
 
+// Bytes to fetch meanwhile.
+struct Fetched {
+  const char* at;
+  int64_t left;
+};
+
+template <typename V, typename Operand, PanelShape shape>
+void ProductTiles(const Operand* const* a, int64_t offset, int64_t rows, int64_t depth,
+                  const Operand* panel, Fetched next, const typename V::Element* start,
+                  typename V::Element* c, int64_t c_stride) {
+  const int64_t each = depth / Factor<V, Operand>::kPairs * kCacheLine;
+  int64_t tiles = (rows + V::kRegisterRows - 1) / V::kRegisterRows;
+  for (; tiles > 0; --tiles) {
+    const int64_t now = (rows + tiles - 1) / tiles;
+    ProductRows<V, Operand, shape>(a, offset, now, depth, panel,
+                                   next.left > 0 ? next.at : nullptr, start, c,
+                                   c_stride);
+    next.at += each;
+    next.left -= each;
+    a += now;
+    c += now * c_stride;
+    rows -= now;
+  }
+}
+
 // Kernels::product. Rows are dealt out evenly, as a tile of few rows is slow: 4 + 3,
-// not 6 + 1.
+// not 6 + 1. Where some tiles have sums that lie together, all of them multiply one piece
+// of a panel before the next: it then comes from the first-level cache for all but one.
 template <typename V, typename Operand, PanelShape shape>
 void Product(const Operand* const* a, int64_t offset, int64_t rows, int64_t depth,
              const Operand* panel, const Operand* next,
              const typename V::Element* start, typename V::Element* c,
              int64_t c_stride) {
   constexpr int kPairs = Factor<V, Operand>::kPairs;
-  constexpr int64_t kStepBytes =
-      PanelVectors(shape) * V::kLanes * kPairs * static_cast<int64_t>(sizeof(Operand));
+  constexpr int64_t kStep = PanelVectors(shape) * V::kLanes * kPairs;
+  constexpr int64_t kStepBytes = kStep * static_cast<int64_t>(sizeof(Operand));
+  constexpr int64_t kTilesThatShare = 3, kMostRows = 32;
   const int64_t steps = depth / kPairs;
   int64_t left = next != nullptr ? steps * kStepBytes : 0;  // bytes to fetch
   const char* fetch = reinterpret_cast<const char*>(next);
-  int64_t tiles = (rows + V::kRegisterRows - 1) / V::kRegisterRows;
-  for (; tiles > 0; --tiles) {
-    const int64_t now = (rows + tiles - 1) / tiles;
-    ProductRows<V, Operand, shape>(a, offset, now, depth, panel,
-                                   left > 0 ? fetch : nullptr, start, c, c_stride);
-    fetch += steps * kCacheLine;
-    left -= steps * kCacheLine;
-    a += now;
-    c += now * c_stride;
-    rows -= now;
+  const int64_t tiles = (rows + V::kRegisterRows - 1) / V::kRegisterRows;
+  int64_t pieces = 1;
+  if (tiles >= kTilesThatShare && rows <= kMostRows && c_stride <= 4 * V::kLanes) {
+    const int64_t most = StepsInFirstLevel(Caches(), kStepBytes);
+    pieces = steps / most + (steps % most != 0);
   }
+  int64_t done = 0;  // steps
+  for (int64_t piece = 1; piece < pieces; ++piece) {
+    const int64_t now = steps * piece / pieces - done;
+    ProductTiles<V, Operand, shape>(a, offset + done * kPairs, rows, now * kPairs,
+                                    panel + done * kStep, {fetch, left}, start, c,
+                                    c_stride);
+    done += now;
+    fetch += tiles * now * kCacheLine;
+    left -= tiles * now * kCacheLine;
+    start = nullptr;
+  }
+  ProductTiles<V, Operand, shape>(a, offset + done * kPairs, rows,
+                                  depth - done * kPairs, panel + done * kStep,
+                                  {fetch, left}, start, c, c_stride);
 }
 
 }  // namespace

@@ -189,7 +189,7 @@ class Backward {
   void TakeStrides() {
     const int64_t lanes = context_.kernels.lanes;
     // Never a multiple of 4 KB, where all rows would compete for one set of the cache.
-    const auto stride = [&](int64_t size) { return RoundUp(size, lanes) + lanes; };
+    const auto stride = [&](int64_t size) { return RoundUp(size, lanes) + 5 * lanes; };
     const int64_t pairs = context_.kernels.pairs;  // operands in a lane of a vector
     const auto operand_stride = [&](int64_t size) {
       return pairs * stride(CeilDiv(size, pairs));

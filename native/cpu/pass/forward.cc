@@ -238,7 +238,7 @@ class Forward {
     const int64_t lanes = context_.kernels.lanes;
     // Whole vectors, and never a multiple of 4 KB, where all rows would compete for
     // one set of the cache.
-    const auto stride = [&](int64_t size) { return RoundUp(size, lanes) + lanes; };
+    const auto stride = [&](int64_t size) { return RoundUp(size, lanes) + 5 * lanes; };
     const int64_t pairs = context_.kernels.pairs;  // operands in a lane of a vector
     const auto operand_stride = [&](int64_t size) {
       return pairs * stride(CeilDiv(size, pairs));

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace ostinato::cpu {
 namespace {
@@ -37,6 +38,12 @@ int64_t SequencesPerPortion(const CacheSizes& caches) noexcept {
 int64_t PanelDepth(const CacheSizes& caches) noexcept {
   const int64_t depth = caches.second / 8 / kRowBytes;
   return std::clamp<int64_t>(depth - depth % 32, 128, 2048);
+}
+
+int64_t StepsInFirstLevel(const CacheSizes& caches, int64_t step_bytes) noexcept {
+  constexpr int64_t kLeast = 128;
+  const int64_t steps = caches.first * 2 / 3 / step_bytes;
+  return steps < kLeast ? std::numeric_limits<int64_t>::max() : steps;
 }
 
 }  // namespace ostinato::cpu

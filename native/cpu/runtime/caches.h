@@ -26,6 +26,11 @@ int64_t SequencesPerPortion(const CacheSizes& caches) noexcept;
 // rows pass by: 512 for 1 MB. A multiple of 32, as tiles need it to keep their order.
 int64_t PanelDepth(const CacheSizes& caches) noexcept;
 
+// How many steps of a panel, of so many bytes each, stay in the first level while rows
+// pass by, a few at a time: 128 of 256 bytes for 48 KB. The largest number of all where
+// they are so few that reading sums again takes longer than the second level.
+int64_t StepsInFirstLevel(const CacheSizes& caches, int64_t step_bytes) noexcept;
+
 }  // namespace ostinato::cpu
 
 #endif  // OSTINATO_CPU_RUNTIME_CACHES_H_
