@@ -54,8 +54,9 @@ def tiles() -> ctypes.CDLL:
         out = Path(folder) / "tiles.so"
         assert COMPILER is not None
         flags = ["-std=c++17", "-O2", "-shared", "-fPIC", f"-I{NATIVE}"]
-        source = NATIVE / "tests" / "tiles_emulated.cc"
-        subprocess.run([COMPILER, *flags, source, "-o", out], check=True)
+        sources = ["tests/tiles_emulated.cc", "cpu/runtime/caches.cc"]
+        paths = [NATIVE / source for source in sources]
+        subprocess.run([COMPILER, *flags, *paths, "-o", out], check=True)
         library = ctypes.CDLL(str(out))
     library.ostinato_emulated_tiles.restype = ctypes.c_void_p
     library.ostinato_tile_products.restype = ctypes.c_long

@@ -167,8 +167,9 @@ void ProductTiles(const Operand* const* a, int64_t offset, int64_t rows, int64_t
 }
 
 // Kernels::product. Rows are dealt out evenly, as a tile of few rows is slow: 4 + 3,
-// not 6 + 1. Where some tiles have sums that lie together, all of them multiply one piece
-// of a panel before the next: it then comes from the first-level cache for all but one.
+// not 6 + 1. Where some tiles have sums that lie together, all of them multiply one
+// piece of a panel before the next: it then comes from the first-level cache for all
+// but one.
 template <typename V, typename Operand, PanelShape shape>
 void Product(const Operand* const* a, int64_t offset, int64_t rows, int64_t depth,
              const Operand* panel, const Operand* next,
