@@ -7,6 +7,7 @@
 #include "cpu/pass/layer_pass.h"
 #include "cpu/pass/portion_queue.h"
 #include "cpu/pass/schedule.h"
+#include "cpu/runtime/caches.h"
 
 namespace ostinato::cpu {
 namespace {
@@ -213,6 +214,9 @@ class Forward {
       }
     }
     for (int64_t p = 0; p < layers; ++p) found[p] = panels_.layer(p, memory);
+    const int64_t bytes =
+        panels_.blocks().count() * panels_.recurrent_panel() * int64_t{sizeof(Operand)};
+    context_.far_panels = context_.uses_panels && bytes > Caches().second * 3 / 4;
     context_.layers = found;
   }
 

@@ -54,11 +54,8 @@ template <typename Storage, typename Operand, typename Accum>
 int64_t LayerPass<Storage, Operand, Accum>::Advance(
     int64_t begin, int64_t end, Slice slice, Worker* worker,
     const Workspace<Storage, Operand, Accum>& w) const {
-  const Network& network = c_.network();
-  const Blocks& blocks = c_.panels.blocks();
-  const int64_t first = slice.begin(blocks.count()), last = slice.end(blocks.count());
-  const CellOptions<Accum> options = network.cell_options<Accum>(c_.cell_stride);
-  const auto equations = c_.kernels.forward[static_cast<int>(network.mode)];
+  const int64_t count = c_.panels.blocks().count();
+  const int64_t first = slice.begin(count), last = slice.end(count);
   const TileGuard guard(c_.kernels);
   end = std::min(end, sequences_.steps());
   for (int64_t chunk = begin; chunk < end;) {
@@ -90,10 +87,9 @@ int64_t LayerPass<Storage, Operand, Accum>::Advance(
           next = fused ? InputPanel(j + way) : RecurrentPanel(j + way);
         }
         RecurrentProduct(j, active, next, w, pre);
-        equations(options, pre, Stride(), w.tokens, active, blocks.unit(j),
-                  blocks.units(j));
+        Equations(j, active, next, w, pre);
       }
-      if (network.proj_size > 0) {
+      if (c_.network().proj_size > 0) {
         if (worker != nullptr) worker->Sync();
         Project(step, active, slice, w);
       }
@@ -196,6 +192,28 @@ void LayerPass<Storage, Operand, Accum>::RecurrentProduct(
   c_.kernels.product[static_cast<int>(panels.recurrent_shape(block))](
       w.h, outputs.first(group), rows, outputs.count(group), RecurrentPanel(block),
       next, nullptr, pre, Stride());
+}
+
+// Products of a few rows wait for panels that are far away, and equations wait for
+// nothing: they ask for some of the next panel in between.
+template <typename Storage, typename Operand, typename Accum>
+void LayerPass<Storage, Operand, Accum>::Equations(
+    int64_t block, int64_t rows, const Operand* next,
+    const Workspace<Storage, Operand, Accum>& w, const Accum* pre) const {
+  constexpr int64_t kTokens = 2, kLines = 12;  // of each token, what L3 sends meanwhile
+  const Blocks& blocks = c_.panels.blocks();
+  const auto options = c_.network().template cell_options<Accum>(c_.cell_stride);
+  const auto equations = c_.kernels.forward[static_cast<int>(c_.network().mode)];
+  const bool waits = c_.far_panels && rows < c_.kernels.enough_rows;
+  const int64_t each = waits && next != nullptr ? kTokens : rows;
+  const char* line = reinterpret_cast<const char*>(next);
+  for (int64_t first = 0; first < rows; first += each) {
+    const int64_t now = std::min(each, rows - first);
+    const char* const end = line + (each < rows ? now * kLines * 64 : 0);
+    for (; line < end; line += 64) __builtin_prefetch(line, 0, 2);
+    equations(options, pre + first * Stride(), Stride(), w.tokens + first, now,
+              blocks.unit(block), blocks.units(block));
+  }
 }
 
 template <typename Storage, typename Operand, typename Accum>

@@ -49,6 +49,8 @@ struct ForwardContext {
   const LayerPanels<Operand, Accum>* layers = nullptr;
   LayerState<Operand, Accum>* states = nullptr;
   bool uses_panels = true;  // else w_ih, w_hh, w_hr are read as they lie
+  // Whether the panels of w_hh come from farther away than the second-level cache.
+  bool far_panels = false;
   // Outputs of every layer but the last, [T, B, D*S].
   Storage* const* hidden = nullptr;
   int64_t h_stride = 0, c_stride = 0, x_stride = 0;
@@ -95,6 +97,9 @@ class LayerPass {
                     const Workspace<Storage, Operand, Accum>& w, Accum* pre) const;
   void RecurrentProduct(int64_t block, int64_t rows, const Operand* next,
                         const Workspace<Storage, Operand, Accum>& w, Accum* pre) const;
+  // The equations of a block; `next` as above.
+  void Equations(int64_t block, int64_t rows, const Operand* next,
+                 const Workspace<Storage, Operand, Accum>& w, const Accum* pre) const;
   void UnpackedInput(int64_t block, int64_t rows,
                      const Workspace<Storage, Operand, Accum>& w, Accum* pre) const;
   void UnpackedRecurrent(int64_t block, int64_t rows,
