@@ -67,8 +67,7 @@ class Forward {
     const Pass pass(context_, portion.pseudo_layer, sequences);
     if (portion.step == 0) pass.Begin();
     const int64_t active = std::max<int64_t>(1, sequences.Active(portion.step));
-    const int64_t steps = std::max<int64_t>(
-        1, ForwardContext<Storage, Operand, Accum>::kInputTokens / active);
+    const int64_t steps = std::max<int64_t>(1, context_.input_tokens() / active);
     portion.step =
         pass.Advance(portion.step, portion.step + steps, Slice{}, nullptr, work);
     if (portion.step < sequences.steps()) return;

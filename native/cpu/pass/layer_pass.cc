@@ -21,7 +21,7 @@ LayerPass<Storage, Operand, Accum>::LayerPass(const Context& context,
 template <typename Storage, typename Operand, typename Accum>
 Workspace<Storage, Operand, Accum> LayerPass<Storage, Operand, Accum>::MakeWorkspace(
     const Context& context, int64_t rows, Scratch& scratch) {
-  const int64_t chunk = std::max(rows, Context::kInputTokens);
+  const int64_t chunk = std::max(rows, context.input_tokens());
   const bool moves = !std::is_same_v<Storage, Operand> ||
                      context.call.operands.dropout_masks != nullptr ||
                      context.kernels.wants_even_rows;
@@ -61,8 +61,7 @@ int64_t LayerPass<Storage, Operand, Accum>::Advance(
   for (int64_t chunk = begin; chunk < end;) {
     const int64_t most = sequences_.Active(chunk);
     const bool fused = most >= c_.kernels.enough_rows;
-    const int64_t steps =
-        fused ? 1 : std::max<int64_t>(1, Context::kInputTokens / most);
+    const int64_t steps = fused ? 1 : std::max<int64_t>(1, c_.input_tokens() / most);
     const int64_t chunk_end = std::min(end, chunk + steps);
     const int64_t rows = GatherInputs(chunk, chunk_end, w);
     const int64_t block_size = fused ? 0 : rows * Stride();

@@ -37,11 +37,6 @@ struct Workspace {
 // Facts that all passes of a call share.
 template <typename Storage, typename Operand, typename Accum>
 struct ForwardContext {
-  // Steps whose input products run together have about this many tokens; where one step
-  // has enough for the kernels, they run as part of the step. A larger number would
-  // gain nothing, whatever the caches: so many rows do not wait for a panel.
-  static constexpr int64_t kInputTokens = 96;
-
   const ForwardCall<Storage, Accum>& call;
   const Kernels<Storage, Operand, Accum>& kernels;
   const NetworkPanels<Storage, Operand, Accum>& panels;
@@ -51,6 +46,10 @@ struct ForwardContext {
   bool uses_panels = true;  // else w_ih, w_hh, w_hr are read as they lie
   // Whether the panels of w_hh come from farther away than the second-level cache.
   bool far_panels = false;
+  // Steps whose input products run together have about this many tokens; where one step
+  // has enough for the kernels, they run as part of the step. A larger number would
+  // gain nothing where panels are near: so many rows do not wait for one.
+  int64_t input_tokens() const { return far_panels ? 192 : 96; }
   // Outputs of every layer but the last, [T, B, D*S].
   Storage* const* hidden = nullptr;
   int64_t h_stride = 0, c_stride = 0, x_stride = 0;
