@@ -29,6 +29,7 @@ SOURCES = {
     "features_test.cc": [RUNTIME["features"]],
     "guard_test.cc": [],
     "kernels_test.cc": [
+        RUNTIME["caches"],
         RUNTIME["features"],
         "cpu/kernels/kernels.cc",
         "cpu/kernels/portable.cc",
@@ -38,10 +39,11 @@ SOURCES = {
         "cpu/linear/linear_portable.cc",
         "cpu/linear/advantages.cc",
         "cpu/linear/recurrence.cc",
+        RUNTIME["caches"],
         RUNTIME["scratch"],
         *TEAM,
     ],
-    "matrices_test.cc": ["cpu/network/matrices.cc", *TEAM],
+    "matrices_test.cc": ["cpu/network/matrices.cc", RUNTIME["caches"], *TEAM],
     "network_test.cc": sorted(
         str(path.relative_to(NATIVE))
         for folder in ("runtime", "network", "pass")
@@ -66,7 +68,7 @@ SOURCES = {
     ),
     "step_program_test.cc": ["cpu/step/program.cc"],
     "team_test.cc": TEAM,
-    "tiles_test.cc": [RUNTIME["features"]],
+    "tiles_test.cc": [RUNTIME["caches"], RUNTIME["features"]],
 }
 # These have kernels without a sanitizer, but for the portable ones in kernels_test and
 # linear_test; their arrays end where memory ends.

@@ -1,5 +1,7 @@
 #include "cpu/runtime/caches.h"
 
+#include <limits>
+
 #include "tests/check.h"
 
 namespace {
@@ -8,6 +10,7 @@ using ostinato::cpu::Caches;
 using ostinato::cpu::CacheSizes;
 using ostinato::cpu::PanelDepth;
 using ostinato::cpu::SequencesPerPortion;
+using ostinato::cpu::StepsInFirstLevel;
 
 constexpr int64_t kKilo = 1 << 10;
 
@@ -18,6 +21,10 @@ void BlocksFollowTheCaches() {
   const CacheSizes xeon{48 * kKilo, 2 * kKilo * kKilo};
   CHECK_EQ(SequencesPerPortion(xeon), 72);
   CHECK_EQ(PanelDepth(xeon), 1024);
+  CHECK_EQ(StepsInFirstLevel(xeon, 256), 128);
+  CHECK_EQ(StepsInFirstLevel(xeon, 64), 512);
+  // Pieces of fewer steps are not worth it.
+  CHECK_EQ(StepsInFirstLevel(zen, 256), std::numeric_limits<int64_t>::max());
 }
 
 void BlocksHaveBounds() {
