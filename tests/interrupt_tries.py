@@ -33,6 +33,8 @@ EVENTS = {
     "epoch": ("epoch ", 0.1),
     "last epoch": (f"epoch {EPOCHS}.0", 2.5),
 }
+# Before this time, the interpreter itself starts, and ends as any program does.
+INTERPRETER = 0.1
 COUNTS = {"compilation": 20, "epoch": EPOCHS}  # most events in a run
 
 LAST_WORDS = {
@@ -57,7 +59,8 @@ def main() -> None:
         for number in range(options.tries):
             event = list(EVENTS)[number % len(EVENTS)]
             count = rng.randint(1, COUNTS.get(event, 1))
-            delay = rng.uniform(0, EVENTS[event][1])
+            first = INTERPRETER if event == "start" else 0
+            delay = rng.uniform(first, EVENTS[event][1])
             which = rng.choice((signal.SIGINT, signal.SIGTERM))
             load = options.load if number // len(EVENTS) % 4 == 3 else 0
             busy = [
