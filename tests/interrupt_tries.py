@@ -74,9 +74,9 @@ def main() -> None:
                     *("--epochs", str(EPOCHS)),
                     JAX_LOG_COMPILES="1",
                 )
-                await_event(process, EVENTS[event][0], count)
+                heard = await_event(process, EVENTS[event][0], count)
                 end, took, wrong = one_try(
-                    process, Path(folder) / f"{number}", which, delay
+                    process, Path(folder) / f"{number}", which, delay, heard
                 )
             finally:
                 for process in busy:
@@ -98,24 +98,34 @@ def main() -> None:
         print(f"{count:4} {end}")
 
 
-def await_event(process: subprocess.Popen[str], marker: str, count: int) -> None:
-    """Read output until `count` lines contained the marker, or the output ends."""
+def await_event(process: subprocess.Popen[str], marker: str, count: int) -> str:
+    """Read output until `count` lines contained the marker, or it ends; return it."""
     assert process.stdout is not None
+    heard = []
     while marker and count and (line := process.stdout.readline()):
+        heard.append(line)
         count -= marker in line
+    return "".join(heard)
 
 
 def one_try(
-    process: subprocess.Popen[str], out: Path, which: signal.Signals, delay: float
+    process: subprocess.Popen[str],
+    out: Path,
+    which: signal.Signals,
+    delay: float,
+    heard: str,
 ) -> tuple[str, float | None, str]:
-    """Interrupt a run; return how it ended, how long that took, and any problem."""
+    """Interrupt a run; return how it ended, how long that took, and any problem.
+
+    `heard` is what it has written before.
+    """
     if g2p_command.wait(process, delay, kill=False) is not None:
         good = process.returncode == 0
         what = "" if good else f"its code was {process.returncode}"
         return "ended by itself before the signal", None, what
     process.send_signal(which)
     took = g2p_command.wait(process, g2p_command.ENDS)
-    text, code = process.communicate()[0], process.returncode
+    text, code = heard + process.communicate()[0], process.returncode
     said = [what for words, what in LAST_WORDS.items() if words in text]
     end = f"code {code}, {', '.join(said) or 'no last words'}"
     if took is None:
