@@ -141,7 +141,7 @@ void ProductRows(const Operand* const* a, int64_t offset, int64_t rows, int64_t 
   }
 }
 
-// Bytes to fetch meanwhile.
+// Bytes to fetch meanwhile; products take them away.
 struct Fetched {
   const char* at;
   int64_t left;
@@ -149,7 +149,7 @@ struct Fetched {
 
 template <typename V, typename Operand, PanelShape shape>
 void ProductTiles(const Operand* const* a, int64_t offset, int64_t rows, int64_t depth,
-                  const Operand* panel, Fetched next, const typename V::Element* start,
+                  const Operand* panel, Fetched& next, const typename V::Element* start,
                   typename V::Element* c, int64_t c_stride) {
   const int64_t each = depth / Factor<V, Operand>::kPairs * kCacheLine;
   int64_t tiles = (rows + V::kRegisterRows - 1) / V::kRegisterRows;
@@ -180,8 +180,8 @@ void Product(const Operand* const* a, int64_t offset, int64_t rows, int64_t dept
   constexpr int64_t kStepBytes = kStep * static_cast<int64_t>(sizeof(Operand));
   constexpr int64_t kTilesThatShare = 3, kMostRows = 32;
   const int64_t steps = depth / kPairs;
-  int64_t left = next != nullptr ? steps * kStepBytes : 0;  // bytes to fetch
-  const char* fetch = reinterpret_cast<const char*>(next);
+  Fetched fetched{reinterpret_cast<const char*>(next),
+                  next != nullptr ? steps * kStepBytes : 0};
   const int64_t tiles = (rows + V::kRegisterRows - 1) / V::kRegisterRows;
   int64_t pieces = 1;
   if (tiles >= kTilesThatShare && rows <= kMostRows && c_stride <= 4 * V::kLanes) {
@@ -192,16 +192,13 @@ void Product(const Operand* const* a, int64_t offset, int64_t rows, int64_t dept
   for (int64_t piece = 1; piece < pieces; ++piece) {
     const int64_t now = steps * piece / pieces - done;
     ProductTiles<V, Operand, shape>(a, offset + done * kPairs, rows, now * kPairs,
-                                    panel + done * kStep, {fetch, left}, start, c,
-                                    c_stride);
+                                    panel + done * kStep, fetched, start, c, c_stride);
     done += now;
-    fetch += tiles * now * kCacheLine;
-    left -= tiles * now * kCacheLine;
     start = nullptr;
   }
   ProductTiles<V, Operand, shape>(a, offset + done * kPairs, rows,
-                                  depth - done * kPairs, panel + done * kStep,
-                                  {fetch, left}, start, c, c_stride);
+                                  depth - done * kPairs, panel + done * kStep, fetched,
+                                  start, c, c_stride);
 }
 
 }  // namespace

@@ -10,8 +10,7 @@ namespace ostinato::cpu {
 namespace {
 
 // Elements of the widest result of a pass over a stretch of instructions: all that they
-// write, and much of what they read, stays in the first-level cache. Functions take 2
-// to 8 times as long as the rest; a piece of one lets the cache fetch some lines.
+// write, and much of what they read, stays in the first-level cache.
 constexpr int64_t kPass = 1024;
 
 }  // namespace
