@@ -52,6 +52,13 @@ constexpr int AccumVector(PanelShape shape, int v) {
 constexpr int kRowsThatFetch = 4;
 constexpr int64_t kCacheLine = 64;
 
+// How many rows a tile has whose panel has so many vectors.
+template <typename V>
+constexpr int TileRows(int vectors) {
+  constexpr int kMost = 6;
+  return V::kRegisterSums / vectors < kMost ? V::kRegisterSums / vectors : kMost;
+}
+
 // The sums of a tile stay in registers from the first step to the last. A function of
 // its own, as compilers spill them where the loop is inlined next to other code.
 template <typename V, typename Operand, PanelShape shape, int kRows>
@@ -86,16 +93,30 @@ template <typename V, typename Operand, PanelShape shape, int kRows>
       __builtin_prefetch(next, 0, 2);  // to be read, from the second level
       next += next_step;
     }
-    typename F::Type factors[kRows];
+    if constexpr (kRows * kVectors + kRows + 1 <= V::kRegisters) {
+      typename F::Type factors[kRows];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) factors[r] = F::Broadcast(rows[r] + k);
+      for (int r = 0; r < kRows; ++r) factors[r] = F::Broadcast(rows[r] + k);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const Operand* p = panel + v * kStep;
-      const auto vector = kRows > 1 ? LoadOnce<F>(p) : F::LoadVector(p);
+      for (int v = 0; v < kVectors; ++v) {
+        const Operand* p = panel + v * kStep;
+        const auto vector = kRows > 1 ? LoadOnce<F>(p) : F::LoadVector(p);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          sums[r][v] = F::MulAdd(factors[r], vector, sums[r][v]);
+        }
+      }
+    } else {  // with more rows than vectors, these are what registers can hold
+      typename F::Type vectors[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) vectors[v] = LoadOnce<F>(panel + v * kStep);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        sums[r][v] = F::MulAdd(factors[r], vector, sums[r][v]);
+        const auto factor = F::Broadcast(rows[r] + k);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          sums[r][v] = F::MulAdd(factor, vectors[v], sums[r][v]);
+        }
       }
     }
     panel += kVectors * kStep;
@@ -127,7 +148,8 @@ template <typename V, typename Operand, PanelShape shape, int kRows>
 }
 
 // ProductTile with kRows = rows.
-template <typename V, typename Operand, PanelShape shape, int kRows = V::kRegisterRows>
+template <typename V, typename Operand, PanelShape shape,
+          int kRows = TileRows<V>(PanelVectors(shape))>
 void ProductRows(const Operand* const* a, int64_t offset, int64_t rows, int64_t depth,
                  const Operand* panel, const char* next,
                  const typename V::Element* start, typename V::Element* c,
@@ -152,7 +174,8 @@ void ProductTiles(const Operand* const* a, int64_t offset, int64_t rows, int64_t
                   const Operand* panel, Fetched& next, const typename V::Element* start,
                   typename V::Element* c, int64_t c_stride) {
   const int64_t each = depth / Factor<V, Operand>::kPairs * kCacheLine;
-  int64_t tiles = (rows + V::kRegisterRows - 1) / V::kRegisterRows;
+  constexpr int kRows = TileRows<V>(PanelVectors(shape));
+  int64_t tiles = (rows + kRows - 1) / kRows;
   for (; tiles > 0; --tiles) {
     const int64_t now = (rows + tiles - 1) / tiles;
     ProductRows<V, Operand, shape>(a, offset, now, depth, panel,
@@ -182,7 +205,8 @@ void Product(const Operand* const* a, int64_t offset, int64_t rows, int64_t dept
   const int64_t steps = depth / kPairs;
   Fetched fetched{reinterpret_cast<const char*>(next),
                   next != nullptr ? steps * kStepBytes : 0};
-  const int64_t tiles = (rows + V::kRegisterRows - 1) / V::kRegisterRows;
+  constexpr int kRows = TileRows<V>(PanelVectors(shape));
+  const int64_t tiles = (rows + kRows - 1) / kRows;
   int64_t pieces = 1;
   if (tiles >= kTilesThatShare && rows <= kMostRows && c_stride <= 4 * V::kLanes) {
     const int64_t most = StepsInFirstLevel(Caches(), kStepBytes);

@@ -25,7 +25,7 @@ constexpr Kernels<Storage, Operand, typename V::Element> MakeKernels() {
   return {
       V::kLanes,
       Factor<V, Operand>::kPairs,
-      V::kRegisterRows,
+      TileRows<V>(PanelVectors(PanelShape::k4)),
       kEnoughRows,
       false,
       nullptr,

@@ -16,8 +16,9 @@ struct VecF32 {
   typedef uint16_t Half __attribute__((vector_size(16)));
 
   static constexpr int kLanes = 8;
-  // 3 x 4 sums, 3 factors and one vector of the panel fill 16 registers.
-  static constexpr int kRegisterRows = 3;
+  static constexpr int kRegisters = 16;
+  // Of a product; with 3 factors and one vector of the panel, they fill the registers.
+  static constexpr int kRegisterSums = 12;
 
   static Type Set(float x) { return _mm256_set1_ps(x); }
   static Type Load(const float* p) { return _mm256_loadu_ps(p); }
@@ -88,7 +89,8 @@ struct VecF64 {
   typedef uint64_t Bits __attribute__((vector_size(32)));
 
   static constexpr int kLanes = 4;
-  static constexpr int kRegisterRows = VecF32::kRegisterRows;
+  static constexpr int kRegisters = VecF32::kRegisters;
+  static constexpr int kRegisterSums = VecF32::kRegisterSums;
 
   static Type Set(double x) { return _mm256_set1_pd(x); }
   static Type Load(const double* p) { return _mm256_loadu_pd(p); }

@@ -25,8 +25,9 @@ struct VecF32 {
   typedef uint16_t Half __attribute__((vector_size(32)));
 
   static constexpr int kLanes = 16;
-  // 6 x 4 sums leave room for 8 operands in 32 registers.
-  static constexpr int kRegisterRows = 6;
+  static constexpr int kRegisters = 32;
+  // Of a product; they leave room for 8 operands.
+  static constexpr int kRegisterSums = 24;
 
   static Type Set(float x) { return _mm512_set1_ps(x); }
   static Type Load(const float* p) { return _mm512_loadu_ps(p); }
@@ -110,7 +111,8 @@ struct VecF64 {
   typedef uint64_t Bits __attribute__((vector_size(64)));
 
   static constexpr int kLanes = 8;
-  static constexpr int kRegisterRows = VecF32::kRegisterRows;
+  static constexpr int kRegisters = VecF32::kRegisters;
+  static constexpr int kRegisterSums = VecF32::kRegisterSums;
 
   static Type Set(double x) { return _mm512_set1_pd(x); }
   static Type Load(const double* p) { return _mm512_loadu_pd(p); }

@@ -25,13 +25,14 @@ struct PortableVec {
   typedef uint16_t Half __attribute__((vector_size(2 * 16 / sizeof(T))));
 
   static constexpr int kLanes = 16 / sizeof(T);
-  // Rows of one tile of a product, 4 vectors wide. Its sums, a factor for each row and
-  // a vector of the panel stay in registers: 32 of them on AArch64, 16 on x86, where a
-  // multiply-add without FMA takes one more.
+  // 32 registers on AArch64, 16 on x86, where a multiply-add without FMA takes one. The
+  // sums are those of a product, which needs room for its operands, too.
 #if defined(__aarch64__)
-  static constexpr int kRegisterRows = 6;
+  static constexpr int kRegisters = 32;
+  static constexpr int kRegisterSums = 24;
 #else
-  static constexpr int kRegisterRows = 2;
+  static constexpr int kRegisters = 15;
+  static constexpr int kRegisterSums = 8;
 #endif
 
   static Type Set(T x) { return x - Type{}; }
