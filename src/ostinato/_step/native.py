@@ -16,6 +16,7 @@ from .gradients import is_float
 from .jaxprs import evaluate, split_at
 from .plans import Backward, by_operand, lower_forward, plan_backward
 from .programs.lower import LARGEST_GIVEN
+from .programs.lowered import Lowered
 from .programs.values import Unsupported
 from .xla import Loop, Mask
 
@@ -33,11 +34,7 @@ def forward(
     """
     try:
         check_available(loop)
-        lowered = lower_forward(loop, wrt)
-        programs = [lowered]
-        if wrt is not None:  # past the end of sequences, nothing is saved for `xla`
-            tokens.check_backward(loop, wrt)
-            programs.append(plan_backward(loop, wrt).lowered)
+        programs = _lower(loop, wrt)
         if split:
             check_split(loop, programs)
     except Unsupported:
@@ -45,19 +42,31 @@ def forward(
 
     def run() -> list[Array]:
         lengths = _lengths(loop, operands)
-        return call(lowered, loop, operands, lengths, loop.reverse, split)[0]
+        return call(programs[0], loop, operands, lengths, loop.reverse, split)[0]
 
     return _if_small(loop, operands, run, lambda: tokens.forward(loop, wrt, operands))
 
 
-def can_run(loop: Loop) -> bool:
-    """Return whether the native library can run a loop forward."""
+def can_run(loop: Loop, wrt: Mask | None = None) -> bool:
+    """Return whether the native library can run a loop, with `wrt` backwards too."""
     try:
         check_available(loop)
-        lower_forward(loop, None)
+        _lower(loop, wrt)
     except Unsupported:
         return False
     return True
+
+
+def _lower(loop: Loop, wrt: Mask | None) -> list[Lowered]:
+    """Return the program of a loop, and with `wrt` that of the loop backwards.
+
+    A loop needs both: past the end of sequences, nothing is saved for `xla`.
+    """
+    forward = lower_forward(loop, wrt)
+    if wrt is None:
+        return [forward]
+    tokens.check_backward(loop, wrt)
+    return [forward, plan_backward(loop, wrt).lowered]
 
 
 def backward(
@@ -72,10 +81,10 @@ def backward(
     other = lambda: tokens.backward(loop, wrt, operands, saved, cotangents)  # noqa: E731
     try:
         check_available(loop)
-        tokens.check_backward(loop, wrt)
+        programs = _lower(loop, wrt)
         plan = plan_backward(loop, wrt)
         if split:
-            check_split(loop, [lower_forward(loop, wrt), plan.lowered])
+            check_split(loop, programs)
     except Unsupported:
         return other()
     run = lambda: _run_back(plan, loop, operands, saved, cotangents, split)  # noqa: E731

@@ -24,7 +24,7 @@ from .._compat import lower_with_devices
 from .._rnn.eager import always_jitted
 from .._rnn.sharding import make_varying, shaped_array
 from .._typing import Array
-from . import mapped, native, tokens
+from . import mapped, members, native, tokens
 from .cuda import loops as cuda
 from .gradients import Mask, is_float
 from .jaxprs import split_at, struct
@@ -41,10 +41,12 @@ def run(loop: Loop, operands: Sequence[Array]) -> list[Array]:
 # --------------------------------------------------------------------- implementations
 
 
+@members.forward
 def _forward(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
     return tokens.forward(loop, wrt, operands)
 
 
+@members.tangent
 def _tangent(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
     """Return the tangents of the results that have derivatives."""
     operands, _, tangents = _of_tangent(loop, wrt, arguments)
@@ -71,8 +73,8 @@ def _backward_by_xla(
     return tokens.backward(loop, wrt, operands, saved, cotangents)
 
 
-def _backward(
-    *arguments: Array, loop: Loop, wrt: Mask, backward: Callable = _backward_by_xla
+def _backward_by(
+    backward: Callable, *arguments: Array, loop: Loop, wrt: Mask
 ) -> list[Array]:
     """Return the cotangents of the operands of `wrt`."""
     operands, rest = arguments[: len(wrt)], arguments[len(wrt) :]
@@ -81,6 +83,13 @@ def _backward(
     found = backward(loop, wrt, operands, saved, cotangents)
     zero = lambda i: jnp.zeros(operands[i].shape, operands[i].dtype)  # noqa: E731
     return [found[i] if i in found else zero(i) for i, w in enumerate(wrt) if w]
+
+
+_backward = members.backward(ft.partial(_backward_by, _backward_by_xla))
+_on_mapped_step = ft.partial(mapped.batch_loop, run)
+_back_on_mapped_step = ft.partial(mapped.batch_backward, run)
+_mapped = ft.partial(members.forward_by, _on_mapped_step)
+_mapped_back = ft.partial(members.backward_by, _back_on_mapped_step)
 
 
 def _of_tangent(loop: Loop, wrt: Mask, arguments: Sequence[Any]) -> tuple:
@@ -139,10 +148,40 @@ def _transpose(cotangents: Any, *arguments: Any, loop: Loop, wrt: Mask) -> list[
     return [None] * (len(operands) + len(saved)) + list(grads)
 
 
+def _batch(
+    args: Sequence[Array], dims: Sequence[Any], *, loop: Loop, wrt: Mask | None
+) -> tuple[list[Array], list[int]]:
+    if loop.members is not None:
+        return mapped.batch(_mapped, args, dims, loop=loop, wrt=wrt)
+    if not members.are_worth_it(loop, args, dims, wrt):
+        return _on_mapped_step(args, dims, loop=loop, wrt=wrt)
+    loop, args = members.of_mapped(loop, args, dims, [False] * len(args))
+    out = loop_p.bind(*make_varying(args), loop=loop, wrt=wrt)
+    return out, [0] * len(out)
+
+
+def _batch_back(
+    args: Sequence[Array], dims: Sequence[Any], *, loop: Loop, wrt: Mask
+) -> tuple[list[Array], list[int]]:
+    if loop.members is not None:
+        return mapped.batch(_mapped_back, args, dims, loop=loop, wrt=wrt)
+    if not members.are_worth_it(loop, args, dims, wrt):
+        return _back_on_mapped_step(args, dims, loop=loop, wrt=wrt)
+    # Each member has a gradient of its own, of what it shares with others, too.
+    whole = [*wrt, *[True] * (len(args) - len(wrt))]
+    loop, args = members.of_mapped(loop, args, dims, whole)
+    out = loop_bwd_p.bind(*make_varying(args), loop=loop, wrt=wrt)
+    return out, [0] * len(out)
+
+
 # ------------------------------------------------------------------------ registration
 
 
 def _forward_types(*avals: Any, loop: Loop, wrt: Mask | None) -> list[Any]:
+    if loop.members is not None:
+        size, loop = loop.members.size, members.of_one(loop)
+        found = _forward_types(loop=loop, wrt=wrt)
+        return [jax.ShapeDtypeStruct((size, *a.shape), a.dtype) for a in found]
     results = [struct(v.aval) for v in loop.step.jaxpr.outvars]
     states, outputs = split_at(results, [loop.step.num_states])
     saved = [] if wrt is None else saved_shapes(loop, wrt)
@@ -185,27 +224,24 @@ def _primitive(name: str, implementation: Callable, types: Callable) -> Primitiv
     return primitive
 
 
-def _native_forward(
-    *operands: Array, loop: Loop, wrt: Mask | None, split: bool
-) -> list[Array]:
-    return native.forward(loop, wrt, operands, split)
-
-
 loop_p = _primitive("ostinato_loop", _forward, _forward_types)
 loop_tangent_p = _primitive("ostinato_loop_tangent", _tangent, _tangent_types)
 loop_bwd_p = _primitive("ostinato_loop_bwd", _backward, _backward_types)
-batching.primitive_batchers[loop_p] = ft.partial(mapped.batch_loop, run)
-batching.primitive_batchers[loop_bwd_p] = ft.partial(mapped.batch_backward, run)
+batching.primitive_batchers[loop_p] = _batch
+batching.primitive_batchers[loop_bwd_p] = _batch_back
 ad.primitive_jvps[loop_p] = _jvp
 ad.primitive_transposes[loop_tangent_p] = _transpose
 
 
-def _lower_on_cpus(native_of: Callable, xla_rule: Callable, splits: bool) -> Callable:
+def _lower_on_cpus(
+    native_of: Callable, xla_rule: Callable, mapped_rule: Callable, splits: bool
+) -> Callable:
     """Return a lowering rule that takes the native library where it can be called.
 
     Args:
         native_of: from whether arrays may be split over devices, to the rule that does.
         xla_rule: the rule for all other places.
+        mapped_rule: the rule for members that do not run one by one.
         splits: whether this JAX can split its arrays over devices.
     """
 
@@ -218,6 +254,9 @@ def _lower_on_cpus(native_of: Callable, xla_rule: Callable, splits: bool) -> Cal
         exported = context.lowering_parameters.for_export  # to run on any machine
         elsewhere = exported or (not one and (bool(manual) or not splits))
         rule = xla_rule if elsewhere else native_of(not one)
+        if loop.members is not None and not elsewhere:
+            alone = one and native.can_run(members.of_one(loop), wrt)
+            rule = rule if alone else mapped_rule
         return rule(ctx, *args, loop=loop, wrt=wrt)
 
     return lower
@@ -226,10 +265,14 @@ def _lower_on_cpus(native_of: Callable, xla_rule: Callable, splits: bool) -> Cal
 _ELSEWHERE = "it runs on the cuda platform, and the computation is compiled for "
 
 
-def _lower_on_gpus(kernel_rule: Callable, xla_rule: Callable) -> Callable:
+def _lower_on_gpus(
+    kernel_rule: Callable, xla_rule: Callable, mapped_rule: Callable
+) -> Callable:
     """Return a lowering rule that takes a kernel where there is one for a loop."""
 
     def lower(ctx: Any, *args: Any, loop: Loop, wrt: Mask | None) -> Any:
+        if loop.members is not None:
+            return mapped_rule(ctx, *args, loop=loop, wrt=wrt)
         context = ctx.module_context
         # A loop that names kernels has one: this may be a derivative without one.
         asked = loop.backend in (None, "cuda") and not cuda.unmeasured_reason(loop)
@@ -250,10 +293,12 @@ def _lower_on_gpus(kernel_rule: Callable, xla_rule: Callable) -> Callable:
     return lower
 
 
-def _lower_elsewhere(xla_rule: Callable) -> Callable:
+def _lower_elsewhere(xla_rule: Callable, mapped_rule: Callable) -> Callable:
     """Return a lowering rule for all other platforms."""
 
     def lower(ctx: Any, *args: Any, loop: Loop, wrt: Mask | None) -> Any:
+        if loop.members is not None:
+            return mapped_rule(ctx, *args, loop=loop, wrt=wrt)
         if loop.backend == "cuda":
             platforms = ", ".join(ctx.module_context.platforms)
             raise refusal("cuda", _ELSEWHERE + platforms)
@@ -272,44 +317,49 @@ def _on_one_device(context: Any) -> bool:
 
 
 def _native_loop(split: bool) -> Callable:
-    return mlir.lower_fun(ft.partial(_native_forward, split=split), True)
+    def forward(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
+        return native.forward(loop, wrt, operands, split)
+
+    return mlir.lower_fun(members.forward(forward, members.one_by_one), True)
 
 
 def _native_back(split: bool) -> Callable:
-    backward = ft.partial(native.backward, split=split)
-    return mlir.lower_fun(ft.partial(_backward, backward=backward), True)
+    backward = ft.partial(_backward_by, ft.partial(native.backward, split=split))
+    return mlir.lower_fun(members.backward(backward, members.one_by_one), True)
 
 
 def _kernel_loop(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
     return cuda.forward(loop, wrt, operands)
 
 
-_kernel_back = ft.partial(_backward, backward=cuda.backward)
+_kernel_back = ft.partial(_backward_by, cuda.backward)
 
 
 def _rules_of(
-    primitive: Primitive, native_of: Callable, kernel: Callable, by_xla: Callable
+    primitive: Primitive, native_of: Callable, kernel: Callable, by_mapped: Callable
 ) -> dict[str | None, Callable]:
     """Return the lowering rule of a primitive for each platform, None for others."""
-    xla_rule, kernel_rule = (mlir.lower_fun(f, True) for f in (by_xla, kernel))
+    by_xla = IMPLEMENTATIONS[primitive]
+    xla_rule, kernel_rule, mapped_rule = (
+        mlir.lower_fun(f, True) for f in (by_xla, kernel, by_mapped)
+    )
     splits = lower_with_devices(primitive)
     return {
-        None: _lower_elsewhere(xla_rule),
-        "cpu": _lower_on_cpus(native_of, xla_rule, splits),
-        "cuda": _lower_on_gpus(kernel_rule, xla_rule),
+        None: _lower_elsewhere(xla_rule, mapped_rule),
+        "cpu": _lower_on_cpus(native_of, xla_rule, mapped_rule, splits),
+        "cuda": _lower_on_gpus(kernel_rule, xla_rule, mapped_rule),
     }
 
 
+IMPLEMENTATIONS = {loop_p: _forward, loop_tangent_p: _tangent, loop_bwd_p: _backward}
 RULES = {
-    loop_p: _rules_of(loop_p, _native_loop, _kernel_loop, _forward),
-    loop_bwd_p: _rules_of(loop_bwd_p, _native_back, _kernel_back, _backward),
+    loop_p: _rules_of(loop_p, _native_loop, _kernel_loop, _mapped),
+    loop_bwd_p: _rules_of(loop_bwd_p, _native_back, _kernel_back, _mapped_back),
 }
 """The lowering rules by platform."""
 for _loop_primitive, _rules in RULES.items():
     for _platform, _rule in _rules.items():
         mlir.register_lowering(_loop_primitive, _rule, _platform)
-
-IMPLEMENTATIONS = {loop_p: _forward, loop_tangent_p: _tangent, loop_bwd_p: _backward}
 
 
 def implementation(eqn: JaxprEqn) -> ClosedJaxpr:

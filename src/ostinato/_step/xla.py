@@ -26,6 +26,19 @@ _BLOCK, _ROWS = 64, 256
 """A block has this many steps at least, and this many rows of products about."""
 
 
+class Members(NamedTuple):
+    """The members of a loop under `vmap`, such as the models of an ensemble.
+
+    Attributes:
+        size: their number.
+        mapped: for each operand of the loop whether each member has one of its own; it
+            then has an axis of members in front, as all results have.
+    """
+
+    size: int
+    mapped: tuple[bool, ...]
+
+
 class Loop(NamedTuple):
     """What is static in a loop.
 
@@ -43,6 +56,7 @@ class Loop(NamedTuple):
         capacity: if given, the sequences of a masked loop lie one after another: what
             has an axis of sequences at every step, which is then the first one, is
             `[capacity, ...]`, without axes of steps and of sequences; see `tokens`.
+        members: if given, the loop stands for that of each of them; see `members`.
     """
 
     step: Step
@@ -53,6 +67,7 @@ class Loop(NamedTuple):
     masked: bool
     backend: str | None
     capacity: int | None = None
+    members: Members | None = None
 
 
 class Scans(NamedTuple):

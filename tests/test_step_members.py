@@ -1,0 +1,253 @@
+"""Loops under `vmap` over weights: the native loop of one member after another."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import ostinato as ost
+from ostinato import cells, ragged
+
+MEMBERS, ROWS, T, H = 3, 5, 6, 4
+native = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+
+
+def assert_trees_close(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def draw(*shape, seed=0):
+    rng = np.random.default_rng([seed, *shape])
+    return jnp.asarray(0.5 * rng.standard_normal(shape))
+
+
+def leaky(p, h, x, t):
+    h = 0.9 * h + 0.1 * jnp.tanh(x @ p["w"] + h @ p["u"] + p["b"][None])
+    return h, h
+
+
+def leaky_params(*lead):
+    return {"w": draw(*lead, 2, H), "u": draw(*lead, H, H), "b": draw(*lead, H)}
+
+
+def attending(p, h, x, t):
+    scores = jnp.einsum("bsh,bh->bs", p["memory"] @ p["w"], h)
+    context = jnp.einsum("bs,bsh->bh", jax.nn.softmax(scores), p["memory"])
+    h = jnp.tanh(x @ p["v"] + jnp.concatenate([h, context], 1) @ p["u"])
+    return h, h
+
+
+def attending_params(*lead):
+    memory = draw(*lead, ROWS, 7, H)
+    maps = {"w": draw(*lead, H, H), "v": draw(*lead, 2, H), "u": draw(*lead, 2 * H, H)}
+    return maps | {"memory": memory}
+
+
+STEPS = {"leaky": (leaky, leaky_params), "attending": (attending, attending_params)}
+
+
+def loss_of(step, **options):
+    """Return a loss of parameters, inputs and initial states of one member."""
+
+    def loss(p, x, h, lengths=None):
+        out = ost.recurrent_net(step, x, h, params=p, seq_lengths=lengths, **options)
+        return jnp.sum(jnp.sin(out.outputs)) + jnp.sum(out.states**2)
+
+    return loss
+
+
+def member(tree, i):
+    return jax.tree.map(lambda a: a[i], tree)
+
+
+def loop(function, arguments, axes):
+    """Call a function for each member, and stack the results."""
+    pairs = list(zip(arguments, axes, strict=True))
+    own = [
+        function(*(a if axis is None else member(a, i) for a, axis in pairs))
+        for i in range(MEMBERS)
+    ]
+    return jax.tree.map(lambda *a: jnp.stack(a), *own)
+
+
+def rows_of_calls(function, *arguments):
+    """Return the numbers of sequences of all calls of the native loop."""
+    text = jax.jit(function).lower(*arguments).as_text()
+    lines = [
+        line for line in text.splitlines() if "custom_call @ostinato_step(" in line
+    ]
+    return [int(line.split("batch = ")[1].split()[0]) for line in lines]
+
+
+@pytest.mark.parametrize("order", ["values", "grad of vmap", "vmap of grad"])
+@pytest.mark.parametrize("shared", ["nothing", "inputs", "states", "lengths"])
+@pytest.mark.parametrize("name", STEPS)
+def test_members_equal_a_loop(name, shared, order):
+    step, params = STEPS[name]
+    loss = loss_of(step, reverse=shared == "states")
+    arguments = [params(MEMBERS), draw(MEMBERS, ROWS, T, 2), draw(MEMBERS, ROWS, H)]
+    axes: list[int | None] = [0, 0, 0]
+    if shared in ("inputs", "states"):
+        place = ["inputs", "states"].index(shared) + 1
+        arguments[place], axes[place] = arguments[place][0], None
+    else:
+        lengths = jnp.array([[6, 0, 3, 6, 1], [1, 2, 0, 6, 5], [0, 0, 6, 4, 4]])
+        arguments.append(lengths[0] if shared == "lengths" else lengths)
+        axes.append(None if shared == "lengths" else 0)
+    which = (0, 1, 2)
+    if order == "grad of vmap":
+
+        def total(each):
+            def summed(*given):
+                return jnp.sum(each(loss, given, axes))
+
+            return jax.grad(summed, which)(*arguments)
+
+        run = lambda f, a, x: jax.vmap(f, tuple(x))(*a)  # noqa: E731
+        got, want = jax.jit(total, static_argnums=0)(run), total(loop)
+    else:
+        one = loss if order == "values" else jax.grad(loss, which)
+        got = jax.jit(jax.vmap(one, tuple(axes)))(*arguments)
+        want = loop(one, arguments, axes)
+    assert_trees_close(got, want)
+
+
+@native
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("order", ["grad of vmap", "vmap of grad"])
+def test_each_member_runs_in_the_native_loop(name, order):
+    step, params = STEPS[name]
+    loss = loss_of(step)
+    arguments = params(MEMBERS), draw(MEMBERS, ROWS, T, 2), draw(MEMBERS, ROWS, H)
+    if order == "vmap of grad":
+        run = jax.vmap(jax.grad(loss, (0, 1)))
+    else:
+        run = jax.grad(lambda *a: jnp.sum(jax.vmap(loss)(*a)))
+    # One call forward and one back, of the sequences of one member.
+    assert rows_of_calls(run, *arguments) == [ROWS, ROWS]
+
+
+@native
+def test_few_sequences_of_small_members_run_side_by_side():
+    run = jax.vmap(loss_of(leaky))
+    x, h = draw(MEMBERS, 2, T, 2), draw(MEMBERS, 2, H)
+    assert rows_of_calls(run, leaky_params(MEMBERS), x, h) == [MEMBERS]
+
+
+@native
+def test_large_members_run_one_by_one():
+    size = 640
+
+    def step(p, h, x, t):
+        h = jnp.tanh(x + h @ p)
+        return h, h
+
+    run = jax.vmap(lambda p, x, h: ost.recurrent_net(step, x, h, params=p).states)
+    given = [
+        jax.ShapeDtypeStruct((MEMBERS, *shape), jnp.float32)
+        for shape in ((size, size), (1, T, size), (1, size))
+    ]
+    assert rows_of_calls(run, *given) == [1]
+
+
+def test_derivatives_of_higher_order_equal_a_loop():
+    loss = loss_of(leaky)
+    p, x, h = leaky_params(MEMBERS), draw(MEMBERS, ROWS, T, 2), draw(MEMBERS, ROWS, H)
+
+    def curvature(p, x, h):
+        total = lambda b: loss(p | {"b": b}, x, h)  # noqa: E731
+        return jax.hessian(total)(p["b"]), jax.jacfwd(total)(p["b"])
+
+    got = jax.jit(jax.vmap(curvature))(p, x, h)
+    assert_trees_close(got, loop(curvature, (p, x, h), (0, 0, 0)))
+
+    def along(run):
+        f = lambda p: jnp.sum(run(p, x, h) ** 2)  # noqa: E731
+        return jax.jvp(jax.grad(f), (p,), (jax.tree.map(jnp.cos, p),))
+
+    each = lambda p, x, h: loop(loss, (p, x, h), (0, 0, 0))  # noqa: E731
+    assert_trees_close(along(jax.vmap(loss)), along(each))
+
+
+def test_members_of_members_equal_a_loop():
+    loss = loss_of(leaky)
+    p, h = leaky_params(MEMBERS), draw(MEMBERS, ROWS, H)
+    x = draw(2, MEMBERS, ROWS, T, 2)
+    grad = jax.grad(loss, (0, 1))
+    got = jax.jit(jax.vmap(jax.vmap(grad), (None, 0, None)))(p, x, h)
+    want = [loop(grad, (p, x[i], h), (0, 0, 0)) for i in range(2)]
+    assert_trees_close(got, jax.tree.map(lambda *a: jnp.stack(a), *want))
+
+    many = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), p)
+    got = jax.vmap(jax.vmap(grad, (0, None, 0)), (0, None, None))(many, x[0, 0], h)
+    want = [loop(grad, (member(many, i), x[0, 0], h), (0, None, 0)) for i in range(2)]
+    assert_trees_close(got, jax.tree.map(lambda *a: jnp.stack(a), *want))
+
+
+def test_a_step_that_the_native_loop_does_not_have_equals_a_loop():
+    def step(p, h, x, t):
+        h = jnp.tanh(x @ p["w"] + jnp.sort(h, axis=1) @ p["u"])
+        return h, h
+
+    one = jax.grad(loss_of(step))
+    given = leaky_params(MEMBERS), draw(MEMBERS, ROWS, T, 2), draw(MEMBERS, ROWS, H)
+    assert_trees_close(jax.vmap(one)(*given), loop(one, given, (0, 0, 0)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_narrow_types_equal_a_loop(dtype):
+    cell = cells.MILSTM(2, H)
+    params = [cell.init(jax.random.key(i), dtype) for i in range(MEMBERS)]
+    params = jax.tree.map(lambda *a: jnp.stack(a), *params)
+    x = draw(MEMBERS, ROWS, T, 2).astype(dtype)
+
+    def loss(p, x):
+        out = ost.recurrent_net(cell, x, cell.initial_state(ROWS, dtype), params=p)
+        return jnp.sum(out.outputs.astype(jnp.float32) ** 2)
+
+    # The same calls of the native loop: the same bits.
+    got = jax.jit(jax.vmap(jax.grad(loss)))(params, x)
+    want = loop(jax.jit(jax.grad(loss)), (params, x), (0, 0))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_members_over_devices_equal_a_loop():
+    mesh = jax.make_mesh((3,), ("member",), axis_types=(AxisType.Auto,))
+    grad = jax.grad(loss_of(leaky), (0, 1))
+    given = leaky_params(MEMBERS), draw(MEMBERS, ROWS, T, 2), draw(MEMBERS, ROWS, H)
+    want = loop(grad, given, (0, 0, 0))
+    own = NamedSharding(mesh, PartitionSpec("member"))
+    run = jax.jit(jax.vmap(grad))
+    shared = jax.device_put(given, own)
+    assert_trees_close(run(*shared), want)
+    text = run.lower(*shared).compile().as_text()
+    assert text is not None and "all-gather" not in text
+    spec = PartitionSpec("member")
+    local = jax.shard_map(jax.vmap(grad), mesh=mesh, in_specs=spec, out_specs=spec)
+    assert_trees_close(jax.jit(local)(*shared), want)
+
+
+def test_ragged_batches_of_members_equal_a_loop():
+    lengths = [3, 1, 6, 2, 4]
+    batch = ragged.RaggedArray.from_list([draw(n, 2) for n in lengths])
+
+    def loss(p):
+        def one(x):
+            out = ost.recurrent_net(leaky, x[None], jnp.zeros((1, H)), params=p)
+            return jnp.sum(jnp.sin(out.outputs))
+
+        return jnp.sum(ragged.vmap(one)(batch))
+
+    p = leaky_params(MEMBERS)
+    got = jax.jit(jax.vmap(jax.grad(loss)))(p)
+    assert_trees_close(got, loop(jax.grad(loss), (p,), (0,)))
+
+
+def test_exported_members_equal_a_loop():
+    one = jax.grad(loss_of(leaky))
+    given = leaky_params(MEMBERS), draw(MEMBERS, ROWS, T, 2), draw(MEMBERS, ROWS, H)
+    exported = jax.export.export(jax.jit(jax.vmap(one)), platforms=["cpu", "tpu"])
+    assert_trees_close(exported(*given).call(*given), loop(one, given, (0, 0, 0)))
