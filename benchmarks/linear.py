@@ -100,8 +100,8 @@ def main(
                 stored.add(name, part(rounds))
     stored.show(text, MARK, page)
     if page is not None and "cells" in stored.rows:
-        vendor = results.vendor_of(stored.machine).lower()
-        picture = page.parent / "images" / f"recurrences_{vendor}.png"
+        kind = results.kind_of(stored.machine).lower()
+        picture = page.parent / "images" / f"recurrences_{kind}.png"
         pictures.draw_cells(dict(map(step_times, stored.rows["cells"])), picture)
 
 

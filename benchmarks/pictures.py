@@ -34,7 +34,7 @@ _COLORS = {  # "prepared" is not drawn: at these sizes it coincides with ours
 
 
 def draw(
-    measured: Results, folder: Path, vendor: str, mode: str = "lstm"
+    measured: Results, folder: Path, kind: str, mode: str = "lstm"
 ) -> dict[str, Path]:
     """Draw a picture for every size that the results vary; return paths by size."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def draw(
         # The tables alone have two numbers of sequences, which make no picture.
         least = 2 if size == "threads" else 3
         if all(len(points) >= least for points in panels.values()):
-            drawn[size] = folder / f"cost_{size}_{vendor.lower()}.png"
+            drawn[size] = folder / f"cost_{size}_{kind.lower()}.png"
             _figure(panels, mode, size).savefig(drawn[size])
     return drawn
 

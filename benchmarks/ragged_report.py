@@ -84,7 +84,7 @@ def by_model(rows: list[Row]) -> dict[str, dict[str, Row]]:
 def write(measured: dict[str, Any], docs: Path, table_ratio: float) -> None:
     """Replace the tables of both pages, and draw the picture."""
     rows, machine = measured["rows"], measured["machine"]
-    vendor = results.vendor_of(machine)
+    kind = results.kind_of(machine)
     chosen = [row for row in rows if row["ratio"] == table_ratio]
     bound = chosen[0]["padding_ratio"]
     said = (
@@ -97,14 +97,14 @@ def write(measured: dict[str, Any], docs: Path, table_ratio: float) -> None:
     )
     parts = [said, table(chosen)]
     if len({row["ratio"] for row in rows}) > 1:
-        picture = docs / "images" / f"ragged_{vendor.lower()}.png"
+        picture = docs / "images" / f"ragged_{kind.lower()}.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
         draw(rows).savefig(picture)
         parts.append(f"![time over the padding ratio](images/{picture.name})")
     written = {RESULTS: "\n\n".join(parts), GOALS: goals(chosen)}
     for name, text in written.items():
         page = docs / name
-        page.write_text(between_marks(page.read_text(), text, f"{MARK} {vendor}"))
+        page.write_text(between_marks(page.read_text(), text, f"{MARK} {kind}"))
 
 
 def draw(rows: list[Row]) -> Any:

@@ -21,19 +21,19 @@ def main(
 ) -> None:
     """Write the tables between the marks of the pages, and draw the pictures.
 
-    Results are for users, goals for developers. Each vendor of processors has its own
+    Results are for users, goals for developers. Each kind of processors has its own
     marks, so that the tables of others stay.
     """
     measured = results.load(file)
-    vendor = results.vendor_of(measured.machine)
-    drawn = pictures.draw(measured, docs / "images", vendor)
+    kind = results.kind_of(measured.machine)
+    drawn = pictures.draw(measured, docs / "images", kind)
     written = {
         RESULTS: text(measured, tables.RESULTS, drawn),
         GOALS: text(measured, tables.GOALS, {}),
     }
     for name, said in written.items():
         page = docs / name
-        page.write_text(between_marks(page.read_text(), said, f"{MARK} {vendor}"))
+        page.write_text(between_marks(page.read_text(), said, f"{MARK} {kind}"))
         typer.echo(page)
     for path in drawn.values():
         typer.echo(path)
@@ -50,7 +50,7 @@ def between_marks(page: str, text: str, mark: str) -> str:
 
 
 def text(measured: Results, heads: Sequence[str], drawn: dict[str, Path]) -> str:
-    """Format the section of a page for one vendor: tables with the columns `heads`."""
+    """Format the section of a page for one kind: tables with the columns `heads`."""
     parts = [conditions(measured, "floor" in heads)]
     for mode in rows.MODES:
         names = [problem.name for problem in rows.table(mode)]

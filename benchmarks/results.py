@@ -125,10 +125,15 @@ def cpu_of(machine: dict[str, Any]) -> str:
     return f"{said}, {machine['isa']}" if machine.get("isa") else said
 
 
-def vendor_of(machine: dict[str, Any]) -> str:
-    """Return the vendor of the processor: AMD, Intel, or the first word of its name."""
+def kind_of(machine: dict[str, Any]) -> str:
+    """Return which tables the results belong to: those of one kind of processors.
+
+    It is the vendor, AMD, Intel, or the first word of the name, and ends in "-AVX2"
+    where our kernels have no AVX-512.
+    """
     known = (name for name in VENDORS if name in machine["cpu"])
-    return next(known, machine["cpu"].split()[0])
+    vendor = next(known, machine["cpu"].split()[0])
+    return f"{vendor}-AVX2" if machine.get("isa") == "avx2" else vendor
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -64,7 +64,7 @@ class Stored:
 
         Args:
             text: returns it.
-            mark: the name of the marks on the page; each vendor of processors has its
+            mark: the name of the marks on the page; each kind of processors has its
                 own, so that the tables of others stay.
             page: the file, or None.
         """
@@ -72,5 +72,5 @@ class Stored:
             raise typer.BadParameter(f"{self.path} holds no rows: measure some first")
         tables.console().print(text(self))
         if page is not None:
-            mark = f"{mark} {results.vendor_of(self.machine)}"
+            mark = f"{mark} {results.kind_of(self.machine)}"
             page.write_text(report.between_marks(page.read_text(), text(self), mark))

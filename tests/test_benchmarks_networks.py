@@ -152,7 +152,7 @@ def test_rows_join_those_in_the_file(tmp_path, capsys):
     second = stored_rows(tmp_path, {"b": 3})
     assert first.rows == {"a": 1, "b": 2} and second.rows == {"a": 1, "b": 3}
     page = tmp_path / "page.md"
-    mark = f"m {results.vendor_of(second.machine)}"
+    mark = f"m {results.kind_of(second.machine)}"
     page.write_text(f"<!-- {mark}: begin -->\nold\n<!-- {mark}: end -->\n")
     second.show(lambda stored: str(stored.rows), "m", page)
     assert "old" not in page.read_text() and str(second.rows) in page.read_text()
