@@ -1,5 +1,6 @@
 """Errors of `RaggedArray` name the argument."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,6 +23,26 @@ ERRORS = {
         lambda: RaggedArray(ROWS, [1, 5], max_length=4),
         ValueError,
         r"0\.\.max_length = 0\.\.4, got 5 in example 1",
+    ),
+    "beyond int32": (
+        lambda: RaggedArray(ROWS, np.array([2**32 + 3, 1]), max_length=5),
+        ValueError,
+        r"`lengths` must lie in 0\.\.max_length = 0\.\.5, got 2147483647 in example 0",
+    ),
+    "beyond int32, unsigned": (
+        lambda: RaggedArray(ROWS, np.array([2**32 - 1, 1], np.uint32), max_length=5),
+        ValueError,
+        r"0\.\.max_length = 0\.\.5, got 2147483647 in example 0",
+    ),
+    "beyond int32, of JAX": (
+        lambda: RaggedArray(ROWS, jnp.array([2**32 + 3, 1]), max_length=5),
+        ValueError,
+        r"0\.\.max_length = 0\.\.5, got 2147483647 in example 0",
+    ),
+    "beyond int32, padded": (
+        lambda: RaggedArray.from_padded(ROWS[None], np.array([2**32 + 3])),
+        ValueError,
+        r"0\.\.max_length = 0\.\.9, got 2147483647 in example 0",
     ),
     "negative": (lambda: RaggedArray(ROWS, [1, -2]), ValueError, "got -2 in example 1"),
     "lengths of floats": (

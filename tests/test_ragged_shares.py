@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compile_options import usual_jit
+from jax.experimental import checkify
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_sharding import collectives, elements
@@ -175,6 +176,101 @@ def test_devices_get_as_many_tokens(lengths, count):
         assert shares.capacity <= 1.05 * lengths.sum() / devices
 
 
+LOST = {  # what an example of two shares of different orders gets
+    "dense": lambda x, y: x.sum() + y.sum(),
+    "tokens": lambda x, y: x + y.sum(),
+    "pairs": lambda x, y: x @ y.T,
+    "number": lambda x, y: jnp.int32(x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_shares_of_different_orders_have_no_results_under_jit(name):
+    one, other = draw(), draw((3, 1, 2, 7, 0, 5, 4, 1), "m", seed=2)
+    x, y = (ragged.shard(batch, MESH, "batch") for batch in (one, other))
+    mapped = ragged.vmap(LOST[name], min_length=0)
+    with pytest.raises(ValueError, match="by one call of ragged.shard, .* different"):
+        mapped(x, y)
+    (got,) = outputs_of(jax.jit(mapped)(x, y))
+    (want,) = outputs_of(mapped(one, other))
+    same = np.asarray(x.order) == np.asarray(y.order)
+    assert 0 < same.sum() < len(same)
+    for i, agree in zip(np.asarray(x.order), same, strict=True):
+        if agree:
+            np.testing.assert_allclose(got[i], want[i], rtol=1e-10)
+        elif name == "number":
+            assert got[i] == np.iinfo(np.int32).min
+        else:
+            assert np.isnan(got[i]).all()
+
+    together = ragged.shard((one, other), MESH, "batch")
+    (got,) = outputs_of(jax.jit(mapped)(*together))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+def test_labels_of_another_call_have_no_results_under_jit():
+    shares = ragged.shard(draw(), MESH, "batch")
+    turned = (draw()[::-1], np.arange(8.0))
+    labels = ragged.shard(turned, MESH, "batch")[1]
+    mapped = jax.jit(ragged.vmap(lambda x, y: x.sum() + y, min_length=0))
+    same = np.asarray(shares.order) == np.asarray(labels.order)
+    assert (np.isnan(mapped(shares, labels).data) == ~same).all() and not same.all()
+    dense = jax.jit(ragged.vmap(lambda y, z: y + z))
+    sums = dense(mapped(shares, labels), mapped(shares, labels))
+    assert (np.isnan(sums.data) == ~same).all()
+
+
+def test_orders_that_are_compared_communicate_nothing():
+    shares = ragged.shard((draw(), np.arange(8.0)), MESH, "batch")
+    mapped = ragged.vmap(lambda x, y: (x.sum() + y, x * y), min_length=0)
+    assert collectives(usual_jit(mapped).lower(*shares).compile()) == []
+
+
+WRONG = {  # arguments that one device refuses: lengths, options, the message
+    "short": ((LENGTHS,), {}, "of 'n' must be at least `min_length` = 1"),
+    "shorter": (((2,) * 7 + (1,),), {"min_length": {"n": 2}}, "at least `min_length`"),
+    "unequal": ((LENGTHS, LENGTHS[::-1]), {"min_length": 0}, "must have equal lengths"),
+    "odd": (
+        ((2,) * 6 + (3, 1),),
+        {"constraints": ("mod(n, 2) == 0",)},
+        r"the constraint 'mod\(n, 2\) == 0' must hold",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(AxisType)[:2])
+@pytest.mark.parametrize("case", WRONG)
+def test_lengths_are_checked_as_on_one_device(case, kind):
+    lengths, options, message = WRONG[case]
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=(kind,))
+    mapped = ragged.vmap(lambda *xs: sum(x.sum() for x in xs), **options)
+    batches = tuple(map(draw, lengths))
+    shares = ragged.shard(batches, mesh, "batch")
+    with pytest.raises(ValueError, match=message) as of_one:
+        mapped(*batches)
+    with pytest.raises(ValueError, match=message) as of_four:
+        mapped(*shares)
+    assert str(of_four.value) == str(of_one.value)
+    error, _ = jax.jit(checkify.checkify(mapped))(*shares)
+    with pytest.raises(checkify.JaxRuntimeError, match=message):
+        error.throw()
+
+
+@pytest.mark.parametrize("kind", list(AxisType)[:2])
+def test_checkify_finds_nothing_wrong(kind):
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=(kind,))
+    given = (draw(), np.arange(8.0))
+    mapped = ragged.vmap(lambda x, y: x.sum() + y, min_length=0)
+    run = jax.jit(checkify.checkify(mapped))
+    error, sums = run(*ragged.shard(given, mesh, "batch"))
+    assert error.get() is None
+    assert_same(sums, mapped(*given))
+    other = ragged.shard((draw()[::-1], given[1]), mesh, "batch")[1]
+    error, _ = run(ragged.shard(draw(), mesh, "batch"), other)
+    assert "by one call of ragged.shard" in error.get()
+
+
 def test_bad_arguments():
     batch = draw()
     with pytest.raises(ValueError, match="must name axes of the mesh, of 'batch', got"):
@@ -183,8 +279,12 @@ def test_bad_arguments():
         ValueError, match="must have a multiple of 4 examples, .* got 7"
     ):
         ragged.shard(batch[:7], MESH, "batch")
-    with pytest.raises(ValueError, match="of equally many examples, got 3 and 8"):
+    with pytest.raises(ValueError, match=r"got 3 in `batch\[1\]` and 8 in the first"):
         ragged.shard((batch, np.ones(3)), MESH, "batch")
+    with pytest.raises(
+        TypeError, match=r"`batch\['y'\]\[0\]` must be an array .* np.ar"
+    ):
+        ragged.shard({"x": batch, "y": [1, 0] * 4}, MESH, "batch")
     with pytest.raises(ValueError, match="must hold the 7 tokens of the fullest"):
         ragged.shard(batch, MESH, "batch", capacity=5)
     with pytest.raises(TypeError, match="`batch` must have a RaggedArray, got float64"):
@@ -202,3 +302,57 @@ def test_bad_arguments():
         ragged.vmap(lambda x: x.sum(0), out_axes=1)(shares)
     with pytest.raises(ValueError, match="`data` must have 28 rows on axis 0, got"):
         shares.with_data(np.ones((3, 3)))
+
+
+@pytest.mark.parametrize(
+    "mesh, axis, error, message",
+    [
+        (MESH, 0, TypeError, "must be the name of an axis .* got int 0"),
+        (MESH, None, TypeError, "must be the name of an axis .* got NoneType None"),
+        (MESH, b"batch", TypeError, "must be the name of an axis .* got bytes"),
+        (MESH, (), ValueError, r"must name axes of the mesh, of 'batch', got \(\)"),
+        (MESH, ("batch",) * 2, ValueError, "must name each axis of the mesh once"),
+        (jax.devices(), "batch", TypeError, "must be a jax.sharding.Mesh, got list"),
+        (None, "batch", TypeError, "must be a jax.sharding.Mesh, got NoneType"),
+        (NamedSharding(MESH, P()), "batch", TypeError, "Mesh, got NamedSharding"),
+    ],
+)
+def test_bad_meshes_and_axes(mesh, axis, error, message):
+    with pytest.raises(error, match=message):
+        ragged.shard(draw(), mesh, axis)
+
+
+def test_a_list_of_axes_is_a_tuple():
+    shares = ragged.shard(draw(), MESH, ["batch"])
+    mapped = ragged.vmap(lambda x: x.sum(0), min_length=0)
+    assert_same(jax.jit(mapped)(shares), mapped(draw()))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_keys_are_dealt_out(several, monkeypatch):
+    if several:  # as on devices of several processes
+        local = property(lambda sharding: False)
+        monkeypatch.setattr(NamedSharding, "is_fully_addressable", local)
+    keys = jax.random.split(jax.random.key(0), 8)
+    dealt = ragged.shard((draw(), keys), MESH, "batch")[1]
+    monkeypatch.undo()
+    assert dealt.data.sharding.is_equivalent_to(NamedSharding(MESH, P("batch")), 1)
+    got, want = map(jax.random.key_data, (dealt.data, keys[dealt.order]))
+    np.testing.assert_array_equal(got, want)
+
+
+def test_arrays_of_numpy_are_dealt_out_by_numpy():
+    labels = np.arange(8).view(_Labels)
+    dealt = ragged.shard((draw(), labels), MESH, "batch")[1]
+    assert labels.taken
+    np.testing.assert_array_equal(dealt.data, np.arange(8)[dealt.order])
+
+
+class _Labels(np.ndarray):
+    """An array of numpy that notes that it was indexed."""
+
+    taken = False
+
+    def __getitem__(self, index):
+        self.taken = True
+        return np.asarray(self)[index]

@@ -179,5 +179,5 @@ def test_bad_arguments():
         ost.tbptt(state, step, chunks, detach_every=1)
     with pytest.raises(TypeError, match="`chunks` must have an array, got tuple"):
         ost.tbptt(step, state, (), detach_every=1)
-    with pytest.raises(ValueError, match=r"as their first axis, got float64\[7, 2"):
+    with pytest.raises(ValueError, match=r"equally many in each, got float64\[7, 2"):
         ost.tbptt(step, state, (chunks[0], chunks[1][1:]), detach_every=1)

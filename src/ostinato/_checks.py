@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools as ft
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -99,6 +100,16 @@ def _converted(name: str, value: Any, convert: Callable[[Any], Any]) -> Any:
             f"`{name}` must be an array, or a list whose rows have the same length, "
             f"got {describe(value)}"
         ) from None
+
+
+def host_numbers(name: str, value: Any, dtype: Any) -> np.ndarray:
+    """Return numbers as an array of numpy; check that they convert to a dtype."""
+    array = _converted(name, value, np.asarray)
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise TypeError(
+            f"`{name}` must hold numbers that convert to {dtype}, got {describe(value)}"
+        )
+    return array
 
 
 def check_floating(name: str, x: Any, allowed: Sequence[Any]) -> None:
@@ -234,25 +245,48 @@ def check_seq_lengths(
         if seq_lengths.dtype.itemsize < 4:
             seq_lengths = seq_lengths.astype(jnp.int32)
         return jnp.clip(seq_lengths, 0, steps).astype(jnp.int32)
-    values = jax.device_get(seq_lengths)
-    wrong = np.flatnonzero((values < 0) | (values > steps))
-    if wrong.size:
-        row, got = int(wrong[0]), int(values.reshape(-1)[wrong[0]])
-        where = "" if scalar else f" in row {row}"
-        raise ValueError(
-            f"`{name}` must lie in 0..{size} = 0..{steps}, got {got}{where}"
-        )
+    _check_lengths(jax.device_get(seq_lengths), steps, name, size)
     return as_int32(seq_lengths)
 
 
+def host_seq_lengths(seq_lengths: Any, batch: int, steps: int) -> np.ndarray:
+    """Return lengths `[batch]` as int32 of numpy; see `check_seq_lengths`."""
+    name = "seq_lengths"
+    seq_lengths = check_integers(name, seq_lengths)
+    check_shape(name, seq_lengths, B=batch)
+    values = np.asarray(seq_lengths)
+    _check_lengths(values, steps, name, "T")
+    return values.astype(np.int32)
+
+
+def _check_lengths(values: Any, steps: Any, name: str, size: str) -> None:
+    """Check that lengths, `[B]` or `[]`, lie in 0..steps."""
+    wrong = np.flatnonzero((values < 0) | (values > steps))
+    if wrong.size:
+        row, got = int(wrong[0]), int(values.reshape(-1)[wrong[0]])
+        where = f" in row {row}" if values.ndim else ""
+        raise ValueError(
+            f"`{name}` must lie in 0..{size} = 0..{steps}, got {got}{where}"
+        )
+
+
 def as_int32(value: Any) -> Array:
-    """Return integers that int32 can hold as an int32 array of JAX.
+    """Return integers as an int32 array of JAX; those beyond int32 as its ends.
 
     An array of JAX is not read, so that nothing is transferred.
     """
-    if not isinstance(value, jax.Array):
-        value = np.asarray(value).astype(np.int32)
-    return jnp.asarray(value).astype(jnp.int32)
+    if isinstance(value, jax.Array):
+        return _saturated(value)
+    ends = np.iinfo(np.int32)
+    return jnp.asarray(np.clip(value, ends.min, ends.max).astype(np.int32))
+
+
+@ft.partial(jax.jit, inline=True)  # the constants of eager code would be transferred
+def _saturated(value: Array) -> Array:
+    ends, own = jnp.iinfo(jnp.int32), jnp.iinfo(value.dtype)
+    if own.max > ends.max:
+        value = value.clip(max(own.min, ends.min), ends.max)
+    return value.astype(jnp.int32)
 
 
 def check_resets(resets: Any, **dims: Any) -> Array:
@@ -262,13 +296,22 @@ def check_resets(resets: Any, **dims: Any) -> Array:
 
 def check_mask(name: str, value: Any, **dims: Any) -> Array:
     """Return `value`, an array or a list, as a bool array of the shape `dims`."""
+    return jnp.asarray(_checked_mask(name, value, **dims))
+
+
+def host_mask(name: str, value: Any, **dims: Any) -> np.ndarray:
+    """Return `value` as an array of numpy; see `check_mask`."""
+    return np.asarray(_checked_mask(name, value, **dims))
+
+
+def _checked_mask(name: str, value: Any, **dims: Any) -> Any:
     value = unwrap(value)
     if not hasattr(value, "dtype"):
         value = _converted(name, value, np.asarray)
-    if value.dtype != jnp.bool_:
+    if value.dtype != np.bool_:
         raise TypeError(f"`{name}` must be bool, got {describe(value)}")
     check_shape(name, value, **dims)
-    return jnp.asarray(value)
+    return value
 
 
 def check_key(key: Any) -> Any:

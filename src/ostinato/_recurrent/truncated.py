@@ -113,7 +113,8 @@ def _count(chunks: Any) -> int:
     for leaf in leaves:
         if not getattr(leaf, "shape", ()) or leaf.shape[0] != leaves[0].shape[0]:
             raise ValueError(
-                "`chunks` must have arrays with the chunks as their first axis, got "
+                "`chunks` must have arrays with the chunks as their first axis, "
+                "equally many in each, got "
                 f"{', '.join(map(_checks.describe, leaves))}"
             )
     return leaves[0].shape[0]

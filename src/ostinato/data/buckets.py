@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import _checks
 from .._typing import ArrayLike, Int, Shaped
-from .epochs import Epochs, check_lengths, check_sequences
+from .epochs import Epochs, check_lengths, check_sequences, read_only
 
 MOST_SIZES = 2048  # that are compared; more are rounded up to so many
 
@@ -25,6 +26,8 @@ def bucket_bounds(lengths: Int[ArrayLike, " N"], count: int) -> tuple[int, ...]:
         Increasing bounds of at least 1; a sequence is padded to the first bound that is
         at least its length. No other choice has fewer padded steps, as long as there
         are at most 2048 different lengths; more are first rounded up to a multiple.
+        Sequences that fill the last batch of a bucket do not count here; `buckets`
+        counts them.
 
     Raises:
         TypeError: `lengths` or `count` are not integers.
@@ -37,27 +40,43 @@ def bucket_bounds(lengths: Int[ArrayLike, " N"], count: int) -> tuple[int, ...]:
     """
     lengths = np.maximum(check_lengths(lengths), 1)
     count = _checks.check_size("count", count)
+    *_, (_, bounds) = _choices(
+        lengths, count, lambda sequences, bound: sequences * bound
+    )
+    return bounds
+
+
+def _choices(
+    lengths: np.ndarray, most: int, cost: Callable[[np.ndarray, int], np.ndarray]
+) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Yield the least cost, and its bounds, of 1 bucket, 2 buckets, and so on.
+
+    Args:
+        lengths: the lengths, at least 1.
+        most: the largest number of buckets.
+        cost: a function of the number of sequences in a bucket, an array of several
+            such numbers, and of its bound.
+    """
     sizes, sequences = _sizes(lengths)
     total = np.concatenate([[0], np.cumsum(sequences)])
-    # After k rounds, steps[j] is the least number of steps, padding included, of the
-    # sequences of the j shortest sizes in k buckets; last[k][j] is where the last of
-    # these buckets begins.
+    # After k rounds, steps[j] is the least cost of the sequences of the j shortest
+    # sizes in k buckets; last[k][j] is where the last of these buckets begins.
     steps = np.concatenate([[0.0], np.full(len(sizes), np.inf)])
-    last = []
-    for _ in range(min(count, len(sizes))):
+    last: list[np.ndarray] = []
+    for _ in range(min(most, len(sizes))):
         begins = np.zeros(len(sizes) + 1, np.int64)
         found = np.full(len(sizes) + 1, np.inf)
         for j in range(1, len(sizes) + 1):
-            each = steps[:j] + (total[j] - total[:j]) * sizes[j - 1]
+            each = steps[:j] + cost(total[j] - total[:j], int(sizes[j - 1]))
             begins[j] = each.argmin()
             found[j] = each[begins[j]]
         steps = found
         last.append(begins)
-    bounds, j = [], len(sizes)
-    for begins in reversed(last):
-        bounds.append(int(sizes[j - 1]))
-        j = begins[j]
-    return tuple(reversed(bounds))
+        bounds, j = [], len(sizes)
+        for begins in reversed(last):
+            bounds.append(int(sizes[j - 1]))
+            j = begins[j]
+        yield float(steps[-1]), tuple(reversed(bounds))
 
 
 def _sizes(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -93,6 +112,7 @@ class Buckets(Epochs[np.ndarray]):
     ) -> None:
         super().__init__(seed, shuffle)
         self.bounds, self.batch_sizes = bounds, batch_sizes
+        self._lengths = lengths
         bucket_of = np.searchsorted(bounds, lengths)
         self._members = [np.flatnonzero(bucket_of == b) for b in range(len(bounds))]
         padded = sum(
@@ -108,15 +128,22 @@ class Buckets(Epochs[np.ndarray]):
         """The shapes `(batch_size, bound)` of all batches."""
         return list(zip(self.batch_sizes, self.bounds, strict=True))
 
-    def _order(self, number: int) -> list[np.ndarray]:
+    def __repr__(self) -> str:
+        return f"Buckets({len(self._lengths)} sequences, shapes={self.shapes})"
+
+    @property
+    def _facts(self) -> tuple[np.ndarray, Any]:
+        return self._lengths, self.shapes
+
+    def _order(self, number: int) -> tuple[np.ndarray, ...]:
         rng = self._generator(number)
         batches = []
         for members, size in zip(self._members, self.batch_sizes, strict=True):
             order = members if rng is None else rng.permutation(members)
             batches += [order[i : i + size] for i in range(0, len(order), size)]
-        if rng is None:
-            return batches
-        return [batches[i] for i in rng.permutation(len(batches))]
+        if rng is not None:
+            batches = [batches[i] for i in rng.permutation(len(batches))]
+        return read_only(batches)
 
     def collate(
         self, sequences: Sequence[Any]
@@ -131,7 +158,7 @@ class Buckets(Epochs[np.ndarray]):
             is one of `shapes`. Sequences of length 0 fill the last batch of a bucket.
 
         Raises:
-            TypeError: the dtypes of the sequences differ.
+            TypeError: a sequence is no array, or the dtypes differ.
             ValueError: the sequences are not those of one batch, or their shapes differ
                 in more than the first size.
         """
@@ -158,7 +185,7 @@ def buckets(
     *,
     batch_size: int | None = None,
     max_tokens: int | None = None,
-    bounds: int | Sequence[int] = 8,
+    bounds: int | Sequence[int] | Int[ArrayLike, " K"] = 8,
     seed: int = 0,
     shuffle: bool = True,
 ) -> Buckets:
@@ -169,8 +196,9 @@ def buckets(
         batch_size: the number of sequences in every batch; or
         max_tokens: the number of steps in every batch, padding included. A bucket of
             short sequences then has larger batches. Give one of the two.
-        bounds: the number of buckets, whose padded lengths are chosen for the least
-            padding; or these lengths, increasing, such as the `bounds` of another set.
+        bounds: the largest number of buckets, whose number and padded lengths are
+            chosen for the least waste; or these lengths, increasing, such as the
+            `bounds` of another set.
         seed: decides the order of every epoch, with its number.
         shuffle: False keeps sequences of a bucket in their order, and short ones first.
 
@@ -189,31 +217,61 @@ def buckets(
         >>> words = [np.ones(n) for n in (3, 4, 4, 9, 50)]
         >>> batches = data.buckets([len(w) for w in words], batch_size=2, bounds=2)
         >>> [batches.collate([words[i] for i in batch])[0].shape for batch in batches]
-        [(2, 50), (2, 9), (2, 9)]
+        [(2, 4), (2, 50), (2, 4)]
         >>> f"{batches.waste:.0%} padding"
-        '49% padding'
+        '40% padding'
     """
     values = check_lengths(lengths)
-    if isinstance(bounds, Sequence):
-        chosen = tuple(_checks.check_size("bounds", bound) for bound in bounds)
-        if not chosen or list(chosen) != sorted(set(chosen)):
-            raise ValueError(f"`bounds` must be increasing, got {list(chosen)}")
-        if values.max() > chosen[-1]:
-            at = int(values.argmax())
-            raise ValueError(
-                f"`lengths` must be at most {chosen[-1]}, the last of `bounds`, got "
-                f"{values[at]} at {at}"
-            )
-    else:
-        chosen = bucket_bounds(values, _checks.check_size("bounds", bounds))
+    given = _check_bounds(bounds)
+    longest = max(int(values.max()), 1)
+    if isinstance(given, tuple) and longest > given[-1]:
+        raise ValueError(
+            f"`lengths` must be at most {given[-1]}, the last of `bounds`, got "
+            f"{longest} at {int(values.argmax())}"
+        )
     if (batch_size is None) == (max_tokens is None):
         raise ValueError(
             "one of `batch_size` and `max_tokens` must be given, got "
             f"{batch_size} and {max_tokens}"
         )
+    number = tokens = 0
     if batch_size is not None:
-        sizes = (_checks.check_size("batch_size", batch_size),) * len(chosen)
+        number = _checks.check_size("batch_size", batch_size)
     else:
-        most = _checks.check_size("max_tokens", max_tokens, chosen[-1])
-        sizes = tuple(most // bound for bound in chosen)
-    return Buckets(values, chosen, sizes, seed, shuffle)
+        tokens = _checks.check_size("max_tokens", max_tokens)
+        least, of = longest, "the longest of `lengths`"
+        if isinstance(given, tuple):
+            least, of = given[-1], "the last of `bounds`"
+        if tokens < least:
+            raise ValueError(
+                f"`max_tokens` must be at least {least}, {of}, got {tokens}"
+            )
+
+    def size(bound: int) -> int:
+        return number or tokens // bound
+
+    def steps(sequences: np.ndarray, bound: int) -> np.ndarray:
+        return -(-sequences // size(bound)) * size(bound) * bound
+
+    if isinstance(given, int):
+        choices = _choices(np.maximum(values, 1), given, steps)
+        _, given = min(choices, key=operator.itemgetter(0))  # the first of equal ones
+    return Buckets(values, given, tuple(map(size, given)), seed, shuffle)
+
+
+def _check_bounds(bounds: Any) -> int | tuple[int, ...]:
+    """Return a number of buckets, or their increasing bounds."""
+    several = isinstance(bounds, Sequence) and not isinstance(bounds, str)
+    if several or getattr(bounds, "ndim", 0):
+        values = np.asarray(_checks.check_integers("bounds", bounds))
+        _checks.check_rank("bounds", values, "K")
+        given = tuple(_checks.check_size("bounds", bound) for bound in values.tolist())
+        if not given or list(given) != sorted(set(given)):
+            raise ValueError(f"`bounds` must be increasing, got {list(given)}")
+        return given
+    if isinstance(bounds, bool) or not hasattr(bounds, "__index__"):
+        raise TypeError(
+            "`bounds` must be an integer or increasing integers, got "
+            f"{_checks.describe(bounds)}"
+        )
+    return _checks.check_size("bounds", bounds)

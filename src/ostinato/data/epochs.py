@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools as ft
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -43,6 +45,18 @@ class Epochs(ABC, Generic[Batch]):
             self._known = number, self._order(number)
         return self._known[1]
 
+    @property
+    @abstractmethod
+    def _facts(self) -> tuple[np.ndarray, Any]:
+        """The lengths, and what else the order follows from."""
+
+    @ft.cached_property
+    def _data(self) -> int:
+        """A hash of the data and the options, which int32 can hold."""
+        lengths, rest = self._facts
+        text = repr((type(self).__name__, self._shuffle, rest))
+        return zlib.crc32(lengths.tobytes(), zlib.crc32(text.encode())) & 0x7FFFFFFF
+
     @abstractmethod
     def _order(self, number: int) -> Sequence[Batch]:
         """Compute the batches of an epoch."""
@@ -57,8 +71,8 @@ class Epochs(ABC, Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         number = self._epoch
+        batches = self.epoch(number)  # held here, as another epoch may be asked for
         while self._epoch == number:
-            batches = self.epoch(number)
             batch = batches[self._batch]
             self._batch += 1
             if self._batch == len(batches):
@@ -72,6 +86,7 @@ class Epochs(ABC, Generic[Batch]):
             "batch": self._batch,
             "batches": len(self),
             "seed": self._seed,
+            "data": self._data,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -82,15 +97,16 @@ class Epochs(ABC, Generic[Batch]):
 
         Raises:
             TypeError: `state` lacks a number, or one is no integer.
-            ValueError: `state` belongs to other data, options or another seed.
+            ValueError: `state` belongs to another seed, other options, or data of other
+                lengths or another dtype. The contents of data are not compared.
         """
-        names = ("epoch", "batch", "batches", "seed")
+        names = ("epoch", "batch", "batches", "seed", "data")
         if not isinstance(state, Mapping) or not all(name in state for name in names):
             raise TypeError(
                 f"`state` must have the entries {', '.join(names)} of state_dict(), "
                 f"got {_checks.describe(state)}"
             )
-        epoch, batch, batches, seed = (
+        epoch, batch, batches, seed, data = (
             _checks.check_size(f"state[{name!r}]", state[name], 0) for name in names
         )
         if seed != self._seed:
@@ -98,13 +114,24 @@ class Epochs(ABC, Generic[Batch]):
                 f"`state` must be that of seed {self._seed}, got one of seed {seed}; "
                 "make the batches with the same seed"
             )
+        if data != self._data:
+            raise ValueError(
+                f"`state` must be that of {self}, got one of other data or options; "
+                "make the batches of the same data with the same options"
+            )
         if batches != len(self.epoch(epoch)) or batch >= batches:
             raise ValueError(
                 f"`state` must be that of {len(self.epoch(epoch))} batches in epoch "
-                f"{epoch}, got batch {batch} of {batches}; make the batches of the "
-                "same data with the same options"
+                f"{epoch}, got batch {batch} of {batches}"
             )
         self._epoch, self._batch = epoch, batch
+
+
+def read_only(batches: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Return batches of indices that their readers cannot change."""
+    for batch in batches:
+        batch.flags.writeable = False
+    return tuple(batches)
 
 
 def check_lengths(lengths: Any) -> np.ndarray:
@@ -116,25 +143,58 @@ def check_lengths(lengths: Any) -> np.ndarray:
     if values.min() < 0:
         at = int(values.argmin())
         raise ValueError(f"`lengths[{at}]` must be at least 0, got {values[at]}")
+    most = np.iinfo(np.int64).max
+    if values.max() > most:
+        at = int(values.argmax())
+        raise ValueError(f"`lengths[{at}]` must be at most {most}, got {values[at]}")
     return values.astype(np.int64)
 
 
-def check_sequences(name: str, sequences: Sequence[Any]) -> list[np.ndarray]:
+def check_sequences(name: str, sequences: Any) -> list[np.ndarray]:
     """Return sequences `[n, ...]` as arrays of equal dtype and shape of a step.
 
     Args:
         name: the name of the argument in errors.
-        sequences: array-likes that differ in their first size alone; at least one.
+        sequences: array-likes that differ in their first size alone; at least one. An
+            empty list takes dtype and shape from the others.
     """
-    arrays = [np.asarray(sequence) for sequence in sequences]
-    if not arrays:
+    if not isinstance(sequences, Iterable) or isinstance(sequences, (str, Mapping)):
+        raise TypeError(
+            f"`{name}` must be a list of arrays [n, ...], got "
+            f"{_checks.describe(sequences)}"
+        )
+    given = list(sequences)
+    if not given:
         raise ValueError(f"`{name}` must hold at least one array, got none")
+    arrays = [_sequence(f"{name}[{i}]", x, name) for i, x in enumerate(given)]
+    # numpy calls an empty list float64.
+    empty = [not hasattr(x, "dtype") and not len(x) for x in given]
+    at = empty.index(False) if False in empty else 0
+    first = arrays[at]
+    nothing = np.zeros((0, *first.shape[1:]), first.dtype)
+    arrays = [nothing if e else x for e, x in zip(empty, arrays, strict=True)]
     for i, array in enumerate(arrays):
-        first = arrays[0]
-        if array.ndim == 0 or array.shape[1:] != first.shape[1:]:
+        if array.shape[1:] != first.shape[1:]:
             raise ValueError(
-                f"`{name}[{i}]` must have the shape [n, ...] of `{name}[0]`, "
+                f"`{name}[{i}]` must have the shape [n, ...] of `{name}[{at}]`, "
                 f"{list(first.shape)}, up to the first size, got {list(array.shape)}"
             )
-        _checks.check_same_dtype(**{f"{name}[0]": first, f"{name}[{i}]": array})
+        _checks.check_same_dtype(**{f"{name}[{at}]": first, f"{name}[{i}]": array})
     return arrays
+
+
+def _sequence(name: str, sequence: Any, among: str) -> np.ndarray:
+    """Return one sequence as an array; check that it has steps."""
+    try:
+        array = np.asarray(sequence)
+    except ValueError:
+        raise TypeError(
+            f"`{name}` must be an array [n, ...], got {_checks.describe(sequence)}, "
+            "whose parts differ in shape"
+        ) from None
+    if array.ndim == 0:
+        raise TypeError(
+            f"`{name}` must be an array [n, ...], got {_checks.describe(sequence)}; "
+            f"np.array({among}) makes one sequence of a list of numbers"
+        )
+    return array

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _checks
 from .._typing import ArrayLike, Int, Shaped
-from .epochs import Epochs, check_lengths, check_sequences
+from .epochs import Epochs, check_lengths, check_sequences, read_only
 
 OPEN = 16  # batches that are being filled at a time
 
@@ -45,7 +45,17 @@ class Packs(Epochs[np.ndarray]):
         """The unused part of the capacity of an epoch, 0 to 1."""
         return 1 - int(self._lengths.sum()) / (len(self) * self.capacity)
 
-    def _order(self, number: int) -> list[np.ndarray]:
+    def __repr__(self) -> str:
+        return (
+            f"Packs({len(self._lengths)} examples, capacity={self.capacity}, "
+            f"max_examples={self.max_examples}, max_length={self.max_length})"
+        )
+
+    @property
+    def _facts(self) -> tuple[np.ndarray, Any]:
+        return self._lengths, (self.capacity, self.max_examples)
+
+    def _order(self, number: int) -> tuple[np.ndarray, ...]:
         """Put every example into the fullest open batch that has space for it."""
         rng = self._generator(number)
         count = len(self._lengths)
@@ -56,23 +66,26 @@ class Packs(Epochs[np.ndarray]):
         for i in order:
             fitting = [
                 (space, k)
-                for k, (space, examples) in enumerate(open_batches)
-                if space >= lengths[i] and len(examples) < self.max_examples
+                for k, (space, _) in enumerate(open_batches)
+                if space >= lengths[i]
             ]
             if fitting:
                 space, k = min(fitting)
                 open_batches[k][1].append(i)
                 open_batches[k] = space - lengths[i], open_batches[k][1]
-                continue
-            if len(open_batches) == OPEN:
-                fullest = min(range(OPEN), key=lambda k: open_batches[k][0])
-                closed.append(open_batches.pop(fullest)[1])
-            open_batches.append((self.capacity - lengths[i], [i]))
+            else:
+                if len(open_batches) == OPEN:
+                    fullest = min(range(OPEN), key=lambda k: open_batches[k][0])
+                    closed.append(open_batches.pop(fullest)[1])
+                k = len(open_batches)
+                open_batches.append((self.capacity - lengths[i], [i]))
+            if len(open_batches[k][1]) == self.max_examples:
+                closed.append(open_batches.pop(k)[1])
         closed += [examples for _, examples in open_batches]
         # Batches that were closed last are the least full; they may come anywhere.
         if rng is not None:
             closed = [closed[k] for k in rng.permutation(len(closed))]
-        return [np.array(examples, np.int64) for examples in closed]
+        return read_only([np.array(examples, np.int64) for examples in closed])
 
     def collate(
         self, examples: Sequence[Any]
@@ -84,10 +97,11 @@ class Packs(Epochs[np.ndarray]):
 
         Returns:
             Their tokens `[capacity, ...]`, zeros where the capacity is unused, and
-            int32 lengths `[max_examples]`, 0 for the missing ones.
+            int32 lengths `[max_examples]`, 0 for the missing ones: empty examples,
+            which `ragged.vmap` takes with `min_length=0`.
 
         Raises:
-            TypeError: the dtypes of the examples differ.
+            TypeError: an example is no array, or the dtypes differ.
             ValueError: the examples are not those of one batch, or their shapes differ
                 in more than the first size.
         """
@@ -116,13 +130,16 @@ def pack(
     """Pack examples of any length into ragged batches of one capacity.
 
     All batches have one shape, so that a program is compiled once. An example goes to
-    the fullest of 16 batches in progress that has space for it (best fit).
+    the fullest of 16 batches in progress that has space for it (best fit). A batch of
+    fewer than `max_examples` is filled up with empty examples: map them with
+    `ragged.vmap(..., min_length=0)`, and leave them out of a loss by `lengths > 0`.
 
     Args:
         lengths: the number of tokens of every example, `[N]`.
         capacity: the number of tokens for which a batch has space.
-        max_examples: the number of examples for which it has space; None means a
-            quarter more than examples of the mean length need.
+        max_examples: the number of examples for which it has space, for
+            `ragged.shard` a multiple of the devices; None means a quarter more than
+            examples of the mean length need.
         seed: decides the order of every epoch, with its number.
         shuffle: False takes the examples in their order.
 

@@ -43,6 +43,18 @@ class Streams(Epochs[Chunk]):
         self._corpus, self._lengths = corpus, lengths
         self._begins = np.cumsum(lengths) - lengths
 
+    def __repr__(self) -> str:
+        sequences, steps = len(self._lengths), len(self._corpus)
+        return (
+            f"Streams({sequences} sequences, {steps} steps, lanes={self.lanes}, "
+            f"chunk={self.chunk})"
+        )
+
+    @property
+    def _facts(self) -> tuple[np.ndarray, Any]:
+        step = self._corpus.dtype.str, self._corpus.shape[1:]
+        return self._lengths, (self.lanes, self.chunk, step)
+
     def _order(self, number: int) -> Sequence[Chunk]:
         rng = self._generator(number)
         count = len(self._lengths)
@@ -95,11 +107,13 @@ def streams(
 
     Args:
         corpus: one sequence `[N, ...]`, such as a text, or a list of sequences
-            `[n, ...]`. An array is not copied and may be memory-mapped.
+            `[n, ...]`. An array is not copied and may be memory-mapped. A tuple
+            `(inputs, targets)` would be two texts: stack them as columns of one.
         lanes: the number of streams, the batch axis.
         chunk: the number of steps of a chunk.
-        seed: decides the order of every epoch, with its number.
-        shuffle: False keeps the order of the sequences.
+        seed: decides the order of every epoch, with its number. It has no effect on
+            one sequence.
+        shuffle: False keeps the order of the sequences. It has no effect on one.
 
     Returns:
         `Streams`: each batch is `(x, resets)` with x `[lanes, chunk, ...]` and bools

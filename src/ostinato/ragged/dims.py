@@ -12,7 +12,7 @@ from jax.export import SymbolicScope, symbolic_shape
 
 from .._typing import Array
 from .core import checks
-from .core.sizes import evaluate
+from .core.sizes import evaluate, is_derived, symbol_names
 from .types.array import RaggedArray
 
 _RESERVED = {"max", "min", "mod", "floordiv"}
@@ -53,7 +53,28 @@ class Dim:
         return max(self.max_length, self.min_length + 1) + self.offset
 
 
-def dim_of(
+def dims_of(
+    arrays: Sequence[RaggedArray],
+    min_length: int | Mapping[str, int],
+) -> dict[str, Dim]:
+    """Return the sizes of arrays by name; those that are made of others come last.
+
+    Args:
+        arrays: the arrays whose sizes differ between examples.
+        min_length: an int, or one for each dim.
+    """
+    names = dict.fromkeys(x.dim for x in arrays)
+    least = least_lengths(min_length, names)
+    made = {n for n in names if is_derived(n) and names.keys() >= set(symbol_names(n))}
+    dims: dict[str, Dim] = {}
+    for name in sorted(names, key=made.__contains__):
+        base = {n: dims[n] for n in symbol_names(name)} if name in made else None
+        named = [x for x in arrays if x.dim == name]
+        dims[name] = _dim_of(name, named, least[name], dims, base)
+    return dims
+
+
+def _dim_of(
     name: str,
     arrays: list[RaggedArray],
     min_length: int,
@@ -61,19 +82,14 @@ def dim_of(
     base: Mapping[str, Dim] | None,
 ) -> Dim:
     """Return the size of `arrays`, made of the sizes in `base` if there are any."""
-    max_length = min(a.max_length for a in arrays)
-    capacity = min(a.capacity for a in arrays)
-    checks.check_dim(arrays, max_length, capacity, min_length)
-    lengths = arrays[0].lengths
     common = {
         "name": name,
-        "lengths": lengths,
-        "max_length": max(max_length, min_length),
-        "capacity": max(capacity, 1),
+        "lengths": arrays[0].lengths,
+        "max_length": max(min(a.max_length for a in arrays), min_length),
+        "capacity": max(min(a.capacity for a in arrays), 1),
         "min_length": min_length,
     }
     if base is not None:
-        checks.check_derived(name, lengths, {n: d.lengths for n, d in base.items()})
         scope = SymbolicScope()
         sizes = {n: symbolic_shape(d.size, scope=scope)[0] for n, d in base.items()}
         return Dim(symbol="", offset=0, size=str(evaluate(name, sizes)), **common)
@@ -87,6 +103,28 @@ def dim_of(
         symbol += "_"
     size = f"{symbol} - 1" if offset else symbol
     return Dim(symbol=symbol, offset=offset, size=size, **common)
+
+
+def check_sizes(
+    arrays: Sequence[RaggedArray],
+    dims: Mapping[str, Dim],
+    constraints: Sequence[str],
+) -> None:
+    """Check the lengths of arrays against each other, and against constraints.
+
+    Args:
+        arrays: the arrays whose sizes differ between examples.
+        dims: their sizes, as `dims_of` returns them.
+        constraints: the constraints of the caller.
+    """
+    lengths = {name: d.lengths for name, d in dims.items()}
+    for name, d in dims.items():
+        checks.check_dim([x for x in arrays if x.dim == name], d.min_length)
+        if not d.symbol:
+            base = {n: lengths[n] for n in symbol_names(name)}
+            checks.check_derived(name, d.lengths, base)
+    for constraint in constraints:
+        checks.check_constraint(constraint, lengths)
 
 
 def least_lengths(

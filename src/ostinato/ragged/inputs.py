@@ -14,10 +14,10 @@ from jax.export import SymbolicScope, symbolic_shape
 from .._rnn.sharding import make_varying
 from .._typing import Array
 from .core.context import Context
-from .core.sizes import Range, constraint_for_jax, is_derived, symbol_names
+from .core.sizes import Range, constraint_for_jax
 from .core.symbols import Options, Symbols
 from .core.values import Flat, Padded, Shared, Value
-from .dims import Dim, dim_of, least_lengths, nonnegative_products
+from .dims import Dim, check_sizes, dims_of, nonnegative_products
 from .types.array import RaggedArray
 from .types.padded import PaddedRagged
 
@@ -52,7 +52,7 @@ class Inputs:
     def of(
         cls, leaves: list[Any], axes: list[Any], min_length: int | Mapping[str, int]
     ) -> Inputs:
-        """Check the leaves against each other.
+        """Return the inputs; check the number of examples and the mapped axes.
 
         Args:
             leaves: RaggedArrays, and arrays that are mapped or shared.
@@ -65,20 +65,13 @@ class Inputs:
         leaves = jax.tree.unflatten(tree, make_varying(leaves))
         axes = [_check_axis(x, a) for x, a in zip(leaves, axes, strict=True)]
         batch = _batch(leaves, axes)
-        names = dict.fromkeys(x.dim for x in leaves if is_ragged(x))
-        least = least_lengths(min_length, names)
-        dims: dict[str, Dim] = {}
-        # Dims that are made of others come last.
-        made = {
-            n for n in names if is_derived(n) and names.keys() >= set(symbol_names(n))
-        }
-        for name in sorted(names, key=made.__contains__):
-            arrays = [x for x in leaves if is_ragged(x) and x.dim == name]
-            base = None
-            if name in made:
-                base = {n: dims[n] for n in symbol_names(name)}
-            dims[name] = dim_of(name, arrays, least[name], dims, base)
+        dims = dims_of([x for x in leaves if is_ragged(x)], min_length)
         return cls(leaves, axes, dims, batch)
+
+    def check_sizes(self, constraints: Sequence[str]) -> None:
+        """Check the lengths against each other, and against the given constraints."""
+        ragged = [x for x in self.leaves if is_ragged(x)]
+        check_sizes(ragged, self.dims, constraints)
 
     @property
     def own_dims(self) -> list[Dim]:

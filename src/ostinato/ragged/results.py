@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from .core.values import Shared, Value, ragged_axes
 from .inputs import Inputs
 from .types.array import RaggedArray
 from .types.padded import PaddedRagged
-from .types.segments import along
+from .types.segments import Segments, UsedCapacity, along
 
 
 def wrap(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Any:
@@ -60,6 +61,27 @@ def wrap(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Any:
     return RaggedArray.tree_unflatten(
         (flat.axis, names[0], max(largest(dim, inputs.ranges), 1)), (data, lengths[0])
     )
+
+
+def of_examples(result: Any, which: Array) -> Any:
+    """Return a result that has values for some examples alone, and else NaN.
+
+    Dtypes without NaN have the fill value of `jax.numpy.take`.
+
+    Args:
+        result: a dense array, a RaggedArray or a PaddedRagged.
+        which: bool `[batch]`, the examples that keep their values.
+    """
+    if isinstance(result, PaddedRagged):
+        return dataclasses.replace(result, data=of_examples(result.data, which))
+    if not isinstance(result, RaggedArray):
+        return _keep(result, along(which, 0, result.ndim), fill_value(result.dtype))
+    used = UsedCapacity.of(result.lengths, result.capacity)
+    segments = Segments.of(result.lengths, result.capacity, used)
+    tokens = jnp.take(which, segments.drop_ids, mode="fill", fill_value=True)
+    axis, data = result.axis, result.data
+    kept = _keep(data, along(tokens, axis, data.ndim), fill_value(data.dtype))
+    return result.with_data(kept)
 
 
 def _dense(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Array:

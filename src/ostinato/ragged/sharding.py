@@ -12,9 +12,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import _checks
+from .._typing import Array
+from .results import of_examples
 from .types.array import RaggedArray
 from .types.capacity import Size, chosen_size, round_capacity
-from .types.checks import check_known
+from .types.checks import check_known, host, is_readable, require
 from .types.padded import PaddedRagged
 from .types.sharded import ShardedBatch, ShardedRagged, count_of
 
@@ -48,7 +50,8 @@ def shard(
         fullest device has than the mean.
 
     Raises:
-        TypeError: `batch` has no RaggedArray, or its lengths are traced.
+        TypeError: `batch` has no RaggedArray, its lengths are traced, or a leaf is no
+            array; `mesh` or `axis` has the wrong type.
         ValueError: the mesh has no such axis, numbers of examples differ or are no
             multiple of the devices, or `capacity` is too small.
 
@@ -64,30 +67,20 @@ def shard(
         >>> ragged.vmap(lambda x: x.sum())(shares).in_order().tolist()
         [3.0, 1.0]
     """
-    names = (axis,) if isinstance(axis, str) else tuple(axis)
-    shape = dict(mesh.shape)
-    if not names or not all(name in shape for name in names):
-        raise ValueError(
-            f"`axis` must name axes of the mesh, of {', '.join(map(repr, shape))}, got "
-            f"{axis!r}"
-        )
-    leaves, tree = jax.tree.flatten(batch, is_leaf=_is_ragged)
+    axis = _check_axis(mesh, axis)
+    named, tree = jax.tree.flatten_with_path(batch, is_leaf=_is_ragged)
+    leaves = [_checks.unwrap(x) for _, x in named]
     ragged = [x for x in leaves if _is_ragged(x)]
     if not ragged:
         raise TypeError(
             f"`batch` must have a RaggedArray, got {_checks.describe(batch)}; "
             "jax.device_put shards arrays of equal sizes"
         )
+    for (path, _), x in zip(named, leaves, strict=True):
+        _check_leaf(f"batch{jax.tree_util.keystr(path)}", x, len(ragged[0]))
     lengths = [np.asarray(check_known("RaggedArray", x.lengths)) for x in ragged]
-    counts = {len(x) if _is_ragged(x) else np.shape(x)[:1] for x in leaves}
-    counts = {c if isinstance(c, int) else next(iter(c), 0) for c in counts}
-    if len(counts) > 1:
-        raise ValueError(
-            "`batch` must have arrays of equally many examples, got "
-            + " and ".join(map(str, sorted(counts)))
-        )
     shares = count_of(mesh, axis)
-    if counts.pop() % shares:
+    if len(ragged[0]) % shares:
         raise ValueError(
             f"`batch` must have a multiple of {shares} examples, the number of "
             f"devices, got {len(ragged[0])}; add empty ones"
@@ -97,7 +90,7 @@ def shard(
 
     def sharded(x: Any) -> Any:
         if not _is_ragged(x):
-            x = jnp.asarray(x)[dealt.ravel()]
+            x = x[dealt.ravel()]
             return ShardedBatch(_put(x, 0, mesh, axis), order, mesh, axis)
         own = np.asarray(x.lengths)
         data = _tokens(x, own, dealt, capacity)
@@ -113,6 +106,45 @@ def shard(
         )
 
     return jax.tree.unflatten(tree, [sharded(x) for x in leaves])
+
+
+def _check_axis(mesh: Any, axis: Any) -> str | tuple[str, ...]:
+    """Return the name or names of axes of a mesh; check both."""
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise TypeError(
+            f"`mesh` must be a jax.sharding.Mesh, got {_checks.describe(mesh)}; "
+            "jax.make_mesh makes one"
+        )
+    names = (axis,) if isinstance(axis, str) else axis
+    if not isinstance(names, (tuple, list)) or not all(
+        isinstance(name, str) for name in names
+    ):
+        raise TypeError(
+            "`axis` must be the name of an axis of the mesh, or a tuple of names, got "
+            f"{_checks.describe(axis)}"
+        )
+    if not names or not all(name in mesh.shape for name in names):
+        raise ValueError(
+            f"`axis` must name axes of the mesh, of "
+            f"{', '.join(map(repr, mesh.shape))}, got {axis!r}"
+        )
+    if len(set(names)) < len(names):
+        raise ValueError(f"`axis` must name each axis of the mesh once, got {axis!r}")
+    return axis if isinstance(axis, str) else tuple(names)
+
+
+def _check_leaf(name: str, x: Any, count: int) -> None:
+    """Check that `x` is an array or a RaggedArray of as many examples."""
+    if not (_is_ragged(x) or (_is_array(x) and np.ndim(x))):
+        raise TypeError(
+            f"`{name}` must be an array [batch, ...], got {_checks.describe(x)}; "
+            "np.array makes one of a list of numbers"
+        )
+    if len(x) != count:
+        raise ValueError(
+            "`batch` must have arrays of equally many examples, got "
+            f"{len(x)} in `{name}` and {count} in the first RaggedArray"
+        )
 
 
 def _deal(sizes: np.ndarray, shares: int) -> np.ndarray:
@@ -168,6 +200,9 @@ def _put(x: Any, at: int, mesh: Any, axis: Any) -> Any:
     sharding = NamedSharding(mesh, _spec(at, axis))
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        words = _put(jax.random.key_data(x), at, mesh, axis)
+        return jax.random.wrap_key_data(words, impl=str(jax.random.key_impl(x)))
     whole = np.asarray(x)  # that of every process
     return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
 
@@ -184,26 +219,18 @@ def is_sharded(x: Any) -> bool:
     return isinstance(x, (ShardedBatch, ShardedRagged))
 
 
-def run_shares(
-    mapped: Callable,
-    leaves: Sequence[Any],
-    axes: Sequence[Any],
-    tree: Any,
-    out_axes: Any,
-) -> Any:
+def run_shares(run: Callable, leaves: Sequence[Any], tree: Any) -> Any:
     """Run a mapped function on each device's share of its arguments.
 
     Args:
-        mapped: the function of RaggedArrays and arrays that `ragged.vmap` returns.
-        leaves: those of `(args, kwargs)`.
-        axes: for each leaf its entry of `in_axes`.
+        run: the mapped function of RaggedArrays and arrays: `run(args, kwargs)`.
+        leaves: those of `(args, kwargs)`, as `check_shares` takes them.
         tree: the structure of `(args, kwargs)`.
-        out_axes: as the caller gave it.
     """
     first = next(x for x in leaves if is_sharded(x))
-    _check(first, leaves, axes, out_axes)
     mesh, axis = first.mesh, first.mesh_axis
-    arrays, specs = [], []
+    same = _same_examples(leaves)
+    arrays, specs = [same], [_spec(0, axis)]
     for x in leaves:
         if isinstance(x, ShardedRagged):
             arrays += [x.data, x.lengths]
@@ -217,7 +244,8 @@ def run_shares(
     found: list[Any] = []  # the tree of results and its leaves, when it is known
 
     def local(*arrays: Any) -> list[Any]:
-        given = iter(arrays)
+        same, *others = arrays
+        given = iter(others)
 
         def own(x: Any) -> Any:
             if isinstance(x, ShardedRagged):
@@ -226,7 +254,9 @@ def run_shares(
             return next(given) if is_sharded(x) or _is_array(x) else x
 
         args, kwargs = jax.tree.unflatten(tree, [own(x) for x in leaves])
-        results, out_tree = jax.tree.flatten(mapped(*args, **kwargs), _is_result)
+        results, out_tree = jax.tree.flatten(run(args, kwargs), _is_result)
+        if same is not None:
+            results = [of_examples(x, same) for x in results]
         found[:] = out_tree, results
         # Every array with the axis in front along which it is split.
         return [
@@ -234,10 +264,10 @@ def run_shares(
             for x in results
         ]
 
-    run = jax.shard_map(
+    sharded = jax.shard_map(
         local, mesh=mesh, in_specs=tuple(specs), out_specs=_spec(0, axis)
     )
-    arrays = run(*arrays)
+    arrays = sharded(*arrays)
     out_tree, results = found
 
     def whole(like: Any, x: Any) -> Any:
@@ -251,8 +281,15 @@ def run_shares(
     return jax.tree.unflatten(out_tree, wrapped)
 
 
-def _check(first: Any, leaves: Sequence[Any], axes: Sequence[Any], out: Any) -> None:
-    """Check that arguments are dealt out alike, and that axes are those they have."""
+def check_shares(leaves: Sequence[Any], axes: Sequence[Any], out: Any) -> None:
+    """Check that arguments are dealt out alike, and that axes are those they have.
+
+    Args:
+        leaves: the leaves of the arguments of a mapped function, some of them shares.
+        axes: for each leaf its entry of `in_axes`.
+        out: the `out_axes`.
+    """
+    first = next(x for x in leaves if is_sharded(x))
     for x, axis in zip(leaves, axes, strict=True):
         if is_sharded(x):
             if axis != 0 or isinstance(axis, bool):
@@ -260,13 +297,10 @@ def _check(first: Any, leaves: Sequence[Any], axes: Sequence[Any], out: Any) -> 
                     "`in_axes` must be 0 for an argument that ragged.shard dealt out, "
                     f"got {axis!r}"
                 )
-            if (x.mesh, x.mesh_axis) != (first.mesh, first.mesh_axis) or not _equal(
-                x.order, first.order
+            if (x.mesh, x.mesh_axis) != (first.mesh, first.mesh_axis) or (
+                x.order.shape != first.order.shape
             ):
-                raise ValueError(
-                    "arguments must be dealt out together, by one call of "
-                    f"ragged.shard, got {first} and {x} of different orders"
-                )
+                raise ValueError(f"{_TOGETHER}, got {first} and {x}")
         elif axis is not None:
             raise ValueError(
                 "mapped arguments must be dealt out together, by one call of "
@@ -279,11 +313,53 @@ def _check(first: Any, leaves: Sequence[Any], axes: Sequence[Any], out: Any) -> 
         )
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """Return whether orders are equal, as far as that is known."""
-    if a is b or not (_checks.is_concrete(a) and _checks.is_concrete(b)):
-        return a.shape == b.shape
-    return np.array_equal(np.asarray(a), np.asarray(b))
+_TOGETHER = "arguments must be dealt out together, by one call of ragged.shard"
+
+
+def are_known(leaves: Sequence[Any]) -> bool:
+    """Return whether lengths and orders of all shares can be read in this process."""
+    shares = [x for x in leaves if is_sharded(x)]
+    arrays = [x.lengths for x in shares if isinstance(x, ShardedRagged)]
+    return all(map(is_readable, (*arrays, *(x.order for x in shares))))
+
+
+def check_orders(leaves: Sequence[Any]) -> None:
+    """Check that the examples of all shares are in one order; at run time if traced."""
+    first, *others = [x for x in leaves if is_sharded(x)]
+    for x in others:
+        if x.order is not first.order:
+            require(
+                (host(x.order) == host(first.order)).all(),
+                f"{_TOGETHER}, got {first} and {x} of different orders",
+            )
+
+
+def whole_batches(leaves: Sequence[Any]) -> list[RaggedArray]:
+    """Return the ragged shares as batches for checks of their lengths.
+
+    Lengths that are known are in the caller's order, for messages.
+    """
+
+    def whole(x: ShardedRagged) -> RaggedArray:
+        lengths: Any = x.lengths
+        if are_known([x]):
+            lengths = np.asarray(lengths)[np.argsort(np.asarray(x.order))]
+        static = x.axis, x.dim, x.max_length
+        return RaggedArray.tree_unflatten(static, (x.data, lengths))
+
+    return [whole(x) for x in leaves if isinstance(x, ShardedRagged)]
+
+
+def _same_examples(leaves: Sequence[Any]) -> Array | None:
+    """Return where all orders are the same, bool `[batch]`; None if they are known to.
+
+    Orders that are traced may differ.
+    """
+    first, *others = [x.order for x in leaves if is_sharded(x)]
+    others = [order for order in others if order is not first]
+    if not others or are_known(leaves):
+        return None
+    return jnp.all(jnp.stack([order == first for order in others]), axis=0)
 
 
 def _axes(out: Any) -> list[Any]:

@@ -19,15 +19,22 @@ from .._compat import (
     is_about_sizes,
     is_unbound_axis_name,
 )
-from .core import checks
 from .core.sizes import in_program, least_nonempty
 from .core.symbols import Options
+from .dims import check_sizes, dims_of
 from .inputs import Inputs, is_ragged
 from .primitives.associative_scan import associative_scan
 from .registration import load_rules
 from .results import wrap
 from .schedule.tiers import check_tiers, resolve
-from .sharding import is_sharded, run_shares
+from .sharding import (
+    are_known,
+    check_orders,
+    check_shares,
+    is_sharded,
+    run_shares,
+    whole_batches,
+)
 
 
 def vmap(
@@ -98,8 +105,9 @@ def vmap(
 
     Lengths may be traced. They are then checked if the caller is under
     `jax.experimental.checkify`; otherwise the results of an example below `min_length`
-    are NaN, or the fill value of `jax.numpy.take` in other dtypes. One compilation
-    serves all lengths of one capacity and `max_length`.
+    are NaN, or the fill value of `jax.numpy.take` in other dtypes, and so are those of
+    an example whose arguments come from different calls of `ragged.shard`. One
+    compilation serves all lengths of one capacity and `max_length`.
 
     Holds under `jit`, `vmap`, `checkpoint`, `grad`, `jvp` and their mixes as far as
     `function` does; derivatives that it defines itself are kept.
@@ -132,9 +140,24 @@ def vmap(
     @ft.wraps(function)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_mapped)
-        if any(map(is_sharded, leaves)):
-            axes = _broadcast((_per_argument(in_axes, args), 0), tree)
-            return run_shares(mapped, leaves, axes, tree, out_axes)
+        if not any(map(is_sharded, leaves)):
+            return run(args, kwargs, check=True)
+        axes = _broadcast((_per_argument(in_axes, args), 0), tree)
+        check_shares(leaves, axes, out_axes)
+        if known := are_known(leaves):
+            check_lengths(leaves)
+        results = run_shares(ft.partial(run, check=False), leaves, tree)
+        if not known:  # last: checkify cannot add to errors that a shard_map was given
+            check_lengths(leaves)
+        return results
+
+    def check_lengths(leaves: list[Any]) -> None:
+        check_orders(leaves)
+        if ragged := whole_batches(leaves):
+            check_sizes(ragged, dims_of(ragged, min_length), constraints)
+
+    def run(args: tuple, kwargs: dict, check: bool) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_mapped)
         if not any(map(is_ragged, leaves)):
             return _dense(jax.vmap(function, in_axes, out_axes), args, kwargs)
         axes = _broadcast((_per_argument(in_axes, args), 0), tree)
@@ -144,9 +167,8 @@ def vmap(
         axes = [a for a, p in zip(axes, plain, strict=True) if not p]
         load_rules()
         inputs = Inputs.of(arrays, axes, min_length)
-        for constraint in constraints:
-            lengths = {d.name: d.lengths for d in inputs.dims.values()}
-            checks.check_constraint(constraint, lengths)
+        if check:
+            inputs.check_sizes(constraints)
 
         present = inputs.or_one_empty_example()
         own = {d.name: d for d in present.own_dims}

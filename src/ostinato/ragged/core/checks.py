@@ -10,15 +10,15 @@ from ..types.checks import host, require
 from .sizes import evaluate, holds
 
 
-def check_dim(
-    arrays: list[RaggedArray], max_length: int, capacity: int, min_length: int
-) -> None:
+def check_dim(arrays: list[RaggedArray], min_length: int) -> None:
     """Check the lengths of all arrays of one dim name.
 
     They must be in range, equal, and fit the capacity.
     """
     first = arrays[0]
     name, lengths = first.dim, host(first.lengths)
+    max_length = min(a.max_length for a in arrays)
+    capacity = min(a.capacity for a in arrays)
     for other in arrays[1:]:
         if other.lengths is not first.lengths:
             require(

@@ -84,14 +84,19 @@ def check_index(index: Any, batch: int) -> int:
     return example % batch
 
 
+def is_readable(x: Any) -> bool:
+    """Return whether the value of `x` is known, and lies in this process."""
+    return _checks.is_concrete(x) and getattr(x, "is_fully_addressable", True)
+
+
 def host(lengths: Any) -> Any:
     """Return lengths as an array of numpy, or as they are where they are traced."""
-    return np.asarray(lengths) if _checks.is_concrete(lengths) else lengths
+    return np.asarray(lengths) if is_readable(lengths) else lengths
 
 
 def require(condition: Any, message: str) -> None:
     """Raise ValueError where a condition is False; check a traced one at run time."""
-    if not _checks.is_concrete(condition):
+    if not is_readable(condition):
         check_traced(condition, message)
     elif not np.all(condition):
         where = np.flatnonzero(~np.asarray(condition))
