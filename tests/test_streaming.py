@@ -227,7 +227,7 @@ def test_a_session_refuses_a_second_thread():
         (lambda s: s.reset([True]), ValueError, r"`streams` must have shape \(B\)"),
         (lambda s: s.reset([0.5]), TypeError, "`streams` must hold integers"),
         (lambda s: setattr(s, "state", 1), TypeError, r"`state` must be \(h, c\) for"),
-        (lambda s: setattr(s, "state", (1, 1)), ValueError, r"`state` must have shape"),
+        (lambda s: setattr(s, "state", (1, 1)), ValueError, r"`state\[0\]` must have"),
     ],
 )
 def test_errors_of_a_session(call, error, message):

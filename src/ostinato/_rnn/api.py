@@ -125,6 +125,11 @@ def rnn_step(
 ) -> RNNOutput:
     """Run one step, for streaming; T of these steps equal `rnn` over T steps.
 
+    The state has the dtype of `x_t`. In bfloat16 and float16, `rnn` keeps the cell
+    state of an LSTM, and `c`, `n` and `m` of an sLSTM, in float32 until its end, where
+    steps round them each time: the two are equal up to that. The sum `n` of an sLSTM
+    then stops growing at 256 in bfloat16; run long streams of one in float32.
+
     Args:
         spec: the kind of network; unidirectional.
         weights: flat vector `[num_params]`, or the result of `prepare`.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools as ft
-import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _checks
+from .._sessions import OneThread, wholly
 from .._typing import ArrayLike, Backend, Bool, Float, Int, State
 from . import backends, cpu, layout
 from .api import rnn
@@ -22,11 +23,12 @@ from .prepared import PreparedWeights, prepare
 from .spec import RNNSpec, check_spec, state_shapes
 
 
-class Stream(ABC):
+class Stream(OneThread, ABC):
     """The session of `stream`: states of some streams, and the calls that move them.
 
     A session serves one thread at a time; threads that run at once have one each. They
-    may share weights, and the memory of prepared ones.
+    may share weights, and the memory of prepared ones. While a thread is in a call, any
+    other call raises RuntimeError, `reset` and uses of `state` included.
 
     Attributes:
         spec: the network.
@@ -42,12 +44,18 @@ class Stream(ABC):
     backend: str
 
     def __init__(self, spec: RNNSpec, batch: int, dtype: np.dtype) -> None:
+        super().__init__()
         self.spec, self.batch, self.dtype = spec, batch, dtype
         self._states = [np.zeros(s, dtype) for s in state_shapes(spec, batch)]
         self._step_x = np.zeros((batch, spec.input_size), dtype)
         self._step_y = np.zeros((batch, spec.output_size), dtype)
         self._active = np.ones(batch, np.int32)
-        self._free = threading.Lock()
+
+    def __repr__(self) -> str:
+        return (
+            f"<session of {self.batch} streams of mode {self.spec.mode!r} on "
+            f"{self.backend}>"
+        )
 
     def step(
         self,
@@ -69,16 +77,14 @@ class Stream(ABC):
             ValueError: a shape is wrong.
             RuntimeError: another thread is in a call of this session.
         """
-        if not self._free.acquire(blocking=False):
-            raise RuntimeError(BUSY)
-        try:
+        with self._alone():
             own = self._step_x
             if not (
                 type(x) is np.ndarray and x.shape == own.shape and x.dtype == own.dtype
             ):
                 x = self._numbers("x", x, B=self.batch, I=self.spec.input_size)
             if active is not None:
-                active = _checks.check_mask("active", active, B=self.batch)
+                active = _checks.host_mask("active", active, B=self.batch)
                 np.copyto(self._active, active)
             if own.nbytes > _COPIED_BYTES:
                 x = np.ascontiguousarray(x, self.dtype)[:, None]
@@ -87,8 +93,6 @@ class Stream(ABC):
             np.copyto(own, x, casting="same_kind")
             self._run_step(active is not None)
             return self._step_y.copy()
-        finally:
-            self._free.release()
 
     def chunk(
         self,
@@ -111,40 +115,38 @@ class Stream(ABC):
             ValueError: a shape or a length is wrong.
             RuntimeError: another thread is in a call of this session.
         """
-        if not self._free.acquire(blocking=False):
-            raise RuntimeError(BUSY)
-        try:
-            x = np.asarray(x)
+        with self._alone():
+            x = _checks.host_numbers("x", x, self.dtype)
             _checks.check_rank("x", x, "B", "T", "I")
             steps = x.shape[1]
-            x = self._numbers("x", x, B=self.batch, T=steps, I=self.spec.input_size)
+            _checks.check_shape("x", x, B=self.batch, T=steps, I=self.spec.input_size)
             x = np.ascontiguousarray(x, self.dtype)
             lengths = None
             if seq_lengths is not None:
-                lengths = np.asarray(
-                    _checks.check_seq_lengths(seq_lengths, self.batch, steps, False)
-                )
+                lengths = _checks.host_seq_lengths(seq_lengths, self.batch, steps)
             return self._run_chunk(x, lengths)
-        finally:
-            self._free.release()
 
     @property
     def state(self) -> Any:
-        """The states of all streams: `h [L, B, S]`, or `(h, c [L, B, H])` for an LSTM.
+        """The states of all streams: `h [L, B, S]`, or a tuple of several.
 
+        Those of an LSTM are `(h, c [L, B, H])`, those of an sLSTM `(h, c, n, m)`.
         Reading copies them, and setting copies what is set.
         """
-        return as_state([state.copy() for state in self._states])
+        with self._alone():
+            return as_state([state.copy() for state in self._states])
 
     @state.setter
     def state(self, value: State) -> None:
         given = check_state(self.spec, value, "state")
-        arrays = [
-            self._numbers("state", a, **dict(zip("LBS", s.shape, strict=True)))
-            for a, s in zip(given, self._states, strict=True)
-        ]
-        for state, array in zip(self._states, arrays, strict=True):
-            np.copyto(state, array, casting="same_kind")
+        arrays = []
+        for i, (a, own) in enumerate(zip(given, self._states, strict=True)):
+            name = f"state[{i}]" if len(given) > 1 else "state"
+            axes = zip("LBS" if i == 0 else "LBH", own.shape, strict=True)
+            array = self._numbers(name, a, **dict(axes))
+            arrays.append(array.astype(self.dtype, copy=False))
+        with self._alone():
+            wholly(lambda: self._write(arrays))
 
     def reset(self, streams: ArrayLike | None = None) -> None:
         """Begin streams anew: set their states to 0.
@@ -156,10 +158,16 @@ class Stream(ABC):
         Raises:
             TypeError, ValueError: `streams` are neither indices nor bools `[B]`.
             IndexError: there is no such stream.
+            RuntimeError: another thread is in a call of this session.
         """
         which = chosen_streams(streams, self.batch)
-        for state in self._states:
-            state[:, which] = 0
+        with self._alone():
+            wholly(lambda: self._write([0] * len(self._states), which))
+
+    def _write(self, values: Sequence[Any], which: Any = slice(None)) -> None:
+        """Set the states of some streams."""
+        for state, value in zip(self._states, values, strict=True):
+            state[:, which] = value
 
     @abstractmethod
     def _run_step(self, masked: bool) -> None:
@@ -171,37 +179,30 @@ class Stream(ABC):
 
     def _numbers(self, name: str, value: Any, **dims: int) -> np.ndarray:
         """Return numbers as an array; check its shape."""
-        array = np.asarray(value)
-        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise TypeError(
-                f"`{name}` must hold numbers that convert to {self.dtype}, got "
-                f"{_checks.describe(value)}"
-            )
+        array = _checks.host_numbers(name, value, self.dtype)
         _checks.check_shape(name, array, **dims)
         return array
 
 
 def chosen_streams(streams: ArrayLike | None, batch: int) -> Any:
-    """Return the index of streams, given by integers, by bools `[B]`, or None for all.
+    """Return indices of streams, given by integers, by bools `[B]`, or None for all.
 
     Raises:
         TypeError, ValueError: they are neither.
+        IndexError: there is no such stream.
     """
     if streams is None:
         return slice(None)
     which = np.asarray(streams)
-    if which.dtype != np.bool_:
-        return _checks.check_integers("streams", streams)
-    _checks.check_shape("streams", which, B=batch)
-    return which
+    if which.dtype == np.bool_:
+        _checks.check_shape("streams", which, B=batch)
+    else:
+        which = _checks.check_integers("streams", streams)
+    return np.arange(batch)[which]
 
 
 # Larger inputs are read where they are; asking where smaller ones are takes longer.
 _COPIED_BYTES = 2**17
-BUSY = (
-    "a session of ost.stream serves one thread at a time, and another thread is in a "
-    "call; make a session for each thread"
-)
 
 
 class _NativeStream(Stream):
@@ -246,7 +247,7 @@ class _JittedStream(Stream):
         super().__init__(spec, batch, np.dtype(weights.dtype))
         self.backend = backend or "xla"
         self._weights = weights
-        self._run = jax.jit(ft.partial(rnn, spec, backend=backend))
+        self._run = _jitted(spec, backend)
 
     def _run_step(self, masked: bool) -> None:
         x, lengths = self._step_x[:, None], self._active if masked else None
@@ -256,9 +257,15 @@ class _JittedStream(Stream):
         states = as_state(self._states)
         y, state = self._run(self._weights, x, states, seq_lengths=lengths)
         parts = state if isinstance(state, tuple) else (state,)
-        for mine, new in zip(self._states, parts, strict=True):
-            np.copyto(mine, new)
-        return np.asarray(y)
+        new = [np.asarray(a) for a in parts]
+        wholly(lambda: self._write(new))
+        return np.array(y)
+
+
+@ft.lru_cache(maxsize=64)
+def _jitted(spec: RNNSpec, backend: Backend | None) -> Callable:
+    """Return `rnn` for a spec, which all sessions share and compile once."""
+    return jax.jit(ft.partial(rnn, spec, backend=backend))
 
 
 def stream(
@@ -278,6 +285,13 @@ def stream(
     packed = None
     if isinstance(weights, PreparedWeights):
         weights, packed = weights
+    if isinstance(weights, (list, tuple)) and any(
+        isinstance(layer, layout.LayerWeights) for layer in weights
+    ):
+        raise TypeError(
+            "`weights` must be the flat vector [num_params], got those of "
+            f"{len(weights)} layers; ost.pack_weights(weights, spec) joins them"
+        )
     weights = _checks.check_array("weights", weights)
     if not _checks.is_concrete(weights):
         raise TypeError(

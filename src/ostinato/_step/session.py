@@ -16,6 +16,7 @@ from .description import operations_of
 from .jaxprs import type_of
 from .native import check_available
 from .plans import lower_forward
+from .programs.lower import LARGEST_GIVEN
 from .programs.lowered import Lowered
 from .programs.program import Place
 from .programs.values import Unsupported
@@ -26,6 +27,8 @@ _ENDLESS = 2**62
 """More steps than a session ever makes."""
 _COPIED_BYTES = 2**18
 """Larger inputs and outputs stay where they are: copies would take longer."""
+LARGEST_STATE = 2 * LARGEST_GIVEN
+"""The largest integer in a state, for which programs have room between any steps."""
 _FIELDS = (
     "numbers num_numbers constants num_constants wide steps batch lengths operands "
     "num_operands results num_results"
@@ -60,12 +63,10 @@ class Session:
         lowered, step = self._lowered, plan.step
         self.description = operations_of(lowered)
         self._first = step.num_invariant, step.num_invariant + step.num_inputs
-        self.states = [
-            np.array(np.asarray(a), _type(a.dtype, lowered), order="C")
-            for a in plan.states
-        ]
+        states = [np.asarray(a) for a in plan.states]
+        _check_integers(states, LARGEST_STATE)
+        self.states = [np.array(a, _type(a.dtype, lowered), order="C") for a in states]
         invariant = [self._invariant(i, a) for i, a in enumerate(plan.invariant)]
-        self._fixed = [*invariant, *[None] * step.num_inputs, *self.states]
         self._program = (
             np.array(lowered.program.numbers, np.int64),
             np.array(lowered.program.constants, np.float64),
@@ -73,21 +74,26 @@ class Session:
         # A step has arrays of its own, so that their addresses stay.
         self._at = [self._empty(1, i) for i in range(step.num_inputs)]
         self._out = self._results(1)
-        self._step = self._call(1, self._at, self._out, None)
+        self._arguments = [*invariant, *self._at, *self.states]
         self._at_step = [a[0] for a in self._at]
         self._size = sum(a.nbytes for a in (*self._at, *self._out))
         self._out_step = self._direct()
         self._lengths = np.ones(batch, np.int32)
         self._address = address(self._lengths)
+        self._step = self._first_call()
+        self._by_reference = ctypes.byref(self._step)
         library = _native.status().library
         assert library is not None
-        self._run, pointer = library.ostinato_step_run, ctypes.c_void_p()
-        self._by_reference = ctypes.byref(self._step)
+        self._run = library.ostinato_step_run
+        # An array of numpy is no part of the garbage collector's cycles: it ends after
+        # everything that may still make a call, in a `__del__` or a thread.
+        self._pointer = np.zeros(1, np.int64)
         raise_error(
-            library.ostinato_step_open(self._by_reference, ctypes.byref(pointer))
+            library.ostinato_step_open(self._by_reference, address(self._pointer))
         )
-        self._session = pointer.value
-        weakref.finalize(self, library.ostinato_step_close, pointer.value)
+        self._session = int(self._pointer[0])
+        close = library.ostinato_step_close
+        weakref.finalize(self._pointer, close, self._session).atexit = False
 
     def step(
         self, inputs: Sequence[np.ndarray], active: np.ndarray | None
@@ -136,7 +142,16 @@ class Session:
             for own, a in zip(self._at, inputs, strict=True)
         ]
         results = self._results(steps)
-        call = self._call(steps, arrays, results, lengths)
+        tables = [table.copy() for table in self._tables]
+        for table, rows, given in zip(
+            tables, self._rows, (arrays, results), strict=True
+        ):
+            for row, i in rows:
+                table[row, :2] = address(given[i]), given[i].size
+        call = Call.from_buffer_copy(self._step)
+        call.steps = steps
+        call.lengths = 0 if lengths is None else address(lengths)
+        call.operands, call.results = map(address, tables)
         raise_error(self._run(self._session, ctypes.byref(call)))
         valid = None if lengths is None else np.arange(steps)[:, None] < lengths
         return self._outputs(inputs, results, valid)
@@ -144,6 +159,7 @@ class Session:
     def _invariant(self, i: int, value: Any) -> np.ndarray:
         """Return an argument that does not change, as the library reads it."""
         a, kind = np.asarray(value), self._lowered.given[i]
+        _check_integers([a], LARGEST_GIVEN)
         a = a if kind.axis is None else np.moveaxis(a, kind.axis, 0)
         a = a.T if kind.turned else a
         return np.ascontiguousarray(a, self._lowered.type_of_argument(i, a.dtype))
@@ -179,40 +195,38 @@ class Session:
             arrays.append(a[0])
         return arrays
 
-    def _call(
-        self,
-        steps: int,
-        inputs: Sequence[np.ndarray],
-        outputs: Sequence[np.ndarray],
-        lengths: np.ndarray | None,
-    ) -> Call:
-        lowered = self._lowered
-        first, end = self._first
-        arguments = [*self._fixed[:first], *inputs, *self._fixed[end:]]
-        states, out = iter(self.states), iter(outputs)
-        tables = (
-            _table([arguments[i] for i in lowered.arguments]),
+    def _first_call(self) -> Call:
+        """Return the call of a step.
+
+        Sets `_tables`, of its operands and results, and `_rows`: which of these rows
+        are inputs or outputs, by position, and change from chunk to chunk.
+        """
+        lowered, (first, end) = self._lowered, self._first
+        count = len(self.states)
+        self._tables = (
+            _table([self._arguments[i] for i in lowered.arguments]),
             # New states are written where the old ones are.
-            _table(
-                [
-                    next(states if r.place is Place.NEXT else out)
-                    for r in lowered.results
-                ]
-            ),
+            _table([*self.states, *self._out]),
+        )
+        self._rows = (
+            [
+                (r, i - first)
+                for r, i in enumerate(lowered.arguments)
+                if first <= i < end
+            ],
+            [(count + i, i) for i in range(len(self._out))],
         )
         call = Call(
             wide=lowered.dtype == np.float64,
-            steps=steps,
+            steps=1,
             batch=self.batch,
-            lengths=0 if lengths is None else address(lengths),
             num_numbers=self._program[0].size,
             num_constants=self._program[1].size,
-            num_operands=len(tables[0]),
-            num_results=len(tables[1]),
+            num_operands=len(self._tables[0]),
+            num_results=len(self._tables[1]),
         )
         call.numbers, call.constants = map(address, self._program)
-        call.operands, call.results = map(address, tables)
-        call.kept = tables, arguments, lengths
+        call.operands, call.results = map(address, self._tables)
         return call
 
     def _outputs(
@@ -224,7 +238,7 @@ class Session:
     ) -> list[np.ndarray]:
         """Return what the step returns; `valid [T, B]` says of which sequences."""
         lowered, count = self._lowered, len(self.states)
-        found = []
+        found, taken = [], set()
         for source in lowered.sources[count:]:
             assert source is not None
             if source < 0:  # an input
@@ -232,7 +246,10 @@ class Session:
                 a = np.array(a)
             else:
                 kind, a = lowered.results[source], results[source - count]
-                a, by_row = a.astype(kind.dtype, copy=copy), kind.axis is not None
+                # Outputs that are equal are one result, of which each has its own.
+                a = a.astype(kind.dtype, copy=copy or source in taken)
+                by_row = kind.axis is not None
+                taken.add(source)
             if valid is not None and not by_row:
                 a = a.copy()
                 a[~valid] = 0
@@ -263,6 +280,19 @@ def _lower(plan: Plan) -> Lowered:
         if result.axis not in (None, 0) or result.added or result.turned:
             raise Unsupported("its results are laid out in another way")
     return lowered
+
+
+def largest(a: np.ndarray) -> int:
+    """Return the largest absolute value of integers; 0 of other values."""
+    if not jnp.issubdtype(a.dtype, jnp.integer) or a.size == 0:
+        return 0
+    return max(int(a.max()), -int(a.min()))
+
+
+def _check_integers(arrays: Sequence[np.ndarray], most: int) -> None:
+    """Raise `Unsupported` where floats cannot stand for integers of operands."""
+    if any(largest(a) > most for a in arrays):
+        raise Unsupported(f"it has integers above {most}")
 
 
 def _table(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -18,17 +17,20 @@ from .._recurrent.loop import LoopInputs
 from .._recurrent.net import recurrent_net
 from .._recurrent.protocol import SequenceOptions
 from .._recurrent.stepping import StepLoop
-from .._rnn.streaming import BUSY, chosen_streams
+from .._rnn.streaming import chosen_streams
+from .._sessions import OneThread, wholly
 from .._step import description
 from .._step.programs.values import Unsupported
-from .._step.session import Session
+from .._step.session import LARGEST_STATE, Session, largest
 from .._typing import Array, ArrayLike, Bool, Int
 
 
-class StepStream:
+class StepStream(OneThread):
     """The session of `stream` for a cell or a step function: states, and calls.
 
-    A session serves one thread at a time; threads that run at once have one each.
+    A session serves one thread at a time; threads that run at once have one each. While
+    a thread is in a call, any other call raises RuntimeError, `reset` and uses of
+    `state` included.
 
     Attributes:
         batch: the number of streams, B.
@@ -45,15 +47,11 @@ class StepStream:
         states: Any,
         backend: Literal["cpu", "xla"] | None,
     ) -> None:
+        super().__init__()
         self.batch, self._step = batch, step
-        self._initial, self._tree = jax.tree.flatten(jax.tree.map(np.asarray, states))
+        self._initial, self._tree = jax.tree.flatten(jax.tree.map(np.array, states))
         self._inputs, self._input_tree = tree_flatten_with_path(inputs)
-        results = jax.eval_shape(
-            lambda *given: check_result(step(*given), given[1], batch),
-            *(params, states, inputs, jax.ShapeDtypeStruct((), jnp.int32)),
-        )
-        self._outputs = jax.tree.structure(results[1])
-        self._free = threading.Lock()
+        self._outputs = _outputs(step, params, batch, inputs, states)
         session = "`backend` is 'xla'"
         if backend != "xla":
             session = _native(step, params, batch, inputs, states)
@@ -70,7 +68,7 @@ class StepStream:
             self._loop = _Jitted(step, params, self._tree, self._input_tree, states)
 
     def __repr__(self) -> str:
-        name = getattr(self._step, "__name__", None) or repr(self._step)
+        name = getattr(self._step, "__name__", None) or type(self._step).__name__
         return (
             f"<session of {self.batch} streams of {name} on {self.backend}: {self.why}>"
         )
@@ -92,16 +90,12 @@ class StepStream:
             ValueError: a shape is wrong.
             RuntimeError: another thread is in a call of this session.
         """
-        if not self._free.acquire(blocking=False):
-            raise RuntimeError(BUSY)
-        try:
+        with self._alone():
             leaves = self._checked(x, ())
             if active is not None:
-                active = np.asarray(_checks.check_mask("active", active, B=self.batch))
+                active = _checks.host_mask("active", active, B=self.batch)
             found = self._loop.step([leaves[i] for i in self._loop.inputs], active)
             return self._results(found)
-        finally:
-            self._free.release()
 
     def chunk(
         self,
@@ -126,20 +120,15 @@ class StepStream:
             ValueError: a shape or a length is wrong, or `length` is missing.
             RuntimeError: another thread is in a call of this session.
         """
-        if not self._free.acquire(blocking=False):
-            raise RuntimeError(BUSY)
-        try:
+        with self._alone():
             steps = self._steps(x, length)
             leaves = [np.swapaxes(a, 0, 1) for a in self._checked(x, (steps,))]
+            lengths = None
             if seq_lengths is not None:
-                seq_lengths = np.asarray(
-                    _checks.check_seq_lengths(seq_lengths, self.batch, steps, False)
-                )
+                lengths = _checks.host_seq_lengths(seq_lengths, self.batch, steps)
             kept = [leaves[i] for i in self._loop.inputs]
-            found = self._loop.chunk(kept, steps, seq_lengths)
+            found = self._loop.chunk(kept, steps, lengths)
             return self._results([np.swapaxes(a, 0, 1) for a in found])
-        finally:
-            self._free.release()
 
     @property
     def state(self) -> Any:
@@ -147,8 +136,10 @@ class StepStream:
 
         Reading copies them, and setting copies what is set.
         """
-        leaves = zip(self._loop.states, self._initial, strict=True)
-        return jax.tree.unflatten(self._tree, [a.astype(b.dtype) for a, b in leaves])
+        with self._alone():
+            pairs = zip(self._loop.states, self._initial, strict=True)
+            leaves = [a.astype(initial.dtype) for a, initial in pairs]
+        return jax.tree.unflatten(self._tree, leaves)
 
     @state.setter
     def state(self, value: Any) -> None:
@@ -159,8 +150,11 @@ class StepStream:
             _numbers(f"state{keystr(path)}", a, own.shape, own.dtype)
             for (path, a), own in zip(paths, self._initial, strict=True)
         ]
-        for own, a in zip(self._loop.states, arrays, strict=True):
-            np.copyto(own, a, casting="unsafe")
+        if self.backend == "cpu":
+            for (path, _), a in zip(paths, arrays, strict=True):
+                _check_largest(f"state{keystr(path)}", a)
+        with self._alone():
+            wholly(lambda: self._write(arrays))
 
     def reset(self, streams: ArrayLike | None = None) -> None:
         """Begin streams anew: set their states to the initial ones.
@@ -172,10 +166,16 @@ class StepStream:
         Raises:
             TypeError, ValueError: `streams` are neither indices nor bools `[B]`.
             IndexError: there is no such stream.
+            RuntimeError: another thread is in a call of this session.
         """
         which = chosen_streams(streams, self.batch)
-        for own, initial in zip(self._loop.states, self._initial, strict=True):
-            own[which] = initial[which]
+        with self._alone():
+            wholly(lambda: self._write([a[which] for a in self._initial], which))
+
+    def _write(self, values: Sequence[np.ndarray], which: Any = slice(None)) -> None:
+        """Set the states of some streams."""
+        for own, value in zip(self._loop.states, values, strict=True):
+            own[which] = value
 
     def _results(self, leaves: list[np.ndarray]) -> Any:
         """Return outputs in their structure."""
@@ -225,15 +225,56 @@ _LEAF = jax.tree.structure(0)
 
 def _numbers(name: str, value: Any, shape: tuple, dtype: Any) -> np.ndarray:
     """Return numbers as an array; check its shape."""
-    array = np.asarray(value)
-    if not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise TypeError(
-            f"`{name}` must hold numbers that convert to {dtype}, got "
-            f"{_checks.describe(value)}"
-        )
+    array = _checks.host_numbers(name, value, dtype)
     if array.shape != shape:
         raise ValueError(f"`{name}` must have shape {shape}, got {array.shape}")
     return array.astype(dtype, copy=False)
+
+
+def _check_largest(name: str, a: np.ndarray) -> None:
+    """Check that the native loop can hold the integers of a state."""
+    if largest(a) > LARGEST_STATE:
+        raise ValueError(
+            f"`{name}` must hold integers of at most {LARGEST_STATE} in the native "
+            f"loop, got {largest(a)}; open a session with `initial_states` like these, "
+            "or with backend='xla'"
+        )
+
+
+def _outputs(step: Callable, params: Any, batch: int, inputs: Any, states: Any) -> Any:
+    """Return the structure of a step's outputs; check its results."""
+    arrays, rebuild = _split_arrays(params)
+
+    def results(arrays: Any, *given: Any) -> Any:
+        return check_result(step(rebuild(arrays), *given), given[0], batch)
+
+    t = jax.ShapeDtypeStruct((), jnp.int32)
+    try:
+        _, outputs = jax.eval_shape(results, arrays, states, inputs, t)
+    except Exception as error:
+        if inputs is None:
+            error.add_note(
+                "ost.stream was called without `inputs`, so that the step got None; "
+                "give it one step of inputs, arrays [B, ...] or their shapes and dtypes"
+            )
+        raise
+    return jax.tree.structure(outputs)
+
+
+def _split_arrays(params: Any) -> tuple[list[Any], Callable[[Any], Any]]:
+    """Return the arrays of `params`, and a function that puts others in their places.
+
+    Leaves that are not arrays, such as a number of steps, stay as they are.
+    """
+    leaves, tree = jax.tree.flatten(params)
+    types = jax.Array, np.ndarray, np.generic
+    indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, types)]
+
+    def rebuild(arrays: Any) -> Any:
+        full = dict(enumerate(leaves)) | dict(zip(indices, arrays, strict=True))
+        return jax.tree.unflatten(tree, full.values())
+
+    return [leaves[i] for i in indices], rebuild
 
 
 def _native(
@@ -272,13 +313,15 @@ class _Jitted:
     def __init__(
         self, step: Callable, params: Any, tree: Any, input_tree: Any, states: Any
     ) -> None:
+        arrays, rebuild = _split_arrays(params)
+        self._params = [jnp.array(a) for a in arrays]  # copies
+        self._tree, self._input_tree = tree, input_tree
         self.states = [np.array(a) for a in jax.tree.leaves(states)]
         self.inputs = range(input_tree.num_leaves)
-        self._params, self._tree, self._input_tree = params, tree, input_tree
         self._t = 0
 
-        def one(params: Any, states: Any, x: Any, t: Array, active: Any) -> Any:
-            new, outputs = step(params, states, x, t)
+        def one(arrays: Any, states: Any, x: Any, t: Array, active: Any) -> Any:
+            new, outputs = step(rebuild(arrays), states, x, t)
             if active is None:
                 return new, outputs
             zeros = jax.tree.map(jnp.zeros_like, outputs)
@@ -286,16 +329,16 @@ class _Jitted:
 
         def at(given: Any, states: Any, x: Any, t: Array) -> Any:
             params, begin = given
-            return step(params, states, x, begin + t)
+            return step(params, states, x, begin + jnp.minimum(t, _LAST - begin))
 
         def some(
-            params: Any, states: Any, x: Any, t: Array, lengths: Any, length: int
+            arrays: Any, states: Any, x: Any, t: Array, lengths: Any, length: int
         ) -> Any:
             result = recurrent_net(
                 at,
                 x,
                 states,
-                params=(params, t),
+                params=(rebuild(arrays), t),
                 seq_lengths=lengths,
                 time_major=True,
                 padding="zero",
@@ -323,7 +366,11 @@ class _Jitted:
         return self._params, states, x, np.int32(self._t)
 
     def _take(self, steps: int, states: Any, outputs: Any) -> list[np.ndarray]:
-        for own, new in zip(self.states, jax.tree.leaves(states), strict=True):
-            np.copyto(own, new)
-        self._t += steps
-        return [np.array(a) for a in jax.tree.leaves(outputs)]
+        found = [np.array(a) for a in jax.tree.leaves(outputs)]
+        new, t = [np.array(a) for a in jax.tree.leaves(states)], self._t + steps
+        self.states, self._t = new, min(t, _LAST)
+        return found
+
+
+_LAST = 2**31 - 1
+"""The largest `t`, at which it stays."""

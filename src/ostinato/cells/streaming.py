@@ -38,7 +38,7 @@ def stream(
         weights: of a spec, the flat vector `[num_params]` or the result of `prepare`,
             whose memory all sessions share that are opened with it; of a cell or a step
             function its parameters, which are read once: what does not change from step
-            to step is computed here.
+            to step is computed here. Leaves that are not arrays stay as they are.
         batch: the number of streams that advance together, B.
         inputs: of a cell or a step function, one step of inputs, leaves `[B, ...]`,
             arrays or their shapes and dtypes. None means `[B, input_size]` for a cell
@@ -51,7 +51,8 @@ def stream(
         A `Stream` for a spec, whose numbers are those of `rnn_step`, with prepared
         weights the same bits; else a `StepStream`, whose numbers are those of one step
         of `recurrent_net`, and those of the step itself up to rounding, because sums
-        have another order. Its `t` counts the steps since it was opened.
+        have another order. Its `t` counts the steps since it was opened, up to
+        2^31 - 1, where it stays.
 
     Raises:
         TypeError: an argument has the wrong type, or `weights` are traced; a spec with
@@ -61,6 +62,12 @@ def stream(
         NotImplementedError: `backend="cpu"`, and the native loop cannot run the step;
             the message says why.
         ostinato.BackendError: `backend` cannot run the spec; the message says why.
+
+    Between calls, states have the dtype of the weights. In bfloat16 the cell state of
+    an LSTM, and `c`, `n` and `m` of an sLSTM, are float32 within a call and rounded
+    after it: steps and chunks are equal up to that, and step by step the sum `n` of an
+    sLSTM stops growing at 256. Serve long streams of an LSTM in float32 or in chunks,
+    and those of an sLSTM in float32.
 
     Sessions work outside of `jit` and other transformations; inside of them there are
     `rnn_step`, and a step or a cell itself.
@@ -90,6 +97,11 @@ def stream(
                 "RNNSpec has its own, and a session its `state`"
             )
         return streaming.stream(spec, weights, batch, backend=backend)
+    if isinstance(spec, type):
+        raise TypeError(
+            "`spec` must be an RNNSpec, a cell or a step function, got the class "
+            f"{spec.__name__}; make a cell of it"
+        )
     if not callable(spec):
         raise TypeError(
             "`spec` must be an RNNSpec, a cell or a step function, got "
@@ -136,7 +148,13 @@ def _states(network: Any, weights: Any, batch: int, states: Any) -> Any:
     """Return the initial states."""
     if states is None:
         if not isinstance(network, Cell):
-            raise TypeError("`initial_states` must be given for a step function")
+            hint = ""
+            if isinstance(getattr(network, "spec", None), RNNSpec):
+                hint = (
+                    "; for a layer, give ost.stream the `spec` and `weights` of its "
+                    "freeze()"
+                )
+            raise TypeError(f"`initial_states` must be given for a step function{hint}")
         states = network.initial_state(batch, _dtype(weights))
     for path, leaf in tree_flatten_with_path(states)[0]:
         if jnp.shape(leaf)[:1] != (batch,):

@@ -1,0 +1,45 @@
+"""What the sessions of `stream` share: they serve one thread at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class OneThread:
+    """An object whose calls run one at a time, and which interrupts leave whole."""
+
+    def __init__(self) -> None:
+        self._free = threading.Lock()
+
+    def _alone(self) -> threading.Lock:
+        """Return the lock that a call holds; raise if another call holds it.
+
+        Calls hold it by `with`: between taking a lock and giving it back, that has no
+        moment at which an interrupt would leave the session locked.
+        """
+        if self._free.locked():
+            raise RuntimeError(
+                "a session of ost.stream serves one thread at a time, and another "
+                "thread is in a call; make a session for each thread"
+            )
+        return self._free
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a session of ost.stream can be neither copied nor pickled; save its "
+            "`state`, open a session anew, and set the state of that"
+        )
+
+
+def wholly(write: Callable[[], None]) -> None:
+    """Call a function that writes several arrays, anew if an interrupt comes into it.
+
+    The interrupt is raised when all are written, or before any is.
+    """
+    try:
+        write()
+    except BaseException:
+        write()
+        raise
