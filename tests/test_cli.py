@@ -115,7 +115,7 @@ def test_pronounce_says_what_it_can(untrained):
 
 
 def test_pronounce_reads_standard_input(untrained):
-    lines = "abc\n\n  Ab \r\nn3t\n\xe9t\xe9\n-\n"
+    lines = "\ufeffabc\n\n  Ab \r\nn3t\n\xe9t\xe9\n-\n"
     result = ostinato("pronounce", "a", "-", "b", "--model", untrained, stdin=lines)
     assert result.exit_code == 2
     said = [line.split()[0] for line in result.stdout.splitlines()]

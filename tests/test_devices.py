@@ -92,6 +92,9 @@ def test_addresses_that_are_incomplete():
         connect(True, "127.0.0.1:1", None, 0)
     message = one_line(ostinato("train", "forecast", "no.csv", "--processes", 2))
     assert "--coordinator, --processes and --process need --distributed" in message
+    for address in ("nonsense", ":1", "a:", "a:0", "a:65536", "a:x"):
+        with pytest.raises(UserError, match="`coordinator` must be HOST:PORT with a p"):
+            connect(True, address, 2, 0)
 
 
 def test_processes_with_other_options(monkeypatch):

@@ -14,11 +14,11 @@ from test_cli import one_line, ostinato
 from tolerance import assert_close
 
 from ostinato.apps.errors import UserError
-from ostinato.apps.forecast import table, use
+from ostinato.apps.forecast import report, table, use
 from ostinato.apps.forecast.job import Job
 from ostinato.apps.forecast.model import Forecaster, _dropped
 from ostinato.apps.forecast.train import train
-from ostinato.apps.forecast.windows import Scale, Windows
+from ostinato.apps.forecast.windows import Scale, Windows, constant_in
 from ostinato.apps.tensors import MODEL_FILE, RESUME_FILE
 
 BEGIN = datetime(2020, 1, 1)
@@ -58,8 +58,36 @@ def test_read_finds_dates_numbers_and_gaps(waves):
 def test_scale_of_a_constant_column():
     values = np.array([[1.0, 2.0], [3.0, 2.0]])
     scale = Scale.of(values)
-    assert scale.apply(values).tolist() == [[-1, 0], [1, 0]]
-    np.testing.assert_allclose(scale.undo(scale.apply(values)), values)
+    standard = scale.apply(values, "ab")
+    assert standard.tolist() == [[-1, 0], [1, 0]]
+    np.testing.assert_allclose(scale.undo(standard), values)
+
+
+@pytest.mark.parametrize(
+    "offset, size", [(0, 1e-9), (3e-12, 1e-12), (1e12, 100), (0, 1e200), (0, 1e-200)]
+)
+def test_scale_is_relative_to_its_column(offset, size):
+    waves = np.sin(np.arange(100.0))[:, None]
+    values = offset + size * waves
+    assert not constant_in(values).any()
+    got = Scale.of(values).apply(values, "a")
+    np.testing.assert_allclose(
+        got, waves / waves.std() - (waves / waves.std()).mean(), atol=1e-4
+    )
+
+
+def test_constant_columns_are_so_up_to_rounding():
+    values = np.full((1000, 3), [0.1, 0.0, -1e300])
+    assert constant_in(values).all()
+    scale = Scale.of(values)
+    assert scale.mean.tolist() == [0.1, 0.0, -1e300] and (scale.deviation == 1).all()
+
+
+@pytest.mark.parametrize("rest", [1e25, -1.7e308])
+def test_columns_of_other_magnitudes_are_named(rest):
+    learn = np.array([[1.0, 1.0], [3.0, 3.0]])
+    with pytest.raises(UserError, match="the column 'b' must stay within 1e.15 stand"):
+        Scale.of(learn).apply(np.array([[1.0, rest]]), "ab")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +123,14 @@ def test_parts():
     assert table.parts_of(100, (0.6, 0.2, 0.2)) == (60, 20, 20)
     assert table.parts_of(101, (0.5, 0.25, 0.25)) == (50, 25, 26)
     assert table.parts_of(100, (50, 20, 10)) == (50, 20, 10)
-    for split in ((0.6, 0.4), (0.6, 0.6, 0.2), (50, 50, 50), (1, -1, 1), (0.5, 0, 0.5)):
+    for split in (
+        (0.6, 0.4),
+        (0.6, 0.6, 0.2),
+        (50, 50, 50),
+        (1, -1, 1),
+        (0.5, 0, 0.5),
+        (0.001, 0.4, 0.5),
+    ):
         with pytest.raises(UserError, match="three shares that sum to at most 1"):
             table.parts_of(100, split)
 
@@ -141,7 +176,9 @@ def test_windows_are_those_whose_horizon_is_in_the_part():
     assert Windows(values, 0, 10, model, "learn from").take([0])[0][0, 0, 0] == 0
     assert sorted(np.concatenate(list(windows.shuffled(3, 0)))) == [0, 1, 2, 3]
     with pytest.raises(
-        UserError, match="rows to test on must hold a window .* 4 \\+ 2"
+        UserError,
+        match="rows to test on must hold 2 rows, .* after the first 4 rows .*; rows 20 "
+        "to 20 do not; take a shorter --horizon or --look-back",
     ):
         Windows(values, 19, 20, model, "test on")
 
@@ -153,6 +190,7 @@ def test_windows_are_those_whose_horizon_is_in_the_part():
         ((1, 4, 4, 2, 3, 0.0), "`hidden` must be even, got 3"),
         ((0, 4, 4, 2, 4, 0.0), "`columns` must be 1 to 16384, got 0"),
         ((1, 4, 4, 2, 4, 1.0), "`dropout` must be at least 0 and below 1"),
+        ((1, 4, 4, 2, 4, 0.0, 1, (1,)), "`constant` must be numbers of columns, fro"),
         ((1, 4, 4, 2, 2**14, 0.0), "`hidden` must be smaller for this model"),
     ],
 )
@@ -184,7 +222,22 @@ def test_train_then_forecast(waves, tmp_path):
     assert rows[0][0] == str(BEGIN + timedelta(hours=300))
     want = 5 + 3 * np.cos(np.arange(300, 308) * np.pi / 4)
     np.testing.assert_allclose([float(row[2]) for row in rows], want, atol=1.5)
-    assert all(abs(float(row[3]) - 2) < 0.5 for row in rows)
+    assert all(row[3] == "2" for row in rows)
+    before = waves.read_bytes()
+    message = one_line(ostinato("forecast", waves, "--model", out, "--out", waves))
+    assert "`out` must be another file than the given one" in message
+    assert waves.read_bytes() == before
+
+
+def test_the_errors_are_printed_before_pictures_are_drawn(waves, tmp_path, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(report, "draw", fail)
+    arguments = ["--epochs", 1, "--out", tmp_path / "run", *TINY.split()]
+    result = ostinato("train", "forecast", waves, *arguments)
+    assert isinstance(result.exception, MemoryError)
+    assert "the last value, repeated" in result.stdout
 
 
 def test_an_interrupted_run_keeps_the_best_weights(waves, tmp_path, monkeypatch):
@@ -270,6 +323,7 @@ def test_what_cannot_be_resumed(waves, tmp_path):
         train(waves, out, resume=True)
     train(waves, out, **SIZES | {"epochs": 1})
     assert (out / "previous" / RESUME_FILE).exists()
+    assert (out / "previous" / "forecasts.png").exists()
 
 
 def test_errors_of_the_commands(waves, tmp_path):

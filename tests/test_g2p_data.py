@@ -74,8 +74,8 @@ def test_split_by_list_without_known_words_says_so():
 
 def test_read_words(tmp_path):
     path = tmp_path / "words.txt"
-    path.write_text("Alpha\n\n  beta \n")
-    assert data.read_words(path) == ["alpha", "beta"]
+    path.write_bytes("\ufeffAlpha\n\n  beta \nCafe\u0301\r\n\u0301\n".encode())
+    assert data.read_words(path) == ["alpha", "beta", "cafe"]
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,8 @@ def test_arrays_that_do_not_fit_are_one_clear_line(contents, tmp_path, file):
         ("evaluation_seconds", -1, "`evaluation_seconds` must be at least 0"),
         ("split", 3, "`split` must be a text"),
         ("step", 1.5, "`step` must be an integer"),
+        ("step", 2**40, "`step` must be 0 to 2147483646, got 1099511627776"),
+        ("rows", [[1, 10**400, 3, 4, 5, 6, 7, 8]], "`updates` must be an integer of"),
         ("more", 1, "`Header` must have"),
     ],
 )

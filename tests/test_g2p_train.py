@@ -1,5 +1,6 @@
 import csv
 
+import jax
 import numpy as np
 import pytest
 from g2p_words import (
@@ -16,6 +17,7 @@ from g2p_words import (
 from ostinato.apps import display, run
 from ostinato.apps.errors import UserError
 from ostinato.apps.g2p import checkpoint, report
+from ostinato.apps.g2p.job import Job
 from ostinato.apps.g2p.models import MODELS
 from ostinato.apps.g2p.pronounce import Pronouncer
 from ostinato.apps.g2p.settings import Settings
@@ -110,6 +112,15 @@ def test_the_alignment_is_drawn(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("letters, phonemes", [(300, 300), (1000, 1)])
+def test_the_picture_of_a_long_word_is_bounded(tmp_path, letters, phonemes):
+    path = tmp_path / "alignment.png"
+    weights = np.eye(phonemes + 1, letters)
+    report.draw_alignment(path, "a" * letters, ("AA",) * phonemes, weights)
+    width, height = np.frombuffer(path.read_bytes()[16:24], ">u4")  # of the PNG header
+    assert max(width, height) <= 150 * report.MOST_INCHES
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, options):
     whole, halved = tmp_path / "whole", tmp_path / "halved"
@@ -157,6 +168,21 @@ def test_a_crash_loses_only_what_came_after_the_last_save(tmp_path, monkeypatch)
     assert train_tiny(tmp_path, resume=True).best.epoch == 1
 
 
+def test_a_figure_that_is_no_number_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(Job, "measure", lambda *_: (1.0, np.inf))
+    with pytest.raises(UserError, match="dev_wer became inf at update .*smaller --lr"):
+        train_tiny(tmp_path, epochs=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_any_run_makes_an_update(tmp_path):
+    summary = train_tiny(tmp_path, minutes=1e-6)
+    assert summary.best.updates == 1
+    model = checkpoint.load_model(tmp_path)
+    first = jax.jit(model.config.init)(jax.random.key(0))
+    assert np.abs(model.params.weights - first.weights).max() > 1e-6
+
+
 def test_a_run_ends_with_its_time(tmp_path):
     summary = train_tiny(tmp_path, minutes=0.02)
     assert summary.best is not None
@@ -169,8 +195,14 @@ def test_a_second_run_moves_the_first_away(tmp_path):
     first = (tmp_path / checkpoint.MODEL_FILE).read_bytes()
     console = quiet()
     train_tiny(tmp_path, epochs=1, seed=1, console=console)
-    assert (tmp_path / "previous" / checkpoint.MODEL_FILE).read_bytes() == first
+    previous = tmp_path / "previous"
+    assert (previous / checkpoint.MODEL_FILE).read_bytes() == first
     assert "is now in" in console.export_text().replace("\n", " ")
+    (tmp_path / CURVE_FILE).unlink()
+    (previous / "notes.txt").touch()
+    train_tiny(tmp_path, epochs=1)
+    assert not (previous / CURVE_FILE).exists() and (previous / CSV_FILE).exists()
+    assert (previous / "notes.txt").exists()
 
 
 def test_listed_test_words_are_the_ones_measured(tmp_path):

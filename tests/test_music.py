@@ -230,7 +230,7 @@ def test_train_then_sample(pieces, tmp_path):
     assert contents[0] == contents[1] != contents[2]
     start = ["--prime", pieces, "--prime-frames", 5, "--temperature", 0.1]
     result = ostinato(*common, *start)
-    assert result.exit_code == 0 and f"24 frames are in {song}" in result.stdout
+    assert f"29 frames are in {song}, the first 5 of {pieces}" in result.stdout
     got, prime = midi.read(song, 2), read.first_piece(pieces, 2)[:5]
     np.testing.assert_array_equal(got[:5], prime)
     want = music_files.matrix(music_files.piece(29))

@@ -1,5 +1,6 @@
 """Files of music: piano rolls of every kind, pickles that attack, MIDI."""
 
+import os
 import pickle
 
 import mido
@@ -38,6 +39,15 @@ def test_a_roll_of_notes_and_of_numbers():
         ([[60.5], [60]], "a whole number, 21 to 108, got 60.5"),
         ([[np.inf], [60]], "a whole number, 21 to 108, got inf"),
         ([[0.5] * 88, [0] * 88], "a frame of 88 numbers must have 0 and 1 alone"),
+        ([60, 64], "a frame a list of at most 1024 numbers, got 60 as a frame"),
+        ([[[60, 64]], [[62]]], r"numbers, got \[\[60, 64\]\] as a frame"),
+        ("60", "a piece must be a list of frames, got '60'"),
+        (["60", "64"], "numbers, got '60' as a frame"),
+        ([["60"], [62]], r"numbers, got \['60'\] as a frame"),
+        ([{60: 1}, {62: 1}], "numbers, got {60: 1} as a frame"),
+        ([[None], [60]], r"numbers, got \[None\] as a frame"),
+        (np.zeros((2, 1, 88)), "numbers, got array"),
+        ([[60] * 2000, [60]], "numbers, got .* as a frame"),
     ],
 )
 def test_bad_frames(frames, message):
@@ -67,7 +77,7 @@ def test_pieces_are_dealt_out_once_each():
         not np.array_equal(a, b)
         for a, b in zip(parts.test, rolls.dealt(pieces, 4).test, strict=True)
     )
-    with pytest.raises(UserError, match="three pieces at least, .* got 2"):
+    with pytest.raises(UserError, match="three different pieces at least, .* got 2"):
         rolls.dealt(pieces[:2], 0)
 
 
@@ -113,7 +123,10 @@ def test_files_that_are_none(tmp_path):
             b'{"train": [[[60], [61]], [[60], [200]]], "valid": [], "test": []}',
             "train, piece 2: a note must be a whole number, 21 to 108, got 200",
         ),
-        (b'{"train": [[60, "a"]], "valid": [], "test": []}', "it is damaged"),
+        (
+            b'{"train": [[60, "a"]], "valid": [], "test": []}',
+            "train, piece 1: a piece must be a list of frames, .* got 60 as a frame",
+        ),
         (b'{"train": 5, "valid": [], "test": []}', "it is damaged"),
     ],
 )
@@ -128,6 +141,15 @@ def test_a_part_without_pieces(tmp_path):
         read.read([path], 2, 0)
     with pytest.raises(UserError, match="must have a piece to test on, got none"):
         read.first_piece(path, 2)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.mid", "a.mat"])
+def test_pipes_are_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=f"cannot read .*{name}: it is no file"):
+        read.read([tmp_path / name], 2, 0)
+    with pytest.raises(UserError, match=f"cannot read .*{name}: it is no file"):
+        read.first_piece(tmp_path / name, 2)
 
 
 def test_files_that_are_too_large(tmp_path, monkeypatch):
@@ -209,6 +231,27 @@ def test_pickles_that_ask_for_memory_are_refused(tmp_path, content):
     )
 
 
+class Zeros:
+    """An array in whose pickle a number stands for its content."""
+
+    def __reduce__(self):
+        shape = 10**9, 1
+        return np._core.numeric._frombuffer, (10**9, np.dtype("u1"), shape, "C")
+
+
+def test_pickles_with_numbers_in_place_of_bytes_are_refused():
+    with pytest.raises(UserError, match="content as bytes, got 1000000000"):
+        unpickle.loads(pickle.dumps(Zeros()))
+
+
+def test_pickles_that_nest_without_end_are_refused(tmp_path):
+    nested = [60]
+    for _ in range(100):
+        nested = [nested, nested]
+    content = pickle.dumps({"train": [[nested, nested]], "valid": [], "test": []})
+    bad("train, piece 1: .* numbers, got .* as a frame", tmp_path / "a.pkl", content)
+
+
 def test_arrays_of_lists_have_one_axis():
     with pytest.raises(UserError, match="must have one axis, got the shape .1, 2."):
         unpickle.loads(pickle.dumps(np.array([["a", 1]], object)))
@@ -285,6 +328,47 @@ def test_notes_that_do_not_end_and_notes_twice(tmp_path):
     ]
 
 
+def test_half_frames_are_rounded_up(tmp_path):
+    notes = [(60 * i, 60 * i + 60, 60 + i) for i in range(8)]
+    path = write_midi(tmp_path / "a.mid", notes, ticks_per_beat=240)
+    got = midi.read(path, 2)  # 120 ticks a frame
+    assert [(np.flatnonzero(row) + 60 - 39).tolist() for row in got] == [
+        [60],
+        [61, 62],
+        [63, 64],
+        [65, 66],
+        [67],
+    ]
+
+
+def test_midi_files_of_type_2_are_refused(tmp_path):
+    track = mido.MidiTrack([mido.Message("note_on", note=60, time=0)])
+    path = tmp_path / "a.mid"
+    mido.MidiFile(type=2, tracks=[track, track]).save(path)
+    with pytest.raises(UserError, match="must be of type 0 or 1, got type 2"):
+        read.read([path], 2, 0)
+
+
+def test_equal_pieces_are_read_once(tmp_path):
+    for i in range(4):
+        midi.write(tmp_path / f"{i}.mid", rolls.roll_of(piece(6, i)), 2, 120)
+    (tmp_path / "x.mid").write_bytes((tmp_path / "0.mid").read_bytes())
+    notes = []
+    got = read.read([tmp_path, tmp_path / "0.mid"], 2, 0, notes.append)
+    assert [len(part) for part in got] == [2, 1, 1]
+    (note,) = notes
+    assert note == f"left out, since another file has the same notes: {tmp_path}/x.mid"
+
+
+def test_hidden_files_of_folders_are_left_out(tmp_path):
+    for i in range(3):
+        midi.write(tmp_path / f"{i}.mid", rolls.roll_of(piece(6, i)), 2, 120)
+    (tmp_path / ".hidden").mkdir()
+    for name in ("._0.mid", ".hidden/1.mid"):
+        (tmp_path / name).write_bytes(b"")
+    assert sum(map(len, read.read([tmp_path], 2, 0))) == 3
+
+
 @pytest.mark.parametrize("per_beat", [1, 3, 7])
 def test_what_is_written_is_read(tmp_path, per_beat):
     roll = np.random.default_rng(0).random((20, 88)) < 0.1
@@ -298,7 +382,7 @@ def test_what_is_written_is_read(tmp_path, per_beat):
 
 def test_midi_files_are_dealt_out(tmp_path):
     for i in range(5):
-        roll = rolls.roll_of(piece(6, i))
+        roll = rolls.roll_of(piece(6 + i, i))
         midi.write(tmp_path / f"{i}.mid", roll, 2, 120)
     got = read.read([tmp_path], 2, 0)
     assert [len(part) for part in got] == [3, 1, 1]

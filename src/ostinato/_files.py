@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
+import secrets
+import stat
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+PART = ".part"  # the end of the name of a file that is still being written
 MAX_RATIO = 16  # of a zip's contents to its size; weights hardly shrink
 _MAX_JSON = 64 << 20
 
@@ -45,19 +49,36 @@ def reading(path: str | os.PathLike[str], kind: str) -> Iterator[int]:
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file that is there whole, or as it was before, whatever happens."""
-    path = Path(path)
+    """Write a file that is there whole, or as it was before, whatever happens.
+
+    A file keeps its permissions, and a symbolic link stays one: its target is written.
+    What is there and no file, such as a pipe or a device, is written into.
+    """
+    old = os.stat(path).st_mode if os.path.exists(path) else None
+    if old is not None and not stat.S_ISREG(old):
+        with open(path, "wb") as file:
+            file.write(data)
+        return
+    path = Path(os.path.realpath(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "No such folder", str(path.parent))
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
     try:
-        with open(beside, "wb") as file:
+        with open(beside, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if old is not None:
+            os.chmod(beside, stat.S_IMODE(old))
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def unfinished(path: Path) -> list[Path]:
+    """Return what a crash has left of a file that was being written."""
+    name = f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}{PART}"
+    return [*path.parent.glob(name)]
 
 
 def check_zip(archive: zipfile.ZipFile, size: int) -> None:

@@ -1,6 +1,7 @@
 """The command line: `ostinato train g2p`, `pronounce`, `convert`, `bench`, `info`."""
 
 import dataclasses
+import io
 import json
 import platform
 import sys
@@ -68,6 +69,8 @@ def options(
 def main() -> None:
     """Run the command line; SIGINT and SIGTERM end it with code 128 + their number."""
     interrupts.arm()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # letters that it lacks become `?`
+        sys.stdout.reconfigure(errors="replace")
     try:
         app()
     except SystemExit as end:
@@ -97,7 +100,10 @@ def _one_line_errors() -> Iterator[None]:
 def g2p(
     minutes: Annotated[
         float | None,
-        typer.Option(help="Stop after this time, compilation included. Default 30."),
+        typer.Option(
+            help="Stop after this time, compilation included. Default 30, without "
+            "--epochs."
+        ),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Stop after this many passes over the words.")
@@ -231,7 +237,7 @@ def _words(given: list[str]) -> Iterator[str]:
         if word != STDIN:
             yield word
             continue
-        lines = typer.get_text_stream("stdin", encoding="utf-8", errors="replace")
+        lines = typer.get_text_stream("stdin", encoding="utf-8-sig", errors="replace")
         yield from filter(None, map(str.strip, lines))
 
 

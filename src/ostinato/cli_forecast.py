@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from . import interrupts
-from .apps.errors import require
+from .apps.errors import UserError, require
 from .cli_training import Ensemble, Out, Resume, Seed
 
 FORECAST, NEXT = Path("out/forecast"), Path("forecast.csv")
@@ -18,7 +18,10 @@ def train(
     ],
     minutes: Annotated[
         float | None,
-        typer.Option(help="Stop after this time, compilation included. Default 2."),
+        typer.Option(
+            help="Stop after this time, compilation included. Default 2, without "
+            "--epochs."
+        ),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Stop after this many passes over the windows.")
@@ -108,7 +111,12 @@ def forecast(
         require(package)
     from .apps.forecast import table, use
 
+    if file.exists() and out.exists() and file.samefile(out):
+        raise UserError(
+            f"`out` must be another file than the given one, got {out} for both; "
+            "give another --out"
+        )
     trained, given = use.load(model), table.read(file)
     values = use.forecast(trained, given)
-    use.write(out, given, values)
+    use.write(out, trained, given, values)
     typer.echo(f"{len(values)} rows after {given.dates[-1]} are in {out}")

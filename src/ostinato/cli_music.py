@@ -23,7 +23,10 @@ def train(
     ],
     minutes: Annotated[
         float | None,
-        typer.Option(help="Stop after this time, compilation included. Default 5."),
+        typer.Option(
+            help="Stop after this time, compilation included. Default 5, without "
+            "--epochs."
+        ),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Stop after this many passes over the pieces.")
@@ -153,4 +156,5 @@ def sample(
         prime=start,
     )
     midi.write(out, piece, trained.per_beat, tempo)
-    typer.echo(f"{frames} frames are in {out}")
+    begin = "" if start is None else f", the first {len(start)} of {prime}"
+    typer.echo(f"{len(piece)} frames are in {out}{begin}")

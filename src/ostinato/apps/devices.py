@@ -7,6 +7,7 @@ programs over sharded arrays.
 """
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from hashlib import blake2b
@@ -20,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ostinato import ragged
 
 from .errors import UserError
+from .fields import check_range
 
 AXIS = "batch"
 START_SECONDS = 120  # most that processes wait for each other at the start
@@ -64,6 +66,11 @@ def connect(
             "`--distributed` must have all of --coordinator HOST:PORT, --processes and "
             "--process, or none in a cluster that JAX detects"
         )
+    if coordinator is not None:
+        found = re.fullmatch(r".+:([0-9]{1,5})", coordinator)
+        good = found is not None and 1 <= int(found[1]) <= 65535
+        wanted = "HOST:PORT with a port from 1 to 65535, such as 10.0.0.1:9876"
+        check_range("coordinator", wanted, coordinator, good)
     platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
     silent = SILENT_SECONDS.get(platforms, SILENT_SECONDS[None])
     # It would catch SIGTERM, which is to end the process.

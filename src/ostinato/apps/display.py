@@ -1,18 +1,33 @@
 """Live progress of a run: a bar, lines that stay, the mean loss and the speed."""
 
+import os
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 
 PLAIN_SECONDS = 15.0  # between two lines where there is no terminal
 
 
+class _Console(Console):
+    """A console whose reader may go away; that of rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Let `Display` handle the error."""
+        raise
+
+
 class Display:
-    """A live progress bar on a terminal, and occasional lines elsewhere."""
+    """A live progress bar on a terminal, and occasional lines elsewhere.
+
+    A run goes on without its display when that cannot be written any more.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or _Console(highlight=False)
         self._live = self.console.is_terminal
         self._progress = Progress(
             BarColumn(bar_width=20),
@@ -25,7 +40,8 @@ class Display:
         self._next_line = time.monotonic() + PLAIN_SECONDS
 
     def __enter__(self) -> "Display":
-        self._progress.start()
+        with self._optional():
+            self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -34,19 +50,38 @@ class Display:
     def close(self) -> None:
         """Remove the bar and show the cursor again."""
         if self._live:
-            self._progress.stop()
+            with self._optional():
+                self._progress.stop()
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        with self._optional():
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    def show(self, table: RenderableType) -> None:
+        """Print a table."""
+        with self._optional():
+            self.console.print(table)
 
     def tick(self, done: float, text: str) -> None:
         """Show how far the run is; `done` is between 0 and 1."""
         if self._live:
-            self._progress.update(self._task, completed=done, description=text)
+            with self._optional():
+                self._progress.update(self._task, completed=done, description=text)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + PLAIN_SECONDS
             self.say(f"{100 * done:3.0f} %  {text}")
+
+    @contextmanager
+    def _optional(self) -> Iterator[None]:
+        """Be silent from the moment on when the console cannot be written."""
+        try:
+            yield
+        except (OSError, UnicodeError):
+            self._live, self.console.quiet = False, True
+            if self.console.file is sys.stdout:  # what it still holds would fail again
+                with suppress(OSError), open(os.devnull, "wb") as nowhere:
+                    os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def clock(seconds: float) -> str:

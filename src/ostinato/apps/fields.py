@@ -8,6 +8,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from .errors import UserError
 
+MOST_INT = 2**63  # more is in no honest file
+
 
 def check_types(record: Any) -> None:
     """Check the fields of a dataclass or NamedTuple against their declared types.
@@ -23,7 +25,7 @@ def check_types(record: Any) -> None:
 
 
 def check(name: str, kind: Any, value: object) -> None:
-    """Check a value against a class, a union of classes, ``tuple[str, ...]`` or Any.
+    """Check a value against a class, a union of classes, ``tuple[X, ...]`` or Any.
 
     Raises:
         UserError: the value is of another type.
@@ -34,6 +36,8 @@ def check(name: str, kind: Any, value: object) -> None:
     kinds = (kind,) if single else get_args(kind)
     if not any(_is(value, one) for one in kinds):
         wanted = " or ".join(_WORDS.get(one, str(one)) for one in kinds)
+        if type(value) is int and int in kinds:
+            wanted = "an integer of 64 bits"
         raise UserError(f"`{name}` must be {wanted}, got {short(value)}")
 
 
@@ -67,6 +71,7 @@ _WORDS = {
     int: "an integer",
     list: "a list",
     str: "a text",
+    tuple[int, ...]: "integers",
     tuple[str, ...]: "texts",
 }
 
@@ -78,8 +83,11 @@ def _names(record: Any) -> list[str]:
 
 
 def _is(value: object, kind: Any) -> bool:
-    if kind == tuple[str, ...]:
-        return type(value) is tuple and all(type(one) is str for one in value)
+    if get_origin(kind) is tuple:
+        (one, _) = get_args(kind)
+        return type(value) is tuple and all(_is(each, one) for each in value)
+    if kind is int:
+        return type(value) is int and abs(value) < MOST_INT
     if kind is float:
         return type(value) in (int, float) and _finite(value)
     return type(value) is (get_origin(kind) or kind)

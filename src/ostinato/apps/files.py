@@ -1,47 +1,41 @@
-"""Atomic writing of files: a reader sees the old or the new content, never a part."""
+"""Files and folders of runs: whatever prevents writing them is a UserError."""
 
 import os
-import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
+from .._files import PART as PART
+from .._files import unfinished, write_atomically
 from .errors import UserError
-
-PART = ".part"  # suffix of a file that is still being written
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a temporary file next to `path`, then move it there in one step.
+    """Write a file: a reader sees the old or the new content, never a part.
 
     Raises:
         UserError: the file cannot be written.
     """
     try:
-        prefix = f".{path.name}."
-        handle, name = tempfile.mkstemp(PART, prefix, path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o644)  # mkstemp makes files that others cannot read
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        write_atomically(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
-def make_folder(folder: Path) -> None:
-    """Create a folder and its parents; remove temporary files that a crash left in it.
+def make_folder(folder: Path, names: Iterable[str] = ()) -> None:
+    """Create a folder and its parents.
+
+    Args:
+        folder: its path.
+        names: of files; what a crash left of them half written is removed.
 
     Raises:
         UserError: the folder cannot be created, or a file has its name.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for part in folder.glob(f".*{PART}"):
-            part.unlink(missing_ok=True)
+        for name in names:
+            for part in unfinished(folder / name):
+                part.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
 
@@ -56,3 +50,15 @@ def move(path: Path, target: Path) -> None:
         os.replace(path, target)
     except OSError as error:
         raise UserError(f"cannot move {path}: {error.strerror}") from None
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there.
+
+    Raises:
+        UserError: the file cannot be removed.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot remove {path}: {error.strerror}") from None

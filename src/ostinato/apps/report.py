@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 from . import files
+from .display import Display
 
 CSV_FILE, CURVE_FILE = "metrics.csv", "learning_curve.png"
 COLORS = "#c1272d", "#0f6fb7", "#2e8b57"
@@ -73,7 +73,7 @@ def draw_curves(
 
 
 def print_table(
-    console: Console,
+    display: Display,
     texts: Sequence[str],
     numbers: Sequence[str],
     rows: Iterable[Sequence[str]],
@@ -87,7 +87,7 @@ def print_table(
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    display.show(table)
 
 
 def new_figure(width: float, height: float, dpi: int = 120) -> Any:

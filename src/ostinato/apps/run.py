@@ -72,7 +72,12 @@ class Run:
 
     @property
     def progress(self) -> float:
-        """The share of the run that is over, with time reserved for an evaluation."""
+        """The share of the run that is over, with time reserved for an evaluation.
+
+        It is 0 before the first update, which takes place in any run.
+        """
+        if self.state.step == 0:
+            return 0.0
         shares = [0.0]
         if self.settings.minutes is not None:
             seconds = 60 * self.settings.minutes - self.evaluation_seconds
@@ -129,11 +134,7 @@ class Run:
             everywhere=devices.everywhere,
         )
         loss, now = np.asarray(told).tolist()
-        if not math.isfinite(loss):
-            raise UserError(
-                f"the loss became {loss} at update {state.step}; what was best before "
-                f"is kept; use a smaller --lr than {self.settings.lr:g}"
-            )
+        self._check_finite(state.step, loss=loss)
         with self.lock:
             self.state, self.now = state, now
             self.pace.add(loss, self.job.count(batch))
@@ -142,6 +143,15 @@ class Run:
                 f"epoch {self.epoch:.1f}  {self.pace.speed:,.0f} {self.job.unit}/s  "
                 f"loss {self.pace.loss:.3f}  {self._time_left()} left",
             )
+
+    def _check_finite(self, step: int, **figures: float) -> None:
+        """Raise a UserError that names a figure which is no finite number."""
+        for name, value in figures.items():
+            if not math.isfinite(value):
+                raise UserError(
+                    f"the {name} became {value} at update {step}; what was best before "
+                    f"is kept; use a smaller --lr than {self.settings.lr:g}"
+                )
 
     def _time_left(self) -> str:
         """Estimate the time left; "?" while compilation still dominates the past."""
@@ -166,6 +176,8 @@ class Run:
         self.now = before = devices.agree(self.elapsed)
         params = devices.local(self.state.averaged)
         figures = self.job.measure(params, devices)
+        names = self.job.row_class._fields[6:]
+        self._check_finite(self.state.step, **dict(zip(names, figures, strict=True)))
         self.now = devices.agree(self.elapsed)
         row = self.job.row_class(
             self.epoch,

@@ -1,7 +1,7 @@
 """A run from its settings to its figures: new or resumed, interrupted or finished."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,13 +122,14 @@ def conduct(
 
     with guard(keep), display:
         run = Run(make(), out, display, started, places)
+        names = _names(run.job)
         if places.first:
-            files.make_folder(out)
+            files.make_folder(out, names)
         if resume:
             run.restore()
         elif places.first:
             with run.lock:  # `guard` must not end the process between two moves
-                _move_older_run(out, display)
+                _move_older_run(out, names, display)
         for line in run.job.introduce():
             display.say(line)
         if resume:
@@ -151,13 +152,19 @@ def conduct(
             return Summary(run.best, None)
 
 
-def _move_older_run(out: Path, display: Display) -> None:
-    """Move the files of an older run to `previous/`."""
-    names = MODEL_FILE, RESUME_FILE, report.CSV_FILE, report.CURVE_FILE
+def _names(job: Job) -> tuple[str, ...]:
+    """Return the names of the files of a run."""
+    return MODEL_FILE, RESUME_FILE, report.CSV_FILE, report.CURVE_FILE, *job.pictures
+
+
+def _move_older_run(out: Path, names: Sequence[str], display: Display) -> None:
+    """Move the files of an older run to `previous/`, in place of those of another."""
     old = [out / name for name in names if (out / name).exists()]
     if old:
         previous = out / "previous"
         files.make_folder(previous)
+        for name in names:
+            files.remove(previous / name)
         for path in old:
             files.move(path, previous / path.name)
         display.say(f"the run that was in {out} is now in {previous}")

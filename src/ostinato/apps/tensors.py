@@ -26,6 +26,7 @@ from .errors import UserError
 from .fields import check, check_range
 from .training import Params, State, init_state
 
+MOST_STEP = 2**31 - 2  # a step is an int32 in `update`
 MODEL_FILE, RESUME_FILE = "model.safetensors", "resume.safetensors"
 MALFORMED = (
     UserError,
@@ -90,7 +91,7 @@ class TensorFiles(NamedTuple):
             )
             step = header["step"]
             check("step", int, step)
-            check_range("step", "at least 0", step, step >= 0)
+            check_range("step", f"0 to {MOST_STEP}", step, 0 <= step <= MOST_STEP)
         return State(step, *jax.tree.unflatten(tree, leaves))
 
     def read(self, path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -48,7 +48,7 @@ def run(
         UserError: the folder cannot be written, or JAX has no CPU backend here.
         OtherResults: our own results are wrong.
     """
-    files.make_folder(out)
+    files.make_folder(out, (JSON_FILE, PICTURE_FILE, PAGE_FILE))
     try:
         device = jax.devices("cpu")[0]
     except RuntimeError as error:

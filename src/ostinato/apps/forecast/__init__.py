@@ -1,6 +1,7 @@
 """Forecast the columns of a table of numbers with a date column.
 
-table.py     reads a CSV file; missing values, constant columns, parts of the rows
+table.py     reads a CSV file; missing values, parts of the rows
+dates.py     dates in cells, and those of the rows that come next
 model.py     the forecaster, a GRU over segments (SegRNN's idea)
 windows.py   windows of look-back and horizon, standardised, in batches
 settings.py  the settings of a run

@@ -16,7 +16,7 @@ from .model import Batch, Forecaster, Params
 from .report import Errors, Row
 from .settings import Settings
 from .use import Trained
-from .windows import Scale, Windows
+from .windows import Scale, Windows, constant_in
 
 READ = 256  # windows that are evaluated at a time
 
@@ -30,7 +30,7 @@ class Job(job.Job):
     """
 
     unit, row_class, settings_class = "windows", Row, Settings
-    files, evaluations = use.FILES, 4
+    files, pictures, evaluations = use.FILES, (report.PICTURE_FILE,), 4
     curves = Curves(
         "standardised, rows to choose by",
         "mean absolute error",
@@ -41,7 +41,8 @@ class Job(job.Job):
         self.settings, self.names = settings, given.names
         values = table.filled(given)
         self._rows = table.parts_of(len(values), table.shares(settings.split))
-        self.scale = Scale.of(values[: self._rows[0]])
+        learn = values[: self._rows[0]]
+        self.scale, constant = Scale.of(learn), np.flatnonzero(constant_in(learn))
         self.model = Forecaster(
             values.shape[1],
             settings.look_back,
@@ -50,9 +51,11 @@ class Job(job.Job):
             settings.hidden,
             settings.dropout,
             settings.ensemble,
+            tuple(constant.tolist()),
         )
         self.members = settings.ensemble
-        self._values, ends = self.scale.apply(values), np.cumsum([0, *self._rows])
+        self._values = self.scale.apply(values, self.names)
+        ends = np.cumsum([0, *self._rows])
         self.learn, self.choose, self.test = (
             Windows(self._values, begin, end, self.model, name)
             for begin, end, name in zip(
@@ -64,12 +67,18 @@ class Job(job.Job):
         self.loss = self.model.loss
 
     def introduce(self) -> list[str]:
-        """Describe settings and rows."""
+        """Describe settings and rows; warn of columns that are constant at first."""
         learn, choose, test = self._rows
+        busy = [i for i in self.model.constant if self._values[:, i].any()]
         return [
             self.settings.describe(),
             f"{len(self._values):,} rows of {len(self.names)} columns: {learn:,} to "
             f"learn from, {choose:,} to choose by, {test:,} to test on",
+            *(
+                f"warning: the column {self.names[i]!r} is constant in the rows to "
+                "learn from and changes later; its last value is repeated"
+                for i in busy
+            ),
         ]
 
     def fingerprint(self) -> str:
@@ -125,14 +134,14 @@ class Job(job.Job):
         assert run.best is not None
         with run.lock:
             run.save_model(params, best=run.best._asdict(), final=by_name)
+        kept = f"{self.settings.keep} weights: epoch {run.best.epoch:.1f}"
+        report.print_table(run.display, figures, f"standardised values; {kept}")
+        with run.lock:
             run.draw()
             x, y, _ = self.test.take(np.array([self.test.count - 1]))
             guess = np.asarray(jax.jit(self.model.forecast)(params, x))
             shown = [self.scale.undo(a[0]) for a in (x, y, guess)]
             report.draw(run.out, self.names, *shown)
-        kept = f"{self.settings.keep} weights: epoch {run.best.epoch:.1f}"
-        note = f"standardised values; {kept}"
-        report.print_table(run.display.console, figures, note)
         run.display.say(f"model, errors and a picture of forecasts are in {run.out}")
 
     def _errors(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import ostinato as ost
 
@@ -35,7 +36,8 @@ class Batch(NamedTuple):
 class Forecaster:
     """A model of `columns`; `look_back` and `horizon` are multiples of `segment`.
 
-    Its forecast is the mean of those of its `members`, see `..ensemble`.
+    Its forecast is the mean of those of its `members`, see `..ensemble`. The last value
+    of the `constant` columns, given by their numbers, is repeated.
     """
 
     columns: int
@@ -45,6 +47,7 @@ class Forecaster:
     hidden: int
     dropout: float
     members: int = 1
+    constant: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -61,6 +64,9 @@ class Forecaster:
             wanted = f"a multiple of segment = {self.segment}"
             check_range(name, wanted, got, got % self.segment == 0)
         count = self.spec.num_params + self.hidden * (2 * self.segment + self.columns)
+        good = all(0 <= i < self.columns for i in self.constant)
+        wanted = f"numbers of columns, from 0 to {self.columns - 1}"
+        check_range("constant", wanted, self.constant, good)
         good = count * self.members < MOST_PARAMS
         check_range("hidden", "smaller for this model", self.hidden, good)
 
@@ -127,6 +133,8 @@ class Forecaster:
             y = _dropped(key, self.dropout, y)
         y = y @ params["write"] + params["write_bias"]
         y = jnp.swapaxes(y.reshape(batch, columns, self.horizon), 1, 2)
+        if self.constant:
+            y = y.at[:, :, np.array(self.constant)].set(0)
         return y + last
 
     def _wanted(self, params: Params) -> jax.Array:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console
 
 from .. import report
+from ..display import Display
 
 PICTURE_FILE = "forecasts.png"
 MOST_PANELS = 4
@@ -33,13 +33,13 @@ class Errors(NamedTuple):
     mae: float
 
 
-def print_table(console: Console, figures: dict[str, Errors], note: str) -> None:
+def print_table(display: Display, figures: dict[str, Errors], note: str) -> None:
     """Print errors by the name of the forecast."""
     rows = [
         (name, f"{errors.mse:.3f}", f"{errors.mae:.3f}")
         for name, errors in figures.items()
     ]
-    report.print_table(console, ("held-out end",), ("MSE", "MAE"), rows, note)
+    report.print_table(display, ("held-out end",), ("MSE", "MAE"), rows, note)
 
 
 def draw(
@@ -67,7 +67,7 @@ def draw(
         axes.plot(after, truth[:, i], color="#999999", lw=1.2, label="what came")
         axes.plot(after, forecast[:, i], color="#c1272d", lw=1.6, label="forecast")
         axes.axvline(0, color="#bbbbbb", lw=0.8)
-        axes.set_ylabel(names[i])
+        axes.set_ylabel(names[i], parse_math=False)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
     panels[-1].set_xlabel("rows after the forecast was made")

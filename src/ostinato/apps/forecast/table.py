@@ -1,32 +1,43 @@
 """Tables of numbers over dates, read from CSV files."""
 
 import csv
+import itertools
 import math
-from collections.abc import Sequence
+import re
+import stat
+import textwrap
+from array import array
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
 from ..errors import UserError
+from . import dates
 
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+MOST_BYTES, MOST_LINE = 2**30, 2**24
+_TOO_LARGE = f"it must have at most {MOST_BYTES:,} bytes, {MOST_LINE:,} in a line"
 
 
 class Table(NamedTuple):
-    """The columns of a file: `dates [T]` ascend, `values [T, C]` have NaN for gaps."""
+    """The columns of a file: `dates [T]` ascend, `values [T, C]` have NaN for gaps.
+
+    The dates have offsets from UTC, or none of them has; `utc` says that they are
+    written with a Z.
+    """
 
     dates: list[datetime]
     names: tuple[str, ...]
     values: np.ndarray
+    utc: bool = False
 
     @property
     def step(self) -> timedelta:
         """The most frequent distance of two dates."""
-        steps = np.diff(np.array(self.dates, "datetime64[s]")).astype(np.int64)
-        found, counts = np.unique(steps, return_counts=True)
-        return timedelta(seconds=int(found[counts.argmax()]))
+        return dates.step(self.dates)
 
 
 def read(path: Path) -> Table:
@@ -37,56 +48,101 @@ def read(path: Path) -> Table:
             is neither; the message names the line.
     """
     try:
+        _check_kind(path)
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [(n, row) for n, row in enumerate(csv.reader(file), 1) if any(row)]
+            return _parsed(path, csv.reader(_lines(path, file)))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"cannot read {path}: it is no CSV file: {error}") from None
-    if len(rows) < 3:
-        raise UserError(f"{path} must have a row of names and two rows of numbers")
-    (_, names), *rows = rows
-    for line, row in rows:
-        if len(row) != len(names):
-            raise UserError(
-                f"{path}, line {line}: must have {len(names)} cells, got {len(row)}"
-            )
-    first = rows[0][1]
-    at = next((i for i, cell in enumerate(first) if _date(cell) is not None), None)
+
+
+def _check_kind(path: Path) -> None:
+    """Raise a UserError for what may never end or begin, or is too large."""
+    status = path.stat()
+    is_open = stat.S_ISFIFO(status.st_mode) and path.parts[:2] == ("/", "dev")
+    if not (stat.S_ISREG(status.st_mode) or is_open):
+        raise UserError(
+            f"cannot read {path}: it must be a file, or a pipe such as /dev/stdin"
+        )
+    if status.st_size > MOST_BYTES:
+        raise UserError(f"cannot read {path}: {_TOO_LARGE}")
+
+
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    """Yield the lines of a file, or of a pipe that may never end."""
+    total = 0
+    while line := file.readline(MOST_LINE):
+        total += len(line)
+        if total > MOST_BYTES or len(line) == MOST_LINE:
+            raise UserError(f"cannot read {path}: {_TOO_LARGE}")
+        yield line
+
+
+def _parsed(path: Path, reader: Any) -> Table:
+    """Return the table of the rows of a file, which are read one by one."""
+    rows = (row for row in reader if any(row))
+    names, first = next(rows, None), next(rows, None)
+    if names and len(names) == 1 and (other := re.search("[;\t|]", names[0])):
+        raise UserError(
+            f"{path} must have commas between its cells, and points in its numbers, "
+            f"got {other[0]!r} between cells; replace them"
+        )
+    if names is None or first is None:
+        raise UserError(_too_few(path))
+    at = next((i for i, cell in enumerate(first) if dates.read(cell)), None)
     if at is None:
         raise UserError(
             f"{path} must have a column of dates such as 2016-07-01 or 2016-07-01 "
-            f"13:00, got {', '.join(first)} in line {rows[0][0]}"
+            f"13:00, got {shortened(first)} in line {reader.line_num}"
         )
-    dates = []
-    for line, row in rows:
-        date = _date(row[at])
-        if date is None:
-            raise UserError(f"{path}, line {line}: no date: {row[at]!r}")
-        if dates and date <= dates[-1]:
-            raise UserError(
-                f"{path}, line {line}: dates must ascend, got {row[at]} after "
-                f"{dates[-1]}"
-            )
-        dates.append(date)
     others = [i for i in range(len(names)) if i != at]
     if not others:
         raise UserError(f"{path} must have a column of numbers beside {names[at]!r}")
-    values = [
-        [_number(path, line, names[i], row[i]) for i in others] for line, row in rows
-    ]
-    return Table(dates, tuple(names[i] for i in others), np.array(values))
+    found: list[datetime] = []
+    last = first
+    values = array("d")
+    for row in itertools.chain([first], rows):
+        place = f"{path}, line {reader.line_num}"
+        if len(row) != len(names):
+            raise UserError(f"{place}: must have {len(names)} cells, got {len(row)}")
+        found.append(_date(place, row[at], found))
+        values.extend(_number(place, names[i], row[i]) for i in others)
+        last = row
+    if len(found) < 2:
+        raise UserError(_too_few(path))
+    columns = tuple(names[i] for i in others)
+    utc = last[at].strip().upper().endswith("Z")
+    return Table(found, columns, np.array(values).reshape(len(found), -1), utc)
 
 
-def _date(cell: str) -> datetime | None:
-    try:
-        date = datetime.fromisoformat(cell.strip())
-    except ValueError:
-        return None
-    return date.replace(tzinfo=None)
+def shortened(cells: Sequence[str]) -> str:
+    """Return cells with commas between, as many as a message may have."""
+    return textwrap.shorten(", ".join(cells), 200, placeholder=" ...")
 
 
-def _number(path: Path, line: int, name: str, cell: str) -> float:
+def _too_few(path: Path) -> str:
+    return f"{path} must have a row of names and two rows of numbers"
+
+
+def _date(place: str, cell: str, before: Sequence[datetime]) -> datetime:
+    """Return the date in a cell, which is later than those before."""
+    date = dates.read(cell)
+    if date is None:
+        raise UserError(f"{place}: no date: {cell!r}")
+    if not before:
+        return date
+    if (date.utcoffset() is None) != (before[-1].utcoffset() is None):
+        raise UserError(
+            f"{place}: dates must all have an offset from UTC, such as +01:00 or Z, or "
+            f"none, got {cell} after {before[-1]}"
+        )
+    if date <= before[-1]:
+        raise UserError(f"{place}: dates must ascend, got {cell} after {before[-1]}")
+    return date
+
+
+def _number(place: str, name: str, cell: str) -> float:
     if cell.strip().lower() in MISSING:
         return math.nan
     try:
@@ -94,7 +150,7 @@ def _number(path: Path, line: int, name: str, cell: str) -> float:
     except ValueError:
         number = math.inf
     if math.isinf(number):
-        raise UserError(f"{path}, line {line}: {name!r} is no number: {cell!r}")
+        raise UserError(f"{place}: {name!r} is no number: {cell!r}")
     return number
 
 
@@ -142,12 +198,13 @@ def parts_of(rows: int, split: Sequence[float]) -> tuple[int, int, int]:
     if good and sum(split) <= 1 + 1e-9:
         learn, choose = int(rows * split[0]), int(rows * split[1])
         test = int(rows * min(1.0, sum(split)) + 1e-6) - learn - choose
-        return learn, choose, test
-    if good and all(s >= 1 for s in split) and sum(split) <= rows:
+        if min(learn, choose, test) >= 1:
+            return learn, choose, test
+    elif good and all(s >= 1 for s in split) and sum(split) <= rows:
         learn, choose, test = map(int, split)
         return learn, choose, test
     got = ",".join(f"{share:g}" for share in split)
     raise UserError(
         "`split` must be three shares that sum to at most 1, such as 0.6,0.2,0.2, or "
-        f"three numbers of rows, at most {rows}; got {got}"
+        f"three numbers of rows, at most {rows}, and leave each part a row; got {got}"
     )

@@ -14,10 +14,11 @@ from .. import files
 from ..errors import UserError
 from ..fields import check, check_range, make
 from ..tensors import MODEL_FILE, TensorFiles, fitting, named
-from . import table
+from . import dates, table
 from .model import MOST_PARAMS, Forecaster, Params
 from .windows import Scale
 
+MOST_DIGITS = 15  # that a float64 has in decimal
 FILES = TensorFiles(
     "ostinato-forecast-1",
     "train one with: ostinato train forecast FILE.csv",
@@ -57,7 +58,9 @@ def load(folder: Path) -> Trained:
     tensors, header = FILES.read(path)
     with FILES.damage(path):
         check("model", dict, header["model"])
-        model = make(Forecaster, header["model"])
+        sizes = header["model"]
+        constant = tuple(sizes.get("constant", ()))
+        model = make(Forecaster, {**sizes, "constant": constant})
         check("names", tuple[str, ...], names := tuple(header["names"]))
         check_range("names", f"{model.columns}", names, len(names) == model.columns)
         check("figures", dict, header["figures"])
@@ -81,23 +84,42 @@ def forecast(trained: Trained, given: table.Table) -> np.ndarray:
     """
     if given.names != trained.names:
         raise UserError(
-            f"the file must have the columns {', '.join(trained.names)}, as the one "
-            f"that was learned from, got {', '.join(given.names)}"
+            f"the file must have the columns {table.shortened(trained.names)}, as the "
+            f"one that was learned from, got {table.shortened(given.names)}"
         )
     need = trained.model.look_back
     if len(given.values) < need:
         raise UserError(f"the file must have {need} rows, got {len(given.values)}")
-    past = trained.scale.apply(table.filled(given)[-need:])
+    filled = table.filled(given)[-need:]
+    past = trained.scale.apply(filled, trained.names)
     y = trained.model.forecast(trained.params, jnp.asarray(past[None]))[0]
-    return trained.scale.undo(np.asarray(y, np.float64))
+    values = trained.scale.undo(np.asarray(y, np.float64))
+    constant = list(trained.model.constant)
+    values[:, constant] = filled[-1, constant]  # without rounding
+    return values
 
 
-def write(path: Path, given: table.Table, values: np.ndarray) -> None:
-    """Write forecasts as CSV, with the dates after the last one of the table."""
+def write(path: Path, trained: Trained, given: table.Table, values: np.ndarray) -> None:
+    """Write forecasts as CSV, with the dates after the last one of the table.
+
+    Raises:
+        UserError: the dates end, or the file cannot be written.
+    """
+    after, digits = dates.following(given.dates, len(values)), _digits(trained, values)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["date", *given.names])
-    for n, row in enumerate(values, 1):
-        date = given.dates[-1] + n * given.step
-        writer.writerow([date, *(f"{value:.6g}" for value in row)])
+    for date, row, shown in zip(after, values, digits, strict=True):
+        cells = (f"{value:.{n}g}" for value, n in zip(row, shown, strict=True))
+        cell = str(date).removesuffix("+00:00") + "Z" if given.utc else date
+        writer.writerow([cell, *cells])
     files.write(path, text.getvalue().encode())
+
+
+def _digits(trained: Trained, values: np.ndarray) -> np.ndarray:
+    """Return the digits that show 1e-4 deviations, and 6 at least, of every value."""
+    with np.errstate(divide="ignore"):
+        shares = np.log10(np.abs(values)) - np.log10(trained.scale.deviation)
+    digits = np.clip(np.ceil(shares) + 5, 6, MOST_DIGITS).astype(int)
+    digits[:, list(trained.model.constant)] = MOST_DIGITS
+    return digits

@@ -1,6 +1,6 @@
 """Windows of a table: a look-back and the horizon after it, in standardised values."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +9,8 @@ from ostinato import data
 
 from ..errors import UserError
 from .model import Batch, Forecaster
+
+MOST_DEVIATIONS = 1e15  # whose squares float32 can sum
 
 
 class Scale(NamedTuple):
@@ -20,17 +22,42 @@ class Scale(NamedTuple):
     @classmethod
     def of(cls, values: np.ndarray) -> "Scale":
         """Measure values `[T, C]`; a constant column has the deviation 1."""
-        deviation = values.std(0)
-        constant = deviation <= 1e-8 * np.maximum(np.abs(values).max(0), 1)
-        return cls(values.mean(0), np.where(constant, 1.0, deviation))
+        _, exponent = np.frexp(np.abs(values).max(0))
+        near_1 = np.ldexp(values, -exponent)  # whose squares are numbers
+        mean, deviation = (
+            np.ldexp(a, exponent) for a in (near_1.mean(0), near_1.std(0))
+        )
+        constant = constant_in(values)
+        return cls(
+            np.where(constant, values[0], mean), np.where(constant, 1.0, deviation)
+        )
 
-    def apply(self, values: np.ndarray) -> np.ndarray:
-        """Standardise values, as float32."""
-        return ((values - self.mean) / self.deviation).astype(np.float32)
+    def apply(self, values: np.ndarray, names: Sequence[str]) -> np.ndarray:
+        """Standardise values of the columns `names`, as float32.
+
+        Raises:
+            UserError: a column has other magnitudes than the rows to learn from.
+        """
+        with np.errstate(all="ignore"):
+            found = (values - self.mean) / self.deviation
+        for name, column in zip(names, found.T, strict=True):
+            if not (most := np.abs(column).max()) <= MOST_DEVIATIONS:
+                raise UserError(
+                    f"the column {name!r} must stay within {MOST_DEVIATIONS:g} "
+                    f"standard deviations of the rows to learn from, got {most:g}; "
+                    "correct its numbers, take another --split, or leave it out"
+                )
+        return found.astype(np.float32)
 
     def undo(self, values: np.ndarray) -> np.ndarray:
         """Return values from standardised ones."""
         return values * self.deviation + self.mean
+
+
+def constant_in(values: np.ndarray) -> np.ndarray:
+    """Return which columns of values `[T, C]` are constant, up to rounding."""
+    spread = np.ptp(values / 4, axis=0)  # of the largest numbers, too
+    return spread <= 1e-13 * np.abs(values / 4).max(0)
 
 
 class Windows:
@@ -51,9 +78,10 @@ class Windows:
         self.count = end - first - model.horizon + 1
         if self.count < 1:
             raise UserError(
-                f"the rows to {name} must hold a window of look-back and horizon, "
-                f"{model.look_back} + {model.horizon} rows; rows {begin} to {end} do "
-                "not; take a shorter horizon or another --split"
+                f"the rows to {name} must hold {model.horizon} rows, the horizon, "
+                f"after the first {model.look_back} rows of the table, the look-back; "
+                f"rows {begin + 1} to {end} do not; take a shorter --horizon or "
+                "--look-back, or another --split"
             )
         self._values, self._first, self._model = values, first, model
 

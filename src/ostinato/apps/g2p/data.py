@@ -1,6 +1,7 @@
 """The CMU Pronouncing Dictionary, cleaned, and its reproducible split."""
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from hashlib import blake2b
 from importlib import resources
@@ -51,14 +52,20 @@ def parse(lines: Iterable[str]) -> Dictionary:
         entry, *phonemes = line.partition("#")[0].split() or [""]
         word = _VARIANT.sub("", entry).lower()
         if phonemes and is_clean(word):
-            plain = tuple(_STRESS.sub("", phoneme) for phoneme in phonemes)
-            found.setdefault(word, {})[plain] = None
+            spoken = tuple(_STRESS.sub("", phoneme) for phoneme in phonemes)
+            found.setdefault(word, {})[spoken] = None
     return {word: tuple(found[word]) for word in sorted(found)}
 
 
 def is_clean(word: str) -> bool:
     """Return True if `word` has a letter, and no character outside `ALPHABET`."""
     return set(word) <= set(ALPHABET) and any("a" <= c <= "z" for c in word)
+
+
+def plain(word: str) -> str:
+    """Return a word in lower case, without accents and blanks around it."""
+    letters = unicodedata.normalize("NFKD", word.strip())
+    return "".join(c for c in letters if not unicodedata.combining(c)).lower()
 
 
 def phoneme_set(dictionary: Dictionary) -> tuple[str, ...]:
@@ -102,17 +109,17 @@ def split(dictionary: Dictionary, test_words: Iterable[str] | None = None) -> Sp
 
 
 def read_words(path: Path) -> list[str]:
-    """Read a list of words, one per line.
+    """Read a list of words, one per line; capital letters and accents do not count.
 
     Raises:
         UserError: the file cannot be read or contains no word.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
         raise UserError(f"cannot read the word list {path}: {reason}") from None
-    words = [line.strip().lower() for line in lines if line.strip()]
+    words = [word for line in lines if (word := plain(line))]
     if not words:
         raise UserError(f"the word list {path} must hold one word a line, got none")
     return words

@@ -167,13 +167,14 @@ class Job(job.Job):
         assert run.best is not None
         with run.lock:
             run.save_model(params, best=run.best._asdict(), final=by_name)
-            run.draw()
         chosen = zip(self.reader.opinions, self.rank_weights, strict=True)
         note = (
             f"best weights: epoch {run.best.epoch:.1f}, {run.best.updates:,} updates; "
             + ", ".join(f"{name} counts {weight:g}" for name, weight in chosen)
         )
-        report.print_table(run.display.console, figures, note)
+        report.print_table(run.display, figures, note)
+        with run.lock:
+            run.draw()
         run.display.say(f"model, figures and learning curve are in {run.out}")
 
     def _correct(

@@ -1,6 +1,5 @@
 """The use of a trained model: pronunciations and alignments of words."""
 
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -81,15 +80,10 @@ def check(word: str) -> str:
     Raises:
         UserError: the word has letters that the model does not know, or no letter.
     """
-    plain = _without_accents(word.strip()).lower()
+    plain = data.plain(word)
     if data.is_clean(plain):
         return plain
     known = "a to z, ' and -"
     if unknown := "".join(sorted(set(plain) - set(data.ALPHABET))):
         raise UserError(f"cannot pronounce {word!r}: unknown {unknown!r}; use {known}")
     raise UserError(f"cannot pronounce {word!r}: it has no letter; use {known}")
-
-
-def _without_accents(word: str) -> str:
-    letters = unicodedata.normalize("NFKD", word)
-    return "".join(c for c in letters if not unicodedata.combining(c))

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console
 
 from .. import report
+from ..display import Display
 from .metrics import ErrorRates
 
+MOST_INCHES = 40.0  # of a side of a picture; letters of longer words are smaller
 LEAST_SHOWN = 0.05  # smallest attention weight that is printed as a number
 
 
@@ -27,7 +28,7 @@ class Row(NamedTuple):
 
 
 def print_table(
-    console: Console, figures: dict[tuple[str, str], ErrorRates], note: str
+    display: Display, figures: dict[tuple[str, str], ErrorRates], note: str
 ) -> None:
     """Print error rates by (words, decoding) as a table narrower than 80 columns."""
     rows = [
@@ -35,7 +36,7 @@ def print_table(
         for (part, decoding), rates in figures.items()
     ]
     texts, numbers = ("held-out words", "decoding"), ("words", "PER %", "WER %")
-    report.print_table(console, texts, numbers, rows, note)
+    report.print_table(display, texts, numbers, rows, note)
 
 
 def draw_alignment(
@@ -50,20 +51,27 @@ def draw_alignment(
         weights: ``[phonemes + 1, letters]``, the last row for the end.
     """
     rows, columns = weights.shape
-    figure = report.new_figure(1.6 + 0.45 * columns, 1.2 + 0.4 * rows, dpi=150)
+    size = 1.6 + 0.45 * columns, 1.2 + 0.4 * rows
+    small = min(1.0, MOST_INCHES / max(size))  # than in the picture of a usual word
+    figure = report.new_figure(*(min(one, MOST_INCHES) for one in size), dpi=150)
     axes = figure.subplots()
     axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(columns), word, fontsize=13)
-    axes.set_yticks(range(rows), [*phonemes, "end"], fontsize=11)
+    axes.set_xticks(range(columns), word, fontsize=13 * small)
+    axes.set_yticks(range(rows), [*phonemes, "end"], fontsize=11 * small)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     for (row, column), weight in np.ndenumerate(weights):
         if weight >= LEAST_SHOWN:
             color = "white" if weight > 0.5 else "#1a3c6e"
-            text = f"{100 * weight:.0f}"
             axes.text(
-                column, row, text, ha="center", va="center", color=color, fontsize=8
+                column,
+                row,
+                f"{100 * weight:.0f}",
+                ha="center",
+                va="center",
+                color=color,
+                fontsize=8 * small,
             )
     axes.set_xlabel("share of attention, %", fontsize=9, color="#555555")
     report.write_figure(path, figure)

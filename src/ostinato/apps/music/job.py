@@ -31,18 +31,21 @@ class Job(job.Job):
     Args:
         settings: the settings of the run.
         pieces: what to learn from, to choose by and to test on.
+        notes: lines for the user about what was read.
     """
 
     unit, row_class, settings_class = "frames", Row, Settings
-    files = use.FILES
+    files, pictures = use.FILES, (report.PICTURE_FILE,)
     curves = Curves(
         "nats a frame",
         "nats a frame",
         {"nll": "NLL of pieces to choose by"},
     )
 
-    def __init__(self, settings: Settings, pieces: Pieces) -> None:
-        self.settings, self.pieces = settings, pieces
+    def __init__(
+        self, settings: Settings, pieces: Pieces, notes: Sequence[str] = ()
+    ) -> None:
+        self.settings, self.pieces, self._notes = settings, pieces, notes
         self.model = Composer(
             settings.mode,
             settings.hidden,
@@ -67,6 +70,7 @@ class Job(job.Job):
         return [
             self.settings.describe(),
             f"{learn} pieces to learn from, {choose} to choose by, {test} to test on",
+            *self._notes,
         ]
 
     def fingerprint(self) -> str:
@@ -135,12 +139,13 @@ class Job(job.Job):
         for seed in range(2):
             name = f"ostinato sample --seed {seed}"
             rolls[name] = use.sample(self.model, params, len(held_out), seed=seed)
+        note = f"best weights: epoch {run.best.epoch:.1f}"
         with run.lock:
             run.save_model(params, best=run.best._asdict(), final=by_name)
+        report.print_table(run.display, figures, note)
+        with run.lock:
             run.draw()
             report.draw(run.out, rolls)
-        note = f"best weights: epoch {run.best.epoch:.1f}"
-        report.print_table(run.display.console, figures, note)
         run.display.say(f"model, figures and a picture of rolls are in {run.out}")
 
     def _likelihood(

@@ -31,11 +31,19 @@ def read(path: Path, per_beat: int) -> np.ndarray:
         Exception: the file is malformed.
     """
     file = mido.MidiFile(file=io.BytesIO(path.read_bytes()), clip=True)
+    if file.type == 2:
+        raise UserError(
+            "it must be of type 0 or 1, got type 2, whose tracks are pieces of their "
+            "own; write each track to a file"
+        )
     if file.ticks_per_beat <= 0:
         raise UserError("its time must be counted in beats, not in seconds")
     spans = [span for track in file.tracks for span in _spans(track)]
-    frame = per_beat / file.ticks_per_beat
-    rounded = [(round(b * frame), round(e * frame), note) for b, e, note in spans]
+
+    def frame(tick: int) -> int:  # the nearest, the later one of two
+        return (2 * tick * per_beat + file.ticks_per_beat) // (2 * file.ticks_per_beat)
+
+    rounded = [(frame(begin), frame(end), note) for begin, end, note in spans]
     first = min((begin for begin, _, _ in rounded), default=0)
     last = max((max(begin + 1, end) for begin, end, _ in rounded), default=0)
     if not 2 <= last - first <= MOST_FRAMES:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import stat
 import subprocess
 import sys
 import textwrap
@@ -62,7 +63,12 @@ COLLECTIONS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def read(paths: Sequence[Path], per_beat: int, seed: int) -> Pieces:
+def read(
+    paths: Sequence[Path],
+    per_beat: int,
+    seed: int,
+    tell: Callable[[str], object] = lambda note: None,
+) -> Pieces:
     """Read the pieces of files, and of all files of music in folders.
 
     Collections keep the division into pieces to learn from, to choose by and to test on
@@ -73,23 +79,30 @@ def read(paths: Sequence[Path], per_beat: int, seed: int) -> Pieces:
             folders of them.
         per_beat: frames of a quarter note in MIDI files.
         seed: decides how pieces of MIDI files are dealt out.
+        tell: called with a line for the user about what is left out.
 
     Raises:
         UserError: a file cannot be read, or a part has no piece; the message names it.
     """
-    pieces, single, total = Pieces([], [], []), [], 0
-    for path in _files(paths):
+    pieces, total = Pieces([], [], []), 0
+    single: dict[bytes, np.ndarray] = {}
+    different = {path.resolve(): path for path in _files(paths)}
+    for path in different.values():
+        found = []
         if path.suffix.lower() in MIDI:
-            found = [single.append(roll := _one(path, per_beat)) or roll]
+            roll = _one(path, per_beat)
+            if single.setdefault(roll.tobytes(), roll) is roll:
+                found = [roll]
+            else:
+                tell(f"left out, since another file has the same notes: {path}")
         else:
-            found = []
             for part, rolls in zip(pieces, _collection(path), strict=True):
                 part.extend(rolls)
                 found += rolls
         total += sum(map(len, found))
         if total > MOST_TOTAL:
             raise UserError(f"all files must have at most {MOST_TOTAL:,} frames")
-    for part, rolls in zip(pieces, dealt(single, seed), strict=True):
+    for part, rolls in zip(pieces, dealt([*single.values()], seed), strict=True):
         part.extend(rolls)
     for part, name in zip(pieces, ("learn from", "choose by", "test on"), strict=True):
         if not part:
@@ -98,7 +111,10 @@ def read(paths: Sequence[Path], per_beat: int, seed: int) -> Pieces:
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield files, and those of music in folders, by their names."""
+    """Yield files, and those of music in folders, by their names.
+
+    Names that begin with a dot are hidden, such as what macOS writes beside a file.
+    """
     kinds = (*MIDI, *COLLECTIONS)
     for path in paths:
         if not path.is_dir():
@@ -108,7 +124,13 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
                 )
             yield path
             continue
-        inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in kinds)
+        inside = sorted(
+            p
+            for p in path.rglob("*")
+            if p.suffix.lower() in kinds
+            and not p.is_dir()
+            and not any(part.startswith(".") for part in p.relative_to(path).parts)
+        )
         if not inside:
             raise UserError(f"the folder {path} has no file of {', '.join(kinds)}")
         yield from inside
@@ -158,9 +180,11 @@ def _collection(path: Path) -> Pieces:
 def _one_line(path: Path) -> Iterator[None]:
     """Turn whatever a malformed file causes into one line about the file."""
     try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise UserError(f"it is too large, of {size:,} bytes")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe may never be written
+            raise UserError("it is no file")
+        if status.st_size > MOST_BYTES:
+            raise UserError(f"it is too large, of {status.st_size:,} bytes")
         yield
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console
 
 from .. import report
+from ..display import Display
 from .rolls import LOWEST
 
 PICTURE_FILE = "rolls.png"
@@ -42,13 +42,13 @@ class Likelihood(NamedTuple):
         )
 
 
-def print_table(console: Console, figures: Mapping[str, Likelihood], note: str) -> None:
+def print_table(display: Display, figures: Mapping[str, Likelihood], note: str) -> None:
     """Print likelihoods by the name of the model."""
     rows = [
         (name, f"{one.nll:.3f}", f"{one.nll_all:.3f}") for name, one in figures.items()
     ]
     numbers = "NLL, nats a frame", "with first frames"
-    report.print_table(console, ("pieces to test on",), numbers, rows, note)
+    report.print_table(display, ("pieces to test on",), numbers, rows, note)
 
 
 def draw(folder: Path, rolls: Mapping[str, np.ndarray]) -> None:

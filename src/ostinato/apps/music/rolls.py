@@ -1,6 +1,8 @@
 """Piano rolls: which of the 88 keys of a piano sound in each frame of a piece."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from numbers import Real
+from reprlib import repr as short
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +12,7 @@ from ..errors import UserError
 NOTES, LOWEST = 88, 21  # keys, and the number that MIDI gives to the lowest
 MOST_FRAMES = 2**14  # of a piece
 MOST_TOTAL = 2**23  # of all pieces
+MOST_VOICES = 1024  # of a frame
 
 
 class Pieces(NamedTuple):
@@ -20,23 +23,25 @@ class Pieces(NamedTuple):
     test: list[np.ndarray]
 
 
-def roll_of(frames: Iterable[Any]) -> np.ndarray:
+def roll_of(frames: Any) -> np.ndarray:
     """Return the roll of a piece, uint8 `[T, 88]`.
 
     Args:
-        frames: each has the numbers of its notes, 21 to 108, where NaN and numbers
-            below 0 stand for silent voices; or every frame has 88 numbers, 0 or 1.
+        frames: a list of them. Each has the numbers of its notes, 21 to 108, where NaN
+            and numbers below 0 stand for silent voices; or every one has 88 numbers, 0
+            or 1.
 
     Raises:
-        UserError: a note is no such number, or there are too few or too many frames.
-        TypeError, ValueError: the frames are no sequences of numbers.
+        UserError: a frame holds something else than numbers, a note is no such number,
+            or there are too few or too many frames.
     """
-    frames = list(frames)
+    if not isinstance(frames, list | tuple | np.ndarray):
+        raise UserError(f"a piece must be a list of frames, got {short(frames)}")
     if not 2 <= len(frames) <= MOST_FRAMES:
         raise UserError(
             f"a piece must have 2 to {MOST_FRAMES} frames, got {len(frames)}"
         )
-    rows = [np.asarray(frame, np.float64).ravel() for frame in frames]
+    rows = [_numbers(frame) for frame in frames]
     if all(row.size == NOTES for row in rows):
         table = np.stack(rows)
         if not np.isin(table, (0, 1)).all():
@@ -52,6 +57,26 @@ def roll_of(frames: Iterable[Any]) -> np.ndarray:
             )
         frame[keys.astype(np.int64)] = 1
     return roll
+
+
+def _numbers(frame: Any) -> np.ndarray:
+    """Return the numbers of a frame, float64 `[N]`.
+
+    Raises:
+        UserError: it is no list of numbers. What is nested in it is not looked at: a
+            file may nest more than memory holds.
+    """
+    if isinstance(frame, np.ndarray):
+        good = frame.ndim == 1 and frame.dtype.kind in "biuf"
+    else:
+        good = isinstance(frame, list | tuple) and len(frame) <= MOST_VOICES
+        good = good and all(isinstance(one, Real | np.bool_) for one in frame)
+    if not good:
+        raise UserError(
+            "a piece must be a list of frames, and a frame a list of at most "
+            f"{MOST_VOICES} numbers, got {short(frame)} as a frame"
+        )
+    return np.array(frame, np.float64)
 
 
 def transposed(roll: np.ndarray, semitones: int) -> np.ndarray:
@@ -79,8 +104,8 @@ def dealt(pieces: Sequence[np.ndarray], seed: int) -> Pieces:
         return Pieces([], [], [])
     if len(pieces) < 3:
         raise UserError(
-            "there must be three pieces at least, to learn from, to choose by and to "
-            f"test on, got {len(pieces)}; give more files"
+            "there must be three different pieces at least, to learn from, to choose "
+            f"by and to test on, got {len(pieces)}; give more files"
         )
     held = max(1, len(pieces) // 10)
     order = np.random.default_rng(seed).permutation(len(pieces))

@@ -28,6 +28,8 @@ def train(paths: Sequence[Path], out: Path, **options: Any) -> Summary:
     """
 
     def make(settings: Settings) -> Job:
-        return Job(settings, read.read(paths, settings.per_beat, settings.seed))
+        notes: list[str] = []
+        pieces = read.read(paths, settings.per_beat, settings.seed, notes.append)
+        return Job(settings, pieces, notes)
 
     return session.train(Job, make, out, **options)

@@ -9,6 +9,7 @@ import pickle
 import pickletools
 import re
 from collections.abc import Iterable
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,11 @@ class _Dtype:
 
     def numbers(self, content: Any) -> np.ndarray:
         """Return bytes, or what Python 2 has for them, as numbers."""
-        raw = content.encode("latin1") if isinstance(content, str) else bytes(content)
+        raw = content.encode("latin1") if isinstance(content, str) else content
+        if not isinstance(raw, bytes | bytearray):  # a number would become zeros
+            raise UserError(
+                f"an array must have its content as bytes, got {short(raw)}"
+            )
         return np.frombuffer(raw, np.dtype(self.code))
 
 

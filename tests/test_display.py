@@ -1,0 +1,92 @@
+"""A run whose display cannot be written goes on without it."""
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+from g2p_words import plain_jax, quiet, train_tiny  # noqa: F401
+from rich.console import Console
+from rich.table import Table
+
+from ostinato.apps.display import Display
+
+
+class Broken(io.StringIO):
+    """A file that raises an error when it is written."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error, self.writes = error, 0
+
+    def write(self, text):
+        self.writes += 1
+        raise self.error
+
+
+ERRORS = [
+    OSError(28, "No space left on device"),
+    UnicodeEncodeError("ascii", "\xe9", 0, 1, "ordinal not in range"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["full", "ascii"])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_cannot_be_shown_ends_nothing(error, terminal):
+    file = Broken(error)
+    display = Display(Console(file=file, force_terminal=terminal))
+    with display:
+        display.say("a line")
+        display.tick(0.5, "half")
+        display.show(Table("a table"))
+        writes = file.writes
+        display.say("another line")
+        assert file.writes == writes > 0
+    display.close()
+
+
+def test_a_run_is_saved_without_its_display(tmp_path):
+    console = Console(file=Broken(ERRORS[0]))
+    assert train_tiny(tmp_path, epochs=1, console=console).figures
+    assert (tmp_path / "model.safetensors").exists()
+
+
+PROGRAM = """
+from ostinato.apps.display import Display
+display = Display()
+for line in range(3):
+    display.say(f"line {line}")
+with open("done", "w") as file:
+    file.write("done")
+"""
+
+
+def start(program, folder, **options):
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=folder, stderr=subprocess.PIPE, **options)
+
+
+def test_a_reader_that_goes_away(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = start(PROGRAM, tmp_path, stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "done").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_disk_that_is_full(tmp_path):
+    with open("/dev/full", "wb") as full:
+        done = start(PROGRAM, tmp_path, stdout=full)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "done").exists()
+
+
+def test_a_command_replaces_letters_that_its_output_lacks(tmp_path):
+    program = "from ostinato import cli; from ostinato.apps.display import Display; "
+    program += "cli.app = lambda: Display().say('caf\\xe9'); cli.main()"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = start(program, tmp_path, stdout=subprocess.PIPE, env=environment)
+    assert (done.returncode, done.stdout) == (0, b"caf?\n")
