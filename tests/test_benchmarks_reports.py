@@ -74,7 +74,7 @@ def test_comparison_is_printed(tmp_path, measured, capsys):
 def test_report_fills_the_page(tmp_path, measured):
     pytest.importorskip("matplotlib")
     page, goals = empty_pages(tmp_path)
-    measured.machine["cpu"] = "AMD EPYC"
+    measured.machine.update(cpu="AMD EPYC", isa="avx512")
     results.save(tmp_path / "results.json", measured)
     report.main(tmp_path / "results.json", docs=tmp_path)
     text = page.read_text()
@@ -124,6 +124,13 @@ def test_every_vendor_has_a_table_of_its_own(tmp_path, measured):
         if vendor == results.VENDORS[0]:
             assert f"old {results.VENDORS[1]}" in page.read_text()
     assert "on AMD EPYC (family 6" in page.read_text()  # the first one is kept
+
+
+def test_processors_with_avx2_alone_have_tables_of_their_own():
+    machine = {"cpu": "AMD EPYC", "isa": "avx2"}
+    assert results.kind_of(machine) == "AMD-AVX2"
+    assert results.kind_of(machine | {"isa": "avx512"}) == "AMD"
+    assert results.kind_of({"cpu": "Some Xeon"}) == "Some"
 
 
 def test_tables_name_the_processor(tmp_path, measured, capsys):
