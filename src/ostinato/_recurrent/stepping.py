@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -60,7 +60,7 @@ class StepLoop:
                 params, states, cell.precompute(params, inputs_t), t
             )
         self.params = params
-        self.arrays, self._rebuild = _split_arrays(params)
+        self.arrays, self._rebuild = _wide_arrays(params)
         self.recompute = None
         self.policy = Choice(all_but_arithmetic, TRANSCENDENTAL)
         if options.recompute:
@@ -157,25 +157,40 @@ def _masked(body: Callable, lengths: Array | None, states: Any) -> Callable:
     return masked
 
 
-def _split_arrays(params: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
-    """Return the arrays of `params` for the loop, and a function back to `params`.
+def split_arrays(params: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """Return the arrays of `params`, and a function that puts others in their places.
 
-    The arrays hold 16-bit floats in float32, because their gradient is a sum over all
-    steps, which would stop growing in 16 bits. Leaves that are not arrays, such as a
-    number of steps, stay outside the loop.
+    Leaves that are not arrays, such as a number of steps, stay as they are.
     """
     leaves, tree = jax.tree.flatten(params)
     types = jax.Array, np.ndarray, np.generic
     indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, types)]
-    arrays = [jnp.asarray(leaves[i]) for i in indices]
 
-    def rebuild(wide: list[Array]) -> Any:
+    def rebuild(arrays: Sequence[Any]) -> Any:
         full = list(leaves)
-        for i, a, given in zip(indices, wide, arrays, strict=True):
-            full[i] = a if a.dtype == given.dtype else a.astype(given.dtype)
+        for i, a in zip(indices, arrays, strict=True):
+            full[i] = a
         return jax.tree.unflatten(tree, full)
 
-    return list(map(_widen, arrays)), rebuild
+    return [leaves[i] for i in indices], rebuild
+
+
+def _wide_arrays(params: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
+    """Return the arrays of `params` for the loop, and a function back to `params`.
+
+    The arrays hold 16-bit floats in float32, because their gradient is a sum over all
+    steps, which would stop growing in 16 bits.
+    """
+    found, rebuild = split_arrays(params)
+    arrays = [jnp.asarray(a) for a in found]
+
+    def narrow(wide: list[Array]) -> Any:
+        pairs = zip(wide, arrays, strict=True)
+        return rebuild(
+            [a if a.dtype == own.dtype else a.astype(own.dtype) for a, own in pairs]
+        )
+
+    return list(map(_widen, arrays)), narrow
 
 
 def _widen(a: Array) -> Array:

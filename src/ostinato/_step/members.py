@@ -51,8 +51,10 @@ def are_worth_it(
     ]
     if not weights or loop.backend not in (None, "cpu"):
         return False
-    states = step.jaxpr.invars[step.num_invariant + step.num_inputs :]
-    rows = (1, *(type_of(states[0]).shape if states else ()))[:2][-1]
+    *_, states = step.parts(step.jaxpr.invars)
+    if not states or not type_of(states[0]).shape:  # nor would the library run it
+        return False
+    rows = type_of(states[0]).shape[0]
     if rows < _ROWS and sum(a.size * a.dtype.itemsize for a in weights) < _BYTES:
         return False
     return native.can_run(loop, wrt)
@@ -127,44 +129,43 @@ def forward(run: Callable, each: Each = side_by_side) -> Callable:
         run: the implementation for other loops.
         each: how the members run.
     """
-
-    @ft.wraps(run)
-    def of_all(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
-        members = loop.members
-        if members is None:
-            return run(*operands, loop=loop, wrt=wrt)
-        one = ft.partial(run, loop=of_one(loop), wrt=wrt)
-        return each(one, axes_of(members, len(operands)), members.size, operands)
-
-    return of_all
+    return _of_all(run, each, lambda members, wrt: [])
 
 
 def tangent(run: Callable) -> Callable:
     """Return the implementation of the tangents of a loop; see `forward`."""
-
-    @ft.wraps(run)
-    def of_all(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
-        members = loop.members
-        if members is None:
-            return run(*arguments, loop=loop, wrt=wrt)
-        one = ft.partial(run, loop=of_one(loop), wrt=wrt)
-        axes = axes_of(members, len(arguments), _asked(members, wrt))
-        return side_by_side(one, axes, members.size, arguments)
-
-    return of_all
+    return _of_all(run, side_by_side, _asked)
 
 
 def backward(run: Callable, each: Each = side_by_side) -> Callable:
     """Return the implementation of a loop backwards; see `forward`."""
+    found = _of_all(run, each, lambda members, wrt: [])
 
     @ft.wraps(run)
     def of_all(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
+        results = found(*arguments, loop=loop, wrt=wrt)
+        return results if loop.members is None else _summed(loop.members, wrt, results)
+
+    return of_all
+
+
+def _of_all(run: Callable, each: Each, own: Callable) -> Callable:
+    """Return an implementation for loops of members and others.
+
+    Args:
+        run: the implementation for other loops.
+        each: how the members run.
+        own: from members and `wrt` to the last argument of `axes_of`.
+    """
+
+    @ft.wraps(run)
+    def of_all(*arguments: Array, loop: Loop, wrt: Any) -> list[Array]:
         members = loop.members
         if members is None:
             return run(*arguments, loop=loop, wrt=wrt)
         one = ft.partial(run, loop=of_one(loop), wrt=wrt)
-        axes = axes_of(members, len(arguments))
-        return _summed(members, wrt, each(one, axes, members.size, arguments))
+        axes = axes_of(members, len(arguments), own(members, wrt))
+        return each(one, axes, members.size, arguments)
 
     return of_all
 

@@ -265,14 +265,10 @@ def _lower_on_cpus(
 _ELSEWHERE = "it runs on the cuda platform, and the computation is compiled for "
 
 
-def _lower_on_gpus(
-    kernel_rule: Callable, xla_rule: Callable, mapped_rule: Callable
-) -> Callable:
+def _lower_on_gpus(kernel_rule: Callable, xla_rule: Callable) -> Callable:
     """Return a lowering rule that takes a kernel where there is one for a loop."""
 
     def lower(ctx: Any, *args: Any, loop: Loop, wrt: Mask | None) -> Any:
-        if loop.members is not None:
-            return mapped_rule(ctx, *args, loop=loop, wrt=wrt)
         context = ctx.module_context
         # A loop that names kernels has one: this may be a derivative without one.
         asked = loop.backend in (None, "cuda") and not cuda.unmeasured_reason(loop)
@@ -293,16 +289,24 @@ def _lower_on_gpus(
     return lower
 
 
-def _lower_elsewhere(xla_rule: Callable, mapped_rule: Callable) -> Callable:
+def _lower_elsewhere(xla_rule: Callable) -> Callable:
     """Return a lowering rule for all other platforms."""
 
     def lower(ctx: Any, *args: Any, loop: Loop, wrt: Mask | None) -> Any:
-        if loop.members is not None:
-            return mapped_rule(ctx, *args, loop=loop, wrt=wrt)
         if loop.backend == "cuda":
             platforms = ", ".join(ctx.module_context.platforms)
             raise refusal("cuda", _ELSEWHERE + platforms)
         return xla_rule(ctx, *args, loop=loop, wrt=wrt)
+
+    return lower
+
+
+def _unless_members(rule: Callable, mapped_rule: Callable) -> Callable:
+    """Return a lowering rule that takes another one for loops of members."""
+
+    def lower(ctx: Any, *args: Any, loop: Loop, wrt: Mask | None) -> Any:
+        chosen = rule if loop.members is None else mapped_rule
+        return chosen(ctx, *args, loop=loop, wrt=wrt)
 
     return lower
 
@@ -345,9 +349,9 @@ def _rules_of(
     )
     splits = lower_with_devices(primitive)
     return {
-        None: _lower_elsewhere(xla_rule, mapped_rule),
+        None: _unless_members(_lower_elsewhere(xla_rule), mapped_rule),
         "cpu": _lower_on_cpus(native_of, xla_rule, mapped_rule, splits),
-        "cuda": _lower_on_gpus(kernel_rule, xla_rule, mapped_rule),
+        "cuda": _unless_members(_lower_on_gpus(kernel_rule, xla_rule), mapped_rule),
     }
 
 

@@ -16,7 +16,7 @@ from .._recurrent.arguments import check_result
 from .._recurrent.loop import LoopInputs
 from .._recurrent.net import recurrent_net
 from .._recurrent.protocol import SequenceOptions
-from .._recurrent.stepping import StepLoop
+from .._recurrent.stepping import StepLoop, split_arrays
 from .._rnn.streaming import chosen_streams
 from .._sessions import OneThread, wholly
 from .._step import description
@@ -243,7 +243,7 @@ def _check_largest(name: str, a: np.ndarray) -> None:
 
 def _outputs(step: Callable, params: Any, batch: int, inputs: Any, states: Any) -> Any:
     """Return the structure of a step's outputs; check its results."""
-    arrays, rebuild = _split_arrays(params)
+    arrays, rebuild = split_arrays(params)
 
     def results(arrays: Any, *given: Any) -> Any:
         return check_result(step(rebuild(arrays), *given), given[0], batch)
@@ -259,22 +259,6 @@ def _outputs(step: Callable, params: Any, batch: int, inputs: Any, states: Any) 
             )
         raise
     return jax.tree.structure(outputs)
-
-
-def _split_arrays(params: Any) -> tuple[list[Any], Callable[[Any], Any]]:
-    """Return the arrays of `params`, and a function that puts others in their places.
-
-    Leaves that are not arrays, such as a number of steps, stay as they are.
-    """
-    leaves, tree = jax.tree.flatten(params)
-    types = jax.Array, np.ndarray, np.generic
-    indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, types)]
-
-    def rebuild(arrays: Any) -> Any:
-        full = dict(enumerate(leaves)) | dict(zip(indices, arrays, strict=True))
-        return jax.tree.unflatten(tree, full.values())
-
-    return [leaves[i] for i in indices], rebuild
 
 
 def _native(
@@ -313,7 +297,7 @@ class _Jitted:
     def __init__(
         self, step: Callable, params: Any, tree: Any, input_tree: Any, states: Any
     ) -> None:
-        arrays, rebuild = _split_arrays(params)
+        arrays, rebuild = split_arrays(params)
         self._params = [jnp.array(a) for a in arrays]  # copies
         self._tree, self._input_tree = tree, input_tree
         self.states = [np.array(a) for a in jax.tree.leaves(states)]
