@@ -226,7 +226,7 @@ def test_a_terminal_shows_the_table_as_it_grows():
     options = settings.read(**OPTIONS | dict(mode="gru", batch="1"))
     row = made(ostinato=2.0, xla=3.0, onnxruntime=1.0, torch=250.0, flax=2.4, scan=1.9)
     with view.View(shown, options, machine.describe()) as display:
-        display.show([row], "timing gru")
+        display.draw([row], "timing gru")
         display.finish([row, made(ostinato=1.0, skipped={"flax": "no"})])
     text = shown.file.getvalue()
     assert "timing gru (1 of 2 rows)" in text
@@ -236,6 +236,21 @@ def test_a_terminal_shows_the_table_as_it_grows():
     assert len(line) < 80
     after = text.rpartition("\x1b[?25h")[2]  # the cursor is back
     assert after.split("\n")[-2:] == ["without flax: no (gru/N2H4T3-train)", ""]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_table_that_cannot_be_shown_ends_nothing(terminal):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+    shown = Console(file=Full(), width=80, force_terminal=terminal)
+    options, row = settings.read(**OPTIONS), made(ostinato=2.0)
+    with view.View(shown, options, machine.describe()) as display:
+        display.draw([row], "timing gru")
+        display.done([row])
+        display.finish([row])
+    assert shown.quiet
 
 
 def test_labels_name_the_sizes_that_differ():

@@ -97,6 +97,19 @@ def test_addresses_that_are_incomplete():
             connect(True, address, 2, 0)
 
 
+@pytest.mark.parametrize(
+    "processes, process, message",
+    [
+        (0, 0, "`processes` must be at least 1, got 0"),
+        (2, 2, "`process` must be from 0 to 1, below `processes`, got 2"),
+        (2, -1, "`process` must be from 0 to 1, below `processes`, got -1"),
+    ],
+)
+def test_numbers_of_processes_that_cannot_be(processes, process, message):
+    with pytest.raises(UserError, match=message):
+        connect(True, "127.0.0.1:1", processes, process)
+
+
 def test_processes_with_other_options(monkeypatch):
     devices = Devices()
     devices.check_same("a")

@@ -197,6 +197,21 @@ def test_a_state_is_set_to_integers_for_which_floats_cannot_stand():
     assert (session.step(X[:, 0])[0] == -(2**23)).all()
 
 
+@BACKENDS
+def test_a_state_is_set_to_integers_that_its_type_lacks(backend):
+    states = np.zeros(BATCH, np.int8), STATES
+    session = open_step(keep, np.int32(1), states, backend=backend)
+    for number in (128, -129, 2**40):
+        message = (
+            rf"`state\[0\]` must hold integers of int8, -128 to 127, got {number}$"
+        )
+        with pytest.raises(ValueError, match=message):
+            session.state = np.array([0, number, 1]), STATES
+        assert (session.state[0] == 0).all()
+    session.state = np.array([-128, 127, 0]), STATES
+    assert session.state[0].tolist() == [-128, 127, 0]
+
+
 # ---------------------------------------------------------------------------- arguments
 
 

@@ -109,6 +109,15 @@ def host_numbers(name: str, value: Any, dtype: Any) -> np.ndarray:
         raise TypeError(
             f"`{name}` must hold numbers that convert to {dtype}, got {describe(value)}"
         )
+    narrower = np.dtype(dtype).kind in "iu" and not np.can_cast(array.dtype, dtype)
+    if narrower and array.size:
+        least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        for got in map(int, (array.min(), array.max())):
+            if not least <= got <= most:
+                raise ValueError(
+                    f"`{name}` must hold integers of {dtype}, {least} to {most}, got "
+                    f"{got}"
+                )
     return array
 
 

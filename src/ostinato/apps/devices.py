@@ -71,6 +71,10 @@ def connect(
         good = found is not None and 1 <= int(found[1]) <= 65535
         wanted = "HOST:PORT with a port from 1 to 65535, such as 10.0.0.1:9876"
         check_range("coordinator", wanted, coordinator, good)
+    if processes is not None and process is not None:
+        check_range("processes", "at least 1", processes, processes >= 1)
+        wanted = f"from 0 to {processes - 1}, below `processes`"
+        check_range("process", wanted, process, 0 <= process < processes)
     platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
     silent = SILENT_SECONDS.get(platforms, SILENT_SECONDS[None])
     # It would catch SIGTERM, which is to end the process.

@@ -1,4 +1,4 @@
-"""Live progress of a run: a bar, lines that stay, the mean loss and the speed."""
+"""What a run shows: a bar, lines that stay, the mean loss and the speed."""
 
 import os
 import sys
@@ -16,31 +16,62 @@ class _Console(Console):
     """A console whose reader may go away; that of rich would end the program."""
 
     def on_broken_pipe(self) -> None:
-        """Let `Display` handle the error."""
+        """Let `Screen` handle the error."""
         raise
 
 
-class Display:
-    """A live progress bar on a terminal, and occasional lines elsewhere.
+class Screen:
+    """The terminal, or whatever reads what a run says, while there is a reader.
 
-    A run goes on without its display when that cannot be written any more.
+    A run goes on without it when it cannot be written any more.
+
+    Attributes:
+        live: whether it is a terminal, on which what was written can change.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or _Console(highlight=False)
-        self._live = self.console.is_terminal
+        self.live = self.console.is_terminal
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        with self.optional():
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    def show(self, table: RenderableType) -> None:
+        """Print a table."""
+        with self.optional():
+            self.console.print(table)
+
+    @contextmanager
+    def optional(self) -> Iterator[None]:
+        """Be silent from the moment on when the console cannot be written."""
+        try:
+            yield
+        except (OSError, UnicodeError):
+            self.live, self.console.quiet = False, True
+            if self.console.file is sys.stdout:  # what it still holds would fail again
+                with suppress(OSError), open(os.devnull, "wb") as nowhere:
+                    os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+class Display(Screen):
+    """A live progress bar on a terminal, and occasional lines elsewhere."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(console)
         self._progress = Progress(
             BarColumn(bar_width=20),
             TextColumn("{task.percentage:>3.0f} %  {task.description}"),
             console=self.console,
-            disable=not self._live,
+            disable=not self.live,
             transient=True,
         )
         self._task = self._progress.add_task("starting", total=1.0)
         self._next_line = time.monotonic() + PLAIN_SECONDS
 
     def __enter__(self) -> "Display":
-        with self._optional():
+        with self.optional():
             self._progress.start()
         return self
 
@@ -49,39 +80,18 @@ class Display:
 
     def close(self) -> None:
         """Remove the bar and show the cursor again."""
-        if self._live:
-            with self._optional():
+        if self.live:
+            with self.optional():
                 self._progress.stop()
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-        with self._optional():
-            self.console.print(text, markup=False, soft_wrap=True)
-
-    def show(self, table: RenderableType) -> None:
-        """Print a table."""
-        with self._optional():
-            self.console.print(table)
 
     def tick(self, done: float, text: str) -> None:
         """Show how far the run is; `done` is between 0 and 1."""
-        if self._live:
-            with self._optional():
+        if self.live:
+            with self.optional():
                 self._progress.update(self._task, completed=done, description=text)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + PLAIN_SECONDS
             self.say(f"{100 * done:3.0f} %  {text}")
-
-    @contextmanager
-    def _optional(self) -> Iterator[None]:
-        """Be silent from the moment on when the console cannot be written."""
-        try:
-            yield
-        except (OSError, UnicodeError):
-            self._live, self.console.quiet = False, True
-            if self.console.file is sys.stdout:  # what it still holds would fail again
-                with suppress(OSError), open(os.devnull, "wb") as nowhere:
-                    os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def clock(seconds: float) -> str:

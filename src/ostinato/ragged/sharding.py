@@ -1,24 +1,20 @@
-"""Batches of different sizes on many devices: `shard`, and `vmap` on each share."""
+"""The function `shard`, which deals the examples of a batch out to devices."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from .. import _checks
-from .._typing import Array
-from .results import of_examples
 from .types.array import RaggedArray
 from .types.capacity import Size, chosen_size, round_capacity
-from .types.checks import check_known, host, is_readable, require
-from .types.padded import PaddedRagged
-from .types.sharded import ShardedBatch, ShardedRagged, count_of
+from .types.checks import check_known
+from .types.sharded import ShardedBatch, ShardedRagged, count_of, spec_of
 
 
 def shard(
@@ -197,7 +193,7 @@ def _tokens(
 
 def _put(x: Any, at: int, mesh: Any, axis: Any) -> Any:
     """Return the array on the devices of the mesh, split along its axis `at`."""
-    sharding = NamedSharding(mesh, _spec(at, axis))
+    sharding = NamedSharding(mesh, spec_of(at, axis))
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -207,171 +203,8 @@ def _put(x: Any, at: int, mesh: Any, axis: Any) -> Any:
     return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
 
 
-def _spec(at: int, axis: Any) -> PartitionSpec:
-    return PartitionSpec(*[None] * at, axis)
-
-
-# ------------------------------------------------------------------------------- vmap
-
-
-def is_sharded(x: Any) -> bool:
-    """Return whether `x` has been dealt out to devices."""
-    return isinstance(x, (ShardedBatch, ShardedRagged))
-
-
-def run_shares(run: Callable, leaves: Sequence[Any], tree: Any) -> Any:
-    """Run a mapped function on each device's share of its arguments.
-
-    Args:
-        run: the mapped function of RaggedArrays and arrays: `run(args, kwargs)`.
-        leaves: those of `(args, kwargs)`, as `check_shares` takes them.
-        tree: the structure of `(args, kwargs)`.
-    """
-    first = next(x for x in leaves if is_sharded(x))
-    mesh, axis = first.mesh, first.mesh_axis
-    same = _same_examples(leaves)
-    arrays, specs = [same], [_spec(0, axis)]
-    for x in leaves:
-        if isinstance(x, ShardedRagged):
-            arrays += [x.data, x.lengths]
-            specs += [_spec(x.axis, axis), _spec(0, axis)]
-        elif isinstance(x, ShardedBatch):
-            arrays.append(x.data)
-            specs.append(_spec(0, axis))
-        elif _is_array(x):
-            arrays.append(x)
-            specs.append(PartitionSpec())
-    found: list[Any] = []  # the tree of results and its leaves, when it is known
-
-    def local(*arrays: Any) -> list[Any]:
-        same, *others = arrays
-        given = iter(others)
-
-        def own(x: Any) -> Any:
-            if isinstance(x, ShardedRagged):
-                static = x.axis, x.dim, x.max_length
-                return RaggedArray.tree_unflatten(static, (next(given), next(given)))
-            return next(given) if is_sharded(x) or _is_array(x) else x
-
-        args, kwargs = jax.tree.unflatten(tree, [own(x) for x in leaves])
-        results, out_tree = jax.tree.flatten(run(args, kwargs), _is_result)
-        if same is not None:
-            results = [of_examples(x, same) for x in results]
-        found[:] = out_tree, results
-        # Every array with the axis in front along which it is split.
-        return [
-            (jnp.moveaxis(x.data, x.axis, 0), x.lengths) if _is_ragged(x) else x
-            for x in results
-        ]
-
-    sharded = jax.shard_map(
-        local, mesh=mesh, in_specs=tuple(specs), out_specs=_spec(0, axis)
-    )
-    arrays = sharded(*arrays)
-    out_tree, results = found
-
-    def whole(like: Any, x: Any) -> Any:
-        if not _is_ragged(like):
-            return ShardedBatch(x, first.order, mesh, axis)
-        data = jnp.moveaxis(x[0], 0, like.axis)
-        static = like.axis, like.dim, like.max_length
-        return ShardedRagged(data, x[1], first.order, *static, mesh, axis)
-
-    wrapped = [whole(like, x) for like, x in zip(results, arrays, strict=True)]
-    return jax.tree.unflatten(out_tree, wrapped)
-
-
-def check_shares(leaves: Sequence[Any], axes: Sequence[Any], out: Any) -> None:
-    """Check that arguments are dealt out alike, and that axes are those they have.
-
-    Args:
-        leaves: the leaves of the arguments of a mapped function, some of them shares.
-        axes: for each leaf its entry of `in_axes`.
-        out: the `out_axes`.
-    """
-    first = next(x for x in leaves if is_sharded(x))
-    for x, axis in zip(leaves, axes, strict=True):
-        if is_sharded(x):
-            if axis != 0 or isinstance(axis, bool):
-                raise ValueError(
-                    "`in_axes` must be 0 for an argument that ragged.shard dealt out, "
-                    f"got {axis!r}"
-                )
-            if (x.mesh, x.mesh_axis) != (first.mesh, first.mesh_axis) or (
-                x.order.shape != first.order.shape
-            ):
-                raise ValueError(f"{_TOGETHER}, got {first} and {x}")
-        elif axis is not None:
-            raise ValueError(
-                "mapped arguments must be dealt out together, by one call of "
-                f"ragged.shard, got {_checks.describe(x)} beside {first}; `in_axes` "
-                "None shares it among all examples"
-            )
-    if any(axis != 0 or isinstance(axis, bool) for axis in _axes(out)):
-        raise ValueError(
-            f"`out_axes` must be 0 for results of a batch on several devices, got {out}"
-        )
-
-
-_TOGETHER = "arguments must be dealt out together, by one call of ragged.shard"
-
-
-def are_known(leaves: Sequence[Any]) -> bool:
-    """Return whether lengths and orders of all shares can be read in this process."""
-    shares = [x for x in leaves if is_sharded(x)]
-    arrays = [x.lengths for x in shares if isinstance(x, ShardedRagged)]
-    return all(map(is_readable, (*arrays, *(x.order for x in shares))))
-
-
-def check_orders(leaves: Sequence[Any]) -> None:
-    """Check that the examples of all shares are in one order; at run time if traced."""
-    first, *others = [x for x in leaves if is_sharded(x)]
-    for x in others:
-        if x.order is not first.order:
-            require(
-                (host(x.order) == host(first.order)).all(),
-                f"{_TOGETHER}, got {first} and {x} of different orders",
-            )
-
-
-def whole_batches(leaves: Sequence[Any]) -> list[RaggedArray]:
-    """Return the ragged shares as batches for checks of their lengths.
-
-    Lengths that are known are in the caller's order, for messages.
-    """
-
-    def whole(x: ShardedRagged) -> RaggedArray:
-        lengths: Any = x.lengths
-        if are_known([x]):
-            lengths = np.asarray(lengths)[np.argsort(np.asarray(x.order))]
-        static = x.axis, x.dim, x.max_length
-        return RaggedArray.tree_unflatten(static, (x.data, lengths))
-
-    return [whole(x) for x in leaves if isinstance(x, ShardedRagged)]
-
-
-def _same_examples(leaves: Sequence[Any]) -> Array | None:
-    """Return where all orders are the same, bool `[batch]`; None if they are known to.
-
-    Orders that are traced may differ.
-    """
-    first, *others = [x.order for x in leaves if is_sharded(x)]
-    others = [order for order in others if order is not first]
-    if not others or are_known(leaves):
-        return None
-    return jnp.all(jnp.stack([order == first for order in others]), axis=0)
-
-
-def _axes(out: Any) -> list[Any]:
-    return jax.tree.leaves(out, is_leaf=lambda axis: axis is None)
-
-
 def _is_array(x: Any) -> bool:
     return isinstance(x, (jax.Array, np.ndarray, np.generic))
-
-
-def _is_result(x: Any) -> bool:
-    return isinstance(x, (PaddedRagged, RaggedArray))
 
 
 def _is_ragged(x: Any) -> bool:

@@ -27,14 +27,8 @@ from .primitives.associative_scan import associative_scan
 from .registration import load_rules
 from .results import wrap
 from .schedule.tiers import check_tiers, resolve
-from .sharding import (
-    are_known,
-    check_orders,
-    check_shares,
-    is_sharded,
-    run_shares,
-    whole_batches,
-)
+from .shares import Shares
+from .types.sharded import is_sharded
 
 
 def vmap(
@@ -142,18 +136,19 @@ def vmap(
         leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_mapped)
         if not any(map(is_sharded, leaves)):
             return run(args, kwargs, check=True)
+        shares = Shares(leaves, tree)
         axes = _broadcast((_per_argument(in_axes, args), 0), tree)
-        check_shares(leaves, axes, out_axes)
-        if known := are_known(leaves):
-            check_lengths(leaves)
-        results = run_shares(ft.partial(run, check=False), leaves, tree)
-        if not known:  # last: checkify cannot add to errors that a shard_map was given
-            check_lengths(leaves)
+        shares.check_axes(axes, out_axes)
+        if shares.known:
+            check_lengths(shares)
+        results = shares.run(ft.partial(run, check=False))
+        if not shares.known:  # last: a shard_map must not follow checks of checkify
+            check_lengths(shares)
         return results
 
-    def check_lengths(leaves: list[Any]) -> None:
-        check_orders(leaves)
-        if ragged := whole_batches(leaves):
+    def check_lengths(shares: Shares) -> None:
+        shares.check_orders()
+        if ragged := shares.batches():
             check_sizes(ragged, dims_of(ragged, min_length), constraints)
 
     def run(args: tuple, kwargs: dict, check: bool) -> Any:

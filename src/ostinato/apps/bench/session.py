@@ -70,7 +70,7 @@ def run(
 
     with guard(interrupted), view, jax.default_device(device):
         for problem in settings.problems:
-            view.show(rows, f"checking {problem.mode}/{problem.name}")
+            view.draw(rows, f"checking {problem.mode}/{problem.name}")
             _measure(problem, settings, here["threads"], rows, view)
             keep()
             view.done(rows)
@@ -97,7 +97,7 @@ def _measure(
     for taken in timing.turns(calls):
         for name, seconds in taken.items():
             row.seconds[name].append(seconds)
-        view.show(rows, f"timing {problem.mode}/{problem.name}")
+        view.draw(rows, f"timing {problem.mode}/{problem.name}")
         if row.rounds >= LEAST_ROUNDS and time.monotonic() >= end:
             return
 

@@ -4,28 +4,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..display import Screen
 from . import machine as machines
 from . import results
 from .results import Row
 from .settings import Settings
 
 
-class View:
+class View(Screen):
     """A context in which rows are shown while they are measured."""
 
     def __init__(
         self, console: Console | None, settings: Settings, machine: dict[str, Any]
     ) -> None:
-        self._console = console or Console(highlight=False)
+        super().__init__(console)
         self._settings, self._machine = settings, machine
-        self._live: Live | None = None
-        if self._console.is_terminal:  # drawn between rounds, never during a call
-            self._live = Live(console=self._console, auto_refresh=False)
+        # Drawn between rounds, never during a call.
+        self._drawn = Live(console=self.console, auto_refresh=False)
 
     def __enter__(self) -> "View":
         """Begin to show; say how much there is to do."""
@@ -36,8 +36,9 @@ class View:
         )
         if warning := machines.busy(self._machine):
             self.say(warning)
-        if self._live:
-            self._live.start()
+        if self.live:
+            with self.optional():
+                self._drawn.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -46,36 +47,36 @@ class View:
 
     def close(self) -> None:
         """Show the cursor of the terminal again."""
-        if self._live:
-            self._live.stop()
+        with self.optional():
+            self._drawn.stop()
 
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-        self._console.print(text, markup=False, soft_wrap=True)
-
-    def show(self, rows: Sequence[Row], doing: str) -> None:
+    def draw(self, rows: Sequence[Row], doing: str) -> None:
         """Draw the rows so far, and what is being done, on a terminal."""
-        if self._live:
+        if self.live:
             place = f"{len(rows)} of {len(self._settings.problems)} rows"
             status = Text(f"{doing} ({place})", "dim")
-            self._live.update(Group(self._table(rows), status), refresh=True)
+            self._update(Group(self._table(rows), status))
 
     def done(self, rows: Sequence[Row]) -> None:
         """Show that the last row is complete."""
-        if not self._live:
+        if not self.live:
             self.say(results.line(rows[-1]))
 
     def finish(self, rows: Sequence[Row]) -> None:
         """Show the whole table, and why contenders are not in it."""
-        if self._live:
-            self._live.update(self._table(rows), refresh=True)
+        if self.live:
+            self._update(self._table(rows))
             self.close()
         else:
-            self._console.print(self._table(rows))
+            self.show(self._table(rows))
         for reason in results.reasons(rows):
             self.say(reason)
         if any(row.backend != "cpu" for row in rows):
             self.say(f"backend cpu: {self._machine['native']}")
+
+    def _update(self, drawn: RenderableType) -> None:
+        with self.optional():
+            self._drawn.update(drawn, refresh=True)
 
     def _table(self, rows: Sequence[Row]) -> Table:
         return table(rows, self._settings, self._machine)

@@ -153,3 +153,13 @@ def count_of(mesh: Any, mesh_axis: Any) -> int:
     """Return the number of shares: the size of one axis of a mesh, or of several."""
     names = (mesh_axis,) if isinstance(mesh_axis, str) else mesh_axis
     return int(np.prod([mesh.shape[name] for name in names]))
+
+
+def spec_of(at: int, mesh_axis: Any) -> PartitionSpec:
+    """Return the partition of an array that is split along its axis `at`."""
+    return PartitionSpec(*[None] * at, mesh_axis)
+
+
+def is_sharded(x: Any) -> bool:
+    """Return whether `x` has been dealt out to devices."""
+    return isinstance(x, (ShardedBatch, ShardedRagged))
