@@ -34,8 +34,8 @@ CXX_FILES := $(filter %.h %.cc,$(NATIVE)) $(wildcard src/ostinato/_cuda/text/*.h
 
 help:
 	@echo "make demo   train the pronunciation model for $(MINUTES) minutes, say a word"
-	@echo "make test   run the tests (PEERS=1 adds those that compare with torch)"
-	@echo "make check  lint, and the quick tests: a tenth that covers every module"
+	@echo "make test   run the tests (PEERS=1: also those that need torch, flax and others)"
+	@echo "make check  lint, and the quick tests, which call every module"
 	@echo "make bench  time the operator next to torch, ONNX Runtime, flax and lax.scan"
 	@echo "make lint   ruff, pyright, clang-format    make format  repair layout"
 	@echo "make docs   build site/    make clean  remove what these commands made"
