@@ -16,7 +16,7 @@ LEAST_SHARE = 0.85  # of the peak; with less, a compiler keeps the sums in memor
 
 def peaks(threads: int) -> dict[str, Any]:
     """Measure what `threads` threads reach together; see native/bench/peaks.cc."""
-    sources = ["bench/peaks.cc", "cpu/runtime/features.cc"]
+    sources = ["bench/peaks.cc", "cpu/runtime/affinity.cc", "cpu/runtime/features.cc"]
     return _run(sources, "-march=native", arguments=[str(threads)])
 
 
@@ -30,6 +30,7 @@ def kernel_shares() -> dict[str, float]:
     sources = [
         "bench/kernels_bench.cc",
         "cpu/runtime/caches.cc",
+        "cpu/runtime/affinity.cc",
         "cpu/runtime/features.cc",
     ]
     sources += sorted(

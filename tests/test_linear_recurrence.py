@@ -148,6 +148,15 @@ def test_a_reset_forgets_what_is_not_finite(backend):
     assert h[0, 2].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("units", [1, 3, 11])
+def test_the_gradient_of_a_factor_of_all_units_sums_these_alone(units, backend):
+    """Vectors have more lanes than units, whose zeros an infinite factor makes NaN."""
+    a, b = jnp.ones((1, 5, 1)).at[0, 3].set(jnp.inf), jnp.ones((1, 5, units))
+    loss = lambda a: jnp.sum(ost.linear_recurrence(a, b, backend=backend).h)  # noqa: E731
+    assert jnp.isposinf(jax.grad(loss)(a)[0, 1:3]).all()
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_resets_at_every_place(backend, reverse):

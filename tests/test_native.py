@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from ostinato import _config, _native
@@ -147,7 +148,8 @@ def test_a_level_above_the_machine_says_why():
 @needs_library
 def test_a_result_of_another_size_is_refused():
     result = jax.ShapeDtypeStruct((4,), "int32")
-    call = jax.jit(jax.ffi.ffi_call("ostinato_cpu_features", result))
+    features = jax.ffi.ffi_call("ostinato_cpu_features", result)
+    call = jax.jit(lambda: features(most_isa=np.int32(0)))
     message = "ostinato_cpu_features: the result has 4 elements, want 3"
     with pytest.raises(RuntimeError, match=message):
         call().block_until_ready()

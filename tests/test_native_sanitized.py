@@ -26,9 +26,10 @@ TEAM = [RUNTIME[name] for name in ("affinity", "barrier", "features", "pool", "t
 SOURCES = {
     "barrier_test.cc": TEAM,
     "caches_test.cc": [RUNTIME["caches"]],
-    "features_test.cc": [RUNTIME["features"]],
+    "features_test.cc": [RUNTIME["affinity"], RUNTIME["features"]],
     "guard_test.cc": [],
     "kernels_test.cc": [
+        RUNTIME["affinity"],
         RUNTIME["caches"],
         RUNTIME["features"],
         "cpu/kernels/kernels.cc",
@@ -68,7 +69,7 @@ SOURCES = {
     ),
     "step_program_test.cc": ["cpu/step/program.cc"],
     "team_test.cc": TEAM,
-    "tiles_test.cc": [RUNTIME["caches"], RUNTIME["features"]],
+    "tiles_test.cc": [RUNTIME[name] for name in ("affinity", "caches", "features")],
 }
 # These have kernels without a sanitizer, but for the portable ones in kernels_test and
 # linear_test; their arrays end where memory ends.

@@ -1,8 +1,8 @@
 // How close the products come to what one core can do, as JSON on stdout:
 //
 //   c++ -O3 -std=c++17 -I native native/bench/kernels_bench.cc
-//       native/cpu/runtime/caches.cc native/cpu/runtime/features.cc
-//       native/cpu/kernels/*.cc -o kernels_bench
+//       native/cpu/runtime/affinity.cc native/cpu/runtime/caches.cc
+//       native/cpu/runtime/features.cc native/cpu/kernels/*.cc -o kernels_bench
 //
 // "peak" is the rate of independent multiply-adds in registers, the best of any
 // instruction set of the machine (null where it is not x86). Every row of "products"

@@ -2,7 +2,7 @@
 // bfloat16 pairs, sigmoid functions, and reading from each level of the caches.
 //
 //   c++ -O3 -std=c++17 -march=native -pthread -I native native/bench/peaks.cc
-//       native/cpu/runtime/features.cc -o peaks
+//       native/cpu/runtime/affinity.cc native/cpu/runtime/features.cc -o peaks
 //   ./peaks [threads]
 #include <time.h>
 

@@ -28,11 +28,15 @@ xffi::Error Launch(void* stream, xffi::RemainingArgs operands,
 }  // namespace
 }  // namespace ostinato::ffi
 
-// Opens the driver; returns null, or why it cannot be used.
-extern "C" OSTINATO_EXPORT const char* ostinato_cuda_open(const char* path) {
-  static std::string reason;
+// Opens the driver; returns null, or why it cannot be used, until the next call of the
+// same thread.
+extern "C" OSTINATO_EXPORT const char* ostinato_cuda_open(const char* path) noexcept
+    try {
+  thread_local std::string reason;
   reason = ostinato::cuda::OpenDriver(path);
   return reason.empty() ? nullptr : reason.c_str();
+} catch (const std::exception&) {
+  return "out of memory";
 }
 
 OSTINATO_FFI_HANDLER(ostinato_cuda_prepare, ostinato::ffi::Prepare,

@@ -158,6 +158,12 @@ xffi::Error Backward(Numbers numbers, xffi::RemainingArgs arguments,
   return xffi::Error::Success();
 }
 
+bool IsDouble(xffi::DataType dtype) {
+  if (dtype == xffi::DataType::F64) return true;
+  if (dtype == xffi::DataType::F32) return false;
+  throw std::invalid_argument("arrays must be float32 or float64");
+}
+
 template <typename T>
 void RunFilter(bool reverse, const xffi::AnyBuffer& b, const xffi::AnyBuffer& a,
                const xffi::AnyBuffer& x, xffi::AnyBuffer& y,
@@ -177,7 +183,7 @@ void RunFilter(bool reverse, const xffi::AnyBuffer& b, const xffi::AnyBuffer& a,
 xffi::Error Filter(bool reverse, xffi::AnyBuffer b, xffi::AnyBuffer a,
                    xffi::AnyBuffer x, xffi::Result<xffi::AnyBuffer> y) {
   const cpu::LinearKernelSet& set = cpu::CurrentLinearKernels();
-  if (x.element_type() == xffi::DataType::F64) {
+  if (IsDouble(x.element_type())) {
     RunFilter<double>(reverse, b, a, x, *y, set.filter_f64);
   } else {
     RunFilter<float>(reverse, b, a, x, *y, set.filter_f32);
@@ -220,7 +226,7 @@ xffi::Error RunGae(bool time_major, Numbers masks, xffi::RemainingArgs arguments
                    xffi::Result<xffi::AnyBuffer> returns) {
   const cpu::LinearKernelSet& set = cpu::CurrentLinearKernels();
   if (masks.size() != 3) throw std::invalid_argument("`masks` has another size");
-  if (advantages->element_type() == xffi::DataType::F64) {
+  if (IsDouble(advantages->element_type())) {
     RunAdvantages<double>(time_major, masks, arguments, *advantages, *returns,
                           set.advantages_f64);
   } else {

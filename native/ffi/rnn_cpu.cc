@@ -249,9 +249,12 @@ OSTINATO_FFI_HANDLER(ostinato_rnn_pack, ostinato::ffi::RnnPack,
 
 // Called through ctypes: settings, and what has to be known before a call.
 
-extern "C" OSTINATO_EXPORT void ostinato_configure(int32_t isa, int32_t threads) {
+extern "C" OSTINATO_EXPORT void ostinato_configure(int32_t isa,
+                                                   int32_t threads) noexcept try {
   ostinato::cpu::SetIsaCap(static_cast<ostinato::cpu::Isa>(isa));
   ostinato::cpu::SetNumThreads(threads > 0 ? threads : ostinato::cpu::UsableCpus());
+} catch (const std::exception&) {  // without memory to read the quota: one thread
+  ostinato::cpu::SetNumThreads(1);
 }
 
 // Why kernels for avx512_amx cannot run here; null if they can.
@@ -259,7 +262,7 @@ extern "C" OSTINATO_EXPORT const char* ostinato_why_no_tiles() {
   return ostinato::cpu::WhyNoTiles();
 }
 
-// For our tests: see settings.h.
+// For our tests: see dispatch.h.
 extern "C" OSTINATO_EXPORT void ostinato_use_tiles(const void* kernels) {
   ostinato::cpu::UseTiles(static_cast<const ostinato::cpu::KernelsBf16Pairs*>(kernels));
 }

@@ -1,4 +1,5 @@
 // The handlers that gather matrices of weights into the flat vector, and back.
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -32,6 +33,10 @@ struct Numbered {
 };
 constexpr int64_t kNumbers = sizeof(Numbered) / sizeof(int64_t);
 
+bool IsNegative(const Numbered& b) {
+  return std::min({b.matrix, b.first, b.stride, b.rows, b.columns, b.at}) < 0;
+}
+
 // One past the last element that a block touches in its matrix.
 int64_t EndOf(const Numbered& b) {
   if (b.rows == 0 || b.columns == 0) return 0;
@@ -49,6 +54,7 @@ void Run(cpu::Direction direction, Numbers numbers, bool ensemble,
   std::vector<cpu::RowBlock> blocks(numbers.size() / kNumbers);
   for (size_t i = 0; i < blocks.size(); ++i) {
     const Numbered& b = given[i];
+    if (IsNegative(b)) throw std::invalid_argument("`blocks` has a negative number");
     const Array& matrix = matrices.at(b.matrix);
     if (matrix.element != vector.element ||
         EndOf(b) > matrix.bytes / matrix.element / members ||

@@ -4,7 +4,13 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+#include "cpu/runtime/affinity.h"
 #include "tests/check.h"
 
 namespace {
@@ -105,6 +111,48 @@ void CgroupLimitIsTheLeastOnTheWayUp(const fs::path& mount) {
   CHECK_EQ(Limit(CgroupCpuLimit("", root)), 5);
 }
 
+void QuotasOfVersion1Count(const fs::path& root) {
+  const auto write = [&](const fs::path& folder, const char* quota) {
+    fs::create_directories(root / "cpu" / folder);
+    std::ofstream(root / "cpu" / folder / "cpu.cfs_quota_us") << quota << "\n";
+    std::ofstream(root / "cpu" / folder / "cpu.cfs_period_us") << "100000\n";
+  };
+  write("", "-1");
+  CHECK_EQ(Limit(CgroupCpuLimit("4:cpu,cpuacct:/a\n", root)), -1);
+  write("a/b", "250000");
+  const char* const inside = "5:cpuset:/x\n4:cpu,cpuacct:/a/b\n1:name=systemd:/a\n";
+  CHECK_EQ(Limit(CgroupCpuLimit(inside, root)), 2);
+  CHECK_EQ(Limit(CgroupCpuLimit("4:cpuacct,cpu:/a\n", root)), -1);
+  CHECK_EQ(Limit(CgroupCpuLimit("4:cpuset:/a/b\n", root)), -1);
+  // A container sees the group of its host, and its own files at the root.
+  write("", "100000");
+  CHECK_EQ(Limit(CgroupCpuLimit("4:cpu:/docker/0123\n0::/\n", root)), 1);
+  std::ofstream(root / "cpu.max") << "300000 100000\n";
+  CHECK_EQ(Limit(CgroupCpuLimit("4:cpu:/\n0::/\n", root)), 1);
+  CHECK_EQ(Limit(CgroupCpuLimit("0::/\n", root)), 1);
+}
+
+void OneThreadDoesNotSpeakForAll() {
+#if defined(__linux__)
+  const int32_t cpus = ostinato::cpu::ProcessCpus();
+  std::thread([cpus] {
+    cpu_set_t all, one;
+    sched_getaffinity(0, sizeof all, &all);
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    sched_setaffinity(0, sizeof one, &one);
+    CHECK_EQ(ostinato::cpu::ProcessCpus(), cpus);
+    std::thread([&all] {  // as helpers do
+      cpu_set_t own;
+      ostinato::cpu::RunWhereProcessMay();
+      sched_getaffinity(0, sizeof own, &own);
+      CHECK_EQ(CPU_EQUAL(&own, &all) != 0, true);
+    })
+        .join();
+  }).join();
+#endif
+}
+
 }  // namespace
 
 int main() {
@@ -115,7 +163,9 @@ int main() {
   std::string name = (fs::temp_directory_path() / "ostinato-XXXXXX").string();
   if (mkdtemp(name.data()) == nullptr) return 2;
   CgroupLimitIsTheLeastOnTheWayUp(name);
+  QuotasOfVersion1Count(fs::path(name) / "v1");
   fs::remove_all(name);
+  OneThreadDoesNotSpeakForAll();
   const int level = static_cast<int>(ostinato::cpu::DetectIsa());
   CHECK_EQ(level >= 0 && level <= 4, true);
   const char* const reason = ostinato::cpu::WhyNoTiles();

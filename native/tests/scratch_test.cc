@@ -1,5 +1,6 @@
 #include "cpu/runtime/scratch.h"
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <new>
 #include <set>
 #include <thread>
@@ -110,6 +112,30 @@ void TheNextCallGetsTheSameMemoryInOneBlock() {
   CHECK_EQ(second.second - second.first < uintptr_t{3 * kMega + 2 * 4096}, true);
 }
 
+int64_t PageFaults() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt;
+}
+
+void ManySmallBlocksLeaveRoomForALargeOne() {
+  {
+    std::vector<std::unique_ptr<Scratch>> many;
+    for (int64_t bytes = 0; bytes < Scratch::kMostKept; bytes += kMega) {
+      many.push_back(std::make_unique<Scratch>());
+      many.back()->Take<char>(kMega);
+    }
+  }
+  int64_t faults = 0;
+  for (int call = 0; call < 3; ++call) {
+    const int64_t before = PageFaults();
+    Scratch scratch;
+    std::memset(scratch.Take<char>(64 * kMega), call, 64 * kMega);
+    faults = PageFaults() - before;
+  }
+  CHECK_EQ(faults < 16, true);  // even in huge pages it would be twice as many
+}
+
 // Blocks are filled to the last byte, however the sizes fall: the address sanitizer
 // watches where this runs.
 void AnySizesFitTwice() {
@@ -162,7 +188,7 @@ void HugePagesLeaveValuesAlone() {
   std::vector<char> data(9 * kMega, 3);
   ostinato::cpu::AdviseHugePages(data.data(), 9 * kMega);
   ostinato::cpu::AdviseHugePages(data.data() + 1, 4 * kMega);
-  ostinato::cpu::AdviseHugePages(nullptr, 0);
+  ostinato::cpu::AdviseHugePages(nullptr, 4 * kMega);
   int64_t kept = 0;
   for (const char value : data) kept += value == 3;
   CHECK_EQ(kept, 9 * kMega);
@@ -177,6 +203,7 @@ int main(int argc, char**) {
   ZeroedMemoryIsZero();
   ImpossibleSizesAreRefused();
   TheNextCallGetsTheSameMemoryInOneBlock();
+  ManySmallBlocksLeaveRoomForALargeOne();
   AnySizesFitTwice();
   ThreadsDoNotShareMemory();
   if (argc == 1) ChildrenOfABusyProcessHaveScratch();

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from . import _config
 
 _LIBRARY_NAME = "libostinato_cpu.so"
 _NOTE_NAME = "not_built.txt"  # holds CMake's reason for not building the library
-_ABI_VERSION = 13  # kAbiVersion in native/include/ostinato/abi.h
+_ABI_VERSION = 14  # kAbiVersion in native/include/ostinato/abi.h
 _CPU_TARGETS = (
     "ostinato_cpu_features",
     "ostinato_rnn_fwd",
@@ -97,11 +98,12 @@ def cpu_features() -> CpuFeatures:
     if library is None:
         raise RuntimeError(f"cpu_features() needs the native library: {reason}")
     result = jax.ShapeDtypeStruct((3,), "int32")
-    call = jax.jit(jax.ffi.ffi_call("ostinato_cpu_features", result))
+    # The highest level would ask Linux for the registers of tiles, for good.
+    most = np.int32(_config.CPU_ISAS.index(_config.read().cpu_isa))
+    features = jax.ffi.ffi_call("ostinato_cpu_features", result)
     with jax.ensure_compile_time_eval(), jax.default_device(jax.devices("cpu")[0]):
-        _, level, cpus = call().tolist()
-    cap = _config.CPU_ISAS.index(_config.read().cpu_isa)
-    return CpuFeatures(_config.CPU_ISAS[min(level, cap)], cpus)
+        _, level, cpus = jax.jit(lambda: features(most_isa=most))().tolist()
+    return CpuFeatures(_config.CPU_ISAS[level], cpus)
 
 
 def why_no_tiles() -> str | None:

@@ -1,6 +1,5 @@
 #include "cpu/kernels/dispatch.h"
 
-#include <algorithm>
 #include <atomic>
 
 namespace ostinato::cpu {
@@ -13,10 +12,7 @@ std::atomic<const KernelsBf16Pairs*> tiles_for_tests{nullptr};
 
 void SetIsaCap(Isa isa) noexcept { cap.store(isa, std::memory_order_relaxed); }
 
-Isa CurrentIsa() noexcept {
-  static const Isa machine = DetectIsa();
-  return std::min(machine, cap.load(std::memory_order_relaxed));
-}
+Isa CurrentIsa() noexcept { return DetectIsa(cap.load(std::memory_order_relaxed)); }
 
 const KernelSet& CurrentKernels() noexcept { return KernelsFor(CurrentIsa()); }
 

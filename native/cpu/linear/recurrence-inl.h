@@ -232,12 +232,13 @@ void LinearForward(const Factors<Storage>& factors,
              });
 }
 
-// Adds the numbers in the lanes of v to *sum.
+// Adds the numbers in the first `lanes` lanes of v to *sum. The others may be NaN, for
+// an infinite factor multiplies their zeros, too.
 template <typename V, typename N>
-void AddLanes(Reg<V> v, typename V::Element* sum) {
+void AddLanes(Reg<V> v, int64_t lanes, typename V::Element* sum) {
   for (int part = 0; part < N::kParts; ++part) {
     typename V::Element total = 0;
-    for (int i = part; i < V::kLanes; i += N::kParts) total += v[i];
+    for (int64_t i = part; i < lanes; i += N::kParts) total += v[i];
     sum[part] += total;
   }
 }
@@ -251,6 +252,7 @@ void BackwardBlock(Block block, const Factors<Storage>& factors,
                    int64_t unit) {
   constexpr bool kShared = kGradient == Gradient::kShared;
   constexpr int kVectors = Block::kVectors;
+  [[maybe_unused]] const int64_t lanes = kVectors > 1 ? V::kLanes : block.part;
   Reg<V> state[kVectors], sums[kVectors];
 #pragma GCC unroll 8
   for (int i = 0; i < kVectors; ++i) {
@@ -283,7 +285,7 @@ void BackwardBlock(Block block, const Factors<Storage>& factors,
       }
       state[i] = reset ? V::Set(0) : N::Mul(FactorAt<V, N, kShared>(block, a, i), out);
     }
-    if constexpr (kShared) AddLanes<V, N>(sum, segment.shared + t * N::kParts);
+    if constexpr (kShared) AddLanes<V, N>(sum, lanes, segment.shared + t * N::kParts);
     a += factors.a_step;
     h_prev += segment.step;
     dh += segment.step;

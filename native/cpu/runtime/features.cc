@@ -4,14 +4,13 @@
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
-#include <thread>
-#include <vector>
+
+#include "cpu/runtime/affinity.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 #if defined(__linux__)
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -71,21 +70,6 @@ std::string FirstLine(const std::string& path) {
   return line;
 }
 
-int32_t AffinityCpus() {
-#if defined(__linux__)
-  // The kernel refuses a mask shorter than its own, whose length it does not tell.
-  for (size_t sets = 1; sets <= 1024; sets *= 2) {
-    std::vector<cpu_set_t> mask(sets);
-    const size_t bytes = sets * sizeof(cpu_set_t);
-    if (sched_getaffinity(0, bytes, mask.data()) == 0) {
-      return CPU_COUNT_S(bytes, mask.data());
-    }
-    if (errno != EINVAL) break;
-  }
-#endif
-  return static_cast<int32_t>(std::thread::hardware_concurrency());
-}
-
 }  // namespace
 
 Isa ClassifyIsa(const CpuidWords& words) noexcept {
@@ -122,6 +106,7 @@ namespace {
 #endif
 }
 
+// What the processor has, whether Linux has been asked for tiles or not.
 struct Detected {
   Isa isa = Isa::kPortable;
   const char* why_no_tiles = "the processor is not x86";
@@ -133,12 +118,11 @@ Detected Detect() noexcept {
   const CpuidWords words = ReadCpuid();
   found.isa = ClassifyIsa(words);
   if (found.isa == Isa::kAvx512Amx) {
+    found.why_no_tiles = nullptr;
 #if defined(OSTINATO_NO_AMX)
+    found.isa = Isa::kAvx512Bf16;
     found.why_no_tiles = "the compiler that built this library does not know AMX";
-#else
-    found.why_no_tiles = AskForTiles();
 #endif
-    if (found.why_no_tiles != nullptr) found.isa = Isa::kAvx512Bf16;
   } else if (HasAll(words.leaf7_edx, kBitAmxTile | kBitAmxBf16)) {
     found.why_no_tiles = "the system does not save AMX tiles, or hides AVX512_BF16";
   } else {
@@ -148,7 +132,6 @@ Detected Detect() noexcept {
   return found;
 }
 
-// Asked once: a process that has the permission keeps it, and so do its children.
 const Detected& DetectOnce() noexcept {
   static const Detected detected = Detect();
   return detected;
@@ -156,9 +139,18 @@ const Detected& DetectOnce() noexcept {
 
 }  // namespace
 
-Isa DetectIsa() noexcept { return DetectOnce().isa; }
+Isa DetectIsa(Isa most) noexcept {
+  const Isa isa = std::min(DetectOnce().isa, most);
+  if (isa < Isa::kAvx512Amx || WhyNoTiles() == nullptr) return isa;
+  return Isa::kAvx512Bf16;
+}
 
-const char* WhyNoTiles() noexcept { return DetectOnce().why_no_tiles; }
+const char* WhyNoTiles() noexcept {
+  if (DetectOnce().isa < Isa::kAvx512Amx) return DetectOnce().why_no_tiles;
+  // Asked once: a process that has the permission keeps it, and so do its children.
+  static const char* const refused = AskForTiles();
+  return refused;
+}
 
 std::optional<int32_t> ParseCpuMax(const std::string& line) noexcept {
   const char* text = line.c_str();
@@ -172,27 +164,51 @@ std::optional<int32_t> ParseCpuMax(const std::string& line) noexcept {
   return static_cast<int32_t>(std::clamp(quota / period, 1LL, kMost));
 }
 
-std::optional<int32_t> CgroupCpuLimit(const std::string& membership,
-                                      const std::string& mount) {
-  std::istringstream lines(membership);
-  std::string line, group;
-  while (std::getline(lines, line)) {
-    if (line.rfind("0::/", 0) == 0) group = line.substr(3);  // the v2 hierarchy
-  }
+namespace {
+
+// The least limit of a group and those above it; `line` returns that of one.
+template <typename Line>
+std::optional<int32_t> LeastUpwards(std::string group, const Line& line) {
   // A cgroup outside this namespace shows as "/..": only the mount itself is ours.
   if (group.find("..") != std::string::npos) group.clear();
   while (!group.empty() && group.back() == '/') group.pop_back();
   std::optional<int32_t> least;
   while (true) {
-    const auto limit = ParseCpuMax(FirstLine(mount + group + "/cpu.max"));
+    const auto limit = ParseCpuMax(line(group));
     if (limit) least = least ? std::min(*least, *limit) : *limit;
     if (group.empty()) return least;
     group.erase(group.rfind('/'));  // up to the parent
   }
 }
 
+}  // namespace
+
+std::optional<int32_t> CgroupCpuLimit(const std::string& membership,
+                                      const std::string& mount) {
+  std::istringstream lines(membership);
+  std::string line, v1, v2;
+  while (std::getline(lines, line)) {  // number:controllers:group
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1);
+    if (controllers == ",") v2 = line.substr(second + 1);
+    if ((controllers + ",").find(",cpu,") != std::string::npos) {
+      v1 = line.substr(second + 1);
+    }
+  }
+  const auto max = LeastUpwards(v2, [&](const std::string& group) {
+    return FirstLine(mount + group + "/cpu.max");
+  });
+  const auto quota = LeastUpwards(v1, [&](const std::string& group) {
+    const std::string folder = mount + "/cpu" + group;
+    return FirstLine(folder + "/cpu.cfs_quota_us") + " " +
+           FirstLine(folder + "/cpu.cfs_period_us");
+  });
+  return max && quota ? std::min(max, quota) : max ? max : quota;
+}
+
 int32_t UsableCpus() {
-  int32_t cpus = AffinityCpus();
+  int32_t cpus = ProcessCpus();
 #if defined(__linux__)
   std::ifstream file("/proc/self/cgroup");
   std::ostringstream membership;

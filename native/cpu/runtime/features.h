@@ -34,12 +34,12 @@ struct CpuidWords {
 // also saves the registers that it uses.
 Isa ClassifyIsa(const CpuidWords& words) noexcept;
 
-// The level of this machine; kPortable where there is no cpuid instruction. The
-// registers of kAvx512Amx are large, and a process must ask Linux for them: this does,
-// at the first call.
-Isa DetectIsa() noexcept;
+// The level of this machine, at most `most`; kPortable where there is no cpuid
+// instruction. The registers of kAvx512Amx are large, and a process must ask Linux for
+// them, for good: this does, unless `most` is less.
+Isa DetectIsa(Isa most = Isa::kAvx512Amx) noexcept;
 
-// Why DetectIsa is below kAvx512Amx, in words that stay; null if it is not.
+// Why DetectIsa is below kAvx512Amx, in words that stay; null if it is not. Asks, too.
 const char* WhyNoTiles() noexcept;
 
 // CPUs that a cgroup v2 `cpu.max` line ("200000 100000", "max 100000") grants: whole
@@ -49,12 +49,13 @@ const char* WhyNoTiles() noexcept;
 // each period, and one stopped thread holds up all the others.
 std::optional<int32_t> ParseCpuMax(const std::string& line) noexcept;
 
-// The smallest limit on the way from this process's cgroup to the root of the tree.
+// The smallest limit on the way from this process's cgroup to the root of the tree, in
+// version 2 (`cpu.max`) or 1 (`cpu.cfs_quota_us` in the folder `cpu`).
 // `membership` is the text of /proc/self/cgroup, `mount` is where the tree stands.
 std::optional<int32_t> CgroupCpuLimit(const std::string& membership,
                                       const std::string& mount);
 
-// How many CPUs this process may keep busy at once: its affinity mask, or the cgroup
+// How many CPUs this process may keep busy at once: see ProcessCpus, or the cgroup
 // quota where that is less. At least 1.
 int32_t UsableCpus();
 

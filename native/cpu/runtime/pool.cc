@@ -1,7 +1,7 @@
 #include "cpu/runtime/pool.h"
 
 #include <algorithm>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -19,15 +19,20 @@ constexpr int kGrace = 50;
 // of a busy program, shorter than what a person would see as load.
 constexpr int64_t kAwakeNs = 150'000;
 
+// For how long calls do without threads that the system has refused.
+constexpr int64_t kRefusedNs = 1'000'000'000;
+
 }  // namespace
 
 int32_t Pool::Open(int32_t wanted, int64_t patience) {
-  deadline_ = NowNs() + patience;
+  const int64_t now = NowNs();
+  deadline_ = now + patience;
   caller_cpu_.store(CurrentCpu(), std::memory_order_relaxed);
-  while (started_ < wanted) {
+  while (started_ < wanted && now >= retry_at_) {
     try {
       std::thread([this, index = started_] { Serve(index); }).detach();
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {  // of the system, or std::bad_alloc
+      retry_at_ = now + kRefusedNs;
       break;
     }
     ++started_;
@@ -40,6 +45,7 @@ int32_t Pool::Open(int32_t wanted, int64_t patience) {
 
 void Pool::Serve(int32_t index) {
   const FlushDenormals flush;
+  RunWhereProcessMay();
   while (true) {
     LeaveCpu(caller_cpu_.load(std::memory_order_relaxed));
     helper_[index].state.store(HelperState::kAwake, std::memory_order_relaxed);

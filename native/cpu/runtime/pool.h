@@ -70,6 +70,7 @@ class Pool {
 
   alignas(128) std::atomic<bool> owned_{false};
   int32_t started_ = 0;
+  int64_t retry_at_ = 0;  // ns until when no thread is started
   int64_t deadline_ = 0;  // ns until when to wait for helpers that were asleep
   Helper helper_[kMostThreads];
   Slot slots_[kMostThreads];

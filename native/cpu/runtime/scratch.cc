@@ -45,8 +45,11 @@ struct alignas(64) Scratch::Block {
     return new (memory) Block{nullptr, bytes};
   }
 
-  static void Delete(Block* block) noexcept {
-    ::operator delete(block, AlignmentOf(block->bytes));
+  static void DeleteAll(Block* first) noexcept {
+    while (first != nullptr) {
+      Block* const block = std::exchange(first, first->next);
+      ::operator delete(block, AlignmentOf(block->bytes));
+    }
   }
 };
 
@@ -58,29 +61,33 @@ class Scratch::Cache {
     const std::lock_guard<std::mutex> lock(mutex_);
     Block* const block = first_;
     if (block != nullptr) {
-      first_ = block->next;
-      block->next = nullptr;
-      bytes_ -= block->bytes;
+      first_ = std::exchange(block->next, nullptr);
     }
     return block;
   }
 
-  // Keeps `block`, or returns false where that would be too much.
-  bool Keep(Block* block) {
+  // Keeps `block`, in place of smaller ones where all would be too much. Returns the
+  // blocks that are not kept.
+  Block* Keep(Block* block) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (block->bytes > kMostKept - bytes_) return false;
+    int64_t left = kMostKept;
     Block** place = &first_;
-    while (*place != nullptr && (*place)->bytes > block->bytes) place = &(*place)->next;
-    block->next = *place;
-    *place = block;
-    bytes_ += block->bytes;
-    return true;
+    for (; *place != nullptr && (*place)->bytes > block->bytes;
+         place = &(*place)->next) {
+      left -= (*place)->bytes;
+    }
+    if (block->bytes > left) return block;
+    block->next = std::exchange(*place, block);
+    while (*place != nullptr && (*place)->bytes <= left) {
+      left -= (*place)->bytes;
+      place = &(*place)->next;
+    }
+    return std::exchange(*place, nullptr);
   }
 
  private:
   std::mutex mutex_;
   Block* first_ = nullptr;
-  int64_t bytes_ = 0;
 };
 
 // One block for all that this call took replaces several: the next call of the same
@@ -89,14 +96,14 @@ Scratch::~Scratch() {
   if (block_ == nullptr) return;
   if (block_->next != nullptr) {
     const int64_t bytes = RoundedUp(full_ + used_, kPage);
-    while (block_ != nullptr) Block::Delete(std::exchange(block_, block_->next));
+    Block::DeleteAll(block_);
     try {
       block_ = Block::New(bytes);
     } catch (const std::bad_alloc&) {
       return;
     }
   }
-  if (!PerProcess<Cache>::Get().Keep(block_)) Block::Delete(block_);
+  Block::DeleteAll(PerProcess<Cache>::Get().Keep(block_));
 }
 
 int64_t Scratch::NextStart(int64_t bytes) const {
@@ -126,7 +133,7 @@ void* Scratch::TakeBytes(int64_t bytes) {
 
 void AdviseHugePages(void* data, int64_t bytes) noexcept {
 #if defined(__linux__)
-  if (bytes < kHugePage) return;
+  if (data == nullptr || bytes < kHugePage) return;
   const auto address = reinterpret_cast<int64_t>(data);
   // With the pages at its ends, so that arrays which follow one another can share a
   // huge page.

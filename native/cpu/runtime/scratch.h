@@ -52,6 +52,7 @@ class Scratch {
 };
 
 // Asks for huge pages under a large array, where that pays; leaves its values alone.
+// Null means that there is no array.
 void AdviseHugePages(void* data, int64_t bytes) noexcept;
 
 }  // namespace ostinato::cpu

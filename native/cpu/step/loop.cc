@@ -22,8 +22,9 @@ namespace {
 
 // More sequences at once need more memory than the second-level cache has.
 constexpr int64_t kMostRows = 32;
-// A call with fewer vector operations is not worth waking a thread.
-constexpr int64_t kWorthSharing = 1 << 16;
+// A call with fewer vector operations is not worth waking a thread, and more threads
+// than one for each kWorthWaking of them are not.
+constexpr int64_t kWorthSharing = 1 << 16, kWorthWaking = 1 << 14;
 // Steps of a chunk that are worth a second thread that follows the first.
 constexpr int64_t kWorthFollowing = 48;
 
@@ -42,6 +43,11 @@ int64_t Work(const StepCall& call, int64_t lanes) {
     work += each * i.inner;
   }
   return work * call.steps * call.batch;
+}
+
+int32_t ThreadsFor(int64_t work) {
+  if (work < kWorthSharing) return 1;
+  return static_cast<int32_t>(std::min<int64_t>(1 + work / kWorthWaking, NumThreads()));
 }
 
 // The groups of each tile.
@@ -169,7 +175,7 @@ void RunSteps(const StepCall& given, const StepPanels<T>* packed) {
   }
   Scratch scratch;
   const int64_t lanes = KernelsOf<T>(CurrentKernels()).lanes;
-  Team team(Work(call, lanes) >= kWorthSharing ? NumThreads() : 1);
+  Team team(ThreadsFor(Work(call, lanes)));
   const StepLoop<T> loop = LoopOf<T>(call, packed, scratch, team);
 
   const int64_t groups = CeilDiv(call.batch, loop.group);

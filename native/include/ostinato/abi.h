@@ -10,7 +10,7 @@ namespace ostinato {
 // meaning. _native.py holds the number that it was written for and does not use a
 // library with any other number. Operands, results, attributes and numbers of a call
 // need no new version: ostinato_contract() tells them.
-inline constexpr int32_t kAbiVersion = 13;
+inline constexpr int32_t kAbiVersion = 14;
 
 }  // namespace ostinato
 

@@ -87,7 +87,7 @@ class Stream(OneThread, ABC):
                 active = _checks.host_mask("active", active, B=self.batch)
                 np.copyto(self._active, active)
             if own.nbytes > _COPIED_BYTES:
-                x = np.ascontiguousarray(x, self.dtype)[:, None]
+                x = np.require(x, self.dtype, ("C", "ALIGNED"))[:, None]
                 lengths = self._active if active is not None else None
                 return self._run_chunk(x, lengths)[:, 0]
             np.copyto(own, x, casting="same_kind")
@@ -120,7 +120,7 @@ class Stream(OneThread, ABC):
             _checks.check_rank("x", x, "B", "T", "I")
             steps = x.shape[1]
             _checks.check_shape("x", x, B=self.batch, T=steps, I=self.spec.input_size)
-            x = np.ascontiguousarray(x, self.dtype)
+            x = np.require(x, self.dtype, ("C", "ALIGNED"))
             lengths = None
             if seq_lengths is not None:
                 lengths = _checks.host_seq_lengths(seq_lengths, self.batch, steps)

@@ -138,7 +138,7 @@ class Session:
             The outputs `[T, B, ...]`, 0 where a sequence has no step.
         """
         arrays = [
-            np.ascontiguousarray(a, own.dtype)
+            np.require(a, own.dtype, ("C", "ALIGNED"))
             for own, a in zip(self._at, inputs, strict=True)
         ]
         results = self._results(steps)

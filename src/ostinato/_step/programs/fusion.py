@@ -9,6 +9,7 @@ from .phases import run_by_chunk
 from .program import PRODUCT, Buffer, Instruction, Phase, Place, View, padded, views
 
 _MOST_OPERANDS = 3
+_BOUNDED = ("tanh", "sigmoid")
 _SUMS = {"row_sum": "row_sum_product", "column_sum": "column_sum_product"}
 
 
@@ -80,10 +81,13 @@ class _Fusion:
                     self.instructions.remove(source)
                     return
         elif i.operation == "multiply":
-            for k in (0, 1):  # a (1 - b) = a - a b
-                source = self._source(i, k, "subtract")
-                if source and source.operands[0].buffer.numbers == (1.0,):
-                    a = i.operands[1 - k]
+            for k in (0, 1):  # a (1 - b) = a - a b, unless a may be infinite
+                source, a = self._source(i, k, "subtract"), i.operands[1 - k]
+                if (
+                    source
+                    and source.operands[0].buffer.numbers == (1.0,)
+                    and self._is_bounded(a.buffer)
+                ):
                     i.operation = "multiply_subtract"
                     i.operands = (a, source.operands[1], a)
                     self.instructions.remove(source)
@@ -299,6 +303,10 @@ class _Fusion:
 
     def _writers(self, buffer: Buffer) -> list[Instruction]:
         return [i for i in self.instructions if i.result.buffer is buffer]
+
+    def _is_bounded(self, buffer: Buffer) -> bool:
+        writers = self._writers(buffer)
+        return bool(writers) and all(i.operation in _BOUNDED for i in writers)
 
     def _reads(self, buffer: Buffer) -> int:
         operands = (view for i in self.instructions for view in i.operands)
