@@ -93,7 +93,6 @@ THIRD_PARTY = {
     "_typing": set(),  # jaxtyping is for type checkers only
     "_checks": {"numpy"},  # arguments may be numpy arrays
     "_config": set(),
-    "_native": set(),
     "_compat": set(),
     "_cuda": {"numpy"},
     "interrupts": set(),

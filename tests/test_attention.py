@@ -270,8 +270,16 @@ def test_energies_are_not_stored():
     assert bytes_of(named) < bytes_of(ours) - 0.4 * weights
 
 
-def test_any_cell_may_be_inside_and_around():
-    inner = cells.Stack((cells.LSTM(FEATURES + SIZE, 5), cells.GRU(5, SIZE)))
+ANY = {
+    "stack": cells.Stack((cells.LSTM(FEATURES + SIZE, 5), cells.GRU(5, SIZE))),
+    "min-gru": cells.MinGRU(FEATURES + SIZE, SIZE),
+    "rg-lru": cells.RGLRU(FEATURES + SIZE),
+}
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_any_cell_may_be_inside_and_around(name):
+    inner = ANY[name]
     attention = cells.Attention(inner, "dot", memory_size=SIZE)
     key = jax.random.key(0)
     x = jax.random.normal(key, (BATCH, STEPS, FEATURES), jnp.float32)
@@ -286,7 +294,11 @@ def test_any_cell_may_be_inside_and_around():
         """Run one step of the stack, given the states and context of the attention."""
         fed = jnp.concatenate([x, context], axis=-1)
         states, h = inner(params.cell, states, fed, 0)
-        weights = jax.nn.softmax(jnp.einsum("bme,be->bm", memory, h))
+        query = h
+        if params.w_query is not None:
+            bias = jnp.broadcast_to(params.b_query, (BATCH, SIZE))
+            query = h @ params.w_query.T + bias
+        weights = jax.nn.softmax(jnp.einsum("bme,be->bm", memory, query))
         context = jnp.einsum("bm,bme->be", weights, memory)
         return states, context, jnp.concatenate([h, context], axis=-1)
 
@@ -295,7 +307,7 @@ def test_any_cell_may_be_inside_and_around():
         states, context, want = by_hand(states, context, x[:, t])
         close(out[:, t], want, dtype=np.float32)
 
-    above = cells.Stack((cell, cells.LSTM(2 * SIZE, 4)))
+    above = cells.Stack((cell, cells.LSTM(cell.output_size, 4)))
     params, states = (draw(rng, a, "float32") for a in shapes_of(above, "float32"))
     out = compiled_net(above, params, x, states, recompute=("energies",))
     assert out.outputs.shape == (BATCH, STEPS, 4)

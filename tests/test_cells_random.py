@@ -1,5 +1,7 @@
 """Dropout and Zoneout: random choices around a cell."""
 
+import dataclasses
+
 import jax
 import jax.extend
 import jax.numpy as jnp
@@ -99,6 +101,62 @@ def test_dropout_of_images_drops_channels():
         seen = (states[0] * m_h, states[1])
         states, y = inner(params, seen, x[:, t] * m_x, 0)
         assert_close(got[:, t], y * m_y, terms=500)
+
+
+@dataclasses.dataclass(frozen=True)
+class FastWeights(cells.SizedCell):
+    """A cell whose state is a matrix for each sequence, `[B, F, F]`."""
+
+    input_size: int
+    output_size: int
+
+    def init(self, key, dtype=jnp.float32):
+        return jnp.full((self.input_size, self.output_size), 0.5, dtype)
+
+    def initial_state(self, batch, dtype=jnp.float32):
+        return jnp.zeros((batch, self.output_size, self.output_size), dtype)
+
+    def precompute(self, params, inputs):
+        return inputs @ params
+
+    def step(self, params, states, inputs_t, t):
+        states = 0.5 * states + inputs_t[:, :, None] * inputs_t[:, None]
+        return states, jnp.tanh(jnp.einsum("bij,bj->bi", states, inputs_t))
+
+
+@pytest.mark.parametrize("backend", [None, "scan"])
+def test_dropout_around_a_cell_with_a_matrix_state(backend):
+    inner = FastWeights(INPUTS, HIDDEN)
+    cell = cells.Dropout(inner, inputs=0.5, states=0.5, outputs=0.5)
+    for length in (STEPS, BATCH):  # the latter has as many steps as sequences
+        params, x, states = make(CellCase(cell, None))
+        x = x[:, :length]
+        drawn = cell.sample(jax.random.key(7), BATCH)
+        got = compiled_net(drawn, params, x, states, backend=backend)
+        m_x, m_h, m_y = (2.0 * np.asarray(m) for m in drawn.masks)
+        p, x, state = numpy_tree((params, x, states))
+        for t in range(length):
+            v = (x[:, t] * m_x) @ p
+            state = 0.5 * state * m_h[:, None] + v[:, :, None] * v[:, None]
+            close(got.outputs[:, t], np.tanh(np.einsum("bij,bj->bi", state, v)) * m_y)
+        close(got.states, state)
+
+
+def test_dropout_of_states_leaves_what_a_para_gru_keeps():
+    inner = cells.ParaGRU(INPUTS, HIDDEN)
+    cell = cells.Dropout(inner, states=0.5)
+    params, x, h = make(CellCase(cell, None))
+    drawn = cell.sample(jax.random.key(5), BATCH)
+    got = compiled_net(drawn, params, x, h)
+    mask = 2.0 * np.asarray(drawn.masks.states)
+    p, x, h = numpy_tree((params, x, h))
+    sigmoid = lambda a: 1 / (1 + np.exp(-a))  # noqa: E731
+    for t in range(STEPS):
+        seen = h * mask
+        r, z, n = np.split(x[:, t] @ p.w_ih.T + p.b_ih, 3, -1)
+        r, z = sigmoid(r + p.w_hh[0] * seen), sigmoid(z + p.w_hh[1] * seen)
+        h = (1 - z) * h + z * np.tanh(n + p.w_hh[2] * (r * seen))
+        close(got.outputs[:, t], h)
 
 
 def test_dropout_around_what_has_no_single_step():

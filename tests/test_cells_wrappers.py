@@ -23,6 +23,7 @@ from cell_cases import (
     oracle,
     weigh,
 )
+from closures import fast_jit
 from harness import assert_says
 from oracles import cells64
 from tolerance import assert_close
@@ -104,6 +105,33 @@ def test_gradients_equal_finite_differences(name):
     )
 
 
+# ---------------------------------------------------------------------------- Residual
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("padding", ["hold", "zero", "drop"])
+def test_residual_adds_the_inputs_to_the_outputs_of_the_operator(padding, time_major):
+    case = WRAPPED["residual"]
+    params, x, states = make(case, lengths=LENGTHS)
+    want = oracle(case, params, x, states, lengths=LENGTHS, padding=padding)
+    order = (lambda a: np.swapaxes(a, 0, 1)) if time_major else (lambda a: a)
+    options = dict(padding=padding, time_major=time_major)
+    run = lambda *args: net(case.cell, *args, LENGTHS, **options)  # noqa: E731
+    args = params, order(x), states
+    assert count("ostinato_rnn", jax.make_jaxpr(run)(*args).jaxpr) == 1
+    got = fast_jit(run)(*args)
+    close((order(got.outputs), got.states), want[:2])
+
+
+def test_residual_around_what_has_no_single_step():
+    inner = cells.Bidirectional(cells.MILSTM(4, 2))
+    cell = cells.Residual(inner)
+    params, x, states = make(CellCase(cell, None, (4,)))
+    got = compiled_net(cell, params, x, states, reverse=False)
+    want = compiled_net(inner, params, x, states)
+    close(got, want._replace(outputs=want.outputs + x))
+
+
 # ------------------------------------------------------------------------------- Stack
 
 
@@ -138,6 +166,28 @@ def test_stack_runs_layer_by_layer_fused_where_it_can():
     assert count("scan", trace(recompute=True)) == 1
 
 
+INSIDE = {
+    "stack": lambda cell: cells.Stack((cell, cell)),
+    "both directions": cells.Bidirectional,
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_the_backend_reaches_the_cells_inside(name):
+    cell = INSIDE[name](cells.LSTM(INPUTS, INPUTS))
+    params, x, states = make(CellCase(cell, None))
+    run = lambda p: net(cell, p, x, states, backend="scan")  # noqa: E731
+    jaxpr = jax.make_jaxpr(run)(params).jaxpr
+    assert count("ostinato_rnn", jaxpr) == count("ostinato_loop", jaxpr) == 0
+    assert count("scan", jaxpr) == 2
+    close(fast_jit(run)(params), compiled_net(cell, params, x, states))
+    cell = INSIDE[name](Sorter(INPUTS, INPUTS))
+    params, x, states = make(CellCase(cell, None))
+    for backend in ("cpu", "cuda"):
+        with pytest.raises(NotImplementedError, match=f"the {backend} loop cannot"):
+            net(cell, params, x, states, backend=backend)
+
+
 def test_names_of_one_layer_do_for_a_stack():
     attention = cells.Attention(cells.LSTM(INPUTS + 2, 4), memory_size=2)
     memory = jnp.ones((BATCH, 3, 2), jnp.float64)
@@ -169,6 +219,15 @@ class Halver(cells.SizedCell):
 
     def step(self, params, states, inputs_t, t):
         out = params * (states + inputs_t)
+        return out, out
+
+
+@dataclasses.dataclass(frozen=True)
+class Sorter(Halver):
+    """A cell that runs in no loop but XLA's."""
+
+    def step(self, params, states, inputs_t, t):
+        out = jnp.sort(params * (states + inputs_t))
         return out, out
 
 

@@ -19,6 +19,7 @@ import ostinato as ost
 from ostinato import cells
 
 LSTM = cells.LSTM(INPUTS, HIDDEN)
+TWO = cells.Stack((cells.GRU(4, 4), cells.GRU(4, 4)))  # with the states (h, h)
 
 
 KEY = jax.random.key(0)
@@ -37,6 +38,12 @@ KEY = jax.random.key(0)
             TypeError,
             "`states` (h, c) Stack",
         ),
+        (lambda: cells.Dropout(TWO, states=0.5), TypeError, "`states` (h, c) Stack"),
+        (
+            lambda: cells.Dropout(cells.Residual(cells.RGLRU(4)), states=0.5),
+            TypeError,
+            "`states` products RGLRU",
+        ),
         (lambda: cells.Dropout(LSTM, 0.5).sample(KEY, 1.5), TypeError, "`batch`"),
         (lambda: cells.Dropout(LSTM, 0.5).sample(1, 2), TypeError, "`key`"),
         (lambda: cells.Zoneout(LSTM, 2.0), ValueError, "`h_rate` 2.0"),
@@ -46,6 +53,18 @@ KEY = jax.random.key(0)
             "`c_rate` GRU 0.1",
         ),
         (lambda: cells.Zoneout(cells.Stack((LSTM,)), 0.1), TypeError, "`cell` Stack"),
+        (lambda: cells.Zoneout(TWO, 0.1), TypeError, "`cell` (h, c) Stack"),
+        (
+            lambda: cells.Zoneout(cells.Dropout(TWO, 0.5), 0.1),
+            TypeError,
+            "`cell` (h, c) Dropout",
+        ),
+        (lambda: cells.Zoneout(cells.LRU(4, 8), 0.1), ValueError, "`cell` LRU 4 8"),
+        (
+            lambda: cells.Zoneout(cells.S5(4, 4), 0.1),
+            ValueError,
+            "`cell` S5 complex64",
+        ),
         (
             lambda: cells.Zoneout(cells.Residual(cells.GRU(3, 3)), 0.1),
             ValueError,

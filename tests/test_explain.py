@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -111,14 +112,79 @@ def test_other_reasons():
     assert same == ost.explain(cells.LSTM(4, 5).spec, X)
 
 
+def test_parameters_that_are_no_arrays_stay_as_they_are():
+    def step(p, h, x, t):
+        for _ in range(p["n"]):
+            h = jnp.tanh(x @ p["w"] + h @ p["w"])
+        return h, h
+
+    given = {"w": W, "n": 3, "name": "three"}
+    told = ost.explain(step, X, H_0, params=given)
+    ost.recurrent_net(step, X, H_0, params=given)
+    assert "3 products a step" in str(told) or told.backend == "xla"
+    shapes = given | {"w": jax.ShapeDtypeStruct(W.shape, W.dtype)}
+    assert ost.explain(step, X, H_0, params=shapes) == told
+
+
+RESETS = jnp.zeros((8, 5), bool)
+WHOLE = {
+    "time-first": ({"time_major": True}, X),
+    "padding": ({"padding": "zero", "seq_lengths": [5] * 8}, X),
+    "resets": ({"resets": RESETS}, X),
+    "names": ({"recompute": False, "outputs_with_grads": True}, X),
+    "half precision": ({}, X.astype("float16")),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_cells_that_run_on_the_operator_are_told_so(name):
+    options, x = WHOLE[name]
+    cell = cells.LSTM(4, 5)
+    assert ost.explain(cell, x, **options) == ost.explain(cell.spec, x)
+    assert cells.explain(cell, x, **options) == ost.explain(cell.spec, x)
+
+
+def test_wrappers_are_told_as_what_they_run():
+    lstm, gated, key = cells.LSTM(4, 4), cells.MinGRU(4, 4), jax.random.key(0)
+    drop = lambda cell, **rates: cells.Dropout(cell, **rates).sample(key, 8)  # noqa: E731
+    for inner in (lstm, gated):
+        want = ost.explain(inner, X)
+        around = drop(inner, inputs=0.5), cells.Residual(drop(inner, outputs=0.5))
+        for cell in around:
+            assert ost.explain(cell, X) == cells.explain(cell, X) == want
+    told = cells.explain(drop(lstm, states=0.5), X)
+    assert told.backend == "xla" and "Dropout" in told.rejected["cpu"]
+
+
+def test_the_backend_of_a_linear_cell_is_told():
+    cell = cells.MinGRU(4, 5)
+    told = ost.explain(cell, X, backend="xla")
+    assert told == ("xla", "one linear recurrence over all steps", {})
+    for options in ({"backend": "scan"}, {"segment_length": 2}):
+        assert "in a loop" in cells.explain(cell, X, **options).why
+        assert "linear recurrence" not in ost.explain(cell, X, **options).why
+    assert "`gates`" in cells.explain(cell, X, recompute=("a",)).rejected["cpu"]
+    if not ost.backends()["cuda"]:
+        for network in (cell, cells.LSTM(4, 5)):
+            with pytest.raises(ost.BackendError, match="'cuda' cannot run this"):
+                ost.explain(network, X, backend="cuda")
+
+
+@native
+def test_a_linear_cell_on_the_cpu_backend():
+    told = ost.explain(cells.MinGRU(4, 5), X, backend="cpu")
+    assert told == ("cpu", "one linear recurrence over all steps", {})
+
+
 @pytest.mark.parametrize(
     "arguments, options, words",
     [
         ((step, X, H_0), {"lengths": 3}, "no argument lengths"),
+        ((cells.LSTM(4, 5), X), {"lengths": 3}, "no argument lengths"),
         ((3, X), {}, "an RNNSpec, a cell or a step function"),
         ((ost.RNNSpec("gru", 4, 5), X), {"window": 2}, "no further arguments"),
     ],
-    ids=["unknown option", "not a network", "options of a spec"],
+    ids=["unknown option", "of a cell", "not a network", "options of a spec"],
 )
 def test_errors(arguments, options, words):
     with pytest.raises(TypeError, match=words):

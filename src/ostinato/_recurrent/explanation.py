@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
+import numpy as np
 
 from .._rnn.backends import Explanation, place_of
 from .._step import description
 from .._step.refusal import NAMED
 from .._step.scan import Plan
 from .arguments import check_arguments
-from .net import make_loop_inputs
+from .net import make_loop_inputs, recurrent_net
 from .stepping import StepLoop
 
 _DEFAULTS: dict[str, Any] = {
-    "seq_lengths": None,
-    "resets": None,
-    "reverse": False,
-    "time_major": False,
-    "padding": "hold",
-    "recompute": (),
-    "segment_length": None,
-    "return_all_states": False,
-    "window": 1,
-    "length": None,
-    "backend": None,
+    name: parameter.default
+    for name, parameter in inspect.signature(recurrent_net).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name != "params"
 }
+_ARRAYS = jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct
+
+
+def with_defaults(options: dict[str, Any]) -> dict[str, Any]:
+    """Return all options of `recurrent_net`; raise TypeError for others."""
+    unknown = options.keys() - _DEFAULTS.keys()
+    if unknown:
+        raise TypeError(f"recurrent_net has no argument {', '.join(sorted(unknown))}")
+    return _DEFAULTS | options
 
 
 class LoopExplanation(Explanation):
@@ -53,23 +56,21 @@ def explain_loop(
         inputs: as for `recurrent_net`, or of their shapes and dtypes.
         initial_states: as for `recurrent_net`, or of their shapes and dtypes.
         params: as for `recurrent_net`, or of their shapes and dtypes.
-        options: the other arguments of `recurrent_net`.
+        options: the other arguments of `recurrent_net`, of `with_defaults`.
     """
-    outputs_with_grads = options.pop("outputs_with_grads", None)
-    unknown = options.keys() - _DEFAULTS.keys()
-    if unknown:
-        raise TypeError(f"recurrent_net has no argument {', '.join(sorted(unknown))}")
+    options = dict(options)
+    outputs_with_grads = options.pop("outputs_with_grads")
     found: list[tuple[Plan | str, StepLoop]] = []
+    arrays = jax.tree.map(lambda a: a if isinstance(a, _ARRAYS) else None, params)
 
-    def trace(inputs: Any, states: Any, params: Any) -> tuple:
-        inputs, states, checked = check_arguments(
-            step, inputs, states, **(_DEFAULTS | options)
-        )
-        loop = StepLoop(step, params, checked, outputs_with_grads)
+    def trace(inputs: Any, states: Any, arrays: Any) -> tuple:
+        given = jax.tree.map(lambda own, a: own if a is None else a, params, arrays)
+        inputs, states, checked = check_arguments(step, inputs, states, **options)
+        loop = StepLoop(step, given, checked, outputs_with_grads)
         found.append((loop.plan(states, make_loop_inputs(inputs, checked)), loop))
         return ()
 
-    jax.eval_shape(trace, inputs, initial_states, params)
+    jax.eval_shape(trace, inputs, initial_states, arrays)
     plan, loop = found[0]
     if isinstance(plan, str):
         return LoopExplanation("xla", "as `lax.scan` of the step", {"cpu": plan})

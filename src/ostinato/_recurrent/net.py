@@ -145,6 +145,18 @@ def recurrent_net(
         length=length,
         backend=backend,
     )
+    return run_checked(step, params, inputs, states, options, outputs_with_grads)
+
+
+def run_checked(
+    step: Any,
+    params: Any,
+    inputs: Any,
+    states: Any,
+    options: SequenceOptions,
+    outputs_with_grads: Any = None,
+) -> RecurrentOutput:
+    """Run `recurrent_net` with arguments that it has checked already."""
     if isinstance(step, Cell):
         whole = step.run_sequence(params, inputs, states, options)
         if whole is not None:

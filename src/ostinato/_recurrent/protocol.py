@@ -89,10 +89,11 @@ class Cell:
         return params
 
     def precompute(self, params: Any, inputs: Any) -> Any:
-        """Compute for all steps at once everything that depends only on the inputs.
+        """Compute what a step needs of its inputs alone, for one step or for many.
 
         Above all, these are the products of inputs with weights. `step` gets one step
-        of the result as its `inputs_t`.
+        of the result as its `inputs_t`. Which way it is called depends on the loop, so
+        what it returns for a step must follow from the inputs of that step alone.
 
         Args:
             params: the result of `prepare`.

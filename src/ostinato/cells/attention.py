@@ -97,8 +97,9 @@ class Attention(SizedCell):
     This cell has no memory: `init` it, then pass `attend(memory)` to `recurrent_net`.
 
     Args:
-        cell: the inner cell; its `input_size` is that of the inputs plus E. If it is no
-            wrapper and no stack, its product with the inputs runs before the loop.
+        cell: the inner cell; its `input_size` is that of the inputs plus E. If it reads
+            them in one product with a matrix, as an `LSTM` does, the part of the inputs
+            runs before the loop.
         kind: the choice of energies `e_tj`.
         memory_size: E, features of a memory entry.
 
@@ -298,7 +299,7 @@ class AttendingCell(SizedCell):
         return add(product(self.memory, w), b).astype(self.memory.dtype)
 
     def precompute(self, params: _Prepared, inputs: Array) -> Any:
-        """Return the inner cell's product with the inputs; for wrappers, the inputs."""
+        """Return the inner cell's product with the inputs if it has one, or these."""
         check_inputs(inputs, self.input_size, memory=self.memory)
         cell = self.attention.cell
         if isinstance(cell, GatedCell):

@@ -63,11 +63,10 @@ def with_h(states: Any, h: Array) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class GatedCell(SizedCell, Generic[Params]):
-    """A cell that reads its inputs only through one matrix, `w_ih`.
+class ParamsCell(SizedCell, Generic[Params]):
+    """A cell of H units, whose parameters are a NamedTuple of arrays.
 
-    That product runs for all steps at once, and so does the gradient of `w_ih`. A
-    subclass lists its parameters in `param_shapes`, and defines `step`.
+    A subclass lists its parameters in `param_shapes`, and defines `step`.
     """
 
     input_size: int
@@ -99,14 +98,16 @@ class GatedCell(SizedCell, Generic[Params]):
         bound = self.hidden_size**-0.5
         return draw(key, self.param_shapes(), dtype, bound, self.constants)
 
-    def initial_state(self, batch: int, dtype: Any = jnp.float32) -> Any:
-        """Return zeros: `h [B, H]`."""
-        return jnp.zeros((batch, self.hidden_size), dtype)
-
     @property
     def state_sizes(self) -> dict[str, int]:
         """Features of each state, by name."""
         return {"h": self.output_size}
+
+    def initial_state(self, batch: int, dtype: Any = jnp.float32) -> Any:
+        """Return zeros in the `state_sizes`: `h [B, H]`, or a tuple of several."""
+        sizes = self.state_sizes.values()
+        states = tuple(jnp.zeros((batch, size), dtype) for size in sizes)
+        return states if len(states) > 1 else states[0]
 
     def unpack(self, states: Any, batch: int, params: Any) -> Any:
         """Check the states and return them as a tuple."""
@@ -116,6 +117,14 @@ class GatedCell(SizedCell, Generic[Params]):
         """Check names and shapes of `params` and return them."""
         check_params(self, params, self.param_shapes())
         return params
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedCell(ParamsCell[Params]):
+    """A cell that reads its inputs only through one matrix, `w_ih`.
+
+    That product runs for all steps at once, and so does the gradient of `w_ih`.
+    """
 
     def precompute(self, params: Any, inputs: Array) -> Any:
         """Compute `w_ih @ x + b_ih` for all steps: `[..., I]` to `[..., G*H]`."""
@@ -142,13 +151,6 @@ class LSTMCell(GatedCell[Params]):
     def __post_init__(self) -> None:
         super().__post_init__()
         set_field(self, "forget_bias", check_number("forget_bias", self.forget_bias))
-
-    def initial_state(
-        self, batch: int, dtype: Any = jnp.float32
-    ) -> tuple[Array, Array]:
-        """Return zeros: `h [B, S]`, S the output's size, and `c [B, H]`."""
-        h = jnp.zeros((batch, self.output_size), dtype)
-        return h, jnp.zeros((batch, self.hidden_size), dtype)
 
     @property
     def state_sizes(self) -> dict[str, int]:

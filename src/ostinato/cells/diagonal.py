@@ -10,7 +10,15 @@ import jax.numpy as jnp
 
 from .._rnn.accumulation import widen
 from .._typing import Array
-from .base import GatedCell, broadcast, tag_gate
+from .base import GatedCell, Params, broadcast, tag_gate
+
+
+class _DiagonalCell(GatedCell[Params]):
+    """A cell with three gates, whose units do not read each other."""
+
+    def input_product(self, params: Any, inputs: Array, first: int = 0) -> Any:
+        """Return the product as for every cell, split into three gates `[..., H]`."""
+        return jnp.split(super().input_product(params, inputs, first), 3, axis=-1)
 
 
 class ParaGRUParams(NamedTuple):
@@ -22,7 +30,7 @@ class ParaGRUParams(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ParaGRU(GatedCell[ParaGRUParams]):
+class ParaGRU(_DiagonalCell[ParaGRUParams]):
     """A GRU of independent units: its recurrent matrices are diagonal.
 
         r = sigmoid(w_ir x_t + b_ir + w_hr * h_{t-1})
@@ -52,20 +60,22 @@ class ParaGRU(GatedCell[ParaGRUParams]):
         rows, size = 3 * self.hidden_size, self.hidden_size
         return ParaGRUParams((rows, self.input_size), (3, size), (rows,))
 
-    def input_product(self, params: Any, inputs: Array, first: int = 0) -> Any:
-        """Return the product as for every cell, split into three gates `[..., H]`."""
-        return jnp.split(super().input_product(params, inputs, first), 3, axis=-1)
-
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """Run one step on a result of `precompute`."""
+        return self.step_seeing(params, states, states, inputs_t, t)
+
+    def step_seeing(
+        self, params: Any, states: Any, seen: Array, inputs_t: Any, t: Array
+    ) -> Any:
+        """Run `step` with `seen` in place of `h` in products; `z` keeps `h` itself."""
         (h,) = self.unpack(states, len(inputs_t[0]), params)
-        before = widen(h)
+        read = widen(seen)
         w_r, w_z, w_n = (broadcast(w, h) for w in params.w_hh)
         x_r, x_z, x_n = inputs_t
-        r = tag_gate(jax.nn.sigmoid(x_r + w_r * before))
-        z = tag_gate(jax.nn.sigmoid(x_z + w_z * before))
-        n = tag_gate(jnp.tanh(x_n + w_n * (r * before)))
-        out = ((1 - z) * before + z * n).astype(h.dtype)
+        r = tag_gate(jax.nn.sigmoid(x_r + w_r * read))
+        z = tag_gate(jax.nn.sigmoid(x_z + w_z * read))
+        n = tag_gate(jnp.tanh(x_n + w_n * (r * read)))
+        out = ((1 - z) * widen(h) + z * n).astype(h.dtype)
         return out, out
 
 
@@ -80,7 +90,7 @@ class ParaLSTMParams(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ParaLSTM(GatedCell[ParaLSTMParams]):
+class ParaLSTM(_DiagonalCell[ParaLSTMParams]):
     """An LSTM of independent units, with peepholes, whose input gate is 1 - f.
 
         f = sigmoid(w_if x_t + b_if + w_hf * h_{t-1} + p_f * c_{t-1})
@@ -112,21 +122,10 @@ class ParaLSTM(GatedCell[ParaLSTMParams]):
             (rows, self.input_size), (3, size), (rows,), (size,), (size,)
         )
 
-    def initial_state(
-        self, batch: int, dtype: Any = jnp.float32
-    ) -> tuple[Array, Array]:
-        """Return zeros: `h [B, H]` and `c [B, H]`."""
-        h = jnp.zeros((batch, self.hidden_size), dtype)
-        return h, h
-
     @property
     def state_sizes(self) -> dict[str, int]:
         """Features of each state, by name."""
         return {"h": self.hidden_size, "c": self.hidden_size}
-
-    def input_product(self, params: Any, inputs: Array, first: int = 0) -> Any:
-        """Return the product as for every cell, split into three gates `[..., H]`."""
-        return jnp.split(super().input_product(params, inputs, first), 3, axis=-1)
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """Run one step on a result of `precompute`."""

@@ -6,109 +6,123 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 
 from .. import _checks
 from .._linear import cpu, cuda
 from .._linear.call import Recurrence
+from .._recurrent.explanation import with_defaults
 from .._recurrent.protocol import Cell
 from .._rnn import backends
+from .._rnn import cuda as rnn_cuda
 from .._rnn.backends import Explanation
+from .._rnn.spec import RNNSpec
 from . import fused
-from .linear_base import LinearCell
+from .linear_base import LinearCell, stepping_reason
 from .stack import Bidirectional, Stack
-from .wrappers import Dropout
+from .wrappers import runs_whole
 
 
-def explain(
-    cell: Cell,
-    inputs: Any,
-    *,
-    seq_lengths: Any = None,
-    reverse: bool = False,
-    recompute: Any = (),
-    segment_length: Any = None,
-    return_all_states: bool = False,
-    window: int = 1,
-) -> Explanation:
+def explain(cell: Cell, inputs: Any, **options: Any) -> Explanation:
     """Say whether `recurrent_net` runs the cell on the fused operator, and why not.
 
     Args:
         cell: one layer; a `Stack` runs layer after layer, so ask for each.
         inputs: the inputs of the cell, or any object with their `dtype`.
-        seq_lengths: as for `recurrent_net`. Its arguments that are missing here do not
-            matter.
-        reverse: as for `recurrent_net`.
-        recompute: as for `recurrent_net`.
-        segment_length: as for `recurrent_net`.
-        return_all_states: as for `recurrent_net`.
-        window: as for `recurrent_net`.
+        options: the other arguments of `recurrent_net`.
 
     Returns:
         `Explanation(backend, why, rejected)`: that of `ostinato.explain` for the fused
         operator, or `xla`, with the reason why the cell runs there step by step.
 
     Raises:
-        TypeError: `cell` is not a cell, or is a `Stack`.
+        TypeError: `cell` is not a cell, or is a `Stack`; `recurrent_net` has no such
+            argument.
+        ostinato.BackendError: `backend` cannot run a cell that runs whole sequences.
     """
     if not isinstance(cell, Cell) or isinstance(cell, Stack):
         raise TypeError(
             "`cell` must be a cell of one layer, got "
             f"{_checks.describe(cell)}; of a Stack, explain each of its `cells`"
         )
+    told = explain_whole(cell, inputs, with_defaults(options))
+    if not isinstance(told, str):
+        return told
+    why = "step by step, in a loop over time"
+    return Explanation("xla", why, {"cuda": told, "cpu": told})
+
+
+def explain_whole(
+    cell: Cell, inputs: Any, options: dict[str, Any]
+) -> Explanation | str:
+    """Say what runs all steps of a cell at once, or why it runs step by step.
+
+    Args:
+        cell: the cell.
+        inputs: its inputs, or any object with their `dtype`.
+        options: all other arguments of `recurrent_net`.
+
+    Raises:
+        ostinato.BackendError: `backend` cannot run the cell.
+    """
+    cell = runs_whole(cell)
+    options = options | {"recompute": options["recompute"] or ()}
+    del options["outputs_with_grads"]
     if isinstance(cell, LinearCell):
-        return _explain_linear(cell, inputs, window, segment_length)
+        return stepping_reason(**options) or _explain_linear(cell, inputs, options)
     spec = _fused_spec(cell)
     if spec is None:
-        reason = f"there is no fused operator for {type(cell).__name__}"
-    else:
-        reason = fused.unsupported_reason(
-            seq_lengths=seq_lengths,
-            reverse=reverse,
-            recompute=recompute,
-            segment_length=segment_length,
-            return_all_states=return_all_states,
-            window=window,
-        )
-        if reason is None:
-            return backends.explain(spec, inputs)
-    rejected = {"cuda": reason, "cpu": reason}
-    return Explanation("xla", "step by step, in a loop over time", rejected)
+        return f"there is no fused operator for {type(cell).__name__}"
+    reason = fused.unsupported_reason(**options)
+    return reason or _explain_operator(spec, inputs, options["backend"])
+
+
+def _explain_operator(spec: RNNSpec, inputs: Any, backend: str | None) -> Explanation:
+    """Say what runs the fused operator, of which `backend` may be None or "cuda"."""
+    if backend is None:
+        return backends.explain(spec, inputs)
+    dtype, place = np.dtype(inputs.dtype), backends.place_of(inputs)
+    backends.choose(spec, dtype, place, backend, x=inputs)  # raises if it cannot
+    return Explanation(backend, f"asked for, {rnn_cuda.describe(spec, inputs)}", {})
 
 
 def _explain_linear(
-    cell: LinearCell, inputs: Any, window: int, segment_length: Any
+    cell: LinearCell, inputs: Any, options: dict[str, Any]
 ) -> Explanation:
-    """Say whether a linear cell runs as one recurrence, and where."""
-    if window != 1 or segment_length is not None:
-        reason = "one linear recurrence has neither a `window` nor segments"
-        why = "step by step, in a loop over time"
-        return Explanation("xla", why, {"cuda": reason, "cpu": reason})
+    """Say where a linear cell runs as one recurrence."""
     why = "one linear recurrence over all steps"
     rejected = {}
     state = jax.eval_shape(lambda: cell.initial_state(1, inputs.dtype))
     sizes = getattr(inputs, "shape", (1, 1, 1))[:2]
     b = jax.ShapeDtypeStruct((*sizes, *state.shape[1:]), state.dtype)
-    call, platform = Recurrence(), backends.place_of(inputs).platform
+    call = Recurrence(time_major=options["time_major"])
+    named, platform = options["backend"], backends.place_of(inputs).platform
     for name, kernels in (("cuda", cuda), ("cpu", cpu)):
+        if named not in (None, name):
+            continue
         reason = kernels.unsupported_reason(call, b)
         if reason is None and platform != name:
             reason = f"it runs on the {name}, and `inputs` is on the {platform}"
         if reason is None and kernels is cuda:
-            reason = cuda.unmeasured_reason() or cuda.known_failure(call, b)
+            unmeasured = cuda.unmeasured_reason() if named is None else None
+            reason = unmeasured or cuda.known_failure(call, b)
         if reason is None and kernels is cuda:
             why += f" on {cuda.describe(call, b)}"
         if reason is None:
             return Explanation(name, why, rejected)
         rejected[name] = reason
+    if named in rejected:
+        raise backends.BackendError(
+            f"backend {named!r} cannot run this: {rejected[named]}; use backend=None "
+            "or 'xla'"
+        )
     return Explanation("xla", why, rejected)
 
 
 def _fused_spec(cell: Any) -> Any:
     """Return the spec with which the fused operator runs the cell, or None."""
-    if isinstance(cell, Dropout) and cell.masks is None:
-        return _fused_spec(cell.cell)
-    if isinstance(cell, Bidirectional):
-        same_spec = fused.have_same_spec(*cell.both)
-        spec = _fused_spec(cell.forward)
-        return dataclasses.replace(spec, bidirectional=True) if same_spec else None
-    return getattr(cell, "spec", None)
+    if not isinstance(cell, Bidirectional):
+        return getattr(cell, "spec", None)
+    if not fused.have_same_spec(*cell.both):
+        return None
+    return dataclasses.replace(cell.both.forward.spec, bidirectional=True)

@@ -13,6 +13,7 @@ from .._rnn.accumulation import widen
 from .._typing import Array
 from .base import (
     GatedCell,
+    ParamsCell,
     broadcast,
     check_inputs,
     check_states,
@@ -30,8 +31,8 @@ class GatedParams(NamedTuple):
     b_ih: Any
 
 
-class _GatedLinearCell(LinearCell, GatedCell):
-    """A linear cell with real states, whose gates are products of the inputs."""
+class _RealCell(LinearCell, ParamsCell):
+    """A linear cell with real states, which are its outputs."""
 
     def checked_state(self, states: Any, batch: int, params: Any) -> Array:
         """Check the state `h [B, H]` and return it."""
@@ -48,7 +49,7 @@ class _GatedLinearCell(LinearCell, GatedCell):
 
 
 @dataclasses.dataclass(frozen=True)
-class MinGRU(_GatedLinearCell):
+class MinGRU(_RealCell, GatedCell):
     """The minimal gated recurrent unit, whose gate does not see the state.
 
         z = sigmoid(w_iz x_t + b_iz)
@@ -84,7 +85,7 @@ class MinGRU(_GatedLinearCell):
 
 
 @dataclasses.dataclass(frozen=True)
-class MinLSTM(_GatedLinearCell):
+class MinLSTM(_RealCell, GatedCell):
     """The minimal LSTM, whose gates do not see the state and add up to 1.
 
         i, f, g = split(w_ih x_t + b_ih)
@@ -136,7 +137,7 @@ class RGLRUParams(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class RGLRU(_GatedLinearCell):
+class RGLRU(_RealCell):
     """The real-gated linear recurrent unit of Griffin.
 
         r = sigmoid(w_ir x_t + b_ir),  i = sigmoid(w_ii x_t + b_ii)

@@ -54,10 +54,7 @@ class LinearCell(SizedCell):
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
         """Run all steps in one linear recurrence, unless the options ask for a loop."""
-        known = options.recompute is True or {*options.recompute} <= {"gates"}
-        if options.window != 1 or options.segment_length is not None or not known:
-            return None
-        if options.backend == "scan":
+        if stepping_reason(**options._asdict()) is not None:
             return None
         self.prepare(params)  # its checks come before those of the states
         h_0 = self.checked_state(initial_states, options.batch, params)
@@ -96,6 +93,25 @@ class LinearCell(SizedCell):
             if options.padding == "drop":
                 h_n = _padding.drop(h_n, lengths, options.length)
         return RecurrentOutput(outputs, h_n, h if options.return_all_states else None)
+
+
+def stepping_reason(
+    *,
+    recompute: Any,
+    window: int,
+    segment_length: Any,
+    backend: str | None,
+    **others: Any,
+) -> str | None:
+    """Return why a linear cell runs step by step with these options, or None.
+
+    The arguments are the fields of `SequenceOptions`, or those of `recurrent_net`.
+    """
+    if window != 1 or segment_length is not None:
+        return "one linear recurrence has neither a `window` nor segments"
+    if recompute is not True and not {*recompute} <= {"gates"}:
+        return "one linear recurrence recomputes nothing but `gates`"
+    return "`backend` is 'scan'" if backend == "scan" else None
 
 
 def _held_states(h: Array, h_0: Array, options: SequenceOptions) -> Array:

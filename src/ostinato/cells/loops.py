@@ -8,13 +8,12 @@ from typing import Any
 import jax
 
 from .. import _checks
-from .._recurrent.explanation import explain_loop
+from .._recurrent.explanation import explain_loop, with_defaults
 from .._recurrent.protocol import Cell
 from .._rnn import backends
 from .._rnn.backends import Explanation
 from .._rnn.spec import RNNSpec
 from . import explanation
-from .stack import Stack
 
 
 def explain(
@@ -46,8 +45,10 @@ def explain(
         on xla, the operation that the cpu loop lacks, and its line.
 
     Raises:
-        TypeError: `network` is none of these, or `x` has no dtype.
-        ostinato.BackendError: no backend can run the spec here.
+        TypeError: `network` is none of these, or `x` has no dtype, or `recurrent_net`
+            no such argument.
+        ostinato.BackendError: no backend can run the spec here, or not the one that is
+            named for a cell which runs whole sequences.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -69,22 +70,15 @@ def explain(
             "`network` must be an RNNSpec, a cell or a step function, got "
             f"{_checks.describe(network)}"
         )
+    options = with_defaults(options)
     if isinstance(network, Cell):
-        own = {k: v for k, v in options.items() if k in _OF_CELLS}
-        if not isinstance(network, Stack) and own.keys() == options.keys():
-            told = explanation.explain(network, x, **own)
-            if told.backend != "xla":
-                return told
-        batch = x.shape[1 if options.get("time_major") else 0]
+        told = explanation.explain_whole(network, x, options)
+        if not isinstance(told, str):
+            return told
         if initial_states is None:
+            batch = x.shape[1 if options["time_major"] else 0]
             initial_states = network.initial_state(batch, x.dtype)
         if params is None:
             init = lambda key: network.init(key, x.dtype)  # noqa: E731
             params = jax.eval_shape(init, jax.random.key(0))
     return explain_loop(network, x, initial_states, params, options)
-
-
-_OF_CELLS = {
-    "seq_lengths", "reverse", "recompute", "segment_length", "return_all_states",
-    "window",
-}  # fmt: skip

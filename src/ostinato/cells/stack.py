@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks
-from .._recurrent.net import recurrent_net
+from .._recurrent.net import run_checked
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions
 from .._typing import Array
 from . import fused
@@ -278,22 +278,8 @@ def _check_names(cell: SizedCell, recompute: Any) -> None:
 def _run_cell(
     cell: SizedCell, params: Any, inputs: Any, states: Any, options: SequenceOptions
 ) -> RecurrentOutput:
-    """Run `recurrent_net` over one inner cell, with the names that this cell has."""
-    recompute = options.recompute
-    if recompute is not True:
-        recompute = tuple(n for n in recompute if n in cell.recompute_names)
-    return recurrent_net(
-        cell,
-        inputs,
-        states,
-        params=params,
-        seq_lengths=options.seq_lengths,
-        resets=options.resets,
-        reverse=options.reverse,
-        time_major=options.time_major,
-        padding=options.padding,
-        recompute=recompute,
-        segment_length=options.segment_length,
-        return_all_states=options.return_all_states,
-        window=options.window,
-    )
+    """Run one inner cell with the same options, and those of the names that it has."""
+    if options.recompute is not True:
+        names = tuple(n for n in options.recompute if n in cell.recompute_names)
+        options = options._replace(recompute=names)
+    return run_checked(cell, params, inputs, states, options)

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .. import _checks
+from .. import _checks, _padding
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions
 from .._typing import Array
 from .base import SizedCell, check_cell, check_rate, set_field
+from .linear_base import LinearCell
+from .stack import Stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +108,19 @@ class Residual(_Wrapper):
         states, output = self.cell.step_seeing(params, states, seen, inner, t)
         return states, output + x
 
+    def run_sequence(
+        self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
+    ) -> RecurrentOutput | None:
+        """Run the inner cell, and add the inputs to its outputs."""
+        whole = self.cell.run_sequence(params, inputs, initial_states, options)
+        if whole is None:
+            return None
+        axis, lengths = 0 if options.time_major else 1, options.seq_lengths
+        if lengths is not None:
+            fill = _padding.hold if options.padding == "hold" else _padding.zero
+            inputs = fill(inputs, lengths, axis)
+        return whole._replace(outputs=whole.outputs + inputs)
+
 
 class DropoutMasks(NamedTuple):
     """Masks bool `[B, F]`, True where a value is kept; None if nothing is dropped."""
@@ -135,7 +150,7 @@ class Dropout(_Wrapper):
 
     Raises:
         TypeError: an argument has the wrong type, or `states` is not 0 and the state of
-            the cell is neither `h` nor `(h, c)`.
+            the cell is neither `h` nor `(h, c)`, or is in no product.
         ValueError: a rate is outside [0, 1).
 
     Holds under every JAX transformation.
@@ -155,13 +170,20 @@ class Dropout(_Wrapper):
             set_field(self, name, check_rate(name, getattr(self, name)))
         if self.states:
             _check_has_h(self.cell, "states")
+            inner = _innermost(self.cell)
+            if isinstance(inner, LinearCell):
+                raise TypeError(
+                    "`states` needs a cell with products of its states, got "
+                    f"{type(inner).__name__}; drop its inputs or outputs instead"
+                )
 
     def sample(self, key: Array, batch: int) -> Dropout:
         """Return the cell with new random masks for `batch` sequences, for training."""
         batch = _checks.check_size("batch", batch, 0)
         keys = jax.random.split(_checks.check_key(key), 3)
         rates = (self.inputs, self.states, self.outputs)
-        sizes = (self.input_size, self.output_size, self.output_size)
+        h_size = _h_of(self.cell).shape[-1] if self.states else 0
+        sizes = (self.input_size, h_size, self.output_size)
         masks = [
             # With the rate in float32, the masks do not depend on the x64 flag.
             jax.random.bernoulli(k, jnp.float32(1 - rate), (batch, size))
@@ -172,45 +194,65 @@ class Dropout(_Wrapper):
         return dataclasses.replace(self, masks=DropoutMasks(*masks))
 
     def precompute(self, params: Any, inputs: Any) -> Any:
-        """Run `precompute` of the inner cell on the masked inputs."""
-        if self.masks is not None:
-            inputs = self._apply_mask("inputs", inputs)
+        """Run `precompute` of the inner cell, or leave inputs with a mask to `step`.
+
+        Only there is it known that B is the first axis.
+        """
+        if self._mask("inputs") is not None:
+            return inputs
         return self.cell.precompute(params, inputs)
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """Run one step on a result of `precompute`."""
-        if self.masks is None:
-            return self.cell.step(params, states, inputs_t, t)
-        if self.masks.states is None:
-            states, output = self.cell.step(params, states, inputs_t, t)
-        else:
-            seen = self._apply_mask("states", _split_h(states)[0])
-            states, output = self.cell.step_seeing(params, states, seen, inputs_t, t)
+        if self._mask("states") is not None:
+            return self.step_seeing(params, states, _split_h(states)[0], inputs_t, t)
+        inputs_t = self._precompute_masked(params, inputs_t)
+        states, output = self.cell.step(params, states, inputs_t, t)
         return states, self._apply_mask("outputs", output)
 
     def step_seeing(
         self, params: Any, states: Any, seen: Array, inputs_t: Any, t: Array
     ) -> Any:
         """Run `step` with the masked `seen` in place of `h` in products."""
-        if self.masks is not None:
-            seen = self._apply_mask("states", seen)
+        inputs_t = self._precompute_masked(params, inputs_t)
+        seen = self._apply_mask("states", seen)
         states, output = self.cell.step_seeing(params, states, seen, inputs_t, t)
-        return states, self._apply_mask("outputs", output) if self.masks else output
+        return states, self._apply_mask("outputs", output)
 
-    def _apply_mask(self, name: str, a: Array, batch_axis: int | None = None) -> Array:
+    def run_sequence(
+        self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
+    ) -> RecurrentOutput | None:
+        """Run the inner cell between the masks; return None if states are dropped."""
+        if self._mask("states") is not None:
+            return None
+        axis = 1 if options.time_major else 0
+        kept = self._apply_mask("inputs", inputs, axis)
+        whole = self.cell.run_sequence(params, kept, initial_states, options)
+        if whole is None:
+            return None
+        return whole._replace(outputs=self._apply_mask("outputs", whole.outputs, axis))
+
+    def _mask(self, name: str) -> Any:
+        return getattr(self.masks, name, None)
+
+    def _precompute_masked(self, params: Any, inputs_t: Any) -> Any:
+        """Do for one step what `precompute` leaves to it."""
+        if self._mask("inputs") is None:
+            return inputs_t
+        return self.cell.precompute(params, self._apply_mask("inputs", inputs_t))
+
+    def _apply_mask(self, name: str, a: Any, batch_axis: int = 0) -> Any:
         """Return `a` with the mask `[B, F]` applied, scaled; `a` if there is no mask.
 
         Args:
             name: the name of the mask and of its rate.
-            a: `[..., B, F]`, with more axes between B and F if the cell's states have
-                them.
-            batch_axis: the axis of B; None means that of one step.
+            a: the array, whose last axis is F.
+            batch_axis: the axis of B.
         """
-        mask = getattr(self.masks, name)
+        mask = self._mask(name)
         if mask is None:
             return a
-        if batch_axis is None:
-            batch_axis = a.ndim - _rank(self.cell)
+        a = _checks.check_array(name, a)
         sizes = (a.shape[batch_axis], a.shape[-1])
         if mask.shape != sizes:
             raise ValueError(
@@ -222,24 +264,6 @@ class Dropout(_Wrapper):
         kept = jnp.broadcast_to(kept, a.shape)
         rate = getattr(self, name)
         return jnp.where(kept, a / (1 - rate), jnp.zeros((), a.dtype))
-
-    def run_sequence(
-        self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
-    ) -> RecurrentOutput | None:
-        """Run the inner cell between the masks; return None if states are dropped."""
-        run = self.cell.run_sequence
-        if self.masks is None:
-            return run(params, inputs, initial_states, options)
-        if self.masks.states is not None or _rank(self.cell) != 2:
-            return None
-        batch_axis = 1 if options.time_major else 0
-        inputs = _checks.check_array("inputs", inputs)
-        kept = self._apply_mask("inputs", inputs, batch_axis)
-        whole = run(params, kept, initial_states, options)
-        if whole is None:
-            return None
-        outputs = self._apply_mask("outputs", whole.outputs, batch_axis)
-        return whole._replace(outputs=outputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,28 +353,47 @@ def _zoneout(key: Any, rate: float, old: Array, new: Array) -> Array:
     return jnp.where(kept, old, new)
 
 
-def _rank(cell: SizedCell) -> int:
-    """Return the rank of one step's inputs and outputs: 2, or more for images."""
-    states = jax.eval_shape(lambda: cell.initial_state(1, jnp.float32))
-    return max((a.ndim for a in jax.tree.leaves(states)), default=2)
+def runs_whole(cell: Any) -> Any:
+    """Return the cell to which wrappers leave whole sequences; itself for others."""
+    while isinstance(cell, Residual) or (
+        isinstance(cell, Dropout) and getattr(cell.masks, "states", None) is None
+    ):
+        cell = cell.cell
+    return cell
+
+
+def _innermost(cell: SizedCell) -> SizedCell:
+    """Return the cell inside of all wrappers."""
+    while isinstance(cell, _Wrapper):
+        cell = cell.cell
+    return cell
 
 
 def _check_output_is_h(cell: SizedCell) -> None:
-    """Raise ValueError if a wrapper changes the output, which Zoneout would ignore."""
-    while isinstance(cell, _Wrapper):
-        if isinstance(cell, Residual) or isinstance(cell, Dropout) and cell.outputs:
+    """Raise ValueError if the output is not `h`, in whose place Zoneout returns it."""
+    inner = cell
+    while isinstance(inner, _Wrapper):
+        if isinstance(inner, Residual) or isinstance(inner, Dropout) and inner.outputs:
             raise ValueError(
-                f"`cell` must give its h as it is, got {type(cell).__name__}, which "
-                f"changes it; wrap {type(cell).__name__} around Zoneout instead"
+                f"`cell` must give its h as it is, got {type(inner).__name__}, which "
+                f"changes it; wrap {type(inner).__name__} around Zoneout instead"
             )
-        cell = cell.cell
+        inner = inner.cell
+    h = _h_of(cell)
+    is_complex = jnp.issubdtype(h.dtype, jnp.complexfloating)
+    if is_complex or h.shape[-1] != cell.output_size:
+        raise ValueError(
+            f"`cell` must give its h as it is, got {type(inner).__name__} with "
+            f"{cell.output_size} outputs and an h of {h.shape[-1]} in {h.dtype}"
+        )
 
 
 def _check_has_h(cell: SizedCell, name: str) -> bool:
     """Return True for states `(h, c)`, False for `h`; raise TypeError for others."""
-    states = jax.eval_shape(lambda: cell.initial_state(1, jnp.float32))
+    states = _state_shapes(cell)
     pair = type(states) is tuple and len(states) == 2
-    if not all(hasattr(a, "shape") for a in (states if pair else (states,))):
+    known = all(hasattr(a, "shape") for a in (states if pair else (states,)))
+    if not known or isinstance(_innermost(cell), Stack):  # whose pair is (h, h)
         raise TypeError(
             f"`{name}` needs a cell whose state is h or (h, c), got "
             f"{type(cell).__name__}; wrap the cell inside instead"
@@ -358,7 +401,16 @@ def _check_has_h(cell: SizedCell, name: str) -> bool:
     return pair
 
 
-def _split_h(states: Any) -> tuple[Array, Any]:
+def _h_of(cell: SizedCell) -> Any:
+    """Return the shape and dtype of `h` of one sequence."""
+    return _split_h(_state_shapes(cell))[0]
+
+
+def _state_shapes(cell: SizedCell) -> Any:
+    return jax.eval_shape(lambda: cell.initial_state(1, jnp.float32))
+
+
+def _split_h(states: Any) -> tuple[Any, Any]:
     return states if isinstance(states, tuple) else (states, None)
 
 
