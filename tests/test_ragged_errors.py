@@ -75,6 +75,19 @@ UNSUPPORTED = {
             x,
         )[1],
     ),
+    "windows_at_places": (
+        "scatter-add",
+        lambda x: lax.scatter_add(
+            jnp.zeros((9, 4)),
+            jnp.array([[0], [2]]),
+            jnp.stack([x, x]),
+            lax.ScatterDimensionNumbers((1, 2), (), (0,)),
+        ),
+    ),
+    "generator": (
+        "rng_bit_generator",
+        lambda x: lax.rng_bit_generator(jnp.zeros(4, jnp.uint32), x.shape)[1],
+    ),
     "ragged_behind": (
         "random_split",
         lambda x: jax.random.split(jax.random.key(0), (2, x.shape[0])),

@@ -1,14 +1,18 @@
 """Programs as strangers write them: what `ragged.vmap` once rejected or got wrong."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from closures import fast_jit
 from jax import lax
+from jax.export import symbolic_shape
 from jax.sharding import PartitionSpec as P
 
 from ostinato import ragged
+from ostinato.ragged.core import sizes
 
 try:
     import equinox as eqx
@@ -285,3 +289,197 @@ def test_what_python_asks_of_a_size_gets_the_advice(name):
     with pytest.raises((TypeError, IndexError)) as caught:
         ragged.vmap(ASKED_OF_PYTHON[name])(batch())
     assert sum("`min_length`" in note for note in caught.value.__notes__) == 1
+
+
+# ----------------------------------------------------- numbers past the longest example
+
+
+def weighted_by_position(x, w):
+    """Infinite at the eighth position, which no example has."""
+    place = jnp.arange(x.shape[0], dtype=x.dtype)
+    return (x * ((1 / (7 - place))[:, None] @ w)).sum()
+
+
+def weighted_by_two_positions(x, y, w):
+    """Infinite at the place (4, 4), where no example has both."""
+    i = jnp.arange(x.shape[0], dtype=x.dtype)[:, None, None]
+    j = jnp.arange(y.shape[0], dtype=x.dtype)[None, :, None]
+    return ((1 / (8 - i - j)) @ w).sum((0, 1)) @ (x.sum(0) + y.sum(0))
+
+
+def test_products_that_all_examples_share_have_a_finite_gradient():
+    w = W[:1]
+    mapped = ragged.vmap(weighted_by_position, in_axes=(0, None))
+    x = ragged.RaggedArray(ROWS, LENGTHS, max_length=8)
+    got = fast_jit(jax.grad(lambda w: mapped(x, w).sum()))(w)
+    equal(
+        [got], [jax.grad(lambda w: sum(map(weighted_by_position, PARTS, [w] * 3)))(w)]
+    )
+    x, y = batch((5, 1, 2)), batch((1, 5, 2), "m")
+    both = ragged.vmap(weighted_by_two_positions, in_axes=(0, 0, None))
+    got = fast_jit(jax.grad(lambda w: both(x, y, w).sum()))(w)
+    pairs = list(zip(x.to_list(), y.to_list(), strict=True))
+    one = weighted_by_two_positions
+    equal([got], [jax.grad(lambda w: sum(one(a, b, w) for a, b in pairs))(w)])
+
+
+# ------------------------------------------------------------------- sizes, capacity
+
+
+def test_bounds_of_quotients_by_sizes_of_either_sign():
+    ranges = {"n": sizes.Range(1, 7), "m": sizes.Range(1, 9)}
+    functions = (
+        lambda n, m: (n * m) // (m - 4),
+        lambda n, m: (5 - n) // (m - 4),
+        lambda n, m: n % (m - 4),
+        lambda n, m: (3 - n) % (m - 10),
+        lambda n, m: n // -3 + m % -2,
+    )
+    for function in functions:
+        dim = function(*symbolic_shape("n, m"))
+        values = []
+        for n, m in itertools.product(range(1, 8), range(1, 10)):
+            if m == 4:  # a divisor of 0, whose result has no meaning
+                continue
+            values.append(function(n, m))
+            for make in (int, np.array, jnp.array):
+                given = {"n": make(n), "m": make(m)}
+                assert sizes.evaluate(dim, given) == values[-1]
+        assert sizes.smallest(dim, ranges) <= min(values)
+        assert sizes.largest(dim, ranges) >= max(values)
+
+
+def test_a_reshape_of_two_sizes_whose_padding_cancels_out():
+    x = ragged.RaggedArray(ROWS[:, 0], (4, 2), max_length=5)
+    y = ragged.RaggedArray(ROWS[:, 1], (2, 4), dim="m", max_length=5)
+
+    def function(x, y):
+        n, m = x.shape[0], y.shape[0]
+        pairs = (x[:, None] * y[None]).reshape(n, m // 2, 2)
+        return pairs.reshape(n // 2, 2, m)
+
+    even = ("mod(n, 2) == 0", "mod(m, 2) == 0")
+    got = ragged.vmap(function, constraints=even)(x, y)
+    equal(got.to_list(), map(function, x.to_list(), y.to_list()))
+
+
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_constraints_that_ask_for_more_capacity_than_there_is(jitted):
+    rng = np.random.default_rng(8)
+    short, long = (
+        [rng.standard_normal((n, 4)) for n in lengths] for lengths in ((8, 9), (9, 10))
+    )
+    run = fast_jit if jitted else (lambda f: f)
+    x = ragged.RaggedArray.from_list(short)
+    y = ragged.RaggedArray.from_list(long, dim="m")
+    assert y.capacity < x.capacity + 2
+    got = run(ragged.vmap(lambda x, y: x + y[1:], constraints=("m == n + 1",)))(x, y)
+    equal(got.to_list(), [a + b[1:] for a, b in zip(short, long, strict=True)])
+    z = ragged.RaggedArray.from_list(short, dim="m", capacity=None)
+    got = run(ragged.vmap(jnp.add, constraints=("m == n",)))(x, z)
+    equal(got.to_list(), [2 * a for a in short])
+    keys = z.with_data(jax.random.split(jax.random.key(0), 17))
+    last = lambda x, k: (x, jax.random.key_data(k)[-1])  # noqa: E731
+    got = run(ragged.vmap(last, constraints=("m == n",)))(x, keys)[1]
+    np.testing.assert_array_equal(
+        got, jax.random.key_data(keys.data)[jnp.array([7, 16])]
+    )
+
+
+def test_a_constraint_that_fixes_a_size():
+    x = batch((2, 2, 2))
+    fixed = ragged.vmap(lambda x: (x.ravel(), x + x[::-1]), constraints=("n == 2",))
+    flat, folded = fast_jit(fixed)(x)
+    assert flat.shape == (3, 8) and folded.shape == (3, 2, 4)
+    equal(flat, [a.ravel() for a in x.to_list()])
+    equal(folded, [a + a[::-1] for a in x.to_list()])
+
+
+# ----------------------------------------------------------------- loops and branches
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_a_loop_that_no_example_is_in_ends(shared):
+    """Doubled, 0 never gets large; the number of turns is bounded for this test."""
+    calls = []
+
+    def count(turn):
+        calls.append(turn)
+        return np.int32(turn + 1)
+
+    def doubled(state):
+        turn, s = state
+        turn = jax.pure_callback(
+            count, jax.ShapeDtypeStruct((), jnp.int32), turn, vmap_method="sequential"
+        )
+        return turn, 2 * s
+
+    def going(state):
+        return (state[0] < 40) & (state[1] < 100)
+
+    def loop(s):
+        return lax.while_loop(going, doubled, (jnp.int32(0), s))[1]
+
+    def function(x, s):
+        s = s if shared else x[0]
+        return lax.cond(x[0] > 0, loop, lambda s: s, s)
+
+    first = [-1.0, 0.0] if shared else [3.0, 0.0]
+    x = ragged.RaggedArray(jnp.asarray(first), (1, 1))
+    got = fast_jit(ragged.vmap(function, in_axes=(0, None)))(x, jnp.zeros(()))
+    jax.effects_barrier()
+    assert got.tolist() == ([0, 0] if shared else [192, 0])
+    assert len(calls) == (0 if shared else 2 * 6)  # a callback for each example
+
+
+def test_a_loop_that_all_share_runs_without_examples():
+    def function(x, s):
+        return lax.while_loop(lambda s: s < 9, lambda s: 2 * s, s)
+
+    mapped = ragged.vmap(function, in_axes=(0, None), out_axes=None)
+    assert mapped(ragged.RaggedArray.from_list([]), jnp.ones(())) == 16
+
+
+def test_loops_that_a_size_counts_may_print():
+    seen = []
+
+    def turn(i, total):
+        jax.debug.callback(lambda i: seen.append(int(i)), i)
+        return total + i
+
+    def function(x):
+        return lax.fori_loop(0, x.shape[0], turn, jnp.array(0))
+
+    assert fast_jit(ragged.vmap(function))(batch()).tolist() == [3, 0, 6]
+    jax.effects_barrier()
+    assert sorted(seen) == [0, 0, 0, 1, 1, 2, 2, 3]
+
+
+SHARED = {
+    "branch": lambda x, w: lax.cond(w[0, 0] > 0, jnp.sin, lambda w: 2 * w, w),
+    "constant_branch": lambda x, w: lax.switch(
+        jnp.int32(w[0, 0] > 0), [lambda: 1.0, lambda: 2.0]
+    ),
+    "solution": lambda x, w: jnp.linalg.solve(w, w[0]),
+    "inverse": lambda x, w: jnp.linalg.inv(w + 5 * jnp.eye(4)),
+    "own_rule": lambda x, w: doubled_back(w, w),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_results_that_all_examples_share(name):
+    function = SHARED[name]
+    mapped = ragged.vmap(function, in_axes=(0, None), out_axes=None)
+    equal([fast_jit(mapped)(batch(), W)], [function(None, W)])
+    gradient = jax.grad(lambda w: jnp.sin(mapped(batch(), w)).sum())
+    equal([gradient(W)], [jax.grad(lambda w: jnp.sin(function(None, w)).sum())(W)])
+
+
+def test_a_branch_that_differs_from_example_to_example_in_one_case():
+    def function(x, w):
+        return lax.cond(w[0, 0] > 0, lambda x: x.sum(), lambda x: w[0, 1], x)
+
+    for sign in (1, -1):
+        mapped = ragged.vmap(function, in_axes=(0, None))
+        w = sign * jnp.abs(W)
+        equal(mapped(batch(), w), [function(p, w) for p in PARTS])

@@ -126,6 +126,13 @@ def shared_steps(x, w):
     return lax.scan(step, x, w)
 
 
+def no_steps(x, w):
+    """A scan of as many steps as there are: none."""
+    none = jnp.zeros((0, D, D))
+    own = lax.scan(lambda h, v: (jnp.tanh(h @ v), h.sum()), x, none)
+    return own, lax.scan(lambda h, v: (h @ v + x.sum(), h[0]), w, none)
+
+
 def unrolled(x):
     return lax.scan(lambda c, a: (0.9 * c + a, c), jnp.zeros(D), x, unroll=2)
 
@@ -185,6 +192,25 @@ def chosen(x, choice, b):
 
 def by_sign(x):
     return lax.cond(x.sum() > 0, lambda a: a.mean(0), lambda a: a.max(0), x)
+
+
+@jax.custom_jvp
+def root(a):
+    """A square root by steps that get smaller, which a negative number never does."""
+    return lax.while_loop(
+        lambda y: jnp.abs(y * y - a) > 1e-13 * a, lambda y: (y + a / y) / 2, 1 + a
+    )
+
+
+@root.defjvp
+def _root_jvp(primals, tangents):
+    y = root(*primals)
+    return y, tangents[0] / (2 * y)
+
+
+def root_in_branch(x):
+    total = x.sum()
+    return lax.cond(total > 0, lambda a: root(a + 1), lambda a: a, total)
 
 
 def branch_in_loop(x, w):
@@ -289,6 +315,7 @@ OTHERS = programs(
     {
         "both_directions": both_directions,
         "shared_steps": shared_steps,
+        "no_steps": no_steps,
         "unrolled": unrolled,
         "integer_state": integer_state,
         "kalman": kalman,
@@ -312,6 +339,7 @@ FILLED = programs(
         "grid": grid,
         "chosen": chosen,
         "by_sign": by_sign,
+        "root_in_branch": root_in_branch,
     }
 )
 NO_REVERSE_MODE = programs(

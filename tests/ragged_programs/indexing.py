@@ -77,6 +77,44 @@ def unmasked(s):
     return jnp.nonzero(s > 0, size=s.shape[0])
 
 
+def applied(x, at_n):
+    """A function of the elements in one place, in a window, and in many places."""
+    return (
+        x.at[0].apply(jnp.exp),
+        x.at[-1].apply(lambda a: a * a + 1),
+        x.at[1:].apply(jnp.cos),
+        x.at[:, 1].apply(jnp.exp),
+        x.at[at_n].apply(jnp.sign),
+        (x @ x.T).at[0].apply(jnp.exp),
+    )
+
+
+def added_to_the_beginning(x):
+    """To the last columns of all tokens but the last one."""
+    dims = lax.ScatterDimensionNumbers((0, 1), (), (1,))
+    return lax.scatter_add(x, jnp.array([1]), 2 * x[1:, :2], dims)
+
+
+def in_a_larger_array(x, d):
+    """One window of the example's size, in an array that has the same size for all."""
+    n = x.shape[0]
+    table = jnp.broadcast_to(d[None], (9, D))
+    return (
+        table.at[:n].set(x),
+        table.at[1 : n + 1].add(x),
+        table.at[:n, 1].multiply(x[:, 0]),
+    )
+
+
+def keys_by_index(key, at_n, pick):
+    """Keys of the example's own, some of them out of range."""
+    own, few = jax.random.split(key, at_n.shape[0]), jax.random.split(key, D)
+    taken = own[at_n], jnp.take(own, at_n), own.at[at_n + 2].get(mode="fill")
+    taken += (jax.random.clone(own),)
+    draw = jax.vmap(lambda k: jax.random.normal(k, (2,), float))
+    return tuple(map(jax.random.key_data, taken)), draw(few[pick]), draw(own[at_n[:1]])
+
+
 EMPTY = programs(
     {
         "embed": lambda i, table: table[i],
@@ -93,6 +131,9 @@ EMPTY = programs(
     at_least=0,
 )
 NO_GRADIENT = programs({"scatter_kinds": scatter_kinds}, gradients=False)
+APPLIED = programs(
+    {"applied": applied, "keys_by_index": keys_by_index}, gradients=False
+)
 FILLED = programs(
     {
         "take_features": lambda x, pick: jnp.take_along_axis(x, pick[:, None], axis=1),
@@ -113,9 +154,16 @@ FILLED = programs(
         "pointers": pointers,
         "best_token": best_token,
         "unmasked": unmasked,
+        "in_a_larger_array": in_a_larger_array,
         "diagonal": lambda x: jnp.diagonal(x @ x.T),
         "order_of_time": lambda x, s: x[jnp.argsort(s)],
     }
 )
-LONG = programs({"dynamic_slice_end": dynamic_slice_end}, at_least=2)
-PROGRAMS = EMPTY + NO_GRADIENT + FILLED + LONG
+LONG = programs(
+    {
+        "dynamic_slice_end": dynamic_slice_end,
+        "added_to_the_beginning": added_to_the_beginning,
+    },
+    at_least=2,
+)
+PROGRAMS = EMPTY + NO_GRADIENT + APPLIED + FILLED + LONG

@@ -118,6 +118,31 @@ def noise_of_tokens(x, key):
     return x * jax.vmap(lambda k: jax.random.normal(k, (x.shape[1],)))(keys)
 
 
+def other_generator(kind):
+    """Numbers and keys of a generator that JAX runs for all keys of a batch at once."""
+
+    def function(x, key, shared_key):
+        n = x.shape[0]
+        words = (jnp.tile(jax.random.key_data(k), 2) for k in (key, shared_key))
+        key, same = (jax.random.wrap_key_data(w, impl=kind) for w in words)
+        one, two, three = jax.random.split(key, 3)
+        keys = jax.random.split(one, n)
+        return (
+            x + jax.random.normal(key, x.shape[1:])[None],
+            jax.random.uniform(one, x.shape),
+            jax.random.uniform(two, (2, n)),
+            jax.random.bits(three, (n,), "uint8"),
+            jax.random.key_data(jax.random.fold_in(two, jnp.asarray(n))),
+            jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, jnp.arange(n))),
+            jax.vmap(lambda k: jax.random.normal(k, (3,)))(keys),
+            jax.random.gamma(three, jnp.ones(n)),
+            lax.rng_bit_generator(jax.random.key_data(key), (2,)),
+            jax.random.normal(same, (n, 3)),
+        )
+
+    return function
+
+
 EMPTY = programs(
     {
         "mlp": mlp,
@@ -177,4 +202,7 @@ RANDOM = programs(
         "categorical": lambda x, key: jax.random.categorical(key, x),
     }
 )
-PROGRAMS = EMPTY + LENGTHS + RANDOM
+OTHER_GENERATORS = programs(
+    {kind: other_generator(kind) for kind in ("rbg", "unsafe_rbg")}, gradients=False
+)
+PROGRAMS = EMPTY + LENGTHS + RANDOM + OTHER_GENERATORS

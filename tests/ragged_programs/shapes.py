@@ -76,6 +76,23 @@ def trigrams(x):
     return x[:-2] + 2 * x[1:-1] + 3 * x[2:]
 
 
+def rounded_up(x):
+    """Half of the size, rounded up by a division by a negative number."""
+    half = -(x.shape[0] // -2)
+    return jnp.arange(half), x[:half], jnp.asarray(x.shape[0] % -3, x.dtype)
+
+
+def filled_up(x, y):
+    """To the same size for all examples."""
+    missing = 7 - x.shape[0]
+    pairs = x @ y.T
+    return (
+        jnp.concatenate([x, jnp.ones((missing, D))]),
+        jnp.pad(x, ((missing, 0), (0, 0))),
+        jnp.concatenate([jnp.zeros((missing, y.shape[0])), pairs]),
+    )
+
+
 EMPTY = programs(
     {
         "transpose": lambda x: x.T,
@@ -154,6 +171,8 @@ FILLED = programs(
         "gradient_of_best": gradient_of_best,
         "median_pair": lambda x, y: jnp.median(x @ y.T),
         "best_of_one": lambda x, y: lax.top_k((x @ y.T).reshape(-1), 1),
+        "rounded_up": rounded_up,
+        "filled_up": filled_up,
         "set_rest": lambda x: x.at[1:].multiply(3.0),
     }
 )

@@ -65,6 +65,19 @@ def singular_past_the_end(x, scale, e):
     return scale / left, jnp.log(left) * e, (x @ x.T) / left, (scale / left) @ x
 
 
+def pair_scans_back(x, u):
+    """Products with weights of scans that begin in the padding."""
+    pairs = x[:, None] * x[None]
+    scans = lax.cummax, lax.cummin, lax.cumlogsumexp, lax.cumsum
+    return [(scan(pairs, 1, reverse=True) @ u).sum((0, 1)) for scan in scans]
+
+
+def logs_of_products(x, u):
+    """Sums over tokens of both sides that are 0 where there are none."""
+    pairs = jnp.exp(jnp.sin(x[:, None] * x[None]))
+    return (jnp.log(jnp.einsum("ijd,jkd->ikd", pairs, pairs)) @ u).sum(1)
+
+
 def cross_sums(x, y):
     scores = x @ y.T + jnp.arange(y.shape[0], dtype=x.dtype)[None]
     return scores.sum(0), scores.max(1), scores.argmax(0), scores.min()
@@ -84,6 +97,12 @@ def gram(x, scale):
     """A positive matrix, one token for each element."""
     distance = ((x[:, None] - x[None]) ** 2).sum(-1)
     return jnp.exp(-0.5 * distance * (1 + scale**2)) + 0.5 * jnp.eye(x.shape[0])
+
+
+def steep(x, scale):
+    """A matrix whose later rows are larger: they are the first pivots."""
+    place = jnp.arange(x.shape[0], dtype=x.dtype)
+    return gram(x, scale) * (1 + place[:, None]) ** 2
 
 
 def singular_pairs(x, u):
@@ -114,6 +133,17 @@ def triangular(x, s, scale):
     factor = jnp.tril(gram(x, scale))
     below = solve_triangular(factor, x, lower=True)
     return below, solve_triangular(factor.T, s, lower=False)
+
+
+def triangular_past_the_end(x, scale, w):
+    """The right sides are infinite at positions behind an example."""
+    n = x.shape[0]
+    place, feature = jnp.arange(n, dtype=x.dtype), jnp.arange(3, dtype=x.dtype)
+    right = scale / (jnp.asarray(2 * n, x.dtype) - place[None] - place[:, None])
+    square = solve_triangular(jnp.eye(n) + jnp.triu(x @ x.T), right, lower=False)
+    below = solve_triangular(jnp.eye(n), right[:, :1] * x[:, :1], lower=True)
+    wide = 1 / (jnp.asarray(n + 2, x.dtype) - place[None] - feature[:, None])
+    return square, below, solve_triangular(4 * jnp.eye(3) + w, wide * x.T)
 
 
 def small_matrices(x):
@@ -151,6 +181,11 @@ EMPTY = programs(
         "count": lambda x: jnp.count_nonzero(x > 0, axis=0),
         "norm": lambda x: jnp.sqrt((x**2).sum(0) + 1e-3),
         "max_with_initial": lambda x: x.max(0, initial=-9.0),
+        "extremes_of_nothing": lambda x: (
+            jnp.max(x[:, :0], initial=-9.0),
+            lax.reduce_max(x[:, :0], (0, 1)),
+            lax.reduce_min(x[:, :0], (1, 0)),
+        ),
         "cumsum": lambda x: jnp.cumsum(x, 0),
         "cumsum_reverse": lambda x: lax.cumsum(x, 0, reverse=True),
         "cumsum_features": lambda x: jnp.cumsum(x, 1),
@@ -173,6 +208,8 @@ EMPTY = programs(
         "weights_first": lambda x, w: w @ x.T,
         "all_pairs": lambda x: x[:, None] - x[None],
         "pair_sums_of_two": lambda x, y: (x @ y.T).sum(1),
+        "pair_scans_back": pair_scans_back,
+        "logs_of_products": logs_of_products,
     },
     at_least=0,
 )
@@ -212,8 +249,9 @@ FILLED = programs(
         "cholesky": cholesky,
         "gaussian_process": gaussian_process,
         "triangular": triangular,
+        "triangular_past_the_end": triangular_past_the_end,
         "small_matrices": small_matrices,
-        "solve": lambda x, scale: jnp.linalg.solve(gram(x, scale), x),
+        "solve": lambda x, scale: jnp.linalg.solve(steep(x, scale), x),
         "log_determinant": lambda x, scale: jnp.linalg.slogdet(gram(x, scale))[1],
         "determinant": lambda x, scale: jnp.linalg.det(gram(x, scale)),
         "determinant_of_products": lambda x: jnp.linalg.det(x @ x.T + identity(x)),

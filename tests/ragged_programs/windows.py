@@ -61,6 +61,26 @@ def temporal_network(x, taps):
     return x
 
 
+def least_with_places(s, i):
+    """Windows over two arrays at once."""
+
+    def lesser(a, b):
+        first = a[0] <= b[0]
+        return jnp.where(first, a[0], b[0]), jnp.where(first, a[1], b[1])
+
+    place = jnp.arange(s.shape[0], dtype=s.dtype)
+    start = np.inf, jnp.int32(-1)
+    return lax.reduce_window((s + place, i), start, lesser, (3,), (2,), ((1, 1),))
+
+
+def tangent_of_max_pool(x, x2):
+    def both(a):
+        """The padding of the second one depends on the size."""
+        return max_pool(positioned(a), size=3), max_pool(a, size=3, stride=2)
+
+    return jax.jvp(both, (x,), (x2,))
+
+
 def down_and_up(x, kernel):
     """Every second token, then as many tokens again by a transposed convolution."""
     small = convolve(x, kernel, stride=2, padding=[(1, 1)])
@@ -117,6 +137,7 @@ PROGRAMS = programs(
         "max_pool_stride": lambda x: max_pool(
             x, size=2, stride=2, padding=((0, 1), (0, 0))
         ),
+        "tangent_of_max_pool": tangent_of_max_pool,
         "min_pool": lambda x: pool(positioned(x), np.inf, lax.min, size=3),
         "mean_pool": mean_pool,
         "text_classifier": text_classifier,
@@ -133,6 +154,7 @@ PROGRAMS = programs(
     },
     at_least=3,
 )
+PROGRAMS += programs({"least_with_places": least_with_places}, gradients=False)
 PROGRAMS += [
     convolution("convolve", "full", "kernel"),
     convolution("convolve", "full", "both"),

@@ -14,12 +14,13 @@ from jax.export import SymbolicScope, symbolic_shape
 from .._rnn.sharding import make_varying
 from .._typing import Array
 from .core.context import Context
-from .core.sizes import Range, constraint_for_jax
+from .core.sizes import Range, constraint_for_jax, is_symbolic
 from .core.symbols import Options, Symbols
 from .core.values import Flat, Padded, Shared, Value
 from .dims import Dim, check_sizes, dims_of, nonnegative_products
 from .types.array import RaggedArray
 from .types.padded import PaddedRagged
+from .types.segments import positions
 
 
 def is_ragged(x: Any) -> bool:
@@ -198,17 +199,24 @@ def _aval(x: Any, axis: int | None, sizes: dict[str, Any]) -> jax.ShapeDtypeStru
 def _value(ctx: Context, x: Any, axis: int | None, shape: tuple[Any, ...]) -> Value:
     if is_ragged(x):
         dim = shape[x.axis]
-        tokens = _cut(x.data, x.axis, ctx.capacity(dim))
-        return Flat(ctx.fill_unused(tokens, dim, x.axis), shape, x.axis)
+        tokens = _with_capacity(x.data, x.axis, ctx.capacity(dim))
+        flat = Flat(ctx.fill_unused(tokens, dim, x.axis), shape, x.axis)
+        return flat if is_symbolic(dim) else ctx.to_padded(flat)
     if axis is None:
         return Shared(x, shape)
     return Padded(jnp.moveaxis(x, axis, 0), shape)
 
 
-def _cut(data: Array, axis: int, capacity: int) -> Array:
+def _with_capacity(data: Array, axis: int, capacity: int) -> Array:
+    """Return `data` with another capacity.
+
+    It may be larger: with the constraint `m == n + 1` it is what follows from that of
+    the array of size n.
+    """
     if data.shape[axis] == 0:
-        shape = (*data.shape[:axis], capacity, *data.shape[axis + 1 :])
-        return jnp.zeros(shape, data.dtype)
+        data = _zeros(data, axis)
+    if data.shape[axis] < capacity:
+        return jnp.take(data, positions(capacity), axis, mode="clip")
     return lax.slice_in_dim(data, 0, capacity, axis=axis)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
@@ -32,11 +33,14 @@ class Context(Conversions):
         equations: the equation at hand, after the ones that it stands in.
         going: bool `[batch]`, the examples whose results are used, in a loop that the
             others have left; None where all are used.
+        reached: bool scalar, whether any example is in the loop or branch at hand; None
+            outside of loops and branches that examples leave or enter by themselves.
     """
 
     options: Options
     equations: tuple[JaxprEqn, ...] = ()
     going: Array | None = None
+    reached: Array | None = None
 
     def nested(self, **changes: Any) -> Context:
         """Return a context for use inside of a function that JAX traces.
@@ -57,7 +61,8 @@ class Context(Conversions):
         Args:
             going: bool `[batch]`.
         """
-        return self.nested(going=going if self.going is None else self.going & going)
+        going = going if self.going is None else self.going & going
+        return self.nested(going=going, reached=jnp.any(going))
 
     def at(self, eqn: JaxprEqn) -> Context:
         """Return the context of `eqn` in the same trace; the cache is shared."""

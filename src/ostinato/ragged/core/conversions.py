@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools as ft
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,21 +132,36 @@ class Conversions(BatchSizes):
         x = value.x if nonempty is None else of_present(nonempty, value.x)
         return dataclasses.replace(value, x=x)
 
+    def inside(self, value: Value) -> Array:
+        """Return where a padded or shared value with symbolic axes is not padding.
+
+        In a shared value these are the places that any example has.
+
+        Returns:
+            bool, in a shape that broadcasts to the array of `value`.
+        """
+        axes, ndim = ragged_axes(value), value.x.ndim
+        dims = [value.shape[axis] for axis in axes]
+        if isinstance(value, Padded):
+            masks = [self.mask(value.x, *pair) for pair in zip(axes, dims, strict=True)]
+        elif len(set(map(str, dims))) > 1:
+            return self.cached(
+                ("inside any", str(value.shape)),
+                lambda: self.inside(Padded(value.x[None], value.shape)).any(0),
+            )
+        else:
+            longest = jnp.max(self.lengths(dims[0]))
+            here = positions(self.max(dims[0])) < longest
+            masks = [along(here, axis, ndim) for axis in axes]
+        return ft.reduce(operator.and_, masks)
+
     def _without_gradient_of_padding(self, value: Value) -> Array:
         """Return the array of `value`; the cotangent of padding, maybe NaN, is dropped.
 
         Both sides of the `where` are the same, so that only its derivative differs from
         the identity.
         """
-        x, axes = value.x, ragged_axes(value)
-        if not axes or not jnp.issubdtype(x.dtype, jnp.inexact):
+        x = value.x
+        if not ragged_axes(value) or not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
-        inside: Any = True
-        for axis in axes:
-            dim = value.shape[axis]
-            if isinstance(value, Shared):
-                longest = positions(x.shape[axis]) < jnp.max(self.lengths(dim))
-                inside &= along(longest, axis, x.ndim)
-            else:
-                inside &= self.mask(x, axis, dim)
-        return jnp.where(inside, x, constant(x))
+        return jnp.where(self.inside(value), x, constant(x))

@@ -78,12 +78,27 @@ def _smaller(a: Any, b: Any) -> Any:
     return _array_module(a, b).minimum(a, b)
 
 
+def _nonzero(divisor: Any) -> Any:
+    """Return a divisor, 1 where it is 0, as it may be for an empty example."""
+    if isinstance(divisor, int):
+        return divisor or 1
+    if is_symbolic_dim(divisor):
+        return divisor
+    return _array_module(divisor).where(divisor == 0, 1, divisor)
+
+
 def _divide(a: Any, b: Any) -> Any:
-    return a // _larger(b, 1)  # a divisor is 0 only where the example is empty
+    return a // _nonzero(b)
 
 
 def _remainder(a: Any, b: Any) -> Any:
-    return a % _larger(b, 1)
+    return a % _nonzero(b)
+
+
+def _quotients(a: Range, b: Range) -> Range:
+    """Return the range of a quotient: the extremes are those of extreme divisors."""
+    extreme = [d for d in (-1, 1) if b.low <= d <= b.high]
+    return Range.of(*(n // _nonzero(d) for n in a for d in (*b, *extreme)))
 
 
 _add = _on_ranges(operator.add, _monotone(operator.add))
@@ -92,8 +107,10 @@ _multiply = _on_ranges(operator.mul, _monotone(operator.mul))
 _FUNCTIONS = {
     "max": _on_ranges(_larger, _monotone(max)),
     "min": _on_ranges(_smaller, _monotone(min)),
-    "floordiv": _on_ranges(_divide, _monotone(lambda a, b: a // max(b, 1))),
-    "mod": _on_ranges(_remainder, lambda a, b: Range(0, max(b.high - 1, 0))),
+    "floordiv": _on_ranges(_divide, _quotients),
+    "mod": _on_ranges(
+        _remainder, lambda a, b: Range(min(b.low + 1, 0), max(b.high - 1, 0))
+    ),
 }
 _OPERATORS = {ast.Add: _add, ast.Sub: _subtract, ast.Mult: _multiply}
 

@@ -6,6 +6,7 @@ the loop keeps it so; every other value takes its canonical layout.
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,8 +79,11 @@ def _over_fixed_axis(
         return states, results[scan.num_carry :]
 
     steps = list(map(_as_steps, xs))
-    first = jax.eval_shape(lambda steps: jax.tree.map(lambda a: a[0], steps), steps)
-    init = _settled(ctx, init, lambda carry: _layouts(body, carry, first))
+    if scan.length:  # else there is no step whose layouts could be asked for
+        first = jax.eval_shape(lambda steps: jax.tree.map(lambda a: a[0], steps), steps)
+        init = _settled(ctx, init, lambda carry: _layouts(body, carry, first))
+    else:
+        init = list(map(ctx.canonical, init))
     carry, ys = lax.scan(
         step, init, steps, scan.length, reverse=scan.reverse, unroll=scan.unroll
     )
@@ -142,14 +146,15 @@ def _while(
     together = isinstance(_layouts(condition, init), Shared)
     if not together:
         init = [*map(ctx.canonical, init)]
-    complete = ctx.complete()  # an incomplete example might never be done
+    # An example that is incomplete, or has not come here, might never be done.
+    limits = [ctx.reached] if together else [ctx.complete(), ctx.going]
 
     def going(carry: _Values) -> Array:
         value = condition(carry)
-        if together:
-            return value.x
-        going = ctx.nested().to_padded(value).x
-        return going if complete is None else going & complete
+        going = value.x if together else ctx.nested().to_padded(value).x
+        for limit in limits:
+            going = going if limit is None else going & limit
+        return going
 
     def step(state: tuple[Array, list[Value]]) -> tuple[Array, list[Value]]:
         goes, old = state
@@ -176,7 +181,7 @@ def _turns(condition: Any, body: Any, num_consts: int, init: _Values) -> Any:
         return None
     if list(test.invars) != condition.invars[:2] or body.outvars[1] is not stop:
         return None
-    steps = [eqn for eqn in body.eqns if eqn.outvars[0] is body.outvars[0]]
+    steps = [eqn for eqn in body.eqns if body.outvars[0] in eqn.outvars]
     if not steps or steps[0].primitive.name != "add":
         return None
     other = [a for a in steps[0].invars if a is not count]
@@ -198,23 +203,28 @@ def _cond(
 ) -> list[Value]:
     """Run one branch if all examples take the same, else all, and select."""
     if not isinstance(index, Shared):
-        takes = ctx.to_padded(index).x.astype(
-            jnp.int32
-        )  # a bool if there are two branches
+        # A bool if there are two branches.
+        takes = ctx.to_padded(index).x.astype(jnp.int32)
         results = [
             ctx.among(takes == i).evaluate(branch, values)
             for i, branch in enumerate(branches)
         ]
         return [_choose(ctx, index, cases) for cases in zip(*results, strict=True)]
 
-    def run(branch: Any) -> Callable[..., list[Value]]:
-        def call(*values: Value) -> list[Value]:
-            inner = ctx.nested()
-            return [inner.canonical(v) for v in inner.evaluate(branch, values)]
+    def run(branch: Any, *values: Value) -> list[Value]:
+        return ctx.nested().evaluate(branch, values)
 
-        return call
+    # What no branch makes different from example to example stays shared.
+    cases = [_layouts(ft.partial(run, branch), *values) for branch in branches]
+    likes = [
+        next((v for v in results if not isinstance(v, Shared)), results[0])
+        for results in zip(*cases, strict=True)
+    ]
 
-    return lax.switch(index.x, list(map(run, branches)), *values)
+    def call(branch: Any, *values: Value) -> list[Value]:
+        return _in_layouts(ctx.nested(), likes, run(branch, *values))
+
+    return lax.switch(index.x, [ft.partial(call, b) for b in branches], *values)
 
 
 def _choose(ctx: Context, index: Value, cases: _Values) -> Value:

@@ -142,50 +142,73 @@ _IDENTITY: dict[str, Callable[[Any], Any]] = {
 @register(*_IDENTITY)
 def _pool(
     ctx: Context, eqn: JaxprEqn, x: Value, *, padding: Any, **params: Any
-) -> Value:
+) -> Sequence[Value]:
+    if isinstance(x, Flat) and _untouched(x.axis, padding, params):
+        (shape,) = ctx.out_shapes(eqn)
+        y = eqn.primitive.bind(x.x, padding=padding, **params)
+        return [Flat(y, shape, x.axis)]
     fill = _IDENTITY[eqn.primitive.name](x.x.dtype)
-    return _pooled(ctx, eqn, x, [], fill, padding, params)
+    return _pooled(ctx, eqn, [x], [fill], padding, params)
 
 
 @register("reduce_window")
 def _general_pool(
-    ctx: Context, eqn: JaxprEqn, x: Value, start: Value, *, padding: Any, **params: Any
-) -> Value:
-    return _pooled(ctx, eqn, x, [start], None, padding, params)
+    ctx: Context, eqn: JaxprEqn, *values: Value, padding: Any, **params: Any
+) -> Sequence[Value]:
+    """Pool one array or several at once; the second half of `values` are starts."""
+    half = len(values) // 2
+    return _pooled(ctx, eqn, values[:half], values[half:], padding, params)
+
+
+@register("select_and_gather_add")
+def _tangent_of_max_pool(
+    ctx: Context, eqn: JaxprEqn, dx: Value, x: Value, *, padding: Any, **params: Any
+) -> Sequence[Value]:
+    fill = _extreme(params)(x.x.dtype)
+    return _pooled(ctx, eqn, [dx, x], [0, fill], padding, params)
+
+
+def _extreme(params: dict[str, Any]) -> Callable[[Any], Any]:
+    """Return the function to the element that loses against all others."""
+    return lowest if params["select_prim"].name == "ge" else highest
 
 
 def _pooled(
     ctx: Context,
     eqn: JaxprEqn,
-    x: Value,
-    start: Sequence[Value],
-    fill: Any,
+    xs: Sequence[Value],
+    fills: Sequence[Any],
     padding: Sequence[tuple[Any, Any]],
     params: dict[str, Any],
-) -> Value:
-    """Pool over windows; past its end an example has `fill`, or `start` if given."""
-    (shape,) = ctx.out_shapes(eqn)
-    if isinstance(x, Flat) and not start and _untouched(x.axis, padding, params):
-        y = eqn.primitive.bind(x.x, padding=padding, **params)
-        return Flat(y, shape, x.axis)
-    ragged = ragged_axes(x)
+) -> Sequence[Value]:
+    """Pool over windows; past its end an example has a fill in each of `xs`.
+
+    Fills are numbers, or values that the primitive takes after `xs`.
+    """
+    shapes = ctx.out_shapes(eqn)
     dilation = params["base_dilation"]
     bind_params = eqn.primitive.get_bind_params(params)
+    starts = [fill for fill in fills if isinstance(fill, Value)]
 
-    def pool(own: Sizes, a: Array, *start: Array) -> list[Array]:
-        value = start[0] if start else fill
-        value = jnp.asarray(value, a.dtype)
-        a = own.cleared(a, x.shape, value)
-        pads = []
-        for axis, pair in enumerate(padding):
-            a, pair = _fixed_padding(ctx, own, a, axis, pair, dilation[axis], value)
-            pads.append(pair)
-        results = eqn.primitive.bind(a, *start, padding=tuple(pads), **bind_params)
+    def pool(own: Sizes, *arrays: Array) -> list[Array]:
+        tokens, given = arrays[: len(xs)], arrays[len(xs) :]
+        filled = []
+        for a, x, fill in zip(tokens, xs, given or fills, strict=True):
+            fill = jnp.asarray(fill, a.dtype)
+            a, pads = own.cleared(a, x.shape, fill), []
+            for axis, pair in enumerate(padding):
+                a, pair = _fixed_padding(ctx, own, a, axis, pair, dilation[axis], fill)
+                pads.append(pair)
+            filled.append(a)
+        results = eqn.primitive.bind(
+            *filled, *given, padding=tuple(pads), **bind_params
+        )
         results = results if eqn.primitive.multiple_results else [results]
-        return [_cut(ctx, y, shape) for y in results]
+        return [_cut(ctx, y, s) for y, s in zip(results, shapes, strict=True)]
 
-    (y,) = ctx.batched(pool, [x, *start], [shape], sized=bool(ragged))
-    return _flat_if_possible(ctx, y)
+    sized = any(map(ragged_axes, xs))
+    results = ctx.batched(pool, [*xs, *starts], shapes, sized=sized)
+    return [_flat_if_possible(ctx, y) for y in results]
 
 
 def _untouched(axis: int, padding: Any, params: dict[str, Any]) -> bool:
@@ -206,8 +229,7 @@ def _gradient_of_max_pool(
             "its padding depends on the example's size; pad the input yourself, or "
             "take the gradient outside of ragged.vmap"
         )
-    extreme = lowest if params["select_prim"].name == "ge" else highest
-    fill = extreme(x.x.dtype)
+    fill = _extreme(params)(x.x.dtype)
 
     def scatter(own: Sizes, source_x: Array, a: Array) -> list[Array]:
         source_x = own.cleared(source_x, source.shape)

@@ -11,8 +11,18 @@ from ..._typing import Array
 from ..core.context import Context, Sizes
 from ..core.registry import register
 from ..core.sizes import is_symbolic
-from ..core.values import Flat, Padded, Shared, Value, filled_as, is_filled, ragged_axes
-from ..types.segments import accumulation_dtype, sum_per_example
+from ..core.values import (
+    Flat,
+    Padded,
+    Shared,
+    Value,
+    filled_as,
+    is_filled,
+    ragged_axes,
+    with_array,
+)
+from ..types.segments import accumulation_dtype, along, positions, sum_per_example
+from .reduce import reduced_size
 
 
 @register("dot_general")
@@ -57,25 +67,42 @@ def _dot_general(
                 return Padded(x, shape)
 
     adds_up = any(is_symbolic(a.shape[i]) for i in contract_a)
-    sized = adds_up or any(not isinstance(v, Shared) for v in (a, b))
+    if not adds_up and isinstance(a, Shared) and isinstance(b, Shared):
+        operands = [_cleared_for_all(ctx, v) for v in (a, b)]
+        return ctx.unsized(bind, operands, shape)
 
-    def cleared(sizes: Sizes, x: Array, value: Value) -> Array:
-        # Axes that stay are cleared, too: the derivative adds up over them, and a
-        # cotangent of zero times NaN is NaN.
-        if not sized or is_filled(value) and not adds_up:
-            return x
-        return sizes.cleared(x, value.shape)
+    def cleared(
+        sizes: Sizes, x: Array, value: Value, contract: tuple[int, ...]
+    ) -> Array:
+        if not is_filled(value):
+            # Axes that stay, too: the derivative adds up over them, and a cotangent of
+            # zero times NaN is NaN.
+            return sizes.cleared(x, value.shape)
+        for axis in contract:
+            if is_symbolic(value.shape[axis]):
+                size = reduced_size(sizes, value.shape[axis], shape)
+                inside = along(positions(x.shape[axis]) < size, axis, x.ndim)
+                x = jnp.where(inside, x, jnp.zeros((), x.dtype))
+        return x
 
-    def product(sizes: Sizes, *operands: Array) -> list[Array]:
-        values = zip(operands, (a, b), strict=True)
-        return [bind(*(cleared(sizes, x, v) for x, v in values))]
+    def product(sizes: Sizes, x: Array, y: Array) -> list[Array]:
+        x, y = cleared(sizes, x, a, contract_a), cleared(sizes, y, b, contract_b)
+        return [bind(x, y)]
 
-    (result,) = ctx.batched(product, [a, b], [shape], sized=sized)
+    (result,) = ctx.batched(product, [a, b], [shape])
     result = filled_as(result, a, b)
     one = isinstance(result, Padded) and len(ragged_axes(result)) == 1
     if one and ctx.options.prefers_flat:
         return ctx.to_flat(result)  # operations after it then need not run on padding
     return result
+
+
+def _cleared_for_all(ctx: Context, value: Shared) -> Shared:
+    """Return a value with zeros where no example has an element."""
+    if not ragged_axes(value):
+        return value
+    zero = jnp.zeros((), value.x.dtype)
+    return with_array(value, jnp.where(ctx.inside(value), value.x, zero))
 
 
 def _is_dense(x: Value) -> bool:

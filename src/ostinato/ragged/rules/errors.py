@@ -44,17 +44,9 @@ def _counted(ctx: Context, x: Value) -> Array:
         if complete is not None:
             there &= jnp.take(complete, ctx.segments(x.dim).ids)
         return along(there, x.axis, ndim)
-    there = jnp.ones((1,) * ndim, bool)
-    if isinstance(x, Shared):  # up to the longest example
-        for axis in ragged_axes(x):
-            size = jnp.max(ctx.lengths(x.shape[axis]))
-            position = jnp.arange(x.x.shape[axis], dtype=jnp.int32)
-            there &= along(position < size, axis, ndim)
-        return there
-    if complete is not None:
+    there = ctx.inside(x) if ragged_axes(x) else jnp.ones((1,) * ndim, bool)
+    if complete is not None and isinstance(x, Padded):
         there &= along(complete, 0, ndim)
-    for axis in ragged_axes(x):
-        there &= ctx.mask(x.x, axis, x.shape[axis])
     return there
 
 

@@ -72,6 +72,8 @@ class _Gather:
         if not self.fills:  # as in JAX, without gradient
             return jnp.where(inside, y, constant(y))
         given = self.params.get("fill_value")
+        if jnp.issubdtype(y.dtype, jax.dtypes.prng_key):
+            return jnp.where(inside, y, _key_of(y, given))
         fill = fill_value(y.dtype) if given is None else given
         return jnp.where(inside, y, jnp.asarray(fill, y.dtype))
 
@@ -83,6 +85,13 @@ class _Gather:
     def batch_axes(self) -> list[int]:
         """The axes of the result that come from those of the indices."""
         return [a for a in range(len(self.shape)) if a not in self.dims.offset_dims]
+
+
+def _key_of(keys: Array, word: Any) -> Array:
+    """Return a key of the kind of `keys` that has the same number in all words."""
+    like = jax.eval_shape(jax.random.key_data, keys)
+    words = jnp.full(like.shape[keys.ndim :], word, like.dtype)
+    return jax.random.wrap_key_data(words, impl=str(jax.random.key_impl(keys)))
 
 
 @register("gather")

@@ -5,10 +5,12 @@ The identity below and right of a matrix changes neither its factors nor its sol
 
 from __future__ import annotations
 
+import functools as ft
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
@@ -17,7 +19,7 @@ from ..._typing import Array
 from ..core.context import Context, Sizes
 from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic, symbolic_axes
-from ..core.values import Padded, Value, ragged_axes
+from ..core.values import Padded, Shared, Value, ragged_axes, with_array
 from .fixed_axes import over_leading
 
 
@@ -66,11 +68,11 @@ def _triangular_solve(
     if not symbolic_axes((*a.shape[-2:], *b.shape[-2:])):
         return over_leading(ctx, eqn, [a, b], [2, 2], params)
 
-    def solve(own: Sizes, a: Array, b: Array) -> list[Array]:
-        return [eqn.primitive.bind(_extended(own, a, dim), b, **params)]
+    def solve(own: Sizes, a: Array, right: Array) -> list[Array]:
+        right = own.cleared(right, b.shape)  # 0 times infinity is NaN
+        return [eqn.primitive.bind(_extended(own, a, dim), right, **params)]
 
-    shapes = ctx.out_shapes(eqn)
-    return ctx.batched(solve, [a, b], shapes, sized=is_symbolic(dim))
+    return ctx.batched(solve, [a, b], ctx.out_shapes(eqn))
 
 
 @register("custom_linear_solve")
@@ -80,7 +82,18 @@ def _linear_solve(
     """Bind one solver of the whole batch, so that its own gradient is kept."""
     ends = itertools.accumulate(const_lengths, initial=0)
     consts = [values[start:stop] for start, stop in itertools.pairwise([*ends])]
-    b = [ctx.to_padded(v) for v in values[sum(const_lengths) :]]
+    b = list(values[sum(const_lengths) :])
+
+    def evaluate(inner: Context, which: int, b: Sequence[Value]) -> list[Value]:
+        return inner.evaluate(jaxprs[which], [*consts[which], *b])
+
+    def stays_shared(which: int) -> bool:
+        results = jax.eval_shape(lambda b: evaluate(ctx.nested(), which, b), b)
+        return all(map(_is_dense, results[: len(b)]))
+
+    there = [which for which, jaxpr in enumerate(jaxprs) if jaxpr is not None]
+    if not all(map(_is_dense, b)) or not all(map(stays_shared, there)):
+        b = [ctx.to_padded(v) for v in b]
 
     def zeroed(inner: Context, arrays: Sequence[Array]) -> list[Array]:
         """Return arrays with zeros in the padding.
@@ -91,31 +104,39 @@ def _linear_solve(
         def zero(own: Sizes, *arrays: Array) -> list[Array]:
             return [own.cleared(x, v.shape) for x, v in zip(arrays, b, strict=True)]
 
-        values = [Padded(x, v.shape) for x, v in zip(arrays, b, strict=True)]
+        if not any(map(ragged_axes, b)):
+            return list(arrays)
+        values = list(map(with_array, b, arrays))
         return [v.x for v in inner.batched(zero, values, [v.shape for v in b])]
 
-    def run(which: int) -> Callable[[Sequence[Array]], list[Array]]:
-        def call(arrays: Sequence[Array]) -> list[Array]:
-            inner = ctx.nested()
-            given = [Padded(x, v.shape) for x, v in zip(arrays, b, strict=True)]
-            results = inner.evaluate(jaxprs[which], [*consts[which], *given])
-            return zeroed(inner, [inner.to_padded(v).x for v in results])
+    def run(which: int, arrays: Sequence[Array]) -> tuple[list[Array], list[Value]]:
+        """Return the result of a function, and what it returns beside it."""
+        inner = ctx.nested()
+        results = evaluate(inner, which, list(map(with_array, b, arrays)))
+        solved = results[: len(b)]
+        if isinstance(b[0], Padded):
+            solved = list(map(inner.to_padded, solved))
+        return zeroed(inner, [v.x for v in solved]), results[len(b) :]
 
-        return call
-
-    matvec, _, solve, transpose_solve = map(run, range(4))
-    arrays = lax.custom_linear_solve(
-        matvec,
+    matvec, _, solve, transpose_solve = (ft.partial(run, which) for which in range(4))
+    arrays, others = lax.custom_linear_solve(
+        lambda x: matvec(x)[0],
         zeroed(ctx, [v.x for v in b]),
         lambda _, b: solve(b),
         None if jaxprs.transpose_solve is None else lambda _, b: transpose_solve(b),
+        has_aux=True,
     )
-    results = [Padded(x, v.shape) for x, v in zip(arrays, b, strict=True)]
-    return [_repeated(ctx, v) for v in results]
+    return [_repeated(ctx, v) for v in map(with_array, b, arrays)] + others
 
 
-def _repeated(ctx: Context, value: Padded) -> Value:
+def _is_dense(value: Value) -> bool:
+    return isinstance(value, Shared) and not ragged_axes(value)
+
+
+def _repeated(ctx: Context, value: Value) -> Value:
     """Return `value` with its last valid elements repeated in the padding."""
+    if not ragged_axes(value):
+        return value
 
     def repeat(own: Sizes, x: Array) -> list[Array]:
         for axis in ragged_axes(value):

@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+import functools as ft
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
 from ..core.context import Context, Sizes
 from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic, symbolic_axes
-from ..core.values import Flat, Shared, Value, ragged_axes, shape_text
+from ..core.values import Flat, Padded, Shared, Value, ragged_axes, shape_text
 from ..types.segments import along, positions
+
+# The kinds of keys where JAX draws from the first key for all keys of an array, or of a
+# batch: when numbers are drawn, and when keys are made.
+_NUMBERS = ("rbg", "unsafe_rbg")
+_KEYS = ("unsafe_rbg",)
+
+
+def _draw_from_first(keys: Value, kinds: Sequence[str]) -> bool:
+    return str(jax.random.key_impl(keys.x)) in kinds
+
+
+def _each(
+    ctx: Context,
+    draw: Callable[..., Array],
+    values: Sequence[Value],
+    shape: tuple[Any, ...],
+    from_first: bool,
+) -> Value:
+    """Map a function of the keys of one padded example over the batch.
+
+    The examples take turns if JAX would draw for all of them `from_first`.
+    """
+    if not from_first or all(isinstance(v, Shared) for v in values):
+        return ctx.unsized(draw, values, shape)
+    arrays = [ctx.to_padded(v).x for v in values]
+    return Padded(lax.map(lambda arrays: draw(*arrays), arrays), shape)
 
 
 def _check_prefix_stable(keys: Value, shape: tuple[Any, ...], split: bool) -> None:
@@ -32,11 +61,6 @@ def _check_prefix_stable(keys: Value, shape: tuple[Any, ...], split: bool) -> No
             "with jax_threefry_partitionable off, random numbers depend on how many "
             "are drawn; turn it on"
         )
-    if not split and "rbg" in kind and not isinstance(keys, Shared):
-        raise Unsupported(
-            f"keys of the kind {kind!r} draw for all examples from the first one's "
-            "key; use threefry keys, or one key that all examples share"
-        )
 
 
 def _is_partitionable() -> bool:
@@ -48,26 +72,32 @@ def _bits(
     ctx: Context, eqn: JaxprEqn, keys: Value, *, shape: tuple[Any, ...], **params: Any
 ) -> Value:
     (full,) = ctx.out_shapes(eqn)
+
+    def bind(keys: Array, *shape: Any) -> Array:
+        return eqn.primitive.bind(keys, shape=ctx.at_max(shape), **params)
+
+    from_first = _draw_from_first(keys, _NUMBERS)
+    if from_first and keys.shape:
+        keys = ctx.unsized(lambda keys: keys[(0,) * keys.ndim], [keys], ())
+        shape = full
     if isinstance(keys, Flat) and not any(map(is_symbolic, shape)):
-        bits = eqn.primitive.bind(keys.x, shape=shape, **params)
-        return Flat(bits, full, keys.axis)
+        return Flat(bind(keys.x, *shape), full, keys.axis)
     _check_prefix_stable(keys, shape, split=False)
     if _is_prefix(shape):
-        most = ctx.at_max(shape)
-        return ctx.unsized(
-            lambda keys: eqn.primitive.bind(keys, shape=most, **params), [keys], full
-        )
+        return _each(ctx, lambda keys: bind(keys, *shape), [keys], full, from_first)
+    most = ctx.at_max(shape)
+    count = math.prod(most)
+    vectors = (*keys.shape, count)
+    bits = _each(ctx, lambda keys: bind(keys, count), [keys], vectors, from_first)
 
-    def draw(own: Sizes, keys: Array) -> list[Array]:
-        """Draw a vector, and put its elements in the order of the example's shape."""
-        most = ctx.at_max(shape)
-        bits = eqn.primitive.bind(keys, shape=(math.prod(most),), **params)
+    def in_order(own: Sizes, bits: Array) -> list[Array]:
+        """Put the elements of a vector in the order of the example's shape."""
         index = jnp.zeros((), jnp.int32)
         for axis, dim in enumerate(shape):
             index = index * own(dim) + along(positions(most[axis]), axis, len(shape))
         return [jnp.take(bits, index, axis=-1, mode="clip")]
 
-    (result,) = ctx.batched(draw, [keys], [full])
+    (result,) = ctx.batched(in_order, [bits], [full])
     return result
 
 
@@ -82,24 +112,27 @@ def _split(
     ctx: Context, eqn: JaxprEqn, keys: Value, *, shape: tuple[Any, ...]
 ) -> Value:
     (full,) = ctx.out_shapes(eqn)
-    if isinstance(keys, Flat) and not any(map(is_symbolic, shape)):
+    from_first = _draw_from_first(keys, _KEYS)
+    own = full if from_first else shape  # what is made of one key
+    if isinstance(keys, Flat) and not any(map(is_symbolic, own)):
         return Flat(eqn.primitive.bind(keys.x, shape=shape), full, keys.axis)
-    _check_prefix_stable(keys, shape, split=True)
+    _check_prefix_stable(keys, own, split=True)
 
     def split(keys: Array) -> Array:
         return eqn.primitive.bind(keys, shape=ctx.at_max(shape))
 
-    return ctx.unsized(split, [keys], full)
+    return _each(ctx, split, [keys], full, from_first)
 
 
 @register("random_gamma")
 def _gamma(ctx: Context, eqn: JaxprEqn, keys: Value, a: Value, **params: Any) -> Value:
     (full,) = ctx.out_shapes(eqn)
     _check_prefix_stable(keys, full, split=True)  # a key for each number
-    return ctx.unsized(lambda *xs: eqn.primitive.bind(*xs, **params), [keys, a], full)
+    draw = ft.partial(eqn.primitive.bind, **params)
+    return _each(ctx, draw, [keys, a], full, _draw_from_first(keys, _KEYS))
 
 
-@register("random_wrap", "random_unwrap", "random_seed")
+@register("random_wrap", "random_unwrap", "random_seed", "random_clone")
 def _wrap(ctx: Context, eqn: JaxprEqn, x: Value, **params: Any) -> Value:
     (full,) = ctx.out_shapes(eqn)
     if isinstance(x, Flat):
@@ -110,12 +143,26 @@ def _wrap(ctx: Context, eqn: JaxprEqn, x: Value, **params: Any) -> Value:
 @register("random_fold_in")
 def _fold_in(ctx: Context, eqn: JaxprEqn, keys: Value, data: Value) -> Value:
     (full,) = ctx.out_shapes(eqn)
-    if (
-        len(ragged_axes(keys))
-        == len(ragged_axes(data))
-        == len(symbolic_axes(full))
-        == 1
-    ):
+    ragged = ragged_axes(keys), ragged_axes(data), symbolic_axes(full)
+    from_first = _draw_from_first(keys, _KEYS)
+    if not from_first and [len(axes) for axes in ragged] == [1, 1, 1]:
         keys, data = ctx.to_flat(keys), ctx.to_flat(data)
         return Flat(eqn.primitive.bind(keys.x, data.x), full, keys.axis)
-    return ctx.unsized(eqn.primitive.bind, [keys, data], full)
+    return _each(ctx, eqn.primitive.bind, [keys, data], full, from_first)
+
+
+@register("rng_bit_generator")
+def _generator(
+    ctx: Context, eqn: JaxprEqn, key: Value, *, shape: tuple[Any, ...], **params: Any
+) -> list[Value]:
+    """Draw for one example after the other, as for the keys that are made of it."""
+    shapes = ctx.out_shapes(eqn)
+    if any(map(is_symbolic, shape)):
+        raise Unsupported("its shape must not depend on the example; use jax.random")
+
+    def draw(key: Array) -> list[Array]:
+        return eqn.primitive.bind(key, shape=shape, **params)
+
+    if isinstance(key, Shared):
+        return list(map(Shared, draw(key.x), shapes))
+    return list(map(Padded, lax.map(draw, ctx.to_padded(key).x), shapes))

@@ -53,12 +53,13 @@ def _all_tokens(x: Array, ids: Array, batch: int) -> Array:
 def _min_tokens(x: Array, ids: Array, batch: int) -> Array:
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return -_max_tokens(-x, ids, batch)
-    return jax.ops.segment_min(jnp.min(x, 1), ids, batch, indices_are_sorted=True)
+    least = lax.reduce_min(x, [1])
+    return jax.ops.segment_min(least, ids, batch, indices_are_sorted=True)
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _max_tokens(x: Array, ids: Array, batch: int) -> Array:
-    return _largest(jnp.max(x, 1), ids, batch)
+    return _largest(lax.reduce_max(x, [1]), ids, batch)
 
 
 @_max_tokens.defjvp
@@ -122,27 +123,28 @@ def masked(
 ) -> Value:
     """Return `bind(x, axes)` of each padded example, with the identity as padding."""
     ragged = [a for a in axes if is_symbolic(x.shape[a])]
+    # A mask leaves the identity in the padding of its own axis, if that stays, and -inf
+    # - -inf after it would be NaN. If values depend on positions, it may leave it in
+    # the padding of other axes, too.
+    staying = ragged if len(shape) == len(x.shape) else []
+    uncovered = staying if is_filled(x) or not ragged else symbolic_axes(shape)
 
     def reduce(sizes: Sizes, a: Array) -> list[Array]:
         for axis in ragged:
-            inside = positions(a.shape[axis]) < _reduced_size(
-                sizes, x.shape[axis], shape
-            )
+            size = reduced_size(sizes, x.shape[axis], shape)
+            inside = positions(a.shape[axis]) < size
             fill = jnp.asarray(identity(a.dtype), a.dtype)
             a = jnp.where(along(inside, axis, a.ndim), a, fill)
         result = bind(a, axes)
-        if ragged and not is_filled(x):
-            for axis in symbolic_axes(shape):
-                # If values depend on positions, a mask may leave the identity in the
-                # padding: -inf - -inf after it would be NaN.
-                result = sizes.repeat_last(result, axis, shape[axis])
+        for axis in uncovered:
+            result = sizes.repeat_last(result, axis, shape[axis])
         return [result]
 
     (result,) = ctx.batched(reduce, [x], [shape], sized=bool(ragged))
     return filled_as(result, x)
 
 
-def _reduced_size(sizes: Sizes, dim: Any, shape: tuple[Any, ...]) -> Array:
+def reduced_size(sizes: Sizes, dim: Any, shape: tuple[Any, ...]) -> Array:
     """Return the size of a reduced axis, at least 1 where the result is empty.
 
     An empty result is all padding; a reduction of no elements would put its value,

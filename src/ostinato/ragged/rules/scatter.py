@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import JaxprEqn, Primitive
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, jaxpr_as_fun
 
 from ..._typing import Array
 from ..core.context import Context, Sizes
@@ -59,6 +59,15 @@ class _Scatter:
         }
         return self.primitive.bind(x, indices, updates, **params)
 
+    def combine(self, old: Array, new: Array) -> Array:
+        """Return elements after the update of `old` by `new`."""
+        jaxpr = self.params["update_jaxpr"]
+        if self.primitive.name != "scatter" or jaxpr is None:
+            return _COMBINE[self.primitive.name](old, new)
+        # `x.at[..].apply(f)` is a scatter with `f` in that jaxpr of scalars.
+        function = jaxpr_as_fun(ClosedJaxpr(jaxpr, self.params["update_consts"]))
+        return jnp.vectorize(lambda *scalars: function(*scalars)[0])(old, new)
+
     @property
     def clips(self) -> bool:
         """Whether an index out of range is moved into it; else it is dropped."""
@@ -69,6 +78,10 @@ class _Scatter:
         if axis in self.dims.inserted_window_dims:
             return 1
         return updates.shape[self.update_axis(axis)]
+
+    def is_whole(self, axis: int, updates: Value) -> bool:
+        """Return whether each update has all of the operand's axis."""
+        return self.window_size(axis, updates) == self.shape[axis]
 
     def update_axis(self, axis: int) -> int:
         """Return the axis of the updates for an axis of the operand."""
@@ -111,7 +124,7 @@ def _within_tokens(
         return None
     (axis,) = ragged_axes(x)
     touched = scatter.dims.scatter_dims_to_operand_dims
-    if axis in touched or axis in scatter.dims.inserted_window_dims:
+    if axis in touched or not scatter.is_whole(axis, updates):
         return None
     tokens = ctx.to_flat(x)
     y = scatter.primitive.bind(
@@ -127,9 +140,12 @@ def _within_tokens(
 def _window_at(
     ctx: Context, scatter: _Scatter, x: Value, indices: Value, updates: Value
 ) -> Value | None:
-    """Write consecutive tokens, as `x.at[0].set` and `x.at[1:].add` do."""
+    """Write one window of tokens, as `x.at[0].set` and `x.at[1:].add` do."""
     touched = scatter.dims.scatter_dims_to_operand_dims
-    if len(indices.shape) != 1 or not any(is_symbolic(x.shape[a]) for a in touched):
+    if len(indices.shape) != 1:
+        return None
+    sized = any(is_symbolic(x.shape[a]) for a in touched)
+    if not sized and _partly_written(scatter, updates) is None:
         return None
     for axis in sorted(scatter.dims.inserted_window_dims):
         updates = _with_axis(ctx, updates, axis)
@@ -138,8 +154,17 @@ def _window_at(
     starts: list[Value] = [zero for _ in x.shape]
     for which, axis in enumerate(touched):
         starts[axis] = Padded(at[:, which], ())
-    combine = _COMBINE[scatter.primitive.name]
-    return _write(ctx, x, updates, starts, combine, scatter.clips)
+    return _write(ctx, x, updates, starts, scatter.combine, scatter.clips)
+
+
+def _partly_written(scatter: _Scatter, updates: Value) -> int | None:
+    """Return an axis of which a window has a part whose size depends on the example."""
+    for axis in range(len(scatter.shape)):
+        if axis not in scatter.dims.operand_batching_dims:
+            size = scatter.window_size(axis, updates)
+            if is_symbolic(size) and not scatter.is_whole(axis, updates):
+                return axis
+    return None
 
 
 def _with_axis(ctx: Context, value: Value, axis: int) -> Value:
@@ -223,15 +248,13 @@ def _into_each(
 ) -> Value:
     """Write into each padded example by itself."""
     touched = scatter.dims.scatter_dims_to_operand_dims
-    for axis, dim in enumerate(x.shape):
-        if axis in scatter.dims.operand_batching_dims:
-            continue
+    axis = _partly_written(scatter, updates)
+    if axis is not None:
         size = scatter.window_size(axis, updates)
-        if is_symbolic(size) and size != dim:
-            raise Unsupported(
-                f"it writes windows of {size} into an axis of {dim} at several places; "
-                "the size of such windows must not depend on the example"
-            )
+        raise Unsupported(
+            f"it writes windows of {size} into an axis of {x.shape[axis]} at several "
+            "places; the size of such windows must not depend on the example"
+        )
     ragged = [a for a, dim in enumerate(indices.shape[:-1]) if is_symbolic(dim)]
     sized = bool(ragged) or any(is_symbolic(x.shape[a]) for a in touched)
 

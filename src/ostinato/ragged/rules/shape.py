@@ -149,7 +149,7 @@ def _reshape(ctx: Context, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     if in_order and isinstance(x, Flat):
         return _reshape_tokens(ctx, x, shape, groups)
     # If a size is halved, the padded size may be odd.
-    if in_order and math.prod(ctx.at_max(x.shape)) == math.prod(full):
+    if in_order and all(_same_size(*ctx.at_max(group)) for group in groups):
         return ctx.unsized(lambda a: a.reshape(full), [x], shape)
     result = _reordered(ctx, x, shape, groups)
     if isinstance(x, Flat) and len(symbolic_axes(shape)) == 1:

@@ -138,13 +138,13 @@ def _tile(ctx: Context, eqn: JaxprEqn, x: Value, *, reps: tuple[Any, ...]) -> Va
 def _concatenate(ctx: Context, eqn: JaxprEqn, *values: Value, dimension: int) -> Value:
     (shape,) = ctx.out_shapes(eqn)
     axes = symbolic_axes(shape)
-    if dimension not in axes:
+    if not any(is_symbolic(v.shape[dimension]) for v in values):
         if any(isinstance(v, Flat) for v in values):
             (axis,) = axes
             tokens = [ctx.to_flat(v).x for v in values]
             return Flat(lax.concatenate(tokens, dimension), shape, axis)
         return ctx.unsized(lambda *xs: lax.concatenate(xs, dimension), values, shape)
-    if len(axes) == 1:
+    if axes == [dimension]:
         return _concatenate_tokens(ctx, values, shape, dimension)
     longest = ctx.max(shape[dimension])
 
