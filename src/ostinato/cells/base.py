@@ -106,8 +106,8 @@ class ParamsCell(SizedCell, Generic[Params]):
     def initial_state(self, batch: int, dtype: Any = jnp.float32) -> Any:
         """Return zeros in the `state_sizes`: `h [B, H]`, or a tuple of several."""
         sizes = self.state_sizes.values()
-        states = tuple(jnp.zeros((batch, size), dtype) for size in sizes)
-        return states if len(states) > 1 else states[0]
+        first, *others = (jnp.zeros((batch, size), dtype) for size in sizes)
+        return (first, *others) if others else first
 
     def unpack(self, states: Any, batch: int, params: Any) -> Any:
         """Check the states and return them as a tuple."""

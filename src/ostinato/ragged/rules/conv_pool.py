@@ -192,7 +192,8 @@ def _pooled(
 
     def pool(own: Sizes, *arrays: Array) -> list[Array]:
         tokens, given = arrays[: len(xs)], arrays[len(xs) :]
-        filled = []
+        filled: list[Array] = []
+        pads: list[tuple[int, int]] = []  # the same for all
         for a, x, fill in zip(tokens, xs, given or fills, strict=True):
             fill = jnp.asarray(fill, a.dtype)
             a, pads = own.cleared(a, x.shape, fill), []

@@ -97,7 +97,7 @@ def _dot_general(
     return result
 
 
-def _cleared_for_all(ctx: Context, value: Shared) -> Shared:
+def _cleared_for_all(ctx: Context, value: Shared) -> Value:
     """Return a value with zeros where no example has an element."""
     if not ragged_axes(value):
         return value
