@@ -166,6 +166,51 @@ def test_step_with_a_pole_at_the_final_states_has_no_nan_in_its_gradient(reverse
     assert_close(jax.grad(loss)(3.0, x[:, :0], left, empty), np.array(0.0))
 
 
+@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg", "threefry2x32"])
+@pytest.mark.parametrize("noisy", ["input", "state"])
+def test_random_numbers_of_every_kind_of_key_equal_those_of_a_scan(noisy, kind):
+    """Check draws before the loop, which JAX would map over the steps, and products."""
+    key = jax.random.key(0, impl=kind)
+    w, u = (np.random.default_rng(s).normal(size=(4, 4)) for s in range(2))
+    x, h = (np.random.default_rng(2).normal(size=s) for s in ((2, 5, 4), (2, 4)))
+
+    def step(p, h, x, t):
+        noise = jax.random.normal(jax.random.fold_in(p["key"], t), (2, 4))
+        x, h = (x * noise, h) if noisy == "input" else (x, h * noise)
+        h = jnp.tanh(x @ p["w"] + h @ p["u"])
+        return h, h
+
+    def loss(arrays, backend, length):
+        params = {**arrays, "key": key}
+        given = x[:, :length]
+        out = ost.recurrent_net(step, given, h, params=params, backend=backend)
+        return jnp.sum(jnp.sin(out.outputs)), out.outputs[:, :3]
+
+    def both(backend, length):
+        run = jax.value_and_grad(loss, has_aux=True)
+        return fast_jit(run, static_argnums=(1, 2))({"w": w, "u": u}, backend, length)
+
+    want = both("scan", 5)
+    for backend in ("xla", None):
+        assert_trees_close(both(backend, 5), want)
+        assert_trees_close(both(backend, 3)[0][1], want[0][1])
+
+
+@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+def test_zoneout_draws_from_every_kind_of_key_as_a_scan(kind):
+    cell = ost.cells.Zoneout(ost.cells.LSTM(4, 8), 0.5, 0.5)
+    params = cell.init(jax.random.key(1))
+    cell = cell.sample(jax.random.key(2, impl=kind))
+    x = np.random.default_rng(2).normal(size=(2, 6, 4)).astype(np.float32)
+
+    def run(backend):
+        states = cell.initial_state(2)
+        return ost.recurrent_net(cell, x, states, params=params, backend=backend)
+
+    for got, want in zip(*map(jax.tree.leaves, (run(None), run("scan"))), strict=True):
+        assert_close(got, want, terms=300)
+
+
 def test_scan_equals_unrolled():
     arguments = arrays()
 

@@ -7,6 +7,8 @@ import pytest
 from closures import fast_jit
 
 import ostinato as ost
+from ostinato import ragged
+from ostinato._step import native
 
 pytestmark = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
 
@@ -174,3 +176,305 @@ def test_parts_without_elements():
         )
 
     assert_same(*both(value_and_grad, draw(1, 5, 8), draw(2, B, T, 5)))
+
+
+def test_an_infinite_state_times_one_minus_a_gate():
+    """a (1 - b) is infinite for an infinite a, and a - a b is NaN."""
+
+    def step(p, s, x, t):
+        z = jax.nn.sigmoid(x)
+        new = s * (1 - z) + z
+        return new, new
+
+    def run(backend, x, s):
+        return ost.recurrent_net(step, x, s, backend=backend).outputs
+
+    got, want = both(run, draw(0, B, T, 4), jnp.full((B, 4), jnp.inf))
+    assert np.isinf(want).all() and (got == want).all()
+
+
+# ------------------------------------------------------------------------- products
+
+
+def test_a_product_over_one_element_of_parts_that_lie_apart():
+    """Rows whose axes do not merge were read as if there were one axis."""
+
+    def step(p, s, x, t):
+        z = jnp.tanh(s[:, :, :3, None] @ p)
+        s = jnp.tanh(s + z.sum((2, 3))[..., None] + x[:, None, None])
+        return s, s
+
+    def run(backend, p, x, s):
+        return ost.recurrent_net(step, x, s, params=p, backend=backend)
+
+    def value_and_grad(backend, *arguments):
+        total = lambda *a: jnp.sum(jnp.sin(run(backend, *a).outputs))  # noqa: E731
+        return jax.value_and_grad(total, argnums=(0, 1, 2))(*arguments)
+
+    p, x, s = draw(0, 1, 16), draw(1, B, T), draw(2, B, 4, 6)
+    got, want = both(run, p, x, s)
+    assert_same(got, want)
+    assert_same(*both(value_and_grad, p, x, s))
+    session = ost.stream(step, p, B, inputs=x[:, 0], initial_states=s, backend="cpu")
+    assert_same(session.chunk(np.asarray(x)), want.outputs)
+
+
+@pytest.mark.parametrize("shape", [(6, 1), (6, 5)])
+@pytest.mark.parametrize("name", ["number", "row", "column"])
+def test_a_product_with_a_matrix_of_equal_elements(name, shape):
+    """A matrix that is repeated in the step is read where its few elements lie."""
+
+    def step(p, h, x, t):
+        part = {"number": p[0, 0], "row": p[:1, : shape[1]], "column": p[:, :1]}[name]
+        z = h @ jnp.broadcast_to(part, shape)
+        h = jnp.tanh(h + z.sum(-1, keepdims=True) + x)
+        return h, z
+
+    def loss(backend, p, x, h):
+        out = ost.recurrent_net(step, x, h, params=p, backend=backend)
+        return jnp.sum(jnp.sin(out.outputs)) + jnp.sum(out.states)
+
+    given = draw(0, 6, 6), draw(1, B, T, 6), draw(2, B, 6)
+    assert_same(*both(lambda b, *a: jax.value_and_grad(loss, 1)(b, *a), *given))
+
+
+# ------------------------------------------------------------------------- integers
+
+
+def at_times(p, h, x, t):
+    second = jnp.broadcast_to(p["clock"][t] % 60, len(h))
+    return jnp.tanh(h @ p["w"] + x), second
+
+
+def at_random(p, h, x, t):
+    key = jax.random.fold_in(jax.random.key(7), t)
+    number = jax.random.bits(key, (), jnp.uint32) % 4
+    return jnp.tanh(h @ p["w"] + x), jnp.broadcast_to(number, len(h))
+
+
+@pytest.mark.parametrize("step", [at_times, at_random])
+@pytest.mark.parametrize("maps", [False, True])
+def test_numbers_that_are_not_those_of_steps(step, maps):
+    """A float32 cannot stand for an integer because it is the same for all."""
+
+    def run(backend, p, x, h):
+        out = ost.recurrent_net(step, x, h, params=p, backend=backend)
+        return out.states, out.outputs
+
+    clock = 1_700_000_000 + 37 * jnp.arange(T, dtype=jnp.int32)
+    p = {"w": draw(0, 6, 6, dtype=jnp.float32), "clock": clock}
+    x, h = (draw(n, *s, dtype=jnp.float32) for n, s in ((1, (B, T, 6)), (2, (B, 6))))
+    if maps:
+        x, h = (jnp.stack([a, -a]) for a in (x, h))
+        one = run
+        run = lambda b, p, *a: jax.vmap(lambda *a: one(b, p, *a))(*a)  # noqa: E731
+    assert_same(*both(run, p, x, h), tolerance=1e-5)
+
+
+def test_numbers_that_all_examples_share():
+    n, size = 40, 16
+
+    def scanned(x, h, w):
+        def step(h, at):
+            x_t, k = at
+            return jnp.tanh(x_t + h @ w), k % 7
+
+        return jax.lax.scan(step, h, (x, 1000003 * jnp.arange(n_of(x))))
+
+    n_of = lambda x: x.shape[0]  # noqa: E731
+    x, w = draw(0, n, size, dtype=jnp.float32), draw(1, size, size, dtype=jnp.float32)
+    given = ragged.RaggedArray(x, jnp.asarray([n], jnp.int32), dim="n", max_length=n)
+    h = draw(2, 1, size, dtype=jnp.float32)
+    run = fast_jit(lambda *a: ragged.vmap(scanned, (0, 0, None))(*a))
+    assert "ostinato_step" in run.lower(given, h, w).as_text()
+    last, got = run(given, h, w)
+    want_last, want = scanned(x, h[0], w)
+    assert_same((last[0], got.data), (want_last, want), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("way", ["alone", "mapped", "in examples"])
+def test_the_number_of_a_step_needs_no_check(way):
+    def step(w, h, x, t):
+        h = jnp.tanh(h @ w + x * jnp.cos((t * 16).astype(x.dtype)))
+        return h, jnp.broadcast_to(jax.lax.rem(t, np.int32(3)), len(h))
+
+    def run(x, h, w):
+        return ost.recurrent_net(step, x, h, params=w).outputs
+
+    x, h, w = (draw(n, *s) for n, s in enumerate([(B, T, 16), (B, 16), (16, 16)]))
+    if way == "alone":
+        lowered = jax.jit(run).lower(x, h, w)
+    elif way == "mapped":
+        x, h = (jnp.stack([a, -a]) for a in (x, h))
+        lowered = jax.jit(jax.vmap(run, (0, 0, None))).lower(x, h, w)
+    else:
+        one = lambda x, h, w: run(x[None], h[None], w)[0]  # noqa: E731
+        lengths = jnp.full(B, T, jnp.int32)
+        x = ragged.RaggedArray(x.reshape(B * T, 16), lengths, dim="n", max_length=T)
+        lowered = jax.jit(ragged.vmap(one, (0, 0, None))).lower(x, h, w)
+    text = lowered.as_text()
+    assert text.count("custom_call @ostinato_step(") == 1
+    assert "stablehlo.case" not in text
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "uint64", "int32", "int64"])
+def test_which_integers_run_natively(dtype):
+    info = jnp.iinfo(dtype)
+    cases = [0, 3, 2**22, 2**22 + 1, info.max, -3, -(2**22) - 1, info.min]
+    for value in (v for v in cases if info.min <= v):
+        small = native.are_small(jnp.asarray([0, value], dtype))
+        assert bool(small) == (abs(value) <= 2**22)
+
+
+def to_unsigned(w, states, x, t):
+    h, n = states
+    h = jnp.tanh(h @ w + x)
+    sign = jnp.where(h > 0, 1, -1)
+    return (h, n), (n.astype(jnp.uint32) > 100, sign.astype(jnp.uint8))
+
+
+def test_negative_numbers_as_unsigned_ones():
+    """They count from the other end; the native loop does not run such steps."""
+    states = draw(0, B, 8), jnp.full(B, -1, jnp.int32)
+    w, x = draw(1, 8, 8), draw(2, B, T, 8)
+
+    def run(backend, w, x):
+        backend = None if backend == "cpu" else backend
+        return ost.recurrent_net(to_unsigned, x, states, params=w, backend=backend)
+
+    got, want = both(run, w, x)
+    assert_same(got, want)
+    assert want.outputs[0].all()
+    told = str(ost.explain(to_unsigned, x, states, params=w))
+    assert "signed integers to unsigned" in told
+
+
+def test_unsigned_numbers_of_what_is_not_negative():
+    def step(w, h, x, t):
+        h = jnp.tanh(h @ w + x)
+        count = (h > 0).astype(jnp.uint8).sum(-1, dtype=jnp.uint32)
+        return h, (count, jnp.where(h > 0, jnp.uint8(3), np.int32(7).astype(jnp.uint8)))
+
+    def run(backend, w, x):
+        return ost.recurrent_net(step, x, draw(0, B, 8), params=w, backend=backend)
+
+    assert_same(*both(run, draw(1, 8, 8), draw(2, B, T, 8)))
+
+
+def test_quotients_by_zero():
+    """XLA's quotient by 0 has all bits, and its remainder is the dividend."""
+
+    def step(w, states, at, t):
+        h, n = states
+        x, m = at
+        h = jnp.tanh(h @ w + x)
+        shared, three = jnp.broadcast_to(t % 2, n.shape), jnp.full_like(n, 3)
+        pairs = (n, m), (n, shared), (shared, m), (n, three)
+        short = [a.astype(jnp.bool_).astype(jnp.uint8) for a in (n, m)]
+        pairs = (*pairs, short)
+        of_xla = [(jax.lax.div(a, b), jax.lax.rem(a, b)) for a, b in pairs]
+        return (h, m), (n // m, n % m, n // three, n % three, of_xla)
+
+    def run(backend, w, *at):
+        n = jnp.asarray([-7, 0, 5], jnp.int32)
+        states = draw(0, B, 8), n
+        return ost.recurrent_net(step, at, states, params=w, backend=backend)
+
+    m = jnp.asarray([[0, 2, -3, 0], [0, 0, 4, 1], [-2, 0, 0, 5]], jnp.int32)
+    assert_same(*both(run, draw(1, 8, 8), draw(2, B, T, 8), m))
+
+
+# --------------------------------------------------------- infinity, zeros and types
+
+
+@pytest.mark.parametrize("value", [-jnp.inf, jnp.nan, 1e9])
+def test_a_state_that_becomes_a_constant(value):
+    def step(p, states, x, t):
+        h, m = states
+        return (jnp.tanh(h @ p + x), jnp.full_like(m, value)), m
+
+    def run(backend, p, x, *states):
+        return ost.recurrent_net(step, x, states, params=p, backend=backend)
+
+    given = draw(0, 6, 6), draw(1, B, T, 6), draw(2, B, 6), draw(3, B, 6)
+    assert_same(*both(run, *given))
+
+
+def test_zero_keeps_its_sign():
+    def step(p, h, x, t):
+        h = jnp.tanh(h @ p + x)
+        angle = jnp.arctan2(jnp.where(h > 0, 0.0, -0.0), -1.0)
+        return h, angle.astype(h.dtype)
+
+    def run(backend, p, x):
+        return ost.recurrent_net(step, x, draw(0, B, 6), params=p, backend=backend)
+
+    got, want = both(run, draw(1, 6, 6), draw(2, B, T, 6))
+    assert len(np.unique(want.outputs)) == 2
+    assert_same(got, want)
+
+
+def test_steps_that_differ_in_the_sign_of_a_zero_are_two():
+    def run(fill):
+        def step(p, h, x, t):
+            h = jnp.tanh(h @ p + x)
+            return h, h.at[:, 9].get(mode="fill", fill_value=fill)
+
+        return ost.recurrent_net(
+            step, draw(0, B, T, 6), draw(1, B, 6), params=draw(2, 6, 6), backend="xla"
+        ).outputs
+
+    signs = [np.signbit(run(fill)) for fill in (0.0, -0.0)]
+    assert not signs[0].any() and signs[1].all()
+
+
+def test_the_power_of_0_is_1():
+    def step(p, h, x, t):
+        return jnp.tanh(h @ p + 1), (jax.lax.integer_pow(x, 0), x**0)
+
+    def run(backend, p, x):
+        return ost.recurrent_net(step, x, draw(0, B, 6), params=p, backend=backend)
+
+    x = draw(1, B, T, 6).at[0, 0, 0].set(jnp.inf).at[1].set(jnp.nan)
+    got, want = both(run, draw(2, 6, 6), x)
+    assert all((a == 1).all() for a in want.outputs)
+    assert_same(got, want)
+
+
+def test_inputs_of_a_weak_type():
+    """A number from `jnp.where` takes the type of what it is multiplied with."""
+
+    def step(p, h, x, t):
+        return h * x, h
+
+    def run(backend, mask, h):
+        x = jnp.where(mask, 1.0, 0.0)
+        return ost.recurrent_net(step, x, h, backend=backend)
+
+    h, mask = draw(0, B, 6, dtype=jnp.bfloat16), draw(1, B, T, 6) > 0
+    with jax.enable_x64(False):
+        got, want = both(run, mask, h)
+        assert want.outputs.dtype == jnp.bfloat16
+        assert_same(got, want)
+
+
+@pytest.mark.parametrize("maps", [False, True])
+def test_gradients_of_short_floats_that_sequences_share(maps):
+    """They are added up over sequences in float32."""
+
+    def step(p, h, x, t):
+        h = jnp.tanh(h @ p["w"] + x * h + p["pos"][t][None])
+        return h, h
+
+    def loss(backend, p, x, h):
+        def run(h):
+            return ost.recurrent_net(step, x, h, params=p, backend=backend).outputs
+
+        outputs = jax.vmap(run)(jnp.stack([h, -h])) if maps else run(h)
+        return jnp.sum(jnp.sin(outputs.astype(jnp.float32)))
+
+    shapes = {"w": (6, 6), "pos": (T, 6), "x": (B, T, 6), "h": (B, 6)}
+    a = {k: draw(i, *s, dtype=jnp.bfloat16) for i, (k, s) in enumerate(shapes.items())}
+    p = {"w": a["w"], "pos": a["pos"]}
+    grad = lambda b, *given: jax.grad(loss, (1, 2, 3))(b, *given)  # noqa: E731
+    assert_same(*both(grad, p, a["x"], a["h"]), tolerance=0.1)

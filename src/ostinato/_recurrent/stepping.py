@@ -78,8 +78,9 @@ class StepLoop:
                 size = near_divisor(options.length, _BLOCK)
                 policy = saves_loops(self.recompute.policy)
         if size is None or options.length == 0:
-            return self._run_segment(states, steps)
-        run = self._run_segment
+            return self._run_steps(states, steps, options.seq_lengths)
+        initial = _initial(states, options.seq_lengths)
+        run = ft.partial(self._run_segment, initial)
         return run_in_segments(run, states, steps, size, options.reverse, policy)
 
     def plan(self, states: Any, steps: LoopInputs) -> Plan | str:
@@ -93,20 +94,36 @@ class StepLoop:
         return plan(body, self.arrays, states, steps, backend)
 
     def _run_segment(
-        self, states: Any, steps: LoopInputs
+        self, initial: Any, states: Any, steps: LoopInputs
     ) -> tuple[Any, tuple[Any, Any]]:
+        """Run the loop over the steps of a segment.
+
+        Sequences without a step there run their first one: there may be a pole at their
+        states, but not at the `initial` ones.
+        """
+        lengths = self.options.seq_lengths
+        if lengths is None:
+            return self._run_steps(states, steps, None)
+        left = lengths - steps.t[0].astype(lengths.dtype)
+        # If no sequence has any step, there is none to run.
+        least = jnp.minimum(jnp.max(lengths, initial=0), 1)
+        given = select(left > 0, states, initial)
+        new, results = self._run_steps(given, steps, jnp.maximum(left, least))
+        return select(left > 0, new, states), results
+
+    def _run_steps(
+        self, states: Any, steps: LoopInputs, lengths: Array | None
+    ) -> tuple[Any, tuple[Any, Any]]:
+        """Run the loop over steps, of which sequences have the first `lengths`."""
         options = self.options
         loop = self.plan(states, steps)
         if not isinstance(loop, str):
-            left = options.seq_lengths
-            if left is not None:  # of this segment
-                left = left - jnp.sum(steps.t[:1], dtype=left.dtype)
             return loop.run(
                 steps.t.shape[0],
                 options.length,
                 options.reverse,
                 self.policy,
-                left,
+                lengths,
                 options.backend,
             )
         if options.backend in NAMED and isinstance(options.length, int):
@@ -115,7 +132,7 @@ class StepLoop:
         if self.cell is not None:
             inputs = self.cell.precompute(self.params, steps.inputs)
             steps, step = steps._replace(inputs=inputs), self.cell.step
-        body = _masked(self._body(step), options.seq_lengths, states)
+        body = _masked(self._body(step), lengths, states)
         # Without `recompute`, a function stores the same values as in `lax.scan`.
         plain = ft.partial(body, self.arrays)
         if self.cell is not None or self.recompute is not None:
@@ -145,7 +162,7 @@ def _masked(body: Callable, lengths: Array | None, states: Any) -> Callable:
     """Return a step of `lax.scan` that changes no sequence past its end."""
     if lengths is None:
         return body
-    initial = jax.tree.map(lambda a: fill_empty_sequences(a, lengths), states)
+    initial = _initial(states, lengths)
 
     def masked(arrays: Any, old: Any, at: LoopInputs) -> tuple[Any, Any]:
         # A sequence that has ended runs its first step again. Its results are finite,
@@ -155,6 +172,13 @@ def _masked(body: Callable, lengths: Array | None, states: Any) -> Callable:
         return select(at.valid, new, old), results
 
     return masked
+
+
+def _initial(states: Any, lengths: Array | None) -> Any:
+    """Return states at which sequences run their first step, even those without one."""
+    if lengths is None:
+        return states
+    return jax.tree.map(lambda a: fill_empty_sequences(a, lengths), states)
 
 
 def split_arrays(params: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:

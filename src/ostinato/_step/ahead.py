@@ -87,6 +87,7 @@ def taken_ahead(step: Step, batch: int, shared: bool) -> Ahead | None:
             step.num_states,
             axes,
             turned=tuple(step.turned[i] for i in fixed if step.turned),
+            counts=tuple(k for k, i in enumerate(kept) if i in step.counts),
         ),
         fixed,
         kept,

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
 from .._compat import scan_counts
 from .._typing import Array
-from .cost import CUSTOM, equations_of, leaves_out_much
+from .cost import equations_of, leaves_out_much
 from .jaxprs import evaluate, is_literal, run_one, struct, type_of, variables
 from .programs.lower import PRIMITIVES
 
@@ -25,6 +25,9 @@ _POLES = frozenset(
 )
 """Operations whose results or derivatives may be infinite."""
 _FLOW = frozenset({"cond", "scan"})
+_CHECKPOINTS = frozenset({"checkpoint", "remat", "remat2"})
+_OPEN = _FLOW | _CHECKPOINTS | {"jit"}
+"""Operations whose inside is reached when a branch is written out."""
 
 
 @ft.lru_cache(maxsize=256)
@@ -47,7 +50,7 @@ def without_control_flow(jaxpr: Jaxpr, num_fixed: int) -> Jaxpr:
     def hook(eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
         if fixed.issuperset(variables(eqn)):
             return None
-        changing = [v not in fixed for v in eqn.invars if not is_literal(v)]
+        changing = [not is_literal(v) and v not in fixed for v in eqn.invars]
         return _written_out(eqn, inputs, changing)
 
     def run(*arguments: Any) -> list[Any]:
@@ -59,23 +62,37 @@ def without_control_flow(jaxpr: Jaxpr, num_fixed: int) -> Jaxpr:
 
 
 def _written_out(
-    eqn: JaxprEqn, inputs: list[Any], changing: Sequence[bool]
+    eqn: JaxprEqn,
+    inputs: list[Any],
+    changing: Sequence[bool] | None = None,
+    taken: Array | None = None,
 ) -> list[Any] | None:
-    """Return the results of a branch or a loop, or None where it stays as it is.
+    """Return the results of an equation by others, or None where it stays as it is.
 
     Args:
         eqn: the equation.
         inputs: its operands.
-        changing: which of those that are no literals differ from step to step.
+        changing: which of them differ from step to step; None if all may.
+        taken: whether the branch that it stands in is taken; None if it is in none.
     """
     name = eqn.primitive.name
-    if name == "cond" and stays(eqn) is None:
-        which = iter(changing)
-        flags = [not is_literal(v) and next(which) for v in eqn.invars]
-        return _select_branch(eqn, inputs, flags[1:])
-    if name == "scan" and stays(eqn) is None:
-        return _unrolled(eqn, inputs)
+    if name in _FLOW and stays(eqn) is None:
+        if name == "scan":
+            return _unrolled(eqn, inputs, taken)
+        return _select_branch(eqn, inputs, changing or [True] * len(inputs), taken)
+    if taken is None:
+        return None
+    if name in _CHECKPOINTS:
+        return _checkpoint_of_branch(eqn, inputs, taken)
+    if _poles([eqn]):
+        safe = 1.5 if name == "acosh" else 0.5
+        return run_one(eqn, [_guarded(taken, v, safe) for v in inputs])
     return None
+
+
+def _inside(jaxpr: ClosedJaxpr, inputs: Sequence[Any], taken: Array | None) -> list:
+    """Run what is inside of an equation, written out."""
+    return evaluate(jaxpr, inputs, ft.partial(_written_out, taken=taken))
 
 
 def stays(eqn: JaxprEqn) -> str | None:
@@ -92,19 +109,43 @@ def stays(eqn: JaxprEqn) -> str | None:
         flow = inner.primitive.name in _FLOW and stays(inner) is None
         if inner.primitive.name not in PRIMITIVES and not flow:
             return f"it has `{inner.primitive.name}` in a branch"
-        if inner.primitive.name in CUSTOM and any(
-            e.primitive.name in _POLES - {"log1p"}
-            for closed in jaxprs_in_params(inner.params)
-            for e in equations_of(closed)
-        ):
+        if inner.primitive.name not in _OPEN and _has_poles(inner):
             return f"it has `{inner.primitive.name}` in a branch"
     if leaves_out_much(branches):
         return "it has `cond` that leaves out much work"
     return None
 
 
+def _has_poles(eqn: JaxprEqn) -> bool:
+    """Return whether there are poles inside of an equation, at any depth."""
+    return any(
+        bool(_poles(jaxpr.eqns)) or any(map(_has_poles, jaxpr.eqns))
+        for jaxpr in jaxprs_in_params(eqn.params)
+    )
+
+
+def _poles(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+    """Return the equations whose results or derivatives may be infinite.
+
+    The logarithm of 1 + exp(x), as in `jax.nn.softplus`, is none of them.
+    """
+    positive = {v for e in eqns if e.primitive.name == "exp" for v in e.outvars}
+
+    def has_pole(eqn: JaxprEqn) -> bool:
+        name = eqn.primitive.name
+        if name == "div":
+            return not is_literal(eqn.invars[1])
+        if name == "integer_pow":
+            return eqn.params["y"] < 0
+        if name == "log1p":
+            return not positive.issuperset(variables(eqn))
+        return name in _POLES
+
+    return list(filter(has_pole, eqns))
+
+
 def _select_branch(
-    eqn: JaxprEqn, inputs: list[Any], changing: Sequence[bool]
+    eqn: JaxprEqn, inputs: list[Any], changing: Sequence[bool], taken: Array | None
 ) -> list[Any]:
     """Run all branches and select the results of one.
 
@@ -117,22 +158,12 @@ def _select_branch(
     index = jnp.clip(index, 0, len(branches) - 1)
     results = []
     for k, branch in enumerate(branches):
-        taken = index == k
-
-        def hook(
-            inner: JaxprEqn, values: list[Any], taken: Array = taken
-        ) -> list[Any] | None:
-            if _has_pole(inner):
-                safe = 1.5 if inner.primitive.name == "acosh" else 0.5
-                return run_one(inner, [_guarded(taken, v, safe) for v in values])
-            flags = [True] * len(variables(inner))
-            return _written_out(inner, values, flags)
-
+        this = index == k if taken is None else taken & (index == k)
         given = [
-            _guarded(taken, a, 0) if c else a
-            for a, c in zip(operands, changing, strict=True)
+            _guarded(this, a, 0) if c else a
+            for a, c in zip(operands, changing[1:], strict=True)
         ]
-        results.append(evaluate(branch, given, hook))
+        results.append(_inside(branch, given, this))
     if len(branches) == 2:
         return [lax.select_n(index != 0, *pair) for pair in zip(*results, strict=True)]
     found = results[-1]
@@ -142,13 +173,14 @@ def _select_branch(
     return found
 
 
-def _has_pole(eqn: JaxprEqn) -> bool:
-    """Return whether finite operands may lead to infinite results or derivatives."""
-    if eqn.primitive.name == "div":
-        return not is_literal(eqn.invars[1])
-    if eqn.primitive.name == "integer_pow":
-        return eqn.params["y"] < 0
-    return eqn.primitive.name in _POLES
+def _checkpoint_of_branch(eqn: JaxprEqn, inputs: list[Any], taken: Array) -> list[Any]:
+    """Run what is under `jax.checkpoint` in a branch, under `jax.checkpoint` again."""
+    (jaxpr,) = jaxprs_in_params(eqn.params)
+
+    def run(taken: Array, *inputs: Any) -> list[Any]:
+        return _inside(ClosedJaxpr(jaxpr, ()), inputs, taken)
+
+    return jax.checkpoint(run, policy=eqn.params["policy"])(taken, *inputs)
 
 
 def _guarded(taken: Array, value: Any, safe: float) -> Any:
@@ -158,7 +190,7 @@ def _guarded(taken: Array, value: Any, safe: float) -> Any:
     return lax.select_n(taken, jnp.full(aval.shape, safe, aval.dtype), value)
 
 
-def _unrolled(eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
+def _unrolled(eqn: JaxprEqn, inputs: list[Any], taken: Array | None) -> list[Any]:
     """Run the iterations of an inner loop one after another."""
     params = eqn.params
     count, (num_consts, num_carry) = params["length"], scan_counts(params)
@@ -167,13 +199,9 @@ def _unrolled(eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
     per_iteration = inputs[num_consts + num_carry :]
     order = range(count)
     rows: list[list[Any]] = [[]] * count
-
-    def hook(inner: JaxprEqn, values: list[Any]) -> list[Any] | None:
-        return _written_out(inner, values, [True] * len(variables(inner)))
-
     for i in reversed(order) if params["reverse"] else order:
         at = [lax.index_in_dim(a, i, keepdims=False) for a in per_iteration]
-        results = evaluate(params["jaxpr"], [*consts, *carry, *at], hook)
+        results = _inside(params["jaxpr"], [*consts, *carry, *at], taken)
         carry, rows[i] = results[:num_carry], results[num_carry:]
     if count == 0:
         found = [type_of(v) for v in eqn.outvars[num_carry:]]

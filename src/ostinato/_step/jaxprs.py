@@ -123,22 +123,26 @@ def run(
     """Run equations and add their results to `values`.
 
     `hook(eqn, inputs)` may return the results of an equation in place of its primitive.
+    It sees those inside of a function under `jit`, too.
     """
     for eqn in eqns:
         inputs = [read(atom, values) for atom in eqn.invars]
         results = hook(eqn, inputs) if hook is not None else None
         if results is None:
-            results = run_one(eqn, inputs)
+            results = run_one(eqn, inputs, hook)
         values.update(zip(eqn.outvars, results, strict=True))
 
 
-def run_one(eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+def run_one(
+    eqn: JaxprEqn, inputs: Sequence[Any], hook: Hook | None = None
+) -> list[Any]:
     """Run one equation, and the equations inside of a function under `jit`.
 
-    All values are to vary over the same axes of a `shard_map`, or over none.
+    `hook` is for the latter, see `run`. All values are to vary over the same axes of a
+    `shard_map`, or over none.
     """
     if eqn.primitive.name == "jit":
-        return evaluate(eqn.params["jaxpr"], inputs)
+        return evaluate(eqn.params["jaxpr"], inputs, hook)
     if eqn.primitive.name == "pvary":
         return list(inputs)
     params = eqn.primitive.get_bind_params(eqn.params)

@@ -99,6 +99,7 @@ def _parameter(value: Any, order: int) -> Any:
         return _content(value, order)
     if isinstance(value, (tuple, list)):
         return (type(value), *(_parameter(v, order) for v in value))
-    if isinstance(value, np.ndarray):
-        return value.shape, value.dtype, value.tobytes()
+    if isinstance(value, (np.ndarray, np.generic, float)):
+        array = np.asarray(value)  # as bytes, 0 and -0 differ, and NaN equals itself
+        return type(value), array.shape, array.dtype, array.tobytes()
     return type(value), value

@@ -8,14 +8,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from .._padding import fill_empty_sequences, is_step, select
 from .._rnn.accumulation import accumulation_dtype
 from .._typing import Array
-from . import tokens
+from . import native, tokens, xla
 from .cuda import loops as cuda
 from .gradients import Mask, is_float
 from .jaxprs import evaluate, flat_trace, split_at, struct, type_of
+from .masks import StepMask
 from .plans import Pullback, by_operand, ends, saving_step
 from .split import Step
 from .xla import Loop
@@ -109,7 +111,8 @@ def _masked_step(step: Step) -> Step:
     valid = jax.ShapeDtypeStruct(batch, jnp.bool_)
     traced = flat_trace(masked, *invariant, *states, *inputs, valid, *states)
     axes = (*step.input_axes, 0)
-    return Step(traced, count, step.num_inputs + 1, step.num_states, axes)
+    sizes = count, step.num_inputs + 1, step.num_states
+    return Step(traced, *sizes, axes, counts=step.counts)
 
 
 @ft.lru_cache(maxsize=256)
@@ -132,7 +135,7 @@ def _mapped_step(step: Step, mapped: tuple[bool, ...], size: int) -> Step:
         tuple(0 if m else None for m in flags) for flags in (inputs, fixed)
     )
     counts = step.num_invariant, step.num_inputs, step.num_states
-    return Step(traced, *counts, of_inputs, of_fixed)
+    return Step(traced, *counts, of_inputs, of_fixed, counts=step.counts)
 
 
 # ------------------------------------------------------------------------ backward
@@ -152,11 +155,87 @@ def _backward_by_steps(
     count = sum(is_float(v.aval) for v in loop.step.jaxpr.outvars)
     places = [len(wrt), len(arguments) - count]
     operands, saved, bar = split_at(arguments, places)
-    saved = cuda.filled(loop, wrt, operands, saved)
     back = ft.partial(_found_by_steps, run)
-    found = tokens.backward(loop, wrt, operands, saved, bar, back)
+    found = backward_after_any(loop, wrt, operands, saved, bar, back)
     zero = lambda a: jnp.zeros(a.shape, a.dtype)  # noqa: E731
     return [found.get(i, zero(a)) for i, a in enumerate(operands) if wrt[i]]
+
+
+def backward_after_any(
+    loop: Loop,
+    wrt: Mask,
+    operands: Sequence[Array],
+    saved: Sequence[Array],
+    cotangents: Sequence[Array],
+    run: Callable = xla.backward,
+) -> dict[int, Array]:
+    """Run a loop backwards by primitives of JAX, whatever ran it forward.
+
+    Args:
+        loop: what is static.
+        wrt: see `xla.backward`.
+        operands: see `xla.backward`.
+        saved: see `xla.backward`.
+        cotangents: see `xla.backward`.
+        run: as `xla.backward`; it runs the steps past the end of a sequence, too.
+    """
+
+    def after_any(
+        loop: Loop, wrt: Mask, operands: Sequence[Array], saved: Any, bar: Any
+    ) -> dict[int, Array]:
+        return run(loop, wrt, operands, _as_by_xla(loop, wrt, operands, saved), bar)
+
+    return tokens.backward(loop, wrt, operands, saved, cotangents, after_any)
+
+
+def _as_by_xla(
+    loop: Loop, wrt: Mask, operands: Sequence[Array], saved: Sequence[Array]
+) -> list[Array]:
+    """Return saved values as XLA's loop saves them past the end of a sequence.
+
+    The native library and kernels save 0 there, where a step may have a pole. In XLA's
+    loop, a sequence that has ended runs its first step again.
+    """
+    axes = _axes_of_saved(loop, wrt, len(saved)) if loop.masked else None
+    if axes is None:
+        return list(saved)
+    step = saving_step(loop, wrt)
+    invariant, inputs, states = step.parts(operands)
+    mask = StepMask.of(loop.masked, loop.length, operands, states)
+    assert mask.valid is not None, "there are lengths"
+    first = len(step.jaxpr.outvars) - len(saved)
+
+    def saved_again(at: Sequence[Array]) -> list[Array]:
+        return evaluate(step.traced, [*invariant, *at, *mask.initial])[first:]
+
+    # They meet cotangents of 0, and need no derivatives.
+    again = lax.stop_gradient(jax.vmap(saved_again, axis_size=loop.length)(inputs))
+    return list(map(ft.partial(_select_at, mask.valid), axes, saved, again))
+
+
+def _axes_of_saved(loop: Loop, wrt: Mask, count: int) -> Sequence[int | None] | None:
+    """Return the axes of sequences of saved values, or None if XLA has saved them."""
+    if cuda.is_supported(loop, wrt):
+        return [0] * count
+    if native.can_run(loop, wrt):
+        axes = tokens.axes_of(loop, wrt)
+        return axes[len(axes) - count :]
+    return None
+
+
+def _select_at(valid: Array, axis: int | None, a: Array, other: Array) -> Array:
+    """Return `a` at the steps that sequences have, and `other` at those past the end.
+
+    Args:
+        valid: bool `[T, B]`.
+        axis: that of sequences at a step; None if they share `a`.
+        a: `[T, ...]`.
+        other: `[T, ...]`.
+    """
+    if axis is None:
+        return select(jnp.any(valid, axis=1), a, other)
+    a, other = (jnp.moveaxis(v, 1 + axis, 1) for v in (a, other))
+    return jnp.moveaxis(select(valid, a, other), 1, 1 + axis)
 
 
 def _found_by_steps(
@@ -230,4 +309,5 @@ def _backward_step(loop: Loop, wrt: Mask) -> Step:
     at_step = [*at, *d_outputs, *valid]
     traced = flat_trace(run, *fixed, *at_step, *d_states, *sums)
     axes = tuple(0 if a.shape else None for a in at_step)
-    return Step(traced, len(fixed), len(at_step), len(d_states) + len(sums), axes)
+    sizes = len(fixed), len(at_step), len(d_states) + len(sums)
+    return Step(traced, *sizes, axes, counts=loop.step.counts)

@@ -152,16 +152,22 @@ def _if_small(loop: Loop, operands: Sequence[Array], run: Callable, other: Calla
 
     Numbers of steps are known to be small enough.
     """
-    first, small = loop.step.num_invariant, []
-    steps = range(first, first + loop.step.num_inputs)
-    for i, a in enumerate(operands[: len(loop.step.jaxpr.invars)]):
-        counts = i in steps and a.ndim == 1 and loop.step.input_axes[i - first] is None
+    step, small = loop.step, []
+    for i, a in enumerate(operands[: len(step.jaxpr.invars)]):
         wide = jnp.issubdtype(a.dtype, jnp.integer) and jnp.iinfo(a.dtype).bits > 16
-        if wide and not counts:
-            small.append(jnp.all((a <= LARGEST_GIVEN) & (a >= -LARGEST_GIVEN)))
+        if wide and i - step.num_invariant not in step.counts:
+            small.append(are_small(a))
     if not small:
         return run()
     return lax.cond(ft.reduce(jnp.logical_and, small), run, other)
+
+
+def are_small(a: Array) -> Array:
+    """Return whether floats can stand for all integers of an array."""
+    small = a <= LARGEST_GIVEN
+    if jnp.issubdtype(a.dtype, jnp.signedinteger):
+        small &= a >= -LARGEST_GIVEN
+    return jnp.all(small)
 
 
 def _lengths(loop: Loop, operands: Sequence[Array]) -> list[Array]:

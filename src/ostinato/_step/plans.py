@@ -256,10 +256,13 @@ def by_operand(
             factors of it.
         pairs: both factors of every product, of all steps.
     """
-    invariant, _, states = loop.step.parts(operands)
+    invariant, inputs, states = loop.step.parts(operands)
     d_states, d_inputs, d_invariant = results
     first = loop.step.num_invariant
-    found = {first + i: d for i, d in zip(plan.inputs, d_inputs, strict=True)}
+    found = {
+        first + i: d.astype(inputs[i].dtype)  # sums over sequences are wider
+        for i, d in zip(plan.inputs, d_inputs, strict=True)
+    }
     first += loop.step.num_inputs
     floats = [i for i, a in enumerate(states) if is_float(a)]
     found |= {first + i: d for i, d in zip(floats, d_states, strict=True)}
@@ -327,7 +330,6 @@ def _batch(step: Step) -> int:
 def _given(loop: Loop) -> list[Given]:
     """Return what the arguments of the step are."""
     step = loop.step
-    inputs = step.jaxpr.invars[step.num_invariant :][: step.num_inputs]
     fixed = step.invariant_axes or (None,) * step.num_invariant
     turned = step.turned or (False,) * step.num_invariant
     return [
@@ -336,8 +338,8 @@ def _given(loop: Loop) -> list[Given]:
             for axis, t in zip(fixed, turned, strict=True)
         ),
         *(
-            Given(Place.INPUT, axis, None if type_of(v).shape else loop.total)
-            for v, axis in zip(inputs, step.input_axes, strict=True)
+            Given(Place.INPUT, axis, loop.total if i in step.counts else None)
+            for i, axis in enumerate(step.input_axes)
         ),
         *[Given(Place.STATE, 0)] * step.num_states,
     ]

@@ -61,18 +61,6 @@ def _tangent(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
     return jax.jvp(results, [operands[i] for i in which], list(tangents))[1]
 
 
-def _backward_by_xla(
-    loop: Loop,
-    wrt: Mask,
-    operands: Sequence[Array],
-    saved: Sequence[Array],
-    cotangents: Sequence[Array],
-) -> dict[int, Array]:
-    """Run a loop backwards by XLA, whatever ran it forward."""
-    saved = cuda.filled(loop, wrt, operands, saved)
-    return tokens.backward(loop, wrt, operands, saved, cotangents)
-
-
 def _backward_by(
     backward: Callable, *arguments: Array, loop: Loop, wrt: Mask
 ) -> list[Array]:
@@ -85,7 +73,10 @@ def _backward_by(
     return [found[i] if i in found else zero(i) for i, w in enumerate(wrt) if w]
 
 
-_backward = members.backward(ft.partial(_backward_by, _backward_by_xla))
+_backward = members.backward(ft.partial(_backward_by, tokens.backward))
+_backward_after_any = members.backward(
+    ft.partial(_backward_by, mapped.backward_after_any)
+)
 _on_mapped_step = ft.partial(mapped.batch_loop, run)
 _back_on_mapped_step = ft.partial(mapped.batch_backward, run)
 _mapped = ft.partial(members.forward_by, _on_mapped_step)
@@ -230,6 +221,7 @@ loop_bwd_p = _primitive("ostinato_loop_bwd", _backward, _backward_types)
 batching.primitive_batchers[loop_p] = _batch
 batching.primitive_batchers[loop_bwd_p] = _batch_back
 ad.primitive_jvps[loop_p] = _jvp
+ad.primitive_jvps[loop_bwd_p] = ft.partial(_jvp_of, _backward_after_any)
 ad.primitive_transposes[loop_tangent_p] = _transpose
 
 

@@ -109,6 +109,7 @@ def plan(
     inputs: Any,
     backend: str | None,
     at_step: Sequence[Any] | None = None,
+    counts: Sequence[int] | None = None,
 ) -> Plan | str:
     """Take the loop `lax.scan(partial(body, arrays), states, inputs)` apart.
 
@@ -121,6 +122,8 @@ def plan(
         backend: see `Plan.run`.
         at_step: the types of the leaves of `inputs` at a step, where their shapes do
             not tell, since sequences lie one after another.
+        counts: which leaves of `inputs`, by position, are numbers of steps; None means
+            those that are one number at a step.
 
     Returns:
         The plan; or the reason why `lax.scan` runs this loop.
@@ -141,12 +144,11 @@ def plan(
         return results
 
     # A weak type decides what the step computes in.
-    avals = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=jax.typeof(a).weak_type)
-        for a in given
-    ]
+    avals = [_struct(a, a.shape) for a in given]
     if at_step is None:
-        at_step = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves]
+        at_step = [_struct(a, a.shape[1:]) for a in leaves]
+    if counts is None:
+        counts = [i for i, a in enumerate(at_step) if not a.shape]
     traced = jax.make_jaxpr(flattened)(*avals, *at_step)
     if traced.effects:
         return f"the step has effects: {', '.join(map(str, traced.effects))}"
@@ -170,6 +172,7 @@ def plan(
         written_out,
         len(arrays),
         num_states,
+        tuple(counts),
         keep_parts=backend != "xla" and jax.default_backend() == "cpu",
     )
     for_gpus = backend == "cuda" or _config.read().backend == "cuda"
@@ -188,6 +191,11 @@ def plan(
     inputs = [leaves[i] for i in kept]
     invariant = evaluate(once, arrays)
     return Plan(step, ahead, invariant, inputs, kept, rest, trees[-1], origins)
+
+
+def _struct(a: Array, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    """Return the type of an array, with another shape."""
+    return jax.ShapeDtypeStruct(shape, a.dtype, weak_type=jax.typeof(a).weak_type)
 
 
 def _reason_for_scan(loop: Loop, as_it_is: Jaxpr, origins: Origins) -> str | None:

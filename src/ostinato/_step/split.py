@@ -34,6 +34,8 @@ class Step:
         invariant_axes: the same for invariant values; None also if that is not known.
         turned: for each invariant value, whether it is the transpose of a matrix, which
             the native loop then reads instead; empty if none is.
+        counts: the inputs, by position, that are numbers of steps, and so at most the
+            number of all steps.
     """
 
     traced: ClosedJaxpr
@@ -43,6 +45,7 @@ class Step:
     input_axes: tuple[int | None, ...] = ()
     invariant_axes: tuple[int | None, ...] | None = None
     turned: tuple[bool, ...] = ()
+    counts: tuple[int, ...] = ()
 
     @property
     def jaxpr(self) -> Jaxpr:
@@ -129,7 +132,11 @@ class Traced(NamedTuple):
 
 @ft.lru_cache(maxsize=256)
 def without_invariants(
-    jaxpr: Jaxpr, num_arrays: int, num_states: int, keep_parts: bool = False
+    jaxpr: Jaxpr,
+    num_arrays: int,
+    num_states: int,
+    counts: tuple[int, ...],
+    keep_parts: bool = False,
 ) -> Traced:
     """Take what is the same at every step out of a step.
 
@@ -138,6 +145,7 @@ def without_invariants(
             `num_states` states and inputs, to new states and outputs.
         num_arrays: see there.
         num_states: see there.
+        counts: the inputs, by position, that are numbers of steps.
         keep_parts: whether parts of invariant vectors stay in the step. They cost
             nothing in the native loop, and a kernel each outside of it.
     """
@@ -174,6 +182,7 @@ def without_invariants(
         num_states,
         tuple(0 if v.aval.shape else None for v in at_step),
         turned=tuple(v in transposes for v in invariant),
+        counts=tuple(k for k, i in enumerate(kept) if i in counts),
     )
     return Traced(jaxpr_of(jaxpr.eqns, arrays, invariant), step, kept)
 

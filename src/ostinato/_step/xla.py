@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr
+from jax.custom_batching import sequential_vmap
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from .._padding import select
 from .._rnn.accumulation import accumulation_dtype
@@ -17,13 +18,15 @@ from .._segments import near_divisor, scan_segments
 from .._typing import Array
 from .cost import pays_ahead
 from .gradients import Derivative, Mask, Policy, is_float, weight_gradient
-from .jaxprs import evaluate, split_at, variables
+from .jaxprs import evaluate, run_one, split_at, variables
 from .masks import StepMask
 from .policies import best_derivative
 from .split import PRODUCTS, Step
 
 _BLOCK, _ROWS = 64, 256
 """A block has this many steps at least, and this many rows of products about."""
+_FROM_FIRST = frozenset({"rbg", "unsafe_rbg"})
+"""The kinds of keys of which JAX, if it maps over several, draws from the first one."""
 
 
 class Members(NamedTuple):
@@ -208,9 +211,21 @@ def map_steps(
     given = [
         a if v in read else a[:0] for v, a in zip(variables_of, inputs, strict=True)
     ]
-    return jax.vmap(lambda *at: evaluate(part, [*invariant, *at]), in_axes=tuple(axes))(
-        *given
-    )
+
+    def of_step(*at: Array) -> list[Array]:
+        return evaluate(part, [*invariant, *at], _in_turn)
+
+    return jax.vmap(of_step, in_axes=tuple(axes))(*given)
+
+
+def _in_turn(eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
+    """Run an operation on keys step by step where JAX maps it to other numbers."""
+    is_key = lambda v: jnp.issubdtype(v.aval.dtype, jax.dtypes.prng_key)  # noqa: E731
+    keys = [a for v, a in zip(eqn.invars, inputs, strict=True) if is_key(v)]
+    drawn = any(str(jax.random.key_impl(a)) in _FROM_FIRST for a in keys)
+    if not drawn and eqn.primitive.name != "rng_bit_generator":
+        return None
+    return sequential_vmap(lambda *inputs: run_one(eqn, inputs))(*inputs)
 
 
 def derivative_of(loop: Loop, wrt: Mask) -> Derivative:

@@ -6,6 +6,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from .program import (
     PRODUCT,
     Buffer,
@@ -45,18 +47,19 @@ class Builder:
         self.instructions: list[Instruction] = []
         self.joined: dict[object, Value] = {}
         self._known: dict[object, Buffer] = {}
-        self._constants: dict[tuple[float, ...], Buffer] = {}
+        self._constants: dict[bytes, Buffer] = {}
         self._with_rows: dict[Buffer, Buffer] = {}
 
     def constant(self, *numbers: float) -> Value:
         """Return one number, or a vector of several."""
-        if numbers not in self._constants:
-            self._constants[numbers] = Buffer(
+        key = np.array(numbers, np.float64).tobytes()  # 0 and -0 are two constants
+        if key not in self._constants:
+            self._constants[key] = Buffer(
                 Place.CONSTANT, False, len(numbers), numbers=numbers
             )
         shape = () if len(numbers) == 1 else (len(numbers),)
         strides = row_major(shape)
-        return Value(self._constants[numbers], 0, shape, strides, None)
+        return Value(self._constants[key], 0, shape, strides, None)
 
     def local(self, shape: Sequence[int], axis: int | None) -> Value:
         """Return a new contiguous value that instructions are to write."""
@@ -332,8 +335,8 @@ class Builder:
         sizes = tuple(value.shape[i] for i in free)
         strides = tuple(value.strides[i] for i in free)
         merged = merge_axes(sizes, [strides])
-        even = len(merged.shape) < 2 and value.strides[over] == 1
-        if not even and value.shape[over] > 1:
+        steps_evenly = value.shape[over] == 1 or value.strides[over] == 1
+        if len(merged.shape) > 1 or not steps_evenly:
             order = [*free, over]
             ordered = value._replace(
                 shape=tuple(value.shape[i] for i in order),

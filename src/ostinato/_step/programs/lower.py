@@ -202,7 +202,7 @@ class _Lowering:
             written[key] = len(results)
             sources.append(len(results))
             state = next(next_state) if place is Place.NEXT else None
-            if place is Place.NEXT:
+            if place is Place.NEXT and jnp.issubdtype(dtype, jnp.integer):
                 self._check_growth(value)
             buffer, result = self._target(value, atom.aval, place, len(results), state)
             results.append(result)

@@ -199,8 +199,6 @@ class _Product:
         n, step_n = _only(columns)
         k, step_k = _only(depth)
         if step_n == 1 or n == 1 and step_k != 1:
-            if n == 1 and step_n != 1 and step_k == 0:
-                step_k = 1
             stride = step_k if k > 1 else n
             return Weight(y.buffer, offset, k, n, stride, False, self.half)
         if step_k == 1 or k == 1:

@@ -41,7 +41,7 @@ _TESTS = {"eq", "ge", "gt", "le", "lt", "ne"}
 def _same(name: str, b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> Value:
     if is_integer(eqn):
         if name == "div":
-            return _divide_integers(b, *given)
+            return _divide_integers(b, eqn, *given)
         if name not in _EXACT | _TESTS:
             raise Unsupported(f"`{name}` of integers")
         if name in ("neg", "sub") and _is_unsigned(eqn):
@@ -52,16 +52,29 @@ def _same(name: str, b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> Valu
                 return other
     result = b.elementwise(_SAME[name], *given)
     if is_integer(eqn) and name in _EXACT:
+        if name == "rem" and _may_be_zero(given[1]):  # by 0, it is the dividend
+            result = b.elementwise("select", given[1], result, given[0])
         result = result._replace(most=_largest(name, given))
     return result
 
 
-def _divide_integers(b: Builder, x: Value, y: Value) -> Value:
-    """Return the quotient without its fraction, exact for the integers that we have."""
+def _divide_integers(b: Builder, eqn: JaxprEqn, x: Value, y: Value) -> Value:
+    """Return the quotient without its fraction, exact for the integers that we have.
+
+    A quotient by 0 has all bits, as XLA's has.
+    """
     quotient = b.elementwise("divide", x, y)
     size = b.elementwise("floor", b.elementwise("abs", quotient))
     whole = b.elementwise("multiply", b.elementwise("sign", quotient), size)
-    return whole._replace(most=most_of(x))
+    if not _may_be_zero(y):
+        return whole._replace(most=most_of(x))
+    bits = jnp.iinfo(type_of(eqn.invars[0]).dtype).max if _is_unsigned(eqn) else -1
+    found = b.elementwise("select", y, whole, b.constant(float(bits)))
+    return found._replace(most=max(most_of(x), abs(bits)))
+
+
+def _may_be_zero(value: Value) -> bool:
+    return not value.buffer.numbers or 0 in value.buffer.numbers
 
 
 def _is_unsigned(eqn: JaxprEqn) -> bool:
@@ -125,6 +138,8 @@ def _square(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
 
 @rule("integer_pow")
 def _integer_pow(b: Builder, eqn: JaxprEqn, x: Value, *, y: int, **_: Any) -> Value:
+    if y == 0:  # of infinity and NaN, too
+        return shapes.broadcast(b.constant(1.0), result_shape(eqn), (), b.batch)
     if is_integer(eqn) and y < 0:
         raise Unsupported("it has negative powers of integers")
     power = _power_of(b, x, abs(y))
@@ -134,10 +149,6 @@ def _integer_pow(b: Builder, eqn: JaxprEqn, x: Value, *, y: int, **_: Any) -> Va
 
 
 def _power_of(b: Builder, x: Value, n: int) -> Value:
-    if n == 0:
-        return b.elementwise(
-            "add", b.elementwise("multiply", x, b.constant(0.0)), b.constant(1.0)
-        )
     if n == 1:
         return x
     half = _power_of(b, x, n // 2)
@@ -239,6 +250,10 @@ def _convert(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     if jnp.issubdtype(new, jnp.integer):
         if not (old == jnp.bool_ or jnp.issubdtype(old, jnp.integer)):
             raise Unsupported("it converts to integers")
+        signed = jnp.issubdtype(old, jnp.signedinteger)
+        if signed and jnp.issubdtype(new, jnp.unsignedinteger):
+            if not x.buffer.numbers or min(x.buffer.numbers) < 0:
+                raise Unsupported("it converts signed integers to unsigned ones")
         return x._replace(most=most_of(x))
     if new == jnp.bool_ and old != jnp.bool_:
         equal = b.elementwise("equal", x, b.constant(0.0))

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr
 
 from ..._recurrent.remat import TRANSCENDENTAL, all_but_arithmetic
 from ..._step import native
-from ..._step.asked import asked_backend
+from ..._step.asked import asked_backend, marked
 from ..._step.policies import Choice
 from ..._step.refusal import NAMED, refusal
 from ..._step.scan import Plan, plan
@@ -142,7 +142,9 @@ class _Loop:
         inputs = [self._steps(v) if padded else v.x for v in self.xs]
         states = [v.x for v in self.states]
         arrays = [v.x for v in self.consts]
-        return plan(self._body, arrays, states, inputs, backend, at_step)
+        first = len(arrays) + len(states)
+        counts = [self.order[i] - first for i in marked(self.jaxpr.jaxpr)]
+        return plan(self._body, arrays, states, inputs, backend, at_step, counts)
 
     def _body(self, consts: list, states: list, at: list) -> tuple[list, list]:
         inner = _of_complete(self.batch.context)

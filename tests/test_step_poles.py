@@ -1,0 +1,256 @@
+"""Steps with poles at values that a sequence, or a branch, does not have."""
+
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closures import fast_jit
+from jax import lax
+from test_step_hunt import assert_same, draw
+
+import ostinato as ost
+
+native = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+both_orders = pytest.mark.parametrize("reverse", [False, True], ids=["", "reverse"])
+BACKENDS = "cpu", "scan"
+B, T, F, H = 3, 5, 3, 4
+LENGTHS = jnp.array([5, 2, 0])
+
+
+def assert_finite_and_same(got, want):
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(want))
+    assert_same(got, want)
+
+
+def length_of(z):
+    return jnp.linalg.norm(z, axis=-1, keepdims=True)
+
+
+# ------------------------------------------------------------------- past the end
+
+
+def direction(p, h, x, t):
+    z = x @ p["w"] + h @ p["u"]
+    h = z / length_of(z)
+    return h, h
+
+
+def inverse(p, h, x, t):
+    gate = jnp.tanh(p["b"][None] * h + 1 / (x @ p["w"]))
+    # All sequences share the last factor.
+    return gate, jnp.log(h * h) / jnp.log(2 + t.astype(h.dtype) * p["c"] ** 2)
+
+
+def across(p, h, x, t):
+    """The sequences are in another axis of what is stored."""
+    z = (h @ p["u"]).T
+    z = (z / jnp.linalg.norm(z, axis=0, keepdims=True)).T
+    return z + 0.1 * (x @ p["w"]), z
+
+
+STEPS = [direction, inverse, across]
+each_step = pytest.mark.parametrize("step", STEPS, ids=lambda s: s.__name__)
+
+
+def parameters():
+    return {"w": draw(0, F, H), "u": draw(1, H, H), "b": draw(2, H), "c": draw(6)}
+
+
+def loss_of(step, p, x, h, lengths, backend, **options):
+    out = ost.recurrent_net(
+        step, x, h, params=p, seq_lengths=lengths, backend=backend, **options
+    )
+    return jnp.sum(jnp.sin(out.states)) + jnp.sum(out.outputs)
+
+
+@native
+@both_orders
+@each_step
+def test_jacobian_and_gradient_of_each_example_have_no_pole_past_the_end(step, reverse):
+    p, x, h = parameters(), draw(3, B, T, F), draw(4, B, H)
+
+    def derivatives(backend):
+        run = ft.partial(loss_of, step, backend=backend, reverse=reverse)
+
+        def states(p):
+            return ost.recurrent_net(
+                step, x, h, params=p, seq_lengths=LENGTHS, reverse=reverse,
+                backend=backend,
+            ).states  # fmt: skip
+
+        def alone(x, h, length):
+            return jax.grad(run)(p, x[None], h[None], length[None])
+
+        lengths = jnp.maximum(LENGTHS, 1)  # an example without steps has no other one
+        return jax.jacrev(states)(p), jax.vmap(alone)(x, h, lengths)
+
+    assert_finite_and_same(*(fast_jit(lambda b=b: derivatives(b))() for b in BACKENDS))
+
+
+@native
+@both_orders
+@each_step
+def test_second_derivatives_have_no_pole_past_the_end(step, reverse):
+    """Check those of cotangents alone, for which the native loop runs forward."""
+    p, x, h = parameters(), draw(3, B, T, F), draw(4, B, H)
+
+    def slope(scale, p, backend):
+        def loss(p):
+            return scale * loss_of(step, p, x, h, LENGTHS, backend, reverse=reverse)
+
+        return sum(jnp.sum(a * a) for a in jax.tree.leaves(jax.grad(loss)(p)))
+
+    def both(backend):
+        of_backend = ft.partial(slope, backend=backend)
+        return [jax.grad(of_backend, i)(1.5, p) for i in range(2)]
+
+    assert_finite_and_same(*(fast_jit(lambda b=b: both(b))() for b in BACKENDS))
+
+
+@native
+def test_gradients_of_each_example_of_a_step_of_elements_have_no_pole():
+    """Check the step of `test_cuda_step.py` that showed the same in kernels."""
+    x, states, p = (
+        1 + abs(draw(i, *s)) for i, s in enumerate(((3, 6, 5), (3, 5), (5,)))
+    )
+
+    def step(p, s, x, t):
+        return jnp.tanh(p[None] * s + x), p[None] / s
+
+    def loss(p, scale, backend):
+        lengths = jnp.array([2, 6, 0])
+        return scale * loss_of(step, p, x, states, lengths, backend)
+
+    both = lambda backend: (  # noqa: E731
+        jax.vmap(jax.grad(loss), (None, 0, None))(p, jnp.arange(1.0, 3.0), backend),
+        jax.hessian(loss)(p, 1.0, backend),
+        jax.hessian(loss, 1)(p, 1.0, backend),
+        jax.jacfwd(jax.grad(loss), 1)(p, 1.0, backend),
+    )
+    assert_finite_and_same(*(fast_jit(lambda b=b: both(b))() for b in BACKENDS))
+
+
+# ------------------------------------------------------------------------ segments
+
+
+def countdown(w, left, x, t):
+    return left - 1, w * jnp.log(x) / left
+
+
+@both_orders
+@pytest.mark.parametrize("backend", ["scan", "xla", None])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_segments_have_no_pole_at_final_states(size, backend, reverse):
+    x = jnp.array(
+        [[1.0, 4.0, jnp.nan, jnp.nan, 0.0], [0.25, 0.0, -1.0, 0.0, 0.0], 5 * [0.0]]
+    )
+    left, lengths = jnp.array([2.0, 1.0, 0.0]), jnp.array([2, 1, 0])
+
+    def loss(w, x, **options):
+        out = ost.recurrent_net(
+            countdown, x, left, params=w, seq_lengths=lengths, padding="zero",
+            reverse=reverse, backend=backend, **options,
+        )  # fmt: skip
+        return jnp.sum(out.outputs) + jnp.sum(out.states * jnp.arange(1.0, 4.0))
+
+    got, whole = (
+        jax.value_and_grad(loss)(3.0, x, **o) for o in ({"segment_length": size}, {})
+    )
+    assert_finite_and_same(got, whole)
+
+
+@both_orders
+def test_segments_have_the_gradients_of_a_whole_loop(reverse):
+    p, x, h = parameters(), draw(3, B, T, F), draw(4, B, H)
+
+    def gradients(backend, **options):
+        loss = ft.partial(
+            loss_of, direction, lengths=LENGTHS, backend=backend, reverse=reverse
+        )
+        return fast_jit(jax.grad(ft.partial(loss, **options), (0, 1, 2)))(p, x, h)
+
+    whole = gradients("scan")
+    for backend in ("scan", "xla", None):
+        assert_finite_and_same(gradients(backend, segment_length=2), whole)
+
+
+# ------------------------------------------------------------------------ branches
+
+
+def of_jit(p, z):
+    return z / length_of(z)
+
+
+def of_scan(p, z):
+    return lax.scan(lambda z, _: (1 / (z @ p["v"]), None), z, length=2)[0]
+
+
+def of_loop(p, z):
+    return lax.fori_loop(0, 2, lambda i, z: jnp.sqrt(z * z) @ p["v"], z)
+
+
+def of_branch(p, z):
+    return lax.cond(p["on"] > 0, lambda z: jnp.log(z * z) @ p["v"], jnp.sin, z)
+
+
+def of_checkpoint(p, z):
+    return jax.checkpoint(lambda z: jnp.log(z * z) @ p["v"])(z)
+
+
+def of_branch_in_checkpoint(p, z):
+    return jax.checkpoint(ft.partial(of_branch, p))(z)
+
+
+def of_powers(p, z):
+    return (z * z) ** 0.3 + z**-2 + jnp.log1p(z * z - 1)
+
+
+INNER = [
+    of_jit, of_scan, of_loop, of_branch, of_checkpoint, of_branch_in_checkpoint,
+    of_powers,
+]  # fmt: skip
+
+
+@native
+@pytest.mark.parametrize("switch", [False, True], ids=["cond", "switch"])
+@pytest.mark.parametrize("inner", INNER, ids=lambda f: f.__name__)
+def test_branch_that_is_not_taken_has_no_pole(inner, switch):
+    p = {**parameters(), "v": draw(5, H, H), "on": jnp.array(1.0)}
+    x, h = draw(3, B, T, F), draw(4, B, H)
+
+    def step(p, h, x, t):
+        taken = lambda h: inner(p, h @ p["u"])  # noqa: E731
+        other = lambda h: jnp.tanh(h @ p["v"])  # noqa: E731
+        h = (
+            lax.switch(t % 3, [taken, other, lambda h: 2 * h], h)
+            if switch
+            else lax.cond(t % 2 == 0, taken, other, h)
+        )
+        h = jnp.tanh(h + x @ p["w"])
+        return h, h
+
+    def loss(backend, p, x, h):
+        out = ost.recurrent_net(step, x, h, params=p, backend=backend)
+        return jnp.sum(jnp.sin(out.outputs))
+
+    got, want = (
+        fast_jit(jax.grad(ft.partial(loss, b), (0, 1, 2)))(p, x, h) for b in BACKENDS
+    )
+    assert_finite_and_same(got, want)
+
+
+@native
+def test_branches_with_functions_of_jax_run_natively():
+    """Check that neither `softplus` nor a norm keeps a branch in the loop."""
+
+    def step(p, h, x, t):
+        near = lambda h: jax.nn.softplus(h @ p["u"]) / 2  # noqa: E731
+        h = lax.cond(t % 2 == 0, near, lambda h: of_jit(p, h @ p["u"]), h)
+        return h + x @ p["w"], h
+
+    p, x, h = parameters(), draw(3, B, T, F), draw(4, B, H)
+    out = ost.recurrent_net(step, x, h, params=p, backend="cpu")
+    want = ost.recurrent_net(step, x, h, params=p, backend="scan")
+    assert_same(out, want)
