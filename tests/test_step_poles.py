@@ -13,7 +13,9 @@ from test_step_hunt import assert_same, draw
 import ostinato as ost
 
 native = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
-both_orders = pytest.mark.parametrize("reverse", [False, True], ids=["", "reverse"])
+both_orders = pytest.mark.parametrize(
+    "reverse", [False, True], ids=["forward", "reverse"]
+)
 BACKENDS = "cpu", "scan"
 B, T, F, H = 3, 5, 3, 4
 LENGTHS = jnp.array([5, 2, 0])
