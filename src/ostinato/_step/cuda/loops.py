@@ -11,7 +11,6 @@ from jax.extend.core import ClosedJaxpr
 
 from ... import _config
 from ..._cuda import check, device, plan
-from ..._padding import fill_empty_sequences, is_step, select
 from ..._typing import Array
 from .. import tokens, xla
 from ..gradients import Derivative, Mask, is_float
@@ -86,25 +85,6 @@ def kernels_of(loop: Loop, wrt: Mask | None) -> list[Kernel]:
         _forward_kernel(derivative.step, derivative, loop.masked),
         _backward_kernel(derivative, loop.masked),
     ]
-
-
-def filled(
-    loop: Loop, wrt: Mask, operands: Sequence[Array], saved: Sequence[Array]
-) -> list[Array]:
-    """Return saved values for a backward pass that runs steps past the end, too.
-
-    What a kernel saves there is 0, where a step may have a pole. Here it is what the
-    first step saves, as if XLA had run the loop.
-    """
-    side_by_side = loop.masked and loop.capacity is None
-    by_kernel = side_by_side and device.status().gpu is not None
-    if not by_kernel or not is_supported(loop, wrt):
-        return list(saved)
-    lengths = operands[-1]
-    valid = is_step(lengths, loop.length, 0)
-    first = [fill_empty_sequences(a[0], lengths) for a in saved] if loop.length else []
-    pairs = zip(saved, first, strict=False)
-    return [select(valid, a, jnp.broadcast_to(f, a.shape)) for a, f in pairs]
 
 
 def forward(loop: Loop, wrt: Mask | None, operands: Sequence[Array]) -> list[Array]:
