@@ -41,10 +41,15 @@ def unwrap(x: Any) -> Any:
     return x
 
 
+def is_array(x: Any) -> bool:
+    """Return whether `x` is an array or a number of JAX or numpy."""
+    return isinstance(x, (jax.Array, np.ndarray, np.generic))
+
+
 def check_array(name: str, x: Any) -> Array:
     """Return `x` as a JAX array; raise a TypeError unless it is an array."""
     x = unwrap(x)
-    if isinstance(x, (jax.Array, np.ndarray, np.generic)):
+    if is_array(x):
         return jnp.asarray(x)
     known = isinstance(x, (list, tuple, int, float)) and not isinstance(x, bool)
     hint = "; jnp.array makes one of it" if known else ""

@@ -69,6 +69,17 @@ Their operands have the shape of the result, or are scalars, or have axes of siz
 """
 
 
+def draws_from_first(keys: jax.Array, new_keys: bool = False) -> bool:
+    """Return whether JAX draws from the first key for all keys along a mapped axis.
+
+    Args:
+        keys: an array of keys.
+        new_keys: True asks about the keys that are made of them, False about numbers.
+    """
+    kinds = ("unsafe_rbg",) if new_keys else ("rbg", "unsafe_rbg")
+    return str(jax.random.key_impl(keys)) in kinds
+
+
 def is_determinant(eqn: JaxprEqn) -> bool:
     """Return whether a function with a derivative of its own is `jnp.linalg.det`'s."""
     source = eqn.params["call_jaxpr"].jaxpr.debug_info.func_src_info

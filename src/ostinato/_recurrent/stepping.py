@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
+from .. import _checks
 from .._padding import fill_empty_sequences, select
 from .._segments import near_divisor
 from .._step.asked import mark
@@ -187,8 +187,7 @@ def split_arrays(params: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]
     Leaves that are not arrays, such as a number of steps, stay as they are.
     """
     leaves, tree = jax.tree.flatten(params)
-    types = jax.Array, np.ndarray, np.generic
-    indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, types)]
+    indices = [i for i, leaf in enumerate(leaves) if _checks.is_array(leaf)]
 
     def rebuild(arrays: Sequence[Any]) -> Any:
         full = list(leaves)

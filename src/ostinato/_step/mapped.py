@@ -141,51 +141,47 @@ def _mapped_step(step: Step, mapped: tuple[bool, ...], size: int) -> Step:
 # ------------------------------------------------------------------------ backward
 
 
+def backward_by(
+    backward: Callable, *arguments: Array, loop: Loop, wrt: Mask
+) -> list[Array]:
+    """Return the cotangents of the operands of `wrt`.
+
+    Args:
+        backward: as `xla.backward`.
+        arguments: operands, saved values and cotangents.
+        loop: what is static.
+        wrt: see `xla.backward`.
+    """
+    count = sum(is_float(v.aval) for v in loop.step.jaxpr.outvars)
+    places = [len(wrt), len(arguments) - count]
+    operands, saved, cotangents = split_at(arguments, places)
+    found = backward(loop, wrt, operands, saved, cotangents)
+    zero = lambda i: jnp.zeros(operands[i].shape, operands[i].dtype)  # noqa: E731
+    return [found[i] if i in found else zero(i) for i, w in enumerate(wrt) if w]
+
+
 def batch_backward(
     run: Run, args: Sequence[Array], dims: Sequence[Any], *, loop: Loop, wrt: Mask
 ) -> tuple[list[Array], list[int]]:
     """Map the loop backwards: a loop over the mapped backward step."""
-    return batch(ft.partial(_backward_by_steps, run), args, dims, loop=loop, wrt=wrt)
+    back = after_any(ft.partial(_found_by_steps, run))
+    return batch(ft.partial(backward_by, back), args, dims, loop=loop, wrt=wrt)
 
 
-def _backward_by_steps(
-    run: Run, *arguments: Array, loop: Loop, wrt: Mask
-) -> list[Array]:
-    """Return the cotangents of the operands of `wrt`."""
-    count = sum(is_float(v.aval) for v in loop.step.jaxpr.outvars)
-    places = [len(wrt), len(arguments) - count]
-    operands, saved, bar = split_at(arguments, places)
-    back = ft.partial(_found_by_steps, run)
-    found = backward_after_any(loop, wrt, operands, saved, bar, back)
-    zero = lambda a: jnp.zeros(a.shape, a.dtype)  # noqa: E731
-    return [found.get(i, zero(a)) for i, a in enumerate(operands) if wrt[i]]
-
-
-def backward_after_any(
-    loop: Loop,
-    wrt: Mask,
-    operands: Sequence[Array],
-    saved: Sequence[Array],
-    cotangents: Sequence[Array],
-    run: Callable = xla.backward,
-) -> dict[int, Array]:
-    """Run a loop backwards by primitives of JAX, whatever ran it forward.
+def after_any(run: Callable = xla.backward) -> Callable:
+    """Return a pass backwards by primitives of JAX, whatever ran the loop forward.
 
     Args:
-        loop: what is static.
-        wrt: see `xla.backward`.
-        operands: see `xla.backward`.
-        saved: see `xla.backward`.
-        cotangents: see `xla.backward`.
-        run: as `xla.backward`; it runs the steps past the end of a sequence, too.
+        run: as `xla.backward`, as which the result is called, too; it runs the steps
+            past the end of a sequence as well.
     """
 
-    def after_any(
+    def filled(
         loop: Loop, wrt: Mask, operands: Sequence[Array], saved: Any, bar: Any
     ) -> dict[int, Array]:
         return run(loop, wrt, operands, _as_by_xla(loop, wrt, operands, saved), bar)
 
-    return tokens.backward(loop, wrt, operands, saved, cotangents, after_any)
+    return ft.partial(tokens.backward, run=filled)
 
 
 def _as_by_xla(

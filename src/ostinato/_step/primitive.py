@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -61,21 +60,9 @@ def _tangent(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
     return jax.jvp(results, [operands[i] for i in which], list(tangents))[1]
 
 
-def _backward_by(
-    backward: Callable, *arguments: Array, loop: Loop, wrt: Mask
-) -> list[Array]:
-    """Return the cotangents of the operands of `wrt`."""
-    operands, rest = arguments[: len(wrt)], arguments[len(wrt) :]
-    count = sum(is_float(v.aval) for v in loop.step.jaxpr.outvars)
-    saved, cotangents = split_at(rest, [len(rest) - count])
-    found = backward(loop, wrt, operands, saved, cotangents)
-    zero = lambda i: jnp.zeros(operands[i].shape, operands[i].dtype)  # noqa: E731
-    return [found[i] if i in found else zero(i) for i, w in enumerate(wrt) if w]
-
-
-_backward = members.backward(ft.partial(_backward_by, tokens.backward))
+_backward = members.backward(ft.partial(mapped.backward_by, tokens.backward))
 _backward_after_any = members.backward(
-    ft.partial(_backward_by, mapped.backward_after_any)
+    ft.partial(mapped.backward_by, mapped.after_any())
 )
 _on_mapped_step = ft.partial(mapped.batch_loop, run)
 _back_on_mapped_step = ft.partial(mapped.batch_backward, run)
@@ -320,7 +307,7 @@ def _native_loop(split: bool) -> Callable:
 
 
 def _native_back(split: bool) -> Callable:
-    backward = ft.partial(_backward_by, ft.partial(native.backward, split=split))
+    backward = ft.partial(mapped.backward_by, ft.partial(native.backward, split=split))
     return mlir.lower_fun(members.backward(backward, members.one_by_one), True)
 
 
@@ -328,7 +315,7 @@ def _kernel_loop(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
     return cuda.forward(loop, wrt, operands)
 
 
-_kernel_back = ft.partial(_backward_by, cuda.backward)
+_kernel_back = ft.partial(mapped.backward_by, cuda.backward)
 
 
 def _rules_of(

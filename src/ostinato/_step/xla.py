@@ -12,6 +12,7 @@ from jax import lax
 from jax.custom_batching import sequential_vmap
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
+from .._compat import draws_from_first
 from .._padding import select
 from .._rnn.accumulation import accumulation_dtype
 from .._segments import near_divisor, scan_segments
@@ -25,8 +26,6 @@ from .split import PRODUCTS, Step
 
 _BLOCK, _ROWS = 64, 256
 """A block has this many steps at least, and this many rows of products about."""
-_FROM_FIRST = frozenset({"rbg", "unsafe_rbg"})
-"""The kinds of keys of which JAX, if it maps over several, draws from the first one."""
 
 
 class Members(NamedTuple):
@@ -222,7 +221,7 @@ def _in_turn(eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
     """Run an operation on keys step by step where JAX maps it to other numbers."""
     is_key = lambda v: jnp.issubdtype(v.aval.dtype, jax.dtypes.prng_key)  # noqa: E731
     keys = [a for v, a in zip(eqn.invars, inputs, strict=True) if is_key(v)]
-    drawn = any(str(jax.random.key_impl(a)) in _FROM_FIRST for a in keys)
+    drawn = any(map(draws_from_first, keys))
     if not drawn and eqn.primitive.name != "rng_bit_generator":
         return None
     return sequential_vmap(lambda *inputs: run_one(eqn, inputs))(*inputs)

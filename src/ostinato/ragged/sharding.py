@@ -131,7 +131,7 @@ def _check_axis(mesh: Any, axis: Any) -> str | tuple[str, ...]:
 
 def _check_leaf(name: str, x: Any, count: int) -> None:
     """Check that `x` is an array or a RaggedArray of as many examples."""
-    if not (_is_ragged(x) or (_is_array(x) and np.ndim(x))):
+    if not (_is_ragged(x) or (_checks.is_array(x) and np.ndim(x))):
         raise TypeError(
             f"`{name}` must be an array [batch, ...], got {_checks.describe(x)}; "
             "np.array makes one of a list of numbers"
@@ -201,10 +201,6 @@ def _put(x: Any, at: int, mesh: Any, axis: Any) -> Any:
         return jax.random.wrap_key_data(words, impl=str(jax.random.key_impl(x)))
     whole = np.asarray(x)  # that of every process
     return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
-
-
-def _is_array(x: Any) -> bool:
-    return isinstance(x, (jax.Array, np.ndarray, np.generic))
 
 
 def _is_ragged(x: Any) -> bool:

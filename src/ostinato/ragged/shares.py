@@ -113,7 +113,7 @@ class Shares:
             elif isinstance(x, ShardedBatch):
                 arrays.append(x.data)
                 specs.append(spec_of(0, axis))
-            elif _is_array(x):
+            elif _checks.is_array(x):
                 arrays.append(x)
                 specs.append(PartitionSpec())
         found: list[Any] = []  # the tree of results and its leaves, when it is known
@@ -125,18 +125,14 @@ class Shares:
                 if isinstance(x, ShardedRagged):
                     pair = next(given), next(given)
                     return RaggedArray.tree_unflatten(_static(x), pair)
-                return next(given) if is_sharded(x) or _is_array(x) else x
+                return next(given) if is_sharded(x) or _checks.is_array(x) else x
 
             args, kwargs = jax.tree.unflatten(self._tree, map(own, self._leaves))
             results, out_tree = jax.tree.flatten(run(args, kwargs), _is_result)
             if same is not None:
                 results = [of_examples(x, same) for x in results]
             found[:] = out_tree, results
-            # Every array with the axis in front along which it is split.
-            return [
-                (jnp.moveaxis(x.data, x.axis, 0), x.lengths) if _is_ragged(x) else x
-                for x in results
-            ]
+            return list(map(_split_axis_first, results))
 
         sharded = jax.shard_map(
             local, mesh=mesh, in_specs=tuple(specs), out_specs=spec_of(0, axis)
@@ -145,7 +141,7 @@ class Shares:
         out_tree, results = found
 
         def whole(like: Any, x: Any) -> Any:
-            if not _is_ragged(like):
+            if not isinstance(like, RaggedArray):
                 return ShardedBatch(x, first.order, mesh, axis)
             data = jnp.moveaxis(x[0], 0, like.axis)
             return ShardedRagged(data, x[1], first.order, *_static(like), mesh, axis)
@@ -168,17 +164,16 @@ def _static(x: Any) -> tuple[int, str, int]:
     return x.axis, x.dim, x.max_length
 
 
+def _split_axis_first(x: Any) -> Any:
+    """Return the arrays of a result with the axis in front along which it is split."""
+    if isinstance(x, RaggedArray):
+        return jnp.moveaxis(x.data, x.axis, 0), x.lengths
+    return x
+
+
 def _is_zero(axis: Any) -> bool:
     return axis == 0 and not isinstance(axis, bool)
 
 
-def _is_array(x: Any) -> bool:
-    return isinstance(x, (jax.Array, np.ndarray, np.generic))
-
-
 def _is_result(x: Any) -> bool:
     return isinstance(x, (PaddedRagged, RaggedArray))
-
-
-def _is_ragged(x: Any) -> bool:
-    return isinstance(x, RaggedArray)

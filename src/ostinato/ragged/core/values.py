@@ -125,6 +125,11 @@ def ragged_axes(value: Value) -> list[int]:
     return symbolic_axes(value.shape)
 
 
+def is_dense(value: Value) -> bool:
+    """Return whether a value is the same array, of one shape, for all examples."""
+    return isinstance(value, Shared) and not ragged_axes(value)
+
+
 def is_filled(value: Value) -> bool:
     """Return whether everything outside of the examples is computed of valid tokens."""
     known = isinstance(value, Flat) or isinstance(value, Padded) and value.filled

@@ -17,6 +17,7 @@ from ..core.values import (
     Shared,
     Value,
     filled_as,
+    is_dense,
     is_filled,
     ragged_axes,
     with_array,
@@ -41,10 +42,10 @@ def _dot_general(
     def bind(a: Array, b: Array) -> Array:
         return eqn.primitive.bind(a, b, dimension_numbers=dimension_numbers, **params)
 
-    if isinstance(a, Flat) and a.axis not in contract_a and _is_dense(b):
+    if isinstance(a, Flat) and a.axis not in contract_a and is_dense(b):
         free = _free(a, contract_a, batch_a)
         return Flat(bind(a.x, b.x), shape, len(batch_a) + free.index(a.axis))
-    if isinstance(b, Flat) and b.axis not in contract_b and _is_dense(a):
+    if isinstance(b, Flat) and b.axis not in contract_b and is_dense(a):
         free = _free(b, contract_b, batch_b)
         before = len(a.shape) - len(contract_a)
         return Flat(bind(a.x, b.x), shape, before + free.index(b.axis))
@@ -103,10 +104,6 @@ def _cleared_for_all(ctx: Context, value: Shared) -> Value:
         return value
     zero = jnp.zeros((), value.x.dtype)
     return with_array(value, jnp.where(ctx.inside(value), value.x, zero))
-
-
-def _is_dense(x: Value) -> bool:
-    return isinstance(x, Shared) and not ragged_axes(x)
 
 
 def _free(x: Value, contract: tuple[int, ...], batch: tuple[int, ...]) -> list[int]:

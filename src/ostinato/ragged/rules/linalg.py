@@ -19,7 +19,7 @@ from ..._typing import Array
 from ..core.context import Context, Sizes
 from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic, symbolic_axes
-from ..core.values import Padded, Shared, Value, ragged_axes, with_array
+from ..core.values import Padded, Value, is_dense, ragged_axes, with_array
 from .fixed_axes import over_leading
 
 
@@ -89,10 +89,10 @@ def _linear_solve(
 
     def stays_shared(which: int) -> bool:
         results = jax.eval_shape(lambda b: evaluate(ctx.nested(), which, b), b)
-        return all(map(_is_dense, results[: len(b)]))
+        return all(map(is_dense, results[: len(b)]))
 
     there = [which for which, jaxpr in enumerate(jaxprs) if jaxpr is not None]
-    if not all(map(_is_dense, b)) or not all(map(stays_shared, there)):
+    if not all(map(is_dense, b)) or not all(map(stays_shared, there)):
         b = [ctx.to_padded(v) for v in b]
 
     def zeroed(inner: Context, arrays: Sequence[Array]) -> list[Array]:
@@ -127,10 +127,6 @@ def _linear_solve(
         has_aux=True,
     )
     return [_repeated(ctx, v) for v in map(with_array, b, arrays)] + others
-
-
-def _is_dense(value: Value) -> bool:
-    return isinstance(value, Shared) and not ragged_axes(value)
 
 
 def _repeated(ctx: Context, value: Value) -> Value:

@@ -12,21 +12,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
 
+from ..._compat import draws_from_first
 from ..._typing import Array
 from ..core.context import Context, Sizes
 from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic, symbolic_axes
 from ..core.values import Flat, Padded, Shared, Value, ragged_axes, shape_text
 from ..types.segments import along, positions
-
-# The kinds of keys where JAX draws from the first key for all keys of an array, or of a
-# batch: when numbers are drawn, and when keys are made.
-_NUMBERS = ("rbg", "unsafe_rbg")
-_KEYS = ("unsafe_rbg",)
-
-
-def _draw_from_first(keys: Value, kinds: Sequence[str]) -> bool:
-    return str(jax.random.key_impl(keys.x)) in kinds
 
 
 def _each(
@@ -76,7 +68,7 @@ def _bits(
     def bind(keys: Array, *shape: Any) -> Array:
         return eqn.primitive.bind(keys, shape=ctx.at_max(shape), **params)
 
-    from_first = _draw_from_first(keys, _NUMBERS)
+    from_first = draws_from_first(keys.x)
     if from_first and keys.shape:
         keys = ctx.unsized(lambda keys: keys[(0,) * keys.ndim], [keys], ())
         shape = full
@@ -112,7 +104,7 @@ def _split(
     ctx: Context, eqn: JaxprEqn, keys: Value, *, shape: tuple[Any, ...]
 ) -> Value:
     (full,) = ctx.out_shapes(eqn)
-    from_first = _draw_from_first(keys, _KEYS)
+    from_first = draws_from_first(keys.x, new_keys=True)
     own = full if from_first else shape  # what is made of one key
     if isinstance(keys, Flat) and not any(map(is_symbolic, own)):
         return Flat(eqn.primitive.bind(keys.x, shape=shape), full, keys.axis)
@@ -129,7 +121,7 @@ def _gamma(ctx: Context, eqn: JaxprEqn, keys: Value, a: Value, **params: Any) ->
     (full,) = ctx.out_shapes(eqn)
     _check_prefix_stable(keys, full, split=True)  # a key for each number
     draw = ft.partial(eqn.primitive.bind, **params)
-    return _each(ctx, draw, [keys, a], full, _draw_from_first(keys, _KEYS))
+    return _each(ctx, draw, [keys, a], full, draws_from_first(keys.x, new_keys=True))
 
 
 @register("random_wrap", "random_unwrap", "random_seed", "random_clone")
@@ -144,7 +136,7 @@ def _wrap(ctx: Context, eqn: JaxprEqn, x: Value, **params: Any) -> Value:
 def _fold_in(ctx: Context, eqn: JaxprEqn, keys: Value, data: Value) -> Value:
     (full,) = ctx.out_shapes(eqn)
     ragged = ragged_axes(keys), ragged_axes(data), symbolic_axes(full)
-    from_first = _draw_from_first(keys, _KEYS)
+    from_first = draws_from_first(keys.x, new_keys=True)
     if not from_first and [len(axes) for axes in ragged] == [1, 1, 1]:
         keys, data = ctx.to_flat(keys), ctx.to_flat(data)
         return Flat(eqn.primitive.bind(keys.x, data.x), full, keys.axis)
