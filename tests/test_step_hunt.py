@@ -478,3 +478,22 @@ def test_gradients_of_short_floats_that_sequences_share(maps):
     p = {"w": a["w"], "pos": a["pos"]}
     grad = lambda b, *given: jax.grad(loss, (1, 2, 3))(b, *given)  # noqa: E731
     assert_same(*both(grad, p, a["x"], a["h"]), tolerance=0.1)
+
+
+def test_large_integers_of_each_sequence():
+    """They are no numbers of steps, and floats cannot stand for them."""
+
+    def step(p, h, at, t):
+        x, clock = at
+        h = jnp.tanh(x @ p + h) * (1 + clock % 60).astype(h.dtype)[:, None]
+        return h, h
+
+    def run(backend, p, x, clock, h):
+        return ost.recurrent_net(step, (x, clock), h, params=p, backend=backend).outputs
+
+    clock = 1_700_000_000 + 37 * jnp.arange(B * T, dtype=jnp.int32).reshape(B, T)
+    p, x, h = (
+        draw(n, *shape, dtype=jnp.float32)
+        for n, shape in enumerate([(4, 4), (B, T, 4), (B, 4)])
+    )
+    assert_same(*both(run, p, x, clock, h), tolerance=1e-4)
