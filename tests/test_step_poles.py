@@ -85,10 +85,21 @@ def test_jacobian_and_gradient_of_each_example_have_no_pole_past_the_end(step, r
         def alone(x, h, length):
             return jax.grad(run)(p, x[None], h[None], length[None])
 
-        lengths = jnp.maximum(LENGTHS, 1)  # an example without steps has no other one
-        return jax.jacrev(states)(p), jax.vmap(alone)(x, h, lengths)
+        return jax.jacrev(states)(p), jax.vmap(alone)(x, h, LENGTHS)
 
     assert_finite_and_same(*(fast_jit(lambda b=b: derivatives(b))() for b in BACKENDS))
+
+
+@pytest.mark.parametrize("backend", [None, "xla", "scan"])
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_no_sequence_has_steps(backend, jit):
+    """Check that zeros, at which the step has a pole, leave gradients finite."""
+    p, x, h = parameters(), jnp.zeros((B, T, F)), jnp.zeros((B, H))
+    slopes = jax.grad(loss_of, (1, 2, 3))
+    run = ft.partial(slopes, direction, lengths=jnp.zeros(B, int), backend=backend)
+    found = (fast_jit(run) if jit else run)(p, x, h)
+    wanted = jax.tree.map(jnp.zeros_like, (p, x)), jnp.ones_like(h)
+    assert_finite_and_same(found, (*wanted[0], wanted[1]))
 
 
 @native

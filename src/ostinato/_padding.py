@@ -34,7 +34,8 @@ def select(condition: Array, tree: Any, other: Any = None) -> Any:
 def fill_empty_sequences(a: Array, lengths: Array) -> Array:
     """Return `a [B, ...]` with the values of another sequence for those without steps.
 
-    The result is a constant to derivatives.
+    Where no sequence has steps, all values are 1/2, which is seldom a pole of a step, or
+    its nearest integer to 0. The result is a constant to derivatives.
     """
     if a.shape[0] == 0 or jnp.issubdtype(a.dtype, jax.dtypes.extended):
         return a
@@ -43,6 +44,7 @@ def fill_empty_sequences(a: Array, lengths: Array) -> Array:
     last = jnp.max(jnp.where(lengths == jnp.max(lengths), index, 0))
     longest = (index == last) & (lengths > 0)
     other = jnp.sum(select(longest, a), axis=0, keepdims=True, dtype=a.dtype)
+    other = jnp.where(jnp.any(longest), other, jnp.full_like(other, 0.5))
     return lax.stop_gradient(select(lengths > 0, a, other))
 
 
