@@ -34,8 +34,8 @@ def select(condition: Array, tree: Any, other: Any = None) -> Any:
 def fill_empty_sequences(a: Array, lengths: Array) -> Array:
     """Return `a [B, ...]` with the values of another sequence for those without steps.
 
-    Where no sequence has steps, all values are 1/2, which is seldom a pole of a step, or
-    its nearest integer to 0. The result is a constant to derivatives.
+    Where no sequence has steps, all values are 1/2, which is seldom a pole of a step; 0
+    for integers. The result is a constant to derivatives.
     """
     if a.shape[0] == 0 or jnp.issubdtype(a.dtype, jax.dtypes.extended):
         return a
