@@ -62,6 +62,12 @@ TAKE_PART = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _short_turns(monkeypatch):
+    monkeypatch.setattr(timing, "ROUND_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "REST_SECONDS", 0.0)
+
+
 @pytest.fixture
 def measured():
     return made_results()
@@ -129,9 +135,7 @@ def test_a_contender_with_other_results_is_not_timed(monkeypatch):
     assert found.skipped["torch"].startswith(timing.OTHER_RESULTS)
 
 
-def test_contenders_take_turns(monkeypatch):
-    monkeypatch.setattr(timing, "ROUND_SECONDS", 0.0)
-    monkeypatch.setattr(timing, "REST_SECONDS", 0.0)
+def test_contenders_take_turns():
     called = []
     names = ("a", "b", "c")
     calls = {name: ft.partial(called.append, name) for name in names}
@@ -187,16 +191,6 @@ def test_floor_counts_what_must_be_done():
     assert floor(kind="compile") is None
 
 
-def test_peaks_are_measured():
-    if shutil.which("c++") is None:
-        pytest.skip("no C++ compiler")
-    peaks = floors.Peaks(**native.peaks(1), dispatch=1e-5)
-    sizes = [size for size, _ in peaks.read]
-    assert sizes == sorted(sizes)
-    assert peaks.float32 > 0 and peaks.bfloat16 > 0
-    assert all(peaks.bandwidth(size) > 0 for size in (1, 1e6, 1e12))
-
-
 # ------------------------------------------------------------------- files and reports
 
 
@@ -236,7 +230,7 @@ def test_stealing_wants_privileges(monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
-def test_run_adds_to_what_there_is(tmp_path):
+def test_run_adds_to_what_there_is_and_measures_peaks(tmp_path):
     out = tmp_path / "results.json"
     before = made_row("N1H256-step", 1e-5, mode="gru")
     results.save(out, Results(results.machine(), {before.id: before}))
@@ -251,6 +245,12 @@ def test_run_adds_to_what_there_is(tmp_path):
     assert first == before
     assert second.name == "N1H64-step" and second.seconds.keys() == {OURS, "scan"}
     assert second.floor > 0 and stored.machine["peaks"]
+    for measured in stored.machine["peaks"].values():
+        peaks = floors.Peaks(**measured)
+        sizes = [size for size, _ in peaks.read]
+        assert sizes == sorted(sizes)
+        assert min(peaks.float32, peaks.bfloat16, peaks.dispatch) > 0
+        assert all(peaks.bandwidth(size) > 0 for size in (1, 1e6, 1e12))
 
 
 def test_results_of_two_machines_are_not_mixed(tmp_path, measured):

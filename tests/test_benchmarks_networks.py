@@ -1,9 +1,11 @@
 """Tests of the benchmarks of networks: steps, cells, layers, heads, streams."""
 
+from collections.abc import Callable
+
 import jax
-import numpy as np
 import pytest
 import typer
+from benchmark_contenders import cannot, fails, returns
 
 import ostinato as ost
 from benchmarks import (
@@ -22,11 +24,18 @@ from benchmarks import (
     stored,
     streams,
 )
-from ostinato.apps.bench import processes
-from ostinato.apps.bench.peers import OURS, STREAM, Unsupported
+from ostinato.apps.bench import processes, timing
+from ostinato.apps.bench.peers import OURS, STREAM
 from ostinato.apps.bench.problem import Problem
 
 pytestmark = pytest.mark.usefixtures("jax_as_it_comes")
+NETWORKS = steps.networks(4)
+
+
+@pytest.fixture(autouse=True)
+def _short_turns(monkeypatch):
+    monkeypatch.setattr(timing, "ROUND_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "REST_SECONDS", 0.0)
 
 
 def stored_rows(tmp_path, rows, **more):
@@ -41,14 +50,20 @@ def stored_rows(tmp_path, rows, **more):
 # -------------------------------------------------------------------- recurrent_net
 
 
-@pytest.mark.parametrize("name", list(steps.networks(4)))
-@pytest.mark.parametrize("ragged", [False, True])
+# Without lengths, `test_peers_compute_the_same_networks` compares the only contender of
+# the other networks.
+WRITTEN_OUT = [(name, True) for name in NETWORKS]
+WRITTEN_OUT += [(name, False) for name in ("LSTM", "GRU", "MI-LSTM")]
+
+
+@pytest.mark.parametrize("name, ragged", WRITTEN_OUT)
 def test_steps_written_out_equal_their_cells(name, ragged, monkeypatch):
     monkeypatch.setattr(recurrent, "STEPS", 5)  # the most that lengths are
-    network, case = steps.networks(4)[name], recurrent.Case(3, 4, ragged=ragged)
+    network, case = NETWORKS[name], recurrent.Case(3, 4, ragged=ragged)
     runs = recurrent.contenders(network, case)
     assert ("function" in runs) == (network.step is not None)
     assert ("cell" in runs or "fused" in runs) != network.hand_made
+    assert ragged or len(runs) == 3
     recurrent.compiled(runs, recurrent.make(network, 5, case, 2), train=False)
 
 
@@ -86,7 +101,7 @@ def test_tables_tell_times_and_shares(tmp_path):
 def test_compilations_are_timed_twice(monkeypatch):
     monkeypatch.setattr(recurrent, "STEPS", 3)
     monkeypatch.setattr(recurrent, "CASES", {"N8H64": recurrent.Case(2, 4)})
-    only = {"LSTM": steps.networks(4)["LSTM"]}
+    only = {"LSTM": NETWORKS["LSTM"]}
     monkeypatch.setattr(recurrent, "networks", lambda _: only)
     [(name, row)] = recurrent.compilations()
     assert name == "LSTM, N8H64-compile"
@@ -97,11 +112,25 @@ def test_compilations_are_timed_twice(monkeypatch):
 # -------------------------------------------------------------------- other libraries
 
 
+REFERENCES: dict[str, Callable] = {}  # one of each network for all
+
+
 @pytest.mark.peers
-@pytest.mark.parametrize("name", list(steps.networks(4)))
 @pytest.mark.parametrize("who", [step_peers.OURS, step_peers.TORCH, step_peers.NNX])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_peers_compute_the_same_networks(who, name, monkeypatch):
-    pytest.importorskip("torch" if who == step_peers.TORCH else "flax")
+    if who != step_peers.OURS:
+        pytest.importorskip("torch" if who == step_peers.TORCH else "flax")
+    of_jax = step_peers.of_jax
+
+    def of_jax_once(run, *rest):
+        if not run.__qualname__.startswith("scanned."):
+            return of_jax(run, *rest)
+        if name not in REFERENCES:
+            REFERENCES[name] = of_jax(run, *rest)
+        return REFERENCES[name]
+
+    monkeypatch.setattr(step_peers, "of_jax", of_jax_once)
     monkeypatch.setattr(recurrent, "STEPS", 3)
     with jax.enable_x64(False):
         call = step_peers.build(who, name, recurrent.Case(2, 4), True, threads=1)
@@ -124,24 +153,12 @@ def test_the_table_of_peers_tells_ratios_and_the_floor(tmp_path):
     assert text.endswith("| a | 2.00 |  | 1.50 |  | 2.00 | 0.50 |")
 
 
-def _cannot():
-    raise Unsupported("no such step")
-
-
-def _fails():
-    raise ValueError("broken")
-
-
 def test_contenders_take_turns_in_processes():
-    timed = processes.take_turns({"a": _returns, "b": _cannot}, rounds=2)
+    timed = processes.take_turns({"a": returns, "b": cannot}, rounds=2)
     assert len(timed.seconds.pop("a")) == 2 and not timed.seconds
     assert timed.skipped == {"b": "no such step"}
     with pytest.raises(RuntimeError, match="process of c"):
-        processes.take_turns({"c": _fails}, rounds=1)
-
-
-def _returns():
-    return lambda: np.ones(2)
+        processes.take_turns({"c": fails}, rounds=1)
 
 
 # ---------------------------------------------------------------------- rows in files
@@ -270,8 +287,9 @@ def test_sessions_of_cells_are_measured(tmp_path):
 def test_the_gradient_of_a_long_sequence_is_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(long, "CHUNK", 20)
     long.check()
-    monkeypatch.setitem(long.WAYS, "wrong", ("all steps", lambda w, x: w.sum()))
-    with pytest.raises(AssertionError):
+    wrong = {"wrong": ("all steps", lambda w, x: w.sum())}
+    with monkeypatch.context() as patched, pytest.raises(AssertionError):
+        patched.setattr(long, "WAYS", {"`rnn`": long.WAYS["`rnn`"], **wrong})
         long.check()
     way = "`tbptt`, 10 chunks of 1000"
     row = long.gradient(way, 400)

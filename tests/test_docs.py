@@ -1,6 +1,5 @@
 """Tests that the examples in pages and docstrings run, and that named tests exist."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -14,47 +13,52 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # On these pages a block goes on where the one before ended: a page is one program.
 PROGRAMS = ("guides", "migration")
-PLACES = {  # of each block; one that is on two pages runs once
-    code: f"{page.relative_to(ROOT)}-{n}"
-    for page in reversed(PAGES)  # the first of them
-    if page.parent.name not in PROGRAMS
-    for n, code in enumerate(re.findall("```python\n(.*?)```", page.read_text(), re.S))
-}
+IMPORTS = r"^ *(?:from|import) (?:ostinato\.nn\.)?(?:{})\b"
+# Those of the first take 9 s to import.
+FRAMEWORKS = {"keras and torch": "keras|torch", "flax": "flax|linen|equinox|haiku"}
 
 
-def groups() -> dict[str, list[str]]:
-    """Return the places of blocks that run in one process: those of a page.
+def programs() -> dict[str, str]:
+    """Return all programs of pages by place; one that is on two pages is there once."""
+    found: dict[str, str] = {}  # the place of each
+    for page in reversed(PAGES):  # the first of them
+        place, text = str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")
+        if page.parent.name in PROGRAMS:
+            found[run_pages.program(text)] = place
+        else:
+            blocks = re.findall("```python\n(.*?)```", text, re.S)
+            found |= {code: f"{place}-{n}" for n, code in enumerate(blocks)}
+    return {place: code for code, place in found.items() if code.strip()}
 
-    A block that changes settings of the process runs alone.
+
+def groups() -> dict[str, dict[str, str]]:
+    """Return programs by the process that runs them: there are few, of 30 s or less.
+
+    A program that changes settings of the process runs alone.
     """
-    found: dict[str, list[str]] = {}
-    for place, code in zip(PLACES.values(), PLACES, strict=True):
-        alone = "jax.config" in code or "environ" in code
-        found.setdefault(place if alone else place.rpartition("-")[0], []).append(place)
+    found: dict[str, dict[str, str]] = {}
+    for place, code in programs().items():
+        if "jax.config" in code or "os.environ" in code:
+            group = place
+        else:
+            group = "guides" if place.startswith("docs/guides") else "others"
+            for framework, names in reversed(FRAMEWORKS.items()):
+                if re.search(IMPORTS.format(names), code, re.M):
+                    group = framework
+        found.setdefault(group, {})[place] = code
     return found
 
 
 GROUPS = groups()
-CODE = {place: code for code, place in PLACES.items()}
-
-
-def missing(code: str) -> str | None:
-    """Return a package that `code` imports at its top and that is not installed."""
-    packages = re.findall(r"^(?:from|import) (\w+)", code, re.M)
-    layers = re.findall(r"^from ostinato\.nn\.(\w+)", code, re.M)
-    packages += ["flax" if name == "linen" else name for name in layers]
-    return next((p for p in packages if importlib.util.find_spec(p) is None), None)
-
-
 WITH_EXAMPLES = [
     ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
     for path in sorted((ROOT / "src" / "ostinato").rglob("*.py"))
-    if ">>> " in path.read_text() and missing(path.read_text()) is None
+    if ">>> " in path.read_text() and not run_pages.missing(path.read_text(), indent="")
 ]
 
 
 def test_the_readme_has_an_example():
-    assert "README.md" in GROUPS
+    assert "README.md-0" in programs()
 
 
 def test_every_test_that_a_page_names_exists():
@@ -66,22 +70,11 @@ def test_every_test_that_a_page_names_exists():
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_examples_of_a_page_run(group, tmp_path):
-    blocks = {p: CODE[p] for p in GROUPS[group] if missing(CODE[p]) is None}
-    if not blocks:
-        pytest.skip(f"needs {missing(CODE[GROUPS[group][0]])}, from the extra `peers`")
-    run(
-        f"for place, code in {blocks}.items():\n"
-        "    exec(compile(code, place, 'exec'), {'__name__': '__main__'})",
-        tmp_path,
-    )
-
-
-@pytest.mark.parametrize("folder", PROGRAMS)
-def test_pages_that_are_programs_run(folder, tmp_path):
-    pages = [str(page) for page in PAGES if page.parent.name == folder]
-    code = f"import run_pages\nassert run_pages.main({pages}) == 0"
-    run(f"import sys\nsys.path.append({str(ROOT / 'tests')!r})\n{code}", tmp_path)
+def test_examples_of_pages_run(group, tmp_path):
+    given = {p: c for p, c in GROUPS[group].items() if not run_pages.missing(c)}
+    if not given:
+        pytest.skip("needs packages from the extra `peers`")
+    run(run_pages.as_program(given), tmp_path)
 
 
 def test_code_of_a_page_keeps_its_lines():
@@ -91,9 +84,20 @@ def test_code_of_a_page_keeps_its_lines():
     assert not any(line for n, line in enumerate(lines) if n not in (2, 8))
 
 
+def test_settings_of_a_program_end_with_it(capsys):
+    change = "import jax, os\njax.config.update('jax_debug_nans', True)\n"
+    change += "os.environ['OSTINATO_CHANGED'] = '1'\nassert jax.config.jax_debug_nans"
+    look = "import jax, os\nassert not jax.config.jax_debug_nans\n"
+    look += "assert 'OSTINATO_CHANGED' not in os.environ and 'change' not in globals()"
+    run_pages.run({"a": change, "b": look})
+    with pytest.raises(AssertionError, match=r"\['b'\]"):  # and others run on
+        run_pages.run({"a": change, "b": "\nassert 1 == 2", "c": look})
+    assert 'File "b", line 2' in capsys.readouterr().out
+
+
 def test_examples_of_docstrings_hold():
     run(
-        "import doctest, importlib\n"
+        f"{run_pages.SELDOM}import doctest, importlib\n"
         f"for name in {WITH_EXAMPLES}:\n"
         "    module = importlib.import_module(name)\n"
         "    assert doctest.testmod(module).failed == 0, name\n"

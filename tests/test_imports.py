@@ -136,20 +136,13 @@ def test_what_the_rules_forbid_is_found(tmp_path, module, code, message):
     assert found[0].startswith(f"{where}:")
 
 
-def loaded(code: str) -> set[str]:
-    """Return the top-level modules that a fresh interpreter has loaded after `code`."""
-    report = "; import sys; print(*{name.split('.')[0] for name in sys.modules})"
-    done = subprocess.run(
-        [sys.executable, "-c", code + report],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return set(done.stdout.split())
-
-
 def test_importing_the_package_adds_nothing_to_jax():
-    added = loaded("import jax; import ostinato") - loaded("import jax")
+    code = (
+        "import sys, jax; top = lambda: {name.split('.')[0] for name in sys.modules}; "
+        "before = top(); import ostinato; print(*top() - before)"
+    )
+    said = subprocess.check_output([sys.executable, "-c", code], text=True)
+    added = set(said.split())
     assert "ostinato" in added
     assert added - sys.stdlib_module_names - {"ostinato"} == set()
 
@@ -160,11 +153,11 @@ def test_importing_the_package_takes_less_than_half_of_the_time_of_jax():
         "b = now(); import ostinato; print((now() - b) / (b - a))"
     )
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    ratios = [  # the first run may compile the modules, as an installation does
+    ratios = (  # the first run may compile the modules, as an installation does
         float(subprocess.check_output([sys.executable, "-c", code], env=env))
         for _ in range(3)
-    ]
-    assert min(ratios) < 0.5
+    )
+    assert any(ratio < 0.5 for ratio in ratios)
 
 
 def test_the_version_is_that_of_the_distribution():
