@@ -33,6 +33,8 @@ needs_emulator = pytest.mark.skipif(
     reason="needs the native library and a C++ compiler",
 )
 _BUILD = [COMPILER, "-std=c++17", "-O0", "-fPIC", f"-I{NATIVE}"]
+# Most linkers take half as long as the compiler for the text of a kernel.
+_LINK = ["-shared", *(["-fuse-ld=gold"] if shutil.which("ld.gold") else [])]
 _MACHINE = ("cuda_machine.cc", "cuda_primitives.cc")  # what all kernels share
 FOLDER_VARIABLE = "FAKE_GPU"  # where the parent has built it, for its children
 
@@ -64,7 +66,7 @@ def built() -> Path:
     if FOLDER_VARIABLE in os.environ:
         return Path(os.environ[FOLDER_VARIABLE])
     folder, tests = _folder(), NATIVE / "tests"
-    build = [*_BUILD, "-Wall", "-Wextra", "-Werror", "-shared"]
+    build = [*_BUILD, "-Wall", "-Wextra", "-Werror", *_LINK]
     build += ["-isystem", jax.ffi.include_dir(), "-o", folder / "libcuda.so.1"]
     build += [tests / "cuda_fake_driver.cc", tests / "cuda_fake_handler.cc"]
     subprocess.run([*build, NATIVE / "cuda" / "launcher.cc", "-ldl"], check=True)
@@ -109,7 +111,7 @@ def _emulated(text: str) -> nvrtc.Compiled:
     source, made = _folder() / "kernel.cc", _folder() / "kernel.so"
     source.write_text(f'#include "{built() / "emulator.h"}"\n{text}\n{exports}\n')
     done = subprocess.run(
-        [*_BUILD, "-shared", source, *_machine(built()), "-o", made],
+        [*_BUILD, *_LINK, source, *_machine(built()), "-o", made],
         capture_output=True,
         text=True,
         check=False,

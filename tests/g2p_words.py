@@ -1,5 +1,6 @@
 """A small artificial language that a tiny model learns, for the tests of g2p."""
 
+import functools
 import io
 import itertools
 from typing import Any
@@ -8,9 +9,11 @@ import jax
 import pytest
 from rich.console import Console
 
-from ostinato.apps import display
-from ostinato.apps.g2p import checkpoint
+from ostinato.apps import display, report
+from ostinato.apps.forecast.model import Forecaster
+from ostinato.apps.g2p import checkpoint, job, models
 from ostinato.apps.g2p.train import train
+from ostinato.apps.music.model import Composer
 
 SOUNDS = {"a": "AA", "b": "B", "e": "EH", "k": "K", "s": "S", "x": "K S"}
 
@@ -36,17 +39,44 @@ def quiet():
     return Console(file=io.StringIO(), width=80, record=True)
 
 
-def train_tiny(out, **options) -> Any:
+# JAX traces what a model computes anew for every object, also an equal one.
+config_class = functools.cache(lambda n: functools.cache(models.config_class(n)))
+forecaster, composer = functools.cache(Forecaster), functools.cache(Composer)
+
+
+@pytest.fixture(autouse=True)
+def models_made_once(monkeypatch):
+    """Have equal models of different runs be one object; `train_tiny` does so too."""
+    monkeypatch.setattr("ostinato.apps.forecast.job.Forecaster", forecaster)
+    monkeypatch.setattr("ostinato.apps.music.job.Composer", composer)
+
+
+def leave_pictures_empty(patch):
+    """Let figures be made, but not written, which takes most of the time."""
+    patch.setattr(report, "write_figure", lambda path, _: path.touch())
+
+
+@pytest.fixture
+def empty_pictures(monkeypatch):
+    leave_pictures_empty(monkeypatch)
+
+
+def train_tiny(out, draw=False, **options) -> Any:
+    """Train; without `draw`, the picture of the learning curve is an empty file."""
     options = {**TINY, "console": quiet(), "dictionary": language(), **options}
-    return train(out, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "config_class", config_class)
+        if not draw:
+            leave_pictures_empty(patch)
+        return train(out, **options)
 
 
 def learn(out, **options):
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         with jax.numpy_rank_promotion("allow"):
-            console = quiet()
-            summary = train_tiny(out, epochs=20, console=console, **options)
-    return out, summary, console.export_text()
+            options = {"epochs": 20, "console": quiet(), "draw": True, **options}
+            summary = train_tiny(out, **options)
+    return out, summary, options["console"].export_text()
 
 
 def interrupt_after(

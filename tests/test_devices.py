@@ -8,12 +8,15 @@ import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import compile_options
 import g2p_command
 import jax
 import numpy as np
 import pytest
 from g2p_words import (
+    empty_pictures,  # noqa: F401
     language,
+    models_made_once,  # noqa: F401
     plain_jax,  # noqa: F401
     quiet,
     train_tiny,
@@ -55,6 +58,7 @@ def curve(folder, names=(*CURVE, "mse", "mae")):
 # ------------------------------------------------------------------- several devices
 
 
+@pytest.mark.usefixtures("empty_pictures")
 def test_two_devices_have_the_loss_curve_of_one(waves, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     for out, devices in ((one, None), (two, 2)):
@@ -155,7 +159,8 @@ def start(waves, cache):
     started = []
 
     def two(out, *options):
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        flags = compile_options.flags(compile_options.QUICK)  # and one device
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
         environment["PYTHONPATH"] = str(Path(__file__).parents[1] / "src")
         environment |= cache
         command = [sys.executable, "-um", "ostinato", "train", "forecast", waves]
@@ -180,6 +185,7 @@ def start(waves, cache):
         process.stdout.close()
 
 
+@pytest.mark.usefixtures("empty_pictures")
 def test_two_processes_have_the_loss_curve_of_one(waves, tmp_path, start):
     one, two = tmp_path / "one", tmp_path / "two"
     train(waves, one, epochs=2, console=quiet(), **SIZES)
@@ -193,6 +199,7 @@ def test_two_processes_have_the_loss_curve_of_one(waves, tmp_path, start):
     assert [line for line in second.splitlines() if "Gloo" not in line] == []
 
 
+@pytest.mark.usefixtures("empty_pictures")
 @pytest.mark.parametrize(
     "killed, number, code",
     [(0, signal.SIGKILL, -9), (1, signal.SIGTERM, 143)],

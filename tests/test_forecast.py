@@ -8,7 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from g2p_words import interrupt_after, plain_jax  # noqa: F401
+from g2p_words import (
+    empty_pictures,  # noqa: F401
+    interrupt_after,
+    models_made_once,  # noqa: F401
+    plain_jax,  # noqa: F401
+)
 from oracles import loop64
 from test_cli import one_line, ostinato
 from tolerance import assert_close
@@ -234,12 +239,14 @@ def test_the_errors_are_printed_before_pictures_are_drawn(waves, tmp_path, monke
         raise MemoryError
 
     monkeypatch.setattr(report, "draw", fail)
-    arguments = ["--epochs", 1, "--out", tmp_path / "run", *TINY.split()]
+    sizes = "--look-back 8 --horizon 8 --segment 4 --hidden 4".split()  # as in `SIZES`
+    arguments = ["--epochs", 1, "--out", tmp_path / "run", *sizes]
     result = ostinato("train", "forecast", waves, *arguments)
     assert isinstance(result.exception, MemoryError)
     assert "the last value, repeated" in result.stdout
 
 
+@pytest.mark.usefixtures("empty_pictures")
 def test_an_interrupted_run_keeps_the_best_weights(waves, tmp_path, monkeypatch):
     interrupt_after(monkeypatch, 14)
     sizes = dict(look_back=8, horizon=8, segment=4, hidden=4)
@@ -249,6 +256,7 @@ def test_an_interrupted_run_keeps_the_best_weights(waves, tmp_path, monkeypatch)
     assert use.load(tmp_path).figures["best"]["updates"] == int(least["updates"]) > 0
 
 
+@pytest.mark.usefixtures("empty_pictures")
 @pytest.mark.parametrize("keep, row", [("best", 0), ("last", -1)])
 def test_the_last_weights_are_kept_where_asked_for(
     waves, tmp_path, monkeypatch, keep, row
@@ -267,24 +275,27 @@ def test_the_last_weights_are_kept_where_asked_for(
 SIZES = dict(look_back=8, horizon=8, segment=4, hidden=4, epochs=3)
 
 
-@pytest.mark.parametrize("updates", [2, 5])
-def test_interrupted_and_resumed_equals_uninterrupted(
-    waves, tmp_path, monkeypatch, updates
-):
-    whole, halved = tmp_path / "whole", tmp_path / "halved"
+@pytest.mark.usefixtures("empty_pictures")
+def test_interrupted_and_resumed_equals_uninterrupted(waves, tmp_path, monkeypatch):
+    """Check a run that is interrupted twice: before the first evaluation, and after."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(waves, whole, **SIZES)
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, updates)
-        assert train(waves, halved, **SIZES).figures is None
-    result = ostinato("train", "forecast", waves, "--out", halved, "--resume")
+    for resume, updates in ((False, 2), (True, 3)):
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, updates)
+            options = {"resume": True} if resume else SIZES
+            assert train(waves, parts, **options).figures is None
+    assert use.FILES.read(parts / RESUME_FILE)[1]["step"] == 5
+    result = ostinato("train", "forecast", waves, "--out", parts, "--resume")
     assert result.exit_code == 0 and "resuming at epoch" in result.stdout
     for name in (MODEL_FILE, RESUME_FILE):
-        want, got = (use.FILES.read(out / name)[0] for out in (whole, halved))
+        want, got = (use.FILES.read(out / name)[0] for out in (whole, parts))
         for key in want.keys() | got.keys():
             np.testing.assert_array_equal(got[key], want[key])
-    assert (halved / "learning_curve.png").exists()
+    assert (parts / "learning_curve.png").exists()
 
 
+@pytest.mark.usefixtures("empty_pictures")
 def test_an_ensemble_learns_and_forecasts_the_mean_of_its_members(waves, tmp_path):
     out = tmp_path / "run"
     arguments = ["--epochs", 2, "--ensemble", 3, "--out", out, *TINY.split()]
@@ -305,6 +316,7 @@ def test_an_ensemble_learns_and_forecasts_the_mean_of_its_members(waves, tmp_pat
     assert "`ensemble` must be at least 1, got 0" in message
 
 
+@pytest.mark.usefixtures("empty_pictures")
 def test_what_cannot_be_resumed(waves, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(UserError, match="there is no .*resume.safetensors"):

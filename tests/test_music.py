@@ -10,7 +10,12 @@ import mido
 import music_files
 import numpy as np
 import pytest
-from g2p_words import interrupt_after, plain_jax  # noqa: F401
+from g2p_words import (
+    empty_pictures,  # noqa: F401
+    interrupt_after,
+    models_made_once,  # noqa: F401
+    plain_jax,  # noqa: F401
+)
 from oracles import loop64
 from test_cli import one_line, ostinato
 from tolerance import assert_close
@@ -239,29 +244,33 @@ def test_train_then_sample(pieces, tmp_path):
     np.testing.assert_allclose(mido.MidiFile(song).length, 7, rtol=0.2)
 
 
+@pytest.mark.usefixtures("empty_pictures")
 def test_an_interrupted_run_keeps_the_best_weights(pieces, tmp_path, monkeypatch):
     interrupt_after(monkeypatch, 7)
     assert train([pieces], tmp_path / "run", **SIZES | {"epochs": 9}).figures is None
     assert use.load(tmp_path / "run").figures["best"]["epoch"] >= 1
 
 
-@pytest.mark.parametrize("updates", [2, 4])
-def test_interrupted_and_resumed_equals_uninterrupted(
-    pieces, tmp_path, monkeypatch, updates
-):
-    whole, halved = tmp_path / "whole", tmp_path / "halved"
+@pytest.mark.usefixtures("empty_pictures")
+def test_interrupted_and_resumed_equals_uninterrupted(pieces, tmp_path, monkeypatch):
+    """Check a run that is interrupted twice: at the end of an epoch, and amid one."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
     train([pieces], whole, **SIZES)
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, updates)
-        assert train([pieces], halved, **SIZES).figures is None
-    result = ostinato("train", "music", pieces, "--out", halved, "--resume")
+    for resume, updates in ((False, 2), (True, 3)):
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, updates)
+            options = {"resume": True} if resume else SIZES
+            assert train([pieces], parts, **options).figures is None
+    assert use.FILES.read(parts / RESUME_FILE)[1]["step"] == 5
+    result = ostinato("train", "music", pieces, "--out", parts, "--resume")
     assert result.exit_code == 0 and "resuming at epoch" in result.stdout
     for name in (MODEL_FILE, RESUME_FILE):
-        want, got = (use.FILES.read(out / name)[0] for out in (whole, halved))
+        want, got = (use.FILES.read(out / name)[0] for out in (whole, parts))
         for key in want.keys() | got.keys():
             np.testing.assert_array_equal(got[key], want[key])
 
 
+@pytest.mark.usefixtures("empty_pictures")
 def test_two_devices_have_the_loss_curve_of_one(pieces, tmp_path):
     curves = []
     for count in (1, 2):
@@ -272,6 +281,7 @@ def test_two_devices_have_the_loss_curve_of_one(pieces, tmp_path):
     np.testing.assert_allclose(*curves, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("empty_pictures")
 def test_what_cannot_be_resumed(pieces, tmp_path):
     out = tmp_path / "run"
     train([pieces], out, **SIZES | {"epochs": 1})
