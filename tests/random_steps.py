@@ -331,8 +331,16 @@ def make(spec: Spec, seed: int = 0) -> tuple[Callable, Any, list[Any]]:
         return run(spec, Values([*states, x], t, params, seed))
 
     rng = np.random.default_rng(seed + 1)
-    states = [jnp.asarray(rng.standard_normal((spec.batch, n))) for n in spec.states]
-    x = jnp.asarray(rng.standard_normal((spec.batch, spec.inputs)))
-    first = Values([*states, x], jnp.int32(0), None, seed)
-    jax.eval_shape(lambda: run(spec, first)[1])
-    return step, jax.tree.map(jnp.asarray, first.drawn), states
+    states = [rng.standard_normal((spec.batch, n)) for n in spec.states]
+    shape = jax.ShapeDtypeStruct((spec.batch, spec.inputs), np.float64)
+    drawn = {}
+
+    def draw(states, x, t):
+        first = Values([*states, x], t, None, seed)
+        results = run(spec, first)
+        drawn.update(first.drawn)
+        return results
+
+    jax.eval_shape(draw, states, shape, jax.ShapeDtypeStruct((), np.int32))
+    states, params = jax.device_put((states, drawn))
+    return step, params, states

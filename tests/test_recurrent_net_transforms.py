@@ -78,40 +78,51 @@ def assert_trees_close(got, want, terms=300):
         assert_close(a, b, dtype="float64", terms=terms)
 
 
-def assert_derivatives_match_finite_differences(function):
-    """Check both modes of `function(arguments)` along one random direction."""
-    primal, along = (jax.tree.map(np.asarray, arrays(seed)) for seed in range(2))
-
-    @fast_jit
-    def both_modes(primal, along):
-        value, tangent = jax.jvp(function, (primal,), (along,))
-        cotangent = jax.tree.map(jnp.cos, value)
-        return tangent, cotangent, jax.vjp(function, primal)[1](cotangent)[0]
-
-    tangent, cotangent, gradient = both_modes(primal, along)
-    eps, plain = 1e-5, fast_jit(function)
-    ahead, behind = (
-        plain(jax.tree.map(lambda p, v, e=e: p + e * v, primal, along))
-        for e in (eps, -eps)
-    )
-    for got, a, b in zip(*map(jax.tree.leaves, (tangent, ahead, behind)), strict=True):
-        want = (np.asarray(a) - np.asarray(b)) / (2 * eps)
-        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
-    inner = lambda a, b: sum(  # noqa: E731
+def inner(a, b):
+    return sum(
         np.vdot(u, v)
         for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     )
-    assert_close(inner(gradient, along), inner(cotangent, tangent), terms=300)
+
+
+def assert_slopes_match_differences(function, primal, along, slopes):
+    """Compare a tangent of compiled `function` with finite differences."""
+    eps = 1e-5
+    ahead, behind = (
+        function(jax.tree.map(lambda p, v, e=e: p + e * v, primal, along))
+        for e in (eps, -eps)
+    )
+    for got, a, b in zip(*map(jax.tree.leaves, (slopes, ahead, behind)), strict=True):
+        want = (np.asarray(a) - np.asarray(b)) / (2 * eps)
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_derivatives_match_finite_differences(name):
-    assert_derivatives_match_finite_differences(loss_of(OPTIONS[name]))
+    """Check both modes along one random direction."""
+    primal, along = (jax.tree.map(np.asarray, arrays(seed)) for seed in range(2))
+    loss, both = loss_of(OPTIONS[name]), gradient_of(name)
+    slope = fast_jit(lambda p, v: jax.jvp(loss, (p,), (v,))[1])(primal, along)
+    assert_slopes_match_differences(lambda p: both(p)[0], primal, along, slope)
+    assert_close(inner(both(primal)[1], along), slope, terms=300)
 
 
 @pytest.mark.parametrize("name", ["ragged", "recompute", "segments"])
 def test_second_derivatives_match_finite_differences(name):
-    assert_derivatives_match_finite_differences(jax.grad(loss_of(OPTIONS[name])))
+    primal, along = (jax.tree.map(np.asarray, arrays(seed)) for seed in range(2))
+    gradient = jax.grad(loss_of(OPTIONS[name]))
+    cotangent = jax.tree.map(np.cos, gradient_of(name)(primal)[1])
+
+    @fast_jit
+    def both_modes(primal, along, cotangent):
+        tangent = jax.jvp(gradient, (primal,), (along,))[1]
+        pulled = jax.vjp(gradient, primal)[1](cotangent)[0]
+        return tangent, pulled
+
+    tangent, pulled = both_modes(primal, along, cotangent)
+    first = lambda p: gradient_of(name)(p)[1]  # noqa: E731
+    assert_slopes_match_differences(first, primal, along, tangent)
+    assert_close(inner(pulled, along), inner(cotangent, tangent), terms=300)
 
 
 @pytest.mark.parametrize("name", [n for n in OPTIONS if "seq_lengths" in OPTIONS[n]])
@@ -180,20 +191,23 @@ def test_random_numbers_of_every_kind_of_key_equal_those_of_a_scan(noisy, kind):
         h = jnp.tanh(x @ p["w"] + h @ p["u"])
         return h, h
 
-    def loss(arrays, backend, length):
+    def outputs(arrays, backend, length):
         params = {**arrays, "key": key}
         given = x[:, :length]
         out = ost.recurrent_net(step, given, h, params=params, backend=backend)
-        return jnp.sum(jnp.sin(out.outputs)), out.outputs[:, :3]
+        return out.outputs
 
-    def both(backend, length):
-        run = jax.value_and_grad(loss, has_aux=True)
-        return fast_jit(run, static_argnums=(1, 2))({"w": w, "u": u}, backend, length)
+    def both(arrays, backend):
+        found, pull = jax.vjp(lambda a: outputs(a, backend, 5), arrays)
+        return found, pull(jnp.cos(found))
 
-    want = both("scan", 5)
+    arrays = {"w": w, "u": u}
+    run = fast_jit(both, static_argnums=1)
+    short = fast_jit(outputs, static_argnums=(1, 2))
+    want = run(arrays, "scan")
     for backend in ("xla", None):
-        assert_trees_close(both(backend, 5), want)
-        assert_trees_close(both(backend, 3)[0][1], want[0][1])
+        assert_trees_close(run(arrays, backend), want)
+        assert_trees_close(short(arrays, backend, 3), want[0][:, :3])
 
 
 @pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
@@ -217,8 +231,9 @@ def test_scan_equals_unrolled():
     def unrolled(arguments):
         params, closed, x, states = arguments
         outputs, after = [], []
+        step = jax.jit(run)  # traced once
         for t in range(T):
-            one = run(arguments._replace(x=x[:, t : t + 1], states=states))
+            one = step(arguments._replace(x=x[:, t : t + 1], states=states))
             states = one.states
             outputs.append(one.outputs)
             after.append(one.states)
@@ -304,9 +319,9 @@ def test_scan_over_nets_equals_a_loop(name):
         return sum(map(jnp.sum, jax.tree.leaves(lax.scan(body, states, scales))))
 
     def loop(states, scales):
-        outputs = []
+        outputs, once = [], jax.jit(body)  # traced once
         for scale in scales:
-            states, out = body(states, scale)
+            states, out = once(states, scale)
             outputs.append(out)
         return sum(map(jnp.sum, jax.tree.leaves((states, outputs))))
 
@@ -318,39 +333,41 @@ def test_scan_over_nets_equals_a_loop(name):
     assert_trees_close(got, want)
 
 
-@pytest.mark.parametrize("inner", [{}, {"recompute": ("gate",)}, {"segment_length": 2}])
-@pytest.mark.parametrize("outer", [{}, {"recompute": ("gate",)}, {"recompute": True}])
-def test_network_inside_the_step_of_another(inner, outer):
-    """Check an outer net whose step runs an inner net over its input's features."""
+def outer_net(within, **options):
+    """Return value and gradients of a net whose step calls a net over its input."""
 
-    def step(within):
-        def one(w, h, x, t):
-            def deep(w, s, v, t):
-                s = ost.tag(jnp.tanh(w * s + v), "gate")
-                return s, s
+    def step(w, h, x, t):
+        def deep(w, s, v, t):
+            s = ost.tag(jnp.tanh(w * s + v), "gate")
+            return s, s
 
-            h = within(deep, x, h, params=w)
-            return h, ost.tag(jnp.sin(h), "sine")
+        h = within(deep, x, h, params=w)
+        return h, ost.tag(jnp.sin(h), "sine")
 
-        return one
+    def loss(w, x):
+        out = ost.recurrent_net(step, x, jnp.zeros(B), params=w, **options)
+        return jnp.sum(out.outputs**2)
 
+    both = fast_jit(jax.value_and_grad(loss, argnums=(0, 1)))
+    return both(np.float64(0.7), arrays().x)
+
+
+@functools.cache
+def outer_net_of_loops():
     def looped(deep, x, h, params):
         for t in range(x.shape[1]):
             h, _ = deep(params, h, x[:, t], t)
         return h
 
-    nested = step(lambda *a, **k: ost.recurrent_net(*a, **k, **inner).states)
-    x, h_0 = arrays().x, jnp.zeros(B)
+    return outer_net(looped)
 
-    def loss(one, options):
-        def of(w, x):
-            out = ost.recurrent_net(one, x, h_0, params=w, **options)
-            return jnp.sum(out.outputs**2)
 
-        both = jax.value_and_grad(of, argnums=(0, 1))
-        return fast_jit(both)(jnp.float64(0.7), x)
-
-    assert_trees_close(loss(nested, outer), loss(step(looped), {}))
+@pytest.mark.parametrize("inner", [{}, {"recompute": ("gate",)}, {"segment_length": 2}])
+@pytest.mark.parametrize("outer", [{}, {"recompute": ("gate",)}, {"recompute": True}])
+def test_network_inside_the_step_of_another(inner, outer):
+    """Check an outer net whose step runs an inner net over its input's features."""
+    nested = lambda *a, **k: ost.recurrent_net(*a, **k, **inner).states  # noqa: E731
+    assert_trees_close(outer_net(nested, **outer), outer_net_of_loops())
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])

@@ -49,7 +49,7 @@ def scalar(function):
 
     def loss(*arguments):
         y = function(*arguments)
-        return jnp.sum(jnp.sin(y * (1 + jnp.arange(y.size) / y.size)))
+        return jnp.sum(jnp.sin(y * (1 + np.arange(y.size) / y.size)))
 
     return loss
 
@@ -85,19 +85,64 @@ def assert_equal(got, want):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10 * scale)
 
 
-def both(name, transform, loop=None, **options):
+def cotangent_of(a):
+    """Draw odd eighths, which every type has exactly."""
+    return (np.random.default_rng(a.size).integers(-8, 8, a.shape) + 0.5) / 4
+
+
+def values_and_gradients(step, arguments, backend, **options):
+    """Return a compiled function of the arguments' floats, to results and gradients.
+
+    The cotangents of the results are constants: a loss is more operations to trace.
+    """
+
+    def run(params, states, inputs):
+        out = ost.recurrent_net(
+            step,
+            inputs,
+            states,
+            params=params,
+            time_major=True,
+            backend=backend,
+            **options,
+        )
+        leaves = jax.tree.leaves((out.outputs, out.states))
+        has_slope = [jnp.issubdtype(a.dtype, jnp.floating) for a in leaves]
+        pairs = list(zip(leaves, has_slope, strict=True))
+        return [a for a, f in pairs if f], [a for a, f in pairs if not f]
+
+    def both(given):
+        found, pull, others = jax.vjp(of_floats(run, arguments), given, has_aux=True)
+        cotangents = [cotangent_of(a).astype(a.dtype) for a in found]
+        return found, others, pull(cotangents)
+
+    return fast_jit(both)
+
+
+def arguments_of(name):
+    return PROGRAMS[name][1:]
+
+
+@functools.cache
+def scan_of(name, option="plain"):
+    """Return the function of `values_and_gradients` in `lax.scan`, compiled once."""
+    step, options = PROGRAMS[name].step, OPTIONS[option]
+    return values_and_gradients(step, arguments_of(name), "scan", **options)
+
+
+@functools.cache
+def results_of_scan(name, option="plain"):
+    return jax.device_get(scan_of(name, option)(floats(arguments_of(name))))
+
+
+def both(name, transform, loop=None):
     """Assert that a transformation gives the same on a path and in `lax.scan`."""
-    program = PROGRAMS[name]
-    arguments = (program.params, program.states, program.inputs)
+    arguments = arguments_of(name)
     results = []
     for backend in (loop, "scan"):
-        function = transform(net(program, backend, **options), arguments)
+        function = transform(net(PROGRAMS[name], backend), arguments)
         results.append(fast_jit(function)(floats(arguments)))
     assert_equal(*results)
-
-
-def values_and_gradients(function, arguments):
-    return jax.value_and_grad(of_floats(scalar(function), arguments))
 
 
 @pytest.mark.parametrize("loop", ["xla", "native"])
@@ -106,14 +151,20 @@ def test_values_and_gradients(name, loop):
     if loop == "native":
         runs = ost.backends()["cpu"] and name != "convolution"
         loop = "cpu" if runs else None
-    both(name, values_and_gradients, loop)
+    step, arguments = PROGRAMS[name].step, arguments_of(name)
+    run = values_and_gradients(step, arguments, loop)
+    assert_equal(run(floats(arguments)), results_of_scan(name))
 
 
 @pytest.mark.parametrize("option", list(OPTIONS)[1:])
 @pytest.mark.parametrize("name", ["lstm", "tied_weights", "read_write_memory"])
 @pytest.mark.parametrize("loop", ["xla", "cpu"])
 def test_options(name, option, loop):
-    both(name, values_and_gradients, loop, **OPTIONS[option])
+    step, arguments = PROGRAMS[name].step, arguments_of(name)
+    run = values_and_gradients(step, arguments, loop, **OPTIONS[option])
+    changes_nothing = option in ("recompute", "segments")
+    want = results_of_scan(name, "plain" if changes_nothing else option)
+    assert_equal(run(floats(arguments)), want)
 
 
 @pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
@@ -133,60 +184,66 @@ FURTHER = ["lstm", "gru_reset_before", "integers_and_bools", "outputs_that_are_i
 
 @pytest.mark.parametrize("name", FURTHER)
 def test_tangents_and_second_derivatives(name):
-    def transform(function, arguments):
-        loss = of_floats(scalar(function), arguments)
+    arguments = arguments_of(name)
+    given = floats(arguments)
+    direction = jax.tree.map(np.cos, given)
 
-        def all_of(given):
-            direction = jax.tree.map(jnp.cos, given)
-            along = jax.jvp(loss, (given,), (direction,))
-            curvature = jax.jvp(jax.grad(loss), (given,), (direction,))[1]
-            again = jax.grad(
-                lambda g: sum(
-                    jnp.vdot(a, b)
-                    for a, b in zip(
-                        jax.tree.leaves(jax.grad(loss)(g)),
-                        jax.tree.leaves(direction),
-                        strict=True,
-                    )
-                )
-            )(given)
-            return along, curvature, again
+    def loss_in(backend):
+        return of_floats(scalar(net(PROGRAMS[name], backend)), arguments)
 
-        return all_of
+    def along_and_curvature(loss, given, direction):
+        along = jax.jvp(loss, (given,), (direction,))
+        return along, jax.jvp(jax.grad(loss), (given,), (direction,))[1]
 
-    both(name, transform)
+    def slope(loss, given, direction):
+        products = jax.tree.map(jnp.vdot, jax.grad(loss)(given), direction)
+        return sum(jax.tree.leaves(products))
+
+    @fast_jit
+    def derivatives(given, direction):
+        loss = loss_in(None)
+        again = jax.grad(functools.partial(slope, loss))(given, direction)
+        return *along_and_curvature(loss, given, direction), again
+
+    wanted = fast_jit(functools.partial(along_and_curvature, loss_in("scan")))
+    along, curvature = wanted(given, direction)
+    # The matrix of second derivatives is symmetric.
+    assert_equal(derivatives(given, direction), (along, curvature, curvature))
+
+
+@functools.cache
+def gradient_in_scan(name):
+    loss = of_floats(scalar(net(PROGRAMS[name], "scan")), arguments_of(name))
+    return fast_jit(jax.grad(loss))
 
 
 @pytest.mark.parametrize("mapped", ["params", "states", "inputs", "all"])
 @pytest.mark.parametrize("order", ["grad of vmap", "vmap of grad"])
 @pytest.mark.parametrize("name", ["lstm", "integers_and_bools"])
 def test_vmap(name, mapped, order):
-    def transform(function, arguments):
-        names = ("params", "states", "inputs")
-        chosen = [mapped in (n, "all") for n in names]
-        loss = scalar(function)
+    arguments = arguments_of(name)
+    given = floats(arguments)
+    chosen = [mapped in (n, "all") for n in ("params", "states", "inputs")]
+    axes = (tuple(0 if c else None for c in chosen),)
+    loss = of_floats(scalar(net(PROGRAMS[name], None)), arguments)
 
-        def stacked(given):
-            return tuple(
-                jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), g) if c else g
-                for g, c in zip(given, chosen, strict=True)
-            )
+    def members(join):
+        pairs = zip(given, chosen, strict=True)
+        return tuple(
+            jax.tree.map(lambda a: join([a, 0.5 * a]), g) if c else g for g, c in pairs
+        )
 
-        axes = tuple(0 if c else None for c in chosen)
-
-        def one(given, ints):
-            return of_floats(loss, ints)(given)
-
-        def run(given):
-            many = stacked(given)
-            if order == "grad of vmap":
-                total = lambda m: jax.vmap(one, ((axes), None))(m, arguments).sum()  # noqa: E731
-                return jax.grad(total)(many)
-            return jax.vmap(jax.grad(one), ((axes), None))(many, arguments)
-
-        return run
-
-    both(name, transform)
+    if order == "grad of vmap":
+        run = jax.grad(lambda many: jax.vmap(loss, axes)(many).sum())
+    else:
+        run = jax.vmap(jax.grad(loss), axes)
+    got = fast_jit(run)(members(np.stack))
+    first, second = map(gradient_in_scan(name), (given, members(lambda pair: pair[1])))
+    want = jax.tree.map(lambda *a: np.stack(a), first, second)
+    if order == "grad of vmap":
+        pairs = zip(want, chosen, strict=True)
+        want = [w if c else jax.tree.map(lambda a: a.sum(0), w) for w, c in pairs]
+    assert_equal(got, want)
 
 
 def calls_of(function, *arguments):

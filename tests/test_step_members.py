@@ -1,9 +1,12 @@
 """Loops under `vmap` over weights: the native loop of one member after another."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closures import fast_jit
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import ostinato as ost
@@ -21,7 +24,7 @@ def assert_trees_close(got, want):
 
 def draw(*shape, seed=0):
     rng = np.random.default_rng([seed, *shape])
-    return jnp.asarray(0.5 * rng.standard_normal(shape))
+    return jax.device_put(0.5 * rng.standard_normal(shape))
 
 
 def leaky(p, h, x, t):
@@ -64,13 +67,18 @@ def member(tree, i):
 
 
 def loop(function, arguments, axes):
-    """Call a function for each member, and stack the results."""
-    pairs = list(zip(arguments, axes, strict=True))
+    """Call a function, which is traced once, for each member; stack the results."""
+    pairs = list(zip(jax.device_get(arguments), axes, strict=True))
+    run = function if hasattr(function, "lower") else fast_jit(function)
     own = [
-        function(*(a if axis is None else member(a, i) for a, axis in pairs))
+        run(*(a if axis is None else member(a, i) for a, axis in pairs))
         for i in range(MEMBERS)
     ]
-    return jax.tree.map(lambda *a: jnp.stack(a), *own)
+    return stack(own)
+
+
+def stack(trees):
+    return jax.tree.map(lambda *a: np.stack(a), *trees)
 
 
 def rows_of_calls(function, *arguments):
@@ -80,6 +88,16 @@ def rows_of_calls(function, *arguments):
         line for line in text.splitlines() if "custom_call @ostinato_step(" in line
     ]
     return [int(line.split("batch = ")[1].split()[0]) for line in lines]
+
+
+WHICH = 0, 1, 2
+
+
+@functools.cache
+def one_of(name, reverse):
+    """Return value and gradients of the loss of one member, compiled once."""
+    loss = loss_of(STEPS[name][0], reverse=reverse)
+    return fast_jit(jax.value_and_grad(loss, WHICH))
 
 
 @pytest.mark.parametrize("order", ["values", "grad of vmap", "vmap of grad"])
@@ -97,22 +115,21 @@ def test_members_equal_a_loop(name, shared, order):
         lengths = jnp.array([[6, 0, 3, 6, 1], [1, 2, 0, 6, 5], [0, 0, 6, 4, 4]])
         arguments.append(lengths[0] if shared == "lengths" else lengths)
         axes.append(None if shared == "lengths" else 0)
-    which = (0, 1, 2)
-    if order == "grad of vmap":
-
-        def total(each):
-            def summed(*given):
-                return jnp.sum(each(loss, given, axes))
-
-            return jax.grad(summed, which)(*arguments)
-
-        run = lambda f, a, x: jax.vmap(f, tuple(x))(*a)  # noqa: E731
-        got, want = jax.jit(total, static_argnums=0)(run), total(loop)
+    one = one_of(name, shared == "states")
+    values, gradients = loop(one, arguments, axes)
+    every = jax.vmap(loss, tuple(axes))
+    if order == "values":
+        run, want = every, values
+    elif order == "vmap of grad":
+        run, want = jax.vmap(jax.grad(loss, WHICH), tuple(axes)), gradients
     else:
-        one = loss if order == "values" else jax.grad(loss, which)
-        got = jax.jit(jax.vmap(one, tuple(axes)))(*arguments)
-        want = loop(one, arguments, axes)
-    assert_trees_close(got, want)
+        run = jax.grad(lambda *given: jnp.sum(every(*given)), WHICH)
+        sums = [axis is None for axis in axes[:3]]  # of what the members share
+        want = tuple(
+            jax.tree.map(lambda a: a.sum(0), g) if s else g
+            for g, s in zip(gradients, sums, strict=True)
+        )
+    assert_trees_close(fast_jit(run)(*arguments), want)
 
 
 @native
@@ -168,8 +185,13 @@ def test_derivatives_of_higher_order_equal_a_loop():
         f = lambda p: jnp.sum(run(p, x, h) ** 2)  # noqa: E731
         return jax.jvp(jax.grad(f), (p,), (jax.tree.map(jnp.cos, p),))
 
-    each = lambda p, x, h: loop(loss, (p, x, h), (0, 0, 0))  # noqa: E731
-    assert_trees_close(along(jax.vmap(loss)), along(each))
+    def each(p, x, h):
+        run = jax.jit(loss)  # traced once
+        given = [member((p, x, h), i) for i in range(MEMBERS)]
+        return jnp.stack([run(*one) for one in given])
+
+    runs = jax.vmap(loss), each
+    assert_trees_close(*(fast_jit(lambda run=run: along(run))() for run in runs))
 
 
 def test_members_of_members_equal_a_loop():
@@ -177,14 +199,15 @@ def test_members_of_members_equal_a_loop():
     p, h = leaky_params(MEMBERS), draw(MEMBERS, ROWS, H)
     x = draw(2, MEMBERS, ROWS, T, 2)
     grad = jax.grad(loss, (0, 1))
-    got = jax.jit(jax.vmap(jax.vmap(grad), (None, 0, None)))(p, x, h)
-    want = [loop(grad, (p, x[i], h), (0, 0, 0)) for i in range(2)]
-    assert_trees_close(got, jax.tree.map(lambda *a: jnp.stack(a), *want))
+    one = fast_jit(grad)
+    got = fast_jit(jax.vmap(jax.vmap(grad), (None, 0, None)))(p, x, h)
+    want = [loop(one, (p, x[i], h), (0, 0, 0)) for i in range(2)]
+    assert_trees_close(got, stack(want))
 
-    many = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), p)
-    got = jax.vmap(jax.vmap(grad, (0, None, 0)), (0, None, None))(many, x[0, 0], h)
-    want = [loop(grad, (member(many, i), x[0, 0], h), (0, None, 0)) for i in range(2)]
-    assert_trees_close(got, jax.tree.map(lambda *a: jnp.stack(a), *want))
+    many, x = jax.tree.map(lambda a: np.stack([a, 0.5 * a]), p), x[0, 0]
+    run = fast_jit(jax.vmap(jax.vmap(grad, (0, None, 0)), (0, None, None)))
+    want = [loop(one, (member(many, i), x, h), (0, None, 0)) for i in range(2)]
+    assert_trees_close(run(many, x, h), stack(want))
 
 
 def test_a_step_that_the_native_loop_does_not_have_equals_a_loop():
@@ -194,7 +217,8 @@ def test_a_step_that_the_native_loop_does_not_have_equals_a_loop():
 
     one = jax.grad(loss_of(step))
     given = leaky_params(MEMBERS), draw(MEMBERS, ROWS, T, 2), draw(MEMBERS, ROWS, H)
-    assert_trees_close(jax.vmap(one)(*given), loop(one, given, (0, 0, 0)))
+    got = fast_jit(jax.vmap(one))(*given)
+    assert_trees_close(got, loop(one, given, (0, 0, 0)))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
@@ -222,8 +246,9 @@ def test_members_over_devices_equal_a_loop():
     own = NamedSharding(mesh, PartitionSpec("member"))
     run = jax.jit(jax.vmap(grad))
     shared = jax.device_put(given, own)
-    assert_trees_close(run(*shared), want)
-    text = run.lower(*shared).compile().as_text()
+    compiled = run.lower(*shared).compile()
+    assert_trees_close(compiled(*shared), want)
+    text = compiled.as_text()
     assert text is not None and "all-gather" not in text
     spec = PartitionSpec("member")
     local = jax.shard_map(jax.vmap(grad), mesh=mesh, in_specs=spec, out_specs=spec)

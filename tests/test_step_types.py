@@ -8,7 +8,7 @@ import pytest
 import random_steps
 from closures import fast_jit
 from step_programs import PROGRAMS, B, T
-from test_step import floats, net, of_floats, scalar
+from test_step import floats, scan_of, values_and_gradients
 from tolerance import assert_same_bits
 
 import ostinato as ost
@@ -37,23 +37,20 @@ def in_type(name, dtype):
         result = program.step(p, states, x, t)
         return jax.tree.map(cast, result)  # what it closes over is float64
 
-    return program._replace(step=step), jax.tree.map(cast_array, program[1:])
-
-
-def gradients(program, arguments, backend, **options):
-    function = of_floats(scalar(net(program, backend, **options)), arguments)
-    return fast_jit(jax.value_and_grad(function))(floats(arguments))
+    return step, jax.tree.map(cast_array, program[1:])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_shorter_types(name, dtype):
+    step, arguments = in_type(name, dtype)
     with jax.numpy_dtype_promotion("standard"):
-        program, arguments = in_type(name, dtype)
-        got = gradients(program, arguments, None)
-        rounded = gradients(program, arguments, "scan")
-    exact = jax.tree.map(lambda a: np.asarray(a).astype("float64"), arguments)
-    want = gradients(PROGRAMS[name], exact, "scan")
+        got, rounded = (
+            values_and_gradients(step, arguments, backend)(floats(arguments))
+            for backend in (None, "scan")
+        )
+    exact = jax.tree.map(lambda a: np.asarray(a).astype("float64"), floats(arguments))
+    want = scan_of(name)(exact)
     for a, r, w in zip(*map(jax.tree.leaves, (got, rounded, want)), strict=True):
         assert a.dtype == r.dtype
         scale = float(np.max(np.abs(w), initial=1))
@@ -98,13 +95,13 @@ def test_padding_reaches_nothing(name):
 
     def pad(a, value):
         mask = padding.reshape(T, B, *[1] * (a.ndim - 2))
-        return jnp.where(mask, value, a)
+        return np.where(mask, value, a)
 
+    run = values_and_gradients(program.step, program[1:], None, seq_lengths=lengths)
     results = []
-    for value in (jnp.nan, 0.0, jnp.inf):
+    for value in (np.nan, 0.0, np.inf):
         inputs = jax.tree.map(lambda a, v=value: pad(a, v), program.inputs)
-        arguments = program.params, program.states, inputs
-        results.append(gradients(program, arguments, None, seq_lengths=lengths))
+        results.append(run(floats((program.params, program.states, inputs))))
     first, *others = (list(map(np.asarray, jax.tree.leaves(r))) for r in results)
     assert all(np.isfinite(a).all() for a in first)
     for other in others:
