@@ -8,9 +8,11 @@ import g2p_command
 import pytest
 from g2p_words import plain_jax  # noqa: F401
 
+from ostinato import interrupts
 from ostinato.apps import files
 from ostinato.apps.errors import UserError
 from ostinato.apps.g2p import checkpoint
+from ostinato.apps.report import CURVE_FILE
 from ostinato.apps.tensors import RESUME_FILE
 
 
@@ -20,7 +22,10 @@ def packages(tmp_path_factory):
 
 
 def interrupt(process, marker, number):
-    """Send a signal when a line contains the marker; return the code and the output."""
+    """Send a signal when a line contains the marker.
+
+    Return the code, the output, and whether the process ended before its time was up.
+    """
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -29,35 +34,41 @@ def interrupt(process, marker, number):
     else:
         pytest.fail(f"no {marker!r} in {lines}")
     process.send_signal(number)
-    assert g2p_command.wait(process, g2p_command.ENDS) is not None
+    seconds = g2p_command.wait(process, g2p_command.ENDS)
+    assert seconds is not None
     text = "".join(lines) + process.communicate()[0]
     assert not [word for word in g2p_command.BAD if word in text], text
-    return process.returncode, text
+    in_time = seconds < interrupts.GRACE - 2 * g2p_command.TICK
+    return process.returncode, text, in_time
 
 
-def whole_files(folder):
-    """Return the files in the folder of a run; check that each is written in full."""
+def whole_files(folder, in_time=True):
+    """Return the files in the folder of a run; check that each is written in full.
+
+    The picture comes last: a slow machine may not have had the time for it.
+    """
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    assert not [name for name in names if name.endswith(files.PART)]
-    return names
+    parts = [name for name in names if name.endswith(files.PART)]
+    assert not [name for name in parts if in_time or CURVE_FILE not in name]
+    return names.difference(parts)
 
 
 def test_while_modules_are_imported(packages, tmp_path):
     run = g2p_command.start(packages, tmp_path / "out", python=("-X", "importtime"))
-    code, _ = interrupt(run, " jax.nn", signal.SIGINT)
+    code, *_ = interrupt(run, " jax.nn", signal.SIGINT)
     assert code == 130 and not (tmp_path / "out").exists()
 
 
 def test_while_the_first_functions_are_compiled(packages, tmp_path):
     run = g2p_command.start(packages, tmp_path, JAX_LOG_COMPILES="1")
-    code, text = interrupt(run, "Compiling jit(_gradient)", signal.SIGTERM)
+    code, text, _ = interrupt(run, "Compiling jit(_gradient)", signal.SIGTERM)
     assert code == 143 and "interrupted before anything was learned" in text
     assert whole_files(tmp_path) == set()
 
 
 def test_before_the_first_evaluation(packages, tmp_path):
     run = g2p_command.start(packages, tmp_path, JAX_LOG_COMPILES="1")
-    code, text = interrupt(run, "Compiling jit(_log_probs)", signal.SIGINT)
+    code, text, _ = interrupt(run, "Compiling jit(_log_probs)", signal.SIGINT)
     assert code == 130 and "go on with --resume" in text
     assert checkpoint.FILES.read(tmp_path / RESUME_FILE)[1]["step"] == 14
     assert checkpoint.load_model(tmp_path).figures["best"] is None
@@ -65,27 +76,27 @@ def test_before_the_first_evaluation(packages, tmp_path):
 
 def test_between_updates(packages, tmp_path):
     run = g2p_command.start(packages, tmp_path, "--epochs", "1000")
-    code, text = interrupt(run, "epoch  2.0", signal.SIGTERM)
+    code, text, in_time = interrupt(run, "epoch  2.0", signal.SIGTERM)
     assert code == 143 and "go on with --resume" in text
     step = checkpoint.FILES.read(tmp_path / RESUME_FILE)[1]["step"]
     assert step >= 28
     assert checkpoint.load_model(tmp_path).figures["best"]["updates"] <= step
-    assert "learning_curve.png" in whole_files(tmp_path)
+    assert CURVE_FILE in whole_files(tmp_path, in_time) or not in_time
 
 
 def test_while_files_are_written(tmp_path):
     packages = g2p_command.make_packages(tmp_path / "packages", fsync_seconds=0.2)
     run = g2p_command.start(packages, tmp_path / "out")
-    code, text = interrupt(run, "writing", signal.SIGTERM)
+    code, text, in_time = interrupt(run, "writing", signal.SIGTERM)
     assert code == 143 and "go on with --resume" in text
     assert checkpoint.FILES.read(tmp_path / "out" / RESUME_FILE)[1]["step"] == 14
-    whole_files(tmp_path / "out")
+    whole_files(tmp_path / "out", in_time)
 
 
 def test_while_a_disk_does_not_answer(tmp_path):
     packages = g2p_command.make_packages(tmp_path / "packages", fsync_seconds=60)
     out = tmp_path / "out"
-    code, _ = interrupt(g2p_command.start(packages, out), "writing", signal.SIGINT)
+    code, *_ = interrupt(g2p_command.start(packages, out), "writing", signal.SIGINT)
     assert code == 130
     with pytest.raises(UserError, match="there is no"):
         checkpoint.load_model(out)
