@@ -1,10 +1,11 @@
 """The native library: loading, targets, and every reason for doing without."""
 
+import multiprocessing
 import os
 import platform
 import shutil
 import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -23,14 +24,27 @@ CPUINFO = Path("/proc/cpuinfo")
 needs_compiler = pytest.mark.skipif(not COMPILER, reason="no C++ compiler")
 
 
+# JAX takes seconds to import: one process does so, which the others are forks of.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["ostinato._native"])
+
+
 def run(code: str, **environ: str) -> subprocess.CompletedProcess:
-    """Run `code` in a fresh interpreter, where nothing is loaded yet."""
-    return subprocess.run(
-        [sys.executable, "-c", f"from ostinato import _native\n{code}"],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-    )
+    """Run `code` in a fresh process, where nothing is loaded yet."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = f"{folder}/out", f"{folder}/err"
+        script = (
+            "import os, sys\n"
+            f"sys.stdout, sys.stderr = open({out!r}, 'w'), open({err!r}, 'w')\n"
+            "os.environ.clear()\n"
+            f"os.environ.update({dict(os.environ, **environ)!r})\n"
+            f"from ostinato import _native\n{code}"
+        )
+        process = FORKS.Process(target=exec, args=(script, {}))
+        process.start()
+        process.join()
+        stdout, stderr = Path(out).read_text(), Path(err).read_text()
+        return subprocess.CompletedProcess(code, process.exitcode, stdout, stderr)
 
 
 def build(folder: Path, source: str) -> list[Path]:

@@ -4,8 +4,8 @@ import fcntl
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import pytest
@@ -13,163 +13,170 @@ import pytest
 NATIVE = Path(__file__).parents[1] / "native"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 FLAGS = ["-std=c++17", "-g1", "-Wall", "-Wextra", "-Werror", "-pthread"]
-KERNELS = sorted(f"cpu/kernels/{path.name}" for path in NATIVE.glob("cpu/kernels/*.cc"))
+MEMORY, THREADS = "-fsanitize=address,undefined", "-fsanitize=thread"
+EMULATION = "tests/tiles_emulated.cc"
+KERNELS = [
+    *sorted(f"cpu/kernels/{path.name}" for path in NATIVE.glob("cpu/kernels/*.cc")),
+    EMULATION,
+]
 LINEAR_KERNELS = sorted(
     f"cpu/linear/{path.name}" for path in NATIVE.glob("cpu/linear/linear_*.cc")
 )
-EMULATION = "tests/tiles_emulated.cc"
-RUNTIME = {
-    name: f"cpu/runtime/{name}.cc"
-    for name in ("affinity", "barrier", "caches", "features", "pool", "scratch", "team")
-}
-TEAM = [RUNTIME[name] for name in ("affinity", "barrier", "features", "pool", "team")]
-SOURCES = {
-    "barrier_test.cc": TEAM,
-    "caches_test.cc": [RUNTIME["caches"]],
-    "features_test.cc": [RUNTIME["affinity"], RUNTIME["features"]],
+# The folders of the library that each program is linked with. Their kernels have no
+# sanitizer, but their arrays in the checks end where memory ends.
+FOLDERS = {
+    "barrier_test.cc": ["runtime"],
+    "caches_test.cc": ["runtime"],
+    "features_test.cc": ["runtime"],
     "guard_test.cc": [],
-    "kernels_test.cc": [
-        RUNTIME["affinity"],
-        RUNTIME["caches"],
-        RUNTIME["features"],
-        "cpu/kernels/kernels.cc",
-        "cpu/kernels/portable.cc",
-        EMULATION,
-    ],
-    "linear_test.cc": [
-        "cpu/linear/linear_portable.cc",
-        "cpu/linear/advantages.cc",
-        "cpu/linear/recurrence.cc",
-        RUNTIME["caches"],
-        RUNTIME["scratch"],
-        *TEAM,
-    ],
-    "matrices_test.cc": ["cpu/network/matrices.cc", RUNTIME["caches"], *TEAM],
-    "network_test.cc": sorted(
-        str(path.relative_to(NATIVE))
-        for folder in ("runtime", "network", "pass")
-        for path in NATIVE.glob(f"cpu/{folder}/*.cc")
-    ),
-    "portion_queue_test.cc": [
-        "cpu/pass/portion_queue.cc",
-        "cpu/network/sequences.cc",
-        RUNTIME["scratch"],
-    ],
-    "schedule_test.cc": [
-        "cpu/pass/schedule.cc",
-        "cpu/network/heads.cc",
-        "cpu/network/network.cc",
-        RUNTIME["caches"],
-    ],
-    "scratch_test.cc": [RUNTIME["scratch"]],
-    "step_loop_test.cc": sorted(
-        str(path.relative_to(NATIVE))
-        for folder in ("runtime", "step")
-        for path in NATIVE.glob(f"cpu/{folder}/*.cc")
-    ),
-    "step_program_test.cc": ["cpu/step/program.cc"],
-    "team_test.cc": TEAM,
-    "tiles_test.cc": [RUNTIME[name] for name in ("affinity", "caches", "features")],
+    "kernels_test.cc": ["runtime", "kernels"],
+    "linear_test.cc": ["runtime", "kernels", "linear"],
+    "matrices_test.cc": ["runtime", "kernels", "network"],
+    "network_test.cc": ["runtime", "kernels", "network", "pass"],
+    "portion_queue_test.cc": ["runtime", "kernels", "network", "pass"],
+    "schedule_test.cc": ["runtime", "kernels", "network", "pass"],
+    "scratch_test.cc": ["runtime"],
+    "step_loop_test.cc": ["runtime", "kernels", "step"],
+    "step_program_test.cc": ["runtime", "kernels", "step"],
+    "team_test.cc": ["runtime"],
+    "tiles_test.cc": ["runtime", "kernels"],
 }
-# These have kernels without a sanitizer, but for the portable ones in kernels_test and
-# linear_test; their arrays end where memory ends.
-PLAIN = {
-    "kernels_test.cc",
-    "linear_test.cc",
-    "matrices_test.cc",
-    "network_test.cc",
-    "step_loop_test.cc",
-    "tiles_test.cc",
+# Kernels that do have one, but not that of threads.
+WATCHED = {
+    "kernels_test.cc": ["cpu/kernels/kernels.cc", "cpu/kernels/portable.cc", EMULATION],
+    "linear_test.cc": ["cpu/linear/linear_portable.cc"],
 }
+# The kernels that most checks run on this machine. And tiles_test, which needs AVX-512,
+# decodes instructions as compilers arrange them that optimise.
+CPUINFO = Path("/proc/cpuinfo")
+if CPUINFO.exists() and "avx512" in CPUINFO.read_text():
+    OPTIMISED = [*(file for file in KERNELS if "avx512" in file), EMULATION]
+else:
+    OPTIMISED = ["cpu/kernels/avx2.cc"]
+# Checks that take longer to run than to compile.
+LONG = ["kernels", "linear", "network", "scratch", "step_loop"]
+# Joined with others, these have private names or instances of templates twice.
+ALONE = ("cpu/step/follow", "cpu/step/gradients", "cpu/step/tile")
 INCLUDES = [f"-I{NATIVE}", f"-I{NATIVE}/include", "-isystem", jax.ffi.include_dir()]
 
 
-def require_sanitizers(flags: list[str], folder: Path) -> None:
+class Object(NamedTuple):
+    """Files of the library that one compilation takes, and what they are built with."""
+
+    files: tuple[str, ...]
+    flags: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{Path(self.files[0]).stem}{''.join(self.flags)}.o"
+
+
+def plain(file: str) -> Object:
+    return Object((file,), ("-O1" if file in OPTIMISED else "-O0",))
+
+
+def sanitized(sanitizer: str, *files: str) -> Object:
+    # Optimisation would take longer than what it saves.
+    return Object(files, ("-O0", sanitizer, "-fno-sanitize-recover=all"))
+
+
+def objects_of(folder: str, sanitizer: str) -> list[Object]:
+    """One object for most files of a folder, so that headers are read once."""
+    if folder == "kernels":
+        return [plain(file) for file in KERNELS]
+    files = [f"cpu/{folder}/{path.name}" for path in NATIVE.glob(f"cpu/{folder}/*.cc")]
+    files = sorted({*files}.difference(LINEAR_KERNELS))
+    alone = [file for file in files if file.startswith(ALONE)]
+    joined = [file for file in files if file not in alone]
+    objects = [sanitized(sanitizer, *joined), *(sanitized(sanitizer, f) for f in alone)]
+    return objects + [plain(f) for f in LINEAR_KERNELS if folder == "linear"]
+
+
+def objects_for(name: str, sanitizer: str) -> list[Object]:
+    watched = WATCHED.get(name, []) if sanitizer == MEMORY else []
+    objects = [o for f in FOLDERS[name] for o in objects_of(f, sanitizer)]
+    objects = [each for each in objects if each.files[0] not in watched]
+    return objects + [sanitized(sanitizer, file) for file in watched]
+
+
+def built(objects: list[Object], run: pytest.TempPathFactory) -> list[Path]:
+    """Compile each object once in a run, by whichever worker comes first.
+
+    What another worker is compiling is left until last.
+    """
+    folder = run.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the folder of all workers of this run
+        folder = folder.parent
+    folder /= "native_objects"
+    folder.mkdir(exist_ok=True)
+    missing = objects
+    for how in (fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX):
+        missing = [each for each in missing if not compiled(each, folder, how)]
+    return [folder / each.name for each in objects]
+
+
+def compiled(each: Object, folder: Path, how: int) -> bool:
+    """Whether it is there or could be compiled; not if another worker is at it."""
+    path = folder / each.name
+    with open(f"{path}.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, how)
+        except BlockingIOError:
+            return False
+        if not path.exists():
+            source = NATIVE / each.files[0]
+            if len(each.files) > 1:
+                source = path.with_suffix(".cc")
+                lines = (f'#include "{file}"\n' for file in each.files)
+                source.write_text("".join(lines))
+            command = [COMPILER, *FLAGS, *INCLUDES, *each.flags]
+            command += ["-c", source, "-o", f"{path}.part"]
+            subprocess.run(command, check=True)
+            os.rename(f"{path}.part", path)
+    return True
+
+
+def require_sanitizer(sanitizer: str, folder: Path) -> None:
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     source, program = folder / "probe.cc", folder / "probe"
     source.write_text("int main() { return 0; }")
-    built = subprocess.run([COMPILER, *flags, source, "-o", program])
+    built = subprocess.run([COMPILER, sanitizer, source, "-o", program])
     # A compiler may accept the flags without having the run-time libraries.
     if built.returncode != 0 or subprocess.run([program]).returncode != 0:
-        pytest.skip(f"{COMPILER} lacks {flags[0]}")
-
-
-@pytest.fixture(scope="session")
-def plain_kernels(tmp_path_factory, worker_id) -> list[Path]:
-    """Objects of the kernels, compiled once for all workers."""
-    if COMPILER is None:
-        return []
-    folder = tmp_path_factory.getbasetemp()
-    if worker_id != "master":  # the folder of all workers of this run
-        folder = folder.parent
-    folder /= "plain_kernels"
-    # Optimised where the checks would take long without.
-    levels = {"-O1": (*KERNELS, EMULATION), "-O0": LINEAR_KERNELS}
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            building = Path(tempfile.mkdtemp(dir=folder.parent))
-            for level, files in levels.items():
-                build = [COMPILER, *FLAGS, level, "-c", *INCLUDES]
-                build += [NATIVE / file for file in files]
-                subprocess.run(build, check=True, cwd=building)
-            building.rename(folder)
-    return list(folder.glob("*.o"))
-
-
-# The files of these folders share no private name, so one compilation can take them all
-# and reads their headers once.
-JOINED = ("cpu/runtime/", "cpu/network/", "cpu/pass/")
-
-
-def sources_of(files: list[str], folder: Path) -> list[Path]:
-    joined = [file for file in files if file.startswith(JOINED)]
-    if not joined:
-        return [NATIVE / file for file in files]
-    source = folder / "joined.cc"
-    source.write_text("".join(f'#include "{file}"\n' for file in joined))
-    return [source, *(NATIVE / file for file in files if file not in joined)]
+        pytest.skip(f"{COMPILER} lacks {sanitizer}")
 
 
 def run_checks(
     name: str,
-    flags: list[str],
+    sanitizer: str,
+    run: pytest.TempPathFactory,
     folder: Path,
-    files: list[str],
-    objects: list[Path],
     *arguments: str,
 ) -> None:
-    flags = [*flags, "-fno-sanitize-recover=all"]
-    require_sanitizers(flags, folder)
-    checks = NATIVE / "tests" / name
-    sources = sources_of(files, folder)
-    own = {Path(file).stem for file in files}
-    objects = [each for each in objects if each.stem not in own]
-    # The library takes longer to compile under sanitizers than to run, the checks
-    # longer to run; what the latter do is of interest only where they touch the
-    # library's memory.
-    kernels = {*KERNELS, *LINEAR_KERNELS}.intersection(files)
-    level = "-O0" if kernels or "undefined" in flags[0] else "-O1"
-    built, program = folder / "checks.o", folder / "program"
-    build = [COMPILER, *FLAGS, *INCLUDES, *flags]
-    of_checks = ["-O1", "-fno-sanitize=undefined", "-c", checks, "-o", built]
-    subprocess.run([*build, *of_checks], check=True)
-    of_library = [level, *sources, built, *objects, "-o", program]
-    subprocess.run([*build, *of_library], check=True)
+    require_sanitizer(sanitizer, folder)
+    objects = built(objects_for(name, sanitizer), run)
+    # What the checks do is of interest only where they touch the library's memory.
+    level = "-O1" if name.removesuffix("_test.cc") in LONG else "-O0"
+    flags = [level, sanitizer, "-fno-sanitize-recover=all", "-fno-sanitize=undefined"]
+    checks, program = folder / "checks.o", folder / "program"
+    compile_checks = [COMPILER, *FLAGS, *INCLUDES, *flags]
+    compile_checks += ["-c", NATIVE / "tests" / name, "-o", checks]
+    subprocess.run(compile_checks, check=True)
+    link = [COMPILER, "-pthread", sanitizer, checks, *objects, "-o", program]
+    subprocess.run(link, check=True)
     done = subprocess.run([program, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all checks hold" in done.stdout
 
 
 def test_every_native_test_is_run_here():
-    assert {path.name for path in (NATIVE / "tests").glob("*_test.cc")} == set(SOURCES)
+    assert {path.name for path in (NATIVE / "tests").glob("*_test.cc")} == set(FOLDERS)
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_native_checks_hold(name, tmp_path, request):
-    objects = request.getfixturevalue("plain_kernels") if name in PLAIN else []
-    run_checks(name, ["-fsanitize=address,undefined"], tmp_path, SOURCES[name], objects)
+@pytest.mark.parametrize("name", FOLDERS)
+def test_native_checks_hold(name, tmp_path, tmp_path_factory):
+    run_checks(name, MEMORY, tmp_path_factory, tmp_path)
 
 
 THREADED = [
@@ -185,8 +192,6 @@ THREADED = [
 
 
 @pytest.mark.parametrize("name", THREADED)
-def test_native_checks_hold_without_data_races(name, tmp_path, request):
-    objects = request.getfixturevalue("plain_kernels") if name in PLAIN else []
-    files = [file for file in SOURCES[name] if file not in LINEAR_KERNELS]
+def test_native_checks_hold_without_data_races(name, tmp_path, tmp_path_factory):
     # Less, since it slows them down; and no fork of a process with several threads.
-    run_checks(name, ["-fsanitize=thread"], tmp_path, files, objects, "threads")
+    run_checks(name, THREADS, tmp_path_factory, tmp_path, "threads")

@@ -1,16 +1,13 @@
 """What an object of one instruction set lets the linker see."""
 
-import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
+import test_native_sanitized as native
 
 from ostinato import _config
 
-NATIVE = Path(__file__).parents[1] / "native"
-COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 NM = shutil.which("nm")
 
 
@@ -21,15 +18,14 @@ NM = shutil.which("nm")
         *(f"linear/linear_{isa}" for isa in ("portable", "avx2", "avx512")),
     ],
 )
-def test_kernels_share_no_function_with_other_objects(name, tmp_path):
+def test_kernels_share_no_function_with_other_objects(name, tmp_path_factory):
     # Of an inline function that two objects bring along, the linker keeps either copy:
     # one that was compiled for AVX-512 must never serve a processor without it. Without
     # optimisation, every function that is used is emitted.
-    if COMPILER is None or NM is None:
+    if native.COMPILER is None or NM is None:
         pytest.skip("no C++ compiler or no nm")
-    source, output = NATIVE / "cpu" / f"{name}.cc", tmp_path / "object.o"
-    build = [COMPILER, "-std=c++17", "-O0", f"-I{NATIVE}", "-c", source, "-o", output]
-    subprocess.run(build, check=True)
+    unoptimised = native.Object((f"cpu/{name}.cc",), ("-O0",))
+    [output] = native.built([unoptimised], tmp_path_factory)
     listing = subprocess.run(
         [NM, "--extern-only", "--defined-only", output],
         check=True,

@@ -79,23 +79,23 @@ class Loop {
     const cpu::WeightOffsets at = cpu::WeightOffsetsOf(n_, p);
     const int64_t H = n_.hidden_size;
     const double* w = a_.weights->data();
-    const auto product = [&](int64_t offset, int64_t row,
-                             const std::vector<double>& v) {
+    const auto product = [&](int64_t offset, int64_t row, const double* v,
+                             int64_t size) {
       double sum = 0;
-      const int64_t size = v.size();
       for (int64_t k = 0; k < size; ++k) sum += w[offset + row * size + k] * v[k];
       return sum;
     };
     const auto input = [&](int64_t row) {
       const double bias = at.b_ih >= 0 ? w[at.b_ih + row] : 0;
-      return bias + (n_.has_w_ih(layer) ? product(at.w_ih, row, x) : x[row % H]);
+      return bias + (n_.has_w_ih(layer) ? product(at.w_ih, row, x.data(), x.size())
+                                        : x[row % H]);
     };
     // The product of a row of w_hh or w_hr with the part of v that its head has.
     const auto head_product = [&](int64_t offset, int64_t row, int64_t rows,
                                   const std::vector<double>& v) {
       const int64_t size = v.size() / n_.num_heads;
-      const auto part = v.begin() + row % rows / (rows / n_.num_heads) * size;
-      return product(offset, row, {part, part + size});
+      const int64_t part = row % rows / (rows / n_.num_heads);
+      return product(offset, row, v.data() + part * size, size);
     };
     const auto recurrent = [&](int64_t row) {
       return (at.b_hh >= 0 ? w[at.b_hh + row] : 0) + head_product(at.w_hh, row, H, h);
