@@ -25,6 +25,7 @@ CHANGES = {
     "crash": lambda text: text.replace(LINE, LINE + " __builtin_trap();"),
     "hang": lambda text: text.replace(LINE, LINE + HANG),
     "wrong store": lambda text: text.replace(PUT, PUT + " x = -x;"),
+    "crash in a step": lambda text: text.replace(PUT, PUT + " __builtin_trap();"),
     "hang in a step": lambda text: text.replace(PUT, PUT + HANG),
     "wrong gate": lambda text: text.replace("g[1] * c + g[0]", "g[0] * c + g[1]"),
 }

@@ -114,6 +114,7 @@ def test_a_simple_network_passes_its_trial(monkeypatch, jax_as_it_comes):
     [
         ("none", None, True, "float64"),  # which the trial has to allow
         ("wrong store", "a wrong result: array 0", True, "float32"),
+        ("crash in a step", "ended with signal", False, "float32"),
         ("hang in a step", "did not end within 1 s", False, "float32"),
     ],
 )

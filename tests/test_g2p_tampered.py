@@ -177,19 +177,17 @@ def test_a_tampered_model_is_one_clear_line(contents, tmp_path, change, message)
 
 @pytest.mark.parametrize("file", [MODEL, RESUME])
 def test_arrays_that_do_not_fit_are_one_clear_line(contents, tmp_path, file):
-    """Change each array in every way, or, of the many of a run, in one of the ways."""
     config, files = contents
     names = sorted(files[file][0].keys() - {"aligned_units", "aligned_probs"})
     names = [name for name in names if files[file][0][name].dtype == np.float32]
     assert len(names) >= 4
-    for n, name in enumerate(names):
-        ways = (
+    for name in names:
+        for value, message in (
             (with_nan, f"`{name}` must be finite"),
             (lambda a: a[None], f"`{name}` must be float32"),
             (lambda a: a.astype(np.float16), f"`{name}` must be float32"),
             (None, "`arrays` must be"),
-        )
-        for value, message in ways if file == MODEL else ways[n % 4 : n % 4 + 1]:
+        ):
             tensors, fields = copy.deepcopy(files[file])
             replace(name, value)(tensors, fields)
             save(tmp_path, file, tensors, fields)
@@ -282,7 +280,7 @@ def tamper(rng, tensors, fields):
 def test_any_change_of_a_value_loads_or_is_one_clear_line(contents, tmp_path, file):
     config, files = contents
     rng, refused = random.Random(0), 0
-    for _ in range(60):
+    for _ in range(100):
         tensors, fields = copy.deepcopy(files[file])
         tamper(rng, tensors, fields)
         save(tmp_path, file, tensors, fields)
@@ -291,7 +289,7 @@ def test_any_change_of_a_value_loads_or_is_one_clear_line(contents, tmp_path, fi
         except UserError as error:
             assert "\n" not in str(error)
             refused += 1
-    assert refused > 30
+    assert refused > 50
 
 
 def test_any_change_of_bytes_loads_or_is_one_clear_line(contents, tmp_path):
@@ -300,7 +298,7 @@ def test_any_change_of_bytes_loads_or_is_one_clear_line(contents, tmp_path):
     path = tmp_path / MODEL
     content, rng = path.read_bytes(), random.Random(1)
     end = content.index(b"}") + 2000  # of the header, approximately
-    for _ in range(100):
+    for _ in range(200):
         changed = bytearray(content)
         for _ in range(rng.randint(1, 3)):
             changed[rng.randrange(rng.choice((8, end, len(changed))))] = rng.randrange(

@@ -59,9 +59,10 @@ def test_while_modules_are_imported(packages, tmp_path):
     assert code == 130 and not (tmp_path / "out").exists()
 
 
-def test_while_the_first_functions_are_compiled(packages, tmp_path):
+@pytest.mark.parametrize("name", ["init", "_gradient"])
+def test_while_the_first_functions_are_compiled(packages, tmp_path, name):
     run = g2p_command.start(packages, tmp_path, JAX_LOG_COMPILES="1")
-    code, text, _ = interrupt(run, "Compiling jit(_gradient)", signal.SIGTERM)
+    code, text, _ = interrupt(run, f"Compiling jit({name})", signal.SIGTERM)
     assert code == 143 and "interrupted before anything was learned" in text
     assert whole_files(tmp_path) == set()
 
