@@ -1,7 +1,10 @@
-"""Rows of benchmarks, made up, for the tests of their files and reports."""
+"""Made-up rows of benchmarks, and turns without pauses, for tests of benchmarks."""
+
+import pytest
 
 from benchmarks import floors, results
 from benchmarks.results import Results, Row
+from ostinato.apps.bench import timing
 from ostinato.apps.bench.peers import OURS
 
 PEAKS = floors.Peaks(
@@ -41,3 +44,9 @@ def made_results():
     peaks = {"2": PEAKS._asdict()}
     machine = results.machine() | {"peaks": peaks, "kernel_shares": {"f32": 0.97}}
     return Results(machine, {row.id: row for row in made})
+
+
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch):
+    monkeypatch.setattr(timing, "ROUND_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "REST_SECONDS", 0.0)

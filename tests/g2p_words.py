@@ -7,13 +7,12 @@ from typing import Any
 
 import jax
 import pytest
+from job_runs import leave_pictures_empty
 from rich.console import Console
 
-from ostinato.apps import display, report
-from ostinato.apps.forecast.model import Forecaster
+from ostinato.apps import display
 from ostinato.apps.g2p import checkpoint, job, models
 from ostinato.apps.g2p.train import train
-from ostinato.apps.music.model import Composer
 
 SOUNDS = {"a": "AA", "b": "B", "e": "EH", "k": "K", "s": "S", "x": "K S"}
 
@@ -39,26 +38,8 @@ def quiet():
     return Console(file=io.StringIO(), width=80, record=True)
 
 
-# JAX traces what a model computes anew for every object, also an equal one.
+# As in `job_runs.py`: equal models are one object.
 config_class = functools.cache(lambda n: functools.cache(models.config_class(n)))
-forecaster, composer = functools.cache(Forecaster), functools.cache(Composer)
-
-
-@pytest.fixture(autouse=True)
-def models_made_once(monkeypatch):
-    """Have equal models of different runs be one object; `train_tiny` does so too."""
-    monkeypatch.setattr("ostinato.apps.forecast.job.Forecaster", forecaster)
-    monkeypatch.setattr("ostinato.apps.music.job.Composer", composer)
-
-
-def leave_pictures_empty(patch):
-    """Let figures be made, but not written, which takes most of the time."""
-    patch.setattr(report, "write_figure", lambda path, _: path.touch())
-
-
-@pytest.fixture
-def empty_pictures(monkeypatch):
-    leave_pictures_empty(monkeypatch)
 
 
 def train_tiny(out, draw=False, **options) -> Any:

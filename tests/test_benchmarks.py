@@ -12,7 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmark_rows import PEAKS, made_results, made_row
+from benchmark_rows import (
+    PEAKS,
+    made_results,
+    made_row,
+    short_turns,  # noqa: F401
+)
 from rich.console import Console
 
 from benchmarks import (
@@ -60,12 +65,6 @@ TAKE_PART = [
     pytest.param(name, Problem(mode, kind, **sizes), id=f"{name}-{mode}-{kind}")
     for mode, kind, sizes, name in TAKE_PART
 ]
-
-
-@pytest.fixture(autouse=True)
-def _short_turns(monkeypatch):
-    monkeypatch.setattr(timing, "ROUND_SECONDS", 0.0)
-    monkeypatch.setattr(timing, "REST_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import jax
 import pytest
 import typer
 from benchmark_contenders import cannot, fails, returns
+from benchmark_rows import short_turns  # noqa: F401
 
 import ostinato as ost
 from benchmarks import (
@@ -24,18 +25,12 @@ from benchmarks import (
     stored,
     streams,
 )
-from ostinato.apps.bench import processes, timing
+from ostinato.apps.bench import processes
 from ostinato.apps.bench.peers import OURS, STREAM
 from ostinato.apps.bench.problem import Problem
 
 pytestmark = pytest.mark.usefixtures("jax_as_it_comes")
 NETWORKS = steps.networks(4)
-
-
-@pytest.fixture(autouse=True)
-def _short_turns(monkeypatch):
-    monkeypatch.setattr(timing, "ROUND_SECONDS", 0.0)
-    monkeypatch.setattr(timing, "REST_SECONDS", 0.0)
 
 
 def stored_rows(tmp_path, rows, **more):

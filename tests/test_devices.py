@@ -14,13 +14,12 @@ import jax
 import numpy as np
 import pytest
 from g2p_words import (
-    empty_pictures,  # noqa: F401
     language,
-    models_made_once,  # noqa: F401
     plain_jax,  # noqa: F401
     quiet,
     train_tiny,
 )
+from job_runs import empty_pictures, models_made_once  # noqa: F401
 from test_cli import one_line, ostinato
 
 from ostinato.apps import session

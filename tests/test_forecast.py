@@ -8,12 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from g2p_words import (
-    empty_pictures,  # noqa: F401
-    interrupt_after,
-    models_made_once,  # noqa: F401
-    plain_jax,  # noqa: F401
-)
+from g2p_words import interrupt_after, plain_jax  # noqa: F401
+from job_runs import empty_pictures, models_made_once  # noqa: F401
 from oracles import loop64
 from test_cli import one_line, ostinato
 from tolerance import assert_close

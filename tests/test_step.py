@@ -24,12 +24,12 @@ OPTIONS = {
 }
 
 
-def net(program, backend, **options):
-    """Return a function of params, states and inputs, to all results as one vector."""
+def results(step, backend, **options):
+    """Return a function of params, states and inputs, to a list of all results."""
 
     def run(params, states, inputs):
         out = ost.recurrent_net(
-            program.step,
+            step,
             inputs,
             states,
             params=params,
@@ -37,11 +37,20 @@ def net(program, backend, **options):
             backend=backend,
             **options,
         )
-        leaves = jax.tree.leaves((out.outputs, out.states))
-        flat = [jnp.ravel(a).astype(jnp.float64) for a in leaves]
-        return jnp.concatenate(flat)
+        return jax.tree.leaves((out.outputs, out.states))
 
     return run
+
+
+def net(program, backend, **options):
+    """Return the function of `results`, with all of them as one vector."""
+    run = results(program.step, backend, **options)
+
+    def vector(*arguments):
+        leaves = run(*arguments)
+        return jnp.concatenate([jnp.ravel(a).astype(jnp.float64) for a in leaves])
+
+    return vector
 
 
 def scalar(function):
@@ -96,23 +105,15 @@ def values_and_gradients(step, arguments, backend, **options):
     The cotangents of the results are constants: a loss is more operations to trace.
     """
 
-    def run(params, states, inputs):
-        out = ost.recurrent_net(
-            step,
-            inputs,
-            states,
-            params=params,
-            time_major=True,
-            backend=backend,
-            **options,
-        )
-        leaves = jax.tree.leaves((out.outputs, out.states))
-        has_slope = [jnp.issubdtype(a.dtype, jnp.floating) for a in leaves]
-        pairs = list(zip(leaves, has_slope, strict=True))
-        return [a for a, f in pairs if f], [a for a, f in pairs if not f]
+    run = of_floats(results(step, backend, **options), arguments)
+
+    def by_kind(given):
+        leaves = run(given)
+        found = [a for a in leaves if jnp.issubdtype(a.dtype, jnp.floating)]
+        return found, [a for a in leaves if not jnp.issubdtype(a.dtype, jnp.floating)]
 
     def both(given):
-        found, pull, others = jax.vjp(of_floats(run, arguments), given, has_aux=True)
+        found, pull, others = jax.vjp(by_kind, given, has_aux=True)
         cotangents = [cotangent_of(a).astype(a.dtype) for a in found]
         return found, others, pull(cotangents)
 
@@ -138,11 +139,8 @@ def results_of_scan(name, option="plain"):
 def both(name, transform, loop=None):
     """Assert that a transformation gives the same on a path and in `lax.scan`."""
     arguments = arguments_of(name)
-    results = []
-    for backend in (loop, "scan"):
-        function = transform(net(PROGRAMS[name], backend), arguments)
-        results.append(fast_jit(function)(floats(arguments)))
-    assert_equal(*results)
+    runs = (transform(net(PROGRAMS[name], b), arguments) for b in (loop, "scan"))
+    assert_equal(*(fast_jit(run)(floats(arguments)) for run in runs))
 
 
 @pytest.mark.parametrize("loop", ["xla", "native"])
