@@ -1,6 +1,7 @@
 """Runs on several devices and in several processes: the loss curve of one."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -113,6 +114,48 @@ def test_numbers_of_processes_that_cannot_be(processes, process, message):
         connect(True, "127.0.0.1:1", processes, process)
 
 
+@pytest.mark.parametrize(
+    "known, coordinator, process, message",
+    [
+        ({}, "127.0.0.1:1", 0, "no address for the name of this host, 'wolf'"),
+        (
+            {"wolf": "127.0.1.1", "lead": "192.0.2.1"},
+            "lead:1",
+            1,
+            "lead:1 cannot reach this host by its name, 'wolf', whose address 127.0.",
+        ),
+        ({"wolf": "127.0.1.1", "lead": "192.0.2.1"}, "lead:1", 0, None),
+        ({"wolf": "192.0.2.2", "lead": "192.0.2.1"}, "lead:1", 1, None),
+        ({"wolf": "127.0.1.1", "::1": "::1"}, "[::1]:1", 1, None),
+        ({"wolf": "127.0.1.1", "127.0.0.1": "127.0.0.1"}, "127.0.0.1:1", 1, None),
+        ({"wolf": "127.0.1.1"}, "unknown:1", 1, None),  # for JAX to complain about
+    ],
+    ids="nameless alone first reached v6 local unknown".split(),
+)
+def test_names_that_lead_nowhere(monkeypatch, known, coordinator, process, message):
+    """The collectives of CPUs give other hosts the address of this host's name."""
+
+    def addresses(host, port):
+        if host not in known:
+            raise socket.gaierror("Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known[host], 0))]
+
+    begun = []
+    monkeypatch.setattr(socket, "gethostname", lambda: "wolf")
+    monkeypatch.setattr(socket, "getaddrinfo", addresses)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(
+        jax.distributed, "initialize", lambda *given, **_: begun.append(given)
+    )
+    if message is None:
+        connect(True, coordinator, 2, process)
+        assert begun == [(coordinator, 2, process)]
+    else:
+        with pytest.raises(UserError, match=re.escape(message)):
+            connect(True, coordinator, 2, process)
+        assert not begun
+
+
 def test_processes_with_other_options(monkeypatch):
     devices = Devices()
     devices.check_same("a")
@@ -130,6 +173,18 @@ def test_a_failed_update_of_one_process_is_an_error_of_the_program(
 
     monkeypatch.setattr(session.Run, "train", fail)
     with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
+        train(waves, tmp_path, epochs=1, console=quiet(), **SIZES)
+
+
+def test_hosts_that_never_reached_each_other(waves, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise jax.errors.JaxRuntimeError("Gloo context initialization failed: refused")
+
+    monkeypatch.setattr(session.Run, "train", fail)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(Devices, "_gather", lambda self, row: [row])
+    message = "nothing was learned yet; the name of each host must have an address that"
+    with pytest.raises(UserError, match=message):
         train(waves, tmp_path, epochs=1, console=quiet(), **SIZES)
 
 

@@ -6,8 +6,10 @@ Communication is that of JAX: `jax.distributed`, and collectives that XLA adds t
 programs over sharded arrays.
 """
 
+import ipaddress
 import itertools
 import re
+import socket
 from collections.abc import Iterable, Iterator
 from functools import partial
 from hashlib import blake2b
@@ -76,6 +78,8 @@ def connect(
         wanted = f"from 0 to {processes - 1}, below `processes`"
         check_range("process", wanted, process, 0 <= process < processes)
     platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+    if not platforms or "cpu" in platforms.split(","):
+        _check_host_name(coordinator, process)
     silent = SILENT_SECONDS.get(platforms, SILENT_SECONDS[None])
     # It would catch SIGTERM, which is to end the process.
     jax.config.update("jax_enable_preemption_service", False)
@@ -91,6 +95,53 @@ def connect(
             f"`--distributed` could not connect the processes: {reason}; give "
             "--coordinator HOST:PORT, --processes and --process"
         ) from None
+
+
+def _check_host_name(coordinator: str | None, process: int | None) -> None:
+    """Check that the name of this host leads other hosts to it.
+
+    The collectives of CPUs, which JAX starts beside GPUs too, tell other processes the
+    address that this host has for its own name.
+
+    Raises:
+        UserError: the name has no address, or one of this host alone although the
+            coordinator is another host.
+    """
+    name = socket.gethostname()
+    advice = "give it the address that other hosts reach, for example in /etc/hosts"
+    own = _resolve(name)
+    if own is None:
+        raise UserError(
+            f"`--distributed` found no address for the name of this host, {name!r}; "
+            f"{advice}"
+        )
+    if not process or coordinator is None or not ipaddress.ip_address(own).is_loopback:
+        return  # process 0 is where the coordinator is
+    there = _resolve(coordinator.rpartition(":")[0].strip("[]"))
+    if there is not None and not _is_local(there):
+        raise UserError(
+            f"`--distributed`: {coordinator} cannot reach this host by its name, "
+            f"{name!r}, whose address {own} is known to this host alone; {advice}"
+        )
+
+
+def _resolve(host: str) -> str | None:
+    """Return the first address of a host, or None."""
+    try:
+        return socket.getaddrinfo(host, None)[0][4][0].partition("%")[0]
+    except OSError:
+        return None
+
+
+def _is_local(address: str) -> bool:
+    """Return whether an address is one of this host: no other lets sockets have it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as listener:
+        try:
+            listener.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 class Devices:

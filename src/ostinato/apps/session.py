@@ -180,6 +180,8 @@ def _lost(run: Run, error: Exception) -> ProcessLostError:
         saved = f"what was learned until epoch {run.epoch:.1f} is in {run.out}"
     else:
         saved = f"process 0 saves what was learned, if it is there, in {run.out}"
+    if "Gloo context initialization" in reason:  # no connection was made
+        saved += "; the name of each host must have an address that the others reach"
     return ProcessLostError(
         f"another process of this run has ended or cannot be reached ({reason}); "
         f"{saved}; go on with --resume, on any number of processes"
