@@ -302,6 +302,24 @@ def test_joining_and_splitting_arrays_of_numpy_compiles_once():
     assert first and not later
 
 
+@pytest.mark.parametrize(
+    "function, most",
+    [
+        (lambda batch: batch.to_padded(), 2),
+        (ragged.vmap(lambda x: jnp.sum(x)), 9),
+        (ragged.vmap(lambda x: jnp.cumsum(x)), 9),
+    ],
+    ids=["to_padded", "sum", "cumsum"],
+)
+def test_calls_without_jit_compile_few_programs(function, most):
+    """Not one for each operation: a first call would take seconds."""
+    sizes = (3, 1, 4, 2, 2 * most)  # of no other test, nor of the other cases
+    batch = RaggedArray.from_list([np.zeros(n) for n in sizes], max_length=23)
+    with compilations() as compiled:
+        jax.block_until_ready(function(batch))
+    assert 1 <= len(compiled) <= most
+
+
 def test_a_list_is_on_the_device_of_its_batch_and_differentiable():
     lengths = [7, 0, 4, 1]
     data = np.arange(36.0).reshape(12, 3)

@@ -1,5 +1,7 @@
 """Tests of second derivatives in every mix of modes, against those of a scan."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,19 +13,20 @@ from closures import (
     Primal,
     direction_of,
     fast_jit,
-    loss_of,
     ours,
     plain,
     primal_of,
 )
-from harness import rounded
 from test_transforms import assert_trees_close
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+some_cases = pytest.mark.parametrize(
+    "case", [BY_ID["lstm"], BY_ID["gru"]], ids=lambda c: c.id
+)
 
 
 def clean(tree):
-    return jax.tree.map(jnp.nan_to_num, tree)
+    return jax.tree.map(np.nan_to_num, tree)
 
 
 def forward_over_reverse(loss, primal, step):
@@ -36,8 +39,8 @@ def reverse_over_forward(loss, primal, step):
 
 def reverse_over_reverse(loss, primal, step):
     def slope(p):
-        pairs = zip(jax.grad(loss)(p), clean(step), strict=True)
-        return sum(jnp.sum(g * d) for g, d in pairs if g is not None)
+        pairs = zip(jax.grad(loss)(p), step, strict=True)
+        return sum(jnp.sum(g * jnp.nan_to_num(d)) for g, d in pairs if g is not None)
 
     return jax.grad(slope)(primal)
 
@@ -45,51 +48,93 @@ def reverse_over_reverse(loss, primal, step):
 MODES = [forward_over_reverse, reverse_over_forward, reverse_over_reverse]
 
 
+def weights_of(case):
+    """Return the weights of a loss, with NaN in the padding."""
+    made = make_inputs(case)
+    return [w for w in (made.dy, made.dh_n, made.dc_n) if w is not None]
+
+
+def loss_of(operator, weights, curved=True):
+    """Return a loss that, if `curved`, has second derivatives in every output."""
+
+    def loss(p):
+        outs = [o for o in operator(p) if o is not None]
+        pairs = zip(weights, outs, strict=True)
+        return sum(
+            jnp.sum(w * jnp.where(curved, jnp.sin(2.0 * o), o)) for w, o in pairs
+        )
+
+    return loss
+
+
+@functools.cache
+def products(case):
+    """Return a function to the library's Hessian times vector, in every mode."""
+
+    def run(p, step, *loss):
+        return [mode(loss_of(ours(case), *loss), p, step) for mode in MODES]
+
+    return fast_jit(run)
+
+
+@functools.cache
+def product_of_scan(case):
+    """Return a function to Hessian times vector, and to that with padding "hold"."""
+
+    def held(p, rows):
+        """Choose each output by its number among those of a sequence, and h_0 is 0."""
+        y, *state = plain(case)(p)
+        first = jnp.concatenate(list(p.h_0[-case.spec.num_directions :]), -1)
+        every = jnp.concatenate([first[:, None], y], 1)
+        return jnp.take_along_axis(every, rows[..., None], 1), *state
+
+    def run(p, step, rows, *loss):
+        loss = loss_of(lambda p: held(p, rows), *loss)
+        return forward_over_reverse(loss, p, step)
+
+    run, rows = fast_jit(run), 1 + np.tile(np.arange(case.steps), (case.batch, 1))
+
+    def of_padding(p, step, *loss, hold=False):
+        ends = np.array(case.lengths)[:, None] if hold else case.steps
+        return run(p, clean(step), np.minimum(rows, ends), *clean(loss))
+
+    return of_padding
+
+
 @every_case
 def test_hessian_times_vector_matches_the_plain_scan(case):
     """Check cases with different lengths, NaN in the padding, and resets."""
-    primal, step = primal_of(case), direction_of(case)
-    loss, reference = loss_of(case, ours(case)), loss_of(case, plain(case))
-    hvp = forward_over_reverse
-    want = fast_jit(lambda p, d: hvp(reference, p, d))(primal, clean(step))
-    got = fast_jit(lambda p, d: [m(loss, p, d) for m in MODES])(primal, step)
-    for result in got:
+    primal, step, weights = primal_of(case), direction_of(case), clean(weights_of(case))
+    want = product_of_scan(case)(primal, step, weights, True)
+    for result in products(case)(primal, step, weights, True):
         assert_trees_close(result, want, terms=1000)
     assert np.isfinite(want.x).all() and np.abs(want.weights).max() > 1e-2
 
 
-@pytest.mark.parametrize("case", [BY_ID["lstm"], BY_ID["gru"]], ids=lambda c: c.id)
+@some_cases
 def test_nan_in_the_padding_of_a_cotangent_reaches_no_second_derivative(case):
     """Check that no zero is multiplied by that NaN, which would be NaN again."""
-    primal, step = primal_of(case), clean(direction_of(case))
-    made = rounded(make_inputs(case), "float64")
-    assert np.isnan(made.dy).any()
-
-    def second(operator, dy):
-        cotangent = dy, made.dh_n, made.dc_n
-
-        def slope(p):
-            (grads,) = jax.vjp(operator, p)[1](cotangent)
-            pairs = zip(grads, step, strict=True)
-            return sum(jnp.sum(g * d) for g, d in pairs if g is not None)
-
-        return fast_jit(jax.grad(slope))(primal)
-
-    got = second(ours(case), made.dy)
-    want = second(plain(case), jnp.nan_to_num(made.dy))
-    assert_trees_close(got, want, terms=1000)
+    primal, step, weights = primal_of(case), clean(direction_of(case)), weights_of(case)
+    assert np.isnan(weights[0]).any()
+    # In a loss that is not curved, the weights are the cotangents.
+    want = product_of_scan(case)(primal, step, weights, False)
+    for result in products(case)(primal, step, weights, False):
+        assert_trees_close(result, want, terms=1000)
 
 
-@pytest.mark.parametrize("case", [BY_ID["lstm"], BY_ID["gru"]], ids=lambda c: c.id)
+@some_cases
 def test_hessian_matches_the_plain_scan(case):
-    primal = primal_of(case)
+    primal, weights = primal_of(case), clean(weights_of(case))
 
-    def of_state(operator):
-        loss = loss_of(case, operator)
-        return lambda h_0: loss(primal._replace(h_0=h_0))
+    def of_state(h_0):
+        return loss_of(ours(case), weights)(primal._replace(h_0=h_0))
 
-    got = fast_jit(jax.hessian(of_state(ours(case))))(primal.h_0)
-    want = fast_jit(jax.hessian(of_state(plain(case))))(primal.h_0)
+    got = fast_jit(jax.hessian(of_state))(primal.h_0)
+    column, zeros = product_of_scan(case), clean(jax.tree.map(np.zeros_like, primal))
+    ends = np.eye(primal.h_0.size).reshape(-1, *primal.h_0.shape)
+    steps = [zeros._replace(h_0=end) for end in ends]
+    columns = [column(primal, step, weights, True).h_0 for step in steps]
+    want = np.stack(columns, -1).reshape(got.shape)
     assert_trees_close(got, want, terms=1000)
     assert np.abs(want).max() > 1e-2
 
@@ -111,41 +156,27 @@ def test_second_tangent_matches_the_plain_scan(case):
 
 def test_third_derivative_matches_the_plain_scan():
     case = BY_ID["gru_before"]
-    primal = primal_of(case)
+    primal, weights = primal_of(case), clean(weights_of(case))
 
-    def third(operator):
-        loss = loss_of(case, operator)
-
+    def third(operator, derive):
         def of_scale(a):
-            return loss(Primal(a * primal.weights, primal.x, a * primal.h_0, None))
+            scaled = Primal(a * primal.weights, primal.x, a * primal.h_0, None)
+            return loss_of(operator, weights)(scaled)
 
-        return fast_jit(jax.grad(jax.grad(jax.grad(of_scale))))(1.0)
+        return fast_jit(derive(derive(derive(of_scale))))(1.0)
 
-    got, want = third(ours(case)), third(plain(case))
+    def slope(function):  # a scan in forward mode is less to compile
+        return lambda a: jax.jvp(function, (a,), (1.0,))[1]
+
+    got, want = third(ours(case), jax.grad), third(plain(case), slope)
     np.testing.assert_allclose(got, want, rtol=1e-10)
 
 
-@pytest.mark.parametrize("case", [BY_ID["lstm"], BY_ID["gru"]], ids=lambda c: c.id)
+@some_cases
 def test_second_derivative_with_recompute_and_hold(case):
     """Check that recomputed gates are differentiated too, and held outputs summed."""
-    primal, step = primal_of(case), direction_of(case)
-
-    def hold(operator):  # the plain scan has padding "zero" only
-        def held(p):
-            y, *state = operator(p)
-            lengths = jnp.asarray(case.lengths)
-            last = jnp.take_along_axis(y, (lengths - 1)[:, None, None] % 4, axis=1)
-            dirs = case.spec.num_directions
-            first = jnp.concatenate(list(p.h_0[-dirs:]), -1)[:, None]
-            last = jnp.where((lengths == 0)[:, None, None], first, last)
-            past = jnp.arange(4)[None, :, None] >= lengths[:, None, None]
-            return jnp.where(past, last, y), *state
-
-        return held
-
-    loss = loss_of(case, ours(case, recompute=True, padding="hold"))
-    reference = loss_of(case, hold(plain(case)))
-    hvp = forward_over_reverse
-    got = fast_jit(lambda p, d: hvp(loss, p, d))(primal, step)
-    want = fast_jit(lambda p, d: hvp(reference, p, d))(primal, clean(step))
+    primal, step, weights = primal_of(case), direction_of(case), clean(weights_of(case))
+    loss = loss_of(ours(case, recompute=True, padding="hold"), weights)
+    got = fast_jit(lambda p, d: forward_over_reverse(loss, p, d))(primal, step)
+    want = product_of_scan(case)(primal, step, weights, True, hold=True)
     assert_trees_close(got, want, terms=1000)

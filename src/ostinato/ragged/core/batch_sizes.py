@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -69,7 +71,7 @@ class BatchSizes:
         if not sizes.is_symbolic(dim):
             return int(dim)  # JAX holds some as numpy's, which have a dtype
         values = sizes.evaluate(dim, self.symbols.values)
-        return values[self.segments(tokens_of).ids]
+        return jnp.take(values, self.segments(tokens_of).ids, mode="clip")
 
     # ------------------------------------------------------------------ static sizes
 
@@ -130,11 +132,7 @@ class BatchSizes:
         """
 
         def tokens() -> Array:
-            segments = self.segments(dim)
-            last = jnp.maximum(self.lengths(dim) - 1, 0)
-            position = positions(self.max(dim))
-            position = jnp.minimum(position[None], last[:, None])
-            return jnp.minimum(segments.offsets[:, None] + position, segments.last)
+            return _padded_tokens(self.segments(dim), self.lengths(dim), self.max(dim))
 
         return self.cached(("padded tokens", str(dim)), tokens)
 
@@ -142,16 +140,9 @@ class BatchSizes:
         """Return the token of each padded element, and the inverse map."""
 
         def sources() -> tuple[Sources, Sources]:
-            longest, segments = self.max(dim), self.segments(dim)
-            elements = segments.ids * longest + jnp.minimum(
-                segments.position, longest - 1
-            )
-            return (
-                Sources(
-                    self.padded_tokens(dim).reshape(-1), self._inside(dim).reshape(-1)
-                ),
-                Sources(elements, segments.valid),
-            )
+            tokens, inside = self.padded_tokens(dim), self._inside(dim)
+            elements = _padded_elements(self.segments(dim), self.max(dim))
+            return Sources(tokens.reshape(-1), inside.reshape(-1)), elements
 
         return self.cached(("sources", str(dim)), sources)
 
@@ -177,7 +168,7 @@ class BatchSizes:
         """Return where padded examples are not padding, bool `[batch, max]`."""
 
         def inside() -> Array:
-            return positions(self.max(dim))[None] < self.lengths(dim)[:, None]
+            return _inside(self.lengths(dim), self.max(dim))
 
         return self.cached(("inside", str(dim)), inside)
 
@@ -227,3 +218,25 @@ class BatchSizes:
         if _checks.is_concrete(there) and bool(np.all(there)):
             return True
         return there
+
+
+# Compiled as a whole where no trace is around them, and inlined in traces.
+
+
+@ft.partial(jax.jit, static_argnums=2, inline=True)
+def _padded_tokens(segments: Segments, lengths: Array, longest: int) -> Array:
+    last = jnp.maximum(lengths - 1, 0)
+    position = jnp.minimum(positions(longest)[None], last[:, None])
+    return jnp.minimum(segments.offsets[:, None] + position, segments.last)
+
+
+@ft.partial(jax.jit, static_argnums=1, inline=True)
+def _padded_elements(segments: Segments, longest: int) -> Sources:
+    """Return for each token its element of padded examples, put one after another."""
+    position = jnp.minimum(segments.position, longest - 1)
+    return Sources(segments.ids * longest + position, segments.valid)
+
+
+@ft.partial(jax.jit, static_argnums=1, inline=True)
+def _inside(lengths: Array, longest: int) -> Array:
+    return positions(longest)[None] < lengths[:, None]

@@ -8,13 +8,21 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ..._typing import Array
 from ..primitives.constant import constant
-from ..primitives.relocate import relocate
-from ..types.segments import Segments, along, positions, safe_fill, take_repeated
+from ..primitives.relocate import Sources, relocate
+from ..types.segments import (
+    Segments,
+    UsedCapacity,
+    along,
+    positions,
+    safe_fill,
+    take_repeated,
+)
 from .batch_sizes import BatchSizes
 from .fill import of_present
 from .registry import Unsupported
@@ -45,9 +53,8 @@ class Conversions(BatchSizes):
             x = take_repeated(value.x, self.segments(dim).position, axis)
             return Flat(x, value.shape, axis)
         to_padded, to_flat = self._sources(dim)
-        x = jnp.moveaxis(value.x, axis + 1, 1)
-        x = relocate(lax.collapse(x, 0, 2), to_flat, to_padded)
-        return Flat(jnp.moveaxis(x, 0, axis), value.shape, axis)
+        x = _flat(value.x, to_flat, to_padded, axis)
+        return Flat(x, value.shape, axis)
 
     def to_padded(self, value: Value) -> Padded:
         """Return `value` with a batch axis in front; padding repeats valid tokens."""
@@ -57,10 +64,7 @@ class Conversions(BatchSizes):
             x = jnp.broadcast_to(value.x, (self.batch, *value.x.shape))
             return Padded(x, value.shape, filled=not ragged_axes(value))
         to_padded, to_flat = self._sources(value.dim)
-        x = relocate(value.x, to_padded, to_flat, value.axis)
-        each = (self.batch, self.max(value.dim))
-        split = (*x.shape[: value.axis], *each, *x.shape[value.axis + 1 :])
-        x = jnp.moveaxis(x.reshape(split), value.axis, 0)
+        x = _padded(value.x, to_padded, to_flat, value.axis, self.batch)
         return Padded(x, value.shape, filled=True)
 
     def canonical(self, value: Value) -> Padded | Flat:
@@ -83,7 +87,7 @@ class Conversions(BatchSizes):
             return jnp.broadcast_to(value.x, (self.capacity(dim), *value.x.shape))
         x = safe_fill(self.used(dim).any_token, self.to_padded(value).x)
         ids = self.segments(dim).ids
-        return take_repeated(x, ids, indices_are_sorted=True)
+        return take_repeated(x, ids, ascending=True)
 
     def take_tokens(
         self, x: Flat, dim: Any, source: Callable[[Segments], Array]
@@ -96,10 +100,10 @@ class Conversions(BatchSizes):
             source: returns, from the segments of the result, for each of its tokens the
                 position in the example of `x`.
         """
-        segments = self.segments(dim)
-        tokens = self.segments(x.dim).offsets[segments.ids] + source(segments)
+        segments, offsets = self.segments(dim), self.segments(x.dim).offsets
+        tokens = _taken(x.x, offsets, segments.ids, source(segments), x.axis)
         shape = (*x.shape[: x.axis], dim, *x.shape[x.axis + 1 :])
-        return Flat(jnp.take(x.x, tokens, x.axis, mode="clip"), shape, x.axis)
+        return Flat(tokens, shape, x.axis)
 
     def fill_unused(self, x: Array, dim: Any, axis: int) -> Array:
         """Return `x` with the last valid token, a constant, in the unused capacity.
@@ -107,10 +111,7 @@ class Conversions(BatchSizes):
         Where all examples are empty, and no token is valid, it becomes 0.5, or 0 for
         other dtypes than floats.
         """
-        used = self.used(dim)
-        token = lax.dynamic_slice_in_dim(x, used.last, 1, axis)
-        token = constant(safe_fill(used.any_token, token))
-        return jnp.where(along(used.valid, axis, x.ndim), x, token)
+        return _fill_unused(x, self.used(dim), axis)
 
     def of_complete(self, x: Array) -> Array:
         """Return `x`, `[batch, ...]`, incomplete examples filled from a complete one.
@@ -165,3 +166,33 @@ class Conversions(BatchSizes):
         if not ragged_axes(value) or not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
         return jnp.where(self.inside(value), x, constant(x))
+
+
+# Compiled as a whole where no trace is around them, and inlined in traces.
+
+
+@ft.partial(jax.jit, static_argnums=2, inline=True)
+def _fill_unused(x: Array, used: UsedCapacity, axis: int) -> Array:
+    token = lax.dynamic_slice_in_dim(x, used.last, 1, axis)
+    token = constant(safe_fill(used.any_token, token))
+    return jnp.where(along(used.valid, axis, x.ndim), x, token)
+
+
+@ft.partial(jax.jit, static_argnums=4, inline=True)
+def _taken(x: Array, offsets: Array, ids: Array, position: Array, axis: int) -> Array:
+    return jnp.take(x, offsets[ids] + position, axis, mode="clip")
+
+
+@ft.partial(jax.jit, static_argnums=3, inline=True)
+def _flat(x: Array, to_flat: Sources, to_padded: Sources, axis: int) -> Array:
+    x = lax.collapse(jnp.moveaxis(x, axis + 1, 1), 0, 2)
+    return jnp.moveaxis(relocate(x, to_flat, to_padded), 0, axis)
+
+
+@ft.partial(jax.jit, static_argnums=(3, 4), inline=True)
+def _padded(
+    x: Array, to_padded: Sources, to_flat: Sources, axis: int, batch: int
+) -> Array:
+    x = relocate(x, to_padded, to_flat, axis)
+    x = x.reshape(*x.shape[:axis], batch, -1, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x, axis, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools as ft
 from typing import Any
 
 import jax
@@ -39,6 +40,7 @@ def highest(dtype: Any) -> Any:
     return True if dtype == jnp.bool_ else jnp.iinfo(dtype).max
 
 
+@ft.partial(jax.jit, inline=True)
 def of_present(present: Array, x: Array) -> Array:
     """Return `x`, `[batch, ...]`, with a present example's values for absent examples.
 

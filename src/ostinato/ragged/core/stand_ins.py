@@ -71,7 +71,10 @@ class StandIns:
         """Replace the examples of `ctx` that are not `busy`."""
         first = jnp.argmax(busy).astype(jnp.int32)
         example = jnp.where(busy, positions(ctx.batch), first)
-        values = {k: v[example] for k, v in ctx.symbols.values.items()}
+        values = {
+            name: jnp.take(sizes, example, mode="clip")
+            for name, sizes in ctx.symbols.values.items()
+        }
         context = with_sizes(ctx, ctx.batch, values).nested(going=ctx.going)
         return cls(ctx, busy, example, context)
 

@@ -7,8 +7,10 @@ gather again, which is quicker to run and to compile.
 
 from __future__ import annotations
 
+import functools as ft
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
@@ -31,6 +33,7 @@ class Sources(NamedTuple):
     valid: Array
 
 
+@ft.partial(jax.jit, static_argnums=3, inline=True)
 def relocate(x: Array, sources: Sources, inverse: Sources, axis: int = 0) -> Array:
     """Return the elements `sources.element` of `x` along `axis`.
 

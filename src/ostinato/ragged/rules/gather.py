@@ -9,6 +9,7 @@ token to read; it reads some finite number, and since it is shorter than `min_le
 from __future__ import annotations
 
 import dataclasses
+import functools as ft
 from collections.abc import Sequence
 from typing import Any
 
@@ -174,19 +175,13 @@ def _by_token(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value 
     which = dims.start_index_map.index(x.axis)
     if not ragged_axes(indices):
         indices = ctx.to_padded(indices)
-        example = along(jnp.arange(ctx.batch), 0, indices.x.ndim - 1)
+        ids, at = positions(ctx.batch), 0
     else:
         indices = ctx.to_flat(indices)
-        ids = ctx.segments(indices.dim).ids
-        example = along(ids, indices.axis, indices.x.ndim - 1)
-    lengths = jnp.take(ctx.lengths(x.dim), example)
-    first = jnp.take(ctx.segments(x.dim).offsets, example)
-    index = indices.x.astype(jnp.int32)
-    token = index[..., which]
-    inside = (token >= 0) & (token < lengths)
-    token = first + jnp.clip(token, 0, jnp.maximum(lengths - 1, 0))
-    token = jnp.minimum(token, x.x.shape[x.axis] - 1)
-    index = with_column(index, which, token)
+        ids, at = ctx.segments(indices.dim).ids, indices.axis
+    lengths, first = ctx.lengths(x.dim), ctx.segments(x.dim).offsets
+    most = x.x.shape[x.axis] - 1
+    index, inside = _token_index(indices.x, ids, at, lengths, first, which, most)
 
     def read(index: Array, inside: Array) -> Array:
         return gather.out_of_range(gather(x.x, index, gather.sizes), inside)
@@ -195,6 +190,36 @@ def _by_token(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value 
         return Padded(jax.vmap(read)(index, inside), gather.shape)
     (axis,) = symbolic_axes(gather.shape)
     return Flat(read(index, inside), gather.shape, axis)
+
+
+@ft.partial(jax.jit, static_argnums=(2, 5, 6), inline=True)
+def _token_index(
+    index: Array,
+    ids: Array,
+    at: int,
+    lengths: Array,
+    first: Array,
+    which: int,
+    most: int,
+) -> tuple[Array, Array]:
+    """Return indices of the flat array, and where they were in range.
+
+    Args:
+        index: indices of one example's array, `[..., k]`.
+        ids: the example of each index.
+        at: the axis of `index` along which examples lie.
+        lengths: `[batch]`, the sizes of the axis of the tokens.
+        first: `[batch]`, the first token of each example.
+        which: the component that is a position in an example.
+        most: the largest token.
+    """
+    index = index.astype(jnp.int32)
+    example, token = along(ids, at, index.ndim - 1), index[..., which]
+    lengths = jnp.take(lengths, example)
+    inside = (token >= 0) & (token < lengths)
+    token = jnp.clip(token, 0, jnp.maximum(lengths - 1, 0))
+    token = jnp.minimum(jnp.take(first, example) + token, most)
+    return with_column(index, which, token), inside
 
 
 def with_column(indices: Array, which: int, column: Array) -> Array:

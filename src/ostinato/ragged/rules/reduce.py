@@ -19,7 +19,13 @@ from ..core.fill import highest, lowest
 from ..core.registry import register
 from ..core.sizes import is_symbolic, symbolic_axes
 from ..core.values import Flat, Padded, Value, filled_as, is_filled
-from ..types.segments import accumulation_dtype, along, positions, sum_per_example
+from ..types.segments import (
+    Segments,
+    accumulation_dtype,
+    along,
+    positions,
+    sum_per_example,
+)
 
 
 def _all_bits(dtype: Any) -> Any:
@@ -73,6 +79,7 @@ def _max_tokens_jvp(batch: int, primals: Any, tangents: Any) -> Any:
     return y, _sum_tokens(largest.astype(x.dtype) * tangents[0], ids, batch) / count
 
 
+@ft.partial(jax.jit, static_argnums=2, inline=True)
 def _largest(x: Array, ids: Array, batch: int) -> Array:
     return jax.ops.segment_max(x, ids, batch, indices_are_sorted=True)
 
@@ -209,11 +216,24 @@ def _running(
     reverse: bool,
 ) -> Flat:
     """Scan over all tokens at once, starting again at the first one of each example."""
-    segments = ctx.segments(x.dim)
-    lengths = ctx.lengths(x.dim)[segments.ids]
-    first = segments.position == (lengths - 1 if reverse else 0)
-    tokens = jnp.moveaxis(x.x, x.axis, 0)
-    starts = along(first | ~segments.valid, 0, tokens.ndim)
+    lengths, segments = ctx.lengths(x.dim), ctx.segments(x.dim)
+    tokens = _scan_tokens(x.x, lengths, segments, combine, x.axis, reverse)
+    return Flat(tokens, x.shape, x.axis)
+
+
+@ft.partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
+def _scan_tokens(
+    x: Array,
+    lengths: Array,
+    segments: Segments,
+    combine: Callable[[Array, Array], Array],
+    axis: int,
+    reverse: bool,
+) -> Array:
+    start = lengths[segments.ids] - 1 if reverse else 0
+    starts = (segments.position == start) | ~segments.valid
+    tokens = jnp.moveaxis(x, axis, 0)
+    starts = along(starts, 0, tokens.ndim)
     one = jnp.ones((), tokens.dtype)
 
     def join(a: tuple, b: tuple) -> tuple:
@@ -223,4 +243,4 @@ def _running(
         return starts_a | starts_b, jnp.where(starts_b, tokens_b, combine(*both))
 
     _, tokens = lax.associative_scan(join, (starts, tokens), reverse=reverse)
-    return Flat(jnp.moveaxis(tokens, 0, x.axis), x.shape, x.axis)
+    return jnp.moveaxis(tokens, 0, axis)

@@ -32,7 +32,7 @@ def run(
     """Return all results of `scan`, of all examples."""
     lengths = ctx.lengths(scan.length)
     batch = StandIns.of(ctx, lengths > 0)
-    lengths = lengths[batch.example]
+    lengths = jnp.take(lengths, batch.example, mode="clip")
     t = positions(ctx.max(scan.length))[:, None]
     valid = (t < lengths[None]) & batch.busy[None]
     first = jnp.maximum(lengths - 1, 0)[None] if scan.reverse else 0

@@ -120,6 +120,13 @@ def unpack_padded(
     data: Array, axis: int, lengths: Array, max_length: int, fill: Any
 ) -> Array:
     """Return padded examples, `[batch, ...]`; see `RaggedArray.to_padded`."""
+    return _unpack(data, axis, lengths, max_length, jnp.asarray(fill, data.dtype))
+
+
+@ft.partial(jax.jit, static_argnums=(1, 3), inline=True)
+def _unpack(
+    data: Array, axis: int, lengths: Array, max_length: int, fill: Array
+) -> Array:
     tokens = jnp.moveaxis(data, axis, 0)
     if tokens.shape[0] == 0:
         tokens = jnp.zeros((1, *tokens.shape[1:]), tokens.dtype)
@@ -129,8 +136,7 @@ def unpack_padded(
     x = x.reshape(*index.shape, *tokens.shape[1:])
     inside = position < lengths[:, None]
     inside = inside.reshape(*inside.shape, *[1] * (tokens.ndim - 1))
-    x = jnp.where(inside, x, jnp.asarray(fill, x.dtype))
-    return jnp.moveaxis(x, 1, axis + 1)
+    return jnp.moveaxis(jnp.where(inside, x, fill), 1, axis + 1)
 
 
 def lengths_of_ids(segment_ids: Any, num_segments: int | None) -> Array:

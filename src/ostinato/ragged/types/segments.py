@@ -1,7 +1,12 @@
-"""Where the examples lie among the tokens of a flat array."""
+"""Where the examples lie among the tokens of a flat array.
+
+Without an outer `jit`, each operation would be a program that is compiled by itself.
+The functions here are compiled as a whole; within a trace they are inlined.
+"""
 
 from __future__ import annotations
 
+import functools as ft
 import math
 from typing import Any, NamedTuple
 
@@ -25,6 +30,7 @@ class UsedCapacity(NamedTuple):
     any_token: Array
 
     @classmethod
+    @ft.partial(jax.jit, static_argnums=(0, 2), inline=True)
     def of(cls, lengths: Array, capacity: int) -> UsedCapacity:
         """Return the used part for lengths, int32 `[batch]`."""
         total = jnp.sum(lengths, dtype=jnp.int32)
@@ -56,6 +62,7 @@ class Segments(NamedTuple):
     last: Array
 
     @classmethod
+    @ft.partial(jax.jit, static_argnums=(0, 2), inline=True)
     def of(cls, lengths: Array, capacity: int, used: UsedCapacity) -> Segments:
         """Return the segments for lengths, int32 `[batch]`."""
         ends = jnp.cumsum(lengths, dtype=jnp.int32)
@@ -68,6 +75,7 @@ class Segments(NamedTuple):
         return cls(ids, drop_ids, position, offsets, used.valid, used.last)
 
 
+@ft.partial(jax.jit, static_argnums=2, inline=True)
 def sum_per_example(x: Array, drop_ids: Array, batch: int) -> Array:
     """Return the sum over the tokens of each example, from `Segments.drop_ids`."""
     wide = x.astype(accumulation_dtype(x.dtype))
@@ -75,15 +83,19 @@ def sum_per_example(x: Array, drop_ids: Array, batch: int) -> Array:
     return sums.astype(x.dtype)
 
 
-def take_repeated(x: Array, index: Array, axis: int = 0, **options: Any) -> Array:
+@ft.partial(jax.jit, static_argnums=(2, 3), inline=True)
+def take_repeated(
+    x: Array, index: Array, axis: int = 0, ascending: bool = False
+) -> Array:
     """Return `jnp.take` of elements that are taken many times.
 
     The derivative adds up as many cotangents, so it is computed in a wider dtype.
     """
     wide = accumulation_dtype(x.dtype)
-    if wide == x.dtype:
-        return jnp.take(x, index, axis, mode="clip", **options)
-    return take_repeated(x.astype(wide), index, axis, **options).astype(x.dtype)
+    taken = jnp.take(
+        x.astype(wide), index, axis, mode="clip", indices_are_sorted=ascending
+    )
+    return taken.astype(x.dtype)
 
 
 def accumulation_dtype(dtype: Any) -> Any:
@@ -92,6 +104,7 @@ def accumulation_dtype(dtype: Any) -> Any:
     return jnp.float32 if half else dtype
 
 
+@ft.partial(jax.jit, inline=True)
 def descending(lengths: Array) -> tuple[Array, Array]:
     """Return the examples, the longest first, and the rank of each in that order."""
     order = jnp.argsort(-lengths).astype(jnp.int32)
@@ -121,6 +134,7 @@ def positions(size: int) -> Array:
     return jnp.arange(size, dtype=jnp.int32)
 
 
+@ft.partial(jax.jit, static_argnums=2, inline=True)
 def safe_fill(any_valid: Array, x: Array, integer: int = 0) -> Array:
     """Return `x`, or where nothing is valid a number that most functions accept.
 
