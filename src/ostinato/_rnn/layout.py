@@ -7,9 +7,12 @@ matrix is stored row by row, its rows grouped by gate.
 
 from __future__ import annotations
 
+import functools as ft
 import math
 from collections.abc import Sequence
 from typing import Any
+
+import jax
 
 from .. import _checks
 from .._typing import Array, Float
@@ -112,6 +115,11 @@ def unpack_weights(
     """
     weights = _checks.check_array("weights", weights)
     check_weights(weights, spec)
+    return _unpack(weights, spec)
+
+
+@ft.partial(jax.jit, static_argnums=1, inline=True)
+def _unpack(weights: Array, spec: RNNSpec) -> list[LayerWeights]:
     fields: list[dict[str, Array]] = [{} for _ in param_shapes(spec)]
     offset = 0
     for p, name, shape in _tensors(spec):
