@@ -1,6 +1,6 @@
 """The trial of kernels on the fake GPU: `cuda_child.py BUG MODULE DEFINITION ...`.
 
-BUG is the name of one of `CHANGES`. See cuda_emulation.py.
+BUG is the name of one of `CHANGES`. See cuda_driver.py.
 """
 
 import os
@@ -8,7 +8,7 @@ import sys
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # before anything asks JAX
 
-import cuda_emulation
+import cuda_driver
 
 from ostinato._cuda import check
 from ostinato._linear import api, cuda, cuda_trial, lowering
@@ -33,13 +33,13 @@ CHANGES = {
 
 def main(bug: str, module: str, definitions: list[str]) -> str:
     files = ("linear.h", "recurrent.h", "step.h")
-    texts = map(cuda_emulation.kernels._read, files)
+    texts = map(cuda_driver.kernels._read, files)
     assert bug == "none" or any(CHANGES[bug](text) != text for text in texts)
-    cuda_emulation.fake_gpu(setattr, CHANGES[bug])
+    cuda_driver.fake_gpu(setattr, CHANGES[bug])
     if module == step_trial.PROGRAM:
         return step_trial.main(*definitions)
     if module.startswith("ostinato._rnn"):
-        backends.BACKENDS = cuda_emulation.ON_CPU
+        backends.BACKENDS = cuda_driver.ON_CPU
         return rnn_trial.main(definitions)
     lowering._KERNELS = {"cpu": cuda}
     run = api.linear_recurrence

@@ -1,6 +1,7 @@
 """The operator by the kernels of GPUs, run on the CPU, against the float64 loop."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import Case
+from cell_cases import draw, put
 from cuda_emulation import calls, gpu_in_place, needs_emulator
 from harness import arguments, assert_padding_is_exact, expected, named
 from harness import value_and_pullback as passes
@@ -70,6 +72,15 @@ def name_of(value):
         heads = "-heads" if value.spec.num_heads > 1 else ""
         return f"{value.spec.mode}{heads}-{'resets' if value.resets else 'both'}"
     return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def normal(*shape, dtype="float32", seed=0, scale=1.0):
+    """Draw values in numpy, for which nothing is compiled."""
+    return put(scale * np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def weights_of(spec):
+    return normal(spec.num_params, scale=0.3)
 
 
 def gpu_with(patch, places, held, change=lambda text: text):
@@ -139,10 +150,10 @@ def test_a_missing_wait_for_the_buffer_is_caught(monkeypatch):
 def test_calls_of_every_form_equal_xla(monkeypatch):
     """Check no lengths, no initial state, ensembles, no steps, no sequences."""
     spec = ost.RNNSpec("gru", 3, 7, bias="recurrent")
-    random = np.random.default_rng(3)
-    draw = lambda *shape: jnp.asarray(random.standard_normal(shape), jnp.bfloat16)  # noqa: E731
-    weights, x = draw(2, spec.num_params), draw(2, 4, 3)
+    weights = normal(2, spec.num_params, dtype="bfloat16")
+    x = normal(2, 4, 3, dtype="bfloat16", seed=1)
 
+    @functools.partial(jax.jit, static_argnums=0)
     def run(backend):
         one = lambda w, x: ost.rnn(spec, w, x, backend=backend)  # noqa: E731
         return (
@@ -153,7 +164,7 @@ def test_calls_of_every_form_equal_xla(monkeypatch):
         )
 
     with gpu_with(monkeypatch, (1, 1), 16):
-        got, want = jax.jit(run, static_argnums=0)("cuda"), run("xla")
+        got, want = run("cuda"), run("xla")
         assert [c for c in calls() if "LaunchKernelEx" in c]
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
@@ -171,7 +182,8 @@ def test_a_sequence_does_not_depend_on_the_others(monkeypatch):
     )
     with gpu_with(monkeypatch, (2, 1), 16):
         y = run(made.x, made.seq_lengths).y
-        other = made.x.at[4:].set(np.nan)
+        other = np.array(made.x)
+        other[4:] = np.nan
         again = run(other, made.seq_lengths).y
     assert_same_bits(again[:4], y[:4])
 
@@ -184,31 +196,34 @@ def test_an_ensemble_is_one_launch(mode, monkeypatch):
 
 def check_ensemble(mode, monkeypatch, change=lambda text: text):
     """Compare the members of an ensemble with calls of their own by xla."""
+    with gpu_with(monkeypatch, (1, 1), 16, change):
+        got = ensemble(mode, "cuda")
+        launches = [c.split() for c in calls() if "LaunchKernelEx" in c]
+    assert [words[1] for words in launches] == ["recurrent_run", "recurrent_backward"]
+    assert all(words[3] == "12" for words in launches)  # members, directions, heads
+    close = lambda a, b: np.testing.assert_allclose(a, b, atol=0.01)  # noqa: E731
+    jax.tree.map(close, got, ensemble_by_xla(mode))
+
+
+def ensemble(mode, backend):
+    """Return results and gradients of an ensemble, in numpy."""
     spec = ost.RNNSpec(mode, 3, 34, num_heads=2, bidirectional=True)
     random = np.random.default_rng(4)
-    draw = lambda *shape: jnp.asarray(random.standard_normal(shape), jnp.float32)  # noqa: E731
-    weights, x, dy = 0.4 * draw(3, spec.num_params), draw(3, 2, 5, 3), draw(2, 5, 68)
-    lengths = jnp.asarray([[5, 2], [0, 3], [4, 5]], jnp.int32)
+    shapes = (3, spec.num_params), (3, 2, 5, 3), (2, 5, 68)
+    weights, x, dy = (random.standard_normal(s).astype("float32") for s in shapes)
+    lengths = np.array([[5, 2], [0, 3], [4, 5]], np.int32)
 
-    def one(backend, w, x, lengths):
+    def one(w, x, lengths):
         def run(w, x):
             return ost.rnn(spec, w, x, seq_lengths=lengths, backend=backend)
 
         out, pull_back = jax.vjp(run, w, x)
-        return out, pull_back(
-            jax.tree.map(jnp.ones_like, out)._replace(y=dy.astype(out.y.dtype))
-        )
+        return out, pull_back(jax.tree.map(jnp.ones_like, out)._replace(y=dy))
 
-    run = jax.vmap(one, (None, 0, 0, 0))
-    with gpu_with(monkeypatch, (1, 1), 16, change):
-        got = jax.jit(run, static_argnums=0)("cuda", weights, x, lengths)
-        jax.block_until_ready(got)
-        launches = [c.split() for c in calls() if "LaunchKernelEx" in c]
-    assert [words[1] for words in launches] == ["recurrent_run", "recurrent_backward"]
-    assert all(words[3] == "12" for words in launches)  # members, directions, heads
-    want = run("xla", weights, x, lengths)
-    close = lambda a, b: np.testing.assert_allclose(a, b, atol=0.01)  # noqa: E731
-    jax.tree.map(close, got, want)
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(one))(0.4 * weights, x, lengths))
+
+
+ensemble_by_xla = functools.cache(functools.partial(ensemble, backend="xla"))
 
 
 @needs_emulator
@@ -216,9 +231,8 @@ def check_ensemble(mode, monkeypatch, change=lambda text: text):
 def test_gates_that_are_not_stored_are_computed_again(mode, monkeypatch):
     layers = 2 if mode == "lstm" else 1
     spec = ost.RNNSpec(mode, 3, 21, num_layers=layers, bidirectional=True)
-    weights = ost.init_weights(jax.random.key(0), spec)
-    x = jax.random.normal(jax.random.key(1), (3, 6, 3), jnp.float32)
-    lengths = jnp.asarray([6, 0, 4], jnp.int32)
+    weights, x = weights_of(spec), normal(3, 6, 3, seed=1)
+    lengths = np.array([6, 0, 4], np.int32)
 
     def loss(weights, x, backend):
         out = ost.rnn(
@@ -238,17 +252,21 @@ def test_gates_that_are_not_stored_are_computed_again(mode, monkeypatch):
     jax.tree.map(close, got, want)
 
 
+def outputs(spec, weights, x, backend):
+    run = jax.jit(lambda *given: ost.rnn(spec, *given, backend=backend).y)
+    return np.asarray(run(weights, x))
+
+
 @needs_emulator
 @pytest.mark.parametrize("mode", ["gru", "rnn_tanh", "rnn_relu", "slstm"])
 def test_an_infinite_input_reaches_no_unit_that_there_is_not(mode, monkeypatch):
     """Compare with xla, whose products have no rows or columns of zeros beside ours."""
     spec = ost.RNNSpec(mode, 2, 5)
-    weights = ost.init_weights(jax.random.key(0), spec)
-    x = jnp.ones((2, 4, 2), jnp.float32).at[0, 1, 0].set(jnp.inf)
-    want = ost.rnn(spec, weights, x, backend="xla").y
+    weights, x = weights_of(spec), np.ones((2, 4, 2), np.float32)
+    x[0, 1, 0] = np.inf
+    want = outputs(spec, weights, x, "xla")
     with gpu_with(monkeypatch, (1, 1), 16):
-        got = ost.rnn(spec, weights, x, backend="cuda").y
-        got.block_until_ready()
+        got = outputs(spec, weights, x, "cuda")
     assert np.isfinite(want[1]).all() and np.isinf(want[0]).any() == (
         mode == "rnn_relu"
     )
@@ -260,8 +278,7 @@ def test_an_infinite_input_reaches_no_unit_that_there_is_not(mode, monkeypatch):
 def test_a_divided_batch_runs_kernels_that_passed_their_own_trial(monkeypatch):
     """Check that the part of a device counts: it has fewer sequences of a cluster."""
     spec = ost.RNNSpec("lstm", 3, 20, bidirectional=True)
-    weights = ost.init_weights(jax.random.key(0), spec)
-    x = jax.random.normal(jax.random.key(1), (16, 3, 3), jnp.float32)
+    weights, x = weights_of(spec), normal(16, 3, 3, seed=1)
     mesh = jax.make_mesh((2,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
     split = jax.device_put(x, jax.NamedSharding(mesh, jax.P("b")))
     tried = []
@@ -291,41 +308,47 @@ def test_a_divided_batch_runs_kernels_that_passed_their_own_trial(monkeypatch):
 @needs_emulator
 def test_cells_that_the_operator_has_take_its_kernels(monkeypatch):
     cell = cells.Bidirectional(cells.GRU(3, 5))
-    params, states = cell.init(jax.random.key(0)), cell.initial_state(2)
-    x = jax.random.normal(jax.random.key(1), (2, 4, 3), jnp.float32)
-    want = ost.recurrent_net(cell, x, states, params=params).outputs
+    init = lambda: (cell.init(jax.random.key(0)), cell.initial_state(2))  # noqa: E731
+    params, states = draw(np.random.default_rng(0), jax.eval_shape(init), "float32")
+    x = normal(2, 4, 3, seed=1)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(backend):
+        out = ost.recurrent_net(cell, x, states, params=params, backend=backend)
+        return out.outputs
+
+    want = run(None)
     with gpu_with(monkeypatch, (1, 1), 16):
         before = len(calls())
-        run = ost.recurrent_net(cell, x, states, params=params, backend="cuda")
-        jax.block_until_ready(run)
+        got = jax.block_until_ready(run("cuda"))
         assert [c for c in calls()[before:] if "LaunchKernelEx" in c]
-    np.testing.assert_allclose(run.outputs, want, atol=0.01)
+    np.testing.assert_allclose(got, want, atol=0.01)
 
 
 @needs_emulator
 def test_tanh_is_precise_near_0_too(monkeypatch):
     spec = ost.RNNSpec("rnn_tanh", 1, 1, bias="none")
-    weights = jnp.asarray([1.0, 0.0], jnp.float32)
+    weights = np.array([1.0, 0.0], np.float32)
     x = np.array([1e-6, -1e-3, 0.05, 0.0999, 0.1001, 3.0, -30.0], np.float32)
     with gpu_with(monkeypatch, (1, 1), 16):
-        y = ost.rnn(spec, weights, jnp.asarray(x[:, None, None]), backend="cuda").y
+        y = outputs(spec, weights, x[:, None, None], "cuda")
         np.testing.assert_allclose(y[:, 0, 0], np.tanh(x), rtol=2e-6)
 
 
 @needs_emulator
 def test_members_that_share_weights_have_them_once(monkeypatch):
     spec = ost.RNNSpec("gru", 3, 7)
-    weights = ost.init_weights(jax.random.key(0), spec)
-    x = jax.random.normal(jax.random.key(1), (3, 2, 5, 3), jnp.float32)
+    weights, x = weights_of(spec), np.asarray(normal(3, 2, 5, 3, seed=1))
 
+    @functools.partial(jax.jit, static_argnums=0)
     def run(backend, x):
         loss = lambda w, x: (ost.rnn(spec, w, x, backend=backend).y ** 2).sum()  # noqa: E731
         return jax.vmap(jax.grad(loss), (None, 0))(weights, x)
 
     with gpu_with(monkeypatch, (1, 1), 16):
-        got = jax.jit(run, static_argnums=0)("cuda", x)
-        text = jax.jit(run, static_argnums=0).lower("cuda", x).as_text()
-        none = jax.jit(run, static_argnums=0)("cuda", x[:0])
+        got = run("cuda", x)
+        text = run.lower("cuda", x).as_text()
+        none = run("cuda", x[:0])
         jax.block_until_ready(got)
     assert none.shape == (0, spec.num_params)
     np.testing.assert_allclose(got, run("xla", x), atol=0.02)
@@ -340,20 +363,22 @@ FIRST = ("before == 0.f || g[0]", "g[0]")
 @pytest.mark.parametrize("bug", [False, True], ids=["right", "wrong"])
 def test_an_slstm_whose_input_gate_is_closed(bug, monkeypatch):
     """Check the first step: `exp(i - m)` must not be 0, as n would be."""
-    spec = ost.RNNSpec("slstm", 3, 7)
-    weights = ost.init_weights(jax.random.key(0), spec)
-    layer = ost.unpack_weights(weights, spec)[0]
-    closed = layer._replace(b_ih=layer.b_ih.at[:7].set(-200.0))
-    weights = ost.pack_weights([closed], spec)
-    x = jax.random.normal(jax.random.key(1), (2, 4, 3), jnp.float32)
-    want = ost.rnn(spec, weights, x, backend="xla").y
 
     def change(text):
         return text.replace(*FIRST) if bug else text
 
     with gpu_with(monkeypatch, (1, 1), 16, change):
-        got = ost.rnn(spec, weights, x, backend="cuda").y
-    assert np.allclose(got, want, atol=0.01) is not bug
+        got = closed_slstm("cuda")
+    assert np.allclose(got, closed_slstm("xla"), atol=0.01) is not bug
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def closed_slstm(backend):
+    spec = ost.RNNSpec("slstm", 3, 7)
+    layer = ost.unpack_weights(weights_of(spec), spec)[0]
+    closed = layer._replace(b_ih=layer.b_ih.at[:7].set(-200.0))
+    weights = ost.pack_weights([closed], spec)
+    return ost.rnn(spec, weights, normal(2, 4, 3, seed=1), backend=backend).y
 
 
 # Each is a mistake that a kernel could have, as a change of its text.

@@ -19,6 +19,7 @@ from cell_cases import (
     make,
     net,
     oracle,
+    put,
     weigh,
 )
 from cuda_emulation import calls, gpu_in_place, needs_emulator
@@ -128,7 +129,7 @@ def compare(step, x, states, params=None, **options):
 
 
 def normal(*shape, dtype="float64", seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return put(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def leaky(p, s, x, t):
@@ -221,7 +222,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_every_operation_equals_xla(dtype, on_gpu):
     rng = np.random.default_rng(3)
-    x = jnp.asarray(rng.uniform(-0.9, 0.9, (3, 4, 5)), dtype)
+    x = put(rng.uniform(-0.9, 0.9, (3, 4, 5)), dtype)
 
     def step(p, s, x, t):
         return 0.5 * s + x, {name: f(x) for name, f in FUNCTIONS.items()}
@@ -251,9 +252,9 @@ def test_sizes(batch, steps, units, on_gpu):
 def test_bfloat16_is_near_float32(on_gpu):
     case = CASES["para-gru"]
     params, x, states = make(case, "bfloat16")
-    got = net(case.cell, params, x, states, LENGTHS, backend="cuda")
-    wide = jax.tree.map(lambda a: a.astype(jnp.float32), (params, x, states))
-    want = net(case.cell, *wide, LENGTHS, backend="scan")
+    got = compiled_net(case.cell, params, x, states, LENGTHS, backend="cuda")
+    wide = jax.tree.map(lambda a: put(a, "float32"), (params, x, states))
+    want = compiled_net(case.cell, *wide, LENGTHS, backend="scan")
     assert got.outputs.dtype == jnp.bfloat16
     np.testing.assert_allclose(
         np.float32(got.outputs), np.float32(want.outputs), rtol=0.02, atol=0.02
@@ -288,7 +289,8 @@ def test_second_derivatives_and_tangents_equal_xla(on_gpu):
 
     def run(backend):
         f = lambda p: loss(p, backend)  # noqa: E731
-        return jax.hessian(f)(p), jax.jvp(f, (p,), (x[0, 0],))
+        both = jax.jit(lambda p: (jax.hessian(f)(p), jax.jvp(f, (p,), (x[0, 0],))))
+        return jax.block_until_ready(both(p))
 
     before = len(calls())
     assert_trees_close(run("cuda"), run("scan"))
@@ -298,11 +300,12 @@ def test_second_derivatives_and_tangents_equal_xla(on_gpu):
 @needs_emulator
 def test_nothing_of_the_padding_reaches_a_result(on_gpu):
     x, p, states = normal(3, 5, 4), normal(4, seed=1), normal(3, 4, seed=2)
-    lengths = jnp.array([5, 0, 2])
-    past = (jnp.arange(5)[None] >= lengths[:, None])[..., None]
-    clean = run(leaky, jnp.where(past, 0, x), states, p, "cuda", seq_lengths=lengths)
-    dirty = run(leaky, jnp.where(past, jnp.nan, x), states, p, "cuda",
-                seq_lengths=lengths)  # fmt: skip
+    lengths = np.array([5, 0, 2])
+    past = (np.arange(5)[None] >= lengths[:, None])[..., None]
+    clean, dirty = (
+        run(leaky, np.where(past, fill, x), states, p, "cuda", seq_lengths=lengths)
+        for fill in (0, np.nan)
+    )
     assert_trees_close(dirty, clean)
 
 
@@ -336,7 +339,7 @@ SECOND_STATES = {
 @pytest.mark.parametrize("name", SECOND_STATES)
 def test_a_state_that_is_a_total_equals_xla(name, lengths, on_gpu):
     x, p = normal(3, 6, 5), normal(5, seed=2)
-    states = normal(3, 5, seed=1), jnp.zeros(3)
+    states = normal(3, 5, seed=1), np.zeros(3)
     options = {} if lengths is None else {"seq_lengths": jnp.asarray(lengths)}
     same_or_refused(with_state(SECOND_STATES[name]), x, states, p, **options)
 
@@ -411,7 +414,7 @@ STEPS_OF_A_REVIEW = [
 def test_unusual_steps_equal_xla(step, units, on_gpu):
     x, p, states = normal(3, 6, units), normal(units, seed=2), normal(3, units, seed=1)
     if step is total_that_is_read:
-        states = states, jnp.zeros(3)
+        states = states, np.zeros(3)
     same_or_refused(step, x, states, p, seq_lengths=jnp.array([2, 6, 1]))
     if units == 5:
         same_or_refused(step, x, states, p)
@@ -419,7 +422,7 @@ def test_unusual_steps_equal_xla(step, units, on_gpu):
 
 @needs_emulator
 def test_gradients_of_each_example_have_no_pole_past_the_end(on_gpu):
-    x, states, p = (1 + abs(normal(*s)) for s in ((3, 6, 5), (3, 5), (5,)))
+    x, states, p = (1 + abs(np.array(normal(*s))) for s in ((3, 6, 5), (3, 5), (5,)))
     lengths = jnp.array([2, 6, 0])
 
     def step(p, s, x, t):

@@ -156,6 +156,21 @@ def test_names_that_lead_nowhere(monkeypatch, known, coordinator, process, messa
         assert not begun
 
 
+@pytest.mark.parametrize("process", [0, 1])
+def test_processes_that_never_come(process):
+    """JAX itself aborts, with addresses of its code and without a reason."""
+    code = (
+        "from ostinato.apps import devices\n"
+        "devices.START_SECONDS = 1\n"
+        f"devices.connect(True, '127.0.0.1:{free_port()}', 2, {process})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "ostinato" in line]
+    assert len(lines) == 1 and "Traceback" not in done.stderr
+    assert "has waited 1 s for all processes to connect to 127.0.0.1:" in lines[0]
+
+
 def test_processes_with_other_options(monkeypatch):
     devices = Devices()
     devices.check_same("a")

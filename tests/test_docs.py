@@ -31,17 +31,29 @@ def programs() -> dict[str, str]:
     return {place: code for code, place in found.items() if code.strip()}
 
 
+WITH_EXAMPLES = [
+    ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+    for path in sorted((ROOT / "src" / "ostinato").rglob("*.py"))
+    if ">>> " in path.read_text() and not run_pages.missing(path.read_text(), indent="")
+]
+EXAMPLES = f"""
+import doctest, importlib
+for name in {WITH_EXAMPLES}:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0, name
+"""
+
+
 def groups() -> dict[str, dict[str, str]]:
-    """Return programs by the process that runs them: there are few, of 30 s or less.
+    """Return programs by the process that runs them: there are few, of 40 s or less.
 
     A program that changes settings of the process runs alone.
     """
-    found: dict[str, dict[str, str]] = {}
+    found = {"flax": {"docstrings": EXAMPLES}}  # some import it
     for place, code in programs().items():
         if "jax.config" in code or "os.environ" in code:
             group = place
         else:
-            group = "guides" if place.startswith("docs/guides") else "others"
+            group = "others"
             for framework, names in reversed(FRAMEWORKS.items()):
                 if re.search(IMPORTS.format(names), code, re.M):
                     group = framework
@@ -50,11 +62,6 @@ def groups() -> dict[str, dict[str, str]]:
 
 
 GROUPS = groups()
-WITH_EXAMPLES = [
-    ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
-    for path in sorted((ROOT / "src" / "ostinato").rglob("*.py"))
-    if ">>> " in path.read_text() and not run_pages.missing(path.read_text(), indent="")
-]
 
 
 def test_the_readme_has_an_example():
@@ -70,7 +77,7 @@ def test_every_test_that_a_page_names_exists():
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_examples_of_pages_run(group, tmp_path):
+def test_examples_of_pages_and_docstrings_run(group, tmp_path):
     given = {p: c for p, c in GROUPS[group].items() if not run_pages.missing(c)}
     if not given:
         pytest.skip("needs packages from the extra `peers`")
@@ -95,21 +102,12 @@ def test_settings_of_a_program_end_with_it(capsys):
     assert 'File "b", line 2' in capsys.readouterr().out
 
 
-def test_examples_of_docstrings_hold():
-    run(
-        f"{run_pages.SELDOM}import doctest, importlib\n"
-        f"for name in {WITH_EXAMPLES}:\n"
-        "    module = importlib.import_module(name)\n"
-        "    assert doctest.testmod(module).failed == 0, name\n"
-    )
-
-
-def run(code: str, folder: Path | None = None) -> None:
+def run(code: str, folder: Path) -> None:
     """Run code in a fresh interpreter, with JAX's default settings as readers have."""
     theirs = "ignore:__array__ implementation:DeprecationWarning"  # Keras's variables
     command = [sys.executable, "-W", "error", "-W", theirs, "-c", code]
     env = os.environ | {"KERAS_BACKEND": "jax"}
-    if "PYTHONPATH" in env and folder:  # relative paths, seen from another folder
+    if "PYTHONPATH" in env:  # relative paths, seen from another folder
         env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr

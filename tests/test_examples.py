@@ -17,10 +17,7 @@ SMALLER = {
     ),
     "SENSORS, HOURS, LIVE, AHEAD = 64, ": "SENSORS, HOURS, LIVE, AHEAD = 8, ",
     "\nBATCH = 128\n": "\nBATCH = 16\n",
-}
-# Those of one process import the same packages once.
-HALVES = {
-    "_".join(s.stem for s in half): half for half in (SCRIPTS[::2], SCRIPTS[1::2])
+    "spellings[:500], spellings[500:]": "spellings[:8], spellings[8:]",
 }
 
 
@@ -36,9 +33,9 @@ def test_every_size_that_is_made_smaller_is_in_a_script():
     assert all(texts.count(usual) == 1 for usual in SMALLER)
 
 
-@pytest.mark.parametrize("half", HALVES)
-def test_scripts_run_and_draw(half, tmp_path):
-    texts = {str(script): small(script) for script in HALVES[half]}
+def test_scripts_run_and_draw(tmp_path):
+    """Run them in one process, which imports the same packages once."""
+    texts = {str(script): small(script) for script in SCRIPTS}
     given = {s: t for s, t in texts.items() if not run_pages.missing(t, indent="")}
     if not given:
         pytest.skip("needs packages of the examples")

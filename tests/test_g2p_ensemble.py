@@ -35,12 +35,13 @@ def batch():
 
 
 def drawn(config):
-    """Return parameters that are large enough for members to differ a lot."""
+    """Return parameters that are large enough for members to differ a lot.
+
+    They are arrays of numpy, whose parts are taken without a program of XLA.
+    """
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(config.init, jax.random.key(0))
-    return jax.tree.map(
-        lambda a: jax.numpy.array(rng.normal(size=a.shape), np.float32), shapes
-    )
+    return jax.tree.map(lambda a: np.float32(rng.normal(size=a.shape)), shapes)
 
 
 def member(params, i):
@@ -62,7 +63,8 @@ def test_members_learn_as_if_they_were_alone(name, ragged):
     clock = np.zeros(1, np.float32)
 
     def learn(params, members):
-        state = training.State(0, params, params, training.init_optimizer(params))
+        optimizer = jax.jit(training.init_optimizer)(params)
+        state = training.State(0, params, params, optimizer)
         for _ in range(3):
             state, told = training.update(
                 state, data, 0.01, clock, loss=loss, seed=0, members=members
@@ -80,7 +82,7 @@ def test_members_learn_as_if_they_were_alone(name, ragged):
                 lambda a, b, i=i: np.testing.assert_allclose(
                     a[i], b, rtol=1e-4, atol=1e-5
                 ),
-                getattr(together, kind),
+                jax.device_get(getattr(together, kind)),
                 getattr(want, kind),
             )
     np.testing.assert_allclose(mean, np.mean(losses), rtol=1e-5)
@@ -92,21 +94,27 @@ def test_attention_averages_the_probabilities_of_its_members():
     aligned = joint.align(WORDS, TARGETS, config.num_labels)
     found = config.reader(aligned).beam(params, WORDS)
     assert any(len(candidates) > 1 for candidates in found)
+
+    @jax.jit
+    def read(one, letters, lengths, phonemes, shown, count):
+        """Return log probabilities of the next phoneme, and the loss of all by CTC."""
+        encoded = attention.encode(one, config, letters, lengths)
+        losses = ctc.label_losses(encoded.frames, lengths * 2, shown, count)
+        return attention.decode(one, config, encoded, phonemes)[0], losses[0]
+
     for word, candidates in zip(WORDS, found, strict=True):
         letters, lengths = pad(letter_ids([word]), 4, 1)
         for labels, score, (spelled, _) in candidates[::2]:
+            phonemes, ids = np.array([labels], np.int32), np.array([*labels, 0])
+            count, longest = np.array([len(labels)]), max(len(labels), 1)
+            shown = np.resize(phonemes, (1, longest))
             steps, frames = [], []
             for i in range(MEMBERS):
-                one = member(params, i)
-                encoded = attention.encode(one, config, letters, lengths)
-                phonemes = np.array([labels], np.int32)
-                log_probs = attention.decode(one, config, encoded, phonemes)[0]
-                ids = np.array([*labels, 0])
+                log_probs, loss = jax.device_get(
+                    read(member(params, i), letters, lengths, phonemes, shown, count)
+                )
                 steps.append(np.exp(log_probs[np.arange(len(ids)), ids]))
-                count, longest = np.array([len(labels)]), max(len(labels), 1)
-                shown = np.resize(phonemes, (1, longest))
-                losses = ctc.label_losses(encoded.frames, lengths * 2, shown, count)
-                frames.append(np.exp(-np.float64(losses[0])))
+                frames.append(np.exp(-np.float64(loss)))
             want = np.log(np.mean(steps, axis=0)).sum()
             np.testing.assert_allclose(score, want, rtol=1e-3, atol=1e-3)
             if (mean := np.mean(frames)) > 1e-30:
@@ -137,9 +145,9 @@ def test_alignment_is_the_mean_of_the_members():
 
 
 def test_members_begin_with_different_parameters():
-    params = CONFIGS["ctc"].init(jax.random.key(0))
+    params = jax.jit(CONFIGS["ctc"].init)(jax.random.key(0))
     assert params.w_out.shape[0] == MEMBERS
-    assert np.ptp(params.w_out, axis=0).min() > 0
+    assert np.ptp(np.asarray(params.w_out), axis=0).min() > 0
 
 
 def test_an_ensemble_learns_is_resumed_and_pronounces(tmp_path, monkeypatch):

@@ -64,7 +64,7 @@ def test_loss_and_gradient_equal_those_of_padded_words(model, order):
 def test_every_word_draws_its_own_dropout():
     """Check that a mask depends on the key and the word's index, not on other words."""
     config = CONFIGS[0]
-    params = config.init(jax.random.key(0))
+    params = jax.jit(config.init)(jax.random.key(0))
     key, order = jax.random.key(5), (5, 2, 5)  # of one shape, compiled once
     got = jax.jit(config.ragged_loss)(params, RaggedBatch.of(batch(order)), key)
     one = jax.jit(config.word_loss)

@@ -59,10 +59,8 @@ def loss_of(operator, weights, curved=True):
 
     def loss(p):
         outs = [o for o in operator(p) if o is not None]
-        pairs = zip(weights, outs, strict=True)
-        return sum(
-            jnp.sum(w * jnp.where(curved, jnp.sin(2.0 * o), o)) for w, o in pairs
-        )
+        bent = [jnp.where(curved, jnp.sin(2.0 * o), o) for o in outs]
+        return sum(jnp.sum(w * o) for w, o in zip(weights, bent, strict=True))
 
     return loss
 
@@ -70,9 +68,10 @@ def loss_of(operator, weights, curved=True):
 @functools.cache
 def products(case):
     """Return a function to the library's Hessian times vector, in every mode."""
+    operator = ours(case)
 
     def run(p, step, *loss):
-        return [mode(loss_of(ours(case), *loss), p, step) for mode in MODES]
+        return [mode(loss_of(operator, *loss), p, step) for mode in MODES]
 
     return fast_jit(run)
 
@@ -80,10 +79,11 @@ def products(case):
 @functools.cache
 def product_of_scan(case):
     """Return a function to Hessian times vector, and to that with padding "hold"."""
+    operator = plain(case)
 
     def held(p, rows):
         """Choose each output by its number among those of a sequence, and h_0 is 0."""
-        y, *state = plain(case)(p)
+        y, *state = operator(p)
         first = jnp.concatenate(list(p.h_0[-case.spec.num_directions :]), -1)
         every = jnp.concatenate([first[:, None], y], 1)
         return jnp.take_along_axis(every, rows[..., None], 1), *state

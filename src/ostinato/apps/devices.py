@@ -8,8 +8,11 @@ programs over sharded arrays.
 
 import ipaddress
 import itertools
+import os
 import re
 import socket
+import sys
+import threading
 from collections.abc import Iterable, Iterator
 from functools import partial
 from hashlib import blake2b
@@ -83,10 +86,13 @@ def connect(
     silent = SILENT_SECONDS.get(platforms, SILENT_SECONDS[None])
     # It would catch SIGTERM, which is to end the process.
     jax.config.update("jax_enable_preemption_service", False)
+    limit = threading.Timer(START_SECONDS, _give_up, [coordinator])
+    limit.daemon = True
+    limit.start()
     try:
         jax.distributed.initialize(
             *given,
-            initialization_timeout=START_SECONDS,
+            initialization_timeout=START_SECONDS + 60,  # at which JAX aborts
             heartbeat_timeout_seconds=silent,
         )
     except (RuntimeError, TypeError, ValueError) as error:
@@ -95,6 +101,21 @@ def connect(
             f"`--distributed` could not connect the processes: {reason}; give "
             "--coordinator HOST:PORT, --processes and --process"
         ) from None
+    finally:
+        limit.cancel()
+
+
+def _give_up(coordinator: str | None) -> None:
+    """End this process, whose main thread waits for others in JAX's code."""
+    where = coordinator or "the coordinator that JAX found"
+    print(
+        f"ostinato: `--distributed` has waited {START_SECONDS:g} s for all processes "
+        f"to connect to {where}; check that each runs, was given this address and the "
+        "same number of processes, and can reach it",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(2)
 
 
 def _check_host_name(coordinator: str | None, process: int | None) -> None:
