@@ -149,7 +149,7 @@ def _check_host_name(coordinator: str | None, process: int | None) -> None:
 def _resolve(host: str) -> str | None:
     """Return the first address of a host, or None."""
     try:
-        return socket.getaddrinfo(host, None)[0][4][0].partition("%")[0]
+        return str(socket.getaddrinfo(host, None)[0][4][0]).partition("%")[0]
     except OSError:
         return None
 
