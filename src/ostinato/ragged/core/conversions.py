@@ -194,5 +194,6 @@ def _padded(
     x: Array, to_padded: Sources, to_flat: Sources, axis: int, batch: int
 ) -> Array:
     x = relocate(x, to_padded, to_flat, axis)
-    x = x.reshape(*x.shape[:axis], batch, -1, *x.shape[axis + 1 :])
+    each = batch, x.shape[axis] // batch
+    x = x.reshape(*x.shape[:axis], *each, *x.shape[axis + 1 :])
     return jnp.moveaxis(x, axis, 0)
