@@ -15,7 +15,7 @@ from ... import _checks
 from ..._rnn.sharding import make_varying
 from ..._typing import Array
 from ..primitives.relocate import Sources
-from ..types.segments import Segments, UsedCapacity, positions
+from ..types.segments import Segments, UsedCapacity, is_inside, positions
 from . import sizes
 from .symbols import Symbols
 
@@ -168,7 +168,7 @@ class BatchSizes:
         """Return where padded examples are not padding, bool `[batch, max]`."""
 
         def inside() -> Array:
-            return _inside(self.lengths(dim), self.max(dim))
+            return is_inside(self.lengths(dim), self.max(dim))
 
         return self.cached(("inside", str(dim)), inside)
 
@@ -235,8 +235,3 @@ def _padded_elements(segments: Segments, longest: int) -> Sources:
     """Return for each token its element of padded examples, put one after another."""
     position = jnp.minimum(segments.position, longest - 1)
     return Sources(segments.ids * longest + position, segments.valid)
-
-
-@ft.partial(jax.jit, static_argnums=1, inline=True)
-def _inside(lengths: Array, longest: int) -> Array:
-    return positions(longest)[None] < lengths[:, None]

@@ -53,8 +53,7 @@ class Conversions(BatchSizes):
             x = take_repeated(value.x, self.segments(dim).position, axis)
             return Flat(x, value.shape, axis)
         to_padded, to_flat = self._sources(dim)
-        x = _flat(value.x, to_flat, to_padded, axis)
-        return Flat(x, value.shape, axis)
+        return Flat(_flat(value.x, to_flat, to_padded, axis), value.shape, axis)
 
     def to_padded(self, value: Value) -> Padded:
         """Return `value` with a batch axis in front; padding repeats valid tokens."""

@@ -15,7 +15,7 @@ from ... import _checks
 from ..._typing import Array
 from .checks import check_lengths, check_traced
 from .padded import numbers_text
-from .segments import Segments, UsedCapacity, along, positions
+from .segments import Segments, UsedCapacity, along, is_inside, positions
 
 
 def longest_of(lengths: Any) -> int:
@@ -130,11 +130,10 @@ def _unpack(
     tokens = jnp.moveaxis(data, axis, 0)
     if tokens.shape[0] == 0:
         tokens = jnp.zeros((1, *tokens.shape[1:]), tokens.dtype)
-    position = positions(max_length)[None]
-    index = (jnp.cumsum(lengths) - lengths)[:, None] + position
+    index = (jnp.cumsum(lengths) - lengths)[:, None] + positions(max_length)[None]
     x = jnp.take(tokens, index.reshape(-1), 0, mode="clip")
     x = x.reshape(*index.shape, *tokens.shape[1:])
-    inside = position < lengths[:, None]
+    inside = is_inside(lengths, max_length)
     inside = inside.reshape(*inside.shape, *[1] * (tokens.ndim - 1))
     return jnp.moveaxis(jnp.where(inside, x, fill), 1, axis + 1)
 

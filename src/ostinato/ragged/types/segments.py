@@ -134,6 +134,12 @@ def positions(size: int) -> Array:
     return jnp.arange(size, dtype=jnp.int32)
 
 
+@ft.partial(jax.jit, static_argnums=1, inline=True)
+def is_inside(lengths: Array, longest: int) -> Array:
+    """Return where padded examples are not padding, bool `[batch, longest]`."""
+    return positions(longest)[None] < lengths[:, None]
+
+
 @ft.partial(jax.jit, static_argnums=2, inline=True)
 def safe_fill(any_valid: Array, x: Array, integer: int = 0) -> Array:
     """Return `x`, or where nothing is valid a number that most functions accept.
