@@ -160,11 +160,13 @@ def test_names_that_lead_nowhere(monkeypatch, known, coordinator, process, messa
 def test_processes_that_never_come(process):
     """JAX itself aborts, with addresses of its code and without a reason."""
     code = (
-        "from ostinato.apps import devices\n"
-        "devices.START_SECONDS = 1\n"
-        f"devices.connect(True, '127.0.0.1:{free_port()}', 2, {process})"
+        "from ostinato import cli\nfrom ostinato.apps import devices\n"
+        "devices.START_SECONDS = 1\ncli.main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    options = ["--distributed", "--coordinator", f"127.0.0.1:{free_port()}"]
+    options += ["--processes", "2", "--process", str(process)]
+    command = [sys.executable, "-c", code, "train", "forecast", "no.csv", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if "ostinato" in line]
     assert len(lines) == 1 and "Traceback" not in done.stderr

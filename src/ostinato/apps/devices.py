@@ -8,12 +8,10 @@ programs over sharded arrays.
 
 import ipaddress
 import itertools
-import os
 import re
 import socket
-import sys
-import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -86,36 +84,28 @@ def connect(
     silent = SILENT_SECONDS.get(platforms, SILENT_SECONDS[None])
     # It would catch SIGTERM, which is to end the process.
     jax.config.update("jax_enable_preemption_service", False)
-    limit = threading.Timer(START_SECONDS, _give_up, [coordinator])
-    limit.daemon = True
-    limit.start()
+    begin = partial(
+        jax.distributed.initialize,
+        *given,
+        initialization_timeout=START_SECONDS + 60,  # when JAX aborts the process
+        heartbeat_timeout_seconds=silent,
+    )
     try:
-        jax.distributed.initialize(
-            *given,
-            initialization_timeout=START_SECONDS + 60,  # at which JAX aborts
-            heartbeat_timeout_seconds=silent,
-        )
+        # In another thread: JAX can be waited for no shorter, and not be stopped.
+        ThreadPoolExecutor(1).submit(begin).result(START_SECONDS)
+    except TimeoutError:
+        where = coordinator or "the coordinator that JAX found"
+        raise UserError(
+            f"`--distributed` has waited {START_SECONDS} s for all processes to "
+            f"connect to {where}; check that each runs, was given this address and the "
+            "same number of processes, and can reach it"
+        ) from None
     except (RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"`--distributed` could not connect the processes: {reason}; give "
             "--coordinator HOST:PORT, --processes and --process"
         ) from None
-    finally:
-        limit.cancel()
-
-
-def _give_up(coordinator: str | None) -> None:
-    """End this process, whose main thread waits for others in JAX's code."""
-    where = coordinator or "the coordinator that JAX found"
-    print(
-        f"ostinato: `--distributed` has waited {START_SECONDS:g} s for all processes "
-        f"to connect to {where}; check that each runs, was given this address and the "
-        "same number of processes, and can reach it",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(2)
 
 
 def _check_host_name(coordinator: str | None, process: int | None) -> None:
@@ -157,11 +147,11 @@ def _resolve(host: str) -> str | None:
 def _is_local(address: str) -> bool:
     """Return whether an address is one of this host: no other lets sockets have it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as listener:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as listener:
             listener.bind((address, 0))
-        except OSError:
-            return False
+    except OSError:  # of the socket, too, where the system has no IPv6
+        return False
     return True
 
 
