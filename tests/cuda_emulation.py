@@ -4,15 +4,7 @@ import contextlib
 
 import jax
 import pytest
-from cuda_driver import (
-    COMPILER,
-    ON_CPU,
-    calls,  # noqa: F401
-    compile_emulated,  # noqa: F401
-    driver,  # noqa: F401
-    fake_gpu,
-    own_folder,
-)
+from cuda_driver import COMPILER, ON_CPU, fake_gpu, own_folder
 from jax.interpreters import mlir
 
 from ostinato import _native

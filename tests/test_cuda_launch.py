@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cuda_emulation import calls, compile_emulated, driver, fake_gpu, needs_emulator
+from cuda_driver import calls, compile_emulated, driver, fake_gpu
+from cuda_emulation import needs_emulator
 from jax import export
 
 import ostinato as ost

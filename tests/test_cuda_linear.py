@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cuda_emulation import calls, gpu_in_place, needs_emulator
+from cuda_driver import calls
+from cuda_emulation import gpu_in_place, needs_emulator
 from linear_cases import CASES, SIZES, Case, check
 from tolerance import assert_same_bits
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from cases import Case
 from cell_cases import draw, put
-from cuda_emulation import calls, gpu_in_place, needs_emulator
+from cuda_driver import calls
+from cuda_emulation import gpu_in_place, needs_emulator
 from harness import arguments, assert_padding_is_exact, expected, named
 from harness import value_and_pullback as passes
 from oracles.loop64 import Spec

@@ -22,7 +22,8 @@ from cell_cases import (
     put,
     weigh,
 )
-from cuda_emulation import calls, gpu_in_place, needs_emulator
+from cuda_driver import calls
+from cuda_emulation import gpu_in_place, needs_emulator
 from tolerance import assert_close
 
 import ostinato as ost

@@ -6,16 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import make_inputs
 from closures import (
     BY_ID,
     CASES,
     Primal,
+    clean,
     direction_of,
     fast_jit,
     ours,
     plain,
     primal_of,
+    weighed,
+    weights_of,
 )
 from test_transforms import assert_trees_close
 
@@ -23,10 +25,6 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 some_cases = pytest.mark.parametrize(
     "case", [BY_ID["lstm"], BY_ID["gru"]], ids=lambda c: c.id
 )
-
-
-def clean(tree):
-    return jax.tree.map(np.nan_to_num, tree)
 
 
 def forward_over_reverse(loss, primal, step):
@@ -48,30 +46,13 @@ def reverse_over_reverse(loss, primal, step):
 MODES = [forward_over_reverse, reverse_over_forward, reverse_over_reverse]
 
 
-def weights_of(case):
-    """Return the weights of a loss, with NaN in the padding."""
-    made = make_inputs(case)
-    return [w for w in (made.dy, made.dh_n, made.dc_n) if w is not None]
-
-
-def loss_of(operator, weights, curved=True):
-    """Return a loss that, if `curved`, has second derivatives in every output."""
-
-    def loss(p):
-        outs = [o for o in operator(p) if o is not None]
-        bent = [jnp.where(curved, jnp.sin(2.0 * o), o) for o in outs]
-        return sum(jnp.sum(w * o) for w, o in zip(weights, bent, strict=True))
-
-    return loss
-
-
 @functools.cache
 def products(case):
     """Return a function to the library's Hessian times vector, in every mode."""
     operator = ours(case)
 
     def run(p, step, *loss):
-        return [mode(loss_of(operator, *loss), p, step) for mode in MODES]
+        return [mode(weighed(operator, *loss), p, step) for mode in MODES]
 
     return fast_jit(run)
 
@@ -89,7 +70,7 @@ def product_of_scan(case):
         return jnp.take_along_axis(every, rows[..., None], 1), *state
 
     def run(p, step, rows, *loss):
-        loss = loss_of(lambda p: held(p, rows), *loss)
+        loss = weighed(lambda p: held(p, rows), *loss)
         return forward_over_reverse(loss, p, step)
 
     run, rows = fast_jit(run), 1 + np.tile(np.arange(case.steps), (case.batch, 1))
@@ -127,7 +108,7 @@ def test_hessian_matches_the_plain_scan(case):
     primal, weights = primal_of(case), clean(weights_of(case))
 
     def of_state(h_0):
-        return loss_of(ours(case), weights)(primal._replace(h_0=h_0))
+        return weighed(ours(case), weights)(primal._replace(h_0=h_0))
 
     got = fast_jit(jax.hessian(of_state))(primal.h_0)
     column, zeros = product_of_scan(case), clean(jax.tree.map(np.zeros_like, primal))
@@ -161,7 +142,7 @@ def test_third_derivative_matches_the_plain_scan():
     def third(operator, derive):
         def of_scale(a):
             scaled = Primal(a * primal.weights, primal.x, a * primal.h_0, None)
-            return loss_of(operator, weights)(scaled)
+            return weighed(operator, weights)(scaled)
 
         return fast_jit(derive(derive(derive(of_scale))))(1.0)
 
@@ -176,7 +157,7 @@ def test_third_derivative_matches_the_plain_scan():
 def test_second_derivative_with_recompute_and_hold(case):
     """Check that recomputed gates are differentiated too, and held outputs summed."""
     primal, step, weights = primal_of(case), direction_of(case), clean(weights_of(case))
-    loss = loss_of(ours(case, recompute=True, padding="hold"), weights)
+    loss = weighed(ours(case, recompute=True, padding="hold"), weights)
     got = fast_jit(lambda p, d: forward_over_reverse(loss, p, d))(primal, step)
     want = product_of_scan(case)(primal, step, weights, True, hold=True)
     assert_trees_close(got, want, terms=1000)
