@@ -195,10 +195,12 @@ def test_a_launch_has_its_grid_and_arguments():
 
 
 def test_shared_memory_and_clusters_are_asked_for():
-    reverse(grid=np.array([16, 128, 100_000, 16], np.int64))
-    told = "\n".join(calls())
-    assert "cuFuncSetAttribute 8 100000\ncuFuncSetAttribute 14 1" in told
-    assert "grid 16 1 1 block 128 shared 100000 stream 0 attribute 4 16 1 1" in told
+    for shared in (100_000, 200_000):  # the second launch wants more than the first
+        reverse(grid=np.array([16, 128, shared, 16], np.int64), digest="one")
+        told = "\n".join(calls())
+        launch = f"grid 16 1 1 block 128 shared {shared} stream 0 attribute 4 16 1 1"
+        assert f"cuFuncSetAttribute 8 {shared}\ncuFuncSetAttribute 14 1" in told
+        assert launch in told
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tests of `ostinato.explain` for step functions and cells."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 
@@ -189,3 +190,41 @@ def test_a_linear_cell_on_the_cpu_backend():
 def test_errors(arguments, options, words):
     with pytest.raises(TypeError, match=words):
         ost.explain(*arguments, **options)
+
+
+@native
+def test_layers_and_directions_are_explained_one_by_one():
+    loop = cells.MILSTM(4, 5)
+    both = cells.Bidirectional(loop, cells.GRU(4, 3))
+    stack = cells.Stack((both, cells.LSTM(8, 4), cells.Residual(cells.LRU(4, 4))))
+    told = ost.explain(stack, X)
+    each = [ost.explain(c, X) for c in (both, *stack.cells[1:])]
+    assert told.backend == "cpu"
+    assert "; cells[1], cells[2]: " in told.rejected["cuda"]
+    flat = lambda told: re.sub(r"\n +", "\n", str(told))  # noqa: E731
+    text = "".join(f"\ncells[{n}]: {flat(one)}" for n, one in enumerate(each))
+    assert flat(told) == f"cpu: cell after cell{text}"
+    assert flat(each[0]) == (
+        f"cpu: cell after cell\nforward: {ost.explain(loop, X)}\n"
+        f"backward: {ost.explain(cells.GRU(4, 3), X, reverse=True)}"
+    )
+    stack = cells.Stack((loop, cells.MILSTM(5, 3)))  # all layers at each step: one loop
+    assert str(ost.explain(stack, X, segment_length=2)).startswith("cpu loop: ")
+
+
+def test_layers_that_run_on_two_backends_are_told_apart():
+    @dataclasses.dataclass(frozen=True)
+    class Sorting(cells.SizedCell):
+        input_size = output_size = 4
+
+        def init(self, key, dtype=jnp.float32):
+            return W
+
+        def initial_state(self, batch, dtype=jnp.float32):
+            return jnp.zeros((batch, 4), dtype)
+
+        def step(self, params, states, inputs_t, t):
+            return sorting(params, states, inputs_t, t)
+
+    told = ost.explain(cells.Stack((cells.MILSTM(4, 4), Sorting())), X)
+    assert told.rejected["cpu"].startswith("cells[1]: `sort` at ")

@@ -53,6 +53,28 @@ def test_each_example_is_seen_once_at_its_size(wrap, ordered):
     assert seen_by(effect, wrap) == want
 
 
+@pytest.mark.parametrize("tiers", [None, 2])
+def test_calls_come_in_the_order_of_the_program(tiers):
+    """Check calls before, between and after values that run by tiers."""
+
+    def make(seen):
+        def function(x):
+            say = lambda place, a: call(seen, place, a[0], ordered=True)  # noqa: E731
+            say(0, x)
+            pairs = x[:, None] * x[None]
+            say(1, pairs[0])
+            say(2, x)
+            rows = jnp.sort(pairs, axis=1).sum(1)
+            say(3, rows)
+            say(4, x)
+            return rows
+
+        return function
+
+    places = [place for place, _ in seen_by(make, tiers=tiers)]
+    assert places == [place for place in range(5) for _ in LENGTHS]
+
+
 def test_print_formats_each_example(capsys):
     def show(x):
         jax.debug.print("{n}: {} of {kind}", x, n=x.shape[0], kind="rows")

@@ -5,7 +5,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <stdexcept>
 
 namespace ostinato::cuda {
@@ -55,7 +54,6 @@ struct State {
   std::optional<Driver> driver;
   // By digest and name. A kernel is never unloaded: other threads may launch it.
   std::map<std::string, Kernel, std::less<>> kernels;
-  std::set<Function> ready;  // these have their attributes; each is of one context
 };
 State& TheState() {
   static State* const state = new State;  // threads may outlive the end of main
@@ -93,7 +91,6 @@ std::string Open(State& state, const char* path) {
   find(driver.error_text, "cuGetErrorString");
   if (!missing.empty()) return std::string(path) + " has no " + missing;
   state.kernels.clear();
-  state.ready.clear();
   state.path = path;
   state.driver = driver;
   return "";
@@ -127,16 +124,15 @@ Loaded Load(const Code& code, const Grid& grid) {
   Function function = nullptr;
   Check(driver, driver.get_function(&function, found->second), "cuKernelGetFunction",
         code);
-  if (state.ready.count(function) == 0) {
-    const auto set = [&](int attribute, int64_t value) {
-      Check(driver, driver.set_attribute(function, attribute, static_cast<int>(value)),
-            "cuFuncSetAttribute", code);
-    };
-    if (grid.shared_bytes > kSharedBytesOfEveryKernel)
-      set(kMaxDynamicSharedBytes, grid.shared_bytes);
-    if (grid.cluster > kPortableCluster) set(kNonPortableClusterAllowed, 1);
-    state.ready.insert(function);
-  }
+  // Before each launch: the function may be of a new context, at an address that one of
+  // a lost context had.
+  const auto set = [&](int attribute, int64_t value) {
+    Check(driver, driver.set_attribute(function, attribute, static_cast<int>(value)),
+          "cuFuncSetAttribute", code);
+  };
+  if (grid.shared_bytes > kSharedBytesOfEveryKernel)
+    set(kMaxDynamicSharedBytes, grid.shared_bytes);
+  if (grid.cluster > kPortableCluster) set(kNonPortableClusterAllowed, 1);
   return {driver, function};
 }
 

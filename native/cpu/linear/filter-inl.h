@@ -3,6 +3,7 @@
 #ifndef OSTINATO_CPU_LINEAR_FILTER_INL_H_
 #define OSTINATO_CPU_LINEAR_FILTER_INL_H_
 
+#include <cmath>
 #include <cstdint>
 
 #include "cpu/kernels/memory-inl.h"
@@ -11,11 +12,18 @@
 namespace ostinato::cpu {
 namespace {
 
-// One number in the place of a vector.
+// One number in the place of a vector. It rounds as often as vectors of the instruction
+// set do, whatever the compiler makes of a * b + c.
 template <typename T>
 struct Scalar {
   using Type = T;
-  static T MulAdd(T a, T b, T c) { return a * b + c; }
+  static T MulAdd(T a, T b, T c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return std::fma(a, b, c);
+#else
+    return a * b + c;
+#endif
+  }
 };
 
 // The steps of one channel, or of a channel in each lane. y_{t-1} comes last into the

@@ -27,7 +27,7 @@ def explain(cell: Cell, inputs: Any, **options: Any) -> Explanation:
     """Say whether `recurrent_net` runs the cell on the fused operator, and why not.
 
     Args:
-        cell: one layer; a `Stack` runs layer after layer, so ask for each.
+        cell: one layer; `ostinato.explain` takes a `Stack`, too.
         inputs: the inputs of the cell, or any object with their `dtype`.
         options: the other arguments of `recurrent_net`.
 
@@ -43,7 +43,7 @@ def explain(cell: Cell, inputs: Any, **options: Any) -> Explanation:
     if not isinstance(cell, Cell) or isinstance(cell, Stack):
         raise TypeError(
             "`cell` must be a cell of one layer, got "
-            f"{_checks.describe(cell)}; of a Stack, explain each of its `cells`"
+            f"{_checks.describe(cell)}; `ostinato.explain` takes a Stack"
         )
     told = explain_whole(cell, inputs, with_defaults(options))
     if not isinstance(told, str):

@@ -14,6 +14,8 @@ from .._rnn import backends
 from .._rnn.backends import Explanation
 from .._rnn.spec import RNNSpec
 from . import explanation
+from .stack import Bidirectional, BothDirections, Stack
+from .wrappers import runs_whole
 
 
 def explain(
@@ -42,7 +44,9 @@ def explain(
     Returns:
         `Explanation(backend, why, rejected)`: of a loop over a step function on the
         cpu, how many operations a step has and what is stored for the gradient; of one
-        on xla, the operation that the cpu loop lacks, and its line.
+        on xla, the operation that the cpu loop lacks, and its line. Of a `Stack`, or of
+        a `Bidirectional` cell whose directions run one after the other, the
+        explanations of its cells in `why`, and all of their backends in `backend`.
 
     Raises:
         TypeError: `network` is none of these, or `x` has no dtype, or `recurrent_net`
@@ -70,15 +74,86 @@ def explain(
             "`network` must be an RNNSpec, a cell or a step function, got "
             f"{_checks.describe(network)}"
         )
-    options = with_defaults(options)
+    return _explain_steps(network, x, initial_states, params, with_defaults(options))
+
+
+def _explain_steps(
+    network: Cell | Callable, x: Any, states: Any, params: Any, options: dict[str, Any]
+) -> Explanation:
+    """Explain a cell or a step function, with all options of `recurrent_net`."""
     if isinstance(network, Cell):
         told = explanation.explain_whole(network, x, options)
         if not isinstance(told, str):
             return told
-        if initial_states is None:
+        if states is None:
             batch = x.shape[1 if options["time_major"] else 0]
-            initial_states = network.initial_state(batch, x.dtype)
+            states = network.initial_state(batch, x.dtype)
         if params is None:
             init = lambda key: network.init(key, x.dtype)  # noqa: E731
             params = jax.eval_shape(init, jax.random.key(0))
-    return explain_loop(network, x, initial_states, params, options)
+        calls = _calls_of_cells(runs_whole(network), x, options)
+        if calls:
+            told = {
+                name: _explain_steps(cell, inputs, states[n], params[n], own)
+                for n, (name, cell, inputs, own) in enumerate(calls)
+            }
+            return _combined(told)
+    return explain_loop(network, x, states, params, options)
+
+
+def _calls_of_cells(cell: Cell, x: Any, options: dict[str, Any]) -> list[tuple]:
+    """Return name, cell, inputs and options of the cells that run one after another.
+
+    None do for one layer in one direction, nor for a `Stack` all of whose layers run at
+    each step.
+    """
+    if isinstance(cell, Bidirectional):
+        if options["window"] != 1:  # an error, and the step says it
+            return []
+        backward = options | {"reverse": True}
+        return [
+            (name, each, x, own)
+            for name, each, own in zip(
+                BothDirections._fields, cell.both, (options, backward), strict=True
+            )
+        ]
+    several = ("recompute", "segment_length", "window")
+    if not isinstance(cell, Stack) or not cell.runs_layers(
+        **{name: options[name] for name in several}
+    ):
+        return []
+    widths = [cell.input_size, *(below.output_size for below in cell.cells[:-1])]
+    return [
+        (
+            f"cells[{n}]",
+            each,
+            jax.ShapeDtypeStruct((*x.shape[:-1], width), x.dtype),
+            options,
+        )
+        for n, (each, width) in enumerate(zip(cell.cells, widths, strict=True))
+    ]
+
+
+def _combined(told: dict[str, Explanation]) -> Explanation:
+    """Join the explanations of cells that run one after the other."""
+    backends = dict.fromkeys(each.backend for each in told.values())
+    lines = (f"{name}: {each}".replace("\n", "\n  ") for name, each in told.items())
+    rejected: dict[str, dict[str, list[str]]] = {}  # backend, reason, cells
+    for name, each in told.items():
+        for backend, reason in each.rejected.items():
+            rejected.setdefault(backend, {}).setdefault(reason, []).append(name)
+    return CellsExplanation(
+        " and ".join(backends),
+        "\n".join(["cell after cell", *lines]),
+        {
+            backend: "; ".join(f"{', '.join(names)}: {r}" for r, names in said.items())
+            for backend, said in rejected.items()
+        },
+    )
+
+
+class CellsExplanation(Explanation):
+    """What runs each of several cells; their reasons are in its text."""
+
+    def __str__(self) -> str:
+        return f"{self.backend}: {self.why}"

@@ -112,8 +112,9 @@ class Stack(SizedCell):
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
         """Run layer after layer; return None if the options ask to store little."""
-        saves_most = options.recompute is True or options.segment_length is not None
-        if self.has_step and (saves_most or options.window != 1):
+        if not self.runs_layers(
+            options.recompute, options.segment_length, options.window
+        ):
             return None
         _check_names(self, options.recompute)
         self._check_items("params", params)
@@ -126,6 +127,13 @@ class Stack(SizedCell):
             all_states.append(result.all_states)
         kept = tuple(all_states) if options.return_all_states else None
         return RecurrentOutput(inputs, tuple(states), kept)
+
+    def runs_layers(
+        self, recompute: Any, segment_length: Any, window: int | None
+    ) -> bool:
+        """Return whether each layer runs over the whole sequence before the next."""
+        saves_most = recompute is True or segment_length is not None
+        return not (self.has_step and (saves_most or window != 1))
 
     def _check_items(self, name: str, value: Any) -> None:
         if not isinstance(value, (tuple, list)) or len(value) != len(self.cells):

@@ -41,11 +41,15 @@ def with_regions(jaxpr: Any) -> list[JaxprEqn]:
     while pending:  # in turns, as many of one kind as can run
         missing = {v for i in pending for v in jaxpr.eqns[i].outvars}
         batch = []
+        effects_wait = False  # an earlier effect has to come before the next
         for i in pending:
             eqn = jaxpr.eqns[i]
-            if inside[i] == wants_region and missing.isdisjoint(_variables(eqn.invars)):
+            runs = inside[i] == wants_region and not (effects_wait and eqn.effects)
+            if runs and missing.isdisjoint(_variables(eqn.invars)):
                 batch.append(i)
                 missing.difference_update(eqn.outvars)
+            elif eqn.effects:
+                effects_wait = True
         pending = [i for i in pending if i not in set(batch)]
         ordered += [batch] if wants_region else [[i] for i in batch]
         wants_region = not wants_region
