@@ -6,6 +6,7 @@ several cotangents.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,10 @@ import ostinato as ost
 
 AS_USERS = ("lstm-clip-proj-bi", "gru-heads", "slstm-L2-bi-ragged")
 """Cases that one test compiles as users do."""
+
+
+program = functools.cache(value_and_pullback)
+"""The same, compiled once for several tests, as lengths are traced."""
 
 
 def cases(*ids: str):
@@ -70,9 +75,10 @@ class Conformance:
         dtype = dtype or self.dtype
         if self.refused(case, dtype):
             return
-        made, run = arguments(case, dtype), value_and_pullback(
+        made = arguments(case, dtype)
+        run = (value_and_pullback if options else program)(
             case, self.backend, **options
-        )  # fmt: skip
+        )
         for only in (None, *COTANGENTS):
             if only is not None and getattr(made, only) is None:
                 continue
@@ -130,20 +136,17 @@ class Conformance:
     @cases("lstm-proj-L2-bi-ragged", "gru-resets", "tanh-unbatched-hold", "lstm-T0")
     def test_no_initial_state_means_zeros(self, case):
         made = arguments(case, self.dtype)
-        made = made._replace(
-            h_0=jnp.zeros_like(made.h_0),
-            c_0=None if made.c_0 is None else jnp.zeros_like(made.c_0),
-        )
-        spec, options = spec_of(case), options_of(case, made, self.backend)
+        h_0, c_0 = jax.tree.map(np.zeros_like, (made.h_0, made.c_0))
+        out, grads = program(case, self.backend)(made._replace(h_0=h_0, c_0=c_0))
 
-        def run(weights, x, *state):
-            out, pull = jax.vjp(
-                lambda w, x: ost.rnn(spec, w, x, *state, **options), weights, x
-            )
+        @jax.jit
+        def run(made):
+            spec, options = spec_of(case), options_of(case, made, self.backend)
+            operator = lambda w, x: ost.rnn(spec, w, x, **options)  # noqa: E731
+            out, pull = jax.vjp(operator, made.weights, made.x)
             return out, pull(cotangent_of(made))
 
-        zeros = jax.jit(run)(made.weights, made.x, join(made.h_0, made.c_0))
-        absent = jax.jit(run)(made.weights, made.x)
+        absent, zeros = run(made), (out, grads[:2])
         for a, b in zip(jax.tree.leaves(absent), jax.tree.leaves(zeros), strict=True):
             assert_close(a, b, terms=case.terms)
 
@@ -159,7 +162,7 @@ class Conformance:
 
     @cases("lstm-L2-bi-ragged", "gru-time_major")
     def test_lengths_share_one_compilation(self, case):
-        traces, inner = [], value_and_pullback(case, self.backend)
+        traces, inner = [], program(case, self.backend)
 
         @jax.jit
         def run(made):
@@ -187,10 +190,10 @@ class Conformance:
     @cases("lstm-hold", "lstm-drop", "gru-unbatched")
     def test_traced_lengths_out_of_range_are_clamped(self, case):
         wild, tame = (9, -4, 5, -1)[: case.batch], (5, 0, 5, 0)[: case.batch]
-        case = dataclasses.replace(case, lengths=tame)
+        run, case = program(case, self.backend), dataclasses.replace(case, lengths=tame)
         made = arguments(case, self.dtype)
-        lengths = jnp.asarray(wild[0] if case.unbatched else wild)
-        run = value_and_pullback(case, self.backend)
+        # The others share a program, and so its type of lengths.
+        lengths = np.array(wild[0]) if case.unbatched else np.array(wild, np.int32)
         got = named(case, *run(made._replace(seq_lengths=lengths)))
         want = expected(case, self.dtype)
         assert_same(case, got, want, dtype=self.dtype)
@@ -217,10 +220,10 @@ class Conformance:
             )
         )
         want = expected(case, self.dtype)
-        want_y = lay_out(case, "dy", jnp.asarray(want["y"]))
+        want_y, x = lay_out(case, "dy", want["y"]), np.asarray(made.x)
         state = join(made.h_0, made.c_0)
         for t in range(case.steps):
-            y, state = step(made.x[t] if case.unbatched else made.x[:, t], state)
+            y, state = step(x[t] if case.unbatched else x[:, t], state)
             y_t = want_y[t] if case.unbatched else want_y[:, t]
             assert_close(y, y_t, terms=case.terms, what=f"y at step {t}")
         h_n, c_n = split(state)
@@ -281,22 +284,25 @@ class Conformance:
         made, new = arguments(case, self.dtype), key_of(case)
         run = jax.jit(lambda made, key: call(case, made, self.backend, key=key))
         old = jax.random.key_data(new)
-        assert_same_bits(run(made, old).y, run(made, new).y)
-        other = run(made, jax.random.key(99))
-        assert np.abs(np.asarray(other.y - run(made, new).y)).max() > 1e-3
+        y = np.asarray(run(made, new).y)
+        assert_same_bits(run(made, old).y, y)
+        other = np.asarray(run(made, jax.random.key(99)).y)
+        assert np.abs(other - y).max() > 1e-3
 
     @cases("lstm-dropout", "gru-dropout-time_major")
     def test_mask_does_not_depend_on_the_lengths(self, case):
         """Check that a result does not change when another sequence gets longer."""
-        run = jax.jit(lambda made: call(case, made, self.backend).y)
+        run = program(case, self.backend)
         made = arguments(case, self.dtype)
         full = dataclasses.replace(case, lengths=(5, 5, 5, 5))
         longer = arguments(full, self.dtype)
-        first = jnp.where(jnp.isnan(made.x), longer.x, made.x)
-        lengths = made.seq_lengths.at[1].set(5)
-        a, b = run(made), run(made._replace(x=first, seq_lengths=lengths))
-        others = np.array([0, 2, 3])
-        a, b = (sequences(case, y, others) for y in (a, b))
+        first = np.where(np.isnan(made.x), longer.x, made.x)
+        lengths = np.array(made.seq_lengths)
+        lengths[1] = 5
+        a, b = (
+            sequences(case, np.asarray(run(given)[0].y), [0, 2, 3])
+            for given in (made, made._replace(x=first, seq_lengths=lengths))
+        )
         assert_close(a, b, terms=case.terms)
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -306,45 +312,38 @@ class Conformance:
             pytest.skip(f"the backend {self.backend} has no {dtype}")
         steps = 6000 if dtype == "float16" else 600
         eps = float(jnp.finfo(dtype).eps)
+        run = lambda spec, w, x: ost.rnn(spec, w, x, backend=self.backend)  # noqa: E731
+        put = lambda *arrays: jax.device_put([a.astype(dtype) for a in arrays])  # noqa: E731
         # An open forget gate makes the cell a running sum: 6000 / 4 = 1500 here.
         spec = ost.RNNSpec("lstm", 1, 1, bias="input")
-        bias = jnp.array([30.0, 30.0, np.arctanh(0.25), 30.0])
-        weights = jnp.concatenate([jnp.zeros(8), bias]).astype(dtype)
-        x = jnp.zeros((1, steps, 1), dtype)
-        _, (_, c_n) = ost.rnn(spec, weights, x, backend=self.backend)
-        np.testing.assert_allclose(float(c_n[0, 0, 0]), steps / 4, rtol=4 * eps)
+        weights = np.array([0.0] * 8 + [30.0, 30.0, np.arctanh(0.25), 30.0])
+        _, (_, c_n) = run(spec, *put(weights, np.zeros((1, steps, 1))))
+        np.testing.assert_allclose(float(np.squeeze(c_n)), steps / 4, rtol=4 * eps)
 
         # A linear unit over ones: a product, and then two gradients, count the ones.
         spec = ost.RNNSpec("rnn_relu", steps, 1, bias="input")
-        weights = jnp.ones(steps + 2, dtype).at[steps:].set(0)
-        y, _ = ost.rnn(spec, weights, jnp.ones((1, steps), dtype), backend=self.backend)
-        np.testing.assert_allclose(float(y[0, 0]), steps, rtol=eps)
+        weights = np.array([1] * steps + [0, 0])
+        y, _ = run(spec, *put(weights, np.ones((1, steps))))
+        np.testing.assert_allclose(float(np.squeeze(y)), steps, rtol=eps)
         spec = ost.RNNSpec("rnn_relu", 1, 1, bias="input")
-
-        def total(weights):
-            x = jnp.ones((1, steps, 1), dtype)
-            return jnp.sum(ost.rnn(spec, weights, x, backend=self.backend).y)
-
-        w_ih, _, b_ih = jax.grad(total)(jnp.array([1, 0, 0], dtype))
-        np.testing.assert_allclose([float(w_ih), float(b_ih)], steps, rtol=eps)
+        total = lambda w, x: jnp.sum(run(spec, w, x).y)  # noqa: E731
+        given = put(np.array([1, 0, 0]), np.ones((1, steps, 1)))
+        w_ih, _, b_ih = np.asarray(jax.jit(jax.grad(total))(*given), np.float64)
+        np.testing.assert_allclose([w_ih, b_ih], steps, rtol=eps)
 
     def test_clip_nan_stops_a_nan_in_the_cell(self):
         case = BY_ID["lstm-clip-nan"]
-        made = arguments(case, self.dtype)
-        made = made._replace(c_0=made.c_0.at[0, 0, 1].set(jnp.nan))
-        out, grads = value_and_pullback(case, self.backend)(made)
-        assert all(np.isfinite(a).all() for a in jax.tree.leaves((out, grads)))
-        one = jax.jit(
-            lambda made: call(case, made, self.backend, seq_lengths=jnp.ones(4, int))
-        )(made)
-        assert one.state[1][0, 0, 1] == jnp.asarray(case.spec.cell_clip, self.dtype)
+        made, run = with_nan_in_the_cell(case, self.dtype), program(case, self.backend)
+        assert all(np.isfinite(a).all() for a in jax.tree.leaves(run(made)))
+        one, _ = run(made._replace(seq_lengths=np.ones(4, np.int32)))
+        c_n = np.asarray(one.state[1])
+        assert c_n[0, 0, 1] == np.asarray(case.spec.cell_clip, self.dtype)
 
     def test_without_clip_nan_a_nan_in_the_cell_shows(self):
         case = BY_ID["lstm-clip-proj-bi"]
-        made = arguments(case, self.dtype)
-        made = made._replace(c_0=made.c_0.at[0, 0, 1].set(jnp.nan))
-        out = jax.jit(lambda made: call(case, made, self.backend))(made)
-        assert np.isnan(np.asarray(out.state[1][0, 0, 1]))
+        made = with_nan_in_the_cell(case, self.dtype)
+        out, _ = program(case, self.backend)(made)
+        assert np.isnan(np.asarray(out.state[1])[0, 0, 1])
 
     def test_tolerance_notices_swapped_gates(self):
         """Check that the comparison above would notice gates in another order."""
@@ -352,15 +351,22 @@ class Conformance:
         spec, made = spec_of(case), arguments(case, self.dtype)
         layers = ost.unpack_weights(made.weights, spec)
         swap = [
-            layer._replace(w_ih=jnp.roll(layer.w_ih, spec.hidden_size, axis=0))
+            layer._replace(w_ih=np.roll(layer.w_ih, spec.hidden_size, axis=0))
             for layer in layers
         ]
         other = made._replace(weights=ost.pack_weights(swap, spec))
-        run = value_and_pullback(case, self.backend)
+        run = program(case, self.backend)
         got, want = named(case, *run(other)), expected(case, self.dtype)
         for name in want:
             error = np.abs(got[name] - want[name]).max()
             assert error > 100 * tolerance(self.dtype, case.terms), name
+
+
+def with_nan_in_the_cell(case: Case, dtype):
+    made = arguments(case, dtype)
+    c_0 = np.array(made.c_0)
+    c_0[0, 0, 1] = np.nan
+    return made._replace(c_0=c_0)
 
 
 def sequences(case: Case, y, indices):

@@ -49,17 +49,17 @@ def rounded(made: Inputs, dtype) -> Inputs:
 
 
 def lay_out(case: Case, name: str, value):
-    """Convert a batch-major array to the layout of the case."""
+    """Convert a batch-major array of numpy to the layout of the case."""
     if value is None:
         return None
     state = name in ("h_0", "c_0", "dh_n", "dc_n")
     if case.time_major and name in ("x", "dy", "resets"):
-        value = jnp.swapaxes(value, 0, 1)
+        value = np.swapaxes(value, 0, 1)
     if case.unbatched and state:
         value = value[:, 0]
     elif case.unbatched and name != "weights":
         axis = 1 if case.time_major and value.ndim > 1 else 0
-        value = jnp.squeeze(value, axis)
+        value = np.squeeze(value, axis)
     return value
 
 
@@ -87,13 +87,14 @@ def split(state):
     if not isinstance(state, tuple):
         return state, None
     h, *cells = state
-    return h, cells[0] if len(cells) == 1 else jnp.stack(cells, axis=-2)
+    stack = np.stack if isinstance(h, np.ndarray) else jnp.stack
+    return h, cells[0] if len(cells) == 1 else stack(cells, axis=-2)
 
 
 def arguments(case: Case, dtype="float64") -> Inputs:
     """Return the library's arguments and cotangents, in the layout of the case."""
-    made = rounded(make_inputs(case), dtype)
-    return Inputs(*(lay_out(case, n, a) for n, a in made._asdict().items()))
+    made = make_inputs(case)._asdict()
+    return rounded(Inputs(*(lay_out(case, n, a) for n, a in made.items())), dtype)
 
 
 def options_of(case: Case, made: Inputs, backend: str | None) -> dict:
@@ -135,6 +136,7 @@ def cotangent_of(made: Inputs):
 
 def named(case: Case, output, grads) -> dict[str, np.ndarray]:
     """Return results and gradients by name, batch-major."""
+    output, grads = jax.device_get((output, grads))
     h_n, c_n = split(output.state)
     arrays = {"y": output.y, "h_n": h_n, "c_n": c_n}
     arrays |= {
@@ -163,7 +165,7 @@ def expected(case: Case, dtype="float64", keyed=True, only=None) -> dict:
 
 @functools.cache
 def _oracle(case: Case, dtype: str, keyed: bool):
-    made = rounded(make_inputs(case), dtype)
+    made = jax.device_get(rounded(make_inputs(case), dtype))
     masks = dropout_masks(case, key_of(case)) if case.keyed and keyed else None
     return loop64.vjp(
         case.spec,

@@ -18,6 +18,7 @@ from cell_cases import (
     draw,
     net,
     numpy_tree,
+    put,
     shapes_of,
     weigh,
 )
@@ -98,7 +99,7 @@ def close(got, want, terms=200, dtype=np.float64):
 @every_kind
 def test_attention_equals_numpy(kind, inner):
     attention, args = make(kind, inner)
-    got = fast_jit(ft.partial(run, attention))(*args)
+    got = jax.device_get(fast_jit(ft.partial(run, attention))(*args))
     rows = reference(kind, inner, *numpy_tree(args))
     want = joined(rows, attention.output_size)
     close((got.outputs, got.states.cell, got.states.context), want[:2])
@@ -139,7 +140,7 @@ def test_gradients_equal_finite_differences(kind, inner):
 @every_kind
 def test_memory_of_length_zero_gives_zero_context_and_no_gradient(kind):
     attention, (params, x, memory, states) = make(kind)
-    x = jnp.nan_to_num(x)
+    x = np.nan_to_num(x)
 
     def outputs(memory):
         cell = attend(attention, memory, return_weights=True)
@@ -162,11 +163,11 @@ def test_memory_of_length_zero_gives_zero_context_and_no_gradient(kind):
 @every_kind
 def test_memory_without_entries_is_like_length_zero(kind):
     attention = cells.Attention(INNER["lstm"].cell, kind, memory_size=SIZE)
-    x = jnp.ones((BATCH, STEPS, FEATURES), jnp.float32)
+    x = jax.device_put(np.ones((BATCH, STEPS, FEATURES), np.float32))
     outputs = []
     for entries, lengths in ((0, None), (3, [0] * BATCH)):
-        memory = jnp.full((BATCH, entries, SIZE), jnp.nan, jnp.float32)
-        cell = attention.attend(memory, lengths)
+        memory = np.full((BATCH, entries, SIZE), np.nan, np.float32)
+        cell = attention.attend(jax.device_put(memory), lengths)
         rng = np.random.default_rng(0)
         params = draw(rng, shapes_of(cell, "float32")[0], "float32")
         states = cell.initial_state(BATCH)
@@ -230,19 +231,22 @@ def test_recomputation_keeps_the_gradients(kind):
         out = run(attention, params, x, memory, states, recompute=recompute)
         return jnp.sum(out.outputs**2)
 
-    gradient = lambda r: fast_jit(jax.grad(ft.partial(loss, r), (0, 2)))(*args)  # noqa: E731
-    want = gradient(())
-    for recompute in (("energies",), ("gates", "energies")):
-        close(gradient(recompute), want)
+    def gradients(*args):
+        every = (), ("energies",), ("gates", "energies")
+        return [jax.grad(ft.partial(loss, names), (0, 2))(*args) for names in every]
+
+    want, *others = fast_jit(gradients)(*args)
+    for got in others:
+        close(got, want)
 
 
 def test_energies_are_not_stored():
     """Check that the cell stores weights, and with `recompute` not even these."""
     batch, steps, entries, size = 4, 30, 200, 16
     attention = cells.Attention(cells.LSTM(size + size, size), memory_size=size)
-    params = attention.init(jax.random.key(0))
-    x = jnp.ones((steps, batch, size), jnp.float32)
-    memory = jnp.ones((batch, entries, size), jnp.float32)
+    params = jax.eval_shape(attention.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((steps, batch, size), jnp.float32)
+    memory = jax.ShapeDtypeStruct((batch, entries, size), jnp.float32)
 
     def bytes_of(outputs):
         def loss(params, x, memory):
@@ -263,11 +267,12 @@ def test_energies_are_not_stored():
 
     energies = steps * batch * entries * size * 4  # bytes of a tanh per entry
     assert bytes_of(scan) > energies
-    assert bytes_of(ours) < 0.4 * energies
+    stored = bytes_of(ours)
+    assert stored < 0.4 * energies
     named = ft.partial(ours, recompute=("energies",))
     weights = steps * batch * entries * 4
     # With names, other values are stored: products, not what the gates make of them.
-    assert bytes_of(named) < bytes_of(ours) - 0.4 * weights
+    assert bytes_of(named) < stored - 0.4 * weights
 
 
 ANY = {
@@ -281,11 +286,10 @@ ANY = {
 def test_any_cell_may_be_inside_and_around(name):
     inner = ANY[name]
     attention = cells.Attention(inner, "dot", memory_size=SIZE)
-    key = jax.random.key(0)
-    x = jax.random.normal(key, (BATCH, STEPS, FEATURES), jnp.float32)
-    memory = jax.random.normal(key, (BATCH, ENTRIES, SIZE), jnp.float32)
-    cell = attention.attend(memory)
     rng = np.random.default_rng(0)
+    shapes = (BATCH, STEPS, FEATURES), (BATCH, ENTRIES, SIZE)
+    x, memory = (put(rng.standard_normal(shape), "float32") for shape in shapes)
+    cell = attention.attend(memory)
     params = draw(rng, shapes_of(cell, "float32")[0], "float32")
     out = compiled_net(cell, params, x, cell.initial_state(BATCH)).outputs
 
@@ -303,6 +307,7 @@ def test_any_cell_may_be_inside_and_around(name):
         return states, context, jnp.concatenate([h, context], axis=-1)
 
     states, context = inner.initial_state(BATCH), jnp.zeros((BATCH, SIZE), jnp.float32)
+    out, x = np.asarray(out), np.asarray(x)
     for t in range(STEPS):
         states, context, want = by_hand(states, context, x[:, t])
         close(out[:, t], want, dtype=np.float32)
@@ -315,7 +320,7 @@ def test_any_cell_may_be_inside_and_around(name):
 
 def test_attention_under_vmap_of_memories_equals_a_loop():
     attention, (params, x, memory, states) = make("regular")
-    x, memory = jnp.nan_to_num(x), jnp.nan_to_num(memory)
+    x, memory = np.nan_to_num(x), np.nan_to_num(memory)
 
     @fast_jit
     def outputs(memory):
@@ -344,26 +349,28 @@ def test_dtype_is_kept(kind, dtype):
 def test_16_bit_sums_over_many_steps_are_right():
     """Check sums of coverage, and of the gradients of memory and parameters."""
     attention = cells.Attention(cells.GRU(3, 2), "soft_coverage", memory_size=2)
-    params = attention.init(jax.random.key(0))
-    memory = jax.random.normal(jax.random.key(1), (1, 2, 2), jnp.float32)
 
-    def run_in(dtype, params, memory):
-        params, memory = jax.tree.map(lambda a: a.astype(dtype), (params, memory))
-        cell = attention.attend(memory)
-        x = jnp.full((1, 2048, 1), 0.1, dtype)
-        return ost.recurrent_net(cell, x, cell.initial_state(1, dtype), params=params)
+    @jax.jit
+    def drawn(key):
+        memory = jax.random.normal(jax.random.fold_in(key, 1), (1, 2, 2), jnp.float32)
+        return attention.init(key), memory
 
     def loss(dtype, params, memory):
-        outputs = run_in(dtype, params, memory).outputs
-        return outputs.astype(jnp.float32).sum()
+        params, memory = jax.tree.map(lambda a: a.astype(dtype), (params, memory))
+        cell = attention.attend(memory)
+        x, states = jnp.full((1, 2048, 1), 0.1, dtype), cell.initial_state(1, dtype)
+        out = ost.recurrent_net(cell, x, states, params=params)
+        return out.outputs.astype(jnp.float32).sum(), out.states.coverage
 
-    coverage = run_in("bfloat16", params, memory).states.coverage
+    gradient = jax.jit(jax.grad(loss, (1, 2), has_aux=True), static_argnums=0)
+    given = drawn(jax.random.key(0))
+    (got, coverage), (want, _) = (
+        jax.tree.map(lambda a: np.asarray(a, np.float64), gradient(dtype, *given))
+        for dtype in ("bfloat16", "float32")
+    )
     np.testing.assert_allclose(coverage.sum(), 2048, rtol=0.01)
-    gradient = jax.jit(jax.grad(loss, (1, 2)), static_argnums=0)
-    got, want = (gradient(dtype, params, memory) for dtype in ("bfloat16", "float32"))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        error = np.abs(np.asarray(a - b, np.float64)).max()
-        assert error < 0.1 * max(np.abs(np.asarray(b)).max(), 20)
+        assert np.abs(a - b).max() < 0.1 * max(np.abs(b).max(), 20)
 
 
 # --------------------------------------------------------------------------- bad input
@@ -372,7 +379,7 @@ def test_16_bit_sums_over_many_steps_are_right():
 def test_attention_may_be_one_step():
     attention, (params, x, memory, states) = make("recurrent")
     cell = attend(attention, memory)
-    x = jnp.nan_to_num(x)
-    want = compiled_net(cell, params, x[:, :1], states)
+    x = np.nan_to_num(x)
+    want = compiled_net(cell, params, jax.device_put(x[:, :1]), states)
     state, output = fast_jit(cell)(params, states, x[:, 0], 0)
-    close((output, state), (want.outputs[:, 0], want.states))
+    close((output, state), (np.asarray(want.outputs)[:, 0], want.states))

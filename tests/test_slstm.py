@@ -18,7 +18,7 @@ SPEC = ost.RNNSpec("slstm", I, H, num_heads=K)
 
 
 def draw(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape))
+    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def state_of(seed=0):
@@ -54,6 +54,17 @@ def operator(weights, x, state):
     return ost.rnn(SPEC, weights, x, state)
 
 
+def on_xla(weights, x, state):
+    return ost.rnn(SPEC, weights, x, state, backend="xla")
+
+
+@fast_jit
+def with_input_bias(weights, bias):
+    """Add to the bias of all input gates."""
+    (w,) = ost.unpack_weights(weights, SPEC)
+    return ost.pack_weights([w._replace(b_ih=w.b_ih.at[:H].add(bias))], SPEC)
+
+
 def loss_of(run, states=True):
     def loss(weights, x, state):
         out = run(weights, x, state)
@@ -63,25 +74,26 @@ def loss_of(run, states=True):
     return loss
 
 
+@functools.cache
+def values_and_gradients(run, states=True):
+    gradients = jax.grad(loss_of(run, states), (0, 1, 2))
+    return fast_jit(lambda *given: (run(*given), gradients(*given)))
+
+
 def same(got, want, terms=300):
     jax.tree.map(lambda g, w: assert_close(g, w, terms=terms), got, want)
 
 
 def arguments(seed=0):
-    return (
-        draw(SPEC.num_params, seed=seed) / 2,
-        draw(B, T, I, seed=seed),
-        state_of(seed),
-    )
+    x = draw(B, T, I, seed=seed)
+    return jax.device_put((draw(SPEC.num_params, seed=seed) / 2, x, state_of(seed)))
 
 
 def test_values_and_gradients_are_those_of_the_equations():
     given = arguments()
-    same(operator(*given), published(*given))
-    got, want = (
-        fast_jit(jax.grad(loss_of(f), (0, 1, 2)))(*given) for f in (operator, published)
-    )
+    got, want = (values_and_gradients(f)(*given) for f in (operator, published))
     same(got, want)
+    same(operator(*given), want[0])
 
 
 def test_second_derivatives_are_those_of_the_equations():
@@ -96,12 +108,14 @@ def test_second_derivatives_are_those_of_the_equations():
 
 def test_outputs_do_not_depend_on_the_scale_of_the_states():
     """Check that c, n and m with another m, and no gradient through m, are the same."""
-    weights, x, (h, c, n, m) = arguments()
+    weights, x, (h, c, n, m) = jax.device_get(arguments())
     shift = draw(1, B, H, seed=2)
-    scaled = (h, c * jnp.exp(-shift), n * jnp.exp(-shift), m + shift)
-    same(operator(weights, x, scaled).y, operator(weights, x, (h, c, n, m)).y)
-    grad = fast_jit(jax.grad(loss_of(operator, states=False), (0, 1, 2)))
-    dweights, dx, (_, dc, dn, dm) = grad(weights, x, (h, c, n, m))
+    scaled = (h, c * np.exp(-shift), n * np.exp(-shift), m + shift)
+    both = values_and_gradients(operator, False)
+    out, (dweights, dx, (_, dc, dn, dm)) = jax.device_get(
+        both(weights, x, (h, c, n, m))
+    )
+    same(both(weights, x, scaled)[0].y, out.y)
     same(dm, c * dc + n * dn)
     detached = loss_of(
         lambda *a: published(*a, cut=jax.lax.stop_gradient), states=False
@@ -109,59 +123,59 @@ def test_outputs_do_not_depend_on_the_scale_of_the_states():
     same((dweights, dx), fast_jit(jax.grad(detached, (0, 1)))(weights, x, (h, c, n, m)))
 
 
-@pytest.mark.parametrize("backend", ["xla", None])
+@pytest.mark.parametrize("run", [on_xla, operator])
 @pytest.mark.parametrize("i_bias", [0.0, -120.0, -2000.0])
-def test_every_row_has_a_zero_state_of_its_own(backend, i_bias):
+def test_every_row_has_a_zero_state_of_its_own(run, i_bias):
     """Check zeros beside active states, and beside other units, at any input gate."""
-    weights, x, state = arguments()
-    (w,) = ost.unpack_weights(weights, SPEC)
-    weights = ost.pack_weights([w._replace(b_ih=w.b_ih.at[:H].add(i_bias))], SPEC)
-    zero = (jnp.arange(B) == 1)[None, :, None] | (jnp.arange(H) == 2)[None, None]
-    state = (state[0], *(jnp.where(zero, 0.0, a) for a in state[1:]))
-    given = weights, x, state
-
-    def run(weights, x, state):
-        return ost.rnn(SPEC, weights, x, state, backend=backend)
+    weights, x, (h, *cells) = jax.device_get(arguments())
+    weights = with_input_bias(weights, i_bias)
+    zero = (np.arange(B) == 1)[:, None] | (np.arange(H) == 2)
+    state = h, *(np.where(zero, 0.0, a) for a in cells)
+    given = jax.device_put((weights, x, state))
 
     near = functools.partial(  # exponents as large as the bias have errors of that size
         np.testing.assert_allclose, rtol=1e-13 * (1 - i_bias), atol=1e-13 * (1 - i_bias)
     )
-    got, want = run(*given), published(*given)
+    got, (want, wanted) = run(*given), values_and_gradients(published, False)(*given)
     jax.tree.map(near, got, want)
-    alone = run(weights, x[1:2], tuple(a[:, 1:2] for a in state))
-    same(alone.y, got.y[1:2])
-    gradients, wanted = (
-        fast_jit(jax.grad(loss_of(f, states=False), (0, 1, 2)))(*given)
-        for f in (run, published)
-    )
-    jax.tree.map(near, gradients, wanted)
+    alone = run(*jax.device_put((weights, x[1:2], tuple(a[:, 1:2] for a in state))))
+    same(alone.y, np.asarray(got.y)[1:2])
+    jax.tree.map(near, values_and_gradients(run, False)(*given)[1], wanted)
 
 
 def test_lengths_and_their_second_derivatives_are_finite():
     """Check that n, which is 0 for a sequence without steps, divides nothing."""
     weights, x, _ = arguments()
-    x = x.at[1].set(jnp.nan).at[2, 3:].set(jnp.nan)
+    x = np.array(x)
+    x[1] = x[2, 3:] = np.nan
 
     def loss(weights):
         return jnp.sum(ost.rnn(SPEC, weights, x, seq_lengths=(5, 0, 3)).y ** 2)
 
-    slope = lambda w: jax.jvp(loss, (w,), (jnp.ones_like(w),))[1]  # noqa: E731
-    assert np.isfinite(jax.grad(slope)(weights)).all()
-    for seconds in (jax.grad(lambda w: jnp.sum(jax.grad(loss)(w) ** 2)),):
-        assert np.isfinite(seconds(weights)).all()
+    def slope(w):
+        return jax.jvp(loss, (w,), (jnp.ones_like(w),))[1]
+
+    def length(w):
+        return jnp.sum(jax.grad(loss)(w) ** 2)
+
+    both = fast_jit(lambda w: (jax.grad(slope)(w), jax.grad(length)(w)))
+    for seconds in both(weights):
+        assert np.isfinite(seconds).all()
 
 
 def test_steps_bfloat16_and_ragged_vmap():
     weights, x, state = arguments()
     whole, streamed = ost.rnn(SPEC, weights, x, state), state
+    x = np.asarray(x)
     for t in range(T):
-        y, streamed = ost.rnn_step(SPEC, weights, x[:, t], streamed)
-        same(y, whole.y[:, t])
+        y, streamed = ost.rnn_step(SPEC, weights, jnp.asarray(x[:, t]), streamed)
+        same(y, np.asarray(whole.y)[:, t])
     same(streamed, whole.state)
-    batch = ragged.RaggedArray.from_list([x[0], x[1, :2], x[2, :4]])
+    sequences = [x[0], x[1, :2], x[2, :4]]
+    batch = ragged.RaggedArray.from_list(sequences)
     outs = ragged.vmap(lambda s: ost.rnn(SPEC, weights, s).y)(batch).to_list()
-    for got, alone in zip(outs, (x[0], x[1, :2], x[2, :4]), strict=True):
-        same(jnp.asarray(got), ost.rnn(SPEC, weights, alone).y)
+    for got, alone in zip(outs, sequences, strict=True):
+        same(jnp.asarray(got), ost.rnn(SPEC, weights, jnp.asarray(alone)).y)
 
 
 def test_200_000_steps():
@@ -190,11 +204,15 @@ def test_a_long_sum_in_bfloat16_is_kept_in_float32():
 
 
 def test_initial_weights_are_those_of_the_authors():
+    def drawn(spec, **options):
+        """Draw weights and unpack them, in one program."""
+        draw = lambda key: ost.init_weights(key, spec, **options)  # noqa: E731
+        run = fast_jit(lambda key: ost.unpack_weights(draw(key), spec))
+        return jax.device_get(run(jax.random.key(0)))
+
     spec = ost.RNNSpec("slstm", 64, 8, num_layers=3, num_heads=2)
-    weights = ost.init_weights(jax.random.key(0), spec, scheme="xlstm")
-    for depth, layer in zip(
-        (0, 0.5, 1), ost.unpack_weights(weights, spec), strict=True
-    ):
+    layers = drawn(spec, scheme="xlstm")
+    for depth, layer in zip((0, 0.5, 1), layers, strict=True):
         bias = 5 - 12 * (np.arange(4) / 3) ** (0.3 + 1.3 * depth)
         want = np.zeros((4, 2, 4))
         want[1] = bias
@@ -203,10 +221,8 @@ def test_initial_weights_are_those_of_the_authors():
         wanted = (2 / 5 / layer.w_ih.shape[1]) ** 0.5
         assert 0.8 < np.std(layer.w_ih) / wanted < 1.2
     one = ost.RNNSpec("slstm", 3, 2, num_heads=2, bias="recurrent")
-    drawn = ost.init_weights(jax.random.key(0), one, scheme="xlstm")
-    assert ost.unpack_weights(drawn, one)[0].b_hh[2:4].tolist() == [5, 5]
-    biased = ost.init_weights(jax.random.key(0), one, forget_bias=2.0)
-    assert ost.unpack_weights(biased, one)[0].b_hh[2:4].tolist() == [2, 2]
+    assert drawn(one, scheme="xlstm")[0].b_hh[2:4].tolist() == [5, 5]
+    assert drawn(one, forget_bias=2.0)[0].b_hh[2:4].tolist() == [2, 2]
 
 
 def test_errors_name_the_states_and_the_modes():

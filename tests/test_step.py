@@ -99,8 +99,8 @@ def cotangent_of(a):
     return (np.random.default_rng(a.size).integers(-8, 8, a.shape) + 0.5) / 4
 
 
-def values_and_gradients(step, arguments, backend, **options):
-    """Return a compiled function of the arguments' floats, to results and gradients.
+def passes(step, arguments, backend, **options):
+    """Return a function of the arguments' floats, to results and gradients.
 
     The cotangents of the results are constants: a loss is more operations to trace.
     """
@@ -117,7 +117,19 @@ def values_and_gradients(step, arguments, backend, **options):
         cotangents = [cotangent_of(a).astype(a.dtype) for a in found]
         return found, others, pull(cotangents)
 
-    return fast_jit(both)
+    return both
+
+
+def values_and_gradients(*args, **options):
+    """Return the function of `passes`, compiled."""
+    return fast_jit(passes(*args, **options))
+
+
+def in_one_program(name, *backends, **options):
+    """Return results and gradients on every backend, which one program computes."""
+    step, arguments = PROGRAMS[name].step, arguments_of(name)
+    runs = [passes(step, arguments, b, **options) for b in backends]
+    return fast_jit(lambda given: [run(given) for run in runs])(floats(arguments))
 
 
 def arguments_of(name):
@@ -125,44 +137,34 @@ def arguments_of(name):
 
 
 @functools.cache
-def scan_of(name, option="plain"):
+def scan_of(name):
     """Return the function of `values_and_gradients` in `lax.scan`, compiled once."""
-    step, options = PROGRAMS[name].step, OPTIONS[option]
-    return values_and_gradients(step, arguments_of(name), "scan", **options)
+    return values_and_gradients(PROGRAMS[name].step, arguments_of(name), "scan")
 
 
 @functools.cache
-def results_of_scan(name, option="plain"):
-    return jax.device_get(scan_of(name, option)(floats(arguments_of(name))))
+def results_of_scan(name):
+    return jax.device_get(scan_of(name)(floats(arguments_of(name))))
 
 
-def both(name, transform, loop=None):
-    """Assert that a transformation gives the same on a path and in `lax.scan`."""
-    arguments = arguments_of(name)
-    runs = (transform(net(PROGRAMS[name], b), arguments) for b in (loop, "scan"))
-    assert_equal(*(fast_jit(run)(floats(arguments)) for run in runs))
-
-
-@pytest.mark.parametrize("loop", ["xla", "native"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_values_and_gradients(name, loop):
-    if loop == "native":
-        runs = ost.backends()["cpu"] and name != "convolution"
-        loop = "cpu" if runs else None
-    step, arguments = PROGRAMS[name].step, arguments_of(name)
-    run = values_and_gradients(step, arguments, loop)
-    assert_equal(run(floats(arguments)), results_of_scan(name))
+def test_values_and_gradients(name):
+    native = "cpu" if ost.backends()["cpu"] and name != "convolution" else None
+    *loops, want = in_one_program(name, "xla", native, "scan")
+    for got in loops:
+        assert_equal(got, want)
 
 
 @pytest.mark.parametrize("option", list(OPTIONS)[1:])
 @pytest.mark.parametrize("name", ["lstm", "tied_weights", "read_write_memory"])
-@pytest.mark.parametrize("loop", ["xla", "cpu"])
-def test_options(name, option, loop):
-    step, arguments = PROGRAMS[name].step, arguments_of(name)
-    run = values_and_gradients(step, arguments, loop, **OPTIONS[option])
-    changes_nothing = option in ("recompute", "segments")
-    want = results_of_scan(name, "plain" if changes_nothing else option)
-    assert_equal(run(floats(arguments)), want)
+def test_options(name, option):
+    if option in ("recompute", "segments"):  # these change nothing
+        loops = in_one_program(name, "xla", "cpu", **OPTIONS[option])
+        want = results_of_scan(name)
+    else:
+        *loops, want = in_one_program(name, "xla", "cpu", "scan", **OPTIONS[option])
+    for got in loops:
+        assert_equal(got, want)
 
 
 @pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
@@ -220,7 +222,7 @@ def gradient_in_scan(name):
 @pytest.mark.parametrize("name", ["lstm", "integers_and_bools"])
 def test_vmap(name, mapped, order):
     arguments = arguments_of(name)
-    given = floats(arguments)
+    given = jax.device_get(floats(arguments))
     chosen = [mapped in (n, "all") for n in ("params", "states", "inputs")]
     axes = (tuple(0 if c else None for c in chosen),)
     loss = of_floats(scalar(net(PROGRAMS[name], None)), arguments)
@@ -321,13 +323,18 @@ def test_large_integers_are_exact():
         count = count + t
         return (jnp.tanh(h @ p + x), count), (h, count % 1000)
 
-    x, h = jnp.ones((B, T, 4), jnp.float32) / 3, jnp.ones((B, 4), jnp.float32)
+    x, h = np.ones((B, T, 4), np.float32) / 3, np.ones((B, 4), np.float32)
+    p = np.eye(4, dtype=np.float32)
+
+    @fast_jit
+    def both(x, h, p, count):
+        return [
+            ost.recurrent_net(step, x, (h, count), params=p, backend=b)
+            for b in ("cpu", "scan")
+        ]
+
     for first in (0, 2**30):
-        count = jnp.full(B, first, jnp.int32) + jnp.arange(B, dtype=jnp.int32)
-        run = lambda backend, count=count: ost.recurrent_net(  # noqa: E731
-            step, x, (h, count), params=jnp.eye(4, dtype="float32"), backend=backend
-        )
-        got, want = run("cpu"), run("scan")
+        got, want = both(x, h, p, np.int32(first) + np.arange(B, dtype=np.int32))
         np.testing.assert_array_equal(got.states[1], want.states[1])
         np.testing.assert_array_equal(got.outputs[1], want.outputs[1])
         np.testing.assert_allclose(got.outputs[0], want.outputs[0], rtol=1e-6)
@@ -349,11 +356,10 @@ def test_a_second_trace_compiles_nothing():
 
 @pytest.mark.parametrize("name", ["lstm", "recurrent_state_space"])
 def test_checkpoint_around_it(name):
-    def transform(function, arguments):
-        loss = of_floats(scalar(function), arguments)
-        return jax.grad(jax.checkpoint(loss))
-
-    both(name, transform)
+    arguments = arguments_of(name)
+    loss = of_floats(scalar(net(PROGRAMS[name], None)), arguments)
+    run, given = fast_jit(jax.grad(jax.checkpoint(loss))), floats(arguments)
+    assert_equal(run(given), gradient_in_scan(name)(given))
 
 
 def test_matrices_inside_of_the_loop_have_their_gradients_after_it():
