@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import ostinato as ost
 from ostinato import ragged
@@ -99,3 +100,54 @@ def test_debug_nans_still_finds_nans():
     spec, weights, x, *_ = arguments("lstm", jnp.float32)
     with jax.debug_nans(True), pytest.raises(FloatingPointError):
         jax.block_until_ready(ost.rnn(spec, weights, x.at[0, 0].set(jnp.nan)))
+
+
+WITHOUT_JIT = {
+    "std": lambda x: jnp.std(x, axis=0),
+    "row": lambda x: x[jnp.argmax(x[:, 0])],
+    "attention": lambda x: jax.nn.softmax(x @ x.T, axis=1) @ x,
+    "scan": lambda x: lax.scan(lambda h, v: (jnp.tanh(h + v), h), jnp.zeros(F), x)[1],
+    "fori_loop": lambda x: lax.fori_loop(
+        0, x.shape[0], lambda i, total: total + x[i], jnp.zeros(F)
+    ),
+}
+FLAGS = {
+    "nans": lambda: jax.debug_nans(True),
+    "infs": lambda: jax.debug_infs(True),
+    "no jit": jax.disable_jit,
+}
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("name", WITHOUT_JIT)
+def test_ragged_vmap_without_jit(name, flag):
+    """Check that constants and padding alarm nobody, and that loops are loops."""
+    function = WITHOUT_JIT[name]
+    rows = [np.random.default_rng(n).normal(size=(n, F)) for n in (3, 2, 4)]
+    batch = ragged.stack([jnp.asarray(row) for row in rows])
+    weights = np.random.default_rng(0).normal(size=F)
+
+    def loss(data):
+        out = ragged.vmap(lambda x: jnp.sum(function(x) * weights))
+        return out(batch.with_data(data)).sum()
+
+    with FLAGS[flag]():
+        results = ragged.vmap(function)(batch)
+        got = jax.grad(loss)(batch.data)
+    results = results.to_list() if hasattr(results, "to_list") else list(results)
+    for result, row in zip(results, rows, strict=True):
+        np.testing.assert_allclose(result, function(jnp.asarray(row)), atol=1e-12)
+    one = jax.grad(lambda x: jnp.sum(function(x) * weights))
+    want = np.concatenate([one(jnp.asarray(row)) for row in rows])
+    np.testing.assert_allclose(got[: len(want)], want, atol=1e-12)
+
+
+@pytest.mark.parametrize("flag", ["nans", "infs"])
+def test_ragged_vmap_without_jit_says_which_operation_made_it(flag):
+    batch = ragged.stack([jnp.ones(n) for n in (3, 1, 2)])
+    wrong = {"nans": lambda x: jnp.log(x - 2), "infs": lambda x: 1 / (x - 1)}[flag]
+    with FLAGS[flag](), pytest.raises(FloatingPointError, match="log|div"):
+        ragged.vmap(wrong)(batch)
+    far = batch.with_data(batch.data * {"nans": jnp.nan, "infs": jnp.inf}[flag])
+    with FLAGS[flag](), pytest.raises(FloatingPointError):
+        ragged.vmap(lambda x: x)(far)

@@ -106,6 +106,21 @@ def in_a_larger_array(x, d):
     )
 
 
+def windows_of_a_table(x, wide, e):
+    """Windows of the example's size, some of them moved back into the table."""
+    n, column = x.shape[0], wide[:, 0, 0] + e
+    start = jnp.where(e > 0, 7, 1)
+    each = jax.vmap(lambda i: lax.dynamic_slice_in_dim(column, i, n))
+    return (
+        wide[-n:, :, 0] * x,
+        lax.dynamic_slice_in_dim(wide, start, n),
+        (column[:, None] * column[None])[-n:, -n:],
+        each(jnp.array([1, 6, 9])),
+        (x[:, :1] * column[None])[0, -n:],
+        (x[:, :1] * column[None])[:, -n:],
+    )
+
+
 def keys_by_index(key, at_n, pick):
     """Keys of the example's own, some of them out of range."""
     own, few = jax.random.split(key, at_n.shape[0]), jax.random.split(key, D)
@@ -155,6 +170,7 @@ FILLED = programs(
         "best_token": best_token,
         "unmasked": unmasked,
         "in_a_larger_array": in_a_larger_array,
+        "windows_of_a_table": windows_of_a_table,
         "diagonal": lambda x: jnp.diagonal(x @ x.T),
         "order_of_time": lambda x, s: x[jnp.argsort(s)],
     }

@@ -21,6 +21,7 @@ from .._compat import (
 )
 from .core.sizes import in_program, least_nonempty
 from .core.symbols import Options
+from .debug_flags import with_checked_results
 from .dims import check_sizes, dims_of
 from .inputs import Inputs, is_ragged
 from .primitives.associative_scan import associative_scan
@@ -188,19 +189,23 @@ def vmap(
             # Once more with the bound `max_length`, as `table[:n]` asks. Not at first:
             # the traced program should not change from batch to batch.
             jaxpr, shapes, avals = trace(bounded=True)
-        ctx = present.context(
-            dataclasses.replace(options, tiers=in_tiers),
-            least_nonempty(in_program(jaxpr.jaxpr)),
-            going=None if inputs.batch else jnp.zeros(1, bool),
-        )
-        results = ctx.evaluate(jaxpr, present.values(ctx, avals))
         out_tree = jax.tree.structure(shapes)
         result_axes = _broadcast(out_axes, out_tree)
-        wrapped = [
-            wrap(ctx, inputs, value, axis)
-            for value, axis in zip(results, result_axes, strict=True)
-        ]
-        return jax.tree.unflatten(out_tree, wrapped)
+
+        def compute() -> Any:
+            ctx = present.context(
+                dataclasses.replace(options, tiers=in_tiers),
+                least_nonempty(in_program(jaxpr.jaxpr)),
+                going=None if inputs.batch else jnp.zeros(1, bool),
+            )
+            results = ctx.evaluate(jaxpr, present.values(ctx, avals))
+            wrapped = [
+                wrap(ctx, inputs, value, axis)
+                for value, axis in zip(results, result_axes, strict=True)
+            ]
+            return jax.tree.unflatten(out_tree, wrapped)
+
+        return with_checked_results(compute)
 
     return mapped
 
@@ -257,8 +262,16 @@ def _may_be_examples(x: Any) -> bool:
 
 
 def _trace(function: Callable, avals: Sequence[Any], inputs: Inputs) -> tuple[Any, Any]:
-    """Return the jaxpr of one example, and the tree of its results."""
-    trace = jax.make_jaxpr(function, return_shape=True)
+    """Return the jaxpr of one example, and the tree of its results.
+
+    Loops are traced as such under `jax.disable_jit`, too: no number of steps is known.
+    """
+    make = jax.make_jaxpr(function, return_shape=True)
+
+    def trace(*avals: Any) -> Any:
+        with jax.disable_jit(False):
+            return make(*avals)
+
     try:
         try:
             return trace(*avals)

@@ -172,6 +172,8 @@ def _by_token(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value 
         return None
     if gather.sizes[x.axis] != 1 or dims.operand_batching_dims:
         return None
+    if any(map(is_symbolic, gather.sizes)):  # a window of another axis
+        return None
     which = dims.start_index_map.index(x.axis)
     if not ragged_axes(indices):
         indices = ctx.to_padded(indices)
@@ -234,7 +236,7 @@ def _from_each(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value
     touched = [
         (which, axis)
         for which, axis in enumerate(gather.dims.start_index_map)
-        if is_symbolic(x.shape[axis])
+        if _has_own_range(x, axis, gather.sizes[axis])
     ]
 
     def read(own: Sizes, a: Array, index: Array) -> list[Array]:
@@ -279,24 +281,34 @@ def _dynamic_slice(
     if isinstance(x, Flat) and cut == [x.axis]:
         start = ctx.to_padded(starts[x.axis]).x
         return read_window(ctx, x, start, shape)
-    if isinstance(x, Flat) and x.axis not in cut and _all_shared(starts):
+    fixed = not any(is_symbolic(slice_sizes[a]) for a in cut)
+    if isinstance(x, Flat) and x.axis not in cut and fixed and _all_shared(starts):
         at = [0 if a == x.axis else s.x for a, s in enumerate(starts)]
         sizes = ctx.flat_shape(slice_sizes, x.axis)
         return Flat(lax.dynamic_slice(x.x, at, sizes), shape, x.axis)
     sizes = ctx.at_max(slice_sizes)
-    ragged = ragged_axes(x)
+    own_range = [a for a in range(len(shape)) if _has_own_range(x, a, slice_sizes[a])]
 
     def read(own: Sizes, a: Array, *starts: Array) -> list[Array]:
         at = [start.astype(jnp.int32) for start in starts]
-        for axis in ragged:
+        for axis in own_range:
             last = own(x.shape[axis]) - own(slice_sizes[axis])
             at[axis] = jnp.clip(at[axis], 0, jnp.maximum(last, 0))
             if axis in cut and is_symbolic(slice_sizes[axis]):
                 a = _longer(a, axis, sizes[axis])
         return [lax.dynamic_slice(a, at, sizes)]
 
-    (y,) = ctx.batched(read, [x, *starts], [shape], sized=bool(ragged))
+    (y,) = ctx.batched(read, [x, *starts], [shape], sized=bool(own_range))
     return y
+
+
+def _has_own_range(x: Value, axis: int, size: Any) -> bool:
+    """Return whether the last start of a slice along `axis` differs between examples.
+
+    It does in a table of fixed size, too, if the size of the slice depends on the
+    example.
+    """
+    return is_symbolic(x.shape[axis]) or is_symbolic(size)
 
 
 def _all_shared(values: Sequence[Value]) -> bool:
