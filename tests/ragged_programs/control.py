@@ -288,6 +288,27 @@ def _scan(*args, **options):
     return ragged.associative_scan(*args, **options)
 
 
+def loops_of_tokens(x, y):
+    """One loop for each token, each until it is done; and one for each pair."""
+
+    def halvings(a):
+        more = lambda s: (jnp.abs(s[0]) > 0.1).any()  # noqa: E731
+        return lax.while_loop(more, lambda s: (s[0] / 2, s[1] + 1), (a, 0))
+
+    def until_far(a):
+        def step(s):
+            place, sum_ = s
+            return place + 1, sum_ + jnp.abs(a @ y[place])
+
+        near = lambda s: (s[0] < y.shape[0]) & (s[1] < 1.5)  # noqa: E731
+        return lax.while_loop(near, step, (0, 0.0))
+
+    pairs = jax.vmap(jax.vmap(lambda s: halvings(s[None])[1]))(x @ y.T)
+    few = jax.vmap(lambda k: halvings(k * x[0])[0])(jnp.arange(3.0))
+    return jax.vmap(halvings)(x), jax.vmap(until_far)(x), pairs, few
+
+
+
 ASSOCIATIVE = {
     "associative_sum": associative("add"),
     "associative_max_reverse": associative("maximum", reverse=True),
@@ -347,6 +368,7 @@ NO_REVERSE_MODE = programs(
         "sum_by_index": sum_by_index,
         "until_small": until_small,
         "until_small_counting": until_small_counting,
+        "loops_of_tokens": loops_of_tokens,
     },
     gradients=False,
 )

@@ -121,6 +121,13 @@ def windows_of_a_table(x, wide, e):
     )
 
 
+def relative_shift(x, wide):
+    """Scores by distance, as Music Transformer moves them to pairs of places."""
+    n = x.shape[0]
+    scores = x @ wide[:n, :, 0].T
+    return jnp.pad(scores, ((0, 0), (1, 0))).reshape(n + 1, n)[1:]
+
+
 def keys_by_index(key, at_n, pick):
     """Keys of the example's own, some of them out of range."""
     own, few = jax.random.split(key, at_n.shape[0]), jax.random.split(key, D)
@@ -171,6 +178,7 @@ FILLED = programs(
         "unmasked": unmasked,
         "in_a_larger_array": in_a_larger_array,
         "windows_of_a_table": windows_of_a_table,
+        "relative_shift": relative_shift,
         "diagonal": lambda x: jnp.diagonal(x @ x.T),
         "order_of_time": lambda x, s: x[jnp.argsort(s)],
     }

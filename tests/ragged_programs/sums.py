@@ -169,6 +169,24 @@ def places_of(s, b):
     return (jnp.sort(s)[None] < b[:, None]).sum(1)
 
 
+def reduced_by_a_function(x, i):
+    """The least of each column with the word at its place, and products and sums."""
+
+    def lesser(a, b):
+        first = (a[0] < b[0]) | (a[0] == b[0]) & (a[1] < b[1])
+        return jnp.where(first, a[0], b[0]), jnp.where(first, a[1], b[1])
+
+    words = jnp.broadcast_to(i[:, None], x.shape)
+    starts = jnp.asarray(jnp.inf), jnp.int32(99)
+    both = lambda a, b: a + b + a * b  # noqa: E731
+    return (
+        lax.reduce((x, words), starts, lesser, (0,)),
+        lax.reduce((x, words), starts, lesser, (0, 1)),
+        lax.reduce((x @ x.T) / 9, jnp.zeros(()), both, (1,)),
+        lax.reduce(x, jnp.zeros(()), both, (1,)),
+    )
+
+
 EMPTY = programs(
     {
         "sum": lambda x: x.sum(0),
@@ -275,4 +293,7 @@ LONG = programs(
     },
     at_least=2,
 )
-PROGRAMS = EMPTY + FILLED + LONG
+NO_GRADIENT = programs(
+    {"reduced_by_a_function": reduced_by_a_function}, gradients=False, at_least=0
+)
+PROGRAMS = EMPTY + FILLED + LONG + NO_GRADIENT

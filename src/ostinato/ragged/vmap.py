@@ -177,35 +177,36 @@ def vmap(
             args, kwargs = jax.tree.unflatten(tree, full)
             return function(*args, **kwargs)
 
-        def trace(bounded: bool) -> tuple[Any, Any, list[Any]]:
+        def attempt(bounded: bool) -> Any:
             avals = present.avals(present.scope(constraints, bounded))
-            return *_trace(one, avals, present), avals
+            jaxpr, shapes = _trace(one, avals, present)
+            out_tree = jax.tree.structure(shapes)
+            result_axes = _broadcast(out_axes, out_tree)
+
+            def compute() -> Any:
+                ctx = present.context(
+                    dataclasses.replace(options, tiers=in_tiers),
+                    least_nonempty(in_program(jaxpr.jaxpr)),
+                    going=None if inputs.batch else jnp.zeros(1, bool),
+                )
+                results = ctx.evaluate(jaxpr, present.values(ctx, avals))
+                wrapped = [
+                    wrap(ctx, inputs, value, axis)
+                    for value, axis in zip(results, result_axes, strict=True)
+                ]
+                return jax.tree.unflatten(out_tree, wrapped)
+
+            return with_checked_results(compute)
 
         try:
-            jaxpr, shapes, avals = trace(bounded=False)
+            return attempt(bounded=False)
         except _FROM_SIZES as error:
             if not _is_from_sizes(error, present):
                 raise
-            # Once more with the bound `max_length`, as `table[:n]` asks. Not at first:
-            # the traced program should not change from batch to batch.
-            jaxpr, shapes, avals = trace(bounded=True)
-        out_tree = jax.tree.structure(shapes)
-        result_axes = _broadcast(out_axes, out_tree)
-
-        def compute() -> Any:
-            ctx = present.context(
-                dataclasses.replace(options, tiers=in_tiers),
-                least_nonempty(in_program(jaxpr.jaxpr)),
-                going=None if inputs.batch else jnp.zeros(1, bool),
-            )
-            results = ctx.evaluate(jaxpr, present.values(ctx, avals))
-            wrapped = [
-                wrap(ctx, inputs, value, axis)
-                for value, axis in zip(results, result_axes, strict=True)
-            ]
-            return jax.tree.unflatten(out_tree, wrapped)
-
-        return with_checked_results(compute)
+        # Once more with the bound `max_length`, as `table[:n]` asks, and rules that meet
+        # its `min(9, n)` rows. Not at first: the traced program should not change from
+        # batch to batch.
+        return attempt(bounded=True)
 
     return mapped
 

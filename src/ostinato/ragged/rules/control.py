@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import JaxprEqn, Literal, jaxpr_as_fun
 
 from ..._compat import scan_counts
 from ..._typing import Array
@@ -126,6 +126,12 @@ def _while(
     body_nconsts: int,
 ) -> list[Value]:
     """Run until all examples are done; an example that is done keeps its state."""
+    if cond_jaxpr.jaxpr.outvars[0].aval.shape:  # what `jax.vmap` makes of a loop
+        condition, own = _of_many(cond_jaxpr, body_jaxpr, cond_nconsts)
+        counts = {"cond_nconsts": cond_nconsts}
+        counts["body_nconsts"] = cond_nconsts + body_nconsts
+        values = (*values[:cond_nconsts], *values)
+        return _while(ctx, eqn, *values, cond_jaxpr=condition, body_jaxpr=own, **counts)
     of_condition = values[:cond_nconsts]
     of_body = values[cond_nconsts : cond_nconsts + body_nconsts]
     init = values[cond_nconsts + body_nconsts :]
@@ -166,6 +172,44 @@ def _while(
 
     start = (going(init), list(init))
     return lax.while_loop(lambda state: jnp.any(state[0]), step, start)[1]
+
+
+def _of_many(condition: Any, body: Any, cond_nconsts: int) -> tuple[Any, Any]:
+    """Return condition and body of one loop that runs many, each until it is done.
+
+    Args:
+        condition: one truth value for each of the loops.
+        body: a step of all loops, whose values begin with their axes.
+        cond_nconsts: how many constants the condition takes. The body that is returned
+            takes these before its own.
+    """
+    goes, step = jaxpr_as_fun(condition), jaxpr_as_fun(body)
+
+    def any_goes(*args: Array) -> Array:
+        return jnp.any(goes(*args)[0])
+
+    def step_if_it_goes(*args: Array) -> list[Array]:
+        own = args[cond_nconsts:]
+        new = step(*own)
+        old = own[len(own) - len(new) :]
+        (going,) = goes(*args[:cond_nconsts], *old)
+
+        def choose(new: Array, old: Array) -> Array:
+            axes = tuple(range(going.ndim, new.ndim))
+            return jnp.where(jnp.expand_dims(going, axes), new, old)
+
+        return list(map(choose, new, old))
+
+    def traced(function: Callable, avals: Sequence[Any]) -> Any:
+        # As it was traced before: neither strict promotion nor `disable_jit` matter.
+        with jax.disable_jit(False), jax.numpy_rank_promotion("allow"):
+            return jax.make_jaxpr(function)(*avals)
+
+    consts = condition.in_avals[:cond_nconsts]
+    return (
+        traced(any_goes, condition.in_avals),
+        traced(step_if_it_goes, [*consts, *body.in_avals]),
+    )
 
 
 def _turns(condition: Any, body: Any, num_consts: int, init: _Values) -> Any:

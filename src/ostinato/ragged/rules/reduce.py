@@ -16,9 +16,9 @@ from jax.extend.core import JaxprEqn
 from ..._typing import Array
 from ..core.context import Context, Sizes
 from ..core.fill import highest, lowest
-from ..core.registry import register
+from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic, symbolic_axes
-from ..core.values import Flat, Padded, Value, filled_as, is_filled
+from ..core.values import Flat, Padded, Shared, Value, filled_as, is_filled
 from ..types.segments import (
     Segments,
     accumulation_dtype,
@@ -244,3 +244,28 @@ def _scan_tokens(
 
     _, tokens = lax.associative_scan(join, (starts, tokens), reverse=reverse)
     return jnp.moveaxis(tokens, 0, axis)
+
+
+@register("reduce")
+def _general_reduce(
+    ctx: Context, eqn: JaxprEqn, *values: Value, **params: Any
+) -> list[Value]:
+    """Reduce arrays with a function of the program; padding has its initial values.
+
+    XLA, too, lets these take part any number of times. The second half of `values` are
+    the initial ones.
+    """
+    count = len(values) // 2
+    if not all(isinstance(start, Shared) for start in values[count:]):
+        raise Unsupported("its initial values must be the same for all examples")
+    params = eqn.primitive.get_bind_params(params)
+
+    def reduce(own: Sizes, *arrays: Array) -> list[Array]:
+        starts = arrays[count:]
+        xs = [
+            own.cleared(a, x.shape, start)
+            for a, x, start in zip(arrays, values, starts, strict=False)
+        ]
+        return eqn.primitive.bind(*xs, *starts, **params)
+
+    return ctx.batched(reduce, values, ctx.out_shapes(eqn))
