@@ -198,7 +198,8 @@ def test_layers_and_directions_are_explained_one_by_one():
     both = cells.Bidirectional(loop, cells.GRU(4, 3))
     stack = cells.Stack((both, cells.LSTM(8, 4), cells.Residual(cells.LRU(4, 4))))
     told = ost.explain(stack, X)
-    each = [ost.explain(c, X) for c in (both, *stack.cells[1:])]
+    inputs = {c: jnp.ones((8, 5, c.input_size)) for c in stack.cells}
+    each = [ost.explain(c, x) for c, x in inputs.items()]
     assert told.backend == "cpu"
     assert "; cells[1], cells[2]: " in told.rejected["cuda"]
     flat = lambda told: re.sub(r"\n +", "\n", str(told))  # noqa: E731
@@ -228,3 +229,38 @@ def test_layers_that_run_on_two_backends_are_told_apart():
 
     told = ost.explain(cells.Stack((cells.MILSTM(4, 4), Sorting())), X)
     assert told.rejected["cpu"].startswith("cells[1]: `sort` at ")
+
+
+NOT_RUN = {
+    "a GPU that is not there": (cells.PeepholeLSTM(4, 4), {"backend": "cuda"}),
+    "a backend that lacks the step": (sorting, {"backend": "cpu"}),
+    "lengths": (cells.LSTM(4, 4), {"seq_lengths": [9] * 8}),
+    "padding": (cells.MinGRU(4, 4), {"padding": "none"}),
+    "reverse": (cells.Bidirectional(cells.LSTM(4, 4)), {"reverse": True}),
+    "resets": (cells.Bidirectional(cells.MILSTM(4, 4)), {"resets": RESETS}),
+    "window": (cells.Stack((cells.LSTM(4, 4),)), {"window": 2}),
+}
+
+
+@pytest.mark.parametrize("name", NOT_RUN)
+def test_what_the_call_raises_is_raised(name):
+    network, options = NOT_RUN[name]
+    if name == "a GPU that is not there" and ost.backends()["cuda"]:
+        pytest.skip("it is there")
+    states = params = None
+    if network is sorting:
+        states, params = H_0, W
+    with pytest.raises(Exception) as told:
+        ost.explain(network, X, states, params=params, **options)
+    if network is not sorting:
+        states = network.initial_state(8, X.dtype)
+        params = network.init(jax.random.key(0), X.dtype)
+    with pytest.raises(told.type) as raised:
+        ost.recurrent_net(network, X, states, params=params, **options)
+    assert str(told.value) == str(raised.value)
+
+
+def test_integers_are_refused():
+    for network in (ost.RNNSpec("gru", 4, 4), cells.LSTM(4, 4)):
+        with pytest.raises(TypeError, match="dtype"):
+            ost.explain(network, jnp.ones((8, 5, 4), int))

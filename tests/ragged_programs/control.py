@@ -308,7 +308,6 @@ def loops_of_tokens(x, y):
     return jax.vmap(halvings)(x), jax.vmap(until_far)(x), pairs, few
 
 
-
 ASSOCIATIVE = {
     "associative_sum": associative("add"),
     "associative_max_reverse": associative("maximum", reverse=True),

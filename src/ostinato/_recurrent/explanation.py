@@ -24,6 +24,11 @@ _DEFAULTS: dict[str, Any] = {
 _ARRAYS = jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct
 
 
+def is_array(x: Any) -> bool:
+    """Return whether a parameter is an array, or its shape and dtype."""
+    return isinstance(x, _ARRAYS)
+
+
 def with_defaults(options: dict[str, Any]) -> dict[str, Any]:
     """Return all options of `recurrent_net`; raise TypeError for others."""
     unknown = options.keys() - _DEFAULTS.keys()
@@ -61,7 +66,7 @@ def explain_loop(
     options = dict(options)
     outputs_with_grads = options.pop("outputs_with_grads")
     found: list[tuple[Plan | str, StepLoop]] = []
-    arrays = jax.tree.map(lambda a: a if isinstance(a, _ARRAYS) else None, params)
+    arrays = jax.tree.map(lambda a: a if is_array(a) else None, params)
 
     def trace(inputs: Any, states: Any, arrays: Any) -> tuple:
         given = jax.tree.map(lambda own, a: own if a is None else a, params, arrays)

@@ -72,12 +72,14 @@ def explain(spec: RNNSpec, x: Any) -> Explanation:
             puts new arrays.
 
     Raises:
-        TypeError: `spec` is not an `RNNSpec`, or `x` has no dtype.
+        TypeError: `spec` is not an `RNNSpec`, or `x` has no dtype, or not one that
+            `rnn` takes.
         ostinato.BackendError: no backend can run the spec here.
     """
     check_spec(spec)
     if not hasattr(x, "dtype"):
         raise TypeError(f"`x` must be an array, got {_checks.describe(x)}")
+    _checks.check_floating("x", x, _checks.FLOATS)
     backend, rejected = choose(spec, np.dtype(x.dtype), place_of(x), x=x)
     detail = backend.status().detail
     if backend.describe is not None:

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 
 from .. import _checks
-from .._recurrent.explanation import explain_loop, with_defaults
+from .._recurrent.explanation import explain_loop, is_array, with_defaults
+from .._recurrent.net import recurrent_net
 from .._recurrent.protocol import Cell
 from .._rnn import backends
 from .._rnn.backends import Explanation
@@ -49,10 +50,10 @@ def explain(
         explanations of its cells in `why`, and all of their backends in `backend`.
 
     Raises:
-        TypeError: `network` is none of these, or `x` has no dtype, or `recurrent_net`
-            no such argument.
-        ostinato.BackendError: no backend can run the spec here, or not the one that is
-            named for a cell which runs whole sequences.
+        TypeError: `network` is none of these, or `x` has no dtype.
+        ostinato.BackendError: no backend can run the spec here.
+        Exception: what `recurrent_net` raises for the arguments, such as a
+            `NotImplementedError` of a named backend that cannot run the step.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -74,7 +75,29 @@ def explain(
             "`network` must be an RNNSpec, a cell or a step function, got "
             f"{_checks.describe(network)}"
         )
-    return _explain_steps(network, x, initial_states, params, with_defaults(options))
+    options = with_defaults(options)
+    if isinstance(network, Cell):
+        if initial_states is None:
+            batch = x.shape[1 if options["time_major"] else 0]
+            initial_states = network.initial_state(batch, x.dtype)
+        if params is None:
+            init = lambda key: network.init(key, x.dtype)  # noqa: E731
+            params = jax.eval_shape(init, jax.random.key(0))
+    _trace_call(network, x, initial_states, params, options)
+    return _explain_steps(network, x, initial_states, params, options)
+
+
+def _trace_call(
+    network: Cell | Callable, x: Any, states: Any, params: Any, options: dict[str, Any]
+) -> None:
+    """Raise what `recurrent_net` raises for these arguments."""
+    arrays = jax.tree.map(lambda a: a if is_array(a) else None, params)
+
+    def call(x: Any, states: Any, arrays: Any) -> Any:
+        given = jax.tree.map(lambda own, a: own if a is None else a, params, arrays)
+        return recurrent_net(network, x, states, params=given, **options)
+
+    jax.eval_shape(call, x, states, arrays)
 
 
 def _explain_steps(
@@ -85,12 +108,6 @@ def _explain_steps(
         told = explanation.explain_whole(network, x, options)
         if not isinstance(told, str):
             return told
-        if states is None:
-            batch = x.shape[1 if options["time_major"] else 0]
-            states = network.initial_state(batch, x.dtype)
-        if params is None:
-            init = lambda key: network.init(key, x.dtype)  # noqa: E731
-            params = jax.eval_shape(init, jax.random.key(0))
         calls = _calls_of_cells(runs_whole(network), x, options)
         if calls:
             told = {
@@ -108,8 +125,6 @@ def _calls_of_cells(cell: Cell, x: Any, options: dict[str, Any]) -> list[tuple]:
     each step.
     """
     if isinstance(cell, Bidirectional):
-        if options["window"] != 1:  # an error, and the step says it
-            return []
         backward = options | {"reverse": True}
         return [
             (name, each, x, own)

@@ -203,8 +203,8 @@ def vmap(
         except _FROM_SIZES as error:
             if not _is_from_sizes(error, present):
                 raise
-        # Once more with the bound `max_length`, as `table[:n]` asks, and rules that meet
-        # its `min(9, n)` rows. Not at first: the traced program should not change from
+        # Once more with the bound `max_length`, as `table[:n]` asks, and a rule that
+        # meets `min(9, n)`. Not at first: the traced program should not change from
         # batch to batch.
         return attempt(bounded=True)
 
