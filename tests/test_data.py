@@ -191,6 +191,16 @@ def test_bounds_may_be_any_vector_of_integers(kind):
     assert data.buckets([3, 12], batch_size=2, bounds=kind([8, 16])).bounds == (8, 16)
 
 
+def test_buckets_of_lengths_whose_sum_no_integer_of_numpy_holds():
+    assert data.buckets([2**62, 2**62], batch_size=1).waste == 0
+    assert data.buckets([2**62, 2**61], batch_size=1, bounds=1).waste == 0.25
+    lengths = [2**61] * 5 + [2**62] * 5  # whose steps in one bucket are 10 * 2**62
+    assert data.bucket_bounds(lengths, 2) == (2**61, 2**62)
+    batches = data.buckets(lengths, max_tokens=2**62, bounds=2)
+    assert batches.shapes == [(2, 2**61), (1, 2**62)]
+    assert batches.waste == pytest.approx(1 / 16)
+
+
 # ------------------------------------------------------------------------------- pack
 
 
@@ -228,6 +238,11 @@ def test_batches_of_the_most_examples_make_place_for_others():
     lengths = np.where(rng.random(20_000) < 0.9, short, long)
     assert data.pack(lengths, 512).waste < 0.06
     assert len(data.pack([2] * 6, 12, max_examples=1)) == 6
+
+
+def test_packs_of_lengths_whose_sum_no_integer_of_numpy_holds():
+    assert data.pack([2**62] * 3, 2**62).waste == 0
+    assert data.pack([2**61] * 3, 2**62).waste == 0.25
 
 
 # ---------------------------------------------------------------------------- streams

@@ -125,11 +125,14 @@ def test_ragged_vmap_without_jit(name, flag):
     function = WITHOUT_JIT[name]
     rows = [np.random.default_rng(n).normal(size=(n, F)) for n in (3, 2, 4)]
     batch = ragged.stack([jnp.asarray(row) for row in rows])
-    weights = np.random.default_rng(0).normal(size=F)
+    weights = jnp.asarray(np.random.default_rng(0).normal(size=F))
+
+    def one(x):
+        y = function(x)
+        return jnp.sum(y * jnp.broadcast_to(weights, y.shape))
 
     def loss(data):
-        out = ragged.vmap(lambda x: jnp.sum(function(x) * weights))
-        return out(batch.with_data(data)).sum()
+        return ragged.vmap(one)(batch.with_data(data)).sum()
 
     with FLAGS[flag]():
         results = ragged.vmap(function)(batch)
@@ -137,8 +140,7 @@ def test_ragged_vmap_without_jit(name, flag):
     results = results.to_list() if hasattr(results, "to_list") else list(results)
     for result, row in zip(results, rows, strict=True):
         np.testing.assert_allclose(result, function(jnp.asarray(row)), atol=1e-12)
-    one = jax.grad(lambda x: jnp.sum(function(x) * weights))
-    want = np.concatenate([one(jnp.asarray(row)) for row in rows])
+    want = np.concatenate([jax.grad(one)(jnp.asarray(row)) for row in rows])
     np.testing.assert_allclose(got[: len(want)], want, atol=1e-12)
 
 

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closures import fast_jit
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from tolerance import tolerance
 
 import ostinato as ost
+from ostinato import cells
 
 SPECS = {
     "lstm": ost.RNNSpec("lstm", 3, 4, 2, bidirectional=True, dropout=0.3),
@@ -126,3 +128,63 @@ def test_vmap_over_the_sharded_axis_equals_one_device(over, mesh):
         mapped = jax.vmap(jax.grad(total), (None, 0))
     placed = place(mesh, *zip(args, specs, strict=True))
     assert_same(jax.jit(mapped)(*placed), jax.jit(mapped)(*args))
+
+
+# ------------------------------------------------------- loops of `recurrent_net`
+
+KEY = jax.random.key(3)
+
+
+def tanh_step(w, h, x, t):
+    h = jnp.tanh(x @ w["x"] + h @ w["h"])
+    return h, h
+
+
+NETS = {
+    "step": tanh_step,
+    "zoneout": cells.Zoneout(cells.GRU(3, 4), 0.5).sample(KEY),
+    "stack": cells.Stack((cells.MILSTM(3, 4), cells.GRU(4, 4))),
+    "directions": cells.Bidirectional(cells.LayerNormGRU(3, 4)),
+}
+RESETS = np.arange(BATCH * STEPS).reshape(BATCH, STEPS) % 3 == 0
+NET_OPTIONS = {
+    "plain": {},
+    "lengths": {"seq_lengths": np.array([5, 0, 3, 1, 2, 5, 4, 0], np.int32)},
+    "resets": {"resets": RESETS},
+    "segments": {"segment_length": 2},
+}
+
+
+NET_CASES = [
+    (name, option)
+    for name in NETS
+    for option in NET_OPTIONS
+    if (name, option) != ("directions", "resets")  # which are for one direction
+]
+
+
+@pytest.mark.parametrize("name, option", NET_CASES)
+def test_states_that_are_not_split_are_split_as_the_batch(name, option, mesh):
+    """Check initial states that are made inside of `jit`, without a sharding."""
+    net, options = NETS[name], NET_OPTIONS[option]
+    if net is tanh_step:
+        params = {"x": jnp.ones((3, 4)) / 3, "h": jnp.eye(4)}
+        state = jnp.zeros((BATCH, 4))
+    else:
+        params, state = net.init(KEY, jnp.float64), net.initial_state(BATCH, float)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(BATCH, STEPS, 3)))
+
+    def outputs(params, x):
+        zeros = jax.tree.map(jnp.zeros_like, state)
+        return ost.recurrent_net(net, x, zeros, params=params, **options).outputs
+
+    def both(params, x):
+        y, pull = jax.vjp(outputs, params, x)
+        return y, pull(jnp.cos(y))
+
+    want = fast_jit(both)(params, x)
+    with jax.set_mesh(mesh):
+        (split,) = place(mesh, (x, P("batch")))
+        got = fast_jit(both)(params, split)
+        assert got[0].sharding.spec[0] == "batch"
+        assert_same(got, want)

@@ -142,6 +142,57 @@ def test_padding_under_jit_and_grad():
     assert np.isclose(value, np.sum(tokens * np.concatenate(examples())))
 
 
+@pytest.mark.parametrize(
+    "dtype, fill",
+    [
+        ("int32", -7),
+        ("int32", 2.0),
+        ("int32", jnp.bfloat16(2)),
+        ("uint8", np.int64(255)),
+        ("int64", 2**63 - 1),
+        ("bool", True),
+        ("bool", 1),
+        ("bool", np.False_),
+        ("float32", 0.1),
+        ("float32", np.nan),
+        ("bfloat16", jnp.float32(-np.inf)),
+        ("bfloat16", jnp.bfloat16(1.5)),
+        ("float16", 3),
+        ("complex64", 1 - 2j),
+    ],
+)
+def test_padding_with_numbers_that_the_dtype_holds(dtype, fill):
+    batch = RaggedArray(jnp.zeros(3, dtype), [2, 1])
+    want = np.zeros((2, 2), jnp.dtype(dtype))
+    want[1, 1] = np.asarray(fill).astype(want.dtype)
+    np.testing.assert_array_equal(batch.to_padded(fill), want, strict=True)
+    np.testing.assert_array_equal(batch.to_padded(np.asarray(fill)), want, strict=True)
+
+
+def test_padding_with_a_traced_number():
+    padded = jax.jit(lambda batch, fill: batch.to_padded(fill))
+    for dtype, fill in (("uint8", 3), ("float32", 3), ("float32", 0.5), ("bool", True)):
+        found = padded(RaggedArray(jnp.ones(1, dtype), [1, 0]), fill)
+        want = np.array([[1], [fill]]).astype(dtype)
+        np.testing.assert_array_equal(found, want, strict=True)
+
+
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+def test_padding_of_keys(kind):
+    keys = jax.random.split(jax.random.key(0, impl=kind), 3)
+    batch = RaggedArray.from_list([keys[:1], keys[:0], keys[1:]], max_length=4)
+    padded = jax.jit(lambda batch: batch.to_padded())(batch)
+    assert padded.dtype == keys.dtype and padded.shape == (3, 4)
+    words = np.zeros((3, 4, jax.random.key_data(keys).shape[-1]), np.uint32)
+    words[0, :1], words[2, :2] = np.split(jax.random.key_data(keys), [1])
+    for found in (padded, batch.to_padded(), batch.to_padded(0)):
+        np.testing.assert_array_equal(jax.random.key_data(found), words)
+    back = RaggedArray.from_padded(padded, batch.lengths).to_list()
+    assert (back[2] == keys[1:]).all() and len(back[1]) == 0
+    empty = RaggedArray.from_list([keys[:0]], capacity=None)
+    assert empty.to_padded().shape == (1, 1)
+
+
 def test_it_is_a_pytree():
     batch = RaggedArray.from_list(examples(), dim="t", max_length=7)
     doubled = jax.tree.map(lambda leaf: 2 * leaf, batch)
@@ -175,6 +226,13 @@ def test_indexing_and_iteration():
             batch[index]
     with pytest.raises(TypeError, match="must be an integer, got NoneType"):
         batch[None]
+
+
+def test_batches_are_equal_to_themselves_alone():
+    one, other = (RaggedArray(np.arange(3.0), [1, 2]) for _ in range(2))
+    assert one == one and one != other and one in [other, one]
+    assert {one: 1, other: 2}[one] == 1
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, one, other))
 
 
 def test_repr_shows_lengths():

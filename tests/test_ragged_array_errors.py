@@ -1,5 +1,6 @@
 """Errors of `RaggedArray` name the argument."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +12,15 @@ WIDTH = 2
 
 
 ROWS = np.zeros((9, WIDTH))
+
+
+def padded(dtype, fill):
+    """Pad two rows of a dtype, one of them empty."""
+    return RaggedArray(np.zeros(1, dtype), [1, 0]).to_padded(fill)
+
+
+def batch_of_keys():
+    return RaggedArray(jax.random.split(jax.random.key(0), 2), [2])
 
 
 ERRORS = {
@@ -27,22 +37,42 @@ ERRORS = {
     "beyond int32": (
         lambda: RaggedArray(ROWS, np.array([2**32 + 3, 1]), max_length=5),
         ValueError,
-        r"`lengths` must lie in 0\.\.max_length = 0\.\.5, got 2147483647 in example 0",
+        r"`lengths` must lie in 0\.\.max_length = 0\.\.5, got 4294967299 in example 0",
     ),
     "beyond int32, unsigned": (
         lambda: RaggedArray(ROWS, np.array([2**32 - 1, 1], np.uint32), max_length=5),
         ValueError,
-        r"0\.\.max_length = 0\.\.5, got 2147483647 in example 0",
+        r"0\.\.max_length = 0\.\.5, got 4294967295 in example 0",
     ),
     "beyond int32, of JAX": (
         lambda: RaggedArray(ROWS, jnp.array([2**32 + 3, 1]), max_length=5),
         ValueError,
-        r"0\.\.max_length = 0\.\.5, got 2147483647 in example 0",
+        r"0\.\.max_length = 0\.\.5, got 4294967299 in example 0",
     ),
     "beyond int32, padded": (
         lambda: RaggedArray.from_padded(ROWS[None], np.array([2**32 + 3])),
         ValueError,
-        r"0\.\.max_length = 0\.\.9, got 2147483647 in example 0",
+        r"0\.\.max_length = 0\.\.9, got 4294967299 in example 0",
+    ),
+    "beyond int32, in sum": (
+        lambda: RaggedArray(ROWS, [2**32 + 1, 2**62]),
+        ValueError,
+        "the 9 rows of the capacity, got 4611686022722355201",
+    ),
+    "beyond int32 and negative": (
+        lambda: RaggedArray(ROWS, [2**32 + 1, -1]),
+        ValueError,
+        r"0\.\.max_length = 0\.\.4294967297, got -1 in example 1",
+    ),
+    "splits beyond int32": (
+        lambda: RaggedArray.from_row_splits(ROWS, [0, 2, 2**32 + 1]),
+        ValueError,
+        "the 9 rows of the capacity, got 4294967297",
+    ),
+    "splits beyond int32, of JAX": (
+        lambda: RaggedArray.from_row_splits(ROWS, jnp.array([0, 2, 2**32 + 1])),
+        ValueError,
+        "the 9 rows of the capacity, got 4294967297",
     ),
     "negative": (lambda: RaggedArray(ROWS, [1, -2]), ValueError, "got -2 in example 1"),
     "lengths of floats": (
@@ -121,6 +151,133 @@ ERRORS = {
         lambda: RaggedArray.from_segment_ids(ROWS[:3], [0, 2, 1]),
         ValueError,
         "`segment_ids` must be 0 or more and ascend",
+    ),
+    "ids of fewer rows": (
+        lambda: RaggedArray.from_segment_ids(ROWS[:3], [0, 0]),
+        ValueError,
+        r"`segment_ids` must have shape \(capacity\) = \(3,\), got \(2,\)",
+    ),
+    "ids of more rows": (
+        lambda: RaggedArray.from_segment_ids(ROWS[:3], [0, 0, 1, 1]),
+        ValueError,
+        r"`segment_ids` must have shape \(capacity\) = \(3,\), got \(4,\)",
+    ),
+    "ids of another axis": (
+        lambda: RaggedArray.from_segment_ids(ROWS, [0] * 9, axis=1),
+        ValueError,
+        r"`segment_ids` must have shape \(capacity\) = \(2,\), got \(9,\)",
+    ),
+    "ids of fewer rows, traced": (
+        lambda: jax.jit(
+            lambda ids: RaggedArray.from_segment_ids(ROWS[:3], ids, num_segments=1)
+        )(np.zeros(2, int)),
+        ValueError,
+        r"`segment_ids` must have shape \(capacity\) = \(3,\), got \(2,\)",
+    ),
+    "index True": (
+        lambda: RaggedArray(ROWS, [4, 5])[True],
+        TypeError,
+        "the index of an example must be an integer, got bool True",
+    ),
+    "index True of numpy": (
+        lambda: RaggedArray(ROWS, [4, 5])[np.True_],
+        TypeError,
+        "the index of an example must be an integer, got bool",
+    ),
+    "in": (
+        lambda: 1.0 in RaggedArray(ROWS, [4, 5]),
+        TypeError,
+        "`in` does not look into a RaggedArray, whose examples are arrays",
+    ),
+    "in padded": (
+        lambda: 1.0 in ragged.PaddedRagged(ROWS, (np.zeros(9, int),), ((0, "n"),)),
+        TypeError,
+        "`in` does not look into a PaddedRagged, whose examples are arrays",
+    ),
+    "half into integers": (
+        lambda: padded(np.int32, 0.5),
+        ValueError,
+        "`fill` must be a number that int32 holds, got 0.5",
+    ),
+    "half of JAX into integers": (
+        lambda: padded(np.int32, jnp.asarray(0.5)),
+        ValueError,
+        "`fill` must be a number that int32 holds, got 0.5",
+    ),
+    "NaN into integers": (
+        lambda: padded(np.int32, np.nan),
+        ValueError,
+        "`fill` must be a number that int32 holds, got nan",
+    ),
+    "infinity into bools": (
+        lambda: padded(np.bool_, np.inf),
+        ValueError,
+        "`fill` must be a number that bool holds, got inf",
+    ),
+    "beyond integers": (
+        lambda: padded(np.uint8, 256),
+        ValueError,
+        "`fill` must be a number that uint8 holds, got 256",
+    ),
+    "beyond all integers": (
+        lambda: padded(np.int64, 2**70),
+        ValueError,
+        "`fill` must be a number that int64 holds, got 1180591620717411303424",
+    ),
+    "negative into unsigned": (
+        lambda: padded(np.uint8, np.int8(-1)),
+        ValueError,
+        "`fill` must be a number that uint8 holds, got -1",
+    ),
+    "2 into bools": (
+        lambda: padded(np.bool_, 2),
+        ValueError,
+        "`fill` must be a number that bool holds, got 2",
+    ),
+    "complex into floats": (
+        lambda: padded(np.float32, 1j),
+        ValueError,
+        "`fill` must be a number that float32 holds, got complex 1j",
+    ),
+    "traced floats into integers": (
+        lambda: jax.jit(lambda fill: padded(np.int32, fill))(1.0),
+        ValueError,
+        r"`fill` must be a number that int32 holds, got float64\[\]",
+    ),
+    "several fills": (
+        lambda: padded(np.float32, np.ones(3)),
+        ValueError,
+        r"`fill` must be one number, got float64\[3\]",
+    ),
+    "fill of one element": (
+        lambda: padded(np.float32, [1.0]),
+        TypeError,
+        r"`fill` must be one number, got list \[1.0\]",
+    ),
+    "a masked fill": (
+        lambda: padded(np.int32, np.ma.masked),
+        ValueError,
+        "`fill`: numpy masked arrays are not supported",
+    ),
+    "no fill": (
+        lambda: padded(np.float32, None),
+        TypeError,
+        "`fill` must be one number, got NoneType None",
+    ),
+    "a key as fill": (
+        lambda: padded(np.float32, jax.random.key(0)),
+        TypeError,
+        r"`fill` must be one number, got key<fry>\[\]",
+    ),
+    "1 into keys": (
+        lambda: batch_of_keys().to_padded(1),
+        ValueError,
+        "`fill` must be 0 for keys, got 1",
+    ),
+    "a key into keys": (
+        lambda: batch_of_keys().to_padded(jax.random.key(1)),
+        TypeError,
+        r"`fill` must be one number, got key<fry>\[\]",
     ),
     "rows of another number": (
         lambda: RaggedArray(ROWS, [1]).with_data(ROWS[:8]),

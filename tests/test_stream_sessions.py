@@ -311,6 +311,71 @@ def test_errors_of_both_kinds(kind):
     assert len(repr(session)) < 100
 
 
+@BACKENDS
+@KINDS
+def test_masked_arrays_are_refused(kind, backend):
+    session = open_session(kind, backend)
+    masked, h = np.ma.masked_invalid, session.state[0]
+    calls = {
+        "x": [
+            lambda: session.step(masked(X[:, 0])),
+            lambda: session.chunk(masked(X)),
+        ],
+        "active": [lambda: session.step(X[:, 0], masked([True] * BATCH))],
+        "seq_lengths": [lambda: session.chunk(X, masked([1, 2, 3]))],
+        r"state\[1\]": [lambda: setattr(session, "state", (h, masked(h)))],
+        "streams": [
+            lambda: session.reset(masked([1])),
+            lambda: session.reset(masked([True] * BATCH)),
+        ],
+    }
+    if kind == "spec":  # whose inputs may be lists of rows
+        calls["x"].append(lambda: session.step(list(masked(X[:, 0]))))
+    for name, some in calls.items():
+        message = (
+            f"`{name}`: numpy masked arrays are not supported as direct inputs. Use "
+            r"arr.filled\(\) to convert the value to a standard numpy array"
+        )
+        for call in some:
+            with pytest.raises(ValueError, match=message):
+                call()
+    assert session.step(X[:, 0]).all()
+
+
+def test_a_cell_refuses_masked_leaves():
+    session = ost.stream(
+        lambda params, h, x, t: (h + x["a"], h),
+        None,
+        BATCH,
+        inputs={"a": X[:, 0]},
+        initial_states=STATES,
+    )
+    with pytest.raises(ValueError, match=r"`x\['a'\]`: numpy masked arrays are not"):
+        session.step({"a": np.ma.masked_invalid(X[:, 0])})
+
+
+@KINDS
+def test_streams_to_reset_are_a_number_or_a_vector(kind):
+    session = open_session(kind)
+    before = session.state
+    for streams in ([[0, 1]], np.zeros((1, 1), int), jnp.ones((2, 2), int)):
+        message = r"`streams` must be one index or have shape \[streams\], got \[\d, "
+        with pytest.raises(ValueError, match=message):
+            session.reset(streams)
+    jax.tree.map(assert_same_bits, session.state, before)
+    for streams in (1, np.int64(1), [], [-1], jnp.array([0, 2]), (True, False, True)):
+        session.reset(streams)
+
+
+@BACKENDS
+@KINDS
+def test_the_number_of_streams_stays(kind, backend):
+    session = open_session(kind, backend)
+    with pytest.raises(AttributeError, match="batch"):
+        session.batch = 5
+    assert session.batch == BATCH and session.step(X[:, 0]).all()
+
+
 def test_rows_of_inputs_have_the_same_length():
     session = open_session("spec")
     for call in (session.step, session.chunk):

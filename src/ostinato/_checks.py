@@ -107,8 +107,20 @@ def _converted(name: str, value: Any, convert: Callable[[Any], Any]) -> Any:
         ) from None
 
 
+def check_unmasked(name: str, value: Any) -> None:
+    """Check that neither `value` nor an item of a list is masked, in JAX's words."""
+    parts = value if isinstance(value, (list, tuple)) else (value,)
+    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        raise ValueError(
+            f"`{name}`: numpy masked arrays are not supported as direct inputs. Use "
+            "arr.filled() to convert the value to a standard numpy array."
+        )
+
+
 def host_numbers(name: str, value: Any, dtype: Any) -> np.ndarray:
     """Return numbers as an array of numpy; check that they convert to a dtype."""
+    if type(value) is not np.ndarray:  # takes less time than the call
+        check_unmasked(name, value)
     array = _converted(name, value, np.asarray)
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         raise TypeError(
@@ -266,6 +278,8 @@ def check_seq_lengths(
 def host_seq_lengths(seq_lengths: Any, batch: int, steps: int) -> np.ndarray:
     """Return lengths `[batch]` as int32 of numpy; see `check_seq_lengths`."""
     name = "seq_lengths"
+    if type(seq_lengths) is not np.ndarray:
+        check_unmasked(name, seq_lengths)
     seq_lengths = check_integers(name, seq_lengths)
     check_shape(name, seq_lengths, B=batch)
     values = np.asarray(seq_lengths)
@@ -315,6 +329,8 @@ def check_mask(name: str, value: Any, **dims: Any) -> Array:
 
 def host_mask(name: str, value: Any, **dims: Any) -> np.ndarray:
     """Return `value` as an array of numpy; see `check_mask`."""
+    if type(value) is not np.ndarray:
+        check_unmasked(name, value)
     return np.asarray(_checked_mask(name, value, **dims))
 
 

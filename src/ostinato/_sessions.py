@@ -10,8 +10,13 @@ from typing import Any
 class OneThread:
     """An object whose calls run one at a time, and which interrupts leave whole."""
 
-    def __init__(self) -> None:
-        self._free = threading.Lock()
+    def __init__(self, batch: int) -> None:
+        self._free, self._batch = threading.Lock(), batch
+
+    @property
+    def batch(self) -> int:
+        """The number of streams, B."""
+        return self._batch
 
     def _alone(self) -> threading.Lock:
         """Return the lock that a call holds; raise if another call holds it.

@@ -9,13 +9,13 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
 
 from .. import _checks
 from .._segments import near_divisor
 from .._typing import Array, Padding
 from .protocol import SequenceOptions
+from .sharding import batch_sharding, with_batch_axis
 
 
 def check_arguments(
@@ -51,9 +51,12 @@ def check_arguments(
     states = tree_map_with_path(_array_checker("initial_states"), initial_states)
     length, batch = _steps_and_batch(inputs, states, length, time_major)
     _check_states(states, batch, window)
+    sharding = batch_sharding(inputs, states, time_major)
+    states = jax.tree.map(lambda leaf: with_batch_axis(leaf, sharding), states)
     if seq_lengths is not None:
         seq_lengths = _checks.check_seq_lengths(seq_lengths, batch, length, False)
-        seq_lengths = _sharded_as_batch(seq_lengths, inputs, states, time_major)
+        # Masks made of them need it, and the check of concrete lengths loses it.
+        seq_lengths = with_batch_axis(seq_lengths, sharding)
     if resets is not None:
         if reverse:
             raise ValueError(
@@ -141,20 +144,6 @@ def _check_states(states: Any, batch: Any, window: int) -> None:
             raise TypeError(
                 f"`{name}` must hold numbers or bools, got {leaf.dtype}{hint}"
             )
-
-
-def _sharded_as_batch(lengths: Any, inputs: Any, states: Any, time_major: bool) -> Any:
-    """Reshard `lengths` like the batch axis, if the mesh has explicit axes.
-
-    Masks made of them need that sharding, and the check of concrete lengths loses it.
-    """
-    leaves, axis = jax.tree.leaves(inputs), 1 if time_major else 0
-    leaf, axis = (leaves[0], axis) if leaves else (jax.tree.leaves(states)[0], 0)
-    sharding = jax.typeof(leaf).sharding
-    if AxisType.Explicit not in sharding.mesh.axis_types:
-        return lengths
-    spec = PartitionSpec(sharding.spec[axis])
-    return jax.sharding.reshard(lengths, NamedSharding(sharding.mesh, spec))
 
 
 def _checked_recompute(recompute: Any) -> tuple[str, ...] | Literal[True]:

@@ -39,13 +39,12 @@ class Stream(OneThread, ABC):
     """
 
     spec: RNNSpec
-    batch: int
     dtype: np.dtype
     backend: str
 
     def __init__(self, spec: RNNSpec, batch: int, dtype: np.dtype) -> None:
-        super().__init__()
-        self.spec, self.batch, self.dtype = spec, batch, dtype
+        super().__init__(batch)
+        self.spec, self.dtype = spec, dtype
         self._states = [np.zeros(s, dtype) for s in state_shapes(spec, batch)]
         self._step_x = np.zeros((batch, spec.input_size), dtype)
         self._step_y = np.zeros((batch, spec.output_size), dtype)
@@ -193,11 +192,17 @@ def chosen_streams(streams: ArrayLike | None, batch: int) -> Any:
     """
     if streams is None:
         return slice(None)
+    _checks.check_unmasked("streams", streams)
     which = np.asarray(streams)
     if which.dtype == np.bool_:
         _checks.check_shape("streams", which, B=batch)
     else:
         which = _checks.check_integers("streams", streams)
+        if which.ndim > 1:
+            raise ValueError(
+                "`streams` must be one index or have shape [streams], got "
+                f"{list(which.shape)}"
+            )
     return np.arange(batch)[which]
 
 

@@ -47,8 +47,8 @@ class StepStream(OneThread):
         states: Any,
         backend: Literal["cpu", "xla"] | None,
     ) -> None:
-        super().__init__()
-        self.batch, self._step = batch, step
+        super().__init__(batch)
+        self._step = step
         self._initial, self._tree = jax.tree.flatten(jax.tree.map(np.array, states))
         self._inputs, self._input_tree = tree_flatten_with_path(inputs)
         self._outputs = _outputs(step, params, batch, inputs, states)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from .. import _checks, _padding
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions
+from .._recurrent.sharding import sharded_like
 from .._typing import Array
 from .base import SizedCell, check_cell, check_rate, set_field
 from .linear_base import LinearCell
@@ -350,7 +351,7 @@ def _zoneout(key: Any, rate: float, old: Array, new: Array) -> Array:
     if key is None:
         return rate * old + (1 - rate) * new
     kept = jax.random.bernoulli(key, jnp.float32(rate), new.shape)
-    return jnp.where(kept, old, new)
+    return jnp.where(sharded_like(kept, new), old, new)
 
 
 def runs_whole(cell: Any) -> Any:

@@ -41,7 +41,7 @@ def bucket_bounds(lengths: Int[ArrayLike, " N"], count: int) -> tuple[int, ...]:
     lengths = np.maximum(check_lengths(lengths), 1)
     count = _checks.check_size("count", count)
     *_, (_, bounds) = _choices(
-        lengths, count, lambda sequences, bound: sequences * bound
+        lengths, count, lambda sequences, bound: sequences * float(bound)
     )
     return bounds
 
@@ -121,7 +121,7 @@ class Buckets(Epochs[np.ndarray]):
                 self._members, batch_sizes, bounds, strict=True
             )
         )
-        self.waste = 1 - int(lengths.sum()) / padded
+        self.waste = 1 - sum(lengths.tolist()) / padded  # int64 may not hold the sum
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
@@ -251,7 +251,7 @@ def buckets(
         return number or tokens // bound
 
     def steps(sequences: np.ndarray, bound: int) -> np.ndarray:
-        return -(-sequences // size(bound)) * size(bound) * bound
+        return -(-sequences // size(bound)) * float(size(bound) * bound)
 
     if isinstance(given, int):
         choices = _choices(np.maximum(values, 1), given, steps)

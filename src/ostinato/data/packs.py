@@ -43,7 +43,8 @@ class Packs(Epochs[np.ndarray]):
     @property
     def waste(self) -> float:
         """The unused part of the capacity of an epoch, 0 to 1."""
-        return 1 - int(self._lengths.sum()) / (len(self) * self.capacity)
+        used = sum(self._lengths.tolist())  # int64 may not hold it
+        return 1 - used / (len(self) * self.capacity)
 
     def __repr__(self) -> str:
         return (

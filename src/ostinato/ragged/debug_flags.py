@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,7 +23,7 @@ def with_checked_results(compute: Callable[[], _Results]) -> _Results:
         FloatingPointError: a flag is on, and results have what it forbids. That of the
             operation which made it, if one did.
     """
-    nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs
+    nans, infs = (getattr(jax.config, f"jax_debug_{n}") for n in ("nans", "infs"))
     if not (nans or infs):
         return compute()
     with jax.debug_nans(False), jax.debug_infs(False):

@@ -26,10 +26,11 @@ from .capacity import Size, chosen_size, round_capacity, round_length
 from .checks import (
     check_axis,
     check_fit,
+    check_given,
     check_index,
     check_known,
-    check_lengths,
     check_traced,
+    refuse_in,
 )
 from .cutting import cut
 from .joining import example_numbers, map_tokens, take_examples
@@ -44,6 +45,10 @@ class RaggedArray:
     Their tokens, the slices along that axis, lie one after another in one buffer, as in
     a pile of JAX. A RaggedArray is a pytree: `data` and `lengths` are its leaves, the
     rest is static.
+
+    `==` and hashes go by identity: a batch equals itself alone, whatever others hold.
+    `jax.tree.map(jnp.array_equal, a, b)` compares the leaves of two batches, with the
+    unused capacity.
 
     Args:
         data: `[capacity, ...]`, with the tokens on `axis`. Tokens past the sum of
@@ -98,13 +103,14 @@ class RaggedArray:
         axis = check_axis(axis, data.ndim)
         if not isinstance(dim, str) or not dim:
             raise TypeError(f"`dim` must be a name, got {_checks.describe(dim)}")
-        lengths = check_lengths(lengths)
+        given = check_given(lengths)
+        lengths = _checks.as_int32(given)
         capacity = data.shape[axis]
         if max_length is None:
             concrete = _checks.is_concrete(lengths)
-            max_length = max(longest_of(lengths) if concrete else capacity, 1)
+            max_length = max(longest_of(given) if concrete else capacity, 1)
         max_length = _checks.check_size("max_length", max_length)
-        check_fit(lengths, capacity, max_length)
+        check_fit(lengths, capacity, max_length, given)
         _set(self, data, lengths, axis, dim, max_length)
 
     # ------------------------------------------------------------------------ in
@@ -180,12 +186,13 @@ class RaggedArray:
         """
         x = _checks.check_array("x", x)
         axis = check_axis(axis, x.ndim - 1)
-        lengths = check_lengths(lengths)
+        given = check_given(lengths)
+        lengths = _checks.as_int32(given)
         _checks.check_shape("lengths", lengths, batch=x.shape[0])
         longest, concrete = x.shape[axis + 1], _checks.is_concrete(lengths)
         tokens = int(np.sum(lengths)) if concrete else x.shape[0] * longest
         capacity = chosen_size("capacity", capacity, tokens)
-        check_fit(lengths, capacity, longest)
+        check_fit(lengths, capacity, longest, given)
         data = pack_padded(jnp.moveaxis(x, axis + 1, 1), lengths, capacity)
         data = jnp.moveaxis(data, 0, axis)
         return cls(data, lengths, axis=axis, dim=dim, max_length=max(longest, 1))
@@ -208,7 +215,11 @@ class RaggedArray:
         Raises:
             ValueError: `row_splits` do not begin with 0, or descend.
         """
-        splits = check_lengths(row_splits, "row_splits")
+        splits = check_given(row_splits, "row_splits")
+        if isinstance(splits, np.ndarray):
+            splits = splits.astype(np.int64)  # differences of unsigned ones wrap around
+        elif splits.dtype != np.int64:
+            splits = _checks.as_int32(splits)
         if splits.shape[0] == 0:
             raise ValueError("`row_splits` must have batch + 1 elements, got none")
         if not _checks.is_concrete(splits):
@@ -230,16 +241,18 @@ class RaggedArray:
 
         Args:
             data: see `RaggedArray`.
-            segment_ids: integers `[capacity]`, ascending. Tokens whose id is
-                `num_segments` or more are unused capacity.
+            segment_ids: integers `[capacity]`, ascending, one for each token. Tokens
+                whose id is `num_segments` or more are unused capacity.
             num_segments: the number of examples. None stands for the largest id and 1.
             **options: `axis`, `dim`, `max_length` of `RaggedArray`.
 
         Raises:
             TypeError: `segment_ids` are traced, and `num_segments` is None.
-            ValueError: ids descend, or are negative.
+            ValueError: ids descend, are negative, or are not one for each token.
         """
-        counts = lengths_of_ids(segment_ids, num_segments)
+        data = _checks.check_array("data", data)
+        capacity = data.shape[check_axis(options.get("axis", 0), data.ndim)]
+        counts = lengths_of_ids(segment_ids, num_segments, capacity)
         return cls(data, counts, **options)
 
     # ----------------------------------------------------------------------- out
@@ -315,6 +328,14 @@ class RaggedArray:
     def to_padded(self, fill: ArrayLike = 0) -> Shaped[Array, "batch T ..."]:
         """Return `[batch, ...]`, padded with `fill` to `max_length` on the ragged axis.
 
+        Args:
+            fill: one number that the dtype holds: floats round it, integers and bools
+                must equal it. Keys are padded with keys of zeros, and take 0 alone.
+
+        Raises:
+            TypeError: `fill` is no number.
+            ValueError: `fill` is several numbers, or one that the dtype does not hold.
+
         Holds under `jit`, `grad` and `vmap`.
         """
         return unpack_padded(self.data, self.axis, self.lengths, self.max_length, fill)
@@ -358,6 +379,10 @@ class RaggedArray:
         """Iterate over the examples. `lengths` must not be traced."""
         check_known("RaggedArray", self.lengths)
         return (self[i] for i in range(len(self)))
+
+    def __contains__(self, x: Any) -> bool:
+        """Raise TypeError: examples are arrays, whose `==` is no truth value."""
+        refuse_in("RaggedArray")
 
     def __repr__(self) -> str:
         axis, dim, most = self.axis, self.dim, self.max_length

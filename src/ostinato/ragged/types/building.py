@@ -13,7 +13,7 @@ from jax import lax
 
 from ... import _checks
 from ..._typing import Array
-from .checks import check_lengths, check_traced
+from .checks import check_fill, check_lengths, check_traced
 from .padded import numbers_text
 from .segments import Segments, UsedCapacity, along, is_inside, positions
 
@@ -120,7 +120,7 @@ def unpack_padded(
     data: Array, axis: int, lengths: Array, max_length: int, fill: Any
 ) -> Array:
     """Return padded examples, `[batch, ...]`; see `RaggedArray.to_padded`."""
-    return _unpack(data, axis, lengths, max_length, jnp.asarray(fill, data.dtype))
+    return _unpack(data, axis, lengths, max_length, check_fill(fill, data.dtype))
 
 
 @ft.partial(jax.jit, static_argnums=(1, 3), inline=True)
@@ -138,9 +138,10 @@ def _unpack(
     return jnp.moveaxis(jnp.where(inside, x, fill), 1, axis + 1)
 
 
-def lengths_of_ids(segment_ids: Any, num_segments: int | None) -> Array:
+def lengths_of_ids(segment_ids: Any, num_segments: int | None, capacity: int) -> Array:
     """Return the number of tokens of each example; see `from_segment_ids`."""
     ids = check_lengths(segment_ids, "segment_ids")
+    _checks.check_shape("segment_ids", ids, capacity=capacity)
     if _checks.is_concrete(ids):
         values = np.asarray(ids)
         if np.any(np.diff(values) < 0) or np.any(values < 0):

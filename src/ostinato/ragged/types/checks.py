@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,15 +22,27 @@ def check_axis(axis: Any, ndim: int) -> int:
     return int(axis) % ndim
 
 
-def check_lengths(lengths: Any, name: str = "lengths") -> Array:
-    """Return lengths as int32 `[batch]`."""
+def check_given(lengths: Any, name: str = "lengths") -> Any:
+    """Return lengths `[batch]` as given, an array of integers of numpy or JAX."""
     lengths = _checks.check_integers(name, lengths)
     _checks.check_rank(name, lengths, "batch")
-    return _checks.as_int32(lengths)
+    return lengths
 
 
-def check_fit(lengths: Any, capacity: int, max_length: int) -> None:
-    """Raise ValueError where lengths do not fit; check traced ones at run time."""
+def check_lengths(lengths: Any, name: str = "lengths") -> Array:
+    """Return lengths as int32 `[batch]`."""
+    return _checks.as_int32(check_given(lengths, name))
+
+
+def check_fit(lengths: Any, capacity: int, max_length: int, given: Any) -> None:
+    """Raise ValueError where lengths do not fit; check traced ones at run time.
+
+    Args:
+        lengths: int32 `[batch]`.
+        capacity: the largest sum.
+        max_length: the largest length.
+        given: the same lengths before they became int32, for errors.
+    """
     if not _checks.is_concrete(lengths):
         check_traced(
             (lengths >= 0) & (lengths <= max_length),
@@ -46,13 +58,12 @@ def check_fit(lengths: Any, capacity: int, max_length: int) -> None:
     if wrong.size:
         raise ValueError(
             f"`lengths` must lie in 0..max_length = 0..{max_length}, got "
-            f"{values[wrong[0]]} in example {wrong[0]}"
+            f"{np.asarray(given)[wrong[0]]} in example {wrong[0]}"
         )
-    total = int(values.sum(dtype=np.int64))
-    if total > capacity:
+    if int(values.sum(dtype=np.int64)) > capacity:
         raise ValueError(
             f"`lengths` must sum to at most the {capacity} rows of the capacity, "
-            f"got {total}"
+            f"got {sum(np.asarray(given).tolist())}"
         )
 
 
@@ -74,14 +85,73 @@ def check_known(kind: str, lengths: Any) -> np.ndarray:
 def check_index(index: Any, batch: int) -> int:
     """Return the index of one of `batch` examples, not negative."""
     try:
-        example = operator.index(index)
+        example = None if isinstance(index, bool) else operator.index(index)
     except TypeError:
+        example = None
+    if example is None:
         raise TypeError(
             f"the index of an example must be an integer, got {_checks.describe(index)}"
-        ) from None
+        )
     if not -batch <= example < batch:
         raise IndexError(f"no example {example} in a batch of {batch}")
     return example % batch
+
+
+def refuse_in(kind: str) -> NoReturn:
+    """Raise the TypeError of `x in batch`."""
+    raise TypeError(
+        f"`in` does not look into a {kind}, whose examples are arrays; "
+        "any(jnp.array_equal(x, example) for example in batch) does"
+    )
+
+
+_KINDS = np.bool_, np.integer, np.floating, np.complexfloating
+_EXACT = 2  # the first two do not round
+
+
+def check_fill(fill: Any, dtype: Any) -> Array:
+    """Return `fill` as a scalar of `dtype`; check that this dtype holds it.
+
+    Integers and bools hold equal numbers alone, floats round, and keys are zeros. Of
+    traced numbers the kind is checked: bools, integers, floats or complex numbers.
+    """
+    fill = _checks.unwrap(fill)
+    _checks.check_unmasked("fill", fill)
+    if not isinstance(fill, (int, float, complex)) and not (
+        _checks.is_array(fill) and _kind(fill.dtype)
+    ):
+        raise TypeError(f"`fill` must be one number, got {_checks.describe(fill)}")
+    if np.ndim(fill):
+        raise ValueError(f"`fill` must be one number, got {_checks.describe(fill)}")
+    kind = _kind(dtype)
+    known = kind <= _EXACT and is_readable(fill)
+    value = np.asarray(fill).item() if known else fill
+    if not kind:
+        fits = known and value == 0
+    elif known:
+        fits = _holds(dtype, value)
+    else:
+        fits = _kind(jnp.result_type(fill)) <= kind
+    if not fits:
+        wanted = f"a number that {dtype} holds" if kind else "0 for keys"
+        got = value if known else _checks.describe(fill)
+        raise ValueError(f"`fill` must be {wanted}, got {got}")
+    return jnp.asarray(fill, dtype) if kind else jnp.zeros((), dtype)
+
+
+def _kind(dtype: Any) -> int:
+    """Return 1 for bools, 2 for integers, 3 for floats, 4 for complex, 0 for others."""
+    kinds = (jnp.issubdtype(dtype, kind) for kind in _KINDS)
+    return next((i for i, found in enumerate(kinds, 1) if found), 0)
+
+
+def _holds(dtype: Any, value: Any) -> bool:
+    """Return whether bools or integers hold a number exactly."""
+    if isinstance(value, complex):
+        return False
+    ends = jnp.iinfo(dtype) if dtype != np.bool_ else None
+    least, most = (int(ends.min), int(ends.max)) if ends else (0, 1)
+    return value // 1 == value and least <= value <= most
 
 
 def is_readable(x: Any) -> bool:

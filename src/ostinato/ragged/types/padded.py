@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import _checks
 from ..._typing import Array, Shaped
-from .checks import check_index, check_known
+from .checks import check_index, check_known, refuse_in
 from .cutting import Place, cut
 
 
@@ -65,6 +65,10 @@ class PaddedRagged:
     def __iter__(self) -> Iterator[Array]:
         """Iterate over the examples without padding. `lengths` must not be traced."""
         return (self[i] for i in range(len(self)))
+
+    def __contains__(self, x: Any) -> bool:
+        """Raise TypeError: examples are arrays, whose `==` is no truth value."""
+        refuse_in("PaddedRagged")
 
     def __repr__(self) -> str:
         sizes = ", ".join(
