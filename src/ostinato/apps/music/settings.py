@@ -15,11 +15,11 @@ class Settings(settings.Settings):
     default_minutes = 5.0
     defaults = dict(
         seed=0,
-        batch=4,
+        batch=2,
         lr=4e-3,
         dropout=0.2,
-        mode="gru",
-        hidden=168,
+        mode="lstm",
+        hidden=144,
         layers=2,
         chords="independent",
         transpose=6,
