@@ -172,8 +172,10 @@ def test_all_but_a_convolution_run_in_the_native_loop():
     elsewhere = []
     for name, p in PROGRAMS.items():
         arguments = p.step, p.inputs, p.states
-        told = ost.explain(*arguments, params=p.params, time_major=True, backend="cpu")
-        if told.backend != "cpu":
+        options = dict(params=p.params, time_major=True, backend="cpu")
+        try:
+            assert ost.explain(*arguments, **options).backend == "cpu"
+        except NotImplementedError:
             elsewhere.append(name)
     erf = ["no_product"] if ERF_HAS_BITS else []
     assert elsewhere == [*erf, "convolution"]
