@@ -228,7 +228,7 @@ def test_layers_that_run_on_two_backends_are_told_apart():
             return sorting(params, states, inputs_t, t)
 
     told = ost.explain(cells.Stack((cells.MILSTM(4, 4), Sorting())), X)
-    assert told.rejected["cpu"].startswith("cells[1]: `sort` at ")
+    assert "cells[1]: `sort` at " in told.rejected["cpu"]
 
 
 NOT_RUN = {
