@@ -62,7 +62,12 @@ def partition(flat: Callable, free: FreeAxes) -> Callable:
             ensemble = None  # an axis of the mesh can split only one of them
 
         def local(*args: Array) -> list[Array]:
-            outs = flat(*args)
+            # Within one device there is nothing to split, whatever mesh is set: JAX 0.12
+            # would ask the CPU for the shardings that a mesh with explicit axes has.
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                return added_up(flat(*args))
+
+        def added_up(outs: list[Array]) -> list[Array]:
             if batch is None:
                 return outs
             # A weight gradient is the sum over all devices that hold part of the batch.
