@@ -62,8 +62,8 @@ def partition(flat: Callable, free: FreeAxes) -> Callable:
             ensemble = None  # an axis of the mesh can split only one of them
 
         def local(*args: Array) -> list[Array]:
-            # Within one device there is nothing to split, whatever mesh is set: JAX 0.12
-            # would ask the CPU for the shardings that a mesh with explicit axes has.
+            # Within one device there is nothing to split, whatever mesh is set. JAX
+            # 0.12 would ask the CPU for the shardings of a mesh with explicit axes.
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
                 return added_up(flat(*args))
 
