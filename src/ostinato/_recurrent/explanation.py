@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,9 +25,19 @@ _DEFAULTS: dict[str, Any] = {
 _ARRAYS = jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct
 
 
-def is_array(x: Any) -> bool:
-    """Return whether a parameter is an array, or its shape and dtype."""
-    return isinstance(x, _ARRAYS)
+def trace_call(call: Callable, inputs: Any, states: Any, params: Any) -> None:
+    """Trace `call(inputs, states, params)`; parameters that are no arrays stay so.
+
+    All may be arrays, or their shapes and dtypes.
+    """
+    arrays = jax.tree.map(lambda a: a if isinstance(a, _ARRAYS) else None, params)
+
+    def trace(inputs: Any, states: Any, arrays: Any) -> tuple:
+        given = jax.tree.map(lambda own, a: own if a is None else a, params, arrays)
+        call(inputs, states, given)
+        return ()
+
+    jax.eval_shape(trace, inputs, states, arrays)
 
 
 def with_defaults(options: dict[str, Any]) -> dict[str, Any]:
@@ -66,16 +77,13 @@ def explain_loop(
     options = dict(options)
     outputs_with_grads = options.pop("outputs_with_grads")
     found: list[tuple[Plan | str, StepLoop]] = []
-    arrays = jax.tree.map(lambda a: a if is_array(a) else None, params)
 
-    def trace(inputs: Any, states: Any, arrays: Any) -> tuple:
-        given = jax.tree.map(lambda own, a: own if a is None else a, params, arrays)
+    def plan_loop(inputs: Any, states: Any, params: Any) -> None:
         inputs, states, checked = check_arguments(step, inputs, states, **options)
-        loop = StepLoop(step, given, checked, outputs_with_grads)
+        loop = StepLoop(step, params, checked, outputs_with_grads)
         found.append((loop.plan(states, make_loop_inputs(inputs, checked)), loop))
-        return ()
 
-    jax.eval_shape(trace, inputs, initial_states, arrays)
+    trace_call(plan_loop, inputs, initial_states, params)
     plan, loop = found[0]
     if isinstance(plan, str):
         return LoopExplanation("xla", "as `lax.scan` of the step", {"cpu": plan})

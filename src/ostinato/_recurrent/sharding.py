@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .._typing import Array
 
@@ -19,7 +19,7 @@ def batch_sharding(inputs: Any, states: Any, time_major: bool) -> NamedSharding 
     leaves, axis = jax.tree.leaves(inputs), 1 if time_major else 0
     leaf, axis = (leaves[0], axis) if leaves else (jax.tree.leaves(states)[0], 0)
     sharding = jax.typeof(leaf).sharding
-    if AxisType.Explicit not in sharding.mesh.axis_types:
+    if not sharding.mesh.explicit_axes:
         return None
     return NamedSharding(sharding.mesh, PartitionSpec(sharding.spec[axis]))
 
@@ -38,6 +38,6 @@ def with_batch_axis(x: Array, batch: NamedSharding | None) -> Array:
 def sharded_like(x: Array, other: Array) -> Array:
     """Return `x` sharded like `other`, of the same shape."""
     sharding = jax.typeof(other).sharding
-    if AxisType.Explicit not in sharding.mesh.axis_types:
+    if not sharding.mesh.explicit_axes:
         return x
     return jax.sharding.reshard(x, sharding)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from .. import _checks
-from .._recurrent.explanation import explain_loop, is_array, with_defaults
+from .._recurrent.explanation import explain_loop, trace_call, with_defaults
 from .._recurrent.net import recurrent_net
 from .._recurrent.protocol import Cell
 from .._rnn import backends
@@ -83,21 +83,12 @@ def explain(
         if params is None:
             init = lambda key: network.init(key, x.dtype)  # noqa: E731
             params = jax.eval_shape(init, jax.random.key(0))
-    _trace_call(network, x, initial_states, params, options)
+
+    def call(x: Any, states: Any, params: Any) -> Any:
+        return recurrent_net(network, x, states, params=params, **options)
+
+    trace_call(call, x, initial_states, params)  # raises what it raises
     return _explain_steps(network, x, initial_states, params, options)
-
-
-def _trace_call(
-    network: Cell | Callable, x: Any, states: Any, params: Any, options: dict[str, Any]
-) -> None:
-    """Raise what `recurrent_net` raises for these arguments."""
-    arrays = jax.tree.map(lambda a: a if is_array(a) else None, params)
-
-    def call(x: Any, states: Any, arrays: Any) -> Any:
-        given = jax.tree.map(lambda own, a: own if a is None else a, params, arrays)
-        return recurrent_net(network, x, states, params=given, **options)
-
-    jax.eval_shape(call, x, states, arrays)
 
 
 def _explain_steps(
@@ -132,9 +123,8 @@ def _calls_of_cells(cell: Cell, x: Any, options: dict[str, Any]) -> list[tuple]:
                 BothDirections._fields, cell.both, (options, backward), strict=True
             )
         ]
-    several = ("recompute", "segment_length", "window")
     if not isinstance(cell, Stack) or not cell.runs_layers(
-        **{name: options[name] for name in several}
+        options["recompute"], options["segment_length"], options["window"]
     ):
         return []
     widths = [cell.input_size, *(below.output_size for below in cell.cells[:-1])]
@@ -151,14 +141,14 @@ def _calls_of_cells(cell: Cell, x: Any, options: dict[str, Any]) -> list[tuple]:
 
 def _combined(told: dict[str, Explanation]) -> Explanation:
     """Join the explanations of cells that run one after the other."""
-    backends = dict.fromkeys(each.backend for each in told.values())
+    taken = dict.fromkeys(each.backend for each in told.values())
     lines = (f"{name}: {each}".replace("\n", "\n  ") for name, each in told.items())
     rejected: dict[str, dict[str, list[str]]] = {}  # backend, reason, cells
     for name, each in told.items():
         for backend, reason in each.rejected.items():
             rejected.setdefault(backend, {}).setdefault(reason, []).append(name)
     return CellsExplanation(
-        " and ".join(backends),
+        " and ".join(taken),
         "\n".join(["cell after cell", *lines]),
         {
             backend: "; ".join(f"{', '.join(names)}: {r}" for r, names in said.items())

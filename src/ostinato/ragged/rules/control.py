@@ -200,15 +200,10 @@ def _of_many(condition: Any, body: Any, cond_nconsts: int) -> tuple[Any, Any]:
 
         return list(map(choose, new, old))
 
-    def traced(function: Callable, avals: Sequence[Any]) -> Any:
-        # As it was traced before: neither strict promotion nor `disable_jit` matter.
-        with jax.disable_jit(False), jax.numpy_rank_promotion("allow"):
-            return jax.make_jaxpr(function)(*avals)
-
     consts = condition.in_avals[:cond_nconsts]
     return (
-        traced(any_goes, condition.in_avals),
-        traced(step_if_it_goes, [*consts, *body.in_avals]),
+        jax.make_jaxpr(any_goes)(*condition.in_avals),
+        jax.make_jaxpr(step_if_it_goes)(*consts, *body.in_avals),
     )
 
 

@@ -85,13 +85,13 @@ def check_known(kind: str, lengths: Any) -> np.ndarray:
 def check_index(index: Any, batch: int) -> int:
     """Return the index of one of `batch` examples, not negative."""
     try:
-        example = None if isinstance(index, bool) else operator.index(index)
+        if isinstance(index, bool):  # an int, to Python
+            raise TypeError
+        example = operator.index(index)
     except TypeError:
-        example = None
-    if example is None:
         raise TypeError(
             f"the index of an example must be an integer, got {_checks.describe(index)}"
-        )
+        ) from None
     if not -batch <= example < batch:
         raise IndexError(f"no example {example} in a batch of {batch}")
     return example % batch
