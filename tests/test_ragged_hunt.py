@@ -37,6 +37,26 @@ def equal(got, want):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
+# --------------------------------------------------- as many tokens as features
+
+
+def test_values_of_the_example_before_the_axis_of_as_many_tokens():
+    """Once transposed where the capacity was the number of features."""
+    square = ROWS[:4]
+    parts = square[:3], square[3:]
+    tokens = ragged.RaggedArray(square, [3, 1], max_length=3)
+
+    def sums(x):
+        return jnp.broadcast_to(x.sum(0)[:, None], x.T.shape) * x.T
+
+    def loss(x):
+        return jnp.sum(jnp.sin(sums(x)))
+
+    equal(ragged.vmap(sums)(tokens).to_list(), map(sums, map(jnp.asarray, parts)))
+    gradient = ragged.grad(lambda b: jnp.sum(ragged.vmap(loss)(b)))(tokens)
+    equal(gradient.to_list(), map(jax.grad(loss), map(jnp.asarray, parts)))
+
+
 # ------------------------------------------------------------ what max_length allows
 
 TABLE = jnp.asarray(np.random.default_rng(6).standard_normal((6, 4)))

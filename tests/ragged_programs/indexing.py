@@ -121,6 +121,17 @@ def windows_of_a_table(x, wide, e):
     )
 
 
+def starts_of_64_bits(x, e, one_of_n):
+    """Slices from positions that would be those of tokens in 32 bits."""
+    start = one_of_n.astype(int) + jnp.where(e > 0, 2**32, -(2**33))
+    return (
+        lax.dynamic_slice_in_dim(x, start, 1),
+        lax.dynamic_slice_in_dim(x @ x.T, start, 1, 1),
+        lax.dynamic_update_slice_in_dim(x, x[:1] + e, start, 0),
+        lax.dynamic_update_slice_in_dim(x @ x.T, x[None, :, 0], start, 0),
+    )
+
+
 def relative_shift(x, wide):
     """Scores by distance, as Music Transformer moves them to pairs of places."""
     n = x.shape[0]
@@ -178,6 +189,7 @@ FILLED = programs(
         "unmasked": unmasked,
         "in_a_larger_array": in_a_larger_array,
         "windows_of_a_table": windows_of_a_table,
+        "starts_of_64_bits": starts_of_64_bits,
         "relative_shift": relative_shift,
         "diagonal": lambda x: jnp.diagonal(x @ x.T),
         "order_of_time": lambda x, s: x[jnp.argsort(s)],

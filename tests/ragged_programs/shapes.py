@@ -93,9 +93,25 @@ def filled_up(x, y):
     )
 
 
+def before_the_tokens(x, d, own_w):
+    """Values of the example along axes before that of the tokens."""
+    n = x.shape[0]
+    return (
+        jnp.broadcast_to(d[:, None], x.T.shape),
+        jnp.where(x.T > 0, x.T, x.sum(0)[:, None]),
+        jnp.broadcast_to(own_w[:, :, None], (D, D, n)),
+        jnp.broadcast_to(own_w[:, None], (D, n, D)),
+    )
+
+
+def jacobian_of_attention(x, b):
+    return jax.jacrev(lambda query: jax.nn.softmax(x @ query) @ x)(b)
+
+
 EMPTY = programs(
     {
         "transpose": lambda x: x.T,
+        "before_the_tokens": before_the_tokens,
         "new_axis": lambda x: x[:, None],
         "squeeze": lambda x: x[:, :1].squeeze(1),
         "heads": heads,
@@ -149,6 +165,7 @@ EMPTY = programs(
 )
 FILLED = programs(
     {
+        "jacobian_of_attention": jacobian_of_attention,
         "first_and_last": ends,
         "reverse": lambda x: x[::-1],
         "rest": lambda x: x[1:],

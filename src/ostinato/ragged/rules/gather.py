@@ -24,6 +24,7 @@ from ..core.fill import fill_value
 from ..core.registry import register
 from ..core.sizes import is_symbolic, symbolic_axes
 from ..core.values import Flat, Padded, Shared, Value, ragged_axes
+from ..core.windows import as_int32, starts_in_range
 from ..primitives.constant import constant
 from ..types.segments import along, positions
 
@@ -161,7 +162,7 @@ def _window_at(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value
         return None
     if gather.fills:
         return None
-    start = ctx.to_padded(indices).x[:, 0]
+    start = ctx.to_padded(indices).x[:, 0].astype(jnp.int32)
     return read_window(ctx, x, start, gather.shape)
 
 
@@ -216,10 +217,9 @@ def _token_index(
         most: the largest token.
     """
     index = index.astype(jnp.int32)
-    example, token = along(ids, at, index.ndim - 1), index[..., which]
+    example = along(ids, at, index.ndim - 1)
     lengths = jnp.take(lengths, example)
-    inside = (token >= 0) & (token < lengths)
-    token = jnp.clip(token, 0, jnp.maximum(lengths - 1, 0))
+    token, inside = starts_in_range(index[..., which], lengths, 1)
     token = jnp.minimum(jnp.take(first, example) + token, most)
     return with_column(index, which, token), inside
 
@@ -245,10 +245,10 @@ def _from_each(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value
         index = index.astype(jnp.int32)
         inside: Any = True
         for which, axis in touched:
-            last = own(x.shape[axis]) - own(gather.sizes[axis])
-            start = index[..., which]
-            inside &= (start >= 0) & (start <= last)
-            start = jnp.clip(start, 0, jnp.maximum(last, 0))
+            start, fits = starts_in_range(
+                index[..., which], own(x.shape[axis]), own(gather.sizes[axis])
+            )
+            inside &= fits
             index = with_column(index, which, start)
             if is_symbolic(gather.sizes[axis]):
                 a = _longer(a, axis, sizes[axis])
@@ -279,7 +279,7 @@ def _dynamic_slice(
     (shape,) = ctx.out_shapes(eqn)
     cut = [a for a, dim in enumerate(x.shape) if slice_sizes[a] != dim]
     if isinstance(x, Flat) and cut == [x.axis]:
-        start = ctx.to_padded(starts[x.axis]).x
+        start = as_int32(ctx.to_padded(starts[x.axis]).x)
         return read_window(ctx, x, start, shape)
     fixed = not any(is_symbolic(slice_sizes[a]) for a in cut)
     if isinstance(x, Flat) and x.axis not in cut and fixed and _all_shared(starts):
@@ -290,10 +290,11 @@ def _dynamic_slice(
     own_range = [a for a in range(len(shape)) if _has_own_range(x, a, slice_sizes[a])]
 
     def read(own: Sizes, a: Array, *starts: Array) -> list[Array]:
-        at = [start.astype(jnp.int32) for start in starts]
+        at = [as_int32(start) for start in starts]
         for axis in own_range:
-            last = own(x.shape[axis]) - own(slice_sizes[axis])
-            at[axis] = jnp.clip(at[axis], 0, jnp.maximum(last, 0))
+            at[axis], _ = starts_in_range(
+                at[axis], own(x.shape[axis]), own(slice_sizes[axis])
+            )
             if axis in cut and is_symbolic(slice_sizes[axis]):
                 a = _longer(a, axis, sizes[axis])
         return [lax.dynamic_slice(a, at, sizes)]
@@ -321,12 +322,12 @@ def read_window(ctx: Context, x: Flat, start: Array, shape: tuple[Any, ...]) -> 
     Args:
         ctx: the context of the batch.
         x: the value to read along its ragged axis.
-        start: int `[batch]`, the first position.
+        start: int32 `[batch]`, the first position.
         shape: the shape of the result, with the number of tokens at `x.axis`.
     """
     dim = shape[x.axis]
-    last = jnp.maximum(ctx.lengths(x.dim) - ctx.lengths(dim), 0)
-    first = ctx.segments(x.dim).offsets + jnp.clip(start.astype(jnp.int32), 0, last)
+    start, _ = starts_in_range(start, ctx.lengths(x.dim), ctx.lengths(dim))
+    first = ctx.segments(x.dim).offsets + start
     if is_symbolic(dim):
         segments = ctx.segments(dim)
         tokens = first[segments.ids] + segments.position

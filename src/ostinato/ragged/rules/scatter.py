@@ -19,6 +19,7 @@ from ..core.context import Context, Sizes
 from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic
 from ..core.values import Flat, Padded, Shared, Value, ragged_axes
+from ..core.windows import as_int32, starts_in_range
 from ..types.segments import along, positions
 from .gather import with_column
 
@@ -149,7 +150,7 @@ def _window_at(
         return None
     for axis in sorted(scatter.dims.inserted_window_dims):
         updates = _with_axis(ctx, updates, axis)
-    at = ctx.to_padded(indices).x
+    at = ctx.to_padded(indices).x.astype(jnp.int32)
     zero = Shared(jnp.zeros((), at.dtype), ())
     starts: list[Value] = [zero for _ in x.shape]
     for which, axis in enumerate(touched):
@@ -204,10 +205,10 @@ def _at_tokens(
         windows = scatter.dims.update_window_dims
         dims = {"update_window_dims": tuple(a + 1 for a in windows)}
     index = indices.x.astype(jnp.int32)
-    token = index[..., which]
-    inside = real & (token >= 0) & (token < jnp.take(ctx.lengths(tokens.dim), example))
+    lengths = jnp.take(ctx.lengths(tokens.dim), example)
+    token, inside = starts_in_range(index[..., which], lengths, 1)
     first = jnp.take(ctx.segments(tokens.dim).offsets, example)
-    token = jnp.where(inside, first + token, tokens.x.shape[axis])
+    token = jnp.where(real & inside, first + token, tokens.x.shape[axis])
     index = with_column(index, which, token)
     return Flat(scatter(tokens.x, index, updates.x, **dims), x.shape, axis)
 
@@ -262,12 +263,14 @@ def _into_each(
         index = index.astype(jnp.int32)
         inside: Any = True
         for which, axis in enumerate(touched):
-            last = own(x.shape[axis]) - own(scatter.window_size(axis, updates))
-            start = index[..., which]
-            if scatter.clips:
-                index = with_column(index, which, jnp.clip(start, 0, last))
-            else:
-                inside &= (start >= 0) & (start <= last)
+            start, fits = starts_in_range(
+                index[..., which],
+                own(x.shape[axis]),
+                own(scatter.window_size(axis, updates)),
+            )
+            index = with_column(index, which, start)
+            if not scatter.clips:
+                inside &= fits
         for axis in ragged:
             dim = indices.shape[axis]
             inside &= own.mask(index[..., 0], axis, dim)
@@ -286,7 +289,8 @@ def _into_each(
 def _dynamic_update_slice(
     ctx: Context, eqn: JaxprEqn, x: Value, update: Value, *starts: Value
 ) -> Value:
-    return _write(ctx, x, update, starts, _COMBINE["scatter"], True)
+    at = [dataclasses.replace(start, x=as_int32(start.x)) for start in starts]
+    return _write(ctx, x, update, at, _COMBINE["scatter"], True)
 
 
 def _write(
@@ -303,7 +307,7 @@ def _write(
         ctx: the context of the batch.
         x: the value to write into.
         updates: the updates, of the same rank.
-        starts: the first position of the window along each axis.
+        starts: the first position of the window along each axis, int32.
         combine: returns the result of old and new elements.
         clips: whether a window out of range is moved into it; else it is dropped.
     """
@@ -322,12 +326,9 @@ def _write(
         inside: Any = True
         for axis, start in enumerate(starts):
             size = own(updates.shape[axis])
-            last = own(x.shape[axis]) - size
-            start = start.astype(jnp.int32)
-            if clips:
-                start = jnp.clip(start, 0, jnp.maximum(last, 0))
-            else:
-                inside &= (start >= 0) & (start <= last)
+            start, fits = starts_in_range(start, own(x.shape[axis]), size)
+            if not clips:
+                inside &= fits
             relative = positions(old.shape[axis]) - start
             new = jnp.take(new, relative, axis, mode="clip")
             inside &= along((relative >= 0) & (relative < size), axis, old.ndim)
@@ -350,15 +351,12 @@ def _write_tokens(
     axis = tokens.axis
     segments, dim = ctx.segments(tokens.dim), updates.shape[axis]
     sizes = ctx.lengths(dim)
-    last = ctx.lengths(tokens.dim) - sizes
-    start = start.astype(jnp.int32)
-    if clips:
-        start = jnp.clip(start, 0, jnp.maximum(last, 0))
+    start, fits = starts_in_range(start, ctx.lengths(tokens.dim), sizes)
     relative = segments.position - start[segments.ids]
     size = sizes[segments.ids]
     inside = (relative >= 0) & (relative < size)
     if not clips:
-        inside &= ((start >= 0) & (start <= last))[segments.ids]
+        inside &= fits[segments.ids]
     relative = jnp.clip(relative, 0, jnp.maximum(size - 1, 0))
     if is_symbolic(dim):
         source = ctx.to_flat(updates)

@@ -65,8 +65,10 @@ def _broadcast_in_dim(
         rest = [b for b in to if b != axis]
         if axis in to:  # of size 1
             tokens = jnp.squeeze(tokens, 1 + to.index(axis))
-        full = ctx.flat_shape(shape, axis)
-        return Flat(lax.broadcast_in_dim(tokens, full, [axis, *rest]), shape, axis)
+        # JAX takes dimensions for ascending, without a check.
+        tokens = jnp.moveaxis(tokens, 0, sum(b < axis for b in rest))
+        full, to = ctx.flat_shape(shape, axis), sorted([axis, *rest])
+        return Flat(lax.broadcast_in_dim(tokens, full, to), shape, axis)
     full = ctx.at_max(shape)
     broadcast = ctx.unsized(lambda x: lax.broadcast_in_dim(x, full, to), [x], shape)
     return filled_as(broadcast, x)
