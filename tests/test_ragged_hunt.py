@@ -32,9 +32,9 @@ def batch(lengths=LENGTHS, dim="n"):
     return ragged.RaggedArray(ROWS, lengths, dim=dim, max_length=6)
 
 
-def equal(got, want):
+def equal(got, want, error=1e-12):
     for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(a, b, rtol=error, atol=error)
 
 
 # --------------------------------------------------- as many tokens as features
@@ -292,6 +292,16 @@ def test_results_are_arguments_under_the_names_they_have():
         ragged.vmap(lambda x, y: x)(x, other)
 
 
+@pytest.mark.parametrize("name", ["max", "min", "mod", "floordiv"])
+def test_sizes_with_the_names_of_functions(name):
+    mapped = ragged.vmap(
+        lambda x: x[: x.shape[0] // 2 + 1],
+        constraints=[f"{name} >= max(1, {name} - 2)"],
+    )
+    want = [part[: len(part) // 2 + 1] for part in PARTS]
+    equal(mapped(batch(dim=name)).to_list(), want)
+
+
 # --------------------------------------------------------------------------- advice
 
 ASKED_OF_PYTHON = {
@@ -309,6 +319,47 @@ def test_what_python_asks_of_a_size_gets_the_advice(name):
     with pytest.raises((TypeError, IndexError)) as caught:
         ragged.vmap(ASKED_OF_PYTHON[name])(batch())
     assert sum("`min_length`" in note for note in caught.value.__notes__) == 1
+
+
+def instead(x):
+    """What the docs write in the place of `refused`."""
+    k, score = jnp.arange(x.shape[0]), jnp.round(x[:, 0])
+    distance = jnp.abs(k[:, None] - k[None])
+    heads = x.reshape(x.shape[0], 2, 2)
+    s = jnp.sort(score)
+    ends = jnp.concatenate([x[-1:], x, x[:1]])
+    return (
+        score[distance],
+        jax.nn.dot_product_attention(heads, heads, heads, mask=(distance <= 1)[None]),
+        s[jnp.argmax((s[:, None] == s[None]).sum(1))],
+        jnp.cumprod(score < 1) == 1,
+        ends[:-2] + 2 * ends[2:],
+        jnp.sort(score, descending=True),
+    )
+
+
+def refused(x):
+    n, score = x.shape[0], jnp.round(x[:, 0])
+    heads = x.reshape(n, 2, 2)
+    wrapped = jnp.pad(x, ((1, 1), (0, 0)), mode="wrap")
+    attend = jax.nn.dot_product_attention
+    return (
+        jax.scipy.linalg.toeplitz(score),
+        attend(heads, heads, heads, local_window_size=(1, 1)),
+        jax.scipy.stats.mode(score).mode,
+        jnp.logical_and.accumulate(score < 1),
+        wrapped[:-2] + 2 * wrapped[2:],
+        lax.top_k(score, n)[0],
+    )
+
+
+def test_what_the_docs_write_instead():
+    with jax.numpy_dtype_promotion("standard"):  # functions of JAX rely on it
+        results = ragged.vmap(instead)(batch())
+        wanted = zip(*map(refused, map(jnp.asarray, PARTS)), strict=True)
+    for got, want in zip(results, wanted, strict=True):
+        got = got.to_list() if hasattr(got, "to_list") else got
+        equal(got, want, 1e-6)  # JAX's attention is in float32
 
 
 # ----------------------------------------------------- numbers past the longest example

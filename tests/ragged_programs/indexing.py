@@ -121,6 +121,12 @@ def windows_of_a_table(x, wide, e):
     )
 
 
+def pairs_by_index(x):
+    i, j = jnp.triu_indices(x.shape[0], 1)
+    below = jnp.tril_indices(x.shape[0], -1)
+    return jnp.sum(x[i] * x[j], 1), x[below[0], 0]
+
+
 def starts_of_64_bits(x, e, one_of_n):
     """Slices from positions that would be those of tokens in 32 bits."""
     start = one_of_n.astype(int) + jnp.where(e > 0, 2**32, -(2**33))
@@ -199,6 +205,7 @@ LONG = programs(
     {
         "dynamic_slice_end": dynamic_slice_end,
         "added_to_the_beginning": added_to_the_beginning,
+        "pairs_by_index": pairs_by_index,
     },
     at_least=2,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import keyword
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +11,8 @@ from jax.export import SymbolicScope, symbolic_shape
 
 from .._typing import Array
 from .core import checks
-from .core.sizes import evaluate, is_derived, symbol_names
+from .core.sizes import evaluate, is_derived, is_symbol, symbol_names
 from .types.array import RaggedArray
-
-_RESERVED = {"max", "min", "mod", "floordiv"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +90,7 @@ def _dim_of(
         scope = SymbolicScope()
         sizes = {n: symbolic_shape(d.size, scope=scope)[0] for n, d in base.items()}
         return Dim(symbol="", offset=0, size=str(evaluate(name, sizes)), **common)
-    symbol = name
-    if not name.isidentifier() or keyword.iskeyword(name) or name in _RESERVED:
-        symbol = "size"
+    symbol = name if is_symbol(name) else "size"
     offset = 1 if min_length == 0 else 0
     if offset:
         symbol = f"{symbol}_plus_1"
@@ -145,8 +140,13 @@ def least_lengths(
 def nonnegative_products(dims: Sequence[Dim]) -> list[str]:
     """Return constraints that say that products of sizes are not negative.
 
-    JAX does not see it where both factors may be 0.
+    JAX does not see it where both factors may be 0. Such a product is that of a size
+    and the one before it, too: twice the number of pairs.
     """
     maybe_0 = [d.symbol for d in dims if d.offset]
-    pairs = itertools.combinations_with_replacement(maybe_0, 2)
-    return [f"{a} * {b} - {a} - {b} + 1 >= 0" for a, b in pairs]
+    products = itertools.combinations_with_replacement(maybe_0, 2)
+    return [
+        *(f"{a} * {b} - {a} - {b} + 1 >= 0" for a, b in products),
+        *(f"{a} * {a} - 3 * {a} + 2 >= 0" for a in maybe_0),
+        *(f"{d.symbol} * {d.symbol} - {d.symbol} >= 0" for d in dims if not d.offset),
+    ]

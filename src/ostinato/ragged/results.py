@@ -12,7 +12,7 @@ from jax.export import SymbolicScope, symbolic_shape
 from .._typing import Array
 from .core.context import Context
 from .core.fill import fill_value
-from .core.sizes import evaluate, is_derived, largest, rename, symbol_names
+from .core.sizes import evaluate, is_derived, is_symbol, largest, rename, symbol_names
 from .core.values import Shared, Value, ragged_axes
 from .inputs import Inputs
 from .types.array import RaggedArray
@@ -117,7 +117,8 @@ def _name(inputs: Inputs, dim: Any) -> str:
     scope, known, written = SymbolicScope(), {}, {}
     for d in inputs.own_dims:
         name = d.name
-        if not (name.isidentifier() or is_derived(name)):
+        made = is_derived(name) and all(map(is_symbol, symbol_names(name)))
+        if not (is_symbol(name) or made):
             written[f"dim{len(written)}"] = f"({name})"
             name = f"dim{len(written) - 1}"
         parts = symbolic_shape(", ".join(symbol_names(name)), scope=scope)

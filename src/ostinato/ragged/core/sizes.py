@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools as ft
+import keyword
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -153,9 +154,10 @@ def symbolic_axes(shape: Any) -> list[int]:
 
 def symbol_names(dim: Any) -> list[str]:
     """Return the names that `dim` is made from, in alphabetic order."""
-    nodes = ast.walk(_parse(str(dim)))
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return sorted(names - set(_FUNCTIONS))
+    nodes = list(ast.walk(_parse(str(dim))))
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    names = (n for n in nodes if isinstance(n, ast.Name) and id(n) not in called)
+    return sorted({name.id for name in names})
 
 
 def evaluate(dim: Any, values: Mapping[str, Any]) -> Any:
@@ -213,6 +215,13 @@ def _sides(constraint: str, values: Mapping[str, Any]) -> tuple[Any, str, Any]:
     return evaluate(left, values), compare, evaluate(right, values)
 
 
+def is_symbol(name: str) -> bool:
+    """Return whether JAX takes a dim's name for that of a size."""
+    return (
+        name.isidentifier() and not keyword.iskeyword(name) and name not in _FUNCTIONS
+    )
+
+
 def is_derived(name: str) -> bool:
     """Return whether a dim's name is made of others, as the name of a result may be."""
     try:
@@ -224,8 +233,9 @@ def is_derived(name: str) -> bool:
 
 
 def rename(text: str, names: Mapping[str, str]) -> str:
-    """Return `text` with every whole word that is a key of `names` replaced."""
-    return re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), text)
+    """Return `text` with every size that is a key of `names` replaced."""
+    sizes = r"\b[A-Za-z_]\w*\b(?!\s*\()"  # not the names of functions
+    return re.sub(sizes, lambda m: names.get(m[0], m[0]), text)
 
 
 def largest(dim: Any, ranges: Mapping[str, Range]) -> int:
