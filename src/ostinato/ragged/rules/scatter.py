@@ -18,7 +18,7 @@ from ..._typing import Array
 from ..core.context import Context, Sizes
 from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic
-from ..core.values import Flat, Padded, Shared, Value, ragged_axes
+from ..core.values import Flat, Padded, Shared, Value, ragged_axes, with_array
 from ..core.windows import as_int32, starts_in_range
 from ..types.segments import along, positions
 from .gather import with_column
@@ -289,7 +289,7 @@ def _into_each(
 def _dynamic_update_slice(
     ctx: Context, eqn: JaxprEqn, x: Value, update: Value, *starts: Value
 ) -> Value:
-    at = [dataclasses.replace(start, x=as_int32(start.x)) for start in starts]
+    at = [with_array(start, as_int32(start.x)) for start in starts]
     return _write(ctx, x, update, at, _COMBINE["scatter"], True)
 
 
@@ -354,10 +354,9 @@ def _write_tokens(
     start, fits = starts_in_range(start, ctx.lengths(tokens.dim), sizes)
     relative = segments.position - start[segments.ids]
     size = sizes[segments.ids]
-    inside = (relative >= 0) & (relative < size)
+    relative, inside = starts_in_range(relative, size, 1)
     if not clips:
         inside &= fits[segments.ids]
-    relative = jnp.clip(relative, 0, jnp.maximum(size - 1, 0))
     if is_symbolic(dim):
         source = ctx.to_flat(updates)
         token = ctx.segments(dim).offsets[segments.ids] + relative

@@ -14,6 +14,7 @@ from ..core.context import Context, Sizes
 from ..core.registry import register
 from ..core.sizes import evaluate, is_symbolic, symbolic_axes
 from ..core.values import Flat, Padded, Shared, Value, ragged_axes
+from ..core.windows import starts_in_range
 from ..types.segments import Segments, along, positions
 
 
@@ -255,6 +256,5 @@ def _pad_tokens(
 def _spread(position: Array, inner: int, size: Any) -> tuple[Array, Array]:
     """Return the element at `position`, if `inner` fills are between two, if any."""
     step = int(inner) + 1
-    index = position // step
-    there = (position % step == 0) & (index >= 0) & (index < size)
-    return jnp.clip(index, 0, jnp.maximum(size - 1, 0)), there
+    index, inside = starts_in_range(position // step, size, 1)
+    return index, inside & (position % step == 0)
