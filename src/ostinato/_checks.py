@@ -206,10 +206,12 @@ def check_axis(name: str, value: Any, **of: Any) -> int:
 
 
 def check_size(name: str, value: Any, least: int = 1) -> int:
-    """Return `value` as an int; check that it is one, and at least `least`."""
+    """Return `value` as an int; check that it is one of 64 bits, at least `least`."""
     size = check_integer(name, value)
     if size < least:
         raise ValueError(f"`{name}` must be at least {least}, got {size}")
+    if size >= 2**63:
+        raise ValueError(f"`{name}` must be less than 2**63, got one of {size.bit_length()} bits")
     return size
 
 
