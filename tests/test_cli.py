@@ -1,6 +1,8 @@
+import re
 import runpy
 import subprocess
 import sys
+import typing
 
 import jax
 import pytest
@@ -8,11 +10,13 @@ from g2p_words import language, plain_jax, spell  # noqa: F401
 from typer.testing import CliRunner
 
 import ostinato as ost
-from ostinato import cli
+from ostinato import cli, cli_forecast, cli_music
 from ostinato.apps import display
 from ostinato.apps.errors import UserError
+from ostinato.apps.forecast.settings import Settings as ForecastSettings
 from ostinato.apps.g2p import attention, checkpoint, ctc, data, joint
 from ostinato.apps.g2p.pronounce import check
+from ostinato.apps.music.settings import Settings as MusicSettings
 
 RUNNER = CliRunner()
 TINY = "--hidden 16 --layers 1 --batch 32 --lr 0.03 --dropout 0"
@@ -196,6 +200,22 @@ def test_a_missing_typer_says_what_to_install(monkeypatch, capsys):
     assert error.value.code == 2
     captured = capsys.readouterr().err
     assert "`typer`" in captured and "pip install 'ostinato[demo]'" in captured
+
+
+@pytest.mark.parametrize(
+    "command, settings",
+    [(cli_forecast.train, ForecastSettings), (cli_music.train, MusicSettings)],
+    ids=["forecast", "music"],
+)
+def test_the_help_tells_the_defaults(command, settings):
+    defaults = settings.defaults | {"minutes": settings.default_minutes}
+    hints = typing.get_type_hints(command, include_extras=True)
+    told = {}
+    for name, hint in hints.items():
+        for option in getattr(hint, "__metadata__", ()):
+            if found := re.search(r"Default ([\w,.-]*\w)", option.help or ""):
+                told[name] = found[1]
+    assert {k: type(v)(told[k]) for k, v in defaults.items()} == defaults
 
 
 def test_version_is_one_line_before_any_command():

@@ -61,9 +61,11 @@ def test_values_of_the_example_before_the_axis_of_as_many_tokens():
 
 TABLE = jnp.asarray(np.random.default_rng(6).standard_normal((6, 4)))
 MASK = jnp.tril(jnp.ones((8, 8), bool))
+SQUARE = TABLE @ TABLE.T
 CUT = {
     "positions": lambda x: x + TABLE[: x.shape[0]],
     "causal": lambda x: jnp.where(MASK[: x.shape[0], : x.shape[0]], x @ x.T, 0) @ x,
+    "einsum": lambda x: jnp.einsum("ab,ad->bd", SQUARE[: x.shape[0], : x.shape[0]], x),
 }
 
 

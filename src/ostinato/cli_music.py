@@ -34,10 +34,10 @@ def train(
     out: Out = MUSIC,
     resume: Resume = False,
     mode: Annotated[
-        str | None, typer.Option(help="Kind of network: gru or lstm. Default gru.")
+        str | None, typer.Option(help="Kind of network: gru or lstm. Default lstm.")
     ] = None,
     hidden: Annotated[
-        int | None, typer.Option(help="Units of a layer. Default 168.")
+        int | None, typer.Option(help="Units of a layer. Default 144.")
     ] = None,
     layers: Annotated[int | None, typer.Option(help="Layers. Default 2.")] = None,
     chords: Annotated[
@@ -62,7 +62,7 @@ def train(
         float | None, typer.Option(help="Dropout rate. Default 0.2.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Pieces in a batch. Default 4.")
+        int | None, typer.Option(help="Pieces in a batch. Default 2.")
     ] = None,
     lr: Annotated[
         float | None, typer.Option(help="Highest learning rate of AdamW. Default 4e-3.")

@@ -23,10 +23,10 @@ const KernelsBf16Pairs* CurrentTiles() noexcept;
 // that.
 void UseTiles(const KernelsBf16Pairs* tiles) noexcept;
 
-// Calls body(kernels) with the forward table of Storage: tiles or pairs where the
-// processor has them.
+// Calls body(kernels) with the table of Storage: tiles or pairs where the processor has
+// them, in which gradients multiply bfloat16, too.
 template <typename Storage, typename Body>
-auto WithForwardKernels(const Body& body) {
+auto WithKernels(const Body& body) {
   const KernelSet& set = CurrentKernels();
   if constexpr (sizeof(Storage) == 8) {
     return body(*set.f64);
@@ -35,21 +35,6 @@ auto WithForwardKernels(const Body& body) {
   } else {
     if (const KernelsBf16Pairs* tiles = CurrentTiles()) return body(*tiles);
     return set.bf16_pairs != nullptr ? body(*set.bf16_pairs) : body(*set.bf16);
-  }
-}
-
-// Calls body(kernels) with the table of Storage for gradients: one whose products
-// multiply what sums are kept in, as cotangents need it, or one of tiles.
-template <typename Storage, typename Body>
-auto WithBackwardKernels(const Body& body) {
-  const KernelSet& set = CurrentKernels();
-  if constexpr (sizeof(Storage) == 8) {
-    return body(*set.f64);
-  } else if constexpr (sizeof(Storage) == 4) {
-    return body(*set.f32);
-  } else {
-    const KernelsBf16Pairs* tiles = CurrentTiles();
-    return tiles != nullptr ? body(*tiles) : body(*set.bf16);
   }
 }
 

@@ -253,7 +253,7 @@ class Backward {
 
 template <typename Storage, typename Accum>
 void RunBackward(const BackwardCall<Storage, Accum>& call, Team& team) {
-  WithBackwardKernels<Storage>(
+  WithKernels<Storage>(
       [&](const auto& kernels) { Backward(call, kernels, team).Run(); });
 }
 

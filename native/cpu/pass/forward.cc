@@ -282,19 +282,19 @@ class Forward {
 
 template <typename Storage, typename Accum>
 void RunForward(const ForwardCall<Storage, Accum>& call, Team& team) {
-  WithForwardKernels<Storage>(
+  WithKernels<Storage>(
       [&](const auto& kernels) { Forward(call, kernels, team).Run(); });
 }
 
 template <typename Storage>
 int64_t PreparedBytes(const Network& network) {
-  return WithForwardKernels<Storage>(
+  return WithKernels<Storage>(
       [&](const auto& kernels) { return NetworkPanels(kernels, network).bytes(); });
 }
 
 template <typename Storage>
 bool IsPrepared(const Network& network, const void* memory, int64_t bytes) {
-  return WithForwardKernels<Storage>([&](const auto& kernels) {
+  return WithKernels<Storage>([&](const auto& kernels) {
     return NetworkPanels(kernels, network).Fits(memory, bytes);
   });
 }
@@ -302,7 +302,7 @@ bool IsPrepared(const Network& network, const void* memory, int64_t bytes) {
 template <typename Storage>
 void PackWeights(const Network& network, const Storage* weights, void* memory,
                  Team& team) {
-  WithForwardKernels<Storage>([&](const auto& kernels) {
+  WithKernels<Storage>([&](const auto& kernels) {
     const NetworkPanels panels(kernels, network);
     Zero(static_cast<char*>(memory), panels.bytes());  // gaps between tensors
     PackAll(panels, weights, memory, team);

@@ -218,6 +218,7 @@ def _is_mapped(x: Any) -> bool:
 _SCANS = {"lockstep": "padded", "lanes": "packed"}
 """Other names of the ways to run a scan."""
 _FROM_SIZES = (
+    AssertionError,  # of jnp.einsum
     AttributeError,
     jax.errors.InconclusiveDimensionOperation,
     IndexError,
