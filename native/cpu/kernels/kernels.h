@@ -198,8 +198,7 @@ using KernelsBf16 = Kernels<BFloat16, float, float>;
 using KernelsBf16Pairs = Kernels<BFloat16, BFloat16, float>;
 
 // The tables of one instruction set; `bf16_pairs` is null where it multiplies no pairs,
-// `bf16_tiles` where it does so in vectors alone. With tiles, gradients too multiply
-// bfloat16.
+// `bf16_tiles` where it does so in vectors alone.
 struct KernelSet {
   const KernelsF32* f32;
   const KernelsF64* f64;
