@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from cases import Case, make_inputs
 from harness import dropout_masks, join, key_of, options_of, rounded, spec_of, split
+from jaxprs import equations_in
 from oracles import scan_jax
 from oracles.loop64 import Spec
 
@@ -136,16 +137,7 @@ def gradient_of(case: Case):
 
 def primitives_in(jaxpr) -> list[str]:
     """Return the names of all primitives, including those of inner jaxprs."""
-    names = []
-    for eqn in jaxpr.eqns:
-        names.append(eqn.primitive.name)
-        for value in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns")
-        ):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                names += primitives_in(inner)
-    return names
+    return [eqn.primitive.name for eqn in equations_in(jaxpr)]
 
 
 def ours_in(fn, *args) -> list[str]:

@@ -76,7 +76,10 @@ def test_bounds_of_wrong_types(bounds, message):
         ({"max_tokens": 8}, "at least 9, the longest of `lengths`, got 8"),
         ({"max_tokens": 11, "bounds": (9, 12)}, "12, the last of `bounds`, got 11"),
         ({"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
-        ({"max_tokens": 2**70}, "`max_tokens` must be less than 2.*, got one of 71 bits"),
+        (
+            {"max_tokens": 2**70},
+            "`max_tokens` must be less than 2.*, got one of 71 bits",
+        ),
         ({"batch_size": 2, "bounds": (9, 3)}, r"must be increasing, got \[9, 3\]"),
         ({"batch_size": 2, "bounds": ()}, r"must be increasing, got \[\]"),
         ({"batch_size": 2, "seed": -1}, "`seed` must be at least 0, got -1"),

@@ -14,6 +14,7 @@ from cases import BY_ID, CASES, Case, Inputs
 from closures import BY_ID as CLOSURES
 from closures import direction_of, fast_jit, loss_of, ours_in, plain, primal_of
 from harness import assert_same, expected
+from jaxprs import equations_in
 from packed import (
     PackedRun,
     Placement,
@@ -245,7 +246,8 @@ def test_vmap_over_data_is_one_call_of_buffers():
 
     twice = jax.tree.map(lambda a: jnp.stack([a, a[::-1]]), args)
     jaxpr = jax.make_jaxpr(jax.vmap(jax.vmap(run)))(twice)
-    (eqn,) = [e for e in jaxpr.eqns if e.primitive.name == "ostinato_rnn"]
+    calls = equations_in(jaxpr.jaxpr)
+    (eqn,) = [e for e in calls if e.primitive.name == "ostinato_rnn"]
     assert eqn.params["call"].packed == Packed(5, buffers=4)
     assert not any(eqn.params["ensemble"])
     got, want = jax.jit(jax.vmap(jax.vmap(run)))(twice), jax.jit(jax.vmap(run))(args)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closures import fast_jit
+from jaxprs import equations_in
 from ragged_loop import check, draw_inputs, length_sets, ragged_inputs
 from ragged_programs.program import D, programs
 from test_transforms import assert_trees_close
@@ -131,17 +132,6 @@ def layouts_of(name):
 
 def calls_in(jaxpr):
     return [e for e in equations_in(jaxpr) if e.primitive.name.startswith("ostinato")]
-
-
-def equations_in(jaxpr):
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for value in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns")
-        ):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from equations_in(inner)
 
 
 @pytest.mark.parametrize("name", [*ON_ROWS, "tangent"])

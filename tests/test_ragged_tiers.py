@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closures import CountedJit, fast_jit
+from jaxprs import equations_in
 from tolerance import assert_close
 
 from ostinato import ragged
@@ -111,14 +112,8 @@ def test_several_dims_have_tiers_by_name():
 
 def sizes_in(jaxpr):
     """Return the sizes of the results of all equations, with those of inner jaxprs."""
-    for eqn in jaxpr.eqns:
+    for eqn in equations_in(jaxpr):
         yield from (v.aval.size for v in eqn.outvars)
-        for value in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns")
-        ):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from sizes_in(inner)
 
 
 def test_nothing_as_large_as_all_pairs_of_a_padded_batch_is_made():

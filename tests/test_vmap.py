@@ -21,6 +21,7 @@ from closures import (
     primal_of,
 )
 from harness import rounded
+from jaxprs import equations_in
 from oracles.loop64 import Spec
 from test_second_derivatives import forward_over_reverse
 from test_transforms import assert_trees_close
@@ -127,7 +128,8 @@ def test_mapped_data_joins_the_batch(time_major):
     if time_major:
         primal = primal._replace(x=jnp.swapaxes(primal.x, 1, 2))
     jaxpr = jax.make_jaxpr(vmap(flat(operator), (None, 0, 0, 0)))(*primal)
-    (eqn,) = [e for e in jaxpr.eqns if e.primitive.name == "ostinato_rnn"]
+    calls = equations_in(jaxpr.jaxpr)
+    (eqn,) = [e for e in calls if e.primitive.name == "ostinato_rnn"]
     rows = SIZE * case.batch
     wanted = (case.steps, rows, 2) if time_major else (rows, case.steps, 2)
     assert wanted in [v.aval.shape for v in eqn.invars]

@@ -211,7 +211,9 @@ def check_size(name: str, value: Any, least: int = 1) -> int:
     if size < least:
         raise ValueError(f"`{name}` must be at least {least}, got {size}")
     if size >= 2**63:
-        raise ValueError(f"`{name}` must be less than 2**63, got one of {size.bit_length()} bits")
+        raise ValueError(
+            f"`{name}` must be less than 2**63, got one of {size.bit_length()} bits"
+        )
     return size
 
 
