@@ -200,11 +200,10 @@ def part(v, i, j, k):
     a = v.pick(i, lambda a: a.sizes and v.at_least(a.sizes[0]) >= 1)
     size = a.sizes[0]
     rest = f"{size} - 1" if isinstance(size, str) else size - 1
-    half = f"{size} / 2" if isinstance(size, str) else -(-size // 2)
     window, to = [
         (0, ()),
         (-1, ()),
-        (slice(None, None, 2), (half,)),
+        (slice(0, 1), (1,)),
         (slice(None, None, -1), (size,)),
         (slice(1, None), (rest,)),
         (slice(None, -1), (rest,)),
@@ -357,12 +356,12 @@ def reshaped(v, i, j, k):
     return Typed(array, (size, *a.sizes[2:]))
 
 
-SAFE = [
+FOR_ALL = [
     pointwise, together, outer, reduced, running, reordered, transposed, expanded,
     joined, part, padded, contracted, normalised, masked, counted, scanned, inner,
     reshaped,
 ]  # fmt: skip
-OPERATIONS = {f.__name__: f for f in [*SAFE, best, taken, scattered]}
+OPERATIONS = {f.__name__: f for f in [*FOR_ALL, best, taken, scattered]}
 """Each makes a value of those before; three numbers choose which ones, and how."""
 
 
@@ -388,6 +387,8 @@ def program(operations: Sequence[tuple[str, int, int, int]], least: int) -> Prog
         )
         given = len(v.values)
         for name, *numbers in operations:
+            if least == 0 and OPERATIONS[name] not in FOR_ALL:
+                continue  # empty examples have no index
             try:
                 made = OPERATIONS[name](v, *numbers)
             except StopIteration:
