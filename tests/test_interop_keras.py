@@ -353,3 +353,18 @@ def test_damaged_files_are_one_error(tmp_path, suffix):
     path = tmp_path / f"model{suffix}"
     save(path)
     assert_damage_is_one_error(ours.from_file, path, path.read_bytes())
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_layers_of_ours_are_found_in_files_too(tmp_path, suffix):
+    from ostinato.nn import keras as own
+
+    layers = [own.LSTM(4, return_sequences=True, name="a"), own.GRU(2, name="b")]
+    with lenient():
+        keras.Sequential([keras.Input((5, 3)), *layers]).save(tmp_path / f"m{suffix}")
+    found, others = ours.read_file(tmp_path / f"m{suffix}")
+    assert not others
+    for layer in layers:
+        want = ours.from_layer(layer)
+        assert found[layer.name].spec == want.spec
+        np.testing.assert_array_equal(found[layer.name].weights, want.weights)

@@ -142,11 +142,22 @@ def test_no_layer_of_torch_is_an_error(spec):
         ours.to_state_dict(spec, weights_of(spec))
 
 
+class Quantized(nn.Module):
+    """As those of torch, which have the modes of others and packed weights."""
+
+    mode = "LSTM"
+
+
 def test_wrong_tensors_are_named():
     sd = dict(nn.LSTM(3, 4, 2).state_dict())
     missing = {k: v for k, v in sd.items() if k != "weight_hh_l1"}
     with pytest.raises(ValueError, match=r"`sd\['weight_hh_l1'\]`.* missing"):
         ours.from_state_dict(missing)
+    for name in ("bias_hh_l1", "bias_ih_l0"):  # torch has all biases or none
+        missing = {k: v for k, v in sd.items() if k != name}
+        with pytest.raises(ValueError, match=rf"`sd\['{name}'\]`.* missing"):
+            ours.from_state_dict(missing)
+        assert ours.find(missing) == {}
     with pytest.raises(ValueError, match=r"`sd\['bias_hh_l0'\]` must have shape"):
         ours.from_state_dict(sd | {"bias_hh_l0": torch.zeros(3)})
     with pytest.raises(ValueError, match="G = 1, 3 or 4 gates"):
@@ -155,8 +166,13 @@ def test_wrong_tensors_are_named():
         ours.from_state_dict(sd | {"bias_hh_l0": torch.zeros(16).double()})
     with pytest.raises(TypeError, match="must be a dense tensor"):
         ours.from_state_dict(sd | {"bias_hh_l0": torch.zeros(16, device="meta")})
+    small = torch.zeros(16).to(torch.float8_e4m3fn)
+    with pytest.raises(TypeError, match="`bias_hh_l0` must be a dense tensor of a"):
+        ours.from_state_dict(sd | {"bias_hh_l0": small})
     with pytest.raises(TypeError, match="must be an array"):
         ours.from_state_dict(sd | {"bias_hh_l0": [0.0]})
+    with pytest.raises(TypeError, match="`module` must be a torch.nn.LSTM"):
+        ours.from_module(Quantized())
     with pytest.raises(TypeError, match="`module` must be a torch.nn.LSTM"):
         ours.from_module(nn.Linear(3, 4))
     huge = sd | {f"weight_ih_l{'9' * 30}": torch.zeros(4, 3)}

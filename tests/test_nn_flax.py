@@ -151,3 +151,20 @@ def test_transformations_and_jit():
     layer = RNN(cell)
     close(nnx.jit(lambda m, x: m(x))(layer, X), layer(X))
     close(nnx.vmap(lambda m, x: m(x), in_axes=(None, 0))(layer, X), layer(X))
+
+
+def test_a_wrong_carry_is_named_in_the_order_of_flax():
+    h = jnp.zeros((3, 5), jnp.float32)
+    lstm = RNN(nnx.LSTMCell(4, 5, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0))
+    gru = RNN(nnx.GRUCell(4, 5, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0))
+    x = jnp.ones((3, 9, 4), jnp.float32)
+    wanted = r"`initial_carry` must be \(c, h\), two arrays of shape \[3, 5\]"
+    for carry in (h, (h,), (h, h[:2])):
+        with pytest.raises(ValueError, match=wanted):
+            lstm(x, initial_carry=carry)
+    for carry in ((h, h), h[None]):
+        with pytest.raises(ValueError, match="`initial_carry` must be an array of"):
+            gru(x, initial_carry=carry)
+    both = Bidirectional(lstm, lstm, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"`initial_carry\[1\]` must be \(c, h\)"):
+        both(x, initial_carry=((h, h), (h, h[:1])))

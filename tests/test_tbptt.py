@@ -181,3 +181,5 @@ def test_bad_arguments():
         ost.tbptt(step, state, (), detach_every=1)
     with pytest.raises(ValueError, match=r"equally many in each, got float64\[7, 2"):
         ost.tbptt(step, state, (chunks[0], chunks[1][1:]), detach_every=1)
+    with pytest.raises(TypeError, match=r"return a tuple \(carry, output\), got fl"):
+        ost.tbptt(lambda carry, chunk: carry[0], state, chunks, detach_every=2)

@@ -44,7 +44,8 @@ def tbptt(
         part reach the initial `carry`, too, where there is no burn-in.
 
     Raises:
-        TypeError: `chunks` has no arrays; a number is no integer.
+        TypeError: `chunks` has no arrays; a number is no integer; `step` returns no
+            tuple of a carry and an output.
         ValueError: the arrays of `chunks` differ in the first size; `detach_every` is
             less than 1; `burn_in` is negative or larger than the number of chunks.
 
@@ -78,12 +79,22 @@ def tbptt(
         raise ValueError(
             f"`burn_in` must be at most the number of chunks, {count}, got {first}"
         )
+
+    def run(carry: Any, chunk: Any) -> tuple[Any, Any]:
+        result = step(carry, chunk)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise TypeError(
+                "`step` must return a tuple (carry, output), got "
+                f"{_checks.describe(result)}"
+            )
+        return result
+
     if first:
-        carry, _ = lax.scan(step, carry, jax.tree.map(lambda a: a[:first], chunks))
+        carry, _ = lax.scan(run, carry, jax.tree.map(lambda a: a[:first], chunks))
         carry = lax.stop_gradient(carry)
 
     def part(carry: Any, chunks: Any) -> tuple[Any, Any]:
-        carry, outputs = lax.scan(step, carry, chunks)
+        carry, outputs = lax.scan(run, carry, chunks)
         return lax.stop_gradient(carry), outputs
 
     # The last part is whole, or the rest; nothing comes after it, and what it stores is
@@ -92,12 +103,12 @@ def tbptt(
     last = first + parts * size
     ending = jax.tree.map(lambda a: a[last:], chunks)
     if not parts:
-        return lax.scan(step, carry, ending)
+        return lax.scan(run, carry, ending)
     blocks = jax.tree.map(
         lambda a: a[first:last].reshape(parts, size, *a.shape[1:]), chunks
     )
     carry, outputs = lax.scan(jax.checkpoint(part, prevent_cse=False), carry, blocks)
-    carry, rest = lax.scan(step, carry, ending)
+    carry, rest = lax.scan(run, carry, ending)
     return carry, jax.tree.map(
         lambda a, b: lax.concatenate([a.reshape(parts * size, *a.shape[2:]), b], 0),
         outputs,

@@ -75,8 +75,10 @@ def _from_torch(name: str, tensor: Any) -> np.ndarray:
         if str(tensor.dtype) == "torch.bfloat16":  # which numpy does not know
             return tensor.float().numpy().astype(jnp.bfloat16)
         return tensor.numpy().copy()  # since the memory of a tensor may change
-    except (RuntimeError, TypeError) as error:  # sparse, quantised, without values
-        raise TypeError(f"`{name}` must be a dense tensor, got {error}") from error
+    except (RuntimeError, TypeError) as error:  # sparse, quantised, float8, no values
+        raise TypeError(
+            f"`{name}` must be a dense tensor of a dtype that numpy has: {error}"
+        ) from error
 
 
 def gate_order(mode: str) -> str:

@@ -37,6 +37,7 @@ _FIELDS = {
     "bias_hh": "b_hh",
     "weight_hr": "w_hr",
 }
+_BIASES = ["b_ih", "b_hh"]
 GATES = {"lstm": "i f g o", "gru": "r z n", "rnn_tanh": "h", "rnn_relu": "h"}
 """How PyTorch orders the gates, under this package's names."""
 
@@ -69,7 +70,8 @@ def from_module(module: Any) -> Imported:
         "GRUCell": "gru",
         "RNNCell": f"rnn_{getattr(module, 'nonlinearity', 'tanh')}",
     }
-    if kind not in modes or not hasattr(module, "state_dict"):
+    bases = {base.__module__ for base in type(module).__mro__}  # not of quantised ones
+    if kind not in modes or "torch.nn.modules.rnn" not in bases:
         raise TypeError(
             "`module` must be a torch.nn.LSTM, GRU, RNN, LSTMCell, GRUCell or RNNCell, "
             f"got {type(module).__name__}; `find` and `from_state_dict` convert parts "
@@ -313,10 +315,13 @@ def _from_named(
         usual = f"{prefix}{theirs}_l{layer}{'_reverse' if reverse else ''}"
         return f"sd[{names.get((layer, reverse, field), usual)!r}]"
 
+    wanted = ["w_ih", "w_hh"]
+    if any(field in fields for fields in found.values() for field in _BIASES):
+        wanted += _BIASES  # torch has all or none
     layers = []
     for p, place in enumerate(places):
         fields = found.get(place, {})
-        for field in ("w_ih", "w_hh"):
+        for field in wanted:
             if field not in fields:
                 raise ValueError(f"`{label(p, field)}` must be given, and is missing")
         layers.append(LayerWeights(**{**dict.fromkeys(LayerWeights._fields), **fields}))

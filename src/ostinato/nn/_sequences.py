@@ -143,6 +143,25 @@ def same_dtype_reason(wanted: Any, **arrays: Any) -> str | None:
     return None
 
 
+def check_carry(
+    name: str, carry: Any, spec: RNNSpec, inputs: Any, time_major: bool
+) -> None:
+    """Check that `carry` is what a cell of flax has: `(c, h)` of an LSTM, else `h`."""
+    time_axis = 0 if time_major else inputs.ndim - 2
+    batch = inputs.shape[:time_axis] + inputs.shape[time_axis + 1 : -1]
+    shape, two = (*batch, spec.hidden_size), spec.mode == "lstm"
+    given = carry if isinstance(carry, tuple) else (carry,)
+    shapes = [getattr(a, "shape", None) for a in given]
+    if isinstance(carry, tuple) != two or shapes != [shape] * (1 + two):
+        wanted = "(c, h), two arrays" if two else "an array"
+        got = ", ".join(map(_checks.describe, given))
+        raise ValueError(
+            f"`{name}` must be {wanted} of shape {list(shape)}, as the cell's "
+            f"`initialize_carry` returns it, got "
+            + (f"({got})" if isinstance(carry, tuple) else got)
+        )
+
+
 def from_carry(carry: Any) -> tuple[Array, ...]:
     """Return the carry of a cell of flax, `h` or `(c, h)`, as states `(h, c)`."""
     return carry[::-1] if isinstance(carry, tuple) else (carry,)

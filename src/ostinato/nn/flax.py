@@ -33,6 +33,7 @@ from ._flax_cells import Recurrent
 from ._flax_layers import GRU, LSTM, Layer, PlainRNN
 from ._layers import FrozenLayer
 from ._sequences import (
+    check_carry,
     from_carry,
     leading_sizes,
     run_fused,
@@ -157,6 +158,7 @@ class RNN(nnx.RNN):
                 if reverse and keep_order:
                     outputs = jnp.flip(outputs, axis)
                 return (carry, outputs) if return_carry else outputs
+        check_carry("initial_carry", initial_carry, network.spec, inputs, time_major)
         states, outputs = run_fused(
             network.spec,
             network.weights,
@@ -307,6 +309,9 @@ class Bidirectional(nnx.Bidirectional):
             initial_carry = tuple(
                 layer._initial_carry(inputs, time_major, rngs) for layer in both
             )
+        for number, carry in enumerate(initial_carry):
+            name = f"initial_carry[{number}]"
+            check_carry(name, carry, networks[0].spec, inputs, time_major)
         spec = dataclasses.replace(networks[0].spec, bidirectional=True)
         layers: list[LayerWeights] = []
         for network in networks:

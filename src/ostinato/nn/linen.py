@@ -23,6 +23,7 @@ from ..interop.flax import ImportKind, from_cell
 from ..interop.imported import Imported
 from . import _flax_serialization as _flax_serialization
 from ._sequences import (
+    check_carry,
     from_carry,
     run_fused,
     same_dtype_reason,
@@ -92,6 +93,7 @@ class RNN(linen.RNN):
             axis = 0 if time_major else inputs.ndim - 2
             shape = inputs.shape[:axis] + inputs.shape[axis + 1 :]
             initial_carry = self.cell.initialize_carry(key, shape)
+        check_carry("initial_carry", initial_carry, network.spec, inputs, time_major)
         states, outputs = run_fused(
             network.spec,
             network.weights,
@@ -152,6 +154,7 @@ class ScannedRNN(linen.Module):
         network = _network(self, cell, inputs, carry)
         if isinstance(network, str):
             return _scan(cell, carry, inputs, resets)
+        check_carry("carry", carry, network.spec, inputs, time_major=True)
         states, outputs = run_fused(
             network.spec,
             network.weights,
