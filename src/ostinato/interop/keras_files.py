@@ -109,9 +109,8 @@ def _hdf5(path: str, data: bytes) -> tuple[str | None, Arrays]:
 def _kind(layer: Mapping[str, Any]) -> str:
     """Return a layer's class, told from strangers' classes of the same name."""
     module, kind = str(layer.get("module") or "keras"), str(layer.get("class_name"))
-    package, separator, own = kind.partition(">")
-    if separator and package == "ostinato":  # as an .h5 file says it
-        return own
+    if kind.startswith("ostinato>"):  # ours, in an .h5 file
+        return kind.removeprefix("ostinato>")
     ours = module == "ostinato.nn.keras"
     if ours or module.split(".")[0] in ("keras", "tf_keras"):
         return kind

@@ -70,8 +70,9 @@ def from_module(module: Any) -> Imported:
         "GRUCell": "gru",
         "RNNCell": f"rnn_{getattr(module, 'nonlinearity', 'tanh')}",
     }
-    bases = {base.__module__ for base in type(module).__mro__}  # not of quantised ones
-    if kind not in modes or "torch.nn.modules.rnn" not in bases:
+    known = kind in modes and hasattr(module, "state_dict")
+    sd = module.state_dict() if known else {}
+    if not any(name.startswith("weight_hh") for name in sd):  # quantised ones have none
         raise TypeError(
             "`module` must be a torch.nn.LSTM, GRU, RNN, LSTMCell, GRUCell or RNNCell, "
             f"got {type(module).__name__}; `find` and `from_state_dict` convert parts "
@@ -85,7 +86,7 @@ def from_module(module: Any) -> Imported:
     if dropout:
         options["dropout"] = dropout
         notes.append(f"dropout={dropout} between layers needs a `key` to take place")
-    return _from_named(module.state_dict(), "", nonlinearity, notes, options)
+    return _from_named(sd, "", nonlinearity, notes, options)
 
 
 def from_state_dict(
