@@ -164,12 +164,9 @@ def running(v, i, j, k):
 def reordered(v, i, j, k):
     a = with_axes(v, i)
     axis = j % len(a.sizes)
-    functions = [
-        lambda a: jnp.flip(a, axis),
-        lambda a: jnp.sort(a, axis),
-        lambda a: jnp.roll(a, k - 4, axis) if v.at_least(v_size) else a,
-    ]
-    v_size = a.sizes[axis]
+    functions = [lambda a: jnp.flip(a, axis), lambda a: jnp.sort(a, axis)]
+    if v.at_least(a.sizes[axis]):
+        functions.append(lambda a: jnp.roll(a, k - 4, axis))
     return a._replace(array=functions[k % len(functions)](a.array))
 
 
