@@ -30,29 +30,34 @@ class Typed(NamedTuple):
     below: int | str | None = None
 
 
+class NothingFits(Exception):
+    """No value is what an operation needs."""
+
+
 class Values:
     """The values of a program so far, the newest last."""
 
     def __init__(self, least: int, values: Sequence[Typed]) -> None:
         self.least, self.values = least, list(values)
 
-    def pick(self, i: int, fits: Callable[[Typed], Any] = lambda v: True) -> Typed:
-        """Return one of the numbers that fit; raise StopIteration if none does."""
-        fitting = [v for v in self.values if v.below is None and fits(v)]
+    def pick(
+        self,
+        i: int,
+        fits: Callable[[Typed], Any] = lambda v: True,
+        integers: bool = False,
+    ) -> Typed:
+        """Return one of the values that fit; raise NothingFits if none does."""
+        kind = [v for v in self.values if (v.below is not None) == integers]
+        fitting = [v for v in kind if fits(v)]
         if not fitting:
-            raise StopIteration
-        return fitting[-1 - i % len(fitting)]
-
-    def index(self, i: int, fits: Callable[[Typed], Any] = lambda v: True) -> Typed:
-        fitting = [v for v in self.values if v.below is not None and fits(v)]
-        if not fitting:
-            raise StopIteration
+            raise NothingFits
         return fitting[-1 - i % len(fitting)]
 
     def at_least(self, size: int | str) -> int:
+        """Return the least that a size can be."""
         if isinstance(size, int):
             return size
-        return self.least if size in "nm" else min(self.least, 1)
+        return self.least if size == "n" else min(self.least, 1)
 
 
 def without(sizes: tuple, axis: int) -> tuple:
@@ -234,7 +239,7 @@ def best(v, i, j, k):
 
 
 def taken(v, i, j, k):
-    at = v.index(j)
+    at = v.pick(j, integers=True)
     room = MOST_AXES + 1 - len(at.sizes)
     a = v.pick(i, lambda a: at.below in a.sizes and len(a.sizes) <= room)
     axis = a.sizes.index(at.below)
@@ -248,7 +253,7 @@ def taken(v, i, j, k):
 
 
 def scattered(v, i, j, k):
-    at = v.index(j)
+    at = v.pick(j, integers=True)
     a = v.pick(i, lambda a: a.sizes[:1] == (at.below,))
     b = v.pick(k, lambda b: b.sizes == at.sizes + a.sizes[1:])
     to = a.array.at[at.array]
@@ -271,7 +276,7 @@ def contracted(v, i, j, k):
     summed = both if k % 3 else both[:1]
     kept = [n for n in sizes if n not in summed]
     if len(kept) > MOST_AXES:
-        raise StopIteration
+        raise NothingFits
     kept = kept[k % len(kept) :] + kept[: k % len(kept)] if kept else kept
     product = jnp.einsum(f"{names},{others}->{''.join(kept)}", a.array, b.array)
     return Typed(jnp.tanh(0.5 * product), tuple(sizes[n] for n in kept))
@@ -351,8 +356,8 @@ def reshaped(v, i, j, k):
     a = with_axes(v, i, 2)
     if k % 2:
         return a._replace(array=jnp.sin(a.array.reshape(-1)).reshape(a.array.shape))
-    if not all(size in ("n", "m") or isinstance(size, int) for size in a.sizes[:2]):
-        raise StopIteration
+    if not all(size == "n" or isinstance(size, int) for size in a.sizes[:2]):
+        raise NothingFits
     numbers = all(isinstance(size, int) for size in a.sizes[:2])
     size = a.sizes[0] * a.sizes[1] if numbers else "{} x {}".format(*a.sizes[:2])
     shape = a.array.shape
@@ -395,7 +400,7 @@ def program(operations: Sequence[tuple[str, int, int, int]], least: int) -> Prog
                 continue  # empty examples have no index
             try:
                 made = OPERATIONS[name](v, *numbers)
-            except StopIteration:
+            except NothingFits:
                 continue
             if len(made.sizes) <= MOST_AXES:
                 v.values.append(made)

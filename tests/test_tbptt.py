@@ -183,3 +183,18 @@ def test_bad_arguments():
         ost.tbptt(step, state, (chunks[0], chunks[1][1:]), detach_every=1)
     with pytest.raises(TypeError, match=r"return a tuple \(carry, output\), got fl"):
         ost.tbptt(lambda carry, chunk: carry[0], state, chunks, detach_every=2)
+
+
+def test_a_second_call_traces_the_step_no_more():
+    weights, state, chunks = arrays()
+    step, traced = step_of(weights), []
+
+    def counted(carry, chunk):
+        traced.append(carry)
+        return step(carry, chunk)
+
+    for burn_in in (0, 2):
+        ost.tbptt(counted, state, chunks, detach_every=7, burn_in=burn_in)
+        before = len(traced)
+        ost.tbptt(counted, state, chunks, detach_every=7, burn_in=burn_in)
+        assert len(traced) == before

@@ -150,7 +150,7 @@ def _open(path: Path) -> NativeStatus:
         }
         jax.ffi.register_ffi_target(CUDA_TARGET, stages, platform="CUDA")
     except RuntimeError as error:
-        reason, *_ = str(error).splitlines()  # then where in the sources of XLA
+        reason = str(error).partition("\n")[0]  # then where in the sources of XLA
         return _without(f"refused by jax {jax.__version__}: {reason}")
     _declare(library)
     config = _config.read()

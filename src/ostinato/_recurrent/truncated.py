@@ -45,7 +45,7 @@ def tbptt(
 
     Raises:
         TypeError: `chunks` has no arrays; a number is no integer; `step` returns no
-            tuple of a carry and an output.
+            pair of a carry and an output.
         ValueError: the arrays of `chunks` differ in the first size; `detach_every` is
             less than 1; `burn_in` is negative or larger than the number of chunks.
 
@@ -79,22 +79,22 @@ def tbptt(
         raise ValueError(
             f"`burn_in` must be at most the number of chunks, {count}, got {first}"
         )
+    try:
+        return _run(step, carry, chunks, count, size, first)
+    except TypeError:
+        _check_step(step, carry, chunks)  # here, as it traces the step once more
+        raise
 
-    def run(carry: Any, chunk: Any) -> tuple[Any, Any]:
-        result = step(carry, chunk)
-        if not (isinstance(result, tuple) and len(result) == 2):
-            raise TypeError(
-                "`step` must return a tuple (carry, output), got "
-                f"{_checks.describe(result)}"
-            )
-        return result
 
+def _run(
+    step: Callable, carry: Any, chunks: Any, count: int, size: int, first: int
+) -> tuple[Any, Any]:
     if first:
-        carry, _ = lax.scan(run, carry, jax.tree.map(lambda a: a[:first], chunks))
+        carry, _ = lax.scan(step, carry, jax.tree.map(lambda a: a[:first], chunks))
         carry = lax.stop_gradient(carry)
 
     def part(carry: Any, chunks: Any) -> tuple[Any, Any]:
-        carry, outputs = lax.scan(run, carry, chunks)
+        carry, outputs = lax.scan(step, carry, chunks)
         return lax.stop_gradient(carry), outputs
 
     # The last part is whole, or the rest; nothing comes after it, and what it stores is
@@ -103,17 +103,28 @@ def tbptt(
     last = first + parts * size
     ending = jax.tree.map(lambda a: a[last:], chunks)
     if not parts:
-        return lax.scan(run, carry, ending)
+        return lax.scan(step, carry, ending)
     blocks = jax.tree.map(
         lambda a: a[first:last].reshape(parts, size, *a.shape[1:]), chunks
     )
     carry, outputs = lax.scan(jax.checkpoint(part, prevent_cse=False), carry, blocks)
-    carry, rest = lax.scan(run, carry, ending)
+    carry, rest = lax.scan(step, carry, ending)
     return carry, jax.tree.map(
         lambda a, b: lax.concatenate([a.reshape(parts * size, *a.shape[2:]), b], 0),
         outputs,
         rest,
     )
+
+
+def _check_step(step: Callable, carry: Any, chunks: Any) -> None:
+    """Check that the step returns two values."""
+    chunk = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), chunks)
+    result = jax.eval_shape(step, carry, chunk)
+    if not (isinstance(result, (tuple, list)) and len(result) == 2):
+        raise TypeError(
+            "`step` must return a tuple (carry, output), got "
+            f"{_checks.describe(result)}"
+        )
 
 
 def _count(chunks: Any) -> int:

@@ -37,7 +37,7 @@ _FIELDS = {
     "bias_hh": "b_hh",
     "weight_hr": "w_hr",
 }
-_BIASES = ["b_ih", "b_hh"]
+_BIASES = ("b_ih", "b_hh")
 GATES = {"lstm": "i f g o", "gru": "r z n", "rnn_tanh": "h", "rnn_relu": "h"}
 """How PyTorch orders the gates, under this package's names."""
 
@@ -254,7 +254,7 @@ def to_state_dict(
         number, reverse = divmod(p, spec.num_directions)
         for theirs, ours in _FIELDS.items():
             value = getattr(layer, ours)
-            if value is None and ours in ("b_ih", "b_hh") and spec.bias != "none":
+            if value is None and ours in _BIASES and spec.bias != "none":
                 value = jnp.zeros(layer.w_hh.shape[0], layer.w_hh.dtype)
             if value is None:
                 continue
