@@ -163,7 +163,7 @@ def running(v, i, j, k):
         lambda a: a + lax.stop_gradient(lax.cummax(a, axis, reverse)),
         lambda a: lax.cumlogsumexp(a, axis, reverse),
     ]
-    return a._replace(array=functions[k % len(functions)](a.array))
+    return a._replace(array=functions[k // 2 % len(functions)](a.array))
 
 
 def reordered(v, i, j, k):
@@ -404,7 +404,7 @@ def program(operations: Sequence[tuple[str, int, int, int]], least: int) -> Prog
                 continue
             if len(made.sizes) <= MOST_AXES:
                 v.values.append(made)
-        return [value.array for value in v.values[given:][-3:]] or [x]
+        return [value.array for value in v.values[given:]] or [x]
 
     name = " ".join(f"{name}{i}{j}{k}" for name, i, j, k in operations)
     return Program(name, fn, at_least=least)
