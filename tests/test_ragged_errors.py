@@ -262,6 +262,55 @@ def test_arrays_made_of_traced_lengths_are_checked_by_checkify(name):
     assert checked(np.asarray(right))[0].get() is None
 
 
+def first_sum(data, lengths):
+    x = ragged.RaggedArray(data, lengths, max_length=4)
+    return ragged.vmap(lambda x: x.sum())(x)[0]
+
+
+CHECKED_UNDER = {
+    "jit": lambda data, lengths: jax.jit(first_sum)(data, lengths),
+    "grad": jax.grad(first_sum),
+    "remat": jax.grad(jax.checkpoint(first_sum)),
+    "jvp": lambda data, lengths: jax.jvp(
+        lambda d: first_sum(d, lengths), [data], [data]
+    ),
+    "vmap": lambda data, lengths: jax.vmap(first_sum)(
+        jnp.stack([data, data]), jnp.stack([0 * lengths + 1, lengths])
+    ),
+    "vmap of data": lambda data, lengths: jax.vmap(first_sum, (0, None))(
+        jnp.stack([data, data]), lengths
+    ),
+    "scan": lambda data, lengths: jax.lax.scan(
+        lambda total, x: (total + first_sum(x, lengths), None), 0.0, data[None]
+    ),
+    "nested": lambda data, lengths: ragged.vmap(
+        lambda x, own: first_sum(data, own) + x.sum(), constraints=("n >= 1",)
+    )(
+        ragged.RaggedArray(data, jnp.array([2, 3])),
+        jnp.stack([0 * lengths + 1, lengths]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHECKED_UNDER)
+def test_checkify_looks_into_transformations(name):
+    checked = fast_jit(checkify.checkify(CHECKED_UNDER[name]))
+    data = jnp.arange(6.0)
+    error, _ = checked(data, jnp.asarray([1, 5]))
+    assert "0..max_length = 0..4" in error.get()
+    assert checked(data, jnp.asarray([2, 4]))[0].get() is None
+
+
+def test_checks_are_no_effects():
+    """A jitted function with an effect is called through Python, each time."""
+    x = batch()
+    for function in (sums, lambda x: ragged.RaggedArray(x.data, x.lengths)):
+        assert not jax.make_jaxpr(function)(x).effects
+    exported = jax.export.export(jax.jit(first_sum))(jnp.ones(6), jnp.array([2, 3]))
+    found = jax.export.deserialize(exported.serialize())
+    assert found.call(jnp.ones(6), jnp.array([2, 3])) == 2
+
+
 def test_traced_lengths_run_without_checkify():
     assert fast_jit(sums)(unchecked((6, 5, 1))).shape == (3, 4)
 

@@ -42,6 +42,21 @@ def lower_with_devices(primitive: Primitive) -> bool:
     return True
 
 
+class CheckedPrimitive(Primitive):
+    """A primitive with the checks of the jaxpr `call_jaxpr`, and without its effects.
+
+    checkify looks into a parameter of that name, and binds the primitive once more
+    with the function that computes the errors, too, as `subfuns`. That function is
+    called; the primitive is gone then.
+    """
+
+    def bind(self, *args: Any, subfuns: tuple[Any, ...] = (), **params: Any) -> Any:
+        """Bind the primitive, or call the function that checkify made of it."""
+        if subfuns:
+            return subfuns[0].call_wrapped(*args)
+        return super().bind(*args, **params)
+
+
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """Return how many operands of a `lax.scan` are constants, and how many carries."""
     if "num_consts" in params:

@@ -101,25 +101,28 @@ def _dim_of(
 
 
 def check_sizes(
+    x: Any,
     arrays: Sequence[RaggedArray],
     dims: Mapping[str, Dim],
     constraints: Sequence[str],
-) -> None:
-    """Check the lengths of arrays against each other, and against constraints.
+) -> Any:
+    """Return `x`; check lengths of arrays against each other, and against constraints.
 
     Args:
+        x: a pytree of arrays; lengths that are traced are checked where one is used.
         arrays: the arrays whose sizes differ between examples.
         dims: their sizes, as `dims_of` returns them.
         constraints: the constraints of the caller.
     """
     lengths = {name: d.lengths for name, d in dims.items()}
     for name, d in dims.items():
-        checks.check_dim([x for x in arrays if x.dim == name], d.min_length)
+        x = checks.check_dim(x, [a for a in arrays if a.dim == name], d.min_length)
         if not d.symbol:
             base = {n: lengths[n] for n in symbol_names(name)}
-            checks.check_derived(name, d.lengths, base)
+            x = checks.check_derived(x, name, d.lengths, base)
     for constraint in constraints:
-        checks.check_constraint(constraint, lengths)
+        x = checks.check_constraint(x, constraint, lengths)
+    return x
 
 
 def least_lengths(

@@ -69,10 +69,16 @@ class Inputs:
         dims = dims_of([x for x in leaves if is_ragged(x)], min_length)
         return cls(leaves, axes, dims, batch)
 
-    def check_sizes(self, constraints: Sequence[str]) -> None:
-        """Check the lengths against each other, and against the given constraints."""
+    def checked(self, constraints: Sequence[str]) -> Inputs:
+        """Return these inputs; check the lengths, also against the constraints."""
         ragged = [x for x in self.leaves if is_ragged(x)]
-        check_sizes(ragged, self.dims, constraints)
+        own = {d.name: d.lengths for d in self.own_dims}
+        own = check_sizes(own, ragged, self.dims, constraints)
+        dims = {
+            name: dataclasses.replace(d, lengths=own.get(name, d.lengths))
+            for name, d in self.dims.items()
+        }
+        return dataclasses.replace(self, dims=dims)
 
     @property
     def own_dims(self) -> list[Dim]:

@@ -73,15 +73,15 @@ class Shares:
                 f"{out}"
             )
 
-    def check_orders(self) -> None:
-        """Check that all have the examples in one order; at run time if traced."""
+    def check_orders(self, x: Any) -> Any:
+        """Return `x`; check that all have the examples in one order, as `require`."""
         first = self._first
-        for x in self._dealt:
-            if x.order is not first.order:
-                require(
-                    (host(x.order) == host(first.order)).all(),
-                    f"{_TOGETHER}, got {first} and {x} of different orders",
-                )
+        for other in self._dealt:
+            if other.order is not first.order:
+                message = f"{_TOGETHER}, got {first} and {other} of different orders"
+                same = (host(other.order) == host(first.order)).all()
+                x = require(x, {message: same})
+        return x
 
     def batches(self) -> list[RaggedArray]:
         """Return the ragged ones as whole batches, for checks of their lengths.
@@ -97,11 +97,12 @@ class Shares:
 
         return list(map(whole, self._ragged))
 
-    def run(self, run: Callable) -> Any:
+    def run(self, run: Callable, last: Callable) -> Any:
         """Run a mapped function on each device's share.
 
         Args:
             run: the mapped function of RaggedArrays and arrays: `run(args, kwargs)`.
+            last: a function that the arrays of all results pass through.
         """
         first = self._first
         mesh, axis = first.mesh, first.mesh_axis
@@ -137,7 +138,7 @@ class Shares:
         sharded = jax.shard_map(
             local, mesh=mesh, in_specs=tuple(specs), out_specs=spec_of(0, axis)
         )
-        arrays = sharded(*arrays)
+        arrays = last(sharded(*arrays))
         out_tree, results = found
 
         def whole(like: Any, x: Any) -> Any:

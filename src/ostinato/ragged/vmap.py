@@ -141,16 +141,18 @@ def vmap(
         axes = _broadcast((_per_argument(in_axes, args), 0), tree)
         shares.check_axes(axes, out_axes)
         if shares.known:
-            check_lengths(shares)
-        results = shares.run(ft.partial(run, check=False))
-        if not shares.known:  # last: a shard_map must not follow checks of checkify
-            check_lengths(shares)
-        return results
+            check_lengths(shares, ())
 
-    def check_lengths(shares: Shares) -> None:
-        shares.check_orders()
+        def last(arrays: Any) -> Any:  # a shard_map must not follow checks of checkify
+            return arrays if shares.known else check_lengths(shares, arrays)
+
+        return shares.run(ft.partial(run, check=False), last)
+
+    def check_lengths(shares: Shares, x: Any) -> Any:
+        x = shares.check_orders(x)
         if ragged := shares.batches():
-            check_sizes(ragged, dims_of(ragged, min_length), constraints)
+            x = check_sizes(x, ragged, dims_of(ragged, min_length), constraints)
+        return x
 
     def run(args: tuple, kwargs: dict, check: bool) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_mapped)
@@ -164,7 +166,7 @@ def vmap(
         load_rules()
         inputs = Inputs.of(arrays, axes, min_length)
         if check:
-            inputs.check_sizes(constraints)
+            inputs = inputs.checked(constraints)
 
         present = inputs.or_one_empty_example()
         own = {d.name: d for d in present.own_dims}

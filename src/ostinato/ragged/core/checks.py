@@ -10,10 +10,10 @@ from ..types.checks import host, require
 from .sizes import evaluate, holds
 
 
-def check_dim(arrays: list[RaggedArray], min_length: int) -> None:
-    """Check the lengths of all arrays of one dim name.
+def check_dim(x: Any, arrays: list[RaggedArray], min_length: int) -> Any:
+    """Return `x`; check the lengths of all arrays of one dim name.
 
-    They must be in range, equal, and fit the capacity.
+    They must be equal, in range, and fit the capacity. `x` is as in `require`.
     """
     first = arrays[0]
     name, lengths = first.dim, host(first.lengths)
@@ -21,39 +21,53 @@ def check_dim(arrays: list[RaggedArray], min_length: int) -> None:
     capacity = min(a.capacity for a in arrays)
     for other in arrays[1:]:
         if other.lengths is not first.lengths:
-            require(
-                lengths == host(other.lengths),
+            message = (
                 f"arrays of the ragged dim {name!r} must have equal lengths; give one "
-                "of them another `dim`",
+                "of them another `dim`"
             )
-    require(
-        (lengths >= 0) & (lengths <= max_length),
-        f"the lengths of {name!r} must lie in 0..max_length = 0..{max_length}",
-    )
-    require(
-        lengths >= min_length,
+            x = require(x, {message: lengths == host(other.lengths)})
+    in_range = f"the lengths of {name!r} must lie in 0..max_length = 0..{max_length}"
+    enough = (
         f"the lengths of {name!r} must be at least `min_length` = {min_length}; for "
-        "shorter examples give ragged.vmap a smaller `min_length`",
+        "shorter examples give ragged.vmap a smaller `min_length`"
     )
-    require(
-        lengths.sum() <= capacity,
-        f"the lengths of {name!r} must sum to at most the capacity, {capacity} rows",
+    fit = f"the lengths of {name!r} must sum to at most the capacity, {capacity} rows"
+    return require(
+        x,
+        {
+            in_range: (lengths >= 0) & (lengths <= max_length),
+            enough: lengths >= min_length,
+            fit: lengths.sum() <= capacity,
+        },
     )
 
 
-def check_derived(name: str, lengths: Any, base: Mapping[str, Any]) -> None:
-    """Check that sizes named after others, such as `n + 1`, are what the name says."""
+def check_derived(x: Any, name: str, lengths: Any, base: Mapping[str, Any]) -> Any:
+    """Return `x`; check that sizes named `n + 1` and the like are what the name says.
+
+    Args:
+        x: as in `require`.
+        name: the name.
+        lengths: the sizes.
+        base: those that they are named after.
+    """
     want = evaluate(name, {n: host(value) for n, value in base.items()})
-    require(
-        host(lengths) == want,
+    message = (
         f"the lengths of {name!r} must be what its name says of those of "
-        f"{', '.join(map(repr, base))}; give one of the arrays another `dim`",
+        f"{', '.join(map(repr, base))}; give one of the arrays another `dim`"
     )
+    return require(x, {message: host(lengths) == want})
 
 
-def check_constraint(constraint: str, lengths: Mapping[str, Any]) -> None:
-    """Check that all examples satisfy one of the `constraints` of `ragged.vmap`."""
-    require(
-        holds(constraint, {name: host(value) for name, value in lengths.items()}),
-        f"the constraint {constraint!r} must hold for every example",
+def check_constraint(x: Any, constraint: str, lengths: Mapping[str, Any]) -> Any:
+    """Return `x`; check that all examples satisfy one of the `constraints`.
+
+    Args:
+        x: as in `require`.
+        constraint: the one of `ragged.vmap`.
+        lengths: those of all dims.
+    """
+    found = holds(constraint, {name: host(value) for name, value in lengths.items()})
+    return require(
+        x, {f"the constraint {constraint!r} must hold for every example": found}
     )

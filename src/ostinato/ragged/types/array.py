@@ -23,13 +23,13 @@ from .building import (
     unpack_padded,
 )
 from .capacity import Size, chosen_size, round_capacity, round_length
+from .checked import checked
 from .checks import (
     check_axis,
     check_fit,
     check_given,
     check_index,
     check_known,
-    check_traced,
     refuse_in,
 )
 from .cutting import cut
@@ -110,7 +110,7 @@ class RaggedArray:
             concrete = _checks.is_concrete(lengths)
             max_length = max(longest_of(given) if concrete else capacity, 1)
         max_length = _checks.check_size("max_length", max_length)
-        check_fit(lengths, capacity, max_length, given)
+        lengths = check_fit(lengths, capacity, max_length, given)
         _set(self, data, lengths, axis, dim, max_length)
 
     # ------------------------------------------------------------------------ in
@@ -192,7 +192,7 @@ class RaggedArray:
         longest, concrete = x.shape[axis + 1], _checks.is_concrete(lengths)
         tokens = int(np.sum(lengths)) if concrete else x.shape[0] * longest
         capacity = chosen_size("capacity", capacity, tokens)
-        check_fit(lengths, capacity, longest, given)
+        lengths = check_fit(lengths, capacity, longest, given)
         data = pack_padded(jnp.moveaxis(x, axis + 1, 1), lengths, capacity)
         data = jnp.moveaxis(data, 0, axis)
         return cls(data, lengths, axis=axis, dim=dim, max_length=max(longest, 1))
@@ -223,7 +223,7 @@ class RaggedArray:
         if splits.shape[0] == 0:
             raise ValueError("`row_splits` must have batch + 1 elements, got none")
         if not _checks.is_concrete(splits):
-            check_traced(splits[0] == 0, "`row_splits` must begin with 0")
+            splits = checked(splits, {"`row_splits` must begin with 0": splits[0] == 0})
         elif int(np.asarray(splits)[0]) != 0:
             raise ValueError(f"`row_splits` must begin with 0, got {splits[0]}")
         return cls(data, splits[1:] - splits[:-1], **options)

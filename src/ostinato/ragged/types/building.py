@@ -13,7 +13,8 @@ from jax import lax
 
 from ... import _checks
 from ..._typing import Array
-from .checks import check_fill, check_lengths, check_traced
+from .checked import checked
+from .checks import check_fill, check_lengths
 from .padded import numbers_text
 from .segments import Segments, UsedCapacity, along, is_inside, positions
 
@@ -154,9 +155,8 @@ def lengths_of_ids(segment_ids: Any, num_segments: int | None, capacity: int) ->
     elif num_segments is None:
         raise TypeError("`num_segments` must be given where `segment_ids` is traced")
     else:
-        check_traced(
-            (ids[1:] >= ids[:-1]).all() & (ids >= 0).all(),
-            "`segment_ids` must be 0 or more and ascend; sort the rows first",
-        )
+        ascends = (ids[1:] >= ids[:-1]).all() & (ids >= 0).all()
+        message = "`segment_ids` must be 0 or more and ascend; sort the rows first"
+        ids = checked(ids, {message: ascends})
     num_segments = _checks.check_size("num_segments", num_segments, 0)
     return jnp.zeros(num_segments, jnp.int32).at[ids].add(1, mode="drop")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import checkify
 
 from ... import _checks
 from ..._typing import Array
+from .checked import checked
 
 
 def check_axis(axis: Any, ndim: int) -> int:
@@ -34,8 +35,10 @@ def check_lengths(lengths: Any, name: str = "lengths") -> Array:
     return _checks.as_int32(check_given(lengths, name))
 
 
-def check_fit(lengths: Any, capacity: int, max_length: int, given: Any) -> None:
-    """Raise ValueError where lengths do not fit; check traced ones at run time.
+def check_fit(lengths: Any, capacity: int, max_length: int, given: Any) -> Any:
+    """Return lengths; raise ValueError where they do not fit.
+
+    Traced ones are checked at run time, where the caller is under checkify.
 
     Args:
         lengths: int32 `[batch]`.
@@ -44,15 +47,15 @@ def check_fit(lengths: Any, capacity: int, max_length: int, given: Any) -> None:
         given: the same lengths before they became int32, for errors.
     """
     if not _checks.is_concrete(lengths):
-        check_traced(
-            (lengths >= 0) & (lengths <= max_length),
-            f"`lengths` must lie in 0..max_length = 0..{max_length}",
+        range_text = f"`lengths` must lie in 0..max_length = 0..{max_length}"
+        sum_text = f"`lengths` must sum to at most the {capacity} rows of the capacity"
+        return checked(
+            lengths,
+            {
+                range_text: (lengths >= 0) & (lengths <= max_length),
+                sum_text: lengths.sum() <= capacity,
+            },
         )
-        check_traced(
-            lengths.sum() <= capacity,
-            f"`lengths` must sum to at most the {capacity} rows of the capacity",
-        )
-        return
     values = np.asarray(lengths)
     wrong = np.flatnonzero((values < 0) | (values > max_length))
     if wrong.size:
@@ -65,11 +68,7 @@ def check_fit(lengths: Any, capacity: int, max_length: int, given: Any) -> None:
             f"`lengths` must sum to at most the {capacity} rows of the capacity, "
             f"got {sum(np.asarray(given).tolist())}"
         )
-
-
-def check_traced(condition: Array, message: str) -> None:
-    """Check a traced condition at run time, where the caller is under checkify."""
-    checkify.debug_check(jnp.all(condition), message)
+    return lengths
 
 
 def check_known(kind: str, lengths: Any) -> np.ndarray:
@@ -164,13 +163,23 @@ def host(lengths: Any) -> Any:
     return np.asarray(lengths) if is_readable(lengths) else lengths
 
 
-def require(condition: Any, message: str) -> None:
-    """Raise ValueError where a condition is False; check a traced one at run time."""
-    if not is_readable(condition):
-        check_traced(condition, message)
-    elif not np.all(condition):
-        where = np.flatnonzero(~np.asarray(condition))
-        raise ValueError(
-            f"{message}"
-            + (f"; not so in example {where[0]}" if np.ndim(condition) else "")
-        )
+def require(x: Any, conditions: Mapping[str, Any]) -> Any:
+    """Return `x`; raise ValueError where a condition is False.
+
+    Traced ones are checked at run time, where the caller is under checkify.
+
+    Args:
+        x: a pytree of arrays; traced conditions are looked at where one is used.
+        conditions: by what must hold, in words, a bool or an array of bools.
+    """
+    traced = {}
+    for message, holds in conditions.items():
+        if not is_readable(holds):
+            traced[message] = holds
+        elif not np.all(holds):
+            where = np.flatnonzero(~np.asarray(holds))
+            raise ValueError(
+                f"{message}"
+                + (f"; not so in example {where[0]}" if np.ndim(holds) else "")
+            )
+    return checked(x, traced) if traced else x
