@@ -52,8 +52,10 @@ def call(
 
     def run(*operands: Array) -> list[Array]:
         """Run the rows that are here: a program is the same for any number of them."""
-        rows = [a.shape[k] for a, k in zip(operands, axes, strict=True) if k >= 0]
-        batch = lowered.batch if in_tokens else rows[0]
+        batch = lowered.batch
+        if not in_tokens:  # tokens have no axis of sequences
+            mapped = zip(operands, axes, strict=True)
+            batch = next(a.shape[k] for a, k in mapped if k >= 0)
         results = _shapes(lowered, loop, batch)
         loop_of = jax.ffi.ffi_call("ostinato_step", results, vmap_method="sequential")
         found = loop_of(
