@@ -328,6 +328,20 @@ def scanned(v, i, j, k):
     return Typed(last, a.sizes[1:]) if k > 6 else a._replace(array=every)
 
 
+def carried(v, i, j, k):
+    """A loop over the rows of one value that carries another one whole."""
+    a, b, c = with_axes(v, i), v.pick(j), v.pick(k)
+    other = c.array if c.sizes == b.sizes else b.array
+
+    def step(state, x):
+        state = jnp.tanh(0.6 * state + 0.2 * jnp.sum(x) * other)
+        return state, jnp.sum(state)
+
+    step = jax.checkpoint(step) if k % 4 == 3 else step
+    last, every = lax.scan(step, b.array, a.array, reverse=k % 2 == 0)
+    return b._replace(array=last) if k > 4 else Typed(every, a.sizes[:1])
+
+
 INNER: list[Callable] = [
     lambda row: 0.4 * jnp.cumsum(row, 0),
     lambda row: row / (1 + jnp.sum(row * row)),
@@ -367,8 +381,8 @@ def reshaped(v, i, j, k):
 
 FOR_ALL = [
     pointwise, together, outer, reduced, running, reordered, transposed, expanded,
-    joined, part, padded, contracted, normalised, masked, counted, scanned, inner,
-    reshaped,
+    joined, part, padded, contracted, normalised, masked, counted, scanned, carried,
+    inner, reshaped,
 ]  # fmt: skip
 OPERATIONS = {f.__name__: f for f in [*FOR_ALL, best, taken, scattered]}
 """Each makes a value of those before; three numbers choose which ones, and how."""

@@ -254,6 +254,32 @@ def loss(fn, w, h, data, x, **options):
     return jnp.vdot(slopes, y.data) + jnp.sum(jnp.sin(last))
 
 
+OVER_NUMBERS = {
+    "all": lambda h, s, x: (jnp.tanh(h + s * x), None),
+    "greatest": lambda h, s, x: (jnp.tanh(h - s * x), h.max()),
+    "softmax": lambda h, s, x: (jax.nn.softmax(h + s * x), (h * x).sum()),
+    "checkpoint": jax.checkpoint(lambda h, s, x: (jnp.tanh(h + s * x), h.sum())),
+}
+
+
+@pytest.mark.parametrize("name", OVER_NUMBERS)
+def test_loops_over_numbers_may_carry_the_whole_example(name):
+    """Tokens without axes: there is no axis of sequences to look at."""
+
+    def one(x):
+        last, ys = jax.lax.scan(lambda h, s: OVER_NUMBERS[name](h, s, x), x, x)
+        return jnp.sin(last).sum() + sum(jnp.sin(y).sum() for y in jax.tree.leaves(ys))
+
+    rows = [jnp.sin(jnp.arange(n) + n) for n in (3, 5, 2, 1)]
+    batch = ragged.RaggedArray.from_list(rows)
+    total = lambda batch: ragged.vmap(one)(batch).sum()  # noqa: E731
+    gradient = fast_jit(ragged.grad(total))(batch)
+    want = [jax.value_and_grad(one)(x) for x in rows]
+    np.testing.assert_allclose(fast_jit(total)(batch), sum(w for w, _ in want))
+    for got, (_, d) in zip(gradient, want, strict=True):
+        np.testing.assert_allclose(got, d, atol=1e-12)
+
+
 @native
 @pytest.mark.parametrize("fn", [steps, scanned], ids=["recurrent_net", "scan"])
 def test_a_gradient_is_two_calls_of_the_native_loop(fn):
