@@ -100,6 +100,12 @@ def test_columns_of_other_magnitudes_are_named(rest):
         (["d,a", "2020-01-02,1", "2020-01-01,2"], "line 3: dates must ascend, got"),
         (["d,a", "2020-01-01,1", "2020-01-02,one"], "line 3: 'a' is no number: 'one'"),
         (["d,a", "2020-01-01,1", "2020-01-02,inf"], "line 3: 'a' is no number: 'inf'"),
+        (["d,a", "2020-01-01,1", "2020-01-02,1_0"], "line 3: 'a' is no number: '1_0'"),
+        (["d,a", "2020-01-01,1", "2020-01-02,١"], "line 3: 'a' is no number: '١'"),
+        (
+            ["d,a", "2020-01-01,1", "2020-01-02,-2e300"],
+            r"at most 1e\+300, got '-2e300'",
+        ),
         (["d,a", "2020-01-01,1", "2020-01-02"], "line 3: must have 2 cells, got 1"),
         (["d", "2020-01-01", "2020-01-02"], "must have a column of numbers beside 'd'"),
     ],
@@ -373,6 +379,7 @@ def test_a_model_comes_back(untrained, tmp_path):
         (dict(model={"columns": 1}), "`Forecaster` must have columns, look_back"),
         (dict(names=["a", "b"]), "`names` must be 1, got"),
         (dict(names=[1]), "`names` must be texts, got"),
+        (dict(names=None), "`names` must be .*, got None"),
         (dict(figures=0), "`figures` must be a mapping, got 0"),
     ],
 )

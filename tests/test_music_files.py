@@ -387,3 +387,7 @@ def test_midi_files_are_dealt_out(tmp_path):
     got = read.read([tmp_path], 2, 0)
     assert [len(part) for part in got] == [3, 1, 1]
     bad("cannot read .*: it is damaged", tmp_path / "x.mid", b"MThd\0\0\0\6")
+    bad(r"it is damaged \(EOFError\)", tmp_path / "x.mid", b"")
+    header = b"MThd\0\0\0\6\0\0\0\1\0\0"
+    track = b"MTrk\0\0\0\4\0\xff\x2f\0"
+    bad("got the division 0", tmp_path / "x.mid", header + track)

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import _checks
 from .._typing import ArrayLike, Int, Shaped
-from .epochs import Epochs, check_lengths, check_sequences, read_only
+from .epochs import Batches, Epochs, check_lengths, check_sequences
 
 MOST_SIZES = 2048  # that are compared; more are rounded up to so many
 
@@ -143,7 +143,7 @@ class Buckets(Epochs[np.ndarray]):
             batches += [order[i : i + size] for i in range(0, len(order), size)]
         if rng is not None:
             batches = [batches[i] for i in rng.permutation(len(batches))]
-        return read_only(batches)
+        return Batches(batches)
 
     def collate(
         self, sequences: Sequence[Any]

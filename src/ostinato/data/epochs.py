@@ -127,11 +127,18 @@ class Epochs(ABC, Generic[Batch]):
         self._epoch, self._batch = epoch, batch
 
 
-def read_only(batches: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Return batches of indices that their readers cannot change."""
-    for batch in batches:
-        batch.flags.writeable = False
-    return tuple(batches)
+class Batches(Sequence[np.ndarray]):
+    """Batches of indices; each is read as an array of its own, which may be changed."""
+
+    def __init__(self, batches: Sequence[np.ndarray]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._batches[index]
+        return Batches(found) if isinstance(index, slice) else found.copy()
 
 
 def check_lengths(lengths: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _checks
 from .._typing import ArrayLike, Int, Shaped
-from .epochs import Epochs, check_lengths, check_sequences, read_only
+from .epochs import Batches, Epochs, check_lengths, check_sequences
 
 OPEN = 16  # batches that are being filled at a time
 
@@ -86,7 +86,7 @@ class Packs(Epochs[np.ndarray]):
         # Batches that were closed last are the least full; they may come anywhere.
         if rng is not None:
             closed = [closed[k] for k in rng.permutation(len(closed))]
-        return read_only([np.array(examples, np.int64) for examples in closed])
+        return Batches([np.array(examples, np.int64) for examples in closed])
 
     def collate(
         self, examples: Sequence[Any]

@@ -18,6 +18,7 @@ from ..errors import UserError
 from . import dates
 
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+LARGEST = 1e300  # some standard deviations more are finite, too
 MOST_BYTES, MOST_LINE = 2**30, 2**24
 _TOO_LARGE = f"it must have at most {MOST_BYTES:,} bytes, {MOST_LINE:,} in a line"
 
@@ -149,8 +150,12 @@ def _number(place: str, name: str, cell: str) -> float:
         number = float(cell)
     except ValueError:
         number = math.inf
-    if math.isinf(number):
+    if math.isinf(number) or "_" in cell or not cell.isascii():  # Python's own numbers
         raise UserError(f"{place}: {name!r} is no number: {cell!r}")
+    if abs(number) > LARGEST:
+        raise UserError(
+            f"{place}: {name!r} must have numbers of at most {LARGEST:g}, got {cell!r}"
+        )
     return number
 
 
@@ -203,7 +208,7 @@ def parts_of(rows: int, split: Sequence[float]) -> tuple[int, int, int]:
     elif good and all(s >= 1 for s in split) and sum(split) <= rows:
         learn, choose, test = map(int, split)
         return learn, choose, test
-    got = ",".join(f"{share:g}" for share in split)
+    got = ",".join(f"{share:.15g}" for share in split)
     raise UserError(
         "`split` must be three shares that sum to at most 1, such as 0.6,0.2,0.2, or "
         f"three numbers of rows, at most {rows}, and leave each part a row; got {got}"

@@ -61,6 +61,7 @@ def load(folder: Path) -> Trained:
         sizes = header["model"]
         constant = tuple(sizes.get("constant", ()))
         model = make(Forecaster, {**sizes, "constant": constant})
+        check("names", list, header["names"])
         check("names", tuple[str, ...], names := tuple(header["names"]))
         check_range("names", f"{model.columns}", names, len(names) == model.columns)
         check("figures", dict, header["figures"])

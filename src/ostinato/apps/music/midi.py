@@ -37,7 +37,10 @@ def read(path: Path, per_beat: int) -> np.ndarray:
             "own; write each track to a file"
         )
     if file.ticks_per_beat <= 0:
-        raise UserError("its time must be counted in beats, not in seconds")
+        raise UserError(
+            "its time must be counted in ticks of a beat, not in seconds, and a beat "
+            f"must have some, got the division {file.ticks_per_beat}"
+        )
     spans = [span for track in file.tracks for span in _spans(track)]
 
     def frame(tick: int) -> int:  # the nearest, the later one of two

@@ -191,5 +191,6 @@ def _one_line(path: Path) -> Iterator[None]:
     except UserError as error:
         raise UserError(f"cannot read {path}: {error}") from None
     except Exception as error:  # scipy, mido and pickle raise nearly all kinds
-        detail = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+        detail = f"{type(error).__name__}: {error}".removesuffix(": ")
+        detail = textwrap.shorten(detail, 200)
         raise UserError(f"cannot read {path}: it is damaged ({detail})") from None
