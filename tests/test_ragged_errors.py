@@ -15,6 +15,7 @@ from jax.interpreters import batching, mlir
 from ostinato import ragged
 from ostinato.ragged import rules
 from ostinato.ragged.core import registry
+from ostinato.ragged.types.checked import checked
 
 LENGTHS = (3, 1, 4)
 ROWS = np.random.default_rng(2).standard_normal((10, 4))
@@ -309,6 +310,25 @@ def test_checks_are_no_effects():
     exported = jax.export.export(jax.jit(first_sum))(jnp.ones(6), jnp.array([2, 3]))
     found = jax.export.deserialize(exported.serialize())
     assert found.call(jnp.ones(6), jnp.array([2, 3])) == 2
+
+
+def test_what_is_checked_can_be_transposed():
+    def twice(x, lengths):
+        x, y = checked([x, x], {"some": lengths > 0, "few": lengths < 9})
+        return x + y
+
+    x, lengths = jnp.arange(3.0), jnp.arange(1, 4)
+    (found,) = jax.linear_transpose(lambda x: twice(x, lengths), x)(x)
+    np.testing.assert_array_equal(found, 2 * x)
+    np.testing.assert_array_equal(jax.grad(lambda x: twice(x, lengths).sum())(x), 2)
+    for axes in ((0, 0), (0, None), (None, 0)):
+        y = jax.vmap(twice, axes)(
+            *(
+                x if a is None else x[None]
+                for x, a in zip((x, lengths), axes, strict=True)
+            )
+        )
+        np.testing.assert_array_equal(y[0], 2 * x)
 
 
 def test_traced_lengths_run_without_checkify():

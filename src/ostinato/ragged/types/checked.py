@@ -51,6 +51,12 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[list[Any], list[An
     return checked_p.bind(*primals, **params), _arrays(*tangents, **params)
 
 
+def _transpose(
+    cotangents: Any, *_: Any, messages: tuple[str, ...], **__: Any
+) -> list[Any]:
+    return [None] * len(messages) + list(cotangents)
+
+
 def _batch(values: Any, axes: Any, **params: Any) -> tuple[list[Any], list[Any]]:
     conditions = dict(zip(params["messages"], values, strict=False))
     arrays = _bind(_arrays(*values, **params), conditions)
@@ -65,4 +71,5 @@ mlir.register_lowering(
     checked_p, lambda _, *values, **params: _arrays(*values, **params)
 )
 ad.primitive_jvps[checked_p] = _jvp
+ad.primitive_transposes[checked_p] = _transpose
 batching.primitive_batchers[checked_p] = _batch
