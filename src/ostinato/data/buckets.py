@@ -132,10 +132,10 @@ class Buckets(Epochs[np.ndarray]):
         return f"Buckets({len(self._lengths)} sequences, shapes={self.shapes})"
 
     @property
-    def _facts(self) -> tuple[np.ndarray, Any]:
+    def _facts(self) -> Batches:
         return self._lengths, self.shapes
 
-    def _order(self, number: int) -> tuple[np.ndarray, ...]:
+    def _order(self, number: int) -> Batches:
         rng = self._generator(number)
         batches = []
         for members, size in zip(self._members, self.batch_sizes, strict=True):

@@ -53,10 +53,10 @@ class Packs(Epochs[np.ndarray]):
         )
 
     @property
-    def _facts(self) -> tuple[np.ndarray, Any]:
+    def _facts(self) -> Batches:
         return self._lengths, (self.capacity, self.max_examples)
 
-    def _order(self, number: int) -> tuple[np.ndarray, ...]:
+    def _order(self, number: int) -> Batches:
         """Put every example into the fullest open batch that has space for it."""
         rng = self._generator(number)
         count = len(self._lengths)
