@@ -132,7 +132,7 @@ class Buckets(Epochs[np.ndarray]):
         return f"Buckets({len(self._lengths)} sequences, shapes={self.shapes})"
 
     @property
-    def _facts(self) -> Batches:
+    def _facts(self) -> tuple[np.ndarray, Any]:
         return self._lengths, self.shapes
 
     def _order(self, number: int) -> Batches:

@@ -53,7 +53,7 @@ class Packs(Epochs[np.ndarray]):
         )
 
     @property
-    def _facts(self) -> Batches:
+    def _facts(self) -> tuple[np.ndarray, Any]:
         return self._lengths, (self.capacity, self.max_examples)
 
     def _order(self, number: int) -> Batches:
