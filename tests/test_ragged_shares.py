@@ -66,6 +66,41 @@ def total(result):
     return sum(jnp.sum(jnp.sin(x)) for x in leaves if x.dtype.kind == "f")
 
 
+LOOPS = {  # that step functions close over, count in, or carry
+    "constant": lambda x, w: jax.lax.scan(
+        lambda c, t: (jnp.tanh(0.5 * c + t @ w), c), jnp.zeros(WIDTH), x
+    ),
+    "number": lambda x, w: jax.lax.scan(
+        lambda c, t: (jnp.tanh(c @ w + t[0] * t[1].astype(float)), c),
+        jnp.zeros(WIDTH),
+        (x, jnp.arange(x.shape[0])),
+    ),
+    "whole": lambda x, w: jax.lax.scan(
+        lambda c, t: (jnp.tanh(c + t * (x @ w)[:, 0]), c.max()), x[:, 0], x[:, 1]
+    ),
+    "net": lambda x, w: ost.recurrent_net(
+        lambda p, h, t, _: ((h := jnp.tanh(t + 0.5 * h @ p)), h),
+        x[None],
+        x[:1],
+        params=w,
+    ).outputs[0],
+}
+
+
+@pytest.mark.parametrize("kind", list(AxisType)[:2])
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_equal_those_on_one_device(name, kind):
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=(kind,))
+    batch, w = draw([1, 3, 2, 5, 4, 1, 6, 2]), 0.1 * jnp.arange(9.0).reshape(3, 3)
+    mapped = ragged.vmap(LOOPS[name], in_axes=(0, None))
+    gradient = jax.jit(jax.grad(lambda w, x: total(mapped(x, w))))
+    want = gradient(w, batch)
+    with jax.set_mesh(mesh):
+        shares = ragged.shard(batch, mesh, "batch")
+        assert_same(jax.jit(mapped)(shares, w), mapped(batch, w))
+        assert_close(gradient(w, shares), want, terms=100)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_results_and_gradients_equal_one_device(name):
     batch, w = draw(), jnp.asarray(np.random.default_rng(1).standard_normal((3, 3)))

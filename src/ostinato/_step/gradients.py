@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
+from .._rnn.sharding import make_varying
 from .._typing import Array
 from .jaxprs import (
     evaluate,
@@ -323,5 +324,6 @@ def weight_gradient(product: Any, weight: Array, x: Array, dy: Array) -> Array:
     def all_steps(weight: Array) -> Array:
         return jax.vmap(product, in_axes=(0, None))(x, weight)
 
+    x, dy, weight = make_varying([x, dy, weight])
     (gradient,) = jax.linear_transpose(all_steps, weight)(dy)
     return gradient

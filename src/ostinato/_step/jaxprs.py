@@ -11,6 +11,8 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.extend.source_info_util import user_context
 
+from .._rnn.sharding import make_varying
+
 Origins = dict[str, tuple[JaxprEqn, ...]]
 Hook = Callable[[JaxprEqn, list[Any]], list[Any] | None]
 
@@ -138,13 +140,14 @@ def run_one(
 ) -> list[Any]:
     """Run one equation, and the equations inside of a function under `jit`.
 
-    `hook` is for the latter, see `run`. All values are to vary over the same axes of a
-    `shard_map`, or over none.
+    `hook` is for the latter, see `run`. In a `shard_map`, operands that vary over fewer
+    axes than others, as constants do, are made to vary over the same.
     """
     if eqn.primitive.name == "jit":
         return evaluate(eqn.params["jaxpr"], inputs, hook)
     if eqn.primitive.name == "pvary":
         return list(inputs)
+    inputs = make_varying(list(inputs))
     params = eqn.primitive.get_bind_params(eqn.params)
     # Where it is traced anew, an equation keeps its line of the user's program.
     with eqn.ctx.manager, user_context(eqn.source_info.traceback):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from .. import _config
-from .._rnn.sharding import make_varying
+from .._rnn.sharding import make_varying, shaped_array
 from .._source_lines import user_line
 from .._typing import Array
 from . import description, native, primitive, tokens
@@ -143,20 +143,23 @@ def plan(
         trees.append(results_tree)
         return results
 
-    # A weak type decides what the step computes in.
-    avals = [_struct(a, a.shape) for a in given]
     if at_step is None:
-        at_step = [_struct(a, a.shape[1:]) for a in leaves]
+        at_step = [_type(a, a.shape[1:]) for a in leaves]
     if counts is None:
         counts = [i for i, a in enumerate(at_step) if not a.shape]
-    traced = jax.make_jaxpr(flattened)(*avals, *at_step)
+    # In shard_map, the step is traced as if all values varied over the same axes.
+    everything = make_varying([*given, *leaves])
+    given, leaves = split_at(everything, [len(given)])
+    types = [_type(a, a.shape) for a in given]
+    types += [_type(a, t.shape) for a, t in zip(leaves, at_step, strict=True)]
+    traced = jax.make_jaxpr(flattened)(*types)
     if traced.effects:
         return f"the step has effects: {', '.join(map(str, traced.effects))}"
     origins = origins_of(traced.jaxpr)
     # The arrays that the step closes over are invariant too.
     arrays = [*traced.consts, *given[:num_arrays]]
     as_it_is = flat(known(traced.jaxpr))
-    # In shard_map, the step is taken apart as if all values varied over the same axes.
+    # What the step closes over need not vary yet.
     everything = make_varying([*arrays, *given[num_arrays:], *leaves])
     arrays, rest, leaves = split_at(everything, [len(arrays), len(arrays) + num_states])
     steps = leaves[0].shape[0] if leaves else 1
@@ -193,9 +196,14 @@ def plan(
     return Plan(step, ahead, invariant, inputs, kept, rest, trees[-1], origins)
 
 
-def _struct(a: Array, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    """Return the type of an array, with another shape."""
-    return jax.ShapeDtypeStruct(shape, a.dtype, weak_type=jax.typeof(a).weak_type)
+def _type(a: Array, shape: tuple[int, ...]) -> Any:
+    """Return the type of an array, with another shape.
+
+    A weak type decides what the step computes in.
+    """
+    like = jax.typeof(a)
+    weak = like.weak_type
+    return shaped_array(shape, a.dtype, [like]).update(weak_type=weak)
 
 
 def _reason_for_scan(loop: Loop, as_it_is: Jaxpr, origins: Origins) -> str | None:
