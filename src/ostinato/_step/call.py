@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._rnn.sharding import FreeAxes, partition
+from .._rnn.sharding import FreeAxes, make_varying, partition
 from .._typing import Array
 from .programs.lowered import Lowered
 from .programs.program import Place
@@ -69,7 +69,8 @@ def call(
             lengths=bool(lengths),
             wide=lowered.dtype == jnp.float64,
         )
-        return list(found)
+        # In a shard_map, results vary over the axes over which operands do.
+        return make_varying([*found, *operands])[: len(found)]
 
     if split:
         free = FreeAxes(axes, _axes_of_results(lowered), (False,) * len(axes))

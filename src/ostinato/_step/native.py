@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from .. import _native
-from .._rnn.sharding import make_varying
 from .._typing import Array
 from . import tokens
 from .call import call, check_split
@@ -81,9 +78,6 @@ def backward(
     split: bool = False,
 ) -> dict[int, Array]:
     """Run the loop backwards in the native library if it can; see `forward`."""
-    everything = make_varying([*operands, *saved, *cotangents])
-    first, last = len(operands), len(operands) + len(saved)
-    operands, saved, cotangents = split_at(everything, [first, last])
     other = lambda: tokens.backward(loop, wrt, operands, saved, cotangents)  # noqa: E731
     try:
         check_available(loop)
@@ -165,19 +159,7 @@ def _if_small(loop: Loop, operands: Sequence[Array], run: Callable, other: Calla
             small.append(are_small(a))
     if not small:
         return run()
-
-    def varying(run: Callable) -> Callable:
-        """Let results vary over the axes of a `shard_map` over which operands do."""
-
-        def of_operands() -> Any:
-            leaves, tree = jax.tree.flatten(run())
-            return jax.tree.unflatten(
-                tree, make_varying([*leaves, *operands])[: len(leaves)]
-            )
-
-        return of_operands
-
-    return lax.cond(ft.reduce(jnp.logical_and, small), varying(run), varying(other))
+    return lax.cond(ft.reduce(jnp.logical_and, small), run, other)
 
 
 def are_small(a: Array) -> Array:
