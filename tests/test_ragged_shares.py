@@ -72,9 +72,10 @@ LOOPS = {  # that step functions close over, count in, or carry
     ),
     "number": lambda x, w: jax.lax.scan(
         lambda c, t: (jnp.tanh(c @ w + t[0] * t[1].astype(float)), c),
-        jnp.zeros(WIDTH),
+        jnp.zeros(x.shape[1]),
         (x, jnp.arange(x.shape[0])),
     ),
+    "wide": lambda x, w: LOOPS["number"](jnp.tile(x, 6), jnp.tile(w, (6, 6))),
     "whole": lambda x, w: jax.lax.scan(
         lambda c, t: (jnp.tanh(c + t * (x @ w)[:, 0]), c.max()), x[:, 0], x[:, 1]
     ),
