@@ -10,11 +10,14 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
 import jax.errors
+import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Primitive
+from jax.interpreters import ad
 
 try:
     from jax._src.dispatch import prim_requires_devices_during_lowering as _with_devices
@@ -98,7 +101,23 @@ def draws_from_first(keys: jax.Array, new_keys: bool = False) -> bool:
 def is_determinant(eqn: JaxprEqn) -> bool:
     """Return whether a function with a derivative of its own is `jnp.linalg.det`'s."""
     source = eqn.params["call_jaxpr"].jaxpr.debug_info.func_src_info
-    return source.startswith("_det at ") and "/jax/_src/numpy/linalg.py" in source
+    return source.startswith("_det at ") and _LINALG in source
+
+
+def is_of_determinants_derivative(eqn: JaxprEqn) -> bool:
+    """Return whether an equation is of the derivative of `jnp.linalg.det`.
+
+    The function itself is one equation with a derivative of its own, as long as it is
+    not differentiated.
+    """
+    traceback = eqn.source_info.traceback
+    return any(
+        frame.function_name == "det" and _LINALG in frame.file_name
+        for frame in (traceback.frames if traceback else ())
+    )
+
+
+_LINALG = "/jax/_src/numpy/linalg.py"
 
 
 def is_ordered(callback: dict[str, Any]) -> bool:
@@ -150,22 +169,40 @@ def asks_for_associative_scan(error: Exception) -> bool:
 
 
 _REPLACING = threading.RLock()
+_CUMULATIVE = {
+    jax.lax.cumlogsumexp_p: jnp.logaddexp,
+    jax.lax.cummax_p: jax.lax.max,
+    jax.lax.cummin_p: jax.lax.min,
+    jax.lax.cumprod_p: jax.lax.mul,
+}
+"""The cumulative operations whose derivative is that of an associative scan."""
 
 
 @contextlib.contextmanager
 def associative_scan_replaced(by: Callable) -> Iterator[None]:
     """Let `jax.lax.associative_scan` be another function while a function is traced.
 
-    JAX has no hook there: its scan slices in Python. Other threads that call it in the
+    JAX has no hook there: its scan slices in Python. The derivatives of cumulative
+    operations, which call it, are replaced, too. Other threads that call it in the
     meantime get `by` too, which must do the same for sizes that are numbers.
     """
+
+    def jvp(join: Callable) -> Callable:
+        def rule(primals: Any, tangents: Any, *, axis: int, reverse: bool) -> Any:
+            scan = partial(by, join, axis=axis, reverse=reverse)
+            return jax.jvp(scan, tuple(primals), tuple(tangents))
+
+        return rule
+
     with _REPLACING:
-        original = jax.lax.associative_scan
+        original, rules = jax.lax.associative_scan, dict(ad.primitive_jvps)
         jax.lax.associative_scan = by
+        ad.primitive_jvps.update({p: jvp(join) for p, join in _CUMULATIVE.items()})
         try:
             yield
         finally:
             jax.lax.associative_scan = original
+            ad.primitive_jvps.update({p: rules[p] for p in _CUMULATIVE})
 
 
 def is_unbound_axis_name(error: NameError) -> bool:

@@ -248,10 +248,17 @@ def _check_axis(x: Any, axis: Any) -> int | None:
 
 def _batch(leaves: list[Any], axes: list[int | None]) -> int:
     sizes = {
-        len(x) if is_ragged(x) else x.shape[a]
+        x.lengths.shape[0] if is_ragged(x) else x.shape[a]
         for x, a in zip(leaves, axes, strict=True)
         if a is not None
     }
+    for size in sizes:
+        if is_symbolic(size):
+            raise NotImplementedError(
+                f"ragged.vmap must know the number of examples, got the symbol {size}; "
+                "export a program of the largest number, and fill up smaller batches "
+                "with empty examples, under `min_length=0`"
+            )
     if len(sizes) > 1:
         raise ValueError(
             "mapped arguments must have equally many examples, got "

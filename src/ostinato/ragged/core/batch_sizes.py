@@ -198,14 +198,14 @@ class BatchSizes:
             for axis in sizes.symbolic_axes(shape):
                 there &= self.cached(
                     ("nonempty", str(shape[axis])),
-                    lambda d=shape[axis]: self._is_positive(d),
+                    lambda d=shape[axis]: self.is_positive(d),
                 )
             some |= there
             if some is True:
                 return None
         return some if shapes else None
 
-    def _is_positive(self, dim: Any) -> Array | bool:
+    def is_positive(self, dim: Any) -> Array | bool:
         """Return which examples have a size `dim` of at least 1, True for all."""
         known = self.symbols
         least = {

@@ -13,14 +13,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from ..._compat import scan_counts
 from ..._typing import Array
 from ..core.context import Context
 from ..core.registry import register
-from ..core.sizes import is_symbolic
+from ..core.sizes import is_symbolic, symbolic_axes
+from ..core.stand_ins import StandIns
 from ..core.values import Flat, Padded, Shared, Value, with_array
+from ..primitives.constant import constant
 from ..schedule import compiled_scan, packed_scan, padded_scan
 from ..schedule.scan import Scan
 from ..types.segments import along
@@ -245,7 +247,7 @@ def _cond(
         # A bool if there are two branches.
         takes = ctx.to_padded(index).x.astype(jnp.int32)
         results = [
-            ctx.among(takes == i).evaluate(branch, values)
+            _branch_of_some(ctx, takes == i, branch, values)
             for i, branch in enumerate(branches)
         ]
         return [_choose(ctx, index, cases) for cases in zip(*results, strict=True)]
@@ -264,6 +266,52 @@ def _cond(
         return _in_layouts(ctx.nested(), likes, run(branch, *values))
 
     return lax.switch(index.x, [ft.partial(call, b) for b in branches], *values)
+
+
+def _branch_of_some(
+    ctx: Context, taken: Array, branch: Any, values: _Values
+) -> list[Value]:
+    """Return the results of a branch, which only the examples of `taken` use.
+
+    The other examples have no gradient there, not even 0 times infinity. As in
+    `jax.vmap`, their values are constants. A value that all examples share cannot be a
+    constant for some of them; where there is one, they have the values of an example
+    that takes the branch.
+    """
+    jaxpr = branch.jaxpr
+    read = {a for e in jaxpr.eqns for a in e.invars if not isinstance(a, Literal)}
+    shares = any(
+        isinstance(v, Shared) and jnp.issubdtype(v.x.dtype, jnp.inexact)
+        for v, variable in zip(values, jaxpr.invars, strict=True)
+        if variable in read
+    )
+    if not shares:
+        values = [_constant_unless(ctx, taken, v) for v in values]
+        return ctx.among(taken).evaluate(branch, values)
+    used = taken
+    for limit in (ctx.going, ctx.complete()):
+        used = used if limit is None else used & limit
+    batch = StandIns.of(ctx, used)
+    inner = batch.context if _has_sizes(jaxpr) else ctx
+    inner = inner.among(taken)
+    results = inner.evaluate(branch, [batch(v) for v in values])
+    return [inner.to_padded(v) if isinstance(v, Flat) else v for v in results]
+
+
+def _constant_unless(ctx: Context, condition: Array, value: Value) -> Value:
+    if isinstance(value, Shared) or not jnp.issubdtype(value.x.dtype, jnp.inexact):
+        return value
+    return select(ctx, condition, value, with_array(value, constant(value.x)))
+
+
+def _has_sizes(jaxpr: Any) -> bool:
+    """Return whether a program has values whose size depends on the example."""
+    made = (v for eqn in jaxpr.eqns for v in eqn.outvars)
+    return (
+        any(symbolic_axes(getattr(v.aval, "shape", ())) for v in (*jaxpr.invars, *made))
+        or any(eqn.primitive.name == "dim_as_value" for eqn in jaxpr.eqns)
+        or any(_has_sizes(i) for e in jaxpr.eqns for i in jaxprs_in_params(e.params))
+    )
 
 
 def _choose(ctx: Context, index: Value, cases: _Values) -> Value:

@@ -46,7 +46,10 @@ def _conv(
     (shape,) = ctx.out_shapes(eqn)
     spatial = dimension_numbers.lhs_spec[2:]
     if ragged_axes(kernel):
-        raise Unsupported("the kernel must not have an axis of different sizes")
+        raise Unsupported(
+            "the kernel must not have an axis of different sizes, which it also has in "
+            "the derivative by the kernel; take that outside of ragged.vmap"
+        )
     if any(is_symbolic(x.shape[a]) for a in dimension_numbers.lhs_spec[1:2]):
         raise Unsupported("the features must not be an axis of different sizes")
     if isinstance(x, Flat) and x.axis == dimension_numbers.lhs_spec[0]:

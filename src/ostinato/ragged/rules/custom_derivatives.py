@@ -21,6 +21,7 @@ from ..._typing import Array
 from ..core.context import Context
 from ..core.registry import Unsupported, register
 from ..core.sizes import symbolic_axes
+from ..core.stand_ins import differentiable_if
 from ..core.values import Flat, Padded, Shared, Value, is_value, ragged_axes, with_array
 from ..types.segments import along
 from .linalg import determinant
@@ -55,17 +56,23 @@ class _Call:
         """Return the items that belong to differentiable arguments."""
         return [items[i] for i in self.differentiable]
 
-    def inside(self, symbols: dict[str, Array]) -> Context:
-        """Return a context for a function that gets the values of symbols, too.
+    @property
+    def around(self) -> tuple[dict[str, Array], Array | None]:
+        """The arrays of the context, which `inside` takes."""
+        return self.ctx.symbols.values, self.ctx.going
+
+    def inside(self, around: tuple[dict[str, Array], Array | None]) -> Context:
+        """Return a context for a function that gets `around`, too.
 
         Functions with custom derivatives must not close over arrays.
         """
-        known = dataclasses.replace(self.ctx.symbols, values=symbols)
-        return self.ctx.nested(symbols=known)
+        values, going = around
+        known = dataclasses.replace(self.ctx.symbols, values=values)
+        return self.ctx.nested(symbols=known, going=going)
 
-    def run(self, symbols: dict[str, Array], *values: Value) -> list[Value]:
+    def run(self, around: Any, *values: Value) -> list[Value]:
         """Call the function on the batch."""
-        return self.inside(symbols).evaluate(self.eqn.params["call_jaxpr"], values)
+        return self.inside(around).evaluate(self.eqn.params["call_jaxpr"], values)
 
 
 @register("custom_jvp_call", cheap=True)
@@ -77,8 +84,8 @@ def _custom_jvp(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[V
 
     @run.defjvp
     def _jvp(primals: Any, tangents: Any) -> Any:
-        symbols, *values = primals
-        inner = call.inside(symbols)
+        around, *values = primals
+        inner = call.inside(around)
 
         def one(arrays: Any, tangents: Any) -> Any:
             return jax.jvp(call.one_of(arrays), call.chosen(arrays), tangents)
@@ -86,14 +93,14 @@ def _custom_jvp(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[V
         jaxpr = jax.make_jaxpr(one)(call.avals, call.chosen(call.avals))
         results = inner.evaluate(jaxpr, [*values, *call.chosen(tangents[1:])])
         half = len(results) // 2
-        likes = jax.eval_shape(call.run, symbols, *values)
+        likes = jax.eval_shape(call.run, around, *values)
         results = [
             _in_layout(inner, value, like)
             for value, like in zip(results, [*likes, *likes], strict=True)
         ]
         return results[:half], list(map(_tangent, results[half:], results[:half]))
 
-    return run(ctx.symbols.values, *values)
+    return run(call.around, *values)
 
 
 def _in_layout(ctx: Context, value: Value, like: Value) -> Value:
@@ -121,15 +128,19 @@ def _custom_vjp(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[V
     call = _Call(ctx, eqn)
     layouts = [with_array(v, None) for v in values]
     if _depends_on_no_example(ctx, eqn, values):
-        return [Shared(x, x.shape) for x in call.one(*(v.x for v in values))]
+        arrays = [v.x for v in values]
+        if ctx.going is not None:
+            any_goes = jnp.any(ctx.going)
+            arrays = [differentiable_if(any_goes, x) for x in arrays]
+        return [Shared(x, x.shape) for x in call.one(*arrays)]
 
     # Results are canonical: a shared one would get the cotangents of all examples.
     @jax.custom_vjp
-    def run(symbols: dict[str, Array], *values: Value) -> list[Value]:
-        return list(map(call.inside(symbols).canonical, call.run(symbols, *values)))
+    def run(around: Any, *values: Value) -> list[Value]:
+        return list(map(call.inside(around).canonical, call.run(around, *values)))
 
-    def forward(symbols: dict[str, Array], *values: Value) -> Any:
-        inner = call.inside(symbols)
+    def forward(around: Any, *values: Value) -> Any:
+        inner = call.inside(around)
 
         def one(*arrays: Any) -> Any:
             return jax.vjp(call.one_of(arrays), *call.chosen(arrays))
@@ -139,11 +150,11 @@ def _custom_vjp(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[V
         outputs = list(map(inner.canonical, results[: len(eqn.outvars)]))
         residuals = results[len(eqn.outvars) :]
         pull_back = jax.tree.unflatten(jax.tree.structure(shapes[1]), residuals)
-        return outputs, (symbols, pull_back)
+        return outputs, (around, pull_back)
 
     def backward(saved: Any, cotangents: Any) -> Any:
-        symbols, pull_back = saved
-        inner = call.inside(symbols)
+        around, pull_back = saved
+        inner = call.inside(around)
         residuals, tree = jax.tree.flatten(pull_back, is_leaf=is_value)
 
         def one(residuals: Any, cotangents: Any) -> Any:
@@ -155,7 +166,7 @@ def _custom_vjp(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[V
         results = inner.evaluate(jaxpr, [*residuals, *cotangents])
         given = dict(zip(call.differentiable, results, strict=True))
         return (
-            {k: np.zeros(v.shape, jax.dtypes.float0) for k, v in symbols.items()},
+            jax.tree.map(lambda a: np.zeros(a.shape, jax.dtypes.float0), around),
             *(
                 _cotangent(inner, given[i], layout) if i in given else None
                 for i, layout in enumerate(layouts)
@@ -163,7 +174,7 @@ def _custom_vjp(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> list[V
         )
 
     run.defvjp(forward, backward)
-    return run(ctx.symbols.values, *values)
+    return run(call.around, *values)
 
 
 def _depends_on_no_example(
@@ -182,22 +193,32 @@ def _aval(aval: Any) -> jax.ShapeDtypeStruct:
 def _cotangent(ctx: Context, cotangent: Value, like: Value) -> Value:
     """Return the cotangent of an argument in its layout: a sum for a shared argument.
 
-    It is zero in the padding, and for an incomplete example.
+    It is zero in the padding, and for an example that is incomplete, or whose results
+    are not used: a derivative that is not linear may make something of their cotangent,
+    zero.
     """
     return with_array(like, _masked(ctx, cotangent, like))
 
 
 def _masked(ctx: Context, cotangent: Value, like: Value) -> Array:
-    complete = ctx.complete()
+    used = _used_examples(ctx)
     if isinstance(like, Flat):
         flat = ctx.to_flat(cotangent)
         valid = ctx.used(flat.dim).valid
-        if complete is not None:
-            valid &= jnp.take(complete, ctx.segments(flat.dim).ids, mode="clip")
+        if used is not None:
+            valid &= jnp.take(used, ctx.segments(flat.dim).ids, mode="clip")
         return jnp.where(along(valid, flat.axis, flat.x.ndim), flat.x, 0)
     x = ctx.to_padded(cotangent).x
-    if complete is not None:
-        x = jnp.where(along(complete, 0, x.ndim), x, 0)
+    if used is not None:
+        x = jnp.where(along(used, 0, x.ndim), x, 0)
     for axis in ragged_axes(cotangent):
         x = jnp.where(ctx.mask(x, axis, cotangent.shape[axis]), x, 0)
     return x if isinstance(like, Padded) else jnp.sum(x, 0)
+
+
+def _used_examples(ctx: Context) -> Array | None:
+    """Return the examples that are complete and going, bool `[batch]`; None for all."""
+    complete, going = ctx.complete(), ctx.going
+    return (
+        going if complete is None else complete if going is None else complete & going
+    )

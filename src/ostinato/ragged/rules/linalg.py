@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
 
+from ..._compat import is_of_determinants_derivative
 from ..._typing import Array
 from ..core.context import Context, Sizes
 from ..core.registry import Unsupported, register
@@ -39,6 +40,14 @@ def _factor(ctx: Context, eqn: JaxprEqn, a: Value, **params: Any) -> Sequence[Va
         return over_leading(ctx, eqn, [a], [2], params)
     if rows != dim:
         raise Unsupported("a matrix whose size depends on the example must be square")
+    bigger = ctx.is_positive(dim - 1)  # True, or an array
+    if bigger is not True and is_of_determinants_derivative(eqn):
+        raise Unsupported(
+            "JAX's derivative of `jnp.linalg.det`, taken inside of the mapped "
+            "function, is another one for matrices of size 1; say `min_length=2` if "
+            "there are none, else differentiate `sign * jnp.exp(logdet)` of "
+            "`jnp.linalg.slogdet`"
+        )
 
     def factor(own: Sizes, a: Array) -> list[Array]:
         results = eqn.primitive.bind(_extended(own, a, dim), **params)

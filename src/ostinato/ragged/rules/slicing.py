@@ -234,6 +234,8 @@ def _pad(
             low, _, inner = padding_config[axis]
             position = positions(ctx.max(shape[axis])) - sizes(low)
             index, there = _spread(position, inner, sizes(x.shape[axis]))
+            if not a.shape[axis]:  # nothing can be taken from it
+                a = lax.pad(a, fill, [(i == axis, 0, 0) for i in range(a.ndim)])
             a = jnp.take(a, index, axis, mode="clip")
             a = jnp.where(along(there, axis, a.ndim), a, fill)
         return [a]

@@ -1,0 +1,120 @@
+"""Derivatives that the mapped function takes itself, of operations with a JAX rule.
+
+JAX's rules are traced with symbols for sizes there. The oracle is a loop over the
+examples.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closures import fast_jit
+from jax import lax
+from jax.export import export, symbolic_shape
+
+from ostinato import ragged
+
+LENGTHS = (3, 1, 4)
+ROWS = np.random.default_rng(9).standard_normal((8, 2))
+PARTS = [jnp.asarray(p) for p in np.split(ROWS, np.cumsum(LENGTHS))[:-1]]
+LONGER = PARTS[::2]
+
+
+def matrix(x):
+    return 2 * jnp.eye(x.shape[0]) + jnp.sin(x) @ jnp.cos(x.T)
+
+
+SCANS = (lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp)
+FUNCTIONS = {
+    f"{scan.__name__}_{reverse}": lambda x, scan=scan, reverse=reverse: (
+        scan(x, 0, reverse) ** 2
+    ).sum()
+    for scan in SCANS
+    for reverse in (False, True)
+} | {
+    "product": lambda x: jnp.cumprod(x, 0)[-1].sum(),
+    "lu": lambda x: jnp.sum(lax.linalg.lu(matrix(x))[0] ** 2),
+    "inverse": lambda x: jnp.sum(jnp.linalg.inv(matrix(x)) ** 2),
+    "log_determinant": lambda x: jnp.exp(jnp.linalg.slogdet(matrix(x))[1]),
+}
+ORDERS = {
+    "grad": jax.grad,
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (jnp.sin(x),))[1],
+    "second": lambda f: lambda x: jax.jvp(jax.grad(f), (x,), (jnp.sin(x),))[1],
+}
+
+
+def check(function, parts, **options):
+    x = ragged.RaggedArray.from_list(parts)
+    got = fast_jit(ragged.vmap(function, **options))(x)
+    got = got.to_list() if isinstance(got, ragged.RaggedArray) else got
+    for a, part in zip(got, parts, strict=True):
+        np.testing.assert_allclose(a, function(part), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_inner_derivatives(name, order):
+    check(ORDERS[order](FUNCTIONS[name]), PARTS)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_inner_derivatives_of_determinants_need_sizes_above_one(order):
+    """JAX's rule has a case `n == 1`, which is False for a symbol."""
+
+    def determinant(x):
+        return jnp.linalg.det(matrix(x))
+
+    derivative = ORDERS[order](determinant)
+    check(derivative, LONGER, min_length=2)
+    x = ragged.RaggedArray.from_list(PARTS)
+    refused = (NotImplementedError, jax.errors.InconclusiveDimensionOperation)
+    with pytest.raises(refused, match=r"'lu'.*det.*`min_length=2`|'n' > '1'"):
+        fast_jit(ragged.vmap(derivative))(x)
+    check(determinant, PARTS)
+    gradient = ragged.grad(lambda x: ragged.vmap(determinant)(x).sum())(x)
+    for a, part in zip(gradient.to_list(), PARTS, strict=True):
+        np.testing.assert_allclose(a, jax.grad(determinant)(part), rtol=1e-10)
+
+
+def test_the_scan_of_jax_is_as_before_after_a_trace():
+    rules = dict(jax.interpreters.ad.primitive_jvps)
+    check(jax.grad(FUNCTIONS["product"]), PARTS)
+    assert rules == jax.interpreters.ad.primitive_jvps
+
+
+@pytest.mark.parametrize("below", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("shape", [(0,), (0, 2)])
+def test_padding_of_nothing_by_a_size(shape, below):
+    def function(x):
+        config = [(x.shape[0] * below[0], x.shape[0] * below[1], 0)]
+        padded = lax.pad(jnp.zeros(shape), 3.0, config + [(0, 0, 0)] * (len(shape) - 1))
+        return padded + (x[:, 0] if len(shape) == 1 else x)
+
+    check(function, PARTS)
+
+
+def test_derivatives_by_kernels_say_where_to_take_them():
+    def function(x):
+        convolve = lambda k: ragged.convolve(x[:, 0], k).sum()  # noqa: E731
+        conv = (
+            lambda k: lax.conv_general_dilated(  # noqa: E731
+                x.T[None, :1], k[None, None], (1,), "SAME"
+            ).sum()
+        )
+        return jax.grad(conv)(jnp.ones(3)) + 0 * convolve(jnp.ones(3))
+
+    with pytest.raises(NotImplementedError, match=r"outside of ragged\.vmap"):
+        ragged.vmap(function)(ragged.RaggedArray.from_list(PARTS))
+
+
+def test_a_symbol_for_the_number_of_examples():
+    def total(data, lengths):
+        x = ragged.RaggedArray(data, lengths, max_length=4)
+        return ragged.vmap(lambda x: x.sum())(x)
+
+    (number,) = symbolic_shape("B")
+    data = jax.ShapeDtypeStruct((8,), jnp.float64)
+    lengths = jax.ShapeDtypeStruct((number,), jnp.int32)
+    with pytest.raises(NotImplementedError, match="number of examples, got .* B"):
+        export(jax.jit(total))(data, lengths)
