@@ -1,3 +1,4 @@
+import os
 import re
 import runpy
 import subprocess
@@ -128,6 +129,16 @@ def test_pronounce_reads_standard_input(untrained):
     assert "'n3t': unknown '3'" in first and "'-': it has no letter" in second
 
 
+def test_pronounce_refuses_words_without_end(untrained):
+    words = "a" * 100, "b" * 101, "x3" * 9000, "ab"
+    result = ostinato("pronounce", *words, "--model", untrained)
+    assert result.exit_code == 2
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["a" * 100, "ab"]
+    first, second = result.stderr.splitlines()
+    assert "bbb...bbb" in first and "it has 101 letters, 100 are allowed" in first
+    assert "it has 18,000 letters" in second and len(second) < 120
+
+
 @pytest.mark.parametrize("stdin", ["", "\n \n"])
 def test_pronounce_of_no_word_prints_nothing(untrained, stdin):
     result = ostinato("pronounce", "-", "--model", untrained, stdin=stdin)
@@ -216,6 +227,49 @@ def test_the_help_tells_the_defaults(command, settings):
             if found := re.search(r"Default ([\w,.-]*\w)", option.help or ""):
                 told[name] = found[1]
     assert {k: type(v)(told[k]) for k, v in defaults.items()} == defaults
+
+
+def run_command(*arguments, **options):
+    """Run a command in a process of its own, without what pytest has for streams."""
+    command = [sys.executable, "-m", "ostinato", *map(str, arguments)]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, **options)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("buffered", ["", "1"])
+@pytest.mark.parametrize("command", ["--version", "info --help", "pronounce ab"])
+def test_an_output_that_cannot_be_written_is_one_line(untrained, command, buffered):
+    model = ["--model", untrained] * ("pronounce" in command)
+    with open("/dev/full", "wb") as full:
+        done = run_command(
+            *command.split(),
+            *model,
+            stdout=full,
+            env={**os.environ, "PYTHONUNBUFFERED": buffered},
+        )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "ostinato: cannot write the output: No space left on device\n"
+    )
+
+
+def test_a_reader_that_goes_away_ends_a_command_silently():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = run_command("--version", stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("end, why", [("<&-", "it is closed"), ("0>file", "Bad file")])
+def test_an_input_that_cannot_be_read_is_one_line(untrained, end, why):
+    line = f"{sys.executable} -m ostinato pronounce - --model {untrained} {end}"
+    done = subprocess.run(
+        line, shell=True, cwd=untrained, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"ostinato: cannot read the standard input: {why}")
+    assert done.stderr.count("\n") == 1
 
 
 def test_version_is_one_line_before_any_command():

@@ -91,6 +91,42 @@ def test_lines_are_counted_as_in_an_editor(tmp_path):
         table.read(write(tmp_path / "a.csv", text))
 
 
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ('2020-03-22,"1,2', "must have 3 cells, got 2"),
+        ('2020-03-22,1,"2', "'b' is no number: '2.n2020"),
+    ],
+)
+def test_a_quote_that_is_not_closed_is_found(tmp_path, row, message):
+    day = datetime(2020, 1, 1)
+    lines = ["when,a,b", *(f"{day + timedelta(i)},1,2" for i in range(160))]
+    lines[81] = row
+    path = tmp_path / "a.csv"
+    bad(path, "\n".join(lines), f"lines 82 to 161, joined by a quote: {message}")
+    lines[90] = "x" * csv.field_size_limit()
+    bad(path, "\n".join(lines), "no CSV file: lines 82 to 91, joined .*: field larger")
+
+
+@pytest.mark.parametrize(
+    "names, message",
+    [
+        ("when,a,b,a,b,c", "several columns named a, b"),
+        ("a,b,c,d,a,e", "several columns named a"),
+        ("when,a,,c,d,e", "must have a name for each column, got '' for column 3"),
+        ("when,a,b,c,d, ", "got ' ' for column 6"),
+    ],
+)
+def test_columns_have_different_names(tmp_path, names, message):
+    rows = [f"2020-01-0{day},1,2,3,4,5" for day in (1, 2)]
+    bad(tmp_path / "a.csv", "\n".join([names, *rows]), message)
+
+
+def test_the_column_of_dates_needs_no_name(tmp_path):
+    text = ",a\n2020-01-01,1\n2020-01-02,2\n"  # as an index of pandas is written
+    assert table.read(write(tmp_path / "a.csv", text)).names == ("a",)
+
+
 def test_wide_files_have_short_messages(tmp_path):
     names, numbers = (",".join(f"{c}{i}" for i in range(10_000)) for c in ("c", ""))
     text = "\n".join([names, numbers, numbers])

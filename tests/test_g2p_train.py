@@ -22,7 +22,7 @@ from ostinato.apps.g2p.models import MODELS
 from ostinato.apps.g2p.pronounce import Pronouncer
 from ostinato.apps.g2p.settings import Settings
 from ostinato.apps.report import CSV_FILE, CURVE_FILE
-from ostinato.apps.tensors import RESUME_FILE
+from ostinato.apps.tensors import MODEL_FILE, RESUME_FILE
 
 OPTIONS = {
     "ctc": dict(model="ctc", layers=2, dropout=0.2),
@@ -163,6 +163,23 @@ def test_an_interrupt_before_any_evaluation_keeps_what_there_is(tmp_path, monkey
     assert train_tiny(tmp_path, resume=True).best.epoch > 1
 
 
+def test_an_interrupt_writes_the_best_weights_again(tmp_path, monkeypatch):
+    tick = display.Display.tick
+
+    def remove_then_interrupt(self, done, text):
+        if "epoch 2" in text:
+            (tmp_path / MODEL_FILE).unlink()
+            raise KeyboardInterrupt
+        tick(self, done, text)
+
+    monkeypatch.setattr(display.Display, "tick", remove_then_interrupt)
+    summary = train_tiny(tmp_path, epochs=4)
+    monkeypatch.undo()
+    figures = checkpoint.load_model(tmp_path).figures
+    assert figures["best"] == summary.best._asdict()
+    assert train_tiny(tmp_path, epochs=3, resume=True).figures
+
+
 def test_a_crash_loses_only_what_came_after_the_last_save(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "SAVE_SECONDS", 0.0)
     interrupt_after(monkeypatch, updates=5, error=MemoryError)
@@ -243,6 +260,15 @@ def test_a_loss_that_is_no_number_names_the_learning_rate(tmp_path, monkeypatch)
     monkeypatch.setattr(run, "update", lambda state, *_, **__: (state, told))
     with pytest.raises(UserError, match="loss became nan at update 0.*smaller --lr"):
         train_tiny(tmp_path, epochs=1)
+
+
+def test_a_list_of_all_words_says_so(tmp_path):
+    with pytest.raises(UserError, match="list of test words .* leaves no train words"):
+        train_tiny(tmp_path, epochs=1, test_words=list(language()))
+
+
+def test_a_run_says_that_it_measures_at_the_end(learned):
+    assert "learning is over; measuring the kept weights" in learned[2]
 
 
 def test_a_dictionary_without_held_out_words_says_so(tmp_path):

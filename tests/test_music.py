@@ -331,12 +331,26 @@ def test_samples_follow_the_probabilities(untrained):
     np.testing.assert_array_equal(got, batch.rolls[0])
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1.7e308])
+@pytest.mark.parametrize("chords", ["independent", "chained"])
+def test_any_temperature_draws_without_warnings(temperature, chords):
+    composer = Composer("lstm", 4, 2, chords, 0.0)
+    params = composer.init(jax.random.key(0))
+    got = use.sample(composer, params, 3, temperature=temperature)
+    again = use.sample(composer, params, 3, seed=1, temperature=temperature)
+    assert (got == again).all() == (temperature < 1)  # the likelier key, or any
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
         (["--frames", 0], "`frames` must be 1 to 16384, got 0"),
         (["--seconds", -1], "`seconds` must be above 0 and at most 3600, got -1"),
         (["--seconds", 1, "--frames", 1], "one of --seconds and --frames"),
+        (
+            ["--tempo", 1000, "--seconds", 3600],
+            "--seconds 3600 at --tempo 1000 are 120,000 frames, and 16,384 at most",
+        ),
         (["--tempo", 5], "`tempo` must be 10 to 1000, got 5"),
         (["--temperature", 0], "`temperature` must be above 0, got 0"),
         (["--seed", -1], "`seed` must be at least 0, got -1"),

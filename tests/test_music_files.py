@@ -7,7 +7,8 @@ import mido
 import music_files
 import numpy as np
 import pytest
-from music_files import collection, matrix, piece, write_midi
+from music_files import cells, collection, matrix, piece, write_midi
+from scipy.io import savemat
 
 from ostinato.apps.errors import UserError
 from ostinato.apps.music import midi, read, rolls, unpickle
@@ -127,11 +128,26 @@ def test_files_that_are_none(tmp_path):
             b'{"train": [[60, "a"]], "valid": [], "test": []}',
             "train, piece 1: a piece must be a list of frames, .* got 60 as a frame",
         ),
-        (b'{"train": 5, "valid": [], "test": []}', "it is damaged"),
+        (
+            b'{"train": 5, "valid": [], "test": []}',
+            "a.json: train must be a list of pieces, got 5",
+        ),
+        (
+            b'{"train": [[[60], [61]]], "valid": null, "test": []}',
+            "valid must be a list of pieces, got None",
+        ),
     ],
 )
 def test_collections_with_other_content(tmp_path, content, message):
     bad(message, tmp_path / "a.json", content)
+
+
+def test_matrices_hold_real_numbers(tmp_path):
+    parts = {f"{part}data": cells(pieces) for part, pieces in collection().items()}
+    parts["validdata"][0, 0] = parts["validdata"][0, 0] + 0.5j
+    savemat(tmp_path / "a.mat", parts)
+    with pytest.raises(UserError, match="a matrix must hold real numbers, got complex"):
+        read.read([tmp_path / "a.mat"], 2, 0)
 
 
 def test_a_part_without_pieces(tmp_path):
@@ -341,11 +357,15 @@ def test_half_frames_are_rounded_up(tmp_path):
     ]
 
 
-def test_midi_files_of_type_2_are_refused(tmp_path):
+@pytest.mark.parametrize("kind", [2, 3])
+def test_midi_files_of_other_types_are_refused(tmp_path, kind):
     track = mido.MidiTrack([mido.Message("note_on", note=60, time=0)])
     path = tmp_path / "a.mid"
     mido.MidiFile(type=2, tracks=[track, track]).save(path)
-    with pytest.raises(UserError, match="must be of type 0 or 1, got type 2"):
+    content = bytearray(path.read_bytes())
+    content[9] = kind  # of the header: its name, length and type
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"must be of type 0 or 1, got type {kind}"):
         read.read([path], 2, 0)
 
 

@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -22,6 +22,7 @@ except ModuleNotFoundError:
     raise SystemExit(2) from None
 
 from . import __version__, cli_forecast, cli_music, cli_training, interrupts
+from .apps import files
 from .apps.errors import UserError, require
 from .cli_training import Ensemble, Out, Resume, Seed
 
@@ -72,12 +73,33 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # letters that it lacks become `?`
         sys.stdout.reconfigure(errors="replace")
     try:
-        app()
+        with _output_errors():
+            app()
     except SystemExit as end:
         cli_training.leave(end.code)
         raise
     finally:
         interrupts.finish()
+
+
+@contextmanager
+def _output_errors() -> Iterator[None]:
+    """End with code 2 and one line when the standard output cannot be written.
+
+    A reader that has gone away, as in `ostinato info | head -1`, gets code 1 and no
+    line: typer sees to that.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or sys.stdout is None:  # that of another file
+            raise
+        files.silence(sys.stdout)
+        with suppress(OSError):
+            print(
+                f"ostinato: cannot write the output: {error.strerror}", file=sys.stderr
+            )
+        raise SystemExit(2) from None
 
 
 def _fail(message: object) -> NoReturn:
@@ -101,8 +123,8 @@ def g2p(
     minutes: Annotated[
         float | None,
         typer.Option(
-            help="Stop after this time, compilation included. Default 30, without "
-            "--epochs."
+            help="Stop learning after this time, compilation included; what was "
+            "learned is measured after it. Default 30, without --epochs."
         ),
     ] = None,
     epochs: Annotated[
@@ -209,7 +231,9 @@ def pronounce(
 
         say = Pronouncer(model)
     clean, failures = [], []
-    for word in _words(words):
+    with _one_line_errors():
+        given = list(_words(words))
+    for word in given:
         try:
             clean.append(check(word))
         except UserError as error:
@@ -232,13 +256,24 @@ def pronounce(
 
 
 def _words(given: list[str]) -> Iterator[str]:
-    """Yield the words given, and the lines of standard input in place of a `-`."""
+    """Yield the words given, and the lines of standard input in place of a `-`.
+
+    Raises:
+        UserError: the standard input is closed, or cannot be read.
+    """
     for word in given:
         if word != STDIN:
             yield word
             continue
+        if sys.stdin is None:
+            raise UserError("cannot read the standard input: it is closed")
         lines = typer.get_text_stream("stdin", encoding="utf-8-sig", errors="replace")
-        yield from filter(None, map(str.strip, lines))
+        try:
+            yield from filter(None, map(str.strip, lines))
+        except OSError as error:
+            raise UserError(
+                f"cannot read the standard input: {error.strerror}"
+            ) from None
 
 
 @app.command()

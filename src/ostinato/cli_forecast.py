@@ -19,8 +19,8 @@ def train(
     minutes: Annotated[
         float | None,
         typer.Option(
-            help="Stop after this time, compilation included. Default 2, without "
-            "--epochs."
+            help="Stop learning after this time, compilation included; what was "
+            "learned is measured after it. Default 2, without --epochs."
         ),
     ] = None,
     epochs: Annotated[

@@ -24,8 +24,8 @@ def train(
     minutes: Annotated[
         float | None,
         typer.Option(
-            help="Stop after this time, compilation included. Default 5, without "
-            "--epochs."
+            help="Stop learning after this time, compilation included; what was "
+            "learned is measured after it. Default 5, without --epochs."
         ),
     ] = None,
     epochs: Annotated[
@@ -129,7 +129,7 @@ def sample(
     for package in ("optax", "safetensors", "mido", "scipy"):
         require(package)
     from .apps.fields import check_range
-    from .apps.music import midi, read, use
+    from .apps.music import midi, read, rolls, use
 
     if seconds is not None and frames is not None:
         raise UserError("one of --seconds and --frames must be given, got both")
@@ -147,6 +147,12 @@ def sample(
     if prime is not None:
         whole = read.first_piece(prime, trained.per_beat)
         start = use.start_of(whole, prime_frames)
+    most = rolls.MOST_FRAMES - (0 if start is None else len(start))
+    if seconds is not None and frames > most:
+        raise UserError(
+            f"--seconds {seconds:g} at --tempo {tempo:g} are {frames:,} frames, and "
+            f"{most:,} at most can be drawn; give fewer --seconds or a slower --tempo"
+        )
     piece = use.sample(
         trained.model,
         trained.params,

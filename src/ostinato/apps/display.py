@@ -1,13 +1,14 @@
 """What a run shows: a bar, lines that stay, the mean loss and the speed."""
 
-import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
+
+from . import files
 
 PLAIN_SECONDS = 15.0  # between two lines where there is no terminal
 
@@ -51,8 +52,7 @@ class Screen:
         except (OSError, UnicodeError):
             self.live, self.console.quiet = False, True
             if self.console.file is sys.stdout:  # what it still holds would fail again
-                with suppress(OSError), open(os.devnull, "wb") as nowhere:
-                    os.dup2(nowhere.fileno(), sys.stdout.fileno())
+                files.silence(sys.stdout)
 
 
 class Display(Screen):

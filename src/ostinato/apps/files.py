@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from .._files import PART as PART
 from .._files import unfinished, write_atomically
@@ -19,6 +21,12 @@ def write(path: Path, content: bytes) -> None:
         write_atomically(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def silence(stream: TextIO) -> None:
+    """Let all that is written to a stream go nowhere, what it still holds too."""
+    with suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def make_folder(folder: Path, names: Iterable[str] = ()) -> None:

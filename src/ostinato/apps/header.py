@@ -9,6 +9,8 @@ from .report import Row
 from .settings import Settings
 from .tensors import RESUME_FILE, TensorFiles
 
+MOST_YEARS = 100  # of a run
+
 
 @dataclasses.dataclass(frozen=True)
 class Header:
@@ -43,6 +45,16 @@ def read(
         settings = make(settings_class, found["settings"])
         del found["step"]  # belongs to the arrays
         header = make(Header, found)
-        for name in ("elapsed", "evaluation_seconds"):
-            check_range(name, "at least 0", found[name], found[name] >= 0)
+        _check_seconds("elapsed", header.elapsed)
+        _check_seconds("evaluation_seconds", header.evaluation_seconds)
+        for row in header.rows:
+            _check_seconds("rows", row.seconds)
+        if header.best is not None:
+            _check_seconds("best", header.best.seconds)
     return header, settings
+
+
+def _check_seconds(name: str, seconds: float) -> None:
+    good = 0 <= seconds <= MOST_YEARS * 366 * 86400
+    wanted = f"at least 0, and {MOST_YEARS} years in seconds at most"
+    check_range(name, wanted, seconds, good)

@@ -19,6 +19,7 @@ from .fields import check_range
 from .header import Header
 from .job import Job
 from .report import Row
+from .tensors import MODEL_FILE
 from .training import Params, State, init_state, learning_rate, update
 
 EVALUATIONS = 6  # least number of them in a run that is limited by time
@@ -109,6 +110,8 @@ class Run:
         self._save()
         if self.best is None:
             self.save_model(self.devices.local(self.state.averaged), best=None)
+        elif not (self.out / MODEL_FILE).exists():  # somebody has removed it
+            self.save_model(self.best_params, best=self.best._asdict())
         return True
 
     def _batches(self) -> Iterator[Any]:

@@ -50,8 +50,9 @@ def train(
         job: the class of the job.
         make: makes the job from its settings.
         out: the folder to write; files of an older run are moved to `previous/` in it.
-        minutes: duration, including compilation and evaluations; without either limit,
-            that of the job's settings.
+        minutes: duration, including compilation and evaluations, but not the last
+            measuring of the best weights; without either limit, that of the job's
+            settings.
         epochs: passes over the data; the run ends at the earlier limit.
         resume: continue the run in `out`, with its settings.
         console: where to report.
@@ -138,7 +139,8 @@ def conduct(
         try:
             run.check_same()
             run.train()
-            display.tick(1.0, "measuring the kept weights on held-out data")
+            display.say("learning is over; measuring the kept weights on held-out data")
+            display.tick(1.0, "measuring")
             figures = run.job.final(run.best_params, places)
             if places.first:
                 run.job.report(run, run.best_params, figures)

@@ -7,6 +7,7 @@ from .errors import UserError
 from .fields import check_range, check_types
 
 MOST_BATCH = 2**16
+MOST_LR = 1e6  # float32 has it, and far less learns nothing
 MOST_SEED = 2**31 - 2  # seed + 1 is used too
 
 
@@ -43,6 +44,7 @@ class Settings:
         check_range("seed", "at least 0", self.seed, self.seed >= 0)
         check_range("seed", f"at most {MOST_SEED}", self.seed, self.seed <= MOST_SEED)
         check_range("lr", "a number above 0", self.lr, self.lr > 0)
+        check_range("lr", f"at most {MOST_LR:g}", self.lr, self.lr <= MOST_LR)
         good = 0 <= self.dropout < 1
         check_range("dropout", "at least 0 and below 1", self.dropout, good)
         if self.minutes is not None:

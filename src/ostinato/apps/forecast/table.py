@@ -7,9 +7,11 @@ import re
 import stat
 import textwrap
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
@@ -54,7 +56,7 @@ def read(path: Path) -> Table:
             return _parsed(path, csv.reader(_lines(path, file)))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
         raise UserError(f"cannot read {path}: it is no CSV file: {error}") from None
 
 
@@ -82,8 +84,9 @@ def _lines(path: Path, file: TextIO) -> Iterator[str]:
 
 def _parsed(path: Path, reader: Any) -> Table:
     """Return the table of the rows of a file, which are read one by one."""
-    rows = (row for row in reader if any(row))
-    names, first = next(rows, None), next(rows, None)
+    rows = _rows(path, reader)
+    _, names = next(rows, ("", None))
+    place, first = next(rows, ("", None))
     if names and len(names) == 1 and (other := re.search("[;\t|]", names[0])):
         raise UserError(
             f"{path} must have commas between its cells, and points in its numbers, "
@@ -95,16 +98,17 @@ def _parsed(path: Path, reader: Any) -> Table:
     if at is None:
         raise UserError(
             f"{path} must have a column of dates such as 2016-07-01 or 2016-07-01 "
-            f"13:00, got {shortened(first)} in line {reader.line_num}"
+            f"13:00, got {shortened(first)} in {place}"
         )
+    _check_names(path, names, at)
     others = [i for i in range(len(names)) if i != at]
     if not others:
         raise UserError(f"{path} must have a column of numbers beside {names[at]!r}")
     found: list[datetime] = []
     last = first
     values = array("d")
-    for row in itertools.chain([first], rows):
-        place = f"{path}, line {reader.line_num}"
+    for lines, row in itertools.chain([(place, first)], rows):
+        place = f"{path}, {lines}"
         if len(row) != len(names):
             raise UserError(f"{place}: must have {len(names)} cells, got {len(row)}")
         found.append(_date(place, row[at], found))
@@ -115,6 +119,49 @@ def _parsed(path: Path, reader: Any) -> Table:
     columns = tuple(names[i] for i in others)
     utc = last[at].strip().upper().endswith("Z")
     return Table(found, columns, np.array(values).reshape(len(found), -1), utc)
+
+
+def _rows(path: Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
+    """Yield the lines of each row that is not empty, for messages, and its cells."""
+    while True:
+        first = reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            reason = f"{_between(first, reader.line_num)}: {error}"
+            raise UserError(
+                f"cannot read {path}: it is no CSV file: {reason}"
+            ) from None
+        if row is None:
+            return
+        if any(row):
+            yield _between(first, reader.line_num), row
+
+
+def _between(first: int, last: int) -> str:
+    """Name the lines of a row: several only where a quote holds their ends."""
+    if first == last:
+        return f"line {first}"
+    return f"lines {first} to {last}, joined by a quote"
+
+
+def _check_names(path: Path, names: Sequence[str], at: int) -> None:
+    """Check that the columns have different names; that of dates, `at`, may have none.
+
+    Raises:
+        UserError: a name is missing, or there twice.
+    """
+    for i, name in enumerate(names):
+        if i != at and not name.strip():
+            raise UserError(
+                f"{path} must have a name for each column, got {name!r} for "
+                f"column {i + 1}"
+            )
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise UserError(
+            f"{path} must have a different name for each column, got several columns "
+            f"named {shortened(twice)}"
+        )
 
 
 def shortened(cells: Sequence[str]) -> str:
@@ -130,7 +177,7 @@ def _date(place: str, cell: str, before: Sequence[datetime]) -> datetime:
     """Return the date in a cell, which is later than those before."""
     date = dates.read(cell)
     if date is None:
-        raise UserError(f"{place}: no date: {cell!r}")
+        raise UserError(f"{place}: no date: {short(cell)}")
     if not before:
         return date
     if (date.utcoffset() is None) != (before[-1].utcoffset() is None):
@@ -151,7 +198,7 @@ def _number(place: str, name: str, cell: str) -> float:
     except ValueError:
         number = math.inf
     if math.isinf(number) or "_" in cell or not cell.isascii():  # Python's own numbers
-        raise UserError(f"{place}: {name!r} is no number: {cell!r}")
+        raise UserError(f"{place}: {name!r} is no number: {short(cell)}")
     if abs(number) > LARGEST:
         raise UserError(
             f"{place}: {name!r} must have numbers of at most {LARGEST:g}, got {cell!r}"

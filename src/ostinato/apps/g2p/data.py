@@ -16,6 +16,7 @@ Dictionary = dict[str, tuple[Pronunciation, ...]]
 ALPHABET = "'-abcdefghijklmnopqrstuvwxyz"
 DEV_PERCENT, TEST_PERCENT = 5, 5
 DEV_PERCENT_OF_LIST = 2  # less than usual, since a list of test words is large
+MOST_LETTERS = 100  # of a word to pronounce; the longest of the dictionary has 28
 
 _VARIANT = re.compile(r"\(\d+\)$")
 _STRESS = re.compile(r"\d")

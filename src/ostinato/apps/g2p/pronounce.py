@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from reprlib import repr as short
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ class Pronouncer:
         """Return the phonemes of every word.
 
         Raises:
-            UserError: a word has letters that the model does not know.
+            UserError: a word cannot be pronounced; see `check`.
         """
         return [self._model.config.spell(labels) for labels in self._labels(words)]
 
@@ -48,8 +49,7 @@ class Pronouncer:
         """Return the attention weights for every phoneme of every word.
 
         Raises:
-            UserError: the model has no attention, or a word has letters that it does
-                not know.
+            UserError: the model has no attention, or a word cannot be pronounced.
         """
         config, params = self._model.config, self._model.params
         if not isinstance(config, attention.Config):
@@ -78,12 +78,20 @@ def check(word: str) -> str:
     """Return the word in lower case, without accents.
 
     Raises:
-        UserError: the word has letters that the model does not know, or no letter.
+        UserError: the word has letters that the model does not know, no letter, or too
+            many.
     """
     plain = data.plain(word)
+    if len(plain) > data.MOST_LETTERS:
+        raise UserError(
+            f"cannot pronounce {short(word)}: it has {len(plain):,} letters, "
+            f"{data.MOST_LETTERS} are allowed"
+        )
     if data.is_clean(plain):
         return plain
     known = "a to z, ' and -"
     if unknown := "".join(sorted(set(plain) - set(data.ALPHABET))):
-        raise UserError(f"cannot pronounce {word!r}: unknown {unknown!r}; use {known}")
-    raise UserError(f"cannot pronounce {word!r}: it has no letter; use {known}")
+        raise UserError(
+            f"cannot pronounce {short(word)}: unknown {unknown!r}; use {known}"
+        )
+    raise UserError(f"cannot pronounce {short(word)}: it has no letter; use {known}")

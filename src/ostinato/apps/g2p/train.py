@@ -39,6 +39,11 @@ def train(
     def make(settings: Settings) -> Job:
         split = data.split(dictionary or data.read_cmudict(), test_words)
         for name, words in split._asdict().items():
+            if not words and test_words:
+                raise UserError(
+                    "the list of test words has too many of the dictionary: it leaves "
+                    f"no {name} words"
+                )
             if not words:
                 raise UserError(
                     f"the dictionary is too small: it leaves no {name} words"

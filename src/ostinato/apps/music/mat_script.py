@@ -8,6 +8,7 @@ output: the pieces of each part in one array `[frames, keys]`, and their lengths
 
 import io
 import sys
+from typing import Any
 
 import numpy as np
 from scipy.io import loadmat
@@ -21,7 +22,7 @@ def main(path: str) -> None:
         found = loadmat(path, variable_names=[f"{part}data" for part in PARTS])
         arrays = {}
         for part in PARTS:
-            pieces = [np.asarray(p, np.float64) for p in found[f"{part}data"].ravel()]
+            pieces = [_real(piece) for piece in found[f"{part}data"].ravel()]
             arrays[part] = np.concatenate([np.zeros((0, 88)), *pieces])
             arrays[f"{part}_lengths"] = np.array([len(p) for p in pieces], np.int64)
         content = io.BytesIO()
@@ -29,6 +30,13 @@ def main(path: str) -> None:
         sys.stdout.buffer.write(content.getvalue())
     except Exception as error:  # whatever scipy meets in damaged bytes
         sys.stdout.write(" ".join(f"{type(error).__name__}: {error}".split()))
+
+
+def _real(piece: Any) -> np.ndarray:
+    """Return the numbers of a matrix as float64."""
+    if np.iscomplexobj(piece):
+        raise ValueError("a matrix must hold real numbers, got complex ones")
+    return np.asarray(piece, np.float64)
 
 
 if __name__ == "__main__":

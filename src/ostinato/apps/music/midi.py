@@ -36,6 +36,8 @@ def read(path: Path, per_beat: int) -> np.ndarray:
             "it must be of type 0 or 1, got type 2, whose tracks are pieces of their "
             "own; write each track to a file"
         )
+    if file.type not in (0, 1):
+        raise UserError(f"it must be of type 0 or 1, got type {file.type}")
     if file.ticks_per_beat <= 0:
         raise UserError(
             "its time must be counted in ticks of a beat, not in seconds, and a beat "

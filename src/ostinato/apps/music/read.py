@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,11 @@ def _collection(path: Path) -> Pieces:
         parts, total = [], 0
         for part in PARTS:
             rolls = []
-            for number, frames in enumerate(found[part], 1):
+            pieces = found[part]
+            listed = isinstance(pieces, list | tuple | np.ndarray)
+            if not listed or getattr(pieces, "ndim", 1) == 0:
+                raise UserError(f"{part} must be a list of pieces, got {short(pieces)}")
+            for number, frames in enumerate(pieces, 1):
                 try:
                     rolls.append(roll_of(frames))
                 except UserError as error:

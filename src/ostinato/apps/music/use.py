@@ -135,7 +135,8 @@ class _Drawing:
         return frame
 
     def _probability(self, logits: Any) -> Any:
-        return 0.5 + 0.5 * np.tanh(logits / (2 * self._temperature))
+        with np.errstate(over="ignore"):  # the probability of infinity is right
+            return 0.5 + 0.5 * np.tanh(logits / (2 * self._temperature))
 
 
 def start_of(piece: np.ndarray, frames: int | None) -> np.ndarray:
