@@ -96,13 +96,11 @@ def test_padding_of_nothing_by_a_size(shape, below):
 
 def test_derivatives_by_kernels_say_where_to_take_them():
     def function(x):
-        convolve = lambda k: ragged.convolve(x[:, 0], k).sum()  # noqa: E731
-        conv = (
-            lambda k: lax.conv_general_dilated(  # noqa: E731
-                x.T[None, :1], k[None, None], (1,), "SAME"
-            ).sum()
-        )
-        return jax.grad(conv)(jnp.ones(3)) + 0 * convolve(jnp.ones(3))
+        def filtered(kernel):
+            signal, kernel = x.T[None, :1], kernel[None, None]
+            return lax.conv_general_dilated(signal, kernel, (1,), "SAME").sum()
+
+        return jax.grad(filtered)(jnp.ones(3))
 
     with pytest.raises(NotImplementedError, match=r"outside of ragged\.vmap"):
         ragged.vmap(function)(ragged.RaggedArray.from_list(PARTS))
