@@ -178,6 +178,8 @@ class BatchSizes:
         Lengths that are traced may break the promise.
         """
         known = self.symbols
+        if known.present is not None:
+            return known.present
         if all(map(_checks.is_concrete, known.values.values())):
             return None
         promised = {k: n for k, n in known.least.items() if n > known.ranges[k].low}

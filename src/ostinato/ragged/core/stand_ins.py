@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 
 from ..._typing import Array
 from ..primitives.constant import constant
+from ..primitives.relocate import Sources, relocate
 from ..types.segments import along, positions
 from .context import Context
 from .fill import of_present
 from .symbols import Symbols
-from .values import Padded, Shared, Value
+from .values import Padded, Shared, Value, ragged_axes
 
 
 def with_sizes(
@@ -89,6 +91,75 @@ class StandIns:
     def own(self, x: Array, axis: int = 0) -> Array:
         """Return `x`, examples along `axis`, without gradient for the stand-ins."""
         return differentiable_if(along(self.busy, axis, x.ndim), x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Some:
+    """A batch in which all but some examples are absent: they are empty.
+
+    Rules let an example that breaks the promise of `min_length` leave nothing in what
+    all examples share, not even 0 times NaN, and absent examples count as such. Tokens
+    of the others are concatenated, as ever.
+
+    Attributes:
+        around: the context of the batch as it is.
+        present: bool `[batch]`, the examples that are there.
+        context: the context of the batch of which some are there.
+    """
+
+    around: Context
+    present: Array
+    context: Context
+
+    @classmethod
+    def of(cls, ctx: Context, present: Array) -> Some:
+        """Keep the examples of `present` that are complete and going in `ctx`."""
+        for limit in (ctx.going, ctx.complete()):
+            present = present if limit is None else present & limit
+        known = ctx.symbols
+        values = {
+            name: jnp.where(present, value, known.ranges[name].low)
+            for name, value in known.values.items()
+        }
+        context = ctx.nested(
+            symbols=dataclasses.replace(known, values=values, present=present),
+            options=dataclasses.replace(ctx.options, tiers=None),
+        )
+        return cls(ctx, present, context)
+
+    def __call__(self, value: Value) -> Value:
+        """Return `value` in that batch."""
+        if isinstance(value, Shared):
+            any_present = jnp.any(self.present)
+            return dataclasses.replace(value, x=differentiable_if(any_present, value.x))
+        if isinstance(value, Padded):
+            x = value.x if ragged_axes(value) else of_present(self.present, value.x)
+            return dataclasses.replace(value, x=x, filled=False)
+        inward, outward = self._sources(value.dim)
+        x = relocate(value.x, inward, outward, value.axis)
+        x = self.context.fill_unused(x, value.dim, value.axis)
+        return dataclasses.replace(value, x=x)
+
+    def back(self, value: Value) -> Value:
+        """Return a value of that batch in the batch around it.
+
+        It has no meaning for absent examples.
+        """
+        if isinstance(value, Padded):
+            return dataclasses.replace(value, filled=False)
+        if isinstance(value, Shared):
+            return value
+        inward, outward = self._sources(value.dim)
+        return dataclasses.replace(
+            value, x=relocate(value.x, outward, inward, value.axis)
+        )
+
+    def _sources(self, dim: Any) -> tuple[Sources, Sources]:
+        """Return for each token there its place around, and the inverse map."""
+        inner, outer = self.context.segments(dim), self.around.segments(dim)
+        inward = Sources(outer.offsets[inner.ids] + inner.position, inner.valid)
+        there = outer.valid & self.present[outer.ids]
+        return inward, Sources(inner.offsets[outer.ids] + outer.position, there)
 
 
 def differentiable_if(condition: Array, x: Array) -> Array:

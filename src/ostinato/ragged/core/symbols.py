@@ -40,6 +40,8 @@ class Symbols:
             break the promise.
         min_padded: for each symbol the least value that padded arrays are made for, so
             that each of their axes has an element to take.
+        present: bool `[batch]`, the examples that are there; the others are empty, and
+            count as incomplete. None where all are there.
     """
 
     values: dict[str, Array]
@@ -48,3 +50,4 @@ class Symbols:
     capacities: dict[str, int]
     least: dict[str, int]
     min_padded: dict[str, int] = dataclasses.field(default_factory=dict)
+    present: Array | None = None

@@ -13,16 +13,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import JaxprEqn, Literal, jaxpr_as_fun
 
 from ..._compat import scan_counts
 from ..._typing import Array
 from ..core.context import Context
 from ..core.registry import register
-from ..core.sizes import is_symbolic, symbolic_axes
-from ..core.stand_ins import StandIns
+from ..core.sizes import is_symbolic
+from ..core.stand_ins import Some
 from ..core.values import Flat, Padded, Shared, Value, with_array
-from ..primitives.constant import constant
 from ..schedule import compiled_scan, packed_scan, padded_scan
 from ..schedule.scan import Scan
 from ..types.segments import along
@@ -273,45 +272,11 @@ def _branch_of_some(
 ) -> list[Value]:
     """Return the results of a branch, which only the examples of `taken` use.
 
-    The other examples have no gradient there, not even 0 times infinity. As in
-    `jax.vmap`, their values are constants. A value that all examples share cannot be a
-    constant for some of them; where there is one, they have the values of an example
-    that takes the branch.
+    The others are absent there: they have no gradient, not even 0 times infinity.
     """
-    jaxpr = branch.jaxpr
-    read = {a for e in jaxpr.eqns for a in e.invars if not isinstance(a, Literal)}
-    shares = any(
-        isinstance(v, Shared) and jnp.issubdtype(v.x.dtype, jnp.inexact)
-        for v, variable in zip(values, jaxpr.invars, strict=True)
-        if variable in read
-    )
-    if not shares:
-        values = [_constant_unless(ctx, taken, v) for v in values]
-        return ctx.among(taken).evaluate(branch, values)
-    used = taken
-    for limit in (ctx.going, ctx.complete()):
-        used = used if limit is None else used & limit
-    batch = StandIns.of(ctx, used)
-    inner = batch.context if _has_sizes(jaxpr) else ctx
-    inner = inner.among(taken)
-    results = inner.evaluate(branch, [batch(v) for v in values])
-    return [inner.to_padded(v) if isinstance(v, Flat) else v for v in results]
-
-
-def _constant_unless(ctx: Context, condition: Array, value: Value) -> Value:
-    if isinstance(value, Shared) or not jnp.issubdtype(value.x.dtype, jnp.inexact):
-        return value
-    return select(ctx, condition, value, with_array(value, constant(value.x)))
-
-
-def _has_sizes(jaxpr: Any) -> bool:
-    """Return whether a program has values whose size depends on the example."""
-    made = (v for eqn in jaxpr.eqns for v in eqn.outvars)
-    return (
-        any(symbolic_axes(getattr(v.aval, "shape", ())) for v in (*jaxpr.invars, *made))
-        or any(eqn.primitive.name == "dim_as_value" for eqn in jaxpr.eqns)
-        or any(_has_sizes(i) for e in jaxpr.eqns for i in jaxprs_in_params(e.params))
-    )
+    some = Some.of(ctx, taken)
+    inner = some.context.among(taken)
+    return list(map(some.back, inner.evaluate(branch, list(map(some, values)))))
 
 
 def _choose(ctx: Context, index: Value, cases: _Values) -> Value:

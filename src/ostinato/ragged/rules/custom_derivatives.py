@@ -57,18 +57,19 @@ class _Call:
         return [items[i] for i in self.differentiable]
 
     @property
-    def around(self) -> tuple[dict[str, Array], Array | None]:
+    def around(self) -> dict[str, Any]:
         """The arrays of the context, which `inside` takes."""
-        return self.ctx.symbols.values, self.ctx.going
+        known = self.ctx.symbols
+        sizes = {"values": known.values, "present": known.present}
+        return {"sizes": sizes, "going": self.ctx.going}
 
-    def inside(self, around: tuple[dict[str, Array], Array | None]) -> Context:
+    def inside(self, around: dict[str, Any]) -> Context:
         """Return a context for a function that gets `around`, too.
 
         Functions with custom derivatives must not close over arrays.
         """
-        values, going = around
-        known = dataclasses.replace(self.ctx.symbols, values=values)
-        return self.ctx.nested(symbols=known, going=going)
+        known = dataclasses.replace(self.ctx.symbols, **around["sizes"])
+        return self.ctx.nested(symbols=known, going=around["going"])
 
     def run(self, around: Any, *values: Value) -> list[Value]:
         """Call the function on the batch."""
