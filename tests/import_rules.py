@@ -15,6 +15,7 @@ TIERS = {
     "_native": 0,
     "_compat": 0,
     "_files": 0,
+    "_modules": 0,
     "_cuda": 0,
     "_padding": 0,
     "_segments": 0,
@@ -186,8 +187,11 @@ def _longest(table: dict, module: str):
     return table.get("")
 
 
-def _logic(tree: ast.Module, allow_imports: bool) -> Iterator[tuple[int, str]]:
+def _logic(tree: ast.Module | ast.If, allow_imports: bool) -> Iterator[tuple[int, str]]:
     for node in tree.body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from _logic(node, allow_imports)
+            continue
         docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         imports = allow_imports and isinstance(node, ast.Import | ast.ImportFrom)
         dunder = isinstance(node, ast.Assign) and all(

@@ -294,5 +294,8 @@ def test_errors_of_states_and_params():
 def test_errors_of_params_name_their_type(name, params):
     cell = EVERY[name]
     made, x, h = make(cell)
-    with pytest.raises(TypeError, match=f"must be {type(made).__name__}, as `init`"):
+    message = f"must be {type(made).__name__}, as `init`"
+    if params is None:
+        message += r" makes them, got NoneType None; give params=cell.init\(key\)"
+    with pytest.raises(TypeError, match=message):
         ost.recurrent_net(cell, x, h, params=params)

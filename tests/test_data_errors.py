@@ -1,5 +1,6 @@
 """Errors of buckets, packs and streams: they name the argument and what came."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_data import EPOCHS, LENGTHS
@@ -98,12 +99,34 @@ def test_bad_lengths():
     with pytest.raises(TypeError, match="`lengths` must hold integers, got float64"):
         data.buckets([1.5], batch_size=1)
     with pytest.raises(ValueError, match=r"must have shape \[N\], got \[1, 1\]"):
-        data.pack([[3]], 4)
+        data.pack(np.array([[3]]), 4)
     huge = np.array([1, 2**63 + 5], np.uint64)
     with pytest.raises(
         ValueError, match=r"`lengths\[1\]` must be at most 922.*, got 9223"
     ):
         data.pack(huge, 10)
+
+
+SEQUENCES = {
+    "arrays": ([np.ones(2), np.ones(3)], r"list of sequences, such as float64\[2\]"),
+    "of-one-length": ([jnp.ones(2), jnp.ones(2)], "such as float"),
+    "lists": (([1, 2], [3]), r"tuple of sequences, such as list \[1, 2\]"),
+    "words": (["to", "the"], "such as str 'to'"),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequences_in_place_of_lengths_are_told_so(name):
+    sequences, got = SEQUENCES[name]
+    message = (
+        f"must be the lengths of the sequences, integers, got a.*{got}.*len.s. for"
+    )
+    with pytest.raises(TypeError, match=message):
+        data.buckets(sequences, batch_size=2)
+    with pytest.raises(TypeError, match=message):
+        data.pack(sequences, 8)
+    with pytest.raises(TypeError, match=message):
+        data.bucket_bounds(sequences, 2)
 
 
 def test_a_batch_that_is_none_is_refused():

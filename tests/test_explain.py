@@ -104,6 +104,14 @@ def test_every_fallback_says_why_and_where(name):
     assert "test_explain.py:" in told.rejected["cpu"]
 
 
+def test_a_step_with_little_work_is_told_in_two_sentences():
+    told = ost.explain(lambda p, h, x, t: (jnp.sort(h + x), h), X, jnp.zeros((8, 4)))
+    assert str(told).splitlines() == [
+        "xla: a step has too little work for another loop to be quicker",
+        "the loop runs as `lax.scan` of the step",
+    ]
+
+
 def test_other_reasons():
     told = ost.explain(step, X, H_0, params=W, backend="scan")
     assert "lax.scan" in told.why and "'scan'" in told.rejected["cpu"]

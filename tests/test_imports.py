@@ -1,5 +1,6 @@
 """Tests of the tiers of the package, and of what an import loads."""
 
+import fnmatch
 import os
 import subprocess
 import sys
@@ -67,6 +68,10 @@ def violations(root: Path, module: str, code: str) -> list[str]:
         (
             "_typing.py",
             f"{TYPING}    from jaxtyping import Float\n",
+        ),
+        (
+            "__init__.py",
+            "from ._checks import f\nif not _TYPE_CHECKING:\n    __getattr__ = f(1)\n",
         ),
     ],
 )
@@ -166,3 +171,44 @@ def test_the_version_is_that_of_the_distribution():
     source = settings["tool"]["scikit-build"]["metadata"]["version"]["input"]
     text = (SOURCE.parents[1] / source).read_text()
     assert f'\n__version__ = "{ostinato.__version__}"\n' in text
+
+
+def said_by(code):
+    """Return the last line that a program writes, which fails."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    return done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "code, end",
+    [
+        ("ostinato.nn.LSTM", "; write: from ostinato.nn.flax import LSTM, or from *"),
+        ("ostinato.interop.torch", "; write: import ostinato.interop.torch, or *"),
+        ("ostinato.foo", "has no attribute 'foo'"),
+        ("from ostinato import nn; nn.LSTM", "; write: from ostinato.nn.flax import *"),
+        ("from ostinato import nn; nn.flax", "; write: import ostinato.nn.flax"),
+    ],
+)
+def test_a_module_that_is_not_imported_is_told_of(code, end):
+    said = said_by(f"import ostinato; {code}")
+    assert fnmatch.fnmatch(said, f"AttributeError: module 'ostinato*{end}"), said
+
+
+@pytest.mark.parametrize(
+    "name, extra",
+    [
+        ("equinox", "equinox"),
+        ("flax", "flax"),
+        ("linen", "flax"),
+        ("keras", "keras"),
+        ("sequence_layers", "sequence-layers"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_told_of(name, extra):
+    library = "flax" if name == "linen" else name
+    said = said_by(
+        f"import sys; sys.modules[{library!r}] = None; import ostinato.nn.{name}"
+    )
+    assert f"needs the package `{library}" in said
+    assert said.endswith(f"run: pip install 'ostinato[{extra}]'")

@@ -2,6 +2,7 @@
 
 import io
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -238,3 +239,14 @@ def test_tensors_are_copies():
     sd = ours.to_state_dict(ost.RNNSpec("gru", 3, 4), weights)
     sd["weight_ih_l0"].zero_()
     assert jnp.any(weights[:12] != 0)
+
+
+@pytest.mark.parametrize(
+    "make", [torch.tensor, lambda x: nn.Parameter(torch.tensor(x))]
+)
+def test_tensors_in_place_of_arrays_are_told_how_to_convert(make):
+    spec = ost.RNNSpec("lstm", 3, 5)
+    weights = ost.init_weights(jax.random.key(0), spec)
+    message = r"`x` must be an array, got a torch.Tensor of torch.float32\[2, 4, 3\]; "
+    with pytest.raises(TypeError, match=message + r"give x.numpy\(\)"):
+        ost.rnn(spec, weights, make(np.ones((2, 4, 3), np.float32)))

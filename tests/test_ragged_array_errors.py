@@ -297,3 +297,28 @@ def test_errors_name_the_argument(name):
     call, kind, message = ERRORS[name]
     with pytest.raises(kind, match=message):
         call()
+
+
+BATCH = RaggedArray(jnp.ones(5), [2, 3])
+AS_ARRAY = {
+    "add": lambda: BATCH + 1,
+    "radd": lambda: 2 * BATCH,
+    "to numpy": lambda: np.ones(2) + BATCH,
+    "to jax": lambda: jnp.ones(2) - BATCH,
+    "negative": lambda: -BATCH,
+    "less": lambda: BATCH < 1,
+    "sum": lambda: jnp.sum(BATCH),
+    "sum of numpy": lambda: np.sum(BATCH),
+    "activation": lambda: jax.nn.relu(BATCH),
+    "asarray": lambda: jnp.asarray(BATCH),
+    "of equal lengths": lambda: np.asarray(RaggedArray(jnp.ones(4), [2, 2])),
+    "traced": lambda: jax.jit(lambda batch: batch + 1)(BATCH),
+}
+
+
+@pytest.mark.parametrize("name", AS_ARRAY)
+def test_a_batch_in_place_of_an_array_is_told_what_to_write(name):
+    with pytest.raises(TypeError, match="RaggedArray is no array of one shape") as info:
+        AS_ARRAY[name]()
+    for instead in ("batch.map(f)", "ragged.vmap(f)(batch)", "ragged.grad"):
+        assert instead in str(info.value)

@@ -158,7 +158,19 @@ def test_python_that_asks_for_a_size_is_told_what_to_do(name):
     kind, function = SIZES_IN_PYTHON[name]
     with pytest.raises(kind) as caught:
         ragged.vmap(function)(batch())
-    assert any("`min_length`" in note for note in caught.value.__notes__)
+    (advice,) = [n for n in caught.value.__notes__ if "`min_length`" in n]
+    assert advice.startswith("A size is a symbol inside of ragged.vmap, not a number")
+    for instead in ("jax.lax.scan", "jax.vmap", "jax.lax.fori_loop(0, size, ...)"):
+        assert instead in advice
+
+
+def test_loops_in_the_advice_run():
+    def total(x):
+        return lax.fori_loop(0, x.shape[0], lambda i, total: total + x[i], jnp.zeros(4))
+
+    x = batch()
+    got, want = ragged.vmap(total)(x), ragged.vmap(lambda x: x.sum(0))(x)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def test_sizes_that_may_be_0_get_the_same_advice():
@@ -177,9 +189,19 @@ def test_errors_of_the_function_itself_are_left_alone():
 
 
 def test_arguments_without_a_ragged_array_say_so():
-    with pytest.raises(ValueError, match="inconsistent sizes") as caught:
-        ragged.vmap(lambda xs: xs[0])([jnp.ones(2), jnp.ones(3)])
-    assert any("from_list" in note for note in caught.value.__notes__)
+    for arrays in ([jnp.ones(2), jnp.ones(3, int)], (jnp.ones(2), jnp.ones(3))):
+        with pytest.raises(ValueError, match="inconsistent sizes") as caught:
+            ragged.vmap(lambda xs: xs[0])(arrays)
+        assert any("from_list" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("make", [jnp.ones, np.ones])
+def test_a_list_of_arrays_is_told_to_become_a_batch(make):
+    message = (
+        r"different lengths \(2, 3\); make it a batch by ragged.RaggedArray.from_l"
+    )
+    with pytest.raises(ValueError, match=message):
+        ragged.vmap(lambda w, x: x.sum(), in_axes=(None, 0))(1.0, [make(2), make(3)])
 
 
 # --------------------------------------------------------------------------- lengths
@@ -360,8 +382,12 @@ def test_wrong_arguments():
         ragged.vmap(identity, in_axes=(None,))(x)
     with pytest.raises(ValueError, match="in_axes.*has 2 for an array"):
         ragged.vmap(identity, in_axes=(0, 2))(x, jnp.ones((3, 3)))
-    with pytest.raises(ValueError, match="equally many examples, got 2 and 3"):
-        ragged.vmap(identity)(x, jnp.ones((2, 3)))
+    message = (
+        r"equally many examples, got 2 in `args\[0\]\['w'\]` and 3 in `args\[1\]` and "
+        r"5 in `kwargs\['y'\]`; `in_axes` takes None for an argument that all examples"
+    )
+    with pytest.raises(ValueError, match=message):
+        ragged.vmap(lambda p, x, y: x)({"w": jnp.ones(2)}, x, y=jnp.ones(5))
     with pytest.raises(ValueError, match="`out_axes` is None for a result"):
         ragged.vmap(lambda x: x.sum(0), out_axes=None)(x)
     with pytest.raises(ValueError, match="`out_axes` has 3"):

@@ -1,5 +1,7 @@
 """Tests of bad input to `recurrent_net`: errors name argument, want and got."""
 
+import functools as ft
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -199,6 +201,16 @@ CALLS = {
         ValueError,
         "`outputs_with_grads` bools structure {'y': True}",
     ),
+    "step-of-3": (
+        lambda: call(lambda p, s, x: (s, x)),
+        TypeError,
+        "`step` four arguments step(params, states, inputs_t, t) (p, s, x)",
+    ),
+    "step-of-5": (
+        lambda: call(lambda p, s, x, t, u: (s, x)),
+        TypeError,
+        "`step` four arguments step(params, states, inputs_t, t) (p, s, x, t, u)",
+    ),
     # results of the step
     "result": (
         lambda: call(lambda p, s, x, t: s),
@@ -254,3 +266,27 @@ def test_bad_input_is_refused_with_a_reason(name):
 def test_traced_lengths_out_of_range_are_clamped():
     run = jax.jit(lambda n: call(seq_lengths=n, padding="zero").outputs["y"])
     assert run(jnp.array([9, -3, 2])).shape == (B, T, 2)
+
+
+def test_steps_that_take_four_arguments_in_another_form_run():
+    def of_three(params, states, x):
+        return states, {"y": x}
+
+    @ft.wraps(of_three)  # its signature, to inspect, is that of the function
+    def wrapped(params, states, x, t):
+        return of_three(params, states, x)
+
+    for step in (
+        wrapped,
+        jax.jit(wrapped),
+        ft.partial(lambda _, *four: wrapped(*four), 1),
+    ):
+        assert call(step).outputs["y"].shape[:2] == (B, T)
+
+
+def test_errors_inside_of_the_step_are_left_alone():
+    def step(params, states, x, t):
+        return (lambda a: a)(states, x)
+
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+        call(step)

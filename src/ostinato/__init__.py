@@ -6,6 +6,8 @@ and `rnn`.
 """
 
 from . import interrupts as interrupts  # isort: skip, before imports that take long
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from . import _serialization as _serialization
 from . import cells as cells
 from . import data as data
@@ -21,6 +23,7 @@ from ._linear.returns import GAEOutput as GAEOutput
 from ._linear.returns import discounted_returns as discounted_returns
 from ._linear.returns import gae as gae
 from ._linear.returns import lambda_returns as lambda_returns
+from ._modules import advising as _advising
 from ._recurrent.net import recurrent_net as recurrent_net
 from ._recurrent.protocol import RecurrentOutput as RecurrentOutput
 from ._recurrent.remat import tag as tag
@@ -69,3 +72,12 @@ from .store import load as load
 from .store import save as save
 
 __version__ = "0.1.0"
+
+if not _TYPE_CHECKING:  # to type checkers, it would make any name one of the package
+    __getattr__ = _advising(
+        __name__,
+        {
+            "nn": "from ostinato.nn.flax import LSTM, or from another module of it",
+            "interop": "import ostinato.interop.torch, or another module of it",
+        },
+    )

@@ -27,6 +27,8 @@ def is_concrete(x: Any) -> bool:
 def describe(x: Any) -> str:
     """Describe a value for an error message: dtype and shape, or type and value."""
     if hasattr(x, "shape") and hasattr(x, "dtype"):
+        if is_tensor(x):
+            return f"a torch.Tensor of {x.dtype}{list(x.shape)}"
         return f"{x.dtype}{list(x.shape)}"
     text = repr(x)
     if len(text) > 60:
@@ -34,9 +36,17 @@ def describe(x: Any) -> str:
     return f"{type(x).__name__} {text}"
 
 
+def is_tensor(x: Any) -> bool:
+    """Return whether `x` is a tensor of PyTorch, which this does not import."""
+    bases = type(x).__mro__
+    return any((b.__module__, b.__name__) == ("torch", "Tensor") for b in bases)
+
+
 def unwrap(x: Any) -> Any:
     """Return the array of a variable, such as `nnx.Param`; anything else as it is."""
-    if hasattr(x, "__jax_array__") and not isinstance(x, jax.Array):
+    if isinstance(x, jax.Array) or hasattr(x, "to_padded"):  # which refuses, in JAX
+        return x
+    if hasattr(x, "__jax_array__"):
         return x.__jax_array__()
     return x
 
@@ -55,6 +65,8 @@ def check_array(name: str, x: Any) -> Array:
     hint = "; jnp.array makes one of it" if known else ""
     if hasattr(x, "to_padded"):
         hint = "; use its to_padded() with its lengths, or ragged.vmap"
+    elif is_tensor(x):
+        hint = f"; give {name}.numpy()"
     elif hasattr(x, "to_numpy"):
         hint = "; its to_numpy() is one"
     raise TypeError(f"`{name}` must be an array, got {describe(x)}{hint}")

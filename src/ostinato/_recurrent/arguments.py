@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -14,7 +15,7 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
 from .. import _checks
 from .._segments import near_divisor
 from .._typing import Array, Padding
-from .protocol import SequenceOptions
+from .protocol import Cell, SequenceOptions
 from .sharding import batch_sharding, with_batch_axis
 
 
@@ -182,6 +183,26 @@ def _resolve_segment_length(segment_length: Any, length: Any) -> int | None:
 
 
 # ------------------------------------------------------------ what the step returns
+
+
+def check_takes_four(step: Callable, error: TypeError) -> None:
+    """Check that a step can be called as one, where an error may come of the call.
+
+    Not before the call, as signatures may be wrong: `functools.wraps` copies them.
+    """
+    if isinstance(step, Cell) or "positional argument" not in str(error):
+        return
+    try:
+        signature = inspect.signature(step, follow_wrapped=False)
+    except (TypeError, ValueError):  # what is no Python function may have none
+        return
+    try:
+        signature.bind(*(None,) * 4)
+    except TypeError:
+        raise TypeError(
+            "`step` must take four arguments, step(params, states, inputs_t, t), got "
+            f"a function of {signature}"
+        ) from error
 
 
 def check_result(result: Any, states: Any, batch: Any) -> tuple[Any, Any]:

@@ -86,7 +86,8 @@ def explain_loop(
     trace_call(plan_loop, inputs, initial_states, params)
     plan, loop = found[0]
     if isinstance(plan, str):
-        return LoopExplanation("xla", "as `lax.scan` of the step", {"cpu": plan})
+        why = "the loop runs as `lax.scan` of the step"
+        return LoopExplanation("xla", why, {"cpu": plan})
     chosen = loop.options
     static = plan.loop(
         chosen.length,

@@ -12,7 +12,7 @@ from jax import lax
 from .. import _padding
 from .._padding import fill_empty_sequences, select
 from .._typing import Array, ArrayLike, Bool, Int, Padding
-from .arguments import check_arguments, cut_outputs
+from .arguments import check_arguments, check_takes_four, cut_outputs
 from .loop import LoopInputs
 from .protocol import Cell, RecurrentOutput, SequenceOptions
 from .stepping import StepLoop, newest
@@ -145,7 +145,11 @@ def recurrent_net(
         length=length,
         backend=backend,
     )
-    return run_checked(step, params, inputs, states, options, outputs_with_grads)
+    try:
+        return run_checked(step, params, inputs, states, options, outputs_with_grads)
+    except TypeError as error:
+        check_takes_four(step, error)
+        raise
 
 
 def run_checked(

@@ -180,7 +180,7 @@ def plan(
     )
     for_gpus = backend == "cuda" or _config.read().backend == "cuda"
     if backend is None and not for_gpus and is_small(step.jaxpr):
-        return "a step has so little work that `lax.scan` is as quick"
+        return "a step has too little work for another loop to be quicker"
     reason = _unsupported_reason(step.jaxpr)
     ahead = _ahead_of(step, rest, reason is not None, runs_natively)
     if ahead is not None:

@@ -268,9 +268,10 @@ def check_cell(name: str, value: Any) -> None:
 def check_params_type(cell: Any, params: Any, wanted: type) -> None:
     """Raise TypeError unless `params` is of the type that `cell.init` returns."""
     if not isinstance(params, wanted):
+        hint = "; give params=cell.init(key)" if params is None else ""
         raise TypeError(
             f"`params` of {type(cell).__name__} must be {wanted.__name__}, as `init` "
-            f"makes them, got {_checks.describe(params)}"
+            f"makes them, got {_checks.describe(params)}{hint}"
         )
 
 

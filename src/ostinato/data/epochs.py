@@ -143,6 +143,13 @@ class Batches(Sequence[np.ndarray]):
 
 def check_lengths(lengths: Any) -> np.ndarray:
     """Return lengths as int64 `[N]`; check that there are some, none negative."""
+    if isinstance(lengths, (list, tuple)):
+        for found in filter(_is_sequence, lengths):
+            raise TypeError(
+                "`lengths` must be the lengths of the sequences, integers, got a "
+                f"{type(lengths).__name__} of sequences, such as "
+                f"{_checks.describe(found)}; give [len(s) for s in sequences]"
+            )
     values = np.asarray(_checks.check_integers("lengths", lengths))
     _checks.check_rank("lengths", values, "N")
     if not values.size:
@@ -155,6 +162,11 @@ def check_lengths(lengths: Any) -> np.ndarray:
         at = int(values.argmax())
         raise ValueError(f"`lengths[{at}]` must be at most {most}, got {values[at]}")
     return values.astype(np.int64)
+
+
+def _is_sequence(x: Any) -> bool:
+    """Return whether `x` is a sequence, and not a length."""
+    return isinstance(x, (list, tuple, str)) or getattr(x, "ndim", 0) > 0
 
 
 def check_sequences(name: str, sequences: Any) -> list[np.ndarray]:

@@ -13,10 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from .._modules import not_installed
+
+try:
+    import equinox as eqx
+except ModuleNotFoundError as error:
+    raise not_installed(error, "equinox") from None
 
 from .. import _checks
 from .._typing import Array, Bool, Float

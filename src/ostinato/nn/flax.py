@@ -17,8 +17,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
-from flax.nnx.nn import dtypes
+
+from .._modules import not_installed
+
+try:
+    from flax import nnx
+    from flax.nnx.nn import dtypes
+except ModuleNotFoundError as error:
+    raise not_installed(error, "flax") from None
 
 from .. import LayerWeights, _checks, pack_weights, unpack_weights
 from .._padding import select

@@ -14,7 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
+
+from .._modules import not_installed
+
+try:
+    import keras
+except ModuleNotFoundError as error:
+    raise not_installed(error, "keras") from None
 
 from .. import rnn
 from .._padding import select

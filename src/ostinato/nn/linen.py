@@ -14,7 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen
+
+from .._modules import not_installed
+
+try:
+    from flax import linen
+except ModuleNotFoundError as error:
+    raise not_installed(error, "flax") from None
 
 from .._rnn import backends
 from .._rnn.backends import Explanation

@@ -17,9 +17,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import sequence_layers.jax as sl
-from flax import linen
-from flax.core import meta
+
+from .._modules import not_installed
+
+try:
+    import sequence_layers.jax as sl
+    from flax import linen
+    from flax.core import meta
+except ModuleNotFoundError as error:
+    raise not_installed(error, "sequence-layers") from None
 
 from .. import rnn
 from .._rnn import backends

@@ -51,13 +51,18 @@ class Inputs:
 
     @classmethod
     def of(
-        cls, leaves: list[Any], axes: list[Any], min_length: int | Mapping[str, int]
+        cls,
+        leaves: list[Any],
+        axes: list[Any],
+        names: list[str],
+        min_length: int | Mapping[str, int],
     ) -> Inputs:
         """Return the inputs; check the number of examples and the mapped axes.
 
         Args:
             leaves: RaggedArrays, and arrays that are mapped or shared.
             axes: for each leaf its entry of `in_axes`.
+            names: for each leaf its name in errors.
             min_length: an int, or one for each dim.
         """
         pairs = list(zip(leaves, axes, strict=True))
@@ -65,7 +70,7 @@ class Inputs:
         leaves, tree = jax.tree.flatten(leaves)  # all differ in shard_map if one does
         leaves = jax.tree.unflatten(tree, make_varying(leaves))
         axes = [_check_axis(x, a) for x, a in zip(leaves, axes, strict=True)]
-        batch = _batch(leaves, axes)
+        batch = _batch(leaves, axes, names)
         dims = dims_of([x for x in leaves if is_ragged(x)], min_length)
         return cls(leaves, axes, dims, batch)
 
@@ -246,12 +251,11 @@ def _check_axis(x: Any, axis: Any) -> int | None:
     return axis % x.ndim
 
 
-def _batch(leaves: list[Any], axes: list[int | None]) -> int:
-    sizes = {
-        x.lengths.shape[0] if is_ragged(x) else x.shape[a]
-        for x, a in zip(leaves, axes, strict=True)
-        if a is not None
-    }
+def _batch(leaves: list[Any], axes: list[int | None], names: list[str]) -> int:
+    sizes: dict[Any, str] = {}  # the first leaf of each size
+    for x, a, name in zip(leaves, axes, names, strict=True):
+        if a is not None:
+            sizes.setdefault(x.lengths.shape[0] if is_ragged(x) else x.shape[a], name)
     for size in sizes:
         if is_symbolic(size):
             raise NotImplementedError(
@@ -262,9 +266,11 @@ def _batch(leaves: list[Any], axes: list[int | None]) -> int:
     if len(sizes) > 1:
         raise ValueError(
             "mapped arguments must have equally many examples, got "
-            + " and ".join(map(str, sorted(sizes)))
+            + " and ".join(f"{n} in `{name}`" for n, name in sorted(sizes.items()))
+            + "; `in_axes` takes None for an argument that all examples share, such as "
+            "parameters: in_axes=(None, 0)"
         )
-    return sizes.pop()
+    return next(iter(sizes))
 
 
 def _zeros(x: Array, axis: int) -> Array:

@@ -11,6 +11,7 @@ import jax
 import jax.errors
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from .. import _checks
 from .._compat import (
@@ -155,7 +156,8 @@ def vmap(
         return x
 
     def run(args: tuple, kwargs: dict, check: bool) -> Any:
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_mapped)
+        found, tree = tree_flatten_with_path((args, kwargs), is_leaf=_is_mapped)
+        leaves = [x for _, x in found]
         if not any(map(is_ragged, leaves)):
             return _dense(jax.vmap(function, in_axes, out_axes), args, kwargs)
         axes = _broadcast((_per_argument(in_axes, args), 0), tree)
@@ -163,8 +165,11 @@ def vmap(
         plain = [_is_plain(x, a) for x, a in zip(leaves, axes, strict=True)]
         arrays = [x for x, p in zip(leaves, plain, strict=True) if not p]
         axes = [a for a, p in zip(axes, plain, strict=True) if not p]
+        names = [
+            _name(path) for (path, _), p in zip(found, plain, strict=True) if not p
+        ]
         load_rules()
-        inputs = Inputs.of(arrays, axes, min_length)
+        inputs = Inputs.of(arrays, axes, names, min_length)
         if check:
             inputs = inputs.checked(constraints)
 
@@ -230,12 +235,14 @@ _FROM_SIZES = (
 )
 """The errors that JAX and numpy raise when they meet a symbolic size."""
 _ADVICE = (
-    "ragged.vmap traces the function once, with symbols for sizes: n, or n_plus_1 - 1 "
-    "if `min_length` is 0. Compute with jax.numpy on jnp.array(size), say what holds "
-    "for all examples by `min_length` or `constraints`, take "
-    "ragged.convolve and ragged.correlate for those of JAX, "
-    "and scan jnp.arange(size) where there is a length alone to scan. The page on "
-    "ragged.vmap has a table of what to write instead."
+    "A size is a symbol inside of ragged.vmap, not a number: n, or n_plus_1 - 1 if "
+    "`min_length` is 0, as the function is traced once for examples of all sizes. In "
+    "place of a Python loop over the tokens write jax.lax.scan over the array, or "
+    "jax.vmap for a function of one token; for a loop over positions scan "
+    "jnp.arange(size), or take jax.lax.fori_loop(0, size, ...). Compute with jax.numpy "
+    "on jnp.array(size), say what holds for all examples by `min_length` or "
+    "`constraints`, and take ragged.convolve and ragged.correlate for those of JAX. "
+    "The page on ragged.vmap has a table of what to write instead."
 )
 
 _INSTEAD_OF_SCAN = (
@@ -252,6 +259,15 @@ def _dense(mapped: Callable, args: tuple, kwargs: dict) -> Any:
         return mapped(*args, **kwargs)
     except (AttributeError, TypeError, ValueError) as error:
         given = (*args, *kwargs.values())
+        if "inconsistent sizes" in str(error):
+            for x in filter(_are_examples, given):
+                lengths = ", ".join(str(a.shape[0]) for a in x[:6])
+                raise ValueError(
+                    "an argument is a list of arrays of different lengths "
+                    f"({lengths}{', ...' if len(x) > 6 else ''}); make it a batch by "
+                    "ragged.RaggedArray.from_list(arrays), or give None in `in_axes` "
+                    "where all examples share the list"
+                ) from error
         if isinstance(error, ValueError) or any(map(_may_be_examples, given)):
             error.add_note(
                 "None of the arguments is a RaggedArray, so this was jax.vmap; "
@@ -263,6 +279,14 @@ def _dense(mapped: Callable, args: tuple, kwargs: dict) -> Any:
 def _may_be_examples(x: Any) -> bool:
     """Return whether an argument looks like many examples: a list, or a table."""
     return isinstance(x, list) or hasattr(x, "to_numpy")
+
+
+def _are_examples(x: Any) -> bool:
+    """Return whether `x` is a list of arrays that differ in their first size alone."""
+    if not isinstance(x, list) or not all(_checks.is_array(a) and a.ndim for a in x):
+        return False
+    kinds = {(a.shape[1:], a.dtype) for a in x}
+    return len(kinds) == 1 and len({a.shape[0] for a in x}) > 1
 
 
 def _trace(function: Callable, avals: Sequence[Any], inputs: Inputs) -> tuple[Any, Any]:
@@ -301,6 +325,11 @@ def _trace(function: Callable, avals: Sequence[Any], inputs: Inputs) -> tuple[An
 
 def _is_from_sizes(error: Exception, inputs: Inputs) -> bool:
     return is_about_sizes(error, [d.symbol for d in inputs.own_dims])
+
+
+def _name(path: Any) -> str:
+    """Return the name of a leaf of `(args, kwargs)`, such as `args[1]['x']`."""
+    return ("args", "kwargs")[path[0].idx] + keystr(path[1:])
 
 
 def _is_plain(x: Any, axis: Any) -> bool:

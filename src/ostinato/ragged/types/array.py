@@ -35,11 +35,12 @@ from .checks import (
 from .cutting import cut
 from .joining import example_numbers, map_tokens, take_examples
 from .padded import numbers_text, type_text
+from .refusals import NoArray
 
 
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
-class RaggedArray:
+class RaggedArray(NoArray):
     """A batch of arrays of one dtype and rank that differ in the size of one axis.
 
     Their tokens, the slices along that axis, lie one after another in one buffer, as in
