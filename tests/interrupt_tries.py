@@ -30,12 +30,12 @@ EPOCHS = 40
 EVENTS = {
     "start": ("", 2.5),
     "compilation": ("Compiling jit(", 0.7),
-    "epoch": ("epoch ", 0.1),
+    "epoch": ("epoch ", 1.0),
     "last epoch": (f"epoch {EPOCHS}.0", 2.5),
 }
 # Before this time, the interpreter itself starts, and ends as any program does.
 INTERPRETER = 0.1
-COUNTS = {"compilation": 20, "epoch": EPOCHS}  # most events in a run
+COUNTS = {"compilation": 20, "epoch": 2}  # most events in a run, a second apart
 
 LAST_WORDS = {
     "anything was learned": "nothing learned yet",

@@ -67,7 +67,9 @@ def test_mistakes_are_one_line(tmp_path):
     path, out = stored(tmp_path, a=GRU, b=LSTM), tmp_path / "out.safetensors"
     assert "`target` must end in one of" in one_line(ostinato(path, tmp_path / "o.txt"))
     assert "`source` must end in one of" in one_line(ostinato(tmp_path / "i.txt", out))
-    assert "No such file" in one_line(ostinato(tmp_path / "none.safetensors", out))
+    none = tmp_path / "none.safetensors"
+    said = one_line(ostinato(none, out))
+    assert said == f"ostinato: cannot read {none}: No such file or directory\n"
     said = one_line(ostinato(path, out, "--name", "c"))
     assert "'a', 'b', got 'c'" in said
     path.write_bytes(path.read_bytes()[:-9])
@@ -76,6 +78,27 @@ def test_mistakes_are_one_line(tmp_path):
     result = ostinato(path, out)
     assert "no recurrent network of" in one_line(result) and "a" in result.stdout
     assert not out.exists()
+
+
+def test_the_file_that_is_read_is_not_written(tmp_path, monkeypatch):
+    path = tmp_path / "in.safetensors"
+    weights = {
+        f"enc.weight_{kind}_l0": draw(12, k) for kind, k in (("ih", 3), ("hh", 4))
+    }
+    safetensors.save_file({**weights, "head.weight": draw(2, 4)}, path)
+    before = path.read_bytes()
+    (tmp_path / "soft.safetensors").symlink_to(path)
+    (tmp_path / "hard.safetensors").hardlink_to(path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    others = "in soft hard link/in folder/../in".split()
+    for target in [path, *(f"{name}.safetensors" for name in others)]:
+        said = one_line(ostinato(path, target))
+        assert "`target` must be another file than `source`" in said
+        assert path.read_bytes() == before
+    assert "must be another file" in one_line(ostinato("soft.safetensors", path))
+    assert path.read_bytes() == before
 
 
 def test_missing_packages_are_one_line(tmp_path, monkeypatch):
@@ -163,4 +186,5 @@ def test_whole_modules_and_missing_folders_are_one_line(tmp_path):
     assert "save module.state_dict() instead" in said
     torch.save(torch.nn.LSTM(2, 3).state_dict(), path)
     said = one_line(ostinato(path, tmp_path / "none" / "o.safetensors"))
-    assert "No such folder" in said and ".tmp" not in said
+    target = tmp_path / "none" / "o.safetensors"
+    assert said == f"ostinato: cannot write {target}: No such folder\n"

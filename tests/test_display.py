@@ -46,6 +46,13 @@ def test_what_cannot_be_shown_ends_nothing(error, terminal):
     display.close()
 
 
+def test_the_bar_tells_what_a_run_does():
+    file = io.StringIO()
+    with Display(Console(file=file, force_terminal=True)) as display:
+        display.name("compiling")
+    assert "0 %  compiling" in file.getvalue()
+
+
 def test_a_run_is_saved_without_its_display(tmp_path):
     console = Console(file=Broken(ERRORS[0]))
     assert train_tiny(tmp_path, epochs=1, console=console).figures

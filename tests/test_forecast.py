@@ -14,6 +14,7 @@ from oracles import loop64
 from test_cli import one_line, ostinato
 from tolerance import assert_close
 
+from ostinato.apps import run
 from ostinato.apps.errors import UserError
 from ostinato.apps.forecast import report, table, use
 from ostinato.apps.forecast.job import Job
@@ -136,10 +137,12 @@ def test_parts():
         (50, 50, 50),
         (1, -1, 1),
         (0.5, 0, 0.5),
-        (0.001, 0.4, 0.5),
     ):
         with pytest.raises(UserError, match="three shares that sum to at most 1"):
             table.parts_of(100, split)
+    for rows, split in ((4, (0.6, 0.2, 0.2)), (100, (0.001, 0.4, 0.5))):
+        with pytest.raises(UserError, match=f"the table has too few rows, {rows}, for"):
+            table.parts_of(rows, split)
 
 
 # -------------------------------------------------------------------------- the model
@@ -252,7 +255,7 @@ def test_the_errors_are_printed_before_pictures_are_drawn(waves, tmp_path, monke
 def test_an_interrupted_run_keeps_the_best_weights(waves, tmp_path, monkeypatch):
     interrupt_after(monkeypatch, 14)
     sizes = dict(look_back=8, horizon=8, segment=4, hidden=4)
-    assert train(waves, tmp_path, **sizes).figures is None
+    assert train(waves, tmp_path, **sizes, epochs=9).figures is None
     rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
     least = min(rows, key=lambda row: float(row["mse"]))
     assert use.load(tmp_path).figures["best"]["updates"] == int(least["updates"]) > 0
@@ -272,6 +275,15 @@ def test_the_last_weights_are_kept_where_asked_for(
     assert len(rows) > 1 and kept == int(rows[row]["updates"])
     with pytest.raises(UserError, match="`keep` must be best or last, got 'first'"):
         train(waves, tmp_path, **sizes, keep="first")
+
+
+@pytest.mark.usefixtures("empty_pictures")
+def test_evaluations_of_a_timed_run_are_apart(waves, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "LEAST_SECONDS", 1e6)
+    sizes = dict(look_back=8, horizon=8, segment=4, hidden=4)
+    summary = train(waves, tmp_path, **sizes, minutes=0.02)
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()[1:]
+    assert len(rows) <= run.EVALUATIONS + 1 and summary.best.updates > 0
 
 
 SIZES = dict(look_back=8, horizon=8, segment=4, hidden=4, epochs=3)
@@ -348,6 +360,10 @@ def test_errors_of_the_commands(waves, tmp_path):
     assert "`horizon` must be a multiple of segment = 24, got 100" in message
     message = one_line(ostinato("train", "forecast", waves, "--minutes", 0))
     assert "`minutes` must be a number above 0" in message
+    short = write(tmp_path / "short.csv", waves.read_text().splitlines()[:4])
+    message = one_line(ostinato("train", "forecast", short))
+    assert "the table has too few rows, 3, for three parts" in message
+    assert "`split`" not in message
     message = one_line(ostinato("train", "forecast", tmp_path / "no.csv"))
     assert "cannot read" in message
 
@@ -359,6 +375,17 @@ def untrained(tmp_path):
     made = use.Trained(model, model.init(jax.random.key(0)), ("a",), scale, {})
     use.save(tmp_path, made)
     return made
+
+
+def test_a_model_of_another_command_and_a_file_are_told(untrained, tmp_path):
+    for arguments in (["pronounce", "ab"], ["sample"]):
+        message = one_line(ostinato(*arguments, "--model", tmp_path))
+        assert "was written by `ostinato train forecast`; train one with" in message
+    model = tmp_path / MODEL_FILE
+    message = one_line(ostinato("pronounce", "ab", "--model", model))
+    assert (
+        f"{model} is a file; give the folder of a training run, {tmp_path}" in message
+    )
 
 
 def test_a_model_comes_back(untrained, tmp_path):

@@ -14,7 +14,8 @@ from g2p_words import (
     train_tiny,
 )
 
-from ostinato.apps import display, run
+from ostinato.apps import display, files, run
+from ostinato.apps import report as curves
 from ostinato.apps.errors import UserError
 from ostinato.apps.g2p import checkpoint, report
 from ostinato.apps.g2p.job import Job
@@ -224,6 +225,97 @@ def test_a_second_run_moves_the_first_away(tmp_path):
     train_tiny(tmp_path, epochs=1)
     assert not (previous / CURVE_FILE).exists() and (previous / CSV_FILE).exists()
     assert (previous / "notes.txt").exists()
+
+
+def end_now(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2, 3])
+def test_a_run_that_is_killed_at_any_moment_leaves_the_older_one(
+    tmp_path, monkeypatch, moves
+):
+    train_tiny(tmp_path, epochs=1)
+    kept = [MODEL_FILE, RESUME_FILE, CSV_FILE, CURVE_FILE]
+    first = {name: (tmp_path / name).read_bytes() for name in kept}
+
+    def files_in(folder):
+        return {n: (folder / n).read_bytes() for n in kept if (folder / n).exists()}
+
+    with monkeypatch.context() as patch:  # nothing is learned, twice
+        patch.setattr(run, "update", end_now)
+        for _ in range(2):
+            assert train_tiny(tmp_path, epochs=1).best is None
+            assert files_in(tmp_path) == first
+    move, count = files.move, [moves]
+
+    def move_some(path, target):  # as if the process was killed between two moves
+        if not count[0]:
+            raise MemoryError
+        count[0] -= 1
+        move(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "move", move_some)
+        with pytest.raises(MemoryError):
+            train_tiny(tmp_path, epochs=1, seed=1)
+    previous = tmp_path / "previous"
+    assert files_in(previous) | files_in(tmp_path) == first
+    train_tiny(tmp_path, epochs=1, seed=1)
+    assert files_in(previous) == first
+
+
+def test_a_missing_file_is_told_to_be_that_of_the_run_before(tmp_path):
+    previous = tmp_path / "previous"
+    train_tiny(previous, epochs=1)
+    where = f"there is no .*; the run before has left one in {previous}; or train one"
+    with pytest.raises(UserError, match=where):
+        Pronouncer(tmp_path)
+    with pytest.raises(UserError, match=where):
+        train_tiny(tmp_path, resume=True)
+
+
+def test_a_state_that_is_saved_has_a_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "SAVE_SECONDS", 0.0)
+    interrupt_after(monkeypatch, updates=3, error=MemoryError)
+    with pytest.raises(MemoryError):
+        train_tiny(tmp_path, epochs=1)
+    assert checkpoint.load_model(tmp_path).figures["best"] is None
+
+
+@pytest.mark.parametrize(
+    "limit, told",
+    [(dict(epochs=1), "its 1 epochs"), (dict(minutes=1e-6), "its 1e-06 minutes")],
+)
+def test_a_run_that_is_over_says_why_it_learns_no_more(tmp_path, limit, told):
+    name, console = *limit, quiet()
+    train_tiny(tmp_path, **limit)
+    train_tiny(tmp_path, resume=True, console=console)
+    said = console.export_text()
+    assert f"this run has used {told}, counted from its first start" in said
+    assert f"give a larger --{name}" in said
+    console = quiet()
+    train_tiny(tmp_path, resume=True, console=console, epochs=2)
+    assert "this run has used" not in console.export_text()
+
+
+def test_evaluations_that_are_close_to_each_other_print_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "LEAST_SECONDS", 1e6)
+    console = quiet()
+    train_tiny(tmp_path, epochs=5, console=console)
+    lines = [x for x in console.export_text().splitlines() if x.startswith("epoch ")]
+    assert [line.split()[1] for line in lines] == ["1.0", "5.0"]
+    assert len((tmp_path / CSV_FILE).read_text().splitlines()) == 1 + 5
+
+
+def test_percents_above_100_are_above_the_picture(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(curves, "write_figure", lambda _, figure: drawn.append(figure))
+    for per in (231.0, 60.0):
+        rows = [report.Row(1, 1, 9.0, 1, 1, 1, per, 50.0)] * 2
+        curves.draw_curves(tmp_path, Job.curves, rows, rows[0], "a title")
+    high, low = (figure.axes[0].get_ylim()[1] for figure in drawn)
+    assert high == 100 and 60 < low < 70
 
 
 def test_listed_test_words_are_the_ones_measured(tmp_path):

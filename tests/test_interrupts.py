@@ -77,10 +77,10 @@ def test_before_the_first_evaluation(packages, tmp_path):
 
 def test_between_updates(packages, tmp_path):
     run = g2p_command.start(packages, tmp_path, "--epochs", "1000")
-    code, text, in_time = interrupt(run, "epoch  2.0", signal.SIGTERM)
+    code, text, in_time = interrupt(run, "epoch  1.0", signal.SIGTERM)
     assert code == 143 and "go on with --resume" in text
     step = checkpoint.FILES.read(tmp_path / RESUME_FILE)[1]["step"]
-    assert step >= 28
+    assert step >= 14
     assert checkpoint.load_model(tmp_path).figures["best"]["updates"] <= step
     assert CURVE_FILE in whole_files(tmp_path, in_time) or not in_time
 

@@ -48,6 +48,13 @@ def reading(path: str | os.PathLike[str], kind: str) -> Iterator[int]:
         ) from error
 
 
+def same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Return whether two paths lead to one file that is there, also through links."""
+    return (
+        os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
+    )
+
+
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file that is there whole, or as it was before, whatever happens.
 

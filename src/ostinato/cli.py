@@ -309,7 +309,11 @@ def convert(
                 f"this needs the package `{error.name}`, which is not installed; run: "
                 f"pip install 'ostinato[{extra}]'"
             )
-        except (ValueError, TypeError, ImportError, OSError) as error:
+        except OSError as error:
+            of_source = error.filename == str(source)
+            place = f"read {source}" if of_source else f"write {target}"
+            _fail(f"cannot {place}: {error.strerror or error}")
+        except (ValueError, TypeError, ImportError) as error:
             _fail(" ".join(str(error).split()))
     if as_json:
         mapped = [

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from . import interrupts
+from .apps import files
 from .apps.errors import UserError, require
 from .cli_training import Ensemble, Out, Resume, Seed
 
@@ -111,7 +112,7 @@ def forecast(
         require(package)
     from .apps.forecast import table, use
 
-    if file.exists() and out.exists() and file.samefile(out):
+    if files.same(file, out):
         raise UserError(
             f"`out` must be another file than the given one, got {out} for both; "
             "give another --out"

@@ -84,6 +84,12 @@ class Display(Screen):
             with self.optional():
                 self._progress.stop()
 
+    def name(self, doing: str) -> None:
+        """Show what the run does, where there is a bar."""
+        if self.live:
+            with self.optional():
+                self._progress.update(self._task, description=doing)
+
     def tick(self, done: float, text: str) -> None:
         """Show how far the run is; `done` is between 0 and 1."""
         if self.live:

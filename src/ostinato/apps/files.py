@@ -1,14 +1,17 @@
 """Files and folders of runs: whatever prevents writing them is a UserError."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from .._files import PART as PART
+from .._files import same as same
 from .._files import unfinished, write_atomically
 from .errors import UserError
+
+PREVIOUS = "previous"  # the folder, in that of a run, for the run before it
 
 
 def write(path: Path, content: bytes) -> None:
@@ -58,6 +61,32 @@ def move(path: Path, target: Path) -> None:
         os.replace(path, target)
     except OSError as error:
         raise UserError(f"cannot move {path}: {error.strerror}") from None
+
+
+def move_aside(folder: Path, names: Sequence[str]) -> bool:
+    """Move the files of a run to `previous/` in its folder; return whether it has one.
+
+    They take the place of those that were there. The first name, that of the model,
+    decides: without it, the folder has what a crash during a move has left, which may
+    complete the run in `previous/`, but replaces none of its files.
+
+    Raises:
+        UserError: a file cannot be moved or removed.
+    """
+    previous = folder / PREVIOUS
+    found = [name for name in names if (folder / name).exists()]
+    if not found:
+        return False
+    make_folder(previous)
+    whole = found[0] == names[0]
+    for name in names[1:] if whole else ():
+        remove(previous / name)
+    for name in found:
+        if whole or not (previous / name).exists():
+            move(folder / name, previous / name)
+        else:
+            remove(folder / name)
+    return True
 
 
 def remove(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,11 +26,13 @@ class Curves(NamedTuple):
         label: of the upper axis, such as "dev words, %".
         loss: of the lower axis, which shows the training loss.
         lines: labels of the upper lines by the fields of a row that they show.
+        most: the largest figure on the upper axis; larger ones are above the picture.
     """
 
     label: str
     loss: str
     lines: dict[str, str]
+    most: float = math.inf
 
 
 def write_csv(folder: Path, fields: Sequence[str], rows: Sequence[Row]) -> None:
@@ -67,7 +70,8 @@ def draw_curves(
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
     upper.axvline(best.seconds / 60, color="#999999", lw=1, ls="--", zorder=0)
-    upper.set(ylabel=curves.label, ylim=(0, None), title=title)
+    top = min(upper.get_ylim()[1], curves.most)
+    upper.set(ylabel=curves.label, ylim=(0, top), title=title)
     lower.set(ylabel=curves.loss, xlabel="minutes", ylim=(0, None), xlim=(0, None))
     write_figure(folder / CURVE_FILE, figure)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import header, report
+from . import files, header, report
 from .devices import Devices
 from .display import Display, Pace, clock
 from .errors import UserError
@@ -19,10 +19,11 @@ from .fields import check_range
 from .header import Header
 from .job import Job
 from .report import Row
-from .tensors import MODEL_FILE
+from .tensors import MODEL_FILE, RESUME_FILE
 from .training import Params, State, init_state, learning_rate, update
 
 EVALUATIONS = 6  # least number of them in a run that is limited by time
+LEAST_SECONDS = 1.0  # between evaluations of such a run, and lines about those of any
 SAVE_SECONDS = 60.0  # most that a crash may lose
 
 
@@ -58,8 +59,16 @@ class Run:
         self.rows: list[Row] = []
         self.best: Row | None = None
         self.evaluation_seconds = self._saved = 0.0
+        self._said = -math.inf
+        self._has_room = False
         self.pace = Pace()
         self.lock = threading.RLock()
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """The names of the files of a run, the model first."""
+        curves = report.CSV_FILE, report.CURVE_FILE
+        return MODEL_FILE, RESUME_FILE, *curves, *self.job.pictures
 
     @property
     def elapsed(self) -> float:
@@ -77,18 +86,27 @@ class Run:
 
         It is 0 before the first update, which takes place in any run.
         """
-        if self.state.step == 0:
-            return 0.0
-        shares = [0.0]
+        return min(max(self._shares().values(), default=0.0), 1.0)
+
+    @property
+    def used_up(self) -> list[str]:
+        """The limits that have been reached, `minutes` or `epochs`."""
+        return [name for name, share in self._shares().items() if share >= 1]
+
+    def _shares(self) -> dict[str, float]:
+        """Return the share of each limit of the run that is over."""
+        shares, begun = {}, self.state.step > 0
         if self.settings.minutes is not None:
             seconds = 60 * self.settings.minutes - self.evaluation_seconds
-            shares.append(self.now / seconds if seconds > 0 else 1.0)
+            share = self.now / seconds if seconds > 0 else 1.0
+            shares["minutes"] = share if begun else 0.0
         if self.settings.epochs is not None:
-            shares.append(self.epoch / self.settings.epochs)
-        return min(max(shares), 1.0)
+            shares["epochs"] = self.epoch / self.settings.epochs
+        return shares
 
     def train(self) -> None:
         """Make updates until the run is over."""
+        self.display.name("compiling")
         for batch in self._batches():
             self._advance(batch)
             if self._evaluation_due():
@@ -108,10 +126,8 @@ class Run:
         if self.state.step == 0:
             return False
         self._save()
-        if self.best is None:
-            self.save_model(self.devices.local(self.state.averaged), best=None)
-        elif not (self.out / MODEL_FILE).exists():  # somebody has removed it
-            self.save_model(self.best_params, best=self.best._asdict())
+        if self.best is not None and not (self.out / MODEL_FILE).exists():
+            self.save_model(self.best_params, best=self.best._asdict())  # was removed
         return True
 
     def _batches(self) -> Iterator[Any]:
@@ -164,14 +180,18 @@ class Run:
         return clock(self.now * (1 - done) / done)
 
     def _evaluation_due(self) -> bool:
-        """Return True at intervals of an epoch, and of a timed run."""
+        """Return True at intervals of an epoch, and of a timed run.
+
+        Only in a run that is limited by time does the clock decide.
+        """
         done = self.state.step % self.job.num_batches
-        if done % math.ceil(self.job.num_batches / self.job.evaluations) == 0:
-            return True
+        due = done % math.ceil(self.job.num_batches / self.job.evaluations) == 0
         if self.settings.minutes is None:
-            return False
-        last = self.rows[-1].seconds if self.rows else 0.0
-        return self.now - last > 60 * self.settings.minutes / EVALUATIONS
+            return due
+        since = self.now - (self.rows[-1].seconds if self.rows else 0.0)
+        if since > 60 * self.settings.minutes / EVALUATIONS:
+            return True
+        return due and since >= LEAST_SECONDS
 
     def _evaluate(self) -> None:
         """Measure the parameters; keep them if they are the best so far."""
@@ -199,20 +219,39 @@ class Run:
                 self.best_params = params
             self.rows, self.best = [*self.rows, row], row if better else self.best
             self._save()
-            self.display.say(
-                f"epoch {row.epoch:4.1f} {self.pace.speed:6,.0f} {self.job.unit}/s  "
-                f"loss {row.loss:.3f}  {self.job.describe(row)}  {self._time_left()} "
-                f"left {'*' if better else ''}".rstrip()
-            )
+            if self.progress >= 1 or self.now - self._said >= LEAST_SECONDS:
+                self._say(row, better)
         self.evaluation_seconds = self.now - before
         self.pace = Pace()
 
+    def _say(self, row: Row, better: bool) -> None:
+        """Print the line of an evaluation."""
+        self._said = self.now
+        self.display.say(
+            f"epoch {row.epoch:4.1f} {self.pace.speed:6,.0f} {self.job.unit}/s  "
+            f"loss {row.loss:.3f}  {self.job.describe(row)}  {self._time_left()} "
+            f"left {'*' if better else ''}".rstrip()
+        )
+
     def save_model(self, params: Params, **figures: Any) -> None:
-        """Save parameters as the model of the folder, with figures about them."""
+        """Save parameters as the model of the folder, with figures about them.
+
+        It is the first file that a run writes; those of an older one make room for it.
+        """
         if not self.devices.first:
             return
+        self._make_room()
         settings = dataclasses.asdict(self.settings)
         self.job.save_model(self.out, params, {"settings": settings, **figures})
+
+    def _make_room(self) -> None:
+        """Move the files of an older run to `previous/`, once."""
+        if self._has_room:
+            return
+        if files.move_aside(self.out, self.file_names):
+            previous = self.out / files.PREVIOUS
+            self.display.say(f"the run that was in {self.out} is now in {previous}")
+        self._has_room = True
 
     def draw(self) -> None:
         """Draw the learning curve."""
@@ -221,9 +260,14 @@ class Run:
         report.draw_curves(self.out, self.job.curves, self.rows, self.best, title)
 
     def _save(self) -> None:
-        """Save everything that `restore` needs, and the evaluations so far."""
+        """Save everything that `restore` needs, and the evaluations so far.
+
+        Before the first evaluation, the weights so far are the model of the folder.
+        """
         with self.lock:
             self._saved = self.now
+            if self.best is None:
+                self.save_model(self.devices.local(self.state.averaged), best=None)
             if not self.devices.first:
                 return
             now = Header(
@@ -253,7 +297,7 @@ class Run:
         best = None if old.best is None else job.load_params(self.out)
         state = self._replicated(job.files.load_state(self.out, job.init))
         with self.lock:
-            self.best_params = best
+            self.best_params, self._has_room = best, True
             self.state, self.rows, self.best = state, old.rows, old.best
             self.evaluation_seconds = old.evaluation_seconds
             self.started -= old.elapsed

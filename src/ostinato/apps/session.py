@@ -1,7 +1,7 @@
 """A run from its settings to its figures: new or resumed, interrupted or finished."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import jax
 from rich.console import Console
 
-from . import files, header, report
+from . import files, header
 from .devices import Devices, ProcessLostError
 from .display import Display, clock
 from .job import Job
 from .report import Row
 from .run import Run
 from .settings import resumed
-from .tensors import MODEL_FILE, RESUME_FILE
 
 Guard = Callable[[Callable[[], object]], AbstractContextManager[None]]
 
@@ -123,19 +122,23 @@ def conduct(
 
     with guard(keep), display:
         run = Run(make(), out, display, started, places)
-        names = _names(run.job)
         if places.first:
-            files.make_folder(out, names)
+            files.make_folder(out, run.file_names)
+            if not resume and any((out / name).exists() for name in run.file_names):
+                files.make_folder(out / files.PREVIOUS)  # an error comes now, not later
         if resume:
             run.restore()
-        elif places.first:
-            with run.lock:  # `guard` must not end the process between two moves
-                _move_older_run(out, names, display)
         for line in run.job.introduce():
             display.say(line)
         if resume:
             spent = clock(run.elapsed)
             display.say(f"resuming at epoch {run.epoch:.1f}, after {spent}")
+            for name in run.used_up:
+                used = run.settings.limit(name)
+                display.say(
+                    f"this run has used its {used}, counted from its first start; to "
+                    f"learn more, give a larger --{name}"
+                )
         try:
             run.check_same()
             run.train()
@@ -152,24 +155,6 @@ def conduct(
         except KeyboardInterrupt:
             keep()
             return Summary(run.best, None)
-
-
-def _names(job: Job) -> tuple[str, ...]:
-    """Return the names of the files of a run."""
-    return MODEL_FILE, RESUME_FILE, report.CSV_FILE, report.CURVE_FILE, *job.pictures
-
-
-def _move_older_run(out: Path, names: Sequence[str], display: Display) -> None:
-    """Move the files of an older run to `previous/`, in place of those of another."""
-    old = [out / name for name in names if (out / name).exists()]
-    if old:
-        previous = out / "previous"
-        files.make_folder(previous)
-        for name in names:
-            files.remove(previous / name)
-        for path in old:
-            files.move(path, previous / path.name)
-        display.say(f"the run that was in {out} is now in {previous}")
 
 
 def _lost(run: Run, error: Exception) -> ProcessLostError:

@@ -79,12 +79,14 @@ class Settings:
     @property
     def limits(self) -> str:
         """When the run ends, for the user."""
-        limits = []
-        if self.minutes is not None:
-            limits.append(f"{self.minutes:g} minutes")
-        if self.epochs is not None:
-            limits.append(f"{self.epochs} epochs")
-        return " or ".join(limits)
+        names = "minutes", "epochs"
+        there = [name for name in names if getattr(self, name) is not None]
+        return " or ".join(map(self.limit, there))
+
+    def limit(self, name: str) -> str:
+        """Return one of the limits, `minutes` or `epochs`, for the user."""
+        value = getattr(self, name)
+        return f"{value if isinstance(value, int) else f'{value:g}'} {name}"
 
 
 Kind = TypeVar("Kind", bound=Settings)

@@ -5,6 +5,7 @@ line about the file. They contain no code.
 """
 
 import json
+import re
 import stat
 import struct
 import textwrap
@@ -28,6 +29,7 @@ from .training import Params, State, init_state
 
 MOST_STEP = 2**31 - 2  # a step is an int32 in `update`
 MODEL_FILE, RESUME_FILE = "model.safetensors", "resume.safetensors"
+_FORMAT = re.compile(r"ostinato-(?P<job>g2p|forecast|music)-\d+")
 MALFORMED = (
     UserError,
     AttributeError,
@@ -109,16 +111,22 @@ class TensorFiles(NamedTuple):
                 raise UserError(f"cannot read {path}: it is too large, of {size}")
             content = path.read_bytes()
         except FileNotFoundError:
-            raise UserError(
-                f"there is no {path}; {self.first} --out {path.parent}"
-            ) from None
+            raise UserError(self._missing(path)) from None
         except OSError as error:
+            if path.parent.is_file():
+                raise UserError(
+                    f"{path.parent} is a file; give the folder of a training run, "
+                    f"{path.parent.parent}"
+                ) from None
             raise UserError(f"cannot read {path}: {error.strerror}") from None
         with self.damage(path):
             tensors = load(content)
             (size,) = struct.unpack("<Q", content[:8])
             metadata = json.loads(content[8 : 8 + size])["__metadata__"]
+            check("metadata", dict, metadata)
             got = metadata.get("format")
+        self._check_job(path, got)
+        with self.damage(path):
             check_range("format", self.format, got, got == self.format)
             same = metadata.get("checksum") == _checksum(tensors)
             check_range(
@@ -127,6 +135,25 @@ class TensorFiles(NamedTuple):
             header = json.loads(metadata["header"])
             check("header", dict, header)
         return tensors, header
+
+    def _missing(self, path: Path) -> str:
+        """Tell that a file is missing, and where that of the run before is."""
+        told, previous = f"there is no {path}; ", path.parent / files.PREVIOUS
+        if (previous / path.name).exists():
+            told += f"the run before has left one in {previous}; or "
+        return f"{told}{self.first} --out {path.parent}"
+
+    def _check_job(self, path: Path, got: object) -> None:
+        """Check that a file is of no other job.
+
+        Raises:
+            UserError: it is of another one.
+        """
+        mine, other = (_FORMAT.fullmatch(str(one)) for one in (self.format, got))
+        if mine and other and mine["job"] != other["job"]:
+            raise UserError(
+                f"{path} was written by `ostinato train {other['job']}`; {self.first}"
+            )
 
     @contextmanager
     def damage(self, path: Path) -> Iterator[None]:

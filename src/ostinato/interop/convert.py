@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import store
-from .._files import write_atomically
+from .._files import same, write_atomically
 from . import keras, onnx, torch
 from .imported import Contents, Imported
 
@@ -31,8 +31,8 @@ def convert(
 
     Args:
         source: `.pt`, `.safetensors`, `.keras`, `.h5` or `.onnx`.
-        target: `.safetensors`, `.onnx`, for which there must be one network, or `.pt`.
-            Nothing is written if there is no network.
+        target: another file, `.safetensors`, `.onnx`, for which there must be one
+            network, or `.pt`. Nothing is written if there is no network.
         name: of the one network to write; None: all.
 
     Returns:
@@ -40,12 +40,17 @@ def convert(
         name with the reason.
 
     Raises:
-        ValueError: another suffix, a damaged file, no network called `name`, or several
-            for `.onnx`.
+        ValueError: another suffix, a damaged file, the same file twice, no network
+            called `name`, or several for `.onnx`.
         ImportError: a package is not installed.
         OSError: a file cannot be read or written.
     """
     _check_suffix("target", target, TARGETS)
+    if same(source, target):
+        raise ValueError(
+            f"`target` must be another file than `source`, got {os.fspath(target)!r}, "
+            "which would be overwritten; what is no recurrent network would be lost"
+        )
     found, others = read(source)
     if name is not None:
         if name not in found:

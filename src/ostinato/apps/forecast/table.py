@@ -244,7 +244,8 @@ def parts_of(rows: int, split: Sequence[float]) -> tuple[int, int, int]:
         split: three shares of the rows, which sum to at most 1, or numbers of rows.
 
     Raises:
-        UserError: there are not three, or they need more rows than there are.
+        UserError: there are not three, they need more rows than there are, or they
+            leave a part without a row.
     """
     good = len(split) == 3 and all(math.isfinite(s) and s > 0 for s in split)
     if good and sum(split) <= 1 + 1e-9:
@@ -252,11 +253,18 @@ def parts_of(rows: int, split: Sequence[float]) -> tuple[int, int, int]:
         test = int(rows * min(1.0, sum(split)) + 1e-6) - learn - choose
         if min(learn, choose, test) >= 1:
             return learn, choose, test
+        raise UserError(
+            f"the table has too few rows, {rows}, for three parts: the shares "
+            f"{_listed(split)} leave one without a row"
+        )
     elif good and all(s >= 1 for s in split) and sum(split) <= rows:
         learn, choose, test = map(int, split)
         return learn, choose, test
-    got = ",".join(f"{share:.15g}" for share in split)
     raise UserError(
         "`split` must be three shares that sum to at most 1, such as 0.6,0.2,0.2, or "
-        f"three numbers of rows, at most {rows}, and leave each part a row; got {got}"
+        f"three numbers of rows, at most {rows}, got {_listed(split)}"
     )
+
+
+def _listed(split: Sequence[float]) -> str:
+    return ",".join(f"{share:.15g}" for share in split)

@@ -43,6 +43,7 @@ class Job(job.Job):
         "dev words, %",
         "a word",
         {"dev_wer": "WER: words with an error", "dev_per": "PER: wrong phonemes"},
+        most=100,
     )
 
     def __init__(self, settings: Settings, split: Split, missing: int = 0) -> None:
