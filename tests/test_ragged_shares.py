@@ -66,7 +66,7 @@ def total(result):
     return sum(jnp.sum(jnp.sin(x)) for x in leaves if x.dtype.kind == "f")
 
 
-LOOPS = {  # that step functions close over, count in, or carry
+LOOPS = {  # what step functions close over, count in, or carry, and branches
     "constant": lambda x, w: jax.lax.scan(
         lambda c, t: (jnp.tanh(0.5 * c + t @ w), c), jnp.zeros(WIDTH), x
     ),
@@ -85,6 +85,11 @@ LOOPS = {  # that step functions close over, count in, or carry
         x[:1],
         params=w,
     ).outputs[0],
+    "branch": lambda x, w: jax.lax.cond(  # one device may have no example that takes it
+        jnp.array(x.shape[0]) > 5,
+        lambda: jnp.sqrt(1 + jnp.tanh(x @ w)),
+        lambda: x - x.sum() * w[:1],
+    ),
 }
 
 
