@@ -65,6 +65,9 @@ BRANCHES = {
     "of_a_row": lambda w, x: lax.cond(
         x[0, 0] > 0, lambda: jnp.sqrt(x[0] @ w).sum(), lambda: x[0, 1]
     ),
+    "of_tokens_and_weights": lambda w, x: lax.cond(
+        x[0, 0] > 0, lambda: jnp.sqrt(x @ w).sum(), lambda: w[0, 0] * x[0, 0]
+    ),
     "of_a_size": lambda w, x: lax.cond(
         jnp.array(x.shape[0]) > 1,
         lambda: (x * w[0][None]).std(),

@@ -195,14 +195,15 @@ def associative_scan_replaced(by: Callable) -> Iterator[None]:
         return rule
 
     with _REPLACING:
-        original, rules = jax.lax.associative_scan, dict(ad.primitive_jvps)
+        original = jax.lax.associative_scan
+        rules = {p: ad.primitive_jvps[p] for p in _CUMULATIVE}
         jax.lax.associative_scan = by
         ad.primitive_jvps.update({p: jvp(join) for p, join in _CUMULATIVE.items()})
         try:
             yield
         finally:
             jax.lax.associative_scan = original
-            ad.primitive_jvps.update({p: rules[p] for p in _CUMULATIVE})
+            ad.primitive_jvps.update(rules)
 
 
 def is_unbound_axis_name(error: NameError) -> bool:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.export import SymbolicScope, symbolic_shape
+from jax.tree_util import keystr
 
 from .._rnn.sharding import make_varying
 from .._typing import Array
@@ -54,7 +55,7 @@ class Inputs:
         cls,
         leaves: list[Any],
         axes: list[Any],
-        names: list[str],
+        paths: list[Any],
         min_length: int | Mapping[str, int],
     ) -> Inputs:
         """Return the inputs; check the number of examples and the mapped axes.
@@ -62,7 +63,7 @@ class Inputs:
         Args:
             leaves: RaggedArrays, and arrays that are mapped or shared.
             axes: for each leaf its entry of `in_axes`.
-            names: for each leaf its name in errors.
+            paths: for each leaf its path in `(args, kwargs)`, for errors.
             min_length: an int, or one for each dim.
         """
         pairs = list(zip(leaves, axes, strict=True))
@@ -70,7 +71,7 @@ class Inputs:
         leaves, tree = jax.tree.flatten(leaves)  # all differ in shard_map if one does
         leaves = jax.tree.unflatten(tree, make_varying(leaves))
         axes = [_check_axis(x, a) for x, a in zip(leaves, axes, strict=True)]
-        batch = _batch(leaves, axes, names)
+        batch = _batch(leaves, axes, paths)
         dims = dims_of([x for x in leaves if is_ragged(x)], min_length)
         return cls(leaves, axes, dims, batch)
 
@@ -251,11 +252,11 @@ def _check_axis(x: Any, axis: Any) -> int | None:
     return axis % x.ndim
 
 
-def _batch(leaves: list[Any], axes: list[int | None], names: list[str]) -> int:
-    sizes: dict[Any, str] = {}  # the first leaf of each size
-    for x, a, name in zip(leaves, axes, names, strict=True):
+def _batch(leaves: list[Any], axes: list[int | None], paths: list[Any]) -> int:
+    sizes: dict[Any, Any] = {}  # the first leaf of each size
+    for x, a, path in zip(leaves, axes, paths, strict=True):
         if a is not None:
-            sizes.setdefault(x.lengths.shape[0] if is_ragged(x) else x.shape[a], name)
+            sizes.setdefault(x.lengths.shape[0] if is_ragged(x) else x.shape[a], path)
     for size in sizes:
         if is_symbolic(size):
             raise NotImplementedError(
@@ -266,11 +267,16 @@ def _batch(leaves: list[Any], axes: list[int | None], names: list[str]) -> int:
     if len(sizes) > 1:
         raise ValueError(
             "mapped arguments must have equally many examples, got "
-            + " and ".join(f"{n} in `{name}`" for n, name in sorted(sizes.items()))
+            + " and ".join(f"{n} in `{_name(sizes[n])}`" for n in sorted(sizes))
             + "; `in_axes` takes None for an argument that all examples share, such as "
             "parameters: in_axes=(None, 0)"
         )
     return next(iter(sizes))
+
+
+def _name(path: Any) -> str:
+    """Return the name of a leaf of `(args, kwargs)`, such as `args[1]['x']`."""
+    return ("args", "kwargs")[path[0].idx] + keystr(path[1:])
 
 
 def _zeros(x: Array, axis: int) -> Array:

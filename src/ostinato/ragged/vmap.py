@@ -11,7 +11,7 @@ import jax
 import jax.errors
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr, tree_flatten_with_path
+from jax.tree_util import tree_flatten_with_path
 
 from .. import _checks
 from .._compat import (
@@ -165,11 +165,9 @@ def vmap(
         plain = [_is_plain(x, a) for x, a in zip(leaves, axes, strict=True)]
         arrays = [x for x, p in zip(leaves, plain, strict=True) if not p]
         axes = [a for a, p in zip(axes, plain, strict=True) if not p]
-        names = [
-            _name(path) for (path, _), p in zip(found, plain, strict=True) if not p
-        ]
+        paths = [path for (path, _), p in zip(found, plain, strict=True) if not p]
         load_rules()
-        inputs = Inputs.of(arrays, axes, names, min_length)
+        inputs = Inputs.of(arrays, axes, paths, min_length)
         if check:
             inputs = inputs.checked(constraints)
 
@@ -325,11 +323,6 @@ def _trace(function: Callable, avals: Sequence[Any], inputs: Inputs) -> tuple[An
 
 def _is_from_sizes(error: Exception, inputs: Inputs) -> bool:
     return is_about_sizes(error, [d.symbol for d in inputs.own_dims])
-
-
-def _name(path: Any) -> str:
-    """Return the name of a leaf of `(args, kwargs)`, such as `args[1]['x']`."""
-    return ("args", "kwargs")[path[0].idx] + keystr(path[1:])
 
 
 def _is_plain(x: Any, axis: Any) -> bool:

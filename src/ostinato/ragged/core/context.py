@@ -64,6 +64,17 @@ class Context(Conversions):
         going = going if self.going is None else self.going & going
         return self.nested(going=going, reached=jnp.any(going))
 
+    def used_examples(self) -> Array | None:
+        """Return the examples that are complete and going; None where all are.
+
+        Returns:
+            bool `[batch]`, or None.
+        """
+        complete, going = self.complete(), self.going
+        if complete is None or going is None:
+            return going if complete is None else complete
+        return complete & going
+
     def at(self, eqn: JaxprEqn) -> Context:
         """Return the context of `eqn` in the same trace; the cache is shared."""
         return dataclasses.replace(self, equations=(*self.equations, eqn))

@@ -114,8 +114,8 @@ class Some:
     @classmethod
     def of(cls, ctx: Context, present: Array) -> Some:
         """Keep the examples of `present` that are complete and going in `ctx`."""
-        for limit in (ctx.going, ctx.complete()):
-            present = present if limit is None else present & limit
+        used = ctx.used_examples()
+        present = present if used is None else present & used
         known = ctx.symbols
         values = {
             name: jnp.where(present, value, known.ranges[name].low)

@@ -154,14 +154,12 @@ def _while(
     if not together:
         init = [*map(ctx.canonical, init)]
     # An example that is incomplete, or has not come here, might never be done.
-    limits = [ctx.reached] if together else [ctx.complete(), ctx.going]
+    limit = ctx.reached if together else ctx.used_examples()
 
     def going(carry: _Values) -> Array:
         value = condition(carry)
         going = value.x if together else ctx.nested().to_padded(value).x
-        for limit in limits:
-            going = going if limit is None else going & limit
-        return going
+        return going if limit is None else going & limit
 
     def step(state: tuple[Array, list[Value]]) -> tuple[Array, list[Value]]:
         goes, old = state

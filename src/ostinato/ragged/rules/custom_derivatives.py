@@ -202,7 +202,7 @@ def _cotangent(ctx: Context, cotangent: Value, like: Value) -> Value:
 
 
 def _masked(ctx: Context, cotangent: Value, like: Value) -> Array:
-    used = _used_examples(ctx)
+    used = ctx.used_examples()
     if isinstance(like, Flat):
         flat = ctx.to_flat(cotangent)
         valid = ctx.used(flat.dim).valid
@@ -215,11 +215,3 @@ def _masked(ctx: Context, cotangent: Value, like: Value) -> Array:
     for axis in ragged_axes(cotangent):
         x = jnp.where(ctx.mask(x, axis, cotangent.shape[axis]), x, 0)
     return x if isinstance(like, Padded) else jnp.sum(x, 0)
-
-
-def _used_examples(ctx: Context) -> Array | None:
-    """Return the examples that are complete and going, bool `[batch]`; None for all."""
-    complete, going = ctx.complete(), ctx.going
-    return (
-        going if complete is None else complete if going is None else complete & going
-    )

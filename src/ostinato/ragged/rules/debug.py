@@ -42,9 +42,8 @@ def _debug(ctx: Context, eqn: JaxprEqn, *values: Value, **params: Any) -> list[V
             ]
             eqn.primitive.bind(*own, **params)
 
-    going = jnp.ones(ctx.batch, bool)
-    for some in (ctx.going, ctx.complete()):  # incomplete examples break a promise
-        going = going if some is None else going & some
+    going = ctx.used_examples()
+    going = jnp.ones(ctx.batch, bool) if going is None else going
     options = {"ordered": is_ordered(params), "partitioned": params["partitioned"]}
     jax.debug.callback(call, ctx.symbols.values, going, *arrays, **options)
     return []
