@@ -5,48 +5,44 @@ process, and with as many words for each device (weak scaling). The losses are c
 before anything is timed; the table goes to docs/results.md.
 """
 
-import multiprocessing
 import os
+import shutil
 import socket
-import time
+import subprocess
+import sys
+from multiprocessing.connection import Listener
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 from . import results, tables
+from .scaling_process import LETTERS, Setup
 from .stored import Measure, Out, Page, Stored
 
 OUT = Path("out/bench/scaling.json")
 MARK = "scaling"
-UPDATES = 10  # of a turn
-LETTERS = 8  # of every word, so that all batches have one shape
-ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+MPIEXEC = ("mpiexec", "--bind-to", "none", "-n")  # Open MPI's, which pins otherwise
 HEADS = ("run", "words a device", "ms an update", "words/s", "over one process")
 
 
-class Setup(NamedTuple):
-    """Processes with so many devices and threads each, and the words of a batch."""
-
-    name: str
-    processes: int
-    devices: int
-    threads: int
-    words: int
-
-
-SETUPS = (
+ONE, LARGE, WEAK = (
     Setup("1 process x 2 threads", 1, 1, 2, 128),
-    Setup("2 processes x 1 thread", 2, 1, 1, 128),
     Setup("1 process x 2 threads, large batches", 1, 1, 2, 1024),
-    Setup("2 processes x 1 thread, large batches", 2, 1, 1, 1024),
     Setup("1 device, 1 thread", 1, 1, 1, 64),
-    Setup("2 devices: 2 processes x 1 thread", 2, 1, 1, 128),
-    Setup("4 emulated devices: 2 processes x 2 devices", 2, 2, 1, 256),
 )
-FIRST = {setup.name: SETUPS[i // 2 * 2].name for i, setup in enumerate(SETUPS[:4])}
-FIRST |= {setup.name: SETUPS[4].name for setup in SETUPS[4:]}
+FIRST = {  # each next to what it is compared with
+    ONE: ONE,
+    Setup("2 processes x 1 thread", 2, 1, 1, 128): ONE,
+    Setup("2 processes x 1 thread, MPI", 2, 1, 1, 128, mpi=True): ONE,
+    LARGE: LARGE,
+    Setup("2 processes x 1 thread, large batches", 2, 1, 1, 1024): LARGE,
+    WEAK: WEAK,
+    Setup("2 devices: 2 processes x 1 thread", 2, 1, 1, 128): WEAK,
+    Setup("2 devices: 2 processes x 1 thread, MPI", 2, 1, 1, 128, mpi=True): WEAK,
+    Setup("4 emulated devices: 2 processes x 2 devices", 2, 2, 1, 256): WEAK,
+}
 
 
 def main(
@@ -70,21 +66,20 @@ def seconds(rounds: int, hidden: int) -> dict[str, list[float]]:
 
     All processes are started first; then the setups take turns.
     """
-    spawn = multiprocessing.get_context("spawn")
     pipes: dict[str, list[Any]] = {}
     known: dict[int, list[float]] = {}
-    for setup in SETUPS:
-        port, ends = free_port(), [spawn.Pipe() for _ in range(setup.processes)]
-        pipes[setup.name] = [ours for ours, _ in ends]
-        for process, (_, theirs) in enumerate(ends):
-            arguments = theirs, setup, process, port, hidden
-            spawn.Process(target=_take_part, args=arguments, daemon=True).start()
-        for pipe in pipes[setup.name]:  # the same words give the same losses
-            losses = pipe.recv()
-            wanted = known.setdefault(setup.words, losses)
-            np.testing.assert_allclose(losses, wanted, rtol=1e-4)
-        print(f"ready: {setup.name}", flush=True)
-    found: dict[str, list[float]] = {setup.name: [] for setup in SETUPS}
+    with Listener(("127.0.0.1", 0)) as listener:
+        for setup in FIRST:
+            if setup.mpi and not has_mpi():
+                print(f"without MPI, or its wrapper, there is no row {setup.name!r}")
+                continue
+            pipes[setup.name] = start(setup, listener, hidden)
+            for pipe in pipes[setup.name]:  # the same words give the same losses
+                losses = pipe.recv()
+                wanted = known.setdefault(setup.words, losses)
+                np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+            print(f"ready: {setup.name}", flush=True)
+    found: dict[str, list[float]] = {name: [] for name in pipes}
     for name in rounds * list(pipes):
         for pipe in pipes[name]:
             pipe.send("go")
@@ -94,60 +89,37 @@ def seconds(rounds: int, hidden: int) -> dict[str, list[float]]:
     return found
 
 
+def start(setup: Setup, listener: Listener, hidden: int) -> list[Any]:
+    """Start the processes of a setup; return a connection to each."""
+    host, port = listener.address
+    command = [sys.executable, "-m", "benchmarks.scaling_process", str(host), str(port)]
+    count, coordinator = setup.processes, f"127.0.0.1:{free_port()}"
+    addresses: list[Any] = [(coordinator, count, i) for i in range(count)]
+    if count == 1 or setup.mpi:  # which numbers its processes, and JAX finds them
+        addresses = [()] * count
+    launched = [[*MPIEXEC, str(count), *command]] if setup.mpi else count * [command]
+    collectives = "mpi" if setup.mpi else "gloo"
+    environment = os.environ | {"JAX_CPU_COLLECTIVES_IMPLEMENTATION": collectives}
+    for each in launched:
+        subprocess.Popen(each, env=environment, stdin=subprocess.DEVNULL)
+    pipes = [listener.accept() for _ in range(count)]
+    for pipe, address in zip(pipes, addresses, strict=True):
+        pipe.send((setup, address, hidden))
+    return pipes
+
+
+def has_mpi() -> bool:
+    """Return whether JAX can use MPI: it is there, and its wrapper for JAX, too."""
+    if "MPITRAMPOLINE_LIB" not in os.environ or shutil.which(MPIEXEC[0]) is None:
+        return False
+    tried = subprocess.run([*MPIEXEC, "1", "true"], capture_output=True, check=False)
+    return tried.returncode == 0  # it is 1 for a user whom MPI refuses
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
-
-
-def _take_part(pipe: Any, setup: Setup, process: int, port: int, hidden: int) -> None:
-    """Make updates, say the losses, and time more of them when told."""
-    # Processes are not pinned: the thread that communicates needs a core, too.
-    os.environ["OSTINATO_NUM_THREADS"] = str(setup.threads)
-    if setup.threads == 1:
-        os.environ["XLA_FLAGS"] = ONE_THREAD
-    from ostinato.apps import training
-    from ostinato.apps.devices import Devices, connect
-    from ostinato.apps.g2p import data
-    from ostinato.apps.g2p.job import Job
-    from ostinato.apps.g2p.settings import Settings
-
-    address = f"127.0.0.1:{port}", setup.processes, process
-    connect(setup.processes > 1, *(address if setup.processes > 1 else ()))
-    devices = Devices(setup.devices)
-    words = {w: p for w, p in data.read_cmudict().items() if len(w) == LETTERS}
-    settings = Settings.choose(
-        epochs=1, hidden=hidden, layers=2, batch=setup.words, buckets=1
-    )
-    job = Job(settings, data.split(words))
-    state = training.init_state(0, job.init)
-    state = training.State(0, *devices.replicate(state[1:]))
-    batches = list(job.epoch(0))[:UPDATES]
-
-    def turn() -> list[float]:
-        nonlocal state
-        losses = []
-        for batch in batches:
-            state, told = training.update(
-                state,
-                devices.split(batch),
-                1e-3,
-                devices.clock(0.0),
-                loss=job.loss,
-                seed=0,
-                everywhere=devices.everywhere,
-            )
-            losses.append(float(np.asarray(told)[0]))
-        return losses
-
-    pipe.send(turn())
-    try:
-        while pipe.recv() == "go":
-            begin = time.perf_counter()
-            turn()
-            pipe.send((time.perf_counter() - begin) / len(batches))
-    except EOFError:
-        return  # the parent ended
 
 
 def text(stored: Stored) -> str:
@@ -163,9 +135,10 @@ def text(stored: Stored) -> str:
             f"{setup.words // (setup.processes * setup.devices)}",
             tables.duration(medians[setup.name]),
             f"{setup.words / medians[setup.name]:,.0f}",
-            tables.ratio(medians[setup.name] / medians[FIRST[setup.name]]),
+            tables.ratio(medians[setup.name] / medians[first.name]),
         )
-        for setup in SETUPS
+        for setup, first in FIRST.items()
+        if setup.name in medians
     ]
     return f"{said}\n\n{tables.markdown(HEADS, lines)}"
 

@@ -252,7 +252,7 @@ def test_the_table_of_heads_tells_milliseconds_and_ratios(tmp_path):
 
 
 def test_scaling_is_reported_next_to_one_process(tmp_path):
-    rows = {setup.name: [0.1, 0.1, 0.3] for setup in scaling.SETUPS}
+    rows = {setup.name: [0.1, 0.1, 0.3] for setup in scaling.FIRST}
     rows["2 processes x 1 thread"] = [0.15]
     text = scaling.text(stored_rows(tmp_path, rows, hidden=8))
     assert "| 2 processes x 1 thread | 64 | 150.0 | 853 | 1.50 |" in text

@@ -23,6 +23,8 @@ from g2p_words import (
 from job_runs import empty_pictures, models_made_once  # noqa: F401
 from test_cli import one_line, ostinato
 
+from benchmarks import scaling
+from ostinato.apps import devices as devices_module
 from ostinato.apps import session
 from ostinato.apps.devices import Devices, connect
 from ostinato.apps.errors import UserError
@@ -89,6 +91,31 @@ def test_devices_that_do_not_fit(waves, tmp_path):
         Devices(0)
     with pytest.raises(UserError, match="`batch` must be a multiple of 2, the number"):
         train(waves, tmp_path, devices=2, **SIZES | {"batch": 15})
+
+
+def test_mpi_takes_one_device_of_each_process(monkeypatch):
+    monkeypatch.setattr(devices_module, "_uses_mpi", lambda: True)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(UserError, match="must be 1 where JAX uses MPI, got 2; sta"):
+        Devices(2)
+
+
+@pytest.mark.parametrize("last, code", [("", 0), ("raise ValueError", 1)])
+def test_a_process_that_used_mpi_ends_before_jax_uses_it_again(last, code):
+    program = f"""
+import atexit, os
+from ostinato.apps import devices
+class Communicator:
+    def __del__(self):
+        os._exit(99)  # as MPI aborts
+atexit.register(devices._end)
+communicator = Communicator()
+print("written")
+{last}
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (code, "written\n"), done.stderr
 
 
 def test_addresses_that_are_incomplete():
@@ -174,12 +201,12 @@ def test_processes_that_never_come(process):
 
 
 def test_processes_with_other_options(monkeypatch):
-    devices = Devices()
-    devices.check_same("a")
+    places = Devices()
+    places.check_same("a")
     rows = np.array([[1, 2], [1, 2], [1, 3]], np.uint8)
-    monkeypatch.setattr(devices, "_gather", lambda row: list(rows))
+    monkeypatch.setattr(places, "_gather", lambda row: list(rows))
     with pytest.raises(UserError, match="got others in process 2 than in process 0"):
-        devices.check_same("a")
+        places.check_same("a")
 
 
 def test_a_failed_update_of_one_process_is_an_error_of_the_program(
@@ -229,18 +256,22 @@ def start(waves, cache):
     """Return a function that starts two processes of a run; kill what is left."""
     started = []
 
-    def two(out, *options):
+    def two(out, *options, launcher=None):
         flags = compile_options.flags(compile_options.QUICK)  # and one device
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
         environment["PYTHONPATH"] = str(Path(__file__).parents[1] / "src")
         environment |= cache
         command = [sys.executable, "-um", "ostinato", "train", "forecast", waves]
-        command += [*TINY, "--out", out, *options, "--distributed", "--processes", 2]
-        command += ["--coordinator", f"127.0.0.1:{free_port()}", "--process"]
-        for process in range(2):
+        command += [*TINY, "--out", out, *options, "--distributed"]
+        address = ["--processes", 2, "--coordinator", f"127.0.0.1:{free_port()}"]
+        each = [[*command, *address, "--process", process] for process in range(2)]
+        if launcher is not None:
+            each = [[*launcher, *command]]
+            environment["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "mpi"
+        for one in each:
             started.append(
                 subprocess.Popen(
-                    [*map(str, command), str(process)],
+                    list(map(str, one)),
                     env=environment,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -268,6 +299,19 @@ def test_two_processes_have_the_loss_curve_of_one(waves, tmp_path, start):
     np.testing.assert_allclose(got["mse"], want["mse"], rtol=1e-4)
     assert "epoch  2.0" in first and (two / report.PICTURE_FILE).exists()
     assert [line for line in second.splitlines() if "Gloo" not in line] == []
+
+
+@pytest.mark.usefixtures("empty_pictures")
+@pytest.mark.skipif(not scaling.has_mpi(), reason="needs MPI, and MPIwrapper for JAX")
+def test_processes_that_communicate_by_mpi_have_the_loss_curve_of_one(
+    waves, tmp_path, start
+):
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(waves, one, epochs=2, console=quiet(), **SIZES)
+    (launched,) = start(two, "--epochs", 2, launcher=[*scaling.MPIEXEC, 2])
+    text = launched.communicate(timeout=120)[0]
+    assert launched.returncode == 0, text
+    np.testing.assert_allclose(curve(two), curve(one), rtol=1e-4)
 
 
 @pytest.mark.usefixtures("empty_pictures")

@@ -6,12 +6,16 @@ Communication is that of JAX: `jax.distributed`, and collectives that XLA adds t
 programs over sharded arrays.
 """
 
+import atexit
 import ipaddress
 import itertools
+import os
 import re
 import socket
+import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -84,6 +88,8 @@ def connect(
     silent = SILENT_SECONDS.get(platforms, SILENT_SECONDS[None])
     # It would catch SIGTERM, which is to end the process.
     jax.config.update("jax_enable_preemption_service", False)
+    if _uses_mpi():
+        atexit.register(_end)  # earlier than JAX registers the end of MPI: runs later
     begin = partial(
         jax.distributed.initialize,
         *given,
@@ -106,6 +112,19 @@ def connect(
             f"`--distributed` could not connect the processes: {reason}; give "
             "--coordinator HOST:PORT, --processes and --process"
         ) from None
+
+
+def _uses_mpi() -> bool:
+    """Return whether the collectives of CPUs are those of MPI, a choice of the user."""
+    return jax.config.jax_cpu_collectives_implementation == "mpi"  # type: ignore[attr-defined]
+
+
+def _end() -> None:
+    """End the process at once: JAX would use MPI again, after its end, and abort."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(int(hasattr(sys, "last_value")))  # 1 after a traceback
 
 
 def _check_host_name(coordinator: str | None, process: int | None) -> None:
@@ -185,6 +204,11 @@ class Devices:
             raise UserError(
                 f"`devices` must be at most {len(local)}, the devices of this process "
                 f"({local[0].device_kind}), got {count}"
+            )
+        if self.processes > 1 and count > 1 and _uses_mpi():
+            raise UserError(
+                f"`devices` must be 1 where JAX uses MPI, got {count}; start more "
+                "processes instead"
             )
         by_process: list[list[Any]] = [[] for _ in range(self.processes)]
         for device in jax.devices():
