@@ -107,8 +107,8 @@ class Job(job.Job):
         return row.mse if self.settings.keep == "best" else -row.updates
 
     def describe(self, row: Row) -> str:
-        """Format the errors."""
-        return f"to choose by: MSE {row.mse:.3f}  MAE {row.mae:.3f}"
+        """Format the errors on the rows to choose by."""
+        return f"MSE {row.mse:.3f}  MAE {row.mae:.3f}"
 
     def save_model(
         self, folder: Path, params: Params, figures: Mapping[str, Any]
