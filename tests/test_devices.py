@@ -95,7 +95,7 @@ def test_devices_that_do_not_fit(waves, tmp_path):
 
 def test_mpi_takes_one_device_of_each_process(monkeypatch):
     monkeypatch.setattr(devices_module, "_uses_mpi", lambda: True)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     with pytest.raises(UserError, match="must be 1 where JAX uses MPI, got 2; sta"):
         Devices(2)
 
@@ -116,6 +116,21 @@ print("written")
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (code, "written\n"), done.stderr
+
+
+def test_processes_that_find_no_others_end_with_an_error_under_mpi():
+    command = [sys.executable, "-m", "ostinato", "train", "forecast", "no.csv"]
+    mpi = {"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi"}
+    environment = {k: v for k, v in os.environ.items() if "MPI_" not in k} | mpi
+    done = subprocess.run(
+        [*command, "--distributed"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert "could not connect the processes" in done.stderr
+    assert done.returncode == 2
 
 
 def test_addresses_that_are_incomplete():
@@ -205,7 +220,10 @@ def test_processes_with_other_options(monkeypatch):
     places.check_same("a")
     rows = np.array([[1, 2], [1, 2], [1, 3]], np.uint8)
     monkeypatch.setattr(places, "_gather", lambda row: list(rows))
-    with pytest.raises(UserError, match="got others in process 2 than in process 0"):
+    with pytest.raises(UserError, match="got others in process 2 than in process 0$"):
+        places.check_same("a")
+    monkeypatch.setattr(devices_module, "_uses_mpi", lambda: True)
+    with pytest.raises(UserError, match="process 0; one `mpiexec` must start them all"):
         places.check_same("a")
 
 

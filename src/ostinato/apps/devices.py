@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -88,19 +88,28 @@ def connect(
     silent = SILENT_SECONDS.get(platforms, SILENT_SECONDS[None])
     # It would catch SIGTERM, which is to end the process.
     jax.config.update("jax_enable_preemption_service", False)
-    if _uses_mpi():
-        atexit.register(_end)  # earlier than JAX registers the end of MPI: runs later
     begin = partial(
         jax.distributed.initialize,
         *given,
         initialization_timeout=START_SECONDS + 60,  # when JAX aborts the process
         heartbeat_timeout_seconds=silent,
     )
+    if _uses_mpi():
+        atexit.register(_end)  # earlier than JAX registers the end of MPI: runs later
+    try:
+        _wait_for(begin, coordinator)
+    except UserError:
+        atexit.unregister(_end)
+        raise
+
+
+def _wait_for(begin: Callable[[], object], where: str | None) -> None:
+    """Connect the processes; raise a UserError if they do not."""
     try:
         # In another thread: JAX can be waited for no shorter, and not be stopped.
         ThreadPoolExecutor(1).submit(begin).result(START_SECONDS)
     except TimeoutError:
-        where = coordinator or "the coordinator that JAX found"
+        where = where or "the coordinator that JAX found"
         raise UserError(
             f"`--distributed` has waited {START_SECONDS} s for all processes to "
             f"connect to {where}; check that each runs, was given this address and the "
@@ -205,7 +214,7 @@ class Devices:
                 f"`devices` must be at most {len(local)}, the devices of this process "
                 f"({local[0].device_kind}), got {count}"
             )
-        if self.processes > 1 and count > 1 and _uses_mpi():
+        if count > 1 and _uses_mpi() and jax.distributed.is_initialized():
             raise UserError(
                 f"`devices` must be 1 where JAX uses MPI, got {count}; start more "
                 "processes instead"
@@ -273,9 +282,10 @@ class Devices:
         )
         for other, row in enumerate(rows):
             if not np.array_equal(row, rows[0]):
+                started = "; one `mpiexec` must start them all" if _uses_mpi() else ""
                 raise UserError(
                     f"all processes must have the same files and options, got others "
-                    f"in process {other} than in process 0"
+                    f"in process {other} than in process 0{started}"
                 )
 
     def _gather(self, row: np.ndarray) -> list[np.ndarray]:
