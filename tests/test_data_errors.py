@@ -1,5 +1,6 @@
 """Errors of buckets, packs and streams: they name the argument and what came."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -100,6 +101,11 @@ def test_bad_lengths():
         data.buckets([1.5], batch_size=1)
     with pytest.raises(ValueError, match=r"must have shape \[N\], got \[1, 1\]"):
         data.pack(np.array([[3]]), 4)
+    with pytest.raises(TypeError, match="`lengths` must hold integers, got key<fry>"):
+        data.pack(jax.random.split(jax.random.key(0), 2), 4)
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"`lengths` must .*; give lengths.numpy\(\)"):
+        data.bucket_bounds(torch.tensor([1, 2]), 1)
     huge = np.array([1, 2**63 + 5], np.uint64)
     with pytest.raises(
         ValueError, match=r"`lengths\[1\]` must be at most 922.*, got 9223"
@@ -145,6 +151,39 @@ def test_a_batch_that_is_none_is_refused():
         batches.collate(None)
     with pytest.raises(TypeError, match=r"`sequences\[0\]` must be .* parts differ"):
         batches.collate([(np.ones(3), 1)])
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        data.buckets([3, 3], batch_size=2),
+        data.pack([3, 3], 8, max_examples=2),
+        lambda pairs: data.streams(pairs, 1, 2),
+    ],
+    ids=["buckets", "pack", "streams"],
+)
+def test_pairs_of_inputs_and_targets_are_no_steps(batches):
+    take = getattr(batches, "collate", batches)
+    with pytest.raises(
+        TypeError, match=r"\[0\]` must be .*got a tuple of 2 arrays; giv"
+    ):
+        take([(np.ones(3), np.zeros(3))] * 2)
+    take([(1.0, 2.0, 3.0)] * 2)
+    take([[np.ones(2), np.ones(2)]] * 2)
+
+
+def test_a_masked_array_is_no_sequence():
+    masked = np.ma.masked_array([1, 2, 3], [0, 1, 0])
+    with pytest.raises(ValueError, match=r"`sequences\[0\]`: numpy masked arrays are"):
+        data.buckets([3, 3], batch_size=2).collate([masked])
+    with pytest.raises(ValueError, match="`lengths`: numpy masked arrays are not supp"):
+        data.pack(masked, 3)
+
+
+def test_an_example_longer_than_all_is_of_no_batch():
+    batches = data.pack([3, 3], 8, max_examples=2)
+    with pytest.raises(ValueError, match="of at most 3 tokens each, got one of 7"):
+        batches.collate([np.ones(7)])
 
 
 def test_an_empty_list_has_the_dtype_of_the_others():

@@ -171,6 +171,20 @@ def test_meshes_with_automatic_and_explicit_axes(kind):
     assert_close(got, want, terms=100)
 
 
+@pytest.mark.parametrize("kind", list(AxisType)[:2])
+@pytest.mark.parametrize("lengths", [LENGTHS, (0,) * 4], ids=["some", "empty"])
+def test_results_of_several_sizes_are_listed(kind, lengths):
+    mesh, batch = jax.make_mesh((4,), ("batch",), axis_types=(kind,)), draw(lengths)
+    mapped = ragged.vmap(lambda x: x @ x.T, min_length=0)
+    want = mapped(batch).to_list()
+    got = mapped(ragged.shard(batch, mesh, "batch"))
+    listed = got.data.to_list()
+    for result, i in zip(listed, got.order.tolist(), strict=True):
+        np.testing.assert_allclose(result, want[i], rtol=1e-6)
+    for result, expected in zip(got.in_order().to_list(), want, strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_to_list_gives_the_examples_in_order(axis):
     batch = draw(axis=axis)

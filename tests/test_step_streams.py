@@ -302,6 +302,9 @@ def test_errors_of_stream():
         ost.stream(cell, params, 2, inputs=np.ones((3, 3), np.float32))
     with pytest.raises(ValueError, match=r"`initial_states\[1\]` must have shape"):
         ost.stream(cell, params, 2, initial_states=(np.ones((2, 5)), np.ones((1, 5))))
+    keys = jax.random.split(jax.random.key(0), 2)
+    with pytest.raises(TypeError, match=r"`initial_states\[1\]` .*random.key_data"):
+        ost.stream(cell, params, 2, initial_states=(np.ones((2, 5)), keys))
     with pytest.raises(ValueError, match="`backend` must be"):
         ost.stream(cell, params, 2, backend="cuda")
     with pytest.raises(TypeError, match="must not be traced, as they are under jit"):

@@ -248,12 +248,16 @@ def check_real(name: str, value: Any) -> float:
 def check_integers(name: str, value: Any) -> Any:
     """Return `value` as an array of integers, JAX's or numpy's."""
     value = unwrap(value)
+    if is_tensor(value):
+        check_array(name, value)  # raises
+    check_unmasked(name, value)
     if not hasattr(value, "dtype"):
         value = _converted(name, value, np.asarray)
         if value.size == 0:  # numpy calls an empty list float64
             value = value.astype(np.int32)
     if not jnp.issubdtype(value.dtype, jnp.integer):
-        hint = "; convert with .astype(int)" if value.dtype.kind == "f" else ""
+        is_float = jnp.issubdtype(value.dtype, jnp.floating)
+        hint = "; convert with .astype(int)" if is_float else ""
         raise TypeError(f"`{name}` must hold integers, got {describe(value)}{hint}")
     return value
 

@@ -139,12 +139,15 @@ def _check_states(states: Any, batch: Any, window: int) -> None:
                 f"`{name}` must have shape [{', '.join(want)}, ...] with "
                 f"[{', '.join(want)}] = {list(want.values())}, got {list(leaf.shape)}"
             )
-        if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == jnp.bool_):
-            keys = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            hint = "; keep keys as their jax.random.key_data" if keys else ""
-            raise TypeError(
-                f"`{name}` must hold numbers or bools, got {leaf.dtype}{hint}"
-            )
+        check_state_dtype(name, leaf)
+
+
+def check_state_dtype(name: str, leaf: Any) -> None:
+    """Check that an array of states holds numbers or bools."""
+    if not (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == jnp.bool_):
+        keys = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        hint = "; keep keys as their jax.random.key_data" if keys else ""
+        raise TypeError(f"`{name}` must hold numbers or bools, got {leaf.dtype}{hint}")
 
 
 def _checked_recompute(recompute: Any) -> tuple[str, ...] | Literal[True]:

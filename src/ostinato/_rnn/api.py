@@ -58,7 +58,8 @@ def rnn(
             layer's h_0 if there is no valid step before. Not with `padding="drop"`.
         resets: bool `[B, T]` (`[T, B]`, `[T]`): where True, the state of every layer
             becomes 0 before that step, masked or not, and no gradient passes through
-            the reset. Unidirectional specs only.
+            the reset; past the end that `seq_lengths` gives, none happens.
+            Unidirectional specs only.
         key: a PRNG key for the dropout between layers; None means evaluation. The mask
             after layer l is `bernoulli(fold_in(key, l), float32(1 - p), [B, T, D*S])`
             for every backend, dtype, layout and choice of lengths.

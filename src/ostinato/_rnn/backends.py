@@ -128,9 +128,10 @@ def choose(
             return backend, rejected
         rejected[backend.name] = reason
     if name is not None:
+        other = "" if name == "xla" or spec.batch_invariant else " or 'xla'"
         raise BackendError(
-            f"backend {name!r} cannot run this: {rejected[name]}; use backend=None or "
-            "'xla'"
+            f"backend {name!r} cannot run this: {rejected[name]}; use backend=None"
+            f"{other}"
         )
     raise BackendError(f"no backend can run {spec}: {_listed(rejected)}")
 

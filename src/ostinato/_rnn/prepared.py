@@ -52,6 +52,7 @@ def prepare(spec: RNNSpec, weights: Float[Array, " num_params"]) -> PreparedWeig
     Raises:
         TypeError: `weights` is not an array of a dtype that `rnn` takes.
         ValueError: `weights` is not the flat vector of `spec`.
+        BackendError: no backend runs `spec` in the dtype of `weights`.
 
     Holds under `jit` and `vmap`. Gradients reach only the flat vector: with respect to
     prepared weights, `jax.grad` needs `allow_int=True` and gives `packed` a gradient of

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
 
 from .. import _checks
+from .._recurrent.arguments import check_state_dtype
 from .._recurrent.protocol import Cell
 from .._rnn import streaming
 from .._rnn.spec import RNNSpec
@@ -157,11 +158,13 @@ def _states(network: Any, weights: Any, batch: int, states: Any) -> Any:
             raise TypeError(f"`initial_states` must be given for a step function{hint}")
         states = network.initial_state(batch, _dtype(weights))
     for path, leaf in tree_flatten_with_path(states)[0]:
+        name = f"initial_states{keystr(path)}"
         if jnp.shape(leaf)[:1] != (batch,):
             raise ValueError(
-                f"`initial_states{keystr(path)}` must have shape [B, ...] with B = "
-                f"{batch}, got {list(jnp.shape(leaf))}"
+                f"`{name}` must have shape [B, ...] with B = {batch}, got "
+                f"{list(jnp.shape(leaf))}"
             )
+        check_state_dtype(name, jnp.asarray(leaf))
     return jax.tree.map(jnp.asarray, states)
 
 

@@ -208,8 +208,9 @@ def buckets(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: both or none of `batch_size` and `max_tokens` are given; a length is
-            negative, or larger than the last of `bounds` or than `max_tokens`.
+        ValueError: both or none of `batch_size` and `max_tokens` are given; there is no
+            length, or one is negative, or larger than the last of `bounds` or than
+            `max_tokens`.
 
     Examples:
         >>> import numpy as np

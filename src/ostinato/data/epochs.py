@@ -204,6 +204,7 @@ def check_sequences(name: str, sequences: Any) -> list[np.ndarray]:
 
 def _sequence(name: str, sequence: Any, among: str) -> np.ndarray:
     """Return one sequence as an array; check that it has steps."""
+    _checks.check_unmasked(name, sequence)
     try:
         array = np.asarray(sequence)
     except ValueError:
@@ -211,6 +212,12 @@ def _sequence(name: str, sequence: Any, among: str) -> np.ndarray:
             f"`{name}` must be an array [n, ...], got {_checks.describe(sequence)}, "
             "whose parts differ in shape"
         ) from None
+    if isinstance(sequence, tuple) and any(getattr(x, "ndim", 0) for x in sequence):
+        raise TypeError(
+            f"`{name}` must be an array [n, ...], got a tuple of {len(sequence)} "
+            "arrays; give those of inputs and those of targets one after the other, or "
+            "np.stack steps"
+        )
     if array.ndim == 0:
         raise TypeError(
             f"`{name}` must be an array [n, ...], got {_checks.describe(sequence)}; "

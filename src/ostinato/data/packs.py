@@ -113,6 +113,12 @@ class Packs(Epochs[np.ndarray]):
                 f"`examples` must be those of one batch, at most {self.max_examples} "
                 f"of {self.capacity} tokens, got {len(arrays)} of {used}"
             )
+        longest = max(map(len, arrays))
+        if longest > self.max_length:
+            raise ValueError(
+                f"`examples` must be those of one batch, of at most {self.max_length} "
+                f"tokens each, got one of {longest}"
+            )
         tokens = np.zeros((self.capacity, *arrays[0].shape[1:]), arrays[0].dtype)
         np.concatenate(arrays, out=tokens[:used])
         lengths = np.zeros(self.max_examples, np.int32)
@@ -151,7 +157,7 @@ def pack(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: a length is negative or larger than `capacity`.
+        ValueError: there is no length, or one is negative or larger than `capacity`.
 
     Examples:
         >>> import numpy as np

@@ -16,11 +16,13 @@ Place = tuple[slice | int, ...]
 def cut(data: Array, places: Sequence[Place]) -> list[Array]:
     """Return `data[place]` for each place, on the device of `data`.
 
-    Traced arrays, random keys and arrays of several devices are sliced by JAX.
+    Traced arrays, random keys and arrays of other processes are sliced by JAX. What is
+    spread over several devices comes on the default one.
     """
     if not _can_be_read(data):
         return [data[place] for place in places]
-    device = data.device if data.committed else None
+    alone = data.committed and len(data.sharding.device_set) == 1
+    device = data.device if alone else None
     return cut_on_host(np.asarray(data), places, device)
 
 
@@ -35,4 +37,4 @@ def _can_be_read(data: Array) -> bool:
     concrete = isinstance(data, jax.Array) and _checks.is_concrete(data)
     if not concrete or jnp.issubdtype(data.dtype, jax.dtypes.extended):
         return False
-    return len(data.sharding.device_set) == 1
+    return data.is_fully_addressable
