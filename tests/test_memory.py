@@ -4,8 +4,12 @@ import os
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from ostinato import cli_training
+from ostinato.apps import memory
 
 PROGRAM = """
 import resource
@@ -48,3 +52,11 @@ def test_memory_of_an_update_serves_the_next_one():
 def test_what_the_user_set_is_left_alone():
     first, second = faults(MALLOC_ARENA_MAX="3")
     assert second > first / 2 > 5
+
+
+def test_every_train_command_keeps_memory(monkeypatch):
+    kept = []
+    monkeypatch.setattr(memory, "keep", lambda: kept.append(True))
+    command = cli_training.trains(lambda: SimpleNamespace(figures="some"))
+    command(distributed=False, coordinator=None, processes=None, process=None)
+    assert kept == [True]
