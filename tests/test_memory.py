@@ -4,12 +4,8 @@ import os
 import platform
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
-
-from ostinato import cli_training
-from ostinato.apps import memory
 
 PROGRAM = """
 import resource
@@ -54,9 +50,13 @@ def test_what_the_user_set_is_left_alone():
     assert second > first / 2 > 5
 
 
-def test_every_train_command_keeps_memory(monkeypatch):
-    kept = []
-    monkeypatch.setattr(memory, "keep", lambda: kept.append(True))
-    command = cli_training.trains(lambda: SimpleNamespace(figures="some"))
-    command(distributed=False, coordinator=None, processes=None, process=None)
-    assert kept == [True]
+def test_commands_keep_memory():
+    program = """
+from ostinato import cli
+cli.memory.keep = lambda: print("kept")
+cli.app = lambda: None
+cli.main()
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "kept\n"

@@ -22,7 +22,7 @@ except ModuleNotFoundError:
     raise SystemExit(2) from None
 
 from . import __version__, cli_forecast, cli_music, cli_training, interrupts
-from .apps import files
+from .apps import files, memory
 from .apps.errors import UserError, require
 from .cli_training import Ensemble, Out, Resume, Seed
 
@@ -70,6 +70,7 @@ def options(
 def main() -> None:
     """Run the command line; SIGINT and SIGTERM end it with code 128 + their number."""
     interrupts.arm()
+    memory.keep()
     if isinstance(sys.stdout, io.TextIOWrapper):  # letters that it lacks become `?`
         sys.stdout.reconfigure(errors="replace")
     try:

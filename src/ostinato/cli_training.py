@@ -60,10 +60,8 @@ def trains(command: Callable[..., Any]) -> Callable[..., None]:
     @functools.wraps(command)
     def connected(**given: Any) -> None:
         require("optax")
-        from .apps import memory
         from .apps.devices import connect
 
-        memory.keep()
         names = "distributed", "coordinator", "processes", "process"
         connect(*(given.pop(name) for name in names))
         if command(**given).figures is None:

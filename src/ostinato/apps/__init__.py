@@ -7,6 +7,7 @@ Common to all:
     run.py         the training loop: clock, evaluations, best weights, checkpoints
     devices.py     the devices and processes that share batches
     training.py    one update of the parameters
+    memory.py      the memory of the process between updates
     settings.py    the settings that every run has, and those of a run to resume
     header.py      the header of the file that a run is resumed from
     tensors.py     files of arrays, read with suspicion
