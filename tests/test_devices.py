@@ -205,7 +205,7 @@ def test_processes_that_never_come(process):
         "from ostinato import cli\nfrom ostinato.apps import devices\n"
         "devices.START_SECONDS = 1\ncli.main()"
     )
-    options = ["--distributed", "--coordinator", f"127.0.0.1:{free_port()}"]
+    options = ["--distributed", "--coordinator", f"127.0.0.1:{scaling.free_port()}"]
     options += ["--processes", "2", "--process", str(process)]
     command = [sys.executable, "-c", code, "train", "forecast", "no.csv", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)
@@ -253,12 +253,6 @@ def test_hosts_that_never_reached_each_other(waves, tmp_path, monkeypatch):
 # ----------------------------------------------------------------- several processes
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     """Return variables that let the processes of these tests compile once."""
@@ -281,7 +275,12 @@ def start(waves, cache):
         environment |= cache
         command = [sys.executable, "-um", "ostinato", "train", "forecast", waves]
         command += [*TINY, "--out", out, *options, "--distributed"]
-        address = ["--processes", 2, "--coordinator", f"127.0.0.1:{free_port()}"]
+        address = [
+            "--processes",
+            2,
+            "--coordinator",
+            f"127.0.0.1:{scaling.free_port()}",
+        ]
         each = [[*command, *address, "--process", process] for process in range(2)]
         if launcher is not None:
             each = [[*launcher, *command]]

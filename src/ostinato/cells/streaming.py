@@ -157,15 +157,16 @@ def _states(network: Any, weights: Any, batch: int, states: Any) -> Any:
                 )
             raise TypeError(f"`initial_states` must be given for a step function{hint}")
         states = network.initial_state(batch, _dtype(weights))
+    states = jax.tree.map(jnp.asarray, states)
     for path, leaf in tree_flatten_with_path(states)[0]:
         name = f"initial_states{keystr(path)}"
-        if jnp.shape(leaf)[:1] != (batch,):
+        if leaf.shape[:1] != (batch,):
             raise ValueError(
                 f"`{name}` must have shape [B, ...] with B = {batch}, got "
-                f"{list(jnp.shape(leaf))}"
+                f"{list(leaf.shape)}"
             )
-        check_state_dtype(name, jnp.asarray(leaf))
-    return jax.tree.map(jnp.asarray, states)
+        check_state_dtype(name, leaf)
+    return states
 
 
 def _dtype(weights: Any) -> Any:
