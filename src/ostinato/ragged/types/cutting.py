@@ -1,7 +1,6 @@
 """Parts of arrays, cut on the host: `lax.slice` compiles a program for every size."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +22,8 @@ def cut(data: Array, places: Sequence[Place]) -> list[Array]:
         return [data[place] for place in places]
     alone = data.committed and len(data.sharding.device_set) == 1
     device = data.device if alone else None
-    return cut_on_host(np.asarray(data), places, device)
-
-
-def cut_on_host(
-    data: np.ndarray, places: Sequence[Place], device: Any = None
-) -> list[Array]:
-    """Return `data[place]` for each place, on a device, or on the default one."""
-    return jax.device_put([np.array(data[place]) for place in places], device)
+    host = np.asarray(data)
+    return jax.device_put([np.array(host[place]) for place in places], device)
 
 
 def _can_be_read(data: Array) -> bool:

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ... import _checks
 from ..._typing import Array, ArrayLike, Int, Shaped
 from .checks import check_known
-from .cutting import cut_on_host
+from .cutting import cut
 from .padded import PaddedRagged, type_text
 
 
@@ -135,7 +135,7 @@ class ShardedRagged:
         tokens = map(slice, begins.ravel(), begins.ravel() + lengths)
         places = [(*before, of) for of in tokens]
         in_order = np.argsort(np.asarray(self.order))
-        return cut_on_host(np.asarray(self.data), [places[i] for i in in_order])
+        return cut(self.data, [places[i] for i in in_order])
 
     def __len__(self) -> int:
         """Return the number of examples."""
