@@ -1,8 +1,10 @@
 #include "cpu/pass/portion_queue.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
+
+#include "cpu/runtime/members.h"
+#include "cpu/runtime/wait.h"
 
 namespace ostinato::cpu {
 namespace {
@@ -32,24 +34,30 @@ PortionQueue::PortionQueue(const Sequences* portions, int64_t count, int64_t bat
 }
 
 Portion* PortionQueue::Next(Portion* moved) {
+  if (moved != nullptr) TakeBack(moved);
+  Members::ReturnCpu();
   std::unique_lock<std::mutex> lock(mutex_);
-  if (moved != nullptr) {
-    if (moved->pseudo_layer == pseudo_layers_) {
-      --unfinished_;
-    } else {
-      free_[free_count_++] = moved;
-    }
-  }
   if (free_count_ == 0 && unfinished_ > 0) {
     ++waiting_;
-    while (free_count_ == 0 && unfinished_ > 0) {
-      lock.unlock();
-      std::this_thread::yield();  // what we wait for may need this core
+    lock.unlock();
+    WaitUntil([&] {
       lock.lock();
-    }
+      const bool ready = free_count_ > 0 || unfinished_ == 0;
+      if (!ready) lock.unlock();
+      return ready;
+    });
     --waiting_;
   }
   return unfinished_ > 0 ? TakeFurthestBehind() : nullptr;
+}
+
+void PortionQueue::TakeBack(Portion* moved) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (moved->pseudo_layer == pseudo_layers_) {
+    --unfinished_;
+  } else {
+    free_[free_count_++] = moved;
+  }
 }
 
 Portion* PortionQueue::TakeFurthestBehind() {

@@ -31,6 +31,7 @@ class PortionQueue {
   Portion* Next(Portion* moved);
 
  private:
+  void TakeBack(Portion* moved);
   Portion* TakeFurthestBehind();
 
   const int64_t pseudo_layers_;

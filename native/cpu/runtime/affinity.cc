@@ -4,6 +4,8 @@
 
 #if defined(__linux__)
 #include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -51,17 +53,59 @@ void RunWhereProcessMay() noexcept try {
 
 int CurrentCpu() noexcept { return sched_getcpu(); }
 
+bool GetCpus(pthread_t thread, CpuSet& cpus) noexcept {
+  return pthread_getaffinity_np(thread, sizeof cpus, &cpus) == 0;
+}
+
+void SetCpus(pthread_t thread, const CpuSet& cpus) noexcept {
+  pthread_setaffinity_np(thread, sizeof cpus, &cpus);
+}
+
+bool Contains(const CpuSet& cpus, int cpu) noexcept {
+  return cpu >= 0 && cpu < CPU_SETSIZE && CPU_ISSET(cpu, &cpus);
+}
+
+void MoveToCpu(pthread_t thread, int cpu) noexcept {
+  CpuSet one;
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  SetCpus(thread, one);
+}
+
+void KeepOffCpu(pthread_t thread, int cpu) noexcept {
+  CpuSet cpus;
+  if (!GetCpus(thread, cpus) || !Contains(cpus, cpu)) return;
+  CPU_CLR(cpu, &cpus);
+  SetCpus(thread, cpus);  // which the system refuses if there are no others
+}
+
 void LeaveCpu(int cpu) noexcept {
-  if (cpu < 0 || cpu >= CPU_SETSIZE || sched_getcpu() != cpu) return;
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-  if (!CPU_ISSET(cpu, &allowed) || CPU_COUNT(&allowed) < 2) return;
-  cpu_set_t others = allowed;
-  CPU_CLR(cpu, &others);
-  // The first moves the thread at once, the second lets it run anywhere again.
-  if (sched_setaffinity(0, sizeof others, &others) == 0) {
-    sched_setaffinity(0, sizeof allowed, &allowed);
-  }
+  CpuSet cpus;
+  if (sched_getcpu() != cpu || !GetCpus(pthread_self(), cpus)) return;
+  KeepOffCpu(pthread_self(), cpu);  // moves it at once
+  SetCpus(pthread_self(), cpus);
+}
+
+void ShortenTimeSlices() noexcept {
+  struct {  // sched_attr of Linux, which before 6.12 takes no notice of `runtime`
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;  // ns
+  } mine{};
+  if (syscall(SYS_sched_getattr, 0, &mine, sizeof mine, 0) != 0) return;
+  if (mine.policy != SCHED_OTHER) return;
+  mine.runtime = 100'000;  // the least
+  syscall(SYS_sched_setattr, 0, &mine, 0);
+}
+
+int64_t CpuTimeNs(pthread_t thread) noexcept {
+  clockid_t clock;
+  timespec time;
+  if (pthread_getcpuclockid(thread, &clock) != 0) return -1;
+  if (clock_gettime(clock, &time) != 0) return -1;
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
 #else
@@ -71,7 +115,14 @@ int32_t ProcessCpus() {
 }
 void RunWhereProcessMay() noexcept {}
 int CurrentCpu() noexcept { return -1; }
+bool GetCpus(pthread_t, CpuSet&) noexcept { return false; }
+void SetCpus(pthread_t, const CpuSet&) noexcept {}
+bool Contains(const CpuSet&, int) noexcept { return false; }
+void MoveToCpu(pthread_t, int) noexcept {}
+void KeepOffCpu(pthread_t, int) noexcept {}
 void LeaveCpu(int) noexcept {}
+void ShortenTimeSlices() noexcept {}
+int64_t CpuTimeNs(pthread_t) noexcept { return -1; }
 
 #endif
 

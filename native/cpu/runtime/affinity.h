@@ -2,9 +2,21 @@
 #ifndef OSTINATO_CPU_RUNTIME_AFFINITY_H_
 #define OSTINATO_CPU_RUNTIME_AFFINITY_H_
 
+#include <pthread.h>
+
 #include <cstdint>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 namespace ostinato::cpu {
+
+#if defined(__linux__)
+using CpuSet = cpu_set_t;
+#else
+struct CpuSet {};
+#endif
 
 // The CPU of the calling thread; -1 where the system does not tell.
 int CurrentCpu() noexcept;
@@ -17,12 +29,32 @@ int32_t ProcessCpus();
 // started it.
 void RunWhereProcessMay() noexcept;
 
+// The CPUs on which a thread may run; false where the system does not tell.
+bool GetCpus(pthread_t thread, CpuSet& cpus) noexcept;
+void SetCpus(pthread_t thread, const CpuSet& cpus) noexcept;
+bool Contains(const CpuSet& cpus, int cpu) noexcept;
+
+// Lets a thread run on this CPU alone.
+void MoveToCpu(pthread_t thread, int cpu) noexcept;
+
+// Lets a thread run on its other CPUs alone, if it has others.
+//
+// A system that wakes a thread likes to put it where its waker runs. There it waits
+// until the waker has used up a time slice, which is longer than most calls.
+void KeepOffCpu(pthread_t thread, int cpu) noexcept;
+
 // Moves the calling thread to another CPU if it is on this one and may run elsewhere.
 //
-// A system that wakes a thread likes to put it where its waker runs. Two threads that
-// wait for each other on one CPU need a switch for every step of a network, and it
-// takes the system milliseconds to part them.
+// Two threads that wait for each other on one CPU need a switch for every step of a
+// network, and it takes the system milliseconds to part them.
 void LeaveCpu(int cpu) noexcept;
+
+// Asks the system for short time slices: a thread that has them interrupts those that
+// have long ones when it is woken, and has no more time than they.
+void ShortenTimeSlices() noexcept;
+
+// For how many ns a thread has run; -1 where the system does not tell.
+int64_t CpuTimeNs(pthread_t thread) noexcept;
 
 }  // namespace ostinato::cpu
 

@@ -1,5 +1,6 @@
 #include "cpu/runtime/barrier.h"
 
+#include "cpu/runtime/members.h"
 #include "cpu/runtime/wait.h"
 
 namespace ostinato::cpu {
@@ -12,6 +13,7 @@ constexpr int64_t kMostWaitNs = 1'000'000;
 
 bool Worker::Barrier(bool may_end) {
   ++round_;
+  Members::ReturnCpu();
   Slot& mine = slots_[index_];
   // Worker 0 decides. It comes no further before all have come to this round, so nobody
   // can take its word for that of another round.

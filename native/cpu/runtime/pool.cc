@@ -24,6 +24,17 @@ constexpr int64_t kRefusedNs = 1'000'000'000;
 
 }  // namespace
 
+bool Pool::TryOwn() {
+  if (owned_.exchange(true, std::memory_order_acquire)) return false;
+  members_.Enter(0);
+  return true;
+}
+
+void Pool::Disown() {
+  Members::Exit();
+  owned_.store(false, std::memory_order_release);
+}
+
 int32_t Pool::Open(int32_t wanted, int64_t patience) {
   const int64_t now = NowNs();
   deadline_ = now + patience;
@@ -45,8 +56,10 @@ int32_t Pool::Open(int32_t wanted, int64_t patience) {
 
 void Pool::Serve(int32_t index) {
   const FlushDenormals flush;
-  RunWhereProcessMay();
+  ShortenTimeSlices();
+  helper_[index].thread = pthread_self();
   while (true) {
+    RunWhereProcessMay();
     LeaveCpu(caller_cpu_.load(std::memory_order_relaxed));
     helper_[index].state.store(HelperState::kAwake, std::memory_order_relaxed);
     int64_t idle_since = NowNs();
@@ -58,7 +71,7 @@ void Pool::Serve(int32_t index) {
           Pause();
           continue;
         }
-        call_ != nullptr ? TakeSlot(ticket) : DoItem(ticket);
+        Work(index, ticket);
         idle_since = NowNs();
         i = 0;
       }
@@ -67,12 +80,21 @@ void Pool::Serve(int32_t index) {
   }
 }
 
+void Pool::Work(int32_t index, int64_t ticket) {
+  members_.Enter(1 + index);
+  call_ != nullptr ? TakeSlot(ticket) : DoItem(ticket);
+  Members::Exit();
+}
+
 // Sequential consistency: either the helper sees the tickets or Wake sees it asleep.
 void Pool::Sleep(int32_t index) {
   Helper& me = helper_[index];
   std::unique_lock<std::mutex> lock(me.mutex);
   me.state.store(HelperState::kAsleep);
-  if (tickets_.load() > 0 && index < helpers_.load()) return;
+  if (tickets_.load() > 0 && index < helpers_.load()) {
+    me.state.store(HelperState::kAwake);
+    return;
+  }
   me.called.wait(lock, [&] { return me.state.load() == HelperState::kCalled; });
 }
 
@@ -86,6 +108,8 @@ int32_t Pool::Wake(int32_t most) {
     if (state != HelperState::kAsleep) continue;
     {
       const std::lock_guard<std::mutex> lock(helper.mutex);
+      if (helper.state.load() != HelperState::kAsleep) continue;
+      KeepOffCpu(helper.thread, caller_cpu_.load(std::memory_order_relaxed));
       helper.state.store(HelperState::kCalled);
     }
     helper.called.notify_one();

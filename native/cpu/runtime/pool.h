@@ -9,10 +9,10 @@
 #include <mutex>
 
 #include "cpu/runtime/barrier.h"
+#include "cpu/runtime/members.h"
+#include "cpu/runtime/per_process.h"
 
 namespace ostinato::cpu {
-
-inline constexpr int32_t kMostThreads = 256;
 
 // A job is a number of tickets: slots of a Run, or items of a ForEach. Who takes one
 // has to be waited for; nobody else is. All of the job is written before the tickets
@@ -22,8 +22,9 @@ class Pool {
   using BodyCall = void (*)(const void* body, Worker& worker);
   using ItemCall = void (*)(const void* body, int64_t item);
 
-  bool TryOwn() { return !owned_.exchange(true, std::memory_order_acquire); }
-  void Disown() { owned_.store(false, std::memory_order_release); }
+  // The calling thread owns the pool until Disown, if nobody else does.
+  bool TryOwn();
+  void Disown();
 
   // Lets `wanted` helpers take tickets, as far as the system grants threads, and wakes
   // them; returns their number. Runs wait for those that were asleep, for `patience` ns
@@ -38,11 +39,13 @@ class Pool {
   enum class HelperState { kAwake, kAsleep, kCalled };
   struct alignas(128) Helper {
     std::atomic<HelperState> state{HelperState::kCalled};
+    pthread_t thread{};  // written before it is first asleep
     std::mutex mutex;
     std::condition_variable called;
   };
 
   void Serve(int32_t index);
+  void Work(int32_t index, int64_t ticket);
   void Sleep(int32_t index);
   int32_t Wake(int32_t most);
   int32_t Close(int32_t absent, int64_t& waited);
@@ -68,6 +71,7 @@ class Pool {
   std::atomic<bool> failed_{false};
   std::exception_ptr exception_;
 
+  Members& members_ = PerProcess<Members>::Get();
   alignas(128) std::atomic<bool> owned_{false};
   int32_t started_ = 0;
   int64_t retry_at_ = 0;  // ns until when no thread is started

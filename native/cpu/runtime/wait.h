@@ -1,4 +1,4 @@
-// Waiting for another thread: by polling first, then by letting others run.
+// Waiting for another thread: by polling, and by letting it run if it does not.
 #ifndef OSTINATO_CPU_RUNTIME_WAIT_H_
 #define OSTINATO_CPU_RUNTIME_WAIT_H_
 
@@ -6,16 +6,20 @@
 #include <cstdint>
 #include <thread>
 
+#include "cpu/runtime/members.h"
+
 namespace ostinato::cpu {
 
-// For how many polls of some 20 ns a thread waits before it lets others run on its
-// core.
+// For how many polls of some 20 ns a thread waits before it looks at the time.
 inline constexpr int kPatience = 200;
 
 // Shorter waits than this, in ns, are uneven work, as where threads share the way to
 // memory; longer ones are for threads that the system has stopped, mostly for
 // milliseconds.
 inline constexpr int64_t kStoppedNs = 100'000;
+
+// After so many ns a thread that waits looks whether others need its CPU.
+inline constexpr int64_t kLendNs = 40'000;
 
 inline int64_t NowNs() {
   const auto time = std::chrono::steady_clock::now().time_since_epoch();
@@ -30,15 +34,23 @@ inline void Pause() {
 #endif
 }
 
-// Returns when ready() holds: the ns that it took if somebody was stopped, else 0.
+// Returns as soon as ready() has returned true: the ns that it took if somebody was
+// stopped, else 0.
 template <typename Ready>
 int64_t WaitUntil(const Ready& ready) {
-  for (int i = 0; i < kPatience; ++i) {
-    if (ready()) return 0;
-    Pause();
-  }
+  const auto polled = [&] {
+    for (int i = 0; i < kPatience; ++i) {
+      if (ready()) return true;
+      Pause();
+    }
+    return false;
+  };
+  if (polled()) return 0;
   const int64_t start = NowNs();
-  while (!ready()) std::this_thread::yield();  // what we wait for may need this core
+  Members::Lender lender;
+  while (!polled()) {
+    if (NowNs() - start >= kLendNs && lender.MayLend()) std::this_thread::yield();
+  }
   const int64_t took = NowNs() - start;
   return took < kStoppedNs ? 0 : took;
 }
