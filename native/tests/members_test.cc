@@ -15,9 +15,9 @@ using ostinato::cpu::Contains;
 using ostinato::cpu::CpuSet;
 using ostinato::cpu::CurrentCpu;
 using ostinato::cpu::GetCpus;
-using ostinato::cpu::KeepOffCpu;
 using ostinato::cpu::LeaveCpu;
 using ostinato::cpu::Members;
+using ostinato::cpu::OffCpu;
 using ostinato::cpu::PerProcess;
 using ostinato::cpu::ProcessCpus;
 using ostinato::cpu::SetCpus;
@@ -152,7 +152,7 @@ void OnlyMembersThatWorkGetACpu() {
 void AMemberThatMayNotRunHereStaysWhereItIs() {
   Working stopped(1, false);
   const OnOneCpu here;
-  KeepOffCpu(stopped.thread(), here.cpu());
+  const OffCpu away(stopped.thread(), here.cpu());
   const CpuSet before = CpusOf(stopped.thread());
   Members::Lender lender;
   lender.MayLend();
@@ -171,16 +171,17 @@ void WhoWaitsForAStoppedThreadLendsItsCpu() {
 void ThreadsLeaveACpuIfTheyHaveAnother() {
   const CpuSet before = CpusOf(pthread_self());
   const int cpu = CurrentCpu();
-  KeepOffCpu(pthread_self(), cpu);
-  CHECK_EQ(CurrentCpu() != cpu, true);
-  SetCpus(pthread_self(), before);
+  {
+    const OffCpu away(pthread_self(), cpu);
+    CHECK_EQ(CurrentCpu() != cpu, true);
+  }
   for (int i = 0; i < 10; ++i) {  // it may be moved back at any moment
     const int left = CurrentCpu();
     LeaveCpu(left);
     CHECK_EQ(SameCpus(CpusOf(pthread_self()), before), true);
   }
   const OnOneCpu here;
-  KeepOffCpu(pthread_self(), here.cpu());
+  const OffCpu nowhere(pthread_self(), here.cpu());
   LeaveCpu(here.cpu());
   CHECK_EQ(CurrentCpu(), here.cpu());
 }

@@ -37,14 +37,16 @@ Portion* PortionQueue::Next(Portion* moved) {
   if (moved != nullptr) TakeBack(moved);
   Members::ReturnCpu();
   std::unique_lock<std::mutex> lock(mutex_);
-  if (free_count_ == 0 && unfinished_ > 0) {
+  const auto ready = [&] { return free_count_ > 0 || unfinished_ == 0; };
+  if (!ready()) {
     ++waiting_;
     lock.unlock();
     WaitUntil([&] {
+      if (!ready()) return false;
       lock.lock();
-      const bool ready = free_count_ > 0 || unfinished_ == 0;
-      if (!ready) lock.unlock();
-      return ready;
+      if (ready()) return true;  // and keeps the lock
+      lock.unlock();
+      return false;
     });
     --waiting_;
   }

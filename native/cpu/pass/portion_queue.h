@@ -4,6 +4,7 @@
 #ifndef OSTINATO_CPU_PASS_PORTION_QUEUE_H_
 #define OSTINATO_CPU_PASS_PORTION_QUEUE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 
@@ -38,7 +39,8 @@ class PortionQueue {
   std::mutex mutex_;  // guards all of these
   Portion* portions_;
   Portion** free_;  // those that no thread has
-  int64_t count_ = 0, free_count_ = 0, unfinished_ = 0, waiting_ = 0;
+  int64_t count_ = 0, waiting_ = 0;
+  std::atomic<int64_t> free_count_, unfinished_;  // who waits may look at them
 };
 
 }  // namespace ostinato::cpu

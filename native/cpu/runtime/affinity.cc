@@ -72,18 +72,20 @@ void MoveToCpu(pthread_t thread, int cpu) noexcept {
   SetCpus(thread, one);
 }
 
-void KeepOffCpu(pthread_t thread, int cpu) noexcept {
-  CpuSet cpus;
-  if (!GetCpus(thread, cpus) || !Contains(cpus, cpu)) return;
-  CPU_CLR(cpu, &cpus);
-  SetCpus(thread, cpus);  // which the system refuses if there are no others
+OffCpu::OffCpu(pthread_t thread, int cpu) noexcept
+    : thread_(thread), known_(GetCpus(thread, before_)) {
+  if (!known_ || !Contains(before_, cpu)) return;
+  CpuSet others = before_;
+  CPU_CLR(cpu, &others);
+  SetCpus(thread, others);  // which the system refuses if there are none
+}
+
+OffCpu::~OffCpu() {
+  if (known_) SetCpus(thread_, before_);
 }
 
 void LeaveCpu(int cpu) noexcept {
-  CpuSet cpus;
-  if (sched_getcpu() != cpu || !GetCpus(pthread_self(), cpus)) return;
-  KeepOffCpu(pthread_self(), cpu);  // moves it at once
-  SetCpus(pthread_self(), cpus);
+  if (sched_getcpu() == cpu) OffCpu(pthread_self(), cpu);  // which moves it at once
 }
 
 void ShortenTimeSlices() noexcept {
@@ -119,7 +121,8 @@ bool GetCpus(pthread_t, CpuSet&) noexcept { return false; }
 void SetCpus(pthread_t, const CpuSet&) noexcept {}
 bool Contains(const CpuSet&, int) noexcept { return false; }
 void MoveToCpu(pthread_t, int) noexcept {}
-void KeepOffCpu(pthread_t, int) noexcept {}
+OffCpu::OffCpu(pthread_t thread, int) noexcept : thread_(thread), known_(false) {}
+OffCpu::~OffCpu() = default;
 void LeaveCpu(int) noexcept {}
 void ShortenTimeSlices() noexcept {}
 int64_t CpuTimeNs(pthread_t) noexcept { return -1; }

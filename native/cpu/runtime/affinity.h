@@ -37,11 +37,22 @@ bool Contains(const CpuSet& cpus, int cpu) noexcept;
 // Lets a thread run on this CPU alone.
 void MoveToCpu(pthread_t thread, int cpu) noexcept;
 
-// Lets a thread run on its other CPUs alone, if it has others.
+// Keeps a thread off a CPU for as long as this lives, if it may run on others.
 //
 // A system that wakes a thread likes to put it where its waker runs. There it waits
 // until the waker has used up a time slice, which is longer than most calls.
-void KeepOffCpu(pthread_t thread, int cpu) noexcept;
+class OffCpu {
+ public:
+  OffCpu(pthread_t thread, int cpu) noexcept;
+  ~OffCpu();
+  OffCpu(const OffCpu&) = delete;
+  OffCpu& operator=(const OffCpu&) = delete;
+
+ private:
+  const pthread_t thread_;
+  CpuSet before_;
+  bool known_;
+};
 
 // Moves the calling thread to another CPU if it is on this one and may run elsewhere.
 //

@@ -31,40 +31,46 @@ void Members::Exit() noexcept {
   mine = nullptr;
 }
 
+// The caller stays where it is alone, as it does in the rest of the program, and the
+// lender leaves.
+bool Members::IsCaller(const Member* member) noexcept {
+  return member == PerProcess<Members>::Get().members_;
+}
+
 void Members::EndLoan() noexcept {
   if (mine->loan.load(std::memory_order_acquire) != Loan::kMade) return;
   SetCpus(pthread_self(), mine->cpus);
-  // The caller stays: other libraries expect its thread where it was alone last.
-  if (mine != PerProcess<Members>::Get().members_) LeaveCpu(mine->lent);
+  if (!IsCaller(mine)) LeaveCpu(mine->lent);
   mine->loan.store(Loan::kNone, std::memory_order_release);
 }
 
 bool Members::Lender::MayLend() noexcept {
   if (borrower_ != nullptr) return true;
-  bool some_run = false;
   Members& all = PerProcess<Members>::Get();
-  const int cpu = CurrentCpu();
-  for (int32_t i = 0; i < all.count_.load(std::memory_order_relaxed); ++i) {
-    Member& member = all.members_[i];
+  const int32_t count = all.count_.load(std::memory_order_relaxed);
+  for (int32_t i = 0; i < count; ++i) {
+    Member& member = all.members_[next_++ % count];
     if (&member == mine || !member.works.load(std::memory_order_acquire)) continue;
     const pthread_t thread = member.thread.load(std::memory_order_relaxed);
-    if (Runs(thread)) {
-      some_run = true;
-      continue;
-    }
-    if (!GetCpus(thread, cpus_) || !Contains(cpus_, cpu)) continue;
-    Loan none = Loan::kNone;
-    if (!member.loan.compare_exchange_strong(none, Loan::kOffered)) continue;
-    member.lent = cpu;
-    member.cpus = cpus_;
-    // It may run, instead of this thread, from the moment that it is moved.
-    member.loan.store(Loan::kMade, std::memory_order_release);
-    borrower_ = &member;
-    MoveToCpu(thread, cpu);
-    if (i == 0) LeaveCpu(cpu);
+    if (Runs(thread)) return false;
+    Lend(member, thread);
     return true;
   }
-  return !some_run;
+  return true;
+}
+
+void Members::Lender::Lend(Member& member, pthread_t thread) noexcept {
+  const int cpu = CurrentCpu();
+  if (!GetCpus(thread, cpus_) || !Contains(cpus_, cpu)) return;
+  Loan none = Loan::kNone;  // else another thread has been faster
+  if (!member.loan.compare_exchange_strong(none, Loan::kOffered)) return;
+  member.lent = cpu;
+  member.cpus = cpus_;
+  // It may run, instead of this thread, from the moment that it is moved.
+  member.loan.store(Loan::kMade, std::memory_order_release);
+  borrower_ = &member;
+  MoveToCpu(thread, cpu);
+  if (IsCaller(&member)) LeaveCpu(cpu);
 }
 
 Members::Lender::~Lender() {

@@ -38,12 +38,15 @@ class Members {
   class Lender {
    public:
     ~Lender();
-    // Lends the CPU to a member that works but does not run. False if there is none,
-    // but one that runs: then it is better to keep the CPU.
+    // Looks at the next member that works. False if it runs: better keep the CPU. If
+    // it does not, the CPU is lent to it.
     bool MayLend() noexcept;
 
    private:
+    void Lend(Member& member, pthread_t thread) noexcept;
+
     Member* borrower_ = nullptr;
+    int32_t next_ = 0;
     CpuSet cpus_;  // where it might run before
   };
 
@@ -57,6 +60,7 @@ class Members {
     CpuSet cpus;
   };
 
+  static bool IsCaller(const Member* member) noexcept;
   static void EndLoan() noexcept;
 
   inline static thread_local Member* mine = nullptr;

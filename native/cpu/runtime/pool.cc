@@ -58,8 +58,8 @@ void Pool::Serve(int32_t index) {
   const FlushDenormals flush;
   ShortenTimeSlices();
   helper_[index].thread = pthread_self();
+  RunWhereProcessMay();
   while (true) {
-    RunWhereProcessMay();
     LeaveCpu(caller_cpu_.load(std::memory_order_relaxed));
     helper_[index].state.store(HelperState::kAwake, std::memory_order_relaxed);
     int64_t idle_since = NowNs();
@@ -76,6 +76,7 @@ void Pool::Serve(int32_t index) {
         i = 0;
       }
     }
+    RunWhereProcessMay();  // that may have changed
     Sleep(index);
   }
 }
@@ -109,9 +110,9 @@ int32_t Pool::Wake(int32_t most) {
     {
       const std::lock_guard<std::mutex> lock(helper.mutex);
       if (helper.state.load() != HelperState::kAsleep) continue;
-      KeepOffCpu(helper.thread, caller_cpu_.load(std::memory_order_relaxed));
       helper.state.store(HelperState::kCalled);
     }
+    const OffCpu elsewhere(helper.thread, caller_cpu_.load(std::memory_order_relaxed));
     helper.called.notify_one();
   }
   return awake;
