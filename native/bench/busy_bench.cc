@@ -53,10 +53,10 @@ class Lstm {
     places_.PutInto(call.operands);
     call.operands.weights = weights_.data();
     call.operands.x = x_.data();
-    call.operands.h_0 = call.operands.c_0 = state_.data();
+    call.operands.h_0 = call.operands.c_0[0] = state_.data();
     call.y = y_.data();
     call.h_n = h_n_.data();
-    call.c_n = c_n_.data();
+    call.c_n[0] = c_n_.data();
     Team team(threads);
     RunForward(call, team);
   }

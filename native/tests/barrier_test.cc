@@ -88,34 +88,6 @@ void RunThrowsWhatAWorkerThrew() {
   }
 }
 
-int32_t SizeOfARun(Team& team) {
-  int32_t size = 0;
-  team.Run([&](Worker& worker) {
-    if (worker.index() == 0) size = worker.size();
-  });
-  return size;
-}
-
-// As if the system had stopped a helper: the others wait, and that is most of the time.
-void SlowedRunsHaveOneWorker() {
-  Eventually([](Team& team) {
-    bool joined = false;
-    team.Run([&](Worker& worker) {
-      if (worker.index() == 0) joined = worker.size() > 1;
-      if (worker.index() == 1) std::this_thread::sleep_for(milliseconds(20));
-      worker.Sync();
-    });
-    if (!joined) return false;
-    CHECK_EQ(SizeOfARun(team), 1);
-    return true;
-  });
-  {
-    Team next(kThreads);
-    CHECK_EQ(SizeOfARun(next), 1);
-  }
-  SyncMakesWritesVisible();  // and not for ever
-}
-
 }  // namespace
 
 int main() {
@@ -125,6 +97,5 @@ int main() {
   SyncForgetsEarlierRuns();
   WorkersStopTogether();
   RunThrowsWhatAWorkerThrew();
-  SlowedRunsHaveOneWorker();
   return Summary();
 }

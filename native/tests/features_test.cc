@@ -144,7 +144,7 @@ void OneThreadDoesNotSpeakForAll() {
     CHECK_EQ(ostinato::cpu::ProcessCpus(), cpus);
     std::thread([&all] {  // as helpers do
       cpu_set_t own;
-      ostinato::cpu::RunWhereProcessMay();
+      ostinato::cpu::RunWhereProcessMay(pthread_self());
       sched_getaffinity(0, sizeof own, &own);
       CHECK_EQ(CPU_EQUAL(&own, &all) != 0, true);
     })

@@ -1,42 +1,45 @@
 #include "cpu/runtime/members.h"
 
+#include <pthread.h>
+
 #include <atomic>
 #include <chrono>
 #include <string>
 #include <thread>
 
+#include "cpu/runtime/affinity.h"
 #include "cpu/runtime/per_process.h"
 #include "cpu/runtime/wait.h"
 #include "tests/check.h"
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 namespace {
 
-using ostinato::cpu::Contains;
-using ostinato::cpu::CpuSet;
 using ostinato::cpu::CurrentCpu;
-using ostinato::cpu::GetCpus;
+using ostinato::cpu::KeepOffCpu;
+using ostinato::cpu::KeepOnCpu;
 using ostinato::cpu::LeaveCpu;
 using ostinato::cpu::Members;
-using ostinato::cpu::OffCpu;
 using ostinato::cpu::PerProcess;
 using ostinato::cpu::ProcessCpus;
-using ostinato::cpu::SetCpus;
+using ostinato::cpu::RunWhereProcessMay;
 using ostinato::cpu::WaitUntil;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
 
-CpuSet CpusOf(pthread_t thread) {
-  CpuSet cpus;
-  CHECK_EQ(GetCpus(thread, cpus), true);
-  return cpus;
-}
+constexpr int32_t kCaller = 0;
+
+#if defined(__linux__)
 
 // A thread that works as a member. While `busy` is false it sleeps in the middle of its
-// work, which a system that keeps it from running looks like.
+// work, which looks like a thread that the system has stopped.
 class Working {
  public:
-  Working(int32_t index, bool busy)
+  explicit Working(int32_t index, bool busy = false)
       : busy_(busy), thread_([this, index] { Work(index); }) {
     while (!works_.load()) std::this_thread::yield();
     if (!busy) std::this_thread::sleep_for(milliseconds(5));  // until it sleeps
@@ -53,8 +56,21 @@ class Working {
     while (!ended_.load()) std::this_thread::yield();
   }
 
-  pthread_t thread() { return thread_.native_handle(); }
-  int cpu() const { return cpu_.load(); }  // after that piece
+  cpu_set_t cpus() {
+    cpu_set_t cpus;
+    const int failed = pthread_getaffinity_np(handle(), sizeof cpus, &cpus);
+    CHECK_EQ(failed, 0);
+    return cpus;
+  }
+  bool OnlyOn(int cpu) {
+    const cpu_set_t mine = cpus();
+    return CPU_COUNT(&mine) == 1 && CPU_ISSET(cpu, &mine);
+  }
+  bool Anywhere() {
+    const cpu_set_t mine = cpus();
+    return CPU_COUNT(&mine) == ProcessCpus();
+  }
+  pthread_t handle() { return thread_.native_handle(); }
 
  private:
   void Work(int32_t index) {
@@ -64,7 +80,6 @@ class Working {
       if (!busy_) std::this_thread::sleep_for(milliseconds(50));
     }
     Members::ReturnCpu();
-    cpu_.store(CurrentCpu());
     ended_.store(true);
     while (!exits_.load()) std::this_thread::sleep_for(milliseconds(1));
     Members::Exit();
@@ -72,118 +87,136 @@ class Working {
 
   const bool busy_;
   std::atomic<bool> works_{false}, ends_{false}, ended_{false}, exits_{false};
-  std::atomic<int> cpu_{-1};
   std::thread thread_;
 };
 
-#if defined(__linux__)
+// Calls body(cpu) on a thread that stays on this CPU, so that it lends this one.
+template <typename Body>
+void OnOneCpu(const Body& body) {
+  std::thread([&] {
+    const int cpu = CurrentCpu();
+    KeepOnCpu(pthread_self(), cpu);
+    body(cpu);
+  }).join();
+}
 
-bool SameCpus(const CpuSet& a, const CpuSet& b) { return CPU_EQUAL(&a, &b) != 0; }
-
-// Keeps the calling thread on its CPU, so that it lends this one.
-class OnOneCpu {
- public:
-  OnOneCpu() : before_(CpusOf(pthread_self())), cpu_(CurrentCpu()) {
-    ostinato::cpu::MoveToCpu(pthread_self(), cpu_);
-  }
-  ~OnOneCpu() { SetCpus(pthread_self(), before_); }
-  int cpu() const { return cpu_; }
-
- private:
-  const CpuSet before_;
-  const int cpu_;
-};
-
-void AStoppedMemberGetsTheCpuUntilItsPieceOfWorkEnds() {
-  for (const int32_t index : {0, 1}) {
-    Working stopped(index, false);
-    const CpuSet before = CpusOf(stopped.thread());
-    const OnOneCpu here;
-    Members::Lender lender;
-    CHECK_EQ(lender.MayLend(), true);
-    const CpuSet lent = CpusOf(stopped.thread());
-    CHECK_EQ(CPU_COUNT(&lent), 1);
-    CHECK_EQ(Contains(lent, here.cpu()), true);
-    CHECK_EQ(lender.MayLend(), true);  // the loan that there is
+void AStoppedHelperHasTheCpuUntilItsPieceOfWorkEnds() {
+  Working stopped(1);
+  OnOneCpu([&](int cpu) {
+    Members::Waiter waiter;
+    CHECK_EQ(waiter.ShouldYield(), true);
+    CHECK_EQ(stopped.OnlyOn(cpu), true);
+    CHECK_EQ(waiter.ShouldYield(), true);
+    CHECK_EQ(stopped.OnlyOn(cpu), true);
     stopped.End();
-    CHECK_EQ(SameCpus(CpusOf(stopped.thread()), before), true);
-    // The first member is the caller, which stays; others leave.
-    CHECK_EQ(index == 0 || stopped.cpu() != here.cpu(), true);
-  }
+    CHECK_EQ(stopped.Anywhere(), true);
+    while (!stopped.OnlyOn(cpu)) waiter.ShouldYield();  // it may borrow again
+  });
+  CHECK_EQ(stopped.Anywhere(), true);
 }
 
 void ALoanEndsWithTheWait() {
-  Working stopped(2, false);
-  const CpuSet before = CpusOf(stopped.thread());
-  {
-    Members::Lender lender;
-    CHECK_EQ(lender.MayLend(), true);
-    CHECK_EQ(SameCpus(CpusOf(stopped.thread()), before), false);
+  Working stopped(2);
+  for (int wait = 0; wait < 2; ++wait) {
+    OnOneCpu([&](int cpu) {
+      Members::Waiter waiter;
+      CHECK_EQ(waiter.ShouldYield(), true);
+      CHECK_EQ(stopped.OnlyOn(cpu), true);
+    });
+    CHECK_EQ(stopped.Anywhere(), true);
   }
-  CHECK_EQ(SameCpus(CpusOf(stopped.thread()), before), true);
 }
 
-// On a busy machine a thread that works may be stopped at times.
-void AMemberThatRunsGetsNoCpu() {
-  Working running(1, true);
-  const CpuSet before = CpusOf(running.thread());
-  const auto deadline = steady_clock::now() + seconds(60);
-  while (steady_clock::now() < deadline) {
-    Members::Lender lender;
-    if (lender.MayLend()) continue;
-    CHECK_EQ(SameCpus(CpusOf(running.thread()), before), true);
-    return;
-  }
-  CHECK_EQ("a minute without a member that runs", std::string());
-}
-
-void OnlyMembersThatWorkGetACpu() {
-  {
-    const Working earlier(1, false);
-  }
-  Members::Lender lender;
-  const CpuSet before = CpusOf(pthread_self());
-  PerProcess<Members>::Get().Enter(3);
-  CHECK_EQ(lender.MayLend(), true);  // nobody is known to run
-  Members::Exit();
-  CHECK_EQ(SameCpus(CpusOf(pthread_self()), before), true);
-}
-
-void AMemberThatMayNotRunHereStaysWhereItIs() {
-  Working stopped(1, false);
-  const OnOneCpu here;
-  const OffCpu away(stopped.thread(), here.cpu());
-  const CpuSet before = CpusOf(stopped.thread());
-  Members::Lender lender;
-  lender.MayLend();
-  CHECK_EQ(SameCpus(CpusOf(stopped.thread()), before), true);
-}
-
-void WhoWaitsForAStoppedThreadLendsItsCpu() {
-  Working stopped(1, false);
-  const OnOneCpu here;
-  WaitUntil([&] {
-    const CpuSet cpus = CpusOf(stopped.thread());
-    return CPU_COUNT(&cpus) == 1 && Contains(cpus, here.cpu());
+void OneLendsAtATime() {
+  Working stopped(1);
+  OnOneCpu([&](int cpu) {
+    Members::Waiter first;
+    CHECK_EQ(first.ShouldYield(), true);
+    {
+      Members::Waiter second;
+      CHECK_EQ(second.ShouldYield(), true);
+    }
+    CHECK_EQ(stopped.OnlyOn(cpu), true);  // the second one has nothing to take back
   });
 }
 
-void ThreadsLeaveACpuIfTheyHaveAnother() {
-  const CpuSet before = CpusOf(pthread_self());
-  const int cpu = CurrentCpu();
+void WaitersLookAtOneMemberAfterTheOther() {
+  Working one(1), two(2);
+  OnOneCpu([&](int cpu) {
+    Members::Waiter a, b;
+    CHECK_EQ(a.ShouldYield() && b.ShouldYield(), true);
+    for (int i = 0; i < 3; ++i) b.ShouldYield();  // its first find may be taken
+    CHECK_EQ(one.OnlyOn(cpu), true);
+    CHECK_EQ(two.OnlyOn(cpu), true);
+  });
+}
+
+// On a busy machine a thread that works may be stopped at times.
+void AHelperThatRunsGetsNoCpu() {
+  Working running(1, true);
+  const auto deadline = steady_clock::now() + seconds(60);
+  while (steady_clock::now() < deadline) {
+    Members::Waiter waiter;
+    if (waiter.ShouldYield()) continue;
+    CHECK_EQ(running.Anywhere(), true);
+    return;
+  }
+  CHECK_EQ("a minute without a helper that runs", std::string());
+}
+
+void TheCallerAndThoseWithoutWorkGetNone() {
   {
-    const OffCpu away(pthread_self(), cpu);
+    const Working earlier(1);
+  }
+  Working caller(kCaller);
+  PerProcess<Members>::Get().Enter(3);  // nor does a thread lend to itself
+  Members::Waiter waiter;
+  CHECK_EQ(waiter.ShouldYield(), true);
+  CHECK_EQ(caller.Anywhere(), true);
+  Members::Exit();
+}
+
+void WhoWaitsForAStoppedHelperLendsItsCpu() {
+  Working stopped(1);
+  OnOneCpu([&](int cpu) { WaitUntil([&] { return stopped.OnlyOn(cpu); }); });
+  CHECK_EQ(stopped.Anywhere(), true);
+}
+
+void HelpersRunWhereTheMainThreadMay() {
+  Working helper(1);
+  const int cpu = CurrentCpu();
+  KeepOffCpu(helper.handle(), cpu);
+  cpu_set_t others = helper.cpus();
+  CHECK_EQ(CPU_COUNT(&others) == ProcessCpus() - 1 && !CPU_ISSET(cpu, &others), true);
+  KeepOnCpu(helper.handle(), cpu);
+  CHECK_EQ(helper.OnlyOn(cpu), true);
+  RunWhereProcessMay(helper.handle());
+  CHECK_EQ(helper.Anywhere(), true);
+
+  cpu_set_t before, one;
+  pthread_getaffinity_np(pthread_self(), sizeof before, &before);
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+  RunWhereProcessMay(helper.handle());
+  CHECK_EQ(helper.OnlyOn(cpu), true);
+  KeepOffCpu(helper.handle(), cpu);  // there is no other
+  CHECK_EQ(helper.OnlyOn(cpu), true);
+  KeepOnCpu(helper.handle(), cpu == 0 ? 1 : 0);  // which the process may not use
+  CHECK_EQ(helper.OnlyOn(cpu), true);
+  pthread_setaffinity_np(pthread_self(), sizeof before, &before);
+}
+
+void ThreadsLeaveACpuIfTheyHaveAnother() {
+  std::thread([] {
+    const int cpu = CurrentCpu();
+    KeepOffCpu(pthread_self(), cpu);
     CHECK_EQ(CurrentCpu() != cpu, true);
-  }
-  for (int i = 0; i < 10; ++i) {  // it may be moved back at any moment
-    const int left = CurrentCpu();
-    LeaveCpu(left);
-    CHECK_EQ(SameCpus(CpusOf(pthread_self()), before), true);
-  }
-  const OnOneCpu here;
-  const OffCpu nowhere(pthread_self(), here.cpu());
-  LeaveCpu(here.cpu());
-  CHECK_EQ(CurrentCpu(), here.cpu());
+    LeaveCpu(CurrentCpu());
+    cpu_set_t cpus;
+    pthread_getaffinity_np(pthread_self(), sizeof cpus, &cpus);
+    CHECK_EQ(CPU_COUNT(&cpus), ProcessCpus());
+  }).join();
 }
 
 #endif
@@ -193,12 +226,14 @@ void ThreadsLeaveACpuIfTheyHaveAnother() {
 int main() {
 #if defined(__linux__)
   if (ProcessCpus() > 1) {
-    AStoppedMemberGetsTheCpuUntilItsPieceOfWorkEnds();
+    AStoppedHelperHasTheCpuUntilItsPieceOfWorkEnds();
     ALoanEndsWithTheWait();
-    AMemberThatRunsGetsNoCpu();
-    OnlyMembersThatWorkGetACpu();
-    AMemberThatMayNotRunHereStaysWhereItIs();
-    WhoWaitsForAStoppedThreadLendsItsCpu();
+    OneLendsAtATime();
+    WaitersLookAtOneMemberAfterTheOther();
+    AHelperThatRunsGetsNoCpu();
+    TheCallerAndThoseWithoutWorkGetNone();
+    WhoWaitsForAStoppedHelperLendsItsCpu();
+    HelpersRunWhereTheMainThreadMay();
     ThreadsLeaveACpuIfTheyHaveAnother();
   }
 #endif

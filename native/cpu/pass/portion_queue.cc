@@ -42,8 +42,7 @@ Portion* PortionQueue::Next(Portion* moved) {
     ++waiting_;
     lock.unlock();
     WaitUntil([&] {
-      if (!ready()) return false;
-      lock.lock();
+      if (!ready() || !lock.try_lock()) return false;
       if (ready()) return true;  // and keeps the lock
       lock.unlock();
       return false;

@@ -19,73 +19,66 @@ namespace ostinato::cpu {
 
 namespace {
 
+using Mask = std::vector<cpu_set_t>;
+
+size_t Bytes(const Mask& mask) { return mask.size() * sizeof(cpu_set_t); }
+
+bool Has(const Mask& mask, int cpu) {
+  return cpu >= 0 && static_cast<size_t>(cpu) < 8 * Bytes(mask) &&
+         CPU_ISSET_S(cpu, Bytes(mask), mask.data());
+}
+
 // The affinity mask of the main thread; empty if the system does not tell.
-std::vector<cpu_set_t> MaskOfProcess() {
+Mask MaskOfProcess() {
   // The kernel refuses a mask shorter than its own, whose length it does not tell.
   for (size_t sets = 1; sets <= 1024; sets *= 2) {
-    std::vector<cpu_set_t> mask(sets);
-    if (sched_getaffinity(getpid(), sets * sizeof(cpu_set_t), mask.data()) == 0) {
-      return mask;
-    }
+    Mask mask(sets);
+    if (sched_getaffinity(getpid(), Bytes(mask), mask.data()) == 0) return mask;
     if (errno != EINVAL) break;
   }
   return {};
 }
 
+void Set(pthread_t thread, const Mask& mask) {
+  if (!mask.empty()) pthread_setaffinity_np(thread, Bytes(mask), mask.data());
+}
+
 }  // namespace
-
-int32_t ProcessCpus() {
-  const std::vector<cpu_set_t> mask = MaskOfProcess();
-  if (mask.empty()) return static_cast<int32_t>(std::thread::hardware_concurrency());
-  return CPU_COUNT_S(mask.size() * sizeof(cpu_set_t), mask.data());
-}
-
-void RunWhereProcessMay() noexcept try {
-  const std::vector<cpu_set_t> mask = MaskOfProcess();
-  const size_t bytes = mask.size() * sizeof(cpu_set_t);
-  std::vector<cpu_set_t> own(mask.size());
-  if (mask.empty() || sched_getaffinity(0, bytes, own.data()) != 0) return;
-  if (!CPU_EQUAL_S(bytes, own.data(), mask.data())) {
-    sched_setaffinity(0, bytes, mask.data());
-  }
-} catch (const std::exception&) {  // the thread stays where it is
-}
 
 int CurrentCpu() noexcept { return sched_getcpu(); }
 
-bool GetCpus(pthread_t thread, CpuSet& cpus) noexcept {
-  return pthread_getaffinity_np(thread, sizeof cpus, &cpus) == 0;
+int32_t ProcessCpus() {
+  const Mask mask = MaskOfProcess();
+  if (mask.empty()) return static_cast<int32_t>(std::thread::hardware_concurrency());
+  return CPU_COUNT_S(Bytes(mask), mask.data());
 }
 
-void SetCpus(pthread_t thread, const CpuSet& cpus) noexcept {
-  pthread_setaffinity_np(thread, sizeof cpus, &cpus);
+void RunWhereProcessMay(pthread_t thread) noexcept try {
+  Set(thread, MaskOfProcess());
+} catch (const std::exception&) {  // the thread stays where it is
 }
 
-bool Contains(const CpuSet& cpus, int cpu) noexcept {
-  return cpu >= 0 && cpu < CPU_SETSIZE && CPU_ISSET(cpu, &cpus);
+void KeepOffCpu(pthread_t thread, int cpu) noexcept try {
+  Mask mask = MaskOfProcess();
+  if (!Has(mask, cpu)) return;
+  CPU_CLR_S(cpu, Bytes(mask), mask.data());
+  Set(thread, mask);  // which the system refuses if no CPU is left
+} catch (const std::exception&) {
 }
 
-void MoveToCpu(pthread_t thread, int cpu) noexcept {
-  CpuSet one;
-  CPU_ZERO(&one);
-  CPU_SET(cpu, &one);
-  SetCpus(thread, one);
-}
-
-OffCpu::OffCpu(pthread_t thread, int cpu) noexcept
-    : thread_(thread), known_(GetCpus(thread, before_)) {
-  if (!known_ || !Contains(before_, cpu)) return;
-  CpuSet others = before_;
-  CPU_CLR(cpu, &others);
-  SetCpus(thread, others);  // which the system refuses if there are none
-}
-
-OffCpu::~OffCpu() {
-  if (known_) SetCpus(thread_, before_);
+void KeepOnCpu(pthread_t thread, int cpu) noexcept try {
+  Mask mask = MaskOfProcess();
+  if (!Has(mask, cpu)) return;
+  CPU_ZERO_S(Bytes(mask), mask.data());
+  CPU_SET_S(cpu, Bytes(mask), mask.data());
+  Set(thread, mask);
+} catch (const std::exception&) {
 }
 
 void LeaveCpu(int cpu) noexcept {
-  if (sched_getcpu() == cpu) OffCpu(pthread_self(), cpu);  // which moves it at once
+  if (cpu < 0 || sched_getcpu() != cpu) return;
+  KeepOffCpu(pthread_self(), cpu);  // moves it at once
+  RunWhereProcessMay(pthread_self());
 }
 
 void ShortenTimeSlices() noexcept {
@@ -102,6 +95,8 @@ void ShortenTimeSlices() noexcept {
   syscall(SYS_sched_setattr, 0, &mine, 0);
 }
 
+bool YieldsToAll() noexcept { return sched_getscheduler(0) == SCHED_OTHER; }
+
 int64_t CpuTimeNs(pthread_t thread) noexcept {
   clockid_t clock;
   timespec time;
@@ -112,19 +107,16 @@ int64_t CpuTimeNs(pthread_t thread) noexcept {
 
 #else
 
+int CurrentCpu() noexcept { return -1; }
 int32_t ProcessCpus() {
   return static_cast<int32_t>(std::thread::hardware_concurrency());
 }
-void RunWhereProcessMay() noexcept {}
-int CurrentCpu() noexcept { return -1; }
-bool GetCpus(pthread_t, CpuSet&) noexcept { return false; }
-void SetCpus(pthread_t, const CpuSet&) noexcept {}
-bool Contains(const CpuSet&, int) noexcept { return false; }
-void MoveToCpu(pthread_t, int) noexcept {}
-OffCpu::OffCpu(pthread_t thread, int) noexcept : thread_(thread), known_(false) {}
-OffCpu::~OffCpu() = default;
+void RunWhereProcessMay(pthread_t) noexcept {}
+void KeepOffCpu(pthread_t, int) noexcept {}
+void KeepOnCpu(pthread_t, int) noexcept {}
 void LeaveCpu(int) noexcept {}
 void ShortenTimeSlices() noexcept {}
+bool YieldsToAll() noexcept { return true; }
 int64_t CpuTimeNs(pthread_t) noexcept { return -1; }
 
 #endif

@@ -13,7 +13,6 @@ struct alignas(128) Slot {
   std::atomic<int64_t> round{0};       // the barriers that it has come to
   std::atomic<int64_t> last_round{0};  // of worker 0: where it ends the Run
   std::atomic<int64_t> left{0};        // base of the last Run whose body it has left
-  int64_t waited = 0;                  // ns in that Run; valid once it has left
 };
 
 class Worker {

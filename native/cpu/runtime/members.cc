@@ -1,18 +1,14 @@
 #include "cpu/runtime/members.h"
 
+#include "cpu/runtime/affinity.h"
 #include "cpu/runtime/per_process.h"
 #include "cpu/runtime/wait.h"
 
 namespace ostinato::cpu {
 namespace {
 
-// Whether a thread runs, as its clock shows; true where the system does not tell.
-bool Runs(pthread_t thread) noexcept {
-  constexpr int kPolls = 50;  // of some 20 ns
-  const int64_t time = CpuTimeNs(thread);
-  for (int i = 0; i < kPolls; ++i) Pause();
-  return time < 0 || CpuTimeNs(thread) != time;
-}
+// A thread that runs is seen to do so by its clock within so many polls of some 20 ns.
+constexpr int kGlance = 50;
 
 }  // namespace
 
@@ -31,51 +27,61 @@ void Members::Exit() noexcept {
   mine = nullptr;
 }
 
-// The caller stays where it is alone, as it does in the rest of the program, and the
-// lender leaves.
-bool Members::IsCaller(const Member* member) noexcept {
-  return member == PerProcess<Members>::Get().members_;
+void Members::Return() noexcept {
+  const int cpu = mine->lent.exchange(-1);
+  RunWhereProcessMay(pthread_self());
+  LeaveCpu(cpu);
 }
 
-void Members::EndLoan() noexcept {
-  if (mine->loan.load(std::memory_order_acquire) != Loan::kMade) return;
-  SetCpus(pthread_self(), mine->cpus);
-  if (!IsCaller(mine)) LeaveCpu(mine->lent);
-  mine->loan.store(Loan::kNone, std::memory_order_release);
+// Waiters begin with different members.
+Members::Waiter::Waiter() noexcept
+    : next_(mine == nullptr
+                ? 0
+                : static_cast<uint32_t>(mine - PerProcess<Members>::Get().members_) +
+                      1) {}
+
+Members::Waiter::~Waiter() {
+  if (borrower_ != nullptr) TakeBack();
 }
 
-bool Members::Lender::MayLend() noexcept {
-  if (borrower_ != nullptr) return true;
+bool Members::Waiter::ShouldYield() noexcept {
+  if (borrower_ != nullptr) {
+    if (borrower_->lent.load() == cpu_) return true;
+    TakeBack();
+  }
   Members& all = PerProcess<Members>::Get();
-  const int32_t count = all.count_.load(std::memory_order_relaxed);
-  for (int32_t i = 0; i < count; ++i) {
+  const auto count = static_cast<uint32_t>(all.count_.load(std::memory_order_relaxed));
+  for (uint32_t i = 0; i < count; ++i) {
     Member& member = all.members_[next_++ % count];
     if (&member == mine || !member.works.load(std::memory_order_acquire)) continue;
     const pthread_t thread = member.thread.load(std::memory_order_relaxed);
-    if (Runs(thread)) return false;
-    Lend(member, thread);
+    const int64_t time = CpuTimeNs(thread);
+    if (time < 0) return true;
+    for (int poll = 0; poll < kGlance; ++poll) Pause();
+    if (CpuTimeNs(thread) != time) return false;
+    if (&member != all.members_) Lend(member);
     return true;
   }
   return true;
 }
 
-void Members::Lender::Lend(Member& member, pthread_t thread) noexcept {
+void Members::Waiter::Lend(Member& member) noexcept {
   const int cpu = CurrentCpu();
-  if (!GetCpus(thread, cpus_) || !Contains(cpus_, cpu)) return;
-  Loan none = Loan::kNone;  // else another thread has been faster
-  if (!member.loan.compare_exchange_strong(none, Loan::kOffered)) return;
-  member.lent = cpu;
-  member.cpus = cpus_;
-  // It may run, instead of this thread, from the moment that it is moved.
-  member.loan.store(Loan::kMade, std::memory_order_release);
+  int none = -1;
+  if (cpu < 0 || !YieldsToAll()) return;
+  if (!member.lent.compare_exchange_strong(none, cpu)) return;  // another was faster
   borrower_ = &member;
-  MoveToCpu(thread, cpu);
-  if (IsCaller(&member)) LeaveCpu(cpu);
+  cpu_ = cpu;
+  // It may run from now on, in place of this thread.
+  KeepOnCpu(member.thread.load(std::memory_order_relaxed), cpu);
+  // It may also have come to the end of its piece of work before it was moved.
+  if (member.lent.load() != cpu) TakeBack();
 }
 
-Members::Lender::~Lender() {
-  // It may still be in its piece of work: others did what this one waited for.
-  if (borrower_ != nullptr) SetCpus(borrower_->thread.load(), cpus_);
+void Members::Waiter::TakeBack() noexcept {
+  borrower_->lent.compare_exchange_strong(cpu_, -1);
+  RunWhereProcessMay(borrower_->thread.load(std::memory_order_relaxed));
+  borrower_ = nullptr;
 }
 
 }  // namespace ostinato::cpu

@@ -1,5 +1,5 @@
-// The threads that work on a call together, and how one that waits for another lends it
-// a CPU.
+// The threads that work on a call together, and how one that waits for another lets it
+// run.
 #ifndef OSTINATO_CPU_RUNTIME_MEMBERS_H_
 #define OSTINATO_CPU_RUNTIME_MEMBERS_H_
 
@@ -8,60 +8,55 @@
 #include <atomic>
 #include <cstdint>
 
-#include "cpu/runtime/affinity.h"
-
 namespace ostinato::cpu {
 
 inline constexpr int32_t kMostThreads = 256;
 
 // Where other programs, or another library's threads that spin on after a call, keep
-// the CPUs busy, the system stops a thread for milliseconds in the middle of its work,
-// and those that wait for this work can only wait. They have a CPU, though: the stopped
-// thread finishes what it has begun on theirs, and then leaves it.
+// the CPUs busy, the system stops a thread for milliseconds in the middle of its work.
+// A thread that waits for this work has a CPU, though, and lends it: the stopped one
+// finishes what it has begun there, and then leaves. Only helpers borrow; the caller is
+// a thread of the user, who says where it runs.
 class Members {
   struct Member;
 
  public:
-  // The calling thread works as this member, the caller being the first one, until it
-  // calls Exit.
+  // The calling thread works, as the caller (0) or as a helper (1 and up), until Exit.
   void Enter(int32_t index) noexcept;
   static void Exit() noexcept;
 
-  // Called by members between two pieces of work: returns a CPU that was lent.
+  // Called by helpers between two pieces of work: returns a CPU that was lent.
   static void ReturnCpu() noexcept {
-    if (mine == nullptr) return;
-    if (mine->loan.load(std::memory_order_relaxed) != Loan::kNone) EndLoan();
+    if (mine != nullptr && mine->lent.load(std::memory_order_relaxed) >= 0) Return();
   }
 
-  // One who waits, for as long as it waits. It has to call sched_yield over and over,
-  // so that the other can use its CPU.
-  class Lender {
+  // A thread that waits, for as long as it does.
+  class Waiter {
    public:
-    ~Lender();
-    // Looks at the next member that works. False if it runs: better keep the CPU. If
-    // it does not, the CPU is lent to it.
-    bool MayLend() noexcept;
+    Waiter() noexcept;
+    ~Waiter();
+
+    // Whether to call sched_yield: not if the next member that works is seen to run.
+    // To one that is stopped it lends the CPU, which sched_yield then hands over.
+    bool ShouldYield() noexcept;
 
    private:
-    void Lend(Member& member, pthread_t thread) noexcept;
+    void Lend(Member& member) noexcept;
+    void TakeBack() noexcept;
 
+    uint32_t next_;
     Member* borrower_ = nullptr;
-    int32_t next_ = 0;
-    CpuSet cpus_;  // where it might run before
+    int cpu_ = -1;  // the one that is lent
   };
 
  private:
-  enum class Loan { kNone, kOffered, kMade };
   struct alignas(128) Member {
-    std::atomic<bool> works{false};  // others may wait for what it does
+    std::atomic<bool> works{false};
     std::atomic<pthread_t> thread{};
-    std::atomic<Loan> loan{Loan::kNone};
-    int lent = -1;  // the CPU, and where it might run before; valid once it is made
-    CpuSet cpus;
+    std::atomic<int> lent{-1};  // the CPU that somebody lends to it
   };
 
-  static bool IsCaller(const Member* member) noexcept;
-  static void EndLoan() noexcept;
+  static void Return() noexcept;
 
   inline static thread_local Member* mine = nullptr;
 

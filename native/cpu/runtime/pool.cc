@@ -37,7 +37,6 @@ void Pool::Disown() {
 
 int32_t Pool::Open(int32_t wanted, int64_t patience) {
   const int64_t now = NowNs();
-  deadline_ = now + patience;
   caller_cpu_.store(CurrentCpu(), std::memory_order_relaxed);
   while (started_ < wanted && now >= retry_at_) {
     try {
@@ -51,6 +50,7 @@ int32_t Pool::Open(int32_t wanted, int64_t patience) {
   const int32_t helpers = std::min(wanted, started_);
   helpers_.store(helpers, std::memory_order_relaxed);
   Wake(helpers);
+  deadline_ = NowNs() + patience;
   return helpers;
 }
 
@@ -58,7 +58,7 @@ void Pool::Serve(int32_t index) {
   const FlushDenormals flush;
   ShortenTimeSlices();
   helper_[index].thread = pthread_self();
-  RunWhereProcessMay();
+  RunWhereProcessMay(pthread_self());
   while (true) {
     LeaveCpu(caller_cpu_.load(std::memory_order_relaxed));
     helper_[index].state.store(HelperState::kAwake, std::memory_order_relaxed);
@@ -76,7 +76,7 @@ void Pool::Serve(int32_t index) {
         i = 0;
       }
     }
-    RunWhereProcessMay();  // that may have changed
+    RunWhereProcessMay(pthread_self());  // which may have changed
     Sleep(index);
   }
 }
@@ -112,16 +112,18 @@ int32_t Pool::Wake(int32_t most) {
       if (helper.state.load() != HelperState::kAsleep) continue;
       helper.state.store(HelperState::kCalled);
     }
-    const OffCpu elsewhere(helper.thread, caller_cpu_.load(std::memory_order_relaxed));
+    // A system that wakes a thread likes to put it where its waker runs. There it
+    // waits for the end of the waker's time slice, which is longer than most calls.
+    KeepOffCpu(helper.thread, caller_cpu_.load(std::memory_order_relaxed));
     helper.called.notify_one();
+    RunWhereProcessMay(helper.thread);
   }
   return awake;
 }
 
 // Ends the taking of slots once all but `absent` are taken or nobody comes any more,
-// and the deadline of the others is over; returns how many stay free. Adds to `waited`
-// the ns that it waited in vain.
-int32_t Pool::Close(int32_t absent, int64_t& waited) {
+// and the deadline of the others is over; returns how many stay free.
+int32_t Pool::Close(int32_t absent) {
   int64_t free = tickets_.load(std::memory_order_relaxed);
   for (int polls = 0; polls < kGrace && free > absent; ++polls) {
     Pause();
@@ -129,14 +131,9 @@ int32_t Pool::Close(int32_t absent, int64_t& waited) {
         std::exchange(free, tickets_.load(std::memory_order_relaxed));
     if (free != before) polls = 0;
   }
-  if (free > 0) {
-    const int64_t start = NowNs();
-    int64_t now = start;
-    for (; free > 0 && now < deadline_; now = NowNs()) {
-      Pause();
-      free = tickets_.load(std::memory_order_relaxed);
-    }
-    if (free > 0) waited += now - start;
+  while (free > 0 && NowNs() < deadline_) {
+    Pause();
+    free = tickets_.load(std::memory_order_relaxed);
   }
   return static_cast<int32_t>(free > 0 ? tickets_.exchange(0) : 0);
 }
@@ -165,9 +162,7 @@ void Pool::TakeSlot(int64_t ticket) {
   } catch (...) {
     KeepException();
   }
-  Slot& mine = slots_[index];
-  mine.waited = worker.waited_;
-  mine.left.store(worker.base_, std::memory_order_release);
+  slots_[index].left.store(worker.base_, std::memory_order_release);
 }
 
 void Pool::DoItem(int64_t ticket) {
@@ -189,7 +184,7 @@ void Pool::Rethrow() {
   std::rethrow_exception(std::exchange(exception_, nullptr));
 }
 
-int64_t Pool::Run(BodyCall call, const void* body) {
+void Pool::Run(BodyCall call, const void* body) {
   caller_cpu_.store(CurrentCpu(), std::memory_order_relaxed);
   const int32_t helpers = helpers_.load(std::memory_order_relaxed);
   call_ = call;
@@ -197,8 +192,7 @@ int64_t Pool::Run(BodyCall call, const void* body) {
   count_ = helpers;
   size_.store(0, std::memory_order_relaxed);
   tickets_.store(helpers);
-  int64_t waited = 0;
-  const int32_t size = helpers + 1 - Close(helpers - Wake(helpers), waited);
+  const int32_t size = helpers + 1 - Close(helpers - Wake(helpers));
   size_.store(size, std::memory_order_release);
 
   Worker worker(slots_, 0, size, base_);
@@ -208,18 +202,14 @@ int64_t Pool::Run(BodyCall call, const void* body) {
     KeepException();
   }
   slots_[0].left.store(base_, std::memory_order_release);
-  waited += worker.waited_;
   int64_t last_round = worker.round_;
   for (int32_t i = 1; i < size; ++i) {
     const Slot& slot = slots_[i];
-    waited +=
-        WaitUntil([&] { return slot.left.load(std::memory_order_acquire) == base_; });
-    waited += slot.waited;
+    WaitUntil([&] { return slot.left.load(std::memory_order_acquire) == base_; });
     last_round = std::max(last_round, slot.round.load(std::memory_order_relaxed));
   }
   base_ = last_round + 1;
   Rethrow();
-  return waited;
 }
 
 void Pool::ForEach(int64_t n, ItemCall call, const void* body) {

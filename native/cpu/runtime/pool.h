@@ -31,8 +31,7 @@ class Pool {
   // from now at most.
   int32_t Open(int32_t wanted, int64_t patience);
 
-  // Returns for how long, in ns, workers have waited for stopped ones in all.
-  int64_t Run(BodyCall call, const void* body);
+  void Run(BodyCall call, const void* body);
   void ForEach(int64_t n, ItemCall call, const void* body);
 
  private:
@@ -48,7 +47,7 @@ class Pool {
   void Work(int32_t index, int64_t ticket);
   void Sleep(int32_t index);
   int32_t Wake(int32_t most);
-  int32_t Close(int32_t absent, int64_t& waited);
+  int32_t Close(int32_t absent);
 
   int64_t TakeTicket();
   void TakeSlot(int64_t ticket);

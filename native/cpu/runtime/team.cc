@@ -4,16 +4,12 @@
 #include <atomic>
 
 #include "cpu/runtime/features.h"
-#include "cpu/runtime/load_governor.h"
 #include "cpu/runtime/per_process.h"
-#include "cpu/runtime/wait.h"
 
 namespace ostinato::cpu {
 namespace {
 
 std::atomic<int32_t> num_threads{0};  // 0: not known yet
-
-LoadGovernor governor;
 
 // How long the least work takes, in ns, for which one more thread is worth waking; and
 // how long waking takes at most if the machine is not busy.
@@ -48,13 +44,11 @@ Team::~Team() {
 }
 
 void Team::RunBody(Pool::BodyCall call, const void* body) {
-  if (pool_ == nullptr || governor.Pauses()) {
+  if (pool_ == nullptr) {
     Worker alone;
     call(body, alone);
   } else {
-    const int64_t start = NowNs();
-    const int64_t waited = pool_->Run(call, body);
-    governor.Account(NowNs() - start, waited);
+    pool_->Run(call, body);
   }
 }
 

@@ -35,8 +35,7 @@ class Team {
 
   // Calls body(Worker&) on every thread that is here now; returns when all have
   // returned. Workers may use Sync, so nobody joins later: a Run should not be the
-  // whole of a long call. If waiting for one another took too much of the time, Runs
-  // have one worker for a while.
+  // whole of a long call.
   //
   // If bodies throw, the first exception is thrown again here when all have ended. A
   // worker that has thrown holds up no Sync: the others continue with what it left.

@@ -18,7 +18,7 @@ inline constexpr int kPatience = 200;
 // milliseconds.
 inline constexpr int64_t kStoppedNs = 100'000;
 
-// After so many ns a thread that waits looks whether others need its CPU.
+// After so many ns a thread that waits looks whether the others run.
 inline constexpr int64_t kLendNs = 40'000;
 
 inline int64_t NowNs() {
@@ -47,9 +47,9 @@ int64_t WaitUntil(const Ready& ready) {
   };
   if (polled()) return 0;
   const int64_t start = NowNs();
-  Members::Lender lender;
+  Members::Waiter waiter;
   while (!polled()) {
-    if (NowNs() - start >= kLendNs && lender.MayLend()) std::this_thread::yield();
+    if (NowNs() - start >= kLendNs && waiter.ShouldYield()) std::this_thread::yield();
   }
   const int64_t took = NowNs() - start;
   return took < kStoppedNs ? 0 : took;
