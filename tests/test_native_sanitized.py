@@ -73,7 +73,8 @@ class Object(NamedTuple):
 
 
 def plain(file: str) -> Object:
-    return Object((file,), ("-O1" if file in OPTIMISED else "-O0",))
+    # No sanitizer tells its lines, so they need no numbers.
+    return Object((file,), ("-O1" if file in OPTIMISED else "-O0", "-g0"))
 
 
 def sanitized(sanitizer: str, *files: str) -> Object:
