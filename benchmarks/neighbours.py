@@ -81,7 +81,10 @@ def _has_parent() -> bool:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "steal":
-        steal(int(sys.argv[2]))
-    else:
-        spin()
+    match sys.argv[1:]:
+        case ["steal", cpu] if cpu.isdecimal():
+            steal(int(cpu))
+        case ["spin"]:
+            spin()
+        case _:
+            sys.exit(__doc__)
