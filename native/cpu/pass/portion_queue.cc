@@ -34,9 +34,13 @@ PortionQueue::PortionQueue(const Sequences* portions, int64_t count, int64_t bat
 }
 
 Portion* PortionQueue::Next(Portion* moved) {
-  if (moved != nullptr) TakeBack(moved);
-  Members::ReturnCpu();
   std::unique_lock<std::mutex> lock(mutex_);
+  if (moved != nullptr) TakeBack(moved);
+  if (Members::Borrows()) {  // from a thread that can now go on with the portion
+    lock.unlock();
+    Members::ReturnCpu();
+    lock.lock();
+  }
   const auto ready = [&] { return free_count_ > 0 || unfinished_ == 0; };
   if (!ready()) {
     ++waiting_;
@@ -53,7 +57,6 @@ Portion* PortionQueue::Next(Portion* moved) {
 }
 
 void PortionQueue::TakeBack(Portion* moved) {
-  const std::lock_guard<std::mutex> lock(mutex_);
   if (moved->pseudo_layer == pseudo_layers_) {
     --unfinished_;
   } else {

@@ -23,7 +23,8 @@ void RunWhereProcessMay(pthread_t thread) noexcept;
 void KeepOffCpu(pthread_t thread, int cpu) noexcept;
 void KeepOnCpu(pthread_t thread, int cpu) noexcept;
 
-// Moves the calling thread to another CPU if it is on this one and may run elsewhere.
+// Moves the calling thread to another CPU if it is on this one, and lets it run where
+// the process may.
 //
 // Two threads that wait for each other on one CPU need a switch for every step of a
 // network, and it takes the system milliseconds to part them.

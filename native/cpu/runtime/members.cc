@@ -27,11 +27,7 @@ void Members::Exit() noexcept {
   mine = nullptr;
 }
 
-void Members::Return() noexcept {
-  const int cpu = mine->lent.exchange(-1);
-  RunWhereProcessMay(pthread_self());
-  LeaveCpu(cpu);
-}
+void Members::Return() noexcept { LeaveCpu(mine->lent.exchange(-1)); }
 
 // Waiters begin with different members.
 Members::Waiter::Waiter() noexcept

@@ -27,7 +27,10 @@ class Members {
 
   // Called by helpers between two pieces of work: returns a CPU that was lent.
   static void ReturnCpu() noexcept {
-    if (mine != nullptr && mine->lent.load(std::memory_order_relaxed) >= 0) Return();
+    if (Borrows()) Return();
+  }
+  static bool Borrows() noexcept {
+    return mine != nullptr && mine->lent.load(std::memory_order_relaxed) >= 0;
   }
 
   // A thread that waits, for as long as it does.

@@ -28,7 +28,7 @@ class Pool {
 
   // Lets `wanted` helpers take tickets, as far as the system grants threads, and wakes
   // them; returns their number. Runs wait for those that were asleep, for `patience` ns
-  // from now at most.
+  // from then at most.
   int32_t Open(int32_t wanted, int64_t patience);
 
   void Run(BodyCall call, const void* body);
