@@ -44,6 +44,15 @@ fast_jit = functools.partial(jax.jit, compiler_options=compile_options.QUICK)
 PRIMITIVES = ("ostinato_rnn", "ostinato_rnn_tangent", "ostinato_rnn_bwd")
 
 
+def one_by_one(function, *columns):
+    """Return what the function gives for each element; all are compiled together.
+
+    Without, every operation would be compiled alone, for each shape of an element.
+    """
+    run = fast_jit(lambda rows: [function(*row) for row in rows])
+    return run(list(zip(*columns, strict=True)))
+
+
 class CountedJit:
     """A function under `fast_jit` that counts in `traces` how often JAX traces it.
 

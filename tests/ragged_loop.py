@@ -228,8 +228,10 @@ def batch_weights(leaf: Any) -> Any:
     if isinstance(leaf, ragged.RaggedArray):
         ends = jnp.cumsum(leaf.lengths)
         token = jnp.arange(leaf.capacity, dtype=jnp.int32)
-        example = jnp.searchsorted(ends, token, side="right")
-        place = (token - (ends - leaf.lengths)[example]).astype(float)
+        before = token[:, None] >= ends[None]  # examples before that of the token
+        example = jnp.sum(before, 1, dtype=jnp.int32)
+        start = before.astype(jnp.int32) @ leaf.lengths
+        place = (token - start).astype(float)
         shape = list(leaf.data.shape)
         size, shape[leaf.axis] = shape[leaf.axis], 1
         own = [1] * len(shape)
@@ -327,13 +329,14 @@ def other_tokens_in_padding(monkeypatch: pytest.MonkeyPatch) -> None:
         position = jnp.arange(kept.shape[1], dtype=jnp.int32)[None]
         inside = position < ctx.lengths(dim)[:, None]
         tokens_there_are = ctx.segments(dim).last + 1
-        return jnp.where(inside, kept, (kept + 2 * position + 1) % tokens_there_are)
+        other = lax.rem(kept + 2 * position + 1, jnp.full_like(kept, tokens_there_are))
+        return jnp.where(inside, kept, other)
 
     def fill_unused(ctx, x, dim, axis):
         filled, segments = unused(ctx, x, dim, axis), ctx.segments(dim)
         token = jnp.arange(filled.shape[axis], dtype=jnp.int32)
-        other = jnp.where(segments.valid, token, (3 * token + 1) % (segments.last + 1))
-        others = lax.stop_gradient(jnp.take(filled, other, axis))
+        other = lax.rem(3 * token + 1, jnp.full_like(token, segments.last + 1))
+        others = jnp.take(lax.stop_gradient(filled), other, axis, mode="clip")
         valid = segments.valid.reshape([-1 if a == axis else 1 for a in range(x.ndim)])
         return jnp.where(valid | ~segments.valid[0], filled, others)
 
