@@ -73,7 +73,7 @@ def pytest_collection_finish():
     """Collect garbage seldom: each time all that JAX has cached is looked through."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 10)
+    gc.set_threshold(20_000, 20, 10)
 
 
 # Each program that JAX holds makes the next ones slower to lower: those of 3,000 others

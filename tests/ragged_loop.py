@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from closures import CountedJit, fast_jit
+from closures import CountedJit, compiled_together
 from jax import lax
 from ragged_programs.program import Input, Program
 from tolerance import assert_close
@@ -138,13 +138,13 @@ def one_example(program: Program):
 def run_each(program: Program, arguments: list[Any]) -> list[Any]:
     """Run the program for every element of `arguments`, and return what each gives.
 
-    One of every length is compiled together, which takes less time than one by one.
+    One of every length is compiled together.
     """
     one = one_example(program)
     alike = collections.defaultdict(list)
     for place, each in enumerate(arguments):
         alike[tuple(leaf.shape for leaf in jax.tree.leaves(each[:2]))].append(place)
-    run = fast_jit(lambda several: [one(*each) for each in several])
+    run = compiled_together(one)
     given: dict[int, Any] = {}
     for turn in range(max(map(len, alike.values()))):
         places = [those[min(turn, len(those) - 1)] for those in alike.values()]

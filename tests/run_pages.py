@@ -33,7 +33,7 @@ def missing(code: str, indent: str = " *") -> list[str]:
 
 
 # As in conftest.py: each time, all that JAX has cached is looked through.
-SELDOM = "import gc\ngc.set_threshold(100_000, 20, 10)\n"
+SELDOM = "import gc\ngc.set_threshold(20_000, 20, 10)\n"
 
 
 def as_program(programs: dict[str, str]) -> str:
