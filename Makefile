@@ -6,6 +6,8 @@ MINUTES ?= 2
 # Neighbours share fixtures and compiled programs: they stay on one worker, and the last
 # tests of the slower one move.
 PYTEST_ARGS ?= -n 2 --dist worksteal
+# The part of the cases that are alike, such as 2/3; see tests/parts.py.
+PART ?= 1/1
 # PEERS=1 adds the packages that the operator is compared with.
 PEERS ?= 0
 BENCH ?= out/bench/results.json
@@ -46,7 +48,7 @@ demo: $(STAMPS)/demo
 	$(BIN)/python -m ostinato pronounce ostinato --model $(OUT)
 
 test: $(STAMPS)/$(TEST_EXTRAS)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --part $(PART) $(PYTEST_ARGS)
 
 # The quick tests call every module, so they need all packages that these work with.
 check:

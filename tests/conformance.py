@@ -92,10 +92,12 @@ class Conformance:
             assert_same(case, got, want, dtype=dtype, what=f"{only or 'all'}: ")
             assert_padding_is_exact(case, got)
 
+    @pytest.mark.alike
     @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
     def test_forward_and_gradients_match_float64_loop(self, case):
         self.check(case)
 
+    @pytest.mark.alike
     @cases(  # without relu, whose slope jumps where 16 bits round a 0 to above 0
         "tanh-L2-bi-ragged",
         "tanh-skip",

@@ -13,6 +13,7 @@ import tempfile
 import compile_options
 import every_module
 import jax
+import parts
 import pytest
 
 # Read when the CPU client starts, so before the first use of a device.
@@ -61,12 +62,14 @@ def pytest_addoption(parser):
         action="store_true",
         help="fail unless the tests call something in every module of ostinato",
     )
+    parts.add_option(parser)
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "peers: needs a package of the extra `peers`")
     if config.getoption("--every-module"):
         config.pluginmanager.register(every_module.EveryModule(config))
+    parts.configure(config)
 
 
 def pytest_collection_finish():

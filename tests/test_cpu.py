@@ -90,6 +90,7 @@ def compiled(case: Case, **options):
     return value_and_pullback(case, "cpu", **options)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("isa, dtype", LEVELS)
 @pytest.mark.parametrize("case", WIDE, ids=lambda c: c.id)
 def test_every_instruction_set_and_any_number_of_threads(case, isa, dtype, configure):

@@ -119,6 +119,7 @@ FLAGS = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("name", WITHOUT_JIT)
 def test_ragged_vmap_without_jit(name, flag):

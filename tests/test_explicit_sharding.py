@@ -163,6 +163,7 @@ NET_CASES = [
 ]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name, option", NET_CASES)
 def test_states_that_are_not_split_are_split_as_the_batch(name, option, mesh):
     """Check initial states that are made inside of `jit`, without a sharding."""

@@ -176,6 +176,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("own", [of_unit, of_loss])
 def test_derivatives_of_their_own_at_steps_that_no_example_uses(own, name):

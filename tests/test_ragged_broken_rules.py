@@ -314,6 +314,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_rule_is_caught(name, monkeypatch):
     break_it, program, options = BROKEN[name]

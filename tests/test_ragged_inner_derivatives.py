@@ -52,6 +52,7 @@ def check(function, parts, **options):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_inner_derivatives(name, order):

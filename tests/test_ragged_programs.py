@@ -34,6 +34,7 @@ def _padding(monkeypatch):
     other_tokens_in_padding(monkeypatch)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("program, options", CASES)
 def test_program_equals_the_loop(program, options):
     check(program, options)

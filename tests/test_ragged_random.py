@@ -8,6 +8,7 @@ from ragged_loop import check
 OPTIONS = [{}, {}, {"scan": "packed"}, {"scan": "packed", "lanes": 2}, {"tiers": 2}]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("seed", range(30))
 def test_random_program_equals_the_loop(seed):
     rng = np.random.default_rng(seed)

@@ -114,6 +114,7 @@ PROGRAMS = [
 BY_NAME = {program.name: program for program in PROGRAMS}
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_program_equals_the_loop(program):
     check(program, {})

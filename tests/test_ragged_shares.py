@@ -93,6 +93,7 @@ LOOPS = {  # what step functions close over, count in, or carry, and branches
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("kind", list(AxisType)[:2])
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops_equal_those_on_one_device(name, kind):

@@ -147,6 +147,7 @@ def results_of_scan(name):
     return jax.device_get(scan_of(name)(floats(arguments_of(name))))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values_and_gradients(name):
     native = "cpu" if ost.backends()["cpu"] and name != "convolution" else None

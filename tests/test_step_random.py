@@ -100,6 +100,7 @@ def test_random_steps(spec, steps, option, dtype):
     assert_same(got, want, dtype)
 
 
+@pytest.mark.alike
 @needs_cpu
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_operation_runs_in_the_native_loop(name):

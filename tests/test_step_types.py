@@ -40,6 +40,7 @@ def in_type(name, dtype):
     return step, jax.tree.map(cast_array, program[1:])
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_shorter_types(name, dtype):
