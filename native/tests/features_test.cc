@@ -76,6 +76,15 @@ void ClassifyAsksTheOperatingSystem() {
   CHECK_EQ(Level(words), 0);
 }
 
+void IntelHasSlowPairs() {
+  constexpr uint32_t kIntel = 0x756e6547, kAmd = 0x68747541;  // "Genu", "Auth"
+  using ostinato::cpu::ClassifyPairs;
+  CHECK_EQ(ClassifyPairs(kIntel, 0x000806f8), true);   // Sapphire Rapids, model 143
+  CHECK_EQ(ClassifyPairs(kIntel, 0x000c06f2), true);   // Emerald Rapids, 207
+  CHECK_EQ(ClassifyPairs(kIntel, 0x0005065b), false);  // Cooper Lake, 85
+  CHECK_EQ(ClassifyPairs(kAmd, 0x00a10f11), false);    // Zen 4
+}
+
 void CpuMaxIsRoundedDownToWholeCpus() {
   CHECK_EQ(Limit(ParseCpuMax("200000 100000")), 2);
   CHECK_EQ(Limit(ParseCpuMax("250000 100000")), 2);
@@ -159,6 +168,7 @@ int main() {
   ClassifyTakesTheHighestLevel();
   ClassifyNeedsEveryBit();
   ClassifyAsksTheOperatingSystem();
+  IntelHasSlowPairs();
   CpuMaxIsRoundedDownToWholeCpus();
   std::string name = (fs::temp_directory_path() / "ostinato-XXXXXX").string();
   if (mkdtemp(name.data()) == nullptr) return 2;

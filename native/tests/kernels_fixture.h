@@ -174,8 +174,10 @@ void ForEachTable(const Check& check) {
       continue;
     }
     if (set.bf16_pairs != nullptr) {  // the other tables are those of the level below
-      table_name = std::string(levels[level]) + " bf16 pairs";
-      check(Table(*set.bf16_pairs));
+      for (const bool slow : {false, true}) {
+        table_name = std::string(levels[level]) + (slow ? " widened" : " pairs");
+        check(Table(*cpu::KernelsFor(static_cast<cpu::Isa>(level), slow).bf16_pairs));
+      }
       continue;
     }
     table_name = std::string(levels[level]) + " f32";

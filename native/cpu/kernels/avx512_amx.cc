@@ -22,8 +22,8 @@ constexpr KernelsBf16Pairs kTiles = MakeTileKernels<AmxTiles>();
 
 }  // namespace
 
-const KernelSet kAvx512AmxSet = {&kAvx512F32,    &kAvx512F64, &kAvx512Bf16,
-                                 &kAvx512Pairs,  &kTiles,     &kAvx512StepF32,
+const KernelSet kAvx512AmxSet = {&kAvx512F32,     &kAvx512F64, &kAvx512Bf16,
+                                 &kAvx512Widened, &kTiles,     &kAvx512StepF32,
                                  &kAvx512StepF64};
 
 }  // namespace ostinato::cpu

@@ -12,14 +12,19 @@
 
 #include "cpu/kernels/pairs_avx512.h"
 #include "cpu/kernels/table-inl.h"
+#include "cpu/kernels/widened_avx512.h"
 
 namespace ostinato::cpu {
 
 constexpr KernelsBf16Pairs kAvx512Pairs = MakeKernels<VecF32, BFloat16, BFloat16>();
+constexpr KernelsBf16Pairs kAvx512Widened = MakeWidenedKernels();
 
 const KernelSet kAvx512Bf16Set = {&kAvx512F32,    &kAvx512F64, &kAvx512Bf16,
                                   &kAvx512Pairs,  nullptr,     &kAvx512StepF32,
                                   &kAvx512StepF64};
+const KernelSet kAvx512WidenedSet = {&kAvx512F32,     &kAvx512F64, &kAvx512Bf16,
+                                     &kAvx512Widened, nullptr,     &kAvx512StepF32,
+                                     &kAvx512StepF64};
 
 }  // namespace ostinato::cpu
 
@@ -30,5 +35,6 @@ const KernelSet kAvx512Bf16Set = {&kAvx512F32,    &kAvx512F64, &kAvx512Bf16,
 #else
 
 const ostinato::cpu::KernelSet ostinato::cpu::kAvx512Bf16Set = {};
+const ostinato::cpu::KernelSet ostinato::cpu::kAvx512WidenedSet = {};
 
 #endif

@@ -228,7 +228,8 @@ class TileGuard {
 
 // The tables written for `isa`, or for the highest level below it that was compiled
 // (a compiler, or a processor that is not x86, may lack some).
-const KernelSet& KernelsFor(Isa isa) noexcept;
+// Where pairs of bfloat16 are slow, products of pairs are products of floats.
+const KernelSet& KernelsFor(Isa isa, bool pairs_are_slow = PairsAreSlow()) noexcept;
 
 }  // namespace ostinato::cpu
 

@@ -88,6 +88,27 @@ Isa ClassifyIsa(const CpuidWords& words) noexcept {
   return tiles ? Isa::kAvx512Amx : Isa::kAvx512Bf16;
 }
 
+bool ClassifyPairs(uint32_t vendor, uint32_t signature) noexcept {
+  constexpr uint32_t kGenuineIntel = 0x756e6547;  // "Genu"
+  constexpr uint32_t kCooperLake = 0x55;          // has two units for pairs
+  const uint32_t model = (signature >> 4 & 0xf) | (signature >> 12 & 0xf0);
+  return vendor == kGenuineIntel && model != kCooperLake;
+}
+
+bool PairsAreSlow() noexcept {
+#if defined(__x86_64__)
+  static const bool slow = [] {
+    uint32_t eax = 0, vendor = 0, signature = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid(0, &eax, &vendor, &ecx, &edx) &&
+           __get_cpuid(1, &signature, &ebx, &ecx, &edx) &&
+           ClassifyPairs(vendor, signature);
+  }();
+  return slow;
+#else
+  return false;
+#endif
+}
+
 namespace {
 
 // Null, or why Linux does not let this process use the registers of tiles.

@@ -39,6 +39,12 @@ Isa ClassifyIsa(const CpuidWords& words) noexcept;
 // them, for good: this does, unless `most` is less.
 Isa DetectIsa(Isa most = Isa::kAvx512Amx) noexcept;
 
+// Whether a processor multiplies more floats than pairs of bfloat16 in a time, from its
+// vendor and model: EBX of leaf 0 and EAX of leaf 1 of cpuid.
+bool ClassifyPairs(uint32_t vendor, uint32_t signature) noexcept;
+// Whether this one does; of no interest below kAvx512Bf16.
+bool PairsAreSlow() noexcept;
+
 // Why DetectIsa is below kAvx512Amx, in words that stay; null if it is not. Asks, too.
 const char* WhyNoTiles() noexcept;
 
