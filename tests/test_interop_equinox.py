@@ -114,3 +114,10 @@ def test_what_is_no_cell_is_an_error():
     bad = eqx.tree_at(lambda c: c.bias_n, make("gru"), jnp.zeros(3))
     with pytest.raises(ValueError, match="`cell.bias_n` must have shape"):
         ours.from_cell(bad)
+
+
+@pytest.mark.parametrize("leaf", ["weight_hh", "bias", "bias_n"])
+def test_a_leaf_that_is_missing_is_an_error(leaf):
+    cell = eqx.tree_at(lambda c: getattr(c, leaf), make("gru"), None)
+    with pytest.raises(TypeError, match=f"`cell.{leaf}` must be an array"):
+        ours.from_cell(cell)

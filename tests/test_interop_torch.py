@@ -16,6 +16,7 @@ from interop_cases import (
 )
 
 import ostinato as ost
+from ostinato.interop import imported
 from ostinato.interop import torch as ours
 
 pytestmark = [
@@ -250,3 +251,25 @@ def test_tensors_in_place_of_arrays_are_told_how_to_convert(make):
     message = r"`x` must be an array, got a torch.Tensor of torch.float32\[2, 4, 3\]; "
     with pytest.raises(TypeError, match=message + r"give x.numpy\(\)"):
         ost.rnn(spec, weights, make(np.ones((2, 4, 3), np.float32)))
+
+
+def test_subclasses_that_compute_something_else_are_an_error():
+    class Own(nn.LSTM):
+        def forward(self, x):
+            return super().forward(-x)
+
+    class Named(nn.LSTM):
+        """A subclass that computes the same."""
+
+    with pytest.raises(TypeError, match="got Own; `find` and `from_state_dict`"):
+        ours.from_module(Own(3, 4))
+    assert ours.from_module(Named(3, 4)).spec.mode == "lstm"
+
+
+def test_what_is_no_prefix_and_no_network_is_an_error():
+    state = LAYERS["lstm"].state_dict()
+    with pytest.raises(TypeError, match="`prefix` must be a string, got int 3"):
+        ours.from_state_dict(state, 3)
+    one = ours.from_state_dict(state)
+    with pytest.raises(TypeError, match=r"`networks\[1\]` must be an Imported"):
+        imported.stack([one, (one.spec, one.weights)])

@@ -188,3 +188,11 @@ def test_bad_streams():
         ost.rnn_step(spec, weights, X[:, 0], active=[True])
     with pytest.raises(TypeError, match="`resets` must be bool"):
         ost.rnn_step(spec, weights, X[:, 0], resets=np.ones(B))
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+def test_no_steps_at_all(batch):
+    spec, weights, _ = network("gru", False)
+    none = np.zeros((batch, 0), bool)
+    out = ost.rnn(spec, weights, jnp.zeros((batch, 0, I), "f4"), mask=none, resets=none)
+    assert out.y.shape == (batch, 0, H)

@@ -68,3 +68,11 @@ def test_wrong_shapes_and_dtypes():
     for other in (cell, Plain(cell)):
         with pytest.raises(TypeError, match="`resets` must be bool, got int32"):
             scan(other, X[0], jnp.zeros(5, "f4"), resets=RESETS.astype("i4"))
+
+
+def test_a_list_of_states_is_taken_as_their_tuple():
+    cell = eqx.nn.LSTMCell(3, 4, key=jax.random.key(0))
+    xs, h, c = jnp.ones((5, 3)), jnp.ones(4), jnp.zeros(4)
+    got, want = scan(cell, xs, [h, c]), scan(cell, xs, (h, c))
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    np.testing.assert_array_equal(got[1], want[1])

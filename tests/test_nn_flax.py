@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 nnx = pytest.importorskip("flax.nnx")
+from ostinato.interop.flax import from_cell  # noqa: E402
 from ostinato.nn.flax import RNN, Bidirectional  # noqa: E402
 
 CELLS = [nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell, nnx.SimpleCell]
@@ -168,3 +169,82 @@ def test_a_wrong_carry_is_named_in_the_order_of_flax():
     both = Bidirectional(lstm, lstm, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"`initial_carry\[1\]` must be \(c, h\)"):
         both(x, initial_carry=((h, h), (h, h[:1])))
+
+
+class _Doubled(nnx.Linear):
+    """A layer that computes something else from the same parameters."""
+
+    def __call__(self, *args, **options):
+        return 2 * super().__call__(*args, **options)
+
+
+def _with_own_product(linear):
+    linear.dot_general = lambda *args, **options: (
+        2 * jax.lax.dot_general(*args, **options)
+    )
+    return linear
+
+
+def _with_adapter(linear):
+    sizes = linear.in_features, linear.out_features
+    made = nnx.LoRALinear(
+        *sizes, lora_rank=2, use_bias=linear.use_bias, rngs=nnx.Rngs(1)
+    )
+    made.lora.lora_b[...] = jnp.ones(made.lora.lora_b.shape)
+    return made
+
+
+def _doubled(linear):
+    sizes = linear.in_features, linear.out_features
+    return _Doubled(*sizes, use_bias=linear.use_bias, rngs=nnx.Rngs(1))
+
+
+CHANGES = {
+    "own product": _with_own_product,
+    "adapter": _with_adapter,
+    "subclass": _doubled,
+    "wrapped": lambda linear: nnx.WeightNorm(linear, rngs=nnx.Rngs(1)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("cell_class", "name"), [(nnx.GRUCell, "dense_h"), (nnx.LSTMCell, "hf")]
+)
+@pytest.mark.usefixtures("jax_as_it_comes")
+def test_cells_whose_layers_are_changed_run_as_in_flax(cell_class, name, change):
+    with jax.enable_x64(False):  # for what Flax computes by itself
+        cell = drawn(cell_class)
+        setattr(cell, name, CHANGES[change](getattr(cell, name)))
+        assert RNN(cell).explain(X).backend == "flax"
+        close(RNN(cell)(X), nnx.RNN(cell)(X))
+        with pytest.raises(
+            ValueError, match=f"`{name}` of the .* must be an nnx.Linear"
+        ):
+            from_cell(cell)
+
+
+@pytest.mark.usefixtures("jax_as_it_comes")
+@pytest.mark.parametrize("cell_class", [nnx.GRUCell, nnx.LSTMCell])
+def test_parameters_that_were_cast_meet_a_carry_that_was_not(cell_class):
+    layers = []
+    for made in (nnx.RNN, RNN):
+        graph, state = nnx.split(made(drawn(cell_class)))
+        state = jax.tree.map(
+            lambda a: a.astype("bfloat16") if a.dtype == "float32" else a, state
+        )
+        layers.append(nnx.merge(graph, state))
+    x = X.astype("bfloat16")
+    assert layers[1].explain(x).backend == "flax"
+    got, want = layers[1](x), layers[0](x)
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_carry_of_its_own_is_noted():
+    ones = jax.nn.initializers.ones
+    with pytest.warns(UserWarning, match="carry_init is provided"):
+        cell = nnx.GRUCell(4, 5, carry_init=ones, rngs=nnx.Rngs(0))
+    assert "carry_init" in from_cell(cell).notes[0]
+    assert from_cell(drawn(nnx.GRUCell)).notes == ()
+    close(RNN(cell)(X), nnx.RNN(cell)(X))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 linen = pytest.importorskip("flax.linen")
+from ostinato.interop.flax import from_cell  # noqa: E402
 from ostinato.nn.linen import RNN, ScannedRNN  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((3, 7, 4)).astype("f4")
@@ -134,3 +135,49 @@ def test_scanned_rnn_takes_the_name_that_the_cell_has():
         values_and_gradients(theirs, variables, *args),
         5e-6,
     )
+
+
+def test_parameters_with_metadata_are_those_inside():
+    boxed = linen.with_partitioning(linen.initializers.lecun_normal(), (None, "m"))
+    cell = linen.GRUCell(5, kernel_init=boxed)
+    ours, theirs = RNN(cell), linen.RNN(cell)
+    variables = theirs.init(jax.random.key(0), X)
+    assert ours.apply(variables, X, method="explain").backend != "flax"
+    close(ours.apply(variables, X), theirs.apply(variables, X))
+    plain = from_cell(linen.meta.unbox(variables)["params"]["cell"])
+    np.testing.assert_array_equal(
+        from_cell(variables["params"]["cell"]).weights, plain.weights
+    )
+    scanned, inputs = ScannedRNN(cell), (X.swapaxes(0, 1), RESETS)
+    args = jnp.zeros((3, 5), "f4"), inputs
+    variables = scanned.init(jax.random.key(0), *args)
+    close(
+        scanned.apply(variables, *args),
+        scanned.apply(linen.meta.unbox(variables), *args),
+        0,
+    )
+
+
+def test_parameters_of_every_step_run_as_in_linen():
+    fields = {
+        "variable_axes": {"params": 0},
+        "variable_broadcast": False,
+        "split_rngs": {"params": True},
+    }
+    ours, theirs = (made(linen.GRUCell(5), **fields) for made in (RNN, linen.RNN))
+    variables = theirs.init(jax.random.key(0), X)
+    assert ours.apply(variables, X, method="explain").backend == "flax"
+    close(ours.apply(variables, X), theirs.apply(variables, X))
+
+
+@pytest.mark.usefixtures("jax_as_it_comes")
+def test_parameters_that_were_cast_meet_a_carry_that_was_not():
+    ours, theirs = RNN(linen.GRUCell(5)), linen.RNN(linen.GRUCell(5))
+    variables = jax.tree.map(
+        lambda a: a.astype("bfloat16"), theirs.init(jax.random.key(0), X)
+    )
+    x = X.astype("bfloat16")
+    assert ours.apply(variables, x, method="explain").backend == "flax"
+    got, want = ours.apply(variables, x), theirs.apply(variables, x)
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)

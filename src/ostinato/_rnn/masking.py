@@ -77,6 +77,8 @@ class ValidSteps(NamedTuple):
 
         A reset at a masked step takes effect before the next valid step.
         """
+        if resets.shape[1] == 0:
+            return resets, jnp.zeros(resets.shape[:1], bool)
         count = jnp.cumsum(resets, axis=1, dtype=jnp.int32)
         at_valid = _take(count, self.order, 1)
         before = jnp.pad(at_valid[:, :-1], ((0, 0), (1, 0)))

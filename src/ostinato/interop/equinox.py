@@ -63,8 +63,8 @@ def from_cell(cell: Any) -> Imported:
 
     fields: dict[str, Any] = {"w_hr": None}
     for ours, theirs in _FIELDS.items():
+        wanted = hasattr(cell, theirs) and (cell.use_bias or ours.startswith("w"))
         value = getattr(cell, theirs, None)
-        wanted = value is not None and (cell.use_bias or ours.startswith("w"))
         fields[ours] = as_array(f"cell.{theirs}", value) if wanted else None
     b_n = fields["b_hh"]
     if b_n is not None and b_n.shape == (cell.hidden_size,):

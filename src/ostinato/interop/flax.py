@@ -58,8 +58,9 @@ def from_cell(cell_or_params: Any, kind: ImportKind | None = None) -> Imported:
 
     Raises:
         TypeError: the value is none of these, holds no floats, or dtypes differ.
-        ValueError: another `gate_fn` or `activation_fn`, or `residual=True`; parameters
-            that are not those of a cell, or not of `kind`; shapes that do not fit.
+        ValueError: another `gate_fn` or `activation_fn`, `residual=True`, or a layer of
+            the cell that is no plain `nnx.Linear`, such as an adapter; parameters that
+            are not those of a cell, or not of `kind`; shapes that do not fit.
 
     Holds under every JAX transformation.
     """
@@ -123,7 +124,8 @@ def to_cell(
             no place for it.
         ImportError: flax is not installed, and `kind` is not `"linen"`.
     """
-    target = f"a {kind or 'cell'} of flax"
+    named = {None: "cell", "linen": "linen cell"}
+    target = f"a {named.get(kind, kind)} of flax"
     require(
         spec,
         target,
@@ -192,7 +194,10 @@ def _leaf(params: Mapping[str, Any], part: str, leaf: str, name: str) -> Array:
     inner = params[part]
     if not isinstance(inner, Mapping) or leaf not in inner:
         raise ValueError(f"`{name}[{part!r}]` must hold {leaf!r}, and does not")
-    return as_array(f"{name}[{part!r}][{leaf!r}]", inner[leaf])
+    value = inner[leaf]
+    if callable(unbox := getattr(value, "unbox", None)):  # of linen's metadata
+        value = unbox()
+    return as_array(f"{name}[{part!r}][{leaf!r}]", value)
 
 
 def _side(
@@ -202,10 +207,15 @@ def _side(
     kernels = [_leaf(params, part, "kernel", name) for part in names]
     first = kernels[0]
     for part, kernel in zip(names, kernels, strict=True):
-        if kernel.ndim != 2 or kernel.shape != first.shape:
+        if kernel.ndim != 2:
             raise ValueError(
-                f"`{name}[{part!r}]['kernel']` must be a matrix of the shape of that "
-                f"of {names[0]!r}, {list(first.shape)}, got {list(kernel.shape)}"
+                f"`{name}[{part!r}]['kernel']` must be a matrix, got shape "
+                f"{list(kernel.shape)}"
+            )
+        if kernel.shape != first.shape:
+            raise ValueError(
+                f"`{name}[{part!r}]['kernel']` must have the shape of that of "
+                f"{names[0]!r}, {list(first.shape)}, got {list(kernel.shape)}"
             )
     biases = [
         _leaf(params, part, "bias", name)
@@ -258,13 +268,40 @@ def _of_nnx(cell: Any) -> tuple[str, dict[str, Any], list[str]]:
     params = {}
     for part in names:
         linear = getattr(cell, "if_" if part == "if" else part)
+        if reason := _not_linear(linear):
+            raise ValueError(f"`{part}` of the {kind} must be an nnx.Linear{reason}")
         params[part] = {"kernel": linear.kernel, "bias": linear.bias}
     notes, dtype = [], jnp.dtype(params[names[0]]["kernel"].dtype)
     if cell.dtype is not None and jnp.dtype(cell.dtype) != dtype:
         notes.append(
             f"the cell computes in {jnp.dtype(cell.dtype)}: cast weights and inputs"
         )
+    if getattr(cell, "carry_init", None) not in (None, jax.nn.initializers.zeros):
+        notes.append("the cell begins with a carry of its own `carry_init`, not with 0")
     return mode, params, notes
+
+
+def _not_linear(layer: Any) -> str | None:
+    """Return what a layer of a cell has that is not an `nnx.Linear`'s; None if nothing.
+
+    Adapters, quantised products and reparametrisations take the place of such a layer,
+    or of the functions that it calls.
+    """
+    from flax import nnx
+    from flax.nnx.nn import dtypes
+
+    call = getattr(type(layer), "__call__", None)  # noqa: B004
+    if call is not nnx.Linear.__call__:
+        return f", got {type(layer).__module__}.{type(layer).__qualname__}"
+    usual = {
+        "dot_general": (jax.lax.dot_general, None),
+        "promote_dtype": (dtypes.promote_dtype,),
+        "preferred_element_type": (None,),
+    }
+    for name, values in usual.items():
+        if getattr(layer, name, values[0]) not in values:
+            return f" without a `{name}` of its own"
+    return None
 
 
 def _refuse_function(kind: str, name: str, wanted: str, got: Any) -> None:

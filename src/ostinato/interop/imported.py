@@ -188,12 +188,18 @@ def stack(networks: Sequence[Imported]) -> Imported:
     Raises:
         ValueError: `networks` is empty; they differ in mode, number of directions or
             another field but `input_size`, `num_layers` and `bias`; sizes do not fit.
-        TypeError: dtypes differ.
+        TypeError: dtypes differ, or a network is no `Imported`.
 
     Holds under every JAX transformation.
     """
     if not networks:
         raise ValueError("`networks` must hold at least one network, got none")
+    for n, network in enumerate(networks):
+        if not isinstance(network, Imported):
+            raise TypeError(
+                f"`networks[{n}]` must be an Imported, as converters return it, got "
+                f"{_checks.describe(network)}"
+            )
     layers = [unpack_weights(network.weights, network.spec) for network in networks]
     both = networks[0].spec.bidirectional
     return _join(networks, [(n, p) for n, ps in enumerate(layers) for p in ps], both)

@@ -58,7 +58,7 @@ def from_module(module: Any) -> Imported:
         `batch_first=False`, and the dropout between layers, which needs a `key`.
 
     Raises:
-        TypeError: `module` is none of these.
+        TypeError: `module` is none of these, or of a class with a `forward` of its own.
     """
     kind = getattr(module, "mode", type(module).__name__)
     modes = {
@@ -70,7 +70,7 @@ def from_module(module: Any) -> Imported:
         "GRUCell": "gru",
         "RNNCell": f"rnn_{getattr(module, 'nonlinearity', 'tanh')}",
     }
-    known = kind in modes and hasattr(module, "state_dict")
+    known = kind in modes and hasattr(module, "state_dict") and not _overrides(module)
     sd = module.state_dict() if known else {}
     if not any(name.startswith("weight_hh") for name in sd):  # quantised ones have none
         raise TypeError(
@@ -87,6 +87,12 @@ def from_module(module: Any) -> Imported:
         options["dropout"] = dropout
         notes.append(f"dropout={dropout} between layers needs a `key` to take place")
     return _from_named(sd, "", nonlinearity, notes, options)
+
+
+def _overrides(module: Any) -> bool:
+    """Return whether a subclass computes something else than a module of torch."""
+    forward = getattr(type(module), "forward", None)
+    return not getattr(forward, "__module__", "torch").startswith("torch.")
 
 
 def from_state_dict(
@@ -107,7 +113,7 @@ def from_state_dict(
         `Imported(spec, weights, notes)`, in the dtype of the tensors.
 
     Raises:
-        TypeError: a tensor holds no floats, or dtypes differ.
+        TypeError: a tensor holds no floats, dtypes differ, or `prefix` is no string.
         ValueError: there is no recurrent layer under `prefix`, a tensor is missing, or
             shapes do not fit each other; the message names the tensor.
     """
@@ -288,6 +294,8 @@ def _from_named(
 ) -> Imported:
     if not isinstance(sd, Mapping):
         raise TypeError(f"`sd` must be a mapping, got {_checks.describe(sd)}")
+    if not isinstance(prefix, str):
+        raise TypeError(f"`prefix` must be a string, got {_checks.describe(prefix)}")
     found: dict[tuple[int, bool], dict[str, Any]] = {}
     names: dict[tuple[int, bool, str], str] = {}
     for name in sd:

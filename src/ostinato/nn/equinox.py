@@ -87,6 +87,7 @@ def scan(
         raise ValueError("`resets` must be None with reverse=True")
     known = type(cell) in _CELLS
     if known:
+        state = tuple(state) if isinstance(state, list) else state
         xs = _checks.check_array("xs", xs)
         _checks.check_rank("xs", xs, "T", "I")
     if resets is not None:

@@ -65,19 +65,21 @@ class RNN(nnx.RNN):
     """`nnx.RNN` that runs standard cells on the fused operator.
 
     Takes the arguments of `nnx.RNN`. The fused operator runs `LSTMCell`,
-    `OptimizedLSTMCell`, `GRUCell` and `SimpleCell` with their default activations and
-    without a residual connection, on inputs, parameters and carry of one dtype; every
-    other cell, and calls of a few steps without `seq_lengths` and `resets`, run as in
-    `nnx.RNN`. `explain(x)` tells which.
+    `OptimizedLSTMCell`, `GRUCell` and `SimpleCell` with their default activations,
+    layers that are plain `nnx.Linear`, and without a residual connection, on inputs,
+    parameters and carry of one dtype; every other cell, and calls of a few steps
+    without `seq_lengths` and `resets`, run as in `nnx.RNN`. `explain(x)` tells which.
 
-    Past the end of a sequence outputs are 0, where `nnx.RNN` goes on with the padding;
-    a sequence of length 0 returns its initial carry. `unroll` means nothing to the
-    fused operator.
+    Past the end of a sequence, the fused operator and calls with `resets` return
+    outputs of 0, where `nnx.RNN` goes on with the padding; a sequence of length 0 then
+    returns its initial carry. `unroll` means nothing to the fused operator.
 
     With two sizes in place of a cell, `RNN(input_size, hidden_size, ...)` makes a
     `PlainRNN`, a layer of our own with other arguments and results.
 
-    Holds under every JAX and nnx transformation.
+    Holds under every nnx transformation, and under those of JAX where
+    `initial_carry` is given: like `nnx.RNN`, a call without it draws from `rngs`, which
+    only nnx's own transformations may change.
     """
 
     if TYPE_CHECKING:
@@ -220,6 +222,8 @@ def _network(cell: Any, inputs: Any, carry: Any) -> Imported | str:
         return (
             f"the cell computes in {jnp.dtype(cell.dtype)}, its parameters are {dtype}"
         )
+    if carry is None:  # the cell makes one
+        carry = jax.ShapeDtypeStruct((), cell.param_dtype)
     carries = {f"carry[{i}]": a for i, a in enumerate(jax.tree.leaves(carry))}
     return same_dtype_reason(dtype, inputs=inputs, **carries) or network
 

@@ -59,10 +59,13 @@ class RNN(linen.RNN):
     other cell, every initialisation, and calls of a few steps without `seq_lengths` run
     as in `linen.RNN`.
 
-    Past the end of a sequence outputs are 0, where `linen.RNN` goes on with the
-    padding; a sequence of length 0 returns its initial carry.
+    Past the end of a sequence, the fused operator returns outputs of 0, where
+    `linen.RNN` goes on with the padding; a sequence of length 0 then returns its
+    initial carry.
 
-    Holds under every JAX and linen transformation.
+    Holds under every JAX and linen transformation. Functions that
+    `linen.intercept_methods` puts around calls see that of this layer, and of what it
+    consists of only where it runs as in `linen.RNN`.
     """
 
     def __call__(
@@ -125,7 +128,7 @@ class RNN(linen.RNN):
 
 
 class ScannedRNN(linen.Module):
-    """A recurrent layer whose carry begins anew at resets, time first.
+    """A recurrent layer whose carry becomes 0 at resets, time first.
 
     Attributes:
         cell: the cell; None: a `linen.GRUCell` of as many features as the inputs have.
@@ -196,10 +199,22 @@ def _scan(cell: Any, carry: Any, inputs: Array, resets: Array) -> tuple[Any, Arr
     return scan(cell, carry, (inputs, resets.astype(bool)))
 
 
+def _shares_params(rnn: linen.RNN) -> bool:
+    """Return whether the fields for `linen.scan` are those of every RNN."""
+    return (
+        not rnn.variable_axes
+        and rnn.variable_broadcast == "params"
+        and not rnn.variable_carry
+        and not any(rnn.split_rngs.values())
+    )
+
+
 def _network(
     module: Any, cell: Any, inputs: Any, carry: Any, seq_lengths: Any = None
 ) -> Imported | str:
     """Return the cell as the fused operator runs it, or why it does not."""
+    if isinstance(module, linen.RNN) and not _shares_params(module):
+        return "the RNN does not share the parameters alone between its steps"
     if type(cell) not in _KINDS:
         return f"there is no fused operator for {type(cell).__name__}"
     kind = _KINDS[type(cell)]
@@ -214,6 +229,8 @@ def _network(
     dtype = network.weights.dtype
     if cell.dtype is not None and jnp.dtype(cell.dtype) != dtype:
         return f"the cell computes in {cell.dtype}, its parameters are {dtype}"
+    if carry is None:  # the cell makes one
+        carry = jax.ShapeDtypeStruct((), cell.param_dtype)
     carries = {f"carry[{i}]": a for i, a in enumerate(jax.tree.leaves(carry))}
     reason = same_dtype_reason(dtype, inputs=inputs, **carries)
     if reason is None and seq_lengths is None:  # with them, our outputs differ
