@@ -58,6 +58,33 @@ def across(p, h, x, t):
 
 
 STEPS = [direction, inverse, across]
+
+
+@native
+def test_a_pole_of_t_past_the_end_is_as_the_page_says():
+    """Check that a guard of `t` is enough everywhere, and which loop needs it."""
+    steps, h_0, n = 12, jnp.zeros((3, 4)), np.array([12, 5, 8], np.int32)
+    x = jnp.ones((3, steps, 4)), jnp.broadcast_to(n[:, None], (3, steps))
+
+    def gradient(backend, guarded):
+        def step(p, h, x, t):
+            left = (x[1] - t).astype(float)
+            left = jnp.where(left > 0, left, 1.0) if guarded else left
+            h = jnp.tanh(0.1 * h + x[0]) * jnp.sqrt(p * left)[:, None]
+            return h, h
+
+        def loss(p):
+            options = {"params": p, "seq_lengths": n, "backend": backend}
+            return ost.recurrent_net(step, x, h_0, **options).states.sum()
+
+        return fast_jit(jax.grad(loss))(0.1)
+
+    want = gradient("scan", True)
+    assert np.isfinite(want) and np.isnan(gradient("scan", False))
+    for backend, guarded in [("cpu", True), ("cpu", False), ("xla", True)]:
+        np.testing.assert_allclose(gradient(backend, guarded), want, rtol=1e-12)
+
+
 each_step = pytest.mark.parametrize("step", STEPS, ids=lambda s: s.__name__)
 
 
