@@ -41,7 +41,7 @@ void StepTile<T>::RunChunk(const Program& program, Range steps, Team* team) {
 template <typename T>
 void StepTile<T>::ExecuteChunk(const Program& program, const Stretch& stretch,
                                Range steps, Team* team) const {
-  auto [begin, end] = steps;
+  int64_t begin = steps.begin, end = steps.end;  // no bindings: a lambda captures them
   int64_t width = 0;
   while (begin < end && ActiveInChunk(begin) == 0) ++begin;
   while (begin < end && ActiveInChunk(end - 1) == 0) --end;
