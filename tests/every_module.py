@@ -37,10 +37,12 @@ NEEDS = {
 }
 
 
-# Run in processes of their own, which read files of strangers, or try kernels.
+# Run in processes of their own, which read files of strangers, try kernels, or tell the
+# C library what memory to keep.
 ELSEWHERE = {
     "_linear/cuda_trial.py",
     "_rnn/cuda_trial.py",
+    "apps/memory.py",
     "apps/music/mat_script.py",
     "interop/hdf5_script.py",
 }
