@@ -185,6 +185,13 @@ def _with_own_product(linear):
     return linear
 
 
+def _with_own_promotion(linear):
+    linear.promote_dtype = lambda arrays, **_: [
+        None if a is None else 2 * a for a in arrays
+    ]
+    return linear
+
+
 def _with_adapter(linear):
     sizes = linear.in_features, linear.out_features
     made = nnx.LoRALinear(
@@ -201,6 +208,7 @@ def _doubled(linear):
 
 CHANGES = {
     "own product": _with_own_product,
+    "own promotion": _with_own_promotion,
     "adapter": _with_adapter,
     "subclass": _doubled,
     "wrapped": lambda linear: nnx.WeightNorm(linear, rngs=nnx.Rngs(1)),

@@ -58,6 +58,7 @@ def across(p, h, x, t):
 
 
 STEPS = [direction, inverse, across]
+each_step = pytest.mark.parametrize("step", STEPS, ids=lambda s: s.__name__)
 
 
 @native
@@ -83,9 +84,6 @@ def test_a_pole_of_t_past_the_end_is_as_the_page_says():
     assert np.isfinite(want) and np.isnan(gradient("scan", False))
     for backend, guarded in [("cpu", True), ("cpu", False), ("xla", True)]:
         np.testing.assert_allclose(gradient(backend, guarded), want, rtol=1e-12)
-
-
-each_step = pytest.mark.parametrize("step", STEPS, ids=lambda s: s.__name__)
 
 
 def parameters():

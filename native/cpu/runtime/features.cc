@@ -45,7 +45,8 @@ constexpr uint64_t kSavesYmm = 0x06, kSavesZmm = kSavesYmm | 0xe0,
 CpuidWords ReadCpuid() noexcept {
   CpuidWords words;
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
-  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return words;
+  if (!__get_cpuid(0, &eax, &words.vendor, &ecx, &edx)) return words;
+  if (!__get_cpuid(1, &words.signature, &ebx, &ecx, &edx)) return words;
   words.leaf1_ecx = ecx;
   if (HasAll(ecx, kBitOsxsave)) {  // without it, xgetbv is an illegal instruction
     uint32_t low = 0, high = 0;
@@ -88,25 +89,11 @@ Isa ClassifyIsa(const CpuidWords& words) noexcept {
   return tiles ? Isa::kAvx512Amx : Isa::kAvx512Bf16;
 }
 
-bool ClassifyPairs(uint32_t vendor, uint32_t signature) noexcept {
+bool ClassifyPairs(const CpuidWords& words) noexcept {
   constexpr uint32_t kGenuineIntel = 0x756e6547;  // "Genu"
   constexpr uint32_t kCooperLake = 0x55;          // has two units for pairs
-  const uint32_t model = (signature >> 4 & 0xf) | (signature >> 12 & 0xf0);
-  return vendor == kGenuineIntel && model != kCooperLake;
-}
-
-bool PairsAreSlow() noexcept {
-#if defined(__x86_64__)
-  static const bool slow = [] {
-    uint32_t eax = 0, vendor = 0, signature = 0, ebx = 0, ecx = 0, edx = 0;
-    return __get_cpuid(0, &eax, &vendor, &ecx, &edx) &&
-           __get_cpuid(1, &signature, &ebx, &ecx, &edx) &&
-           ClassifyPairs(vendor, signature);
-  }();
-  return slow;
-#else
-  return false;
-#endif
+  const uint32_t model = (words.signature >> 4 & 0xf) | (words.signature >> 12 & 0xf0);
+  return words.vendor == kGenuineIntel && model != kCooperLake;
 }
 
 namespace {
@@ -130,6 +117,7 @@ namespace {
 // What the processor has, whether Linux has been asked for tiles or not.
 struct Detected {
   Isa isa = Isa::kPortable;
+  bool pairs_are_slow = false;
   const char* why_no_tiles = "the processor is not x86";
 };
 
@@ -138,6 +126,7 @@ Detected Detect() noexcept {
 #if defined(__x86_64__)
   const CpuidWords words = ReadCpuid();
   found.isa = ClassifyIsa(words);
+  found.pairs_are_slow = ClassifyPairs(words);
   if (found.isa == Isa::kAvx512Amx) {
     found.why_no_tiles = nullptr;
 #if defined(OSTINATO_NO_AMX)
@@ -165,6 +154,8 @@ Isa DetectIsa(Isa most) noexcept {
   if (isa < Isa::kAvx512Amx || WhyNoTiles() == nullptr) return isa;
   return Isa::kAvx512Bf16;
 }
+
+bool PairsAreSlow() noexcept { return DetectOnce().pairs_are_slow; }
 
 const char* WhyNoTiles() noexcept {
   if (DetectOnce().isa < Isa::kAvx512Amx) return DetectOnce().why_no_tiles;

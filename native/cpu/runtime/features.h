@@ -20,7 +20,8 @@ enum class Isa : int32_t {
 inline constexpr const char* kIsaNames[] = {"portable", "avx2", "avx512", "avx512_bf16",
                                             "avx512_amx"};
 
-// The registers that decide the level; those that a processor lacks stay 0.
+// The registers that decide the level, and the vendor and model, EBX of leaf 0 and EAX
+// of leaf 1; those that a processor lacks stay 0.
 struct CpuidWords {
   uint32_t leaf1_ecx = 0;
   uint32_t leaf7_ebx = 0;
@@ -28,6 +29,7 @@ struct CpuidWords {
   uint32_t leaf7_1_eax = 0;
   // Which registers the operating system saves when it switches threads.
   uint64_t xcr0 = 0;
+  uint32_t vendor = 0, signature = 0;
 };
 
 // The level that `words` allow. An instruction counts only when the operating system
@@ -40,8 +42,8 @@ Isa ClassifyIsa(const CpuidWords& words) noexcept;
 Isa DetectIsa(Isa most = Isa::kAvx512Amx) noexcept;
 
 // Whether a processor multiplies more floats than pairs of bfloat16 in a time, from its
-// vendor and model: EBX of leaf 0 and EAX of leaf 1 of cpuid.
-bool ClassifyPairs(uint32_t vendor, uint32_t signature) noexcept;
+// vendor and model.
+bool ClassifyPairs(const CpuidWords& words) noexcept;
 // Whether this one does; of no interest below kAvx512Bf16.
 bool PairsAreSlow() noexcept;
 

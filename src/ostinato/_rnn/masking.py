@@ -77,16 +77,11 @@ class ValidSteps(NamedTuple):
 
         A reset at a masked step takes effect before the next valid step.
         """
-        if resets.shape[1] == 0:
-            return resets, jnp.zeros(resets.shape[:1], bool)
-        count = jnp.cumsum(resets, axis=1, dtype=jnp.int32)
-        at_valid = _take(count, self.order, 1)
-        before = jnp.pad(at_valid[:, :-1], ((0, 0), (1, 0)))
-        last = jnp.take_along_axis(
-            at_valid, jnp.maximum(self.lengths - 1, 0)[:, None], 1
-        )
-        last = jnp.where(self.lengths > 0, last[:, 0], 0)
-        return at_valid > before, count[:, -1] > last
+        front = ((0, 0), (1, 0))  # no reset before the first step
+        count = jnp.pad(jnp.cumsum(resets, axis=1, dtype=jnp.int32), front)
+        at_valid = jnp.pad(_take(count[:, 1:], self.order, 1), front)
+        last = jnp.take_along_axis(at_valid, self.lengths[:, None], 1)
+        return at_valid[:, 1:] > at_valid[:, :-1], count[:, -1] > last[:, 0]
 
 
 def _take(a: Array, index: Array, time_axis: int) -> Array:

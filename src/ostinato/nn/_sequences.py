@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from .. import RNNSpec, _checks, rnn
@@ -133,6 +134,24 @@ def too_short_reason(spec: RNNSpec, inputs: Any) -> str | None:
         f"gathering {weights} weights pays from {fewest} steps on, counted over all "
         f"sequences, and the call has {steps}"
     )
+
+
+def cell_dtype_reason(cell: Any, wanted: Any, inputs: Any, carry: Any) -> str | None:
+    """Return why a cell of flax does not compute in one dtype; None if it does.
+
+    Args:
+        cell: the cell, of nnx or linen.
+        wanted: the dtype of its parameters.
+        inputs: what it is called with.
+        carry: the first carry; None: the one that the cell makes.
+    """
+    computes = wanted if cell.dtype is None else jnp.dtype(cell.dtype)
+    if computes != wanted:
+        return f"the cell computes in {computes}, its parameters are {wanted}"
+    if carry is None:
+        carry = jax.ShapeDtypeStruct((), cell.param_dtype)
+    carries = {f"carry[{i}]": a for i, a in enumerate(jax.tree.leaves(carry))}
+    return same_dtype_reason(wanted, inputs=inputs, **carries)
 
 
 def same_dtype_reason(wanted: Any, **arrays: Any) -> str | None:

@@ -22,7 +22,6 @@ from .._modules import not_installed
 
 try:
     from flax import nnx
-    from flax.nnx.nn import dtypes
 except ModuleNotFoundError as error:
     raise not_installed(error, "flax") from None
 
@@ -39,11 +38,11 @@ from ._flax_cells import Recurrent
 from ._flax_layers import GRU, LSTM, Layer, PlainRNN
 from ._layers import FrozenLayer
 from ._sequences import (
+    cell_dtype_reason,
     check_carry,
     from_carry,
     leading_sizes,
     run_fused,
-    same_dtype_reason,
     to_carry,
     too_short_reason,
 )
@@ -215,17 +214,7 @@ def _network(cell: Any, inputs: Any, carry: Any) -> Imported | str:
         network = from_cell(cell)
     except (TypeError, ValueError) as error:
         return str(error)
-    if cell.promote_dtype is not dtypes.promote_dtype:
-        return "the cell has a `promote_dtype` of its own"
-    dtype = network.weights.dtype
-    if cell.dtype is not None and jnp.dtype(cell.dtype) != dtype:
-        return (
-            f"the cell computes in {jnp.dtype(cell.dtype)}, its parameters are {dtype}"
-        )
-    if carry is None:  # the cell makes one
-        carry = jax.ShapeDtypeStruct((), cell.param_dtype)
-    carries = {f"carry[{i}]": a for i, a in enumerate(jax.tree.leaves(carry))}
-    return same_dtype_reason(dtype, inputs=inputs, **carries) or network
+    return cell_dtype_reason(cell, network.weights.dtype, inputs, carry) or network
 
 
 def _scan(

@@ -29,10 +29,10 @@ from ..interop.flax import ImportKind, from_cell
 from ..interop.imported import Imported
 from . import _flax_serialization as _flax_serialization
 from ._sequences import (
+    cell_dtype_reason,
     check_carry,
     from_carry,
     run_fused,
-    same_dtype_reason,
     select_carry,
     to_carry,
     too_short_reason,
@@ -226,13 +226,7 @@ def _network(
     if module.is_initializing():
         return "the variables are being initialised"
     network = from_cell(cell.variables["params"], kind=kind)
-    dtype = network.weights.dtype
-    if cell.dtype is not None and jnp.dtype(cell.dtype) != dtype:
-        return f"the cell computes in {cell.dtype}, its parameters are {dtype}"
-    if carry is None:  # the cell makes one
-        carry = jax.ShapeDtypeStruct((), cell.param_dtype)
-    carries = {f"carry[{i}]": a for i, a in enumerate(jax.tree.leaves(carry))}
-    reason = same_dtype_reason(dtype, inputs=inputs, **carries)
+    reason = cell_dtype_reason(cell, network.weights.dtype, inputs, carry)
     if reason is None and seq_lengths is None:  # with them, our outputs differ
         reason = too_short_reason(network.spec, inputs)
     return reason or network
