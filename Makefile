@@ -16,6 +16,8 @@ DIST ?= dist
 # The extras to install, in place of those that each command needs: one installation for
 # several commands.
 EXTRAS ?=
+# Only here are the compiler's warnings errors: users build with compilers of all kinds.
+WARNINGS := --config-settings=cmake.define.OSTINATO_WERROR=ON
 # The zig of PyPI compiles the wheel for Linux; other versions may be slower.
 WHEEL_TOOLS := build ziglang==0.17.0
 comma := ,
@@ -87,7 +89,7 @@ clean:
 # One stamp per set of extras. An editable install follows edits by itself; what it does not
 # follow is in the prerequisites: metadata, native code, and modules that come and go.
 $(STAMPS)/%: pyproject.toml CMakeLists.txt $(NATIVE) $(STAMPS)/modules
-	$(PIP) install --quiet --editable ".[$*]"
+	$(PIP) install --quiet --editable ".[$*]" $(WARNINGS)
 	@touch $@
 
 $(STAMPS)/wheel-tools: $(STAMPS)/venv Makefile
