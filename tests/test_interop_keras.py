@@ -368,3 +368,81 @@ def test_layers_of_ours_are_found_in_files_too(tmp_path, suffix):
         want = ours.from_layer(layer)
         assert found[layer.name].spec == want.spec
         np.testing.assert_array_equal(found[layer.name].weights, want.weights)
+
+
+def wrapped(case="lstm", name="both", /, **more):
+    kind, options = LAYERS[case]
+    inner = kind(2, return_sequences=True, **options)
+    return kl.Bidirectional(inner, name=name, **more)
+
+
+def model_of(*layers, name=None):
+    return keras.Sequential([keras.Input((5, 2)), *layers], name=name)
+
+
+def nested(*names, inside=None):
+    """Return a model with a layer `lstm` in each inner one, and the layers."""
+    layers = [kl.LSTM(2, return_sequences=True, name="lstm") for _ in names]
+    inner = [
+        model_of(layer, name=name) for name, layer in zip(names, layers, strict=True)
+    ]
+    paths = [f"{inside}/{name}/lstm" if inside else f"{name}/lstm" for name in names]
+    inner = [model_of(*inner, name=inside)] if inside else inner
+    return model_of(*inner), dict(zip(paths, layers, strict=True))
+
+
+def own_backward(forward_trained=True):
+    """Return a layer whose backward one keeps its own name."""
+    backward = kl.LSTM(2, return_sequences=True, go_backwards=True, name="another")
+    layer = wrapped(backward_layer=backward)
+    layer.forward_layer.trainable = forward_trained
+    return layer
+
+
+def misleading_files():
+    """Yield models whose names look like those of directions, cells or other layers."""
+    for name in ("forward_net", "backward_net", "forward_", "lstm_cell", "kernel"):
+        for case in ("lstm", "gru-no-bias"):
+            layer = wrapped(case, name)
+            yield model_of(layer), {name: layer}
+    for name in ("forward_model", "backward_model"):
+        layer = wrapped()
+        yield model_of(layer, name=name), {"both": layer}
+        layer = wrapped()
+        yield model_of(model_of(layer, name=name)), {f"{name}/both": layer}
+    for layer in own_backward(), own_backward(forward_trained=False):
+        yield model_of(layer), {"both": layer}
+    yield nested("a", "b")
+    yield nested("a", "b", inside="enc")
+    yield nested("lstm", "b", inside="lstm")
+    inner, layers = siblings()
+    yield model_of(inner), {f"inner/{name}": layer for name, layer in layers.items()}
+    inner, layers = siblings()
+    yield inner, layers
+
+
+def siblings():
+    """Return a model with layers called as a direction and as a cell of others."""
+    layers = {
+        "forward_lstm": kl.LSTM(2, return_sequences=True, name="forward_lstm"),
+        "both": kl.Bidirectional(
+            kl.LSTM(2, return_sequences=True, name="lstm"), name="both"
+        ),
+        "lstm_cell": kl.LSTM(4, return_sequences=True, name="lstm_cell"),
+    }
+    return model_of(*layers.values(), name="inner"), layers
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_names_do_not_mislead_in_files(tmp_path, suffix):
+    with lenient():
+        for model, layers in misleading_files():
+            for seed, array in enumerate(model.weights):
+                array.assign(draw(*array.shape, seed=seed))
+            model.save(tmp_path / f"m{suffix}")
+            found = ours.from_file(tmp_path / f"m{suffix}")
+            assert found.keys() == layers.keys()
+            for name, layer in layers.items():
+                want = ours.from_layer(layer)
+                assert found[name].spec == want.spec
+                np.testing.assert_array_equal(found[name].weights, want.weights)

@@ -16,6 +16,7 @@ import sys
 import h5py
 
 _LEAVES = re.compile(r"(kernel|recurrent_kernel|bias)(:\d+)?|cell/vars/[012]")
+_LISTS = re.compile(r"weight_names\d*")
 _MAX_NODES = 200_000
 
 
@@ -29,7 +30,7 @@ def main(path: str) -> None:
         source = io.BytesIO(data) if path == "-" else path
         with h5py.File(source, "r", **({} if path == "-" else {"locking": False})) as f:
             config = f.attrs.get("model_config")
-            arrays = [_read(name, node, size) for name, node in _walk(f)]
+            arrays = [_read(name, node, size) for name, node in _in_order(f)]
         if isinstance(config, bytes):
             config = config.decode()
         head = {"config": config, "arrays": [array[:3] for array in arrays]}
@@ -73,6 +74,25 @@ def _walk(file):
                     pending.append((path, node))
             elif wanted and isinstance(node, h5py.Dataset):
                 yield path, node
+
+
+def _in_order(file):
+    """Return the datasets with weights, those of a layer in the order of Keras.
+
+    An attribute of the layer's group, or several that are numbered, lists them.
+    """
+    found = dict(_walk(file))
+    layers = file.get("model_weights", {})
+    listed = {}
+    for layer in layers if isinstance(layers, h5py.Group) else ():
+        if not isinstance(layers.get(layer, getlink=True), h5py.HardLink):
+            continue
+        attributes = layers[layer].attrs
+        parts = sorted(filter(_LISTS.fullmatch, attributes), key=lambda n: (len(n), n))
+        for name in (name for part in parts for name in attributes[part]):
+            name = name.decode() if isinstance(name, bytes) else str(name)
+            listed.setdefault(f"model_weights/{layer}/{name}", len(listed))
+    return sorted(found.items(), key=lambda item: listed.get(item[0], len(listed)))
 
 
 def _read(path: str, node, size: int) -> tuple[str, str, list[int], bytes]:

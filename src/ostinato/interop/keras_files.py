@@ -10,6 +10,7 @@ only if it fits in the file. Since the HDF5 library may loop for ever on damaged
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -34,6 +35,9 @@ _PATIENCE = 600  # seconds for a large file on a slow disk
 
 Arrays = Mapping[str, np.ndarray]
 """Arrays by path in the file."""
+
+Scope = tuple[str, ...]
+"""The names of the groups around an array."""
 
 
 class Stored(NamedTuple):
@@ -72,7 +76,7 @@ def read_layers(path: str | os.PathLike[str]) -> list[Stored]:
                 raise ValueError(
                     "it has no `model_config`: save the model, not weights alone"
                 )
-            return list(_read_legacy(arrays, read_json(text), None, "", 0))
+            return list(_read_legacy(arrays, read_json(text), "", ()))
         with zipfile.ZipFile(path) as archive:
             check_zip(archive, size)
             config = read_json(archive.read("config.json"))
@@ -134,10 +138,6 @@ def _name(layer: Mapping[str, Any], before: str) -> str:
     return f"{before}{layer['config'].get('name') or layer.get('name')}"
 
 
-def _sides(layer: Mapping[str, Any], one: str, two: Sequence[str]) -> Sequence[str]:
-    return two if layer.get("class_name") == "Bidirectional" else [one]
-
-
 def _read_current(
     stored: Arrays, model: Mapping[str, Any], group: str, before: str, depth: int
 ) -> Iterator[Stored]:
@@ -157,7 +157,9 @@ def _read_current(
         if kind in _MODELS:
             yield from _read_current(stored, layer, f"{at}/", f"{name}/", depth + 1)
             continue
-        sides = _sides(layer, at, (f"{at}/forward_layer", f"{at}/backward_layer"))
+        sides = [at]
+        if layer.get("class_name") == "Bidirectional":
+            sides = [f"{at}/forward_layer", f"{at}/backward_layer"]
         paths = [f"{side}/cell/vars/{n}" for side in sides for n in range(3)]
         arrays = [stored[path] for path in paths if path in stored]
         yield Stored(name, kind, layer["config"], arrays)
@@ -171,35 +173,83 @@ def _snake_case(name: str) -> str:
 
 
 def _read_legacy(
-    stored: Arrays,
-    model: Mapping[str, Any],
-    group: str | None,
-    before: str,
-    depth: int,
+    stored: Arrays, model: Mapping[str, Any], group: str, around: tuple[str, ...]
 ) -> Iterator[Stored]:
-    """Yield the layers of a model in an `.h5` file, where groups have their names."""
-    if depth > _MAX_DEPTH:
+    """Yield the layers of a model in an `.h5` file, where groups have their names.
+
+    Args:
+        stored: the arrays, those of a group in Keras's order.
+        model: the description of the model.
+        group: the group of the outermost model that is inside of the file's, whose
+            layers' arrays are there together; empty for the file's model.
+        around: the names of the models around these layers.
+    """
+    if len(around) > _MAX_DEPTH:
         raise ValueError(f"its models are nested more than {_MAX_DEPTH} deep")
     for layer in _configs(model):
-        kind, name = _kind(layer), _name(layer, before)
-        own = _name(layer, "")
-        at = f"model_weights/{own}" if group is None else group
+        kind, own = _kind(layer), _name(layer, "")
+        at = group or f"model_weights/{own}/"
         if kind in _MODELS:
-            yield from _read_legacy(stored, layer, at, f"{name}/", depth + 1)
+            yield from _read_legacy(stored, layer, at, (*around, own))
             continue
-        # Weights of a model inside another one are listed together.
-        paths = [
-            path
-            for path in stored
-            if path.startswith(f"{at}/")
-            and (group is None or own in path[len(at) :].split("/"))
-        ]
-        arrays = [
-            stored[path]
-            for side in _sides(layer, "", ("forward_", "backward_"))
-            for leaf in _ARRAYS
-            for path in paths
-            if path.split("/")[-1].split(":")[0] == leaf
-            and any(part.startswith(side) for part in path.split("/"))
-        ]
-        yield Stored(name, kind, layer["config"], arrays)
+        cells = _cells(stored, at)
+        if group:
+            both = layer.get("class_name") == "Bidirectional"
+            cells = _cells_of(cells, own, around, both)
+        arrays = [array for scope in _forward_first([*cells]) for array in cells[scope]]
+        yield Stored("/".join((*around, own)), kind, layer["config"], arrays)
+
+
+def _cells(stored: Arrays, group: str) -> dict[Scope, list[np.ndarray]]:
+    """Return the arrays of every cell in a group, by the names around them."""
+    leaves: dict[Scope, dict[str, np.ndarray]] = {}
+    for path, array in stored.items():
+        if path.startswith(group):
+            *scope, leaf = path.removeprefix(group).split("/")
+            leaves.setdefault(tuple(scope), {})[leaf.split(":")[0]] = array
+    return {
+        scope: [found[leaf] for leaf in _ARRAYS if leaf in found]
+        for scope, found in leaves.items()
+    }
+
+
+def _cells_of(
+    cells: Mapping[Scope, list[np.ndarray]],
+    own: str,
+    around: tuple[str, ...],
+    both: bool,
+) -> dict[Scope, list[np.ndarray]]:
+    """Return the cells of one layer among those of all layers of a model.
+
+    Names around a cell are those of models, of the layer, of the direction if the layer
+    runs `both`, and, unless Keras was an old one, of the cell.
+    """
+    for place in (-3, -2) if both else (-2, -1):
+        scopes = [s for s in cells if len(s) >= -place and s[place] == own]
+        if scopes:
+            break
+    else:
+        return {}
+    # A layer of another model may have the same name.
+    models = {scope: _common_end(scope[:place], around) for scope in scopes}
+    most = max(models.values())
+    return {scope: cells[scope] for scope in scopes if models[scope] == most}
+
+
+def _common_end(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    """Return how many of the last names are the same."""
+    pairs = zip(reversed(a), reversed(b), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _forward_first(scopes: list[Scope]) -> list[Scope]:
+    """Return the cells in order of their directions.
+
+    Keras lists the backward one first only if the forward one is not trained.
+    """
+    if len(scopes) != 2:
+        return scopes
+    pairs = zip(*scopes, strict=False)
+    first, second = next(filter(lambda pair: pair[0] != pair[1], pairs), ("", ""))
+    swapped = second.startswith("forward_") and not first.startswith("forward_")
+    return scopes[::-1] if swapped else scopes
