@@ -96,6 +96,8 @@ UNARY: dict[str, Callable] = {
     "mean": lambda a: a - a.mean(axis=1, keepdims=True),
     "sum": lambda a: jnp.sum(a, axis=1, keepdims=True) / a.shape[1],
     "max": lambda a: jnp.max(a, axis=1, keepdims=True),
+    "total": lambda a: jnp.sum(a, axis=1, keepdims=True),
+    "largest": lambda a: jnp.broadcast_to(jnp.max(a, axis=1)[:, None], a.shape),
     "min": lambda a: jnp.broadcast_to(jnp.min(a, axis=1)[:, None], a.shape),
     "logsumexp": lambda a: a - jax.nn.logsumexp(a, axis=1)[:, None],
     "turn": lambda a: heads(a).swapaxes(1, 2).reshape(a.shape[0], -1),
@@ -181,6 +183,20 @@ def tied(v, i, j, k):
 def square_matrix(v, i, j, k):
     a = v.pick(i)
     return a @ v.param(a.shape[1], a.shape[1])
+
+
+def matrix_and_number(v, i, j, k):
+    """Return a product to whose features a number of each sequence is added."""
+    a, b = v.pick(i), v.pick(j)
+    numbers = [
+        lambda: b.sum(axis=1),
+        lambda: b.max(axis=1),
+        lambda: jax.lax.dynamic_index_in_dim(b, v.t, axis=1, keepdims=False),
+        lambda: jnp.einsum("bi,bi->b", b, fit(a, b.shape[1])),
+        lambda: b @ v.param(b.shape[1]),
+    ]
+    # As many features are added up as there are results.
+    return a @ v.param(a.shape[1], b.shape[1]) + numbers[k % 5]()[:, None]
 
 
 def sliced_matrix(v, i, j, k):
@@ -299,9 +315,9 @@ OPERATIONS |= {
     f.__name__: f
     for f in (
         part, split, matrix, transposed, matrix_first, tied, square_matrix, by_head,
-        sliced_matrix, dense_of_heads, attend, additive_scores, shared_memory, row_dot,
-        outer, row_matrices, vector, number, for_each_sequence, step_number, choose,
-        branch, integers, row_of_table,
+        sliced_matrix, matrix_and_number, dense_of_heads, attend, additive_scores,
+        shared_memory, row_dot, outer, row_matrices, vector, number, for_each_sequence,
+        step_number, choose, branch, integers, row_of_table,
     )
 }  # fmt: skip
 
@@ -320,7 +336,7 @@ def run(spec: Spec, values: Values) -> tuple[list[Any], Any]:
         for old, a in zip(states, new, strict=True)
     ]
     last = values.values[-1]
-    outputs = {"last": jnp.tanh(1.5 * last), "mean": last.mean(axis=1)}
+    outputs = {"last": last, "bent": jnp.tanh(1.5 * last), "mean": last.mean(axis=1)}
     return states, outputs | {"product": product}
 
 

@@ -136,6 +136,25 @@ def test_a_least_length_for_each_dim():
         ragged.vmap(jnp.sum, constraints=("n >= k",))(x)
 
 
+@pytest.mark.parametrize("least", [{"m": 0}, {"m": 0, "n": 2}, {"n": 0}, 0])
+def test_pairs_of_dims_of_which_some_may_be_empty(least):
+    """A product of sizes is not negative, whichever of them may be 0."""
+
+    def pairs(x, y):
+        product = y[:, None, 0] * x[None, :, 0]
+        counted = jnp.arange(y.shape[0] * x.shape[0]).reshape(product.shape)
+        repeated = jnp.repeat(x[:, 0], y.shape[0])
+        total = product.reshape(-1).sum() + jnp.sort(product, axis=None).sum()
+        return total + (product * counted.astype(product.dtype)).sum() + repeated.sum()
+
+    sizes = {"n": (2, 3), "m": (4, 0)}
+    if least == {"n": 0}:
+        sizes = {"n": (2, 0), "m": (4, 3)}
+    x, y = batch(sizes["n"]), batch(sizes["m"], "m")
+    got = fast_jit(ragged.vmap(pairs, min_length=least))(x, y)
+    equal(got, [pairs(*parts) for parts in zip(x.to_list(), y.to_list(), strict=True)])
+
+
 # ---------------------------------------------------------------------- random numbers
 
 

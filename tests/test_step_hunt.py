@@ -497,3 +497,71 @@ def test_large_integers_of_each_sequence():
         for n, shape in enumerate([(4, 4), (B, T, 4), (B, 4)])
     )
     assert_same(*both(run, p, x, clock, h), tolerance=1e-4)
+
+
+NUMBERS = {
+    "sum": lambda h, t: h.sum(axis=1),
+    "max": lambda h, t: h.max(axis=1),
+    "min": lambda h, t: h.min(axis=1),
+    "dot": lambda h, t: jnp.einsum("bi,bi->b", h, h[:, ::-1]),
+    "element": lambda h, t: jax.lax.dynamic_index_in_dim(h, t, 1, keepdims=False),
+}
+SPREADS = {
+    "added": lambda h, product, number: product + number,
+    "multiplied": lambda h, product, number: product * number,
+    "alone": lambda h, product, number: jnp.broadcast_to(number, h.shape),
+    "joined": lambda h, product, number: jnp.concatenate(
+        [product[:, :2], jnp.broadcast_to(number, h.shape)], axis=1
+    )[:, 1:-1],
+}
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_number_of_each_sequence_spread_over_as_many_features(number, spread):
+    """A sum has the width of what it adds up, yet one element as its result."""
+
+    def step(p, states, x, t):
+        h, g = states
+        s = SPREADS[spread](h, h @ p, NUMBERS[number](h, t)[:, None])
+        return (jnp.tanh(s + x), s), (s, g)
+
+    def loss(backend, p, x, states):
+        out = ost.recurrent_net(step, x, states, params=p, backend=backend)
+        return sum(jnp.sum(jnp.sin(a)) for a in jax.tree.leaves(out)), out
+
+    def value_and_grad(backend, *arguments):
+        of_all = jax.value_and_grad(lambda *a: loss(backend, *a), (0, 1, 2), True)
+        return of_all(*arguments)
+
+    states = draw(2, B, 6), draw(3, B, 6)
+    assert_same(*both(value_and_grad, draw(0, 6, 6) / 3, draw(1, B, T, 6), states))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+def test_short_integers_as_inputs_and_states(dtype):
+    """They run there while no result may overflow, and their least value is moved."""
+    info = jnp.iinfo(dtype)
+
+    def step(p, states, x, t):
+        h, last = states
+        seen = jnp.concatenate([x, last], axis=1).astype(h.dtype) / info.max
+        return (jnp.tanh(h @ p + seen), x), (h, last)
+
+    def counting(p, states, x, t):
+        h, count = states
+        return (
+            jnp.tanh(h @ p + x.astype(h.dtype) @ jnp.ones((3, 6))),
+            count + 1,
+        ), count
+
+    def run(backend, step, x, states):
+        return ost.recurrent_net(step, x, states, params=p, backend=backend)
+
+    p, h = draw(0, 6, 6), draw(1, B, 6)
+    values = np.random.default_rng(2).choice([info.min, info.max, 1], (B, T, 3))
+    x, last = jnp.asarray(values, dtype), jnp.full((B, 3), info.min, dtype)
+    assert_same(*both(lambda b, *a: run(b, step, *a), x, (h, last)))
+    with pytest.raises(NotImplementedError, match=f"{dtype}.*larger than {info.max}"):
+        run("cpu", counting, x, (h, last))
+    assert_same(run(None, counting, x, (h, last)), run("scan", counting, x, (h, last)))

@@ -89,7 +89,7 @@ def _in_order(file):
             continue
         attributes = layers[layer].attrs
         parts = sorted(filter(_LISTS.fullmatch, attributes), key=lambda n: (len(n), n))
-        for name in (name for part in parts for name in attributes[part]):
+        for name in (name for part in parts for name in list(attributes[part])):
             name = name.decode() if isinstance(name, bytes) else str(name)
             listed.setdefault(f"model_weights/{layer}/{name}", len(listed))
     return sorted(found.items(), key=lambda item: listed.get(item[0], len(listed)))

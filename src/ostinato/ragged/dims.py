@@ -143,13 +143,14 @@ def least_lengths(
 def nonnegative_products(dims: Sequence[Dim]) -> list[str]:
     """Return constraints that say that products of sizes are not negative.
 
-    JAX does not see it where both factors may be 0. Such a product is that of a size
-    and the one before it, too: twice the number of pairs.
+    JAX does not see it where a factor may be 0. Such a product is that of a size and
+    the one before it, too: twice the number of pairs.
     """
     maybe_0 = [d.symbol for d in dims if d.offset]
+    positive = [d.symbol for d in dims if not d.offset]
     products = itertools.combinations_with_replacement(maybe_0, 2)
     return [
         *(f"{a} * {b} - {a} - {b} + 1 >= 0" for a, b in products),
         *(f"{a} * {a} - 3 * {a} + 2 >= 0" for a in maybe_0),
-        *(f"{d.symbol} * {d.symbol} - {d.symbol} >= 0" for d in dims if not d.offset),
+        *(f"{a} * {b} - {b} >= 0" for a in (*maybe_0, *positive) for b in positive),
     ]

@@ -6,7 +6,17 @@ from collections.abc import Iterable, Sequence
 
 from .join import join_neighbours
 from .phases import run_by_chunk
-from .program import PRODUCT, Buffer, Instruction, Phase, Place, View, padded, views
+from .program import (
+    ELEMENTWISE,
+    PRODUCT,
+    Buffer,
+    Instruction,
+    Phase,
+    Place,
+    View,
+    padded,
+    views,
+)
 
 _MOST_OPERANDS = 3
 _BOUNDED = ("tanh", "sigmoid")
@@ -233,8 +243,8 @@ class _Fusion:
             and self._reads(old) == 1
             and writers[0].result == source
             and _axes(writers[0]) == _axes(copy)
-            and writers[0].operation != PRODUCT
-        ):  # a part of a larger value
+            and writers[0].operation in ELEMENTWISE
+        ):  # a part of a larger value; the axes of a sum are those of what it adds up
             (writer,) = writers
             writer.result = target
             self.instructions.remove(writer)

@@ -116,6 +116,7 @@ class _Lowering:
         if jnp.issubdtype(aval.dtype, jnp.integer) and most is None:
             state = kind.place is Place.STATE
             most = _LARGEST_STATE if state else LARGEST_GIVEN
+            most = min(most, _farthest(aval.dtype))
         strides = row_major(shape[::-1])[::-1] if kind.turned else row_major(shape)
         return Value(buffer, 0, shape, strides, kind.axis, most=most)
 
@@ -360,9 +361,18 @@ def _bounded(value: Value, dtype: Any, name: str, given: Sequence[Value]) -> Val
         if name not in shape_rules.RULES and not value.buffer.numbers:
             raise Unsupported(f"`{name}` of integers")
         most = max(map(most_of, (*given, value)))
-    if most > min(_LARGEST, jnp.iinfo(dtype).max):
-        raise Unsupported("it has integers that may be larger than 2^24")
+    # The least int8 has no counterpart, and only what moves it leaves it as it is.
+    moves = name in shape_rules.RULES
+    limit = min(_LARGEST, _farthest(dtype) if moves else jnp.iinfo(dtype).max)
+    if most > limit:
+        of = "2^24" if limit == _LARGEST else limit
+        raise Unsupported(f"it has {dtype} that may be larger than {of}")
     return value._replace(most=most)
+
+
+def _farthest(dtype: Any) -> int:
+    """Return the largest absolute value of a type of integers."""
+    return max(jnp.iinfo(dtype).max, -jnp.iinfo(dtype).min)
 
 
 def _matrix_axis(product: Product) -> int | None:
