@@ -7,6 +7,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import ostinato as ost
 
@@ -74,6 +75,25 @@ def assert_swaps_show(monkeypatch, table, mode, convert, x, want):
         with monkeypatch.context() as patch:
             patch.setitem(table, mode, wrong)
             assert distance(convert(), x, want) > 1e-3, wrong
+
+
+def assert_weights_are_checked(export, spec, traced=False, **options):
+    """The exporter names `weights` that are no floats, do not fit or are traced."""
+    weights = weights_of(spec)
+    prepared = export(spec, ost.prepare(spec, weights), **options)
+    assert jax.tree.structure(prepared) == jax.tree.structure(
+        export(spec, weights, **options)
+    )
+    for wrong, error, words in [
+        (weights.astype(int), TypeError, "have one of the dtypes"),
+        (weights[:-1], ValueError, r"have shape \["),
+        ([1.0], TypeError, "be an array"),
+    ]:
+        with pytest.raises(error, match=f"`weights` must {words}"):
+            export(spec, wrong, **options)
+    if not traced:
+        with pytest.raises(TypeError, match="`weights` must not be traced"):
+            jax.jit(lambda w: export(spec, w, **options) and 0)(weights)
 
 
 def mutations(data, count, seed=0):

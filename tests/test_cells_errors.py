@@ -11,6 +11,7 @@ from cell_cases import (
 )
 from harness import assert_says
 
+import ostinato as ost
 from ostinato import cells
 
 
@@ -36,6 +37,20 @@ from ostinato import cells
             "`dtype` floating int32",
         ),
         (lambda: cells.LSTM(2, 3).init(0), TypeError, "`key` PRNG"),
+        *[
+            (
+                lambda cell=cell: cell.init(jax.random.key(0), jnp.int32),
+                TypeError,
+                "`dtype` floating int32",
+            )
+            for cell in (cells.LRU(2, 3), cells.S5(2, 3), cells.RGLRU(3))
+        ],
+        *[
+            (lambda c=c, s=s: c.initial_state(s), kind, "`batch`")
+            for c in (cells.GRU(2, 3), cells.MinGRU(2, 3), cells.LRU(2, 3))
+            for s, kind in ((-1, ValueError), (1.5, TypeError))
+        ],
+        (lambda: cells.GRU(2, 3).initial_state(2, jnp.int32), TypeError, "`dtype`"),
         (lambda: cells.trainable_state(len), TypeError, "`cell`"),
         (lambda: cells.repeat_state(jnp.zeros(2), 1.5), TypeError, "`batch`"),
     ],
@@ -100,3 +115,20 @@ def test_wrong_grid_is_refused():
         net(case.cell, params, x[:, :, :2], states)
     with pytest.raises(ValueError, match=r"`h` must have shape"):
         net(case.cell, params, x, (states[0][:, :2], states[1]))
+
+
+@pytest.mark.parametrize("cell", [cells.GRU(3, 4), cells.IndRNN(3, 4), cells.LRU(3, 4)])
+def test_a_list_is_no_parameter(cell):
+    params, x = cell.init(jax.random.key(0)), jnp.zeros((2, 5, 3))
+    for name in params._fields:
+        if getattr(params, name) is not None:
+            wrong = params._replace(**{name: [[1.0]]})
+            with pytest.raises(TypeError, match=f"`params.{name}` must be an array"):
+                net(cell, wrong, x, cell.initial_state(2))
+
+
+@pytest.mark.parametrize("cell", [cells.GRU(3, 4), cells.MinGRU(3, 4)])
+def test_cells_have_no_window(cell):
+    params, x = cell.init(jax.random.key(0), jnp.float64), jnp.zeros((2, 5, 3))
+    with pytest.raises(ValueError, match="`window` must be 1 for a cell"):
+        ost.recurrent_net(cell, x, jnp.zeros((2, 2, 4)), params=params, window=2)

@@ -16,6 +16,7 @@ import ostinato as ost
 from ostinato import cells
 
 BATCH, STEPS, INPUTS, HIDDEN = 3, 5, 3, 4
+KEY = jax.random.key(0)
 LENGTHS = (3, 0, 5)
 COMPLEX = {
     "lru": (cells.LRU(INPUTS, HIDDEN), cells64.lru),
@@ -299,3 +300,75 @@ def test_errors_of_params_name_their_type(name, params):
         message += r" makes them, got NoneType None; give params=cell.init\(key\)"
     with pytest.raises(TypeError, match=message):
         ost.recurrent_net(cell, x, h, params=params)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["MinGRU", "MinLSTM", "RGLRU"])
+def test_small_steps_add_up_in_a_stream_of_16_bits(name, dtype):
+    """The state is float32, whichever way the cell runs; a rounded one would stand."""
+    cell = getattr(cells, name)(*([1] if name == "RGLRU" else [1, 1]))
+    params = jax.tree.map(jnp.zeros_like, cell.init(KEY, dtype))
+    if name == "RGLRU":
+        params = params._replace(decay=jnp.full_like(params.decay, 8.0))
+    else:  # z = i = sigmoid(-6), n = g = 1; f = sigmoid(0)
+        small = {"MinGRU": [-6, 1], "MinLSTM": [-6, 0, 1]}[name]
+        params = params._replace(b_ih=jnp.asarray(small, dtype))
+    x = jnp.full((1, 3000, 1), 0.5, dtype)
+    h = cell.initial_state(1, dtype)
+    assert h.dtype == jnp.float32
+
+    def run(x, h, **options):
+        return ost.recurrent_net(cell, x, h, params=params, **options)
+
+    whole, steps = fast_jit(run)(x, h), fast_jit(ft.partial(run, backend="scan"))(x, h)
+    first = fast_jit(run)(x[:, :1000], h)
+    parts = fast_jit(run)(x[:, 1000:], first.states)
+    assert whole.outputs.dtype == steps.outputs.dtype == dtype
+    for other in (steps, parts):
+        assert other.states.dtype == jnp.float32
+        np.testing.assert_allclose(other.states, whole.states, rtol=1e-4)
+    rounded = run(x[:, :5], h.astype(dtype)).states
+    assert rounded.dtype == dtype, "a state in the dtype of the inputs is taken, too"
+
+
+def test_rglru_is_its_equation_near_a_factor_of_one():
+    cell = cells.RGLRU(3)
+    params = jax.tree.map(jnp.zeros_like, cell.init(KEY, jnp.float64))
+    for decay, gate in ((3.0, -16.0), (3.0, -20.0), (30.0, 0.0), (3.0, 0.0)):
+        given = params._replace(
+            decay=jnp.full(3, decay), b_ih=jnp.r_[jnp.full(3, gate), jnp.full(3, 40.0)]
+        )
+
+        def first(given):
+            x, h = jnp.ones((1, 1, 3)), cell.initial_state(1, jnp.float64)
+            return ost.recurrent_net(cell, x, h, params=given).outputs[0, 0, 0]
+
+        r = 1 / (1 + math.exp(-gate))
+        log_a = -8 * math.log1p(math.exp(-decay)) * r
+        want = math.sqrt(-math.expm1(2 * log_a))
+        value, slope = fast_jit(jax.value_and_grad(first))(given)
+        np.testing.assert_allclose(value, want, rtol=1e-9)
+        # d sqrt(1 - a^2) / d decay = -a^2 / sqrt(1 - a^2) * d log a / d decay
+        of_log = 8 * r / (1 + math.exp(decay))
+        exact = -math.exp(2 * log_a) / want * of_log
+        np.testing.assert_allclose(slope.decay[0], exact, rtol=1e-7)
+
+
+def test_rglru_without_any_forgetting_has_finite_gradients():
+    cell = cells.RGLRU(3)
+    params = cell.init(KEY, jnp.float64)._replace(decay=jnp.full(3, 900.0))
+    x, h = jnp.ones((1, 4, 3)), cell.initial_state(1, jnp.float64)
+    loss = lambda p: ost.recurrent_net(cell, x, h, params=p).outputs.sum()  # noqa: E731
+    gradients = jax.tree.leaves(fast_jit(jax.grad(loss))(params))
+    assert all(jnp.isfinite(g).all() for g in gradients)
+
+
+@every_cell
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_explain_says_what_a_short_dtype_runs_on(name, dtype):
+    cell = EVERY[name]
+    params, x, h = make(cell, dtype=dtype)
+    run = lambda x, h: ost.recurrent_net(cell, x, h, params=params)  # noqa: E731
+    text = jax.jit(run).lower(x, h).as_text()
+    native = "ostinato_linear" in text
+    assert (ost.explain(cell, x).backend == "cpu") == native

@@ -188,3 +188,35 @@ def test_whole_modules_and_missing_folders_are_one_line(tmp_path):
     said = one_line(ostinato(path, tmp_path / "none" / "o.safetensors"))
     target = tmp_path / "none" / "o.safetensors"
     assert said == f"ostinato: cannot write {target}: No such folder\n"
+
+
+@pytest.mark.peers
+def test_data_of_the_model_that_is_read_are_not_written(tmp_path):
+    onnx = pytest.importorskip("onnx", reason="needs the extra `peers`")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path, data = folder / "m.onnx", folder / "w.pt"
+    model = ours.onnx.to_model(GRU, weights_of(GRU))
+    onnx.save(
+        model, path, save_as_external_data=True, location="w.pt", size_threshold=0
+    )
+    before = data.read_bytes()
+    (tmp_path / "link.pt").symlink_to(data)
+    for target in (data, tmp_path / "link.pt"):
+        said = one_line(ostinato(path, target))
+        assert "`target` must be another file than `source`" in said
+        assert data.read_bytes() == before
+    (tmp_path / "w.pt").touch()  # of the same name, elsewhere
+    pytest.importorskip("torch", reason="needs the extra `peers`")
+    assert ostinato(path, tmp_path / "w.pt").exit_code == 0
+
+
+def test_what_is_no_path_is_an_error(tmp_path):
+    for arguments, name in (((None, "o.pt"), "source"), (("i.pt", b"o.pt"), "target")):
+        wanted = f"`{name}` must be a str or an os.PathLike"
+        with pytest.raises(TypeError, match=wanted):
+            ours.convert(*arguments)
+    with pytest.raises(TypeError, match="`path` must be a str or an os.PathLike"):
+        ours.read(None)
+    with pytest.raises(ValueError, match="`path` must end in one of"):
+        ours.read(tmp_path / "model.txt")

@@ -115,6 +115,31 @@ BAD = {
         ValueError,
         "`forget_bias` 'none'",
     ),
+    "forget-text": (
+        lambda: ost.init_weights(KEY, SPEC, forget_bias="1"),
+        TypeError,
+        "`forget_bias` number str",
+    ),
+    "forget-list": (
+        lambda: ost.init_weights(KEY, SPEC, forget_bias=[1.0, 2.0]),
+        TypeError,
+        "`forget_bias` number list",
+    ),
+    "forget-nan": (
+        lambda: ost.init_weights(KEY, SPEC, forget_bias=float("nan")),
+        ValueError,
+        "`forget_bias` finite nan",
+    ),
+    "dtype-none": (
+        lambda: ost.init_weights(KEY, SPEC, None),
+        TypeError,
+        "`dtype` floating None",
+    ),
+    "dtype-text": (
+        lambda: ost.init_weights(KEY, SPEC, "foo"),
+        TypeError,
+        "`dtype` floating foo",
+    ),
     "spec": (lambda: ost.init_weights(KEY, "lstm"), TypeError, "`spec` RNNSpec str"),
 }
 

@@ -134,9 +134,93 @@ def change(part, name, value):
     return gates
 
 
+PARAMS = caffe2.params_from_gates(make_gates())
+LSTM = ost.RNNSpec("lstm", INPUTS, HIDDEN)
+
+
+def with_blob(name, value):
+    return {**dict(zip(BLOBS, blobs_of(make_gates()), strict=True)), name: value}
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
+        *[
+            (
+                lambda f=f, name=name: f(PARAMS._replace(**{name: PARAMS.w_hh[:8]})),
+                ValueError,
+                f"`params.{name}` 20 [8, 5]",
+            )
+            for f in (caffe2.gates_from_params, caffe2.blobs_from_params)
+            for name in ("w_ih", "b_ih", "b_hh")
+        ],
+        (
+            lambda: caffe2.gates_from_params(PARAMS._replace(b_ih=[1.0])),
+            TypeError,
+            "`params.b_ih` array",
+        ),
+        (
+            lambda: caffe2.gates_from_params(
+                PARAMS._replace(b_ih=PARAMS.b_ih.astype(int))
+            ),
+            TypeError,
+            "`params.b_ih` float32 int",
+        ),
+        (
+            lambda: caffe2.params_from_blobs(with_blob("gates_t_b", np.zeros(24))),
+            ValueError,
+            "`blobs['gates_t_b']` [20] [24]",
+        ),
+        (
+            lambda: caffe2.params_from_blobs(with_blob("i2h_w", np.zeros((24, 3)))),
+            ValueError,
+            "`blobs['i2h_w']` [20, I] [24, 3]",
+        ),
+        (
+            lambda: caffe2.params_from_blobs(with_blob("gates_t_w", np.zeros((8, 3)))),
+            ValueError,
+            "`blobs['gates_t_w']` [4H, H] [8, 3]",
+        ),
+        (
+            lambda: caffe2.params_from_blobs(
+                with_blob("i2h_b", np.zeros(20, np.float32))
+            ),
+            TypeError,
+            "`blobs['i2h_b']` float64 float32",
+        ),
+        (
+            lambda: caffe2.params_from_blobs(with_blob("i2h_b", np.zeros(20, int))),
+            TypeError,
+            "`blobs['i2h_b']` float32 int",
+        ),
+        (
+            lambda: caffe2.params_from_gates(change("input", "cell_b", np.arange(5))),
+            TypeError,
+            "`gates['input']['cell_b']` float32 int",
+        ),
+        (lambda: caffe2.params_from_blobs(None), TypeError, "`blobs` mapping None"),
+        (lambda: caffe2.params_from_blobs({}, 5), TypeError, "`scope` string 5"),
+        (
+            lambda: caffe2.blobs_from_params(PARAMS, 5),
+            TypeError,
+            "`scope` string 5",
+        ),
+        (lambda: caffe2.weights_from_gates(3, LSTM), TypeError, "`layers` list int"),
+        (
+            lambda: caffe2.weights_from_gates(make_gates(), LSTM),
+            TypeError,
+            "`layers` list dict",
+        ),
+        (
+            lambda: caffe2.weights_from_gates([{}], LSTM),
+            ValueError,
+            "`layers[0]` 'input'",
+        ),
+        (
+            lambda: caffe2.gates_from_weights(jnp.zeros(LSTM.num_params, int), LSTM),
+            TypeError,
+            "`weights` float32 int",
+        ),
         (
             lambda: caffe2.params_from_gates(change("input", "cell_w", None)),
             ValueError,

@@ -7,6 +7,7 @@ import pytest
 from interop_cases import (
     LIMIT,
     assert_swaps_show,
+    assert_weights_are_checked,
     distance,
     draw,
     lenient,
@@ -121,3 +122,10 @@ def test_a_leaf_that_is_missing_is_an_error(leaf):
     cell = eqx.tree_at(lambda c: getattr(c, leaf), make("gru"), None)
     with pytest.raises(TypeError, match=f"`cell.{leaf}` must be an array"):
         ours.from_cell(cell)
+
+
+def test_arguments_of_the_exporter_are_checked():
+    spec = ost.RNNSpec("gru", 3, 4)
+    assert_weights_are_checked(ours.to_cell, spec, traced=True, fold=True)
+    with pytest.raises(TypeError, match="`fold` must be True or False, got str"):
+        ours.to_cell(spec, weights_of(spec), fold="no")

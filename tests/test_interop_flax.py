@@ -7,6 +7,7 @@ import pytest
 from interop_cases import (
     LIMIT,
     assert_swaps_show,
+    assert_weights_are_checked,
     distance,
     draw,
     lenient,
@@ -233,3 +234,13 @@ def test_what_flax_lacks_is_an_error(options, kind, message):
         ours.to_cell(ost.RNNSpec("lstm", 3, 4), weights_of(spec), layer=1)
     with pytest.raises(ValueError, match="`reverse` must be False"):
         ours.to_cell(ost.RNNSpec("lstm", 3, 4), weights_of(spec), reverse=True)
+
+
+@pytest.mark.parametrize("kind", [None, "linen"])
+def test_arguments_of_the_exporter_are_checked(kind):
+    spec = ost.RNNSpec("lstm", 3, 4)
+    assert_weights_are_checked(ours.to_cell, spec, traced=True, kind=kind, fold=True)
+    with pytest.raises(TypeError, match="`fold` must be True or False, got str"):
+        ours.to_cell(spec, weights_of(spec), kind, fold="no")
+    with pytest.raises(ValueError, match="`kind` must be one of"):
+        ours.to_cell(spec, weights_of(spec), [])

@@ -85,6 +85,9 @@ def test_wrong_parameters_are_named():
     bad = {"lstm/linear": {"w": jnp.zeros((3, 16)), "b": jnp.zeros(16)}}
     with pytest.raises(ValueError, match=r"shapes w \[I\+H, 4\*H\]"):
         ours.from_params(bad, "lstm")
+    for bad in (None, jnp.ones(3)):
+        with pytest.raises(TypeError, match=r"`params\['lstm/linear'\]` must be a map"):
+            ours.from_params({"lstm/linear": bad}, "lstm")
     for leaf, shape in (("w_h", (4, 11)), ("w_i", (3, 9)), ("b", (11,))):
         bad = {"gru": dict(gru["gru"]) | {leaf: jnp.zeros(shape, jnp.float32)}}
         with pytest.raises(ValueError, match=r"`params\['gru'\]\['(w_h|w_i|b)'\]`"):

@@ -14,6 +14,7 @@ from interop_cases import (
     LIMIT,
     assert_damage_is_one_error,
     assert_swaps_show,
+    assert_weights_are_checked,
     distance,
     draw,
     lenient,
@@ -446,3 +447,15 @@ def test_names_do_not_mislead_in_files(tmp_path, suffix):
                 want = ours.from_layer(layer)
                 assert found[name].spec == want.spec
                 np.testing.assert_array_equal(found[name].weights, want.weights)
+
+
+def test_arguments_of_the_exporter_are_checked():
+    for spec in (ost.RNNSpec("lstm", 3, 4), ost.RNNSpec("gru", 3, 4)):
+        assert_weights_are_checked(ours.to_weights, spec, fold=True)
+        with pytest.raises(TypeError, match="`fold` must be True or False, got str"):
+            ours.to_weights(spec, weights_of(spec), fold="no")
+
+
+def test_what_is_no_path_is_an_error():
+    with pytest.raises(TypeError, match="`path` must be a str or an os.PathLike"):
+        ours.from_file(None)

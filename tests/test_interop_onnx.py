@@ -9,6 +9,7 @@ from interop_cases import (
     LIMIT,
     assert_damage_is_one_error,
     assert_swaps_show,
+    assert_weights_are_checked,
     distance,
     draw,
     run,
@@ -317,3 +318,41 @@ def test_damaged_files_are_one_error(tmp_path):
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="`path` must be a model of ONNX"):
         ours.from_model(path)
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+def test_the_note_on_lengths_in_reverse_is_right(kind):
+    model = make(kind, direction="reverse", extra=["lengths"])
+    info = helper.make_tensor_value_info
+    model.graph.input.append(info("lengths", onnx.TensorProto.INT32, ["N"]))
+    model.graph.node[0].output.append("H")
+    model.graph.output.append(info("H", 1, [1, "N", 4]))
+    x, lengths = draw(6, 3, 3), np.array([6, 2, 4], np.int32)
+    y, h = session(model).run(None, {"X": x, "lengths": lengths})
+    spec, weights, notes = ours.from_model(model)["rnn"]
+    assert notes[1:] == (
+        "direction=reverse with sequence_lens: flip x along time, and y back; instead "
+        "of seq_lengths, call with a mask, True at the steps below sequence_lens, and "
+        "flip it as x",
+    )
+    mask = np.arange(6)[:, None] < lengths
+    got, last = ost.rnn(spec, weights, x[::-1], mask=mask[::-1], time_major=True)
+    assert np.abs(got[::-1] - y[:, 0]).max() <= LIMIT
+    last = last[0] if kind == "LSTM" else last
+    assert np.abs(last - h).max() <= LIMIT
+
+
+def test_peepholes_are_told_where_there_are_some():
+    model = make("LSTM", extra=["", "", "", "P"], consts={"P": draw(1, 12)})
+    with pytest.raises(ValueError, match=r"`ostinato\.cells\.PeepholeLSTM` has them"):
+        ours.from_model(model)
+
+
+def test_arguments_of_the_exporter_are_checked():
+    spec = ost.RNNSpec("lstm", 3, 4)
+    weights = weights_of(spec)
+    assert_weights_are_checked(ours.to_model, spec)
+    with pytest.raises(TypeError, match="`time_major` must be True or False"):
+        ours.to_model(spec, weights, time_major="no")
+    want = ours.to_model(spec, weights)
+    assert ours.to_model(spec, ost.prepare(spec, weights)) == want

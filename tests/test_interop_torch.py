@@ -10,6 +10,7 @@ from interop_cases import (
     LIMIT,
     assert_damage_is_one_error,
     assert_swaps_show,
+    assert_weights_are_checked,
     distance,
     draw,
     weights_of,
@@ -273,3 +274,62 @@ def test_what_is_no_prefix_and_no_network_is_an_error():
     one = ours.from_state_dict(state)
     with pytest.raises(TypeError, match=r"`networks\[1\]` must be an Imported"):
         imported.stack([one, (one.spec, one.weights)])
+
+
+def test_arguments_of_the_exporter_are_checked():
+    spec = ost.RNNSpec("lstm", 3, 4)
+    assert_weights_are_checked(ours.to_state_dict, spec)
+    with pytest.raises(TypeError, match="`prefix` must be a string, got int 5"):
+        ours.to_state_dict(spec, weights_of(spec), 5)
+
+
+def test_what_is_no_state_dict_is_an_error():
+    with pytest.raises(TypeError, match="`sd` must be a mapping, got NoneType None$"):
+        ours.find(None)
+    wanted = "`sd` must be a mapping, .* its state_dict.. is one; `from_module` conv"
+    for call in (ours.find, ours.from_state_dict):
+        with pytest.raises(TypeError, match=wanted):
+            call(nn.LSTM(3, 4))
+
+
+def test_networks_in_lists_are_found(tmp_path):
+    path = tmp_path / "model.pt"
+    first, second = (redrawn(nn.GRU(3, 4), n).state_dict() for n in (0, 1))
+    more = {"epochs": [1, 2], "norms": (torch.zeros(2),), "best": first}
+    torch.save({"models": [first, {"ema": second}], **more}, path)
+    found, others = ours.read_file(path)
+    assert found.keys() == {"models.0.", "models.1.ema."}
+    np.testing.assert_array_equal(
+        found["models.1.ema."].weights, ours.from_state_dict(second).weights
+    )
+    assert others == {
+        "norms.0": "not of a recurrent layer",
+        "best": "the same object as 'models.0'",
+    }
+    torch.save([first, second], path)
+    assert ours.from_file(path).keys() == {"0.", "1."}
+
+
+def test_what_is_nested_too_deeply_is_said(tmp_path):
+    path, tree = tmp_path / "model.pt", nn.GRU(3, 4).state_dict()
+    for _ in range(200):
+        tree = [tree]
+    many = {n: {"m": torch.zeros(1)} for n in range(1000)}  # as optimizers have them
+    torch.save({"a": tree, "many": many, "rnn": nn.GRU(3, 4).state_dict()}, path)
+    found, others = ours.read_file(path)
+    assert found.keys() == {"rnn."} and "many.999.m" in others
+    (deep,) = [name for name in others if name.startswith("a")]
+    assert others[deep] == "nested more than 100 deep"
+
+
+@pytest.mark.parametrize("tree", [[1, 2], 3, None, torch.zeros(3), [[]]], ids=str)
+def test_a_file_without_names_is_an_error(tmp_path, tree):
+    torch.save(tree, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"`path` must be a file of tensors .* holds"):
+        ours.from_file(tmp_path / "model.pt")
+
+
+def test_what_is_no_path_is_an_error():
+    for path in (None, b"model.pt"):
+        with pytest.raises(TypeError, match="`path` must be a str or an os.PathLike"):
+            ours.from_file(path)

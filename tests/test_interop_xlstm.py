@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from closures import fast_jit
 from harness import assert_says
+from interop_cases import assert_weights_are_checked
 from tolerance import assert_close, assert_same_bits
 
 import ostinato as ost
@@ -137,7 +138,7 @@ def test_biases_are_added_and_missing_ones_are_zeros():
 
 def test_errors_name_the_tensor_or_the_field():
     tensors = arrays(RECORDED["layer"]["weights"])
-    with pytest.raises(ValueError, match=r"`sd` must hold 'x\.fgate\.weight'.* ''"):
+    with pytest.raises(ValueError, match=r"`sd` must hold 'x\.fgate\.weight'.*=''"):
         from_xlstm.from_state_dict(tensors, "x.")
     with pytest.raises(TypeError, match="`sd` must be a mapping"):
         from_xlstm.from_state_dict([1])  # type: ignore[arg-type]
@@ -160,3 +161,27 @@ def test_errors_name_the_tensor_or_the_field():
         with pytest.raises(ValueError) as info:
             from_xlstm.to_state_dict(spec, jnp.ones(spec.num_params))
         assert_says(info, words)
+
+
+def test_arguments_of_the_exporter_are_checked():
+    pytest.importorskip("torch")
+    spec = ost.RNNSpec("slstm", 4, 4)
+    assert_weights_are_checked(from_xlstm.to_state_dict, spec)
+    with pytest.raises(TypeError, match="`prefix` must be a string, got int 5"):
+        from_xlstm.to_state_dict(spec, jnp.zeros(spec.num_params), 5)
+
+
+def test_what_is_no_state_dict_and_no_prefix_is_an_error():
+    tensors = arrays(RECORDED["layer"]["weights"])
+    with pytest.raises(TypeError, match="`sd` must be a mapping, got NoneType"):
+        from_xlstm.find(None)
+    with pytest.raises(TypeError, match="`prefix` must be a string, got int 5"):
+        from_xlstm.from_state_dict(tensors, 5)
+    named = {f"block.{name}": a for name, a in tensors.items()}
+    with pytest.raises(ValueError, match=r"give prefix='block\.'"):
+        from_xlstm.from_state_dict(named)
+    with pytest.raises(ValueError, match="it has no sLSTM layer"):
+        from_xlstm.from_state_dict({})
+    del named["block.ogate.weight"]
+    with pytest.raises(ValueError, match=r"must hold 'block\.ogate\.weight'$"):
+        from_xlstm.from_state_dict(named, "block.")

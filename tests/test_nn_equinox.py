@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from harness import assert_says
 
 eqx = pytest.importorskip("equinox")
 from ostinato.nn.equinox import scan  # noqa: E402
@@ -76,3 +77,24 @@ def test_a_list_of_states_is_taken_as_their_tuple():
     got, want = scan(cell, xs, [h, c]), scan(cell, xs, (h, c))
     assert jax.tree.structure(got) == jax.tree.structure(want)
     np.testing.assert_array_equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("steps", [7, 1])  # with the fused operator, and without
+def test_errors_are_about_what_the_caller_gave(steps):
+    gru = eqx.nn.GRUCell(4, 5, dtype=jnp.float32, key=jax.random.key(0))
+    lstm = eqx.nn.LSTMCell(4, 5, dtype=jnp.float32, key=jax.random.key(0))
+    xs, h = jnp.asarray(X[0, :steps]), jnp.zeros(5, jnp.float32)
+    for cell, xs_, state, error, words in [
+        (gru, xs, jnp.zeros((2, 5)), ValueError, "`state` (5,) (2, 5)"),
+        (gru, xs, jnp.zeros(4), ValueError, "`state` (5,) (4,)"),
+        (gru, xs[:, :3], h, ValueError, f"`xs` ({steps}, 4) ({steps}, 3)"),
+        (gru, xs[:, :3], None, ValueError, f"`xs` ({steps}, 4) ({steps}, 3)"),
+        (gru, xs, (h, h), TypeError, "`state` GRUCell tuple 2"),
+        (lstm, xs, h, TypeError, "`state` (h, c) LSTMCell float32[5]"),
+        (lstm, xs, (h,), TypeError, "`state` (h, c) LSTMCell tuple 1"),
+        (lstm, xs, (h, jnp.zeros(4)), ValueError, "`state[1]` (5,) (4,)"),
+        (lstm, xs, (h, [0.0]), TypeError, "`state[1]` array list"),
+    ]:
+        with pytest.raises(error) as info:
+            scan(cell, xs_, state)
+        assert_says(info, words)

@@ -211,6 +211,19 @@ def test_explain_builds_the_layer():
     assert layer.built and layer.cell.kernel.shape == (3, 16)
 
 
+def test_explain_names_what_is_no_array():
+    layer = ours.LSTM(4)
+    for wrong in ([[1.0]], None):
+        with pytest.raises(TypeError, match="`inputs` must be an array"):
+            layer.explain(wrong)
+    with pytest.raises(ValueError, match=r"`inputs` must have shape \[B, T, I\]"):
+        layer.explain(X[0])
+    with pytest.raises(TypeError, match="`mask` must be an array, got list"):
+        layer.explain(X, mask=MASK.tolist())
+    assert not layer.built
+    assert layer.explain(X, mask=[MASK, None]).backend in ("cpu", "xla")
+
+
 def model_of(module, seed=0):
     """A model with masks from its embedding, and a layer inside of `Bidirectional`."""
     keras.utils.clear_session()  # which begins names anew

@@ -123,3 +123,42 @@ def test_bad_argument_of_a_pass_raises_with_name_want_and_got(name):
     with pytest.raises(error) as info:
         run()
     assert_says(info, words)
+
+
+def cell_backward(gates, **changes):
+    """Run the backward pass of a cell with so many gates on zeros."""
+    run, kind = {
+        1: (ost.rnn_cell_backward, ost.RNNCellReserve),
+        3: (ost.gru_cell_backward, ost.GRUReserve),
+        4: (ost.lstm_cell_backward, ost.LSTMReserve),
+    }[gates]
+    kept = {field: zeros(B, H) for field in kind._fields} | {"x": zeros(B, I)}
+    cotangents = {"dh_next": zeros(B, H)}
+    if gates == 4:
+        cotangents["dc_next"] = zeros(B, H)
+    given = {"w_ih": zeros(gates * H, I), "w_hh": zeros(gates * H, H), **cotangents}
+    kept |= {k: v for k, v in changes.items() if k in kept}
+    given |= {k: v for k, v in changes.items() if k in given}
+    reserve = changes.get("reserve", kind(**kept))
+    return run(reserve=reserve, **given)
+
+
+@pytest.mark.parametrize("gates", [1, 3, 4])
+def test_backward_of_a_cell_checks_all_that_it_is_given(gates):
+    assert cell_backward(gates).x.shape == (B, I)
+    rows = gates * H
+    cases = [
+        (dict(w_ih=zeros(rows, I + 2)), ValueError, f"`w_ih` {(rows, I)}"),
+        (dict(w_hh=zeros(H + 2, H)), ValueError, f"`w_hh` {(rows, H)}"),
+        (dict(w_ih=zeros(rows, H), w_hh=zeros(rows, I)), ValueError, "`w_ih`"),
+        (dict(w_ih=zeros(rows, I, dtype=jnp.bfloat16)), TypeError, "`w_ih` bfloat16"),
+        (dict(w_ih=[[1.0]]), TypeError, "`w_ih` list"),
+        (dict(reserve=None), TypeError, "`reserve` Reserve None"),
+        (dict(x=zeros(B + 1, I)), ValueError, f"`reserve.x` {(B, I)}"),
+        (dict(h=zeros(H)), ValueError, "`reserve.h` [B, H]"),
+        (dict(dh_next=zeros(B, 1)), ValueError, f"`dh_next` {(B, H)} {(B, 1)}"),
+    ]
+    for changes, error, words in cases:
+        with pytest.raises(error) as info:
+            cell_backward(gates, **changes)
+        assert_says(info, words)

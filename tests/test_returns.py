@@ -359,7 +359,11 @@ def test_half_precision_rounds_results_alone(dtype):
         (dict(values=jnp.zeros((2, 4))), ValueError, "`values` must have the shape"),
         (dict(bootstrap=jnp.zeros(3)), ValueError, "`bootstrap`"),
         (dict(discounts=jnp.zeros((2, 4))), ValueError, "`discounts`"),
-        (dict(lambda_=True), TypeError, "`lambda_` must be an array, got bool"),
+        (dict(lambda_=True), TypeError, "`lambda_` must be a number, got bool"),
+        (dict(lambda_=jnp.array(True)), TypeError, "`lambda_` must be a number, got b"),
+        (dict(discounts=jnp.array(1j)), TypeError, "`discounts` must be a number, got"),
+        (dict(discounts=10**400), ValueError, "`discounts` must be a number that a"),
+        (dict(truncations=jnp.zeros((2, 4), bool)), ValueError, r"shape \(B, T\)"),
         (
             dict(terminations=jnp.zeros((2, 3))),
             TypeError,

@@ -3,6 +3,7 @@
 import json
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -68,12 +69,26 @@ def test_what_cannot_be_saved_leaves_the_file_alone(tmp_path):
     spec = ost.RNNSpec("gru", 3, 4)
     ost.save(path, {"rnn": (spec, weights_of(spec))})
     before = path.read_bytes()
+    first, second, lone = (
+        r"`networks\['rnn'\]\[0\]`",
+        r"`networks\['rnn'\]\[1\]`",
+        "\ud800",
+    )
     for networks, metadata, error, message in [
-        ({"rnn": (spec, jnp.zeros(3))}, None, ValueError, "must have shape"),
-        ({"rnn": ("gru", weights_of(spec))}, None, TypeError, "`spec` must be an"),
-        ({"rnn": (spec, [0.0])}, None, TypeError, r"`networks\['rnn'\]` must be an ar"),
-        ({7: (spec, weights_of(spec))}, None, TypeError, "must have names"),
-        ({}, {"a": 1}, TypeError, "`metadata` must be text"),
+        ({"rnn": (spec, jnp.zeros(3))}, None, ValueError, f"{second} must have shape"),
+        (
+            {"rnn": ("gru", weights_of(spec))},
+            None,
+            TypeError,
+            f"{first} must be an RNN",
+        ),
+        ({"rnn": (weights_of(spec), spec)}, None, TypeError, f"{first} must be an RNN"),
+        ({"rnn": (spec, [0.0])}, None, TypeError, f"{second} must be an array"),
+        ({7: (spec, weights_of(spec))}, None, TypeError, "in `networks` .* got int 7"),
+        ({lone: (spec, weights_of(spec))}, None, ValueError, r"`networks` .*'\\ud800'"),
+        ({}, {"a": 3}, TypeError, r"`metadata\['a'\]` must be a string, got int 3"),
+        ({}, {3: "a"}, TypeError, "a name in `metadata` must be a string, got int 3"),
+        ({}, {"a": lone}, ValueError, r"`metadata\['a'\]` .*surrogates"),
         ({}, {"ostinato": ""}, ValueError, "`metadata` must not have 'ostinato'"),
         ({}, jnp.zeros(3), TypeError, r"`metadata` must be text .* got float\d+\[3\]"),
         (spec, weights_of(spec), TypeError, "`networks` must map names to .* RNNSpec"),
@@ -85,6 +100,31 @@ def test_what_cannot_be_saved_leaves_the_file_alone(tmp_path):
     with pytest.raises(OSError):
         ost.save(tmp_path / "none" / "model.safetensors", {})
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_traced_weights_are_an_error(tmp_path):
+    spec = ost.RNNSpec("gru", 3, 4)
+    save = lambda w: ost.save(tmp_path / "a", {"rnn": (spec, w)})  # noqa: E731
+    weights = weights_of(spec)
+    for call in (jax.jit(save), lambda w: jax.vmap(save)(w[None])):
+        with pytest.raises(TypeError, match=r"\['rnn'\]\[1\]` must not be traced"):
+            call(weights)
+
+
+@pytest.mark.parametrize("path", [None, b"x", 3])
+def test_what_is_no_path_is_an_error(path):
+    for call in (ost.load, lambda path: ost.save(path, {})):
+        with pytest.raises(TypeError, match="`path` must be a str or an os.PathLike"):
+            call(path)
+
+
+def test_an_empty_path_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    for call in (ost.load, lambda path: ost.save(path, {})):
+        with pytest.raises(ValueError, match="`path` must name a file, got ''"):
+            call("")
+    assert [*tmp_path.rglob("*")] == [tmp_path / "inner"]
 
 
 def test_a_full_disk_leaves_the_file_alone(tmp_path, monkeypatch):

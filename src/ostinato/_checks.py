@@ -157,6 +157,17 @@ def check_floating(name: str, x: Any, allowed: Sequence[Any]) -> None:
         raise TypeError(f"`{name}` must have one of the dtypes {names}, got {x.dtype}")
 
 
+def check_float_dtype(dtype: Any) -> np.dtype:
+    """Return the argument `dtype` as numpy's; check that it is one of floats."""
+    try:
+        found = None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise TypeError(f"`dtype` must be a floating dtype, got {dtype!r}")
+    return found
+
+
 def check_rank(name: str, x: Any, *axes: str) -> None:
     """Check that `x` has as many axes as are named."""
     if x.ndim != len(axes):
@@ -242,7 +253,21 @@ def check_real(name: str, value: Any) -> float:
         value, (int, float, np.integer, np.floating)
     ):
         raise TypeError(f"`{name}` must be a number, got {describe(value)}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(
+            f"`{name}` must be a number that a float can hold, got one of "
+            f"{int(value).bit_length()} bits"
+        ) from None
+
+
+def check_finite(name: str, value: Any) -> float:
+    """Return `value` as a float; check that it is a finite number."""
+    value = check_real(name, value)
+    if not abs(value) < float("inf"):
+        raise ValueError(f"`{name}` must be finite, got {value}")
+    return value
 
 
 def check_integers(name: str, value: Any) -> Any:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from . import _checks
+
 PART = ".part"  # the end of the name of a file that is still being written
 MAX_RATIO = 16  # of a zip's contents to its size; weights hardly shrink
 _MAX_JSON = 64 << 20
@@ -21,6 +23,17 @@ _MAX_JSON = 64 << 20
 
 class BadFileError(ValueError):
     """A file that is damaged, or not of the kind that was asked for."""
+
+
+def check_path(name: str, path: Any) -> None:
+    """Check that `path` is the name of a file; numbers of open files are none."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        raise TypeError(
+            f"`{name}` must be a str or an os.PathLike, got {_checks.describe(path)}"
+        )
+    if not text:
+        raise ValueError(f"`{name}` must name a file, got ''")
 
 
 @contextmanager
@@ -33,7 +46,11 @@ def reading(path: str | os.PathLike[str], kind: str) -> Iterator[int]:
 
     Yields:
         The size of the file.
+
+    Raises:
+        TypeError: `path` is no path.
     """
+    check_path("path", path)
     with open(path, "rb"):  # missing, a folder, not allowed: not the reader's matter
         size = Path(path).stat().st_size
     try:

@@ -20,11 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _checks
-from ._files import read_json, reading, write_atomically
+from ._files import check_path, read_json, reading, write_atomically
 from ._rnn.cell import LayerWeights
-from ._rnn.layout import pack_weights, param_shapes, unpack_weights
+from ._rnn.layout import (
+    check_weights,
+    pack_weights,
+    param_shapes,
+    unpack_weights,
+)
 from ._rnn.prepared import PreparedWeights
-from ._rnn.spec import RNNSpec, check_spec
+from ._rnn.spec import RNNSpec
 from ._typing import Array, Float
 
 _KEY = "ostinato"  # of the header's entry with the specs
@@ -61,13 +66,15 @@ def save(
         metadata: more text for the header; the name `"ostinato"` is taken.
 
     Raises:
-        TypeError: a name or metadata are no text, a spec is none, or weights are no
-            array of floats.
-        ValueError: weights are not those of their spec, or `metadata` has `"ostinato"`.
+        TypeError: `path` is no path, a name or metadata are no text, a spec is none, or
+            weights are no array of floats, or traced, as under `jax.jit`.
+        ValueError: weights are not those of their spec, a text has characters that
+            UTF-8 lacks, or `metadata` has `"ostinato"`.
         ImportError: safetensors is not installed.
         OSError: the file cannot be written.
     """
     safetensors = _safetensors()
+    check_path("path", path)
     if not isinstance(networks, Mapping):
         raise TypeError(
             "`networks` must map names to (spec, weights), got "
@@ -78,26 +85,26 @@ def save(
             f"`metadata` must be text by name, got {_checks.describe(metadata)}"
         )
     header = dict(metadata or {})
-    if not all(isinstance(text, str) for item in header.items() for text in item):
-        raise TypeError("`metadata` must be text by name")
+    for key, text in header.items():
+        check_text("a name in `metadata`", key)
+        check_text(f"`metadata[{key!r}]`", text)
     if _KEY in header:
         raise ValueError(f"`metadata` must not have {_KEY!r}, which holds the specs")
     specs, tensors = {}, {}
     for name, network in networks.items():
-        if not isinstance(name, str):
-            raise TypeError(f"`networks` must have names, got {_checks.describe(name)}")
+        check_text("a name in `networks`", name)
         if not isinstance(network, (tuple, list)) or len(network) < 2:
             raise TypeError(
                 f"`networks[{name!r}]` must be (spec, weights), got "
                 f"{_checks.describe(network)}"
             )
         spec, weights, *_ = network
-        check_spec(spec)
-        if isinstance(weights, PreparedWeights):
-            weights = weights.weights
-        label = f"networks[{name!r}]"
-        weights = _checks.check_array(label, weights)
-        _checks.check_floating(label, weights, _checks.FLOATS)
+        if not isinstance(spec, RNNSpec):
+            raise TypeError(
+                f"`networks[{name!r}][0]` must be an RNNSpec, got "
+                f"{_checks.describe(spec)}"
+            )
+        weights = flat_weights(f"networks[{name!r}][1]", weights, spec)
         specs[name] = dataclasses.asdict(spec)
         named = _named(name, spec, unpack_weights(weights, spec))
         tensors |= {key: np.ascontiguousarray(value) for key, value in named.items()}
@@ -116,6 +123,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Saved]:
         `jax_enable_x64`, as everywhere in JAX.
 
     Raises:
+        TypeError: `path` is no path.
         ValueError: the file is damaged, or not one that `save` wrote.
         ImportError: safetensors is not installed.
         OSError: the file cannot be opened.
@@ -155,6 +163,45 @@ def read_tensors(
         size = int.from_bytes(data[:8], "little")
         header = read_json(data[8 : 8 + size]).get("__metadata__") or {}
     return tensors, header
+
+
+def flat_weights(
+    name: str, weights: Any, spec: RNNSpec, traced: bool = False
+) -> Float[Array, " num_params"]:
+    """Return weights that are to be written elsewhere as the flat vector of their spec.
+
+    Args:
+        name: of the weights in errors.
+        weights: the vector, or what `ostinato.prepare` made of it.
+        spec: the network.
+        traced: whether weights without values will do, as they are under `jax.jit`.
+
+    Raises:
+        TypeError: the weights are no array of floats, or traced.
+        ValueError: they are not those of the spec.
+    """
+    if isinstance(weights, PreparedWeights):
+        weights = weights.weights
+    weights = _checks.check_array(name, weights)
+    _checks.check_floating(name, weights, _checks.FLOATS)
+    check_weights(weights, spec, name)
+    if not traced and not _checks.is_concrete(weights):
+        raise TypeError(
+            f"`{name}` must not be traced, as weights are under jit and vmap"
+        )
+    return weights
+
+
+def check_text(name: str, text: Any) -> None:
+    """Check that `text`, a name or another string, can be written to a file."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be a string, got {_checks.describe(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{name} must have no lone surrogates, which UTF-8 lacks, got {text!r}"
+        ) from None
 
 
 def saved_by_ostinato(header: Mapping[str, str]) -> bool:

@@ -64,7 +64,7 @@ def linear_recurrence_over_devices(
     """
     try:
         count = lax.axis_size(axis_name)
-    except NameError:
+    except (NameError, TypeError, IndexError, ValueError):
         raise ValueError(
             "`axis_name` must be an axis of the mesh of a jax.shard_map around the "
             f"call, got {axis_name!r}"

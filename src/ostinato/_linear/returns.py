@@ -193,6 +193,7 @@ class _Batch:
                 f"{_checks.describe(rewards)}"
             )
         self.single = rewards.ndim == 1
+        self.axes = "T" if self.single else "TB" if self.time_major else "BT"
         self.shape, self.original = rewards.shape, rewards
         self.dtype = wide(rewards.dtype)  # a discount of 0.99 is not one of bfloat16
         self.axis = 0 if self.time_major else 1  # of time, with a batch axis
@@ -229,17 +230,19 @@ class _Batch:
 
     def number(self, name: str, x: Any) -> Array:
         """Return a number, `[]`, or an array in the shape of the rewards."""
-        plain = isinstance(x, (int, float)) and not isinstance(x, bool)
-        if plain or getattr(x, "ndim", None) == 0:
-            return jnp.asarray(x, self.dtype)
-        return self.array(name, x)
+        if isinstance(x, (int, float)):
+            return jnp.asarray(_checks.check_real(name, x), self.dtype)
+        x = _checks.check_array(name, x)
+        if x.ndim:
+            return self.array(name, x)
+        if not any(jnp.issubdtype(x.dtype, t) for t in (jnp.floating, jnp.integer)):
+            raise TypeError(f"`{name}` must be a number, got {_checks.describe(x)}")
+        return x.astype(self.dtype)
 
     def mask(self, name: str, x: Any) -> Array:
         """Check bools in the shape of the rewards, and add the batch axis."""
-        x = _checks.check_array(name, x)
-        if x.dtype != jnp.bool_:
-            raise TypeError(f"`{name}` must be bool, got {_checks.describe(x)}")
-        return self._batched(self._checked(name, x))
+        sizes = dict(zip(self.axes, self.shape, strict=True))
+        return self._batched(_checks.check_mask(name, x, **sizes))
 
     def vector(self, name: str, x: Any) -> Array:
         """Check an array `[B]`, or a scalar for one sequence; return `[B]`."""

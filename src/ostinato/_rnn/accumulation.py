@@ -11,8 +11,10 @@ from .._typing import Array
 
 
 def accumulation_dtype(dtype: Any) -> np.dtype:
-    """Return float32 for a 16-bit float, and any other dtype unchanged."""
-    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    """Return float32 for 16-bit floats, integers and bools, else the dtype itself."""
+    dtype = np.dtype(dtype)
+    kept = dtype == np.float64 or dtype.kind == "c"
+    return dtype if kept else np.dtype(np.float32)
 
 
 def widen(a: Array) -> Array:

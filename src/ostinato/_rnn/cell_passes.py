@@ -131,7 +131,13 @@ def gru_cell_forward(
     b_ih: Float[Array, " 3H"],
     b_hh: Float[Array, " 3H"],
 ) -> tuple[Float[Array, "B H"], GRUReserve]:
-    """Run `gru_cell_inference`; also return the reserve for `gru_cell_backward`."""
+    """Run `gru_cell_inference`, and keep what its backward pass reads.
+
+    Args, Raises: as `gru_cell_inference`.
+
+    Returns:
+        `(h_next, reserve)`; `gru_cell_backward` takes the reserve.
+    """
     _check(3, x, w_ih, w_hh, b_ih, b_hh, h=h)
     gx, gh = _affine(x, w_ih, b_ih), _affine(h, w_hh, b_hh)
     gates, h_next = pointwise.gru_after(gx, gh, widen(h))
@@ -145,9 +151,23 @@ def gru_cell_backward(
     w_ih: Float[Array, "3H I"],
     w_hh: Float[Array, "3H H"],
 ) -> GRUCellGrads:
-    """Pull the cotangent of `h_next`, `[B, H]`, back to all arguments of the step."""
+    """Pull the cotangent of `h_next` back to all arguments of the step.
+
+    Args:
+        dh_next: the cotangent of `h_next`, `[B, H]`.
+        reserve: as `gru_cell_forward` returned it.
+        w_ih: as the forward pass had it, `[3H, I]`.
+        w_hh: as the forward pass had it, `[3H, H]`.
+
+    Returns:
+        `GRUCellGrads`: the gradients of `x`, the states, the weights and the biases.
+
+    Raises:
+        TypeError: the dtypes differ, or `reserve` is none.
+        ValueError: shapes disagree.
+    """
+    _check_backward(3, GRUReserve, reserve, w_ih, w_hh, dh_next=dh_next)
     x, h = reserve.x, reserve.h
-    _check_cotangents(h, dh_next=dh_next)
     gates = jnp.concatenate([widen(a) for a in reserve[:4]], axis=-1)
     dgx, dh_candidate, dh = pointwise.gru_after_backward(
         gates, widen(h), widen(dh_next)
@@ -200,7 +220,13 @@ def lstm_cell_forward(
     b_ih: Float[Array, " 4H"],
     b_hh: Float[Array, " 4H"],
 ) -> tuple[tuple[Float[Array, "B H"], Float[Array, "B H"]], LSTMReserve]:
-    """Run `lstm_cell_inference`; also return the reserve for `lstm_cell_backward`."""
+    """Run `lstm_cell_inference`, and keep what its backward pass reads.
+
+    Args, Raises: as `lstm_cell_inference`.
+
+    Returns:
+        `((h_next, c_next), reserve)`; `lstm_cell_backward` takes the reserve.
+    """
     _check(4, x, w_ih, w_hh, b_ih, b_hh, h=h, c=c)
     pre = _affine(x, w_ih, b_ih) + _affine(h, w_hh, b_hh)
     gates, c_next, h_next = pointwise.lstm(pre, widen(c), _LSTM)
@@ -216,9 +242,25 @@ def lstm_cell_backward(
     w_ih: Float[Array, "4H I"],
     w_hh: Float[Array, "4H H"],
 ) -> LSTMCellGrads:
-    """Pull cotangents of `h_next` and `c_next`, `[B, H]`, back to all arguments."""
+    """Pull cotangents of `h_next` and `c_next` back to all arguments of the step.
+
+    Args:
+        dh_next: the cotangent of `h_next`, `[B, H]`.
+        dc_next: the cotangent of `c_next`, `[B, H]`.
+        reserve: as `lstm_cell_forward` returned it.
+        w_ih: as the forward pass had it, `[4H, I]`.
+        w_hh: as the forward pass had it, `[4H, H]`.
+
+    Returns:
+        `LSTMCellGrads`: the gradients of `x`, the states, the weights and the biases.
+
+    Raises:
+        TypeError: the dtypes differ, or `reserve` is none.
+        ValueError: shapes disagree.
+    """
+    cotangents = {"dh_next": dh_next, "dc_next": dc_next}
+    _check_backward(4, LSTMReserve, reserve, w_ih, w_hh, **cotangents)
     x, h, c = reserve.x, reserve.h, reserve.c
-    _check_cotangents(h, dh_next=dh_next, dc_next=dc_next)
     gates = jnp.concatenate([widen(a) for a in reserve[:4]], axis=-1)
     dpre, dc = pointwise.lstm_backward(
         gates,
@@ -274,7 +316,13 @@ def rnn_cell_forward(
     b_hh: Float[Array, " H"],
     activation: str = "tanh",
 ) -> tuple[Float[Array, "B H"], RNNCellReserve]:
-    """Run `rnn_cell_inference`; also return the reserve for `rnn_cell_backward`."""
+    """Run `rnn_cell_inference`, and keep what its backward pass reads.
+
+    Args, Raises: as `rnn_cell_inference`.
+
+    Returns:
+        `(h_next, reserve)`; `rnn_cell_backward` takes the reserve.
+    """
     spec = _spec_of(activation)
     _check(1, x, w_ih, w_hh, b_ih, b_hh, h=h)
     h_next = pointwise.rnn(_affine(x, w_ih, b_ih) + _affine(h, w_hh, b_hh), spec)
@@ -289,9 +337,24 @@ def rnn_cell_backward(
     w_hh: Float[Array, "H H"],
     activation: str = "tanh",
 ) -> RNNCellGrads:
-    """Pull the cotangent of `h_next`, `[B, H]`, back to all arguments of the step."""
+    """Pull the cotangent of `h_next` back to all arguments of the step.
+
+    Args:
+        dh_next: the cotangent of `h_next`, `[B, H]`.
+        reserve: as `rnn_cell_forward` returned it.
+        w_ih: as the forward pass had it, `[H, I]`.
+        w_hh: as the forward pass had it, `[H, H]`.
+        activation: that of the forward pass.
+
+    Returns:
+        `RNNCellGrads`: the gradients of `x`, the states, the weights and the biases.
+
+    Raises:
+        TypeError: the dtypes differ, or `reserve` is none.
+        ValueError: shapes disagree, or the activation is unknown.
+    """
     spec = _spec_of(activation)
-    _check_cotangents(reserve.h, dh_next=dh_next)
+    _check_backward(1, RNNCellReserve, reserve, w_ih, w_hh, dh_next=dh_next)
     slope = pointwise.rnn_slope(widen(reserve.h_next), spec)
     dpre = widen(dh_next) * slope
     return RNNCellGrads(*_gradients(reserve.x, reserve.h, w_ih, w_hh, dpre, dpre, None))
@@ -322,20 +385,44 @@ def _check(
     _checks.check_rank("x", x, "B", "I")
     _checks.check_rank("h", states["h"], "B", "H")
     (batch, inputs), hidden = x.shape, states["h"].shape[1]
-    rows = gates * hidden
     for name, a in states.items():
         _checks.check_shape(name, a, B=batch, H=hidden)
-    _checks.check_shape("w_ih", w_ih, **{f"{gates}H": rows, "I": inputs})
-    _checks.check_shape("w_hh", w_hh, **{f"{gates}H": rows, "H": hidden})
-    _checks.check_shape("b_ih", b_ih, **{f"{gates}H": rows})
-    _checks.check_shape("b_hh", b_hh, **{f"{gates}H": rows})
+    _check_matrices(gates, inputs, hidden, w_ih, w_hh)
+    for name, b in {"b_ih": b_ih, "b_hh": b_hh}.items():
+        _checks.check_shape(name, b, **{f"{gates}H": gates * hidden})
 
 
-def _check_cotangents(h: Array, **cotangents: Array) -> None:
-    for name, a in cotangents.items():
-        _checks.check_array(name, a)
-        _checks.check_shape(name, a, B=h.shape[0], H=h.shape[1])
-    _checks.check_same_dtype(reserve=h, **cotangents)
+def _check_backward(
+    gates: int, kind: type, reserve: Any, w_ih: Any, w_hh: Any, **cotangents: Any
+) -> None:
+    """Check what the backward pass of a cell with `gates` gates is given."""
+    if not isinstance(reserve, kind):
+        raise TypeError(
+            f"`reserve` must be the {kind.__name__} that the forward pass returned, "
+            f"got {_checks.describe(reserve)}"
+        )
+    kept = {f"reserve.{name}": a for name, a in reserve._asdict().items()}
+    arrays = {**kept, "w_ih": w_ih, "w_hh": w_hh, **cotangents}
+    arrays = {name: _checks.check_array(name, a) for name, a in arrays.items()}
+    x, h = arrays["reserve.x"], arrays["reserve.h"]
+    _checks.check_rank("reserve.x", x, "B", "I")
+    _checks.check_rank("reserve.h", h, "B", "H")
+    _checks.check_floating("reserve.x", x, _checks.FLOATS)
+    _checks.check_same_dtype(**arrays)
+    (batch, hidden), inputs = h.shape, x.shape[1]
+    _checks.check_shape("reserve.x", x, B=batch, I=inputs)
+    for name in [*kept, *cotangents]:
+        if name != "reserve.x":
+            _checks.check_shape(name, arrays[name], B=batch, H=hidden)
+    _check_matrices(gates, inputs, hidden, arrays["w_ih"], arrays["w_hh"])
+
+
+def _check_matrices(
+    gates: int, inputs: int, hidden: int, w_ih: Array, w_hh: Array
+) -> None:
+    rows = {f"{gates}H": gates * hidden}
+    _checks.check_shape("w_ih", w_ih, **rows, I=inputs)
+    _checks.check_shape("w_hh", w_hh, **rows, H=hidden)
 
 
 def _narrow(like: Array, *arrays: Array) -> list[Array]:

@@ -48,9 +48,10 @@ def init_weights(
         `[num_params]`, in the order that `unpack_weights` reads.
 
     Raises:
-        TypeError: `key` is not a PRNG key, or `dtype` is not floating.
-        ValueError: an unknown scheme, one for another mode, or `forget_bias` for a spec
-            without one.
+        TypeError: `key` is not a PRNG key, `dtype` is not floating, or `forget_bias` is
+            no number.
+        ValueError: an unknown scheme, one for another mode, or `forget_bias` that is
+            not finite, or for a spec without one.
 
     References:
         Glorot and Bengio (2010); Saxe et al. (2014), arXiv:1312.6120; for the forget
@@ -60,8 +61,7 @@ def init_weights(
     key = _checks.check_key(key)
     check_spec(spec)
     _checks.check_choice("scheme", scheme, get_args(Scheme))
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"`dtype` must be a floating dtype, got {dtype}")
+    dtype = _checks.check_float_dtype(dtype)
     if scheme == "xlstm" and spec.mode != "slstm":
         raise ValueError(f"`scheme='xlstm'` needs mode 'slstm', got {spec.mode!r}")
     has_bias = "f" in MODES[spec.mode].gates and spec.bias != "none"
@@ -70,6 +70,8 @@ def init_weights(
             "`forget_bias` needs mode 'lstm' or 'slstm' with a bias, got "
             f"mode={spec.mode!r}, bias={spec.bias!r}"
         )
+    if forget_bias is not None and _checks.is_concrete(forget_bias):
+        forget_bias = _checks.check_finite("forget_bias", forget_bias)
     shapes = param_shapes(spec)
     keys = jax.random.split(key, (len(shapes), len(LayerWeights._fields)))
     layers = []

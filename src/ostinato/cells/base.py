@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 
 from .. import _checks
 from .._recurrent.protocol import Cell
@@ -105,6 +106,7 @@ class ParamsCell(SizedCell, Generic[Params]):
 
     def initial_state(self, batch: int, dtype: Any = jnp.float32) -> Any:
         """Return zeros in the `state_sizes`: `h [B, H]`, or a tuple of several."""
+        batch, dtype = check_batch(batch), _checks.check_float_dtype(dtype)
         sizes = self.state_sizes.values()
         first, *others = (jnp.zeros((batch, size), dtype) for size in sizes)
         return (first, *others) if others else first
@@ -150,7 +152,9 @@ class LSTMCell(GatedCell[Params]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        set_field(self, "forget_bias", check_number("forget_bias", self.forget_bias))
+        set_field(
+            self, "forget_bias", _checks.check_finite("forget_bias", self.forget_bias)
+        )
 
     @property
     def state_sizes(self) -> dict[str, int]:
@@ -218,8 +222,7 @@ def draw(
 ) -> Any:
     """Draw parameters of these shapes from U(-bound, bound); set the `constants`."""
     key = _checks.check_key(key)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"`dtype` must be a floating dtype, got {dtype}")
+    dtype = _checks.check_float_dtype(dtype)
     keys = jax.random.split(key, len(shapes))
     values = {}
     for name, shape, k in zip(shapes._fields, shapes, keys, strict=True):
@@ -240,20 +243,17 @@ def set_field(cell: Any, name: str, value: Any) -> None:
     object.__setattr__(cell, name, value)
 
 
-def check_number(name: str, value: Any) -> float:
-    """Return `value` as a float; raise unless it is a finite number."""
-    value = _checks.check_real(name, value)
-    if not abs(value) < float("inf"):
-        raise ValueError(f"`{name}` must be finite, got {value}")
-    return value
-
-
 def check_rate(name: str, value: Any) -> float:
     """Return `value` as a float; raise unless it lies in [0, 1)."""
     value = _checks.check_real(name, value)
     if not 0.0 <= value < 1.0:
         raise ValueError(f"`{name}` must lie in [0, 1), got {value}")
     return value
+
+
+def check_batch(batch: Any) -> Any:
+    """Return the number of sequences; check that it is one, if JAX knows it."""
+    return batch if is_symbolic_dim(batch) else _checks.check_size("batch", batch, 0)
 
 
 def check_cell(name: str, value: Any) -> None:
@@ -283,10 +283,13 @@ def check_params(cell: Any, params: Any, shapes: Any) -> None:
             wanted = "None" if shape is None else f"an array of shape {shape}"
             got = "None" if value is None else _checks.describe(value)
             raise ValueError(f"`params.{name}` must be {wanted}, got {got}")
-        if shape is not None and tuple(value.shape) != tuple(shape):
+        if shape is None:
+            continue
+        value = _checks.check_array(f"params.{name}", value)
+        if value.shape != tuple(shape):
             raise ValueError(
                 f"`params.{name}` must have shape {tuple(shape)} for {cell}, got "
-                f"{tuple(value.shape)}"
+                f"{value.shape}"
             )
     _checks.check_same_dtype(
         **{f"params.{n}": v for n, v in zip(shapes._fields, params, strict=True)}
@@ -305,7 +308,7 @@ def check_inputs(inputs: Any, size: int, **like: Array) -> None:
         )
 
 
-def check_states(states: Any, batch: int, weights: Array, **sizes: int) -> Any:
+def check_states(states: Any, batch: int, weights: Any, **sizes: int) -> Any:
     """Check `states`, arrays `[B, size]` named in `sizes`; return them as a tuple.
 
     For one size, `states` is the array itself.
@@ -320,6 +323,11 @@ def check_states(states: Any, batch: int, weights: Array, **sizes: int) -> Any:
         )
     for (name, size), a in zip(sizes.items(), states, strict=True):
         _checks.check_array(name, a)
+        if a.ndim == 3 and (a.shape[0], a.shape[2]) == (batch, size):
+            raise ValueError(
+                "`window` must be 1 for a cell, whose step reads one past state, got "
+                f"`{name}` with {a.shape[1]} of them"
+            )
         _checks.check_shape(name, a, B=batch, H=size)
         _checks.check_same_dtype(params=weights, **{name: a})
     return tuple(states)

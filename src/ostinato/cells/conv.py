@@ -16,7 +16,6 @@ from .base import (
     SizedCell,
     add,
     check_inputs,
-    check_number,
     check_params,
     draw,
     lstm_unit,
@@ -87,7 +86,9 @@ class ConvLSTM(SizedCell):
                 "`grid` and `kernel` must have the same 1, 2 or 3 axes, got "
                 f"grid={self.grid}, kernel={self.kernel}"
             )
-        set_field(self, "forget_bias", check_number("forget_bias", self.forget_bias))
+        set_field(
+            self, "forget_bias", _checks.check_finite("forget_bias", self.forget_bias)
+        )
 
     @property
     def output_size(self) -> int:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks
-from .._rnn.accumulation import widen
+from .._rnn.accumulation import accumulation_dtype, widen
 from .._typing import Array
 from .base import (
     GatedCell,
@@ -39,9 +39,22 @@ class _RealCell(LinearCell, ParamsCell):
         (h,) = self.unpack(states, batch, params)
         return h
 
+    def initial_state(self, batch: int, dtype: Any = jnp.float32) -> Array:
+        """Return zeros: `h [B, H]`, in float32 for 16 bits, as many small steps add up.
+
+        A state in `dtype` itself is taken, too, and rounded after each part of a
+        sequence, or after each step where they run one by one.
+        """
+        dtype = _checks.check_float_dtype(dtype)
+        return super().initial_state(batch, accumulation_dtype(dtype))
+
     def unpack(self, states: Any, batch: int, params: Any) -> Any:
         """Check the states and return them as a tuple."""
-        return check_states(states, batch, params.w_ih, **self.state_sizes)
+        like = params.w_ih
+        wide = accumulation_dtype(like.dtype)
+        if getattr(states, "dtype", None) == wide:
+            like = jax.ShapeDtypeStruct((), wide)
+        return check_states(states, batch, like, **self.state_sizes)
 
     def read(self, params: Any, h: Array, inputs: Any) -> Array:
         """Return the states."""
@@ -187,6 +200,7 @@ class RGLRU(_RealCell):
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> RGLRUParams:
         """Draw weights from U(-k, k), k = (H / num_heads) ** -0.5, and decays."""
+        dtype = _checks.check_float_dtype(dtype)
         bound = (self.hidden_size // self.num_heads) ** -0.5
         params = draw(key, self.param_shapes(), jnp.float32, bound, {"b_ih": 0.0})
         uniform = (params.decay / bound + 1) / 2
@@ -215,6 +229,6 @@ class RGLRU(_RealCell):
         )
         log_a = 8 * jax.nn.log_sigmoid(broadcast(params.decay, r)) * r
         # 1 - a^2, kept off 0, where the root has no derivative.
-        rest = jnp.maximum(-jnp.expm1(2 * log_a), 1e-7)
+        rest = jnp.maximum(-jnp.expm1(2 * log_a), jnp.finfo(log_a.dtype).tiny)
         b = jnp.sqrt(rest) * i * widen(x)
         return tag_gate(jnp.exp(log_a)), tag_gate(b)

@@ -15,8 +15,8 @@ from .._rnn.accumulation import widen
 from .._typing import Array
 from .base import (
     broadcast,
+    check_batch,
     check_inputs,
-    check_number,
     check_params,
     product,
     set_field,
@@ -43,7 +43,8 @@ class _ComplexCell(LinearCell):
 
     def initial_state(self, batch: int, dtype: Any = jnp.float32) -> Array:
         """Return zeros: `h [B, H]`, complex64, or complex128 for float64."""
-        return jnp.zeros((batch, self.hidden_size), _complex_dtype(dtype))
+        shape = (check_batch(batch), self.hidden_size)
+        return jnp.zeros(shape, _complex_dtype(_checks.check_float_dtype(dtype)))
 
     def checked_state(self, states: Any, batch: int, params: Any) -> Array:
         """Check the state `h [B, H]` and return it."""
@@ -143,7 +144,7 @@ class LRU(_ComplexCell):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("r_min", "r_max", "max_phase"):
-            set_field(self, name, check_number(name, getattr(self, name)))
+            set_field(self, name, _checks.check_finite(name, getattr(self, name)))
         if not 0 <= self.r_min < self.r_max <= 1:
             raise ValueError(
                 "`r_min` and `r_max` must satisfy 0 <= r_min < r_max <= 1, got "
@@ -166,6 +167,7 @@ class LRU(_ComplexCell):
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> LRUParams:
         """Draw factors from the ring, B and C from normal distributions."""
+        dtype = _checks.check_float_dtype(dtype)
         keys = jax.random.split(_checks.check_key(key), 7)
         ring, angle = (
             jax.random.uniform(k, (self.hidden_size,), jnp.float32) for k in keys[:2]
@@ -254,7 +256,7 @@ class S5(_ComplexCell):
         super().__post_init__()
         _checks.check_choice("discretization", self.discretization, ("zoh", "bilinear"))
         for name in ("step_min", "step_max"):
-            set_field(self, name, check_number(name, getattr(self, name)))
+            set_field(self, name, _checks.check_finite(name, getattr(self, name)))
         if not 0 < self.step_min <= self.step_max:
             raise ValueError(
                 "`step_min` and `step_max` must satisfy 0 < step_min <= step_max, got "
@@ -275,6 +277,7 @@ class S5(_ComplexCell):
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> S5Params:
         """Take the eigenvalues of HiPPO-N; draw B and C, in its eigenvectors."""
+        dtype = _checks.check_float_dtype(dtype)
         keys = jax.random.split(_checks.check_key(key), 4)
         values, vectors = _hippo(2 * self.hidden_size)
         whole, features = 2 * self.hidden_size, self.input_size

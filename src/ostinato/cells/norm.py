@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from .. import _checks
 from .._typing import Array
 from .base import (
     GatedCell,
@@ -15,7 +16,6 @@ from .base import (
     Params,
     add,
     broadcast,
-    check_number,
     lstm_unit,
     product,
     set_field,
@@ -241,6 +241,6 @@ def _layer_norm_shapes(cell: GatedCell, gates: int) -> LayerNormParams:
 
 
 def _check_epsilon(cell: Any) -> None:
-    set_field(cell, "epsilon", check_number("epsilon", cell.epsilon))
+    set_field(cell, "epsilon", _checks.check_finite("epsilon", cell.epsilon))
     if cell.epsilon <= 0:
         raise ValueError(f"`epsilon` must be above 0, got {cell.epsilon}")

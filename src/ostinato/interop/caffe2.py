@@ -19,8 +19,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .. import LayerWeights, RNNSpec, _checks, pack_weights, unpack_weights
+from .. import LayerWeights, RNNSpec, _checks, pack_weights
 from .._typing import Array
+from ..store import check_text
+from .exported import pseudo_layers
+from .imported import as_array, reorder_gates
 
 __all__ = [
     "blobs_from_params",
@@ -52,26 +55,30 @@ def params_from_gates(gates: Gates) -> LayerWeights:
         `LayerWeights(w_ih [4H, I], w_hh [4H, H], b_ih [4H], b_hh [4H], None)`.
 
     Raises:
-        TypeError: dtypes differ, or a value is not an array.
+        TypeError: dtypes differ, or a value is not an array of floats.
         ValueError: a name is missing or unknown, or a shape does not fit.
 
     Works under every JAX transformation.
     """
-    _check_names("gates", gates, _FIELDS)
+    return _params_from_gates("gates", gates)
+
+
+def _params_from_gates(argument: str, gates: Gates) -> LayerWeights:
+    _check_names(argument, gates, _FIELDS)
     fields, found = {}, {}
     for part, (w, b) in _FIELDS.items():
         arrays = gates[part]
         names = [f"{gate}_{kind}" for kind in "wb" for gate in _GATES]
-        _check_names(f"gates[{part!r}]", arrays, names)
+        _check_names(f"{argument}[{part!r}]", arrays, names)
         for name in names:
-            label = f"gates[{part!r}][{name!r}]"
-            found[label] = _checks.check_array(label, arrays[name])
+            label = f"{argument}[{part!r}][{name!r}]"
+            found[label] = as_array(label, arrays[name])
         for field, kind in ((w, "w"), (b, "b")):
             fields[field] = [
-                found[f"gates[{part!r}]['{gate}_{kind}']"] for gate in _GATES
+                found[f"{argument}[{part!r}]['{gate}_{kind}']"] for gate in _GATES
             ]
     _checks.check_same_dtype(**found)
-    _check_gate_shapes(found)
+    _check_gate_shapes(argument, found)
     return LayerWeights(**{f: jnp.concatenate(a) for f, a in fields.items()}, w_hr=None)
 
 
@@ -79,13 +86,13 @@ def gates_from_params(params: LayerWeights) -> dict[str, dict[str, Array]]:
     """Return the arrays by gate of parameters; the inverse of `params_from_gates`.
 
     Raises:
-        TypeError: `params` is not a `LayerWeights`.
+        TypeError: `params` is not a `LayerWeights` of arrays of floats.
         ValueError: `params` are not those of an LSTM with both biases and without a
-            projection.
+            projection, or a shape does not fit.
 
     Works under every JAX transformation.
     """
-    _check_params("params", params)
+    params = _check_params("params", params)
     return {
         part: {
             f"{gate}_{kind}": block
@@ -108,37 +115,42 @@ def params_from_blobs(blobs: Mapping[str, Any], scope: str = "") -> LayerWeights
         scope: the prefix of the names, as in `scope + "/i2h_w"`.
 
     Raises:
-        TypeError: dtypes differ, or a value is not an array.
+        TypeError: `blobs` is no mapping, `scope` no string, dtypes differ, or a value
+            is not an array of floats.
         ValueError: a blob is missing, or a shape does not fit.
 
     Works under every JAX transformation.
     """
-    gates = {}
-    for part, blob in _BLOBS.items():
-        gates[part] = {}
-        for kind in "wb":
-            name = _scoped(scope, f"{blob}_{kind}")
+    if not isinstance(blobs, Mapping):
+        raise TypeError(f"`blobs` must be a mapping, got {_checks.describe(blobs)}")
+    found, labels = {}, {}
+    for part, fields in _FIELDS.items():
+        for field, kind in zip(fields, "wb", strict=True):
+            name = _scoped(scope, f"{_BLOBS[part]}_{kind}")
             if name not in blobs:
                 there = ", ".join(map(repr, blobs)) or "none"
                 raise ValueError(f"`blobs` must hold {name!r}, got {there}")
-            array = _checks.check_array(f"blobs[{name!r}]", blobs[name])
+            labels[field] = f"blobs[{name!r}]"
+            array = as_array(labels[field], blobs[name])
             if array.ndim != (2 if kind == "w" else 1) or array.shape[0] % 4:
                 rows = "[4H, ...]" if kind == "w" else "[4H]"
                 raise ValueError(
-                    f"`blobs[{name!r}]` must have shape {rows}, got {list(array.shape)}"
+                    f"`{labels[field]}` must have shape {rows}, got {list(array.shape)}"
                 )
-            parts = zip(_GATES_BY_BLOB, jnp.split(array, 4), strict=True)
-            gates[part] |= {f"{gate}_{kind}": a for gate, a in parts}
-    return params_from_gates(gates)
+            found[field] = array
+    _check_fields(labels, found)
+    order = " ".join(_GATES_BY_BLOB), " ".join(_GATES)
+    fields = {field: reorder_gates(a, *order) for field, a in found.items()}
+    return LayerWeights(**fields, w_hr=None)
 
 
 def blobs_from_params(params: LayerWeights, scope: str = "") -> dict[str, Array]:
     """Return the blobs of Caffe2's LSTM; the inverse of `params_from_blobs`.
 
     Raises:
-        TypeError: `params` is not a `LayerWeights`.
+        TypeError: `params` is not a `LayerWeights` of arrays of floats.
         ValueError: `params` are not those of an LSTM with both biases and without a
-            projection.
+            projection, or a shape does not fit.
 
     Works under every JAX transformation.
     """
@@ -169,7 +181,15 @@ def weights_from_gates(layers: Sequence[Gates], spec: RNNSpec) -> Array:
     Works under every JAX transformation.
     """
     _check_spec(spec)
-    return pack_weights([params_from_gates(gates) for gates in layers], spec)
+    if not isinstance(layers, Sequence) or isinstance(layers, str):
+        raise TypeError(
+            "`layers` must be a list of mappings, one for each pseudo-layer, got "
+            f"{_checks.describe(layers)}"
+        )
+    params = [
+        _params_from_gates(f"layers[{p}]", gates) for p, gates in enumerate(layers)
+    ]
+    return pack_weights(params, spec)
 
 
 def gates_from_weights(
@@ -178,16 +198,19 @@ def gates_from_weights(
     """Return the arrays by gate of a flat vector; the inverse of `weights_from_gates`.
 
     Raises:
+        TypeError: `weights` is no array of floats.
         ValueError: the vector does not fit `spec`, or `spec` is not an LSTM with both
             biases and without a projection.
 
     Works under every JAX transformation.
     """
     _check_spec(spec)
-    return [gates_from_params(layer) for layer in unpack_weights(weights, spec)]
+    layers = pseudo_layers(spec, weights, traced=True)
+    return [gates_from_params(layer) for layer in layers]
 
 
 def _scoped(scope: str, name: str) -> str:
+    check_text("`scope`", scope)
     return f"{scope}/{name}" if scope else name
 
 
@@ -202,33 +225,55 @@ def _check_names(name: str, value: Any, wanted: Any) -> None:
         raise ValueError(f"`{name}` must hold {names} alone, got {unknown!r} too")
 
 
-def _check_gate_shapes(arrays: dict[str, Array]) -> None:
-    hidden = arrays["gates['recurrent']['input_gate_b']"].shape
-    inputs = arrays["gates['input']['input_gate_w']"].shape[1:]
+def _check_gate_shapes(argument: str, arrays: dict[str, Array]) -> None:
+    hidden = arrays[f"{argument}['recurrent']['input_gate_b']"].shape
+    inputs = arrays[f"{argument}['input']['input_gate_w']"].shape[1:]
     for label, a in arrays.items():
         want = hidden
         if label.endswith("_w']"):
             want = (
                 *hidden,
-                *(inputs if label.startswith("gates['input']") else hidden),
+                *(inputs if label.startswith(f"{argument}['input']") else hidden),
             )
         if a.shape != want:
             raise ValueError(f"`{label}` must have shape {want}, got {a.shape}")
 
 
-def _check_params(name: str, params: Any) -> None:
+def _check_params(name: str, params: Any) -> LayerWeights:
     if not isinstance(params, LayerWeights):
         raise TypeError(
             f"`{name}` must be LayerWeights, got {_checks.describe(params)}"
         )
-    present = [field for field in params._fields if getattr(params, field) is not None]
-    rows = () if params.w_hh is None else tuple(params.w_hh.shape)
+    labels = {
+        field: f"{name}.{field}"
+        for field, value in params._asdict().items()
+        if value is not None
+    }
+    found = {f: as_array(label, getattr(params, f)) for f, label in labels.items()}
+    rows = found["w_hh"].shape if "w_hh" in found else ()
     square = len(rows) == 2 and rows[0] == 4 * rows[1]
-    if present != ["w_ih", "w_hh", "b_ih", "b_hh"] or not square:
+    if [*found] != ["w_ih", "w_hh", "b_ih", "b_hh"] or not square:
         raise ValueError(
             f"`{name}` must be those of an LSTM with both biases and no projection, "
-            f"got {', '.join(present)} with w_hh of shape {rows}"
+            f"got {', '.join(found)} with w_hh of shape {rows}"
         )
+    _check_fields(labels, found)
+    return LayerWeights(**found, w_hr=None)
+
+
+def _check_fields(labels: Mapping[str, str], found: Mapping[str, Array]) -> None:
+    """Check that the arrays of an LSTM fit each other; `labels` are for messages."""
+    rows, hidden = found["w_hh"].shape
+    wanted = {"w_ih": (2, f"{rows}, I"), "b_ih": (1, rows), "b_hh": (1, rows)}
+    if rows != 4 * hidden:
+        wanted = {"w_hh": (None, "4H, H")}
+    for field, (rank, want) in wanted.items():
+        shape = found[field].shape
+        if len(shape) != rank or shape[0] != rows:
+            raise ValueError(
+                f"`{labels[field]}` must have shape [{want}], got {list(shape)}"
+            )
+    _checks.check_same_dtype(**{labels[field]: a for field, a in found.items()})
 
 
 def _check_spec(spec: Any) -> None:

@@ -7,12 +7,13 @@ are read, `.safetensors`, `.onnx` and `.pt` are written.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from .. import store
-from .._files import same, write_atomically
-from . import keras, onnx, torch
+from .._files import check_path, same, write_atomically
+from . import keras, onnx, onnx_files, torch
 from .imported import Contents, Imported
 
 __all__ = ["SOURCES", "TARGETS", "convert", "read"]
@@ -31,8 +32,9 @@ def convert(
 
     Args:
         source: `.pt`, `.safetensors`, `.keras`, `.h5` or `.onnx`.
-        target: another file, `.safetensors`, `.onnx`, for which there must be one
-            network, or `.pt`. Nothing is written if there is no network.
+        target: another file than `source` and, for `.onnx`, those with its data:
+            `.safetensors`, `.onnx`, for which there must be one network, or `.pt`.
+            Nothing is written if there is no network.
         name: of the one network to write; None: all.
 
     Returns:
@@ -40,16 +42,19 @@ def convert(
         name with the reason.
 
     Raises:
-        ValueError: another suffix, a damaged file, the same file twice, no network
-            called `name`, or several for `.onnx`.
+        TypeError: `source` or `target` is no path.
+        ValueError: another suffix, a damaged file, a `target` that `source` needs, no
+            network called `name`, or several for `.onnx`.
         ImportError: a package is not installed.
         OSError: a file cannot be read or written.
     """
+    _check_suffix("source", source, SOURCES)
     _check_suffix("target", target, TARGETS)
-    if same(source, target):
+    if any(same(file, target) for file in _files(source, target)):
         raise ValueError(
-            f"`target` must be another file than `source`, got {os.fspath(target)!r}, "
-            "which would be overwritten; what is no recurrent network would be lost"
+            "`target` must be another file than `source` and its data, got "
+            f"{os.fspath(target)!r}, which would be overwritten; what is no recurrent "
+            "network would be lost"
         )
     found, others = read(source)
     if name is not None:
@@ -71,12 +76,22 @@ def read(path: str | os.PathLike[str]) -> Contents:
     """Return the networks in a file by name, and why the rest of it is none.
 
     Raises:
+        TypeError: `path` is no path.
         ValueError: another suffix, or a damaged file.
         ImportError: a package is not installed.
         OSError: the file cannot be read.
     """
-    _check_suffix("source", path, SOURCES)
+    _check_suffix("path", path, SOURCES)
     return _READERS[_suffix(path)](path)
+
+
+def _files(
+    source: str | os.PathLike[str], target: str | os.PathLike[str]
+) -> Iterator[str | os.PathLike[str]]:
+    """Yield the files that `source` consists of, where one of them can be `target`."""
+    yield source
+    if _suffix(source) == ".onnx" and os.path.exists(target):
+        yield from onnx_files.data_files(source)
 
 
 def _suffix(path: str | os.PathLike[str]) -> str:
@@ -86,6 +101,7 @@ def _suffix(path: str | os.PathLike[str]) -> str:
 def _check_suffix(
     name: str, path: str | os.PathLike[str], known: tuple[str, ...]
 ) -> None:
+    check_path(name, path)
     if _suffix(path) not in known:
         raise ValueError(
             f"`{name}` must end in one of {', '.join(known)}, got {os.fspath(path)!r}"

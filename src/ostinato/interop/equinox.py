@@ -96,6 +96,7 @@ def to_cell(
         without biases. A GRU with `bias="input"` gets a `bias_n` of 0.
 
     Raises:
+        TypeError: `weights` is no array of floats; `reverse` or `fold` is no bool.
         ValueError: a plain RNN, `proj_size`, `cell_clip`, `reset_after=False`,
             `input_mode="skip"` or several heads; two biases without `fold`.
         ImportError: equinox is not installed.
@@ -115,7 +116,7 @@ def to_cell(
         raise ValueError(
             f"`spec` must have mode 'lstm' or 'gru' for {target}, got {spec.mode!r}"
         )
-    parts = pseudo_layer(spec, weights, layer, reverse)
+    parts = pseudo_layer(spec, weights, layer, reverse, traced=True)
     b, b_n = join_biases(spec, parts, target, fold)
     order = gate_order(spec.mode), GATES[spec.mode]
     leaves = {

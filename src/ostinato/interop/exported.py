@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from .. import LayerWeights, RNNSpec, _checks, unpack_weights
 from .._rnn.spec import check_spec
 from .._typing import Array, Float
+from ..store import flat_weights
 
 
 def require(spec: RNNSpec, target: str, **fields: Any) -> None:
@@ -38,15 +39,34 @@ def require(spec: RNNSpec, target: str, **fields: Any) -> None:
 _MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 
 
+def pseudo_layers(
+    spec: RNNSpec, weights: Float[Array, " num_params"], traced: bool = False
+) -> list[LayerWeights]:
+    """Return the weights of all pseudo-layers.
+
+    Args:
+        spec: the network.
+        weights: its flat vector, or a prepared one.
+        traced: whether weights without values will do.
+
+    Raises:
+        TypeError: `weights` is no array of floats, or traced.
+        ValueError: `weights` is not the flat vector of `spec`.
+    """
+    return unpack_weights(flat_weights("weights", weights, spec, traced), spec)
+
+
 def pseudo_layer(
     spec: RNNSpec,
     weights: Float[Array, " num_params"],
     layer: int = 0,
     reverse: bool = False,
+    traced: bool = False,
 ) -> LayerWeights:
     """Return the weights of one direction of one layer.
 
     Raises:
+        TypeError, ValueError: as `pseudo_layers`.
         ValueError: the network has no such layer or direction.
     """
     layer = _checks.check_size("layer", layer, 0)
@@ -57,7 +77,8 @@ def pseudo_layer(
     reverse = _checks.check_bool("reverse", reverse)
     if reverse and not spec.bidirectional:
         raise ValueError("`reverse` must be False for a spec with bidirectional=False")
-    return unpack_weights(weights, spec)[layer * spec.num_directions + reverse]
+    layers = pseudo_layers(spec, weights, traced)
+    return layers[layer * spec.num_directions + reverse]
 
 
 def join_biases(
@@ -79,8 +100,10 @@ def join_biases(
         the candidate hold only `b_ih` where there is a `b_n`.
 
     Raises:
+        TypeError: `fold` is no bool.
         ValueError: both vectors have values other than 0, and `fold` is False.
     """
+    fold = _checks.check_bool("fold", fold)
     b, b_hh, b_n = layer.b_ih, layer.b_hh, None
     if b_hh is not None and spec.mode == "gru" and spec.reset_after:
         hidden = spec.hidden_size

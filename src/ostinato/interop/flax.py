@@ -118,12 +118,15 @@ def to_cell(
         A cell of nnx, or nested dicts of arrays. Biases that the spec lacks are 0.
 
     Raises:
+        TypeError: `weights` is no array of floats; `reverse` or `fold` is no bool.
         ValueError: `kind` has another mode; `proj_size`, `cell_clip`,
             `reset_after=False`, `input_mode="skip"` or several heads; two biases
             without `fold`; a recurrent bias of the candidate for nnx's GRU, which has
             no place for it.
         ImportError: flax is not installed, and `kind` is not `"linen"`.
     """
+    if kind is not None:
+        _checks.check_choice("kind", kind, get_args(ExportKind))
     named = {None: "cell", "linen": "linen cell"}
     target = f"a {named.get(kind, kind)} of flax"
     require(
@@ -136,13 +139,12 @@ def to_cell(
     )
     usual = next(name for name, modes in _MODES.items() if spec.mode in modes)
     wanted: str = usual if kind is None else kind
-    _checks.check_choice("kind", wanted, get_args(ExportKind))
     if wanted != "linen" and spec.mode not in _MODES[wanted]:
         modes = " or ".join(map(repr, _MODES[wanted]))
         raise ValueError(
             f"`spec` must have mode {modes} for {target}, got {spec.mode!r}"
         )
-    parts = pseudo_layer(spec, weights, layer, reverse)
+    parts = pseudo_layer(spec, weights, layer, reverse, traced=True)
     b, b_n = join_biases(spec, parts, target, fold)
     if b is None:
         b = jnp.zeros(parts.w_hh.shape[0], parts.w_hh.dtype)

@@ -54,7 +54,8 @@ def from_params(
         `reset_after=False`, a `vanilla_rnn` the mode `"rnn_relu"`.
 
     Raises:
-        TypeError: a parameter is no array of floats, or dtypes differ.
+        TypeError: `params` or a module of it is no mapping, a parameter is no array of
+            floats, or dtypes differ.
         ValueError: there is no such core, or several and no `name`; a parameter is
             missing; shapes do not fit each other.
 
@@ -67,9 +68,14 @@ def from_params(
     modules = [f"{name}/{part}" if part else name for part in _MODULES[kind]]
 
     def take(module: str, leaf: str, *axes: str) -> Array:
-        if leaf not in params.get(module, {}):
+        found = params.get(module, {})
+        if not isinstance(found, Mapping):
+            raise TypeError(
+                f"`params[{module!r}]` must be a mapping, got {_checks.describe(found)}"
+            )
+        if leaf not in found:
             raise ValueError(f"`params[{module!r}][{leaf!r}]` must be given")
-        array = as_array(f"params[{module!r}][{leaf!r}]", params[module][leaf])
+        array = as_array(f"params[{module!r}][{leaf!r}]", found[leaf])
         _checks.check_rank(f"params[{module!r}][{leaf!r}]", array, *axes)
         return array
 

@@ -89,10 +89,17 @@ def _in_order(file):
             continue
         attributes = layers[layer].attrs
         parts = sorted(filter(_LISTS.fullmatch, attributes), key=lambda n: (len(n), n))
-        for name in (name for part in parts for name in list(attributes[part])):
-            name = name.decode() if isinstance(name, bytes) else str(name)
+        names = [name for part in parts for name in _texts(attributes[part])]
+        for name in names:
             listed.setdefault(f"model_weights/{layer}/{name}", len(listed))
     return sorted(found.items(), key=lambda item: listed.get(item[0], len(listed)))
+
+
+def _texts(attribute) -> list[str]:
+    """Return the texts of an attribute; none if it holds something else."""
+    names = attribute.tolist() if hasattr(attribute, "tolist") else []
+    names = names if isinstance(names, list) else [names]
+    return [n.decode() if isinstance(n, bytes) else str(n) for n in names]
 
 
 def _read(path: str, node, size: int) -> tuple[str, str, list[int], bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from .. import (
 from .._rnn.joining import Rows
 from .._rnn.modes import MODES
 from .._typing import Array, Float
+from ..store import check_text
 from .exported import require
 
 __all__ = ["Imported", "bidirectional", "stack"]
@@ -79,6 +80,21 @@ def _from_torch(name: str, tensor: Any) -> np.ndarray:
         raise TypeError(
             f"`{name}` must be a dense tensor of a dtype that numpy has: {error}"
         ) from error
+
+
+def check_state_dict(sd: Any, prefix: str = "", hint: str = "") -> None:
+    """Check a state dict, and a prefix of names in it.
+
+    Raises:
+        TypeError: `sd` is no mapping, or `prefix` no string; `hint` is added to what is
+            said of a module.
+    """
+    if not isinstance(sd, Mapping):
+        known = callable(getattr(sd, "state_dict", None))
+        more = f"; its state_dict() is one{hint}" if known else ""
+        got = " ".join(_checks.describe(sd).split())  # of a module it has many lines
+        raise TypeError(f"`sd` must be a mapping, got {got}{more}")
+    check_text("`prefix`", prefix)
 
 
 def gate_order(mode: str) -> str:

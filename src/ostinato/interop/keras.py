@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-from .. import LayerWeights, RNNSpec
+from .. import LayerWeights, RNNSpec, _checks
 from .._rnn.joining import transposed
 from .._typing import Array, Float, Mode
 from .exported import join_biases, pseudo_layer, require
@@ -77,6 +77,7 @@ def from_file(path: str | os.PathLike[str]) -> dict[str, Imported]:
         `"model/layer"`. Layers of other kinds are passed over.
 
     Raises:
+        TypeError: `path` is no path.
         ValueError: the file is damaged or refers to other files; or a recurrent layer
             has another activation or `merge_mode`: the message names the attribute.
         ImportError: h5py is not installed.
@@ -137,11 +138,13 @@ def to_weights(
         is a layer with `use_bias=False`.
 
     Raises:
+        TypeError: `weights` is no array of floats, or traced; `fold` is no bool.
         ValueError: `proj_size`, `cell_clip`, `input_mode="skip"` or several heads; two
             biases without `fold`, except for a GRU with `reset_after=True`.
     """
     target = "a layer of Keras"
     require(spec, target, proj_size=0, cell_clip=None, input_mode="linear")
+    fold = _checks.check_bool("fold", fold)
     order, arrays = (gate_order(spec.mode), GATES[spec.mode]), []
     for reverse in range(spec.num_directions):
         parts = pseudo_layer(spec, weights, layer, bool(reverse))

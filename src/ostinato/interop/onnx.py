@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-from .. import LayerWeights, RNNSpec, _checks, unpack_weights
+from .. import LayerWeights, RNNSpec, _checks
 from .._typing import Array, Float
-from .exported import require
+from .exported import pseudo_layers, require
 from .imported import Contents, Imported, as_array, build, gate_order, reorder_gates
 from .onnx_files import Graph, read_model
 
@@ -92,7 +92,8 @@ def _convert(graph: Graph, name: str) -> Imported:
     attributes = graph.attributes(node)
     mode, options = _equations(name, node.op_type, attributes)
     if inputs.get("P"):
-        _refuse(name, "P", "absent: cells have no peepholes here", "")
+        wanted = "absent: `ostinato.rnn` has no peepholes; "
+        _refuse(name, "P", f"{wanted}`ostinato.cells.PeepholeLSTM` has them", "")
     direction = str(attributes.get("direction", "forward"))
     if direction not in _DIRECTIONS:
         _refuse(name, "direction", " or ".join(_DIRECTIONS), direction)
@@ -177,9 +178,16 @@ def _notes(
     notes = []
     if not attributes.get("layout"):
         notes.append("layout=0: x is [T, N, I], so call with time_major=True")
-    if direction == "reverse":
+    lengths = bool(inputs.get("sequence_lens"))
+    if direction == "reverse" and lengths:  # the padding, flipped, comes first
+        notes.append(
+            "direction=reverse with sequence_lens: flip x along time, and y back; "
+            "instead of seq_lengths, call with a mask, True at the steps below "
+            "sequence_lens, and flip it as x"
+        )
+    elif direction == "reverse":
         notes.append("direction=reverse: flip x along time, and y back")
-    if inputs.get("sequence_lens"):
+    elif lengths:
         notes.append("sequence_lens: call with seq_lengths")
     states = [state for state in ("initial_h", "initial_c") if inputs.get(state)]
     if states:
@@ -213,6 +221,7 @@ def to_model(
         An `onnx.ModelProto`, checked; dropout is left out.
 
     Raises:
+        TypeError: `weights` is no array of floats, or traced; `time_major` is no bool.
         ValueError: `proj_size`, `cell_clip`, `input_mode="skip"` or several heads; an
             opset that the installed onnx does not know; bfloat16 before opset 22.
         ImportError: onnx is not installed.
@@ -220,17 +229,19 @@ def to_model(
     import onnx
 
     require(spec, "a model of ONNX", proj_size=0, cell_clip=None, input_mode="linear")
-    weights = _checks.check_array("weights", weights)
+    layers = pseudo_layers(spec, weights)
+    dtype = layers[0].w_hh.dtype
+    time_major = _checks.check_bool("time_major", time_major)
     opset = _checks.check_size("opset", opset, _OLDEST_OPSET)
     newest = onnx.defs.onnx_opset_version()
     if opset > newest:
         raise ValueError(f"`opset` must be at most {newest}, got {opset}")
-    if weights.dtype == jnp.bfloat16 and opset < _BFLOAT16_OPSET:
+    if dtype == jnp.bfloat16 and opset < _BFLOAT16_OPSET:
         raise ValueError(
             f"`opset` must be at least {_BFLOAT16_OPSET} for bfloat16, got {opset}"
         )
-    model = _Builder(onnx, np.dtype(weights.dtype))
-    y = _network(model, spec, unpack_weights(weights, spec), time_major)
+    model = _Builder(onnx, np.dtype(dtype))
+    y = _network(model, spec, layers, time_major)
     made = model.finish(spec, y, opset, time_major)
     onnx.checker.check_model(made, full_check=True)
     return made

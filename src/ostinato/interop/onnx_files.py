@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,27 @@ def read_model(path_or_model: Any) -> Graph:
         if not model.HasField("graph") or not model.ir_version:
             raise ValueError("it has no graph")
         return Graph(onnx, model, path.resolve().parent)
+
+
+def data_files(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the files in which the data of a model lie besides its own."""
+    import onnx
+
+    with reading(path, _KIND):
+        model = onnx.load_model_from_string(Path(path).read_bytes())
+    for location in _locations(model):
+        yield Path(path).resolve().parent / location
+
+
+def _locations(message: Any) -> Iterator[str]:
+    """Yield the places of data outside of a model, of all tensors in it."""
+    for field, value in message.ListFields():
+        if field.name == "external_data":
+            yield from (entry.value for entry in value if entry.key == "location")
+        elif field.message_type is not None:
+            parts = [value] if hasattr(value, "ListFields") else value
+            for part in parts:
+                yield from _locations(part)
 
 
 def _text(value: Any) -> Any:

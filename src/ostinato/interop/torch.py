@@ -16,17 +16,26 @@ import os
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
-from .. import LayerWeights, RNNSpec, _checks, unpack_weights
+from .. import LayerWeights, RNNSpec, _checks
 from .._files import MAX_RATIO, BadFileError, check_zip, reading
 from .._typing import Array, Float
-from .exported import require
-from .imported import Contents, Imported, as_array, build, gate_order, reorder_gates
+from ..store import check_text
+from .exported import pseudo_layers, require
+from .imported import (
+    Contents,
+    Imported,
+    as_array,
+    build,
+    check_state_dict,
+    gate_order,
+    reorder_gates,
+)
 
 __all__ = ["find", "from_file", "from_module", "from_state_dict", "to_state_dict"]
 
@@ -44,7 +53,9 @@ GATES = {"lstm": "i f g o", "gru": "r z n", "rnn_tanh": "h", "rnn_relu": "h"}
 _NAME = re.compile(rf"({'|'.join(_FIELDS)})(?:_l(\d+)(_reverse)?)?")
 _MODES = {4: "lstm", 3: "gru"}
 _MAX_LAYERS = 10_000
-_MAX_MAPPINGS = 500  # in a checkpoint, and so how deep they can be nested
+_MAX_DEPTH = 100  # of mappings and lists in a checkpoint
+_NOT_OURS = "not of a recurrent layer"
+_OF_MODULE = "; `from_module` converts a layer"
 
 
 def from_module(module: Any) -> Imported:
@@ -129,28 +140,34 @@ def from_file(
     The file is read with `weights_only=True`, so no code in it runs.
 
     Args:
-        path: a state dict, or mappings that hold some, as checkpoints do.
+        path: a state dict, or mappings and lists that hold some, as checkpoints do.
         nonlinearity: of plain RNNs, which their weights do not tell.
 
     Returns:
-        The networks by prefix; names of nested mappings are joined by dots.
+        The networks by prefix; names of nested mappings, and places in lists, are
+        joined by dots, as in `"models.0."`. What is there several times has its first
+        name.
 
     Raises:
-        ValueError: the file is damaged, or holds more than tensors and mappings.
+        TypeError: `path` is no path.
+        ValueError: the file is damaged, holds no tensors by name, or holds objects
+            that are not data, such as modules.
         ImportError: torch is not installed.
     """
     _checks.check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
-    return contents(_tensors_of(path), nonlinearity).found
+    return contents(_tensors_of(path)[0], nonlinearity).found
 
 
 def read_file(path: str | os.PathLike[str]) -> Contents:
     """Return the networks in a file of torch, and the names of other tensors."""
-    return contents(_tensors_of(path))
+    tensors, passed_over = _tensors_of(path)
+    found, others = contents(tensors)
+    return Contents(found, others | passed_over)
 
 
 def contents(sd: Mapping[str, Any], nonlinearity: str = "tanh") -> Contents:
     """Return the networks in a state dict, and the names of other tensors."""
-    found, others = {}, {name: "not of a recurrent layer" for name in sd}
+    found, others = {}, dict.fromkeys(sd, _NOT_OURS)
     for prefix, part in _by_prefix(sd).items():
         try:
             network = _from_named(part, prefix, nonlinearity, [], {})
@@ -166,8 +183,14 @@ def contents(sd: Mapping[str, Any], nonlinearity: str = "tanh") -> Contents:
     return Contents(found, others)
 
 
-def _tensors_of(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the tensors in a file by name; ValueError where it is damaged."""
+def _tensors_of(
+    path: str | os.PathLike[str],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the tensors in a file by name, and why parts of it were passed over.
+
+    Raises:
+        ValueError: the file is damaged, or holds no tensors by name.
+    """
     import torch
 
     kind = "a file of tensors that torch.save wrote, such as a state_dict"
@@ -183,25 +206,56 @@ def _tensors_of(path: str | os.PathLike[str]) -> dict[str, Any]:
                 "as a whole module, which only its own code can read, or is damaged; "
                 "save module.state_dict() instead"
             ) from error
-    tensors = {}
-    for name, tensor in _flat(tree, "", set()):
+    tensors, passed_over = {}, {}
+    for name, tensor in _flat(tree, (), {}, passed_over):
         if tensor.numel() * tensor.element_size() > MAX_RATIO * size:  # strides of 0
             raise ValueError(f"`{name}` must fit in its file of {size} bytes")
         tensors[name] = tensor
-    return tensors
+    if not tensors and not isinstance(tree, Mapping):
+        raise BadFileError(
+            f"`path` must be {kind}; {os.fspath(path)!r} holds "
+            f"{' '.join(_checks.describe(tree).split())}"
+        )
+    return tensors, passed_over
 
 
-def _flat(tree: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors in nested mappings, each of which is visited once."""
-    if not isinstance(tree, Mapping) or id(tree) in seen or len(seen) > _MAX_MAPPINGS:
-        return
-    seen.add(id(tree))
-    for name, value in tree.items():
-        name = f"{prefix}{name}"
-        if hasattr(value, "detach"):
+def _flat(
+    tree: Any, place: tuple[str, ...], seen: dict[int, str], passed_over: dict[str, str]
+) -> Generator[tuple[str, Any], None, bool]:
+    """Yield the tensors in nested mappings and lists, each of which is visited once.
+
+    Args:
+        tree: a mapping, a list or a tuple; anything else holds no tensors by name.
+        place: the names that lead to it.
+        seen: for each that was visited, by `id`, its name; `""` if it holds no tensors,
+            as far as is known.
+        passed_over: where to note what is not visited, by name with the reason.
+
+    Returns:
+        Whether there were any.
+    """
+    holds, seen[id(tree)], items = False, "", ()
+    if isinstance(tree, Mapping):
+        items = tree.items()
+    elif isinstance(tree, (list, tuple)):
+        items = enumerate(tree)
+    for key, value in items:
+        is_tensor = hasattr(value, "detach")
+        if not is_tensor and not isinstance(value, (Mapping, list, tuple)):
+            continue
+        inner = (*place, str(key))
+        name = ".".join(inner)
+        if is_tensor:
+            holds = True
             yield name, value
-        else:
-            yield from _flat(value, f"{name}.", seen)
+        elif id(value) in seen:
+            if first := seen[id(value)]:
+                passed_over[name] = f"the same object as {first!r}"
+        elif len(inner) > _MAX_DEPTH:
+            passed_over[name] = f"nested more than {_MAX_DEPTH} deep"
+        elif (yield from _flat(value, inner, seen, passed_over)):
+            holds, seen[id(value)] = True, name
+    return holds
 
 
 def find(sd: Mapping[str, Any]) -> dict[str, RNNSpec]:
@@ -213,7 +267,11 @@ def find(sd: Mapping[str, Any]) -> dict[str, RNNSpec]:
     Returns:
         For each layer its prefix, which `from_state_dict` takes, and its spec. Those of
         plain RNNs have mode `"rnn_tanh"`: weights do not tell it from `"rnn_relu"`.
+
+    Raises:
+        TypeError: `sd` is no mapping.
     """
+    check_state_dict(sd, hint=_OF_MODULE)
     return {name: network.spec for name, network in contents(sd).found.items()}
 
 
@@ -247,16 +305,18 @@ def to_state_dict(
         without biases has none: `bias=False` in torch.
 
     Raises:
+        TypeError: `weights` is no array of floats, or traced; `prefix` is no string.
         ValueError: `reset_after=False`, `cell_clip`, `input_mode="skip"` or several
-            heads.
+            heads; `weights` is not the vector of `spec`.
         ImportError: torch is not installed.
     """
+    check_text("`prefix`", prefix)
     require(
         spec, "a layer of torch", reset_after=True, cell_clip=None, input_mode="linear"
     )
     sd = {}
     order = gate_order(spec.mode), GATES[spec.mode]
-    for p, layer in enumerate(unpack_weights(weights, spec)):
+    for p, layer in enumerate(pseudo_layers(spec, weights)):
         number, reverse = divmod(p, spec.num_directions)
         for theirs, ours in _FIELDS.items():
             value = getattr(layer, ours)
@@ -292,10 +352,7 @@ def as_tensor(a: Array) -> Any:
 def _from_named(
     sd: Mapping[str, Any], prefix: str, nonlinearity: str, notes: list, options: dict
 ) -> Imported:
-    if not isinstance(sd, Mapping):
-        raise TypeError(f"`sd` must be a mapping, got {_checks.describe(sd)}")
-    if not isinstance(prefix, str):
-        raise TypeError(f"`prefix` must be a string, got {_checks.describe(prefix)}")
+    check_state_dict(sd, prefix, _OF_MODULE)
     found: dict[tuple[int, bool], dict[str, Any]] = {}
     names: dict[tuple[int, bool, str], str] = {}
     for name in sd:

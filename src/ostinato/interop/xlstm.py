@@ -27,8 +27,9 @@ import numpy as np
 from .. import LayerWeights, RNNSpec, _checks, pack_weights
 from .._rnn.spec import check_spec
 from .._typing import Array, Float
+from ..store import check_text
 from .exported import join_biases, pseudo_layer
-from .imported import Imported, as_array
+from .imported import Imported, as_array, check_state_dict
 from .torch import as_tensor
 
 __all__ = ["find", "from_state_dict", "to_state_dict"]
@@ -39,7 +40,12 @@ _CONVOLUTION = "conv1d.conv.weight"
 
 
 def find(sd: Mapping[str, Any]) -> list[str]:
-    """Return the prefixes of all sLSTM layers in a state dict."""
+    """Return the prefixes of all sLSTM layers in a state dict.
+
+    Raises:
+        TypeError: `sd` is no mapping.
+    """
+    check_state_dict(sd)
     return [
         name.removesuffix(_KERNEL)
         for name in sd
@@ -60,17 +66,17 @@ def from_state_dict(sd: Mapping[str, Any], prefix: str = "") -> Imported:
         the size of the layer, or twice that behind a convolution; the notes say so.
 
     Raises:
-        TypeError: a tensor holds no floats.
+        TypeError: a tensor holds no floats, `sd` is no mapping, or `prefix` no string.
         ValueError: there is no such layer under `prefix`, or shapes do not fit.
     """
-    if not isinstance(sd, Mapping):
-        raise TypeError(f"`sd` must be a mapping, got {_checks.describe(sd)}")
-    found = {}
+    check_state_dict(sd, prefix)
+    found, there = {}, find(sd)
     for name in (*(f"{gate}.weight" for gate in _GATES), _KERNEL, _BIAS):
         if prefix + name not in sd:
+            hint = " or ".join(f"prefix={one!r}" for one in there)
+            hint = f"; give {hint}" if hint else "; it has no sLSTM layer"
             raise ValueError(
-                f"`sd` must hold {prefix + name!r}; the layers that it has are under "
-                f"the prefixes {', '.join(map(repr, find(sd))) or 'none'}"
+                f"`sd` must hold {prefix + name!r}{'' if prefix in there else hint}"
             )
         found[name] = as_array(prefix + name, sd[prefix + name])
     dtype = jnp.result_type(*found.values())
@@ -137,6 +143,7 @@ def to_state_dict(
         that `load_state_dict` needs `strict=False`.
 
     Raises:
+        TypeError: `weights` is no array of floats, or traced; `prefix` is no string.
         ValueError: another mode; `proj_size`, `input_mode="skip"`; an input of another
             size than the layer, or than twice the layer; values in `w_ih` where a head
             would read the inputs of another one, or where a gate reads what it does not
@@ -144,6 +151,7 @@ def to_state_dict(
         ImportError: torch is not installed.
     """
     check_spec(spec)
+    check_text("`prefix`", prefix)
     _checks.check_choice("backend", backend, ("vanilla", "cuda"))
     target = "a layer of xlstm"
     for name, value in (

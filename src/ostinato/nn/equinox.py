@@ -25,6 +25,7 @@ except ModuleNotFoundError as error:
     raise not_installed(error, "equinox") from None
 
 from .. import _checks
+from .._rnn.output import as_state
 from .._typing import Array, Bool, Float
 from ..interop.equinox import from_cell
 from ._cells import FrozenCell
@@ -76,7 +77,8 @@ def scan(
         item of a state that is a tuple.
 
     Raises:
-        TypeError: `state` is None for a cell of your own, or `resets` are not bools.
+        TypeError: `state` is None for a cell of your own, or not what the cell of
+            Equinox has; `resets` are not bools.
         ValueError: `resets` with `reverse`, or a wrong shape.
 
     Holds under every JAX and Equinox transformation: `jax.vmap` over sequences runs one
@@ -90,6 +92,9 @@ def scan(
         state = tuple(state) if isinstance(state, list) else state
         xs = _checks.check_array("xs", xs)
         _checks.check_rank("xs", xs, "T", "I")
+        _checks.check_shape("xs", xs, T=xs.shape[0], I=cell.input_size)  # pyright: ignore
+        if state is not None:
+            state = _checked_state(cell, state)
     if resets is not None:
         steps = {"T": jax.tree.leaves(xs)[0].shape[0]}
         resets = _checks.check_resets(resets, **steps)
@@ -132,3 +137,20 @@ def scan(
         return state, state[0] if isinstance(state, tuple) else state
 
     return lax.scan(step, state, (xs, resets), reverse=reverse)
+
+
+def _checked_state(cell: Any, state: Any) -> Any:
+    """Return the state of a cell of Equinox; check that it is one of its own."""
+    is_tuple, two = isinstance(state, tuple), isinstance(cell, eqx.nn.LSTMCell)
+    if is_tuple != two or two and len(state) != 2:
+        wanted = "(h, c), two arrays," if two else "one array h"
+        got = f"a tuple of {len(state)}" if is_tuple else _checks.describe(state)
+        raise TypeError(
+            f"`state` must be {wanted} for a cell of type {type(cell).__name__}, got "
+            f"{got}"
+        )
+    named = {"state[0]": state[0], "state[1]": state[1]} if two else {"state": state}
+    named = {name: _checks.check_array(name, a) for name, a in named.items()}
+    for name, a in named.items():
+        _checks.check_shape(name, a, H=cell.hidden_size)
+    return as_state([*named.values()])

@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError as error:
     raise not_installed(error, "keras") from None
 
-from .. import rnn
+from .. import _checks, rnn
 from .._padding import select
 from .._rnn import backends
 from .._rnn.backends import Explanation
@@ -100,7 +100,16 @@ class Fused(keras.layers.RNN):
         Returns:
             `ostinato.Explanation`: that of `ostinato.explain`, or the backend
             `"keras"` with the reason why the layer runs as in Keras.
+
+        Raises:
+            TypeError: `inputs` or `mask` is no array.
+            ValueError: `inputs` has another rank.
         """
+        mask = _first(mask)
+        _check_array("inputs", inputs)
+        _checks.check_rank("inputs", inputs, "B", "T", "I")
+        if mask is not None:
+            _check_array("mask", mask)
         if not self.built:
             self.build(inputs.shape)
         x = self.dtype_policy.convert_input(inputs, self.autocast, self.input_dtype)
@@ -181,3 +190,9 @@ def _network(layer: Any, inputs: Any, mask: Any, training: bool) -> Imported | s
 def _first(mask: Any) -> Any:
     """Return the mask of the inputs, where Keras may list those of states too."""
     return mask[0] if isinstance(mask, (list, tuple)) else mask
+
+
+def _check_array(name: str, value: Any) -> None:
+    """Check that `value` is an array of any library, or a symbolic one of Keras."""
+    if not hasattr(value, "ndim"):
+        _checks.check_array(name, value)  # raises
