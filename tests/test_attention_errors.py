@@ -32,6 +32,8 @@ LSTM = cells.LSTM(FEATURES + SIZE, 5)
             ValueError,
             "`memory_size` at least 1",
         ),
+        (lambda: cells.Attention(LSTM), ValueError, "`memory_size` at least 1"),
+        (lambda: cells.Attention(LSTM, "dot", 1.5), TypeError, "`memory_size` 1.5"),
     ],
 )
 def test_bad_attention_is_refused(make_it, error, words):

@@ -86,6 +86,18 @@ def test_an_interrupted_training_ends_with_130(small_dictionary, tmp_path, monke
     assert "go on with --resume" in result.stdout.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    "command", ["train g2p", "train music", "train forecast table.csv", "bench"]
+)
+def test_an_empty_folder_is_not_this_one(command, tmp_path, monkeypatch):
+    """A variable of the shell that is not set leaves an empty text."""
+    monkeypatch.chdir(tmp_path)
+    result = ostinato(*command.split(), "--out", "")
+    assert result.exit_code == 2
+    assert "must name a folder" in result.output + result.stderr
+    assert not [*tmp_path.iterdir()]
+
+
 def test_bad_options_are_one_line(small_dictionary, tmp_path):
     out = tmp_path / "out"
     result = ostinato("train", "g2p", "--hidden", 0, "--out", out)

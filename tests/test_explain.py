@@ -190,10 +190,17 @@ def test_a_linear_cell_on_the_cpu_backend():
     [
         ((step, X, H_0), {"lengths": 3}, "no argument lengths"),
         ((cells.LSTM(4, 5), X), {"lengths": 3}, "no argument lengths"),
+        ((step, X), {}, "`initial_states` must be given"),
         ((3, X), {}, "an RNNSpec, a cell or a step function"),
         ((ost.RNNSpec("gru", 4, 5), X), {"window": 2}, "no further arguments"),
     ],
-    ids=["unknown option", "of a cell", "not a network", "options of a spec"],
+    ids=[
+        "unknown option",
+        "of a cell",
+        "no states",
+        "not a network",
+        "options of a spec",
+    ],
 )
 def test_errors(arguments, options, words):
     with pytest.raises(TypeError, match=words):

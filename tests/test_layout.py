@@ -84,6 +84,8 @@ BAD = {
         TypeError,
         "layers[0].b_hh float64 float32",
     ),
+    "none": ((None, spec("lstm", 3, 4)), TypeError, "`layers` LayerWeights None"),
+    "layer": (([None], spec("lstm", 3, 4)), TypeError, "`layers` LayerWeights [None]"),
     "count": (([], spec("lstm", 3, 4)), ValueError, "`layers` 1 0"),
 }
 

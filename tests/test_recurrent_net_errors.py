@@ -194,7 +194,7 @@ CALLS = {
     "outputs-string": (
         lambda: call(outputs_with_grads="y"),
         TypeError,
-        "`outputs_with_grads` tuple str 'y'",
+        "`outputs_with_grads` tuple ('y',) str 'y'",
     ),
     "outputs-bools": (
         lambda: call(outputs_with_grads={"y": True}),

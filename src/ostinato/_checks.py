@@ -61,7 +61,7 @@ def check_array(name: str, x: Any) -> Array:
     x = unwrap(x)
     if is_array(x):
         return jnp.asarray(x)
-    known = isinstance(x, (list, tuple, int, float)) and not isinstance(x, bool)
+    known = type(x) in (list, tuple, int, float)
     hint = "; jnp.array makes one of it" if known else ""
     if hasattr(x, "to_padded"):
         hint = "; use its to_padded() with its lengths, or ragged.vmap"

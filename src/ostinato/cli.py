@@ -372,7 +372,12 @@ def bench(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time for each row.")] = 3.0,
     out: Annotated[
-        Path, typer.Option(help="Folder for the numbers, the picture and the page.")
+        Path,
+        typer.Option(
+            parser=cli_training.folder,
+            metavar="<path>",
+            help="Folder for the numbers, the picture and the page.",
+        ),
     ] = BENCH,
 ) -> None:
     """Compare the speed of ostinato on this machine's CPU with other libraries.

@@ -12,7 +12,20 @@ import typer
 
 from .apps.errors import require
 
-Out = Annotated[Path, typer.Option(help="Folder for the model and figures.")]
+
+def folder(text: str) -> Path:
+    """Return the path of a folder; an empty text, as of an unset variable, is none."""
+    if not text:
+        raise typer.BadParameter("must name a folder, got ''")
+    return Path(text)
+
+
+Out = Annotated[
+    Path,
+    typer.Option(
+        parser=folder, metavar="<path>", help="Folder for the model and figures."
+    ),
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Continue the run in the folder.")
 ]

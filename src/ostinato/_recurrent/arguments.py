@@ -153,17 +153,24 @@ def check_state_dtype(name: str, leaf: Any) -> None:
 def _checked_recompute(recompute: Any) -> tuple[str, ...] | Literal[True]:
     if isinstance(recompute, bool):
         return recompute or ()
-    return check_names("recompute", recompute, (str,))
+    return check_names("recompute", recompute, (str,), "('gates',)")
 
 
-def check_names(name: str, value: Any, kinds: tuple[type, ...]) -> tuple:
-    """Return a tuple, list or set of names as a tuple; raise TypeError for a string."""
+def check_names(name: str, value: Any, kinds: tuple[type, ...], such: str) -> tuple:
+    """Return a tuple, list or set of names as a tuple; raise TypeError for a string.
+
+    Args:
+        name: name of the argument in errors.
+        value: the argument.
+        kinds: the types of names.
+        such: an example of the argument.
+    """
     if isinstance(value, (tuple, list, set, frozenset)) and all(
         isinstance(item, kinds) for item in value
     ):
         return tuple(value)
     raise TypeError(
-        f"`{name}` must be a tuple of names, such as ('gates',), or one of the other "
+        f"`{name}` must be a tuple of names, such as {such}, or one of the other "
         f"forms that its documentation lists, got {_checks.describe(value)}"
     )
 
@@ -286,7 +293,7 @@ def cut_outputs(outputs: Any, with_grads: Any) -> Any:
                 "`outputs_with_grads` must be bools in the structure of the outputs, "
                 f"{jax.tree.structure(outputs)}, or in its upper part, got {with_grads}"
             ) from error
-    chosen = check_names("outputs_with_grads", with_grads, (str, int))
+    chosen = check_names("outputs_with_grads", with_grads, (str, int), "('y',)")
     parts, names = _named_children(outputs)
     unknown = [item for item in chosen if all(item not in known for known in names)]
     if unknown:

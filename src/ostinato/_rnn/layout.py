@@ -145,12 +145,19 @@ def pack_weights(
         `[num_params]` in the dtype of the tensors.
 
     Raises:
-        TypeError: the tensors' dtypes differ.
+        TypeError: `layers` is no list of `LayerWeights`, or the tensors' dtypes differ.
         ValueError: a tensor is missing, is not part of the spec, or has a wrong shape.
 
     Holds under every JAX transformation.
     """
     shapes = param_shapes(spec)
+    if not isinstance(layers, Sequence) or not all(
+        isinstance(layer, LayerWeights) for layer in layers
+    ):
+        raise TypeError(
+            "`layers` must be a list of LayerWeights, one for each pseudo-layer, got "
+            f"{_checks.describe(layers)}"
+        )
     if len(layers) != len(shapes):
         raise ValueError(
             f"`layers` must have num_layers * num_directions = {len(shapes)} items, "

@@ -19,7 +19,7 @@ from .spec import RNNSpec, check_spec
 
 
 class PreparedWeights(NamedTuple):
-    """The result of `prepare`: a pytree, accepted wherever `weights` are.
+    """The result of `prepare`: a pytree, accepted wherever `weights` run or are saved.
 
     Attributes:
         weights: flat vector `[num_params]`.

@@ -101,7 +101,7 @@ class Attention(SizedCell):
             them in one product with a matrix, as an `LSTM` does, the part of the inputs
             runs before the loop.
         kind: the choice of energies `e_tj`.
-        memory_size: E, features of a memory entry.
+        memory_size: E, features of a memory entry; it has to be given.
 
     Parameters: `AttentionParams`. States: `AttentionState`. Output: `[h_t, ctx_t]`,
     `[B, H + E]`. Recompute names: those of the inner cell, and `energies` (the argument
@@ -120,7 +120,7 @@ class Attention(SizedCell):
 
     cell: SizedCell
     kind: Kind = "regular"
-    memory_size: int = dataclasses.field(kw_only=True)
+    memory_size: int = 0
 
     def __post_init__(self) -> None:
         check_cell("cell", self.cell)

@@ -38,7 +38,8 @@ def explain(
             `recurrent_net`.
         x: the inputs, or any object with their `shape` and `dtype`; for a spec the
             dtype is enough. They are taken to be where JAX puts new arrays.
-        initial_states: of a step function, as for `recurrent_net`; a cell has its own.
+        initial_states: of a step function, as for `recurrent_net`, () if it has none; a
+            cell has its own.
         params: of a step function, as for `recurrent_net`; a cell has its own.
         options: the other arguments of `recurrent_net`, for a cell or a function.
 
@@ -50,7 +51,8 @@ def explain(
         explanations of its cells in `why`, and all of their backends in `backend`.
 
     Raises:
-        TypeError: `network` is none of these, or `x` has no dtype.
+        TypeError: `network` is none of these, `x` has no dtype, or a step function has
+            no `initial_states`.
         ostinato.BackendError: no backend can run the spec here.
         Exception: what `recurrent_net` raises for the arguments, such as a
             `NotImplementedError` of a named backend that cannot run the step.
@@ -83,6 +85,10 @@ def explain(
         if params is None:
             init = lambda key: network.init(key, x.dtype)  # noqa: E731
             params = jax.eval_shape(init, jax.random.key(0))
+    elif initial_states is None:
+        raise TypeError(
+            "`initial_states` must be given for a step function, () if it has none"
+        )
 
     def call(x: Any, states: Any, params: Any) -> Any:
         return recurrent_net(network, x, states, params=params, **options)
