@@ -41,7 +41,7 @@ def main(bug: str, module: str, definitions: list[str]) -> str:
     if module.startswith("ostinato._rnn"):
         backends.BACKENDS = cuda_driver.ON_CPU
         return rnn_trial.main(definitions)
-    lowering._KERNELS = {"cpu": cuda}
+    lowering.KERNELS = {"cpu": cuda}
     run = api.linear_recurrence
 
     def on_fake_gpu(*args, backend, **options):

@@ -33,7 +33,7 @@ def gpu_in_place(monkeypatch, change=lambda text: text):
     with monkeypatch.context() as patch:
         patch.setenv("OSTINATO_CACHE_DIR", str(own_folder() / "cache"))
         patch.setattr(check, "failure", lambda *_: None)
-        patch.setattr(lowering, "_KERNELS", {"cpu": cuda})
+        patch.setattr(lowering, "KERNELS", {"cpu": cuda})
         patch.setattr(backends, "BACKENDS", ON_CPU)
         fake_gpu(patch.setattr, change)
         _lowered.append("cuda")

@@ -174,7 +174,7 @@ def test_a_trial_that_does_not_begin_is_repeated_by_the_next_process(
 
 
 def test_disabled_kernels_leave_their_calls_to_xla(trial, monkeypatch):
-    monkeypatch.setattr(lowering, "_KERNELS", {"cpu": cuda})
+    monkeypatch.setattr(lowering, "KERNELS", {"cpu": cuda})
     monkeypatch.setenv("OSTINATO_BACKEND", "cuda")
     monkeypatch.setattr(check, "_try", lambda *_: "they are wrong")
     jax.clear_caches()

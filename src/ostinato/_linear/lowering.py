@@ -64,8 +64,32 @@ def free_axes(primitive: Primitive, call: Recurrence, args: Sequence[Any]) -> Fr
 # ---------------------------------------------------------------------------- lowering
 
 
-# The modules of the backends that have kernels, by the platform that they run on.
-_KERNELS = {"cuda": cuda, "cpu": cpu}
+KERNELS = {"cuda": cuda, "cpu": cpu}
+"""The modules of the backends that have kernels, by the platform that they run on."""
+
+
+def reason_against(
+    backend: str, call: Recurrence, b: Any, platform: str, trial: Callable
+) -> str | None:
+    """Return why the kernels of a backend do not run a call; None if they do.
+
+    Args:
+        backend: of `KERNELS`.
+        call: what is static.
+        b: the inputs, or anything of their shape and dtype.
+        platform: what the call is compiled for.
+        trial: says why a kernel of the GPU does not work: `cuda.failure`, which tries
+            it, or `cuda.known_failure`.
+    """
+    kernels = KERNELS[backend]
+    reason = kernels.unsupported_reason(call, b)
+    if reason is None and platform != backend:
+        reason = f"it runs on the {backend}, and the computation is compiled for "
+        reason += platform
+    if reason is not None or kernels is not cuda:
+        return reason
+    unmeasured = cuda.unmeasured_reason() if call.backend is None else None
+    return unmeasured or trial(call, b)
 
 
 def check_backend(call: Recurrence, b: Any) -> None:
@@ -78,13 +102,14 @@ def check_backend(call: Recurrence, b: Any) -> None:
     Raises:
         ostinato.BackendError: the backend that the call names cannot run it.
     """
-    if call.backend in _KERNELS:
-        reason = _KERNELS[call.backend].unsupported_reason(call, b)
+    if call.backend in KERNELS:
+        reason = KERNELS[call.backend].unsupported_reason(call, b)
         if reason is not None:
-            raise _cannot(call.backend, reason)
+            raise cannot(call.backend, reason)
 
 
-def _cannot(backend: str, reason: str) -> BackendError:
+def cannot(backend: str, reason: str) -> BackendError:
+    """Return the error that says why the backend that a call names cannot run it."""
     return BackendError(
         f"backend {backend!r} cannot run this: {reason}; use backend=None or 'xla'"
     )
@@ -105,25 +130,16 @@ def _kernels_for(
         ostinato.BackendError: the backend that the call names cannot run it.
     """
     named = call.backend
-    if named == "xla":
+    if named == "xla" or named is None and platforms not in KERNELS:
         return None
-    if named is not None and named != platforms:
-        reason = f"it runs on the {named}, and the computation is compiled for "
-        raise _cannot(named, reason + platforms)
-    kernels = _KERNELS.get(platforms)
-    if kernels is None:
-        return None
-    reason = None
-    if kernels is cuda and named is None:
-        reason = cuda.unmeasured_reason()
-    if reason is None:
-        reason = kernels.unsupported_reason(call, b)
-    if reason is None and kernels is cuda:
-        reason = cuda.failure(call, b)
+    backend = platforms if named is None else named
+    reason = reason_against(backend, call, b, platforms, cuda.failure)
     if named is not None and reason is not None:
-        raise _cannot(named, reason)
+        raise cannot(named, reason)
     # What jax.export makes must run anywhere, unless the call names a backend.
-    return None if reason is not None or for_export and named is None else kernels
+    if reason is not None or for_export and named is None:
+        return None
+    return KERNELS[backend]
 
 
 def register(primitive: Primitive, composed: Callable | None) -> None:
@@ -159,7 +175,7 @@ def register(primitive: Primitive, composed: Callable | None) -> None:
 
     _compat.lower_with_devices(primitive)
     mlir.register_lowering(primitive, ft.partial(lower, None))
-    for platform in _KERNELS:
+    for platform in KERNELS:
         mlir.register_lowering(primitive, ft.partial(lower, platform), platform)
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from .. import _checks
-from .._linear import cpu, cuda
+from .._linear import cuda, lowering
 from .._linear.call import Recurrence
 from .._recurrent.explanation import with_defaults
 from .._recurrent.protocol import Cell
@@ -91,31 +91,25 @@ def _explain_linear(
 ) -> Explanation:
     """Say where a linear cell runs as one recurrence."""
     why = "one linear recurrence over all steps"
-    rejected = {}
     state = jax.eval_shape(lambda: cell.initial_state(1, inputs.dtype))
     sizes = getattr(inputs, "shape", (1, 1, 1))[:2]
     b = jax.ShapeDtypeStruct((*sizes, *state.shape[1:]), state.dtype)
-    call = Recurrence(time_major=options["time_major"])
     named, platform = options["backend"], backends.place_of(inputs).platform
-    for name, kernels in (("cuda", cuda), ("cpu", cpu)):
-        if named not in (None, name):
-            continue
-        reason = kernels.unsupported_reason(call, b)
-        if reason is None and platform != name:
-            reason = f"it runs on the {name}, and `inputs` is on the {platform}"
-        if reason is None and kernels is cuda:
-            unmeasured = cuda.unmeasured_reason() if named is None else None
-            reason = unmeasured or cuda.known_failure(call, b)
-        if reason is None and kernels is cuda:
-            why += f" on {cuda.describe(call, b)}"
+    call = Recurrence(time_major=options["time_major"], backend=named)
+    asked = [name for name in lowering.KERNELS if named in (None, name)]
+    rejected = {}
+    for name in asked:
+        reason = lowering.reason_against(name, call, b, platform, cuda.known_failure)
         if reason is None:
-            return Explanation(name, why, rejected)
+            on = (
+                f" on {cuda.describe(call, b)}"
+                if lowering.KERNELS[name] is cuda
+                else ""
+            )
+            return Explanation(name, why + on, rejected)
         rejected[name] = reason
-    if named in rejected:
-        raise backends.BackendError(
-            f"backend {named!r} cannot run this: {rejected[named]}; use backend=None "
-            "or 'xla'"
-        )
+    if named is not None and named in rejected:
+        raise lowering.cannot(named, rejected[named])
     return Explanation("xla", why, rejected)
 
 
