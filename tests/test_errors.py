@@ -135,12 +135,12 @@ CALLS = {
     "lengths-above": (
         lambda: call(seq_lengths=[1, 5, 2]),
         ValueError,
-        "`seq_lengths` 0..4 5 row 1",
+        "`seq_lengths` 0..4 5 sequence 1",
     ),
     "lengths-below": (
         lambda: call(seq_lengths=jnp.array([1, 2, -1])),
         ValueError,
-        "`seq_lengths` 0..4 -1 row 2",
+        "`seq_lengths` 0..4 -1 sequence 2",
     ),
     "lengths-wide": (
         lambda: call(seq_lengths=np.array([0, 2**32, 0])),
@@ -298,7 +298,7 @@ def test_concrete_lengths_are_checked_under_jit():
     lengths = jnp.array([1, 9, 2])
     with pytest.raises(ValueError) as info:
         jax.jit(lambda x: call(x=x, seq_lengths=lengths))(zeros(B, T, I))
-    assert_says(info, "`seq_lengths` 0..4 9 row 1")
+    assert_says(info, "`seq_lengths` 0..4 9 sequence 1")
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint32", "int64"])

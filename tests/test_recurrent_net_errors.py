@@ -116,12 +116,12 @@ CALLS = {
     "lengths-range": (
         lambda: call(seq_lengths=[1, 5, 0]),
         ValueError,
-        "`seq_lengths` 0..4 5 row 1",
+        "`seq_lengths` 0..4 5 sequence 1",
     ),
     "lengths-under-jit": (
         lambda: jax.jit(lambda x: call(inputs=x, seq_lengths=[1, -1, 0]))(X),
         ValueError,
-        "`seq_lengths` 0..4 -1 row 1",
+        "`seq_lengths` 0..4 -1 sequence 1",
     ),
     "lengths-float": (
         lambda: call(seq_lengths=jnp.zeros(B)),

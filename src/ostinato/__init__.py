@@ -64,7 +64,7 @@ from ._rnn.prepared import PreparedWeights as PreparedWeights
 from ._rnn.prepared import prepare as prepare
 from ._rnn.spec import RNNSpec as RNNSpec
 from ._rnn.streaming import Stream as Stream
-from .cells.loops import explain as explain
+from .cells.explain_any import explain as explain
 from .cells.sessions import StepStream as StepStream
 from .cells.streaming import stream as stream
 from .store import Saved as Saved

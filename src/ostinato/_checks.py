@@ -336,8 +336,8 @@ def _check_lengths(values: Any, steps: Any, name: str, size: str) -> None:
     """Check that lengths, `[B]` or `[]`, lie in 0..steps."""
     wrong = np.flatnonzero((values < 0) | (values > steps))
     if wrong.size:
-        row, got = int(wrong[0]), int(values.reshape(-1)[wrong[0]])
-        where = f" in row {row}" if values.ndim else ""
+        got = int(values.reshape(-1)[wrong[0]])
+        where = f" for sequence {wrong[0]}" if values.ndim else ""
         raise ValueError(
             f"`{name}` must lie in 0..{size} = 0..{steps}, got {got}{where}"
         )

@@ -151,11 +151,6 @@ def select(condition: Array | None, x: Array) -> Array:
     return jnp.where(jnp.broadcast_to(condition, x.shape), x, jnp.zeros((), x.dtype))
 
 
-def size(shape: Any) -> int:
-    """Return the number of elements."""
-    return math.prod(shape)
-
-
 def numbers(call: Recurrence, a: Any, b: Any) -> np.ndarray:
     """Return sizes and distances as kernels take them.
 
@@ -163,7 +158,7 @@ def numbers(call: Recurrence, a: Any, b: Any) -> np.ndarray:
     """
     steps, batch = b.shape[call.time_axis], b.shape[call.batch_axis]
     a_steps, a_batch = a.shape[call.time_axis], a.shape[call.batch_axis]
-    units, row = size(b.shape[2:]), size(a.shape[2:])
+    units, row = math.prod(b.shape[2:]), math.prod(a.shape[2:])
     shared = call.shares_units(a, b)
     masked = call.has_lengths or call.has_resets
     if call.time_major and not (masked or shared) and a.shape[:2] == b.shape[:2]:

@@ -14,7 +14,7 @@ from .. import _config
 from .._cuda import check, device, kernels, plan
 from .._cuda.launch import launch
 from .._typing import Array
-from .call import Recurrence, numbers, size
+from .call import Recurrence, numbers
 
 TRIAL = "ostinato._linear.cuda_trial"
 """The program that tries the kernels once on each kind of GPU."""
@@ -25,7 +25,7 @@ def unsupported_reason(call: Recurrence, b: Any) -> str | None:
     gpu, reason = device.status()
     if gpu is None:
         return reason
-    sizes = (b.shape[call.time_axis], b.shape[call.batch_axis], size(b.shape[2:]))
+    sizes = (b.shape[call.time_axis], b.shape[call.batch_axis], math.prod(b.shape[2:]))
     if not all(isinstance(each, int) for each in sizes):
         return "it needs sizes that are known when a program is compiled"
     found = _plan(call, b, gpu)

@@ -140,7 +140,7 @@ def _linear_jvp(primals: Any, tangents: Any, *, call: Recurrence) -> tuple[list,
     da, db, dh_0 = tangents[:3]
     out = _bind(linear_p, call, *primals)
     if type(da) is not ad.Zero and call.after:
-        return out, _tangents_of(_factor_before, call, primals, tangents)[1]
+        return out, _tangents_of(_factor_before, primals, tangents, call=call)[1]
     db, dh_0 = ad.instantiate_zeros(db), ad.instantiate_zeros(dh_0)
     if type(da) is ad.Zero:
         return out, _bind(linear_p, call, a, db, dh_0, *masks)
@@ -201,26 +201,19 @@ def _linear_transpose(cotangents: Any, *operands: Any, call: Recurrence) -> list
 
 
 def _tangents_of(
-    function: Callable, call: Recurrence, primals: Any, tangents: Any
-) -> tuple[list, list]:
-    """Return the results of `function(call, *primals)` and their tangents."""
-    moves = [type(t) is not ad.Zero for t in tangents]
-
-    def run(*moving: Array) -> list[Array]:
-        given = iter(moving)
-        chosen = [next(given) if m else x for x, m in zip(primals, moves, strict=True)]
-        return function(call, *chosen)
-
-    pairs = [(x, t) for x, t, m in zip(primals, tangents, moves, strict=True) if m]
-    points, directions = zip(*pairs, strict=True)
-    return jax.jvp(run, points, directions)
-
-
-def _composed_jvp(
     function: Callable, primals: Any, tangents: Any, *, call: Recurrence
 ) -> tuple[list, list]:
-    """Return the JVP of a primitive that is computed by `function`."""
-    return _tangents_of(function, call, primals, tangents)
+    """Return the results of `function(call, *primals)` and their tangents."""
+    has_tangent = [type(t) is not ad.Zero for t in tangents]
+
+    def run(*varying: Array) -> list[Array]:
+        given = iter(varying)
+        both = zip(primals, has_tangent, strict=True)
+        return function(call, *(next(given) if has else x for x, has in both))
+
+    triples = zip(primals, tangents, has_tangent, strict=True)
+    points, directions = zip(*((x, t) for x, t, has in triples if has), strict=True)
+    return jax.jvp(run, points, directions)
 
 
 def _tangent_transpose(cotangents: Any, *operands: Any, call: Recurrence) -> list[Any]:
@@ -311,13 +304,13 @@ _register(
     linear_tangent_p,
     _tangent_abstract_eval,
     tangent,
-    ft.partial(_composed_jvp, tangent),
+    ft.partial(_tangents_of, tangent),
     _tangent_transpose,
 )
 _register(
     linear_bwd_p,
     _bwd_abstract_eval,
     backward,
-    ft.partial(_composed_jvp, backward),
+    ft.partial(_tangents_of, backward),
     _bwd_transpose,
 )
