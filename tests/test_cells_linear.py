@@ -372,3 +372,30 @@ def test_explain_says_what_a_short_dtype_runs_on(name, dtype):
     text = jax.jit(run).lower(x, h).as_text()
     native = "ostinato_linear" in text
     assert (ost.explain(cell, x).backend == "cpu") == native
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("options", [{}, {"segment_length": 2}, {"backend": "scan"}])
+def test_outputs_of_wrapped_cells_keep_a_short_dtype(options, dtype):
+    inner = cells.MinGRU(INPUTS, INPUTS)
+    for cell in (
+        cells.Residual(inner),
+        cells.Dropout(inner, inputs=0.2, outputs=0.1).sample(KEY, BATCH),
+        cells.Zoneout(inner, h_rate=0.2).sample(KEY),
+        cells.Stack((inner, cells.GRU(INPUTS, INPUTS), cells.RGLRU(INPUTS))),
+        cells.Bidirectional(inner, inner),
+    ):
+        x, given = (
+            jnp.ones((BATCH, STEPS, INPUTS), dtype),
+            cell.initial_state(BATCH, dtype),
+        )
+        params = jax.eval_shape(lambda key, c=cell: c.init(key, dtype), KEY)
+        out = jax.eval_shape(
+            lambda x, s, p, c=cell: ost.recurrent_net(c, x, s, params=p, **options),
+            x,
+            given,
+            params,
+        )
+        assert out.outputs.dtype == dtype
+        shapes = jax.tree.map(lambda a: (a.shape, a.dtype), (given, out.states))
+        assert shapes[0] == shapes[1]

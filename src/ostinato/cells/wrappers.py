@@ -322,18 +322,21 @@ class Zoneout(_Wrapper):
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """Run one step on a result of `precompute`."""
-        new, _ = self.cell.step(params, states, inputs_t, t)
-        return self._zone_out(states, new, t)
+        new, output = self.cell.step(params, states, inputs_t, t)
+        return self._zone_out(states, new, output.dtype, t)
 
     def step_seeing(
         self, params: Any, states: Any, seen: Array, inputs_t: Any, t: Array
     ) -> Any:
         """Run `step` with `seen` in place of `h` in products; units keep `h` itself."""
-        new, _ = self.cell.step_seeing(params, states, seen, inputs_t, t)
-        return self._zone_out(states, new, t)
+        new, output = self.cell.step_seeing(params, states, seen, inputs_t, t)
+        return self._zone_out(states, new, output.dtype, t)
 
-    def _zone_out(self, states: Any, new: Any, t: Array) -> Any:
-        """Return states with the old or the new value of each unit, and the output."""
+    def _zone_out(self, states: Any, new: Any, dtype: Any, t: Array) -> Any:
+        """Return states with the old or the new value of each unit, and the output.
+
+        The output is `h` in `dtype`: states may be wider.
+        """
         h_prev, c_prev = _split_h(states)
         h, c = _split_h(new)
         keys = (None, None)
@@ -342,7 +345,7 @@ class Zoneout(_Wrapper):
         h = _zoneout(keys[0], self.h_rate, h_prev, h)
         if c is not None:
             c = _zoneout(keys[1], self.c_rate, c_prev, c)
-        return _join_h(h, c), h
+        return _join_h(h, c), h.astype(dtype)
 
 
 def _zoneout(key: Any, rate: float, old: Array, new: Array) -> Array:
