@@ -292,6 +292,19 @@ def row_of_table(v, i, j, k):
     return a + v.param(4, a.shape[1])[(v.t + j) % 4][None]
 
 
+def wave(v, i, j, k):
+    """Add what all sequences share, and what depends on the number of the step."""
+    a = v.pick(i)
+    t = v.t.astype(a.dtype)
+    return a + jnp.sin(t * v.param(2 * a.shape[1]))[j % 2 :: 2][None]
+
+
+def sorted_wave(v, i, j, k):
+    a = v.pick(i)
+    shared = jnp.sort(jnp.cos(v.t.astype(a.dtype) + v.param(a.shape[1])))
+    return jnp.broadcast_to(shared, a.shape) if k % 2 else a * shared[None]
+
+
 def choose(v, i, j, k):
     a = v.pick(i)
     b, c = (fit(v.pick(n), a.shape[1]) for n in (j, k))
@@ -317,7 +330,7 @@ OPERATIONS |= {
         part, split, matrix, transposed, matrix_first, tied, square_matrix, by_head,
         sliced_matrix, matrix_and_number, dense_of_heads, attend, additive_scores,
         shared_memory, row_dot, outer, row_matrices, vector, number, for_each_sequence,
-        step_number, choose, branch, integers, row_of_table,
+        step_number, wave, sorted_wave, choose, branch, integers, row_of_table,
     )
 }  # fmt: skip
 

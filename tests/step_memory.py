@@ -33,6 +33,10 @@ def faults(instructions, gradients, also) -> list[str]:
     found = []
     for phase in Phase:
         for i in (i for i in instructions if i.phase is phase):
+            for view in (i.result, *i.operands):
+                last = _read(i, view).max(initial=-1)
+                if last >= program.padded(view.buffer.width) or last < -1:
+                    found.append(f"{i.operation} leaves the buffer of {view}")
             for view in _reads(i):
                 if not memory.holds(view.buffer, _read(i, view)):
                     found.append(f"{i.operation} reads what nobody wrote in {view}")

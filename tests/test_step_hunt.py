@@ -26,6 +26,15 @@ def both(function, *arguments):
     ]
 
 
+def native_or_not(function, *arguments):
+    """Return the results of `both`, of XLA's loop if the native one refuses."""
+    try:
+        return both(function, *arguments)
+    except NotImplementedError:
+        backends = None, "scan"
+    return [fast_jit(lambda *a, b=b: function(b, *a))(*arguments) for b in backends]
+
+
 def assert_same(got, want, tolerance=1e-9):
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
@@ -565,3 +574,80 @@ def test_short_integers_as_inputs_and_states(dtype):
     with pytest.raises(NotImplementedError, match=f"{dtype}.*larger than {info.max}"):
         run("cpu", counting, x, (h, last))
     assert_same(run(None, counting, x, (h, last)), run("scan", counting, x, (h, last)))
+
+
+@pytest.mark.parametrize("part", [np.s_[::2], np.s_[1::2], np.s_[::-2]])
+def test_gradient_of_every_other_element_of_a_shared_value(part):
+    """It adds up all sequences, with zeros between its elements."""
+
+    def step(p, h, x, t):
+        wave = jnp.sin(t.astype(h.dtype) * p["f"])[part]
+        h = jnp.tanh(h @ p["w"] + x + wave[None])
+        return h, h
+
+    def grad(backend, p, x, h):
+        def loss(p):
+            out = ost.recurrent_net(step, x, h, params=p, backend=backend)
+            return jnp.sum(jnp.sin(out.outputs))
+
+        return jax.grad(loss)(p)
+
+    p = {"f": draw(0, 12), "w": draw(1, 6, 6)}
+    assert_same(*both(grad, p, draw(2, B, T, 6), draw(3, B, 6)))
+
+
+def test_cotangents_of_more_elements_than_a_sum_over_sequences_has():
+    @jax.custom_vjp
+    def total(u):
+        return u.sum(0, keepdims=True)
+
+    total.defvjp(
+        lambda u: (total(u), None),
+        lambda _, bar: (jnp.broadcast_to(bar, (3, bar.shape[1])),),
+    )
+
+    def step(p, h, x, t):
+        h = jnp.tanh(h + x + total(jnp.sin(t.astype(h.dtype) * p)))
+        return h, h
+
+    def grad(backend, p, x, h):
+        def loss(p):
+            out = ost.recurrent_net(step, x, h, params=p, backend=backend)
+            return jnp.sum(jnp.sin(out.outputs))
+
+        return jax.grad(loss)(p)
+
+    given = draw(0, 3, 4), draw(1, 2, T, 4), draw(2, 2, 4)
+    assert_same(*native_or_not(grad, *given))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("uses", ["features", "sequences", "both"])
+def test_shared_values_with_as_many_elements_as_there_are_sequences(uses, reverse):
+    """What depends on the step alone has an axis of features, unless it is used so."""
+
+    def step(p, h, x, t):
+        shared = jnp.sort(jnp.cos(t.astype(h.dtype) * p))
+        h = jnp.tanh(h @ jnp.eye(B) + x)
+        by_feature = jnp.broadcast_to(shared, (B, B))
+        by_sequence = h * shared[:, None]
+        out = {"features": (by_feature,), "sequences": (by_sequence,)}
+        return h, out.get(uses, (by_feature, by_sequence))
+
+    def value_and_grad(backend, p, x, h):
+        def loss(p, x):
+            out = ost.recurrent_net(
+                step,
+                x,
+                h,
+                params=p,
+                seq_lengths=jnp.array([T, 1, 2]),
+                reverse=reverse,
+                backend=backend,
+            ).outputs
+            return sum(jnp.sum(jnp.sin(a)) for a in out), out
+
+        return jax.value_and_grad(loss, (0, 1), has_aux=True)(p, x)
+
+    given = draw(0, B), draw(1, B, T, B), draw(2, B, B)
+    assert_same(*native_or_not(value_and_grad, *given))

@@ -51,7 +51,13 @@ def lower_forward(loop: Loop, wrt: Mask | None) -> Lowered:
     traced = step.traced if wrt is None else saving_step(loop, wrt).traced
     outputs = len(traced.jaxpr.outvars) - step.num_states
     places = [Place.NEXT] * step.num_states + [Place.OUTPUT] * outputs
-    return lower(_closed(traced), _given(loop), places, _batch(step), loop.length)
+    batch = _batch(step)
+    lowered = lower(_closed(traced), _given(loop), places, batch, loop.length)
+    for source in lowered.sources[step.num_states : len(step.jaxpr.outvars)]:
+        found = source is not None and source >= 0
+        if found and batch > 1 and lowered.results[source].axis not in (0, None):
+            raise Unsupported("an output has its sequences along another axis")
+    return lowered
 
 
 class Backward(NamedTuple):

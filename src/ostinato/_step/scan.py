@@ -237,7 +237,7 @@ def _ahead_of(
         runs_natively: whether the native library runs the loop over a step.
     """
     found = [
-        taken_ahead(step, a.shape[0], s) for a in states[:1] for s in (False, True)
+        taken_ahead(step, a.shape[0], s) for a in states[:1] for s in (True, False)
     ]
     found = [ahead for ahead in found if ahead is not None]
     native = [ahead for ahead in found if runs_natively(ahead.step)]

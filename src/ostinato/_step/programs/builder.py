@@ -168,7 +168,7 @@ class Builder:
         )
         if operation == "divide":
             linear = len(sums) == 1 and values[0].summed
-        if not linear:
+        if not linear or any(v.axis is not None for v in others):
             raise Unsupported("it combines different sequences")
         # The axis of sequences comes first in what is summed.
         shape = sums[0].shape
@@ -292,6 +292,8 @@ class Builder:
         self, operation: str, merged: Merged, result: Value, values: Sequence[Value]
     ) -> None:
         """Add an instruction, or one for every index of axes that are too many."""
+        if any(v.summed for v in values):  # instructions see one sequence
+            raise Unsupported("it combines different sequences")
         shape = (1, 1, *merged.shape)[-max(2, len(merged.shape)) :]
         strides = [(0, 0, *s)[-len(shape) :] for s in merged.strides]
         outer = shape[:-2]

@@ -28,7 +28,7 @@ def _broadcast(
     **_: Any,
 ) -> Value:
     if x.summed and b.batch > 1:
-        if len(broadcast_dimensions) != len(shape) and math.prod(shape) != x.size:
+        if math.prod(shape) != x.size:
             raise Unsupported("it combines different sequences")
         return _reshape_to(b, x, tuple(shape))
     return shapes.broadcast(x, shape, broadcast_dimensions, b.batch)
@@ -231,6 +231,11 @@ def _pad(
 
 def _spread(b: Builder, x: Value, value: Value, inside: Sequence[int]) -> Value:
     """Return a value with so many others between the elements of each axis."""
+    if x.summed:
+        if value.buffer.numbers != (0.0,):  # it would be added for each sequence
+            raise Unsupported("it combines different sequences")
+        rows = x._replace(axis=0, summed=False)
+        return _spread(b, rows, value, [0, *inside])._replace(axis=None, summed=True)
     inside = list(inside)
     if x.axis is not None and inside.pop(x.axis):
         raise Unsupported("it pads the axis of sequences")
