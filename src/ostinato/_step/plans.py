@@ -53,10 +53,10 @@ def lower_forward(loop: Loop, wrt: Mask | None) -> Lowered:
     places = [Place.NEXT] * step.num_states + [Place.OUTPUT] * outputs
     batch = _batch(step)
     lowered = lower(_closed(traced), _given(loop), places, batch, loop.length)
-    for source in lowered.sources[step.num_states : len(step.jaxpr.outvars)]:
-        found = source is not None and source >= 0
-        if found and batch > 1 and lowered.results[source].axis not in (0, None):
-            raise Unsupported("an output has its sequences along another axis")
+    outputs = lowered.sources[step.num_states : len(step.jaxpr.outvars)]
+    axes = [lowered.results[s].axis for s in outputs if s is not None and s >= 0]
+    if batch > 1 and not {*axes} <= {0, None}:
+        raise Unsupported("an output has its sequences along another axis")
     return lowered
 
 
