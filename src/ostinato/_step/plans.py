@@ -49,8 +49,8 @@ def lower_forward(loop: Loop, wrt: Mask | None) -> Lowered:
     """Return the program of a step, and of what it saves for `lower_backward`."""
     step = loop.step
     traced = step.traced if wrt is None else saving_step(loop, wrt).traced
-    outputs = len(traced.jaxpr.outvars) - step.num_states
-    places = [Place.NEXT] * step.num_states + [Place.OUTPUT] * outputs
+    count = len(traced.jaxpr.outvars) - step.num_states
+    places = [Place.NEXT] * step.num_states + [Place.OUTPUT] * count
     batch = _batch(step)
     lowered = lower(_closed(traced), _given(loop), places, batch, loop.length)
     outputs = lowered.sources[step.num_states : len(step.jaxpr.outvars)]

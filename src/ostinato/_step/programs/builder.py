@@ -148,7 +148,8 @@ class Builder:
         """Return an operand that is the same at every step, row by row."""
         buffer, batch = value.buffer, value.shape[axis]
         width = buffer.width // batch
-        if buffer.place is not Place.INVARIANT or value.strides[axis] != width:
+        is_row = value.strides[axis] == width and value.offset < width
+        if buffer.place is not Place.INVARIANT or not is_row:
             raise Unsupported("it combines different sequences")
         if buffer not in self._with_rows:
             self._with_rows[buffer] = Buffer(Place.INVARIANT, True, width, buffer.array)

@@ -264,6 +264,7 @@ class _Fusion:
             kept = i.operands[0].buffer.place in (Place.CHUNK, Place.OUTPUT)
             if (
                 kept
+                and i.rows
                 and not i.continues
                 and i.result.buffer.place is Place.LOCAL
                 and len(self._writers(i.result.buffer)) == 1
@@ -291,6 +292,7 @@ class _Fusion:
             if (
                 copy.operation == "copy"
                 and new.place is Place.OUTPUT
+                and new.rows == old.rows
                 and copy.operands[0].offset == copy.result.offset == 0
                 and copy.operands[0].strides == copy.result.strides
                 and (copy.inner, copy.width) == (1, new.width)
