@@ -651,3 +651,25 @@ def test_shared_values_with_as_many_elements_as_there_are_sequences(uses, revers
 
     given = draw(0, B), draw(1, B, T, B), draw(2, B, B)
     assert_same(*native_or_not(value_and_grad, *given))
+
+
+@pytest.mark.parametrize("width", [1, 6])
+def test_a_row_of_parameters_read_as_a_column_for_each_sequence(width):
+    def step(p, h, x, t):
+        scale, w = p
+        h = jnp.tanh(h @ w + x * scale.T)
+        return h, (h, scale[0] * t.astype(h.dtype))
+
+    def value_and_grad(backend, p, x, h):
+        def loss(p):
+            out = ost.recurrent_net(
+                step, x, h, params=p, seq_lengths=jnp.array([T, 0, 2]), backend=backend
+            ).outputs
+            return sum(jnp.sum(jnp.sin(a)) for a in out), out
+
+        return jax.value_and_grad(loss, has_aux=True)(p)
+
+    p = draw(0, 1, B), draw(1, width, width)
+    assert_same(
+        *native_or_not(value_and_grad, p, draw(2, B, T, width), draw(3, B, width))
+    )

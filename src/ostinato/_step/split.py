@@ -170,11 +170,7 @@ def without_invariants(
     invariant = [v for v in read if v in fixed]
     kept = tuple(i for i, v in enumerate(inputs) if v in read)
     at_step = [inputs[i] for i in kept]
-    transposes = {
-        eqn.outvars[0]
-        for eqn in jaxpr.eqns
-        if eqn.primitive.name == "transpose" and len(type_of(eqn.outvars[0]).shape) == 2
-    }
+    transposes = {eqn.outvars[0] for eqn in jaxpr.eqns if _turns_matrix(eqn)}
     step = Step(
         jaxpr_of(in_loop, [*invariant, *at_step, *states], jaxpr.outvars),
         len(invariant),
@@ -185,6 +181,15 @@ def without_invariants(
         counts=tuple(k for k, i in enumerate(kept) if i in counts),
     )
     return Traced(jaxpr_of(jaxpr.eqns, arrays, invariant), step, kept)
+
+
+def _turns_matrix(eqn: JaxprEqn) -> bool:
+    """Return whether an equation transposes a matrix of several rows and columns.
+
+    A column may have a number for each sequence: it is no matrix of a product.
+    """
+    shape = type_of(eqn.outvars[0]).shape
+    return eqn.primitive.name == "transpose" and len(shape) == 2 and 1 not in shape
 
 
 def _is_part_of_vector(
