@@ -459,3 +459,16 @@ def test_arguments_of_the_exporter_are_checked():
 def test_what_is_no_path_is_an_error():
     with pytest.raises(TypeError, match="`path` must be a str or an os.PathLike"):
         ours.from_file(None)
+
+
+@pytest.mark.parametrize("name", ["model_weights", "model_weights/both"])
+def test_an_h5_file_is_not_followed_into_another_one(tmp_path, name):
+    with lenient():
+        model_of(wrapped()).save(tmp_path / "m.h5")
+    other = tmp_path / "other.h5"
+    other.write_bytes((tmp_path / "m.h5").read_bytes())
+    with h5py.File(tmp_path / "m.h5", "r+") as file:
+        del file[name]
+        file[name] = h5py.ExternalLink(str(other), f"/{name}")
+    with pytest.raises(ValueError, match="`both.forward_layer` must have 2 or 3"):
+        ours.from_file(tmp_path / "m.h5")

@@ -82,17 +82,21 @@ def _in_order(file):
     An attribute of the layer's group, or several that are numbered, lists them.
     """
     found = dict(_walk(file))
-    layers = file.get("model_weights", {})
-    listed = {}
-    for layer in layers if isinstance(layers, h5py.Group) else ():
-        if not isinstance(layers.get(layer, getlink=True), h5py.HardLink):
-            continue
-        attributes = layers[layer].attrs
+    layers, listed = _group(file, "model_weights"), {}
+    for layer in layers or ():
+        group = _group(layers, layer)
+        attributes = {} if group is None else group.attrs
         parts = sorted(filter(_LISTS.fullmatch, attributes), key=lambda n: (len(n), n))
         names = [name for part in parts for name in _texts(attributes[part])]
         for name in names:
             listed.setdefault(f"model_weights/{layer}/{name}", len(listed))
     return sorted(found.items(), key=lambda item: listed.get(item[0], len(listed)))
+
+
+def _group(parent, name: str):
+    """Return a group that lies in another one, not behind a link; None if none does."""
+    inside = isinstance(parent.get(name, getlink=True), h5py.HardLink)
+    return parent[name] if inside and isinstance(parent[name], h5py.Group) else None
 
 
 def _texts(attribute) -> list[str]:
