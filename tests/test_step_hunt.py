@@ -35,6 +35,19 @@ def native_or_not(function, *arguments):
     return [fast_jit(lambda *a, b=b: function(b, *a))(*arguments) for b in backends]
 
 
+def gradient_of(step):
+    """Return a function of a backend, parameters, inputs and states to a gradient."""
+
+    def gradient(backend, p, x, h):
+        def loss(p):
+            out = ost.recurrent_net(step, x, h, params=p, backend=backend)
+            return jnp.sum(jnp.sin(out.outputs))
+
+        return jax.grad(loss)(p)
+
+    return gradient
+
+
 def assert_same(got, want, tolerance=1e-9):
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
@@ -585,15 +598,8 @@ def test_gradient_of_every_other_element_of_a_shared_value(part):
         h = jnp.tanh(h @ p["w"] + x + wave[None])
         return h, h
 
-    def grad(backend, p, x, h):
-        def loss(p):
-            out = ost.recurrent_net(step, x, h, params=p, backend=backend)
-            return jnp.sum(jnp.sin(out.outputs))
-
-        return jax.grad(loss)(p)
-
     p = {"f": draw(0, 12), "w": draw(1, 6, 6)}
-    assert_same(*both(grad, p, draw(2, B, T, 6), draw(3, B, 6)))
+    assert_same(*both(gradient_of(step), p, draw(2, B, T, 6), draw(3, B, 6)))
 
 
 def test_cotangents_of_more_elements_than_a_sum_over_sequences_has():
@@ -610,15 +616,8 @@ def test_cotangents_of_more_elements_than_a_sum_over_sequences_has():
         h = jnp.tanh(h + x + total(jnp.sin(t.astype(h.dtype) * p)))
         return h, h
 
-    def grad(backend, p, x, h):
-        def loss(p):
-            out = ost.recurrent_net(step, x, h, params=p, backend=backend)
-            return jnp.sum(jnp.sin(out.outputs))
-
-        return jax.grad(loss)(p)
-
     given = draw(0, 3, 4), draw(1, 2, T, 4), draw(2, 2, 4)
-    assert_same(*native_or_not(grad, *given))
+    assert_same(*native_or_not(gradient_of(step), *given))
 
 
 @pytest.mark.parametrize("reverse", [False, True])

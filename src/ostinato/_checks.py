@@ -240,6 +240,23 @@ def check_size(name: str, value: Any, least: int = 1) -> int:
     return size
 
 
+def check_text(name: str, text: Any) -> None:
+    """Check that `text` is one that can be written to a file.
+
+    Args:
+        name: what it is in errors, in backquotes if it is an argument.
+        text: the text.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be a string, got {describe(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{name} must have no lone surrogates, which UTF-8 lacks, got {text!r}"
+        ) from None
+
+
 def check_bool(name: str, value: Any) -> bool:
     """Return `value` as a bool; check that it is one."""
     if not isinstance(value, (bool, np.bool_)):

@@ -29,7 +29,7 @@ from ._rnn.layout import (
     unpack_weights,
 )
 from ._rnn.prepared import PreparedWeights
-from ._rnn.spec import RNNSpec
+from ._rnn.spec import RNNSpec, check_spec
 from ._typing import Array, Float
 
 _KEY = "ostinato"  # of the header's entry with the specs
@@ -86,24 +86,20 @@ def save(
         )
     header = dict(metadata or {})
     for key, text in header.items():
-        check_text("a name in `metadata`", key)
-        check_text(f"`metadata[{key!r}]`", text)
+        _checks.check_text("a name in `metadata`", key)
+        _checks.check_text(f"`metadata[{key!r}]`", text)
     if _KEY in header:
         raise ValueError(f"`metadata` must not have {_KEY!r}, which holds the specs")
     specs, tensors = {}, {}
     for name, network in networks.items():
-        check_text("a name in `networks`", name)
+        _checks.check_text("a name in `networks`", name)
         if not isinstance(network, (tuple, list)) or len(network) < 2:
             raise TypeError(
                 f"`networks[{name!r}]` must be (spec, weights), got "
                 f"{_checks.describe(network)}"
             )
         spec, weights, *_ = network
-        if not isinstance(spec, RNNSpec):
-            raise TypeError(
-                f"`networks[{name!r}][0]` must be an RNNSpec, got "
-                f"{_checks.describe(spec)}"
-            )
+        check_spec(spec, f"networks[{name!r}][0]")
         weights = flat_weights(f"networks[{name!r}][1]", weights, spec)
         specs[name] = dataclasses.asdict(spec)
         named = _named(name, spec, unpack_weights(weights, spec))
@@ -190,18 +186,6 @@ def flat_weights(
             f"`{name}` must not be traced, as weights are under jit and vmap"
         )
     return weights
-
-
-def check_text(name: str, text: Any) -> None:
-    """Check that `text`, a name or another string, can be written to a file."""
-    if not isinstance(text, str):
-        raise TypeError(f"{name} must be a string, got {_checks.describe(text)}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(
-            f"{name} must have no lone surrogates, which UTF-8 lacks, got {text!r}"
-        ) from None
 
 
 def saved_by_ostinato(header: Mapping[str, str]) -> bool:

@@ -173,10 +173,10 @@ def cell_class(spec: RNNSpec) -> type[ModeCell]:
     return mode.cell_reset_before
 
 
-def check_spec(spec: Any) -> None:
-    """Raise TypeError unless `spec` is an `RNNSpec`."""
+def check_spec(spec: Any, name: str = "spec") -> None:
+    """Raise TypeError unless `spec` is an `RNNSpec`; `name` is for errors."""
     if not isinstance(spec, RNNSpec):
-        raise TypeError(f"`spec` must be an RNNSpec, got {_checks.describe(spec)}")
+        raise TypeError(f"`{name}` must be an RNNSpec, got {_checks.describe(spec)}")
 
 
 _SIZES = {

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 
 from .. import LayerWeights, RNNSpec, _checks, pack_weights
 from .._typing import Array
-from ..store import check_text
 from .exported import pseudo_layers
 from .imported import as_array, reorder_gates
 
@@ -210,7 +209,7 @@ def gates_from_weights(
 
 
 def _scoped(scope: str, name: str) -> str:
-    check_text("`scope`", scope)
+    _checks.check_text("`scope`", scope)
     return f"{scope}/{name}" if scope else name
 
 

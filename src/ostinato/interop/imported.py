@@ -21,7 +21,6 @@ from .. import (
 from .._rnn.joining import Rows
 from .._rnn.modes import MODES
 from .._typing import Array, Float
-from ..store import check_text
 from .exported import require
 
 __all__ = ["Imported", "bidirectional", "stack"]
@@ -94,7 +93,7 @@ def check_state_dict(sd: Any, prefix: str = "", hint: str = "") -> None:
         more = f"; its state_dict() is one{hint}" if known else ""
         got = " ".join(_checks.describe(sd).split())  # of a module it has many lines
         raise TypeError(f"`sd` must be a mapping, got {got}{more}")
-    check_text("`prefix`", prefix)
+    _checks.check_text("`prefix`", prefix)
 
 
 def gate_order(mode: str) -> str:

@@ -25,7 +25,6 @@ import numpy as np
 from .. import LayerWeights, RNNSpec, _checks
 from .._files import MAX_RATIO, BadFileError, check_zip, reading
 from .._typing import Array, Float
-from ..store import check_text
 from .exported import pseudo_layers, require
 from .imported import (
     Contents,
@@ -310,7 +309,7 @@ def to_state_dict(
             heads; `weights` is not the vector of `spec`.
         ImportError: torch is not installed.
     """
-    check_text("`prefix`", prefix)
+    _checks.check_text("`prefix`", prefix)
     require(
         spec, "a layer of torch", reset_after=True, cell_clip=None, input_mode="linear"
     )

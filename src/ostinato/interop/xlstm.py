@@ -27,7 +27,6 @@ import numpy as np
 from .. import LayerWeights, RNNSpec, _checks, pack_weights
 from .._rnn.spec import check_spec
 from .._typing import Array, Float
-from ..store import check_text
 from .exported import join_biases, pseudo_layer
 from .imported import Imported, as_array, check_state_dict
 from .torch import as_tensor
@@ -70,9 +69,10 @@ def from_state_dict(sd: Mapping[str, Any], prefix: str = "") -> Imported:
         ValueError: there is no such layer under `prefix`, or shapes do not fit.
     """
     check_state_dict(sd, prefix)
-    found, there = {}, find(sd)
+    found = {}
     for name in (*(f"{gate}.weight" for gate in _GATES), _KERNEL, _BIAS):
         if prefix + name not in sd:
+            there = find(sd)
             hint = " or ".join(f"prefix={one!r}" for one in there)
             hint = f"; give {hint}" if hint else "; it has no sLSTM layer"
             raise ValueError(
@@ -151,7 +151,7 @@ def to_state_dict(
         ImportError: torch is not installed.
     """
     check_spec(spec)
-    check_text("`prefix`", prefix)
+    _checks.check_text("`prefix`", prefix)
     _checks.check_choice("backend", backend, ("vanilla", "cuda"))
     target = "a layer of xlstm"
     for name, value in (
