@@ -9,6 +9,8 @@ from closures import fast_jit
 import ostinato as ost
 from ostinato import ragged
 from ostinato._step import native
+from ostinato._step.programs.builder import Builder
+from ostinato._step.programs.values import Unsupported
 
 pytestmark = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
 
@@ -672,3 +674,14 @@ def test_a_row_of_parameters_read_as_a_column_for_each_sequence(width):
     assert_same(
         *native_or_not(value_and_grad, p, draw(2, B, T, width), draw(3, B, width))
     )
+
+
+def test_instructions_refuse_sums_over_sequences():
+    """Those see one sequence; a rule that forgets it must not count one alone."""
+    builder = Builder(B)
+    one = builder.local((4,), 0)
+    builder.write("copy", builder.local((4,), 0), one)
+    total = one._replace(axis=None, summed=True)
+    with pytest.raises(Unsupported, match="different sequences"):
+        builder.write("copy", builder.local((4,), None), total)
+    assert len(builder.instructions) == 1
