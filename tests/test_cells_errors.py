@@ -132,3 +132,18 @@ def test_cells_have_no_window(cell):
     params, x = cell.init(jax.random.key(0), jnp.float64), jnp.zeros((2, 5, 3))
     with pytest.raises(ValueError, match="`window` must be 1 for a cell"):
         ost.recurrent_net(cell, x, jnp.zeros((2, 2, 4)), params=params, window=2)
+
+
+@pytest.mark.parametrize("name", ["lstm", "conv-lstm-1d"])
+def test_states_of_another_dtype_are_refused(name):
+    case = CASES[name]
+    params, x, states = make(case)
+    for dtype in ("bfloat16", "int32"):
+        other = jax.tree.map(lambda a, dtype=dtype: a.astype(dtype), states)
+        with pytest.raises(TypeError, match=f"`h` must have the dtype.* got {dtype}"):
+            net(case.cell, params, x, other)
+    for batch, error in ((-1, ValueError), (2.0, TypeError), (True, TypeError)):
+        with pytest.raises(error, match="`batch` must be"):
+            case.cell.initial_state(batch)
+    with pytest.raises(TypeError, match="`dtype` must be a floating dtype"):
+        case.cell.initial_state(2, jnp.int32)

@@ -105,6 +105,37 @@ def test_fused_and_steps_agree_in_narrow_dtypes(name, dtype):
         assert_trees_close(result[:2], want[:2], dtype=dtype, terms=STEPS * HIDDEN**2)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_digits_of_a_forget_bias_are_not_lost(dtype):
+    """0.015 and a constant of 64 have no sum in 16 bits."""
+    cell = ost.cells.LSTM(1, 1, forget_bias=64.0)
+    x, states = jnp.zeros((1, 3, 1), dtype), cell.initial_state(1, dtype)
+    zeros = jax.tree.map(jnp.zeros_like, cell.init(jax.random.key(0), dtype))
+
+    def run(b_f, b_h):
+        params = zeros._replace(
+            b_ih=jnp.array([0, b_f, 1, 4], dtype), b_hh=jnp.array([0, b_h, 0, 0], dtype)
+        )
+        c = ost.recurrent_net(cell, x, states, params=params).states[1]
+        return c[0, 0].astype(jnp.float32)
+
+    def exact(total):
+        c = 0.0
+        for _ in range(3):
+            c = c / (1 + np.exp(-total)) + np.tanh(1.0) / 2
+        return c
+
+    # The gate is nearly open at 64.
+    for b_f, b_h in ((-63.9, -0.1), (-64, 0.015), (0.015, -64)):
+        added = float(jnp.asarray(b_f, dtype)) + float(jnp.asarray(b_h, dtype))
+        got = run(b_f, b_h)
+        np.testing.assert_allclose(got, exact(64 + added), rtol=2e-3)
+    slopes = jax.grad(run, (0, 1))(-64.0, 0.015)
+    step = 1e-4
+    want = (exact(0.015 + step) - exact(0.015 - step)) / (2 * step)
+    np.testing.assert_allclose(slopes, [want, want], rtol=1e-2)
+
+
 @fused_cells
 def test_weights_are_those_of_the_operator(name):
     cell = CASES[name].cell

@@ -204,6 +204,16 @@ CALLS = {
         ValueError,
         "`resets` (4,) (1, 4)",
     ),
+    "x-byte-order": (
+        lambda: call(x=np.ones((B, T, I), ">f4")),
+        TypeError,
+        "`x` byte order >f4[3, 4, 5] astype",
+    ),
+    "x-objects": (
+        lambda: call(x=np.ones((B, T, I), object)),
+        TypeError,
+        "`x` numbers |O[3, 4, 5]",
+    ),
     # key
     "key-int": (lambda: call(key=0), TypeError, "`key` PRNG jax.random.key int 0"),
     "key-float": (lambda: call(key=zeros(2)), TypeError, "`key` PRNG float32[2]"),

@@ -12,6 +12,7 @@ from test_linear_recurrence import native
 from tolerance import assert_close
 
 import ostinato as ost
+from ostinato import ragged
 from ostinato._linear import filter_primitive
 
 LENGTHS = np.array([[11, 0, 4], [1, 7, 3]])
@@ -150,6 +151,42 @@ def test_lengths(way):
     assert_close(got[1], ends, terms=1000)
     assert all(bool(jnp.isfinite(g).all()) for g in grads)
     assert not bool(grads[0][np.arange(11) >= LENGTHS[..., None]].any())
+
+
+def test_what_grows_in_the_padding_is_in_no_derivative(way):
+    """Outputs of a filter with a pole of 1.5 overflow after some 1,700 steps."""
+    b, a, zi = jnp.array([1.0, 0.3]), jnp.array([1.0, -1.5]), jnp.ones((1, 1))
+    x, lengths = jnp.asarray(draw(1, 2000)), jnp.array([9])
+    some = x[:, :9]
+
+    def loss(b, a, x, zi, lengths=None):
+        y, zf = ost.lfilter(b, a, x, zi=zi, seq_lengths=lengths)
+        sections = jnp.concatenate([b, b[:1] * 0, a, a[:1] * 0])[None]
+        return (
+            jnp.sum(y**2)
+            + jnp.sum(zf)
+            + jnp.sum(ost.sosfilt(sections, x, seq_lengths=lengths) ** 2)
+        )
+
+    def derivatives(b, a, x, *lengths):
+        run = lambda b, a: loss(b, a, x, zi, *lengths)  # noqa: E731
+        slope = lambda b, a: jax.grad(run, (0, 1))(b, a)  # noqa: E731
+        return slope(b, a), jax.jvp(slope, (b, a), (b, a))[1]
+
+    got = compiled(derivatives, b, a, x, lengths)
+    want = compiled(derivatives, b, a, some)
+    jax.tree.map(ft.partial(assert_close, terms=10_000), got, want)
+
+
+def test_what_grows_in_the_padding_of_examples_is_in_no_derivative():
+    x, b = jnp.asarray(draw(2000)), jnp.ones(1)
+    a = jnp.array([[1.0, -0.5], [1.0, -1.5]])
+    examples = ragged.RaggedArray.from_list([x, x[:9]])
+    each = ragged.vmap(lambda a, x: jnp.sum(ost.lfilter(b, a, x) ** 2))
+    got = compiled(jax.grad(lambda a: jnp.sum(each(a, examples))), a)
+    one = jax.grad(lambda a, x: jnp.sum(ost.lfilter(b, a, x) ** 2))
+    want = jnp.stack([one(a[0], x), one(a[1], x[:9])])
+    assert_close(got, want, terms=10_000)
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import shutil
 from datetime import datetime, timedelta
 
 import jax
@@ -342,6 +343,13 @@ def test_what_cannot_be_resumed(waves, tmp_path):
     other.write_text(waves.read_text().replace("5.0", "5.1"))
     with pytest.raises(UserError, match="`--resume` needs the windows of the run"):
         train(other, out, resume=True)
+    good = (out / MODEL_FILE).read_bytes()
+    for data, changed in ((waves, {"hidden": 6}), (other, {})):
+        train(data, tmp_path / "else", **SIZES | {"epochs": 1} | changed)
+        shutil.copy(tmp_path / "else" / MODEL_FILE, out)
+        with pytest.raises(UserError, match="is the model of another run"):
+            train(waves, out, resume=True)
+    (out / MODEL_FILE).write_bytes(good)
     tensors, header = use.FILES.read(out / RESUME_FILE)
     header["settings"]["horizon"] = "8"
     use.FILES.save(out / RESUME_FILE, tensors, header)

@@ -115,6 +115,10 @@ def test_a_quote_that_is_not_closed_is_found(tmp_path, row, message):
         ("a,b,c,d,a,e", "several columns named a"),
         ("when,a,,c,d,e", "must have a name for each column, got '' for column 3"),
         ("when,a,b,c,d, ", "got ' ' for column 6"),
+        (
+            "2019-12-31,1,2,3,4,5",
+            "begin with a row of names, got the date '2019-12-31'",
+        ),
     ],
 )
 def test_columns_have_different_names(tmp_path, names, message):

@@ -171,6 +171,8 @@ def test_what_is_no_cell_is_an_error():
         ours.from_cell(params | {"hz": {"kernel": X}})
     with pytest.raises(ValueError, match=r"\['hn'\]\['bias'\]` must have shape"):
         ours.from_cell(params | {"hn": params["hn"] | {"bias": jnp.zeros(3)}})
+    with pytest.raises(ValueError, match=r"\['iz'\]` must hold 'bias', as others"):
+        ours.from_cell(params | {"iz": {"kernel": params["iz"]["kernel"]}})
 
 
 SPECS = {

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+flax = pytest.importorskip("flax")
 linen = pytest.importorskip("flax.linen")
 from ostinato.interop.flax import from_cell  # noqa: E402
 from ostinato.nn.linen import RNN, ScannedRNN  # noqa: E402
@@ -65,6 +66,37 @@ def test_other_cells_run_as_in_linen():
     said = RNN(cell).apply(variables, X, method="explain")
     assert said.backend == "flax" and "activation_fn" in said.rejected["cpu"]
     close(RNN(cell).apply(variables, X), linen.RNN(cell).apply(variables, X), 0)
+
+
+def without(variables, name, leaf):
+    """Return variables of an RNN without one leaf of a layer of its cell."""
+    cell = variables["params"]["cell"]
+    layer = {k: v for k, v in cell[name].items() if k != leaf}
+    return {"params": {"cell": {**cell, name: layer}}}
+
+
+def test_parameters_that_do_not_fit_are_linen_s_errors():
+    carry, gru, lstm = jnp.zeros((3, 5)), linen.GRUCell(5), linen.LSTMCell(5)
+    of_gru, of_lstm = (linen.RNN(c).init(jax.random.key(0), X) for c in (gru, lstm))
+    for cell, variables, error in (
+        (gru, {"params": {}}, "collection is empty"),
+        (gru, of_gru["params"], "collection is empty"),
+        (gru, of_lstm, 'named "kernel" in scope "/scan.cell./ir"'),
+        (gru, without(of_gru, "hn", "bias"), 'named "bias" in scope "/scan.cell./hn"'),
+        (lstm, without(of_lstm, "hf", "bias"), 'named "bias" in scope'),
+        (linen.GRUCell(6), of_gru, "shape"),
+    ):
+        for layer in (linen.RNN(cell), RNN(cell)):
+            with pytest.raises(flax.errors.FlaxError, match=error):
+                layer.apply(variables, X)
+    # What linen passes over, it passes over here.
+    cell = of_lstm["params"]["cell"]
+    more = {"params": {"cell": {**cell, "ii": cell["ii"] | {"bias": jnp.ones(5)}}}}
+    close(RNN(lstm).apply(more, X), linen.RNN(lstm).apply(more, X))
+    layer, resets = ScannedRNN(cell_name="GRUCell_7"), jnp.asarray(RESETS)
+    with pytest.raises(flax.errors.FlaxError, match="GRUCell_7"):
+        named = {"params": {"GRUCell_0": of_gru["params"]["cell"]}}
+        layer.apply(named, carry, (X.swapaxes(0, 1), resets))
 
 
 class Reference(linen.Module):

@@ -350,6 +350,26 @@ def test_which_integers_run_natively(dtype):
         assert bool(small) == (abs(value) <= 2**22)
 
 
+@pytest.mark.parametrize("size", [5, np.int32(5), -5])
+def test_places_in_a_ring(size):
+    """A remainder by a number that the step writes down is below it."""
+
+    def step(w, states, x, t):
+        h, k = states
+        half = (k // 2).astype(h.dtype)
+        h = jnp.tanh(h @ w + x + 0.1 * half[:, None])
+        place = (k % size).astype(h.dtype)
+        return (h, (k + 1) % size), h * place[:, None]
+
+    states = draw(0, B, 8), jnp.asarray([0, 2, -7, 4, 9], jnp.int32)[:B]
+    w, x = draw(1, 8, 8), draw(2, B, 7, 8)
+
+    def run(backend, w, x):
+        return ost.recurrent_net(step, x, states, params=w, backend=backend)
+
+    assert_same(*both(run, w, x))
+
+
 def to_unsigned(w, states, x, t):
     h, n = states
     h = jnp.tanh(h @ w + x)

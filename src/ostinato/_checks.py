@@ -60,7 +60,13 @@ def check_array(name: str, x: Any) -> Array:
     """Return `x` as a JAX array; raise a TypeError unless it is an array."""
     x = unwrap(x)
     if is_array(x):
-        return jnp.asarray(x)
+        try:
+            return jnp.asarray(x)
+        except TypeError:
+            raise TypeError(
+                f"`{name}` must hold numbers of a dtype and a byte order that JAX has, "
+                f"got {x.dtype.str}{list(x.shape)}; astype makes them of others"
+            ) from None
     known = type(x) in (list, tuple, int, float)
     hint = "; jnp.array makes one of it" if known else ""
     if hasattr(x, "to_padded"):

@@ -5,6 +5,9 @@ that all channels share, and signals `x [N, T]`:
 
     y_t = sum_{k >= 0} b_k x_{t-k} - sum_{k >= 1} a_k y_{t-k}
 
+With `lengths [N]`, `x` and `y` are 0 past the end of a channel: what would grow there
+without bound is in no derivative.
+
 It is linear in `x`, and its transpose is itself, the other way round; it is linear in
 `b`, too, and its derivative by `a` is another filter, of `y`.
 """
@@ -21,7 +24,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .. import _compat, _native
+from .. import _compat, _native, _padding
 from .._rnn import sharding
 from .._rnn.eager import always_jitted
 from .._typing import Array
@@ -32,9 +35,10 @@ filter_p = Primitive("ostinato_filter")
 _MOST_ORDER = 8  # kMostOrder of native/cpu/linear/kernels.h
 
 
-def run(b: Array, a: Array, x: Array, *, reverse: bool = False) -> Array:
-    """Bind the primitive."""
-    return filter_p.bind(*sharding.make_varying([b, a, x]), reverse=reverse)
+def run(b: Array, a: Array, x: Array, *lengths: Array, reverse: bool = False) -> Array:
+    """Bind the primitive; without `lengths`, every channel has all steps."""
+    operands = sharding.make_varying([b, a, x, *lengths])
+    return filter_p.bind(*operands, reverse=reverse)
 
 
 def delayed(x: Array, count: int, reverse: bool) -> Array:
@@ -43,6 +47,10 @@ def delayed(x: Array, count: int, reverse: bool) -> Array:
     x = jnp.pad(x, ((0, 0), pads))
     steps = x.shape[1] - count
     return x[:, count:] if reverse else x[:, :steps]
+
+
+def _masked(x: Array, lengths: Sequence[Array]) -> Array:
+    return _padding.zero(x, lengths[0], 1) if lengths else x
 
 
 def _by_xla(b: Array, a: Array, x: Array, *, reverse: bool) -> Array:
@@ -74,7 +82,7 @@ def _native_call(b: Array, a: Array, x: Array, *, reverse: bool) -> Array:
 
 
 def _lower(native: bool, ctx: Any, *args: Any, reverse: bool) -> Sequence[Any]:
-    _, a, x = ctx.avals_in
+    _, a, x, *_ = ctx.avals_in
     runs = (
         native
         and not ctx.module_context.lowering_parameters.for_export
@@ -82,18 +90,25 @@ def _lower(native: bool, ctx: Any, *args: Any, reverse: bool) -> Sequence[Any]:
         and a.shape[1] <= _MOST_ORDER
         and _native.status().library is not None
     )
-    function = ft.partial(_native_call if runs else _by_xla, reverse=reverse)
+    kernel = _native_call if runs else _by_xla
+
+    def function(b: Array, a: Array, x: Array, *lengths: Array) -> Array:
+        return _masked(kernel(b, a, _masked(x, lengths), reverse=reverse), lengths)
+
     return mlir.lower_fun(function, multiple_results=False)(ctx, *args)
 
 
-def _abstract_eval(b: Any, a: Any, x: Any, *, reverse: bool) -> Any:
-    return sharding.shaped_array(x.shape, x.dtype, like=[b, a, x])
+def _abstract_eval(b: Any, a: Any, x: Any, *lengths: Any, reverse: bool) -> Any:
+    return sharding.shaped_array(x.shape, x.dtype, like=[b, a, x, *lengths])
 
 
 def _jvp(primals: Any, tangents: Any, *, reverse: bool) -> tuple[Array, Array]:
-    b, a, x = primals
-    db, da, dx = tangents
-    bind = ft.partial(run, reverse=reverse)
+    b, a, x, *lengths = primals
+    db, da, dx, *_ = tangents
+
+    def bind(b: Array, a: Array, x: Array) -> Array:
+        return run(b, a, x, *lengths, reverse=reverse)
+
     y = bind(b, a, x)
     parts = []
     if type(dx) is not ad.Zero:
@@ -105,17 +120,23 @@ def _jvp(primals: Any, tangents: Any, *, reverse: bool) -> tuple[Array, Array]:
     return y, sum(parts[1:], parts[0])
 
 
-def _transpose(cotangent: Any, b: Any, a: Any, x: Any, *, reverse: bool) -> list[Any]:
+def _transpose(
+    cotangent: Any, b: Any, a: Any, x: Any, *lengths: Any, reverse: bool
+) -> list[Any]:
     dy = ad.instantiate_zeros(cotangent)
-    back = ft.partial(run, reverse=not reverse)
+    nothing = [None] * len(lengths)
+
+    def back(b: Array) -> Array:
+        return run(b, a, dy, *lengths, reverse=not reverse)
+
     if ad.is_undefined_primal(x):
-        return [None, None, back(b, a, dy)]
-    one = jnp.zeros((1, a.shape[1] + 1), dy.dtype).at[0, 0].set(1)
-    bar = back(one, a, dy)
+        return [None, None, back(b), *nothing]
+    bar = back(jnp.zeros((1, a.shape[1] + 1), dy.dtype).at[0, 0].set(1))
+    x = _masked(x, lengths)
     terms = [bar * delayed(x, k, reverse) for k in range(a.shape[1] + 1)]
     shared = b.aval.shape[0] != x.shape[0]
     db = jnp.stack([jnp.sum(term, 1) for term in terms], 1)
-    return [jnp.sum(db, 0, keepdims=True) if shared else db, None, None]
+    return [jnp.sum(db, 0, keepdims=True) if shared else db, None, None, *nothing]
 
 
 def _batch(args: Any, dims: Any, *, reverse: bool) -> tuple[Array, int]:
@@ -126,19 +147,19 @@ def _batch(args: Any, dims: Any, *, reverse: bool) -> tuple[Array, int]:
     channels = int(rows[2])
     merged = []
     for (x, d), count in zip(pairs, rows, strict=True):
-        if d is None and count == 1 and x is not args[2]:
+        if d is None and count == 1 and len(merged) < 2:  # coefficients, shared
             merged.append(x)
             continue
         x = jnp.expand_dims(x, 0) if d is None else jnp.moveaxis(x, d, 0)
-        x = jnp.broadcast_to(x, (size, channels, x.shape[2]))
-        merged.append(x.reshape(size * channels, x.shape[2]))
+        x = jnp.broadcast_to(x, (size, channels, *x.shape[2:]))
+        merged.append(x.reshape(size * channels, *x.shape[2:]))
     y = filter_p.bind(*merged, reverse=reverse)
     return y.reshape(size, channels, y.shape[1]), 0
 
 
 @ft.partial(jax.jit, static_argnames="reverse")
-def _alone(b: Array, a: Array, x: Array, *, reverse: bool) -> Array:
-    return filter_p.bind(b, a, x, reverse=reverse)
+def _alone(*operands: Array, reverse: bool) -> Array:
+    return filter_p.bind(*operands, reverse=reverse)
 
 
 filter_p.def_impl(always_jitted(_alone))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _checks
-from .._padding import at_step
+from .._padding import at_step, zero
 from .._typing import Array, ArrayLike, Float, Int
 from .filter_primitive import run
 
@@ -142,12 +142,10 @@ def _filtered(
     size = max(b.shape[1], a.shape[1]) - 1
     order = max(size, 1)  # of the kernels; a pure gain has an empty state
     b, a = (jnp.pad(c, ((0, 0), (0, order + 1 - c.shape[1]))) for c in (b, a))
-    steps = x.shape[1]
-    inside = None
+    steps, ends = x.shape[1], []
     if lengths is not None:
-        inside = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) < lengths[:, None]
-        x = jnp.where(inside, x, jnp.zeros((), x.dtype))
-    y = run(b, a[:, 1:], x)
+        x, ends = zero(x, lengths, 1), [lengths]
+    y = run(b, a[:, 1:], x, *ends)
     if zi is None:
         state = y
     else:
@@ -156,10 +154,8 @@ def _filtered(
         width = min(order, steps)
         past = jnp.pad(zi[:, :width], ((0, 0), (0, steps - width)))
         one = jnp.zeros((1, order + 1), x.dtype).at[0, 0].set(1)
-        y = y + run(one, a[:, 1:], past)
+        y = y + run(one, a[:, 1:], past, *ends)
         state = _last_state(b, a, x, y, zi, lengths)[:, :size]
-    if inside is not None:
-        y = jnp.where(inside, y, jnp.zeros((), y.dtype))
     return y, state
 
 

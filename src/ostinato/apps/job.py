@@ -93,8 +93,8 @@ class Job(ABC):
         """Write `model.safetensors`."""
 
     @abstractmethod
-    def load_params(self, folder: Path) -> Params:
-        """Read the parameters in `model.safetensors`.
+    def load_model(self, folder: Path) -> tuple[Params, dict[str, Any]]:
+        """Read the parameters and the figures in `model.safetensors`.
 
         Raises:
             UserError: the file is missing or damaged.

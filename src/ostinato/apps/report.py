@@ -84,7 +84,7 @@ def print_table(
     note: str,
 ) -> None:
     """Print figures as a table: columns of texts, then columns of numbers."""
-    table = Table(caption=note, caption_justify="left")
+    table = Table()
     for name in texts:
         table.add_column(name)
     for name in numbers:
@@ -92,6 +92,7 @@ def print_table(
     for row in rows:
         table.add_row(*row)
     display.show(table)
+    display.say(note)
 
 
 def new_figure(width: float, height: float, dpi: int = 120) -> Any:

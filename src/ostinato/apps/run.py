@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from . import files, header, report
@@ -241,8 +242,11 @@ class Run:
         if not self.devices.first:
             return
         self._make_room()
-        settings = dataclasses.asdict(self.settings)
-        self.job.save_model(self.out, params, {"settings": settings, **figures})
+        origin = {
+            "settings": dataclasses.asdict(self.settings),
+            "split": self.job.fingerprint(),
+        }
+        self.job.save_model(self.out, params, origin | figures)
 
     def _make_room(self) -> None:
         """Move the files of an older run to `previous/`, once."""
@@ -285,7 +289,8 @@ class Run:
         """Continue where the run in the folder stopped.
 
         Raises:
-            UserError: that run had other data, or a file is missing or damaged.
+            UserError: that run had other data; or a file is missing, damaged, or of
+                another run.
         """
         job = self.job
         old, _ = header.read(self.out, job.files, type(self.settings), job.row_class)
@@ -294,7 +299,7 @@ class Run:
                 f"`--resume` needs the {job.unit} of the run that is resumed, got "
                 "others; give the same files and options"
             )
-        best = None if old.best is None else job.load_params(self.out)
+        best = None if old.best is None else self._read_best()
         state = self._replicated(job.files.load_state(self.out, job.init))
         with self.lock:
             self.best_params, self._has_room = best, True
@@ -302,6 +307,26 @@ class Run:
             self.evaluation_seconds = old.evaluation_seconds
             self.started -= old.elapsed
             self._saved = self.now = old.elapsed
+
+    def _read_best(self) -> Params:
+        """Read the best parameters so far.
+
+        Raises:
+            UserError: the file is missing, damaged, or of another run.
+        """
+        job = self.job
+        params, figures = job.load_model(self.out)
+        wanted = jax.eval_shape(job.init, jax.random.key(0))
+        shapes = [jax.tree.map(np.shape, tree) for tree in (params, wanted)]
+        # A model of an older version does not tell what it learned from.
+        split = figures.get("split", job.fingerprint())
+        if shapes[0] != shapes[1] or split != job.fingerprint():
+            raise UserError(
+                f"{self.out / MODEL_FILE} is the model of another run than the one in "
+                f"{RESUME_FILE}; put back the model of that run, or train anew without "
+                "`--resume`"
+            )
+        return params
 
     def check_same(self) -> None:
         """Check that all processes have the same run.

@@ -15,6 +15,7 @@ from .._typing import Array
 from .base import (
     SizedCell,
     add,
+    check_batch,
     check_inputs,
     check_params,
     draw,
@@ -119,6 +120,7 @@ class ConvLSTM(SizedCell):
         self, batch: int, dtype: Any = jnp.float32
     ) -> tuple[Array, Array]:
         """Return zeros: `(h, c)`, each `[B, *grid, H]`."""
+        batch, dtype = check_batch(batch), _checks.check_float_dtype(dtype)
         zeros = jnp.zeros((batch, *self.grid, self.hidden_size), dtype)
         return zeros, zeros
 
@@ -148,6 +150,7 @@ class ConvLSTM(SizedCell):
             )
         want = (inputs_t.shape[0], *self.grid, self.hidden_size)
         for name, a in zip("hc", states, strict=True):
+            _checks.check_same_dtype(params=params.w_hh, **{name: a})
             if tuple(a.shape) != want:
                 raise ValueError(
                     f"`{name}` must have shape [B, *grid, H] = {want}, got "

@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from .. import _checks, _padding
 from .._recurrent.loop import LoopInputs, run_in_segments
 from .._recurrent.net import make_loop_inputs, make_output
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions
+from .._rnn.accumulation import widen
 from .._rnn.api import rnn
 from .._rnn.cell import LayerWeights
 from .._rnn.layout import gate_rows, pack_weights
@@ -158,8 +160,18 @@ def _hold(y: Array, options: SequenceOptions) -> Array:
 
 
 def _with_forget_bias(cell: Any, params: LayerWeights) -> LayerWeights:
-    bias = getattr(cell, "forget_bias", 0.0)
-    if not bias:
+    """Return weights whose two biases add up to those of a cell and its constant.
+
+    Of 16 bits, the second one has what the first has no digits for.
+    """
+    constant = getattr(cell, "forget_bias", 0.0)
+    if not constant:
         return params
-    rows = gate_rows(cell.spec, "f")
-    return params._replace(b_ih=params.b_ih.at[rows].add(bias))
+    rows, dtype = gate_rows(cell.spec, "f"), params.b_ih.dtype
+    total = widen(params.b_ih[rows]) + widen(params.b_hh[rows]) + constant
+    info = jnp.finfo(dtype)
+    first = lax.reduce_precision(total, info.nexp, info.nmant)
+    return params._replace(
+        b_ih=params.b_ih.at[rows].set(first.astype(dtype)),
+        b_hh=params.b_hh.at[rows].set((total - first).astype(dtype)),
+    )

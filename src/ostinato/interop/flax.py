@@ -228,6 +228,11 @@ def _side(
     weight = transposed(*kernels)
     if all(bias is None for bias in biases):
         return weight, None
+    lacking = [n for n, bias in zip(names, biases, strict=True) if bias is None]
+    if {*lacking} not in (set(), {"hr", "hz"}):  # of a GRU, the candidate has one
+        raise ValueError(
+            f"`{name}[{lacking[0]!r}]` must hold 'bias', as others of the cell do"
+        )
     rows = first.shape[1]
     for part, bias in zip(names, biases, strict=True):
         if bias is not None and bias.shape != (rows,):

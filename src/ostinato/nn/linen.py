@@ -9,7 +9,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -46,6 +46,12 @@ _KINDS: dict[Any, ImportKind] = {
     linen.GRUCell: "gru",
     linen.SimpleCell: "rnn_tanh",
 }
+_LAYERS: dict[ImportKind, tuple[str, str]] = {
+    "lstm": ("ii if ig io", "hi hf hg ho"),
+    "gru": ("hr hz", "ir iz in hn"),
+    "rnn_tanh": ("h", "i"),
+}
+"""The layers of a cell without a bias, and those with one."""
 _SIGMOIDS = (linen.sigmoid, jax.nn.sigmoid, jax.lax.logistic)
 _TANHS = (linen.tanh, jnp.tanh, jax.lax.tanh)
 
@@ -225,8 +231,26 @@ def _network(
         return "`residual` is True"
     if module.is_initializing():
         return "the variables are being initialised"
-    network = from_cell(cell.variables["params"], kind=kind)
+    params = cell.variables.get("params", {})
+    if not _has_layers(params, kind):  # linen names what lacks
+        return f"the parameters are not those of the {type(cell).__name__}"
+    network = from_cell(params, kind=kind)
+    sizes = network.spec.input_size, network.spec.hidden_size
+    if sizes != (inputs.shape[-1], cell.features):
+        return f"the parameters are those of {sizes[0]} inputs and {sizes[1]} features"
     reason = cell_dtype_reason(cell, network.weights.dtype, inputs, carry)
     if reason is None and seq_lengths is None:  # with them, our outputs differ
         reason = too_short_reason(network.spec, inputs)
     return reason or network
+
+
+def _has_layers(params: Mapping[str, Any], kind: ImportKind) -> bool:
+    """Return whether parameters are those that a cell of linen asks for, and no more.
+
+    Linen passes over what else there is.
+    """
+    plain, biased = (names.split() for names in _LAYERS[kind])
+    wanted = dict.fromkeys(plain, {"kernel"})
+    wanted |= dict.fromkeys(biased, {"kernel", "bias"})
+    found = {n: set(p) if isinstance(p, Mapping) else None for n, p in params.items()}
+    return found == wanted

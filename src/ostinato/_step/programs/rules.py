@@ -90,8 +90,12 @@ def _largest(name: str, given: Sequence[Value]) -> int:
     sizes = [most_of(v) for v in given]
     if name in ("max", "min"):
         return max(sizes)
-    if name in ("rem", "sign"):
-        return sizes[0] if name == "rem" else 1
+    if name == "sign":
+        return 1
+    if name == "rem":
+        divisor = given[1]
+        below = sizes[0] if _may_be_zero(divisor) else most_of(divisor) - 1
+        return min(sizes[0], below)
     return math.prod(sizes) if name == "mul" else sum(sizes)
 
 

@@ -117,9 +117,10 @@ class Job(job.Job):
         trained = Trained(self.model, params, self.names, self.scale, dict(figures))
         use.save(folder, trained)
 
-    def load_params(self, folder: Path) -> Params:
-        """Read the parameters in `model.safetensors`."""
-        return use.load(folder).params
+    def load_model(self, folder: Path) -> tuple[Params, dict[str, Any]]:
+        """Read the parameters and the figures in `model.safetensors`."""
+        trained = use.load(folder)
+        return trained.params, trained.figures
 
     def final(self, params: Params, devices: Devices) -> dict[str, Errors]:
         """Measure the weights on the rows to test on."""

@@ -149,8 +149,12 @@ def _check_names(path: Path, names: Sequence[str], at: int) -> None:
     """Check that the columns have different names; that of dates, `at`, may have none.
 
     Raises:
-        UserError: a name is missing, or there twice.
+        UserError: a name is missing, or there twice, or the first row has no names.
     """
+    if dates.read(names[at]):
+        raise UserError(
+            f"{path} must begin with a row of names, got the date {names[at]!r} in it"
+        )
     for i, name in enumerate(names):
         if i != at and not name.strip():
             raise UserError(

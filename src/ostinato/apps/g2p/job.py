@@ -136,9 +136,10 @@ class Job(job.Job):
         )
         checkpoint.save_model(folder, model)
 
-    def load_params(self, folder: Path) -> Params:
-        """Read the parameters in `model.safetensors`."""
-        return checkpoint.load_model(folder).params
+    def load_model(self, folder: Path) -> tuple[Params, dict[str, Any]]:
+        """Read the parameters and the figures in `model.safetensors`."""
+        trained = checkpoint.load_model(folder)
+        return trained.params, trained.figures
 
     def final(self, params: Params, devices: Devices) -> Figures:
         """Measure on the dev words and, only now, on the test words.

@@ -118,9 +118,10 @@ class Job(job.Job):
         per_beat = self.settings.per_beat
         use.save(folder, Trained(self.model, params, per_beat, dict(figures)))
 
-    def load_params(self, folder: Path) -> Params:
-        """Read the parameters in `model.safetensors`."""
-        return use.load(folder).params
+    def load_model(self, folder: Path) -> tuple[Params, dict[str, Any]]:
+        """Read the parameters and the figures in `model.safetensors`."""
+        trained = use.load(folder)
+        return trained.params, trained.figures
 
     def final(self, params: Params, devices: Devices) -> dict[str, Likelihood]:
         """Measure the weights on the pieces to test on."""

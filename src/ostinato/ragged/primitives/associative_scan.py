@@ -47,6 +47,9 @@ def associative_scan(
     Raises:
         TypeError: `function` is not callable, or changes structure or dtypes.
         ValueError: `elems` is empty, has no such axis, or leaves differ in it.
+        NotImplementedError: in `ragged.vmap`, elements have a second axis of different
+            sizes, or `function` closes over an array that has one; `jax.lax.scan` takes
+            both.
 
     Holds under every transformation. A derivative that is taken inside of the mapped
     function runs step by step.

@@ -32,9 +32,14 @@ def _associative_scan(
 ) -> list[Value]:
     consts, elems = values[:num_consts], values[num_consts:]
     if any(is_symbolic(d) for v in elems for d in v.shape[1:]):
-        raise Unsupported("its elements must have no other axis of different sizes")
+        raise Unsupported(
+            "its elements must have no other axis of different sizes; lax.scan takes "
+            "such elements"
+        )
     if any(ragged_axes(v) for v in consts):
-        raise Unsupported("its function must not close over values of different sizes")
+        raise Unsupported(
+            "its function must not close over values of different sizes; lax.scan may"
+        )
     dim = elems[0].shape[0]
     shared = [v.x if isinstance(v, Shared) else None for v in consts]
     # The constants of an example are repeated per token, and pass through unchanged.

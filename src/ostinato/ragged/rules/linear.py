@@ -138,14 +138,16 @@ def _on_padded(
 
 @register(filter_primitive.filter_p, cheap=True)
 def _filter(ctx: Context, eqn: JaxprEqn, *values: Value, reverse: bool) -> list[Value]:
-    """Run padded examples: zeros in the padding change nothing before or after it."""
-    steps = values[2].shape[1]
+    """Run padded examples, whose lengths mask the padding."""
+    channels, steps = values[2].shape
     if any(is_symbolic(size) for value in values[:2] for size in value.shape[1:]):
         raise Unsupported("the number of coefficients must be the same everywhere")
 
-    def one(sizes: Sizes, b: Array, a: Array, x: Array) -> list[Array]:
+    def one(sizes: Sizes, b: Array, a: Array, x: Array, *given: Array) -> list[Array]:
+        lengths = jnp.full(ctx.max(channels), ctx.max(steps), jnp.int32)
+        lengths = jnp.minimum(given[0] if given else lengths, sizes(steps))
         x = sizes.cleared(x, values[2].shape)
-        y = eqn.primitive.bind(b, a, x, reverse=reverse)
+        y = eqn.primitive.bind(b, a, x, lengths, reverse=reverse)
         return [sizes.repeat_last(y, 1, steps)]
 
     return ctx.batched(one, values, ctx.out_shapes(eqn))
