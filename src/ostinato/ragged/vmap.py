@@ -85,8 +85,8 @@ def vmap(
         in the unused capacity; a result with several is a PaddedRagged. Their dims are
         named after the sizes: `x[1:]` has the name `n - 1`. Without a RaggedArray among
         the arguments the function is `jax.vmap`. If arguments come from `ragged.shard`,
-        each device runs its share of the examples: a result with one ragged axis is a
-        `ShardedRagged`, others are a `ShardedBatch`, of a dense array or a PaddedRagged.
+        each device runs its share of the examples: results with one ragged axis are
+        `ShardedRagged`, others `ShardedBatch`, of a dense array or a PaddedRagged.
 
     Raises:
         TypeError: an option or axis has the wrong type.
