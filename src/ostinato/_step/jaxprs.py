@@ -164,7 +164,7 @@ def run_one(
         return list(inputs)
     if eqn.primitive.name in _OF_NUMBERS and _is_number(eqn, inputs):
         compute = _OF_NUMBERS[eqn.primitive.name]
-        dtype = eqn.outvars[0].aval.dtype
+        dtype = type_of(eqn.outvars[0]).dtype
         return [np.asarray(compute(*inputs, **eqn.params), dtype)]
     inputs = make_varying(list(inputs))
     params = eqn.primitive.get_bind_params(eqn.params)
@@ -176,10 +176,10 @@ def run_one(
 
 def _is_number(eqn: JaxprEqn, inputs: Sequence[Any]) -> bool:
     """Return whether numbers make an integer or a truth value, and nothing traced."""
-    aval = eqn.outvars[0].aval
+    result = type_of(eqn.outvars[0])
     return (
-        aval.shape == ()
-        and (aval.dtype == np.bool_ or np.issubdtype(aval.dtype, np.integer))
+        result.shape == ()
+        and (result.dtype == np.bool_ or np.issubdtype(result.dtype, np.integer))
         and not any(isinstance(x, jax.Array) for x in inputs)
         and all(np.asarray(x).dtype.kind in "iub" for x in inputs)
     )
