@@ -174,3 +174,9 @@ def test_gru_of_other_configurations():
     wide = sl.Sequence(jnp.zeros((3, 6, 2, 2)), x.mask)
     with pytest.raises(ValueError, match="`input_shape` must be"):
         layer.init(key, wide, training=False, method="layer")
+
+
+@pytest.mark.parametrize("units, error", [(0, ValueError), (2.0, TypeError)])
+def test_units_are_checked(units, error):
+    with pytest.raises(error, match="`units` must be"):
+        GRU.Config(units).make()

@@ -27,7 +27,7 @@ try:
 except ModuleNotFoundError as error:
     raise not_installed(error, "sequence-layers") from None
 
-from .. import rnn
+from .. import _checks, rnn
 from .._rnn import backends
 from .._rnn.backends import Explanation
 from .._rnn.output import as_state
@@ -143,7 +143,8 @@ class GRU(sl.SequenceLayer):
         name: str | None = None
 
         def make(self) -> GRU:
-            """Return the layer."""
+            """Return the layer; raise TypeError or ValueError for wrong `units`."""
+            _checks.check_size("units", self.units)
             return GRU(self, name=self.name)
 
     config: Config
