@@ -153,19 +153,6 @@ def test_a_scan_imported_by_its_own_name_is_told_what_to_call():
     assert lax.associative_scan is SCAN_OF_JAX
 
 
-def test_what_an_associative_scan_lacks_is_told():
-    def over_pairs(x):
-        return lax.associative_scan(jnp.add, x @ x.T)
-
-    def with_all_rows(x):
-        return lax.associative_scan(lambda a, b: a + b * x.max(), x)
-
-    with pytest.raises(NotImplementedError, match="no other axis .*lax.scan takes"):
-        ragged.vmap(over_pairs)(batch())
-    with pytest.raises(NotImplementedError, match="not close over .*; lax.scan may"):
-        ragged.vmap(with_all_rows)(batch())
-
-
 @pytest.mark.parametrize("name", SIZES_IN_PYTHON)
 def test_python_that_asks_for_a_size_is_told_what_to_do(name):
     kind, function = SIZES_IN_PYTHON[name]

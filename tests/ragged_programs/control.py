@@ -288,6 +288,25 @@ def _scan(*args, **options):
     return ragged.associative_scan(*args, **options)
 
 
+def associative_pairs(scan):
+    """Scan over both axes of a matrix of pairs, also with a constant of all tokens."""
+
+    def combine(left, right):
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    def run(x, y):
+        pairs, most = jnp.tanh(x @ y.T), jnp.max(y)
+        gates = jax.nn.sigmoid(x[:, :1] + y[None, :, 0])
+        across = scan(lambda a, b: a + b + y.sum(0)[None, :1], pairs, reverse=True, axis=1)
+        return (
+            scan(combine, (gates, pairs))[1],
+            across,
+            scan(lambda a, b: a + b + most * jnp.sum(y), x),
+        )
+
+    return run
+
+
 def loops_of_tokens(x, y):
     """One loop for each token, each until it is done; and one for each pair."""
 
@@ -312,6 +331,7 @@ ASSOCIATIVE = {
     "associative_sum": associative("add"),
     "associative_max_reverse": associative("maximum", reverse=True),
     "associative_features": associative("multiply", axis=1),
+    "associative_pairs": associative_pairs,
     "linear_recurrence": linear_recurrence,
 }
 LOOPS = programs(

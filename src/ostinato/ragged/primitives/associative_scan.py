@@ -47,12 +47,10 @@ def associative_scan(
     Raises:
         TypeError: `function` is not callable, or changes structure or dtypes.
         ValueError: `elems` is empty, has no such axis, or leaves differ in it.
-        NotImplementedError: in `ragged.vmap`, elements have a second axis of different
-            sizes, or `function` closes over an array that has one; `jax.lax.scan` takes
-            both.
 
-    Holds under every transformation. A derivative that is taken inside of the mapped
-    function runs step by step.
+    Holds under every transformation. In `ragged.vmap`, what runs step by step, as
+    `jax.lax.scan` does: elements with a second axis of different sizes, a `function`
+    that closes over an array with one, and derivatives inside of the mapped function.
 
     References:
         Blelloch, Prefix Sums and Their Applications (1990).
@@ -105,9 +103,11 @@ def associative_scan(
     first = [jnp.moveaxis(leaf, axis, 0) for leaf in leaves]
     tokens = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in first]
     jaxpr, consts = _without_consts(jax.make_jaxpr(join)(*tokens, *tokens))
-    results = associative_scan_p.bind(
-        *consts, *first, jaxpr=jaxpr, num_consts=len(consts), reverse=reverse
-    )
+    given = {"jaxpr": jaxpr, "num_consts": len(consts), "reverse": reverse}
+    run = associative_scan_p.bind
+    if any(is_symbolic_dim(n) for x in (*consts, *tokens) for n in jnp.shape(x)):
+        run = _step_by_step
+    results = run(*consts, *first, **given)
     return tree.unflatten([jnp.moveaxis(y, 0, axis) for y in results])
 
 

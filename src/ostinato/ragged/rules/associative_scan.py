@@ -1,6 +1,7 @@
 """The rule of the associative scan: one scan over all tokens of all examples.
 
-It starts again at the first token of each example.
+It starts again at the first token of each example. Neither tokens nor what the function
+closes over have a ragged axis.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from jax.extend.core import JaxprEqn, jaxpr_as_fun
 
 from ..._typing import Array
 from ..core.context import Context
-from ..core.registry import Unsupported, register
-from ..core.sizes import is_symbolic
-from ..core.values import Flat, Shared, Value, ragged_axes
+from ..core.registry import register
+from ..core.values import Flat, Shared, Value
 from ..primitives.associative_scan import associative_scan_p
 from ..types.segments import along
 
@@ -31,15 +31,6 @@ def _associative_scan(
     reverse: bool,
 ) -> list[Value]:
     consts, elems = values[:num_consts], values[num_consts:]
-    if any(is_symbolic(d) for v in elems for d in v.shape[1:]):
-        raise Unsupported(
-            "its elements must have no other axis of different sizes; lax.scan takes "
-            "such elements"
-        )
-    if any(ragged_axes(v) for v in consts):
-        raise Unsupported(
-            "its function must not close over values of different sizes; lax.scan may"
-        )
     dim = elems[0].shape[0]
     shared = [v.x if isinstance(v, Shared) else None for v in consts]
     # The constants of an example are repeated per token, and pass through unchanged.
