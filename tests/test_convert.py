@@ -52,6 +52,22 @@ def test_tensors_of_a_model_of_torch_by_name(tmp_path):
     np.testing.assert_array_equal(layer.w_hh, tensors["enc.weight_hh_l0"])
 
 
+def test_a_network_without_a_name_replaces_no_other(tmp_path):
+    path, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    gates = {"": 16, "rnn.": 12}  # an LSTM, and a GRU in the module `rnn`
+    safetensors.save_file(
+        {
+            f"{prefix}weight_{side}_l0": draw(rows, size)
+            for prefix, rows in gates.items()
+            for side, size in (("ih", 3), ("hh", 4))
+        },
+        path,
+    )
+    assert ostinato(path, out).exit_code == 0
+    modes = {name: network.spec.mode for name, network in ost.load(out).items()}
+    assert modes == {"rnn": "gru", "rnn_1": "lstm"}
+
+
 def test_json_says_the_same(tmp_path):
     path = stored(tmp_path, a=GRU, b=LSTM)
     result = ostinato(path, tmp_path / "out.safetensors", "--name", "b", "--json")

@@ -322,6 +322,12 @@ def test_what_is_nested_too_deeply_is_said(tmp_path):
     assert others[deep] == "nested more than 100 deep"
 
 
+def test_two_tensors_of_one_name_are_an_error(tmp_path):
+    torch.save({1: torch.ones(2), "1": torch.zeros(2)}, path := tmp_path / "a.pt")
+    with pytest.raises(ValueError, match="one tensor called '1', got several"):
+        ours.from_file(path)
+
+
 @pytest.mark.parametrize("tree", [[1, 2], 3, None, torch.zeros(3), [[]]], ids=str)
 def test_a_file_without_names_is_an_error(tmp_path, tree):
     torch.save(tree, tmp_path / "model.pt")

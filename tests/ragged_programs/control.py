@@ -297,7 +297,9 @@ def associative_pairs(scan):
     def run(x, y):
         pairs, most = jnp.tanh(x @ y.T), jnp.max(y)
         gates = jax.nn.sigmoid(x[:, :1] + y[None, :, 0])
-        across = scan(lambda a, b: a + b + y.sum(0)[None, :1], pairs, reverse=True, axis=1)
+        across = scan(
+            lambda a, b: a + b + y.sum(0)[None, :1], pairs, reverse=True, axis=1
+        )
         return (
             scan(combine, (gates, pairs))[1],
             across,

@@ -6,6 +6,7 @@ are read, `.safetensors`, `.onnx` and `.pt` are written.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,12 +122,16 @@ def _from_safetensors(path: str | os.PathLike[str]) -> Contents:
 
 
 def _named(contents: Contents) -> Contents:
-    """Return networks by the name of their module instead of a prefix with a dot."""
-    found = {
-        prefix.removesuffix(".") or _UNNAMED: network
-        for prefix, network in contents.found.items()
-    }
-    return contents._replace(found=found)
+    """Return networks by the name of their module instead of a prefix with a dot.
+
+    A network without a module is the first free one of `rnn`, `rnn_1` and so on.
+    """
+    found = {prefix.removesuffix("."): n for prefix, n in contents.found.items()}
+    free = (f"{_UNNAMED}_{i}" if i else _UNNAMED for i in itertools.count())
+    names = {"": next(name for name in free if name not in found)}
+    return contents._replace(
+        found={names.get(name, name): network for name, network in found.items()}
+    )
 
 
 def _to_safetensors(

@@ -209,6 +209,10 @@ def _tensors_of(
     for name, tensor in _flat(tree, (), {}, passed_over):
         if tensor.numel() * tensor.element_size() > MAX_RATIO * size:  # strides of 0
             raise ValueError(f"`{name}` must fit in its file of {size} bytes")
+        if name in tensors:
+            raise ValueError(
+                f"`path` must hold one tensor called {name!r}, got several"
+            )
         tensors[name] = tensor
     if not tensors and not isinstance(tree, Mapping):
         raise BadFileError(
