@@ -68,6 +68,17 @@ def test_a_network_without_a_name_replaces_no_other(tmp_path):
     assert modes == {"rnn": "gru", "rnn_1": "lstm"}
 
 
+def test_names_of_a_file_reach_no_terminal_as_codes(tmp_path):
+    path, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    tensors = {
+        f"\x1b[31mx.weight_{n}_l0": draw(12, k) for n, k in (("ih", 3), ("hh", 4))
+    }
+    safetensors.save_file(tensors, path)
+    result = ostinato(path, out)
+    assert result.exit_code == 0 and "\x1b" not in result.stdout
+    assert r"\x1b[31mx" in result.stdout
+
+
 def test_json_says_the_same(tmp_path):
     path = stored(tmp_path, a=GRU, b=LSTM)
     result = ostinato(path, tmp_path / "out.safetensors", "--name", "b", "--json")

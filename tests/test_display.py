@@ -10,6 +10,7 @@ from g2p_words import plain_jax, quiet, train_tiny  # noqa: F401
 from rich.console import Console
 from rich.table import Table
 
+from ostinato.apps import report
 from ostinato.apps.display import Display
 
 
@@ -46,6 +47,17 @@ def test_what_cannot_be_shown_ends_nothing(error, terminal):
     display.close()
 
 
+def test_numbers_are_whole_on_a_narrow_terminal():
+    console = Console(file=io.StringIO(), width=40)
+    rows = [("the last value, repeated", "a longer text", "12.345", "100.00")]
+    report.print_table(
+        Display(console), ["held-out end", "decoding"], ["PER, %", "WER, %"], rows, "."
+    )
+    said = console.file.getvalue()
+    assert "12.345" in said and "100.00" in said and "WER, %" in said
+    assert max(map(len, said.splitlines())) <= 40
+
+
 def test_the_bar_tells_what_a_run_does():
     file = io.StringIO()
     with Display(Console(file=file, force_terminal=True)) as display:
@@ -60,6 +72,7 @@ def test_a_run_is_saved_without_its_display(tmp_path):
 
 
 PROGRAM = """
+from ostinato.apps import report
 from ostinato.apps.display import Display
 display = Display()
 for line in range(3):

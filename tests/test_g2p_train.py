@@ -342,6 +342,12 @@ def test_resuming_another_run_says_so(learned, options, message):
         train_tiny(learned[0], **{"resume": True, **options})
 
 
+def test_resuming_with_other_pronunciations_says_so(learned):
+    other = {w: tuple((*p, "ZH") for p in said) for w, said in language().items()}
+    with pytest.raises(UserError, match="`--resume` needs the words of the run"):
+        train_tiny(learned[0], resume=True, dictionary=other)
+
+
 def test_resuming_nothing_says_so(tmp_path):
     with pytest.raises(UserError, match="there is no .*resume.safetensors"):
         train_tiny(tmp_path, resume=True)
@@ -361,6 +367,20 @@ def test_a_list_of_all_words_says_so(tmp_path):
 
 def test_a_run_says_that_it_measures_at_the_end(learned):
     assert "learning is over; measuring the kept weights" in learned[2]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ({}, "the dictionary is too small"),
+        ({"AB": (("AA", "B"),)}, "must have words of a to z, ' and -, got 'AB'"),
+        (dict.fromkeys(language(), (("AA",) * 90,)), "each .* is too long"),
+    ],
+    ids=["empty", "capitals", "long"],
+)
+def test_a_dictionary_that_teaches_nothing_says_so(tmp_path, words, message):
+    with pytest.raises(UserError, match=message):
+        train_tiny(tmp_path, epochs=1, dictionary=words)
 
 
 def test_a_dictionary_without_held_out_words_says_so(tmp_path):

@@ -79,6 +79,9 @@ def main() -> None:
     except SystemExit as end:
         cli_training.leave(end.code)
         raise
+    except Exception:
+        cli_training.leave_after_error()
+        raise
     finally:
         interrupts.finish()
 
@@ -334,6 +337,11 @@ def _print_conversion(found: dict, others: dict) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    def shown(text: str) -> Text:
+        """Return text from a file without codes that a terminal would obey."""
+        return Text("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1]
+                            for c in text))  # fmt: skip
+
     table = Table("", "name", "network, or why not")
     for name, (spec, _, notes) in found.items():
         sizes = f"{spec.mode}, {spec.input_size} -> {spec.hidden_size}"
@@ -343,9 +351,9 @@ def _print_conversion(found: dict, others: dict) -> None:
             sizes += f", {spec.num_layers} layers"
         if spec.bidirectional:
             sizes += ", bidirectional"
-        table.add_row("yes", Text(name), Text("\n".join([sizes, *notes])))
+        table.add_row("yes", shown(name), shown("\n".join([sizes, *notes])))
     for name, reason in others.items():
-        table.add_row("no", Text(name), Text(reason))
+        table.add_row("no", shown(name), shown(reason))
     Console().print(table)
 
 

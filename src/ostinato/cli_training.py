@@ -4,6 +4,7 @@ import functools
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -106,3 +107,11 @@ def leave(code: object) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
+
+
+def leave_after_error() -> None:
+    """Do as `leave` does, after what Python prints for an error that was not caught."""
+    jax = sys.modules.get("jax")
+    if jax is not None and jax.distributed.is_initialized():
+        traceback.print_exc()
+        leave(1)

@@ -36,12 +36,10 @@ Otherwise it runs as `lax.scan`.
 
 from __future__ import annotations
 
-import math
-
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
 from .._compat import ELEMENTWISE
-from .jaxprs import type_of, variables
+from .jaxprs import known_product, type_of, variables
 from .programs.lower import PRIMITIVES
 from .split import PRODUCTS, Step
 
@@ -76,7 +74,7 @@ def pays_ahead(step: Step) -> bool:
     products = [e for e in step.taken.ahead.jaxpr.eqns if e.primitive.name in PRODUCTS]
     return any(
         e.outvars[0].aval.shape[:1] == (1,)
-        and max(math.prod(v.aval.shape) for v in variables(e)) >= _LARGE
+        and max(known_product(type_of(v).shape) for v in variables(e)) >= _LARGE
         for e in products
     )
 
@@ -91,11 +89,12 @@ def work_of(jaxpr: Jaxpr) -> int:
     """Return the number of elements of all results, and of multiply-adds."""
     total = 0
     for eqn in equations_of(jaxpr):
-        sizes = [math.prod(type_of(v).shape) for v in eqn.outvars]
+        sizes = [known_product(type_of(v).shape) for v in eqn.outvars]
         total += sum(sizes)
         if eqn.primitive.name == "dot_general":
             (over, _), _ = eqn.params["dimension_numbers"]
-            total += sizes[0] * math.prod(type_of(eqn.invars[0]).shape[i] for i in over)
+            shape = type_of(eqn.invars[0]).shape
+            total += sizes[0] * known_product([shape[i] for i in over])
     return total
 
 

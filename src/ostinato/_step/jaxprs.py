@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools as ft
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.export import is_symbolic_dim
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.extend.source_info_util import user_context
 
@@ -110,6 +112,11 @@ def struct(aval: Any) -> jax.ShapeDtypeStruct:
 def type_of(atom: Any) -> jax.ShapeDtypeStruct:
     """Return shape and dtype of a variable or a literal."""
     return struct(atom.aval)
+
+
+def known_product(sizes: Iterable[Any]) -> int:
+    """Return the product of sizes; symbols, which `jax.export` has, count as 1."""
+    return math.prod(n for n in sizes if not is_symbolic_dim(n))
 
 
 def needed(eqns: Sequence[JaxprEqn], results: Iterable[Any]) -> list[JaxprEqn]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 from jax.extend.core import ClosedJaxpr
 
 from .._typing import Array
@@ -330,7 +331,10 @@ def _batch(step: Step) -> int:
     states = step.jaxpr.invars[step.num_invariant + step.num_inputs :]
     if not states or not type_of(states[0]).shape:
         raise Unsupported("it has no state with an axis of sequences")
-    return type_of(states[0]).shape[0]
+    batch = type_of(states[0]).shape[0]
+    if is_symbolic_dim(batch):
+        raise Unsupported("the number of sequences is a symbol")
+    return batch
 
 
 def _given(loop: Loop) -> list[Given]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools as ft
-import math
 from typing import Any
 
 from .gradients import Derivative, Mask, Policy, differentiate
-from .jaxprs import type_of
+from .jaxprs import known_product, type_of
 from .split import Step
 
 
@@ -42,7 +41,7 @@ class _WithSmall:
     def __call__(self, primitive: Any, *avals: Any, **params: Any) -> bool:
         if self.choice.policy(primitive, *avals, **params):
             return True
-        size = max((math.prod(a.shape) for a in avals), default=0)
+        size = max((known_product(a.shape) for a in avals), default=0)
         return primitive.name in self.choice.also and size <= self.most
 
 
@@ -63,7 +62,7 @@ def best_derivative(
         return differentiate(core, wrt, policy)
     least = differentiate(core, wrt, policy.policy)
     sizes = {
-        math.prod(type_of(eqn.outvars[0]).shape)
+        known_product(type_of(eqn.outvars[0]).shape)
         for eqn in core.jaxpr.eqns
         if eqn.primitive.name in policy.also
     }
@@ -86,4 +85,4 @@ def _saved_bytes(derivative: Derivative, num_kept: int, saves_products: bool) ->
     if saves_products:
         saved += [inputs[i] for i in derivative.read_inputs if i >= num_kept]
     types = map(type_of, saved)
-    return sum(math.prod(a.shape) * a.dtype.itemsize for a in types)
+    return sum(known_product(a.shape) * a.dtype.itemsize for a in types)

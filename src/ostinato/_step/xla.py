@@ -19,7 +19,7 @@ from .._segments import near_divisor, scan_segments
 from .._typing import Array
 from .cost import pays_ahead
 from .gradients import Derivative, Mask, Policy, is_float, weight_gradient
-from .jaxprs import evaluate, run_one, split_at, variables
+from .jaxprs import evaluate, known_product, run_one, split_at, variables
 from .masks import StepMask
 from .policies import best_derivative
 from .split import PRODUCTS, Step
@@ -185,7 +185,9 @@ def in_blocks(
         reverse: whether the last block runs first.
     """
     rows = max((a.shape[1] for a in jax.tree.leaves(per_step) if a.ndim > 1), default=1)
-    size = near_divisor(loop.length, max(_BLOCK, _ROWS // max(rows, 1)))
+    size = near_divisor(
+        loop.length, max(_BLOCK, _ROWS // max(known_product([rows]), 1))
+    )
     if loop.length <= size or not jax.tree.leaves(per_step):
         return run(carry, per_step)
     return scan_segments(run, carry, per_step, size, reverse)

@@ -198,6 +198,7 @@ class Devices:
 
     Raises:
         UserError: a process has fewer devices.
+        ProcessLostError: another process has ended before it told its devices.
     """
 
     def __init__(self, count: int | None = None) -> None:
@@ -205,7 +206,15 @@ class Devices:
             raise UserError(f"`devices` must be at least 1, got {count}")
         if count is not None and count > 1:
             _emulate(count)
-        self.processes, self._rank = jax.process_count(), jax.process_index()
+        try:
+            self.processes, self._rank = jax.process_count(), jax.process_index()
+        except RuntimeError as error:
+            if not jax.distributed.is_initialized():
+                raise
+            raise ProcessLostError(
+                "another process of this run has ended before it began, or cannot be "
+                f"reached ({' '.join(str(error).split())[:120]}); see what it says"
+            ) from None
         self.first = self._rank == 0
         local = jax.local_devices()
         count = count or (len(local) if self.processes > 1 else 1)

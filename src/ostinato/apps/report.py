@@ -85,10 +85,10 @@ def print_table(
 ) -> None:
     """Print figures as a table: columns of texts, then columns of numbers."""
     table = Table()
-    for name in texts:
-        table.add_column(name)
+    for name in texts:  # which are broken where the terminal is too narrow
+        table.add_column(name, overflow="fold")
     for name in numbers:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     display.show(table)

@@ -20,6 +20,7 @@ from .fields import check_range
 from .header import Header
 from .job import Job
 from .report import Row
+from .settings import lasting
 from .tensors import MODEL_FILE, RESUME_FILE
 from .training import Params, State, init_state, learning_rate, update
 
@@ -160,8 +161,8 @@ class Run:
             self.pace.add(loss, self.job.count(batch))
             self.display.tick(
                 self.progress,
-                f"epoch {self.epoch:.1f}  {self.pace.speed:,.0f} {self.job.unit}/s  "
-                f"loss {self.pace.loss:.3f}  {self._time_left()} left",
+                f"{self._time_left()} left  epoch {self.epoch:.1f}  "
+                f"loss {self.pace.loss:.3f}  {self.pace.speed:,.0f} {self.job.unit}/s",
             )
 
     def _check_finite(self, step: int, **figures: float) -> None:
@@ -242,10 +243,8 @@ class Run:
         if not self.devices.first:
             return
         self._make_room()
-        origin = {
-            "settings": dataclasses.asdict(self.settings),
-            "split": self.job.fingerprint(),
-        }
+        settings = dataclasses.asdict(self.settings)
+        origin = {"settings": settings, "split": self.job.fingerprint()}
         self.job.save_model(self.out, params, origin | figures)
 
     def _make_room(self) -> None:
@@ -307,6 +306,8 @@ class Run:
             self.evaluation_seconds = old.evaluation_seconds
             self.started -= old.elapsed
             self._saved = self.now = old.elapsed
+        if self.devices.first:  # the last row may have come too late
+            report.write_csv(self.out, job.row_class._fields, self.rows)
 
     def _read_best(self) -> Params:
         """Read the best parameters so far.
@@ -318,9 +319,10 @@ class Run:
         params, figures = job.load_model(self.out)
         wanted = jax.eval_shape(job.init, jax.random.key(0))
         shapes = [jax.tree.map(np.shape, tree) for tree in (params, wanted)]
-        # A model of an older version does not tell what it learned from.
-        split = figures.get("split", job.fingerprint())
-        if shapes[0] != shapes[1] or split != job.fingerprint():
+        settings = figures.get("settings"), dataclasses.asdict(self.settings)
+        given, own = map(lasting, settings)
+        split = figures.get("split")
+        if shapes[0] != shapes[1] or given != own or split != job.fingerprint():
             raise UserError(
                 f"{self.out / MODEL_FILE} is the model of another run than the one in "
                 f"{RESUME_FILE}; put back the model of that run, or train anew without "

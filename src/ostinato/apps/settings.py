@@ -1,6 +1,7 @@
 """The settings that every run has, and those of a run that is resumed."""
 
 import dataclasses
+import json
 from typing import Any, ClassVar, Self, TypeVar
 
 from .errors import UserError
@@ -87,6 +88,13 @@ class Settings:
         """Return one of the limits, `minutes` or `epochs`, for the user."""
         value = getattr(self, name)
         return f"{value if isinstance(value, int) else f'{value:g}'} {name}"
+
+
+def lasting(settings: Any) -> Any:
+    """Return settings, as JSON has them, without those that may change on resuming."""
+    given = settings if isinstance(settings, dict) else {}
+    given = {name: v for name, v in given.items() if name not in ("minutes", "epochs")}
+    return json.loads(json.dumps(given))
 
 
 Kind = TypeVar("Kind", bound=Settings)

@@ -94,7 +94,7 @@ class RNN(_FusedCell):
 
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
         """Run one step on a result of `precompute`."""
-        (h,) = self.unpack(states, len(inputs_t), params)
+        (h,) = self.unpack(states, inputs_t.shape[0], params)
         pre = tag_gate(inputs_t + add(product(h, params.w_hh), params.b_hh))
         out = jnp.tanh(pre) if self.activation == "tanh" else jax.nn.relu(pre)
         out = out.astype(h.dtype)
@@ -134,7 +134,7 @@ class LSTM(LSTMCell[LayerWeights], _FusedCell):
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """Run one step on a result of `precompute`."""
-        h, c = self.unpack(states, len(inputs_t[0]), params)
+        h, c = self.unpack(states, inputs_t[0].shape[0], params)
         h, c = lstm_unit(lstm_gates(params, inputs_t, h), c, self.forget_bias)
         return (h, c), h
 
@@ -183,7 +183,7 @@ class LSTMP(LSTMCell[LayerWeights], _FusedCell):
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """Run one step on a result of `precompute`."""
-        h, c = self.unpack(states, len(inputs_t[0]), params)
+        h, c = self.unpack(states, inputs_t[0].shape[0], params)
         u, c = lstm_unit(lstm_gates(params, inputs_t, h), c, self.forget_bias)
         h = product(u, params.w_hr).astype(u.dtype)
         return (h, c), h
@@ -238,7 +238,7 @@ class GRU(_FusedCell):
         self, params: Any, states: Any, seen: Array, inputs_t: Array, t: Array
     ) -> Any:
         """Run `step` with `seen` in place of `h` in products; `z` keeps `h` itself."""
-        (h,) = self.unpack(states, len(inputs_t), params)
+        (h,) = self.unpack(states, inputs_t.shape[0], params)
         out = gru_unit(params, h, seen, inputs_t, self.reset_after).astype(h.dtype)
         return out, out
 

@@ -68,7 +68,7 @@ class ParaGRU(_DiagonalCell[ParaGRUParams]):
         self, params: Any, states: Any, seen: Array, inputs_t: Any, t: Array
     ) -> Any:
         """Run `step` with `seen` in place of `h` in products; `z` keeps `h` itself."""
-        (h,) = self.unpack(states, len(inputs_t[0]), params)
+        (h,) = self.unpack(states, inputs_t[0].shape[0], params)
         read = widen(seen)
         w_r, w_z, w_n = (broadcast(w, h) for w in params.w_hh)
         x_r, x_z, x_n = inputs_t
@@ -129,7 +129,7 @@ class ParaLSTM(_DiagonalCell[ParaLSTMParams]):
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """Run one step on a result of `precompute`."""
-        h, c = self.unpack(states, len(inputs_t[0]), params)
+        h, c = self.unpack(states, inputs_t[0].shape[0], params)
         before, cell = widen(h), widen(c)
         w_f, w_g, w_o = (broadcast(w, h) for w in params.w_hh)
         x_f, x_g, x_o = inputs_t

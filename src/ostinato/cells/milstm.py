@@ -58,7 +58,7 @@ class MILSTM(LSTMCell[MILSTMParams]):
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """Run one step on a result of `precompute`."""
-        h, c = self.unpack(states, len(inputs_t[0]), params)
+        h, c = self.unpack(states, inputs_t[0].shape[0], params)
         p = split_gates(add(product(h, params.w_hh), params.b_hh))
         own = (split_gates(v) for v in mi_vectors(params))
         gates = [integrate(*one) for one in zip(*own, p, inputs_t, strict=True)]

@@ -113,7 +113,7 @@ class LayerNormLSTM(_NormLSTM[LayerNormParams]):
 
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
         """Run one step on a result of `precompute`."""
-        states = self.unpack(states, len(inputs_t), params)
+        states = self.unpack(states, inputs_t.shape[0], params)
         pre = inputs_t + add(product(states[0], params.w_hh), params.b_hh)
         return self._normalised_unit(params, states, pre)
 
@@ -159,7 +159,7 @@ class LayerNormMILSTM(_NormLSTM[LayerNormMILSTMParams]):
 
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
         """Run one step on a result of `precompute`."""
-        states = self.unpack(states, len(inputs_t), params)
+        states = self.unpack(states, inputs_t.shape[0], params)
         p = add(product(states[0], params.w_hh), params.b_hh)
         pre = integrate(*mi_vectors(params), p, inputs_t)
         return self._normalised_unit(params, states, pre)
@@ -214,7 +214,7 @@ class LayerNormGRU(GatedCell[LayerNormParams]):
         self, params: Any, states: Any, seen: Array, inputs_t: Array, t: Array
     ) -> Any:
         """Run `step` with `seen` in place of `h` in products; `z` keeps `h` itself."""
-        (h,) = self.unpack(states, len(inputs_t), params)
+        (h,) = self.unpack(states, inputs_t.shape[0], params)
 
         def norm(rows: slice) -> Any:
             scale, offset = params.scale[rows], params.offset[rows]

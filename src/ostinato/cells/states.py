@@ -36,7 +36,7 @@ def trainable_state(cell: Cell, dtype: Any = jnp.float32) -> Any:
         >>> params = {"cell": cell.init(jax.random.key(0)), "h_0": None}
         >>> params["h_0"] = ost.cells.trainable_state(cell)
         >>> def outputs(params, x):
-        ...     states = ost.cells.repeat_state(params["h_0"], len(x))
+        ...     states = ost.cells.repeat_state(params["h_0"], x.shape[0])
         ...     return ost.recurrent_net(cell, x, states, params=params["cell"]).outputs
         >>> outputs(params, jnp.ones((2, 5, 3))).shape
         (2, 5, 4)

@@ -71,7 +71,7 @@ class PeepholeLSTM(LSTMCell[PeepholeLSTMParams]):
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """Run one step on a result of `precompute`."""
-        h, c = self.unpack(states, len(inputs_t[0]), params)
+        h, c = self.unpack(states, inputs_t[0].shape[0], params)
         c_prev = widen(c)
         i, f, g, o = lstm_gates(params, inputs_t, h)
         i = i + broadcast(params.p_i, c) * c_prev
@@ -130,7 +130,7 @@ class IndRNN(GatedCell[IndRNNParams]):
 
     def step(self, params: Any, states: Any, inputs_t: Array, t: Array) -> Any:
         """Run one step on a result of `precompute`."""
-        (h,) = self.unpack(states, len(inputs_t), params)
+        (h,) = self.unpack(states, inputs_t.shape[0], params)
         pre = tag_gate(inputs_t + broadcast(params.w_hh, h) * widen(h))
         out = jnp.tanh(pre) if self.activation == "tanh" else jax.nn.relu(pre)
         out = out.astype(h.dtype)

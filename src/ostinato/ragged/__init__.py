@@ -1,5 +1,6 @@
 """Batches of arrays of different sizes, and functions of one array mapped over them."""
 
+from . import _serialization as _serialization
 from .batches import concatenate as concatenate
 from .batches import stack as stack
 from .core.context import Context as Context

