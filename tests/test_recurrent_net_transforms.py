@@ -229,6 +229,41 @@ def test_zoneout_draws_from_every_kind_of_key_as_a_scan(kind):
         assert_close(got, want, terms=300)
 
 
+@pytest.mark.parametrize("options", [{}, {"reverse": True}])
+@pytest.mark.parametrize("backend", [None, "cpu", "xla"])
+def test_transpose_of_a_linear_net_equals_that_of_a_scan(backend, options):
+    _, closed, x, _ = arrays(0)
+    w = jnp.asarray(closed)
+
+    def net(backend, x, h):
+        step = lambda w, h, x, t: (h @ w + x[:, :1], h * t.astype(h.dtype))  # noqa: E731
+        out = ost.recurrent_net(step, x, h, params=w, backend=backend, **options)
+        return out.outputs, out.states
+
+    def transposed(backend):
+        x_0, h_0 = jnp.asarray(x), jnp.ones((B, len(w)))
+        results = jax.eval_shape(functools.partial(net, "scan"), x_0, h_0)
+        ct = jax.tree.map(
+            lambda a: jnp.cos(jnp.arange(a.size).reshape(a.shape)), results
+        )
+        return jax.linear_transpose(functools.partial(net, backend), x_0, h_0)(ct)
+
+    for got, want in zip(transposed(backend), transposed("scan"), strict=True):
+        assert_close(got, want)
+
+
+def test_transpose_of_a_net_that_is_not_linear_is_an_error():
+    def net(h):
+        step = lambda w, h, x, t: (jnp.tanh(h @ w), h)  # noqa: E731
+        w = jnp.eye(40)
+        out = ost.recurrent_net(step, None, h, params=w, length=3, backend="cpu")
+        return out.outputs
+
+    h = jnp.ones((B, 40))
+    with pytest.raises(NotImplementedError, match="tanh"):
+        jax.linear_transpose(net, h)(net(h))
+
+
 def test_scan_equals_unrolled():
     arguments = arrays()
 

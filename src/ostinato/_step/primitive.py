@@ -126,6 +126,25 @@ def _transpose(cotangents: Any, *arguments: Any, loop: Loop, wrt: Mask) -> list[
     return [None] * (len(operands) + len(saved)) + list(grads)
 
 
+def _transpose_linear(
+    cotangents: Any, *operands: Any, loop: Loop, wrt: Mask | None
+) -> list[Any]:
+    """Transpose a loop over a step that is linear, as for `jax.linear_transpose`."""
+    which = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
+
+    def of_values(*values: Array) -> list[Array]:
+        full = list(operands)
+        for i, value in zip(which, values, strict=True):
+            full[i] = value
+        return [a for a in _forward(*full, loop=loop, wrt=wrt) if is_float(a)]
+
+    types = [struct(operands[i].aval) for i in which]
+    bar = [ad.instantiate_zeros(ct) for ct in cotangents]
+    found = jax.linear_transpose(of_values, *types)([a for a in bar if is_float(a)])
+    found = dict(zip(which, found, strict=True))
+    return [found.get(i) for i in range(len(operands))]
+
+
 def _batch(
     args: Sequence[Array], dims: Sequence[Any], *, loop: Loop, wrt: Mask | None
 ) -> tuple[list[Array], list[int]]:
@@ -209,6 +228,7 @@ batching.primitive_batchers[loop_p] = _batch
 batching.primitive_batchers[loop_bwd_p] = _batch_back
 ad.primitive_jvps[loop_p] = _jvp
 ad.primitive_jvps[loop_bwd_p] = ft.partial(_jvp_of, _backward_after_any)
+ad.primitive_transposes[loop_p] = _transpose_linear
 ad.primitive_transposes[loop_tangent_p] = _transpose
 
 
