@@ -370,6 +370,23 @@ def test_places_in_a_ring(size):
     assert_same(*both(run, w, x))
 
 
+def test_a_key_that_a_constant_chooses():
+    """What is computed at once of constants are numbers alone."""
+    keys = jax.random.key(0), jax.random.key(1)
+
+    def step(w, h, x, t):
+        key = jax.lax.select(jnp.bool_(True), *keys)
+        h = jnp.tanh(h @ w + x * jax.random.uniform(jax.random.fold_in(key, t), ()))
+        return h, h
+
+    w, x, h = draw(0, 8, 8), draw(1, B, T, 8), draw(2, B, 8)
+
+    def run(backend, w, x):
+        return ost.recurrent_net(step, x, h, params=w, backend=backend)
+
+    assert_same(*native_or_not(run, w, x))
+
+
 def to_unsigned(w, states, x, t):
     h, n = states
     h = jnp.tanh(h @ w + x)

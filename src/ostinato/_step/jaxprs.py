@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
@@ -186,7 +187,7 @@ def _is_number(eqn: JaxprEqn, inputs: Sequence[Any]) -> bool:
     result = type_of(eqn.outvars[0])
     return (
         result.shape == ()
-        and (result.dtype == np.bool_ or np.issubdtype(result.dtype, np.integer))
+        and any(jnp.issubdtype(result.dtype, k) for k in (np.bool_, np.integer))
         and not any(isinstance(x, jax.Array) for x in inputs)
         and all(np.asarray(x).dtype.kind in "iub" for x in inputs)
     )
