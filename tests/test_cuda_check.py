@@ -59,7 +59,14 @@ def test_success_is_kept(trial):
             "begin: their trial ended with sig",
             False,
         ),
-        (READY + f"{KILL}, signal.SIGINT)", "did not begin: their trial end", False),
+        # Where a shell starts tests in the background, they inherit that it is ignored.
+        (
+            READY
+            + "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            + f"{KILL}, signal.SIGINT)",
+            "did not begin: their trial end",
+            False,
+        ),
         (READY + f"{KILL}, signal.SIGTERM)", "did not begin: their trial end", False),
         (READY + "sys.stderr.buffer.write(b'\\xff'); sys.exit(1)", "an error", True),
         ("import sys; sys.exit('no jax')", "did not begin: their trial ended", False),
