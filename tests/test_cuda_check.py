@@ -62,7 +62,8 @@ def test_success_is_kept(trial):
         # Where a shell starts tests in the background, they inherit that it is ignored.
         (
             READY
-            + "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            + "import signal\n"
+            + "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             + f"{KILL}, signal.SIGINT)",
             "did not begin: their trial end",
             False,
