@@ -1,6 +1,7 @@
 """The training loop of a run: updates, clock, evaluations, best weights, resuming."""
 
 import dataclasses
+import functools
 import math
 import threading
 import time
@@ -244,7 +245,7 @@ class Run:
             return
         self._make_room()
         settings = dataclasses.asdict(self.settings)
-        origin = {"settings": settings, "split": self.job.fingerprint()}
+        origin = {"settings": settings, "split": self.split}
         self.job.save_model(self.out, params, origin | figures)
 
     def _make_room(self) -> None:
@@ -275,7 +276,7 @@ class Run:
                 return
             now = Header(
                 settings=dataclasses.asdict(self.settings),
-                split=self.job.fingerprint(),
+                split=self.split,
                 elapsed=self.elapsed,
                 evaluation_seconds=self.evaluation_seconds,
                 rows=self.rows,
@@ -293,7 +294,7 @@ class Run:
         """
         job = self.job
         old, _ = header.read(self.out, job.files, type(self.settings), job.row_class)
-        if old.split != job.fingerprint():
+        if old.split != self.split:
             raise UserError(
                 f"`--resume` needs the {job.unit} of the run that is resumed, got "
                 "others; give the same files and options"
@@ -309,6 +310,11 @@ class Run:
         if self.devices.first:  # the last row may have come too late
             report.write_csv(self.out, job.row_class._fields, self.rows)
 
+    @functools.cached_property
+    def split(self) -> str:
+        """The hash of what is learned from and of what is held out."""
+        return self.job.fingerprint()
+
     def _read_best(self) -> Params:
         """Read the best parameters so far.
 
@@ -322,7 +328,7 @@ class Run:
         settings = figures.get("settings"), dataclasses.asdict(self.settings)
         given, own = map(lasting, settings)
         split = figures.get("split")
-        if shapes[0] != shapes[1] or given != own or split != job.fingerprint():
+        if shapes[0] != shapes[1] or given != own or split != self.split:
             raise UserError(
                 f"{self.out / MODEL_FILE} is the model of another run than the one in "
                 f"{RESUME_FILE}; put back the model of that run, or train anew without "
@@ -336,7 +342,7 @@ class Run:
         Raises:
             UserError: they have others.
         """
-        run = self.settings, self.job.fingerprint(), self.state.step, self.out
+        run = self.settings, self.split, self.state.step, self.out
         self.devices.check_same(repr((*run, self.devices.total_count)))
 
     def _replicated(self, state: State) -> State:

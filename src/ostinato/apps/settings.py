@@ -9,6 +9,7 @@ from .fields import check_range, check_types
 
 MOST_BATCH = 2**16
 MOST_LR = 1e6  # float32 has it, and far less learns nothing
+LIMITS = "minutes", "epochs"  # what may change when a run is resumed
 MOST_SEED = 2**31 - 2  # seed + 1 is used too
 
 
@@ -80,8 +81,7 @@ class Settings:
     @property
     def limits(self) -> str:
         """When the run ends, for the user."""
-        names = "minutes", "epochs"
-        there = [name for name in names if getattr(self, name) is not None]
+        there = [name for name in LIMITS if getattr(self, name) is not None]
         return " or ".join(map(self.limit, there))
 
     def limit(self, name: str) -> str:
@@ -93,7 +93,7 @@ class Settings:
 def lasting(settings: Any) -> Any:
     """Return settings, as JSON has them, without those that may change on resuming."""
     given = settings if isinstance(settings, dict) else {}
-    given = {name: v for name, v in given.items() if name not in ("minutes", "epochs")}
+    given = {name: v for name, v in given.items() if name not in LIMITS}
     return json.loads(json.dumps(given))
 
 
