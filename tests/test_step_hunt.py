@@ -370,6 +370,23 @@ def test_places_in_a_ring(size):
     assert_same(*both(run, w, x))
 
 
+@pytest.mark.parametrize("more, fits", [(28, True), (29, False)])
+def test_how_large_a_remainder_may_be(more, fits):
+    """At most 99 by 100, and int8 ends at 127."""
+
+    def step(w, h, n, t):
+        h = jnp.tanh(h @ w)
+        return h, jax.lax.rem(n, jnp.int8(100)) + jnp.int8(more)
+
+    w, h, n = draw(0, 8, 8), draw(1, B, 8), jnp.zeros((B, T), jnp.int8)
+    run = lambda: ost.recurrent_net(step, n, h, params=w, backend="cpu")  # noqa: E731
+    if fits:
+        run()
+    else:
+        with pytest.raises(NotImplementedError, match="larger than 127"):
+            run()
+
+
 def test_a_key_that_a_constant_chooses():
     """What is computed at once of constants are numbers alone."""
     keys = jax.random.key(0), jax.random.key(1)
