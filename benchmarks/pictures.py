@@ -36,17 +36,22 @@ _COLORS = {  # "prepared" is not drawn: at these sizes it coincides with ours
 def draw(
     measured: Results, folder: Path, kind: str, mode: str = "lstm"
 ) -> dict[str, Path]:
-    """Draw a picture for every size that the results vary; return paths by size."""
+    """Draw a picture for every size that the results vary.
+
+    Return paths by size, also of pictures that earlier results have left in the folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {}
+    found = {}
     for size in CAPTIONS:
+        path = folder / f"cost_{size}_{kind.lower()}.png"
         panels = {kind: series(measured, mode, kind, size) for kind in rows.SWEEP_KINDS}
         # The tables alone have two numbers of sequences, which make no picture.
         least = 2 if size == "threads" else 3
         if all(len(points) >= least for points in panels.values()):
-            drawn[size] = folder / f"cost_{size}_{kind.lower()}.png"
-            _figure(panels, mode, size).savefig(drawn[size])
-    return drawn
+            _figure(panels, mode, size).savefig(path)
+        if path.exists():
+            found[size] = path
+    return found
 
 
 def series(measured: Results, mode: str, kind: str, size: str) -> list[Row]:

@@ -37,11 +37,9 @@ for _name, _value in _OPTIONS.items():
 
 import emulation  # noqa: E402
 import hypothesis  # noqa: E402
-import step_memory  # noqa: E402
 
 from ostinato import _config, _native  # noqa: E402
 
-step_memory.watch()
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -90,6 +90,10 @@ def test_report_fills_the_page(tmp_path, measured):
     assert [path.name for path in picture.parent.iterdir()] == [picture.name]
     report.main(tmp_path / "results.json", docs=tmp_path)
     assert page.read_text() == text
+    older = picture.with_name("cost_T_amd.png")  # of a sweep that these lack
+    older.touch()
+    report.main(tmp_path / "results.json", docs=tmp_path)
+    assert older.name in page.read_text() and not older.read_bytes()
 
 
 def empty_pages(folder: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from oracles import loop64
 from test_cli import one_line, ostinato
 from tolerance import assert_close
 
+from ostinato.apps import files
 from ostinato.apps.errors import UserError
 from ostinato.apps.music import midi, model, read, rolls, use
 from ostinato.apps.music.job import Job
@@ -275,6 +276,19 @@ def test_two_devices_have_the_loss_curve_of_one(pieces, tmp_path):
         rows = csv.DictReader(io.StringIO((out / "metrics.csv").read_text()))
         curves.append([(float(row["loss"]), float(row["nll"])) for row in rows])
     np.testing.assert_allclose(*curves, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("empty_pictures")
+def test_a_folder_has_one_run_at_a_time(pieces, tmp_path):
+    out = tmp_path / "run"
+    train([pieces], out, **SIZES | {"epochs": 1})
+    kept = {path.name: path.read_bytes() for path in out.iterdir()}
+    with files.reserved(out):
+        for options in (SIZES, {"resume": True, "epochs": 2}):
+            with pytest.raises(UserError, match="another run is writing to"):
+                train([pieces], out, **options)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == kept
+    train([pieces], out, resume=True, epochs=2)
 
 
 @pytest.mark.usefixtures("empty_pictures")

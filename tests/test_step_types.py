@@ -60,6 +60,41 @@ def test_shorter_types(name, dtype):
         assert error <= 2 * usual + 20 * EPSILON[dtype]
 
 
+def half(x):
+    return x.astype(jnp.bfloat16)
+
+
+ROUNDED = {
+    "rest": lambda x: (x - half(x).astype(jnp.float32)) * 1000,
+    "scaled": lambda x: half(x) * jnp.float32(1000),
+    "a part": lambda x: half(x)[:, ::-1].astype(jnp.float32),
+    "turned": lambda x: half(x.reshape(-1, 4, 5)).swapaxes(1, 2).astype(jnp.float32),
+    "chosen": lambda x: jnp.where(x > 0, half(x), half(-x)).astype(jnp.float32),
+    "joined": lambda x: jnp.concatenate([-half(x), half(x)], 1).astype(jnp.float32),
+    "straight through": lambda x: (
+        x + jax.lax.stop_gradient(half(x).astype(jnp.float32) - x)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_what_is_rounded_to_bfloat16_on_purpose_is(name):
+    def step(p, h, x, t):
+        with jax.numpy_dtype_promotion("standard"):
+            h = jnp.tanh(h + x)
+            y = ROUNDED[name](h)
+        return h, y.reshape(len(h), -1)
+
+    def run(backend):
+        given = jnp.zeros((4, 20), "float32")
+        return ost.recurrent_net(step, x, given, backend=backend).outputs
+
+    x = jax.random.normal(jax.random.key(0), (4, 7, 20), "float32")
+    np.testing.assert_allclose(run(None), run("scan"), rtol=1e-5, atol=1e-5)
+    with pytest.raises(NotImplementedError, match="goes on in float32"):
+        run("cpu")
+
+
 @pytest.mark.parametrize("columns", [33, 64])
 @pytest.mark.parametrize("depth", [31, 32])
 def test_products_of_bfloat16_add_up_in_float32(depth, columns):

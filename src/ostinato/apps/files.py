@@ -1,8 +1,8 @@
 """Files and folders of runs: whatever prevents writing them is a UserError."""
 
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -49,6 +49,33 @@ def make_folder(folder: Path, names: Iterable[str] = ()) -> None:
                 part.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
+
+
+@contextmanager
+def reserved(folder: Path) -> Iterator[None]:
+    """Keep other processes from reserving a folder, until the end of the context.
+
+    However this process ends, the folder is free then. A file system without locks
+    reserves nothing.
+
+    Raises:
+        UserError: another process has reserved it.
+    """
+    with ExitStack() as opened:
+        try:
+            import fcntl
+
+            file = os.open(folder, os.O_RDONLY)
+            opened.callback(os.close, file)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another run is writing to {folder}; wait for its end, or choose "
+                "another `--out`"
+            ) from None
+        except (ImportError, OSError):  # Windows, or a folder that may not be read
+            pass
+        yield
 
 
 def move(path: Path, target: Path) -> None:

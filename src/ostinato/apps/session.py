@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,9 +120,11 @@ def conduct(
         else:
             _interrupted(run)
 
-    with guard(keep), display:
+    with guard(keep), display, ExitStack() as ours:
         run = Run(make(), out, display, started, places)
         if places.first:
+            files.make_folder(out)
+            ours.enter_context(files.reserved(out))
             files.make_folder(out, run.file_names)
             if not resume and any((out / name).exists() for name in run.file_names):
                 files.make_folder(out / files.PREVIOUS)  # an error comes now, not later

@@ -30,6 +30,8 @@ from .values import (
 
 _MOST_COPIES = 64
 """An operation on values of many axes is several instructions, so many at most."""
+_EXACT = frozenset({"copy", "negate", "abs", "max", "min", "select"})
+"""Operations whose results have no more digits than what they are given."""
 LINEAR = frozenset({"copy", "negate", "add", "subtract", "multiply", "divide"})
 
 
@@ -40,12 +42,14 @@ class Builder:
         batch: the number of sequences.
         instructions: the instructions so far.
         joined: values that others were joined to, by these, the axis and the shape.
+        narrowed: what a step rounds to bfloat16, and a program does not.
     """
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
         self.instructions: list[Instruction] = []
         self.joined: dict[object, Value] = {}
+        self.narrowed: set[Buffer] = set()
         self._known: dict[object, Buffer] = {}
         self._constants: dict[bytes, Buffer] = {}
         self._with_rows: dict[Buffer, Buffer] = {}
@@ -185,6 +189,8 @@ class Builder:
 
     def write(self, operation: str, result: Value, *values: Value) -> None:
         """Add instructions that write the elements of a value."""
+        if operation in _EXACT and any(v.buffer in self.narrowed for v in values):
+            self.narrowed.add(result.buffer)
         strides = [v.strides for v in (result, *values)]
         merged = merge_axes(result.shape, strides)
         if any(s and s[-1] not in (0, 1) for s in merged.strides):

@@ -13,7 +13,9 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxprs_in_params
 from ..gradients import Product
 from ..jaxprs import is_literal, type_of
 from . import index_rules, reduction_rules, rules, shape_rules
+from .allocation import allocate
 from .builder import Builder
+from .check import check
 from .fusion import fuse
 from .lowered import Given, Lowered, Result
 from .program import Buffer, Factor, Gradient, Place, encode
@@ -237,8 +239,10 @@ class _Lowering:
         for buffer in used:
             if buffer.place in (Place.INVARIANT, Place.INPUT, Place.STATE):
                 buffer.array = position[buffer.array]
+        local = allocate(instructions)
+        check(instructions, finished, also, local.offsets)
         return Lowered(
-            encode(instructions, finished, also),
+            encode(instructions, finished, also, local),
             self.given,
             tuple(arguments),
             tuple(results),

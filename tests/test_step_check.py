@@ -1,0 +1,165 @@
+"""Faulty step programs: the check finds them, and XLA runs the step instead.
+
+All other tests make programs too; a warning that one of them is faulty fails the test.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato._step.programs import lower
+from ostinato._step.programs.check import check
+from ostinato._step.programs.program import (
+    PRODUCT,
+    Buffer,
+    Factor,
+    Gradient,
+    Instruction,
+    Local,
+    Phase,
+    Place,
+    View,
+    Weight,
+)
+from ostinato._step.programs.values import Unsupported
+
+X = Buffer(Place.INPUT, True, 4, 0)
+TABLE = Buffer(Place.INVARIANT, False, 4, 1)
+A, B = (Buffer(Place.LOCAL, True, 4) for _ in range(2))
+SHARED = Buffer(Place.LOCAL, False, 4)
+WIDE = Buffer(Place.LOCAL, True, 32)
+CHUNK = Buffer(Place.CHUNK, True, 4)
+Y = Buffer(Place.OUTPUT, True, 4, 0)
+MATRIX = Weight(Buffer(Place.INVARIANT, False, 12, 2), 0, 4, 3, 3, False, False)
+APART = {A: 0, B: 16, WIDE: 32, SHARED: 0}
+
+
+def part(buffer, offset=0, strides=(0, 1)):
+    return View(buffer, offset, strides)
+
+
+def do(operation, result, *operands, inner=1, width=4, rows=True, **more):
+    views = (v if isinstance(v, View) else part(v) for v in (result, *operands))
+    result, *operands = views
+    return Instruction(operation, rows, inner, width, result, tuple(operands), **more)
+
+
+def run(*instructions, offsets=APART, gradients=()):
+    check(instructions, gradients, [Y], offsets)
+
+
+def multiply(result, **more):
+    return do(PRODUCT, result, X, width=3, weight=MATRIX, **more)
+
+
+def test_programs_that_write_what_they_read_pass():
+    first = do("copy", A, X)
+    run(first, do("tanh", Y, A))
+    run(first, do("tanh", B, A), do("exp", Y, B), offsets={A: 0, B: 0})
+    run(first, multiply(WIDE), do("add", Y, A, part(WIDE, strides=(0, 0))))
+    halves = [do("copy", part(A, k), part(X, k), width=2) for k in (0, 2)]
+    run(*halves, do("copy", Y, A))
+    turned = do("copy", part(Y, 0, (2, 1)), part(X, 0, (2, 1)), inner=2, width=2)
+    run(turned)
+    run(do("copy", CHUNK, X), do("copy", Y, X), gradients=[gradient(CHUNK)])
+
+
+def gradient(buffer):
+    return Gradient(Factor(buffer, 0, 4), Factor(X, 0, 4), 1)
+
+
+COPY, LAST = do("copy", A, X), do("copy", Y, X)
+FAULTS = {
+    "nobody writes": ([do("tanh", Y, A)], "reads a LOCAL before"),
+    "later": ([do("tanh", Y, A), COPY], "reads a LOCAL before"),
+    "a part": ([do("copy", A, X, width=3), do("tanh", Y, A)], "reads a LOCAL before"),
+    "a part of a result": ([do("copy", Y, X, width=3)], "reads a OUTPUT before"),
+    "no result": ([COPY], "reads a OUTPUT before"),
+    "past the end": ([do("copy", Y, part(X, 1))], "past the end of a INPUT"),
+    "before the start": ([do("copy", Y, part(X, -1))], "past the end of a INPUT"),
+    "past the end of a result": ([do("copy", part(Y, 1), X)], "past the end"),
+    "other strides": ([do("copy", Y, part(X, 0, (0, 2)), width=2)], "strides are"),
+    "rows of a row": (
+        [do("copy", Y, part(X, 0, (3, 1)), inner=2, width=2)],
+        "past the end of a INPUT",
+    ),
+    "twice": (
+        [do("copy", part(Y, 0, (0, 1)), part(X, 0, (2, 1)), inner=2, width=2), LAST],
+        "writes elements twice",
+    ),
+    "an input": ([do("copy", X, TABLE), LAST], "writes a INPUT"),
+    "all in place of each": (
+        [do("copy", SHARED, X, rows=False), LAST],
+        "what all sequences share needs",
+    ),
+    "each in place of all": ([do("copy", SHARED, TABLE), LAST], "or the reverse"),
+    "whole vectors": (
+        [do("copy", part(WIDE, 4), X), multiply(WIDE), do("copy", Y, part(WIDE, 4))],
+        "reads a LOCAL before",
+    ),
+    "whole vectors past the end": ([multiply(part(WIDE, 17)), LAST], "past the end"),
+    "a product of nothing": (
+        [multiply(WIDE, continues=True), LAST],
+        "reads a LOCAL before",
+    ),
+    "a step ahead": (
+        [COPY, do("copy", Y, A, phase=Phase.AHEAD)],
+        "needs what one step has",
+    ),
+    "ahead of its input": (
+        [do("copy", CHUNK, X), do("copy", Y, CHUNK, phase=Phase.AHEAD)],
+        "reads a CHUNK before",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_found(name):
+    instructions, message = FAULTS[name]
+    with pytest.warns(RuntimeWarning, match=message), pytest.raises(Unsupported):
+        run(*instructions)
+
+
+def test_places_that_are_shared_too_early_are_found():
+    two = do("negate", B, X)
+    last = do("add", Y, A, B)
+    run(COPY, two, last)
+    for place in (0, 8, 10):
+        with pytest.warns(RuntimeWarning), pytest.raises(Unsupported, match="reads a"):
+            run(COPY, two, last, offsets={A: 8, B: place})
+    total = do("row_sum", part(B, 0, (0, 0)), A)
+    with pytest.warns(RuntimeWarning), pytest.raises(Unsupported, match="over what"):
+        run(COPY, total, LAST, offsets={A: 0, B: 0})
+
+
+def test_factors_of_gradients_are_written():
+    with pytest.warns(RuntimeWarning), pytest.raises(Unsupported, match="a CHUNK"):
+        run(LAST, gradients=[gradient(CHUNK)])
+
+
+def test_xla_runs_a_step_with_a_faulty_program(monkeypatch):
+    def at_one_place(instructions):
+        buffers = {v.buffer for i in instructions for v in (i.result, *i.operands)}
+        local = [b for b in buffers if b.place is Place.LOCAL]
+        return Local(dict.fromkeys(local, 0), (256, 256))
+
+    def step(params, h, x, t):
+        h = jnp.tanh(h + x) * jnp.exp(x) - jnp.cos(h)
+        return h, jnp.sin(h) + jnp.tanh(x)
+
+    def loop(backend):
+        return ost.recurrent_net(step, x, jnp.ones((16, 40)), backend=backend)
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 9, 40)))
+    want = loop("xla")
+    monkeypatch.setattr(lower, "allocate", at_one_place)
+    with pytest.warns(RuntimeWarning, match="please report"):
+        got = loop(None)
+    np.testing.assert_array_equal(got.outputs, want.outputs)
+    np.testing.assert_array_equal(got.states, want.states)
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(NotImplementedError, match="its program is at fault"),
+    ):
+        loop("cpu")
