@@ -24,8 +24,10 @@ from cell_cases import (
 )
 from closures import fast_jit
 from harness import assert_says
+from tolerance import assert_close
 
 import ostinato as ost
+from ostinato import cells
 
 every_cell = pytest.mark.parametrize("name", CASES)
 
@@ -271,3 +273,47 @@ def test_bfloat16_is_kept_and_has_gradients(name):
     for leaf in jax.tree.leaves(grads):
         assert leaf.dtype == jnp.bfloat16
         assert np.isfinite(np.asarray(leaf, np.float32)).all()
+
+
+OF_USERS = {
+    "step": lambda self, p, s, x, t: jax.tree.map(
+        lambda a: a / 2, type(self).__mro__[1].step(self, p, s, x, t)
+    ),
+    "precompute": lambda self, p, x: type(self).__mro__[1].precompute(self, p, x / 2),
+    "prepare": lambda self, p: jax.tree.map(jnp.sin, p),
+}
+
+
+@pytest.mark.parametrize("method", OF_USERS)
+@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU", "MinGRU"])
+def test_methods_of_a_subclass_are_used(kind, method):
+    plain = getattr(cells, kind)(4, 4)
+    changed = type("Changed", (type(plain),), {method: OF_USERS[method]})(4, 4)
+    params = plain.init(jax.random.key(0), jnp.float64)
+    x = jax.random.normal(jax.random.key(1), (3, 5, 4), jnp.float64)
+
+    def run(cell, params, backend=None):
+        states = cell.initial_state(3, jnp.float64)
+        return ost.recurrent_net(
+            cell, x, states, params=params, backend=backend
+        ).outputs
+
+    state, want = changed.initial_state(3, jnp.float64), []
+    for t in range(5):
+        state, y = changed(params, state, x[:, t], jnp.int32(t))
+        want.append(y)
+    want = jnp.stack(want, 1)
+    assert float(jnp.abs(run(plain, params) - want).max()) > 1e-3
+    assert_close(run(changed, params), want, dtype=np.float64, terms=50)
+    dropped = cells.Dropout(changed)
+    assert_close(run(dropped, params), want, dtype=np.float64, terms=50)
+    added = run(cells.Residual(changed), params)
+    assert_close(added, want + x, dtype=np.float64, terms=50)
+    stacked = run(cells.Stack((changed,)), (params,))
+    assert_close(stacked, want, dtype=np.float64, terms=50)
+    both = run(cells.Bidirectional(changed), cells.BothDirections(params, params))
+    assert_close(both[..., :4], want, dtype=np.float64, terms=50)
+    if kind in ("RNN", "LSTM", "GRU"):
+        for cell in (changed, dropped):
+            told = cells.explain(cell, x)
+            assert "a step of its own" in told.rejected["cpu"]

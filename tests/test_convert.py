@@ -68,6 +68,39 @@ def test_a_network_without_a_name_replaces_no_other(tmp_path):
     assert modes == {"rnn": "gru", "rnn_1": "lstm"}
 
 
+def test_a_name_with_a_dot_and_one_without_are_two(tmp_path):
+    path, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    gates = {"enc": 16, "enc.": 12}
+    safetensors.save_file(
+        {
+            f"{prefix}weight_{side}_l0": draw(rows, size)
+            for prefix, rows in gates.items()
+            for side, size in (("ih", 3), ("hh", 4))
+        },
+        path,
+    )
+    assert ostinato(path, out).exit_code == 0
+    modes = {name: network.spec.mode for name, network in ost.load(out).items()}
+    assert modes == {"enc": "lstm", "enc.": "gru"}
+
+
+@pytest.mark.parametrize("name", ["bias_hh_l0", "weight_hh_l1", "head.weight"])
+@pytest.mark.parametrize("dtype", ["int8", "bool", "complex64", "float8_e4m3fn"])
+def test_no_tensor_is_passed_over_for_its_dtype(tmp_path, name, dtype):
+    path, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    tensors = {"head.weight": draw(4, 4)}
+    for layer, size in enumerate((3, 4)):
+        shapes = {"weight_ih": (12, size), "weight_hh": (12, 4)}
+        shapes |= {"bias_ih": (12,), "bias_hh": (12,)}
+        tensors |= {f"{n}_l{layer}": draw(*shape) for n, shape in shapes.items()}
+    safetensors.save_file(tensors | {name: tensors[name].astype(dtype)}, path)
+    result = ostinato(path, out)
+    if name == "head.weight":
+        assert result.exit_code == 0 and ost.load(out)["rnn"].spec.num_layers == 2
+    else:
+        assert not out.exists() and name in result.output
+
+
 def test_names_of_a_file_reach_no_terminal_as_codes(tmp_path):
     path, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     tensors = {

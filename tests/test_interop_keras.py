@@ -152,6 +152,16 @@ def test_notes_say_what_a_spec_does_not():
         assert word in notes
 
 
+def called(name):
+    """Return a function that has the name of one of Keras."""
+
+    def function(x):
+        return 2 * x
+
+    function.__name__ = name
+    return function
+
+
 @pytest.mark.parametrize(
     ("layer", "attribute"),
     [
@@ -162,6 +172,12 @@ def test_notes_say_what_a_spec_does_not():
         ),
         (lambda: kl.SimpleRNN(4, activation="linear"), "activation"),
         (lambda: kl.SimpleRNN(4, activation=lambda x: x), "activation"),
+        (lambda: kl.SimpleRNN(4, activation=called("relu")), "the relu of Keras"),
+        (lambda: kl.LSTM(4, activation=called("tanh")), "the tanh of Keras"),
+        (
+            lambda: kl.GRU(4, recurrent_activation=called("sigmoid")),
+            "the sigmoid of Keras",
+        ),
         (lambda: kl.Bidirectional(kl.GRU(4), merge_mode="sum"), "merge_mode"),
         (
             lambda: kl.Bidirectional(

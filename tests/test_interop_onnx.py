@@ -279,6 +279,16 @@ def external(tmp_path, **changes):
     return path
 
 
+def test_each_node_has_a_name_of_its_own(tmp_path):
+    model = make("GRU")
+    nodes = model.graph.node
+    for name in ("a (2)", "a", "a"):
+        nodes.append(helper.make_node("Relu", ["Y"], [f"Z{len(nodes)}"], name=name))
+    onnx.save(model, tmp_path / "m.onnx")
+    found, others = ours.read_file(tmp_path / "m.onnx")
+    assert len({*found, *others}) == len(nodes)
+
+
 def test_data_in_the_same_folder_is_read(tmp_path):
     (got,) = ours.from_model(external(tmp_path)).values()
     (want,) = ours.from_model(make("GRU")).values()

@@ -26,6 +26,8 @@ pytestmark = [
 ]
 torch = pytest.importorskip("torch", reason="needs the extra `peers`")
 nn = torch.nn
+parametrize = pytest.importorskip("torch.nn.utils.parametrize")
+prune = pytest.importorskip("torch.nn.utils.prune")
 
 X = draw(2, 5, 3)
 LAYERS = {
@@ -181,6 +183,41 @@ def test_wrong_tensors_are_named():
     huge = sd | {f"weight_ih_l{'9' * 30}": torch.zeros(4, 3)}
     with pytest.raises(ValueError, match="missing"):
         ours.from_state_dict(huge)
+
+
+@pytest.mark.parametrize("name", ["weight_hh_l0", "weight_hh_l1", "bias_ih_l1_reverse"])
+def test_what_torch_makes_at_each_call_is_an_error(name, tmp_path):
+    def layer():
+        return nn.GRU(3, 4, 2, bidirectional=True)
+
+    class Half(nn.Module):
+        def forward(self, w):
+            return w / 2
+
+    pruned, halved = layer(), layer()
+    prune.random_unstructured(pruned, name, amount=0.5)
+    parametrize.register_parametrization(halved, name, Half())
+    for module in (pruned, halved):
+        with pytest.raises(ValueError, match="must hold the weights themselves"):
+            ours.from_module(module)
+        inside = nn.ModuleDict({"enc": module})
+        assert ours.find(inside.state_dict()) == {}
+        torch.save(inside.state_dict(), tmp_path / "model.pt")
+        assert ours.from_file(tmp_path / "model.pt") == {}
+        with pytest.raises(ValueError, match="the weights themselves"):
+            ours.from_state_dict(inside.state_dict(), "enc.")
+    prune.remove(pruned, name)
+    parametrize.remove_parametrizations(halved, name)
+    for module in (pruned, halved):
+        spec, weights, _ = ours.from_module(module)
+        assert (spec.num_layers, spec.bidirectional) == (2, True)
+
+
+def test_a_weight_with_two_names_is_an_error():
+    sd = dict(nn.GRU(3, 4).state_dict())
+    for name in ("weight_hh", "weight_hh_l00"):
+        with pytest.raises(ValueError, match="each weight once"):
+            ours.from_state_dict(sd | {name: torch.zeros(12, 4)})
 
 
 def test_file_with_nested_mappings(tmp_path):

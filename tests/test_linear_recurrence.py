@@ -263,3 +263,15 @@ def zeros(*shape, dtype="float32"):
 def test_errors_say_what_is_wrong(a, b, options, error, words):
     with pytest.raises(error, match=words):
         ost.linear_recurrence(a, b, **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(2, 3, 40, 1), (40, 1)])
+def test_the_gradient_of_a_shared_factor_of_nothing_is_0(shape, backend):
+    def loss(a):
+        b = jnp.zeros((2, 3, 40, 0))
+        return ost.linear_recurrence(a, b, backend=backend).h.sum()
+
+    for _ in range(5):
+        jax.block_until_ready([jnp.full(shape, 7.0) + 1 for _ in range(9)])
+        assert not jax.grad(loss)(jnp.ones(shape)).any()

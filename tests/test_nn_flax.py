@@ -109,6 +109,38 @@ def test_resets_in_fused_and_in_other_cells(cell_class):
         RNN(cell, reverse=True)(X[0], resets=resets)
 
 
+@pytest.mark.parametrize("broadcast", [None, "dropout"])
+def test_random_numbers_are_broadcast_with_resets_too(broadcast):
+    class Dropping(nnx.Module):
+        num_feature_axes = 1
+
+        def __init__(self, rngs):
+            self.cell = nnx.GRUCell(4, 5, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+        def initialize_carry(self, shape, rngs=None):
+            return self.cell.initialize_carry(shape, rngs)
+
+        def __call__(self, carry, x):
+            return self.cell(self.dropout(carry), x)
+
+    found = []
+    for layer, options in ((nnx.RNN, {}), (RNN, {"resets": jnp.zeros((3, 7), bool)})):
+        rngs = nnx.Rngs(params=0, dropout=1)
+        made = layer(Dropping(rngs), broadcast_rngs=broadcast)
+        found.append([made(X[0], **options) for _ in range(2)])
+    for want, got in zip(*found, strict=True):
+        close(got, want)
+
+
+def test_a_layer_with_a_dtype_of_its_own_runs_as_in_nnx():
+    cell = nnx.GRUCell(4, 5, rngs=nnx.Rngs(0))
+    cell.dense_i.dtype = jnp.bfloat16
+    assert "`dense_i.dtype`" in RNN(cell).explain(X).rejected["cpu"]
+    with jax.numpy_dtype_promotion("standard"):
+        close(RNN(cell)(X), nnx.RNN(cell)(X))
+
+
 def test_resets_and_lengths_of_another_shape_or_dtype():
     resets, lengths = jnp.zeros((7, 3), bool), jnp.ones((7, 3), "i4")
     relu = nnx.GRUCell(4, 5, activation_fn=nnx.relu, rngs=nnx.Rngs(0))

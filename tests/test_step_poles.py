@@ -255,9 +255,15 @@ def of_powers(p, z):
     return (z * z) ** 0.3 + z**-2 + jnp.log1p(z * z - 1)
 
 
+def of_large_numbers(p, z):
+    """Return what is infinite for a parameter where `p["large"]` is large."""
+    grown = [jnp.exp(p["large"] + z), jnp.sinh(p["large"] + z), (p["large"] + z) ** 180]
+    return sum(grown) * 1e-3 + jnp.square(p["large"] * 1e160 + z)
+
+
 INNER = [
     of_jit, of_scan, of_loop, of_branch, of_checkpoint, of_branch_in_checkpoint,
-    of_powers,
+    of_powers, of_large_numbers,
 ]  # fmt: skip
 
 
@@ -265,16 +271,18 @@ INNER = [
 @pytest.mark.parametrize("switch", [False, True], ids=["cond", "switch"])
 @pytest.mark.parametrize("inner", INNER, ids=lambda f: f.__name__)
 def test_branch_that_is_not_taken_has_no_pole(inner, switch):
-    p = {**parameters(), "v": draw(5, H, H), "on": jnp.array(1.0)}
+    large = {"large": jnp.array(1000.0 if inner is of_large_numbers else 0.5)}
+    p = {**parameters(), **large, "v": draw(5, H, H), "on": jnp.array(1.0)}
     x, h = draw(3, B, T, F), draw(4, B, H)
+    used = inner is not of_large_numbers  # else it is infinite
 
     def step(p, h, x, t):
         taken = lambda h: inner(p, h @ p["u"])  # noqa: E731
         other = lambda h: jnp.tanh(h @ p["v"])  # noqa: E731
         h = (
-            lax.switch(t % 3, [taken, other, lambda h: 2 * h], h)
+            lax.switch(t % 3 if used else t % 2 + 1, [taken, other, lambda h: 2 * h], h)
             if switch
-            else lax.cond(t % 2 == 0, taken, other, h)
+            else lax.cond(t % 2 == (0 if used else 5), taken, other, h)
         )
         h = jnp.tanh(h + x @ p["w"])
         return h, h

@@ -34,7 +34,12 @@ from ._typing import Array, Float
 
 _KEY = "ostinato"  # of the header's entry with the specs
 _FORMAT = 1
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64",
+    "BOOL": "bool", "I8": "int8", "U8": "uint8", "I16": "int16", "U16": "uint16",
+    "I32": "int32", "U32": "uint32", "I64": "int64", "U64": "uint64",
+}  # fmt: skip
 _FIELDS = {field.name for field in dataclasses.fields(RNNSpec)}
 
 
@@ -140,7 +145,9 @@ def load(path: str | os.PathLike[str]) -> dict[str, Saved]:
 def read_tensors(
     path: str | os.PathLike[str],
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return the tensors of floats and the header's text of any safetensors file.
+    """Return the tensors and the header's text of any safetensors file.
+
+    Tensors of other dtypes than numpy and JAX have are vectors of their bytes.
 
     Raises:
         ValueError: the file is damaged.
@@ -149,13 +156,12 @@ def read_tensors(
     safetensors = _safetensors()
     with reading(path, "a safetensors file"):
         data = Path(path).read_bytes()
-        tensors = {
-            name: np.frombuffer(found["data"], _dtype(found["dtype"])).reshape(
-                found["shape"]
-            )
-            for name, found in safetensors.deserialize(data)
-            if found["dtype"] in _DTYPES
-        }
+        tensors = {}
+        for name, found in safetensors.deserialize(data):
+            known = found["dtype"] in _DTYPES
+            dtype = _dtype(found["dtype"]) if known else np.dtype("uint8")
+            tensor = np.frombuffer(found["data"], dtype)
+            tensors[name] = tensor.reshape(found["shape"]) if known else tensor
         size = int.from_bytes(data[:8], "little")
         header = read_json(data[8 : 8 + size]).get("__metadata__") or {}
     return tensors, header
@@ -243,5 +249,7 @@ def _read(name: str, fields: Any, tensors: Mapping[str, np.ndarray]) -> Saved:
                     f"{f'{key}.{field}'!r} must have the shape {shape}, got "
                     f"{None if got is None else got.shape}"
                 )
+            if got is not None and got.dtype not in map(jnp.dtype, _checks.FLOATS):
+                raise ValueError(f"{f'{key}.{field}'!r} holds {got.dtype.name}")
         layers.append(LayerWeights(**found))
     return Saved(spec, pack_weights(layers, spec))

@@ -164,7 +164,7 @@ def numbers(call: Recurrence, a: Any, b: Any) -> np.ndarray:
     if call.time_major and not (masked or shared) and a.shape[:2] == b.shape[:2]:
         # All units of a step lie side by side.
         batch, a_batch, units, row = 1, 1, batch * units, batch * row
-    groups = units // b.shape[-1] if shared and units else 1
+    groups = math.prod(b.shape[2:-1]) or 1 if shared else 1
     width = b.shape[-1] if shared else units
 
     def strides(row: int, batch: int, steps: int) -> tuple[int, int]:

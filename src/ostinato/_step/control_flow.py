@@ -24,6 +24,8 @@ _POLES = frozenset(
     "rsqrt sqrt tan".split()
 )
 """Operations whose results or derivatives may be infinite."""
+_GROWING = frozenset("cosh exp exp2 expm1 integer_pow sinh square".split())
+"""Operations whose results may be infinite where their operands are large."""
 _FLOW = frozenset({"cond", "scan"})
 _CHECKPOINTS = frozenset({"checkpoint", "remat", "remat2"})
 _OPEN = _FLOW | _CHECKPOINTS | {"jit"}
@@ -84,7 +86,7 @@ def _written_out(
         return None
     if name in _CHECKPOINTS:
         return _checkpoint_of_branch(eqn, inputs, taken)
-    if _poles([eqn]):
+    if name in _GROWING or _poles([eqn]):
         safe = 1.5 if name == "acosh" else 0.5
         return run_one(eqn, [_guarded(taken, v, safe) for v in inputs])
     return None
@@ -150,8 +152,8 @@ def _select_branch(
     """Run all branches and select the results of one.
 
     Branches that are not taken get zeros, and a number between 0 and 1 where there are
-    poles, so that neither their results nor their derivatives are infinite: with a
-    cotangent of 0, those would make NaN.
+    poles or large numbers become infinite, so that neither their results nor their
+    derivatives are infinite: with a cotangent of 0, those would make NaN.
     """
     index, *operands = inputs
     branches = eqn.params["branches"]

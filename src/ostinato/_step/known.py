@@ -24,7 +24,7 @@ def known(jaxpr: Jaxpr) -> Jaxpr:
     try:
         key = _Key(jaxpr)
         hash(key)
-    except TypeError:  # a parameter that cannot be compared
+    except Exception:  # a parameter that cannot be compared, or a rule that raises
         return jaxpr
     return _first(key)
 

@@ -17,6 +17,7 @@ _SUNK = frozenset({"broadcast_in_dim", "iota"})
 """Invariant operations that cost nothing in the loop, but memory outside of it."""
 _PARTS = frozenset({"slice", "split"})
 """Operations whose results are, in the native loop, parts of what they are given."""
+_CALLBACKS = frozenset({"debug_callback", "io_callback", "pure_callback"})
 _INVARIANT, OF_INPUTS, _RECURRENT = range(3)
 
 
@@ -238,7 +239,7 @@ def simplicity(eqns: Sequence[JaxprEqn]) -> Callable[[Any], bool]:
     """Return a function that tells whether no control flow leads to a variable.
 
     What it leads to stays in the loop: else all steps would run what a step may leave
-    out.
+    out. So does what callbacks lead to, which take one step at a time.
     """
     maker = {v: eqn for eqn in eqns for v in eqn.outvars}
     simple: dict[Any, bool] = {}
@@ -247,7 +248,9 @@ def simplicity(eqns: Sequence[JaxprEqn]) -> Callable[[Any], bool]:
         if v not in simple:
             eqn = maker.get(v)
             simple[v] = eqn is None or (
-                not _has_inner(eqn) and all(map(is_simple, variables(eqn)))
+                not _has_inner(eqn)
+                and eqn.primitive.name not in _CALLBACKS
+                and all(map(is_simple, variables(eqn)))
             )
         return simple[v]
 

@@ -14,9 +14,12 @@ import jax.numpy as jnp
 from .. import _padding
 from .._linear.api import linear_recurrence
 from .._linear.primitive import linear_p
-from .._recurrent.protocol import RecurrentOutput, SequenceOptions
+from .._recurrent.protocol import RecurrentOutput, SequenceOptions, changes
 from .._typing import Array, Backend
 from .base import SizedCell
+
+STEPS = ("__call__", "step")
+"""The methods that only stepping calls; a subclass may define all others."""
 
 
 class LinearCell(SizedCell):
@@ -54,7 +57,7 @@ class LinearCell(SizedCell):
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
         """Run all steps in one linear recurrence, unless the options ask for a loop."""
-        if stepping_reason(**options._asdict()) is not None:
+        if changes(self, STEPS) or stepping_reason(**options._asdict()) is not None:
             return None
         self.prepare(params)  # its checks come before those of the states
         h_0 = self.checked_state(initial_states, options.batch, params)

@@ -124,9 +124,13 @@ def _from_safetensors(path: str | os.PathLike[str]) -> Contents:
 def _named(contents: Contents) -> Contents:
     """Return networks by the name of their module instead of a prefix with a dot.
 
-    A network without a module is the first free one of `rnn`, `rnn_1` and so on.
+    A network without a module is the first free one of `rnn`, `rnn_1` and so on. A dot
+    stays where the name without it is that of another network.
     """
-    found = {prefix.removesuffix("."): n for prefix, n in contents.found.items()}
+    found = {
+        prefix if prefix[:-1] in contents.found else prefix.removesuffix("."): network
+        for prefix, network in contents.found.items()
+    }
     free = (f"{_UNNAMED}_{i}" if i else _UNNAMED for i in itertools.count())
     names = {"": next(name for name in free if name not in found)}
     return contents._replace(

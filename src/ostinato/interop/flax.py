@@ -277,6 +277,11 @@ def _of_nnx(cell: Any) -> tuple[str, dict[str, Any], list[str]]:
         linear = getattr(cell, "if_" if part == "if" else part)
         if reason := _not_linear(linear):
             raise ValueError(f"`{part}` of the {kind} must be an nnx.Linear{reason}")
+        if linear.dtype != cell.dtype:
+            raise ValueError(
+                f"`{part}.dtype` of the {kind} must be that of the cell, {cell.dtype}, "
+                f"got {linear.dtype}"
+            )
         params[part] = {"kernel": linear.kernel, "bias": linear.bias}
     notes, dtype = [], jnp.dtype(params[names[0]]["kernel"].dtype)
     if cell.dtype is not None and jnp.dtype(cell.dtype) != dtype:

@@ -192,6 +192,8 @@ def _stored(layer: Any) -> Stored:
         cell = one.cell if hasattr(one, "cell") else _stored(one)  # which raises
         names = ("kernel", "recurrent_kernel", "bias")
         arrays += [getattr(cell, n) for n in names if getattr(cell, n) is not None]
+        for attribute in ("activation", "recurrent_activation"):
+            _check_function(layer.name, attribute, getattr(cell, attribute, None))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on functions that a file could not hold
         config = layer.get_config()
@@ -285,6 +287,17 @@ def _mode(
         if len(arrays) == 3 and two != options["reset_after"]:
             _refuse(name, "reset_after", f"{two} for its bias", not two)
     return mode, options
+
+
+def _check_function(name: str, attribute: str, function: Any) -> None:
+    """Refuse a function that has the name of one of Keras, but is another one.
+
+    In the configuration of a layer they look alike.
+    """
+    label = getattr(function, "__name__", "")
+    package = getattr(function, "__module__", "").split(".")[0]
+    if label in ("tanh", "sigmoid", "relu") and package not in ("keras", "tf_keras"):
+        _refuse(name, attribute, f"the {label} of Keras", function)
 
 
 def _refuse(name: str, attribute: str, wanted: object, got: object) -> NoReturn:

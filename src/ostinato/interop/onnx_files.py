@@ -35,7 +35,7 @@ class Graph:
         self._constants = {t.name: t for t in model.graph.initializer}
         for number, node in enumerate(model.graph.node):
             name = node.name or next(filter(None, node.output), f"node {number}")
-            if name in self.nodes:
+            while name in self.nodes:
                 name = f"{name} ({number})"
             self.nodes[name] = node
             for output in node.output:

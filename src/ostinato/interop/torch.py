@@ -50,6 +50,10 @@ GATES = {"lstm": "i f g o", "gru": "r z n", "rnn_tanh": "h", "rnn_relu": "h"}
 """How PyTorch orders the gates, under this package's names."""
 
 _NAME = re.compile(rf"({'|'.join(_FIELDS)})(?:_l(\d+)(_reverse)?)?")
+# Of what torch makes a tensor at each call, by pruning or a parametrization.
+_SOURCE = re.compile(
+    rf"(?:parametrizations\.)?{_NAME.pattern}(?:_orig|_mask|_[gv]|\.original\d*)"
+)
 _MODES = {4: "lstm", 3: "gru"}
 _MAX_LAYERS = 10_000
 _MAX_DEPTH = 100  # of mappings and lists in a checkpoint
@@ -82,6 +86,8 @@ def from_module(module: Any) -> Imported:
     }
     known = kind in modes and hasattr(module, "state_dict") and not _overrides(module)
     sd = module.state_dict() if known else {}
+    if known and any(map(_SOURCE.fullmatch, sd)):
+        _from_named(sd, "", "tanh", [], {})  # says what is wrong
     if not any(name.startswith("weight_hh") for name in sd):  # quantised ones have none
         raise TypeError(
             "`module` must be a torch.nn.LSTM, GRU, RNN, LSTMCell, GRUCell or RNNCell, "
@@ -282,9 +288,9 @@ def _by_prefix(sd: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the tensors with names of recurrent layers, by what stands before."""
     parts: dict[str, dict[str, Any]] = {}
     for name, value in sd.items():
-        match = isinstance(name, str) and re.fullmatch(rf"(.*?){_NAME.pattern}", name)
-        if match:
-            parts.setdefault(match[1], {})[name] = value
+        for pattern in (_NAME, _SOURCE) if isinstance(name, str) else ():
+            if match := re.fullmatch(rf"(.*?){pattern.pattern}", name):
+                parts.setdefault(match[1], {})[name] = value
     # `weight_ih` alone is a name that other layers may have as well.
     return {
         prefix: part
@@ -359,10 +365,21 @@ def _from_named(
     found: dict[tuple[int, bool], dict[str, Any]] = {}
     names: dict[tuple[int, bool, str], str] = {}
     for name in sd:
-        match = isinstance(name, str) and name.startswith(prefix)
-        match = match and _NAME.fullmatch(name[len(prefix) :])
-        if match:
+        rest = name.removeprefix(prefix) if isinstance(name, str) else ""
+        if not isinstance(name, str) or not name.startswith(prefix):
+            continue
+        if _SOURCE.fullmatch(rest):
+            raise ValueError(
+                f"`sd` must hold the weights themselves, got {name!r}, of which torch "
+                "makes one; torch.nn.utils.prune.remove or "
+                "torch.nn.utils.parametrize.remove_parametrizations keeps the result"
+            )
+        if match := _NAME.fullmatch(rest):
             field, place = _FIELDS[match[1]], (int(match[2] or 0), bool(match[3]))
+            if other := names.get((*place, field)):
+                raise ValueError(
+                    f"`sd` must hold each weight once, got {other!r} and {name!r}"
+                )
             found.setdefault(place, {})[field] = as_array(name, sd[name])
             names[(*place, field)] = name
     if not found:

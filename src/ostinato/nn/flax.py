@@ -155,7 +155,7 @@ class RNN(nnx.RNN):
             initial_carry = self._initial_carry(inputs, time_major, rngs)
         if isinstance(network, str):
             carry, outputs = _scan_with_resets(
-                self.cell, initial_carry, inputs, seq_lengths, resets, time_major
+                self, initial_carry, inputs, seq_lengths, resets, time_major
             )
             return (carry, outputs) if return_carry else outputs
         if resets is None and seq_lengths is None:
@@ -232,7 +232,7 @@ def _scan(
 
 
 def _scan_with_resets(
-    cell: Any,
+    layer: RNN,
     carry: Any,
     inputs: Array,
     seq_lengths: Array | None,
@@ -240,6 +240,7 @@ def _scan_with_resets(
     time_major: bool,
 ) -> tuple[Any, Array]:
     """Run any cell step by step, with a carry that becomes 0 at resets."""
+    cell = layer.cell
     time_axis = 0 if time_major else inputs.ndim - (cell.num_feature_axes + 1)
     leading = inputs.shape[: inputs.ndim - cell.num_feature_axes]
     resets = _checks.check_resets(resets, **leading_sizes(leading, time_axis))
@@ -251,10 +252,12 @@ def _scan_with_resets(
         valid = t < jnp.asarray(seq_lengths).astype(jnp.int32)[None]
     resets = jnp.moveaxis(resets, time_axis, 0)
 
-    @nnx.scan(
-        in_axes=(nnx.StateAxes({...: nnx.Carry}), nnx.Carry, 0),
-        out_axes=(nnx.Carry, 0),
-    )
+    broadcast = nnx.All(nnx.RngState, layer.broadcast_rngs)
+    axes = nnx.StateAxes({broadcast: None, **layer.state_axes})
+
+    # As nnx.RNN does it: what is broadcast is drawn anew at each call, not each step.
+    @nnx.split_rngs(splits=1, only=layer.broadcast_rngs, squeeze=True)
+    @nnx.compat.scan(in_axes=(axes, nnx.Carry, 0), out_axes=(nnx.Carry, 0))
     def step(cell: Any, old: Any, at: tuple) -> tuple[Any, Array]:
         x, reset, valid = at
         new, y = cell(select(~reset, old), x)

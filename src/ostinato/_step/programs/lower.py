@@ -100,7 +100,9 @@ class _Lowering:
             if jnp.issubdtype(dtype, jnp.floating):
                 found.add(jnp.dtype(dtype))
         known = {jnp.dtype(n) for n in ("float32", "float64", "bfloat16")}
-        if not found or not found <= known:
+        if not found:
+            raise Unsupported("it has no floats")
+        if not found <= known:
             raise Unsupported(f"it has values of {', '.join(map(str, found))}")
         if jnp.dtype("float64") in found and len(found) > 1:
             raise Unsupported("it has values of float64 and of other types")
