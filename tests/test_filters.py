@@ -9,7 +9,7 @@ import pytest
 import scipy.signal
 from closures import fast_jit
 from test_linear_recurrence import native
-from tolerance import assert_close
+from tolerance import assert_close, assert_same_bits
 
 import ostinato as ost
 from ostinato import ragged
@@ -360,3 +360,18 @@ def test_no_sections_change_nothing():
     y, zf = ost.sosfilt(sos, x, zi=zi)
     np.testing.assert_array_equal(y, x)
     assert zf.shape == zi.shape and zf.dtype == y.dtype
+
+
+@pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
+@pytest.mark.parametrize("channels", [1, 2, 3, 5, 17])
+def test_number_of_threads_changes_no_bit(channels, isa, configure):
+    """Which channels a thread has together depends on how many threads there are."""
+    x = jax.random.normal(jax.random.key(0), (channels, 40_000), jnp.float32)
+    b, a = (jnp.array(c, "float32") for c in ([0.2, 0.3, 0.1], [1.0, -0.5, 0.2]))
+    found = []
+    for threads in (1, 2, 5):
+        configure(isa, threads)
+        found.append(np.asarray(ost.lfilter(b, a, x)))
+    for other in found[1:]:
+        assert_same_bits(other, found[0])

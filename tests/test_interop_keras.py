@@ -152,6 +152,22 @@ def test_notes_say_what_a_spec_does_not():
         assert word in notes
 
 
+class Halved(kl.LSTM):
+    def call(self, *args, **options):
+        return super().call(*args, **options) / 2
+
+
+class HalvedCell(kl.GRUCell):
+    def call(self, *args, **options):
+        y, states = super().call(*args, **options)
+        return y / 2, states
+
+
+def with_cell(layer, cell):
+    layer.cell = cell
+    return layer
+
+
 def called(name):
     """Return a function that has the name of one of Keras."""
 
@@ -173,6 +189,8 @@ def called(name):
         (lambda: kl.SimpleRNN(4, activation="linear"), "activation"),
         (lambda: kl.SimpleRNN(4, activation=lambda x: x), "activation"),
         (lambda: kl.SimpleRNN(4, activation=called("relu")), "the relu of Keras"),
+        (lambda: Halved(4), "`call` of the layer"),
+        (lambda: with_cell(kl.GRU(4), HalvedCell(4)), "`call` of the layer"),
         (lambda: kl.LSTM(4, activation=called("tanh")), "the tanh of Keras"),
         (
             lambda: kl.GRU(4, recurrent_activation=called("sigmoid")),

@@ -576,3 +576,21 @@ def test_a_branch_that_differs_from_example_to_example_in_one_case():
         mapped = ragged.vmap(function, in_axes=(0, None))
         w = sign * jnp.abs(W)
         equal(mapped(batch(), w), [function(p, w) for p in PARTS])
+
+
+IN_ANOTHER_ORDER = {
+    "ravel": lambda x: jnp.ravel(x, order="F"),
+    "reshape": lambda x: x.reshape((2, x.shape[0]), order="F"),
+    "axes": lambda x: jax.lax.reshape(x, (x.shape[0] * 2,), (1, 0)),
+    "one more": lambda x: x.reshape((x.shape[0], 2, 1), order="F"),
+    "pairs": lambda x: (x @ x.T).ravel(order="F"),
+}
+
+
+@pytest.mark.parametrize("name", IN_ANOTHER_ORDER)
+def test_reshapes_in_the_order_of_fortran(name):
+    function = IN_ANOTHER_ORDER[name]
+    xs = [jnp.arange(2.0 * n).reshape(n, 2) ** 2 for n in (3, 1, 2)]
+    got = ragged.vmap(function)(ragged.RaggedArray.from_list(xs))
+    for y, x in zip(got, xs, strict=True):
+        np.testing.assert_array_equal(y, function(x))

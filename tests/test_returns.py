@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closures import fast_jit
-from tolerance import assert_close
+from tolerance import assert_close, assert_same_bits
 
 import ostinato as ost
 from ostinato import ragged
@@ -382,3 +382,28 @@ def test_errors_say_what_is_wrong(options, error, words):
     )
     with pytest.raises(error, match=words):
         ost.gae(**given | options)
+
+
+@pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_number_of_threads_changes_no_bit(masked, isa, configure):
+    rng = np.random.default_rng(0)
+    rewards, values = (rng.normal(size=(5000, 33)).astype("float32") for _ in range(2))
+    last = rng.normal(size=33).astype("float32")
+    ends = jnp.asarray(rng.random((5000, 33)) < 0.05) if masked else None
+    found = []
+    for threads in (1, 2, 5):
+        configure(isa, threads)
+        estimated = ost.gae(
+            jnp.asarray(rewards),
+            jnp.asarray(values),
+            jnp.asarray(last),
+            discounts=0.97,
+            lambda_=0.93,
+            terminations=ends,
+            time_major=True,
+        )
+        found.append(np.asarray(estimated.advantages))
+    for other in found[1:]:
+        assert_same_bits(other, found[0])

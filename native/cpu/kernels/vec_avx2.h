@@ -31,6 +31,7 @@ struct VecF32 {
   static void StorePart(float* p, Type v, int64_t n) {
     _mm256_maskstore_ps(p, First(n), v);
   }
+  static constexpr bool kFused = true;  // MulAdd rounds once
   static Type MulAdd(Type a, Type b, Type c) { return _mm256_fmadd_ps(a, b, c); }
   static Type Min(Type a, Type b) { return _mm256_min_ps(a, b); }
   static Type Max(Type a, Type b) { return _mm256_max_ps(a, b); }
@@ -103,6 +104,7 @@ struct VecF64 {
   static void StorePart(double* p, Type v, int64_t n) {
     _mm256_maskstore_pd(p, First(n), v);
   }
+  static constexpr bool kFused = true;  // MulAdd rounds once
   static Type MulAdd(Type a, Type b, Type c) { return _mm256_fmadd_pd(a, b, c); }
   static Type Min(Type a, Type b) { return _mm256_min_pd(a, b); }
   static Type Max(Type a, Type b) { return _mm256_max_pd(a, b); }

@@ -40,6 +40,7 @@ struct VecF32 {
   static void StorePart(float* p, Type v, int64_t n) {
     _mm512_mask_storeu_ps(p, First(n), v);
   }
+  static constexpr bool kFused = true;  // MulAdd rounds once
   static Type MulAdd(Type a, Type b, Type c) { return _mm512_fmadd_ps(a, b, c); }
   static Type Min(Type a, Type b) { return _mm512_min_ps(a, b); }
   static Type Max(Type a, Type b) { return _mm512_max_ps(a, b); }
@@ -125,6 +126,7 @@ struct VecF64 {
   static void StorePart(double* p, Type v, int64_t n) {
     _mm512_mask_storeu_pd(p, First(n), v);
   }
+  static constexpr bool kFused = true;  // MulAdd rounds once
   static Type MulAdd(Type a, Type b, Type c) { return _mm512_fmadd_pd(a, b, c); }
   static Type Min(Type a, Type b) { return _mm512_min_pd(a, b); }
   static Type Max(Type a, Type b) { return _mm512_max_pd(a, b); }

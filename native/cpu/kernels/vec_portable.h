@@ -56,6 +56,11 @@ struct PortableVec {
   }
   static void StorePart(T* p, Type v, int64_t n) { std::memcpy(p, &v, n * sizeof(T)); }
 
+#if defined(__aarch64__)
+  static constexpr bool kFused = true;  // MulAdd rounds once
+#else
+  static constexpr bool kFused = false;
+#endif
   static Type MulAdd(Type a, Type b, Type c) {
 #if defined(__aarch64__)
     if constexpr (sizeof(T) == 4) {

@@ -3,7 +3,6 @@
 #ifndef OSTINATO_CPU_LINEAR_FILTER_INL_H_
 #define OSTINATO_CPU_LINEAR_FILTER_INL_H_
 
-#include <cmath>
 #include <cstdint>
 
 #include "cpu/kernels/memory-inl.h"
@@ -12,17 +11,19 @@
 namespace ostinato::cpu {
 namespace {
 
-// One number in the place of a vector. It rounds as often as vectors of the instruction
-// set do, whatever the compiler makes of a * b + c.
-template <typename T>
+// One number in the place of a vector V. It rounds as often as V does: the threads
+// decide which channels are alone, and bits must not depend on them.
+template <typename V>
 struct Scalar {
-  using Type = T;
-  static T MulAdd(T a, T b, T c) {
-#if defined(__FMA__) || defined(__aarch64__)
-    return std::fma(a, b, c);
-#else
-    return a * b + c;
-#endif
+  using Type = typename V::Element;
+  static Type MulAdd(Type a, Type b, Type c) {
+    if constexpr (!V::kFused) {
+      return a * b + c;
+    } else if constexpr (sizeof(Type) == 4) {
+      return __builtin_fmaf(a, b, c);
+    } else {
+      return __builtin_fma(a, b, c);
+    }
   }
 };
 
@@ -51,9 +52,9 @@ struct FilterState {
   }
 };
 
-template <typename T, int order>
+template <typename V, int order, typename T = typename V::Element>
 void FilterOne(const FilterSegment<T>& f, int64_t channel) {
-  FilterState<Scalar<T>, order> state;
+  FilterState<Scalar<V>, order> state;
   const T* b = f.b + channel * f.b_stride;
   const T* a = f.a + channel * f.a_stride;
   for (int k = 0; k <= order; ++k) state.b[k] = b[k];
@@ -106,7 +107,7 @@ void FilterOfOrder(const FilterSegment<typename V::Element>& f, int64_t channel,
                    int64_t channels) {
   if (channels > 2) return FilterLanes<V, order>(f, channel, channels);
   for (int64_t i = 0; i < channels; ++i)
-    FilterOne<typename V::Element, order>(f, channel + i);
+    FilterOne<V, order>(f, channel + i);
 }
 
 template <typename V>

@@ -33,6 +33,7 @@ __all__ = ["from_file", "from_layer", "to_weights"]
 GATES = {"lstm": "i f g o", "gru": "z r n", "rnn_tanh": "h", "rnn_relu": "h"}
 """How Keras orders the gates, under this package's names."""
 
+_PACKAGES = ("keras", "tf_keras")
 _KINDS = {"LSTM": "lstm", "GRU": "gru", "SimpleRNN": "rnn_tanh"}
 _DEFAULTS = {
     "activation": "tanh",
@@ -190,6 +191,9 @@ def _stored(layer: Any) -> Stored:
     arrays = []
     for one in inner:
         cell = one.cell if hasattr(one, "cell") else _stored(one)  # which raises
+        for part in (one, cell):
+            if _package(type(part).call) not in (*_PACKAGES, "ostinato"):
+                _refuse(layer.name, "call", "that of Keras", type(part).__qualname__)
         names = ("kernel", "recurrent_kernel", "bias")
         arrays += [getattr(cell, n) for n in names if getattr(cell, n) is not None]
         for attribute in ("activation", "recurrent_activation"):
@@ -289,14 +293,17 @@ def _mode(
     return mode, options
 
 
+def _package(function: Any) -> str:
+    return (getattr(function, "__module__", None) or "").split(".")[0]
+
+
 def _check_function(name: str, attribute: str, function: Any) -> None:
     """Refuse a function that has the name of one of Keras, but is another one.
 
     In the configuration of a layer they look alike.
     """
     label = getattr(function, "__name__", "")
-    package = getattr(function, "__module__", "").split(".")[0]
-    if label in ("tanh", "sigmoid", "relu") and package not in ("keras", "tf_keras"):
+    if label in ("tanh", "sigmoid", "relu") and _package(function) not in _PACKAGES:
         _refuse(name, attribute, f"the {label} of Keras", function)
 
 

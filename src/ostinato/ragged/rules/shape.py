@@ -78,7 +78,11 @@ def _broadcast_in_dim(
 def _transpose(
     ctx: Context, eqn: JaxprEqn, x: Value, *, permutation: tuple[int, ...]
 ) -> Value:
-    shape = _only(ctx, eqn)
+    return _transposed(ctx, x, permutation)
+
+
+def _transposed(ctx: Context, x: Value, permutation: tuple[int, ...]) -> Value:
+    shape = tuple(x.shape[i] for i in permutation)
     if isinstance(x, Flat):
         axis = permutation.index(x.axis)
         return Flat(lax.transpose(x.x, permutation), shape, axis)
@@ -135,8 +139,17 @@ def _unstack(ctx: Context, eqn: JaxprEqn, x: Value, *, axis: int) -> list[Value]
 
 
 @register("reshape", cheap=True)
-def _reshape(ctx: Context, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
+def _reshape(
+    ctx: Context,
+    eqn: JaxprEqn,
+    x: Value,
+    *,
+    dimensions: tuple[int, ...] | None = None,
+    **_: Any,
+) -> Value:
     shape = _only(ctx, eqn)
+    if dimensions is not None:  # the order in which the axes are read
+        x = _transposed(ctx, x, dimensions)
     full = ctx.at_max(shape)
     if 0 in full:
         return ctx.unsized(lambda a: a.reshape(full), [x], shape)
