@@ -304,3 +304,30 @@ def test_importing_ostinato_imports_no_optional_package():
     code = f"import sys, ostinato; print([m for m in {optional} if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stdout.strip() == "[]", run.stderr
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("OSTINATO_NUM_THREADS", "0"),
+        ("OSTINATO_CPU_ISA", "sse"),
+        ("OSTINATO_BACKEND", "cpu"),
+    ],
+)
+def test_wrong_variables_are_one_line(name, value, monkeypatch):
+    monkeypatch.setenv(name, value)
+    assert name in one_line(ostinato("info"))
+
+
+def test_info_without_devices_is_one_line(monkeypatch):
+    def fail():
+        raise RuntimeError("Unknown backend: 'gpu' requested\n")
+
+    monkeypatch.setattr("jax.devices", fail)
+    assert "JAX has no devices: Unknown backend" in one_line(ostinato("info"))
+
+
+@pytest.mark.parametrize("command", [["sample"], ["forecast", "a.csv"]])
+def test_an_empty_file_to_write_is_refused(command):
+    result = ostinato(*command, "--out", "")
+    assert result.exit_code == 2 and "must name a file" in result.output

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from tolerance import tolerance
 
 import ostinato as ost
-from ostinato import cells
+from ostinato import cells, ragged
 
 SPECS = {
     "lstm": ost.RNNSpec("lstm", 3, 4, 2, bidirectional=True, dropout=0.3),
@@ -189,3 +189,20 @@ def test_states_that_are_not_split_are_split_as_the_batch(name, option, mesh):
         got = fast_jit(both)(params, split)
         assert got[0].sharding.spec[0] == "batch"
         assert_same(got, want)
+
+
+@pytest.mark.parametrize("what", ["rnn", "linear_recurrence"])
+def test_ragged_models_run_while_a_mesh_is_set(what, mesh):
+    """Nothing is split; see also `ragged.shard`."""
+    x = [jnp.ones((n, 3)) * n for n in (3, 1)]
+    spec = ost.RNNSpec("gru", 3, 4)
+    w = ost.init_weights(jax.random.key(0), spec, x[0].dtype)
+
+    def model(x):
+        if what == "rnn":
+            return ost.rnn(spec, w, x).y.max(0)
+        return ost.linear_recurrence(jnp.full(3, 0.5), x).h.max(0)
+
+    with jax.set_mesh(mesh):
+        got = ragged.vmap(model)(ragged.RaggedArray.from_list(x))
+    np.testing.assert_allclose(got, jnp.stack([model(a) for a in x]), rtol=1e-6)

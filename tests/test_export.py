@@ -69,3 +69,25 @@ def test_batches_are_serialized():
     assert got[1][1].dims == want[1][1].dims and got[0].dim == "words"
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+@pytest.mark.parametrize("what", ["rnn", "linear_recurrence"])
+def test_programs_over_a_sharded_batch_are_written(what):
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:4]), ("d",))
+    split, whole = (
+        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*names))
+        for names in (("d",), ())
+    )
+    x = jax.random.normal(jax.random.key(0), (8, 5, 3))
+    if what == "rnn":
+        spec = ost.RNNSpec("lstm", 3, 4)
+        w = ost.init_weights(jax.random.key(1), spec, x.dtype)
+        run = lambda w, x: ost.rnn(spec, w, x).y  # noqa: E731
+    else:
+        w, run = jnp.full(3, 0.5, x.dtype), lambda a, x: ost.linear_recurrence(a, x).h
+    jitted = jax.jit(run, in_shardings=(whole, split))
+    written = jax.export.export(jitted)(w, x)
+    read = jax.export.deserialize(written.serialize())
+    given = jax.device_put(w, whole), jax.device_put(x, split)
+    got = jax.jit(read.call)(*given)
+    np.testing.assert_allclose(got, run(w, x), rtol=1e-6, atol=1e-6)

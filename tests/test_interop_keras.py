@@ -157,6 +157,16 @@ class Halved(kl.LSTM):
         return super().call(*args, **options) / 2
 
 
+class HalvedInside(kl.LSTM):
+    def inner_loop(self, sequences, *args, **options):
+        return super().inner_loop(sequences / 2, *args, **options)
+
+
+class HalvedBoth(kl.Bidirectional):
+    def call(self, *args, **options):
+        return super().call(*args, **options) / 2
+
+
 class HalvedCell(kl.GRUCell):
     def call(self, *args, **options):
         y, states = super().call(*args, **options)
@@ -190,6 +200,8 @@ def called(name):
         (lambda: kl.SimpleRNN(4, activation=lambda x: x), "activation"),
         (lambda: kl.SimpleRNN(4, activation=called("relu")), "the relu of Keras"),
         (lambda: Halved(4), "`call` of the layer"),
+        (lambda: HalvedInside(4), "`inner_loop` of the layer"),
+        (lambda: HalvedBoth(kl.LSTM(4)), "`call` of the layer"),
         (lambda: with_cell(kl.GRU(4), HalvedCell(4)), "`call` of the layer"),
         (lambda: kl.LSTM(4, activation=called("tanh")), "the tanh of Keras"),
         (

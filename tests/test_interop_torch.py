@@ -213,6 +213,22 @@ def test_what_torch_makes_at_each_call_is_an_error(name, tmp_path):
         assert (spec.num_layers, spec.bidirectional) == (2, True)
 
 
+def test_hooks_are_an_error():
+    hooked, replaced = nn.GRU(3, 4), nn.GRU(3, 4)
+    hook = hooked.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
+    replaced.forward = lambda x: x
+    for module in (hooked, replaced):
+        with pytest.raises(TypeError, match="no hooks and no `forward`"):
+            ours.from_module(module)
+    hook.remove()
+    assert ours.from_module(hooked).spec.mode == "gru"
+
+
+def test_names_may_have_several_lines():
+    sd = {f"a\nb.{n}": t for n, t in nn.GRU(3, 4).state_dict().items()}
+    assert ours.find(sd).keys() == {"a\nb."}
+
+
 def test_a_weight_with_two_names_is_an_error():
     sd = dict(nn.GRU(3, 4).state_dict())
     for name in ("weight_hh", "weight_hh_l00"):

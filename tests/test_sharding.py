@@ -279,3 +279,48 @@ def test_loss_of_the_closures_is_used_with_lengths():
     for case in CASES[:3]:
         assert sorted(case.lengths[:2]) == [0, 2] and case.batch % 4 == 0
         assert np.isfinite(loss_of(case, ours(case))(primal_of(case)))
+
+
+STEPS = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,  # a function with a derivative of its own
+    "checkpoint": jax.checkpoint(lambda h: jnp.sin(jnp.tanh(h))),
+    "loop": lambda h: jax.lax.fori_loop(0, 3, lambda i, h: jnp.sin(h), h),
+}
+
+
+@pytest.mark.parametrize("some", [False, True], ids=["all axes", "some axes"])
+@pytest.mark.parametrize("size", [4, 24], ids=["small", "large"])
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_of_a_user_in_shard_map_equal_one_device(name, size, some):
+    """Initial states do not vary over devices; all after them do."""
+    devices = np.array(jax.devices("cpu")[:4])
+    mesh = Mesh(devices.reshape(2, 2), ("batch", "other"))
+    if not some:
+        mesh = Mesh(devices, ("batch",))
+
+    def step(p, h, x, t):
+        h = STEPS[name](x + h @ jax.nn.relu(p)) + jnp.sort(jax.nn.relu(x @ p), axis=1)
+        return h, h
+
+    def net(p, x):
+        return ost.recurrent_net(step, x, jnp.zeros((len(x), size)), params=p).outputs
+
+    local = jax.shard_map(
+        net,
+        mesh=mesh,
+        axis_names={"batch"},
+        in_specs=(P(), P("batch")),
+        out_specs=P("batch"),
+    )
+    rng = np.random.default_rng(0)
+    p, x = rng.normal(size=(size, size)) / 9, rng.normal(size=(8, 3, size))
+    found = []
+    for function in (local, net):
+
+        def loss(p, x, function=function):
+            y = function(p, x)
+            return jnp.sum(jnp.sin(y)), y
+
+        found.append(fast_jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(p, x))
+    assert_trees_close(*found)

@@ -9,6 +9,10 @@ CPU_ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 """Levels of the x86 instruction set that kernels are written for, lowest first."""
 
 
+class ConfigError(ValueError):
+    """A variable of the environment has a value that is not allowed."""
+
+
 @dataclass(frozen=True)
 class Config:
     """The settings in the environment.
@@ -35,7 +39,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Config:
     """Read the current settings; an empty variable counts as unset.
 
     Raises:
-        ValueError: the value of a variable is not allowed.
+        ConfigError: the value of a variable is not allowed.
     """
     disable = _choice(environ, "OSTINATO_DISABLE_NATIVE", ("0", "1"), default="0")
     isa = _choice(environ, "OSTINATO_CPU_ISA", CPU_ISAS, default=CPU_ISAS[-1])
@@ -60,7 +64,7 @@ def _choice(
     if not value:
         return default
     if value not in allowed:
-        raise ValueError(
+        raise ConfigError(
             f"environment variable {name} must be one of {', '.join(allowed)}; "
             f"got {value!r}"
         )
@@ -73,7 +77,7 @@ def _positive(environ: Mapping[str, str], name: str) -> int | None:
         return None
     # int() would also accept signs, spaces and "1_0", which are mistakes here.
     if not (value.isascii() and value.isdigit() and 0 < int(value) < 2**31):
-        raise ValueError(
+        raise ConfigError(
             f"environment variable {name} must be a positive integer; got {value!r}"
         )
     return int(value)

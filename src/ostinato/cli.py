@@ -23,7 +23,7 @@ except ModuleNotFoundError:
 
 from . import __version__, cli_forecast, cli_music, cli_training, interrupts
 from .apps import files, memory
-from .apps.errors import UserError, require
+from .apps.errors import ConfigError, UserError, require
 from .cli_training import Ensemble, Out, Resume, Seed
 
 MODEL = Path("out/g2p")
@@ -116,7 +116,7 @@ def _one_line_errors() -> Iterator[None]:
     """Print errors that the user can fix as one line, without a traceback."""
     try:
         yield
-    except UserError as error:
+    except (UserError, ConfigError) as error:
         _fail(error)
 
 
@@ -421,6 +421,7 @@ def bench(
 
 
 @app.command()
+@_one_line_errors()
 def info() -> None:
     """Print versions, devices and backends."""
     import jax
@@ -434,8 +435,11 @@ def info() -> None:
         except metadata.PackageNotFoundError:
             typer.echo(f"  {name:12} not installed")
     typer.echo("devices")
-    for device in jax.devices():
-        typer.echo(f"  {device.platform:12} {device.device_kind}")
+    try:
+        for device in jax.devices():
+            typer.echo(f"  {device.platform:12} {device.device_kind}")
+    except RuntimeError as error:  # such as JAX_PLATFORMS=gpu without a GPU
+        raise UserError(f"JAX has no devices: {' '.join(str(error).split())}") from None
     typer.echo("backends")
     for name, status in ost.backends().items():
         state = "yes" if status.available else "no"

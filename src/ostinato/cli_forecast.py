@@ -9,6 +9,7 @@ from . import interrupts
 from .apps import files
 from .apps.errors import UserError, require
 from .cli_training import Ensemble, Out, Resume, Seed
+from .cli_training import file as file_path
 
 FORECAST, NEXT = Path("out/forecast"), Path("forecast.csv")
 
@@ -105,7 +106,10 @@ def forecast(
         Path, typer.Argument(help="CSV file with the columns of the training file.")
     ],
     model: Annotated[Path, typer.Option(help="Folder of a training run.")] = FORECAST,
-    out: Annotated[Path, typer.Option(help="CSV file to write.")] = NEXT,
+    out: Annotated[
+        Path,
+        typer.Option(parser=file_path, metavar="<path>", help="CSV file to write."),
+    ] = NEXT,
 ) -> None:
     """Write forecasts of the rows after the last one of a file, as CSV."""
     for package in ("optax", "safetensors"):

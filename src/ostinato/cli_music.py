@@ -7,7 +7,7 @@ import typer
 
 from . import interrupts
 from .apps.errors import UserError, require
-from .cli_training import Out, Resume, Seed
+from .cli_training import Out, Resume, Seed, file
 
 MUSIC, SAMPLE = Path("out/music"), Path("sample.mid")
 PACKAGES = "optax", "rich", "safetensors", "matplotlib", "mido", "scipy"
@@ -102,7 +102,9 @@ def train(
 
 def sample(
     model: Annotated[Path, typer.Option(help="Folder of a training run.")] = MUSIC,
-    out: Annotated[Path, typer.Option(help="MIDI file to write.")] = SAMPLE,
+    out: Annotated[
+        Path, typer.Option(parser=file, metavar="<path>", help="MIDI file to write.")
+    ] = SAMPLE,
     seconds: Annotated[
         float | None, typer.Option(help="Duration of what is drawn. Default 30.")
     ] = None,

@@ -21,6 +21,13 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
+def file(text: str) -> Path:
+    """Return the path of a file; an empty text is none."""
+    if not text:
+        raise typer.BadParameter("must name a file, got ''")
+    return Path(text)
+
+
 Out = Annotated[
     Path,
     typer.Option(

@@ -164,13 +164,15 @@ def register(primitive: Primitive, composed: Callable | None) -> None:
         elif kernels is cpu and primitive.name == "ostinato_linear_bwd":
             runs = None if call.blocks else cpu.backward
         if runs is not None:
-            function = _partitioned(primitive, call, ft.partial(runs, call))
+            function = ft.partial(runs, call)
         elif composed is not None:
             function = ft.partial(composed, call)
         else:
             parallel = _is_parallel(call, avals[1], platforms)
-            forward = ft.partial(xla.forward, call, parallel)
-            function = _partitioned(primitive, call, forward)
+            function = ft.partial(xla.forward, call, parallel)
+        # What jax.export writes has no rule for partitions: XLA splits it as it can.
+        if (runs is not None or composed is None) and not for_export:
+            function = _partitioned(primitive, call, function)
         return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
 
     _compat.lower_with_devices(primitive)

@@ -121,7 +121,10 @@ class Cell:
         return self.step(params, states, self.precompute(params, inputs_t), t)
 
 
-OF_A_STEP = ("__call__", "step", "step_seeing", "prepare", "precompute")
+OF_A_STEP = (
+    "__call__", "step", "step_seeing", "prepare", "precompute", "input_product",
+    "unpack",
+)  # fmt: skip
 
 
 def changes(cell: Cell, names: Iterable[str] = OF_A_STEP) -> bool:

@@ -12,6 +12,7 @@ from jax import lax
 
 from .. import _checks
 from .._padding import fill_empty_sequences, select
+from .._rnn.sharding import make_varying
 from .._segments import near_divisor
 from .._step.asked import mark
 from .._step.policies import Choice
@@ -132,6 +133,9 @@ class StepLoop:
         if self.cell is not None:
             inputs = self.cell.precompute(self.params, steps.inputs)
             steps, step = steps._replace(inputs=inputs), self.cell.step
+        # In a `shard_map` new states vary over devices, so the first ones have to.
+        leaves, tree = jax.tree.flatten((states, self.arrays, steps, lengths))
+        states = jax.tree.unflatten(tree, make_varying(leaves))[0]
         body = _masked(self._body(step), lengths, states)
         # Without `recompute`, a function stores the same values as in `lax.scan`.
         plain = ft.partial(body, self.arrays)

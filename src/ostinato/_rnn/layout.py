@@ -71,6 +71,16 @@ def _tensors(spec: RNNSpec) -> list[tuple[int, str, tuple[int, ...]]]:
     ]
 
 
+def refuse_layers(weights: Any) -> None:
+    """Raise TypeError if weights are those of layers in place of the flat vector."""
+    layers = weights if isinstance(weights, (list, tuple)) else ()
+    if any(isinstance(layer, LayerWeights) for layer in layers):
+        raise TypeError(
+            "`weights` must be the flat vector [num_params], got those of "
+            f"{len(weights)} layers; ost.pack_weights(weights, spec) joins them"
+        )
+
+
 def check_weights(weights: Any, spec: RNNSpec, name: str = "weights") -> None:
     """Raise ValueError unless `weights` is the flat vector of `spec`."""
     want = num_params(spec)

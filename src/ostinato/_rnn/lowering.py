@@ -156,14 +156,30 @@ def register(primitive: Primitive, name: str, abstract_eval: Callable) -> None:
 
 
 def _rule(flat_of: Callable) -> Callable:
-    """Return the lowering rule of `flat_of(**params)`, partitioned over devices."""
+    """Return the lowering rule of `flat_of(**params)`, partitioned over devices.
+
+    What `jax.export` writes has no rule for partitions: XLA splits it as it can.
+    """
 
     def run(
-        *args: Array, call: RNNCall, tree: Any, ensemble: Ensemble, **params: Any
+        *args: Array,
+        call: RNNCall,
+        tree: Any,
+        ensemble: Ensemble,
+        splits: bool,
+        **params: Any,
     ) -> list[Array]:
         flat = flat_of(call=call, tree=tree, ensemble=ensemble, **params)
+        if not splits:
+            return flat(*args)
         results = results_of(call, tree, args, ensemble, **params)
         axes = free_axes(call, jax.tree.unflatten(tree, args), results, ensemble)
         return partition(flat, axes)(*args)
 
-    return mlir.lower_fun(run, multiple_results=True)
+    rule = mlir.lower_fun(run, multiple_results=True)
+
+    def lower(ctx: Any, *args: Any, **params: Any) -> Any:
+        splits = not ctx.module_context.lowering_parameters.for_export
+        return rule(ctx, *args, splits=splits, **params)
+
+    return lower

@@ -154,8 +154,8 @@ def automatic(run: Callable, leaves: list[Array], free: FreeAxes, shapes: Any) -
     types = [jax.typeof(a) for a in leaves]
     meshes = [t.sharding.mesh for t in types]
     mesh = next((m for m in meshes if m.explicit_axes), None)
-    if mesh is None:
-        return run(*leaves)
+    if mesh is None or not any(any(t.sharding.spec) for t in types):
+        return run(*leaves)  # nothing is split
     batch = _mesh_axes(mesh, types, [axes.batch for axes in _operand_axes(free)])
     specs = [
         PartitionSpec(

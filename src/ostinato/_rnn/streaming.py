@@ -290,13 +290,7 @@ def stream(
     packed = None
     if isinstance(weights, PreparedWeights):
         weights, packed = weights
-    if isinstance(weights, (list, tuple)) and any(
-        isinstance(layer, layout.LayerWeights) for layer in weights
-    ):
-        raise TypeError(
-            "`weights` must be the flat vector [num_params], got those of "
-            f"{len(weights)} layers; ost.pack_weights(weights, spec) joins them"
-        )
+    layout.refuse_layers(weights)
     weights = _checks.check_array("weights", weights)
     if not _checks.is_concrete(weights):
         raise TypeError(

@@ -19,7 +19,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .._compat import lower_with_devices
+from .._compat import lower_with_devices, unvarying
 from .._rnn.eager import always_jitted
 from .._rnn.sharding import make_varying, shaped_array
 from .._typing import Array
@@ -217,8 +217,27 @@ def _primitive(name: str, implementation: Callable, types: Callable) -> Primitiv
     primitive.def_abstract_eval(shapes)
     batching.primitive_batchers[primitive] = ft.partial(mapped.batch, implementation)
     ad.primitive_jvps[primitive] = ft.partial(_jvp_of, implementation)
-    mlir.register_lowering(primitive, mlir.lower_fun(implementation, True))
+    mlir.register_lowering(primitive, _lowered(implementation))
     return primitive
+
+
+def _lowered(function: Callable) -> Callable:
+    """Return the lowering rule that traces a function.
+
+    A step has been traced without the axes of a `shard_map` along which values vary,
+    and what stands in it, such as `jax.checkpoint`, keeps its types. So the function is
+    traced without these axes, too.
+    """
+    rule = mlir.lower_fun(function, True)
+
+    def lower(ctx: Any, *args: Any, **params: Any) -> Any:
+        types = {
+            name: [unvarying(aval) for aval in getattr(ctx, name)]
+            for name in ("avals_in", "avals_out")
+        }
+        return rule(ctx.replace(**types), *args, **params)
+
+    return lower
 
 
 loop_p = _primitive("ostinato_loop", _forward, _forward_types)
@@ -323,12 +342,12 @@ def _native_loop(split: bool) -> Callable:
     def forward(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
         return native.forward(loop, wrt, operands, split)
 
-    return mlir.lower_fun(members.forward(forward, members.one_by_one), True)
+    return _lowered(members.forward(forward, members.one_by_one))
 
 
 def _native_back(split: bool) -> Callable:
     backward = ft.partial(mapped.backward_by, ft.partial(native.backward, split=split))
-    return mlir.lower_fun(members.backward(backward, members.one_by_one), True)
+    return _lowered(members.backward(backward, members.one_by_one))
 
 
 def _kernel_loop(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
@@ -344,7 +363,7 @@ def _rules_of(
     """Return the lowering rule of a primitive for each platform, None for others."""
     by_xla = IMPLEMENTATIONS[primitive]
     xla_rule, kernel_rule, mapped_rule = (
-        mlir.lower_fun(f, True) for f in (by_xla, kernel, by_mapped)
+        _lowered(f) for f in (by_xla, kernel, by_mapped)
     )
     splits = lower_with_devices(primitive)
     return {

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 
 from .. import _config
+from .._compat import unvarying
 from .._rnn.sharding import make_varying, shaped_array
 from .._source_lines import user_line
 from .._typing import Array
@@ -147,12 +148,12 @@ def plan(
         at_step = [_type(a, a.shape[1:]) for a in leaves]
     if counts is None:
         counts = [i for i, a in enumerate(at_step) if not a.shape]
-    # In shard_map, the step is traced as if all values varied over the same axes.
+    # In shard_map, all values vary over the same axes from here on.
     everything = make_varying([*given, *leaves])
     given, leaves = split_at(everything, [len(given)])
     types = [_type(a, a.shape) for a in given]
     types += [_type(a, t.shape) for a, t in zip(leaves, at_step, strict=True)]
-    traced = jax.make_jaxpr(flattened)(*types)
+    traced = _trace(flattened, types)
     if traced.effects:
         return f"the step has effects: {', '.join(map(str, traced.effects))}"
     origins = origins_of(traced.jaxpr)
@@ -191,9 +192,35 @@ def plan(
         reason = _reason_for_scan(loop_of(step), as_it_is, origins)
         if reason is not None:
             return reason
+    outside = [once] if ahead is None else [once, ahead.values]
+    if any(unvarying(t) != t for t in types) and any(map(_has_functions, outside)):
+        return "in a `shard_map`, functions inside of it are computed before the loop"
     inputs = [leaves[i] for i in kept]
     invariant = evaluate(once, arrays)
     return Plan(step, ahead, invariant, inputs, kept, rest, trees[-1], origins)
+
+
+def _has_functions(traced: ClosedJaxpr) -> bool:
+    """Return whether functions of their own types stand in a jaxpr; see `_trace`."""
+    return any(any(True for _ in jaxprs_in_params(e.params)) for e in traced.eqns)
+
+
+def _trace(step: Callable, types: Sequence[Any]) -> ClosedJaxpr:
+    """Return the jaxpr of a step, in a `shard_map` as if no value varied.
+
+    Functions that stand in it, such as those with derivatives of their own, keep the
+    types that they were traced with, while the operations around them are traced anew.
+    Where the step closes over values that vary, or needs such, all values vary.
+    """
+    plain = [unvarying(aval) for aval in types]
+    if plain == types:
+        return jax.make_jaxpr(step)(*types)
+    try:
+        traced = jax.make_jaxpr(step)(*plain)
+    except Exception:  # a collective needs values that vary
+        return jax.make_jaxpr(step)(*types)
+    varies = any(unvarying(a) != a for a in map(jax.typeof, traced.consts))
+    return jax.make_jaxpr(step)(*types) if varies else traced
 
 
 def _type(a: Array, shape: tuple[int, ...]) -> Any:

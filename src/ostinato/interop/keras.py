@@ -191,9 +191,14 @@ def _stored(layer: Any) -> Stored:
     arrays = []
     for one in inner:
         cell = one.cell if hasattr(one, "cell") else _stored(one)  # which raises
-        for part in (one, cell):
-            if _package(type(part).call) not in (*_PACKAGES, "ostinato"):
-                _refuse(layer.name, "call", "that of Keras", type(part).__qualname__)
+        for part in (layer, one, cell):
+            for method in ("call", "inner_loop"):
+                function = getattr(type(part), method, None)
+                ours = (*_PACKAGES, "ostinato")
+                if function is not None and _package(function) not in ours:
+                    _refuse(
+                        layer.name, method, "that of Keras", type(part).__qualname__
+                    )
         names = ("kernel", "recurrent_kernel", "bias")
         arrays += [getattr(cell, n) for n in names if getattr(cell, n) is not None]
         for attribute in ("activation", "recurrent_activation"):

@@ -15,6 +15,7 @@ import io
 import os
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Generator, Mapping
 from typing import Any, Literal
@@ -72,7 +73,7 @@ def from_module(module: Any) -> Imported:
         `batch_first=False`, and the dropout between layers, which needs a `key`.
 
     Raises:
-        TypeError: `module` is none of these, or of a class with a `forward` of its own.
+        TypeError: `module` is none of these, or has a `forward` of its own or hooks.
     """
     kind = getattr(module, "mode", type(module).__name__)
     modes = {
@@ -88,6 +89,12 @@ def from_module(module: Any) -> Imported:
     sd = module.state_dict() if known else {}
     if known and any(map(_SOURCE.fullmatch, sd)):
         _from_named(sd, "", "tanh", [], {})  # says what is wrong
+    hooks = ("_forward_hooks", "_forward_pre_hooks")
+    if known and ("forward" in vars(module) or any(getattr(module, h) for h in hooks)):
+        raise TypeError(
+            "`module` must have no hooks and no `forward` of its own, which change "
+            "what it computes; `from_state_dict` converts its weights"
+        )
     if not any(name.startswith("weight_hh") for name in sd):  # quantised ones have none
         raise TypeError(
             "`module` must be a torch.nn.LSTM, GRU, RNN, LSTMCell, GRUCell or RNNCell, "
@@ -204,7 +211,9 @@ def _tensors_of(
             with zipfile.ZipFile(path) as archive:
                 check_zip(archive, size)
         try:
-            tree = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():  # of what is refused then
+                warnings.simplefilter("ignore")
+                tree = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise BadFileError(
                 f"`path` must be {kind}; {os.fspath(path)!r} holds other objects, such "
@@ -289,7 +298,7 @@ def _by_prefix(sd: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     parts: dict[str, dict[str, Any]] = {}
     for name, value in sd.items():
         for pattern in (_NAME, _SOURCE) if isinstance(name, str) else ():
-            if match := re.fullmatch(rf"(.*?){pattern.pattern}", name):
+            if match := re.fullmatch(rf"(.*?){pattern.pattern}", name, re.DOTALL):
                 parts.setdefault(match[1], {})[name] = value
     # `weight_ih` alone is a name that other layers may have as well.
     return {

@@ -257,7 +257,7 @@ def _scan_with_resets(
 
     # As nnx.RNN does it: what is broadcast is drawn anew at each call, not each step.
     @nnx.split_rngs(splits=1, only=layer.broadcast_rngs, squeeze=True)
-    @nnx.compat.scan(in_axes=(axes, nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+    @nnx.scan(in_axes=(axes, nnx.Carry, 0), out_axes=(nnx.Carry, 0))
     def step(cell: Any, old: Any, at: tuple) -> tuple[Any, Array]:
         x, reset, valid = at
         new, y = cell(select(~reset, old), x)

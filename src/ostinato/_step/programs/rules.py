@@ -262,7 +262,8 @@ def _convert(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     if new == jnp.bool_ and old != jnp.bool_:
         equal = b.elementwise("equal", x, b.constant(0.0))
         return b.elementwise("subtract", b.constant(1.0), equal)
-    if (old, new) == (jnp.float32, jnp.bfloat16):
+    exact = old == jnp.bfloat16 or old == jnp.bool_ or (x.most or 257) <= 256
+    if new == jnp.bfloat16 and not exact:
         b.narrowed.add(x.buffer)
     elif (old, new) == (jnp.bfloat16, jnp.float32) and x.buffer in b.narrowed:
         raise Unsupported("it rounds float32 to bfloat16 and goes on in float32")
