@@ -201,7 +201,7 @@ def test_ragged_models_run_while_a_mesh_is_set(what, mesh):
     def model(x):
         if what == "rnn":
             return ost.rnn(spec, w, x).y.max(0)
-        return ost.linear_recurrence(jnp.full(3, 0.5), x).h.max(0)
+        return ost.linear_recurrence(jnp.full(3, 0.5), x[None]).h[0].max(0)
 
     with jax.set_mesh(mesh):
         got = ragged.vmap(model)(ragged.RaggedArray.from_list(x))

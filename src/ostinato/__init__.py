@@ -12,6 +12,7 @@ from . import _serialization as _serialization
 from . import cells as cells
 from . import data as data
 from . import ragged as ragged
+from ._config import ConfigError as ConfigError
 from ._linear.api import LinearOutput as LinearOutput
 from ._linear.api import linear_recurrence as linear_recurrence
 from ._linear.devices import (

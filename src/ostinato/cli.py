@@ -21,9 +21,16 @@ except ModuleNotFoundError:
     )
     raise SystemExit(2) from None
 
-from . import __version__, cli_forecast, cli_music, cli_training, interrupts
+from . import (
+    ConfigError,
+    __version__,
+    cli_forecast,
+    cli_music,
+    cli_training,
+    interrupts,
+)
 from .apps import files, memory
-from .apps.errors import ConfigError, UserError, require
+from .apps.errors import UserError, require
 from .cli_training import Ensemble, Out, Resume, Seed
 
 MODEL = Path("out/g2p")

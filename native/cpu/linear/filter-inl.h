@@ -106,8 +106,7 @@ template <typename V, int order>
 void FilterOfOrder(const FilterSegment<typename V::Element>& f, int64_t channel,
                    int64_t channels) {
   if (channels > 2) return FilterLanes<V, order>(f, channel, channels);
-  for (int64_t i = 0; i < channels; ++i)
-    FilterOne<V, order>(f, channel + i);
+  for (int64_t i = 0; i < channels; ++i) FilterOne<V, order>(f, channel + i);
 }
 
 template <typename V>

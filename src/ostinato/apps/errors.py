@@ -3,8 +3,6 @@
 import importlib
 from types import ModuleType
 
-from .._config import ConfigError as ConfigError
-
 
 class UserError(Exception):
     """A problem that the user can fix; the command line prints it as one line."""
