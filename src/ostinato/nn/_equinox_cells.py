@@ -92,7 +92,8 @@ class Recurrent(eqx.Module):
             mask: bool `[B, T]`, True at valid steps, with gaps anywhere, instead of
                 `seq_lengths`. A masked step leaves the state as it is; with
                 `padding="hold"`, outputs before the first valid step are 0.
-            resets: bool `[B, T]`: where True, the state becomes 0 before that step.
+            resets: bool `[B, T]`: where True, the state becomes 0 before that step;
+                they do nothing past the end of a sequence.
             key: a PRNG key for random choices, used where there are any; not needed in
                 inference mode.
             padding: what outputs are past the end: `"zero"`, `"hold"` or `"drop"`.

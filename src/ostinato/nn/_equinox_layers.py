@@ -124,7 +124,8 @@ class Layer(eqx.Module):
                 zeros.
             seq_lengths: integers `[B]`, each in 0..T.
             mask: bool `[B, T]`, True at valid steps, instead of `seq_lengths`.
-            resets: bool `[B, T]`: where True, the state becomes 0 before that step.
+            resets: bool `[B, T]`: where True, the state becomes 0 before that step;
+                they do nothing past the end of a sequence.
             key: a PRNG key for dropout, used where there is any; not needed in
                 inference mode.
             padding: what outputs are past the end: `"zero"`, `"hold"` or `"drop"`.
@@ -206,8 +207,9 @@ class LSTM(Layer):
         recompute: as for `ostinato.rnn`.
         key: a PRNG key that draws the parameters.
 
-    Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch. Their
-    names, the attributes and the transformations that hold are those of `Layer`.
+    Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch; with
+    heads, `w_hh` and `w_hr` with the units of a head in its place. Their names, the
+    attributes and the transformations that hold are those of `Layer`.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -264,8 +266,9 @@ class GRU(Layer):
         recompute: as for `ostinato.rnn`.
         key: a PRNG key that draws the parameters.
 
-    Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch. Their
-    names, the attributes and the transformations that hold are those of `Layer`.
+    Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch; with
+    heads, `w_hh` and `w_hr` with the units of a head in its place. Their names, the
+    attributes and the transformations that hold are those of `Layer`.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -322,8 +325,9 @@ class RNN(Layer):
         recompute: as for `ostinato.rnn`.
         key: a PRNG key that draws the parameters.
 
-    Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch. Their
-    names, the attributes and the transformations that hold are those of `Layer`.
+    Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch; with
+    heads, `w_hh` and `w_hr` with the units of a head in its place. Their names, the
+    attributes and the transformations that hold are those of `Layer`.
 
     Examples:
         >>> import jax, jax.numpy as jnp

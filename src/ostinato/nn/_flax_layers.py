@@ -114,7 +114,8 @@ class Layer(nnx.Module):
                 zeros.
             seq_lengths: integers `[B]`, each in 0..T.
             mask: bool `[B, T]`, True at valid steps, instead of `seq_lengths`.
-            resets: bool `[B, T]`: where True, the state becomes 0 before that step.
+            resets: bool `[B, T]`: where True, the state becomes 0 before that step;
+                they do nothing past the end of a sequence.
             key: a PRNG key for dropout, used where there is any; None takes one from
                 the stream `dropout`.
             padding: what outputs are past the end: `"zero"`, `"hold"` or `"drop"`.
@@ -206,8 +207,9 @@ class LSTM(Layer):
         rngs: as for `Layer`.
         metadata: as for `Layer`.
 
-    Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch. Their
-    names, the attributes and the transformations that hold are those of `Layer`.
+    Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch; with
+    heads, `w_hh` and `w_hr` with the units of a head in its place. Their names, the
+    attributes and the transformations that hold are those of `Layer`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -269,8 +271,9 @@ class GRU(Layer):
         rngs: as for `Layer`.
         metadata: as for `Layer`.
 
-    Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch. Their
-    names, the attributes and the transformations that hold are those of `Layer`.
+    Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch; with
+    heads, `w_hh` and `w_hr` with the units of a head in its place. Their names, the
+    attributes and the transformations that hold are those of `Layer`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -332,8 +335,9 @@ class PlainRNN(Layer):
         rngs: as for `Layer`.
         metadata: as for `Layer`.
 
-    Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch. Their
-    names, the attributes and the transformations that hold are those of `Layer`.
+    Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch; with
+    heads, `w_hh` and `w_hr` with the units of a head in its place. Their names, the
+    attributes and the transformations that hold are those of `Layer`.
 
     Examples:
         >>> import jax.numpy as jnp
