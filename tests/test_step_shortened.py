@@ -4,6 +4,7 @@ import dataclasses
 
 import hypothesis
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import random_steps
@@ -97,6 +98,30 @@ def test_programs_compute_the_same(name, sequences, compared):
     except NotImplementedError as error:
         pytest.skip(str(error))
     assert compared
+
+
+def wide_lstm(p, states, x, t):
+    h, c = states
+    i, f, g, o = jnp.split(x @ p["w"] + h @ p["u"], 4, axis=1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return (jax.nn.sigmoid(o) * jnp.tanh(c), c), jnp.exp(g) - jnp.exp(o)
+
+
+def wide_pair(p, states, x, t):
+    h, c = states
+    gates = (x @ p["w"] + h @ p["u"])[:, :32]
+    r, z = jax.nn.sigmoid(gates[:, :16]), jax.nn.sigmoid(gates[:, 16:])
+    return (r * h - z * c, jnp.sin(z) + r), (r / 2, z)
+
+
+@pytest.mark.parametrize("sequences", [1, 3, 17])
+@pytest.mark.parametrize("step", [wide_lstm, wide_pair])
+def test_neighbours_of_whole_vectors_are_joined(step, sequences, compared):
+    rng = np.random.default_rng(0)
+    p = {"w": rng.normal(size=(5, 64)), "u": rng.normal(size=(16, 64))}
+    states = rng.normal(size=(sequences, 16)), rng.normal(size=(sequences, 16))
+    lower_gradient(step, p, states, rng.normal(size=(3, sequences, 5)))
+    assert any(after < before for before, after in compared)
 
 
 @given(specs())
