@@ -67,9 +67,14 @@ CALLS = {
         "`spec` RNNSpec str 'lstm'",
     ),
     "weights-list": (
-        lambda: call(weights=ost.unpack_weights(weights_of(LSTM), LSTM)),
+        lambda: call(weights=[0.5]),
         TypeError,
         "`weights` array list",
+    ),
+    "weights-layers": (
+        lambda: call(weights=ost.unpack_weights(weights_of(LSTM), LSTM)),
+        TypeError,
+        "`weights` [num_params] layers pack_weights(weights, spec)",
     ),
     "weights-length": (
         lambda: call(weights=zeros(9)),

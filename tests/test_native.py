@@ -250,7 +250,7 @@ def test_cpu_features_without_a_library_say_why():
 )
 def test_a_bad_variable_is_an_error(name):
     done = run("_native.status()", **{name: "perhaps"})
-    assert f"ValueError: environment variable {name} must be " in done.stderr
+    assert f"ConfigError: environment variable {name} must be " in done.stderr
     assert done.stderr.rstrip().endswith("got 'perhaps'")
 
 
