@@ -120,7 +120,7 @@ class _Memory:
             if (
                 other is target
                 or start < 0
-                or other.rows is not target.rows
+                or other.rows != target.rows
                 or not (start < end and begin < start + other.width)
             ):
                 continue
