@@ -52,9 +52,16 @@ def test_tensors_of_a_model_of_torch_by_name(tmp_path):
     np.testing.assert_array_equal(layer.w_hh, tensors["enc.weight_hh_l0"])
 
 
-def test_a_network_without_a_name_replaces_no_other(tmp_path):
+@pytest.mark.parametrize(
+    "lstm, gru, wanted",
+    [
+        ("", "rnn.", {"rnn": "gru", "rnn_1": "lstm"}),  # one without a name
+        ("enc", "enc.", {"enc": "lstm", "enc.": "gru"}),  # without and with a dot
+    ],
+)
+def test_no_network_takes_the_name_of_another(lstm, gru, wanted, tmp_path):
     path, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
-    gates = {"": 16, "rnn.": 12}  # an LSTM, and a GRU in the module `rnn`
+    gates = {lstm: 16, gru: 12}
     safetensors.save_file(
         {
             f"{prefix}weight_{side}_l0": draw(rows, size)
@@ -65,23 +72,7 @@ def test_a_network_without_a_name_replaces_no_other(tmp_path):
     )
     assert ostinato(path, out).exit_code == 0
     modes = {name: network.spec.mode for name, network in ost.load(out).items()}
-    assert modes == {"rnn": "gru", "rnn_1": "lstm"}
-
-
-def test_a_name_with_a_dot_and_one_without_are_two(tmp_path):
-    path, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
-    gates = {"enc": 16, "enc.": 12}
-    safetensors.save_file(
-        {
-            f"{prefix}weight_{side}_l0": draw(rows, size)
-            for prefix, rows in gates.items()
-            for side, size in (("ih", 3), ("hh", 4))
-        },
-        path,
-    )
-    assert ostinato(path, out).exit_code == 0
-    modes = {name: network.spec.mode for name, network in ost.load(out).items()}
-    assert modes == {"enc": "lstm", "enc.": "gru"}
+    assert modes == wanted
 
 
 @pytest.mark.parametrize("name", ["bias_hh_l0", "weight_hh_l1", "head.weight"])

@@ -209,11 +209,3 @@ def associative_scan_replaced(by: Callable) -> Iterator[None]:
 def is_unbound_axis_name(error: NameError) -> bool:
     """Return whether a NameError says that no axis of that name is bound."""
     return "axis name" in str(error)
-
-
-def unvarying(aval: Any) -> Any:
-    """Return a type without the axes of a `shard_map` along which its values vary."""
-    kind = getattr(aval, "manual_axis_type", None)
-    if kind is not None:
-        return aval.update(manual_axis_type=type(kind)())
-    return aval

@@ -103,7 +103,8 @@ def train(
 def sample(
     model: Annotated[Path, typer.Option(help="Folder of a training run.")] = MUSIC,
     out: Annotated[
-        Path, typer.Option(parser=file, metavar="<path>", help="MIDI file to write.")
+        Path,
+        typer.Option(parser=file, metavar="<path>", help="MIDI file to write."),
     ] = SAMPLE,
     seconds: Annotated[
         float | None, typer.Option(help="Duration of what is drawn. Default 30.")

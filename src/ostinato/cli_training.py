@@ -14,24 +14,24 @@ import typer
 from .apps.errors import require
 
 
-def folder(text: str) -> Path:
-    """Return the path of a folder; an empty text, as of an unset variable, is none."""
-    if not text:
-        raise typer.BadParameter("must name a folder, got ''")
-    return Path(text)
+def _path_of(kind: str) -> Callable[[str], Path]:
+    """Return a parser of paths; an empty text, as of an unset variable, is none."""
+
+    def parse(text: str) -> Path:
+        if not text:
+            raise typer.BadParameter(f"must name a {kind}, got ''")
+        return Path(text)
+
+    return parse
 
 
-def file(text: str) -> Path:
-    """Return the path of a file; an empty text is none."""
-    if not text:
-        raise typer.BadParameter("must name a file, got ''")
-    return Path(text)
-
-
+folder, file = _path_of("folder"), _path_of("file")
 Out = Annotated[
     Path,
     typer.Option(
-        parser=folder, metavar="<path>", help="Folder for the model and figures."
+        parser=folder,
+        metavar="<path>",
+        help="Folder for the model and figures.",
     ),
 ]
 Resume = Annotated[

@@ -158,21 +158,23 @@ def register(primitive: Primitive, composed: Callable | None) -> None:
         platforms = ", ".join(context.platforms) if platform is None else platform
         for_export = context.lowering_parameters.for_export
         kernels = _kernels_for(call, avals[1], platforms, for_export)
+
+        def split(function: Callable) -> Callable:
+            # What jax.export writes has no rule for it: XLA splits it as it can.
+            return function if for_export else _partitioned(primitive, call, function)
+
         runs = None
         if kernels is not None and primitive.name == "ostinato_linear":
             runs = kernels.forward
         elif kernels is cpu and primitive.name == "ostinato_linear_bwd":
             runs = None if call.blocks else cpu.backward
         if runs is not None:
-            function = ft.partial(runs, call)
+            function = split(ft.partial(runs, call))
         elif composed is not None:
             function = ft.partial(composed, call)
         else:
             parallel = _is_parallel(call, avals[1], platforms)
-            function = ft.partial(xla.forward, call, parallel)
-        # What jax.export writes has no rule for partitions: XLA splits it as it can.
-        if (runs is not None or composed is None) and not for_export:
-            function = _partitioned(primitive, call, function)
+            function = split(ft.partial(xla.forward, call, parallel))
         return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
 
     _compat.lower_with_devices(primitive)

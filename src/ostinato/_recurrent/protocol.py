@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from .._typing import Array, Padding
 
@@ -64,6 +63,12 @@ class Cell:
     `cell(params, states, inputs_t, t) -> (states, output)`.
     """
 
+    of_a_step: ClassVar[tuple[str, ...]] = (
+        "__call__", "step", "step_seeing", "prepare", "precompute", "input_product",
+        "unpack",
+    )  # fmt: skip
+    """Names of methods that `run_sequence` takes for those of this package."""
+
     def init(self, key: Array, dtype: Any) -> Any:
         """Draw new parameters, a pytree."""
         raise NotImplementedError(f"{type(self).__name__} does not define `init`")
@@ -121,17 +126,11 @@ class Cell:
         return self.step(params, states, self.precompute(params, inputs_t), t)
 
 
-OF_A_STEP = (
-    "__call__", "step", "step_seeing", "prepare", "precompute", "input_product",
-    "unpack",
-)  # fmt: skip
-
-
-def changes(cell: Cell, names: Iterable[str] = OF_A_STEP) -> bool:
+def changes(cell: Cell) -> bool:
     """Return whether a subclass of a user's has methods of its own for a step.
 
     What runs whole sequences would pass them over.
     """
-    methods = (getattr(type(cell), name, Cell.step) for name in names)
+    methods = (getattr(type(cell), name, Cell.step) for name in cell.of_a_step)
     packages = (getattr(m, "__module__", None) or "" for m in methods)
     return any(package.split(".")[0] != "ostinato" for package in packages)

@@ -172,9 +172,14 @@ def automatic(run: Callable, leaves: list[Array], free: FreeAxes, shapes: Any) -
 # ------------------------------------- shard_map: axes that values vary over
 
 
-def _varying(aval: Any) -> frozenset:
+def varying(aval: Any) -> frozenset:
     """Return the mesh axes of an enclosing `shard_map` over which the value differs."""
     return frozenset(getattr(aval.manual_axis_type, "varying", ()))
+
+
+def unvarying(aval: Any) -> Any:
+    """Return a type without these axes."""
+    return aval.update(manual_axis_type=type(aval.manual_axis_type)())
 
 
 def shaped_array(shape: tuple[Any, ...], dtype: Any, like: Any) -> ShapedArray:
@@ -188,9 +193,9 @@ def shaped_array(shape: tuple[Any, ...], dtype: Any, like: Any) -> ShapedArray:
 
 def make_varying(leaves: list[Array]) -> list[Array]:
     """Make all values vary over the union of their varying axes, for `shard_map`."""
-    varying = [_varying(jax.typeof(a)) for a in leaves]
-    union = frozenset().union(*varying)
+    found = [varying(jax.typeof(a)) for a in leaves]
+    union = frozenset().union(*found)
     return [
         jax.lax.pcast(a, tuple(union - axes), to="varying") if union - axes else a
-        for a, axes in zip(leaves, varying, strict=True)
+        for a, axes in zip(leaves, found, strict=True)
     ]

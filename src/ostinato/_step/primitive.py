@@ -19,9 +19,9 @@ import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .._compat import lower_with_devices, unvarying
+from .._compat import lower_with_devices
 from .._rnn.eager import always_jitted
-from .._rnn.sharding import make_varying, shaped_array
+from .._rnn.sharding import make_varying, shaped_array, unvarying
 from .._typing import Array
 from . import mapped, members, native, tokens
 from .cuda import loops as cuda

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 
 from .. import _config
-from .._compat import unvarying
-from .._rnn.sharding import make_varying, shaped_array
+from .._rnn.sharding import make_varying, shaped_array, unvarying, varying
 from .._source_lines import user_line
 from .._typing import Array
 from . import description, native, primitive, tokens
@@ -22,7 +21,7 @@ from .gradients import Policy
 from .jaxprs import Origins, evaluate, flat, origins_of, split_at
 from .known import known
 from .refusal import NAMED
-from .split import Step, without_invariants
+from .split import Step, has_inner, without_invariants
 from .xla import Loop, map_steps
 
 
@@ -192,17 +191,12 @@ def plan(
         reason = _reason_for_scan(loop_of(step), as_it_is, origins)
         if reason is not None:
             return reason
-    outside = [once] if ahead is None else [once, ahead.values]
-    if any(unvarying(t) != t for t in types) and any(map(_has_functions, outside)):
+    outside = [*once.eqns, *([] if ahead is None else ahead.values.eqns)]
+    if any(map(varying, types)) and any(map(has_inner, outside)):  # see `_trace`
         return "in a `shard_map`, functions inside of it are computed before the loop"
     inputs = [leaves[i] for i in kept]
     invariant = evaluate(once, arrays)
     return Plan(step, ahead, invariant, inputs, kept, rest, trees[-1], origins)
-
-
-def _has_functions(traced: ClosedJaxpr) -> bool:
-    """Return whether functions of their own types stand in a jaxpr; see `_trace`."""
-    return any(any(True for _ in jaxprs_in_params(e.params)) for e in traced.eqns)
 
 
 def _trace(step: Callable, types: Sequence[Any]) -> ClosedJaxpr:
@@ -212,15 +206,15 @@ def _trace(step: Callable, types: Sequence[Any]) -> ClosedJaxpr:
     types that they were traced with, while the operations around them are traced anew.
     Where the step closes over values that vary, or needs such, all values vary.
     """
-    plain = [unvarying(aval) for aval in types]
-    if plain == types:
-        return jax.make_jaxpr(step)(*types)
-    try:
-        traced = jax.make_jaxpr(step)(*plain)
-    except Exception:  # a collective needs values that vary
-        return jax.make_jaxpr(step)(*types)
-    varies = any(unvarying(a) != a for a in map(jax.typeof, traced.consts))
-    return jax.make_jaxpr(step)(*types) if varies else traced
+    if any(map(varying, types)):
+        try:
+            traced = jax.make_jaxpr(step)(*map(unvarying, types))
+        except Exception:  # a collective needs values that vary
+            pass
+        else:
+            if not any(varying(jax.typeof(a)) for a in traced.consts):
+                return traced
+    return jax.make_jaxpr(step)(*types)
 
 
 def _type(a: Array, shape: tuple[int, ...]) -> Any:

@@ -248,7 +248,7 @@ def simplicity(eqns: Sequence[JaxprEqn]) -> Callable[[Any], bool]:
         if v not in simple:
             eqn = maker.get(v)
             simple[v] = eqn is None or (
-                not _has_inner(eqn)
+                not (has_inner(eqn) and eqn.primitive.name != "custom_jvp_call")
                 and eqn.primitive.name not in _CALLBACKS
                 and all(map(is_simple, variables(eqn)))
             )
@@ -257,9 +257,9 @@ def simplicity(eqns: Sequence[JaxprEqn]) -> Callable[[Any], bool]:
     return is_simple
 
 
-def _has_inner(eqn: JaxprEqn) -> bool:
-    inner = next(iter(jaxprs_in_params(eqn.params)), None)
-    return inner is not None and eqn.primitive.name != "custom_jvp_call"
+def has_inner(eqn: JaxprEqn) -> bool:
+    """Return whether functions stand in an equation."""
+    return next(iter(jaxprs_in_params(eqn.params)), None) is not None
 
 
 def read_by(eqns: Iterable[JaxprEqn]) -> dict[Any, None]:

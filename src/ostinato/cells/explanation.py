@@ -12,13 +12,13 @@ from .. import _checks
 from .._linear import cuda, lowering
 from .._linear.call import Recurrence
 from .._recurrent.explanation import with_defaults
-from .._recurrent.protocol import OF_A_STEP, Cell, changes
+from .._recurrent.protocol import Cell, changes
 from .._rnn import backends
 from .._rnn import cuda as rnn_cuda
 from .._rnn.backends import Explanation
 from .._rnn.spec import RNNSpec
 from . import fused
-from .linear_base import STEPS, LinearCell, stepping_reason
+from .linear_base import LinearCell, stepping_reason
 from .stack import Bidirectional, Stack
 from .wrappers import runs_whole
 
@@ -68,7 +68,7 @@ def explain_whole(
     cell = runs_whole(cell)
     options = options | {"recompute": options["recompute"] or ()}
     del options["outputs_with_grads"]
-    if changes(cell, STEPS if isinstance(cell, LinearCell) else OF_A_STEP):
+    if changes(cell):
         return f"{type(cell).__name__} has a step of its own"
     if isinstance(cell, LinearCell):
         return stepping_reason(**options) or _explain_linear(cell, inputs, options)

@@ -18,15 +18,14 @@ from .._recurrent.protocol import RecurrentOutput, SequenceOptions, changes
 from .._typing import Array, Backend
 from .base import SizedCell
 
-STEPS = ("__call__", "step")
-"""The methods that only stepping calls; a subclass may define all others."""
-
 
 class LinearCell(SizedCell):
     """A cell with `h_t = a_t h_{t-1} + b_t`, where a and b follow from the inputs.
 
     A subclass defines `terms` and `read`, on results of `prepare` and `precompute`.
     """
+
+    of_a_step = ("__call__", "step")  # a subclass may define all others
 
     def terms(self, params: Any, inputs: Any) -> tuple[Array, Array]:
         """Return the factors, `[..., H]` or `[H]`, and the inputs of the state."""
@@ -57,7 +56,7 @@ class LinearCell(SizedCell):
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
         """Run all steps in one linear recurrence, unless the options ask for a loop."""
-        if changes(self, STEPS) or stepping_reason(**options._asdict()) is not None:
+        if changes(self) or stepping_reason(**options._asdict()) is not None:
             return None
         self.prepare(params)  # its checks come before those of the states
         h_0 = self.checked_state(initial_states, options.batch, params)

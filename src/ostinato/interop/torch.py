@@ -87,8 +87,8 @@ def from_module(module: Any) -> Imported:
     }
     known = kind in modes and hasattr(module, "state_dict") and not _overrides(module)
     sd = module.state_dict() if known else {}
-    if known and any(map(_SOURCE.fullmatch, sd)):
-        _from_named(sd, "", "tanh", [], {})  # says what is wrong
+    for name in sd:
+        _refuse_source(name, name)
     hooks = ("_forward_hooks", "_forward_pre_hooks")
     if known and ("forward" in vars(module) or any(getattr(module, h) for h in hooks)):
         raise TypeError(
@@ -374,15 +374,10 @@ def _from_named(
     found: dict[tuple[int, bool], dict[str, Any]] = {}
     names: dict[tuple[int, bool, str], str] = {}
     for name in sd:
-        rest = name.removeprefix(prefix) if isinstance(name, str) else ""
         if not isinstance(name, str) or not name.startswith(prefix):
             continue
-        if _SOURCE.fullmatch(rest):
-            raise ValueError(
-                f"`sd` must hold the weights themselves, got {name!r}, of which torch "
-                "makes one; torch.nn.utils.prune.remove or "
-                "torch.nn.utils.parametrize.remove_parametrizations keeps the result"
-            )
+        rest = name[len(prefix) :]
+        _refuse_source(name, rest)
         if match := _NAME.fullmatch(rest):
             field, place = _FIELDS[match[1]], (int(match[2] or 0), bool(match[3]))
             if other := names.get((*place, field)):
@@ -430,6 +425,16 @@ def _from_named(
         notes=notes,
         **options,
     )
+
+
+def _refuse_source(name: str, rest: str) -> None:
+    """Refuse a tensor of which torch makes a weight, by its name after a prefix."""
+    if _SOURCE.fullmatch(rest):
+        raise ValueError(
+            f"`sd` must hold the weights themselves, got {name!r}, of which torch "
+            "makes one; torch.nn.utils.prune.remove or "
+            "torch.nn.utils.parametrize.remove_parametrizations keeps the result"
+        )
 
 
 def _mode(layer: LayerWeights, name: str, nonlinearity: str) -> str:

@@ -35,6 +35,8 @@ _SAME = {
 }  # fmt: skip
 _EXACT = {"abs", "add", "add_any", "max", "min", "mul", "neg", "rem", "sign", "sub"}
 """Operations on integers whose results are integers."""
+_MOST_IN_BFLOAT16 = 256
+"""Up to it, bfloat16 has all integers."""
 _TESTS = {"eq", "ge", "gt", "le", "lt", "ne"}
 
 
@@ -262,7 +264,9 @@ def _convert(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     if new == jnp.bool_ and old != jnp.bool_:
         equal = b.elementwise("equal", x, b.constant(0.0))
         return b.elementwise("subtract", b.constant(1.0), equal)
-    exact = old == jnp.bfloat16 or old == jnp.bool_ or (x.most or 257) <= 256
+    exact = old in (jnp.bfloat16, jnp.bool_) or (
+        x.most is not None and x.most <= _MOST_IN_BFLOAT16
+    )
     if new == jnp.bfloat16 and not exact:
         b.narrowed.add(x.buffer)
     elif (old, new) == (jnp.bfloat16, jnp.float32) and x.buffer in b.narrowed:
