@@ -105,6 +105,69 @@ def test_derivatives_of_every_order_equal_those_of_a_loop(kind, reverse, backend
     assert_trees_close(fast_jit(lambda: every(run))(), fast_jit(lambda: every(loop))())
 
 
+def second_derivatives(run, args, dots):
+    loss = loss_of(run)
+    grad = jax.grad(loss, (0, 1, 2))
+    directional = lambda *x: sum(map(jnp.vdot, grad(*x), dots))  # noqa: E731
+    return (
+        jax.jvp(grad, args, dots)[1],
+        jax.grad(directional, (0, 1, 2))(*args),
+        jax.grad(lambda *x: jax.jvp(loss, x, dots)[1], (0, 1, 2))(*args),
+    )
+
+
+@every_way
+@pytest.mark.parametrize(
+    ("kind", "backend"), [*((kind, None) for kind in KINDS), ("each", "xla")]
+)
+def test_padding_reaches_no_second_derivative(kind, reverse, backend):
+    a, b, h_0 = arrays(kind)
+    lengths = jnp.array([3, 0, 5, 1])
+    past = np.arange(STEPS)[None] >= np.asarray(lengths)[:, None]
+    run = ft.partial(ours, seq_lengths=lengths, reverse=reverse, backend=backend)
+
+    def every(value):
+        args = a.at[past].set(value), b.at[past].set(value), h_0
+        return second_derivatives(run, args, arrays(kind, seed=5))
+
+    got = fast_jit(every)(jnp.nan)
+    assert_trees_close(got, fast_jit(every)(0.5))
+    for da, db, _ in got:
+        assert not np.any(da[past])
+        assert not np.any(db[past])
+
+
+@every_way
+@pytest.mark.parametrize("place", [0, 1, 3, 4])
+@pytest.mark.parametrize(
+    ("kind", "backend"), [*((kind, None) for kind in KINDS), ("each", "xla")]
+)
+@pytest.mark.parametrize("half", ["before", "after"])
+def test_no_second_derivative_passes_a_reset(half, kind, backend, place, reverse):
+    """Check that NaN on one side of a reset reaches nothing on the other."""
+    a, b, h_0 = arrays(kind)
+    steps = np.arange(STEPS)
+    before = steps > place if reverse else steps < place
+    resets = jnp.asarray(np.broadcast_to(steps == place, (BATCH, STEPS)))
+    run = ft.partial(ours, resets=resets, reverse=reverse, backend=backend)
+    holes = ~before if half == "after" else before
+
+    def every(value):
+        """Return the derivatives of what is on the other side."""
+        start = h_0 if half == "after" else jnp.full_like(h_0, value)
+        # The factor of the reset itself belongs to neither side.
+        args = a.at[:, holes | (steps == place)].set(value), b.at[:, holes].set(value)
+        found = second_derivatives(run, (*args, start), arrays(kind, seed=5))
+        other = ~holes & (steps != place)
+        return [
+            (da[:, other], db[:, ~holes], dh_0 if half == "after" else None)
+            for da, db, dh_0 in found
+        ]
+
+    got = fast_jit(every)(jnp.nan)
+    assert_trees_close(got, fast_jit(every)(0.5))
+
+
 def test_third_derivative():
     a, b, h_0 = arrays("each")
 

@@ -12,6 +12,7 @@ its conjugate.
 
 from __future__ import annotations
 
+import dataclasses
 import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -83,11 +84,14 @@ def tangent(
 ) -> list[Array]:
     """Return the tangents of `h` and of the last state."""
     lengths, resets = call.masks(masks)
-    before = calls.previous_states(call, h, h_0, lengths)
+    keeps = calls.active(call, h, lengths, resets)
+    # Both sides: NaN in one would reach the gradient of the other, as NaN times 0.
+    before = calls.select(keeps, calls.previous_states(call, h, h_0, lengths))
+    if not call.shares(da, call.time_axis) or call.shares(h, call.time_axis):
+        da = calls.select_factors(call, keeps, da)
     dtype = calls.wide(h.dtype)
     change = calls.multiply(call, da.astype(dtype), before.astype(dtype))
-    keeps = calls.active(call, h, lengths, resets)
-    moved = db.astype(dtype) + calls.select(keeps, change)
+    moved = db.astype(dtype) + change
     return _bind(linear_p, call, a, moved.astype(h.dtype), dh_0, *masks)
 
 
@@ -159,30 +163,39 @@ def _factor_before(
         return [b, h_0]
     shape = list(a.shape)
     shape[axis] = b.shape[axis]
-    if lengths is not None or resets is not None:
+    if lengths is not None:
         shape[call.batch_axis] = b.shape[call.batch_axis]
     factors = jnp.broadcast_to(a, shape)
     one = jnp.eye(a.shape[-1], dtype=a.dtype) if call.blocks else jnp.ones((), a.dtype)
     one = jnp.broadcast_to(one, shape)
-    like = factors if factors.ndim > 1 else b
-    inside = calls.valid(call, like, lengths)
-    if resets is not None:
-        kept = ~jnp.expand_dims(resets, range(2, len(shape)))
-        factors = calls.select(jnp.broadcast_to(kept, shape), factors)
+    inside = calls.valid(call, factors, lengths)
     if inside is not None:
         factors = jnp.where(jnp.broadcast_to(inside, shape), factors, one)
         b = calls.select(calls.valid(call, b, lengths), b)
-    at = lambda x, t: jax.lax.slice_in_dim(x, *t, axis=axis)  # noqa: E731
-    begin = at(one, (0, 1))
-    if call.reverse:
-        moved, end = [at(factors, (1, last + 1)), begin], at(factors, (0, 1))
-    else:
-        moved, end = [begin, at(factors, (0, last))], at(factors, (last, last + 1))
-    before = Recurrence(
-        call.reverse, False, call.time_major, call.blocks, backend=call.backend
-    )
-    h, h_n = _bind(linear_p, before, jnp.concatenate(moved, axis), b, h_0)
-    h_n = calls.multiply(call, jnp.squeeze(end, axis), h_n)
+
+    def move(x: Array, first: Array) -> tuple[Array, Array]:
+        """Return what acts before each step, and what acts after all of them."""
+        at = lambda *t: jax.lax.slice_in_dim(x, *t, axis=axis)  # noqa: E731
+        if call.reverse:
+            moved, end = [at(1, last + 1), first], at(0, 1)
+        else:
+            moved, end = [first, at(0, last)], at(last, last + 1)
+        return jnp.concatenate(moved, axis), jnp.squeeze(end, axis)
+
+    factors, end = move(factors, jax.lax.slice_in_dim(one, 0, 1, axis=axis))
+    masks, end_resets = (), None
+    if resets is not None:
+        inside = calls.valid(call, resets, lengths)
+        resets = resets if inside is None else resets & inside
+        none = jnp.zeros_like(jax.lax.slice_in_dim(resets, 0, 1, axis=axis))
+        resets, end_resets = move(resets, none)
+        masks = (resets,)
+    before = dataclasses.replace(call, after=False, has_lengths=False)
+    h, h_n = _bind(linear_p, before, factors, b, h_0, *masks)
+    if end_resets is not None:
+        kept = ~jnp.expand_dims(end_resets, range(1, h_n.ndim))
+        end, h_n = calls.select_factors(call, kept, end), calls.select(kept, h_n)
+    h_n = calls.multiply(call, end, h_n)
     return [calls.select(calls.valid(call, h, lengths), h), h_n]
 
 
