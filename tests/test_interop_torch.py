@@ -224,6 +224,21 @@ def test_hooks_are_an_error():
     assert ours.from_module(hooked).spec.mode == "gru"
 
 
+@pytest.mark.parametrize("inside", ["", "module."])
+def test_the_weights_of_weight_drop_are_an_error(tmp_path, inside):
+    """What lies under the name of the weight is the last call's, with zeros."""
+    sd = {f"rnn.{inside}{n}": t for n, t in nn.LSTM(3, 4).state_dict().items()}
+    sd["rnn.weight_hh_l0_raw"] = sd[f"rnn.{inside}weight_hh_l0"] * 2
+    sd |= {f"other.{n}": t for n, t in nn.GRU(3, 4).state_dict().items()}
+    with pytest.raises(ValueError, match="weight_hh_l0_raw.*name of the weight"):
+        ours.from_state_dict(sd, f"rnn.{inside}")
+    torch.save(sd, tmp_path / "m.pt")
+    found, others = ours.read_file(tmp_path / "m.pt")
+    assert found.keys() == {"other."}
+    assert "weight_hh_l0_raw" in others[f"rnn.{inside}weight_hh_l0"]
+    assert "weight_hh_l0_raw" in others["rnn.weight_hh_l0_raw"]
+
+
 def test_names_may_have_several_lines():
     sd = {f"a\nb.{n}": t for n, t in nn.GRU(3, 4).state_dict().items()}
     assert ours.find(sd).keys() == {"a\nb."}

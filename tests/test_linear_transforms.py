@@ -127,8 +127,11 @@ def test_padding_reaches_no_second_derivative(kind, reverse, backend):
     run = ft.partial(ours, seq_lengths=lengths, reverse=reverse, backend=backend)
 
     def every(value):
-        args = a.at[past].set(value), b.at[past].set(value), h_0
-        return second_derivatives(run, args, arrays(kind, seed=5))
+        given = ((a, b, h_0), arrays(kind, seed=5))
+        args, dots = (
+            (a.at[past].set(value), b.at[past].set(value), h_0) for a, b, h_0 in given
+        )
+        return second_derivatives(run, args, dots)
 
     got = fast_jit(every)(jnp.nan)
     assert_trees_close(got, fast_jit(every)(0.5))

@@ -78,7 +78,7 @@ def from_file(path: str | os.PathLike[str]) -> dict[str, Imported]:
         `"model/layer"`. Layers of other kinds are passed over.
 
     Raises:
-        TypeError: `path` is no path.
+        TypeError: `path` is no path, or weights of a recurrent layer are no floats.
         ValueError: the file is damaged or refers to other files; or a recurrent layer
             has another activation or `merge_mode`: the message names the attribute.
         ImportError: h5py is not installed.

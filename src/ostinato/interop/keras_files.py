@@ -102,9 +102,11 @@ def _hdf5(path: str, data: bytes) -> tuple[str | None, Arrays]:
         raise ValueError(head["error"])
     arrays, offset = {}, 0
     for name, kind, shape in head["arrays"]:
+        if kind is None:  # no numbers: an error where a layer has it
+            arrays[name] = np.empty(0, object)
+            continue
         dtype = np.dtype(jnp.bfloat16 if kind == "bfloat16" else kind)
-        count = math.prod(shape)
-        array = np.frombuffer(raw, dtype, count, offset)
+        array = np.frombuffer(raw, dtype, math.prod(shape), offset)
         arrays[name] = array.reshape(shape)
         offset += array.nbytes
     return head["config"], arrays

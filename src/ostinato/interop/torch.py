@@ -51,9 +51,11 @@ GATES = {"lstm": "i f g o", "gru": "r z n", "rnn_tanh": "h", "rnn_relu": "h"}
 """How PyTorch orders the gates, under this package's names."""
 
 _NAME = re.compile(rf"({'|'.join(_FIELDS)})(?:_l(\d+)(_reverse)?)?")
+_RAW = "_raw"  # of what weight drop, as in AWD-LSTM, makes the weight of a layer inside
+_INSIDE = "module."
 # Of what torch makes a tensor at each call, by pruning or a parametrization.
 _SOURCE = re.compile(
-    rf"(?:parametrizations\.)?{_NAME.pattern}(?:_orig|_mask|_[gv]|\.original\d*)"
+    rf"(?:parametrizations\.)?{_NAME.pattern}(?:_orig|_mask|_[gv]|\.original\d*|{_RAW})"
 )
 _MODES = {4: "lstm", 3: "gru"}
 _MAX_LAYERS = 10_000
@@ -299,7 +301,12 @@ def _by_prefix(sd: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for name, value in sd.items():
         for pattern in (_NAME, _SOURCE) if isinstance(name, str) else ():
             if match := re.fullmatch(rf"(.*?){pattern.pattern}", name, re.DOTALL):
-                parts.setdefault(match[1], {})[name] = value
+                prefix = match[1]
+                if name.endswith(_RAW):
+                    inside = prefix + _INSIDE
+                    made = inside + name[len(prefix) :].removesuffix(_RAW)
+                    prefix = inside if made in sd else prefix
+                parts.setdefault(prefix, {})[name] = value
     # `weight_ih` alone is a name that other layers may have as well.
     return {
         prefix: part
@@ -379,6 +386,8 @@ def _from_named(
         rest = name[len(prefix) :]
         _refuse_source(name, rest)
         if match := _NAME.fullmatch(rest):
+            if (raw := prefix.removesuffix(_INSIDE) + rest + _RAW) in sd:
+                _refuse_source(raw, rest + _RAW)
             field, place = _FIELDS[match[1]], (int(match[2] or 0), bool(match[3]))
             if other := names.get((*place, field)):
                 raise ValueError(
@@ -429,12 +438,20 @@ def _from_named(
 
 def _refuse_source(name: str, rest: str) -> None:
     """Refuse a tensor of which torch makes a weight, by its name after a prefix."""
-    if _SOURCE.fullmatch(rest):
-        raise ValueError(
-            f"`sd` must hold the weights themselves, got {name!r}, of which torch "
-            "makes one; torch.nn.utils.prune.remove or "
-            "torch.nn.utils.parametrize.remove_parametrizations keeps the result"
+    if not _SOURCE.fullmatch(rest):
+        return
+    advice = (
+        "torch.nn.utils.prune.remove or "
+        "torch.nn.utils.parametrize.remove_parametrizations keeps the result"
+    )
+    if rest.endswith(_RAW):
+        advice = (
+            "put it under the name of the weight, which weight drop leaves with zeros"
         )
+    raise ValueError(
+        f"`sd` must hold the weights themselves, got {name!r}, of which torch makes "
+        f"one; {advice}"
+    )
 
 
 def _mode(layer: LayerWeights, name: str, nonlinearity: str) -> str:
