@@ -3,6 +3,7 @@
 import json
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -50,6 +51,26 @@ def test_tensors_of_a_model_of_torch_by_name(tmp_path):
     spec, weights = ost.load(out)["enc"]
     (layer,) = ost.unpack_weights(weights, spec)
     np.testing.assert_array_equal(layer.w_hh, tensors["enc.weight_hh_l0"])
+
+
+def test_a_file_keeps_its_dtype_whatever_jax_has(tmp_path):
+    path, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    tensors = {"weight_ih_l0": draw(12, 3), "weight_hh_l0": draw(12, 4)}
+    tensors = {name: value.astype("float64") / 3 for name, value in tensors.items()}
+    safetensors.save_file(tensors, path)
+    with jax.enable_x64(False):
+        assert ostinato(path, out).exit_code == 0
+    spec, weights = ost.load(out)["rnn"]
+    assert weights.dtype == "float64"
+    (layer,) = ost.unpack_weights(weights, spec)
+    np.testing.assert_array_equal(layer.w_hh, tensors["weight_hh_l0"])
+
+
+def test_torch_is_told_of_relu(tmp_path):
+    pytest.importorskip("torch")
+    path = stored(tmp_path, a=ost.RNNSpec("rnn_relu", 3, 4))
+    result = ostinato(path, tmp_path / "out.pt")
+    assert "nonlinearity='relu'" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize(

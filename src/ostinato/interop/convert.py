@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from .. import store
 from .._files import check_path, same, write_atomically
 from . import keras, onnx, onnx_files, torch
@@ -57,6 +59,13 @@ def convert(
             f"{os.fspath(target)!r}, which would be overwritten; what is no recurrent "
             "network would be lost"
         )
+    with jax.enable_x64(True):  # so that files with float64 keep it
+        return _convert(source, target, name)
+
+
+def _convert(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], name: str | None
+) -> Contents:
     found, others = read(source)
     if name is not None:
         if name not in found:
@@ -176,7 +185,11 @@ def _to_torch(
         except ValueError as error:
             others[name] = str(error)
             continue
-        written[name] = found[name]
+        network = found[name]
+        if spec.mode == "rnn_relu":
+            note = "tensors do not tell relu: torch.nn.RNN needs nonlinearity='relu'"
+            network = network._replace(notes=(*network.notes, note))
+        written[name] = network
     if written:
         write_atomically(path, torch.as_bytes(tensors))
     return written
