@@ -90,3 +90,35 @@ def test_values_and_gradients(step):
     compiled = jax.jit(jax.grad(lambda *g: loss("cpu", *g)[0], argnums=(0, 1, 2)))
     text = compiled.lower(*given).as_text()
     assert text.count("custom_call @ostinato_step(") == 2
+
+
+MODES = ["promise_in_bounds", "clip", "drop", None]
+
+
+@pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("write", ["add", "set"])
+def test_indices_out_of_bounds(mode, write):
+    """What JAX does: a read is clamped, and its gradient, like a write, is dropped."""
+
+    def step(p, state, x, t):
+        buffer, word = state
+        options = {"fill_value": 0} if mode == "drop" else {}
+        read = "fill" if mode == "drop" else mode
+        row = p["table"].at[word].get(mode=read, **options)
+        h = jnp.tanh(x + row + buffer[:, 0])
+        place = getattr(buffer.at[:, t - 6], write)  # from -6 on, of K
+        return (place(h, mode=mode), word + 1), h
+
+    given = p, buffer, x = jax.tree.map(jnp.asarray, arguments())
+    words = jnp.asarray([-9, 0, V - 2], jnp.int32)
+
+    def loss(backend, p, buffer, x):
+        y, (last, _) = run(step, backend, p, (buffer, words), x)
+        return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.cos(last)), (y, last)
+
+    def both(backend):
+        gradient = jax.grad(loss, argnums=(1, 2, 3), has_aux=True)
+        return fast_jit(lambda *given: gradient(backend, *given))(*given)
+
+    assert_trees_close(both("cpu"), both("scan"))

@@ -82,7 +82,7 @@ def _scatter(
     axis = _one_axis(d.scatter_dims_to_operand_dims, d.inserted_window_dims, of_batch)
     rank = len(type_of(eqn.invars[2]).shape)
     own = _of_sequences(index, d.update_window_dims, rank)
-    if mode != GatherScatterMode.FILL_OR_DROP:
+    if mode == GatherScatterMode.CLIP:  # else JAX drops what lies outside
         index = _clamped(b, index, shape[axis])
     adds = eqn.primitive.name == "scatter-add"
     zero = b.constant(0.0)
