@@ -176,6 +176,8 @@ def test_a_masked_array_is_no_sequence():
     masked = np.ma.masked_array([1, 2, 3], [0, 1, 0])
     with pytest.raises(ValueError, match=r"`sequences\[0\]`: numpy masked arrays are"):
         data.buckets([3, 3], batch_size=2).collate([masked])
+    with pytest.raises(ValueError, match="`corpus`: numpy masked arrays are not suppo"):
+        data.streams(masked, 1, 2)
     with pytest.raises(ValueError, match="`lengths`: numpy masked arrays are not supp"):
         data.pack(masked, 3)
 

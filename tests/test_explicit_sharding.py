@@ -206,3 +206,14 @@ def test_ragged_models_run_while_a_mesh_is_set(what, mesh):
     with jax.set_mesh(mesh):
         got = ragged.vmap(model)(ragged.RaggedArray.from_list(x))
     np.testing.assert_allclose(got, jnp.stack([model(a) for a in x]), rtol=1e-6)
+
+
+def test_tokens_that_are_split_are_an_error(mesh):
+    (tokens,) = place(mesh, (jnp.arange(24.0).reshape(8, 3), P("batch")))
+    batch = ragged.RaggedArray(tokens, jnp.array([3, 1, 2, 2]), max_length=3)
+    run = ragged.vmap(lambda x: x.sum(0))
+    with pytest.raises(ValueError, match="split over the axis 'batch'.*ragged.shard"):
+        run(batch)
+    with jax.set_mesh(mesh):
+        whole = batch.with_data(jax.reshard(tokens, P()))
+    np.testing.assert_array_equal(run(whole)[0], [9, 12, 15])

@@ -71,6 +71,70 @@ def test_batches_are_serialized():
         np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
+SECTIONS = np.array([[1.0, 0.2, 0.3, 1.0, 0.1, 0.2]] * 2)
+OF_SIGNALS = {
+    "lfilter": lambda x: ost.lfilter([1.0], [1.0, 0.5], x),
+    "state": lambda x: ost.lfilter([1.0], [1.0, 0.5, 0.1], x, zi=x[:, :2] * 2)[1],
+    "sosfilt": lambda x: ost.sosfilt(SECTIONS, x),
+    "mapped": jax.vmap(lambda x: ost.lfilter([1.0], [1.0, 0.5], x)),
+    "each": jax.vmap(lambda x: ost.lfilter(x[:2], jnp.array([1.0, 0.5]), x)),
+    "gae": jax.vmap(lambda x: ost.gae(x, x, x[0], discounts=0.9, lambda_=0.9)),
+    "returns": lambda x: ost.discounted_returns(x, discounts=0.9),
+}
+
+
+@pytest.mark.parametrize("what", OF_SIGNALS)
+def test_filters_are_written_for_every_size(what):
+    def both(x):
+        def loss(x):
+            return sum(map(jnp.sum, jax.tree.leaves(OF_SIGNALS[what](jnp.sin(x)))))
+
+        return OF_SIGNALS[what](x), jax.grad(loss)(x)
+
+    sizes = jax.export.symbolic_shape("b, t", constraints=["t>=2"])
+    shape = jax.ShapeDtypeStruct(sizes, np.float64)
+    written = jax.export.export(jax.jit(both))(shape)
+    for steps in (2, 7):
+        x = jnp.sin(jnp.arange(3.0 * steps)).reshape(3, steps)
+        got, want = jax.tree.leaves(written.call(x)), jax.tree.leaves(both(x))
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+OF_TOKENS = {
+    "cumsum": lambda x: jnp.cumsum(x, 0),
+    "cummax": lambda x: jax.lax.cummax(x, 0, reverse=True),
+    "associative": lambda x: ragged.associative_scan(jnp.multiply, x, reverse=True),
+    "scan": lambda x: jax.lax.scan(lambda c, t: (jnp.tanh(c + t), c), x[0] * 0, x)[1],
+    "concatenate": lambda x: jnp.concatenate([x, x[:1], x])[1:],
+    "repeat": lambda x: jnp.repeat(x, 3, axis=0),
+    "rnn": lambda x: ost.linear_recurrence(jnp.tanh(x)[None], x[None]).h[0],
+}
+
+
+@pytest.mark.parametrize("what", OF_TOKENS)
+def test_ragged_programs_are_written_for_every_capacity(what):
+    (capacity,) = jax.export.symbolic_shape("capacity", constraints=["capacity>=4"])
+
+    def run(data, lengths):
+        batch = ragged.RaggedArray(data, lengths, max_length=4)
+        return ragged.vmap(OF_TOKENS[what])(batch).to_padded()[0]
+
+    def both(data, lengths):
+        loss = lambda data: jnp.sum(jnp.sin(run(data, lengths)))  # noqa: E731
+        return run(data, lengths), jax.grad(loss)(data)
+
+    shapes = ((capacity, 2), np.float64), ((3,), np.int32)
+    written = jax.export.export(jax.jit(both))(
+        *(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+    )
+    data = np.random.default_rng(0).normal(size=(9, 2))
+    lengths = np.array([4, 1, 3], np.int32)  # one slot is free
+    got, want = written.call(data, lengths), jax.jit(both)(data, lengths)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("what", ["rnn", "linear_recurrence"])
 def test_programs_over_a_sharded_batch_are_written(what):
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:4]), ("d",))

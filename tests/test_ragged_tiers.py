@@ -176,7 +176,7 @@ def test_tiers_of_a_number_fit_all_lengths(number):
 
 
 WRONG = {
-    "a name": ("two", ValueError, "`tiers` must be one of 'auto', got 'two'"),
+    "a name": ("two", ValueError, "`tiers` must be 'auto', a number.* got 'two'"),
     "no pair": (((3, 7, 1),), TypeError, r"`tiers` must hold pairs \(count, max\)"),
     "a count of 0": (((0, 7), (4, 1)), ValueError, "`tiers` must be at least 1"),
     "a fraction": (1.5, TypeError, "`tiers` must be an integer"),

@@ -59,6 +59,8 @@ def is_array(x: Any) -> bool:
 def check_array(name: str, x: Any) -> Array:
     """Return `x` as a JAX array; raise a TypeError unless it is an array."""
     x = unwrap(x)
+    if isinstance(x, jax.Array):
+        return x
     if is_array(x):
         try:
             return jnp.asarray(x)

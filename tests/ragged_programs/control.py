@@ -309,6 +309,17 @@ def associative_pairs(scan):
     return run
 
 
+def associative_under_vmap(scan):
+    """Scan in an inner `vmap` over tokens, which adds a ragged axis to the tokens."""
+
+    def run(x, y):
+        scaled = jax.vmap(lambda c: scan(jnp.maximum, c[0] * x, reverse=True))(y)
+        closed = jax.vmap(lambda c: scan(lambda a, b: a + b * c[0], x))(x)
+        return scaled, closed
+
+    return run
+
+
 def loops_of_tokens(x, y):
     """One loop for each token, each until it is done; and one for each pair."""
 
@@ -334,6 +345,7 @@ ASSOCIATIVE = {
     "associative_max_reverse": associative("maximum", reverse=True),
     "associative_features": associative("multiply", axis=1),
     "associative_pairs": associative_pairs,
+    "associative_under_vmap": associative_under_vmap,
     "linear_recurrence": linear_recurrence,
 }
 LOOPS = programs(

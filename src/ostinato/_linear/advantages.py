@@ -135,8 +135,8 @@ def _batch(
     """Merge the mapped axis into the batch."""
     pairs = list(zip(args, dims, strict=True))
     size = next(x.shape[d] for x, d in pairs if d is not None)
-    shape = args[0].shape if dims[0] is None else np.delete(args[0].shape, dims[0])
-    shape, axis = tuple(map(int, shape)), 1 if time_major else 0
+    shape = tuple(n for i, n in enumerate(args[0].shape) if i != dims[0])
+    axis = 1 if time_major else 0
     merged = []
     for x, d in pairs:
         ndim = x.ndim - (d is not None)

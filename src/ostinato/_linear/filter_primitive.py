@@ -143,8 +143,8 @@ def _batch(args: Any, dims: Any, *, reverse: bool) -> tuple[Array, int]:
     """Merge the mapped axis into the channels."""
     pairs = list(zip(args, dims, strict=True))
     size = next(x.shape[d] for x, d in pairs if d is not None)
-    rows = [x.shape[0] if d is None else np.delete(x.shape, d)[0] for x, d in pairs]
-    channels = int(rows[2])
+    rows = [x.shape[1 if d == 0 else 0] for x, d in pairs]
+    channels = rows[2]
     merged = []
     for (x, d), count in zip(pairs, rows, strict=True):
         if d is None and count == 1 and len(merged) < 2:  # coefficients, shared

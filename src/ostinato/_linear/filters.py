@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -151,8 +152,7 @@ def _filtered(
     else:
         # The state is what the past adds to the next sums of inputs.
         zi = jnp.pad(zi, ((0, 0), (0, order - zi.shape[1])))
-        width = min(order, steps)
-        past = jnp.pad(zi[:, :width], ((0, 0), (0, steps - width)))
+        past = jnp.pad(zi, ((0, 0), (0, steps)))[:, :steps]
         one = jnp.zeros((1, order + 1), x.dtype).at[0, 0].set(1)
         y = y + run(one, a[:, 1:], past, *ends)
         state = _last_state(b, a, x, y, zi, lengths)[:, :size]
@@ -168,7 +168,8 @@ def _last_state(
     if lengths is None:
         lengths = jnp.full((channels,), steps, jnp.int32)
     end = jnp.zeros((channels, order), x.dtype)
-    for back in range(min(order, steps)):  # the step `back` steps before the end
+    reach = min(order, steps) if isinstance(steps, int) else order
+    for back in range(reach):  # the step `back` steps before the end
         at = lengths - 1 - back
         x_t, y_t = (at_step(v, jnp.maximum(at, 0), 1) for v in (x, y))
         seen = (at >= 0)[:, None]
@@ -190,7 +191,7 @@ class _Signals:
         self.axis = _checks.check_axis("axis", axis, x=x)
         moved = jnp.moveaxis(x, self.axis, -1)
         self.channels, steps = moved.shape[:-1], moved.shape[-1]
-        self.count = int(np.prod(self.channels, dtype=int))
+        self.count = math.prod(self.channels)
         self.x = moved.reshape(self.count, steps)
         self.lengths = None
         if seq_lengths is not None:

@@ -148,6 +148,7 @@ def streams(
         array = np.concatenate(arrays)
         lengths = np.array([len(a) for a in arrays], np.int64)
     else:
+        _checks.check_unmasked("corpus", corpus)
         if not hasattr(corpus, "dtype") or not getattr(corpus, "shape", ()):
             raise TypeError(
                 "`corpus` must be an array [N, ...] or a list of arrays [n, ...], got "

@@ -210,6 +210,7 @@ def _aval(x: Any, axis: int | None, sizes: dict[str, Any]) -> jax.ShapeDtypeStru
 
 def _value(ctx: Context, x: Any, axis: int | None, shape: tuple[Any, ...]) -> Value:
     if is_ragged(x):
+        _check_whole(x)
         dim = shape[x.axis]
         tokens = _with_capacity(x.data, x.axis, ctx.capacity(dim))
         flat = Flat(ctx.fill_unused(tokens, dim, x.axis), shape, x.axis)
@@ -277,6 +278,17 @@ def _batch(leaves: list[Any], axes: list[int | None], paths: list[Any]) -> int:
 def _name(path: Any) -> str:
     """Return the name of a leaf of `(args, kwargs)`, such as `args[1]['x']`."""
     return ("args", "kwargs")[path[0].idx] + keystr(path[1:])
+
+
+def _check_whole(x: Any) -> None:
+    """Check that no explicit axis of a mesh splits the tokens of a RaggedArray."""
+    spec = getattr(jax.typeof(x.data).sharding, "spec", ())
+    if len(spec) > x.axis and spec[x.axis] is not None:
+        raise ValueError(
+            "the tokens of a RaggedArray must be whole on every device, got them split "
+            f"over the axis {spec[x.axis]!r} of the mesh; ragged.shard splits a batch "
+            "by its examples, and jax.reshard makes tokens whole"
+        )
 
 
 def _zeros(x: Array, axis: int) -> Array:

@@ -299,12 +299,17 @@ def most_tokens(
         low, high = ranges[name]
         n = np.arange(low, high + 1)
         d = np.maximum(np.broadcast_to(evaluate(term, {name: n}), n.shape), 0)
+        total = totals[name]
+        if not isinstance(total, int):  # of `jax.export`: whole slopes make a size
+            slope = max(int(np.ceil(np.max(d / np.maximum(n, 1)))), 0)
+            tokens += slope * total + int(np.max(np.ceil(d - slope * n))) * batch
+            continue
         slopes = (0.0, d[-1] / max(high, 1), d[-1] - d[-2:][0], d[:2][-1] - d[0])
         tokens += min(
-            _floor(s * totals[name] + np.max(d - s * n) * batch)
-            for s in slopes
-            if s >= 0
+            _floor(s * total + np.max(d - s * n) * batch) for s in slopes if s >= 0
         )
+    if not isinstance(tokens, int):
+        return tokens
     return max(min(tokens, largest(dim, ranges) * batch), 0)
 
 

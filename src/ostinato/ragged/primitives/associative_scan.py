@@ -103,11 +103,9 @@ def associative_scan(
     first = [jnp.moveaxis(leaf, axis, 0) for leaf in leaves]
     tokens = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in first]
     jaxpr, consts = _without_consts(jax.make_jaxpr(join)(*tokens, *tokens))
-    given = {"jaxpr": jaxpr, "num_consts": len(consts), "reverse": reverse}
-    run = associative_scan_p.bind
-    if any(is_symbolic_dim(n) for x in (*consts, *tokens) for n in jnp.shape(x)):
-        run = _step_by_step
-    results = run(*consts, *first, **given)
+    results = _run(
+        *consts, *first, jaxpr=jaxpr, num_consts=len(consts), reverse=reverse
+    )
     return tree.unflatten([jnp.moveaxis(y, 0, axis) for y in results])
 
 
@@ -133,6 +131,15 @@ def _without_consts(closed: Any) -> tuple[Any, list[Any]]:
 @associative_scan_p.def_abstract_eval
 def _abstract_eval(*avals: Any, num_consts: int, **_: Any) -> Any:
     return avals[num_consts:]
+
+
+def _run(*operands: Array, num_consts: int, **params: Any) -> list[Array]:
+    """Bind the primitive, or go step by step where it has another ragged axis."""
+    tokens = [jnp.shape(x)[1:] for x in operands[num_consts:]]
+    shapes = [*map(jnp.shape, operands[:num_consts]), *tokens]
+    ragged = any(is_symbolic_dim(n) for shape in shapes for n in shape)
+    run = _step_by_step if ragged else associative_scan_p.bind
+    return run(*operands, num_consts=num_consts, **params)
 
 
 def _step_by_step(
@@ -176,7 +183,7 @@ def _batch(
     consts = operands[:num_consts]
     mapped = jax.vmap(jaxpr_as_fun(jaxpr), axes)
     joined = jax.make_jaxpr(mapped)(*consts, *tokens, *tokens)
-    results = associative_scan_p.bind(
+    results = _run(
         *consts, *elems, jaxpr=joined, num_consts=num_consts, reverse=reverse
     )
     return results, [1] * len(results)

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend.core import JaxprEqn, jaxpr_as_fun
 
 from ..._typing import Array
@@ -18,6 +17,7 @@ from ..core.context import Context
 from ..core.registry import register
 from ..core.values import Flat, Shared, Value
 from ..primitives.associative_scan import associative_scan_p
+from ..schedule.token_scan import scan_tokens
 from ..types.segments import along
 
 
@@ -56,7 +56,7 @@ def _associative_scan(
         after = [_pick(start_b, y, x) for x, y in zip(joined, tokens_b, strict=True)]
         return start_a | start_b, own_b, after
 
-    _, _, results = lax.associative_scan(combine, (start, own, tokens), reverse=reverse)
+    _, _, results = scan_tokens(combine, (start, own, tokens), reverse)
     return [Flat(y, v.shape, 0) for y, v in zip(results, elems, strict=True)]
 
 

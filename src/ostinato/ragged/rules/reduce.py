@@ -19,6 +19,7 @@ from ..core.fill import highest, lowest
 from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic, symbolic_axes
 from ..core.values import Flat, Padded, Shared, Value, filled_as, is_filled
+from ..schedule.token_scan import scan_tokens
 from ..types.segments import (
     Segments,
     accumulation_dtype,
@@ -242,7 +243,7 @@ def _scan_tokens(
         both = (jnp.where(starts_b, one, tokens) for tokens in (tokens_a, tokens_b))
         return starts_a | starts_b, jnp.where(starts_b, tokens_b, combine(*both))
 
-    _, tokens = lax.associative_scan(join, (starts, tokens), reverse=reverse)
+    _, tokens = scan_tokens(join, (starts, tokens), reverse)
     return jnp.moveaxis(tokens, 0, axis)
 
 

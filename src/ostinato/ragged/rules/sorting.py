@@ -65,7 +65,10 @@ def _top_k(
     shapes = ctx.out_shapes(eqn)
     dim = x.shape[axis]
     if is_symbolic(params["k"]):
-        raise Unsupported("k must not depend on the example; sort instead")
+        raise Unsupported(
+            "k, of jnp.partition the rest of the axis, must not depend on the example; "
+            "sort instead"
+        )
 
     def top(a: Array) -> list[Array]:
         return eqn.primitive.bind(a, axis=axis, **params)

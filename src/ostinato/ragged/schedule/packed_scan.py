@@ -68,6 +68,8 @@ def choose_lanes(ctx: Context, scan: Scan, consts: Sequence[Value]) -> int | Non
     if ctx.options.scan == "padded" or not _can_run(ctx, scan, consts):
         return None
     tokens, longest = ctx.capacity(scan.length), max(ctx.max(scan.length), 1)
+    if not isinstance(tokens, int):  # under `jax.export`
+        return None
     lanes = ctx.options.lanes
     if lanes is None:  # as many as have work while a long example runs
         lanes = max(1, round(0.75 * tokens / longest))

@@ -163,7 +163,10 @@ def check_tiers(tiers: Any) -> None:
         for value in tiers.values():
             check_tiers(value)
     elif isinstance(tiers, str) and tiers != "auto":
-        _checks.check_choice("tiers", tiers, ("auto",))
+        raise ValueError(
+            "`tiers` must be 'auto', a number of tiers, or pairs (count, max), got "
+            f"{tiers!r}"
+        )
     elif isinstance(tiers, Sequence) and not isinstance(tiers, str):
         _check(tiers, None)
     elif tiers is not None and tiers != "auto":
