@@ -487,3 +487,22 @@ def test_wrong_registrations():
         ragged.register()
     with pytest.raises(ValueError, match="sin has a ragged rule already"):
         ragged.register(lax.sin_p)(lambda ctx, eqn, x: x)
+
+
+@pytest.mark.parametrize("kind", ["Nonzero", "Remat"])
+def test_whole_operations_of_jax_0_12(kind):
+    """They are an object in one primitive, made of others or with more to it."""
+    tree = jax.tree.structure((0, 0))
+    made = {"in_tree": tree, "expand": lambda self, x, y: [jnp.cumsum(x) * y]}
+    primitive = Primitive("call_hi_primitive")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda x, y, **_: [x])
+    whole = type(kind, (), made)()
+    run = ragged.vmap(lambda x: primitive.bind(x, x[0], _prim=whole)[0])
+    batch = ragged.RaggedArray.from_list([jnp.array([2.0, 1.0]), jnp.array([3.0])])
+    if kind == "Remat":
+        with pytest.raises(NotImplementedError, match="no rule for Remat"):
+            run(batch)
+        return
+    for got, want in zip(run(batch).to_list(), ([4.0, 6.0], [9.0]), strict=True):
+        np.testing.assert_array_equal(got, want)

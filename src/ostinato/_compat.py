@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.errors
 import jax.numpy as jnp
-from jax.extend.core import JaxprEqn, Primitive
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad
 
 try:
@@ -28,8 +28,8 @@ except ImportError:
 def lower_with_devices(primitive: Primitive) -> bool:
     """Tell JAX that this primitive's lowering needs to know the mesh.
 
-    `custom_partitioning` inside a lowering needs this. JAX 0.10 and 0.11 offer it under
-    a private name only. Where a JAX lacks it, warn that sharded calls will run
+    `custom_partitioning` inside a lowering needs this. JAX 0.10 to 0.12 offer it under a
+    private name only. Where a JAX lacks it, warn that sharded calls will run
     replicated, and return False.
     """
     if _with_devices is None:
@@ -66,6 +66,28 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()  # JAX 0.11: a tree of three parts
     return len(consts), len(carry)
+
+
+_MADE_OF_OTHERS = frozenset("Einsum Frexp Ldexp Nonzero SearchSorted".split())
+
+
+def written_out(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """Return an operation of JAX 0.12 as those that it is made of.
+
+    None for what has more to it, such as derivatives of its own.
+
+    Args:
+        eqn: an equation of the primitive `call_hi_primitive`.
+    """
+    whole = eqn.params["_prim"]
+    if type(whole).__name__ not in _MADE_OF_OTHERS:
+        return None
+
+    def run(*operands: Any) -> Any:
+        return whole.expand(*whole.in_tree.unflatten(operands))
+
+    avals = [v.aval for v in eqn.invars]
+    return jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
 
 
 ELEMENTWISE = frozenset(
