@@ -66,6 +66,19 @@ def test_a_file_keeps_its_dtype_whatever_jax_has(tmp_path):
     np.testing.assert_array_equal(layer.w_hh, tensors["weight_hh_l0"])
 
 
+def test_what_was_converted_runs_whatever_jax_has(tmp_path):
+    path, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    tensors = {"weight_ih_l0": draw(12, 3), "weight_hh_l0": draw(12, 4)}
+    tensors = {name: value.astype("float64") for name, value in tensors.items()}
+    safetensors.save_file(tensors, path)
+    for x64, dtype in ((False, "float32"), (True, "float64")):
+        with jax.enable_x64(x64):
+            spec, weights, _ = ours.convert(path, out).found["rnn"]
+            assert weights.dtype == dtype
+            assert ost.rnn(spec, weights, X.astype(dtype)).y.dtype == dtype
+    assert ost.load(out)["rnn"].weights.dtype == "float64"
+
+
 def test_torch_is_told_of_relu(tmp_path):
     pytest.importorskip("torch")
     path = stored(tmp_path, a=ost.RNNSpec("rnn_relu", 3, 4))

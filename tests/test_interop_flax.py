@@ -119,11 +119,28 @@ def test_only_notes_tell_relu_from_tanh():
     variables, _ = linen_params("rnn_relu")
     tanh = ours.from_cell(variables)
     assert tanh.spec.mode == "rnn_tanh" and "tanh from relu" in tanh.notes[0]
+    assert "`residual`: taken as False" in tanh.notes[1]
     assert ours.from_cell(variables, "rnn_tanh").notes == ()
+    for mode in ("lstm", "gru"):
+        variables, _ = linen_params(mode)
+        (note,) = ours.from_cell(variables).notes
+        assert "`gate_fn` and `activation_fn`: taken as sigmoid and tanh" in note
+        assert ours.from_cell(variables, mode).notes == ()
+    variables, _ = linen_params("rnn_relu")
     with pytest.raises(ValueError, match="`kind` must be 'rnn_tanh' .* got 'gru'"):
         ours.from_cell(variables, "gru")
     cell = nnx_cell("GRUCell", dtype=jnp.bfloat16)
     assert "computes in bfloat16" in ours.from_cell(cell).notes[0]
+
+
+@pytest.mark.parametrize("name", NNX)
+def test_the_state_that_orbax_restores_without_a_target(name):
+    mode, options = NNX[name]
+    cell = nnx_cell(name, **options)
+    restored = jax.tree.map(lambda leaf: {"value": leaf}, leaves(cell))
+    network, want = ours.from_cell({"cell": restored}, mode), ours.from_cell(cell)
+    assert network.spec == want.spec
+    np.testing.assert_array_equal(network.weights, want.weights)
 
 
 def test_conversion_can_be_traced():

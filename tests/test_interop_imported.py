@@ -131,3 +131,56 @@ def test_biases_are_joined_without_loss():
     exported.refuse_candidate_bias(jnp.zeros(4), "a thing", "elsewhere")
     bare = layer._replace(b_ih=None, b_hh=None)
     assert exported.join_biases(spec, bare, "a thing", False) == (None, None)
+
+
+def test_masks_of_numpy_are_not_dropped():
+    masked = np.ma.masked_array(draw(2, 3), mask=np.eye(2, 3, dtype=bool))
+    with pytest.raises(ValueError, match="`w`: numpy masked arrays are not supported"):
+        imported.as_array("w", masked)
+
+
+BACK = "direction=reverse: flip x along time, and y back"
+TOO = "a: go_backwards=True: flip x along time; y is flipped too"
+
+
+@pytest.mark.parametrize("note", [BACK, TOO, BACK.replace(":", " with lengths:", 1)])
+def test_what_runs_both_directions_flips_nothing(note):
+    forward = make("gru")._replace(notes=("layout", "lengths"))
+    backward = make("gru", seed=1)._replace(notes=("layout", note))
+    both = imported.bidirectional(forward, backward)
+    assert both.notes == ("layout", "lengths")
+    with pytest.raises(ValueError, match="`forward` must read .* first step on, got"):
+        imported.bidirectional(backward, forward)
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [([], [TOO]), ([TOO], [TOO]), ([], [BACK]), ([BACK], []), ([BACK], [TOO])],
+)
+def test_no_stack_flips_time_between_its_layers(notes):
+    parts = [make("gru", n + 3, n)._replace(notes=notes[n]) for n in range(2)]
+    with pytest.raises(
+        ValueError, match=r"`networks\[1\]` must read time in the order"
+    ):
+        imported.stack(parts)
+
+
+def test_a_stack_in_which_all_flip_time_flips_it_once():
+    first, second = make("gru"), make("gru", 4, 1)
+    parts = [network._replace(notes=(BACK,)) for network in (first, second)]
+    both = imported.stack(parts)
+    assert both.notes == (BACK,)
+    turned = outputs(first, X[:, ::-1])[:, ::-1]
+    want = outputs(second, turned[:, ::-1])[:, ::-1]
+    got = outputs(both, X[:, ::-1])[:, ::-1]
+    assert np.abs(got - want).max() <= LIMIT
+    begins = imported.stack([first._replace(notes=(TOO,)), second])
+    assert begins.notes == (TOO, "note 1")
+
+
+def test_modes_that_are_not_joined_are_not_told_to_save():
+    slstm = make("slstm", 4)
+    with pytest.raises(ValueError, match="got 'slstm'; call the networks one after"):
+        imported.stack([slstm, slstm])
+    with pytest.raises(ValueError, match="got 'slstm'; save it with `ostinato.save`"):
+        exported.require(slstm.spec, "a thing")

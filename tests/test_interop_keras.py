@@ -22,6 +22,7 @@ from interop_cases import (
 )
 
 import ostinato as ost
+from ostinato.interop import imported
 from ostinato.interop import keras as ours
 from ostinato.interop.keras_files import Stored
 
@@ -55,10 +56,10 @@ def redrawn(layer, size=3, seed=0):
     return layer
 
 
-def make(case, wrap=False, /, size=3, seed=0, **more):
+def make(case, wrap=False, /, size=3, seed=0, return_sequences=True, **more):
     kind, options = LAYERS[case]
     with lenient():
-        layer = kind(4, return_sequences=True, **options, **more)
+        layer = kind(4, return_sequences=return_sequences, **options, **more)
         return redrawn(kl.Bidirectional(layer) if wrap else layer, size, seed)
 
 
@@ -76,10 +77,10 @@ def assert_same_arrays(a, b):
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer_gives_the_same_numbers_and_goes_back(name, wrap):
     layer = make(name, wrap)
-    imported = ours.from_layer(layer)
-    assert imported.notes == ()
-    assert distance(imported, X, outputs(layer)) <= LIMIT
-    arrays = ours.to_weights(imported.spec, imported.weights)
+    network = ours.from_layer(layer)
+    assert network.notes == ()
+    assert distance(network, X, outputs(layer)) <= LIMIT
+    arrays = ours.to_weights(network.spec, network.weights)
     assert_same_arrays(arrays, layer.get_weights())
     assert [a.dtype for a in arrays] == [w.dtype for w in layer.get_weights()]
 
@@ -94,10 +95,10 @@ def test_any_two_gates_swapped_show(name, monkeypatch):
 
 def test_stack_of_layers():
     first, second = make("lstm", True), make("lstm", True, size=8, seed=9)
-    imported = ours.from_layer([first, second])
-    assert imported.spec == ost.RNNSpec("lstm", 3, 4, 2, True, bias="input")
-    assert distance(imported, X, outputs(second, outputs(first))) <= LIMIT
-    arrays = ours.to_weights(imported.spec, imported.weights, layer=1)
+    network = ours.from_layer([first, second])
+    assert network.spec == ost.RNNSpec("lstm", 3, 4, 2, True, bias="input")
+    assert distance(network, X, outputs(second, outputs(first))) <= LIMIT
+    arrays = ours.to_weights(network.spec, network.weights, layer=1)
     assert_same_arrays(arrays, second.get_weights())
     with pytest.raises(ValueError, match="must hold layers of one kind"):
         ours.from_layer([first, make("lstm")])
@@ -105,6 +106,62 @@ def test_stack_of_layers():
         ours.from_layer([first, first])
     with pytest.raises(ValueError, match="at least one layer"):
         ours.from_layer([])
+
+
+def test_a_stack_that_begins_backwards_reads_flipped_inputs():
+    first, second = make("lstm", go_backwards=True), make("lstm", size=4, seed=9)
+    network = ours.from_layer([first, second])
+    assert network.notes[0].endswith("flip x along time; y is flipped too")
+    want = outputs(second, outputs(first))
+    assert distance(network, X[:, ::-1], want) <= LIMIT
+    last = make("lstm", size=4, seed=9, return_sequences=False)
+    network = ours.from_layer([first, last])
+    y = ost.rnn(network.spec, network.weights, jnp.asarray(X[:, ::-1])).y
+    assert np.abs(y[:, -1] - outputs(last, outputs(first))).max() <= LIMIT
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_no_stack_turns_around_after_its_first_layer(first):
+    layers = [
+        make("gru", go_backwards=first),
+        make("gru", size=4, seed=9, go_backwards=True, name="turned"),
+    ]
+    parts = [ours.from_layer(layer) for layer in layers]
+    joined = imported.build(
+        "gru",
+        [ost.unpack_weights(part.weights, part.spec)[0] for part in parts],
+        lambda p, field: field,
+    )
+    want = outputs(layers[1], outputs(layers[0]))
+    for x in (X, X[:, ::-1]):  # so no call gives the numbers of Keras
+        y = ost.rnn(joined.spec, joined.weights, jnp.asarray(x)).y
+        assert np.abs(y - want).max() > 1e-2 and np.abs(y[:, ::-1] - want).max() > 1e-2
+    with pytest.raises(ValueError, match="`go_backwards` of the layer 'turned' must"):
+        ours.from_layer(layers)
+    with pytest.raises(
+        ValueError, match=r"`networks\[1\]` must read time in the order"
+    ):
+        imported.stack(parts)
+
+
+def test_a_layer_of_a_stack_returns_all_steps():
+    for wrap, size in ((False, 4), (True, 8)):
+        early = make("lstm", wrap, return_sequences=False)
+        last = make("lstm", wrap, size=size, return_sequences=False)
+        wanted = f"`return_sequences` of the layer '{early.name}' must be True"
+        with pytest.raises(ValueError, match=wanted):
+            ours.from_layer([early, last])
+        assert ours.from_layer([make("lstm", wrap), last]).spec.num_layers == 2
+
+
+def test_both_directions_of_a_wrapper_are_joined_without_notes_on_time():
+    layer = make("gru", True)
+    parts = [
+        ours.from_layer(one) for one in (layer.forward_layer, layer.backward_layer)
+    ]
+    both = imported.bidirectional(*parts)
+    assert "flip x" in parts[1].notes[0] and both.notes == ()
+    assert distance(both, X, outputs(layer)) <= LIMIT
 
 
 def test_export_keeps_all_biases_or_says_what_to_fold():

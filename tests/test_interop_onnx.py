@@ -246,7 +246,8 @@ def test_notes_on_what_nodes_say():
     (network,) = ours.from_model(make("GRU", direction="reverse")).values()
     assert "flip x" in network.notes[1]
     model = make("GRU", layout=1)
-    assert ours.from_model(model)["rnn"].notes == ()
+    (note,) = ours.from_model(model)["rnn"].notes
+    assert note == "layout=1: its states are [N, D, H], those of a call [D, N, H]"
     del model.graph.initializer[0]
     with pytest.raises(ValueError, match="`W` of the node 'rnn' must be a constant"):
         ours.from_model(model)
@@ -366,3 +367,49 @@ def test_arguments_of_the_exporter_are_checked():
         ours.to_model(spec, weights, time_major="no")
     want = ours.to_model(spec, weights)
     assert ours.to_model(spec, ost.prepare(spec, weights)) == want
+
+
+def computed(model, *kinds):
+    """The model, with `R` made from its constant by nodes, one after the other."""
+    names = ["R", *[f"R_{n}" for n, _ in enumerate(kinds)]]
+    for n, kind in enumerate(kinds):
+        node = helper.make_node(kind, [names[n]], [names[n + 1]])
+        model.graph.node.insert(n, node)
+    model.graph.node[-1].input[2] = names[-1]
+    return model
+
+
+def test_constants_that_nodes_compute_are_told_to_be_folded():
+    model = computed(make("GRU"), "Identity", "Identity")
+    assert distance(ours.from_model(model)["rnn"], X, theirs(model)) <= LIMIT
+    with pytest.raises(ValueError, match="got R_1, which nodes .* fold .* onnxsim or"):
+        ours.from_model(computed(make("GRU"), "Neg", "Neg"))
+    model = make("GRU")
+    model.graph.node[0].input[2] = "given"
+    with pytest.raises(ValueError, match="must be a constant of the model, got given$"):
+        ours.from_model(model)
+
+
+def test_what_nodes_and_functions_hold_is_said_not_to_be_read(tmp_path):
+    model, inner = make("GRU"), make("LSTM").graph.node[0]
+    branch = helper.make_graph([inner], "branch", [], [])
+    model.graph.node.extend(
+        [
+            helper.make_node(
+                "If", ["c"], ["V"], then_branch=branch, else_branch=branch
+            ),
+            helper.make_node("Own", ["X"], ["U"], domain="their"),
+            helper.make_node("Relu", ["X"], ["Z"]),
+        ]
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    model.functions.append(
+        helper.make_function("their", "Own", ["X"], ["Y"], [inner], opsets)
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    found, others = ours.read_file(tmp_path / "m.onnx")
+    assert found.keys() == {"rnn"}
+    for name, kind in (("V", "If"), ("U", "Own")):
+        wanted = f"{kind} is no recurrent node; what is inside of it is not read"
+        assert others[name] == wanted
+    assert others["Z"] == "Relu is no recurrent node"

@@ -330,9 +330,54 @@ def test_subclasses_that_compute_something_else_are_an_error():
     class Named(nn.LSTM):
         """A subclass that computes the same."""
 
-    with pytest.raises(TypeError, match="got Own; `find` and `from_state_dict`"):
-        ours.from_module(Own(3, 4))
+    class OwnCell(nn.LSTMCell):
+        def forward(self, x):
+            return super().forward(-x)
+
+    class NamedCell(nn.LSTMCell):
+        """A subclass that computes the same."""
+
+    class NamedRNNCell(nn.RNNCell):
+        """A subclass that computes the same."""
+
+    for own in (Own, OwnCell):
+        with pytest.raises(TypeError, match=rf"\.{own.__name__}; `find` and `from_st"):
+            ours.from_module(own(3, 4))
     assert ours.from_module(Named(3, 4)).spec.mode == "lstm"
+    cell, relu = NamedCell(3, 4), NamedRNNCell(3, 4, nonlinearity="relu")
+    spec, weights, _ = ours.from_module(cell)
+    want = ours.from_state_dict(cell.state_dict())
+    assert spec == want.spec
+    np.testing.assert_array_equal(weights, want.weights)
+    assert ours.from_module(relu).spec.mode == "rnn_relu"
+
+
+@pytest.mark.filterwarnings("ignore:.*(quantiz|deprecated).*")
+def test_layers_of_other_packages_are_told_by_their_place():
+    model = nn.Sequential(nn.LSTM(3, 4))
+    kinds = {nn.LSTM}
+    small = torch.ao.quantization.quantize_dynamic(model, kinds, dtype=torch.qint8)[0]
+    where = r"got torch\.ao\.nn\.quantized\.dynamic\.modules\.rnn\.LSTM; `find`"
+    with pytest.raises(TypeError, match=where):
+        ours.from_module(small)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_module_of_torchscript_is_told_what_to_save(tmp_path):
+    path = tmp_path / "script.pt"
+    torch.jit.script(nn.LSTM(3, 4)).save(path)
+    wanted = r"TorchScript: save torch\.jit\.load\(path\)\.state_dict\(\) instead$"
+    with pytest.raises(ValueError, match=wanted):
+        ours.from_file(path)
+    torch.save(torch.jit.load(path).state_dict(), path)
+    assert ours.from_file(path)[""].spec.mode == "lstm"
+
+
+def test_masks_of_numpy_are_not_dropped():
+    sd = {n: t.numpy() for n, t in nn.GRU(3, 4).state_dict().items()}
+    masked = np.ma.masked_array(sd["bias_hh_l0"], mask=True)
+    with pytest.raises(ValueError, match="`bias_hh_l0`: numpy masked arrays are not"):
+        ours.from_state_dict(sd | {"bias_hh_l0": masked})
 
 
 def test_what_is_no_prefix_and_no_network_is_an_error():

@@ -84,6 +84,12 @@ def test_what_cannot_be_saved_leaves_the_file_alone(tmp_path):
         ),
         ({"rnn": (weights_of(spec), spec)}, None, TypeError, f"{first} must be an RNN"),
         ({"rnn": (spec, [0.0])}, None, TypeError, f"{second} must be an array"),
+        (
+            {"rnn": (spec, ost.unpack_weights(weights_of(spec), spec))},
+            None,
+            TypeError,
+            rf"{second} must be the flat .* 1 layers; ost\.pack_weights\(weights, spec",
+        ),
         ({7: (spec, weights_of(spec))}, None, TypeError, "in `networks` .* got int 7"),
         ({lone: (spec, weights_of(spec))}, None, ValueError, r"`networks` .*'\\ud800'"),
         ({}, {"a": 3}, TypeError, r"`metadata\['a'\]` must be a string, got int 3"),

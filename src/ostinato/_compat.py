@@ -28,8 +28,8 @@ except ImportError:
 def lower_with_devices(primitive: Primitive) -> bool:
     """Tell JAX that this primitive's lowering needs to know the mesh.
 
-    `custom_partitioning` inside a lowering needs this. JAX 0.10 to 0.12 offer it under a
-    private name only. Where a JAX lacks it, warn that sharded calls will run
+    `custom_partitioning` inside a lowering needs this. JAX 0.10 to 0.12 offer it under
+    a private name only. Where a JAX lacks it, warn that sharded calls will run
     replicated, and return False.
     """
     if _with_devices is None:

@@ -23,6 +23,7 @@ from . import _checks
 from ._files import check_path, read_json, reading, write_atomically
 from ._rnn.cell import LayerWeights
 from ._rnn.layout import (
+    as_flat,
     check_weights,
     pack_weights,
     param_shapes,
@@ -184,7 +185,7 @@ def flat_weights(
     """
     if isinstance(weights, PreparedWeights):
         weights = weights.weights
-    weights = _checks.check_array(name, weights)
+    weights = as_flat(weights, name)
     _checks.check_floating(name, weights, _checks.FLOATS)
     check_weights(weights, spec, name)
     if not traced and not _checks.is_concrete(weights):

@@ -82,8 +82,7 @@ def check_arguments(
     prepared = None
     if isinstance(weights, PreparedWeights):
         weights, prepared = weights
-    layout.refuse_layers(weights)
-    weights = _checks.check_array("weights", weights)
+    weights = layout.as_flat(weights)
     x = _checks.check_array(x_name, x)
     _checks.check_floating(x_name, x, _checks.FLOATS)
     _checks.check_same_dtype(**{x_name: x}, weights=weights)

@@ -71,14 +71,15 @@ def _tensors(spec: RNNSpec) -> list[tuple[int, str, tuple[int, ...]]]:
     ]
 
 
-def refuse_layers(weights: Any) -> None:
-    """Raise TypeError if weights are those of layers in place of the flat vector."""
+def as_flat(weights: Any, name: str = "weights") -> Array:
+    """Return weights as an array; raise TypeError if they are those of layers."""
     layers = weights if isinstance(weights, (list, tuple)) else ()
     if any(isinstance(layer, LayerWeights) for layer in layers):
         raise TypeError(
-            "`weights` must be the flat vector [num_params], got those of "
+            f"`{name}` must be the flat vector [num_params], got those of "
             f"{len(weights)} layers; ost.pack_weights(weights, spec) joins them"
         )
+    return _checks.check_array(name, weights)
 
 
 def check_weights(weights: Any, spec: RNNSpec, name: str = "weights") -> None:
@@ -123,7 +124,7 @@ def unpack_weights(
 
     Holds under every JAX transformation.
     """
-    weights = _checks.check_array("weights", weights)
+    weights = as_flat(weights)
     check_weights(weights, spec)
     return _unpack(weights, spec)
 

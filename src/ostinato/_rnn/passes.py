@@ -145,7 +145,7 @@ def rnn_backward(
         )
     if isinstance(weights, PreparedWeights):
         weights = weights.weights
-    weights = _checks.check_array("weights", weights)
+    weights = layout.as_flat(weights)
     layout.check_weights(weights, spec)
     _checks.check_same_dtype(**{"reserve": reserve.operands.x, "weights": weights})
     call, single = reserve.call, reserve.single

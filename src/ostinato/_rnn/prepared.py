@@ -59,8 +59,7 @@ def prepare(spec: RNNSpec, weights: Float[Array, " num_params"]) -> PreparedWeig
     dtype float0. Training gains nothing from prepared weights.
     """
     check_spec(spec)
-    layout.refuse_layers(weights)
-    weights = _checks.check_array("weights", weights)
+    weights = layout.as_flat(weights)
     _checks.check_floating("weights", weights, _checks.FLOATS)
     layout.check_weights(weights, spec)
     place = backends.place_of(weights)

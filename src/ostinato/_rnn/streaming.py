@@ -290,8 +290,7 @@ def stream(
     packed = None
     if isinstance(weights, PreparedWeights):
         weights, packed = weights
-    layout.refuse_layers(weights)
-    weights = _checks.check_array("weights", weights)
+    weights = layout.as_flat(weights)
     if not _checks.is_concrete(weights):
         raise TypeError(
             "`weights` must not be traced, as they are under jit; use `rnn_step` there"

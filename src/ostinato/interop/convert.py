@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from .. import store
 from .._files import check_path, same, write_atomically
@@ -42,7 +44,8 @@ def convert(
 
     Returns:
         `found`, the networks that were written, by name, and `others`, what was not, by
-        name with the reason.
+        name with the reason. The file keeps float64; in `found` it is float32 unless
+        `jax_enable_x64` is set.
 
     Raises:
         TypeError: `source` or `target` is no path.
@@ -60,7 +63,13 @@ def convert(
             "network would be lost"
         )
     with jax.enable_x64(True):  # so that files with float64 keep it
-        return _convert(source, target, name)
+        found, others = _convert(source, target, name)
+    return Contents({name: _held(network) for name, network in found.items()}, others)
+
+
+def _held(network: Imported) -> Imported:
+    """Return a network with weights of a dtype that JAX has where this is called."""
+    return network._replace(weights=jnp.asarray(np.asarray(network.weights)))
 
 
 def _convert(

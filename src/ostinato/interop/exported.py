@@ -11,8 +11,11 @@ from .._rnn.spec import check_spec
 from .._typing import Array, Float
 from ..store import flat_weights
 
+_MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
+_HINT = "save it with `ostinato.save`"
 
-def require(spec: RNNSpec, target: str, **fields: Any) -> None:
+
+def require(spec: RNNSpec, target: str, *, hint: str = _HINT, **fields: Any) -> None:
     """Raise ValueError unless `spec` has these values in these fields.
 
     It must also have one head, and a mode that other libraries know.
@@ -20,13 +23,14 @@ def require(spec: RNNSpec, target: str, **fields: Any) -> None:
     Args:
         spec: the network.
         target: what it is to become, for the message, such as `"a layer of torch"`.
+        hint: what to do with another mode, for the message.
         fields: names and values that the target takes for granted.
     """
     check_spec(spec)
     if spec.mode not in _MODES:
         raise ValueError(
             f"`spec` must have mode {' or '.join(map(repr, _MODES))} for {target}, got "
-            f"{spec.mode!r}; save it with `ostinato.save`"
+            f"{spec.mode!r}; {hint}"
         )
     for name, value in {"num_heads": 1, **fields}.items():
         if getattr(spec, name) != value:
@@ -34,9 +38,6 @@ def require(spec: RNNSpec, target: str, **fields: Any) -> None:
                 f"`spec` must have {name}={value!r} for {target}, got "
                 f"{getattr(spec, name)!r}"
             )
-
-
-_MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 
 
 def pseudo_layers(

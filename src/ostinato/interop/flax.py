@@ -40,6 +40,15 @@ _MODES = {
     "GRUCell": ("gru",),
     "SimpleCell": ("rnn_tanh", "rnn_relu"),
 }
+_UNTOLD = {
+    "rnn_tanh": (
+        "parameters do not tell tanh from relu: taken as tanh",
+        "parameters do not tell `residual`: taken as False",
+    )
+}
+_UNTOLD_GATES = (
+    "parameters do not tell `gate_fn` and `activation_fn`: taken as sigmoid and tanh",
+)
 _GATE_COUNTS = {4: "lstm", 3: "gru", 1: "rnn_tanh"}
 
 
@@ -48,13 +57,14 @@ def from_cell(cell_or_params: Any, kind: ImportKind | None = None) -> Imported:
 
     Args:
         cell_or_params: an `nnx.LSTMCell`, `OptimizedLSTMCell`, `GRUCell` or
-            `SimpleCell`; or the state of one; or the parameters of a cell of linen,
-            with or without the outer `"params"`.
+            `SimpleCell`; or the state of one, also as orbax restores it; or the
+            parameters of a cell of linen, with or without the outer `"params"`.
         kind: the mode that parameters belong to; None tells it from their names. Needed
             for a `SimpleCell` with relu, which its parameters do not tell.
 
     Returns:
-        `Imported(spec, weights, notes)`, in the dtype of the parameters.
+        `Imported(spec, weights, notes)`, in the dtype of the parameters. Unless `kind`
+        is given, the notes say what parameters do not tell: the functions of the cell.
 
     Raises:
         TypeError: the value is none of these, holds no floats, or dtypes differ.
@@ -68,9 +78,8 @@ def from_cell(cell_or_params: Any, kind: ImportKind | None = None) -> Imported:
         _checks.check_choice("kind", kind, get_args(ImportKind))
     if isinstance(cell_or_params, Mapping):
         name, params = _peeled(cell_or_params)
-        mode, notes = _mode_of_params(params, name), []
-        if mode == "rnn_tanh" and kind is None:
-            notes.append("parameters do not tell tanh from relu: taken as tanh")
+        mode = _mode_of_params(params, name)
+        notes = _UNTOLD.get(mode, _UNTOLD_GATES) if kind is None else ()
         if mode == "rnn_tanh" and kind == "rnn_relu":
             mode = kind
     else:
@@ -197,6 +206,8 @@ def _leaf(params: Mapping[str, Any], part: str, leaf: str, name: str) -> Array:
     if not isinstance(inner, Mapping) or leaf not in inner:
         raise ValueError(f"`{name}[{part!r}]` must hold {leaf!r}, and does not")
     value = inner[leaf]
+    if isinstance(value, Mapping) and {*value} == {"value"}:  # from orbax, of nnx
+        value = value["value"]
     if callable(unbox := getattr(value, "unbox", None)):  # of linen's metadata
         value = unbox()
     return as_array(f"{name}[{part!r}][{leaf!r}]", value)

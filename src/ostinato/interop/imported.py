@@ -25,6 +25,10 @@ from .exported import require
 
 __all__ = ["Imported", "bidirectional", "stack"]
 
+_FLIP = "flip x along time"
+FLIPPED, FLIPPED_BACK = f"{_FLIP}; y is flipped too", f"{_FLIP}, and y back"
+"""What notes say of networks that read sequences from their last step on."""
+
 
 class Imported(NamedTuple):
     """A network from another library.
@@ -58,10 +62,12 @@ def as_array(name: str, value: Any) -> Array:
 
     Raises:
         TypeError: `value` is no array, or holds no floats.
+        ValueError: `value` is a masked array of numpy.
     """
     if hasattr(value, "detach"):
         value = _from_torch(name, value)
     value = _checks.unwrap(value)
+    _checks.check_unmasked(name, value)
     if hasattr(value, "__array__") and not isinstance(value, jax.Array):
         value = np.asarray(value)
     value = _checks.check_array(name, value)
@@ -197,12 +203,15 @@ def stack(networks: Sequence[Imported]) -> Imported:
             first layer first; each reads the outputs of the one before.
 
     Returns:
-        `Imported(spec, weights, notes)` with the notes of all. It computes, in one
-        call, what the networks compute one after the other.
+        `Imported(spec, weights, notes)` with the notes of all, each once. It computes,
+        in one call, what the networks compute one after the other. With `dropout` and a
+        `key`, dropout acts between the joined networks too, as after every layer but
+        the last; one after the other, they have none there.
 
     Raises:
         ValueError: `networks` is empty; they differ in mode, number of directions or
-            another field but `input_size`, `num_layers` and `bias`; sizes do not fit.
+            another field but `input_size`, `num_layers` and `bias`; sizes do not fit;
+            notes say to flip time for some of them, so that no one call computes all.
         TypeError: dtypes differ, or a network is no `Imported`.
 
     Holds under every JAX transformation.
@@ -215,9 +224,30 @@ def stack(networks: Sequence[Imported]) -> Imported:
                 f"`networks[{n}]` must be an Imported, as converters return it, got "
                 f"{_checks.describe(network)}"
             )
+    _check_flips(networks)
     layers = [unpack_weights(network.weights, network.spec) for network in networks]
     both = networks[0].spec.bidirectional
     return _join(networks, [(n, p) for n, ps in enumerate(layers) for p in ps], both)
+
+
+def _check_flips(networks: Sequence[Imported]) -> None:
+    """Raise ValueError if one call cannot flip time as the networks' notes say.
+
+    All may read backwards and return outputs in the order of their inputs; or the first
+    one alone may return them in the order in which it reads.
+    """
+    turned = _says(networks[0], FLIPPED_BACK)
+    for n, network in enumerate(networks[1:], 1):
+        if _says(network, FLIPPED_BACK) != turned or _says(network, FLIPPED):
+            raise ValueError(
+                f"`networks[{n}]` must read time in the order of the one before, as "
+                f"one call has no flip between layers, got the notes {network.notes} "
+                f"after {networks[n - 1].notes}; call one after the other"
+            )
+
+
+def _says(network: Imported, words: str) -> bool:
+    return any(words in note for note in network.notes)
 
 
 def bidirectional(forward: Imported, backward: Imported) -> Imported:
@@ -229,11 +259,13 @@ def bidirectional(forward: Imported, backward: Imported) -> Imported:
             aligned with those of `forward`.
 
     Returns:
-        `Imported(spec, weights, notes)` with `bidirectional=True`.
+        `Imported(spec, weights, notes)` with `bidirectional=True`, and the notes of
+        both, without those to flip time, which the network itself does.
 
     Raises:
-        ValueError: a network has more layers or both directions already, or they
-            differ in mode, sizes or another field but `bias`.
+        ValueError: a network has more layers or both directions already; they differ in
+            mode, sizes or another field but `bias`; or a note of `forward` says that it
+            reads from the last step on.
         TypeError: dtypes differ.
 
     Holds under every JAX transformation.
@@ -244,8 +276,14 @@ def bidirectional(forward: Imported, backward: Imported) -> Imported:
             raise ValueError(
                 f"`{name}` must have one layer and one direction, got {network.spec}"
             )
+    if _says(forward, _FLIP):
+        raise ValueError(
+            "`forward` must read sequences from their first step on, got the notes "
+            f"{forward.notes}; give it as `backward`"
+        )
     layers = [unpack_weights(network.weights, network.spec)[0] for network in networks]
-    return _join(networks, [*enumerate(layers)], True)
+    joined = _join(networks, [*enumerate(layers)], True)
+    return joined._replace(notes=tuple(n for n in joined.notes if _FLIP not in n))
 
 
 def _join(
@@ -255,7 +293,12 @@ def _join(
 ) -> Imported:
     """Return the network of pseudo-layers that come with their network's number."""
     for network in networks:
-        require(network.spec, "a part of a network", input_mode="linear")
+        require(
+            network.spec,
+            "a part of a network",
+            hint="call the networks one after the other",
+            input_mode="linear",
+        )
     free = {"input_size", "num_layers", "bias"}
     first, *others = (
         {k: v for k, v in dataclasses.asdict(network.spec).items() if k not in free}
@@ -274,7 +317,7 @@ def _join(
         [layer for _, layer in layers],
         lambda p, field: f"networks[{layers[p][0]}], layer {p}, {field}",
         bidirectional=both_directions,
-        notes=[note for network in networks for note in network.notes],
+        notes=[*dict.fromkeys(note for network in networks for note in network.notes)],
         **options,
     )
 

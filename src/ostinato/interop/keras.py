@@ -25,7 +25,15 @@ from .. import LayerWeights, RNNSpec, _checks
 from .._rnn.joining import transposed
 from .._typing import Array, Float, Mode
 from .exported import join_biases, pseudo_layer, require
-from .imported import Contents, Imported, as_array, build, gate_order, reorder_gates
+from .imported import (
+    FLIPPED,
+    Contents,
+    Imported,
+    as_array,
+    build,
+    gate_order,
+    reorder_gates,
+)
 from .keras_files import Stored, read_layers
 
 __all__ = ["from_file", "from_layer", "to_weights"]
@@ -48,7 +56,8 @@ def from_layer(layer: Any) -> Imported:
     Args:
         layer: a built `keras.layers.LSTM`, `GRU`, `SimpleRNN`, or a `Bidirectional` of
             one of these with `merge_mode="concat"`; or a list of layers, each of which
-            reads the outputs of the one before.
+            reads the outputs of the one before. In a list all but the last one need
+            `return_sequences=True`, and the first one alone may have `go_backwards`.
 
     Returns:
         `Imported(spec, weights, notes)`, in the dtype of the variables. The notes say
@@ -57,7 +66,8 @@ def from_layer(layer: Any) -> Imported:
     Raises:
         TypeError: `layer` is none of these, or layers of a stack differ in dtype.
         ValueError: another activation, another `merge_mode`, a layer that is not built,
-            or layers of a stack that differ in kind; the message names the attribute.
+            or layers of a stack that differ in kind, or that no one call computes; the
+            message names the attribute.
 
     Holds under every JAX transformation.
     """
@@ -214,6 +224,7 @@ def _convert(stack: Sequence[Stored]) -> Imported:
     pseudo, labels, notes, kinds = [], [], [], set()
     for stored in stack:
         parts = _directions(stored)
+        _check_place(stored, parts[0][2], stack)
         count = len(stored.arrays) // len(parts)
         for n, (name, kind, config) in enumerate(parts):
             arrays = stored.arrays[n * count : (n + 1) * count]
@@ -247,6 +258,22 @@ def _convert(stack: Sequence[Stored]) -> Imported:
         notes=notes,
         **dict(options),
     )
+
+
+def _check_place(
+    stored: Stored, config: Mapping[str, Any], stack: Sequence[Stored]
+) -> None:
+    """Refuse a layer that does to time what one call of the stack cannot express.
+
+    A layer with `go_backwards` returns its outputs in the order in which it reads. All
+    layers after the first one have to keep the order that they are given.
+    """
+    if stored is not stack[0] and config.get("go_backwards"):
+        wanted = "False after the first layer, as one call reads all in one order"
+        _refuse(stored.name, "go_backwards", wanted, True)
+    if stored is not stack[-1] and config.get("return_sequences") is False:
+        wanted = "True before the last layer, as the next one reads all steps"
+        _refuse(stored.name, "return_sequences", wanted, False)
 
 
 def _directions(stored: Stored) -> list[tuple[str, str, Mapping[str, Any]]]:
@@ -345,7 +372,7 @@ def _notes(name: str, parts: Sequence[tuple[str, str, Mapping[str, Any]]]) -> li
     """Return what a layer does that a spec does not say."""
     notes, (_, _, config) = [], parts[0]
     if len(parts) == 1 and config.get("go_backwards"):
-        notes.append(f"{name}: go_backwards=True: flip x along time; y is flipped too")
+        notes.append(f"{name}: go_backwards=True: {FLIPPED}")
     for rate in ("dropout", "recurrent_dropout"):
         if config.get(rate):
             notes.append(

@@ -6,7 +6,8 @@
     onnx.save(from_onnx.to_model(spec, weights), "network.onnx")
 
 ONNX orders gates `i o f c` and `z r h`, `c` and `h` being the candidates. Its GRU
-resets the state before the product unless `linear_before_reset=1`.
+resets the state before the product unless `linear_before_reset=1`. Nodes are those of
+the main graph: bodies of `If`, `Loop` and `Scan` and local functions are not read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ import numpy as np
 from .. import LayerWeights, RNNSpec, _checks
 from .._typing import Array, Float
 from .exported import pseudo_layers, require
-from .imported import Contents, Imported, as_array, build, gate_order, reorder_gates
+from .imported import (
+    FLIPPED_BACK,
+    Contents,
+    Imported,
+    as_array,
+    build,
+    gate_order,
+    reorder_gates,
+)
 from .onnx_files import Graph, read_model
 
 __all__ = ["from_model", "to_model"]
@@ -39,12 +48,19 @@ _ACTIVATIONS = {
 }
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 _DIRECTIONS = ("forward", "reverse", "bidirectional")
+_FOLD = (
+    ", which nodes compute; fold constants with onnxsim or "
+    "torch.onnx.export(..., optimize=True)"
+)
 _OLDEST_OPSET = 13
 _BFLOAT16_OPSET = 22  # the first whose recurrent operators have it
 
 
 def from_model(path_or_model: str | os.PathLike[str] | Any) -> dict[str, Imported]:
-    """Convert the recurrent nodes of a model.
+    """Convert the recurrent nodes of the main graph of a model.
+
+    Nodes inside of other nodes, such as `If`, `Loop` and `Scan`, or inside of local
+    functions are not read.
 
     Args:
         path_or_model: a file, or an `onnx.ModelProto`. Weights may lie in other files
@@ -52,9 +68,9 @@ def from_model(path_or_model: str | os.PathLike[str] | Any) -> dict[str, Importe
 
     Returns:
         For each node its name, or that of its first output, and the network. The notes
-        tell the layout of time, whether lengths and initial states are given, whether
-        it runs in reverse, and which node's outputs it reads: each layer of a stack is
-        a node of its own.
+        tell the layout of time and states, whether lengths and initial states are
+        given, whether it runs in reverse, and which node's outputs it reads: each layer
+        of a stack is a node of its own.
 
     Raises:
         ValueError: the file is damaged; a node has `clip`, `input_forget`, `P`
@@ -72,7 +88,8 @@ def read_file(path: str | os.PathLike[str]) -> Contents:
     graph, found, others = read_model(path), {}, {}
     for name, node in graph.nodes.items():
         if not _known(graph, name):
-            others[name] = f"{node.op_type} is no recurrent node"
+            inside = "; what is inside of it is not read" if graph.wraps(node) else ""
+            others[name] = f"{node.op_type} is no recurrent node{inside}"
             continue
         try:
             found[name] = _convert(graph, name)
@@ -105,7 +122,8 @@ def _convert(graph: Graph, name: str) -> Imported:
             continue
         array = graph.constant(given) if given else None
         if array is None:
-            _refuse(name, field, "a constant of the model", given or "nothing")
+            hint = _FOLD if given and graph.computes(given) else ""
+            _refuse(name, field, "a constant of the model", given or "nothing", hint)
         tensors[field] = array = as_array(f"{name}.{field}", array)
         rank = 2 if field == "B" else 3
         if array.ndim != rank or array.shape[0] != directions:
@@ -164,9 +182,11 @@ def _list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _refuse(name: str, attribute: str, wanted: str, got: object) -> NoReturn:
+def _refuse(
+    name: str, attribute: str, wanted: str, got: object, hint: str = ""
+) -> NoReturn:
     text = f", got {got}"[:200] if got != "" else ""
-    raise ValueError(f"`{attribute}` of the node {name!r} must be {wanted}{text}")
+    raise ValueError(f"`{attribute}` of the node {name!r} must be {wanted}{text}{hint}")
 
 
 def _notes(
@@ -176,17 +196,19 @@ def _notes(
     attributes: Mapping[str, Any],
 ) -> list[str]:
     notes = []
-    if not attributes.get("layout"):
+    if attributes.get("layout"):
+        notes.append("layout=1: its states are [N, D, H], those of a call [D, N, H]")
+    else:
         notes.append("layout=0: x is [T, N, I], so call with time_major=True")
     lengths = bool(inputs.get("sequence_lens"))
     if direction == "reverse" and lengths:  # the padding, flipped, comes first
         notes.append(
-            "direction=reverse with sequence_lens: flip x along time, and y back; "
-            "instead of seq_lengths, call with a mask, True at the steps below "
-            "sequence_lens, and flip it as x"
+            f"direction=reverse with sequence_lens: {FLIPPED_BACK}; instead of "
+            "seq_lengths, call with a mask, True at the steps below sequence_lens, and "
+            "flip it as x"
         )
     elif direction == "reverse":
-        notes.append("direction=reverse: flip x along time, and y back")
+        notes.append(f"direction=reverse: {FLIPPED_BACK}")
     elif lengths:
         notes.append("sequence_lens: call with seq_lengths")
     states = [state for state in ("initial_h", "initial_c") if inputs.get(state)]

@@ -33,6 +33,7 @@ class Graph:
         self.nodes: dict[str, Any] = {}
         self._makers: dict[str, str] = {}
         self._constants = {t.name: t for t in model.graph.initializer}
+        self._functions = {(f.domain, f.name) for f in model.functions}
         for number, node in enumerate(model.graph.node):
             name = node.name or next(filter(None, node.output), f"node {number}")
             while name in self.nodes:
@@ -55,11 +56,23 @@ class Graph:
             found[attribute.name] = _text(value)
         return found
 
+    def wraps(self, node: Any) -> bool:
+        """Return whether there are nodes inside of a node, which are not in `nodes`."""
+        graphs = self._onnx.AttributeProto.GRAPH, self._onnx.AttributeProto.GRAPHS
+        inside = any(attribute.type in graphs for attribute in node.attribute)
+        return inside or (node.domain, node.op_type) in self._functions
+
+    def computes(self, name: str) -> bool:
+        """Return whether a node of the graph makes what has a name."""
+        return name in self._makers
+
     def constant(self, name: str) -> np.ndarray | None:
         """Return a constant of the graph; None if the name is not that of one."""
-        maker = self.nodes.get(self._makers.get(name, ""))
-        if name not in self._constants and maker and maker.op_type == "Identity":
-            name = next(iter(maker.input), "")  # exporters share equal constants so
+        for _ in range(_MAX_HOPS):  # exporters share equal constants by `Identity`
+            maker = self.nodes.get(self._makers.get(name, ""))
+            if name in self._constants or not maker or maker.op_type != "Identity":
+                break
+            name = next(iter(maker.input), "")
         if name not in self._constants:
             return None
         tensor = self._constants[name]

@@ -57,6 +57,7 @@ _INSIDE = "module."
 _SOURCE = re.compile(
     rf"(?:parametrizations\.)?{_NAME.pattern}(?:_orig|_mask|_[gv]|\.original\d*|{_RAW})"
 )
+_LAYERS = "torch.nn."  # where torch defines its layers; those of torch.ao round weights
 _MODES = {4: "lstm", 3: "gru"}
 _MAX_LAYERS = 10_000
 _MAX_DEPTH = 100  # of mappings and lists in a checkpoint
@@ -68,7 +69,8 @@ def from_module(module: Any) -> Imported:
     """Convert a module of PyTorch.
 
     Args:
-        module: a `torch.nn.LSTM`, `GRU`, `RNN`, `LSTMCell`, `GRUCell` or `RNNCell`.
+        module: a `torch.nn.LSTM`, `GRU`, `RNN`, `LSTMCell`, `GRUCell` or `RNNCell`, or
+            of a class that is derived from one of these and computes the same.
 
     Returns:
         `Imported(spec, weights, notes)`. The notes say what the caller has to ask for:
@@ -77,7 +79,7 @@ def from_module(module: Any) -> Imported:
     Raises:
         TypeError: `module` is none of these, or has a `forward` of its own or hooks.
     """
-    kind = getattr(module, "mode", type(module).__name__)
+    kind = getattr(module, "mode", _class_of_torch(module))
     modes = {
         "LSTM": "lstm",
         "GRU": "gru",
@@ -100,8 +102,8 @@ def from_module(module: Any) -> Imported:
     if not any(name.startswith("weight_hh") for name in sd):  # quantised ones have none
         raise TypeError(
             "`module` must be a torch.nn.LSTM, GRU, RNN, LSTMCell, GRUCell or RNNCell, "
-            f"got {type(module).__name__}; `find` and `from_state_dict` convert parts "
-            "of larger modules"
+            f"got {type(module).__module__}.{type(module).__qualname__}; `find` and "
+            "`from_state_dict` convert parts of larger modules"
         )
     nonlinearity = "relu" if modes[kind] == "rnn_relu" else "tanh"
     notes, options = [], {}
@@ -114,10 +116,16 @@ def from_module(module: Any) -> Imported:
     return _from_named(sd, "", nonlinearity, notes, options)
 
 
+def _class_of_torch(module: Any) -> str:
+    """Return the name of the class of torch that a module is or is derived from."""
+    bases = type(module).__mro__
+    return next((c.__name__ for c in bases if c.__module__.startswith(_LAYERS)), "")
+
+
 def _overrides(module: Any) -> bool:
     """Return whether a subclass computes something else than a module of torch."""
     forward = getattr(type(module), "forward", None)
-    return not getattr(forward, "__module__", "torch").startswith("torch.")
+    return not getattr(forward, "__module__", "").startswith(_LAYERS)
 
 
 def from_state_dict(
@@ -212,6 +220,12 @@ def _tensors_of(
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 check_zip(archive, size)
+                names = archive.namelist()
+            if any(name.endswith("/constants.pkl") for name in names):
+                raise BadFileError(
+                    f"`path` must be {kind}; {os.fspath(path)!r} is a module of "
+                    "TorchScript: save torch.jit.load(path).state_dict() instead"
+                )
         try:
             with warnings.catch_warnings():  # of what is refused then
                 warnings.simplefilter("ignore")
