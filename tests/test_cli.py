@@ -1,6 +1,7 @@
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import typing
@@ -319,15 +320,75 @@ def test_wrong_variables_are_one_line(name, value, monkeypatch):
     assert name in one_line(ostinato("info"))
 
 
-def test_info_without_devices_is_one_line(monkeypatch):
-    def fail():
-        raise RuntimeError("Unknown backend: 'gpu' requested\n")
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (RuntimeError("Unknown backend: 'gpu' requested\n"), "Unknown backend"),
+        (AssertionError(), "JAX_PLATFORMS allows"),  # where it is cuda
+    ],
+    ids=["named", "cuda"],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "info",
+        "bench",
+        "convert a.safetensors b.safetensors",
+        "pronounce word",
+        "forecast a.csv",
+        "sample",
+        "train g2p",
+        "train forecast a.csv",
+        "train music a.mid",
+    ],
+)
+def test_no_devices_are_one_line(command, error, told, tmp_path, monkeypatch):
+    def fail(*_):
+        raise error
 
     monkeypatch.setattr("jax.devices", fail)
-    assert "JAX has no devices: Unknown backend" in one_line(ostinato("info"))
+    monkeypatch.chdir(tmp_path)
+    message = one_line(ostinato(*command.split()))
+    kind = "CPU here" if command == "bench" else "devices"
+    assert f"JAX has no {kind}: {told}" in message
+    assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("command", [["sample"], ["forecast", "a.csv"]])
-def test_an_empty_file_to_write_is_refused(command):
-    result = ostinato(*command, "--out", "")
-    assert result.exit_code == 2 and "must name a file" in result.output
+def test_a_platform_that_jax_lacks_is_one_line(tmp_path):
+    environment = {**os.environ, "JAX_PLATFORMS": "foo"}
+    done = run_command("train", "music", "a.mid", env=environment, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("ostinato: JAX has no devices: Unable to init")
+
+
+@pytest.mark.parametrize(
+    "command, kind",
+    [
+        ("sample --out", "file"),
+        ("sample --prime", "file"),
+        ("sample --model", "folder"),
+        ("forecast a.csv --out", "file"),
+        ("forecast a.csv --model", "folder"),
+        ("forecast", "file"),
+        ("pronounce word --model", "folder"),
+        ("train g2p --test-words", "file"),
+        ("train forecast", "file"),
+        ("train music a.mid", "file or a folder"),
+        ("convert a.onnx", "file"),
+    ],
+)
+def test_an_empty_path_is_refused(command, kind):
+    result = ostinato(*command.split(), "")
+    assert result.exit_code == 2
+    assert f"must name a {kind}, got ''" in result.output
+
+
+def test_an_empty_file_to_convert_is_refused():
+    result = ostinato("convert", "", "b.onnx")
+    assert result.exit_code == 2 and "must name a file, got ''" in result.output
+
+
+def test_a_command_that_is_told_can_be_pasted(tmp_path):
+    folder = tmp_path / "my run [1]"
+    message = one_line(ostinato("pronounce", "word", "--model", folder))
+    assert shlex.split(message)[-2:] == ["--out", str(folder)]

@@ -1,6 +1,7 @@
 """A run whose display cannot be written goes on without it."""
 
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from rich.table import Table
 
 from ostinato.apps import report
 from ostinato.apps.display import Display
+from ostinato.apps.forecast.job import Job
+from ostinato.apps.forecast.report import Row
 
 
 class Broken(io.StringIO):
@@ -45,6 +48,30 @@ def test_what_cannot_be_shown_ends_nothing(error, terminal):
         display.say("another line")
         assert file.writes == writes > 0
     display.close()
+
+
+@pytest.mark.parametrize("end", [(0.00703, 0.0422), (0.6, 0.6), (0.0, 0.0)])
+@pytest.mark.parametrize("begin", [0, 1e4])
+def test_the_learning_curve_shows_points_and_labels_whole(
+    tmp_path, monkeypatch, begin, end
+):
+    drawn = []
+    monkeypatch.setattr(report, "write_figure", lambda _, figure: drawn.append(figure))
+    errors = [(0.6, 0.6), (0.3, 0.4), end]
+    rows = [Row(i, i, begin + 9 * i, 1, 0.5, 1, *errors[i]) for i in range(3)]
+    report.draw_curves(tmp_path, Job.curves, rows, rows[-1], "a title")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        for line in axes.lines[:2]:  # then that of the best weights
+            at = axes.transData.transform(line.get_xydata())
+            assert (at > axes.bbox.min - 1).all() and (at < axes.bbox.max - 4).all()
+            assert not line.get_clip_on()
+        places = sorted(
+            (text.get_window_extent() for text in axes.texts), key=lambda box: box.y0
+        )
+        assert places[0].y0 > axes.bbox.y0 - 2  # none is on the axis
+        assert all(low.y1 < high.y0 + 2 for low, high in itertools.pairwise(places))
 
 
 def test_numbers_are_whole_on_a_narrow_terminal():

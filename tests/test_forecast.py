@@ -132,18 +132,27 @@ def test_parts():
     assert table.parts_of(100, (0.6, 0.2, 0.2)) == (60, 20, 20)
     assert table.parts_of(101, (0.5, 0.25, 0.25)) == (50, 25, 26)
     assert table.parts_of(100, (50, 20, 10)) == (50, 20, 10)
-    for split in (
-        (0.6, 0.4),
-        (0.6, 0.6, 0.2),
-        (50, 50, 50),
-        (1, -1, 1),
-        (0.5, 0, 0.5),
-    ):
-        with pytest.raises(UserError, match="three shares that sum to at most 1"):
-            table.parts_of(100, split)
     for rows, split in ((4, (0.6, 0.2, 0.2)), (100, (0.001, 0.4, 0.5))):
         with pytest.raises(UserError, match=f"the table has too few rows, {rows}, for"):
             table.parts_of(rows, split)
+
+
+@pytest.mark.parametrize(
+    "split, message",
+    [
+        ((0.5, 0.5), "three numbers, for the rows to learn from, .* got 2: 0.5,0.5"),
+        ((600, 0, 0), "above 0, got 0 for the rows to choose by, in 600,0,0"),
+        ((1, 1, -1), "above 0, got -1 for the rows to test on, in 1,1,-1"),
+        ((np.nan, 1, 1), "above 0, got nan for the rows to learn from"),
+        ((0.5, np.inf, 0.5), "above 0, got inf for the rows to choose by"),
+        ((0.6, 0.6, 0.2), "shares that sum to at most 1, .*, which sum to 1.4$"),
+        ((50, 50, 50), "that sum to at most 100, got 50,50,50, which sum to 150"),
+        ((50, 0.2, 0.2), "three shares .* or three numbers of rows .* got 50,0.2,0.2"),
+    ],
+)
+def test_parts_that_cannot_be_are_told(split, message):
+    with pytest.raises(UserError, match=message):
+        table.parts_of(100, split)
 
 
 # -------------------------------------------------------------------------- the model
@@ -229,7 +238,7 @@ def test_train_then_forecast(waves, tmp_path):
     result = ostinato("forecast", waves, "--model", out, "--out", written)
     assert result.exit_code == 0, result.output
     head, *rows = csv.reader(written.read_text().splitlines())
-    assert head == ["date", "wave", "other", "constant"] and len(rows) == 8
+    assert head == ["when", "wave", "other", "constant"] and len(rows) == 8
     assert rows[0][0] == str(BEGIN + timedelta(hours=300))
     want = 5 + 3 * np.cos(np.arange(300, 308) * np.pi / 4)
     np.testing.assert_allclose([float(row[2]) for row in rows], want, atol=1.5)
@@ -409,6 +418,20 @@ def test_a_model_comes_back(untrained, tmp_path):
         use.forecast(got, given)
     with pytest.raises(UserError, match="the file must have 4 rows, got 1"):
         use.forecast(got, given._replace(names=("a",)))
+
+
+@pytest.mark.parametrize(
+    "names", [("time", "date"), ("", "date"), ("date", "a"), ('a,"b', "c\rd\ne")]
+)
+def test_what_is_written_can_be_read(untrained, tmp_path, names):
+    head = ",".join('"{}"'.format(name.replace('"', '""')) for name in names)
+    rows = [f"{BEGIN + timedelta(hours=hour)},{hour}" for hour in range(4)]
+    given = table.read(write(tmp_path / "given.csv", [head, *rows]))
+    use.write(tmp_path / "next.csv", untrained, given, np.arange(3.0)[:, None])
+    again = table.read(tmp_path / "next.csv")
+    assert (again.dated, *again.names) == names
+    assert again.dates[0] == BEGIN + timedelta(hours=4)
+    assert again.values.tolist() == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize(

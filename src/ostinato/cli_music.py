@@ -7,7 +7,7 @@ import typer
 
 from . import interrupts
 from .apps.errors import UserError, require
-from .cli_training import Out, Resume, Seed, file
+from .cli_training import Model, Out, Resume, Seed, file, file_or_folder
 
 MUSIC, SAMPLE = Path("out/music"), Path("sample.mid")
 PACKAGES = "optax", "rich", "safetensors", "matplotlib", "mido", "scipy"
@@ -18,6 +18,7 @@ def train(
         list[Path],
         typer.Argument(
             metavar="FILE...",
+            parser=file_or_folder,
             help="MIDI files, piano rolls (.mat, .pickle, .npz, .json), or folders.",
         ),
     ],
@@ -101,10 +102,9 @@ def train(
 
 
 def sample(
-    model: Annotated[Path, typer.Option(help="Folder of a training run.")] = MUSIC,
+    model: Model = MUSIC,
     out: Annotated[
-        Path,
-        typer.Option(parser=file, metavar="<path>", help="MIDI file to write."),
+        Path, typer.Option(parser=file, help="MIDI file to write.")
     ] = SAMPLE,
     seconds: Annotated[
         float | None, typer.Option(help="Duration of what is drawn. Default 30.")
@@ -120,8 +120,9 @@ def sample(
     prime: Annotated[
         Path | None,
         typer.Option(
+            parser=file,
             help="File of a piece to go on with, the first one to test on if there are "
-            "several."
+            "several.",
         ),
     ] = None,
     prime_frames: Annotated[
@@ -131,9 +132,11 @@ def sample(
     """Draw a new piece from a trained model and write it as a MIDI file."""
     for package in ("optax", "safetensors", "mido", "scipy"):
         require(package)
+    from .apps.devices import all_devices
     from .apps.fields import check_range
     from .apps.music import midi, read, rolls, use
 
+    all_devices()
     if seconds is not None and frames is not None:
         raise UserError("one of --seconds and --frames must be given, got both")
     if prime is None and prime_frames is not None:

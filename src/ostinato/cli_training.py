@@ -1,4 +1,4 @@
-"""What all `train` commands have: options, devices and processes, and their end."""
+"""What commands have in common: paths, and all that is the same in each `train`."""
 
 import functools
 import inspect
@@ -17,23 +17,20 @@ from .apps.errors import require
 def _path_of(kind: str) -> Callable[[str], Path]:
     """Return a parser of paths; an empty text, as of an unset variable, is none."""
 
-    def parse(text: str) -> Path:
+    def path(text: str) -> Path:  # the help of older versions of typer has this name
         if not text:
             raise typer.BadParameter(f"must name a {kind}, got ''")
         return Path(text)
 
-    return parse
+    return path
 
 
 folder, file = _path_of("folder"), _path_of("file")
+file_or_folder = _path_of("file or a folder")
 Out = Annotated[
-    Path,
-    typer.Option(
-        parser=folder,
-        metavar="<path>",
-        help="Folder for the model and figures.",
-    ),
+    Path, typer.Option(parser=folder, help="Folder for the model and figures.")
 ]
+Model = Annotated[Path, typer.Option(parser=folder, help="Folder of a training run.")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Continue the run in the folder.")
 ]

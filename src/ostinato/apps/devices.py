@@ -183,6 +183,32 @@ def _is_local(address: str) -> bool:
     return True
 
 
+def all_devices(platform: str | None = None) -> list[Any]:
+    """Return the devices of JAX on its first platform, or on the one that is named.
+
+    A command calls it before it computes: JAX itself may fail at the first call alone.
+
+    Raises:
+        ProcessLostError: another process has ended before it told its devices.
+        UserError: JAX has none, such as a GPU that `JAX_PLATFORMS` asks for.
+    """
+    try:
+        return jax.devices(platform)
+    except (AssertionError, RuntimeError) as error:
+        # JAX only asserts that there is a GPU where JAX_PLATFORMS is cuda.
+        platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+        reason = (
+            " ".join(str(error).split()) or f"JAX_PLATFORMS allows {platforms} alone"
+        )
+    if jax.distributed.is_initialized():
+        raise ProcessLostError(
+            "another process of this run has ended before it began, or cannot be "
+            f"reached ({reason[:120]}); see what it says"
+        )
+    kind = "devices" if platform is None else f"{platform.upper()} here"
+    raise UserError(f"JAX has no {kind}: {reason}")
+
+
 class Devices:
     """The devices of a run.
 
@@ -197,7 +223,7 @@ class Devices:
         everywhere: the sharding of what all devices have; None for a single device.
 
     Raises:
-        UserError: a process has fewer devices.
+        UserError: a process has fewer devices, or JAX has none.
         ProcessLostError: another process has ended before it told its devices.
     """
 
@@ -206,15 +232,8 @@ class Devices:
             raise UserError(f"`devices` must be at least 1, got {count}")
         if count is not None and count > 1:
             _emulate(count)
-        try:
-            self.processes, self._rank = jax.process_count(), jax.process_index()
-        except RuntimeError as error:
-            if not jax.distributed.is_initialized():
-                raise
-            raise ProcessLostError(
-                "another process of this run has ended before it began, or cannot be "
-                f"reached ({' '.join(str(error).split())[:120]}); see what it says"
-            ) from None
+        every = all_devices()
+        self.processes, self._rank = jax.process_count(), jax.process_index()
         self.first = self._rank == 0
         local = jax.local_devices()
         count = count or (len(local) if self.processes > 1 else 1)
@@ -229,7 +248,7 @@ class Devices:
                 "processes instead"
             )
         by_process: list[list[Any]] = [[] for _ in range(self.processes)]
-        for device in jax.devices():
+        for device in every:
             by_process[device.process_index].append(device)
         chosen = [device for many in by_process for device in many[:count]]
         self.total_count = len(chosen)

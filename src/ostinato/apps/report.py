@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.table import Table
 
 from . import files
@@ -14,6 +15,8 @@ from .display import Display
 
 CSV_FILE, CURVE_FILE = "metrics.csv", "learning_curve.png"
 COLORS = "#c1272d", "#0f6fb7", "#2e8b57"
+MARGIN = 0.04  # of an axis, beyond the last point and the largest figure
+LABEL_POINTS = 12.0  # from one label to the next
 
 Row = Any
 """An evaluation: a NamedTuple with the fields that `Job.row_class` explains."""
@@ -26,13 +29,23 @@ class Curves(NamedTuple):
         label: of the upper axis, such as "dev words, %".
         loss: of the lower axis, which shows the training loss.
         lines: labels of the upper lines by the fields of a row that they show.
-        most: the largest figure on the upper axis; larger ones are above the picture.
+        most: the largest figure on the upper axis, unless a line ends above it; larger
+            ones are above the picture.
     """
 
     label: str
     loss: str
     lines: dict[str, str]
     most: float = math.inf
+
+
+class _Line(NamedTuple):
+    """A line of the learning curve: figures over minutes."""
+
+    label: str
+    color: str
+    minutes: list[float]
+    values: list[float]
 
 
 def write_csv(folder: Path, fields: Sequence[str], rows: Sequence[Row]) -> None:
@@ -52,28 +65,73 @@ def draw_curves(
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     minutes = [row.seconds / 60 for row in rows]
     lines = [
-        (upper, label, color, [getattr(row, field) for row in rows])
+        _Line(label, color, minutes, [getattr(row, field) for row in rows])
         for (field, label), color in zip(curves.lines.items(), COLORS, strict=False)
     ]
-    losses = lower, "training loss", "#555555", [row.loss for row in rows]
-    for axes, label, color, values in (*lines, losses):
-        axes.plot(minutes, values, "o-", color=color, lw=1.8, ms=3.5, label=label)
+    losses = [_Line("training loss", "#555555", minutes, [row.loss for row in rows])]
+    _draw_lines(upper, lines, curves.most)
+    _draw_lines(lower, losses)
+    upper.axvline(best.seconds / 60, color="#999999", lw=1, ls="--", zorder=0)
+    upper.set(ylabel=curves.label, title=title)
+    lower.set(ylabel=curves.loss, xlabel="minutes", xlim=(0, _beyond(minutes[-1])))
+    figure.get_layout_engine().execute(figure)  # gives the axes their sizes
+    _label_ends(upper, lines)
+    _label_ends(lower, losses)
+    write_figure(folder / CURVE_FILE, figure)
+
+
+def _draw_lines(axes: Any, lines: Sequence[_Line], most: float = math.inf) -> None:
+    """Draw lines on an axis from 0 to `most` at most, unless one ends above it."""
+    top = max(max(line.values) for line in lines)
+    if all(line.values[-1] <= most for line in lines):
+        top = min(top, most)
+    for line in lines:
+        axes.plot(
+            line.minutes,
+            line.values,
+            "o-",
+            color=line.color,
+            lw=1.8,
+            ms=3.5,
+            label=line.label,
+            clip_on=max(line.values) > top,  # else points on the edges are whole
+            zorder=3,  # above the edges
+        )
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    axes.set_ylim(0, _beyond(top))
+
+
+def _beyond(most: float) -> float:
+    """Return the end of an axis from 0 that shows figures up to `most`."""
+    return (1 + MARGIN) * most if most > 0 else 1.0
+
+
+def _label_ends(axes: Any, lines: Sequence[_Line]) -> None:
+    """Write the last figure of each line beside its end; axes have their sizes."""
+    lines = sorted(lines, key=lambda line: line.values[-1])
+    ends = np.array([line.values[-1] for line in lines])
+    height = 72 * axes.bbox.height / axes.figure.dpi  # in points
+    places = ends * height / axes.get_ylim()[1]
+    moves = _apart(places, LABEL_POINTS) - places
+    for line, end, move in zip(lines, ends, moves, strict=True):
         axes.annotate(
-            f"{values[-1]:.3g}",
-            (minutes[-1], values[-1]),
-            (6, 0),
+            f"{end:.3g}",
+            (line.minutes[-1], end),
+            (6, move),
             textcoords="offset points",
             va="center",
-            color=color,
+            color=line.color,
         )
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
-    upper.axvline(best.seconds / 60, color="#999999", lw=1, ls="--", zorder=0)
-    top = min(upper.get_ylim()[1], curves.most)
-    upper.set(ylabel=curves.label, ylim=(0, top), title=title)
-    lower.set(ylabel=curves.loss, xlabel="minutes", ylim=(0, None), xlim=(0, None))
-    write_figure(folder / CURVE_FILE, figure)
+
+
+def _apart(places: np.ndarray, gap: float) -> np.ndarray:
+    """Move ascending places `gap` apart and half as far from 0, if they are closer."""
+    steps = gap * np.arange(len(places))
+    up = np.maximum.accumulate(places - steps)
+    down = np.minimum.accumulate((places - steps)[::-1])[::-1]
+    return np.maximum((up + down) / 2, gap / 2) + steps
 
 
 def print_table(

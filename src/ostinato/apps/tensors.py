@@ -6,6 +6,7 @@ line about the file. They contain no code.
 
 import json
 import re
+import shlex
 import stat
 import struct
 import textwrap
@@ -68,8 +69,10 @@ class TensorFiles(NamedTuple):
         self, path: Path, tensors: dict[str, np.ndarray], header: dict[str, Any]
     ) -> None:
         """Write a file; if that fails, the old file stays as it was."""
-        metadata = {"format": self.format, "header": json.dumps(header)}
-        files.write(path, save(tensors, {**metadata, "checksum": _checksum(tensors)}))
+        text = json.dumps(header)
+        metadata = {"format": self.format, "header": text}
+        metadata["checksum"] = _checksum(tensors, text)
+        files.write(path, save(tensors, metadata))
 
     def save_state(self, folder: Path, state: State, header: dict[str, Any]) -> None:
         """Write `resume.safetensors`, with `header` as JSON in its metadata."""
@@ -128,11 +131,11 @@ class TensorFiles(NamedTuple):
         self._check_job(path, got)
         with self.damage(path):
             check_range("format", self.format, got, got == self.format)
-            same = metadata.get("checksum") == _checksum(tensors)
-            check_range(
-                "checksum", "that of its arrays", metadata.get("checksum"), same
-            )
-            header = json.loads(metadata["header"])
+            text, got = metadata["header"], metadata.get("checksum")
+            check("header", str, text)
+            same = got == _checksum(tensors, text)
+            check_range("checksum", "that of what it holds", got, same)
+            header = json.loads(text)
             check("header", dict, header)
         return tensors, header
 
@@ -141,7 +144,7 @@ class TensorFiles(NamedTuple):
         told, previous = f"there is no {path}; ", path.parent / files.PREVIOUS
         if (previous / path.name).exists():
             told += f"the run before has left one in {previous}; or "
-        return f"{told}{self.first} --out {path.parent}"
+        return f"{told}{self.first} --out {shlex.quote(str(path.parent))}"
 
     def _check_job(self, path: Path, got: object) -> None:
         """Check that a file is of no other job.
@@ -197,8 +200,10 @@ def named(params: Params) -> list[tuple[str, Any]]:
     return [(name(path), leaf) for path, leaf in leaves]
 
 
-def _checksum(tensors: dict[str, np.ndarray]) -> str:
-    digest = blake2b(digest_size=16)
+def _checksum(tensors: dict[str, np.ndarray], header: str) -> str:
+    digest = blake2b(header.encode(), digest_size=16)
     for name in sorted(tensors):
-        digest.update(tensors[name].tobytes())
+        array = tensors[name]
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes())
     return digest.hexdigest()

@@ -13,7 +13,7 @@ import jax
 from rich.console import Console
 
 from .. import files
-from ..errors import UserError
+from ..devices import all_devices
 from . import machine, page, picture, timing
 from .equality import tolerance
 from .peers import OURS
@@ -48,11 +48,8 @@ def run(
         UserError: the folder cannot be written, or JAX has no CPU backend here.
         OtherResults: our own results are wrong.
     """
+    device = all_devices("cpu")[0]
     files.make_folder(out, (JSON_FILE, PICTURE_FILE, PAGE_FILE))
-    try:
-        device = jax.devices("cpu")[0]
-    except RuntimeError as error:
-        raise UserError(f"JAX has no CPU here: {error}") from None
     rows: list[Row] = []
     here = machine.describe()
     view = View(console, settings, here)

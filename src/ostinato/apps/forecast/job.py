@@ -58,9 +58,7 @@ class Job(job.Job):
         ends = np.cumsum([0, *self._rows])
         self.learn, self.choose, self.test = (
             Windows(self._values, begin, end, self.model, name)
-            for begin, end, name in zip(
-                ends[:-1], ends[1:], ("learn from", "choose by", "test on"), strict=True
-            )
+            for begin, end, name in zip(ends[:-1], ends[1:], table.PARTS, strict=True)
         )
         self._batches = self.learn.shuffled(settings.batch, settings.seed)
         self.num_batches = len(self._batches)

@@ -22,6 +22,7 @@ from . import dates
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
 LARGEST = 1e300  # some standard deviations more are finite, too
 MOST_BYTES, MOST_LINE = 2**30, 2**24
+PARTS = ("learn from", "choose by", "test on")  # what rows are for
 _TOO_LARGE = f"it must have at most {MOST_BYTES:,} bytes, {MOST_LINE:,} in a line"
 
 
@@ -29,13 +30,14 @@ class Table(NamedTuple):
     """The columns of a file: `dates [T]` ascend, `values [T, C]` have NaN for gaps.
 
     The dates have offsets from UTC, or none of them has; `utc` says that they are
-    written with a Z.
+    written with a Z. `dated` is the name of their column, which may be empty.
     """
 
     dates: list[datetime]
     names: tuple[str, ...]
     values: np.ndarray
     utc: bool = False
+    dated: str = "date"
 
     @property
     def step(self) -> timedelta:
@@ -118,7 +120,8 @@ def _parsed(path: Path, reader: Any) -> Table:
         raise UserError(_too_few(path))
     columns = tuple(names[i] for i in others)
     utc = last[at].strip().upper().endswith("Z")
-    return Table(found, columns, np.array(values).reshape(len(found), -1), utc)
+    shaped = np.array(values).reshape(len(found), -1)
+    return Table(found, columns, shaped, utc, names[at])
 
 
 def _rows(path: Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
@@ -248,11 +251,11 @@ def parts_of(rows: int, split: Sequence[float]) -> tuple[int, int, int]:
         split: three shares of the rows, which sum to at most 1, or numbers of rows.
 
     Raises:
-        UserError: there are not three, they need more rows than there are, or they
-            leave a part without a row.
+        UserError: there are not three above 0, they need more rows than there are, or
+            they leave a part without a row.
     """
-    good = len(split) == 3 and all(math.isfinite(s) and s > 0 for s in split)
-    if good and sum(split) <= 1 + 1e-9:
+    _check_split(split)
+    if sum(split) <= 1 + 1e-9:
         learn, choose = int(rows * split[0]), int(rows * split[1])
         test = int(rows * min(1.0, sum(split)) + 1e-6) - learn - choose
         if min(learn, choose, test) >= 1:
@@ -261,13 +264,29 @@ def parts_of(rows: int, split: Sequence[float]) -> tuple[int, int, int]:
             f"the table has too few rows, {rows}, for three parts: the shares "
             f"{_listed(split)} leave one without a row"
         )
-    elif good and all(s >= 1 for s in split) and sum(split) <= rows:
+    if min(split) >= 1 and sum(split) <= rows:
         learn, choose, test = map(int, split)
         return learn, choose, test
     raise UserError(
         "`split` must be three shares that sum to at most 1, such as 0.6,0.2,0.2, or "
-        f"three numbers of rows, at most {rows}, got {_listed(split)}"
+        f"three numbers of rows that sum to at most {rows}, got {_listed(split)}, "
+        f"which sum to {_listed([sum(split)])}"
     )
+
+
+def _check_split(split: Sequence[float]) -> None:
+    """Check that each part of the rows has a number above 0."""
+    if len(split) != len(PARTS):
+        raise UserError(
+            f"`split` must be three numbers, for the rows to {', to '.join(PARTS)}, "
+            f"such as 0.6,0.2,0.2, got {len(split)}: {_listed(split)}"
+        )
+    for share, part in zip(split, PARTS, strict=True):
+        if not 0 < share < math.inf:
+            raise UserError(
+                f"`split` must be three numbers above 0, got {share:g} for the rows "
+                f"to {part}, in {_listed(split)}"
+            )
 
 
 def _listed(split: Sequence[float]) -> str:

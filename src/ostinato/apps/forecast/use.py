@@ -20,7 +20,7 @@ from .windows import Scale
 
 MOST_DIGITS = 15  # that a float64 has in decimal
 FILES = TensorFiles(
-    "ostinato-forecast-1",
+    "ostinato-forecast-2",
     "train one with: ostinato train forecast FILE.csv",
     MOST_PARAMS,
 )
@@ -108,8 +108,10 @@ def write(path: Path, trained: Trained, given: table.Table, values: np.ndarray) 
     """
     after, digits = dates.following(given.dates, len(values)), _digits(trained, values)
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["date", *given.names])
+    head = given.dated, *given.names
+    quoting = csv.QUOTE_ALL if "\r" in "".join(head) else csv.QUOTE_MINIMAL
+    writer = csv.writer(text, lineterminator="\n", quoting=quoting)
+    writer.writerow(head)
     for date, row, shown in zip(after, values, digits, strict=True):
         cells = (f"{value:.{n}g}" for value, n in zip(row, shown, strict=True))
         cell = str(date).removesuffix("+00:00") + "Z" if given.utc else date

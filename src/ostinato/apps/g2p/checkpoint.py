@@ -22,7 +22,7 @@ from .joint import Aligned
 from .model import MOST_PARAMS, Config, Params
 from .models import config_class
 
-FILES = TensorFiles("ostinato-g2p-3", "train one with: ostinato train g2p", MOST_PARAMS)
+FILES = TensorFiles("ostinato-g2p-4", "train one with: ostinato train g2p", MOST_PARAMS)
 
 
 class Model(NamedTuple):

@@ -16,7 +16,7 @@ from .rolls import MOST_FRAMES, NOTES
 from .settings import MOST_PER_BEAT
 
 FILES = TensorFiles(
-    "ostinato-music-1",
+    "ostinato-music-2",
     "train one with: ostinato train music FILE...",
     MOST_PARAMS,
 )
