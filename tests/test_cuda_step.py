@@ -24,6 +24,7 @@ from cell_cases import (
 )
 from cuda_driver import calls
 from cuda_emulation import gpu_in_place, needs_emulator
+from test_step_versions import LATER, operation
 from tolerance import assert_close
 
 import ostinato as ost
@@ -127,6 +128,25 @@ def compare(step, x, states, params=None, **options):
             assert_close(a, b, dtype=a.dtype, terms=100)
         else:
             np.testing.assert_array_equal(a, b)
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", LATER)
+def test_operations_of_later_versions_of_jax(name, on_gpu):
+    of_name, more = operation(name), name == "polynomial"
+
+    def step(p, s, x, t):
+        coefficients = [jnp.full_like(x, c) for c in (0.5, -1.0, 2.0)] * more
+        s = 0.5 * s + of_name(jnp.square(x) + 1, *coefficients)
+        return s, s
+
+    def last(backend):
+        x, s = normal(BATCH, STEPS, 3), normal(BATCH, 3, seed=1)
+        return jax.jit(lambda: ost.recurrent_net(step, x, s, backend=backend).states)()
+
+    before = len(calls())
+    assert_close(last("cuda"), last("scan"), terms=100)
+    assert len(launches(before)) == 1
 
 
 def normal(*shape, dtype="float64", seed=0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -157,6 +158,15 @@ def _reduced(
     raise Unsupported("it reduces the precision of values")
 
 
+def _polynomial(
+    params: dict[str, Any], dtypes: Sequence[Any], given: Sequence[str]
+) -> str:
+    x, *lower, result = given
+    for coefficient in reversed(lower):
+        result = f"({result} * {x} + {coefficient})"
+    return result
+
+
 def _round(params: dict[str, Any], dtypes: Sequence[Any], given: Sequence[str]) -> str:
     even = params["rounding_method"] == lax.RoundingMethod.TO_NEAREST_EVEN
     return f"{'RoundEven' if even else 'RoundAway'}({given[0]})"
@@ -174,6 +184,7 @@ SPECIAL: dict[str, Callable[[dict[str, Any], Sequence[Any], Sequence[str]], str]
     "clamp": lambda p, d, given: f"Min(Max({given[1]}, {given[0]}), {given[2]})",
     "convert_element_type": _convert,
     "integer_pow": _power,
+    "log2": lambda p, d, given: f"(Log({given[0]}) * {literal(1 / math.log(2), d[0])})",
     "neg": lambda p, d, given: (
         f"(-{given[0]})"
         if jnp.issubdtype(d[0], jnp.floating)
@@ -182,6 +193,10 @@ SPECIAL: dict[str, Callable[[dict[str, Any], Sequence[Any], Sequence[str]], str]
     "not": lambda p, d, given: (
         f"(!{given[0]})" if np.dtype(d[0]) == np.bool_ else f"(~{given[0]})"
     ),
+    "one_minus_square": lambda p, d, given: (
+        f"({type_of(d[0])}(1) - {given[0]} * {given[0]})"
+    ),
+    "polynomial": _polynomial,
     "reduce_precision": _reduced,
     "round": _round,
     "select_n": _select,
