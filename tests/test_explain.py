@@ -48,6 +48,25 @@ def test_what_the_cpu_loop_lacks_is_named_with_its_line():
         ost.recurrent_net(sorting, X, H_0, params=W, backend="cpu")
 
 
+@native
+def test_gradients_elsewhere_are_told():
+    cell, x = cells.LSTMP(4, 5, proj_size=4), jnp.ones((3, 5, 4), jnp.bfloat16)
+    told = ost.explain(cell, x, return_all_states=True)
+    assert told.backend == "cpu"
+    assert re.search(r"\d+ operations, .* forward; gradients on xla: ", str(told))
+    params, states = (
+        cell.init(jax.random.key(0), x.dtype),
+        cell.initial_state(3, x.dtype),
+    )
+
+    def loss(p):
+        out = ost.recurrent_net(cell, x, states, params=p, return_all_states=True)
+        return jnp.sum(out.outputs, dtype=jnp.float32)
+
+    calls = (jax.jit(f).lower(params).as_text() for f in (loss, jax.grad(loss)))
+    assert ["ostinato_step" in text for text in calls] == [True, False]
+
+
 LACKING: dict[str, tuple[Callable, str]] = {
     "a convolution of the state": (
         lambda h: lax.conv_general_dilated(h[:, None], W[:1, None], (1,), "SAME")[:, 0],

@@ -162,3 +162,9 @@ def test_backward_of_a_cell_checks_all_that_it_is_given(gates):
         with pytest.raises(error) as info:
             cell_backward(gates, **changes)
         assert_says(info, words)
+
+
+@pytest.mark.parametrize("name", ["lengths", "save", "names"])
+def test_an_unknown_keyword(name):
+    with pytest.raises(TypeError, match=rf"rnn_forward\(\) got an unex.*'{name}'"):
+        ost.rnn_forward(GRU, weights_of(GRU), zeros(B, T, I), **{name: True})

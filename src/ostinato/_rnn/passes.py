@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools as ft
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -80,10 +81,15 @@ def rnn_forward(
     Holds under the same transformations as `rnn`; gradients pass through the reserve
     too.
     """
+    for name in options.keys() - _OPTIONS:
+        raise TypeError(f"rnn_forward() got an unexpected keyword argument {name!r}")
     call, given = check_arguments(
         spec, weights, x, initial_state, padding=padding, **options
     )
     return _forward(dataclasses.replace(call, save=True), padding, given)
+
+
+_OPTIONS = inspect.signature(check_arguments).parameters.keys() - {"names"}
 
 
 @ft.partial(jax.jit, static_argnums=(0, 1), inline=True)

@@ -67,11 +67,15 @@ def describe(loop: Loop, origins: Origins) -> tuple[str, str | None]:
     wrt = tuple(is_float(v.aval) for v in step.jaxpr.invars) + (False,) * loop.masked
     try:
         check_available(loop)
-        lower_forward(loop, None)
+        alone = lower_forward(loop, None)
+    except Unsupported as error:
+        return "", reason(error, origins)
+    try:
         forward = lower_forward(loop, wrt)
         plan = plan_backward(loop, wrt)
     except Unsupported as error:
-        return "", reason(error, origins)
+        lacking = reason(error, origins)
+        return f"{operations_of(alone)} forward; gradients on xla: {lacking}", None
     shapes: dict[Any, int] = {}
     for i in dict.fromkeys(forward.sources[len(step.jaxpr.outvars) :]):
         if i is not None and i >= 0:

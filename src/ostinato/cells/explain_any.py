@@ -29,9 +29,10 @@ def explain(
 ) -> Explanation:
     """Say which backend runs a network, and why.
 
-    Derivatives of a network take the same backend, with two exceptions that run on xla:
-    tangents (`jvp`), and anything that is differentiated twice. Exported functions
-    (`jax.export`) run on xla too, so that any machine can run them.
+    Derivatives of a network take the same backend, with exceptions that run on xla:
+    tangents (`jvp`), anything that is differentiated twice, and gradients where `why`
+    says so. Exported functions (`jax.export`) run on xla too, so that any machine can
+    run them.
 
     Args:
         network: an `RNNSpec`, as for `rnn`; or a cell or a step function, as for
