@@ -86,7 +86,7 @@ def written_out(eqn: JaxprEqn) -> ClosedJaxpr | None:
     def run(*operands: Any) -> Any:
         return whole.expand(*whole.in_tree.unflatten(operands))
 
-    avals = [v.aval for v in eqn.invars]
+    avals: list[Any] = [v.aval for v in eqn.invars]
     return jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
 
 
