@@ -594,3 +594,39 @@ def test_reshapes_in_the_order_of_fortran(name):
     got = ragged.vmap(function)(ragged.RaggedArray.from_list(xs))
     for y, x in zip(got, xs, strict=True):
         np.testing.assert_array_equal(y, function(x))
+
+
+INTO = lax.ScatterDimensionNumbers((), (0,), (0,))
+FAR = {
+    "unsigned": np.uint32(2**32 - 1),
+    "long": np.int64(2**40),
+    "long, before": np.int64(-(2**40)),
+    "unsigned, long": np.uint64(2**63),
+}
+
+
+@pytest.mark.parametrize("far", FAR.values(), ids=FAR)
+def test_places_beyond_int32_stay_outside(far):
+    """They would be within an axis if their lower bits were taken alone."""
+
+    def function(x):
+        some = jnp.where(x[:, 0] > 0, jnp.arange(x.shape[0]).astype(far.dtype), far)
+        one = jnp.array([far])
+        return (
+            jnp.take(x, one, 0, mode="clip"),
+            jnp.take(x, some, 0, mode="clip"),
+            *(
+                lax.scatter_add(a, i[:, None], b, INTO, mode=mode)
+                for mode in ("clip", "drop")
+                for a, i, b in (
+                    (x[:, 0], one, jnp.ones(1)),
+                    (jnp.zeros(3), some, x[:, 1]),
+                    (x[:, 0], some, x[:, 1]),
+                )
+            ),
+        )
+
+    mapped = fast_jit(ragged.vmap(function))(batch())
+    each = zip(*map(function, PARTS), strict=True)  # of all examples, result by result
+    for got, want in zip(mapped, each, strict=True):
+        equal(got, want)

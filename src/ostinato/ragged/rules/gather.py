@@ -162,7 +162,7 @@ def _window_at(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value
         return None
     if gather.fills:
         return None
-    start = ctx.to_padded(indices).x[:, 0].astype(jnp.int32)
+    start = as_int32(ctx.to_padded(indices).x[:, 0])
     return read_window(ctx, x, start, gather.shape)
 
 
@@ -216,7 +216,7 @@ def _token_index(
         which: the component that is a position in an example.
         most: the largest token.
     """
-    index = index.astype(jnp.int32)
+    index = as_int32(index)
     example = along(ids, at, index.ndim - 1)
     lengths = jnp.take(lengths, example)
     token, inside = starts_in_range(index[..., which], lengths, 1)
@@ -242,7 +242,7 @@ def _from_each(ctx: Context, gather: _Gather, x: Value, indices: Value) -> Value
     def read(own: Sizes, a: Array, index: Array) -> list[Array]:
         if not touched:
             return [gather(a, index, sizes)]
-        index = index.astype(jnp.int32)
+        index = as_int32(index)
         inside: Any = True
         for which, axis in touched:
             start, fits = starts_in_range(

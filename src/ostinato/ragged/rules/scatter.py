@@ -150,7 +150,7 @@ def _window_at(
         return None
     for axis in sorted(scatter.dims.inserted_window_dims):
         updates = _with_axis(ctx, updates, axis)
-    at = ctx.to_padded(indices).x.astype(jnp.int32)
+    at = as_int32(ctx.to_padded(indices).x)
     zero = Shared(jnp.zeros((), at.dtype), ())
     starts: list[Value] = [zero for _ in x.shape]
     for which, axis in enumerate(touched):
@@ -204,7 +204,7 @@ def _at_tokens(
         example, real = along(jnp.arange(ctx.batch), 0, indices.x.ndim - 1), True
         windows = scatter.dims.update_window_dims
         dims = {"update_window_dims": tuple(a + 1 for a in windows)}
-    index = indices.x.astype(jnp.int32)
+    index = as_int32(indices.x)
     lengths = jnp.take(ctx.lengths(tokens.dim), example)
     token, inside = starts_in_range(index[..., which], lengths, 1)
     first = jnp.take(ctx.segments(tokens.dim).offsets, example)
@@ -227,7 +227,7 @@ def _into_dense(
     ids = ctx.segments(indices.dim).drop_ids
     ids = along(ids, indices.axis, indices.x.ndim)
     ids = jnp.broadcast_to(ids, (*indices.x.shape[:-1], 1))
-    index = jnp.concatenate([ids, indices.x.astype(jnp.int32)], axis=-1)
+    index = jnp.concatenate([ids, as_int32(indices.x)], axis=-1)
     y = scatter(
         ctx.to_padded(x).x,
         index,
@@ -260,7 +260,7 @@ def _into_each(
     sized = bool(ragged) or any(is_symbolic(x.shape[a]) for a in touched)
 
     def write(own: Sizes, a: Array, index: Array, new: Array) -> list[Array]:
-        index = index.astype(jnp.int32)
+        index = as_int32(index)
         inside: Any = True
         for which, axis in enumerate(touched):
             start, fits = starts_in_range(
