@@ -160,7 +160,9 @@ def test_no_second_derivative_passes_a_reset(half, kind, backend, place, reverse
         start = h_0 if half == "after" else jnp.full_like(h_0, value)
         # The factor of the reset itself belongs to neither side.
         args = a.at[:, holes | (steps == place)].set(value), b.at[:, holes].set(value)
-        found = second_derivatives(run, (*args, start), arrays(kind, seed=5))
+        da, *dots = arrays(kind, seed=5)
+        dots = da.at[:, place].set(value), *dots
+        found = second_derivatives(run, (*args, start), dots)
         other = ~holes & (steps != place)
         return [
             (da[:, other], db[:, ~holes], dh_0 if half == "after" else None)

@@ -597,6 +597,7 @@ def test_reshapes_in_the_order_of_fortran(name):
 
 
 INTO = lax.ScatterDimensionNumbers((), (0,), (0,))
+WINDOW = lax.GatherDimensionNumbers((0, 1), (), (0,))
 FAR = {
     "unsigned": np.uint32(2**32 - 1),
     "long": np.int64(2**40),
@@ -613,6 +614,9 @@ def test_places_beyond_int32_stay_outside(far):
         some = jnp.where(x[:, 0] > 0, jnp.arange(x.shape[0]).astype(far.dtype), far)
         one = jnp.array([far])
         return (
+            lax.gather(x, one, WINDOW, (1, 4), mode="clip"),
+            lax.scatter_add(x[:, 0], one, jnp.ones(()), INTO, mode="drop"),
+            lax.scatter_add(x[:, 0], one, jnp.ones(()), INTO, mode="clip"),
             jnp.take(x, one, 0, mode="clip"),
             jnp.take(x, some, 0, mode="clip"),
             *(

@@ -151,20 +151,6 @@ def select(condition: Array | None, x: Array) -> Array:
     return jnp.where(jnp.broadcast_to(condition, x.shape), x, jnp.zeros((), x.dtype))
 
 
-def select_factors(call: Recurrence, condition: Array | None, a: Array) -> Array:
-    """Return factors where a condition on states holds, or everywhere for None, else 0.
-
-    The condition has the axes of states. Factors that sequences shared are each
-    sequence's own then.
-    """
-    if condition is None:
-        return a
-    if call.blocks:
-        condition = jnp.expand_dims(condition, -1)
-    shape = jnp.broadcast_shapes(condition.shape, a.shape)
-    return select(condition, jnp.broadcast_to(a, shape))
-
-
 def numbers(call: Recurrence, a: Any, b: Any) -> np.ndarray:
     """Return sizes and distances as kernels take them.
 

@@ -85,13 +85,12 @@ def tangent(
     """Return the tangents of `h` and of the last state."""
     lengths, resets = call.masks(masks)
     keeps = calls.active(call, h, lengths, resets)
-    # Both sides: NaN in one would reach the gradient of the other, as NaN times 0.
+    # Before and after the product: else NaN in one of its sides would reach the result
+    # or the gradient of the other side, as NaN times 0.
     before = calls.select(keeps, calls.previous_states(call, h, h_0, lengths))
-    if not call.shares(da, call.time_axis) or call.shares(h, call.time_axis):
-        da = calls.select_factors(call, keeps, da)
     dtype = calls.wide(h.dtype)
     change = calls.multiply(call, da.astype(dtype), before.astype(dtype))
-    moved = db.astype(dtype) + change
+    moved = db.astype(dtype) + calls.select(keeps, change)
     return _bind(linear_p, call, a, moved.astype(h.dtype), dh_0, *masks)
 
 
@@ -183,19 +182,17 @@ def _factor_before(
         return jnp.concatenate(moved, axis), jnp.squeeze(end, axis)
 
     factors, end = move(factors, jax.lax.slice_in_dim(one, 0, 1, axis=axis))
-    masks, end_resets = (), None
+    masks, kept = (), None
     if resets is not None:
         inside = calls.valid(call, resets, lengths)
         resets = resets if inside is None else resets & inside
         none = jnp.zeros_like(jax.lax.slice_in_dim(resets, 0, 1, axis=axis))
-        resets, end_resets = move(resets, none)
-        masks = (resets,)
+        resets, at_end = move(resets, none)
+        masks, kept = (resets,), ~jnp.expand_dims(at_end, range(1, h_0.ndim))
     before = dataclasses.replace(call, after=False, has_lengths=False)
     h, h_n = _bind(linear_p, before, factors, b, h_0, *masks)
-    if end_resets is not None:
-        kept = ~jnp.expand_dims(end_resets, range(1, h_n.ndim))
-        end, h_n = calls.select_factors(call, kept, end), calls.select(kept, h_n)
-    h_n = calls.multiply(call, end, h_n)
+    # As in `tangent`, before and after the product.
+    h_n = calls.select(kept, calls.multiply(call, end, calls.select(kept, h_n)))
     return [calls.select(calls.valid(call, h, lengths), h), h_n]
 
 
