@@ -150,7 +150,7 @@ class Model:
 
 
 TIERS = {"tiers": 3}
-PACKED_SCAN = {"scan": "lanes"}
+PACKED_SCAN = {"scan": "packed"}
 MODELS = {
     "mlp": Model("MLP", mlp, _masked(mlp), {}, (5, 4.5)),
     "pool": Model("MLP, mean pooling", mean_pooling, masked_mean_pooling, {}, (5, 4.5)),

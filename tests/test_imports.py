@@ -212,3 +212,25 @@ def test_a_library_that_is_not_installed_is_told_of(name, extra):
     )
     assert f"needs the package `{library}" in said
     assert said.endswith(f"run: pip install 'ostinato[{extra}]'")
+
+
+@pytest.mark.parametrize(
+    "call, library, extra",
+    [
+        ("torch.to_state_dict(spec, weights)", "torch", "torch"),
+        ("onnx.from_model('m.onnx')", "onnx", "onnx"),
+        ("keras.from_file('m.keras')", "h5py", "keras"),
+        ("flax.to_cell(spec, weights)", "flax", "flax"),
+        ("equinox.to_cell(spec, weights)", "equinox", "equinox"),
+    ],
+)
+def test_a_converter_says_which_library_is_not_installed(call, library, extra):
+    module = call.split(".")[0]
+    said = said_by(
+        f"import sys; sys.modules[{library!r}] = None\n"
+        f"import jax, ostinato as ost; from ostinato.interop import {module}\n"
+        "spec = ost.RNNSpec('lstm', 2, 3, bias='recurrent')\n"
+        f"weights = ost.init_weights(jax.random.key(0), spec); {call}"
+    )
+    assert said.startswith(f"ModuleNotFoundError: this needs the package `{library}`")
+    assert said.endswith(f"run: pip install 'ostinato[{extra}]'")

@@ -27,7 +27,7 @@ ERRORS = {
     "too many tokens": (
         lambda: RaggedArray(ROWS, [4, 6]),
         ValueError,
-        "`lengths` must sum to at most the 9 rows of the capacity, got 10",
+        "`lengths` must sum to at most the capacity, 9 tokens, got 10",
     ),
     "too long": (
         lambda: RaggedArray(ROWS, [1, 5], max_length=4),
@@ -57,7 +57,7 @@ ERRORS = {
     "beyond int32, in sum": (
         lambda: RaggedArray(ROWS, [2**32 + 1, 2**62]),
         ValueError,
-        "the 9 rows of the capacity, got 4611686022722355201",
+        "the capacity, 9 tokens, got 4611686022722355201",
     ),
     "beyond int32 and negative": (
         lambda: RaggedArray(ROWS, [2**32 + 1, -1]),
@@ -67,12 +67,12 @@ ERRORS = {
     "splits beyond int32": (
         lambda: RaggedArray.from_row_splits(ROWS, [0, 2, 2**32 + 1]),
         ValueError,
-        "the 9 rows of the capacity, got 4294967297",
+        "the capacity, 9 tokens, got 4294967297",
     ),
     "splits beyond int32, of JAX": (
         lambda: RaggedArray.from_row_splits(ROWS, jnp.array([0, 2, 2**32 + 1])),
         ValueError,
-        "the 9 rows of the capacity, got 4294967297",
+        "the capacity, 9 tokens, got 4294967297",
     ),
     "negative": (lambda: RaggedArray(ROWS, [1, -2]), ValueError, "got -2 in example 1"),
     "lengths of floats": (
@@ -120,7 +120,7 @@ ERRORS = {
     "capacity below the tokens": (
         lambda: RaggedArray.from_list([ROWS], capacity=8),
         ValueError,
-        "`capacity` must hold all 9 rows, got 8",
+        "`capacity` must hold all 9 tokens, got 8",
     ),
     "longer than the padding": (
         lambda: RaggedArray.from_padded(ROWS[None], [10]),
@@ -282,7 +282,7 @@ ERRORS = {
     "rows of another number": (
         lambda: RaggedArray(ROWS, [1]).with_data(ROWS[:8]),
         ValueError,
-        r"`data` must have 9 rows on axis 0, got shape \[8, 2\]",
+        r"`data` must have 9 tokens on axis 0, got shape \[8, 2\]",
     ),
     "octave": (
         lambda: ragged.round_capacity(3, per_octave=3),

@@ -159,7 +159,7 @@ def test_concatenate_refuses():
         ragged.concatenate([batch, batch.with_data(batch.data.astype(jnp.int32))])
     with pytest.raises(ValueError, match=r"\[None, 2\], got \[None, 1\]"):
         ragged.concatenate([batch, batch.with_data(batch.data[:, :1])])
-    with pytest.raises(ValueError, match="`capacity` must hold all 3 rows, got 2"):
+    with pytest.raises(ValueError, match="`capacity` must hold all 3 tokens, got 2"):
         ragged.concatenate([batch], capacity=2)
 
 

@@ -378,7 +378,7 @@ def test_wrong_arguments():
         ragged.vmap(identity, in_axes=(0, 0))(x)
     with pytest.raises(TypeError, match="in_axes"):
         ragged.vmap(identity, in_axes="n")(x)
-    with pytest.raises(ValueError, match="in_axes.*mapped by its rows"):
+    with pytest.raises(ValueError, match="in_axes.*mapped by its examples"):
         ragged.vmap(identity, in_axes=(None,))(x)
     with pytest.raises(ValueError, match="in_axes.*has 2 for an array"):
         ragged.vmap(identity, in_axes=(0, 2))(x, jnp.ones((3, 3)))

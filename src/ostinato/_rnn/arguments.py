@@ -91,7 +91,7 @@ def check_arguments(
     if x.ndim not in (2, 3):
         order = "[T, B, I]" if time_major else "[B, T, I]"
         raise ValueError(
-            f"`x` must have shape {order}, or [T, I] for one sequence, got "
+            f"`{x_name}` must have shape {order}, or [T, I] for one sequence, got "
             f"{_checks.describe(x)}"
         )
     if x.shape[-1] != spec.input_size:
@@ -111,7 +111,8 @@ def check_arguments(
     states = lengths = None
     if initial_state is not None:
         given = check_state(spec, initial_state, state_name)
-        states = _checked_states(spec, given, x, sizes.get("B"), state_name)
+        like = {x_name: x}
+        states = _checked_states(spec, given, sizes.get("B"), state_name, like)
     if seq_lengths is not None:
         batch = sizes.get("B", 1)
         lengths = _checks.check_seq_lengths(seq_lengths, batch, sizes["T"], single)
@@ -234,14 +235,21 @@ def _describe_state(state: Any) -> str:
 
 
 def _checked_states(
-    spec: RNNSpec, states: tuple[Any, ...], x: Array, batch: Any, name: str
+    spec: RNNSpec,
+    states: tuple[Any, ...],
+    batch: Any,
+    name: str,
+    like: dict[str, Array],
 ) -> tuple[Array, ...]:
-    """Return the states as arrays; `batch` is None for one sequence without batch."""
+    """Return the states as arrays, with the dtype of `like`, the inputs by their name.
+
+    `batch` is None for one sequence without batch.
+    """
     checked = []
     for i, (a, shape) in enumerate(zip(states, state_shapes(spec, batch), strict=True)):
         label = f"{name}[{i}]" if len(states) > 1 else name
         a = _checks.check_array(label, a)
-        _checks.check_same_dtype(x=x, **{label: a})
+        _checks.check_same_dtype(**like, **{label: a})
         dims = dict(zip(("L*D", "B", "H"), shape, strict=True))
         if batch is None:
             del dims["B"]

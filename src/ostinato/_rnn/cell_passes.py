@@ -138,7 +138,7 @@ def gru_cell_forward(
     Returns:
         `(h_next, reserve)`; `gru_cell_backward` takes the reserve.
     """
-    _check(3, x, w_ih, w_hh, b_ih, b_hh, h=h)
+    x, w_ih, w_hh, b_ih, b_hh, h = _checked(3, x, w_ih, w_hh, b_ih, b_hh, h=h)
     gx, gh = _affine(x, w_ih, b_ih), _affine(h, w_hh, b_hh)
     gates, h_next = pointwise.gru_after(gx, gh, widen(h))
     r, z, n, h_candidate = _narrow(x, *jnp.split(gates, 4, axis=-1))
@@ -166,7 +166,9 @@ def gru_cell_backward(
         TypeError: the dtypes differ, or `reserve` is none.
         ValueError: shapes disagree.
     """
-    _check_backward(3, GRUReserve, reserve, w_ih, w_hh, dh_next=dh_next)
+    reserve, w_ih, w_hh, dh_next = _checked_backward(
+        3, GRUReserve, reserve, w_ih, w_hh, dh_next=dh_next
+    )
     x, h = reserve.x, reserve.h
     gates = jnp.concatenate([widen(a) for a in reserve[:4]], axis=-1)
     dgx, dh_candidate, dh = pointwise.gru_after_backward(
@@ -227,7 +229,7 @@ def lstm_cell_forward(
     Returns:
         `((h_next, c_next), reserve)`; `lstm_cell_backward` takes the reserve.
     """
-    _check(4, x, w_ih, w_hh, b_ih, b_hh, h=h, c=c)
+    x, w_ih, w_hh, b_ih, b_hh, h, c = _checked(4, x, w_ih, w_hh, b_ih, b_hh, h=h, c=c)
     pre = _affine(x, w_ih, b_ih) + _affine(h, w_hh, b_hh)
     gates, c_next, h_next = pointwise.lstm(pre, widen(c), _LSTM)
     c_next, h_next = _narrow(x, c_next, h_next)
@@ -258,8 +260,9 @@ def lstm_cell_backward(
         TypeError: the dtypes differ, or `reserve` is none.
         ValueError: shapes disagree.
     """
-    cotangents = {"dh_next": dh_next, "dc_next": dc_next}
-    _check_backward(4, LSTMReserve, reserve, w_ih, w_hh, **cotangents)
+    reserve, w_ih, w_hh, dh_next, dc_next = _checked_backward(
+        4, LSTMReserve, reserve, w_ih, w_hh, dh_next=dh_next, dc_next=dc_next
+    )
     x, h, c = reserve.x, reserve.h, reserve.c
     gates = jnp.concatenate([widen(a) for a in reserve[:4]], axis=-1)
     dpre, dc = pointwise.lstm_backward(
@@ -324,7 +327,7 @@ def rnn_cell_forward(
         `(h_next, reserve)`; `rnn_cell_backward` takes the reserve.
     """
     spec = _spec_of(activation)
-    _check(1, x, w_ih, w_hh, b_ih, b_hh, h=h)
+    x, w_ih, w_hh, b_ih, b_hh, h = _checked(1, x, w_ih, w_hh, b_ih, b_hh, h=h)
     h_next = pointwise.rnn(_affine(x, w_ih, b_ih) + _affine(h, w_hh, b_hh), spec)
     h_next = h_next.astype(x.dtype)
     return h_next, RNNCellReserve(h_next, x, h)
@@ -354,7 +357,9 @@ def rnn_cell_backward(
         ValueError: shapes disagree, or the activation is unknown.
     """
     spec = _spec_of(activation)
-    _check_backward(1, RNNCellReserve, reserve, w_ih, w_hh, dh_next=dh_next)
+    reserve, w_ih, w_hh, dh_next = _checked_backward(
+        1, RNNCellReserve, reserve, w_ih, w_hh, dh_next=dh_next
+    )
     slope = pointwise.rnn_slope(widen(reserve.h_next), spec)
     dpre = widen(dh_next) * slope
     return RNNCellGrads(*_gradients(reserve.x, reserve.h, w_ih, w_hh, dpre, dpre, None))
@@ -368,34 +373,30 @@ def _spec_of(activation: str) -> RNNSpec:
     return RNNSpec(f"rnn_{activation}", 1, 1)  # type: ignore[arg-type]
 
 
-def _check(
-    gates: int,
-    x: Array,
-    w_ih: Array,
-    w_hh: Array,
-    b_ih: Array,
-    b_hh: Array,
-    **states: Array,
-) -> None:
-    arrays: dict[str, Any] = dict(x=x, w_ih=w_ih, w_hh=w_hh, b_ih=b_ih, b_hh=b_hh)
-    for name, a in {**arrays, **states}.items():
-        _checks.check_array(name, a)
+def _checked(
+    gates: int, x: Any, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any, **states: Any
+) -> list[Array]:
+    """Return all arguments of a forward pass in their order, as arrays of JAX."""
+    given = dict(x=x, w_ih=w_ih, w_hh=w_hh, b_ih=b_ih, b_hh=b_hh, **states)
+    arrays = {name: _checks.check_array(name, a) for name, a in given.items()}
+    x, h = arrays["x"], arrays["h"]
     _checks.check_floating("x", x, _checks.FLOATS)
-    _checks.check_same_dtype(**arrays, **states)
+    _checks.check_same_dtype(**arrays)
     _checks.check_rank("x", x, "B", "I")
-    _checks.check_rank("h", states["h"], "B", "H")
-    (batch, inputs), hidden = x.shape, states["h"].shape[1]
-    for name, a in states.items():
-        _checks.check_shape(name, a, B=batch, H=hidden)
-    _check_matrices(gates, inputs, hidden, w_ih, w_hh)
-    for name, b in {"b_ih": b_ih, "b_hh": b_hh}.items():
-        _checks.check_shape(name, b, **{f"{gates}H": gates * hidden})
+    _checks.check_rank("h", h, "B", "H")
+    (batch, inputs), hidden = x.shape, h.shape[1]
+    for name in states:
+        _checks.check_shape(name, arrays[name], B=batch, H=hidden)
+    _check_matrices(gates, inputs, hidden, arrays["w_ih"], arrays["w_hh"])
+    for name in ("b_ih", "b_hh"):
+        _checks.check_shape(name, arrays[name], **{f"{gates}H": gates * hidden})
+    return [*arrays.values()]
 
 
-def _check_backward(
+def _checked_backward(
     gates: int, kind: type, reserve: Any, w_ih: Any, w_hh: Any, **cotangents: Any
-) -> None:
-    """Check what the backward pass of a cell with `gates` gates is given."""
+) -> list[Any]:
+    """Return all arguments of a backward pass in their order, as arrays of JAX."""
     if not isinstance(reserve, kind):
         raise TypeError(
             f"`reserve` must be the {kind.__name__} that the forward pass returned, "
@@ -415,6 +416,8 @@ def _check_backward(
         if name != "reserve.x":
             _checks.check_shape(name, arrays[name], B=batch, H=hidden)
     _check_matrices(gates, inputs, hidden, arrays["w_ih"], arrays["w_hh"])
+    checked = [*arrays.values()]
+    return [kind(*checked[: len(kept)]), *checked[len(kept) :]]
 
 
 def _check_matrices(

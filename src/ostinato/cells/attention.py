@@ -284,23 +284,24 @@ class AttendingCell(SizedCell):
         """Check `params`, and compute the products of weights with the memory."""
         check_params_type(self.attention, params, AttentionParams)
         shapes = self.attention.param_shapes()
-        check_params(self.attention, params._replace(cell=None), shapes)
         for leaf in jax.tree.leaves(params):
+            leaf = _checks.check_array("params", leaf)
             _checks.check_same_dtype(memory=self.memory, params=leaf)
+        own = check_params(self.attention, params._replace(cell=None), shapes)
+        params = own._replace(cell=self.attention.cell.prepare(params.cell))
         keys = coverage = None
         if params.w_memory is not None:
             keys = self._project(params.w_memory, params.b_memory)
         if params.w_coverage is not None:
             coverage = self._project(params.w_coverage, params.b_coverage)
-        inner = self.attention.cell.prepare(params.cell)
-        return _Prepared(params._replace(cell=inner), self.memory, keys, coverage)
+        return _Prepared(params, self.memory, keys, coverage)
 
     def _project(self, w: Array, b: Array) -> Array:
         return add(product(self.memory, w), b).astype(self.memory.dtype)
 
     def precompute(self, params: _Prepared, inputs: Array) -> Any:
         """Return the inner cell's product with the inputs if it has one, or these."""
-        check_inputs(inputs, self.input_size, memory=self.memory)
+        inputs = check_inputs(inputs, self.input_size, memory=self.memory)
         cell = self.attention.cell
         if isinstance(cell, GatedCell):
             return cell.input_product(params.params.cell, inputs)

@@ -112,13 +112,12 @@ class ParamsCell(SizedCell, Generic[Params]):
         return (first, *others) if others else first
 
     def unpack(self, states: Any, batch: int, params: Any) -> Any:
-        """Check the states and return them as a tuple."""
+        """Check the states; return them as a tuple of arrays of JAX."""
         return check_states(states, batch, params.w_hh, **self.state_sizes)
 
     def prepare(self, params: Any) -> Any:
-        """Check names and shapes of `params` and return them."""
-        check_params(self, params, self.param_shapes())
-        return params
+        """Check names and shapes of `params`; return them as arrays of JAX."""
+        return check_params(self, params, self.param_shapes())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +129,7 @@ class GatedCell(ParamsCell[Params]):
 
     def precompute(self, params: Any, inputs: Array) -> Any:
         """Compute `w_ih @ x + b_ih` for all steps: `[..., I]` to `[..., G*H]`."""
-        check_inputs(inputs, self.input_size, params=params.w_ih)
+        inputs = check_inputs(inputs, self.input_size, params=params.w_ih)
         return self.input_product(params, inputs)
 
     def input_product(self, params: Any, inputs: Array, first: int = 0) -> Any:
@@ -275,9 +274,14 @@ def check_params_type(cell: Any, params: Any, wanted: type) -> None:
         )
 
 
-def check_params(cell: Any, params: Any, shapes: Any) -> None:
-    """Raise TypeError or ValueError unless `params` match `shapes`, of `cell.init`."""
+def check_params(cell: Any, params: Any, shapes: Any) -> Any:
+    """Return `params` as arrays of JAX; check that they match `shapes`, of `cell.init`.
+
+    Raises:
+        TypeError, ValueError: they do not; the message names the parameter.
+    """
     check_params_type(cell, params, type(shapes))
+    arrays = {}
     for name, shape, value in zip(shapes._fields, shapes, params, strict=True):
         if (shape is None) != (value is None):
             wanted = "None" if shape is None else f"an array of shape {shape}"
@@ -285,20 +289,23 @@ def check_params(cell: Any, params: Any, shapes: Any) -> None:
             raise ValueError(f"`params.{name}` must be {wanted}, got {got}")
         if shape is None:
             continue
-        value = _checks.check_array(f"params.{name}", value)
+        value = arrays[name] = _checks.check_array(f"params.{name}", value)
         if value.shape != tuple(shape):
             raise ValueError(
                 f"`params.{name}` must have shape {tuple(shape)} for {cell}, got "
                 f"{value.shape}"
             )
-    _checks.check_same_dtype(
-        **{f"params.{n}": v for n, v in zip(shapes._fields, params, strict=True)}
-    )
+    _checks.check_same_dtype(**{f"params.{n}": a for n, a in arrays.items()})
+    return params._replace(**arrays)
 
 
-def check_inputs(inputs: Any, size: int, **like: Array) -> None:
-    """Raise unless inputs are floats with `size` features and the dtype of `like`."""
-    _checks.check_array("inputs", inputs)
+def check_inputs(inputs: Any, size: int, **like: Array) -> Array:
+    """Return inputs as an array of JAX; check `size` and the dtype of `like`.
+
+    Raises:
+        TypeError, ValueError: they have another dtype, or no last axis of `size`.
+    """
+    inputs = _checks.check_array("inputs", inputs)
     _checks.check_floating("inputs", inputs, _checks.FLOATS)
     _checks.check_same_dtype(inputs=inputs, **like)
     if inputs.ndim < 2 or inputs.shape[-1] != size:
@@ -306,12 +313,14 @@ def check_inputs(inputs: Any, size: int, **like: Array) -> None:
             f"`inputs` must have shape [..., B, input_size] with input_size={size}, "
             f"got {list(inputs.shape)}"
         )
+    return inputs
 
 
 def check_states(states: Any, batch: int, weights: Any, **sizes: int) -> Any:
-    """Check `states`, arrays `[B, size]` named in `sizes`; return them as a tuple.
+    """Check `states`, arrays `[B, size]` named in `sizes`.
 
-    For one size, `states` is the array itself.
+    Returns:
+        A tuple of arrays of JAX; for one size, `states` is the array itself.
     """
     names = ", ".join(sizes)
     if len(sizes) == 1:
@@ -321,8 +330,9 @@ def check_states(states: Any, batch: int, weights: Any, **sizes: int) -> Any:
             f"`states` must be ({names}), as `initial_state` makes them, got "
             f"{_checks.describe(states)}"
         )
-    for (name, size), a in zip(sizes.items(), states, strict=True):
-        _checks.check_array(name, a)
+    arrays = []
+    for (name, size), state in zip(sizes.items(), states, strict=True):
+        a = _checks.check_array(name, state)
         if a.ndim == 3 and (a.shape[0], a.shape[2]) == (batch, size):
             raise ValueError(
                 "`window` must be 1 for a cell, whose step reads one past state, got "
@@ -330,4 +340,5 @@ def check_states(states: Any, batch: int, weights: Any, **sizes: int) -> Any:
             )
         _checks.check_shape(name, a, B=batch, H=size)
         _checks.check_same_dtype(params=weights, **{name: a})
-    return tuple(states)
+        arrays.append(a)
+    return tuple(arrays)

@@ -52,7 +52,7 @@ class _FusedCell(GatedCell[LayerWeights]):
         """Run all steps in one call of `ostinato.rnn`, if it can; see `explain`."""
         if changes(self) or not fused.supports(options):
             return None
-        self.prepare(params)
+        params = self.prepare(params)
         check_inputs(inputs, self.input_size, params=params.w_ih)
         self.unpack(initial_states, options.batch, params)
         return fused.run(self, params, inputs, initial_states, options)

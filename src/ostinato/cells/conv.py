@@ -125,13 +125,12 @@ class ConvLSTM(SizedCell):
         return zeros, zeros
 
     def prepare(self, params: Any) -> Any:
-        """Check names and shapes of `params` and return them."""
-        check_params(self, params, self.param_shapes())
-        return params
+        """Check names and shapes of `params`; return them as arrays of JAX."""
+        return check_params(self, params, self.param_shapes())
 
     def precompute(self, params: Any, inputs: Array) -> Array:
         """Compute `w_ih * x + b_ih` for all steps: `[..., *grid, 4H]`."""
-        check_inputs(inputs, self.input_size, params=params.w_ih)
+        inputs = check_inputs(inputs, self.input_size, params=params.w_ih)
         axes = len(self.grid) + 1
         got = tuple(inputs.shape[-axes:-1])
         if inputs.ndim < axes + 1 or got != self.grid:
@@ -149,6 +148,7 @@ class ConvLSTM(SizedCell):
                 f"{_checks.describe(states)}"
             )
         want = (inputs_t.shape[0], *self.grid, self.hidden_size)
+        states = [_checks.check_array(n, a) for n, a in zip("hc", states, strict=True)]
         for name, a in zip("hc", states, strict=True):
             _checks.check_same_dtype(params=params.w_hh, **{name: a})
             if tuple(a.shape) != want:

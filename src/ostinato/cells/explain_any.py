@@ -52,8 +52,8 @@ def explain(
         explanations of its cells in `why`, and all of their backends in `backend`.
 
     Raises:
-        TypeError: `network` is none of these, `x` has no dtype, or a step function has
-            no `initial_states`.
+        TypeError: `network` is none of these, `x` has no shape or no dtype, or a step
+            function has no `initial_states`.
         ostinato.BackendError: no backend can run the spec here.
         Exception: what `recurrent_net` raises for the arguments, such as a
             `NotImplementedError` of a named backend that cannot run the step.
@@ -80,11 +80,11 @@ def explain(
         )
     options = with_defaults(options)
     if isinstance(network, Cell):
+        batch, dtype = _batch_and_dtype(x, options["time_major"])
         if initial_states is None:
-            batch = x.shape[1 if options["time_major"] else 0]
-            initial_states = network.initial_state(batch, x.dtype)
+            initial_states = network.initial_state(batch, dtype)
         if params is None:
-            init = lambda key: network.init(key, x.dtype)  # noqa: E731
+            init = lambda key: network.init(key, dtype)  # noqa: E731
             params = jax.eval_shape(init, jax.random.key(0))
     elif initial_states is None:
         raise TypeError(
@@ -96,6 +96,19 @@ def explain(
 
     trace_call(call, x, initial_states, params)  # raises what it raises
     return _explain_steps(network, x, initial_states, params, options)
+
+
+def _batch_and_dtype(x: Any, time_major: bool) -> tuple[Any, Any]:
+    """Return the number of sequences of the inputs of a cell, and their dtype."""
+    first = next(iter(jax.tree.leaves(x)), None)
+    shape, dtype = getattr(first, "shape", ()), getattr(first, "dtype", None)
+    if len(shape) < 2 or dtype is None:
+        order = "[T, B, ...]" if time_major else "[B, T, ...]"
+        raise TypeError(
+            f"`x` must be inputs {order}, or objects with their `shape` and `dtype`, "
+            f"got {_checks.describe(x)}"
+        )
+    return shape[1 if time_major else 0], dtype
 
 
 def _explain_steps(

@@ -49,7 +49,7 @@ class _RealCell(LinearCell, ParamsCell):
         return super().initial_state(batch, accumulation_dtype(dtype))
 
     def unpack(self, states: Any, batch: int, params: Any) -> Any:
-        """Check the states and return them as a tuple."""
+        """Check the states; return them as a tuple of arrays of JAX."""
         like = params.w_ih
         wide = accumulation_dtype(like.dtype)
         if getattr(states, "dtype", None) == wide:
@@ -211,7 +211,7 @@ class RGLRU(_RealCell):
 
     def precompute(self, params: Any, inputs: Any) -> Any:
         """Compute the two gates' products for all steps, head by head."""
-        check_inputs(inputs, self.input_size, params=params.w_ih)
+        inputs = check_inputs(inputs, self.input_size, params=params.w_ih)
         each = self.hidden_size // self.num_heads
         heads = inputs.reshape(*inputs.shape[:-1], self.num_heads, each)
         wide = widen(inputs).dtype

@@ -63,13 +63,12 @@ class _ComplexCell(LinearCell):
         raise NotImplementedError(f"{type(self).__name__} defines no parameters")
 
     def prepare(self, params: Any) -> Any:
-        """Check names and shapes of `params` and return them."""
-        check_params(self, params, self.param_shapes())
-        return params
+        """Check names and shapes of `params`; return them as arrays of JAX."""
+        return check_params(self, params, self.param_shapes())
 
     def precompute(self, params: Any, inputs: Any) -> Any:
         """Compute the real and the imaginary part of `B x` for all steps."""
-        check_inputs(inputs, self.input_size, params=params.d)
+        inputs = check_inputs(inputs, self.input_size, params=params.d)
         return product(inputs, params.b_re), product(inputs, params.b_im), inputs
 
     def read(self, params: Any, h: Array, inputs: Any) -> Array:

@@ -58,8 +58,8 @@ class LinearCell(SizedCell):
         """Run all steps in one linear recurrence, unless the options ask for a loop."""
         if changes(self) or stepping_reason(**options._asdict()) is not None:
             return None
-        self.prepare(params)  # its checks come before those of the states
-        h_0 = self.checked_state(initial_states, options.batch, params)
+        checked = self.prepare(params)  # before the states
+        h_0 = self.checked_state(initial_states, options.batch, checked)
         axis, lengths = 0 if options.time_major else 1, options.seq_lengths
         if lengths is not None:
             inputs = _padding.zero(inputs, lengths, axis)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import LayerWeights, RNNSpec
+from .._modules import needs
 from .._typing import Array, Float
 from .exported import join_biases, pseudo_layer, require
 from .imported import Imported, as_array, build, gate_order, reorder_gates
@@ -45,7 +46,8 @@ def from_cell(cell: Any) -> Imported:
 
     Holds under every JAX transformation.
     """
-    import equinox as eqx
+    with needs("equinox"):
+        import equinox as eqx
 
     call = getattr(type(cell), "__call__", None)  # noqa: B004
     if call is eqx.nn.LSTMCell.__call__:
@@ -101,7 +103,8 @@ def to_cell(
             `input_mode="skip"` or several heads; two biases without `fold`.
         ImportError: equinox is not installed.
     """
-    import equinox as eqx
+    with needs("equinox"):
+        import equinox as eqx
 
     target = "a cell of equinox"
     require(

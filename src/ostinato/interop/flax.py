@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import LayerWeights, RNNSpec, _checks
+from .._modules import needs
 from .._rnn.joining import Rows, transposed
 from .._typing import Array, Float
 from .exported import join_biases, pseudo_layer, refuse_candidate_bias, require
@@ -257,7 +258,8 @@ def _side(
 
 def _of_nnx(cell: Any) -> tuple[str, dict[str, Any], list[str]]:
     """Return the mode and the parameters of a cell of nnx, under linen's names."""
-    from flax import nnx
+    with needs("flax"):
+        from flax import nnx
 
     kind = next(
         (k for k in _MODES if type(cell).__call__ is getattr(nnx, k).__call__), None
@@ -310,8 +312,9 @@ def _not_linear(layer: Any) -> str | None:
     Adapters, quantised products and reparametrisations take the place of such a layer,
     or of the functions that it calls.
     """
-    from flax import nnx
-    from flax.nnx.nn import dtypes
+    with needs("flax"):
+        from flax import nnx
+        from flax.nnx.nn import dtypes
 
     call = getattr(type(layer), "__call__", None)  # noqa: B004
     if call is not nnx.Linear.__call__:
@@ -355,7 +358,8 @@ def _to_linen(
 
 def _to_nnx(spec: RNNSpec, parts: LayerWeights, b: Array, kind: str) -> Any:
     """Return a cell of nnx with these weights."""
-    from flax import nnx
+    with needs("flax"):
+        from flax import nnx
 
     options: dict[str, Any] = {}
     if spec.mode == "rnn_relu":

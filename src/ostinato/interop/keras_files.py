@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._files import check_zip, read_json, reading
+from .._modules import not_installed
 
 _ARRAYS = ("kernel", "recurrent_kernel", "bias")
 _MODELS = ("Functional", "Sequential", "Model")
@@ -65,10 +66,7 @@ def read_layers(path: str | os.PathLike[str]) -> list[Stored]:
         ImportError: h5py is not installed.
     """
     if importlib.util.find_spec("h5py") is None:
-        raise ImportError(
-            "files of Keras need the package `h5py`, which is not installed; run: "
-            "pip install 'ostinato[keras]'"
-        )
+        raise not_installed(ModuleNotFoundError(name="h5py"), "keras")
     with reading(path, "a model that Keras saved as .keras or .h5") as size:
         if not zipfile.is_zipfile(path):
             text, arrays = _hdf5(os.fspath(path), b"")

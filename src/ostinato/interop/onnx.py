@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import LayerWeights, RNNSpec, _checks
+from .._modules import needs
 from .._typing import Array, Float
 from .exported import pseudo_layers, require
 from .imported import (
@@ -248,7 +249,8 @@ def to_model(
             opset that the installed onnx does not know; bfloat16 before opset 22.
         ImportError: onnx is not installed.
     """
-    import onnx
+    with needs("onnx"):
+        import onnx
 
     require(spec, "a model of ONNX", proj_size=0, cell_clip=None, input_mode="linear")
     layers = pseudo_layers(spec, weights)

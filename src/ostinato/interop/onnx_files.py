@@ -16,6 +16,7 @@ import numpy as np
 
 from .. import _checks
 from .._files import BadFileError, reading
+from .._modules import needs
 
 _MAX_HOPS = 16
 _KIND = "a model of ONNX"
@@ -133,7 +134,8 @@ def read_model(path_or_model: Any) -> Graph:
         TypeError: the argument is neither.
         ImportError: onnx is not installed.
     """
-    import onnx
+    with needs("onnx"):
+        import onnx
 
     if isinstance(path_or_model, onnx.ModelProto):
         return Graph(onnx, path_or_model, None)
@@ -152,7 +154,8 @@ def read_model(path_or_model: Any) -> Graph:
 
 def data_files(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the files in which the data of a model lie besides its own."""
-    import onnx
+    with needs("onnx"):
+        import onnx
 
     with reading(path, _KIND):
         model = onnx.load_model_from_string(Path(path).read_bytes())

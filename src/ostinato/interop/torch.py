@@ -25,6 +25,7 @@ import numpy as np
 
 from .. import LayerWeights, RNNSpec, _checks
 from .._files import MAX_RATIO, BadFileError, check_zip, reading
+from .._modules import needs
 from .._typing import Array, Float
 from .exported import pseudo_layers, require
 from .imported import (
@@ -213,7 +214,8 @@ def _tensors_of(
     Raises:
         ValueError: the file is damaged, or holds no tensors by name.
     """
-    import torch
+    with needs("torch"):
+        import torch
 
     kind = "a file of tensors that torch.save wrote, such as a state_dict"
     with reading(path, kind) as size:
@@ -372,7 +374,8 @@ def to_state_dict(
 
 def as_bytes(sd: Mapping[str, Any]) -> bytes:
     """Return what `torch.save` writes of a state dict."""
-    import torch
+    with needs("torch"):
+        import torch
 
     buffer = io.BytesIO()
     torch.save(dict(sd), buffer)
@@ -381,7 +384,8 @@ def as_bytes(sd: Mapping[str, Any]) -> bytes:
 
 def as_tensor(a: Array) -> Any:
     """Return a copy of an array as a tensor of torch."""
-    import torch
+    with needs("torch"):
+        import torch
 
     if a.dtype == jnp.bfloat16:  # which numpy hands to torch as raw bytes
         return torch.tensor(np.asarray(a, np.float32)).to(torch.bfloat16)

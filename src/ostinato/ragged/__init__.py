@@ -5,7 +5,6 @@ from .batches import concatenate as concatenate
 from .batches import stack as stack
 from .core.context import Context as Context
 from .core.example_sizes import Sizes as Sizes
-from .core.registry import Refuse as Refuse
 from .core.registry import Unsupported as Unsupported
 from .core.values import Flat as Flat
 from .core.values import Padded as Padded
@@ -23,7 +22,6 @@ from .types.capacity import round_capacity as round_capacity
 from .types.capacity import round_length as round_length
 from .types.padded import PaddedRagged as PaddedRagged
 from .types.segments import Segments as Segments
-from .types.segments import Tail as Tail
 from .types.segments import UsedCapacity as UsedCapacity
 from .types.sharded import ShardedBatch as ShardedBatch
 from .types.sharded import ShardedRagged as ShardedRagged

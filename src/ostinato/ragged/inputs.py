@@ -237,8 +237,8 @@ def _check_axis(x: Any, axis: Any) -> int | None:
     if is_ragged(x):
         if axis != 0 or isinstance(axis, bool):
             raise ValueError(
-                "`in_axes` must be 0 for a RaggedArray, which is mapped by its rows, "
-                f"got {axis!r}; hand shared rows over as a plain array"
+                "`in_axes` must be 0 for a RaggedArray, which is mapped by its "
+                f"examples, got {axis!r}; hand a shared array over as a plain one"
             )
         return 0
     if axis is None:

@@ -35,7 +35,7 @@ def wrap(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Any:
     if axis != 0 or isinstance(axis, bool):
         raise ValueError(
             "`out_axes` must be 0 for a result of different sizes, which comes as "
-            f"concatenated rows, got {axis!r}"
+            f"concatenated tokens, got {axis!r}"
         )
     complete = ctx.complete()
     lengths = tuple(ctx.lengths(value.shape[a])[: inputs.batch] for a in ragged)

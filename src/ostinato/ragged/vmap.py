@@ -39,7 +39,7 @@ def vmap(
     out_axes: Any = 0,
     *,
     min_length: int | Mapping[str, int] = 1,
-    scan: Literal["auto", "padded", "packed", "lockstep", "lanes"] = "auto",
+    scan: Literal["auto", "padded", "packed"] = "auto",
     lanes: int | None = None,
     tiers: Any = None,
     constraints: Sequence[str] = (),
@@ -68,7 +68,7 @@ def vmap(
             `"padded"` runs all examples side by side for `max_length` steps, `"packed"`
             runs examples one after another in a number of lanes, `"auto"` takes the
             native loop where that can run the step, and else the faster of the two by
-            an estimate. `"lockstep"` and `"lanes"` are other names of the two.
+            an estimate.
         lanes: the number of lanes of a packed scan. None chooses it from the capacity
             and `max_length`.
         tiers: the groups, by length, in which values with two ragged axes are padded: a
@@ -120,12 +120,12 @@ def vmap(
         >>> ragged.vmap(jax.nn.softmax)(batch)
         RaggedArray(float32[5], n=[3, 2], axis=0, max_length=4)
     """
+    _checks.check_choice("scan", scan, ("auto", "padded", "packed"))
     options = Options(
-        scan=_SCANS.get(scan, scan),
+        scan=scan,
         lanes=None if lanes is None else _checks.check_size("lanes", lanes),
     )
     check_tiers(tiers)
-    _checks.check_choice("scan", options.scan, ("auto", "padded", "packed"))
     if isinstance(constraints, str):
         raise TypeError(
             f"`constraints` must be a sequence of strings, got {constraints!r}"
@@ -220,8 +220,6 @@ def _is_mapped(x: Any) -> bool:
     return is_sharded(x) or is_ragged(x)
 
 
-_SCANS = {"lockstep": "padded", "lanes": "packed"}
-"""Other names of the ways to run a scan."""
 _FROM_SIZES = (
     AssertionError,  # of jnp.einsum
     AttributeError,

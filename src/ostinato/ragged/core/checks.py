@@ -31,7 +31,7 @@ def check_dim(x: Any, arrays: list[RaggedArray], min_length: int) -> Any:
         f"the lengths of {name!r} must be at least `min_length` = {min_length}; for "
         "shorter examples give ragged.vmap a smaller `min_length`"
     )
-    fit = f"the lengths of {name!r} must sum to at most the capacity, {capacity} rows"
+    fit = f"the lengths of {name!r} must sum to at most the capacity, {capacity} tokens"
     return require(
         x,
         {

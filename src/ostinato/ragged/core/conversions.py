@@ -45,7 +45,7 @@ class Conversions(BatchSizes):
         if len(axes) != 1:
             raise Unsupported(
                 f"a value of shape {shape_text(value.shape)} cannot lie in "
-                "concatenated rows: that takes exactly one axis of different sizes"
+                "concatenated tokens: that takes exactly one axis of different sizes"
             )
         (axis,) = axes
         dim = value.shape[axis]

@@ -31,9 +31,6 @@ class Unsupported(Exception):
     """
 
 
-Refuse = Unsupported  # its former name
-
-
 def register(
     *primitives: Primitive | str, cheap: bool = False
 ) -> Callable[[Rule], Rule]:

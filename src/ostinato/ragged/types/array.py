@@ -314,7 +314,7 @@ class RaggedArray(NoArray):
         data = _checks.check_array("data", data)
         if data.ndim <= self.axis or data.shape[self.axis] != self.capacity:
             raise ValueError(
-                f"`data` must have {self.capacity} rows on axis {self.axis}, "
+                f"`data` must have {self.capacity} tokens on axis {self.axis}, "
                 f"got shape {list(data.shape)}"
             )
         return _new(data, self.lengths, self.axis, self.dim, self.max_length)

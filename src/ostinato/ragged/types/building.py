@@ -48,7 +48,7 @@ def checked_examples(arrays: Any) -> list[Any]:
 def check_capacity(capacity: int, tokens: int) -> None:
     """Raise unless the capacity holds all tokens."""
     if capacity < tokens:
-        raise ValueError(f"`capacity` must hold all {tokens} rows, got {capacity}")
+        raise ValueError(f"`capacity` must hold all {tokens} tokens, got {capacity}")
 
 
 def joined(arrays: Sequence[Any], axis: int, capacity: int) -> Any:
@@ -148,7 +148,7 @@ def lengths_of_ids(segment_ids: Any, num_segments: int | None, capacity: int) ->
         if np.any(np.diff(values) < 0) or np.any(values < 0):
             raise ValueError(
                 "`segment_ids` must be 0 or more and ascend, got "
-                f"{numbers_text(values)}; sort the rows first"
+                f"{numbers_text(values)}; sort the tokens first"
             )
         if num_segments is None:
             num_segments = int(values.max(initial=-1)) + 1
@@ -156,7 +156,7 @@ def lengths_of_ids(segment_ids: Any, num_segments: int | None, capacity: int) ->
         raise TypeError("`num_segments` must be given where `segment_ids` is traced")
     else:
         ascends = (ids[1:] >= ids[:-1]).all() & (ids >= 0).all()
-        message = "`segment_ids` must be 0 or more and ascend; sort the rows first"
+        message = "`segment_ids` must be 0 or more and ascend; sort the tokens first"
         ids = checked(ids, {message: ascends})
     num_segments = _checks.check_size("num_segments", num_segments, 0)
     return jnp.zeros(num_segments, jnp.int32).at[ids].add(1, mode="drop")

@@ -10,7 +10,7 @@ Size = int | Callable[[int], int] | None
 """A size, or a function of the least size that will do, such as `round_capacity`."""
 
 
-def round_capacity(rows: int, *, per_octave: int = 4) -> int:
+def round_capacity(tokens: int, *, per_octave: int = 4) -> int:
     """Round a number of tokens up to one of a few capacities.
 
     A program is compiled once for every pair of a capacity and a `max_length`. Batches
@@ -18,7 +18,7 @@ def round_capacity(rows: int, *, per_octave: int = 4) -> int:
     are larger than needed by at most one part in `per_octave`.
 
     Args:
-        rows: the number of tokens needed, 0 or more.
+        tokens: the number of them that is needed, 0 or more.
         per_octave: the number of capacities between one power of two and the next,
             itself a power of two.
 
@@ -31,13 +31,13 @@ def round_capacity(rows: int, *, per_octave: int = 4) -> int:
         >>> list(map(ragged.round_capacity, (0, 7, 16, 17, 1000, 1025)))
         [1, 7, 16, 20, 1024, 1280]
     """
-    rows = _checks.check_size("rows", rows, 0)
+    tokens = _checks.check_size("tokens", tokens, 0)
     per_octave = _checks.check_size("per_octave", per_octave)
     if per_octave & (per_octave - 1):
         raise ValueError(f"`per_octave` must be a power of two, got {per_octave}")
-    octave = 1 << max((rows - 1).bit_length() - 1, 0)  # octave < rows <= 2 octave
+    octave = 1 << max((tokens - 1).bit_length() - 1, 0)  # octave < tokens <= 2 octave
     step = max(octave // per_octave, 1)
-    return max(-(-rows // step) * step, 1)
+    return max(-(-tokens // step) * step, 1)
 
 
 def round_length(longest: int) -> int:

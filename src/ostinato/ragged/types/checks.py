@@ -48,7 +48,7 @@ def check_fit(lengths: Any, capacity: int, max_length: int, given: Any) -> Any:
     """
     if not _checks.is_concrete(lengths):
         range_text = f"`lengths` must lie in 0..max_length = 0..{max_length}"
-        sum_text = f"`lengths` must sum to at most the {capacity} rows of the capacity"
+        sum_text = f"`lengths` must sum to at most the capacity, {capacity} tokens"
         return checked(
             lengths,
             {
@@ -65,7 +65,7 @@ def check_fit(lengths: Any, capacity: int, max_length: int, given: Any) -> Any:
         )
     if int(values.sum(dtype=np.int64)) > capacity:
         raise ValueError(
-            f"`lengths` must sum to at most the {capacity} rows of the capacity, "
+            f"`lengths` must sum to at most the capacity, {capacity} tokens, "
             f"got {sum(np.asarray(given).tolist())}"
         )
     return lengths

@@ -37,9 +37,6 @@ class UsedCapacity(NamedTuple):
         return cls(positions(capacity) < total, jnp.maximum(total - 1, 0), total > 0)
 
 
-Tail = UsedCapacity  # its former name
-
-
 class Segments(NamedTuple):
     """The example and the position of each token of a flat array.
 

@@ -120,7 +120,7 @@ class ShardedRagged:
         size = self.data.shape[self.axis]
         if data.ndim <= self.axis or data.shape[self.axis] != size:
             raise ValueError(
-                f"`data` must have {size} rows on axis {self.axis}, got shape "
+                f"`data` must have {size} tokens on axis {self.axis}, got shape "
                 f"{list(data.shape)}"
             )
         return dataclasses.replace(self, data=data)
