@@ -14,7 +14,15 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 from .._compat import scan_counts
 from .._typing import Array
 from .cost import equations_of, leaves_out_much
-from .jaxprs import evaluate, is_literal, run_one, struct, type_of, variables
+from .jaxprs import (
+    CHECKPOINTS,
+    evaluate,
+    is_literal,
+    run_one,
+    struct,
+    type_of,
+    variables,
+)
 from .programs.lower import PRIMITIVES
 
 _MOST_ITERATIONS, _MOST_EQUATIONS = 16, 256
@@ -27,8 +35,7 @@ _POLES = frozenset(
 _GROWING = frozenset("cosh exp exp2 expm1 integer_pow sinh square".split())
 """Operations whose results may be infinite where their operands are large."""
 _FLOW = frozenset({"cond", "scan"})
-_CHECKPOINTS = frozenset({"checkpoint", "remat", "remat2"})
-_OPEN = _FLOW | _CHECKPOINTS | {"jit"}
+_OPEN = _FLOW | CHECKPOINTS | {"jit"}
 """Operations whose inside is reached when a branch is written out."""
 
 
@@ -84,7 +91,7 @@ def _written_out(
         return _select_branch(eqn, inputs, changing or [True] * len(inputs), taken)
     if taken is None:
         return None
-    if name in _CHECKPOINTS:
+    if name in CHECKPOINTS:
         return _checkpoint_of_branch(eqn, inputs, taken)
     if name in _GROWING or _poles([eqn]):
         safe = 1.5 if name == "acosh" else 0.5

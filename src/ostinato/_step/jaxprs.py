@@ -20,6 +20,8 @@ from .._rnn.sharding import make_varying
 Origins = dict[str, tuple[JaxprEqn, ...]]
 Hook = Callable[[JaxprEqn, list[Any]], list[Any] | None]
 
+CHECKPOINTS = frozenset({"checkpoint", "remat", "remat2"})
+"""The names of what `jax.checkpoint` makes."""
 _OF_NUMBERS: dict[str, Callable[..., Any]] = {
     "convert_element_type": lambda x, new_dtype, **_: np.asarray(x).astype(new_dtype),
     "select_n": lambda which, *cases: cases[int(which)],

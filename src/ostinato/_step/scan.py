@@ -15,6 +15,7 @@ from .._source_lines import user_line
 from .._typing import Array
 from . import description, native, primitive, tokens
 from .ahead import Ahead, taken_ahead
+from .constants import with_all_constants
 from .control_flow import stays, without_control_flow
 from .cost import dominating, is_small
 from .gradients import Policy
@@ -156,6 +157,7 @@ def plan(
     if traced.effects:
         return f"the step has effects: {', '.join(map(str, traced.effects))}"
     origins = origins_of(traced.jaxpr)
+    traced = with_all_constants(traced)
     # The arrays that the step closes over are invariant too.
     arrays = [*traced.consts, *given[:num_arrays]]
     as_it_is = flat(known(traced.jaxpr))

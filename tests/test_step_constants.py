@@ -1,0 +1,90 @@
+"""Steps that call functions under `jit` which close over arrays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from tolerance import assert_close
+
+import ostinato as ost
+
+MATRIX = jax.random.normal(jax.random.key(0), (3, 3)) / 2
+X = jax.random.normal(jax.random.key(1), (2, 4, 3))
+H_0 = jnp.full((2, 3), 0.5)
+LENGTHS = jnp.array([4, 2])
+
+product = jax.jit(lambda h: jnp.sin(h @ MATRIX) + h[..., np.array([2, 0, 1])])
+cheap = jax.jit(lambda h: jnp.tanh(h) * MATRIX[0] + jnp.array([1.0, 2.0, 3.0]))
+
+
+@jax.jit
+def nested(h):
+    return product(h) + jnp.cos(h) @ MATRIX.T
+
+
+@jax.custom_jvp
+def custom(h):
+    return cheap(h)
+
+
+custom.defjvp(lambda h, t: (custom(*h), jax.jvp(cheap, h, t)[1]))
+
+
+@pytest.fixture(autouse=True)
+def rank_promotion():
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+PLACES = {
+    "jit": lambda h, t: product(h),
+    "nested": lambda h, t: nested(h),
+    "vmap": lambda h, t: jax.vmap(nested)(h),
+    "checkpoint": lambda h, t: jax.checkpoint(nested)(h),
+    "custom": lambda h, t: custom(h),
+    "gradient": lambda h, t: jax.grad(lambda h: nested(h).sum())(h),
+    "expm": lambda h, t: jax.scipy.linalg.expm(h[..., None] * MATRIX / 9).sum(-1),
+    "branch": lambda h, t: lax.cond(t > 1, cheap, lambda h: 2 * custom(h), h),
+    "checkpoint in a branch": lambda h, t: lax.cond(
+        t > 1, jax.checkpoint(cheap), lambda h: h, h
+    ),
+    "branch of products": lambda h, t: lax.switch(t % 3, [product, nested, cheap], h),
+    "loop": lambda h, t: lax.fori_loop(0, 3, lambda i, h: product(h) * i, h),
+    "loop under jit": lambda h, t: jax.jit(
+        lambda h: lax.fori_loop(0, 3, lambda i, h: cheap(h) @ MATRIX, h)
+    )(h),
+    "reverse scan": lambda h, t: lax.scan(
+        lambda h, i: (h * i + 1, cheap(h)), h, jnp.arange(2.0), reverse=True
+    )[1].sum(0),
+    "while": lambda h, t: lax.while_loop(
+        lambda s: s[0] < 2, lambda s: (s[0] + 1, nested(s[1])), (0, h)
+    )[1],
+}
+
+
+def loss(scale, x, h_0, place, backend, **options):
+    def step(scale, h, x, t):
+        h = jnp.tanh(PLACES[place](h, t) * scale + x)
+        return h, h
+
+    run = ost.recurrent_net(
+        step, x, h_0, params=scale, seq_lengths=LENGTHS, backend=backend, **options
+    )
+    return jnp.sum(run.outputs**2)
+
+
+@pytest.mark.parametrize("options", [{}, {"recompute": True}])
+@pytest.mark.parametrize("place", PLACES)
+def test_arrays_of_functions_under_jit_are_the_same_at_every_step(place, options):
+    arguments = (jnp.full(3, 0.7), X, H_0)
+
+    def found(backend):
+        run = lambda *given: loss(*given, place, backend, **options)  # noqa: E731
+        if place == "while":  # which JAX differentiates forward only
+            return jax.jvp(run, arguments, arguments)
+        return jax.value_and_grad(run, argnums=(0, 1, 2))(*arguments)
+
+    want = jax.tree.leaves(found("scan"))
+    for got, each in zip(jax.tree.leaves(found(None)), want, strict=True):
+        assert_close(got, each, terms=100)
