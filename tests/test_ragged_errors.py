@@ -215,7 +215,7 @@ def test_unequal_lengths_of_one_dim():
 
 
 WRONG_LENGTHS = {
-    "beyond_the_capacity": ((6, 5, 1), r"10 rows"),
+    "beyond_the_capacity": ((6, 5, 1), r"10 tokens"),
     "beyond_the_longest": ((7, 1, 1), r"0\.\.6"),
     "negative": ((3, -1, 2), r"0\.\.6"),
     "empty": ((3, 0, 2), "min_length"),
@@ -260,7 +260,7 @@ MADE_OF_TRACED = {
     ),
     "too_many": (
         lambda x: ragged.RaggedArray(ROWS, x, max_length=9),
-        ((8, 4, 1), "10 rows"),
+        ((8, 4, 1), "10 tokens"),
         (8, 1, 1),
     ),
     "splits": (
