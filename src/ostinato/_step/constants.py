@@ -6,7 +6,6 @@ that they are the same at every step, and inlining it would bring them to light 
 
 from __future__ import annotations
 
-import functools as ft
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,8 +30,7 @@ def with_all_constants(closed: ClosedJaxpr) -> ClosedJaxpr:
     """
     if not any(map(_hides_constants, closed.jaxpr.eqns)):
         return closed
-    run = ft.partial(evaluate, closed, hook=_made_anew)
-    return jax.make_jaxpr(lambda *given: run(given))(*closed.in_avals)
+    return jax.make_jaxpr(_function(closed))(*closed.in_avals)
 
 
 def _hides_constants(eqn: JaxprEqn) -> bool:
