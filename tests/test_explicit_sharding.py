@@ -109,7 +109,10 @@ def test_explicit_passes_equal_one_device(padding, mesh):
     assert_same(jax.jit(both)(w, x, n), jax.jit(both)(*args))
 
 
-@pytest.mark.parametrize("over", ["data", "weights", "gradients"])
+WAYS = ["data", "weights", "gradients", "gradient by data", "gradient by weights"]
+
+
+@pytest.mark.parametrize("over", WAYS)
 def test_vmap_over_the_sharded_axis_equals_one_device(over, mesh):
     spec = SPECS["lstm"]
     weights, x, _ = draw(spec)
@@ -117,17 +120,60 @@ def test_vmap_over_the_sharded_axis_equals_one_device(over, mesh):
     def total(w, x):
         return jnp.sum(jnp.sin(ost.rnn(spec, w, x).y))
 
-    if over == "data":
-        args, specs = (weights, x), (P(), P("batch"))
-        mapped = jax.vmap(lambda w, x: ost.rnn(spec, w, x).y, (None, 0))
-    elif over == "weights":
+    args, specs, axes = (weights, x), (P(), P("batch")), (None, 0)
+    if "weights" in over:
         args = jnp.stack([weights * k for k in range(1, 5)]), x
-        specs, mapped = (P("batch"), P()), jax.vmap(jax.grad(total), (0, None))
+        specs, axes = (P("batch"), P()), (0, None)
+    if over == "data":
+        mapped = jax.vmap(lambda w, x: ost.rnn(spec, w, x).y, axes)
+    elif "by" in over:
+        mapped = jax.grad(
+            lambda *args: jnp.sum(jax.vmap(total, axes)(*args)), axes.index(0)
+        )
     else:
-        args, specs = (weights, x), (P(), P("batch"))
-        mapped = jax.vmap(jax.grad(total), (None, 0))
+        mapped = jax.vmap(jax.grad(total), axes)
     placed = place(mesh, *zip(args, specs, strict=True))
-    assert_same(jax.jit(mapped)(*placed), jax.jit(mapped)(*args))
+    got = jax.jit(mapped)(*placed)
+    assert jax.typeof(got).sharding.spec[0] == "batch"
+    assert_same(got, jax.jit(mapped)(*args))
+
+
+def recurrence(x):
+    return ost.linear_recurrence(x[..., None], x[..., None]).h[..., 0]
+
+
+def advantages(x):
+    return ost.gae(x, jnp.sin(x), x[..., 0], discounts=0.9, lambda_=0.8).advantages
+
+
+def returns(x):
+    return ost.lambda_returns(x, 0.9, jnp.sin(x), 0.8)
+
+
+LINEAR = {
+    "linear_recurrence": recurrence,
+    "lfilter": lambda x: ost.lfilter([0.5, 0.2], [1.0, -0.5], x),
+    "sosfilt": lambda x: ost.sosfilt([[0.5, 0.2, 0, 1, -0.5, 0.1]] * 2, x),
+    "gae": advantages,
+    "lambda_returns": returns,
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_linear_recurrences_keep_the_batch_axis_in_their_type(name, mapped, mesh):
+    one = LINEAR[name]
+    run = jax.vmap(one) if mapped else one
+
+    def both(x):
+        y, pull = jax.vjp(run, x)
+        return y, *pull(jnp.cos(y))
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(BATCH, STEPS)))
+    (split,) = place(mesh, (x, P("batch")))
+    got = fast_jit(both)(split)
+    assert [jax.typeof(a).sharding.spec[0] for a in got] == ["batch", "batch"]
+    assert_same(got, fast_jit(both)(x))
 
 
 # ------------------------------------------------------- loops of `recurrent_net`

@@ -18,6 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .. import _compat, _native
+from .._padding import is_last_step, is_step
 from .._rnn import sharding
 from .._rnn.eager import always_jitted
 from .._typing import Array
@@ -39,8 +40,25 @@ def run(time_major: bool, arrays: Sequence[Array], masks: Sequence[Any]) -> list
     """
     present = tuple(mask is not None for mask in masks)
     operands = [*arrays, *(mask for mask in masks if mask is not None)]
-    operands = sharding.make_varying(operands)
-    return gae_p.bind(*operands, time_major=time_major, present=present)
+    return _bind(operands, time_major, present)
+
+
+def _bind(operands: list[Array], time_major: bool, present: tuple) -> list[Array]:
+    """Bind under automatic sharding, while the arrays may have explicit sharding."""
+
+    def bind(*operands: Array) -> list[Array]:
+        varying = sharding.make_varying(list(operands))
+        return gae_p.bind(*varying, time_major=time_major, present=present)
+
+    free = _free_axes(operands, time_major)
+    return sharding.automatic(bind, operands, free, [operands[0].shape] * 2)
+
+
+def _free_axes(operands: Sequence[Array], time_major: bool) -> sharding.FreeAxes:
+    """Return where sequences lie; numbers that all of them share have no axes."""
+    axis = 1 if time_major else 0
+    axes = [axis if x.ndim == 2 else 0 if x.ndim else -1 for x in operands]
+    return sharding.FreeAxes(axes, [axis, axis], (False,) * len(axes))
 
 
 def composed(*operands: Array, time_major: bool, present: tuple) -> list[Array]:
@@ -52,9 +70,7 @@ def composed(*operands: Array, time_major: bool, present: tuple) -> list[Array]:
     zero = jnp.zeros((), rewards.dtype)
     inside = last = None
     if lengths is not None:
-        index = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-        length = jnp.expand_dims(lengths, axis)
-        last, inside = index == length - 1, index < length
+        last, inside = (f(lengths, shape[axis], axis) for f in (is_last_step, is_step))
         # Else a NaN there would meet a cotangent of 0.
         rewards, values = (jnp.where(inside, x, zero) for x in (rewards, values))
         discounts, lambdas = (
@@ -98,10 +114,7 @@ def _native_call(*operands: Array, time_major: bool, present: tuple) -> Sequence
         run = jax.ffi.ffi_call("ostinato_gae", [result, result])
         return run(*operands, time_major=time_major, masks=masks)
 
-    axis = 1 if time_major else 0
-    axes = [axis if x.ndim == 2 else 0 if x.ndim else -1 for x in operands]
-    free = sharding.FreeAxes(axes, [axis, axis], (False,) * len(axes))
-    return sharding.partition(call, free)(*operands)
+    return sharding.partition(call, _free_axes(operands, time_major))(*operands)
 
 
 def _lower(native: bool, ctx: Any, *args: Any, **params: Any) -> Sequence[Any]:
@@ -156,7 +169,7 @@ def _batch(
         inner = shape if ndim == 2 else shape[axis : axis + 1]
         x = jnp.broadcast_to(x, _with(inner, at, size))
         merged.append(x.reshape(*inner[:at], size * inner[at], *inner[at + 1 :]))
-    outs = gae_p.bind(*merged, time_major=time_major, present=present)
+    outs = _bind(merged, time_major, present)
     return [x.reshape(_with(shape, axis, size)) for x in outs], [axis, axis]
 
 

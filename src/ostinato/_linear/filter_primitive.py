@@ -37,8 +37,20 @@ _MOST_ORDER = 8  # kMostOrder of native/cpu/linear/kernels.h
 
 def run(b: Array, a: Array, x: Array, *lengths: Array, reverse: bool = False) -> Array:
     """Bind the primitive; without `lengths`, every channel has all steps."""
-    operands = sharding.make_varying([b, a, x, *lengths])
-    return filter_p.bind(*operands, reverse=reverse)
+
+    def bind(*operands: Array) -> list[Array]:
+        varying = sharding.make_varying(list(operands))
+        return [filter_p.bind(*varying, reverse=reverse)]
+
+    operands = [b, a, x, *lengths]
+    return sharding.automatic(bind, operands, _free_axes(*operands), [x.shape])[0]
+
+
+def _free_axes(b: Array, a: Array, x: Array, *lengths: Array) -> sharding.FreeAxes:
+    """Return where channels lie; coefficients that all channels share have none."""
+    axes = [-1 if c.shape[0] != x.shape[0] else 0 for c in (b, a)]
+    axes += [0] * (1 + len(lengths))
+    return sharding.FreeAxes(axes, [0], (False,) * len(axes))
 
 
 def delayed(x: Array, count: int, reverse: bool) -> Array:
@@ -70,15 +82,11 @@ def _by_xla(b: Array, a: Array, x: Array, *, reverse: bool) -> Array:
 
 
 def _native_call(b: Array, a: Array, x: Array, *, reverse: bool) -> Array:
-    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-
     def call(b: Array, a: Array, x: Array) -> list[Array]:
         result = jax.ShapeDtypeStruct(x.shape, x.dtype)
         return [jax.ffi.ffi_call("ostinato_filter", result)(b, a, x, reverse=reverse)]
 
-    axes = [-1 if c.shape[0] != shape.shape[0] else 0 for c in (b, a)]
-    free = sharding.FreeAxes([*axes, 0], [0], (False,) * 3)
-    return sharding.partition(call, free)(b, a, x)[0]
+    return sharding.partition(call, _free_axes(b, a, x))(b, a, x)[0]
 
 
 def _lower(native: bool, ctx: Any, *args: Any, reverse: bool) -> Sequence[Any]:
@@ -153,7 +161,7 @@ def _batch(args: Any, dims: Any, *, reverse: bool) -> tuple[Array, int]:
         x = jnp.expand_dims(x, 0) if d is None else jnp.moveaxis(x, d, 0)
         x = jnp.broadcast_to(x, (size, channels, *x.shape[2:]))
         merged.append(x.reshape(size * channels, *x.shape[2:]))
-    y = filter_p.bind(*merged, reverse=reverse)
+    y = run(*merged, reverse=reverse)
     return y.reshape(size, channels, y.shape[1]), 0
 
 

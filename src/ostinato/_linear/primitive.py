@@ -36,10 +36,17 @@ linear_bwd_p = Primitive("ostinato_linear_bwd")
 
 def run(call: Recurrence, a: Array, b: Array, h_0: Array, *masks: Array) -> list[Array]:
     """Bind `linear_p`, and return `h` and the last state."""
-    leaves = [a, b, h_0, *masks]
-    free = lowering.free_axes(linear_p, call, leaves)
-    bind = lambda *leaves: _bind(linear_p, call, *leaves)  # noqa: E731
-    return sharding.automatic(bind, leaves, free, [b.shape, h_0.shape])
+    return _bind_automatic(linear_p, call, a, b, h_0, *masks)
+
+
+def _bind_automatic(
+    primitive: Primitive, call: Recurrence, *operands: Array
+) -> list[Array]:
+    """Bind under automatic sharding, while the arrays may have explicit sharding."""
+    bind = ft.partial(_bind, primitive, call)
+    free = lowering.free_axes(primitive, call, operands)
+    shapes = [result.shape for result in _results(primitive, call, operands)]
+    return sharding.automatic(bind, list(operands), free, shapes)
 
 
 def _bind(primitive: Primitive, call: Recurrence, *operands: Any) -> list[Array]:
@@ -49,24 +56,22 @@ def _bind(primitive: Primitive, call: Recurrence, *operands: Any) -> list[Array]
 # ------------------------------------------------------------------------------ shapes
 
 
-def _linear_abstract_eval(*avals: Any, call: Recurrence) -> list:
-    _, b, h_0 = avals[:3]
-    return [_aval(x.shape, x, avals) for x in (b, h_0)]
+def _results(
+    primitive: Primitive, call: Recurrence, operands: Any
+) -> list[jax.ShapeDtypeStruct]:
+    """Return shapes and dtypes of the results."""
+    a, h, h_0 = operands[:3]  # `b` instead of `h` for `linear_p`, in the same shape
+    results = [(h.shape, h.dtype), (h_0.shape, h_0.dtype)]
+    if primitive is linear_bwd_p:
+        results.insert(0, (call.factor_shape(a, h), a.dtype))
+    return [jax.ShapeDtypeStruct(*result) for result in results]
 
 
-def _tangent_abstract_eval(*avals: Any, call: Recurrence) -> list:
-    _, h, h_0 = avals[:3]
-    return [_aval(x.shape, x, avals) for x in (h, h_0)]
-
-
-def _bwd_abstract_eval(*avals: Any, call: Recurrence) -> list:
-    a, h, h_0 = avals[:3]
-    shapes = (call.factor_shape(a, h), h.shape, h_0.shape)
-    return [_aval(s, x, avals) for s, x in zip(shapes, (a, h, h_0), strict=True)]
-
-
-def _aval(shape: Any, like: Any, avals: Any) -> Any:
-    return sharding.shaped_array(shape, like.dtype, like=avals)
+def _abstract_eval(primitive: Primitive, *avals: Any, call: Recurrence) -> list:
+    return [
+        sharding.shaped_array(result.shape, result.dtype, like=avals)
+        for result in _results(primitive, call, avals)
+    ]
 
 
 # ------------------------------------------------------------ tangents, in terms of p
@@ -281,7 +286,7 @@ def _batch(
     axes = [lowering.batch_axis(kind, call) for kind in outward]
     outs = [
         x.reshape(*x.shape[:axis], size, batch, *x.shape[axis + 1 :])
-        for x, axis in zip(primitive.bind(*merged, call=call), axes, strict=True)
+        for x, axis in zip(_bind_automatic(primitive, call, *merged), axes, strict=True)
     ]
     return outs, axes
 
@@ -291,7 +296,6 @@ def _batch(
 
 def _register(
     primitive: Primitive,
-    abstract_eval: Callable,
     implementation: Callable | None,
     jvp: Callable,
     transpose: Callable,
@@ -302,24 +306,22 @@ def _register(
 
     primitive.multiple_results = True
     primitive.def_impl(always_jitted(alone))
-    primitive.def_abstract_eval(abstract_eval)
+    primitive.def_abstract_eval(ft.partial(_abstract_eval, primitive))
     batching.primitive_batchers[primitive] = ft.partial(_batch, primitive)
     ad.primitive_jvps[primitive] = jvp
     ad.primitive_transposes[primitive] = transpose
     lowering.register(primitive, implementation)
 
 
-_register(linear_p, _linear_abstract_eval, None, _linear_jvp, _linear_transpose)
+_register(linear_p, None, _linear_jvp, _linear_transpose)
 _register(
     linear_tangent_p,
-    _tangent_abstract_eval,
     tangent,
     ft.partial(_tangents_of, tangent),
     _tangent_transpose,
 )
 _register(
     linear_bwd_p,
-    _bwd_abstract_eval,
     backward,
     ft.partial(_tangents_of, backward),
     _bwd_transpose,

@@ -61,7 +61,7 @@ def _same_flag(flag: bool, trees: Any) -> Any:
 def run(call: RNNCall, operands: Operands) -> tuple[Outputs, Saved | None]:
     """Bind `rnn_p` and return its results in their named tuples."""
     shapes = call.output_shapes(operands)
-    out = _bind_automatic(rnn_p, call, (operands,), shapes)
+    out = _bind_of_one(rnn_p, (operands,), call=call)
     return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
 
@@ -70,26 +70,39 @@ def run_backward(
 ) -> Differentiable:
     """Bind `rnn_bwd_p` and return the gradients of all differentiable operands."""
     wrt = Differentiable(True, True, (True,) * len(operands.states))
-    shapes = call.gradient_shapes(operands, wrt)
     trees = (operands, residuals, bar)
-    grads = _bind_automatic(rnn_bwd_p, call, trees, (shapes,), wrt=wrt)
+    grads = _bind_of_one(rnn_bwd_p, trees, call=call, wrt=wrt)
     return _to_differentiable(wrt, grads)
 
 
+def _bind_of_one(primitive: Primitive, trees: Any, **params: Any) -> list[Array]:
+    """Bind the leaves of `trees`, which belong to one network, not an ensemble."""
+    leaves, tree = jax.tree.flatten(trees)
+    ensemble = (False,) * len(leaves)
+    return _bind_automatic(primitive, *leaves, tree=tree, ensemble=ensemble, **params)
+
+
 def _bind_automatic(
-    primitive: Primitive, call: RNNCall, trees: Any, shapes: Any, **params: Any
+    primitive: Primitive,
+    *leaves: Array,
+    call: RNNCall,
+    tree: Any,
+    ensemble: Ensemble,
+    **params: Any,
 ) -> list[Array]:
     """Bind under automatic sharding, while the arrays may have explicit sharding."""
-    leaves, tree = jax.tree.flatten(trees)
-    flags = _same_flag(False, trees)
-    free = free_axes(call, trees, shapes, tuple(jax.tree.leaves(flags)))
+    operands = jax.tree.unflatten(tree, member_shapes(leaves, ensemble))
+    results = results_of(call, tree, leaves, ensemble, **params)
+    lead = _lead(leaves, ensemble)
 
     def bind(*leaves: Array) -> list[Array]:
         trees = jax.tree.unflatten(tree, leaves)
+        flags = jax.tree.unflatten(tree, ensemble)
         return bind_trees(primitive, trees, flags, call=call, **params)
 
-    results = [out.shape for out in jax.tree.leaves(shapes)]
-    return sharding.automatic(bind, leaves, free, results)
+    free = free_axes(call, operands, results, ensemble)
+    shapes = [(*lead, *out.shape) for out in jax.tree.leaves(results)]
+    return sharding.automatic(bind, list(leaves), free, shapes)
 
 
 def _to_differentiable(wrt: Differentiable, values: Any) -> Differentiable:
@@ -101,8 +114,10 @@ def _to_differentiable(wrt: Differentiable, values: Any) -> Differentiable:
 # ------------------------------------------------------------------------------ shapes
 
 
-def _num_members(args: Any, ensemble: Ensemble) -> Any:
-    return next(a.shape[0] for a, e in zip(args, ensemble, strict=True) if e)
+def _lead(args: Any, ensemble: Ensemble) -> tuple[Any, ...]:
+    """Return the axis in front of those of one member: how many members there are."""
+    members = [a.shape[0] for a, e in zip(args, ensemble, strict=True) if e]
+    return tuple(members[:1])
 
 
 def _abstract_eval(
@@ -110,7 +125,7 @@ def _abstract_eval(
 ) -> list:
     """Return `shapes(*trees)` of one member with the ensemble axis added in front."""
     trees = jax.tree.unflatten(tree, member_shapes(avals, ensemble))
-    lead = (_num_members(avals, ensemble),) if any(ensemble) else ()
+    lead = _lead(avals, ensemble)
     return [
         sharding.shaped_array((*lead, *out.shape), out.dtype, like=avals)
         for out in jax.tree.leaves(shapes(*trees))
@@ -157,7 +172,7 @@ def _batch(
     **params: Any,
 ) -> tuple[list[Array], list[int]]:
     """Merge the mapped axis into the batch, or into the ensemble if weights differ."""
-    bind = ft.partial(primitive.bind, tree=tree, **params)
+    bind = ft.partial(_bind_automatic, primitive, tree=tree, **params)
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     args = [
         a if d is None else jnp.moveaxis(a, d, 0)

@@ -56,10 +56,7 @@ def partition(flat: Callable, free: FreeAxes) -> Callable:
     operands, results = _operand_axes(free), _result_axes(free)
 
     def split(mesh: Any, arguments: Any, outputs: Any) -> tuple:
-        batch = _mesh_axes(mesh, arguments, [axes.batch for axes in operands])
-        ensemble = _mesh_axes(mesh, arguments, [axes.ensemble for axes in operands])
-        if set(_names(batch)) & set(_names(ensemble)):
-            ensemble = None  # an axis of the mesh can split only one of them
+        axes_of_mesh = _mesh_axes(mesh, arguments, operands)
 
         def local(*args: Array) -> list[Array]:
             # Within one device there is nothing to split, whatever mesh is set. JAX
@@ -68,6 +65,7 @@ def partition(flat: Callable, free: FreeAxes) -> Callable:
                 return added_up(flat(*args))
 
         def added_up(outs: list[Array]) -> list[Array]:
+            batch = axes_of_mesh.batch
             if batch is None:
                 return outs
             # A weight gradient is the sum over all devices that hold part of the batch.
@@ -76,19 +74,11 @@ def partition(flat: Callable, free: FreeAxes) -> Callable:
                 for out, axes in zip(outs, results, strict=True)
             ]
 
-        def shardings(arrays: Any, all_axes: list[_Axes]) -> list[NamedSharding]:
-            specs = []
-            for array, axes in zip(arrays, all_axes, strict=True):
-                spec: list[Any] = [None] * len(array.shape)
-                if axes.batch is not None:
-                    spec[axes.batch] = batch
-                if axes.ensemble is not None:
-                    spec[axes.ensemble] = ensemble
-                specs.append(NamedSharding(mesh, PartitionSpec(*spec)))
-            return specs
-
-        inward = tuple(shardings(arguments, operands))
-        return mesh, local, shardings(outputs, results), inward
+        inward, outward = (
+            _shardings(mesh, axes_of_mesh, [len(a.shape) for a in arrays], all_axes)
+            for arrays, all_axes in ((arguments, operands), (outputs, results))
+        )
+        return mesh, local, outward, tuple(inward)
 
     def rule(mesh: Any, arguments: Any, outputs: Any) -> str:
         return _shardy_rule(arguments, outputs, operands, results)
@@ -98,7 +88,37 @@ def partition(flat: Callable, free: FreeAxes) -> Callable:
     return partitioned
 
 
-def _mesh_axes(mesh: Any, arrays: Any, axes: list[int | None]) -> Any:
+class _MeshAxes(NamedTuple):
+    """The axes of a mesh that split ensemble and batch: None, a name, or names."""
+
+    ensemble: Any
+    batch: Any
+
+
+def _mesh_axes(mesh: Any, arrays: Any, operands: list[_Axes]) -> _MeshAxes:
+    """Return the axes of the mesh over which the operands are split."""
+    batch = _mesh_axes_along(mesh, arrays, [axes.batch for axes in operands])
+    ensemble = _mesh_axes_along(mesh, arrays, [axes.ensemble for axes in operands])
+    if set(_names(batch)) & set(_names(ensemble)):
+        ensemble = None  # an axis of the mesh can split only one of them
+    return _MeshAxes(ensemble, batch)
+
+
+def _shardings(
+    mesh: Any, axes_of_mesh: _MeshAxes, ndims: list[int], all_axes: list[_Axes]
+) -> list[NamedSharding]:
+    """Return the shardings of arrays that are split along ensemble and batch."""
+    specs = []
+    for ndim, axes in zip(ndims, all_axes, strict=True):
+        spec: list[Any] = [None] * ndim
+        for axis, names in zip(axes, axes_of_mesh, strict=True):
+            if axis is not None:
+                spec[axis] = names
+        specs.append(NamedSharding(mesh, PartitionSpec(*spec)))
+    return specs
+
+
+def _mesh_axes_along(mesh: Any, arrays: Any, axes: list[int | None]) -> Any:
     """Return the mesh axes of the first array that is split along its axis in `axes`.
 
     Return None if no array is, or if the number of devices does not divide the
@@ -148,22 +168,17 @@ def _shardy_rule(
 def automatic(run: Callable, leaves: list[Array], free: FreeAxes, shapes: Any) -> Any:
     """Run `run(*leaves)` with the mesh axes of explicit sharding made automatic.
 
-    The batch of the results, which have the given `shapes`, is split as that of an
-    operand.
+    Batch and ensemble of the results, which have the given `shapes`, are split as those
+    of the operands.
     """
     types = [jax.typeof(a) for a in leaves]
     meshes = [t.sharding.mesh for t in types]
     mesh = next((m for m in meshes if m.explicit_axes), None)
     if mesh is None or not any(any(t.sharding.spec) for t in types):
         return run(*leaves)  # nothing is split
-    batch = _mesh_axes(mesh, types, [axes.batch for axes in _operand_axes(free)])
-    specs = [
-        PartitionSpec(
-            *(batch if axis == axes.batch else None for axis in range(len(shape)))
-        )
-        for shape, axes in zip(shapes, _result_axes(free), strict=True)
-    ]
-    out = [NamedSharding(mesh, spec) for spec in specs]
+    axes_of_mesh = _mesh_axes(mesh, types, _operand_axes(free))
+    ndims = [len(shape) for shape in shapes]
+    out = _shardings(mesh, axes_of_mesh, ndims, _result_axes(free))
     return jax.sharding.auto_axes(run, axes=mesh.explicit_axes, out_sharding=out)(
         *leaves
     )
