@@ -157,3 +157,13 @@ def ours_in(fn, *args) -> list[str]:
     """Return our primitives and all loops in the jaxpr of ``fn(*args)``, in order."""
     names = primitives_in(jax.make_jaxpr(fn)(*args).jaxpr)
     return [n for n in names if n in (*PRIMITIVES, "scan", "while")]
+
+
+class Variable:
+    """An array in an object that JAX takes for one, such as an `nnx.Param`."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __jax_array__(self):
+        return self.array

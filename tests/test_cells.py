@@ -20,7 +20,7 @@ from cell_cases import (
     oracle,
     weigh,
 )
-from closures import fast_jit
+from closures import Variable, fast_jit
 from tolerance import assert_same_bits
 
 import ostinato as ost
@@ -205,3 +205,51 @@ def test_explain_says_what_runs():
         cells.explain(cells.Stack((cell,)), x)
     with pytest.raises(TypeError, match="`cell` must be a cell"):
         cells.explain(len, x)
+
+
+# ------------------------------------------------- arrays that come as something else
+
+
+def in_variables(tree):
+    return jax.tree.map(Variable, tree)
+
+
+@every_cell
+def test_a_step_takes_variables(name):
+    cell = CASES[name].cell
+    params, x, states = make(CASES[name])
+
+    def run(change, params, states, x):
+        return cell(change(params), change(states), change(x), 0)
+
+    got, want = (
+        fast_jit(lambda *args, change=change: run(change, *args))(
+            params, states, x[:, 0]
+        )
+        for change in (in_variables, lambda tree: tree)
+    )
+    jax.tree.map(assert_same_bits, got, want)
+
+
+@pytest.mark.parametrize("name", ["lstm", "norm-gru", "min-gru", "conv-lstm-1d"])
+def test_a_network_takes_parameters_in_variables(name):
+    cell = CASES[name].cell
+    params, x, states = make(CASES[name])
+    got, want = (
+        fast_jit(lambda p, x, s, change=change: net(cell, change(p), x, s))(
+            params, x, states
+        )
+        for change in (in_variables, lambda tree: tree)
+    )
+    jax.tree.map(assert_same_bits, got, want)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru-before", "norm-gru", "min-gru"])
+def test_a_step_takes_arrays_of_numpy_in_float64(name):
+    """Without `jax_enable_x64` they are float32 as soon as they are JAX's."""
+    cell = CASES[name].cell
+    with jax.enable_x64(False):
+        params, x, states = make(CASES[name], "float32")
+        wide = numpy_tree((params, states, x[:, 0]))
+        want = cell(params, states, x[:, 0], 0)
+        jax.tree.map(assert_same_bits, cell(*wide, 0), want)

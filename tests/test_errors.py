@@ -273,6 +273,13 @@ CALLS = {
         ValueError,
         "`state` (1, 3, 7) (1, 1, 7)",
     ),
+    "step-state-dtype": (
+        lambda: ost.rnn_step(
+            GRU, weights_of(GRU), zeros(B, I), zeros(1, B, H, dtype=jnp.bfloat16)
+        ),
+        TypeError,
+        "`x_t` float32 `state` bfloat16",
+    ),
 }
 
 

@@ -298,3 +298,32 @@ def test_integers_are_refused():
     for network in (ost.RNNSpec("gru", 4, 4), cells.LSTM(4, 4)):
         with pytest.raises(TypeError, match="dtype"):
             ost.explain(network, jnp.ones((8, 5, 4), int))
+
+
+@dataclasses.dataclass(frozen=True)
+class Gated(cells.SizedCell):
+    """A cell of a user, of inputs in a dict."""
+
+    input_size: int = 4
+    output_size: int = 4
+
+    def init(self, key, dtype=jnp.float32):
+        return jnp.eye(4, dtype=dtype)
+
+    def initial_state(self, batch, dtype=jnp.float32):
+        return jnp.zeros((batch, 4), dtype)
+
+    def step(self, params, h, x, t):
+        h = jnp.tanh(h @ params + x["x"]) * x["gate"]
+        return h, h
+
+
+def test_inputs_of_a_cell_may_be_a_pytree():
+    x = {"x": X, "gate": X}
+    want = ost.explain(lambda p, h, x, t: Gated().step(p, h, x, t), x, H_0, params=W)
+    assert ost.explain(Gated(), x) == want
+    swapped = jax.tree.map(lambda a: a.swapaxes(0, 1), x)
+    assert ost.explain(Gated(), swapped, time_major=True).backend == want.backend
+    for wrong in ({}, {"x": 3.0}, {"x": jnp.ones(4)}):
+        with pytest.raises(TypeError, match=r"`x` must be inputs \[B, T, ...\]"):
+            ost.explain(Gated(), wrong)

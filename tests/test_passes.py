@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from closures import BY_ID, direction_of, fast_jit, primal_of
+from closures import BY_ID, Variable, direction_of, fast_jit, primal_of
 from harness import arguments, join, options_of, spec_of, split
 from oracles import loop64
 from oracles.loop64 import Spec, num_params
@@ -187,3 +187,23 @@ def test_state_cotangent_alone_is_enough():
     zeros = jnp.zeros_like(made.dy)
     want = ost.rnn_backward(spec, made.weights, reserve, zeros, made.dh_n)
     assert_trees_close(got, want)
+
+
+@every_kind
+def test_cell_trio_takes_variables_and_arrays_of_numpy_in_float64(kind):
+    """Without `jax_enable_x64` the latter are float32 as soon as they are JAX's."""
+    (_, forward, backward), extra = functions(kind)
+    with jax.enable_x64(False):
+        args, cotangents, _, _ = make(kind, "float32")
+        weights = args[-4:-2]
+
+        def both(change):
+            *states, reserve = forward(*map(change, args), *extra)
+            grads = backward(*map(change, cotangents), reserve, *map(change, weights))
+            return states, grads
+
+        want = both(lambda a: a)
+        for change in (Variable, lambda a: np.asarray(a, np.float64)):
+            assert_trees_close(both(change), want)
+            got = jax.tree.leaves(both(change))
+            assert {a.dtype for a in got} == {np.dtype("float32")}

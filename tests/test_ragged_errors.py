@@ -396,7 +396,7 @@ def test_wrong_arguments():
 
 @pytest.mark.parametrize(
     "options",
-    [{"min_length": -1}, {"scan": "fast"}, {"lanes": 0}, {"tiers": 0}],
+    [{"min_length": -1}, {"scan": "fast"}, {"scan": []}, {"lanes": 0}, {"tiers": 0}],
     ids=str,
 )
 def test_wrong_options(options):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import jax
+
+from .. import _checks
 from .._typing import Array, Padding
 
 
@@ -123,6 +126,8 @@ class Cell:
     ) -> tuple[Any, Any]:
         """Run one step and return `(new_states, output_t)`."""
         params = self.prepare(params)
+        held = lambda leaf: hasattr(leaf, "__jax_array__")  # noqa: E731
+        states = jax.tree.map(_checks.unwrap, states, is_leaf=held)
         return self.step(params, states, self.precompute(params, inputs_t), t)
 
 
