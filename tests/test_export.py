@@ -1,11 +1,16 @@
 """`jax.export` of nets for every size, and of functions of batches."""
 
+import pickle
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cell_cases import CASES, make
 from closures import fast_jit
+from jax.experimental import serialize_executable
 from test_linear_transforms import assert_trees_close
 
 import ostinato as ost
@@ -155,3 +160,30 @@ def test_programs_over_a_sharded_batch_are_written(what):
     given = jax.device_put(w, whole), jax.device_put(x, split)
     got = jax.jit(read.call)(*given)
     np.testing.assert_allclose(got, run(w, x), rtol=1e-6, atol=1e-6)
+
+
+LOAD = """
+import pickle, sys
+import jax
+from jax.experimental import serialize_executable
+import ostinato
+ostinato.backends()
+stored, x = pickle.load(sys.stdin.buffer)
+one = jax.devices()[:1]
+run = serialize_executable.deserialize_and_load(*stored, execution_devices=one)
+sys.stdout.buffer.write(pickle.dumps(run(x)))
+"""
+
+
+def test_another_process_runs_what_was_compiled():
+    """It has traced nothing; `backends` registers the kernels."""
+    spec = ost.RNNSpec("gru", 3, 4)
+    weights = ost.init_weights(jax.random.key(0), spec)
+    x = jnp.ones((2, 5, 3), weights.dtype)
+    run = jax.jit(lambda x: ost.rnn(spec, weights, x).y).lower(x).compile()
+    stored = pickle.dumps((serialize_executable.serialize(run), x))
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD], input=stored, capture_output=True
+    )
+    assert not done.returncode, done.stderr.decode()[-2000:]
+    np.testing.assert_array_equal(pickle.loads(done.stdout), run(x))
