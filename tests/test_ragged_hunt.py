@@ -356,6 +356,7 @@ def instead(x):
         jnp.cumprod(score < 1) == 1,
         ends[:-2] + 2 * ends[2:],
         jnp.sort(score, descending=True),
+        x[jnp.arange(x.shape[0] - 1), k[1:] % 4].sum(),
     )
 
 
@@ -371,6 +372,7 @@ def refused(x):
         jnp.logical_and.accumulate(score < 1),
         wrapped[:-2] + 2 * wrapped[2:],
         lax.top_k(score, n)[0],
+        jnp.take_along_axis(x[:-1], jnp.arange(n)[1:, None] % 4, 1).sum(),
     )
 
 
