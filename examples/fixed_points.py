@@ -123,7 +123,7 @@ points = []
 for h in np.asarray(found)[quality < 1e-16]:
     if all(np.linalg.norm(h - other) > 1e-3 for other in points):
         points.append(h)
-print(f"{len(points)} fixed points from {len(begin)} beginnings")
+print(f"fixed points: {len(points)}, from {len(begin)} beginnings")
 
 # %% [markdown]
 # ## Stability

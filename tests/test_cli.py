@@ -19,6 +19,7 @@ from ostinato.apps.forecast.settings import Settings as ForecastSettings
 from ostinato.apps.g2p import attention, checkpoint, ctc, data, joint
 from ostinato.apps.g2p.pronounce import check
 from ostinato.apps.music.settings import Settings as MusicSettings
+from ostinato.apps.wording import counted
 
 RUNNER = CliRunner()
 TINY = "--hidden 16 --layers 1 --batch 32 --lr 0.03 --dropout 0"
@@ -183,6 +184,11 @@ def test_accents_do_not_count(word, plain):
 def test_other_letters_stay_unknown(word):
     with pytest.raises(UserError, match="cannot pronounce"):
         check(word)
+
+
+def test_several_words_in_one_are_told():
+    with pytest.raises(UserError, match="'ab cd': it is several words; give each by"):
+        check("ab cd")
 
 
 def test_pronounce_draws_what_the_model_attends_to(tmp_path, monkeypatch):
@@ -386,6 +392,39 @@ def test_an_empty_path_is_refused(command, kind):
 def test_an_empty_file_to_convert_is_refused():
     result = ostinato("convert", "", "b.onnx")
     assert result.exit_code == 2 and "must name a file, got ''" in result.output
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_networks_are_alone_in_what_they_are_written_to(tmp_path, options):
+    spec = ost.RNNSpec("gru", 2, 3)
+    weights = ost.init_weights(jax.random.key(0), spec)
+    ost.save(tmp_path / "a.safetensors", {"net": (spec, weights)})
+    with (tmp_path / "written").open("wb") as file:
+        (tmp_path / "b.safetensors").symlink_to(f"/dev/fd/{file.fileno()}")
+        paths = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+        result = ostinato("convert", *paths, *options)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "net" in result.stderr
+    assert [*ost.load(tmp_path / "written")] == ["net"]
+
+
+@pytest.mark.parametrize(
+    "count, told",
+    [
+        (0, "0 rows"),
+        (1, "1 row"),
+        (1000, "1,000 rows"),
+        (1.0, "1 row"),
+        (0.5, "0.5 rows"),
+    ],
+)
+def test_nouns_agree_with_their_numbers(count, told):
+    assert counted(count, "row") == told
+
+
+def test_a_limit_of_one_is_singular():
+    settings = ForecastSettings.choose(1.0, 1, look_back=1)
+    assert settings.describe().startswith("1 minute or 1 epoch: 1 row to forecast")
 
 
 def test_a_command_that_is_told_can_be_pasted(tmp_path):

@@ -11,7 +11,6 @@ from jax import export
 import ostinato as ost
 from ostinato import _native, cells
 from ostinato._cuda import check, device, kernels, nvrtc, plan
-from ostinato._linear import cuda
 from ostinato._rnn import backends
 from ostinato._rnn import cuda as rnn_cuda
 
@@ -328,7 +327,7 @@ def test_measured_architectures_need_no_asking(monkeypatch):
     assert TARGET in lowered()
     monkeypatch.setattr(plan, "MEASURED", frozenset({"sm_80"}))
     assert TARGET not in lowered()
-    assert "not been measured on sm_90a" in cuda.unmeasured_reason()
+    assert "not been measured on sm_90a" in rnn_cuda.unasked_reason()
 
 
 def test_other_calls_stay_with_xla(monkeypatch):

@@ -74,6 +74,22 @@ def test_the_learning_curve_shows_points_and_labels_whole(
         assert all(low.y1 < high.y0 + 2 for low, high in itertools.pairwise(places))
 
 
+@pytest.mark.parametrize(
+    "seconds, unit, last",
+    [(0, "seconds", 0), (5, "seconds", 5), (180, "minutes", 3), (10800, "hours", 3)],
+)
+def test_the_learning_curve_has_a_unit_of_its_duration(
+    tmp_path, monkeypatch, seconds, unit, last
+):
+    drawn = []
+    monkeypatch.setattr(report, "write_figure", lambda _, figure: drawn.append(figure))
+    row = Row(1, 1, seconds, 1, 0.5, 1, 0.5, 0.5)
+    report.draw_curves(tmp_path, Job.curves, [row], row, "a title")
+    upper, lower = drawn[0].axes
+    assert lower.get_xlabel() == unit
+    assert all(line.get_xdata()[-1] == last for line in (*upper.lines, *lower.lines))
+
+
 def test_numbers_are_whole_on_a_narrow_terminal():
     console = Console(file=io.StringIO(), width=40)
     rows = [("the last value, repeated", "a longer text", "12.345", "100.00")]

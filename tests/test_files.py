@@ -4,13 +4,17 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 
 from ostinato import _files
-from ostinato.apps import files
+from ostinato.apps import files, session
 from ostinato.apps.errors import UserError
+
+needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="no /proc")
 
 
 @pytest.fixture
@@ -41,6 +45,95 @@ def test_standard_output_is_written_into():
     program += "files.write(Path('/dev/stdout'), b'content')"
     command = [sys.executable, "-c", program]
     assert subprocess.run(command, capture_output=True).stdout == b"content"
+
+
+OPEN = [
+    "/dev/fd/{0}",
+    pytest.param("/proc/self/fd/{0}", marks=needs_proc),
+    pytest.param("/proc/thread-self/fd/{0}", marks=needs_proc),
+    pytest.param("/proc/{1}/fd/{0}", marks=needs_proc),
+]
+
+
+@pytest.fixture(params=OPEN)
+def opened(request, tmp_path):
+    """Yield a file with content, its number, and another path that leads to it."""
+    path = tmp_path / "old"
+    path.write_bytes(b"old ")
+    number = os.open(path, os.O_WRONLY | os.O_APPEND)
+    yield path, number, Path(request.param.format(number, os.getpid()))
+    os.close(number)
+
+
+@pytest.mark.parametrize("links", [0, 2])
+def test_an_open_file_keeps_what_is_in_it(tmp_path, opened, links):
+    path, number, target = opened
+    for link in range(links):
+        (tmp_path / f"link{link}").symlink_to(target)
+        target = tmp_path / f"link{link}"
+    before = sorted(os.listdir(tmp_path))
+    files.write(target, b"new ")
+    os.write(number, b"later")
+    assert path.read_bytes() == b"old new later"
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+PRINTING = """
+import sys
+from pathlib import Path
+from ostinato.apps import files
+print("before", file=sys.{0})
+files.write(Path("/dev/{0}"), b"content\\n")
+print("after", file=sys.{0})
+"""
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_file_that_is_redirected_to_keeps_the_order(tmp_path, stream):
+    path, environment = tmp_path / "file", dict(os.environ)
+    environment.pop("PYTHONUNBUFFERED", None)  # else nothing is held back
+    with open(path, "wb") as file:
+        file.write(b"old\n")
+        file.flush()
+        command = [sys.executable, "-c", PRINTING.format(stream)]
+        subprocess.run(command, check=True, env=environment, **{stream: file})
+        file.write(b"later\n")
+    assert path.read_text().split() == ["old", "before", "content", "after", "later"]
+
+
+def test_a_closed_output_is_not_what_has_its_number_now(tmp_path):
+    (tmp_path / "file").write_bytes(b"old")
+    program = "import os; os.open('file', os.O_WRONLY); from ostinato import _files; "
+    program += "_files.write_atomically('/dev/stdout', b'content')"
+    line = f'{sys.executable} -c "{program}" >&-'
+    done = subprocess.run(line, shell=True, cwd=tmp_path, stderr=subprocess.PIPE)
+    assert b"Bad file descriptor: '/dev/stdout'" in done.stderr
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_open_files_that_cannot_be_written_are_told(tmp_path):
+    with pytest.raises(UserError, match="cannot write /dev/fd/9876: Bad file desc"):
+        files.write(Path("/dev/fd/9876"), b"new")
+    with pytest.raises(UserError, match="cannot write /dev/fd: Is a directory"):
+        files.write(Path("/dev/fd"), b"new")
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with open(path, "rb") as file:
+        target = Path(f"/dev/fd/{file.fileno()}")
+        with pytest.raises(UserError, match=f"write {target}: Bad file descriptor"):
+            files.write(target, b"new")
+    assert path.read_bytes() == b"old"
+
+
+def test_streams_are_told_from_files(tmp_path, opened):
+    path, _, target = opened
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(target)
+    (tmp_path / "circle").symlink_to("circle")
+    streams = target, tmp_path / "link", tmp_path / "pipe", os.devnull
+    assert all(map(files.is_stream, streams))
+    others = path, tmp_path, tmp_path / "none", tmp_path / "circle", tmp_path / "1"
+    assert not any(map(files.is_stream, others))
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -90,3 +183,36 @@ def test_a_folder_keeps_what_is_the_users(tmp_path):
         (tmp_path / name).touch()
     files.make_folder(tmp_path, ["a.txt"])
     assert sorted(os.listdir(tmp_path)) == sorted(kept)
+
+
+def not_allowed(**_):
+    raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.parametrize("exists, doing", [(True, "write in"), (False, "make")])
+def test_a_folder_that_cannot_be_written_is_told_before_any_work(
+    tmp_path, monkeypatch, exists, doing
+):
+    out = tmp_path if exists else tmp_path / "a" / "b"
+    monkeypatch.setattr(tempfile, "TemporaryFile", not_allowed)
+    with pytest.raises(
+        UserError, match=f"cannot {doing} the folder {out}: Permission denied; choose"
+    ):
+        session.conduct(lambda: pytest.fail("work was done"), out, resume=False)
+    assert not os.listdir(tmp_path)
+
+
+@needs_proc
+def test_a_folder_without_files_is_told():
+    with pytest.raises(UserError, match="cannot make the folder /proc/none/run: "):
+        files.check_folder(Path("/proc/none/run"))
+
+
+def test_a_folder_is_checked_without_a_trace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path, tmp_path / "a" / "b", Path("."), Path("a/b")):
+        files.check_folder(folder)
+    assert not os.listdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="make the folder file/sub: file is no folder"):
+        files.check_folder(Path("file/sub"))

@@ -245,7 +245,7 @@ def test_train_then_forecast(waves, tmp_path):
     assert all(row[3] == "2" for row in rows)
     before = waves.read_bytes()
     message = one_line(ostinato("forecast", waves, "--model", out, "--out", waves))
-    assert "`out` must be another file than the given one" in message
+    assert "`out` must lead to another file than the given one" in message
     assert waves.read_bytes() == before
 
 
@@ -403,9 +403,10 @@ def test_a_model_of_another_command_and_a_file_are_told(untrained, tmp_path):
         assert "was written by `ostinato train forecast`; train one with" in message
     model = tmp_path / MODEL_FILE
     message = one_line(ostinato("pronounce", "ab", "--model", model))
-    assert (
-        f"{model} is a file; give the folder of a training run, {tmp_path}" in message
-    )
+    assert f"{model} is a file; give the folder that it is in: {tmp_path}" in message
+    model = write(tmp_path / "other", [""])
+    message = one_line(ostinato("pronounce", "ab", "--model", model))
+    assert message.endswith(f"{model} is a file; give the folder of a training run\n")
 
 
 def test_a_model_comes_back(untrained, tmp_path):
@@ -416,8 +417,32 @@ def test_a_model_comes_back(untrained, tmp_path):
     given = table.Table([BEGIN], ("b",), np.zeros((1, 1)))
     with pytest.raises(UserError, match="must have the columns a, .* got b"):
         use.forecast(got, given)
-    with pytest.raises(UserError, match="the file must have 4 rows, got 1"):
+    with pytest.raises(UserError, match="the file must have 4 rows at least, got 1"):
         use.forecast(got, given._replace(names=("a",)))
+
+
+def test_forecasts_are_alone_in_what_they_are_written_to(tmp_path):
+    model = Forecaster(1, 1, 1, 1, 2, 0.0)
+    scale = Scale(np.zeros(1), np.ones(1))
+    params = model.init(jax.random.key(0))
+    use.save(tmp_path, use.Trained(model, params, ("a",), scale, {}))
+    given = write(tmp_path / "given.csv", ["d,a", "2020-01-01,1", "2020-01-02,2"])
+    out = write(tmp_path / "next.csv", ["kept"])
+    with out.open("a") as file:
+        target = f"/dev/fd/{file.fileno()}"
+        result = ostinato("forecast", given, "--model", tmp_path, "--out", target)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == f"wrote 1 row after 2020-01-02 00:00:00 to {target}\n"
+    lines = out.read_text().splitlines()
+    assert lines[:2] == ["kept", "d,a"] and lines[2].startswith("2020-01-03 00:00:00,")
+    with given.open("a") as file:
+        target = f"/dev/fd/{file.fileno()}"
+        arguments = "--model", tmp_path, "--out", target
+        message = one_line(ostinato("forecast", given, *arguments))
+    assert f"another file than the given one, {given}, got {target};" in message
+    result = ostinato("forecast", given, "--model", tmp_path, "--out", out)
+    assert result.stdout.endswith(f"00:00:00 to {out}\n") and not result.stderr
+    assert "kept" not in out.read_text()
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,8 @@ def test_edit_distance(a, b, distance):
 
 def test_error_rates_take_the_nearest_reference():
     references = {"read": ["RED", "RID"], "a": ["A", "EI"], "ox": ["OKS"]}
-    rates = metrics.error_rates({"read": "RID", "a": "E", "ox": "OSS"}, references)
+    guesses = {"read": "RID", "a": "E", "ox": "OSS"}
+    counts = metrics.error_counts(guesses, references)
+    rates = metrics.ErrorRates.of(counts)
     # distances 0, 1 (to "A") and 1; lengths 3, 1 and 3
     np.testing.assert_allclose(rates, (100 * 2 / 7, 100 * 2 / 3, 3))

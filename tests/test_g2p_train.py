@@ -285,7 +285,7 @@ def test_a_state_that_is_saved_has_a_model(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "limit, told",
-    [(dict(epochs=1), "its 1 epochs"), (dict(minutes=1e-6), "its 1e-06 minutes")],
+    [(dict(epochs=1), "its 1 epoch"), (dict(minutes=1e-6), "its 1e-06 minutes")],
 )
 def test_a_run_that_is_over_says_why_it_learns_no_more(tmp_path, limit, told):
     name, console = *limit, quiet()
@@ -326,7 +326,7 @@ def test_listed_test_words_are_the_ones_measured(tmp_path):
     test_words = [*listed, "zz", "zzz"]
     summary = train_tiny(tmp_path, epochs=1, test_words=test_words, console=console)
     assert summary.figures["test", "greedy"].words == len(listed)
-    assert "2 test words are not in the dictionary" in console.export_text()
+    assert "the dictionary lacks 2 test words" in console.export_text()
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,95 @@ def test_notes_on_what_nodes_say():
         ours.from_model(X)
 
 
+def upon(model, *nodes):
+    """The model with nodes after its own one, and a second one that reads `Z`."""
+    for n, (kind, made, *names) in enumerate(nodes):
+        node = helper.make_node(kind, names, made.split(), name=f"n{n}")
+        model.graph.node.append(node)
+    names = ["Z", "W2", "R2"]
+    model.graph.node.append(helper.make_node("RNN", names, ["V"], name="second"))
+    for name in names[1:]:
+        array = onnx.numpy_helper.from_array(draw(1, 4, 4), name)
+        model.graph.initializer.append(array)
+    return ours.from_model(model)["second"].notes[1:]
+
+
+FROM_Y = "the output Y of the node 'rnn'"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "note"),
+    [
+        ([("Squeeze", "Z", "Y")], f"x is {FROM_Y}, only laid out anew by Squeeze"),
+        (
+            [
+                ("Transpose", "A", "Y"),
+                ("Reshape", "B", "A", "C"),
+                ("Identity", "Z", "B"),
+            ],
+            f"x is {FROM_Y}, only laid out anew by Transpose, Reshape, Identity",
+        ),
+        (
+            [  # the shape is computed from x too
+                ("Shape", "S", "Y"),
+                ("Gather", "C", "S", "I"),
+                ("Reshape", "Z", "Y", "C"),
+            ],
+            f"x is {FROM_Y}, only laid out anew by Reshape",
+        ),
+        (
+            [
+                ("Squeeze", "A", "Y"),
+                ("Dropout", "B", "A"),
+                ("MatMul", "C", "B", "M"),
+                ("Relu", "Z", "C"),
+            ],
+            f"x is computed from {FROM_Y} by Squeeze, Dropout, MatMul, Relu; apply "
+            "these between the calls",
+        ),
+        (
+            [("Split", "A B", "Y"), ("Abs", "Z", "B")],
+            f"x is computed from {FROM_Y} by Split, Abs; apply these between the calls",
+        ),
+        (
+            [("MatMul", "Z", "M", "Y")],  # not the first input
+            f"x is computed from {FROM_Y} by MatMul; apply these between the calls",
+        ),
+        (
+            [("LSTM", "L", "Y", "W", "R"), ("Concat", "Z", "L", "Y")],
+            f"x is computed from {FROM_Y} and the output Y of the node 'n0' by Concat; "
+            "apply these between the calls",
+        ),
+        (
+            [
+                (kind, *names)
+                for kind, names in zip(
+                    ["Abs", "Neg", "Exp", "Log", "Sin", "Cos", "Tan", "Ceil", "Abs"],
+                    ["AY", "BA", "CB", "DC", "ED", "FE", "GF", "HG", "ZH"],
+                    strict=True,
+                )
+            ],
+            f"x is computed from {FROM_Y} by Abs, Neg, Exp, Log, Sin, Cos and 2 more; "
+            "apply these between the calls",
+        ),
+        ([("Relu", "Z", "X")], None),
+        ([("Shape", "S", "Y"), ("ConstantOfShape", "Z", "S")], None),
+    ],
+)
+def test_the_note_on_the_node_before_tells_what_stands_between(nodes, note):
+    assert upon(make("LSTM"), *nodes) == (() if note is None else (note,))
+
+
+def test_the_note_on_the_node_before_tells_its_output():
+    model = make("LSTM")
+    model.graph.node[0].output[:] = ["", "H"]
+    wanted = "x is the output Y_h of the node 'rnn'"
+    assert upon(model, ("Identity", "Z", "H"))[0].startswith(wanted)
+    model = make("LSTM")
+    model.graph.node[0].output[:] = ["", "H"]
+    assert upon(model, ("Clip", "Z", "X", "")) == ()
+
+
 def test_names_and_other_nodes(tmp_path):
     model = make("GRU")
     model.graph.node[0].name = ""

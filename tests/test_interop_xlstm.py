@@ -70,7 +70,7 @@ def test_values_and_gradients_are_those_of_the_package(name, backend):
 
 
 def of_gates(cell):
-    """Return a network that reads pre-activations, as a cell of the package does."""
+    """Return a network that reads preactivations, as a cell of the package does."""
     ones = {
         f"{gate}.weight": np.zeros((K, D, D))
         for gate in ("fgate", "igate", "zgate", "ogate")

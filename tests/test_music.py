@@ -212,7 +212,7 @@ def test_train_then_sample(pieces, tmp_path):
     arguments = ["--epochs", 100, "--out", out, *TINY]
     result = ostinato("train", "music", pieces, *arguments)
     assert result.exit_code == 0, result.stderr
-    assert "8 (76 frames) pieces to learn from, 3 (28 frames) to choose by" in (
+    assert "8 pieces (76 frames) to learn from, 3 pieces (28 frames) to choose by" in (
         result.stdout
     )
     for name in (MODEL_FILE, "metrics.csv", "learning_curve.png", "rolls.png"):
@@ -232,7 +232,7 @@ def test_train_then_sample(pieces, tmp_path):
     assert contents[0] == contents[1] != contents[2]
     start = ["--prime", pieces, "--prime-frames", 5, "--temperature", 0.1]
     result = ostinato(*common, *start)
-    assert f"29 frames are in {song}, the first 5 of {pieces}" in result.stdout
+    assert f"wrote 29 frames to {song}, the first 5 of {pieces}" in result.stdout
     got, prime = midi.read(song, 2), read.first_piece(pieces, 2)[:5]
     np.testing.assert_array_equal(got[:5], prime)
     want = music_files.matrix(music_files.piece(29))
@@ -376,6 +376,16 @@ def test_any_temperature_draws_without_warnings(temperature, chords):
 def test_bad_options_of_sample(untrained, tmp_path, options, message):
     result = ostinato("sample", "--model", tmp_path, *options)
     assert message in one_line(result)
+
+
+def test_a_piece_is_alone_in_what_it_is_written_to(untrained, tmp_path):
+    with (tmp_path / "song.mid").open("wb") as file:
+        target = f"/dev/fd/{file.fileno()}"
+        options = "--model", tmp_path, "--frames", 1, "--out", target
+        result = ostinato("sample", *options)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == f"wrote 1 frame to {target}\n"
+    assert (tmp_path / "song.mid").read_bytes().startswith(b"MThd")
 
 
 def test_a_prime_that_is_too_short(untrained, tmp_path, pieces):

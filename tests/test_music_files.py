@@ -110,6 +110,8 @@ def test_files_that_are_none(tmp_path):
         read.read([tmp_path / "none.mat"], 2, 0)
     with pytest.raises(UserError, match="must be a folder, or end in .mid, .midi"):
         read.read([tmp_path / "a.txt"], 2, 0)
+    with pytest.raises(UserError, match="cannot read .*/none: No such file or folder"):
+        read.read([tmp_path / "none"], 2, 0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="has no file of .mid"):
         read.read([tmp_path / "empty"], 2, 0)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -286,4 +287,19 @@ def test_another_backend_is_an_error(monkeypatch):
     monkeypatch.setattr(keras.config, "backend", lambda: "torch")
     spec = importlib.util.find_spec("ostinato.nn.keras")
     with pytest.raises(ImportError, match="JAX backend of Keras, got 'torch'.*KERAS_B"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_a_backend_that_is_not_installed_is_no_advice_to_install_it(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "keras.py").write_text("import tensorflow.python\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "keras")
+    monkeypatch.setitem(sys.modules, "tensorflow", None)  # as if there were none
+    spec = importlib.util.find_spec("ostinato.nn.keras")
+    with pytest.raises(ImportError, match="got 'tensorflow'; set .* KERAS_BACKEND=jax"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    monkeypatch.setitem(sys.modules, "keras", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install 'ostinato\\[keras\\]'"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -11,6 +11,8 @@ from jax import lax
 from test_step_hunt import assert_same, draw
 
 import ostinato as ost
+from ostinato._step.control_flow import without_control_flow
+from ostinato._step.jaxprs import CHECKPOINTS, flat
 
 native = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
 both_orders = pytest.mark.parametrize(
@@ -292,6 +294,17 @@ def test_branch_that_is_not_taken_has_no_pole(inner, switch):
         return jnp.sum(jnp.sin(out.outputs))
 
     assert_finite_and_same(*on_backends(jax.grad(loss, (1, 2, 3)), p, x, h))
+
+
+@pytest.mark.parametrize("prevent_cse", [False, True])
+def test_checkpoint_in_a_branch_keeps_its_options(prevent_cse):
+    log = jax.checkpoint(jnp.log, prevent_cse=prevent_cse)
+    step = jax.make_jaxpr(lambda t, h: lax.cond(t > 1, log, jnp.sin, h))(2, 1.0)
+    written_out = without_control_flow(flat(step.jaxpr), 0)
+    names = [eqn.primitive.name for eqn in written_out.eqns]
+    (at,) = (i for i, name in enumerate(names) if name in CHECKPOINTS)
+    assert "cond" not in names
+    assert written_out.eqns[at].params["prevent_cse"] == prevent_cse
 
 
 @native

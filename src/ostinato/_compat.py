@@ -1,6 +1,7 @@
 """Code that depends on the version of JAX.
 
-Only this module uses private names of JAX, or recognises parts of JAX by their text.
+Only this module uses private names of JAX, recognises parts of JAX by their text, or
+looks into the context of a lowering rule.
 """
 
 from __future__ import annotations
@@ -43,6 +44,40 @@ def lower_with_devices(primitive: Primitive) -> bool:
         return False
     _with_devices.add(primitive)
     return True
+
+
+def is_for_export(ctx: Any) -> bool:
+    """Return whether a lowering rule writes for `jax.export`, to run on any machine.
+
+    Args:
+        ctx: the context that the lowering rule is given; so in the functions below.
+    """
+    return ctx.module_context.lowering_parameters.for_export
+
+
+def platforms_of(ctx: Any) -> str:
+    """Return the platforms that a lowering rule writes for, with commas between."""
+    return ", ".join(ctx.module_context.platforms)
+
+
+def is_in_shard_map(ctx: Any) -> bool:
+    """Return whether a lowering rule writes for the inside of a `shard_map`."""
+    return bool(getattr(ctx.module_context.axis_context, "manual_axes", ()))
+
+
+def is_on_one_device(ctx: Any) -> bool:
+    """Return whether arrays are whole here, or all are the part of one device."""
+    axes = ctx.module_context.axis_context
+    manual = getattr(axes, "manual_axes", None)
+    if manual is not None:  # inside of shard_map
+        return manual == frozenset(axes.mesh.axis_names)
+    return getattr(axes, "num_devices", 1) == 1
+
+
+def with_types(ctx: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the context with the types of operands and results changed."""
+    avals_in, avals_out = (list(map(change, a)) for a in (ctx.avals_in, ctx.avals_out))
+    return ctx.replace(avals_in=avals_in, avals_out=avals_out)
 
 
 class CheckedPrimitive(Primitive):

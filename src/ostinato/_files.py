@@ -8,17 +8,20 @@ import json
 import os
 import secrets
 import stat
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from . import _checks
 
 PART = ".part"  # the end of the name of a file that is still being written
 MAX_RATIO = 16  # of a zip's contents to its size; weights hardly shrink
 _MAX_JSON = 64 << 20
+_DESCRIPTORS = ("/dev/fd", "/proc/self/fd", "/proc/thread-self/fd")
+_MOST_LINKS = 40  # that Linux follows
 
 
 class BadFileError(ValueError):
@@ -72,12 +75,46 @@ def same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
     )
 
 
+def descriptor(path: str | os.PathLike[str]) -> int | None:
+    """Return the open file of this process that a path leads to; None for others.
+
+    Such are `/dev/stdout`, `/dev/fd/3`, `/proc/self/fd/3`, and links to them. A file
+    that has been redirected to is not found under its own name.
+    """
+    folders = {os.path.realpath(folder) for folder in _DESCRIPTORS}
+    place = os.path.abspath(path)
+    for _ in range(_MOST_LINKS):
+        folder, name = os.path.split(place)
+        folder = os.path.realpath(folder)
+        place = os.path.join(folder, name)
+        if folder in folders and name.isdecimal():
+            return int(name)
+        if not os.path.islink(place):
+            return None
+        place = os.path.join(folder, os.readlink(place))
+    return None  # a circle of links
+
+
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path leads to an open file of this process, a pipe or a device.
+
+    What is written to it follows what was written before; a file is replaced.
+    """
+    there = os.path.exists(path)
+    other = there and not (os.path.isfile(path) or os.path.isdir(path))
+    return other or descriptor(path) is not None
+
+
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file that is there whole, or as it was before, whatever happens.
 
     A file keeps its permissions, and a symbolic link stays one: its target is written.
-    What is there and no file, such as a pipe or a device, is written into.
+    What is there and no file, such as a pipe or a device, is written into, and so is an
+    open file of this process, such as `/dev/stdout`: what is in it stays.
     """
+    if (number := descriptor(path)) is not None:
+        _write_open(number, path, data)
+        return
     old = os.stat(path).st_mode if os.path.exists(path) else None
     if old is not None and not stat.S_ISREG(old):
         with open(path, "wb") as file:
@@ -97,6 +134,30 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _write_open(number: int, path: str | os.PathLike[str], data: bytes) -> None:
+    """Write into an open file, after what Python still holds for it."""
+    standard = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    try:
+        if number < len(standard) and standard[number] is None:
+            # It was closed when this process began; another file may have its number.
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        for stream in (sys.stdout, sys.stderr):
+            if _number_of(stream) == number:
+                stream.flush()
+        with open(number, "wb", closefd=False) as file:
+            file.write(data)
+    except OSError as error:  # names the number, or nothing
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+
+
+def _number_of(stream: TextIO | None) -> int | None:
+    """Return the number of the file of a stream; None if it has none, or is closed."""
+    try:
+        return None if stream is None else stream.fileno()
+    except (AttributeError, ValueError):  # that of another program may have no method
+        return None
 
 
 def unfinished(path: Path) -> list[Path]:

@@ -50,9 +50,18 @@ def fill_empty_sequences(a: Array, lengths: Array) -> Array:
 
 def is_step(lengths: Array, num_steps: Any, time_axis: int) -> Array:
     """Return a mask of the steps before the end, bool `[T, B]` or `[B, T]`."""
-    lengths = jnp.expand_dims(lengths, time_axis)
+    return _steps(num_steps, time_axis) < jnp.expand_dims(lengths, time_axis)
+
+
+def is_last_step(lengths: Array, num_steps: Any, time_axis: int) -> Array:
+    """Return a mask of the last step of each sequence, bool `[T, B]` or `[B, T]`."""
+    return _steps(num_steps, time_axis) == jnp.expand_dims(lengths - 1, time_axis)
+
+
+def _steps(num_steps: Any, time_axis: int) -> Array:
+    """Return the number of each step, int32 `[T, 1]` or `[1, T]`."""
     shape = (num_steps, 1) if time_axis == 0 else (1, num_steps)
-    return lax.broadcasted_iota(jnp.int32, shape, time_axis) < lengths
+    return lax.broadcasted_iota(jnp.int32, shape, time_axis)
 
 
 def zero(a: Array, lengths: Array, time_axis: int) -> Array:

@@ -337,14 +337,16 @@ def convert(
             for n, (spec, _, notes) in found.items()
         ]
         unmapped = [{"name": n, "reason": reason} for n, reason in others.items()]
-        typer.echo(json.dumps({"mapped": mapped, "unmapped": unmapped}, indent=2))
+        cli_training.report(
+            json.dumps({"mapped": mapped, "unmapped": unmapped}, indent=2), target
+        )
     else:
-        _print_conversion(found, others)
+        _print_conversion(found, others, target)
     if not found:
         _fail(f"no recurrent network of {source} could be written to {target}")
 
 
-def _print_conversion(found: dict, others: dict) -> None:
+def _print_conversion(found: dict, others: dict, target: Path) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -366,7 +368,7 @@ def _print_conversion(found: dict, others: dict) -> None:
         table.add_row("yes", shown(name), shown("\n".join([sizes, *notes])))
     for name, reason in others.items():
         table.add_row("no", shown(name), shown(reason))
-    Console().print(table)
+    Console(stderr=files.is_stream(target)).print(table)
 
 
 @app.command()

@@ -8,7 +8,8 @@ import typer
 from . import interrupts
 from .apps import files
 from .apps.errors import UserError, require
-from .cli_training import Ensemble, Model, Out, Resume, Seed
+from .apps.wording import counted
+from .cli_training import Ensemble, Model, Out, Resume, Seed, report
 from .cli_training import file as file_path
 
 FORECAST, NEXT = Path("out/forecast"), Path("forecast.csv")
@@ -125,10 +126,11 @@ def forecast(
     all_devices()
     if files.same(file, out):
         raise UserError(
-            f"`out` must be another file than the given one, got {out} for both; "
+            f"`out` must lead to another file than the given one, {file}, got {out}; "
             "give another --out"
         )
     trained, given = use.load(model), table.read(file)
     values = use.forecast(trained, given)
     use.write(out, trained, given, values)
-    typer.echo(f"{len(values)} rows after {given.dates[-1]} are in {out}")
+    rows = counted(len(values), "row")
+    report(f"wrote {rows} after {given.dates[-1]} to {out}", out)

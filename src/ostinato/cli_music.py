@@ -7,7 +7,8 @@ import typer
 
 from . import interrupts
 from .apps.errors import UserError, require
-from .cli_training import Model, Out, Resume, Seed, file, file_or_folder
+from .apps.wording import counted
+from .cli_training import Model, Out, Resume, Seed, file, file_or_folder, report
 
 MUSIC, SAMPLE = Path("out/music"), Path("sample.mid")
 PACKAGES = "optax", "rich", "safetensors", "matplotlib", "mido", "scipy"
@@ -169,4 +170,4 @@ def sample(
     )
     midi.write(out, piece, trained.per_beat, tempo)
     begin = "" if start is None else f", the first {len(start)} of {prime}"
-    typer.echo(f"{len(piece)} frames are in {out}{begin}")
+    report(f"wrote {counted(len(piece), 'frame')} to {out}{begin}", out)

@@ -1,4 +1,4 @@
-"""What commands have in common: paths, and all that is the same in each `train`."""
+"""What commands have in common: paths, reports, what is the same in each `train`."""
 
 import functools
 import inspect
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .apps import files
 from .apps.errors import require
 
 
@@ -66,6 +67,15 @@ DEVICES: dict[str, Any] = {
         int | None, typer.Option(help="Number of this process, from 0.")
     ],
 }
+
+
+def report(text: str, out: Path) -> None:
+    """Print what a command tells about the file that it has written.
+
+    It goes to the standard error output where the file is a pipe or the standard
+    output, as `is_stream` says, so that nothing but the content is read there.
+    """
+    typer.echo(text, err=files.is_stream(out))
 
 
 def trains(command: Callable[..., Any]) -> Callable[..., None]:

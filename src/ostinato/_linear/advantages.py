@@ -120,7 +120,7 @@ def _native_call(*operands: Array, time_major: bool, present: tuple) -> Sequence
 def _lower(native: bool, ctx: Any, *args: Any, **params: Any) -> Sequence[Any]:
     runs = (
         native
-        and not ctx.module_context.lowering_parameters.for_export
+        and not _compat.is_for_export(ctx)
         and ctx.avals_in[0].dtype in (np.float32, np.float64)
         and _native.status().library is not None
     )

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import _padding
 from .._typing import Array
 
 
@@ -78,12 +79,6 @@ class Recurrence:
         return tuple(shape)
 
 
-def wide(dtype: Any) -> Any:
-    """Return the dtype of states and sums: float32 for 16 bits, else the same."""
-    narrow = np.dtype(dtype).itemsize < 4
-    return jnp.dtype(jnp.float32 if narrow else dtype)
-
-
 def multiply(call: Recurrence, a: Array, h: Array) -> Array:
     """Return factors times states, or matrices times vectors."""
     if call.blocks:
@@ -109,15 +104,9 @@ def previous_states(
         return h
     moved = jnp.concatenate(moved, axis)
     if call.reverse and lengths is not None:
-        index = jax.lax.broadcasted_iota(jnp.int32, h.shape, axis)
-        last = along(call, lengths, h.ndim) - 1
-        moved = jnp.where(index == last, jnp.broadcast_to(start, h.shape), moved)
+        last = _padding.is_last_step(lengths, steps, axis)
+        moved = _padding.select(last, jnp.broadcast_to(start, h.shape), moved)
     return moved
-
-
-def along(call: Recurrence, lengths: Array, ndim: int) -> Array:
-    """Return lengths `[B]` in a shape that broadcasts to `ndim` axes."""
-    return jnp.expand_dims(lengths, [n for n in range(ndim) if n != call.batch_axis])
 
 
 def active(
@@ -138,10 +127,8 @@ def valid(call: Recurrence, like: Array, lengths: Array | None) -> Array | None:
     """Return where `like` is not padding, in a shape that broadcasts to it."""
     if lengths is None:
         return None
-    shape = [1] * like.ndim
-    shape[call.time_axis] = like.shape[call.time_axis]
-    index = jax.lax.broadcasted_iota(jnp.int32, shape, call.time_axis)
-    return index < along(call, lengths, like.ndim)
+    inside = _padding.is_step(lengths, like.shape[call.time_axis], call.time_axis)
+    return jnp.expand_dims(inside, range(2, like.ndim))
 
 
 def select(condition: Array | None, x: Array) -> Array:

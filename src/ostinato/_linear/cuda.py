@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _config
 from .._cuda import check, device, kernels, plan
 from .._cuda.launch import launch
 from .._typing import Array
@@ -30,13 +29,6 @@ def unsupported_reason(call: Recurrence, b: Any) -> str | None:
         return "it needs sizes that are known when a program is compiled"
     found = _plan(call, b, gpu)
     return found if isinstance(found, str) else None
-
-
-def unmeasured_reason() -> str | None:
-    """Return why calls that name no backend do not come here; None if they do."""
-    if _config.read().backend == "cuda":
-        return None
-    return plan.unmeasured_reason()
 
 
 def failure(call: Recurrence, b: Any) -> str | None:

@@ -93,7 +93,7 @@ def _lower(native: bool, ctx: Any, *args: Any, reverse: bool) -> Sequence[Any]:
     _, a, x, *_ = ctx.avals_in
     runs = (
         native
-        and not ctx.module_context.lowering_parameters.for_export
+        and not _compat.is_for_export(ctx)
         and x.dtype in (np.float32, np.float64)
         and a.shape[1] <= _MOST_ORDER
         and _native.status().library is not None

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import _compat
 from .._rnn.backends import BackendError
+from .._rnn.cuda import unasked_reason
 from .._rnn.sharding import FreeAxes
 from .._typing import Array
 from . import cpu, cuda, xla
@@ -88,8 +89,8 @@ def reason_against(
         reason += platform
     if reason is not None or kernels is not cuda:
         return reason
-    unmeasured = cuda.unmeasured_reason() if call.backend is None else None
-    return unmeasured or trial(call, b)
+    unasked = unasked_reason() if call.backend is None else None
+    return unasked or trial(call, b)
 
 
 def check_backend(call: Recurrence, b: Any) -> None:
@@ -154,10 +155,9 @@ def register(primitive: Primitive, composed: Callable | None) -> None:
     def lower(
         platform: str | None, ctx: Any, *args: Any, call: Recurrence
     ) -> Sequence[Any]:
-        context, avals = ctx.module_context, ctx.avals_in
-        platforms = ", ".join(context.platforms) if platform is None else platform
-        for_export = context.lowering_parameters.for_export
-        kernels = _kernels_for(call, avals[1], platforms, for_export)
+        platforms = _compat.platforms_of(ctx) if platform is None else platform
+        for_export, b = _compat.is_for_export(ctx), ctx.avals_in[1]
+        kernels = _kernels_for(call, b, platforms, for_export)
 
         def split(function: Callable) -> Callable:
             # What jax.export writes has no rule for it: XLA splits it as it can.
@@ -173,7 +173,7 @@ def register(primitive: Primitive, composed: Callable | None) -> None:
         elif composed is not None:
             function = ft.partial(composed, call)
         else:
-            parallel = _is_parallel(call, avals[1], platforms)
+            parallel = _is_parallel(call, b, platforms)
             function = split(ft.partial(xla.forward, call, parallel))
         return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
 

@@ -23,6 +23,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from .._rnn import sharding
+from .._rnn.accumulation import accumulation_dtype, widen
 from .._rnn.eager import always_jitted
 from .._typing import Array
 from . import call as calls
@@ -93,7 +94,7 @@ def tangent(
     # Before and after the product: else NaN in one of its sides would reach the result
     # or the gradient of the other side, as NaN times 0.
     before = calls.select(keeps, calls.previous_states(call, h, h_0, lengths))
-    dtype = calls.wide(h.dtype)
+    dtype = accumulation_dtype(h.dtype)
     change = calls.multiply(call, da.astype(dtype), before.astype(dtype))
     moved = db.astype(dtype) + calls.select(keeps, change)
     return _bind(linear_p, call, a, moved.astype(h.dtype), dh_0, *masks)
@@ -114,7 +115,7 @@ def backward(
     db, dh_0 = _bind(linear_p, call.transposed(), back, dh, dh_n, *masks)
     before = calls.previous_states(call, h, h_0, lengths)
     keeps = calls.active(call, h, lengths, resets)
-    dtype = calls.wide(h.dtype)
+    dtype = accumulation_dtype(h.dtype)
     before = calls.select(keeps, before).astype(dtype)
     bar = calls.select(keeps, db).astype(dtype)
     if call.blocks:
@@ -136,8 +137,7 @@ def _like_factors(call: Recurrence, a: Any, da: Array) -> Array:
     """Return the gradient of factors by sequence in the shape of `a`."""
     if da.shape == a.shape:
         return da
-    wide = da.astype(calls.wide(da.dtype))
-    return jnp.sum(wide, call.batch_axis, keepdims=True).astype(da.dtype)
+    return jnp.sum(widen(da), call.batch_axis, keepdims=True).astype(da.dtype)
 
 
 # ------------------------------------------------------------------------- derivatives

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks
+from .._padding import is_last_step, select, zero
+from .._rnn.accumulation import accumulation_dtype
 from .._typing import Array, ArrayLike, Bool, Float, Int
 from . import advantages
 from .api import linear_recurrence
-from .call import wide
 
 
 class GAEOutput(NamedTuple):
@@ -195,7 +196,8 @@ class _Batch:
         self.single = rewards.ndim == 1
         self.axes = "T" if self.single else "TB" if self.time_major else "BT"
         self.shape, self.original = rewards.shape, rewards
-        self.dtype = wide(rewards.dtype)  # a discount of 0.99 is not one of bfloat16
+        # A discount of 0.99 is not one of bfloat16.
+        self.dtype = accumulation_dtype(rewards.dtype)
         self.axis = 0 if self.time_major else 1  # of time, with a batch axis
         self.rewards = self._batched(rewards)
         self.steps = self.rewards.shape[self.axis]
@@ -253,23 +255,19 @@ class _Batch:
 
     def inside(self, x: Array) -> Array:
         """Return an array for every step, with 0 past the end of a sequence."""
-        if self.lengths is None:
-            return x
-        steps = jax.lax.broadcasted_iota(jnp.int32, x.shape, self.axis)
-        valid = steps < jnp.expand_dims(self.lengths, self.axis)
-        return jnp.where(valid, x, jnp.zeros((), x.dtype))
+        return x if self.lengths is None else zero(x, self.lengths, self.axis)
 
     def last(self, x: Array) -> Array:
         """Return the last valid element of each sequence, 0 where there is none."""
         if self.steps == 0:
             return jnp.zeros((self.batch,), x.dtype)
-        last = self.steps - 1
-        if self.lengths is None and isinstance(last, int):
-            return jax.lax.index_in_dim(x, last, self.axis, keepdims=False)
-        if self.lengths is not None:
-            last = jnp.expand_dims(self.lengths - 1, self.axis)
-        last = jax.lax.broadcasted_iota(jnp.int32, x.shape, self.axis) == last
-        return jnp.sum(jnp.where(last, x, jnp.zeros((), x.dtype)), self.axis)
+        lengths = self.lengths
+        if lengths is None and isinstance(self.steps, int):
+            return jax.lax.index_in_dim(x, self.steps - 1, self.axis, keepdims=False)
+        if lengths is None:  # under `jax.export`, of a size that is a symbol
+            lengths = jnp.full((self.batch,), self.steps, jnp.int32)
+        last = is_last_step(lengths, self.steps, self.axis)
+        return jnp.sum(select(last, x), self.axis)
 
     def run(self, factors: Array, inputs: Array, start: Array | None) -> Array:
         """Run the recurrence from the last step to the first."""

@@ -11,8 +11,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from .._rnn.accumulation import accumulation_dtype
 from .._typing import Array
-from .call import Recurrence, active, multiply, select, valid, wide
+from .call import Recurrence, active, multiply, select, valid
 
 
 def forward(
@@ -31,7 +32,7 @@ def forward(
     lengths, resets = call.masks(masks)
     inside, keeps = valid(call, b, lengths), active(call, b, lengths, resets)
     time_first = lambda x: x if call.time_major else jnp.swapaxes(x, 0, 1)  # noqa: E731
-    dtype = wide(b.dtype)
+    dtype = accumulation_dtype(b.dtype)
     run = _parallel if parallel else _loop
     shape = time_first(b).shape
     # What is alike for all steps stays as it is: the loop reads it from outside.

@@ -186,7 +186,7 @@ def make_loop_inputs(inputs: Any, options: SequenceOptions) -> LoopInputs:
     lengths = options.seq_lengths
     if lengths is None:
         return LoopInputs(inputs, t, None, resets)
-    valid = t[:, None] < lengths[None]
+    valid = _padding.is_step(lengths, options.length, 0)
     begins = jnp.maximum(lengths - 1, 0) if options.reverse else jnp.zeros_like(lengths)
 
     def fill(a: Array) -> Array:

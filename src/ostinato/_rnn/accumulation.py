@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from .._typing import Array
 
 
-def accumulation_dtype(dtype: Any) -> np.dtype:
-    """Return float32 for 16-bit floats, integers and bools, else the dtype itself."""
-    dtype = np.dtype(dtype)
-    kept = dtype == np.float64 or dtype.kind == "c"
-    return dtype if kept else np.dtype(np.float32)
+def accumulation_dtype(dtype: Any) -> Any:
+    """Return float32 for a float of fewer bits, and any other dtype unchanged."""
+    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return np.dtype(np.float32) if narrow else dtype
 
 
 def widen(a: Array) -> Array:

@@ -81,7 +81,10 @@ _FIXED = dict(
 
 
 def unasked_reason() -> str | None:
-    """Return why calls that name no backend do not come here; None if they do."""
+    """Return why calls that name no backend run no kernels of GPUs; None if they do.
+
+    The same holds for the operator, linear recurrences and loops over steps.
+    """
     if _config.read().backend == "cuda":
         return None
     return plan.unmeasured_reason()

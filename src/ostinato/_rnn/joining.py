@@ -258,9 +258,9 @@ def _register(rules: _Rules, transpose: Callable) -> None:
     native = mlir.lower_fun(rules.native, multiple_results=True)
 
     def lower_on_cpu(ctx: Any, *args: Any, **params: Any) -> Any:
-        exported = ctx.module_context.lowering_parameters.for_export
         known = ctx.avals_in[0].dtype.itemsize in (2, 4, 8)
-        runs = known and not exported and _native.status().library is not None
+        runs = known and not _compat.is_for_export(ctx)
+        runs = runs and _native.status().library is not None
         return (native if runs else xla)(ctx, *args, **params)
 
     @ft.partial(jax.jit, static_argnames=("plan", "ensemble"))

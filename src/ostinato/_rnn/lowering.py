@@ -136,12 +136,11 @@ def register(primitive: Primitive, name: str, abstract_eval: Callable) -> None:
     def lower(
         platform: str | None, ctx: Any, *args: Any, call: RNNCall, **params: Any
     ) -> Any:
-        context = ctx.module_context
-        platforms = ", ".join(context.platforms) if platform is None else platform
+        platforms = _compat.platforms_of(ctx) if platform is None else platform
         place = Place(
             platforms,
             f"the computation is compiled for {platforms}",
-            context.lowering_parameters.for_export,
+            _compat.is_for_export(ctx),
         )
         dtype = ctx.avals_in[0].dtype
         shapes = member_shapes(ctx.avals_in, params["ensemble"])
@@ -179,7 +178,7 @@ def _rule(flat_of: Callable) -> Callable:
     rule = mlir.lower_fun(run, multiple_results=True)
 
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
-        splits = not ctx.module_context.lowering_parameters.for_export
+        splits = not _compat.is_for_export(ctx)
         return rule(ctx, *args, splits=splits, **params)
 
     return lower

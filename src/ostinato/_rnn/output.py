@@ -25,7 +25,7 @@ class RNNOutput(NamedTuple):
 
 
 def make_output(arguments: Arguments, outputs: Outputs, padding: Padding) -> RNNOutput:
-    """Apply the padding policy, and remove the batch axis if `make_call` added it."""
+    """Apply the padding policy, and remove the batch axis of a single sequence."""
     call, operands, single = arguments[:3]
     if arguments.valid is None:
         y, states = _pad(call, operands, outputs, padding)

@@ -3,9 +3,9 @@
 The equations themselves and their sources are those of `ostinato.cells.RNN`, `LSTM`,
 `LSTMP` and `GRU`; those of the sLSTM are in Beck et al. (2024), arXiv:2405.04517. Every
 function works on arrays of one dtype and of any leading shape, with the units on the
-last axis. `pre` are pre-activations. `gx` and `gh` are the input and the recurrent
+last axis. `pre` are preactivations. `gx` and `gh` are the input and the recurrent
 product with their biases added; `h_candidate` is the block of `gh` that belongs to the
-candidate `n` of a GRU. Backward functions return cotangents of pre-activations, which
+candidate `n` of a GRU. Backward functions return cotangents of preactivations, which
 are also the cotangents of the products in them.
 """
 
@@ -72,7 +72,7 @@ def lstm_cell_state(
 ) -> tuple[list[Array], Array]:
     """Return the gates `i f g`, and the new cell state before it is clipped.
 
-    `pre` holds the pre-activations of these gates; `mark` is applied to each gate.
+    `pre` holds the preactivations of these gates; `mark` is applied to each gate.
     """
     i, f, g = pre
     i, f, g = mark(jax.nn.sigmoid(i)), mark(jax.nn.sigmoid(f)), mark(jnp.tanh(g))
@@ -299,7 +299,7 @@ def gru_before_tangent(
 ) -> Array:
     """Return the tangent `dh`.
 
-    `dz` is the tangent of the gate `z`, `dn_pre` that of the pre-activation of `n`.
+    `dz` is the tangent of the gate `z`, `dn_pre` that of the preactivation of `n`.
     """
     _, z, n = _split(gates, 3)
     return (1 - z) * _d_tanh(n) * dn_pre + dz * (h_prev - n) + z * dh_prev

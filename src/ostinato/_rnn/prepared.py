@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from .. import _checks
+from .. import _checks, _compat
 from .._typing import Array, Float, Shaped
 from . import backends, layout, sharding
 from .backend import Backend
@@ -104,8 +104,7 @@ def _pack_batch(args: Any, dims: Any, **params: Any) -> tuple[Array, int]:
 def _lower(
     platform: str | None, ctx: Any, *args: Any, backend: Backend, **params: Any
 ) -> Any:
-    exported = ctx.module_context.lowering_parameters.for_export
-    may_export = backend.exports == "always" or not exported
+    may_export = backend.exports == "always" or not _compat.is_for_export(ctx)
     runs = backend.platform == platform and may_export
     lower = _lower_pack if runs else _lower_nothing
     return lower(ctx, *args, backend=backend, **params)

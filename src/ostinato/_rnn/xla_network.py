@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
+from .._padding import is_step
 from .._typing import Array
 from .call import Differentiable, Operands, Outputs, Residuals, RNNCall, Saved
 from .cell import States
@@ -226,8 +226,8 @@ def _primals(
 def _step_masks(call: RNNCall, operands: Operands) -> StepMasks:
     valid = reset = None
     if operands.seq_lengths is not None:
-        time = lax.broadcasted_iota(jnp.int32, call.sizes(operands), 0)
-        valid = (time < operands.seq_lengths[None, :])[..., None]
+        steps, _ = call.sizes(operands)
+        valid = is_step(operands.seq_lengths, steps, 0)[..., None]
     if operands.resets is not None:
         reset = _to_time_major(call, operands.resets)[..., None]
         reset = reset if valid is None else reset & valid

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._padding import is_step
 from .._typing import Array
 from . import xla_network
 from .call import (
@@ -142,7 +143,7 @@ def _token_index(call: RNNCall, packed: Packed, operands: Operands) -> _TokenInd
     return _TokenIndex(
         lengths=lengths,
         token=first[None] + time,
-        is_step=time < lengths[None],
+        is_step=is_step(lengths, steps, 0),
         step=at * batch + sequence,
         holds_step=holds_step,
     )

@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxprs_in_params
 
 from .._compat import scan_counts
 from .._rnn.sharding import make_varying
-from .jaxprs import CHECKPOINTS, evaluate, is_literal, type_of
+from .jaxprs import CHECKPOINTS, checkpoint_like, evaluate, is_literal, type_of
 
 _MADE_ANEW = CHECKPOINTS | {"cond", "jit", "scan"}
 """Operations out of which constants are taken. A loop over a `while` keeps its own, and
@@ -64,8 +64,7 @@ def _made_anew(eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any] | None:
         return _scan(eqn, inputs)
     (jaxpr,) = jaxprs_in_params(params)
     run = _function(ClosedJaxpr(jaxpr, ()))
-    policy, prevent_cse = params["policy"], params["prevent_cse"]
-    return jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse)(*inputs)
+    return checkpoint_like(eqn, run)(*inputs)
 
 
 def _function(closed: ClosedJaxpr) -> Any:

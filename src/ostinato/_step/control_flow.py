@@ -16,6 +16,7 @@ from .._typing import Array
 from .cost import equations_of, leaves_out_much
 from .jaxprs import (
     CHECKPOINTS,
+    checkpoint_like,
     evaluate,
     is_literal,
     run_one,
@@ -28,10 +29,12 @@ from .programs.lower import PRIMITIVES
 _MOST_ITERATIONS, _MOST_EQUATIONS = 16, 256
 """Of an inner loop that is written out."""
 _POLES = frozenset(
-    "acos acosh asin atan2 atanh cbrt div erf_inv integer_pow log log1p log2 pow rem "
-    "rsqrt sqrt tan".split()
+    "acos acosh asin atan2 atanh cbrt erf_inv log log2 pow rem rsqrt sqrt tan".split()
 )
-"""Operations whose results or derivatives may be infinite."""
+"""Operations whose results or derivatives may be infinite, whatever their operands.
+
+Others are so for some operands, see `_poles`.
+"""
 _GROWING = frozenset("cosh exp exp2 expm1 integer_pow sinh square".split())
 """Operations whose results may be infinite where their operands are large."""
 _FLOW = frozenset({"cond", "scan"})
@@ -189,7 +192,7 @@ def _checkpoint_of_branch(eqn: JaxprEqn, inputs: list[Any], taken: Array) -> lis
     def run(taken: Array, *inputs: Any) -> list[Any]:
         return _inside(ClosedJaxpr(jaxpr, ()), inputs, taken)
 
-    return jax.checkpoint(run, policy=eqn.params["policy"])(taken, *inputs)
+    return checkpoint_like(eqn, run)(taken, *inputs)
 
 
 def _guarded(taken: Array, value: Any, safe: float) -> Any:

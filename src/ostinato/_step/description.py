@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax.extend.core import JaxprEqn
+
+from .._rnn.cuda import unasked_reason
 from .._source_lines import user_line
 from .control_flow import stays
 from .cuda import loops as cuda
@@ -54,11 +57,25 @@ def reason(error: Unsupported, origins: Origins) -> str:
     if not equations:
         return message
     (eqn,) = equations
+    is_name = message == f"`{eqn.primitive.name}`"
+    return equation_at_line(eqn, origins, None if is_name else message)
+
+
+def equation_at_line(
+    eqn: JaxprEqn, origins: Origins, lacking: str | None = None
+) -> str:
+    """Return the name of an operation that a loop lacks, and its line in the step.
+
+    Args:
+        eqn: the operation.
+        origins: where each primitive of the step comes from.
+        lacking: what is lacking; None means the operation itself.
+    """
     name = eqn.primitive.name
+    if lacking is None and name in ("cond", "scan"):
+        lacking = stays(eqn)
     line = user_line((*origins.get(name, ()), eqn))
-    if message == f"`{name}`":
-        message = stays(eqn) if name in ("cond", "scan") else None
-    return f"`{name}` at {line}" + (f": {message}" if message else "")
+    return f"`{name}` at {line}" + (f": {lacking}" if lacking else "")
 
 
 def describe(loop: Loop, origins: Origins) -> tuple[str, str | None]:
@@ -101,7 +118,7 @@ def describe_on_gpus(loop: Loop, origins: Origins) -> tuple[str, str | None]:
         cuda.check_supported(loop, None)
     except Unsupported as error:
         return "", reason(error, origins)
-    why = cuda.unmeasured_reason(loop)
+    why = None if loop.backend == "cuda" else unasked_reason()
     if why is not None:
         return "", why
     backward = "one" if cuda.is_supported(loop, wrt) else "XLA"

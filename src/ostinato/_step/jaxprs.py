@@ -195,6 +195,17 @@ def _is_number(eqn: JaxprEqn, inputs: Sequence[Any]) -> bool:
     )
 
 
+def checkpoint_like(eqn: JaxprEqn, function: Callable) -> Callable:
+    """Return a function under `jax.checkpoint`, with the options of an equation of it.
+
+    Args:
+        eqn: an equation of one of `CHECKPOINTS`.
+        function: takes the place of what is inside of the equation.
+    """
+    options = {name: eqn.params[name] for name in ("policy", "prevent_cse")}
+    return jax.checkpoint(function, **options)
+
+
 def read(atom: Any, values: dict[Any, Any]) -> Any:
     """Return the value of a variable or a literal."""
     return atom.val if is_literal(atom) else values[atom]

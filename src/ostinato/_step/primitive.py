@@ -19,7 +19,8 @@ import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .._compat import lower_with_devices
+from .. import _compat
+from .._rnn.cuda import unasked_reason
 from .._rnn.eager import always_jitted
 from .._rnn.sharding import make_varying, shaped_array, unvarying
 from .._typing import Array
@@ -48,7 +49,7 @@ def _forward(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
 @members.tangent
 def _tangent(*arguments: Array, loop: Loop, wrt: Mask) -> list[Array]:
     """Return the tangents of the results that have derivatives."""
-    operands, _, tangents = _of_tangent(loop, wrt, arguments)
+    operands, _, tangents = _of_tangent(wrt, arguments)
     which = [i for i, asked in enumerate(wrt) if asked]
 
     def results(*values: Array) -> list[Array]:
@@ -70,7 +71,7 @@ _mapped = ft.partial(members.forward_by, _on_mapped_step)
 _mapped_back = ft.partial(members.backward_by, _back_on_mapped_step)
 
 
-def _of_tangent(loop: Loop, wrt: Mask, arguments: Sequence[Any]) -> tuple:
+def _of_tangent(wrt: Mask, arguments: Sequence[Any]) -> tuple:
     """Return operands, saved values and tangents, the arguments of `loop_tangent_p`."""
     end = len(arguments) - sum(wrt)
     return arguments[: len(wrt)], arguments[len(wrt) : end], arguments[end:]
@@ -120,7 +121,7 @@ def _jvp_of(
 
 
 def _transpose(cotangents: Any, *arguments: Any, loop: Loop, wrt: Mask) -> list[Any]:
-    operands, saved, tangents = _of_tangent(loop, wrt, arguments)
+    operands, saved, tangents = _of_tangent(wrt, arguments)
     bar = [ad.instantiate_zeros(ct) for ct in cotangents]
     grads = loop_bwd_p.bind(*operands, *saved, *bar, loop=loop, wrt=wrt)
     return [None] * (len(operands) + len(saved)) + list(grads)
@@ -231,11 +232,7 @@ def _lowered(function: Callable) -> Callable:
     rule = mlir.lower_fun(function, True)
 
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
-        types = {
-            name: [unvarying(aval) for aval in getattr(ctx, name)]
-            for name in ("avals_in", "avals_out")
-        }
-        return rule(ctx.replace(**types), *args, **params)
+        return rule(_compat.with_types(ctx, unvarying), *args, **params)
 
     return lower
 
@@ -264,13 +261,11 @@ def _lower_on_cpus(
     """
 
     def lower(ctx: Any, *args: Any, loop: Loop, wrt: Mask | None) -> Any:
-        context = ctx.module_context
         if loop.backend == "cuda":
             raise refusal("cuda", _ELSEWHERE + "cpu")
-        manual = getattr(context.axis_context, "manual_axes", ())
-        one = _on_one_device(context)
-        exported = context.lowering_parameters.for_export  # to run on any machine
-        elsewhere = exported or (not one and (bool(manual) or not splits))
+        one = _compat.is_on_one_device(ctx)
+        may_split = one or (splits and not _compat.is_in_shard_map(ctx))
+        elsewhere = _compat.is_for_export(ctx) or not may_split
         rule = xla_rule if elsewhere else native_of(not one)
         if loop.members is not None and not elsewhere:
             alone = one and native.can_run(members.of_one(loop), wrt)
@@ -287,19 +282,18 @@ def _lower_on_gpus(kernel_rule: Callable, xla_rule: Callable) -> Callable:
     """Return a lowering rule that takes a kernel where there is one for a loop."""
 
     def lower(ctx: Any, *args: Any, loop: Loop, wrt: Mask | None) -> Any:
-        context = ctx.module_context
         # A loop that names kernels has one: this may be a derivative without one.
-        asked = loop.backend in (None, "cuda") and not cuda.unmeasured_reason(loop)
+        named = loop.backend == "cuda"
+        asked = named or loop.backend is None and unasked_reason() is None
         if not asked or not cuda.is_supported(loop, wrt):
             return xla_rule(ctx, *args, loop=loop, wrt=wrt)
-        reason = None
-        if not _on_one_device(context):
+        if not _compat.is_on_one_device(ctx):
             reason = "its arrays are split over devices; use jax.shard_map"
-        elif context.lowering_parameters.for_export and loop.backend is None:
+        elif _compat.is_for_export(ctx) and not named:
             reason = "what jax.export makes must run on any machine"
         else:
             reason = cuda.failure(loop, wrt)
-        if reason is not None and loop.backend == "cuda":
+        if reason is not None and named:
             raise refusal("cuda", reason)
         rule = kernel_rule if reason is None else xla_rule
         return rule(ctx, *args, loop=loop, wrt=wrt)
@@ -312,8 +306,7 @@ def _lower_elsewhere(xla_rule: Callable) -> Callable:
 
     def lower(ctx: Any, *args: Any, loop: Loop, wrt: Mask | None) -> Any:
         if loop.backend == "cuda":
-            platforms = ", ".join(ctx.module_context.platforms)
-            raise refusal("cuda", _ELSEWHERE + platforms)
+            raise refusal("cuda", _ELSEWHERE + _compat.platforms_of(ctx))
         return xla_rule(ctx, *args, loop=loop, wrt=wrt)
 
     return lower
@@ -327,15 +320,6 @@ def _unless_members(rule: Callable, mapped_rule: Callable) -> Callable:
         return chosen(ctx, *args, loop=loop, wrt=wrt)
 
     return lower
-
-
-def _on_one_device(context: Any) -> bool:
-    """Return whether arrays are whole here, or all are the part of one device."""
-    axes = context.axis_context
-    manual = getattr(axes, "manual_axes", None)
-    if manual is not None:  # inside of shard_map
-        return manual == frozenset(axes.mesh.axis_names)
-    return getattr(axes, "num_devices", 1) == 1
 
 
 def _native_loop(split: bool) -> Callable:
@@ -365,7 +349,7 @@ def _rules_of(
     xla_rule, kernel_rule, mapped_rule = (
         _lowered(f) for f in (by_xla, kernel, by_mapped)
     )
-    splits = lower_with_devices(primitive)
+    splits = _compat.lower_with_devices(primitive)
     return {
         None: _unless_members(_lower_elsewhere(xla_rule), mapped_rule),
         "cpu": _lower_on_cpus(native_of, xla_rule, mapped_rule, splits),

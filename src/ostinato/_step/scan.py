@@ -11,12 +11,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 
 from .. import _config
 from .._rnn.sharding import make_varying, shaped_array, unvarying, varying
-from .._source_lines import user_line
 from .._typing import Array
 from . import description, native, primitive, tokens
 from .ahead import Ahead, taken_ahead
 from .constants import with_all_constants
-from .control_flow import stays, without_control_flow
+from .control_flow import without_control_flow
 from .cost import dominating, is_small
 from .gradients import Policy
 from .jaxprs import Origins, evaluate, flat, origins_of, split_at
@@ -129,12 +128,88 @@ def plan(
     Returns:
         The plan; or the reason why `lax.scan` runs this loop.
     """
+    everything = jax.tree.leaves((arrays, states, inputs))
+    if any(jax.typeof(a).sharding.mesh.explicit_axes for a in everything):
+        return "arrays have explicit sharding"
+    if at_step is None:
+        at_step = [_type(a, a.shape[1:]) for a in jax.tree.leaves(inputs)]
+    if counts is None:
+        counts = [i for i, a in enumerate(at_step) if not a.shape]
+    traced = _trace_loop(body, arrays, states, inputs, at_step)
+    if isinstance(traced, str):
+        return traced
+    num_arrays, num_states = len(traced.arrays), len(traced.states)
+    steps = traced.inputs[0].shape[0] if traced.inputs else 1
+
+    def loop_of(step: Step) -> Loop:
+        return Loop(step, steps, steps, False, None, False, backend)
+
+    def runs_natively(step: Step) -> bool:
+        return native.can_run(loop_of(step))
+
+    once, step, kept = without_invariants(
+        without_control_flow(traced.jaxpr, num_arrays),
+        num_arrays,
+        num_states,
+        tuple(counts),
+        keep_parts=backend != "xla" and jax.default_backend() == "cpu",
+    )
+    for_gpus = backend == "cuda" or _config.read().backend == "cuda"
+    if backend is None and not for_gpus and is_small(step.jaxpr):
+        return "a step has too little work for another loop to be quicker"
+    reason = _unsupported_reason(step.jaxpr)
+    ahead = _ahead_of(step, traced.states, reason is not None, runs_natively)
+    if ahead is not None:
+        step, reason = ahead.step, _unsupported_reason(ahead.step.jaxpr)
+    if reason is not None:
+        return reason
+    if backend not in NAMED and not runs_natively(step):
+        reason = _reason_for_scan(loop_of(step), traced.jaxpr, traced.origins)
+        if reason is not None:
+            return reason
+    outside = [*once.eqns, *([] if ahead is None else ahead.values.eqns)]
+    if traced.varies and any(map(has_inner, outside)):  # see `_trace`
+        return "in a `shard_map`, functions inside of it are computed before the loop"
+    return Plan(
+        step,
+        ahead,
+        evaluate(once, traced.arrays),
+        [traced.inputs[i] for i in kept],
+        kept,
+        traced.states,
+        traced.results,
+        traced.origins,
+    )
+
+
+class _Traced(NamedTuple):
+    """A step that has been traced, and the arrays of the loop over it.
+
+    Attributes:
+        jaxpr: the step, flat and without constants, of arrays, states and inputs.
+        arrays: what is the same at every step, also what the step closes over.
+        states: the initial states.
+        inputs: the inputs, time first.
+        results: the tree of the new states and the outputs.
+        origins: where each primitive comes from.
+        varies: whether values vary over axes of a `shard_map`.
+    """
+
+    jaxpr: Jaxpr
+    arrays: list[Array]
+    states: list[Array]
+    inputs: list[Array]
+    results: Any
+    origins: Origins
+    varies: bool
+
+
+def _trace_loop(
+    body: Callable, arrays: Any, states: Any, inputs: Any, at_step: Sequence[Any]
+) -> _Traced | str:
+    """Trace the step of a loop, see `plan`; or return the reason why that is no use."""
     given, tree = jax.tree.flatten((arrays, states))
     leaves, input_tree = jax.tree.flatten(inputs)
-    if any(jax.typeof(a).sharding.mesh.explicit_axes for a in (*given, *leaves)):
-        return "arrays have explicit sharding"
-    num_arrays = len(jax.tree.leaves(arrays))
-    num_states = len(given) - num_arrays
     trees: list[Any] = []
 
     def flattened(*values: Any) -> list[Any]:
@@ -144,61 +219,26 @@ def plan(
         trees.append(results_tree)
         return results
 
-    if at_step is None:
-        at_step = [_type(a, a.shape[1:]) for a in leaves]
-    if counts is None:
-        counts = [i for i, a in enumerate(at_step) if not a.shape]
     # In shard_map, all values vary over the same axes from here on.
     everything = make_varying([*given, *leaves])
     given, leaves = split_at(everything, [len(given)])
     types = [_type(a, a.shape) for a in given]
     types += [_type(a, t.shape) for a, t in zip(leaves, at_step, strict=True)]
-    traced = _trace(flattened, types)
-    if traced.effects:
-        return f"the step has effects: {', '.join(map(str, traced.effects))}"
-    origins = origins_of(traced.jaxpr)
-    traced = with_all_constants(traced)
-    # The arrays that the step closes over are invariant too.
-    arrays = [*traced.consts, *given[:num_arrays]]
-    as_it_is = flat(known(traced.jaxpr))
-    # What the step closes over need not vary yet.
-    everything = make_varying([*arrays, *given[num_arrays:], *leaves])
-    arrays, rest, leaves = split_at(everything, [len(arrays), len(arrays) + num_states])
-    steps = leaves[0].shape[0] if leaves else 1
-
-    def loop_of(step: Step) -> Loop:
-        return Loop(step, steps, steps, False, None, False, backend)
-
-    def runs_natively(step: Step) -> bool:
-        return native.can_run(loop_of(step))
-
-    written_out = without_control_flow(as_it_is, len(arrays))
-    once, step, kept = without_invariants(
-        written_out,
-        len(arrays),
-        num_states,
-        tuple(counts),
-        keep_parts=backend != "xla" and jax.default_backend() == "cpu",
+    closed = _trace(flattened, types)
+    if closed.effects:
+        return f"the step has effects: {', '.join(map(str, closed.effects))}"
+    origins = origins_of(closed.jaxpr)
+    closed = with_all_constants(closed)
+    # The arrays that the step closes over are invariant too, and need not vary yet.
+    everything = make_varying([*closed.consts, *given, *leaves])
+    first_state = len(closed.consts) + len(jax.tree.leaves(arrays))
+    own, start, leaves = split_at(
+        everything, [first_state, len(closed.consts) + len(given)]
     )
-    for_gpus = backend == "cuda" or _config.read().backend == "cuda"
-    if backend is None and not for_gpus and is_small(step.jaxpr):
-        return "a step has too little work for another loop to be quicker"
-    reason = _unsupported_reason(step.jaxpr)
-    ahead = _ahead_of(step, rest, reason is not None, runs_natively)
-    if ahead is not None:
-        step, reason = ahead.step, _unsupported_reason(ahead.step.jaxpr)
-    if reason is not None:
-        return reason
-    if backend not in NAMED and not runs_natively(step):
-        reason = _reason_for_scan(loop_of(step), as_it_is, origins)
-        if reason is not None:
-            return reason
-    outside = [*once.eqns, *([] if ahead is None else ahead.values.eqns)]
-    if any(map(varying, types)) and any(map(has_inner, outside)):  # see `_trace`
-        return "in a `shard_map`, functions inside of it are computed before the loop"
-    inputs = [leaves[i] for i in kept]
-    invariant = evaluate(once, arrays)
-    return Plan(step, ahead, invariant, inputs, kept, rest, trees[-1], origins)
+    varies = any(map(varying, types))
+    return _Traced(
+        flat(known(closed.jaxpr)), own, start, leaves, trees[-1], origins, varies
+    )
 
 
 def _trace(step: Callable, types: Sequence[Any]) -> ClosedJaxpr:
@@ -237,12 +277,7 @@ def _reason_for_scan(loop: Loop, as_it_is: Jaxpr, origins: Origins) -> str | Non
     if not loop.step.products:
         return description.unsupported_reason(loop, origins)
     eqn = dominating(as_it_is)
-    if eqn is None:
-        return None
-    name = eqn.primitive.name
-    why = stays(eqn) if name in ("cond", "scan") else None
-    line = user_line((*origins.get(name, ()), eqn))
-    return f"`{name}` at {line}" + (f": {why}" if why else "")
+    return None if eqn is None else description.equation_at_line(eqn, origins)
 
 
 def _ahead_of(

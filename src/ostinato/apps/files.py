@@ -1,12 +1,14 @@
 """Files and folders of runs: whatever prevents writing them is a UserError."""
 
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 from .._files import PART as PART
+from .._files import is_stream as is_stream
 from .._files import same as same
 from .._files import unfinished, write_atomically
 from .errors import UserError
@@ -30,6 +32,28 @@ def silence(stream: TextIO) -> None:
     """Let all that is written to a stream go nowhere, what it still holds too."""
     with suppress(OSError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def check_folder(folder: Path) -> None:
+    """Check that files can be written in a folder, or in the one that it will be in.
+
+    Nothing is left there.
+
+    Raises:
+        UserError: they cannot.
+    """
+    there = folder
+    while not os.path.exists(there) and there != there.parent:
+        there = there.parent
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        doing = "write in" if os.path.isdir(folder) else "make"
+        why = error.strerror if os.path.isdir(there) else f"{there} is no folder"
+        raise UserError(
+            f"cannot {doing} the folder {folder}: {why}; choose another `--out`"
+        ) from None
 
 
 def make_folder(folder: Path, names: Iterable[str] = ()) -> None:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import jax
 
@@ -16,6 +16,20 @@ from .training import Params
 
 if TYPE_CHECKING:
     from .run import Run
+
+
+class Trained(Protocol):
+    """A model that was read from a file: its parameters, and the figures of its run."""
+
+    @property
+    def params(self) -> Params:
+        """The parameters of all members."""
+        ...
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The settings of its run, and what was measured."""
+        ...
 
 
 class Job(ABC):
@@ -35,6 +49,7 @@ class Job(ABC):
         settings: the settings of the run, of `settings_class`.
         num_batches: the batches of an epoch.
         members: the models of an ensemble, 1 for a single model.
+        load: reads the `Trained` model in a folder, or raises a UserError.
         loss: a function of one member's parameters, a batch and a key for dropout; see
             `update`.
     """
@@ -46,6 +61,7 @@ class Job(ABC):
     curves: ClassVar[Curves]
     pictures: ClassVar[tuple[str, ...]] = ()
     evaluations: ClassVar[int] = 1
+    load: ClassVar[Callable[[Path], Trained]]
     settings: Any
     num_batches: int
     members: int = 1
@@ -91,14 +107,6 @@ class Job(ABC):
         self, folder: Path, params: Params, figures: Mapping[str, Any]
     ) -> None:
         """Write `model.safetensors`."""
-
-    @abstractmethod
-    def load_model(self, folder: Path) -> tuple[Params, dict[str, Any]]:
-        """Read the parameters and the figures in `model.safetensors`.
-
-        Raises:
-            UserError: the file is missing or damaged.
-        """
 
     @abstractmethod
     def final(self, params: Params, devices: Devices) -> Any:

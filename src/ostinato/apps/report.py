@@ -16,6 +16,8 @@ from .display import Display
 CSV_FILE, CURVE_FILE = "metrics.csv", "learning_curve.png"
 COLORS = "#c1272d", "#0f6fb7", "#2e8b57"
 MARGIN = 0.04  # of an axis, beyond the last point and the largest figure
+TIME_UNITS = (3600, "hours"), (60, "minutes")
+LEAST_UNITS = 3  # of time on an axis, so that its numbers have few digits
 LABEL_POINTS = 12.0  # from one label to the next
 
 Row = Any
@@ -40,11 +42,11 @@ class Curves(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line of the learning curve: figures over minutes."""
+    """A line of the learning curve: figures over time."""
 
     label: str
     color: str
-    minutes: list[float]
+    times: list[float]
     values: list[float]
 
 
@@ -60,24 +62,31 @@ def write_csv(folder: Path, fields: Sequence[str], rows: Sequence[Row]) -> None:
 def draw_curves(
     folder: Path, curves: Curves, rows: Sequence[Row], best: Row, title: str
 ) -> None:
-    """Draw `learning_curve.png`: figures and training loss over minutes."""
+    """Draw `learning_curve.png`: figures and training loss over time."""
     figure = new_figure(8, 6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    minutes = [row.seconds / 60 for row in rows]
+    size, unit = _time_unit(rows[-1].seconds)
+    times = [row.seconds / size for row in rows]
     lines = [
-        _Line(label, color, minutes, [getattr(row, field) for row in rows])
+        _Line(label, color, times, [getattr(row, field) for row in rows])
         for (field, label), color in zip(curves.lines.items(), COLORS, strict=False)
     ]
-    losses = [_Line("training loss", "#555555", minutes, [row.loss for row in rows])]
+    losses = [_Line("training loss", "#555555", times, [row.loss for row in rows])]
     _draw_lines(upper, lines, curves.most)
     _draw_lines(lower, losses)
-    upper.axvline(best.seconds / 60, color="#999999", lw=1, ls="--", zorder=0)
+    upper.axvline(best.seconds / size, color="#999999", lw=1, ls="--", zorder=0)
     upper.set(ylabel=curves.label, title=title)
-    lower.set(ylabel=curves.loss, xlabel="minutes", xlim=(0, _beyond(minutes[-1])))
+    lower.set(ylabel=curves.loss, xlabel=unit, xlim=(0, _beyond(times[-1])))
     figure.get_layout_engine().execute(figure)  # gives the axes their sizes
     _label_ends(upper, lines)
     _label_ends(lower, losses)
     write_figure(folder / CURVE_FILE, figure)
+
+
+def _time_unit(seconds: float) -> tuple[int, str]:
+    """Return the seconds and the name of the unit for an axis of so many seconds."""
+    good = [unit for unit in TIME_UNITS if seconds >= LEAST_UNITS * unit[0]]
+    return good[0] if good else (1, "seconds")
 
 
 def _draw_lines(axes: Any, lines: Sequence[_Line], most: float = math.inf) -> None:
@@ -87,7 +96,7 @@ def _draw_lines(axes: Any, lines: Sequence[_Line], most: float = math.inf) -> No
         top = min(top, most)
     for line in lines:
         axes.plot(
-            line.minutes,
+            line.times,
             line.values,
             "o-",
             color=line.color,
@@ -118,7 +127,7 @@ def _label_ends(axes: Any, lines: Sequence[_Line]) -> None:
     for line, end, move in zip(lines, ends, moves, strict=True):
         axes.annotate(
             f"{end:.3g}",
-            (line.minutes[-1], end),
+            (line.times[-1], end),
             (6, move),
             textcoords="offset points",
             va="center",

@@ -322,12 +322,13 @@ class Run:
             UserError: the file is missing, damaged, or of another run.
         """
         job = self.job
-        params, figures = job.load_model(self.out)
+        trained = type(job).load(self.out)
+        params = trained.params
         wanted = jax.eval_shape(job.init, jax.random.key(0))
         shapes = [jax.tree.map(np.shape, tree) for tree in (params, wanted)]
-        settings = figures.get("settings"), dataclasses.asdict(self.settings)
+        settings = trained.figures.get("settings"), dataclasses.asdict(self.settings)
         given, own = map(lasting, settings)
-        split = figures.get("split")
+        split = trained.figures.get("split")
         if shapes[0] != shapes[1] or given != own or split != self.split:
             raise UserError(
                 f"{self.out / MODEL_FILE} is the model of another run than the one in "

@@ -23,7 +23,7 @@ Guard = Callable[[Callable[[], object]], AbstractContextManager[None]]
 class Summary(NamedTuple):
     """The result of a run: the best evaluation, and the figures on held-out data.
 
-    `figures` is what `Job.finish` returns, and None for a run that was interrupted.
+    `figures` is what `Job.final` returns, and None for a run that was interrupted.
     """
 
     best: Row | None
@@ -120,6 +120,8 @@ def conduct(
         else:
             _interrupted(run)
 
+    if places.first:
+        files.check_folder(out)
     with guard(keep), display, ExitStack() as ours:
         run = Run(make(), out, display, started, places)
         if places.first:

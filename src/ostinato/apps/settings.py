@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from .errors import UserError
 from .fields import check_range, check_types
+from .wording import counted
 
 MOST_BATCH = 2**16
 MOST_LR = 1e6  # float32 has it, and far less learns nothing
@@ -86,8 +87,7 @@ class Settings:
 
     def limit(self, name: str) -> str:
         """Return one of the limits, `minutes` or `epochs`, for the user."""
-        value = getattr(self, name)
-        return f"{value if isinstance(value, int) else f'{value:g}'} {name}"
+        return counted(getattr(self, name), name.removesuffix("s"))
 
 
 def lasting(settings: Any) -> Any:

@@ -117,10 +117,7 @@ class TensorFiles(NamedTuple):
             raise UserError(self._missing(path)) from None
         except OSError as error:
             if path.parent.is_file():
-                raise UserError(
-                    f"{path.parent} is a file; give the folder of a training run, "
-                    f"{path.parent.parent}"
-                ) from None
+                raise UserError(_no_folder(path.parent)) from None
             raise UserError(f"cannot read {path}: {error.strerror}") from None
         with self.damage(path):
             tensors = load(content)
@@ -177,6 +174,14 @@ class TensorFiles(NamedTuple):
         raise UserError(
             f"{path} is damaged or no file of this program: {detail}; {self.first}"
         )
+
+
+def _no_folder(file: Path) -> str:
+    """Tell that a file was given in place of the folder of a run."""
+    told = f"{file} is a file; give the folder "
+    if file.name in (MODEL_FILE, RESUME_FILE):
+        return told + f"that it is in: {shlex.quote(str(file.parent))}"
+    return told + "of a training run"
 
 
 def fitting(tensors: dict[str, np.ndarray], wanted: dict[str, Any]) -> list[jax.Array]:

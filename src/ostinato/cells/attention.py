@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import _checks
+from .._padding import is_step, select
 from .._recurrent.remat import tag
 from .._rnn.accumulation import accumulation_dtype, wide_product, widen
 from .._typing import Array, ArrayLike, Float, Int
@@ -206,8 +207,8 @@ class Attention(SizedCell):
             lengths = _checks.check_seq_lengths(
                 memory_lengths, batch, entries, False, "memory_lengths", "M"
             )
-            mask = jnp.arange(entries, dtype=jnp.int32)[None] < lengths[:, None]
-            memory = jnp.where(mask[..., None], memory, jnp.zeros((), memory.dtype))
+            mask = is_step(lengths, entries, 1)
+            memory = select(mask, memory)
         return_weights = _checks.check_bool("return_weights", return_weights)
         return AttendingCell(self, memory, mask, return_weights)
 

@@ -170,7 +170,7 @@ class LSTMCell(GatedCell[Params]):
 
 
 def lstm_gates(params: Any, gx: Sequence[Array], h: Array) -> list[Array]:
-    """Return the pre-activations of `i f g o` from the input products `gx` and `h`."""
+    """Return the preactivations of `i f g o` from the input products `gx` and `h`."""
     gh = split_gates(add(product(h, params.w_hh), params.b_hh))
     return [a + b for a, b in zip(gx, gh, strict=True)]
 
@@ -183,7 +183,7 @@ def split_gates(pre: Array) -> list[Array]:
 def lstm_unit(
     pre: Sequence[Array], c_prev: Array, forget_bias: float
 ) -> tuple[Array, Array]:
-    """Return `(o tanh(c), c)` from pre-activations, in the dtype of `c_prev`."""
+    """Return `(o tanh(c), c)` from preactivations, in the dtype of `c_prev`."""
     i, f, g, o = pre
     _, c = pointwise.lstm_cell_state((i, f + forget_bias, g), widen(c_prev), tag_gate)
     u = tag_gate(jax.nn.sigmoid(o)) * tag_gate(jnp.tanh(c))

@@ -68,7 +68,7 @@ class RNN(_FusedCell):
         activation: `"tanh"` or `"relu"`.
 
     Parameters: `LayerWeights(w_ih [H, I], w_hh [H, H], b_ih [H], b_hh [H], None)`.
-    State and output: `h [B, H]`. Recompute names: `gates` (the pre-activation).
+    State and output: `h [B, H]`. Recompute names: `gates` (the preactivation).
 
     Raises:
         TypeError, ValueError: a size or the activation is wrong, or in use the dtype or
@@ -254,7 +254,7 @@ def gru_unit(
 ) -> Array:
     """Return `h_t` in the accumulation dtype.
 
-    Products read `seen` in place of `h`. The norms act on the pre-activations of the
+    Products read `seen` in place of `h`. The norms act on the preactivations of the
     gates `r z` and of the candidate `n`.
     """
     split = 2 * h.shape[-1]

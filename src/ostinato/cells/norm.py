@@ -1,4 +1,4 @@
-"""Cells with layer normalisation of the pre-activations of their gates."""
+"""Cells with layer normalisation of the preactivations of their gates."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class IndRNN(GatedCell[IndRNNParams]):
         activation: `"relu"` or `"tanh"`.
 
     Parameters: `IndRNNParams`; `w_hh`, a vector, begins in U(0, 1). State and output:
-    `h [B, H]`. Recompute names: `gates` (the pre-activation).
+    `h [B, H]`. Recompute names: `gates` (the preactivation).
 
     Raises:
         TypeError, ValueError: as for `PeepholeLSTM`.

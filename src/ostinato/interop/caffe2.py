@@ -57,7 +57,7 @@ def params_from_gates(gates: Gates) -> LayerWeights:
         TypeError: dtypes differ, or a value is not an array of floats.
         ValueError: a name is missing or unknown, or a shape does not fit.
 
-    Works under every JAX transformation.
+    Holds under every JAX transformation.
     """
     return _params_from_gates("gates", gates)
 
@@ -89,7 +89,7 @@ def gates_from_params(params: LayerWeights) -> dict[str, dict[str, Array]]:
         ValueError: `params` are not those of an LSTM with both biases and without a
             projection, or a shape does not fit.
 
-    Works under every JAX transformation.
+    Holds under every JAX transformation.
     """
     params = _check_params("params", params)
     return {
@@ -118,7 +118,7 @@ def params_from_blobs(blobs: Mapping[str, Any], scope: str = "") -> LayerWeights
             is not an array of floats.
         ValueError: a blob is missing, or a shape does not fit.
 
-    Works under every JAX transformation.
+    Holds under every JAX transformation.
     """
     if not isinstance(blobs, Mapping):
         raise TypeError(f"`blobs` must be a mapping, got {_checks.describe(blobs)}")
@@ -151,7 +151,7 @@ def blobs_from_params(params: LayerWeights, scope: str = "") -> dict[str, Array]
         ValueError: `params` are not those of an LSTM with both biases and without a
             projection, or a shape does not fit.
 
-    Works under every JAX transformation.
+    Holds under every JAX transformation.
     """
     gates = gates_from_params(params)
     return {
@@ -177,7 +177,7 @@ def weights_from_gates(layers: Sequence[Gates], spec: RNNSpec) -> Array:
     Raises:
         TypeError, ValueError: as `params_from_gates` and `ostinato.pack_weights`.
 
-    Works under every JAX transformation.
+    Holds under every JAX transformation.
     """
     _check_spec(spec)
     if not isinstance(layers, Sequence) or isinstance(layers, str):
@@ -201,7 +201,7 @@ def gates_from_weights(
         ValueError: the vector does not fit `spec`, or `spec` is not an LSTM with both
             biases and without a projection.
 
-    Works under every JAX transformation.
+    Holds under every JAX transformation.
     """
     _check_spec(spec)
     layers = pseudo_layers(spec, weights, traced=True)

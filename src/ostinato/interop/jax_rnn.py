@@ -150,7 +150,7 @@ def lstm(
         NotImplementedError: `dropout` is not 0.
         TypeError, ValueError: as `ostinato.rnn`.
 
-    Works under the same transformations as `ostinato.rnn`; under `jax.jit` the
+    Holds under the same transformations as `ostinato.rnn`; under `jax.jit` the
     arguments from `input_size` on are static.
     """
     _check_dropout(dropout)

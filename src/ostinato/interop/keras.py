@@ -34,7 +34,7 @@ from .imported import (
     gate_order,
     reorder_gates,
 )
-from .keras_files import Stored, read_layers
+from .keras_files import KINDS, Stored, read_layers
 
 __all__ = ["from_file", "from_layer", "to_weights"]
 
@@ -85,7 +85,9 @@ def from_file(path: str | os.PathLike[str]) -> dict[str, Imported]:
 
     Returns:
         The networks by layer name; that of a layer inside another model is
-        `"model/layer"`. Layers of other kinds are passed over.
+        `"model/layer"`. Layers of other kinds are passed over. A recurrent layer whose
+        arrays the file does not tell, as one in two models may be, is left out with a
+        warning; asking for it raises KeyError with the reason.
 
     Raises:
         TypeError: `path` is no path, or weights of a recurrent layer are no floats.
@@ -93,11 +95,26 @@ def from_file(path: str | os.PathLike[str]) -> dict[str, Imported]:
             has another activation or `merge_mode`: the message names the attribute.
         ImportError: h5py is not installed.
     """
-    return {
-        stored.name: _convert([stored])
-        for stored in read_layers(path)
-        if stored.kind in (*_KINDS, "Bidirectional")
-    }
+    networks, unknown = _Networks(), {}
+    for stored in read_layers(path):
+        if stored.reason and stored.kind in KINDS:
+            unknown[stored.name] = _unknown(stored)
+        elif stored.kind in KINDS:
+            networks[stored.name] = _convert([stored])
+    networks.unknown = unknown
+    if unknown:
+        left_out = "\n".join(unknown.values())
+        warnings.warn(f"{os.fspath(path)!r} is read without\n{left_out}", stacklevel=2)
+    return networks
+
+
+class _Networks(dict[str, Imported]):
+    """The networks of a file by name, and why others are unknown."""
+
+    unknown: Mapping[str, str]
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise KeyError(self.unknown.get(name, name))
 
 
 def from_arrays(mode: Mode, arrays: Sequence[Any], **options: Any) -> Imported:
@@ -117,7 +134,7 @@ def read_file(path: str | os.PathLike[str]) -> Contents:
     """Return the networks in a file of Keras, and why other layers are none."""
     found, others = {}, {}
     for stored in read_layers(path):
-        if stored.kind not in (*_KINDS, "Bidirectional"):
+        if stored.kind not in KINDS:
             if stored.kind != "InputLayer":
                 others[stored.name] = f"{stored.kind} is no recurrent layer known here"
             continue
@@ -177,12 +194,11 @@ def to_weights(
 
 def _stored(layer: Any) -> Stored:
     """Return what a file would say of a layer."""
-    kinds = (*_KINDS, "Bidirectional")
     kind = next(
         (
             c.__name__
             for c in type(layer).__mro__
-            if c.__name__ in kinds and c.__module__.startswith(("keras.", "tf_keras."))
+            if c.__name__ in KINDS and c.__module__.startswith(("keras.", "tf_keras."))
         ),
         None,
     )
@@ -223,6 +239,8 @@ def _convert(stack: Sequence[Stored]) -> Imported:
     """Return the network that stored layers, one after the other, describe."""
     pseudo, labels, notes, kinds = [], [], [], set()
     for stored in stack:
+        if stored.reason:
+            raise ValueError(_unknown(stored))
         parts = _directions(stored)
         _check_place(stored, parts[0][2], stack)
         count = len(stored.arrays) // len(parts)
@@ -258,6 +276,10 @@ def _convert(stack: Sequence[Stored]) -> Imported:
         notes=notes,
         **dict(options),
     )
+
+
+def _unknown(stored: Stored) -> str:
+    return f"the layer {stored.name!r}: {stored.reason}"
 
 
 def _check_place(
@@ -308,6 +330,10 @@ def _mode(
 ) -> tuple[str, dict[str, Any]]:
     """Return the mode, and fields of its spec, that a configuration describes."""
     mode, options = _KINDS[kind], {}
+    size = arrays[1].shape[0] if len(arrays[1].shape) == 2 else None
+    for field, got in (("units", size), ("use_bias", len(arrays) == 3)):
+        if got is not None and config.get(field, got) != got:
+            _refuse(name, field, f"{got} for its arrays", config[field])
     activation = config.get("activation", "tanh")
     if kind == "SimpleRNN" and activation == "relu":
         mode = "rnn_relu"

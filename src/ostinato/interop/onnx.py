@@ -48,6 +48,13 @@ _ACTIVATIONS = {
     "rnn_relu": ["relu"],
 }
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
+_OUTPUTS = ("Y", "Y_h", "Y_c")
+_LAYOUT = frozenset(
+    ("Transpose", "Squeeze", "Unsqueeze", "Reshape", "Flatten", "Identity")
+)
+"""Operations that leave all numbers as they are."""
+
+_MANY = 6  # operations that a note lists
 _DIRECTIONS = ("forward", "reverse", "bidirectional")
 _FOLD = (
     ", which nodes compute; fold constants with onnxsim or "
@@ -70,8 +77,8 @@ def from_model(path_or_model: str | os.PathLike[str] | Any) -> dict[str, Importe
     Returns:
         For each node its name, or that of its first output, and the network. The notes
         tell the layout of time and states, whether lengths and initial states are
-        given, whether it runs in reverse, and which node's outputs it reads: each layer
-        of a stack is a node of its own.
+        given, whether it runs in reverse, and which node's outputs it reads, through
+        which operations: each layer of a stack is a node of its own.
 
     Raises:
         ValueError: the file is damaged; a node has `clip`, `input_forget`, `P`
@@ -215,10 +222,25 @@ def _notes(
     states = [state for state in ("initial_h", "initial_c") if inputs.get(state)]
     if states:
         notes.append(f"{' and '.join(states)}: call with an initial state")
-    below = graph.recurrent_source(inputs.get("X", ""), set(_KINDS))
-    if below is not None:
-        notes.append(f"x is made from the output of the node {below!r}")
-    return notes
+    source = _source_note(graph, inputs.get("X", ""))
+    return [*notes, source] if source else notes
+
+
+def _source_note(graph: Graph, name: str) -> str:
+    """Return which recurrent nodes an input is made from, and by which operations."""
+    ends, between = graph.sources(name, set(_KINDS))
+    if not ends:
+        return ""
+    outputs = " and ".join(
+        f"the output {dict(enumerate(_OUTPUTS)).get(n, n)} of the node {node!r}"
+        for node, n in ends
+    )
+    kinds = [*dict.fromkeys(between)]
+    more = f" and {len(kinds) - _MANY} more" if len(kinds) > _MANY else ""
+    by = f"{', '.join(kinds[:_MANY])}{more}"
+    if len(ends) == 1 and _LAYOUT.issuperset(kinds):
+        return f"x is {outputs}" + (f", only laid out anew by {by}" if by else "")
+    return f"x is computed from {outputs} by {by}; apply these between the calls"
 
 
 def to_model(

@@ -19,6 +19,7 @@ from .._files import BadFileError, reading
 from .._modules import needs
 
 _MAX_HOPS = 16
+_SHAPES = ("Shape", "Size")  # what they return depends on no element
 _KIND = "a model of ONNX"
 
 
@@ -46,6 +47,7 @@ class Graph:
                 for attribute in node.attribute:
                     if attribute.name == "value":
                         self._constants[node.output[0]] = attribute.t
+        self._order = {name: number for number, name in enumerate(self.nodes)}
 
     def attributes(self, node: Any) -> dict[str, Any]:
         """Return the attributes of a node; text is decoded."""
@@ -113,17 +115,41 @@ class Graph:
             data = file.read(length)
         return np.frombuffer(data, dtype).reshape(tuple(tensor.dims))
 
-    def recurrent_source(self, name: str, kinds: Set[str]) -> str | None:
-        """Return the node of one of these kinds whose output, reshaped, has a name."""
-        for _ in range(_MAX_HOPS):
-            maker = self._makers.get(name)
-            if maker is None:
-                return None
+    def sources(
+        self, name: str, kinds: Set[str]
+    ) -> tuple[list[tuple[str, int]], list[str]]:
+        """Return what nodes of these kinds a value is made from, and how.
+
+        Returns:
+            The outputs of such nodes that the value depends on, but not through another
+            of them or through shapes alone: name of the node and number of the output;
+            and the operations that stand between, in the order of the graph.
+        """
+        pending, ends, behind = [name], set(), set()
+        while pending:
+            value = pending.pop()
+            maker = self._makers.get(value)
+            if not value or maker is None or maker in behind:
+                continue
             node = self.nodes[maker]
-            if node.op_type in kinds:
-                return maker
-            name = next(iter(node.input), "")
-        return None
+            if _operation(node) in kinds:
+                ends.add((maker, [*node.output].index(value)))
+            elif _operation(node) not in _SHAPES:
+                behind.add(maker)
+                pending += node.input
+        made, between = {self.nodes[maker].output[n] for maker, n in ends}, []
+        for maker in sorted(behind, key=self._order.__getitem__):
+            node = self.nodes[maker]
+            if made.intersection(node.input):
+                made.update(filter(None, node.output))
+                between.append(_operation(node))
+        return sorted(ends, key=lambda end: (self._order[end[0]], end[1])), between
+
+
+def _operation(node: Any) -> str:
+    """Return what a node does, told from operations of others of the same name."""
+    ours = node.domain in ("", "ai.onnx")
+    return node.op_type if ours else f"{node.domain}.{node.op_type}"
 
 
 def read_model(path_or_model: Any) -> Graph:

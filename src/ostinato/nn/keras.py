@@ -15,14 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._modules import not_installed
-
-try:
-    import keras
-except ModuleNotFoundError as error:
-    raise not_installed(error, "keras") from None
-
 from .. import _checks, rnn
+from .._modules import not_installed
 from .._padding import select
 from .._rnn import backends
 from .._rnn.backends import Explanation
@@ -34,12 +28,26 @@ from ._sequences import too_short_reason
 
 __all__ = ["GRU", "LSTM", "SimpleRNN"]
 
-if keras.config.backend() != "jax":
-    raise ImportError(
-        "`ostinato.nn.keras` needs the JAX backend of Keras, got "
-        f"{keras.config.backend()!r}; set the environment variable KERAS_BACKEND=jax "
-        "before `keras` is imported"
+_BACKENDS = ("tensorflow", "torch", "openvino")  # packages that Keras imports
+
+
+def _other_backend(backend: str) -> ImportError:
+    return ImportError(
+        f"`ostinato.nn.keras` needs the JAX backend of Keras, got {backend!r}; set the "
+        "environment variable KERAS_BACKEND=jax before `keras` is imported"
     )
+
+
+try:
+    import keras
+except ModuleNotFoundError as error:
+    missing = (error.name or "").split(".")[0]
+    if missing in _BACKENDS:
+        raise _other_backend(missing) from None
+    raise not_installed(error, "keras") from None
+
+if keras.config.backend() != "jax":
+    raise _other_backend(keras.config.backend())
 
 
 class Fused(keras.layers.RNN):

@@ -9,8 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
-from ... import _config
-from ..._cuda import check, device, plan
+from ..._cuda import check, device
 from ..._typing import Array
 from .. import tokens, xla
 from ..gradients import Derivative, Mask, is_float
@@ -38,13 +37,6 @@ def is_supported(loop: Loop, wrt: Mask | None) -> bool:
     except Unsupported:
         return False
     return True
-
-
-def unmeasured_reason(loop: Loop) -> str | None:
-    """Return why a loop that names no backend does not come here; None if it does."""
-    if loop.backend == "cuda" or _config.read().backend == "cuda":
-        return None
-    return plan.unmeasured_reason()
 
 
 def describe(loop: Loop) -> str:

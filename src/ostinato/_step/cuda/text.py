@@ -287,9 +287,9 @@ class Writer:
         body = [
             *self._place(),
             *self.lines[When.ONCE],
-            *self._begin(first, kinds, added, out_kinds[states + len(stored) :]),
-            *self._steps(new, stored, added, out_kinds[states:], results[states:]),
-            *self._end(new, added, len(stored), states),
+            *self._begin(first, added, out_kinds[states + len(stored) :]),
+            *self._steps(new, stored, added, results[states:]),
+            *self._end(added, len(stored), states),
         ]
         fields = [
             f"  {operations.type_of(type_of(step.invars[load.argument]).dtype)} {name};"
@@ -330,7 +330,6 @@ class Writer:
     def _begin(
         self,
         first: int,
-        kinds: Sequence[str],
         added: list[list[tuple[Indices, Value]]],
         sum_kinds: Sequence[str],
     ) -> list[str]:
@@ -355,7 +354,6 @@ class Writer:
         new: list[Value],
         stored: list[list[tuple[Indices, Value]]],
         added: list[list[tuple[Indices, Value]]],
-        kinds: Sequence[str],
         results: Sequence[Any],
     ) -> list[str]:
         """Return the lines of the loop."""
@@ -414,7 +412,6 @@ class Writer:
 
     def _end(
         self,
-        new: list[Value],
         added: list[list[tuple[Indices, Value]]],
         num_outputs: int,
         states: int,

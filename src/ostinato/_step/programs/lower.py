@@ -18,7 +18,7 @@ from .builder import Builder
 from .check import check
 from .fusion import fuse
 from .lowered import Given, Lowered, Result
-from .program import Buffer, Factor, Gradient, Place, encode
+from .program import Buffer, Factor, Gradient, Instruction, Place, encode
 from .values import Unsupported, Value, broadcast, merge_axes, most_of, row_major
 
 _RULES = rules.RULES | shape_rules.RULES | reduction_rules.RULES | index_rules.RULES
@@ -90,6 +90,8 @@ class _Lowering:
             for v, kind in zip(jaxpr.invars, given, strict=True)
             if kind.place is Place.STATE
         ]
+        self.results: list[Result] = []
+        self.written: list[Buffer] = []
         self._run(jaxpr.eqns, self.values)
 
     def _dtype(self) -> Any:
@@ -177,82 +179,114 @@ class _Lowering:
 
     def finish(self, wanted: Sequence[Place], products: Sequence[Product]) -> Lowered:
         """Return the program that writes the results."""
-        atoms = self.traced.jaxpr.outvars
-        gradients, matrices = self._gradients(products)
-        states = self.states
-        results: list[Result] = []
-        sources: list[int | None] = []
-        also: list[Buffer] = list(states)
-        next_state = iter(states)
-        written: dict[tuple[Any, Place, Any], int] = {}
-        first_pair = len(atoms) - 2 * len(products)
-        for i, (atom, place) in enumerate(zip(atoms, wanted, strict=True)):
-            value = self._read(atom, self.values)
-            if value.summed and place is not Place.SUM:
-                (value,) = self.builder.of_one_axis([value])
-            if i >= first_pair and matrices[(i - first_pair) // 2]:
-                sources.append(None)
-                continue
-            dtype = atom.aval.dtype
-            key = (value, place, dtype)
-            if place is Place.OUTPUT and self._passes(value, dtype):
-                sources.append(-1 - value.buffer.array)
-                continue
-            if place is Place.SUM and value.buffer.numbers == (0.0,):
-                sources.append(None)
-                continue
-            if place is not Place.NEXT and key in written:
-                sources.append(written[key])
-                continue
-            written[key] = len(results)
-            sources.append(len(results))
-            state = next(next_state) if place is Place.NEXT else None
-            if place is Place.NEXT and jnp.issubdtype(dtype, jnp.integer):
-                self._check_growth(value)
-            buffer, result = self._target(value, atom.aval, place, len(results), state)
-            results.append(result)
-            also.append(buffer)
-            self._store(value, buffer, result)
-        where: list[int | None] = []
-        found = iter(gradients)
-        finished = []
-        for is_matrix in matrices:
-            if not is_matrix:
-                where.append(None)
-                continue
-            where.append(len(results))
-            finished.append(next(found)._replace(result=len(results)))
-            turned = self.given[products[len(where) - 1].weight].turned
-            shape = tuple(f.width for f in finished[-1][:2])
-            results.append(Result(Place.SUM, None, shape, self.dtype, turned=turned))
-        factors = [f.buffer for g in finished for f in (g.a, g.b)]
+        gradients = self._gradients(products)
+        sources = self._write_results(wanted, gradients)
+        numbered, matrices = self._number(products, gradients)
+        factors = [f.buffer for g in numbered for f in (g.a, g.b)]
         instructions = fuse(self.builder.instructions, factors, self.batch)
-        used = {v.buffer for i in instructions for v in (i.result, *i.operands)}
-        used |= {i.weight.buffer for i in instructions if i.weight is not None}
-        used |= {*states, *factors}
-        arguments = sorted(
-            {
-                b.array
-                for b in used
-                if b.place in (Place.INVARIANT, Place.INPUT, Place.STATE)
-            }
-        )
-        position = {a: i for i, a in enumerate(arguments)}
-        for buffer in used:
-            if buffer.place in (Place.INVARIANT, Place.INPUT, Place.STATE):
-                buffer.array = position[buffer.array]
+        arguments = self._used_arguments(instructions, factors)
+        also = [*self.states, *self.written]
         local = allocate(instructions)
-        check(instructions, finished, also, local.offsets)
+        check(instructions, numbered, also, local.offsets)
         return Lowered(
-            encode(instructions, finished, also, local),
+            encode(instructions, numbered, also, local),
             self.given,
-            tuple(arguments),
-            tuple(results),
+            arguments,
+            tuple(self.results),
             tuple(sources),
-            tuple(where),
+            tuple(matrices),
             self.batch,
             self.dtype,
         )
+
+    def _write_results(
+        self, wanted: Sequence[Place], gradients: Sequence[Gradient | None]
+    ) -> list[int | None]:
+        """Add instructions that write the results; return `Lowered.sources`."""
+        atoms = self.traced.jaxpr.outvars
+        # Factors of which the loop makes a gradient are no results of it.
+        pairs = [gradient is not None for gradient in gradients for _ in range(2)]
+        left_out = [False] * (len(atoms) - len(pairs)) + pairs
+        next_state = iter(self.states)
+        places: dict[tuple[Any, Place, Any], int] = {}
+        sources: list[int | None] = []
+        for atom, place, is_left_out in zip(atoms, wanted, left_out, strict=True):
+            state = next(next_state) if place is Place.NEXT else None
+            source = None
+            if not is_left_out:
+                source = self._write_result(atom, place, state, places)
+            sources.append(source)
+        return sources
+
+    def _write_result(
+        self,
+        atom: Any,
+        place: Place,
+        state: Buffer | None,
+        places: dict[tuple[Any, Place, Any], int],
+    ) -> int | None:
+        """Add instructions that write a result of the step; return where it is.
+
+        Args:
+            atom: the result.
+            place: what it is.
+            state: the buffer of the state before it, if it is one.
+            places: where results have been written, to which this one is added.
+
+        Returns:
+            One of `Lowered.sources`.
+        """
+        value, dtype = self._read(atom, self.values), atom.aval.dtype
+        if value.summed and place is not Place.SUM:
+            (value,) = self.builder.of_one_axis([value])
+        if place is Place.OUTPUT and self._passes(value, dtype):
+            return -1 - value.buffer.array
+        if place is Place.SUM and value.buffer.numbers == (0.0,):
+            return None
+        key = (value, place, dtype)
+        if place is not Place.NEXT and key in places:
+            return places[key]
+        if place is Place.NEXT and jnp.issubdtype(dtype, jnp.integer):
+            self._check_growth(value)
+        places[key] = index = len(self.results)
+        buffer, result = self._target(value, atom.aval, place, index, state)
+        self.results.append(result)
+        self.written.append(buffer)
+        self._store(value, buffer, result)
+        return index
+
+    def _number(
+        self, products: Sequence[Product], gradients: Sequence[Gradient | None]
+    ) -> tuple[list[Gradient], list[int | None]]:
+        """Add gradients to the results; return them, and `Lowered.matrices`."""
+        numbered: list[Gradient] = []
+        matrices: list[int | None] = []
+        for product, gradient in zip(products, gradients, strict=True):
+            if gradient is None:
+                matrices.append(None)
+                continue
+            matrices.append(len(self.results))
+            numbered.append(gradient._replace(result=len(self.results)))
+            turned = self.given[product.weight].turned
+            shape = (gradient.a.width, gradient.b.width)
+            result = Result(Place.SUM, None, shape, self.dtype, turned=turned)
+            self.results.append(result)
+        return numbered, matrices
+
+    def _used_arguments(
+        self, instructions: Sequence[Instruction], factors: Sequence[Buffer]
+    ) -> tuple[int, ...]:
+        """Return which arguments the loop takes, and number their buffers by these."""
+        used = {v.buffer for i in instructions for v in (i.result, *i.operands)}
+        used |= {i.weight.buffer for i in instructions if i.weight is not None}
+        used |= {*self.states, *factors}
+        given = (Place.INVARIANT, Place.INPUT, Place.STATE)
+        buffers = [b for b in used if b.place in given]
+        arguments = sorted({b.array for b in buffers})
+        position = {a: i for i, a in enumerate(arguments)}
+        for buffer in buffers:
+            buffer.array = position[buffer.array]
+        return tuple(arguments)
 
     def _check_growth(self, value: Value) -> None:
         """Check that a state of integers can be counted on until the last step."""
@@ -260,22 +294,21 @@ class _Lowering:
         if growth * self.steps > _LARGEST_STATE - LARGEST_GIVEN:
             raise Unsupported("a state of integers may become larger than 2^23")
 
-    def _gradients(
-        self, products: Sequence[Product]
-    ) -> tuple[list[Gradient], list[bool]]:
-        """Return gradients of matrices, and for which products there is one."""
+    def _gradients(self, products: Sequence[Product]) -> list[Gradient | None]:
+        """Return the gradient of each product's matrix, None if the loop makes none."""
         atoms = self.traced.jaxpr.outvars
         pairs = atoms[len(atoms) - 2 * len(products) :]
-        gradients, found = [], []
+        gradients: list[Gradient | None] = []
         for product, x, dy in zip(products, pairs[::2], pairs[1::2], strict=True):
             first = _matrix_axis(product)
             factors = [self._read(v, self.values) for v in (x, dy)]
-            found.append(first is not None and _are_rows(product, first, *factors))
-            if found[-1]:
-                rows_first = (first == 0) != self.given[product.weight].turned
-                a, b = factors if rows_first else factors[::-1]
-                gradients.append(Gradient(self._kept(a), self._kept(b), -1))
-        return gradients, found
+            if first is None or not _are_rows(product, first, *factors):
+                gradients.append(None)
+                continue
+            rows_first = (first == 0) != self.given[product.weight].turned
+            a, b = factors if rows_first else factors[::-1]
+            gradients.append(Gradient(self._kept(a), self._kept(b), -1))
+        return gradients
 
     def _kept(self, value: Value) -> Factor:
         """Return elements that live as long as a chunk of steps."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from ..wording import counted
 from . import machine as machines
 from . import results
 from .peers import OURS
@@ -30,7 +31,8 @@ def text(rows: Sequence[Row], machine: dict[str, Any], picture: bytes) -> str:
     problems = [row.problem for row in rows]
     packages = ", ".join(f"{name} {v}" for name, v in machine["packages"].items())
     facts = [
-        f"{machine['cpu']}, {machine['threads']} threads, {machine['system']}",
+        f"{machine['cpu']}, {counted(machine['threads'], 'thread')}, "
+        f"{machine['system']}",
         f"Backend cpu: {machine['native']}",
         f"Python {machine['python']}, {packages}",
         f"Measured on {machine['date']}",

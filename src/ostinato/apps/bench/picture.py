@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from ..wording import counted
 from . import results
 from .peers import OURS, XLA
 from .results import Row
@@ -40,7 +41,7 @@ def draw(rows: Sequence[Row], machine: dict[str, Any]) -> bytes:
         axes.set_axis_off()
     figure.suptitle(
         f"Milliseconds a call: {results.common(problems)}\n"
-        f"{machine['cpu']}, {machine['threads']} threads",
+        f"{machine['cpu']}, {counted(machine['threads'], 'thread')}",
         fontsize=10,
     )
     written = io.BytesIO()

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from .. import files
 from ..devices import all_devices
+from ..wording import counted
 from . import machine, page, picture, timing
 from .equality import tolerance
 from .peers import OURS
@@ -49,6 +50,7 @@ def run(
         OtherResults: our own results are wrong.
     """
     device = all_devices("cpu")[0]
+    files.check_folder(out)
     files.make_folder(out, (JSON_FILE, PICTURE_FILE, PAGE_FILE))
     rows: list[Row] = []
     here = machine.describe()
@@ -63,7 +65,8 @@ def run(
         view.close()
         keep()
         done = sum(row.measured for row in rows)
-        view.say(f"interrupted; {done} rows are in {out}" if done else "interrupted")
+        kept = f"; {out} has {counted(done, 'row')}" if done else ""
+        view.say(f"interrupted{kept}")
 
     with guard(interrupted), view, jax.default_device(device):
         for problem in settings.problems:

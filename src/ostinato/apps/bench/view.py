@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..display import Screen
+from ..wording import counted
 from . import machine as machines
 from . import results
 from .results import Row
@@ -31,8 +32,8 @@ class View(Screen):
         """Begin to show; say how much there is to do."""
         count, seconds = len(self._settings.problems), self._settings.seconds
         self.say(
-            f"{count} rows, each checked, then timed for {seconds:g} seconds; "
-            "Ctrl-C keeps what was measured"
+            f"{counted(count, 'row')}, each checked, then timed for "
+            f"{counted(seconds, 'second')}; Ctrl-C keeps what was measured"
         )
         if warning := machines.busy(self._machine):
             self.say(warning)
@@ -53,7 +54,8 @@ class View(Screen):
     def draw(self, rows: Sequence[Row], doing: str) -> None:
         """Draw the rows so far, and what is being done, on a terminal."""
         if self.live:
-            place = f"{len(rows)} of {len(self._settings.problems)} rows"
+            every = counted(len(self._settings.problems), "row")
+            place = f"{len(rows)} of {every}"
             status = Text(f"{doing} ({place})", "dim")
             self._update(Group(self._table(rows), status))
 
@@ -86,7 +88,7 @@ def table(rows: Sequence[Row], settings: Settings, machine: dict[str, Any]) -> T
     """Make a table of our times, and of the others' times over ours."""
     names = results.contenders(rows) or settings.contenders[:1]
     made = Table(
-        title=f"{machine['cpu']}, {machine['threads']} threads\n"
+        title=f"{machine['cpu']}, {counted(machine['threads'], 'thread')}\n"
         f"{results.common(settings.problems)}",
         caption=_caption(rows),
         caption_justify="left",

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..errors import UserError
+from ..wording import counted
 
 DAY, SATURDAY = timedelta(days=1), 5
 
@@ -38,8 +39,8 @@ def following(dates: Sequence[datetime], count: int) -> list[datetime]:
         return list(itertools.islice(_endless(dates), count))
     except (OverflowError, ValueError):
         raise UserError(
-            f"the {count} rows after {dates[-1]} must lie before the year 10000; take "
-            "earlier dates"
+            f"the {counted(count, 'row')} after {dates[-1]} must lie before the year "
+            "10000; take earlier dates"
         ) from None
 
 

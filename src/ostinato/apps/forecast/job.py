@@ -11,6 +11,7 @@ from .. import job
 from ..devices import Devices
 from ..report import Curves
 from ..run import Run
+from ..wording import counted
 from . import report, table, use
 from .model import Batch, Forecaster, Params
 from .report import Errors, Row
@@ -30,6 +31,7 @@ class Job(job.Job):
     """
 
     unit, row_class, settings_class = "windows", Row, Settings
+    load = staticmethod(use.load)
     files, pictures, evaluations = use.FILES, (report.PICTURE_FILE,), 4
     curves = Curves(
         "standardised, rows to choose by",
@@ -70,8 +72,9 @@ class Job(job.Job):
         busy = [i for i in self.model.constant if self._values[:, i].any()]
         return [
             self.settings.describe(),
-            f"{len(self._values):,} rows of {len(self.names)} columns: {learn:,} to "
-            f"learn from, {choose:,} to choose by, {test:,} to test on",
+            f"{counted(len(self._values), 'row')} of "
+            f"{counted(len(self.names), 'column')}: {learn:,} to learn from, "
+            f"{choose:,} to choose by, {test:,} to test on",
             *(
                 f"warning: the column {self.names[i]!r} is constant in the rows to "
                 "learn from and changes later; its last value is repeated"
@@ -114,11 +117,6 @@ class Job(job.Job):
         """Write `model.safetensors`."""
         trained = Trained(self.model, params, self.names, self.scale, dict(figures))
         use.save(folder, trained)
-
-    def load_model(self, folder: Path) -> tuple[Params, dict[str, Any]]:
-        """Read the parameters and the figures in `model.safetensors`."""
-        trained = use.load(folder)
-        return trained.params, trained.figures
 
     def final(self, params: Params, devices: Devices) -> dict[str, Errors]:
         """Measure the weights on the rows to test on."""

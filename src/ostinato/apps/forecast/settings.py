@@ -5,6 +5,7 @@ import dataclasses
 from .. import settings
 from ..ensemble import MOST_MEMBERS
 from ..fields import check_range
+from ..wording import counted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,8 @@ class Settings(settings.Settings):
         """Describe the settings in one line for the user."""
         of = f"ensemble of {self.ensemble}, " if self.ensemble > 1 else ""
         return (
-            f"{self.limits}: {of}{self.look_back} rows to forecast {self.horizon}, in "
-            f"segments of {self.segment}, {self.hidden} units, batch {self.batch}, lr "
-            f"{self.lr:g}, dropout {self.dropout:g}, the {self.keep} weights"
+            f"{self.limits}: {of}{counted(self.look_back, 'row')} to forecast "
+            f"{self.horizon}, in segments of {self.segment}, {self.hidden} units, "
+            f"batch {self.batch}, lr {self.lr:g}, dropout {self.dropout:g}, the "
+            f"{self.keep} weights"
         )

@@ -14,6 +14,7 @@ from .. import files
 from ..errors import UserError
 from ..fields import check, check_range, make
 from ..tensors import MODEL_FILE, TensorFiles, fitting, named
+from ..wording import counted
 from . import dates, table
 from .model import MOST_PARAMS, Forecaster, Params
 from .windows import Scale
@@ -90,7 +91,10 @@ def forecast(trained: Trained, given: table.Table) -> np.ndarray:
         )
     need = trained.model.look_back
     if len(given.values) < need:
-        raise UserError(f"the file must have {need} rows, got {len(given.values)}")
+        wanted = counted(need, "row")
+        raise UserError(
+            f"the file must have {wanted} at least, got {len(given.values)}"
+        )
     filled = table.filled(given)[-need:]
     past = trained.scale.apply(filled, trained.names)
     y = trained.model.forecast(trained.params, jnp.asarray(past[None]))[0]

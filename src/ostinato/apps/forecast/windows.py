@@ -8,6 +8,7 @@ import numpy as np
 from ostinato import data
 
 from ..errors import UserError
+from ..wording import counted
 from .model import Batch, Forecaster
 
 MOST_DEVIATIONS = 1e15  # whose squares float32 can sum
@@ -78,8 +79,9 @@ class Windows:
         self.count = end - first - model.horizon + 1
         if self.count < 1:
             raise UserError(
-                f"the rows to {name} must hold {model.horizon} rows, the horizon, "
-                f"after the first {model.look_back} rows of the table, the look-back; "
+                f"the rows to {name} must hold {counted(model.horizon, 'row')}, the "
+                f"horizon, after the first {counted(model.look_back, 'row')} of the "
+                "table, the look-back; "
                 f"rows {begin + 1} to {end} do not; take a shorter --horizon or "
                 "--look-back, or another --split"
             )

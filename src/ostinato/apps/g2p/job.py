@@ -13,6 +13,7 @@ from .. import job
 from ..devices import Devices
 from ..report import Curves
 from ..run import Run
+from ..wording import counted
 from . import checkpoint, joint, report
 from .batches import Batch, RaggedBatch, TrainingSet
 from .data import Split, phoneme_set
@@ -38,7 +39,7 @@ class Job(job.Job):
     """
 
     unit, row_class, settings_class = "words", Row, Settings
-    files = checkpoint.FILES
+    load, files = staticmethod(checkpoint.load_model), checkpoint.FILES
     curves = Curves(
         "dev words, %",
         "a word",
@@ -82,12 +83,13 @@ class Job(job.Job):
         lines = [
             self.settings.describe(),
             f"words: {words}",
-            f"{len(self.data.targets):,} pronunciations to learn, {how} "
+            f"{counted(len(self.data.targets), 'pronunciation')} to learn, {how} "
             f"{', '.join(f'{t} x {u}' for t, u in self.data.shapes)} letters x "
             "phonemes",
         ]
         if self._missing:
-            lines.append(f"{self._missing:,} test words are not in the dictionary")
+            lacking = counted(self._missing, "test word")
+            lines.append(f"the dictionary lacks {lacking}")
         return lines
 
     def fingerprint(self) -> str:
@@ -138,11 +140,6 @@ class Job(job.Job):
         )
         checkpoint.save_model(folder, model)
 
-    def load_model(self, folder: Path) -> tuple[Params, dict[str, Any]]:
-        """Read the parameters and the figures in `model.safetensors`."""
-        trained = checkpoint.load_model(folder)
-        return trained.params, trained.figures
-
     def final(self, params: Params, devices: Devices) -> Figures:
         """Measure on the dev words and, only now, on the test words.
 
@@ -173,7 +170,8 @@ class Job(job.Job):
             run.save_model(params, best=run.best._asdict(), final=by_name)
         chosen = zip(self.reader.opinions, self.rank_weights, strict=True)
         note = (
-            f"best weights: epoch {run.best.epoch:.1f}, {run.best.updates:,} updates; "
+            f"best weights: epoch {run.best.epoch:.1f}, "
+            f"{counted(run.best.updates, 'update')}; "
             + ", ".join(f"{name} counts {weight:g}" for name, weight in chosen)
         )
         report.print_table(run.display, figures, note)

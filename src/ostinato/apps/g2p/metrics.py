@@ -61,10 +61,3 @@ def error_counts(
             wrong + (distance > 0),
         )
     return np.array([distances, lengths, wrong, len(guesses)], np.float64)
-
-
-def error_rates(
-    guesses: Mapping[str, Sequence], references: Mapping[str, Sequence[Sequence]]
-) -> ErrorRates:
-    """Return the rates of `error_counts`."""
-    return ErrorRates.of(error_counts(guesses, references))

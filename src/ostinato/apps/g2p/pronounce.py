@@ -90,6 +90,10 @@ def check(word: str) -> str:
     if data.is_clean(plain):
         return plain
     known = "a to z, ' and -"
+    if len(plain.split()) > 1:
+        raise UserError(
+            f"cannot pronounce {short(word)}: it is several words; give each by itself"
+        )
     if unknown := "".join(sorted(set(plain) - set(data.ALPHABET))):
         raise UserError(
             f"cannot pronounce {short(word)}: unknown {unknown!r}; use {known}"

@@ -5,6 +5,7 @@ from typing import Any
 
 from .. import settings
 from ..ensemble import MOST_MEMBERS
+from ..wording import counted
 from .model import MOST_HIDDEN, MOST_LAYERS
 from .models import config_class
 
@@ -71,7 +72,7 @@ class Settings(settings.Settings):
         by = " by ragged.vmap" if self.ragged else ""
         of = f"ensemble of {self.ensemble}, " if self.ensemble > 1 else ""
         return (
-            f"{self.limits}: {of}model {self.model}{by}, {self.layers} layers x "
-            f"{self.hidden} each way, batch {self.batch}, lr {self.lr:g}, dropout "
-            f"{self.dropout:g}"
+            f"{self.limits}: {of}model {self.model}{by}, "
+            f"{counted(self.layers, 'layer')} x {self.hidden} each way, batch "
+            f"{self.batch}, lr {self.lr:g}, dropout {self.dropout:g}"
         )

@@ -13,6 +13,7 @@ from .. import job
 from ..devices import Devices
 from ..report import Curves
 from ..run import Run
+from ..wording import counted
 from . import report, use
 from .model import Batch, Composer, Params
 from .report import Likelihood, Row
@@ -35,6 +36,7 @@ class Job(job.Job):
     """
 
     unit, row_class, settings_class = "frames", Row, Settings
+    load = staticmethod(use.load)
     files, pictures = use.FILES, (report.PICTURE_FILE,)
     curves = Curves(
         "nats a frame",
@@ -65,11 +67,12 @@ class Job(job.Job):
     def introduce(self) -> list[str]:
         """Describe settings and pieces."""
         learn, choose, test = (
-            f"{len(part)} ({sum(map(len, part)):,} frames)" for part in self.pieces
+            f"{counted(len(part), 'piece')} ({counted(sum(map(len, part)), 'frame')})"
+            for part in self.pieces
         )
         return [
             self.settings.describe(),
-            f"{learn} pieces to learn from, {choose} to choose by, {test} to test on",
+            f"{learn} to learn from, {choose} to choose by, {test} to test on",
             *self._notes,
         ]
 
@@ -117,11 +120,6 @@ class Job(job.Job):
         """Write `model.safetensors`."""
         per_beat = self.settings.per_beat
         use.save(folder, Trained(self.model, params, per_beat, dict(figures)))
-
-    def load_model(self, folder: Path) -> tuple[Params, dict[str, Any]]:
-        """Read the parameters and the figures in `model.safetensors`."""
-        trained = use.load(folder)
-        return trained.params, trained.figures
 
     def final(self, params: Params, devices: Devices) -> dict[str, Likelihood]:
         """Measure the weights on the pieces to test on."""

@@ -119,6 +119,8 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
     kinds = (*MIDI, *COLLECTIONS)
     for path in paths:
         if not path.is_dir():
+            if not path.suffix and not path.exists():
+                raise UserError(f"cannot read {path}: No such file or folder")
             if path.suffix.lower() not in kinds:
                 raise UserError(
                     f"{path} must be a folder, or end in {', '.join(kinds)}"

@@ -4,6 +4,7 @@ import dataclasses
 
 from .. import settings
 from ..fields import check_range
+from ..wording import counted
 
 MOST_TRANSPOSE, MOST_PER_BEAT = 24, 96
 
@@ -46,7 +47,9 @@ class Settings(settings.Settings):
     def describe(self) -> str:
         """Describe the settings in one line for the user."""
         return (
-            f"{self.limits}: {self.mode} of {self.layers} x {self.hidden} units, "
+            f"{self.limits}: {self.mode} of {self.layers} x "
+            f"{counted(self.hidden, 'unit')}, "
             f"{self.chords} keys, batch {self.batch}, lr {self.lr:g}, dropout "
-            f"{self.dropout:g}, transposed by up to {self.transpose} semitones"
+            f"{self.dropout:g}, transposed by up to "
+            f"{counted(self.transpose, 'semitone')}"
         )

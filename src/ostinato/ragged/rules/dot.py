@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
+from ..._rnn.accumulation import accumulation_dtype
 from ..._typing import Array
 from ..core.context import Context, Sizes
 from ..core.registry import register
@@ -22,7 +23,7 @@ from ..core.values import (
     ragged_axes,
     with_array,
 )
-from ..types.segments import accumulation_dtype, along, positions, sum_per_example
+from ..types.segments import along, positions, sum_per_example
 from .reduce import reduced_size
 
 

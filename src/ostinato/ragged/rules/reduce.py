@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 
+from ..._rnn.accumulation import accumulation_dtype
 from ..._typing import Array
 from ..core.context import Context, Sizes
 from ..core.fill import highest, lowest
@@ -20,13 +21,7 @@ from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic, symbolic_axes
 from ..core.values import Flat, Padded, Shared, Value, filled_as, is_filled
 from ..schedule.token_scan import scan_tokens
-from ..types.segments import (
-    Segments,
-    accumulation_dtype,
-    along,
-    positions,
-    sum_per_example,
-)
+from ..types.segments import Segments, along, positions, sum_per_example
 
 
 def _all_bits(dtype: Any) -> Any:

@@ -149,7 +149,7 @@ def _window_at(
     if not sized and _partly_written(scatter, updates) is None:
         return None
     for axis in sorted(scatter.dims.inserted_window_dims):
-        updates = _with_axis(ctx, updates, axis)
+        updates = _with_axis(updates, axis)
     at = as_int32(ctx.to_padded(indices).x)
     zero = Shared(jnp.zeros((), at.dtype), ())
     starts: list[Value] = [zero for _ in x.shape]
@@ -168,7 +168,7 @@ def _partly_written(scatter: _Scatter, updates: Value) -> int | None:
     return None
 
 
-def _with_axis(ctx: Context, value: Value, axis: int) -> Value:
+def _with_axis(value: Value, axis: int) -> Value:
     """Return `value` with an axis of size 1."""
     shape = (*value.shape[:axis], 1, *value.shape[axis:])
     if isinstance(value, Flat):

@@ -65,7 +65,7 @@ class _Schedule(NamedTuple):
 
 def choose_lanes(ctx: Context, scan: Scan, consts: Sequence[Value]) -> int | None:
     """Return the lanes to run `scan` in, None where a padded scan is the better one."""
-    if ctx.options.scan == "padded" or not _can_run(ctx, scan, consts):
+    if ctx.options.scan == "padded" or not _can_run(consts):
         return None
     tokens, longest = ctx.capacity(scan.length), max(ctx.max(scan.length), 1)
     if not isinstance(tokens, int):  # under `jax.export`
@@ -82,7 +82,8 @@ def choose_lanes(ctx: Context, scan: Scan, consts: Sequence[Value]) -> int | Non
     return lanes if steps * (lanes + STEP_COST) < padded else None
 
 
-def _can_run(ctx: Context, scan: Scan, consts: Sequence[Value]) -> bool:
+def _can_run(consts: Sequence[Value]) -> bool:
+    """Return whether each step can copy what examples have of their own."""
     own = [v for v in consts if not isinstance(v, Shared)]
     if any(ragged_axes(v) for v in own):
         return False

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools as ft
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from ..._padding import is_step
+from ..._rnn.accumulation import widen
 from ..._typing import Array
 
 
@@ -75,8 +77,7 @@ class Segments(NamedTuple):
 @ft.partial(jax.jit, static_argnums=2, inline=True)
 def sum_per_example(x: Array, drop_ids: Array, batch: int) -> Array:
     """Return the sum over the tokens of each example, from `Segments.drop_ids`."""
-    wide = x.astype(accumulation_dtype(x.dtype))
-    sums = jax.ops.segment_sum(wide, drop_ids, batch, indices_are_sorted=True)
+    sums = jax.ops.segment_sum(widen(x), drop_ids, batch, indices_are_sorted=True)
     return sums.astype(x.dtype)
 
 
@@ -88,17 +89,8 @@ def take_repeated(
 
     The derivative adds up as many cotangents, so it is computed in a wider dtype.
     """
-    wide = accumulation_dtype(x.dtype)
-    taken = jnp.take(
-        x.astype(wide), index, axis, mode="clip", indices_are_sorted=ascending
-    )
+    taken = jnp.take(widen(x), index, axis, mode="clip", indices_are_sorted=ascending)
     return taken.astype(x.dtype)
-
-
-def accumulation_dtype(dtype: Any) -> Any:
-    """Return the dtype in which many numbers of `dtype` are added up one by one."""
-    half = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-    return jnp.float32 if half else dtype
 
 
 @ft.partial(jax.jit, inline=True)
@@ -134,7 +126,7 @@ def positions(size: int) -> Array:
 @ft.partial(jax.jit, static_argnums=1, inline=True)
 def is_inside(lengths: Array, longest: int) -> Array:
     """Return where padded examples are not padding, bool `[batch, longest]`."""
-    return positions(longest)[None] < lengths[:, None]
+    return is_step(lengths, longest, 1)
 
 
 @ft.partial(jax.jit, static_argnums=2, inline=True)

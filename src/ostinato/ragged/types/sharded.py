@@ -112,7 +112,7 @@ class ShardedRagged:
         """The tokens of the fullest device over those of the mean device, less 1."""
         lengths = np.asarray(check_known("ShardedRagged", self.lengths))
         tokens = lengths.reshape(self.shares, -1).sum(1)
-        return float(tokens.max() / max(tokens.mean(), 1e-9) - 1) if tokens.any() else 0
+        return float(tokens.max() / tokens.mean() - 1) if tokens.any() else 0
 
     def with_data(self, data: ArrayLike) -> ShardedRagged:
         """Return the same batch with other tokens, as `RaggedArray.with_data`."""
