@@ -86,6 +86,8 @@ SIZES = [  # wider than the registers of a kernel, and odd
     Case("each", batch=0),
     Case("matrix", batch=0, constant=True),
     Case("each", constant=True, batch=1, steps=600, shapes=((70,), (70,))),
+    # So many sequences that an item of work has several of them.
+    Case("each", dtype="float32", batch=300, steps=40, shapes=((2,), (2,))),
 ]
 
 

@@ -374,6 +374,18 @@ def test_explain_says_what_a_short_dtype_runs_on(name, dtype):
     assert (ost.explain(cell, x).backend == "cpu") == native
 
 
+@pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+def test_explain_says_that_xla_runs_many_sequences_of_few_numbers():
+    cell = cells.MinGRU(3, 4)
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)  # noqa: E731
+    told = ost.explain(cell, shape(300, 9, 3))
+    assert told.backend == "xla" and "few numbers" in told.rejected["cpu"]
+    assert ost.explain(cell, shape(300, 16, 3)).backend == "cpu"
+    major = ost.explain(cell, shape(9, 300, 3), time_major=True)
+    assert major.backend == "xla"
+    assert ost.explain(cell, shape(300, 9, 3), backend="cpu").backend == "cpu"
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("options", [{}, {"segment_length": 2}, {"backend": "scan"}])
 def test_outputs_of_wrapped_cells_keep_a_short_dtype(options, dtype):

@@ -124,6 +124,7 @@ def test_every_level_computes_the_same(case, isa, configure):
         Case("each", steps=90, shapes=((300,), (300,)), batch=3),
         Case("shared", steps=90, shapes=((5, 1), (5, 70)), batch=2),
         Case("each", True, steps=700, shapes=((300,), (300,)), batch=1),
+        Case("each", steps=90, shapes=((5,), (5,)), batch=301),
     ],
     ids=lambda c: c.id,
 )
@@ -141,6 +142,28 @@ def test_threads_change_no_bits(case, configure):
     for threads in (2, 3, 5):
         configure("avx512", threads)
         jax.tree.map(assert_same_bits, run(*given), want)
+
+
+@native
+@pytest.mark.parametrize(
+    ("shape", "backend", "is_native"),
+    [
+        ((256, 1, 90), None, False),
+        ((256, 9, 7), None, False),
+        ((256, 8, 8), None, True),
+        ((255, 1, 90), None, True),
+        ((256, 1, 90), "cpu", True),
+    ],
+)
+def test_many_sequences_of_few_numbers_run_by_xla(shape, backend, is_native):
+    b = jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    def loss(a, b):
+        return jnp.sum(ost.linear_recurrence(a, b, backend=backend).h)
+
+    text = jax.jit(jax.value_and_grad(loss)).lower(b, b).as_text()
+    called = [f"ostinato_linear_{way}" in text for way in ("fwd", "bwd")]
+    assert called == [is_native] * 2
 
 
 def test_many_steps():

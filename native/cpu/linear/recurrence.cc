@@ -19,6 +19,8 @@ constexpr int64_t kSteps = 256;
 // Results of so many bytes are in no cache when they are read.
 constexpr int64_t kStreamedBytes = 16 << 20;
 constexpr int64_t kLine = 64;
+// Elements that take far longer than fetching the number of the next item of work.
+constexpr int64_t kElementsPerItem = 1 << 12;
 // A piece of a row for one thread has whole lines of a cache.
 constexpr int64_t kFewestUnits = 32;
 
@@ -67,9 +69,17 @@ class Pieces {
 
 template <typename Body>
 void ForPieces(const LinearShape& shape, const Body& body) {
-  Team team(ThreadsFor(shape.batch * shape.steps * shape.units()));
+  const int64_t elements = shape.batch * shape.steps * shape.units();
+  Team team(ThreadsFor(elements));
   const Pieces pieces(shape, team.threads());
-  team.ForEach(pieces.count(), [&](int64_t i) { body(pieces[i]); });
+  const int64_t count = pieces.count();
+  const int64_t items = std::clamp<int64_t>(
+      elements / kElementsPerItem, std::min<int64_t>(count, 4 * team.threads()),
+      std::max<int64_t>(1, count));
+  team.ForEach(items, [&](int64_t item) {
+    const int64_t end = count * (item + 1) / items;
+    for (int64_t i = count * item / items; i < end; ++i) body(pieces[i]);
+  });
 }
 
 int64_t LengthOf(const LinearShape& shape, int64_t sequence) {

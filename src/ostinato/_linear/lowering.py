@@ -19,7 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .. import _compat
+from .. import _compat, _config
 from .._rnn.backends import BackendError
 from .._rnn.cuda import unasked_reason
 from .._rnn.sharding import FreeAxes
@@ -87,10 +87,11 @@ def reason_against(
     if reason is None and platform != backend:
         reason = f"it runs on the {backend}, and the computation is compiled for "
         reason += platform
-    if reason is not None or kernels is not cuda:
-        return reason
-    unasked = unasked_reason() if call.backend is None else None
-    return unasked or trial(call, b)
+    if reason is None and backend not in (call.backend, _config.read().backend):
+        reason = unasked_reason() if kernels is cuda else cpu.needless_reason(call, b)
+    if reason is None and kernels is cuda:
+        reason = trial(call, b)
+    return reason
 
 
 def check_backend(call: Recurrence, b: Any) -> None:
