@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from tolerance import assert_same_bits
 
 import ostinato as ost
 from ostinato import _native, cells
@@ -129,6 +130,56 @@ def test_a_step_with_little_work_is_told_in_two_sentences():
         "xla: a step has too little work for another loop to be quicker",
         "the loop runs as `lax.scan` of the step",
     ]
+
+
+@native
+def test_many_sequences_of_few_steps_run_as_scan():
+    def backend(batch, steps, units):
+        x = jax.ShapeDtypeStruct((batch, steps, units), X.dtype)
+        h, w = jnp.zeros((batch, units)), jnp.eye(units)
+        told = ost.explain(step, x, h, params=w)
+        if told.backend == "xla":
+            assert "too few steps" in told.rejected["cpu"]
+        return told.backend
+
+    assert backend(256, 1, 64) == backend(256, 4, 8) == "xla"
+    assert backend(255, 1, 64) == backend(256, 9, 8) == backend(256, 2, 64) == "cpu"
+
+
+def of_all(memory, t):
+    return lax.dynamic_update_index_in_dim(memory, memory[:, 0] + 1, t % 9, 1)
+
+
+def of_each(memory, t):
+    rows = jnp.arange(8)
+    return memory.at[rows, jnp.argmax(memory[:, 0], -1)].add(1)
+
+
+@native
+@pytest.mark.parametrize(
+    ("write", "slots", "lengths", "is_scan"),
+    [
+        (of_all, 4, None, False),
+        (of_all, 400, None, True),
+        (of_all, 400, [5] * 8, False),
+        (of_each, 4, [5] * 8, False),
+        (of_each, 400, [5] * 8, True),
+    ],
+)
+def test_parts_of_large_arrays_are_written_by_scan(write, slots, lengths, is_scan):
+    def writing(w, states, x, t):
+        h, memory = states
+        h = jnp.tanh(x @ w + h @ w)
+        return (h, write(memory, t)), h
+
+    states = H_0, jnp.zeros((8, slots, 4))
+    told = ost.explain(writing, X, states, params=W, seq_lengths=lengths)
+    assert ("in its place" in told.rejected.get("cpu", "")) == is_scan
+    if is_scan:
+        run = lambda backend: ost.recurrent_net(  # noqa: E731
+            writing, X, states, params=W, seq_lengths=lengths, backend=backend
+        )
+        jax.tree.map(assert_same_bits, run(None), run("scan"))
 
 
 def test_other_reasons():

@@ -92,7 +92,8 @@ class StepLoop:
             return "the number of steps is symbolic"
         body = self._body(self.step)
         steps, backend = steps._replace(valid=None), self.options.backend
-        return plan(body, self.arrays, states, steps, backend)
+        ragged = self.options.seq_lengths is not None
+        return plan(body, self.arrays, states, steps, backend, has_lengths=ragged)
 
     def _run_segment(
         self, initial: Any, states: Any, steps: LoopInputs

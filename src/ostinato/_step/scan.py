@@ -16,13 +16,15 @@ from . import description, native, primitive, tokens
 from .ahead import Ahead, taken_ahead
 from .constants import with_all_constants
 from .control_flow import without_control_flow
-from .cost import dominating, is_small
+from .cost import dominating, is_brief, is_small, writes_in_place
 from .gradients import Policy
 from .jaxprs import Origins, evaluate, flat, origins_of, split_at
 from .known import known
 from .refusal import NAMED
 from .split import Step, has_inner, without_invariants
 from .xla import Loop, map_steps
+
+_IN_PLACE = "`lax.scan` writes a part of a large array in its place"
 
 
 class Plan(NamedTuple):
@@ -110,6 +112,7 @@ def plan(
     backend: str | None,
     at_step: Sequence[Any] | None = None,
     counts: Sequence[int] | None = None,
+    has_lengths: bool = True,
 ) -> Plan | str:
     """Take the loop `lax.scan(partial(body, arrays), states, inputs)` apart.
 
@@ -124,6 +127,7 @@ def plan(
             not tell, since sequences lie one after another.
         counts: which leaves of `inputs`, by position, are numbers of steps; None means
             those that are one number at a step.
+        has_lengths: whether sequences may end before the last step.
 
     Returns:
         The plan; or the reason why `lax.scan` runs this loop.
@@ -131,6 +135,7 @@ def plan(
     everything = jax.tree.leaves((arrays, states, inputs))
     if any(jax.typeof(a).sharding.mesh.explicit_axes for a in everything):
         return "arrays have explicit sharding"
+    is_batch = at_step is None
     if at_step is None:
         at_step = [_type(a, a.shape[1:]) for a in jax.tree.leaves(inputs)]
     if counts is None:
@@ -155,8 +160,14 @@ def plan(
         keep_parts=backend != "xla" and jax.default_backend() == "cpu",
     )
     for_gpus = backend == "cuda" or _config.read().backend == "cuda"
-    if backend is None and not for_gpus and is_small(step.jaxpr):
-        return "a step has too little work for another loop to be quicker"
+    if backend is None and not for_gpus:
+        batch = max((a.shape[0] for a in traced.states if a.shape), default=0)
+        if is_small(step.jaxpr):
+            return "a step has too little work for another loop to be quicker"
+        if is_batch and is_brief(step.jaxpr, batch, steps):
+            return "so many sequences have too few steps for another loop to be quicker"
+        if not has_lengths and writes_in_place(step.jaxpr):
+            return _IN_PLACE
     reason = _unsupported_reason(step.jaxpr)
     ahead = _ahead_of(step, traced.states, reason is not None, runs_natively)
     if ahead is not None:
@@ -276,6 +287,8 @@ def _reason_for_scan(loop: Loop, as_it_is: Jaxpr, origins: Origins) -> str | Non
     """
     if not loop.step.products:
         return description.unsupported_reason(loop, origins)
+    if writes_in_place(loop.step.jaxpr):
+        return _IN_PLACE
     eqn = dominating(as_it_is)
     return None if eqn is None else description.equation_at_line(eqn, origins)
 
