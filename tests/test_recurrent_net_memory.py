@@ -222,6 +222,22 @@ def test_input_products_of_a_cell_are_one_product_over_all_steps():
         assert all(any(shape[:2] == (T, B) for shape in shapes) for shapes in outside)
 
 
+@pytest.mark.parametrize("options", [{}, {"seq_lengths": [2, 1]}, {"backend": "scan"}])
+def test_a_second_call_outside_of_jit_compiles_nothing(options, caplog):
+    w, x, h = jnp.eye(2), jnp.ones((2, 3, 2)), jnp.zeros((2, 2))
+
+    def call():
+        step = lambda _, h, x, t: (jnp.tanh(h + x @ w), h)  # noqa: E731
+        return ost.recurrent_net(step, x, h, **options).outputs
+
+    want = call()
+    with jax.log_compiles():
+        call()
+    assert "ompil" not in caplog.text
+    w = w * 2
+    assert not np.array_equal(call(), want)
+
+
 def test_backend_scan_runs_as_lax_scan():
     params, x, states = arrays()
 

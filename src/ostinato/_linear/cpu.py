@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.export import is_symbolic_dim
 
 from .. import _native
 from .._typing import Array
@@ -39,11 +40,9 @@ def unsupported_reason(call: Recurrence, b: Any) -> str | None:
 def needless_reason(call: Recurrence, b: Any) -> str | None:
     """Return why XLA is as quick for calls that name no backend; None if it is not."""
     batch, steps = b.shape[call.batch_axis], b.shape[call.time_axis]
-    if (
-        batch < _MANY_SEQUENCES
-        or steps > 1
-        and math.prod(b.shape) >= (batch * _FEW_NUMBERS)
-    ):
+    if any(map(is_symbolic_dim, b.shape)) or batch < _MANY_SEQUENCES:
+        return None
+    if steps != 1 and math.prod(b.shape) >= batch * _FEW_NUMBERS:
         return None
     return "XLA is as quick for many sequences of few numbers"
 

@@ -15,6 +15,7 @@ from .._padding import fill_empty_sequences, select
 from .._rnn.sharding import make_varying
 from .._segments import near_divisor
 from .._step.asked import mark
+from .._step.known import call_known
 from .._step.policies import Choice
 from .._step.refusal import NAMED, refusal
 from .._step.scan import Plan, plan, saves_loops
@@ -142,7 +143,8 @@ class StepLoop:
         plain = ft.partial(body, self.arrays)
         if self.cell is not None or self.recompute is not None:
             plain = checkpoint(plain, self.policy, prevent_cse=False)
-        return lax.scan(plain, states, steps, reverse=options.reverse)
+        scan = ft.partial(lax.scan, plain, reverse=options.reverse)
+        return call_known(scan, states, steps)
 
     def _body(self, step: Callable) -> Callable:
         """Return `body(arrays, states, steps_t) -> (states, (outputs, kept))`."""

@@ -71,6 +71,9 @@ So a step that writes into arrays of more elements than its other work runs as
 
 from __future__ import annotations
 
+from typing import Any
+
+from jax.export import is_symbolic_dim
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
 from .._compat import ELEMENTWISE
@@ -94,9 +97,9 @@ def is_small(jaxpr: Jaxpr) -> bool:
     return work_of(jaxpr) <= (_WITH_PRODUCTS if products else _WITHOUT)
 
 
-def is_brief(jaxpr: Jaxpr, batch: int, steps: int) -> bool:
+def is_brief(jaxpr: Jaxpr, batch: Any, steps: Any) -> bool:
     """Return whether many sequences end before the native loop has begun well."""
-    if batch < _MANY_SEQUENCES:
+    if is_symbolic_dim(batch) or is_symbolic_dim(steps) or batch < _MANY_SEQUENCES:
         return False
     return steps == 1 or steps * work_of(jaxpr) <= _FEW * batch
 

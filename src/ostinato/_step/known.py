@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools as ft
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
-from .jaxprs import is_literal, run_one, type_of
+from .constants import with_all_constants
+from .jaxprs import evaluate, is_literal, run_one, split_at, trace, type_of
 
 _MOST_RULES = 2
 """Custom derivatives are compared to this order, as their rules may use themselves."""
@@ -27,6 +29,33 @@ def known(jaxpr: Jaxpr) -> Jaxpr:
     except Exception:  # a parameter that cannot be compared, or a rule that raises
         return jaxpr
     return _first(key)
+
+
+def call_known(function: Callable, *arguments: Any) -> Any:
+    """Call a function; outside of `jit`, equal functions are compiled once.
+
+    JAX would compile each call of `lax.scan` there, as the step is a new function, and
+    keep what it compiled. Under `jit` this leaves no trace.
+
+    Args:
+        function: a function of JAX, which may close over arrays.
+        arguments: pytrees of arrays.
+    """
+    if jax.config.jax_disable_jit:
+        return function(*arguments)
+    traced, results = trace(function, arguments)
+    traced = with_all_constants(traced)
+    if traced.effects:
+        return function(*arguments)
+    leaves = jax.tree.leaves(arguments)
+    out = _run(known(traced.jaxpr), *traced.consts, *leaves)
+    return jax.tree.unflatten(results, out)
+
+
+@ft.partial(jax.jit, static_argnums=0, inline=True)
+def _run(jaxpr: Jaxpr, *values: Any) -> list[Any]:
+    consts, arguments = split_at(values, [len(jaxpr.constvars)])
+    return evaluate(ClosedJaxpr(jaxpr, consts), arguments)
 
 
 class _Key:

@@ -161,7 +161,7 @@ def plan(
     )
     for_gpus = backend == "cuda" or _config.read().backend == "cuda"
     if backend is None and not for_gpus:
-        batch = max((a.shape[0] for a in traced.states if a.shape), default=0)
+        batch = next((a.shape[0] for a in traced.states if a.shape), 0)
         if is_small(step.jaxpr):
             return "a step has too little work for another loop to be quicker"
         if is_batch and is_brief(step.jaxpr, batch, steps):
