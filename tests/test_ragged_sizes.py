@@ -1,10 +1,12 @@
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.export import symbolic_shape
 
+from ostinato import ragged
 from ostinato.ragged.core import sizes
 
 MOST, TOTAL, BATCH = {"n": 7, "m": 5}, {"n": 11, "m": 9}, 3
@@ -97,3 +99,21 @@ def test_names():
         sizes.rename("max(n, nn) - n", {"n": "(k + 1)"}) == "max((k + 1), nn) - (k + 1)"
     )
     assert sizes.symbol_names("- mod(- 1, n) + m") == ["m", "n"]
+
+
+def test_a_second_call_outside_of_jit_traces_nothing_that_jax_keeps():
+    """JAX traces a function of its own for each scope, and keeps the trace."""
+    calls = []
+
+    @jax.jit
+    def half(x):
+        calls.append(x.shape)
+        return x / 2
+
+    x = ragged.RaggedArray.from_list([jnp.ones(3), jnp.ones(1)])
+    for _ in range(3):
+        ragged.vmap(lambda x: half(x).sum())(x)
+        ragged.vmap(lambda x: half(x)[:2].sum(), min_length=2)(
+            ragged.RaggedArray.from_list([jnp.ones(3), jnp.ones(2)])
+        )
+    assert len(calls) == 2

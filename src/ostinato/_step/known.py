@@ -41,7 +41,7 @@ def call_known(function: Callable, *arguments: Any) -> Any:
         function: a function of JAX, which may close over arrays.
         arguments: pytrees of arrays.
     """
-    if jax.config.jax_disable_jit:
+    if jax.config.jax_disable_jit:  # pyright: ignore
         return function(*arguments)
     traced, results = trace(function, arguments)
     traced = with_all_constants(traced)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools as ft
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,16 @@ def is_ragged(x: Any) -> bool:
             "mapped function, or map its `data` with a mask"
         )
     return isinstance(x, RaggedArray)
+
+
+@ft.lru_cache(maxsize=256)
+def _scope(constraints: tuple[str, ...]) -> SymbolicScope:
+    """Return the same scope for the same constraints.
+
+    JAX keeps the trace of each function of its own for each scope, and so would keep
+    more with every call outside of `jit`.
+    """
+    return SymbolicScope(constraints)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,12 +127,9 @@ class Inputs:
         ]
         if bounded:
             given += [f"{d.symbol} <= {d.high}" for d in self.own_dims]
-        sizes = self._in_trace(SymbolicScope())
-        return SymbolicScope(
-            [constraint_for_jax(c, sizes) for c in constraints]
-            + given
-            + nonnegative_products(self.own_dims)
-        )
+        sizes = self._in_trace(SymbolicScope()) if constraints else {}
+        asked = [constraint_for_jax(c, sizes) for c in constraints]
+        return _scope((*asked, *given, *nonnegative_products(self.own_dims)))
 
     @property
     def ranges(self) -> dict[str, Range]:
