@@ -158,7 +158,7 @@ def test_number_of_threads_changes_no_bit(configure):
     """Gradients alone: XLA adds up the loss."""
     operations = [("norm", 0, 0, 0), ("tied", 0, 3, 0), ("attend", 0, 0, 0)]
     operations += [("transposed", 1, 4, 0), ("gate", 0, 2, 0), ("by_head", 0, 2, 0)]
-    for batch, steps in ((1, 300), (3, 11), (33, 11)):
+    for batch, steps in ((1, 300), (3, 11), (33, 11), (700, 5)):
         spec = random_steps.Spec(operations, [40, 7], 19, batch)
         step, params, states = random_steps.make(spec)
         x = jnp.asarray(np.random.default_rng(1).standard_normal((steps, batch, 19)))
@@ -183,3 +183,33 @@ def test_number_of_threads_changes_no_bit(configure):
             for a, *others in zip(*found, strict=True):
                 for b in others:
                     assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("has_lengths", [False, True])
+def test_tiles_of_many_narrow_sequences(has_lengths, threads, configure):
+    configure(emulation.level_of_machine(), threads)
+    batch, steps, width = 1037, 9, 3
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch, steps, width))
+    lengths = None
+    if has_lengths:
+        lengths = rng.integers(0, steps + 1, batch)
+        x[np.arange(steps) >= lengths[:, None]] = np.nan
+    w, h = jax.device_put(rng.standard_normal((2, width, width)))
+
+    def step(w, h, x, t):
+        h = jnp.tanh(x @ w[0] + h @ w[1]) - h / 2
+        return h, h * h
+
+    def both(backend):
+        run = lambda *a: ost.recurrent_net(  # noqa: E731
+            step, a[2], a[1], params=a[0], seq_lengths=lengths, backend=backend
+        )
+        out, pull = jax.vjp(run, jnp.stack([w, h]), jnp.zeros((batch, width)), x)
+        return out, pull(jax.tree.map(jnp.cos, out))
+
+    got, want = (fast_jit(lambda b=b: both(b))() for b in ("cpu", "scan"))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), got, want
+    )

@@ -20,8 +20,11 @@
 namespace ostinato::cpu {
 namespace {
 
-// More sequences at once need more memory than the second-level cache has.
-constexpr int64_t kMostRows = 32;
+// Sequences of a tile. So many have what a step writes in the second-level cache, and
+// take far longer than making the tile.
+constexpr int64_t kFewRows = 32, kMostRows = 512, kTileBytes = 1 << 16;
+// Tiles for each thread, so that one that comes late finds some left.
+constexpr int64_t kTilesPerThread = 8;
 // A call with fewer vector operations is not worth waking a thread, and more threads
 // than one for each kWorthWaking of them are not.
 constexpr int64_t kWorthSharing = 1 << 16, kWorthWaking = 1 << 14;
@@ -43,6 +46,17 @@ int64_t Work(const StepCall& call, int64_t lanes) {
     work += each * i.inner;
   }
   return work * call.steps * call.batch;
+}
+
+// Sequences of a tile at most.
+int64_t RowsOf(const StepCall& call, int64_t threads, int64_t bytes) {
+  int64_t elements = call.program.row_elements;
+  for (const StepBuffer& buffer : call.program.buffers) {
+    if (buffer.place == Place::kState && buffer.rows) elements += 2 * buffer.width;
+  }
+  const int64_t fit = kTileBytes / (elements * bytes + 1);
+  const int64_t shared = CeilDiv(call.batch, kTilesPerThread * threads);
+  return std::clamp<int64_t>(std::min(fit, shared), kFewRows, kMostRows);
 }
 
 int32_t ThreadsFor(int64_t work) {
@@ -179,8 +193,8 @@ void RunSteps(const StepCall& given, const StepPanels<T>* packed) {
   const StepLoop<T> loop = LoopOf<T>(call, packed, scratch, team);
 
   const int64_t groups = CeilDiv(call.batch, loop.group);
-  const int64_t wanted =
-      std::max<int64_t>(CeilDiv(call.batch, kMostRows), team.threads());
+  const int64_t wanted = std::max<int64_t>(
+      CeilDiv(call.batch, RowsOf(call, team.threads(), sizeof(T))), team.threads());
   std::vector<std::unique_ptr<StepTile<T>>> tiles;
   for (auto& own : Tiles(groups, std::min(groups, wanted), call.lengths != nullptr)) {
     tiles.push_back(std::make_unique<StepTile<T>>(loop, std::move(own), tiles.empty()));

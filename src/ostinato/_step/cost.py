@@ -33,22 +33,23 @@ So it runs there if it has a product with an invariant matrix and, but for such
 products, only operations that programs have or that take each element by itself.
 Otherwise it runs as `lax.scan`.
 
-The native loop begins with copies of the sequences in an order of its own. `dense` is
-`tanh(x W + h U)`, `work` that of one sequence:
+The native loop begins with memory and an order of its own for some sequences at a
+time. `dense` is `tanh(x W + h U)`, `work` that of one sequence at T steps:
 
-| step | N, H | T | work of T steps | forward | training |
+| step | N, H | T | work | forward | training |
 |---|---|---|---|---|---|
-| dense | 20000, 64 | 1 | 4300 | 0.30 | 0.43 |
-| | 256, 64 | 1 | 4300 | 0.90 | 0.77 |
-| | 20000, 64 | 2 | 8600 | 0.63 | 1.1 |
-| | 20000, 8 | 8 | 700 | 0.45 | 0.42 |
-| | 2000, 8 | 16 | 1400 | 0.77 | 0.71 |
-| | 2000, 16 | 16 | 4800 | 0.94 | 1.3 |
-| `a h + (1 - a) tanh(x)` | 2000, 64 | 4 | 1000 | 0.60 | 0.95 |
-| | 2000, 64 | 16 | 4100 | 0.74 | 2.8 |
+| dense | 20000, 64 | 1 | 4300 | 0.71 | 0.78 |
+| | 256, 64 | 1 | 4300 | 0.70 | 0.86 |
+| | 20000, 64 | 2 | 8600 | 1.0 | 1.6 |
+| | 20000, 8 | 1 | 90 | 0.38 | 0.24 |
+| | 20000, 8 | 4 | 350 | 0.80 | 0.88 |
+| | 20000, 8 | 8 | 700 | 1.0 | 0.97 |
+| | 2000, 16 | 16 | 4800 | 1.4 | 1.7 |
+| `a h + (1 - a) tanh(x)` | 2000, 64 | 1 | 250 | 0.50 | 0.37 |
+| | 2000, 64 | 4 | 1000 | 0.88 | 1.4 |
 
 So 256 sequences and more run as `lax.scan` if they have one step, or a work of up to
-1024 each.
+512 each.
 
 XLA's loop writes a row of an array that is a state into its place; the native loop
 writes the array anew at each step, and so does `lax.scan` where sequences have lengths
@@ -82,7 +83,7 @@ from .programs.lower import PRIMITIVES
 from .split import PRODUCTS, Step
 
 _WITH_PRODUCTS, _WITHOUT = 96, 256
-_MANY_SEQUENCES, _FEW = 256, 1024
+_MANY_SEQUENCES, _FEW = 256, 512
 _ENTERING = 2**18
 """Multiply-adds that take about as long as it takes XLA to enter a branch."""
 _LARGE = 2**15
