@@ -38,18 +38,18 @@ time. `dense` is `tanh(x W + h U)`, `work` that of one sequence at T steps:
 
 | step | N, H | T | work | forward | training |
 |---|---|---|---|---|---|
-| dense | 20000, 64 | 1 | 4300 | 0.71 | 0.78 |
-| | 256, 64 | 1 | 4300 | 0.70 | 0.86 |
-| | 20000, 64 | 2 | 8600 | 1.0 | 1.6 |
-| | 20000, 8 | 1 | 90 | 0.38 | 0.24 |
-| | 20000, 8 | 4 | 350 | 0.80 | 0.88 |
-| | 20000, 8 | 8 | 700 | 1.0 | 0.97 |
-| | 2000, 16 | 16 | 4800 | 1.4 | 1.7 |
+| dense | 20000, 64 | 1 | 8500 | 0.71 | 0.78 |
+| | 256, 64 | 1 | 8500 | 0.70 | 0.86 |
+| | 20000, 64 | 2 | 17000 | 1.0 | 1.6 |
+| | 20000, 8 | 1 | 160 | 0.38 | 0.24 |
+| | 20000, 8 | 4 | 640 | 0.80 | 0.88 |
+| | 20000, 8 | 8 | 1300 | 1.0 | 0.97 |
+| | 2000, 16 | 16 | 9000 | 1.4 | 1.7 |
 | `a h + (1 - a) tanh(x)` | 2000, 64 | 1 | 250 | 0.50 | 0.37 |
 | | 2000, 64 | 4 | 1000 | 0.88 | 1.4 |
 
 So 256 sequences and more run as `lax.scan` if they have one step, or a work of up to
-512 each.
+1024 each.
 
 XLA's loop writes a row of an array that is a state into its place; the native loop
 writes the array anew at each step, and so does `lax.scan` where sequences have lengths
@@ -83,7 +83,7 @@ from .programs.lower import PRIMITIVES
 from .split import PRODUCTS, Step
 
 _WITH_PRODUCTS, _WITHOUT = 96, 256
-_MANY_SEQUENCES, _FEW = 256, 512
+_MANY_SEQUENCES, _FEW = 256, 1024
 _ENTERING = 2**18
 """Multiply-adds that take about as long as it takes XLA to enter a branch."""
 _LARGE = 2**15
