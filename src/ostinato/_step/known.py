@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
+from .. import _checks
 from .constants import with_all_constants
 from .jaxprs import evaluate, is_literal, run_one, split_at, trace, type_of
 
@@ -32,27 +33,28 @@ def known(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def call_known(function: Callable, *arguments: Any) -> Any:
-    """Call a function; outside of `jit`, equal functions are compiled once.
+    """Call a function; outside of transformations, equal ones are compiled once.
 
     JAX would compile each call of `lax.scan` there, as the step is a new function, and
-    keep what it compiled. Under `jit` this leaves no trace.
+    keep what it compiled.
 
     Args:
         function: a function of JAX, which may close over arrays.
         arguments: pytrees of arrays.
     """
-    if jax.config.jax_disable_jit:  # pyright: ignore
+    leaves = jax.tree.leaves(arguments)
+    disabled = jax.config.jax_disable_jit  # pyright: ignore
+    if disabled or not all(map(_checks.is_concrete, leaves)):
         return function(*arguments)
     traced, results = trace(function, arguments)
     traced = with_all_constants(traced)
-    if traced.effects:
+    if traced.effects or not all(map(_checks.is_concrete, traced.consts)):
         return function(*arguments)
-    leaves = jax.tree.leaves(arguments)
     out = _run(known(traced.jaxpr), *traced.consts, *leaves)
     return jax.tree.unflatten(results, out)
 
 
-@ft.partial(jax.jit, static_argnums=0, inline=True)
+@ft.partial(jax.jit, static_argnums=0)
 def _run(jaxpr: Jaxpr, *values: Any) -> list[Any]:
     consts, arguments = split_at(values, [len(jaxpr.constvars)])
     return evaluate(ClosedJaxpr(jaxpr, consts), arguments)
