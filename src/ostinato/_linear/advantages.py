@@ -45,13 +45,10 @@ def run(time_major: bool, arrays: Sequence[Array], masks: Sequence[Any]) -> list
 
 def _bind(operands: list[Array], time_major: bool, present: tuple) -> list[Array]:
     """Bind under automatic sharding, while the arrays may have explicit sharding."""
-
-    def bind(*operands: Array) -> list[Array]:
-        varying = sharding.make_varying(list(operands))
-        return gae_p.bind(*varying, time_major=time_major, present=present)
-
-    free = _free_axes(operands, time_major)
-    return sharding.automatic(bind, operands, free, [operands[0].shape] * 2)
+    params = dict(time_major=time_major, present=present)
+    shapes = [operands[0].shape] * 2
+    axes = lambda: (_free_axes(operands, time_major), shapes)  # noqa: E731
+    return sharding.bind(gae_p, operands, axes, **params)
 
 
 def _free_axes(operands: Sequence[Array], time_major: bool) -> sharding.FreeAxes:

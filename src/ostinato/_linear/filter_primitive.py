@@ -37,13 +37,9 @@ _MOST_ORDER = 8  # kMostOrder of native/cpu/linear/kernels.h
 
 def run(b: Array, a: Array, x: Array, *lengths: Array, reverse: bool = False) -> Array:
     """Bind the primitive; without `lengths`, every channel has all steps."""
-
-    def bind(*operands: Array) -> list[Array]:
-        varying = sharding.make_varying(list(operands))
-        return [filter_p.bind(*varying, reverse=reverse)]
-
     operands = [b, a, x, *lengths]
-    return sharding.automatic(bind, operands, _free_axes(*operands), [x.shape])[0]
+    axes = lambda: (_free_axes(*operands), [x.shape])  # noqa: E731
+    return sharding.bind(filter_p, operands, axes, reverse=reverse)[0]
 
 
 def _free_axes(b: Array, a: Array, x: Array, *lengths: Array) -> sharding.FreeAxes:

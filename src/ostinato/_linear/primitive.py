@@ -44,10 +44,12 @@ def _bind_automatic(
     primitive: Primitive, call: Recurrence, *operands: Array
 ) -> list[Array]:
     """Bind under automatic sharding, while the arrays may have explicit sharding."""
-    bind = ft.partial(_bind, primitive, call)
-    free = lowering.free_axes(primitive, call, operands)
-    shapes = [result.shape for result in _results(primitive, call, operands)]
-    return sharding.automatic(bind, list(operands), free, shapes)
+
+    def axes() -> Any:
+        shapes = [result.shape for result in _results(primitive, call, operands)]
+        return lowering.free_axes(primitive, call, operands), shapes
+
+    return sharding.bind(primitive, operands, axes, call=call)
 
 
 def _bind(primitive: Primitive, call: Recurrence, *operands: Any) -> list[Array]:

@@ -91,18 +91,16 @@ def _bind_automatic(
     **params: Any,
 ) -> list[Array]:
     """Bind under automatic sharding, while the arrays may have explicit sharding."""
-    operands = jax.tree.unflatten(tree, member_shapes(leaves, ensemble))
-    results = results_of(call, tree, leaves, ensemble, **params)
-    lead = _lead(leaves, ensemble)
 
-    def bind(*leaves: Array) -> list[Array]:
-        trees = jax.tree.unflatten(tree, leaves)
-        flags = jax.tree.unflatten(tree, ensemble)
-        return bind_trees(primitive, trees, flags, call=call, **params)
+    def axes() -> Any:
+        operands = jax.tree.unflatten(tree, member_shapes(leaves, ensemble))
+        results = results_of(call, tree, leaves, ensemble, **params)
+        lead = _lead(leaves, ensemble)
+        shapes = [(*lead, *out.shape) for out in jax.tree.leaves(results)]
+        return free_axes(call, operands, results, ensemble), shapes
 
-    free = free_axes(call, operands, results, ensemble)
-    shapes = [(*lead, *out.shape) for out in jax.tree.leaves(results)]
-    return sharding.automatic(bind, list(leaves), free, shapes)
+    static = dict(call=call, tree=tree, ensemble=ensemble)
+    return sharding.bind(primitive, leaves, axes, **static, **params)
 
 
 def _to_differentiable(wrt: Differentiable, values: Any) -> Differentiable:

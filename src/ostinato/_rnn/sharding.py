@@ -165,23 +165,40 @@ def _shardy_rule(
 # --------------------------------- explicit sharding: specs as part of an array's type
 
 
-def automatic(run: Callable, leaves: list[Array], free: FreeAxes, shapes: Any) -> Any:
-    """Run `run(*leaves)` with the mesh axes of explicit sharding made automatic.
+def bind(
+    primitive: Any,
+    leaves: Sequence[Array],
+    axes: Callable[[], tuple[FreeAxes, Any]],
+    **params: Any,
+) -> list[Array]:
+    """Bind a primitive, with the mesh axes of explicit sharding made automatic.
 
-    Batch and ensemble of the results, which have the given `shapes`, are split as those
-    of the operands.
+    Batch and ensemble of the results are split as those of the operands.
+
+    Args:
+        primitive: one with several results, or with one.
+        leaves: its operands.
+        axes: returns where they may be split, and the shapes of the results.
+        params: of the primitive.
     """
+
+    def run(*leaves: Array) -> list[Array]:
+        results = primitive.bind(*make_varying(list(leaves)), **params)
+        return results if primitive.multiple_results else [results]
+
     types = [jax.typeof(a) for a in leaves]
     meshes = [t.sharding.mesh for t in types]
     mesh = next((m for m in meshes if m.explicit_axes), None)
     if mesh is None or not any(any(t.sharding.spec) for t in types):
         return run(*leaves)  # nothing is split
+    free, shapes = axes()
     axes_of_mesh = _mesh_axes(mesh, types, _operand_axes(free))
     ndims = [len(shape) for shape in shapes]
     out = _shardings(mesh, axes_of_mesh, ndims, _result_axes(free))
-    return jax.sharding.auto_axes(run, axes=mesh.explicit_axes, out_sharding=out)(
-        *leaves
+    automatic: Any = jax.sharding.auto_axes(
+        run, axes=mesh.explicit_axes, out_sharding=out
     )
+    return automatic(*leaves)
 
 
 # ------------------------------------- shard_map: axes that values vary over
