@@ -108,6 +108,7 @@ def test_filters_are_written_for_every_size(what):
 
 OF_TOKENS = {
     "cumsum": lambda x: jnp.cumsum(x, 0),
+    "mean": lambda x: x * x.mean(0, keepdims=True),
     "cummax": lambda x: jax.lax.cummax(x, 0, reverse=True),
     "associative": lambda x: ragged.associative_scan(jnp.multiply, x, reverse=True),
     "scan": lambda x: jax.lax.scan(lambda c, t: (jnp.tanh(c + t), c), x[0] * 0, x)[1],

@@ -20,6 +20,7 @@ from ..types.segments import (
     UsedCapacity,
     along,
     positions,
+    repeat_per_token,
     safe_fill,
     take_repeated,
 )
@@ -85,8 +86,7 @@ class Conversions(BatchSizes):
         if isinstance(value, Shared):
             return jnp.broadcast_to(value.x, (self.capacity(dim), *value.x.shape))
         x = safe_fill(self.used(dim).any_token, self.to_padded(value).x)
-        ids = self.segments(dim).ids
-        return take_repeated(x, ids, ascending=True)
+        return repeat_per_token(x, self.segments(dim))
 
     def take_tokens(
         self, x: Flat, dim: Any, source: Callable[[Segments], Array]

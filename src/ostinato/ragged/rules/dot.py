@@ -135,5 +135,4 @@ def _weighted_sum(
     tokens = jnp.sum(
         jnp.moveaxis(weights * terms, place, 0), [1 + i for i in range(len(others))]
     )
-    ids = ctx.segments(x.dim).drop_ids
-    return sum_per_example(tokens, ids, ctx.batch).astype(dtype)
+    return sum_per_example(tokens, ctx.segments(x.dim), ctx.batch).astype(dtype)

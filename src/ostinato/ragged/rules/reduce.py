@@ -31,48 +31,50 @@ def _all_bits(dtype: Any) -> Any:
 class _Reduction(NamedTuple):
     """The identity of a reduction, and a function that reduces flat tokens.
 
-    The function is `(x, drop_ids, batch)` of `x`, `[tokens, other, ...]`, and reduces
+    The function is `(x, segments, batch)` of `x`, `[tokens, other, ...]`, and reduces
     the other axis, too. None if there is no function that has a derivative.
     """
 
     identity: Callable[[Any], Any]
-    over_tokens: Callable[[Array, Array, int], Array] | None = None
+    over_tokens: Callable[[Array, Segments, int], Array] | None = None
 
 
-def _sum_tokens(x: Array, ids: Array, batch: int) -> Array:
+def _sum_tokens(x: Array, segments: Segments, batch: int) -> Array:
     sums = jnp.sum(x, 1, dtype=accumulation_dtype(x.dtype))
-    return sum_per_example(sums, ids, batch).astype(x.dtype)
+    return sum_per_example(sums, segments, batch).astype(x.dtype)
 
 
-def _any_token(x: Array, ids: Array, batch: int) -> Array:
-    return _largest(jnp.any(x, 1).astype(jnp.int8), ids, batch) > 0
+def _any_token(x: Array, segments: Segments, batch: int) -> Array:
+    return _largest(jnp.any(x, 1).astype(jnp.int8), segments.drop_ids, batch) > 0
 
 
-def _all_tokens(x: Array, ids: Array, batch: int) -> Array:
-    return ~_any_token(~x, ids, batch)
+def _all_tokens(x: Array, segments: Segments, batch: int) -> Array:
+    return ~_any_token(~x, segments, batch)
 
 
-def _min_tokens(x: Array, ids: Array, batch: int) -> Array:
+def _min_tokens(x: Array, segments: Segments, batch: int) -> Array:
     if jnp.issubdtype(x.dtype, jnp.inexact):
-        return -_max_tokens(-x, ids, batch)
+        return -_max_tokens(-x, segments, batch)
     least = lax.reduce_min(x, [1])
-    return jax.ops.segment_min(least, ids, batch, indices_are_sorted=True)
+    return jax.ops.segment_min(least, segments.drop_ids, batch, indices_are_sorted=True)
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _max_tokens(x: Array, ids: Array, batch: int) -> Array:
-    return _largest(lax.reduce_max(x, [1]), ids, batch)
+def _max_tokens(x: Array, segments: Segments, batch: int) -> Array:
+    return _largest(lax.reduce_max(x, [1]), segments.drop_ids, batch)
 
 
 @_max_tokens.defjvp
 def _max_tokens_jvp(batch: int, primals: Any, tangents: Any) -> Any:
     """Return the derivative: all largest elements have an equal share, as in JAX."""
-    x, ids = primals
-    y = _max_tokens(x, ids, batch)
-    largest = x == y[jnp.minimum(ids, batch - 1)][:, None]
-    count = _sum_tokens(largest.astype(x.dtype), ids, batch)
+    x, segments = primals
+    y = _max_tokens(x, segments, batch)
+    largest = x == y[segments.ids][:, None]
+    count = _sum_tokens(largest.astype(x.dtype), segments, batch)
     count = jnp.where((count == 0) & ~jnp.isnan(y), 1, count)  # no token
-    return y, _sum_tokens(largest.astype(x.dtype) * tangents[0], ids, batch) / count
+    return y, _sum_tokens(
+        largest.astype(x.dtype) * tangents[0], segments, batch
+    ) / count
 
 
 @ft.partial(jax.jit, static_argnums=2, inline=True)
@@ -111,8 +113,8 @@ def _reduce(
             tokens = jnp.moveaxis(x.x, (x.axis, *others), range(len(axes)))
             width = math.prod(tokens.shape[1 : len(axes)])
             tokens = tokens.reshape(tokens.shape[0], width, *tokens.shape[len(axes) :])
-            ids = ctx.segments(x.dim).drop_ids
-            return Padded(reduction.over_tokens(tokens, ids, ctx.batch), shape)
+            segments = ctx.segments(x.dim)
+            return Padded(reduction.over_tokens(tokens, segments, ctx.batch), shape)
     return masked(ctx, bind, x, axes, shape, reduction.identity)
 
 

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import functools as ft
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ..._padding import is_step
 from ..._rnn.accumulation import widen
 from ..._typing import Array
+
+# Float sums of many tokens one after another lose digits: with a million of float32,
+# 1e-4 of a sum. The blocks of an example depend on its own tokens alone, so that its
+# bits are the same in any batch.
+_BLOCK = 256  # tokens, a power of two
 
 
 class UsedCapacity(NamedTuple):
@@ -75,10 +81,66 @@ class Segments(NamedTuple):
 
 
 @ft.partial(jax.jit, static_argnums=2, inline=True)
-def sum_per_example(x: Array, drop_ids: Array, batch: int) -> Array:
-    """Return the sum over the tokens of each example, from `Segments.drop_ids`."""
-    sums = jax.ops.segment_sum(widen(x), drop_ids, batch, indices_are_sorted=True)
+def sum_per_example(x: Array, segments: Segments, batch: int) -> Array:
+    """Return the sum over the tokens of each example, in its blocks first.
+
+    Tokens of the unused capacity do not count.
+    """
+    sums, ids = widen(x), segments.drop_ids
+    if _has_blocks(segments):
+        of_token, ids = _blocks(segments, batch)
+        of_token = jnp.where(segments.valid, of_token, ids.shape[0])  # dropped
+        sums = jax.ops.segment_sum(
+            sums, of_token, ids.shape[0], indices_are_sorted=True
+        )
+    sums = jax.ops.segment_sum(sums, ids, batch, indices_are_sorted=True)
     return sums.astype(x.dtype)
+
+
+@jax.custom_jvp
+def repeat_per_token(x: Array, segments: Segments) -> Array:
+    """Return for each token the element of its example, of `x`, `[batch, ...]`.
+
+    The derivative is a sum over tokens, in blocks first.
+    """
+    return take_repeated(x, segments.ids, ascending=True)
+
+
+@repeat_per_token.defjvp
+def _repeat_per_token_jvp(primals: Any, tangents: Any) -> Any:
+    """Return the derivative: repeated for the blocks first, if there are several."""
+    (x, segments), (dx, _) = primals, tangents
+    ids = segments.ids
+    if _has_blocks(segments):
+        ids, examples = _blocks(segments, x.shape[0])
+        dx = take_repeated(dx, examples, ascending=True)
+    return repeat_per_token(x, segments), take_repeated(dx, ids, ascending=True)
+
+
+def _has_blocks(segments: Segments) -> bool:
+    """Return whether an example may have several blocks."""
+    capacity = segments.ids.shape[0]
+    return not isinstance(capacity, int) or capacity > _BLOCK
+
+
+def _blocks(segments: Segments, batch: int) -> tuple[Array, Array]:
+    """Return the block of each token, and the example of each block; both ascend.
+
+    Some blocks have no tokens: examples begin at least as many blocks apart as they
+    need.
+    """
+    capacity = segments.ids.shape[0]
+    token = jnp.minimum(positions(capacity), segments.last)
+    first = token - segments.position  # offsets[ids] without a gather
+    of_token = _whole(first) + segments.ids + _whole(segments.position)
+    begins = _whole(segments.offsets) + positions(batch)
+    example = _count_up_to(begins, positions(capacity // _BLOCK + batch)) - 1
+    return of_token, example
+
+
+def _whole(tokens: Array) -> Array:
+    """Return how many blocks fit into so many tokens."""
+    return lax.shift_right_logical(tokens, jnp.int32(_BLOCK.bit_length() - 1))
 
 
 @ft.partial(jax.jit, static_argnums=(2, 3), inline=True)
