@@ -24,7 +24,7 @@ from interop_cases import (
 import ostinato as ost
 from ostinato.interop import imported
 from ostinato.interop import keras as ours
-from ostinato.interop.keras_files import Stored
+from ostinato.interop.keras_layers import Stored
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 pytestmark = [

@@ -34,7 +34,8 @@ from .imported import (
     gate_order,
     reorder_gates,
 )
-from .keras_files import KINDS, Stored, read_layers
+from .keras_files import read_layers
+from .keras_layers import KINDS, Stored
 
 __all__ = ["from_file", "from_layer", "to_weights"]
 
