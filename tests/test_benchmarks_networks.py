@@ -11,6 +11,7 @@ from benchmark_rows import short_turns  # noqa: F401
 import ostinato as ost
 from benchmarks import (
     cell_streams,
+    extremes,
     heads,
     layers,
     linear,
@@ -246,6 +247,43 @@ def test_the_table_of_heads_tells_milliseconds_and_ratios(tmp_path):
     seconds = {heads.OURS: [0.001, 0.002, 0.003], heads.SCAN: [0.003]}
     found = stored_rows(tmp_path, {"a-infer": seconds})
     assert heads.text(found).endswith("| a-infer | 2.00 | 1.50 |  |  |  |")
+
+
+# ---------------------------------------------------------------------- extreme sizes
+
+
+def shrunk(sizes):
+    """Return sizes of rows with few sequences and steps."""
+    made = (s._replace(batch=min(s.batch, 3), steps=min(s.steps, 4)) for s in sizes)
+    return list(dict.fromkeys(made))
+
+
+def test_all_rows_of_extreme_sizes_have_the_same_results(monkeypatch):
+    rows = {name: (step, shrunk(s)) for name, (step, s) in extremes.ROWS.items()}
+    monkeypatch.setattr(extremes, "ROWS", rows)
+    for name in ("RECURRENCES", "GRUS"):
+        monkeypatch.setattr(extremes, name, shrunk(getattr(extremes, name)))
+    names = []
+    for name, runs, given, terms in extremes.contenders():
+        programs.compiled(runs, given, terms)
+        names.append(name)
+    assert any("-ragged" in name for name in names)
+    assert any(" x 100" in name for name in names)
+
+
+def test_a_row_of_extreme_sizes_is_checked_and_timed(tmp_path):
+    row = next(row for row in extremes.contenders() if row[0] == "tanh, N256T1H64")
+    name, runs, given, terms = row
+    rows = {
+        f"{name}, {kind}": extremes.seconds(runs, given, terms, kind, 1)
+        for kind in ("infer", "train")
+    }
+    text = extremes.text(stored_rows(tmp_path, rows))
+    assert text.count("| tanh | N256T1H64 | ") == 2
+    wrong = {**runs, extremes.OURS: lambda *a: 1.01 * runs[extremes.OURS](*a)}
+    with pytest.raises(AssertionError, match="ours"):
+        extremes.seconds(wrong, given, terms, "infer", 1)
+    assert str(extremes.Size(3, 4, 5, 2, 7, True)) == "N3T4H5M2 x 7-ragged"
 
 
 # ---------------------------------------------------------- sessions, long sequences

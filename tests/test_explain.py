@@ -146,6 +146,28 @@ def test_many_sequences_of_few_steps_run_as_scan():
     assert backend(255, 1, 64) == backend(256, 9, 8) == backend(256, 2, 64) == "cpu"
 
 
+@native
+def test_several_sequences_of_narrow_rows_run_as_scan():
+    def smooth(a, h, x, t):
+        h = a * h + (1 - a) * jnp.sin(x + h)
+        return h, h
+
+    def backend(batch, units, lengths=None, step=smooth):
+        x = jax.ShapeDtypeStruct((batch, 1000, units), X.dtype)
+        h, a = jnp.zeros((batch, units)), jnp.ones((1, units))
+        told = ost.explain(step, x, h, params=a, seq_lengths=lengths)
+        if told.backend == "xla":
+            assert "too narrow" in told.rejected["cpu"]
+        return told.backend
+
+    def alone(a, h, x, t):  # products of one term are none
+        h = jnp.tanh(h @ a + jnp.sin(x) + h)
+        return h, h
+
+    assert backend(64, 7) == backend(1000, 1) == backend(64, 1, step=alone) == "xla"
+    assert backend(63, 7) == backend(64, 8) == backend(64, 7, [9] * 64) == "cpu"
+
+
 def of_all(memory, t):
     return lax.dynamic_update_index_in_dim(memory, memory[:, 0] + 1, t % 9, 1)
 

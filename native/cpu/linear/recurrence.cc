@@ -48,6 +48,9 @@ class Pieces {
   }
 
   int64_t count() const { return shape_.batch * parts_; }
+  int64_t most_units() const {
+    return shape_.shared ? shape_.width : shape_.width - (parts_ - 1) * Each();
+  }
 
   Piece operator[](int64_t index) const {
     const int64_t sequence = index / parts_, part = index % parts_;
@@ -56,19 +59,23 @@ class Pieces {
       return {sequence, first, shape_.groups * (part + 1) / parts_ - first, 0,
               shape_.width};
     }
-    const int64_t each = shape_.width / kFewestUnits / parts_ * kFewestUnits;
-    const int64_t first = part * each;
-    const int64_t end = part == parts_ - 1 ? shape_.width : first + each;
+    const int64_t first = part * Each();
+    const int64_t end = part == parts_ - 1 ? shape_.width : first + Each();
     return {sequence, 0, 1, first, end - first};
   }
 
  private:
+  // The units of each part but the last one, which has as many at least.
+  int64_t Each() const { return shape_.width / kFewestUnits / parts_ * kFewestUnits; }
+
   const LinearShape& shape_;
   int64_t parts_;
 };
 
-template <typename Body>
-void ForPieces(const LinearShape& shape, const Body& body) {
+// Runs all pieces. `make(scratch, most_units)` returns the function of a piece, for all
+// pieces of an item of work: taking memory costs more than a short piece.
+template <typename Make>
+void ForPieces(const LinearShape& shape, const Make& make) {
   const int64_t elements = shape.batch * shape.steps * shape.units();
   Team team(ThreadsFor(elements));
   const Pieces pieces(shape, team.threads());
@@ -77,6 +84,8 @@ void ForPieces(const LinearShape& shape, const Body& body) {
       elements / kElementsPerItem, std::min<int64_t>(count, 4 * team.threads()),
       std::max<int64_t>(1, count));
   team.ForEach(items, [&](int64_t item) {
+    Scratch scratch;
+    const auto body = make(scratch, pieces.most_units());
     const int64_t end = count * (item + 1) / items;
     for (int64_t i = count * item / items; i < end; ++i) body(pieces[i]);
   });
@@ -231,11 +240,11 @@ void RunLinearForward(const LinearShape& shape,
                       const LinearForwardArrays<Storage>& arrays) {
   const bool stream = Streams<Storage>(shape, {arrays.h});
   AdviseHugePages(arrays.h, BytesOf<Storage>(shape));
-  ForPieces(shape, [&](const Piece& piece) {
-    Scratch scratch;
-    Accum* const state = scratch.Take<Accum>(piece.units);
-    for (int64_t g = piece.first_group; g < piece.first_group + piece.groups; ++g)
-      ForwardPlace(Place(shape, piece, g), kernels, arrays, stream, state);
+  ForPieces(shape, [&](Scratch& scratch, int64_t most_units) {
+    return [&, state = scratch.Take<Accum>(most_units)](const Piece& piece) {
+      for (int64_t g = piece.first_group; g < piece.first_group + piece.groups; ++g)
+        ForwardPlace(Place(shape, piece, g), kernels, arrays, stream, state);
+    };
   });
 }
 
@@ -247,14 +256,15 @@ void RunLinearBackward(const LinearShape& shape,
   AdviseHugePages(arrays.db, BytesOf<Storage>(shape));
   if (shape.a_step != 0 && !shape.shared)
     AdviseHugePages(arrays.da, BytesOf<Storage>(shape));
-  ForPieces(shape, [&](const Piece& piece) {
-    Scratch scratch;
-    const int64_t sums = std::max(piece.units, shape.parts);
+  ForPieces(shape, [&](Scratch& scratch, int64_t most_units) {
+    const int64_t sums = std::max(most_units, shape.parts);
     const BackwardMemory<Accum> memory{
-        scratch.Take<Accum>(piece.units), scratch.Take<Accum>(sums),
+        scratch.Take<Accum>(most_units), scratch.Take<Accum>(sums),
         scratch.Take<Accum>(sums), scratch.Take<Accum>(kSteps * shape.parts)};
-    for (int64_t g = piece.first_group; g < piece.first_group + piece.groups; ++g)
-      BackwardPlace(Place(shape, piece, g), kernels, arrays, stream, memory);
+    return [&, memory](const Piece& piece) {
+      for (int64_t g = piece.first_group; g < piece.first_group + piece.groups; ++g)
+        BackwardPlace(Place(shape, piece, g), kernels, arrays, stream, memory);
+    };
   });
 }
 

@@ -16,7 +16,7 @@ from . import description, native, primitive, tokens
 from .ahead import Ahead, taken_ahead
 from .constants import with_all_constants
 from .control_flow import without_control_flow
-from .cost import dominating, is_brief, is_small, writes_in_place
+from .cost import dominating, is_brief, is_narrow, is_small, writes_in_place
 from .gradients import Policy
 from .jaxprs import Origins, evaluate, flat, origins_of, split_at
 from .known import known
@@ -166,6 +166,8 @@ def plan(
             return "a step has too little work for another loop to be quicker"
         if is_batch and is_brief(step.jaxpr, batch, steps):
             return "so many sequences have too few steps for another loop to be quicker"
+        if is_batch and not has_lengths and is_narrow(step.jaxpr, batch):
+            return "rows are too narrow for another loop to be quicker"
         if not has_lengths and writes_in_place(step.jaxpr):
             return _IN_PLACE
     reason = _unsupported_reason(step.jaxpr)
