@@ -324,3 +324,36 @@ def test_steps_of_a_user_in_shard_map_equal_one_device(name, size, some):
 
         found.append(fast_jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(p, x))
     assert_trees_close(*found)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_derivatives_of_derivatives_of_steps_in_shard_map_equal_one_device(name, mesh):
+    def step(p, h, x, t):
+        h = STEPS[name](x + h @ jax.nn.relu(p)) - h / 2
+        return h, h * h
+
+    def net(p, x, lengths):
+        h = jnp.zeros((len(x), 3))
+        out = ost.recurrent_net(step, x, h, params=p, seq_lengths=lengths)
+        return jnp.sum(jnp.sin(out.outputs))[None]
+
+    specs = P(), P("batch"), P("batch")
+    local = jax.shard_map(net, mesh=mesh, in_specs=specs, out_specs=P("batch"))
+    rng = np.random.default_rng(0)
+    p, x = rng.normal(size=(3, 3)), rng.normal(size=(8, 4, 3))
+    lengths = jnp.array([4, 0, 3, 1, 2, 4, 4, 1])
+    found = []
+    for function in (local, net):
+        loss = lambda p, f=function: jnp.sum(f(p, x, lengths))  # noqa: E731
+        total = lambda p, f=loss: jnp.sum(jnp.cos(jax.grad(f)(p)))  # noqa: E731
+        along = lambda v, f=loss: jax.jvp(jax.grad(f), (p,), (v,))[1]  # noqa: E731
+        of_all = fast_jit(
+            lambda p, total=total, along=along, f=loss: (
+                jax.grad(total)(p),
+                jax.vmap(along)(jnp.stack([p, 2 * p])),
+                jax.grad(lambda p: jax.jvp(f, (p,), (p,))[1])(p),
+                jax.grad(lambda p: jnp.sum(jax.grad(total)(p)))(p),
+            )
+        )
+        found.append(of_all(p))
+    assert_trees_close(*found)

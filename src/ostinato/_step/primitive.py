@@ -22,9 +22,9 @@ from jax.interpreters import ad, batching, mlir
 from .. import _compat
 from .._rnn.cuda import unasked_reason
 from .._rnn.eager import always_jitted
-from .._rnn.sharding import make_varying, shaped_array, unvarying
+from .._rnn.sharding import make_varying, shaped_array
 from .._typing import Array
-from . import mapped, members, native, tokens
+from . import apart, mapped, members, native, tokens
 from .cuda import loops as cuda
 from .gradients import Mask, is_float
 from .jaxprs import split_at, struct
@@ -84,7 +84,7 @@ def _jvp(
     primals: Any, tangents: Any, *, loop: Loop, wrt: Mask | None
 ) -> tuple[list[Array], list[Any]]:
     if wrt is not None:
-        return _jvp_of(_forward, primals, tangents, loop=loop, wrt=wrt)
+        return _jvp_of(_forward)(primals, tangents, loop=loop, wrt=wrt)
     wrt = tuple(
         is_float(p) and type(t) is not ad.Zero
         for p, t in zip(primals, tangents, strict=True)
@@ -94,30 +94,16 @@ def _jvp(
     results, saved = out[:count], out[count:]
     given = [ad.instantiate_zeros(t) for t, w in zip(tangents, wrt, strict=True) if w]
     dot = iter(loop_tangent_p.bind(*primals, *saved, *given, loop=loop, wrt=wrt))
-    return results, [next(dot) if is_float(r) else _no_tangent(r) for r in results]
+    return results, [next(dot) if is_float(r) else apart.no_tangent(r) for r in results]
 
 
-def _no_tangent(result: Array) -> ad.Zero:
-    return ad.Zero(jax.typeof(result).to_tangent_aval())
+def _jvp_of(implementation: Callable) -> Callable:
+    """Return the rule that differentiates an implementation by JAX's own rules."""
 
+    def rule(primals: Any, tangents: Any, **params: Any) -> Any:
+        return apart.jvp(ft.partial(implementation, **params), primals, tangents)
 
-def _jvp_of(
-    implementation: Callable, primals: Any, tangents: Any, **params: Any
-) -> tuple[list[Array], list[Array]]:
-    """Differentiate an implementation by JAX's own rules."""
-    which = [
-        i
-        for i, (p, t) in enumerate(zip(primals, tangents, strict=True))
-        if type(t) is not ad.Zero and is_float(p)
-    ]
-
-    def of_values(*values: Array) -> list[Array]:
-        full = list(primals)
-        for i, value in zip(which, values, strict=True):
-            full[i] = value
-        return implementation(*full, **params)
-
-    return jax.jvp(of_values, [primals[i] for i in which], [tangents[i] for i in which])
+    return rule
 
 
 def _transpose(cotangents: Any, *arguments: Any, loop: Loop, wrt: Mask) -> list[Any]:
@@ -131,19 +117,8 @@ def _transpose_linear(
     cotangents: Any, *operands: Any, loop: Loop, wrt: Mask | None
 ) -> list[Any]:
     """Transpose a loop over a step that is linear, as for `jax.linear_transpose`."""
-    which = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
-
-    def of_values(*values: Array) -> list[Array]:
-        full = list(operands)
-        for i, value in zip(which, values, strict=True):
-            full[i] = value
-        return [a for a in _forward(*full, loop=loop, wrt=wrt) if is_float(a)]
-
-    types = [struct(operands[i].aval) for i in which]
-    bar = [ad.instantiate_zeros(ct) for ct in cotangents]
-    found = jax.linear_transpose(of_values, *types)([a for a in bar if is_float(a)])
-    found = dict(zip(which, found, strict=True))
-    return [found.get(i) for i in range(len(operands))]
+    function = ft.partial(_forward, loop=loop, wrt=wrt)
+    return apart.transpose(function, cotangents, operands)
 
 
 def _batch(
@@ -217,24 +192,9 @@ def _primitive(name: str, implementation: Callable, types: Callable) -> Primitiv
     primitive.def_impl(always_jitted(apply))
     primitive.def_abstract_eval(shapes)
     batching.primitive_batchers[primitive] = ft.partial(mapped.batch, implementation)
-    ad.primitive_jvps[primitive] = ft.partial(_jvp_of, implementation)
-    mlir.register_lowering(primitive, _lowered(implementation))
+    ad.primitive_jvps[primitive] = _jvp_of(implementation)
+    mlir.register_lowering(primitive, apart.lowered(implementation))
     return primitive
-
-
-def _lowered(function: Callable) -> Callable:
-    """Return the lowering rule that traces a function.
-
-    A step has been traced without the axes of a `shard_map` along which values vary,
-    and what stands in it, such as `jax.checkpoint`, keeps its types. So the function is
-    traced without these axes, too.
-    """
-    rule = mlir.lower_fun(function, True)
-
-    def lower(ctx: Any, *args: Any, **params: Any) -> Any:
-        return rule(_compat.with_types(ctx, unvarying), *args, **params)
-
-    return lower
 
 
 loop_p = _primitive("ostinato_loop", _forward, _forward_types)
@@ -243,7 +203,7 @@ loop_bwd_p = _primitive("ostinato_loop_bwd", _backward, _backward_types)
 batching.primitive_batchers[loop_p] = _batch
 batching.primitive_batchers[loop_bwd_p] = _batch_back
 ad.primitive_jvps[loop_p] = _jvp
-ad.primitive_jvps[loop_bwd_p] = ft.partial(_jvp_of, _backward_after_any)
+ad.primitive_jvps[loop_bwd_p] = _jvp_of(_backward_after_any)
 ad.primitive_transposes[loop_p] = _transpose_linear
 ad.primitive_transposes[loop_tangent_p] = _transpose
 
@@ -326,12 +286,12 @@ def _native_loop(split: bool) -> Callable:
     def forward(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
         return native.forward(loop, wrt, operands, split)
 
-    return _lowered(members.forward(forward, members.one_by_one))
+    return apart.lowered(members.forward(forward, members.one_by_one))
 
 
 def _native_back(split: bool) -> Callable:
     backward = ft.partial(mapped.backward_by, ft.partial(native.backward, split=split))
-    return _lowered(members.backward(backward, members.one_by_one))
+    return apart.lowered(members.backward(backward, members.one_by_one))
 
 
 def _kernel_loop(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
@@ -347,7 +307,7 @@ def _rules_of(
     """Return the lowering rule of a primitive for each platform, None for others."""
     by_xla = IMPLEMENTATIONS[primitive]
     xla_rule, kernel_rule, mapped_rule = (
-        _lowered(f) for f in (by_xla, kernel, by_mapped)
+        apart.lowered(f) for f in (by_xla, kernel, by_mapped)
     )
     splits = _compat.lower_with_devices(primitive)
     return {
