@@ -121,7 +121,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match="cannot read .*: No such file or directory"):
         table.read(tmp_path / "none.csv")
     (tmp_path / "bytes.csv").write_bytes(b"a,b\n\xff\xfe\x00")
-    with pytest.raises(UserError, match="it is no CSV file"):
+    with pytest.raises(UserError, match="no CSV file in UTF-8: .*; save it as UTF-8"):
         table.read(tmp_path / "bytes.csv")
     empty = ["d,a", "2020-01-01,", "2020-01-02,NaN"]
     with pytest.raises(UserError, match="the column 'a' has no numbers"):

@@ -78,7 +78,10 @@ def test_pieces_are_dealt_out_once_each():
         not np.array_equal(a, b)
         for a, b in zip(parts.test, rolls.dealt(pieces, 4).test, strict=True)
     )
-    with pytest.raises(UserError, match="three different pieces at least, .* got 2"):
+    with pytest.raises(
+        UserError,
+        match="have three different pieces at least, .* got 2",
+    ):
         rolls.dealt(pieces[:2], 0)
 
 

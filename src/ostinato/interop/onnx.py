@@ -61,6 +61,7 @@ _FOLD = (
     "torch.onnx.export(..., optimize=True)"
 )
 _OLDEST_OPSET = 13
+_OPSET = 17
 _BFLOAT16_OPSET = 22  # the first whose recurrent operators have it
 
 
@@ -247,7 +248,7 @@ def to_model(
     spec: RNNSpec,
     weights: Float[Array, " num_params"],
     *,
-    opset: int = 17,
+    opset: int | None = None,
     time_major: bool = False,
 ) -> Any:
     """Return a model of ONNX that computes what `ostinato.rnn` does.
@@ -259,7 +260,8 @@ def to_model(
     Args:
         spec: the network; what ONNX cannot express raises ValueError.
         weights: its flat vector.
-        opset: version of ONNX's operators, from 13 on.
+        opset: version of ONNX's operators, from 13 on; None stands for 17, and for 22
+            if the weights are bfloat16.
         time_major: whether `x` and `y` have time first, `[T, N, ...]`.
 
     Returns:
@@ -278,6 +280,8 @@ def to_model(
     layers = pseudo_layers(spec, weights)
     dtype = layers[0].w_hh.dtype
     time_major = _checks.check_bool("time_major", time_major)
+    if opset is None:
+        opset = _BFLOAT16_OPSET if dtype == jnp.bfloat16 else _OPSET
     opset = _checks.check_size("opset", opset, _OLDEST_OPSET)
     newest = onnx.defs.onnx_opset_version()
     if opset > newest:

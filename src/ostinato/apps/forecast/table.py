@@ -59,7 +59,9 @@ def read(path: Path) -> Table:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"cannot read {path}: it is no CSV file: {error}") from None
+        raise UserError(
+            f"cannot read {path}: it is no CSV file in UTF-8: {error}; save it as UTF-8"
+        ) from None
 
 
 def _check_kind(path: Path) -> None:

@@ -104,8 +104,8 @@ def dealt(pieces: Sequence[np.ndarray], seed: int) -> Pieces:
         return Pieces([], [], [])
     if len(pieces) < 3:
         raise UserError(
-            "there must be three different pieces at least, to learn from, to choose "
-            f"by and to test on, got {len(pieces)}; give more files"
+            "files of one piece must have three different pieces at least, to learn "
+            f"from, to choose by and to test on, got {len(pieces)}; give more of them"
         )
     held = max(1, len(pieces) // 10)
     order = np.random.default_rng(seed).permutation(len(pieces))

@@ -51,7 +51,8 @@ class _Array(list):
         if dtype.objects:
             if len(shape) != 1:
                 raise UserError(
-                    f"an array of lists must have one axis, got the shape {shape}"
+                    f"an array of objects must have one axis, got the shape {shape}; "
+                    "save pieces of equal length as an array of numbers"
                 )
             self[:] = content
         else:
