@@ -74,7 +74,7 @@ def transpose(
     which = [i for i, x in enumerate(args) if ad.is_undefined_primal(x)]
     others = [i for i in range(len(args)) if i not in which]
     types = [struct(args[i].aval) for i in which]
-    bar = [ad.instantiate_zeros(ct) for ct in cotangents]
+    bar = [a for a in map(ad.instantiate_zeros, cotangents) if is_float(a)]
 
     def back(*values: Any) -> list[Array]:
         known, bar = split_at(values, [len(others)])
@@ -84,8 +84,7 @@ def transpose(
             results = function(*_replaced(full, which, unknown))
             return [a for a in results if is_float(a)]
 
-        of_bar = jax.linear_transpose(of_unknown, *types)
-        return of_bar([a for a in bar if is_float(a)])
+        return jax.linear_transpose(of_unknown, *types)(bar)
 
     found = call(back, *(args[i] for i in others), *bar)
     return _replaced([None] * len(args), which, found)
