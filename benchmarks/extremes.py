@@ -20,7 +20,7 @@ from jax import lax
 import ostinato as ost
 from ostinato.apps.bench import timing
 
-from . import programs, results, tables
+from . import linear, programs, results, tables
 from .stored import Measure, Out, Page, Stored
 
 OUT = Path("out/bench/extremes.json")
@@ -164,7 +164,7 @@ def contenders() -> Iterator[tuple[str, dict[str, Callable], tuple[Any, Any], in
             yield _row(f"{name}, {size}", size, _params(size), runs)
     for size in RECURRENCES:
         decay = jax.nn.sigmoid(_draw(1, size.batch, size.steps, size.units))
-        runs = {SCAN: _decayed, OURS: lambda a, b: ost.linear_recurrence(a, b).h}
+        runs = {SCAN: linear.by_scan, OURS: linear.ours}
         yield _row(f"`linear_recurrence`, {size}", size, decay, runs)
     for size in GRUS:
         spec = ost.RNNSpec("gru", size.units, size.units)
@@ -233,15 +233,6 @@ def _scanned(step: Step, size: Size, params: Any, x: Any) -> Any:
 
     steps = jnp.swapaxes(x, 0, 1), jnp.arange(size.steps)
     return jnp.swapaxes(lax.scan(body, _states(step, size), steps)[1], 0, 1)
-
-
-def _decayed(a: Any, b: Any) -> Any:
-    def body(h: Any, at: Any) -> Any:
-        h = at[0] * h + at[1]
-        return h, h
-
-    steps = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)
-    return jnp.swapaxes(lax.scan(body, jnp.zeros_like(b[:, 0]), steps)[1], 0, 1)
 
 
 # ----------------------------------------------------------------------------- tables

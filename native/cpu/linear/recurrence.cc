@@ -72,10 +72,10 @@ class Pieces {
   int64_t parts_;
 };
 
-// Runs all pieces. `make(scratch, most_units)` returns the function of a piece, for all
-// pieces of an item of work: taking memory costs more than a short piece.
-template <typename Make>
-void ForPieces(const LinearShape& shape, const Make& make) {
+// Runs `body(piece, memory)` for all pieces. `take(scratch, most_units)` takes the
+// memory for all pieces of an item of work, which costs more than a short piece.
+template <typename Take, typename Body>
+void ForPieces(const LinearShape& shape, const Take& take, const Body& body) {
   const int64_t elements = shape.batch * shape.steps * shape.units();
   Team team(ThreadsFor(elements));
   const Pieces pieces(shape, team.threads());
@@ -85,9 +85,9 @@ void ForPieces(const LinearShape& shape, const Make& make) {
       std::max<int64_t>(1, count));
   team.ForEach(items, [&](int64_t item) {
     Scratch scratch;
-    const auto body = make(scratch, pieces.most_units());
+    const auto memory = take(scratch, pieces.most_units());
     const int64_t end = count * (item + 1) / items;
-    for (int64_t i = count * item / items; i < end; ++i) body(pieces[i]);
+    for (int64_t i = count * item / items; i < end; ++i) body(pieces[i], memory);
   });
 }
 
@@ -240,12 +240,15 @@ void RunLinearForward(const LinearShape& shape,
                       const LinearForwardArrays<Storage>& arrays) {
   const bool stream = Streams<Storage>(shape, {arrays.h});
   AdviseHugePages(arrays.h, BytesOf<Storage>(shape));
-  ForPieces(shape, [&](Scratch& scratch, int64_t most_units) {
-    return [&, state = scratch.Take<Accum>(most_units)](const Piece& piece) {
-      for (int64_t g = piece.first_group; g < piece.first_group + piece.groups; ++g)
-        ForwardPlace(Place(shape, piece, g), kernels, arrays, stream, state);
-    };
-  });
+  ForPieces(
+      shape,
+      [](Scratch& scratch, int64_t most_units) {
+        return scratch.Take<Accum>(most_units);
+      },
+      [&](const Piece& piece, Accum* state) {
+        for (int64_t g = piece.first_group; g < piece.first_group + piece.groups; ++g)
+          ForwardPlace(Place(shape, piece, g), kernels, arrays, stream, state);
+      });
 }
 
 template <typename Storage, typename Accum>
@@ -256,16 +259,18 @@ void RunLinearBackward(const LinearShape& shape,
   AdviseHugePages(arrays.db, BytesOf<Storage>(shape));
   if (shape.a_step != 0 && !shape.shared)
     AdviseHugePages(arrays.da, BytesOf<Storage>(shape));
-  ForPieces(shape, [&](Scratch& scratch, int64_t most_units) {
-    const int64_t sums = std::max(most_units, shape.parts);
-    const BackwardMemory<Accum> memory{
-        scratch.Take<Accum>(most_units), scratch.Take<Accum>(sums),
-        scratch.Take<Accum>(sums), scratch.Take<Accum>(kSteps * shape.parts)};
-    return [&, memory](const Piece& piece) {
-      for (int64_t g = piece.first_group; g < piece.first_group + piece.groups; ++g)
-        BackwardPlace(Place(shape, piece, g), kernels, arrays, stream, memory);
-    };
-  });
+  ForPieces(
+      shape,
+      [&](Scratch& scratch, int64_t most_units) {
+        const int64_t sums = std::max(most_units, shape.parts);
+        return BackwardMemory<Accum>{
+            scratch.Take<Accum>(most_units), scratch.Take<Accum>(sums),
+            scratch.Take<Accum>(sums), scratch.Take<Accum>(kSteps * shape.parts)};
+      },
+      [&](const Piece& piece, const BackwardMemory<Accum>& memory) {
+        for (int64_t g = piece.first_group; g < piece.first_group + piece.groups; ++g)
+          BackwardPlace(Place(shape, piece, g), kernels, arrays, stream, memory);
+      });
 }
 
 template <typename T>
