@@ -68,6 +68,9 @@ class Machine:
     def of(self, buffer: Buffer) -> np.ndarray:
         """Return the elements of a buffer, `[sequences or 1, elements]`."""
         if buffer not in self.memory:
+            if buffer.state is not None and buffer.state.in_place:
+                self.memory[buffer] = self.of(buffer.state)
+                return self.memory[buffer]
             rows = self.batch if buffer.rows else 1
             self.memory[buffer] = self._first(buffer, rows).reshape(rows, -1)
         return self.memory[buffer]
@@ -95,6 +98,8 @@ class Machine:
         if i.weight is not None:
             return self._multiply(i)
         given = [self._read(v, i.inner, i.width) for v in i.operands]
+        if i.operation in ("take_row", "set_row", "add_row"):
+            return self._at_row(i, *given)
         if not i.operation.startswith(("row_", "column_")):
             function = _FUNCTIONS.get(i.operation) or getattr(np, i.operation)
             place = self._at(i.result, i.inner, i.width)
@@ -114,6 +119,17 @@ class Machine:
         else:
             result[place] = found
         return None
+
+    def _at_row(self, i: Instruction, given: np.ndarray, index: np.ndarray) -> None:
+        rows = np.arange(i.inner)[None, :, None] == index[:, :1, :1]
+        if i.operation == "take_row":
+            found = np.where(rows, given, 0).sum(1, keepdims=True)
+            self.of(i.result.buffer)[self._at(i.result, 1, i.width)] = found
+            return
+        place = self._at(i.result, i.inner, i.width)
+        old = self.of(i.result.buffer)[place]
+        new = given if i.operation == "set_row" else old + given
+        self.of(i.result.buffer)[place] = np.where(rows, new, old)
 
     def _multiply(self, i: Instruction) -> None:
         assert i.operation == PRODUCT and i.weight is not None

@@ -23,6 +23,7 @@
 
 namespace ostinato::testing {
 
+using cpu::Indexes;
 using cpu::kNumOperations;
 using cpu::kStepOperands;
 using cpu::Operation;
@@ -52,6 +53,10 @@ class OperationChecker {
     for (int index = 0; index < kNumOperations; ++index) {
       operation_ = static_cast<Operation>(index);
       count_ = kStepOperands[index];
+      if (Indexes(operation_)) {
+        CheckIndexing();
+        continue;
+      }
       for (const bool specials : {false, true}) {
         FillOperands(specials);
         for (const int64_t width : {1, 3, 16, 17, 67}) {
@@ -92,6 +97,52 @@ class OperationChecker {
   }
 
   bool Reduces() const { return ReducesRow(operation_) || ReducesColumn(operation_); }
+
+  // Indices of every row, and of none; all else stays as it is.
+  void CheckIndexing() {
+    FillOperands(false);
+    const T nan = std::numeric_limits<T>::quiet_NaN();
+    for (const int64_t width : {1, 3, 16, 17, 67}) {
+      for (const int64_t rows : {0, 1, 5}) {
+        for (const T index : {T{-1}, -T{0}, T{0}, T{2}, T{4}, T{5}, T(1e30), nan}) {
+          for (const bool splat : {false, true}) {
+            CheckRowOf(rows, width, index, splat);
+          }
+        }
+      }
+    }
+  }
+
+  void CheckRowOf(int64_t rows, int64_t width, T index, bool splat) {
+    const bool takes = operation_ == Operation::take_row;
+    const int64_t length = splat ? 1 : width, stride = length + 2;
+    const int64_t given_rows = takes ? rows : 1;
+    const int64_t needed = given_rows == 0 ? 0 : (given_rows - 1) * stride + length;
+    const T* const given = arrays_[0].data() + kMost - needed;
+    arrays_[1][kMost - 1] = index;
+    const Operands operands = {{given, stride, splat},
+                               {arrays_[1].data() + kMost - 1, 0, true}};
+    const Output out = OutputOf(result_, takes ? 1 : rows, width, 3);
+    for (int64_t r = 0; r < out.rows; ++r) {
+      for (int64_t i = 0; i < width; ++i) out.At(r, i) = StartOf(r + i);
+    }
+    what_ = level_ + " " + kOperationNames[static_cast<int>(operation_)] + " " +
+            std::to_string(rows) + " x " + std::to_string(width) + ", index " +
+            std::to_string(index);
+    Call(out, operands, rows, width);
+    CheckUntouched(out);
+    for (int64_t r = 0; r < out.rows; ++r) {
+      for (int64_t i = 0; i < width; ++i) {
+        T want = StartOf(r + i);
+        for (int64_t row = 0; row < rows; ++row) {
+          if (index != static_cast<T>(row) || (!takes && r != row)) continue;
+          const T x = given[(takes ? row * stride : 0) + (splat ? 0 : i)];
+          want = operation_ == Operation::add_row ? x + want : x;
+        }
+        if (!Same(out.At(r, i), want)) Fail(i, "is wrong", out.At(r, i), want);
+      }
+    }
+  }
 
   void CheckSize(int64_t rows, int64_t width) {
     for (int splats = 0; splats < 1 << count_; ++splats) {

@@ -212,7 +212,7 @@ inline std::vector<int64_t> Encode(const StepProgram& p) {
   put(p.buffers.size(), p.weights.size(), p.instructions.size(), p.gradients.size(),
       p.row_elements, p.shared_elements);
   for (const auto& b : p.buffers) {
-    put(b.place, b.array, b.rows, b.width, b.stride, b.offset);
+    put(b.place, b.array, b.rows, b.width, b.stride, b.offset, b.in_place);
   }
   for (const auto& w : p.weights) {
     put(w.array, w.offset, w.depth, w.columns, w.stride, w.transposed, w.half);

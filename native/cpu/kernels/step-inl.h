@@ -142,7 +142,8 @@ void Row(typename V::Element* out, const typename V::Element* const (&operands)[
 template <typename V, Operation kOperation, int kSplats>
 constexpr StepRow<typename V::Element> RowOf() {
   constexpr int kOperands = kStepOperands[static_cast<int>(kOperation)];
-  if constexpr (ReducesRow(kOperation) || ReducesColumn(kOperation))
+  if constexpr (ReducesRow(kOperation) || ReducesColumn(kOperation) ||
+                Indexes(kOperation))
     return nullptr;
   else
     return Row<V, kOperation, kSplats & ((1 << kOperands) - 1)>;
@@ -304,6 +305,29 @@ void Columns(typename V::Element* out, int64_t,
   }
 }
 
+// Reads or writes the row that an index names.
+template <typename V, Operation kOperation>
+void AtRow(typename V::Element* out, int64_t out_stride,
+           const StepOperand<typename V::Element> (&operands)[3], int64_t rows,
+           int64_t width) {
+  using T = typename V::Element;
+  const T index = *operands[1].data;
+  if (!(index >= T{0} && index < static_cast<T>(rows))) return;  // nor if it is NaN
+  const auto row = static_cast<int64_t>(index);
+  const StepOperand<T>& a = operands[0];
+  const int splat = a.splat ? 1 : 0;
+  if constexpr (kOperation == Operation::take_row) {
+    const T* const from[3] = {a.data + row * a.row_stride};
+    kRowsOf<V, Operation::copy>.by_splats[splat](out, from, width);
+  } else {
+    out += row * out_stride;
+    const T* const from[3] = {a.data, out};
+    constexpr auto kWrite =
+        kOperation == Operation::set_row ? Operation::copy : Operation::add;
+    kRowsOf<V, kWrite>.by_splats[splat](out, from, width);
+  }
+}
+
 template <typename V, Operation kOperation>
 constexpr StepFunction<typename V::Element> FunctionOf() {
   using O = Operation;
@@ -319,6 +343,8 @@ constexpr StepFunction<typename V::Element> FunctionOf() {
     return Columns<V, OverRows::kSumProduct>;
   else if constexpr (kOperation == O::column_max)
     return Columns<V, OverRows::kMax>;
+  else if constexpr (Indexes(kOperation))
+    return AtRow<V, kOperation>;
   else
     return Elementwise<V, kOperation>;
 }

@@ -1,8 +1,8 @@
 // The instructions of a step program, compiled once for every instruction set.
 //
 // A step program is what a user's step function computes between its products. An
-// instruction computes a matrix from up to three matrices: element by element, or as
-// sums or maxima over its rows or columns.
+// instruction computes a matrix from up to three matrices: element by element, as sums
+// or maxima over its rows or columns, or it reads or writes one row of it.
 #ifndef OSTINATO_CPU_KERNELS_STEP_KERNELS_H_
 #define OSTINATO_CPU_KERNELS_STEP_KERNELS_H_
 
@@ -23,7 +23,8 @@ namespace ostinato::cpu {
   X(multiply_add, 3) /* a b + c */ X(multiply_subtract, 3) /* c - a b */            \
   X(select, 3) /* a != 0 ? b : c */                                                 \
   X(row_sum, 1) X(row_sum_product, 2) X(row_max, 1) /* over the columns */          \
-  X(column_sum, 1) X(column_sum_product, 2) X(column_max, 1) /* over the rows */
+  X(column_sum, 1) X(column_sum_product, 2) X(column_max, 1) /* over the rows */    \
+  X(take_row, 2) /* row b of a */ X(set_row, 2) X(add_row, 2) /* a to row b */
 // clang-format on
 
 enum class Operation : int32_t {
@@ -42,7 +43,12 @@ constexpr bool ReducesRow(Operation operation) {
   return operation >= Operation::row_sum && operation <= Operation::row_max;
 }
 constexpr bool ReducesColumn(Operation operation) {
-  return operation >= Operation::column_sum;
+  return operation >= Operation::column_sum && operation <= Operation::take_row;
+}
+// Whether it names one row of a matrix, the result's if it writes there.
+constexpr bool Indexes(Operation operation) { return operation >= Operation::take_row; }
+constexpr bool WritesRow(Operation operation) {
+  return operation >= Operation::set_row;
 }
 
 // Whether it takes many instructions of a processor for each element.
@@ -63,9 +69,11 @@ struct StepOperand {
 
 // Element by element: out[r][i] for r < rows, i < width. Over columns: out[r][0], of
 // operands of `width` columns. Over rows: out[0][i], which sums are added to, and which
-// a maximum is compared with. Rows of `out` are out_stride elements apart. `out` may be
-// an operand that is read where it is written. No element depends on how many rows a
-// call has; sums over rows are taken in their order.
+// a maximum is compared with. With an index, the first element of the second operand:
+// take_row writes out[0], of a matrix of `rows`, and the others the row of `out`, which
+// has so many; an index of no row leaves `out` as it is. Rows of `out` are out_stride
+// elements apart. `out` may be an operand that is read where it is written. No element
+// depends on how many rows a call has; sums over rows are taken in their order.
 template <typename T>
 using StepFunction = void (*)(T* out, int64_t out_stride,
                               const StepOperand<T> (&operands)[3], int64_t rows,

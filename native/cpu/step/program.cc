@@ -41,6 +41,7 @@ void CheckWholeChunk(const StepProgram& program, const StepInstruction& instruct
   const bool sums = to.place == Place::kSum;
   const bool column = ReducesColumn(static_cast<Operation>(instruction.operation));
   bool whole = instruction.inner == 1 && stays(instruction.result);
+  whole = whole && !Indexes(static_cast<Operation>(instruction.operation));
   whole = whole && sums == column && !(sums && to.rows);
   for (int k = 0; k < operands; ++k) {
     whole = whole && stays(instruction.operands[k]);
@@ -82,6 +83,10 @@ void CheckReferences(const StepProgram& program) {
     if (operation != kProduct && instruction.phase != Phase::kStep) {
       CheckWholeChunk(program, instruction, operands);
     }
+    if (operation != kProduct && Indexes(static_cast<Operation>(operation)) &&
+        program.buffers[instruction.result.buffer].place == Place::kSum) {
+      Refuse();
+    }
   }
 }
 
@@ -109,7 +114,8 @@ StepProgram DecodeProgram(const int64_t* numbers, int64_t count) {
               reader.Next() != 0,
               reader.Next(),
               reader.Next(),
-              reader.Next()};
+              reader.Next(),
+              reader.Next() != 0};
   }
   for (StepWeight& weight : program.weights) {
     weight = {reader.Next(), reader.Next(),      reader.Next(),     reader.Next(),

@@ -37,6 +37,8 @@ struct StepBuffer {
   int64_t width;   // elements of a row
   int64_t stride;  // from row to row; the same as `width` but for products' results
   int64_t offset;  // kConstant: the first number; kLocal: see StepProgram
+  // kState: the state after the step is written over it. Nothing reads it by then.
+  bool in_place = false;
 };
 
 // An operand of an instruction on `inner` rows of `width` for every sequence.
@@ -59,6 +61,13 @@ struct StepInstruction {
   Phase phase;
 };
 inline constexpr int64_t kProduct = -1;
+
+// Rows that an instruction computes or reads for a sequence.
+inline int64_t RowsTouched(const StepInstruction& i) {
+  return i.operation != kProduct && Indexes(static_cast<Operation>(i.operation))
+             ? 1
+             : i.inner;
+}
 
 // result[i][j] = sum over steps and sequences of a[i] * b[j]: the gradient of a matrix.
 // Both have a row for every sequence, from `offset` on, and so many elements.

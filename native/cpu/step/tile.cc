@@ -114,9 +114,10 @@ void StepTile<T>::Locate(int64_t index) {
       return;
     case Place::kState:
       // Both, since a sequence may begin after the others.
-      live.at = scratch_.Take<T>(count);
-      live.other = scratch_.Take<T>(count);
+      live.at = live.other = scratch_.Take<T>(count);
       CopyIn(call.operands[buffer.array], 0, buffer, size(), live.at);
+      if (buffer.in_place) return;
+      live.other = scratch_.Take<T>(count);
       std::copy_n(live.at, count, live.other);
       return;
     case Place::kSum:

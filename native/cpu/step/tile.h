@@ -71,7 +71,8 @@ class StepTile {
  private:
   struct Live {
     T* at = nullptr;       // at the current step
-    T* other = nullptr;    // kState: what kNext writes, and the next step reads
+    T* other = nullptr;    // kState: what kNext writes, and the next step reads;
+                           // the same if the state changes in place
     T* chunk = nullptr;    // what a chunk of steps has; null for an array as it lies
     char* data = nullptr;  // kInput, kOutput: the array, from our first sequence on
   };

@@ -30,7 +30,7 @@ auto StepTile<T>::Bind(Phase phase) -> Program {
     stretch.end = n + 1;
     if (i.rows) {
       // Groups of sequences stay together.
-      const int64_t each = std::max<int64_t>(i.inner * i.width, 1);
+      const int64_t each = std::max<int64_t>(RowsTouched(i) * i.width, 1);
       const int64_t rows = kPass / each / loop_.group * loop_.group;
       stretch.rows = std::min(stretch.rows, std::max(rows, loop_.group));
     }
@@ -59,7 +59,8 @@ auto StepTile<T>::BindOne(const StepInstruction& i) -> Bound {
     bound.even =
         bound.even && (i.inner == 1 || view.row_stride == i.inner * view.inner_stride);
   }
-  bound.even = bound.even && !bound.column;
+  const bool indexes = !product && Indexes(static_cast<Operation>(i.operation));
+  bound.even = bound.even && !bound.column && !indexes;
   if (product) {
     BindBlocks(bound);
   } else {

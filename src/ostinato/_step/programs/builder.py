@@ -43,6 +43,8 @@ class Builder:
         instructions: the instructions so far.
         joined: values that others were joined to, by these, the axis and the shape.
         narrowed: what a step rounds to bfloat16, and a program does not.
+        placed: values that are 0 but for one row: its index, the row, and the axis of
+            `Value.shape` that the index counts.
     """
 
     def __init__(self, batch: int) -> None:
@@ -50,6 +52,7 @@ class Builder:
         self.instructions: list[Instruction] = []
         self.joined: dict[object, Value] = {}
         self.narrowed: set[Buffer] = set()
+        self.placed: dict[Buffer, tuple[Value, Value, int]] = {}
         self._known: dict[object, Buffer] = {}
         self._constants: dict[bytes, Buffer] = {}
         self._with_rows: dict[Buffer, Buffer] = {}
@@ -325,6 +328,84 @@ class Builder:
                     tuple(views[1:]),
                 )
             )
+
+    # ------------------------------------------------------------------ computed rows
+
+    def take_row(
+        self, value: Value, index: Value, along: int, axis: int | None
+    ) -> Value:
+        """Return the elements of a value at an index, or 0 where it has none.
+
+        Args:
+            value: the value.
+            index: a number.
+            along: which axis of `value.shape` the index counts; the result lacks it.
+            axis: where the result has sequences.
+        """
+        key = ("take_row", value, index, along)
+        result = self.local(value.shape[:along] + value.shape[along + 1 :], axis)
+        if key not in self._known:
+            self._known[key] = result.buffer
+            if value.buffer in self.narrowed:
+                self.narrowed.add(result.buffer)
+            strides = list(result.strides)
+            wide = result._replace(
+                shape=value.shape, strides=(*strides[:along], 0, *strides[along:])
+            )
+            try:
+                self._at_row("take_row", wide, value, index, along)
+            except UnusualOrder:
+                value = self._in_order(value, axis)
+                self._at_row("take_row", wide, value, index, along)
+        return result._replace(buffer=self._known[key])
+
+    def with_row(
+        self, operation: str, value: Value, index: Value, row: Value, along: int
+    ) -> Value:
+        """Return a value with other elements at an index; none if it has no such one.
+
+        Args:
+            operation: `"set_row"`, or `"add_row"` to add to what is there.
+            value: the value.
+            index: a number.
+            row: what is written, of the shape and the sequences of `value`.
+            along: which axis of `value.shape` the index counts.
+        """
+        key = (operation, value, index, row, along)
+        result = self.local(value.shape, value.axis)
+        if key not in self._known:
+            self._known[key] = result.buffer
+            if row.buffer in self.narrowed:
+                self.narrowed.add(result.buffer)
+            self.write("copy", result, value)
+            try:
+                self._at_row(operation, result, row, index, along)
+            except UnusualOrder:
+                row = self._in_order(row, value.axis)
+                self._at_row(operation, result, row, index, along)
+            if value.buffer.numbers == (0.0,):
+                self.placed[result.buffer] = index, row, along
+        return result._replace(buffer=self._known[key])
+
+    def _at_row(
+        self, operation: str, result: Value, given: Value, index: Value, along: int
+    ) -> None:
+        if index.axis is not None and result.axis is None:
+            raise Unsupported("it combines different sequences")
+        shape, strides = result.shape, (result.strides, given.strides)
+        outer = merge_axes(shape[:along], [s[:along] for s in strides])
+        inner = merge_axes(shape[along + 1 :], [s[along + 1 :] for s in strides])
+        if len(inner.shape) > 1 or any(s and s[0] not in (0, 1) for s in inner.strides):
+            raise UnusualOrder("its rows have an unusual order")
+        if not inner.shape:
+            inner = Merged((1,), [(0,), (0,)])
+        merged = [
+            (*a, s[along], *b)
+            for a, s, b in zip(outer.strides, strides, inner.strides, strict=True)
+        ]
+        sizes = (*outer.shape, shape[along], *inner.shape)
+        merged.append((0,) * len(sizes))
+        self._emit(operation, Merged(sizes, merged), result, (given, index))
 
     # ---------------------------------------------------------------------- products
 

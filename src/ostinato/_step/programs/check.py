@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from .program import (
     ELEMENTWISE,
     PRODUCT,
+    WRITES_ROW,
     Buffer,
     Gradient,
     Instruction,
@@ -47,7 +48,7 @@ def check(
         Unsupported: the program is at fault. A warning says so as well, since XLA runs
             the step then.
     """
-    memory = _Memory(offsets)
+    memory = _Memory(offsets, [b for b in also if b.state and b.state.in_place])
     try:
         for phase in Phase:
             for i in instructions:
@@ -74,8 +75,11 @@ class _Fault(Exception):
 
 
 class _Memory:
-    def __init__(self, offsets: Mapping[Buffer, int]) -> None:
-        self.written: dict[Buffer, int] = {}
+    def __init__(
+        self, offsets: Mapping[Buffer, int], in_place: Iterable[Buffer]
+    ) -> None:
+        self.written = {b: (1 << b.width) - 1 for b in in_place}
+        self.gone: set[Buffer | None] = set()
         self.offsets = offsets
 
     def run(self, i: Instruction) -> None:
@@ -94,6 +98,8 @@ class _Memory:
         else:
             for view in i.operands:
                 self.read(view, axes, i.rows)
+            if i.operation in WRITES_ROW:
+                self.read(i.result, axes, i.rows)
         self._overwrite(i)
         self._write(i, axes)
 
@@ -103,6 +109,8 @@ class _Memory:
         _check_range(view, axes)
         if buffer.rows and not rows:
             raise _Fault("what all sequences share needs what each has")
+        if buffer in self.gone:
+            raise _Fault("it reads a state that the next one is written over")
         if buffer.place in _GIVEN:
             return
         if _elements(view, axes) & ~self.written.get(buffer, 0):
@@ -143,6 +151,8 @@ class _Memory:
             return
         if buffer.place in _GIVEN:
             raise _Fault(f"it writes a {buffer.place.name}")
+        if buffer.state is not None and buffer.state.in_place:
+            self.gone.add(buffer.state)
         elements, touched = _elements(view, axes), 0
         if i.operation in ELEMENTWISE or i.operation == PRODUCT:
             if elements.bit_count() != i.inner * i.width:

@@ -9,6 +9,7 @@ from .phases import run_by_chunk
 from .program import (
     ELEMENTWISE,
     PRODUCT,
+    WRITES_ROW,
     Buffer,
     Instruction,
     Phase,
@@ -48,6 +49,7 @@ def fuse(
             if instruction in program.instructions:
                 shorten(instruction)
     join_neighbours(program.instructions, factors, one)
+    program.leave_out_copies()
     program.run_after()
     for instruction in list(program.instructions):
         if instruction.operation == PRODUCT and instruction.phase is Phase.AHEAD:
@@ -72,6 +74,16 @@ def _needed(
 
 def _axes(i: Instruction) -> tuple[bool, int, int]:
     return i.rows, i.inner, i.width
+
+
+def _is_whole(copy: Instruction) -> bool:
+    """Return whether an instruction reads and writes whole buffers of one layout."""
+    old, new = copy.operands[0], copy.result
+    return (
+        old.offset == new.offset == 0
+        and old.strides == new.strides
+        and copy.inner * copy.width == old.buffer.width == new.buffer.width
+    )
 
 
 class _Fusion:
@@ -230,12 +242,7 @@ class _Fusion:
             or (new.place is Place.OUTPUT and self._reads(old) == 1)
         ):
             return  # products write whole vectors, and may run after the steps
-        if (
-            source.offset == target.offset == 0
-            and source.strides == target.strides
-            and copy.inner * copy.width == old.width == new.width
-            and len(self._writers(new)) == 1
-        ):
+        if _is_whole(copy) and len(self._writers(new)) == 1:
             self.instructions.remove(copy)
             self._rename(old, new)
         elif (
@@ -249,6 +256,40 @@ class _Fusion:
             writer.result = target
             self.instructions.remove(writer)
             self.instructions[self.instructions.index(copy)] = writer
+
+    def leave_out_copies(self) -> None:
+        """Let rows be written into a value itself where nothing else needs it."""
+        for copy in list(self.instructions):
+            old, new = copy.operands[0].buffer, copy.result.buffer
+            if copy.operation != "copy" or old.rows != new.rows or not _is_whole(copy):
+                continue
+            if not self._ends_with(copy, old, new):
+                continue
+            if old.place is Place.STATE and new.state is old:
+                self.instructions.remove(copy)
+                old.in_place = True
+            elif old.place is Place.LOCAL and self._writes_rows(old, new):
+                self.instructions.remove(copy)
+                self._rename(old, new)
+
+    def _writes_rows(self, old: Buffer, new: Buffer) -> bool:
+        """Return whether rows of a copy are written, and of a value no products."""
+        products = any(i.operation == PRODUCT for i in self._writers(old))
+        return not products and any(
+            i.operation in WRITES_ROW for i in self._writers(new)
+        )
+
+    def _ends_with(self, copy: Instruction, old: Buffer, new: Buffer) -> bool:
+        """Return whether nothing needs a value once something needs its copy."""
+        rest = [i for i in self.instructions if i is not copy]
+        uses = [n for n, i in enumerate(rest) if any(v.buffer is new for v in views(i))]
+        begin = min(uses, default=len(rest))
+        later = rest[begin:]
+        return (
+            {old, new}.isdisjoint(self.factors)
+            and begin >= self.instructions.index(copy)
+            and not any(v.buffer is old for i in later for v in views(i))
+        )
 
     # -------------------------------------------------------------------------- phases
 

@@ -15,10 +15,12 @@ OPERATIONS = tuple(
     "is_finite sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc cbrt "
     "add subtract multiply divide max min equal less less_equal power atan2 remainder "
     "multiply_add multiply_subtract select row_sum row_sum_product row_max "
-    "column_sum column_sum_product column_max".split()
+    "column_sum column_sum_product column_max take_row set_row add_row".split()
 )
 """The order of `OSTINATO_STEP_OPERATIONS` in native/cpu/kernels/step_kernels.h."""
 ELEMENTWISE = frozenset(OPERATIONS[: OPERATIONS.index("row_sum")])
+WRITES_ROW = frozenset({"set_row", "add_row"})
+"""They change one row of their result, and leave all else in it."""
 PRODUCT = "product"
 _VECTOR = 16
 """Results of products have rows of a multiple of this many elements."""
@@ -57,6 +59,7 @@ class Buffer:
         array: the operand or result of the loop, if it is one.
         state: for the state after a step, the buffer of the state before it.
         numbers: the values of a constant.
+        in_place: of a state, whether the next one is written over it.
     """
 
     place: Place
@@ -65,6 +68,7 @@ class Buffer:
     array: int = -1
     state: Buffer | None = None
     numbers: tuple[float, ...] = ()
+    in_place: bool = False
 
 
 class View(NamedTuple):
@@ -218,6 +222,7 @@ def encode(
     for b in buffers:
         array = number[b.state] if b.state is not None else b.array
         numbers += [b.place, array, b.rows, b.width, b.width, places.get(b, 0)]
+        numbers.append(b.in_place)
     for w in weights:
         numbers += [w.buffer.array, *w[1:]]
     for i in instructions:

@@ -52,12 +52,30 @@ def _same(name: str, b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> Valu
         for one, other in (given, given[::-1]):
             if one.buffer.numbers == (0.0,) and _covers(other, eqn, b):
                 return other
+    if name == "add_any" and (added := _added_row(b, eqn, *given)) is not None:
+        return added
     result = b.elementwise(_SAME[name], *given)
     if is_integer(eqn) and name in _EXACT:
         if name == "rem" and _may_be_zero(given[1]):  # by 0, it is the dividend
             result = b.elementwise("select", given[1], result, given[0])
         result = result._replace(most=_largest(name, given))
     return result
+
+
+def _added_row(b: Builder, eqn: JaxprEqn, *given: Value) -> Value | None:
+    """Return a sum of which one summand is 0 but for one row, None if none is."""
+    for one, other in (given, given[::-1]):
+        placed = b.placed.get(one.buffer)
+        if (
+            placed is not None
+            and one.offset == 0
+            and one.is_contiguous()
+            and not other.summed
+            and (one.shape, one.axis) == (other.shape, other.axis)
+        ):
+            index, row, along = placed
+            return b.with_row("add_row", other, index, row, along)
+    return None
 
 
 def _divide_integers(b: Builder, eqn: JaxprEqn, x: Value, y: Value) -> Value:
