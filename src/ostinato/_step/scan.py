@@ -20,6 +20,7 @@ from .cost import dominating, is_brief, is_narrow, is_small, writes_in_place
 from .gradients import Policy
 from .jaxprs import Origins, evaluate, flat, origins_of, split_at
 from .known import known
+from .own_rows import with_own_rows
 from .refusal import NAMED
 from .split import Step, has_inner, without_invariants
 from .xla import Loop, map_steps
@@ -250,7 +251,13 @@ def _trace_loop(
     )
     varies = any(map(varying, types))
     return _Traced(
-        flat(known(closed.jaxpr)), own, start, leaves, trees[-1], origins, varies
+        with_own_rows(flat(known(closed.jaxpr))),
+        own,
+        start,
+        leaves,
+        trees[-1],
+        origins,
+        varies,
     )
 
 

@@ -17,7 +17,7 @@ from jax.lax import GatherScatterMode
 from ..jaxprs import type_of
 from . import values as shapes
 from .builder import Builder
-from .registry import result_shape, rule_table
+from .registry import refuse_integers, result_shape, rule_table
 from .values import Unsupported, Value, most_of
 
 RULES, rule = rule_table()
@@ -58,21 +58,30 @@ def _gather(
     dimension_numbers: Any, mode: Any, fill_value: Any, slice_sizes: Any, **_: Any,
 ) -> Value:  # fmt: skip
     d, shape = dimension_numbers, type_of(eqn.invars[0]).shape
-    axis = _one_axis(d.start_index_map, d.collapsed_slice_dims)
-    of_batch = d.operand_batching_dims
     drops = mode == GatherScatterMode.FILL_OR_DROP
-    whole = [n == k or i in (axis, *of_batch) for i, (n, k) in enumerate(
-        zip(shape, slice_sizes, strict=True))]  # fmt: skip
-    if (drops and fill_value != 0) or slice_sizes[axis] != 1 or not all(whole):
-        raise Unsupported("it gathers in another way than by one index")
-    own = _of_sequences(index, d.offset_dims, len(result_shape(eqn)))
-    index = index if drops else _clamped(b, index, shape[axis])
+    own, more = _axes_of_index(eqn, index, d.offset_dims, len(result_shape(eqn)))
+    of_batch = d.operand_batching_dims
+    axis, at = _one_index(index, d.start_index_map, of_batch, shape, slice_sizes, drops)
     if of_batch:
-        x = _of_batch(b, x, of_batch, own)
+        x = _of_sequences(b, x, of_batch, own)
     elif own and (x.axis is not None or x.summed):
         raise Unsupported("it indexes an array of each sequence as one of all")
-    taken = _taken(b, x, index, axis)
-    return taken._replace(axis=0) if own else taken
+    clamped = _clamped(b, at, shape[axis])
+    result = _taken(b, x, at if drops else clamped, axis)
+    if drops and fill_value != 0:
+        refuse_integers(eqn)
+        inside = b.elementwise("equal", at, clamped)
+        if inside.axis is not None:
+            inside = inside._replace(axis=result.axis)
+        fill = b.constant(math.nan if fill_value is None else float(fill_value))
+        result = _selected(b, inside, result, fill)
+    result = result._replace(axis=0) if own else result
+    if axis not in d.collapsed_slice_dims:
+        place = 1 + axis - (axis > x.axis if of_batch else 0) if own else axis
+        rank = len(result.shape) + 1 + (result.axis is not None)
+        result = shapes.insert_axes(result, [place], rank)
+    result = _with_unit_axes(result, more)
+    return result._replace(axis=index.axis) if own else result
 
 
 @rule("scatter", "scatter-add")
@@ -80,33 +89,121 @@ def _scatter(
     b: Builder, eqn: JaxprEqn, x: Value, index: Value, update: Value, *,
     dimension_numbers: Any, mode: Any, **_: Any,
 ) -> Value:  # fmt: skip
-    d, shape = dimension_numbers, type_of(eqn.invars[0]).shape
-    of_batch = d.operand_batching_dims
-    axis = _one_axis(d.scatter_dims_to_operand_dims, d.inserted_window_dims)
-    rank = len(type_of(eqn.invars[2]).shape)
-    own = _of_sequences(index, d.update_window_dims, rank)
+    d, sizes = dimension_numbers, list(type_of(eqn.invars[0]).shape)
+    shape, given = tuple(sizes), type_of(eqn.invars[2]).shape
+    own, more = _axes_of_index(eqn, index, d.update_window_dims, len(given))
+    dropped = (*d.inserted_window_dims, *d.operand_batching_dims)
+    window = iter(given[more + own :])
+    for i in range(len(shape)):
+        sizes[i] = 1 if i in dropped else next(window)
+    drops = mode == GatherScatterMode.FILL_OR_DROP
+    of_batch, axes = d.operand_batching_dims, d.scatter_dims_to_operand_dims
+    axis, at = _one_index(index, axes, of_batch, shape, sizes, drops)
     if mode == GatherScatterMode.CLIP:  # else JAX drops what lies outside
-        index = _clamped(b, index, shape[axis])
+        at = _clamped(b, at, shape[axis])
     adds = eqn.primitive.name == "scatter-add"
-    operation = "add_row" if adds else "set_row"
-    if of_batch:
-        x = _of_batch(b, x, of_batch, own)
-        if update.axis != 0:
-            update = b.as_rows(update, 0)
-        along = axis - (axis > of_batch[0])
-        update = shapes.insert_axes(update, [along + 1], len(shape))
-        return _written(b, operation, x, index, update._replace(axis=x.axis), axis)
-    if not own:
-        update = shapes.insert_axes(update, [axis], len(shape))
-        return _written(b, operation, x, index, update, axis)
-    if not adds or x.buffer.numbers != (0.0,) or update.axis != 0:
+    if own and update.axis is None:
+        update = b.as_rows(update, index.axis)
+    if own and update.axis is not None and update.axis != index.axis:
         raise Unsupported("it combines different sequences")
+    update = update._replace(
+        shape=update.shape[more:],
+        strides=update.strides[more:],
+        axis=update.axis if update.axis is None or own else update.axis - more,
+    )
+    if of_batch:
+        x = _of_sequences(b, x, of_batch, own)
+        update = update._replace(axis=x.axis)
+    elif own:
+        whole = axis in d.inserted_window_dims and not more and index.axis == 0
+        if not whole or not adds or x.buffer.numbers != (0.0,) or update.axis != 0:
+            raise Unsupported("it combines different sequences")
+        return _added_up(b, at, axis, update, shape)
+    if axis in d.inserted_window_dims:
+        update = shapes.insert_axes(update, [axis], len(shape))
+    return _written(b, "add_row" if adds else "set_row", x, at, update, axis)
+
+
+def _added_up(
+    b: Builder, index: Value, axis: int, update: Value, shape: tuple[int, ...]
+) -> Value:
+    """Return the gradient of a table, a sum over sequences."""
     if math.prod(shape) > _MOST:
         raise Unsupported("the gradient of a table that it indexes is large")
-    mask = _mask(b, index._replace(axis=0), axis + 1, (1, *shape))
+    mask = _mask(b, index, axis + 1, (1, *shape))
     update = shapes.insert_axes(update, [axis + 1], len(shape) + 1)
     added = _selected(b, mask, update, b.constant(0.0))
     return added._replace(axis=None, summed=True)
+
+
+def _axes_of_index(
+    eqn: JaxprEqn, index: Value, window: Any, rank: int
+) -> tuple[bool, int]:
+    """Return whether each sequence has an index, and how many axes it has besides."""
+    own = index.axis is not None
+    more = len(type_of(eqn.invars[1]).shape) - 1 - own
+    if tuple(window) != tuple(range(more + own, rank)):
+        raise Unsupported("it indexes in an unusual order")
+    return own, more
+
+
+def _one_index(
+    index: Value,
+    axes: Sequence[int],
+    of_batch: Sequence[int],
+    shape: Sequence[int],
+    sizes: Sequence[int],
+    drops: bool,
+) -> tuple[int, Value]:
+    """Return the only axis of which one element is taken, and its index.
+
+    Args:
+        index: of all axes that are indexed.
+        axes: these.
+        of_batch: those of which each index has an element of its own.
+        shape: of what is indexed.
+        sizes: of what is taken from it, or written to it.
+        drops: whether an index that is out of bounds leaves out all.
+    """
+    if index.size != len(axes) or index.summed:
+        raise Unsupported("it has several indices")
+    part = [k for k, axis in enumerate(axes) if sizes[axis] != shape[axis]]
+    part = part or [0]
+    others = [i for i in range(len(shape)) if i not in (*axes, *of_batch)]
+    if any(sizes[i] != shape[i] for i in others):
+        raise Unsupported("it takes a part from the beginning on")
+    if len(part) != 1 or (len(axes) > 1 and drops):
+        raise Unsupported("it indexes several axes")
+    axis = int(axes[part[0]])
+    if sizes[axis] != 1:
+        raise Unsupported("it takes several elements from a computed place on")
+    step = index.strides[-1] if len(axes) > 1 else 0
+    own = None if index.axis is None else 0
+    at = index._replace(
+        offset=index.offset + part[0] * step, shape=(), strides=(), axis=own
+    )
+    return axis, at
+
+
+def _of_sequences(b: Builder, x: Value, axes: Sequence[int], own: bool) -> Value:
+    """Return an array of which each sequence has a part, at an index of its own."""
+    if len(axes) != 1 or not own or x.summed:
+        raise Unsupported("it indexes several axes")
+    if x.axis is None:
+        x = b.as_rows(x, axes[0])
+        x = x._replace(axis=axes[0])
+    if x.axis != axes[0]:
+        raise Unsupported("it combines different sequences")
+    return x
+
+
+def _with_unit_axes(value: Value, count: int) -> Value:
+    """Return a value with axes of size 1 before all others."""
+    return value._replace(
+        shape=(1,) * count + value.shape,
+        strides=(0,) * count + value.strides,
+        axis=None if value.axis is None else value.axis + count,
+    )
 
 
 def _indexed(shape: Sequence[int], sizes: Sequence[int]) -> list[int]:
@@ -115,35 +212,6 @@ def _indexed(shape: Sequence[int], sizes: Sequence[int]) -> list[int]:
     if any(sizes[i] != 1 for i in axes):
         raise Unsupported("it takes several elements from a computed place on")
     return axes
-
-
-def _one_axis(indexed: Any, dropped: Any) -> int:
-    """Return the only axis that is indexed."""
-    if len(indexed) != 1 or tuple(indexed) != tuple(dropped):
-        raise Unsupported("it indexes several axes")
-    return int(indexed[0])
-
-
-def _of_batch(b: Builder, x: Value, of_batch: Sequence[int], own: bool) -> Value:
-    """Return an array of which each sequence has a part, at an index of its own."""
-    if len(of_batch) != 1 or not own or x.summed:
-        raise Unsupported("it indexes several axes")
-    x = x if x.axis is not None else b.as_rows(x, of_batch[0])
-    if x.axis is None:  # a number for all
-        x = x._replace(axis=of_batch[0])
-    if x.axis != of_batch[0]:
-        raise Unsupported("it combines different sequences")
-    return x
-
-
-def _of_sequences(index: Value, window: Any, rank: int) -> bool:
-    """Return whether each sequence has its index; else all share one."""
-    if index.size != 1:
-        raise Unsupported("it has several indices")
-    own = index.axis is not None
-    if tuple(window) != tuple(range(int(own), rank)):
-        raise Unsupported("it indexes in an unusual order")
-    return own
 
 
 def _check_rows(x: Value, axis: int) -> None:
