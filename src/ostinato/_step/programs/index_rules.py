@@ -59,6 +59,7 @@ def _gather(
 ) -> Value:  # fmt: skip
     d, shape = dimension_numbers, type_of(eqn.invars[0]).shape
     drops = mode == GatherScatterMode.FILL_OR_DROP
+    index = _by_sequence(b, index, d.start_indices_batching_dims)
     own, more = _axes_of_index(eqn, index, d.offset_dims, len(result_shape(eqn)))
     of_batch = d.operand_batching_dims
     axis, at = _one_index(index, d.start_index_map, of_batch, shape, slice_sizes, drops)
@@ -91,6 +92,7 @@ def _scatter(
 ) -> Value:  # fmt: skip
     d, sizes = dimension_numbers, list(type_of(eqn.invars[0]).shape)
     shape, given = tuple(sizes), type_of(eqn.invars[2]).shape
+    index = _by_sequence(b, index, d.scatter_indices_batching_dims)
     own, more = _axes_of_index(eqn, index, d.update_window_dims, len(given))
     dropped = (*d.inserted_window_dims, *d.operand_batching_dims)
     window = iter(given[more + own :])
@@ -134,6 +136,13 @@ def _added_up(
     update = shapes.insert_axes(update, [axis + 1], len(shape) + 1)
     added = _selected(b, mask, update, b.constant(0.0))
     return added._replace(axis=None, summed=True)
+
+
+def _by_sequence(b: Builder, value: Value, axes: Sequence[int]) -> Value:
+    """Return a value of which each sequence has a part, with these at an axis."""
+    if len(axes) != 1 or value.axis is not None or value.summed:
+        return value
+    return b.as_rows(value, axes[0])._replace(axis=axes[0])
 
 
 def _axes_of_index(
@@ -189,9 +198,7 @@ def _of_sequences(b: Builder, x: Value, axes: Sequence[int], own: bool) -> Value
     """Return an array of which each sequence has a part, at an index of its own."""
     if len(axes) != 1 or not own or x.summed:
         raise Unsupported("it indexes several axes")
-    if x.axis is None:
-        x = b.as_rows(x, axes[0])
-        x = x._replace(axis=axes[0])
+    x = _by_sequence(b, x, axes)
     if x.axis != axes[0]:
         raise Unsupported("it combines different sequences")
     return x

@@ -1,0 +1,380 @@
+"""Steps that read and write rows of memories, against `lax.scan` and loops in numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closures import fast_jit
+from jax import lax
+from test_transforms import assert_trees_close
+
+import ostinato as ost
+from ostinato._step import plans
+
+pytestmark = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+T, B, M, H = 6, 4, 5, 3
+LENGTHS = [6, 0, 3, 1]
+
+
+def along(axis):
+    """Return functions that read, write and add to a place along an axis."""
+    index = (slice(None),) * axis
+
+    def read(m, i):
+        return m[(*index, i)]
+
+    def write(m, i, row):
+        return m.at[(*index, i)].set(row)
+
+    def add(m, i, row):
+        return m.at[(*index, i)].add(row)
+
+    return read, write, add
+
+
+def mapped(axis):
+    return [jax.vmap(f) for f in along(axis)]
+
+
+def by_pairs():
+    rows = lambda m: jnp.arange(m.shape[0])  # noqa: E731
+    return [
+        lambda m, i: m[rows(m), i],
+        lambda m, i, row: m.at[rows(m), i].set(row),
+        lambda m, i, row: m.at[rows(m), i].add(row, mode="drop"),
+    ]
+
+
+def dynamic():
+    return [
+        jax.vmap(lambda m, i: lax.dynamic_index_in_dim(m, i, 0, keepdims=False)),
+        jax.vmap(lambda m, i, row: lax.dynamic_update_index_in_dim(m, row, i, 0)),
+        jax.vmap(lambda m, i, row: m.at[i].add(row)),
+    ]
+
+
+def by_axes():
+    wide = lambda i: i[:, None, None]  # noqa: E731
+    return [
+        lambda m, i: jnp.take_along_axis(m, wide(i), 1)[:, 0],
+        by_pairs()[1],
+        lambda m, i, row: m.at[jnp.arange(B), i].add(row),
+    ]
+
+
+FORMS = {
+    "vmap": (mapped(0), (M, H)),
+    "vmap, last": (mapped(1), (H, M)),
+    "vmap, middle": (mapped(1), (2, M, H)),
+    "vmap, numbers": (mapped(0), (M,)),
+    "one entry": (mapped(0), (1, H)),
+    "pairs": (by_pairs(), (M, H)),
+    "dynamic": (dynamic(), (M, H)),
+    "along axes": (by_axes(), (M, H)),
+}
+
+
+def chosen(form, h):
+    """Return an index of each sequence, from its features."""
+    entries = {"vmap, last": 1, "vmap, middle": 1}.get(form, 0)
+    count = FORMS[form][1][entries]
+    return jnp.asarray(jnp.argmax(h, -1) * 2 % count, jnp.int32)
+
+
+def memory_step(form):
+    (read, write, add), shape = FORMS[form]
+
+    def step(p, states, x, t):
+        h, memory = states
+        at = chosen(form, h)
+        old = read(memory, at)
+        parts = old.reshape(B, -1)[:, : h.shape[-1]]
+        h = jnp.tanh(x + h @ p["u"] + 0.5 * parts)
+        row = jnp.broadcast_to(jnp.sin(h[:, :1] * p["v"]), (B, old[0].size))
+        memory = write(memory, at, row.reshape(old.shape))
+        memory = add(memory, jnp.minimum(at + 1, 1), 0.1 * old)
+        return (h, memory), h + memory.reshape(B, -1).sum(-1, keepdims=True)
+
+    return step, shape
+
+
+def arguments(shape, dtype=np.float64):
+    rng = np.random.default_rng(7)
+    p = {"u": rng.standard_normal((H, H)), "v": rng.standard_normal()}
+    states = rng.standard_normal((B, H)), rng.standard_normal((B, *shape))
+    given = p, states, rng.standard_normal((T, B, H))
+    return jax.tree.map(lambda a: jnp.asarray(a, dtype), given)
+
+
+def run(step, backend, p, states, x, **options):
+    out = ost.recurrent_net(
+        step, x, states, params=p, time_major=True, backend=backend, **options
+    )
+    return out.outputs, out.states
+
+
+def both(step, given, backend, **options):
+    """Return values, and gradients of a sum of all."""
+
+    def loss(p, states, x):
+        results = run(step, backend, p, states, x, **options)
+        total = 0.0
+        for n, a in enumerate(jax.tree.leaves(results)):
+            if jnp.issubdtype(a.dtype, jnp.floating):
+                weights = jnp.cos(n + jnp.arange(a.size, dtype=float))
+                total += jnp.vdot(weights, a.astype(float).ravel())
+        return total, results
+
+    def gradients(p, states, x):
+        leaves, tree = jax.tree.flatten(states)
+        floats = [jnp.issubdtype(a.dtype, jnp.floating) for a in leaves]
+
+        def of_floats(p, given, x):
+            given = iter(given)
+            pairs = zip(leaves, floats, strict=True)
+            states = [next(given) if f else a for a, f in pairs]
+            return loss(p, jax.tree.unflatten(tree, states), x)
+
+        given = [a for a, f in zip(leaves, floats, strict=True) if f]
+        return jax.grad(of_floats, argnums=(0, 1, 2), has_aux=True)(p, given, x)
+
+    as_floats = lambda tree: jax.tree.map(lambda a: a.astype(float), tree)  # noqa: E731
+    return as_floats(fast_jit(gradients)(*given))
+
+
+OPTIONS = [
+    {},
+    {"seq_lengths": LENGTHS, "padding": "zero"},
+    {"seq_lengths": LENGTHS, "padding": "zero", "reverse": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["whole", "lengths", "reverse"])
+@pytest.mark.parametrize("form", FORMS)
+def test_memories_of_each_sequence(form, options):
+    step, shape = memory_step(form)
+    given = arguments(shape)
+    assert_trees_close(
+        both(step, given, "cpu", **options), both(step, given, "scan", **options)
+    )
+
+
+def test_values_are_those_of_a_loop():
+    step, shape = memory_step("pairs")
+    p, (h, memory), x = jax.tree.map(np.array, arguments(shape))
+    outputs = []
+    for t in range(T):
+        at = np.argmax(h, -1) * 2 % M
+        old = memory[np.arange(B), at]
+        h = np.tanh(x[t] + h @ p["u"] + 0.5 * old)
+        for b in range(B):
+            memory[b, at[b]] = np.sin(h[b, 0] * p["v"])
+            memory[b, min(at[b] + 1, 1)] += 0.1 * old[b]
+        outputs.append(h + memory.sum((1, 2))[:, None])
+    y, last = run(step, "cpu", *arguments(shape))
+    np.testing.assert_allclose(y, outputs, atol=1e-12)
+    np.testing.assert_allclose(last[1], memory, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_other_types(dtype):
+    step, shape = memory_step("vmap")
+    given = arguments(shape, dtype)
+    tolerance = 1e-5
+    if dtype == "bfloat16":  # in which an index may be another one
+        step, tolerance = read_after, 0.1
+    got, want = (both(step, given, backend)[1] for backend in ("cpu", "scan"))
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        a, b = np.asarray(a, float), np.asarray(b, float)
+        np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance)
+
+
+def test_integers_in_a_memory():
+    """Such as the places of a stack, or words that were seen."""
+
+    def step(p, states, x, t):
+        h, words = states
+        read = words[:, t % M]
+        h = jnp.tanh(x + h + read[:, None].astype(x.dtype) / 9)
+        found = jnp.argmax(h, -1).astype(words.dtype) - 4
+        return (h, words.at[:, t % M].set(found)), h
+
+    p, (h, _), x = arguments((M,))
+    given = p, (h, jnp.arange(B * M, dtype=jnp.int32).reshape(B, M) % 7), x
+    assert_trees_close(both(step, given, "cpu"), both(step, given, "scan"))
+
+
+# ---------------------------------------------------------------- what is in the way
+
+
+def push(m, t, row):
+    return m.at[:, t % M].set(row)
+
+
+def read_after(p, states, x, t):
+    h, m = states
+    new = push(m, t, jnp.tanh(x + h))
+    return (h + m.sum(1) - new.sum(1), new), new
+
+
+def swapped(p, states, x, t):
+    a, b = states
+    return (push(b, t, jnp.sin(x)), push(a, t + 1, x * b[:, t % M])), a[:, 0]
+
+
+def one_is_the_other(p, states, x, t):
+    a, b = states
+    return (push(a, t, jnp.sin(x + b[:, t % M])), a), b[:, 1]
+
+
+def rotated(p, states, x, t):
+    h, m = states
+    return (h, push(m, t, m[:, (t + 1) % M] + x)), m
+
+
+def unchanged(p, states, x, t):
+    h, m = states
+    return (jnp.tanh(h + x + m[:, t % M]), m), h
+
+
+def written_twice(p, states, x, t):
+    h, m = states
+    m = push(push(m, t, x), t + 1, m[:, t % M])
+    return (h, m.at[:, (t + 2) % M].add(h)), m[:, 0]
+
+
+def also_output(p, states, x, t):
+    h, m = states
+    m = push(m, t, jnp.sin(x * h))
+    return (h, m), {"all": m, "twice": 2 * m}
+
+
+def forked(p, states, x, t):
+    """Two values come from one array."""
+    h, m = states
+    a, b = push(m, t, x), push(m, t + 1, 2 * x)
+    return (h + a[:, 0], b), a
+
+
+def never_read(p, states, x, t):
+    h, m = states
+    return (h + 1, push(m, t, x + h)), h
+
+
+def all_of_a_row(p, states, x, t):
+    """Attention over the whole memory, before and after it is written."""
+    h, m = states
+    weights = jax.nn.softmax(jnp.einsum("bmh,bh->bm", m, h))
+    h = jnp.tanh(x + jnp.einsum("bm,bmh->bh", weights, m))
+    m = push(m, t, h)
+    return (h, m), jax.nn.softmax(jnp.einsum("bmh,bh->bm", m, h))
+
+
+STEPS = [
+    read_after, swapped, one_is_the_other, rotated, unchanged, written_twice,
+    also_output, forked, never_read, all_of_a_row,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["whole", "lengths", "reverse"])
+@pytest.mark.parametrize("step", STEPS, ids=lambda s: s.__name__)
+def test_values_that_are_needed_before_and_after(step, options):
+    p, (h, m), x = arguments((M, H))
+    states = (2 * m, m) if step in (swapped, one_is_the_other) else (h, m)
+    given = p, states, x
+    assert_trees_close(
+        both(step, given, "cpu", **options), both(step, given, "scan", **options)
+    )
+
+
+IN_PLACE = {
+    unchanged: 1, written_twice: 1, never_read: 1, all_of_a_row: 1,
+    forked: 1, read_after: 0, swapped: 0, one_is_the_other: 0, rotated: 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("step", IN_PLACE, ids=lambda s: s.__name__)
+def test_memories_change_in_place_where_nothing_needs_them(step, monkeypatch):
+    found = []
+    lower = plans.lower
+
+    def watched(*args, **options):
+        lowered = lower(*args, **options)
+        buffers = {i.result.buffer for i in lowered.program.instructions}
+        buffers |= {v.buffer for i in lowered.program.instructions for v in i.operands}
+        states = {b.state if b.state is not None else b for b in buffers}
+        found.append(sum(b.in_place for b in states))
+        return lowered
+
+    monkeypatch.setattr(plans, "lower", watched)
+    plans.lower_forward.cache_clear()
+    p, (h, m), x = arguments((M, H))
+    states = (2 * m, m) if step in (swapped, one_is_the_other) else (h, m)
+    jax.eval_shape(lambda *given: run(step, "cpu", *given), p, states, x)
+    assert found[0] == IN_PLACE[step]
+
+
+# ------------------------------------------------------------------------- the rest
+
+
+@pytest.mark.parametrize("mode", ["clip", "drop", "fill", "promise_in_bounds"])
+def test_indices_of_each_sequence_out_of_bounds(mode):
+    def step(p, states, x, t):
+        h, m, at = states  # from -4 to 10, of 5 entries
+        if mode == "promise_in_bounds":
+            at = jnp.clip(at, 0, M - 1)
+        read = "fill" if mode == "drop" else mode
+        old = jax.vmap(lambda m, i: m.at[i].get(mode=read, fill_value=0.5))(m, at)
+        h = jnp.tanh(x + old)
+        m = jax.vmap(lambda m, i, r: m.at[i].set(r, mode=mode))(m, at, h)
+        return (h, m, states[2] + 1), h
+
+    p, (h, m), x = arguments((M, H))
+    given = p, (h, m, jnp.arange(B, dtype=jnp.int32) * 3 - 4), x
+    assert_trees_close(both(step, given, "cpu"), both(step, given, "scan"))
+
+
+def test_places_outside_are_nan_where_jax_says_so():
+    def step(p, states, x, t):
+        m, at = states
+        y = jnp.take_along_axis(m, at[:, None, None], 1)[:, 0]
+        return (m, at + 4), jnp.where(jnp.isnan(y), y, x)
+
+    p, (_, m), x = arguments((M, H))
+    y, _ = run(step, "cpu", p, (m, jnp.zeros(B, jnp.int32)), x)
+    assert np.isnan(y[2:]).all() and not np.isnan(y[:2]).any()
+
+
+def test_a_large_table_is_read_by_words_that_the_step_chose():
+    """A greedy decoder: each word is embedded at the next step."""
+    rng = np.random.default_rng(3)
+    table, u = rng.standard_normal((3000, 16)), 0.3 * rng.standard_normal((16, 16))
+
+    def step(p, states, x, t):
+        h, word = states
+        h = jnp.tanh(x + p["table"][word] + h @ p["u"])
+        word = jnp.argmax(h @ p["table"].T, -1).astype(jnp.int32)
+        return (h, word), word
+
+    x, h = rng.standard_normal((7, 3, 16)), np.zeros((3, 16))
+    words, want = np.zeros(3, int), []
+    y, _ = run(
+        step, "cpu", {"table": jnp.asarray(table), "u": jnp.asarray(u)},
+        (jnp.asarray(h), jnp.zeros(3, jnp.int32)), jnp.asarray(x),
+    )  # fmt: skip
+    for t in range(7):
+        h = np.tanh(x[t] + table[words] + h @ u)
+        words = np.argmax(h @ table.T, -1)
+        want.append(words)
+    np.testing.assert_array_equal(y, want)
+
+
+def test_a_nan_among_features_reads_no_memory_of_others():
+    """A comparison of NaN may give any index: none is outside of the memory."""
+    step, shape = memory_step("vmap")
+    p, (h, m), x = arguments(shape)
+    y, _ = run(step, "cpu", p, (h.at[1].set(jnp.nan), m), x)
+    clean, _ = run(step, "cpu", p, (h, m), x)
+    keep = np.array([0, 2, 3])
+    np.testing.assert_array_equal(y[:, keep], clean[:, keep])
+    assert np.isnan(y[:, 1]).all()
