@@ -177,15 +177,26 @@ def of_each(memory, t):
     return memory.at[rows, jnp.argmax(memory[:, 0], -1)].add(1)
 
 
+def of_two_axes(memory, t):
+    return memory.at[:, t % 9, t % 4].add(1)
+
+
+def several(memory, t):
+    return lax.dynamic_update_slice_in_dim(memory, memory[:, :2] + 1, t % 3, 1)
+
+
 @native
 @pytest.mark.parametrize(
     ("write", "slots", "lengths", "is_scan"),
     [
         (of_all, 4, None, False),
-        (of_all, 400, None, True),
+        (of_all, 400, None, False),
         (of_all, 400, [5] * 8, False),
-        (of_each, 4, [5] * 8, False),
-        (of_each, 400, [5] * 8, True),
+        (of_each, 400, None, False),
+        (of_each, 400, [5] * 8, False),
+        (several, 400, None, True),
+        (several, 400, [5] * 8, True),
+        (of_two_axes, 400, None, True),
     ],
 )
 def test_parts_of_large_arrays_are_written_by_scan(write, slots, lengths, is_scan):

@@ -21,15 +21,16 @@ using cpu::StepProgram;
 using cpu::StepView;
 
 // Elements of an input, a state, another state, an output, and an input that all
-// sequences share; the first state read as a matrix [kInner, kEach], and the columns of
-// a matrix that each of its rows is multiplied with.
+// sequences share; the first state read as a matrix [kInner, kEach], the columns of a
+// matrix that each of its rows is multiplied with, and the entries of a memory, of
+// kSmall elements each.
 constexpr int64_t kIn = 5, kHidden = 19, kSmall = 3, kOut = 7, kGlobal = 4, kInner = 3,
-                  kEach = 6, kMixed = 2;
+                  kEach = 6, kMixed = 2, kEntries = 2;
 constexpr int64_t kFirstIn = 1, kFirst = 2;  // of an input and a state: a gradient's
 constexpr double kDecay = 0.5;
 
 // Operands.
-enum { kX, kW, kU, kBias, kH0, kS0, kG, kV, kM, kN, kOperands };
+enum { kX, kW, kU, kBias, kH0, kS0, kG, kV, kM, kN, kMemory0, kOperands };
 // Results.
 enum {
   kY,       // h
@@ -37,8 +38,10 @@ enum {
   kAfterY,  // -(h V)
   kExtremes,
   kMix,
+  kRead,
   kHLast,
   kSLast,
+  kMemoryLast,
   kSumH,
   kSumSM,  // sum of s * m
   kSumS,   // of every sequence
@@ -54,11 +57,17 @@ struct Sizes {
   int64_t steps, batch;
   std::vector<int64_t> Operands() const {
     const int64_t all = steps * batch;
-    return {all * kIn,         kIn * kHidden,
-            kHidden * kHidden, kHidden,
-            batch * kHidden,   batch * kSmall,
-            steps * kGlobal,   kVOffset + (kOut - 1) * kVStride + kHidden,
-            batch * kSmall,    kEach * kMixed};
+    return {all * kIn,
+            kIn * kHidden,
+            kHidden * kHidden,
+            kHidden,
+            batch * kHidden,
+            batch * kSmall,
+            steps * kGlobal,
+            kVOffset + (kOut - 1) * kVStride + kHidden,
+            batch * kSmall,
+            kEach * kMixed,
+            batch * kEntries * kSmall};
   }
   std::vector<int64_t> Results() const {
     const int64_t all = steps * batch;
@@ -67,8 +76,10 @@ struct Sizes {
             all * kOut,
             all * (kInner + kEach),
             all * kInner * kMixed,
+            all * kSmall,
             batch * kHidden,
             batch * kSmall,
+            batch * kEntries * kSmall,
             kHidden,
             kSmall,
             batch * kSmall,
@@ -80,6 +91,8 @@ struct Sizes {
 // The step, where h and s are states:
 //   h' = tanh(x W + h U + bias)
 //   s' = decay s + the sum of h'
+// and `memory` is a third one, of whose entries `read` is the one at place = x[0] <
+// decay. This one becomes h'[:kSmall], and m is added to the next one, if there is one.
 // `extremes` are the largest elements of the rows and of the columns of h' as a matrix,
 // and `mix` is that matrix N. The gradients are the sums of x[kFirstIn:]^T
 // h'[kFirst:] and of h'^T (h' V).
@@ -107,6 +120,13 @@ class ProgramBuilder {
     const auto after_y = Buffer(Place::kOutput, kAfterY, true, kOut);
     const auto extremes = Buffer(Place::kOutput, kExtremes, true, kInner + kEach);
     const auto mix = Buffer(Place::kOutput, kMix, true, kInner * kMixed);
+    const auto one = Buffer(Place::kConstant, -1, false, 1, 2);
+    const auto memory = Buffer(Place::kState, kMemory0, true, kEntries * kSmall);
+    program_.buffers.back().in_place = true;
+    const auto next_memory =
+        Buffer(Place::kNext, memory, true, kEntries * kSmall, kMemoryLast);
+    const auto place = Local(true, 1), other = Local(true, 1);
+    const auto read = Buffer(Place::kOutput, kRead, true, kSmall);
     const auto sum_h = Buffer(Place::kSum, kSumH, false, kHidden);
     const auto sum_sm = Buffer(Place::kSum, kSumSM, false, kSmall);
     const auto sum_s = Buffer(Place::kSum, kSumS, true, kSmall);
@@ -127,6 +147,14 @@ class ProgramBuilder {
     Add(Operation::row_sum, 1, kHidden, View(sum), {View(next_h)});
     Add(Operation::multiply_add, 1, kSmall, View(next_s),
         {View(s), Splat(View(decay)), Splat(View(sum))});
+    Add(Operation::less, 1, 1, View(place), {View(x), View(decay)});
+    Add(Operation::add, 1, 1, View(other), {View(place), View(one)});
+    Add(Operation::take_row, kEntries, kSmall, View(read),
+        {View(memory, 0, kSmall), Splat(View(place))});
+    Add(Operation::set_row, kEntries, kSmall, View(next_memory, 0, kSmall),
+        {View(next_h), Splat(View(place))});
+    Add(Operation::add_row, kEntries, kSmall, View(next_memory, 0, kSmall),
+        {View(m), Splat(View(other))});
     Add(Operation::tanh, 1, kGlobal, View(shared), {View(g)});
     program_.instructions.back().phase = Phase::kAhead;
     Add(Operation::multiply, 1, kGlobal, View(z), {View(shared), View(shared)});
@@ -242,7 +270,8 @@ inline Values PlainLoop(const Values& in, const Sizes& sizes,
   Values out;
   for (const int64_t size : sizes.Results()) out.emplace_back(size, 0.0);
   for (int64_t b = 0; b < batch; ++b) {
-    double h[kHidden], s[kSmall];
+    double h[kHidden], s[kSmall], memory[kEntries][kSmall];
+    std::copy_n(&in[kMemory0][b * kEntries * kSmall], kEntries * kSmall, memory[0]);
     std::copy_n(&in[kH0][b * kHidden], kHidden, h);
     std::copy_n(&in[kS0][b * kSmall], kSmall, s);
     for (int64_t n = 0; n < steps; ++n) {
@@ -268,6 +297,12 @@ inline Values PlainLoop(const Values& in, const Sizes& sizes,
         s[j] = kDecay * s[j] + total;
         out[kSumS][b * kSmall + j] += s[j];
         out[kSumSM][j] += s[j] * in[kM][b * kSmall + j];
+      }
+      const int place = x[0] < kDecay ? 1 : 0;
+      for (int64_t j = 0; j < kSmall; ++j) {
+        out[kRead][at * kSmall + j] = memory[place][j];
+        memory[place][j] = h[j];
+        if (place == 0) memory[1][j] += in[kM][b * kSmall + j];
       }
       for (int64_t j = 0; j < kGlobal; ++j) {
         const double g = std::tanh(in[kG][t * kGlobal + j]);
@@ -300,6 +335,8 @@ inline Values PlainLoop(const Values& in, const Sizes& sizes,
     }
     std::copy_n(h, kHidden, out[kHLast].begin() + b * kHidden);
     std::copy_n(s, kSmall, out[kSLast].begin() + b * kSmall);
+    std::copy_n(memory[0], kEntries * kSmall,
+                out[kMemoryLast].begin() + b * kEntries * kSmall);
   }
   return out;
 }

@@ -106,7 +106,7 @@ struct Arrays {
   StepCall Call(const StepProgram& program) {
     StepCall call{program,
                   kConstants,
-                  2,
+                  3,
                   {},
                   {},
                   c.sizes.steps,
@@ -126,7 +126,7 @@ struct Arrays {
     return bytes;
   }
 
-  static constexpr double kConstants[] = {-1, kDecay};
+  static constexpr double kConstants[] = {-1, kDecay, 1};
 };
 
 template <typename T>
@@ -244,7 +244,7 @@ void CheckOneAfterAnother(const Case& c, const StepProgram& program, bool half,
   each(width, [&](int64_t from, int64_t to) {
     joined.operands[kX]->Set(to, apart.operands[kX]->Get(from));
   });
-  const std::vector<int> by_step = {kY, kAfterY, kExtremes, kMix};
+  const std::vector<int> by_step = {kY, kAfterY, kExtremes, kMix, kRead};
   std::vector<int64_t> widths;
   for (const int i : by_step) widths.push_back(replace(joined.results[i]));
   StepCall call = joined.Call(program);
@@ -283,7 +283,7 @@ void CheckTokens(const StepProgram& program) {
   StepCall call = arrays.Call(program);
   call.capacity = 9;
   call.operands[kX].elements = 9 * kIn;
-  for (const int i : {kY, kAfterY, kExtremes, kMix}) {
+  for (const int i : {kY, kAfterY, kExtremes, kMix, kRead}) {
     call.results[i].elements = call.results[i].elements / (7 * 3) * 9;
   }
   RunSteps<float>(call);

@@ -79,6 +79,14 @@ void CheckDecoding(const StepProgram& program) {
   CHECK_EQ(
       refuses_change([](auto& p) { p.instructions[2].phase = static_cast<Phase>(3); }),
       true);
+  // A row that is written to a sum over sequences.
+  CHECK_EQ(refuses_change([](auto& p) {
+             for (auto& b : p.buffers) {
+               if (b.place == Place::kSum)
+                 p.instructions[11].result.buffer = &b - p.buffers.data();
+             }
+           }),
+           true);
   CHECK_EQ(refuses_change([](auto& p) { p.buffers[0].place = static_cast<Place>(9); }),
            true);
   CHECK_EQ(refuses_change([](auto& p) { p.buffers[5].array = 0; }), true);  // no state

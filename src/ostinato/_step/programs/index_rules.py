@@ -177,7 +177,7 @@ def _one_index(
     if index.size != len(axes) or index.summed:
         raise Unsupported("it has several indices")
     part = [k for k, axis in enumerate(axes) if sizes[axis] != shape[axis]]
-    part = part or [0]
+    part = part or [k for k, axis in enumerate(axes) if sizes[axis] == 1][:1]
     others = [i for i in range(len(shape)) if i not in (*axes, *of_batch)]
     if any(sizes[i] != shape[i] for i in others):
         raise Unsupported("it takes a part from the beginning on")

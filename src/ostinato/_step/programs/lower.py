@@ -33,7 +33,7 @@ _INLINED = frozenset({
 PRIMITIVES = frozenset(_RULES) | _INLINED
 """What programs have."""
 INDEXING = frozenset(index_rules.RULES)
-"""Those of them that take work for every element that might be meant."""
+"""Those of them that read or write at computed places."""
 
 
 def lower(
