@@ -74,10 +74,12 @@ one term:
 So 64 sequences and more of rows of fewer than 8 elements run as `lax.scan` if they have
 no such product and no lengths of their own.
 
-XLA's loop writes a row of an array that is a state into its place; the native loop
-writes the array anew at each step, and so does `lax.scan` where sequences have lengths
-of their own. The table is for a dense step that reads and writes a row of an array
-`[N, M, H]`; `ratio` is that of its elements to the other work:
+XLA writes a part of an array that is a state into its place. So does the native loop
+where the part is an entry along one axis; it writes the array anew at each step where
+the part is another one, and so does `lax.scan` where sequences have lengths of their
+own. The table is for a dense step that writes a row of an array `[N, M, H]` by masks,
+as the native loop did for all parts; `ratio` is that of the elements of the array to
+the other work:
 
 | place of the row | N, H, M | ratio | forward | training |
 |---|---|---|---|---|
@@ -86,14 +88,15 @@ of their own. The table is for a dense step that reads and writes a row of an ar
 | | 8, 32, 64 | 1.7 | 0.51 | 0.8 |
 | | 4, 64, 256 | 4 | 0.36 | 0.83 |
 | | 16, 64, 500 | 8 | 0.13 | 0.40 |
-| , with lengths | 16, 64, 500 | 8 | 1.8 | 4 |
 | of each (XLA's loop), and `x` by a matrix | 8, 32, 16 | 0.2 | 1.0 | 0.8 |
 | | 8, 32, 64 | 0.9 | 1.0 | 0.68 |
 | of each (XLA's loop) | 4, 64, 256 | 3 | 1.2 | 0.3 |
 | , with lengths | 4, 64, 256 | 3 | 1.1 | 0.45 |
 
-So a step that writes into arrays of more elements than two thirds of its other work
-runs as `lax.scan`, with lengths only if the native loop does not run it.
+So a step that writes into arrays of more elements than two thirds of its other work,
+and would copy them, runs as `lax.scan`, with lengths only if the native loop does not
+run it. Where the native loop writes single entries, it is quicker at all sizes:
+`benchmarks.extremes` has these.
 """
 
 from __future__ import annotations
