@@ -1,11 +1,14 @@
 """A run whose display cannot be written goes on without it."""
 
+import contextlib
 import io
 import itertools
 import os
 import subprocess
 import sys
+import threading
 
+import jax
 import pytest
 from g2p_words import plain_jax, quiet, train_tiny  # noqa: F401
 from rich.console import Console
@@ -15,6 +18,8 @@ from ostinato.apps import report
 from ostinato.apps.display import Display
 from ostinato.apps.forecast.job import Job
 from ostinato.apps.forecast.report import Row
+from ostinato.apps.g2p import checkpoint
+from ostinato.apps.tensors import RESUME_FILE
 
 
 class Broken(io.StringIO):
@@ -112,6 +117,46 @@ def test_a_run_is_saved_without_its_display(tmp_path):
     console = Console(file=Broken(ERRORS[0]))
     assert train_tiny(tmp_path, epochs=1, console=console).figures
     assert (tmp_path / "model.safetensors").exists()
+
+
+class Ended(Exception):
+    """Ends a run of a test."""
+
+
+def test_a_run_is_saved_while_its_terminal_blocks(tmp_path, monkeypatch):
+    """As one does that nobody reads any more: a frozen window, a hung connection."""
+    blocked, released = threading.Event(), threading.Event()
+    count, keeps = itertools.count(1), []
+
+    def tick(self, *_):
+        if next(count) == 3:
+            blocked.set()
+            released.wait()
+            raise Ended
+
+    @contextlib.contextmanager
+    def guard(keep):
+        keeps.append(keep)
+        yield
+
+    def begin():
+        with contextlib.suppress(Ended), jax.enable_x64(False):
+            with jax.numpy_dtype_promotion("standard"):
+                with jax.numpy_rank_promotion("allow"):
+                    train_tiny(tmp_path, epochs=9, guard=guard)
+
+    monkeypatch.setattr(Display, "tick", tick)
+    run = threading.Thread(target=begin, daemon=True)
+    run.start()
+    assert blocked.wait(100)
+    saving = threading.Thread(target=keeps[0], daemon=True)
+    saving.start()
+    saving.join(20)
+    try:
+        assert not saving.is_alive()
+        assert checkpoint.FILES.read(tmp_path / RESUME_FILE)[1]["step"] == 3
+    finally:
+        released.set()
 
 
 PROGRAM = """

@@ -160,11 +160,11 @@ class Run:
         with self.lock:
             self.state, self.now = state, now
             self.pace.add(loss, self.job.count(batch))
-            self.display.tick(
-                self.progress,
-                f"{self._time_left()} left  epoch {self.epoch:.1f}  "
-                f"loss {self.pace.loss:.3f}  {self.pace.speed:,.0f} {self.job.unit}/s",
-            )
+        self.display.tick(
+            self.progress,
+            f"{self._time_left()} left  epoch {self.epoch:.1f}  "
+            f"loss {self.pace.loss:.3f}  {self.pace.speed:,.0f} {self.job.unit}/s",
+        )
 
     def _check_finite(self, step: int, **figures: float) -> None:
         """Raise a UserError that names a figure which is no finite number."""
@@ -222,8 +222,8 @@ class Run:
                 self.best_params = params
             self.rows, self.best = [*self.rows, row], row if better else self.best
             self._save()
-            if self.progress >= 1 or self.now - self._said >= LEAST_SECONDS:
-                self._say(row, better)
+        if self.progress >= 1 or self.now - self._said >= LEAST_SECONDS:
+            self._say(row, better)
         self.evaluation_seconds = self.now - before
         self.pace = Pace()
 

@@ -113,8 +113,10 @@ def conduct(
     display = Display(console if places.first else Console(quiet=True))
 
     def keep() -> None:
+        # A terminal that nobody reads any more may block whoever writes to it.
+        halted = run is not None and run.halt()
         display.close()
-        if run is None or not run.halt():
+        if run is None or not halted:
             new = "new " if resume else ""
             display.say(f"interrupted before anything {new}was learned")
         else:
