@@ -204,6 +204,28 @@ def test_integers_in_a_memory():
     assert_trees_close(both(step, given, "cpu"), both(step, given, "scan"))
 
 
+def test_counts_that_may_grow_too_large_are_not_kept_as_floats():
+    """Of two steps that add to integers, one may reach 2^24, where floats round."""
+
+    def step(p, states, x, t):
+        h, counts = states
+        at = jnp.asarray(jnp.argmax(h @ p["u"], -1), jnp.int32)
+        counts = jax.vmap(lambda c, i: c.at[i].add(more))(counts, at)
+        return (jnp.tanh(h + x), counts), h
+
+    p, (first, _), x = arguments((M,))
+    for more, backend in ((1, "cpu"), (2**22 - 1, "xla")):
+        states = first, jnp.full((B, M), 3, jnp.int32)
+        told = ost.explain(step, x, states, params=p, time_major=True)
+        assert told.backend == backend
+        got = run(step, None, p, states, x)[1][1]
+        h, counts = first, np.full((B, M), 3)
+        for t in range(T):
+            counts[np.arange(B), np.argmax(h @ p["u"], -1)] += more
+            h = np.tanh(h + x[t])
+        np.testing.assert_array_equal(got, counts)
+
+
 # ---------------------------------------------------------------- what is in the way
 
 
@@ -270,9 +292,30 @@ def all_of_a_row(p, states, x, t):
     return (h, m), jax.nn.softmax(jnp.einsum("bmh,bh->bm", m, h))
 
 
+def reshaped(p, states, x, t):
+    """The gradient of a read has another shape than that of the write."""
+    h, m = states
+    flat = m.reshape(m.shape[0], -1)
+    turned = jnp.swapaxes(m[:, :H], 1, 2)
+    h = jnp.tanh(h + x + flat[:, t][:, None] + turned[:, t % H] + flat[:, 2 * t, None])
+    return (h, push(m, t, h)), h
+
+
+def moved(p, states, x, t):
+    """The axis of sequences is not the first one of what is indexed."""
+    h, m = states
+    at = jnp.asarray(jnp.argmax(h, -1), jnp.int32)
+    turned = jnp.moveaxis(m, 1, 0)
+    old = jax.vmap(lambda m, i: m[i], (1, 0))(turned, at)
+    h = jnp.tanh(h + x + old)
+    turned = jax.vmap(lambda m, i, h: m.at[i].set(h), (1, 0, 0), 1)(turned, at, h)
+    turned = jax.vmap(lambda m, i, h: m.at[i].add(h), (1, 0, 0), 1)(turned, at + 1, h)
+    return (h, jnp.moveaxis(turned, 0, 1)), h
+
+
 STEPS = [
-    read_after, swapped, one_is_the_other, rotated, unchanged, written_twice,
-    also_output, forked, never_read, all_of_a_row,
+    reshaped, moved, read_after, swapped, one_is_the_other, rotated, unchanged,
+    written_twice, also_output, forked, never_read, all_of_a_row,
 ]  # fmt: skip
 
 

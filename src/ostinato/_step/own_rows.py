@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from .jaxprs import evaluate, is_literal, run_one, struct, type_of
+from .jaxprs import evaluate, is_literal, read, run_one, struct, type_of
 
 _INDEXING = frozenset({"gather", "scatter", "scatter-add"})
 _OF_NUMBERS = frozenset(
@@ -33,13 +33,13 @@ def with_own_rows(jaxpr: Jaxpr) -> Jaxpr:
     made = {v: e for e in jaxpr.eqns for v in e.outvars}
 
     def hook(eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
-        if eqn.primitive.name not in _INDEXING or is_literal(eqn.invars[1]):
+        if eqn.primitive.name not in _INDEXING:
             return None
-        pairs = made.get(eqn.invars[1])
+        index: Any = eqn.invars[1]
+        pairs = None if is_literal(index) else made.get(index)
         if pairs is None or pairs.primitive.name != "concatenate":
             return None
-        first = numbers.get(pairs.invars[0])
-        return _on_own_rows(eqn, inputs, first)
+        return _on_own_rows(eqn, inputs, numbers.get(pairs.invars[0]))
 
     def run(*arguments: Any) -> list[Any]:
         return evaluate(ClosedJaxpr(jaxpr, ()), arguments, hook)
@@ -56,7 +56,7 @@ def _numbers(jaxpr: Jaxpr) -> dict[Any, np.ndarray]:
         known = all(is_literal(v) or v in found for v in eqn.invars)
         small = all(type_of(v).size <= _MOST for v in eqn.outvars)
         if known and small and eqn.primitive.name in _OF_NUMBERS:
-            given = [v.val if is_literal(v) else found[v] for v in eqn.invars]
+            given = [read(v, found) for v in eqn.invars]
             with jax.ensure_compile_time_eval():
                 (value,) = run_one(eqn, given)
             found[eqn.outvars[0]] = np.asarray(value)

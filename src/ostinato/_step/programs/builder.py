@@ -43,8 +43,8 @@ class Builder:
         instructions: the instructions so far.
         joined: values that others were joined to, by these, the axis and the shape.
         narrowed: what a step rounds to bfloat16, and a program does not.
-        placed: values that are 0 but for one row: its index, the row, and the axis of
-            `Value.shape` that the index counts.
+        placed: values that are 0 but for one row: the index, the row, and the axis
+            that the index counts, of a value of this shape.
     """
 
     def __init__(self, batch: int) -> None:
@@ -52,7 +52,7 @@ class Builder:
         self.instructions: list[Instruction] = []
         self.joined: dict[object, Value] = {}
         self.narrowed: set[Buffer] = set()
-        self.placed: dict[Buffer, tuple[Value, Value, int]] = {}
+        self.placed: dict[Buffer, tuple[tuple[int, ...], Value, Value, int]] = {}
         self._known: dict[object, Buffer] = {}
         self._constants: dict[bytes, Buffer] = {}
         self._with_rows: dict[Buffer, Buffer] = {}
@@ -384,7 +384,7 @@ class Builder:
                 row = self._in_order(row, value.axis)
                 self._at_row(operation, result, row, index, along)
             if value.buffer.numbers == (0.0,):
-                self.placed[result.buffer] = index, row, along
+                self.placed[result.buffer] = value.shape, index, row, along
         return result._replace(buffer=self._known[key])
 
     def _at_row(

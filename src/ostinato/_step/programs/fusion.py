@@ -259,13 +259,13 @@ class _Fusion:
 
     def leave_out_copies(self) -> None:
         """Let rows be written into a value itself where nothing else needs it."""
-        for copy in list(self.instructions):
+        for copy in self.instructions[::-1]:
             old, new = copy.operands[0].buffer, copy.result.buffer
             if copy.operation != "copy" or old.rows != new.rows or not _is_whole(copy):
                 continue
-            if not self._ends_with(copy, old, new):
+            if new.place is not Place.NEXT or not self._ends_with(copy, old, new):
                 continue
-            if old.place is Place.STATE and new.state is old:
+            if new.state is old:
                 self.instructions.remove(copy)
                 old.in_place = True
             elif old.place is Place.LOCAL and self._writes_rows(old, new):

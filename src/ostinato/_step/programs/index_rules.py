@@ -78,7 +78,9 @@ def _gather(
         result = _selected(b, inside, result, fill)
     result = result._replace(axis=0) if own else result
     if axis not in d.collapsed_slice_dims:
-        place = 1 + axis - (axis > x.axis if of_batch else 0) if own else axis
+        place = axis  # in the result, whose axis of sequences comes first
+        if own:
+            place += not (of_batch and of_batch[0] < axis)
         rank = len(result.shape) + 1 + (result.axis is not None)
         result = shapes.insert_axes(result, [place], rank)
     result = _with_unit_axes(result, more)
@@ -104,24 +106,17 @@ def _scatter(
     if mode == GatherScatterMode.CLIP:  # else JAX drops what lies outside
         at = _clamped(b, at, shape[axis])
     adds = eqn.primitive.name == "scatter-add"
-    if own and update.axis is None:
-        update = b.as_rows(update, index.axis)
-    if own and update.axis is not None and update.axis != index.axis:
-        raise Unsupported("it combines different sequences")
-    update = update._replace(
-        shape=update.shape[more:],
-        strides=update.strides[more:],
-        axis=update.axis if update.axis is None or own else update.axis - more,
-    )
+    inserted = axis in d.inserted_window_dims
+    update = _without_unit_axes(b, update, index.axis, more)
     if of_batch:
         x = _of_sequences(b, x, of_batch, own)
-        update = update._replace(axis=x.axis)
+        update = update._replace(axis=of_batch[0] - (inserted and axis < of_batch[0]))
     elif own:
-        whole = axis in d.inserted_window_dims and not more and index.axis == 0
+        whole = inserted and not more and index.axis == 0
         if not whole or not adds or x.buffer.numbers != (0.0,) or update.axis != 0:
             raise Unsupported("it combines different sequences")
         return _added_up(b, at, axis, update, shape)
-    if axis in d.inserted_window_dims:
+    if inserted:
         update = shapes.insert_axes(update, [axis], len(shape))
     return _written(b, "add_row" if adds else "set_row", x, at, update, axis)
 
@@ -213,6 +208,31 @@ def _with_unit_axes(value: Value, count: int) -> Value:
     )
 
 
+def _without_unit_axes(
+    b: Builder, update: Value, of_index: int | None, count: int
+) -> Value:
+    """Return what is written at one index, without the other axes of the index.
+
+    Args:
+        b: the builder.
+        update: what is written.
+        of_index: where each sequence has an index, and something to write.
+        count: the number of axes that are left out.
+    """
+    if of_index is not None:
+        update = _by_sequence(b, update, [of_index])
+    axis = update.axis
+    if of_index is not None and axis not in (None, of_index):
+        raise Unsupported("it combines different sequences")
+    if of_index is None and axis is not None:
+        axis -= count
+        if axis < 0:
+            raise Unsupported("it indexes in an unusual order")
+    return update._replace(
+        shape=update.shape[count:], strides=update.strides[count:], axis=axis
+    )
+
+
 def _indexed(shape: Sequence[int], sizes: Sequence[int]) -> list[int]:
     """Return the axes along which one element is taken."""
     axes = [i for i, (n, k) in enumerate(zip(shape, sizes, strict=True)) if n != k]
@@ -274,4 +294,5 @@ def _written(
     along = axis - (rows is not None and axis > rows)
     result = b.with_row(operation, x._replace(axis=rows), index, update, along)
     known = [v.most for v in (x, update) if v.most is not None]
-    return result._replace(most=max(map(most_of, (x, update))) if known else None)
+    largest = sum if operation == "add_row" else max
+    return result._replace(most=largest(map(most_of, (x, update))) if known else None)

@@ -66,14 +66,11 @@ def _added_row(b: Builder, eqn: JaxprEqn, *given: Value) -> Value | None:
     """Return a sum of which one summand is 0 but for one row, None if none is."""
     for one, other in (given, given[::-1]):
         placed = b.placed.get(one.buffer)
-        if (
-            placed is not None
-            and one.offset == 0
-            and one.is_contiguous()
-            and not other.summed
-            and (one.shape, one.axis) == (other.shape, other.axis)
-        ):
-            index, row, along = placed
+        if placed is None or other.summed:
+            continue
+        shape, index, row, along = placed
+        whole = one.offset == 0 and one.strides == shapes.row_major(shape)
+        if whole and one.shape == other.shape == shape and one.axis == other.axis:
             return b.with_row("add_row", other, index, row, along)
     return None
 
