@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from closures import fast_jit
 from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from test_transforms import assert_trees_close
 
 import ostinato as ost
 from ostinato._step import plans
+from ostinato._step.jaxprs import flat
+from ostinato._step.own_rows import with_own_rows
 
 pytestmark = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
 T, B, M, H = 6, 4, 5, 3
@@ -301,6 +304,12 @@ def reshaped(p, states, x, t):
     return (h, push(m, t, h)), h
 
 
+def read_flat(p, states, x, t):
+    h, m = states
+    h = jnp.tanh(h + x + m.reshape(m.shape[0], -1)[:, t][:, None])
+    return (h, push(m, t, h)), jnp.sin(m)
+
+
 def moved(p, states, x, t):
     """The axis of sequences is not the first one of what is indexed."""
     h, m = states
@@ -314,8 +323,8 @@ def moved(p, states, x, t):
 
 
 STEPS = [
-    reshaped, moved, read_after, swapped, one_is_the_other, rotated, unchanged,
-    written_twice, also_output, forked, never_read, all_of_a_row,
+    reshaped, read_flat, moved, read_after, swapped, one_is_the_other, rotated,
+    unchanged, written_twice, also_output, forked, never_read, all_of_a_row,
 ]  # fmt: skip
 
 
@@ -358,6 +367,36 @@ def test_memories_change_in_place_where_nothing_needs_them(step, monkeypatch):
 
 
 # ------------------------------------------------------------------------- the rest
+
+
+ROWS = jnp.arange(B, dtype=jnp.int32)
+PAIRS = {
+    "read": (lambda m, i, r: m[jnp.arange(B), i], True),
+    "fill": (lambda m, i, r: m.at[jnp.arange(B), i].get(mode="fill"), True),
+    "set": (lambda m, i, r: m.at[jnp.arange(B), i].set(r), True),
+    "add": (lambda m, i, r: m.at[jnp.arange(B), i].add(r), True),
+    "an entry": (lambda m, i, r: m.at[jnp.arange(B), i, 1].add(r[:, 0]), True),
+    "clip": (lambda m, i, r: m.at[jnp.arange(B), i].set(r, mode="clip"), True),
+    "other rows": (lambda m, i, r: m.at[jnp.arange(B) + 1, i].set(r), False),
+    "one row": (lambda m, i, r: m.at[jnp.zeros(B, int), i].add(r), False),
+    "chosen rows": (lambda m, i, r: m.at[i - 3, i].add(r), False),
+    "fewer rows": (lambda m, i, r: m[jnp.arange(B - 1), i[1:]], False),
+    "all pairs": (lambda m, i, r: m[jnp.arange(B)[:, None], i[None]], False),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_with_the_number_of_a_row(name):
+    function, is_own = PAIRS[name]
+    rng = np.random.default_rng(1)
+    memory, rows = rng.standard_normal((B, M, H)), rng.standard_normal((B, H))
+    given = jnp.asarray(memory), ROWS + 1, jnp.asarray(rows)
+    jaxpr = flat(jax.make_jaxpr(function)(*given).jaxpr)
+    found = with_own_rows(jaxpr)
+    text = str(found)
+    assert ("batching_dims=(0,)" in text) == is_own and (found is jaxpr) != is_own
+    (got,) = jax.jit(jaxpr_as_fun(ClosedJaxpr(found, [])))(*given)
+    np.testing.assert_array_equal(got, function(*given))
 
 
 @pytest.mark.parametrize("mode", ["clip", "drop", "fill", "promise_in_bounds"])

@@ -31,6 +31,7 @@ def with_own_rows(jaxpr: Jaxpr) -> Jaxpr:
         return jaxpr
     numbers = _numbers(jaxpr)
     made = {v: e for e in jaxpr.eqns for v in e.outvars}
+    replaced: list[Any] = []
 
     def hook(eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
         if eqn.primitive.name not in _INDEXING:
@@ -39,14 +40,16 @@ def with_own_rows(jaxpr: Jaxpr) -> Jaxpr:
         pairs = None if is_literal(index) else made.get(index)
         if pairs is None or pairs.primitive.name != "concatenate":
             return None
-        return _on_own_rows(eqn, inputs, numbers.get(pairs.invars[0]))
+        results = _on_own_rows(eqn, inputs, numbers.get(pairs.invars[0]))
+        replaced.extend(results or [])
+        return results
 
     def run(*arguments: Any) -> list[Any]:
         return evaluate(ClosedJaxpr(jaxpr, ()), arguments, hook)
 
     closed = jax.make_jaxpr(run)(*(struct(v.aval) for v in jaxpr.invars))
     assert not closed.consts, "a step that has been traced closes over nothing"
-    return closed.jaxpr
+    return closed.jaxpr if replaced else jaxpr
 
 
 def _numbers(jaxpr: Jaxpr) -> dict[Any, np.ndarray]:

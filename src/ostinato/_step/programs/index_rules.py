@@ -78,9 +78,7 @@ def _gather(
         result = _selected(b, inside, result, fill)
     result = result._replace(axis=0) if own else result
     if axis not in d.collapsed_slice_dims:
-        place = axis  # in the result, whose axis of sequences comes first
-        if own:
-            place += not (of_batch and of_batch[0] < axis)
+        place = axis + (own and not of_batch)  # after the axis of sequences
         rank = len(result.shape) + 1 + (result.axis is not None)
         result = shapes.insert_axes(result, [place], rank)
     result = _with_unit_axes(result, more)
@@ -110,7 +108,7 @@ def _scatter(
     update = _without_unit_axes(b, update, index.axis, more)
     if of_batch:
         x = _of_sequences(b, x, of_batch, own)
-        update = update._replace(axis=of_batch[0] - (inserted and axis < of_batch[0]))
+        update = update._replace(axis=0)
     elif own:
         whole = inserted and not more and index.axis == 0
         if not whole or not adds or x.buffer.numbers != (0.0,) or update.axis != 0:
@@ -191,10 +189,10 @@ def _one_index(
 
 def _of_sequences(b: Builder, x: Value, axes: Sequence[int], own: bool) -> Value:
     """Return an array of which each sequence has a part, at an index of its own."""
-    if len(axes) != 1 or not own or x.summed:
+    if tuple(axes) != (0,) or not own or x.summed:
         raise Unsupported("it indexes several axes")
     x = _by_sequence(b, x, axes)
-    if x.axis != axes[0]:
+    if x.axis != 0:
         raise Unsupported("it combines different sequences")
     return x
 
