@@ -227,6 +227,21 @@ def test_a_second_run_moves_the_first_away(tmp_path):
     assert (previous / "notes.txt").exists()
 
 
+def test_the_folder_of_an_older_run_is_checked_before_a_run(tmp_path, monkeypatch):
+    (tmp_path / checkpoint.MODEL_FILE).touch()
+    check = files.check_folder
+
+    def checked(folder):
+        if folder.name == files.PREVIOUS:
+            raise UserError("cannot write in previous/")
+        check(folder)
+
+    monkeypatch.setattr(files, "check_folder", checked)
+    monkeypatch.setattr(run, "update", None)
+    with pytest.raises(UserError, match="cannot write in previous"):
+        train_tiny(tmp_path, epochs=1)
+
+
 def end_now(*_, **__):
     raise KeyboardInterrupt
 

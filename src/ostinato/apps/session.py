@@ -132,6 +132,7 @@ def conduct(
             files.make_folder(out, run.file_names)
             if not resume and any((out / name).exists() for name in run.file_names):
                 files.make_folder(out / files.PREVIOUS)  # an error comes now, not later
+                files.check_folder(out / files.PREVIOUS)
         if resume:
             run.restore()
         for line in run.job.introduce():
