@@ -1,4 +1,4 @@
-"""Tests of SIGINT and SIGTERM at chosen moments; see also `interrupt_tries.py`."""
+"""Tests of signals at chosen moments; see also `interrupt_tries.py`."""
 
 import signal
 import subprocess
@@ -69,8 +69,8 @@ def test_while_the_first_functions_are_compiled(packages, tmp_path, name):
 
 def test_before_the_first_evaluation(packages, tmp_path):
     run = g2p_command.start(packages, tmp_path, JAX_LOG_COMPILES="1")
-    code, text, _ = interrupt(run, "Compiling jit(_log_probs)", signal.SIGINT)
-    assert code == 130 and "go on with --resume" in text
+    code, text, _ = interrupt(run, "Compiling jit(_log_probs)", signal.SIGHUP)
+    assert code == 129 and "go on with --resume" in text
     assert checkpoint.FILES.read(tmp_path / RESUME_FILE)[1]["step"] == 14
     assert checkpoint.load_model(tmp_path).figures["best"] is None
 

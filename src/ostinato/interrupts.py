@@ -1,4 +1,4 @@
-"""Handling of SIGINT and SIGTERM that ends the command line, whatever it is doing.
+"""Handling of signals that ends the command line, whatever it is doing.
 
 Python's KeyboardInterrupt cannot do that. It is lost when it is raised in a callback,
 such as the one that JAX gives to the garbage collector. When it is raised while XLA
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 GRACE = 3.0  # most seconds from a signal to the end
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _armed = False
 _keep: Callable[[], object] | None = None
@@ -27,7 +27,7 @@ _ending = threading.Lock()  # the thread that ends the process takes it for good
 
 
 def arm() -> None:
-    """Make SIGINT and SIGTERM end this process with code 128 + their number.
+    """Make `SIGNALS` end this process with code 128 + their number.
 
     A signal that the parent process set to be ignored stays ignored.
     """
