@@ -29,7 +29,7 @@ def check_dim(x: Any, arrays: list[RaggedArray], min_length: int) -> Any:
     in_range = f"the lengths of {name!r} must lie in 0..max_length = 0..{max_length}"
     enough = (
         f"the lengths of {name!r} must be at least `min_length` = {min_length}; for "
-        "shorter examples give ragged.vmap a smaller `min_length`"
+        "shorter examples give ragged.vmap a smaller one, by a dict for this dim alone"
     )
     fit = f"the lengths of {name!r} must sum to at most the capacity, {capacity} tokens"
     return require(
