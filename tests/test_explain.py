@@ -133,6 +133,21 @@ def test_a_step_with_little_work_is_told_in_two_sentences():
 
 
 @native
+@pytest.mark.parametrize(
+    ("batch", "units", "wanted"), [(1, 4, "xla"), (4, 2, "xla"), (2, 4, "cpu")]
+)
+def test_steps_with_hardly_any_products_run_as_scan(batch, units, wanted):
+    """XLA multiplies the smallest matrices alone in registers, as gradients need it."""
+
+    def dense(w, h, x, t):
+        h = jnp.tanh(x @ w + h @ w)
+        return h, h
+
+    x, h = jnp.zeros((batch, 100, units)), jnp.zeros((batch, units))
+    assert ost.explain(dense, x, h, params=jnp.eye(units)).backend == wanted
+
+
+@native
 def test_many_sequences_of_few_steps_run_as_scan():
     def backend(batch, steps, units):
         x = jax.ShapeDtypeStruct((batch, steps, units), X.dtype)

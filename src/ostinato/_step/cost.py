@@ -10,13 +10,16 @@ processor with AVX-512 (`work` is what `work_of` counts):
 | | 1, 4 | 60 | 0.49 | 0.33 |
 | | 1, 8 | 184 | 0.98 | 2.7 |
 | | 8, 4 | 480 | 3.9 | 4.1 |
+| `tanh(x W + h U)` | 4, 2 | 64 | 0.29 | 0.27 |
+| | 2, 4 | 96 | 0.42 | 5.4 |
+| | 1, 6 | 96 | 1.1 | 2.2 |
 | LSTM | 1, 4 | 300 | 2.0 | 3.2 |
 | `a h + (1 - a) x`, without a product | 1, 8 | 24 | 0.62 | 0.48 |
 | | 1, 64 | 192 | 1.2 | 0.97 |
 | | 8, 8 | 192 | 0.95 | 0.78 |
 | | 8, 64 | 1536 | 3.4 | 1.1 |
 
-So a step runs as `lax.scan` up to a work of 96, or of 256 if it has no product.
+So a step runs as `lax.scan` up to a work of 64, or of 256 if it has no product.
 
 A step that the native loop does not run gains in XLA's loop by the gradients of its
 matrices, and loses by what is computed again and, in branches that are written out,
@@ -111,7 +114,7 @@ from .jaxprs import known_product, type_of, variables
 from .programs.lower import PRIMITIVES
 from .split import PRODUCTS, Step
 
-_WITH_PRODUCTS, _WITHOUT = 96, 256
+_WITH_PRODUCTS, _WITHOUT = 64, 256
 _MANY_SEQUENCES, _FEW = 256, 1024
 _SEVERAL_SEQUENCES, _NARROW = 64, 8
 _ENTERING = 2**18
