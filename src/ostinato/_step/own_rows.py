@@ -7,11 +7,13 @@ which of several writes to one place is the last. Each place has a row of its ow
 from __future__ import annotations
 
 import functools as ft
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.export import is_symbolic_dim
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .jaxprs import evaluate, is_literal, read, run_one, struct, type_of
@@ -57,7 +59,8 @@ def _numbers(jaxpr: Jaxpr) -> dict[Any, np.ndarray]:
     found: dict[Any, np.ndarray] = {}
     for eqn in jaxpr.eqns:
         known = all(is_literal(v) or v in found for v in eqn.invars)
-        small = all(type_of(v).size <= _MOST for v in eqn.outvars)
+        sizes = [n for v in eqn.outvars for n in type_of(v).shape]
+        small = not any(map(is_symbolic_dim, sizes)) and math.prod(sizes) <= _MOST
         if known and small and eqn.primitive.name in _OF_NUMBERS:
             given = [read(v, found) for v in eqn.invars]
             with jax.ensure_compile_time_eval():
