@@ -416,6 +416,20 @@ def test_indices_of_each_sequence_out_of_bounds(mode):
     assert_trees_close(both(step, given, "cpu"), both(step, given, "scan"))
 
 
+def test_places_outside_are_true_where_jax_says_so():
+    def step(p, states, x, t):
+        m, at = states
+        found = jax.vmap(lambda m, i: m.at[i].get(mode="fill"))(m, at)
+        return (m, at + 2), (~found, found & (t > 3), jnp.sin(x))
+
+    p, _, x = arguments((M,))
+    states = jnp.zeros((B, M), bool), jnp.zeros(B, jnp.int32)
+    got, want = (run(step, backend, p, states, x)[0] for backend in ("cpu", "scan"))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b)
+    assert not got[0][3:].any() and got[1][4:].all()
+
+
 def test_places_outside_are_nan_where_jax_says_so():
     def step(p, states, x, t):
         m, at = states

@@ -52,8 +52,8 @@ int64_t Work(const StepCall& call, int64_t lanes) {
 int64_t RowsOf(const StepCall& call, int64_t threads, int64_t bytes) {
   int64_t elements = call.program.row_elements;
   for (const StepBuffer& buffer : call.program.buffers) {
-    if (buffer.place == Place::kState && buffer.rows)
-      elements += (buffer.in_place ? 1 : 2) * buffer.width;
+    if (buffer.place != Place::kState || !buffer.rows) continue;
+    elements += (buffer.in_place ? 1 : 2) * buffer.width;
   }
   const int64_t fit = kTileBytes / (elements * bytes + 1);
   const int64_t shared = CeilDiv(call.batch, kTilesPerThread * threads);

@@ -74,8 +74,9 @@ def _gather(
         inside = b.elementwise("equal", at, clamped)
         if inside.axis is not None:
             inside = inside._replace(axis=result.axis)
-        fill = b.constant(math.nan if fill_value is None else float(fill_value))
-        result = _selected(b, inside, result, fill)
+        if fill_value is None:
+            fill_value = 1.0 if type_of(eqn.outvars[0]).dtype == bool else math.nan
+        result = _selected(b, inside, result, b.constant(float(fill_value)))
     result = result._replace(axis=0) if own else result
     if axis not in d.collapsed_slice_dims:
         place = axis + (own and not of_batch)  # after the axis of sequences
