@@ -66,13 +66,17 @@ def start(
     environment = dict(os.environ)
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     command = [sys.executable, "-u", *python, "-m", "ostinato", "train", "g2p"]
-    return subprocess.Popen(
-        [*command, "--out", str(out), *TINY, *options],
-        env={**environment, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` ignores it
+    try:
+        return subprocess.Popen(
+            [*command, "--out", str(out), *TINY, *options],
+            env={**environment, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGHUP, hang_up)
 
 
 def wait(
