@@ -47,9 +47,6 @@ constexpr bool ReducesColumn(Operation operation) {
 }
 // Whether it names one row of a matrix, the result's if it writes there.
 constexpr bool Indexes(Operation operation) { return operation >= Operation::take_row; }
-constexpr bool WritesRow(Operation operation) {
-  return operation >= Operation::set_row;
-}
 
 // Whether it takes many instructions of a processor for each element.
 constexpr bool IsFunction(Operation operation) {

@@ -352,11 +352,7 @@ class Builder:
             wide = result._replace(
                 shape=value.shape, strides=(*strides[:along], 0, *strides[along:])
             )
-            try:
-                self._at_row("take_row", wide, value, index, along)
-            except UnusualOrder:
-                value = self._in_order(value, axis)
-                self._at_row("take_row", wide, value, index, along)
+            self._at_row("take_row", wide, value, index, along)
         return result._replace(buffer=self._known[key])
 
     def with_row(
@@ -378,11 +374,7 @@ class Builder:
             if row.buffer in self.narrowed:
                 self.narrowed.add(result.buffer)
             self.write("copy", result, value)
-            try:
-                self._at_row(operation, result, row, index, along)
-            except UnusualOrder:
-                row = self._in_order(row, value.axis)
-                self._at_row(operation, result, row, index, along)
+            self._at_row(operation, result, row, index, along)
             if value.buffer.numbers == (0.0,):
                 self.placed[result.buffer] = value.shape, index, row, along
         return result._replace(buffer=self._known[key])
@@ -396,7 +388,8 @@ class Builder:
         outer = merge_axes(shape[:along], [s[:along] for s in strides])
         inner = merge_axes(shape[along + 1 :], [s[along + 1 :] for s in strides])
         if len(inner.shape) > 1 or any(s and s[0] not in (0, 1) for s in inner.strides):
-            raise UnusualOrder("its rows have an unusual order")
+            given = self._in_order(given, result.axis)
+            return self._at_row(operation, result, given, index, along)
         if not inner.shape:
             inner = Merged((1,), [(0,), (0,)])
         merged = [

@@ -8,7 +8,7 @@ whole array.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.core import JaxprEqn
@@ -266,9 +266,7 @@ def _mask(b: Builder, index: Value, axis: int, shape: Sequence[int]) -> Value:
 def _selected(b: Builder, mask: Value, x: Value, other: Value) -> Value:
     if x.summed or other.summed:
         raise Unsupported("it combines different sequences")
-    result = b.elementwise("select", mask, x, other)
-    known = [v.most for v in (x, other) if v.most is not None]
-    return result._replace(most=max(map(most_of, (x, other))) if known else None)
+    return _bounded(b.elementwise("select", mask, x, other), (x, other), max)
 
 
 def _taken(b: Builder, x: Value, index: Value, axis: int) -> Value:
@@ -292,6 +290,10 @@ def _written(
         raise Unsupported("it combines different sequences")
     along = axis - (rows is not None and axis > rows)
     result = b.with_row(operation, x._replace(axis=rows), index, update, along)
-    known = [v.most for v in (x, update) if v.most is not None]
-    largest = sum if operation == "add_row" else max
-    return result._replace(most=largest(map(most_of, (x, update))) if known else None)
+    return _bounded(result, (x, update), sum if operation == "add_row" else max)
+
+
+def _bounded(result: Value, values: Sequence[Value], by: Callable) -> Value:
+    """Return a result that knows how large it may be, if it has integers."""
+    known = any(v.most is not None for v in values)
+    return result._replace(most=by(map(most_of, values)) if known else None)
