@@ -263,9 +263,29 @@ def of_large_numbers(p, z):
     return sum(grown) * 1e-3 + jnp.square(p["large"] * 1e160 + z)
 
 
+def of_large_parameters(p, z):
+    """Return what is infinite by products of numbers that no step changes."""
+    y = p["large"] * 1e160
+    z = z * (y * y) + (y - y * y) * z
+    return jnp.tanh(z * p["u"][:1])
+
+
+def of_large_constants(p, z):
+    """Return what is infinite by constants alone, times parameters."""
+    z = (z + 1e200) * (z + 1e200)
+    return z @ p["v"] + jax.jit(lambda z, b: jnp.maximum(z, b) * b)(z, p["u"][:1])
+
+
+def of_large_loop(p, z):
+    """Return what an inner loop and `jax.checkpoint` make infinite."""
+    y = p["large"] * 1e160
+    z = lax.scan(lambda z, _: ((z + y) * y, None), z, length=3)[0]
+    return jax.checkpoint(lambda z, y: z * (y * y))(z, y) @ p["v"]
+
+
 INNER = [
     of_jit, of_scan, of_loop, of_branch, of_checkpoint, of_branch_in_checkpoint,
-    of_powers, of_large_numbers,
+    of_powers, of_large_numbers, of_large_parameters, of_large_constants, of_large_loop,
 ]  # fmt: skip
 
 
@@ -273,10 +293,10 @@ INNER = [
 @pytest.mark.parametrize("switch", [False, True], ids=["cond", "switch"])
 @pytest.mark.parametrize("inner", INNER, ids=lambda f: f.__name__)
 def test_branch_that_is_not_taken_has_no_pole(inner, switch):
-    large = {"large": jnp.array(1000.0 if inner is of_large_numbers else 0.5)}
+    used = "large" not in inner.__name__  # else it is infinite
+    large = {"large": jnp.array(0.5 if used else 1000.0)}
     p = {**parameters(), **large, "v": draw(5, H, H), "on": jnp.array(1.0)}
     x, h = draw(3, B, T, F), draw(4, B, H)
-    used = inner is not of_large_numbers  # else it is infinite
 
     def step(p, h, x, t):
         taken = lambda h: inner(p, h @ p["u"])  # noqa: E731

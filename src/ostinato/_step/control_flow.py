@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Sequence
+import itertools as it
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
 from .._compat import scan_counts
@@ -37,6 +39,8 @@ Others are so for some operands, see `_poles`.
 """
 _GROWING = frozenset("cosh exp exp2 expm1 integer_pow sinh square".split())
 """Operations whose results may be infinite where their operands are large."""
+_SUMS = frozenset({"add", "add_any", "sub", "neg"})
+"""Operations that pass on a cotangent of 0 as 0, whatever their operands are."""
 _FLOW = frozenset({"cond", "scan"})
 _OPEN = _FLOW | CHECKPOINTS | {"jit"}
 """Operations whose inside is reached when a branch is written out."""
@@ -54,57 +58,82 @@ def without_control_flow(jaxpr: Jaxpr, num_fixed: int) -> Jaxpr:
     """
     if not any(eqn.primitive.name in _FLOW for eqn in jaxpr.eqns):
         return jaxpr
-    fixed = set(jaxpr.invars[:num_fixed])
-    for eqn in jaxpr.eqns:
-        if fixed.issuperset(variables(eqn)):
-            fixed.update(eqn.outvars)
-
-    def hook(eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
-        if fixed.issuperset(variables(eqn)):
-            return None
-        changing = [not is_literal(v) and v not in fixed for v in eqn.invars]
-        return _written_out(eqn, inputs, changing)
 
     def run(*arguments: Any) -> list[Any]:
-        return evaluate(ClosedJaxpr(jaxpr, ()), arguments, hook)
+        place = _Place(None, arguments[:num_fixed])
+        return place.run(ClosedJaxpr(jaxpr, ()), arguments)
 
     closed = jax.make_jaxpr(run)(*(struct(v.aval) for v in jaxpr.invars))
     assert not closed.consts, "a step that has been traced closes over nothing"
     return closed.jaxpr
 
 
-def _written_out(
-    eqn: JaxprEqn,
-    inputs: list[Any],
-    changing: Sequence[bool] | None = None,
-    taken: Array | None = None,
-) -> list[Any] | None:
-    """Return the results of an equation by others, or None where it stays as it is.
+class _Place:
+    """Where equations stand: in which branch, and which values no step changes.
 
     Args:
-        eqn: the equation.
-        inputs: its operands.
-        changing: which of them differ from step to step; None if all may.
-        taken: whether the branch that it stands in is taken; None if it is in none.
+        taken: whether the branch is taken; None outside of branches.
+        fixed: values that are the same at every step.
     """
-    name = eqn.primitive.name
-    if name in _FLOW and stays(eqn) is None:
-        if name == "scan":
-            return _unrolled(eqn, inputs, taken)
-        return _select_branch(eqn, inputs, changing or [True] * len(inputs), taken)
-    if taken is None:
-        return None
-    if name in CHECKPOINTS:
-        return _checkpoint_of_branch(eqn, inputs, taken)
-    if name in _GROWING or _poles([eqn]):
-        safe = 1.5 if name == "acosh" else 0.5
-        return run_one(eqn, [_guarded(taken, v, safe) for v in inputs])
-    return None
 
+    def __init__(self, taken: Array | None, fixed: Iterable[Any]) -> None:
+        self.taken = taken
+        self._fixed = {id(value): value for value in fixed}
+        self._met: dict[int, Any] = {}  # results of changing and fixed values
+        self._guarded: dict[int, Any] = {}
 
-def _inside(jaxpr: ClosedJaxpr, inputs: Sequence[Any], taken: Array | None) -> list:
-    """Run what is inside of an equation, written out."""
-    return evaluate(jaxpr, inputs, ft.partial(_written_out, taken=taken))
+    def run(self, jaxpr: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+        return evaluate(jaxpr, inputs, self._written_out)
+
+    def is_fixed(self, value: Any) -> bool:
+        return not isinstance(value, Tracer) or id(value) in self._fixed
+
+    def fix(self, values: list[Any]) -> list[Any]:
+        self._fixed.update((id(value), value) for value in values)
+        return values
+
+    def guarded(self, value: Any) -> Any:
+        """Return what is 0, without cotangent, unless the branch is taken."""
+        if id(value) not in self._guarded:
+            assert self.taken is not None, "outside of branches, all is taken"
+            found = _guarded(self.taken, value, 0)
+            self._guarded |= {id(value): (value, found), id(found): (found, found)}
+        return self._guarded[id(value)][1]
+
+    def _written_out(self, eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
+        """Return the results of an equation by others, or None where it stays."""
+        name = eqn.primitive.name
+        if name == "jit":
+            return self.run(eqn.params["jaxpr"], inputs)
+        fixed = all(map(self.is_fixed, inputs))
+        if self.taken is None and fixed:
+            return self.fix(run_one(eqn, inputs))
+        if name in _FLOW and stays(eqn) is None:
+            flow = _unrolled if name == "scan" else _select_branch
+            return flow(eqn, inputs, self)
+        if self.taken is None or not any(isinstance(v, Tracer) for v in inputs):
+            return None
+        if name in CHECKPOINTS:
+            return _checkpoint_of_branch(eqn, inputs, self)
+        if name in _GROWING or _poles([eqn]):
+            safe = 1.5 if name == "acosh" else 0.5
+            return run_one(eqn, [_guarded(self.taken, v, safe) for v in inputs])
+        if fixed:
+            return self.fix(run_one(eqn, inputs))
+        # A fixed value stays as it is, so that products with it stay so.
+        meets = any(isinstance(v, Tracer) and self.is_fixed(v) for v in inputs)
+        met = [id(v) in self._met for v in inputs]
+        if not meets and not any(met):
+            return None
+        if name not in _SUMS:
+            inputs = [
+                self.guarded(v) if m or meets and not self.is_fixed(v) else v
+                for v, m in zip(inputs, met, strict=True)
+            ]
+        results = run_one(eqn, inputs)
+        if meets or name in _SUMS:
+            self._met.update((id(value), value) for value in results)
+        return results
 
 
 def stays(eqn: JaxprEqn) -> str | None:
@@ -156,26 +185,24 @@ def _poles(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     return list(filter(has_pole, eqns))
 
 
-def _select_branch(
-    eqn: JaxprEqn, inputs: list[Any], changing: Sequence[bool], taken: Array | None
-) -> list[Any]:
+def _select_branch(eqn: JaxprEqn, inputs: list[Any], place: _Place) -> list[Any]:
     """Run all branches and select the results of one.
 
-    Branches that are not taken get zeros, and a number between 0 and 1 where there are
-    poles or large numbers become infinite, so that neither their results nor their
-    derivatives are infinite: with a cotangent of 0, those would make NaN.
+    A branch that is not taken must not have results or derivatives that are infinite:
+    with a cotangent of 0, those would make NaN. It gets zeros, and a number between 0
+    and 1 where there are poles or large numbers become infinite. Weights and other
+    values that no step changes stay as they are, so that products with them stay so;
+    what they meet is 0, and so is the result.
     """
     index, *operands = inputs
     branches = eqn.params["branches"]
     index = jnp.clip(index, 0, len(branches) - 1)
     results = []
     for k, branch in enumerate(branches):
-        this = index == k if taken is None else taken & (index == k)
-        given = [
-            _guarded(this, a, 0) if c else a
-            for a, c in zip(operands, changing[1:], strict=True)
-        ]
-        results.append(_inside(branch, given, this))
+        taken = index == k if place.taken is None else place.taken & (index == k)
+        inside = _Place(taken, filter(place.is_fixed, operands))
+        given = [a if inside.is_fixed(a) else inside.guarded(a) for a in operands]
+        results.append(inside.run(branch, given))
     if len(branches) == 2:
         return [lax.select_n(index != 0, *pair) for pair in zip(*results, strict=True)]
     found = results[-1]
@@ -185,24 +212,26 @@ def _select_branch(
     return found
 
 
-def _checkpoint_of_branch(eqn: JaxprEqn, inputs: list[Any], taken: Array) -> list[Any]:
+def _checkpoint_of_branch(eqn: JaxprEqn, inputs: list[Any], place: _Place) -> list[Any]:
     """Run what is under `jax.checkpoint` in a branch, under `jax.checkpoint` again."""
     (jaxpr,) = jaxprs_in_params(eqn.params)
+    fixed = [place.is_fixed(value) for value in inputs]
 
     def run(taken: Array, *inputs: Any) -> list[Any]:
-        return _inside(ClosedJaxpr(jaxpr, ()), inputs, taken)
+        inside = _Place(taken, it.compress(inputs, fixed))
+        return inside.run(ClosedJaxpr(jaxpr, ()), inputs)
 
-    return checkpoint_like(eqn, run)(taken, *inputs)
+    return checkpoint_like(eqn, run)(place.taken, *inputs)
 
 
 def _guarded(taken: Array, value: Any, safe: float) -> Any:
     aval = jax.typeof(value)
-    if not jnp.issubdtype(aval.dtype, jnp.floating) or isinstance(value, (int, float)):
+    if not jnp.issubdtype(aval.dtype, jnp.floating) or not isinstance(value, Tracer):
         return value
     return lax.select_n(taken, jnp.full(aval.shape, safe, aval.dtype), value)
 
 
-def _unrolled(eqn: JaxprEqn, inputs: list[Any], taken: Array | None) -> list[Any]:
+def _unrolled(eqn: JaxprEqn, inputs: list[Any], place: _Place) -> list[Any]:
     """Run the iterations of an inner loop one after another."""
     params = eqn.params
     count, (num_consts, num_carry) = params["length"], scan_counts(params)
@@ -213,7 +242,8 @@ def _unrolled(eqn: JaxprEqn, inputs: list[Any], taken: Array | None) -> list[Any
     rows: list[list[Any]] = [[]] * count
     for i in reversed(order) if params["reverse"] else order:
         at = [lax.index_in_dim(a, i, keepdims=False) for a in per_iteration]
-        results = _inside(params["jaxpr"], [*consts, *carry, *at], taken)
+        place.fix(list(it.compress(at, map(place.is_fixed, per_iteration))))
+        results = place.run(params["jaxpr"], [*consts, *carry, *at])
         carry, rows[i] = results[:num_carry], results[num_carry:]
     if count == 0:
         found = [type_of(v) for v in eqn.outvars[num_carry:]]
