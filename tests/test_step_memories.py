@@ -65,7 +65,66 @@ def by_axes():
     ]
 
 
+def of_grid(axis=0, mode=None):
+    """Return functions for a place along two axes next to each other."""
+    at = lambda i: (slice(None),) * axis + (i % 2, i // 2)  # noqa: E731
+    return [
+        jax.vmap(lambda m, i: m.at[at(i)].get(mode=mode)),
+        jax.vmap(lambda m, i, row: m.at[at(i)].set(row, mode=mode)),
+        jax.vmap(lambda m, i, row: m.at[at(i)].add(row)),
+    ]
+
+
+def by_triples():
+    at = lambda i: (jnp.arange(B), i % 2, i // 2)  # noqa: E731
+    return [
+        lambda m, i: m[at(i)],
+        lambda m, i, row: m.at[at(i)].set(row),
+        lambda m, i, row: m.at[at(i)].add(row),
+    ]
+
+
+def of_window(axis, size=2):
+    """Return functions for several elements from a place on."""
+    read = lambda m, i: lax.dynamic_slice_in_dim(m, i, size, axis)  # noqa: E731
+    write = lambda m, i, row: lax.dynamic_update_slice_in_dim(m, row, i, axis)  # noqa: E731
+    return [
+        jax.vmap(read),
+        jax.vmap(write),
+        jax.vmap(lambda m, i, row: write(m, i, read(m, i) + row)),
+    ]
+
+
+def of_slices():
+    """Return functions for a slice of size 1 along two axes."""
+
+    def read(m, i):
+        return lax.dynamic_slice(m, [i % 2, i // 2, 0 * i], [1, 1, H])
+
+    def write(m, i, row):
+        return lax.dynamic_update_slice(m, row, [i % 2, i // 2, 0 * i])
+
+    return [
+        jax.vmap(read),
+        jax.vmap(write),
+        jax.vmap(lambda m, i, row: write(m, i, read(m, i) + row)),
+    ]
+
+
 FORMS = {
+    "grid": (of_grid(), (2, 3, H)),
+    "grid, last": (of_grid(1), (H, 2, 3)),
+    "grid, clip": (of_grid(mode="clip"), (2, 3, H)),
+    "grid, numbers": (of_grid(), (2, 3)),
+    "grid, one column": (of_grid(), (6, 1, H)),
+    "grid, one column, clip": (of_grid(mode="clip"), (6, 1, H)),
+    "grid, slices": (of_slices(), (2, 3, H)),
+    "triples": (by_triples(), (2, 3, H)),
+    "window": (of_window(0), (M, H)),
+    "window, last": (of_window(1), (H, M)),
+    "window, middle": (of_window(1, 3), (2, M, H)),
+    "window, numbers": (of_window(0, 3), (M,)),
+    "window, nearly all": (of_window(0, 4), (M, H)),
     "vmap": (mapped(0), (M, H)),
     "vmap, last": (mapped(1), (H, M)),
     "vmap, middle": (mapped(1), (2, M, H)),
@@ -79,8 +138,10 @@ FORMS = {
 
 def chosen(form, h):
     """Return an index of each sequence, from its features."""
-    entries = {"vmap, last": 1, "vmap, middle": 1}.get(form, 0)
-    count = FORMS[form][1][entries]
+    shape = FORMS[form][1]
+    count = shape["last" in form or "middle" in form]
+    if form.startswith(("grid", "triples")):
+        count = int(np.prod(shape)) // (H if len(shape) == 3 else 1)
     return jnp.asarray(jnp.argmax(h, -1) * 2 % count, jnp.int32)
 
 
@@ -157,9 +218,8 @@ OPTIONS = [
 def test_memories_of_each_sequence(form, options):
     step, shape = memory_step(form)
     given = arguments(shape)
-    assert_trees_close(
-        both(step, given, "cpu", **options), both(step, given, "scan", **options)
-    )
+    found = [both(step, given, backend, **options) for backend in ("cpu", "scan")]
+    assert_trees_close(*found, terms=1000)
 
 
 def test_values_are_those_of_a_loop():
@@ -322,9 +382,37 @@ def moved(p, states, x, t):
     return (h, jnp.moveaxis(turned, 0, 1)), h
 
 
+def on_a_grid(p, states, x, t):
+    """All sequences are at the same place of two axes, and at places of a table."""
+    h, m = states
+    at = t % 2, t * 2 % H
+    table = jnp.broadcast_to(p["u"][:, :, None], (H, H, H))
+    mine = jnp.asarray(jnp.argmax(h, -1), jnp.int32)
+    h = jnp.tanh(h + x + m[(slice(None), *at, None)] + table[mine, mine])
+    m = (
+        m.at[(slice(None), *at)]
+        .set(h[:, 0])
+        .at[(slice(None), at[1], at[0])]
+        .add(h[:, 1])
+    )
+    return (h, m), m[:, 1]
+
+
+def in_windows(p, states, x, t):
+    """A window is read and written from a place on that all share."""
+    h, m = states
+    old = lax.dynamic_slice_in_dim(m, t % 4, 2, 1)
+    across = lax.dynamic_slice(m, [0 * t, t % 3, t % 2], [m.shape[0], 3, 2])
+    h = jnp.tanh(x + h * old.sum(1) + across.sum((1, 2))[:, None])
+    m = lax.dynamic_update_slice_in_dim(m, jnp.stack([h, old[:, 0]], 1), t - 1, 1)
+    turned = jnp.swapaxes(jnp.stack([h, x], 2), 1, 2)[:, :, ::-1]
+    return (h, lax.dynamic_update_slice_in_dim(m, turned, t + 1, 1)), h
+
+
 STEPS = [
-    reshaped, read_flat, moved, read_after, swapped, one_is_the_other, rotated,
-    unchanged, written_twice, also_output, forked, never_read, all_of_a_row,
+    on_a_grid, in_windows, reshaped, read_flat, moved, read_after, swapped,
+    one_is_the_other, rotated, unchanged, written_twice, also_output, forked,
+    never_read, all_of_a_row,
 ]  # fmt: skip
 
 
@@ -341,7 +429,8 @@ def test_values_that_are_needed_before_and_after(step, options):
 
 IN_PLACE = {
     unchanged: 1, written_twice: 1, never_read: 1, all_of_a_row: 1,
-    forked: 1, read_after: 0, swapped: 0, one_is_the_other: 0, rotated: 0,
+    on_a_grid: 1, in_windows: 1, forked: 1, read_after: 0, swapped: 0,
+    one_is_the_other: 0, rotated: 0,
 }  # fmt: skip
 
 
@@ -414,6 +503,54 @@ def test_indices_of_each_sequence_out_of_bounds(mode):
     p, (h, m), x = arguments((M, H))
     given = p, (h, m, jnp.arange(B, dtype=jnp.int32) * 3 - 4), x
     assert_trees_close(both(step, given, "cpu"), both(step, given, "scan"))
+
+
+@pytest.mark.parametrize("mode", ["clip", "drop", "fill", "promise_in_bounds"])
+def test_places_on_a_grid_out_of_bounds(mode):
+    """One number out of bounds leaves out all, or counts as the nearest one."""
+
+    def step(p, states, x, t):
+        h, m, at = states  # from -4 to 10, of 2 and 3 entries
+        i, j = at, 3 - at // 2
+        if mode == "promise_in_bounds":
+            i, j = jnp.clip(i, 0, 1), jnp.clip(j, 0, 2)
+        read = "fill" if mode == "drop" else mode
+        old = jax.vmap(lambda m, i, j: m.at[i, j].get(mode=read, fill_value=0.5))
+        h = jnp.tanh(x + old(m, i, j))
+        write = jax.vmap(lambda m, i, j, r: m.at[i, j].set(r, mode=mode))
+        return (h, write(m, i, j, h), at + 1), h
+
+    p, (h, m), x = arguments((2, 3, H))
+    given = p, (h, m, jnp.arange(B, dtype=jnp.int32) * 2 - 4), x
+    assert_trees_close(both(step, given, "cpu"), both(step, given, "scan"))
+
+
+def test_places_of_axes_that_are_apart_are_left_to_xla():
+    def step(p, states, x, t):
+        h, m = states
+        old = jax.vmap(lambda m, i: m[i, :, i])(m, chosen("vmap", h) % 2)
+        return (jnp.tanh(x + h + old), m), old
+
+    given = arguments((2, H, 2))
+    with pytest.raises(NotImplementedError, match="axes that are apart"):
+        run(step, "cpu", *given)
+    assert_trees_close(both(step, given, "xla"), both(step, given, "scan"))
+
+
+@pytest.mark.parametrize("form", ["grid", "window", "window, last", "vmap"])
+def test_a_memory_of_the_only_sequence(form):
+    (read, write, _), shape = FORMS[form]
+    p, (h, m), x = arguments(shape)
+
+    def of_one(p, states, x, t):
+        h, m = states
+        at = jnp.asarray(jnp.argmax(h, -1) % 2, jnp.int32)
+        old = read(m, at)
+        h = jnp.tanh(x + h + old.reshape(1, -1)[:, :1])
+        return (h, write(m, at, jnp.sin(1 + old))), h
+
+    given = p, (h[:1], m[:1]), x[:, :1]
+    assert_trees_close(both(of_one, given, "cpu"), both(of_one, given, "scan"))
 
 
 def test_places_outside_are_true_where_jax_says_so():

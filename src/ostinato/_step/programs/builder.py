@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from . import values as shapes
 from .program import (
     PRODUCT,
     Buffer,
@@ -43,8 +44,8 @@ class Builder:
         instructions: the instructions so far.
         joined: values that others were joined to, by these, the axis and the shape.
         narrowed: what a step rounds to bfloat16, and a program does not.
-        placed: values that are 0 but for one row: the index, the row, and the axis
-            that the index counts, of a value of this shape.
+        placed: values of windows that are 0 but for one, of this shape: the index, the
+            window, and the axis that the index counts.
     """
 
     def __init__(self, batch: int) -> None:
@@ -108,7 +109,9 @@ class Builder:
         )
         return tuple(_widened(v, shape) for v in values), axis
 
-    def of_one_axis(self, values: Sequence[Value], but: int = -1) -> Sequence[Value]:
+    def of_one_axis(
+        self, values: Sequence[Value], but: Sequence[int] = ()
+    ) -> Sequence[Value]:
         """Return values of one sequence with their axis of sequences at one place.
 
         Any axis of size 1 can be that of the only sequence, and a sum over sequences is
@@ -116,13 +119,13 @@ class Builder:
 
         Args:
             values: of one rank, or numbers.
-            but: an axis that stays as it is.
+            but: axes that stay as they are.
         """
         if self.batch != 1:
             return values
         shapes = [full_shape(v, 1) for v in values if v.axis is not None or v.summed]
-        found = [v.axis for v in values if v.axis is not None and v.axis != but]
-        found += [i for i in range(min(map(len, shapes), default=0)) if i != but]
+        found = [v.axis for v in values if v.axis is not None and v.axis not in but]
+        found += [i for i in range(min(map(len, shapes), default=0)) if i not in but]
         for axis in found:
             if all(len(s) > axis and s[axis] == 1 for s in shapes):
                 return [self._only_sequence(v, axis) for v in values]
@@ -241,12 +244,12 @@ class Builder:
             try:
                 self._write_reduction(operation, result, values)
             except UnusualOrder:
-                values = [self._in_order(v, axis) for v in values]
+                values = [self.in_order(v, axis) for v in values]
                 self._write_reduction(operation, result, values)
         return result._replace(buffer=self._known[key])
 
-    def _in_order(self, value: Value, axis: int | None) -> Value:
-        """Return a copy whose elements follow one another."""
+    def in_order(self, value: Value, axis: int | None) -> Value:
+        """Return a copy whose elements follow one another, with sequences at `axis`."""
         rows = None if value.axis is None and not value.buffer.rows else axis
         copy = self.local(value.shape, rows)
         self.write("copy", copy, value)
@@ -358,23 +361,25 @@ class Builder:
     def with_row(
         self, operation: str, value: Value, index: Value, row: Value, along: int
     ) -> Value:
-        """Return a value with other elements at an index; none if it has no such one.
+        """Return a value with another window at an index, or as it is if there is none.
 
         Args:
             operation: `"set_row"`, or `"add_row"` to add to what is there.
-            value: the value.
+            value: the windows of the value.
             index: a number.
-            row: what is written, of the shape and the sequences of `value`.
+            row: the window, of the shape and the sequences of `value`.
             along: which axis of `value.shape` the index counts.
         """
         key = (operation, value, index, row, along)
-        result = self.local(value.shape, value.axis)
+        whole = shapes.of_windows(value, along)
+        result = self.local(whole.shape, whole.axis)
         if key not in self._known:
             self._known[key] = result.buffer
             if row.buffer in self.narrowed:
                 self.narrowed.add(result.buffer)
-            self.write("copy", result, value)
-            self._at_row(operation, result, row, index, along)
+            self.write("copy", result, whole)
+            windows = shapes.windows(result, along, value.shape[along + 1])
+            self._at_row(operation, windows, row, index, along)
             if value.buffer.numbers == (0.0,):
                 self.placed[result.buffer] = value.shape, index, row, along
         return result._replace(buffer=self._known[key])
@@ -388,7 +393,13 @@ class Builder:
         outer = merge_axes(shape[:along], [s[:along] for s in strides])
         inner = merge_axes(shape[along + 1 :], [s[along + 1 :] for s in strides])
         if len(inner.shape) > 1 or any(s and s[0] not in (0, 1) for s in inner.strides):
-            given = self._in_order(given, result.axis)
+            size = 1 if given.strides[along] == 0 else shape[along]
+            one = given._replace(shape=(*shape[:along], size, *shape[along + 1 :]))
+            copy, step = self.in_order(one, result.axis), 0
+            if size == shape[along]:
+                step = copy.strides[along]
+            strides = (*copy.strides[:along], step, *copy.strides[along + 1 :])
+            given = copy._replace(shape=shape, strides=strides)
             return self._at_row(operation, result, given, index, along)
         if not inner.shape:
             inner = Merged((1,), [(0,), (0,)])

@@ -1,15 +1,15 @@
 """What primitives that index with computed numbers are in a step program.
 
-One row is read or written. Where several axes are indexed, and for the gradient of a
-table, the numbers along an axis are compared with the index: the work is that of the
-whole array.
+One row is read or written: an element along an axis, or along several, or several
+elements from a place on. Where axes are apart, and for the gradient of a table, the
+numbers along an axis are compared with the index: the work is that of the whole array.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn
 from jax.lax import GatherScatterMode
@@ -23,6 +23,8 @@ from .values import Unsupported, Value, most_of
 RULES, rule = rule_table()
 _MOST = 2**14
 """Elements that are compared for every sequence at most."""
+_MOST_PLACES = 2**24
+"""Up to it, float32 has all integers."""
 
 
 @rule("dynamic_slice")
@@ -30,9 +32,11 @@ def _dynamic_slice(
     b: Builder, eqn: JaxprEqn, x: Value, *starts: Value, **_: Any
 ) -> Value:
     sizes, shape = result_shape(eqn), type_of(eqn.invars[0]).shape
-    for axis in _indexed(shape, sizes):
-        x = _taken(b, x, _clamped(b, starts[axis], shape[axis]), axis)
-        x = shapes.insert_axes(x, [axis], len(shape))
+    indexed = _indexed(shape, sizes)
+    if not indexed:
+        return x
+    for part in _parts(b, [starts[i] for i in indexed], indexed, shape, sizes):
+        x = _taken(b, x, part)
     return x
 
 
@@ -42,13 +46,18 @@ def _dynamic_update_slice(
 ) -> Value:
     shape, sizes = (type_of(v).shape for v in eqn.invars[:2])
     indexed = _indexed(shape, sizes)
-    indices = [_clamped(b, starts[axis], shape[axis]) for axis in indexed]
-    if len(indexed) == 1:
-        return _written(b, "set_row", x, indices[0], update, indexed[0])
+    if not indexed:
+        return update
+    parts = _parts(b, [starts[i] for i in indexed], indexed, shape, sizes)
+    if len(parts) == 1:
+        return _written(b, "set_row", x, parts[0], update, shape)
     mask = b.constant(1.0)
-    for axis, index in zip(indexed, indices, strict=True):
-        _check_rows(x, axis)
-        mask = b.elementwise("multiply", mask, _mask(b, index, axis, shape))
+    for part in parts:
+        (axis,) = part.axes
+        if part.size != 1:
+            raise Unsupported("it writes several elements of axes that are apart")
+        _check_rows(x, part.axes)
+        mask = b.elementwise("multiply", mask, _mask(b, part.at, axis, shape))
     return _selected(b, mask, update, x)
 
 
@@ -62,26 +71,24 @@ def _gather(
     index = _by_sequence(b, index, d.start_indices_batching_dims)
     own, more = _axes_of_index(eqn, index, d.offset_dims, len(result_shape(eqn)))
     of_batch = d.operand_batching_dims
-    axis, at = _one_index(index, d.start_index_map, of_batch, shape, slice_sizes, drops)
+    index_of = d.start_index_map
+    part = _part(b, index, index_of, of_batch, shape, slice_sizes, drops, not drops)
     if of_batch:
         x = _of_sequences(b, x, of_batch, own)
     elif own and (x.axis is not None or x.summed):
         raise Unsupported("it indexes an array of each sequence as one of all")
-    clamped = _clamped(b, at, shape[axis])
-    result = _taken(b, x, at if drops else clamped, axis)
+    result = _taken(b, x, part)
+    for axis in sorted(d.collapsed_slice_dims, reverse=True):
+        result = shapes.split_axis(result, _along(x, axis), ())
     if drops and fill_value != 0:
         refuse_integers(eqn)
-        inside = b.elementwise("equal", at, clamped)
+        inside = b.elementwise("equal", part.at, _clamped(b, part.at, part.count))
         if inside.axis is not None:
             inside = inside._replace(axis=result.axis)
         if fill_value is None:
             fill_value = 1.0 if type_of(eqn.outvars[0]).dtype == bool else math.nan
         result = _selected(b, inside, result, b.constant(float(fill_value)))
     result = result._replace(axis=0) if own else result
-    if axis not in d.collapsed_slice_dims:
-        place = axis + (own and not of_batch)  # after the axis of sequences
-        rank = len(result.shape) + 1 + (result.axis is not None)
-        result = shapes.insert_axes(result, [place], rank)
     result = _with_unit_axes(result, more)
     return result._replace(axis=index.axis) if own else result
 
@@ -100,36 +107,173 @@ def _scatter(
     for i in range(len(shape)):
         sizes[i] = 1 if i in dropped else next(window)
     drops = mode == GatherScatterMode.FILL_OR_DROP
+    clamps = mode == GatherScatterMode.CLIP  # else JAX drops what lies outside
     of_batch, axes = d.operand_batching_dims, d.scatter_dims_to_operand_dims
-    axis, at = _one_index(index, axes, of_batch, shape, sizes, drops)
-    if mode == GatherScatterMode.CLIP:  # else JAX drops what lies outside
-        at = _clamped(b, at, shape[axis])
+    part = _part(b, index, axes, of_batch, shape, sizes, drops, clamps)
     adds = eqn.primitive.name == "scatter-add"
-    inserted = axis in d.inserted_window_dims
+    inserted = d.inserted_window_dims
     update = _without_unit_axes(b, update, index.axis, more)
     if of_batch:
         x = _of_sequences(b, x, of_batch, own)
         update = update._replace(axis=0)
     elif own:
-        whole = inserted and not more and index.axis == 0
+        whole = part.axes == tuple(inserted) and not more and index.axis == 0
         if not whole or not adds or x.buffer.numbers != (0.0,) or update.axis != 0:
             raise Unsupported("it combines different sequences")
-        return _added_up(b, at, axis, update, shape)
-    if inserted:
-        update = shapes.insert_axes(update, [axis], len(shape))
-    return _written(b, "add_row" if adds else "set_row", x, at, update, axis)
+        return _added_up(b, part, update, shape)
+    update = shapes.insert_axes(update, inserted, len(shape))
+    return _written(b, "add_row" if adds else "set_row", x, part, update, shape)
 
 
-def _added_up(
-    b: Builder, index: Value, axis: int, update: Value, shape: tuple[int, ...]
-) -> Value:
+def _added_up(b: Builder, part: _Part, update: Value, shape: tuple[int, ...]) -> Value:
     """Return the gradient of a table, a sum over sequences."""
     if math.prod(shape) > _MOST:
         raise Unsupported("the gradient of a table that it indexes is large")
-    mask = _mask(b, index, axis + 1, (1, *shape))
-    update = shapes.insert_axes(update, [axis + 1], len(shape) + 1)
+    first, end = part.axes[0], part.axes[-1] + 1
+    sizes = (1, *shape[:first], part.count, *shape[end:])
+    mask = _mask(b, part.at, first + 1, sizes)
+    update = shapes.insert_axes(update, [first + 1], len(sizes))
     added = _selected(b, mask, update, b.constant(0.0))
-    return added._replace(axis=None, summed=True)
+    added = added._replace(axis=None, summed=True)
+    return shapes.split_axis(added, first, shape[first:end])
+
+
+# ------------------------------------------------------------------------------ places
+
+
+class _Part(NamedTuple):
+    """A part of an array from a computed place on.
+
+    Attributes:
+        axes: of the array, next to each other, all elements of which are counted.
+        at: the number of the element where it begins.
+        size: how many elements it has; of several axes, 1.
+        count: how many places there are.
+    """
+
+    axes: tuple[int, ...]
+    at: Value
+    size: int
+    count: int
+
+
+def _indexed(shape: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Return the axes along which a part is taken."""
+    return [i for i, (n, k) in enumerate(zip(shape, sizes, strict=True)) if n != k]
+
+
+def _parts(
+    b: Builder,
+    starts: Sequence[Value],
+    axes: Sequence[int],
+    shape: Sequence[int],
+    sizes: Sequence[int],
+) -> list[_Part]:
+    """Return a part along all axes, or one along each, in which numbers are clamped."""
+    if _are_one(axes, sizes):
+        return [_counted(b, starts, axes, shape, sizes, True)]
+    pairs = zip(starts, axes, strict=True)
+    return [_counted(b, [start], [i], shape, sizes, True) for start, i in pairs]
+
+
+def _part(
+    b: Builder,
+    index: Value,
+    axes: Sequence[int],
+    of_batch: Sequence[int],
+    shape: Sequence[int],
+    sizes: Sequence[int],
+    drops: bool,
+    clamps: bool,
+) -> _Part:
+    """Return the part that an index begins.
+
+    Args:
+        b: the builder.
+        index: a number for each of some axes.
+        axes: these.
+        of_batch: those of which each index has an element of its own.
+        shape: of what is indexed.
+        sizes: of what is taken from it, or written to it.
+        drops: whether an index that is out of bounds leaves out all.
+        clamps: whether it counts as the nearest one.
+    """
+    if index.size != len(axes) or index.summed or not axes:
+        raise Unsupported("it has several indices")
+    others = [i for i in range(len(shape)) if i not in (*axes, *of_batch)]
+    if any(sizes[i] != shape[i] for i in others):
+        raise Unsupported("it takes a part from the beginning on")
+    moves = [i for i in axes if sizes[i] != shape[i]] or [axes[0]]
+    moves = sorted(axes if drops else moves)
+    if len(moves) > 1 and not _are_one(moves, sizes):
+        raise Unsupported("it indexes axes that are apart")
+    step = index.strides[-1] if len(axes) > 1 else 0
+    own = None if index.axis is None else 0
+    one = index._replace(shape=(), strides=(), axis=own)
+    at = [one._replace(offset=one.offset + list(axes).index(i) * step) for i in moves]
+    return _counted(b, at, moves, shape, sizes, clamps)
+
+
+def _are_one(axes: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Return whether single elements are taken along axes next to each other."""
+    first, last = axes[0], axes[-1]
+    return last - first + 1 == len(axes) and all(sizes[i] == 1 for i in axes)
+
+
+def _counted(
+    b: Builder,
+    starts: Sequence[Value],
+    axes: Sequence[int],
+    shape: Sequence[int],
+    sizes: Sequence[int],
+    clamps: bool,
+) -> _Part:
+    """Return the part that begins at a number along each of several axes.
+
+    If one is out of bounds, it counts as the nearest one, or all as -1.
+    """
+    size = sizes[axes[0]]
+    counts = [shape[i] - sizes[i] + 1 for i in axes]
+    count = math.prod(counts)
+    if size == 0 or count > _MOST_PLACES:
+        raise Unsupported("it indexes nothing, or too many places")
+    if len(axes) == 1 and not clamps:
+        return _Part(tuple(axes), starts[0], size, count)
+    at, inside = b.constant(0.0), b.constant(1.0)
+    for n, (start, places) in enumerate(zip(starts, counts, strict=True)):
+        number = _clamped(b, start, places)
+        if n > 0:
+            at = b.elementwise("multiply", at, b.constant(float(places)))
+        at = b.elementwise("add", at, number) if n > 0 else number
+        if not clamps:
+            here = b.elementwise("equal", start, number)
+            inside = b.elementwise("multiply", inside, here)
+    if not clamps:
+        at = b.elementwise("select", inside, at, b.constant(-1.0))
+    return _Part(tuple(axes), at, size, count)
+
+
+def _along(x: Value, axis: int) -> int:
+    """Return which axis of `x.shape` an axis of the whole array is."""
+    return axis - (x.axis is not None and axis > x.axis)
+
+
+def _merged(b: Builder, x: Value, axes: Sequence[int]) -> Value:
+    """Return an array with one axis in place of several next to each other."""
+    if len(axes) == 1:
+        return x
+    first, end = _along(x, axes[0]), _along(x, axes[-1]) + 1
+    merged = shapes.merge_axes(x.shape[first:end], [x.strides[first:end]])
+    if len(merged.shape) > 1:
+        x = b.in_order(x, x.axis)
+        merged = shapes.merge_axes(x.shape[first:end], [x.strides[first:end]])
+    step = merged.strides[0][0] if merged.shape else 0
+    axis = x.axis
+    return x._replace(
+        shape=(*x.shape[:first], math.prod(merged.shape), *x.shape[end:]),
+        strides=(*x.strides[:first], step, *x.strides[end:]),
+        axis=axis if axis is None or axis < axes[0] else axis - len(axes) + 1,
+    )
 
 
 def _by_sequence(b: Builder, value: Value, axes: Sequence[int]) -> Value:
@@ -148,44 +292,6 @@ def _axes_of_index(
     if tuple(window) != tuple(range(more + own, rank)):
         raise Unsupported("it indexes in an unusual order")
     return own, more
-
-
-def _one_index(
-    index: Value,
-    axes: Sequence[int],
-    of_batch: Sequence[int],
-    shape: Sequence[int],
-    sizes: Sequence[int],
-    drops: bool,
-) -> tuple[int, Value]:
-    """Return the only axis of which one element is taken, and its index.
-
-    Args:
-        index: of all axes that are indexed.
-        axes: these.
-        of_batch: those of which each index has an element of its own.
-        shape: of what is indexed.
-        sizes: of what is taken from it, or written to it.
-        drops: whether an index that is out of bounds leaves out all.
-    """
-    if index.size != len(axes) or index.summed:
-        raise Unsupported("it has several indices")
-    part = [k for k, axis in enumerate(axes) if sizes[axis] != shape[axis]]
-    part = part or [k for k, axis in enumerate(axes) if sizes[axis] == 1][:1]
-    others = [i for i in range(len(shape)) if i not in (*axes, *of_batch)]
-    if any(sizes[i] != shape[i] for i in others):
-        raise Unsupported("it takes a part from the beginning on")
-    if len(part) != 1 or (len(axes) > 1 and drops):
-        raise Unsupported("it indexes several axes")
-    axis = int(axes[part[0]])
-    if sizes[axis] != 1:
-        raise Unsupported("it takes several elements from a computed place on")
-    step = index.strides[-1] if len(axes) > 1 else 0
-    own = None if index.axis is None else 0
-    at = index._replace(
-        offset=index.offset + part[0] * step, shape=(), strides=(), axis=own
-    )
-    return axis, at
 
 
 def _of_sequences(b: Builder, x: Value, axes: Sequence[int], own: bool) -> Value:
@@ -232,16 +338,8 @@ def _without_unit_axes(
     )
 
 
-def _indexed(shape: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Return the axes along which one element is taken."""
-    axes = [i for i, (n, k) in enumerate(zip(shape, sizes, strict=True)) if n != k]
-    if any(sizes[i] != 1 for i in axes):
-        raise Unsupported("it takes several elements from a computed place on")
-    return axes
-
-
-def _check_rows(x: Value, axis: int) -> None:
-    if x.axis == axis or x.summed:
+def _check_rows(x: Value, axes: Sequence[int]) -> None:
+    if x.axis in axes or x.summed:
         raise Unsupported("it combines different sequences")
 
 
@@ -269,27 +367,38 @@ def _selected(b: Builder, mask: Value, x: Value, other: Value) -> Value:
     return _bounded(b.elementwise("select", mask, x, other), (x, other), max)
 
 
-def _taken(b: Builder, x: Value, index: Value, axis: int) -> Value:
-    """Return an array without an axis, at an index along it."""
-    (x,) = b.of_one_axis([x], but=axis)
-    _check_rows(x, axis)
-    along = axis - (x.axis is not None and axis > x.axis)
-    rows = x.axis if x.axis is None else x.axis - (axis < x.axis)
-    if index.axis is not None and x.axis is None:
-        rows = 0
-    return b.take_row(x, index, along, rows)._replace(most=x.most)
+def _taken(b: Builder, x: Value, part: _Part) -> Value:
+    """Return a part of an array, with as many axes as that."""
+    (x,) = b.of_one_axis([x], but=part.axes)
+    _check_rows(x, part.axes)
+    x, along = _merged(b, x, part.axes), _along(x, part.axes[0])
+    rows = 0 if x.axis is None and part.at.axis is not None else x.axis
+    if part.size > 1 and not x.is_contiguous():
+        x = b.in_order(x, x.axis)
+    windows = shapes.windows(x, along, part.size)
+    result = b.take_row(windows, part.at, along, rows)._replace(most=x.most)
+    sizes = [part.size] if len(part.axes) == 1 else [1] * len(part.axes)
+    return shapes.split_axis(result, along, sizes)
 
 
 def _written(
-    b: Builder, operation: str, x: Value, index: Value, update: Value, axis: int
+    b: Builder, operation: str, x: Value, part: _Part, update: Value, shape: Any
 ) -> Value:
-    """Return an array with other elements at an index along an axis."""
-    (x, update), rows = b.align([x, update])
-    _check_rows(x._replace(axis=rows), axis)
+    """Return an array of this shape, with `update` for a part of it."""
     if x.summed or update.summed:
         raise Unsupported("it combines different sequences")
-    along = axis - (rows is not None and axis > rows)
-    result = b.with_row(operation, x._replace(axis=rows), index, update, along)
+    values = b.of_one_axis([x, update], but=part.axes)
+    for value in values:
+        _check_rows(value, part.axes)
+    x, update = (_merged(b, v, part.axes) for v in values)
+    first = part.axes[0]
+    update = shapes.insert_axes(update, [first], len(shape) - len(part.axes) + 2)
+    windows = shapes.windows(x, _along(x, first), part.size)
+    (windows, update), rows = b.align([windows, update])
+    along = first - (rows is not None and first > rows)
+    windows = windows._replace(axis=rows)
+    result = b.with_row(operation, windows, part.at, update, along)
+    result = shapes.split_axis(result, along, shape[first : part.axes[-1] + 1])
     return _bounded(result, (x, update), sum if operation == "add_row" else max)
 
 

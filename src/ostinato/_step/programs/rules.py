@@ -69,9 +69,20 @@ def _added_row(b: Builder, eqn: JaxprEqn, *given: Value) -> Value | None:
         if placed is None or other.summed:
             continue
         shape, index, row, along = placed
-        whole = one.offset == 0 and one.strides == shapes.row_major(shape)
-        if whole and one.shape == other.shape == shape and one.axis == other.axis:
-            return b.with_row("add_row", other, index, row, along)
+        size = shape[along + 1]
+        of_array = (*shape[:along], shape[along] + size - 1, *shape[along + 2 :])
+        if not one.is_all_of(of_array) or one.shape != other.shape:
+            continue
+        if one.axis != other.axis:
+            continue
+        if other.shape != of_array:  # several axes are indexed as one
+            if one.axis or not other.is_contiguous():
+                continue
+            strides = shapes.row_major(of_array)
+            other = other._replace(shape=of_array, strides=strides)
+        windows = shapes.windows(other, along, size)
+        added = b.with_row("add_row", windows, index, row, along)
+        return one._replace(buffer=added.buffer)
     return None
 
 

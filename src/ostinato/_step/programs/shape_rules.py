@@ -153,7 +153,7 @@ def _unstack(
 def _join(
     b: Builder, given: Sequence[Value], dimension: int, shape: tuple[int, ...]
 ) -> Value:
-    given = b.of_one_axis(given, but=dimension)
+    given = b.of_one_axis(given, but=[dimension])
     if any(v.summed for v in given):
         return _join_sums(b, given, dimension, shape)
     axes = {v.axis for v in given if v.axis is not None}

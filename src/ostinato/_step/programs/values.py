@@ -44,6 +44,11 @@ class Value(NamedTuple):
         """The number of elements for one sequence."""
         return math.prod(self.shape)
 
+    def is_all_of(self, shape: tuple[int, ...]) -> bool:
+        """Return whether this is all of what was written as an array of this shape."""
+        same = self.size == math.prod(shape)
+        return same and self.offset == 0 and self.is_contiguous()
+
     def is_contiguous(self) -> bool:
         """Return whether elements of a sequence follow one another in memory."""
         merged = merge_axes(self.shape, [self.strides])
@@ -193,6 +198,52 @@ def drop_axes(value: Value, axes: Sequence[int]) -> Value:
         shape=tuple(value.shape[i] for i in kept),
         strides=tuple(value.strides[i] for i in kept),
         axis=axis,
+    )
+
+
+def windows(value: Value, along: int, size: int) -> Value:
+    """Return all windows of a value along an axis, which overlap.
+
+    Args:
+        value: the value.
+        along: which axis of `value.shape`; it counts the windows.
+        size: of a window; the axis after `along` is in it.
+    """
+    shape, strides, axis = value.shape, value.strides, value.axis
+    return value._replace(
+        shape=(*shape[:along], shape[along] - size + 1, size, *shape[along + 1 :]),
+        strides=(*strides[: along + 1], *strides[along:]),
+        axis=axis if axis is None or axis <= along else axis + 1,
+    )
+
+
+def of_windows(value: Value, along: int) -> Value:
+    """Return the value that `windows` was given."""
+    shape, strides, axis = value.shape, value.strides, value.axis
+    count, size = shape[along : along + 2]
+    step = strides[along if count > 1 else along + 1]
+    return value._replace(
+        shape=(*shape[:along], count + size - 1, *shape[along + 2 :]),
+        strides=(*strides[:along], step, *strides[along + 2 :]),
+        axis=axis if axis is None or axis <= along else axis - 1,
+    )
+
+
+def split_axis(value: Value, along: int, sizes: Sequence[int]) -> Value:
+    """Return a value with several axes, or none for one of size 1, in place of one.
+
+    Args:
+        value: the value.
+        along: which axis of `value.shape`.
+        sizes: of the new axes.
+    """
+    shape, strides, axis = value.shape, value.strides, value.axis
+    steps = [strides[along] * step for step in row_major(sizes)]
+    more = len(sizes) - 1
+    return value._replace(
+        shape=(*shape[:along], *sizes, *shape[along + 1 :]),
+        strides=(*strides[:along], *steps, *strides[along + 1 :]),
+        axis=axis if axis is None or axis <= along else axis + more,
     )
 
 
