@@ -320,6 +320,30 @@ def test_interrupted_and_resumed_equals_uninterrupted(waves, tmp_path, monkeypat
 
 
 @pytest.mark.usefixtures("empty_pictures")
+def test_an_interrupted_evaluation_is_made_when_the_run_goes_on(
+    waves, tmp_path, monkeypatch
+):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(waves, whole, **SIZES)
+    evaluate = run.Run._evaluate
+
+    def stopped(self):
+        if self.rows:
+            raise KeyboardInterrupt
+        evaluate(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Run, "_evaluate", stopped)
+        train(waves, parts, **SIZES)
+    train(waves, parts, resume=True)
+    want, got = (use.FILES.read(out / RESUME_FILE)[1]["rows"] for out in (whole, parts))
+    timed = {2, 3}  # seconds and speed
+    for rows in zip(got, want, strict=True):
+        a, b = ([v for i, v in enumerate(r) if i not in timed] for r in rows)
+        assert a == pytest.approx(b)
+
+
+@pytest.mark.usefixtures("empty_pictures")
 def test_an_ensemble_learns_and_forecasts_the_mean_of_its_members(waves, tmp_path):
     out = tmp_path / "run"
     arguments = ["--epochs", 2, "--ensemble", 3, "--out", out, *TINY.split()]

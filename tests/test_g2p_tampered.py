@@ -37,7 +37,16 @@ def contents(request, tmp_path_factory):
     checkpoint.save_model(folder, model)
     row = Row(1.0, 2, 3.0, 4.0, 5.0, 0.1, 6.0, 7.0)
     settings = Settings.choose(model=request.param, hidden=4, layers=1)
-    of_run = header.Header(dataclasses.asdict(settings), "words", 9.0, 1.0, [row], row)
+    of_run = header.Header(
+        settings=dataclasses.asdict(settings),
+        split="words",
+        elapsed=9.0,
+        evaluation_seconds=1.0,
+        losses=7.5,
+        updates=3,
+        rows=[row],
+        best=row,
+    )
     checkpoint.FILES.save_state(folder, state, vars(of_run))
     return config, {
         name: checkpoint.FILES.read(folder / name) for name in (MODEL, RESUME)
@@ -214,6 +223,8 @@ def test_arrays_that_do_not_fit_are_one_clear_line(contents, tmp_path, file):
         ("best", [1, 2, -1, 4, 5, 6, 7, 8], "`best` must be at least 0, and 100 years"),
         ("settings.lr", 1e39, "`lr` must be at most 1e+06"),
         ("evaluation_seconds", -1, "`evaluation_seconds` must be at least 0"),
+        ("updates", -1, "`updates` must be at least 0"),
+        ("losses", None, "`losses` must be a finite number"),
         ("split", 3, "`split` must be a text"),
         ("step", 1.5, "`step` must be an integer"),
         ("step", 2**40, "`step` must be 0 to 2147483646, got 1099511627776"),

@@ -264,6 +264,15 @@ def turn(x):
     return (lambda i, s: jnp.tanh(s @ W) + x[i], jnp.zeros(4))
 
 
+@pytest.mark.parametrize("dtype", [bool, "int8", "int32"])
+def test_a_bound_in_another_type_is_what_that_type_has(dtype):
+    def count(x):
+        bound = jnp.asarray(x.shape[0]).astype(dtype).astype(jnp.int32)
+        return lax.fori_loop(0, bound, lambda i, s: s + 1, 0)
+
+    equal([ragged.vmap(count)(batch())], [np.array([count(p) for p in PARTS])])
+
+
 @pytest.mark.parametrize("name", TURNS)
 def test_loops_that_a_size_counts_have_a_gradient(name):
     mapped = ragged.vmap(TURNS[name])

@@ -409,10 +409,18 @@ def in_windows(p, states, x, t):
     return (h, lax.dynamic_update_slice_in_dim(m, turned, t + 1, 1)), h
 
 
+def read_where_it_was_written(p, states, x, t):
+    """What is read of the old memory depends on the new one."""
+    h, m = states
+    new = push(m, t, jnp.tanh(x + h))
+    at = jnp.asarray(jnp.argmax(new[:, (t + 1) % M], -1), jnp.int32)
+    return (h + m[jnp.arange(B), at], new), h
+
+
 STEPS = [
-    on_a_grid, in_windows, reshaped, read_flat, moved, read_after, swapped,
-    one_is_the_other, rotated, unchanged, written_twice, also_output, forked,
-    never_read, all_of_a_row,
+    read_where_it_was_written, on_a_grid, in_windows, reshaped, read_flat, moved,
+    read_after, swapped, one_is_the_other, rotated, unchanged, written_twice,
+    also_output, forked, never_read, all_of_a_row,
 ]  # fmt: skip
 
 
@@ -429,8 +437,8 @@ def test_values_that_are_needed_before_and_after(step, options):
 
 IN_PLACE = {
     unchanged: 1, written_twice: 1, never_read: 1, all_of_a_row: 1,
-    on_a_grid: 1, in_windows: 1, forked: 1, read_after: 0, swapped: 0,
-    one_is_the_other: 0, rotated: 0,
+    on_a_grid: 1, in_windows: 1, forked: 1, read_after: 1, swapped: 0,
+    one_is_the_other: 0, rotated: 1, read_where_it_was_written: 0,
 }  # fmt: skip
 
 
@@ -522,6 +530,34 @@ def test_places_on_a_grid_out_of_bounds(mode):
 
     p, (h, m), x = arguments((2, 3, H))
     given = p, (h, m, jnp.arange(B, dtype=jnp.int32) * 2 - 4), x
+    assert_trees_close(both(step, given, "cpu"), both(step, given, "scan"))
+
+
+ALONE = {
+    "table": lambda m, p, h, i: p["u"][None][0, i],
+    "table, sum": lambda m, p, h, i: p["u"][None][0, i].sum(-1)[:, None],
+    "table, last": lambda m, p, h, i: p["u"][:, None][i, 0],
+    "memory": lambda m, p, h, i: m[:, None][jnp.arange(B), 0, i],
+    "memory, last": lambda m, p, h, i: m[:, :, None][jnp.arange(B), i, 0],
+    "vmap": lambda m, p, h, i: jax.vmap(
+        lambda m, i: m.at[jnp.array([0]), i].get(mode="clip")[0]
+    )(m[:, None], i),
+    "write": lambda m, p, h, i: (
+        m[:, None].at[:, 0, 1].set(h, mode="clip").sum(2)[:, 0]
+        + m[:, None].at[jnp.arange(B), 0, i].add(h).sum(2)[:, 0]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_further_axis_with_one_place(name):
+    def step(p, states, x, t):
+        h, m = states
+        at = jnp.asarray(jnp.argmax(h, -1), jnp.int32)
+        h = jnp.tanh(x + h + ALONE[name](m, p, h, at))
+        return (h, m.at[:, t % M].set(h)), h
+
+    given = arguments((M, H))
     assert_trees_close(both(step, given, "cpu"), both(step, given, "scan"))
 
 

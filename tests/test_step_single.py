@@ -12,6 +12,31 @@ from benchmarks.steps import networks
 pytestmark = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
 
 
+def test_one_sequence_without_its_axis():
+    """What has lost the axis is turned and reshaped, and gets it back."""
+
+    def step(p, h, x, t):
+        turned = jnp.tanh(h[0].transpose(1, 0, 2).reshape(3, 2)).T
+        gates = (h.reshape(1, 6) @ p).reshape(1, 2, 3, 1)
+        h = jnp.tanh(x + gates + turned.reshape(1, 2, 3, 1))
+        return h, h
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    draw = jax.random.normal
+    given = draw(keys[0], (6, 6)), draw(keys[1], (1, 7, 2, 3, 1))
+    h_0 = draw(keys[2], (1, 2, 3, 1))
+
+    def slopes(backend):
+        def loss(p, x):
+            out = ost.recurrent_net(step, x, h_0, params=p, backend=backend).outputs
+            return jnp.sum(jnp.sin(out))
+
+        return fast_jit(jax.value_and_grad(loss, (0, 1)))(*given)
+
+    for a, b in zip(*map(jax.tree.leaves, map(slopes, ("cpu", "scan"))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
 @pytest.fixture(autouse=True)
 def any_ranks():
     with jax.numpy_rank_promotion("allow"):

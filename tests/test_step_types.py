@@ -71,11 +71,59 @@ ROUNDED = {
     "turned": lambda x: half(x.reshape(-1, 4, 5)).swapaxes(1, 2).astype(jnp.float32),
     "chosen": lambda x: jnp.where(x > 0, half(x), half(-x)).astype(jnp.float32),
     "joined": lambda x: jnp.concatenate([-half(x), half(x)], 1).astype(jnp.float32),
+    "largest": lambda x: half(x).max(1).astype(jnp.float32)[:, None],
+    "floor": lambda x: jnp.floor(half(100 * x)).astype(jnp.float32),
     "numbers": None,
     "straight through": lambda x: (
         x + jax.lax.stop_gradient(half(x).astype(jnp.float32) - x)
     ),
 }
+
+
+MATRIX = np.random.default_rng(2).standard_normal((20, 20)) > 0.3
+
+
+def bits(h):
+    return jnp.where(h > 0.3, jnp.array([1, 2, 4, 8] * 5, "int32"), 0)
+
+
+def numbers(count):
+    return jnp.arange(count, dtype="float32")
+
+
+OTHER_TYPES = {
+    "products of truth": lambda h: (h > 0) @ MATRIX,
+    "no product of truth": lambda h: ~((h > 0.5) @ MATRIX),
+    "sums of truth": lambda h: jnp.einsum("bi,bi->b", h > 0, h > 0.4),
+    "one of bits": lambda h: jnp.bitwise_or.reduce(bits(h), axis=1),
+    "all bits": lambda h: jnp.bitwise_and.reduce(bits(h), axis=1),
+    "a negative zero": lambda h: 1 / (-(bits(h) % 3)).astype(h.dtype),
+    "a number": lambda h: jnp.take(numbers(20), jnp.argmax(h, 1)),
+    "no number": lambda h: numbers(5).at[jnp.argmax(h, 1)].get(mode="fill"),
+    "an infinite number": jax.vmap(
+        lambda h: 1 / numbers(20).at[jnp.argmax(h)].set(jnp.inf)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TYPES)
+def test_truth_and_integers(name):
+    runs = "bits" not in name
+
+    def step(p, h, x, t):
+        with jax.numpy_rank_promotion("allow"):
+            h = jnp.tanh(h + x)
+            return h, OTHER_TYPES[name](h).astype(h.dtype)
+
+    def run(backend):
+        given = jnp.zeros((4, 20), "float32")
+        return ost.recurrent_net(step, x, given, backend=backend).outputs
+
+    x = jax.random.normal(jax.random.key(0), (4, 7, 20), "float32")
+    np.testing.assert_allclose(run("cpu" if runs else None), run("scan"), rtol=1e-6)
+    if not runs:
+        with pytest.raises(NotImplementedError, match="bits of integers"):
+            run("cpu")
 
 
 @pytest.mark.parametrize("name", ROUNDED)
@@ -100,7 +148,7 @@ def test_what_is_rounded_to_bfloat16_on_purpose_is(name):
 
     x = jax.random.normal(jax.random.key(0), (4, 7, 20), "float32")
     np.testing.assert_allclose(run(None), run("scan"), rtol=1e-5, atol=1e-5)
-    with pytest.raises(NotImplementedError, match="goes on in float32"):
+    with pytest.raises(NotImplementedError, match=r"goes on in float32|`floor` of"):
         run("cpu")
 
 

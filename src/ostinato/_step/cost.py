@@ -145,17 +145,13 @@ def is_narrow(jaxpr: Jaxpr, batch: Any) -> bool:
 
 
 def writes_in_place(jaxpr: Jaxpr) -> bool:
-    """Return whether much work is to copy arrays of which a step writes a part."""
-    return 5 * written_in_place(jaxpr) > 2 * work_of(jaxpr)
-
-
-def written_in_place(jaxpr: Jaxpr) -> int:
-    """Return the number of elements of arrays of which a step writes a part."""
-    return sum(
+    """Return whether arrays of which a step writes a part are most of its work."""
+    written = sum(
         known_product(type_of(eqn.outvars[0]).shape)
         for eqn in equations_of(jaxpr)
         if eqn.primitive.name.startswith(("dynamic_update_slice", "scatter"))
     )
+    return 5 * written > 2 * work_of(jaxpr)
 
 
 def dominating(jaxpr: Jaxpr) -> JaxprEqn | None:

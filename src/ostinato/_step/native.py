@@ -12,13 +12,11 @@ from .. import _native
 from .._typing import Array
 from . import tokens
 from .call import call, check_split
-from .cost import written_in_place
 from .gradients import is_float
 from .jaxprs import evaluate, split_at
 from .plans import Backward, by_operand, lower_forward, plan_backward
 from .programs.lower import LARGEST_GIVEN
 from .programs.lowered import Lowered
-from .programs.program import AT_ROW, PRODUCT
 from .programs.values import Unsupported
 from .xla import Loop, Mask
 
@@ -57,20 +55,6 @@ def can_run(loop: Loop, wrt: Mask | None = None) -> bool:
     except Unsupported:
         return False
     return True
-
-
-def writes_rows_alone(loop: Loop) -> bool:
-    """Return whether the native loop copies no array of which a step writes a part."""
-    try:
-        (lowered,) = _lower(loop, None)
-    except Unsupported:
-        return False
-    work = sum(
-        i.width * (1 if i.operation in AT_ROW else i.inner)
-        for i in lowered.program.instructions
-        if i.operation != PRODUCT
-    )
-    return work * lowered.batch < written_in_place(loop.step.jaxpr)
 
 
 def _lower(loop: Loop, wrt: Mask | None) -> list[Lowered]:

@@ -169,7 +169,8 @@ def plan(
             return "so many sequences have too few steps for another loop to be quicker"
         if is_batch and not has_lengths and is_narrow(step.jaxpr, batch):
             return "rows are too narrow for another loop to be quicker"
-        if not has_lengths and _copies_arrays(loop_of(step)):
+        in_place = not has_lengths and writes_in_place(step.jaxpr)
+        if in_place and not runs_natively(step):
             return _IN_PLACE
     reason = _unsupported_reason(step.jaxpr)
     ahead = _ahead_of(step, traced.states, reason is not None, runs_natively)
@@ -300,11 +301,6 @@ def _reason_for_scan(loop: Loop, as_it_is: Jaxpr, origins: Origins) -> str | Non
         return _IN_PLACE
     eqn = dominating(as_it_is)
     return None if eqn is None else description.equation_at_line(eqn, origins)
-
-
-def _copies_arrays(loop: Loop) -> bool:
-    """Return whether other loops copy large arrays of which a step writes a part."""
-    return writes_in_place(loop.step.jaxpr) and not native.writes_rows_alone(loop)
 
 
 def _ahead_of(

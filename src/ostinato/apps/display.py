@@ -108,22 +108,29 @@ def clock(seconds: float) -> str:
 
 
 class Pace:
-    """The mean loss since the last evaluation, and the speed in examples per second."""
+    """The mean loss since the last evaluation, and the speed in examples per second.
 
-    def __init__(self) -> None:
-        self._losses = self._updates = self._examples = 0.0
+    Attributes:
+        losses: the sum of the losses of updates since then, before a run was resumed,
+            too.
+        updates: how many these are.
+    """
+
+    def __init__(self, losses: float = 0.0, updates: int = 0) -> None:
+        self.losses, self.updates = losses, updates
+        self._examples = 0
         self._start = time.monotonic()
 
     def add(self, loss: float, examples: int) -> None:
         """Count one update."""
-        self._losses += loss
-        self._updates += 1
+        self.losses += loss
+        self.updates += 1
         self._examples += examples
 
     @property
     def loss(self) -> float:
         """The mean loss over the updates."""
-        return self._losses / max(self._updates, 1)
+        return self.losses / max(self.updates, 1)
 
     @property
     def speed(self) -> float:

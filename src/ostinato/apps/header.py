@@ -16,13 +16,16 @@ MOST_YEARS = 100  # of a run
 class Header:
     """A run without its arrays; `rows` are its evaluations, `best` is one of them.
 
-    `split` is the hash of what it learns from and of what is held out.
+    `split` is the hash of what it learns from and of what is held out, `losses` the sum
+    of those of the last `updates`, which followed the last evaluation.
     """
 
     settings: dict[str, Any]
     split: str
     elapsed: float
     evaluation_seconds: float
+    losses: float
+    updates: int
     rows: list[Row]
     best: Any
 
@@ -47,6 +50,7 @@ def read(
         header = make(Header, found)
         _check_seconds("elapsed", header.elapsed)
         _check_seconds("evaluation_seconds", header.evaluation_seconds)
+        check_range("updates", "at least 0", header.updates, header.updates >= 0)
         for row in header.rows:
             _check_seconds("rows", row.seconds)
         if header.best is not None:

@@ -110,14 +110,20 @@ class Run:
     def train(self) -> None:
         """Make updates until the run is over."""
         self.display.name("compiling")
+        if self.state.step > 0 and self._has_news() and self._evaluation_due():
+            self._evaluate()  # the run was stopped in the middle of it
         for batch in self._batches():
             self._advance(batch)
             if self._evaluation_due():
                 self._evaluate()
             elif self.now - self._saved > SAVE_SECONDS:
                 self._save()
-        if not self.rows or self.rows[-1].updates < self.state.step:
+        if self._has_news():
             self._evaluate()
+
+    def _has_news(self) -> bool:
+        """Return whether the last evaluation was of other parameters."""
+        return not self.rows or self.rows[-1].updates < self.state.step
 
     def halt(self) -> bool:
         """Stop the run and save its state; return False if nothing was learned yet.
@@ -205,11 +211,12 @@ class Run:
         names = self.job.row_class._fields[6:]
         self._check_finite(self.state.step, **dict(zip(names, figures, strict=True)))
         self.now = devices.agree(self.elapsed)
+        speed = self.pace.speed
         row = self.job.row_class(
             self.epoch,
             self.state.step,
             self.now,
-            self.pace.speed,
+            speed,
             self.pace.loss,
             learning_rate(self.settings.lr, self.state.step, self.progress),
             *figures,
@@ -221,17 +228,18 @@ class Run:
                 self.save_model(params, best=row._asdict())
                 self.best_params = params
             self.rows, self.best = [*self.rows, row], row if better else self.best
+            self.pace = Pace()  # saved, too
             self._save()
         if self.progress >= 1 or self.now - self._said >= LEAST_SECONDS:
-            self._say(row, better)
+            self._say(row, speed, better)
         self.evaluation_seconds = self.now - before
         self.pace = Pace()
 
-    def _say(self, row: Row, better: bool) -> None:
+    def _say(self, row: Row, speed: float, better: bool) -> None:
         """Print the line of an evaluation."""
         self._said = self.now
         self.display.say(
-            f"epoch {row.epoch:4.1f} {self.pace.speed:6,.0f} {self.job.unit}/s  "
+            f"epoch {row.epoch:4.1f} {speed:6,.0f} {self.job.unit}/s  "
             f"loss {row.loss:.3f}  {self.job.describe(row)}  {self._time_left()} "
             f"left {'*' if better else ''}".rstrip()
         )
@@ -279,6 +287,8 @@ class Run:
                 split=self.split,
                 elapsed=self.elapsed,
                 evaluation_seconds=self.evaluation_seconds,
+                losses=self.pace.losses,
+                updates=self.pace.updates,
                 rows=self.rows,
                 best=self.best,
             )
@@ -305,6 +315,7 @@ class Run:
             self.best_params, self._has_room = best, True
             self.state, self.rows, self.best = state, old.rows, old.best
             self.evaluation_seconds = old.evaluation_seconds
+            self.pace = Pace(old.losses, old.updates)
             self.started -= old.elapsed
             self._saved = self.now = old.elapsed
         if self.devices.first:  # the last row may have come too late

@@ -179,7 +179,7 @@ class Builder:
         )
         if operation == "divide":
             linear = len(sums) == 1 and values[0].summed
-        if not linear or any(v.axis is not None for v in others):
+        if not (linear or self.batch == 1) or any(v.axis is not None for v in others):
             raise Unsupported("it combines different sequences")
         # The axis of sequences comes first in what is summed.
         shape = sums[0].shape
@@ -241,6 +241,8 @@ class Builder:
         result = self.local(shape[:kept], axis)
         if key not in self._known:
             self._known[key] = result.buffer
+            if operation == "max" and values[0].buffer in self.narrowed:
+                self.narrowed.add(result.buffer)
             try:
                 self._write_reduction(operation, result, values)
             except UnusualOrder:

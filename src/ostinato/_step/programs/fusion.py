@@ -23,6 +23,9 @@ _MOST_OPERANDS = 3
 _BOUNDED = ("tanh", "sigmoid")
 _SUMS = {"row_sum": "row_sum_product", "column_sum": "column_sum_product"}
 
+_MOVABLE = frozenset({Place.LOCAL, Place.OUTPUT})
+"""Where instructions write that may run earlier."""
+
 
 def fuse(
     instructions: Sequence[Instruction], factors: Iterable[Buffer], batch: int
@@ -263,7 +266,11 @@ class _Fusion:
             old, new = copy.operands[0].buffer, copy.result.buffer
             if copy.operation != "copy" or old.rows != new.rows or not _is_whole(copy):
                 continue
-            if new.place is not Place.NEXT or not self._ends_with(copy, old, new):
+            if new.place is not Place.NEXT:
+                continue
+            if new.state is old:
+                self._read_early(copy, old, new)
+            if not self._ends_with(copy, old, new):
                 continue
             if new.state is old:
                 self.instructions.remove(copy)
@@ -271,6 +278,31 @@ class _Fusion:
             elif old.place is Place.LOCAL and self._writes_rows(old, new):
                 self.instructions.remove(copy)
                 self._rename(old, new)
+
+    def _read_early(self, copy: Instruction, old: Buffer, new: Buffer) -> None:
+        """Move what reads a value before its copy, unless it depends on that.
+
+        It moves with all that it needs, if each of these values has one writer.
+        """
+        place = self.instructions.index(copy)
+        before, later = self.instructions[:place], self.instructions[place + 1 :]
+        depend = {new}
+        for i in later:
+            if not depend.isdisjoint(v.buffer for v in views(i)):
+                depend.add(i.result.buffer)
+        needed: set[Buffer] = set()
+        moved: list[Instruction] = []
+        for i in reversed(later):
+            reads, result = {v.buffer for v in i.operands}, i.result.buffer
+            if old not in reads and result not in needed:
+                continue
+            alone = len(self._writers(result)) == 1 and i.phase is Phase.STEP
+            if result in depend or not alone or result.place not in _MOVABLE:
+                return
+            needed |= reads
+            moved.insert(0, i)
+        rest = [i for i in later if i not in moved]
+        self.instructions[:] = [*before, *moved, copy, *rest]
 
     def _writes_rows(self, old: Buffer, new: Buffer) -> bool:
         """Return whether rows of a copy are written, and of a value no products."""

@@ -1,8 +1,8 @@
 """What primitives that index with computed numbers are in a step program.
 
 One row is read or written: an element along an axis, or along several, or several
-elements from a place on. Where axes are apart, and for the gradient of a table, the
-numbers along an axis are compared with the index: the work is that of the whole array.
+elements from a place on. For the gradient of a table, the numbers along an axis are
+compared with the index: the work is that of the whole table.
 """
 
 from __future__ import annotations
@@ -48,17 +48,10 @@ def _dynamic_update_slice(
     indexed = _indexed(shape, sizes)
     if not indexed:
         return update
-    parts = _parts(b, [starts[i] for i in indexed], indexed, shape, sizes)
-    if len(parts) == 1:
-        return _written(b, "set_row", x, parts[0], update, shape)
-    mask = b.constant(1.0)
-    for part in parts:
-        (axis,) = part.axes
-        if part.size != 1:
-            raise Unsupported("it writes several elements of axes that are apart")
-        _check_rows(x, part.axes)
-        mask = b.elementwise("multiply", mask, _mask(b, part.at, axis, shape))
-    return _selected(b, mask, update, x)
+    part, *others = _parts(b, [starts[i] for i in indexed], indexed, shape, sizes)
+    if not others:
+        return _written(b, "set_row", x, part, update, shape)
+    raise Unsupported("it writes a part along axes that are apart")
 
 
 @rule("gather")
@@ -82,7 +75,7 @@ def _gather(
         result = shapes.split_axis(result, _along(x, axis), ())
     if drops and fill_value != 0:
         refuse_integers(eqn)
-        inside = b.elementwise("equal", part.at, _clamped(b, part.at, part.count))
+        inside = b.elementwise("equal", part.at, _clamped(b, part.at, part.places))
         if inside.axis is not None:
             inside = inside._replace(axis=result.axis)
         if fill_value is None:
@@ -111,28 +104,35 @@ def _scatter(
     of_batch, axes = d.operand_batching_dims, d.scatter_dims_to_operand_dims
     part = _part(b, index, axes, of_batch, shape, sizes, drops, clamps)
     adds = eqn.primitive.name == "scatter-add"
+    if adds and type_of(eqn.outvars[0]).dtype == bool:
+        raise Unsupported("it adds truth values")
     inserted = d.inserted_window_dims
     update = _without_unit_axes(b, update, index.axis, more)
     if of_batch:
         x = _of_sequences(b, x, of_batch, own)
         update = update._replace(axis=0)
     elif own:
-        whole = part.axes == tuple(inserted) and not more and index.axis == 0
+        whole = set(part.axes) <= set(inserted) and not more and index.axis == 0
         if not whole or not adds or x.buffer.numbers != (0.0,) or update.axis != 0:
             raise Unsupported("it combines different sequences")
+        axes = [i + 1 for i in inserted]
+        update = shapes.insert_axes(update, axes, len(shape) + 1)
         return _added_up(b, part, update, shape)
     update = shapes.insert_axes(update, inserted, len(shape))
     return _written(b, "add_row" if adds else "set_row", x, part, update, shape)
 
 
 def _added_up(b: Builder, part: _Part, update: Value, shape: tuple[int, ...]) -> Value:
-    """Return the gradient of a table, a sum over sequences."""
+    """Return the gradient of a table of this shape, a sum over sequences.
+
+    `update` has the axis of sequences before those of the table.
+    """
     if math.prod(shape) > _MOST:
         raise Unsupported("the gradient of a table that it indexes is large")
     first, end = part.axes[0], part.axes[-1] + 1
-    sizes = (1, *shape[:first], part.count, *shape[end:])
+    sizes = (1, *shape[:first], part.places, *shape[end:])
     mask = _mask(b, part.at, first + 1, sizes)
-    update = shapes.insert_axes(update, [first + 1], len(sizes))
+    update = _merged(b, update, [axis + 1 for axis in part.axes])
     added = _selected(b, mask, update, b.constant(0.0))
     added = added._replace(axis=None, summed=True)
     return shapes.split_axis(added, first, shape[first:end])
@@ -148,13 +148,13 @@ class _Part(NamedTuple):
         axes: of the array, next to each other, all elements of which are counted.
         at: the number of the element where it begins.
         size: how many elements it has; of several axes, 1.
-        count: how many places there are.
+        places: how many there are.
     """
 
     axes: tuple[int, ...]
     at: Value
     size: int
-    count: int
+    places: int
 
 
 def _indexed(shape: Sequence[int], sizes: Sequence[int]) -> list[int]:

@@ -19,7 +19,15 @@ from .check import check
 from .fusion import fuse
 from .lowered import Given, Lowered, Result
 from .program import Buffer, Factor, Gradient, Instruction, Place, encode
-from .values import Unsupported, Value, broadcast, merge_axes, most_of, row_major
+from .values import (
+    Unsupported,
+    Value,
+    broadcast,
+    full_shape,
+    merge_axes,
+    most_of,
+    row_major,
+)
 
 _RULES = rules.RULES | shape_rules.RULES | reduction_rules.RULES | index_rules.RULES
 LARGEST_GIVEN = 2**22
@@ -163,6 +171,9 @@ class _Lowering:
         self._check_dtypes(eqn)
         found = _RULES[name](self.builder, eqn, *given, **eqn.params)
         found = found if isinstance(found, list) else [found]
+        for value, variable in zip(found, eqn.outvars, strict=True):
+            if full_shape(value, self.batch) != type_of(variable).shape:
+                raise Unsupported("its shape is not what was expected")
         return [
             _bounded(value, type_of(variable).dtype, name, given)
             for value, variable in zip(found, eqn.outvars, strict=True)

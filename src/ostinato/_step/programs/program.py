@@ -21,7 +21,6 @@ OPERATIONS = tuple(
 ELEMENTWISE = frozenset(OPERATIONS[: OPERATIONS.index("row_sum")])
 WRITES_ROW = frozenset({"set_row", "add_row"})
 """They change one row of their result, and leave all else in it."""
-AT_ROW = WRITES_ROW | {"take_row"}
 PRODUCT = "product"
 _VECTOR = 16
 """Results of products have rows of a multiple of this many elements."""

@@ -19,6 +19,8 @@ RULES, rule = rule_table()
 @rule("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or")
 def _reduce(b: Builder, eqn: JaxprEqn, x: Value, *, axes: Any, **_: Any) -> Value:
     name = eqn.primitive.name
+    if name in ("reduce_and", "reduce_or") and is_integer(eqn):
+        raise Unsupported("it combines bits of integers")
     (x,) = b.of_one_axis([x])
     if x.summed:
         if name != "reduce_sum":

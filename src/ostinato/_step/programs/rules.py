@@ -48,6 +48,8 @@ def _same(name: str, b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> Valu
             raise Unsupported(f"`{name}` of integers")
         if name in ("neg", "sub") and _is_unsigned(eqn):
             raise Unsupported("it subtracts unsigned integers")
+    if name == "floor":
+        _refuse_bfloat16(eqn)
     if name in ("add", "add_any"):
         for one, other in (given, given[::-1]):
             if one.buffer.numbers == (0.0,) and _covers(other, eqn, b):
@@ -60,6 +62,12 @@ def _same(name: str, b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> Valu
             result = b.elementwise("select", given[1], result, given[0])
         result = result._replace(most=_largest(name, given))
     return result
+
+
+def _refuse_bfloat16(eqn: JaxprEqn) -> None:
+    """Refuse what digits decide that bfloat16 lacks, and values of a program have."""
+    if type_of(eqn.invars[0]).dtype == jnp.bfloat16:
+        raise Unsupported(f"`{eqn.primitive.name}` of bfloat16")
 
 
 def _added_row(b: Builder, eqn: JaxprEqn, *given: Value) -> Value | None:
@@ -223,6 +231,7 @@ def _round(
 ) -> Value:
     if int(rounding_method) != 1:  # to the nearest, ties to even
         raise Unsupported("it rounds ties away from zero")
+    _refuse_bfloat16(eqn)
     return b.elementwise("round", x)
 
 
@@ -295,6 +304,8 @@ def _convert(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     )
     if new == jnp.bfloat16 and not exact:
         b.narrowed.add(x.buffer)
+    elif jnp.issubdtype(old, jnp.integer) and not x.buffer.numbers:
+        x = b.elementwise("add", x, b.constant(0.0))  # no integer is -0
     elif (old, new) == (jnp.bfloat16, jnp.float32) and x.buffer in b.narrowed:
         raise Unsupported("it rounds float32 to bfloat16 and goes on in float32")
     return x._replace(most=None)
@@ -303,4 +314,7 @@ def _convert(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
 @rule("dot_general")
 def _dot_general(b: Builder, eqn: JaxprEqn, *given: Value, **params: Any) -> Value:
     refuse_integers(eqn)
-    return dot_general(b, eqn, *given, **params)
+    result = dot_general(b, eqn, *given, **params)
+    if type_of(eqn.outvars[0]).dtype != jnp.bool_:
+        return result
+    return b.elementwise("min", result, b.constant(1.0))  # whether any is True

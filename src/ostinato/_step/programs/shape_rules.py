@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from ..jaxprs import type_of
@@ -53,6 +54,8 @@ def _reshape_to(b: Builder, x: Value, shape: tuple[int, ...]) -> Value:
     features = tuple(n for i, n in enumerate(shape) if i != axis)
     if not x.is_contiguous():
         x = b.elementwise("copy", x)
+        if axis is None and x.axis is not None:  # an axis of the only sequence
+            x = x._replace(summed=True)
     return x._replace(shape=features, strides=shapes.row_major(features), axis=axis)
 
 
@@ -290,4 +293,6 @@ def _iota(b: Builder, eqn: JaxprEqn, *, dimension: int, shape: Any, **_: Any) ->
     if not numbers.shape:
         numbers = numbers._replace(shape=(1,), strides=(1,))
     wide = shapes.broadcast(numbers, shape, (dimension,), b.batch)
+    if not jnp.issubdtype(type_of(eqn.outvars[0]).dtype, jnp.integer):
+        return wide
     return wide._replace(most=shape[dimension])

@@ -51,8 +51,15 @@ def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value
         )
     result = filled_as(ctx.unsized(bind, values, shape), *given)
     if eqn.primitive.name in _SAME_NUMBER and not isinstance(given[0], Flat):
-        return dataclasses.replace(result, number=given[0].number)
+        number, dtype = given[0].number, result.x.dtype
+        if number is not None and _has_sizes(dtype):
+            return dataclasses.replace(result, number=number)
     return result
+
+
+def _has_sizes(dtype: Any) -> bool:
+    """Return whether numbers of a type may be any size of an axis."""
+    return dtype.kind != "b" and dtype.itemsize >= 4
 
 
 def _whole(
