@@ -25,7 +25,7 @@ from .refusal import NAMED
 from .split import Step, has_inner, without_invariants
 from .xla import Loop, map_steps
 
-_IN_PLACE = "`lax.scan` writes a part of a large array in its place"
+_IN_PLACE = "`lax.scan` writes a part of the large array in its place"
 
 
 class Plan(NamedTuple):
@@ -169,9 +169,6 @@ def plan(
             return "so many sequences have too few steps for another loop to be quicker"
         if is_batch and not has_lengths and is_narrow(step.jaxpr, batch):
             return "rows are too narrow for another loop to be quicker"
-        in_place = not has_lengths and writes_in_place(step.jaxpr)
-        if in_place and not runs_natively(step):
-            return _IN_PLACE
     reason = _unsupported_reason(step.jaxpr)
     ahead = _ahead_of(step, traced.states, reason is not None, runs_natively)
     if ahead is not None:
@@ -295,10 +292,11 @@ def _reason_for_scan(loop: Loop, as_it_is: Jaxpr, origins: Origins) -> str | Non
 
     Without a product, or beside much else, `lax.scan` is as quick as XLA's loop.
     """
+    lacking = description.unsupported_reason(loop, origins)
     if not loop.step.products:
-        return description.unsupported_reason(loop, origins)
+        return lacking
     if writes_in_place(loop.step.jaxpr):
-        return _IN_PLACE
+        return f"{lacking}; {_IN_PLACE}"
     eqn = dominating(as_it_is)
     return None if eqn is None else description.equation_at_line(eqn, origins)
 

@@ -69,7 +69,10 @@ def _gather(
     if of_batch:
         x = _of_sequences(b, x, of_batch, own)
     elif own and (x.axis is not None or x.summed):
-        raise Unsupported("it indexes an array of each sequence as one of all")
+        raise Unsupported(
+            "it indexes an array of each sequence as one of all, or by numbers of "
+            "sequences that are not `jnp.arange` in the step"
+        )
     result = _taken(b, x, part)
     for axis in sorted(d.collapsed_slice_dims, reverse=True):
         result = shapes.split_axis(result, _along(x, axis), ())
