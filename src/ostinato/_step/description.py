@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jax.extend.core import JaxprEqn
@@ -27,25 +28,25 @@ def check(loop: Loop, origins: Origins) -> None:
     if loop.backend == "cpu":
         lacking = unsupported_reason(loop, origins)
     elif loop.backend == "cuda":
-        lacking = unsupported_on_gpus(loop, origins)
+        lacking = _lacking(lambda: cuda.check_supported(loop, None), origins)
     if lacking is not None:
         raise refusal(str(loop.backend), lacking)
 
 
 def unsupported_reason(loop: Loop, origins: Origins) -> str | None:
     """Return why the native library cannot run a loop forward, or None if it can."""
-    try:
+
+    def lower() -> None:
         check_available(loop)
         lower_forward(loop, None)
-    except Unsupported as error:
-        return reason(error, origins)
-    return None
+
+    return _lacking(lower, origins)
 
 
-def unsupported_on_gpus(loop: Loop, origins: Origins) -> str | None:
-    """Return why kernels of GPUs cannot run a loop forward, or None if they can."""
+def _lacking(check: Callable[[], object], origins: Origins) -> str | None:
+    """Return what a check says that a loop lacks, or None if it lacks nothing."""
     try:
-        cuda.check_supported(loop, None)
+        check()
     except Unsupported as error:
         return reason(error, origins)
     return None

@@ -227,6 +227,11 @@ def split_at(items: Sequence[Any], places: Sequence[int]) -> list[list[Any]]:
     return [list(items[a:b]) for a, b in itertools.pairwise(bounds)]
 
 
+def split_by(items: Sequence[Any], sizes: Iterable[int]) -> list[list[Any]]:
+    """Return the parts of a list that have these sizes, and the rest."""
+    return split_at(items, list(itertools.accumulate(sizes)))
+
+
 def unique(atoms: Sequence[Any]) -> list[Any]:
     """Return the variables among `atoms`, each once."""
     return list(dict.fromkeys(v for v in atoms if not is_literal(v)))

@@ -16,11 +16,11 @@ from .._typing import Array
 from . import native, tokens, xla
 from .cuda import loops as cuda
 from .gradients import Mask, is_float
-from .jaxprs import evaluate, flat_trace, split_at, struct, type_of
+from .jaxprs import evaluate, flat_trace, split_at, split_by, struct, type_of
 from .masks import StepMask
-from .plans import Pullback, by_operand, ends, saving_step
+from .plans import Pullback, by_operand, saving_step
 from .split import Step
-from .xla import Loop
+from .xla import Loop, zeros_wide
 
 Run = Callable[[Loop, Sequence[Array]], list[Array]]
 """Runs a loop: `primitive.run`."""
@@ -248,10 +248,7 @@ def _found_by_steps(
     invariant, inputs, states = step.parts(operands)
     more = evaluate(pullback.core.before_backward, invariant)
     valid = [is_step(operands[-1], loop.length, 0)] if loop.masked else []
-    sums = [
-        jnp.zeros(a.shape, accumulation_dtype(a.dtype))
-        for a in (invariant[i] for i in pullback.invariant)
-    ]
+    sums = [zeros_wide(invariant[i]) for i in pullback.invariant]
     at_step = [*inputs, *saved, *d_outputs, *valid]
     back = loop._replace(
         step=_backward_step(loop, wrt),
@@ -261,7 +258,7 @@ def _found_by_steps(
     )
     out = run(back, [*invariant, *more, *at_step, *d_final, *sums])
     counts = [len(d_final), len(sums), len(pullback.inputs)]
-    d_states, sums, d_inputs, pairs = split_at(out, ends(counts))
+    d_states, sums, d_inputs, pairs = split_by(out, counts)
     matrices = [None] * len(pullback.products)
     d = d_states, d_inputs, sums
     return by_operand(loop, pullback, operands, d, matrices, pairs)
@@ -292,12 +289,12 @@ def _backward_step(loop: Loop, wrt: Mask) -> Step:
     sizes = [len(fixed), len(at), num_outputs, len(valid), len(d_states)]
 
     def run(*values: Any) -> list[Any]:
-        fixed, at, d_outputs, valid, d_new, sums = split_at(values, ends(sizes))
+        fixed, at, d_outputs, valid, d_new, sums = split_by(values, sizes)
         bar = [*d_new, *d_outputs]
         bar = select(valid[0], bar) if valid else bar
         results = pullback(*fixed, *at, *bar)
         counts = [len(d_new), len(pullback.inputs), len(sums)]
-        d_states, d_inputs, found, pairs = split_at(results, ends(counts))
+        d_states, d_inputs, found, pairs = split_by(results, counts)
         d_states = select(valid[0], d_states, d_new) if valid else d_states
         sums = [s + d.astype(s.dtype) for s, d in zip(sums, found, strict=True)]
         return [*d_states, *sums, *d_inputs, *pairs]

@@ -13,7 +13,7 @@ from .._typing import Array
 from . import tokens
 from .call import call, check_split
 from .gradients import is_float
-from .jaxprs import evaluate, split_at
+from .jaxprs import evaluate, split_at, split_by
 from .plans import Backward, by_operand, lower_forward, plan_backward
 from .programs.lower import LARGEST_GIVEN
 from .programs.lowered import Lowered
@@ -110,7 +110,7 @@ def _run_back(
     results, matrices = call(
         plan.lowered, loop, arguments, _lengths(loop, operands), not loop.reverse, split
     )
-    d_states, d_inputs, d_invariant, pairs = split_at(results, plan.counts)
+    d_states, d_inputs, d_invariant, pairs = split_by(results, plan.counts)
     if loop.capacity is not None:
         d_inputs = _of_tokens(plan, loop, operands, d_inputs)
     d = d_states, d_inputs, d_invariant

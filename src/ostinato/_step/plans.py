@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools as ft
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from jax.extend.core import ClosedJaxpr
 from .._typing import Array
 from . import xla
 from .gradients import Derivative, Product, differentiate, is_float, weight_gradient
-from .jaxprs import evaluate, flat_trace, split_at, struct, type_of
+from .jaxprs import evaluate, flat_trace, split_by, struct, type_of
 from .programs.lower import lower
 from .programs.lowered import Given, Lowered
 from .programs.program import Place
@@ -67,7 +66,7 @@ class Backward(NamedTuple):
     Attributes:
         lowered: the program. It returns cotangents of states, of inputs and of
             invariant values, and then the factors of products.
-        counts: where these begin.
+        counts: of each of the former.
         derivative: of the core of the loop.
         inputs: the inputs, by position, that it returns cotangents of.
         invariant: the invariant values, by position, that it returns cotangents of.
@@ -99,7 +98,7 @@ def plan_backward(loop: Loop, wrt: Mask) -> Backward:
     counts = [pullback.num_states, len(pullback.inputs), len(pullback.invariant)]
     return Backward(
         lowered,
-        ends(counts),
+        counts,
         pullback.core,
         pullback.inputs,
         pullback.invariant,
@@ -186,7 +185,7 @@ class Pullback:
             num_products,
             self.num_states,
         ]
-        given = split_at(arguments, ends(sizes))
+        given = split_by(arguments, sizes)
         invariant, more, at, saved, products, d_states, d_outputs = given
         made = evaluate(taken.ahead, [*invariant, *at])
         core_inputs = [*(at[i] for i in taken.kept), *made]
@@ -197,7 +196,7 @@ class Pullback:
             [*invariant, *more, *core_inputs, *saved, *d_states, *d_outputs],
         )
         counts = [self.num_states, len(self.core.inputs), len(self.core.invariant)]
-        d_states, d_core, d_invariant, pairs = split_at(results, ends(counts))
+        d_states, d_core, d_invariant, pairs = split_by(results, counts)
         of_core = dict(zip(self.core.inputs, d_core, strict=True))
         d_inputs = {i: of_core[k] for k, i in enumerate(taken.kept) if k in of_core}
         sums = dict(zip(self.core.invariant, d_invariant, strict=True))
@@ -236,7 +235,7 @@ class Pullback:
         ]
         results = evaluate(self.ahead.backward, [*invariant, *inputs, *d_products])
         counts = [len(self.ahead.inputs), len(self.ahead.invariant)]
-        d_at, d_invariant, pairs = split_at(results, ends(counts))
+        d_at, d_invariant, pairs = split_by(results, counts)
         for i, d in zip(self.ahead.inputs, d_at, strict=True):
             add_to(d_inputs, i, d)
         for i, d in zip(self.ahead.invariant, d_invariant, strict=True):
@@ -305,11 +304,6 @@ def saved_shapes(loop: Loop, wrt: Mask) -> list[Any]:
     products = step.taken.ahead.jaxpr.outvars
     variables += [products[k] for k in xla.saved_products(loop, wrt)]
     return [struct(v.aval) for v in variables]
-
-
-def ends(sizes: Sequence[int]) -> list[int]:
-    """Return where parts of given sizes end."""
-    return list(itertools.accumulate(sizes))
 
 
 def _stacked(lowered: Lowered, result: int) -> Given:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from .._segments import near_divisor, scan_segments
 from .._typing import Array
 from .cost import pays_ahead
 from .gradients import Derivative, Mask, Policy, is_float, weight_gradient
-from .jaxprs import evaluate, known_product, run_one, split_at, variables
+from .jaxprs import evaluate, known_product, run_one, split_at, split_by, variables
 from .masks import StepMask
 from .policies import best_derivative
 from .split import PRODUCTS, Step
@@ -311,7 +310,7 @@ def backward(
         ]
         return (d_states, sums), d_inputs
 
-    wide = [_zeros_wide(invariant[i]) for i in weights]
+    wide = [zeros_wide(invariant[i]) for i in weights]
     valid = StepMask.of(loop.masked, loop.length, operands, []).valid
     per_step = (inputs, saved, products, d_outputs, valid)
     (d_states, sums), d_inputs = (
@@ -425,14 +424,12 @@ def _scan_back(
         bar = bar if valid is None else select(valid, bar)
         values = [*invariant, *more, *at_inputs, *at_saved, *bar]
         results = evaluate(derivative.backward, values)
-        d_states, d_inputs, d_invariant, pairs = split_at(
-            results, list(itertools.accumulate(counts))
-        )
+        d_states, d_inputs, d_invariant, pairs = split_by(results, counts)
         d_states = d_states if valid is None else select(valid, d_states, d_new)
         sums = [s + d.astype(s.dtype) for s, d in zip(sums, d_invariant, strict=True)]
         return (d_states, sums), (d_inputs, pairs)
 
-    wide = [_zeros_wide(invariant[i]) for i in derivative.invariant]
+    wide = [zeros_wide(invariant[i]) for i in derivative.invariant]
     per_step = (inputs, saved, d_outputs, valid)
     leaves = jax.tree.leaves(per_step)
     (d_states, sums), (d_inputs, pairs) = lax.scan(
@@ -449,7 +446,7 @@ def _pairs(items: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(items[::2], items[1::2], strict=True))
 
 
-def _zeros_wide(a: Array) -> Array:
+def zeros_wide(a: Array) -> Array:
     return jnp.zeros(a.shape, accumulation_dtype(a.dtype))
 
 

@@ -73,6 +73,7 @@ def _gather(
             "it indexes an array of each sequence as one of all, or by numbers of "
             "sequences that are not `jnp.arange` in the step"
         )
+    (x,) = b.of_one_axis([x], but=(*part.axes, *d.collapsed_slice_dims))
     result = _taken(b, x, part)
     for axis in sorted(d.collapsed_slice_dims, reverse=True):
         result = shapes.split_axis(result, _along(x, axis), ())

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxprs_in_params
 
 from ..gradients import Product
-from ..jaxprs import is_literal, type_of
+from ..jaxprs import CHECKPOINTS, is_literal, type_of
 from . import index_rules, reduction_rules, rules, shape_rules
 from .allocation import allocate
 from .builder import Builder
@@ -35,8 +35,8 @@ LARGEST_GIVEN = 2**22
 _LARGEST_STATE, _LARGEST = 2**23, 2**24
 """The largest in a state, and the largest for which a float32 can stand."""
 _INLINED = frozenset({
-    "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call",
-    "jit", "pjit", "remat", "remat2",
+    *CHECKPOINTS, "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call",
+    "jit", "pjit",
 })  # fmt: skip
 PRIMITIVES = frozenset(_RULES) | _INLINED
 """What programs have."""
