@@ -91,6 +91,26 @@ def _writes(p: Any, states: Any, x: Any, t: Any) -> Any:
     return (h, memory.at[row, at].set(h)), h
 
 
+def _grid(p: Any, states: Any, x: Any, t: Any) -> Any:
+    """Read and write the place of a grid that each sequence chooses for itself."""
+    h, memory = states
+    grid = memory.reshape(h.shape[0], 4, -1, h.shape[1])
+    i, j = jnp.argmax(h, -1) % 4, jnp.argmin(h, -1) % grid.shape[2]
+    at = jnp.arange(h.shape[0]), i, j
+    h = jnp.tanh(x @ p["w"] + h @ p["u"] + 0.1 * grid[at])
+    return (h, grid.at[at].set(h).reshape(memory.shape)), h
+
+
+def _window(p: Any, states: Any, x: Any, t: Any) -> Any:
+    """Read several entries from a place on, and write two."""
+    h, memory = states
+    at = t % memory.shape[1]
+    old = lax.dynamic_slice_in_dim(memory, at, 4, 1)
+    h = jnp.tanh(x @ p["w"] + h @ p["u"] + 0.1 * old.sum(1))
+    new = jnp.stack([h, old[:, 0]], 1)
+    return (h, lax.dynamic_update_slice_in_dim(memory, new, at, 1)), h
+
+
 SHORT = [Size(20_000, 1, 8), Size(20_000, 16, 8), Size(4096, 4, 64), Size(256, 1, 64)]
 MEMORY = [
     replaced
@@ -106,6 +126,8 @@ ROWS: dict[str, tuple[Step, list[Size]]] = {
     "level and trend": (_trend, [Size(20_000, 16, 1), Size(2000, 100, 3)]),
     "ring": (_ring, MEMORY),
     "own writes": (_writes, MEMORY),
+    "grid": (_grid, MEMORY[-2:]),
+    "window": (_window, MEMORY[-2:]),
 }
 RECURRENCES = [Size(20_000, 1, 8), Size(20_000, 64, 1), Size(5000, 128, 1)]
 GRUS = [Size(20_000, 1, 8), Size(20_000, 16, 8), Size(1, 100, 8, members=100)]

@@ -100,7 +100,7 @@ LACKING: dict[str, tuple[Callable, str]] = {
     ),
     "bits of integers": (
         lambda h: h * ((h > 0).astype(jnp.int32) ^ 3).astype(h.dtype),
-        r"`xor` at .*: it has bits of integers",
+        r"`xor` at .*: `xor` of integers",
     ),
     "a float cut to an integer": (
         lambda h: h * h.astype(jnp.int32).astype(h.dtype),

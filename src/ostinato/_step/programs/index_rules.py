@@ -17,7 +17,7 @@ from jax.lax import GatherScatterMode
 from ..jaxprs import type_of
 from . import values as shapes
 from .builder import Builder
-from .registry import refuse_integers, result_shape, rule_table
+from .registry import ANY, refuse_integers, result_shape, rule_table
 from .values import Unsupported, Value, most_of
 
 RULES, rule = rule_table()
@@ -27,7 +27,7 @@ _MOST_PLACES = 2**24
 """Up to it, float32 has all integers."""
 
 
-@rule("dynamic_slice")
+@rule("dynamic_slice", kinds=ANY)
 def _dynamic_slice(
     b: Builder, eqn: JaxprEqn, x: Value, *starts: Value, **_: Any
 ) -> Value:
@@ -40,7 +40,7 @@ def _dynamic_slice(
     return x
 
 
-@rule("dynamic_update_slice")
+@rule("dynamic_update_slice", kinds=ANY)
 def _dynamic_update_slice(
     b: Builder, eqn: JaxprEqn, x: Value, update: Value, *starts: Value, **_: Any
 ) -> Value:
@@ -54,7 +54,7 @@ def _dynamic_update_slice(
     raise Unsupported("it writes a part along axes that are apart")
 
 
-@rule("gather")
+@rule("gather", kinds=ANY)
 def _gather(
     b: Builder, eqn: JaxprEqn, x: Value, index: Value, *,
     dimension_numbers: Any, mode: Any, fill_value: Any, slice_sizes: Any, **_: Any,
@@ -90,7 +90,8 @@ def _gather(
     return result._replace(axis=index.axis) if own else result
 
 
-@rule("scatter", "scatter-add")
+@rule("scatter", kinds=ANY)
+@rule("scatter-add", kinds="fi")
 def _scatter(
     b: Builder, eqn: JaxprEqn, x: Value, index: Value, update: Value, *,
     dimension_numbers: Any, mode: Any, **_: Any,
@@ -108,8 +109,6 @@ def _scatter(
     of_batch, axes = d.operand_batching_dims, d.scatter_dims_to_operand_dims
     part = _part(b, index, axes, of_batch, shape, sizes, drops, clamps)
     adds = eqn.primitive.name == "scatter-add"
-    if adds and type_of(eqn.outvars[0]).dtype == bool:
-        raise Unsupported("it adds truth values")
     inserted = d.inserted_window_dims
     update = _without_unit_axes(b, update, index.axis, more)
     if of_batch:

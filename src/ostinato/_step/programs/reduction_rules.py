@@ -10,17 +10,16 @@ from jax.extend.core import JaxprEqn
 from ..jaxprs import type_of
 from . import values as shapes
 from .builder import Builder
-from .registry import is_integer, refuse_integers, rule_table
+from .registry import ANY, is_integer, refuse_integers, rule_table
 from .values import Unsupported, Value, most_of
 
 RULES, rule = rule_table()
 
 
-@rule("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or")
+@rule("reduce_sum", "reduce_max", "reduce_min", kinds=ANY)
+@rule("reduce_and", "reduce_or", kinds="b")
 def _reduce(b: Builder, eqn: JaxprEqn, x: Value, *, axes: Any, **_: Any) -> Value:
     name = eqn.primitive.name
-    if name in ("reduce_and", "reduce_or") and is_integer(eqn):
-        raise Unsupported("it combines bits of integers")
     (x,) = b.of_one_axis([x])
     if x.summed:
         if name != "reduce_sum":
@@ -59,7 +58,6 @@ def reduce_features(b: Builder, name: str, x: Value, axes: Sequence[int]) -> Val
 def _reduce_product(
     b: Builder, eqn: JaxprEqn, x: Value, *, axes: Any, **_: Any
 ) -> Value:
-    refuse_integers(eqn)
     if x.axis in axes or x.summed:
         raise Unsupported("it combines different sequences")
     for axis in sorted(axes, reverse=True):
@@ -92,7 +90,7 @@ def _multiply_along(b: Builder, x: Value, axis: int) -> Value:
     return shapes.drop_axes(x, [axis])
 
 
-@rule("argmax", "argmin")
+@rule("argmax", "argmin", kinds=ANY)
 def _arg_extreme(b: Builder, eqn: JaxprEqn, x: Value, *, axes: Any, **_: Any) -> Value:
     """Return the least index of an element that is the largest one, or NaN."""
     (axis,) = axes

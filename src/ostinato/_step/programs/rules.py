@@ -14,7 +14,7 @@ from ..jaxprs import type_of
 from . import values as shapes
 from .builder import Builder
 from .products import dot_general
-from .registry import is_integer, refuse_integers, result_shape, rule_table
+from .registry import ANY, is_integer, result_shape, rule_table
 from .values import Unsupported, Value, most_of
 
 RULES, rule = rule_table()
@@ -44,8 +44,6 @@ def _same(name: str, b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> Valu
     if is_integer(eqn):
         if name == "div":
             return _divide_integers(b, eqn, *given)
-        if name not in _EXACT | _TESTS:
-            raise Unsupported(f"`{name}` of integers")
         if name in ("neg", "sub") and _is_unsigned(eqn):
             raise Unsupported("it subtracts unsigned integers")
     if name == "floor":
@@ -136,47 +134,41 @@ def _largest(name: str, given: Sequence[Value]) -> int:
 
 
 for _name in _SAME:
-    RULES[_name] = ft.partial(_same, _name)
+    _kinds = ANY if _name in _EXACT | _TESTS else "fi" if _name == "div" else "f"
+    rule(_name, kinds=_kinds)(ft.partial(_same, _name))
 
 
-@rule("gt", "ge")
+@rule("gt", "ge", kinds=ANY)
 def _greater(b: Builder, eqn: JaxprEqn, x: Value, y: Value, **_: Any) -> Value:
     name = "less" if eqn.primitive.name == "gt" else "less_equal"
     return b.elementwise(name, y, x)
 
 
-@rule("ne")
+@rule("ne", kinds=ANY)
 def _not_equal(b: Builder, eqn: JaxprEqn, x: Value, y: Value, **_: Any) -> Value:
     return b.elementwise("subtract", b.constant(1.0), b.elementwise("equal", x, y))
 
 
-@rule("not")
+@rule("not", kinds="b")
 def _not(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
-    _only_truth(eqn)
     return b.elementwise("subtract", b.constant(1.0), x)
 
 
-@rule("and", "or", "xor")
+@rule("and", "or", "xor", kinds="b")
 def _logic(b: Builder, eqn: JaxprEqn, x: Value, y: Value, **_: Any) -> Value:
-    _only_truth(eqn)
     name = eqn.primitive.name
     if name == "xor":
         return b.elementwise("subtract", b.constant(1.0), b.elementwise("equal", x, y))
     return b.elementwise("multiply" if name == "and" else "max", x, y)
 
 
-def _only_truth(eqn: JaxprEqn) -> None:
-    if type_of(eqn.invars[0]).dtype != jnp.bool_:
-        raise Unsupported("it has bits of integers")
-
-
-@rule("square")
+@rule("square", kinds="fi")
 def _square(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     power = _power_of(b, x, 2)
     return power._replace(most=most_of(x) ** 2) if is_integer(eqn) else power
 
 
-@rule("integer_pow")
+@rule("integer_pow", kinds="fi")
 def _integer_pow(b: Builder, eqn: JaxprEqn, x: Value, *, y: int, **_: Any) -> Value:
     if y == 0:  # of infinity and NaN, too
         return shapes.broadcast(b.constant(1.0), result_shape(eqn), (), b.batch)
@@ -196,7 +188,7 @@ def _power_of(b: Builder, x: Value, n: int) -> Value:
     return b.elementwise("multiply", even, x) if n % 2 else even
 
 
-@rule("one_minus_square")
+@rule("one_minus_square", kinds="fi")
 def _one_minus_square(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     result = b.elementwise("subtract", b.constant(1.0), _power_of(b, x, 2))
     return result._replace(most=1 + most_of(x) ** 2) if is_integer(eqn) else result
@@ -206,8 +198,6 @@ def _one_minus_square(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
 def _polynomial(
     b: Builder, eqn: JaxprEqn, x: Value, *coefficients: Value, **_: Any
 ) -> Value:
-    if is_integer(eqn):
-        raise Unsupported("it has polynomials of integers")
     *lower, result = coefficients
     for c in reversed(lower):
         result = b.elementwise("add", b.elementwise("multiply", result, x), c)
@@ -235,7 +225,7 @@ def _round(
     return b.elementwise("round", x)
 
 
-@rule("clamp")
+@rule("clamp", kinds=ANY)
 def _clamp(
     b: Builder, eqn: JaxprEqn, low: Value, x: Value, high: Value, **_: Any
 ) -> Value:
@@ -245,7 +235,7 @@ def _clamp(
     return result._replace(most=max(map(most_of, (low, x, high))))
 
 
-@rule("select_n")
+@rule("select_n", kinds=ANY)
 def _select(b: Builder, eqn: JaxprEqn, which: Value, *cases: Value, **_: Any) -> Value:
     if len(cases) != 2 or type_of(eqn.invars[0]).dtype != jnp.bool_:
         raise Unsupported("it selects among several cases")
@@ -263,7 +253,7 @@ def _select(b: Builder, eqn: JaxprEqn, which: Value, *cases: Value, **_: Any) ->
 
 @rule(
     "copy", "copy_p", "name", "stop_gradient", "optimization_barrier", "pvary",
-    "reshard", "sharding_constraint", "ostinato_asked", "ragged_constant",
+    "reshard", "sharding_constraint", "ostinato_asked", "ragged_constant", kinds=ANY,
 )  # fmt: skip
 def _same_value(b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> list[Value]:
     return list(given)
@@ -285,7 +275,7 @@ def _reduce_precision(
     return x
 
 
-@rule("convert_element_type")
+@rule("convert_element_type", kinds=ANY)
 def _convert(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     old, new = type_of(eqn.invars[0]).dtype, type_of(eqn.outvars[0]).dtype
     if jnp.issubdtype(new, jnp.integer):
@@ -311,9 +301,8 @@ def _convert(b: Builder, eqn: JaxprEqn, x: Value, **_: Any) -> Value:
     return x._replace(most=None)
 
 
-@rule("dot_general")
+@rule("dot_general", kinds="fb")
 def _dot_general(b: Builder, eqn: JaxprEqn, *given: Value, **params: Any) -> Value:
-    refuse_integers(eqn)
     result = dot_general(b, eqn, *given, **params)
     if type_of(eqn.outvars[0]).dtype != jnp.bool_:
         return result

@@ -12,13 +12,13 @@ from jax.extend.core import JaxprEqn
 from ..jaxprs import type_of
 from . import values as shapes
 from .builder import Builder
-from .registry import refuse_integers, result_shape, rule_table
+from .registry import ANY, result_shape, rule_table
 from .values import Unsupported, Value
 
 RULES, rule = rule_table()
 
 
-@rule("broadcast_in_dim")
+@rule("broadcast_in_dim", kinds=ANY)
 def _broadcast(
     b: Builder,
     eqn: JaxprEqn,
@@ -35,7 +35,7 @@ def _broadcast(
     return shapes.broadcast(x, shape, broadcast_dimensions, b.batch)
 
 
-@rule("reshape")
+@rule("reshape", kinds=ANY)
 def _reshape(b: Builder, eqn: JaxprEqn, x: Value, *, dimensions: Any = None, **_: Any):
     if dimensions is not None:
         x = _turned(b, x, dimensions)
@@ -59,7 +59,7 @@ def _reshape_to(b: Builder, x: Value, shape: tuple[int, ...]) -> Value:
     return x._replace(shape=features, strides=shapes.row_major(features), axis=axis)
 
 
-@rule("squeeze")
+@rule("squeeze", kinds=ANY)
 def _squeeze(
     b: Builder, eqn: JaxprEqn, x: Value, *, dimensions: Any, **_: Any
 ) -> Value:
@@ -68,12 +68,12 @@ def _squeeze(
     return shapes.drop_axes(x, dimensions)
 
 
-@rule("expand_dims")
+@rule("expand_dims", kinds=ANY)
 def _expand(b: Builder, eqn: JaxprEqn, x: Value, *, dimensions: Any, **_: Any) -> Value:
     return shapes.insert_axes(x, dimensions, len(result_shape(eqn)))
 
 
-@rule("transpose")
+@rule("transpose", kinds=ANY)
 def _transpose(
     b: Builder, eqn: JaxprEqn, x: Value, *, permutation: Any, **_: Any
 ) -> Value:
@@ -87,14 +87,14 @@ def _turned(b: Builder, x: Value, permutation: Sequence[int]) -> Value:
     return shapes.transpose(x, permutation, b.batch)
 
 
-@rule("slice")
+@rule("slice", kinds=ANY)
 def _slice(
     b: Builder, eqn: JaxprEqn, x: Value, *, start_indices: Any, strides: Any, **_: Any
 ) -> Value:
     return shapes.take(x, start_indices, result_shape(eqn), b.batch, strides)
 
 
-@rule("rev")
+@rule("rev", kinds=ANY)
 def _rev(b: Builder, eqn: JaxprEqn, x: Value, *, dimensions: Any, **_: Any) -> Value:
     shape = shapes.full_shape(x, b.batch)
     turned = [i in dimensions for i in range(len(shape))]
@@ -103,7 +103,7 @@ def _rev(b: Builder, eqn: JaxprEqn, x: Value, *, dimensions: Any, **_: Any) -> V
     return shapes.take(x, start, shape, b.batch, steps)
 
 
-@rule("split")
+@rule("split", kinds=ANY)
 def _split(
     b: Builder, eqn: JaxprEqn, x: Value, *, sizes: Any, axis: int, **_: Any
 ) -> list[Value]:
@@ -115,21 +115,21 @@ def _split(
     return parts
 
 
-@rule("concatenate")
+@rule("concatenate", kinds=ANY)
 def _concatenate(
     b: Builder, eqn: JaxprEqn, *given: Value, dimension: int, **_: Any
 ) -> Value:
     return _join(b, given, dimension, result_shape(eqn))
 
 
-@rule("stack")
+@rule("stack", kinds=ANY)
 def _stack(b: Builder, eqn: JaxprEqn, *given: Value, axis: int, **_: Any) -> Value:
     shape = result_shape(eqn)
     wide = [shapes.insert_axes(v, [axis], len(shape)) for v in given]
     return _join(b, wide, axis, shape)
 
 
-@rule("tile")
+@rule("tile", kinds=ANY)
 def _tile(b: Builder, eqn: JaxprEqn, x: Value, *, reps: Any, **_: Any) -> Value:
     shape = list(shapes.full_shape(x, b.batch))
     for axis, count in enumerate(reps):
@@ -139,7 +139,7 @@ def _tile(b: Builder, eqn: JaxprEqn, x: Value, *, reps: Any, **_: Any) -> Value:
     return x
 
 
-@rule("unstack")
+@rule("unstack", kinds=ANY)
 def _unstack(
     b: Builder, eqn: JaxprEqn, x: Value, *, axis: int, **_: Any
 ) -> list[Value]:
@@ -204,7 +204,7 @@ def _join_sums(
     return joined._replace(axis=None, summed=True)
 
 
-@rule("pad")
+@rule("pad", kinds=ANY)
 def _pad(
     b: Builder, eqn: JaxprEqn, x: Value, value: Value, *, padding_config: Any, **_: Any
 ):
@@ -254,7 +254,8 @@ def _spread(b: Builder, x: Value, value: Value, inside: Sequence[int]) -> Value:
 _CUMULATIVE = {"cumsum": "add", "cumprod": "multiply", "cummax": "max", "cummin": "min"}
 
 
-@rule(*_CUMULATIVE)
+@rule("cummax", "cummin", kinds="fi")
+@rule("cumsum", "cumprod")
 def _cumulate(
     b: Builder, eqn: JaxprEqn, x: Value, *, axis: int, reverse: bool, **_: Any
 ) -> Value:
@@ -262,8 +263,6 @@ def _cumulate(
     if axis == x.axis or x.summed:
         raise Unsupported("it combines different sequences")
     operation = _CUMULATIVE[eqn.primitive.name]
-    if operation in ("add", "multiply"):
-        refuse_integers(eqn)
     shape = list(shapes.full_shape(x, b.batch))
     count, shift = shape[axis], 1
 
@@ -285,7 +284,7 @@ def _cumulate(
     return x
 
 
-@rule("iota")
+@rule("iota", kinds="fi")
 def _iota(b: Builder, eqn: JaxprEqn, *, dimension: int, shape: Any, **_: Any) -> Value:
     if shape[dimension] > 2**16:
         raise Unsupported("it counts beyond 2^16")
