@@ -38,6 +38,9 @@ _INLINED = frozenset({
     *CHECKPOINTS, "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call",
     "jit", "pjit",
 })  # fmt: skip
+_MOVES = shape_rules.RULES.keys() | index_rules.RULES.keys() - {"scatter-add"}
+_MOVES |= {"clamp", "copy", "max", "min", "select_n", "stop_gradient"}
+"""What has some numbers of its operands, and no others, as results."""
 PRIMITIVES = frozenset(_RULES) | _INLINED
 """What programs have."""
 INDEXING = frozenset(index_rules.RULES)
@@ -412,8 +415,7 @@ def _bounded(value: Value, dtype: Any, name: str, given: Sequence[Value]) -> Val
             raise Unsupported(f"`{name}` of integers")
         most = max(map(most_of, (*given, value)))
     # The least int8 has no counterpart, and only what moves it leaves it as it is.
-    moves = name in shape_rules.RULES
-    limit = min(_LARGEST, _farthest(dtype) if moves else jnp.iinfo(dtype).max)
+    limit = min(_LARGEST, _farthest(dtype) if name in _MOVES else jnp.iinfo(dtype).max)
     if most > limit:
         of = "2^24" if limit == _LARGEST else limit
         raise Unsupported(f"it has {dtype} that may be larger than {of}")
