@@ -417,10 +417,20 @@ def read_where_it_was_written(p, states, x, t):
     return (h + m[jnp.arange(B), at], new), h
 
 
+def in_a_branch(p, states, x, t):
+    """Each sequence writes its place at some steps, and reads two in a loop."""
+    h, m = states
+    rows, at = jnp.arange(B), jnp.asarray(jnp.argmax(h, -1), jnp.int32)
+    write = lambda m: m.at[rows, at].set(jnp.sin(h))  # noqa: E731
+    m = lax.cond(t % 3 == 0, write, lambda m: m, m)
+    turn = lambda i, h: jnp.tanh(h + m[rows, (at + i) % M])  # noqa: E731
+    return (lax.fori_loop(0, 2, turn, h + x), m), h
+
+
 STEPS = [
-    read_where_it_was_written, on_a_grid, in_windows, reshaped, read_flat, moved,
-    read_after, swapped, one_is_the_other, rotated, unchanged, written_twice,
-    also_output, forked, never_read, all_of_a_row,
+    in_a_branch, read_where_it_was_written, on_a_grid, in_windows, reshaped,
+    read_flat, moved, read_after, swapped, one_is_the_other, rotated, unchanged,
+    written_twice, also_output, forked, never_read, all_of_a_row,
 ]  # fmt: skip
 
 

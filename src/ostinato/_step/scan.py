@@ -154,7 +154,7 @@ def plan(
         return native.can_run(loop_of(step))
 
     once, step, kept = without_invariants(
-        without_control_flow(traced.jaxpr, num_arrays),
+        with_own_rows(without_control_flow(traced.jaxpr, num_arrays)),
         num_arrays,
         num_states,
         tuple(counts),
@@ -249,7 +249,7 @@ def _trace_loop(
     )
     varies = any(map(varying, types))
     return _Traced(
-        with_own_rows(flat(known(closed.jaxpr))),
+        flat(known(closed.jaxpr)),
         own,
         start,
         leaves,
