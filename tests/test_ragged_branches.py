@@ -147,6 +147,11 @@ def of_loss(h, w):
     return with_loss(h, w[0])
 
 
+def recur_back(own, w, x):
+    step = lambda h, a: (own(jnp.tanh(h @ w + a), w), h)  # noqa: E731
+    return lax.scan(step, x[0], x, reverse=True)[1].sum()
+
+
 def in_turns(own, w, x):
     turn = lambda i, h: own(jnp.tanh(h @ w + x[i]), w)  # noqa: E731
     return lax.fori_loop(0, x.shape[0], turn, jnp.zeros(3)).sum()
@@ -169,6 +174,7 @@ LOOPS = {
     "padded": (recur, {"scan": "padded"}),
     "packed": (recur, {"scan": "packed", "lanes": 2}),
     "auto": (recur, {}),
+    "auto, reverse": (recur_back, {}),
     "turns": (in_turns, {}),
     "network": (in_a_network, {"orders": 1}),
     "branch": (in_a_branch, {}),

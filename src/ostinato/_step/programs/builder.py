@@ -123,11 +123,11 @@ class Builder:
         """
         if self.batch != 1:
             return values
-        shapes = [full_shape(v, 1) for v in values if v.axis is not None or v.summed]
+        full = [full_shape(v, 1) for v in values if v.axis is not None or v.summed]
         found = [v.axis for v in values if v.axis is not None and v.axis not in but]
-        found += [i for i in range(min(map(len, shapes), default=0)) if i not in but]
+        found += [i for i in range(min(map(len, full), default=0)) if i not in but]
         for axis in found:
-            if all(len(s) > axis and s[axis] == 1 for s in shapes):
+            if all(len(s) > axis and s[axis] == 1 for s in full):
                 return [self._only_sequence(v, axis) for v in values]
         return values
 

@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr
 from ..._recurrent.remat import TRANSCENDENTAL, all_but_arithmetic
 from ..._step import native
 from ..._step.asked import asked_backend, marked
+from ..._step.cost import equations_of
 from ..._step.policies import Choice
 from ..._step.refusal import NAMED, refusal
 from ..._step.scan import Plan, plan
@@ -29,6 +30,7 @@ from ..core.values import Flat, Padded, Shared, Value, ragged_axes
 from ..types.segments import positions
 from .scan import Scan
 
+_OWN = "custom_vjp_call"
 _STORED = Choice(all_but_arithmetic, TRANSCENDENTAL)
 """What a step stores for its gradient, unless it says that itself."""
 
@@ -123,6 +125,13 @@ class _Loop:
             else ctx.to_flat(v)
             for v in xs
         ]
+        # A derivative of its own that is not linear may give a gradient to zero. Loops
+        # of derivatives run past the end of examples.
+        self.asks = any(e.primitive.name == _OWN for e in equations_of(jaxpr.jaxpr))
+        if self.asks:
+            t = jnp.arange(self.length, dtype=jnp.int32)
+            self.states.append(Padded(ctx.lengths(scan.length), ()))
+            self.xs.append(Shared(t, t.shape))
 
     def plan(self, backend: str | None, padded: bool) -> Plan | str:
         """Return the loop, taken apart, or why it runs as `lax.scan`.
@@ -143,7 +152,9 @@ class _Loop:
         states = [v.x for v in self.states]
         arrays = [v.x for v in self.consts]
         first = len(arrays) + len(states)
+        first -= self.asks  # the scan does not take the lengths
         counts = [self.order[i] - first for i in marked(self.jaxpr.jaxpr)]
+        counts += [len(self.xs) - 1] * self.asks
         return plan(self._body, arrays, states, inputs, backend, at_step, counts)
 
     def _body(self, consts: list, states: list, at: list) -> tuple[list, list]:
@@ -154,10 +165,14 @@ class _Loop:
             (Shared if isinstance(v, Shared) else Padded)(a, v.shape[1:])
             for a, v in zip(at, self.xs, strict=True)
         ]
+        lengths = [carried.pop().x] if self.asks else []
+        if self.asks:
+            inner = inner.nested(going=x.pop().x < lengths[0])
         values = [*closed, *carried, *x]
         results = inner.evaluate(self.jaxpr, [values[i] for i in self.order])
         arrays = [inner.to_padded(v).x for v in results]
-        return arrays[: self.scan.num_carry], arrays[self.scan.num_carry :]
+        count = self.scan.num_carry
+        return [*arrays[:count], *lengths], arrays[count:]
 
     def run(
         self, found: Plan, policy: Any, backend: str | None, padded: bool
@@ -173,7 +188,8 @@ class _Loop:
             backend,
             None if padded else ctx.capacity(scan.length),
         )
-        last = [Padded(a, v.shape) for a, v in zip(states, self.states, strict=True)]
+        pairs = zip(states[: scan.num_carry], self.states, strict=False)
+        last = [Padded(a, v.shape) for a, v in pairs]
         outputs = [
             self._output(y, shape, padded)
             for y, shape in zip(ys, scan.shapes[scan.num_carry :], strict=True)
