@@ -292,11 +292,10 @@ def _reason_for_scan(loop: Loop, as_it_is: Jaxpr, origins: Origins) -> str | Non
 
     Without a product, or beside much else, `lax.scan` is as quick as XLA's loop.
     """
-    lacking = description.unsupported_reason(loop, origins)
     if not loop.step.products:
-        return lacking
+        return description.unsupported_reason(loop, origins)
     if writes_in_place(loop.step.jaxpr):
-        return f"{lacking}; {_IN_PLACE}"
+        return f"{description.unsupported_reason(loop, origins)}; {_IN_PLACE}"
     eqn = dominating(as_it_is)
     return None if eqn is None else description.equation_at_line(eqn, origins)
 

@@ -44,8 +44,8 @@ class Builder:
         instructions: the instructions so far.
         joined: values that others were joined to, by these, the axis and the shape.
         narrowed: what a step rounds to bfloat16, and a program does not.
-        placed: values of windows that are 0 but for one, of this shape: the index, the
-            window, and the axis that the index counts.
+        placed: arrays that are 0 but for one window, of this shape: the index, the
+            window, as long as all of them, and the axis that the index counts.
     """
 
     def __init__(self, batch: int) -> None:
@@ -383,7 +383,7 @@ class Builder:
             windows = shapes.windows(result, along, value.shape[along + 1])
             self._at_row(operation, windows, row, index, along)
             if value.buffer.numbers == (0.0,):
-                self.placed[result.buffer] = value.shape, index, row, along
+                self.placed[result.buffer] = whole.shape, index, row, along
         return result._replace(buffer=self._known[key])
 
     def _at_row(

@@ -7,6 +7,7 @@ compared with the index: the work is that of the whole table.
 
 from __future__ import annotations
 
+import functools as ft
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ def _dynamic_slice(
     indexed = _indexed(shape, sizes)
     if not indexed:
         return x
+    (x,) = b.of_one_axis([x], but=indexed)
     for part in _parts(b, [starts[i] for i in indexed], indexed, shape, sizes):
         x = _taken(b, x, part)
     return x
@@ -75,8 +77,9 @@ def _gather(
         )
     (x,) = b.of_one_axis([x], but=(*part.axes, *d.collapsed_slice_dims))
     result = _taken(b, x, part)
-    for axis in sorted(d.collapsed_slice_dims, reverse=True):
-        result = shapes.split_axis(result, _along(x, axis), ())
+    more_rows = own and not of_batch  # then, sequences are before the axes of `x`
+    dropped = [axis + more_rows for axis in d.collapsed_slice_dims]
+    result = shapes.drop_axes(result, dropped)
     if drops and fill_value != 0:
         refuse_integers(eqn)
         inside = b.elementwise("equal", part.at, _clamped(b, part.at, part.places))
@@ -242,17 +245,15 @@ def _counted(
         raise Unsupported("it indexes nothing, or too many places")
     if len(axes) == 1 and not clamps:
         return _Part(tuple(axes), starts[0], size, count)
-    at, inside = b.constant(0.0), b.constant(1.0)
-    for n, (start, places) in enumerate(zip(starts, counts, strict=True)):
-        number = _clamped(b, start, places)
-        if n > 0:
-            at = b.elementwise("multiply", at, b.constant(float(places)))
-        at = b.elementwise("add", at, number) if n > 0 else number
-        if not clamps:
-            here = b.elementwise("equal", start, number)
-            inside = b.elementwise("multiply", inside, here)
+    numbers = list(map(ft.partial(_clamped, b), starts, counts))
+    at = numbers[0]
+    for number, places in zip(numbers[1:], counts[1:], strict=True):
+        at = b.elementwise("multiply", at, b.constant(float(places)))
+        at = b.elementwise("add", at, number)
     if not clamps:
-        at = b.elementwise("select", inside, at, b.constant(-1.0))
+        inside = map(ft.partial(b.elementwise, "equal"), starts, numbers)
+        everywhere = ft.reduce(ft.partial(b.elementwise, "multiply"), inside)
+        at = b.elementwise("select", everywhere, at, b.constant(-1.0))
     return _Part(tuple(axes), at, size, count)
 
 
@@ -372,7 +373,6 @@ def _selected(b: Builder, mask: Value, x: Value, other: Value) -> Value:
 
 def _taken(b: Builder, x: Value, part: _Part) -> Value:
     """Return a part of an array, with as many axes as that."""
-    (x,) = b.of_one_axis([x], but=part.axes)
     _check_rows(x, part.axes)
     x, along = _merged(b, x, part.axes), _along(x, part.axes[0])
     rows = 0 if x.axis is None and part.at.axis is not None else x.axis
@@ -398,8 +398,8 @@ def _written(
     update = shapes.insert_axes(update, [first], len(shape) - len(part.axes) + 2)
     windows = shapes.windows(x, _along(x, first), part.size)
     (windows, update), rows = b.align([windows, update])
-    along = first - (rows is not None and first > rows)
     windows = windows._replace(axis=rows)
+    along = _along(windows, first)
     result = b.with_row(operation, windows, part.at, update, along)
     result = shapes.split_axis(result, along, shape[first : part.axes[-1] + 1])
     return _bounded(result, (x, update), sum if operation == "add_row" else max)

@@ -75,18 +75,14 @@ def _added_row(b: Builder, eqn: JaxprEqn, *given: Value) -> Value | None:
         if placed is None or other.summed:
             continue
         shape, index, row, along = placed
-        size = shape[along + 1]
-        of_array = (*shape[:along], shape[along] + size - 1, *shape[along + 2 :])
-        if not one.is_all_of(of_array) or one.shape != other.shape:
+        alike = one.shape == other.shape and one.axis == other.axis
+        if not alike or not one.is_all_of(shape):
             continue
-        if one.axis != other.axis:
-            continue
-        if other.shape != of_array:  # several axes are indexed as one
+        if other.shape != shape:  # several axes are indexed as one
             if one.axis or not other.is_contiguous():
                 continue
-            strides = shapes.row_major(of_array)
-            other = other._replace(shape=of_array, strides=strides)
-        windows = shapes.windows(other, along, size)
+            other = other._replace(shape=shape, strides=shapes.row_major(shape))
+        windows = shapes.windows(other, along, row.shape[along + 1])
         added = b.with_row("add_row", windows, index, row, along)
         return one._replace(buffer=added.buffer)
     return None

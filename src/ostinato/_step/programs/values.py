@@ -230,7 +230,7 @@ def of_windows(value: Value, along: int) -> Value:
 
 
 def split_axis(value: Value, along: int, sizes: Sequence[int]) -> Value:
-    """Return a value with several axes, or none for one of size 1, in place of one.
+    """Return a value with several axes in place of one.
 
     Args:
         value: the value.
