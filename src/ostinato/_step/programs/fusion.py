@@ -280,16 +280,12 @@ class _Fusion:
                 self._rename(old, new)
 
     def _read_early(self, copy: Instruction, old: Buffer, new: Buffer) -> None:
-        """Move what reads a value before its copy, unless it depends on that.
+        """Move what reads a value before its copy, unless it needs that, too.
 
         It moves with all that it needs, if each of these values has one writer.
         """
         place = self.instructions.index(copy)
         before, later = self.instructions[:place], self.instructions[place + 1 :]
-        depend = {new}
-        for i in later:
-            if not depend.isdisjoint(v.buffer for v in views(i)):
-                depend.add(i.result.buffer)
         needed: set[Buffer] = set()
         moved: list[Instruction] = []
         for i in reversed(later):
@@ -297,7 +293,7 @@ class _Fusion:
             if old not in reads and result not in needed:
                 continue
             alone = len(self._writers(result)) == 1 and i.phase is Phase.STEP
-            if result in depend or not alone or result.place not in _MOVABLE:
+            if new in reads or not alone or result.place not in _MOVABLE:
                 return
             needed |= reads
             moved.insert(0, i)
