@@ -10,16 +10,19 @@ using ostinato::cpu::Network;
 using ostinato::cpu::Schedule;
 using ostinato::cpu::ScheduleOf;
 
+constexpr int64_t kNear = 100, kFar = 700;  // ns
+
 int ScheduleFor(int64_t units, int64_t layers, int64_t directions, int64_t batch,
-                int64_t steps, int32_t threads = 2, int64_t heads = 1) {
+                int64_t steps, int32_t threads = 2, int64_t heads = 1,
+                int64_t exchange_ns = kNear) {
   Network network{};
   network.mode = Mode::kLstm;
   network.input_size = network.hidden_size = units;
   network.num_layers = layers;
   network.num_directions = directions;
   network.num_heads = heads;
-  return static_cast<int>(
-      ScheduleOf(CostModelOf(network, batch * steps, batch, 16), threads));
+  return static_cast<int>(ScheduleOf(CostModelOf(network, batch * steps, batch, 16),
+                                     threads, [&] { return exchange_ns; }));
 }
 
 constexpr int kSequences = static_cast<int>(Schedule::kSequences);
@@ -39,6 +42,18 @@ void FewRowsAreSharedByDirectionsOrUnits() {
   CHECK_EQ(ScheduleFor(256, 2, 2, 1, 100), kDirections);
   CHECK_EQ(ScheduleFor(256, 1, 1, 1, 100), kUnits);
   CHECK_EQ(ScheduleFor(16, 1, 1, 1, 100), kSequences);
+}
+
+void SmallStepsAreDividedAmongCoresThatAreNear() {
+  const auto schedule = [](int64_t units, int64_t exchange_ns) {
+    return ScheduleFor(units, 1, 1, 1, 100, 2, 1, exchange_ns);
+  };
+  CHECK_EQ(schedule(48, 0), kSequences);
+  CHECK_EQ(schedule(64, kNear), kUnits);
+  CHECK_EQ(schedule(64, kFar), kSequences);
+  CHECK_EQ(schedule(128, kFar), kUnits);
+  CHECK_EQ(schedule(256, 1'000'000), kUnits);
+  CHECK_EQ(schedule(64, 0), kUnits);  // no helper was there to measure with
 }
 
 void LayersOverlapWhereThereAreStepsEnough() {
@@ -75,6 +90,7 @@ void NoRowsAreNoTrouble() {
 int main() {
   LargeBatchesAreCutIntoRows();
   FewRowsAreSharedByDirectionsOrUnits();
+  SmallStepsAreDividedAmongCoresThatAreNear();
   LayersOverlapWhereThereAreStepsEnough();
   PartsOfHeadsRunAloneWhereTheyAreEqual();
   NoRowsAreNoTrouble();

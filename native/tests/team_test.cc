@@ -84,6 +84,19 @@ void ForEachWaitsForItemsInProgress() {
   CHECK_EQ(ended.load(), begun.load());
 }
 
+void ExchangesAreMeasuredWithHelpers() {
+  {
+    Team alone(1);
+    CHECK_EQ(alone.ExchangeNs(), 0);
+  }
+  Eventually([](Team& team) {
+    const int64_t measured = team.ExchangeNs();
+    if (measured == 0) return false;
+    CHECK_EQ(measured > 0, true);
+    return true;
+  });
+}
+
 void TeamsAreNoLargerThanAsked() {
   for (int call = 0; call < 100; ++call) {
     Team team(2);
@@ -238,6 +251,7 @@ int main(int argc, char**) {
   ATeamOfOneWorksAlone();
   ForEachDoesEveryItemOnce();
   ForEachWaitsForItemsInProgress();
+  ExchangesAreMeasuredWithHelpers();
   TeamsAreNoLargerThanAsked();
   RunsWaitForHelpersThatSleep();
   ASecondTeamWorksAlone();

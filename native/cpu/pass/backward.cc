@@ -87,7 +87,7 @@ class Backward {
   // The schedule of steps in which `active` sequences are active, and whose units are
   // in blocks of `block` columns.
   Schedule ScheduleFor(int64_t active, int64_t block) const {
-    const Schedule schedule = ScheduleOf(cost_.OfLayer(active), team_.threads());
+    const Schedule schedule = ScheduleOf(cost_.OfLayer(active), team_);
     const bool one_block = n_.output_size() <= block;
     return schedule == Schedule::kUnits && one_block ? Schedule::kDirections : schedule;
   }

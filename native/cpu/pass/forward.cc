@@ -23,7 +23,7 @@ class Forward {
         network_(call.operands.network),
         cost_(CostModelOf(network_, call.operands.tokens, call.operands.batch,
                           kernels.lanes)),
-        schedule_(ScheduleOf(cost_, team.threads())),
+        schedule_(ScheduleOf(cost_, team)),
         panels_(kernels, network_),
         context_{call, kernels, panels_} {
     AdviseHugePages(call);

@@ -11,8 +11,22 @@ namespace {
 // A thread with fewer sequences than this multiplies slower than one that takes some of
 // the units of all sequences.
 constexpr int64_t kSequencesPerThread = 6;
-// Multiplications that take about as long as waking or awaiting another thread.
-constexpr int64_t kWorthWaking = 200'000, kWorthDividingAStep = 6'000;
+// Multiplications that take about as long as waking another thread.
+constexpr int64_t kWorthWaking = 200'000;
+// Steps with fewer multiplications than the first number are never divided, with as
+// many as the second always, however far apart the cores are.
+constexpr int64_t kLeastToDivide = 12'000, kMostToDivide = 100'000;
+
+// Whether threads that share the units of a step gain more than they lose by waiting
+// for each other. With few sequences a lane of a vector takes about 1.6 multiplications
+// in a ns.
+bool WorthDividing(const CostModel& cost, const std::function<int64_t()>& exchange_ns) {
+  if (cost.step < kLeastToDivide || cost.step >= kMostToDivide) {
+    return cost.step >= kMostToDivide;
+  }
+  const int64_t lanes = cost.lanes > 0 ? cost.lanes : 16;
+  return cost.step >= 2 * exchange_ns() * lanes * 8 / 5;
+}
 
 }  // namespace
 
@@ -33,6 +47,7 @@ CostModel CostModelOf(const Network& network, int64_t tokens, int64_t batch,
                  CeilDiv(tokens, std::max<int64_t>(1, batch)),
                  batch * recurrent,
                  all * tokens};
+  cost.lanes = lanes;
   if (lanes > 0) {
     const Heads heads(network, lanes);
     if (heads.units.size % heads.units.group == 0) cost.groups = heads.groups;
@@ -59,7 +74,8 @@ CostModel CostModel::OfLayer(int64_t active) const {
   return cost;
 }
 
-Schedule ScheduleOf(const CostModel& cost, int32_t threads) {
+Schedule ScheduleOf(const CostModel& cost, int32_t threads,
+                    const std::function<int64_t()>& exchange_ns) {
   const int64_t enough = cost.products ? kSequencesPerThread : 1;
   if (threads == 1 || cost.batch >= enough * threads) return Schedule::kSequences;
   if (cost.directions == 2 && threads == 2) return Schedule::kDirections;
@@ -68,7 +84,7 @@ Schedule ScheduleOf(const CostModel& cost, int32_t threads) {
   const bool waves = cost.directions == 1 && cost.layers > 1 &&
                      cost.steps > cost.layers * kStepsPerWave;
   if (waves && cost.layers >= threads) return Schedule::kWavefront;
-  if (cost.step >= 2 * kWorthDividingAStep) return Schedule::kUnits;
+  if (WorthDividing(cost, exchange_ns)) return Schedule::kUnits;
   if (cost.directions == 2) return Schedule::kDirections;
   return waves ? Schedule::kWavefront : Schedule::kSequences;
 }

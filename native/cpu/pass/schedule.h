@@ -4,6 +4,7 @@
 #define OSTINATO_CPU_PASS_SCHEDULE_H_
 
 #include <cstdint>
+#include <functional>
 
 #include "cpu/network/network.h"
 #include "cpu/runtime/team.h"
@@ -26,6 +27,7 @@ struct CostModel {
   int64_t all;           // the whole call
   int64_t groups = 1;    // equal groups of heads
   bool products = true;  // a step has recurrent products: heads of one unit have none
+  int64_t lanes = 0;     // of a vector; 0: not known
 
   // The same of one layer by itself, in steps in which `active` sequences are active.
   CostModel OfLayer(int64_t active) const;
@@ -35,7 +37,13 @@ struct CostModel {
 CostModel CostModelOf(const Network& network, int64_t tokens, int64_t batch,
                       int64_t lanes = 0);
 
-Schedule ScheduleOf(const CostModel& cost, int32_t threads);
+// `exchange_ns` is asked where it decides: how long the threads need to wait for each
+// other and to read what the others have written.
+Schedule ScheduleOf(const CostModel& cost, int32_t threads,
+                    const std::function<int64_t()>& exchange_ns);
+inline Schedule ScheduleOf(const CostModel& cost, Team& team) {
+  return ScheduleOf(cost, team.threads(), [&] { return team.ExchangeNs(); });
+}
 
 // Parts of each direction for Schedule::kHeads: a divisor of the groups.
 int64_t HeadPartsFor(const CostModel& cost, int32_t threads);

@@ -19,6 +19,9 @@ constexpr int kGrace = 50;
 // of a busy program, shorter than what a person would see as load.
 constexpr int64_t kAwakeNs = 150'000;
 
+// For how long a measured exchange counts.
+constexpr int64_t kExchangeCountsNs = 100'000'000;
+
 // For how long calls do without threads that the system has refused.
 constexpr int64_t kRefusedNs = 1'000'000'000;
 
@@ -182,6 +185,15 @@ void Pool::Rethrow() {
   if (!failed_.load(std::memory_order_relaxed)) return;
   failed_.store(false, std::memory_order_relaxed);
   std::rethrow_exception(std::exchange(exception_, nullptr));
+}
+
+int64_t Pool::KnownExchangeNs() const {
+  return NowNs() < exchange_until_ ? exchange_ns_ : 0;
+}
+
+void Pool::KeepExchangeNs(int64_t ns) {
+  exchange_ns_ = ns;
+  exchange_until_ = NowNs() + kExchangeCountsNs;
 }
 
 void Pool::Run(BodyCall call, const void* body) {

@@ -34,6 +34,11 @@ class Pool {
   void Run(BodyCall call, const void* body);
   void ForEach(int64_t n, ItemCall call, const void* body);
 
+  // Returns what the last exchange between threads took, or 0 if that is so long ago
+  // that they may have moved. Only the owner may call this and the next.
+  int64_t KnownExchangeNs() const;
+  void KeepExchangeNs(int64_t ns);
+
  private:
   enum class HelperState { kAwake, kAsleep, kCalled };
   struct alignas(128) Helper {
@@ -75,6 +80,8 @@ class Pool {
   int32_t started_ = 0;
   int64_t retry_at_ = 0;  // ns until when no thread is started
   int64_t deadline_ = 0;  // ns until when to wait for helpers that were asleep
+  int64_t exchange_ns_ = 0;
+  int64_t exchange_until_ = 0;  // ns until when it counts
   Helper helper_[kMostThreads];
   Slot slots_[kMostThreads];
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "cpu/runtime/exchange.h"
 #include "cpu/runtime/features.h"
 #include "cpu/runtime/per_process.h"
 
@@ -41,6 +42,14 @@ Team::Team(int32_t most) {
 
 Team::~Team() {
   if (pool_ != nullptr) pool_->Disown();
+}
+
+int64_t Team::ExchangeNs() {
+  if (pool_ == nullptr) return 0;
+  if (const int64_t known = pool_->KnownExchangeNs()) return known;
+  const int64_t measured = MeasureExchange(*this);
+  if (measured > 0) pool_->KeepExchangeNs(measured);
+  return measured;
 }
 
 void Team::RunBody(Pool::BodyCall call, const void* body) {

@@ -33,6 +33,11 @@ class Team {
   // what is computed.
   int32_t threads() const { return threads_; }
 
+  // Returns how long it takes until every thread has come to a Sync and read some lines
+  // of memory that the others have written: 100 ns where the cores share a cache, up to
+  // a microsecond between the far ends of a machine. Measured now and then.
+  int64_t ExchangeNs();
+
   // Calls body(Worker&) on every thread that is here now; returns when all have
   // returned. Workers may use Sync, so nobody joins later: a Run should not be the
   // whole of a long call.
