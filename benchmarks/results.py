@@ -128,12 +128,16 @@ def cpu_of(machine: dict[str, Any]) -> str:
 def kind_of(machine: dict[str, Any]) -> str:
     """Return which tables the results belong to: those of one kind of processors.
 
-    It is the vendor, AMD, Intel, or the first word of the name, and ends in "-AVX2"
-    where our kernels have no AVX-512.
+    It is the vendor, AMD, Intel, or the first word of the name. It ends in "-AVX2"
+    where our kernels have no AVX-512, and in "-Zen5" for AMD's family 26, whose vectors
+    are twice as wide as those of the processors before.
     """
     known = (name for name in VENDORS if name in machine["cpu"])
     vendor = next(known, machine["cpu"].split()[0])
-    return f"{vendor}-AVX2" if machine.get("isa") == "avx2" else vendor
+    if machine.get("isa") == "avx2":
+        return f"{vendor}-AVX2"
+    wide = vendor == "AMD" and machine.get("family") == "26"
+    return f"{vendor}-Zen5" if wide else vendor
 
 
 def _cpuinfo() -> dict[str, str]:

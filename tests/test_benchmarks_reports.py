@@ -130,11 +130,14 @@ def test_every_vendor_has_a_table_of_its_own(tmp_path, measured):
     assert "on AMD EPYC (family 6" in page.read_text()  # the first one is kept
 
 
-def test_processors_with_avx2_alone_have_tables_of_their_own():
+def test_processors_that_are_much_faster_or_slower_have_tables_of_their_own():
     machine = {"cpu": "AMD EPYC", "isa": "avx2"}
     assert results.kind_of(machine) == "AMD-AVX2"
     assert results.kind_of(machine | {"isa": "avx512"}) == "AMD"
     assert results.kind_of({"cpu": "Some Xeon"}) == "Some"
+    zen_5 = {"cpu": "AMD EPYC", "isa": "avx512_bf16", "family": "26"}
+    assert results.kind_of(zen_5) == "AMD-Zen5"
+    assert results.kind_of(zen_5 | {"family": "25"}) == "AMD"
 
 
 def test_tables_name_the_processor(tmp_path, measured, capsys):
