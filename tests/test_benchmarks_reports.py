@@ -74,7 +74,7 @@ def test_comparison_is_printed(tmp_path, measured, capsys):
 def test_report_fills_the_page(tmp_path, measured):
     pytest.importorskip("matplotlib")
     page, goals = empty_pages(tmp_path)
-    measured.machine.update(cpu="AMD EPYC", isa="avx512")
+    measured.machine.update(cpu="AMD EPYC", family="25", isa="avx512")
     results.save(tmp_path / "results.json", measured)
     report.main(tmp_path / "results.json", docs=tmp_path)
     text = page.read_text()
