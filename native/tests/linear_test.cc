@@ -148,7 +148,8 @@ bool Same(Guarded<float>& x, Guarded<float>& y) {
 
 void CheckRecurrences() {
   const int64_t sizes[][4] = {{1, 1, 1, 1},  {3, 9, 2, 7},    {1, 40, 1, 150},
-                              {2, 5, 3, 33}, {1, 300, 1, 20}, {5, 0, 1, 4}};
+                              {2, 5, 3, 33}, {1, 300, 1, 20}, {5, 0, 1, 4},
+                              {2, 9, 1, 17}, {600, 64, 1, 1}};
   for (const auto& size : sizes) {
     for (int bits = 0; bits < 16; ++bits) {
       const Options options{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0,

@@ -93,6 +93,33 @@ struct Block {
   }
 };
 
+// One unit. Scalars are read into all lanes and written from the first one: a vector of
+// which one lane counts is read and written at several times their cost.
+template <typename V>
+struct Single {
+  static constexpr int kVectors = 1;
+  static constexpr int64_t part = 1;
+
+  static constexpr int At(int n) { return n; }
+
+  template <typename Storage>
+  Reg<V> Get(const Storage* p, int) const {
+    return RealNumbers<V>::Shared(p);
+  }
+  template <typename Storage>
+  void Put(Storage* p, int, Reg<V> v) const {
+    if constexpr (sizeof(Storage) == sizeof(typename V::Element)) {
+      *p = v[0];
+    } else {
+      Store<V>(p, v, 1);
+    }
+  }
+  template <typename Storage>
+  void PutResult(Storage* p, int i, Reg<V> v) const {
+    Put(p, i, v);
+  }
+};
+
 constexpr int kMostVectors = 8;
 
 // Calls body(block, unit) for all vectors of a row, in the order of the run.
@@ -114,8 +141,9 @@ void ForBlocks(int64_t units, const Body& body) {
     body(Block<V, 2>{}, unit);
     unit += 2 * kLanes;
   }
-  for (; unit < units; unit += kLanes)
+  for (; units - unit > 1; unit += kLanes)
     body(Block<V, 1>{units - unit < kLanes ? units - unit : kLanes}, unit);
+  if (units - unit == 1) body(Single<V>{}, unit);
   if (down) larges();
 }
 
