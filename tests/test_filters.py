@@ -336,6 +336,11 @@ def test_export_and_sharding():
             "lengths",
         ),
         (lambda x: ost.lfilter([1.0], [1.0], x, seq_lengths=9), ValueError, "0..T"),
+        (
+            lambda x: ost.lfilter([1.0], [1.0], x, seq_lengths=2**32 + 3),
+            ValueError,
+            "0..T",
+        ),
         (lambda x: ost.sosfilt(jnp.ones((2, 5)), x), ValueError, "`sos` must have"),
         (
             lambda x: ost.sosfilt(jnp.ones((2, 6)), x, zi=jnp.ones((1, 2, 2))),

@@ -202,9 +202,7 @@ class _Signals:
                     f"{list(lengths.shape)}"
                 )
             flat = jnp.broadcast_to(lengths, self.channels).reshape(self.count)
-            given = lengths.reshape(-1) if lengths.shape else flat
-            if not _checks.is_concrete(lengths):
-                given = flat
+            given = lengths.reshape(-1) if _checks.is_concrete(lengths) else flat
             self.lengths = jnp.broadcast_to(
                 _checks.check_seq_lengths(given, given.shape[0], steps, False),
                 (self.count,),

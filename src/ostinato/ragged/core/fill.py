@@ -33,6 +33,18 @@ def lowest(dtype: Any) -> Any:
     return False if dtype == jnp.bool_ else jnp.iinfo(dtype).min
 
 
+def last_of_all(dtype: Any) -> Any:
+    """Return what `top_k` takes last: NaN with the sign bit set, or the least integer.
+
+    Floats have a total order there, from the largest NaN to the largest NaN with the
+    sign bit, which is what 0 / 0 is on x86.
+    """
+    if jnp.issubdtype(dtype, jnp.inexact):
+        bits = np.dtype(f"i{dtype.itemsize}")
+        return np.full((), -1, bits).view(dtype)[()]
+    return lowest(dtype)
+
+
 def highest(dtype: Any) -> Any:
     """Return the largest value of `dtype`: the identity of `min`."""
     if jnp.issubdtype(dtype, jnp.inexact):

@@ -283,14 +283,15 @@ def _dynamic_slice(
         return read_window(ctx, x, start, shape)
     fixed = not any(is_symbolic(slice_sizes[a]) for a in cut)
     if isinstance(x, Flat) and x.axis not in cut and fixed and _all_shared(starts):
-        at = [0 if a == x.axis else s.x for a, s in enumerate(starts)]
+        zero = jnp.int32(0)
+        at = [zero if a == x.axis else _start(s.x) for a, s in enumerate(starts)]
         sizes = ctx.flat_shape(slice_sizes, x.axis)
         return Flat(lax.dynamic_slice(x.x, at, sizes), shape, x.axis)
     sizes = ctx.at_max(slice_sizes)
     own_range = [a for a in range(len(shape)) if _has_own_range(x, a, slice_sizes[a])]
 
     def read(own: Sizes, a: Array, *starts: Array) -> list[Array]:
-        at = [as_int32(start) for start in starts]
+        at = [_start(start) for start in starts]
         for axis in own_range:
             at[axis], _ = starts_in_range(
                 at[axis], own(x.shape[axis]), own(slice_sizes[axis])
@@ -301,6 +302,11 @@ def _dynamic_slice(
 
     (y,) = ctx.batched(read, [x, *starts], [shape], sized=bool(own_range))
     return y
+
+
+def _start(start: Array) -> Array:
+    """Return a start as int32, at least 0: JAX counts others from the end once more."""
+    return jnp.maximum(as_int32(start), 0)
 
 
 def _has_own_range(x: Value, axis: int, size: Any) -> bool:

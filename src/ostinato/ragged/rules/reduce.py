@@ -82,6 +82,30 @@ def _largest(x: Array, ids: Array, batch: int) -> Array:
     return jax.ops.segment_max(x, ids, batch, indices_are_sorted=True)
 
 
+@ft.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _extreme(x: Array, inside: Array, axes: tuple[int, ...], largest: bool) -> Array:
+    """Return the largest or least of the elements inside, infinite if there is none.
+
+    Only those inside have a share of the derivative, even if all are infinite.
+    """
+    if largest:
+        return lax.reduce_max(jnp.where(inside, x, -jnp.inf), axes)
+    return lax.reduce_min(jnp.where(inside, x, jnp.inf), axes)
+
+
+@_extreme.defjvp
+def _extreme_jvp(
+    axes: tuple[int, ...], largest: bool, primals: Any, tangents: Any
+) -> Any:
+    x, inside = primals
+    y = _extreme(x, inside, axes, largest)
+    of_y = jnp.expand_dims(y, axes)
+    equal = inside & ((x == of_y) | jnp.isnan(of_y))
+    count = jnp.maximum(jnp.sum(equal, axes, dtype=x.dtype), 1)
+    count = jnp.where(jnp.isnan(y), jnp.nan, count)  # as in JAX
+    return y, jnp.sum(jnp.where(equal, tangents[0], 0), axes) / count
+
+
 _REDUCTIONS = {
     "reduce_sum": _Reduction(lambda _: 0, _sum_tokens),
     "reduce_max": _Reduction(lowest, _max_tokens),
@@ -115,7 +139,11 @@ def _reduce(
             tokens = tokens.reshape(tokens.shape[0], width, *tokens.shape[len(axes) :])
             segments = ctx.segments(x.dim)
             return Padded(reduction.over_tokens(tokens, segments, ctx.batch), shape)
-    return masked(ctx, bind, x, axes, shape, reduction.identity)
+    of_inside = None
+    name = eqn.primitive.name
+    if name in ("reduce_max", "reduce_min") and jnp.issubdtype(x.x.dtype, jnp.floating):
+        of_inside = ft.partial(_extreme, axes=axes, largest=name == "reduce_max")
+    return masked(ctx, bind, x, axes, shape, reduction.identity, of_inside)
 
 
 def masked(
@@ -125,8 +153,12 @@ def masked(
     axes: tuple[int, ...],
     shape: tuple[Any, ...],
     identity: Callable[[Any], Any],
+    of_inside: Callable[[Array, Array], Array] | None = None,
 ) -> Value:
-    """Return `bind(x, axes)` of each padded example, with the identity as padding."""
+    """Return `bind(x, axes)` of each padded example, with the identity as padding.
+
+    `of_inside(x, inside)` takes its place, where padding has no identity.
+    """
     ragged = [a for a in axes if is_symbolic(x.shape[a])]
     # A mask leaves the identity in the padding of its own axis, if that stays, and -inf
     # - -inf after it would be NaN. If values depend on positions, it may leave it in
@@ -135,12 +167,15 @@ def masked(
     uncovered = staying if is_filled(x) or not ragged else symbolic_axes(shape)
 
     def reduce(sizes: Sizes, a: Array) -> list[Array]:
+        inside: Any = True
         for axis in ragged:
             size = reduced_size(sizes, x.shape[axis], shape)
-            inside = positions(a.shape[axis]) < size
+            inside &= along(positions(a.shape[axis]) < size, axis, a.ndim)
+        if ragged and of_inside is not None:
+            result = of_inside(a, jnp.broadcast_to(inside, a.shape))
+        else:
             fill = jnp.asarray(identity(a.dtype), a.dtype)
-            a = jnp.where(along(inside, axis, a.ndim), a, fill)
-        result = bind(a, axes)
+            result = bind(jnp.where(inside, a, fill) if ragged else a, axes)
         for axis in uncovered:
             result = sizes.repeat_last(result, axis, shape[axis])
         return [result]

@@ -311,6 +311,8 @@ def _write(
         combine: returns the result of old and new elements.
         clips: whether a window out of range is moved into it; else it is dropped.
     """
+    if 0 in ctx.at_max(updates.shape):
+        return x
     ragged = ragged_axes(x)
     if len(ragged) == 1:
         others = [a for a in range(len(x.shape)) if a not in ragged]

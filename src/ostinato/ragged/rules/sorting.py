@@ -10,7 +10,7 @@ from jax.extend.core import JaxprEqn
 
 from ..._typing import Array
 from ..core.context import Context, Sizes
-from ..core.fill import lowest
+from ..core.fill import last_of_all
 from ..core.registry import Unsupported, register
 from ..core.sizes import is_symbolic
 from ..core.values import Flat, Value
@@ -80,7 +80,9 @@ def _top_k(
 
     def top_of_own(own: Sizes, a: Array) -> list[Array]:
         return top(
-            jnp.where(own.mask(a, axis, dim), a, jnp.asarray(lowest(a.dtype), a.dtype))
+            jnp.where(
+                own.mask(a, axis, dim), a, jnp.asarray(last_of_all(a.dtype), a.dtype)
+            )
         )
 
     return ctx.batched(top_of_own, [x], shapes)
