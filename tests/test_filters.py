@@ -127,6 +127,11 @@ def test_lists_may_hold_traced_numbers():
     assert_close(jax.jit(jax.grad(run))(0.5), 1 + 2 / 2 + 3 / 4 + 4 / 8, terms=100)
 
 
+def test_numbers_that_a_float_cannot_hold():
+    with pytest.raises(ValueError, match="`b` must hold numbers that a float can hold"):
+        ost.lfilter([10**400], [1.0], jnp.ones(4))
+
+
 def test_lengths(way):
     b, a = coefficients(4)
     x, zi = draw(2, 3, 11), draw(2, 3, 4, seed=1)

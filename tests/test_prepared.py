@@ -96,6 +96,15 @@ def test_preparing_under_jit_and_vmap_equals_preparing_one_by_one():
     same(jax.tree.map(lambda a: a[:, 0], twice), many)
 
 
+def test_preparing_no_members_as_vmap_of_the_operator():
+    none = jnp.ones((0, SPEC.num_params), jnp.float32)
+    prepared = jax.vmap(lambda w: ost.prepare(SPEC, w))(none)
+    assert prepared.packed.shape[0] == 0
+    x = jnp.ones((2, 4, SPEC.input_size), jnp.float32)
+    run = jax.vmap(lambda w: ost.rnn(SPEC, w, x).y)
+    assert run(prepared).shape == run(none).shape
+
+
 def test_gradients_reach_the_flat_vector_alone():
     weights, x = draw()
     prepared = ost.prepare(SPEC, weights)
@@ -139,6 +148,13 @@ def test_other_backends_read_the_flat_vector():
 BAD = {
     "spec": (lambda w: ost.prepare("lstm", w), TypeError, "`spec` RNNSpec 'lstm'"),
     "list": (lambda w: ost.prepare(SPEC, list(w)), TypeError, "`weights` array list"),
+    "packed": (
+        lambda w: ost.rnn(
+            SPEC, ost.PreparedWeights(w, [1]), jnp.ones((1, 1, 3), w.dtype)
+        ),
+        TypeError,
+        "`weights.packed` array list",
+    ),
     "dtype": (
         lambda w: ost.prepare(SPEC, w.astype(int)),
         TypeError,

@@ -7,6 +7,7 @@ import pytest
 from closures import one_by_one
 from jax import lax
 
+import ostinato as ost
 from ostinato import ragged
 
 ROWS = np.random.default_rng(4).standard_normal((10, 4))
@@ -92,3 +93,124 @@ def test_top_k_takes_nan_with_a_sign_before_padding(dtype):
     want = [lax.top_k(part, 2) for part in parts]
     equal(values.astype(np.float64), [v.astype(np.float64) for v, _ in want])
     equal(places, [p for _, p in want])
+
+
+@pytest.mark.parametrize("running", [lax.cummax, lax.cummin])
+def test_padding_has_no_share_of_a_reverse_running_maximum(running):
+    parts = [jnp.full(2, -jnp.inf), jnp.asarray([2.0, -jnp.inf, -jnp.inf])]
+    tokens = ragged.RaggedArray.from_list(parts, max_length=6)
+    pairs = ragged.RaggedArray.from_list([jnp.ones(2), jnp.ones(1)], dim="m")
+
+    def run(x, y):
+        weights = jnp.arange(1.0, 7.0)[: x.shape[0], None]
+        return jnp.sum(running(x[:, None] * y[None], axis=0, reverse=True) * weights)
+
+    got = ragged.grad(lambda b: jnp.sum(ragged.vmap(run)(b, pairs)))(tokens)
+    want = [jax.grad(run)(x, jnp.ones(n)) for x, n in zip(parts, (2, 1), strict=True)]
+    equal(got.to_list(), want)
+
+
+def test_a_running_product_stays_finite_in_padding():
+    """It went on over copies of the last element, until it was infinite."""
+    parts = [jnp.full(3, 1e100), jnp.ones(8)]
+    tokens = ragged.RaggedArray.from_list(parts)
+    pairs = ragged.RaggedArray.from_list([jnp.ones(2), jnp.ones(3)], dim="m")
+
+    def run(x, y):
+        return jnp.sum(lax.cumprod(x[:, None] * y[None], axis=0))
+
+    got = ragged.grad(lambda b: jnp.sum(ragged.vmap(run)(b, pairs)))(tokens)
+    want = [jax.grad(run)(x, jnp.ones(n)) for x, n in zip(parts, (2, 3), strict=True)]
+    equal(got.to_list(), want)
+
+
+# ---------------------------------------------------- zero times the infinite is no NaN
+
+PRODUCTS = {
+    "of matrices": lambda x, y: jnp.sum(x @ y.T),
+    "of elements": lambda x, y: jnp.sum(x[:, None] * y[None]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_an_empty_example_sees_no_token_of_another_one(name):
+    product, others = PRODUCTS[name], [jnp.ones((3, 2)), jnp.ones((1, 2))]
+    parts = [jnp.zeros((0, 2)), jnp.full((2, 2), -jnp.inf)]
+    x = ragged.RaggedArray.from_list(parts)
+    y = ragged.RaggedArray.from_list(others, dim="m")
+
+    def loss(y):
+        return ragged.vmap(product, min_length=0)(x, y)[0]
+
+    np.testing.assert_array_equal(ragged.grad(loss)(y).to_list()[0], np.zeros((3, 2)))
+
+
+WRITES = {
+    "from the second": lambda x, v: x.at[1:].multiply(v, unique_indices=True)[1:],
+    "of one": lambda x, v: x.at[1].multiply(v, unique_indices=True)[1:],
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_product_outside_of_what_is_written_has_no_gradient(name):
+    parts = [jnp.asarray([-jnp.inf, 2.0, 3.0]), jnp.asarray([jnp.inf, 5.0])]
+    tokens = ragged.RaggedArray.from_list(parts)
+
+    def write(x, v):
+        return jnp.sum(WRITES[name](x, v))
+
+    def loss(v):
+        return jnp.sum(ragged.vmap(write, in_axes=(0, None), min_length=2)(tokens, v))
+
+    want = sum(jax.grad(write, 1)(part, 2.0) for part in parts)
+    assert jax.grad(loss)(2.0) == want
+
+
+def test_a_factor_that_a_reset_hides_may_be_nan():
+    factors = [jnp.asarray([0.5, jnp.nan, 0.3]), jnp.asarray([0.2, 0.1])]
+    resets = [jnp.asarray([False, True, False]), jnp.asarray([False, False])]
+    inputs, h_0 = [jnp.ones(3), jnp.ones(2)], jnp.asarray([1.0, 2.0])
+
+    def run(a, b, r, h):
+        parts = a[:, None], b[:, None], h[None]
+        options = {"resets": r[:, None], "time_major": True}
+        return ost.linear_recurrence(*parts, **options).h.sum()
+
+    batches = [ragged.RaggedArray.from_list(p) for p in (factors, inputs, resets)]
+    got = jax.grad(lambda h: jnp.sum(ragged.vmap(run)(*batches, h)))(h_0)
+    each = zip(factors, inputs, resets, h_0, strict=True)
+    equal(got, [jax.grad(run, 3)(*parts) for parts in each])
+
+
+ASSOCIATIVE = {
+    "norm": (lambda w: lambda a, b: jnp.sqrt(a * a + b * b), 0.0),
+    "logsumexp": (lambda w: lambda a, b: jnp.log(jnp.exp(a) + jnp.exp(b)), -jnp.inf),
+    "closed over": (
+        lambda w: lambda a, b: jnp.sqrt((w * a) ** 2 + (w * b) ** 2) / w,
+        0.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", ASSOCIATIVE)
+def test_an_associative_scan_calls_its_function_on_no_first_token(name, inside):
+    """Its result there is thrown away, but its derivative may be infinite."""
+    make, first = ASSOCIATIVE[name]
+    ends = ([2.0], [3.0, 4.0], [3.0])
+    parts = [jnp.asarray([1.0 if i == 0 else first, *e]) for i, e in enumerate(ends)]
+    tokens = ragged.RaggedArray.from_list(parts, capacity=9)
+
+    def run(x, w):
+        return jax.lax.associative_scan(make(w), x)[1:].sum()
+
+    want = [jax.grad(run, (0, 1))(part, 1.5) for part in parts]
+    if inside:
+        mapped = ragged.vmap(jax.grad(run, (0, 1)), in_axes=(0, None), min_length=2)
+        got, of_w = mapped(tokens, 1.5)
+        of_w = jnp.sum(of_w)
+    else:
+        mapped = ragged.vmap(run, in_axes=(0, None), min_length=2)
+        got, of_w = ragged.grad(lambda b, w: jnp.sum(mapped(b, w)), (0, 1))(tokens, 1.5)
+    equal(got.to_list(), [x for x, _ in want])
+    np.testing.assert_allclose(of_w, sum(w for _, w in want), atol=1e-12)

@@ -417,3 +417,26 @@ def test_the_name_of_a_session_is_short():
     params = attention.init(jax.random.key(0))
     cell = attention.attend(memory)
     assert "streams of AttendingCell on" in repr(ost.stream(cell, params, BATCH))
+
+
+@BACKENDS
+def test_a_session_opened_while_jax_traces(backend):
+    """Its weights are known; what they are packed into was traced."""
+    opened, weights = [], ost.init_weights(jax.random.key(0), SPEC)
+
+    @jax.jit
+    def traced(x):
+        opened.append(ost.stream(SPEC, weights, BATCH, backend=backend))
+        return x
+
+    traced(1.0)
+    want = ost.stream(SPEC, weights, BATCH, backend=backend).chunk(X)
+    assert_same_bits(opened[0].chunk(X), want)
+
+
+@pytest.mark.parametrize("kind", ["spec", "cell"])
+def test_a_traced_input_is_refused_by_name(kind):
+    session = open_session(kind)
+    for run in (lambda x: session.step(x[:, 0]), session.chunk):
+        with pytest.raises(TypeError, match="`x.*` must not be traced, as it is under"):
+            jax.jit(run)(X)

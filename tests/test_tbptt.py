@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compile_options import usual_jit
-from jax import lax
+from jax import export, lax
 from tolerance import assert_close
 
 import ostinato as ost
@@ -177,6 +177,12 @@ def test_bad_arguments():
         ost.tbptt(step, state, chunks, detach_every="auto")
     with pytest.raises(TypeError, match="`step` must be a function of a carry and a"):
         ost.tbptt(state, step, chunks, detach_every=1)
+    (count,) = export.symbolic_shape("n")
+    with pytest.raises(NotImplementedError, match="a fixed number of chunks, got n"):
+        jax.eval_shape(
+            lambda x: ost.tbptt(lambda c, x: (c, c), 0.0, x, detach_every=2),
+            jax.ShapeDtypeStruct((count,), np.float32),
+        )
     with pytest.raises(TypeError, match="`chunks` must have an array, got tuple"):
         ost.tbptt(step, state, (), detach_every=1)
     with pytest.raises(ValueError, match=r"equally many in each, got float64\[7, 2"):

@@ -52,6 +52,20 @@ def test_jit_equals_eager_and_the_plain_scan(case):
     assert_trees_close(fast_jit(plain(case))(primal), eager)
 
 
+def test_lists_may_hold_traced_numbers():
+    spec = ost.RNNSpec("lstm", 3, 4)
+    weights, x = ost.init_weights(jax.random.key(0), spec), jnp.ones((2, 5, 3), "f4")
+    runs = {
+        "lengths": lambda n: ost.rnn(spec, weights, x, seq_lengths=[n, 2]).y,
+        "active": lambda n: (
+            ost.rnn_step(spec, weights, x[:, 0], active=[n > 2, True]).y
+        ),
+        "linear": lambda n: ost.linear_recurrence(x[0, 0], x, seq_lengths=[n, 2]).h,
+    }
+    for name, run in runs.items():
+        np.testing.assert_allclose(jax.jit(run)(3), run(3), rtol=1e-6, err_msg=name)
+
+
 @some_cases
 def test_scan_over_calls_equals_a_loop_over_calls(case):
     """Check chunks of a stream, with the state passed on, values and gradients."""

@@ -125,6 +125,14 @@ def _converted(name: str, value: Any, convert: Callable[[Any], Any]) -> Any:
             f"`{name}` must be an array, or a list whose rows have the same length, "
             f"got {describe(value)}"
         ) from None
+    except OverflowError:
+        raise ValueError(f"`{name}` must hold numbers that a float can hold") from None
+
+
+def _of_list(name: str, value: Any) -> Any:
+    """Return a list or a number as an array of numpy, or of JAX if a part is traced."""
+    known = all(map(is_concrete, jax.tree.leaves(value)))
+    return _converted(name, value, np.asarray if known else jnp.asarray)
 
 
 def check_unmasked(name: str, value: Any) -> None:
@@ -141,6 +149,11 @@ def host_numbers(name: str, value: Any, dtype: Any) -> np.ndarray:
     """Return numbers as an array of numpy; check that they convert to a dtype."""
     if type(value) is not np.ndarray:  # takes less time than the call
         check_unmasked(name, value)
+        if not is_concrete(value):
+            raise TypeError(
+                f"`{name}` must not be traced, as it is under jit: a session computes "
+                f"on the host; got {describe(value)}"
+            )
     array = _converted(name, value, np.asarray)
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         raise TypeError(
@@ -302,7 +315,7 @@ def check_integers(name: str, value: Any) -> Any:
         check_array(name, value)  # raises
     check_unmasked(name, value)
     if not hasattr(value, "dtype"):
-        value = _converted(name, value, np.asarray)
+        value = _of_list(name, value)
         if value.size == 0:  # numpy calls an empty list float64
             value = value.astype(np.int32)
     if not jnp.issubdtype(value.dtype, jnp.integer):
@@ -407,7 +420,7 @@ def host_mask(name: str, value: Any, **dims: Any) -> np.ndarray:
 def _checked_mask(name: str, value: Any, **dims: Any) -> Any:
     value = unwrap(value)
     if not hasattr(value, "dtype"):
-        value = _converted(name, value, np.asarray)
+        value = _of_list(name, value)
     if value.dtype != np.bool_:
         raise TypeError(f"`{name}` must be bool, got {describe(value)}")
     check_shape(name, value, **dims)

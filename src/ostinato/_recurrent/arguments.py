@@ -181,7 +181,7 @@ def _resolve_segment_length(segment_length: Any, length: Any) -> int | None:
     if not isinstance(length, int):
         raise NotImplementedError(
             f"`segment_length` needs a fixed number of steps, got {length} of them; "
-            "use `recompute=True` inside of ragged.vmap"
+            "use `recompute=True` in ragged.vmap and with symbolic sizes"
         )
     if isinstance(segment_length, str):
         if segment_length != "auto":

@@ -139,4 +139,10 @@ def _count(chunks: Any) -> int:
                 "equally many in each, got "
                 f"{', '.join(map(_checks.describe, leaves))}"
             )
-    return leaves[0].shape[0]
+    count = leaves[0].shape[0]
+    if not isinstance(count, int):
+        raise NotImplementedError(
+            f"`chunks` must have a fixed number of chunks, got {count}; take "
+            "jax.lax.scan where it is a symbol, as in ragged.vmap and jax.export"
+        )
+    return count

@@ -82,6 +82,8 @@ def check_arguments(
     prepared = None
     if isinstance(weights, PreparedWeights):
         weights, prepared = weights
+        if prepared is not None:
+            prepared = _checks.check_array("weights.packed", prepared)
     weights = layout.as_flat(weights)
     x = _checks.check_array(x_name, x)
     _checks.check_floating(x_name, x, _checks.FLOATS)

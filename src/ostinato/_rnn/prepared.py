@@ -88,7 +88,7 @@ def _pack_abstract_eval(weights: Any, *, spec: RNNSpec, backend: Backend) -> Any
 def _pack(weights: Array, *, spec: RNNSpec, backend: Backend) -> Array:
     assert backend.pack is not None
     packed = backend.pack(spec, weights.reshape(-1, weights.shape[-1]))
-    return packed.reshape(*weights.shape[:-1], -1)
+    return packed.reshape(*weights.shape[:-1], packed.shape[-1])
 
 
 def _pack_nothing(weights: Array, *, spec: RNNSpec, backend: Backend) -> Array:

@@ -311,7 +311,8 @@ def _packed(spec: RNNSpec, weights: Any, packed: Any) -> tuple[np.ndarray, np.nd
         packed = np.ascontiguousarray(packed)
         if cpu.is_packed(spec, host.dtype, packed):
             return host, packed
-    with jax.default_device(jax.devices("cpu")[0]):
+    on_cpu = jax.default_device(jax.devices("cpu")[0])
+    with on_cpu, jax.ensure_compile_time_eval():  # in a trace, too
         packed = prepare(spec, jnp.asarray(host)).packed
     # Unlike JAX, numpy asks for huge pages: large weights are read faster.
     return host, np.array(packed)

@@ -128,7 +128,8 @@ class BatchSizes:
         """Return for each example and position the token, int32 `[batch, max]`.
 
         In the padding it is the example's last token, and for an empty example a token
-        of another one: use it with a mask wherever that could be seen.
+        of another one: use it with a mask wherever that could be seen, be it by a
+        gradient.
         """
 
         def tokens() -> Array:

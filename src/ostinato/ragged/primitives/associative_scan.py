@@ -16,6 +16,7 @@ from jax.interpreters import ad, batching
 
 from ... import _checks
 from ..._typing import Array
+from .constant import constant
 
 _of_numbers = lax.associative_scan  # `ragged.vmap` may put ours in its place
 associative_scan_p = Primitive("ragged_associative_scan")
@@ -150,9 +151,15 @@ def _step_by_step(
 
     def step(carry: Any, tokens: list[Array]) -> Any:
         begun, before = carry
-        # At the first token the function gets it twice; the result is thrown away.
-        a = [jnp.where(begun, c, x) for c, x in zip(before, tokens, strict=True)]
-        joined = jaxpr_as_fun(jaxpr)(*consts, *a, *tokens)
+        # At the first token the function gets it twice, and the result is thrown away.
+        # All are constants there: 0 times an infinite derivative is NaN.
+        closed = [jnp.where(begun, c, constant(c)) for c in consts]
+        a = [
+            jnp.where(begun, c, constant(x))
+            for c, x in zip(before, tokens, strict=True)
+        ]
+        b = [jnp.where(begun, x, constant(x)) for x in tokens]
+        joined = jaxpr_as_fun(jaxpr)(*closed, *a, *b)
         tokens = [jnp.where(begun, y, x) for y, x in zip(joined, tokens, strict=True)]
         return (jnp.array(True), tokens), tokens
 

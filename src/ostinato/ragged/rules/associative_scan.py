@@ -17,8 +17,8 @@ from ..core.context import Context
 from ..core.registry import register
 from ..core.values import Flat, Shared, Value
 from ..primitives.associative_scan import associative_scan_p
+from ..primitives.constant import constant
 from ..schedule.token_scan import scan_tokens
-from ..types.segments import along
 
 
 @register(associative_scan_p)
@@ -38,10 +38,21 @@ def _associative_scan(
     tokens = [ctx.to_flat(v).x for v in elems]
     function = jaxpr_as_fun(jaxpr)
 
-    def join(own: list[Array], a: list[Array], b: list[Array]) -> list[Array]:
+    def join(
+        start: Array, own: list[Array], a: list[Array], b: list[Array]
+    ) -> list[Array]:
+        # Where an example starts, the function gets its token twice, and the result is
+        # thrown away. All are constants there: 0 times an infinite derivative is NaN.
+        # Arrays that all share are left as they are, or each token would have a copy.
         given = iter(own)
-        closed = [next(given) if x is None else x for x in shared]
-        return function(*closed, *a, *b)
+        closed = [
+            jnp.where(start, constant(x), x) if x.ndim == 0 else x
+            for x in (next(given) if x is None else x for x in shared)
+        ]
+        before = [jnp.where(start, constant(y), x) for x, y in zip(a, b, strict=True)]
+        after = [jnp.where(start, constant(y), y) for y in b]
+        results = function(*closed, *before, *after)
+        return [jnp.where(start, y, x) for x, y in zip(results, b, strict=True)]
 
     segments = ctx.segments(dim)
     lengths = ctx.lengths(dim)[segments.ids]
@@ -50,15 +61,8 @@ def _associative_scan(
 
     def combine(a: Any, b: Any) -> Any:
         (start_a, _, tokens_a), (start_b, own_b, tokens_b) = a, b
-        # Where an example starts, the function gets no token of another one.
-        before = [_pick(start_b, y, x) for x, y in zip(tokens_a, tokens_b, strict=True)]
-        joined = jax.vmap(join)(own_b, before, tokens_b)
-        after = [_pick(start_b, y, x) for x, y in zip(joined, tokens_b, strict=True)]
-        return start_a | start_b, own_b, after
+        joined = jax.vmap(join)(start_b, own_b, tokens_a, tokens_b)
+        return start_a | start_b, own_b, joined
 
     _, _, results = scan_tokens(combine, (start, own, tokens), reverse)
     return [Flat(y, v.shape, 0) for y, v in zip(results, elems, strict=True)]
-
-
-def _pick(condition: Array, a: Array, b: Array) -> Array:
-    return jnp.where(along(condition, 0, a.ndim), a, b)

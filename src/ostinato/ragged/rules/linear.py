@@ -74,7 +74,10 @@ def _on_tokens(
         starts, begins = starts & ~given, begins | given
     start = jnp.moveaxis(ctx.per_token(h_0, dim), 0, axis)
     first = jnp.broadcast_to(jnp.expand_dims(starts, range(2, x.ndim)), x.shape)
-    x = x + jnp.where(first, multiply(call, factors, start), jnp.zeros((), x.dtype))
+    # Replaced before they are multiplied: a factor that a reset hides may be NaN.
+    used = jnp.expand_dims(starts, range(2, factors.ndim))
+    seen = jnp.where(used, factors, jnp.zeros((), factors.dtype))
+    x = x + jnp.where(first, multiply(call, seen, start), jnp.zeros((), x.dtype))
     one = dataclasses.replace(call, has_resets=True)
     zeros = jnp.zeros((x.shape[call.batch_axis], *x.shape[2:]), x.dtype)
     h, _ = primitive.run(one, factors, x, zeros, begins)

@@ -237,8 +237,20 @@ def _cumulative(
         return _running(ctx, x, combine, reverse)
     if isinstance(x, Flat):
         return Flat(bind(x.x, (axis,)), shape, x.axis)
-    if not reverse:  # padding comes last
+    name = eqn.primitive.name
+    if not reverse and name != "cumprod":
+        # Padding comes last. A product might grow there until it is infinite.
         return ctx.unsized(lambda a: bind(a, (axis,)), [x], shape)
+    if reverse and name in ("cummax", "cummin"):
+        # Padding would come first, and tie with elements that are infinite.
+        def from_own_end(sizes: Sizes, a: Array) -> list[Array]:
+            end = jnp.maximum(sizes(x.shape[axis]), 1) - 1
+            back = jnp.maximum(end - positions(a.shape[axis]), 0)
+            y = eqn.primitive.bind(jnp.take(a, back, axis), axis=axis, reverse=False)
+            return [jnp.take(y, back, axis)]
+
+        (result,) = ctx.batched(from_own_end, [x], [shape])
+        return filled_as(result, x)
     return masked(ctx, bind, x, (axis,), shape, identity)
 
 

@@ -334,7 +334,7 @@ def _write(
             relative = positions(old.shape[axis]) - start
             new = jnp.take(new, relative, axis, mode="clip")
             inside &= along((relative >= 0) & (relative < size), axis, old.ndim)
-        return [jnp.where(inside, combine(old, new), old)]
+        return [_combined(combine, inside, old, new)]
 
     (y,) = ctx.batched(write, [x, updates, *starts], [x.shape])
     return y
@@ -369,4 +369,16 @@ def _write_tokens(
         new = jnp.take(lax.collapse(source, 0, 2), token, 0, mode="clip")
         new = jnp.moveaxis(new, 0, axis)
     inside = along(inside, axis, new.ndim)
-    return Flat(jnp.where(inside, combine(tokens.x, new), tokens.x), x.shape, axis)
+    return Flat(_combined(combine, inside, tokens.x, new), x.shape, axis)
+
+
+def _combined(
+    combine: Callable[[Array, Array], Array], inside: Array, old: Array, new: Array
+) -> Array:
+    """Return old elements, combined with new ones inside.
+
+    New elements outside are replaced before they are multiplied: the derivative of a
+    product that is thrown away would be 0 times inf.
+    """
+    new = jnp.where(inside, new, jnp.ones((), new.dtype))
+    return jnp.where(inside, combine(old, new), old)
