@@ -322,3 +322,19 @@ def test_methods_of_a_subclass_are_used(kind, method):
         for cell in (changed, dropped):
             told = cells.explain(cell, x)
             assert "a step of its own" in told.rejected["cpu"]
+
+
+@pytest.mark.parametrize("make", [cells.LSTM, ft.partial(cells.LSTMP, proj_size=2)])
+def test_a_forget_gate_that_is_always_open(make):
+    """An infinite bias beside a constant was inf - inf in the second bias."""
+    cell = make(3, 4, forget_bias=1.0)
+    params = cell.init(jax.random.key(0))
+    params = params._replace(b_ih=params.b_ih.at[4:8].set(jnp.inf))
+    x, states = jnp.ones((2, 3, 3), "f4"), cell.initial_state(2)
+
+    def run(backend=None):
+        net = ost.recurrent_net(cell, x, states, params=params, backend=backend)
+        return net.outputs
+
+    assert bool(jnp.all(jnp.isfinite(run())))
+    np.testing.assert_allclose(run(), run("scan"), rtol=1e-6)

@@ -198,6 +198,11 @@ def with_blob(name, value):
             TypeError,
             "`gates['input']['cell_b']` float32 int",
         ),
+        (
+            lambda: caffe2.params_from_gates(change("input", "cell_b", np.float32(1))),
+            ValueError,
+            "`gates['input']['cell_b']` [H] []",
+        ),
         (lambda: caffe2.params_from_blobs(None), TypeError, "`blobs` mapping None"),
         (lambda: caffe2.params_from_blobs({}, 5), TypeError, "`scope` string 5"),
         (

@@ -263,3 +263,11 @@ def test_arguments_of_the_exporter_are_checked(kind):
         ours.to_cell(spec, weights_of(spec), kind, fold="no")
     with pytest.raises(ValueError, match="`kind` must be one of"):
         ours.to_cell(spec, weights_of(spec), [])
+
+
+@pytest.mark.filterwarnings("ignore:keep_rngs argument is deprecated:UserWarning")
+@pytest.mark.parametrize("kind", ["LSTMCell", "OptimizedLSTMCell", "GRUCell"])
+def test_the_state_of_a_cell_that_keeps_its_random_numbers(kind):
+    cell = nnx_cell(kind, keep_rngs=True)
+    got = ours.from_cell(nnx.state(cell))
+    np.testing.assert_array_equal(got.weights, ours.from_cell(cell).weights)

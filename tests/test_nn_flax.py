@@ -288,3 +288,19 @@ def test_a_carry_of_its_own_is_noted():
     assert "carry_init" in from_cell(cell).notes[0]
     assert from_cell(drawn(nnx.GRUCell)).notes == ()
     close(RNN(cell)(X), nnx.RNN(cell)(X))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_traced_lengths_beyond_the_steps_are_clamped(reverse, dtype):
+    """Reversed sequences were NaN, where `rnn` clamps."""
+    layer = RNN(drawn(nnx.GRUCell), reverse=reverse, keep_order=True)
+    graph, state = nnx.split(layer)
+    carry = jnp.zeros((3, 5), "f4")
+
+    @jax.jit
+    def run(lengths):
+        layer = nnx.merge(graph, state)
+        return layer(X[0], seq_lengths=lengths, initial_carry=carry)
+
+    close(run(jnp.asarray([9, 5, 7], dtype)), run(jnp.asarray([7, 5, 7], dtype)))

@@ -214,3 +214,36 @@ def test_an_associative_scan_calls_its_function_on_no_first_token(name, inside):
         got, of_w = ragged.grad(lambda b, w: jnp.sum(mapped(b, w)), (0, 1))(tokens, 1.5)
     equal(got.to_list(), [x for x, _ in want])
     np.testing.assert_allclose(of_w, sum(w for _, w in want), atol=1e-12)
+
+
+# -------------------------------------------------------------- batches and their names
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "int64"])
+def test_examples_are_chosen_by_every_integer_type(dtype, traced):
+    """Unsigned ones chose others, and small ones could not hold the batch."""
+    batch = ragged.RaggedArray(jnp.arange(300.0), np.ones(300, int))
+    index = np.asarray([1, 2, 127], dtype)
+    if not dtype.startswith("u"):
+        index = np.append(index, np.asarray([-1, -128], dtype))
+    choose = lambda i: batch[i].to_padded()[:, 0]  # noqa: E731
+    got = jax.jit(choose)(jnp.asarray(index)) if traced else choose(index)
+    np.testing.assert_array_equal(got, np.arange(300.0)[index.astype(int)])
+
+
+def test_a_gradient_beside_a_padded_batch():
+    tokens = ragged.RaggedArray.from_list([jnp.ones(3), jnp.ones(1)])
+    pairs = ragged.vmap(lambda x: x[:, None] * x[None])(tokens)
+
+    def loss(w, b, p):
+        return jnp.sum(w * p.data) + jnp.sum(b.map(lambda t: t * w).data)
+
+    assert ragged.grad(loss)(1.0, tokens, pairs) == jax.grad(loss)(1.0, tokens, pairs)
+
+
+def test_names_beside_a_name_that_stands_for_another():
+    x = ragged.RaggedArray.from_list([jnp.ones(3), jnp.ones(2)], dim="a b")
+    y = ragged.RaggedArray.from_list([jnp.ones(1), jnp.ones(4)], dim="dim0")
+    both = ragged.vmap(lambda x, y: jnp.concatenate([x, y]))(x, y)
+    assert both.dim == "(a b) + dim0"

@@ -171,7 +171,8 @@ def _with_forget_bias(cell: Any, params: LayerWeights) -> LayerWeights:
     total = widen(params.b_ih[rows]) + widen(params.b_hh[rows]) + constant
     info = jnp.finfo(dtype)
     first = lax.reduce_precision(total, info.nexp, info.nmant)
+    rest = jnp.where(jnp.isfinite(first), total - first, 0)  # inf - inf is NaN
     return params._replace(
         b_ih=params.b_ih.at[rows].set(first.astype(dtype)),
-        b_hh=params.b_hh.at[rows].set((total - first).astype(dtype)),
+        b_hh=params.b_hh.at[rows].set(rest.astype(dtype)),
     )

@@ -72,6 +72,7 @@ def _params_from_gates(argument: str, gates: Gates) -> LayerWeights:
         for name in names:
             label = f"{argument}[{part!r}][{name!r}]"
             found[label] = as_array(label, arrays[name])
+            _checks.check_rank(label, found[label], *("H" if name[-1] == "b" else "HI"))
         for field, kind in ((w, "w"), (b, "b")):
             fields[field] = [
                 found[f"{argument}[{part!r}]['{gate}_{kind}']"] for gate in _GATES

@@ -181,8 +181,10 @@ def _peeled(params: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         if not isinstance(inner, Mapping):
             break
         name, params = f"{name}[{key!r}]", inner
-    # A Python attribute cannot be called `if`; nnx calls it `if_`.
-    return name, {"if" if key == "if_" else key: params[key] for key in params}
+    # A Python attribute cannot be called `if`; nnx calls it `if_`. A cell may keep its
+    # random numbers, which are no parameters.
+    kept = [key for key in params if key != "rngs"]
+    return name, {"if" if key == "if_" else key: params[key] for key in kept}
 
 
 def _mode_of_params(params: Mapping[str, Any], name: str) -> str:

@@ -156,7 +156,8 @@ def _batch_first(name: str, value: Any, axis: int, steps: Any, batch: Any) -> Ar
 def _spread(valid: ValidSteps, y: Array, axis: int, padding: str) -> Array:
     first = None
     if padding == "hold":
-        first = jnp.zeros_like(jax.lax.index_in_dim(y, 0, axis, keepdims=False))
+        none = jax.lax.slice_in_dim(y, 0, 0, axis=axis)
+        first = jnp.sum(none, axis, dtype=y.dtype)  # zeros, even without a step
     return valid.spread(y, axis, first)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from .inputs import is_ragged
+from .types.array import RaggedArray
 from .types.sharded import ShardedRagged
 
 
@@ -111,4 +111,4 @@ def _with_data(tree: Any, data: Any) -> Any:
 
 
 def _has_tokens(x: Any) -> bool:
-    return is_ragged(x) or isinstance(x, ShardedRagged)
+    return isinstance(x, (RaggedArray, ShardedRagged))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 from typing import Any
 
 import jax
@@ -115,12 +117,14 @@ def _name(inputs: Inputs, dim: Any) -> str:
             return d.name
     # As JAX writes it, so that results of a mapped result have names of the same form.
     scope, known, written = SymbolicScope(), {}, {}
+    taken = {part for d in inputs.own_dims for part in re.findall(r"\w+", d.name)}
     for d in inputs.own_dims:
         name = d.name
         made = is_derived(name) and all(map(is_symbol, symbol_names(name)))
         if not (is_symbol(name) or made):
-            written[f"dim{len(written)}"] = f"({name})"
-            name = f"dim{len(written) - 1}"
+            numbered = (f"dim{i}" for i in itertools.count())
+            stand_in = next(i for i in numbered if i not in taken | set(written))
+            written[stand_in], name = f"({name})", stand_in
         parts = symbolic_shape(", ".join(symbol_names(name)), scope=scope)
         size = evaluate(name, dict(zip(symbol_names(name), parts, strict=True)))
         known[d.symbol] = size + d.offset

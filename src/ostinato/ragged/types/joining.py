@@ -50,13 +50,16 @@ def example_numbers(index: Any, batch: int) -> Any:
             )
         return np.flatnonzero(np.asarray(index)).astype(np.int32)
     if not _checks.is_concrete(index):
-        index = jnp.clip(index, -batch, batch - 1).astype(jnp.int32)
+        if index.dtype.itemsize < 4:  # which may not hold the batch
+            index = index.astype(jnp.int32)
+        least = -batch if jnp.issubdtype(index.dtype, jnp.signedinteger) else 0
+        index = jnp.clip(index, least, batch - 1).astype(jnp.int32)
         return jnp.where(index < 0, index + batch, index)
     numbers = np.asarray(index)
     wrong = numbers[(numbers < -batch) | (numbers >= batch)]
     if wrong.size:
         raise IndexError(f"no example {wrong[0]} in a batch of {batch}")
-    return (numbers % max(batch, 1)).astype(np.int32)
+    return (numbers.astype(np.int64) % max(batch, 1)).astype(np.int32)
 
 
 def take_examples(
