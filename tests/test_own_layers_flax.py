@@ -264,6 +264,6 @@ def test_a_memory_is_given_to_a_call():
 
 @pytest.mark.parametrize("padding", ["zero", "hold"])
 def test_a_mask_of_no_steps(padding):
-    none, mask = jnp.zeros((B, 0, IN)), jnp.zeros((B, 0), bool)
+    none, mask = jnp.zeros((B, 0, IN), "f4"), jnp.zeros((B, 0), bool)
     for layer in (new(), ours.Recurrent(ost.cells.GRU(IN, H), rngs=nnx.Rngs(0))):
         assert layer(none, mask=mask, padding=padding).y.shape == (B, 0, H)
