@@ -23,12 +23,13 @@ from ..core.values import (
     ragged_axes,
     with_array,
 )
+from ..primitives.constant import constant_p
 from ..types.segments import along
 
 _SAME_NUMBER = {"convert_element_type", "copy", "copy_p", "stop_gradient"}
 
 
-@register(*ELEMENTWISE, cheap=True)
+@register(*ELEMENTWISE, constant_p, cheap=True)
 def _elementwise(ctx: Context, eqn: JaxprEqn, *values: Value, **_: Any) -> Value:
     (shape,) = ctx.out_shapes(eqn)
     params = eqn.primitive.get_bind_params(eqn.params)
