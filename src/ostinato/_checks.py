@@ -349,13 +349,22 @@ def check_seq_lengths(
     check_shape(name, seq_lengths, **({} if scalar else {"B": batch}))
     symbolic = bool(is_symbolic_dim(steps))
     if symbolic or not is_concrete(seq_lengths):
-        # Narrow types are widened first, since they may not hold T; wide types are
-        # clamped first, since their values may not fit into int32.
-        if seq_lengths.dtype.itemsize < 4:
-            seq_lengths = seq_lengths.astype(jnp.int32)
-        return jnp.clip(seq_lengths, 0, steps).astype(jnp.int32)
+        return clamped(seq_lengths, 0, steps)
     _check_lengths(jax.device_get(seq_lengths), steps, name, size)
     return as_int32(seq_lengths)
+
+
+def clamped(x: Any, least: int, most: Any) -> Array:
+    """Return integers of any type as int32 in least..most.
+
+    Narrow types are widened first, since they may not hold the bounds; wide types are
+    clamped first, since their values may not fit into int32.
+    """
+    if x.dtype.itemsize < 4:
+        x = x.astype(jnp.int32)
+    if not jnp.issubdtype(x.dtype, jnp.signedinteger):
+        least = max(least, 0)
+    return jnp.clip(x, least, most).astype(jnp.int32)
 
 
 def host_seq_lengths(seq_lengths: Any, batch: int, steps: int) -> np.ndarray:

@@ -21,9 +21,8 @@ constexpr int64_t kLeastToDivide = 12'000, kMostToDivide = 100'000;
 // for each other. With few sequences a lane of a vector takes about 1.6 multiplications
 // in a ns.
 bool WorthDividing(const CostModel& cost, const std::function<int64_t()>& exchange_ns) {
-  if (cost.step < kLeastToDivide || cost.step >= kMostToDivide) {
-    return cost.step >= kMostToDivide;
-  }
+  if (cost.step < kLeastToDivide) return false;
+  if (cost.step >= kMostToDivide) return true;
   const int64_t lanes = cost.lanes > 0 ? cost.lanes : 16;
   return cost.step >= 2 * exchange_ns() * lanes * 8 / 5;
 }

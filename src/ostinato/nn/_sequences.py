@@ -102,9 +102,7 @@ def flip(a: Array, seq_lengths: Array | None, time_axis: int) -> Array:
         return jnp.flip(a, time_axis)
     t = jnp.arange(a.shape[time_axis], dtype=jnp.int32)
     t = jnp.expand_dims(t, tuple(i for i in range(a.ndim) if i != time_axis))
-    if seq_lengths.dtype.itemsize < 4:  # which may not hold T
-        seq_lengths = seq_lengths.astype(jnp.int32)
-    lengths = jnp.clip(seq_lengths, 0, a.shape[time_axis]).astype(jnp.int32)
+    lengths = _checks.clamped(seq_lengths, 0, a.shape[time_axis])
     lengths = jnp.expand_dims(lengths, (time_axis, *range(2, a.ndim)))
     source = jnp.where(t < lengths, lengths - 1 - t, t)
     return jnp.take_along_axis(a, source, axis=time_axis)

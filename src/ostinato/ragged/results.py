@@ -118,12 +118,12 @@ def _name(inputs: Inputs, dim: Any) -> str:
     # As JAX writes it, so that results of a mapped result have names of the same form.
     scope, known, written = SymbolicScope(), {}, {}
     taken = {part for d in inputs.own_dims for part in re.findall(r"\w+", d.name)}
+    stand_ins = (s for s in map("dim{}".format, itertools.count()) if s not in taken)
     for d in inputs.own_dims:
         name = d.name
         made = is_derived(name) and all(map(is_symbol, symbol_names(name)))
         if not (is_symbol(name) or made):
-            numbered = (f"dim{i}" for i in itertools.count())
-            stand_in = next(i for i in numbered if i not in taken | set(written))
+            stand_in = next(stand_ins)
             written[stand_in], name = f"({name})", stand_in
         parts = symbolic_shape(", ".join(symbol_names(name)), scope=scope)
         size = evaluate(name, dict(zip(symbol_names(name), parts, strict=True)))

@@ -66,8 +66,7 @@ class Conversions(BatchSizes):
         to_padded, to_flat = self._sources(value.dim)
         x = _padded(value.x, to_padded, to_flat, value.axis, self.batch)
         there = self.is_positive(value.dim)
-        known = isinstance(there, bool)
-        if not known and jnp.issubdtype(x.dtype, jnp.inexact):
+        if not isinstance(there, bool) and jnp.issubdtype(x.dtype, jnp.inexact):
             # An empty example got a token of another one, and 0 times inf is NaN.
             x = safe_fill(along(there, 0, x.ndim), x)
         return Padded(x, value.shape, filled=True)

@@ -39,6 +39,14 @@ class Sizes:
             inside &= self.mask(x, axis, shape[axis])
         return x if inside is True else jnp.where(inside, x, jnp.asarray(fill, x.dtype))
 
+    def backwards(self, x: Array, axis: int, dim: Any) -> Array:
+        """Return `x` with its valid slices along `axis` from the last to the first.
+
+        Padding repeats the last one of the result.
+        """
+        index = self(dim) - 1 - positions(x.shape[axis])
+        return jnp.take(x, jnp.maximum(index, 0), axis, mode="clip")
+
     def repeat_last(self, x: Array, axis: int, dim: Any) -> Array:
         """Return `x` with its last valid slice along `axis`, a constant, as padding."""
         if not sizes.is_symbolic(dim) or x.shape[axis] == 0:

@@ -33,10 +33,13 @@ class _Reduction(NamedTuple):
 
     The function is `(x, segments, batch)` of `x`, `[tokens, other, ...]`, and reduces
     the other axis, too. None if there is no function that has a derivative.
+    `of_inside(x, inside, axes)` reduces padded floats without the identity; None if
+    that is in nobody's way.
     """
 
     identity: Callable[[Any], Any]
     over_tokens: Callable[[Array, Segments, int], Array] | None = None
+    of_inside: Callable[[Array, Array, tuple[int, ...]], Array] | None = None
 
 
 def _sum_tokens(x: Array, segments: Segments, batch: int) -> Array:
@@ -108,8 +111,8 @@ def _extreme_jvp(
 
 _REDUCTIONS = {
     "reduce_sum": _Reduction(lambda _: 0, _sum_tokens),
-    "reduce_max": _Reduction(lowest, _max_tokens),
-    "reduce_min": _Reduction(highest, _min_tokens),
+    "reduce_max": _Reduction(lowest, _max_tokens, ft.partial(_extreme, largest=True)),
+    "reduce_min": _Reduction(highest, _min_tokens, ft.partial(_extreme, largest=False)),
     "reduce_or": _Reduction(lambda _: 0, _any_token),
     "reduce_and": _Reduction(_all_bits, _all_tokens),
     "reduce_prod": _Reduction(lambda _: 1),  # a segmented product has no derivative
@@ -139,10 +142,8 @@ def _reduce(
             tokens = tokens.reshape(tokens.shape[0], width, *tokens.shape[len(axes) :])
             segments = ctx.segments(x.dim)
             return Padded(reduction.over_tokens(tokens, segments, ctx.batch), shape)
-    of_inside = None
-    name = eqn.primitive.name
-    if name in ("reduce_max", "reduce_min") and jnp.issubdtype(x.x.dtype, jnp.floating):
-        of_inside = ft.partial(_extreme, axes=axes, largest=name == "reduce_max")
+    is_float = jnp.issubdtype(x.x.dtype, jnp.floating)
+    of_inside = reduction.of_inside if is_float else None
     return masked(ctx, bind, x, axes, shape, reduction.identity, of_inside)
 
 
@@ -153,11 +154,11 @@ def masked(
     axes: tuple[int, ...],
     shape: tuple[Any, ...],
     identity: Callable[[Any], Any],
-    of_inside: Callable[[Array, Array], Array] | None = None,
+    of_inside: Callable[[Array, Array, tuple[int, ...]], Array] | None = None,
 ) -> Value:
     """Return `bind(x, axes)` of each padded example, with the identity as padding.
 
-    `of_inside(x, inside)` takes its place, where padding has no identity.
+    `of_inside(x, inside, axes)` takes its place, where padding has no identity.
     """
     ragged = [a for a in axes if is_symbolic(x.shape[a])]
     # A mask leaves the identity in the padding of its own axis, if that stays, and -inf
@@ -172,7 +173,7 @@ def masked(
             size = reduced_size(sizes, x.shape[axis], shape)
             inside &= along(positions(a.shape[axis]) < size, axis, a.ndim)
         if ragged and of_inside is not None:
-            result = of_inside(a, jnp.broadcast_to(inside, a.shape))
+            result = of_inside(a, jnp.broadcast_to(inside, a.shape), axes)
         else:
             fill = jnp.asarray(identity(a.dtype), a.dtype)
             result = bind(jnp.where(inside, a, fill) if ragged else a, axes)
@@ -244,10 +245,9 @@ def _cumulative(
     if reverse and name in ("cummax", "cummin"):
         # Padding would come first, and tie with elements that are infinite.
         def from_own_end(sizes: Sizes, a: Array) -> list[Array]:
-            end = jnp.maximum(sizes(x.shape[axis]), 1) - 1
-            back = jnp.maximum(end - positions(a.shape[axis]), 0)
-            y = eqn.primitive.bind(jnp.take(a, back, axis), axis=axis, reverse=False)
-            return [jnp.take(y, back, axis)]
+            a = sizes.backwards(a, axis, x.shape[axis])
+            y = eqn.primitive.bind(a, axis=axis, reverse=False)
+            return [sizes.backwards(y, axis, x.shape[axis])]
 
         (result,) = ctx.batched(from_own_end, [x], [shape])
         return filled_as(result, x)

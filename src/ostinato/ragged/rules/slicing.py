@@ -100,8 +100,7 @@ def _rev(
 
     def reverse(sizes: Sizes, a: Array) -> list[Array]:
         for axis in ragged:
-            index = sizes(shape[axis]) - 1 - positions(a.shape[axis])
-            a = jnp.take(a, jnp.maximum(index, 0), axis, mode="clip")
+            a = sizes.backwards(a, axis, shape[axis])
         return [lax.rev(a, fixed)]
 
     (result,) = ctx.batched(reverse, [x], [shape], sized=bool(ragged))

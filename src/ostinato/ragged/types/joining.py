@@ -50,10 +50,7 @@ def example_numbers(index: Any, batch: int) -> Any:
             )
         return np.flatnonzero(np.asarray(index)).astype(np.int32)
     if not _checks.is_concrete(index):
-        if index.dtype.itemsize < 4:  # which may not hold the batch
-            index = index.astype(jnp.int32)
-        least = -batch if jnp.issubdtype(index.dtype, jnp.signedinteger) else 0
-        index = jnp.clip(index, least, batch - 1).astype(jnp.int32)
+        index = _checks.clamped(index, -batch, batch - 1)
         return jnp.where(index < 0, index + batch, index)
     numbers = np.asarray(index)
     wrong = numbers[(numbers < -batch) | (numbers >= batch)]
