@@ -121,3 +121,14 @@ def test_masks_and_params_of_another_shape_are_refused():
         ost.recurrent_net(cells.Stack((LSTM,)), x, (states,), params=params)
     with pytest.raises(TypeError, match="`states` must be a tuple with one item"):
         ost.recurrent_net(cells.Stack((LSTM,)), x, states, params=(params,))
+
+
+def test_a_residual_around_a_cell_with_several_outputs_is_refused():
+    attention = cells.Attention(cells.LSTM(5, 1), "regular", 2)
+    memory = jnp.ones((BATCH, 3, 2), jnp.float32)
+    cell = cells.Residual(attention.attend(memory, return_weights=True))
+    params, states = cell.init(KEY), cell.initial_state(BATCH)
+    x = jnp.ones((BATCH, STEPS, 3), jnp.float32)
+    with pytest.raises(TypeError) as info:
+        ost.recurrent_net(cell, x, states, params=params)
+    assert_says(info, "`cell` one array AttentionOutput AttendingCell")

@@ -61,6 +61,27 @@ def test_sizes_may_be_symbols(name, fixed):
     assert_trees_close(leaves, jax.tree.leaves(function(*arguments)))
 
 
+def test_layers_run_for_batches_of_any_size():
+    layer = pytest.importorskip("ostinato.nn.equinox")
+    cell, key = ost.cells.GRU(3, 4), jax.random.key(0)
+    dropped, lstm = ost.cells.Dropout(cell, 0.3), layer.LSTM(3, 4, key=key)
+    recurrent, random = (layer.Recurrent(c, key=key) for c in (cell, dropped))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3)), jnp.float32)
+
+    def run(x):
+        first = ost.cells.repeat_state(jnp.ones(4, x.dtype), x.shape[0])
+        return (
+            (recurrent(x).y, recurrent.step(x[:, 0]).y, recurrent.freeze()(x).y),
+            (recurrent(x, recurrent.initial_state(x.shape[0])).y, recurrent(x, first)),
+            (lstm(x, lstm.freeze().initial_state(x.shape[0])).y, lstm(x).y),
+            random(x, first, key=key).y,
+        )
+
+    shape = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("b, t"), 3), x.dtype)
+    got = jax.export.export(jax.jit(run))(shape).call(x)
+    assert_trees_close(jax.tree.leaves(got), jax.tree.leaves(run(x)))
+
+
 def test_batches_are_serialized():
     rows = np.random.default_rng(0).normal(size=(8, 2))
     batch = ragged.RaggedArray.from_list([rows[:5], rows[5:7], rows[7:]], dim="words")

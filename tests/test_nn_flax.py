@@ -179,6 +179,17 @@ def test_other_cells_run_as_in_nnx(cell, words):
         close(RNN(cell)(X), nnx.RNN(cell)(X), 0)
 
 
+def test_numbers_of_numpy_that_jax_narrows_are_fused():
+    lengths = np.array([[7, 0, 3], [2, 7, 0]], "i4")
+    carry = np.ones((2, 3, 5))
+    layer = RNN(drawn(nnx.GRUCell), return_carry=True)
+    with jax.enable_x64(False):
+        assert layer.explain(X.astype("f8")).backend != "flax"
+        run = nnx.jit(lambda m, x, h: m(x, seq_lengths=lengths, initial_carry=h))
+        eager = layer(X.astype("f8"), seq_lengths=lengths, initial_carry=carry)
+        close(eager, run(layer, X.astype("f8"), carry))
+
+
 def test_transformations_and_jit():
     cell = drawn(nnx.GRUCell)
     layer = RNN(cell)

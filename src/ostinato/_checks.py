@@ -261,6 +261,11 @@ def check_size(name: str, value: Any, least: int = 1) -> int:
     return size
 
 
+def check_batch(batch: Any) -> Any:
+    """Return a number of sequences, 0 or more; one of JAX's symbols stays as it is."""
+    return batch if is_symbolic_dim(batch) else check_size("batch", batch, 0)
+
+
 def check_text(name: str, text: Any) -> None:
     """Check that `text` is one that can be written to a file.
 

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.export import is_symbolic_dim
 
 from .. import _checks
 from .._recurrent.protocol import Cell
@@ -106,7 +105,7 @@ class ParamsCell(SizedCell, Generic[Params]):
 
     def initial_state(self, batch: int, dtype: Any = jnp.float32) -> Any:
         """Return zeros in the `state_sizes`: `h [B, H]`, or a tuple of several."""
-        batch, dtype = check_batch(batch), _checks.check_float_dtype(dtype)
+        batch, dtype = _checks.check_batch(batch), _checks.check_float_dtype(dtype)
         sizes = self.state_sizes.values()
         first, *others = (jnp.zeros((batch, size), dtype) for size in sizes)
         return (first, *others) if others else first
@@ -248,11 +247,6 @@ def check_rate(name: str, value: Any) -> float:
     if not 0.0 <= value < 1.0:
         raise ValueError(f"`{name}` must lie in [0, 1), got {value}")
     return value
-
-
-def check_batch(batch: Any) -> Any:
-    """Return the number of sequences; check that it is one, if JAX knows it."""
-    return batch if is_symbolic_dim(batch) else _checks.check_size("batch", batch, 0)
 
 
 def check_cell(name: str, value: Any) -> None:

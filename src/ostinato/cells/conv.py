@@ -15,7 +15,6 @@ from .._typing import Array
 from .base import (
     SizedCell,
     add,
-    check_batch,
     check_inputs,
     check_params,
     draw,
@@ -120,7 +119,7 @@ class ConvLSTM(SizedCell):
         self, batch: int, dtype: Any = jnp.float32
     ) -> tuple[Array, Array]:
         """Return zeros: `(h, c)`, each `[B, *grid, H]`."""
-        batch, dtype = check_batch(batch), _checks.check_float_dtype(dtype)
+        batch, dtype = _checks.check_batch(batch), _checks.check_float_dtype(dtype)
         zeros = jnp.zeros((batch, *self.grid, self.hidden_size), dtype)
         return zeros, zeros
 

@@ -15,7 +15,6 @@ from .._rnn.accumulation import widen
 from .._typing import Array
 from .base import (
     broadcast,
-    check_batch,
     check_inputs,
     check_params,
     product,
@@ -43,7 +42,7 @@ class _ComplexCell(LinearCell):
 
     def initial_state(self, batch: int, dtype: Any = jnp.float32) -> Array:
         """Return zeros: `h [B, H]`, complex64, or complex128 for float64."""
-        shape = (check_batch(batch), self.hidden_size)
+        shape = (_checks.check_batch(batch), self.hidden_size)
         return jnp.zeros(shape, _complex_dtype(_checks.check_float_dtype(dtype)))
 
     def checked_state(self, states: Any, batch: int, params: Any) -> Array:

@@ -61,5 +61,5 @@ def repeat_state(state: Any, batch: int) -> Any:
 
     Holds under every JAX transformation.
     """
-    batch = _checks.check_size("batch", batch, 0)
+    batch = _checks.check_batch(batch)
     return jax.tree.map(lambda a: jnp.broadcast_to(a, (batch, *a.shape)), state)

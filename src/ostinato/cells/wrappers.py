@@ -99,7 +99,7 @@ class Residual(_Wrapper):
         """Run one step on a result of `precompute`."""
         x, inner = inputs_t
         states, output = self.cell.step(params, states, inner, t)
-        return states, output + x
+        return states, self._add(output, x)
 
     def step_seeing(
         self, params: Any, states: Any, seen: Array, inputs_t: Any, t: Array
@@ -107,7 +107,7 @@ class Residual(_Wrapper):
         """Run `step` with `seen` in place of `h` in products of the inner cell."""
         x, inner = inputs_t
         states, output = self.cell.step_seeing(params, states, seen, inner, t)
-        return states, output + x
+        return states, self._add(output, x)
 
     def run_sequence(
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
@@ -123,6 +123,16 @@ class Residual(_Wrapper):
             fill = _padding.hold if options.padding == "hold" else _padding.zero
             inputs = fill(inputs, lengths, axis)
         return whole._replace(outputs=whole.outputs + inputs)
+
+    def _add(self, output: Any, x: Any) -> Any:
+        """Return the inner cell's output plus its input; check that it is an array."""
+        if not hasattr(output, "dtype"):
+            raise TypeError(
+                "`cell` of Residual must return one array from each step, got "
+                f"{_checks.describe(output)} from {type(self.cell).__name__}; wrap "
+                "Residual around a cell without further outputs"
+            )
+        return output + x
 
 
 class DropoutMasks(NamedTuple):
@@ -182,7 +192,7 @@ class Dropout(_Wrapper):
 
     def sample(self, key: Array, batch: int) -> Dropout:
         """Return the cell with new random masks for `batch` sequences, for training."""
-        batch = _checks.check_size("batch", batch, 0)
+        batch = _checks.check_batch(batch)
         keys = jax.random.split(_checks.check_key(key), 3)
         rates = (self.inputs, self.states, self.outputs)
         h_size = _h_of(self.cell).shape[-1] if self.states else 0

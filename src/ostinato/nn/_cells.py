@@ -48,7 +48,7 @@ def cell_dtype(params: Any) -> Any:
 
 def initial_state(cell: Cell, params: Any, batch: int) -> Any:
     """Return the states of a cell before the first step."""
-    batch = _checks.check_size("batch", batch, 0)
+    batch = _checks.check_batch(batch)
     return cell.initial_state(batch, cell_dtype(params))
 
 

@@ -131,7 +131,7 @@ def mode_of(nonlinearity: Any) -> Any:
 def initial_state(spec: RNNSpec, batch: int | None, dtype: Any) -> State:
     """Return the zeros that a network begins with; None: of one sequence."""
     if batch is not None:
-        batch = _checks.check_size("batch", batch, 0)
+        batch = _checks.check_batch(batch)
     return _zeros(spec, batch, jnp.dtype(dtype))
 
 

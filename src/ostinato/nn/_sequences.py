@@ -156,8 +156,9 @@ def cell_dtype_reason(cell: Any, wanted: Any, inputs: Any, carry: Any) -> str | 
 def same_dtype_reason(wanted: Any, **arrays: Any) -> str | None:
     """Return which array has another dtype than the parameters; None if none has."""
     for name, array in arrays.items():
-        if array.dtype != wanted:
-            return f"`{name}` is {array.dtype} and the parameters are {wanted}"
+        dtype = jax.dtypes.canonicalize_dtype(array.dtype)  # which JAX computes in
+        if dtype != wanted:
+            return f"`{name}` is {dtype} and the parameters are {wanted}"
     return None
 
 
