@@ -198,6 +198,21 @@ def test_error_if_raises_where_an_example_is_wrong_and_nowhere_else(name):
         run(far, most - 1e-6)
 
 
+@needs_equinox
+def test_error_if_does_not_look_at_an_example_that_has_left_the_loop():
+    def total(x):
+        def body(state):
+            i, so_far = state
+            i = eqx.error_if(i, i >= x.shape[0], "past the end")
+            return i + 1, so_far + x[jnp.minimum(i, x.shape[0] - 1)].sum()
+
+        first = jnp.array(0), jnp.zeros(())
+        return lax.while_loop(lambda s: s[0] < jnp.array(x.shape[0]), body, first)[1]
+
+    run = eqx.filter_jit(ragged.vmap(total))
+    equal(run(batch()), [p.sum() for p in PARTS])
+
+
 # ------------------------------------------------------------------------- shard_map
 
 

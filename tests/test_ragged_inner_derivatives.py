@@ -108,6 +108,47 @@ def test_derivatives_by_kernels_say_where_to_take_them():
         ragged.vmap(function)(ragged.RaggedArray.from_list(PARTS))
 
 
+@pytest.mark.parametrize("scan", ["padded", "packed"])
+@pytest.mark.parametrize("kind", ["jvp", "vjp"])
+def test_a_loop_within_a_function_with_its_own_derivative(kind, scan):
+    """The loop's condition is the same for all examples, which leave the scan apart."""
+
+    def doubled(x):
+        def body(state):
+            return 2 * state[0], jnp.sin(state[1])
+
+        return lax.while_loop(lambda state: state[0] < 5, body, (1.0, x))[1]
+
+    if kind == "jvp":
+        own = jax.custom_jvp(doubled)
+        own.defjvp(lambda x, dx: (doubled(*x), doubled(*x) * dx[0]))
+    else:
+        own = jax.custom_vjp(doubled)
+        own.defvjp(lambda x: (doubled(x), x), lambda x, dy: (dy * jnp.cos(x),))
+
+    def function(x):
+        return lax.scan(lambda c, t: (own(c + t.sum()), c), 0.0, x)[0]
+
+    parts = ragged.RaggedArray.from_list(PARTS)
+    loss = lambda parts: ragged.vmap(function, scan=scan)(parts).sum()  # noqa: E731
+    got = fast_jit(ragged.grad(loss))(parts)
+    for a, x in zip(got.to_list(), PARTS, strict=True):
+        np.testing.assert_allclose(a, jax.grad(function)(x), rtol=1e-9)
+
+
+@pytest.mark.parametrize("scan", ["padded", "packed"])
+def test_a_scan_that_is_unrolled_as_a_whole(scan):
+    def function(x):
+        step = lambda c, t: (jnp.sort(jnp.stack([c, t.sum()]))[1], c)  # noqa: E731
+        most = lax.scan(step, 0.0, x, unroll=True)[0]
+        add = lambda i, c: c + x[i].sum()  # noqa: E731
+        return most + lax.fori_loop(0, x.shape[0], add, 0.0, unroll=True)
+
+    parts = ragged.RaggedArray.from_list(PARTS)
+    got = fast_jit(ragged.vmap(function, scan=scan))(parts)
+    np.testing.assert_allclose(got, [function(x) for x in PARTS], rtol=1e-12)
+
+
 def test_a_symbol_for_the_number_of_examples():
     def total(data, lengths):
         x = ragged.RaggedArray(data, lengths, max_length=4)

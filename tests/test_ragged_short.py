@@ -120,6 +120,30 @@ def test_traced_empty_examples_leave_gradients_alone():
     assert_close(gradient(WEIGHTS, x), want, terms=100)
 
 
+def test_a_size_made_of_others_that_is_too_short():
+    """Where lengths are traced, such an example is NaN, and its gradient nothing."""
+    x, y = batch(examples((3, 1, 2))), ragged.RaggedArray(jnp.arange(1.0, 5), [2, 0, 1])
+
+    def run(function, w, lengths):
+        others = ragged.RaggedArray(y.data, lengths, dim="n - 1", max_length=4)
+        return ragged.vmap(function, in_axes=(None, 0, 0))(w, x, others)
+
+    sums = fast_jit(lambda n: run(lambda w, x, y: w + y.sum(), 1.0, n))(y.lengths)
+    np.testing.assert_array_equal(sums, [4, np.nan, 4])
+
+    def loss(w, lengths):
+        means = run(lambda w, x, y: w * y.mean(), w, lengths)
+        return jnp.where(lengths > 0, means, 0).sum()
+
+    assert fast_jit(jax.grad(loss))(1.0, y.lengths) == 4.5
+
+
+def test_a_size_made_of_others_is_known_not_to_be_empty():
+    x = ragged.RaggedArray(jnp.arange(7.0), [3, 2, 2])
+    y = ragged.RaggedArray(jnp.arange(1.0, 5), [2, 1, 1], dim="n - 1")
+    np.testing.assert_array_equal(ragged.vmap(lambda x, y: y.max())(x, y), [2, 3, 4])
+
+
 def test_batches_of_nothing_but_empty_examples_have_zero_gradients():
     def function(x, w):
         spread = jnp.sqrt(x.var(0) + 0.1) / x.mean()

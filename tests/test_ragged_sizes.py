@@ -94,6 +94,15 @@ def test_constraints():
         sizes.holds("n", {"n": n})
 
 
+@pytest.mark.parametrize(
+    "constraint", ["0 == mod(n, 2)", "2 == n", "2 == 1 + floordiv(n, 2)", "0 == 0"]
+)
+def test_constraints_with_a_number_on_the_left(constraint):
+    x = ragged.RaggedArray(jnp.arange(4.0), [2, 2])
+    got = ragged.vmap(lambda x: x.sum(), constraints=(constraint,))(x)
+    np.testing.assert_array_equal(got, [1, 5])
+
+
 def test_names():
     assert (
         sizes.rename("max(n, nn) - n", {"n": "(k + 1)"}) == "max((k + 1), nn) - (k + 1)"

@@ -104,7 +104,8 @@ def test_several_dims_have_tiers_by_name():
     xs, ys = examples((3, 6, 1)), examples((5, 2, 2), seed=1)
     x, y = batch(xs), batch(ys, "m")
     want = [fast_jit(cross)(*pair) for pair in zip(xs, ys, strict=True)]
-    for given in ({"m": ((1, 5), (2, 2))}, {"n": 2, "m": "auto"}, "auto"):
+    two = np.int64(2)
+    for given in ({"m": ((1, 5), (2, 2))}, {"n": two, "m": "auto"}, "auto", two):
         mapped = fast_jit(ragged.vmap(cross, tiers=given))
         for got, one in zip(mapped(x, y), want, strict=True):
             assert_close(got, one, terms=100)

@@ -16,7 +16,7 @@ from jax.tree_util import keystr
 from .._rnn.sharding import make_varying
 from .._typing import Array
 from .core.context import Context
-from .core.sizes import Range, constraint_for_jax, is_symbolic
+from .core.sizes import Range, constraint_for_jax, is_symbolic, smallest
 from .core.symbols import Options, Symbols
 from .core.values import Flat, Padded, Shared, Value
 from .dims import Dim, check_sizes, dims_of, nonnegative_products
@@ -125,6 +125,7 @@ class Inputs:
         given = [
             c for c, d in zip(given, self.own_dims, strict=True) if d.min_length > 1
         ]
+        given += [f"{size} >= {least}" for size, least in self._least_derived.items()]
         if bounded:
             given += [f"{d.symbol} <= {d.high}" for d in self.own_dims]
         sizes = self._in_trace(SymbolicScope()) if constraints else {}
@@ -136,6 +137,25 @@ class Inputs:
         """For each symbol the least and the largest value."""
         return {
             d.symbol: Range(d.offset, d.max_length + d.offset) for d in self.own_dims
+        }
+
+    @property
+    def _least(self) -> dict[str, int]:
+        return {d.symbol: d.min_length + d.offset for d in self.own_dims}
+
+    @property
+    def _least_derived(self) -> dict[str, int]:
+        """The least values of sizes made of others, where they say more than those."""
+        least = self._least
+        least = {
+            name: r._replace(low=min(least[name], r.high))
+            for name, r in self.ranges.items()
+        }
+        derived = [d for d in self.dims.values() if not d.symbol]
+        return {
+            d.size: d.min_length
+            for d in derived
+            if d.min_length > smallest(d.size, least)
         }
 
     def context(
@@ -160,7 +180,8 @@ class Inputs:
             ranges=ranges,
             totals={d.symbol: d.capacity + d.offset * self.batch for d in dims},
             capacities={d.size: d.capacity for d in self.dims.values()},
-            least={d.symbol: d.min_length + d.offset for d in dims},
+            least=self._least,
+            least_derived=self._least_derived,
             min_padded=min_padded,
         )
         return Context(self.batch, symbols, options, going=going)

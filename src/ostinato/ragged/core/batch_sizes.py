@@ -184,11 +184,13 @@ class BatchSizes:
         if all(map(_checks.is_concrete, known.values.values())):
             return None
         promised = {k: n for k, n in known.least.items() if n > known.ranges[k].low}
+        promised |= known.least_derived
         if not promised:
             return None
 
         def complete() -> Array:
-            enough = [known.values[name] >= least for name, least in promised.items()]
+            values = {dim: sizes.evaluate(dim, known.values) for dim in promised}
+            enough = [values[dim] >= least for dim, least in promised.items()]
             return jnp.all(jnp.stack(enough), axis=0)
 
         return self.cached(("complete",), complete)

@@ -186,6 +186,8 @@ def constraint_for_jax(constraint: str, values: Mapping[str, Any]) -> str:
     JAX's grammar has no parentheses, and wants no constant left of `==`.
     """
     left, compare, right = _sides(constraint, values)
+    if compare == "==" and not is_symbolic_dim(left):
+        left, right = right, left
     if compare == "==" and is_symbolic_dim(left):
         constant = 0
         for sign, node in _summands(_parse(str(left)), "+"):

@@ -14,7 +14,6 @@ from ..primitives.relocate import Sources, relocate
 from ..types.segments import along, positions
 from .context import Context
 from .fill import of_present
-from .symbols import Symbols
 from .values import Padded, Shared, Value, ragged_axes
 
 
@@ -42,7 +41,14 @@ def with_sizes(
     totals = {name: batch * r.high for name, r in ranges.items()}
     return ctx.nested(
         batch=batch,
-        symbols=Symbols(values, ranges, totals, {}, known.least, known.min_padded),
+        symbols=dataclasses.replace(
+            known,
+            values=values,
+            ranges=ranges,
+            totals=totals,
+            capacities={},
+            present=None,
+        ),
         options=dataclasses.replace(ctx.options, tiers=None, prefers_flat=False),
         going=None,
     )

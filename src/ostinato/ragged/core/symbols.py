@@ -38,6 +38,8 @@ class Symbols:
         capacities: the capacity of the inputs' flat arrays, by the text of their size.
         least: for each symbol the least value that was promised; a traced value may
             break the promise.
+        least_derived: the same by the text of sizes that are made of others, where it
+            does not follow from those.
         min_padded: for each symbol the least value that padded arrays are made for, so
             that each of their axes has an element to take.
         present: bool `[batch]`, the examples that are there; the others are empty, and
@@ -49,5 +51,6 @@ class Symbols:
     totals: dict[str, int]
     capacities: dict[str, int]
     least: dict[str, int]
+    least_derived: dict[str, int]
     min_padded: dict[str, int] = dataclasses.field(default_factory=dict)
     present: Array | None = None

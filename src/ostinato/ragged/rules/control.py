@@ -44,6 +44,7 @@ def _scan(
     **others: Any,
 ) -> list[Value]:
     num_consts, num_carry = scan_counts(others)
+    unroll = ctx.max(unroll)  # `True` is the length, which may be a symbol
     scan = Scan(jaxpr, num_carry, length, reverse, unroll, ctx.out_shapes(eqn))
     consts = values[:num_consts]
     init = values[num_consts : num_consts + num_carry]

@@ -61,7 +61,10 @@ class _Call:
         """The arrays of the context, which `inside` takes."""
         known = self.ctx.symbols
         sizes = {"values": known.values, "present": known.present}
-        return {"sizes": sizes, "going": self.ctx.going}
+        return {
+            "sizes": sizes,
+            "changes": {"going": self.ctx.going, "reached": self.ctx.reached},
+        }
 
     def inside(self, around: dict[str, Any]) -> Context:
         """Return a context for a function that gets `around`, too.
@@ -69,7 +72,7 @@ class _Call:
         Functions with custom derivatives must not close over arrays.
         """
         known = dataclasses.replace(self.ctx.symbols, **around["sizes"])
-        return self.ctx.nested(symbols=known, going=around["going"])
+        return self.ctx.nested(symbols=known, **around["changes"])
 
     def run(self, around: Any, *values: Value) -> list[Value]:
         """Call the function on the batch."""

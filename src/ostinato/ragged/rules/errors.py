@@ -37,16 +37,16 @@ def _of_all_examples(ctx: Context, eqn: JaxprEqn, x: Value) -> Value:
 
 
 def _counted(ctx: Context, x: Value) -> Array:
-    """Return where elements of complete examples are, in a shape that broadcasts."""
-    complete, ndim = ctx.complete(), x.x.ndim
+    """Return where elements of used examples are, in a shape that broadcasts."""
+    used, ndim = ctx.used_examples(), x.x.ndim
     if isinstance(x, Flat):
         there = ctx.used(x.dim).valid
-        if complete is not None:
-            there &= jnp.take(complete, ctx.segments(x.dim).ids)
+        if used is not None:
+            there &= jnp.take(used, ctx.segments(x.dim).ids)
         return along(there, x.axis, ndim)
     there = ctx.inside(x) if ragged_axes(x) else jnp.ones((1,) * ndim, bool)
-    if complete is not None and isinstance(x, Padded):
-        there &= along(complete, 0, ndim)
+    if used is not None and isinstance(x, Padded):
+        there &= along(used, 0, ndim)
     return there
 
 

@@ -125,7 +125,7 @@ def resolve(given: Any, dims: Mapping[str, Any], batch: int) -> dict[str, Tiers]
     if given is None or not dims:
         return None
     if not isinstance(given, Mapping):
-        if isinstance(given, (str, int)) and len(dims) > 1:
+        if not _are_pairs(given) and len(dims) > 1:
             given = dict.fromkeys(dims, given)
         elif len(dims) > 1:
             raise ValueError(
@@ -147,13 +147,11 @@ def resolve(given: Any, dims: Mapping[str, Any], batch: int) -> dict[str, Tiers]
 
 
 def _of_dim(given: Any, dim: Any, batch: int) -> Tiers:
-    if given == "auto":
-        given = _AUTO
-    if isinstance(given, int):
-        number = _checks.check_size("tiers", given)
-        tiers = fitting_tiers(batch, dim.capacity, dim.max_length, number)
-    else:
+    if _are_pairs(given):
         tiers = _check(given, batch)
+    else:
+        number = _AUTO if given == "auto" else _checks.check_size("tiers", given)
+        tiers = fitting_tiers(batch, dim.capacity, dim.max_length, number)
     return tuple((count, most + dim.offset) for count, most in tiers)
 
 
@@ -167,10 +165,15 @@ def check_tiers(tiers: Any) -> None:
             "`tiers` must be 'auto', a number of tiers, or pairs (count, max), got "
             f"{tiers!r}"
         )
-    elif isinstance(tiers, Sequence) and not isinstance(tiers, str):
+    elif _are_pairs(tiers):
         _check(tiers, None)
     elif tiers is not None and tiers != "auto":
         _checks.check_size("tiers", tiers)
+
+
+def _are_pairs(tiers: Any) -> bool:
+    """Return whether `tiers` are given themselves, not "auto" or their number."""
+    return isinstance(tiers, Sequence) and not isinstance(tiers, str)
 
 
 def _check(tiers: Any, batch: int | None) -> Tiers:
