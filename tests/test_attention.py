@@ -383,3 +383,30 @@ def test_attention_may_be_one_step():
     want = compiled_net(cell, params, jax.device_put(x[:, :1]), states)
     state, output = fast_jit(cell)(params, states, x[:, 0], 0)
     close((output, state), (np.asarray(want.outputs)[:, 0], want.states))
+
+
+class Doubled(cells.LSTM):
+    """An LSTM of a user, which reads twice its inputs."""
+
+    def precompute(self, params, inputs):
+        return super().precompute(params, 2 * inputs)
+
+
+def test_a_cell_with_a_precompute_of_its_own_may_be_inside():
+    rng = np.random.default_rng(0)
+    cell = Doubled(3 + SIZE, 4)
+    attention = cells.Attention(cell, "dot", SIZE)
+    memory = jnp.asarray(rng.standard_normal((2, 5, SIZE)))
+    x = jnp.asarray(rng.standard_normal((2, 6, 3)))
+    params = attention.init(jax.random.key(0), jnp.float64)
+    attending = attention.attend(memory)
+    states = attending.initial_state(2, jnp.float64)
+    got = ost.recurrent_net(attending, x, states, params=params).outputs
+    inner, context = states.cell, states.context
+    for t in range(x.shape[1]):
+        seen = jnp.concatenate([x[:, t], context], -1)
+        inner, h = cells.LSTM(3 + SIZE, 4)(params.cell, inner, 2 * seen, t)
+        query = h @ params.w_query.T + params.b_query[None]
+        weights = jax.nn.softmax(jnp.einsum("bme,be->bm", memory, query))
+        context = jnp.einsum("bm,bme->be", weights, memory)
+        assert_close(got[:, t], jnp.concatenate([h, context], -1), terms=100)

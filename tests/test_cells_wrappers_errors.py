@@ -123,12 +123,46 @@ def test_masks_and_params_of_another_shape_are_refused():
         ost.recurrent_net(cells.Stack((LSTM,)), x, states, params=(params,))
 
 
-def test_a_residual_around_a_cell_with_several_outputs_is_refused():
+def weighing():
+    """Return a cell of 3 inputs with an `AttentionOutput` of 3 features."""
     attention = cells.Attention(cells.LSTM(5, 1), "regular", 2)
     memory = jnp.ones((BATCH, 3, 2), jnp.float32)
-    cell = cells.Residual(attention.attend(memory, return_weights=True))
+    return attention.attend(memory, return_weights=True)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        cells.Residual,
+        lambda cell: cells.Residual(cells.Stack((cell,))),
+        cells.Bidirectional,
+        lambda cell: cells.Bidirectional(cells.LSTM(3, 4), cell),
+        lambda cell: cells.Attention(cell, "dot", 2).attend(cell.memory),
+    ],
+)
+def test_a_cell_with_several_outputs_inside_of_another_is_refused(wrap):
+    cell = wrap(weighing())
     params, states = cell.init(KEY), cell.initial_state(BATCH)
-    x = jnp.ones((BATCH, STEPS, 3), jnp.float32)
+    x = jnp.ones((BATCH, STEPS, cell.input_size), jnp.float32)
     with pytest.raises(TypeError) as info:
         ost.recurrent_net(cell, x, states, params=params)
-    assert_says(info, "`cell` one array AttentionOutput AttendingCell")
+    assert_says(info, "`cell` one array AttentionOutput")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x, h: (x, (h[0].astype(jnp.int32), h[1])), "`h` dtype int32"),
+        (lambda x, h: (x, (h[0][:, :4], h[1])), "`h` (3, 5) (3, 4)"),
+        (lambda x, h: (x, h[0]), "`states` (h, c)"),
+        (lambda x, h: (x[..., :2], h), "`inputs` input_size=3"),
+        (lambda x, h: (x.astype(jnp.bfloat16), h), "`params` `inputs` bfloat16"),
+    ],
+)
+def test_both_directions_at_once_check_states_and_inputs(change, words):
+    cell = cells.Bidirectional(LSTM)
+    params, x, states = make(CellCase(cell, None))
+    x, backward = change(jnp.asarray(x), jax.tree.map(jnp.asarray, states.backward))
+    with pytest.raises((TypeError, ValueError)) as info:
+        net(cell, params, x, states._replace(backward=backward))
+    assert_says(info, words)

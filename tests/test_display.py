@@ -55,6 +55,13 @@ def test_what_cannot_be_shown_ends_nothing(error, terminal):
     display.close()
 
 
+def test_the_table_of_figures_has_all_updates(tmp_path):
+    row = Row(100.1, 1234568, 5001.25, 1e3, 1.0, 1e-3, 0.123456789, 2.0)
+    report.write_csv(tmp_path, Row._fields, [row])
+    written = (tmp_path / report.CSV_FILE).read_text().splitlines()[1]
+    assert written == "100.1,1234568,5001.25,1000,1,0.001,0.123457,2"
+
+
 @pytest.mark.parametrize("end", [(0.00703, 0.0422), (0.6, 0.6), (0.0, 0.0)])
 @pytest.mark.parametrize("begin", [0, 1e4])
 def test_the_learning_curve_shows_points_and_labels_whole(

@@ -3,6 +3,8 @@
 import csv
 import itertools
 import shutil
+import time
+import types
 from datetime import datetime, timedelta
 
 import jax
@@ -15,7 +17,7 @@ from oracles import loop64
 from test_cli import one_line, ostinato
 from tolerance import assert_close
 
-from ostinato.apps import run
+from ostinato.apps import display, run
 from ostinato.apps.errors import UserError
 from ostinato.apps.forecast import report, table, use
 from ostinato.apps.forecast.job import Job
@@ -132,6 +134,7 @@ def test_parts():
     assert table.parts_of(100, (0.6, 0.2, 0.2)) == (60, 20, 20)
     assert table.parts_of(101, (0.5, 0.25, 0.25)) == (50, 25, 26)
     assert table.parts_of(100, (50, 20, 10)) == (50, 20, 10)
+    assert table.parts_of(90, (0.7, 0.1, 0.2)) == (63, 9, 18)  # 0.7 * 90 < 63 in floats
     for rows, split in ((4, (0.6, 0.2, 0.2)), (100, (0.001, 0.4, 0.5))):
         with pytest.raises(UserError, match=f"the table has too few rows, {rows}, for"):
             table.parts_of(rows, split)
@@ -147,7 +150,8 @@ def test_parts():
         ((0.5, np.inf, 0.5), "above 0, got inf for the rows to choose by"),
         ((0.6, 0.6, 0.2), "shares that sum to at most 1, .*, which sum to 1.4$"),
         ((50, 50, 50), "that sum to at most 100, got 50,50,50, which sum to 150"),
-        ((50, 0.2, 0.2), "three shares .* or three numbers of rows .* got 50,0.2,0.2"),
+        ((50, 0.2, 0.2), "three shares .* or three whole numbers .* got 50,0.2,0.2"),
+        ((30.9, 20.9, 20.9), "three whole numbers of rows .* got 30.9,20.9,20.9"),
     ],
 )
 def test_parts_that_cannot_be_are_told(split, message):
@@ -294,6 +298,18 @@ def test_evaluations_of_a_timed_run_are_apart(waves, tmp_path, monkeypatch):
     summary = train(waves, tmp_path, **sizes, minutes=0.02)
     rows = (tmp_path / "metrics.csv").read_text().splitlines()[1:]
     assert len(rows) <= run.EVALUATIONS + 1 and summary.best.updates > 0
+
+
+@pytest.mark.usefixtures("empty_pictures")
+def test_the_speed_is_that_of_learning(waves, tmp_path, monkeypatch):
+    """The time of an evaluation, here made longer, does not count."""
+    evaluations = []
+    clock = lambda: time.monotonic() + 1e6 * len(evaluations)  # noqa: E731
+    monkeypatch.setattr(display, "time", types.SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(Job, "measure", lambda *_: evaluations.append(0) or (1.0, 1.0))
+    train(waves, tmp_path, **SIZES)
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    assert all(float(row["windows_per_second"]) > 1 for row in rows)
 
 
 SIZES = dict(look_back=8, horizon=8, segment=4, hidden=4, epochs=3)

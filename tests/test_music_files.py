@@ -199,6 +199,7 @@ def test_pickles_hold_lists_numbers_and_arrays(protocol, order):
     ]
     mixed = np.empty(2, object)
     mixed[:] = [(1, 2), [np.float32(0.5)]]
+    arrays.append(np.arange(24).reshape(2, 3, 4, order=order).transpose(1, 0, 2))
     given = {"a": arrays, "b": mixed, "c": [np.int64(7), None, "text", 2.5, True]}
     got = unpickle.loads(pickle.dumps(given, protocol))
     for a, b in zip(got["a"], arrays, strict=True):

@@ -47,6 +47,13 @@ def run(code: str, **environ: str) -> subprocess.CompletedProcess:
         return subprocess.CompletedProcess(code, process.exitcode, stdout, stderr)
 
 
+def without_jit(function):
+    """Return a function that runs over a mesh operation by operation."""
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    no_axis = jax.sharding.PartitionSpec()
+    return jax.shard_map(function, mesh=mesh, in_specs=no_axis, out_specs=no_axis)
+
+
 def build(folder: Path, source: str) -> list[Path]:
     """Compile a stand-in for the library; return the folders to search."""
     (folder / "fake.cc").write_text(f'extern "C" {{ {source} }}')
@@ -113,7 +120,9 @@ def test_cpu_features_respect_affinity():
 
 @needs_library
 @pytest.mark.parametrize(
-    "transform", [jax.jit, jax.vmap, jax.grad, jax.checkpoint], ids=lambda t: t.__name__
+    "transform",
+    [jax.jit, jax.vmap, jax.grad, jax.checkpoint, without_jit],
+    ids=lambda t: t.__name__,
 )
 def test_cpu_features_are_concrete_while_tracing(transform):
     seen = []

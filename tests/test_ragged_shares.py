@@ -13,6 +13,7 @@ from tolerance import assert_close
 
 import ostinato as ost
 from ostinato import ragged
+from ostinato._step.own_rows import with_own_rows
 from ostinato.apps.g2p.data import read_cmudict
 
 LENGTHS = (3, 1, 7, 2, 0, 5, 4, 1)
@@ -106,6 +107,22 @@ def test_loops_equal_those_on_one_device(name, kind):
         shares, run = ragged.shard(batch, mesh, "batch"), jax.jit(mapped)
         assert_same(run(shares, w), run(batch, w))
         assert_close(gradient(w, shares), want, terms=100)
+
+
+def test_loops_that_choose_entries_run_without_jit():
+    """The numbers of rows are constants, and not computed in the `shard_map`."""
+
+    def function(x):
+        def step(h, t):
+            pairs = jnp.outer(t, t)[jnp.arange(WIDTH), jnp.argmax(t)[None]]
+            return jnp.tanh(h + pairs), None
+
+        return jax.lax.scan(step, jnp.zeros(WIDTH), x)[0]
+
+    with_own_rows.cache_clear()
+    batch = draw((3, 1, 7, 2, 4, 5, 4, 1))
+    got = ragged.vmap(function)(ragged.shard(batch, MESH, "batch"))
+    assert_close(got.in_order(), ragged.vmap(function)(batch), terms=100)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

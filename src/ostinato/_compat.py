@@ -11,6 +11,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,22 @@ def lower_with_devices(primitive: Primitive) -> bool:
         return False
     _with_devices.add(primitive)
     return True
+
+
+def outside_of_traces(compute: Callable[[], Any]) -> Any:
+    """Return `compute()`, run where no trace and no `shard_map` is around it.
+
+    That is a thread of its own; `jax.ensure_compile_time_eval` does not leave a
+    `shard_map` that runs without `jit`.
+    """
+
+    def run() -> Any:
+        with jax.enable_x64(x64):
+            return compute()
+
+    x64 = bool(jax.config.jax_enable_x64)  # as it is in this thread
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
 
 
 def is_for_export(ctx: Any) -> bool:

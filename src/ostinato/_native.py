@@ -9,12 +9,12 @@ import functools
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from . import _config
+from . import _compat, _config
 
 _LIBRARY_NAME = "libostinato_cpu.so"
 _NOTE_NAME = "not_built.txt"  # holds CMake's reason for not building the library
@@ -101,8 +101,12 @@ def cpu_features() -> CpuFeatures:
     # The highest level would ask Linux for the registers of tiles, for good.
     most = np.int32(_config.CPU_ISAS.index(_config.read().cpu_isa))
     features = jax.ffi.ffi_call("ostinato_cpu_features", result)
-    with jax.ensure_compile_time_eval(), jax.default_device(jax.devices("cpu")[0]):
-        _, level, cpus = jax.jit(lambda: features(most_isa=most))().tolist()
+
+    def ask() -> Any:
+        with jax.default_device(jax.devices("cpu")[0]):
+            return jax.jit(lambda: features(most_isa=most))().tolist()
+
+    _, level, cpus = _compat.outside_of_traces(ask)
     return CpuFeatures(_config.CPU_ISAS[level], cpus)
 
 

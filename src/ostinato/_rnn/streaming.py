@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _checks
+from .. import _checks, _compat
 from .._sessions import OneThread, wholly
 from .._typing import ArrayLike, Backend, Bool, Float, Int, State
 from . import backends, cpu, layout
@@ -311,8 +311,10 @@ def _packed(spec: RNNSpec, weights: Any, packed: Any) -> tuple[np.ndarray, np.nd
         packed = np.ascontiguousarray(packed)
         if cpu.is_packed(spec, host.dtype, packed):
             return host, packed
-    on_cpu = jax.default_device(jax.devices("cpu")[0])
-    with on_cpu, jax.ensure_compile_time_eval():  # in a trace, too
-        packed = prepare(spec, jnp.asarray(host)).packed
-    # Unlike JAX, numpy asks for huge pages: large weights are read faster.
-    return host, np.array(packed)
+
+    def pack() -> np.ndarray:
+        with jax.default_device(jax.devices("cpu")[0]):
+            # Unlike JAX, numpy asks for huge pages: large weights are read faster.
+            return np.array(prepare(spec, jnp.asarray(host)).packed)
+
+    return host, _compat.outside_of_traces(pack)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools as ft
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,14 +17,39 @@ import numpy as np
 from jax.export import is_symbolic_dim
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from .jaxprs import evaluate, is_literal, read, run_one, struct, type_of
+from .jaxprs import evaluate, is_literal, read, struct, type_of
 
 _INDEXING = frozenset({"gather", "scatter", "scatter-add"})
-_OF_NUMBERS = frozenset(
-    "add broadcast_in_dim convert_element_type iota lt reshape select_n".split()
-)
-"""What makes the numbers from 0 on, as `jnp` does."""
 _MOST = 2**16
+
+
+def _iota(*, dtype: Any, shape: Any, dimension: int, **_: Any) -> np.ndarray:
+    sizes = [1] * len(shape)
+    sizes[dimension] = shape[dimension]
+    return np.broadcast_to(
+        np.arange(shape[dimension], dtype=dtype).reshape(sizes), shape
+    )
+
+
+def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Any, **_: Any) -> Any:
+    sizes = np.ones(len(shape), int)
+    sizes[list(broadcast_dimensions)] = np.shape(x)
+    return np.broadcast_to(np.reshape(x, sizes), shape)
+
+
+_OF_NUMBERS: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b, **_: np.add(a, b),
+    "broadcast_in_dim": _broadcast,
+    "convert_element_type": lambda x, new_dtype, **_: np.asarray(x, new_dtype),
+    "iota": _iota,
+    "lt": lambda a, b, **_: np.less(a, b),
+    "reshape": lambda x, new_sizes, **_: np.reshape(x, new_sizes),
+    "select_n": lambda which, *cases, **_: np.choose(which, cases),
+}
+"""What makes the numbers from 0 on, as `jnp` does, in NumPy.
+
+JAX would compute them in the trace or the `shard_map` around the step.
+"""
 
 
 @ft.lru_cache(maxsize=256)
@@ -55,18 +81,22 @@ def with_own_rows(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _numbers(jaxpr: Jaxpr) -> dict[Any, np.ndarray]:
-    """Return the values of variables that depend on nothing."""
+    """Return the values of integers that depend on nothing."""
     found: dict[Any, np.ndarray] = {}
     for eqn in jaxpr.eqns:
         known = all(is_literal(v) or v in found for v in eqn.invars)
-        sizes = [n for v in eqn.outvars for n in type_of(v).shape]
-        small = not any(map(is_symbolic_dim, sizes)) and math.prod(sizes) <= _MOST
-        if known and small and eqn.primitive.name in _OF_NUMBERS:
+        compute = _OF_NUMBERS.get(eqn.primitive.name)
+        if known and compute is not None and _is_small(type_of(eqn.outvars[0])):
             given = [read(v, found) for v in eqn.invars]
-            with jax.ensure_compile_time_eval():
-                (value,) = run_one(eqn, given)
-            found[eqn.outvars[0]] = np.asarray(value)
+            found[eqn.outvars[0]] = np.asarray(compute(*given, **eqn.params))
     return found
+
+
+def _is_small(aval: Any) -> bool:
+    """Return whether there are few integers, or truth values, of a known number."""
+    if not (np.issubdtype(aval.dtype, np.integer) or aval.dtype == bool):
+        return False
+    return not any(map(is_symbolic_dim, aval.shape)) and math.prod(aval.shape) <= _MOST
 
 
 def _on_own_rows(

@@ -55,8 +55,13 @@ def write_csv(folder: Path, fields: Sequence[str], rows: Sequence[Row]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(fields)
-    writer.writerows([f"{value:.6g}" for value in row] for row in rows)
+    writer.writerows(map(_in_full, row) for row in rows)
     files.write(folder / CSV_FILE, text.getvalue().encode())
+
+
+def _in_full(value: float) -> str:
+    """Return a number of updates with all its digits, and any other with six."""
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
 def draw_curves(

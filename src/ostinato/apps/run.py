@@ -206,12 +206,12 @@ class Run:
         """Measure the parameters; keep them if they are the best so far."""
         devices = self.devices
         self.now = before = devices.agree(self.elapsed)
+        speed = self.pace.speed  # of learning: the evaluation takes time, too
         params = devices.local(self.state.averaged)
         figures = self.job.measure(params, devices)
         names = self.job.row_class._fields[6:]
         self._check_finite(self.state.step, **dict(zip(names, figures, strict=True)))
         self.now = devices.agree(self.elapsed)
-        speed = self.pace.speed
         row = self.job.row_class(
             self.epoch,
             self.state.step,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from .base import (
     add,
     check_cell,
     check_inputs,
+    check_output,
     check_params,
     check_params_type,
     draw,
@@ -304,7 +305,7 @@ class AttendingCell(SizedCell):
         """Return the inner cell's product with the inputs if it has one, or these."""
         inputs = check_inputs(inputs, self.input_size, memory=self.memory)
         cell = self.attention.cell
-        if isinstance(cell, GatedCell):
+        if _has_input_product(cell):
             return cell.input_product(params.params.cell, inputs)
         return inputs
 
@@ -313,13 +314,14 @@ class AttendingCell(SizedCell):
         states = self._check_states(states)
         inner = params.params.cell
         cell = self.attention.cell
-        if isinstance(cell, GatedCell):
+        if _has_input_product(cell):
             part = cell.input_product(inner, states.context, first=self.input_size)
             inputs_t = jax.tree.map(jnp.add, inputs_t, part)
         else:
             inputs_t = jnp.concatenate([inputs_t, states.context], axis=-1)
             inputs_t = cell.precompute(inner, inputs_t)
         cell_states, h = cell.step(inner, states.cell, inputs_t, t)
+        h = check_output(cell, h)
         energies = tag(self._energies(params, states, h), "energies")
         weights = masked_softmax(energies, self.mask)
         context = _weighted_sum(weights.astype(h.dtype), params.memory)
@@ -361,6 +363,14 @@ class AttendingCell(SizedCell):
             covered = states.coverage[..., None].astype(hidden.dtype)
             hidden = hidden + jnp.broadcast_to(covered, hidden.shape) * ready.coverage
         return product(tag(jnp.tanh(hidden), "energies"), params.v[None])[..., 0]
+
+
+def _has_input_product(cell: SizedCell) -> TypeGuard[GatedCell[Any]]:
+    """Return whether a cell's product with the inputs may be added up of two parts.
+
+    A subclass with a `precompute` of its own may do something else with the inputs.
+    """
+    return type(cell).precompute is GatedCell.precompute
 
 
 def _initial_state(

@@ -258,6 +258,17 @@ def check_cell(name: str, value: Any) -> None:
         )
 
 
+def check_output(cell: Any, output: Any) -> Any:
+    """Return the output of a cell inside of another one; check that it is an array."""
+    if not hasattr(output, "dtype"):
+        raise TypeError(
+            "`cell` must give one array in each step to the cell around it, got "
+            f"{type(output).__name__} from {type(cell).__name__}; wrap a cell without "
+            "further outputs"
+        )
+    return output
+
+
 def check_params_type(cell: Any, params: Any, wanted: type) -> None:
     """Raise TypeError unless `params` is of the type that `cell.init` returns."""
     if not isinstance(params, wanted):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .. import _checks, _padding
+from .. import _padding
 from .._recurrent.loop import LoopInputs, run_in_segments
 from .._recurrent.net import make_loop_inputs, make_output
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions, changes
@@ -17,7 +17,9 @@ from .._rnn.accumulation import widen
 from .._rnn.api import rnn
 from .._rnn.cell import LayerWeights
 from .._rnn.layout import gate_rows, pack_weights
+from .._rnn.output import as_state
 from .._typing import Array, Padding
+from .base import check_inputs
 
 
 def unsupported_reason(
@@ -126,16 +128,18 @@ def run_both(
     cells: Any, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
 ) -> RecurrentOutput:
     """Run `rnn` over one bidirectional layer; see `have_same_spec` and `supports`."""
-    layers = [
-        _with_forget_bias(cell, cell.prepare(p))
-        for cell, p in zip(cells, params, strict=True)
-    ]
+    layers, first = [], []
+    for cell, p, states in zip(cells, params, initial_states, strict=True):
+        layer = cell.prepare(p)
+        inputs = check_inputs(inputs, cell.input_size, params=layer.w_ih)
+        first.append(cell.unpack(states, options.batch, layer))
+        layers.append(_with_forget_bias(cell, layer))
     spec = dataclasses.replace(cells[0].spec, bidirectional=True)
     y, states = rnn(
         spec,
         pack_weights(layers, spec),
-        _checks.check_array("inputs", inputs),
-        jax.tree.map(lambda *parts: jnp.stack(parts), *initial_states),
+        inputs,
+        as_state([jnp.stack(parts) for parts in zip(*first, strict=True)]),
         seq_lengths=options.seq_lengths,
         padding=_padding_of_rnn(options),
         time_major=options.time_major,

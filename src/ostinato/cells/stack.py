@@ -14,7 +14,7 @@ from .._recurrent.net import run_checked
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions, changes
 from .._typing import Array
 from . import fused
-from .base import SizedCell, check_cell
+from .base import SizedCell, check_cell, check_output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +263,8 @@ class Bidirectional(SizedCell):
                 cells, params, initial_states, (False, True), strict=True
             )
         )
-        outputs = jnp.concatenate([forward.outputs, backward.outputs], axis=-1)
+        both = zip(cells, (forward.outputs, backward.outputs), strict=True)
+        outputs = jnp.concatenate([check_output(*pair) for pair in both], axis=-1)
         kept = None
         if options.return_all_states:
             kept = BothDirections(forward.all_states, backward.all_states)

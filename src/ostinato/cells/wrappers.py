@@ -12,7 +12,7 @@ from .. import _checks, _padding
 from .._recurrent.protocol import RecurrentOutput, SequenceOptions, changes
 from .._recurrent.sharding import sharded_like
 from .._typing import Array
-from .base import SizedCell, check_cell, check_rate, set_field
+from .base import SizedCell, check_cell, check_output, check_rate, set_field
 from .linear_base import LinearCell
 from .stack import Stack
 
@@ -99,7 +99,7 @@ class Residual(_Wrapper):
         """Run one step on a result of `precompute`."""
         x, inner = inputs_t
         states, output = self.cell.step(params, states, inner, t)
-        return states, self._add(output, x)
+        return states, check_output(self.cell, output) + x
 
     def step_seeing(
         self, params: Any, states: Any, seen: Array, inputs_t: Any, t: Array
@@ -107,7 +107,7 @@ class Residual(_Wrapper):
         """Run `step` with `seen` in place of `h` in products of the inner cell."""
         x, inner = inputs_t
         states, output = self.cell.step_seeing(params, states, seen, inner, t)
-        return states, self._add(output, x)
+        return states, check_output(self.cell, output) + x
 
     def run_sequence(
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
@@ -122,17 +122,8 @@ class Residual(_Wrapper):
         if lengths is not None:
             fill = _padding.hold if options.padding == "hold" else _padding.zero
             inputs = fill(inputs, lengths, axis)
-        return whole._replace(outputs=whole.outputs + inputs)
-
-    def _add(self, output: Any, x: Any) -> Any:
-        """Return the inner cell's output plus its input; check that it is an array."""
-        if not hasattr(output, "dtype"):
-            raise TypeError(
-                "`cell` of Residual must return one array from each step, got "
-                f"{_checks.describe(output)} from {type(self.cell).__name__}; wrap "
-                "Residual around a cell without further outputs"
-            )
-        return output + x
+        outputs = check_output(self.cell, whole.outputs)
+        return whole._replace(outputs=outputs + inputs)
 
 
 class DropoutMasks(NamedTuple):

@@ -254,25 +254,27 @@ def parts_of(rows: int, split: Sequence[float]) -> tuple[int, int, int]:
 
     Raises:
         UserError: there are not three above 0, they need more rows than there are, or
-            they leave a part without a row.
+            not whole ones, or they leave a part without a row.
     """
     _check_split(split)
     if sum(split) <= 1 + 1e-9:
-        learn, choose = int(rows * split[0]), int(rows * split[1])
-        test = int(rows * min(1.0, sum(split)) + 1e-6) - learn - choose
+        shares = (split[0], split[1], min(1.0, sum(split)))
+        learn, choose, all_three = (int(rows * share + 1e-6) for share in shares)
+        test = all_three - learn - choose
         if min(learn, choose, test) >= 1:
             return learn, choose, test
         raise UserError(
             f"the table has too few rows, {rows}, for three parts: the shares "
             f"{_listed(split)} leave one without a row"
         )
-    if min(split) >= 1 and sum(split) <= rows:
-        learn, choose, test = map(int, split)
+    numbers = tuple(map(int, split))
+    if min(split) >= 1 and sum(split) <= rows and numbers == tuple(split):
+        learn, choose, test = numbers
         return learn, choose, test
     raise UserError(
         "`split` must be three shares that sum to at most 1, such as 0.6,0.2,0.2, or "
-        f"three numbers of rows that sum to at most {rows}, got {_listed(split)}, "
-        f"which sum to {_listed([sum(split)])}"
+        f"three whole numbers of rows that sum to at most {rows}, got "
+        f"{_listed(split)}, which sum to {_listed([sum(split)])}"
     )
 
 

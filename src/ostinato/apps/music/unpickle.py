@@ -64,8 +64,13 @@ def _reconstruct(*_: Any) -> _Array:
     return _Array()
 
 
-def _from_buffer(content: Any, dtype: _Dtype, shape: Any, order: Any) -> _Array:
-    return _Array(dtype.numbers(content).reshape(shape, order=order))
+def _from_buffer(
+    content: Any, dtype: _Dtype, shape: Any, order: Any, axis_order: Any = None
+) -> _Array:
+    """Return an array of protocol 5; its order is "K" if `axis_order` is given."""
+    if axis_order is None:
+        return _Array(dtype.numbers(content).reshape(shape, order=order))
+    return _Array(dtype.numbers(content).reshape(shape).transpose(axis_order))
 
 
 def _scalar(dtype: _Dtype, content: Any) -> Any:
