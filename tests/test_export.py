@@ -87,7 +87,8 @@ def test_batches_are_serialized():
     batch = ragged.RaggedArray.from_list([rows[:5], rows[5:7], rows[7:]], dim="words")
 
     def run(batch):
-        return batch, ragged.vmap(lambda x: (jnp.cumsum(x, 0), x @ x.T))(batch)
+        function = lambda x: (jnp.cumsum(x, 0), x @ x.T, jnp.roll(x, 1, 0))  # noqa: E731
+        return batch, ragged.vmap(function)(batch)
 
     blob = jax.export.export(jax.jit(run))(batch).serialize()
     got, want = jax.export.deserialize(blob).call(batch), run(batch)
@@ -136,16 +137,23 @@ OF_TOKENS = {
     "concatenate": lambda x: jnp.concatenate([x, x[:1], x])[1:],
     "repeat": lambda x: jnp.repeat(x, 3, axis=0),
     "rnn": lambda x: ost.linear_recurrence(jnp.tanh(x)[None], x[None]).h[0],
+    "attention": lambda x: jax.nn.softmax(x @ x.T) @ x,
 }
 
 
-@pytest.mark.parametrize("what", OF_TOKENS)
-def test_ragged_programs_are_written_for_every_capacity(what):
+@pytest.mark.parametrize(
+    ("what", "tiers"),
+    [
+        *((what, None) for what in OF_TOKENS),
+        *(("attention", tiers) for tiers in (2, "auto", ((1, 4), (2, 2)))),
+    ],
+)
+def test_ragged_programs_are_written_for_every_capacity(what, tiers):
     (capacity,) = jax.export.symbolic_shape("capacity", constraints=["capacity>=4"])
 
     def run(data, lengths):
         batch = ragged.RaggedArray(data, lengths, max_length=4)
-        return ragged.vmap(OF_TOKENS[what])(batch).to_padded()[0]
+        return ragged.vmap(OF_TOKENS[what], tiers=tiers)(batch).to_padded()[0]
 
     def both(data, lengths):
         loss = lambda data: jnp.sum(jnp.sin(run(data, lengths)))  # noqa: E731

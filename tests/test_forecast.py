@@ -27,6 +27,7 @@ from ostinato.apps.forecast.windows import Scale, Windows, constant_in
 from ostinato.apps.tensors import MODEL_FILE, RESUME_FILE
 
 BEGIN = datetime(2020, 1, 1)
+CONSTANT = "9007199254740991"
 TINY = "--look-back 8 --horizon 8 --segment 4 --hidden 16 --dropout 0 --lr 0.03"
 
 
@@ -42,7 +43,8 @@ def waves(tmp_path):
     for hour in range(300):
         value = f"{np.sin(hour * np.pi / 4):.6f}" if hour % 50 else ""
         other = 5 + 3 * np.cos(hour * np.pi / 4)
-        rows.append(f"{value},{BEGIN + timedelta(hours=hour)},{other:.6f},2")
+        date = BEGIN + timedelta(hours=hour)
+        rows.append(f"{value},{date},{other:.6f},{CONSTANT}")
     return write(tmp_path / "waves.csv", rows)
 
 
@@ -246,7 +248,7 @@ def test_train_then_forecast(waves, tmp_path):
     assert rows[0][0] == str(BEGIN + timedelta(hours=300))
     want = 5 + 3 * np.cos(np.arange(300, 308) * np.pi / 4)
     np.testing.assert_allclose([float(row[2]) for row in rows], want, atol=1.5)
-    assert all(row[3] == "2" for row in rows)
+    assert all(row[3] == CONSTANT for row in rows)
     before = waves.read_bytes()
     message = one_line(ostinato("forecast", waves, "--model", out, "--out", waves))
     assert "`out` must lead to another file than the given one" in message

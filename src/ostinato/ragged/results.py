@@ -60,9 +60,9 @@ def wrap(ctx: Context, inputs: Inputs, value: Value, axis: Any) -> Any:
         tokens = jnp.take(complete, ctx.segments(dim).ids)
         data = _keep(data, along(tokens, flat.axis, data.ndim), fill_value(data.dtype))
     data = _keep(data, along(ctx.used(dim).valid, flat.axis, data.ndim), 0)
-    return RaggedArray.tree_unflatten(
-        (flat.axis, names[0], max(largest(dim, inputs.ranges), 1)), (data, lengths[0])
-    )
+    longest = max(largest(dim, inputs.ranges), 1)
+    kept = int(flat.axis), names[0], longest  # JAX has some axes as NumPy's integers
+    return RaggedArray.tree_unflatten(kept, (data, lengths[0]))
 
 
 def of_examples(result: Any, which: Array) -> Any:

@@ -110,23 +110,31 @@ def write(path: Path, trained: Trained, given: table.Table, values: np.ndarray) 
     Raises:
         UserError: the dates end, or the file cannot be written.
     """
-    after, digits = dates.following(given.dates, len(values)), _digits(trained, values)
+    after, cells = dates.following(given.dates, len(values)), _cells(trained, values)
     text = io.StringIO()
     head = given.dated, *given.names
     quoting = csv.QUOTE_ALL if "\r" in "".join(head) else csv.QUOTE_MINIMAL
     writer = csv.writer(text, lineterminator="\n", quoting=quoting)
     writer.writerow(head)
-    for date, row, shown in zip(after, values, digits, strict=True):
-        cells = (f"{value:.{n}g}" for value, n in zip(row, shown, strict=True))
+    for date, row in zip(after, cells, strict=True):
         cell = str(date).removesuffix("+00:00") + "Z" if given.utc else date
-        writer.writerow([cell, *cells])
+        writer.writerow([cell, *row])
     files.write(path, text.getvalue().encode())
 
 
-def _digits(trained: Trained, values: np.ndarray) -> np.ndarray:
-    """Return the digits that show 1e-4 deviations, and 6 at least, of every value."""
+def _cells(trained: Trained, values: np.ndarray) -> list[list[str]]:
+    """Return each value with the digits that show 1e-4 deviations, and 6 at least.
+
+    The values of a constant column have all digits.
+    """
     with np.errstate(divide="ignore"):
         shares = np.log10(np.abs(values)) - np.log10(trained.scale.deviation)
     digits = np.clip(np.ceil(shares) + 5, 6, MOST_DIGITS).astype(int)
-    digits[:, list(trained.model.constant)] = MOST_DIGITS
-    return digits
+    cells = [
+        [f"{value:.{n}g}" for value, n in zip(*row, strict=True)]
+        for row in zip(values, digits, strict=True)
+    ]
+    for column in trained.model.constant:
+        for row, value in zip(cells, values[:, column].tolist(), strict=True):
+            row[column] = repr(value).removesuffix(".0")
+    return cells

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.export import is_symbolic_dim
 
 from ... import _checks
 
@@ -62,12 +63,13 @@ def length_tiers(lengths: Any, number: int = _AUTO, *, multiple: int = 8) -> Tie
     return _best(np.maximum(most, 1), number)
 
 
-def fitting_tiers(batch: int, capacity: int, longest: int, number: int) -> Tiers:
+def fitting_tiers(batch: int, capacity: Any, longest: int, number: int) -> Tiers:
     """Return tiers that fit all lengths of a capacity.
 
     The i-th longest example has at most 1/i of the tokens.
     """
     rank = np.arange(1, batch + 1)
+    capacity = _most_tokens(capacity, batch, longest)
     return _best(np.clip(capacity // rank, 1, max(longest, 1)), number)
 
 
@@ -77,14 +79,20 @@ def fit(tiers: Tiers, lengths: Any) -> bool:
     return bool(np.all(np.sort(np.asarray(lengths))[::-1] <= most))
 
 
-def always_fit(tiers: Tiers, capacity: int, longest: int) -> bool:
+def always_fit(tiers: Tiers, capacity: Any, longest: int) -> bool:
     """Return whether all lengths fit that a capacity and `longest` allow."""
     first = 0
+    capacity = _most_tokens(capacity, sum(count for count, _ in tiers), longest)
     for count, most in tiers:
         if most < min(longest, capacity // (first + 1)):
             return False
         first += count
     return True
+
+
+def _most_tokens(capacity: Any, batch: int, longest: int) -> int:
+    """Return a capacity; for a symbol of an export the most tokens of the lengths."""
+    return batch * longest if is_symbolic_dim(capacity) else capacity
 
 
 def _best(most: np.ndarray, number: int) -> Tiers:
