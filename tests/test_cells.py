@@ -169,6 +169,11 @@ def test_trainable_state_gathers_the_gradient_of_all_rows(name):
     assert_trees_close(got, jax.tree.map(lambda a: np.sum(a, axis=0), rows))
 
 
+def test_states_of_numbers_are_repeated():
+    got = cells.repeat_state([0.5, np.ones(2)], 3)
+    assert [a.shape for a in got] == [(3,), (3, 2)]
+
+
 # --------------------------------------------------------------------------- explained
 
 

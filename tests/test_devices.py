@@ -28,7 +28,7 @@ from ostinato.apps import devices as devices_module
 from ostinato.apps import session
 from ostinato.apps.devices import Devices, connect
 from ostinato.apps.errors import UserError
-from ostinato.apps.forecast import report, use
+from ostinato.apps.forecast import use
 from ostinato.apps.forecast.train import train
 from ostinato.apps.report import CSV_FILE
 from ostinato.apps.tensors import MODEL_FILE, RESUME_FILE
@@ -314,7 +314,7 @@ def test_two_processes_have_the_loss_curve_of_one(waves, tmp_path, start):
     np.testing.assert_allclose(curve(two), curve(one), rtol=1e-4)
     want, got = (use.load(out).figures["final"]["forecast"] for out in (one, two))
     np.testing.assert_allclose(got["mse"], want["mse"], rtol=1e-4)
-    assert "epoch  2.0" in first and (two / report.PICTURE_FILE).exists()
+    assert "epoch  2.0" in first and (two / "rolls.png").exists()
     assert [line for line in second.splitlines() if "Gloo" not in line] == []
 
 

@@ -61,6 +61,21 @@ def test_sizes_may_be_symbols(name, fixed):
     assert_trees_close(leaves, jax.tree.leaves(function(*arguments)))
 
 
+@pytest.mark.parametrize("options", [{"backend": "scan"}, {"segment_length": 2}])
+def test_linear_cells_run_step_by_step_for_batches_of_any_size(options):
+    cell = ost.cells.Stack((ost.cells.MinGRU(3, 4), ost.cells.LRU(4, 5)))
+    params = cell.init(jax.random.key(0))
+
+    def run(x):
+        states = cell.initial_state(x.shape[0], x.dtype)
+        return ost.recurrent_net(cell, x, states, params=params, **options).outputs
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3)), jnp.float32)
+    shape = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("b"), 5, 3), x.dtype)
+    got = jax.export.export(jax.jit(run))(shape).call(x)
+    np.testing.assert_allclose(got, run(x), rtol=1e-5, atol=1e-6)
+
+
 def test_layers_run_for_batches_of_any_size():
     layer = pytest.importorskip("ostinato.nn.equinox")
     cell, key = ost.cells.GRU(3, 4), jax.random.key(0)

@@ -68,7 +68,7 @@ def test_names_are_no_formulas(tmp_path):
     names = ["US$_x_$", "$^$", "a_b"]
     values = np.zeros((4, 3))
     report.draw(tmp_path, names, values, values, values)
-    assert (tmp_path / report.PICTURE_FILE).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "forecasts.png").read_bytes().startswith(b"\x89PNG")
 
 
 def bad(path, text, message):

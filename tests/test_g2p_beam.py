@@ -21,7 +21,7 @@ def tables(rows, seed=0):
     return log_softmax(np.random.default_rng(seed).normal(0, 2, shape))
 
 
-def search(table, width, active=None):
+def search(table, width, active=None, most=LONGEST):
     rows = len(table)
     active = jnp.ones(rows, bool) if active is None else jnp.array(active)
 
@@ -33,7 +33,12 @@ def search(table, width, active=None):
     row = jnp.repeat(jnp.arange(rows), width)
     run = jax.jit(
         lambda: beam_search(
-            step, (row, 0 * row), active=active, width=width, longest=LONGEST
+            step,
+            (row, 0 * row),
+            active=active,
+            width=width,
+            most=jnp.broadcast_to(jnp.asarray(most), rows),
+            longest=LONGEST,
         )
     )
     return [np.asarray(a) for a in run()]
@@ -110,7 +115,12 @@ def test_it_stops_when_everything_has_ended():
 
     search_all = jax.jit(
         lambda: beam_search(
-            step, jnp.zeros((4, 1)), active=jnp.ones(2, bool), width=2, longest=50
+            step,
+            jnp.zeros((4, 1)),
+            active=jnp.ones(2, bool),
+            width=2,
+            most=jnp.full(2, 50),
+            longest=50,
         )
     )
     jax.block_until_ready(search_all())

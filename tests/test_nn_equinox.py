@@ -98,3 +98,17 @@ def test_errors_are_about_what_the_caller_gave(steps):
         with pytest.raises(error) as info:
             scan(cell, xs_, state)
         assert_says(info, words)
+
+
+@pytest.mark.usefixtures("jax_as_it_comes")
+@pytest.mark.parametrize("kind", [eqx.nn.LSTMCell, eqx.nn.GRUCell])
+def test_dtypes_that_the_operator_does_not_have_run_step_by_step(kind):
+    cell = kind(4, 5, dtype=jnp.float32, key=jax.random.key(0))
+    mixed = eqx.tree_at(lambda cell: cell.bias, cell, cell.bias.astype("bfloat16"))
+    plain = eqx.tree_at(lambda c: c.bias, cell, mixed.bias.astype("float32"))
+    close(scan(mixed, X[0]), scan(plain, X[0]))
+    waves = kind(4, 5, dtype=jnp.complex64, key=jax.random.key(0))
+    state = jnp.zeros(5, jnp.complex64)
+    state = (state, state) if kind is eqx.nn.LSTMCell else state
+    xs = jnp.asarray(X[0], jnp.complex64)
+    close(scan(waves, xs), scan(Plain(waves), xs, state), 0)

@@ -179,6 +179,15 @@ def test_other_cells_run_as_in_nnx(cell, words):
         close(RNN(cell)(X), nnx.RNN(cell)(X), 0)
 
 
+def test_carries_of_both_directions_that_are_left_out():
+    cells = drawn(nnx.GRUCell), drawn(nnx.GRUCell, 1)
+    carry = jnp.asarray(X[:, :, 0, :1] + np.zeros(5), "f4")
+    for carries in ((None, carry), (carry, None), (None, None)):
+        ours = Bidirectional(*map(RNN, cells), rngs=nnx.Rngs(0))
+        theirs = nnx.Bidirectional(*map(nnx.RNN, cells), rngs=nnx.Rngs(0))
+        close(ours(X, initial_carry=carries), theirs(X, initial_carry=carries))
+
+
 def test_numbers_of_numpy_that_jax_narrows_are_fused():
     lengths = np.array([[7, 0, 3], [2, 7, 0]], "i4")
     carry = np.ones((2, 3, 5))

@@ -213,3 +213,19 @@ def test_parameters_that_were_cast_meet_a_carry_that_was_not():
     got, want = ours.apply(variables, x), theirs.apply(variables, x)
     assert got.dtype == want.dtype
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.usefixtures("jax_as_it_comes")
+@pytest.mark.parametrize("cell_class", CELLS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("kind", ["mixed", "complex"])
+def test_dtypes_that_the_operator_does_not_have_run_as_in_linen(cell_class, kind):
+    options = {"param_dtype": "complex64", "dtype": "complex64"}
+    cell = cell_class(5, **({} if kind == "mixed" else options))
+    ours, theirs = RNN(cell), linen.RNN(cell)
+    x = X if kind == "mixed" else X.astype("c8")
+    variables = theirs.init(jax.random.key(0), x)
+    if kind == "mixed":
+        cast = lambda path, a: a.astype("bfloat16") if "kernel" in str(path) else a  # noqa: E731
+        variables = jax.tree_util.tree_map_with_path(cast, variables)
+    assert ours.apply(variables, x, method="explain").backend == "flax"
+    np.testing.assert_array_equal(ours.apply(variables, x), theirs.apply(variables, x))

@@ -148,3 +148,37 @@ def test_recurrent_holds_a_cell():
     assert np.abs(gradient.params.w_ih).max() > 0
     y, _ = layer.freeze().step(X[:, 0], state)
     close(y, wanted.outputs[:, 0])
+
+
+def test_a_cell_with_random_choices_for_one_call_asks_for_a_key():
+    cell = ost.cells.LSTM(IN, H)
+    dropped = ost.cells.Dropout(cell, inputs=0.5)
+    layer = ours.Recurrent(cell, key=KEY)
+    with pytest.raises(ValueError, match="`key` must be given.*a cell without it"):
+        layer(X, cell=dropped)
+    assert np.abs(layer(X, cell=dropped, key=KEY).y - layer(X).y).max() > 0.01
+    random = ours.Recurrent(dropped, key=KEY)
+    close(random(X, cell=cell).y, layer(X).y)
+
+
+class Leaky(ost.cells.SizedCell):
+    """A cell of a user, with numbers among its parameters that are no floats."""
+
+    input_size = output_size = IN
+
+    def init(self, key, dtype=jnp.float32):
+        return {"number": jnp.arange(3), "rate": 0.5, "scale": jnp.ones(IN, dtype)}
+
+    def initial_state(self, batch, dtype=jnp.float32):
+        return jnp.zeros((batch, IN), dtype)
+
+    def step(self, params, states, inputs_t, t):
+        states = params["rate"] * states + params["scale"][None] * inputs_t
+        return states, states
+
+
+def test_states_have_the_dtype_of_the_first_floats_among_parameters():
+    layer = ours.Recurrent(Leaky(), key=KEY)
+    assert layer.initial_state(2).dtype == jnp.float32
+    want = ost.recurrent_net(Leaky(), X, jnp.zeros_like(X[:, 0]), params=layer.params)
+    close(layer(X).y, want.outputs)

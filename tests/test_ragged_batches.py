@@ -192,7 +192,7 @@ def test_map_keeps_unused_capacity_out_of_gradients(lengths):
     def loss(scale, batch):
         return batch.map(lambda t: jnp.log(scale * t)).data.sum()
 
-    grad_scale, grad_batch = ragged.grad(loss, (0, 1))(2.0, batch)
+    grad_scale, grad_batch = ragged.grad(loss, (0, np.int64(1)))(2.0, batch)
     used = sum(lengths) * WIDTH
     np.testing.assert_allclose(grad_scale, used / 2, rtol=1e-6)
     want = np.where(np.isnan(data), 0, 1 / data)
@@ -212,7 +212,7 @@ def test_grad_of_pytrees_and_aux():
     assert_batch(aux, tokens((3, 1)))
     np.testing.assert_allclose(value, 3 * (batch.data**2).sum(), rtol=1e-6)
     np.testing.assert_allclose(grads["x"].data, 6 * batch.data, rtol=1e-6)
-    grads, _ = ragged.grad(loss, 1, has_aux=True)(3.0, {"x": batch})
+    grads, _ = ragged.grad(loss, np.int64(1), has_aux=True)(3.0, {"x": batch})
     np.testing.assert_allclose(grads["x"].data, 6 * batch.data, rtol=1e-6)
     with pytest.raises(TypeError, match="requires real- or complex-valued"):
         ragged.grad(lambda i: 0.0)(jnp.arange(3))

@@ -103,6 +103,14 @@ def test_constraints_with_a_number_on_the_left(constraint):
     np.testing.assert_array_equal(got, [1, 5])
 
 
+@pytest.mark.parametrize("dim", ["µ", "xₙ", "two words"])
+def test_names_that_python_reads_as_others(dim):
+    x = ragged.RaggedArray(jnp.arange(4.0), [3, 1], dim=dim)
+    np.testing.assert_array_equal(ragged.vmap(lambda x: x[1:].sum())(x), [3, 0])
+    with pytest.raises(ValueError, match="`constraints` (must|names)"):
+        ragged.vmap(lambda x: x, constraints=(f"{dim} >= 1",))(x)
+
+
 def test_names():
     assert (
         sizes.rename("max(n, nn) - n", {"n": "(k + 1)"}) == "max((k + 1), nn) - (k + 1)"

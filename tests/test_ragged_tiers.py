@@ -105,7 +105,8 @@ def test_several_dims_have_tiers_by_name():
     x, y = batch(xs), batch(ys, "m")
     want = [fast_jit(cross)(*pair) for pair in zip(xs, ys, strict=True)]
     two = np.int64(2)
-    for given in ({"m": ((1, 5), (2, 2))}, {"n": two, "m": "auto"}, "auto", two):
+    several = {"n": two, "m": "auto"}, {"n": 2, "m": None}, {"n": None, "m": None}
+    for given in ({"m": ((1, 5), (2, 2))}, *several, "auto", two):
         mapped = fast_jit(ragged.vmap(cross, tiers=given))
         for got, one in zip(mapped(x, y), want, strict=True):
             assert_close(got, one, terms=100)

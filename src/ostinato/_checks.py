@@ -61,6 +61,7 @@ def check_array(name: str, x: Any) -> Array:
     x = unwrap(x)
     if isinstance(x, jax.Array):
         return x
+    check_unmasked(name, x)
     if is_array(x):
         try:
             return jnp.asarray(x)
@@ -102,6 +103,7 @@ def check_numbers(name: str, value: Any, **like: Any) -> Array:
     leaves = jax.tree.leaves(
         value, is_leaf=lambda item: not isinstance(item, (list, tuple))
     )
+    check_unmasked(name, leaves)
     if not all(map(_is_real, leaves)):
         raise TypeError(f"`{name}` must hold real numbers, got {describe(value)}")
     (other,) = like.values()
@@ -221,7 +223,7 @@ def check_shape(name: str, x: Any, **dims: Any) -> None:
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Check that `value` is one of `choices`."""
-    if value not in choices:
+    if is_array(value) or value not in choices:
         names = ", ".join(repr(c) for c in choices)
         raise ValueError(f"`{name}` must be one of {names}, got {value!r}")
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import interrupts
+from . import _files, interrupts
 from .apps.errors import UserError, require
 from .apps.wording import counted
 from .cli_training import Model, Out, Resume, Seed, file, file_or_folder, report
@@ -142,6 +142,11 @@ def sample(
         raise UserError("one of --seconds and --frames must be given, got both")
     if prime is None and prime_frames is not None:
         raise UserError("--prime-frames needs --prime FILE")
+    if prime is not None and _files.same(prime, out):
+        raise UserError(
+            f"`out` must lead to another file than the piece to go on with, {prime}, "
+            f"got {out}; give another --out"
+        )
     good = midi.SLOWEST <= tempo <= midi.FASTEST
     check_range("tempo", f"{midi.SLOWEST} to {midi.FASTEST}", tempo, good)
     trained = use.load(model)

@@ -41,6 +41,12 @@ auto ProductBuffers<Storage, Operand, Accum>::Make(const Context& context,
   made.dw_hh = scratch.Take<Accum>(gate_rows * wide(heads.outputs.group));
   made.dw_hr = scratch.Take<Accum>(n.proj_size * wide(heads.units.group));
   made.db = scratch.Take<Accum>(columns);
+  const bool parts = context.call.operands.tokens > SumParts::kTokens;
+  const auto part = [&](int64_t size) { return scratch.Take<Accum>(parts ? size : 0); };
+  made.part_ih = part(gate_rows * wide(inputs));
+  made.part_hh = part(gate_rows * wide(heads.outputs.group));
+  made.part_hr = part(n.proj_size * wide(heads.units.group));
+  made.part_db = part(columns);
   for (int64_t m = 0; m < columns; ++m) {
     made.dg_column_rows[m] = made.dg_columns + m * context.column_stride;
   }
@@ -147,17 +153,26 @@ void GradientProducts<Storage, Operand, Accum>::Pack(int64_t task) const {
 template <typename Storage, typename Operand, typename Accum>
 auto GradientProducts<Storage, Operand, Accum>::HiddenProduct() const -> WeightProduct {
   const HeadMatrix<Storage> w_hh = l_.w_hh();
-  return {b_.dg_column_rows, w_hh,    l_.ColumnsOf(w_hh.columns), b_.h_panels,
-          l_.offsets.w_hh,   b_.dw_hh};
+  return {b_.dg_column_rows,
+          w_hh,
+          l_.ColumnsOf(w_hh.columns),
+          b_.h_panels,
+          l_.offsets.w_hh,
+          b_.dw_hh,
+          b_.part_hh};
 }
 
 template <typename Storage, typename Operand, typename Accum>
 auto GradientProducts<Storage, Operand, Accum>::InputProduct() const -> WeightProduct {
   const int64_t rows = l_.offsets.w_ih >= 0 ? l_.gate_rows() : 0;
   const HeadParts columns{l_.inputs, l_.inputs, l_.inputs};
-  return {b_.x_column_rows,      {nullptr, 1, {rows, rows, rows}, columns},
-          l_.ColumnsOf(columns), b_.x_panels,
-          l_.offsets.w_ih,       b_.dw_ih};
+  return {b_.x_column_rows,
+          {nullptr, 1, {rows, rows, rows}, columns},
+          l_.ColumnsOf(columns),
+          b_.x_panels,
+          l_.offsets.w_ih,
+          b_.dw_ih,
+          b_.part_ih};
 }
 
 template <typename Storage, typename Operand, typename Accum>
@@ -165,8 +180,13 @@ auto GradientProducts<Storage, Operand, Accum>::ProjectionProduct() const
     -> WeightProduct {
   HeadMatrix<Storage> w_hr = l_.w_hr();
   if (!l_.projects()) w_hr.blocks = 0;
-  return {b_.dp_column_rows, w_hr,    l_.ColumnsOf(w_hr.columns), b_.unprojected_panels,
-          l_.offsets.w_hr,   b_.dw_hr};
+  return {b_.dp_column_rows,
+          w_hr,
+          l_.ColumnsOf(w_hr.columns),
+          b_.unprojected_panels,
+          l_.offsets.w_hr,
+          b_.dw_hr,
+          b_.part_hr};
 }
 
 template <typename Storage, typename Operand, typename Accum>
@@ -224,15 +244,23 @@ void GradientProducts<Storage, Operand, Accum>::AddWeightProduct(
   if (rows <= 0) return;
   const Columns& columns = product.columns;
   const int64_t end = std::min(columns.count(), (group + 1) * columns.per_group());
-  for (int64_t q = group * columns.per_group(); q < end; ++q) {
-    l_.Multiply(columns.shape(q), product.a + first, 0, rows, chunk_.count,
-                product.panels + columns.place(q) * l_.PaddedDepth(chunk_.count),
-                nullptr,  // all of them stay in the second-level cache
-                summed_ ? nullptr : l_.context.zeros,
-                sum.data + first * sum.stride + columns.first(q) -
-                    product.matrix.columns.first(group),
-                sum.stride);
-  }
+  const int64_t at = first * sum.stride;
+  SumParts parts = parts_;
+  parts.ForEach(chunk_.count, [&](int64_t token, int64_t count) {
+    Accum* const to = (parts.first ? sum.data : product.part) + at;
+    for (int64_t q = group * columns.per_group(); q < end; ++q) {
+      l_.Multiply(columns.shape(q), product.a + first, token, rows, count,
+                  product.panels + columns.place(q) * l_.PaddedDepth(chunk_.count) +
+                      token * columns.vectors(q) * l_.lanes(),
+                  nullptr,  // all of them stay in the second-level cache
+                  parts.begins() ? l_.context.zeros : nullptr,
+                  to + columns.first(q) - product.matrix.columns.first(group),
+                  sum.stride);
+    }
+    if (parts.ends(count)) {
+      Add(to, nullptr, Accum{1}, rows * sum.stride, sum.data + at);
+    }
+  });
 }
 
 // The sum over the tokens of a chunk is a product with ones.
@@ -241,10 +269,18 @@ void GradientProducts<Storage, Operand, Accum>::AddBiases(int64_t task) const {
   const auto& c = l_.context;
   const int64_t first = task * kBiasesPerTask;
   const int64_t last = std::min(c.blocks() * l_.hidden, first + kBiasesPerTask);
-  for (int64_t m = first; m < last; m += l_.lanes()) {
-    c.sums.dot(b_.dg_column_rows[m], c.column_stride, std::min(l_.lanes(), last - m),
-               chunk_.count, c.ones, b_.db + m);
-  }
+  SumParts parts = parts_;
+  parts.ForEach(chunk_.count, [&](int64_t token, int64_t count) {
+    Accum* const to = parts.first ? b_.db : b_.part_db;
+    if (parts.begins()) Zero(to + first, last - first);
+    for (int64_t m = first; m < last; m += l_.lanes()) {
+      c.sums.dot(b_.dg_column_rows[m] + token, c.column_stride,
+                 std::min(l_.lanes(), last - m), count, c.ones, to + m);
+    }
+    if (parts.ends(count)) {
+      Add(to + first, nullptr, Accum{1}, last - first, b_.db + first);
+    }
+  });
 }
 
 template <typename Storage, typename Operand, typename Accum>
@@ -307,6 +343,9 @@ template <typename Storage, typename Operand, typename Accum>
 void GradientProducts<Storage, Operand, Accum>::FinishBiases() const {
   Storage* to = l_.context.call.dweights;
   const WeightOffsets& at = l_.offsets;
+  if (parts_.pending()) {
+    Add(b_.part_db, nullptr, Accum{1}, l_.context.blocks() * l_.hidden, b_.db);
+  }
   if (at.b_hh >= 0) Convert(b_.db, l_.gate_rows(), to + at.b_hh);
   if (at.b_ih < 0) return;
   for (int64_t gate = 0; gate < l_.network.gates(); ++gate) {
@@ -320,7 +359,10 @@ void GradientProducts<Storage, Operand, Accum>::FinishWeights(
     const WeightProduct& product) const {
   if (product.rows() == 0) return;
   const Sum sum = SumOf(product);
-  if (!summed_) Zero(sum.data, product.rows() * sum.stride);
+  if (parts_.empty()) Zero(sum.data, product.rows() * sum.stride);
+  if (parts_.pending()) {
+    Add(product.part, nullptr, Accum{1}, product.rows() * sum.stride, sum.data);
+  }
   if (sum.data != product.buffer) return;
   const HeadParts &rows = product.matrix.rows, &columns = product.matrix.columns;
   for (int64_t m = 0; m < product.rows(); ++m) {

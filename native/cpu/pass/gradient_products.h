@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cpu/network/sum_parts.h"
 #include "cpu/pass/gradient_layer.h"
 
 namespace ostinato::cpu {
@@ -29,8 +30,9 @@ struct ProductBuffers {
   Accum* wide_unprojected;
   Storage* unprojected;
   const Storage** unprojected_rows;
-  // Sums over chunks.
+  // Sums over chunks, and the part that is not yet in them; see SumParts.
   Accum *dw_ih, *dw_hh, *dw_hr, *db;
+  Accum *part_ih, *part_hh, *part_hr, *part_db;
 
   using Context = GradientContext<Storage, Operand, Accum>;
   static ProductBuffers Make(const Context& context, Scratch& scratch);
@@ -58,7 +60,9 @@ class GradientProducts {
   void Pack(int64_t task) const;
   int64_t tasks() const;
   void Run(int64_t task) const;
-  void EndChunk() { summed_ = true; }
+  void EndChunk() {
+    parts_.ForEach(chunk_.count, [](int64_t, int64_t) {});
+  }
   // Writes gradients of weights and biases, after the last chunk.
   static constexpr int64_t kFinishTasks = 4;
   void Finish(int64_t task) const;
@@ -72,7 +76,7 @@ class GradientProducts {
     Columns columns;
     const Operand* panels;
     int64_t offset;  // of the gradient in the flat vector
-    Accum* buffer;
+    Accum *buffer, *part;
 
     int64_t rows() const { return matrix.blocks * matrix.rows.size; }
     int64_t pieces() const { return CeilDiv(matrix.rows.group, kWeightsPerTask); }
@@ -104,7 +108,7 @@ class GradientProducts {
   const Layer& l_;
   const Chunk<Storage, Operand, Accum>& chunk_;
   const Buffers& b_;
-  bool summed_ = false;  // a chunk has gone into the weight gradients
+  SumParts parts_;  // of the weight gradients, before the chunk
 };
 
 }  // namespace ostinato::cpu

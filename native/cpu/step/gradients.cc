@@ -19,6 +19,13 @@ constexpr int64_t kRows = 48;
 constexpr int64_t kWorthSharing = int64_t{1} << 18;
 alignas(64) constexpr double kZeros[64] = {};  // one for each column of a panel
 
+template <typename T>
+void AddRows(const T* from, int64_t rows, int64_t width, int64_t stride, T* to) {
+  for (int64_t r = 0; r < rows; ++r, from += stride, to += stride) {
+    for (int64_t i = 0; i < width; ++i) to[i] += from[i];
+  }
+}
+
 }  // namespace
 
 template <typename T>
@@ -39,7 +46,9 @@ StepGradients<T>::StepGradients(const StepLoop<T>& loop, const Tiles& tiles)
     const int64_t stride = RoundUp(g.b.width, lanes);  // products write vectors
     T* const data = whole ? static_cast<T*>(loop.call.results[g.result].data)
                           : scratch_.Take<T>(g.a.width * stride);
-    sums_.push_back({&g, SideOf(g.a, true), SideOf(g.b, false), data, stride});
+    const bool parts = loop.call.batch * loop.call.steps > SumParts::kTokens;
+    T* const part = scratch_.Take<T>(parts ? g.a.width * stride : 0);
+    sums_.push_back({&g, SideOf(g.a, true), SideOf(g.b, false), data, part, stride});
   }
   for (size_t i = 0; i < sums_.size(); ++i) {
     const StepGradient& g = *sums_[i].gradient;
@@ -104,7 +113,7 @@ void StepGradients<T>::Add(int64_t begin, int64_t end, Team& team) {
     };
     each(fills_, &StepGradients::Fill);
     each(products_, &StepGradients::Multiply);
-    summed_ = true;
+    parts_.ForEach(count_, [](int64_t, int64_t) {});
     tokens_.clear();
     count_ = 0;
   };
@@ -178,10 +187,17 @@ void StepGradients<T>::Multiply(const Task& task) {
     factors[i] = sides_[sum.a].values + (task.row + i) * block_;
   }
   const int64_t column = columns.first(task.first);
-  kernels.product[static_cast<int>(columns.shape(task.first))](
-      factors, 0, rows, count_, sides_[sum.b].values + column * count_, nullptr,
-      summed_ ? nullptr : reinterpret_cast<const T*>(kZeros),
-      sum.data + task.row * sum.stride + column, sum.stride);
+  const int64_t width = columns.vectors(task.first) * kernels.lanes;
+  const int64_t at = task.row * sum.stride + column;
+  SumParts parts = parts_;
+  parts.ForEach(count_, [&](int64_t token, int64_t count) {
+    T* const to = (parts.first ? sum.data : sum.part) + at;
+    kernels.product[static_cast<int>(columns.shape(task.first))](
+        factors, token, rows, count,
+        sides_[sum.b].values + column * count_ + token * width, nullptr,
+        parts.begins() ? reinterpret_cast<const T*>(kZeros) : nullptr, to, sum.stride);
+    if (parts.ends(count)) AddRows(to, rows, width, sum.stride, sum.data + at);
+  });
 }
 
 template <typename T>
@@ -189,7 +205,10 @@ void StepGradients<T>::Finish() {
   for (const Sum& sum : sums_) {
     const StepGradient& g = *sum.gradient;
     auto* const result = static_cast<T*>(loop_.call.results[g.result].data);
-    if (!summed_) {
+    if (parts_.pending()) {
+      AddRows(sum.part, g.a.width, sum.stride, sum.stride, sum.data);
+    }
+    if (parts_.empty()) {
       std::fill_n(result, g.a.width * g.b.width, T{0});
     } else if (sum.data != result) {
       for (int64_t i = 0; i < g.a.width; ++i) {

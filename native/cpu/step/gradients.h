@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/network/panels.h"
+#include "cpu/network/sum_parts.h"
 #include "cpu/runtime/scratch.h"
 #include "cpu/runtime/team.h"
 #include "cpu/step/tile.h"
@@ -43,6 +44,7 @@ class StepGradients {
     const StepGradient* gradient;
     size_t a, b;  // sides
     T* data;      // the result itself where its rows are whole vectors
+    T* part;      // what is not yet in it; see SumParts
     int64_t stride;
   };
   struct Task {
@@ -64,7 +66,7 @@ class StepGradients {
   std::vector<Task> fills_, products_;
   std::vector<Run> tokens_;
   int64_t count_ = 0;  // of the tokens
-  bool summed_ = false;
+  SumParts parts_;     // before these
 };
 
 }  // namespace ostinato::cpu

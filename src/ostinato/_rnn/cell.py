@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
+from jax.export import is_symbolic_dim
 
 from .._typing import Array
 from .accumulation import accumulation_dtype, wide_product
@@ -112,6 +113,10 @@ class ModeCell:
 
     def outer(self, a: Array, b: Array) -> Array:
         """Sum outer products over all steps: `[T, B, m], [T, B, n] -> [m, n]`."""
+        sizes = a.shape[-1], b.shape[-1]
+        if 1 in sizes:  # which XLA adds up in one chain, as in `total`
+            a, b = self.widen(self.narrow((a, b)))
+            return self.total(a * b).reshape(sizes)
         # Matrix libraries copy one operand to transpose it; let it be the smaller one.
         # Not in 16 bits: XLA on CPU merges the .T into a product that it cannot run.
         swap = a.shape[-1] > b.shape[-1] and self.dtype == self.wide
@@ -173,13 +178,22 @@ class ModeCell:
 
     def total(self, a: Array) -> Array:
         """Sum over all steps and sequences: `[T, B, n] -> [n]`."""
-        # A product with ones, since XLA's sum on CPU depends on the number of threads.
-        ones = jnp.ones((*a.shape[:2], 1), self.wide)
-        highest = lax.Precision.HIGHEST
-        total = wide_product(
-            ones, self.widen(a), _STEPS_AND_SEQUENCES, precision=highest
-        )
-        return total[0]
+        # Products with ones, since XLA's sum on CPU depends on the number of threads.
+        # Each is a single chain of additions, which would lose digits if it went
+        # through all steps of all sequences.
+        total = self.first_axis_total(self.widen(a))
+        sequences = total.shape[0]
+        if not is_symbolic_dim(sequences) and sequences > _MANY_SEQUENCES:
+            side = math.isqrt(sequences - 1) + 1
+            rest = ((0, side**2 - sequences), (0, 0))
+            square = jnp.pad(total, rest).reshape(side, side, -1)
+            total = self.first_axis_total(square)
+        return self.first_axis_total(total)
+
+    def first_axis_total(self, a: Array) -> Array:
+        """Sum wide values over the first axis."""
+        ones = jnp.ones(a.shape[0], self.wide)
+        return wide_product(ones, a, (0, 0), precision=lax.Precision.HIGHEST)
 
     def recurrent_product(self, h: Array, w: Array, b: Array | None = None) -> Array:
         """Return `w @ h + b` of rows of `w_hh` and `b_hh`, or of their tangents."""
@@ -298,3 +312,4 @@ def _as_type(tree: Any, dtype: Any) -> Any:
 
 
 _STEPS_AND_SEQUENCES = ((0, 1), (0, 1))
+_MANY_SEQUENCES = 4096  # of which a single chain of additions loses digits

@@ -43,7 +43,6 @@ class Job(ABC):
         settings_class: a class of settings.
         files: the files of the job.
         curves: what the learning curve shows.
-        pictures: the names of other pictures in the folder of a run.
         evaluations: how many there are in an epoch; a run that is limited by time may
             have more.
         settings: the settings of the run, of `settings_class`.
@@ -59,7 +58,6 @@ class Job(ABC):
     settings_class: ClassVar[type[Settings]]
     files: ClassVar[TensorFiles]
     curves: ClassVar[Curves]
-    pictures: ClassVar[tuple[str, ...]] = ()
     evaluations: ClassVar[int] = 1
     load: ClassVar[Callable[[Path], Trained]]
     settings: Any

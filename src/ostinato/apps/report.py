@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +15,15 @@ from . import files
 from .display import Display
 
 CSV_FILE, CURVE_FILE = "metrics.csv", "learning_curve.png"
+FORECASTS_FILE, ROLLS_FILE = "forecasts.png", "rolls.png"
+FILES = CSV_FILE, CURVE_FILE, FORECASTS_FILE, ROLLS_FILE
+"""The files of every job's report: a run moves those of an older run away."""
 COLORS = "#c1272d", "#0f6fb7", "#2e8b57"
 MARGIN = 0.04  # of an axis, beyond the last point and the largest figure
 TIME_UNITS = (3600, "hours"), (60, "minutes")
 LEAST_UNITS = 3  # of time on an axis, so that its numbers have few digits
 LABEL_POINTS = 12.0  # from one label to the next
+LEAST_CHARACTERS = 2  # of a text in a table
 
 Row = Any
 """An evaluation: a NamedTuple with the fields that `Job.row_class` explains."""
@@ -157,10 +162,12 @@ def print_table(
 ) -> None:
     """Print figures as a table: columns of texts, then columns of numbers."""
     table = Table()
+    rows = list(rows)
     for name in texts:  # which are broken where the terminal is too narrow
-        table.add_column(name, overflow="fold")
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, overflow="fold", min_width=LEAST_CHARACTERS)
+    for place, name in enumerate(numbers, len(texts)):  # whose names may be broken
+        whole = max(len(text) for text in (*name.split(), *(r[place] for r in rows)))
+        table.add_column(name, justify="right", overflow="fold", min_width=whole)
     for row in rows:
         table.add_row(*row)
     display.show(table)
@@ -179,5 +186,7 @@ def write_figure(path: Path, figure: Any) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     picture = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(picture)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for it
+        FigureCanvasAgg(figure).print_png(picture)
     files.write(path, picture.getvalue())

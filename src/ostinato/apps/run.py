@@ -70,8 +70,7 @@ class Run:
     @property
     def file_names(self) -> tuple[str, ...]:
         """The names of the files of a run, the model first."""
-        curves = report.CSV_FILE, report.CURVE_FILE
-        return MODEL_FILE, RESUME_FILE, *curves, *self.job.pictures
+        return MODEL_FILE, RESUME_FILE, *report.FILES
 
     @property
     def elapsed(self) -> float:

@@ -258,6 +258,16 @@ def check_cell(name: str, value: Any) -> None:
         )
 
 
+def params_dtype(params: Any) -> Any:
+    """Return the dtype of the first array of floats, which states have, too.
+
+    Numbers of Python take the dtype of the arrays that they meet.
+    """
+    arrays = (a for a in jax.tree.leaves(params) if hasattr(a, "dtype"))
+    found = map(jnp.result_type, arrays)
+    return next((d for d in found if jnp.issubdtype(d, jnp.floating)), jnp.float32)
+
+
 def check_output(cell: Any, output: Any) -> Any:
     """Return the output of a cell inside of another one; check that it is an array."""
     if not hasattr(output, "dtype"):

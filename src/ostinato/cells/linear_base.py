@@ -45,7 +45,7 @@ class LinearCell(SizedCell):
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:
         """Run one step on a result of `precompute`."""
-        batch = len(jax.tree.leaves(inputs_t)[0])
+        batch = jax.tree.leaves(inputs_t)[0].shape[0]
         h = self.checked_state(states, batch, params)
         a, b = self.terms(params, inputs_t)
         new = jnp.broadcast_to(a, h.shape) * h.astype(b.dtype) + b

@@ -62,4 +62,4 @@ def repeat_state(state: Any, batch: int) -> Any:
     Holds under every JAX transformation.
     """
     batch = _checks.check_batch(batch)
-    return jax.tree.map(lambda a: jnp.broadcast_to(a, (batch, *a.shape)), state)
+    return jax.tree.map(lambda a: jnp.broadcast_to(a, (batch, *jnp.shape(a))), state)

@@ -15,6 +15,7 @@ from .._recurrent.protocol import Cell
 from .._rnn import streaming
 from .._rnn.spec import RNNSpec
 from .._rnn.streaming import Stream
+from .base import params_dtype
 from .sessions import StepStream
 
 
@@ -131,7 +132,7 @@ def _inputs(network: Any, weights: Any, batch: int, inputs: Any) -> Any:
     """Return shapes and dtypes of the inputs of a step."""
     size = getattr(network, "input_size", None)
     if inputs is None and isinstance(network, Cell) and isinstance(size, int):
-        return jax.ShapeDtypeStruct((batch, size), _dtype(weights))
+        return jax.ShapeDtypeStruct((batch, size), params_dtype(weights))
 
     def one(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
@@ -156,7 +157,7 @@ def _states(network: Any, weights: Any, batch: int, states: Any) -> Any:
                     "freeze()"
                 )
             raise TypeError(f"`initial_states` must be given for a step function{hint}")
-        states = network.initial_state(batch, _dtype(weights))
+        states = network.initial_state(batch, params_dtype(weights))
     states = jax.tree.map(jnp.asarray, states)
     for path, leaf in tree_flatten_with_path(states)[0]:
         name = f"initial_states{keystr(path)}"
@@ -167,9 +168,3 @@ def _states(network: Any, weights: Any, batch: int, states: Any) -> Any:
             )
         check_state_dtype(name, leaf)
     return states
-
-
-def _dtype(weights: Any) -> Any:
-    """Return the dtype of the first floats among parameters."""
-    found = (jnp.result_type(a) for a in jax.tree.leaves(weights))
-    return next((d for d in found if jnp.issubdtype(d, jnp.floating)), jnp.float32)

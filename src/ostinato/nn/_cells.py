@@ -15,6 +15,7 @@ from .._padding import select
 from .._rnn.masking import ValidSteps, check_with_mask
 from .._typing import Array, ArrayLike, Bool, Int, Padding
 from ..cells import Bidirectional, Cell, Dropout, Zoneout
+from ..cells.base import params_dtype
 
 
 def check_cell(cell: Any) -> Cell:
@@ -36,20 +37,16 @@ def check_cell(cell: Any) -> Cell:
 
 
 def check_recompute(recompute: Iterable[str] | bool) -> Any:
-    """Return what is to be recomputed as a hashable value."""
-    return recompute if isinstance(recompute, (bool, str)) else tuple(recompute)
-
-
-def cell_dtype(params: Any) -> Any:
-    """Return the dtype of a cell's parameters, which its states have, too."""
-    leaves = jax.tree.leaves(params)
-    return leaves[0].dtype if leaves else jnp.float32
+    """Return names of what is to be recomputed as a hashable value."""
+    if isinstance(recompute, str) or not isinstance(recompute, Iterable):
+        return recompute  # `recurrent_net` says what is wrong with it
+    return tuple(recompute)
 
 
 def initial_state(cell: Cell, params: Any, batch: int) -> Any:
     """Return the states of a cell before the first step."""
     batch = _checks.check_batch(batch)
-    return cell.initial_state(batch, cell_dtype(params))
+    return cell.initial_state(batch, params_dtype(params))
 
 
 def run_cell(

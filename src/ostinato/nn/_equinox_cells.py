@@ -110,7 +110,7 @@ class Recurrent(eqx.Module):
             ValueError: there are random choices, no inference mode, and no `key`.
         """
         cell = self.cell if cell is None else cell
-        key = call_key(self.dropout, key)
+        key = call_key(self.dropout, key, _cells.is_random(cell))
         return _cells.run_cell(
             cell,
             self.params,

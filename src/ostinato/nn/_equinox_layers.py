@@ -24,15 +24,17 @@ class DropoutSwitch(eqx.Module):
     inference: bool = False
 
 
-def call_key(switch: DropoutSwitch | None, key: Array | None) -> Array | None:
+def call_key(
+    switch: DropoutSwitch | None, key: Array | None, random: bool
+) -> Array | None:
     """Return the key of one call of a layer, None for evaluation."""
     if switch is not None and switch.inference:
         return None
-    if switch is not None and key is None:
-        raise ValueError(
-            "`key` must be given: the layer has dropout; eqx.nn.inference_mode turns "
-            "it off"
-        )
+    if random and key is None:
+        off = "eqx.nn.inference_mode turns it off"
+        if switch is None:
+            off = "give this call a cell without it for evaluation"
+        raise ValueError(f"`key` must be given: the layer has dropout; {off}")
     return key
 
 
@@ -148,7 +150,7 @@ class Layer(eqx.Module):
             seq_lengths=seq_lengths,
             mask=mask,
             resets=resets,
-            key=call_key(self.dropout, key),
+            key=call_key(self.dropout, key, self.dropout is not None),
             padding=padding,
             time_major=time_major,
             recompute=self.recompute,

@@ -28,6 +28,7 @@ from .. import _checks
 from .._rnn.output import as_state
 from .._typing import Array, Bool, Float
 from ..interop.equinox import from_cell
+from ..interop.imported import Imported
 from ._cells import FrozenCell
 from ._equinox_cells import Recurrent
 from ._equinox_layers import GRU, LSTM, RNN, DropoutSwitch, Layer
@@ -106,21 +107,12 @@ def scan(
             )
         zeros = jnp.zeros(cell.hidden_size, cell.weight_hh.dtype)  # pyright: ignore
         state = (zeros, zeros) if isinstance(cell, eqx.nn.LSTMCell) else zeros
-    if (
-        known
-        and xs.shape[0] != 1  # for which the weights are not worth gathering
-        and same_dtype_reason(
-            cell.weight_hh.dtype,  # pyright: ignore
-            xs=xs,
-            **{f"state[{i}]": a for i, a in enumerate(jax.tree.leaves(state))},
-        )
-        is None
-    ):
-        spec, weights, _ = from_cell(cell)
+    network = _network(cell, xs, state) if known else None
+    if network is not None:
         states = state if isinstance(state, tuple) else (state,)
         final, ys = run_fused(
-            spec,
-            weights,
+            network.spec,
+            network.weights,
             xs,
             states,
             resets=resets,
@@ -137,6 +129,19 @@ def scan(
         return state, state[0] if isinstance(state, tuple) else state
 
     return lax.scan(step, state, (xs, resets), reverse=reverse)
+
+
+def _network(cell: Any, xs: Array, state: Any) -> Imported | None:
+    """Return a cell of Equinox as the fused operator runs it, None if it does not."""
+    if xs.shape[0] == 1:  # for which the weights are not worth gathering
+        return None
+    states = {f"state[{i}]": a for i, a in enumerate(jax.tree.leaves(state))}
+    if same_dtype_reason(cell.weight_hh.dtype, xs=xs, **states) is not None:
+        return None
+    try:
+        return from_cell(cell)
+    except TypeError:  # parameters of several dtypes, or complex ones
+        return None
 
 
 def _checked_state(cell: Any, state: Any) -> Any:

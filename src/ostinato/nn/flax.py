@@ -307,10 +307,11 @@ class Bidirectional(nnx.Bidirectional):
         return_carry = self.return_carry if return_carry is None else return_carry
         time_major = self.time_major if time_major is None else time_major
         rngs = self.rngs if rngs is None else rngs
-        if initial_carry is None:
-            initial_carry = tuple(
-                layer._initial_carry(inputs, time_major, rngs) for layer in both
-            )
+        given = (None, None) if initial_carry is None else initial_carry
+        initial_carry = tuple(
+            layer._initial_carry(inputs, time_major, rngs) if carry is None else carry
+            for layer, carry in zip(both, given, strict=True)
+        )
         for number, carry in enumerate(initial_carry):
             name = f"initial_carry[{number}]"
             check_carry(name, carry, networks[0].spec, inputs, time_major)

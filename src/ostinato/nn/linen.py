@@ -234,7 +234,10 @@ def _network(
     params = cell.variables.get("params", {})
     if not _has_layers(params, kind):  # linen names what lacks
         return f"the parameters are not those of the {type(cell).__name__}"
-    network = from_cell(params, kind=kind)
+    try:
+        network = from_cell(params, kind=kind)
+    except (TypeError, ValueError) as error:  # such as mixed dtypes
+        return str(error)
     sizes = network.spec.input_size, network.spec.hidden_size
     if sizes != (inputs.shape[-1], cell.features):
         return f"the parameters are those of {sizes[0]} inputs and {sizes[1]} features"

@@ -85,7 +85,7 @@ def value_and_grad(
 
         differentiate = jax.value_and_grad(of_data, argnums, has_aux)
         value, grads = differentiate(*map(_data, args), **kwargs)
-        if isinstance(argnums, int):
+        if not isinstance(argnums, Sequence):
             return value, _with_data(args[argnums], grads)
         given = (args[i] for i in argnums)
         return value, tuple(map(_with_data, given, grads))

@@ -32,7 +32,7 @@ class Job(job.Job):
 
     unit, row_class, settings_class = "windows", Row, Settings
     load = staticmethod(use.load)
-    files, pictures, evaluations = use.FILES, (report.PICTURE_FILE,), 4
+    files, evaluations = use.FILES, 4
     curves = Curves(
         "standardised, rows to choose by",
         "mean absolute error",

@@ -9,7 +9,6 @@ import numpy as np
 from .. import report
 from ..display import Display
 
-PICTURE_FILE = "forecasts.png"
 MOST_PANELS = 4
 
 
@@ -71,4 +70,4 @@ def draw(
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
     panels[-1].set_xlabel("rows after the forecast was made")
-    report.write_figure(folder / PICTURE_FILE, figure)
+    report.write_figure(folder / report.FORECASTS_FILE, figure)

@@ -289,9 +289,10 @@ def _search(
 
     active = jnp.asarray(seq_lengths) > 0
     states = jax.vmap(lambda one: _decoder(config, one)[1], out_axes=1)(encoded)
-    longest = 2 * jnp.shape(letters)[1] + 8
+    longest = _most_phonemes(jnp.shape(letters)[1])
+    most = _most_phonemes(jnp.asarray(seq_lengths))
     labels, scores = beam_search(
-        step, states, active=active, width=width, longest=longest
+        step, states, active=active, width=width, most=most, longest=longest
     )
     lengths = jnp.sum(labels != EDGE, axis=-1).reshape(-1)
 
@@ -303,6 +304,11 @@ def _search(
 
     spelled = mean_probability(-losses_of(encoded))
     return labels, scores, spelled.reshape(scores.shape)
+
+
+def _most_phonemes(letters: Any) -> Any:
+    """Return the most phonemes that a word of so many letters may have."""
+    return 2 * letters + 8
 
 
 def alignment(

@@ -27,6 +27,7 @@ def beam_search(
     *,
     active: jax.Array,
     width: int,
+    most: jax.Array,
     longest: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Find the most likely label sequences of every word of a batch.
@@ -43,7 +44,9 @@ def beam_search(
         states: the initial states, leaves ``[words * width, ...]``.
         active: bool ``[words]``, False for entries without a word; they get no results.
         width: hypotheses kept for each word.
-        longest: most labels of a sequence, the edge not counted; then it must end.
+        most: ``[words]``, the labels of each word's longest sequence, the edge not
+            counted; then it must end.
+        longest: the largest that a number in `most` may be.
 
     Returns:
         Labels ``[words, width, longest]``, 0 past the end, and log probabilities
@@ -68,7 +71,8 @@ def beam_search(
         count = log_probs.shape[-1]
         is_edge = jnp.arange(count) == EDGE
         ended = jnp.where(is_edge, 0.0, -jnp.inf)
-        must_end = jnp.where(is_edge | (beams.t < longest), log_probs, -jnp.inf)
+        may_go_on = (beams.t < most)[:, None, None]
+        must_end = jnp.where(is_edge | may_go_on, log_probs, -jnp.inf)
         more = jnp.where(beams.done[..., None], ended, must_end)
         every = (beams.scores[..., None] + more).reshape(words, width * count)
         scores, places = lax.top_k(every, width)

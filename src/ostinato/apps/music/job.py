@@ -37,7 +37,7 @@ class Job(job.Job):
 
     unit, row_class, settings_class = "frames", Row, Settings
     load = staticmethod(use.load)
-    files, pictures = use.FILES, (report.PICTURE_FILE,)
+    files = use.FILES
     curves = Curves(
         "nats a frame",
         "nats a frame",

@@ -10,8 +10,6 @@ from .. import report
 from ..display import Display
 from .rolls import LOWEST
 
-PICTURE_FILE = "rolls.png"
-
 
 class Row(NamedTuple):
     """A row of `metrics.csv`: one evaluation on the pieces to choose by."""
@@ -72,4 +70,4 @@ def draw(folder: Path, rolls: Mapping[str, np.ndarray]) -> None:
         axes.set_ylabel("MIDI note")
         axes.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlabel("frames")
-    report.write_figure(folder / PICTURE_FILE, figure)
+    report.write_figure(folder / report.ROLLS_FILE, figure)

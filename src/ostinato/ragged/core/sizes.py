@@ -12,6 +12,7 @@ import functools as ft
 import keyword
 import operator
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -206,9 +207,14 @@ def _sides(constraint: str, values: Mapping[str, Any]) -> tuple[Any, str, Any]:
             f"'n >= 4', got {constraint!r}"
         )
     left, compare, right = parts
-    unknown = [
-        n for side in (left, right) for n in symbol_names(side) if n not in values
-    ]
+    try:
+        names = symbol_names(left) + symbol_names(right)
+    except SyntaxError as error:
+        raise ValueError(
+            "`constraints` must compare numbers and the names of dims, which are those "
+            f"of variables in them, such as 'n >= 4', got {constraint!r}"
+        ) from error
+    unknown = [name for name in names if name not in values]
     if unknown:
         raise ValueError(
             f"`constraints` names {unknown[0]!r}, which is no dim of the arguments; "
@@ -220,7 +226,10 @@ def _sides(constraint: str, values: Mapping[str, Any]) -> tuple[Any, str, Any]:
 def is_symbol(name: str) -> bool:
     """Return whether JAX takes a dim's name for that of a size."""
     return (
-        name.isidentifier() and not keyword.iskeyword(name) and name not in _FUNCTIONS
+        name.isidentifier()
+        and not keyword.iskeyword(name)
+        and name not in _FUNCTIONS
+        and unicodedata.normalize("NFKC", name) == name  # as Python's parser does
     )
 
 

@@ -151,6 +151,7 @@ def resolve(given: Any, dims: Mapping[str, Any], batch: int) -> dict[str, Tiers]
     return {
         dims[name].symbol: _of_dim(value, dims[name], batch)
         for name, value in given.items()
+        if value is not None
     }
 
 
