@@ -132,6 +132,8 @@ def test_bucket_bounds_of_few_and_of_many_lengths():
     bounds = data.bucket_bounds(np.arange(10_000), 4)
     assert bounds[-1] == 9_999
     np.testing.assert_allclose(bounds, [2500, 5000, 7500, 9999], rtol=2e-3)
+    most = 2**63 - 1
+    assert data.bucket_bounds(most - np.arange(10_000), 1) == (most,)
 
 
 @settings(max_examples=25, deadline=None)

@@ -106,6 +106,11 @@ def test_bad_lengths():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=r"`lengths` must .*; give lengths.numpy\(\)"):
         data.bucket_bounds(torch.tensor([1, 2]), 1)
+    for tensor in (torch.ones(9, requires_grad=True), torch.ones(9).bfloat16()):
+        with pytest.raises(TypeError, match=r"`corpus` must be an array.*numpy\(\)"):
+            data.streams(tensor, lanes=1, chunk=2)
+        with pytest.raises(TypeError, match=r"`corpus\[0\]` must be an array"):
+            data.streams([tensor], lanes=1, chunk=2)
     huge = np.array([1, 2**63 + 5], np.uint64)
     with pytest.raises(
         ValueError, match=r"`lengths\[1\]` must be at most 922.*, got 9223"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 
 import jax
 import pytest
@@ -111,6 +112,24 @@ def test_numbers_are_whole_on_a_narrow_terminal():
     said = console.file.getvalue()
     assert "12.345" in said and "100.00" in said and "WER, %" in said
     assert max(map(len, said.splitlines())) <= 40
+
+
+def test_names_of_rows_are_there_on_a_narrow_terminal():
+    console = Console(file=io.StringIO(), width=30)
+    rows = [("alpha", "5.123", "5.234"), ("beta", "6.123", "6.234")]
+    numbers = "NLL, nats a frame", "with first frames"
+    report.print_table(Display(console), ["pieces"], numbers, rows, ".")
+    lines = console.file.getvalue().splitlines()
+    assert any("al" in line and "5.123" in line for line in lines)
+    assert any("be" in line and "6.234" in line for line in lines)
+
+
+def test_letters_that_the_font_lacks_are_boxes(tmp_path):
+    figure = report.new_figure(1, 1)
+    figure.suptitle("温度")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report.write_figure(tmp_path / "a.png", figure)
 
 
 def test_the_bar_tells_what_a_run_does():

@@ -219,6 +219,16 @@ CALLS = {
         TypeError,
         "`x` numbers |O[3, 4, 5]",
     ),
+    "x-masked": (
+        lambda: call(x=np.ma.ones((B, T, I))),
+        ValueError,
+        "`x` masked arrays filled",
+    ),
+    "padding-array": (
+        lambda: call(padding=np.array(["zero", "hold"])),
+        ValueError,
+        "`padding`",
+    ),
     # key
     "key-int": (lambda: call(key=0), TypeError, "`key` PRNG jax.random.key int 0"),
     "key-float": (lambda: call(key=zeros(2)), TypeError, "`key` PRNG float32[2]"),

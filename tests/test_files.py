@@ -216,3 +216,12 @@ def test_a_folder_is_checked_without_a_trace(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="make the folder file/sub: file is no folder"):
         files.check_folder(Path("file/sub"))
+
+
+def test_a_name_of_250_letters_is_written(tmp_path):
+    path = tmp_path / ("é" * 125)
+    _files.write_atomically(path, b"1")
+    assert path.read_bytes() == b"1" and len(list(tmp_path.iterdir())) == 1
+    left = tmp_path / f".{'é' * 100}.0123abcd{_files.PART}"
+    left.write_bytes(b"")
+    assert _files.unfinished(path) == [left]

@@ -385,3 +385,15 @@ def test_number_of_threads_changes_no_bit(channels, isa, configure):
         found.append(np.asarray(ost.lfilter(b, a, x)))
     for other in found[1:]:
         assert_same_bits(other, found[0])
+
+
+@pytest.mark.parametrize("name", ["b", "zi", "sos"])
+def test_masked_numbers_are_refused(name):
+    masked, x = np.ma.array([1.0, 100.0], mask=[False, True]), jnp.ones(5)
+    calls = {
+        "b": lambda: ost.lfilter(masked, [1.0], x),
+        "zi": lambda: ost.lfilter([1.0, 1.0, 1.0], [1.0], x, zi=masked),
+        "sos": lambda: ost.sosfilt(np.ma.ones((1, 6)), x),
+    }
+    with pytest.raises(ValueError, match=f"`{name}`: numpy masked arrays"):
+        calls[name]()

@@ -1,6 +1,5 @@
 import dataclasses
 import itertools
-import math
 
 import jax
 import numpy as np
@@ -188,12 +187,24 @@ def test_candidates_have_the_probabilities_of_the_model(params, bounds):
                 assert second < -attention.UNSPELLABLE
 
 
+def test_padding_changes_no_pronunciation(params):
+    """A run pads words to its own bounds; `pronounce` does not."""
+    words = ["a", "it", "a", "b"]
+    aligned = joint.align(["be", "all"], [[1, 2], [3, 3, 1]], base=4)
+    every = [attention.Reader(CONFIG, aligned, b) for b in ((), (3,), (9, 20))]
+    found = [(r.greedy(params, words), r.beam(params, words)) for r in every]
+    for greedy, beam in found[1:]:
+        assert greedy == found[0][0]
+        for got, want in zip(beam, found[0][1], strict=True):
+            assert [c.labels for c in got] == [c.labels for c in want]
+
+
 def test_greedy_takes_the_most_likely_label(params):
     for word, labels in zip(
         WORDS, attention.Reader(CONFIG).greedy(params, WORDS), strict=True
     ):
         rows, *_ = by_hand(params, word, labels)
-        longest = 2 * 8 * math.ceil(len(word) / 8) + 8
+        longest = 2 * len(word) + 8
         count = min(len(labels) + 1, longest)
         assert rows[:count].argmax(-1).tolist() == [*labels, 0][:count]
 

@@ -225,6 +225,9 @@ def test_a_second_run_moves_the_first_away(tmp_path):
     train_tiny(tmp_path, epochs=1)
     assert not (previous / CURVE_FILE).exists() and (previous / CSV_FILE).exists()
     assert (previous / "notes.txt").exists()
+    (tmp_path / "rolls.png").touch()  # of a run of music
+    train_tiny(tmp_path, epochs=1)
+    assert (previous / "rolls.png").exists() and not (tmp_path / "rolls.png").exists()
 
 
 def test_the_folder_of_an_older_run_is_checked_before_a_run(tmp_path, monkeypatch):

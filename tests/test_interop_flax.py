@@ -271,3 +271,5 @@ def test_the_state_of_a_cell_that_keeps_its_random_numbers(kind):
     cell = nnx_cell(kind, keep_rngs=True)
     got = ours.from_cell(nnx.state(cell))
     np.testing.assert_array_equal(got.weights, ours.from_cell(cell).weights)
+    of_rnn = nnx.state(nnx.RNN(cell, rngs=nnx.Rngs(0)))
+    np.testing.assert_array_equal(ours.from_cell(of_rnn).weights, got.weights)

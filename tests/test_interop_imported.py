@@ -184,3 +184,13 @@ def test_modes_that_are_not_joined_are_not_told_to_save():
         imported.stack([slstm, slstm])
     with pytest.raises(ValueError, match="got 'slstm'; save it with `ostinato.save`"):
         exported.require(slstm.spec, "a thing")
+
+
+def test_parts_are_what_converters_return():
+    spec = ost.RNNSpec("gru", 3, 4)
+    one = Imported(spec, ost.init_weights(jax.random.key(0), spec), ())
+    with pytest.raises(TypeError, match="`backward` must be an Imported"):
+        imported.bidirectional(one, (spec, one.weights))
+    inner = ost.RNNSpec("gru", 4, 4)
+    two = Imported(inner, ost.init_weights(jax.random.key(1), inner), ())
+    assert imported.stack(network for network in (one, two)).spec.num_layers == 2

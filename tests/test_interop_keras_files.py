@@ -6,6 +6,7 @@ with a number of its own.
 
 import io
 import json
+import sys
 import zipfile
 
 import numpy as np
@@ -92,6 +93,13 @@ def test_keras_3_counts_layers_that_it_stored_elsewhere(tmp_path):
     numbers = {"layers/lstm": 1, "layers/lstm_1": 2, "special/lstm": 3}
     path = current(tmp_path / "m.keras", LAYERS, numbers, "3.15.1")
     assert_read(path, {"l1": 1, "l2": 2}, {"l3": ELSEWHERE})
+
+
+def test_paths_that_import_passes_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # no string
+    sides = {f"layers/lstm{n}": i for i, n in enumerate(("", "_1", "_2"), 1)}
+    path = current(tmp_path / "m.keras", LAYERS, sides, "3.9.0")
+    assert_read(path, {"l1": 1, "l2": 2, "l3": 3}, {})
 
 
 def test_other_layers_of_a_file_stay_readable(tmp_path):

@@ -387,6 +387,32 @@ def test_data_in_the_same_folder_is_read(tmp_path):
         ours.from_model(onnx.load(tmp_path / "m.onnx", load_external_data=False))
 
 
+def test_data_beside_a_link_to_the_model_is_read(tmp_path):
+    """As in caches of models, where the data are a link, too."""
+    model = external(tmp_path)
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "names").mkdir()
+    for name, blob in (("m.onnx", "1234"), ("data", "5678")):
+        (tmp_path / name).rename(tmp_path / "blobs" / blob)
+        (tmp_path / "names" / name).symlink_to(tmp_path / "blobs" / blob)
+    (got,) = ours.from_model(tmp_path / "names" / model.name).values()
+    (want,) = ours.from_model(make("GRU")).values()
+    np.testing.assert_array_equal(got.weights, want.weights)
+    (tmp_path / "names" / "data").unlink()
+    (tmp_path / "blobs" / "5678").rename(tmp_path / "names" / "data")
+    (again,) = ours.from_model(tmp_path / "names" / model.name).values()
+    np.testing.assert_array_equal(again.weights, want.weights)
+
+
+def test_a_type_that_onnx_does_not_have_is_one_error(tmp_path):
+    path = external(tmp_path)
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer[0].data_type = 999
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match="must have a type of ONNX, got 999"):
+        ours.from_model(path)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -395,7 +421,9 @@ def test_data_in_the_same_folder_is_read(tmp_path):
         ({"location": "none"}, "must lie in a file of the model's folder"),
         ({"location": "link"}, "must lie in a file of the model's folder"),
         ({"offset": 1 << 40}, "must fit in the file 'data'"),
-        ({"offset": -1}, "must have 144 bytes"),
+        ({"offset": -5}, "must begin at 0 or above in 'data'"),
+        ({"location": "a" * 300}, "must lie in a file of the model's folder"),
+        ({"location": "a\0b"}, "must lie in a file of the model's folder"),
         ({"length": "many"}, "must have 144 bytes"),
         ({"length": 1 << 40, "dims": [1, 1 << 20, 1 << 18]}, "must fit in the file"),
     ],

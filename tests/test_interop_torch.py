@@ -283,8 +283,15 @@ def test_hostile_files_are_one_error(tmp_path):
         ours.from_file(path)
     vast = torch.zeros(1).expand(1 << 40, 1 << 20)
     torch.save({"weight_hh_l0": vast}, path)
-    with pytest.raises(ValueError, match="must fit in its file"):
-        ours.from_file(path)
+    _, others = ours.read_file(path)
+    assert "too large for its file" in others["weight_hh_l0"]
+    each = torch.zeros(1).expand(1 << 12, 1 << 2)  # many of them are too much
+    torch.save({f"mask{i}": each for i in range(100)}, path)
+    assert "too large for its file" in ours.read_file(path)[1]["mask99"]
+    rnn = nn.LSTM(3, 4).state_dict()
+    torch.save(rnn | {"mask": torch.ones(1).expand(1 << 10, 1 << 10)}, path)
+    (network,) = ours.from_file(path).values()
+    assert network.spec.hidden_size == 4
     path.write_bytes(b"")
     with pytest.raises(ValueError, match=wanted):
         ours.from_file(path)
@@ -452,3 +459,11 @@ def test_what_is_no_path_is_an_error():
     for path in (None, b"model.pt"):
         with pytest.raises(TypeError, match="`path` must be a str or an os.PathLike"):
             ours.from_file(path)
+
+
+def test_attributes_of_a_cell_of_a_user_are_its_own():
+    class Named(nn.GRUCell):
+        mode, dropout, batch_first = "train", 0.3, False
+
+    got = ours.from_module(Named(3, 4))
+    assert got.spec.dropout == 0 and got.notes == ()

@@ -388,6 +388,14 @@ def test_a_piece_is_alone_in_what_it_is_written_to(untrained, tmp_path):
     assert (tmp_path / "song.mid").read_bytes().startswith(b"MThd")
 
 
+def test_a_prime_that_would_be_written_over(untrained, tmp_path, pieces):
+    before = pieces.read_bytes()
+    options = ["--prime", pieces, "--out", pieces]
+    message = one_line(ostinato("sample", "--model", tmp_path, *options))
+    assert "`out` must lead to another file than the piece to go on with" in message
+    assert pieces.read_bytes() == before
+
+
 def test_a_prime_that_is_too_short(untrained, tmp_path, pieces):
     options = ["--prime", pieces, "--prime-frames", 30]
     message = one_line(ostinato("sample", "--model", tmp_path, *options))

@@ -65,7 +65,7 @@ def check_array(name: str, x: Any) -> Array:
     if is_array(x):
         try:
             return jnp.asarray(x)
-        except TypeError:
+        except (TypeError, RuntimeError):
             raise TypeError(
                 f"`{name}` must hold numbers of a dtype and a byte order that JAX has, "
                 f"got {x.dtype.str}{list(x.shape)}; astype makes them of others"

@@ -58,7 +58,7 @@ def outside_of_traces(compute: Callable[[], Any]) -> Any:
         with jax.enable_x64(x64):
             return compute()
 
-    x64 = bool(jax.config.jax_enable_x64)  # as it is in this thread
+    x64 = jnp.result_type(float) == jnp.float64  # as it is in this thread
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(run).result()
 

@@ -21,7 +21,9 @@ PART = ".part"  # the end of the name of a file that is still being written
 MAX_RATIO = 16  # of a zip's contents to its size; weights hardly shrink
 _MAX_JSON = 64 << 20
 _DESCRIPTORS = ("/dev/fd", "/proc/self/fd", "/proc/thread-self/fd")
+_MOST_BYTES = 200  # of a name, of 255
 _MOST_LINKS = 40  # that Linux follows
+_MOST_BYTES = 200  # of the name of a file, which may have 255, in one that is longer
 
 
 class BadFileError(ValueError):
@@ -123,7 +125,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     path = Path(os.path.realpath(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "No such folder", str(path.parent))
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
+    beside = path.with_name(f".{_begin(path)}.{secrets.token_hex(4)}{PART}")
     try:
         with open(beside, "xb") as file:
             file.write(data)
@@ -162,8 +164,13 @@ def _number_of(stream: TextIO | None) -> int | None:
 
 def unfinished(path: Path) -> list[Path]:
     """Return what a crash has left of a file that was being written."""
-    name = f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}{PART}"
+    name = f".{glob.escape(_begin(path))}.{'[0-9a-f]' * 8}{PART}"
     return [*path.parent.glob(name)]
+
+
+def _begin(path: Path) -> str:
+    """Return so much of a file's name that there is room for more in another one."""
+    return os.fsdecode(os.fsencode(path.name)[:_MOST_BYTES])
 
 
 def check_zip(archive: zipfile.ZipFile, size: int) -> None:

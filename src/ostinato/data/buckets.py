@@ -85,7 +85,7 @@ def _sizes(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if len(sizes) <= MOST_SIZES:
         return sizes, sequences
     step = -(-int(sizes[-1]) // MOST_SIZES)
-    rounded = np.minimum(-(-lengths // step) * step, sizes[-1])
+    rounded = sizes[-1] - (sizes[-1] - lengths) // step * step  # never past the largest
     return np.unique(rounded, return_counts=True)
 
 

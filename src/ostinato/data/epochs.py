@@ -202,11 +202,24 @@ def check_sequences(name: str, sequences: Any) -> list[np.ndarray]:
     return arrays
 
 
+def on_host(name: str, array: Any) -> np.ndarray:
+    """Return an array of NumPy; raise a TypeError for a tensor that is none."""
+    try:
+        return np.asarray(array)
+    except (RuntimeError, TypeError):
+        if not _checks.is_tensor(array):
+            raise
+        raise TypeError(
+            f"`{name}` must be an array, got a tensor that NumPy cannot hold; give "
+            f"{name}.detach().float().numpy()"
+        ) from None
+
+
 def _sequence(name: str, sequence: Any, among: str) -> np.ndarray:
     """Return one sequence as an array; check that it has steps."""
     _checks.check_unmasked(name, sequence)
     try:
-        array = np.asarray(sequence)
+        array = on_host(name, sequence)
     except ValueError:
         raise TypeError(
             f"`{name}` must be an array [n, ...], got {_checks.describe(sequence)}, "

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _checks
 from .._typing import Shaped
-from .epochs import Epochs, check_sequences
+from .epochs import Epochs, check_sequences, on_host
 
 Chunk = tuple[np.ndarray, np.ndarray]
 
@@ -154,7 +154,7 @@ def streams(
                 "`corpus` must be an array [N, ...] or a list of arrays [n, ...], got "
                 f"{_checks.describe(corpus)}"
             )
-        array, lengths = np.asarray(corpus), np.array([len(corpus)], np.int64)
+        array, lengths = on_host("corpus", corpus), np.array([len(corpus)], np.int64)
     if len(array) < lanes * chunk:
         raise ValueError(
             f"`corpus` must have at least lanes * chunk = {lanes * chunk} steps, got "

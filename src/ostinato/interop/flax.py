@@ -176,15 +176,15 @@ def _names(mode: str, side: str) -> list[str]:
 def _peeled(params: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Return the mapping inside those of one item, and its name."""
     name = "cell_or_params"
-    while len(params) == 1:
-        ((key, inner),) = params.items()
-        if not isinstance(inner, Mapping):
+    while True:
+        # A cell, or what holds it, may keep random numbers, which are no parameters.
+        kept = {key: value for key, value in params.items() if key != "rngs"}
+        (key, inner), *others = kept.items() or [("", None)]
+        if others or not isinstance(inner, Mapping):
             break
         name, params = f"{name}[{key!r}]", inner
-    # A Python attribute cannot be called `if`; nnx calls it `if_`. A cell may keep its
-    # random numbers, which are no parameters.
-    kept = [key for key in params if key != "rngs"]
-    return name, {"if" if key == "if_" else key: params[key] for key in kept}
+    # A Python attribute cannot be called `if`; nnx calls it `if_`.
+    return name, {"if" if key == "if_" else key: value for key, value in kept.items()}
 
 
 def _mode_of_params(params: Mapping[str, Any], name: str) -> str:

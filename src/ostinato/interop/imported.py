@@ -216,18 +216,23 @@ def stack(networks: Sequence[Imported]) -> Imported:
 
     Holds under every JAX transformation.
     """
+    networks = [*networks]
     if not networks:
         raise ValueError("`networks` must hold at least one network, got none")
     for n, network in enumerate(networks):
-        if not isinstance(network, Imported):
-            raise TypeError(
-                f"`networks[{n}]` must be an Imported, as converters return it, got "
-                f"{_checks.describe(network)}"
-            )
+        _check_imported(f"networks[{n}]", network)
     _check_flips(networks)
     layers = [unpack_weights(network.weights, network.spec) for network in networks]
     both = networks[0].spec.bidirectional
     return _join(networks, [(n, p) for n, ps in enumerate(layers) for p in ps], both)
+
+
+def _check_imported(name: str, network: Any) -> None:
+    if not isinstance(network, Imported):
+        raise TypeError(
+            f"`{name}` must be an Imported, as converters return it, got "
+            f"{_checks.describe(network)}"
+        )
 
 
 def _check_flips(networks: Sequence[Imported]) -> None:
@@ -266,12 +271,13 @@ def bidirectional(forward: Imported, backward: Imported) -> Imported:
         ValueError: a network has more layers or both directions already; they differ in
             mode, sizes or another field but `bias`; or a note of `forward` says that it
             reads from the last step on.
-        TypeError: dtypes differ.
+        TypeError: dtypes differ, or a network is no `Imported`.
 
     Holds under every JAX transformation.
     """
     networks = (forward, backward)
     for name, network in zip(("forward", "backward"), networks, strict=True):
+        _check_imported(name, network)
         if network.spec.num_layers > 1 or network.spec.bidirectional:
             raise ValueError(
                 f"`{name}` must have one layer and one direction, got {network.spec}"

@@ -78,7 +78,7 @@ def _hdf5(path: str, data: bytes) -> tuple[str | None, Arrays]:
     """Return the configuration and the arrays of a file, or of `data` for `"-"`."""
     command = [sys.executable, "-P", str(_SCRIPT), path]
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p and isinstance(p, str)),
         "OPENBLAS_NUM_THREADS": "1",
     }
     done = subprocess.run(

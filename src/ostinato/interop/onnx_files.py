@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ class Graph:
         nodes: all nodes, by name or else by first output.
     """
 
-    def __init__(self, onnx: Any, model: Any, folder: Path | None) -> None:
-        self._onnx, self._folder = onnx, folder
+    def __init__(self, onnx: Any, model: Any, path: Path | None) -> None:
+        self._onnx, self._path = onnx, path
         self.nodes: dict[str, Any] = {}
         self._makers: dict[str, str] = {}
         self._constants = {t.name: t for t in model.graph.initializer}
@@ -88,25 +88,32 @@ class Graph:
 
     def _external(self, name: str, tensor: Any) -> np.ndarray:
         entries = {entry.key: entry.value for entry in tensor.external_data}
-        if self._folder is None:
+        if self._path is None:
             raise BadFileError(
                 f"`{name}` lies in a file: give the path of the model, not a ModelProto"
             )
-        path = (self._folder / entries.get("location", "")).resolve()
-        inside = path.is_relative_to(self._folder) and path.is_file()
-        dtype = np.dtype(self._onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        wanted = math.prod(tensor.dims) * dtype.itemsize
-        try:
-            offset = int(entries.get("offset", 0))
-            length = int(entries.get("length", wanted))
-        except ValueError:
-            offset = length = -1
-        if not inside:
+        location = entries.get("location", "")
+        path = _beside(self._path, location)
+        if path is None:
             raise BadFileError(
                 f"`{name}` must lie in a file of the model's folder, got "
-                f"{entries.get('location', '')[:100]!r}"
+                f"{location[:100]!r}"
             )
-        if min(*tensor.dims, offset, length) < 0 or length != wanted or dtype.hasobject:
+        try:
+            kind = self._onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        except KeyError:
+            raise BadFileError(
+                f"`{name}` must have a type of ONNX, got {tensor.data_type}"
+            ) from None
+        dtype = np.dtype(kind)
+        wanted = math.prod(tensor.dims) * dtype.itemsize
+        offset, length = (
+            _number(entries, "offset", 0),
+            _number(entries, "length", wanted),
+        )
+        if offset < 0:
+            raise BadFileError(f"`{name}` must begin at 0 or above in {path.name!r}")
+        if min(*tensor.dims, length) < 0 or length != wanted or dtype.hasobject:
             raise BadFileError(f"`{name}` must have {wanted} bytes, got {length}")
         if path.stat().st_size < offset + length:
             raise BadFileError(f"`{name}` must fit in the file {path.name!r}")
@@ -148,8 +155,8 @@ class Graph:
 
 def _operation(node: Any) -> str:
     """Return what a node does, told from operations of others of the same name."""
-    ours = node.domain in ("", "ai.onnx")
-    return node.op_type if ours else f"{node.domain}.{node.op_type}"
+    ours, kind = node.domain in ("", "ai.onnx"), _text(node.op_type)
+    return kind if ours else f"{_text(node.domain)}.{kind}"
 
 
 def read_model(path_or_model: Any) -> Graph:
@@ -175,7 +182,7 @@ def read_model(path_or_model: Any) -> Graph:
         model = onnx.load_model_from_string(path.read_bytes())
         if not model.HasField("graph") or not model.ir_version:
             raise ValueError("it has no graph")
-        return Graph(onnx, model, path.resolve().parent)
+        return Graph(onnx, model, path)
 
 
 def data_files(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -186,7 +193,33 @@ def data_files(path: str | os.PathLike[str]) -> Iterator[Path]:
     with reading(path, _KIND):
         model = onnx.load_model_from_string(Path(path).read_bytes())
     for location in _locations(model):
-        yield Path(path).resolve().parent / location
+        if (found := _beside(Path(path), location)) is not None:
+            yield found
+
+
+def _number(entries: Mapping[str, str], key: str, default: int) -> int:
+    """Return a number of bytes; -1 for text that is none."""
+    try:
+        return int(entries.get(key, default))
+    except ValueError:
+        return -1
+
+
+def _beside(path: Path, location: str) -> Path | None:
+    """Return the file of a model's data, which lies beside the model, or beside a link.
+
+    None: it is elsewhere, or there is none.
+    """
+    folders = path.parent.resolve(), path.resolve().parent
+    for folder in folders:
+        try:
+            found = (folder / location).resolve()
+            there = found.is_file()
+        except (OSError, ValueError):  # a name that no file can have
+            continue
+        if there and any(map(found.is_relative_to, folders)):
+            return found
+    return None
 
 
 def _locations(message: Any) -> Iterator[str]:

@@ -80,7 +80,10 @@ def from_module(module: Any) -> Imported:
     Raises:
         TypeError: `module` is none of these, or has a `forward` of its own or hooks.
     """
-    kind = getattr(module, "mode", _class_of_torch(module))
+    kind = _class_of_torch(module)
+    is_cell = kind.endswith("Cell")
+    if not is_cell:
+        kind = getattr(module, "mode", kind)
     modes = {
         "LSTM": "lstm",
         "GRU": "gru",
@@ -108,9 +111,9 @@ def from_module(module: Any) -> Imported:
         )
     nonlinearity = "relu" if modes[kind] == "rnn_relu" else "tanh"
     notes, options = [], {}
-    if getattr(module, "batch_first", True) is False:
+    if not is_cell and module.batch_first is False:
         notes.append("batch_first=False: call with time_major=True")
-    dropout = float(getattr(module, "dropout", 0.0))
+    dropout = 0.0 if is_cell else float(module.dropout)
     if dropout:
         options["dropout"] = dropout
         notes.append(f"dropout={dropout} between layers needs a `key` to take place")
@@ -238,10 +241,13 @@ def _tensors_of(
                 "as a whole module, which only its own code can read, or is damaged; "
                 "save module.state_dict() instead"
             ) from error
-    tensors, passed_over = {}, {}
+    tensors, passed_over, left = {}, {}, MAX_RATIO * size
     for name, tensor in _flat(tree, (), {}, passed_over):
-        if tensor.numel() * tensor.element_size() > MAX_RATIO * size:  # strides of 0
-            raise ValueError(f"`{name}` must fit in its file of {size} bytes")
+        left -= tensor.numel() * tensor.element_size()
+        if left < 0:  # with strides of 0, or elements that are left out
+            passed_over[name] = f"too large for its file of {size} bytes"
+            left += tensor.numel() * tensor.element_size()
+            continue
         if name in tensors:
             raise ValueError(
                 f"`path` must hold one tensor called {name!r}, got several"

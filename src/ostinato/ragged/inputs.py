@@ -110,7 +110,9 @@ class Inputs:
             x if a is None or is_ragged(x) else _zeros(x, a)
             for x, a in zip(self.leaves, self.axes, strict=True)
         ]
-        empty = jnp.zeros(1, jnp.int32)
+        # All vary over the axes of a `shard_map` as the arguments do.
+        arrays, tree = jax.tree.flatten((leaves, jnp.zeros(1, jnp.int32)))
+        leaves, empty = jax.tree.unflatten(tree, make_varying(arrays))
         dims = {k: dataclasses.replace(d, lengths=empty) for k, d in self.dims.items()}
         return Inputs(leaves, self.axes, dims, 1)
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import jax
 import jax.errors
-import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
@@ -139,7 +138,7 @@ def vmap(
         if not any(map(is_sharded, leaves)):
             return run(args, kwargs, check=True)
         shares = Shares(leaves, tree)
-        axes = _broadcast((_per_argument(in_axes, args), 0), tree)
+        axes = _in_axes(in_axes, args, tree)
         shares.check_axes(axes, out_axes)
         if shares.known:
             check_lengths(shares, ())
@@ -160,7 +159,7 @@ def vmap(
         leaves = [x for _, x in found]
         if not any(map(is_ragged, leaves)):
             return _dense(jax.vmap(function, in_axes, out_axes), args, kwargs)
-        axes = _broadcast((_per_argument(in_axes, args), 0), tree)
+        axes = _in_axes(in_axes, args, tree)
         # As in jax.vmap, a shared object that is no array reaches the function as is.
         plain = [_is_plain(x, a) for x, a in zip(leaves, axes, strict=True)]
         arrays = [x for x, p in zip(leaves, plain, strict=True) if not p]
@@ -186,13 +185,13 @@ def vmap(
             avals = present.avals(present.scope(constraints, bounded))
             jaxpr, shapes = _trace(one, avals, present)
             out_tree = jax.tree.structure(shapes)
-            result_axes = _broadcast(out_axes, out_tree)
+            result_axes = _broadcast("out_axes", out_axes, out_tree)
 
             def compute() -> Any:
                 ctx = present.context(
                     dataclasses.replace(options, tiers=in_tiers),
                     least_nonempty(in_program(jaxpr.jaxpr)),
-                    going=None if inputs.batch else jnp.zeros(1, bool),
+                    going=None if inputs.batch else present.own_dims[0].lengths > 0,
                 )
                 results = ctx.evaluate(jaxpr, present.values(ctx, avals))
                 wrapped = [
@@ -351,14 +350,38 @@ def _per_argument(in_axes: Any, args: tuple) -> Any:
     return tuple(in_axes)
 
 
-def _broadcast(prefix: Any, tree: Any) -> list[Any]:
-    """Return one axis for each leaf of a tree of the structure `tree`."""
+def _in_axes(in_axes: Any, args: tuple, tree: Any) -> list[Any]:
+    """Return the mapped axis of each leaf of `(args, kwargs)`, of that structure."""
+    given = _per_argument(in_axes, args)
+    parts = tree.children()[0].children()
+    axes = [
+        axis
+        for one, part in zip(given, parts, strict=True)
+        for axis in _broadcast("in_axes", one, part)
+    ]
+    return axes + [0] * (tree.num_leaves - len(axes))  # kwargs are mapped
+
+
+def _broadcast(name: str, prefix: Any, tree: Any) -> list[Any]:
+    """Return one axis for each leaf of a tree of the structure `tree`.
+
+    Args:
+        name: the argument that gives them, for errors.
+        prefix: the axes, each for a whole part of the tree.
+        tree: the structure.
+    """
     full = jax.tree.unflatten(tree, [0] * tree.num_leaves)
     # A None in `prefix` is an axis, one in the tree is no leaf.
     marked = jax.tree.map(
         lambda axis: _SHARED if axis is None else axis, prefix, is_leaf=_is_none
     )
-    axes = jax.tree.leaves(jax.tree.broadcast(marked, full))
+    try:
+        axes = jax.tree.leaves(jax.tree.broadcast(marked, full))
+    except ValueError as error:
+        raise ValueError(
+            f"`{name}` must have one axis, or a tree of axes like the beginning of "
+            f"{tree}, got {prefix!r}"
+        ) from error
     return [None if axis is _SHARED else axis for axis in axes]
 
 

@@ -200,6 +200,8 @@ def constraint_for_jax(constraint: str, values: Mapping[str, Any]) -> str:
 
 
 def _sides(constraint: str, values: Mapping[str, Any]) -> tuple[Any, str, Any]:
+    if not isinstance(constraint, str):
+        raise TypeError(f"`constraints` must hold strings, got {constraint!r}")
     parts = re.split(r"(>=|<=|==)", constraint)
     if len(parts) != 3:
         raise ValueError(
