@@ -15,6 +15,7 @@ import ostinato as ost
 SPEC = ost.RNNSpec("rnn_tanh", 1, 2)
 SIZES = {  # sequences and steps: of many chunks, of large ones, and about 4096 tokens
     "long": (512, 2048),
+    "one": (1, 300_000),
     "wide": (200_000, 3),
     "part": (64, 64),
     "part and one": (17, 241),
@@ -40,26 +41,46 @@ def of_net(weights, x):
 
     (params,) = ost.unpack_weights(weights, SPEC)
     h_0 = jnp.zeros((x.shape[0], SPEC.hidden_size), x.dtype)
-    return ost.recurrent_net(step, x, h_0, params=params, backend=None).outputs
+    return ost.recurrent_net(step, x, h_0, params=params, backend="cpu").outputs
 
 
 def gradient(run, weights, x):
     return fast_jit(jax.grad(lambda w: run(w, x).astype(jnp.float64).sum()))(weights)
 
 
-@pytest.mark.parametrize("size", SIZES)
+RUNS = {"cpu": of_operator("cpu"), "xla": of_operator("xla"), "net": of_net}
+
+
 @pytest.mark.parametrize(
-    "run",
-    [of_operator("cpu"), of_operator("xla"), of_net],
-    ids=["cpu", "xla", "net"],
+    ("size", "run"),
+    # A bias of one long sequence in a net is JAX's sum, which has a single chain.
+    [(s, r) for s in SIZES for r in RUNS if (s, r) != ("one", "net")],
 )
 def test_weight_gradients_over_many_tokens(run, size):
+    run = RUNS[run]
     weights, x = drawn(*SIZES[size])
     want = np.asarray(gradient(run, jnp.asarray(weights), jnp.asarray(x)))
     got = np.asarray(gradient(run, jnp.float32(weights), jnp.float32(x)))
     parts = [np.split(a, [2, 6, 8]) for a in (got, want)]
     for a, b in zip(*parts, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("size", [(1_000_000, 1), (40_000, 5)], ids=str)
+def test_gradients_of_values_that_a_step_uses_elementwise(size):
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((*size, 2)) * 0.1 + 0.5)
+
+    def run(p, x):
+        def step(p, h, x, t):
+            h = jnp.tanh(0.5 * x + p[None] + 0.3 * h)
+            return h, h
+
+        h_0 = jnp.zeros((x.shape[0], 2), x.dtype)
+        return ost.recurrent_net(step, x, h_0, params=p, backend="cpu").outputs
+
+    want = np.asarray(gradient(run, jnp.array([0.1, -0.2]), x))
+    got = np.asarray(gradient(run, jnp.float32([0.1, -0.2]), jnp.float32(x)))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["gru", "lstm"])
@@ -76,3 +97,45 @@ def test_directions_projections_and_lengths_over_many_tokens(mode):
     want = np.asarray(gradient(run, jnp.asarray(weights), jnp.asarray(x)))
     got = np.asarray(gradient(run, jnp.float32(weights), jnp.float32(x)))
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6 * np.abs(want).max())
+
+
+REDUCTIONS = {
+    "sum": lambda h: h.sum(-1, keepdims=True),
+    "product": lambda h: jnp.einsum("bi,bi->b", h, h)[:, None],
+    "middle": lambda h: h.reshape(1, -1, 2).sum(1),
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_sums_over_a_large_axis_of_a_step(name):
+    def run(scale, h):
+        def step(p, h, x, t):
+            return h * p + x, REDUCTIONS[name](h)
+
+        x = jnp.zeros((1, 2, 1), h.dtype)
+        return ost.recurrent_net(step, x, h, params=scale, backend="cpu").outputs
+
+    h = jnp.full((1, 600_001 * 2), 0.1)
+    want = run(jnp.float64(1.0), h)
+    got = run(jnp.float32(1.0), jnp.float32(h))
+    np.testing.assert_allclose(got, want, rtol=5e-5)
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_advantages_over_many_steps(time_major):
+    rng = np.random.default_rng(0)
+    rewards = jnp.asarray(rng.standard_normal((3, 200_000)) * 0.1 + 0.5)
+    values = jnp.asarray(rng.standard_normal((3, 200_000)))
+    if time_major:
+        rewards, values = rewards.T, values.T
+
+    def run(rewards, values):
+        last = jnp.zeros(3, rewards.dtype)
+        options = {"discounts": np.float32(1 - 2**-17), "lambda_": 1.0}
+        return ost.gae(
+            rewards, values, last, time_major=time_major, **options
+        ).advantages
+
+    want = run(rewards, values)
+    got = run(jnp.float32(rewards), jnp.float32(values))
+    np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-4 * np.abs(want).max())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ostinato import ragged
+from ostinato.ragged.types import segments
 
 EPSILON = float(jnp.finfo(jnp.float32).eps)
 
@@ -43,6 +44,34 @@ def test_derivatives_of_values_that_many_tokens_share_keep_their_digits(many):
     got = jax.grad(loss)(jnp.ones(len(xs), jnp.float32))
     want = [x.astype(np.float64).sum() for x in xs]
     np.testing.assert_allclose(got, want, rtol=20 * EPSILON)
+
+
+def test_sums_of_millions_of_tokens_keep_their_digits():
+    many = 3_000_000
+    x = jnp.full(many, 0.1, jnp.float32)
+    batch = ragged.RaggedArray(x, [many - 77, 0, 77])
+
+    def sums(s):
+        return ragged.vmap(lambda x, s: (x * s).sum(), min_length=0)(batch, s)
+
+    got, pull_back = jax.vjp(sums, jnp.ones(3, jnp.float32))
+    want = np.array([many - 77, 0, 77]) * float(x[0])
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    np.testing.assert_allclose(*pull_back(jnp.ones_like(got)), want, rtol=1e-5)
+
+
+def test_blocks_of_blocks(monkeypatch):
+    """Of so few tokens, that all borders are met; the shapes are of this test alone."""
+    monkeypatch.setattr(segments, "_MOST_BLOCKS", 1)
+    rng = np.random.default_rng(1)
+    lengths = (0, 65_535, 3, 0, 65_537, 255, 257, 131_072, 0)
+    xs = [rng.standard_normal(n) for n in lengths]
+    batch = ragged.RaggedArray.from_list(xs, capacity=sum(lengths) + 1001)
+    run = ragged.vmap(lambda x, s: (s * x).sum(), min_length=0)
+    got, pull_back = jax.vjp(lambda s: run(batch, s), jnp.ones(len(xs)))
+    want = [x.sum() for x in xs]
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(*pull_back(jnp.ones_like(got)), want, atol=1e-9)
 
 
 @pytest.mark.parametrize("f", [lambda x: x.sum(0), lambda x: x.T @ x], ids=["+", "@"])

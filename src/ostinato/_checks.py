@@ -65,7 +65,11 @@ def check_array(name: str, x: Any) -> Array:
     if is_array(x):
         try:
             return jnp.asarray(x)
-        except (TypeError, RuntimeError):
+        except (TypeError, RuntimeError) as error:
+            # JAX has some numbers of 8 bits and fewer on no device.
+            exotic = x.dtype.kind == "V" and x.dtype != jnp.bfloat16
+            if isinstance(error, RuntimeError) and not exotic:
+                raise
             raise TypeError(
                 f"`{name}` must hold numbers of a dtype and a byte order that JAX has, "
                 f"got {x.dtype.str}{list(x.shape)}; astype makes them of others"

@@ -60,7 +60,11 @@ def outside_of_traces(compute: Callable[[], Any]) -> Any:
 
     x64 = jnp.result_type(float) == jnp.float64  # as it is in this thread
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(run).result()
+        try:
+            done = thread.submit(run)
+        except RuntimeError:  # at the end of Python, which starts no thread
+            return run()
+        return done.result()
 
 
 def is_for_export(ctx: Any) -> bool:

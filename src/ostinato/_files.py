@@ -21,7 +21,6 @@ PART = ".part"  # the end of the name of a file that is still being written
 MAX_RATIO = 16  # of a zip's contents to its size; weights hardly shrink
 _MAX_JSON = 64 << 20
 _DESCRIPTORS = ("/dev/fd", "/proc/self/fd", "/proc/thread-self/fd")
-_MOST_BYTES = 200  # of a name, of 255
 _MOST_LINKS = 40  # that Linux follows
 _MOST_BYTES = 200  # of the name of a file, which may have 255, in one that is longer
 

@@ -5,63 +5,11 @@
 #include <cstdint>
 
 #include "cpu/kernels/math-inl.h"
+#include "cpu/kernels/step-library-inl.h"
 #include "cpu/kernels/step_kernels.h"
 
 namespace ostinato::cpu {
 namespace {
-
-// Calls a function of the C library for each lane. Builtins, since the functions of
-// <cmath> are inline, and the linker keeps any one of the copies of several levels.
-template <typename V, typename Function>
-Reg<V> EachLane(Function function, Reg<V> a, Reg<V> b) {
-  using T = typename V::Element;
-  T x[V::kLanes], y[V::kLanes];
-  V::Store(x, a);
-  V::Store(y, b);
-  for (int i = 0; i < V::kLanes; ++i) x[i] = function(x[i], y[i]);
-  return V::Load(x);
-}
-
-// Operations that the C library has.
-template <typename V, Operation kOperation>
-Reg<V> FromLibrary(Reg<V> a, Reg<V> b) {
-#define OSTINATO_UNARY(name)                                           \
-  if constexpr (kOperation == Operation::name)                         \
-    return EachLane<V>(                                                \
-        [](auto x, auto) {                                             \
-          if constexpr (sizeof(x) == 4) return __builtin_##name##f(x); \
-          return static_cast<decltype(x)>(__builtin_##name(x));        \
-        },                                                             \
-        a, b);
-#define OSTINATO_BINARY(name, function)                                       \
-  if constexpr (kOperation == Operation::name)                                \
-    return EachLane<V>(                                                       \
-        [](auto x, auto y) {                                                  \
-          if constexpr (sizeof(x) == 4) return __builtin_##function##f(x, y); \
-          return static_cast<decltype(x)>(__builtin_##function(x, y));        \
-        },                                                                    \
-        a, b);
-  OSTINATO_UNARY(sin)
-  OSTINATO_UNARY(cos)
-  OSTINATO_UNARY(tan)
-  OSTINATO_UNARY(asin)
-  OSTINATO_UNARY(acos)
-  OSTINATO_UNARY(atan)
-  OSTINATO_UNARY(sinh)
-  OSTINATO_UNARY(cosh)
-  OSTINATO_UNARY(asinh)
-  OSTINATO_UNARY(acosh)
-  OSTINATO_UNARY(atanh)
-  OSTINATO_UNARY(erf)
-  OSTINATO_UNARY(erfc)
-  OSTINATO_UNARY(cbrt)
-  OSTINATO_BINARY(power, pow)
-  OSTINATO_BINARY(atan2, atan2)
-  OSTINATO_BINARY(remainder, fmod)
-#undef OSTINATO_UNARY
-#undef OSTINATO_BINARY
-  return a;  // a copy
-}
 
 // Each operation is a function of three vectors, of which it may ignore some.
 template <typename V, Operation kOperation>
@@ -199,6 +147,10 @@ Reg<V> VectorOf(const StepOperand<typename V::Element>& operand, int64_t r, int6
   return operand.splat ? V::Set(*row) : V::LoadPart(row + i, n);
 }
 
+// Values that are added up one after another, before their sum is put aside: a single
+// chain of additions loses digits.
+constexpr int64_t kMostAdded = 256;
+
 template <typename V, bool kProduct>
 void RowSum(typename V::Element* out, int64_t out_stride,
             const StepOperand<typename V::Element> (&operands)[3], int64_t rows,
@@ -209,18 +161,25 @@ void RowSum(typename V::Element* out, int64_t out_stride,
   const StepOperand<T>& b = operands[kProduct ? 1 : 0];
   for (int64_t r = 0; r < rows; ++r, out += out_stride) {
     Reg<V> sums[kChains] = {V::Set(0), V::Set(0), V::Set(0), V::Set(0)};
+    Reg<V> earlier = V::Set(0);
     const auto add = [&](Reg<V>& sum, int64_t i) {
       const Reg<V> x = VectorOf<V>(a, r, i);
       sum = kProduct ? V::MulAdd(x, VectorOf<V>(b, r, i), sum) : sum + x;
     };
+    const auto sum = [&] { return (sums[0] + sums[1]) + (sums[2] + sums[3]); };
     int64_t i = 0;
-    for (; i + kStep <= width; i += kStep) {
+    for (int64_t left = kMostAdded; i + kStep <= width; i += kStep, --left) {
+      if (left == 0) {
+        earlier += sum();
+        for (Reg<V>& one : sums) one = V::Set(0);
+        left = kMostAdded;
+      }
 #pragma GCC unroll 4
       for (int k = 0; k < kChains; ++k) add(sums[k], i + k * V::kLanes);
     }
     for (; i + V::kLanes <= width; i += V::kLanes) add(sums[0], i);
     T lanes[V::kLanes], total = 0;
-    V::Store(lanes, (sums[0] + sums[1]) + (sums[2] + sums[3]));
+    V::Store(lanes, earlier + sum());
     for (const T lane : lanes) total += lane;
     for (; i < width; ++i) {
       total += ElementOf(a, r, i) * (kProduct ? ElementOf(b, r, i) : T{1});
@@ -268,6 +227,26 @@ void RowMax(typename V::Element* out, int64_t out_stride,
   }
 }
 
+// Combines `rows` rows with a vector of the result or several; combine(sums, r) does so
+// with row r.
+template <typename V, OverRows kOver, int kChains, typename F>
+void CombineRows(Reg<V> (&sums)[kChains], int64_t rows, const F& combine) {
+  Reg<V> earlier[kChains];
+  bool any = false;
+  for (int64_t begin = 0; begin < rows; begin += kMostAdded) {
+    if (kOver != OverRows::kMax && begin > 0) {
+      for (int k = 0; k < kChains; ++k) {
+        earlier[k] = any ? earlier[k] + sums[k] : sums[k];
+        sums[k] = V::Set(0);
+      }
+      any = true;
+    }
+    const int64_t end = rows - begin < kMostAdded ? rows : begin + kMostAdded;
+    for (int64_t r = begin; r < end; ++r) combine(sums, r);
+  }
+  for (int k = 0; k < kChains && any; ++k) sums[k] += earlier[k];
+}
+
 template <typename V, OverRows kOver>
 void Columns(typename V::Element* out, int64_t,
              const StepOperand<typename V::Element> (&operands)[3], int64_t rows,
@@ -280,28 +259,28 @@ void Columns(typename V::Element* out, int64_t,
     Reg<V> sums[kChains];
 #pragma GCC unroll 4
     for (int k = 0; k < kChains; ++k) sums[k] = V::Load(out + i + k * V::kLanes);
-    for (int64_t r = 0; r < rows; ++r) {
+    CombineRows<V, kOver>(sums, rows, [&](Reg<V>(&to)[kChains], int64_t r) {
 #pragma GCC unroll 4
       for (int k = 0; k < kChains; ++k) {
         const int64_t at = i + k * V::kLanes;
-        sums[k] =
-            Combine<V, kOver>(sums[k], VectorOf<V>(a, r, at), VectorOf<V>(b, r, at));
+        to[k] = Combine<V, kOver>(to[k], VectorOf<V>(a, r, at), VectorOf<V>(b, r, at));
       }
-    }
+    });
 #pragma GCC unroll 4
     for (int k = 0; k < kChains; ++k) V::Store(out + i + k * V::kLanes, sums[k]);
   }
   for (; i < width; i += V::kLanes) {
     const int64_t n = width - i < V::kLanes ? width - i : V::kLanes;
-    Reg<V> sum = Load<V>(out + i, n);
-    for (int64_t r = 0; r < rows; ++r) {
+    Reg<V> sum[1] = {Load<V>(out + i, n)};
+    CombineRows<V, kOver>(sum, rows, [&](Reg<V>(&to)[1], int64_t r) {
       if (n == V::kLanes) {
-        sum = Combine<V, kOver>(sum, VectorOf<V>(a, r, i), VectorOf<V>(b, r, i));
+        to[0] = Combine<V, kOver>(to[0], VectorOf<V>(a, r, i), VectorOf<V>(b, r, i));
       } else {
-        sum = Combine<V, kOver>(sum, VectorOf<V>(a, r, i, n), VectorOf<V>(b, r, i, n));
+        to[0] =
+            Combine<V, kOver>(to[0], VectorOf<V>(a, r, i, n), VectorOf<V>(b, r, i, n));
       }
-    }
-    Store<V>(out + i, sum, n);
+    });
+    Store<V>(out + i, sum[0], n);
   }
 }
 

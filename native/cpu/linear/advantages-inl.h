@@ -84,9 +84,8 @@ Reg<V> EstimateStep(const Advantages<typename V::Element>& c, int64_t step, int6
   const Reg<V> after = followed ? next : last, value = Load<V>(c.values + at, n);
   const Rates<V, kMasks> rates(c, at, n, after);
   const Reg<V> delta = Load<V>(c.rewards + at, n) - value + rates.followed;
-  Reg<V> passed = rates.factor * next_advantage;
-  if constexpr (kMasks) passed = IsWall<V>(rates.factor) ? zero : passed;
-  Reg<V> sum = delta + passed;
+  Reg<V> sum = V::MulAdd(rates.factor, next_advantage, delta);
+  if constexpr (kMasks) sum = IsWall<V>(rates.factor) ? delta : sum;
   if constexpr (kMasks) sum = FlagsAt<V>(c.cuts, at, n) ? zero : sum;
   const Reg<V> advantage = inside ? sum : zero;
   Store<V>(c.advantages + at, advantage, n);
@@ -151,9 +150,8 @@ Reg<V> EstimateSquare(const Advantages<T>& c, int64_t step, Count n, int64_t fir
   V::Transpose(sums);
   V::Transpose(factors);
   for (int64_t t = n - 1; t >= 0; --t) {
-    Reg<V> passed = factors[t] * sum;
-    if constexpr (kMasks) passed = IsWall<V>(factors[t]) ? zero : passed;
-    sum = sums[t] + passed;
+    sum = V::MulAdd(factors[t], sum, sums[t]);
+    if constexpr (kMasks) sum = IsWall<V>(factors[t]) ? sums[t] : sum;
     sums[t] = sum;
   }
   V::Transpose(sums);

@@ -138,10 +138,18 @@ StepLoop<T> LoopOf(const StepCall& call, const StepPanels<T>* packed, Scratch& s
   const int64_t groups = CeilDiv(call.batch, loop.group);
   for (const StepBuffer& buffer : call.program.buffers) {
     const bool sums = buffer.place == Place::kSum && !buffer.rows;
-    loop.sums.push_back(sums ? scratch.TakeZeroed<T>(groups * buffer.width) : nullptr);
+    const auto take = [&](bool wanted) {
+      return wanted ? scratch.TakeZeroed<T>(groups * buffer.width) : nullptr;
+    };
+    loop.sums.push_back(take(sums));
+    loop.earlier_sums.push_back(take(sums && call.steps > kStepsOfASum));
   }
   return loop;
 }
+
+// The sums of so many groups are added up before the sums of others: a single chain of
+// additions loses digits.
+constexpr int64_t kGroupsOfAPart = 1024;
 
 template <typename T>
 void FinishSums(const StepLoop<T>& loop) {
@@ -150,10 +158,18 @@ void FinishSums(const StepLoop<T>& loop) {
     if (loop.sums[i] == nullptr) continue;
     const StepBuffer& buffer = loop.call.program.buffers[i];
     auto* const result = static_cast<T*>(loop.call.results[buffer.array].data);
+    const auto add = [&](const T* from, T* to) {
+      for (int64_t k = 0; k < buffer.width; ++k) to[k] += from[k];
+    };
+    const auto sum_of = [&](int64_t g) { return loop.sums[i] + g * buffer.width; };
+    for (int64_t g = 0; g < groups && loop.earlier_sums[i] != nullptr; ++g) {
+      add(loop.earlier_sums[i] + g * buffer.width, sum_of(g));
+    }
     std::fill_n(result, buffer.width, T{0});
-    for (int64_t g = 0; g < groups; ++g) {
-      const T* const sum = loop.sums[i] + g * buffer.width;
-      for (int64_t k = 0; k < buffer.width; ++k) result[k] += sum[k];
+    for (int64_t g = 0; g < groups; g += kGroupsOfAPart) {
+      const int64_t end = std::min(g + kGroupsOfAPart, groups);
+      for (int64_t other = g + 1; other < end; ++other) add(sum_of(other), sum_of(g));
+      add(sum_of(g), result);
     }
   }
 }

@@ -245,9 +245,28 @@ void StepTile<T>::ReadInputs(int64_t begin, int64_t end) {
   }
 }
 
+template <typename T>
+void StepTile<T>::PutSumsAside() {
+  for (size_t i = 0; i < loop_.sums.size(); ++i) {
+    if (loop_.earlier_sums[i] == nullptr) continue;
+    const int64_t width = program_.buffers[i].width;
+    for (const int64_t group : groups_) {
+      T* const sum = loop_.sums[i] + group * width;
+      T* const earlier = loop_.earlier_sums[i] + group * width;
+      for (int64_t k = 0; k < width; ++k) earlier[k] += sum[k];
+      std::fill_n(sum, width, T{0});
+    }
+  }
+}
+
 // Writes outputs of the chunk.
 template <typename T>
 void StepTile<T>::End(int64_t end) {
+  summed_ += end - begin_;
+  if (summed_ >= kStepsOfASum) {
+    PutSumsAside();
+    summed_ = 0;
+  }
   for (const auto& [i, apart] : moving_) {
     const StepBuffer& buffer = program_.buffers[i];
     if (buffer.place != Place::kOutput) continue;

@@ -23,7 +23,10 @@ struct StepLoop {
   std::vector<const T*> panels = {};  // by weight, see weights.h
   int64_t chunk = 1;                  // steps at a time
   int64_t group = 1;                  // sequences of a group
-  std::vector<T*> sums = {};          // by buffer: [group][width]; null but for sums
+  // By buffer [group][width], null but for sums: what the steps of some chunks add up
+  // to, and what those before do, null where all steps are few. A single chain of
+  // additions over all steps would lose digits.
+  std::vector<T*> sums = {}, earlier_sums = {};
   std::vector<int64_t> order = {};    // of sequences, by falling length
   std::vector<int64_t> lengths = {};  // in that order
   // The first row of each sequence; none unless they lie one after another.
@@ -38,6 +41,9 @@ inline int64_t PartsOf(const Team& team) { return int64_t{2} * team.threads(); }
 
 // Elements of a function between two times at which caches are asked for lines.
 inline constexpr int64_t kPiece = 128;
+
+// Sums begin anew after the chunk with which they have so many steps.
+inline constexpr int64_t kStepsOfASum = 1024;
 
 template <typename T>
 class StepTile {
@@ -134,6 +140,8 @@ class StepTile {
   void Locate(int64_t buffer);
   T* Start(int64_t buffer, int64_t n) const;
   void ReadInputs(int64_t begin, int64_t end);
+  // Begins sums anew.
+  void PutSumsAside();
   void WriteShared(int64_t buffer, int64_t end);
   void Enter(int64_t n);
   void Advance();
@@ -215,6 +223,7 @@ class StepTile {
   BFloat16* halves_ = nullptr;      // the values of these
   bool back_ = false;               // at every other step
   int64_t begin_ = 0;               // of the chunk
+  int64_t summed_ = 0;              // steps in the sums
   std::vector<int64_t> first_row_;  // of its steps, among all rows of the chunk
 };
 

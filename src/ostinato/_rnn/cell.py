@@ -114,7 +114,7 @@ class ModeCell:
     def outer(self, a: Array, b: Array) -> Array:
         """Sum outer products over all steps: `[T, B, m], [T, B, n] -> [m, n]`."""
         sizes = a.shape[-1], b.shape[-1]
-        if 1 in sizes:  # which XLA adds up in one chain, as in `total`
+        if 1 in sizes and _is_long(a):  # which XLA adds up in one chain, as in `total`
             a, b = self.widen(self.narrow((a, b)))
             return self.total(a * b).reshape(sizes)
         # Matrix libraries copy one operand to transpose it; let it be the smaller one.
@@ -167,9 +167,14 @@ class ModeCell:
         heads = self.spec.num_heads
         if heads == 1:
             return self.outer(a, b)
+        first = _split_last(self.narrow(a), a.shape[-1] // size, heads)
+        second = _split_last(self.narrow(b), heads)
+        if 1 in (first.shape[-1], second.shape[-1]) and _is_long(a):  # as in `outer`
+            every = self.widen(first) * self.widen(second)[:, :, None]
+            return self.total(every).reshape(a.shape[-1], b.shape[-1] // heads)
         product = wide_product(
-            _split_last(self.narrow(a), a.shape[-1] // size, heads),
-            _split_last(self.narrow(b), heads),
+            first,
+            second,
             _STEPS_AND_SEQUENCES,
             batch=(3, 2),
             precision=self.precision,
@@ -178,20 +183,28 @@ class ModeCell:
 
     def total(self, a: Array) -> Array:
         """Sum over all steps and sequences: `[T, B, n] -> [n]`."""
-        # Products with ones, since XLA's sum on CPU depends on the number of threads.
-        # Each is a single chain of additions, which would lose digits if it went
-        # through all steps of all sequences.
-        total = self.first_axis_total(self.widen(a))
-        sequences = total.shape[0]
-        if not is_symbolic_dim(sequences) and sequences > _MANY_SEQUENCES:
-            side = math.isqrt(sequences - 1) + 1
-            rest = ((0, side**2 - sequences), (0, 0))
-            square = jnp.pad(total, rest).reshape(side, side, -1)
-            total = self.first_axis_total(square)
-        return self.first_axis_total(total)
+        a = self.widen(a)
+        if not _is_long(a):
+            ones = jnp.ones((*a.shape[:2], 1), self.wide)
+            highest = lax.Precision.HIGHEST
+            return wide_product(ones, a, _STEPS_AND_SEQUENCES, precision=highest)[0]
+        return self._first_axis_total(self._first_axis_total(a))
 
-    def first_axis_total(self, a: Array) -> Array:
-        """Sum wide values over the first axis."""
+    def _first_axis_total(self, a: Array) -> Array:
+        """Sum wide values over the first axis, in two parts if it is long.
+
+        Sums are products with ones, since XLA's sum on CPU depends on the number of
+        threads. Each is a single chain of additions, which would lose digits.
+        """
+        count = a.shape[0]
+        if not is_symbolic_dim(count) and count > _LONG:
+            side = math.isqrt(count - 1) + 1
+            rest = ((0, side**2 - count), *[(0, 0)] * (a.ndim - 1))
+            a = jnp.pad(a, rest).reshape(side, side, *a.shape[1:])
+            a = self._product_with_ones(a)
+        return self._product_with_ones(a)
+
+    def _product_with_ones(self, a: Array) -> Array:
         ones = jnp.ones(a.shape[0], self.wide)
         return wide_product(ones, a, (0, 0), precision=lax.Precision.HIGHEST)
 
@@ -312,4 +325,13 @@ def _as_type(tree: Any, dtype: Any) -> Any:
 
 
 _STEPS_AND_SEQUENCES = ((0, 1), (0, 1))
-_MANY_SEQUENCES = 4096  # of which a single chain of additions loses digits
+
+
+def _is_long(a: Array) -> bool:
+    """Return whether `[T, B, ...]` has, or may have, more than `_LONG` tokens."""
+    steps, sequences = a.shape[:2]
+    known = not (is_symbolic_dim(steps) or is_symbolic_dim(sequences))
+    return not known or steps * sequences > _LONG
+
+
+_LONG = 4096  # steps or sequences, of which a single chain of additions loses digits

@@ -37,6 +37,12 @@ def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Any, **_: Any) -> An
     return np.broadcast_to(np.reshape(x, sizes), shape)
 
 
+def _select(which: Any, *cases: Any, **_: Any) -> np.ndarray:
+    every = np.stack([*np.broadcast_arrays(*cases)])
+    which = np.broadcast_to(np.asarray(which, int), every.shape[1:])
+    return np.take_along_axis(every, which[None], 0)[0]
+
+
 _OF_NUMBERS: dict[str, Callable[..., Any]] = {
     "add": lambda a, b, **_: np.add(a, b),
     "broadcast_in_dim": _broadcast,
@@ -44,7 +50,7 @@ _OF_NUMBERS: dict[str, Callable[..., Any]] = {
     "iota": _iota,
     "lt": lambda a, b, **_: np.less(a, b),
     "reshape": lambda x, new_sizes, **_: np.reshape(x, new_sizes),
-    "select_n": lambda which, *cases, **_: np.choose(which, cases),
+    "select_n": _select,
 }
 """What makes the numbers from 0 on, as `jnp` does, in NumPy.
 
@@ -88,8 +94,14 @@ def _numbers(jaxpr: Jaxpr) -> dict[Any, np.ndarray]:
         compute = _OF_NUMBERS.get(eqn.primitive.name)
         if known and compute is not None and _is_small(type_of(eqn.outvars[0])):
             given = [read(v, found) for v in eqn.invars]
+            if not all(map(_is_whole, given)):
+                continue
             found[eqn.outvars[0]] = np.asarray(compute(*given, **eqn.params))
     return found
+
+
+def _is_whole(x: Any) -> bool:
+    return np.asarray(x).dtype.kind in "biu"
 
 
 def _is_small(aval: Any) -> bool:

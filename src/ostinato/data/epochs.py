@@ -206,13 +206,12 @@ def on_host(name: str, array: Any) -> np.ndarray:
     """Return an array of NumPy; raise a TypeError for a tensor that is none."""
     try:
         return np.asarray(array)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError) as error:
         if not _checks.is_tensor(array):
             raise
         raise TypeError(
-            f"`{name}` must be an array, got a tensor that NumPy cannot hold; give "
-            f"{name}.detach().float().numpy()"
-        ) from None
+            f"`{name}` must be an array, got a tensor that NumPy cannot hold: {error}"
+        ) from error
 
 
 def _sequence(name: str, sequence: Any, among: str) -> np.ndarray:

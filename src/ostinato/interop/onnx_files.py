@@ -113,7 +113,7 @@ class Graph:
         )
         if offset < 0:
             raise BadFileError(f"`{name}` must begin at 0 or above in {path.name!r}")
-        if min(*tensor.dims, length) < 0 or length != wanted or dtype.hasobject:
+        if min([*tensor.dims, length]) < 0 or length != wanted or dtype.hasobject:
             raise BadFileError(f"`{name}` must have {wanted} bytes, got {length}")
         if path.stat().st_size < offset + length:
             raise BadFileError(f"`{name}` must fit in the file {path.name!r}")
@@ -215,7 +215,7 @@ def _beside(path: Path, location: str) -> Path | None:
         try:
             found = (folder / location).resolve()
             there = found.is_file()
-        except (OSError, ValueError):  # a name that no file can have
+        except (OSError, RuntimeError, ValueError):  # no file, or a circle of links
             continue
         if there and any(map(found.is_relative_to, folders)):
             return found

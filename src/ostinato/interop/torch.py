@@ -243,11 +243,11 @@ def _tensors_of(
             ) from error
     tensors, passed_over, left = {}, {}, MAX_RATIO * size
     for name, tensor in _flat(tree, (), {}, passed_over):
-        left -= tensor.numel() * tensor.element_size()
-        if left < 0:  # with strides of 0, or elements that are left out
+        more = _bytes_beyond_storage(tensor)
+        if more > left:
             passed_over[name] = f"too large for its file of {size} bytes"
-            left += tensor.numel() * tensor.element_size()
             continue
+        left -= more
         if name in tensors:
             raise ValueError(
                 f"`path` must hold one tensor called {name!r}, got several"
@@ -259,6 +259,15 @@ def _tensors_of(
             f"{' '.join(_checks.describe(tree).split())}"
         )
     return tensors, passed_over
+
+
+def _bytes_beyond_storage(tensor: Any) -> int:
+    """Return the bytes of a tensor that its file repeats by strides, or leaves out."""
+    try:
+        stored = tensor.untyped_storage().nbytes()
+    except (AttributeError, NotImplementedError, RuntimeError):  # a sparse one has none
+        stored = 0
+    return max(tensor.numel() * tensor.element_size() - stored, 0)
 
 
 def _flat(

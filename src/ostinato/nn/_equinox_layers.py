@@ -34,7 +34,7 @@ def call_key(
         off = "eqx.nn.inference_mode turns it off"
         if switch is None:
             off = "give this call a cell without it for evaluation"
-        raise ValueError(f"`key` must be given: the layer has dropout; {off}")
+        raise ValueError(f"`key` must be given: there is dropout; {off}")
     return key
 
 

@@ -139,7 +139,10 @@ class _Lowering:
 
     def _read(self, atom: Any, values: dict[Any, Value]) -> Value:
         if not is_literal(atom):
-            return values[atom]
+            value = values[atom]
+            if value.most is not None and value.most > _LARGEST:
+                raise Unsupported("it reads numbers of steps above 2^24")
+            return value
         array = np.asarray(atom.val)
         if array.size != 1 or jnp.issubdtype(array.dtype, jnp.complexfloating):
             raise Unsupported("it has arrays as literals")

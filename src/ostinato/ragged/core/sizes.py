@@ -211,18 +211,18 @@ def _sides(constraint: str, values: Mapping[str, Any]) -> tuple[Any, str, Any]:
     left, compare, right = parts
     try:
         names = symbol_names(left) + symbol_names(right)
-    except SyntaxError as error:
+        unknown = [name for name in names if name not in values]
+        if unknown:
+            raise ValueError(
+                f"`constraints` names {unknown[0]!r}, which is no dim of the "
+                f"arguments; they have {', '.join(map(repr, values))}"
+            )
+        return evaluate(left, values), compare, evaluate(right, values)
+    except (NotImplementedError, SyntaxError) as error:
         raise ValueError(
-            "`constraints` must compare numbers and the names of dims, which are those "
-            f"of variables in them, such as 'n >= 4', got {constraint!r}"
+            "`constraints` must compare whole numbers and the names of dims, which "
+            f"are those of variables in them, such as 'n >= 4', got {constraint!r}"
         ) from error
-    unknown = [name for name in names if name not in values]
-    if unknown:
-        raise ValueError(
-            f"`constraints` names {unknown[0]!r}, which is no dim of the arguments; "
-            f"they have {', '.join(map(repr, values))}"
-        )
-    return evaluate(left, values), compare, evaluate(right, values)
 
 
 def is_symbol(name: str) -> bool:

@@ -22,6 +22,7 @@ from ..._typing import Array
 # 1e-4 of a sum. The blocks of an example depend on its own tokens alone, so that its
 # bits are the same in any batch.
 _BLOCK = 256  # tokens, a power of two
+_MOST_BLOCKS = 4096  # of an example that are added up one after another
 
 
 class UsedCapacity(NamedTuple):
@@ -86,14 +87,15 @@ def sum_per_example(x: Array, segments: Segments, batch: int) -> Array:
 
     Tokens of the unused capacity do not count.
     """
-    sums, ids = widen(x), segments.drop_ids
-    if _has_blocks(segments):
-        of_token, ids = _blocks(segments, batch)
-        of_token = jnp.where(segments.valid, of_token, ids.shape[0])  # dropped
-        sums = jax.ops.segment_sum(
-            sums, of_token, ids.shape[0], indices_are_sorted=True
-        )
-    sums = jax.ops.segment_sum(sums, ids, batch, indices_are_sorted=True)
+    levels = _levels(segments)
+    sums, of_token, count = widen(x), segments.drop_ids, batch
+    for _ in range(levels):
+        of_token, blocks = _blocks(segments, batch)
+        count = blocks.ids.shape[0]
+        of_token = jnp.where(segments.valid, of_token, count)  # dropped
+        sums = jax.ops.segment_sum(sums, of_token, count, indices_are_sorted=True)
+        segments, of_token = blocks, blocks.ids
+    sums = jax.ops.segment_sum(sums, of_token, batch, indices_are_sorted=True)
     return sums.astype(x.dtype)
 
 
@@ -110,21 +112,28 @@ def repeat_per_token(x: Array, segments: Segments) -> Array:
 def _repeat_per_token_jvp(primals: Any, tangents: Any) -> Any:
     """Return the derivative: repeated for the blocks first, if there are several."""
     (x, segments), (dx, _) = primals, tangents
-    ids = segments.ids
-    if _has_blocks(segments):
-        ids, examples = _blocks(segments, x.shape[0])
-        dx = take_repeated(dx, examples, ascending=True)
-    return repeat_per_token(x, segments), take_repeated(dx, ids, ascending=True)
+    places, within = [], segments
+    for _ in range(_levels(segments)):
+        of_token, within = _blocks(within, x.shape[0])
+        places.append(of_token)
+    for ids in (within.ids, *reversed(places)):
+        dx = take_repeated(dx, ids, ascending=True)
+    return repeat_per_token(x, segments), dx
 
 
-def _has_blocks(segments: Segments) -> bool:
-    """Return whether an example may have several blocks."""
+def _levels(segments: Segments) -> int:
+    """Return how often to add up blocks: tokens, then blocks of them, and so on."""
     capacity = segments.ids.shape[0]
-    return not isinstance(capacity, int) or capacity > _BLOCK
+    if not isinstance(capacity, int):  # a symbol
+        return 1
+    levels, longest = 0, capacity
+    while longest > (_MOST_BLOCKS if levels else _BLOCK):
+        levels, longest = levels + 1, longest // _BLOCK + 1
+    return levels
 
 
-def _blocks(segments: Segments, batch: int) -> tuple[Array, Array]:
-    """Return the block of each token, and the example of each block; both ascend.
+def _blocks(segments: Segments, batch: int) -> tuple[Array, Segments]:
+    """Return the block of each token, ascending, and where the blocks themselves lie.
 
     Some blocks have no tokens: examples begin at least as many blocks apart as they
     need.
@@ -134,8 +143,10 @@ def _blocks(segments: Segments, batch: int) -> tuple[Array, Array]:
     first = token - segments.position  # offsets[ids] without a gather
     of_token = _whole(first) + segments.ids + _whole(segments.position)
     begins = _whole(segments.offsets) + positions(batch)
-    example = _count_up_to(begins, positions(capacity // _BLOCK + batch)) - 1
-    return of_token, example
+    block = positions(capacity // _BLOCK + batch)
+    example = _count_up_to(begins, block) - 1
+    position, every = block - begins[example], jnp.ones(block.shape, bool)
+    return of_token, Segments(example, example, position, begins, every, block[-1])
 
 
 def _whole(tokens: Array) -> Array:
