@@ -12,6 +12,9 @@ from closures import fast_jit
 
 import ostinato as ost
 
+needs_native = pytest.mark.skipif(
+    not ost.backends()["cpu"], reason="no native library"
+)
 SPEC = ost.RNNSpec("rnn_tanh", 1, 2)
 SIZES = {  # sequences and steps: of many chunks, of large ones, and about 4096 tokens
     "long": (512, 2048),
@@ -54,7 +57,12 @@ RUNS = {"cpu": of_operator("cpu"), "xla": of_operator("xla"), "net": of_net}
 @pytest.mark.parametrize(
     ("size", "run"),
     # A bias of one long sequence in a net is JAX's sum, which has a single chain.
-    [(s, r) for s in SIZES for r in RUNS if (s, r) != ("one", "net")],
+    [
+        pytest.param(s, r, marks=() if r == "xla" else needs_native)
+        for s in SIZES
+        for r in RUNS
+        if (s, r) != ("one", "net")
+    ],
 )
 def test_weight_gradients_over_many_tokens(run, size):
     run = RUNS[run]
@@ -66,6 +74,7 @@ def test_weight_gradients_over_many_tokens(run, size):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
 
 
+@needs_native
 @pytest.mark.parametrize("size", [(1_000_000, 1), (40_000, 5)], ids=str)
 def test_gradients_of_values_that_a_step_uses_elementwise(size):
     x = jnp.asarray(np.random.default_rng(0).standard_normal((*size, 2)) * 0.1 + 0.5)
@@ -83,6 +92,7 @@ def test_gradients_of_values_that_a_step_uses_elementwise(size):
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+@needs_native
 @pytest.mark.parametrize("mode", ["gru", "lstm"])
 def test_directions_projections_and_lengths_over_many_tokens(mode):
     spec = ost.RNNSpec(mode, 3, 5, 2, True, proj_size=2 if mode == "lstm" else 0)
@@ -106,6 +116,7 @@ REDUCTIONS = {
 }
 
 
+@needs_native
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_sums_over_a_large_axis_of_a_step(name):
     def run(scale, h):

@@ -261,3 +261,21 @@ def test_tiles_of_many_narrow_sequences(has_lengths, threads, configure):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), got, want
     )
+
+
+def test_numbers_of_steps_above_what_floats_hold_run_by_xla():
+    """Only where a step reads them: 2^24 + 1 is no float32."""
+    x = jax.ShapeDtypeStruct((1, 2**24 + 64, 1), jnp.float32)
+    w, h = jnp.eye(8, dtype=jnp.float32), jnp.zeros((1, 8), jnp.float32)
+
+    def reads(p, h, x, t):
+        h = jnp.tanh(h @ p + x) + (t % 8).astype(jnp.float32)
+        return h, h
+
+    def ignores(p, h, x, t):
+        h = jnp.tanh(h @ p + x)
+        return h, h
+
+    assert ost.explain(ignores, x, h, params=w).backend == "cpu"
+    said = ost.explain(reads, x, h, params=w)
+    assert said.backend == "xla" and "above 2^24" in said.rejected["cpu"]
