@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closures import fast_jit
+from tolerance import assert_same_bits
 
 import ostinato as ost
+from ostinato import _native
 
-needs_native = pytest.mark.skipif(
-    not ost.backends()["cpu"], reason="no native library"
-)
+needs_native = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
 SPEC = ost.RNNSpec("rnn_tanh", 1, 2)
 SIZES = {  # sequences and steps: of many chunks, of large ones, and about 4096 tokens
     "long": (512, 2048),
@@ -150,3 +150,33 @@ def test_advantages_over_many_steps(time_major):
     want = run(rewards, values)
     got = run(jnp.float32(rewards), jnp.float32(values))
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-4 * np.abs(want).max())
+
+
+@needs_native
+@pytest.mark.parametrize("size", [4, 48])
+def test_long_sums_have_the_same_bits_on_every_run(size, configure):
+    """One thread follows the other through the steps, as far as these have come."""
+    rng = np.random.default_rng(2)
+    p = {
+        "w": jnp.float32(rng.standard_normal((size, size)) * 0.1),
+        "u": jnp.float32(rng.standard_normal((size, size)) * 0.1),
+        "b": jnp.float32(rng.standard_normal(size)),
+        "s": jnp.float32(rng.standard_normal(size)),
+    }
+    x = jnp.float32(rng.standard_normal((1, 30_000, size)))
+
+    def loss(p):
+        def step(p, h, x, t):
+            h = jnp.tanh(x @ p["w"] + p["s"][None] * (h @ p["u"]) + p["b"][None] * h)
+            return h, h
+
+        h_0 = jnp.zeros((1, size), jnp.float32)
+        out = ost.recurrent_net(step, x, h_0, params=p, backend="cpu").outputs
+        return jnp.sum(out**2)
+
+    run, found = jax.jit(jax.grad(loss)), []
+    for threads in (1, 2, 2, 2, 3):
+        configure(_native.cpu_features().isa, threads)
+        found.append(run(p))
+    for other in found[1:]:
+        jax.tree.map(assert_same_bits, other, found[0])

@@ -147,10 +147,6 @@ Reg<V> VectorOf(const StepOperand<typename V::Element>& operand, int64_t r, int6
   return operand.splat ? V::Set(*row) : V::LoadPart(row + i, n);
 }
 
-// Values that are added up one after another, before their sum is put aside: a single
-// chain of additions loses digits.
-constexpr int64_t kMostAdded = 256;
-
 template <typename V, bool kProduct>
 void RowSum(typename V::Element* out, int64_t out_stride,
             const StepOperand<typename V::Element> (&operands)[3], int64_t rows,

@@ -10,6 +10,10 @@
 
 namespace ostinato::cpu {
 
+// Values that are added up one after another, before their sum is put aside: a single
+// chain of additions loses digits. Sums of so many rows continue the result's chain.
+inline constexpr int64_t kMostAdded = 256;
+
 // X(name, operands); program.py finds the number of an operation by its name.
 // clang-format off
 #define OSTINATO_STEP_OPERATIONS(X)                                                 \

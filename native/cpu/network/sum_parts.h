@@ -26,13 +26,25 @@ struct SumParts {
   bool pending() const { return !first && tokens > 0; }
 
   // Calls add(token, count) for pieces of `count` tokens, each of which goes into one
-  // part.
+  // part. A part ends with the piece with which it has kTokens; pieces begin at
+  // multiples of that.
   template <typename F>
   void ForEach(int64_t count, const F& add) {
     for (int64_t done = 0; done < count; done += kTokens) {
       const int64_t now = std::min(count - done, kTokens);
       add(done, now);
       Take(now);
+    }
+  }
+  // The same where each part has exactly kTokens, whatever counts the tokens come in,
+  // and pieces begin anywhere.
+  template <typename F>
+  void ForEachExactly(int64_t count, const F& add) {
+    for (int64_t done = 0; done < count;) {
+      const int64_t now = std::min(count - done, kTokens - tokens);
+      add(done, now);
+      Take(now);
+      done += now;
     }
   }
   void Take(int64_t count) {

@@ -113,7 +113,7 @@ void StepGradients<T>::Add(int64_t begin, int64_t end, Team& team) {
     };
     each(fills_, &StepGradients::Fill);
     each(products_, &StepGradients::Multiply);
-    parts_.ForEach(count_, [](int64_t, int64_t) {});
+    parts_.ForEachExactly(count_, [](int64_t, int64_t) {});
     tokens_.clear();
     count_ = 0;
   };
@@ -190,7 +190,7 @@ void StepGradients<T>::Multiply(const Task& task) {
   const int64_t width = columns.vectors(task.first) * kernels.lanes;
   const int64_t at = task.row * sum.stride + column;
   SumParts parts = parts_;
-  parts.ForEach(count_, [&](int64_t token, int64_t count) {
+  parts.ForEachExactly(count_, [&](int64_t token, int64_t count) {
     T* const to = (parts.first ? sum.data : sum.part) + at;
     kernels.product[static_cast<int>(columns.shape(task.first))](
         factors, token, rows, count,

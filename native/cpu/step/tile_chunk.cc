@@ -65,9 +65,13 @@ void StepTile<T>::ExecuteChunk(const Program& program, const Stretch& stretch,
       ExecuteSteps(*bound, n, std::min(kTaskSteps, end - n));
     }
   });
-  // Nothing in the program reads sums; each adds up the steps in their order.
-  for_each(begin < end ? static_cast<int64_t>(sums.size()) : 0,
-           [&](int64_t i) { ExecuteSteps(*sums[i], begin, end - begin); });
+  // Nothing in the program reads sums; each adds up the steps in their order, one after
+  // another: how many are at hand may depend on the threads.
+  for_each(begin < end ? static_cast<int64_t>(sums.size()) : 0, [&](int64_t i) {
+    for (int64_t n = begin; n < end; n += kMostAdded) {
+      ExecuteSteps(*sums[i], n, std::min(kMostAdded, end - n));
+    }
+  });
 }
 
 template <typename T>
