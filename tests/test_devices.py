@@ -314,7 +314,7 @@ def test_two_processes_have_the_loss_curve_of_one(waves, tmp_path, start):
     np.testing.assert_allclose(curve(two), curve(one), rtol=1e-4)
     want, got = (use.load(out).figures["final"]["forecast"] for out in (one, two))
     np.testing.assert_allclose(got["mse"], want["mse"], rtol=1e-4)
-    assert "epoch  2.0" in first and (two / "rolls.png").exists()
+    assert "epoch  2.0" in first and (two / "forecasts.png").exists()
     assert [line for line in second.splitlines() if "Gloo" not in line] == []
 
 
