@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closures import without_jit
 
 from ostinato import _config, _native
 
@@ -45,13 +46,6 @@ def run(code: str, **environ: str) -> subprocess.CompletedProcess:
         process.join()
         stdout, stderr = Path(out).read_text(), Path(err).read_text()
         return subprocess.CompletedProcess(code, process.exitcode, stdout, stderr)
-
-
-def without_jit(function):
-    """Return a function that runs over a mesh operation by operation."""
-    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    no_axis = jax.sharding.PartitionSpec()
-    return jax.shard_map(function, mesh=mesh, in_specs=no_axis, out_specs=no_axis)
 
 
 def build(folder: Path, source: str) -> list[Path]:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closures import without_jit
 from tolerance import assert_same_bits
 
 import ostinato as ost
@@ -419,14 +420,8 @@ def test_the_name_of_a_session_is_short():
     assert "streams of AttendingCell on" in repr(ost.stream(cell, params, BATCH))
 
 
-def over_a_mesh(function):
-    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    no_axis = jax.sharding.PartitionSpec()
-    return jax.shard_map(function, mesh=mesh, in_specs=no_axis, out_specs=no_axis)
-
-
 @BACKENDS
-@pytest.mark.parametrize("around", [jax.jit, over_a_mesh])
+@pytest.mark.parametrize("around", [jax.jit, without_jit])
 def test_a_session_opened_while_jax_traces(backend, around):
     """Its weights are known; what they are packed into was traced."""
     opened, weights = [], ost.init_weights(jax.random.key(0), SPEC)

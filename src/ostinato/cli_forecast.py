@@ -6,10 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from . import interrupts
-from .apps import files
-from .apps.errors import UserError, require
+from .apps.errors import require
 from .apps.wording import counted
-from .cli_training import Ensemble, Model, Out, Resume, Seed, report
+from .cli_training import Ensemble, Model, Out, Resume, Seed, check_apart, report
 from .cli_training import file as file_path
 
 FORECAST, NEXT = Path("out/forecast"), Path("forecast.csv")
@@ -124,11 +123,7 @@ def forecast(
     from .apps.forecast import table, use
 
     all_devices()
-    if files.same(file, out):
-        raise UserError(
-            f"`out` must lead to another file than the given one, {file}, got {out}; "
-            "give another --out"
-        )
+    check_apart("the given one", file, out)
     trained, given = use.load(model), table.read(file)
     values = use.forecast(trained, given)
     use.write(out, trained, given, values)

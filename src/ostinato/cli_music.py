@@ -5,10 +5,19 @@ from typing import Annotated, Any
 
 import typer
 
-from . import _files, interrupts
+from . import interrupts
 from .apps.errors import UserError, require
 from .apps.wording import counted
-from .cli_training import Model, Out, Resume, Seed, file, file_or_folder, report
+from .cli_training import (
+    Model,
+    Out,
+    Resume,
+    Seed,
+    check_apart,
+    file,
+    file_or_folder,
+    report,
+)
 
 MUSIC, SAMPLE = Path("out/music"), Path("sample.mid")
 PACKAGES = "optax", "rich", "safetensors", "matplotlib", "mido", "scipy"
@@ -142,11 +151,8 @@ def sample(
         raise UserError("one of --seconds and --frames must be given, got both")
     if prime is None and prime_frames is not None:
         raise UserError("--prime-frames needs --prime FILE")
-    if prime is not None and _files.same(prime, out):
-        raise UserError(
-            f"`out` must lead to another file than the piece to go on with, {prime}, "
-            f"got {out}; give another --out"
-        )
+    if prime is not None:
+        check_apart("the piece to go on with", prime, out)
     good = midi.SLOWEST <= tempo <= midi.FASTEST
     check_range("tempo", f"{midi.SLOWEST} to {midi.FASTEST}", tempo, good)
     trained = use.load(model)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from .apps import files
-from .apps.errors import require
+from .apps.errors import UserError, require
 
 
 def _path_of(kind: str) -> Callable[[str], Path]:
@@ -67,6 +67,15 @@ DEVICES: dict[str, Any] = {
         int | None, typer.Option(help="Number of this process, from 0.")
     ],
 }
+
+
+def check_apart(what: str, given: Path, out: Path) -> None:
+    """Raise a UserError if the file to write is the one that a command reads."""
+    if files.same(given, out):
+        raise UserError(
+            f"`out` must lead to another file than {what}, {given}, got {out}; give "
+            "another --out"
+        )
 
 
 def report(text: str, out: Path) -> None:

@@ -272,7 +272,7 @@ void GradientProducts<Storage, Operand, Accum>::AddBiases(int64_t task) const {
   SumParts parts = parts_;
   parts.ForEach(chunk_.count, [&](int64_t token, int64_t count) {
     Accum* const to = parts.first ? b_.db : b_.part_db;
-    if (parts.begins()) Zero(to + first, last - first);
+    if (!parts.first && parts.begins()) Zero(to + first, last - first);
     for (int64_t m = first; m < last; m += l_.lanes()) {
       c.sums.dot(b_.dg_column_rows[m] + token, c.column_stride,
                  std::min(l_.lanes(), last - m), count, c.ones, to + m);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cpu/network/values.h"
 #include "cpu/runtime/fp_state.h"
 
 namespace ostinato::cpu {
@@ -21,8 +22,8 @@ alignas(64) constexpr double kZeros[64] = {};  // one for each column of a panel
 
 template <typename T>
 void AddRows(const T* from, int64_t rows, int64_t width, int64_t stride, T* to) {
-  for (int64_t r = 0; r < rows; ++r, from += stride, to += stride) {
-    for (int64_t i = 0; i < width; ++i) to[i] += from[i];
+  for (int64_t r = 0; r < rows; ++r) {
+    cpu::Add(from + r * stride, nullptr, T{1}, width, to + r * stride);
   }
 }
 
@@ -206,7 +207,7 @@ void StepGradients<T>::Finish() {
     const StepGradient& g = *sum.gradient;
     auto* const result = static_cast<T*>(loop_.call.results[g.result].data);
     if (parts_.pending()) {
-      AddRows(sum.part, g.a.width, sum.stride, sum.stride, sum.data);
+      cpu::Add(sum.part, nullptr, T{1}, g.a.width * sum.stride, sum.data);
     }
     if (parts_.empty()) {
       std::fill_n(result, g.a.width * g.b.width, T{0});

@@ -9,6 +9,7 @@
 
 #include "cpu/kernels/dispatch.h"
 #include "cpu/network/panels.h"
+#include "cpu/network/values.h"
 #include "cpu/runtime/scratch.h"
 #include "cpu/runtime/team.h"
 #include "cpu/step/call_check.h"
@@ -159,7 +160,7 @@ void FinishSums(const StepLoop<T>& loop) {
     const StepBuffer& buffer = loop.call.program.buffers[i];
     auto* const result = static_cast<T*>(loop.call.results[buffer.array].data);
     const auto add = [&](const T* from, T* to) {
-      for (int64_t k = 0; k < buffer.width; ++k) to[k] += from[k];
+      Add(from, nullptr, T{1}, buffer.width, to);
     };
     const auto sum_of = [&](int64_t g) { return loop.sums[i] + g * buffer.width; };
     for (int64_t g = 0; g < groups && loop.earlier_sums[i] != nullptr; ++g) {

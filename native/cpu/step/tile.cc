@@ -6,6 +6,7 @@
 
 #include "cpu/network/network.h"
 #include "cpu/network/panels.h"
+#include "cpu/network/values.h"
 #include "cpu/runtime/fp_state.h"
 #include "cpu/step/arrays.h"
 #include "cpu/step/weights.h"
@@ -253,8 +254,8 @@ void StepTile<T>::PutSumsAside() {
     for (const int64_t group : groups_) {
       T* const sum = loop_.sums[i] + group * width;
       T* const earlier = loop_.earlier_sums[i] + group * width;
-      for (int64_t k = 0; k < width; ++k) earlier[k] += sum[k];
-      std::fill_n(sum, width, T{0});
+      Add(sum, nullptr, T{1}, width, earlier);
+      Zero(sum, width);
     }
   }
 }

@@ -325,6 +325,7 @@ def _as_type(tree: Any, dtype: Any) -> Any:
 
 
 _STEPS_AND_SEQUENCES = ((0, 1), (0, 1))
+_LONG = 4096  # steps or sequences, of which a single chain of additions loses digits
 
 
 def _is_long(a: Array) -> bool:
@@ -332,6 +333,3 @@ def _is_long(a: Array) -> bool:
     steps, sequences = a.shape[:2]
     known = not (is_symbolic_dim(steps) or is_symbolic_dim(sequences))
     return not known or steps * sequences > _LONG
-
-
-_LONG = 4096  # steps or sequences, of which a single chain of additions loses digits

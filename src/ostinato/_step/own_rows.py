@@ -26,9 +26,8 @@ _MOST = 2**16
 def _iota(*, dtype: Any, shape: Any, dimension: int, **_: Any) -> np.ndarray:
     sizes = [1] * len(shape)
     sizes[dimension] = shape[dimension]
-    return np.broadcast_to(
-        np.arange(shape[dimension], dtype=dtype).reshape(sizes), shape
-    )
+    numbers = np.arange(shape[dimension], dtype=dtype)
+    return np.broadcast_to(numbers.reshape(sizes), shape)
 
 
 def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Any, **_: Any) -> Any:

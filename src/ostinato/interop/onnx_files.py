@@ -107,10 +107,8 @@ class Graph:
             ) from None
         dtype = np.dtype(kind)
         wanted = math.prod(tensor.dims) * dtype.itemsize
-        offset, length = (
-            _number(entries, "offset", 0),
-            _number(entries, "length", wanted),
-        )
+        offset = _number(entries, "offset", 0)
+        length = _number(entries, "length", wanted)
         if offset < 0:
             raise BadFileError(f"`{name}` must begin at 0 or above in {path.name!r}")
         if min([*tensor.dims, length]) < 0 or length != wanted or dtype.hasobject:

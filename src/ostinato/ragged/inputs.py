@@ -149,7 +149,7 @@ class Inputs:
     def _least_derived(self) -> dict[str, int]:
         """The least values of sizes made of others, where they say more than those."""
         least = self._least
-        least = {
+        ranges = {
             name: r._replace(low=min(least[name], r.high))
             for name, r in self.ranges.items()
         }
@@ -157,7 +157,7 @@ class Inputs:
         return {
             d.size: d.min_length
             for d in derived
-            if d.min_length > smallest(d.size, least)
+            if d.min_length > smallest(d.size, ranges)
         }
 
     def context(

@@ -87,15 +87,15 @@ def sum_per_example(x: Array, segments: Segments, batch: int) -> Array:
 
     Tokens of the unused capacity do not count.
     """
-    levels = _levels(segments)
-    sums, of_token, count = widen(x), segments.drop_ids, batch
-    for _ in range(levels):
+    sums = widen(x)
+    for _ in range(_levels(segments)):
         of_token, blocks = _blocks(segments, batch)
         count = blocks.ids.shape[0]
         of_token = jnp.where(segments.valid, of_token, count)  # dropped
         sums = jax.ops.segment_sum(sums, of_token, count, indices_are_sorted=True)
-        segments, of_token = blocks, blocks.ids
-    sums = jax.ops.segment_sum(sums, of_token, batch, indices_are_sorted=True)
+        segments = blocks
+    ids = segments.drop_ids
+    sums = jax.ops.segment_sum(sums, ids, batch, indices_are_sorted=True)
     return sums.astype(x.dtype)
 
 
