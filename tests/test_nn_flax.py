@@ -221,6 +221,8 @@ def test_a_wrong_carry_is_named_in_the_order_of_flax():
     both = Bidirectional(lstm, lstm, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"`initial_carry\[1\]` must be \(c, h\)"):
         both(x, initial_carry=((h, h), (h, h[:1])))
+    with pytest.raises(ValueError, match="`initial_carry` must be a pair.* got 3"):
+        both(x, initial_carry=((h, h),) * 3)
 
 
 class _Doubled(nnx.Linear):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from closures import CountedJit, fast_jit
 from jaxprs import equations_in
-from tolerance import assert_close
+from tolerance import assert_close, assert_same_bits
 
 from ostinato import ragged
 from ostinato.ragged.schedule import tiers
@@ -77,6 +77,18 @@ def test_results_and_gradients_do_not_depend_on_tiers(given):
         want = sum(alone(False)(x, W)[0] for x in xs)
         assert_close(gradients[1], want, terms=100)
     assert compiled.traces == 1
+
+
+def test_tiers_as_an_array():
+    """As `length_tiers` gives them, or from a file."""
+    x = batch(examples((2, 7, 3, 4)))
+    for given in (np.array(GIVEN), list(map(np.array, GIVEN))):
+        y = ragged.vmap(attention, (0, None), tiers=given)(x, W)
+        assert_same_bits(
+            y.data, ragged.vmap(attention, (0, None), tiers=GIVEN)(x, W).data
+        )
+    with pytest.raises(TypeError, match="`tiers` must hold pairs"):
+        ragged.vmap(attention, (0, None), tiers=np.array([3, 7]))(x, W)
 
 
 @pytest.mark.parametrize("given", [GIVEN, 3], ids=str)

@@ -100,7 +100,9 @@ int64_t ChunkOf(const StepCall& call, int64_t bytes) {
     rows = CeilDiv(tokens, std::max<int64_t>(call.steps, 1));
   }
   rows = std::max<int64_t>(rows, 1);
-  const int64_t steps = std::max<int64_t>(most_bytes / (width * rows * bytes + 1), 1);
+  int64_t steps = std::max<int64_t>(most_bytes / (width * rows * bytes + 1), 1);
+  // Sums of several sequences grow by each step, and are put aside after a chunk.
+  if (call.batch > 1) steps = std::min(steps, kStepsOfASum);
   // Gradients are quickest to add up for many tokens, a multiple of this.
   const int64_t whole = std::max<int64_t>(256 / rows, 1);
   return std::min(steps > whole ? steps / whole * whole : steps,

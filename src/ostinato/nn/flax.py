@@ -339,8 +339,14 @@ def _both_networks(
     layers: Any, inputs: Array, carries: Any, seq_lengths: Any
 ) -> list[Imported] | None:
     """Return the directions of one fused network; None if two layers are not that."""
+    carries = (None, None) if carries is None else tuple(carries)
+    if len(carries) != 2:
+        raise ValueError(
+            "`initial_carry` must be a pair, the carry of the forward layer and that "
+            f"of the backward layer, got {len(carries)} of them"
+        )
     found: list[Imported] = []
-    for layer, carry in zip(layers, carries or (None, None), strict=True):
+    for layer, carry in zip(layers, carries, strict=True):
         if type(layer) is not RNN or layer.reverse:
             return None
         network = _network(layer.cell, inputs, carry)

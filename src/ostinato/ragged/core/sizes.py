@@ -305,22 +305,15 @@ def most_tokens(
         if len(names) != 1:
             tokens += max(_bound(term, ranges).high, 0) * batch
             continue
-        # d(n) <= slope * n + rest for all n, so the sum is at most slope * total +
-        # rest * batch, for each slope: the best slope is taken of those that an affine,
-        # a capped and a growing d ask for.
+        # For each line the sum is at most slope * total + rest * batch.
         (name,) = names
-        low, high = ranges[name]
-        n = np.arange(low, high + 1)
-        d = np.maximum(np.broadcast_to(evaluate(term, {name: n}), n.shape), 0)
         total = totals[name]
         if not isinstance(total, int):  # of `jax.export`: whole slopes make a size
-            slope = max(int(np.ceil(np.max(d / np.maximum(n, 1)))), 0)
-            tokens += slope * total + int(np.max(np.ceil(d - slope * n))) * batch
+            slope, rest = _lines_above(term, *ranges[name])[0]
+            tokens += slope * total + int(rest) * batch
             continue
-        slopes = (0.0, d[-1] / max(high, 1), d[-1] - d[-2:][0], d[:2][-1] - d[0])
-        tokens += min(
-            _floor(s * total + np.max(d - s * n) * batch) for s in slopes if s >= 0
-        )
+        lines = _lines_above(term, *ranges[name])
+        tokens += min(_floor(slope * total + rest * batch) for slope, rest in lines)
     if not isinstance(tokens, int):
         return tokens
     return max(min(tokens, largest(dim, ranges) * batch), 0)
@@ -333,12 +326,35 @@ def _floor(value: Any) -> int:
 def _bound(term: str, ranges: Mapping[str, Range]) -> Range:
     names = symbol_names(term)
     if len(names) == 1:
-        (name,) = names
-        low, high = ranges[name]
-        values = evaluate(term, {name: np.arange(low, high + 1)})
-        return Range(int(np.min(values)), int(np.max(values)))
+        return _extremes(term, *ranges[names[0]])
     bound = _evaluate(_parse(term), ranges)
     return bound if isinstance(bound, Range) else Range(int(bound), int(bound))
+
+
+# These two go through all values of a symbol, which takes long if there are millions.
+
+
+@ft.lru_cache(maxsize=4096)
+def _extremes(term: str, low: int, high: int) -> Range:
+    """Return the range of a term of one symbol, whose values are low to high."""
+    (name,) = symbol_names(term)
+    values = evaluate(term, {name: np.arange(low, high + 1)})
+    return Range(int(np.min(values)), int(np.max(values)))
+
+
+@ft.lru_cache(maxsize=4096)
+def _lines_above(term: str, low: int, high: int) -> tuple[tuple[Any, Any], ...]:
+    """Return lines, as (slope, rest), above a term of one symbol from low to high.
+
+    The first is one of integers; the others are those that an affine, a capped and a
+    growing term ask for.
+    """
+    (name,) = symbol_names(term)
+    n = np.arange(low, high + 1)
+    d = np.maximum(np.broadcast_to(evaluate(term, {name: n}), n.shape), 0)
+    whole = max(int(np.ceil(np.max(d / np.maximum(n, 1)))), 0)
+    slopes = (whole, 0.0, d[-1] / max(high, 1), d[-1] - d[-2:][0], d[:2][-1] - d[0])
+    return tuple((s, np.max(d - s * n)) for s in slopes if s >= 0)
 
 
 def _terms(dim: Any) -> list[str]:

@@ -182,13 +182,17 @@ def check_tiers(tiers: Any) -> None:
 
 def _are_pairs(tiers: Any) -> bool:
     """Return whether `tiers` are given themselves, not "auto" or their number."""
-    return isinstance(tiers, Sequence) and not isinstance(tiers, str)
+    return _is_sequence(tiers) and not isinstance(tiers, str)
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim)
 
 
 def _check(tiers: Any, batch: int | None) -> Tiers:
     checked = []
     for tier in tiers:
-        if not (isinstance(tier, Sequence) and len(tier) == 2):
+        if not (_is_sequence(tier) and len(tier) == 2):
             raise TypeError(
                 f"`tiers` must hold pairs (count, max), got {_checks.describe(tier)}"
             )
