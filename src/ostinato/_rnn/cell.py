@@ -114,9 +114,11 @@ class ModeCell:
     def outer(self, a: Array, b: Array) -> Array:
         """Sum outer products over all steps: `[T, B, m], [T, B, n] -> [m, n]`."""
         sizes = a.shape[-1], b.shape[-1]
-        if 1 in sizes and _is_long(a):  # which XLA adds up in one chain, as in `total`
+        if (1 in sizes or max(sizes) < 4) and _is_long(a):
+            # XLA adds up these in one chain, as in `total`.
             a, b = self.widen(self.narrow((a, b)))
-            return self.total(a * b).reshape(sizes)
+            every = a[..., :, None] * b[..., None, :]
+            return self.total(every.reshape(*a.shape[:2], -1)).reshape(sizes)
         # Matrix libraries copy one operand to transpose it; let it be the smaller one.
         # Not in 16 bits: XLA on CPU merges the .T into a product that it cannot run.
         swap = a.shape[-1] > b.shape[-1] and self.dtype == self.wide
