@@ -34,6 +34,32 @@ EVERY = {name: cell for name, (cell, _) in COMPLEX.items()} | {
 every_cell = pytest.mark.parametrize("name", EVERY)
 
 
+@pytest.mark.parametrize(
+    "gates", [(-300, -200), (-200, -300), (300, 200), (-120, -120)]
+)
+def test_gates_of_min_lstm_that_are_0_in_float32(gates):
+    """The share of a gate is that of two numbers, either of which may be nothing."""
+    cell = cells.MinLSTM(1, 1)
+    i, f = gates
+    params = cell.init(KEY)
+    params = params._replace(
+        w_ih=jnp.zeros_like(params.w_ih),
+        b_ih=jnp.array([i, f, 0.75], params.b_ih.dtype).reshape(params.b_ih.shape),
+    )
+
+    def run(params, h):
+        x = jnp.ones((1, 1, 1), jnp.float32)
+        return ost.recurrent_net(cell, x, h, params=params).outputs.sum()
+
+    h = jnp.full((1, 1), 2.0, jnp.float32)
+    got, grads = jax.value_and_grad(run, (0, 1))(params, h)
+    # exp(i) and exp(f), or 1 and 1: the gates are that far from 0.
+    share = 0.5 if min(gates) > 0 else float(np.exp(-np.logaddexp(0, f - i)))
+    np.testing.assert_allclose(got, share * 0.75 + (1 - share) * 2.0, rtol=1e-6)
+    np.testing.assert_allclose(grads[1], [[1 - share]], rtol=1e-6)
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(grads))
+
+
 @dataclasses.dataclass(frozen=True)
 class Stepping:
     """A cell that only steps."""

@@ -1,6 +1,7 @@
 """Dropout and Zoneout: random choices around a cell."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.extend
@@ -178,6 +179,23 @@ def test_dropout_around_what_has_no_single_step():
         net(stacked, params, x, states, recompute=True),
         net(stacked, params, x, states),
     )
+
+
+def test_every_mask_of_dropout_is_drawn_for_itself():
+    cell = cells.Dropout(cells.LSTM(64, 64), inputs=0.5, states=0.5, outputs=0.5)
+    masks = [np.asarray(m) for m in cell.sample(jax.random.key(0), 8).masks]
+    for one, other in itertools.combinations(masks, 2):
+        assert 0.4 < (one == other).mean() < 0.6
+
+
+def test_zoneout_chooses_for_each_state():
+    cell = cells.Zoneout(cells.LSTM(1, 256), 0.5, 0.5).sample(jax.random.key(0))
+    params = jax.tree.map(lambda a: jnp.full_like(a, 0.1), cell.init(cell.key))
+    start = jax.tree.map(lambda a: a + 7.0, cell.initial_state(1))
+    (h, c), _ = cell(params, start, jnp.ones((1, 1), jnp.float32), 0)
+    kept = [np.asarray(a[0] == 7.0) for a in (h, c)]
+    assert all(0.4 < k.mean() < 0.6 for k in kept)
+    assert 0.4 < (kept[0] == kept[1]).mean() < 0.6
 
 
 def test_dropout_draws_anew_and_repeats():

@@ -248,6 +248,17 @@ def test_derivatives_equal_those_of_a_loop(own, way):
         assert_close(one, other, terms=100_000)
 
 
+@pytest.mark.parametrize("channels", [2, 37])
+def test_gradients_of_many_steps_equal_scipy(channels, way):
+    """They are filtered from the end, in blocks of which the last is not full."""
+    b, a = coefficients(5)
+    x, weights = draw(channels, 43), draw(channels, 43, seed=1)
+    run = lambda x: jnp.sum(jnp.asarray(weights) * ost.lfilter(b, a, x))  # noqa: E731
+    got = compiled(jax.grad(run), jnp.asarray(x))
+    want = scipy.signal.lfilter(b, a, weights[:, ::-1])[:, ::-1]
+    assert_close(got, want, terms=10_000)
+
+
 def test_vmap():
     b, a = (jnp.asarray(c) for c in coefficients(2))
     x = jnp.asarray(draw(4, 3, 6))

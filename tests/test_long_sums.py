@@ -113,18 +113,21 @@ def test_gradients_of_values_that_a_step_uses_elementwise(size):
     np.testing.assert_allclose(got, want, rtol=5e-6)
 
 
-@pytest.mark.parametrize("size", [(2, 3), (3, 2)], ids=str)
-def test_matrices_of_few_rows_and_columns_on_xla(size):
-    spec = ost.RNNSpec("rnn_tanh", *size)
+@pytest.mark.parametrize(
+    ("inputs", "hidden", "heads"), [(2, 3, 1), (3, 2, 1), (2, 3, 3)]
+)
+def test_matrices_of_few_rows_and_columns_on_xla(inputs, hidden, heads):
+    spec = ost.RNNSpec("rnn_tanh", inputs, hidden, num_heads=heads)
     rng = np.random.default_rng(4)
     weights = rng.standard_normal(spec.num_params) * 0.1
-    x = rng.standard_normal((400_000, 2, size[0])) * 0.1 + 0.5
+    x = rng.standard_normal((400_000, 2, inputs)) * 0.1 + 0.5
     oracle = functools.partial(plain, spec)
     want = np.asarray(gradient(oracle, jnp.asarray(weights), jnp.asarray(x)))
     run = functools.partial(ost.rnn, spec, backend="xla")
     got = gradient(lambda w, x: run(w, x).y, jnp.float32(weights), jnp.float32(x))
-    w_ih = slice(0, size[0] * size[1])
-    np.testing.assert_allclose(got[w_ih], want[w_ih], rtol=5e-6)
+    layers = (ost.unpack_weights(jnp.asarray(a), spec) for a in (got, want))
+    for a, b in zip(*map(jax.tree.leaves, layers), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=5e-6 * np.abs(b).max())
 
 
 @needs_native

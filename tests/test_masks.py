@@ -91,6 +91,28 @@ def test_gradients_of_a_mask(mode, bidirectional):
     assert abs(jax.grad(value)(1.0) - numeric) < 2e-2 * max(1, abs(numeric))
 
 
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("mode", ["lstm", "gru"])
+def test_passes_of_a_mask_with_resets(mode, time_major):
+    spec, weights, h_0 = network(mode, False)
+    layout = (lambda a: jnp.swapaxes(a, 0, 1)) if time_major else jnp.asarray
+    options = {
+        "mask": layout(MASK), "resets": layout(RESETS), "padding": "hold",
+        "time_major": time_major,
+    }  # fmt: skip
+
+    def loss(weights, x, h_0):
+        out = ost.rnn(spec, weights, x, h_0, **options)
+        return sum(jnp.sum(jnp.sin(a)) for a in jax.tree.leaves(out))
+
+    wanted = jax.grad(loss, (0, 1, 2))(weights, layout(X), h_0)
+    out, reserve = ost.rnn_forward(spec, weights, layout(X), h_0, **options)
+    got = ost.rnn_backward(
+        spec, weights, reserve, jnp.cos(out.y), jax.tree.map(jnp.cos, out.state)
+    )
+    close((got.weights, got.x, got.initial_state), wanted, 1e-5)
+
+
 @pytest.mark.parametrize("mode", ["lstm", "gru"])
 def test_steps_of_active_streams_are_a_mask_with_resets(mode):
     spec, weights, h_0 = network(mode, False)

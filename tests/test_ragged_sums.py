@@ -46,6 +46,23 @@ def test_derivatives_of_values_that_many_tokens_share_keep_their_digits(many):
     np.testing.assert_allclose(got, want, rtol=20 * EPSILON)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sums_of_16_bits_are_made_of_32(dtype):
+    """Derivatives of what many tokens share, and sums, are rounded once."""
+    rng = np.random.default_rng(5)
+    xs = [np.asarray(rng.random(n) + 1, dtype) for n in (200, 3, 255)]
+    batch = ragged.RaggedArray.from_list([jnp.asarray(x) for x in xs])
+
+    def sums(s):
+        return ragged.vmap(lambda x, s: (x * s).sum())(batch, s)
+
+    got, pull_back = jax.vjp(sums, jnp.ones(3, dtype))
+    want = [x.astype(np.float64).sum() for x in xs]
+    rounding = float(jnp.finfo(dtype).eps)
+    for found in (got, *pull_back(jnp.ones(3, dtype))):
+        np.testing.assert_allclose(np.asarray(found, np.float64), want, rtol=rounding)
+
+
 def test_sums_of_millions_of_tokens_keep_their_digits():
     many = 3_000_000
     x = jnp.full(many, 0.1, jnp.float32)

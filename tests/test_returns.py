@@ -185,6 +185,62 @@ def test_dtypes_and_many_sequences(time_major, dtype):
 
 
 @every_layout
+@pytest.mark.parametrize("masks", [False, True])
+def test_many_sequences_of_different_lengths(time_major, masks):
+    """Later vectors of sequences, and later items of work, have their own lengths."""
+    many, steps = 300, 9
+    r, v = draw(many, steps, seed=1), draw(many, steps, seed=2)
+    last, lengths = draw(many, seed=3), np.random.default_rng(4).integers(0, 10, many)
+    ends, cuts = (draw(many, steps, seed=n, low=0) < 0.2 * masks for n in (5, 6))
+    full = [np.full(r.shape, rate) for rate in (0.9, 0.8)]
+    want = gae_loop(r, v, last, *full, ends, cuts, lengths)
+    given = [r, v, *((ends, cuts) if masks else ())]
+    given = [jnp.asarray(x.T if time_major else x) for x in given]
+
+    def run(r, v, *marks):
+        named = dict(zip(("terminations", "truncations"), marks, strict=False))
+        return ost.gae(
+            r, v, jnp.asarray(last), discounts=0.9, lambda_=0.8, **named,
+            seq_lengths=jnp.asarray(lengths), time_major=time_major,
+        ).advantages  # fmt: skip
+
+    got = fast_jit(run)(*given)
+    assert_close(got.T if time_major else got, want, terms=256)
+
+
+@every_layout
+@pytest.mark.parametrize("mapped", ["arrays", "numbers", "last", "lengths"])
+def test_vmap_of_some_arguments(mapped, time_major):
+    layout = (lambda x: np.swapaxes(x, -1, -2)) if time_major else lambda x: x
+    at = {name: (2,) if name == mapped else () for name in ("arrays", "numbers")}
+    given = {
+        "r": layout(draw(*at["arrays"], BATCH, STEPS, seed=1)),
+        "v": layout(draw(BATCH, STEPS, seed=2)),
+        "last": draw(*((2,) if mapped == "last" else ()), BATCH, seed=3),
+        "d": draw(*at["numbers"], seed=4, low=0),
+        "n": np.array([LENGTHS, LENGTHS[::-1]] if mapped == "lengths" else LENGTHS),
+    }
+    own = {"arrays": "r", "numbers": "d", "last": "last", "lengths": "n"}[mapped]
+
+    def run(given):
+        return ost.gae(
+            given["r"], given["v"], given["last"], discounts=given["d"], lambda_=0.8,
+            seq_lengths=given["n"], time_major=time_major,
+        ).advantages  # fmt: skip
+
+    axes = {name: 0 if name == own else None for name in given}
+    given = {name: jnp.asarray(x) for name, x in given.items()}
+    got = fast_jit(jax.vmap(run, (axes,)))(given)
+    none = np.zeros((BATCH, STEPS), bool)
+    for k in range(2):
+        one = {n: np.asarray(x[k] if n == own else x) for n, x in given.items()}
+        rates = [np.full((BATCH, STEPS), rate) for rate in (one["d"], 0.8)]
+        r, v = layout(one["r"]), layout(one["v"])
+        want = gae_loop(r, v, one["last"], *rates, none, none, one["n"])
+        assert_close(layout(got[k]), want, terms=100)
+
+
+@every_layout
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_what_follows_the_end_of_an_episode_does_not_matter(time_major, dtype):
     """A reward that is not finite reaches no step before a truncation or an end."""
