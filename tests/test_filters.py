@@ -267,6 +267,7 @@ def test_vmap():
         ((None, None, 0), (b, a, x)),
         ((0, None, 0), (many, a, x)),
         ((1, None, None), (many.T, a, x[0])),
+        ((0, None, None), (many, a, x[0, :1])),
     ):
         got = fast_jit(jax.vmap(ost.lfilter, axes))(*args)
         for n in range(4):

@@ -21,7 +21,7 @@ from ostinato.apps import display, run
 from ostinato.apps.errors import UserError
 from ostinato.apps.forecast import report, table, use
 from ostinato.apps.forecast.job import Job
-from ostinato.apps.forecast.model import Forecaster, _dropped
+from ostinato.apps.forecast.model import Batch, Forecaster, _dropped
 from ostinato.apps.forecast.train import train
 from ostinato.apps.forecast.windows import Scale, Windows, constant_in
 from ostinato.apps.tensors import MODEL_FILE, RESUME_FILE
@@ -182,6 +182,22 @@ def test_the_forecast_equals_a_float64_loop():
                 segment = y @ p["write"] + p["write_bias"] + x[b, -1, c]
                 want[b, 2 * place : 2 * place + 2, c] = segment
     assert_close(got, want, terms=100)
+
+
+def test_windows_of_weight_0_do_not_count():
+    """They fill up the last batch."""
+    model = Forecaster(3, 6, 4, 2, 4, 0.0)
+    params = model.init(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, 6, 3), np.float32)
+    y = rng.standard_normal((4, 4, 3), np.float32)
+    weights = np.float32([1, 0, 1, 0])
+    error = np.asarray(model.forecast(params, jnp.asarray(x)), np.float64) - y
+    batch = Batch(*map(jnp.asarray, (x, y, weights)))
+    loss = model.loss(params, batch, jax.random.key(1))
+    assert_close(loss, np.abs(error[::2]).mean(), dtype=np.float32, terms=100)
+    want = [(error[::2] ** 2).sum(), np.abs(error[::2]).sum()]
+    assert_close(model.errors(params, *batch), want, dtype=np.float32, terms=100)
 
 
 @pytest.mark.parametrize("rate, dropped", [(0.3, 77 / 256), (0.999, 255 / 256)])

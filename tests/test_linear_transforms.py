@@ -251,6 +251,11 @@ def test_vmap_of_constant_factors_and_masks():
             lambda *x: jnp.stack(x), *[run(one, b[0], lengths[0]) for one in a]
         ),
     )
+    by_time = lambda a, b, n: ours(  # noqa: E731
+        a, jnp.swapaxes(b, 0, 1), None, seq_lengths=n, time_major=True
+    )
+    got_by_time = jax.vmap(by_time)(a, b, lengths)
+    assert_trees_close(jnp.swapaxes(got_by_time[0], 1, 2), got[0])
     inner = jax.vmap(jax.vmap(run, (0, None, None)), (None, 0, 0))(a, b, lengths)
     assert inner[0].shape == (3, 3, BATCH, STEPS, UNITS)
     assert_trees_close(inner[0][1, 2], run(a[2], b[1], lengths[1])[0])

@@ -111,6 +111,27 @@ def test_passes_of_a_mask_with_resets(mode, time_major):
         spec, weights, reserve, jnp.cos(out.y), jax.tree.map(jnp.cos, out.state)
     )
     close((got.weights, got.x, got.initial_state), wanted, 1e-5)
+    plain = {"mask": MASK, "resets": RESETS, "padding": "hold"}
+    y, state = ost.rnn(spec, weights, X, h_0, **plain)
+    close((layout(out.y), out.state), (y, state))
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_dropout_between_layers_is_that_of_a_step_wherever_it_moves(time_major):
+    """Without recurrent weights, the outputs of a step depend on that step alone."""
+    spec, weights, _ = network("rnn_tanh", False)
+    layers = [
+        p._replace(w_hh=jnp.zeros_like(p.w_hh))
+        for p in ost.unpack_weights(weights, spec)
+    ]
+    weights = ost.pack_weights(layers, spec)
+    layout = (lambda a: jnp.swapaxes(a, 0, 1)) if time_major else jnp.asarray
+    options = {"key": jax.random.key(2), "time_major": time_major}
+    x = layout(jnp.nan_to_num(X))
+    whole = ost.rnn(spec, weights, x, **options).y
+    y = ost.rnn(spec, weights, x, mask=layout(MASK), **options).y
+    close(layout(y)[MASK], layout(whole)[MASK])
+    assert not np.allclose(layout(whole), ost.rnn(spec, weights, layout(x)).y)
 
 
 @pytest.mark.parametrize("mode", ["lstm", "gru"])

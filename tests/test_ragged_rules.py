@@ -25,6 +25,17 @@ def equal(got, want, error=1e-12):
         np.testing.assert_allclose(a, b, rtol=error, atol=error)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_pairs_are_sorted_without_the_padding_beside_them(sign):
+    """Of all examples the longest has the most columns; those of others are padding."""
+
+    def run(x):
+        pairs = sign * (jnp.abs(x[:, :1]) + jnp.abs(x[:, 0])[None])
+        return jnp.sort(pairs, 1)[:, 0] - jnp.argsort(-pairs, 1)[:, -1].astype(x.dtype)
+
+    equal(list(ragged.vmap(run)(batch())), one_by_one(run, PARTS))
+
+
 # ---------------------------------------------------------------------- dynamic slices
 
 WINDOWS = {

@@ -52,6 +52,17 @@ def test_what_is_saved_is_loaded(tmp_path, dtype):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_numbers_of_8_bits_are_those_of_their_kind(tmp_path):
+    """One is 0 0111 000 with four bits of exponent, and 0 01111 00 with five."""
+    path = tmp_path / "model.safetensors"
+    for kind, bits in (("F8_E4M3", 0x38), ("F8_E5M2", 0x3C)):
+        header = {"a": {"dtype": kind, "shape": [2], "data_offsets": [0, 2]}}
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + bytes([bits, 0]))
+        (one,) = store.read_tensors(path)[0].values()
+        np.testing.assert_array_equal(np.asarray(one, np.float32), [1, 0])
+
+
 def test_other_readers_find_each_matrix(tmp_path):
     path = tmp_path / "model.safetensors"
     spec = SPECS["encoder"]

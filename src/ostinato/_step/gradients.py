@@ -222,7 +222,8 @@ class _Core(NamedTuple):
         probes = []
         for eqn, _, changing in self.products:
             x, y = struct(eqn.invars[changing].aval), struct(eqn.outvars[0].aval)
-            probes.append((jnp.zeros(x.shape, x.dtype), jnp.zeros(y.shape, y.dtype)))
+            dtype = _factor_dtype(x.dtype, eqn.invars[1 - changing].aval.dtype)
+            probes.append((jnp.zeros(x.shape, dtype), jnp.zeros(y.shape, y.dtype)))
         return (
             [operands[i] for i in self.invariant],
             [operands[num + i] for i in self.inputs],
@@ -262,6 +263,7 @@ class _Core(NamedTuple):
                     return None
                 product, probe = probe_of[id(eqn)]
                 x, weight = values[product.changing], values[1 - product.changing]
+                x = x.astype(_factor_dtype(x.dtype, weight.dtype))
                 return [_product(product, x, weight, *probe)]
 
             results = evaluate(self.step.traced, full, hook)
@@ -284,6 +286,11 @@ class _Core(NamedTuple):
         """Return what the backward step returns, of the cotangents of `variables`."""
         invariant, inputs, states, probes = pulled
         return [*states, *inputs, *invariant, *(a for pair in probes for a in pair)]
+
+
+def _factor_dtype(x: Any, weight: Any) -> Any:
+    """Return the dtype in which `x` is multiplied: integers have no cotangents."""
+    return x if jnp.issubdtype(x, jnp.inexact) else weight
 
 
 @ft.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -51,6 +51,7 @@ from .norm import LayerNormLSTM as LayerNormLSTM
 from .norm import LayerNormMILSTM as LayerNormMILSTM
 from .norm import LayerNormMILSTMParams as LayerNormMILSTMParams
 from .norm import LayerNormParams as LayerNormParams
+from .sampling import sample as sample
 from .stack import Bidirectional as Bidirectional
 from .stack import BothDirections as BothDirections
 from .stack import Stack as Stack

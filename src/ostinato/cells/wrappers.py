@@ -182,7 +182,10 @@ class Dropout(_Wrapper):
                 )
 
     def sample(self, key: Array, batch: int) -> Dropout:
-        """Return the cell with new random masks for `batch` sequences, for training."""
+        """Return the cell with new random masks for `batch` sequences, for training.
+
+        Cells inside keep theirs; `cells.sample` draws all.
+        """
         batch = _checks.check_batch(batch)
         keys = jax.random.split(_checks.check_key(key), 3)
         rates = (self.inputs, self.states, self.outputs)
@@ -320,7 +323,10 @@ class Zoneout(_Wrapper):
             )
 
     def sample(self, key: Array) -> Zoneout:
-        """Return the cell with random choices drawn from `key`, for training."""
+        """Return the cell with random choices drawn from `key`, for training.
+
+        Cells inside keep theirs; `cells.sample` draws all.
+        """
         return dataclasses.replace(self, key=_checks.check_key(key))
 
     def step(self, params: Any, states: Any, inputs_t: Any, t: Array) -> Any:

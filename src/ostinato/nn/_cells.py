@@ -14,8 +14,9 @@ from .. import RNNOutput, _checks, recurrent_net
 from .._padding import select
 from .._rnn.masking import ValidSteps, check_with_mask
 from .._typing import Array, ArrayLike, Bool, Int, Padding
-from ..cells import Bidirectional, Cell, Dropout, Zoneout
+from ..cells import Cell
 from ..cells.base import params_dtype
+from ..cells.sampling import sample
 
 
 def check_cell(cell: Any) -> Cell:
@@ -69,7 +70,7 @@ def run_cell(
     first = _leaves(x, "x", 2)[0]
     steps, batch = first.shape[axis], first.shape[1 - axis]
     if key is not None:
-        cell = sample(cell, _checks.check_key(key), batch)
+        cell = sample(cell, key, batch)
     if states is None:
         states = initial_state(cell, params, batch)
     valid = reset_at_end = None
@@ -156,57 +157,6 @@ def _spread(valid: ValidSteps, y: Array, axis: int, padding: str) -> Array:
         none = jax.lax.slice_in_dim(y, 0, 0, axis=axis)
         first = jnp.sum(none, axis, dtype=y.dtype)  # zeros, even without a step
     return valid.spread(y, axis, first)
-
-
-# ------------------------------------------------------------------ random choices
-
-
-def is_random(cell: Any) -> bool:
-    """Return whether a cell has wrappers whose random choices are yet to be drawn."""
-    if isinstance(cell, tuple):
-        return any(map(is_random, cell))
-    if isinstance(cell, Dropout) and cell.masks is None:
-        if cell.inputs or cell.states or cell.outputs:
-            return True
-    if isinstance(cell, Zoneout) and cell.key is None and (cell.h_rate or cell.c_rate):
-        return True
-    return any(map(is_random, _inner(cell).values()))
-
-
-def sample(cell: Any, key: Array, batch: Any) -> Any:
-    """Return a cell with the random choices of its wrappers drawn, for one call."""
-    if not is_random(cell):
-        return cell
-    if isinstance(cell, tuple):
-        keys = jax.random.split(key, len(cell))
-        return tuple(sample(c, k, batch) for c, k in zip(cell, keys, strict=True))
-    inner = _inner(cell)
-    own, *keys = jax.random.split(key, len(inner) + 1)
-    drawn = {
-        name: sample(part, k, batch)
-        for k, (name, part) in zip(keys, inner.items(), strict=True)
-    }
-    cell = dataclasses.replace(cell, **drawn)
-    if isinstance(cell, Dropout) and cell.masks is None:
-        return cell.sample(own, batch)
-    if isinstance(cell, Zoneout) and cell.key is None:
-        return cell.sample(own)
-    return cell
-
-
-def _inner(cell: Any) -> dict[str, Any]:
-    """Return the fields of a cell that are cells, or tuples of cells."""
-    if isinstance(cell, Bidirectional):
-        return cell.both._asdict()  # None stands for a second cell like the first
-    fields = dataclasses.fields(cell) if dataclasses.is_dataclass(cell) else ()
-    values = {field.name: getattr(cell, field.name) for field in fields}
-    return {name: value for name, value in values.items() if _is_cell(value)}
-
-
-def _is_cell(value: Any) -> bool:
-    if type(value) is tuple:
-        return all(isinstance(part, Cell) for part in value)
-    return isinstance(value, Cell)
 
 
 # ------------------------------------------------------------------------- serving

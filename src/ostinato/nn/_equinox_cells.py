@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from .. import RNNOutput, _checks
 from .._typing import Array, ArrayLike, Bool, Int, Padding
 from ..cells import Cell
+from ..cells.sampling import is_random
 from . import _cells
 from ._cells import FrozenCell
 from ._equinox_layers import DropoutSwitch, call_key
@@ -67,7 +68,7 @@ class Recurrent(eqx.Module):
         self.recompute = _cells.check_recompute(recompute)
         self.segment_length = segment_length
         self.params = self.cell.init(_checks.check_key(key), dtype)
-        self.dropout = DropoutSwitch() if _cells.is_random(cell) else None
+        self.dropout = DropoutSwitch() if is_random(cell) else None
 
     def __call__(
         self,
@@ -110,7 +111,7 @@ class Recurrent(eqx.Module):
             ValueError: there are random choices, no inference mode, and no `key`.
         """
         cell = self.cell if cell is None else cell
-        key = call_key(self.dropout, key, _cells.is_random(cell))
+        key = call_key(self.dropout, key, is_random(cell))
         return _cells.run_cell(
             cell,
             self.params,

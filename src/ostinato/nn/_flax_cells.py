@@ -12,6 +12,7 @@ from flax import nnx
 from .. import RNNOutput, _checks
 from .._typing import Array, ArrayLike, Bool, Int, Padding
 from ..cells import Cell
+from ..cells.sampling import is_random
 from . import _cells
 from ._cells import FrozenCell
 from ._flax_rngs import call_key, check_rngs, dropout_stream
@@ -70,7 +71,7 @@ class Recurrent(nnx.Module):
         self.deterministic = False
         params = self.cell.init(check_rngs(rngs).params(), dtype)
         self.params: Any = nnx.data(jax.tree.map(nnx.Param, params))
-        random = _cells.is_random(cell)
+        random = is_random(cell)
         self.rngs = dropout_stream(rngs) if random else nnx.data(None)
 
     def __call__(
@@ -114,7 +115,7 @@ class Recurrent(nnx.Module):
             ValueError: there are random choices, and neither a `key` nor a stream.
         """
         cell = self.cell if cell is None else cell
-        key = call_key(self, key, _cells.is_random(cell))
+        key = call_key(self, key, is_random(cell))
         return _cells.run_cell(
             cell,
             self._arrays(),
