@@ -26,6 +26,9 @@ from tolerance import assert_close
 
 import ostinato as ost
 from ostinato import cells
+from ostinato.cells import sampling
+
+KEY = jax.random.key(0)
 
 
 def close(got, want, terms=500):
@@ -179,6 +182,44 @@ def test_dropout_around_what_has_no_single_step():
         net(stacked, params, x, states, recompute=True),
         net(stacked, params, x, states),
     )
+
+
+NESTED = {
+    "dropout of zoneout": lambda: cells.Dropout(
+        cells.Zoneout(cells.GRU(3, 4), 0.5), inputs=0.5
+    ),
+    "stack of dropout": lambda: cells.Stack(
+        (cells.GRU(3, 4), cells.Dropout(cells.GRU(4, 4), outputs=0.5))
+    ),
+    "both directions": lambda: cells.Bidirectional(
+        cells.Residual(cells.Dropout(cells.GRU(3, 3), states=0.5))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_sample_draws_all_choices_in_a_cell(name):
+    cell = NESTED[name]()
+    params, x = cell.init(KEY), jnp.ones((5, 6, 3), jnp.float32)
+
+    def run(cell):
+        h_0 = cell.initial_state(5)
+        return np.asarray(ost.recurrent_net(cell, x, h_0, params=params).outputs)
+
+    first, again, other = (
+        cells.sample(cell, jax.random.key(n), batch=5) for n in (0, 0, 1)
+    )
+    assert not sampling.is_random(first) and sampling.is_random(cell)
+    assert (run(first) == run(again)).all()
+    assert (run(first) != run(other)).any() and (run(first) != run(cell)).any()
+    kept = cells.sample(first, jax.random.key(2), batch=5)  # they are drawn already
+    assert (run(kept) == run(first)).all()
+    plain = cells.GRU(3, 4)
+    assert cells.sample(plain, KEY, 5) is plain
+    with pytest.raises(TypeError, match="`cell` must be a cell"):
+        cells.sample(3, KEY, 5)
+    with pytest.raises(TypeError, match="key"):
+        cells.sample(cell, 3.5, 5)
 
 
 def test_every_mask_of_dropout_is_drawn_for_itself():

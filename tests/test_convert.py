@@ -265,7 +265,7 @@ def test_files_of_keras(tmp_path, suffix):
 
 def test_whole_modules_and_missing_folders_are_one_line(tmp_path):
     torch = pytest.importorskip("torch")
-    path = tmp_path / "module.pt"
+    path = tmp_path / "module.pth"
     torch.save(torch.nn.LSTM(2, 3), path)
     said = one_line(ostinato(path, tmp_path / "o.safetensors"))
     assert "save module.state_dict() instead" in said

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.cells import sampling
 from ostinato.nn import _cells, _layers
 
 B, T, IN, H = 3, 6, 4, 5
@@ -142,9 +143,9 @@ def test_random_choices_are_drawn_in_every_wrapper():
     cell = cells.Stack(
         (cells.Bidirectional(inner), cells.Dropout(cells.GRU(2 * H, H), outputs=0.5))
     )
-    assert _cells.is_random(cell) and not _cells.is_random(cells.Stack((CELL,)))
-    drawn = _cells.sample(cell, jax.random.key(0), B)
-    assert not _cells.is_random(drawn)
+    assert sampling.is_random(cell) and not sampling.is_random(cells.Stack((CELL,)))
+    drawn = cells.sample(cell, jax.random.key(0), B)
+    assert not sampling.is_random(drawn)
     first, second = drawn.cells[0].both
     assert first.key is not None and not np.array_equal(
         *map(jax.random.key_data, (first.key, second.key))

@@ -58,6 +58,36 @@ def assert_same(got, want, tolerance=1e-9):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+WHOLE_NUMBERS = {
+    "bool inputs": lambda p, h, x: (h, (x > 0.3) @ p["w"]),
+    "spikes": lambda p, h, x: (h * (h <= 0.2), x @ p["w"] + (h > 0.2) @ p["u"]),
+    "integers": lambda p, h, x: (h, x @ p["w"] + (8 * h).astype(jnp.int32) @ p["u"]),
+    "one-hot": lambda p, h, x: (
+        h, (x[:, :1].astype(jnp.int32) == jnp.arange(4)[None]) @ p["u"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHOLE_NUMBERS)
+def test_products_of_bools_and_integers_have_gradients(name):
+    """Whole numbers have no derivative, but what they are multiplied by has."""
+
+    def step(p, h, x, t):
+        kept, more = WHOLE_NUMBERS[name](p, h, x)
+        h = jnp.tanh(0.5 * kept + more)
+        return h, h
+
+    def along(backend, *arguments):
+        run = lambda p: gradient_of(step)(backend, p, *arguments[1:])  # noqa: E731
+        return jax.jvp(run, arguments[:1], arguments[:1])[1]
+
+    p = {"w": draw(0, 3, 4), "u": draw(1, 4, 4)}
+    arguments = p, draw(2, B, T, 3), draw(3, B, 4)
+    with jax.numpy_dtype_promotion("standard"):
+        assert_same(*native_or_not(gradient_of(step), *arguments))
+        assert_same(*native_or_not(along, *arguments))
+
+
 def test_a_stored_product_of_heads_that_the_step_also_reads():
     """The product may not wait for the end of a chunk because it is stored."""
 

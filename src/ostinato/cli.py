@@ -294,7 +294,7 @@ def convert(
         typer.Argument(
             metavar="IN",
             parser=cli_training.file,
-            help="A .pt .safetensors .keras .h5 .onnx file.",
+            help="A .pt .pth .safetensors .keras .h5 .onnx file.",
         ),
     ],
     target: Annotated[

@@ -123,7 +123,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Saved]:
 
     Returns:
         The networks by name, in the dtype that was written. float64 needs
-        `jax_enable_x64`, as everywhere in JAX.
+        `jax_enable_x64`, as everywhere in JAX. The `metadata` of `save` are those of
+        the file: `safetensors.safe_open(path, "numpy").metadata()`.
 
     Raises:
         TypeError: `path` is no path.

@@ -73,6 +73,11 @@ def _tensors(spec: RNNSpec) -> list[tuple[int, str, tuple[int, ...]]]:
 
 def as_flat(weights: Any, name: str = "weights") -> Array:
     """Return weights as an array; raise TypeError if they are those of layers."""
+    if isinstance(weights, RNNSpec):
+        raise TypeError(
+            f"`{name}` must be the flat vector [num_params], got a spec; the spec is "
+            "the first argument of what runs, and the last of what packs and unpacks"
+        )
     layers = weights if isinstance(weights, (list, tuple)) else ()
     if any(isinstance(layer, LayerWeights) for layer in layers):
         raise TypeError(

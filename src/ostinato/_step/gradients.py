@@ -28,6 +28,7 @@ from .jaxprs import (
     run_one,
     split_at,
     struct,
+    type_of,
     unique,
     variables,
 )
@@ -221,8 +222,9 @@ class _Core(NamedTuple):
         first = num + self.step.num_inputs
         probes = []
         for eqn, _, changing in self.products:
-            x, y = struct(eqn.invars[changing].aval), struct(eqn.outvars[0].aval)
-            dtype = _factor_dtype(x.dtype, eqn.invars[1 - changing].aval.dtype)
+            x, weight = type_of(eqn.invars[changing]), type_of(eqn.invars[1 - changing])
+            y = type_of(eqn.outvars[0])
+            dtype = _factor_dtype(x.dtype, weight.dtype)
             probes.append((jnp.zeros(x.shape, dtype), jnp.zeros(y.shape, y.dtype)))
         return (
             [operands[i] for i in self.invariant],

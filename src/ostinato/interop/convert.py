@@ -1,7 +1,7 @@
 """Files of one library to files of another: what `ostinato convert` does.
 
-The suffix of a file tells its kind: `.pt`, `.safetensors`, `.keras`, `.h5` and `.onnx`
-are read, `.safetensors`, `.onnx` and `.pt` are written.
+The suffix of a file tells its kind: `.pt`, `.pth`, `.safetensors`, `.keras`, `.h5` and
+`.onnx` are read, `.safetensors`, `.onnx` and `.pt` are written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .imported import Contents, Imported
 
 __all__ = ["SOURCES", "TARGETS", "convert", "read"]
 
-SOURCES = (".pt", ".safetensors", ".keras", ".h5", ".onnx")
+SOURCES = (".pt", ".pth", ".safetensors", ".keras", ".h5", ".onnx")
 TARGETS = (".safetensors", ".onnx", ".pt")
 _UNNAMED = "rnn"
 
@@ -36,7 +36,7 @@ def convert(
     """Write the recurrent networks of one file to another one.
 
     Args:
-        source: `.pt`, `.safetensors`, `.keras`, `.h5` or `.onnx`.
+        source: `.pt`, `.pth`, `.safetensors`, `.keras`, `.h5` or `.onnx`.
         target: another file than `source` and, for `.onnx`, those with its data:
             `.safetensors`, `.onnx`, for which there must be one network, or `.pt`.
             Nothing is written if there is no network.
@@ -206,6 +206,7 @@ def _to_torch(
 
 _READERS = {
     ".pt": _from_torch,
+    ".pth": _from_torch,
     ".safetensors": _from_safetensors,
     ".keras": keras.read_file,
     ".h5": keras.read_file,

@@ -186,7 +186,7 @@ def _are_pairs(tiers: Any) -> bool:
 
 
 def _is_sequence(value: Any) -> bool:
-    return isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim)
+    return isinstance(value, Sequence) or getattr(value, "ndim", 0) > 0
 
 
 def _check(tiers: Any, batch: int | None) -> Tiers:
