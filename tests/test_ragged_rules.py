@@ -36,6 +36,54 @@ def test_pairs_are_sorted_without_the_padding_beside_them(sign):
     equal(list(ragged.vmap(run)(batch())), one_by_one(run, PARTS))
 
 
+WAYS = {
+    "subtract": lambda ref, x: ref.subtract(2.0 * x),
+    "add": lambda ref, x: ref.add(2.0 * x),
+    "multiply": lambda ref, x: ref.multiply(2.0 * x),
+    "min": lambda ref, x: ref.min(0.0 * x),
+    "max": lambda ref, x: ref.max(0.0 * x),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_every_way_to_write_into_a_part(name):
+    """At a fixed place, at tokens, along an axis, and twice at the same place."""
+
+    def run(x, w):
+        write = WAYS[name]
+        last = jnp.array([x.shape[0] - 1, 0])
+        return (
+            write(x.at[0], x[-1]), write(x.at[last], x[:1]), write(x.at[:, 1], x[:, 0]),
+            write(w.at[jnp.array([2, 2])], x[:1].sum()),
+        )  # fmt: skip
+
+    w = jnp.asarray(ROWS[0])
+    got = ragged.vmap(run, in_axes=(0, None))(batch(), w)
+    want = one_by_one(lambda x: run(x, w), PARTS)
+    for part in range(4):
+        equal(list(got[part]), [one[part] for one in want])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_last_state_of_an_empty_example_is_its_first(reverse):
+    rows = [jnp.asarray(ROWS[a:b]) for a, b in ((0, 3), (3, 3), (3, 7))]
+    h_0 = jnp.asarray(np.random.default_rng(9).standard_normal((3, 4)))
+
+    def run(x, h_0):
+        out = ost.linear_recurrence(
+            jnp.full(4, 0.5), x[None], h_0[None], reverse=reverse
+        )
+        return out[1][0]
+
+    got = ragged.vmap(run, min_length=0)(ragged.RaggedArray.from_list(rows), h_0)
+    want = []
+    for x, h in zip(rows, h_0, strict=True):
+        for row in x[::-1] if reverse else x:
+            h = 0.5 * h + row
+        want.append(h)
+    equal(got, want)
+
+
 # ---------------------------------------------------------------------- dynamic slices
 
 WINDOWS = {
