@@ -379,13 +379,19 @@ def test_what_cannot_be_taken_apart_runs_as_scan():
         return h @ p, h
 
     def keys(p, states, x, t):
-        h, key = states
-        key, used = jax.random.split(key)
-        return (h @ p + jax.random.normal(used, h.shape), key), h
+        h, data = states
+        split = jax.vmap(jax.random.split)(jax.random.wrap_key_data(data))
+        noise = jax.vmap(lambda key: jax.random.normal(key, (3,)))(split[:, 0])
+        return (h @ p + noise, jax.random.key_data(split[:, 1])), h
 
     h, u, x = jnp.ones((2, 3)), jnp.eye(3), jnp.ones((2, 4, 1))
     run = functools.partial(ost.recurrent_net, inputs=x, params=u)
-    assert run(show, initial_states=h).outputs.shape == (2, 4, 3)
+    np.testing.assert_array_equal(run(show, initial_states=h).outputs, 1.0)
+    start = h, jax.random.key_data(jax.random.split(jax.random.key(0), 2))
+    steps = jnp.arange(4)
+    want = jax.lax.scan(lambda s, t: keys(u, s, x[:, 0], t), start, steps)[1]
+    got = run(keys, initial_states=start).outputs
+    np.testing.assert_allclose(got, jnp.swapaxes(want, 0, 1), rtol=1e-12)
     complex_h = h.astype(complex)
     out = run(lambda p, h, x, t: (h @ p.astype(complex), h), initial_states=complex_h)
     np.testing.assert_array_equal(out.states, complex_h)

@@ -33,3 +33,12 @@ def test_updates_are_those_of_adamw_with_clipped_gradients():
         np.testing.assert_allclose(state.params["a"], p, rtol=1e-5)
         np.testing.assert_allclose(state.averaged["a"], average, rtol=1e-5)
     assert state.step == 3
+
+
+def test_the_learning_rate_rises_and_falls():
+    rate = training.learning_rate
+    assert rate(2.0, 0, 0.0) == 2.0 / training.WARM_UP
+    assert rate(2.0, training.WARM_UP // 2 - 1, 0.0) == 1.0
+    assert rate(2.0, training.WARM_UP, 0.0) == 2.0
+    assert rate(2.0, training.WARM_UP, 0.75) == 0.5
+    assert rate(2.0, 10**6, 1.0) == rate(2.0, 10**6, 1.5) == 0.0
