@@ -300,6 +300,29 @@ def test_errors_name_the_argument(name):
 
 
 BATCH = RaggedArray(jnp.ones(5), [2, 3])
+
+
+def test_more_tokens_than_places_have_numbers():
+    data = jax.ShapeDtypeStruct((2**31 + 10,), jnp.int8)
+    with pytest.raises(ValueError, match="fewer than 2\\*\\*31 tokens .* 2147483658"):
+        jax.eval_shape(lambda data: RaggedArray(data, [5, 3]), data)
+    few = jax.ShapeDtypeStruct((8, 3), jnp.float32)
+    lengths = np.full(2**17, 0, np.int32)
+    run = ragged.vmap(lambda x: x @ x.T @ x)
+    with pytest.raises(NotImplementedError, match="131072 of up to 32768 tokens"):
+        jax.eval_shape(lambda x: run(RaggedArray(x, lengths, max_length=2**15)), few)
+
+
+def test_padded_examples_are_read_at_two_places():
+    """One place, of all examples one after another, would not fit into int32."""
+    x = jax.ShapeDtypeStruct((46_400, 46_400), jnp.int8)
+    lengths = np.full(46_400, 2, np.int32)
+    run = jax.make_jaxpr(
+        lambda x: RaggedArray.from_padded(x, lengths, capacity=92_800).data
+    )
+    assert "start_index_map=(0, 1)" in str(run(x))
+
+
 AS_ARRAY = {
     "add": lambda: BATCH + 1,
     "radd": lambda: 2 * BATCH,

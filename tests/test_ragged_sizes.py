@@ -134,3 +134,21 @@ def test_a_second_call_outside_of_jit_traces_nothing_that_jax_keeps():
             ragged.RaggedArray.from_list([jnp.ones(3), jnp.ones(2)])
         )
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    "term", ["n", "2*n - 3", "-n + 5", "n*3 - (n - 4)*2", "7 - 3*n"]
+)
+def test_bounds_of_an_affine_size_are_those_of_all_values(term):
+    """They are computed from its ends, since there may be millions of values."""
+    for low, high in ((0, 0), (0, 1), (1, 9), (3, 4)):
+        values = [sizes.evaluate(term, {"n": n}) for n in range(low, high + 1)]
+        ranges = {"n": sizes.Range(low, high)}
+        assert sizes.largest(term, ranges) == max(0, *values)
+        assert sizes.smallest(term, ranges) == min(values)
+        for lengths in itertools.product(range(low, high + 1), repeat=2):
+            total = sum(lengths)
+            used = sum(max(0, sizes.evaluate(term, {"n": n})) for n in lengths)
+            assert used <= sizes.most_tokens(term, ranges, {"n": total}, 2)
+    a_billion = {"n": sizes.Range(0, 10**9)}
+    assert sizes.most_tokens("n + 1", a_billion, {"n": 100}, 3) == 103

@@ -118,6 +118,11 @@ def _token_index(call: RNNCall, packed: Packed, operands: Operands) -> _TokenInd
     buffers = packed.buffers
     steps, batch = call.sizes(operands)
     capacity, each = operands.x.shape[0] // buffers, batch // buffers
+    if isinstance(steps, int) and isinstance(batch, int) and steps * batch >= 2**31:
+        raise NotImplementedError(
+            f"concatenated sequences run as padded ones on xla, of which {batch} of "
+            f"{steps} steps have 2**31 places or more; give fewer sequences to a call"
+        )
     # All of shape [buffers, each] and counted from the first token of the buffer.
     held = jnp.clip(operands.segment_lengths, 0, capacity).reshape(buffers, each)
     ends = jnp.minimum(jnp.cumsum(held, axis=1, dtype=jnp.int32), capacity)

@@ -15,6 +15,7 @@ from ... import _checks
 from ..._rnn.sharding import make_varying
 from ..._typing import Array
 from ..primitives.relocate import Sources
+from ..types.checks import check_padded
 from ..types.segments import Segments, UsedCapacity, is_inside, positions
 from . import sizes
 from .symbols import Symbols
@@ -141,6 +142,7 @@ class BatchSizes:
         """Return the token of each padded element, and the inverse map."""
 
         def sources() -> tuple[Sources, Sources]:
+            check_padded(self.batch, self.max(dim))
             tokens, inside = self.padded_tokens(dim), self._inside(dim)
             elements = _padded_elements(self.segments(dim), self.max(dim))
             return Sources(tokens.reshape(-1), inside.reshape(-1)), elements

@@ -331,14 +331,10 @@ def _bound(term: str, ranges: Mapping[str, Range]) -> Range:
     return bound if isinstance(bound, Range) else Range(int(bound), int(bound))
 
 
-# These two go through all values of a symbol, which takes long if there are millions.
-
-
 @ft.lru_cache(maxsize=4096)
 def _extremes(term: str, low: int, high: int) -> Range:
     """Return the range of a term of one symbol, whose values are low to high."""
-    (name,) = symbol_names(term)
-    values = evaluate(term, {name: np.arange(low, high + 1)})
+    _, values = _samples(term, low, high)
     return Range(int(np.min(values)), int(np.max(values)))
 
 
@@ -349,12 +345,40 @@ def _lines_above(term: str, low: int, high: int) -> tuple[tuple[Any, Any], ...]:
     The first is one of integers; the others are those that an affine, a capped and a
     growing term ask for.
     """
-    (name,) = symbol_names(term)
-    n = np.arange(low, high + 1)
-    d = np.maximum(np.broadcast_to(evaluate(term, {name: n}), n.shape), 0)
+    n, d = _samples(term, low, high)
+    d = np.maximum(d, 0)
     whole = max(int(np.ceil(np.max(d / np.maximum(n, 1)))), 0)
     slopes = (whole, 0.0, d[-1] / max(high, 1), d[-1] - d[-2:][0], d[:2][-1] - d[0])
     return tuple((s, np.max(d - s * n)) for s in slopes if s >= 0)
+
+
+def _samples(term: str, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return values of the symbol of a term, and those of the term at them.
+
+    They are all values, of which there may be millions; of an affine term two at each
+    end, which tell the same.
+    """
+    (name,) = symbol_names(term)
+    if _is_affine(_parse(term)):
+        n = np.unique(np.clip([low, low + 1, high - 1, high], low, high))
+    else:
+        n = np.arange(low, high + 1)
+    return n, np.broadcast_to(evaluate(term, {name: n}), n.shape)
+
+
+def _is_affine(node: ast.expr) -> bool:
+    match node:
+        case ast.Constant() | ast.Name():
+            return True
+        case ast.UnaryOp(operand=operand):
+            return _is_affine(operand)
+        case ast.BinOp(op=ast.Add() | ast.Sub(), left=left, right=right):
+            return _is_affine(left) and _is_affine(right)
+        case ast.BinOp(op=ast.Mult(), left=left, right=right):
+            constant = not symbol_names(ast.unparse(left))
+            constant |= not symbol_names(ast.unparse(right))
+            return constant and _is_affine(left) and _is_affine(right)
+    return False
 
 
 def _terms(dim: Any) -> list[str]:

@@ -17,6 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from ..._typing import Array
+from ..types.checks import check_padded
 from ..types.segments import along, positions
 from .constant import constant
 
@@ -95,6 +96,7 @@ def _batch(arrays: Any, axes: Any, *, axis: int) -> tuple[Array, int]:
 
 def _merged(sources: Sources, elements: int) -> Sources:
     """Merge `[batch, places]` into one map, for operands put one after another."""
+    check_padded(sources.element.shape[0], elements)
     first = elements * positions(sources.element.shape[0])[:, None]
     element = jnp.clip(sources.element, 0, max(elements - 1, 0)) + first
     return Sources(element.reshape(-1), sources.valid.reshape(-1))

@@ -27,6 +27,7 @@ from ..core.context import Context
 from ..core.sizes import symbolic_axes
 from ..core.stand_ins import StandIns
 from ..core.values import Flat, Padded, Shared, Value, ragged_axes
+from ..types.checks import check_padded
 from ..types.segments import positions
 from .scan import Scan
 
@@ -214,6 +215,7 @@ class _Loop:
         ctx, dim = self.ctx, shape[0]
         if padded:
             segments = ctx.segments(dim)
+            check_padded(ctx.batch, y.shape[0])
             tokens = segments.position * ctx.batch + segments.ids
             tokens = jnp.clip(tokens, 0, y.shape[0] * ctx.batch - 1)
             y = jnp.take(lax.collapse(y, 0, 2), tokens, 0)

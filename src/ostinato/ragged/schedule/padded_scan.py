@@ -18,6 +18,7 @@ from ..core.context import Context
 from ..core.sizes import symbolic_axes
 from ..core.stand_ins import StandIns
 from ..core.values import Flat, Padded, Shared, Value
+from ..types.checks import check_padded
 from ..types.segments import along, positions
 from .scan import Scan
 
@@ -92,6 +93,7 @@ def _select(condition: Array, a: Array, b: Array) -> Array:
 def _output(ctx: Context, y: Array, shape: tuple[Any, ...]) -> Value:
     if len(symbolic_axes(shape)) > 1:
         return Padded(jnp.moveaxis(y, 0, 1), shape)
+    check_padded(ctx.batch, y.shape[0])
     segments = ctx.segments(shape[0])
     tokens = segments.position * ctx.batch + segments.ids
     tokens = jnp.clip(tokens, 0, y.shape[0] * ctx.batch - 1)

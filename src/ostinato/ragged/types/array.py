@@ -26,6 +26,7 @@ from .capacity import Size, chosen_size, round_capacity, round_length
 from .checked import checked
 from .checks import (
     check_axis,
+    check_capacity,
     check_fit,
     check_given,
     check_index,
@@ -107,6 +108,7 @@ class RaggedArray(NoArray):
         given = check_given(lengths)
         lengths = _checks.as_int32(given)
         capacity = data.shape[axis]
+        check_capacity(capacity)
         if max_length is None:
             concrete = _checks.is_concrete(lengths)
             max_length = max(longest_of(given) if concrete else capacity, 1)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ... import _checks
 from ..._typing import Array
@@ -87,8 +86,13 @@ def pack_padded(x: Array, lengths: Array, capacity: int) -> Array:
         lengths: int32 `[batch]`.
         capacity: the tokens of the result.
     """
-    begins = x.shape[1] * positions(x.shape[0])
-    return take_tokens(lax.collapse(x, 0, 2), begins, lengths, 0, capacity)
+    if 0 in x.shape[:2]:
+        return jnp.zeros((capacity, *x.shape[2:]), x.dtype)
+
+    def take(segments: Segments) -> Array:  # two places: one could be beyond int32
+        return x.at[segments.ids, segments.position].get(mode="clip")
+
+    return _used_tokens(take, lengths, 0, capacity)
 
 
 @ft.partial(jax.jit, static_argnums=(3, 4), inline=True)
@@ -107,14 +111,24 @@ def take_tokens(
     if lengths.shape[0] == 0 or data.shape[axis] == 0:
         shape = (*data.shape[:axis], capacity, *data.shape[axis + 1 :])
         return jnp.zeros(shape, data.dtype)
+
+    def take(segments: Segments) -> Array:
+        tokens = begins[segments.ids] + segments.position
+        return jnp.take(data, tokens, axis, mode="clip")
+
+    return _used_tokens(take, lengths, axis, capacity)
+
+
+def _used_tokens(
+    take: Callable[[Segments], Array], lengths: Array, axis: int, capacity: int
+) -> Array:
+    """Return what `take` gives for each token, and zeros after the last one."""
     used = UsedCapacity.of(lengths, capacity)
-    segments = Segments.of(lengths, capacity, used)
-    tokens = begins[segments.ids] + segments.position
-    taken = jnp.take(data, tokens, axis, mode="clip")
-    if jnp.issubdtype(data.dtype, jax.dtypes.prng_key):
+    taken = take(Segments.of(lengths, capacity, used))
+    if jnp.issubdtype(taken.dtype, jax.dtypes.prng_key):
         return taken
-    valid = along(used.valid, axis, data.ndim)
-    return jnp.where(valid, taken, jnp.zeros((), data.dtype))
+    valid = along(used.valid, axis, taken.ndim)
+    return jnp.where(valid, taken, jnp.zeros((), taken.dtype))
 
 
 def unpack_padded(

@@ -23,6 +23,29 @@ def check_axis(axis: Any, ndim: int) -> int:
     return int(axis) % ndim
 
 
+MOST_PLACES = 2**31 - 1  # of tokens and elements: their places are int32
+
+
+def check_capacity(capacity: Any) -> None:
+    """Raise ValueError if there are more tokens than places have numbers."""
+    if isinstance(capacity, int) and capacity > MOST_PLACES:
+        raise ValueError(
+            "`data` must have fewer than 2**31 tokens on its ragged axis, got "
+            f"{capacity}; make several batches of them"
+        )
+
+
+def check_padded(batch: Any, longest: Any) -> None:
+    """Raise NotImplementedError if padded examples have more places than numbers."""
+    if isinstance(batch, int) and isinstance(longest, int):
+        if batch * longest > MOST_PLACES:
+            raise NotImplementedError(
+                f"ragged.vmap: this needs padded examples, of which {batch} of up to "
+                f"{longest} tokens have 2**31 places or more; choose a lower "
+                "`max_length`, or map fewer examples at a time"
+            )
+
+
 def check_given(lengths: Any, name: str = "lengths") -> Any:
     """Return lengths `[batch]` as given, an array of integers of numpy or JAX."""
     lengths = _checks.check_integers(name, lengths)
