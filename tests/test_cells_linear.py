@@ -437,3 +437,59 @@ def test_outputs_of_wrapped_cells_keep_a_short_dtype(options, dtype):
         assert out.outputs.dtype == dtype
         shapes = jax.tree.map(lambda a: (a.shape, a.dtype), (given, out.states))
         assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("steps", [BATCH, STEPS])
+def test_held_states_of_time_major_sequences_equal_numpy(reverse, steps):
+    """All states past the end of a sequence are its final or its initial ones."""
+    cell, lengths = cells.MinGRU(INPUTS, HIDDEN), (2, 0, 3)
+    params, x, h = make(cell)
+    x, h = x[:, :steps], h + jnp.arange(1.0, BATCH + 1)[:, None]
+    p = jax.tree.map(np.asarray, params)
+    want = net64.run(
+        lambda p, s, x, t: cells64.min_gru(p, s, x),
+        *map(np.asarray, (x, h)),
+        params=p,
+        lengths=lengths,
+        reverse=reverse,
+    )
+    got = ost.recurrent_net(
+        cell, jnp.swapaxes(x, 0, 1), h, params=params, time_major=True,
+        seq_lengths=jnp.array(lengths), reverse=reverse, return_all_states=True,
+    )  # fmt: skip
+    for name in ("outputs", "all_states"):
+        sequences = jnp.swapaxes(getattr(got, name), 0, 1)
+        assert_trees_close(sequences, getattr(want, name))
+    assert_trees_close(got.states, want.states)
+
+
+@every_cell
+def test_no_two_parameters_are_drawn_alike(name):
+    """Real and imaginary parts, and matrices of one shape, are independent."""
+    drawn = [np.ravel(a) for a in jax.tree.leaves(EVERY[name].init(KEY))]
+    drawn = [a for a in drawn if a.size > 1 and np.ptp(a) > 0]
+    for i, a in enumerate(drawn):
+        for b in drawn[i + 1 :]:
+            if a.size == b.size:
+                assert abs(np.corrcoef(a, b)[0, 1]) < 0.999
+
+
+def test_s5_begins_as_the_real_system_of_hippo():
+    """Responses of half of the eigenvectors are those of the whole real matrix."""
+    size, features = 8, 3
+    p = cells.S5(features, size // 2).init(KEY, jnp.float64)
+    root = np.sqrt(2 * np.arange(size) + 1.0)
+    lower = np.tril(np.outer(root, root), -1)
+    matrix = -(np.eye(size) + lower - lower.T) / 2  # HiPPO-N
+    keys, narrow = jax.random.split(KEY, 4), jnp.float32
+    b = np.float64(jax.random.normal(keys[0], (size, features), narrow))
+    c = np.float64(jax.random.normal(keys[1], (features, size), narrow))
+    factor = np.asarray(p.lambda_re) + 1j * np.asarray(p.lambda_im)
+    into = np.asarray(p.b_re) + 1j * np.asarray(p.b_im)
+    out_of = np.asarray(p.c_re) + 1j * np.asarray(p.c_im)
+    for power in range(3):
+        want = c @ np.linalg.matrix_power(matrix, power) @ b
+        want *= (features * size) ** -0.5
+        got = 2 * (out_of * factor**power @ into).real
+        np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())

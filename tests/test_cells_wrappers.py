@@ -25,7 +25,7 @@ from cell_cases import (
 )
 from closures import fast_jit
 from harness import assert_says
-from oracles import cells64
+from oracles import cells64, net64
 from tolerance import assert_close
 
 from ostinato import cells
@@ -325,3 +325,28 @@ def test_stack_of_both_directions_takes_every_option():
         got = compiled_net(cell, params, x, states, LENGTHS, **options)
         close(got[:2], want[:2])
     assert got.all_states[0].forward[0].shape == (BATCH, STEPS, 2)
+
+
+def test_all_states_of_both_directions_equal_numpy():
+    """Each direction has its own states after every step, in the order of inputs."""
+    forward, backward = cells.MILSTM(INPUTS, HIDDEN), cells.LSTM(INPUTS, HIDDEN)
+    cell = cells.Bidirectional(forward, backward)
+    params, x, states = make(CellCase(cell, None), lengths=LENGTHS)
+    got = compiled_net(cell, params, x, states, LENGTHS, return_all_states=True)
+    for kept, step, p, first, reverse in zip(
+        got.all_states,
+        (cells64.milstm, cells64.lstm),
+        params,
+        states,
+        (False, True),
+        strict=True,
+    ):
+        want = net64.run(
+            lambda p, s, x, t, step=step: step(p, s, x),
+            np.asarray(x),
+            jax.tree.map(np.asarray, first),
+            params=jax.tree.map(np.asarray, p),
+            lengths=LENGTHS,
+            reverse=reverse,
+        )
+        close(kept, want.all_states)

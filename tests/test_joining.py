@@ -205,3 +205,19 @@ def test_ragged_vmap_with_shared_and_with_own_matrices():
         np.testing.assert_allclose(shared[n], want)
         want = total + expected(*as_numpy((a, several[n], bias)))
         np.testing.assert_allclose(own[n], want)
+
+
+def test_gradients_on_other_platforms_have_the_rows_in_their_places():
+    """Check what XLA runs in place of the native library, for reordered rows."""
+    values, bar = arrays(), draw(5 * 21 + 28 + 9)
+    pull = jax.jit(lambda bar, *v: jax.vjp(gathered, *v)[1](bar))
+    program = jax.export.export(pull, platforms=("cpu", "tpu"))(bar, *values)
+    got = program.call(bar, *values)
+    # Each element of the vector has the gradient of the one element it comes from.
+    number = iter(np.asarray(bar))
+    first = np.stack([[next(number) for _ in range(5)] for _ in range(21)], 1)
+    b = np.stack([[next(number) for _ in range(2)] for _ in range(7)], 1)
+    double = np.stack([[next(number) for _ in range(2)] for _ in range(7)], 1)
+    np.testing.assert_array_equal(got[0], np.roll(first, -7, 1))
+    np.testing.assert_allclose(got[1], b + 2 * double, rtol=1e-12)
+    np.testing.assert_array_equal(got[2], list(number))

@@ -433,3 +433,36 @@ def test_net_over_a_sharded_batch_equals_one_device(name, kind):
         got = fast_jit(jax.value_and_grad(loss_of(placed)))(split)
     # Arrays with explicit axes run in `lax.scan`, which rounds otherwise.
     assert_trees_close(jax.device_get(got), want, terms=10**6)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [130, 512])
+def test_many_steps_on_xla_equal_a_scan(length, reverse):
+    """Blocks of steps run in the order of the loop, and backwards in the other one."""
+    rng = np.random.default_rng(0)
+    params = {"w": rng.standard_normal((3, 4)), "u": 0.3 * rng.standard_normal((4, 4))}
+    x, h_0 = rng.standard_normal((length, 8, 3)), rng.standard_normal((8, 4))
+    weights = rng.standard_normal((length, 8, 4))
+
+    def step(p, h, x, t):
+        h = jnp.tanh(x @ p["w"] + h @ p["u"])
+        return h, h
+
+    def net(p, x, h):
+        out = ost.recurrent_net(
+            step, x, h, params=p, time_major=True, reverse=reverse, backend="xla"
+        )
+        return out.states, out.outputs
+
+    def plain(p, x, h):
+        return lax.scan(lambda h, x: step(p, h, x, 0), h, x, reverse=reverse)
+
+    def of(run):
+        def loss(p, x, h):
+            last, outputs = run(p, x, h)
+            return jnp.sum(outputs * weights) + jnp.sum(jnp.sin(last))
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(params, x, h_0)
+
+    for got, want in zip(*map(jax.tree.leaves, (of(net), of(plain))), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-10)

@@ -69,3 +69,26 @@ def test_a_step_without_floats_says_so():
     x, h = jnp.ones((B, T), jnp.int32), jnp.zeros(B, jnp.int32)
     with pytest.raises(NotImplementedError, match="it has no floats"):
         ost.recurrent_net(step, x, h, backend="cpu")
+
+
+AXES_BEFORE_SEQUENCES = {
+    "argmax": lambda h: h + jnp.argmax(jnp.sin(3 * h).T, 0).astype(h.dtype)[:, None],
+    "argmin": lambda h: h - jnp.argmin(jnp.sin(3 * h).T, 0).astype(h.dtype)[:, None],
+    "max": lambda h: h * jnp.max(jnp.sin(h).T, 0)[:, None],
+    "sum": lambda h: h - jnp.sum(jnp.sin(h).T, 0)[:, None] / 4,
+    "min of two": lambda h: h - jnp.min(
+        jnp.sin(h).T.reshape(2, 2, -1) * jnp.array([1.0, 2.0])[:, None, None], (0, 1)
+    )[:, None],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AXES_BEFORE_SEQUENCES)
+def test_reductions_over_axes_before_that_of_sequences(name):
+    """Check them against a loop without the native library."""
+    change = AXES_BEFORE_SEQUENCES[name]
+    h = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4)))
+    step = lambda p, h, x, t: (0.5 * change(h),) * 2  # noqa: E731
+    out = ost.recurrent_net(step, None, h, length=3, backend="cpu")
+    for t in range(3):
+        h = 0.5 * change(h)
+        np.testing.assert_allclose(out.outputs[:, t], h, rtol=1e-10)

@@ -122,3 +122,29 @@ def test_indices_out_of_bounds(mode, write):
         return fast_jit(lambda *given: gradient(backend, *given))(*given)
 
     assert_trees_close(both("cpu"), both("scan"))
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill"])
+@pytest.mark.parametrize("backend", ["xla", "cpu"])
+def test_indices_in_another_order_than_the_axes(mode, backend):
+    """Read one element by numbers that are given for the last axis first."""
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(0,), collapsed_slice_dims=(1, 2), start_index_map=(2, 1)
+    )
+
+    def step(p, buffer, x, t):
+        at = jnp.stack([t % H, t % K])  # the number in H, then that in K
+        sizes = (buffer.shape[0], 1, 1)
+        read = lax.gather(buffer, at, numbers, sizes, mode=mode)
+        h = jnp.tanh(x + read[:, None] @ p["row"])
+        return buffer + h[:, None], h
+
+    p, buffer, x = arguments()
+    p["row"] = p["table"][:1]
+    outputs, last = run(step, backend, p, jnp.asarray(buffer), x)
+    buffer = np.array(buffer)
+    for t in range(T):
+        h = np.tanh(x[t] + buffer[:, t % K, t % H, None] @ p["row"])
+        buffer += h[:, None]
+        np.testing.assert_allclose(outputs[t], h, rtol=1e-12)
+    np.testing.assert_allclose(last, buffer, rtol=1e-12)

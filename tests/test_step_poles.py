@@ -339,3 +339,36 @@ def test_branches_with_functions_of_jax_run_natively():
     p, x, h = parameters(), draw(3, B, T, F), draw(4, B, H)
     run = lambda b: ost.recurrent_net(step, x, h, params=p, backend=b)  # noqa: E731
     assert_same(*on_backends(run))
+
+
+@pytest.mark.parametrize("backend", [None, "xla", "scan"])
+def test_a_reverse_sequence_runs_its_own_first_step_past_its_end(backend):
+    """Check a step that has a pole at the initial state and the input of time 0."""
+    lengths, n = np.array([2, 4, 0]), 4
+    x = np.random.default_rng(0).random((3, n, 2)) + 0.5
+    x[:, 0] = 0.0  # where the last step of a sequence has a state that is not 0
+    u = np.eye(2) + 0.1
+
+    def step(u, h, x, t):
+        h = jnp.sqrt(x + h @ u)
+        return h, h
+
+    def loss(u, x):
+        h = jnp.zeros((3, 2))
+        options = {"params": u, "reverse": True, "backend": backend}
+        out = ost.recurrent_net(step, x, h, seq_lengths=lengths, **options)
+        return jnp.sum(jnp.sin(out.states)) + jnp.sum(out.outputs[0, :2])
+
+    def plain(u, x):
+        total = 0.0
+        for b, length in enumerate(lengths[:2]):
+            h = jnp.zeros(2)
+            for t in reversed(range(length)):
+                h = jnp.sqrt(x[b, t] + h @ u)
+                total += jnp.sum(h) if b == 0 else 0.0
+            total += jnp.sum(jnp.sin(h))
+        return total
+
+    got, want = (jax.grad(f, (0, 1))(u, jnp.asarray(x)) for f in (loss, plain))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10)

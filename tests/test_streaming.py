@@ -273,3 +273,20 @@ def test_an_error_of_the_library_is_raised():
     session._call.dtype = 7
     with pytest.raises(RuntimeError, match="failed: there are no kernels for dtype 7"):
         session.step(np.ones((1, 3)))
+
+
+def test_a_large_step_leaves_inactive_streams_as_they_are(monkeypatch):
+    """Check `active` where inputs are read where they lie, and not copied."""
+    monkeypatch.setattr(streaming, "_COPIED_BYTES", 0)
+    weights, x = draw(SPEC, 3, 2)
+    session = ost.stream(SPEC, weights, 3)
+    session.step(x[:, 0])
+    before = session.state
+    active = np.array([True, False, True])
+    y = session.step(x[:, 1], active)
+    want, states = ost.rnn(SPEC, weights, x)
+    for got, old, new in zip(session.state, before, states, strict=True):
+        assert_same_bits(got[:, 1], old[:, 1])
+        np.testing.assert_allclose(got[:, active], new[:, active], rtol=1e-5)
+    np.testing.assert_array_equal(y[1], 0)
+    np.testing.assert_allclose(y[active], want[active, 1], rtol=1e-5)
