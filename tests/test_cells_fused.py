@@ -338,3 +338,20 @@ def test_a_forget_gate_that_is_always_open(make):
 
     assert bool(jnp.all(jnp.isfinite(run())))
     np.testing.assert_allclose(run(), run("scan"), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "b_f", "rtol"), [("bfloat16", 2**-6, 4e-3), ("float16", 2**-9, 1e-3)]
+)
+def test_a_forget_bias_that_16_bits_do_not_hold_decays_as_it_says(dtype, b_f, rtol):
+    """After many steps, the state shows what a rounded sum of biases would change."""
+    cell, steps = ost.cells.LSTM(1, 1, forget_bias=4.0), 400
+    assert float(jnp.asarray(4 + b_f, dtype)) == 4.0
+    params = jax.tree.map(jnp.zeros_like, cell.init(jax.random.key(0), dtype))
+    params = params._replace(b_ih=jnp.array([0, b_f, 1, 0], dtype))
+    x, states = jnp.zeros((1, steps, 1), dtype), cell.initial_state(1, dtype)
+    got = ost.recurrent_net(cell, x, states, params=params).states[1]
+    c = 0.0
+    for _ in range(steps):
+        c = c / (1 + np.exp(-4 - b_f)) + np.tanh(1.0) / 2
+    np.testing.assert_allclose(got.astype(jnp.float32), c, rtol=rtol)

@@ -88,3 +88,22 @@ def test_arrays_of_functions_under_jit_are_the_same_at_every_step(place, options
     want = jax.tree.leaves(found("scan"))
     for got, each in zip(jax.tree.leaves(found(None)), want, strict=True):
         assert_close(got, each, terms=100)
+
+
+@pytest.mark.parametrize("first", [0.0, -0.0])
+def test_zeros_of_both_signs_are_two_constants(first):
+    """Their reciprocals are infinities of opposite signs."""
+
+    def step(p, h, x, t):
+        one = jnp.where(h > 0, first, 2.0)
+        other = jnp.where(h > 0, -first, 2.0)
+        return jnp.tanh(x - h), (1 / one, 1 / other)
+
+    x, h = np.random.default_rng(0).standard_normal((2, 3, 4)), np.ones((2, 4))
+    out = ost.recurrent_net(step, x, h, params=None, backend="cpu")
+    for t in range(3):
+        for got, zero in zip(out.outputs, (first, -first), strict=True):
+            with np.errstate(divide="ignore"):
+                want = 1 / np.where(h > 0, zero, 2.0)
+            np.testing.assert_array_equal(got[:, t], want)
+        h = np.tanh(x[:, t] - h)

@@ -92,3 +92,69 @@ def test_reductions_over_axes_before_that_of_sequences(name):
     for t in range(3):
         h = 0.5 * change(h)
         np.testing.assert_allclose(out.outputs[:, t], h, rtol=1e-10)
+
+
+ALIKE = {
+    "rows": lambda h, t: jnp.sum(
+        jnp.zeros((2, 3, 4)).at[:, t % 3].add(h)
+        * jnp.sin(jnp.zeros((2, 3, 4)).at[:, t % 3].add(h * h)),
+        1,
+    ),
+    "set": lambda h, t: jnp.sum(
+        jnp.ones((2, 3, 4)).at[:, t % 3].set(h)
+        - jnp.ones((2, 3, 4)).at[:, t % 3].set(2 * h) ** 2,
+        1,
+    ),
+    "sums": lambda h, t: (
+        jnp.sum(h.reshape(2, 2, 2), 2).repeat(2, 1)
+        * jnp.sum(h.reshape(2, 2, 2), (1, 2))[:, None]
+    ),
+    "one matrix twice": lambda h, t: h + jnp.tanh(h[:, ::-1]),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("backend", ["cpu", None])
+def test_operations_that_differ_in_one_operand_are_two(name, backend):
+    """Check what a program shares against a loop without the native library."""
+    change, rng = ALIKE[name], np.random.default_rng(0)
+    w, x, h_0 = rng.random((4, 4)), rng.random((2, 5, 4)), rng.random((2, 4)) - 0.5
+
+    def step(w, h, x, t):
+        h = jnp.tanh(x @ w + change(h, t) @ w)
+        return h, h
+
+    def net(w):
+        out = ost.recurrent_net(step, x, h_0, params=w, backend=backend)
+        return out.outputs
+
+    def plain(w):
+        h, found = h_0, []
+        for t in range(5):
+            h, _ = step(w, h, x[:, t], t)
+            found.append(h)
+        return jnp.stack(found, 1)
+
+    np.testing.assert_allclose(net(w), plain(w), rtol=1e-9)
+    slopes = [jax.grad(lambda w, f=f: jnp.sum(jnp.sin(f(w))))(w) for f in (net, plain)]
+    np.testing.assert_allclose(*slopes, rtol=1e-8)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("backend", ["cpu", "xla"])
+def test_a_short_inner_loop_runs_in_its_own_order(reverse, backend):
+    """Check states and rows of a loop inside of a step against numpy."""
+    rng = np.random.default_rng(0)
+    w, x, h = rng.random((3, 4, 4)), rng.random((2, 5, 4)), rng.random((2, 4))
+
+    def step(w, h, x, t):
+        one = lambda h, w: (jnp.tanh(h @ w + x), h)  # noqa: E731
+        h, rows = jax.lax.scan(one, h, w, reverse=reverse)
+        return h, jnp.moveaxis(rows, 0, 1)
+
+    out = ost.recurrent_net(step, x, h, params=w, backend=backend)
+    for t in range(5):
+        for k in reversed(range(3)) if reverse else range(3):
+            np.testing.assert_allclose(out.outputs[:, t, k], h, rtol=1e-10)
+            h = np.tanh(h @ w[k] + x[:, t])
+    np.testing.assert_allclose(out.states, h, rtol=1e-10)

@@ -148,3 +148,23 @@ def test_indices_in_another_order_than_the_axes(mode, backend):
         buffer += h[:, None]
         np.testing.assert_allclose(outputs[t], h, rtol=1e-12)
     np.testing.assert_allclose(last, buffer, rtol=1e-12)
+
+
+@pytest.mark.parametrize("back", [0, 1])
+def test_rows_that_belong_to_the_sequence_before(back):
+    """Numbers of sequences that are known, but not those from 0 on."""
+
+    def step(p, buffer, x, t):
+        own = jnp.arange(B, dtype=t.dtype)
+        read = buffer[own + -back, (own + t) % K]
+        h = jnp.tanh(x + read @ p["u"])
+        return buffer.at[:, t % K].set(h), h
+
+    p, buffer, x = arguments()
+    outputs, last = run(step, None, p, jnp.asarray(buffer), x)
+    buffer, number = np.array(buffer), np.arange(B)
+    for t in range(T):
+        h = np.tanh(x[t] + buffer[number - back, (number + t) % K] @ p["u"])
+        buffer[:, t % K] = h
+        np.testing.assert_allclose(outputs[t], h, rtol=1e-10)
+    np.testing.assert_allclose(last, buffer, rtol=1e-10)

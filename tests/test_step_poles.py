@@ -372,3 +372,22 @@ def test_a_reverse_sequence_runs_its_own_first_step_past_its_end(backend):
     got, want = (jax.grad(f, (0, 1))(u, jnp.asarray(x)) for f in (loss, plain))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+@native
+def test_an_infinite_value_times_what_is_left_of_1():
+    """As `a (1 - b)` stands there, it is infinite, and not infinity less infinity."""
+
+    def step(p, h, x, t):
+        share = jnp.tanh(h @ p)
+        y = (x * x + h) * (1 - share)
+        return jnp.tanh(y), y
+
+    x = np.array([[[1.0, 1e200], [-1.0, 2.0]]])
+    p, h = np.array([[0.2, -0.1], [0.1, 0.3]]), np.full((1, 2), 0.5)
+    out = ost.recurrent_net(step, x, h, params=p, backend="cpu")
+    for t in range(2):
+        with np.errstate(over="ignore"):
+            want = (x[:, t] ** 2 + h) * (1 - np.tanh(h @ p))
+        np.testing.assert_allclose(out.outputs[:, t], want, rtol=1e-12)
+        h = np.tanh(want)

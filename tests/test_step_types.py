@@ -279,3 +279,43 @@ def test_numbers_of_steps_above_what_floats_hold_run_by_xla():
     assert ost.explain(ignores, x, h, params=w).backend == "cpu"
     said = ost.explain(reads, x, h, params=w)
     assert said.backend == "xla" and "above 2^24" in said.rejected["cpu"]
+
+
+BEYOND = {
+    "sum": lambda n, at: jnp.sum(n, 1),
+    "product": lambda n, at: (n[:, 0] // 512) * (n[:, 1] // 512 + 2),
+    "of two": lambda n, at: jnp.where(at > 1, n[:, 0] * 3, 1) * 3,
+    "clamped": lambda n, at: (
+        9 * jax.lax.clamp(np.int32(-(2**23)), -n[:, 0], np.int32(1))
+    ),
+    "row": lambda n, at: (3 * n).at[:, at % 7].add(2 * n[:, 0])[:, at % 7],
+    "quotient by 0": lambda n, at: jax.lax.div(n[:, 0], n[:, 1] % 1),
+    "square": lambda n, at: (n[:, 0] // 512) ** 2,
+    "added": lambda n, at: 3 * n[:, 0] + 2 * n[:, 1],
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_integers_that_no_float32_holds_are_exact_or_refused(name):
+    """Odd numbers above 2^24, of operands that are small enough by themselves."""
+    dtype = np.uint32 if name == "quotient by 0" else np.int32
+    n = np.full((3, 4, 7), 2**22 - 1, dtype)
+    h = jnp.zeros((3, 2), jnp.float32)
+
+    def step(p, h, n, t):
+        found = BEYOND[name](n, t)
+        return jnp.tanh(h + 1), (h, found)
+
+    def run(backend):
+        out = ost.recurrent_net(step, n, h, params=None, backend=backend)
+        return np.asarray(out.outputs[1])
+
+    want = np.stack([BEYOND[name](jnp.asarray(n[:, t]), t) for t in range(4)], 1)
+    assert (np.abs(want.astype(np.int64)) > 2**24).any()
+    for backend in (None, "cpu"):
+        try:
+            got = run(backend)
+        except NotImplementedError:
+            assert backend == "cpu"
+        else:
+            np.testing.assert_array_equal(got, want)
