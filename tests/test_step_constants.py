@@ -90,6 +90,7 @@ def test_arrays_of_functions_under_jit_are_the_same_at_every_step(place, options
         assert_close(got, each, terms=100)
 
 
+@pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
 @pytest.mark.parametrize("first", [0.0, -0.0])
 def test_zeros_of_both_signs_are_two_constants(first):
     """Their reciprocals are infinities of opposite signs."""

@@ -124,6 +124,7 @@ def test_indices_out_of_bounds(mode, write):
     assert_trees_close(both("cpu"), both("scan"))
 
 
+@pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
 @pytest.mark.parametrize("mode", ["clip", "fill"])
 @pytest.mark.parametrize("backend", ["xla", "cpu"])
 def test_indices_in_another_order_than_the_axes(mode, backend):
