@@ -229,8 +229,12 @@ def test_zoneout_draws_from_every_kind_of_key_as_a_scan(kind):
         assert_close(got, want, terms=300)
 
 
+needs_native = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+BACKENDS = [None, pytest.param("cpu", marks=needs_native), "xla"]
+
+
 @pytest.mark.parametrize("options", [{}, {"reverse": True}])
-@pytest.mark.parametrize("backend", [None, "cpu", "xla"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_transpose_of_a_linear_net_equals_that_of_a_scan(backend, options):
     _, closed, x, _ = arrays(0)
     w = jnp.asarray(closed)
@@ -252,6 +256,7 @@ def test_transpose_of_a_linear_net_equals_that_of_a_scan(backend, options):
         assert_close(got, want)
 
 
+@needs_native
 def test_transpose_of_a_net_that_is_not_linear_is_an_error():
     def net(h):
         step = lambda w, h, x, t: (jnp.tanh(h @ w), h)  # noqa: E731
