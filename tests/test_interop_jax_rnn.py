@@ -11,6 +11,7 @@ import pytest
 from jax.experimental import rnn as theirs
 from tolerance import tolerance
 
+import ostinato as ost
 from ostinato.interop import jax_rnn as ours
 
 STATIC = ("input_size", "hidden_size", "num_layers", "dropout", "bidirectional")
@@ -150,3 +151,27 @@ def test_dropout_is_refused_with_a_way_out():
     args = make(1, False, [6], jnp.float32)
     with pytest.raises(NotImplementedError, match=r"`dropout` must be 0.*key="):
         ours.lstm(*args, **sizes(1, False), dropout=0.5)
+
+
+@pytest.mark.parametrize("name", ["lstm", "lstm_fwd", "lstm_ref"])
+def test_sequences_end_at_their_lengths(name):
+    """Every function runs each sequence as if it were alone."""
+    sizes = 3, 4, 1, False
+    w = ours.init_lstm_weight(jax.random.key(0), *sizes)
+    x = np.random.default_rng(0).standard_normal((3, 5, 3)).astype("f4")
+    lengths, zeros = jnp.array([2, 0, 5]), jnp.zeros((1, 3, 4), "f4")
+    args = jnp.asarray(x), zeros, zeros
+    if name == "lstm_ref":
+        y, h, c = ours.lstm_ref(
+            *args, *ours.unpack_lstm_weights(w, *sizes), lengths, 3, 4, 1, 0.0, False
+        )
+    elif name == "lstm_fwd":
+        (y, h, c), _ = ours.lstm_fwd(*args, w, lengths, 3, 4, 1, 0.0, False, None)
+    else:
+        y, h, c = ours.lstm(*args, w, lengths, 3, 4, 1, 0.0, False)
+    for b, n in enumerate(lengths.tolist()):
+        want = ost.rnn(ost.RNNSpec("lstm", 3, 4), w, jnp.asarray(x[b, :n]))
+        np.testing.assert_allclose(y[b, :n], want.y, rtol=1e-5, atol=1e-6)
+        assert not np.any(y[b, n:])
+        for got, state in zip((h, c), want.state, strict=True):
+            np.testing.assert_allclose(got[:, b], state, rtol=1e-5, atol=1e-6)

@@ -330,3 +330,21 @@ def test_traced_lengths_beyond_the_steps_are_clamped(reverse, dtype):
         return layer(X[0], seq_lengths=lengths, initial_carry=carry)
 
     close(run(jnp.asarray([9, 5, 7], dtype)), run(jnp.asarray([7, 5, 7], dtype)))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_resets_of_calls_with_time_first(fused):
+    """A sequence that begins at a reset equals one of its own, in any layout."""
+    relu = nnx.GRUCell(4, 5, activation_fn=nnx.relu, rngs=nnx.Rngs(0))
+    layer = RNN(drawn(nnx.GRUCell) if fused else relu)
+    carry, resets = jnp.zeros((3, 5), "f4"), np.zeros((3, 7), bool)
+    begins = (2, 0, 5)
+    resets[range(3), begins] = True
+    y = layer(
+        X[0].swapaxes(0, 1), resets=resets.T, time_major=True, initial_carry=carry
+    )
+    for b, t in enumerate(begins):
+        for part in (slice(0, t), slice(t, 7)):
+            if part.start < part.stop:
+                alone = layer(X[0, b : b + 1, part], initial_carry=carry[:1])
+                close(y[part, b], alone[0])

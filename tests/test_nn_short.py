@@ -114,3 +114,23 @@ def test_equinox():
     run = lambda xs: scan(cell, xs)[1]  # noqa: E731
     assert runs_fused(run, SEVERAL[0]) and not runs_fused(run, ONE[0])
     np.testing.assert_allclose(run(ONE[0]), run(SEVERAL[0])[:1], atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 1, 3), (1, 1, 2, 3)], ids=str)
+@pytest.mark.parametrize("keep_order", [False, True])
+def test_nnx_from_the_end(keep_order, shape):
+    """Short calls have their steps along any axis."""
+    nnx = pytest.importorskip("flax.nnx")
+    from ostinato.nn import flax as ours
+
+    cell = nnx.GRUCell(3, 40, rngs=nnx.Rngs(0))
+    x = np.random.default_rng(0).standard_normal(shape).astype("f4")
+    options = {"reverse": True, "keep_order": keep_order, "return_carry": True}
+    options["time_major"] = len(shape) == 3
+    batch = shape[1:2] if options["time_major"] else shape[:-2]
+    carry = np.zeros((*batch, 40), "f4")
+    layers = nnx.RNN(cell, **options), ours.RNN(cell, **options)
+    assert layers[1].explain(x).backend in ("cpu", "xla", "flax")
+    want, got = (layer(x, initial_carry=carry) for layer in layers)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-6)
