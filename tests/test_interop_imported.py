@@ -194,3 +194,19 @@ def test_parts_are_what_converters_return():
     inner = ost.RNNSpec("gru", 4, 4)
     two = Imported(inner, ost.init_weights(jax.random.key(1), inner), ())
     assert imported.stack(network for network in (one, two)).spec.num_layers == 2
+
+
+def test_joined_networks_keep_every_option():
+    """Options that change nothing for most inputs are fields that all have."""
+    options = {"cell_clip": 0.1, "clip_nan": True, "batch_invariant": True}
+    first = make("lstm", dropout=0.5, **options)
+    second = make("lstm", 4, 1, dropout=0.5, **options)
+    stacked = imported.stack([first, second])
+    both = imported.bidirectional(first, first)
+    for network in (stacked, both):
+        for name, value in {"dropout": 0.5, **options}.items():
+            assert getattr(network.spec, name) == value
+    x = np.array(X)
+    x[0, 2] = np.nan  # which clipped cells forget
+    want = outputs(second, outputs(first, x))
+    np.testing.assert_allclose(outputs(stacked, x), want, rtol=1e-5, atol=1e-6)
