@@ -185,3 +185,19 @@ def test_what_is_no_state_dict_and_no_prefix_is_an_error():
     del named["block.ogate.weight"]
     with pytest.raises(ValueError, match=r"must hold 'block\.ogate\.weight'$"):
         from_xlstm.from_state_dict(named, "block.")
+
+
+def test_a_later_layer_is_exported():
+    """The tensors are those of the layer that is named, not of the first one."""
+    pytest.importorskip("torch")
+    spec = ost.RNNSpec("slstm", 2, 2, 2, num_heads=2, bias="input")
+    weights = jnp.asarray(np.random.default_rng(0).standard_normal(spec.num_params))
+    layers = [
+        one._replace(w_ih=one.w_ih * jnp.tile(jnp.eye(2), (4, 1)))
+        for one in ost.unpack_weights(weights, spec)
+    ]
+    weights = ost.pack_weights(layers, spec)
+    for n, layer in enumerate(layers):
+        tensors = from_xlstm.to_state_dict(spec, weights, layer=n)
+        one, flat, _ = from_xlstm.from_state_dict(tensors)
+        np.testing.assert_array_equal(flat, ost.pack_weights([layer], one))

@@ -217,3 +217,32 @@ def test_examples_counted_from_the_end_under_jit():
     chosen = jax.jit(lambda b, i: b[i])(batch, jnp.array([-1, 0, -3, -2]))
     for got, k in zip(chosen.to_list(), (2, 0, 0, 1), strict=True):
         np.testing.assert_array_equal(got, rows[k])
+
+
+def test_a_matrix_of_two_sizes_is_tiled():
+    """The copies of an example lie side by side, without padding between them."""
+
+    def run(x):
+        square = x[:, None, 0] * jnp.cos(x[None, :, 1])
+        return (jnp.diagonal(jnp.tile(square, (2, 2))),)
+
+    all_equal(run)
+
+
+def test_every_second_column_of_a_matrix_of_two_sizes():
+    def run(x):
+        square = x[:, None, 0] * jnp.cos(x[None, :, 1])
+        return (lax.slice_in_dim(square, 0, x.shape[0], 2, axis=1).sum(1),)
+
+    all_equal(run)
+
+
+def test_every_second_token_of_the_last_few():
+    """Their number is the same for all examples, their first place is not."""
+
+    def run(x):
+        y = jnp.concatenate([x] * 6)
+        n = y.shape[0]
+        return lax.slice_in_dim(y, n - 5, n - 1, 2), lax.slice_in_dim(y, n - 4, n, 2)
+
+    all_equal(run)
