@@ -6,21 +6,10 @@ import numpy as np
 import pytest
 from closures import one_by_one
 from test_ragged_rules import PARTS, batch, equal
+from test_returns import gae_loop
 
 import ostinato as ost
 from ostinato import ragged
-
-
-def gae_alone(rewards, values, bootstrap, lengths):
-    """Return the advantages `[B, T]` by their definition, step by step."""
-    found = np.zeros_like(rewards)
-    for b, n in enumerate(lengths):
-        after, advantage = bootstrap[b], 0.0
-        for t in reversed(range(n)):
-            delta = rewards[b, t] + 0.9 * after - values[b, t]
-            advantage = delta + 0.9 * 0.7 * advantage
-            found[b, t], after = advantage, values[b, t]
-    return found
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -46,7 +35,8 @@ def test_advantages_of_several_sequences_in_an_example(time_major, own):
     got = ragged.vmap(run)(r, v, last, jnp.asarray(least))
     for k, (a, b) in enumerate(zip(rewards, values, strict=True)):
         lengths = np.minimum(least[k], len(a)) if own else [len(a)] * 2
-        want = gae_alone(a.T, b.T, last[k], lengths).T
+        full = [np.full(a.T.shape, rate) for rate in (0.9, 0.7, 0.0, 0.0)]
+        want = gae_loop(a.T, b.T, last[k], *full, lengths).T
         np.testing.assert_allclose(got[k], want, rtol=1e-12, atol=1e-12)
 
 

@@ -293,7 +293,13 @@ class Bidirectional(nnx.Bidirectional):
         """Run both directions; arguments and results as for `nnx.Bidirectional`."""
         options = {"reverse": reverse, "keep_order": keep_order}  # unused there, too
         both: tuple[Any, Any] = (self.forward_rnn, self.backward_rnn)
-        networks = _both_networks(both, inputs, initial_carry, seq_lengths)
+        given = (None, None) if initial_carry is None else tuple(initial_carry)
+        if len(given) != 2:
+            raise ValueError(
+                "`initial_carry` must be a pair, the carry of the forward layer and "
+                f"that of the backward layer, got {len(given)} of them"
+            )
+        networks = _both_networks(both, inputs, given, seq_lengths)
         if networks is None:
             return super().__call__(
                 inputs,
@@ -307,7 +313,6 @@ class Bidirectional(nnx.Bidirectional):
         return_carry = self.return_carry if return_carry is None else return_carry
         time_major = self.time_major if time_major is None else time_major
         rngs = self.rngs if rngs is None else rngs
-        given = (None, None) if initial_carry is None else initial_carry
         initial_carry = tuple(
             layer._initial_carry(inputs, time_major, rngs) if carry is None else carry
             for layer, carry in zip(both, given, strict=True)
@@ -339,12 +344,6 @@ def _both_networks(
     layers: Any, inputs: Array, carries: Any, seq_lengths: Any
 ) -> list[Imported] | None:
     """Return the directions of one fused network; None if two layers are not that."""
-    carries = (None, None) if carries is None else tuple(carries)
-    if len(carries) != 2:
-        raise ValueError(
-            "`initial_carry` must be a pair, the carry of the forward layer and that "
-            f"of the backward layer, got {len(carries)} of them"
-        )
     found: list[Imported] = []
     for layer, carry in zip(layers, carries, strict=True):
         if type(layer) is not RNN or layer.reverse:

@@ -307,12 +307,11 @@ def most_tokens(
             continue
         # For each line the sum is at most slope * total + rest * batch.
         (name,) = names
-        total = totals[name]
+        total, lines = totals[name], _lines_above(term, *ranges[name])
         if not isinstance(total, int):  # of `jax.export`: whole slopes make a size
-            slope, rest = _lines_above(term, *ranges[name])[0]
+            slope, rest = lines[0]
             tokens += slope * total + int(rest) * batch
             continue
-        lines = _lines_above(term, *ranges[name])
         tokens += min(_floor(slope * total + rest * batch) for slope, rest in lines)
     if not isinstance(tokens, int):
         return tokens

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from ..._recurrent.remat import TRANSCENDENTAL, all_but_arithmetic
@@ -27,9 +26,8 @@ from ..core.context import Context
 from ..core.sizes import symbolic_axes
 from ..core.stand_ins import StandIns
 from ..core.values import Flat, Padded, Shared, Value, ragged_axes
-from ..types.checks import check_padded
 from ..types.segments import positions
-from .scan import Scan
+from .scan import Scan, tokens_of_steps
 
 _OWN = "custom_vjp_call"
 _STORED = Choice(all_but_arithmetic, TRANSCENDENTAL)
@@ -214,11 +212,7 @@ class _Loop:
     def _output(self, y: Array, shape: tuple[Any, ...], padded: bool) -> Value:
         ctx, dim = self.ctx, shape[0]
         if padded:
-            segments = ctx.segments(dim)
-            check_padded(ctx.batch, y.shape[0])
-            tokens = segments.position * ctx.batch + segments.ids
-            tokens = jnp.clip(tokens, 0, y.shape[0] * ctx.batch - 1)
-            y = jnp.take(lax.collapse(y, 0, 2), tokens, 0)
+            y = tokens_of_steps(ctx, y, dim)
         if len(symbolic_axes(shape)) > 1:
             y = jnp.take(y, ctx.padded_tokens(dim), 0, mode="clip")
             return Padded(y, shape)

@@ -18,9 +18,8 @@ from ..core.context import Context
 from ..core.sizes import symbolic_axes
 from ..core.stand_ins import StandIns
 from ..core.values import Flat, Padded, Shared, Value
-from ..types.checks import check_padded
 from ..types.segments import along, positions
-from .scan import Scan
+from .scan import Scan, tokens_of_steps
 
 
 def run(
@@ -93,8 +92,4 @@ def _select(condition: Array, a: Array, b: Array) -> Array:
 def _output(ctx: Context, y: Array, shape: tuple[Any, ...]) -> Value:
     if len(symbolic_axes(shape)) > 1:
         return Padded(jnp.moveaxis(y, 0, 1), shape)
-    check_padded(ctx.batch, y.shape[0])
-    segments = ctx.segments(shape[0])
-    tokens = segments.position * ctx.batch + segments.ids
-    tokens = jnp.clip(tokens, 0, y.shape[0] * ctx.batch - 1)
-    return Flat(jnp.take(lax.collapse(y, 0, 2), tokens, 0), shape, 0)
+    return Flat(tokens_of_steps(ctx, y, shape[0]), shape, 0)

@@ -5,6 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
+from jax import lax
+
+from ..._typing import Array
+from ..core.context import Context
+from ..types.checks import check_padded
+
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
@@ -25,3 +32,12 @@ class Scan:
     reverse: bool
     unroll: Any
     shapes: list[tuple[Any, ...]]
+
+
+def tokens_of_steps(ctx: Context, y: Array, dim: Any) -> Array:
+    """Return the tokens of results of steps, `[T, batch, ...]`, for the size `dim`."""
+    check_padded(ctx.batch, y.shape[0])
+    segments = ctx.segments(dim)
+    tokens = segments.position * ctx.batch + segments.ids
+    tokens = jnp.clip(tokens, 0, y.shape[0] * ctx.batch - 1)
+    return jnp.take(lax.collapse(y, 0, 2), tokens, 0)

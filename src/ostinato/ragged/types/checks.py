@@ -37,13 +37,13 @@ def check_capacity(capacity: Any) -> None:
 
 def check_padded(batch: Any, longest: Any) -> None:
     """Raise NotImplementedError if padded examples have more places than numbers."""
-    if isinstance(batch, int) and isinstance(longest, int):
-        if batch * longest > MOST_PLACES:
-            raise NotImplementedError(
-                f"ragged.vmap: this needs padded examples, of which {batch} of up to "
-                f"{longest} tokens have 2**31 places or more; choose a lower "
-                "`max_length`, or map fewer examples at a time"
-            )
+    known = isinstance(batch, int) and isinstance(longest, int)
+    if known and batch * longest > MOST_PLACES:
+        raise NotImplementedError(
+            f"ragged.vmap: this needs padded examples, of which {batch} of up to "
+            f"{longest} tokens have 2**31 places or more; choose a lower "
+            "`max_length`, or map fewer examples at a time"
+        )
 
 
 def check_given(lengths: Any, name: str = "lengths") -> Any:
