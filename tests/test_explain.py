@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from tolerance import assert_same_bits
@@ -27,6 +28,15 @@ def step(w, h, x, t):
 def sorting(w, h, x, t):
     h = jnp.sort(x @ w + h @ w)
     return h, h
+
+
+@pytest.mark.parametrize(
+    "cell", [cells.MILSTM(4, 5), cells.LSTM(4, 5), cells.LRU(4, 5)]
+)
+def test_float64_of_numpy_is_explained_without_a_warning(cell):
+    with jax.enable_x64(False):
+        told, want = (ost.explain(cell, f.ones((8, 5, 4))) for f in (np, jnp))
+    assert str(told) == str(want)
 
 
 @native

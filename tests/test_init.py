@@ -84,6 +84,17 @@ def test_forget_bias_is_the_sum_of_both_biases(bias, scheme):
         np.testing.assert_array_equal(a.w_hh, b.w_hh)
 
 
+@pytest.mark.parametrize(
+    "number", [np.float64(1.5), np.array(1.5), jnp.bfloat16(1.5), jnp.float32(1.5)]
+)
+def test_an_array_without_axes_is_a_number(number):
+    want = ost.init_weights(KEY, SPEC, forget_bias=1.5)
+    assert (ost.init_weights(KEY, SPEC, forget_bias=number) == want).all()
+    spec = ost.RNNSpec("lstm", 3, 4, cell_clip=number)
+    assert hash(spec) == hash(ost.RNNSpec("lstm", 3, 4, cell_clip=1.5))
+    assert ost.cells.LSTM(3, 4, forget_bias=number).forget_bias == 1.5
+
+
 def test_jit_and_vmap_draw_the_same_weights():
     spec = ost.RNNSpec("gru", 2, 3)
     keys = jax.random.split(KEY, 3)
@@ -119,6 +130,21 @@ BAD = {
         lambda: ost.init_weights(KEY, SPEC, forget_bias="1"),
         TypeError,
         "`forget_bias` number str",
+    ),
+    "forget-array": (
+        lambda: ost.init_weights(KEY, SPEC, forget_bias=jnp.ones(2, "f")),
+        TypeError,
+        "`forget_bias` number float32",
+    ),
+    "forget-key": (
+        lambda: ost.init_weights(KEY, SPEC, forget_bias=KEY),
+        TypeError,
+        "`forget_bias` number key",
+    ),
+    "forget-bool": (
+        lambda: ost.init_weights(KEY, SPEC, forget_bias=jnp.bool_(True)),
+        TypeError,
+        "`forget_bias` number bool",
     ),
     "forget-list": (
         lambda: ost.init_weights(KEY, SPEC, forget_bias=[1.0, 2.0]),

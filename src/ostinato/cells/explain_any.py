@@ -108,7 +108,7 @@ def _batch_and_dtype(x: Any, time_major: bool) -> tuple[Any, Any]:
             f"`x` must be inputs {order}, or objects with their `shape` and `dtype`, "
             f"got {_checks.describe(x)}"
         )
-    return shape[1 if time_major else 0], dtype
+    return shape[1 if time_major else 0], jax.dtypes.canonicalize_dtype(dtype)
 
 
 def _explain_steps(

@@ -93,7 +93,8 @@ def _explain_linear(
 ) -> Explanation:
     """Say where a linear cell runs as one recurrence."""
     why = "one linear recurrence over all steps"
-    state = jax.eval_shape(lambda: cell.initial_state(1, inputs.dtype))
+    dtype = jax.dtypes.canonicalize_dtype(inputs.dtype)
+    state = jax.eval_shape(lambda: cell.initial_state(1, dtype))
     sizes = getattr(inputs, "shape", (1, 1, 1))[:2]
     b = jax.ShapeDtypeStruct((*sizes, *state.shape[1:]), state.dtype)
     named, platform = options["backend"], backends.place_of(inputs).platform
