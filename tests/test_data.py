@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -285,6 +286,52 @@ def test_empty_sequences_begin_nothing():
     ((x, resets),) = data.streams(parts, lanes=1, chunk=6, shuffle=False)
     assert x.tolist() == [[0, 1, 2, 0, 1, 2]]
     assert resets.tolist() == [[True, False, False, True, False, False]]
+
+
+# ------------------------------------------------------------------------------ parts
+
+
+class Example(NamedTuple):
+    x: np.ndarray
+    targets: dict
+    label: int
+
+
+PARTS = {  # how a sequence is made of its parts, and its parts are read
+    "tuple": (lambda x, y, n: (x, (y, n)), lambda e: (e[0], *e[1])),
+    "dict": (
+        lambda x, y, n: {"x": x, "y": y.tolist(), "n": jnp.int32(n)},
+        lambda e: (e["x"], e["y"], e["n"]),
+    ),
+    "named": (
+        lambda x, y, n: Example(x, {"y": y}, np.int8(n)),
+        lambda e: (e.x, e.targets["y"], e.label),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("kind", ["buckets", "pack"])
+def test_parts_of_sequences_stay_together(kind, name):
+    make, read = PARTS[name]
+    examples = [
+        make(np.full((n, 2), i, np.float32), SEQUENCES[i], i + 1)
+        for i, n in enumerate(LENGTHS)
+    ]
+    batches = EPOCHS[kind]()
+    for batch in batches:
+        found, lengths = batches.collate([examples[i] for i in batch])
+        assert type(found) is type(examples[0])
+        x, y, label = read(found)
+        want = batches.collate([np.full((LENGTHS[i], 2), i) for i in batch])
+        np.testing.assert_array_equal(x, want[0])
+        np.testing.assert_array_equal(lengths, want[1])
+        want = batches.collate([SEQUENCES[i] for i in batch])
+        np.testing.assert_array_equal(y, want[0])
+        missing = [0] * (len(lengths) - len(batch))
+        assert label.tolist() == [*(batch + 1), *missing]
+        one = read(examples[0])[-1]
+        assert x.dtype == np.float32 and label.dtype == np.asarray(one).dtype
 
 
 # -------------------------------------------------------------------------- libraries

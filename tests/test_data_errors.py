@@ -157,26 +157,52 @@ def test_a_batch_that_is_none_is_refused():
     with pytest.raises(TypeError, match=r"`sequences` must be a list .* got NoneType"):
         batches.collate(None)
     with pytest.raises(TypeError, match=r"`sequences\[0\]` must be .* parts differ"):
-        batches.collate([(np.ones(3), 1)])
+        batches.collate([[np.ones(3), 1]])
 
 
-@pytest.mark.parametrize(
-    "batches",
-    [
-        data.buckets([3, 3], batch_size=2),
-        data.pack([3, 3], 8, max_examples=2),
-        lambda pairs: data.streams(pairs, 1, 2),
-    ],
-    ids=["buckets", "pack", "streams"],
-)
-def test_pairs_of_inputs_and_targets_are_no_steps(batches):
-    take = getattr(batches, "collate", batches)
+def test_pairs_of_inputs_and_targets_are_no_steps_of_a_stream():
     with pytest.raises(
         TypeError, match=r"\[0\]` must be .*got a tuple of 2 arrays; giv"
     ):
-        take([(np.ones(3), np.zeros(3))] * 2)
-    take([(1.0, 2.0, 3.0)] * 2)
-    take([[np.ones(2), np.ones(2)]] * 2)
+        data.streams([(np.ones(3), np.zeros(3))] * 2, 1, 2)
+    data.streams([(1.0, 2.0, 3.0)] * 2, 1, 2)
+    data.streams([[np.ones(2), np.ones(2)]] * 2, 1, 2)
+
+
+X = np.ones((3, 2))
+BAD_PARTS = {
+    "structure": ([(X, 1), (X, 1, 1)], ValueError, r"\[1\]` must have the parts of `"),
+    "keys": ([{"x": X}, {"y": X}], ValueError, r"\[1\]` must have the parts of `seq"),
+    "one an array": ([X, (X, 1)], ValueError, r"\[1\]` must have the parts of `seque"),
+    "steps": ([{"x": X, "y": X[:2]}], ValueError, r"\[0\]\['y'\]` .*'x'\]`, 3, got 2"),
+    "labels": (
+        [(X, 1), (X, 1.5)],
+        TypeError,
+        r"\[1\]\[1\]` .* `sequences\[0\]\[1\]`, in",
+    ),
+    "shape": ([(X, 1), (X[:, :1], 1)], ValueError, r"\[1\]\[0\]` must have the shape"),
+    "text": ([(X, "cat")], TypeError, r"\[0\]\[1\]` must be an array .*got str 'cat'"),
+    "nothing": ([(X, None)], TypeError, r"\[0\]\[1\]` must be an array .*got NoneType"),
+    "one label an array": (
+        [(X, 1), (X, X[0])],
+        TypeError,
+        r"\[0\]\[1\]` must be an arr",
+    ),
+    "no steps": (
+        [{"x": 1}],
+        ValueError,
+        r"\[0\]` must hold an array \[n, ...\], got non",
+    ),
+    "no parts": ([{}], ValueError, r"\[0\]` must hold an array \[n, ...\], got none"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PARTS)
+def test_bad_parts_of_sequences(name):
+    sequences, error, message = BAD_PARTS[name]
+    batches = data.buckets([3, 3], batch_size=2)
+    with pytest.raises(error, match=r"`sequences" + message):
+        batches.collate(sequences)
 
 
 def test_a_masked_array_is_no_sequence():

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from .. import _checks
-from .._typing import ArrayLike, Int, Shaped
-from .epochs import Batches, Epochs, check_lengths, check_sequences
+from .._typing import ArrayLike, Int
+from .epochs import Batches, Epochs
+from .parts import Parts
+from .sequences import check_lengths
 
 MOST_SIZES = 2048  # that are compared; more are rounded up to so many
 
@@ -145,39 +147,52 @@ class Buckets(Epochs[np.ndarray]):
             batches = [batches[i] for i in rng.permutation(len(batches))]
         return Batches(batches)
 
-    def collate(
-        self, sequences: Sequence[Any]
-    ) -> tuple[Shaped[np.ndarray, "B T ..."], Int[np.ndarray, " B"]]:
+    def collate(self, sequences: Sequence[Any]) -> tuple[Any, Int[np.ndarray, " B"]]:
         """Pad the sequences of one batch to one of the few shapes.
 
         Args:
-            sequences: the sequences of a batch in its order, each an array `[n, ...]`.
+            sequences: the sequences of a batch in its order, each an array `[n, ...]`;
+                or a tuple or dict of such arrays of equal n, such as inputs and
+                targets, and of numbers, such as a label.
 
         Returns:
             Zero-padded sequences `[B, T, ...]` and int32 lengths `[B]`, where `(B, T)`
             is one of `shapes`. Sequences of length 0 fill the last batch of a bucket.
+            Tuples and dicts stay what they are; their numbers become `[B]`, 0 for the
+            sequences of length 0 that fill a batch.
 
         Raises:
-            TypeError: a sequence is no array, or the dtypes differ.
-            ValueError: the sequences are not those of one batch, or their shapes differ
-                in more than the first size.
+            TypeError: a sequence is neither an array nor such a tuple or dict, or the
+                dtypes differ.
+            ValueError: the sequences are not those of one batch, their shapes differ in
+                more than the first size, or arrays of one sequence in their lengths.
+
+        Examples:
+            >>> import numpy as np
+            >>> from ostinato import data
+            >>> batches = data.buckets([2, 3], batch_size=4)
+            >>> walks = [{"x": np.ones((n, 5)), "label": n} for n in (2, 3)]
+            >>> batch, lengths = batches.collate(walks)
+            >>> batch["x"].shape, batch["label"].tolist(), lengths.tolist()
+            ((4, 3, 5), [2, 3, 0, 0], [2, 3, 0, 0])
         """
-        arrays = check_sequences("sequences", sequences)
-        longest = max(map(len, arrays))
+        parts = Parts("sequences", sequences)
+        count, longest = len(parts.lengths), max(parts.lengths)
         bucket = int(np.searchsorted(self.bounds, longest))
-        if bucket == len(self.bounds) or len(arrays) > self.batch_sizes[bucket]:
+        if bucket == len(self.bounds) or count > self.batch_sizes[bucket]:
             raise ValueError(
                 "`sequences` must be those of one batch, of a shape [sequences, steps] "
-                f"in {self.shapes}, got {len(arrays)} sequences of up to {longest} "
-                "steps"
+                f"in {self.shapes}, got {count} sequences of up to {longest} steps"
             )
         shape = self.batch_sizes[bucket], self.bounds[bucket]
-        padded = np.zeros((*shape, *arrays[0].shape[1:]), arrays[0].dtype)
-        lengths = np.zeros(shape[0], np.int32)
-        for i, array in enumerate(arrays):
-            padded[i, : len(array)] = array
-            lengths[i] = len(array)
-        return padded, lengths
+
+        def pad(arrays: list[np.ndarray]) -> np.ndarray:
+            padded = np.zeros((*shape, *arrays[0].shape[1:]), arrays[0].dtype)
+            for i, array in enumerate(arrays):
+                padded[i, : len(array)] = array
+            return padded
+
+        return parts.batch(shape[0], pad)
 
 
 def buckets(

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from .. import _checks
-from .._typing import ArrayLike, Int, Shaped
-from .epochs import Batches, Epochs, check_lengths, check_sequences
+from .._typing import ArrayLike, Int
+from .epochs import Batches, Epochs
+from .parts import Parts
+from .sequences import check_lengths
 
 OPEN = 16  # batches that are being filled at a time
 
@@ -90,40 +92,46 @@ class Packs(Epochs[np.ndarray]):
 
     def collate(
         self, examples: Sequence[Any]
-    ) -> tuple[Shaped[np.ndarray, "capacity ..."], Int[np.ndarray, " max_examples"]]:
+    ) -> tuple[Any, Int[np.ndarray, " max_examples"]]:
         """Concatenate the examples of one batch, for `ragged.RaggedArray`.
 
         Args:
-            examples: the examples of a batch in its order, each an array `[n, ...]`.
+            examples: the examples of a batch in its order, each an array `[n, ...]`; or
+                a tuple or dict of such arrays of equal n, such as inputs and targets,
+                and of numbers, such as a label.
 
         Returns:
             Their tokens `[capacity, ...]`, zeros where the capacity is unused, and
             int32 lengths `[max_examples]`, 0 for the missing ones: empty examples,
-            which `ragged.vmap` takes with `min_length=0`.
+            which `ragged.vmap` takes with `min_length=0`. Tuples and dicts stay what
+            they are; their numbers become `[max_examples]`, 0 for the missing ones.
 
         Raises:
-            TypeError: an example is no array, or the dtypes differ.
-            ValueError: the examples are not those of one batch, or their shapes differ
-                in more than the first size.
+            TypeError: an example is neither an array nor such a tuple or dict, or the
+                dtypes differ.
+            ValueError: the examples are not those of one batch, their shapes differ in
+                more than the first size, or arrays of one example in their lengths.
         """
-        arrays = check_sequences("examples", examples)
-        used = sum(map(len, arrays))
-        if used > self.capacity or len(arrays) > self.max_examples:
+        parts = Parts("examples", examples)
+        count, used = len(parts.lengths), sum(parts.lengths)
+        if used > self.capacity or count > self.max_examples:
             raise ValueError(
                 f"`examples` must be those of one batch, at most {self.max_examples} "
-                f"of {self.capacity} tokens, got {len(arrays)} of {used}"
+                f"of {self.capacity} tokens, got {count} of {used}"
             )
-        longest = max(map(len, arrays))
+        longest = max(parts.lengths)
         if longest > self.max_length:
             raise ValueError(
                 f"`examples` must be those of one batch, of at most {self.max_length} "
                 f"tokens each, got one of {longest}"
             )
-        tokens = np.zeros((self.capacity, *arrays[0].shape[1:]), arrays[0].dtype)
-        np.concatenate(arrays, out=tokens[:used])
-        lengths = np.zeros(self.max_examples, np.int32)
-        lengths[: len(arrays)] = [len(array) for array in arrays]
-        return tokens, lengths
+
+        def join(arrays: list[np.ndarray]) -> np.ndarray:
+            tokens = np.zeros((self.capacity, *arrays[0].shape[1:]), arrays[0].dtype)
+            np.concatenate(arrays, out=tokens[:used])
+            return tokens
+
+        return parts.batch(self.max_examples, join)
 
 
 def pack(

@@ -9,7 +9,8 @@ import numpy as np
 
 from .. import _checks
 from .._typing import Shaped
-from .epochs import Epochs, check_sequences, on_host
+from .epochs import Epochs
+from .sequences import check_list, check_sequences, on_host
 
 Chunk = tuple[np.ndarray, np.ndarray]
 
@@ -144,7 +145,7 @@ def streams(
     lanes = _checks.check_size("lanes", lanes)
     chunk = _checks.check_size("chunk", chunk)
     if isinstance(corpus, (list, tuple)):
-        arrays = check_sequences("corpus", corpus)
+        arrays = check_sequences("corpus", check_list("corpus", corpus))
         array = np.concatenate(arrays)
         lengths = np.array([len(a) for a in arrays], np.int64)
     else:
