@@ -471,3 +471,39 @@ def test_many_steps_on_xla_equal_a_scan(length, reverse):
 
     for got, want in zip(*map(jax.tree.leaves, (of(net), of(plain))), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-10)
+
+
+@jax.custom_vjp
+def spike(v):
+    return (v > 0).astype(v.dtype)
+
+
+spike.defvjp(lambda v: (spike(v), v), lambda v, dz: (dz * jnp.exp(-(v**2)),))
+
+
+@pytest.mark.parametrize("backend", [None, "xla", "scan", "cpu"])
+def test_the_second_derivative_of_a_surrogate_follows_its_rule(backend):
+    """With `custom_jvp`, that of `lax.scan` does not, as the FAQ says."""
+    if backend == "cpu" and not ost.backends()["cpu"]:
+        pytest.skip("there is no native library")
+
+    def step(w, z, x, t):
+        v = x + z * w
+        z = spike(v) * v
+        return z, z
+
+    x = np.array([[0.5, -0.2, 0.3, 0.4]])
+
+    def of_loop(w):
+        z, total = jnp.full(1, 0.3), 0.0
+        for t in range(4):
+            z, y = step(w, z, x[:, t], t)
+            total += jnp.sum(y**2)
+        return total
+
+    def of_net(w):
+        out = ost.recurrent_net(step, x, jnp.full(1, 0.3), params=w, backend=backend)
+        return jnp.sum(out.outputs**2)
+
+    got, want = (jax.grad(jax.grad(f))(0.7) for f in (of_net, of_loop))
+    np.testing.assert_allclose(got, want, rtol=1e-12)
