@@ -308,6 +308,19 @@ def test_any_change_of_a_value_loads_or_is_one_clear_line(contents, tmp_path, fi
     assert refused > 50
 
 
+def test_a_dtype_that_numpy_lacks_is_named(contents, tmp_path):
+    config, files = contents
+    save(tmp_path, MODEL, *files[MODEL])
+    path = tmp_path / MODEL
+    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"F99"', 1))
+    with pytest.raises(UserError, match="F99"):
+        load(tmp_path, MODEL, config)
+    one = b'{"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
+    path.write_bytes(len(one).to_bytes(8, "little") + one + bytes(2))
+    with pytest.raises(UserError, match="it has an array of 'BF16', a dtype that Num"):
+        load(tmp_path, MODEL, config)
+
+
 def test_any_change_of_bytes_loads_or_is_one_clear_line(contents, tmp_path):
     config, files = contents
     save(tmp_path, MODEL, *files[MODEL])

@@ -120,7 +120,7 @@ class TensorFiles(NamedTuple):
                 raise UserError(_no_folder(path.parent)) from None
             raise UserError(f"cannot read {path}: {error.strerror}") from None
         with self.damage(path):
-            tensors = load(content)
+            tensors = _arrays(content)
             (size,) = struct.unpack("<Q", content[:8])
             metadata = json.loads(content[8 : 8 + size])["__metadata__"]
             check("metadata", dict, metadata)
@@ -174,6 +174,16 @@ class TensorFiles(NamedTuple):
         raise UserError(
             f"{path} is damaged or no file of this program: {detail}; {self.first}"
         )
+
+
+def _arrays(content: bytes) -> dict[str, np.ndarray]:
+    """Return the arrays of a file; raise a ValueError if NumPy lacks a dtype."""
+    try:
+        return load(content)
+    except KeyError as error:
+        raise ValueError(
+            f"it has an array of {error}, a dtype that NumPy lacks"
+        ) from error
 
 
 def _no_folder(file: Path) -> str:
