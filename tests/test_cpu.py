@@ -274,3 +274,30 @@ def test_independent_calls_of_one_program_do_not_wait_for_each_other():
     for _ in range(50):
         for a, b in zip(together(xs), want, strict=True):
             assert_same_bits(a, b)
+
+
+FEW = [  # so few tokens that weights are read as they lie, in several blocks
+    Case("lstm-proj", Spec("lstm", 3, 80, proj_size=70), 2, 2),
+    Case("tanh-heads", Spec("rnn_tanh", 3, 36, num_heads=3), 2, 2),
+    Case("gru-heads-odd", Spec("gru", 5, 35, num_heads=5), 4, 1),
+    Case("slstm-heads-proj", Spec("slstm", 3, 42, proj_size=21, num_heads=7), 1, 4),
+]
+
+
+MORE = [  # of plain RNNs, a block of units has several vectors
+    Case("tanh-heads-of-1", Spec("rnn_tanh", 3, 40, num_heads=40), 5, 3),
+    Case("lstm-heads-of-1", Spec("lstm", 3, 40, num_heads=40), 5, 3),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", FEW + MORE, ids=lambda c: c.id)
+def test_few_tokens_and_many_heads(case, dtype):
+    TestCpu().check(case, dtype)
+
+
+@pytest.mark.parametrize("mode", ["lstm", "gru", "slstm"])
+def test_recomputed_gates_of_inputs_that_are_added(mode):
+    """Blocks of units after the first have their own elements of the input."""
+    case = Case(f"{mode}-skip", Spec(mode, 37, 37, input_mode="skip"), 4, 3)
+    TestCpu().check(case, recompute=True)

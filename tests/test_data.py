@@ -369,3 +369,22 @@ def test_with_grain():
     rest = plain(reading)
     reading.set_state(saved)
     assert plain(reading) == rest == plain(expected[1:])
+
+
+def test_packs_have_space_for_no_more_examples_than_there_are():
+    packs = data.pack([3, 4], 100)
+    assert packs.max_examples == 2
+    assert packs.collate([[1] * 3, [2] * 4])[1].tolist() == [3, 4]
+
+
+def test_bounds_of_very_many_lengths_are_rounded_up():
+    """Of 2050 lengths, those from 1 on become 2, 4, and so on."""
+    lengths = [1] * 10_000 + list(range(2, 2051))
+    assert data.bucket_bounds(lengths, 2) == (2, 2050)
+
+
+def test_a_later_epoch_of_a_seed_is_not_one_of_the_next_seed():
+    lengths = [3] * 40
+    one, other = (data.buckets(lengths, batch_size=40, seed=seed) for seed in (0, 1))
+    orders = [one.epoch(1), other.epoch(0), one.epoch(2), other.epoch(1)]
+    assert len({tuple(np.concatenate(list(order))) for order in orders}) == 4

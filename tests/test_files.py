@@ -1,11 +1,13 @@
 """Files that are written: whole or as before, with their permissions, through links."""
 
+import io
 import os
 import stat
 import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -225,3 +227,18 @@ def test_a_name_of_250_letters_is_written(tmp_path):
     left = tmp_path / f".{'é' * 100}.0123abcd{_files.PART}"
     left.write_bytes(b"")
     assert _files.unfinished(path) == [left]
+
+
+@pytest.mark.parametrize("parts, fits", [(1, True), (3, False)])
+def test_a_zip_file_may_hold_a_mebibyte_and_sixteen_times_its_size(parts, fits):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for i in range(parts):
+            archive.writestr(str(i), bytes(2**19))
+    size = len(content.getvalue())
+    with zipfile.ZipFile(content) as archive:
+        if fits:
+            _files.check_zip(archive, size)
+        else:
+            with pytest.raises(ValueError, match="too large for a file of its size"):
+                _files.check_zip(archive, size)

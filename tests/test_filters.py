@@ -409,3 +409,12 @@ def test_masked_numbers_are_refused(name):
     }
     with pytest.raises(ValueError, match=f"`{name}`: numpy masked arrays"):
         calls[name]()
+
+
+@pytest.mark.parametrize("channels", [2, 5])
+def test_every_order_has_the_kernel_of_its_own(channels, way):
+    filters = [coefficients(order) for order in (3, 4, 6, 7)]
+    x = draw(channels, 40)
+    run = lambda x: [ost.lfilter(b, a, x) for b, a in filters]  # noqa: E731
+    for got, (b, a) in zip(compiled(run, jnp.asarray(x)), filters, strict=True):
+        assert_close(got, scipy.signal.lfilter(b, a, x), terms=10_000)

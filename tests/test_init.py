@@ -1,5 +1,6 @@
 """Tests of initial weights: distributions, positions, errors."""
 
+import itertools
 import re
 
 import jax
@@ -176,3 +177,33 @@ def test_bad_argument_raises_with_name_want_and_got(name):
     with pytest.raises(error) as info:
         run()
     assert_says(info, words)
+
+
+@pytest.mark.parametrize("scheme", ["uniform", "glorot_orthogonal"])
+@pytest.mark.parametrize("mode, heads", [("gru", 1), ("lstm", 1), ("slstm", 2)])
+def test_gates_and_heads_do_not_share_values(mode, heads, scheme):
+    spec = ost.RNNSpec(mode, 8 // heads, 8, num_heads=heads)
+    (layer,) = ost.unpack_weights(ost.init_weights(KEY, spec, scheme=scheme), spec)
+    size = 8 // heads
+    blocks = np.concatenate([layer.w_ih, layer.w_hh]).reshape(-1, size, size)
+    for a, b in itertools.combinations(blocks, 2):
+        assert not (a == b).any()
+
+
+@pytest.mark.parametrize("name", ["w_hh", "w_hr"])
+def test_uniform_matrices_of_heads_have_the_scale_of_a_head(name):
+    spec = ost.RNNSpec("slstm", 8, 32, proj_size=16, num_heads=4)
+    (layer,) = ost.unpack_weights(ost.init_weights(KEY, spec), spec)
+    most, bound = np.abs(getattr(layer, name)).max(), (32 / 4) ** -0.5
+    assert 0.9 * bound < most <= bound
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_orthogonal_matrices_of_narrow_floats(dtype):
+    """LAPACK has no factorisation of them."""
+    spec = ost.RNNSpec("gru", 4, 4)
+    weights = ost.init_weights(KEY, spec, dtype, "glorot_orthogonal")
+    (layer,) = ost.unpack_weights(weights, spec)
+    assert layer.w_hh.dtype == dtype
+    for block in np.asarray(layer.w_hh, np.float64).reshape(3, 4, 4):
+        np.testing.assert_allclose(block @ block.T, np.eye(4), atol=0.02)

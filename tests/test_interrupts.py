@@ -129,3 +129,55 @@ def test_other_programs_keep_their_signals():
         "assert signal.set_wakeup_fd(-1) == -1 and threading.active_count() == 1"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+ALONE = """
+import importlib.util, os, signal, sys, time
+spec = importlib.util.spec_from_file_location("interrupts", sys.argv[1])
+interrupts = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(interrupts)
+"""
+
+
+IGNORED = """
+ignored, other = (getattr(signal, name) for name in sys.argv[2:])
+signal.signal(ignored, signal.SIG_IGN)  # as of a parent such as nohup
+interrupts.arm()
+os.kill(os.getpid(), ignored)
+time.sleep(0.3)
+print("alive")
+os.kill(os.getpid(), other)
+time.sleep(30)
+"""
+
+
+KEEPING = """
+def keep():
+    time.sleep(0.6)
+    print("kept")
+interrupts.arm()
+with interrupts.keeping(keep):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.3)
+print("left")
+time.sleep(30)
+"""
+
+
+def run_alone(program, *arguments):
+    """Run a program with the module alone, as `ostinato` takes long to import."""
+    command = [sys.executable, "-c", ALONE + program, interrupts.__file__, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "ignored, other, code", [("SIGHUP", "SIGTERM", 143), ("SIGINT", "SIGHUP", 129)]
+)
+def test_a_signal_that_the_parent_ignores_stays_ignored(ignored, other, code):
+    assert run_alone(IGNORED, ignored, other) == (code, "alive\n", "")
+
+
+def test_what_is_being_saved_is_not_left_before_it_is():
+    """The main thread stops at the end of the context while another one saves."""
+    assert run_alone(KEEPING) == (143, "kept\n", "")

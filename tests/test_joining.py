@@ -221,3 +221,13 @@ def test_gradients_on_other_platforms_have_the_rows_in_their_places():
     np.testing.assert_array_equal(got[0], np.roll(first, -7, 1))
     np.testing.assert_allclose(got[1], b + 2 * double, rtol=1e-12)
     np.testing.assert_array_equal(got[2], list(number))
+
+
+@pytest.mark.parametrize("shapes", [[(2, 3)], [(1, 3)], [(2, 3), (2, 1)]], ids=str)
+def test_one_matrix_alone_is_read_by_column(shapes):
+    """A network without biases that skips its inputs has no other one."""
+    rng = np.random.default_rng(0)
+    matrices = [rng.random(shape) for shape in shapes]
+    want = [row for m in matrices for row in m.T.tolist()]
+    got = joining.join([joining.transposed(*matrices)])
+    np.testing.assert_array_equal(got, np.concatenate(want))

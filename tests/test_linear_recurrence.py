@@ -298,3 +298,18 @@ def test_the_gradient_of_a_shared_factor_of_nothing_is_0(shape, backend):
     for _ in range(5):
         jax.block_until_ready([jnp.full(shape, 7.0) + 1 for _ in range(9)])
         assert not jax.grad(loss)(jnp.ones(shape)).any()
+
+
+WIDE = [  # rows wider than the registers of a kernel, with one factor for all of a row
+    Case("shared", dtype="complex64", shapes=((2, 1), (2, 197)), steps=3, resets=True),
+    Case(
+        "shared", True, "complex128", shapes=((1,), (151,)), steps=4, batch=2,
+        reverse=True,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", WIDE, ids=lambda c: c.id)
+def test_wide_rows_of_complex_numbers_share_a_factor(case, backend):
+    check(case, backend)

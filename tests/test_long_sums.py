@@ -223,3 +223,29 @@ def test_long_sums_have_the_same_bits_on_every_run(size, configure):
         found.append(run(p))
     for other in found[1:]:
         jax.tree.map(assert_same_bits, other, found[0])
+
+
+native = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+
+
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=native), "xla"])
+@pytest.mark.parametrize("lengths", [None, [600, 0]], ids=["whole", "lengths"])
+def test_gradients_of_members_add_up_narrow_steps_in_float32(backend, lengths):
+    """In bfloat16, 256 + 1 is 256."""
+
+    def step(p, h, x, t):
+        u, b = p
+        h = jnp.zeros((), h.dtype) * (h @ u) + x
+        return h, h + b[None]
+
+    def loss(b, x):
+        u, h = jnp.eye(2, dtype=x.dtype), jnp.zeros((2, 2), x.dtype)
+        options = {"padding": "zero", "seq_lengths": lengths, "backend": backend}
+        out = ost.recurrent_net(step, x, h, params=(u, b), **options)
+        return jnp.sum(out.outputs, dtype=jnp.float32)
+
+    b, x = jnp.zeros((3, 2), jnp.bfloat16), jnp.zeros((3, 2, 600, 2), jnp.bfloat16)
+    got = jax.jit(jax.vmap(jax.grad(loss)))(b, x)
+    assert got.dtype == jnp.bfloat16
+    want = 1200 if lengths is None else 600
+    np.testing.assert_array_equal(got.astype(float), np.full((3, 2), want))

@@ -315,3 +315,20 @@ def test_a_call_that_does_not_add_up_is_an_error(change, message):
     with pytest.raises(RuntimeError, match="ostinato_rnn_fwd.*" + message):
         run = jax.jit(lambda o: cpu.forward(call, results, (False,) * 6, o))
         jax.block_until_ready(run(operands))
+
+
+@both
+def test_a_sequence_that_begins_within_the_rows_ends_with_them(backend):
+    case = BY_ID["gru-L2-bi-ragged"]
+    packed = PackedRun(case, Placement.of((4, 4, 2, 0), 10))
+    made, _, masks = packed.arguments()
+    run = value_and_pullback(call_of(case, backend))
+    made = made._replace(
+        x=jnp.nan_to_num(made.x),
+        dy=jnp.nan_to_num(made.dy),
+        seq_lengths=jnp.full(4, case.steps, jnp.int32),
+    )
+    got = run(made, jnp.array([4, 4, 9, 20], jnp.int32), masks)
+    want = run(made, jnp.array([4, 4, 2, 0], jnp.int32), masks)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_same_bits(a, b)

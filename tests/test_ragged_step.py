@@ -352,3 +352,56 @@ def test_what_the_native_loop_lacks_runs_as_before():
     np.testing.assert_allclose(got.data, want.data)
     with pytest.raises(NotImplementedError, match="the cpu loop cannot run this step"):
         mapped(run, x, h, w["u"], backend="cpu")
+
+
+def root(u, h, x, t):
+    h = jnp.sqrt(x + h @ u)
+    return h, (jnp.argmax(h, 1), h)
+
+
+def across(u, h, x, t):
+    """The sequences are in another axis of what is stored."""
+    z = u.T @ h.T
+    z = (z / jnp.linalg.norm(z, axis=0, keepdims=True)).T
+    return z + x, z
+
+
+@native
+@pytest.mark.parametrize("step", [root, across], ids=["root", "across"])
+def test_derivatives_of_a_reverse_loop_over_tokens(step):
+    """The first token of each example is a pole of `root` at the initial state.
+
+    It is where an example runs its last step, from another state. Nothing, neither the
+    next example nor unused tokens, may stand for steps that an example does not have.
+    """
+    lengths, start = np.array([2, 0, 4]), float(step is across)
+    x = np.random.default_rng(0).random((8, 2)) + 0.5
+    x[[0, 2]] = 0.0
+    x[6:] = np.nan
+    u = np.eye(2) + 0.1
+
+    def of_one(x, u):
+        h = jnp.full((1, 2), start)
+        options = {"params": u, "reverse": True, "backend": "cpu"}
+        return ost.recurrent_net(step, x[None], h, **options).states[0]
+
+    def loss(x, u):
+        batch = ragged.RaggedArray(x, lengths, max_length=4)
+        return jnp.sum(jnp.sin(ragged.vmap(of_one, (0, None), min_length=0)(batch, u)))
+
+    def plain(x, u):
+        total = lengths[1] * 0.0 + 2 * jnp.sin(start)  # of the empty example
+        for first, last in ((0, 2), (2, 6)):
+            h = jnp.full((1, 2), start)
+            for t in reversed(range(first, last)):
+                h, _ = step(u, h, x[t : t + 1], None)
+            total += jnp.sum(jnp.sin(h))
+        return total
+
+    def both(x, u):
+        return [jax.jacrev(f, (0, 1))(x, u) for f in (loss, plain)]
+
+    got, want = fast_jit(both)(jnp.asarray(x), u)
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+    assert not np.any(got[0][6:])

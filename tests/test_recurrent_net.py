@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closures import fast_jit
+from jax import lax
 from oracles import net64
 from tolerance import assert_close, assert_same_bits
 
@@ -398,3 +399,78 @@ def test_cell_without_methods_says_which_it_lacks():
             NotImplementedError, match=f"Cell does not define `{method}`"
         ):
             getattr(bare, method)(*arguments)
+
+
+rng = np.random.default_rng(0)
+
+
+X, W = rng.random((2, 5, 3)), rng.random((3, 3))
+
+
+def in_branch(p, h, x):
+    named = lambda a: ost.tag(jnp.tanh(a), "gate") * h  # noqa: E731
+    return lax.cond(h[0, 0] > 0, named, jnp.sin, x + h @ p)
+
+
+def in_loop(p, h, x):
+    def body(h, _):
+        return ost.tag(jnp.tanh(x + h @ p), "gate") * h, None
+
+    return lax.scan(body, h, None, length=2)[0]
+
+
+@pytest.mark.parametrize("step", [in_branch, in_loop])
+@pytest.mark.parametrize("backend", ["scan", None])
+def test_a_name_inside_of_control_flow_is_found(step, backend):
+    def loss(p, **options):
+        def run(p, h, x, t):
+            h = step(p, h, x)
+            return h, h
+
+        out = ost.recurrent_net(run, X, jnp.ones((2, 3)), params=p, **options)
+        return jnp.sum(out.outputs)
+
+    given = {"recompute": ("gate",), "backend": backend}
+    both = fast_jit(lambda p: [jax.grad(loss)(p, **o) for o in (given, {})])
+    got, want = both(W)
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+    with pytest.raises(ValueError, match="the step has: 'gate'$"):
+        loss(W, recompute=("gates",))
+
+
+def nested(inner_options):
+    """Return a step that runs a network over the 30 steps of an input."""
+
+    def inner(p, h, x, t):
+        h = ost.tag(jnp.tanh(jnp.cos(h @ p) + x), "inner")
+        return h, h
+
+    def outer(p, h, x, t):
+        h = jnp.sin(h)
+        options = {"params": p, "backend": "scan", **inner_options}
+        h = ost.recurrent_net(inner, x, h, **options).states
+        return h, h
+
+    return outer
+
+
+def test_a_network_in_a_step_does_not_decide_what_the_outer_one_stores():
+    def memory(**inner):
+        def loss(p, x, h):
+            options = {"params": p, "backend": "scan", "recompute": True}
+            return jnp.sum(ost.recurrent_net(nested(inner), x, h, **options).outputs)
+
+        shapes = [(64, 64), (1, 40, 30, 64), (1, 64)]
+        given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+        compiled = jax.jit(jax.grad(loss)).lower(*given).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert memory(recompute=("inner",)) < memory() + 4 * 30 * 64 * 4
+
+
+def test_errors_about_names_show_none_of_the_package():
+    with pytest.raises(ValueError, match="the step has: 'inner'$"):
+        ost.recurrent_net(
+            nested({"recompute": ("inner",)}), rng.random((1, 2, 3, 3)),
+            jnp.ones((1, 3)), params=W, recompute=("other",),
+        )  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from cases import Case, make_inputs
 from closures import Primal, fast_jit, loss_of, ours, primal_of
 from harness import rounded, spec_of
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from oracles.loop64 import Spec, num_params
 from test_transforms import assert_trees_close
@@ -357,3 +357,22 @@ def test_derivatives_of_derivatives_of_steps_in_shard_map_equal_one_device(name,
         )
         found.append(of_all(p))
     assert_trees_close(*found)
+
+
+@pytest.mark.parametrize("batch", [6, 8])
+def test_a_batch_over_two_axes_of_a_mesh_equals_one_device(batch):
+    """Check one that the first axis of the mesh divides, and both do not."""
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    mesh = Mesh(devices, ("first", "second"), axis_types=(AxisType.Auto,) * 2)
+    split = NamedSharding(mesh, P(("first", "second")))
+    spec = ost.RNNSpec("gru", 3, 4)
+    w = ost.init_weights(jax.random.key(0), spec, dtype="float64")
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((batch, 5, 3)))
+
+    def loss(w, x, split=None):
+        if split is not None:
+            x = jax.lax.with_sharding_constraint(x, split)
+        return jnp.sum(jnp.sin(ost.rnn(spec, w, x).y))
+
+    got = jax.jit(jax.grad(lambda w, x: loss(w, x, split), (0, 1)))(w, x)
+    assert_trees_close(got, jax.jit(jax.grad(loss, (0, 1)))(w, x))

@@ -234,3 +234,12 @@ def test_errors_name_the_states_and_the_modes():
     assert_says(info, "`cell_clip` 'lstm' 'slstm'")
     with pytest.raises(ValueError, match="needs mode 'slstm', got 'lstm'"):
         ost.init_weights(jax.random.key(0), ost.RNNSpec("lstm", 2, 3), scheme="xlstm")
+
+
+def test_initial_biases_of_both_directions_are_those_of_their_layer():
+    spec = ost.RNNSpec("slstm", 4, 3, num_layers=2, bidirectional=True, bias="input")
+    weights = ost.init_weights(jax.random.key(0), spec, scheme="xlstm")
+    for p, layer in enumerate(ost.unpack_weights(weights, spec)):
+        depth = [0, 0, 1, 1][p]
+        want = 5 - 12 * (np.arange(3) / 2) ** (0.3 + 1.3 * depth)
+        np.testing.assert_allclose(layer.b_ih[3:6], want, rtol=1e-5)

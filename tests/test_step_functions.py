@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closures import fast_jit
 from test_step_hunt import B, T, assert_same, draw
 
 import ostinato as ost
@@ -158,3 +159,124 @@ def test_a_short_inner_loop_runs_in_its_own_order(reverse, backend):
             np.testing.assert_allclose(out.outputs[:, t, k], h, rtol=1e-10)
             h = np.tanh(h @ w[k] + x[:, t])
     np.testing.assert_allclose(out.states, h, rtol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "xla"])
+def test_a_matrix_of_a_product_is_an_output_too(backend):
+    """There are as many sequences as it has rows."""
+    x, u = (
+        np.random.default_rng(n).random(s) for n, s in enumerate([(3, 4, 3), (3, 3)])
+    )
+
+    def step(u, h, x, t):
+        h = jnp.tanh(h @ u + x)
+        return h, (h, u)
+
+    def loss(u, x):
+        out = ost.recurrent_net(step, x, jnp.zeros((3, 3)), params=u, backend=backend)
+        return jnp.sum(out.outputs[0]) + jnp.sum(jnp.sin(out.outputs[1]))
+
+    def plain(u, x):
+        h, total = jnp.zeros((3, 3)), 4 * jnp.sum(jnp.sin(u))
+        for t in range(4):
+            h = jnp.tanh(h @ u + x[:, t])
+            total += jnp.sum(h)
+        return total
+
+    both = fast_jit(lambda *a: [jax.grad(f, (0, 1))(*a) for f in (loss, plain)])
+    for a, b in zip(*both(u, jnp.asarray(x)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+ISAS = ["portable", "avx2", "avx512"]
+
+
+UNARY = {
+    "log": (jnp.log, np.log),
+    "log1p": (jnp.log1p, np.log1p),
+    "exp": (jnp.exp, np.exp),
+    "expm1": (jnp.expm1, np.expm1),
+    "tanh": (jnp.tanh, np.tanh),
+    "sigmoid": (jax.nn.sigmoid, lambda x: 1 / (1 + np.exp(-x))),
+    "sqrt": (jnp.sqrt, np.sqrt),
+    "abs": (jnp.abs, np.abs),
+    "sign": (jnp.sign, np.sign),
+    "floor": (jnp.floor, np.floor),
+    "round": (jnp.round, np.rint),
+    "finite": (lambda x: jnp.isfinite(x).astype(x.dtype), np.isfinite),
+    "not a number": (lambda x: jnp.isnan(x).astype(x.dtype), np.isnan),
+}
+
+
+EXACT = ("abs", "sign", "floor", "round", "finite", "not a number")
+
+
+BINARY = {
+    "max": (jnp.maximum, np.maximum),
+    "min": (jnp.minimum, np.minimum),
+    "less": (lambda a, b: (a < b).astype(a.dtype), np.less),
+    "at most": (lambda a, b: (a <= b).astype(a.dtype), np.less_equal),
+    "equal": (lambda a, b: (a == b).astype(a.dtype), np.equal),
+    "other": (lambda a, b: (a != b).astype(a.dtype), np.not_equal),
+    "select": (lambda a, b: jnp.where(a > b, a, b), lambda a, b: np.where(a > b, a, b)),
+}
+
+
+def values_of(dtype):
+    largest = float(np.log(np.finfo(dtype).max))  # of which exp is finite
+    numbers = [np.nan, -np.inf, np.inf, -90.0, -2.5, -1.5, -1.0, -0.4, 0.0, 1e-6, 0.5]
+    numbers += [1.0, 2.0, 2.5, 7.0, 41.0, 60.0, largest - 0.2, largest + 1, 1e9]
+    numbers += [1 / np.finfo(dtype).eps + 1]  # odd, and without a fraction
+    return np.array(numbers, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_special_numbers_on_every_instruction_set(dtype, configure):
+    def step(params, h, x, t):
+        a, b = x
+        made = {name: f(a) for name, (f, _) in UNARY.items()}
+        return h + 1, made | {name: f(a, b) for name, (f, _) in BINARY.items()}
+
+    values = values_of(dtype)
+    a, b = (g.ravel() for g in np.meshgrid(values, values, indexing="ij"))
+    x = [jnp.asarray(v[None, None]) for v in (a, b)]
+    run = jax.jit(
+        lambda x: ost.recurrent_net(step, x, jnp.ones((1, 1), dtype), backend="cpu")
+    )
+    wide = a.astype(np.float64), b.astype(np.float64)
+    for isa in ISAS:
+        configure(isa, 1)
+        got = run(x).outputs
+        for name, (_, f) in (UNARY | BINARY).items():
+            want = f(*wide[: 1 if name in UNARY else 2]).astype(dtype)
+            close = 0 if name in (*EXACT, *BINARY) else 20 * np.finfo(dtype).eps
+            np.testing.assert_allclose(
+                got[name][0, 0], want, close, np.finfo(dtype).tiny,
+                err_msg=f"{name} {isa}",
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [1, 5, 37])
+def test_maxima_of_rows_and_columns_with_nan_and_infinity(width, configure):
+    def step(params, h, x, t):
+        row = jnp.max(x, -1, keepdims=True)
+        return h + 1, (row, jnp.max(x, 1, keepdims=True))
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((width + 2, 300, width))
+    for n in range(width):
+        x[n, n, n] = np.nan
+    x[width], x[width + 1, 3:] = -np.inf, -np.inf
+    run = jax.jit(
+        lambda x: (
+            ost.recurrent_net(
+                step, x[:, None], jnp.ones((len(x), 1)), backend="cpu"
+            ).outputs
+        )
+    )
+    for isa in ISAS:
+        configure(isa, 1)
+        rows, columns = run(jnp.asarray(x))
+        np.testing.assert_array_equal(rows[:, 0], x.max(-1, keepdims=True))
+        np.testing.assert_array_equal(columns[:, 0], x.max(1, keepdims=True))

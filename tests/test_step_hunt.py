@@ -771,3 +771,27 @@ def test_instructions_refuse_sums_over_sequences():
     with pytest.raises(Unsupported, match="different sequences"):
         builder.write("copy", builder.local((4,), None), total)
     assert len(builder.instructions) == 1
+
+
+@pytest.mark.parametrize(
+    "axes", [(0, None), (0, 0), (None, 0)], ids=["states", "both", "lengths"]
+)
+def test_a_mapped_loop_needs_no_check_of_its_numbers_of_steps(axes):
+    """As `t` is less than the number of steps, floats can stand for it."""
+
+    def step(p, h, x, t):
+        h = jnp.tanh(h @ p + x + (t % 3).astype(h.dtype))
+        return h, h
+
+    x, u = np.ones((3, 5, 4)), np.eye(4)
+
+    def run(h, lengths):
+        options = {"params": u, "seq_lengths": lengths, "backend": "cpu"}
+        return ost.recurrent_net(step, x, h, **options).states
+
+    shapes = [
+        jax.ShapeDtypeStruct(shape if axis is None else (2, *shape), dtype)
+        for shape, dtype, axis in zip([(3, 4), (3,)], [float, int], axes, strict=True)
+    ]
+    text = jax.jit(jax.vmap(run, axes)).lower(*shapes).as_text()
+    assert "ostinato_step" in text and "stablehlo.case" not in text

@@ -391,3 +391,43 @@ def test_an_infinite_value_times_what_is_left_of_1():
             want = (x[:, t] ** 2 + h) * (1 - np.tanh(h @ p))
         np.testing.assert_allclose(out.outputs[:, t], want, rtol=1e-12)
         h = np.tanh(want)
+
+
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=native), "xla", "scan"])
+def test_mapped_lengths_have_no_pole_past_the_end(backend):
+    """One step more than a sequence has would take the root of a negative number."""
+    starts = np.array(
+        [[[4.0] * 2, [0.0] * 2], [[30.0] * 2, [5.0] * 2]]
+    )  # 0 is that of no step
+    lengths, w = np.array([[2, 0], [4, 2]]), np.eye(2)
+    x = np.random.default_rng(0).random((2, 2, 6, 2)) / 10
+    x[np.arange(6) >= lengths[..., None]] = np.nan
+
+    def step(w, h, x, t):
+        h = jnp.sqrt(h @ w - 1 + x)
+        return h, h
+
+    def loss(w, x, h, lengths):
+        options = {"params": w, "padding": "zero", "backend": backend}
+        out = ost.recurrent_net(step, x, h, seq_lengths=lengths, **options)
+        return jnp.sum(jnp.sin(out.states)) + jnp.sum(out.outputs)
+
+    def plain(w, x, h):
+        total = 0.0
+        for m, b in np.ndindex(2, 2):
+            state = h[m, b]
+            for t in range(lengths[m, b]):
+                state = jnp.sqrt(state @ w - 1 + x[m, b, t])
+                total += jnp.sum(state)
+            total += jnp.sum(jnp.sin(state))
+        return total
+
+    def members(w, x, h):
+        return jnp.sum(jax.vmap(loss, (None, 0, 0, 0))(w, x, h, lengths))
+
+    def both(*given):
+        return [jax.grad(f, (0, 1, 2))(*given) for f in (members, plain)]
+
+    got, want = fast_jit(both)(w, jnp.asarray(x), jnp.asarray(starts))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10)

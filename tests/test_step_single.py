@@ -168,3 +168,21 @@ def test_a_cell_that_splits_its_gates_takes_no_more_operations(batch):
 def test_products_that_start_from_vectors_are_added_up_in_place():
     """The peephole LSTM's product of h continues that of the input."""
     assert "16 operations forward" in counts("peephole LSTM", True, 1)
+
+
+def parts_of_an_input(params, states, x, t):
+    """Multiply parts of one input, of equal and of different sizes, by matrices."""
+    h, c = states
+    first = x[:, :2] @ params["a"] + x[:, 3:] @ params["b"]
+    more = x[:, 1:3] @ params["c"] + x[:, 1:] @ params["d"]
+    h = jnp.tanh(first + h @ params["u"][:, : h.shape[1]])
+    return (h, c + more), h * more
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_products_of_parts_of_an_input_have_gradients_of_their_own(batch):
+    params, x, states = arguments(9, batch, 7)
+    sizes = {"a": 2, "b": 2, "c": 2, "d": 4}
+    parts = {name: params["w"][:k, 7 * n : 7 * n + 7]
+             for n, (name, k) in enumerate(sizes.items())}  # fmt: skip
+    check(parts_of_an_input, ({"u": params["u"], **parts}, x, states))

@@ -319,3 +319,53 @@ def test_integers_that_no_float32_holds_are_exact_or_refused(name):
             assert backend == "cpu"
         else:
             np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("lengths", [None, (3, 1)], ids=["whole", "mixed"])
+def test_halves_between_two_numbers_of_bfloat16_become_the_even_one(lengths):
+    def step(params, h, x, t):
+        a, b = x
+        return h + (a + b), (a + b, -(a + b))
+
+    rng = np.random.default_rng(0)
+    a = rng.integers(128, 256, (2, 3, 37)) / 128  # neighbours are 1/128 apart
+    b = np.full_like(a, 2.0**-8) * np.array([1, -1, 1])[:, None]
+    x = [jnp.asarray(v, jnp.bfloat16) for v in (a, b)]
+    given = {} if lengths is None else {"seq_lengths": jnp.asarray(lengths)}
+    run = lambda x: ost.recurrent_net(  # noqa: E731
+        step,
+        x,
+        jnp.zeros((2, 37), jnp.bfloat16),
+        backend="cpu",
+        padding="zero",
+        **given,
+    )
+    out = fast_jit(run)(x).outputs
+    want = np.float32(a + b).astype(jnp.bfloat16)
+    if lengths is not None:
+        want[1, 1:] = 0
+    np.testing.assert_array_equal(np.asarray(out[0]), want)
+    np.testing.assert_array_equal(np.asarray(out[1]), -want)
+
+
+@pytest.mark.parametrize("columns", [5, 40])
+def test_a_matrix_of_bfloat16_that_multiplies_float32_keeps_its_digits(columns):
+    """The matrix alone is short: nothing may round the states that it multiplies."""
+
+    def step(w, h, x, t):
+        h = x - h * 0.5
+        return h, h @ w.astype(jnp.float32)
+
+    rng = np.random.default_rng(0)
+    w = jnp.asarray(rng.standard_normal((20, columns)), jnp.bfloat16)
+    x = rng.standard_normal((9, 4, 20)).astype(np.float32)
+    run = lambda w, x: ost.recurrent_net(  # noqa: E731
+        step, x, jnp.zeros((9, 20), jnp.float32), params=w, backend="cpu"
+    )
+    got = fast_jit(run)(w, jnp.asarray(x)).outputs
+    h = np.zeros((9, 20))
+    for t in range(4):
+        h = x[:, t].astype(np.float64) - h * 0.5
+        np.testing.assert_allclose(
+            got[:, t], h @ np.asarray(w, np.float64), rtol=1e-5, atol=1e-5
+        )

@@ -211,3 +211,16 @@ def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch):
         ost.save(tmp_path / "a", {})
     with pytest.raises(ImportError, match="`safetensors`"):
         ost.load(tmp_path / "a")
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "complex64", "bool"])
+def test_tensors_without_floats_are_no_network(dtype, tmp_path):
+    path, spec = tmp_path / "model.safetensors", ost.RNNSpec("gru", 2, 3)
+    ost.save(path, {"rnn": (spec, ost.init_weights(jax.random.key(0), spec))})
+    found = safetensors.load_file(path)
+    tensors = {name: np.ones(array.shape, dtype) for name, array in found.items()}
+    content = path.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    path.write_bytes(safetensors.save(tensors, header["__metadata__"]))
+    with pytest.raises(ValueError, match=f"'rnn/l0.w_ih' holds {dtype}"):
+        ost.load(path)

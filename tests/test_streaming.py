@@ -294,3 +294,54 @@ def test_a_large_step_leaves_inactive_streams_as_they_are(monkeypatch):
         np.testing.assert_allclose(got[:, active], new[:, active], rtol=1e-5)
     np.testing.assert_array_equal(y[1], 0)
     np.testing.assert_allclose(y[active], want[active, 1], rtol=1e-5)
+
+
+PROJECTED = ost.RNNSpec("lstm", 3, 4, proj_size=2)
+
+
+def session(batch):
+    return ost.stream(PROJECTED, ost.init_weights(jax.random.key(0), PROJECTED), batch)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("batch, shape", [(1, (3,)), (2, (3, 2)), (2, (1, 6))], ids=str)
+def test_as_many_numbers_of_another_shape_are_refused(batch, shape, dtype):
+    wanted = rf"`x` must have shape \(B, I\) = \({batch}, 3\), got"
+    with pytest.raises(ValueError, match=wanted):
+        session(batch).step(np.zeros(shape, dtype))
+
+
+@pytest.mark.parametrize("wrong, axes", [(0, "L, B, S"), (1, "L, B, H")])
+def test_errors_name_the_axes_of_each_state(wrong, axes):
+    state = [np.zeros((1, 2, 2)), np.zeros((1, 2, 4))]
+    state[wrong] = np.zeros((1, 2, 3))
+    with pytest.raises(ValueError, match=rf"`state\[{wrong}\]` must .* \({axes}\) = "):
+        session(2).state = tuple(state)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"], ids=["native", "jitted"])
+def test_an_interrupt_between_two_states_leaves_both_written(dtype):
+    """There are no kernels for float16: a jitted program returns new states."""
+    weights = ost.init_weights(jax.random.key(0), PROJECTED).astype(dtype)
+    streams = [ost.stream(PROJECTED, weights, 2) for _ in range(2)]
+    one, other = streams
+    x = np.ones((2, 3), dtype)
+    one.step(x)
+    new = one.state
+    write, interrupts = other._write, []
+
+    def interrupted(values, which=slice(None)):
+        if not interrupts:
+            interrupts.append(1)
+            other._states[0][:, which] = values[0]
+            raise KeyboardInterrupt
+        write(values, which)
+
+    other._write = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        if other.backend == "cpu":
+            other.state = new
+        else:
+            other.step(x)
+    for a, b in zip(other.state, new, strict=True):
+        np.testing.assert_array_equal(a, b)
