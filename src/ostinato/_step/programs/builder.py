@@ -55,6 +55,8 @@ class Builder:
         self.narrowed: set[Buffer] = set()
         self.placed: dict[Buffer, tuple[tuple[int, ...], Value, Value, int]] = {}
         self._known: dict[object, Buffer] = {}
+        self._computed: dict[Buffer, tuple[str, Value, tuple[Value, ...]]] = {}
+        self._turned: dict[Value, Value] = {}
         self._constants: dict[bytes, Buffer] = {}
         self._with_rows: dict[Buffer, Buffer] = {}
 
@@ -78,17 +80,38 @@ class Builder:
     # ------------------------------------------------------------ element by element
 
     def elementwise(self, operation: str, *values: Value) -> Value:
-        """Return the result of an operation on values of equal shape, or on numbers."""
+        """Return the result of an operation on values of equal shape, or on numbers.
+
+        Its axes are in memory as operands have rows; a copy has its own in order.
+        """
         values, axis = self.align(values)
         if any(v.summed for v in values):
             return self._of_sums(operation, values)
         shape = values[0].shape
+        values = tuple(map(self._along_rows, values))
+        order = [*range(len(shape))]
+        if operation != "copy":
+            order = shapes.order_of_rows(values)
         key = (operation, shape, axis, values)
         if key not in self._known:
-            result = self.local(shape, axis)
-            self.write(operation, result, *values)
-            self._known[key] = result.buffer
-        return Value(self._known[key], 0, shape, row_major(shape), axis)
+            turned = [shapes.permuted(v, order) for v in values]
+            self._known[key] = self.compute(operation, axis, *turned).buffer
+        steps = dict(zip(order, row_major([shape[i] for i in order]), strict=True))
+        strides = tuple(steps[i] for i in range(len(shape)))
+        return Value(self._known[key], 0, shape, strides, axis)
+
+    def compute(self, operation: str, axis: int | None, *values: Value) -> Value:
+        """Return a new value of an operation on values of equal shape.
+
+        Args:
+            operation: element by element.
+            axis: where the result has sequences.
+            values: with their axis of sequences in one place, or without one.
+        """
+        result = self.local(values[0].shape, axis)
+        self.write(operation, result, *values)
+        self._computed[result.buffer] = operation, result, values
+        return result
 
     def align(self, values: Sequence[Value]) -> tuple[tuple[Value, ...], int | None]:
         """Return values of one shape, and which axis is that of sequences.
@@ -195,6 +218,7 @@ class Builder:
 
     def write(self, operation: str, result: Value, *values: Value) -> None:
         """Add instructions that write the elements of a value."""
+        values = tuple(map(self._along_rows, values))
         if operation in _EXACT and any(v.buffer in self.narrowed for v in values):
             self.narrowed.add(result.buffer)
         strides = [v.strides for v in (result, *values)]
@@ -202,6 +226,33 @@ class Builder:
         if any(s and s[-1] not in (0, 1) for s in merged.strides):
             merged = Merged((*merged.shape, 1), [(*s, 0) for s in merged.strides])
         self._emit(operation, merged, result, values)
+
+    def _along_rows(self, value: Value) -> Value:
+        """Return a transposed value as one that was written in that order.
+
+        That is possible if it was computed element by element of what has no order,
+        such as the factors of an outer product. Any other value stays what it is.
+        """
+        if value not in self._turned:
+            self._turned[value] = self._written_along_rows(value) or value
+        return self._turned[value]
+
+    def _written_along_rows(self, value: Value) -> Value | None:
+        if shapes.has_rows(value) or value.buffer not in self._computed:
+            return None
+        operation, result, values = self._computed[value.buffer]
+        order = shapes.permutation(result, value)
+        if order is None:
+            return None
+        turned = []
+        for given in values:
+            turned.append(self._along_rows(shapes.permuted(given, order)))
+            if not shapes.has_rows(turned[-1]):
+                return None
+        again = self.compute(operation, result.axis, *turned)
+        if value.buffer in self.narrowed:
+            self.narrowed.add(again.buffer)
+        return again._replace(axis=value.axis, most=value.most)
 
     # -------------------------------------------------------------------- reductions
 

@@ -254,9 +254,7 @@ class _Product:
 
 
 def _multiply(b: Builder, x: Value, y: Value, axis: int | None) -> Value:
-    result = b.local(x.shape, None if axis is None else 0)
-    b.write("multiply", result, x, y)
-    return result
+    return b.compute("multiply", None if axis is None else 0, x, y)
 
 
 def _contract(b: Builder, x: Value, y: Value, rank: int, axis: int | None) -> Value:

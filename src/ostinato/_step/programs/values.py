@@ -154,6 +154,42 @@ def transpose(value: Value, permutation: Sequence[int], batch: int) -> Value:
     )
 
 
+def has_rows(value: Value) -> bool:
+    """Return whether the elements of the last axis follow one another, or are one."""
+    steps = [s for n, s in zip(value.shape, value.strides, strict=True) if n != 1]
+    return not steps or steps[-1] in (0, 1)
+
+
+def permuted(value: Value, order: Sequence[int]) -> Value:
+    """Return a value with the axes of `shape` in another order."""
+    return value._replace(
+        shape=tuple(value.shape[i] for i in order),
+        strides=tuple(value.strides[i] for i in order),
+    )
+
+
+def permutation(whole: Value, value: Value) -> list[int] | None:
+    """Return the order in which `value` has the axes of `whole`; None if it has not."""
+    axes = list(zip(whole.shape, whole.strides, strict=True))
+    at = dict(zip(axes, range(len(axes)), strict=True))
+    order = [at.get(a, -1) for a in zip(value.shape, value.strides, strict=True)]
+    return order if sorted(order) == [*range(len(axes))] else None
+
+
+def order_of_rows(values: Sequence[Value]) -> list[int]:
+    """Return the order of axes in which an operation steps through rows of values.
+
+    It is that in which they are, unless all have rows in another order alone.
+    """
+    given = [*range(len(values[0].shape))]
+    for value in values:
+        if not has_rows(value):
+            order = sorted(given, key=lambda i, s=value.strides: -abs(s[i]))
+            if all(has_rows(permuted(v, order)) for v in values):
+                return order
+    return given
+
+
 def take(
     value: Value,
     start: Sequence[int],

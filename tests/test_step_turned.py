@@ -1,0 +1,138 @@
+"""Steps with matrices for states that are read and written in both orders of axes."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closures import fast_jit
+
+import ostinato as ost
+
+pytestmark = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+B, T, D = 3, 4, 5
+STEPS = {}
+
+
+@pytest.fixture(autouse=True)
+def any_ranks():
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def of_all(step):
+    STEPS[step.__name__] = step
+
+
+def of_each(one):
+    """Keep a step for all sequences of one for a sequence, `one(p, w, x)`."""
+    STEPS[one.__name__] = lambda p, w, x, t: jax.vmap(one, (None, 0, 0))(p, w, x)
+
+
+@of_all
+def delta_rule(p, w, x, t):
+    k, v, q = x @ p["k"], x @ p["v"], x @ p["q"]
+    error = jnp.einsum("bd,bde->be", k, w) - v
+    w = w - 0.2 * k[:, :, None] * error[:, None]
+    return w, jnp.einsum("bd,bde->be", q, w)
+
+
+@of_each
+def transposed_product(p, w, x):
+    k, v = x @ p["k"], x @ p["v"]
+    w = w - 0.2 * jnp.outer(k @ w - v, k).T
+    return w, k @ w
+
+
+@of_each
+def gradient_in_the_step(p, w, x):
+    k, v = x @ p["k"], x @ p["v"]
+    w = w - 0.2 * jax.grad(lambda w: 0.5 * jnp.sum((k @ w - v) ** 2))(w)
+    return w, v @ w
+
+
+@of_each
+def product_in_both_orders(p, w, x):
+    both = jnp.tanh(jnp.outer(x, x @ p["v"]) + x)
+    return 0.5 * w + both.T * x - both, jnp.sum(jnp.sin(both.T) * w, 0)
+
+
+@of_each
+def covariance(p, w, x):
+    w = 0.4 * p["k"] @ w @ p["k"].T + jnp.outer(x, x)
+    w = 0.5 * (w + w.T)
+    return w, jnp.exp(-w.T).sum(1)
+
+
+@of_each
+def chain_of_a_transpose(p, w, x):
+    turned = jnp.tanh(w.T) * x + 1
+    turned = jnp.where(turned > 0.9, turned, 0.5 * turned)
+    return 0.6 * turned, turned.T * x - turned
+
+
+@of_each
+def entry_and_transpose(p, w, x):
+    """Write one row of what is all 1, then read columns."""
+    i = jnp.argmax(w[0])
+    w = 0.5 * w + jax.lax.dynamic_update_index_in_dim(jnp.ones((D, D)), x, i, 0).T * x
+    return w, w @ x
+
+
+@of_each
+def three_axes(p, w, x):
+    cube = w[:, :, None] * x + (x @ p["q"])[:, None]
+    turned = jnp.tanh(jnp.transpose(cube, (2, 0, 1)))
+    return 0.5 * turned[1] + 0.1 * w.T, (turned * w).sum((0, 2))
+
+
+@of_all
+def sequences_between(p, w, x, t):
+    """The sequences are the second of three axes for a while."""
+    turned = jnp.einsum("bd,be->dbe", x, x @ p["k"])
+    w = jnp.tanh(0.5 * w + jnp.transpose(turned, (1, 2, 0)))
+    return w, (turned * jnp.swapaxes(w, 0, 1)).sum(0)
+
+
+def given(size=D, dtype="float64", batch=B):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: 0.5 * rng.standard_normal(shape).astype(dtype)  # noqa: E731
+    params = {name: draw(size, size) for name in "kvq"}
+    return params, draw(batch, size, size), draw(batch, T, size)
+
+
+@pytest.mark.parametrize("batch", [B, 1])
+@pytest.mark.parametrize("name", STEPS)
+def test_values_and_gradients_equal_those_of_scan(name, batch):
+    lengths = np.array([4, 0, 3])[:batch]
+
+    def run(backend):
+        def of(params, w, x):
+            out = ost.recurrent_net(
+                STEPS[name], x, w, params=params, seq_lengths=lengths, backend=backend
+            )
+            return out.outputs, out.states
+
+        def both(*arguments):
+            results, pull = jax.vjp(of, *arguments)
+            return results, pull(jax.tree.map(jnp.cos, results))
+
+        return fast_jit(both)(*given(batch=batch))
+
+    for a, b in zip(*map(jax.tree.leaves, map(run, ("cpu", "scan"))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "name", ["delta_rule", "transposed_product", "gradient_in_the_step"]
+)
+def test_an_outer_product_is_written_in_the_order_in_which_it_is_read(name):
+    """Row by row, it would be an operation for each of 48 rows."""
+    params, w, x = given(48)
+    told = str(ost.explain(STEPS[name], x, w, params=params, backend="cpu"))
+    forward = re.search(r"(\d+) operations? forward", told)
+    assert forward is not None and int(forward[1]) < 20
+    if name != "gradient_in_the_step":
+        backward = re.search(r"(\d+) backward", told)
+        assert backward is not None and int(backward[1]) < 40
