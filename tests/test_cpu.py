@@ -301,3 +301,26 @@ def test_recomputed_gates_of_inputs_that_are_added(mode):
     """Blocks of units after the first have their own elements of the input."""
     case = Case(f"{mode}-skip", Spec(mode, 37, 37, input_mode="skip"), 4, 3)
     TestCpu().check(case, recompute=True)
+
+
+@pytest.mark.parametrize("mode", ["slstm", "gru"])
+def test_threads_that_share_the_heads_of_both_directions(mode, configure):
+    fields = dict(num_heads=4, bidirectional=True)
+    case = wide(f"{mode}-both", mode, 64, 2, True, **fields)
+    made, run = arguments(case, "float32"), compiled(case)
+    configure("avx512", 1)
+    alone = named(case, *run(made))
+    assert_same(case, alone, expected(case, "float32"), dtype="float32")
+    configure("avx512", 4)
+    for name, value in named(case, *run(made)).items():
+        assert_same_bits(value, alone[name], name)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "xla"])
+def test_without_a_bound_nan_becomes_infinity(backend):
+    spec = ost.RNNSpec("lstm", 2, 19, cell_clip=float("inf"), clip_nan=True)
+    weights = ost.init_weights(jax.random.key(0), spec)
+    h_0, x = jnp.zeros((1, 3, 19)), jnp.ones((3, 4, 2))
+    state = h_0, jnp.full_like(h_0, jnp.nan)
+    y, (_, c_n) = ost.rnn(spec, weights.astype(x.dtype), x, state, backend=backend)
+    assert np.isfinite(y).all() and np.isposinf(c_n).all()

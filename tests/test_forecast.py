@@ -14,14 +14,17 @@ import pytest
 from g2p_words import interrupt_after, plain_jax  # noqa: F401
 from job_runs import empty_pictures, models_made_once  # noqa: F401
 from oracles import loop64
+from rich.console import Console
 from test_cli import one_line, ostinato
 from tolerance import assert_close
 
 from ostinato.apps import display, run
+from ostinato.apps.devices import Devices
 from ostinato.apps.errors import UserError
 from ostinato.apps.forecast import report, table, use
 from ostinato.apps.forecast.job import Job
 from ostinato.apps.forecast.model import Batch, Forecaster, _dropped
+from ostinato.apps.forecast.settings import Settings
 from ostinato.apps.forecast.train import train
 from ostinato.apps.forecast.windows import Scale, Windows, constant_in
 from ostinato.apps.tensors import MODEL_FILE, RESUME_FILE
@@ -541,3 +544,91 @@ def test_a_tampered_scale_is_one_line(untrained, tmp_path, value):
     use.FILES.save(tmp_path / use.MODEL_FILE, tensors, header)
     with pytest.raises(UserError, match="is damaged .*`scale` must be"):
         use.load(tmp_path)
+
+
+@pytest.mark.usefixtures("plain_jax")
+@pytest.mark.parametrize("members", [1, 2])
+def test_the_last_value_of_constant_columns_is_repeated(members):
+    model = Forecaster(3, 4, 6, 2, 4, 0.0, members, constant=(0, 2))
+    params = model.init(jax.random.key(0))
+    x = np.random.default_rng(0).standard_normal((5, 4, 3)).astype(np.float32)
+    y = np.asarray(jax.jit(model.forecast)(params, x))
+    last = np.broadcast_to(x[:, -1:], y.shape)
+    np.testing.assert_array_equal(y[..., [0, 2]], last[..., [0, 2]])
+    assert (y[..., 1] != last[..., 1]).all()
+
+
+@pytest.mark.usefixtures("plain_jax")
+def test_the_last_value_of_a_constant_column_is_written_without_rounding():
+    model = Forecaster(2, 4, 2, 2, 4, 0.0, constant=(1,))
+    scale = Scale(np.array([0.0, 1000.0]), np.ones(2))
+    params = model.init(jax.random.key(0))
+    trained = use.Trained(model, params, ("a", "b"), scale, {})
+    dates = [datetime(2020, 1, 1) + timedelta(n) for n in range(4)]
+    values = np.array([[0.0, 1000.0]] * 3 + [[0.5, 1000.1]])  # it changes at last
+    got = use.forecast(trained, table.Table(dates, ("a", "b"), values))
+    assert got[:, 1].tolist() == [1000.1, 1000.1]
+
+
+@pytest.mark.parametrize("deviation", [1.0, 2.0, 9.0, 1e-3, 1e4])
+def test_cells_show_a_ten_thousandth_of_a_deviation(deviation):
+    values = np.random.default_rng(0).uniform(1e5, 1e6, (200, 1))
+    trained = types.SimpleNamespace(
+        scale=Scale(np.zeros(1), np.array([deviation])),
+        model=types.SimpleNamespace(constant=()),
+    )
+    cells = [float(cell) for (cell,) in use._cells(trained, values)]
+    assert np.abs(values[:, 0] - cells).max() <= 0.5e-4 * deviation
+
+
+def test_the_scale_is_that_of_the_rows_to_learn_from():
+    values = np.random.default_rng(0).standard_normal((100, 2))
+    values[60:] += 1000.0
+    dates = [datetime(2020, 1, 1) + timedelta(n) for n in range(100)]
+    sizes = {"look_back": 4, "horizon": 4, "segment": 2, "hidden": 4}
+    settings = Settings.choose(epochs=1, split="0.6,0.2,0.2", **sizes)
+    job = Job(settings, table.Table(dates, ("a", "b"), values))
+    np.testing.assert_allclose(job.scale.mean, values[:60].mean(0), rtol=1e-12)
+    np.testing.assert_allclose(job.scale.deviation, values[:60].std(0), rtol=1e-12)
+
+
+@pytest.mark.usefixtures("plain_jax")
+def test_arrays_of_parameters_do_not_share_values():
+    params = Forecaster(2, 4, 4, 2, 4, 0.0).init(jax.random.key(0))
+    place, column = params["place"], params["column"]
+    assert place.shape == column.shape and not (place == column).any()
+
+
+def test_the_names_of_columns_are_in_the_fingerprint():
+    values = np.random.default_rng(0).standard_normal((100, 2))
+    dates = [datetime(2020, 1, 1) + timedelta(n) for n in range(100)]
+    sizes = {"look_back": 4, "horizon": 4, "segment": 2, "hidden": 4}
+    settings = Settings.choose(epochs=1, **sizes)
+    jobs = [Job(settings, table.Table(dates, names, values)) for names in ("ab", "ac")]
+    assert jobs[0].fingerprint() != jobs[1].fingerprint()
+
+
+@pytest.mark.usefixtures("plain_jax")
+def test_a_resumed_run_has_its_time_and_its_losses(tmp_path):
+    values = np.random.default_rng(0).standard_normal((100, 2))
+    dates = [datetime(2020, 1, 1) + timedelta(n) for n in range(100)]
+    sizes = {"look_back": 4, "horizon": 4, "segment": 2, "hidden": 4}
+    job = Job(
+        Settings.choose(epochs=1, **sizes), table.Table(dates, ("a", "b"), values)
+    )
+
+    def new_run(seconds):
+        shown = display.Display(Console(quiet=True))
+        started = time.monotonic() - seconds
+        return run.Run(job, tmp_path, shown, started, Devices(None))
+
+    old = new_run(100.0)
+    old.evaluation_seconds = 7.0
+    for loss in (2.5, 1.5):
+        old.pace.add(loss, 3)
+    old._save()
+    again = new_run(0.0)
+    again.restore()
+    assert again.elapsed >= 100 and again.now >= 100
+    assert again.evaluation_seconds == 7
+    assert (again.pace.losses, again.pace.updates, again.pace.loss) == (4, 2, 2)

@@ -165,3 +165,16 @@ def test_a_pipe_that_is_open_is_read():
     read = table.read(table.Path(f"/dev/fd/{reader}"))
     os.close(reader)
     assert read.values.tolist() == [[1], [2]]
+
+
+@pytest.mark.parametrize(
+    "split, parts",
+    [
+        ([0.5, 0.2, 0.2], (50, 20, 20)),  # the last rows are for nothing
+        ([0.1, 0.1, 0.1], (10, 10, 10)),
+        ([0.7, 0.1, 0.2], (70, 10, 20)),
+        ([50.0, 20.0, 10.0], (50, 20, 10)),
+    ],
+)
+def test_shares_may_leave_rows_at_the_end(split, parts):
+    assert table.parts_of(100, split) == parts

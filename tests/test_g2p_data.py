@@ -5,6 +5,7 @@ import pytest
 
 from ostinato.apps.errors import UserError
 from ostinato.apps.g2p import batches, data
+from ostinato.apps.g2p.metrics import ErrorRates, error_counts
 
 LINES = [
     "'bout B AW1 T",
@@ -158,3 +159,11 @@ def test_epochs_repeat_by_seed_and_number():
     assert orders[0] == orders[1]
     assert orders[0] != orders[2] and orders[0] != orders[3]
     assert sorted(orders[0]) == sorted(orders[2]) == sorted(orders[3])
+
+
+def test_a_word_with_one_error_is_wrong():
+    references = {"a": [("X", "Y")], "b": [("X",), ("Z", "Y")], "c": [("X",)]}
+    guesses = {"a": ("X",), "b": ("Z", "Y"), "c": ("Y", "Z")}
+    counts = error_counts(guesses, references)
+    assert counts.tolist() == [3, 5, 2, 3]
+    assert ErrorRates.of(counts) == (60, 200 / 3, 3)

@@ -313,3 +313,12 @@ WIDE = [  # rows wider than the registers of a kernel, with one factor for all o
 @pytest.mark.parametrize("case", WIDE, ids=lambda c: c.id)
 def test_wide_rows_of_complex_numbers_share_a_factor(case, backend):
     check(case, backend)
+
+
+@native
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("width", [104, 105])
+def test_results_that_no_cache_holds(width, reverse):
+    """Results of 16 MB go past the caches where each part of a row begins at a line."""
+    shapes = ((8, 1), (8, width))
+    check(Case("shared", reverse=reverse, steps=2600, batch=1, shapes=shapes), "cpu")

@@ -426,3 +426,35 @@ def test_a_file_that_is_cut_off_is_one_line(untrained, tmp_path):
 
 def sample_of(folder):
     return ostinato("sample", "--model", folder, "--out", folder / "a.mid")
+
+
+def piece(*keys):
+    return np.eye(88, dtype=np.uint8)[list(keys)]
+
+
+def job_of(*learn):
+    other = [piece(40, 41)]
+    settings = Settings.choose(epochs=1, hidden=4)
+    return Job(settings, rolls.Pieces(list(learn), other, other))
+
+
+def test_each_epoch_moves_pieces_by_other_semitones():
+    job = job_of(*(piece(40, 40) for _ in range(12)))
+    lowest = [
+        [int(roll[0].argmax()) for batch in job.epoch(n) for roll in batch.rolls]
+        for n in range(2)
+    ]
+    assert sorted(lowest[0]) != sorted(lowest[1])
+
+
+def test_where_pieces_end_is_in_the_fingerprint():
+    one = job_of(piece(1, 2), piece(3, 4, 5))
+    other = job_of(piece(1, 2, 3), piece(4, 5))
+    assert one.fingerprint() != other.fingerprint()
+
+
+def test_a_prime_leaves_space_for_fewer_frames():
+    prime = np.zeros((rolls.MOST_FRAMES - 3, 88), np.uint8)
+    model = Composer("gru", 2, 1, "independent", 0.0)
+    with pytest.raises(UserError, match="`frames` must be 1 to 3, got 4"):
+        use.sample(model, {}, 4, prime=prime)

@@ -1,5 +1,6 @@
 """Files of music: piano rolls of every kind, pickles that attack, MIDI."""
 
+import json
 import os
 import pickle
 
@@ -417,3 +418,38 @@ def test_midi_files_are_dealt_out(tmp_path):
     header = b"MThd\0\0\0\6\0\0\0\1\0\0"
     track = b"MTrk\0\0\0\4\0\xff\x2f\0"
     bad("got the division 0", tmp_path / "x.mid", header + track)
+
+
+def test_a_note_of_two_channels_sounds_until_both_have_ended(tmp_path):
+    track = mido.MidiTrack()
+    for kind, channel, time in [
+        ("note_on", 0, 0), ("note_on", 1, 1), ("note_off", 0, 1), ("note_off", 1, 2),
+    ]:  # fmt: skip
+        track.append(mido.Message(kind, note=60, channel=channel, time=time))
+    file = mido.MidiFile(type=0, ticks_per_beat=1, tracks=[track])
+    file.save(tmp_path / "a.mid")
+    roll = midi.read(tmp_path / "a.mid", 1)
+    assert roll.shape == (4, 88)
+    np.testing.assert_array_equal(np.argwhere(roll), [[t, 60 - 21] for t in range(4)])
+
+
+def test_a_collection_that_two_paths_lead_to_is_read_once(tmp_path):
+    path, link = tmp_path / "a.json", tmp_path / "b.json"
+    parts = {part: [[[60], [61, n]]] for n, part in enumerate(read.PARTS, 70)}
+    path.write_text(json.dumps(parts))
+    link.symlink_to(path)
+    pieces = read.read([tmp_path, path, link], 2, 0)
+    assert list(map(len, pieces)) == [1, 1, 1]
+
+
+def test_a_mat_file_may_have_a_part_without_pieces(tmp_path):
+    io = pytest.importorskip("scipy.io")
+    piece = np.zeros((3, 88))
+    piece[:, 7] = 1
+    cells = {"traindata": [piece, piece], "validdata": [], "testdata": [piece]}
+    for name, pieces in cells.items():
+        cells[name] = np.empty((1, len(pieces)), object)
+        cells[name][0, :] = pieces
+    io.savemat(tmp_path / "a.mat", cells)
+    found = read.first_piece(tmp_path / "a.mat", 2)
+    np.testing.assert_array_equal(found, piece)

@@ -332,3 +332,21 @@ def test_a_sequence_that_begins_within_the_rows_ends_with_them(backend):
     want = run(made, jnp.array([4, 4, 2, 0], jnp.int32), masks)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert_same_bits(a, b)
+
+
+@native
+def test_buffers_must_divide_the_tokens():
+    case = BY_ID["gru-resets"]
+    made, *_ = PackedRun(case, Placement.of(own_lengths(case), 13)).arguments()
+    call = RNNCall(call_of(case, "cpu").spec, packed=Packed(5, buffers=2))
+    numbers = jnp.zeros(4, jnp.int32)
+    operands = Operands(
+        *(made.weights, made.x, (made.h_0,)),
+        seq_lengths=numbers,
+        segment_lengths=numbers,
+        resets=jnp.zeros(13, bool),
+    )
+    results = jax.tree.leaves(call.output_shapes(operands))
+    with pytest.raises(RuntimeError, match="`packed_buffers` must divide"):
+        run = jax.jit(lambda o: cpu.forward(call, results, (False,) * 6, o))
+        jax.block_until_ready(run(operands))

@@ -1,5 +1,7 @@
 """Prepared weights: the same bits, wherever plain weights are taken."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -181,3 +183,15 @@ def test_bad_argument_raises_with_name_want_and_got(name):
     with pytest.raises(error) as info:
         run(draw()[0])
     assert_says(info, words)
+
+
+@needs_library
+def test_what_was_packed_for_biases_of_another_place_is_packed_again():
+    """Of a GRU, r scales the one that the state's product has, and not the other."""
+    spec = ost.RNNSpec("gru", 3, 5, bias="input")
+    other = dataclasses.replace(spec, bias="recurrent")
+    weights, x = draw(spec)
+    weights = weights + 0.5
+    prepared = ost.prepare(other, weights)
+    run = jax.jit(lambda w: ost.rnn(spec, w, x))
+    same(run(ost.prepare(spec, weights)._replace(packed=prepared.packed)), run(weights))

@@ -243,3 +243,46 @@ def test_initial_biases_of_both_directions_are_those_of_their_layer():
         depth = [0, 0, 1, 1][p]
         want = 5 - 12 * (np.arange(3) / 2) ** (0.3 + 1.3 * depth)
         np.testing.assert_allclose(layer.b_ih[3:6], want, rtol=1e-5)
+
+
+WEIGHTS, X = 0.5 * draw(SPEC.num_params, seed=1), draw(B, T, I, seed=2)
+
+
+def slopes(run, which, state, weights=WEIGHTS):
+    """Return gradients of some of the states."""
+
+    def loss(*some):
+        given = list(map(jnp.asarray, state))
+        for n, one in zip(which, some, strict=True):
+            given[n] = one
+        out = run(jnp.asarray(weights), jnp.asarray(X), tuple(given))
+        return sum(jnp.sum(jnp.sin(a)) for a in jax.tree.leaves(out))
+
+    given = [jnp.asarray(state[n]) for n in which]
+    return fast_jit(jax.grad(loss, tuple(range(len(which)))))(*given)
+
+
+@pytest.mark.parametrize("run", [on_xla, operator])
+@pytest.mark.parametrize("which", [(0,), (1,), (2,), (3,), (0, 2), (1, 3)])
+def test_gradients_of_some_states_are_those_of_all(run, which):
+    got = slopes(run, which, state_of())
+    want = slopes(published, range(4), state_of())
+    for one, n in zip(got, which, strict=True):
+        assert_close(one, want[n], terms=1000)
+
+
+@pytest.mark.parametrize("run", [on_xla, operator])
+def test_a_cell_state_without_a_normalizer_has_a_gradient(run):
+    """Of a state of which n alone is 0, f scales c, and has a gradient as in JAX."""
+    h, c, n, m = state_of()
+    state, weights = (h, c, np.zeros_like(n), m - 2), WEIGHTS
+
+    def loss(run, w):
+        out = run(w, jnp.asarray(X), tuple(map(jnp.asarray, state)))
+        return sum(jnp.sum(jnp.sin(a)) for a in jax.tree.leaves(out))
+
+    got, want = (
+        fast_jit(jax.grad(lambda w, f=f: loss(f, w)))(jnp.asarray(weights))
+        for f in (run, published)
+    )
+    assert_close(got, want, terms=1000)

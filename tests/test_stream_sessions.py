@@ -442,3 +442,13 @@ def test_a_traced_input_is_refused_by_name(kind):
     for run in (lambda x: session.step(x[:, 0]), session.chunk):
         with pytest.raises(TypeError, match="`x.*` must not be traced, as it is under"):
             jax.jit(run)(X)
+
+
+@needs_library
+@KINDS
+def test_small_numbers_of_the_calling_thread_stay_what_they_are(kind):
+    """Kernels take denormal numbers for 0, in the thread that calls, and only there."""
+    session, tiny = open_session(kind), np.full(3, 5e-324)
+    session.step(X[:, 0])
+    session.chunk(X)
+    assert (tiny + tiny > tiny).all()

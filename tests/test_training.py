@@ -42,3 +42,22 @@ def test_the_learning_rate_rises_and_falls():
     assert rate(2.0, training.WARM_UP, 0.0) == 2.0
     assert rate(2.0, training.WARM_UP, 0.75) == 0.5
     assert rate(2.0, 10**6, 1.0) == rate(2.0, 10**6, 1.5) == 0.0
+
+
+def noisy(params, batch, key):
+    return jnp.sum(params["a"]) * 0 + jax.random.uniform(key)
+
+
+def test_random_numbers_follow_from_the_seed_and_the_step():
+    def drawn(seed, step):
+        state = training.init_state(0, lambda key: {"a": jnp.zeros(2, jnp.float32)})
+        state = state._replace(step=step)
+        clock = jax.device_put(np.zeros(1, np.float32))
+        batch = jnp.zeros((), jnp.float32)
+        _, told = training.update(state, batch, 0.1, clock, loss=noisy, seed=seed)
+        return float(told[0])
+
+    places = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    found = {place: drawn(*place) for place in places}
+    assert len(set(found.values())) == 4
+    assert drawn(0, 1) == found[0, 1]  # as in a run that is resumed

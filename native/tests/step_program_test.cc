@@ -58,6 +58,8 @@ void CheckDecoding(const StepProgram& program) {
   // products of a chunk that go on, or that have several rows for each sequence.
   CHECK_EQ(refuses_change([](auto& p) { p.instructions[0].operands[1].buffer = 0; }),
            true);
+  CHECK_EQ(refuses_change([](auto& p) { p.instructions[0].operands[1].buffer = 2; }),
+           true);
   CHECK_EQ(refuses_change([](auto& p) {
              p.instructions[1].operands[1] = p.instructions[0].operands[1];
            }),
@@ -72,6 +74,13 @@ void CheckDecoding(const StepProgram& program) {
              p.instructions[2].operands[0] = p.instructions[1].operands[0];
            }),
            true);
+  for (const Operation o :
+       {Operation::take_row, Operation::set_row, Operation::add_row}) {
+    CHECK_EQ(refuses_change([&](auto& p) {
+               p.instructions[2].operation = static_cast<int64_t>(o);
+             }),
+             true);
+  }
   CHECK_EQ(refuses_change([](auto& p) {
              p.instructions[2].operation = ostinato::cpu::kNumOperations;
            }),
