@@ -136,6 +136,8 @@ import importlib.util, os, signal, sys, time
 spec = importlib.util.spec_from_file_location("interrupts", sys.argv[1])
 interrupts = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(interrupts)
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_DFL)  # as nohup may have started the tests
 """
 
 
