@@ -448,3 +448,27 @@ def test_inputs_of_a_cell_may_be_a_pytree():
     for wrong in ({}, {"x": 3.0}, {"x": jnp.ones(4)}):
         with pytest.raises(TypeError, match=r"`x` must be inputs \[B, T, ...\]"):
             ost.explain(Gated(), wrong)
+
+
+def two_factors(w, h, x, t):
+    gate = jax.nn.sigmoid(x @ w)
+    h = gate * jnp.tanh(x + h @ w) + jnp.sin(h)
+    return h, h
+
+
+@native
+@pytest.mark.parametrize("options", [{}, {"recompute": True}], ids=str)
+def test_what_is_stored_is_what_the_backward_pass_is_given(options):
+    def loss(w):
+        out = ost.recurrent_net(two_factors, X, H_0, params=w, **options)
+        return jnp.sum(out.outputs)
+
+    told = str(ost.explain(two_factors, X, H_0, params=W, **options))
+    stored = re.search(r"stored (\d+) x \[8, 4\]", told)
+    equations = jax.make_jaxpr(jax.grad(loss))(W).eqns
+    (loop,) = (e for e in equations if e.primitive.name == "ostinato_loop")
+    steps = [v.aval.shape for v in loop.outvars].count((5, 8, 4))
+    outputs = 1
+    assert stored is not None and int(stored[1]) == steps - outputs
+    if not options:
+        assert steps - outputs > 1
