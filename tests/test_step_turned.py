@@ -87,6 +87,14 @@ def three_axes(p, w, x):
     return 0.5 * turned[1] + 0.1 * w.T, (turned * w).sum((0, 2))
 
 
+@of_each
+def shared_matrix(p, w, x):
+    """The gradient of `p["q"]` is a sum over sequences of transposed products."""
+    k = jnp.tanh(x + w.sum(0))
+    scaled = p["q"].T * jnp.outer(k, x @ p["k"])
+    return 0.5 * w + jnp.outer(k, k), scaled.sum(1) + jnp.sin(p["q"]).T @ k
+
+
 @of_all
 def sequences_between(p, w, x, t):
     """The sequences are the second of three axes for a while."""

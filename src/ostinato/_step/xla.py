@@ -26,9 +26,9 @@ from .split import PRODUCTS, Step
 _BLOCK, _ROWS = 64, 256
 """A block has this many steps at least, and this many rows of products about."""
 _SHARE = 4
-"""Blocks pay if values of one block at a time are more than this part of the others.
+"""Blocks pay if what exists for one at a time is more than 1 / _SHARE of the rest.
 
-The others are copied to blocks and from them. A table of 8 experts `[64, 64]` of which
+The rest is copied to blocks and from them. A table of 8 experts `[64, 64]` of which
 each of 16 sequences reads one at each of 100 steps: training takes 8 ms in place of 26.
 """
 _SUM = 1024
@@ -133,8 +133,8 @@ def forward(
 
     saved = [] if wrt is None else saved_products(loop, wrt)
     core = taken.core.traced if derivative is None else derivative.forward
-    stacked = [a.shape for a in core.out_avals[loop.step.num_states :]]
-    pays = _is_much([a.shape for a in taken.ahead.out_avals], stacked)
+    kept = [a.shape for a in core.out_avals[loop.step.num_states :]]
+    pays = _is_much([a.shape for a in taken.ahead.out_avals], kept)
     if saved or not (scans.in_blocks and pays):
         final, (stacked, products) = run(states, (inputs, mask.valid))
         return [*final, *stacked, *(products[k] for k in saved)]
@@ -203,14 +203,14 @@ def in_blocks(
     return scan_segments(run, carry, per_step, size, reverse)
 
 
-def _is_much(shapes: Sequence[Any], others: Sequence[Any]) -> bool:
+def _is_much(shapes: Sequence[Any], rest: Sequence[Any]) -> bool:
     """Return whether blocks pay for values that exist for one block at a time.
 
     Args:
         shapes: theirs, at one step.
-        others: of what is read and written at one step, in the memory of all.
+        rest: those of what else is read or written at a step.
     """
-    few, many = (sum(map(known_product, s)) for s in (shapes, others))
+    few, many = (sum(map(known_product, s)) for s in (shapes, rest))
     return _SHARE * few > many
 
 

@@ -252,7 +252,7 @@ class Builder:
         again = self.compute(operation, result.axis, *turned)
         if value.buffer in self.narrowed:
             self.narrowed.add(again.buffer)
-        return again._replace(axis=value.axis, most=value.most)
+        return value._replace(buffer=again.buffer, strides=again.strides)
 
     # -------------------------------------------------------------------- reductions
 
