@@ -247,6 +247,15 @@ def outer(v, i, j, k):
     return jnp.einsum("bij,bj->bi", both, fit(c, b.shape[1])) / b.shape[1]
 
 
+def turned(v, i, j, k):
+    """Read an outer product in both orders of its axes."""
+    a, b = v.pick(i), v.pick(j)
+    both = jnp.tanh(a[:, :, None] * b[:, None, :])
+    other = jnp.swapaxes(both, 1, 2) * v.param(b.shape[1], a.shape[1])[None]
+    more = jnp.swapaxes(other, 1, 2) - both if k % 2 else jnp.swapaxes(both, 1, 2)
+    return (other.sum(1) if k % 3 else other.max(1)) + more.sum(2 if k % 2 else 1)
+
+
 def row_matrices(v, i, j, k):
     a = heads(v.pick(i))
     b = heads(v.pick(j))[:, :, : a.shape[2]]
@@ -330,7 +339,7 @@ OPERATIONS |= {
         part, split, matrix, transposed, matrix_first, tied, square_matrix, by_head,
         sliced_matrix, matrix_and_number, dense_of_heads, attend, additive_scores,
         shared_memory, row_dot, outer, row_matrices, vector, number, for_each_sequence,
-        step_number, wave, sorted_wave, choose, branch, integers, row_of_table,
+        step_number, wave, sorted_wave, choose, branch, integers, row_of_table, turned,
     )
 }  # fmt: skip
 
