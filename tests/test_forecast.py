@@ -581,13 +581,18 @@ def test_cells_show_a_ten_thousandth_of_a_deviation(deviation):
     assert np.abs(values[:, 0] - cells).max() <= 0.5e-4 * deviation
 
 
+def job_of_days(values, names=("a", "b"), **options):
+    """Return a small job to learn two columns, a row a day."""
+    dates = [datetime(2020, 1, 1) + timedelta(n) for n in range(len(values))]
+    sizes = {"look_back": 4, "horizon": 4, "segment": 2, "hidden": 4}
+    settings = Settings.choose(epochs=1, **sizes, **options)
+    return Job(settings, table.Table(dates, names, values))
+
+
 def test_the_scale_is_that_of_the_rows_to_learn_from():
     values = np.random.default_rng(0).standard_normal((100, 2))
     values[60:] += 1000.0
-    dates = [datetime(2020, 1, 1) + timedelta(n) for n in range(100)]
-    sizes = {"look_back": 4, "horizon": 4, "segment": 2, "hidden": 4}
-    settings = Settings.choose(epochs=1, split="0.6,0.2,0.2", **sizes)
-    job = Job(settings, table.Table(dates, ("a", "b"), values))
+    job = job_of_days(values, split="0.6,0.2,0.2")
     np.testing.assert_allclose(job.scale.mean, values[:60].mean(0), rtol=1e-12)
     np.testing.assert_allclose(job.scale.deviation, values[:60].std(0), rtol=1e-12)
 
@@ -601,21 +606,13 @@ def test_arrays_of_parameters_do_not_share_values():
 
 def test_the_names_of_columns_are_in_the_fingerprint():
     values = np.random.default_rng(0).standard_normal((100, 2))
-    dates = [datetime(2020, 1, 1) + timedelta(n) for n in range(100)]
-    sizes = {"look_back": 4, "horizon": 4, "segment": 2, "hidden": 4}
-    settings = Settings.choose(epochs=1, **sizes)
-    jobs = [Job(settings, table.Table(dates, names, values)) for names in ("ab", "ac")]
+    jobs = [job_of_days(values, names) for names in ("ab", "ac")]
     assert jobs[0].fingerprint() != jobs[1].fingerprint()
 
 
 @pytest.mark.usefixtures("plain_jax")
 def test_a_resumed_run_has_its_time_and_its_losses(tmp_path):
-    values = np.random.default_rng(0).standard_normal((100, 2))
-    dates = [datetime(2020, 1, 1) + timedelta(n) for n in range(100)]
-    sizes = {"look_back": 4, "horizon": 4, "segment": 2, "hidden": 4}
-    job = Job(
-        Settings.choose(epochs=1, **sizes), table.Table(dates, ("a", "b"), values)
-    )
+    job = job_of_days(np.random.default_rng(0).standard_normal((100, 2)))
 
     def new_run(seconds):
         shown = display.Display(Console(quiet=True))

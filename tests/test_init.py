@@ -137,6 +137,11 @@ BAD = {
         TypeError,
         "`forget_bias` number float32",
     ),
+    "forget-masked": (
+        lambda: ost.init_weights(KEY, SPEC, forget_bias=np.ma.masked),
+        ValueError,
+        "`forget_bias` masked",
+    ),
     "forget-key": (
         lambda: ost.init_weights(KEY, SPEC, forget_bias=KEY),
         TypeError,

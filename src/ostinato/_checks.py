@@ -298,6 +298,7 @@ def check_bool(name: str, value: Any) -> bool:
 
 def check_real(name: str, value: Any) -> float:
     """Return `value` as a float; check that it is a number and not a bool."""
+    check_unmasked(name, value)
     if is_array(value) and value.shape == () and is_concrete(value):
         is_number = jnp.issubdtype(value.dtype, np.number)
         value = value.item() if is_number else value

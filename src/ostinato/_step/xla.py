@@ -335,8 +335,9 @@ def backward(
     wide = [zeros_wide(invariant[i]) for i in weights]
     valid = StepMask.of(loop.masked, loop.length, operands, []).valid
     per_step = (inputs, saved, products, d_outputs, valid)
-    pairs = derivative.backward.out_avals[-2 * len(derivative.products) :]
-    few = [*whole.taken.ahead.out_avals, *(pairs if derivative.products else ())]
+    results = derivative.backward.out_avals
+    pairs = results[len(results) - 2 * len(derivative.products) :]
+    few = [*whole.taken.ahead.out_avals, *pairs]
     many = [a.shape[1:] for a in (*inputs, *saved)]
     pays = loop.length > _SUM or _is_much([a.shape for a in few], many)
     (d_states, sums), d_inputs = (
