@@ -431,3 +431,37 @@ def test_mapped_lengths_have_no_pole_past_the_end(backend):
     got, want = fast_jit(both)(w, jnp.asarray(x), jnp.asarray(starts))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=native), "xla"])
+def test_a_step_that_is_no_scan_has_no_pole_past_the_end(backend):
+    """One step more than a sequence has would take the root of a negative number."""
+    size, lengths = 16, np.array([2, 0, 4])
+    starts, w = np.array([[4.0], [0.0], [30.0]]) * np.ones(size), np.eye(size)
+    x = np.random.default_rng(0).random((3, 6, size)) / 10
+    x[np.arange(6) >= lengths[:, None]] = np.nan
+
+    def step(w, h, x, t):
+        h = jnp.sqrt(h @ w - 1 + x)
+        return h, h
+
+    def loss(w, x, h):
+        options = {"params": w, "padding": "zero", "backend": backend}
+        out = ost.recurrent_net(step, x, h, seq_lengths=lengths, **options)
+        return jnp.sum(jnp.sin(out.states)) + jnp.sum(out.outputs)
+
+    def plain(w, x, h):
+        total = 0.0
+        for b, length in enumerate(lengths):
+            state = h[b]
+            for t in range(length):
+                state = jnp.sqrt(state @ w - 1 + x[b, t])
+                total += jnp.sum(state)
+            total += jnp.sum(jnp.sin(state))
+        return total
+
+    given = w, jnp.asarray(x), jnp.asarray(starts)
+    assert "ostinato_loop" in str(jax.make_jaxpr(loss)(*given))
+    got, want = (fast_jit(jax.grad(f, (0, 1, 2)))(*given) for f in (loss, plain))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10)
