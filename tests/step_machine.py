@@ -8,6 +8,7 @@ from scipy import special
 
 from ostinato._step.programs.program import (
     PRODUCT,
+    TRANSPOSE,
     Buffer,
     Instruction,
     Phase,
@@ -97,6 +98,11 @@ class Machine:
     def _run(self, i: Instruction) -> None:
         if i.weight is not None:
             return self._multiply(i)
+        if i.operation == TRANSPOSE:
+            rows = self._read(i.operands[0], i.width, i.inner)
+            place = self._at(i.result, i.inner, i.width)
+            self.of(i.result.buffer)[place] = np.swapaxes(rows, 1, 2)
+            return None
         given = [self._read(v, i.inner, i.width) for v in i.operands]
         if i.operation in ("take_row", "set_row", "add_row"):
             return self._at_row(i, *given)

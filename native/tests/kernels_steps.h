@@ -57,6 +57,10 @@ class OperationChecker {
         CheckIndexing();
         continue;
       }
+      if (operation_ == Operation::transpose) {
+        CheckTransposing();
+        continue;
+      }
       for (const bool specials : {false, true}) {
         FillOperands(specials);
         for (const int64_t width : {1, 3, 16, 17, 67}) {
@@ -140,6 +144,35 @@ class OperationChecker {
           want = operation_ == Operation::add_row ? x + want : x;
         }
         if (!Same(out.At(r, i), want)) Fail(i, "is wrong", out.At(r, i), want);
+      }
+    }
+  }
+
+  // Matrices with gaps between rows, or without; bits stay, those of a NaN, too.
+  void CheckTransposing() {
+    FillOperands(true);
+    for (const int64_t width : {1, 3, 4, 16, 17, 33}) {
+      for (const int64_t rows : {0, 1, 5, 8, 10}) {
+        for (const int64_t gap : {0, 2}) CheckTranspose(rows, width, gap);
+      }
+    }
+  }
+
+  void CheckTranspose(int64_t rows, int64_t width, int64_t gap) {
+    const int64_t stride = rows + gap, needed = (width - 1) * stride + rows;
+    if (needed > kMost || rows * (width + gap) > kMost) return;
+    const T* const given = arrays_[0].data() + kMost - needed;
+    const Output out = OutputOf(result_, rows, width, gap);
+    what_ = level_ + " transpose " + std::to_string(rows) + " x " +
+            std::to_string(width) + ", gap " + std::to_string(gap);
+    Call(out, {{given, stride, false}}, rows, width);
+    CheckUntouched(out);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < width; ++i) {
+        const T want = given[i * stride + r];
+        if (std::memcmp(&out.At(r, i), &want, sizeof want) != 0) {
+          Fail(i, "is wrong", out.At(r, i), want);
+        }
       }
     }
   }

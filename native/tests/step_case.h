@@ -38,6 +38,7 @@ enum {
   kAfterY,  // -(h V)
   kExtremes,
   kMix,
+  kTurned,
   kRead,
   kHLast,
   kSLast,
@@ -76,6 +77,7 @@ struct Sizes {
             all * kOut,
             all * (kInner + kEach),
             all * kInner * kMixed,
+            all * kInner * kEach,
             all * kSmall,
             batch * kHidden,
             batch * kSmall,
@@ -94,7 +96,7 @@ struct Sizes {
 // and `memory` is a third one, of whose entries `read` is the one at place = x[0] <
 // decay. This one becomes h'[:kSmall], and m is added to the next one, if there is one.
 // `extremes` are the largest elements of the rows and of the columns of h' as a matrix,
-// and `mix` is that matrix N. The gradients are the sums of x[kFirstIn:]^T
+// `turned` its transpose, and `mix` is that matrix N. The gradients are the sums of x[kFirstIn:]^T
 // h'[kFirst:] and of h'^T (h' V).
 class ProgramBuilder {
  public:
@@ -120,6 +122,7 @@ class ProgramBuilder {
     const auto after_y = Buffer(Place::kOutput, kAfterY, true, kOut);
     const auto extremes = Buffer(Place::kOutput, kExtremes, true, kInner + kEach);
     const auto mix = Buffer(Place::kOutput, kMix, true, kInner * kMixed);
+    const auto turned = Buffer(Place::kOutput, kTurned, true, kInner * kEach);
     const auto one = Buffer(Place::kConstant, -1, false, 1, 2);
     const auto memory = Buffer(Place::kState, kMemory0, true, kEntries * kSmall);
     program_.buffers.back().in_place = true;
@@ -167,6 +170,8 @@ class ProgramBuilder {
              View(next_h, 0, kEach), kInner);
     Add(Operation::copy, kInner, kMixed, View(mix, 0, kMixed),
         {View(mixed, 0, Padded(kMixed))});
+    Add(Operation::transpose, kEach, kInner, View(turned, 0, kInner),
+        {View(next_h, 0, kEach)});
     Add(Operation::add, 1, kSmall, View(sum_s), {View(sum_s), View(next_s)});
     Add(Operation::column_sum, 1, kHidden, View(sum_h), {View(kept)});
     program_.instructions.back().phase = Phase::kAfter;
@@ -315,6 +320,7 @@ inline Values PlainLoop(const Values& in, const Sizes& sizes,
           const double value = h[r * kEach + c];
           extremes[r] = std::max(extremes[r], value);
           extremes[kInner + c] = std::max(extremes[kInner + c], value);
+          out[kTurned][(at * kEach + c) * kInner + r] = value;
           for (int64_t k = 0; k < kMixed; ++k) {
             out[kMix][(at * kInner + r) * kMixed + k] += value * in[kN][c * kMixed + k];
           }

@@ -244,7 +244,7 @@ void CheckOneAfterAnother(const Case& c, const StepProgram& program, bool half,
   each(width, [&](int64_t from, int64_t to) {
     joined.operands[kX]->Set(to, apart.operands[kX]->Get(from));
   });
-  const std::vector<int> by_step = {kY, kAfterY, kExtremes, kMix, kRead};
+  const std::vector<int> by_step = {kY, kAfterY, kExtremes, kMix, kTurned, kRead};
   std::vector<int64_t> widths;
   for (const int i : by_step) widths.push_back(replace(joined.results[i]));
   StepCall call = joined.Call(program);
@@ -283,7 +283,7 @@ void CheckTokens(const StepProgram& program) {
   StepCall call = arrays.Call(program);
   call.capacity = 9;
   call.operands[kX].elements = 9 * kIn;
-  for (const int i : {kY, kAfterY, kExtremes, kMix, kRead}) {
+  for (const int i : {kY, kAfterY, kExtremes, kMix, kTurned, kRead}) {
     call.results[i].elements = call.results[i].elements / (7 * 3) * 9;
   }
   RunSteps<float>(call);

@@ -75,7 +75,8 @@ void CheckDecoding(const StepProgram& program) {
            }),
            true);
   for (const Operation o :
-       {Operation::take_row, Operation::set_row, Operation::add_row}) {
+       {Operation::take_row, Operation::set_row, Operation::add_row,
+        Operation::transpose}) {
     CHECK_EQ(refuses_change([&](auto& p) {
                p.instructions[2].operation = static_cast<int64_t>(o);
              }),
@@ -88,6 +89,25 @@ void CheckDecoding(const StepProgram& program) {
   CHECK_EQ(
       refuses_change([](auto& p) { p.instructions[2].phase = static_cast<Phase>(3); }),
       true);
+  // A transpose of one element for all of a row, or to a sum over sequences.
+  for (auto& i : program.instructions) {
+    if (i.operation != static_cast<int64_t>(Operation::transpose)) continue;
+    const auto at = &i - program.instructions.data();
+    CHECK_EQ(
+        refuses_change([&](auto& p) { p.instructions[at].operands[0].splat = true; }),
+        true);
+    CHECK_EQ(refuses_change([&](auto& p) {
+               for (auto& b : p.buffers) {
+                 if (b.place == Place::kSum)
+                   p.instructions[at].result.buffer = &b - p.buffers.data();
+               }
+             }),
+             true);
+    CHECK_EQ(refuses_change([&](auto& p) {
+               p.instructions[at].phase = Phase::kAfter;
+             }),
+             true);
+  }
   // A row that is written to a sum over sequences.
   CHECK_EQ(refuses_change([](auto& p) {
              for (auto& b : p.buffers) {

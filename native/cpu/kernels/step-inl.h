@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cpu/kernels/math-inl.h"
+#include "cpu/kernels/pack-inl.h"
 #include "cpu/kernels/step-library-inl.h"
 #include "cpu/kernels/step_kernels.h"
 
@@ -90,8 +91,7 @@ void Row(typename V::Element* out, const typename V::Element* const (&operands)[
 template <typename V, Operation kOperation, int kSplats>
 constexpr StepRow<typename V::Element> RowOf() {
   constexpr int kOperands = kStepOperands[static_cast<int>(kOperation)];
-  if constexpr (ReducesRow(kOperation) || ReducesColumn(kOperation) ||
-                Indexes(kOperation))
+  if constexpr (kOperation >= Operation::transpose)
     return nullptr;
   else
     return Row<V, kOperation, kSplats & ((1 << kOperands) - 1)>;
@@ -182,6 +182,14 @@ void RowSum(typename V::Element* out, int64_t out_stride,
     }
     *out = total;
   }
+}
+
+template <typename V>
+void Transpose(typename V::Element* out, int64_t out_stride,
+               const StepOperand<typename V::Element> (&operands)[3], int64_t rows,
+               int64_t width) {
+  const auto& a = operands[0];
+  TransposeMatrix<V>(a.data, a.row_stride, width, rows, out, out_stride);
 }
 
 enum class OverRows { kSum, kSumProduct, kMax };
@@ -306,7 +314,9 @@ void AtRow(typename V::Element* out, int64_t out_stride,
 template <typename V, Operation kOperation>
 constexpr StepFunction<typename V::Element> FunctionOf() {
   using O = Operation;
-  if constexpr (kOperation == O::row_sum)
+  if constexpr (kOperation == O::transpose)
+    return Transpose<V>;
+  else if constexpr (kOperation == O::row_sum)
     return RowSum<V, false>;
   else if constexpr (kOperation == O::row_sum_product)
     return RowSum<V, true>;

@@ -2,7 +2,7 @@
 //
 // A step program is what a user's step function computes between its products. An
 // instruction computes a matrix from up to three matrices: element by element, as sums
-// or maxima over its rows or columns, or it reads or writes one row of it.
+// or maxima over its rows or columns, as a transpose, or by one row of it.
 #ifndef OSTINATO_CPU_KERNELS_STEP_KERNELS_H_
 #define OSTINATO_CPU_KERNELS_STEP_KERNELS_H_
 
@@ -25,7 +25,7 @@ inline constexpr int64_t kMostAdded = 256;
   X(min, 2) X(equal, 2) /* comparisons return 1 or 0 */ X(less, 2) X(less_equal, 2) \
   X(power, 2) X(atan2, 2) X(remainder, 2) /* has the sign of the dividend */        \
   X(multiply_add, 3) /* a b + c */ X(multiply_subtract, 3) /* c - a b */            \
-  X(select, 3) /* a != 0 ? b : c */                                                 \
+  X(select, 3) /* a != 0 ? b : c */ X(transpose, 1)                                 \
   X(row_sum, 1) X(row_sum_product, 2) X(row_max, 1) /* over the columns */          \
   X(column_sum, 1) X(column_sum_product, 2) X(column_max, 1) /* over the rows */    \
   X(take_row, 2) /* row b of a */ X(set_row, 2) X(add_row, 2) /* a to row b */
@@ -51,6 +51,10 @@ constexpr bool ReducesColumn(Operation operation) {
 }
 // Whether it names one row of a matrix, the result's if it writes there.
 constexpr bool Indexes(Operation operation) { return operation >= Operation::take_row; }
+// Whether each row of the result is computed from the same rows of the operands alone.
+constexpr bool ComputesRows(Operation operation) {
+  return operation < Operation::transpose || ReducesRow(operation);
+}
 
 // Whether it takes many instructions of a processor for each element.
 constexpr bool IsFunction(Operation operation) {
@@ -68,7 +72,8 @@ struct StepOperand {
   bool splat = false;
 };
 
-// Element by element: out[r][i] for r < rows, i < width. Over columns: out[r][0], of
+// Element by element: out[r][i] for r < rows, i < width. Of a transpose the operand has
+// `width` rows of `rows` elements, and is no splat. Over columns: out[r][0], of
 // operands of `width` columns. Over rows: out[0][i], which sums are added to, and which
 // a maximum is compared with. With an index, the first element of the second operand:
 // take_row writes out[0], of a matrix of `rows`, and the others the row of `out`, which

@@ -39,10 +39,11 @@ void CheckWholeChunk(const StepProgram& program, const StepInstruction& instruct
   };
   const StepBuffer& to = program.buffers[instruction.result.buffer];
   const bool sums = to.place == Place::kSum;
-  const bool column = ReducesColumn(static_cast<Operation>(instruction.operation));
+  const auto operation = static_cast<Operation>(instruction.operation);
+  const bool adds = ReducesColumn(operation) && !Indexes(operation);
   bool whole = instruction.inner == 1 && stays(instruction.result);
-  whole = whole && !Indexes(static_cast<Operation>(instruction.operation));
-  whole = whole && sums == column && !(sums && to.rows);
+  whole = whole && (adds || ComputesRows(operation));
+  whole = whole && sums == adds && !(sums && to.rows);
   for (int k = 0; k < operands; ++k) {
     whole = whole && stays(instruction.operands[k]);
   }
@@ -83,10 +84,11 @@ void CheckReferences(const StepProgram& program) {
     if (operation != kProduct && instruction.phase != Phase::kStep) {
       CheckWholeChunk(program, instruction, operands);
     }
-    if (operation != kProduct && Indexes(static_cast<Operation>(operation)) &&
-        program.buffers[instruction.result.buffer].place == Place::kSum) {
-      Refuse();
-    }
+    if (operation == kProduct) continue;
+    const auto o = static_cast<Operation>(operation);
+    const bool sums = program.buffers[instruction.result.buffer].place == Place::kSum;
+    if (Indexes(o) && sums) Refuse();
+    if (o == Operation::transpose && (sums || instruction.operands[0].splat)) Refuse();
   }
 }
 

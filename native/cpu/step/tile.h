@@ -109,6 +109,7 @@ class StepTile {
     int count;                 // operands
     bool sums;                 // it adds up sequences, each group by itself
     bool column;               // it reduces rows to one
+    bool by_rows;              // each row of the result is that of the operands' rows
     bool even;                 // rows of all sequences are at equal distances
     T* const* out;
     T* const* from[3];  // those that it does not have are the first one

@@ -47,7 +47,9 @@ auto StepTile<T>::BindOne(const StepInstruction& i) -> Bound {
   bound.instruction = &i;
   bound.count = product ? 1 : kStepOperands[i.operation];
   bound.sums = to.place == Place::kSum && !to.rows;
-  bound.column = !product && ReducesColumn(static_cast<Operation>(i.operation));
+  const auto operation = static_cast<Operation>(i.operation);
+  bound.column = !product && ReducesColumn(operation);
+  bound.by_rows = product || ComputesRows(operation);
   bound.even = i.inner == 1 || i.result.row_stride == i.inner * i.result.inner_stride;
   bound.out = &live_[i.result.buffer].at;
   bound.out_apart = i.result.row_stride;
@@ -59,8 +61,7 @@ auto StepTile<T>::BindOne(const StepInstruction& i) -> Bound {
     bound.even =
         bound.even && (i.inner == 1 || view.row_stride == i.inner * view.inner_stride);
   }
-  const bool indexes = !product && Indexes(static_cast<Operation>(i.operation));
-  bound.even = bound.even && !bound.column && !indexes;
+  bound.even = bound.even && bound.by_rows;
   if (product) {
     BindBlocks(bound);
   } else {

@@ -44,7 +44,7 @@ void StepTile<T>::Execute(const Bound& bound, int64_t first, int64_t rows) {
   const int64_t inner = instruction.inner, width = instruction.width;
   const StepView& result = instruction.result;
   StepOperand<T> operands[3];
-  const bool one = inner == 1 && !bound.column;
+  const bool one = inner == 1 && bound.by_rows;
   for (int k = 0; k < bound.count; ++k) {
     const StepView& view = instruction.operands[k];
     operands[k] = {*bound.from[k] + view.offset + first * bound.apart[k],

@@ -11,6 +11,7 @@ import numpy as np
 from . import values as shapes
 from .program import (
     PRODUCT,
+    TRANSPOSE,
     Buffer,
     Instruction,
     Phase,
@@ -221,6 +222,11 @@ class Builder:
         values = tuple(map(self._along_rows, values))
         if operation in _EXACT and any(v.buffer in self.narrowed for v in values):
             self.narrowed.add(result.buffer)
+        if shapes.has_rows(result):
+            turned = shapes.crossing(result, values[0])
+            if operation == "copy" and turned is not None:
+                return self._emit(TRANSPOSE, turned, result, values)
+            values = tuple(map(self._in_rows, values))
         strides = [v.strides for v in (result, *values)]
         merged = merge_axes(result.shape, strides)
         if any(s and s[-1] not in (0, 1) for s in merged.strides):
@@ -236,6 +242,21 @@ class Builder:
         if value not in self._turned:
             self._turned[value] = self._written_along_rows(value) or value
         return self._turned[value]
+
+    def _in_rows(self, value: Value) -> Value:
+        """Return a value in rows; one that only single elements can copy stays.
+
+        An operation on columns would be one for each of them.
+        """
+        sizes = [n if s else 1 for n, s in zip(value.shape, value.strides, strict=True)]
+        once = value._replace(shape=tuple(sizes))
+        copy = self.local(sizes, None)
+        repeats = once.size < value.size
+        if shapes.has_rows(value) or not (repeats or shapes.crossing(copy, once)):
+            return value
+        copy = self.elementwise("copy", once)
+        steps = [s if n > 1 else 0 for n, s in zip(sizes, copy.strides, strict=True)]
+        return copy._replace(shape=value.shape, strides=tuple(steps))
 
     def _written_along_rows(self, value: Value) -> Value | None:
         if shapes.has_rows(value) or value.buffer not in self._computed:
@@ -297,7 +318,9 @@ class Builder:
             try:
                 self._write_reduction(operation, result, values)
             except UnusualOrder:
-                values = [self.in_order(v, axis) for v in values]
+                values = [
+                    v if v.is_contiguous() else self.in_order(v, axis) for v in values
+                ]
                 self._write_reduction(operation, result, values)
         return result._replace(buffer=self._known[key])
 

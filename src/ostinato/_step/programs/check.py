@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from .program import (
     ELEMENTWISE,
     PRODUCT,
+    TRANSPOSE,
     WRITES_ROW,
     Buffer,
     Gradient,
@@ -96,8 +97,9 @@ class _Memory:
             if i.continues:
                 self.read(i.result, axes, i.rows)
         else:
+            read = axes[::-1] if i.operation == TRANSPOSE else axes
             for view in i.operands:
-                self.read(view, axes, i.rows)
+                self.read(view, read, i.rows)
             if i.operation in WRITES_ROW:
                 self.read(i.result, axes, i.rows)
         self._overwrite(i)
@@ -154,7 +156,7 @@ class _Memory:
         if buffer.state is not None and buffer.state.in_place:
             self.gone.add(buffer.state)
         elements, touched = _elements(view, axes), 0
-        if i.operation in ELEMENTWISE or i.operation == PRODUCT:
+        if i.operation in {*ELEMENTWISE, PRODUCT, TRANSPOSE}:
             if elements.bit_count() != i.inner * i.width:
                 raise _Fault("it writes elements twice")
         if i.operation == PRODUCT and i.phase is Phase.STEP:  # whole vectors

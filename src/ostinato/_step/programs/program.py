@@ -14,11 +14,12 @@ OPERATIONS = tuple(
     "copy negate abs tanh sigmoid exp expm1 log log1p sqrt rsqrt floor round sign "
     "is_finite sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc cbrt "
     "add subtract multiply divide max min equal less less_equal power atan2 remainder "
-    "multiply_add multiply_subtract select row_sum row_sum_product row_max "
+    "multiply_add multiply_subtract select transpose row_sum row_sum_product row_max "
     "column_sum column_sum_product column_max take_row set_row add_row".split()
 )
 """The order of `OSTINATO_STEP_OPERATIONS` in native/cpu/kernels/step_kernels.h."""
-ELEMENTWISE = frozenset(OPERATIONS[: OPERATIONS.index("row_sum")])
+TRANSPOSE = "transpose"
+ELEMENTWISE = frozenset(OPERATIONS[: OPERATIONS.index(TRANSPOSE)])
 WRITES_ROW = frozenset({"set_row", "add_row"})
 """They change one row of their result, and leave all else in it."""
 PRODUCT = "product"
@@ -118,7 +119,8 @@ class Instruction:
         width: the elements of a row.
         result: what it writes; strides are those of `(inner, width)`.
         operands: what it reads. Those of a product after the first are vectors that
-            all sequences share, which its sum starts from.
+            all sequences share, which its sum starts from. That of a transpose has
+            `width` rows of `inner` elements, and strides of these.
         weight: of a product.
         continues: whether a product adds to what stands in its result.
         phase: when it runs.

@@ -190,6 +190,25 @@ def order_of_rows(values: Sequence[Value]) -> list[int]:
     return given
 
 
+def crossing(result: Value, value: Value) -> Merged | None:
+    """Return the axes of a transpose that copies a value; None if it takes another.
+
+    Rows of the result are columns of the value. Of the last two axes of the value, the
+    strides are in the order in which a transpose reads them.
+    """
+    shape, (to, given) = merge_axes(result.shape, [result.strides, value.strides])
+    if not shape or to[-1] != 1 or given[-1] in (0, 1) or 1 not in given:
+        return None
+    column, last = given.index(1), len(shape) - 1
+    outer = [i for i in range(last) if i != column]
+    axes = [*outer, column, last]
+    read = [*outer, last, column]
+    return Merged(
+        tuple(shape[i] for i in axes),
+        [tuple(to[i] for i in axes), tuple(given[i] for i in read)],
+    )
+
+
 def take(
     value: Value,
     start: Sequence[int],
