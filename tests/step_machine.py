@@ -133,6 +133,10 @@ class Machine:
             self.of(i.result.buffer)[self._at(i.result, 1, i.width)] = found
             return
         place = self._at(i.result, i.inner, i.width)
+        if i.result.buffer.place is Place.SUM:
+            added = np.where(rows, given, 0).sum(0, keepdims=True)
+            self.of(i.result.buffer)[place] += added
+            return
         old = self.of(i.result.buffer)[place]
         new = given if i.operation == "set_row" else old + given
         self.of(i.result.buffer)[place] = np.where(rows, new, old)

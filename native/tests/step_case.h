@@ -45,7 +45,8 @@ enum {
   kMemoryLast,
   kSumH,
   kSumSM,  // sum of s * m
-  kSumS,   // of every sequence
+  kSumRows,
+  kSumS,  // of every sequence
   kGradientW,
   kGradientV,
   kResults
@@ -84,6 +85,7 @@ struct Sizes {
             batch * kEntries * kSmall,
             kHidden,
             kSmall,
+            kEntries * kSmall,
             batch * kSmall,
             (kIn - kFirstIn) * (kHidden - kFirst),
             kHidden * kOut};
@@ -95,9 +97,10 @@ struct Sizes {
 //   s' = decay s + the sum of h'
 // and `memory` is a third one, of whose entries `read` is the one at place = x[0] <
 // decay. This one becomes h'[:kSmall], and m is added to the next one, if there is one.
+// `sum_rows` has at place + 1, if there is one, the sum of the s' that have it.
 // `extremes` are the largest elements of the rows and of the columns of h' as a matrix,
-// `turned` its transpose, and `mix` is that matrix N. The gradients are the sums of x[kFirstIn:]^T
-// h'[kFirst:] and of h'^T (h' V).
+// `turned` its transpose, and `mix` is that matrix N. The gradients are the sums of
+// x[kFirstIn:]^T h'[kFirst:] and of h'^T (h' V).
 class ProgramBuilder {
  public:
   StepProgram Build() {
@@ -132,6 +135,7 @@ class ProgramBuilder {
     const auto read = Buffer(Place::kOutput, kRead, true, kSmall);
     const auto sum_h = Buffer(Place::kSum, kSumH, false, kHidden);
     const auto sum_sm = Buffer(Place::kSum, kSumSM, false, kSmall);
+    const auto sum_rows = Buffer(Place::kSum, kSumRows, false, kEntries * kSmall);
     const auto sum_s = Buffer(Place::kSum, kSumS, true, kSmall);
     program_.weights = {{kW, 0, kIn, kHidden, kHidden, false, false},
                         {kU, 0, kHidden, kHidden, kHidden, false, false},
@@ -177,6 +181,8 @@ class ProgramBuilder {
     program_.instructions.back().phase = Phase::kAfter;
     Add(Operation::column_sum_product, 1, kSmall, View(sum_sm),
         {View(next_s), View(m)});
+    Add(Operation::add_row, kEntries, kSmall, View(sum_rows, 0, kSmall),
+        {View(next_s), Splat(View(other))});
     Multiply(Phase::kAfter, 2, false, View(after), View(kept));
     Add(Operation::negate, 1, kOut, View(after_y), {View(after)});
     program_.instructions.back().phase = Phase::kAfter;
@@ -304,6 +310,9 @@ inline Values PlainLoop(const Values& in, const Sizes& sizes,
         out[kSumSM][j] += s[j] * in[kM][b * kSmall + j];
       }
       const int place = x[0] < kDecay ? 1 : 0;
+      for (int64_t j = 0; j < kSmall && place + 1 < kEntries; ++j) {
+        out[kSumRows][(place + 1) * kSmall + j] += s[j];
+      }
       for (int64_t j = 0; j < kSmall; ++j) {
         out[kRead][at * kSmall + j] = memory[place][j];
         memory[place][j] = h[j];

@@ -78,7 +78,8 @@ struct Arrays {
     };
     // What is added up is never bfloat16.
     const auto sum = [](int i) {
-      return i == kSumH || i == kSumSM || i == kGradientW || i == kGradientV;
+      return i == kSumH || i == kSumSM || i == kSumRows || i == kGradientW ||
+             i == kGradientV;
     };
     Random random;
     for (const int64_t size : c.sizes.Operands()) {

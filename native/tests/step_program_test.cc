@@ -74,9 +74,8 @@ void CheckDecoding(const StepProgram& program) {
              p.instructions[2].operands[0] = p.instructions[1].operands[0];
            }),
            true);
-  for (const Operation o :
-       {Operation::take_row, Operation::set_row, Operation::add_row,
-        Operation::transpose}) {
+  for (const Operation o : {Operation::take_row, Operation::set_row, Operation::add_row,
+                            Operation::transpose}) {
     CHECK_EQ(refuses_change([&](auto& p) {
                p.instructions[2].operation = static_cast<int64_t>(o);
              }),
@@ -103,9 +102,7 @@ void CheckDecoding(const StepProgram& program) {
                }
              }),
              true);
-    CHECK_EQ(refuses_change([&](auto& p) {
-               p.instructions[at].phase = Phase::kAfter;
-             }),
+    CHECK_EQ(refuses_change([&](auto& p) { p.instructions[at].phase = Phase::kAfter; }),
              true);
   }
   // A row that is written to a sum over sequences.

@@ -87,7 +87,7 @@ void CheckReferences(const StepProgram& program) {
     if (operation == kProduct) continue;
     const auto o = static_cast<Operation>(operation);
     const bool sums = program.buffers[instruction.result.buffer].place == Place::kSum;
-    if (Indexes(o) && sums) Refuse();
+    if (Indexes(o) && o != Operation::add_row && sums) Refuse();
     if (o == Operation::transpose && (sums || instruction.operands[0].splat)) Refuse();
   }
 }

@@ -87,7 +87,8 @@ void StepTile<T>::ExecuteRow(const Bound& bound, int64_t first, int64_t rows) {
   bound.row(to, from, left);
 }
 
-// Adds up rows of sequences, each group by itself; `first` begins a group.
+// Adds up rows of sequences, or adds each to the row that its index names. Each group
+// has a sum of its own; `first` begins a group.
 template <typename T>
 void StepTile<T>::SumGroups(const Bound& bound, int64_t first, int64_t rows) {
   const StepInstruction& instruction = *bound.instruction;
@@ -103,8 +104,18 @@ void StepTile<T>::SumGroups(const Bound& bound, int64_t first, int64_t rows) {
     }
     T* const out =
         *bound.out + instruction.result.offset + groups_[first / loop_.group] * width;
-    bound.function(out, 0, operands, std::min(loop_.group, end - first),
-                   instruction.width);
+    const int64_t count = std::min(loop_.group, end - first);
+    if (!Indexes(static_cast<Operation>(instruction.operation))) {
+      bound.function(out, 0, operands, count, instruction.width);
+      continue;
+    }
+    for (int64_t r = 0; r < count; ++r) {
+      bound.function(out, instruction.result.inner_stride, operands, instruction.inner,
+                     instruction.width);
+      for (int k = 0; k < bound.count; ++k) {
+        operands[k].data += instruction.operands[k].row_stride;
+      }
+    }
   }
 }
 

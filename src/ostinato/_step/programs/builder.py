@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,11 +31,27 @@ from .values import (
     row_major,
 )
 
-_MOST_COPIES = 64
+MOST_COPIES = 64
 """An operation on values of many axes is several instructions, so many at most."""
 _EXACT = frozenset({"copy", "negate", "abs", "max", "min", "select"})
 """Operations whose results have no more digits than what they are given."""
 LINEAR = frozenset({"copy", "negate", "add", "subtract", "multiply", "divide"})
+
+
+class Window(NamedTuple):
+    """What an array has that is 0 elsewhere.
+
+    Attributes:
+        shape: of the array.
+        index: where the window begins, a number.
+        row: the window, as long as all that an index may name.
+        along: the axis of the array that the index counts.
+    """
+
+    shape: tuple[int, ...]
+    index: Value
+    row: Value
+    along: int
 
 
 class Builder:
@@ -45,8 +62,10 @@ class Builder:
         instructions: the instructions so far.
         joined: values that others were joined to, by these, the axis and the shape.
         narrowed: what a step rounds to bfloat16, and a program does not.
-        placed: arrays that are 0 but for one window, of this shape: the index, the
-            window, as long as all of them, and the axis that the index counts.
+        known: results by what they are of, so that nothing is computed twice.
+        placed: arrays that are 0 but for one window; see `rows`.
+        added: sums over sequences of such arrays.
+        unwritten: those of them that no instruction writes.
     """
 
     def __init__(self, batch: int) -> None:
@@ -54,8 +73,10 @@ class Builder:
         self.instructions: list[Instruction] = []
         self.joined: dict[object, Value] = {}
         self.narrowed: set[Buffer] = set()
-        self.placed: dict[Buffer, tuple[tuple[int, ...], Value, Value, int]] = {}
-        self._known: dict[object, Buffer] = {}
+        self.known: dict[object, Buffer] = {}
+        self.placed: dict[Buffer, Window] = {}
+        self.added: dict[Buffer, tuple[Window, ...]] = {}
+        self.unwritten: set[Buffer] = set()
         self._computed: dict[Buffer, tuple[str, Value, tuple[Value, ...]]] = {}
         self._turned: dict[Value, Value] = {}
         self._constants: dict[bytes, Buffer] = {}
@@ -94,12 +115,12 @@ class Builder:
         if operation != "copy":
             order = shapes.order_of_rows(values)
         key = (operation, shape, axis, values)
-        if key not in self._known:
+        if key not in self.known:
             turned = [shapes.permuted(v, order) for v in values]
-            self._known[key] = self.compute(operation, axis, *turned).buffer
+            self.known[key] = self.compute(operation, axis, *turned).buffer
         steps = dict(zip(order, row_major([shape[i] for i in order]), strict=True))
         strides = tuple(steps[i] for i in range(len(shape)))
-        return Value(self._known[key], 0, shape, strides, axis)
+        return Value(self.known[key], 0, shape, strides, axis)
 
     def compute(self, operation: str, axis: int | None, *values: Value) -> Value:
         """Return a new value of an operation on values of equal shape.
@@ -225,13 +246,13 @@ class Builder:
         if shapes.has_rows(result):
             turned = shapes.crossing(result, values[0])
             if operation == "copy" and turned is not None:
-                return self._emit(TRANSPOSE, turned, result, values)
+                return self.emit(TRANSPOSE, turned, result, values)
             values = tuple(map(self._in_rows, values))
         strides = [v.strides for v in (result, *values)]
         merged = merge_axes(result.shape, strides)
         if any(s and s[-1] not in (0, 1) for s in merged.strides):
             merged = Merged((*merged.shape, 1), [(*s, 0) for s in merged.strides])
-        self._emit(operation, merged, result, values)
+        self.emit(operation, merged, result, values)
 
     def _along_rows(self, value: Value) -> Value:
         """Return a transposed value as one that was written in that order.
@@ -311,8 +332,8 @@ class Builder:
             raise Unsupported("it takes a maximum of nothing")
         key = (operation, tuple(values), kept)
         result = self.local(shape[:kept], axis)
-        if key not in self._known:
-            self._known[key] = result.buffer
+        if key not in self.known:
+            self.known[key] = result.buffer
             if operation == "max" and values[0].buffer in self.narrowed:
                 self.narrowed.add(result.buffer)
             try:
@@ -322,7 +343,7 @@ class Builder:
                     v if v.is_contiguous() else self.in_order(v, axis) for v in values
                 ]
                 self._write_reduction(operation, result, values)
-        return result._replace(buffer=self._known[key])
+        return result._replace(buffer=self.known[key])
 
     def in_order(self, value: Value, axis: int | None) -> Value:
         """Return a copy whose elements follow one another, with sequences at `axis`."""
@@ -375,9 +396,9 @@ class Builder:
             )
             last = Merged(width.shape[split:], [a[split:] for a in width.strides])
         strides = [(*a, *b) for a, b in zip(first.strides, last.strides, strict=True)]
-        self._emit(name, Merged((*first.shape, *last.shape), strides), result, values)
+        self.emit(name, Merged((*first.shape, *last.shape), strides), result, values)
 
-    def _emit(
+    def emit(
         self, operation: str, merged: Merged, result: Value, values: Sequence[Value]
     ) -> None:
         """Add an instruction, or one for every index of axes that are too many."""
@@ -386,7 +407,7 @@ class Builder:
         shape = (1, 1, *merged.shape)[-max(2, len(merged.shape)) :]
         strides = [(0, 0, *s)[-len(shape) :] for s in merged.strides]
         outer = shape[:-2]
-        if math.prod(outer) > _MOST_COPIES:
+        if math.prod(outer) > MOST_COPIES:
             raise Unsupported("it has values of too many axes")
         for index in itertools.product(*map(range, outer)):
             views = [
@@ -407,85 +428,6 @@ class Builder:
                     tuple(views[1:]),
                 )
             )
-
-    # ------------------------------------------------------------------ computed rows
-
-    def take_row(
-        self, value: Value, index: Value, along: int, axis: int | None
-    ) -> Value:
-        """Return the elements of a value at an index, or 0 where it has none.
-
-        Args:
-            value: the value.
-            index: a number.
-            along: which axis of `value.shape` the index counts; the result lacks it.
-            axis: where the result has sequences.
-        """
-        key = ("take_row", value, index, along)
-        result = self.local(value.shape[:along] + value.shape[along + 1 :], axis)
-        if key not in self._known:
-            self._known[key] = result.buffer
-            if value.buffer in self.narrowed:
-                self.narrowed.add(result.buffer)
-            strides = list(result.strides)
-            wide = result._replace(
-                shape=value.shape, strides=(*strides[:along], 0, *strides[along:])
-            )
-            self._at_row("take_row", wide, value, index, along)
-        return result._replace(buffer=self._known[key])
-
-    def with_row(
-        self, operation: str, value: Value, index: Value, row: Value, along: int
-    ) -> Value:
-        """Return a value with another window at an index, or as it is if there is none.
-
-        Args:
-            operation: `"set_row"`, or `"add_row"` to add to what is there.
-            value: the windows of the value.
-            index: a number.
-            row: the window, of the shape and the sequences of `value`.
-            along: which axis of `value.shape` the index counts.
-        """
-        key = (operation, value, index, row, along)
-        whole = shapes.of_windows(value, along)
-        result = self.local(whole.shape, whole.axis)
-        if key not in self._known:
-            self._known[key] = result.buffer
-            if row.buffer in self.narrowed:
-                self.narrowed.add(result.buffer)
-            self.write("copy", result, whole)
-            windows = shapes.windows(result, along, value.shape[along + 1])
-            self._at_row(operation, windows, row, index, along)
-            if value.buffer.numbers == (0.0,):
-                self.placed[result.buffer] = whole.shape, index, row, along
-        return result._replace(buffer=self._known[key])
-
-    def _at_row(
-        self, operation: str, result: Value, given: Value, index: Value, along: int
-    ) -> None:
-        if index.axis is not None and result.axis is None:
-            raise Unsupported("it combines different sequences")
-        shape, strides = result.shape, (result.strides, given.strides)
-        outer = merge_axes(shape[:along], [s[:along] for s in strides])
-        inner = merge_axes(shape[along + 1 :], [s[along + 1 :] for s in strides])
-        if len(inner.shape) > 1 or any(s and s[0] not in (0, 1) for s in inner.strides):
-            size = 1 if given.strides[along] == 0 else shape[along]
-            one = given._replace(shape=(*shape[:along], size, *shape[along + 1 :]))
-            copy, step = self.in_order(one, result.axis), 0
-            if size == shape[along]:
-                step = copy.strides[along]
-            strides = (*copy.strides[:along], step, *copy.strides[along + 1 :])
-            given = copy._replace(shape=shape, strides=strides)
-            return self._at_row(operation, result, given, index, along)
-        if not inner.shape:
-            inner = Merged((1,), [(0,), (0,)])
-        merged = [
-            (*a, s[along], *b)
-            for a, s, b in zip(outer.strides, strides, inner.strides, strict=True)
-        ]
-        sizes = (*outer.shape, shape[along], *inner.shape)
-        merged.append((0,) * len(sizes))
-        self._emit(operation, Merged(sizes, merged), result, (given, index))
 
     # ---------------------------------------------------------------------- products
 
@@ -518,7 +460,7 @@ class Builder:
         key = (PRODUCT, value, weight)
         row = padded(weight.columns)
         inner = merged.shape[0] if merged.shape else 1
-        if key not in self._known:
+        if key not in self.known:
             ahead = inner == 1 and value.buffer.place is Place.INPUT
             place = Place.CHUNK if ahead else Place.LOCAL
             buffer = Buffer(place, value.axis is not None, inner * row)
@@ -535,11 +477,11 @@ class Builder:
                     phase=Phase.AHEAD if ahead else Phase.STEP,
                 )
             )
-            self._known[key] = buffer
+            self.known[key] = buffer
         shape = (*sizes, weight.columns)
         free_strides = tuple(s * row for s in row_major(sizes))
         axis = None if value.axis is None else 0
-        return Value(self._known[key], 0, shape, (*free_strides, 1), axis)
+        return Value(self.known[key], 0, shape, (*free_strides, 1), axis)
 
 
 def _widened(value: Value, shape: tuple[int, ...]) -> Value:

@@ -17,13 +17,12 @@ from jax.lax import GatherScatterMode
 
 from ..jaxprs import type_of
 from . import values as shapes
-from .builder import Builder
+from .builder import Builder, Window
+from .indexed_rows import sum_of_window, take_row, with_row
 from .registry import ANY, refuse_integers, result_shape, rule_table
 from .values import Unsupported, Value, most_of
 
 RULES, rule = rule_table()
-_MOST = 2**14
-"""Elements that are compared for every sequence at most."""
 _MOST_PLACES = 2**24
 """Up to it, float32 has all integers."""
 
@@ -133,14 +132,14 @@ def _added_up(b: Builder, part: _Part, update: Value, shape: tuple[int, ...]) ->
 
     `update` has the axis of sequences before those of the table.
     """
-    if math.prod(shape) > _MOST:
-        raise Unsupported("the gradient of a table that it indexes is large")
     first, end = part.axes[0], part.axes[-1] + 1
-    sizes = (1, *shape[:first], part.places, *shape[end:])
-    mask = _mask(b, part.at, first + 1, sizes)
+    sizes = (*shape[:first], part.places, *shape[end:])
     update = _merged(b, update, [axis + 1 for axis in part.axes])
-    added = _selected(b, mask, update, b.constant(0.0))
-    added = added._replace(axis=None, summed=True)
+    row = shapes.insert_axes(update, [first + 1], len(sizes) + 2)
+    row = row._replace(shape=(*sizes[: first + 1], 1, *sizes[first + 1 :]))
+    mask = _mask(b, part.at, first + 1, (1, *sizes))
+    window = Window(sizes, part.at, row, first)
+    added = _bounded(sum_of_window(b, window, mask, update), (update,), max)
     return shapes.split_axis(added, first, shape[first:end])
 
 
@@ -379,7 +378,7 @@ def _taken(b: Builder, x: Value, part: _Part) -> Value:
     if part.size > 1 and not x.is_contiguous():
         x = b.in_order(x, x.axis)
     windows = shapes.windows(x, along, part.size)
-    result = b.take_row(windows, part.at, along, rows)._replace(most=x.most)
+    result = take_row(b, windows, part.at, along, rows)._replace(most=x.most)
     sizes = [part.size] if len(part.axes) == 1 else [1] * len(part.axes)
     return shapes.split_axis(result, along, sizes)
 
@@ -400,7 +399,7 @@ def _written(
     (windows, update), rows = b.align([windows, update])
     windows = windows._replace(axis=rows)
     along = _along(windows, first)
-    result = b.with_row(operation, windows, part.at, update, along)
+    result = with_row(b, operation, windows, part.at, update, along)
     result = shapes.split_axis(result, along, shape[first : part.axes[-1] + 1])
     return _bounded(result, (x, update), sum if operation == "add_row" else max)
 

@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxprs_in_params
 
 from ..gradients import Product
 from ..jaxprs import CHECKPOINTS, is_literal, type_of
-from . import index_rules, reduction_rules, rules, shape_rules
+from . import index_rules, indexed_rows, reduction_rules, rules, shape_rules
 from .allocation import allocate
 from .builder import Builder
 from .check import check
@@ -201,6 +201,9 @@ class _Lowering:
         numbered, matrices = self._number(products, gradients)
         factors = [f.buffer for g in numbered for f in (g.a, g.b)]
         instructions = fuse(self.builder.instructions, factors, self.batch)
+        read = {v.buffer for i in instructions for v in i.operands}
+        if not self.builder.unwritten.isdisjoint(read):
+            raise Unsupported("it computes with the gradient of a large table")
         arguments = self._used_arguments(instructions, factors)
         also = [*self.states, *self.written]
         local = allocate(instructions)
@@ -401,6 +404,8 @@ class _Lowering:
             self._store_sum(value._replace(shape=shape), target)
 
     def _store_sum(self, value: Value, target: Value) -> None:
+        if windows := indexed_rows.windows_of(self.builder, value):
+            return indexed_rows.add_windows(self.builder, target, windows)
         merged = merge_axes(value.shape, [value.strides])
         if len(merged.shape) > 1 or any(s not in (0, 1) for s in merged.strides[0]):
             value = value._replace(axis=0, summed=False)

@@ -13,6 +13,7 @@ from jax.extend.core import JaxprEqn
 from ..jaxprs import type_of
 from . import values as shapes
 from .builder import Builder
+from .indexed_rows import added_row, added_windows
 from .products import dot_general
 from .registry import ANY, is_integer, result_shape, rule_table
 from .values import Unsupported, Value, most_of
@@ -52,8 +53,10 @@ def _same(name: str, b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> Valu
         for one, other in (given, given[::-1]):
             if one.buffer.numbers == (0.0,) and _covers(other, eqn, b):
                 return other
-    if name == "add_any" and (added := _added_row(b, eqn, *given)) is not None:
-        return added
+    if name == "add_any":
+        for added_by in (added_row, added_windows):
+            if (added := added_by(b, *given)) is not None:
+                return added
     result = b.elementwise(_SAME[name], *given)
     if is_integer(eqn) and name in _EXACT:
         if name == "rem" and _may_be_zero(given[1]):  # by 0, it is the dividend
@@ -66,26 +69,6 @@ def _refuse_bfloat16(eqn: JaxprEqn) -> None:
     """Refuse what digits decide that bfloat16 lacks, and values of a program have."""
     if type_of(eqn.invars[0]).dtype == jnp.bfloat16:
         raise Unsupported(f"`{eqn.primitive.name}` of bfloat16")
-
-
-def _added_row(b: Builder, eqn: JaxprEqn, *given: Value) -> Value | None:
-    """Return a sum of which one summand is 0 but for one row, None if none is."""
-    for one, other in (given, given[::-1]):
-        placed = b.placed.get(one.buffer)
-        if placed is None or other.summed:
-            continue
-        shape, index, row, along = placed
-        alike = one.shape == other.shape and one.axis == other.axis
-        if not alike or not one.is_all_of(shape):
-            continue
-        if other.shape != shape:  # several axes are indexed as one
-            if one.axis or not other.is_contiguous():
-                continue
-            other = other._replace(shape=shape, strides=shapes.row_major(shape))
-        windows = shapes.windows(other, along, row.shape[along + 1])
-        added = b.with_row("add_row", windows, index, row, along)
-        return one._replace(buffer=added.buffer)
-    return None
 
 
 def _divide_integers(b: Builder, eqn: JaxprEqn, x: Value, y: Value) -> Value:
