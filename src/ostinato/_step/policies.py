@@ -7,7 +7,7 @@ import functools as ft
 from typing import Any
 
 from .gradients import Derivative, Mask, Policy, differentiate
-from .jaxprs import known_product, type_of
+from .jaxprs import is_literal, known_product, type_of
 from .split import Step
 
 
@@ -45,6 +45,38 @@ class _WithSmall:
         return primitive.name in self.choice.also and size <= self.most
 
 
+@dataclasses.dataclass(frozen=True)
+class _WithoutReads:
+    """A policy that does not save what `reads` are of, but reads it once more."""
+
+    policy: Any
+    reads: frozenset[Any]
+
+    def __call__(self, primitive: Any, *avals: Any, **params: Any) -> bool:
+        if _read_of(primitive, avals, params) in self.reads:
+            return False
+        return self.policy(primitive, *avals, **params)
+
+
+def _read_of(primitive: Any, avals: Any, params: Any) -> Any:
+    """Return what tells reads of a step from each other; None of other operations."""
+    if primitive.name != "gather":
+        return None
+    return (*(a.shape for a in avals), params["slice_sizes"])
+
+
+def _reads_of_invariant(core: Step) -> frozenset[Any]:
+    """Return the reads whose array all steps share: their index says all of them."""
+    shared = {*core.jaxpr.invars[: core.num_invariant], *core.jaxpr.constvars}
+    reads: tuple[set, set] = set(), set()
+    for eqn in core.jaxpr.eqns:
+        if eqn.primitive.name == "gather":
+            avals = [v.aval for v in eqn.invars]
+            is_shared = not is_literal(eqn.invars[0]) and eqn.invars[0] in shared
+            reads[is_shared].add(_read_of(eqn.primitive, avals, eqn.params))
+    return frozenset(reads[True] - reads[False])
+
+
 @ft.lru_cache(maxsize=256)
 def best_derivative(
     core: Step, wrt: Mask, policy: Policy, num_kept: int, saves_products: bool
@@ -60,6 +92,9 @@ def best_derivative(
     """
     if not isinstance(policy, Choice):
         return differentiate(core, wrt, policy)
+    reads = _reads_of_invariant(core)
+    if reads:
+        policy = Choice(_WithoutReads(policy.policy, reads), policy.also)
     least = differentiate(core, wrt, policy.policy)
     sizes = {
         known_product(type_of(eqn.outvars[0]).shape)

@@ -31,7 +31,7 @@ from .values import (
     row_major,
 )
 
-MOST_COPIES = 64
+_MOST_COPIES = 64
 """An operation on values of many axes is several instructions, so many at most."""
 _EXACT = frozenset({"copy", "negate", "abs", "max", "min", "select"})
 """Operations whose results have no more digits than what they are given."""
@@ -407,7 +407,7 @@ class Builder:
         shape = (1, 1, *merged.shape)[-max(2, len(merged.shape)) :]
         strides = [(0, 0, *s)[-len(shape) :] for s in merged.strides]
         outer = shape[:-2]
-        if math.prod(outer) > MOST_COPIES:
+        if math.prod(outer) > _MOST_COPIES:
             raise Unsupported("it has values of too many axes")
         for index in itertools.product(*map(range, outer)):
             views = [

@@ -117,8 +117,8 @@ def _scatter(
         x = _of_sequences(b, x, of_batch, own)
         update = update._replace(axis=0)
     elif own:
-        whole = set(part.axes) <= set(inserted) and not more and index.axis == 0
-        if not whole or not adds or x.buffer.numbers != (0.0,) or update.axis != 0:
+        rows = not more and index.axis == update.axis == 0
+        if not rows or not adds or x.buffer.numbers != (0.0,):
             raise Unsupported("it combines different sequences")
         axes = [i + 1 for i in inserted]
         update = shapes.insert_axes(update, axes, len(shape) + 1)
@@ -133,13 +133,12 @@ def _added_up(b: Builder, part: _Part, update: Value, shape: tuple[int, ...]) ->
     `update` has the axis of sequences before those of the table.
     """
     first, end = part.axes[0], part.axes[-1] + 1
-    sizes = (*shape[:first], part.places, *shape[end:])
+    sizes = (*shape[:first], math.prod(shape[first:end]), *shape[end:])
     update = _merged(b, update, [axis + 1 for axis in part.axes])
     row = shapes.insert_axes(update, [first + 1], len(sizes) + 2)
-    row = row._replace(shape=(*sizes[: first + 1], 1, *sizes[first + 1 :]))
-    mask = _mask(b, part.at, first + 1, (1, *sizes))
-    window = Window(sizes, part.at, row, first)
-    added = _bounded(sum_of_window(b, window, mask, update), (update,), max)
+    row = row._replace(shape=(*shape[:first], part.places, part.size, *shape[end:]))
+    added = sum_of_window(b, Window(sizes, part.at, row, first), update)
+    added = _bounded(added, (update,), max)
     return shapes.split_axis(added, first, shape[first:end])
 
 
@@ -349,19 +348,6 @@ def _check_rows(x: Value, axes: Sequence[int]) -> None:
 def _clamped(b: Builder, index: Value, count: int) -> Value:
     low = b.elementwise("max", index, b.constant(0.0))
     return b.elementwise("min", low, b.constant(float(count - 1)))
-
-
-def _mask(b: Builder, index: Value, axis: int, shape: Sequence[int]) -> Value:
-    """Return where the numbers along an axis are an index, in axes of size 1 else."""
-    count, rank = shape[axis], len(shape)
-    numbers = b.constant(*map(float, range(count)))
-    numbers = numbers._replace(shape=(count,), strides=(int(count > 1),))
-    ones = [1] * rank
-    ones[axis] = count
-    wide = shapes.broadcast(numbers, ones, (axis,), b.batch)
-    kept = rank - (index.axis is not None)
-    index = index._replace(shape=(1,) * kept, strides=(0,) * kept)
-    return b.elementwise("equal", wide, index)
 
 
 def _selected(b: Builder, mask: Value, x: Value, other: Value) -> Value:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from . import values as shapes
-from .builder import MOST_COPIES, Builder, Window
+from .builder import Builder, Window
 from .values import Merged, Unsupported, Value, merge_axes, row_major
 
 _MOST_COMPARED = 2**14
@@ -69,7 +68,20 @@ def with_row(
     return result._replace(buffer=b.known[key])
 
 
-def sum_of_window(b: Builder, window: Window, mask: Value, update: Value) -> Value:
+def numbers_equal(b: Builder, index: Value, axis: int, shape: Sequence[int]) -> Value:
+    """Return where the numbers along an axis are an index, in axes of size 1 else."""
+    count, rank = shape[axis], len(shape)
+    numbers = b.constant(*map(float, range(count)))
+    numbers = numbers._replace(shape=(count,), strides=(int(count > 1),))
+    ones = [1] * rank
+    ones[axis] = count
+    wide = shapes.broadcast(numbers, ones, (axis,), b.batch)
+    kept = rank - (index.axis is not None)
+    index = index._replace(shape=(1,) * kept, strides=(0,) * kept)
+    return b.elementwise("equal", wide, index)
+
+
+def sum_of_window(b: Builder, window: Window, update: Value) -> Value:
     """Return the sum over sequences of an array that is 0 but for one window.
 
     A sum that is a result of the loop gets the windows alone, see `add_windows`. What
@@ -77,21 +89,19 @@ def sum_of_window(b: Builder, window: Window, mask: Value, update: Value) -> Val
 
     Args:
         b: the builder.
-        window: of one element along its axis, of every sequence.
-        mask: where the array has the window; the axis of sequences is the first one.
-        update: the window itself, in axes as those of `mask`.
+        window: of every sequence.
+        update: the same in the axes of the array; that of sequences is the first one.
 
     Raises:
-        Unsupported: the array is large, and its windows are many or sequences, too.
+        Unsupported: the array is large, and so is the number of sequences.
     """
     whole = b.local(window.shape, 0)
-    few = math.prod(window.shape[: window.along]) <= MOST_COPIES
-    if few:
-        b.added[whole.buffer] = (window,)
-    if whole.size <= _MOST_COMPARED:
+    b.added[whole.buffer] = (window,)
+    if whole.size <= _MOST_COMPARED and update.shape[window.along] == 1:
+        mask = numbers_equal(b, window.index, window.along + 1, (1, *window.shape))
         (_, *values), _ = b.align([whole, mask, update, b.constant(0.0)])
         b.write("select", whole, *values)
-    elif few and whole.size * b.batch <= _MOST_ADDED:
+    elif whole.size * b.batch <= _MOST_ADDED:
         b.unwritten.add(whole.buffer)
     else:
         raise Unsupported("the gradient of a table that it indexes is large")
@@ -122,10 +132,10 @@ def added_windows(b: Builder, x: Value, y: Value) -> Value | None:
 def add_windows(b: Builder, target: Value, windows: Sequence[Window]) -> None:
     """Add windows of every sequence to a sum over sequences, in place."""
     for window in windows:
-        shape = window.shape
+        shape, index, row, along = window
         whole = Value(target.buffer, 0, shape, row_major(shape), 0)
-        each = shapes.windows(whole, window.along, 1)
-        _at_row(b, "add_row", each, window.row, window.index, window.along)
+        each = shapes.windows(whole, along, row.shape[along + 1])
+        _at_row(b, "add_row", each, row, index, along)
 
 
 def added_row(b: Builder, *given: Value) -> Value | None:
