@@ -764,7 +764,7 @@ def test_a_row_of_parameters_read_as_a_column_for_each_sequence(width):
 
 def test_instructions_refuse_sums_over_sequences():
     """Those see one sequence; a rule that forgets it must not count one alone."""
-    builder = Builder(B)
+    builder = Builder(B, T)
     one = builder.local((4,), 0)
     builder.write("copy", builder.local((4,), 0), one)
     total = one._replace(axis=None, summed=True)

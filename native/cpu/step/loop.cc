@@ -110,6 +110,11 @@ int64_t ChunkOf(const StepCall& call, int64_t bytes) {
 }
 
 template <typename T>
+T* ResultOf(const StepCall& call, const StepBuffer& sum) {
+  return static_cast<T*>(call.results[sum.array].data);
+}
+
+template <typename T>
 StepLoop<T> LoopOf(const StepCall& call, const StepPanels<T>* packed, Scratch& scratch,
                    Team& team) {
   const KernelSet& set = CurrentKernels();
@@ -144,7 +149,9 @@ StepLoop<T> LoopOf(const StepCall& call, const StepPanels<T>* packed, Scratch& s
     const auto take = [&](bool wanted) {
       return wanted ? scratch.TakeZeroed<T>(groups * buffer.width) : nullptr;
     };
-    loop.sums.push_back(take(sums));
+    const bool alone = sums && groups == 1;  // in the result itself
+    loop.sums.push_back(alone ? ResultOf<T>(call, buffer) : take(sums));
+    if (alone) std::fill_n(loop.sums.back(), buffer.width, T{0});
     loop.earlier_sums.push_back(take(sums && call.steps > kStepsOfASum));
   }
   return loop;
@@ -160,7 +167,7 @@ void FinishSums(const StepLoop<T>& loop) {
   for (size_t i = 0; i < loop.sums.size(); ++i) {
     if (loop.sums[i] == nullptr) continue;
     const StepBuffer& buffer = loop.call.program.buffers[i];
-    auto* const result = static_cast<T*>(loop.call.results[buffer.array].data);
+    T* const result = ResultOf<T>(loop.call, buffer);
     const auto add = [&](const T* from, T* to) {
       Add(from, nullptr, T{1}, buffer.width, to);
     };
@@ -168,6 +175,7 @@ void FinishSums(const StepLoop<T>& loop) {
     for (int64_t g = 0; g < groups && loop.earlier_sums[i] != nullptr; ++g) {
       add(loop.earlier_sums[i] + g * buffer.width, sum_of(g));
     }
+    if (result == loop.sums[i]) continue;
     std::fill_n(result, buffer.width, T{0});
     for (int64_t g = 0; g < groups; g += kGroupsOfAPart) {
       const int64_t end = std::min(g + kGroupsOfAPart, groups);

@@ -43,13 +43,13 @@ class Window(NamedTuple):
 
     Attributes:
         shape: of the array.
-        index: where the window begins, a number.
-        row: the window, as long as all that an index may name.
-        along: the axis of the array that the index counts.
+        at: where the window begins, a number.
+        row: the window, once for each place that it may have.
+        along: the axis of the array that `at` counts.
     """
 
     shape: tuple[int, ...]
-    index: Value
+    at: Value
     row: Value
     along: int
 
@@ -59,6 +59,7 @@ class Builder:
 
     Attributes:
         batch: the number of sequences.
+        steps: the number of steps.
         instructions: the instructions so far.
         joined: values that others were joined to, by these, the axis and the shape.
         narrowed: what a step rounds to bfloat16, and a program does not.
@@ -68,8 +69,8 @@ class Builder:
         unwritten: those of them that no instruction writes.
     """
 
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
+    def __init__(self, batch: int, steps: int) -> None:
+        self.batch, self.steps = batch, steps
         self.instructions: list[Instruction] = []
         self.joined: dict[object, Value] = {}
         self.narrowed: set[Buffer] = set()

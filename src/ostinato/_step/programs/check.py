@@ -97,7 +97,7 @@ class _Memory:
             if i.continues:
                 self.read(i.result, axes, i.rows)
         else:
-            read = axes[::-1] if i.operation == TRANSPOSE else axes
+            read = (i.width, i.inner) if i.operation == TRANSPOSE else axes
             for view in i.operands:
                 self.read(view, read, i.rows)
             if i.operation in WRITES_ROW:

@@ -10,8 +10,21 @@ from .values import Merged, Unsupported, Value, merge_axes, row_major
 
 _MOST_COMPARED = 2**14
 """Elements of a sum of windows at most that are compared with an index."""
-_MOST_ADDED = 2**22
-"""Elements of a sum of windows at most, times sequences: some have one of their own."""
+_MOST_ADDED, _MOST_AT_A_STEP = 2**22, 2**17
+"""Elements of a sum of windows at most, and for each step, both times sequences.
+
+Some sequences have one of their own, which takes time before and after the steps, and
+memory. Gradients of a decoder of 128 units that reads a row of a table in each step,
+in ms by `lax.scan` and by the native loop:
+
+| sequences, steps | table | scan | native |
+|---|---|---|---|
+| 16, 50 | 2000 x 128 | 1.14 | 0.66 |
+| 16, 5 | 2000 x 128 | 0.14 | 0.24 |
+| 64, 50 | 512 x 128 | 3.2 | 2.2 |
+| 1, 50 | 10000 x 256 | 0.74 | 0.42 |
+| 1, 5 | 10000 x 256 | 0.15 | 0.17 |
+"""
 
 
 def take_row(
@@ -93,15 +106,17 @@ def sum_of_window(b: Builder, window: Window, update: Value) -> Value:
         update: the same in the axes of the array; that of sequences is the first one.
 
     Raises:
-        Unsupported: the array is large, and so is the number of sequences.
+        Unsupported: the array is large for so few steps of so many sequences.
     """
     whole = b.local(window.shape, 0)
     b.added[whole.buffer] = (window,)
     if whole.size <= _MOST_COMPARED and update.shape[window.along] == 1:
-        mask = numbers_equal(b, window.index, window.along + 1, (1, *window.shape))
+        mask = numbers_equal(b, window.at, window.along + 1, (1, *window.shape))
         (_, *values), _ = b.align([whole, mask, update, b.constant(0.0)])
         b.write("select", whole, *values)
-    elif whole.size * b.batch <= _MOST_ADDED:
+    elif b.batch == 1 or whole.size * b.batch <= min(
+        _MOST_ADDED, _MOST_AT_A_STEP * b.steps
+    ):
         b.unwritten.add(whole.buffer)
     else:
         raise Unsupported("the gradient of a table that it indexes is large")
@@ -132,10 +147,10 @@ def added_windows(b: Builder, x: Value, y: Value) -> Value | None:
 def add_windows(b: Builder, target: Value, windows: Sequence[Window]) -> None:
     """Add windows of every sequence to a sum over sequences, in place."""
     for window in windows:
-        shape, index, row, along = window
+        shape, at, row, along = window
         whole = Value(target.buffer, 0, shape, row_major(shape), 0)
         each = shapes.windows(whole, along, row.shape[along + 1])
-        _at_row(b, "add_row", each, row, index, along)
+        _at_row(b, "add_row", each, row, at, along)
 
 
 def added_row(b: Builder, *given: Value) -> Value | None:
@@ -153,7 +168,7 @@ def added_row(b: Builder, *given: Value) -> Value | None:
                 continue
             other = other._replace(shape=shape, strides=row_major(shape))
         windows = shapes.windows(other, along, placed.row.shape[along + 1])
-        added = with_row(b, "add_row", windows, placed.index, placed.row, along)
+        added = with_row(b, "add_row", windows, placed.at, placed.row, along)
         return one._replace(buffer=added.buffer)
     return None
 

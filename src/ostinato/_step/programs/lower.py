@@ -88,8 +88,8 @@ class _Lowering:
         adds: bool,
     ) -> None:
         self.traced, self.given = traced, tuple(given)
-        self.batch, self.steps, self.adds = batch, steps, adds
-        self.builder = Builder(batch)
+        self.batch, self.adds = batch, adds
+        self.builder = Builder(batch, steps)
         self.dtype = self._dtype()
         jaxpr = traced.jaxpr
         self.values: dict[Any, Value] = {}
@@ -311,7 +311,7 @@ class _Lowering:
     def _check_growth(self, value: Value) -> None:
         """Check that a state of integers can be counted on until the last step."""
         growth = most_of(value) - _LARGEST_STATE
-        if growth * self.steps > _LARGEST_STATE - LARGEST_GIVEN:
+        if growth * self.builder.steps > _LARGEST_STATE - LARGEST_GIVEN:
             raise Unsupported("a state of integers may become larger than 2^23")
 
     def _gradients(self, products: Sequence[Product]) -> list[Gradient | None]:
