@@ -256,3 +256,113 @@ def test_second_derivatives():
         return jax.jvp(grad, (table,), (jnp.cos(table),))[1]
 
     check(*(directional(params["table"], each) for each in ("cpu", "scan")))
+
+
+# Several rows at once. Sequences of a memory have states of their own.
+OF_EACH = {}
+
+
+def of_each(one):
+    """Keep a step of one sequence, `one(p, memory, h, x, t)`."""
+    OF_EACH[one.__name__] = one
+    return one
+
+
+def two_places(p, h):
+    scores = h @ p["g"]
+    return jnp.stack([jnp.argmax(scores[:9]), jnp.argmax(scores[9:18])])
+
+
+@of_each
+def read_children(p, memory, h, x, t):
+    """A tree: each step reads its children's states and writes its own."""
+    i = two_places(p, h)
+    children = jnp.where((i > 2)[:, None], memory[i], 0.5)
+    h = jnp.tanh(0.5 * h + x + (children * jnp.array([[1.0], [-2.0]])).sum(0))
+    return memory.at[t].set(h), h
+
+
+@of_each
+def add_to_places(p, memory, h, x, t):
+    """The places may be one: it is added to twice."""
+    i = two_places(p, h)
+    memory = memory.at[i].add(jnp.stack([x, jnp.tanh(h)]))
+    return memory, jnp.tanh(h + memory[i[0]] - memory[i[1] // 2] + x)
+
+
+@of_each
+def write_to_places(p, memory, h, x, t):
+    """XLA runs the gradient, which finds out which of two writes was the last."""
+    i = two_places(p, h) * 2 + jnp.array([0, 1])
+    memory = memory.at[i].set(jnp.stack([h, x + h]))
+    return memory, jnp.tanh(h + memory[i[0] // 2] + x)
+
+
+@of_each
+def words_of_a_table(p, memory, h, x, t):
+    """A bag of words: three rows of a table of all sequences, some of them twice."""
+    i = jnp.concatenate([two_places(p, h), two_places(p, -h)[:1]])
+    return memory, jnp.tanh(h + x * p["table"][i].sum(0))
+
+
+@of_each
+def pairs_of_pairs(p, memory, h, x, t):
+    """Places [2, 2], a window, and elements of a vector by several places."""
+    i = two_places(p, h)
+    square = memory[jnp.stack([i, i[::-1]])]
+    some = jnp.take_along_axis(h, i % H, 0)
+    part = jax.lax.dynamic_slice(memory, (i[0], 0), (2, H))
+    return memory + 0.1 * x, jnp.tanh(h + x + square[0, 1] * some[1] - part.sum(0))
+
+
+@pytest.mark.parametrize("batch", [1, 3, 18])
+@pytest.mark.parametrize(
+    "name, size", [*((name, 12) for name in OF_EACH), ("words_of_a_table", 3000)]
+)
+def test_several_rows_equal_those_of_scan(name, size, batch):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: 0.5 * rng.standard_normal(shape)  # noqa: E731
+    params = {"g": draw(H, 18), "table": draw(size, H)}
+    states = draw(batch, 12, H), draw(batch, H)
+    x = draw(batch, T, H)
+
+    def step(p, states, x, t):
+        memory, h = jax.vmap(OF_EACH[name], (None, 0, 0, 0, None))(p, *states, x, t)
+        return (memory, h), h
+
+    told = str(ost.explain(step, x, states, params=params, backend="cpu"))
+    assert "cpu loop" in told
+    assert name == "write_to_places" or ("backward" in told and "xla" not in told)
+
+    def run(backend):
+        def of(*arguments):
+            params, states, x = arguments
+            lengths = np.array([5, 0, 3] * 6)[:batch]
+            net = dict(params=params, seq_lengths=lengths, backend=backend)
+            out = ost.recurrent_net(step, x, states, **net)
+            return out.outputs, out.states
+
+        def both(*arguments):
+            found, pull = jax.vjp(of, *arguments)
+            return found, pull(jax.tree.map(jnp.cos, found))
+
+        return fast_jit(both)(params, states, x)
+
+    check(run("cpu"), run("scan"))
+
+
+def test_more_rows_than_instructions_run_by_xla():
+    def step(p, h, x, t):
+        at = (jnp.argmax(h, -1)[:, None] + jnp.arange(20)) % 30
+        h = jnp.tanh(h @ p["w"] + x + p["table"][at].sum(1))
+        return h, h
+
+    params, h, x = given("experts", 3)
+    params = {"w": params["g"][:, :H], "table": params["g"][:H, :30].T}
+
+    def loss(params, backend):
+        net = dict(params=params, backend=backend)
+        return ost.recurrent_net(step, x, h, **net).states.sum()
+
+    assert "it has many indices" in str(ost.explain(step, x, h, params=params))
+    check(*(fast_jit(jax.grad(lambda p, e=each: loss(p, e)))(params) for each in BOTH))

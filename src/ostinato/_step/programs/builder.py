@@ -64,9 +64,9 @@ class Builder:
         joined: values that others were joined to, by these, the axis and the shape.
         narrowed: what a step rounds to bfloat16, and a program does not.
         known: results by what they are of, so that nothing is computed twice.
-        placed: arrays that are 0 but for one window; see `rows`.
-        added: sums over sequences of such arrays.
-        unwritten: those of them that no instruction writes.
+        placed: arrays that are 0 but for the sum of these windows.
+        added: those whose sum over sequences is meant.
+        unwritten: those of the latter that no instruction writes.
     """
 
     def __init__(self, batch: int, steps: int) -> None:
@@ -75,7 +75,7 @@ class Builder:
         self.joined: dict[object, Value] = {}
         self.narrowed: set[Buffer] = set()
         self.known: dict[object, Buffer] = {}
-        self.placed: dict[Buffer, Window] = {}
+        self.placed: dict[Buffer, tuple[Window, ...]] = {}
         self.added: dict[Buffer, tuple[Window, ...]] = {}
         self.unwritten: set[Buffer] = set()
         self._computed: dict[Buffer, tuple[str, Value, tuple[Value, ...]]] = {}

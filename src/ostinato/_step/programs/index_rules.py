@@ -1,16 +1,16 @@
 """What primitives that index with computed numbers are in a step program.
 
-One row is read or written: an element along an axis, or along several, or several
-elements from a place on. For the gradient of a table, the numbers along an axis are
-compared with the index: the work is that of the whole table.
+A row is read or written for each index: an element along an axis, or along several, or
+several elements from a place on. The gradient of a table is a sum over sequences of
+what each has read.
 """
 
 from __future__ import annotations
 
-import functools as ft
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax.extend.core import JaxprEqn
 from jax.lax import GatherScatterMode
@@ -18,13 +18,15 @@ from jax.lax import GatherScatterMode
 from ..jaxprs import type_of
 from . import values as shapes
 from .builder import Builder, Window
-from .indexed_rows import sum_of_window, take_row, with_row
+from .indexed_rows import added_windows, sum_of_window, take_row, with_row
+from .places import Part, clamped, indexed_axes, part_at, parts_at
 from .registry import ANY, refuse_integers, result_shape, rule_table
+from .shape_rules import join
 from .values import Unsupported, Value, most_of
 
 RULES, rule = rule_table()
-_MOST_PLACES = 2**24
-"""Up to it, float32 has all integers."""
+_MOST_INDICES = 16
+"""Each is an instruction of its own."""
 
 
 @rule("dynamic_slice", kinds=ANY)
@@ -32,11 +34,11 @@ def _dynamic_slice(
     b: Builder, eqn: JaxprEqn, x: Value, *starts: Value, **_: Any
 ) -> Value:
     sizes, shape = result_shape(eqn), type_of(eqn.invars[0]).shape
-    indexed = _indexed(shape, sizes)
+    indexed = indexed_axes(shape, sizes)
     if not indexed:
         return x
     (x,) = b.of_one_axis([x], but=indexed)
-    for part in _parts(b, [starts[i] for i in indexed], indexed, shape, sizes):
+    for part in parts_at(b, [starts[i] for i in indexed], indexed, shape, sizes):
         x = _taken(b, x, part)
     return x
 
@@ -46,27 +48,35 @@ def _dynamic_update_slice(
     b: Builder, eqn: JaxprEqn, x: Value, update: Value, *starts: Value, **_: Any
 ) -> Value:
     shape, sizes = (type_of(v).shape for v in eqn.invars[:2])
-    indexed = _indexed(shape, sizes)
+    indexed = indexed_axes(shape, sizes)
     if not indexed:
         return update
-    part, *others = _parts(b, [starts[i] for i in indexed], indexed, shape, sizes)
+    part, *others = parts_at(b, [starts[i] for i in indexed], indexed, shape, sizes)
     if not others:
         return _written(b, "set_row", x, part, update, shape)
     raise Unsupported("it writes a part along axes that are apart")
 
 
 @rule("gather", kinds=ANY)
-def _gather(
+def _gather(b: Builder, eqn: JaxprEqn, x: Value, index: Value, **params: Any) -> Value:
+    d = params["dimension_numbers"]
+    index = _by_sequence(b, index, d.start_indices_batching_dims)
+    _, more = _axes_of_index(eqn, index, d.offset_dims, len(result_shape(eqn)))
+    read = [_read(b, eqn, x, one, **params) for one in _one_by_one(index, more)]
+    return _joined(b, read, index.shape[:more])
+
+
+def _read(
     b: Builder, eqn: JaxprEqn, x: Value, index: Value, *,
     dimension_numbers: Any, mode: Any, fill_value: Any, slice_sizes: Any, **_: Any,
 ) -> Value:  # fmt: skip
+    """Return what is at one index, whose axes but that of sequences have size 1."""
     d, shape = dimension_numbers, type_of(eqn.invars[0]).shape
     drops = mode == GatherScatterMode.FILL_OR_DROP
-    index = _by_sequence(b, index, d.start_indices_batching_dims)
     own, more = _axes_of_index(eqn, index, d.offset_dims, len(result_shape(eqn)))
     of_batch = d.operand_batching_dims
     index_of = d.start_index_map
-    part = _part(b, index, index_of, of_batch, shape, slice_sizes, drops, not drops)
+    part = part_at(b, index, index_of, of_batch, shape, slice_sizes, drops, not drops)
     if of_batch:
         x = _of_sequences(b, x, of_batch, own)
     elif own and (x.axis is not None or x.summed):
@@ -81,7 +91,7 @@ def _gather(
     result = shapes.drop_axes(result, dropped)
     if drops and fill_value != 0:
         refuse_integers(eqn)
-        inside = b.elementwise("equal", part.at, _clamped(b, part.at, part.places))
+        inside = b.elementwise("equal", part.at, clamped(b, part.at, part.places))
         if inside.axis is not None:
             inside = inside._replace(axis=result.axis)
         if fill_value is None:
@@ -95,12 +105,36 @@ def _gather(
 @rule("scatter", kinds=ANY)
 @rule("scatter-add", kinds="fi")
 def _scatter(
+    b: Builder, eqn: JaxprEqn, x: Value, index: Value, update: Value, **params: Any
+) -> Value:
+    d = params["dimension_numbers"]
+    index = _by_sequence(b, index, d.scatter_indices_batching_dims)
+    rank = len(type_of(eqn.invars[2]).shape)
+    _, more = _axes_of_index(eqn, index, d.update_window_dims, rank)
+    if index.axis is not None:
+        update = _by_sequence(b, update, [index.axis])
+    result = x
+    for one, part in zip(
+        _one_by_one(index, more), _one_by_one(update, more), strict=True
+    ):
+        if result.summed:
+            others = _write(b, eqn, x, one, part, **params)
+            added = added_windows(b, result, others)
+            if added is None:
+                raise Unsupported("it combines different sequences")
+            result = added
+        else:
+            result = _write(b, eqn, result, one, part, **params)
+    return result
+
+
+def _write(
     b: Builder, eqn: JaxprEqn, x: Value, index: Value, update: Value, *,
     dimension_numbers: Any, mode: Any, **_: Any,
 ) -> Value:  # fmt: skip
+    """Return an array that is written to, or added to, at one index; see `_read`."""
     d, sizes = dimension_numbers, list(type_of(eqn.invars[0]).shape)
     shape, given = tuple(sizes), type_of(eqn.invars[2]).shape
-    index = _by_sequence(b, index, d.scatter_indices_batching_dims)
     own, more = _axes_of_index(eqn, index, d.update_window_dims, len(given))
     dropped = (*d.inserted_window_dims, *d.operand_batching_dims)
     window = iter(given[more + own :])
@@ -109,7 +143,7 @@ def _scatter(
     drops = mode == GatherScatterMode.FILL_OR_DROP
     clamps = mode == GatherScatterMode.CLIP  # else JAX drops what lies outside
     of_batch, axes = d.operand_batching_dims, d.scatter_dims_to_operand_dims
-    part = _part(b, index, axes, of_batch, shape, sizes, drops, clamps)
+    part = part_at(b, index, axes, of_batch, shape, sizes, drops, clamps)
     adds = eqn.primitive.name == "scatter-add"
     inserted = d.inserted_window_dims
     update = _without_unit_axes(b, update, index.axis, more)
@@ -117,7 +151,7 @@ def _scatter(
         x = _of_sequences(b, x, of_batch, own)
         update = update._replace(axis=0)
     elif own:
-        rows = not more and index.axis == update.axis == 0
+        rows = index.axis == update.axis == 0
         if not rows or not adds or x.buffer.numbers != (0.0,):
             raise Unsupported("it combines different sequences")
         axes = [i + 1 for i in inserted]
@@ -127,7 +161,7 @@ def _scatter(
     return _written(b, "add_row" if adds else "set_row", x, part, update, shape)
 
 
-def _added_up(b: Builder, part: _Part, update: Value, shape: tuple[int, ...]) -> Value:
+def _added_up(b: Builder, part: Part, update: Value, shape: tuple[int, ...]) -> Value:
     """Return the gradient of a table of this shape, a sum over sequences.
 
     `update` has the axis of sequences before those of the table.
@@ -140,119 +174,6 @@ def _added_up(b: Builder, part: _Part, update: Value, shape: tuple[int, ...]) ->
     added = sum_of_window(b, Window(sizes, part.at, row, first), update)
     added = _bounded(added, (update,), max)
     return shapes.split_axis(added, first, shape[first:end])
-
-
-# ------------------------------------------------------------------------------ places
-
-
-class _Part(NamedTuple):
-    """A part of an array from a computed place on.
-
-    Attributes:
-        axes: of the array, next to each other, all elements of which are counted.
-        at: the number of the element where it begins.
-        size: how many elements it has; of several axes, 1.
-        places: how many there are.
-    """
-
-    axes: tuple[int, ...]
-    at: Value
-    size: int
-    places: int
-
-
-def _indexed(shape: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Return the axes along which a part is taken."""
-    return [i for i, (n, k) in enumerate(zip(shape, sizes, strict=True)) if n != k]
-
-
-def _parts(
-    b: Builder,
-    starts: Sequence[Value],
-    axes: Sequence[int],
-    shape: Sequence[int],
-    sizes: Sequence[int],
-) -> list[_Part]:
-    """Return a part along all axes, or one along each, in which numbers are clamped."""
-    if _are_one(axes, sizes):
-        return [_counted(b, starts, axes, shape, sizes, True)]
-    pairs = zip(starts, axes, strict=True)
-    return [_counted(b, [start], [i], shape, sizes, True) for start, i in pairs]
-
-
-def _part(
-    b: Builder,
-    index: Value,
-    axes: Sequence[int],
-    of_batch: Sequence[int],
-    shape: Sequence[int],
-    sizes: Sequence[int],
-    drops: bool,
-    clamps: bool,
-) -> _Part:
-    """Return the part that an index begins.
-
-    Args:
-        b: the builder.
-        index: a number for each of some axes.
-        axes: these.
-        of_batch: those of which each index has an element of its own.
-        shape: of what is indexed.
-        sizes: of what is taken from it, or written to it.
-        drops: whether an index that is out of bounds leaves out all.
-        clamps: whether it counts as the nearest one.
-    """
-    if index.size != len(axes) or index.summed or not axes:
-        raise Unsupported("it has several indices")
-    others = [i for i in range(len(shape)) if i not in (*axes, *of_batch)]
-    if any(sizes[i] != shape[i] for i in others):
-        raise Unsupported("it takes a part from the beginning on")
-    moves = [i for i in axes if sizes[i] != shape[i]] or [axes[0]]
-    moves = sorted(axes if drops else moves)
-    if len(moves) > 1 and not _are_one(moves, sizes):
-        raise Unsupported("it indexes axes that are apart")
-    step = index.strides[-1] if len(axes) > 1 else 0
-    own = None if index.axis is None else 0
-    one = index._replace(shape=(), strides=(), axis=own)
-    at = [one._replace(offset=one.offset + list(axes).index(i) * step) for i in moves]
-    return _counted(b, at, moves, shape, sizes, clamps)
-
-
-def _are_one(axes: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Return whether single elements are taken along axes next to each other."""
-    first, last = axes[0], axes[-1]
-    return last - first + 1 == len(axes) and all(sizes[i] == 1 for i in axes)
-
-
-def _counted(
-    b: Builder,
-    starts: Sequence[Value],
-    axes: Sequence[int],
-    shape: Sequence[int],
-    sizes: Sequence[int],
-    clamps: bool,
-) -> _Part:
-    """Return the part that begins at a number along each of several axes.
-
-    If one is out of bounds, it counts as the nearest one, or all as -1.
-    """
-    size = sizes[axes[0]]
-    counts = [shape[i] - sizes[i] + 1 for i in axes]
-    count = math.prod(counts)
-    if size == 0 or count > _MOST_PLACES:
-        raise Unsupported("it indexes nothing, or too many places")
-    if len(axes) == 1 and not clamps:
-        return _Part(tuple(axes), starts[0], size, count)
-    numbers = list(map(ft.partial(_clamped, b), starts, counts))
-    at = numbers[0]
-    for number, places in zip(numbers[1:], counts[1:], strict=True):
-        at = b.elementwise("multiply", at, b.constant(float(places)))
-        at = b.elementwise("add", at, number)
-    if not clamps:
-        inside = map(ft.partial(b.elementwise, "equal"), starts, numbers)
-        everywhere = ft.reduce(ft.partial(b.elementwise, "multiply"), inside)
-        at = b.elementwise("select", everywhere, at, b.constant(-1.0))
-    return _Part(tuple(axes), at, size, count)
 
 
 def _along(x: Value, axis: int) -> int:
@@ -294,6 +215,37 @@ def _axes_of_index(
     if tuple(window) != tuple(range(more + own, rank)):
         raise Unsupported("it indexes in an unusual order")
     return own, more
+
+
+def _one_by_one(value: Value, count: int) -> list[Value]:
+    """Return the parts of a value along its first axes, which they have with size 1."""
+    sizes = value.shape[:count]
+    if math.prod(sizes) > _MOST_INDICES:
+        raise Unsupported("it has many indices")
+    return [
+        value._replace(
+            offset=value.offset
+            + sum(i * s for i, s in zip(at, value.strides, strict=False)),
+            shape=(1,) * count + value.shape[count:],
+        )
+        for at in itertools.product(*map(range, sizes))
+    ]
+
+
+def _joined(b: Builder, parts: Sequence[Value], sizes: Sequence[int]) -> Value:
+    """Return a value of which `_one_by_one` has made such parts."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    axis, unit = None if first.axis is None else 0, len(sizes) - 1
+    parts = [
+        v._replace(shape=v.shape[unit:], strides=v.strides[unit:], axis=axis)
+        for v in parts
+    ]
+    shape = len(parts), *parts[0].shape[1:]
+    rows = () if axis is None else (b.batch,)
+    whole = shapes.split_axis(join(b, parts, len(rows), (*rows, *shape)), 0, sizes)
+    return whole._replace(axis=first.axis, most=first.most)
 
 
 def _of_sequences(b: Builder, x: Value, axes: Sequence[int], own: bool) -> Value:
@@ -345,18 +297,13 @@ def _check_rows(x: Value, axes: Sequence[int]) -> None:
         raise Unsupported("it combines different sequences")
 
 
-def _clamped(b: Builder, index: Value, count: int) -> Value:
-    low = b.elementwise("max", index, b.constant(0.0))
-    return b.elementwise("min", low, b.constant(float(count - 1)))
-
-
 def _selected(b: Builder, mask: Value, x: Value, other: Value) -> Value:
     if x.summed or other.summed:
         raise Unsupported("it combines different sequences")
     return _bounded(b.elementwise("select", mask, x, other), (x, other), max)
 
 
-def _taken(b: Builder, x: Value, part: _Part) -> Value:
+def _taken(b: Builder, x: Value, part: Part) -> Value:
     """Return a part of an array, with as many axes as that."""
     _check_rows(x, part.axes)
     x, along = _merged(b, x, part.axes), _along(x, part.axes[0])
@@ -370,7 +317,7 @@ def _taken(b: Builder, x: Value, part: _Part) -> Value:
 
 
 def _written(
-    b: Builder, operation: str, x: Value, part: _Part, update: Value, shape: Any
+    b: Builder, operation: str, x: Value, part: Part, update: Value, shape: Any
 ) -> Value:
     """Return an array of this shape, with `update` for a part of it."""
     if x.summed or update.summed:

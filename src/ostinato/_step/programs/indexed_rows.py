@@ -76,8 +76,12 @@ def with_row(
         b.write("copy", result, whole)
         windows = shapes.windows(result, along, value.shape[along + 1])
         _at_row(b, operation, windows, row, index, along)
-        if value.buffer.numbers == (0.0,):
-            b.placed[result.buffer] = Window(whole.shape, index, row, along)
+        earlier = b.placed.get(value.buffer, ())
+        if earlier and not whole.is_all_of(earlier[0].shape):
+            earlier = ()
+        if value.buffer.numbers == (0.0,) or (earlier and operation == "add_row"):
+            window = Window(whole.shape, index, row, along)
+            b.placed[result.buffer] = (*earlier, window)
     return result._replace(buffer=b.known[key])
 
 
@@ -153,23 +157,24 @@ def add_windows(b: Builder, target: Value, windows: Sequence[Window]) -> None:
         _at_row(b, "add_row", each, row, at, along)
 
 
-def added_row(b: Builder, *given: Value) -> Value | None:
-    """Return a sum of which one summand is 0 but for one row, None if none is."""
+def added_rows(b: Builder, *given: Value) -> Value | None:
+    """Return a sum of which one summand is 0 but for some rows, None if none is."""
     for one, other in (given, given[::-1]):
-        placed = b.placed.get(one.buffer)
-        if placed is None or other.summed:
+        placed = b.placed.get(one.buffer, ())
+        if not placed or other.summed:
             continue
+        shape = placed[0].shape
         alike = one.shape == other.shape and one.axis == other.axis
-        if not alike or not one.is_all_of(placed.shape):
+        if not alike or not one.is_all_of(shape):
             continue
-        shape, along = placed.shape, placed.along
         if other.shape != shape:  # several axes are indexed as one
             if one.axis or not other.is_contiguous():
                 continue
             other = other._replace(shape=shape, strides=row_major(shape))
-        windows = shapes.windows(other, along, placed.row.shape[along + 1])
-        added = with_row(b, "add_row", windows, placed.at, placed.row, along)
-        return one._replace(buffer=added.buffer)
+        for _, at, row, along in placed:
+            windows = shapes.windows(other, along, row.shape[along + 1])
+            other = with_row(b, "add_row", windows, at, row, along)
+        return one._replace(buffer=other.buffer)
     return None
 
 

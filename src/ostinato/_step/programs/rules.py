@@ -13,7 +13,7 @@ from jax.extend.core import JaxprEqn
 from ..jaxprs import type_of
 from . import values as shapes
 from .builder import Builder
-from .indexed_rows import added_row, added_windows
+from .indexed_rows import added_rows, added_windows
 from .products import dot_general
 from .registry import ANY, is_integer, result_shape, rule_table
 from .values import Unsupported, Value, most_of
@@ -54,7 +54,7 @@ def _same(name: str, b: Builder, eqn: JaxprEqn, *given: Value, **_: Any) -> Valu
             if one.buffer.numbers == (0.0,) and _covers(other, eqn, b):
                 return other
     if name == "add_any":
-        for added_by in (added_row, added_windows):
+        for added_by in (added_rows, added_windows):
             if (added := added_by(b, *given)) is not None:
                 return added
     result = b.elementwise(_SAME[name], *given)

@@ -119,14 +119,14 @@ def _split(
 def _concatenate(
     b: Builder, eqn: JaxprEqn, *given: Value, dimension: int, **_: Any
 ) -> Value:
-    return _join(b, given, dimension, result_shape(eqn))
+    return join(b, given, dimension, result_shape(eqn))
 
 
 @rule("stack", kinds=ANY)
 def _stack(b: Builder, eqn: JaxprEqn, *given: Value, axis: int, **_: Any) -> Value:
     shape = result_shape(eqn)
     wide = [shapes.insert_axes(v, [axis], len(shape)) for v in given]
-    return _join(b, wide, axis, shape)
+    return join(b, wide, axis, shape)
 
 
 @rule("tile", kinds=ANY)
@@ -135,7 +135,7 @@ def _tile(b: Builder, eqn: JaxprEqn, x: Value, *, reps: Any, **_: Any) -> Value:
     for axis, count in enumerate(reps):
         shape[axis] *= count
         if count != 1:
-            x = _join(b, [x] * count, axis, tuple(shape))
+            x = join(b, [x] * count, axis, tuple(shape))
     return x
 
 
@@ -153,9 +153,10 @@ def _unstack(
     return parts
 
 
-def _join(
+def join(
     b: Builder, given: Sequence[Value], dimension: int, shape: tuple[int, ...]
 ) -> Value:
+    """Return values joined along an axis of the whole array, which has this shape."""
     given = b.of_one_axis(given, but=[dimension])
     if any(v.summed for v in given):
         return _join_sums(b, given, dimension, shape)
@@ -200,7 +201,7 @@ def _join_sums(
             if value.summed
             else value._replace(shape=wide[0], strides=wide[1])
         )
-    joined = _join(b, rows, dimension + 1, (b.batch, *shape))
+    joined = join(b, rows, dimension + 1, (b.batch, *shape))
     return joined._replace(axis=None, summed=True)
 
 
@@ -228,7 +229,7 @@ def _pad(
                 side = shapes.broadcast(value, new, (), b.batch)
                 shape[axis] += size
                 parts = [side, x] if first else [x, side]
-                x = _join(b, parts, axis, tuple(shape))
+                x = join(b, parts, axis, tuple(shape))
     return x
 
 
@@ -279,7 +280,7 @@ def _cumulate(
         ends = part(x, rest, shift) if reverse else part(x, 0, shift)
         sums = b.elementwise(operation, near, far)
         parts = [sums, ends] if reverse else [ends, sums]
-        x = _join(b, parts, axis, tuple(shape))
+        x = join(b, parts, axis, tuple(shape))
         shift *= 2
     return x
 
