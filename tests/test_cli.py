@@ -1,9 +1,11 @@
+import importlib
 import os
 import re
 import runpy
 import shlex
 import subprocess
 import sys
+import types
 import typing
 
 import jax
@@ -431,3 +433,46 @@ def test_a_command_that_is_told_can_be_pasted(tmp_path):
     folder = tmp_path / "my run [1]"
     message = one_line(ostinato("pronounce", "word", "--model", folder))
     assert shlex.split(message)[-2:] == ["--out", str(folder)]
+
+
+NUMBERS = {
+    "g2p": "epochs hidden layers batch seed ensemble devices minutes lr dropout",
+    "forecast": "epochs look_back horizon segment hidden batch seed ensemble devices "
+    "minutes dropout lr",
+    "music": "epochs hidden layers transpose per_beat batch seed devices minutes "
+    "dropout lr",
+}
+
+
+TEXTS = {
+    "g2p": {"model": "attention"},
+    "forecast": {"split": "0.5,0.2,0.3", "keep": "last"},
+    "music": {"mode": "gru", "chords": "chained"},
+}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("command", NUMBERS)
+def test_every_option_of_train_reaches_the_run(command, resume, tmp_path, monkeypatch):
+    """Each has a value of its own, so that none stands for another."""
+    job = importlib.import_module(f"ostinato.apps.{command}.train")
+    told = []
+
+    def train(*given, **options):
+        told.append((*given, options))
+        return types.SimpleNamespace(figures={})
+
+    monkeypatch.setattr(job, "train", train)
+    want = {name: 2 + i for i, name in enumerate(NUMBERS[command].split())}
+    want |= TEXTS[command]
+    given = [part for k, v in want.items() for part in (f"--{k.replace('_', '-')}", v)]
+    files = [] if command == "g2p" else [tmp_path / "given"]
+    out = ["--out", tmp_path / "out", *["--resume"] * resume]
+    result = ostinato("train", command, *files, *given, *out)
+    assert result.exit_code == 0, result.output
+    ((*paths, options),) = told
+    assert paths[-1] == tmp_path / "out"
+    assert options["resume"] is resume
+    assert {name: options[name] for name in want} == want
+    others = options.keys() - want.keys() - {"resume", "guard"}
+    assert all(options[name] is None for name in others), others

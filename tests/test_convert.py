@@ -305,3 +305,26 @@ def test_what_is_no_path_is_an_error(tmp_path):
         ours.read(None)
     with pytest.raises(ValueError, match="`path` must end in one of"):
         ours.read(tmp_path / "model.txt")
+
+
+def test_the_sizes_of_networks_are_told(tmp_path):
+    both = ost.RNNSpec("lstm", 3, 4, 2, True, proj_size=2)
+    path = stored(tmp_path, a=GRU, b=LSTM, c=both)
+    result = ostinato(path, tmp_path / "out.safetensors")
+    rows = [
+        [cell.strip() for cell in row.split("│")] for row in result.stdout.split("\n")
+    ]
+    told = {row[2]: row[3] for row in rows if len(row) == 5}
+    assert told == {
+        "a": "gru, 3 -> 4",
+        "b": "lstm, 3 -> 4, 2 layers, bidirectional",
+        "c": "lstm, 3 -> 4 -> 2, 2 layers, bidirectional",
+    }
+
+
+def test_notes_are_in_the_json_too(tmp_path):
+    pytest.importorskip("torch")
+    path = stored(tmp_path, a=ost.RNNSpec("rnn_relu", 3, 4))
+    result = ostinato(path, tmp_path / "out.pt", "--json")
+    (one,) = json.loads(result.stdout)["mapped"]
+    assert "nonlinearity='relu'" in " ".join(one["notes"])

@@ -155,3 +155,24 @@ def test_ragged_vmap_without_jit_says_which_operation_made_it(flag):
     far = batch.with_data(batch.data * {"nans": jnp.nan, "infs": jnp.inf}[flag])
     with FLAGS[flag](), pytest.raises(FloatingPointError):
         ragged.vmap(lambda x: x)(far)
+
+
+@pytest.mark.parametrize("backend", [None, "scan"])
+def test_a_step_has_its_values_where_jit_is_disabled(backend):
+    """So that `print` and a debugger show them."""
+    seen = []
+
+    def step(p, h, x, t):
+        if not isinstance(h, jax.core.Tracer):
+            seen.append((int(t), np.asarray(h)))
+        h = jnp.tanh(h @ p + x)
+        return h, h
+
+    rng = np.random.default_rng(0)
+    h, p, x = (rng.normal(size=s) for s in ((2, 3), (3, 3), (2, 4, 3)))
+    with jax.disable_jit():
+        ost.recurrent_net(step, x, h, params=p, backend=backend)
+    assert [t for t, _ in seen] == [0, 1, 2, 3]
+    for t, got in seen:
+        np.testing.assert_allclose(got, h, rtol=1e-9)
+        h = np.tanh(h @ p + x[:, t])

@@ -13,6 +13,7 @@ from tolerance import assert_same_bits
 
 import ostinato as ost
 from ostinato import _native, cells
+from ostinato._recurrent import explanation
 
 native = pytest.mark.skipif(
     _native.status().library is None, reason="there is no native library"
@@ -472,3 +473,18 @@ def test_what_is_stored_is_what_the_backward_pass_is_given(options):
     assert stored is not None and int(stored[1]) == steps - outputs
     if not options:
         assert steps - outputs > 1
+
+
+@pytest.mark.parametrize("lengths", [None, np.full(len(X), 2)], ids=["all", "some"])
+def test_the_loop_that_is_explained_has_the_lengths_of_the_call(lengths, monkeypatch):
+    """A kernel for sequences that end differs, and so may what is told of it."""
+    told, describe = [], explanation.description.describe
+
+    def noted(loop, origins):
+        told.append(loop)
+        return describe(loop, origins)
+
+    monkeypatch.setattr(explanation.description, "describe", noted)
+    ost.explain(two_factors, X, H_0, params=W, seq_lengths=lengths)
+    (loop,) = told
+    assert loop.masked == (lengths is not None)

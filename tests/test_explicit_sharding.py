@@ -263,3 +263,50 @@ def test_tokens_that_are_split_are_an_error(mesh):
     with jax.set_mesh(mesh):
         whole = batch.with_data(jax.reshard(tokens, P()))
     np.testing.assert_array_equal(run(whole)[0], [9, 12, 15])
+
+
+def test_a_state_that_is_split_along_its_features_stays_so(mesh):
+    """The axis of the mesh that the batch has is taken there."""
+    rng = np.random.default_rng(0)
+    x, h, w = (jnp.asarray(rng.normal(size=s)) for s in ((8, 5, 4), (8, 4), (4, 4)))
+
+    def step(w, h, x, t):
+        new = jnp.tanh(x @ w)
+        return h, new
+
+    def net(x, h, w):
+        return ost.recurrent_net(step, x, h, params=w).states
+
+    want = h
+    with jax.set_mesh(mesh):
+        split = place(mesh, (x, P("batch")), (h, P(None, "batch")), (w, P()))
+        assert_same(fast_jit(net)(*split), want)
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_lengths_without_inputs_are_split_as_the_states(time_major, mesh):
+    rng = np.random.default_rng(0)
+    h, w = (jnp.asarray(rng.normal(size=s)) for s in ((8, 4), (4, 4)))
+    lengths = np.array([5, 0, 3, 1, 2, 5, 4, 0], np.int32)
+
+    def step(w, h, x, t):
+        h = jnp.tanh(h @ w)
+        return h, h
+
+    def net(h, w):
+        zeros = h, jnp.zeros((8, 4))
+        both = lambda w, s, x, t: ((step(w, s[0], x, t)[0], s[1] + s[0]), s[1])  # noqa: E731
+        out = ost.recurrent_net(
+            both, (), zeros, params=w, length=5, seq_lengths=lengths,
+            time_major=time_major,
+        )  # fmt: skip
+        return out.states
+
+    want = np.array(h), np.zeros((8, 4))
+    for t in range(5):
+        own = lengths[:, None] > t
+        new = np.tanh(want[0] @ np.asarray(w)), want[1] + want[0]
+        want = tuple(np.where(own, a, b) for a, b in zip(new, want, strict=True))
+    with jax.set_mesh(mesh):
+        split = place(mesh, (h, P("batch")), (w, P()))
+        assert_same(fast_jit(net)(*split), want)

@@ -27,6 +27,7 @@ from ostinato.apps.forecast.model import Batch, Forecaster, _dropped
 from ostinato.apps.forecast.settings import Settings
 from ostinato.apps.forecast.train import train
 from ostinato.apps.forecast.windows import Scale, Windows, constant_in
+from ostinato.apps.settings import resumed
 from ostinato.apps.tensors import MODEL_FILE, RESUME_FILE
 
 BEGIN = datetime(2020, 1, 1)
@@ -629,3 +630,10 @@ def test_a_resumed_run_has_its_time_and_its_losses(tmp_path):
     assert again.elapsed >= 100 and again.now >= 100
     assert again.evaluation_seconds == 7
     assert (again.pace.losses, again.pace.updates, again.pace.loss) == (4, 2, 2)
+
+
+def test_a_run_that_is_resumed_without_limits_keeps_its_own():
+    old = Settings.choose(epochs=3)
+    assert resumed(old, None, None, {}) == old
+    other = resumed(old, 2.0, None, {})
+    assert (other.minutes, other.epochs) == (2.0, None)

@@ -214,3 +214,23 @@ def test_greedy_takes_the_most_likely_label(params):
 )
 def test_pairs_are_batched_by_the_longer_side(word, target, size):
     assert CONFIG.size(word, target) == size
+
+
+def test_no_two_dropouts_of_a_loss_share_a_key(params, monkeypatch):
+    keys = []
+
+    def dropout(key, x, rate):
+        keys.append(tuple(jax.random.key_data(key).tolist()))
+        return x
+
+    def rnn(*given, key, **options):
+        keys.append(tuple(jax.random.key_data(key).tolist()))
+        return run(*given, **options)
+
+    run = attention.ost.rnn
+    monkeypatch.setattr(attention, "_dropout", dropout)
+    monkeypatch.setattr(attention.ost, "rnn", rnn)
+    config = dataclasses.replace(CONFIG, dropout=0.5)
+    config.loss(params, batch_of(PAIRS), jax.random.key(0))
+    # Between the encoder's layers, after them, and after each of the decoder's.
+    assert len(keys) == len(set(keys)) == 4

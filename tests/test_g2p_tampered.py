@@ -349,3 +349,14 @@ def test_resuming_a_tampered_run_keeps_its_files(contents, tmp_path):
     with pytest.raises(UserError, match="`batch` must be an integer"):
         g2p_words.train_tiny(tmp_path, resume=True)
     assert (tmp_path / RESUME).read_bytes() == before
+
+
+def test_an_array_of_another_name_is_told(tmp_path):
+    path = tmp_path / MODEL
+    checkpoint.FILES.save(path, {"first": np.zeros(3, np.float32)}, {})
+    assert checkpoint.FILES.read(path)[0].keys() == {"first"}
+    content = path.read_bytes()
+    assert content.count(b'"first"') == 1
+    path.write_bytes(content.replace(b'"first"', b'"other"'))
+    with pytest.raises(UserError, match="checksum"):
+        checkpoint.FILES.read(path)

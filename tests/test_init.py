@@ -212,3 +212,14 @@ def test_orthogonal_matrices_of_narrow_floats(dtype):
     assert layer.w_hh.dtype == dtype
     for block in np.asarray(layer.w_hh, np.float64).reshape(3, 4, 4):
         np.testing.assert_allclose(block @ block.T, np.eye(4), atol=0.02)
+
+
+def test_the_forget_gate_of_a_projected_network_has_its_bias_alone():
+    """The gates are i, f, g, o, of four units each, whatever is projected."""
+    spec = ost.RNNSpec("lstm", 3, 4, proj_size=2)
+    weights = ost.init_weights(
+        KEY, spec, jnp.float64, "glorot_orthogonal", forget_bias=1.5
+    )
+    (layer,) = ost.unpack_weights(weights, spec)
+    want = np.repeat([0, 1.5, 0, 0], 4)
+    np.testing.assert_array_equal(layer.b_ih + layer.b_hh, want)

@@ -183,3 +183,60 @@ def test_a_signal_that_the_parent_ignores_stays_ignored(ignored, other, code):
 def test_what_is_being_saved_is_not_left_before_it_is():
     """The main thread stops at the end of the context while another one saves."""
     assert run_alone(KEEPING) == (143, "kept\n", "")
+
+
+FORGOTTEN = """
+interrupts.arm()
+with interrupts.keeping(lambda: print("kept")):
+    pass
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(30)
+"""
+
+
+FAILED = """
+def keep():
+    raise OSError("no space")
+interrupts.arm()
+with interrupts.keeping(keep):
+    print("begun")
+    os.kill(os.getpid(), signal.SIGHUP)
+    time.sleep(30)
+"""
+
+
+SLOW = """
+interrupts.GRACE = 0.3
+interrupts.arm()
+with interrupts.keeping(lambda: (time.sleep(2), print("kept"))):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+"""
+
+
+LATE = """
+read = os.read
+os.read = lambda *given: (read(*given), time.sleep(0.3))[0]
+interrupts.arm()
+os.kill(os.getpid(), signal.SIGTERM)
+interrupts.finish()
+time.sleep(0.6)
+print("left")
+"""
+
+
+def test_what_is_no_longer_to_be_saved_is_not():
+    assert run_alone(FORGOTTEN) == (143, "", "")
+
+
+def test_an_error_of_saving_is_told_and_what_was_printed_is_flushed(monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    assert run_alone(FAILED) == (129, "begun\n", "ostinato: no space\n")
+
+
+def test_saving_that_takes_too_long_is_given_up():
+    assert run_alone(SLOW) == (130, "", "")
+
+
+def test_a_signal_just_before_the_end_does_not_change_it():
+    assert run_alone(LATE) == (0, "left\n", "")

@@ -458,3 +458,24 @@ def test_a_prime_leaves_space_for_fewer_frames():
     model = Composer("gru", 2, 1, "independent", 0.0)
     with pytest.raises(UserError, match="`frames` must be 1 to 3, got 4"):
         use.sample(model, {}, 4, prime=prime)
+
+
+def test_dropout_within_and_after_the_network_do_not_share_a_key(monkeypatch):
+    keys = []
+
+    def rnn(*given, key, **options):
+        keys.append(key)
+        return run(*given, **options)
+
+    def bernoulli(key, *given):
+        keys.append(key)
+        return draw(key, *given)
+
+    run, draw = model.ost.rnn, jax.random.bernoulli
+    composer = Composer("gru", 4, 2, "independent", 0.5)
+    params = composer.init(jax.random.key(0))
+    monkeypatch.setattr(model.ost, "rnn", rnn)
+    monkeypatch.setattr(jax.random, "bernoulli", bernoulli)
+    composer.loss(params, random_batch([4]), jax.random.key(0))
+    first, second = (jax.random.key_data(key).tolist() for key in keys)
+    assert first != second

@@ -405,3 +405,27 @@ def test_derivatives_of_a_reverse_loop_over_tokens(step):
     for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
     assert not np.any(got[0][6:])
+
+
+def test_inputs_that_decide_alone_have_gradients_of_zero():
+    rng = np.random.default_rng(0)
+    x, h, u = (rng.normal(size=s) for s in ((8, 16), (3, 16), (16, 16)))
+
+    def slopes(data, h, u):
+        def step(u, h, x, t):
+            h = jnp.tanh(h @ u + jnp.where(x[0] > 0, 1.0, 0.5) * x[1])
+            return h, h
+
+        def loss(first, other):
+            def both(x, y, h):
+                out = ost.recurrent_net(step, (x[None], y[None]), h[None], params=u)
+                return out.outputs[0]
+
+            make = lambda a: ragged.RaggedArray(a, jnp.array([3, 1, 2]), max_length=3)  # noqa: E731
+            return jnp.sum(ragged.vmap(both)(make(first), make(other), h).data[:6])
+
+        return jax.grad(loss, (0, 1))(data, data)
+
+    first, other = jax.jit(slopes)(x, h, u)
+    assert first.shape == x.shape and not first.any()
+    assert other[:6].all() and not other[6:].any()

@@ -15,6 +15,7 @@ from tolerance import assert_close, assert_same_bits
 
 import ostinato as ost
 from ostinato._recurrent.protocol import Cell
+from ostinato._segments import near_divisor
 
 T, B, I, H = 60, 4, 5, 16  # noqa: E741
 
@@ -258,3 +259,19 @@ def test_backend_scan_runs_as_lax_scan():
             yield [line.split("=")[-1].split()[0] for line in text.splitlines() if line]
 
     assert list(programs(ours)) == list(programs(plain))
+
+
+def test_the_length_of_a_segment_divides_the_steps_or_is_as_asked():
+    for length in range(1, 130):
+        for target in (1, 3, 7, 11):
+            found = [
+                k
+                for k in range(1, length + 1)
+                if length % k == 0 and target // 2 <= k <= 2 * target
+            ]
+            got = near_divisor(length, target)
+            if not found:
+                assert got == target
+            else:
+                assert got in found
+                assert abs(got - target) == min(abs(k - target) for k in found)

@@ -507,3 +507,77 @@ def test_the_second_derivative_of_a_surrogate_follows_its_rule(backend):
 
     got, want = (jax.grad(jax.grad(f))(0.7) for f in (of_net, of_loop))
     np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("backend", [None, "xla", "scan"])
+def test_random_numbers_follow_the_setting_of_each_call(backend):
+    """The same step draws others where JAX's bits are counted in another way."""
+    key, h_0 = jax.random.key(0), np.full((2, 4), 0.5)
+
+    def step(p, h, x, t):
+        noise = jax.random.normal(jax.random.fold_in(key, t), (2, 4))
+        h = jnp.tanh(h @ p + noise)
+        return h, h
+
+    w, found = np.eye(4) / 2, []
+    for setting in (True, False):
+        with jax.threefry_partitionable(setting):
+            out = ost.recurrent_net(
+                step, (), h_0, params=w, length=3, backend=backend
+            ).outputs
+            h = h_0
+            for t in range(3):
+                h, _ = step(w, h, (), t)
+                np.testing.assert_allclose(out[:, t], h, rtol=1e-9)
+            found.append(h)
+    assert not np.allclose(*found)
+
+
+def with_rules(scale, depth):
+    """Return the sine with a rule of its own; `scale` is in that of its `depth`."""
+
+    @jax.custom_vjp
+    def slope(v):
+        return jnp.cos(v)
+
+    @jax.custom_vjp
+    def sine(v):
+        return jnp.sin(v)
+
+    first, second = (scale, 1) if depth == 1 else (1, scale)
+    slope.defvjp(lambda v: (slope(v), v), lambda v, d: (-second * jnp.sin(v) * d,))
+    sine.defvjp(lambda v: (sine(v), v), lambda v, d: (first * slope(v) * d,))
+    return sine
+
+
+@pytest.mark.parametrize("backend", [None, "xla"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_steps_that_differ_in_the_rule_of_a_derivative_are_two(depth, backend):
+    """With units enough for another loop than `lax.scan`."""
+    rng = np.random.default_rng(0)
+    x, h_0, w = (rng.normal(size=s) / 4 for s in ((8, 3, 16), (8, 16), (16, 16)))
+
+    def loss(sine, by_hand):
+        def step(c, z, x, t):
+            z = sine(x + z @ (c * w))
+            return z, z
+
+        def total(c):
+            if by_hand:
+                z, found = h_0, 0.0
+                for t in range(3):
+                    z, y = step(c, z, x[:, t], t)
+                    found += jnp.sum(y**2)
+                return found
+            out = ost.recurrent_net(step, x, h_0, params=c, backend=backend)
+            return jnp.sum(out.outputs**2)
+
+        slope = jax.grad(total)
+        return slope if depth == 1 else jax.grad(slope)
+
+    found = []
+    for scale in (1.0, 3.0):
+        sine = with_rules(scale, depth)
+        found.append(loss(sine, True)(0.7))
+        np.testing.assert_allclose(loss(sine, False)(0.7), found[-1], rtol=1e-9)
+    assert abs(found[0] - found[1]) > 1e-3

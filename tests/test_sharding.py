@@ -376,3 +376,47 @@ def test_a_batch_over_two_axes_of_a_mesh_equals_one_device(batch):
 
     got = jax.jit(jax.grad(lambda w, x: loss(w, x, split), (0, 1)))(w, x)
     assert_trees_close(got, jax.jit(jax.grad(loss, (0, 1)))(w, x))
+
+
+def inner_scan(a):
+    return jax.lax.scan(lambda s, _: (jnp.tanh(s + a), None), a, length=3)[0]
+
+
+@pytest.mark.parametrize("backend", [None, "xla"])
+@pytest.mark.parametrize("function", [jax.nn.softplus, jax.nn.relu, inner_scan])
+def test_a_step_in_shard_map_closes_over_what_devices_have(function, backend):
+    mesh = jax.make_mesh((4,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+    rng = np.random.default_rng(0)
+    x, h_0, w, own = (
+        rng.normal(size=s) for s in ((8, 3, 16), (8, 16), (16, 16), (4, 16))
+    )
+
+    def step_with(own):
+        def step(w, h, x, t):
+            h = jnp.tanh(x + function(h * own) @ w)
+            return h, h
+
+        return step
+
+    def split(w, own):
+        def local(w, x, h, own):
+            step = step_with(own)
+            return ost.recurrent_net(step, x, h, params=w, backend=backend).outputs
+
+        specs = P(), P("b"), P("b"), P("b")
+        run = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P("b"))
+        return run(w, x, h_0, own)
+
+    def by_hand(w, own):
+        step, h, found = step_with(jnp.repeat(own, 2, axis=0)), h_0, []
+        for t in range(3):
+            h, _ = step(w, h, x[:, t], t)
+            found.append(h)
+        return jnp.stack(found, 1)
+
+    def slopes(run):
+        loss = lambda w, own: jnp.sum(jnp.sin(run(w, own)))  # noqa: E731
+        return jax.jit(jax.value_and_grad(loss, (0, 1)))(w, own)
+
+    for a, b in zip(*map(jax.tree.leaves, map(slopes, (split, by_hand))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10)

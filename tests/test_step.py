@@ -407,3 +407,44 @@ def test_backend_is_checked():
             jnp.ones((1, 3)),
             backend="c",
         )
+
+
+OF_ALL = {
+    "a matrix with a row for each": lambda m, h, t: (h @ m + h * m, h),
+    "an output of all": lambda m, h, t: (h @ m, jnp.cos(m[0] * t)),
+}
+
+
+@pytest.mark.parametrize("name", OF_ALL)
+def test_what_sequences_share_is_not_split_over_devices(name):
+    """There are as many sequences as features, so that shapes do not tell."""
+    mesh, size = Mesh(np.array(jax.devices()[:4]), ("b",)), 8
+    rng = np.random.default_rng(0)
+    x, h, m = (rng.normal(size=s) for s in ((size, 5, size), *[(size, size)] * 2))
+
+    def step(m, h, x, t):
+        read, more = OF_ALL[name](m, h, jnp.asarray(t, h.dtype))
+        h = jnp.tanh(x + read)
+        return h, (h, more)
+
+    def net(m, x, h):
+        return ost.recurrent_net(step, x, h, params=m).outputs
+
+    def by_hand(m, x, h):
+        found = []
+        for t in range(5):
+            h, y = step(m, h, x[:, t], t)
+            found.append(y)
+        return jax.tree.map(lambda *a: jnp.stack(a, 1), *found)
+
+    def passes(run):
+        def loss(*given):
+            y = run(*given)
+            return jnp.sum(jnp.sin(y[0])) + jnp.sum(y[1] ** 2), y
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
+
+    place = lambda a: jax.device_put(a, NamedSharding(mesh, PartitionSpec("b")))  # noqa: E731
+    got, want = passes(net)(*map(place, (m, x, h))), passes(by_hand)(m, x, h)
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10)

@@ -163,3 +163,65 @@ def test_xla_runs_a_step_with_a_faulty_program(monkeypatch):
         pytest.raises(NotImplementedError, match="its program is at fault"),
     ):
         loop("cpu")
+
+
+STATE = Buffer(Place.STATE, True, 4, 3, in_place=True)
+
+
+NEXT = Buffer(Place.NEXT, True, 4, 1, STATE)
+
+
+TURNED = do("tanh", part(B, 0, (2, 1)), part(A, 2, (-2, 1)), inner=2, width=2)
+
+
+FAULTS_TOO = {
+    "a state that is gone": (
+        [do("tanh", NEXT, X), do("copy", Y, STATE)],
+        "the next one is written over",
+    ),
+    "an unwritten vector": (
+        [do("product", WIDE, X, SHARED, width=3, weight=multiply(WIDE).weight), LAST],
+        "reads a LOCAL before",
+    ),
+    "a row of nothing": (
+        [do("set_row", A, X, part(X, 0, (0, 0))), LAST],
+        "reads a LOCAL before",
+    ),
+    "more rows than one": (
+        [
+            do("copy", A, X, inner=1),
+            do(
+                "product", part(WIDE, 0, (16, 1)), part(A, 0, (4, 1)), inner=2,
+                width=3, weight=multiply(WIDE).weight,
+            ),
+            LAST,
+        ],
+        "past the end of a LOCAL",
+    ),
+    "a state ahead": ([do("copy", CHUNK, STATE, phase=Phase.AHEAD), LAST], "one step"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS_TOO)
+def test_more_faults_are_found(name):
+    instructions, message = FAULTS_TOO[name]
+    with pytest.warns(RuntimeWarning, match=message), pytest.raises(Unsupported):
+        run(*instructions)
+
+
+def test_an_element_is_not_written_over_where_another_one_is_read():
+    offsets = APART | {A: 0, B: 0}
+    run(COPY, do("tanh", B, A), do("copy", Y, B), offsets=offsets)
+    with pytest.warns(RuntimeWarning), pytest.raises(Unsupported, match="over what"):
+        run(COPY, TURNED, do("copy", Y, B), offsets=offsets)
+
+
+def test_what_is_read_from_its_end_is_there():
+    run(COPY, TURNED, do("copy", Y, B))
+
+
+def test_both_factors_of_a_gradient_are_written():
+    for factors in ((CHUNK, X), (X, CHUNK)):
+        gradient = Gradient(*(Factor(buffer, 0, 4) for buffer in factors), 1)
+        with pytest.warns(RuntimeWarning), pytest.raises(Unsupported, match="a CHUNK"):
+            check([LAST], [gradient], [Y], APART)

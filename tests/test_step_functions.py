@@ -280,3 +280,20 @@ def test_maxima_of_rows_and_columns_with_nan_and_infinity(width, configure):
         rows, columns = run(jnp.asarray(x))
         np.testing.assert_array_equal(rows[:, 0], x.max(-1, keepdims=True))
         np.testing.assert_array_equal(columns[:, 0], x.max(1, keepdims=True))
+
+
+@pytest.mark.parametrize("backend", [None, "xla"])
+def test_an_inner_loop_without_iterations_has_rows_of_none(backend):
+    rng = np.random.default_rng(0)
+    w, x, h = (rng.normal(size=s) for s in ((16, 16), (8, 3, 16), (8, 16)))
+
+    def step(w, h, x, t):
+        one = lambda h, w: (jnp.tanh(h * w[None]), h)  # noqa: E731
+        h, rows = jax.lax.scan(one, h, jnp.zeros((0, 16)))
+        h = jnp.tanh(h @ w + x + rows.sum(0))
+        return h, h
+
+    out = ost.recurrent_net(step, x, h, params=w, backend=backend).outputs
+    for t in range(3):
+        h = np.tanh(h @ w + x[:, t])
+        np.testing.assert_allclose(out[:, t], h, rtol=1e-10)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closures import fast_jit
+from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import ostinato as ost
@@ -276,3 +277,35 @@ def test_exported_members_equal_a_loop():
     given = leaky_params(MEMBERS), draw(MEMBERS, ROWS, T, 2), draw(MEMBERS, ROWS, H)
     exported = jax.export.export(jax.jit(jax.vmap(one)), platforms=["cpu", "tpu"])
     assert_trees_close(exported(*given).call(*given), loop(one, given, (0, 0, 0)))
+
+
+@pytest.mark.parametrize("shared", ["inputs", "states", "parameters"])
+def test_tangents_of_what_members_share_equal_a_loop(shared):
+    def net(p, x, h):
+        return ost.recurrent_net(leaky, x, h, params=p).outputs
+
+    def by_hand(p, x, h):
+        body = lambda h, x: leaky(p, h, x, None)  # noqa: E731
+        return jnp.swapaxes(lax.scan(body, h, jnp.swapaxes(x, 0, 1))[1], 0, 1)
+
+    p, x, h = leaky_params(MEMBERS), draw(MEMBERS, ROWS, T, 2), draw(MEMBERS, ROWS, H)
+    axes = {"w": 0, "u": 0, "b": 0}, 0, 0
+    if shared == "inputs":
+        x, axes = x[0], (axes[0], None, 0)
+        along = (p, x, h), (jax.tree.map(jnp.zeros_like, p), jnp.cos(x), 0 * h)
+    elif shared == "states":
+        h, axes = h[0], (axes[0], 0, None)
+        along = (p, x, h), (jax.tree.map(jnp.zeros_like, p), 0 * x, jnp.cos(h))
+    else:
+        p, axes = p | {"b": p["b"][0]}, (axes[0] | {"b": None}, 0, 0)
+        along = (p, x, h), (jax.tree.map(jnp.cos, p), 0 * x, 0 * h)
+
+    def tangent(given, slopes):
+        return jax.jvp(jax.vmap(net, axes), given, slopes)[1]
+
+    def one(p, x, h, *slopes):
+        return jax.jvp(by_hand, (p, x, h), slopes)[1]
+
+    got = fast_jit(tangent)(*along)
+    want = jax.vmap(one, (*axes, *axes))(*along[0], *along[1])
+    assert_trees_close(got, want)

@@ -465,3 +465,89 @@ def test_a_step_that_is_no_scan_has_no_pole_past_the_end(backend):
     got, want = (fast_jit(jax.grad(f, (0, 1, 2)))(*given) for f in (loss, plain))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+def with_rule(function):
+    """Return a function whose own rule for derivatives is the usual one."""
+    found = jax.custom_jvp(function)
+    found.defjvp(lambda given, slopes: jax.jvp(function, given, slopes))
+    return found
+
+
+OPERATIONS = {
+    "acos": lambda z: jnp.arccos(1 + z),
+    "acosh": lambda z: jnp.arccosh(1 + z),
+    "asin": lambda z: jnp.arcsin(1 + z),
+    "atan2": lambda z: jnp.arctan2(z, z),
+    "atanh": lambda z: jnp.arctanh(1 + z),
+    "cbrt": jnp.cbrt,
+    "div": lambda z: 1 / z,
+    "log": jnp.log,
+    "log1p": lambda z: jnp.log1p(z - 1),
+    "log2": jnp.log2,
+    "negative power": lambda z: lax.integer_pow(z, -1),
+    "power": lambda z: jnp.abs(z) ** 0.3,
+    "rem": lambda z: lax.rem(jnp.ones_like(z), z),
+    "rsqrt": lax.rsqrt,
+    "sqrt": jnp.sqrt,
+    "cosh": lambda z: jnp.cosh(z + 1000),
+    "exp": lambda z: jnp.exp(z + 1000),
+    "exp2": lambda z: jnp.exp2(z + 2000),
+    "expm1": lambda z: jnp.expm1(z + 1000),
+    "large power": lambda z: (z + 1e200) ** 3,
+    "sinh": lambda z: jnp.sinh(z + 1000),
+    "square": lambda z: jnp.sin(jnp.square(z + 1e200)),
+}
+
+
+INSIDE = {  # of a function, where no operation is guarded: they stay
+    "negative power": with_rule(lambda z: lax.integer_pow(z, -1)),
+    "log1p": with_rule(lambda z: jnp.log1p(z - 1)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_branch_that_is_never_taken_has_no_gradient(name):
+    assert_never_taken(lambda z, y: z * OPERATIONS[name](y))
+
+
+def test_sums_with_large_parameters_in_a_branch_that_is_never_taken():
+    def taken(z, y):
+        large = z + (1e200 + y) - z
+        return jnp.sin(large * large)
+
+    assert_never_taken(taken)
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_function_that_is_never_called_has_no_gradient(name):
+    assert_never_taken(lambda z, y: z * INSIDE[name](y))
+
+
+def assert_never_taken(branch):
+    """Check that parameters of a branch have gradients of 0, and others their own."""
+    x, h_0, w = draw(3, 8, T, 16), draw(4, 8, 16), draw(5, 16, 16) / 4
+
+    def step(p, h, x, t):
+        w, y = p
+        h = lax.cond(t % 2 == 5, lambda h: branch(h, y), lambda h: 2 * h, h)
+        h = jnp.tanh(h @ w + x)
+        return h, h
+
+    def net(w, h, y):
+        return ost.recurrent_net(step, x, h, params=(w, y)).outputs
+
+    def without(w, h, y):
+        found = []
+        for t in range(T):
+            h = jnp.tanh(2 * h @ w + x[:, t])
+            found.append(h)
+        return jnp.stack(found, 1)
+
+    got, want = (
+        jax.grad(lambda *a, run=run: jnp.sum(jnp.sin(run(*a))), (0, 1, 2))(
+            w, h_0, jnp.zeros((1, 16))
+        )
+        for run in (net, without)
+    )
+    assert_finite_and_same(got, want)

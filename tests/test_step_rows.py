@@ -66,3 +66,17 @@ def test_rows_parts_and_transposes_equal_numpy(step, backend):
     for t in range(T):
         h = step(h, X[:, t], np)
         np.testing.assert_allclose(got[:, t], h, rtol=1e-10)
+
+
+@pytest.mark.parametrize("backend", [None, "xla"])
+def test_a_transposed_input_is_not_the_input(backend):
+    """There are as many sequences as features, so that the shapes are the same."""
+    rng = np.random.default_rng(0)
+    w, x, h = (rng.normal(size=s) for s in ((16, 16), (16, 3, 16), (16, 16)))
+
+    def step(w, h, x, t):
+        return jnp.tanh(h @ w + x), (x, x.T)
+
+    out = ost.recurrent_net(step, x, h, params=w, backend=backend).outputs
+    np.testing.assert_array_equal(out[0], x)
+    np.testing.assert_array_equal(out[1], np.transpose(x, (2, 1, 0)))

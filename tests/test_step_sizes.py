@@ -141,3 +141,22 @@ def test_no_more_is_stored_than_products_and_sums_take():
     assert 10 <= stored("layer norm LSTM") < 10.5
     # Not the energies of every entry of a memory.
     assert stored("attention LSTM") < 30
+
+
+@needs_cpu
+def test_values_of_all_sequences_stay_while_some_run_after_others():
+    """Rows are so wide that instructions run for a part of the sequences at once."""
+    rng = np.random.default_rng(0)
+    p, x, h = (rng.normal(size=s) for s in ((4, 300), (64, 3, 300), (64, 300)))
+
+    def step(p, h, x, t):
+        for k in range(4):
+            shared = jnp.cos(p[k] * (1 + t.astype(h.dtype)))
+            h = jnp.tanh(h * shared[None] + x)
+        return h, h
+
+    out = ost.recurrent_net(step, x, h, params=p, backend="cpu").outputs
+    for t in range(3):
+        for k in range(4):
+            h = np.tanh(h * np.cos(p[k] * (1 + t)) + x[:, t])
+        np.testing.assert_allclose(out[:, t], h, rtol=1e-9, atol=1e-12)

@@ -351,3 +351,68 @@ def test_products_whose_columns_threads_share(batch):
     first = session.step(x[:, 0])
     got = np.concatenate([first[:, None], session.chunk(x[:, 1:])], 1)
     assert_close(got, np.stack(want, 1), terms=3 * 530)
+
+
+OUTPUTS = {  # of h, x and b, in numpy or in JAX
+    "new states": lambda h, x, b, use: (h, h),
+    "an input": lambda h, x, b, use: (x, h),
+    "shorter": lambda h, x, b, use: (h.astype("float32"), x.astype("float32")),
+    "of all sequences": lambda h, x, b, use: (b * h[:, :1], use.cos(b)),
+    "integers": lambda h, x, b, use: ((h > 0).sum(-1), h > 0),
+    "turned": lambda h, x, b, use: (
+        h[:, ::-1],
+        h.reshape(len(h), 2, -1).swapaxes(1, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("batch, size", [(3, 8), (300, 128)], ids=["small", "large"])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_outputs_of_every_kind_are_0_where_a_stream_has_no_step(name, batch, size):
+    rng = np.random.default_rng(0)
+    w, b, h = (rng.normal(size=s) for s in ((size, size), (1, size), (batch, size)))
+    w /= size
+
+    def outputs(h, x, b, use):
+        y = OUTPUTS[name](h, x, b, use)
+        return [use.broadcast_to(a, (batch, *a.shape[1:])) for a in y]
+
+    def step(p, h, x, t):
+        w, b = p
+        h = jnp.tanh(h @ w.T + x)
+        return h, outputs(h, x, b, jnp)
+
+    inputs = jax.ShapeDtypeStruct((batch, size), float)
+    session = ost.stream(step, (w, b), batch, inputs=inputs, initial_states=h)
+    found, wanted = [], []
+    for t in range(6):
+        x = rng.normal(size=(batch, size))
+        active = None if t % 3 == 0 else rng.random(batch) < 0.5
+        own = np.ones(batch, bool) if active is None else active
+        h = np.where(own[:, None], np.tanh(h @ w.T + x), h)
+        if t % 2:
+            got = session.step(x, active)
+        else:
+            lengths = None if active is None else active.astype(np.int32)
+            got = [a[:, 0] for a in session.chunk(x[:, None], lengths)]
+        found += got
+        for y in outputs(h, x, b, np):
+            y = np.where(own.reshape(-1, *[1] * (y.ndim - 1)), y, np.zeros((), y.dtype))
+            wanted.append(y)
+        np.testing.assert_allclose(session.state, h, rtol=1e-9, atol=1e-12)
+    for a, y in zip(found, wanted, strict=True):  # no later step has changed them
+        assert a.dtype == y.dtype
+        np.testing.assert_allclose(a, y, rtol=1e-5, atol=1e-6)
+
+
+def test_inputs_that_no_float32_holds_are_exact():
+    def step(p, h, x, t):
+        h = jnp.tanh(h @ p)
+        return h, x % 10
+
+    w, h = np.eye(8, dtype=np.float32), np.ones((3, 8), np.float32)
+    x = 2**30 + np.arange(3, dtype=np.int32)
+    inputs = jax.ShapeDtypeStruct((3,), np.int32)
+    session = ost.stream(step, w, 3, inputs=inputs, initial_states=h)
+    for t in range(4):
+        np.testing.assert_array_equal(session.step(x + t), (x + t) % 10)

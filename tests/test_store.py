@@ -224,3 +224,12 @@ def test_tensors_without_floats_are_no_network(dtype, tmp_path):
     path.write_bytes(safetensors.save(tensors, header["__metadata__"]))
     with pytest.raises(ValueError, match=f"'rnn/l0.w_ih' holds {dtype}"):
         ost.load(path)
+
+
+def test_tensors_of_other_dtypes_are_vectors_of_their_bytes(tmp_path):
+    path = tmp_path / "model.safetensors"
+    header = {"a": {"dtype": "F8_E8M0", "shape": [2, 2], "data_offsets": [0, 4]}}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes([1, 2, 3, 4]))
+    (one,) = store.read_tensors(path)[0].values()
+    assert one.dtype == np.uint8 and one.tolist() == [1, 2, 3, 4]

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import pickle
 import random
 import signal
@@ -452,3 +453,27 @@ def test_small_numbers_of_the_calling_thread_stay_what_they_are(kind):
     session.step(X[:, 0])
     session.chunk(X)
     assert (tiny + tiny > tiny).all()
+
+
+@pytest.mark.skipif(_native.status().library is None, reason="no native library")
+def test_the_library_frees_a_session_once(monkeypatch):
+    library, closed = _native.status().library, []
+    close = library.ostinato_step_close
+
+    def noted(session):
+        closed.append(session)
+        return close(session)
+
+    monkeypatch.setattr(library, "ostinato_step_close", noted)
+
+    def step(p, h, x, t):
+        h = jnp.tanh(h @ p + x)
+        return h, h
+
+    inputs, h = jax.ShapeDtypeStruct((3, 8), float), np.zeros((3, 8))
+    session = ost.stream(step, np.eye(8), 3, inputs=inputs, initial_states=h)
+    session.step(h)
+    assert session.backend == "cpu" and not closed
+    del session
+    gc.collect()
+    assert len(closed) == 1

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
 from .. import _config
 from .._rnn.sharding import make_varying, shaped_array, unvarying, varying
@@ -248,6 +248,9 @@ def _trace_loop(
         everything, [first_state, len(closed.consts) + len(given)]
     )
     varies = any(map(varying, types))
+    if any(varying(v.aval) for v in closed.jaxpr.invars):  # see `_trace`
+        if any(map(_has_function, closed.jaxpr.eqns)):
+            return "in a `shard_map`, functions inside of it read values that vary"
     return _Traced(
         flat(known(closed.jaxpr)),
         own,
@@ -275,6 +278,13 @@ def _trace(step: Callable, types: Sequence[Any]) -> ClosedJaxpr:
             if not any(varying(jax.typeof(a)) for a in traced.consts):
                 return traced
     return jax.make_jaxpr(step)(*types)
+
+
+def _has_function(eqn: JaxprEqn) -> bool:
+    """Return whether functions stand in an equation that `flat` leaves there."""
+    if eqn.primitive.name != "jit":
+        return has_inner(eqn)
+    return any(_has_function(e) for j in jaxprs_in_params(eqn.params) for e in j.eqns)
 
 
 def _type(a: Array, shape: tuple[int, ...]) -> Any:
