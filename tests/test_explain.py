@@ -193,6 +193,21 @@ def test_several_sequences_of_narrow_rows_run_as_scan():
     assert backend(64, 7) == backend(1000, 1) == backend(64, 1, step=alone) == "xla"
     assert backend(63, 7) == backend(64, 8) == backend(64, 7, [9] * 64) == "cpu"
 
+    def alphas(a, h, x, t):  # of a hidden Markov model
+        h = jax.nn.logsumexp(h[:, :, None] + a[0], 1) + x
+        return h, h
+
+    def memory(a, h, x, t):  # of which one entry is written
+        h = h.at[:, t % 50].set(jnp.sin(a * x + jnp.cos(h[:, t % 25])))
+        return h, h[:, 0]
+
+    with jax.numpy_rank_promotion("allow"):
+        assert backend(2, 8, step=alphas) == backend(200, 8, step=alphas) == "xla"
+        assert backend(2, 9, step=alphas) == backend(2, 8, [9] * 2, alphas) == "cpu"
+        x = jax.ShapeDtypeStruct((9, 1000, 8), X.dtype)
+        told = ost.explain(memory, x, jnp.zeros((9, 50, 8)), params=jnp.ones((1, 8)))
+        assert told.backend == "cpu"
+
 
 def of_all(memory, t):
     return lax.dynamic_update_index_in_dim(memory, memory[:, 0] + 1, t % 9, 1)

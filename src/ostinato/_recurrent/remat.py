@@ -26,8 +26,8 @@ from .._typing import Array
 
 _SAVED = "ostinato saved"
 _count = itertools.count()
-# Results of these are never saved, since recomputing them is cheap. The first ones only
-# move data.
+# Recomputing the results of these is cheap: they are saved only where a `Choice` names
+# them, and that takes no more bytes. The first ones only move data.
 _DATA_MOVEMENT = (
     "broadcast_in_dim complex concatenate convert_element_type copy dynamic_slice "
     "expand_dims imag iota name pad real reshape rev select_n slice split "

@@ -1,4 +1,4 @@
-"""The xla backend: plain JAX, which runs every spec on every platform."""
+"""The xla backend: plain JAX, on every platform; only `batch_invariant` it lacks."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -44,7 +45,7 @@ def forward(
         lengths = _lengths(loop, operands)
         return call(programs[0], loop, operands, lengths, loop.reverse, split)[0]
 
-    return _if_small(loop, operands, run, lambda: tokens.forward(loop, wrt, operands))
+    return _if_exact(loop, operands, run, lambda: tokens.forward(loop, wrt, operands))
 
 
 def can_run(loop: Loop, wrt: Mask | None = None) -> bool:
@@ -88,7 +89,7 @@ def backward(
     except Unsupported:
         return other()
     run = lambda: _run_back(plan, loop, operands, saved, cotangents, split)  # noqa: E731
-    return _if_small(
+    return _if_exact(
         loop, operands, _all(run, wrt, operands), _all(other, wrt, operands)
     )
 
@@ -147,27 +148,29 @@ def _all(
     return all_of
 
 
-def _if_small(loop: Loop, operands: Sequence[Array], run: Callable, other: Callable):
+def _if_exact(
+    loop: Loop, operands: Sequence[Array], run: Callable, other: Callable
+) -> Any:
     """Return `run()`, or `other()` where floats cannot stand for integers of operands.
 
     Numbers of steps are known to be small enough.
     """
-    step, small = loop.step, []
+    step, exact = loop.step, []
     for i, a in enumerate(operands[: len(step.jaxpr.invars)]):
         wide = jnp.issubdtype(a.dtype, jnp.integer) and jnp.iinfo(a.dtype).bits > 16
         if wide and i - step.num_invariant not in step.counts:
-            small.append(are_small(a))
-    if not small:
+            exact.append(are_exact(a))
+    if not exact:
         return run()
-    return lax.cond(ft.reduce(jnp.logical_and, small), run, other)
+    return lax.cond(ft.reduce(jnp.logical_and, exact), run, other)
 
 
-def are_small(a: Array) -> Array:
+def are_exact(a: Array) -> Array:
     """Return whether floats can stand for all integers of an array."""
-    small = a <= LARGEST_GIVEN
+    exact = a <= LARGEST_GIVEN
     if jnp.issubdtype(a.dtype, jnp.signedinteger):
-        small &= a >= -LARGEST_GIVEN
-    return jnp.all(small)
+        exact &= a >= -LARGEST_GIVEN
+    return jnp.all(exact)
 
 
 def _lengths(loop: Loop, operands: Sequence[Array]) -> list[Array]:

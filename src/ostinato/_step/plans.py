@@ -46,7 +46,7 @@ def saving_step(loop: Loop, wrt: Mask) -> Step:
 
 @ft.lru_cache(maxsize=256)
 def lower_forward(loop: Loop, wrt: Mask | None) -> Lowered:
-    """Return the program of a step, and of what it saves for `lower_backward`."""
+    """Return the program of a step, and of what it saves for `plan_backward`."""
     step = loop.step
     traced = step.traced if wrt is None else saving_step(loop, wrt).traced
     count = len(traced.jaxpr.outvars) - step.num_states

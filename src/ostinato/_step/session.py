@@ -242,15 +242,15 @@ class Session:
         for source in lowered.sources[count:]:
             assert source is not None
             if source < 0:  # an input
-                a, by_row = inputs[-1 - source - self._first[0]], False
+                a, is_zero = inputs[-1 - source - self._first[0]], False
                 a = np.array(a)
             else:
                 kind, a = lowered.results[source], results[source - count]
                 # Outputs that are equal are one result, of which each has its own.
                 a = a.astype(kind.dtype, copy=copy or source in taken)
-                by_row = kind.axis is not None
+                is_zero = kind.axis is not None  # of the other sequences
                 taken.add(source)
-            if valid is not None and not by_row:
+            if valid is not None and not is_zero:
                 a = a.copy()
                 a[~valid] = 0
             found.append(a)

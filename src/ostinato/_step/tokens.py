@@ -1,7 +1,9 @@
 """Loops whose sequences lie one after another, as loops over padded sequences.
 
-The native library reads and writes such arrays where they lie. What XLA runs, it runs
-on padded copies.
+A token is one step of one sequence. `[capacity, ...]` has the tokens of the first
+sequence in the order of time, then those of the second, and zeros at the end. The
+native library reads and writes such arrays where they lie. What XLA runs, it runs on
+padded copies.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from .xla import Loop
 Axes = Sequence[int | None]
 """For each of some arrays which axis of a step is that of sequences, None if none is.
 
-An array that has one has tokens in front, and not this axis; another one has steps.
+Of all steps, an array that has one is `[capacity, ...]` without it, and another one is
+`[T, ...]`.
 """
 
 

@@ -28,8 +28,8 @@ _BLOCK, _ROWS = 64, 256
 _SHARE = 4
 """Blocks pay if what exists for one at a time is more than 1 / _SHARE of the rest.
 
-The rest is copied to blocks and from them. A table of 8 experts `[64, 64]` of which
-each of 16 sequences reads one at each of 100 steps: training takes 8 ms in place of 26.
+The rest is copied to blocks and from them. Real-time recurrent learning, which stores
+the Jacobians of each step, takes 25 ms in place of 72.
 """
 _SUM = 1024
 """A gradient may be one sum over this many steps."""

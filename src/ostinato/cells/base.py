@@ -324,9 +324,10 @@ def check_inputs(inputs: Any, size: int, **like: Array) -> Array:
     _checks.check_floating("inputs", inputs, _checks.FLOATS)
     _checks.check_same_dtype(inputs=inputs, **like)
     if inputs.ndim < 2 or inputs.shape[-1] != size:
+        hint = "; one sequence needs a batch axis of 1" if inputs.ndim < 2 else ""
         raise ValueError(
             f"`inputs` must have shape [..., B, input_size] with input_size={size}, "
-            f"got {list(inputs.shape)}"
+            f"got {list(inputs.shape)}{hint}"
         )
     return inputs
 

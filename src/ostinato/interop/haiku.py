@@ -13,6 +13,7 @@ mappings of arrays are read: haiku need not be installed.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -74,7 +75,11 @@ def from_params(
                 f"`params[{module!r}]` must be a mapping, got {_checks.describe(found)}"
             )
         if leaf not in found:
-            raise ValueError(f"`params[{module!r}][{leaf!r}]` must be given")
+            modules = reprlib.repr(sorted(map(str, params)))
+            raise ValueError(
+                f"`params[{module!r}][{leaf!r}]` must be given for the core {name!r}, "
+                f"got the modules {modules}"
+            )
         array = as_array(f"params[{module!r}][{leaf!r}]", found[leaf])
         _checks.check_rank(f"params[{module!r}][{leaf!r}]", array, *axes)
         return array
