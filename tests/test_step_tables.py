@@ -68,7 +68,8 @@ def two_words_of_a_small_table(p, h, x, t):
 
 @step_of(H, 4000)
 def columns(p, h, x, t):
-    h = jnp.tanh(0.5 * h + x + columns_of(p["table"], word(p, h, 4000)))
+    first, second = word(p, h, 4000), word(p, h, 30)
+    h = jnp.tanh(0.5 * h + x + columns_of(p["table"], first) - p["table"][:, second].T)
     return h, h
 
 
@@ -303,6 +304,15 @@ def words_of_a_table(p, memory, h, x, t):
     """A bag of words: three rows of a table of all sequences, some of them twice."""
     i = jnp.concatenate([two_places(p, h), two_places(p, -h)[:1]])
     return memory, jnp.tanh(h + x * p["table"][i].sum(0))
+
+
+@of_each
+def views_of_a_memory(p, memory, h, x, t):
+    """Rows of several shapes are read from a memory that is computed with, too."""
+    i = two_places(p, h)
+    rows = memory.reshape(2, 6, H)[i[0] % 2], memory.reshape(6, 2, H)[i[1] % 6]
+    both = rows[0].sum(0) - 2 * rows[1].sum(0) + memory.reshape(3, 4, H)[1, i[1] % 4]
+    return jnp.sin(memory), jnp.tanh(h + x + both * memory[i[0]])
 
 
 @of_each

@@ -21,7 +21,7 @@ from .builder import Builder, Window
 from .indexed_rows import added_windows, sum_of_window, take_row, with_row
 from .places import Part, clamped, indexed_axes, part_at, parts_at
 from .registry import ANY, refuse_integers, result_shape, rule_table
-from .shape_rules import join
+from .shape_rules import join, turned
 from .values import Unsupported, Value, most_of
 
 RULES, rule = rule_table()
@@ -61,19 +61,24 @@ def _dynamic_update_slice(
 def _gather(b: Builder, eqn: JaxprEqn, x: Value, index: Value, **params: Any) -> Value:
     d = params["dimension_numbers"]
     index = _by_sequence(b, index, d.start_indices_batching_dims)
-    _, more = _axes_of_index(eqn, index, d.offset_dims, len(result_shape(eqn)))
+    _, more = _axes_of_index(eqn, index)
     read = [_read(b, eqn, x, one, **params) for one in _one_by_one(index, more)]
-    return _joined(b, read, index.shape[:more])
+    result = _joined(b, read, index.shape[:more])
+    order = _index_first(d.offset_dims, len(result_shape(eqn)))
+    return turned(b, result, [order.index(i) for i in range(len(order))])
 
 
 def _read(
     b: Builder, eqn: JaxprEqn, x: Value, index: Value, *,
     dimension_numbers: Any, mode: Any, fill_value: Any, slice_sizes: Any, **_: Any,
 ) -> Value:  # fmt: skip
-    """Return what is at one index, whose axes but that of sequences have size 1."""
+    """Return what is at one index, whose axes but that of sequences have size 1.
+
+    These axes are before those of the window.
+    """
     d, shape = dimension_numbers, type_of(eqn.invars[0]).shape
     drops = mode == GatherScatterMode.FILL_OR_DROP
-    own, more = _axes_of_index(eqn, index, d.offset_dims, len(result_shape(eqn)))
+    own, more = _axes_of_index(eqn, index)
     of_batch = d.operand_batching_dims
     index_of = d.start_index_map
     part = part_at(b, index, index_of, of_batch, shape, slice_sizes, drops, not drops)
@@ -98,6 +103,8 @@ def _read(
             fill_value = 1.0 if type_of(eqn.outvars[0]).dtype == bool else math.nan
         result = _selected(b, inside, result, b.constant(float(fill_value)))
     result = result._replace(axis=0) if own else result
+    if index.summed and x.axis is None:  # of the only sequence
+        result = result._replace(axis=None, summed=True)
     result = _with_unit_axes(result, more)
     return result._replace(axis=index.axis) if own else result
 
@@ -109,8 +116,9 @@ def _scatter(
 ) -> Value:
     d = params["dimension_numbers"]
     index = _by_sequence(b, index, d.scatter_indices_batching_dims)
+    _, more = _axes_of_index(eqn, index)
     rank = len(type_of(eqn.invars[2]).shape)
-    _, more = _axes_of_index(eqn, index, d.update_window_dims, rank)
+    update = turned(b, update, _index_first(d.update_window_dims, rank))
     if index.axis is not None:
         update = _by_sequence(b, update, [index.axis])
     result = x
@@ -135,9 +143,9 @@ def _write(
     """Return an array that is written to, or added to, at one index; see `_read`."""
     d, sizes = dimension_numbers, list(type_of(eqn.invars[0]).shape)
     shape, given = tuple(sizes), type_of(eqn.invars[2]).shape
-    own, more = _axes_of_index(eqn, index, d.update_window_dims, len(given))
+    own, more = _axes_of_index(eqn, index)
     dropped = (*d.inserted_window_dims, *d.operand_batching_dims)
-    window = iter(given[more + own :])
+    window = iter([given[i] for i in d.update_window_dims])
     for i in range(len(shape)):
         sizes[i] = 1 if i in dropped else next(window)
     drops = mode == GatherScatterMode.FILL_OR_DROP
@@ -206,15 +214,15 @@ def _by_sequence(b: Builder, value: Value, axes: Sequence[int]) -> Value:
     return b.as_rows(value, axes[0])._replace(axis=axes[0])
 
 
-def _axes_of_index(
-    eqn: JaxprEqn, index: Value, window: Any, rank: int
-) -> tuple[bool, int]:
+def _axes_of_index(eqn: JaxprEqn, index: Value) -> tuple[bool, int]:
     """Return whether each sequence has an index, and how many axes it has besides."""
     own = index.axis is not None
-    more = len(type_of(eqn.invars[1]).shape) - 1 - own
-    if tuple(window) != tuple(range(more + own, rank)):
-        raise Unsupported("it indexes in an unusual order")
-    return own, more
+    return own, len(type_of(eqn.invars[1]).shape) - 1 - own
+
+
+def _index_first(window: Sequence[int], rank: int) -> list[int]:
+    """Return the order of axes in which those of the index come before the window's."""
+    return [*(i for i in range(rank) if i not in window), *window]
 
 
 def _one_by_one(value: Value, count: int) -> list[Value]:

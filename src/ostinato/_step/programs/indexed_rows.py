@@ -163,15 +163,16 @@ def added_rows(b: Builder, *given: Value) -> Value | None:
         placed = b.placed.get(one.buffer, ())
         if not placed or other.summed:
             continue
-        shape = placed[0].shape
         alike = one.shape == other.shape and one.axis == other.axis
-        if not alike or not one.is_all_of(shape):
+        if not alike or not one.is_all_of(placed[0].shape):
             continue
-        if other.shape != shape:  # several axes are indexed as one
+        if any(window.shape != one.shape for window in placed):
+            # Some see several axes as one.
             if one.axis or not other.is_contiguous():
                 continue
-            other = other._replace(shape=shape, strides=row_major(shape))
-        for _, at, row, along in placed:
+        for shape, at, row, along in placed:
+            if other.shape != shape:
+                other = other._replace(shape=shape, strides=row_major(shape))
             windows = shapes.windows(other, along, row.shape[along + 1])
             other = with_row(b, "add_row", windows, at, row, along)
         return one._replace(buffer=other.buffer)

@@ -71,8 +71,10 @@ def part_at(
         drops: whether an index that is out of bounds leaves out all.
         clamps: whether it counts as the nearest one.
     """
-    if index.size != len(axes) or index.summed or not axes:
+    if index.size != len(axes) or not axes:
         raise Unsupported("it has several indices")
+    if index.summed and b.batch > 1:
+        raise Unsupported("it combines different sequences")
     others = [i for i in range(len(shape)) if i not in (*axes, *of_batch)]
     if any(sizes[i] != shape[i] for i in others):
         raise Unsupported("it takes a part from the beginning on")
@@ -81,8 +83,8 @@ def part_at(
     if len(moves) > 1 and not _are_one(moves, sizes):
         raise Unsupported("it indexes axes that are apart")
     step = index.strides[-1] if len(axes) > 1 else 0
-    own = None if index.axis is None else 0
-    one = index._replace(shape=(), strides=(), axis=own)
+    own = None if index.axis is None and not index.summed else 0
+    one = index._replace(shape=(), strides=(), axis=own, summed=False)
     at = [one._replace(offset=one.offset + list(axes).index(i) * step) for i in moves]
     return _counted(b, at, moves, shape, sizes, clamps)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn
 
@@ -11,9 +12,12 @@ from ..jaxprs import type_of
 from . import values as shapes
 from .builder import Builder
 from .registry import ANY, is_integer, refuse_integers, rule_table
+from .shape_rules import join
 from .values import Unsupported, Value, most_of
 
 RULES, rule = rule_table()
+_MOST_TAKEN = 16
+"""The largest elements that `top_k` takes at most: each is found by some operations."""
 
 
 @rule("reduce_sum", "reduce_max", "reduce_min", kinds=ANY)
@@ -94,21 +98,77 @@ def _multiply_along(b: Builder, x: Value, axis: int) -> Value:
 def _arg_extreme(b: Builder, eqn: JaxprEqn, x: Value, *, axes: Any, **_: Any) -> Value:
     """Return the least index of an element that is the largest one, or NaN."""
     (axis,) = axes
-    if axis == x.axis or x.summed:
-        raise Unsupported("it combines different sequences")
-    along = axis - (x.axis is not None and axis > x.axis)
-    count = x.shape[along]
-    if count > 2**16:
-        raise Unsupported("it counts beyond 2^16")
+    _check_places(x, axis)
     if eqn.primitive.name == "argmin":
         x = b.elementwise("negate", x)
-    most = b.reduce("max", x, [along])
+    return _first_most(b, x, axis).index
+
+
+@rule("top_k")
+def _top_k(
+    b: Builder, eqn: JaxprEqn, x: Value, *, k: int, axis: int, **_: Any
+) -> list[Value]:
+    """Return the largest elements, NaN before others, and their indices."""
+    _check_places(x, axis)
+    if k > _MOST_TAKEN:
+        raise Unsupported(f"it takes more than {_MOST_TAKEN} of the largest elements")
+    left, found = None, []
+    for _ in range(k):
+        found.append(_first_most(b, x, axis, left))
+        here, zero = found[-1].here, b.constant(0.0)
+        rest = b.constant(1.0) if left is None else left
+        left = b.elementwise("select", here, zero, rest)
+    shapes_of = [type_of(v).shape for v in eqn.outvars]
+    rank = len(shapes_of[0])
+    values, indices = (
+        join(b, [shapes.insert_axes(v, [axis], rank) for v in parts], axis, shape)
+        for parts, shape in zip(
+            zip(*((f.most, f.index) for f in found), strict=True),
+            shapes_of,
+            strict=True,
+        )
+    )
+    return [values, indices._replace(most=found[0].index.most)]
+
+
+class _First(NamedTuple):
+    """The first of the largest elements along an axis.
+
+    Attributes:
+        most: the largest element.
+        index: the place of the first one.
+        here: 1 at that place, 0 elsewhere.
+    """
+
+    most: Value
+    index: Value
+    here: Value
+
+
+def _check_places(x: Value, axis: int) -> None:
+    if axis == x.axis or x.summed:
+        raise Unsupported("it combines different sequences")
+    if x.shape[axis - (x.axis is not None and axis > x.axis)] > 2**16:
+        raise Unsupported("it counts beyond 2^16")
+
+
+def _first_most(b: Builder, x: Value, axis: int, left: Value | None = None) -> _First:
+    """Return the first of the largest elements, or of NaN, where `left` is not 0."""
+    if left is not None:
+        x = b.elementwise("select", left, x, b.constant(-math.inf))
+    along = axis - (x.axis is not None and axis > x.axis)
+    count, rank = x.shape[along], len(x.shape) + (x.axis is not None)
     axis_of_most = None if x.axis is None else x.axis - (axis < x.axis)
-    most = most._replace(axis=axis_of_most)
-    rank = len(type_of(eqn.invars[0]).shape)
-    wide = shapes.insert_axes(most, [axis], rank)
+
+    def largest(value: Value) -> tuple[Value, Value]:
+        most = b.reduce("max", value, [along])._replace(axis=axis_of_most)
+        return most, shapes.insert_axes(most, [axis], rank)
+
+    most, wide = largest(x)
     a_nan = b.elementwise("subtract", b.constant(1.0), b.elementwise("equal", x, x))
     found = b.elementwise("max", b.elementwise("equal", x, wide), a_nan)
+    if left is not None:
+        found = b.elementwise("multiply", found, left)
     # Counted from the last one, so that the first one is the largest.
     numbers = b.constant(*map(float, range(count, 0, -1)))
     shape = [1] * len(x.shape)
@@ -118,7 +178,7 @@ def _arg_extreme(b: Builder, eqn: JaxprEqn, x: Value, *, axes: Any, **_: Any) ->
     numbers = numbers._replace(shape=tuple(shape), strides=tuple(strides))
     if x.axis is not None:
         numbers = shapes.insert_axes(numbers, [x.axis], rank)
-    left = b.reduce("max", b.elementwise("multiply", found, numbers), [along])
-    left = left._replace(axis=axis_of_most)
-    index = b.elementwise("subtract", b.constant(float(count)), left)
-    return index._replace(most=count)
+    first, wide = largest(b.elementwise("multiply", found, numbers))
+    index = b.elementwise("subtract", b.constant(float(count)), first)
+    here = b.elementwise("equal", numbers, wide)
+    return _First(most, index._replace(most=count), here)

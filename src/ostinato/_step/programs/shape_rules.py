@@ -38,7 +38,7 @@ def _broadcast(
 @rule("reshape", kinds=ANY)
 def _reshape(b: Builder, eqn: JaxprEqn, x: Value, *, dimensions: Any = None, **_: Any):
     if dimensions is not None:
-        x = _turned(b, x, dimensions)
+        x = turned(b, x, dimensions)
     return _reshape_to(b, x, result_shape(eqn))
 
 
@@ -77,13 +77,14 @@ def _expand(b: Builder, eqn: JaxprEqn, x: Value, *, dimensions: Any, **_: Any) -
 def _transpose(
     b: Builder, eqn: JaxprEqn, x: Value, *, permutation: Any, **_: Any
 ) -> Value:
-    return _turned(b, x, permutation)
+    return turned(b, x, permutation)
 
 
-def _turned(b: Builder, x: Value, permutation: Sequence[int]) -> Value:
+def turned(b: Builder, x: Value, permutation: Sequence[int]) -> Value:
+    """Return `lax.transpose` of a value, which may be a sum over sequences."""
     if x.summed:
-        turned = x._replace(summed=False)
-        return shapes.transpose(turned, permutation, b.batch)._replace(summed=True)
+        one = x._replace(summed=False)
+        return shapes.transpose(one, permutation, b.batch)._replace(summed=True)
     return shapes.transpose(x, permutation, b.batch)
 
 
