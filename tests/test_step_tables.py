@@ -309,10 +309,10 @@ def words_of_a_table(p, memory, h, x, t):
 @of_each
 def views_of_a_memory(p, memory, h, x, t):
     """Rows of several shapes are read from a memory that is computed with, too."""
-    i = two_places(p, h)
+    new, i = jnp.sin(memory), two_places(p, h)
     rows = memory.reshape(2, 6, H)[i[0] % 2], memory.reshape(6, 2, H)[i[1] % 6]
     both = rows[0].sum(0) - 2 * rows[1].sum(0) + memory.reshape(3, 4, H)[1, i[1] % 4]
-    return jnp.sin(memory), jnp.tanh(h + x + both * memory[i[0]])
+    return new, jnp.tanh(h + x + both * memory[i[0]])
 
 
 @of_each
