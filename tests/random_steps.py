@@ -301,6 +301,20 @@ def row_of_table(v, i, j, k):
     return a + v.param(4, a.shape[1])[(v.t + j) % 4][None]
 
 
+def several_rows(v, i, j, k):
+    """Read rows of a table, which may be one row, at places that each sequence has."""
+    a = v.pick(i)
+    places = jnp.stack([jnp.argmax(a, 1) % 5, (jnp.argmin(a, 1) + j) % 5], 1)
+    rows = v.param(5, 1 + k % 4)[places]
+    return rows[:, 0] - jnp.sin(rows[:, 1]) * a[:, :1]
+
+
+def top(v, i, j, k):
+    a = v.pick(i)
+    values, places = jax.lax.top_k(a, 1 + j % min(3, a.shape[1]))
+    return jnp.sin(values) * (1 + places.astype(a.dtype)) / a.shape[1]
+
+
 def wave(v, i, j, k):
     """Add what all sequences share, and what depends on the number of the step."""
     a = v.pick(i)
@@ -340,6 +354,7 @@ OPERATIONS |= {
         sliced_matrix, matrix_and_number, dense_of_heads, attend, additive_scores,
         shared_memory, row_dot, outer, row_matrices, vector, number, for_each_sequence,
         step_number, wave, sorted_wave, choose, branch, integers, row_of_table, turned,
+        several_rows, top,
     )
 }  # fmt: skip
 
