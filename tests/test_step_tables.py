@@ -87,6 +87,15 @@ def windows(p, h, x, t):
     return jnp.tanh(0.5 * h + x + row), row
 
 
+@step_of(9, 1, H)
+def places_outside_of_an_axis_of_one(p, h, x, t):
+    """A read outside is the last row, but of the default mode it has no gradient."""
+    at = word(p, h, 9), word(p, x, 3)
+    rows = p["table"][at] - 2 * p["table"].at[at].get(mode="clip")
+    rows += p["table"].at[at].get(mode="fill", fill_value=0.5)
+    return jnp.tanh(0.5 * h + x + rows), rows
+
+
 @step_of(3000, H)
 def some_words_outside(p, h, x, t):
     """A word outside is 0.25, without a gradient, or the last one."""

@@ -81,7 +81,7 @@ def _read(
     own, more = _axes_of_index(eqn, index)
     of_batch = d.operand_batching_dims
     index_of = d.start_index_map
-    part = part_at(b, index, index_of, of_batch, shape, slice_sizes, drops, not drops)
+    part = part_at(b, index, index_of, of_batch, shape, slice_sizes, not drops)
     if of_batch:
         x = _of_sequences(b, x, of_batch, own)
     elif own and (x.axis is not None or x.summed):
@@ -148,10 +148,9 @@ def _write(
     window = iter([given[i] for i in d.update_window_dims])
     for i in range(len(shape)):
         sizes[i] = 1 if i in dropped else next(window)
-    drops = mode == GatherScatterMode.FILL_OR_DROP
     clamps = mode == GatherScatterMode.CLIP  # else JAX drops what lies outside
     of_batch, axes = d.operand_batching_dims, d.scatter_dims_to_operand_dims
-    part = part_at(b, index, axes, of_batch, shape, sizes, drops, clamps)
+    part = part_at(b, index, axes, of_batch, shape, sizes, clamps)
     adds = eqn.primitive.name == "scatter-add"
     inserted = d.inserted_window_dims
     update = _without_unit_axes(b, update, index.axis, more)

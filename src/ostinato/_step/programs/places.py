@@ -56,7 +56,6 @@ def part_at(
     of_batch: Sequence[int],
     shape: Sequence[int],
     sizes: Sequence[int],
-    drops: bool,
     clamps: bool,
 ) -> Part:
     """Return the part that an index begins.
@@ -68,8 +67,8 @@ def part_at(
         of_batch: those of which each index has an element of its own.
         shape: of what is indexed.
         sizes: of what is taken from it, or written to it.
-        drops: whether an index that is out of bounds leaves out all.
-        clamps: whether it counts as the nearest one.
+        clamps: whether an index that is out of bounds counts as the nearest one; else
+            it leaves out all.
     """
     if index.size != len(axes) or not axes:
         raise Unsupported("it has several indices")
@@ -79,7 +78,7 @@ def part_at(
     if any(sizes[i] != shape[i] for i in others):
         raise Unsupported("it takes a part from the beginning on")
     moves = [i for i in axes if sizes[i] != shape[i]] or [axes[0]]
-    moves = sorted(axes if drops else moves)
+    moves = sorted(moves if clamps else axes)
     if len(moves) > 1 and not _are_one(moves, sizes):
         raise Unsupported("it indexes axes that are apart")
     step = index.strides[-1] if len(axes) > 1 else 0
