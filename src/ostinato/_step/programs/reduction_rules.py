@@ -101,7 +101,7 @@ def _arg_extreme(b: Builder, eqn: JaxprEqn, x: Value, *, axes: Any, **_: Any) ->
     _check_places(x, axis)
     if eqn.primitive.name == "argmin":
         x = b.elementwise("negate", x)
-    return _first_most(b, x, axis).index
+    return _first_most(b, x, axis).place
 
 
 @rule("top_k")
@@ -112,23 +112,16 @@ def _top_k(
     _check_places(x, axis)
     if k > _MOST_TAKEN:
         raise Unsupported(f"it takes more than {_MOST_TAKEN} of the largest elements")
-    left, found = None, []
-    for _ in range(k):
-        found.append(_first_most(b, x, axis, left))
-        here, zero = found[-1].here, b.constant(0.0)
-        rest = b.constant(1.0) if left is None else left
-        left = b.elementwise("select", here, zero, rest)
-    shapes_of = [type_of(v).shape for v in eqn.outvars]
-    rank = len(shapes_of[0])
-    values, indices = (
-        join(b, [shapes.insert_axes(v, [axis], rank) for v in parts], axis, shape)
-        for parts, shape in zip(
-            zip(*((f.most, f.index) for f in found), strict=True),
-            shapes_of,
-            strict=True,
-        )
-    )
-    return [values, indices._replace(most=found[0].index.most)]
+    left = b.constant(1.0)
+    shape = type_of(eqn.outvars[0]).shape
+    values, places = [], []
+    for _number in range(k):
+        first = _first_most(b, x, axis, left if values else None)
+        values.append(shapes.insert_axes(first.most, [axis], len(shape)))
+        places.append(shapes.insert_axes(first.place, [axis], len(shape)))
+        left = b.elementwise("select", first.here, b.constant(0.0), left)
+    found = [join(b, parts, axis, shape) for parts in (values, places)]
+    return [found[0], found[1]._replace(most=places[0].most)]
 
 
 class _First(NamedTuple):
@@ -136,12 +129,12 @@ class _First(NamedTuple):
 
     Attributes:
         most: the largest element.
-        index: the place of the first one.
+        place: the index of the first one.
         here: 1 at that place, 0 elsewhere.
     """
 
     most: Value
-    index: Value
+    place: Value
     here: Value
 
 
