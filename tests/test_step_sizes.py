@@ -1,5 +1,7 @@
 """Loops of the native library at sizes where it divides its work; what it stores."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -160,3 +162,25 @@ def test_values_of_all_sequences_stay_while_some_run_after_others():
         for k in range(4):
             h = np.tanh(h * np.cos(p[k] * (1 + t)) + x[:, t])
         np.testing.assert_allclose(out[:, t], h, rtol=1e-9, atol=1e-12)
+
+
+@needs_cpu
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_a_sum_over_nothing_is_zero_without_a_warning(shape):
+    def step(w, states, x, t):
+        h, nothing = states
+        total = nothing.sum(tuple(range(1, nothing.ndim)))
+        h = jnp.tanh(h @ w + x + total[:, None])
+        return (h, 0.8 * nothing), h
+
+    rng = np.random.default_rng(0)
+    w, h, x = (0.4 * rng.standard_normal(s) for s in ((6, 6), (2, 6), (2, 3, 6)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = ost.recurrent_net(
+            step, x, (h, np.zeros((2, *shape))), params=w, backend="cpu"
+        )
+    wanted = h
+    for t in range(3):
+        wanted = np.tanh(wanted @ w + x[:, t])
+    np.testing.assert_allclose(out.states[0], wanted, rtol=1e-12)

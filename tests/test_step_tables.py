@@ -66,6 +66,13 @@ def two_words_of_a_small_table(p, h, x, t):
     return h, h
 
 
+@step_of(30, H)
+def windows_and_rows(p, h, x, t):
+    read = lambda i: jax.lax.dynamic_slice(p["table"], (i, 0), (3, H))  # noqa: E731
+    row = p["table"][word(p, h, 9)] - jax.vmap(read)(word(p, x, 28)).sum(1)
+    return jnp.tanh(0.5 * h + x + row + p["table"][word(p, h + x, 9)]), row
+
+
 @step_of(H, 4000)
 def columns(p, h, x, t):
     first, second = word(p, h, 4000), word(p, h, 30)
@@ -318,6 +325,13 @@ def words_of_a_table(p, memory, h, x, t):
 
 
 @of_each
+def write_then_read(p, memory, h, x, t):
+    """The memory that is read has a row that is not that of the state."""
+    new, i = jnp.sin(memory), two_places(p, h) % 3
+    return new, jnp.tanh(h + x + memory.at[i[0]].set(h)[i[1]])
+
+
+@of_each
 def views_of_a_memory(p, memory, h, x, t):
     """Rows of several shapes are read from a memory that is computed with, too."""
     new, i = jnp.sin(memory), two_places(p, h)
@@ -387,3 +401,28 @@ def test_more_rows_than_instructions_run_by_xla():
 
     assert "it has many indices" in str(ost.explain(step, x, h, params=params))
     check(*(fast_jit(jax.grad(lambda p, e=each: loss(p, e)))(params) for each in BOTH))
+
+
+def test_a_memory_of_which_a_square_is_turned():
+    """What is added to a place is added to it in both orders of axes."""
+
+    def step(p, states, x, t):
+        square, h = states
+        turned = square.swapaxes(1, 2) * 0.5
+
+        def one(square, h, x):
+            i, j = jnp.argmax(h @ p["g"][:, :5]), jnp.argmax(x @ p["g"][:, :5])
+            return jnp.tanh(h + x + square[i, j])
+
+        h = jax.vmap(one)(square, h, x)
+        return (turned, h), h
+
+    params, h, x = given("experts", 3)
+    square = np.random.default_rng(3).standard_normal((3, 5, 5, H))
+
+    def loss(square, backend):
+        net = dict(params={"g": params["g"]}, backend=backend)
+        return ost.recurrent_net(step, x, (square, h), **net).outputs.sum()
+
+    runs = (fast_jit(jax.grad(lambda a, e=e: loss(a, e)))(square) for e in BOTH)
+    check(*runs)

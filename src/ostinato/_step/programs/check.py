@@ -103,7 +103,7 @@ class _Memory:
             if i.operation in WRITES_ROW:
                 self.read(i.result, axes, i.rows)
         self._overwrite(i)
-        self._write(i, axes)
+        self._write(i, _written_axes(i))
 
     def read(self, view: View, axes: tuple[int, int], rows: bool) -> None:
         """Check that elements have been written."""
@@ -164,6 +164,13 @@ class _Memory:
             _check_range(view, vectors)
             touched = _elements(view, vectors)
         self.written[buffer] = self.written.get(buffer, 0) & ~touched | elements
+
+
+def _written_axes(i: Instruction) -> tuple[int, int]:
+    """Return the axes of a result: a sum over nothing writes one element, too."""
+    if i.operation.startswith("row_"):
+        return i.inner, 1
+    return (1 if i.operation.startswith("column_") else i.inner), i.width
 
 
 def _check_range(view: View, axes: tuple[int, int]) -> None:
