@@ -134,20 +134,24 @@ def given(name, batch, dtype="float64"):
     return params, draw(batch, H), draw(batch, T, H)
 
 
-def results(name, batch, backend, lengths=None, dtype="float64"):
+def results(step, arguments, backend, lengths=None):
     """Return outputs, states and the gradients of all that the loop is given."""
 
     def of(params, h, x):
-        out = ost.recurrent_net(
-            STEPS[name][0], x, h, params=params, seq_lengths=lengths, backend=backend
-        )
+        net = dict(params=params, seq_lengths=lengths, backend=backend)
+        out = ost.recurrent_net(step, x, h, **net)
         return out.outputs, out.states
 
     def both(*arguments):
         found, pull = jax.vjp(of, *arguments)
         return found, pull(jax.tree.map(jnp.cos, found))
 
-    return fast_jit(both)(*given(name, batch, dtype))
+    return fast_jit(both)(*arguments)
+
+
+def gradients(loss, argument):
+    """Return those of `loss(argument, backend)` by default, and by `lax.scan`."""
+    return [fast_jit(jax.grad(lambda a, e=each: loss(a, e)))(argument) for each in BOTH]
 
 
 def check(one, other, tolerance=1e-10):
@@ -162,7 +166,8 @@ def test_values_and_gradients_equal_those_of_scan(name, batch):
     told = str(ost.explain(STEPS[name][0], x, h, params=params, backend="cpu"))
     assert "backward" in told and "xla" not in told
     lengths = np.array([5, 0, 3] * 6)[:batch]
-    check(*(results(name, batch, each, lengths) for each in ("cpu", "scan")))
+    step, arguments = STEPS[name][0], (params, h, x)
+    check(*(results(step, arguments, each, lengths) for each in ("cpu", "scan")))
 
 
 @pytest.mark.parametrize("name", ["experts", "words"])
@@ -225,7 +230,7 @@ def test_tables_for_very_many_sequences_run_by_xla():
 
     told = str(ost.explain(step, x, h, params={"table": table, "w": x[:H, 0]}))
     assert "gradients on xla" in told and "the gradient of a table" in told
-    check(*(fast_jit(jax.grad(lambda a, e=each: loss(a, e)))(table) for each in BOTH))
+    check(*gradients(loss, table))
 
 
 def test_a_large_table_that_is_computed_with_runs_by_xla():
@@ -243,7 +248,7 @@ def test_a_large_table_that_is_computed_with_runs_by_xla():
             step, x, h, params=params, backend=backend
         ).states.sum()
 
-    check(*(fast_jit(jax.grad(lambda p, e=each: loss(p, e)))(params) for each in BOTH))
+    check(*gradients(loss, params))
 
 
 def test_members_have_tables_of_their_own():
@@ -369,21 +374,8 @@ def test_several_rows_equal_those_of_scan(name, size, batch):
     assert "cpu loop" in told
     assert name == "write_to_places" or ("backward" in told and "xla" not in told)
 
-    def run(backend):
-        def of(*arguments):
-            params, states, x = arguments
-            lengths = np.array([5, 0, 3] * 6)[:batch]
-            net = dict(params=params, seq_lengths=lengths, backend=backend)
-            out = ost.recurrent_net(step, x, states, **net)
-            return out.outputs, out.states
-
-        def both(*arguments):
-            found, pull = jax.vjp(of, *arguments)
-            return found, pull(jax.tree.map(jnp.cos, found))
-
-        return fast_jit(both)(params, states, x)
-
-    check(run("cpu"), run("scan"))
+    lengths, arguments = np.array([5, 0, 3] * 6)[:batch], (params, states, x)
+    check(*(results(step, arguments, each, lengths) for each in ("cpu", "scan")))
 
 
 def test_more_rows_than_instructions_run_by_xla():
@@ -400,7 +392,7 @@ def test_more_rows_than_instructions_run_by_xla():
         return ost.recurrent_net(step, x, h, **net).states.sum()
 
     assert "it has many indices" in str(ost.explain(step, x, h, params=params))
-    check(*(fast_jit(jax.grad(lambda p, e=each: loss(p, e)))(params) for each in BOTH))
+    check(*gradients(loss, params))
 
 
 def test_a_memory_of_which_a_square_is_turned():
@@ -424,5 +416,4 @@ def test_a_memory_of_which_a_square_is_turned():
         net = dict(params={"g": params["g"]}, backend=backend)
         return ost.recurrent_net(step, x, (square, h), **net).outputs.sum()
 
-    runs = (fast_jit(jax.grad(lambda a, e=e: loss(a, e)))(square) for e in BOTH)
-    check(*runs)
+    check(*gradients(loss, square))

@@ -9,6 +9,7 @@ import random_steps
 from closures import fast_jit
 from step_programs import PROGRAMS, B, T
 from test_step import floats, scan_of, values_and_gradients
+from test_step_hunt import draw
 from tolerance import assert_same_bits
 
 import ostinato as ost
@@ -369,3 +370,55 @@ def test_a_matrix_of_bfloat16_that_multiplies_float32_keeps_its_digits(columns):
         np.testing.assert_allclose(
             got[:, t], h @ np.asarray(w, np.float64), rtol=1e-5, atol=1e-5
         )
+
+
+def test_steps_that_differ_in_the_type_of_an_input_are_two():
+    """What floats hold for the squares of one type, they do not for the other."""
+
+    def step(p, h, x, t):
+        n = x.astype(jnp.int32)
+        h = jnp.tanh(h @ p + ((n * n + 1) - n * n).astype(h.dtype))
+        return h, h
+
+    p, h_0 = draw(0, 16, 16, dtype=jnp.float32), draw(1, 8, 16, dtype=jnp.float32)
+    want, h = [], np.asarray(h_0, np.float64)
+    for _ in range(4):
+        h = np.tanh(h @ np.asarray(p, np.float64) + 1)
+        want.append(h)
+    for dtype in (np.int8, np.int16):
+        x = np.full((8, 4, 16), np.iinfo(dtype).max, dtype)
+        got = ost.recurrent_net(step, x, h_0, params=p).outputs
+        np.testing.assert_allclose(got, np.stack(want, 1), rtol=1e-4, atol=1e-4)
+
+
+def test_one_of_two_large_integers_is_enough_for_another_loop():
+    def step(p, h, at, t):
+        x, first, other = at
+        h = jnp.tanh(h @ p + x)
+        return h, (first % 10, other % 10)
+
+    rng = np.random.default_rng(0)
+    small = rng.integers(0, 100, (8, 4))
+    large = 2**30 + rng.integers(0, 100, (8, 4))
+    p, x, h = (rng.normal(size=s) for s in ((16, 16), (8, 4, 16), (8, 16)))
+    for first, other in ((small, large), (large, small)):
+        given = (*np.float32((x,)), np.int32(first), np.int32(other))
+        out = ost.recurrent_net(step, given, np.float32(h), params=np.float32(p))
+        np.testing.assert_array_equal(out.outputs[0], first % 10)
+        np.testing.assert_array_equal(out.outputs[1], other % 10)
+
+
+def test_the_least_short_integer_has_no_counterpart():
+    x, p = np.full((8, 4, 16), -128, np.int8), draw(0, 16, 16, dtype=jnp.float32)
+
+    def step(p, h, x, t):
+        h = jnp.tanh(h @ p + (-x).astype(h.dtype) / 128)
+        return h, (h, -x, abs(x))
+
+    h = np.ones((8, 16), np.float32)
+    out = ost.recurrent_net(step, x, h, params=p).outputs
+    np.testing.assert_array_equal(out[1], x)  # -128 again, as in numpy
+    np.testing.assert_array_equal(out[2], x)
+    for t in range(4):
+        h = np.tanh(h @ np.asarray(p) - 1)
+        np.testing.assert_allclose(out[0][:, t], h, rtol=1e-4, atol=1e-4)

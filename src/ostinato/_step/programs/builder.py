@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -93,6 +93,15 @@ class Builder:
         shape = () if len(numbers) == 1 else (len(numbers),)
         strides = row_major(shape)
         return Value(self._constants[key], 0, shape, strides, None)
+
+    def constants_along(self, numbers: Iterable[int], axis: int, rank: int) -> Value:
+        """Return numbers along an axis of an array of `rank` axes, of size 1 else."""
+        value = self.constant(*map(float, numbers))
+        count = value.buffer.width
+        ones = [1] * rank
+        ones[axis] = count
+        row = value._replace(shape=(count,), strides=(int(count > 1),))
+        return shapes.broadcast(row, ones, (axis,), self.batch)
 
     def local(self, shape: Sequence[int], axis: int | None) -> Value:
         """Return a new contiguous value that instructions are to write."""
@@ -245,8 +254,7 @@ class Builder:
         if operation in _EXACT and any(v.buffer in self.narrowed for v in values):
             self.narrowed.add(result.buffer)
         if shapes.has_rows(result):
-            turned = shapes.crossing(result, values[0])
-            if operation == "copy" and turned is not None:
+            if operation == "copy" and (turned := shapes.crossing(result, *values)):
                 return self.emit(TRANSPOSE, turned, result, values)
             values = tuple(map(self._in_rows, values))
         strides = [v.strides for v in (result, *values)]
@@ -270,11 +278,12 @@ class Builder:
 
         An operation on columns would be one for each of them.
         """
+        if shapes.has_rows(value):
+            return value
         sizes = [n if s else 1 for n, s in zip(value.shape, value.strides, strict=True)]
         once = value._replace(shape=tuple(sizes))
-        copy = self.local(sizes, None)
         repeats = once.size < value.size
-        if shapes.has_rows(value) or not (repeats or shapes.crossing(copy, once)):
+        if not (repeats or shapes.crossing(self.local(sizes, None), once)):
             return value
         copy = self.elementwise("copy", once)
         steps = [s if n > 1 else 0 for n, s in zip(sizes, copy.strides, strict=True)]

@@ -28,6 +28,8 @@ _GIVEN = frozenset(
     {Place.CONSTANT, Place.INVARIANT, Place.INPUT, Place.STATE, Place.SUM}
 )
 _RESULTS = frozenset({Place.OUTPUT, Place.NEXT})
+_EACH_ONCE = ELEMENTWISE | {PRODUCT, TRANSPOSE}
+"""They write as many elements as their axes have."""
 _WITHIN_A_STEP = frozenset({Place.LOCAL, Place.STATE, Place.NEXT})
 
 
@@ -156,7 +158,7 @@ class _Memory:
         if buffer.state is not None and buffer.state.in_place:
             self.gone.add(buffer.state)
         elements, touched = _elements(view, axes), 0
-        if i.operation in {*ELEMENTWISE, PRODUCT, TRANSPOSE}:
+        if i.operation in _EACH_ONCE:
             if elements.bit_count() != i.inner * i.width:
                 raise _Fault("it writes elements twice")
         if i.operation == PRODUCT and i.phase is Phase.STEP:  # whole vectors

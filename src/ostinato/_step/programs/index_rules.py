@@ -153,7 +153,7 @@ def _write(
     part = part_at(b, index, axes, of_batch, shape, sizes, clamps)
     adds = eqn.primitive.name == "scatter-add"
     inserted = d.inserted_window_dims
-    update = _without_unit_axes(b, update, index.axis, more)
+    update = _without_unit_axes(update, index.axis, more)
     if of_batch:
         x = _of_sequences(b, x, of_batch, own)
         update = update._replace(axis=0)
@@ -274,19 +274,14 @@ def _with_unit_axes(value: Value, count: int) -> Value:
     )
 
 
-def _without_unit_axes(
-    b: Builder, update: Value, of_index: int | None, count: int
-) -> Value:
+def _without_unit_axes(update: Value, of_index: int | None, count: int) -> Value:
     """Return what is written at one index, without the other axes of the index.
 
     Args:
-        b: the builder.
         update: what is written.
         of_index: where each sequence has an index, and something to write.
         count: the number of axes that are left out.
     """
-    if of_index is not None:
-        update = _by_sequence(b, update, [of_index])
     axis = update.axis
     if of_index is not None and axis not in (None, of_index):
         raise Unsupported("it combines different sequences")

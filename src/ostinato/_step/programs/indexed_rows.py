@@ -87,12 +87,8 @@ def with_row(
 
 def numbers_equal(b: Builder, index: Value, axis: int, shape: Sequence[int]) -> Value:
     """Return where the numbers along an axis are an index, in axes of size 1 else."""
-    count, rank = shape[axis], len(shape)
-    numbers = b.constant(*map(float, range(count)))
-    numbers = numbers._replace(shape=(count,), strides=(int(count > 1),))
-    ones = [1] * rank
-    ones[axis] = count
-    wide = shapes.broadcast(numbers, ones, (axis,), b.batch)
+    rank = len(shape)
+    wide = b.constants_along(range(shape[axis]), axis, rank)
     kept = rank - (index.axis is not None)
     index = index._replace(shape=(1,) * kept, strides=(0,) * kept)
     return b.elementwise("equal", wide, index)

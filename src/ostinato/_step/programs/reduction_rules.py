@@ -163,14 +163,7 @@ def _first_most(b: Builder, x: Value, axis: int, left: Value | None = None) -> _
     if left is not None:
         found = b.elementwise("multiply", found, left)
     # Counted from the last one, so that the first one is the largest.
-    numbers = b.constant(*map(float, range(count, 0, -1)))
-    shape = [1] * len(x.shape)
-    shape[along] = count
-    strides = [0] * len(x.shape)
-    strides[along] = 1
-    numbers = numbers._replace(shape=tuple(shape), strides=tuple(strides))
-    if x.axis is not None:
-        numbers = shapes.insert_axes(numbers, [x.axis], rank)
+    numbers = b.constants_along(range(count, 0, -1), axis, rank)
     first, wide = largest(b.elementwise("multiply", found, numbers))
     index = b.elementwise("subtract", b.constant(float(count)), first)
     here = b.elementwise("equal", numbers, wide)
