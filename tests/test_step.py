@@ -12,7 +12,7 @@ from random_steps import ERF_HAS_BITS
 from step_programs import PROGRAMS, B, T
 
 import ostinato as ost
-from ostinato._step.scan import plan
+from ostinato._step.scan import prepare
 
 OPTIONS = {
     "plain": {},
@@ -351,7 +351,7 @@ def test_a_second_trace_compiles_nothing():
 
         x, h, p = jnp.ones((3, 2, 4)), jnp.ones((2, 4)), jnp.eye(4)
         body = lambda p, h, x: step(p, h, *x)  # noqa: E731
-        return plan(body, p, h, (x, jnp.arange(3, dtype=jnp.int32)), None).step
+        return prepare(body, p, h, (x, jnp.arange(3, dtype=jnp.int32)), None).step
 
     assert step_with(2.0) is step_with(2.0)
     assert step_with(2.0) is not step_with(3.0)

@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from test_transforms import assert_trees_close
 
 import ostinato as ost
-from ostinato._step import plans
+from ostinato._step import loop_programs
 from ostinato._step.jaxprs import flat
 from ostinato._step.own_rows import with_own_rows
 
@@ -455,7 +455,7 @@ IN_PLACE = {
 @pytest.mark.parametrize("step", IN_PLACE, ids=lambda s: s.__name__)
 def test_memories_change_in_place_where_nothing_needs_them(step, monkeypatch):
     found = []
-    lower = plans.lower
+    lower = loop_programs.lower
 
     def watched(*args, **options):
         lowered = lower(*args, **options)
@@ -465,8 +465,8 @@ def test_memories_change_in_place_where_nothing_needs_them(step, monkeypatch):
         found.append(sum(b.in_place for b in states))
         return lowered
 
-    monkeypatch.setattr(plans, "lower", watched)
-    plans.lower_forward.cache_clear()
+    monkeypatch.setattr(loop_programs, "lower", watched)
+    loop_programs.lower_forward.cache_clear()
     p, (h, m), x = arguments((M, H))
     states = (2 * m, m) if step in (swapped, one_is_the_other) else (h, m)
     jax.eval_shape(lambda *given: run(step, "cpu", *given), p, states, x)

@@ -15,7 +15,7 @@ from test_step import results
 from test_step_random import specs
 
 import ostinato as ost
-from ostinato._step import plans
+from ostinato._step import loop_programs
 from ostinato._step.programs import lower
 from ostinato._step.programs.program import Place, views
 
@@ -47,8 +47,8 @@ def compared(monkeypatch):
         return after
 
     monkeypatch.setattr(lower, "fuse", checked)
-    plans.lower_forward.cache_clear()
-    plans.plan_backward.cache_clear()
+    loop_programs.lower_forward.cache_clear()
+    loop_programs.lower_backward.cache_clear()
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from .._rnn.backends import Explanation, place_of
 from .._step import description
 from .._step.refusal import NAMED
-from .._step.scan import Plan
+from .._step.scan import PreparedLoop, RunsAsScan
 from .arguments import check_arguments
 from .net import make_loop_inputs, recurrent_net
 from .stepping import StepLoop
@@ -76,20 +76,21 @@ def explain_loop(
     """
     options = dict(options)
     outputs_with_grads = options.pop("outputs_with_grads")
-    found: list[tuple[Plan | str, StepLoop]] = []
+    found: list[tuple[PreparedLoop, StepLoop]] = []
 
-    def plan_loop(inputs: Any, states: Any, params: Any) -> None:
+    def prepare_loop(inputs: Any, states: Any, params: Any) -> None:
         inputs, states, checked = check_arguments(step, inputs, states, **options)
         loop = StepLoop(step, params, checked, outputs_with_grads)
-        found.append((loop.plan(states, make_loop_inputs(inputs, checked)), loop))
+        found.append((loop.prepare(states, make_loop_inputs(inputs, checked)), loop))
 
-    trace_call(plan_loop, inputs, initial_states, params)
-    plan, loop = found[0]
-    if isinstance(plan, str):
+    try:
+        trace_call(prepare_loop, inputs, initial_states, params)
+    except RunsAsScan as reason:
         why = "the loop runs as `lax.scan` of the step"
-        return LoopExplanation("xla", why, {"cpu": plan})
+        return LoopExplanation("xla", why, {"cpu": str(reason)})
+    prepared, loop = found[0]
     chosen = loop.options
-    static = plan.loop(
+    static = prepared.loop(
         chosen.length,
         chosen.length,
         chosen.reverse,
@@ -100,13 +101,13 @@ def explain_loop(
     platform = place_of(jax.tree.leaves((inputs, initial_states))[0]).platform
     why = "step by step, products of inputs before the loop and of gradients after it"
     if platform == "cuda":
-        told, reason = description.describe_on_gpus(static, plan.origins)
+        told, reason = description.describe_on_gpus(static, prepared.origins)
         if reason is not None:
             return LoopExplanation("xla", why, {"cuda": reason})
         return LoopExplanation("cuda", told, {})
     if platform != "cpu":
         return LoopExplanation("xla", why, {"cpu": f"the arrays are on {platform}"})
-    told, reason = description.describe(static, plan.origins)
+    told, reason = description.describe(static, prepared.origins)
     if reason is not None:
         return LoopExplanation("xla", why, {"cpu": reason})
     return LoopExplanation("cpu", told, {})

@@ -18,7 +18,7 @@ from .._step.asked import mark
 from .._step.known import call_known
 from .._step.policies import Choice
 from .._step.refusal import NAMED, refusal
-from .._step.scan import Plan, plan, saves_loops
+from .._step.scan import PreparedLoop, RunsAsScan, prepare, saves_loops
 from .._typing import Array
 from .arguments import check_result, cut_outputs
 from .loop import LoopInputs, run_in_segments
@@ -85,16 +85,16 @@ class StepLoop:
         run = ft.partial(self._run_segment, initial)
         return run_in_segments(run, states, steps, size, options.reverse, policy)
 
-    def plan(self, states: Any, steps: LoopInputs) -> Plan | str:
-        """Return the loop, taken apart, or the reason why it runs as `lax.scan`."""
+    def prepare(self, states: Any, steps: LoopInputs) -> PreparedLoop:
+        """Return the loop, taken apart; raise RunsAsScan if it runs as `lax.scan`."""
         if self.options.backend == "scan":
-            return "`backend` is 'scan'"
+            raise RunsAsScan("`backend` is 'scan'")
         if not isinstance(self.options.length, int):  # as inside of ragged.vmap
-            return "the number of steps is symbolic"
+            raise RunsAsScan("the number of steps is symbolic")
         body = self._body(self.step)
         steps, backend = steps._replace(valid=None), self.options.backend
         ragged = self.options.seq_lengths is not None
-        return plan(body, self.arrays, states, steps, backend, has_lengths=ragged)
+        return prepare(body, self.arrays, states, steps, backend, has_lengths=ragged)
 
     def _run_segment(
         self, initial: Any, states: Any, steps: LoopInputs
@@ -119,8 +119,12 @@ class StepLoop:
     ) -> tuple[Any, tuple[Any, Any]]:
         """Run the loop over steps, of which sequences have the first `lengths`."""
         options = self.options
-        loop = self.plan(states, steps)
-        if not isinstance(loop, str):
+        try:
+            loop = self.prepare(states, steps)
+        except RunsAsScan as reason:
+            if options.backend in NAMED and isinstance(options.length, int):
+                raise refusal(options.backend, str(reason)) from None
+        else:
             return loop.run(
                 steps.t.shape[0],
                 options.length,
@@ -129,8 +133,12 @@ class StepLoop:
                 lengths,
                 options.backend,
             )
-        if options.backend in NAMED and isinstance(options.length, int):
-            raise refusal(options.backend, loop)
+        return self._scan(states, steps, lengths)
+
+    def _scan(
+        self, states: Any, steps: LoopInputs, lengths: Array | None
+    ) -> tuple[Any, tuple[Any, Any]]:
+        """Run the loop as `lax.scan`; see `_run_steps`."""
         step = self.step
         if self.cell is not None:
             inputs = self.cell.precompute(self.params, steps.inputs)
@@ -143,7 +151,7 @@ class StepLoop:
         plain = ft.partial(body, self.arrays)
         if self.cell is not None or self.recompute is not None:
             plain = checkpoint(plain, self.policy, prevent_cse=False)
-        scan = ft.partial(lax.scan, plain, reverse=options.reverse)
+        scan = ft.partial(lax.scan, plain, reverse=self.options.reverse)
         return call_known(scan, states, steps)
 
     def _body(self, step: Callable) -> Callable:

@@ -130,7 +130,7 @@ _SEVERAL_SEQUENCES, _NARROW = 64, 8
 _ENTERING = 2**18
 """Multiply-adds that take about as long as it takes XLA to enter a branch."""
 _LARGE = 2**15
-"""Elements of a matrix: one of [256, 256] pays ahead, one of [64, 256] does not."""
+"""Elements of a matrix: [256, 256] is multiplied before the loop, [64, 256] is not."""
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
 
@@ -180,13 +180,15 @@ def dominating(jaxpr: Jaxpr) -> JaxprEqn | None:
     return next((e for e in equations if e.primitive.name not in quick), None)
 
 
-def pays_ahead(step: Step) -> bool:
-    """Return whether products of inputs are quicker ahead of a loop without gradients.
+def pays_hoisting(step: Step) -> bool:
+    """Return whether products of inputs are quicker before a loop without gradients.
 
     They are for one sequence and a large matrix, which a product of all steps reads
     once; else XLA multiplies as fast in the loop and need not store the results.
     """
-    products = [e for e in step.taken.ahead.jaxpr.eqns if e.primitive.name in PRODUCTS]
+    products = [
+        e for e in step.hoisted.products.jaxpr.eqns if e.primitive.name in PRODUCTS
+    ]
     return any(
         e.outvars[0].aval.shape[:1] == (1,)
         and max(known_product(type_of(v).shape) for v in variables(e)) >= _LARGE

@@ -13,8 +13,8 @@ from .control_flow import stays
 from .cuda import loops as cuda
 from .gradients import is_float
 from .jaxprs import Origins
+from .loop_programs import lower_backward, lower_forward
 from .native import check_available
-from .plans import lower_forward, plan_backward
 from .programs.lowered import Lowered
 from .programs.program import PRODUCT, Phase
 from .programs.values import Unsupported
@@ -90,7 +90,7 @@ def describe(loop: Loop, origins: Origins) -> tuple[str, str | None]:
         return "", reason(error, origins)
     try:
         forward = lower_forward(loop, wrt)
-        plan = plan_backward(loop, wrt)
+        backward = lower_backward(loop, wrt)
     except Unsupported as error:
         lacking = reason(error, origins)
         return f"{operations_of(alone)} forward; gradients on xla: {lacking}", None
@@ -100,12 +100,12 @@ def describe(loop: Loop, origins: Origins) -> tuple[str, str | None]:
             shape = tuple(forward.results[i].shape)
             shapes[shape] = shapes.get(shape, 0) + 1
     products = [i for i in forward.program.instructions if i.operation == PRODUCT]
-    ahead = sum(i.phase is Phase.AHEAD for i in products)
+    hoisted = sum(i.phase is Phase.AHEAD for i in products)
     stored = ", ".join(f"{n} x {list(shape)}" for shape, n in shapes.items())
     told = (
         f"{_count(len(forward.program.instructions), 'operation')} forward, "
-        f"{len(plan.lowered.program.instructions)} backward, "
-        f"{_count(len(products) - ahead, 'product')} a step, {ahead} hoisted; "
+        f"{len(backward.lowered.program.instructions)} backward, "
+        f"{_count(len(products) - hoisted, 'product')} a step, {hoisted} hoisted; "
         f"stored {stored or 'nothing'}"
     )
     return told, None

@@ -17,8 +17,8 @@ from . import native, tokens, xla
 from .cuda import loops as cuda
 from .gradients import Mask, is_float
 from .jaxprs import evaluate, flat_trace, split_at, split_by, struct, type_of
+from .loop_programs import Pullback, by_operand, saving_step
 from .masks import StepMask
-from .plans import Pullback, by_operand, saving_step
 from .split import Step
 from .xla import Loop, zeros_wide
 

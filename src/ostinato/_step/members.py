@@ -134,7 +134,7 @@ def forward(run: Callable, each: Each = side_by_side) -> Callable:
 
 def tangent(run: Callable) -> Callable:
     """Return the implementation of the tangents of a loop; see `forward`."""
-    return _of_all(run, side_by_side, _asked)
+    return _of_all(run, side_by_side, _are_mapped)
 
 
 def backward(run: Callable, each: Each = side_by_side) -> Callable:
@@ -174,11 +174,11 @@ def _summed(members: Members, wrt: Mask, found: Sequence[Array]) -> list[Array]:
     """Return the cotangents of operands, of those that members share as sums."""
     return [
         a if own else jnp.sum(a, 0, dtype=accumulation_dtype(a.dtype)).astype(a.dtype)
-        for a, own in zip(found, _asked(members, wrt), strict=True)
+        for a, own in zip(found, _are_mapped(members, wrt), strict=True)
     ]
 
 
-def _asked(members: Members, wrt: Mask) -> list[bool]:
+def _are_mapped(members: Members, wrt: Mask) -> list[bool]:
     """Return for each operand of `wrt` whether each member has its own."""
     return [own for own, asked in zip(members.mapped, wrt, strict=True) if asked]
 

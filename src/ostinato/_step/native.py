@@ -15,7 +15,7 @@ from . import tokens
 from .call import call, check_split
 from .gradients import is_float
 from .jaxprs import evaluate, split_at, split_by
-from .plans import Backward, by_operand, lower_forward, plan_backward
+from .loop_programs import LoweredBackward, by_operand, lower_backward, lower_forward
 from .programs.lower import LARGEST_GIVEN
 from .programs.lowered import Lowered
 from .programs.values import Unsupported
@@ -67,7 +67,7 @@ def _lower(loop: Loop, wrt: Mask | None) -> list[Lowered]:
     if wrt is None:
         return [forward]
     tokens.check_backward(loop, wrt)
-    return [forward, plan_backward(loop, wrt).lowered]
+    return [forward, lower_backward(loop, wrt).lowered]
 
 
 def backward(
@@ -83,19 +83,19 @@ def backward(
     try:
         check_available(loop)
         programs = _lower(loop, wrt)
-        plan = plan_backward(loop, wrt)
+        back = lower_backward(loop, wrt)
         if split:
             check_split(loop, programs)
     except Unsupported:
         return other()
-    run = lambda: _run_back(plan, loop, operands, saved, cotangents, split)  # noqa: E731
+    run = lambda: _run_back(back, loop, operands, saved, cotangents, split)  # noqa: E731
     return _if_exact(
         loop, operands, _all(run, wrt, operands), _all(other, wrt, operands)
     )
 
 
 def _run_back(
-    plan: Backward,
+    back: LoweredBackward,
     loop: Loop,
     operands: Sequence[Array],
     saved: Sequence[Array],
@@ -105,27 +105,27 @@ def _run_back(
     """Return the cotangents of operands, by position; of others it is 0."""
     step = loop.step
     invariant, inputs, states = step.parts(operands)
-    more = evaluate(plan.derivative.before_backward, invariant)
+    more = evaluate(back.derivative.before_backward, invariant)
     d_states, d_outputs = split_at(cotangents, [sum(map(is_float, states))])
     arguments = [*invariant, *more, *inputs, *saved, *d_states, *d_outputs]
     results, matrices = call(
-        plan.lowered, loop, arguments, _lengths(loop, operands), not loop.reverse, split
+        back.lowered, loop, arguments, _lengths(loop, operands), not loop.reverse, split
     )
-    d_states, d_inputs, d_invariant, pairs = split_by(results, plan.counts)
+    d_states, d_inputs, d_invariant, pairs = split_by(results, back.counts)
     if loop.capacity is not None:
-        d_inputs = _of_tokens(plan, loop, operands, d_inputs)
+        d_inputs = _of_tokens(back, loop, operands, d_inputs)
     d = d_states, d_inputs, d_invariant
-    return by_operand(loop, plan, operands, d, matrices, pairs)
+    return by_operand(loop, back, operands, d, matrices, pairs)
 
 
 def _of_tokens(
-    plan: Backward, loop: Loop, operands: Sequence[Array], d_inputs: list[Array]
+    back: LoweredBackward, loop: Loop, operands: Sequence[Array], d_inputs: list[Array]
 ) -> list[Array]:
     """Return cotangents of inputs as tokens where those of all sequences are equal."""
     found = []
-    first, sources = loop.step.num_invariant, plan.lowered.sources[plan.counts[0] :]
-    for i, d, source in zip(plan.inputs, d_inputs, sources, strict=False):
-        results = plan.lowered.results
+    first, sources = loop.step.num_invariant, back.lowered.sources[back.counts[0] :]
+    for i, d, source in zip(back.inputs, d_inputs, sources, strict=False):
+        results = back.lowered.results
         if source is not None and source >= 0 and results[source].axis is None:
             d = tokens.to_tokens(loop, operands[-1], d, 0)
         found.append(d.reshape(operands[first + i].shape))

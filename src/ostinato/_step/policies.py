@@ -87,7 +87,7 @@ def best_derivative(
         core: the step.
         wrt: as for `differentiate`.
         policy: as for `jax.checkpoint`, or a `Choice`.
-        num_kept: the inputs that are at hand; the others are products made ahead.
+        num_kept: the inputs that are at hand; the others are products of inputs.
         saves_products: whether these are saved if the backward step reads them.
     """
     if not isinstance(policy, Choice):

@@ -28,7 +28,7 @@ from . import apart, mapped, members, native, tokens
 from .cuda import loops as cuda
 from .gradients import Mask, is_float
 from .jaxprs import split_at, struct
-from .plans import saved_shapes
+from .loop_programs import saved_shapes
 from .refusal import refusal
 from .xla import Loop
 

@@ -13,7 +13,6 @@ from .. import _config
 from .._rnn.sharding import make_varying, shaped_array, unvarying, varying
 from .._typing import Array
 from . import description, native, primitive, tokens
-from .ahead import Ahead, taken_ahead
 from .constants import with_all_constants
 from .control_flow import without_control_flow
 from .cost import dominating, is_brief, is_narrow, is_small, writes_in_place
@@ -21,6 +20,7 @@ from .gradients import Policy
 from .jaxprs import Origins, evaluate, flat, origins_of, split_at
 from .known import known
 from .own_rows import with_own_rows
+from .precomputed import Precomputed, precompute
 from .refusal import NAMED
 from .split import Step, has_inner, without_invariants
 from .xla import Loop, map_steps
@@ -28,14 +28,14 @@ from .xla import Loop, map_steps
 _IN_PLACE = "`lax.scan` writes a part of the large array in its place"
 
 
-class Plan(NamedTuple):
+class PreparedLoop(NamedTuple):
     """A loop over a step, ready to run.
 
     Attributes:
         step: the step, without what is the same at every step.
-        ahead: what is computed before the loop and makes the last inputs of the step;
-            None if nothing is.
-        invariant: the invariant values of `ahead`, or of the step.
+        precomputed: what is computed before the loop and makes the last inputs of the
+            step; None if nothing is.
+        invariant: the invariant values of `precomputed`, or of the step.
         inputs: their inputs, time first.
         kept: which inputs of the loop these are.
         states: the initial states.
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
     """
 
     step: Step
-    ahead: Ahead | None
+    precomputed: Precomputed | None
     invariant: list[Any]
     inputs: list[Array]
     kept: tuple[int, ...]
@@ -89,10 +89,10 @@ class Plan(NamedTuple):
             NotImplementedError: the backend that is named cannot run the step.
         """
         invariant, inputs = self.invariant, self.inputs
-        if self.ahead is not None:
-            values = map_steps(self.ahead.values, invariant, inputs)
-            invariant = [invariant[i] for i in self.ahead.invariant]
-            inputs = [*(inputs[i] for i in self.ahead.kept), *values]
+        if self.precomputed is not None:
+            values = map_steps(self.precomputed.values, invariant, inputs)
+            invariant = [invariant[i] for i in self.precomputed.invariant]
+            inputs = [*(inputs[i] for i in self.precomputed.kept), *values]
         operands = [*map(jnp.asarray, invariant), *inputs, *self.states]
         if lengths is not None:
             operands.append(lengths)
@@ -105,7 +105,11 @@ class Plan(NamedTuple):
         return jax.tree.unflatten(self.results, results)
 
 
-def plan(
+class RunsAsScan(Exception):
+    """The reason why `lax.scan` runs a loop."""
+
+
+def prepare(
     body: Callable,
     arrays: Any,
     states: Any,
@@ -114,7 +118,7 @@ def plan(
     at_step: Sequence[Any] | None = None,
     counts: Sequence[int] | None = None,
     has_lengths: bool = True,
-) -> Plan | str:
+) -> PreparedLoop:
     """Take the loop `lax.scan(partial(body, arrays), states, inputs)` apart.
 
     Args:
@@ -123,27 +127,25 @@ def plan(
         arrays: a pytree of arrays that do not change.
         states: a pytree of arrays.
         inputs: a pytree of arrays, time first.
-        backend: see `Plan.run`.
+        backend: see `PreparedLoop.run`.
         at_step: the types of the leaves of `inputs` at a step, where their shapes do
             not tell, since sequences lie one after another.
         counts: which leaves of `inputs`, by position, are numbers of steps; None means
             those that are one number at a step.
         has_lengths: whether sequences may end before the last step.
 
-    Returns:
-        The plan; or the reason why `lax.scan` runs this loop.
+    Raises:
+        RunsAsScan: `lax.scan` runs this loop.
     """
     everything = jax.tree.leaves((arrays, states, inputs))
     if any(jax.typeof(a).sharding.mesh.explicit_axes for a in everything):
-        return "arrays have explicit sharding"
+        raise RunsAsScan("arrays have explicit sharding")
     is_batch = at_step is None
     if at_step is None:
         at_step = [_type(a, a.shape[1:]) for a in jax.tree.leaves(inputs)]
     if counts is None:
         counts = [i for i, a in enumerate(at_step) if not a.shape]
     traced = _trace_loop(body, arrays, states, inputs, at_step)
-    if isinstance(traced, str):
-        return traced
     num_arrays, num_states = len(traced.arrays), len(traced.states)
     steps = traced.inputs[0].shape[0] if traced.inputs else 1
 
@@ -163,28 +165,29 @@ def plan(
     for_gpus = backend == "cuda" or _config.read().backend == "cuda"
     if backend is None and not for_gpus:
         batch = next((a.shape[0] for a in traced.states if a.shape), 0)
+        lacking = "for another loop to be quicker"
         if is_small(step.jaxpr):
-            return "a step has too little work for another loop to be quicker"
+            raise RunsAsScan(f"a step has too little work {lacking}")
         if is_batch and is_brief(step.jaxpr, batch, steps):
-            return "so many sequences have too few steps for another loop to be quicker"
+            raise RunsAsScan(f"so many sequences have too few steps {lacking}")
         if is_batch and not has_lengths and is_narrow(step.jaxpr, batch):
-            return "rows are too narrow for another loop to be quicker"
+            raise RunsAsScan(f"rows are too narrow {lacking}")
     reason = _unsupported_reason(step.jaxpr)
-    ahead = _ahead_of(step, traced.states, reason is not None, runs_natively)
-    if ahead is not None:
-        step, reason = ahead.step, _unsupported_reason(ahead.step.jaxpr)
-    if reason is not None:
-        return reason
-    if backend not in NAMED and not runs_natively(step):
+    precomputed = _precomputed_of(
+        step, traced.states, reason is not None, runs_natively
+    )
+    if precomputed is not None:
+        step, reason = precomputed.step, _unsupported_reason(precomputed.step.jaxpr)
+    if reason is None and backend not in NAMED and not runs_natively(step):
         reason = _reason_for_scan(loop_of(step), traced.jaxpr, traced.origins)
-        if reason is not None:
-            return reason
-    outside = [*once.eqns, *([] if ahead is None else ahead.values.eqns)]
+    if reason is not None:
+        raise RunsAsScan(reason)
+    outside = [*once.eqns, *([] if precomputed is None else precomputed.values.eqns)]
     if traced.varies and any(map(has_inner, outside)):  # see `_trace`
-        return "in a `shard_map`, functions inside of it are computed before the loop"
-    return Plan(
+        raise RunsAsScan("in a `shard_map`, its functions are computed before the loop")
+    return PreparedLoop(
         step,
-        ahead,
+        precomputed,
         evaluate(once, traced.arrays),
         [traced.inputs[i] for i in kept],
         kept,
@@ -218,8 +221,8 @@ class _Traced(NamedTuple):
 
 def _trace_loop(
     body: Callable, arrays: Any, states: Any, inputs: Any, at_step: Sequence[Any]
-) -> _Traced | str:
-    """Trace the step of a loop, see `plan`; or return the reason why that is no use."""
+) -> _Traced:
+    """Trace the step of a loop; see `prepare`."""
     given, tree = jax.tree.flatten((arrays, states))
     leaves, input_tree = jax.tree.flatten(inputs)
     trees: list[Any] = []
@@ -238,7 +241,8 @@ def _trace_loop(
     types += [_type(a, t.shape) for a, t in zip(leaves, at_step, strict=True)]
     closed = _trace(flattened, types)
     if closed.effects:
-        return f"the step has effects: {', '.join(map(str, closed.effects))}"
+        effects = ", ".join(map(str, closed.effects))
+        raise RunsAsScan(f"the step has effects: {effects}")
     origins = origins_of(closed.jaxpr)
     closed = with_all_constants(closed)
     # The arrays that the step closes over are invariant too, and need not vary yet.
@@ -250,7 +254,7 @@ def _trace_loop(
     varies = any(map(varying, types))
     if any(varying(v.aval) for v in closed.jaxpr.invars):  # see `_trace`
         if any(map(_has_function, closed.jaxpr.eqns)):
-            return "in a `shard_map`, functions inside of it read values that vary"
+            raise RunsAsScan("in a `shard_map`, its functions read values that vary")
     return _Traced(
         flat(known(closed.jaxpr)),
         own,
@@ -310,12 +314,12 @@ def _reason_for_scan(loop: Loop, as_it_is: Jaxpr, origins: Origins) -> str | Non
     return None if eqn is None else description.equation_at_line(eqn, origins)
 
 
-def _ahead_of(
+def _precomputed_of(
     step: Step,
     states: Sequence[Array],
     needed: bool,
     runs_natively: Callable[[Step], bool],
-) -> Ahead | None:
+) -> Precomputed | None:
     """Return what to compute before the loop, or None if nothing.
 
     Args:
@@ -324,11 +328,9 @@ def _ahead_of(
         needed: whether the loop cannot run otherwise.
         runs_natively: whether the native library runs the loop over a step.
     """
-    found = [
-        taken_ahead(step, a.shape[0], s) for a in states[:1] for s in (True, False)
-    ]
-    found = [ahead for ahead in found if ahead is not None]
-    native = [ahead for ahead in found if runs_natively(ahead.step)]
+    found = [precompute(step, a.shape[0], s) for a in states[:1] for s in (True, False)]
+    found = [part for part in found if part is not None]
+    native = [part for part in found if runs_natively(part.step)]
     return next(iter(native or (found if needed else [])), None)
 
 

@@ -14,13 +14,13 @@ from .. import _native
 from .._rnn.cpu import address, raise_error
 from .description import operations_of
 from .jaxprs import type_of
+from .loop_programs import lower_forward
 from .native import check_available
-from .plans import lower_forward
 from .programs.lower import LARGEST_GIVEN
 from .programs.lowered import Lowered
 from .programs.program import Place
 from .programs.values import Unsupported
-from .scan import Plan
+from .scan import PreparedLoop
 from .xla import Loop
 
 _ENDLESS = 2**62
@@ -45,7 +45,7 @@ class Session:
     """A loop over a step, and states that its calls move.
 
     Args:
-        plan: the step.
+        prepared: the loop over the step.
         batch: the number of sequences, B.
 
     Attributes:
@@ -57,16 +57,16 @@ class Session:
         Unsupported: the native library cannot run the step, or not without end.
     """
 
-    def __init__(self, plan: Plan, batch: int) -> None:
-        self.batch, self.inputs = batch, plan.kept
-        self._plan, self._lowered = plan, _lower(plan)
-        lowered, step = self._lowered, plan.step
+    def __init__(self, prepared: PreparedLoop, batch: int) -> None:
+        self.batch, self.inputs = batch, prepared.kept
+        self._prepared, self._lowered = prepared, _lower(prepared)
+        lowered, step = self._lowered, prepared.step
         self.description = operations_of(lowered)
         self._first = step.num_invariant, step.num_invariant + step.num_inputs
-        states = [np.asarray(a) for a in plan.states]
+        states = [np.asarray(a) for a in prepared.states]
         _check_integers(states, LARGEST_STATE)
         self.states = [np.array(a, _type(a.dtype, lowered), order="C") for a in states]
-        invariant = [self._invariant(i, a) for i, a in enumerate(plan.invariant)]
+        invariant = [self._invariant(i, a) for i, a in enumerate(prepared.invariant)]
         self._program = (
             np.array(lowered.program.numbers, np.int64),
             np.array(lowered.program.constants, np.float64),
@@ -166,7 +166,7 @@ class Session:
 
     def _empty(self, steps: int, i: int) -> np.ndarray:
         """Return an array for an input of some steps."""
-        aval = type_of(self._plan.step.jaxpr.invars[self._first[0] + i])
+        aval = type_of(self._prepared.step.jaxpr.invars[self._first[0] + i])
         return np.empty((steps, *aval.shape), _type(aval.dtype, self._lowered))
 
     def _results(self, steps: int) -> list[np.ndarray]:
@@ -257,17 +257,17 @@ class Session:
         return found
 
 
-def _lower(plan: Plan) -> Lowered:
+def _lower(prepared: PreparedLoop) -> Lowered:
     """Return the program of a step that runs without end.
 
     Raises:
         Unsupported: the native library cannot run it.
     """
-    loop = Loop(plan.step, _ENDLESS, _ENDLESS, False, None, False, "cpu")
-    if plan.ahead is not None:
+    loop = Loop(prepared.step, _ENDLESS, _ENDLESS, False, None, False, "cpu")
+    if prepared.precomputed is not None:
         raise Unsupported("it has operations of inputs that the native loop lacks")
     check_available(loop)
-    step = plan.step
+    step = prepared.step
     inputs = step.jaxpr.invars[step.num_invariant :][: step.num_inputs]
     for variable in inputs:
         aval = type_of(variable)

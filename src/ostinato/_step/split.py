@@ -79,15 +79,14 @@ class Step:
         return found
 
     @ft.cached_property
-    def taken(self) -> Taken:
+    def hoisted(self) -> Hoisted:
         """The step without the products of its inputs, which come from outside."""
         jaxpr = self.jaxpr
         invariant, inputs, states = split_at(
             jaxpr.invars, [self.num_invariant, self.num_invariant + self.num_inputs]
         )
         levels = levels_of(jaxpr, self.num_invariant, self.num_inputs)
-        hoisted = _hoisted_products(jaxpr.eqns, levels)
-        products = [eqn.outvars[0] for eqn in hoisted]
+        products = _products_of_inputs(jaxpr.eqns, levels)
         rest = [eqn for eqn in jaxpr.eqns if eqn.outvars[0] not in products]
         rest = needed(rest, jaxpr.outvars)
         read = read_by(rest) | dict.fromkeys(unique(jaxpr.outvars))
@@ -99,20 +98,20 @@ class Step:
             len(at_step),
             self.num_states,
         )
-        ahead = jaxpr_of(jaxpr.eqns, [*invariant, *inputs], products)
-        return Taken(ahead, core, kept)
+        made = jaxpr_of(jaxpr.eqns, [*invariant, *inputs], products)
+        return Hoisted(made, core, kept)
 
 
-class Taken(NamedTuple):
-    """A step, taken apart into what needs the states and what does not.
+class Hoisted(NamedTuple):
+    """A step whose products of inputs are computed before the loop.
 
     Attributes:
-        ahead: from invariant values and inputs of the step to products of inputs.
+        products: from invariant values and inputs of the step to products of inputs.
         core: the rest; its inputs are those of `kept`, then the products.
         kept: the inputs, by position, that the rest reads.
     """
 
-    ahead: ClosedJaxpr
+    products: ClosedJaxpr
     core: Step
     kept: tuple[int, ...]
 
@@ -221,13 +220,11 @@ def levels_of(jaxpr: Jaxpr, num_invariant: int, num_inputs: int) -> dict[Any, in
     return levels
 
 
-def _hoisted_products(
-    eqns: Sequence[JaxprEqn], levels: dict[Any, int]
-) -> list[JaxprEqn]:
-    """Return the products of inputs with invariant values."""
+def _products_of_inputs(eqns: Sequence[JaxprEqn], levels: dict[Any, int]) -> list[Any]:
+    """Return the variables of products of inputs with invariant values."""
     is_simple = simplicity(eqns)
     return [
-        eqn
+        eqn.outvars[0]
         for eqn in eqns
         if eqn.primitive.name in PRODUCTS
         and sorted(levels[v] for v in variables(eqn)) == [_INVARIANT, OF_INPUTS]

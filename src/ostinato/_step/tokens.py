@@ -20,7 +20,7 @@ from .._typing import Array
 from . import xla
 from .gradients import Mask, is_float
 from .jaxprs import split_at, type_of
-from .plans import lower_forward, plan_backward
+from .loop_programs import lower_backward, lower_forward
 from .programs.program import Place
 from .programs.values import Unsupported
 from .xla import Loop
@@ -119,7 +119,7 @@ def all_as_tokens(loop: Loop, lengths: Array, results: Sequence[Array]) -> list[
 
 def check_backward(loop: Loop, wrt: Mask) -> None:
     """Raise `Unsupported` if the native library cannot run a loop backwards."""
-    lowered = plan_backward(loop, wrt).lowered
+    lowered = lower_backward(loop, wrt).lowered
     if loop.capacity is None:
         return
     if any(r.place is Place.OUTPUT and r.axis is not None and r.added

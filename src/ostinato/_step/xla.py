@@ -16,7 +16,7 @@ from .._padding import select
 from .._rnn.accumulation import accumulation_dtype
 from .._segments import near_divisor, scan_segments
 from .._typing import Array
-from .cost import pays_ahead
+from .cost import pays_hoisting
 from .gradients import Derivative, Mask, Policy, is_float, weight_gradient
 from .jaxprs import evaluate, known_product, run_one, split_at, split_by, variables
 from .masks import StepMask
@@ -112,29 +112,29 @@ def forward(
     invariant, inputs, states = loop.step.parts(operands)
     mask = StepMask.of(loop.masked, loop.length, operands, states)
     scans = SCANS if scans is None else scans
-    if wrt is None and scans.in_blocks and not pays_ahead(loop.step):
+    if wrt is None and scans.in_blocks and not pays_hoisting(loop.step):
         at = (inputs, mask.valid)
         final, stacked = scans.forward(
             loop, loop.step, None, invariant, mask, states, at
         )
         return [*final, *stacked]
-    taken = loop.step.taken
+    hoisted = loop.step.hoisted
     derivative = None if wrt is None else derivative_of(loop, wrt)
 
     def run(states: list[Array], at: Any) -> tuple[list, tuple]:
         inputs, valid = at
-        products = products_ahead(loop.step, invariant, inputs)
-        inputs = [*(inputs[i] for i in taken.kept), *products]
+        products = products_of_inputs(loop.step, invariant, inputs)
+        inputs = [*(inputs[i] for i in hoisted.kept), *products]
         at = (inputs, valid)
         final, stacked = scans.forward(
-            loop, taken.core, derivative, invariant, mask, states, at
+            loop, hoisted.core, derivative, invariant, mask, states, at
         )
         return final, (stacked, products)
 
     saved = [] if wrt is None else saved_products(loop, wrt)
-    core = taken.core.traced if derivative is None else derivative.forward
+    core = hoisted.core.traced if derivative is None else derivative.forward
     kept = [a.shape for a in core.out_avals[loop.step.num_states :]]
-    pays = _is_much([a.shape for a in taken.ahead.out_avals], kept)
+    pays = _is_much([a.shape for a in hoisted.products.out_avals], kept)
     if saved or not (scans.in_blocks and pays):
         final, (stacked, products) = run(states, (inputs, mask.valid))
         return [*final, *stacked, *(products[k] for k in saved)]
@@ -214,11 +214,11 @@ def _is_much(shapes: Sequence[Any], rest: Sequence[Any]) -> bool:
     return _SHARE * few > many
 
 
-def products_ahead(
+def products_of_inputs(
     step: Step, invariant: Sequence[Array], inputs: Sequence[Array]
 ) -> list[Array]:
     """Return the products of inputs of all steps, `[T, ...]`."""
-    return map_steps(step.taken.ahead, invariant, inputs)
+    return map_steps(step.hoisted.products, invariant, inputs)
 
 
 def map_steps(
@@ -252,34 +252,34 @@ def _in_turn(eqn: JaxprEqn, inputs: list[Any]) -> list[Any] | None:
 
 def derivative_of(loop: Loop, wrt: Mask) -> Derivative:
     """Return the derivative of the loop's core with respect to what `wrt` leads to."""
-    taken = loop.step.taken
+    hoisted = loop.step.hoisted
     invariant, inputs, states = loop.step.parts(wrt)
-    read = {v for e in taken.ahead.jaxpr.eqns for v in variables(e)}
+    read = {v for e in hoisted.products.jaxpr.eqns for v in variables(e)}
     leads = any(
-        w for v, w in zip(taken.ahead.jaxpr.invars, wrt, strict=False) if v in read
+        w for v, w in zip(hoisted.products.jaxpr.invars, wrt, strict=False) if v in read
     )
-    ahead = [leads] * len(taken.ahead.jaxpr.outvars)
-    mask = (*invariant, *(inputs[i] for i in taken.kept), *ahead, *states)
+    products = [leads] * len(hoisted.products.jaxpr.outvars)
+    mask = (*invariant, *(inputs[i] for i in hoisted.kept), *products, *states)
     saves = _saves_products(loop)
-    return best_derivative(taken.core, mask, loop.policy, len(taken.kept), saves)
+    return best_derivative(hoisted.core, mask, loop.policy, len(hoisted.kept), saves)
 
 
 def _saves_products(loop: Loop) -> bool:
     return loop.policy is not None and any(
         loop.policy(e.primitive, *(v.aval for v in e.invars), **e.params)
-        for e in loop.step.taken.ahead.jaxpr.eqns
+        for e in loop.step.hoisted.products.jaxpr.eqns
         if e.primitive.name in PRODUCTS
     )
 
 
 def saved_products(loop: Loop, wrt: Mask) -> list[int]:
-    """Return which products of inputs, computed ahead, are saved.
+    """Return which products of inputs, computed before the loop, are saved.
 
     They are those that the backward step reads, if `policy` saves products.
     """
     if not _saves_products(loop):
         return []
-    first = len(loop.step.taken.kept)
+    first = len(loop.step.hoisted.kept)
     return [k - first for k in derivative_of(loop, wrt).read_inputs if k >= first]
 
 
@@ -337,7 +337,7 @@ def backward(
     per_step = (inputs, saved, products, d_outputs, valid)
     results = derivative.backward.out_avals
     pairs = results[len(results) - 2 * len(derivative.products) :]
-    few = [*whole.taken.ahead.out_avals, *pairs]
+    few = [*whole.hoisted.products.out_avals, *pairs]
     many = [a.shape[1:] for a in (*inputs, *saved)]
     pays = loop.length > _SUM or _is_much([a.shape for a in few], many)
     (d_states, sums), d_inputs = (
@@ -379,20 +379,20 @@ def _backward_block(
         position, and those of the states before the block.
     """
     invariant, more, inputs, saved, products = given
-    taken = loop.step.taken
+    hoisted = loop.step.hoisted
     wrt_invariant, wrt_inputs, _ = loop.step.parts(wrt)
 
-    def ahead(weights: dict[int, Array], xs: dict[int, Array]) -> list[Array]:
-        return products_ahead(
+    def multiply(weights: dict[int, Array], xs: dict[int, Array]) -> list[Array]:
+        return products_of_inputs(
             loop.step, _replaced(invariant, weights), _replaced(inputs, xs)
         )
 
     made, pull = jax.vjp(
-        ahead, _asked(invariant, wrt_invariant), _asked(inputs, wrt_inputs)
+        multiply, _chosen(invariant, wrt_invariant), _chosen(inputs, wrt_inputs)
     )
-    core_inputs = [*(inputs[i] for i in taken.kept), *made]
+    core_inputs = [*(inputs[i] for i in hoisted.kept), *made]
     for k, product in products.items():
-        core_inputs[len(taken.kept) + k] = product
+        core_inputs[len(hoisted.kept) + k] = product
     for k, a in enumerate(core_inputs):
         if k not in derivative.read_inputs:
             core_inputs[k] = jnp.zeros((a.shape[0], 0), a.dtype)  # nothing reads it
@@ -412,23 +412,25 @@ def _backward_block(
     for product, (x, dy) in zip(derivative.products, _pairs(pairs), strict=True):
         add(product.weight, weight_gradient(product, invariant[product.weight], x, dy))
     by_input = dict(zip(derivative.inputs, d_inputs, strict=True))
-    kept = {taken.kept[k]: d for k, d in by_input.items() if k < len(taken.kept)}
+    kept = {hoisted.kept[k]: d for k, d in by_input.items() if k < len(hoisted.kept)}
     result = {i: d for i, d in kept.items() if wrt_inputs[i]}
-    bar = [d for k, d in by_input.items() if k >= len(taken.kept)]
-    if bar:
-        d_invariant, d_ahead = pull(bar)
-        for i, d in d_invariant.items():
+    d_made = [d for k, d in by_input.items() if k >= len(hoisted.kept)]
+    if d_made:
+        d_weights, d_xs = pull(d_made)
+        for i, d in d_weights.items():
             add(i, d)
-        for i, d in d_ahead.items():
+        for i, d in d_xs.items():
             result[i] = result[i] + d if i in result else d
     return found, result, d_states
 
 
-def _asked(values: list[Array], wrt: Sequence[bool]) -> dict[int, Array]:
+def _chosen(values: list[Array], wrt: Sequence[bool]) -> dict[int, Array]:
+    """Return the values that are differentiated, by position."""
     return {i: a for i, (a, w) in enumerate(zip(values, wrt, strict=True)) if w}
 
 
 def _replaced(values: list[Array], others: dict[int, Array]) -> list[Array]:
+    """Return the values, with `others` at their positions."""
     return [others.get(i, a) for i, a in enumerate(values)]
 
 

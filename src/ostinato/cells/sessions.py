@@ -21,6 +21,8 @@ from .._rnn.streaming import chosen_streams
 from .._sessions import OneThread, wholly
 from .._step import description
 from .._step.programs.values import Unsupported
+from .._step.refusal import refusal
+from .._step.scan import RunsAsScan
 from .._step.session import LARGEST_STATE, Session, largest
 from .._typing import Array, ArrayLike, Bool, Int
 
@@ -52,19 +54,16 @@ class StepStream(OneThread):
         self._initial, self._tree = jax.tree.flatten(jax.tree.map(np.array, states))
         self._inputs, self._input_tree = tree_flatten_with_path(inputs)
         self._outputs = _outputs(step, params, batch, inputs, states)
-        session = "`backend` is 'xla'"
-        if backend != "xla":
-            session = _native(step, params, batch, inputs, states)
-        if not isinstance(session, str):
-            self.backend, self.why = "cpu", session.description
-            self._loop: Any = session
-        elif backend == "cpu":
-            raise NotImplementedError(
-                f"the cpu loop cannot run this step: {session}; use backend=None or "
-                "'xla'"
-            )
-        else:
-            self.backend, self.why = "xla", session
+        self._loop: Any
+        try:
+            if backend == "xla":
+                raise RunsAsScan("`backend` is 'xla'")
+            self._loop = _native(step, params, batch, inputs, states)
+            self.backend, self.why = "cpu", self._loop.description
+        except RunsAsScan as reason:
+            if backend == "cpu":
+                raise refusal(backend, str(reason)) from None
+            self.backend, self.why = "xla", str(reason)
             self._loop = _Jitted(step, params, self._tree, self._input_tree, states)
 
     def __repr__(self) -> str:
@@ -263,8 +262,8 @@ def _outputs(step: Callable, params: Any, batch: int, inputs: Any, states: Any) 
 
 def _native(
     step: Callable, params: Any, batch: int, inputs: Any, states: Any
-) -> Session | str:
-    """Return a session of the native library, or why there is none."""
+) -> Session:
+    """Return a session of the native library; raise RunsAsScan if there is none."""
     options = SequenceOptions(
         length=1,
         batch=batch,
@@ -282,13 +281,11 @@ def _native(
     with jax.default_device(jax.devices("cpu")[0]):
         at = jax.tree.map(lambda a: jnp.zeros((1, *a.shape), a.dtype), inputs)
         steps = LoopInputs(at, jnp.zeros(1, jnp.int32), None, None)
-        plan = StepLoop(step, params, options, None).plan(states, steps)
-        if isinstance(plan, str):
-            return plan
+        prepared = StepLoop(step, params, options, None).prepare(states, steps)
         try:
-            return Session(plan, batch)
+            return Session(prepared, batch)
         except Unsupported as error:
-            return description.reason(error, plan.origins)
+            raise RunsAsScan(description.reason(error, prepared.origins)) from None
 
 
 class _Jitted:

@@ -71,7 +71,7 @@ def kernels_of(loop: Loop, wrt: Mask | None) -> list[Kernel]:
         Unsupported: there is none.
     """
     if wrt is None:
-        return [_forward_kernel(loop.step.taken.core, None, loop.masked)]
+        return [_forward_kernel(loop.step.hoisted.core, None, loop.masked)]
     derivative = xla.derivative_of(loop, wrt)
     return [
         _forward_kernel(derivative.step, derivative, loop.masked),

@@ -20,7 +20,7 @@ from ..._step.asked import asked_backend, marked
 from ..._step.cost import equations_of
 from ..._step.policies import Choice
 from ..._step.refusal import NAMED, refusal
-from ..._step.scan import Plan, plan
+from ..._step.scan import PreparedLoop, RunsAsScan, prepare
 from ..._typing import Array
 from ..core.context import Context
 from ..core.sizes import symbolic_axes
@@ -54,12 +54,13 @@ def run(
         return _refused(backend, "it scans two ragged axes")
     loop = _Loop(ctx, scan, jaxpr, order, consts, init, xs)
     on_padded = backend in ("xla", "cuda")
-    found = loop.plan(backend, padded=on_padded)
-    padded = on_padded or (isinstance(found, Plan) and found.ahead is not None)
-    if padded and not on_padded:
-        found = loop.plan(backend, padded)
-    if isinstance(found, str):
-        return _refused(backend, found)
+    try:
+        found = loop.prepare(backend, padded=on_padded)
+        padded = on_padded or found.precomputed is not None
+        if padded and not on_padded:
+            found = loop.prepare(backend, padded)
+    except RunsAsScan as reason:
+        return _refused(backend, str(reason))
     if backend is None and not native.can_run(
         found.loop(loop.length, loop.length, scan.reverse, policy, True, backend)
     ):
@@ -132,8 +133,8 @@ class _Loop:
             self.states.append(Padded(ctx.lengths(scan.length), ()))
             self.xs.append(Shared(t, t.shape))
 
-    def plan(self, backend: str | None, padded: bool) -> Plan | str:
-        """Return the loop, taken apart, or why it runs as `lax.scan`.
+    def prepare(self, backend: str | None, padded: bool) -> PreparedLoop:
+        """Return the loop, taken apart; raise RunsAsScan if it runs as `lax.scan`.
 
         Args:
             backend: see `recurrent_net`.
@@ -154,7 +155,7 @@ class _Loop:
         first -= self.asks  # the scan does not take the lengths
         counts = [self.order[i] - first for i in marked(self.jaxpr.jaxpr)]
         counts += [len(self.xs) - 1] * self.asks
-        return plan(self._body, arrays, states, inputs, backend, at_step, counts)
+        return prepare(self._body, arrays, states, inputs, backend, at_step, counts)
 
     def _body(self, consts: list, states: list, at: list) -> tuple[list, list]:
         inner = _of_complete(self.batch.context)
@@ -174,7 +175,7 @@ class _Loop:
         return [*arrays[:count], *lengths], arrays[count:]
 
     def run(
-        self, found: Plan, policy: Any, backend: str | None, padded: bool
+        self, found: PreparedLoop, policy: Any, backend: str | None, padded: bool
     ) -> list[Value]:
         """Return the results."""
         ctx, scan = self.ctx, self.scan

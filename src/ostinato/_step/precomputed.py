@@ -17,8 +17,8 @@ _CHEAP = PRIMITIVES - INDEXING
 """What programs compute in no more laborious way than XLA, with their gradients."""
 
 
-class Ahead(NamedTuple):
-    """A step without some equations that need no states.
+class Precomputed(NamedTuple):
+    """A step, some of whose values without states are computed before the loop.
 
     Attributes:
         values: from invariant values and inputs of the step to what they return.
@@ -34,7 +34,7 @@ class Ahead(NamedTuple):
 
 
 @ft.lru_cache(maxsize=256)
-def taken_ahead(step: Step, batch: int, shared: bool) -> Ahead | None:
+def precompute(step: Step, batch: int, shared: bool) -> Precomputed | None:
     """Take what programs lack out of a step where it needs no states.
 
     Args:
@@ -78,7 +78,7 @@ def taken_ahead(step: Step, batch: int, shared: bool) -> Ahead | None:
         0 if v.aval.shape[:1] == (batch,) and not (shared and v in common) else None
         for v in at_step
     )
-    return Ahead(
+    return Precomputed(
         jaxpr_of(jaxpr.eqns, [*invariant, *inputs], values),
         Step(
             jaxpr_of(rest, arguments, jaxpr.outvars),

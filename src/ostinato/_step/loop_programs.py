@@ -32,9 +32,9 @@ def saving_step(loop: Loop, wrt: Mask) -> Step:
 
     def saving(*operands: Any) -> list[Any]:
         invariant, inputs, states = step.parts(operands)
-        taken = step.taken
-        products = evaluate(taken.ahead, [*invariant, *inputs])
-        core = [*(inputs[i] for i in taken.kept), *products]
+        hoisted = step.hoisted
+        products = evaluate(hoisted.products, [*invariant, *inputs])
+        core = [*(inputs[i] for i in hoisted.kept), *products]
         results = evaluate(derivative.forward, [*invariant, *core, *states])
         kept = [states[i] for i in derivative.saved_states]
         saved = [*kept, *results[count:], *(products[k] for k in which)]
@@ -46,7 +46,7 @@ def saving_step(loop: Loop, wrt: Mask) -> Step:
 
 @ft.lru_cache(maxsize=256)
 def lower_forward(loop: Loop, wrt: Mask | None) -> Lowered:
-    """Return the program of a step, and of what it saves for `plan_backward`."""
+    """Return the program of a step, and of what it saves for `lower_backward`."""
     step = loop.step
     traced = step.traced if wrt is None else saving_step(loop, wrt).traced
     count = len(traced.jaxpr.outvars) - step.num_states
@@ -60,7 +60,7 @@ def lower_forward(loop: Loop, wrt: Mask | None) -> Lowered:
     return lowered
 
 
-class Backward(NamedTuple):
+class LoweredBackward(NamedTuple):
     """The program of a step backwards.
 
     Attributes:
@@ -82,8 +82,8 @@ class Backward(NamedTuple):
 
 
 @ft.lru_cache(maxsize=256)
-def plan_backward(loop: Loop, wrt: Mask) -> Backward:
-    """Return the program that differentiates the core and the products ahead of it."""
+def lower_backward(loop: Loop, wrt: Mask) -> LoweredBackward:
+    """Return the program that differentiates the core and the products before it."""
     pullback = Pullback(loop, wrt)
     traced = flat_trace(pullback, *pullback.types())
     lowered = lower(
@@ -96,7 +96,7 @@ def plan_backward(loop: Loop, wrt: Mask) -> Backward:
         adds=True,
     )
     counts = [pullback.num_states, len(pullback.inputs), len(pullback.invariant)]
-    return Backward(
+    return LoweredBackward(
         lowered,
         counts,
         pullback.core,
@@ -119,19 +119,21 @@ class Pullback:
         self.loop, self.wrt = loop, wrt
         self.core = xla.derivative_of(loop, wrt)
         # The products of inputs, as a step of their own without states.
-        ahead = Step(step.taken.ahead, step.num_invariant, step.num_inputs, 0)
+        made = Step(step.hoisted.products, step.num_invariant, step.num_inputs, 0)
         end = step.num_invariant + step.num_inputs
-        self.ahead = differentiate(ahead, wrt[:end], _saves_nothing)
-        assert self.ahead.num_saved == 0
-        assert not self.ahead.before_backward.jaxpr.outvars
-        self.num_kept = len(step.taken.kept)
-        self.bar = [k - self.num_kept for k in self.core.inputs if k >= self.num_kept]
+        self.of_products = differentiate(made, wrt[:end], _saves_nothing)
+        assert self.of_products.num_saved == 0
+        assert not self.of_products.before_backward.jaxpr.outvars
+        self.num_kept = len(step.hoisted.kept)
+        self.from_core = [
+            k - self.num_kept for k in self.core.inputs if k >= self.num_kept
+        ]
         self.inputs = [i for i, w in enumerate(step.parts(wrt)[1]) if w]
-        found = [*self.core.invariant, *self.ahead.invariant]
+        found = [*self.core.invariant, *self.of_products.invariant]
         self.invariant = list(dict.fromkeys(found))
         self.products = [
             *self.core.products,
-            *(self.ahead.products if self.bar else ()),
+            *(self.of_products.products if self.from_core else ()),
         ]
         results = step.jaxpr.outvars
         self.floats = [i for i, v in enumerate(results) if is_float(v.aval)]
@@ -175,7 +177,7 @@ class Pullback:
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """Run the step."""
-        step, taken = self.loop.step, self.loop.step.taken
+        step, hoisted = self.loop.step, self.loop.step.hoisted
         num_products = len(self.saved_products)
         sizes = [
             step.num_invariant,
@@ -187,8 +189,8 @@ class Pullback:
         ]
         given = split_by(arguments, sizes)
         invariant, more, at, saved, products, d_states, d_outputs = given
-        made = evaluate(taken.ahead, [*invariant, *at])
-        core_inputs = [*(at[i] for i in taken.kept), *made]
+        made = evaluate(hoisted.products, [*invariant, *at])
+        core_inputs = [*(at[i] for i in hoisted.kept), *made]
         for k, product in zip(self.saved_products, products, strict=True):
             core_inputs[self.num_kept + k] = product
         results = evaluate(
@@ -198,10 +200,10 @@ class Pullback:
         counts = [self.num_states, len(self.core.inputs), len(self.core.invariant)]
         d_states, d_core, d_invariant, pairs = split_by(results, counts)
         of_core = dict(zip(self.core.inputs, d_core, strict=True))
-        d_inputs = {i: of_core[k] for k, i in enumerate(taken.kept) if k in of_core}
+        d_inputs = {i: of_core[k] for k, i in enumerate(hoisted.kept) if k in of_core}
         sums = dict(zip(self.core.invariant, d_invariant, strict=True))
-        if self.bar:
-            pairs += self._ahead(invariant, at, of_core, d_inputs, sums)
+        if self.from_core:
+            pairs += self._add_products(invariant, at, of_core, d_inputs, sums)
         variables = step.jaxpr.invars
         first = step.num_invariant
         return [
@@ -211,7 +213,7 @@ class Pullback:
             *pairs,
         ]
 
-    def _ahead(
+    def _add_products(
         self,
         invariant: list[Array],
         inputs: list[Array],
@@ -228,24 +230,26 @@ class Pullback:
             d_inputs: the cotangents of inputs, which are added to.
             sums: the cotangents of invariant values, which are added to.
         """
-        products = self.loop.step.taken.ahead.jaxpr.outvars
+        products = self.loop.step.hoisted.products.jaxpr.outvars
         d_products = [
-            of_core[self.num_kept + k] if k in self.bar else _zeros(v)
+            of_core[self.num_kept + k] if k in self.from_core else _zeros(v)
             for k, v in enumerate(products)
         ]
-        results = evaluate(self.ahead.backward, [*invariant, *inputs, *d_products])
-        counts = [len(self.ahead.inputs), len(self.ahead.invariant)]
+        results = evaluate(
+            self.of_products.backward, [*invariant, *inputs, *d_products]
+        )
+        counts = [len(self.of_products.inputs), len(self.of_products.invariant)]
         d_at, d_invariant, pairs = split_by(results, counts)
-        for i, d in zip(self.ahead.inputs, d_at, strict=True):
+        for i, d in zip(self.of_products.inputs, d_at, strict=True):
             add_to(d_inputs, i, d)
-        for i, d in zip(self.ahead.invariant, d_invariant, strict=True):
+        for i, d in zip(self.of_products.invariant, d_invariant, strict=True):
             add_to(sums, i, d)
         return pairs
 
 
 def by_operand(
     loop: Loop,
-    plan: Backward | Pullback,
+    backward: LoweredBackward | Pullback,
     operands: Sequence[Array],
     results: tuple[list[Array], list[Array], list[Array]],
     matrices: Sequence[Array | None],
@@ -255,7 +259,7 @@ def by_operand(
 
     Args:
         loop: what is static.
-        plan: what the results are of.
+        backward: what the results are of.
         operands: of the loop.
         results: the cotangents of states, of inputs and of invariant values.
         matrices: for every product, the gradient of its matrix; None if `pairs` has the
@@ -267,14 +271,14 @@ def by_operand(
     first = loop.step.num_invariant
     found = {
         first + i: d.astype(inputs[i].dtype)  # sums over sequences are wider
-        for i, d in zip(plan.inputs, d_inputs, strict=True)
+        for i, d in zip(backward.inputs, d_inputs, strict=True)
     }
     first += loop.step.num_inputs
     floats = [i for i, a in enumerate(states) if is_float(a)]
     found |= {first + i: d for i, d in zip(floats, d_states, strict=True)}
-    for i, d in zip(plan.invariant, d_invariant, strict=True):
+    for i, d in zip(backward.invariant, d_invariant, strict=True):
         add_to(found, i, d.astype(invariant[i].dtype))
-    for k, (product, d) in enumerate(zip(plan.products, matrices, strict=True)):
+    for k, (product, d) in enumerate(zip(backward.products, matrices, strict=True)):
         weight = invariant[product.weight]
         if d is None:
             d = weight_gradient(product, weight, *pairs[2 * k : 2 * k + 2])
@@ -301,7 +305,7 @@ def saved_shapes(loop: Loop, wrt: Mask) -> list[Any]:
     states = step.jaxpr.invars[step.num_invariant + step.num_inputs :]
     variables = [states[i] for i in derivative.saved_states]
     variables += derivative.forward.jaxpr.outvars[len(step.jaxpr.outvars) :]
-    products = step.taken.ahead.jaxpr.outvars
+    products = step.hoisted.products.jaxpr.outvars
     variables += [products[k] for k in xla.saved_products(loop, wrt)]
     return [struct(v.aval) for v in variables]
 
