@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from .._rnn.sharding import make_varying
 from .._typing import Array
@@ -26,7 +26,7 @@ from .jaxprs import (
     jaxpr_of,
     read,
     run_one,
-    split_at,
+    split_by,
     struct,
     type_of,
     unique,
@@ -111,67 +111,109 @@ def differentiate(step: Step, wrt: Mask, policy: Policy) -> Derivative:
         policy: what the forward step saves, as for `jax.checkpoint`.
     """
     core = _Core.of(step, wrt)
-    jaxpr = step.jaxpr
-    avals = [v.aval for v in jaxpr.invars]
-    trees: list[Any] = []
-
-    def forward(*operands: Any) -> list[Any]:
-        results, pull, others = jax.vjp(
-            ft.partial(core, operands, policy), *core.variables(operands), has_aux=True
-        )
-        leaves, tree = jax.tree.flatten(pull)
-        trees.append(tree)
-        return [*core.merge(results, others), *leaves]
-
-    traced = flat_trace(forward, *map(struct, avals))
-    saving = traced.jaxpr
-    constants = dict(zip(saving.constvars, traced.consts, strict=True))
-    count = len(jaxpr.outvars)
-    residuals = saving.outvars[count:]
-    fixed = _invariant_variables(saving, step.num_invariant)
-    made = [v for v in unique(residuals) if v not in saving.invars]
-    stacked = [v for v in made if v not in fixed]
-    again = [v for v in made if v in fixed]
-
-    def backward(operands: Any, more: Any, saved: Any, cotangents: Any) -> list[Any]:
-        values = dict(zip(saving.invars, operands, strict=True))
-        values |= zip(again, more, strict=True)
-        values |= zip(stacked, saved, strict=True)
-        pull = jax.tree.unflatten(trees[-1], [read(v, values) for v in residuals])
-        return core.cotangents(pull(list(cotangents)))
-
-    results = [jaxpr.outvars[i] for i in core.results]
-    given = (saving.invars, again, stacked, results)
-    leaves, tree = jax.tree.flatten([[struct(v.aval) for v in vs] for vs in given])
-    flat = lambda *leaves: backward(*jax.tree.unflatten(tree, leaves))  # noqa: E731
-    back = flat_trace(flat, *leaves)
+    saving = _Saving.of(core, policy)
+    back = saving.backward(core)
     # The backward step gets the states that it reads, and no others.
-    num, first = step.num_invariant, step.num_invariant + step.num_inputs
-    operands, others = split_at(back.jaxpr.invars, [len(avals)])
-    more, others = split_at(others, [len(again)])
-    fixed_operands, inputs, states = split_at(operands, [num, first])
+    sizes = [len(step.jaxpr.invars), len(saving.again)]
+    operands, more, others = split_by(back.jaxpr.invars, sizes)
+    fixed, inputs, states = step.parts(operands)
     used = {v for eqn in back.jaxpr.eqns for v in variables(eqn)}
     used |= set(unique(back.jaxpr.outvars))
     kept = [i for i, v in enumerate(states) if v in used]
-    ordered = [*fixed_operands, *more, *inputs, *(states[i] for i in kept), *others]
-    to_save = [*saving.outvars[:count], *stacked]
+    arguments = [*fixed, *more, *inputs, *(states[i] for i in kept), *others]
+    backward = jaxpr_of(
+        back.jaxpr.eqns,
+        arguments,
+        back.jaxpr.outvars,
+        dict(zip(back.jaxpr.constvars, back.consts, strict=True)),
+    )
+    forward, constants = saving.jaxpr, saving.constants
+    results = [*forward.outvars[: len(step.jaxpr.outvars)], *saving.stacked]
+    invariant, _, _ = step.parts(forward.invars)
     return Derivative(
         step,
-        jaxpr_of(saving.eqns, saving.invars, to_save, constants),
-        len(stacked),
+        jaxpr_of(forward.eqns, forward.invars, results, constants),
+        len(saving.stacked),
         tuple(kept),
-        jaxpr_of(saving.eqns, saving.invars[:num], again, constants),
-        jaxpr_of(
-            back.jaxpr.eqns,
-            ordered,
-            back.jaxpr.outvars,
-            dict(zip(back.jaxpr.constvars, back.consts, strict=True)),
-        ),
+        jaxpr_of(forward.eqns, invariant, saving.again, constants),
+        backward,
         tuple(core.products),
         tuple(core.invariant),
         tuple(core.inputs),
         tuple(i for i, v in enumerate(inputs) if v in used),
     )
+
+
+class _Saving(NamedTuple):
+    """The forward step, with the residuals of its pullback.
+
+    Attributes:
+        jaxpr: from the operands of a step to its results, and then all residuals.
+        constants: the values of its constants.
+        pullback: the tree of the pullback, whose leaves the residuals are.
+        again: the residuals that invariant values alone make: they are made once more.
+        stacked: the residuals of each step, which are saved.
+    """
+
+    jaxpr: Jaxpr
+    constants: dict[Any, Any]
+    pullback: Any
+    again: list[Any]
+    stacked: list[Any]
+
+    @classmethod
+    def of(cls, core: _Core, policy: Policy) -> _Saving:
+        step = core.step
+        trees: list[Any] = []
+
+        def forward(*operands: Any) -> list[Any]:
+            run = ft.partial(core, operands, policy)
+            results, pull, others = jax.vjp(
+                run, *core.variables(operands), has_aux=True
+            )
+            leaves, tree = jax.tree.flatten(pull)
+            trees.append(tree)
+            return [*core.merge(results, others), *leaves]
+
+        traced = flat_trace(forward, *(struct(v.aval) for v in step.jaxpr.invars))
+        jaxpr = traced.jaxpr
+        fixed = _invariant_variables(jaxpr, step.num_invariant)
+        residuals = unique(jaxpr.outvars[len(step.jaxpr.outvars) :])
+        made = [v for v in residuals if v not in jaxpr.invars]
+        return cls(
+            jaxpr,
+            dict(zip(jaxpr.constvars, traced.consts, strict=True)),
+            trees[-1],
+            [v for v in made if v in fixed],
+            [v for v in made if v not in fixed],
+        )
+
+    def backward(self, core: _Core) -> ClosedJaxpr:
+        """Return the step from operands, `again`, `stacked` and cotangents of results.
+
+        It returns the cotangents of `core.variables`, see there.
+        """
+        invars, results = self.jaxpr.invars, core.step.jaxpr.outvars
+        residuals = self.jaxpr.outvars[len(results) :]
+        sizes = [len(invars), len(self.again), len(self.stacked)]
+
+        def pull(*arguments: Any) -> list[Any]:
+            operands, more, saved, cotangents = split_by(arguments, sizes)
+            values = dict(zip(invars, operands, strict=True))
+            values |= zip(self.again, more, strict=True)
+            values |= zip(self.stacked, saved, strict=True)
+            leaves = [read(v, values) for v in residuals]
+            return core.cotangents(
+                jax.tree.unflatten(self.pullback, leaves)(cotangents)
+            )
+
+        given = [
+            *invars,
+            *self.again,
+            *self.stacked,
+            *(results[i] for i in core.results),
+        ]
+        return flat_trace(pull, *(struct(v.aval) for v in given))
 
 
 class _Core(NamedTuple):

@@ -9,32 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.export import is_symbolic_dim
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.extend.source_info_util import user_context
 
 from .._rnn.sharding import make_varying
+from .integers import computed
 
 Origins = dict[str, tuple[JaxprEqn, ...]]
 Hook = Callable[[JaxprEqn, list[Any]], list[Any] | None]
 
 CHECKPOINTS = frozenset({"checkpoint", "remat", "remat2"})
 """The names of what `jax.checkpoint` makes."""
-_OF_NUMBERS: dict[str, Callable[..., Any]] = {
-    "convert_element_type": lambda x, new_dtype, **_: np.asarray(x).astype(new_dtype),
-    "select_n": lambda which, *cases: cases[int(which)],
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "gt": np.greater,
-    "sign": np.sign,
-}
-"""What is computed at once of integers that a program writes down.
-
-With these, the divisor of `x % 5` is the number 5, which bounds the remainder.
-"""
 
 
 def trace(function: Callable, arguments: Any) -> tuple[ClosedJaxpr, Any]:
@@ -172,27 +158,15 @@ def run_one(
         return evaluate(eqn.params["jaxpr"], inputs, hook)
     if eqn.primitive.name == "pvary":
         return list(inputs)
-    if eqn.primitive.name in _OF_NUMBERS and _is_number(eqn, inputs):
-        compute = _OF_NUMBERS[eqn.primitive.name]
-        dtype = type_of(eqn.outvars[0]).dtype
-        return [np.asarray(compute(*inputs, **eqn.params), dtype)]
+    integers = computed(eqn, inputs)
+    if integers is not None and not integers.shape:  # arrays would be constants
+        return [integers]
     inputs = make_varying(list(inputs))
     params = eqn.primitive.get_bind_params(eqn.params)
     # Where it is traced anew, an equation keeps its line of the user's program.
     with eqn.ctx.manager, user_context(eqn.source_info.traceback):
         results = eqn.primitive.bind(*inputs, **params)
     return results if eqn.primitive.multiple_results else [results]
-
-
-def _is_number(eqn: JaxprEqn, inputs: Sequence[Any]) -> bool:
-    """Return whether numbers make an integer or a truth value, and nothing traced."""
-    result = type_of(eqn.outvars[0])
-    return (
-        result.shape == ()
-        and any(jnp.issubdtype(result.dtype, k) for k in (np.bool_, np.integer))
-        and not any(isinstance(x, jax.Array) for x in inputs)
-        and all(np.asarray(x).dtype.kind in "iub" for x in inputs)
-    )
 
 
 def checkpoint_like(eqn: JaxprEqn, function: Callable) -> Callable:

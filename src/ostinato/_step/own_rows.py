@@ -7,54 +7,17 @@ which of several writes to one place is the last. Each place has a row of its ow
 from __future__ import annotations
 
 import functools as ft
-import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.export import is_symbolic_dim
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from .jaxprs import evaluate, is_literal, read, struct, type_of
+from .integers import computed
+from .jaxprs import evaluate, is_literal, read, struct
 
 _INDEXING = frozenset({"gather", "scatter", "scatter-add"})
-_MOST = 2**16
-
-
-def _iota(*, dtype: Any, shape: Any, dimension: int, **_: Any) -> np.ndarray:
-    sizes = [1] * len(shape)
-    sizes[dimension] = shape[dimension]
-    numbers = np.arange(shape[dimension], dtype=dtype)
-    return np.broadcast_to(numbers.reshape(sizes), shape)
-
-
-def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Any, **_: Any) -> Any:
-    sizes = np.ones(len(shape), int)
-    sizes[list(broadcast_dimensions)] = np.shape(x)
-    return np.broadcast_to(np.reshape(x, sizes), shape)
-
-
-def _select(which: Any, *cases: Any, **_: Any) -> np.ndarray:
-    every = np.stack([*np.broadcast_arrays(*cases)])
-    which = np.broadcast_to(np.asarray(which, int), every.shape[1:])
-    return np.take_along_axis(every, which[None], 0)[0]
-
-
-_OF_NUMBERS: dict[str, Callable[..., Any]] = {
-    "add": lambda a, b, **_: np.add(a, b),
-    "broadcast_in_dim": _broadcast,
-    "convert_element_type": lambda x, new_dtype, **_: np.asarray(x, new_dtype),
-    "iota": _iota,
-    "lt": lambda a, b, **_: np.less(a, b),
-    "reshape": lambda x, new_sizes, **_: np.reshape(x, new_sizes),
-    "select_n": _select,
-}
-"""What makes the numbers from 0 on, as `jnp` does, in NumPy.
-
-JAX would compute them in the trace or the `shard_map` around the step.
-"""
 
 
 @ft.lru_cache(maxsize=256)
@@ -89,25 +52,11 @@ def _numbers(jaxpr: Jaxpr) -> dict[Any, np.ndarray]:
     """Return the values of integers that depend on nothing."""
     found: dict[Any, np.ndarray] = {}
     for eqn in jaxpr.eqns:
-        known = all(is_literal(v) or v in found for v in eqn.invars)
-        compute = _OF_NUMBERS.get(eqn.primitive.name)
-        if known and compute is not None and _is_small(type_of(eqn.outvars[0])):
-            given = [read(v, found) for v in eqn.invars]
-            if not all(map(_is_whole, given)):
-                continue
-            found[eqn.outvars[0]] = np.asarray(compute(*given, **eqn.params))
+        if all(is_literal(v) or v in found for v in eqn.invars):
+            numbers = computed(eqn, [read(v, found) for v in eqn.invars])
+            if numbers is not None:
+                found[eqn.outvars[0]] = numbers
     return found
-
-
-def _is_whole(x: Any) -> bool:
-    return np.asarray(x).dtype.kind in "biu"
-
-
-def _is_small(aval: Any) -> bool:
-    """Return whether there are few integers, or truth values, of a known number."""
-    if not (np.issubdtype(aval.dtype, np.integer) or aval.dtype == bool):
-        return False
-    return not any(map(is_symbolic_dim, aval.shape)) and math.prod(aval.shape) <= _MOST
 
 
 def _on_own_rows(
