@@ -163,7 +163,7 @@ def test_steps_of_many_streams(monkeypatch):
 
     def in_place(*arguments):
         with monkeypatch.context() as large:
-            large.setattr(streaming, "_COPIED_BYTES", 0)
+            large.setattr(streaming, "MOST_COPIED", 0)
             return many.step(*arguments)
 
     for t in range(3):
@@ -281,7 +281,7 @@ def test_an_error_of_the_library_is_raised():
 
 def test_a_large_step_leaves_inactive_streams_as_they_are(monkeypatch):
     """Check `active` where inputs are read where they lie, and not copied."""
-    monkeypatch.setattr(streaming, "_COPIED_BYTES", 0)
+    monkeypatch.setattr(streaming, "MOST_COPIED", 0)
     weights, x = draw(SPEC, 3, 2)
     session = ost.stream(SPEC, weights, 3)
     session.step(x[:, 0])

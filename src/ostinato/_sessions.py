@@ -6,6 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+MOST_COPIED = 2**18
+"""Bytes of inputs and outputs of a step: more stay where they are, as copies take long,
+fewer are copied, as asking where arrays are takes longer."""
+
 
 class OneThread:
     """An object whose calls run one at a time, and which interrupts leave whole."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _checks, _compat
-from .._sessions import OneThread, wholly
+from .._sessions import MOST_COPIED, OneThread, wholly
 from .._typing import ArrayLike, Backend, Bool, Float, Int, State
 from . import backends, cpu, layout
 from .api import rnn
@@ -85,7 +85,7 @@ class Stream(OneThread, ABC):
             if active is not None:
                 active = _checks.host_mask("active", active, B=self.batch)
                 np.copyto(self._active, active)
-            if own.nbytes > _COPIED_BYTES:
+            if own.nbytes + self._step_y.nbytes > MOST_COPIED:
                 x = np.require(x, self.dtype, ("C", "ALIGNED"))[:, None]
                 lengths = self._active if active is not None else None
                 return self._run_chunk(x, lengths)[:, 0]
@@ -204,10 +204,6 @@ def chosen_streams(streams: ArrayLike | None, batch: int) -> Any:
                 f"{list(which.shape)}"
             )
     return np.arange(batch)[which]
-
-
-# Larger inputs are read where they are; asking where smaller ones are takes longer.
-_COPIED_BYTES = 2**17
 
 
 class _NativeStream(Stream):

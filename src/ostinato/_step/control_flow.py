@@ -60,16 +60,21 @@ def without_control_flow(jaxpr: Jaxpr, num_fixed: int) -> Jaxpr:
         return jaxpr
 
     def run(*arguments: Any) -> list[Any]:
-        place = _Place(None, arguments[:num_fixed])
-        return place.run(ClosedJaxpr(jaxpr, ()), arguments)
+        scope = _Scope(None, arguments[:num_fixed])
+        return scope.run(ClosedJaxpr(jaxpr, ()), arguments)
 
     closed = jax.make_jaxpr(run)(*(struct(v.aval) for v in jaxpr.invars))
     assert not closed.consts, "a step that has been traced closes over nothing"
     return closed.jaxpr
 
 
-class _Place:
-    """Where equations stand: in which branch, and which values no step changes.
+class _Scope:
+    """A branch, or what is outside of all: how its equations are written out.
+
+    Values that no step changes stay as they are in a branch, so that the loop still
+    finds its products with weights. What is made of them and of values that are 0
+    where the branch is not taken may be anything there; before another operation reads
+    it, it is set to 0.
 
     Args:
         taken: whether the branch is taken; None outside of branches.
@@ -79,16 +84,19 @@ class _Place:
     def __init__(self, taken: Array | None, fixed: Iterable[Any]) -> None:
         self.taken = taken
         self._fixed = {id(value): value for value in fixed}
-        self._met: dict[int, Any] = {}  # results of changing and fixed values
+        self._mixed: dict[int, Any] = {}  # made of fixed and of other values
         self._guarded: dict[int, Any] = {}
 
     def run(self, jaxpr: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+        """Return the results of a jaxpr, whose equations are written out."""
         return evaluate(jaxpr, inputs, self._written_out)
 
     def is_fixed(self, value: Any) -> bool:
+        """Return whether a value is the same at every step."""
         return not isinstance(value, Tracer) or id(value) in self._fixed
 
     def fix(self, values: list[Any]) -> list[Any]:
+        """Return values that are the same at every step, after noting that."""
         self._fixed.update((id(value), value) for value in values)
         return values
 
@@ -121,18 +129,18 @@ class _Place:
         if fixed:
             return self.fix(run_one(eqn, inputs))
         # A fixed value stays as it is, so that products with it stay so.
-        meets = any(isinstance(v, Tracer) and self.is_fixed(v) for v in inputs)
-        met = [id(v) in self._met for v in inputs]
-        if not meets and not any(met):
+        mixes = any(isinstance(v, Tracer) and self.is_fixed(v) for v in inputs)
+        mixed = [id(v) in self._mixed for v in inputs]
+        if not mixes and not any(mixed):
             return None
         if name not in _SUMS:
             inputs = [
-                self.guarded(v) if m or meets and not self.is_fixed(v) else v
-                for v, m in zip(inputs, met, strict=True)
+                self.guarded(v) if m or mixes and not self.is_fixed(v) else v
+                for v, m in zip(inputs, mixed, strict=True)
             ]
         results = run_one(eqn, inputs)
-        if meets or name in _SUMS:
-            self._met.update((id(value), value) for value in results)
+        if mixes or name in _SUMS:
+            self._mixed.update((id(value), value) for value in results)
         return results
 
 
@@ -185,22 +193,21 @@ def _poles(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     return list(filter(has_pole, eqns))
 
 
-def _select_branch(eqn: JaxprEqn, inputs: list[Any], place: _Place) -> list[Any]:
+def _select_branch(eqn: JaxprEqn, inputs: list[Any], scope: _Scope) -> list[Any]:
     """Run all branches and select the results of one.
 
     A branch that is not taken must not have results or derivatives that are infinite:
     with a cotangent of 0, those would make NaN. It gets zeros, and a number between 0
     and 1 where there are poles or large numbers become infinite. Weights and other
-    values that no step changes stay as they are, so that products with them stay so;
-    what they meet is 0, and so is the result.
+    values that no step changes stay as they are, see `_Scope`.
     """
     index, *operands = inputs
     branches = eqn.params["branches"]
     index = jnp.clip(index, 0, len(branches) - 1)
     results = []
     for k, branch in enumerate(branches):
-        taken = index == k if place.taken is None else place.taken & (index == k)
-        inside = _Place(taken, filter(place.is_fixed, operands))
+        taken = index == k if scope.taken is None else scope.taken & (index == k)
+        inside = _Scope(taken, filter(scope.is_fixed, operands))
         given = [a if inside.is_fixed(a) else inside.guarded(a) for a in operands]
         results.append(inside.run(branch, given))
     if len(branches) == 2:
@@ -212,16 +219,16 @@ def _select_branch(eqn: JaxprEqn, inputs: list[Any], place: _Place) -> list[Any]
     return found
 
 
-def _checkpoint_of_branch(eqn: JaxprEqn, inputs: list[Any], place: _Place) -> list[Any]:
+def _checkpoint_of_branch(eqn: JaxprEqn, inputs: list[Any], scope: _Scope) -> list[Any]:
     """Run what is under `jax.checkpoint` in a branch, under `jax.checkpoint` again."""
     (jaxpr,) = jaxprs_in_params(eqn.params)
-    fixed = [place.is_fixed(value) for value in inputs]
+    fixed = [scope.is_fixed(value) for value in inputs]
 
     def run(taken: Array, *inputs: Any) -> list[Any]:
-        inside = _Place(taken, it.compress(inputs, fixed))
+        inside = _Scope(taken, it.compress(inputs, fixed))
         return inside.run(ClosedJaxpr(jaxpr, ()), inputs)
 
-    return checkpoint_like(eqn, run)(place.taken, *inputs)
+    return checkpoint_like(eqn, run)(scope.taken, *inputs)
 
 
 def _guarded(taken: Array, value: Any, safe: float) -> Any:
@@ -231,7 +238,7 @@ def _guarded(taken: Array, value: Any, safe: float) -> Any:
     return lax.select_n(taken, jnp.full(aval.shape, safe, aval.dtype), value)
 
 
-def _unrolled(eqn: JaxprEqn, inputs: list[Any], place: _Place) -> list[Any]:
+def _unrolled(eqn: JaxprEqn, inputs: list[Any], scope: _Scope) -> list[Any]:
     """Run the iterations of an inner loop one after another."""
     params = eqn.params
     count, (num_consts, num_carry) = params["length"], scan_counts(params)
@@ -242,8 +249,8 @@ def _unrolled(eqn: JaxprEqn, inputs: list[Any], place: _Place) -> list[Any]:
     rows: list[list[Any]] = [[]] * count
     for i in reversed(order) if params["reverse"] else order:
         at = [lax.index_in_dim(a, i, keepdims=False) for a in per_iteration]
-        place.fix(list(it.compress(at, map(place.is_fixed, per_iteration))))
-        results = place.run(params["jaxpr"], [*consts, *carry, *at])
+        scope.fix(list(it.compress(at, map(scope.is_fixed, per_iteration))))
+        results = scope.run(params["jaxpr"], [*consts, *carry, *at])
         carry, rows[i] = results[:num_carry], results[num_carry:]
     if count == 0:
         found = [type_of(v) for v in eqn.outvars[num_carry:]]

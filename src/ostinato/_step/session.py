@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import _native
 from .._rnn.cpu import address, raise_error
+from .._sessions import MOST_COPIED
 from .description import operations_of
 from .jaxprs import type_of
 from .loop_programs import lower_forward
@@ -25,8 +26,6 @@ from .xla import Loop
 
 _ENDLESS = 2**62
 """More steps than a session ever makes."""
-_COPIED_BYTES = 2**18
-"""Larger inputs and outputs stay where they are: copies would take longer."""
 LARGEST_STATE = 2 * LARGEST_GIVEN
 """The largest integer in a state, for which programs have room between any steps."""
 _FIELDS = (
@@ -107,7 +106,7 @@ class Session:
         Returns:
             The outputs `[B, ...]`, new arrays, 0 where a sequence is not active.
         """
-        if self._size > _COPIED_BYTES:
+        if self._size > MOST_COPIED:
             lengths = None if active is None else active.astype(np.int32)
             return [a[0] for a in self.chunk([a[None] for a in inputs], 1, lengths)]
         for own, a in zip(self._at_step, inputs, strict=True):
