@@ -143,7 +143,7 @@ def steps(operand, program=(0,) * 6, **changes):
     options = dict(
         program=np.array(program, np.int64), constants=np.zeros(0), steps=np.int64(3),
         batch=np.int64(2), capacity=np.int64(-1), reverse=False, lengths=True,
-        wide=False,
+        wide=False, elements=np.int64(1),
     )  # fmt: skip
     return called("ostinato_step", shape(1), operand, **(options | changes))
 
@@ -215,6 +215,14 @@ OTHERS = {
     "step-program": (
         lambda: steps(jnp.zeros(2, jnp.int32), (0,) * 7),
         "the step program is too long",
+    ),
+    "step-members": (
+        lambda: steps(jnp.zeros(2, jnp.int32), elements=np.int64(2)),
+        "results have 1 elements, want a multiple of 2",
+    ),
+    "step-no-results": (
+        lambda: steps(jnp.zeros(2, jnp.int32), elements=np.int64(0)),
+        "want a multiple of 0",
     ),
     "step-tokens": (
         lambda: steps(jnp.zeros(2, jnp.int32), lengths=False, capacity=np.int64(3)),

@@ -173,6 +173,68 @@ def test_many_sequences_of_few_steps_run_as_scan():
 
 
 @native
+def test_few_sequences_of_narrow_rows_run_on_xla_without_gradients():
+    def gates(a, h, x, t):
+        z, r = jax.nn.sigmoid(a * h + x), jax.nn.sigmoid(x - a * h)
+        h = (1 - z) * h + z * jnp.tanh(x + a * r * h)
+        return h, h
+
+    def calls(batch, units, lengths=None):
+        """Return in what the native loop is called: without gradients, and with."""
+        x, h = jnp.ones((batch, 20, units)), jnp.ones((batch, units))
+        net = lambda a: ost.recurrent_net(  # noqa: E731
+            gates, x, h, params=a, seq_lengths=lengths
+        ).outputs.sum()
+        told = ost.explain(gates, x, h, params=0.5, seq_lengths=lengths)
+        found = [
+            "ostinato_step" in jax.jit(f).lower(0.5).as_text()
+            for f in (net, jax.grad(net))
+        ]
+        assert found[1] == (told.backend == "cpu")
+        assert ("without gradients on xla" in told.why) == (found[1] and not found[0])
+        return found
+
+    assert calls(16, 4) == [False, True]
+    assert calls(16, 8) == calls(16, 4, [9] * 16) == [True, True]
+
+
+@native
+def test_narrow_rows_of_columns_and_small_matrices_run_as_scan():
+    def pendulum(a, s, u, t):
+        for _ in range(4):
+            s = s + 0.05 * jnp.stack([s[:, 1], u - a * jnp.sin(s[:, 0])], 1)
+        return s, s
+
+    def covariance(a, p, x, t):
+        f = jnp.eye(p.shape[-1])[None] + 0.01 * x[:, :, None] * x[:, None, :]
+        p = jnp.einsum("bij,bjk,blk->bil", f, p, f) + a
+        return p, p
+
+    def backend(step, x, states):
+        return ost.explain(step, x, states, params=0.5).backend
+
+    x = jnp.ones((16, 20, 3))
+    assert backend(pendulum, x[..., 0], jnp.ones((16, 2))) == "xla"
+    assert backend(covariance, x, jnp.ones((16, 3, 3))) == "xla"
+    x = jnp.ones((16, 20, 4))
+    assert backend(covariance, x, jnp.ones((16, 4, 4))) == "cpu"
+
+
+@native
+def test_many_operations_on_a_number_of_each_sequence_train_natively():
+    def neuron(a, s, x, t):
+        v, w = s
+        for _ in range(8):
+            w = w + 0.01 * (jnp.exp(-v) - w)
+            v = v + 0.01 * (x - a * w * jnp.tanh(v))
+        return (v, w), v
+
+    states = jnp.ones(16), jnp.ones(16)
+    told = ost.explain(neuron, jnp.ones((16, 20)), states, params=0.5)
+    assert told.backend == "cpu" and "without gradients on xla" in told.why
+
+
+@native
 def test_several_sequences_of_narrow_rows_run_as_scan():
     def smooth(a, h, x, t):
         h = a * h + (1 - a) * jnp.sin(x + h)

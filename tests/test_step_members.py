@@ -1,4 +1,4 @@
-"""Loops under `vmap` over weights: the native loop of one member after another."""
+"""Loops under `vmap` over weights: native loops of the members, in one call."""
 
 import functools
 
@@ -156,7 +156,7 @@ def test_few_sequences_of_small_members_run_side_by_side():
 
 
 @native
-def test_large_members_run_one_by_one():
+def test_large_members_run_by_themselves():
     size = 640
 
     def step(p, h, x, t):
@@ -237,6 +237,77 @@ def test_narrow_types_equal_a_loop(dtype):
     got = jax.jit(jax.vmap(jax.grad(loss)))(params, x)
     want = loop(jax.jit(jax.grad(loss)), (params, x), (0, 0))
     jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@native
+@pytest.mark.parametrize("shared", ["inputs", "lengths", None])
+def test_many_members_are_shared_among_threads(configure, shared):
+    """Compare with calls of one member each, and with the equations in float64."""
+    count, units = 12, 32
+    maps = [draw(count, n, units).astype("float32") for n in (2, units, 1)]
+    p = dict(zip("wub", maps, strict=True))
+    p["b"] = p["b"][:, 0]
+    x = draw(count, ROWS, 40, 2).astype("float32")
+    h = draw(count, ROWS, units).astype("float32")
+    lengths = jnp.asarray(np.random.default_rng(1).integers(0, 41, (count, ROWS)))
+    axes = [0, 0, 0, 0]
+    if shared == "inputs":
+        x, axes[1] = x[0], None
+    elif shared == "lengths":
+        lengths, axes[3] = lengths[0], None
+    value = jax.value_and_grad(loss_of(leaky), WHICH)
+    many, alone = jax.jit(jax.vmap(value, axes)), jax.jit(value)
+    given = p, x, h, lengths
+    configure("avx512_amx", 2)
+    got = jax.device_get(many(*given))
+    configure("avx512_amx", 1)
+    jax.tree.map(np.testing.assert_array_equal, got, jax.device_get(many(*given)))
+    pairs = list(zip(given, axes, strict=True))
+    for i in range(count):
+        own = [a if axis is None else member(a, i) for a, axis in pairs]
+        jax.tree.map(np.testing.assert_array_equal, member(got, i), alone(*own))
+        if i in (0, 7):
+            wide = [jax.tree.map(lambda a: a.astype("float64"), a) for a in own[:3]]
+            want = by_numpy(*wide, own[3])
+            np.testing.assert_allclose(got[0][i], want, rtol=2e-5)
+
+
+def by_numpy(p, x, h, lengths):
+    """Return the loss of `leaky` by a loop over sequences and steps."""
+    p, x, h = jax.device_get((p, x, h))
+    total = 0.0
+    for row, length in enumerate(np.asarray(lengths)):
+        state = h[row]
+        for t in range(length):
+            inner = np.tanh(x[row, t] @ p["w"] + state @ p["u"] + p["b"])
+            state = 0.9 * state + 0.1 * inner
+            total += np.sin(state).sum()
+        held = x.shape[1] - length if length else 0
+        total += held * np.sin(state).sum() + (state**2).sum()
+    return total
+
+
+@native
+def test_integers_of_each_member_are_exact():
+    """Check large integers, which floats cannot hold, in one member of several."""
+
+    def step(p, h, x, t):
+        n, s = h
+        s = jnp.tanh(s @ p)
+        return (n + x, s), (n % 1000, s)
+
+    def run(p, n, s, x):
+        return ost.recurrent_net(step, x, (n, s), params=p)
+
+    units = 8
+    p = draw(MEMBERS, units, units)
+    s = draw(MEMBERS, ROWS, units)
+    n = jnp.array([[5] * ROWS, [2**30 + 1] * ROWS, [7] * ROWS], jnp.int32)
+    x = jnp.ones((MEMBERS, ROWS, T), jnp.int32)
+    got = jax.jit(jax.vmap(run))(p, n, s, x)
+    count = np.asarray(n)[..., None] + np.arange(T)
+    np.testing.assert_array_equal(got.outputs[0], count % 1000)
+    np.testing.assert_array_equal(got.states[0], np.asarray(n) + T)
 
 
 def test_members_over_devices_equal_a_loop():

@@ -185,6 +185,21 @@ void FinishSums(const StepLoop<T>& loop) {
   }
 }
 
+StepArray Next(const StepArray& array, int64_t n) {
+  return {static_cast<char*>(array.data) + n * array.elements * array.bytes,
+          array.elements, array.bytes};
+}
+
+StepCall CallOf(const StepCall& first, const StepMembers& members, int64_t n) {
+  StepCall call = first;
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    if (members.own_operands[i]) call.operands[i] = Next(first.operands[i], n);
+  }
+  for (StepArray& result : call.results) result = Next(result, n);
+  if (members.own_lengths) call.lengths += n * call.batch;
+  return call;
+}
+
 // Fills the capacity after the last sequence with zeros.
 template <typename T>
 void ClearUnused(const StepLoop<T>& loop) {
@@ -262,6 +277,21 @@ void RunSteps(const StepCall& given, const StepPanels<T>* packed) {
   ClearUnused(loop);
 }
 
+template <typename T>
+void RunMembers(const StepCall& first, const StepMembers& members) {
+  const int64_t lanes = KernelsOf<T>(CurrentKernels()).lanes;
+  const auto run = [&](int64_t n) { RunSteps<T>(CallOf(first, members, n)); };
+  // While this team has the helpers, the loops inside of it find none.
+  Team team(ThreadsFor(Work(first, lanes) * members.count));
+  if (members.count >= std::max(team.threads(), 2)) {
+    team.ForEach(members.count, run);
+    return;
+  }
+  for (int64_t n = 0; n < members.count; ++n) run(n);
+}
+
+template void RunMembers<float>(const StepCall& first, const StepMembers&);
+template void RunMembers<double>(const StepCall& first, const StepMembers&);
 template void RunSteps<float>(const StepCall& call, const StepPanels<float>*);
 template void RunSteps<double>(const StepCall& call, const StepPanels<double>*);
 

@@ -62,6 +62,23 @@ void RunSteps(const StepCall& call, const StepPanels<T>* packed = nullptr);
 extern template void RunSteps<float>(const StepCall& call, const StepPanels<float>*);
 extern template void RunSteps<double>(const StepCall& call, const StepPanels<double>*);
 
+// The loops of several members, such as the models of an ensemble. The arrays of a call
+// are those of the first member; those of the others follow where they have their own,
+// as they have of all results.
+struct StepMembers {
+  int64_t count;
+  std::vector<bool> own_operands;
+  bool own_lengths;
+};
+
+// Runs the loop of each member, on threads of their own if there are enough members.
+// The bits of all results are those of RunSteps for each. Throws as that does.
+template <typename T>
+void RunMembers(const StepCall& first, const StepMembers& members);
+
+extern template void RunMembers<float>(const StepCall& first, const StepMembers&);
+extern template void RunMembers<double>(const StepCall& first, const StepMembers&);
+
 }  // namespace ostinato::cpu
 
 #endif  // OSTINATO_CPU_STEP_LOOP_H_

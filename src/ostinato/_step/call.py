@@ -57,7 +57,8 @@ def call(
             mapped = zip(operands, axes, strict=True)
             batch = next(a.shape[k] for a, k in mapped if k >= 0)
         results = _shapes(lowered, loop, batch)
-        loop_of = jax.ffi.ffi_call("ostinato_step", results, vmap_method="sequential")
+        # Under `vmap`, one call runs the loops of all members.
+        loop_of = jax.ffi.ffi_call("ostinato_step", results, vmap_method="expand_dims")
         found = loop_of(
             *operands,
             program=np.array(lowered.program.numbers, np.int64),
@@ -68,6 +69,7 @@ def call(
             reverse=bool(reverse),
             lengths=bool(lengths),
             wide=lowered.dtype == jnp.float64,
+            elements=np.int64(sum(a.size for a in results)),
         )
         # In a shard_map, results vary over the axes over which operands do.
         return make_varying([*found, *operands])[: len(found)]

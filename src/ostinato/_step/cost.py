@@ -75,8 +75,26 @@ one term:
 | LSTM | 256, 1 | 0.69 | 0.48 |
 
 So 64 sequences and more of rows of fewer than 8 elements run as `lax.scan` if they have
-no such product and no lengths of their own. So do matrices of rows of up to 8, of any
-number of sequences. `hmm` is `logsumexp(a[:, :, None] + A, 1) + x`, 100 steps of N:
+no such product and no lengths of their own. Fewer sequences are quicker there in a pass
+without gradients, since XLA makes one kernel of the whole loop, and the native loop
+trains most as quickly or quicker, but not those that put rows together of columns. So
+these run as `lax.scan`, and of the others XLA runs the passes without gradients. 1000
+steps:
+
+| step | N, H | forward | training |
+|---|---|---|---|
+| van der Pol, of columns | 4, 2 | 0.07 | 0.81 |
+| | 32, 2 | 0.15 | 0.54 |
+| Lorenz, of columns | 16, 3 | 0.16 | 0.63 |
+| Hodgkin and Huxley | 4, 1 | 0.21 | 3.1 |
+| | 32, 1 | 0.62 | 2.2 |
+| three gates | 4, 4 | 0.34 | 1.8 |
+| | 16, 2 | 0.39 | 1.5 |
+| | 16, 7 | 0.97 | 2.3 |
+| | 32, 7 | 1.0 | 2.7 |
+
+Matrices of rows of up to 8 run as `lax.scan`, of any number of sequences. `hmm` is
+`logsumexp(a[:, :, None] + A, 1) + x`, 100 steps of N:
 
 | step | H | N = 4, forward | training | N = 16, forward | training |
 |---|---|---|---|---|---|
@@ -86,6 +104,10 @@ number of sequences. `hmm` is `logsumexp(a[:, :, None] + A, 1) + x`, 100 steps o
 | | 32 | 1.7 | 2.3 | 1.5 | 2.1 |
 | with `max` | 8 | 0.95 | 0.35 | 0.90 | 0.36 |
 | | 16 | 0.98 | 0.74 | 1.1 | 2.2 |
+| covariance of a filter, `F P F'` | 2 | 0.12 | 1.1 | 0.37 | 0.64 |
+| | 3 | 0.31 | 1.0 | 0.48 | 0.69 |
+| | 4 | 4.6 | 6.2 | 8.0 | 8.0 |
+| | 8 | 1.1 | 2.4 | 0.77 | 0.70 |
 
 XLA writes a part of an array that is a state into its place. So does the native loop
 where the part is an entry along one axis; it writes the array anew at each step where
@@ -129,8 +151,11 @@ _MANY_SEQUENCES, _FEW = 256, 1024
 _SEVERAL_SEQUENCES, _NARROW = 64, 8
 _ENTERING = 2**18
 """Multiply-adds that take about as long as it takes XLA to enter a branch."""
+_WRITTEN_OUT = 3
+"""Terms of a sum that XLA writes out in products of several pairs of matrices."""
 _LARGE = 2**15
 """Elements of a matrix: [256, 256] is multiplied before the loop, [64, 256] is not."""
+_JOINS = frozenset({"concatenate", "stack"})
 CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
 
@@ -150,13 +175,34 @@ def is_narrow(jaxpr: Jaxpr, batch: Any) -> bool:
     """Return whether rows fill no vector of a processor, and are many."""
     if is_symbolic_dim(batch) or _has_products(jaxpr):
         return False
-    equations = [eqn for eqn in equations_of(jaxpr) if not _writes_part(eqn)]
-    made = [type_of(v).shape for eqn in equations for v in eqn.outvars]
-    most = max(map(known_product, made), default=0)
-    if batch >= _SEVERAL_SEQUENCES and most < _NARROW * batch:
+    joins = any(e.primitive.name in _JOINS for e in equations_of(jaxpr))
+    if (batch >= _SEVERAL_SEQUENCES or joins) and _has_narrow_rows(jaxpr, batch):
         return True
+    made = _shapes_made(jaxpr)
+    most = max(map(known_product, made), default=0)
     row = max((known_product(s[-1:]) for s in made if len(s) > 1), default=0)
-    return row <= _NARROW and most > row * batch
+    return 0 < row <= _NARROW and most > row * batch
+
+
+def is_one_kernel(step: Step) -> bool:
+    """Return whether XLA makes about one kernel of a loop without gradients."""
+    *_, states = step.parts([type_of(v).shape for v in step.jaxpr.invars])
+    batch = next((shape[0] for shape in states if shape), 0)
+    if is_symbolic_dim(batch) or _has_products(step.jaxpr):
+        return False
+    few = all(known_product(shape) < _NARROW * batch for shape in states)
+    return few and _has_narrow_rows(step.jaxpr, batch)
+
+
+def _has_narrow_rows(jaxpr: Jaxpr, batch: int) -> bool:
+    """Return whether each operation makes few numbers for a sequence."""
+    return all(known_product(s) < _NARROW * batch for s in _shapes_made(jaxpr))
+
+
+def _shapes_made(jaxpr: Jaxpr) -> list[tuple[Any, ...]]:
+    """Return the shapes of results, but for arrays of which a part is written."""
+    equations = [eqn for eqn in equations_of(jaxpr) if not _writes_part(eqn)]
+    return [type_of(v).shape for eqn in equations for v in eqn.outvars]
 
 
 def writes_in_place(jaxpr: Jaxpr) -> bool:
@@ -214,12 +260,24 @@ def work_of(jaxpr: Jaxpr) -> int:
 
 
 def _has_products(jaxpr: Jaxpr) -> bool:
-    """Return whether a step has products with sums of more than one term."""
+    """Return whether a step has products with sums of several terms.
+
+    Those of the matrices of each sequence have few if XLA writes them out.
+    """
     return any(
         eqn.primitive.name == "conv_general_dilated"
-        or (eqn.primitive.name == "dot_general" and _terms_of(eqn) > 1)
+        or (
+            eqn.primitive.name == "dot_general"
+            and _terms_of(eqn) > (_WRITTEN_OUT if _is_batched(eqn) else 1)
+        )
         for eqn in equations_of(jaxpr)
     )
+
+
+def _is_batched(product: JaxprEqn) -> bool:
+    """Return whether a `dot_general` multiplies several pairs of matrices."""
+    _, (batch, _) = product.params["dimension_numbers"]
+    return bool(batch)
 
 
 def _terms_of(product: JaxprEqn) -> int:

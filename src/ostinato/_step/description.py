@@ -14,7 +14,7 @@ from .cuda import loops as cuda
 from .gradients import is_float
 from .jaxprs import Origins
 from .loop_programs import lower_backward, lower_forward
-from .native import check_available
+from .native import check_available, is_left_to_xla
 from .programs.lowered import Lowered
 from .programs.program import PRODUCT, Phase
 from .programs.values import Unsupported
@@ -108,6 +108,8 @@ def describe(loop: Loop, origins: Origins) -> tuple[str, str | None]:
         f"{_count(len(products) - hoisted, 'product')} a step, {hoisted} hoisted; "
         f"stored {stored or 'nothing'}"
     )
+    if is_left_to_xla(loop, None):
+        told += "; without gradients on xla: the rows are narrow"
     return told, None
 
 

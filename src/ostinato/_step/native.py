@@ -13,8 +13,9 @@ from .. import _native
 from .._typing import Array
 from . import tokens
 from .call import call, check_split
+from .cost import is_one_kernel
 from .gradients import is_float
-from .jaxprs import evaluate, split_at, split_by
+from .jaxprs import evaluate, split_at, split_by, type_of
 from .loop_programs import LoweredBackward, by_operand, lower_backward, lower_forward
 from .programs.lower import LARGEST_GIVEN
 from .programs.lowered import Lowered
@@ -56,6 +57,14 @@ def can_run(loop: Loop, wrt: Mask | None = None) -> bool:
     except Unsupported:
         return False
     return True
+
+
+def is_left_to_xla(loop: Loop, wrt: Mask | None) -> bool:
+    """Return whether XLA runs a loop, because it is quicker."""
+    asked = loop.backend is not None or loop.members is not None
+    if wrt is not None or asked or loop.masked:
+        return False
+    return is_one_kernel(loop.step)
 
 
 def _lower(loop: Loop, wrt: Mask | None) -> list[Lowered]:
@@ -151,18 +160,29 @@ def _all(
 def _if_exact(
     loop: Loop, operands: Sequence[Array], run: Callable, other: Callable
 ) -> Any:
-    """Return `run()`, or `other()` where floats cannot stand for integers of operands.
-
-    Numbers of steps are known to be small enough.
-    """
-    step, exact = loop.step, []
-    for i, a in enumerate(operands[: len(step.jaxpr.invars)]):
-        wide = jnp.issubdtype(a.dtype, jnp.integer) and jnp.iinfo(a.dtype).bits > 16
-        if wide and i - step.num_invariant not in step.counts:
-            exact.append(are_exact(a))
+    """Return `run()`, or `other()` where floats cannot stand for some integers."""
+    exact = [are_exact(operands[i]) for i in integers(loop)]
     if not exact:
         return run()
     return lax.cond(ft.reduce(jnp.logical_and, exact), run, other)
+
+
+def integers(loop: Loop) -> list[int]:
+    """Return the operands, by position, whose integers floats may not stand for.
+
+    Numbers of steps are known to be small enough.
+    """
+    step = loop.step
+    counts = {step.num_invariant + i for i in step.counts}
+    return [
+        i
+        for i, v in enumerate(step.jaxpr.invars)
+        if i not in counts and _is_wide_integer(type_of(v).dtype)
+    ]
+
+
+def _is_wide_integer(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits > 16
 
 
 def are_exact(a: Array) -> Array:

@@ -226,7 +226,8 @@ def _lower_on_cpus(
         one = _compat.is_on_one_device(ctx)
         may_split = one or (splits and not _compat.is_in_shard_map(ctx))
         elsewhere = _compat.is_for_export(ctx) or not may_split
-        rule = xla_rule if elsewhere else native_of(not one)
+        by_xla = elsewhere or native.is_left_to_xla(loop, wrt)
+        rule = xla_rule if by_xla else native_of(not one)
         if loop.members is not None and not elsewhere:
             alone = one and native.can_run(members.of_one(loop), wrt)
             rule = rule if alone else mapped_rule
@@ -286,12 +287,12 @@ def _native_loop(split: bool) -> Callable:
     def forward(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
         return native.forward(loop, wrt, operands, split)
 
-    return apart.lowered(members.forward(forward, members.one_by_one))
+    return apart.lowered(members.forward(forward, members.natively))
 
 
 def _native_back(split: bool) -> Callable:
     backward = ft.partial(mapped.backward_by, ft.partial(native.backward, split=split))
-    return apart.lowered(members.backward(backward, members.one_by_one))
+    return apart.lowered(members.backward(backward, members.natively))
 
 
 def _kernel_loop(*operands: Array, loop: Loop, wrt: Mask | None) -> list[Array]:
