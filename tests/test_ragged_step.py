@@ -429,3 +429,18 @@ def test_inputs_that_decide_alone_have_gradients_of_zero():
     first, other = jax.jit(slopes)(x, h, u)
     assert first.shape == x.shape and not first.any()
     assert other[:6].all() and not other[6:].any()
+
+
+@pytest.mark.parametrize("extra", [0, 3])
+@pytest.mark.parametrize("backend", [None, "xla"])
+def test_sequences_of_one_length(backend, extra):
+    data, (_, h, w) = draw(27 + extra, H), batch()
+    lengths = jnp.full(3, 9, jnp.int32)
+    x = ragged.RaggedArray(jnp.asarray(data), lengths, dim="n", max_length=9)
+    y, last = mapped(steps, x, h[:3], w, backend=backend)
+    for b in range(3):
+        state = np.asarray(h[b])
+        for t in range(9 * b, 9 * b + 9):
+            state = np.tanh(data[t] @ w["w"] + state @ w["u"] + w["b"][0])
+            np.testing.assert_allclose(y.data[t], state**2, atol=1e-12)
+        np.testing.assert_allclose(last[b], state, atol=1e-12)

@@ -297,3 +297,96 @@ def test_an_inner_loop_without_iterations_has_rows_of_none(backend):
     for t in range(3):
         h = np.tanh(h @ w + x[:, t])
         np.testing.assert_allclose(out[:, t], h, rtol=1e-10)
+
+
+def features(h, np):
+    return np.tile(h[:, :4], (1, 2))
+
+
+def squares(h, np):
+    """Repeat along two axes, of which one is new."""
+    return np.tile(h.reshape(-1, 2, 4), (1, 3, 2))[:, 1:5, 4:].reshape(-1, 16)[:, :8]
+
+
+def parts(h, np):
+    rows = h.reshape(-1, 2, 4)
+    split = jnp.unstack(rows, axis=2) if np is jnp else rows.transpose(2, 0, 1)
+    first, second, third, last = split
+    return np.concatenate([last, first * second, third, first], -1)
+
+
+def rows(h, np):
+    """Repeat what all sequences share for each of them."""
+    return h * np.tile(np.arange(8.0)[None], (h.shape[0], 1))
+
+
+def products(h, np):
+    return h - np.cumprod(h, -1)
+
+
+def products_from_the_end(h, np):
+    if np is jnp:
+        return jax.lax.cumprod(h, 1, reverse=True)
+    return np.cumprod(h[:, ::-1], -1)[:, ::-1]
+
+
+def least_so_far(h, np):
+    if np is jnp:
+        return h * jax.lax.cummin(h, 1)
+    return h * np.minimum.accumulate(h, 1)
+
+
+def where_all_are(h, np):
+    return h * np.where(np.all(h > -0.9, -1, keepdims=True), 2, 0.5)
+
+
+def where_one_of_two_is(h, np):
+    return np.where((h > 0) ^ (h[:, ::-1] > 0.2), h, 0.25)
+
+
+def spread(h, np):
+    """Put one number between two elements, and cut the ends."""
+    if np is jnp:
+        return jax.lax.pad(h, 0.5, ((0, 0, 0), (-3, -4, 1)))
+    wide = np.full((h.shape[0], 15), 0.5)
+    wide[:, ::2] = h
+    return wide[:, 3:-4]
+
+
+FUNCTIONS = [
+    features, squares, parts, rows, products, products_from_the_end, least_so_far,
+    where_all_are, where_one_of_two_is, spread,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_values_and_gradients(function, batch):
+    rng = np.random.default_rng(0)
+    w, x, h_0 = (rng.normal(size=s) for s in [(8, 8), (5, batch, 8), (batch, 8)])
+
+    def new(w, h, x, np):
+        return np.tanh(function(np.tanh(h), np) @ w + x)
+
+    def net(w):
+        def step(w, h, x, t):
+            h = new(w, h, x, jnp)
+            return h, h
+
+        out = ost.recurrent_net(
+            step, x, jnp.asarray(h_0), params=w, time_major=True, backend="cpu"
+        )
+        return jnp.sum(out.outputs), out.outputs
+
+    def loop(w, np):
+        h, outputs = h_0, []
+        for row in x:
+            h = new(w, h, row, np)
+            outputs.append(h)
+        return np.stack(outputs)
+
+    slopes, saving = fast_jit(jax.grad(net, has_aux=True))(w)
+    for got in (saving, fast_jit(net)(w)[1]):
+        np.testing.assert_allclose(got, loop(w, np), rtol=1e-10)
+    want = fast_jit(jax.grad(lambda w: jnp.sum(loop(w, jnp))))(w)
+    np.testing.assert_allclose(slopes, want, rtol=1e-9, atol=1e-9)

@@ -1,8 +1,10 @@
 """Steps that read rows of other sequences, parts of vectors and transposes."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closures import fast_jit
 
 import ostinato as ost
 
@@ -80,3 +82,54 @@ def test_a_transposed_input_is_not_the_input(backend):
     out = ost.recurrent_net(step, x, h, params=w, backend=backend).outputs
     np.testing.assert_array_equal(out[0], x)
     np.testing.assert_array_equal(out[1], np.transpose(x, (2, 1, 0)))
+
+
+pytestmark = native
+
+
+@pytest.mark.parametrize("batch", [3, 40])
+def test_gradients_of_rows_of_sequences_that_end_before_others(batch):
+    """Each row of `p` is of a sequence, and so is its gradient, 0 without steps."""
+    rng = np.random.default_rng(0)
+    p, x, h_0 = (rng.random(s) for s in [(batch, 4), (6, batch, 4), (batch, 4)])
+    lengths = np.resize([6, 2, 0], batch)
+
+    def loss(p, scale):
+        def step(p, h, x, t):
+            h = jnp.tanh(h * p + x)
+            return h, h
+
+        out = ost.recurrent_net(
+            step, x, jnp.asarray(h_0), params=p, seq_lengths=lengths, time_major=True,
+            padding="zero", backend="cpu",
+        )  # fmt: skip
+        return scale * jnp.sum(out.outputs)
+
+    got = fast_jit(jax.grad(loss))(jnp.asarray(p), 3.0)
+    want = np.zeros_like(p)
+    for b, length in enumerate(lengths):
+        h, slope = h_0[b], np.zeros(4)
+        for t in range(length):
+            new = np.tanh(h * p[b] + x[t, b])
+            slope = (1 - new**2) * (slope * p[b] + h)
+            h = new
+            want[b] += 3 * slope
+    np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
+@pytest.mark.parametrize("batch", [3, 40, 100])
+def test_what_all_sequences_have_stays_while_one_of_them_runs(batch):
+    lengths = np.where(np.arange(batch) == 1, 6, 2)
+    x, p = np.ones((6, batch, 4)), np.arange(1.0, 5)
+
+    def step(p, h, x, t):
+        alike = jnp.tanh(p * t.astype(x.dtype))
+        return jnp.tanh(h + x), jnp.broadcast_to(alike, x.shape)
+
+    out = ost.recurrent_net(
+        step, x, jnp.zeros((batch, 4)), params=p, seq_lengths=lengths, time_major=True,
+        padding="zero", backend="cpu",
+    ).outputs  # fmt: skip
+    for t in range(6):
+        want = np.where((t < lengths)[:, None], np.tanh(p * t), 0)
+        np.testing.assert_allclose(out[t], want, rtol=1e-10)

@@ -186,3 +186,192 @@ def test_products_of_parts_of_an_input_have_gradients_of_their_own(batch):
     parts = {name: params["w"][:k, 7 * n : 7 * n + 7]
              for n, (name, k) in enumerate(sizes.items())}  # fmt: skip
     check(parts_of_an_input, ({"u": params["u"], **parts}, x, states))
+
+
+N, T = 16, 5  # whole vectors, so that instructions are joined
+
+
+def draw(seed, *shape):
+    return 0.5 * np.random.default_rng(seed).standard_normal(shape)
+
+
+W, X, U = draw(0, N, N), draw(1, T, 3, N), draw(2, N, 2 * N)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_recomputed_product_that_is_added_to_and_multiplied(batch):
+    """The gradient of `v` is that of the product alone, without the vector."""
+    params = {"w": W, "u": draw(3, N, N), "v": draw(4, N, N), "b": draw(5, N)}
+    x, h_0 = jnp.asarray(X[:, :batch]), jnp.asarray(draw(6, batch, N))
+
+    def step(p, h, x, t):
+        product = x @ p["w"]
+        h = jnp.tanh(h @ p["u"] + (product + p["b"])) + product @ p["v"]
+        return h, h
+
+    def native(p):
+        out = ost.recurrent_net(
+            step, x, h_0, params=p, time_major=True, backend="cpu", recompute=True
+        )
+        return jnp.sum(jnp.sin(out.outputs))
+
+    def scanned(p):
+        run = lambda h, x: step(p, h, x, None)  # noqa: E731
+        return jnp.sum(jnp.sin(jax.lax.scan(run, h_0, x)[1]))
+
+    got, want = (fast_jit(jax.grad(loss))(params) for loss in (native, scanned))
+    for name, slope in want.items():
+        np.testing.assert_allclose(got[name], slope, rtol=1e-9, atol=1e-9)
+
+
+def values(step, params, states, batch):
+    """Return what the native loop makes of a step, and what a loop in NumPy does."""
+    run = lambda p, s, x, t: step(p, s, x, jnp)  # noqa: E731
+    states = [a[:batch] for a in states]
+    out = ost.recurrent_net(
+        run, X[:, :batch], [jnp.asarray(a) for a in states], params=params,
+        time_major=True, backend="cpu",
+    )  # fmt: skip
+    outputs = []
+    for t in range(T):
+        states, y = step(params, states, X[t, :batch], np)
+        outputs.append(y)
+    return (out.states, out.outputs), (states, np.stack(outputs))
+
+
+def check_values(step, params, states, batch):
+    """Compare the native loop with a loop in NumPy."""
+    got, want = values(step, params, states, batch)
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+
+
+PARTS = {
+    "one element for all": lambda y, np: np.broadcast_to(y[:, :1], y.shape),
+    "first half": lambda y, np: y[:, : N // 2],
+    "first half twice": lambda y, np: np.tile(y[:, : N // 2], (1, 2)),
+    "in reverse": lambda y, np: y[:, ::-1],
+}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_a_product_of_an_input_as_an_output(part, batch):
+    def step(p, s, x, np):
+        return [np.tanh(s[0] + x)], PARTS[part](x @ p, np)
+
+    check_values(step, W, [draw(7, 3, N)], batch)
+
+
+def halves_change_places(p, s, x, np):
+    gates = s[0] @ p
+    both = [np.tanh(gates[:, N:]), np.tanh(gates[:, :N])]
+    both = np.concatenate(both, -1)
+    return [np.tanh(s[0] + x * s[1][:, :N]), both], both
+
+
+def halves_of_a_state_change_places(p, s, x, np):
+    gates = s[0] @ p
+    both = [np.tanh(gates[:, N:]), np.tanh(gates[:, :N])]
+    h = np.tanh(s[0] + x * s[1][:, :N])
+    return [h, np.concatenate(both, -1)], h
+
+
+def halves_times_numbers(p, s, x, np):
+    """Multiply each half by a number of its own."""
+    gates, scales = s[0] @ p, np.tanh(x[:, :2])
+    h = np.tanh(gates[:, :N] * scales[:, :1] - gates[:, N:] * scales[:, 1:])
+    return [h, s[1] * 0.5], h
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    "step",
+    [halves_change_places, halves_of_a_state_change_places, halves_times_numbers],
+)
+def test_halves_that_are_no_whole(step, batch):
+    states = [draw(7, 3, N), draw(8, 3, 2 * N)]
+    check_values(step, U, states, batch)
+    states = tuple(jnp.asarray(a[:batch]) for a in states)
+
+    def run(p, s, x, t):
+        states, y = step(p, s, x, jnp)
+        return tuple(states), y
+
+    check(run, (jnp.asarray(U), jnp.asarray(X[:, :batch]), states))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_state_that_all_sequences_have_alike(batch):
+    params, states = draw(9, N), [jnp.asarray(a) for a in draw(8, 2, batch, N)]
+
+    def step(p, s, x, t):
+        k = jnp.broadcast_to(jnp.tanh(p * t.astype(x.dtype)), x.shape)
+        h = jnp.tanh(s[0] + x * s[1])
+        return [h, k], h
+
+    out = ost.recurrent_net(
+        step, X[:, :batch], states, params=params, time_major=True, backend="cpu"
+    )
+    h, k = states
+    for t in range(T):
+        h, k = np.tanh(h + X[t, :batch] * k), np.tanh(params * t)
+        np.testing.assert_allclose(out.outputs[t], h, rtol=1e-10)
+    np.testing.assert_allclose(out.states[1], np.tile(k, (batch, 1)), rtol=1e-10)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_products_that_start_from_two_vectors(batch):
+    params = {"w": draw(3, N, N), "u": draw(4, N, N), "a": draw(5, N), "b": draw(6, N)}
+
+    def step(p, s, x, np):
+        h = np.tanh((x @ p["w"] + p["a"]) + (s[0] @ p["u"] + p["b"]))
+        return [h], h
+
+    check_values(step, params, [draw(7, 3, N)], batch)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("step", [parts, of_inputs])
+def test_inputs_past_the_end_of_the_only_sequence_are_not_read(step, reverse):
+    params, x, states = arguments(21, 1, N)
+    x = x.at[12:].set(jnp.nan)
+
+    def native(p, length):
+        out = ost.recurrent_net(
+            step, x, states, params=p, time_major=True, padding="zero",
+            reverse=reverse, seq_lengths=length, backend="cpu",
+        )  # fmt: skip
+        return sum(jnp.sum(jnp.sin(a)) for a in jax.tree.leaves(out.outputs))
+
+    def scanned(p, _):
+        run = lambda s, at: step(p, s, *at)  # noqa: E731
+        steps = x[:12], jnp.arange(12)
+        outputs = jax.lax.scan(run, states, steps, reverse=reverse)[1]
+        return sum(jnp.sum(jnp.sin(a)) for a in jax.tree.leaves(outputs))
+
+    slopes = [fast_jit(jax.grad(loss)) for loss in (native, scanned)]
+    slopes[0](params, jnp.array([21]))  # leaves NaN in memory that is used again
+    got, want = (slope(params, jnp.array([12])) for slope in slopes)
+    for name, slope in want.items():
+        np.testing.assert_allclose(got[name], slope, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("part", [np.s_[:N], np.s_[N:], np.s_[3 : N + 3]])
+def test_products_of_parts_of_rows(part, batch):
+    """Each sequence has three rows, which are apart by more than what is read."""
+
+    def step(p, s, x, np):
+        rows = np.tanh(s[0][:, :, part] @ p + x[:, None])
+        return [0.5 * s[0] + np.concatenate([rows, -rows], -1)], rows
+
+    check_values(step, W, [draw(7, 3, 3, 2 * N)], batch)
+
+
+def test_a_vector_of_each_sequence_that_is_added_to_a_product():
+    def step(p, s, x, np):
+        return [np.tanh(s[0] @ p["u"] + p["own"]) + x], s[0]
+
+    params = {"u": draw(3, N, N), "own": draw(4, 3, N)}
+    check_values(step, params, [draw(7, 3, N)], 3)

@@ -184,3 +184,55 @@ def test_an_outer_product_is_written_in_the_order_in_which_it_is_read(name):
     assert forward is not None and int(forward[1]) < 20
     backward = re.search(r"(\d+) backward", told)
     assert backward is not None and int(backward[1]) < 40
+
+
+def both_ways(p, h, x, np):
+    """Multiply one factor by a matrix, and by the transpose of another."""
+    return np.tanh(h @ p["u"] + h @ p["v"].T + x)
+
+
+def some_at_a_time(p, h, x, np):
+    """Need what products give in operations that run for some sequences at a time."""
+    gate, new = np.tanh(h @ p["u"] - x), np.tanh(x @ p["v"])
+    z = np.tanh(gate * new + h)
+    return z + np.sin(z @ p["u"] * gate)
+
+
+def of_two(p, h, x, np):
+    angles = np.arctan2(h, x)
+    return np.sin(angles + (1.5 + h) ** x)
+
+
+@pytest.mark.parametrize(
+    "step, batch, size",
+    [(both_ways, 1, 16), (both_ways, 3, 16), (some_at_a_time, 70, 48)]
+    + [(of_two, batch, 150) for batch in (1, 3)],
+)
+def test_values_and_gradients(step, batch, size):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: 0.3 * rng.standard_normal(shape)  # noqa: E731
+    params = {"u": draw(size, size), "v": draw(size, size)}
+    x, h_0 = draw(3, batch, size), draw(batch, size)
+
+    def net(p):
+        def run(p, h, x, t):
+            h = step(p, h, x, jnp)
+            return h, h
+
+        out = ost.recurrent_net(
+            run, x, jnp.asarray(h_0), params=p, time_major=True, backend="cpu"
+        )
+        return jnp.sum(jnp.sin(out.outputs)), out.outputs
+
+    def loop(p, np):
+        h, outputs = h_0, []
+        for row in x:
+            h = step(p, h, row, np)
+            outputs.append(h)
+        return np.stack(outputs)
+
+    slopes, got = fast_jit(jax.grad(net, has_aux=True))(params)
+    np.testing.assert_allclose(got, loop(params, np), rtol=1e-9, atol=1e-9)
+    want = fast_jit(jax.grad(lambda p: jnp.sum(jnp.sin(loop(p, jnp)))))(params)
+    for name, slope in want.items():
+        np.testing.assert_allclose(slopes[name], slope, rtol=1e-9, atol=1e-9)

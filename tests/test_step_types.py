@@ -422,3 +422,20 @@ def test_the_least_short_integer_has_no_counterpart():
     for t in range(4):
         h = np.tanh(h @ np.asarray(p) - 1)
         np.testing.assert_allclose(out[0][:, t], h, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001])
+def test_nan_of_any_bits_stays_nan(bits):
+    x = np.full((2, 3, 5), bits, np.uint32).view(np.float32)
+
+    def step(p, h, x, t):
+        return 0.5 * h, (x + h).astype(jnp.bfloat16)
+
+    def copy(p, h, x, t):
+        return 0.5 * h, x.astype(jnp.bfloat16)
+
+    for run in (step, copy):
+        h = jnp.zeros((3, 5), jnp.float32)
+        out = ost.recurrent_net(run, x, h, params=(), time_major=True, backend="cpu")
+        assert out.outputs.dtype == jnp.bfloat16
+        assert np.isnan(np.asarray(out.outputs, np.float32)).all()

@@ -250,10 +250,12 @@ def check_result(result: Any, states: Any, batch: Any) -> tuple[Any, Any]:
                 f"of the initial state, got {dtype}"
             )
     for path, output in tree_flatten_with_path(outputs)[0]:
-        if jnp.shape(output)[:1] != (batch,):
+        shape = jnp.shape(output)
+        if shape[:1] != (batch,):
+            got = list(shape) if hasattr(output, "shape") else _checks.describe(output)
             raise ValueError(
                 f"`step` must return `outputs{keystr(path)}` with the shape [B, ...], "
-                f"B = {batch}, got {list(jnp.shape(output))}"
+                f"B = {batch}, got {got}"
             )
     return jax.tree.map(jnp.asarray, (new_states, outputs))
 
