@@ -112,16 +112,14 @@ def _window(p: Any, states: Any, x: Any, t: Any) -> Any:
 
 
 SHORT = [Size(20_000, 1, 8), Size(20_000, 16, 8), Size(4096, 4, 64), Size(256, 1, 64)]
+MEMBERS = [Size(1, 100, 8, members=100), Size(4, 100, 32, members=100)]
 MEMORY = [
     replaced
     for size in (Size(8, 100, 32, 16), Size(8, 100, 32, 64), Size(16, 100, 64, 500))
     for replaced in (size, size._replace(ragged=True))
 ]
 ROWS: dict[str, tuple[Step, list[Size]]] = {
-    "tanh": (
-        _tanh,
-        [*SHORT, Size(4, 5000, 3), Size(1, 100, 8, members=100)],
-    ),
+    "tanh": (_tanh, [*SHORT, Size(4, 5000, 3), *MEMBERS]),
     "smoothing": (_smoothing, [*SHORT, Size(2000, 100, 3)]),
     "level and trend": (_trend, [Size(20_000, 16, 1), Size(2000, 100, 3)]),
     "ring": (_ring, MEMORY),
@@ -130,7 +128,7 @@ ROWS: dict[str, tuple[Step, list[Size]]] = {
     "window": (_window, MEMORY[-2:]),
 }
 RECURRENCES = [Size(20_000, 1, 8), Size(20_000, 64, 1), Size(5000, 128, 1)]
-GRUS = [Size(20_000, 1, 8), Size(20_000, 16, 8), Size(1, 100, 8, members=100)]
+GRUS = [Size(20_000, 1, 8), Size(20_000, 16, 8), *MEMBERS]
 
 
 def main(
