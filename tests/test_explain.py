@@ -210,11 +210,14 @@ def test_narrow_rows_of_columns_and_small_matrices_run_as_scan():
         p = jnp.einsum("bij,bjk,blk->bil", f, p, f) + a
         return p, p
 
-    def backend(step, x, states):
-        return ost.explain(step, x, states, params=0.5).backend
+    def backend(step, x, states, **options):
+        return ost.explain(step, x, states, params=0.5, **options).backend
 
     x = jnp.ones((16, 20, 3))
     assert backend(pendulum, x[..., 0], jnp.ones((16, 2))) == "xla"
+    for batch, want in ((15, "cpu"), (16, "xla")):
+        u, lengths = x[:batch, :, 0], jnp.full(batch, 9)
+        assert backend(pendulum, u, jnp.ones((batch, 2)), seq_lengths=lengths) == want
     assert backend(covariance, x, jnp.ones((16, 3, 3))) == "xla"
     x = jnp.ones((16, 20, 4))
     assert backend(covariance, x, jnp.ones((16, 4, 4))) == "cpu"

@@ -78,14 +78,18 @@ So 64 sequences and more of rows of fewer than 8 elements run as `lax.scan` if t
 no such product and no lengths of their own. Fewer sequences are quicker there in a pass
 without gradients, since XLA makes one kernel of the whole loop, and the native loop
 trains most as quickly or quicker, but not those that put rows together of columns. So
-these run as `lax.scan`, and of the others XLA runs the passes without gradients. 1000
-steps:
+these run as `lax.scan`, with lengths of their own from 16 sequences on, and of the
+others without lengths XLA runs the passes without gradients. 1000 steps:
 
 | step | N, H | forward | training |
 |---|---|---|---|
 | van der Pol, of columns | 4, 2 | 0.07 | 0.81 |
 | | 32, 2 | 0.15 | 0.54 |
+| , with lengths | 16, 2 | 0.68 | 1.1 |
+| | 64, 2 | 0.60 | 0.76 |
 | Lorenz, of columns | 16, 3 | 0.16 | 0.63 |
+| , with lengths | 8, 3 | 0.54 | 1.1 |
+| | 64, 3 | 0.49 | 0.61 |
 | Hodgkin and Huxley | 4, 1 | 0.21 | 3.1 |
 | | 32, 1 | 0.62 | 2.2 |
 | three gates | 4, 4 | 0.34 | 1.8 |
@@ -148,7 +152,7 @@ from .split import PRODUCTS, Step
 
 _WITH_PRODUCTS, _WITHOUT = 64, 256
 _MANY_SEQUENCES, _FEW = 256, 1024
-_SEVERAL_SEQUENCES, _NARROW = 64, 8
+_SEVERAL_SEQUENCES, _SOME_SEQUENCES, _NARROW = 64, 16, 8
 _ENTERING = 2**18
 """Multiply-adds that take about as long as it takes XLA to enter a branch."""
 _WRITTEN_OUT = 3
@@ -171,13 +175,17 @@ def is_brief(jaxpr: Jaxpr, batch: Any, steps: Any) -> bool:
     return steps == 1 or steps * work_of(jaxpr) <= _FEW * batch
 
 
-def is_narrow(jaxpr: Jaxpr, batch: Any) -> bool:
+def is_narrow(jaxpr: Jaxpr, batch: Any, has_lengths: bool) -> bool:
     """Return whether rows fill no vector of a processor, and are many."""
     if is_symbolic_dim(batch) or _has_products(jaxpr):
         return False
-    joins = any(e.primitive.name in _JOINS for e in equations_of(jaxpr))
-    if (batch >= _SEVERAL_SEQUENCES or joins) and _has_narrow_rows(jaxpr, batch):
-        return True
+    if _has_narrow_rows(jaxpr, batch):
+        if any(e.primitive.name in _JOINS for e in equations_of(jaxpr)):
+            return not has_lengths or batch >= _SOME_SEQUENCES
+        if batch >= _SEVERAL_SEQUENCES and not has_lengths:
+            return True
+    if has_lengths:
+        return False
     made = _shapes_made(jaxpr)
     most = max(map(known_product, made), default=0)
     row = max((known_product(s[-1:]) for s in made if len(s) > 1), default=0)

@@ -170,7 +170,7 @@ def prepare(
             raise RunsAsScan(f"a step has too little work {lacking}")
         if is_batch and is_brief(step.jaxpr, batch, steps):
             raise RunsAsScan(f"so many sequences have too few steps {lacking}")
-        if is_batch and not has_lengths and is_narrow(step.jaxpr, batch):
+        if is_batch and is_narrow(step.jaxpr, batch, has_lengths):
             raise RunsAsScan(f"rows are too narrow {lacking}")
     reason = _unsupported_reason(step.jaxpr)
     precomputed = _precomputed_of(
