@@ -139,13 +139,13 @@ def advantages(masks=(0, 0, 0), dtype="float32"):
     )
 
 
-def steps(operand, program=(0,) * 6, **changes):
+def steps(operand, program=(0,) * 6, result=1, **changes):
     options = dict(
         program=np.array(program, np.int64), constants=np.zeros(0), steps=np.int64(3),
         batch=np.int64(2), capacity=np.int64(-1), reverse=False, lengths=True,
         wide=False, elements=np.int64(1),
     )  # fmt: skip
-    return called("ostinato_step", shape(1), operand, **(options | changes))
+    return called("ostinato_step", shape(result), operand, **(options | changes))
 
 
 def joined(*blocks, size=6, matrix=None, target="ostinato_join", cut=None):
@@ -163,6 +163,7 @@ def test_calls_that_add_up_are_none():
     filtered(floats(1, 3), floats(1, 2), floats(2, 5))
     advantages()
     steps(jnp.zeros(2, jnp.int32))
+    steps(jnp.zeros(2, jnp.int32), result=0)  # of no members
     for target in ("ostinato_join", "ostinato_split"):
         joined(target=target)
         joined((0, 0, 3, 3, 2, 0, 1), target=target)

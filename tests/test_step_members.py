@@ -287,6 +287,15 @@ def by_numpy(p, x, h, lengths):
     return total
 
 
+def test_no_members():
+    net = jax.vmap(loss_of(leaky), (0, None, None))
+    given = leaky_params(0), draw(ROWS, T, 2), draw(ROWS, H)
+    assert jax.jit(net)(*given).shape == (0,)
+    slopes = jax.jit(jax.grad(lambda *a: jnp.sum(net(*a)), WHICH))(*given)
+    assert slopes[0]["u"].shape == (0, H, H)
+    np.testing.assert_array_equal(slopes[1], 0 * given[1])
+
+
 @native
 def test_integers_of_each_member_are_exact():
     """Check large integers, which floats cannot hold, in one member of several."""

@@ -50,6 +50,7 @@ xffi::Error Step(xffi::Span<const int64_t> numbers, xffi::Span<const double> con
                      nullptr,
                      capacity};
   cpu::StepMembers members{MembersOf(results, elements), {}, false};
+  if (members.count == 0) return xffi::Error::Success();
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto buffer = arguments.get<xffi::AnyBuffer>(i).value();
     const bool own = members.count > 1 && buffer.dimensions().size() > 0 &&
