@@ -12,6 +12,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import ostinato as ost
 from ostinato import cells, ragged
+from ostinato._step.native import can_run
+from ostinato._step.split import Step
+from ostinato._step.xla import Loop
 
 MEMBERS, ROWS, T, H = 3, 5, 6, 4
 native = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
@@ -285,6 +288,42 @@ def by_numpy(p, x, h, lengths):
         held = x.shape[1] - length if length else 0
         total += held * np.sin(state).sum() + (state**2).sum()
     return total
+
+
+@pytest.mark.parametrize("segment", [None, 2])
+@pytest.mark.parametrize("own", [{"w", "u", "b"}, {"w", "u"}, {"u", "b"}])
+def test_gradients_of_two_levels_of_members(own, segment):
+    units, lengths = 8, jnp.array([6, 0, 3, 6, 1])
+    p = {"w": draw(3, 2, units), "u": draw(3, units, units), "b": draw(3)}
+    p = {name: a if name in own else a[0] for name, a in p.items()}
+    x, h = draw(ROWS, T, 2), draw(ROWS, units)
+    axes = {name: 0 if name in own else None for name in p}
+
+    loss = loss_of(leaky, segment_length=segment)
+
+    def scalar(p, x, h):
+        return loss(p | {"b": jnp.full(units, p["b"])}, x, h, lengths)
+
+    slope = jax.grad(scalar)
+    inner = jax.vmap(slope, (axes, None, None))
+    outer = {"w": None, "u": -1, "b": None}
+    given = p | {"u": jnp.stack([p["u"], 2 * p["u"]], -1)}
+    got = fast_jit(jax.vmap(inner, (outer, None, None)))(given, x, h)
+    for i, j in ((0, 0), (1, 2)):
+        one = {name: a[j] if name in own else a for name, a in p.items()}
+        want = fast_jit(slope)(one | {"u": (1 + i) * one["u"]}, x, h)
+        assert_trees_close({k: a[i, j] for k, a in got.items()}, want)
+
+
+@native
+def test_loops_with_sums_among_their_states_are_not_native():
+    """Check a loop as those of members of members are, backwards."""
+    step = jax.make_jaxpr(lambda h, total: (jnp.tanh(h), 2 * total))
+    loops = [
+        Loop(Step(step(draw(ROWS, H), total), 0, 0, 2), T, T, False, None, False, None)
+        for total in (draw(), draw(ROWS))
+    ]
+    assert [can_run(loop) for loop in loops] == [False, True]
 
 
 def test_no_members():
