@@ -124,7 +124,7 @@ class _Lowering:
     def _argument(self, i: int, aval: Any, kind: Given) -> Value:
         rows = kind.axis is not None
         shape = tuple(n for axis, n in enumerate(aval.shape) if axis != kind.axis)
-        if rows and aval.shape[kind.axis : kind.axis + 1] != (self.batch,):
+        if rows and self.batch not in aval.shape[kind.axis :][:1]:
             raise Unsupported("its values have another number of sequences")
         if kind.place is Place.STATE and not rows:
             raise Unsupported("a state has no axis of sequences")
