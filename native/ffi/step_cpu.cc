@@ -73,11 +73,10 @@ xffi::Error Step(xffi::Span<const int64_t> numbers, xffi::Span<const double> con
     members.own_lengths = members.own_operands.back();
     members.own_operands.pop_back();
   }
-  if (members.count == 1) {
-    wide ? cpu::RunSteps<double>(call) : cpu::RunSteps<float>(call);
+  if (wide) {
+    cpu::RunMembers<double>(call, members);
   } else {
-    wide ? cpu::RunMembers<double>(call, members)
-         : cpu::RunMembers<float>(call, members);
+    cpu::RunMembers<float>(call, members);
   }
   return xffi::Error::Success();
 }

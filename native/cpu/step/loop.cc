@@ -281,10 +281,10 @@ template <typename T>
 void RunMembers(const StepCall& first, const StepMembers& members) {
   const int64_t lanes = KernelsOf<T>(CurrentKernels()).lanes;
   const auto run = [&](int64_t n) { RunSteps<T>(CallOf(first, members, n)); };
-  // While this team has the helpers, the loops inside of it find none.
-  Team team(ThreadsFor(Work(first, lanes) * members.count));
-  if (members.count >= std::max(team.threads(), 2)) {
-    team.ForEach(members.count, run);
+  const int32_t threads = ThreadsFor(Work(first, lanes) * members.count);
+  if (members.count >= std::max(threads, 2)) {
+    // While this team has the helpers, the loops inside of it find none.
+    Team(threads).ForEach(members.count, run);
     return;
   }
   for (int64_t n = 0; n < members.count; ++n) run(n);

@@ -216,7 +216,7 @@ def _lower_on_cpus(
     Args:
         native_of: from whether arrays may be split over devices, to the rule that does.
         xla_rule: the rule for all other places.
-        mapped_rule: the rule for members that do not run one by one.
+        mapped_rule: the rule for members that do not run natively.
         splits: whether this JAX can split its arrays over devices.
     """
 
