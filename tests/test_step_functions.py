@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closures import fast_jit
+from numpy_loop import native_and_loop
 from test_step_hunt import B, T, assert_same, draw
 
 import ostinato as ost
@@ -368,22 +369,11 @@ def test_values_and_gradients(function, batch):
     def new(w, h, x, np):
         return np.tanh(function(np.tanh(h), np) @ w + x)
 
+    native, loop = native_and_loop(new, x, h_0)
+
     def net(w):
-        def step(w, h, x, t):
-            h = new(w, h, x, jnp)
-            return h, h
-
-        out = ost.recurrent_net(
-            step, x, jnp.asarray(h_0), params=w, time_major=True, backend="cpu"
-        )
-        return jnp.sum(out.outputs), out.outputs
-
-    def loop(w, np):
-        h, outputs = h_0, []
-        for row in x:
-            h = new(w, h, row, np)
-            outputs.append(h)
-        return np.stack(outputs)
+        outputs = native(w)
+        return jnp.sum(outputs), outputs
 
     slopes, saving = fast_jit(jax.grad(net, has_aux=True))(w)
     for got in (saving, fast_jit(net)(w)[1]):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closures import fast_jit
+from numpy_loop import native_and_loop
 
 import ostinato as ost
 
@@ -214,22 +215,11 @@ def test_values_and_gradients(step, batch, size):
     params = {"u": draw(size, size), "v": draw(size, size)}
     x, h_0 = draw(3, batch, size), draw(batch, size)
 
+    native, loop = native_and_loop(step, x, h_0)
+
     def net(p):
-        def run(p, h, x, t):
-            h = step(p, h, x, jnp)
-            return h, h
-
-        out = ost.recurrent_net(
-            run, x, jnp.asarray(h_0), params=p, time_major=True, backend="cpu"
-        )
-        return jnp.sum(jnp.sin(out.outputs)), out.outputs
-
-    def loop(p, np):
-        h, outputs = h_0, []
-        for row in x:
-            h = step(p, h, row, np)
-            outputs.append(h)
-        return np.stack(outputs)
+        outputs = native(p)
+        return jnp.sum(jnp.sin(outputs)), outputs
 
     slopes, got = fast_jit(jax.grad(net, has_aux=True))(params)
     np.testing.assert_allclose(got, loop(params, np), rtol=1e-9, atol=1e-9)
