@@ -16,98 +16,14 @@
 #include "cpu/step/follow.h"
 #include "cpu/step/gradients.h"
 #include "cpu/step/tile.h"
+#include "cpu/step/tiling.h"
 #include "cpu/step/weights.h"
 
 namespace ostinato::cpu {
 namespace {
 
-// Sequences of a tile. So many have what a step writes in the second-level cache, and
-// take far longer than making the tile.
-constexpr int64_t kFewRows = 32, kMostRows = 512, kTileBytes = 1 << 16;
-// Tiles for each thread, so that one that comes late finds some left.
-constexpr int64_t kTilesPerThread = 8;
-// A call with fewer vector operations is not worth waking a thread, and more threads
-// than one for each kWorthWaking of them are not.
-constexpr int64_t kWorthSharing = 1 << 16, kWorthWaking = 1 << 14;
 // Steps of a chunk that are worth a second thread that follows the first.
 constexpr int64_t kWorthFollowing = 48;
-
-// Vector operations of all steps.
-int64_t Work(const StepCall& call, int64_t lanes) {
-  int64_t work = 0;
-  for (const StepGradient& g : call.program.gradients) {
-    work += g.a.width * CeilDiv(g.b.width, lanes);
-  }
-  for (const StepInstruction& i : call.program.instructions) {
-    int64_t each = CeilDiv(i.width, lanes);
-    if (i.operation == kProduct) {
-      const StepWeight& weight = call.program.weights[i.weight];
-      each = weight.depth * CeilDiv(weight.columns, lanes);
-    }
-    work += each * RowsTouched(i);
-  }
-  return work * call.steps * call.batch;
-}
-
-// Sequences of a tile at most.
-int64_t RowsOf(const StepCall& call, int64_t threads, int64_t bytes) {
-  int64_t elements = call.program.row_elements;
-  for (const StepBuffer& buffer : call.program.buffers) {
-    if (buffer.place != Place::kState || !buffer.rows) continue;
-    elements += (buffer.in_place ? 1 : 2) * buffer.width;
-  }
-  const int64_t fit = kTileBytes / (elements * bytes + 1);
-  const int64_t shared = CeilDiv(call.batch, kTilesPerThread * threads);
-  return std::clamp<int64_t>(std::min(fit, shared), kFewRows, kMostRows);
-}
-
-int32_t ThreadsFor(int64_t work) {
-  if (work < kWorthSharing) return 1;
-  return static_cast<int32_t>(std::min<int64_t>(1 + work / kWorthWaking, NumThreads()));
-}
-
-// The groups of each tile.
-std::vector<std::vector<int64_t>> Tiles(int64_t groups, int64_t count, bool deal) {
-  std::vector<std::vector<int64_t>> tiles(count);
-  for (int64_t g = 0; g < groups; ++g) {
-    // Groups are in the order of falling length: dealt, tiles get as much of each.
-    tiles[deal ? g % count : g * count / groups].push_back(g);
-  }
-  return tiles;
-}
-
-// Steps at a time: so many that what lives for a chunk stays in the caches.
-int64_t ChunkOf(const StepCall& call, int64_t bytes) {
-  // One sequence has little to read at a step, and may read it from farther away.
-  const int64_t most_bytes = int64_t{1} << (call.batch == 1 ? 22 : 20);
-  int64_t width = 0;
-  for (const StepBuffer& buffer : call.program.buffers) {
-    const bool input = buffer.place == Place::kInput;
-    bool ours = buffer.place == Place::kChunk;
-    if (input || buffer.place == Place::kOutput) {
-      const StepArray& array = (input ? call.operands : call.results)[buffer.array];
-      ours = call.lengths != nullptr || array.bytes != bytes;
-    }
-    if (ours) width += buffer.width;
-  }
-  // Sequences that have a step, on average.
-  int64_t rows = call.batch;
-  if (call.lengths != nullptr) {
-    int64_t tokens = 0;
-    for (int64_t b = 0; b < call.batch; ++b) {
-      tokens += std::clamp<int64_t>(call.lengths[b], 0, call.steps);
-    }
-    rows = CeilDiv(tokens, std::max<int64_t>(call.steps, 1));
-  }
-  rows = std::max<int64_t>(rows, 1);
-  int64_t steps = std::max<int64_t>(most_bytes / (width * rows * bytes + 1), 1);
-  // Sums of several sequences grow by each step, and are put aside after a chunk.
-  if (call.batch > 1) steps = std::min(steps, kStepsOfASum);
-  // Gradients are quickest to add up for many tokens, a multiple of this.
-  const int64_t whole = std::max<int64_t>(256 / rows, 1);
-  return std::min(steps > whole ? steps / whole * whole : steps,
-                  std::max<int64_t>(call.steps, 1));
-}
 
 template <typename T>
 T* ResultOf(const StepCall& call, const StepBuffer& sum) {
@@ -127,22 +43,17 @@ StepLoop<T> LoopOf(const StepCall& call, const StepPanels<T>* packed, Scratch& s
   }
   loop.chunk = ChunkOf(call, sizeof(T));
   loop.group = call.batch >= 16 ? 4 : 1;
-  loop.order.resize(call.batch);
-  std::iota(loop.order.begin(), loop.order.end(), 0);
-  loop.lengths.assign(call.batch, call.steps);
+  std::vector<int64_t> lengths(call.batch, call.steps);
   if (call.lengths != nullptr) {
-    std::vector<int64_t> lengths(call.batch);
     int64_t left = call.capacity >= 0 ? call.capacity : call.steps * call.batch;
     for (int64_t b = 0, first = 0; b < call.batch; ++b, first += lengths[b - 1]) {
       lengths[b] = std::clamp<int64_t>(call.lengths[b], 0, std::min(call.steps, left));
       left -= lengths[b];
       if (call.capacity >= 0) loop.offsets.push_back(first);
     }
-    const auto length = [&](int64_t row) { return lengths[row]; };
-    std::stable_sort(loop.order.begin(), loop.order.end(),
-                     [&](int64_t a, int64_t b) { return length(a) > length(b); });
-    std::transform(loop.order.begin(), loop.order.end(), loop.lengths.begin(), length);
   }
+  loop.order = OrderOf(lengths);
+  for (const int64_t row : loop.order) loop.lengths.push_back(lengths[row]);
   const int64_t groups = CeilDiv(call.batch, loop.group);
   for (const StepBuffer& buffer : call.program.buffers) {
     const bool sums = buffer.place == Place::kSum && !buffer.rows;
@@ -232,14 +143,11 @@ void RunSteps(const StepCall& given, const StepPanels<T>* packed) {
   }
   Scratch scratch;
   const int64_t lanes = KernelsOf<T>(CurrentKernels()).lanes;
-  Team team(ThreadsFor(Work(call, lanes)));
+  Team team(ThreadsFor(call, lanes));
   const StepLoop<T> loop = LoopOf<T>(call, packed, scratch, team);
 
-  const int64_t groups = CeilDiv(call.batch, loop.group);
-  const int64_t wanted = std::max<int64_t>(
-      CeilDiv(call.batch, RowsOf(call, team.threads(), sizeof(T))), team.threads());
   std::vector<std::unique_ptr<StepTile<T>>> tiles;
-  for (auto& own : Tiles(groups, std::min(groups, wanted), call.lengths != nullptr)) {
+  for (auto& own : TilesOf(call, loop.lengths, loop.group, sizeof(T), team.threads())) {
     tiles.push_back(std::make_unique<StepTile<T>>(loop, std::move(own), tiles.empty()));
   }
   StepGradients<T> gradients(loop, tiles);
@@ -281,7 +189,7 @@ template <typename T>
 void RunMembers(const StepCall& first, const StepMembers& members) {
   const int64_t lanes = KernelsOf<T>(CurrentKernels()).lanes;
   const auto run = [&](int64_t n) { RunSteps<T>(CallOf(first, members, n)); };
-  const int32_t threads = ThreadsFor(Work(first, lanes) * members.count);
+  const int32_t threads = ThreadsFor(first, lanes, members.count);
   if (members.count >= std::max(threads, 2)) {
     // While this team has the helpers, the loops inside of it find none.
     Team(threads).ForEach(members.count, run);

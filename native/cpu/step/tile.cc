@@ -1,7 +1,6 @@
 #include "cpu/step/tile.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "cpu/network/network.h"
@@ -24,7 +23,9 @@ StepTile<T>::StepTile(const StepLoop<T>& loop, std::vector<int64_t> groups, bool
     const int64_t begin = group * loop.group;
     const int64_t end = std::min(begin + loop.group, loop.call.batch);
     for (int64_t slot = begin; slot < end; ++slot) {
-      rows_.push_back(loop.order[slot]);
+      const int64_t row = loop.order[slot];
+      rows_.push_back(row);
+      first_rows_.push_back(loop.offsets.empty() ? row : loop.offsets[row]);
       lengths_.push_back(loop.lengths[slot]);
     }
   }
@@ -92,7 +93,7 @@ void StepTile<T>::Locate(int64_t index) {
             static_cast<T*>(array.data) + (buffer.rows ? rows_[0] * buffer.width : 0);
       } else {
         live.at = scratch_.Take<T>(count);
-        CopyIn(array, 0, buffer, size(), live.at);
+        ReadRows(array, RowsAt(buffer, 0, 0, size()), live.at);
       }
       return;
     }
@@ -116,7 +117,7 @@ void StepTile<T>::Locate(int64_t index) {
     case Place::kState:
       // Both, since a sequence may begin after the others.
       live.at = live.other = scratch_.Take<T>(count);
-      CopyIn(call.operands[buffer.array], 0, buffer, size(), live.at);
+      ReadRows(call.operands[buffer.array], RowsAt(buffer, 0, 0, size()), live.at);
       if (buffer.in_place) return;
       live.other = scratch_.Take<T>(count);
       std::copy_n(live.at, count, live.other);
@@ -131,33 +132,15 @@ void StepTile<T>::Locate(int64_t index) {
 }
 
 template <typename T>
-int64_t StepTile<T>::ElementAt(const StepBuffer& buffer, int64_t n, int64_t r) const {
+ArrayRows StepTile<T>::RowsAt(const StepBuffer& buffer, int64_t n, int64_t begin,
+                              int64_t end) const {
+  static constexpr int64_t kShared = 0;
   const bool steps = buffer.place == Place::kInput || buffer.place == Place::kOutput;
   const int64_t t = steps ? loop_.StepAt(n) : 0;
-  if (!buffer.rows) return t * buffer.width;
-  const bool apart = !steps || loop_.offsets.empty();
-  const int64_t row =
-      apart ? t * loop_.call.batch + rows_[r] : loop_.offsets[rows_[r]] + t;
-  return row * buffer.width;
-}
-
-template <typename T>
-void StepTile<T>::CopyIn(const StepArray& array, int64_t n, const StepBuffer& buffer,
-                         int64_t rows, T* to) const {
-  rows = buffer.rows ? rows : 1;
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t at = ElementAt(buffer, n, r);
-    ReadElements(array, at, buffer.width, to + r * buffer.width);
-  }
-}
-
-template <typename T>
-void StepTile<T>::CopyOut(const StepArray& array, int64_t n, const StepBuffer& buffer,
-                          int64_t begin, int64_t end, const T* from) const {
-  for (int64_t r = begin; r < end; ++r) {
-    const int64_t at = ElementAt(buffer, n, r);
-    WriteElements(array, at, buffer.width, from + r * buffer.width);
-  }
+  if (!buffer.rows) return {&kShared, t, 1, buffer.width};
+  const int64_t* const at = (steps ? first_rows_ : rows_).data() + begin;
+  return {at, t * (loop_.offsets.empty() ? loop_.call.batch : 1), end - begin,
+          buffer.width};
 }
 
 template <typename T>
@@ -241,7 +224,7 @@ void StepTile<T>::ReadInputs(int64_t begin, int64_t end) {
     if (buffer.place != Place::kInput || live_[i].chunk == nullptr) continue;
     const StepArray& array = loop_.call.operands[buffer.array];
     for (int64_t n = begin; n < end; ++n) {
-      CopyIn(array, n, buffer, ActiveInChunk(n), Start(i, n));
+      ReadRows(array, RowsAt(buffer, n, 0, ActiveInChunk(n)), Start(i, n));
     }
   }
 }
@@ -276,12 +259,9 @@ void StepTile<T>::End(int64_t end) {
     const StepArray& array = loop_.call.results[buffer.array];
     for (int64_t n = begin_; n < end; ++n) {
       const int64_t active = ActiveAt(n);
-      CopyOut(array, n, buffer, 0, active, Start(i, n));
-      for (int64_t r = active; loop_.offsets.empty() && r < size(); ++r) {
-        const int64_t at = ElementAt(buffer, n, r);
-        std::memset(static_cast<char*>(array.data) + at * array.bytes, 0,
-                    buffer.width * array.bytes);
-      }
+      WriteRows(array, RowsAt(buffer, n, 0, active), Start(i, n));
+      if (!loop_.offsets.empty()) continue;
+      ClearRows<T>(array, RowsAt(buffer, n, active, size()));
     }
   }
 }
@@ -295,8 +275,7 @@ void StepTile<T>::WriteShared(int64_t index, int64_t end) {
     T* const row = Start(index, n);
     if (ActiveAt(n) == 0) std::fill_n(row, buffer.width, T{0});
     if (live_[index].chunk == nullptr) continue;
-    WriteElements(loop_.call.results[buffer.array], loop_.StepAt(n) * buffer.width,
-                  buffer.width, row);
+    WriteRows(loop_.call.results[buffer.array], RowsAt(buffer, n, 0, 1), row);
   }
 }
 
@@ -350,10 +329,11 @@ void StepTile<T>::Finish() {
       for (int64_t r = 0; r < size(); ++r) {
         const int64_t since = call.reverse ? 0 : call.steps - lengths_[r];
         const T* const from = since % 2 == 0 ? state.at : state.other;
-        CopyOut(call.results[buffer.offset], 0, buffer, r, r + 1, from);
+        WriteRows(call.results[buffer.offset], RowsAt(buffer, 0, r, r + 1),
+                  from + r * buffer.width);
       }
     } else if (buffer.place == Place::kSum && buffer.rows) {
-      CopyOut(call.results[buffer.array], 0, buffer, 0, size(), live_[i].at);
+      WriteRows(call.results[buffer.array], RowsAt(buffer, 0, 0, size()), live_[i].at);
     }
   }
 }

@@ -8,6 +8,7 @@
 #include "cpu/kernels/kernels.h"
 #include "cpu/runtime/scratch.h"
 #include "cpu/runtime/team.h"
+#include "cpu/step/arrays.h"
 #include "cpu/step/loop.h"
 
 namespace ostinato::cpu {
@@ -27,7 +28,7 @@ struct StepLoop {
   // to, and what those before do, null where all steps are few. A single chain of
   // additions over all steps would lose digits.
   std::vector<T*> sums = {}, earlier_sums = {};
-  std::vector<int64_t> order = {};    // of sequences, by falling length
+  std::vector<int64_t> order = {};    // of sequences, see OrderOf
   std::vector<int64_t> lengths = {};  // in that order
   // The first row of each sequence; none unless they lie one after another.
   std::vector<int64_t> offsets = {};
@@ -184,13 +185,10 @@ class StepTile {
   void MultiplyRows(const Bound& bound, Range steps, int64_t task, size_t first,
                     size_t last) const;
 
-  // The first element in an array of the row of our sequence r, or of what all share,
+  // The rows in an array of our sequences begin .. end - 1, or the one that all share,
   // at step n where the array has steps.
-  int64_t ElementAt(const StepBuffer& buffer, int64_t n, int64_t r) const;
-  void CopyIn(const StepArray& array, int64_t n, const StepBuffer& buffer, int64_t rows,
-              T* to) const;
-  void CopyOut(const StepArray& array, int64_t n, const StepBuffer& buffer,
-               int64_t begin, int64_t end, const T* from) const;
+  ArrayRows RowsAt(const StepBuffer& buffer, int64_t n, int64_t begin,
+                   int64_t end) const;
   int64_t size() const { return rows_.size(); }
   // Rows of the chunk before step n.
   int64_t RowsBefore(int64_t n) const { return first_row_[n - begin_]; }
@@ -204,9 +202,10 @@ class StepTile {
   const std::vector<int64_t> groups_;
   const bool first_;
   Scratch scratch_;
-  std::vector<int64_t> rows_;     // its sequences
-  std::vector<int64_t> lengths_;  // of these
-  std::vector<Live> live_;        // by buffer
+  std::vector<int64_t> rows_;        // its sequences
+  std::vector<int64_t> first_rows_;  // at step 0 of arrays that have steps
+  std::vector<int64_t> lengths_;     // of its sequences
+  std::vector<Live> live_;           // by buffer
   std::vector<Moving> moving_;
   std::vector<size_t> next_;  // those of states after a step
   std::vector<Block> blocks_;
