@@ -107,8 +107,9 @@ def pytest_unconfigure():
 
 @pytest.fixture
 def configure():
-    """Sets instruction set, or emulated tiles, and threads.
+    """Sets instruction set, or emulated tiles, and threads of calls that begin later.
 
+    JAX may begin one after it has returned: wait for results before the next setting.
     Afterwards those of the environment return.
     """
     library = _native.status().library

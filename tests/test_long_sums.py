@@ -220,7 +220,7 @@ def test_long_sums_have_the_same_bits_on_every_run(size, configure):
     run, found = jax.jit(jax.grad(loss)), []
     for threads in (1, 2, 2, 2, 3):
         configure(_native.cpu_features().isa, threads)
-        found.append(run(p))
+        found.append(jax.block_until_ready(run(p)))
     for other in found[1:]:
         jax.tree.map(assert_same_bits, other, found[0])
 

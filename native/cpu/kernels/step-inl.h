@@ -155,6 +155,16 @@ void RowSum(typename V::Element* out, int64_t out_stride,
   constexpr int64_t kChains = 4, kStep = kChains * V::kLanes;
   const StepOperand<T>& a = operands[0];
   const StepOperand<T>& b = operands[kProduct ? 1 : 0];
+  if (width < V::kLanes) {
+    for (int64_t r = 0; r < rows; ++r, out += out_stride) {
+      T total = 0;
+      for (int64_t i = 0; i < width; ++i) {
+        total += ElementOf(a, r, i) * (kProduct ? ElementOf(b, r, i) : T{1});
+      }
+      *out = total;
+    }
+    return;
+  }
   for (int64_t r = 0; r < rows; ++r, out += out_stride) {
     Reg<V> sums[kChains] = {V::Set(0), V::Set(0), V::Set(0), V::Set(0)};
     Reg<V> earlier = V::Set(0);
@@ -222,11 +232,13 @@ void RowMax(typename V::Element* out, int64_t out_stride,
     }
     T lanes[V::kLanes];
     V::Store(lanes, most);
-    for (const T lane : lanes) {
-      x = V::Set(lane);
-      most = kLarger(most, x, x);
+    if (width >= V::kLanes) {  // else all lanes are the same
+      for (const T lane : lanes) {
+        x = V::Set(lane);
+        most = kLarger(most, x, x);
+      }
+      V::Store(lanes, most);
     }
-    V::Store(lanes, most);
     *out = lanes[0];
   }
 }

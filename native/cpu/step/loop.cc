@@ -42,7 +42,7 @@ StepLoop<T> LoopOf(const StepCall& call, const StepPanels<T>* packed, Scratch& s
     loop.panels = PackWeights<T>(call, take, team);
   }
   loop.chunk = ChunkOf(call, sizeof(T));
-  loop.group = call.batch >= 16 ? 4 : 1;
+  loop.group = GroupOf(call);
   std::vector<int64_t> lengths(call.batch, call.steps);
   if (call.lengths != nullptr) {
     int64_t left = call.capacity >= 0 ? call.capacity : call.steps * call.batch;
@@ -63,7 +63,7 @@ StepLoop<T> LoopOf(const StepCall& call, const StepPanels<T>* packed, Scratch& s
     const bool alone = sums && groups == 1;  // in the result itself
     loop.sums.push_back(alone ? ResultOf<T>(call, buffer) : take(sums));
     if (alone) std::fill_n(loop.sums.back(), buffer.width, T{0});
-    loop.earlier_sums.push_back(take(sums && call.steps > kStepsOfASum));
+    loop.earlier_sums.push_back(take(sums && call.steps > StepsOfASum(loop.group)));
   }
   return loop;
 }

@@ -247,7 +247,7 @@ void StepTile<T>::PutSumsAside() {
 template <typename T>
 void StepTile<T>::End(int64_t end) {
   summed_ += end - begin_;
-  if (summed_ >= kStepsOfASum) {
+  if (summed_ >= StepsOfASum(loop_.group)) {
     PutSumsAside();
     summed_ = 0;
   }

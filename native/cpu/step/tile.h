@@ -43,8 +43,8 @@ inline int64_t PartsOf(const Team& team) { return int64_t{2} * team.threads(); }
 // Elements of a function between two times at which caches are asked for lines.
 inline constexpr int64_t kPiece = 128;
 
-// Sums begin anew after the chunk with which they have so many steps.
-inline constexpr int64_t kStepsOfASum = 1024;
+// The steps of a sum over groups of so many sequences, which then begins anew.
+constexpr int64_t StepsOfASum(int64_t group) { return group < 4 ? 1024 : 4096 / group; }
 
 template <typename T>
 class StepTile {
@@ -106,6 +106,7 @@ class StepTile {
   struct Bound {
     const StepInstruction* instruction;
     StepFunction<T> function;  // null: a product
+    StepFunction<T> row_sum;   // if it adds up numbers that lie in a row; else null
     StepRow<T> row;            // if all sequences together are one row; else null
     int count;                 // operands
     bool sums;                 // it adds up sequences, each group by itself
@@ -134,6 +135,7 @@ class StepTile {
   // tile_bind.cc
   Program Bind(Phase phase);
   Bound BindOne(const StepInstruction& instruction);
+  StepFunction<T> RowSumOf(const Bound& bound) const;
   void BindRow(Bound& bound) const;
   void BindBlocks(Bound& bound);
   void PlaceTemporaries(Program& program);

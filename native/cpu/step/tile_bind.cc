@@ -66,9 +66,25 @@ auto StepTile<T>::BindOne(const StepInstruction& i) -> Bound {
     BindBlocks(bound);
   } else {
     bound.function = loop_.step_kernels.function[i.operation];
+    bound.row_sum = RowSumOf(bound);
     BindRow(bound);
   }
   return bound;
+}
+
+// A function for the numbers of a group, faster than one for columns of one element.
+template <typename T>
+StepFunction<T> StepTile<T>::RowSumOf(const Bound& bound) const {
+  const StepInstruction& i = *bound.instruction;
+  const auto operation = static_cast<Operation>(i.operation);
+  const bool product = operation == Operation::column_sum_product;
+  if (!bound.sums || !(product || operation == Operation::column_sum)) return nullptr;
+  if (i.width > 1) return nullptr;
+  for (int k = 0; k < bound.count; ++k) {
+    if (i.operands[k].row_stride != 1) return nullptr;
+  }
+  const auto sum = product ? Operation::row_sum_product : Operation::row_sum;
+  return loop_.step_kernels.function[static_cast<int>(sum)];
 }
 
 template <typename T>

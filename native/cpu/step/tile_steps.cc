@@ -105,6 +105,12 @@ void StepTile<T>::SumGroups(const Bound& bound, int64_t first, int64_t rows) {
     T* const out =
         *bound.out + instruction.result.offset + groups_[first / loop_.group] * width;
     const int64_t count = std::min(loop_.group, end - first);
+    if (bound.row_sum != nullptr) {
+      T sum;
+      bound.row_sum(&sum, 0, operands, 1, count);
+      *out += sum;
+      continue;
+    }
     if (!Indexes(static_cast<Operation>(instruction.operation))) {
       bound.function(out, 0, operands, count, instruction.width);
       continue;

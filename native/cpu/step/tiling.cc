@@ -20,6 +20,8 @@ constexpr int64_t kTilesPerThread = 8;
 // Sequences that are sorted among each other. In arrays they are neighbours, so that
 // few tiles share a cache line where rows are narrow.
 constexpr int64_t kBand = 512;
+// Sequences of a group, and the elements of a row from which on few are enough.
+constexpr int64_t kLeastGroup = 4, kLargestGroup = 32, kWideRow = 8;
 // A call with fewer vector operations is not worth waking a thread, and more threads
 // than one for each kWorthWaking of them are not.
 constexpr int64_t kWorthSharing = 1 << 16, kWorthWaking = 1 << 14;
@@ -100,11 +102,19 @@ int64_t ChunkOf(const StepCall& call, int64_t bytes) {
   rows = std::max<int64_t>(rows, 1);
   int64_t steps = std::max<int64_t>(most_bytes / (width * rows * bytes + 1), 1);
   // Sums of several sequences grow by each step, and are put aside after a chunk.
-  if (call.batch > 1) steps = std::min(steps, kStepsOfASum);
+  if (call.batch > 1) steps = std::min(steps, StepsOfASum(GroupOf(call)));
   // Gradients are quickest to add up for many tokens, a multiple of this.
   const int64_t whole = std::max<int64_t>(256 / rows, 1);
   return std::min(steps > whole ? steps / whole * whole : steps,
                   std::max<int64_t>(call.steps, 1));
+}
+
+int64_t GroupOf(const StepCall& call) {
+  if (call.batch < 16) return 1;
+  int64_t group = kLeastGroup;
+  if (MeanWidth(call.program) >= kWideRow) return group;
+  while (group < kLargestGroup && 64 * group <= call.batch) group *= 2;
+  return group;
 }
 
 std::vector<int64_t> OrderOf(const std::vector<int64_t>& lengths) {
@@ -123,7 +133,7 @@ std::vector<std::vector<int64_t>> TilesOf(const StepCall& call,
                                           const std::vector<int64_t>& ordered_lengths,
                                           int64_t group, int64_t bytes,
                                           int64_t threads) {
-  static_assert(kBand % 4 == 0, "each group is in one band");
+  static_assert(kBand % kLargestGroup == 0, "each group is in one band");
   const int64_t groups = CeilDiv(call.batch, group);
   const int64_t rows = RowsOf(call, bytes, threads);
   const bool sorted = call.lengths != nullptr;

@@ -16,6 +16,10 @@ int32_t ThreadsFor(const StepCall& call, int64_t lanes, int64_t members = 1);
 // Steps at a time, with elements of so many bytes.
 int64_t ChunkOf(const StepCall& call, int64_t bytes);
 
+// Sequences whose sums over steps are one. Neither this nor the order depends on the
+// threads, so the bits of sums do not.
+int64_t GroupOf(const StepCall& call);
+
 // All sequences, by falling length among neighbours.
 std::vector<int64_t> OrderOf(const std::vector<int64_t>& lengths);
 
