@@ -232,9 +232,30 @@ def test_many_operations_on_a_number_of_each_sequence_train_natively():
             v = v + 0.01 * (x - a * w * jnp.tanh(v))
         return (v, w), v
 
-    states = jnp.ones(16), jnp.ones(16)
-    told = ost.explain(neuron, jnp.ones((16, 20)), states, params=0.5)
-    assert told.backend == "cpu" and "without gradients on xla" in told.why
+    def without_gradients(batch, lengths=None):
+        x, states = jnp.ones((batch, 20)), (jnp.ones(batch), jnp.ones(batch))
+        told = ost.explain(neuron, x, states, params=0.5, seq_lengths=lengths)
+        assert told.backend == "cpu"
+        return "xla" if "without gradients on xla" in told.why else "cpu"
+
+    assert without_gradients(64) == without_gradients(8, [9] * 8) == "xla"
+    assert without_gradients(65) == without_gradients(9, [9] * 9) == "cpu"
+
+
+@native
+def test_xla_runs_narrow_rows_whose_gradients_it_runs_too():
+    columns = np.array([1, 3])
+
+    def step(a, memory, x, t):
+        new = memory[:, :2]
+        for _ in range(9):
+            new = jnp.sin(a * new)
+        return memory.at[:, columns].set(new), new
+
+    told = ost.explain(step, jnp.ones((8, 5, 2)), jnp.ones((8, 6)), params=0.5)
+    assert told.backend == "xla"
+    why = r"without gradients, the rows are narrow; with them, `select_n` at .*step"
+    assert re.match(why, told.rejected["cpu"])
 
 
 @native
@@ -255,8 +276,15 @@ def test_several_sequences_of_narrow_rows_run_as_scan():
         h = jnp.tanh(h @ a + jnp.sin(x) + h)
         return h, h
 
-    assert backend(64, 7) == backend(1000, 1) == backend(64, 1, step=alone) == "xla"
-    assert backend(63, 7) == backend(64, 8) == backend(64, 7, [9] * 64) == "cpu"
+    def decay(a, h, x, t):
+        h = a * h + x
+        return h, h
+
+    assert backend(64, 7, step=decay) == backend(64, 7, [9] * 64, decay) == "xla"
+    assert backend(63, 7, step=decay) == backend(64, 8, step=decay) == "cpu"
+    assert backend(64, 1, step=alone) == backend(256, 1, [9] * 256, alone) == "xla"
+    assert backend(63, 1, step=alone) == backend(255, 1, [9] * 255, alone) == "cpu"
+    assert backend(64, 7) == backend(1000, 1) == backend(64, 7, [9] * 64) == "cpu"
 
     def alphas(a, h, x, t):  # of a hidden Markov model
         h = jax.nn.logsumexp(h[:, :, None] + a[0], 1) + x

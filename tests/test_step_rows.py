@@ -133,3 +133,23 @@ def test_what_all_sequences_have_stays_while_one_of_them_runs(batch):
     for t in range(6):
         want = np.where((t < lengths)[:, None], np.tanh(p * t), 0)
         np.testing.assert_allclose(out[t], want, rtol=1e-10)
+
+
+def test_numbers_of_sequences_in_another_order_are_no_own_rows():
+    """`dimensions` of a reshape were ignored: the rows seemed to be 0, 1, 2, ..."""
+
+    def step(p, h, x, t):
+        numbers = jnp.arange(6).reshape(2, 3)
+        rows = jax.lax.reshape(numbers, (6,), dimensions=(1, 0))
+        h = jnp.tanh(h @ p + x) + h[rows, jnp.argmax(h, -1)][:, None]
+        return h, h
+
+    rng = np.random.default_rng(0)
+    x, h, p = (rng.standard_normal(shape) for shape in [(6, 4, 3), (6, 3), (3, 3)])
+    want, rows = [], np.arange(6).reshape(2, 3).T.ravel()
+    got = ost.recurrent_net(step, jnp.asarray(x), jnp.asarray(h), params=p).outputs
+    for t in range(4):
+        read = h[rows, np.argmax(h, -1)]
+        h = np.tanh(h @ p + x[:, t]) + read[:, None]
+        want.append(h)
+    np.testing.assert_allclose(got, np.stack(want, 1), rtol=1e-12)

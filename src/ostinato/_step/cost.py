@@ -54,48 +54,64 @@ time. `dense` is `tanh(x W + h U)`, `work` that of one sequence at T steps:
 So 256 sequences and more run as `lax.scan` if they have one step, or a work of up to
 1024 each.
 
-The native loop runs an operation that has an operand of its own for each feature row
-by row, and a vector holds 8 or 16 features. 100 steps without a product of more than
-one term:
+Where rows are short, XLA makes one kernel of a whole loop without gradients, and few
+numbers stay in registers. The native loop begins each instruction anew, and runs those
+that read or write a column row by row. 500 steps, forward by the number of elements of
+a state, with and without lengths of the sequences:
 
-| step | N, H | forward | training |
-|---|---|---|---|
-| level and trend, smoothed | 16, 3 | 0.40 | 0.83 |
-| | 64, 3 | 0.33 | 0.61 |
-| | 2000, 3 | 0.34 | 0.64 |
-| | 2000, 8 | 0.74 | 1.3 |
-| | 64, 16 | 1.1 | 1.7 |
-| `z h + (1 - z) tanh(x + b h)`, `z` of `a h + x` | 16, 1 | 0.59 | 1.7 |
-| | 2000, 1 | 0.89 | 0.67 |
-| | 2000, 3 | 0.59 | 0.99 |
-| `0.9 h + 0.1 tanh(x)` | 256, 3 | 0.62 | 0.80 |
-| dense | 64, 1 | 0.27 | 0.42 |
-| | 2000, 1 | 0.29 | 0.15 |
-| | 64, 2 | 1.3 | 1.4 |
-| LSTM | 256, 1 | 0.69 | 0.48 |
+| step | H | elements | forward | with lengths |
+|---|---|---|---|---|
+| GARCH | 1 | 4 | 0.43 | 0.91 |
+| | 1 | 8 | 0.59 | 0.93 |
+| | 1 | 64 | 1.0 | 0.75 |
+| | 1 | 256 | 0.96 | 0.95 |
+| Hodgkin and Huxley | 1 | 4 | 0.24 | 0.25 |
+| | 1 | 16 | 0.94 | 1.1 |
+| | 1 | 256 | 1.4 | 1.1 |
+| three gates | 1 | 8 | 0.31 | 0.43 |
+| | 1 | 16 | 0.37 | 1.5 |
+| | 4 | 32 | 0.50 | 1.2 |
+| | 4 | 64 | 0.83 | 1.0 |
+| | 4 | 128 | 1.2 | 1.7 |
+| | 7 | 56 | 0.78 | 1.3 |
+| | 7 | 224 | 1.1 | 1.7 |
+| level and trend, smoothed | 3 | 6 | 0.39 | 0.74 |
+| | 3 | 24 | 0.92 | 1.1 |
+| | 3 | 192 | 1.3 | 1.1 |
 
-So 64 sequences and more of rows of fewer than 8 elements run as `lax.scan` if they have
-no such product and no lengths of their own. Fewer sequences are quicker there in a pass
-without gradients, since XLA makes one kernel of the whole loop, and the native loop
-trains most as quickly or quicker, but not those that put rows together of columns. So
-these run as `lax.scan`, with lengths of their own from 16 sequences on, and of the
-others without lengths XLA runs the passes without gradients. 1000 steps:
+So with rows of fewer than 8 elements, XLA runs the passes without gradients if a state
+has up to 64 elements, with lengths up to 8. The native loop trains faster, except steps
+that put rows together of columns, those of up to three operations, and those that
+multiply by matrices of one number:
 
-| step | N, H | forward | training |
-|---|---|---|---|
-| van der Pol, of columns | 4, 2 | 0.07 | 0.81 |
-| | 32, 2 | 0.15 | 0.54 |
-| , with lengths | 16, 2 | 0.68 | 1.1 |
-| | 64, 2 | 0.60 | 0.76 |
-| Lorenz, of columns | 16, 3 | 0.16 | 0.63 |
-| , with lengths | 8, 3 | 0.54 | 1.1 |
-| | 64, 3 | 0.49 | 0.61 |
-| Hodgkin and Huxley | 4, 1 | 0.21 | 3.1 |
-| | 32, 1 | 0.62 | 2.2 |
-| three gates | 4, 4 | 0.34 | 1.8 |
-| | 16, 2 | 0.39 | 1.5 |
-| | 16, 7 | 0.97 | 2.3 |
-| | 32, 7 | 1.0 | 2.7 |
+| step | N, H | forward | training | with lengths | training |
+|---|---|---|---|---|---|
+| GARCH | 64, 1 | 0.9 | 2.0 | 0.75 | 1.4 |
+| | 2000, 1 | 1.4 | 1.8 | | |
+| Hodgkin and Huxley | 64, 1 | 1.3 | 1.9 | 1.1 | 1.6 |
+| | 2000, 1 | 2.0 | 2.4 | | |
+| three gates | 64, 4 | 1.2 | 1.7 | 2.0 | 1.6 |
+| | 2000, 4 | 1.3 | 1.9 | | |
+| level and trend, smoothed | 64, 3 | 0.9 | 1.6 | | |
+| | 2000, 3 | 1.3 | 1.0 | | |
+| `a h + b tanh(x)` | 64, 3 | 0.9 | 1.4 | | |
+| | 2000, 3 | 1.4 | 0.84 | | |
+| `a h + b x` | 64, 3 | 0.8 | 0.76 | 0.90 | 0.74 |
+| | 256, 3 | 0.9 | 0.57 | 0.93 | 0.52 |
+| | 2000, 3 | 1.2 | 0.35 | | |
+| van der Pol, of columns | 16, 2 | | | 0.75 | 1.0 |
+| | 64, 2 | 0.13 | 0.41 | 0.62 | 0.80 |
+| Lorenz, of columns | 8, 3 | | | 0.46 | 1.4 |
+| | 64, 3 | 0.25 | 0.41 | 0.57 | 0.73 |
+| product of quaternions, of columns | 16, 4 | | | 0.34 | 0.86 |
+| | 64, 4 | 0.20 | 0.31 | 0.44 | 0.70 |
+| `tanh(x W + h U)` | 64, 1 | 0.35 | 0.53 | 0.52 | 1.0 |
+| | 2000, 1 | 0.28 | 0.17 | 0.36 | 0.32 |
+| LSTM | 64, 1 | 0.88 | 0.94 | 0.83 | 1.3 |
+| | 2000, 1 | 0.64 | 0.80 | 0.68 | 0.79 |
+
+So the first run as `lax.scan`, with lengths of their own from 16 sequences on, and the
+others from 64 sequences on, the last with lengths from 256 on.
 
 Matrices of rows of up to 8 run as `lax.scan`, of any number of sequences. `hmm` is
 `logsumexp(a[:, :, None] + A, 1) + x`, 100 steps of N:
@@ -153,6 +169,9 @@ from .split import PRODUCTS, Step
 _WITH_PRODUCTS, _WITHOUT = 64, 256
 _MANY_SEQUENCES, _FEW = 256, 1024
 _SEVERAL_SEQUENCES, _SOME_SEQUENCES, _NARROW = 64, 16, 8
+_OF_A_KERNEL, _OF_A_MASKED_KERNEL = 64, 8
+_BRIEF_STEP = 3
+"""Operations of a step which takes less time than reading and writing its values."""
 _ENTERING = 2**18
 """Multiply-adds that take about as long as it takes XLA to enter a branch."""
 _WRITTEN_OUT = 3
@@ -182,8 +201,12 @@ def is_narrow(jaxpr: Jaxpr, batch: Any, has_lengths: bool) -> bool:
     if _has_narrow_rows(jaxpr, batch):
         if any(e.primitive.name in _JOINS for e in equations_of(jaxpr)):
             return not has_lengths or batch >= _SOME_SEQUENCES
-        if batch >= _SEVERAL_SEQUENCES and not has_lengths:
+        most = max(map(known_product, _shapes_made(jaxpr)), default=0)
+        several = batch >= _SEVERAL_SEQUENCES
+        if several and work_of(jaxpr) <= _BRIEF_STEP * most:
             return True
+        if several and any(e.primitive.name in PRODUCTS for e in equations_of(jaxpr)):
+            return not has_lengths or batch >= _MANY_SEQUENCES
     if has_lengths:
         return False
     made = _shapes_made(jaxpr)
@@ -192,14 +215,15 @@ def is_narrow(jaxpr: Jaxpr, batch: Any, has_lengths: bool) -> bool:
     return 0 < row <= _NARROW and most > row * batch
 
 
-def is_one_kernel(step: Step) -> bool:
-    """Return whether XLA makes about one kernel of a loop without gradients."""
+def is_one_kernel(step: Step, has_lengths: bool) -> bool:
+    """Return whether XLA makes one quick kernel of a loop without gradients."""
     *_, states = step.parts([type_of(v).shape for v in step.jaxpr.invars])
     batch = next((shape[0] for shape in states if shape), 0)
     if is_symbolic_dim(batch) or _has_products(step.jaxpr):
         return False
-    few = all(known_product(shape) < _NARROW * batch for shape in states)
-    return few and _has_narrow_rows(step.jaxpr, batch)
+    sizes = [known_product(shape) for shape in (*states, *_shapes_made(step.jaxpr))]
+    most = _OF_A_MASKED_KERNEL if has_lengths else _OF_A_KERNEL
+    return max(sizes, default=0) <= min(most, _NARROW * batch - 1)
 
 
 def _has_narrow_rows(jaxpr: Jaxpr, batch: int) -> bool:

@@ -21,6 +21,8 @@ from .programs.values import Unsupported
 from .refusal import refusal
 from .xla import Loop
 
+_NARROW = "the rows are narrow"
+
 
 def check(loop: Loop, origins: Origins) -> None:
     """Raise NotImplementedError if the backend that a loop names cannot run it."""
@@ -93,6 +95,8 @@ def describe(loop: Loop, origins: Origins) -> tuple[str, str | None]:
         backward = lower_backward(loop, wrt)
     except Unsupported as error:
         lacking = reason(error, origins)
+        if is_left_to_xla(loop, None):
+            return "", f"without gradients, {_NARROW}; with them, {lacking}"
         return f"{operations_of(alone)} forward; gradients on xla: {lacking}", None
     shapes: dict[Any, int] = {}
     for i in dict.fromkeys(forward.sources[len(step.jaxpr.outvars) :]):
@@ -109,7 +113,7 @@ def describe(loop: Loop, origins: Origins) -> tuple[str, str | None]:
         f"stored {stored or 'nothing'}"
     )
     if is_left_to_xla(loop, None):
-        told += "; without gradients on xla: the rows are narrow"
+        told += f"; without gradients on xla: {_NARROW}"
     return told, None
 
 

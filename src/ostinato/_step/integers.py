@@ -54,6 +54,11 @@ def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Any, **_: Any) -> An
     return np.broadcast_to(np.reshape(x, sizes), shape)
 
 
+def _reshape(x: Any, *, new_sizes: Any, dimensions: Any, **_: Any) -> np.ndarray:
+    order = range(np.ndim(x)) if dimensions is None else dimensions
+    return np.reshape(np.transpose(x, order), new_sizes)
+
+
 def _select(which: Any, *cases: Any) -> np.ndarray:
     every = np.stack([*np.broadcast_arrays(*cases)])
     which = np.broadcast_to(np.asarray(which, int), every.shape[1:])
@@ -69,7 +74,7 @@ _COMPUTE: dict[str, Callable[..., Any]] = {
     "iota": _iota,
     "lt": np.less,
     "ne": np.not_equal,
-    "reshape": lambda x, new_sizes, **_: np.reshape(x, new_sizes),
+    "reshape": _reshape,
     "select_n": _select,
     "sign": np.sign,
 }

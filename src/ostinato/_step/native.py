@@ -62,9 +62,9 @@ def can_run(loop: Loop, wrt: Mask | None = None) -> bool:
 def is_left_to_xla(loop: Loop, wrt: Mask | None) -> bool:
     """Return whether XLA runs a loop, because it is quicker."""
     asked = loop.backend is not None or loop.members is not None
-    if wrt is not None or asked or loop.masked:
+    if wrt is not None or asked or loop.capacity is not None:
         return False
-    return is_one_kernel(loop.step)
+    return is_one_kernel(loop.step, loop.masked)
 
 
 def _lower(loop: Loop, wrt: Mask | None) -> list[Lowered]:
