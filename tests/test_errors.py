@@ -193,7 +193,12 @@ CALLS = {
         TypeError,
         "`resets` bool int32[3, 4]",
     ),
-    "resets-list": (lambda: call(resets=[True]), TypeError, "`resets` array list"),
+    "resets-list": (lambda: call(resets=[True]), ValueError, "`resets` (B, T) (1,)"),
+    "resets-numbers": (
+        lambda: call(resets=[[0] * T] * B),
+        TypeError,
+        "`resets` bool int64[3, 4]",
+    ),
     "resets-shape": (
         lambda: call(resets=jnp.zeros((T, B), bool)),
         ValueError,

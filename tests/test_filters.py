@@ -382,6 +382,8 @@ def test_no_sections_change_nothing():
     y, zf = ost.sosfilt(sos, x, zi=zi)
     np.testing.assert_array_equal(y, x)
     assert zf.shape == zi.shape and zf.dtype == y.dtype
+    padded = ost.sosfilt(sos, x, seq_lengths=[2, 5])
+    np.testing.assert_array_equal(padded, [[1, 1, 0, 0, 0], [1] * 5])
 
 
 @pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")

@@ -208,8 +208,9 @@ def test_any_run_makes_an_update(tmp_path):
 def test_a_run_ends_with_its_time(tmp_path):
     summary = train_tiny(tmp_path, minutes=0.02)
     assert summary.best is not None
-    seconds = checkpoint.FILES.read(tmp_path / RESUME_FILE)[1]["elapsed"]
-    assert seconds >= 1.0
+    saved = checkpoint.FILES.read(tmp_path / RESUME_FILE)[1]
+    assert saved["elapsed"] >= 1.0
+    assert saved["evaluation_seconds"] > 0
 
 
 def test_a_second_run_moves_the_first_away(tmp_path):

@@ -239,3 +239,11 @@ def test_no_steps_at_all(batch):
     none = np.zeros((batch, 0), bool)
     out = ost.rnn(spec, weights, jnp.zeros((batch, 0, I), "f4"), mask=none, resets=none)
     assert out.y.shape == (batch, 0, H)
+
+
+def test_resets_may_be_lists_as_masks_may():
+    x, spec = jnp.ones((2, 3, 2)), ost.RNNSpec("gru", 2, 3)
+    weights = jnp.linspace(-1, 1, spec.num_params)
+    resets = [[False, True, False], [False, False, True]]
+    want = ost.rnn(spec, weights, x, resets=jnp.asarray(resets)).y
+    np.testing.assert_array_equal(ost.rnn(spec, weights, x, resets=resets).y, want)

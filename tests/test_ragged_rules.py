@@ -306,3 +306,9 @@ def test_names_beside_a_name_that_stands_for_another():
     y = ragged.RaggedArray.from_list([jnp.ones(1), jnp.ones(4)], dim="dim0")
     both = ragged.vmap(lambda x, y: jnp.concatenate([x, y]))(x, y)
     assert both.dim == "(a b) + dim0"
+
+
+@pytest.mark.parametrize("axis", ["0", 0.0, True])
+def test_the_axis_of_an_associative_scan_is_an_integer(axis):
+    with pytest.raises(TypeError, match="`axis` must be an integer"):
+        ragged.associative_scan(jnp.add, jnp.ones(3), axis=axis)

@@ -424,11 +424,6 @@ def _saturated(value: Array) -> Array:
     return value.astype(jnp.int32)
 
 
-def check_resets(resets: Any, **dims: Any) -> Array:
-    """Return `resets` as a JAX array; check that it is bool, of the shape `dims`."""
-    return check_mask("resets", check_array("resets", resets), **dims)
-
-
 def check_mask(name: str, value: Any, **dims: Any) -> Array:
     """Return `value`, an array or a list, as a bool array of the shape `dims`."""
     return jnp.asarray(_checked_mask(name, value, **dims))

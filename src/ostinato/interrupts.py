@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 GRACE = 3.0  # most seconds from a signal to the end
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+"""Those that this system has: Windows has no SIGHUP."""
 
 _armed = False
 _keep: Callable[[], object] | None = None

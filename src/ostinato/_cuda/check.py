@@ -45,7 +45,8 @@ READY = "ready"
 What fails before says nothing about kernels, and is tried again by the next process.
 """
 # Nor does what ends a process from outside: a user, a scheduler, a lack of memory.
-_OUTSIDE = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP)
+_NAMES = ("SIGINT", "SIGTERM", "SIGKILL", "SIGHUP")  # Windows lacks the last two
+_OUTSIDE = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 _NO_MEMORY = ("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY", "MemoryError")
 
 _lock = threading.Lock()

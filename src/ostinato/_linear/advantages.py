@@ -59,7 +59,7 @@ def _free_axes(operands: Sequence[Array], time_major: bool) -> sharding.FreeAxes
 
 
 def composed(*operands: Array, time_major: bool, present: tuple) -> list[Array]:
-    """Return the same by a linear recurrence."""
+    """Return what `run` returns, by a linear recurrence."""
     rewards, values, bootstrap, discounts, lambdas = operands[:_ARRAYS]
     masks = iter(operands[_ARRAYS:])
     ends, cuts, lengths = (next(masks) if there else None for there in present)

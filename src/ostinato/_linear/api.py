@@ -62,9 +62,9 @@ def linear_recurrence(
             step, `h_t = b_t`, and no gradient passes through.
         time_major: whether time is the first axis of `a`, `b`, `resets` and `h`.
         backend: `"xla"`, `"cpu"` or `"cuda"`; None takes the native library on CPUs,
-            but XLA for 256 sequences and more of one step or of fewer than 64 numbers;
-            and on GPUs kernels that have been measured there, of which there are none
-            yet: `OSTINATO_BACKEND=cuda` takes the others, too.
+            but XLA for 256 sequences and more of one step or of fewer than 64 numbers
+            each; and on GPUs kernels that have been measured there (`ostinato.explain`
+            says which): `OSTINATO_BACKEND=cuda` takes the others, too.
 
     Returns:
         `LinearOutput(h, h_n)` in the dtype of `b`: float32, float64, complex64,
@@ -139,7 +139,7 @@ def _check_arguments(
             seq_lengths, sizes["B"], sizes["T"], False
         )
     if resets is not None:
-        resets = _checks.check_resets(resets, **sizes)
+        resets = _checks.check_mask("resets", resets, **sizes)
     call = Recurrence(
         reverse,
         False,

@@ -85,7 +85,7 @@ def sosfilt(
     Args:
         sos: `[S, 6]`, the coefficients b_0 b_1 b_2 a_0 a_1 a_2 of every section: an
             array of JAX in the dtype of `x`; or lists or an array of numpy, such as
-            scipy designs, which are taken to that dtype.
+            scipy designs, which are converted to that dtype.
         x: signals, whose steps are along `axis`; C are its other axes, in order.
         axis: the axis of the steps.
         zi: the states before the first step, `[S, ...]`, 2 numbers along `axis`; None
@@ -93,7 +93,7 @@ def sosfilt(
         seq_lengths: as for `lfilter`.
 
     Returns:
-        `y` in the shape of `x`; `(y, zf)` with `zi`.
+        `y` in the shape of `x`, 0 past the end of a signal; `(y, zf)` with `zi`.
 
     Raises:
         TypeError, ValueError: an argument has a wrong type, dtype or shape.
@@ -119,6 +119,8 @@ def sosfilt(
     if zi is not None:
         states = signals.state(zi, 2, sos.shape[0])
     y, ends = signals.x, []
+    if signals.lengths is not None:
+        y = zero(y, signals.lengths, 1)
     for section, state in zip(sos, states, strict=True):
         b, a = section[None, :3], section[None, 3:]
         y, end = _filtered(b, a, y, state, signals.lengths)

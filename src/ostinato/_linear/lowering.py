@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .. import _compat, _config
 from .._rnn.backends import BackendError
 from .._rnn.cuda import unasked_reason
-from .._rnn.sharding import FreeAxes
+from .._rnn.sharding import FreeAxes, names_of
 from .._typing import Array
 from . import cpu, cuda, xla
 from .call import Recurrence
@@ -280,7 +280,7 @@ def _mesh_axes(
         for name, axes, length in zip(each, spec, array.shape, strict=False):
             if name is None or axes is None or name in found:
                 continue
-            several = (axes,) if isinstance(axes, str) else tuple(axes)
+            several = names_of(axes)
             devices = math.prod(mesh.shape[axis] for axis in several)
             if length % devices == 0 and used.isdisjoint(several):
                 found[name] = axes

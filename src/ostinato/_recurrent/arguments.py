@@ -65,7 +65,7 @@ def check_arguments(
                 "carry later episodes into earlier ones"
             )
         sizes = {"T": length, "B": batch} if time_major else {"B": batch, "T": length}
-        resets = _checks.check_resets(resets, **sizes)
+        resets = _checks.check_mask("resets", resets, **sizes)
     options = SequenceOptions(
         length=length,
         batch=batch,

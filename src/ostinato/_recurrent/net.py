@@ -106,7 +106,8 @@ def recurrent_net(
             their shape; `resets` with `reverse`.
         NotImplementedError: `segment_length` inside `ragged.vmap`; `backend="cpu"`
             or `"cuda"`, and that cannot run the step: the message says why.
-        ostinato.BackendError: the same for a cell that is a linear recurrence.
+        ostinato.BackendError: the same for a cell that `rnn` runs, or that is a linear
+            recurrence.
 
     Holds under `jit`, `vmap`, `grad`, `jvp`, in any combination and to any order, under
     `checkpoint`, inside `scan` and inside its own step, as far as `step` does.
@@ -190,9 +191,8 @@ def make_loop_inputs(inputs: Any, options: SequenceOptions) -> LoopInputs:
     begins = jnp.maximum(lengths - 1, 0) if options.reverse else jnp.zeros_like(lengths)
 
     def fill(a: Array) -> Array:
-        if jnp.issubdtype(
-            a.dtype, jax.dtypes.extended
-        ):  # PRNG keys, which are never NaN
+        # PRNG keys are never NaN.
+        if jnp.issubdtype(a.dtype, jax.dtypes.extended):
             return a
         first = fill_empty_sequences(_padding.at_step(a, begins, 0), lengths)
         return select(valid, a, first[None])

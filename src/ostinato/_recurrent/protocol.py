@@ -66,7 +66,7 @@ class Cell:
     `cell(params, states, inputs_t, t) -> (states, output)`.
     """
 
-    of_a_step: ClassVar[tuple[str, ...]] = (
+    step_methods: ClassVar[tuple[str, ...]] = (
         "__call__", "step", "step_seeing", "prepare", "precompute", "input_product",
         "unpack",
     )  # fmt: skip
@@ -131,11 +131,11 @@ class Cell:
         return self.step(params, states, self.precompute(params, inputs_t), t)
 
 
-def changes(cell: Cell) -> bool:
+def overrides_step(cell: Cell) -> bool:
     """Return whether a subclass of a user's has methods of its own for a step.
 
     What runs whole sequences would pass them over.
     """
-    methods = (getattr(type(cell), name, Cell.step) for name in cell.of_a_step)
+    methods = (getattr(type(cell), name, Cell.step) for name in cell.step_methods)
     packages = (getattr(m, "__module__", None) or "" for m in methods)
     return any(package.split(".")[0] != "ostinato" for package in packages)

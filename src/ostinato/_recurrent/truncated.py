@@ -48,6 +48,7 @@ def tbptt(
             pair of a carry and an output.
         ValueError: the arrays of `chunks` differ in the first size; `detach_every` is
             less than 1; `burn_in` is negative or larger than the number of chunks.
+        NotImplementedError: the number of chunks is symbolic.
 
     Holds under `jit`, `grad`, `jvp` and `vmap` where `step` does.
 

@@ -124,7 +124,7 @@ def check_arguments(
                 "`resets` needs a unidirectional spec, got bidirectional=True: a "
                 "reverse direction would carry later episodes into earlier ones"
             )
-        resets = _checks.check_resets(resets, **sizes)
+        resets = _checks.check_mask("resets", resets, **sizes)
     if key is not None:
         key = _checks.check_key(key)
     if mask is not None:

@@ -214,7 +214,7 @@ def _run_layer(
     gx = cell.add_bias(_by_lane(spec, cell.dot(x, rows)), bias)
     h_0, cells_0 = _stacked(initials)
     like = lambda *shape, dtype=x.dtype: jax.ShapeDtypeStruct(shape, dtype)  # noqa: E731
-    both = (None,) * (2 - directions)
+    absent = (None,) * (2 - directions)
     count, blocks = len(initials[0]) - 1, len(cell.saved)
     gates = cells = None
     if call.save and call.saves_gates:
@@ -225,8 +225,8 @@ def _run_layer(
         like(steps, batch, directions * hidden),
         like(directions, batch, hidden),
         like(directions, batch, count, hidden) if count else None,
-        *((gates,) * directions + both),
-        *((cells,) * directions + both),
+        *((gates,) * directions + absent),
+        *((cells,) * directions + absent),
     )
     found = iter(
         launch(
@@ -291,7 +291,7 @@ def _run_layer_backward(
         return xla_network.backward_by_scans(
             operands, layers, primals, dh, dfinals, need_x, need_weights
         )
-    both: Any = [None] * (2 - directions)
+    absent: Any = [None] * (2 - directions)
     # With `recompute`, the gates of this layer, and of no other, are there again.
     ats = [
         layer.with_gates(primal.x, layer.step_primal(primal))
@@ -307,10 +307,10 @@ def _run_layer_backward(
         "recurrent_backward",
         layout.backward_grid,
         (
-            *(at.gates if cell.saved else at.after[0] for at in ats), *both,
-            *(_read(at.after) for at in ats), *both,
+            *(at.gates if cell.saved else at.after[0] for at in ats), *absent,
+            *(_read(at.after) for at in ats), *absent,
             *(at.before[0] if spec.mode == "gru" else _read(at.before) for at in ats),
-            *both,
+            *absent,
             _packed_backward(layout, weights),
             dh,
             dh_n,
@@ -320,7 +320,7 @@ def _run_layer_backward(
             None if resets is None else resets[..., 0],
         ),
         (
-            *[like(steps, batch, num_gates * hidden)] * directions, *both,
+            *[like(steps, batch, num_gates * hidden)] * directions, *absent,
             like(*dh_n.shape),
             None if dcells_n is None else like(*dcells_n.shape),
         ),

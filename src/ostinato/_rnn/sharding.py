@@ -99,7 +99,7 @@ def _mesh_axes(mesh: Any, arrays: Any, operands: list[_Axes]) -> _MeshAxes:
     """Return the axes of the mesh over which the operands are split."""
     batch = _mesh_axes_along(mesh, arrays, [axes.batch for axes in operands])
     ensemble = _mesh_axes_along(mesh, arrays, [axes.ensemble for axes in operands])
-    if set(_names(batch)) & set(_names(ensemble)):
+    if set(names_of(batch)) & set(names_of(ensemble)):
         ensemble = None  # an axis of the mesh can split only one of them
     return _MeshAxes(ensemble, batch)
 
@@ -128,12 +128,12 @@ def _mesh_axes_along(mesh: Any, arrays: Any, axes: list[int | None]) -> Any:
     for array, axis in zip(arrays, axes, strict=True):
         spec = getattr(array.sharding, "spec", ())
         if axis is not None and axis < len(spec) and spec[axis] is not None:
-            devices = math.prod(mesh.shape[name] for name in _names(spec[axis]))
+            devices = math.prod(mesh.shape[name] for name in names_of(spec[axis]))
             return spec[axis] if array.shape[axis] % devices == 0 else None
     return None
 
 
-def _names(axes: Any) -> tuple[str, ...]:
+def names_of(axes: Any) -> tuple[str, ...]:
     """Return as a tuple the names in `axes`: None, one name or a tuple of names."""
     if axes is None:
         return ()

@@ -13,7 +13,7 @@ from .modes import MODES, modes_with
 
 @dataclasses.dataclass(frozen=True)
 class RNNSpec:
-    """A stacked, possibly bidirectional network: the only static argument of `rnn`.
+    """A stacked, possibly bidirectional network, a static argument of `rnn`.
 
     It is hashable, so that it can be a static argument of `jax.jit` or a field of a
     module.

@@ -228,10 +228,10 @@ class Run:
                 self.best_params = params
             self.rows, self.best = [*self.rows, row], row if better else self.best
             self.pace = Pace()  # saved, too
+            self.evaluation_seconds = self.now - before  # also by the next run
             self._save()
         if self.progress >= 1 or self.now - self._said >= LEAST_SECONDS:
             self._say(row, speed, better)
-        self.evaluation_seconds = self.now - before
         self.pace = Pace()
 
     def _say(self, row: Row, speed: float, better: bool) -> None:

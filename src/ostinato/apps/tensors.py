@@ -195,7 +195,7 @@ def _no_folder(file: Path) -> str:
 
 
 def fitting(tensors: dict[str, np.ndarray], wanted: dict[str, Any]) -> list[jax.Array]:
-    """Return the arrays in the order of `wanted`; check their names and shapes."""
+    """Return the arrays in the order of `wanted`, after checks of names and values."""
     check_range(
         "arrays", ", ".join(wanted), [*tensors], tensors.keys() == wanted.keys()
     )

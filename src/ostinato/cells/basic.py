@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks
-from .._recurrent.protocol import RecurrentOutput, SequenceOptions, changes
+from .._recurrent.protocol import RecurrentOutput, SequenceOptions, overrides_step
 from .._rnn import pointwise
 from .._rnn.accumulation import widen
 from .._rnn.cell import LayerWeights
@@ -50,7 +50,7 @@ class _FusedCell(GatedCell[LayerWeights]):
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
         """Run all steps in one call of `ostinato.rnn`, if it can; see `explain`."""
-        if changes(self) or not fused.supports(options):
+        if overrides_step(self) or not fused.supports(options):
             return None
         params = self.prepare(params)
         check_inputs(inputs, self.input_size, params=params.w_ih)

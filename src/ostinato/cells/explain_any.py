@@ -16,7 +16,7 @@ from .._rnn.backends import Explanation
 from .._rnn.spec import RNNSpec
 from . import explanation
 from .stack import Bidirectional, BothDirections, Stack
-from .wrappers import runs_whole
+from .wrappers import whole_sequence_cell
 
 
 def explain(
@@ -119,7 +119,7 @@ def _explain_steps(
         told = explanation.explain_whole(network, x, options)
         if not isinstance(told, str):
             return told
-        calls = _calls_of_cells(runs_whole(network), x, options)
+        calls = _calls_of_cells(whole_sequence_cell(network), x, options)
         if calls:
             told = {
                 name: _explain_steps(cell, inputs, states[n], params[n], own)

@@ -12,7 +12,7 @@ from .. import _checks
 from .._linear import cuda, lowering
 from .._linear.call import Recurrence
 from .._recurrent.explanation import with_defaults
-from .._recurrent.protocol import Cell, changes
+from .._recurrent.protocol import Cell, overrides_step
 from .._rnn import backends
 from .._rnn import cuda as rnn_cuda
 from .._rnn.backends import Explanation
@@ -20,11 +20,14 @@ from .._rnn.spec import RNNSpec
 from . import fused
 from .linear_base import LinearCell, stepping_reason
 from .stack import Bidirectional, Stack
-from .wrappers import runs_whole
+from .wrappers import whole_sequence_cell
 
 
 def explain(cell: Cell, inputs: Any, **options: Any) -> Explanation:
-    """Say whether `recurrent_net` runs the cell on the fused operator, and why not.
+    """Say whether one operator runs all steps of a cell, and why not.
+
+    Of a cell that runs step by step, `ostinato.explain` says which loop runs it, with
+    the native library, too; here that counts as `xla`.
 
     Args:
         cell: one layer; `ostinato.explain` takes a `Stack`, too.
@@ -32,8 +35,8 @@ def explain(cell: Cell, inputs: Any, **options: Any) -> Explanation:
         options: the other arguments of `recurrent_net`.
 
     Returns:
-        `Explanation(backend, why, rejected)`: that of `ostinato.explain` for the fused
-        operator, or `xla`, with the reason why the cell runs there step by step.
+        `Explanation(backend, why, rejected)`: that of `ostinato.explain` for the
+        operator, or `xla` with the reason why the cell runs step by step.
 
     Raises:
         TypeError: `cell` is not a cell, or is a `Stack`; `recurrent_net` has no such
@@ -65,10 +68,10 @@ def explain_whole(
     Raises:
         ostinato.BackendError: `backend` cannot run the cell.
     """
-    cell = runs_whole(cell)
+    cell = whole_sequence_cell(cell)
     options = options | {"recompute": options["recompute"] or ()}
     del options["outputs_with_grads"]
-    if changes(cell):
+    if overrides_step(cell):
         return f"{type(cell).__name__} has a step of its own"
     if isinstance(cell, LinearCell):
         return stepping_reason(**options) or _explain_linear(cell, inputs, options)

@@ -12,7 +12,7 @@ from jax import lax
 from .. import _padding
 from .._recurrent.loop import LoopInputs, run_in_segments
 from .._recurrent.net import make_loop_inputs, make_output
-from .._recurrent.protocol import RecurrentOutput, SequenceOptions, changes
+from .._recurrent.protocol import RecurrentOutput, SequenceOptions, overrides_step
 from .._rnn.accumulation import widen
 from .._rnn.api import rnn
 from .._rnn.cell import LayerWeights
@@ -120,7 +120,9 @@ def run(
 
 def have_same_spec(*cells: Any) -> bool:
     """Return whether the fused operator runs all cells with the same spec."""
-    specs = [None if changes(cell) else getattr(cell, "spec", None) for cell in cells]
+    specs = [
+        None if overrides_step(cell) else getattr(cell, "spec", None) for cell in cells
+    ]
     return specs[0] is not None and all(spec == specs[0] for spec in specs)
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from .. import _padding
 from .._linear.api import linear_recurrence
 from .._linear.primitive import linear_p
-from .._recurrent.protocol import RecurrentOutput, SequenceOptions, changes
+from .._recurrent.protocol import RecurrentOutput, SequenceOptions, overrides_step
 from .._typing import Array, Backend
 from .base import SizedCell
 
@@ -25,7 +25,7 @@ class LinearCell(SizedCell):
     A subclass defines `terms` and `read`, on results of `prepare` and `precompute`.
     """
 
-    of_a_step = ("__call__", "step")  # a subclass may define all others
+    step_methods = ("__call__", "step")  # a subclass may define all others
 
     def terms(self, params: Any, inputs: Any) -> tuple[Array, Array]:
         """Return the factors, `[..., H]` or `[H]`, and the inputs of the state."""
@@ -56,7 +56,7 @@ class LinearCell(SizedCell):
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
         """Run all steps in one linear recurrence, unless the options ask for a loop."""
-        if changes(self) or stepping_reason(**options._asdict()) is not None:
+        if overrides_step(self) or stepping_reason(**options._asdict()) is not None:
             return None
         checked = self.prepare(params)  # before the states
         h_0 = self.checked_state(initial_states, options.batch, checked)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .. import _checks
 from .._recurrent.net import run_checked
-from .._recurrent.protocol import RecurrentOutput, SequenceOptions, changes
+from .._recurrent.protocol import RecurrentOutput, SequenceOptions, overrides_step
 from .._typing import Array
 from . import fused
 from .base import SizedCell, check_cell, check_output
@@ -112,7 +112,7 @@ class Stack(SizedCell):
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
         """Run layer after layer; return None if the options ask to store little."""
-        if changes(self) or not self.runs_layers(
+        if overrides_step(self) or not self.runs_layers(
             options.recompute, options.segment_length, options.window
         ):
             return None
@@ -239,7 +239,7 @@ class Bidirectional(SizedCell):
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
         """Run both directions, in one fused call if possible."""
-        if changes(self) or options.window != 1:
+        if overrides_step(self) or options.window != 1:
             return None  # `step` says why not
         if options.reverse or options.resets is not None:
             name = "reverse" if options.reverse else "resets"

@@ -23,7 +23,7 @@ def trainable_state(cell: Cell, dtype: Any = jnp.float32) -> Any:
         `repeat_state` adds.
 
     Raises:
-        TypeError: `cell` is not a cell.
+        TypeError: `cell` is not a cell; `dtype` is no dtype of floats.
 
     References:
         Caffe2, whose recurrent layers have these parameters if they get no initial
@@ -58,6 +58,7 @@ def repeat_state(state: Any, batch: int) -> Any:
 
     Raises:
         TypeError: `batch` is not an integer.
+        ValueError: `batch` is negative.
 
     Holds under every JAX transformation.
     """

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _checks, _padding
-from .._recurrent.protocol import RecurrentOutput, SequenceOptions, changes
+from .._recurrent.protocol import RecurrentOutput, SequenceOptions, overrides_step
 from .._recurrent.sharding import sharded_like
 from .._typing import Array
 from .base import SizedCell, check_cell, check_output, check_rate, set_field
@@ -113,7 +113,7 @@ class Residual(_Wrapper):
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
         """Run the inner cell, and add the inputs to its outputs."""
-        if changes(self):
+        if overrides_step(self):
             return None
         whole = self.cell.run_sequence(params, inputs, initial_states, options)
         if whole is None:
@@ -230,7 +230,7 @@ class Dropout(_Wrapper):
         self, params: Any, inputs: Any, initial_states: Any, options: SequenceOptions
     ) -> RecurrentOutput | None:
         """Run the inner cell between the masks; return None if states are dropped."""
-        if changes(self) or self._mask("states") is not None:
+        if overrides_step(self) or self._mask("states") is not None:
             return None
         axis = 1 if options.time_major else 0
         kept = self._apply_mask("inputs", inputs, axis)
@@ -366,9 +366,9 @@ def _zoneout(key: Any, rate: float, old: Array, new: Array) -> Array:
     return jnp.where(sharded_like(kept, new), old, new)
 
 
-def runs_whole(cell: Any) -> Any:
+def whole_sequence_cell(cell: Any) -> Any:
     """Return the cell to which wrappers leave whole sequences; itself for others."""
-    while not changes(cell) and (
+    while not overrides_step(cell) and (
         isinstance(cell, Residual)
         or (isinstance(cell, Dropout) and getattr(cell.masks, "states", None) is None)
     ):

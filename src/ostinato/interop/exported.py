@@ -1,4 +1,4 @@
-"""Steps that all exporters share: what a target can express, and where biases go."""
+"""The code that all exporters share: what a target can express, and where biases go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of every importer, and the steps that all converters share."""
+"""The result of every importer, and the code that all converters share."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def check_cell(cell: Any) -> Cell:
     return cell
 
 
-def check_recompute(recompute: Iterable[str] | bool) -> Any:
+def hashable_recompute(recompute: Iterable[str] | bool) -> Any:
     """Return names of what is to be recomputed as a hashable value."""
     if isinstance(recompute, str) or not isinstance(recompute, Iterable):
         return recompute  # `recurrent_net` says what is wrong with it

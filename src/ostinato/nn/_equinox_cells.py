@@ -65,7 +65,7 @@ class Recurrent(eqx.Module):
         key: Array,
     ) -> None:
         self.cell = _cells.check_cell(cell)
-        self.recompute = _cells.check_recompute(recompute)
+        self.recompute = _cells.hashable_recompute(recompute)
         self.segment_length = segment_length
         self.params = self.cell.init(_checks.check_key(key), dtype)
         self.dropout = DropoutSwitch() if is_random(cell) else None

@@ -47,8 +47,8 @@ class Layer(eqx.Module):
 
     Parameters have the names and shapes of `torch.nn`: `weight_ih_l0`, `weight_hh_l0`,
     `bias_ih_l0`, `bias_hh_l0`, `weight_hr_l0`, with `_reverse` behind them for the
-    second direction; rows by gate, `i f g o` or `r z n`. They are attributes of the
-    layer, `layer.weight_ih_l0`, also for `eqx.tree_at`.
+    second direction; rows by gate, `i f g o`, `i f z o` or `r z n`. They are attributes
+    of the layer, `layer.weight_ih_l0`, also for `eqx.tree_at`.
 
     Args:
         spec: the network.
@@ -269,7 +269,7 @@ class GRU(Layer):
         key: a PRNG key that draws the parameters.
 
     Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch; with
-    heads, `w_hh` and `w_hr` with the units of a head in its place. Their names, the
+    heads, `w_hh` with the units of a head in its place. Their names, the
     attributes and the transformations that hold are those of `Layer`.
 
     Examples:
@@ -328,7 +328,7 @@ class RNN(Layer):
         key: a PRNG key that draws the parameters.
 
     Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch; with
-    heads, `w_hh` and `w_hr` with the units of a head in its place. Their names, the
+    heads, `w_hh` with the units of a head in its place. Their names, the
     attributes and the transformations that hold are those of `Layer`.
 
     Examples:

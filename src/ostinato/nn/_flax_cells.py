@@ -66,7 +66,7 @@ class Recurrent(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         self.cell = _cells.check_cell(cell)
-        self.recompute = _cells.check_recompute(recompute)
+        self.recompute = _cells.hashable_recompute(recompute)
         self.segment_length = segment_length
         self.deterministic = False
         params = self.cell.init(check_rngs(rngs).params(), dtype)

@@ -27,13 +27,13 @@ nnx.register_data_type(FrozenLayer)  # so that a module can have one as an attri
 class Layer(nnx.Module):
     """A recurrent network of any spec, with one `nnx.Param` a matrix.
 
-    `LSTM`, `GRU` and `RNN` are this layer with a spec that they make from their
+    `LSTM`, `GRU` and `PlainRNN` are this layer with a spec that they make from their
     arguments. Use it for weights from elsewhere, `Layer(spec, weights)`, and for
     options of `RNNSpec` that the others do not have.
 
     Parameters have the names and shapes of `torch.nn`: `weight_ih_l0`, `weight_hh_l0`,
     `bias_ih_l0`, `bias_hh_l0`, `weight_hr_l0`, with `_reverse` behind them for the
-    second direction; rows by gate, `i f g o` or `r z n`.
+    second direction; rows by gate, `i f g o`, `i f z o` or `r z n`.
 
     Args:
         spec: the network.
@@ -110,8 +110,8 @@ class Layer(nnx.Module):
         Args:
             x: `[B, T, I]`, `[T, B, I]` if `time_major`, or one sequence `[T, I]`; in
                 the dtype of the parameters.
-            initial_state: `h [L*D, B, S]`, for an LSTM `(h, c [L*D, B, H])`; None:
-                zeros.
+            initial_state: `h [L*D, B, S]`, for an LSTM `(h, c [L*D, B, H])`, for an
+                sLSTM `(h, c, n, m)`; None: zeros.
             seq_lengths: integers `[B]`, each in 0..T.
             mask: bool `[B, T]`, True at valid steps, instead of `seq_lengths`.
             resets: bool `[B, T]`: where True, the state becomes 0 before that step;
@@ -272,7 +272,7 @@ class GRU(Layer):
         metadata: as for `Layer`.
 
     Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch; with
-    heads, `w_hh` and `w_hr` with the units of a head in its place. Their names, the
+    heads, `w_hh` with the units of a head in its place. Their names, the
     attributes and the transformations that hold are those of `Layer`.
 
     Examples:
@@ -336,7 +336,7 @@ class PlainRNN(Layer):
         metadata: as for `Layer`.
 
     Parameters are drawn from U(-k, k), k = hidden_size ** -0.5, as in PyTorch; with
-    heads, `w_hh` and `w_hr` with the units of a head in its place. Their names, the
+    heads, `w_hh` with the units of a head in its place. Their names, the
     attributes and the transformations that hold are those of `Layer`.
 
     Examples:

@@ -1,4 +1,4 @@
-"""The steps that all layers share: batch axes, reversal, resets."""
+"""The code that all layers share: batch axes, reversal, resets."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run_fused(
         rows = {name: size for name, size in sizes.items() if name != "T"}
         _checks.check_shape("seq_lengths", seq_lengths, **rows)
     if resets is not None:
-        resets = _checks.check_resets(resets, **sizes)
+        resets = _checks.check_mask("resets", resets, **sizes)
     batch = inputs.shape[:time_axis] + inputs.shape[time_axis + 1 : -1]
     flat, steps = math.prod(batch), inputs.shape[time_axis]
     axis = 0 if time_major else 1

@@ -98,7 +98,7 @@ def scan(
             state = _checked_state(cell, state)
     if resets is not None:
         steps = {"T": jax.tree.leaves(xs)[0].shape[0]}
-        resets = _checks.check_resets(resets, **steps)
+        resets = _checks.check_mask("resets", resets, **steps)
     if state is None:
         if not known:
             raise TypeError(

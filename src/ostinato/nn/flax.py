@@ -243,7 +243,7 @@ def _scan_with_resets(
     cell = layer.cell
     time_axis = 0 if time_major else inputs.ndim - (cell.num_feature_axes + 1)
     leading = inputs.shape[: inputs.ndim - cell.num_feature_axes]
-    resets = _checks.check_resets(resets, **leading_sizes(leading, time_axis))
+    resets = _checks.check_mask("resets", resets, **leading_sizes(leading, time_axis))
     xs = jnp.moveaxis(inputs, time_axis, 0)
     valid = None
     if seq_lengths is not None:

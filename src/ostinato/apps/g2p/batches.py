@@ -84,13 +84,13 @@ def word_batches(
         Indices into `words`, letters ``[B, T]`` and lengths ``[B]``; entries beyond
         the indices have length 0.
     """
-    buckets: dict[int, list[int]] = {}
+    by_length: dict[int, list[int]] = {}
     for i, word in enumerate(words):
         multiple = -(-len(word) // LENGTH_STEP) * LENGTH_STEP
         fitting = [bound for bound in bounds if len(word) <= bound]
-        buckets.setdefault(min(fitting, default=multiple), []).append(i)
+        by_length.setdefault(min(fitting, default=multiple), []).append(i)
     count = min(len(words), ROWS)
-    for length, places in sorted(buckets.items()):
+    for length, places in sorted(by_length.items()):
         for start in range(0, len(places), ROWS):
             rows = places[start : start + ROWS]
             yield rows, *pad(letter_ids([words[i] for i in rows]), length, count)

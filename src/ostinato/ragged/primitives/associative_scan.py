@@ -68,6 +68,7 @@ def associative_scan(
             f"`function` must be callable, got {_checks.describe(function)}"
         )
     reverse = _checks.check_bool("reverse", reverse)
+    axis = _checks.check_integer("axis", axis)
     leaves, tree = jax.tree.flatten(elems)
     leaves = list(map(jnp.asarray, leaves))
     if not leaves:

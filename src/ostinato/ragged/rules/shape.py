@@ -241,9 +241,8 @@ def _index_before(
 
     Past the end of the example, along any axis, it is that of the last element.
     """
-    number = jnp.zeros(
-        (1,) * len(after), jnp.int32
-    )  # in the example, in row-major order
+    # Numbers of elements in the example, in row-major order.
+    number = jnp.zeros((1,) * len(after), jnp.int32)
     for axis, (most, dim) in enumerate(zip(after, new, strict=True)):
         size = jnp.maximum(own(dim), 1)
         position = jnp.minimum(positions(most), size - 1)
