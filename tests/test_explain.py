@@ -596,3 +596,28 @@ def test_the_loop_that_is_explained_has_the_lengths_of_the_call(lengths, monkeyp
     ost.explain(two_factors, X, H_0, params=W, seq_lengths=lengths)
     (loop,) = told
     assert loop.masked == (lengths is not None)
+
+
+pytestmark = native
+
+
+OF_THE_STEP = {
+    "the step has PRNG keys": lambda h: (
+        h + jax.random.normal(jax.random.key(jnp.argmax(h)), h.shape, h.dtype)
+    ),
+    "the step has complex values": lambda h: jnp.abs(jax.lax.complex(h, h)),
+    "the step has effects: Debug": lambda h: (
+        jax.debug.callback(lambda: None), h,
+    )[1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", OF_THE_STEP)
+def test_what_no_other_loop_takes_is_said_of_the_step(words):
+    def step(w, h, x, t):
+        h = jnp.tanh(x @ w + OF_THE_STEP[words](h) @ w)
+        return h, h
+
+    told = ost.explain(step, X, H_0, params=W)
+    assert told.backend == "xla"
+    assert told.rejected["cpu"] == words

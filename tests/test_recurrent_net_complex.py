@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closures import fast_jit
 from jax import lax
+from test_step_hunt import B, T, assert_same, draw
 from tolerance import assert_close
 
 import ostinato as ost
@@ -73,3 +75,36 @@ def test_a_complex_cell_stores_no_complex_results():
     want = of_complex_states(lambda *a: ComplexCell().step(*a))
     got = of_complex_states(ComplexCell())
     jax.tree.map(lambda g, w: assert_close(g, w, terms=100), got, want)
+
+
+def turned(h, x):
+    z = jnp.tanh(h) * jnp.exp(1j * x)
+    return jnp.real(z) + jnp.imag(z)
+
+
+@jax.custom_jvp
+def inside(h, x):
+    return turned(h, x)
+
+
+inside.defjvp(lambda given, dots: jax.jvp(turned, given, dots))
+
+
+@pytest.mark.parametrize("backend", [None, "xla"])
+@pytest.mark.parametrize("function", [turned, inside])
+def test_a_real_step_has_complex_values(function, backend):
+    def step(p, h, x, t):
+        h = function(x @ p + h @ p, x)
+        return h, h
+
+    def gradient(backend):
+        def loss(*given):
+            p, x, h = given
+            out = ost.recurrent_net(step, x, h, params=p, backend=backend)
+            return jnp.sum(jnp.sin(out.outputs)), out
+
+        given = draw(0, 16, 16), draw(1, B, T, 16), draw(2, B, 16)
+        return fast_jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*given)
+
+    with jax.numpy_dtype_promotion("standard"):
+        assert_same(gradient(backend), gradient("scan"))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from cell_cases import inner_jaxprs
 from closures import fast_jit
 from compile_options import QUICK, USUAL
 from jax import lax
+from jax.extend.core import jaxprs_in_params
 from tolerance import assert_close, assert_same_bits
 
 import ostinato as ost
@@ -275,3 +277,21 @@ def test_the_length_of_a_segment_divides_the_steps_or_is_as_asked():
             else:
                 assert got in found
                 assert abs(got - target) == min(abs(k - target) for k in found)
+
+
+def loops(jaxpr):
+    """Return how many loops of each kind stand in a jaxpr."""
+    found = Counter()
+    for eqn in jaxpr.eqns:
+        found[eqn.primitive.name] += eqn.primitive.name.startswith("ostinato_loop")
+        for inner in jaxprs_in_params(eqn.params):
+            found += loops(inner)
+    return +found
+
+
+@pytest.mark.parametrize("recompute", [("gates",), True], ids=str)
+def test_a_cell_that_recomputes_runs_each_loop_once(recompute):
+    """Its input products are made again for each segment, but not the steps."""
+    loss = loss_of(STEPS["cell"], recompute=recompute)
+    gradient = jax.make_jaxpr(jax.grad(loss))(*arrays(600))
+    assert loops(gradient.jaxpr) == {"ostinato_loop": 1, "ostinato_loop_bwd": 1}

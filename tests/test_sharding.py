@@ -420,3 +420,26 @@ def test_a_step_in_shard_map_closes_over_what_devices_have(function, backend):
 
     for a, b in zip(*map(jax.tree.leaves, map(slopes, (split, by_hand))), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", [None, "xla"])
+@pytest.mark.parametrize("function", [jax.nn.softplus, jax.nn.relu])
+def test_a_step_in_shard_map_orders_what_a_function_makes_of_inputs(function, backend):
+    mesh = jax.make_mesh((4,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+    rng = np.random.default_rng(0)
+    x, h_0, w = (rng.normal(size=s) for s in ((8, 3, 16), (8, 16), (16, 16)))
+
+    def local(w, x, h):
+        def step(w, h, x, t):
+            h = jnp.tanh(jnp.sort(function(x), -1) + h @ w)
+            return h, h
+
+        return ost.recurrent_net(step, x, h, params=w, backend=backend).outputs
+
+    specs = P(), P("b"), P("b")
+    split = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P("b"))
+    found = [
+        jax.jit(jax.grad(lambda *a, f=f: jnp.sum(jnp.sin(f(*a))), (0, 1)))(w, x, h_0)
+        for f in (split, local)
+    ]
+    assert_trees_close(*found)

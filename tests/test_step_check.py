@@ -6,6 +6,7 @@ All other tests make programs too; a warning that one of them is faulty fails th
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_step_hunt import T, assert_same, both, draw, gradient_of
 
 import ostinato as ost
 from ostinato._step.programs import lower
@@ -208,3 +209,48 @@ def test_both_factors_of_a_gradient_are_written():
         gradient = Gradient(*(Factor(buffer, 0, 4) for buffer in factors), 1)
         with pytest.warns(RuntimeWarning), pytest.raises(Unsupported, match="a CHUNK"):
             check([LAST], [gradient], [Y], APART)
+
+
+def test_a_product_starts_from_no_vector_of_each_sequence():
+    """The native loop reads the same one for all of them."""
+    product = do("product", WIDE, X, A, width=3, weight=MATRIX)
+    with pytest.warns(RuntimeWarning), pytest.raises(Unsupported, match="all sequ"):
+        run(COPY, product, LAST)
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        do("column_sum", A, part(X, 0, (4, 1)), inner=0),
+        do("row_sum", part(A, 0, (1, 0)), part(X, 0, (0, 1)), inner=4, width=0),
+    ],
+    ids=["rows", "elements"],
+)
+def test_a_sum_over_nothing_writes_what_it_is(total):
+    run(total, do("copy", Y, A))
+
+
+def beside_what_all_share(p, h, x, t):
+    """Write a row for each sequence while another one, and a shared one, are read."""
+    kept, shared = jnp.sin(x), jnp.cos(p * t.astype(x.dtype))
+    return (
+        jnp.tanh(h)
+        + jnp.maximum(kept, jnp.arctan2(x, jnp.broadcast_to(shared, x.shape))) * kept
+    )
+
+
+def minus_its_first_row(p, h, x, t):
+    rows = jnp.sin(x + h).reshape(-1, 4, 8)
+    return jnp.tanh(rows - rows[:, :1]).reshape(x.shape)
+
+
+@pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+@pytest.mark.parametrize("function", [beside_what_all_share, minus_its_first_row])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_places_of_values_that_are_read_together_pass(function, batch):
+    def step(p, h, x, t):
+        h = function(p, h, x, t)
+        return h, h
+
+    given = draw(0, 32), draw(1, batch, T, 32), draw(2, batch, 32)
+    assert_same(*both(gradient_of(step), *given))

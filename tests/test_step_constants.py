@@ -108,3 +108,28 @@ def test_zeros_of_both_signs_are_two_constants(first):
                 want = 1 / np.where(h > 0, zero, 2.0)
             np.testing.assert_array_equal(got[:, t], want)
         h = np.tanh(x[:, t] - h)
+
+
+@pytest.mark.parametrize("backend", [None, "xla"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_an_inner_loop_over_a_function_with_an_array_keeps_its_order(reverse, backend):
+    def step(p, h, x, t):
+        def inner(h, i):
+            return jnp.tanh(product(h) * i + x), h * i
+
+        h, rows = jax.lax.scan(inner, h, jnp.arange(1.0, 4.0), reverse=reverse)
+        return h, rows[0] - 2 * rows[2]
+
+    def gradient(backend):
+        def loss(x, h):
+            out = ost.recurrent_net(step, x, h, backend=backend)
+            return jnp.sum(jnp.sin(out.outputs)), out
+
+        rng = np.random.default_rng(0)
+        size = len(MATRIX)
+        x, h = rng.normal(size=(2, 4, size)), rng.normal(size=(2, size))
+        return jax.grad(loss, (0, 1), has_aux=True)(x, jnp.asarray(h))
+
+    got, want = map(jax.tree.leaves, (gradient(backend), gradient("scan")))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)

@@ -380,3 +380,86 @@ def test_values_and_gradients(function, batch):
         np.testing.assert_allclose(got, loop(w, np), rtol=1e-10)
     want = fast_jit(jax.grad(lambda w: jnp.sum(loop(w, jnp))))(w)
     np.testing.assert_allclose(slopes, want, rtol=1e-9, atol=1e-9)
+
+
+native = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+
+
+def by_jvp(value, slope):
+    """Return a function with a slope of its own, which is one as well."""
+    function = jax.custom_jvp(value)
+    function.defjvp(lambda x, dx: (value(*x), slope(*x) * dx[0]))
+    return function
+
+
+def by_vjp(value, slope):
+    function = jax.custom_vjp(value)
+    function.defvjp(lambda x: (value(x), x), lambda x, dy: (slope(x) * dy,))
+    return function
+
+
+def of_value(value):
+    """Return a function whose rule has another value."""
+    function = jax.custom_jvp(value)
+    function.defjvp(lambda x, dx: (jnp.sin(*x), jnp.cos(*x) * dx[0]))
+    return function
+
+
+TWO = {
+    "slopes": [by_jvp(jnp.sin, f) for f in (jnp.cos, jnp.sin)],
+    "slopes of slopes": [
+        by_jvp(jnp.sin, by_jvp(jnp.cos, f)) for f in (jnp.cos, jnp.sin)
+    ],
+    "cotangents": [by_vjp(jnp.sin, f) for f in (jnp.cos, jnp.sin)],
+    "values": [of_value(f) for f in (jnp.sin, jnp.tanh)],
+    "numbers": [lambda h: h + 0.5, lambda h: h - 0.5],
+}
+
+
+def plain(step, p, x, h):
+    """Return outputs without a loop of JAX, which drops rules inside of rules."""
+    found = []
+    for t in range(x.shape[1]):
+        h, y = step(p, h, x[:, t], t)
+        found.append(y)
+    return jnp.stack(found, 1)
+
+
+@pytest.mark.parametrize("name", TWO)
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=native), "xla"])
+def test_functions_that_differ_in_one_rule_are_two(name, backend):
+    def net(step, p, x, h):
+        return ost.recurrent_net(step, x, h, params=p, backend=backend).outputs
+
+    def results(function, run):
+        def step(p, h, x, t):
+            h = jnp.tanh(x + h @ p)
+            return h, function(h)
+
+        def loss(p):
+            outputs = run(step, p, x, h_0)
+            return jnp.sum(outputs * x), outputs
+
+        gradient = lambda p: jax.grad(loss, has_aux=True)(p)  # noqa: E731
+        if name == "slopes of slopes":
+            return fast_jit(lambda p: jax.jvp(gradient, (p,), (p,)))(p)
+        return fast_jit(lambda p: (run(step, p, x, h_0), gradient(p)))(p)
+
+    p, x, h_0 = 0.3 * draw(0, 8, 8), draw(1, B, T, 8), draw(2, B, 8)
+    for function in TWO[name]:
+        assert_same(results(function, net), results(function, plain))
+
+
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=native), "xla"])
+def test_outputs_in_another_order_are_others(backend):
+    p, x, h_0 = 0.3 * draw(0, 8, 8), draw(1, B, T, 8), draw(2, B, 8)
+
+    def both(order):
+        def step(p, h, x, t):
+            new = jnp.tanh(x + h @ p)
+            return new, tuple([new, jnp.sin(h)][k] for k in order)
+
+        out = ost.recurrent_net(step, x, h_0, params=p, backend=backend).outputs
+        return [out[order.index(k)] for k in range(2)]
+
+    assert_same(both([1, 0]), both([0, 1]))

@@ -551,3 +551,27 @@ def assert_never_taken(branch):
         for run in (net, without)
     )
     assert_finite_and_same(got, want)
+
+
+@both_orders
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_product_over_a_state_that_ends_at_zero_has_no_pole(recompute, reverse):
+    x, w, left = draw(0, 3, 4, 8), draw(1, 8, 8), jnp.array([4.0, 2.0, 0.0])[:, None]
+
+    def step(w, states, x, t):
+        left, h = states
+        h = jnp.tanh(x @ w + h @ w) / left
+        return (left - 1, h), h
+
+    def gradient(backend):
+        def loss(w, x, left):
+            out = ost.recurrent_net(
+                step, x, (left, jnp.zeros((3, 8))), params=w, reverse=reverse,
+                seq_lengths=np.array([4, 2, 0]), padding="zero", recompute=recompute,
+                backend=backend,
+            )  # fmt: skip
+            return jnp.sum(jnp.sin(out.outputs)) + jnp.sum(out.states[1])
+
+        return fast_jit(jax.grad(loss, (0, 1, 2)))(w, x, left)
+
+    assert_finite_and_same(gradient("xla"), gradient("scan"))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closures import fast_jit
+from test_step_hunt import assert_same, both, draw, gradient_of
 
 import ostinato as ost
 
@@ -153,3 +154,65 @@ def test_numbers_of_sequences_in_another_order_are_no_own_rows():
         h = np.tanh(h @ p + x[:, t]) + read[:, None]
         want.append(h)
     np.testing.assert_allclose(got, np.stack(want, 1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("backend", [None, "xla"])
+@pytest.mark.parametrize(
+    "turned", [lambda x: x[:, ::-1], lambda x: x.swapaxes(1, 2)], ids=["back", "turned"]
+)
+def test_an_input_in_another_order_is_not_the_input(turned, backend):
+    rng = np.random.default_rng(0)
+    w, x, h = (rng.normal(size=s) for s in ((16, 16), (3, 5, 16, 16), (3, 16)))
+
+    def step(w, h, x, t):
+        return jnp.tanh(h @ w + x[:, 0]), (x, turned(x))
+
+    out = ost.recurrent_net(step, x, jnp.asarray(h), params=w, backend=backend).outputs
+    np.testing.assert_array_equal(out[0], x)
+    for t in range(5):
+        np.testing.assert_array_equal(out[1][:, t], turned(x[:, t]))
+
+
+@native
+@pytest.mark.parametrize("batch", [1, 3])
+def test_an_axis_of_size_1_before_that_of_sequences(batch):
+    rng = np.random.default_rng(0)
+    sizes = (8, 8), (batch, 4, 8), (batch, 8)
+    w, x, h = (rng.normal(size=s) for s in sizes)
+
+    def step(w, h, x, t):
+        above = jnp.reshape(jnp.tanh(h @ w + x), (1, batch, 8))
+        h = jnp.reshape(jnp.sin(above), (batch, 1, 2, 4)).reshape(batch, 8)
+        return h, above.reshape(batch, 1, 8)
+
+    out = ost.recurrent_net(step, x, jnp.asarray(h), params=w, backend="cpu").outputs
+    for t in range(4):
+        want = np.tanh(h @ w + x[:, t])
+        h = np.sin(want)
+        np.testing.assert_allclose(out[:, t, 0], want, rtol=1e-10)
+
+
+def heads_first(p, h, t):
+    """Return products of each sequence, which are the second axis."""
+    heads = h.reshape(len(h), -1, 4).swapaxes(0, 1)
+    found = jnp.einsum("nbi,nbi->nb", heads, jnp.sin(heads))
+    return jnp.broadcast_to(found.T[:, :, None], (len(h), h.shape[1] // 4, 4))
+
+
+def shared_square(p, h, t):
+    square = jnp.sin(p[:4, :4] * (1 + t)).reshape(1, 4, 4)
+    square = jnp.broadcast_to(square, (len(h), 4, 4))
+    return jnp.tile(jnp.einsum("bij,bj->bi", square, h[:, :4]), (1, h.shape[1] // 4))
+
+
+@native
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("function", [heads_first, shared_square])
+def test_products_of_values_of_each_sequence(function, batch):
+    def step(p, h, x, t):
+        more = function(p, h, t.astype(h.dtype)).reshape(h.shape)
+        h = jnp.tanh(h @ p + x + more)
+        return h, h
+
+    given = draw(0, 12, 12), draw(1, batch, 4, 12), draw(2, batch, 12)
+    assert_same(*both(gradient_of(step), *given))

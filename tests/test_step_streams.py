@@ -416,3 +416,40 @@ def test_inputs_that_no_float32_holds_are_exact():
     session = ost.stream(step, w, 3, inputs=inputs, initial_states=h)
     for t in range(4):
         np.testing.assert_array_equal(session.step(x + t), (x + t) % 10)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("where", ["params", "states"])
+def test_large_integers_that_a_session_keeps_are_exact(where, sign):
+    def step(p, states, x, t):
+        w, n = p
+        h, k = states
+        h = jnp.tanh(h @ w + x)
+        return (h, k), jnp.where(h[:, 0] > 2, 0, n - k)
+
+    large = np.full(3, sign * (2**24 + 1), np.int32)
+    n = large[0] if where == "params" else np.int32(0)
+    k = large if where == "states" else np.zeros(3, np.int32)
+    w, h = np.eye(8, dtype=np.float32), np.ones((3, 8), np.float32)
+    inputs = jax.ShapeDtypeStruct((3, 8), np.float32)
+    session = ost.stream(step, (w, n), 3, inputs=inputs, initial_states=(h, k))
+    for _ in range(2):
+        np.testing.assert_array_equal(session.step(np.ones((3, 8), np.float32)), n - k)
+    np.testing.assert_array_equal(session.state[1], k)
+
+
+@pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
+@pytest.mark.parametrize("chunked", [False, True])
+def test_outputs_of_a_session_have_memory_of_their_own(chunked):
+    def step(w, h, x, t):
+        h = jnp.tanh(h @ w + x)
+        return h, (x, x, jnp.sin(h), jnp.sin(h))
+
+    w, h, x = np.eye(8), np.ones((3, 8)), np.ones((3, 8))
+    inputs = jax.ShapeDtypeStruct((3, 8), float)
+    session = ost.stream(step, w, 3, inputs=inputs, initial_states=h)
+    x = x[:, None] if chunked else x
+    outputs = session.chunk(x) if chunked else session.step(x)
+    arrays = [x, *outputs]
+    for i, a in enumerate(arrays):
+        assert not any(np.shares_memory(a, b) for b in arrays[:i])

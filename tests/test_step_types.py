@@ -9,7 +9,7 @@ import random_steps
 from closures import fast_jit
 from step_programs import PROGRAMS, B, T
 from test_step import floats, scan_of, values_and_gradients
-from test_step_hunt import draw
+from test_step_hunt import assert_same, draw
 from tolerance import assert_same_bits
 
 import ostinato as ost
@@ -439,3 +439,86 @@ def test_nan_of_any_bits_stays_nan(bits):
         out = ost.recurrent_net(run, x, h, params=(), time_major=True, backend="cpu")
         assert out.outputs.dtype == jnp.bfloat16
         assert np.isnan(np.asarray(out.outputs, np.float32)).all()
+
+
+def unchanged(p, states, x, t):
+    """A float32 that nothing computes with."""
+    h, kept = states
+    h = jnp.tanh(x + h @ p)
+    return (h, kept), h
+
+
+def rounded(p, states, x, t):
+    h, kept = states
+    short = (x + h @ p).astype(jnp.bfloat16)
+    h = jnp.tanh(short.astype(h.dtype))
+    return (h, kept), h
+
+
+@pytest.mark.parametrize(
+    "step, dtype",
+    [(unchanged, "float32"), (unchanged, "bfloat16"), (rounded, "float64")],
+)
+def test_a_float64_step_keeps_shorter_floats(step, dtype):
+    x, h, p = draw(0, 3, 4, 8), draw(1, 3, 8), draw(2, 8, 8)
+    kept = draw(3, 3, 4).astype(dtype)
+
+    def gradient(backend):
+        def loss(p, x, h):
+            out = ost.recurrent_net(step, x, (h, kept), params=p, backend=backend)
+            return jnp.sum(jnp.sin(out.outputs)), out
+
+        return fast_jit(jax.grad(loss, (0, 1, 2), has_aux=True))(p, x, h)
+
+    assert_same(gradient(None), gradient("scan"))
+
+
+def outer(h):
+    """Return a matrix for each sequence, rounded to bfloat16."""
+    return (h[:, :4, None] * h[:, None, 4:]).astype(jnp.bfloat16)
+
+
+def place(h):
+    return jnp.argmax(h[:, :4], -1)
+
+
+MOVED = {
+    "turned": lambda h: jnp.maximum(outer(h).swapaxes(1, 2), jnp.bfloat16(0.01)),
+    "read": lambda h: jax.vmap(lambda a, i: a[i])(outer(h), place(h)),
+    "written": lambda h: jax.vmap(lambda i, row: jnp.zeros_like(row).at[i].set(row[0]))(
+        place(h), h[:, 4:].astype(jnp.bfloat16)
+    ),
+    "added": lambda h: jax.vmap(lambda m, i, row: m.at[i].set(row))(
+        outer(h), place(h), (0.3 * h[:, 4:]).astype(jnp.bfloat16)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_what_is_rounded_to_bfloat16_stays_so_where_it_is_moved(name):
+    def step(p, h, x, t):
+        h = jnp.tanh(h + x)
+        return h, jnp.exp(MOVED[name](h).astype(jnp.float32))
+
+    def run(backend):
+        x, h = draw(0, 32, 5, 8, dtype="float32"), draw(1, 32, 8, dtype="float32")
+        return ost.recurrent_net(step, x, h, backend=backend).outputs
+
+    np.testing.assert_allclose(run(None), run("scan"), rtol=1e-5)
+    with pytest.raises(NotImplementedError, match="goes on in float32"):
+        run("cpu")
+
+
+@pytest.mark.parametrize("segment_length", [None, 16])
+def test_numbers_of_steps_of_all_segments_are_counted(segment_length):
+    """Times 2^15 + 1, those of the last ones are above 2^24, and odd."""
+
+    def step(p, h, x, t):
+        h = jnp.tanh(x + h @ p)
+        return h, jnp.where(h[:, 0] > 2, 0, t * (2**15 + 1))
+
+    steps = 1024
+    sizes = (2, steps, 8), (2, 8), (8, 8)
+    x, h, p = (draw(i, *s, dtype="float32") for i, s in enumerate(sizes))
+    out = ost.recurrent_net(step, x, h, params=p, segment_length=segment_length)
+    np.testing.assert_array_equal(out.outputs[0], np.arange(steps) * (2**15 + 1))

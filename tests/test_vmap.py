@@ -24,7 +24,10 @@ from harness import rounded
 from jaxprs import equations_in
 from oracles.loop64 import Spec
 from test_second_derivatives import forward_over_reverse
+from test_step_hunt import assert_same, draw
 from test_transforms import assert_trees_close
+
+import ostinato as ost
 
 LSTM, GRU, BEFORE = BY_ID["lstm"], BY_ID["gru"], BY_ID["gru_before"]
 SLSTM = BY_ID["slstm"]
@@ -316,3 +319,56 @@ def test_inputs_of_the_vmap_tests_differ():
     for a in primal:
         assert np.nanmax(np.abs(a[0] - a[1])) > 0.1
     assert made.weights.shape == primal.weights.shape[1:]
+
+
+@pytest.mark.parametrize("backend", [None, "xla"])
+@pytest.mark.parametrize("mapped", ["h", "x"])
+def test_lengths_of_sequences_are_not_those_of_examples(mapped, backend):
+    given = {"x": draw(0, 3, 5, 8), "h": draw(1, 3, 8)}
+    given[mapped] = jnp.stack([given[mapped] * k for k in (1, 2, -1)])
+    p, lengths = draw(2, 8, 8), jnp.array([5, 0, 2])
+
+    def step(p, h, x, t):
+        h = jnp.tanh(x + h @ p)
+        return h, h
+
+    def loss(p, x, h):
+        out = ost.recurrent_net(
+            step, x, h, params=p, seq_lengths=lengths, padding="zero", backend=backend
+        )
+        return jnp.sum(jnp.sin(out.outputs)), out
+
+    slopes = jax.grad(loss, (0, 1, 2), has_aux=True)
+    axes = (None, *(0 if name == mapped else None for name in "xh"))
+    got = fast_jit(jax.vmap(slopes, axes))(p, *given.values())
+    for k in range(3):
+        one = {name: a[k] if name == mapped else a for name, a in given.items()}
+        assert_same(
+            jax.tree.map(lambda a, k=k: a[k], got), fast_jit(slopes)(p, *one.values())
+        )
+
+
+@pytest.mark.parametrize("backend", [None, "xla"])
+def test_gradients_of_each_example_of_short_floats(backend):
+    """Those of a vector are added up in float32, step by step."""
+
+    def step(p, h, x, t):
+        h = jnp.tanh(x * (1 + jnp.broadcast_to(p["b"], h.shape)) + h @ p["w"])
+        return h, h
+
+    def slopes(backend):
+        def loss(p, x, h):
+            out = ost.recurrent_net(step, x, h, params=p, backend=backend).outputs
+            return jnp.mean(out.astype(jnp.float32))
+
+        return fast_jit(jax.vmap(jax.grad(loss), (None, 0, None)))(p, x, h)
+
+    sizes = {"w": (8, 8), "b": (8,), "x": (2, 4, 200, 8), "h": (4, 8)}
+    given = {name: 0.3 * draw(i, *s) for i, (name, s) in enumerate(sizes.items())}
+    given = {name: a.astype(jnp.bfloat16) for name, a in given.items()}
+    x, h = given.pop("x"), given.pop("h")
+    p = given
+    for a, b in zip(*map(jax.tree.leaves, map(slopes, (backend, "scan"))), strict=True):
+        assert a.dtype == b.dtype == jnp.bfloat16
+        a, b = (np.asarray(v, float) for v in (a, b))
+        np.testing.assert_allclose(a, b, rtol=0.1, atol=0.002)
