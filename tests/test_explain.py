@@ -61,6 +61,25 @@ def test_what_the_cpu_loop_lacks_is_named_with_its_line():
 
 
 @native
+def test_values_to_recompute_have_no_line():
+    def step(p, states, x, t):
+        h, count = states
+        h = jnp.tanh(x @ p + h @ p)
+        return (h, count + jnp.int8(1)), h
+
+    states = jnp.ones((3, 4)), jnp.zeros(3, jnp.int8)
+    for recompute, what in (
+        (False, r"`add` at .*:\d+"),
+        (True, "a value to recompute"),
+    ):
+        with pytest.raises(NotImplementedError, match=what + ".* int8 .* 127"):
+            ost.recurrent_net(
+                step, jnp.ones((3, 5, 4)), states, params=jnp.eye(4),
+                recompute=recompute, backend="cpu",
+            )  # fmt: skip
+
+
+@native
 def test_gradients_elsewhere_are_told():
     cell, x = cells.LSTMP(4, 5, proj_size=4), jnp.ones((3, 5, 4), jnp.bfloat16)
     told = ost.explain(cell, x, return_all_states=True)

@@ -90,7 +90,8 @@ def test_while_files_are_written(tmp_path):
     run = g2p_command.start(packages, tmp_path / "out")
     code, text, in_time = interrupt(run, "writing", signal.SIGTERM)
     assert code == 143 and "go on with --resume" in text
-    assert checkpoint.FILES.read(tmp_path / "out" / RESUME_FILE)[1]["step"] == 14
+    # Of a busy machine, the signal may come after the files, while updates go on.
+    assert checkpoint.FILES.read(tmp_path / "out" / RESUME_FILE)[1]["step"] >= 14
     whole_files(tmp_path / "out", in_time)
 
 

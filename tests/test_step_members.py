@@ -160,6 +160,21 @@ def test_few_sequences_of_small_members_run_side_by_side():
 
 
 @native
+def test_a_number_of_each_sequence_beside_the_state_makes_members_no_smaller():
+    def step(p, states, x, t):
+        count, h = states
+        h = jnp.tanh(x + h @ p)
+        return (count + 1.0, h), h
+
+    def run(p, x, h):
+        states = jnp.zeros(len(h)), h
+        return ost.recurrent_net(step, x, states, params=p).outputs
+
+    given = draw(MEMBERS, H, H), draw(MEMBERS, ROWS, T, H), draw(MEMBERS, ROWS, H)
+    assert rows_of_calls(jax.vmap(run), *given) == [ROWS]
+
+
+@native
 def test_large_members_run_by_themselves():
     size = 640
 

@@ -75,6 +75,8 @@ def equation_at_line(
         lacking: what is lacking; None means the operation itself.
     """
     name = eqn.primitive.name
+    if name == "name":  # which `recompute` gives to values: no operation of the step
+        return f"a value to recompute: {lacking}"
     if lacking is None and name in ("cond", "scan"):
         lacking = stays(eqn)
     line = user_line((*origins.get(name, ()), eqn))

@@ -45,7 +45,7 @@ from .jaxprs import known_product, type_of
 from .xla import Loop, Members
 
 _ELEMENTS = 16
-"""Elements of a state of one member from which on its loop is quicker by itself."""
+"""Elements of a member's largest state from which on its loop is quicker by itself."""
 
 Each = Callable[[Callable, Loop, Sequence[int | None], Sequence[Array]], list[Array]]
 """Calls a function of the arrays of one member for all of them.
@@ -67,7 +67,7 @@ def are_worth_it(
     *_, states = step.parts(step.jaxpr.invars)
     if not states or not type_of(states[0]).shape:  # nor would the library run it
         return False
-    if known_product(type_of(states[0]).shape) < _ELEMENTS:
+    if max(known_product(type_of(v).shape) for v in states) < _ELEMENTS:
         return False
     return native.can_run(loop, wrt)
 
