@@ -25,6 +25,12 @@ def dense(p, h, x, t):
     return h, h
 
 
+def scaled(p, h, x, t):
+    """Multiply inputs by a vector of all sequences."""
+    h = jnp.tanh(x * (1 + jnp.broadcast_to(p["b"], h.shape)) + h @ p["w"])
+    return h, h
+
+
 def slopes(step, backend, lengths):
     def loss(p, x, h):
         options = {"params": p, "seq_lengths": lengths, "padding": "zero"}
@@ -59,13 +65,9 @@ def test_what_is_larger_than_the_products_is_not_copied_to_blocks(step, loops):
 def test_gradients_of_a_vector_of_short_floats_add_up_in_the_loop():
     """JAX refuses sums of two types here, as `numpy_dtype_promotion` is strict."""
 
-    def step(p, h, x, t):
-        h = jnp.tanh(x * (1 + jnp.broadcast_to(p["b"], h.shape)) + h @ p["w"])
-        return h, h
-
     def gradient(backend):
         def loss(p, x, h):
-            out = ost.recurrent_net(step, x, h, params=p, backend=backend).outputs
+            out = ost.recurrent_net(scaled, x, h, params=p, backend=backend).outputs
             return jnp.mean(out.astype(jnp.float32))
 
         return fast_jit(jax.grad(loss))(p, x, h)

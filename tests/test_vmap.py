@@ -24,6 +24,7 @@ from harness import rounded
 from jaxprs import equations_in
 from oracles.loop64 import Spec
 from test_second_derivatives import forward_over_reverse
+from test_step_blocks import scaled
 from test_step_hunt import assert_same, draw
 from test_transforms import assert_trees_close
 
@@ -352,13 +353,9 @@ def test_lengths_of_sequences_are_not_those_of_examples(mapped, backend):
 def test_gradients_of_each_example_of_short_floats(backend):
     """Those of a vector are added up in float32, step by step."""
 
-    def step(p, h, x, t):
-        h = jnp.tanh(x * (1 + jnp.broadcast_to(p["b"], h.shape)) + h @ p["w"])
-        return h, h
-
     def slopes(backend):
         def loss(p, x, h):
-            out = ost.recurrent_net(step, x, h, params=p, backend=backend).outputs
+            out = ost.recurrent_net(scaled, x, h, params=p, backend=backend).outputs
             return jnp.mean(out.astype(jnp.float32))
 
         return fast_jit(jax.vmap(jax.grad(loss), (None, 0, None)))(p, x, h)

@@ -110,7 +110,6 @@ the native loop runs them row by row, and a vector holds 8 or 16 features.
 | | 2000, 1 | 0.28 | 0.17 | 0.36 | 0.32 |
 | LSTM | 64, 1 | 0.88 | 0.94 | 0.83 | 1.3 |
 | | 2000, 1 | 0.64 | 0.80 | 0.68 | 0.79 |
-
 | level and trend, `[3]` parameters | 2000, 3 | 0.28 | 0.78 | | |
 
 So the first run as `lax.scan`, with lengths of their own from 16 sequences on, and the
@@ -202,10 +201,11 @@ def is_narrow(jaxpr: Jaxpr, batch: Any, has_lengths: bool) -> bool:
     """Return whether rows fill no vector of a processor, and are many."""
     if is_symbolic_dim(batch) or _has_products(jaxpr):
         return False
-    if _has_narrow_rows(jaxpr, batch):
+    made = _shapes_made(jaxpr)
+    most = max(map(known_product, made), default=0)
+    if not made or most < _NARROW * batch:
         if any(e.primitive.name in _JOINS for e in equations_of(jaxpr)):
             return not has_lengths or batch >= _SOME_SEQUENCES
-        most = max(map(known_product, _shapes_made(jaxpr)), default=0)
         several = batch >= _SEVERAL_SEQUENCES
         if several and work_of(jaxpr) <= _BRIEF_STEP * most:
             return True
@@ -215,8 +215,6 @@ def is_narrow(jaxpr: Jaxpr, batch: Any, has_lengths: bool) -> bool:
             return not has_lengths or batch >= _MANY_SEQUENCES
     if has_lengths:
         return False
-    made = _shapes_made(jaxpr)
-    most = max(map(known_product, made), default=0)
     row = max((known_product(s[-1:]) for s in made if len(s) > 1), default=0)
     return 0 < row <= _NARROW and most > row * batch
 
@@ -230,11 +228,6 @@ def is_one_kernel(step: Step, has_lengths: bool) -> bool:
     sizes = [known_product(shape) for shape in (*states, *_shapes_made(step.jaxpr))]
     most = _OF_A_MASKED_KERNEL if has_lengths else _OF_A_KERNEL
     return max(sizes, default=0) <= min(most, _NARROW * batch - 1)
-
-
-def _has_narrow_rows(jaxpr: Jaxpr, batch: int) -> bool:
-    """Return whether each operation makes few numbers for a sequence."""
-    return all(known_product(s) < _NARROW * batch for s in _shapes_made(jaxpr))
 
 
 def _has_vectors(jaxpr: Jaxpr, batch: int) -> bool:
