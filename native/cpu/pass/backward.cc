@@ -188,18 +188,13 @@ class Backward {
 
   void TakeStrides() {
     const int64_t lanes = context_.kernels.lanes;
-    // Never a multiple of 4 KB, where all rows would compete for one set of the cache.
-    const auto stride = [&](int64_t size) { return RoundUp(size, lanes) + 5 * lanes; };
-    const int64_t pairs = context_.kernels.pairs;  // operands in a lane of a vector
-    const auto operand_stride = [&](int64_t size) {
-      return pairs * stride(CeilDiv(size, pairs));
-    };
+    const int64_t pairs = context_.kernels.pairs;
     context_.most_tokens = std::max(kChunkTokens, in_.batch);
-    context_.h_stride = stride(n_.output_size());
-    context_.c_stride = stride(n_.hidden_size);
+    context_.h_stride = RowStride(n_.output_size(), lanes);
+    context_.c_stride = RowStride(n_.hidden_size, lanes);
     context_.cell_stride = in_.batch * context_.c_stride;
-    context_.g_stride = operand_stride(context_.blocks() * n_.hidden_size);
-    context_.column_stride = operand_stride(context_.most_tokens);
+    context_.g_stride = RowStride(context_.blocks() * n_.hidden_size, lanes, pairs);
+    context_.column_stride = RowStride(context_.most_tokens, lanes, pairs);
     context_.step_vectors = StepVectors();
     context_.zero_state = scratch_.TakeZeroed<Storage>(n_.output_size());
     auto* ones = scratch_.Take<Operand>(context_.most_tokens);
@@ -220,19 +215,26 @@ class Backward {
 
   void FinishInputs() {
     if (call_.dx == nullptr) return;
-    const Accum* from = context_.d_inputs;
-    const int64_t size = n_.input_size;
-    team_.ForEach(in_.batch, [&](int64_t i) {
-      const int64_t sequence = sequences_.index[i], length = sequences_.length[i];
-      for (int64_t t = 0; t < in_.capacity[sequence]; ++t) {
-        const int64_t at = in_.io.at(sequence, t) * size;
-        if (t >= length) {
-          Zero(call_.dx + at, size);
-        } else if constexpr (!std::is_same_v<Storage, Accum>) {
-          Convert(from + at, size, call_.dx + at);
-        }
-      }
+    const int64_t rows = RowsPerTask(context_.kernels.rows_at_once);
+    team_.ForEach(CeilDiv(in_.batch, rows), [&](int64_t task) {
+      const int64_t end = std::min(in_.batch, (task + 1) * rows);
+      for (int64_t i = task * rows; i < end; ++i) FinishInput(i);
     });
+  }
+
+  // Rounds the gradient of one sequence, and clears its padding.
+  void FinishInput(int64_t i) {
+    constexpr bool rounds = !std::is_same_v<Storage, Accum>;
+    const int64_t sequence = sequences_.index[i], length = sequences_.length[i];
+    const int64_t size = n_.input_size;
+    for (int64_t t = rounds ? 0 : length; t < in_.capacity[sequence]; ++t) {
+      const int64_t at = in_.io.at(sequence, t) * size;
+      if (t >= length) {
+        Zero(call_.dx + at, size);
+      } else if constexpr (rounds) {
+        Convert(context_.d_inputs + at, size, call_.dx + at);
+      }
+    }
   }
 
   Team& team_;

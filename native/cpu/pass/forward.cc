@@ -239,16 +239,11 @@ class Forward {
   void TakeStates() {
     const int64_t batch = context_.call.operands.batch;
     const int64_t lanes = context_.kernels.lanes;
-    // Whole vectors, and never a multiple of 4 KB, where all rows would compete for
-    // one set of the cache.
-    const auto stride = [&](int64_t size) { return RoundUp(size, lanes) + 5 * lanes; };
-    const int64_t pairs = context_.kernels.pairs;  // operands in a lane of a vector
-    const auto operand_stride = [&](int64_t size) {
-      return pairs * stride(CeilDiv(size, pairs));
-    };
-    context_.h_stride = operand_stride(network_.output_size());
-    context_.x_stride = operand_stride(std::max(network_.input_size, network_.width()));
-    context_.c_stride = stride(network_.hidden_size);
+    const int64_t pairs = context_.kernels.pairs;
+    const int64_t inputs = std::max(network_.input_size, network_.width());
+    context_.h_stride = RowStride(network_.output_size(), lanes, pairs);
+    context_.x_stride = RowStride(inputs, lanes, pairs);
+    context_.c_stride = RowStride(network_.hidden_size, lanes);
     context_.cell_stride = batch * context_.c_stride;
     auto* states = scratch_.Take<LayerState<Operand, Accum>>(network_.pseudo_layers());
     for (int64_t p = 0; p < network_.pseudo_layers(); ++p) {

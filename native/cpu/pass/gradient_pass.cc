@@ -24,17 +24,16 @@ GradientPass<Storage, Operand, Accum>::GradientPass(const Context& context,
 
 template <typename Storage, typename Operand, typename Accum>
 int64_t GradientPass<Storage, Operand, Accum>::begin_tasks() const {
-  return 1 + steps_.recurrent_tasks() + steps_.projection_tasks() +
-         CeilDiv(l_.gate_rows(), l_.rows_per_task());
+  return 1 + steps_.sequence_tasks() + steps_.recurrent_tasks() +
+         steps_.projection_tasks() + CeilDiv(l_.gate_rows(), l_.rows_per_task());
 }
 
 template <typename Storage, typename Operand, typename Accum>
 void GradientPass<Storage, Operand, Accum>::Begin(int64_t task) const {
-  if (task == 0) {
-    steps_.Begin();
-    return products_.Begin();
-  }
+  if (task == 0) return products_.Begin();
   task -= 1;
+  if (task < steps_.sequence_tasks()) return steps_.Begin(task);
+  task -= steps_.sequence_tasks();
   if (task < steps_.recurrent_tasks()) return steps_.PackRecurrent(task);
   task -= steps_.recurrent_tasks();
   if (task < steps_.projection_tasks()) return steps_.PackProjection(task);
@@ -114,13 +113,13 @@ void GradientPass<Storage, Operand, Accum>::GatherToken(int64_t i, int64_t step,
 
 template <typename Storage, typename Operand, typename Accum>
 int64_t GradientPass<Storage, Operand, Accum>::finish_tasks() const {
-  return 1 + GradientProducts<Storage, Operand, Accum>::kFinishTasks;
+  return products_.kFinishTasks + steps_.sequence_tasks();
 }
 
 template <typename Storage, typename Operand, typename Accum>
 void GradientPass<Storage, Operand, Accum>::Finish(int64_t task) const {
-  if (task == 0) return steps_.Finish();
-  products_.Finish(task - 1);
+  if (task < products_.kFinishTasks) return products_.Finish(task);
+  steps_.Finish(task - products_.kFinishTasks);
 }
 
 template struct GradientBuffers<float, float, float>;

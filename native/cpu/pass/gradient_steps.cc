@@ -1,7 +1,5 @@
 #include "cpu/pass/gradient_steps.h"
 
-#include <utility>
-
 namespace ostinato::cpu {
 
 template <typename Storage, typename Operand, typename Accum>
@@ -34,10 +32,11 @@ GradientSteps<Storage, Operand, Accum>::GradientSteps(
     : l_(layer), chunk_(chunk), b_(buffers) {}
 
 template <typename Storage, typename Operand, typename Accum>
-void GradientSteps<Storage, Operand, Accum>::Begin() const {
+void GradientSteps<Storage, Operand, Accum>::Begin(int64_t task) const {
   const BackwardCall<Storage, Accum>& call = l_.context.call;
   const int64_t batch = call.operands.batch;
-  for (int64_t i = 0; i < batch; ++i) {
+  const auto [first, last] = SequencesOf(task);
+  for (int64_t i = first; i < last; ++i) {
     const int64_t from = l_.pseudo_layer * batch + l_.context.sequences.index[i];
     Convert(call.dh_n + from * l_.outputs, l_.outputs, b_.dh + i * l_.context.h_stride);
     for (int64_t s = 0; s < l_.network.cells(); ++s) {
@@ -151,10 +150,11 @@ int64_t GradientSteps<Storage, Operand, Accum>::Run(int64_t begin, int64_t end,
 }
 
 template <typename Storage, typename Operand, typename Accum>
-void GradientSteps<Storage, Operand, Accum>::Finish() const {
+void GradientSteps<Storage, Operand, Accum>::Finish(int64_t task) const {
   const BackwardCall<Storage, Accum>& call = l_.context.call;
   const int64_t batch = call.operands.batch;
-  for (int64_t i = 0; i < batch; ++i) {
+  const auto [first, last] = SequencesOf(task);
+  for (int64_t i = first; i < last; ++i) {
     const int64_t to = l_.pseudo_layer * batch + l_.context.sequences.index[i];
     if (call.dh_0 != nullptr) {
       Convert(b_.dh + i * l_.context.h_stride, l_.outputs, call.dh_0 + to * l_.outputs);

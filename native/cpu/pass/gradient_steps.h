@@ -3,7 +3,9 @@
 #ifndef OSTINATO_CPU_PASS_GRADIENT_STEPS_H_
 #define OSTINATO_CPU_PASS_GRADIENT_STEPS_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "cpu/pass/gradient_layer.h"
 #include "cpu/pass/schedule.h"
@@ -45,8 +47,11 @@ class GradientSteps {
   void PackProjection(int64_t task) const {
     l_.PackTransposed(l_.w_hr(), Units(), task, b_.w_hr);
   }
-  // Takes the cotangents of final states.
-  void Begin() const;
+  // Takes the cotangents of final states, in independent tasks.
+  int64_t sequence_tasks() const {
+    return CeilDiv(l_.context.call.operands.batch, l_.rows_per_task());
+  }
+  void Begin(int64_t task) const;
   // Fills the fields of a token that are cotangents of states and cells before it.
   void Gather(int64_t i, int64_t step,
               BackwardToken<Storage, Operand, Accum>& to) const;
@@ -55,10 +60,16 @@ class GradientSteps {
   // begin unless the workers are to stop.
   int64_t Run(int64_t begin, int64_t end, int64_t first, int64_t last, Slice slice,
               Worker* worker) const;
-  // Writes gradients of initial states.
-  void Finish() const;
+  // Writes gradients of initial states, in as many tasks.
+  void Finish(int64_t task) const;
 
  private:
+  // The sequences of a task, first .. last - 1.
+  std::pair<int64_t, int64_t> SequencesOf(int64_t task) const {
+    const int64_t first = task * l_.rows_per_task();
+    return {first,
+            std::min(l_.context.call.operands.batch, first + l_.rows_per_task())};
+  }
   void AddOutputGradient(int64_t i, int64_t step, int64_t first, int64_t count) const;
   // The columns of products in a step, in the blocks that workers share.
   Columns Outputs() const { return StepColumns(l_.context.heads().outputs); }
