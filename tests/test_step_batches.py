@@ -22,7 +22,7 @@ LENGTHS = {
 def drawn(batch, width, steps, dtype):
     rng = np.random.default_rng(batch + width)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)  # noqa: E731
-    p = {"of_all": jnp.asarray([0.5, -0.3, 0.2], dtype), "of_each": draw(width)}
+    p = {"of_all": jnp.asarray([0.5, -0.3, 0.2], dtype), "of_each": draw(2, width)}
     return rng, p, draw(batch, steps, width), draw(batch, width)
 
 
@@ -30,7 +30,8 @@ def step(p, h, x, t):
     """Return a state, a number of each sequence, and one that all have alike."""
     a, b, c = p["of_all"]
     gate = jax.nn.sigmoid(a * h + x)
-    h = gate * h + b * jnp.tanh(p["of_each"][None] * h - x)
+    d, e = p["of_each"][:, None]
+    h = gate * h + b * jnp.tanh(d * h - e * x)
     return h, (
         h,
         jnp.sum(h**2, -1),
@@ -79,7 +80,7 @@ def values_and_gradients(run, p, x, h_0, lengths):
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize(
-    ("batch", "width"), [(17, 1), (150, 3), (600, 1), (1100, 2), (1100, 9)]
+    ("batch", "width"), [(17, 1), (70, 64), (150, 3), (600, 1), (1100, 2), (1100, 9)]
 )
 def test_values_and_gradients_of_many_sequences(batch, width, lengths, configure):
     rng, p, x, h_0 = drawn(batch, width, 7, jnp.float64)

@@ -3,6 +3,7 @@
 #define OSTINATO_CPU_STEP_TILE_H_
 
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "cpu/kernels/kernels.h"
@@ -136,7 +137,9 @@ class StepTile {
   Program Bind(Phase phase);
   Bound BindOne(const StepInstruction& instruction);
   StepFunction<T> RowSumOf(const Bound& bound) const;
-  void BindRow(Bound& bound) const;
+  void BindRow(Bound& bound);
+  bool Repeats(const StepInstruction& instruction, const StepView& view) const;
+  T* const* Repeated(const StepView& view, int64_t width);
   void BindBlocks(Bound& bound);
   void PlaceTemporaries(Program& program);
   int64_t CountFetchTimes(const Program& program) const;
@@ -211,7 +214,13 @@ class StepTile {
   std::vector<Moving> moving_;
   std::vector<size_t> next_;  // those of states after a step
   std::vector<Block> blocks_;
-  Program ahead_, steps_, after_;  // by phase
+  // A short row that all sequences share, once for each of them.
+  struct Repetition {
+    int64_t buffer, offset, width;
+    T* rows;
+  };
+  std::deque<Repetition> repetitions_;  // instructions point to `rows`
+  Program ahead_, steps_, after_;       // by phase
   // What the next step reads and writes in arrays, which caches fetch while a step
   // runs: how often a step has time for that, and how many lines then.
   struct Fetch {

@@ -12,6 +12,9 @@ namespace {
 // Elements of the widest result of a pass over a stretch of instructions: all that they
 // write, and much of what they read, stays in the first-level cache.
 constexpr int64_t kPass = 1024;
+// Elements of the longest shared row that is repeated for each sequence: what reads it
+// then runs on all sequences as on one long row, without a beginning for each.
+constexpr int64_t kMostRepeated = 64;
 
 }  // namespace
 
@@ -87,8 +90,35 @@ StepFunction<T> StepTile<T>::RowSumOf(const Bound& bound) const {
   return loop_.step_kernels.function[static_cast<int>(sum)];
 }
 
+// Whether an operand is a short row that all sequences share and no step changes.
 template <typename T>
-void StepTile<T>::BindRow(Bound& bound) const {
+bool StepTile<T>::Repeats(const StepInstruction& i, const StepView& view) const {
+  if (size() == 1 || !i.rows) return false;
+  const StepBuffer& buffer = program_.buffers[view.buffer];
+  const bool known =
+      buffer.place == Place::kConstant || buffer.place == Place::kInvariant;
+  return known && !buffer.rows && !view.splat && view.row_stride == 0 && i.inner == 1 &&
+         i.width > 1 && i.width <= kMostRepeated;
+}
+
+template <typename T>
+T* const* StepTile<T>::Repeated(const StepView& view, int64_t width) {
+  for (const Repetition& made : repetitions_) {
+    if (made.buffer == view.buffer && made.offset == view.offset &&
+        made.width == width) {
+      return &made.rows;
+    }
+  }
+  T* const rows = scratch_.Take<T>(size() * width);
+  for (int64_t r = 0; r < size(); ++r) {
+    std::copy_n(live_[view.buffer].at + view.offset, width, rows + r * width);
+  }
+  repetitions_.push_back({view.buffer, view.offset, width, rows});
+  return &repetitions_.back().rows;
+}
+
+template <typename T>
+void StepTile<T>::BindRow(Bound& bound) {
   const StepInstruction& i = *bound.instruction;
   const bool one = size() == 1 || !i.rows;
   bound.elements = i.inner * i.width;
@@ -102,10 +132,17 @@ void StepTile<T>::BindRow(Bound& bound) const {
     const StepView& view = i.operands[k < bound.count ? k : 0];
     const bool splat = view.splat || (i.width == 1 && view.row_stride == 0);
     if (k < bound.count) splats |= splat << k;
-    whole = whole && follows(view, splat ? 0 : i.width);
+    whole = whole && (Repeats(i, view) || follows(view, splat ? 0 : i.width));
   }
   if (!whole) return;
   bound.row = loop_.step_kernels.rows[i.operation].by_splats[splats];
+  for (int k = 0; k < 3 && bound.row != nullptr; ++k) {
+    const StepView& view = i.operands[k < bound.count ? k : 0];
+    if (!Repeats(i, view)) continue;
+    bound.from[k] = Repeated(view, i.width);
+    bound.offsets[k] = 0;
+    bound.apart[k] = 0;  // every pass reads the same rows
+  }
   const auto operation = static_cast<Operation>(i.operation);
   bound.in_pieces = splats == 0 && IsFunction(operation);
 }
