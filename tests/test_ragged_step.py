@@ -17,6 +17,8 @@ from test_transforms import assert_trees_close
 
 import ostinato as ost
 from ostinato import cells, ragged
+from ostinato._step import tokens
+from ostinato._step.xla import Loop
 
 native = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
 PROGRAMS = []
@@ -444,3 +446,35 @@ def test_sequences_of_one_length(backend, extra):
             state = np.tanh(data[t] @ w["w"] + state @ w["u"] + w["b"][0])
             np.testing.assert_allclose(y.data[t], state**2, atol=1e-12)
         np.testing.assert_allclose(last[b], state, atol=1e-12)
+
+
+LENGTHS_OF_FOUR = np.array([2, 0, 3, 1], np.int32)
+
+
+def loop_of(lengths, reverse=False):
+    most = int(lengths.max())
+    return Loop(None, most, most, reverse, None, True, "xla", capacity=9)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("lengths", [LENGTHS_OF_FOUR, LENGTHS_OF_FOUR[::-1]])
+def test_tokens_of_steps_and_back(lengths, axis, reverse):
+    """Past its end a sequence repeats its first step to run; unused tokens are 0."""
+    loop, count = loop_of(lengths, reverse), len(lengths)
+    data = np.random.default_rng(0).standard_normal((9, 2))
+    data[lengths.sum() :] = np.nan
+    want = np.empty((loop.length, count, 2))
+    ends = np.cumsum(lengths)
+    for b, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+        own = data[end - length : end]
+        want[:length, b] = own
+        if length:  # another sequence stands for one without steps
+            want[length:, b] = own[-1 if reverse else 0]
+    padded = tokens._to_steps(loop, jnp.asarray(lengths), jnp.asarray(data), axis)
+    got = np.moveaxis(padded, 1 + axis, 1)
+    assert np.isfinite(got).all()
+    np.testing.assert_array_equal(got[:, lengths > 0], want[:, lengths > 0])
+    back = tokens.to_tokens(loop, jnp.asarray(lengths), padded, axis)
+    data[lengths.sum() :] = 0
+    np.testing.assert_array_equal(back, data)

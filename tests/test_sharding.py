@@ -443,3 +443,39 @@ def test_a_step_in_shard_map_orders_what_a_function_makes_of_inputs(function, ba
         for f in (split, local)
     ]
     assert_trees_close(*found)
+
+
+def test_integers_of_steps_in_shard_map_have_no_derivatives(mesh):
+    """Neither states nor outputs that are integers, before or among the floats."""
+
+    def step(p, states, x, t):
+        count, h = states
+        h = jnp.tanh(x + h @ p)
+        count = count + (h[:, 0] > 0).astype(jnp.int32)
+        return (count, h), (count, h * h)
+
+    def net(p, x):
+        states = jnp.zeros(len(x), jnp.int32), jnp.zeros((len(x), 3))
+        out = ost.recurrent_net(step, x, states, params=p, backend="cpu")
+        counts, outputs = out.outputs
+        return jnp.sum(jnp.sin(outputs))[None], counts
+
+    local = jax.shard_map(
+        net, mesh=mesh, in_specs=(P(), P("batch")), out_specs=P("batch")
+    )
+    rng = np.random.default_rng(0)
+    p, x = rng.normal(size=(3, 3)), rng.normal(size=(4, 2, 3))
+    found, all_counts = [], []
+    for function in (local, net):
+
+        def loss(p, function=function):
+            total, counts = function(p, x)
+            return jnp.sum(total), counts
+
+        slope = jax.grad(loss, has_aux=True)
+        along = lambda p, f=slope: jax.jvp(f, (p,), (p,))  # noqa: E731
+        (gradient, counts), (second, _) = fast_jit(along)(p)
+        found.append((gradient, second))
+        all_counts.append(counts)
+    assert_trees_close(*found)
+    np.testing.assert_array_equal(*all_counts)

@@ -657,3 +657,33 @@ def test_a_nan_among_features_reads_no_memory_of_others():
     keep = np.array([0, 2, 3])
     np.testing.assert_array_equal(y[:, keep], clean[:, keep])
     assert np.isnan(y[:, 1]).all()
+
+
+def gathered(m, i, offset, collapsed, axes):
+    """Return what `lax.gather` reads at pairs of the number of a row and an index."""
+    pairs = jnp.concatenate([jnp.arange(B)[:, None], i[:, None].astype(int)], 1)
+    numbers = lax.GatherDimensionNumbers(offset, collapsed, axes)
+    return lax.gather(m, pairs, numbers, (1, 1, H))
+
+
+OTHER_PAIRS = {
+    "columns first": lambda m, i: gathered(m, i, (1,), (0, 1), (1, 0)),
+    "axes are kept": lambda m, i: gathered(m, i, (1, 2, 3), (), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PAIRS)
+def test_pairs_that_name_other_axes_are_no_own_rows(name):
+    """The first number is that of another axis, or its axis stays."""
+    rng = np.random.default_rng(1)
+    given = jnp.asarray(rng.standard_normal((B, M, H))), (ROWS + 1) % B
+    jaxpr = flat(jax.make_jaxpr(OTHER_PAIRS[name])(*given).jaxpr)
+    found = with_own_rows(jaxpr)
+    assert found is jaxpr
+    memory, i = map(np.asarray, given)
+    rows = np.arange(B)
+    want = (
+        memory[i, rows] if name == "columns first" else memory[rows, i][:, None, None]
+    )
+    (got,) = jaxpr_as_fun(ClosedJaxpr(found, []))(*given)
+    np.testing.assert_array_equal(got, want)

@@ -575,3 +575,16 @@ def test_a_product_over_a_state_that_ends_at_zero_has_no_pole(recompute, reverse
         return fast_jit(jax.grad(loss, (0, 1, 2)))(w, x, left)
 
     assert_finite_and_same(gradient("xla"), gradient("scan"))
+
+
+def test_rows_that_a_loop_in_a_branch_that_is_never_taken_runs_over():
+    """Of two arrays of the loop one is the same at every step, the other is not."""
+
+    def taken(z, y):
+        def add(total, pair):
+            large = pair[0] + (1e200 + pair[1]) - pair[0]
+            return total + jnp.sin(large * large), None
+
+        return z + lax.scan(add, z[:, 0], (z.T, y[0]))[0][:, None]
+
+    assert_never_taken(taken)

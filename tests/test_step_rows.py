@@ -8,6 +8,8 @@ from closures import fast_jit
 from test_step_hunt import assert_same, both, draw, gradient_of
 
 import ostinato as ost
+from ostinato._step.integers import computed
+from ostinato._step.jaxprs import read
 
 native = pytest.mark.skipif(not ost.backends()["cpu"], reason="no native library")
 
@@ -216,3 +218,40 @@ def test_products_of_values_of_each_sequence(function, batch):
 
     given = draw(0, 12, 12), draw(1, batch, 4, 12), draw(2, batch, 12)
     assert_same(*both(gradient_of(step), *given))
+
+
+NUMBERS = np.array([[-2, 0, 1], [3, -1, 0]], np.int32)
+FLAGS = np.array([[True, False, True], [False, False, True]])
+COMPUTED = {
+    "rows": lambda x, y, f: jax.lax.broadcasted_iota(jnp.int32, (2, 3), 0),
+    "columns": lambda x, y, f: jax.lax.broadcasted_iota(jnp.int8, (2, 3), 1),
+    "a row in each": lambda x, y, f: jax.lax.broadcast_in_dim(x, (2, 2, 3), (1, 2)),
+    "a column in each": lambda x, y, f: jax.lax.broadcast_in_dim(x, (2, 3, 3), (0, 2)),
+    "truth": lambda x, y, f: x.astype(bool),
+    "fewer bits": lambda x, y, f: jax.lax.convert_element_type(300 * x, jnp.uint8),
+    "equal": lambda x, y, f: x == y,
+    "other": lambda x, y, f: x != y,
+    "less": lambda x, y, f: x < y,
+    "greater": lambda x, y, f: x > y,
+    "signs": lambda x, y, f: jnp.sign(x),
+    "sums": lambda x, y, f: (x + 2**31 - 4) + y,
+    "one of two": lambda x, y, f: jax.lax.select_n(f, x, y),
+    "one of three": lambda x, y, f: jax.lax.select_n(jnp.abs(y), x, y, x + y),
+    "one for all": lambda x, y, f: jax.lax.select_n(f[0, 1], x, y),
+    "in another order": lambda x, y, f: jax.lax.reshape(x, (6,), (1, 0)),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_integers_that_are_known_are_those_of_jax(name):
+    """The last operation is computed in NumPy from what JAX makes of the others."""
+    given = jnp.asarray(NUMBERS), jnp.asarray(NUMBERS % 3 - 1), jnp.asarray(FLAGS)
+    jaxpr = jax.make_jaxpr(COMPUTED[name])(*given).jaxpr
+    values = dict(zip(jaxpr.invars, given, strict=True))
+    for eqn in jaxpr.eqns:
+        inputs = [np.asarray(read(v, values)) for v in eqn.invars]
+        made = eqn.primitive.bind(*map(jnp.asarray, inputs), **eqn.params)
+        values[eqn.outvars[0]] = made
+    got = computed(eqn, inputs)
+    assert got.dtype == made.dtype
+    np.testing.assert_array_equal(got, made)

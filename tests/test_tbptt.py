@@ -204,3 +204,25 @@ def test_a_second_call_traces_the_step_no_more():
         before = len(traced)
         ost.tbptt(counted, state, chunks, detach_every=7, burn_in=burn_in)
         assert len(traced) == before
+
+
+def total(carry, chunk):
+    """Add up the chunks."""
+    carry = carry + chunk[0]
+    return carry, carry
+
+
+@pytest.mark.parametrize("number", [0.5, np.float64(0.5), jnp.zeros(())])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_number_among_the_chunks_is_refused(number, first):
+    """It has no first axis, wherever it stands."""
+    pair = (number, np.ones(3)) if first else (np.ones(3), number)
+    with pytest.raises(ValueError, match=r"the chunks as their first axis.*float"):
+        ost.tbptt(total, jnp.zeros(()), pair, detach_every=1)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_step_that_returns_another_number_of_values_is_refused(count):
+    step = lambda carry, chunk: (carry,) * count  # noqa: E731
+    with pytest.raises(TypeError, match=r"return a tuple \(carry, output\), got tuple"):
+        ost.tbptt(step, jnp.zeros(()), np.ones(3), detach_every=2)
