@@ -113,6 +113,15 @@ struct Operands {
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
+// Elements from one row of `size` to the next, in arrays with a row for each sequence
+// or token. Whole vectors are written, and the last one may begin anywhere; long rows
+// are never a multiple of 4 KB apart, where all of them would compete for one set of
+// the cache. `pairs` elements share a lane of a vector.
+inline int64_t RowStride(int64_t size, int64_t lanes, int64_t pairs = 1) {
+  const int64_t columns = RoundUp(CeilDiv(size, pairs), lanes);
+  return pairs * (columns + (columns > 4 * lanes ? 5 : 1) * lanes);
+}
+
 }  // namespace ostinato::cpu
 
 #endif  // OSTINATO_CPU_NETWORK_NETWORK_H_

@@ -9,15 +9,6 @@
 
 namespace ostinato::cpu {
 
-// Elements from one row of `size` to the next, in arrays with a row for each sequence
-// or token. Whole vectors are written, and the last one may begin anywhere; long rows
-// are never a multiple of 4 KB apart, where all of them would compete for one set of
-// the cache. `pairs` elements share a lane of a vector.
-inline int64_t RowStride(int64_t size, int64_t lanes, int64_t pairs = 1) {
-  const int64_t columns = RoundUp(CeilDiv(size, pairs), lanes);
-  return pairs * (columns + (columns > 4 * lanes ? 5 : 1) * lanes);
-}
-
 inline float Widen(BFloat16 a) {
   const uint32_t bits = uint32_t{a.bits} << 16;
   float wide;

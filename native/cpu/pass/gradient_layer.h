@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "cpu/kernels/kernels.h"
 #include "cpu/network/network.h"
@@ -114,6 +115,11 @@ struct GradientLayer {
     return RoundUp(rows, context.kernels.pairs);
   }
   int64_t rows_per_task() const { return RowsPerTask(context.kernels.rows_at_once); }
+  // Of `count` rows those of a task, first .. last - 1.
+  std::pair<int64_t, int64_t> RowsOf(int64_t task, int64_t count) const {
+    const int64_t first = task * rows_per_task();
+    return {first, std::min(count, first + rows_per_task())};
+  }
   int64_t gate_rows() const { return network.gates() * hidden; }  // of w_ih and w_hh
   bool wants_weights() const { return context.call.dweights != nullptr; }
   bool wants_inputs() const { return layer > 0 || context.call.dx != nullptr; }

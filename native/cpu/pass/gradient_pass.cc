@@ -58,8 +58,7 @@ int64_t GradientPass<Storage, Operand, Accum>::gather_tasks() const {
 
 template <typename Storage, typename Operand, typename Accum>
 void GradientPass<Storage, Operand, Accum>::Gather(int64_t task) const {
-  const int64_t first = task * l_.rows_per_task();
-  const int64_t last = std::min(chunk_.count, first + l_.rows_per_task());
+  const auto [first, last] = l_.RowsOf(task, chunk_.count);
   const int64_t *begin = chunk_.first, *end = begin + (chunk_.end - chunk_.begin);
   const int64_t* of_step = std::upper_bound(begin, end, first) - 1;
   for (int64_t token = first; token < last; ++token) {

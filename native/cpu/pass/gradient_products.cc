@@ -111,8 +111,7 @@ int64_t GradientProducts<Storage, Operand, Accum>::unproject_tasks() const {
 template <typename Storage, typename Operand, typename Accum>
 void GradientProducts<Storage, Operand, Accum>::Unproject(int64_t task) const {
   const auto& c = l_.context;
-  const int64_t first = task * l_.rows_per_task();
-  const int64_t last = std::min(chunk_.count, first + l_.rows_per_task());
+  const auto [first, last] = l_.RowsOf(task, chunk_.count);
   const Network& n = l_.network;
   c.kernels.output[static_cast<int>(n.mode)](
       n.cell_options<Accum>(c.cell_stride), chunk_.tokens + first, last - first,

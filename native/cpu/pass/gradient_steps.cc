@@ -1,5 +1,8 @@
 #include "cpu/pass/gradient_steps.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace ostinato::cpu {
 
 template <typename Storage, typename Operand, typename Accum>
@@ -35,7 +38,7 @@ template <typename Storage, typename Operand, typename Accum>
 void GradientSteps<Storage, Operand, Accum>::Begin(int64_t task) const {
   const BackwardCall<Storage, Accum>& call = l_.context.call;
   const int64_t batch = call.operands.batch;
-  const auto [first, last] = SequencesOf(task);
+  const auto [first, last] = l_.RowsOf(task, batch);
   for (int64_t i = first; i < last; ++i) {
     const int64_t from = l_.pseudo_layer * batch + l_.context.sequences.index[i];
     Convert(call.dh_n + from * l_.outputs, l_.outputs, b_.dh + i * l_.context.h_stride);
@@ -153,7 +156,7 @@ template <typename Storage, typename Operand, typename Accum>
 void GradientSteps<Storage, Operand, Accum>::Finish(int64_t task) const {
   const BackwardCall<Storage, Accum>& call = l_.context.call;
   const int64_t batch = call.operands.batch;
-  const auto [first, last] = SequencesOf(task);
+  const auto [first, last] = l_.RowsOf(task, batch);
   for (int64_t i = first; i < last; ++i) {
     const int64_t to = l_.pseudo_layer * batch + l_.context.sequences.index[i];
     if (call.dh_0 != nullptr) {

@@ -3,9 +3,7 @@
 #ifndef OSTINATO_CPU_PASS_GRADIENT_STEPS_H_
 #define OSTINATO_CPU_PASS_GRADIENT_STEPS_H_
 
-#include <algorithm>
 #include <cstdint>
-#include <utility>
 
 #include "cpu/pass/gradient_layer.h"
 #include "cpu/pass/schedule.h"
@@ -64,12 +62,6 @@ class GradientSteps {
   void Finish(int64_t task) const;
 
  private:
-  // The sequences of a task, first .. last - 1.
-  std::pair<int64_t, int64_t> SequencesOf(int64_t task) const {
-    const int64_t first = task * l_.rows_per_task();
-    return {first,
-            std::min(l_.context.call.operands.batch, first + l_.rows_per_task())};
-  }
   void AddOutputGradient(int64_t i, int64_t step, int64_t first, int64_t count) const;
   // The columns of products in a step, in the blocks that workers share.
   Columns Outputs() const { return StepColumns(l_.context.heads().outputs); }

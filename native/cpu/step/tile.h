@@ -138,6 +138,7 @@ class StepTile {
   Bound BindOne(const StepInstruction& instruction);
   StepFunction<T> RowSumOf(const Bound& bound) const;
   void BindRow(Bound& bound);
+  // Whether an operand is read from `Repeated` copies of it, one for each sequence.
   bool Repeats(const StepInstruction& instruction, const StepView& view) const;
   T* const* Repeated(const StepView& view, int64_t width);
   void BindBlocks(Bound& bound);
