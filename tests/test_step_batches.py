@@ -31,6 +31,7 @@ def step(p, h, x, t):
     a, b, c = p["of_all"]
     gate = jax.nn.sigmoid(a * h + x)
     d, e = p["of_each"][:, None]
+    e = e * jnp.cos(d * t.astype(d.dtype))  # also at every step another one
     h = gate * h + b * jnp.tanh(d * h - e * x)
     return h, (
         h,
